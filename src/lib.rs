@@ -1,0 +1,3 @@
+//! Automatic mixed precision for candle.
+
+mod kernels;
