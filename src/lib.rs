@@ -1,3 +1,27 @@
 //! Automatic mixed precision for candle.
 
+mod autocast;
+mod error;
+mod gradients;
 mod kernels;
+mod master;
+pub mod nn;
+pub mod operator;
+pub mod ops;
+pub mod optim;
+mod parameters;
+mod policy;
+pub mod random;
+mod scale;
+mod scaler;
+mod step;
+
+pub use autocast::{Autocast, AutocastGuard, clear_cast_cache};
+pub use error::{Error, Result};
+pub use master::{AsCandle, MasterWeights};
+pub use operator::{NoGradGuard, no_grad, no_grad_guard};
+pub use parameters::Parameters;
+pub use policy::{Cast, Op, Policy};
+pub use scale::{LossScale, ScaleConfig};
+pub use scaler::{GradScaler, ScaledLoss};
+pub use step::{Bound, Gradients, Step, StepOutcome};

@@ -8,6 +8,18 @@
 //! accepts any strides, returns contiguous tensors, and does its arithmetic in `f32` (`f64` for
 //! `f64` tensors) whatever the storage dtype.
 
-#![allow(dead_code)] // until every kernel has its operator
-
+pub(crate) mod batch_norm;
+mod cast;
+pub(crate) mod conv2d;
 mod element;
+pub(crate) mod elementwise;
+pub(crate) mod gemm;
+mod in_place;
+pub(crate) mod loss;
+pub(crate) mod pool;
+pub(crate) mod reduce;
+pub(crate) mod softmax;
+pub(crate) mod update;
+
+pub(crate) use cast::{cast, cast_into};
+pub(crate) use elementwise::{add, add_assign};

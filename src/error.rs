@@ -1,0 +1,193 @@
+//! What can go wrong.
+
+use candle_core::{DType, DeviceLocation, Shape};
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error from this crate: what was asked, what was given, and what would do.
+///
+/// After one, nothing is half done. Gradients that overflow are *not* an error: a half-precision
+/// run skips a step now and then by design, and [`StepOutcome`](crate::StepOutcome) says so.
+///
+/// Operators and layers return candle's error type, so that they fit where candle's do; it then
+/// carries one of these. `?` converts either way.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Autocast to a dtype it has no meaning for.
+    #[error(
+        "autocast computes in F16, BF16 or F32, not in {got:?}; \
+         for no autocast use `Autocast::disabled()`"
+    )]
+    ComputeDType {
+        /// The dtype asked for.
+        got: DType,
+    },
+    /// A loss in half precision, which cannot be multiplied by a useful scale.
+    #[error(
+        "`scale` was given a {got:?} loss: reduce the loss in F32 (the losses in `ops` do), because \
+         F16 ends at 65504, below the scale itself, and a half-precision sum has already lost the \
+         small terms; casting the finished loss to F32 is too late"
+    )]
+    HalfLoss {
+        /// The dtype of the loss.
+        got: DType,
+    },
+    /// A loss that is not one number.
+    #[error(
+        "`scale` was given a loss of shape {got:?}: reduce it to one number, by a mean or a sum"
+    )]
+    LossShape {
+        /// The shape of the loss.
+        got: Shape,
+    },
+    /// A call that needs gradients came before there were any.
+    #[error("`{call}` has no gradients to work on: call `scaler.scale(&loss)?.backward()?` first")]
+    NoBackward {
+        /// The method called.
+        call: &'static str,
+    },
+    /// Back-propagation reached no variable.
+    #[error(
+        "no variable got a gradient: the loss depends on none, because its inputs were detached, \
+         computed under `no_grad`, or went through an operator that cuts gradients (candle's fused \
+         softmax, norms and rotary embedding do)"
+    )]
+    NoGradient,
+    /// The optimizer's variables got no gradient, though others did.
+    #[error(
+        "none of this optimizer's {variables} variables has a gradient: the losses given to \
+         `backward` since the last `update` do not depend on them"
+    )]
+    NoGradientForOptimizer {
+        /// How many variables the optimizer has.
+        variables: usize,
+    },
+    /// A second step before `update`.
+    #[error("this optimizer was already stepped since the last `update`: call `scaler.update()?`")]
+    AlreadyStepped,
+    /// A second optimizer of unknown variables before `update`.
+    #[error(
+        "an optimizer that keeps its variables to itself was already stepped since the last \
+         `update`, and was given every gradient: for several optimizers in one iteration wrap each, \
+         in `MasterWeights` or with `parameters.bind(&mut optimizer)`"
+    )]
+    SecondForeignStep,
+    /// `update` with nothing checked for overflow.
+    #[error("`update` has nothing to go by: call `step` or `unscale` first")]
+    NothingChecked,
+    /// A change of state while gradients made under the old one are in flight.
+    #[error("`{call}` between `backward` and `update` would mix two scales: call `update` first")]
+    GradientsInFlight {
+        /// The method called.
+        call: &'static str,
+    },
+    /// A setting outside its range.
+    #[error("{name} is {got}, expected {expected}")]
+    Setting {
+        /// The setting.
+        name: &'static str,
+        /// The value given.
+        got: f64,
+        /// The values that would do.
+        expected: &'static str,
+    },
+    /// Two settings that contradict each other.
+    #[error("{low_name} {low} is above {high_name} {high}")]
+    Order {
+        /// The setting that should be lower.
+        low_name: &'static str,
+        /// Its value.
+        low: f64,
+        /// The setting that should be higher.
+        high_name: &'static str,
+        /// Its value.
+        high: f64,
+    },
+    /// Shapes that do not fit an operator or each other.
+    #[error("{op}: {name} has shape {got:?}, expected {expected}")]
+    Shape {
+        /// The operator.
+        op: &'static str,
+        /// The argument at fault.
+        name: &'static str,
+        /// Its shape.
+        got: Shape,
+        /// What would do.
+        expected: String,
+    },
+    /// A dtype an operator does not take.
+    #[error("{op}: {name} is {got:?}, expected {expected}")]
+    DType {
+        /// The operator.
+        op: &'static str,
+        /// The argument at fault.
+        name: &'static str,
+        /// Its dtype.
+        got: DType,
+        /// What would do.
+        expected: String,
+    },
+    /// Arguments on different devices.
+    #[error("{op}: {name} is on {got:?} and the first argument on {expected:?}: move one of them")]
+    Device {
+        /// The operator.
+        op: &'static str,
+        /// The argument at fault.
+        name: &'static str,
+        /// Its device.
+        got: DeviceLocation,
+        /// The device of the first argument.
+        expected: DeviceLocation,
+    },
+    /// An operator's backward gave the wrong number of gradients.
+    #[error("backward of `{op}` returned {got} gradients for {expected} inputs")]
+    GradientCount {
+        /// The operator.
+        op: &'static str,
+        /// Gradients returned.
+        got: usize,
+        /// Inputs of the operator.
+        expected: usize,
+    },
+    /// The same variable under two names, or a name twice.
+    #[error("parameter name `{name}` appears twice: names must be unique")]
+    DuplicateName {
+        /// The name.
+        name: String,
+    },
+    /// candle refused an operation.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+/// So that `?` works inside candle's traits.
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Candle(inner) => inner,
+            other => candle_core::Error::wrap(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_keep_their_message_through_candle_and_back() {
+        fn ours() -> Result<()> {
+            Err(Error::NothingChecked)
+        }
+        fn theirs() -> candle_core::Result<()> {
+            Ok(ours()?)
+        }
+        fn back() -> Result<()> {
+            Ok(theirs()?)
+        }
+        let message = back().unwrap_err().to_string();
+        assert!(message.contains("call `step` or `unscale` first"), "{message}");
+    }
+}

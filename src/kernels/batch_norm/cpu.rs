@@ -1,0 +1,219 @@
+use candle_core::{Result, Tensor};
+
+use super::Statistics;
+use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
+use crate::kernels::reduce::channels::Channels;
+
+type Gradients = (Tensor, Tensor, Tensor);
+
+pub(super) fn forward_train(
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Statistics)> {
+    fn typed<T: Element>(
+        x: &Tensor,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<(Tensor, Statistics)> {
+        let (elements, layout) = (Elements::<T>::of(x)?, Channels::of(x.dims(), 1));
+        let (mean, var) = moments::<T>(&elements, layout);
+        let inv_std: Vec<_> = var.iter().map(|&v| inv_std::<T::Acc>(v, eps)).collect();
+        let y = affine::<T>(x.dims(), &elements, &mean, &inv_std, weight, bias)?;
+        let c = &[layout.channels];
+        let var = var.into_iter().map(T::Acc::of).collect();
+        let (mean, inv_std) = (tensor(mean, c), tensor(inv_std, c));
+        Ok((y, Statistics { mean, var: tensor::<T::Acc>(var, c), inv_std }))
+    }
+    with_element!(x.dtype(), T => typed::<T>(x, weight, bias, eps))
+}
+
+pub(super) fn forward_eval(
+    x: &Tensor,
+    mean: &Tensor,
+    var: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<Tensor> {
+    with_element!(x.dtype(), T => {
+        let inv_std: Vec<_> = vector::<f64>(var)?.iter().map(|&v| inv_std(v, eps)).collect();
+        affine::<T>(x.dims(), &Elements::of(x)?, &vector(mean)?, &inv_std, weight, bias)
+    })
+}
+
+pub(super) fn backward_train(
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    statistics: &Statistics,
+) -> Result<Gradients> {
+    fn typed<T: Element>(
+        x: &Tensor,
+        grad: &Tensor,
+        weight: Option<&Tensor>,
+        statistics: &Statistics,
+    ) -> Result<Gradients> {
+        let layout = Channels::of(x.dims(), 1);
+        let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
+        let mean = vector::<T::Acc>(&statistics.mean)?;
+        let inv_std = vector::<f64>(&statistics.inv_std)?;
+        let sums = gradient_sums::<T>(layout, &x_data, &grad_data, &mean);
+        // dx = weight * inv_std * (g - average(g) - normalised * average(g * normalised))
+        let scale = scales::<f64>(weight, &inv_std)?;
+        let count = layout.count() as f64;
+        let per_channel = |f: &dyn Fn(usize) -> f64| -> Vec<T::Acc> {
+            (0..layout.channels).map(|c| T::Acc::of(f(c))).collect()
+        };
+        let slope = per_channel(&|c| -scale[c] * inv_std[c].powi(2) * sums[c][1] / count);
+        let shift = per_channel(&|c| -scale[c] * sums[c][0] / count);
+        let scale = per_channel(&|c| scale[c]);
+        let dx = layout.map::<T, T, 2, 4>(
+            [&x_data, &grad_data],
+            [&mean, &scale, &slope, &shift],
+            #[inline(always)]
+            |[x, g], [mean, scale, slope, shift]| (x - mean) * slope + (g * scale + shift),
+        );
+        let (dweight, dbias) = parameter_gradients::<T>(&sums, &inv_std);
+        Ok((tensor(dx, x.dims()), dweight, dbias))
+    }
+    with_element!(x.dtype(), T => typed::<T>(x, grad, weight, statistics))
+}
+
+pub(super) fn backward_eval(
+    x: &Tensor,
+    grad: &Tensor,
+    mean: &Tensor,
+    var: &Tensor,
+    weight: Option<&Tensor>,
+    eps: f64,
+) -> Result<Gradients> {
+    fn typed<T: Element>(
+        x: &Tensor,
+        grad: &Tensor,
+        mean: &Tensor,
+        inv_std: &[f64],
+        weight: Option<&Tensor>,
+    ) -> Result<Gradients> {
+        let layout = Channels::of(x.dims(), 1);
+        let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
+        let sums = gradient_sums::<T>(layout, &x_data, &grad_data, &vector(mean)?);
+        let scale: Vec<_> = scales(weight, inv_std)?.into_iter().map(T::Acc::of).collect();
+        let dx = layout.map::<T, T, 1, 1>(
+            [&grad_data],
+            [&scale],
+            #[inline(always)]
+            |[g], [scale]| g * scale,
+        );
+        let (dweight, dbias) = parameter_gradients::<T>(&sums, inv_std);
+        Ok((tensor(dx, x.dims()), dweight, dbias))
+    }
+    let inv_std: Vec<f64> = vector::<f64>(var)?.iter().map(|&v| inv_std(v, eps)).collect();
+    with_element!(x.dtype(), T => typed::<T>(x, grad, mean, &inv_std, weight))
+}
+
+/// The mean and the biased variance of every channel.
+///
+/// One pass over distances from a shift. With the mean of a sample as the shift, little cancels;
+/// a shift that turns out to be far from the mean is replaced by it, for a second pass.
+fn moments<T: Element>(x: &[T], layout: Channels) -> (Vec<T::Acc>, Vec<f64>) {
+    const SAMPLE: usize = 64;
+    /// Squared distance of shift and mean, in variances, that costs a few bits and no more.
+    const FAR: f64 = 16.0;
+
+    let rows = SAMPLE.div_ceil(layout.inner.max(1)).min(layout.outer);
+    let sample = Channels { outer: rows, ..layout };
+    let sample_sums = sample.sums::<T, 1, 0, 1>(
+        [&x[..sample.count() * sample.channels]],
+        [],
+        #[inline(always)]
+        |x, []| x,
+    );
+    let count = sample.count() as f64;
+    let mut mean: Vec<_> = sample_sums.iter().map(|[sum]| T::Acc::of(sum / count)).collect();
+    let mut var = Vec::new();
+    for _ in 0..2 {
+        let sums = layout.sums::<T, 1, 1, 2>(
+            [x],
+            [&mean],
+            #[inline(always)]
+            |[x], [shift]| [x - shift, (x - shift) * (x - shift)],
+        );
+        let count = layout.count() as f64;
+        let errors: Vec<f64> = sums.iter().map(|[sum, _]| sum / count).collect();
+        var = sums.iter().zip(&errors).map(|([_, s], e)| positive(s / count - e * e)).collect();
+        for (mean, error) in mean.iter_mut().zip(&errors) {
+            *mean = T::Acc::of(mean.to_double() + error);
+        }
+        if !errors.iter().zip(&var).any(|(error, var)| error * error > FAR * var) {
+            break;
+        }
+    }
+    (mean, var)
+}
+
+/// `value`, or zero where rounding took it below; NaN stays.
+fn positive(value: f64) -> f64 {
+    if value < 0.0 { 0.0 } else { value }
+}
+
+fn affine<T: Element>(
+    dims: &[usize],
+    x: &[T],
+    mean: &[T::Acc],
+    inv_std: &[T::Acc],
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
+    let layout = Channels::of(dims, 1);
+    let scale = scales(weight, inv_std)?;
+    let bias = match bias {
+        Some(bias) => vector(bias)?,
+        None => vec![T::Acc::of(0.0); layout.channels],
+    };
+    // The mean is taken off first: folded into the bias, it would cancel where it is large.
+    let y = layout.map::<T, T, 1, 3>(
+        [x],
+        [mean, &scale, &bias],
+        #[inline(always)]
+        |[x], [mean, scale, bias]| (x - mean) * scale + bias,
+    );
+    Ok(tensor(y, dims))
+}
+
+/// For every channel, the sums of `grad` and of `grad * (x - mean)`.
+fn gradient_sums<T: Element>(
+    layout: Channels,
+    x: &[T],
+    grad: &[T],
+    mean: &[T::Acc],
+) -> Vec<[f64; 2]> {
+    layout.sums::<T, 2, 1, 2>(
+        [x, grad],
+        [mean],
+        #[inline(always)]
+        |[x, g], [mean]| [g, g * (x - mean)],
+    )
+}
+
+fn parameter_gradients<T: Element>(sums: &[[f64; 2]], inv_std: &[f64]) -> (Tensor, Tensor) {
+    let dweight = sums.iter().zip(inv_std).map(|([_, dot], i)| T::Acc::of(dot * i)).collect();
+    let dbias = sums.iter().map(|[sum, _]| T::Acc::of(*sum)).collect();
+    (tensor::<T::Acc>(dweight, &[sums.len()]), tensor::<T::Acc>(dbias, &[sums.len()]))
+}
+
+fn inv_std<A: Real>(var: f64, eps: f64) -> A {
+    A::of(1.0 / (var + eps).sqrt())
+}
+
+/// `weight * inv_std`, where no weight stands for ones.
+fn scales<A: Real>(weight: Option<&Tensor>, inv_std: &[A]) -> Result<Vec<A>> {
+    let Some(weight) = weight else { return Ok(inv_std.to_vec()) };
+    Ok(vector::<A>(weight)?.iter().zip(inv_std).map(|(&w, &i)| w * i).collect())
+}
+
+fn vector<A: Real>(parameter: &Tensor) -> Result<Vec<A>> {
+    parameter.detach().to_dtype(A::DTYPE)?.to_vec1()
+}

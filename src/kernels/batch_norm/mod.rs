@@ -1,0 +1,88 @@
+//! Batch normalisation over every dimension but the second.
+//!
+//! `x` is `(n, c)` or `(n, c, ...)`. Weight, bias and statistics are `(c)`: statistics and the
+//! gradients of weight and bias are F32 (F64 where `x` is F64), as is the arithmetic; weight and
+//! bias may have any float dtype; `y` and `dx` have `x`'s.
+
+mod cpu;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{Result, Tensor};
+
+use crate::kernels::elementwise::plain;
+
+/// What a batch's normalisation was made from.
+#[derive(Clone, Debug)]
+pub(crate) struct Statistics {
+    pub(crate) mean: Tensor,
+    /// The biased variance: the mean square distance from the mean.
+    pub(crate) var: Tensor,
+    /// `1 / sqrt(var + eps)`
+    pub(crate) inv_std: Tensor,
+}
+
+/// Normalises with the statistics of `x` itself, and returns them.
+pub(crate) fn forward_train(
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Statistics)> {
+    let x = plain(x)?;
+    if x.device().is_cpu() {
+        cpu::forward_train(&x, weight, bias, eps)
+    } else {
+        portable::forward_train(&x, weight, bias, eps)
+    }
+}
+
+/// Normalises with given statistics.
+pub(crate) fn forward_eval(
+    x: &Tensor,
+    mean: &Tensor,
+    var: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<Tensor> {
+    let x = plain(x)?;
+    if x.device().is_cpu() {
+        cpu::forward_eval(&x, mean, var, weight, bias, eps)
+    } else {
+        portable::forward_eval(&x, mean, var, weight, bias, eps)
+    }
+}
+
+/// The gradients `(dx, dweight, dbias)` of [`forward_train`], through the statistics too.
+pub(crate) fn backward_train(
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    statistics: &Statistics,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
+    if x.device().is_cpu() {
+        cpu::backward_train(&x, &grad, weight, statistics)
+    } else {
+        portable::backward_train(&x, &grad, weight, statistics)
+    }
+}
+
+/// The gradients `(dx, dweight, dbias)` of [`forward_eval`]; the statistics are constants.
+pub(crate) fn backward_eval(
+    x: &Tensor,
+    grad: &Tensor,
+    mean: &Tensor,
+    var: &Tensor,
+    weight: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
+    if x.device().is_cpu() {
+        cpu::backward_eval(&x, &grad, mean, var, weight, eps)
+    } else {
+        portable::backward_eval(&x, &grad, mean, var, weight, eps)
+    }
+}

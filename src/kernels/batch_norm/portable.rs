@@ -1,0 +1,109 @@
+use candle_core::{Result, Tensor};
+
+use super::Statistics;
+use crate::kernels::elementwise::portable::{arithmetic, upcast};
+
+type Gradients = (Tensor, Tensor, Tensor);
+
+pub(super) fn forward_train(
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Statistics)> {
+    let wide = upcast(x)?;
+    let mean = average(&wide)?;
+    let var = average(&wide.broadcast_sub(&along(&mean, x)?)?.sqr()?)?;
+    let inv_std = inv_std(&var, eps)?;
+    let y = affine(x, &mean, &inv_std, weight, bias)?;
+    Ok((y, Statistics { mean, var, inv_std }))
+}
+
+pub(super) fn forward_eval(
+    x: &Tensor,
+    mean: &Tensor,
+    var: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<Tensor> {
+    affine(x, mean, &inv_std(var, eps)?, weight, bias)
+}
+
+pub(super) fn backward_train(
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    statistics: &Statistics,
+) -> Result<Gradients> {
+    let Statistics { mean, inv_std, .. } = statistics;
+    let (normalised, grad) = (normalise(x, mean, inv_std)?, upcast(grad)?);
+    let (dweight, dbias) = (sum(&(&grad * &normalised)?)?, sum(&grad)?);
+    let count = (x.elem_count() / x.dim(1)?) as f64;
+    let through_mean = along(&(&dbias / count)?, x)?;
+    let through_std = normalised.broadcast_mul(&along(&(&dweight / count)?, x)?)?;
+    let centred = grad.broadcast_sub(&through_mean)?.sub(&through_std)?;
+    let dx = centred.broadcast_mul(&along(&scale(inv_std, weight, x)?, x)?)?;
+    Ok((dx.to_dtype(x.dtype())?, dweight, dbias))
+}
+
+pub(super) fn backward_eval(
+    x: &Tensor,
+    grad: &Tensor,
+    mean: &Tensor,
+    var: &Tensor,
+    weight: Option<&Tensor>,
+    eps: f64,
+) -> Result<Gradients> {
+    let inv_std = inv_std(var, eps)?;
+    let (normalised, grad) = (normalise(x, mean, &inv_std)?, upcast(grad)?);
+    let dx = grad.broadcast_mul(&along(&scale(&inv_std, weight, x)?, x)?)?;
+    Ok((dx.to_dtype(x.dtype())?, sum(&(&grad * &normalised)?)?, sum(&grad)?))
+}
+
+fn affine(
+    x: &Tensor,
+    mean: &Tensor,
+    inv_std: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
+    let centred = upcast(x)?.broadcast_sub(&along(mean, x)?)?;
+    let mut y = centred.broadcast_mul(&along(&scale(inv_std, weight, x)?, x)?)?;
+    if let Some(bias) = bias {
+        y = y.broadcast_add(&along(bias, x)?)?;
+    }
+    y.to_dtype(x.dtype())
+}
+
+fn normalise(x: &Tensor, mean: &Tensor, inv_std: &Tensor) -> Result<Tensor> {
+    upcast(x)?.broadcast_sub(&along(mean, x)?)?.broadcast_mul(&along(inv_std, x)?)
+}
+
+fn scale(inv_std: &Tensor, weight: Option<&Tensor>, x: &Tensor) -> Result<Tensor> {
+    let inv_std = inv_std.detach().to_dtype(arithmetic(x.dtype()))?;
+    match weight {
+        Some(weight) => weight.detach().to_dtype(inv_std.dtype())?.mul(&inv_std),
+        None => Ok(inv_std),
+    }
+}
+
+fn inv_std(var: &Tensor, eps: f64) -> Result<Tensor> {
+    (upcast(var)? + eps)?.sqrt()?.recip()
+}
+
+/// A channel vector, shaped to broadcast over `x`, in the dtype of its arithmetic.
+fn along(vector: &Tensor, x: &Tensor) -> Result<Tensor> {
+    let mut shape = vec![1; x.rank()];
+    shape[1] = vector.elem_count();
+    vector.detach().to_dtype(arithmetic(x.dtype()))?.reshape(shape)
+}
+
+/// Sums over every dimension but the second.
+fn sum(x: &Tensor) -> Result<Tensor> {
+    x.transpose(0, 1)?.reshape((x.dim(1)?, ()))?.sum(1)
+}
+
+fn average(x: &Tensor) -> Result<Tensor> {
+    x.transpose(0, 1)?.reshape((x.dim(1)?, ()))?.mean(1)
+}

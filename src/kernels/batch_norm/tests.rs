@@ -1,0 +1,219 @@
+use candle_core::{DType, Tensor};
+
+use super::*;
+use crate::kernels::elementwise::portable::arithmetic;
+use crate::kernels::elementwise::testing::*;
+
+const EPS: f64 = 1e-5;
+
+/// Both loops, columns and runs; more than one block, panel and task of each.
+const SHAPES: [&[usize]; 8] = [
+    &[3, 1],
+    &[17, 33],
+    &[1025, 3],
+    &[4, 3, 5],
+    &[66, 3, 3, 3],
+    &[3, 2, 33, 33],
+    &[65, 2, 9, 9],
+    &[2, 1, 4099],
+];
+
+fn affine_parameters(c: usize, dtype: DType) -> (Tensor, Tensor) {
+    (random(&[c], dtype, 11), random(&[c], dtype, 12))
+}
+
+/// Mean and biased variance of every channel, in F64.
+fn naive_statistics(x: &Tensor) -> (Vec<f64>, Vec<f64>) {
+    let c = x.dim(1).unwrap();
+    let rows = x.transpose(0, 1).unwrap().reshape((c, ())).unwrap();
+    let rows = double(&rows).to_vec2::<f64>().unwrap();
+    let mean = |row: &[f64]| row.iter().sum::<f64>() / row.len() as f64;
+    let means: Vec<f64> = rows.iter().map(|row| mean(row)).collect();
+    let squares = |(row, m): (&Vec<f64>, &f64)| -> f64 {
+        mean(&row.iter().map(|x| (x - m).powi(2)).collect::<Vec<_>>())
+    };
+    let vars = rows.iter().zip(&means).map(squares).collect();
+    (means, vars)
+}
+
+fn naive_affine(x: &Tensor, mean: &[f64], var: &[f64], weight: &Tensor, bias: &Tensor) -> Vec<f64> {
+    let inner: usize = x.dims()[2..].iter().product();
+    let (weight, bias) = (values(weight), values(bias));
+    let y = values(x).into_iter().enumerate().map(|(i, x)| {
+        let c = i / inner % mean.len();
+        (x - mean[c]) / (var[c] + EPS).sqrt() * weight[c] + bias[c]
+    });
+    y.collect()
+}
+
+#[test]
+fn training_matches_a_loop() {
+    for dtype in DTYPES {
+        for shape in SHAPES {
+            let x = strided(shape, dtype, 1);
+            let (weight, bias) = affine_parameters(shape[1], dtype);
+            let (mean, var) = naive_statistics(&x);
+            let expected = naive_affine(&x, &mean, &var, &weight, &bias);
+            let wide = arithmetic(dtype);
+            let ours = forward_train(&x, Some(&weight), Some(&bias), EPS).unwrap();
+            let oracle = portable::forward_train(&x, Some(&weight), Some(&bias), EPS).unwrap();
+            assert!(ours.0.is_contiguous() && ours.0.dims() == shape && ours.0.dtype() == dtype);
+            for ((y, statistics), count) in [(ours, 8.0), (oracle, 64.0)] {
+                assert_eq!(statistics.mean.dtype(), wide);
+                assert_close(&statistics.var, &var, count);
+                // The mean is close to 0: its errors are relative to the spread.
+                let distance = (statistics.mean - of(mean.clone(), &[shape[1]], wide)).unwrap();
+                assert!(values(&distance).iter().all(|d| d.abs() <= count * epsilon(wide)));
+                assert_close(&y, &expected, if wide == dtype { count } else { 1.0 });
+            }
+        }
+    }
+}
+
+#[test]
+fn evaluation_matches_a_loop() {
+    for dtype in DTYPES {
+        for shape in SHAPES {
+            let x = strided(shape, dtype, 2);
+            let (weight, bias) = affine_parameters(shape[1], DType::F32);
+            let mean = random(&[shape[1]], DType::F32, 3);
+            let var = random(&[shape[1]], DType::F32, 4).sqr().unwrap();
+            let expected = naive_affine(&x, &values(&mean), &values(&var), &weight, &bias);
+            let y = forward_eval(&x, &mean, &var, Some(&weight), Some(&bias), EPS).unwrap();
+            let oracle =
+                portable::forward_eval(&x, &mean, &var, Some(&weight), Some(&bias), EPS).unwrap();
+            assert_close(&y, &expected, 8.0);
+            assert_close(&oracle, &expected, 8.0);
+        }
+    }
+}
+
+#[test]
+fn without_weight_and_bias() {
+    let x = random(&[17, 3, 5], DType::F32, 5);
+    let (ones, zeros) = (of(vec![1.0; 3], &[3], DType::F32), of(vec![0.0; 3], &[3], DType::F32));
+    let (y, statistics) = forward_train(&x, None, None, EPS).unwrap();
+    let (with, _) = forward_train(&x, Some(&ones), Some(&zeros), EPS).unwrap();
+    assert_eq!(values(&y), values(&with));
+    let (dx, ..) = backward_train(&x, &y, None, &statistics).unwrap();
+    let (with, ..) = backward_train(&x, &y, Some(&ones), &statistics).unwrap();
+    assert_eq!(values(&dx), values(&with));
+}
+
+#[test]
+fn a_large_mean_does_not_drown_the_variance() {
+    for shape in [vec![4099, 3], vec![33, 3, 17, 17]] {
+        // Mean 1000, and a tenth of the spread of `random`.
+        let x = ((random(&shape, DType::F64, 6) * 0.1).unwrap() + 1000.0).unwrap();
+        let x = x.to_dtype(DType::F32).unwrap();
+        let (_, var) = naive_statistics(&x);
+        let (_, statistics) = forward_train(&x, None, None, EPS).unwrap();
+        assert_close(&statistics.var, &var, 16.0);
+    }
+}
+
+#[test]
+fn a_misleading_first_sample_does_not_spoil_the_variance() {
+    // The shift comes from the first rows: make them unlike all others.
+    let far = (random(&[64, 2], DType::F64, 7) + 1e4).unwrap();
+    let x = Tensor::cat(&[far, random(&[8000, 2], DType::F64, 8)], 0).unwrap();
+    let x = x.to_dtype(DType::F32).unwrap();
+    let (_, var) = naive_statistics(&x);
+    let (_, statistics) = forward_train(&x, None, None, EPS).unwrap();
+    assert_close(&statistics.var, &var, 16.0);
+}
+
+#[test]
+fn a_constant_channel_has_no_variance() {
+    let x = of(vec![0.1; 33 * 2 * 9], &[33, 2, 3, 3], DType::F32);
+    let (y, statistics) = forward_train(&x, None, None, EPS).unwrap();
+    assert!(values(&statistics.var).iter().all(|v| (0.0..=epsilon(DType::F32)).contains(v)));
+    assert!(values(&y).iter().all(|y| y.abs() <= epsilon(DType::F32) / EPS.sqrt()));
+}
+
+#[test]
+fn nan_stays_in_its_channel() {
+    let mut data = values(&random(&[5, 3, 7], DType::F32, 9));
+    data[7] = f64::NAN; // channel 1
+    let (y, statistics) =
+        forward_train(&of(data, &[5, 3, 7], DType::F32), None, None, EPS).unwrap();
+    let nan: Vec<bool> = values(&statistics.var).iter().map(|v| v.is_nan()).collect();
+    assert_eq!(nan, [false, true, false]);
+    for (i, y) in values(&y).iter().enumerate() {
+        assert_eq!(y.is_nan(), i / 7 % 3 == 1);
+    }
+}
+
+#[test]
+fn training_gradients_are_slopes() {
+    for shape in [vec![5, 3], vec![4, 2, 3], vec![2, 3, 3, 3], vec![66, 2]] {
+        let (x, grad) = (random(&shape, DType::F64, 13), random(&shape, DType::F64, 14));
+        let (weight, bias) = affine_parameters(shape[1], DType::F64);
+        let forward =
+            |x: &Tensor, w: &Tensor, b: &Tensor| forward_train(x, Some(w), Some(b), EPS).unwrap();
+        let (_, statistics) = forward(&x, &weight, &bias);
+        let tolerance = difference_tolerance(x.elem_count() as f64);
+        let (dx, dw, db) = backward_train(&x, &grad, Some(&weight), &statistics).unwrap();
+        assert_close(
+            &dx,
+            &numeric_gradient(&x, &grad, |x| forward(x, &weight, &bias).0),
+            tolerance,
+        );
+        assert_close(
+            &dw,
+            &numeric_gradient(&weight, &grad, |w| forward(&x, w, &bias).0),
+            tolerance,
+        );
+        assert_close(
+            &db,
+            &numeric_gradient(&bias, &grad, |b| forward(&x, &weight, b).0),
+            tolerance,
+        );
+        let (mean, var) = (&statistics.mean, &statistics.var);
+        let eval = |x: &Tensor, w: &Tensor, b: &Tensor| {
+            forward_eval(x, mean, var, Some(w), Some(b), EPS).unwrap()
+        };
+        let (dx, dw, db) = backward_eval(&x, &grad, mean, var, Some(&weight), EPS).unwrap();
+        assert_close(&dx, &numeric_gradient(&x, &grad, |x| eval(x, &weight, &bias)), tolerance);
+        assert_close(&dw, &numeric_gradient(&weight, &grad, |w| eval(&x, w, &bias)), tolerance);
+        assert_close(&db, &numeric_gradient(&bias, &grad, |b| eval(&x, &weight, b)), tolerance);
+    }
+}
+
+#[test]
+fn gradients_in_every_dtype_are_those_of_f64() {
+    for dtype in DTYPES {
+        for shape in SHAPES.into_iter().filter(|shape| shape[0] > 3) {
+            let (x, grad) = (strided(shape, dtype, 15), strided(shape, dtype, 16));
+            let (weight, _) = affine_parameters(shape[1], dtype);
+            let (x64, grad64, weight64) = (double(&x), double(&grad), double(&weight));
+            let (_, exact) = forward_train(&x64, None, None, EPS).unwrap();
+            let (_, statistics) = forward_train(&x, None, None, EPS).unwrap();
+            let expected = backward_train(&x64, &grad64, Some(&weight64), &exact).unwrap();
+            let ours = backward_train(&x, &grad, Some(&weight), &statistics).unwrap();
+            let oracle = portable::backward_train(&x, &grad, Some(&weight), &statistics).unwrap();
+            check_gradients(&ours, &expected, dtype);
+            check_gradients(&oracle, &expected, dtype);
+            let (mean, var) = (&statistics.mean, &statistics.var);
+            let expected = backward_eval(&x64, &grad64, mean, var, Some(&weight64), EPS).unwrap();
+            let ours = backward_eval(&x, &grad, mean, var, Some(&weight), EPS).unwrap();
+            let oracle = portable::backward_eval(&x, &grad, mean, var, Some(&weight), EPS).unwrap();
+            check_gradients(&ours, &expected, dtype);
+            check_gradients(&oracle, &expected, dtype);
+        }
+    }
+}
+
+#[track_caller]
+fn check_gradients(
+    ours: &(Tensor, Tensor, Tensor),
+    expected: &(Tensor, Tensor, Tensor),
+    dtype: DType,
+) {
+    let wide = arithmetic(dtype);
+    assert_eq!((ours.0.dtype(), ours.1.dtype(), ours.2.dtype()), (dtype, wide, wide));
+    assert_close(&ours.0, &values(&expected.0), 16.0);
+    let terms = (expected.0.elem_count() as f64).sqrt();
+    assert_close(&ours.1, &values(&expected.1), 16.0 * terms);
+    assert_close(&ours.2, &values(&expected.2), 16.0 * terms);
+}

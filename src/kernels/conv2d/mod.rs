@@ -1,0 +1,114 @@
+//! Two-dimensional convolutions and their gradients.
+//!
+//! Images are `(batch, channels, height, width)`, weights `(c_out, c_in / groups, kh, kw)`. Every
+//! argument is F16, BF16, F32 or F64, not necessarily the same → F64 where one of them is F64, else
+//! F32 → rounded once to `out`.
+
+mod columns;
+mod cpu;
+mod portable;
+mod shape;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Result, Tensor};
+
+use super::element::with_element;
+use super::gemm::{arithmetic, exact};
+use shape::Shape;
+
+/// How a kernel moves over an image, the same in both directions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Geometry {
+    /// Pixels between two positions of the kernel.
+    pub stride: usize,
+    /// Zeros around the image.
+    pub padding: usize,
+    /// Pixels between two taps of the kernel.
+    pub dilation: usize,
+    /// Parts the channels are split into, each convolved by itself.
+    pub groups: usize,
+}
+
+impl Geometry {
+    /// Positions of a kernel of `kernel` taps on `input` pixels; none where it does not fit.
+    pub(crate) fn out_size(&self, input: usize, kernel: usize) -> usize {
+        let reach = self.dilation * (kernel - 1) + 1;
+        match (input + 2 * self.padding).checked_sub(reach) {
+            Some(room) => room / self.stride + 1,
+            None => 0,
+        }
+    }
+}
+
+/// `x (b,c_in,h,w) ⋆ weight + bias (c_out) → (b,c_out,h_out,w_out)`.
+///
+/// Padding is a zero like any other: times an infinite weight it is NaN.
+pub(crate) fn forward(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    geometry: Geometry,
+    out: DType,
+) -> Result<Tensor> {
+    let shape = Shape::new(x.dims(), weight.dims(), geometry)?;
+    if !x.device().is_cpu() {
+        return portable::forward(x, weight, bias, &shape, out);
+    }
+    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+    let bias = bias.map(Tensor::contiguous).transpose()?;
+    if arithmetic([Some(&x), Some(&weight), bias.as_ref()]) == DType::F64 {
+        let bias = bias.as_ref().map(exact).transpose()?;
+        let y = cpu::forward::<f64>(&exact(&x)?, &exact(&weight)?, bias.as_ref(), &shape)?;
+        return y.to_dtype(out);
+    }
+    if out == DType::F64 {
+        return cpu::forward::<f32>(&x, &weight, bias.as_ref(), &shape)?.to_dtype(out);
+    }
+    with_element!(out, O => cpu::forward::<O>(&x, &weight, bias.as_ref(), &shape))
+}
+
+/// The gradient of [`forward`] by `x`, of dimensions `input_dims`, from `grad
+/// (b,c_out,h_out,w_out)`.
+pub(crate) fn input_gradient(
+    grad: &Tensor,
+    weight: &Tensor,
+    input_dims: &[usize],
+    geometry: Geometry,
+    out: DType,
+) -> Result<Tensor> {
+    let shape = Shape::new(input_dims, weight.dims(), geometry)?;
+    if !grad.device().is_cpu() {
+        return portable::input_gradient(grad, weight, &shape, out);
+    }
+    let (grad, weight) = (grad.contiguous()?, weight.contiguous()?);
+    if arithmetic([Some(&grad), Some(&weight)]) == DType::F64 {
+        return cpu::input_gradient::<f64>(&exact(&grad)?, &exact(&weight)?, &shape)?.to_dtype(out);
+    }
+    if out == DType::F64 {
+        return cpu::input_gradient::<f32>(&grad, &weight, &shape)?.to_dtype(out);
+    }
+    with_element!(out, O => cpu::input_gradient::<O>(&grad, &weight, &shape))
+}
+
+/// The gradient of [`forward`] by the weight, of dimensions `weight_dims`, from `x (b,c_in,h,w)`
+/// and `grad (b,c_out,h_out,w_out)`.
+///
+/// The sum over the batch has one order, whatever the number of threads.
+pub(crate) fn weight_gradient(
+    x: &Tensor,
+    grad: &Tensor,
+    weight_dims: &[usize],
+    geometry: Geometry,
+    out: DType,
+) -> Result<Tensor> {
+    let shape = Shape::new(x.dims(), weight_dims, geometry)?;
+    if !x.device().is_cpu() {
+        return portable::weight_gradient(x, grad, &shape, out);
+    }
+    let (x, grad) = (x.contiguous()?, grad.contiguous()?);
+    if arithmetic([Some(&x), Some(&grad)]) == DType::F64 {
+        return cpu::weight_gradient::<f64>(&exact(&x)?, &exact(&grad)?, &shape)?.to_dtype(out);
+    }
+    cpu::weight_gradient::<f32>(&x, &grad, &shape)?.to_dtype(out)
+}

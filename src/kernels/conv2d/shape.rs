@@ -1,0 +1,129 @@
+//! The sizes of one convolution.
+
+use candle_core::{Result, bail};
+
+use super::Geometry;
+
+/// The dimensions of a convolution's input, weight and output.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) batch: usize,
+    pub(super) c_in: usize,
+    pub(super) c_out: usize,
+    pub(super) height: usize,
+    pub(super) width: usize,
+    pub(super) kernel_height: usize,
+    pub(super) kernel_width: usize,
+    pub(super) out_height: usize,
+    pub(super) out_width: usize,
+    pub(super) geometry: Geometry,
+}
+
+impl Shape {
+    pub(super) fn new(input: &[usize], weight: &[usize], geometry: Geometry) -> Result<Self> {
+        let (&[batch, c_in, height, width], &[c_out, _, kernel_height, kernel_width]) =
+            (input, weight)
+        else {
+            bail!("a convolution of {input:?} by {weight:?} is not two-dimensional")
+        };
+        if c_in * c_out * kernel_height * kernel_width == 0 {
+            bail!("a convolution of {input:?} by {weight:?} has no channels or no taps")
+        }
+        Ok(Self {
+            batch,
+            c_in,
+            c_out,
+            height,
+            width,
+            kernel_height,
+            kernel_width,
+            out_height: geometry.out_size(height, kernel_height),
+            out_width: geometry.out_size(width, kernel_width),
+            geometry,
+        })
+    }
+
+    /// The convolution that takes the output's gradient to the input's: stride 1, kernel turned by
+    /// half a turn, input and output channels of each group exchanged. `None` where the stride or
+    /// the padding leaves no such convolution.
+    pub(super) fn transposed(&self) -> Option<Self> {
+        let Geometry { stride, padding, dilation, .. } = self.geometry;
+        let reach = dilation * (self.kernel_height - 1);
+        if stride != 1 || self.kernel_height != self.kernel_width || reach < padding {
+            return None;
+        }
+        Some(Self {
+            c_in: self.c_out,
+            c_out: self.c_in,
+            height: self.out_height,
+            width: self.out_width,
+            out_height: self.height,
+            out_width: self.width,
+            geometry: Geometry { padding: reach - padding, ..self.geometry },
+            ..*self
+        })
+    }
+
+    pub(super) fn input_dims(&self) -> [usize; 4] {
+        [self.batch, self.c_in, self.height, self.width]
+    }
+
+    pub(super) fn out_dims(&self) -> [usize; 4] {
+        [self.batch, self.c_out, self.out_height, self.out_width]
+    }
+
+    pub(super) fn weight_dims(&self) -> [usize; 4] {
+        [self.c_out, self.group_in(), self.kernel_height, self.kernel_width]
+    }
+
+    /// Input channels of a group.
+    pub(super) fn group_in(&self) -> usize {
+        self.c_in / self.geometry.groups
+    }
+
+    /// Output channels of a group.
+    pub(super) fn group_out(&self) -> usize {
+        self.c_out / self.geometry.groups
+    }
+
+    /// Elements of an input image.
+    pub(super) fn image(&self) -> usize {
+        self.c_in * self.height * self.width
+    }
+
+    /// Elements of an output image.
+    pub(super) fn out_image(&self) -> usize {
+        self.c_out * self.pixels()
+    }
+
+    /// Pixels of an output channel.
+    pub(super) fn pixels(&self) -> usize {
+        self.out_height * self.out_width
+    }
+
+    pub(super) fn padded_height(&self) -> usize {
+        self.height + 2 * self.geometry.padding
+    }
+
+    pub(super) fn padded_width(&self) -> usize {
+        self.width + 2 * self.geometry.padding
+    }
+
+    /// Elements of an input image with its padding.
+    pub(super) fn padded_image(&self) -> usize {
+        self.c_in * self.padded_height() * self.padded_width()
+    }
+
+    /// Weights of an output channel: the length of the sums of the forward pass.
+    pub(super) fn taps(&self) -> usize {
+        self.group_in() * self.kernel_height * self.kernel_width
+    }
+
+    /// Whether an output pixel is made of the input pixel at the same place alone.
+    pub(super) fn pointwise(&self) -> bool {
+        self.kernel_height == 1
+            && self.kernel_width == 1
+            && self.geometry.stride == 1
+            && self.geometry.padding == 0
+    }
+}

@@ -1,0 +1,259 @@
+use candle_core::{DType, Device, Result, Tensor};
+
+use super::super::gemm::tests::{Sum, check, doubles, generator, random};
+use super::shape::Shape;
+use super::{Geometry, forward, input_gradient, portable, weight_gradient};
+
+const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
+
+fn geometry(stride: usize, padding: usize, dilation: usize, groups: usize) -> Geometry {
+    Geometry { stride, padding, dilation, groups }
+}
+
+/// Calls `f(x, weight, y)` with the indices of every product of a convolution.
+fn for_each_product(shape: &Shape, mut f: impl FnMut(usize, usize, usize)) {
+    let Geometry { stride, padding, dilation, .. } = shape.geometry;
+    for b in 0..shape.batch {
+        for o in 0..shape.c_out {
+            for (oy, ox) in pairs(shape.out_height, shape.out_width) {
+                let y = ((b * shape.c_out + o) * shape.out_height + oy) * shape.out_width + ox;
+                for i in 0..shape.group_in() {
+                    let channel = o / shape.group_out() * shape.group_in() + i;
+                    for (ky, kx) in pairs(shape.kernel_height, shape.kernel_width) {
+                        let (py, px) = (oy * stride + ky * dilation, ox * stride + kx * dilation);
+                        let inside = (padding..padding + shape.height).contains(&py)
+                            && (padding..padding + shape.width).contains(&px);
+                        if !inside {
+                            continue;
+                        }
+                        let row = (b * shape.c_in + channel) * shape.height + py - padding;
+                        let kernel = (o * shape.group_in() + i) * shape.kernel_height + ky;
+                        f(row * shape.width + px - padding, kernel * shape.kernel_width + kx, y);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn pairs(rows: usize, cols: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rows).flat_map(move |row| (0..cols).map(move |col| (row, col)))
+}
+
+/// All three passes against plain loops, and the portable version against the same.
+fn compare(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    grad_dtype: DType,
+    geometry: Geometry,
+    out: DType,
+) {
+    let shape = Shape::new(x.dims(), weight.dims(), geometry).unwrap();
+    let out_dims = shape.out_dims();
+    let grad = random(&mut generator(0), &out_dims, grad_dtype);
+    let what = format!("{x:?} by {weight:?}, {geometry:?}, to {out:?}");
+    let (xs, ws, gs) = (doubles(x), doubles(weight), doubles(&grad));
+
+    let mut y = vec![Sum::default(); gs.len()];
+    let mut dx = vec![Sum::default(); xs.len()];
+    let mut dw = vec![Sum::default(); ws.len()];
+    for_each_product(&shape, |xi, wi, yi| {
+        y[yi].add(xs[xi] * ws[wi]);
+        dx[xi].add(gs[yi] * ws[wi]);
+        dw[wi].add(gs[yi] * xs[xi]);
+    });
+    if let Some(bias) = bias.map(doubles) {
+        let pixels = shape.pixels().max(1);
+        y.iter_mut().enumerate().for_each(|(i, y)| y.add(bias[i / pixels % shape.c_out]));
+    }
+
+    let mut inputs = vec![x.dtype(), weight.dtype()];
+    inputs.extend(bias.map(Tensor::dtype));
+    for (name, actual) in [
+        ("forward", forward(x, weight, bias, geometry, out).unwrap()),
+        ("portable forward", portable::forward(x, weight, bias, &shape, out).unwrap()),
+    ] {
+        assert_eq!((actual.dims(), actual.dtype()), (&out_dims[..], out), "{name} {what}");
+        check(&actual, &y, &inputs, &format!("{name} {what}"));
+    }
+    let inputs = [grad_dtype, weight.dtype()];
+    for (name, actual) in [
+        ("input", input_gradient(&grad, weight, x.dims(), geometry, out).unwrap()),
+        ("portable input", portable::input_gradient(&grad, weight, &shape, out).unwrap()),
+    ] {
+        assert_eq!((actual.dims(), actual.dtype()), (x.dims(), out), "{name} {what}");
+        check(&actual, &dx, &inputs, &format!("{name} {what}"));
+    }
+    let inputs = [grad_dtype, x.dtype()];
+    for (name, actual) in [
+        ("weight", weight_gradient(x, &grad, weight.dims(), geometry, out).unwrap()),
+        ("portable weight", portable::weight_gradient(x, &grad, &shape, out).unwrap()),
+    ] {
+        assert_eq!((actual.dims(), actual.dtype()), (weight.dims(), out), "{name} {what}");
+        check(&actual, &dw, &inputs, &format!("{name} {what}"));
+    }
+}
+
+#[test]
+fn every_combination_of_dtypes() {
+    let mut rng = generator(1);
+    for left in DTYPES {
+        for right in DTYPES {
+            for out in DTYPES {
+                let x = random(&mut rng, &[2, 4, 5, 7], left);
+                let weight = random(&mut rng, &[6, 2, 3, 3], right);
+                let bias = random(&mut rng, &[6], out);
+                compare(&x, &weight, Some(&bias), left, geometry(1, 1, 1, 2), out);
+                compare(&x, &weight, None, right, geometry(2, 1, 1, 2), out);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_geometry() {
+    let mut rng = generator(2);
+    for (height, width, kernel) in [(1, 3, 1), (7, 7, 3), (17, 8, 3), (3, 16, 2), (2, 2, 5)] {
+        for (stride, dilation) in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)] {
+            for padding in 0..=3 {
+                for (c_in, c_out, groups) in [(3, 5, 1), (4, 6, 2), (3, 3, 3), (3, 6, 3)] {
+                    let x = random(&mut rng, &[2, c_in, height, width], DType::F32);
+                    let dims = [c_out, c_in / groups, kernel, kernel];
+                    let weight = random(&mut rng, &dims, DType::BF16);
+                    let geometry = geometry(stride, padding, dilation, groups);
+                    compare(&x, &weight, None, DType::F16, geometry, DType::F32);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn batches_tiles_and_kernels_that_are_not_square() {
+    let mut rng = generator(3);
+    for (dims, c_out, kernel) in [
+        ([0, 3, 5, 5], 4, [3, 3]),
+        ([1, 3, 33, 33], 7, [3, 3]), // tiles of a few rows
+        ([5, 3, 33, 32], 7, [3, 3]),
+        ([5, 4, 32, 32], 2, [1, 1]), // the image as it is
+        ([40, 3, 8, 8], 3, [3, 3]),  // tiles of several images, and fewer in the last
+        ([35, 2, 1, 1], 3, [3, 3]),
+        ([5, 2, 9, 6], 3, [1, 3]),
+        ([5, 2, 9, 6], 3, [4, 1]),
+    ] {
+        for stride in [1, 2] {
+            for dtype in [DType::BF16, DType::F32] {
+                let x = random(&mut rng, &dims, dtype);
+                let weight = random(&mut rng, &[c_out, dims[1], kernel[0], kernel[1]], dtype);
+                let bias = random(&mut rng, &[c_out], DType::F32);
+                let padding = kernel[0] / 2;
+                let geometry = geometry(stride, padding, 1, 1);
+                compare(&x, &weight, Some(&bias), dtype, geometry, dtype);
+            }
+        }
+    }
+}
+
+#[test]
+fn strided_operands() -> Result<()> {
+    let mut rng = generator(4);
+    for dtype in DTYPES {
+        let x = random(&mut rng, &[2, 7, 6, 4], dtype).permute((0, 3, 1, 2))?;
+        let weight = random(&mut rng, &[4, 5, 3, 3], dtype).transpose(0, 1)?;
+        compare(&x, &weight, None, dtype, geometry(1, 1, 1, 1), dtype);
+        compare(&x, &weight, None, dtype, geometry(2, 1, 1, 1), dtype);
+        let x = random(&mut rng, &[3, 9, 7, 6], dtype).narrow(1, 2, 4)?.narrow(2, 1, 5)?;
+        compare(&x, &weight, None, dtype, geometry(1, 0, 1, 1), dtype);
+        let shape = Shape::new(x.dims(), weight.dims(), geometry(1, 1, 1, 1))?;
+        let grad = random(&mut rng, &[3, 5, 6, 5], dtype).t()?;
+        let dx = input_gradient(&grad, &weight, x.dims(), shape.geometry, dtype)?;
+        let dense = input_gradient(&grad.contiguous()?, &weight, x.dims(), shape.geometry, dtype)?;
+        assert_eq!(doubles(&dx), doubles(&dense));
+    }
+    Ok(())
+}
+
+#[test]
+fn long_sums_of_halves_do_not_saturate() -> Result<()> {
+    let geometry = geometry(1, 0, 1, 1);
+    let ones = |dims: &[usize]| Tensor::ones(dims, DType::F16, &Device::Cpu);
+    let (x, weight) = (ones(&[2, 1024, 2, 2])?, ones(&[3, 1024, 2, 2])?);
+    assert_eq!(doubles(&forward(&x, &weight, None, geometry, DType::F16)?), [4096.; 6]);
+    let (grad, weight) = (ones(&[1, 1024, 1, 1])?, ones(&[1024, 1, 2, 2])?);
+    let dx = input_gradient(&grad, &weight, &[1, 1, 2, 2], geometry, DType::F16)?;
+    assert_eq!(doubles(&dx), [1024.; 4]);
+    let (x, grad) = (ones(&[64, 1, 8, 8])?, ones(&[64, 1, 8, 8])?);
+    let dw = weight_gradient(&x, &grad, &[1, 1, 1, 1], geometry, DType::F16)?;
+    assert_eq!(doubles(&dw), [4096.]);
+    Ok(())
+}
+
+/// `len` doubles far from zero, with `poison` at `place`.
+fn poisoned(dims: [usize; 4], place: usize, poison: f64, dtype: DType) -> Tensor {
+    let len: usize = dims.iter().product();
+    let values = doubles(&random(&mut generator(5), &[len], DType::F64));
+    let mut values: Vec<f64> = values.iter().map(|v| 2. + v).collect();
+    values[place] = poison;
+    Tensor::from_vec(values, &dims, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+}
+
+#[test]
+fn nan_and_infinity_reach_what_they_enter_alone() -> Result<()> {
+    for poison in [f64::NAN, f64::INFINITY] {
+        for geometry in [geometry(1, 1, 1, 1), geometry(2, 1, 1, 1), geometry(1, 2, 2, 2)] {
+            for dtype in DTYPES {
+                let (x_dims, w_dims) = ([3, 4, 8, 8], [6, 4 / geometry.groups, 3, 3]);
+                let shape = Shape::new(&x_dims, &w_dims, geometry)?;
+                let (x_place, y_place) = (2 * 256 + 70, shape.out_image() + shape.pixels() + 1);
+                let x = poisoned(x_dims, x_place, poison, dtype);
+                let grad = poisoned(shape.out_dims(), y_place, poison, dtype);
+                let plain = poisoned(shape.out_dims(), 0, 1., dtype);
+                let weight = poisoned(w_dims, 0, 1., dtype);
+                let [mut y, mut dw] =
+                    [vec![false; plain.elem_count()], vec![false; weight.elem_count()]];
+                let mut dx = vec![false; x.elem_count()];
+                for_each_product(&shape, |xi, wi, yi| {
+                    y[yi] |= xi == x_place;
+                    dw[wi] |= xi == x_place;
+                    dx[xi] |= yi == y_place;
+                });
+                for (name, actual, hit) in [
+                    ("y", forward(&x, &weight, None, geometry, dtype)?, y),
+                    ("dw", weight_gradient(&x, &plain, &w_dims, geometry, dtype)?, dw),
+                    ("dx", input_gradient(&grad, &weight, &x_dims, geometry, dtype)?, dx),
+                ] {
+                    for (index, (value, hit)) in doubles(&actual).into_iter().zip(hit).enumerate() {
+                        let same = value == poison || value.is_nan() && poison.is_nan();
+                        let right = if hit { same } else { value.is_finite() };
+                        assert!(right, "{name} {index} {value} {hit} {geometry:?} {dtype:?}");
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn one_result_for_any_number_of_threads() -> Result<()> {
+    let mut rng = generator(6);
+    let dims = [50, 5, 9, 8];
+    let (x, grad) = (random(&mut rng, &dims, DType::F32), random(&mut rng, &dims, DType::BF16));
+    let weight = random(&mut rng, &[5, 5, 3, 3], DType::F32);
+    let results = [1, 2, 3].map(|threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let geometry = geometry(1, 1, 1, 1);
+            [
+                weight_gradient(&x, &grad, weight.dims(), geometry, DType::F32).unwrap(),
+                forward(&x, &weight, None, geometry, DType::F32).unwrap(),
+                input_gradient(&grad, &weight, &dims, geometry, DType::F32).unwrap(),
+            ]
+            .map(|tensor| doubles(&tensor))
+        })
+    });
+    assert_eq!(results[0], results[1]);
+    assert_eq!(results[0], results[2]);
+    Ok(())
+}

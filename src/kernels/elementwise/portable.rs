@@ -1,0 +1,42 @@
+use candle_core::{DType, Result, Tensor};
+
+/// The dtype that arithmetic on tensors of `dtype` runs in.
+pub(crate) fn arithmetic(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// `x`, detached, in the dtype of its arithmetic.
+pub(crate) fn upcast(x: &Tensor) -> Result<Tensor> {
+    x.detach().to_dtype(arithmetic(x.dtype()))
+}
+
+pub(super) fn relu(x: &Tensor) -> Result<Tensor> {
+    let zeros = x.zeros_like()?;
+    x.le(&zeros)?.where_cond(&zeros, x)
+}
+
+pub(super) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    let zeros = y.zeros_like()?;
+    y.gt(&zeros)?.where_cond(grad, &zeros)
+}
+
+pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    upcast(a)?.add(&upcast(b)?)?.to_dtype(a.dtype())
+}
+
+pub(super) fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    relu(&upcast(a)?.add(&upcast(b)?)?)?.to_dtype(a.dtype())
+}
+
+pub(super) fn add_assign(dst: &Tensor, src: &Tensor) -> Result<Tensor> {
+    let sum = upcast(dst)?.add(&src.to_dtype(arithmetic(dst.dtype()))?)?;
+    sum.to_dtype(dst.dtype())
+}
+
+pub(super) fn mul_scalar(x: &Tensor, scalar: f64) -> Result<Tensor> {
+    upcast(x)?.affine(scalar, 0.0)?.to_dtype(x.dtype())
+}
+
+pub(super) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
+    keep.where_cond(&mul_scalar(x, scale)?, &x.zeros_like()?)
+}

@@ -1,0 +1,112 @@
+use candle_core::{DType, Device, Tensor};
+
+use super::testing::*;
+use super::*;
+
+/// Around every block size, and past the size at which threads share the work.
+const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 1], [17, 33], [25, 41], [1025, 4], [4099, 9]];
+
+type Binary = fn(&Tensor, &Tensor) -> candle_core::Result<Tensor>;
+
+#[track_caller]
+fn check_binary(cpu: Binary, portable: Binary, exact: fn(f64, f64) -> f64) {
+    for dtype in DTYPES {
+        for shape in SHAPES {
+            let (a, b) = (strided(&shape, dtype, 1), random(&shape, dtype, 2));
+            let expected: Vec<f64> =
+                values(&a).iter().zip(values(&b)).map(|(&a, b)| exact(a, b)).collect();
+            let y = cpu(&a, &b).unwrap();
+            assert!(y.is_contiguous() && y.dtype() == dtype && y.dims() == shape);
+            assert_close(&y, &expected, 1.0);
+            assert_close(&portable(&a, &b).unwrap(), &values(&y), 0.0);
+        }
+    }
+}
+
+#[test]
+fn binary_kernels_match_the_exact_result() {
+    check_binary(add, portable::add, |a, b| a + b);
+    check_binary(add_relu, portable::add_relu, |a, b| (a + b).max(0.0));
+    check_binary(relu_backward, portable::relu_backward, |y, g| if y > 0.0 { g } else { 0.0 });
+    check_binary(|x, _| relu(x), |x, _| portable::relu(x), |x, _| x.max(0.0));
+    let (ours, theirs): (Binary, Binary) =
+        (|x, _| mul_scalar(x, 0.3), |x, _| portable::mul_scalar(x, 0.3));
+    check_binary(ours, theirs, |x, _| 0.3 * x);
+}
+
+#[test]
+fn relu_keeps_nan_and_infinities() {
+    for dtype in DTYPES {
+        let x = of(vec![f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0], &[4], dtype);
+        let expected = [f64::NAN, f64::INFINITY, 0.0, 0.0];
+        assert_close(&relu(&x).unwrap(), &expected, 0.0);
+        assert_close(&portable::relu(&x).unwrap(), &expected, 0.0);
+        assert_close(&add_relu(&x, &x).unwrap(), &expected, 0.0);
+    }
+}
+
+#[test]
+fn the_gradient_of_relu_is_its_slope() {
+    let (x, weights) = (random(&[33], DType::F64, 3), random(&[33], DType::F64, 4));
+    let dx = relu_backward(&relu(&x).unwrap(), &weights).unwrap();
+    let expected = numeric_gradient(&x, &weights, |x| relu(x).unwrap());
+    assert_close(&dx, &expected, difference_tolerance(33.0));
+}
+
+#[test]
+fn add_assign_adds_in_place_whatever_the_dtypes() {
+    for dst_dtype in DTYPES {
+        for src_dtype in DTYPES {
+            for shape in SHAPES {
+                let (dst, src) = (random(&shape, dst_dtype, 5), strided(&shape, src_dtype, 6));
+                let expected: Vec<f64> =
+                    values(&dst).iter().zip(values(&src)).map(|(d, s)| d + s).collect();
+                let oracle = portable::add_assign(&dst, &src).unwrap();
+                assert_close(&oracle, &expected, 1.0);
+                let view = dst.clone();
+                let sum = add_assign(dst, &src).unwrap();
+                assert_close(&sum, &values(&oracle), 0.0);
+                assert_eq!(values(&view), values(&sum), "not in place");
+            }
+        }
+    }
+}
+
+#[test]
+fn add_assign_keeps_to_its_part_of_a_storage() {
+    let whole = random(&[3, 1025], DType::BF16, 7);
+    let before = values(&whole);
+    let src = random(&[1, 1025], DType::F32, 8);
+    add_assign(whole.narrow(0, 1, 1).unwrap(), &src).unwrap();
+    let after = values(&whole);
+    assert_eq!(before[..1025], after[..1025]);
+    assert_ne!(before[1025..2050], after[1025..2050]);
+    assert_eq!(before[2050..], after[2050..]);
+}
+
+#[test]
+fn dropout_drops_what_is_not_finite() {
+    for dtype in DTYPES {
+        for shape in SHAPES {
+            let keep = random(&shape, DType::F32, 9).gt(0f32).unwrap();
+            let x = random(&shape, dtype, 10);
+            let infinite = (&x / 0.0).unwrap();
+            let kept: Vec<f64> = values(&keep);
+            let expected: Vec<f64> =
+                values(&x).iter().zip(&kept).map(|(x, k)| x * k / 0.75).collect();
+            let y = dropout(&x, &keep, 1.0 / 0.75).unwrap();
+            assert_close(&y, &expected, 1.0);
+            assert_close(&portable::dropout(&x, &keep, 1.0 / 0.75).unwrap(), &values(&y), 0.0);
+            for (y, kept) in values(&dropout(&infinite, &keep, 2.0).unwrap()).iter().zip(kept) {
+                assert!(if kept == 0.0 { *y == 0.0 } else { y.is_infinite() });
+            }
+        }
+    }
+}
+
+#[test]
+fn tensors_of_no_elements() {
+    let empty = Tensor::zeros((0, 3), DType::F16, &Device::Cpu).unwrap();
+    assert_eq!(relu(&empty).unwrap().dims(), [0, 3]);
+    assert_eq!(add_assign(empty.clone(), &empty).unwrap().dims(), [0, 3]);
+}

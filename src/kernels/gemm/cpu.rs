@@ -1,0 +1,126 @@
+//! The matrix product on the CPU: operands widened to the arithmetic type, the `gemm` crate's
+//! product, one rounding.
+
+use candle_core::{Result, Tensor, WithDType};
+use rayon::prelude::*;
+
+use super::operand::{Arithmetic, BLOCK, narrow};
+use super::{Matrix, Threads, product};
+use crate::kernels::element::{Element, tensor};
+
+/// See [`super::gemm`]; the operands are of formats whose arithmetic is `O::Acc`, the result `O`.
+pub(super) fn gemm<O: Element>(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>) -> Result<Tensor>
+where
+    O::Acc: Arithmetic,
+{
+    let (lhs, rhs) = (Operand::of(lhs)?, Operand::of(rhs)?);
+    let mut shape = lhs.dims.clone();
+    shape[lhs.dims.len() - 1] = rhs.cols();
+    let size = lhs.rows() * rhs.cols();
+    let count: usize = shape.iter().product();
+    if count == 0 {
+        return Ok(tensor::<O>(Vec::new(), &shape));
+    }
+    let bias = bias.map(Tensor::contiguous).transpose()?;
+    let (left, right) = (O::Acc::open(&lhs.tensor)?, O::Acc::open(&rhs.tensor)?);
+    let bias = bias.as_ref().map(O::Acc::open).transpose()?;
+
+    let multiply = |dst: &mut [O::Acc]| {
+        let scratch = [(&left, &lhs), (&right, &rhs)]
+            .map(|(s, o)| if s.borrowed().is_some() { 0 } else { o.tensor.elem_count() });
+        let bias_len = if bias.is_some() { rhs.cols() } else { 0 };
+        O::Acc::with_scratch(scratch[0] + scratch[1] + bias_len, |buffer| {
+            let (left_buffer, buffer) = buffer.split_at_mut(scratch[0]);
+            let (right_buffer, bias_buffer) = buffer.split_at_mut(scratch[1]);
+            let left = left.read_all(left_buffer);
+            let right = right.read_all(right_buffer);
+            let bias = bias.as_ref().map(|bias| bias.read(0..bias_len, bias_buffer));
+            let matrices = dst.len() / size;
+            let threads = match matrices < rayon::current_num_threads() {
+                true => Threads::All,
+                false => Threads::One,
+            };
+            dst.par_chunks_mut(size).enumerate().for_each(|(index, dst)| {
+                if let Some(bias) = bias {
+                    let rows = dst.par_chunks_mut(bias.len());
+                    rows.with_min_len(BLOCK / bias.len() + 1).for_each(|r| r.copy_from_slice(bias));
+                }
+                product(
+                    lhs.matrix(left, index),
+                    rhs.matrix(right, index),
+                    dst,
+                    bias.is_some(),
+                    threads,
+                );
+            });
+        });
+    };
+
+    if O::DTYPE == O::Acc::DTYPE {
+        let mut wide = vec![O::Acc::default(); count];
+        multiply(&mut wide);
+        return Ok(tensor::<O::Acc>(wide, &shape));
+    }
+    let mut result = vec![O::default(); count];
+    O::Acc::with_scratch(count, |wide| {
+        multiply(wide);
+        let blocks = result.par_chunks_mut(BLOCK).zip(wide.par_chunks(BLOCK));
+        blocks.for_each(|(narrowed, wide)| narrow(wide, narrowed));
+    });
+    Ok(tensor(result, &shape))
+}
+
+/// A tensor of shape `(…,rows,cols)`, as contiguous elements and the strides to read them by.
+struct Operand {
+    dims: Vec<usize>,
+    strides: Vec<usize>,
+    tensor: Tensor,
+}
+
+impl Operand {
+    /// Copies only what no strides over contiguous elements describe, such as a narrowed view.
+    fn of(tensor: &Tensor) -> Result<Self> {
+        let dims = tensor.dims().to_vec();
+        let strides = tensor.stride().to_vec();
+        let mut dense = tensor.detach();
+        for (dim, &stride) in strides.iter().enumerate() {
+            if stride == 0 && dims[dim] > 1 {
+                dense = dense.narrow(dim, 0, 1)?;
+            }
+        }
+        let mut order: Vec<usize> = (0..dims.len()).collect();
+        order.sort_by_key(|&dim| (std::cmp::Reverse(strides[dim]), dim));
+        let dense = dense.permute(order)?;
+        if dense.is_contiguous() {
+            return Ok(Self { dims, strides, tensor: dense });
+        }
+        let tensor = tensor.detach().contiguous()?;
+        Ok(Self { dims, strides: tensor.stride().to_vec(), tensor })
+    }
+
+    fn rows(&self) -> usize {
+        self.dims[self.dims.len() - 2]
+    }
+
+    fn cols(&self) -> usize {
+        self.dims[self.dims.len() - 1]
+    }
+
+    /// Matrix number `index`, counted in row-major order of the leading dimensions.
+    fn matrix<'a, A>(&self, data: &'a [A], mut index: usize) -> Matrix<'a, A> {
+        let leading = self.dims.len() - 2;
+        let mut offset = 0;
+        for dim in (0..leading).rev() {
+            offset += index % self.dims[dim] * self.strides[dim];
+            index /= self.dims[dim];
+        }
+        Matrix {
+            // An empty matrix (k = 0) may start beyond its data.
+            data: data.get(offset..).unwrap_or_default(),
+            rows: self.rows(),
+            cols: self.cols(),
+            row_stride: self.strides[leading],
+            col_stride: self.strides[leading + 1],
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Matrix products.
+
+mod cpu;
+mod operand;
+mod portable;
+mod product;
+#[cfg(test)]
+pub(super) mod tests;
+
+use candle_core::{DType, Result, Tensor};
+
+pub(super) use operand::{Arithmetic, Source, narrow};
+pub(super) use product::{Matrix, Threads, product};
+
+use super::element::with_element;
+
+/// The batched product `(…,m,k) × (…,k,n) [+ bias (n)] → (…,m,n)`.
+///
+/// Every argument is F16, BF16, F32 or F64, not necessarily the same → F64 where one of them is
+/// F64, else F32 → rounded once to `out`. The leading dimensions are equal. A transposed or
+/// broadcast operand is read through its strides. `k = 0` gives the bias, or zeros.
+pub(crate) fn gemm(
+    lhs: &Tensor,
+    rhs: &Tensor,
+    bias: Option<&Tensor>,
+    out: DType,
+) -> Result<Tensor> {
+    if !lhs.device().is_cpu() {
+        return portable::gemm(lhs, rhs, bias, out);
+    }
+    if arithmetic([Some(lhs), Some(rhs), bias]) == DType::F64 {
+        let bias = bias.map(exact).transpose()?;
+        return cpu::gemm::<f64>(&exact(lhs)?, &exact(rhs)?, bias.as_ref())?.to_dtype(out);
+    }
+    if out == DType::F64 {
+        return cpu::gemm::<f32>(lhs, rhs, bias)?.to_dtype(out);
+    }
+    with_element!(out, O => cpu::gemm::<O>(lhs, rhs, bias))
+}
+
+/// What a product of these tensors is computed in: F64 where one of them is F64, else F32.
+pub(super) fn arithmetic<const N: usize>(operands: [Option<&Tensor>; N]) -> DType {
+    let double = operands.iter().flatten().any(|operand| operand.dtype() == DType::F64);
+    if double { DType::F64 } else { DType::F32 }
+}
+
+/// `tensor` in F64, detached.
+pub(super) fn exact(tensor: &Tensor) -> Result<Tensor> {
+    tensor.detach().to_dtype(DType::F64)
+}

@@ -1,0 +1,131 @@
+//! Tensors of any storage format, read in the format of the arithmetic.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use candle_core::{DType, Result, Tensor, WithDType, bail};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use crate::kernels::element::{Element, Elements, Real};
+
+/// The elements of a contiguous CPU tensor, as `A`.
+pub(in crate::kernels) trait Source<A>: Sync {
+    /// All elements, where they are stored as `A`.
+    fn borrowed(&self) -> Option<&[A]>;
+    /// Writes the elements from `start` on to `dst`, exactly.
+    fn widen(&self, start: usize, dst: &mut [A]);
+}
+
+impl<'a, A: Arithmetic> dyn Source<A> + 'a {
+    /// The elements of `range`: borrowed, or else widened into `scratch`, of the same length.
+    pub(in crate::kernels) fn read<'s>(
+        &'s self,
+        range: Range<usize>,
+        scratch: &'s mut [A],
+    ) -> &'s [A] {
+        match self.borrowed() {
+            Some(data) => &data[range],
+            None => {
+                self.widen(range.start, scratch);
+                scratch
+            }
+        }
+    }
+
+    /// All elements, like [`Self::read`], by all threads.
+    pub(in crate::kernels) fn read_all<'s>(&'s self, scratch: &'s mut [A]) -> &'s [A] {
+        match self.borrowed() {
+            Some(data) => data,
+            None => {
+                let chunks = scratch.par_chunks_mut(BLOCK).enumerate();
+                chunks.for_each(|(index, chunk)| self.widen(index * BLOCK, chunk));
+                scratch
+            }
+        }
+    }
+}
+
+/// Elements a thread widens or narrows at a time: some tens of microseconds.
+pub(in crate::kernels) const BLOCK: usize = 1 << 16;
+
+/// Writes `src`, rounded once, to `dst` of the same length, vectorised.
+pub(in crate::kernels) fn narrow<O: Element>(src: &[O::Acc], dst: &mut [O]) {
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || O::narrow(src, dst),
+    );
+}
+
+macro_rules! stored_narrow {
+    ($ty:ty) => {
+        impl Source<f32> for Elements<'_, $ty> {
+            fn borrowed(&self) -> Option<&[f32]> {
+                None
+            }
+            fn widen(&self, start: usize, dst: &mut [f32]) {
+                let src = &self[start..start + dst.len()];
+                pulp::Arch::new().dispatch(
+                    #[inline(always)]
+                    || <$ty>::widen(src, dst),
+                );
+            }
+        }
+    };
+}
+stored_narrow!(f16);
+stored_narrow!(bf16);
+
+impl<A: Real> Source<A> for Elements<'_, A> {
+    fn borrowed(&self) -> Option<&[A]> {
+        Some(self)
+    }
+    fn widen(&self, start: usize, dst: &mut [A]) {
+        dst.copy_from_slice(&self[start..start + dst.len()]);
+    }
+}
+
+/// An arithmetic type with its storage formats and its scratch memory.
+pub(in crate::kernels) trait Arithmetic: Real {
+    /// Opens a contiguous CPU tensor: F16, BF16 or F32 for `f32`, F64 for `f64`.
+    fn open(tensor: &Tensor) -> Result<Box<dyn Source<Self> + '_>>;
+
+    /// Calls `f` with `len` elements of unspecified value, from memory the thread keeps: fresh
+    /// memory costs page faults, which can take longer than the arithmetic.
+    fn with_scratch<R>(len: usize, f: impl FnOnce(&mut [Self]) -> R) -> R;
+}
+
+/// The largest scratch, in elements, a thread keeps.
+const KEPT: usize = 1 << 24;
+
+macro_rules! arithmetic {
+    ($ty:ty, $($dtype:ident: $stored:ty),*) => {
+        impl Arithmetic for $ty {
+            fn open(tensor: &Tensor) -> Result<Box<dyn Source<Self> + '_>> {
+                Ok(match tensor.dtype() {
+                    $(DType::$dtype => Box::new(Elements::<$stored>::of(tensor)?),)*
+                    other => bail!("{other:?} elements are not read as {:?}", Self::DTYPE),
+                })
+            }
+
+            fn with_scratch<R>(len: usize, f: impl FnOnce(&mut [Self]) -> R) -> R {
+                thread_local!(static KEEP: RefCell<Vec<Vec<$ty>>> = const {
+                    RefCell::new(Vec::new())
+                });
+                // A stack of buffers, as calls nest: `f` may come here again, or wait for other
+                // threads and be handed a task that does.
+                let mut buffer = KEEP.with_borrow_mut(Vec::pop).unwrap_or_default();
+                if buffer.len() < len {
+                    buffer = vec![0.; len];
+                }
+                let result = f(&mut buffer[..len]);
+                if buffer.len() <= KEPT {
+                    KEEP.with_borrow_mut(|kept| kept.push(buffer));
+                }
+                result
+            }
+        }
+    };
+}
+arithmetic!(f32, F16: f16, BF16: bf16, F32: f32);
+arithmetic!(f64, F64: f64);

@@ -1,0 +1,218 @@
+use candle_core::{DType, Device, Result, Tensor};
+use half::{bf16, f16};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::{gemm, portable};
+
+const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
+
+pub(in crate::kernels) fn generator(seed: u64) -> ChaCha8Rng {
+    ChaCha8Rng::seed_from_u64(seed)
+}
+
+/// Uniform in -1..1, rounded to `dtype`.
+pub(in crate::kernels) fn random(rng: &mut ChaCha8Rng, dims: &[usize], dtype: DType) -> Tensor {
+    let data: Vec<f64> = (0..dims.iter().product()).map(|_| rng.random_range(-1.0..1.0)).collect();
+    Tensor::from_vec(data, dims, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+}
+
+pub(in crate::kernels) fn doubles(tensor: &Tensor) -> Vec<f64> {
+    tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// A sum in F64, with what bounds its error in another format.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::kernels) struct Sum {
+    pub(in crate::kernels) value: f64,
+    magnitude: f64,
+    terms: f64,
+}
+
+impl Sum {
+    pub(in crate::kernels) fn add(&mut self, term: f64) {
+        self.value += term;
+        self.magnitude += term.abs();
+        self.terms += 1.;
+    }
+
+    /// The largest error of the sum, in any order, in the arithmetic of a format with epsilon
+    /// `epsilon`, and of its rounding to `out`.
+    fn tolerance(&self, epsilon: f64, out: DType) -> f64 {
+        let (relative, least) = match out {
+            DType::F16 => (f16::EPSILON.to_f64(), f16::MIN_POSITIVE_SUBNORMAL.to_f64()),
+            DType::BF16 => (bf16::EPSILON.to_f64(), 0.),
+            DType::F32 => (f32::EPSILON.into(), 0.),
+            _ => (f64::EPSILON, 0.),
+        };
+        self.terms * epsilon * self.magnitude + relative * self.value.abs() + least
+    }
+}
+
+/// Checks a result, computed in F64 when one of `inputs` is, against the exact sums.
+pub(in crate::kernels) fn check(actual: &Tensor, expected: &[Sum], inputs: &[DType], what: &str) {
+    let wide = inputs.contains(&DType::F64);
+    let epsilon = if wide { f64::EPSILON } else { f32::EPSILON.into() };
+    assert!(actual.is_contiguous() && !actual.track_op(), "{what}");
+    let values = doubles(actual);
+    assert_eq!(values.len(), expected.len(), "{what}");
+    for (index, (actual_value, sum)) in values.iter().zip(expected).enumerate() {
+        let tolerance = sum.tolerance(epsilon, actual.dtype());
+        let error = (actual_value - sum.value).abs();
+        assert!(error <= tolerance, "{what} [{index}]: {actual_value}, not {sum:?} ({tolerance})");
+    }
+}
+
+/// The product, one element after the other.
+fn naive(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>) -> Vec<Sum> {
+    let (m, k) = (lhs.dims()[lhs.rank() - 2], lhs.dims()[lhs.rank() - 1]);
+    let n = rhs.dims()[rhs.rank() - 1];
+    let batch: usize = lhs.dims()[..lhs.rank() - 2].iter().product();
+    let (lhs, rhs, bias) = (doubles(lhs), doubles(rhs), bias.map(doubles));
+    let mut sums = Vec::new();
+    for b in 0..batch {
+        for i in 0..m {
+            for j in 0..n {
+                let mut sum = Sum::default();
+                for p in 0..k {
+                    sum.add(lhs[(b * m + i) * k + p] * rhs[(b * k + p) * n + j]);
+                }
+                bias.iter().for_each(|bias| sum.add(bias[j]));
+                sums.push(sum);
+            }
+        }
+    }
+    sums
+}
+
+fn compare(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>, out: DType) {
+    let expected = naive(lhs, rhs, bias);
+    let mut inputs = vec![lhs.dtype(), rhs.dtype()];
+    inputs.extend(bias.map(Tensor::dtype));
+    let what = format!("{:?} {:?} x {:?}, {inputs:?} to {out:?}", lhs.dims(), lhs.stride(), rhs);
+    let actual = gemm(lhs, rhs, bias, out).unwrap();
+    let reference = portable::gemm(lhs, rhs, bias, out).unwrap();
+    assert_eq!((actual.dims(), actual.dtype()), (reference.dims(), out), "{what}");
+    check(&actual, &expected, &inputs, &what);
+    check(&reference, &expected, &inputs, &format!("portable {what}"));
+}
+
+#[test]
+fn every_combination_of_dtypes() {
+    let mut rng = generator(1);
+    for left in DTYPES {
+        for right in DTYPES {
+            for out in DTYPES {
+                let lhs = random(&mut rng, &[7, 33], left);
+                let rhs = random(&mut rng, &[33, 17], right);
+                let bias = random(&mut rng, &[17], out);
+                compare(&lhs, &rhs, None, out);
+                compare(&lhs, &rhs, Some(&bias), out);
+            }
+        }
+    }
+}
+
+#[test]
+fn odd_and_empty_sizes() {
+    let mut rng = generator(2);
+    let sizes = [0, 1, 3, 17, 33, 130];
+    let triples = sizes.map(|m| sizes.map(|k| sizes.map(|n| (m, k, n))));
+    for &(m, k, n) in triples.as_flattened().as_flattened() {
+        let lhs = random(&mut rng, &[m, k], DType::F32);
+        let rhs = random(&mut rng, &[k, n], DType::BF16);
+        let bias = random(&mut rng, &[n], DType::F16);
+        compare(&lhs, &rhs, Some(&bias), DType::F32);
+        compare(&lhs, &rhs, None, DType::BF16);
+    }
+}
+
+#[test]
+fn strided_operands() -> Result<()> {
+    let mut rng = generator(3);
+    for dtype in DTYPES {
+        let lhs = random(&mut rng, &[17, 3, 2, 7], dtype);
+        let rhs = random(&mut rng, &[3, 2, 5, 17], dtype);
+        // (3, 2, 7, 17) by (3, 2, 17, 5).
+        compare(&lhs.permute((1, 2, 3, 0))?, &rhs.t()?, None, DType::F32);
+        // A window on more rows and columns.
+        let window = random(&mut rng, &[20, 40], dtype).narrow(0, 2, 9)?.narrow(1, 3, 17)?;
+        compare(&window, &random(&mut rng, &[17, 4], dtype), None, dtype);
+        compare(&window.t()?, &random(&mut rng, &[9, 4], dtype), None, dtype);
+        // One matrix, or one row, for all.
+        let shared = random(&mut rng, &[5, 7], dtype).t()?.broadcast_as((3, 7, 5))?;
+        compare(&random(&mut rng, &[3, 4, 7], dtype), &shared, None, dtype);
+        let row = random(&mut rng, &[1, 7], dtype).broadcast_as((4, 7))?;
+        compare(&row, &random(&mut rng, &[7, 3], dtype), None, dtype);
+        // Every second element of a bias.
+        let bias = random(&mut rng, &[3, 2], dtype).narrow(1, 1, 1)?.squeeze(1)?;
+        compare(&row, &random(&mut rng, &[7, 3], dtype), Some(&bias), dtype);
+    }
+    Ok(())
+}
+
+#[test]
+fn long_sums_of_halves_do_not_saturate() -> Result<()> {
+    let ones = Tensor::ones((3, 4096), DType::F16, &Device::Cpu)?;
+    let sums = gemm(&ones, &ones.t()?, None, DType::F16)?;
+    assert_eq!(doubles(&sums), [4096.; 9]);
+    Ok(())
+}
+
+#[test]
+fn nan_and_infinity_reach_their_row_or_column_alone() {
+    for poison in [f64::NAN, f64::INFINITY] {
+        for dtype in DTYPES {
+            for (m, k, n) in [(1, 9, 1), (1, 33, 17), (17, 33, 1), (5, 1, 7), (50, 33, 40)] {
+                let mut rng = generator(4);
+                // Far from zero, so that a product with an infinity is one.
+                let mut positive = |len| (0..len).map(|_| rng.random_range(0.5..1.0)).collect();
+                let (mut lhs, rhs): (Vec<f64>, Vec<f64>) = (positive(m * k), positive(k * n));
+                let row = m / 2;
+                lhs[row * k + k / 2] = poison;
+                let lhs = Tensor::from_vec(lhs, (m, k), &Device::Cpu).unwrap();
+                let rhs = Tensor::from_vec(rhs, (k, n), &Device::Cpu).unwrap();
+                let (lhs, rhs) = (lhs.to_dtype(dtype).unwrap(), rhs.to_dtype(dtype).unwrap());
+                let by_row = doubles(&gemm(&lhs, &rhs, None, dtype).unwrap());
+                let (rhs, lhs) = (lhs.t().unwrap(), rhs.t().unwrap());
+                let by_col = doubles(&gemm(&lhs, &rhs, None, dtype).unwrap());
+                for i in 0..m {
+                    for j in 0..n {
+                        for value in [by_row[i * n + j], by_col[j * m + i]] {
+                            let same = value == poison || value.is_nan() && poison.is_nan();
+                            assert!(if i == row { same } else { value.is_finite() });
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn zero_times_infinity_is_nan() -> Result<()> {
+    let infinity = Tensor::full(f32::INFINITY, (1, 3), &Device::Cpu)?;
+    let zero = Tensor::zeros((3, 2), DType::F16, &Device::Cpu)?;
+    assert!(doubles(&gemm(&infinity, &zero, None, DType::F32)?).iter().all(|v| v.is_nan()));
+    Ok(())
+}
+
+#[test]
+fn old_scratch_is_not_read() -> Result<()> {
+    let poisoned = Tensor::full(f32::NAN, (40, 40), &Device::Cpu)?.to_dtype(DType::BF16)?;
+    gemm(&poisoned, &poisoned, None, DType::BF16)?;
+    let mut rng = generator(5);
+    let (lhs, rhs) = (random(&mut rng, &[9, 9], DType::F16), random(&mut rng, &[9, 9], DType::F16));
+    compare(&lhs, &rhs, None, DType::F16);
+    compare(&lhs.narrow(1, 0, 0)?, &rhs.narrow(0, 0, 0)?, None, DType::F16);
+    Ok(())
+}
+
+#[test]
+#[should_panic(expected = "reaches beyond its data")]
+fn a_view_beyond_its_data_panics() {
+    use super::{Matrix, Threads, product};
+    let data = [1f32; 6];
+    let wide = Matrix { row_stride: 4, ..Matrix::new(&data, 2, 3) };
+    product(wide, Matrix::new(&data, 3, 2), &mut [0.; 4], false, Threads::One);
+}

@@ -1,0 +1,108 @@
+//! Pooling over the last two dimensions of `(n, c, h, w)`.
+//!
+//! Forward results have `x`'s dtype; gradients have the dtype asked for, and overlapping windows
+//! accumulate in F32 (F64 for F64). Windows are those of PyTorch: only whole ones, padding at
+//! most half the kernel.
+
+mod cpu;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::kernels::elementwise::plain;
+
+/// Where windows lie: `(vertical, horizontal)` pairs, `padding` on both sides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    pub(crate) kernel: (usize, usize),
+    pub(crate) stride: (usize, usize),
+    pub(crate) padding: (usize, usize),
+}
+
+impl Window {
+    /// How many windows fit a plane of `(h, w)`.
+    pub(crate) fn out_size(self, (h, w): (usize, usize)) -> (usize, usize) {
+        (
+            (h + 2 * self.padding.0 - self.kernel.0) / self.stride.0 + 1,
+            (w + 2 * self.padding.1 - self.kernel.1) / self.stride.1 + 1,
+        )
+    }
+
+    fn area(self) -> usize {
+        self.kernel.0 * self.kernel.1
+    }
+}
+
+/// The maximum of every window, and where it is: a U32 index into the `h * w` plane.
+///
+/// The first of equal maxima wins, and NaN wins over everything. Padding never wins.
+pub(crate) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)> {
+    let x = plain(x)?;
+    if x.device().is_cpu() {
+        cpu::max_forward(&x, window)
+    } else {
+        portable::max_forward(&x, window)
+    }
+}
+
+/// The gradient of [`max_forward`]: all of a window's gradient goes to its maximum.
+pub(crate) fn max_backward(
+    grad: &Tensor,
+    index: &Tensor,
+    input_dims: (usize, usize, usize, usize),
+    out: DType,
+) -> Result<Tensor> {
+    let (grad, index) = (plain(grad)?, plain(index)?);
+    if grad.device().is_cpu() {
+        cpu::max_backward(&grad, &index, input_dims, out)
+    } else {
+        portable::max_backward(&grad, &index, input_dims, out)
+    }
+}
+
+/// The average of every window, padding included as zeros.
+pub(crate) fn avg_forward(x: &Tensor, window: Window) -> Result<Tensor> {
+    let x = plain(x)?;
+    if x.device().is_cpu() {
+        cpu::avg_forward(&x, window)
+    } else {
+        portable::avg_forward(&x, window)
+    }
+}
+
+/// The gradient of [`avg_forward`].
+pub(crate) fn avg_backward(
+    grad: &Tensor,
+    input_dims: (usize, usize, usize, usize),
+    window: Window,
+    out: DType,
+) -> Result<Tensor> {
+    let grad = plain(grad)?;
+    if grad.device().is_cpu() {
+        cpu::avg_backward(&grad, input_dims, window, out)
+    } else {
+        portable::avg_backward(&grad, input_dims, window, out)
+    }
+}
+
+/// The average of every plane: `(n, c, h, w)` to `(n, c)`.
+pub(crate) fn global_avg_forward(x: &Tensor) -> Result<Tensor> {
+    let x = plain(x)?;
+    if x.device().is_cpu() { cpu::global_avg_forward(&x) } else { portable::global_avg_forward(&x) }
+}
+
+/// The gradient of [`global_avg_forward`]: `(n, c)` to `input_dims`.
+pub(crate) fn global_avg_backward(
+    grad: &Tensor,
+    input_dims: (usize, usize, usize, usize),
+    out: DType,
+) -> Result<Tensor> {
+    let grad = plain(grad)?;
+    if grad.device().is_cpu() {
+        cpu::global_avg_backward(&grad, input_dims, out)
+    } else {
+        portable::global_avg_backward(&grad, input_dims, out)
+    }
+}

@@ -1,0 +1,30 @@
+//! Sums that do not saturate.
+//!
+//! A half-precision tensor is widened before it is added up; blocks are added up in F32 (F64 for
+//! F64), blocks in F64 and in a fixed order, and the sum is rounded once to the dtype asked for.
+
+pub(crate) mod channels;
+pub(crate) mod cpu;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::kernels::elementwise::plain;
+
+/// The sum of all elements: a scalar, in `out`.
+pub(crate) fn sum_all(x: &Tensor, out: DType) -> Result<Tensor> {
+    let x = plain(x)?;
+    if x.device().is_cpu() { cpu::sum_all(&x, out) } else { portable::sum_all(&x, out) }
+}
+
+/// The sums over every dimension but `dim`: `(dims[dim])`, in `out`.
+pub(crate) fn sum_to_channel(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
+    let x = plain(x)?;
+    if x.device().is_cpu() {
+        cpu::sum_to_channel(&x, dim, out)
+    } else {
+        portable::sum_to_channel(&x, dim, out)
+    }
+}

@@ -1,0 +1,111 @@
+use candle_core::{DType, Device, Tensor};
+
+use super::*;
+use crate::kernels::elementwise::portable::arithmetic;
+use crate::kernels::elementwise::testing::*;
+
+/// Sums over every dimension but `dim`.
+fn naive(x: &Tensor, dim: usize) -> Vec<f64> {
+    let (dims, data) = (x.dims(), values(x));
+    let inner: usize = dims[dim + 1..].iter().product();
+    let mut sums = vec![0.0; dims[dim]];
+    for (i, x) in data.iter().enumerate() {
+        sums[i / inner % dims[dim]] += x;
+    }
+    sums
+}
+
+#[test]
+fn sums_match_a_loop() {
+    let shapes: [&[usize]; 9] = [
+        &[1, 1],
+        &[3, 17],
+        &[4099, 3],
+        &[65, 1025],
+        &[3, 5, 7],
+        &[129, 3, 3, 3],
+        &[67, 2, 8, 8],
+        &[3, 2, 33, 33],
+        &[2, 3, 65, 67],
+    ];
+    for dtype in DTYPES {
+        for shape in shapes {
+            let x = strided(shape, dtype, 1);
+            for dim in 0..shape.len() {
+                // Rounding errors are relative to what is added up, not to the sum.
+                let expected = naive(&x, dim);
+                let (wide, count) = (arithmetic(dtype), x.elem_count() as f64);
+                let sums = sum_to_channel(&x, dim, wide).unwrap();
+                assert_eq!((sums.dtype(), sums.dims()), (wide, &shape[dim..=dim]));
+                let terms = count / shape[dim] as f64;
+                for (a, e) in values(&sums).iter().zip(&expected) {
+                    assert!((a - e).abs() <= terms.sqrt() * 8.0 * epsilon(wide), "{a}, not {e}");
+                }
+                let oracle = portable::sum_to_channel(&x, dim, wide).unwrap();
+                for (a, e) in values(&oracle).iter().zip(&expected) {
+                    assert!((a - e).abs() <= terms * 2.0 * epsilon(wide), "{a}, not {e}");
+                }
+            }
+            let (sum, exact) = (sum_all(&x, DType::F64).unwrap(), values(&x).iter().sum::<f64>());
+            let sum = values(&sum)[0];
+            let wide = arithmetic(dtype);
+            let tolerance = (x.elem_count() as f64).sqrt() * 8.0 * epsilon(wide);
+            assert!((sum - exact).abs() <= tolerance, "{sum}, not {exact}");
+        }
+    }
+}
+
+#[test]
+fn results_have_the_dtype_asked_for() {
+    for dtype in DTYPES {
+        for out in DTYPES {
+            let x = random(&[33, 3], dtype, 2);
+            let sums = sum_to_channel(&x, 1, out).unwrap();
+            assert_eq!(sums.dtype(), out);
+            assert_close(&sums, &naive(&x, 1), 33.0 * (epsilon(dtype) / epsilon(out)).min(1.0));
+            assert_eq!(sum_all(&x, out).unwrap().dtype(), out);
+        }
+    }
+}
+
+#[test]
+fn four_thousand_ones_are_not_two_thousand() {
+    for dtype in DTYPES {
+        for shape in [vec![4096, 3], vec![4096, 3, 1, 1], vec![1, 3, 64, 64]] {
+            let ones = Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
+            assert_eq!(values(&sum_to_channel(&ones, 1, dtype).unwrap()), [4096.0; 3]);
+            let all = sum_all(&ones, DType::F32).unwrap();
+            assert_eq!((all.rank(), values(&all)), (0, vec![3.0 * 4096.0]));
+        }
+    }
+}
+
+#[test]
+fn f32_sums_go_past_two_to_the_24() {
+    let count = (1 << 24) + 3;
+    let ones = Tensor::ones(count, DType::F32, &Device::Cpu).unwrap();
+    assert_eq!(values(&sum_all(&ones, DType::F64).unwrap()), [count as f64]);
+    let columns = ones.reshape((count, 1)).unwrap();
+    assert_eq!(values(&sum_to_channel(&columns, 1, DType::F64).unwrap()), [count as f64]);
+}
+
+#[test]
+fn nan_and_infinity_reach_the_sum() {
+    let x = of(vec![1.0, f64::INFINITY, f64::NAN, 2.0, 3.0, 4.0], &[2, 3], DType::F16);
+    let sums = values(&sum_to_channel(&x, 1, DType::F32).unwrap());
+    assert!(sums[0] == 3.0 && sums[1] == f64::INFINITY && sums[2].is_nan());
+    assert!(values(&sum_all(&x, DType::F32).unwrap())[0].is_nan());
+}
+
+#[test]
+fn one_thread_and_many_agree() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    let many = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+    for shape in [vec![1025, 130], vec![67, 3, 33, 33]] {
+        let x = random(&shape, DType::F32, 4);
+        let sums = || values(&sum_to_channel(&x, 1, DType::F64).unwrap());
+        let all = || values(&sum_all(&x, DType::F64).unwrap());
+        assert_eq!(pool.install(sums), many.install(sums));
+        assert_eq!(pool.install(all), many.install(all));
+    }
+}

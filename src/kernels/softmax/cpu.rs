@@ -1,0 +1,136 @@
+use candle_core::{DType, Result, Tensor};
+use num_traits::{Float, Zero};
+
+pub(crate) use super::exp::Exp;
+use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
+use crate::kernels::elementwise::blocks::{BLOCK, GRAIN, for_each_chunk, widen};
+use crate::kernels::reduce::channels::{Channels, block_sums};
+
+pub(super) fn softmax(x: &Tensor, out: DType) -> Result<Tensor> {
+    fn typed<T: Element<Acc: Exp>, O: Element>(x: &Tensor) -> Result<Tensor> {
+        let (layout, data) = (rows(x), Elements::<T>::of(x)?);
+        let (max, sum) = maxima_and_sums::<T>(&data, layout);
+        let share: Vec<_> = sum.into_iter().map(|sum| T::Acc::of(1.0 / sum)).collect();
+        let y = layout.map::<T, O, 1, 2>(
+            [&data],
+            [&max, &share],
+            #[inline(always)]
+            |[x], [max, share]| (x - max).exponential() * share,
+        );
+        Ok(tensor(y, x.dims()))
+    }
+    with_element!(x.dtype(), T => with_element!(out, O => typed::<T, O>(x)))
+}
+
+pub(super) fn softmax_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    fn typed<T: Element>(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
+        let (layout, data, grad) = (rows(y), Elements::<T>::of(y)?, Elements::<T>::of(grad)?);
+        let dots = layout.sums::<T, 2, 0, 1>(
+            [&data, &grad],
+            [],
+            #[inline(always)]
+            |[y, g], []| [y * g],
+        );
+        let dots: Vec<_> = dots.into_iter().map(|[dot]| T::Acc::of(dot)).collect();
+        let dx = layout.map::<T, T, 2, 1>(
+            [&data, &grad],
+            [&dots],
+            #[inline(always)]
+            |[y, g], [dot]| y * (g - dot),
+        );
+        Ok(tensor(dx, y.dims()))
+    }
+    with_element!(y.dtype(), T => typed::<T>(y, grad))
+}
+
+pub(super) fn log_softmax(x: &Tensor, out: DType) -> Result<Tensor> {
+    fn typed<T: Element<Acc: Exp>, O: Element>(x: &Tensor) -> Result<Tensor> {
+        let (layout, data) = (rows(x), Elements::<T>::of(x)?);
+        let (max, sum) = maxima_and_sums::<T>(&data, layout);
+        let log_sum: Vec<_> = sum.into_iter().map(|sum| T::Acc::of(sum.ln())).collect();
+        let y = layout.map::<T, O, 1, 2>(
+            [&data],
+            [&max, &log_sum],
+            #[inline(always)]
+            |[x], [max, log_sum]| (x - max) - log_sum,
+        );
+        Ok(tensor(y, x.dims()))
+    }
+    with_element!(x.dtype(), T => with_element!(out, O => typed::<T, O>(x)))
+}
+
+pub(super) fn log_softmax_backward(y: &Tensor, grad: &Tensor, out: DType) -> Result<Tensor> {
+    fn typed<T: Element<Acc: Exp>, O: Element>(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
+        let (layout, data, grad) = (rows(y), Elements::<T>::of(y)?, Elements::<T>::of(grad)?);
+        let sums = layout.sums::<T, 1, 0, 1>(
+            [&grad],
+            [],
+            #[inline(always)]
+            |g, []| g,
+        );
+        let sums: Vec<_> = sums.into_iter().map(|[sum]| T::Acc::of(sum)).collect();
+        let dx = layout.map::<T, O, 2, 1>(
+            [&data, &grad],
+            [&sums],
+            #[inline(always)]
+            |[y, g], [sum]| g - y.exponential() * sum,
+        );
+        Ok(tensor(dx, y.dims()))
+    }
+    with_element!(y.dtype(), T => with_element!(out, O => typed::<T, O>(y, grad)))
+}
+
+/// The tensor as rows of its last dimension.
+fn rows(x: &Tensor) -> Channels {
+    let columns = x.dims().last().copied().unwrap_or(1);
+    Channels::rows(x.elem_count() / columns.max(1), columns)
+}
+
+/// Every row's largest element, and the sum of `exp(x - largest)`.
+pub(crate) fn maxima_and_sums<T: Element<Acc: Exp>>(
+    x: &[T],
+    layout: Channels,
+) -> (Vec<T::Acc>, Vec<f64>) {
+    let columns = layout.count();
+    let mut rows = vec![(T::Acc::zero(), 0.0); layout.channels];
+    let per_task = GRAIN.div_ceil(columns.max(1));
+    for_each_chunk(
+        &mut rows,
+        per_task,
+        #[inline(always)]
+        |task, rows| {
+            for (i, row) in rows.iter_mut().enumerate() {
+                let x = &x[(task * per_task + i) * columns..][..columns];
+                let max = largest(x);
+                let mut sum = 0.0;
+                for x in x.chunks(BLOCK) {
+                    let [sums] = block_sums(
+                        &widen([x], 0, x.len()),
+                        x.len(),
+                        #[inline(always)]
+                        |[x]| [(x - max).exponential()],
+                    );
+                    sum += sums;
+                }
+                *row = (max, sum);
+            }
+        },
+    );
+    rows.into_iter().unzip()
+}
+
+/// The largest element; NaN is passed over, and reaches the result through the sums.
+#[inline(always)]
+fn largest<T: Element>(x: &[T]) -> T::Acc {
+    const LANES: usize = 32;
+    let mut lanes = [T::Acc::neg_infinity(); LANES];
+    for x in x.chunks(BLOCK) {
+        let [wide] = widen([x], 0, x.len());
+        for x in wide[..x.len()].chunks(LANES) {
+            for (lane, &x) in lanes.iter_mut().zip(x) {
+                *lane = if x > *lane { x } else { *lane };
+            }
+        }
+    }
+    lanes.into_iter().fold(T::Acc::neg_infinity(), |a, b| if b > a { b } else { a })
+}

@@ -1,0 +1,109 @@
+use candle_core::{DType, Device, Tensor};
+
+use super::*;
+use crate::kernels::elementwise::testing::*;
+
+const SHAPES: [&[usize]; 7] =
+    [&[1, 1], &[3, 17], &[2, 3, 33], &[1025, 3], &[5, 1025], &[3, 4099], &[300, 130]];
+
+fn by_row(x: &Tensor, f: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
+    let columns = *x.dims().last().unwrap();
+    values(x).chunks(columns).flat_map(f).collect()
+}
+
+fn naive_softmax(row: &[f64]) -> Vec<f64> {
+    let sum: f64 = row.iter().map(|x| x.exp()).sum();
+    row.iter().map(|x| x.exp() / sum).collect()
+}
+
+#[test]
+fn forward_matches_a_loop() {
+    for dtype in DTYPES {
+        for out in DTYPES {
+            for shape in SHAPES {
+                let x = strided(shape, dtype, 1);
+                let count = 8.0 * (epsilon(DType::F32) / epsilon(out)).max(1.0);
+                let count = if dtype == DType::F64 { 8.0 } else { count };
+                let expected = by_row(&x, naive_softmax);
+                let y = softmax(&x, out).unwrap();
+                assert_eq!((y.dtype(), y.dims()), (out, shape));
+                assert_close(&y, &expected, count);
+                assert_close(&portable::softmax(&x, out).unwrap(), &expected, 2.0 * count);
+                let expected: Vec<f64> = expected.iter().map(|y| y.ln()).collect();
+                let y = log_softmax(&x, out).unwrap();
+                if expected.len() > 1 {
+                    assert_eq!(y.dtype(), out);
+                    assert_close(&y, &expected, count);
+                    assert_close(&portable::log_softmax(&x, out).unwrap(), &expected, 2.0 * count);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_are_slopes() {
+    let (x, grad) = (random(&[3, 17], DType::F64, 2), random(&[3, 17], DType::F64, 3));
+    let tolerance = difference_tolerance(51.0);
+    let forward = |x: &Tensor| softmax(x, DType::F64).unwrap();
+    let dx = softmax_backward(&forward(&x), &grad).unwrap();
+    assert_close(&dx, &numeric_gradient(&x, &grad, forward), tolerance);
+    let forward = |x: &Tensor| log_softmax(x, DType::F64).unwrap();
+    let dx = log_softmax_backward(&forward(&x), &grad, DType::F64).unwrap();
+    assert_close(&dx, &numeric_gradient(&x, &grad, forward), tolerance);
+}
+
+#[test]
+fn gradients_in_every_dtype_are_those_of_f64() {
+    for dtype in DTYPES {
+        for shape in SHAPES.into_iter().skip(1) {
+            let grad = strided(shape, dtype, 5);
+            let y = softmax(&random(shape, dtype, 4), dtype).unwrap();
+            let expected = values(&softmax_backward(&double(&y), &double(&grad)).unwrap());
+            let dx = softmax_backward(&y, &grad).unwrap();
+            assert_close(&dx, &expected, 16.0);
+            assert_close(&portable::softmax_backward(&y, &grad).unwrap(), &expected, 16.0);
+            let y = log_softmax(&random(shape, dtype, 4), dtype).unwrap();
+            let (y64, grad64) = (double(&y), double(&grad));
+            let expected = values(&log_softmax_backward(&y64, &grad64, DType::F64).unwrap());
+            for out in [dtype, DType::F32] {
+                let dx = log_softmax_backward(&y, &grad, out).unwrap();
+                let oracle = portable::log_softmax_backward(&y, &grad, out).unwrap();
+                assert_eq!(dx.dtype(), out);
+                assert_close(&dx, &expected, 16.0);
+                assert_close(&oracle, &expected, 32.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn equal_logits_share_one() {
+    for dtype in DTYPES {
+        let x = Tensor::ones((2, 4096), dtype, &Device::Cpu).unwrap();
+        assert_eq!(values(&softmax(&x, dtype).unwrap()), vec![1.0 / 4096.0; 8192]);
+    }
+}
+
+#[test]
+fn large_logits_do_not_overflow() {
+    for dtype in DTYPES {
+        let x = of(vec![6e4, 0.0, -6e4, 6e4], &[1, 4], dtype);
+        assert_eq!(values(&softmax(&x, DType::F32).unwrap()), [0.5, 0.0, 0.0, 0.5]);
+    }
+}
+
+#[test]
+fn infinities_and_nan() {
+    let inf = f64::INFINITY;
+    for dtype in DTYPES {
+        let x = of(vec![1.0, -inf, 1.0, inf, 1.0, 2.0, -inf, -inf, -inf], &[3, 3], dtype);
+        let x = Tensor::cat(&[x, of(vec![0.0, f64::NAN, 1.0], &[1, 3], dtype)], 0).unwrap();
+        let y = softmax(&x, dtype).unwrap();
+        let mut expected = vec![f64::NAN; 12];
+        expected[..3].copy_from_slice(&[0.5, 0.0, 0.5]);
+        assert_close(&y, &expected, 0.0);
+        let log = values(&log_softmax(&x, dtype).unwrap());
+        assert!(log[0] < 0.0 && log[1] == -inf && log[3..].iter().all(|y| y.is_nan()), "{log:?}");
+    }
+}

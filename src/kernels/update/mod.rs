@@ -1,0 +1,100 @@
+//! What happens to gradients and variables between backward and the next forward: unscale and
+//! check, clip, and the SGD update. Each is one pass over memory on the CPU.
+//!
+//! Gradients are `F32` (`F64` for `F64` variables), contiguous, in storage of their own; they are
+//! taken and given back, because only on the CPU are they written in place.
+
+mod cpu;
+mod portable;
+
+use candle_core::{DType, Device, Result, Tensor};
+
+/// Multiplies every gradient by `inverse` and tells which hold an infinity or NaN afterwards.
+///
+/// Checking the product, not the scaled value, catches an overflow of the product itself: with a
+/// scale below 1 that happens, and PyTorch's kernel misses it.
+///
+/// # Synchronisation
+///
+/// One read of all flags together on a GPU.
+pub(crate) fn unscale(gradients: Vec<Tensor>, inverse: f32) -> Result<(Vec<Tensor>, Vec<bool>)> {
+    if gradients.iter().all(|g| g.device().is_cpu()) {
+        let flags = gradients.iter().map(|g| cpu::unscale(g, inverse)).collect::<Result<_>>()?;
+        Ok((gradients, flags))
+    } else {
+        portable::unscale(gradients, inverse)
+    }
+}
+
+/// The L2 norm of all gradients together, an `F32` scalar; squares are summed in `f64` on the CPU,
+/// in `F32` elsewhere.
+pub(crate) fn norm(gradients: &[&Tensor]) -> Result<Tensor> {
+    if gradients.iter().all(|g| g.device().is_cpu()) {
+        let squares = gradients.iter().map(|g| cpu::sum_of_squares(g)).sum::<Result<f64>>()?;
+        Tensor::new(squares.sqrt() as f32, &Device::Cpu)
+    } else {
+        portable::norm(gradients)
+    }
+}
+
+/// Multiplies every gradient by `min(1, max_norm / (norm + 1e-6))`, as PyTorch's
+/// `clip_grad_norm_`. No wait: `norm` may be on its way.
+pub(crate) fn clip_norm(
+    gradients: Vec<Tensor>,
+    norm: &Tensor,
+    max_norm: f64,
+) -> Result<Vec<Tensor>> {
+    if gradients.iter().all(|g| g.device().is_cpu()) {
+        let factor = max_norm / (f64::from(norm.to_scalar::<f32>()?) + 1e-6);
+        // A NaN norm must reach the gradients: `min` would hide it.
+        if !(factor >= 1.0) {
+            gradients.iter().try_for_each(|g| cpu::multiply(g, factor))?;
+        }
+        Ok(gradients)
+    } else {
+        portable::clip_norm(gradients, norm, max_norm)
+    }
+}
+
+/// Limits every element of every gradient to `-limit..=limit`. NaN stays NaN.
+pub(crate) fn clip_value(gradients: Vec<Tensor>, limit: f64) -> Result<Vec<Tensor>> {
+    if gradients.iter().all(|g| g.device().is_cpu()) {
+        gradients.iter().try_for_each(|g| cpu::clip_value(g, limit))?;
+        Ok(gradients)
+    } else {
+        gradients.iter().map(|g| g.clamp(-limit, limit)).collect()
+    }
+}
+
+/// The hyperparameters of one SGD step; PyTorch's `torch.optim.SGD`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sgd {
+    pub(crate) lr: f64,
+    pub(crate) momentum: f64,
+    pub(crate) dampening: f64,
+    pub(crate) weight_decay: f64,
+    pub(crate) nesterov: bool,
+    /// No step came before: the momentum buffer starts as the gradient, undampened.
+    pub(crate) first: bool,
+}
+
+/// One SGD step on `weight`, in place, with its momentum buffer (none where momentum is 0). All of
+/// one dtype, `F32` or `F64`, which the arithmetic has too.
+pub(crate) fn sgd(
+    weight: &Tensor,
+    buffer: Option<&Tensor>,
+    gradient: &Tensor,
+    step: Sgd,
+) -> Result<()> {
+    if weight.device().is_cpu() {
+        match weight.dtype() {
+            DType::F64 => cpu::sgd::<f64>(weight, buffer, gradient, step),
+            _ => cpu::sgd::<f32>(weight, buffer, gradient, step),
+        }
+    } else {
+        portable::sgd(weight, buffer, gradient, step)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,71 @@
+//! Convolution layers.
+
+use candle_core::{Result, Tensor};
+use candle_nn::{Conv2dConfig, Init, Module, VarBuilder};
+
+use crate::ops;
+
+/// [`ops::conv2d`] with its weight `(c_out, c_in / groups, k, k)` and bias `(c_out)`.
+#[derive(Clone, Debug)]
+pub struct Conv2d {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    config: Conv2dConfig,
+}
+
+impl Conv2d {
+    /// A layer of given parameters.
+    pub fn new(weight: Tensor, bias: Option<Tensor>, config: Conv2dConfig) -> Self {
+        Self { weight, bias, config }
+    }
+
+    /// Stride, padding, dilation, groups.
+    pub fn config(&self) -> &Conv2dConfig {
+        &self.config
+    }
+
+    /// The weight, `(c_out, c_in / groups, k, k)`.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// The bias, `(c_out)`.
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
+    }
+}
+
+impl Module for Conv2d {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        ops::conv2d(x, &self.weight, self.bias.as_ref(), self.config)
+    }
+}
+
+/// A convolution with a square kernel and a bias; parameters `weight` and `bias`.
+pub fn conv2d(
+    in_channels: usize,
+    out_channels: usize,
+    kernel_size: usize,
+    config: Conv2dConfig,
+    vb: VarBuilder,
+) -> Result<Conv2d> {
+    let bound = 1.0 / ((in_channels * kernel_size * kernel_size) as f64).sqrt();
+    let layer = conv2d_no_bias(in_channels, out_channels, kernel_size, config, vb.clone())?;
+    let bias = vb.get_with_hints(out_channels, "bias", Init::Uniform { lo: -bound, up: bound })?;
+    Ok(Conv2d { bias: Some(bias), ..layer })
+}
+
+/// A convolution with a square kernel and no bias; parameter `weight`.
+pub fn conv2d_no_bias(
+    in_channels: usize,
+    out_channels: usize,
+    kernel_size: usize,
+    config: Conv2dConfig,
+    vb: VarBuilder,
+) -> Result<Conv2d> {
+    let groups = config.groups.max(1);
+    let shape = (out_channels, in_channels / groups, kernel_size, kernel_size);
+    let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
+    let weight = vb.get_with_hints(shape, "weight", init)?;
+    Ok(Conv2d::new(weight, None, config))
+}

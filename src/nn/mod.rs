@@ -1,0 +1,21 @@
+//! Layers on this crate's operators, with candle_nn's names, constructors and parameter names: a
+//! model moves over by changing `use candle_nn::` to `use candle_amp::nn::`, and a checkpoint made
+//! with one loads in the other.
+
+mod batch_norm;
+mod builder;
+mod conv;
+mod dropout;
+mod linear;
+
+pub use batch_norm::{BatchNorm, batch_norm};
+pub use builder::var_builder;
+pub use conv::{Conv2d, conv2d, conv2d_no_bias};
+pub use dropout::Dropout;
+pub use linear::{Linear, linear, linear_b, linear_no_bias};
+
+/// candle_nn's own, which need nothing from this crate.
+pub use candle_nn::{
+    BatchNormConfig, Conv2dConfig, Func, FuncT, Init, Module, ModuleT, Sequential, VarBuilder,
+    VarMap, func, func_t, seq,
+};

@@ -1,0 +1,138 @@
+//! What an operator is, and how it joins candle's graph.
+
+mod gradient;
+mod no_grad;
+mod sink;
+mod token;
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::autocast;
+use crate::policy::Op;
+
+pub use gradient::Gradient;
+pub use no_grad::{NoGradGuard, no_grad, no_grad_guard};
+pub(crate) use sink::backward_into;
+
+/// A differentiable operator: its forward, its backward, and what one hands to the other.
+///
+/// [`apply`] casts the inputs as the active [`Autocast`](crate::Autocast) says, calls `forward`,
+/// and links the result into candle's graph, so that `loss.backward()` calls `backward`, alone or
+/// among candle's own operators. Every operator of this crate is one of these, and so can yours be.
+///
+/// # Precision
+///
+/// `forward` sees inputs already cast and chooses the dtype it returns. `backward` gets the
+/// gradient of the output in the output's dtype, and is told for each input which dtype is wanted:
+/// that of the input *before* the cast, so that an `F32` variable gets an `F32` gradient, straight
+/// from the accumulator, of a product computed in half.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::operator::{Backward, Gradient, Operator, apply};
+/// use candle_amp::{Autocast, Cast, Op};
+/// use candle_core::{DType, Device, Result, Tensor, Var};
+///
+/// /// `x²`, in `F32` inside autocast.
+/// struct Square;
+///
+/// impl Operator for Square {
+///     type Saved = Tensor;
+///
+///     fn op(&self) -> Op {
+///         Op::user("square", Cast::Full)
+///     }
+///
+///     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Tensor)> {
+///         Ok((inputs[0].sqr()?, inputs[0].clone()))
+///     }
+///
+///     fn backward(&self, ctx: &Backward<'_, Tensor>) -> Result<Vec<Option<Gradient>>> {
+///         let slope = ctx.saved.affine(2.0, 0.0)?;
+///         Ok(vec![Some(Gradient::owned((slope * ctx.gradient)?))])
+///     }
+/// }
+///
+/// let x = Var::new(&[3f32, -1.0], &Device::Cpu)?;
+/// let y = Autocast::new(DType::F16).scope(|| apply(Square, &[&x]))?;
+/// let grads = y.sum_all()?.backward()?; // `sum_all` is candle's
+/// assert_eq!(grads.get(&x).unwrap().to_vec1::<f32>()?, [6.0, -2.0]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub trait Operator: Send + Sync + 'static {
+    /// What `backward` needs from `forward`: detached tensors and plain data.
+    type Saved: Send + Sync + 'static;
+
+    /// Whether `backward` needs the output. It must not be put into [`Saved`](Self::Saved), whose
+    /// storage it is taken from.
+    const KEEPS_OUTPUT: bool = false;
+
+    /// The row of the policy table it follows.
+    fn op(&self) -> Op;
+
+    /// Computes the output from detached inputs, and what backward needs of them.
+    ///
+    /// # Errors
+    ///
+    /// Inputs that do not fit, before anything is computed.
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)>;
+
+    /// Computes the gradient of each input, in order; `None` where none is wanted or none exists.
+    ///
+    /// # Errors
+    ///
+    /// Whatever computing it meets. Gradients in flight are then forgotten.
+    fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>>;
+}
+
+/// What [`Operator::backward`] is given.
+#[derive(Debug)]
+pub struct Backward<'a, S> {
+    /// What `forward` saved.
+    pub saved: &'a S,
+    /// The output, where [`Operator::KEEPS_OUTPUT`] is set.
+    pub output: Option<&'a Tensor>,
+    /// The gradient of the output: its shape, its dtype, contiguous.
+    pub gradient: &'a Tensor,
+    /// For each input, the dtype its gradient is wanted in, or `None` where none is wanted.
+    pub wants: &'a [Option<DType>],
+}
+
+impl<S> Backward<'_, S> {
+    /// The output.
+    ///
+    /// # Errors
+    ///
+    /// The operator does not set [`Operator::KEEPS_OUTPUT`].
+    pub fn kept_output(&self) -> Result<&Tensor> {
+        self.output.ok_or_else(|| candle_core::Error::msg("this operator keeps no output"))
+    }
+}
+
+/// Applies `operator` to `inputs`: casts them, computes, and links the output into the graph.
+///
+/// Inputs that are not floating point (targets, masks) get no gradient. Where no input is tracked,
+/// or under [`no_grad`], the output is not tracked either and nothing is saved.
+///
+/// # Errors
+///
+/// Those of the operator's `forward`, and [`Error::ComputeDType`](crate::Error::ComputeDType) of
+/// the active scope.
+pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
+    let target = autocast::target(operator.op(), inputs.iter().map(|t| t.dtype()))?;
+    let cast = |input: &&Tensor| match target {
+        Some(dtype) => autocast::cast(input, dtype),
+        None => Ok(input.detach()),
+    };
+    let cast_inputs = inputs.iter().map(cast).collect::<Result<Vec<_>>>()?;
+    let (output, saved) = operator.forward(&cast_inputs)?;
+    let tracked = |t: &&Tensor| t.track_op() && t.dtype().is_float();
+    if no_grad::is_active() || !inputs.iter().any(tracked) {
+        return Ok(output);
+    }
+    let aliased = cast_inputs.iter().any(|input| token::share_storage(input, &output));
+    drop(cast_inputs);
+    let output = if aliased { output.copy()? } else { output };
+    token::link(operator, saved, inputs, output)
+}

@@ -1,0 +1,53 @@
+//! Where the gradients of variables go when the scaler asks for them: past candle's store, which
+//! would zero, add and round each to the variable's dtype.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use candle_core::{DType, Result, Tensor, TensorId, backprop::GradStore};
+
+use super::Gradient;
+
+/// Gradients by variable.
+pub(crate) type Sink = HashMap<TensorId, Gradient>;
+
+thread_local! {
+    static SINK: RefCell<Option<Sink>> = const { RefCell::new(None) };
+}
+
+/// Back-propagates `loss`. Gradients that operators of this crate have for variables arrive in the
+/// returned sink, in `F32` for half variables; what candle's operators have, in the store.
+pub(crate) fn backward_into(loss: &Tensor) -> Result<(GradStore, Sink)> {
+    /// Takes the sink away again, on error and panic too.
+    struct Open(Option<Sink>);
+    impl Drop for Open {
+        fn drop(&mut self) {
+            SINK.set(self.0.take());
+        }
+    }
+    let _outer = Open(SINK.replace(Some(Sink::new())));
+    let store = loss.backward()?;
+    Ok((store, SINK.take().unwrap_or_default()))
+}
+
+/// Whether a variable's gradient should be given to [`add`].
+pub(super) fn is_open() -> bool {
+    SINK.with_borrow(Option::is_some)
+}
+
+/// The dtype the sink keeps the gradient of a variable in.
+pub(super) fn dtype(variable: DType) -> DType {
+    if variable == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// Adds to the gradient of `variable`.
+pub(super) fn add(variable: &Tensor, gradient: Gradient) -> Result<()> {
+    let id = variable.id();
+    let before = SINK.with_borrow_mut(|sink| sink.as_mut().and_then(|sink| sink.remove(&id)));
+    let sum = match before {
+        None => gradient,
+        Some(before) => before.add(gradient)?,
+    };
+    SINK.with_borrow_mut(|sink| sink.as_mut().map(|sink| sink.insert(id, sum)));
+    Ok(())
+}

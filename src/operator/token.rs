@@ -1,0 +1,421 @@
+//! The token form: how an operator sits in candle's graph without paying for candle's edges.
+//!
+//! candle's `backward` fills zeros, adds and allocates for every edge, in the size of the tensor.
+//! So an operator is two nodes. Its *token*, of one element, is a custom op over the tokens of its
+//! inputs; its *emit* is a custom op from the token to the real output. Operators of this crate
+//! link token to token; candle's use the emitted tensor. A full-size gradient waits in the cell of
+//! the operator whose output it belongs to: consumers put it there, and the token's backward, which
+//! candle schedules after every consumer, takes it. candle's edges carry one element each.
+//!
+//! ```text
+//!   x ──▶ token ──────────▶ token          backward:  cell ◀─── cell ◀─── emit
+//!           │ emit            │ emit
+//!           ▼                 ▼
+//!        output            output ──▶ an operator of candle's
+//! ```
+
+use std::cell::Cell as StdCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, InplaceOp1, Layout,
+    MetalStorage, Result, Shape, Storage, Tensor, TensorId,
+};
+
+use super::{Backward, Gradient, Operator, sink};
+use crate::{Error, autocast};
+
+/// The nodes whose emitted tensor is alive, by its id.
+static NODES: LazyLock<Mutex<HashMap<TensorId, Weak<Node>>>> = LazyLock::new(Mutex::default);
+
+/// A panic elsewhere leaves nothing half written in what these locks guard.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the emitted tensor keeps alive, and consumers find.
+struct Node {
+    token: Tensor,
+    call: Arc<Call>,
+    emitted: OnceLock<TensorId>,
+}
+
+impl Node {
+    fn of(tensor: &Tensor) -> Option<Arc<Node>> {
+        lock(&NODES).get(&tensor.id()).and_then(Weak::upgrade)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(id) = self.emitted.get() {
+            lock(&NODES).remove(id);
+        }
+    }
+}
+
+/// One application of an operator.
+struct Call {
+    name: &'static str,
+    /// Calls the operator's backward with the gradient of the output.
+    run: Box<Run>,
+    /// One for each input.
+    edges: Vec<Edge>,
+    cell: Cell,
+}
+
+type Run = dyn Fn(&Tensor, &[Option<DType>]) -> Result<Vec<Option<Gradient>>> + Send + Sync;
+
+/// Where the gradient of an input goes.
+struct Edge {
+    dtype: DType,
+    target: Target,
+}
+
+enum Target {
+    /// Nowhere: the input is not tracked.
+    Nowhere,
+    /// Into the cell of the operator that made the input.
+    Cell(Arc<Call>),
+    /// To candle, as the gradient of an argument; or to the sink, for a variable.
+    Argument(usize),
+}
+
+/// Gradients waiting for an operator, one a backward pass.
+#[derive(Default)]
+struct Cell(Mutex<Vec<(Pass, Gradient)>>);
+
+impl Cell {
+    fn take(&self) -> Option<Gradient> {
+        let mut waiting = lock(&self.0);
+        let at = waiting.iter().position(|(pass, _)| *pass == Pass::current())?;
+        Some(waiting.swap_remove(at).1)
+    }
+
+    fn add(&self, gradient: Gradient) -> Result<()> {
+        let sum = match self.take() {
+            None => gradient,
+            Some(before) => before.add(gradient)?,
+        };
+        lock(&self.0).push((Pass::current(), sum));
+        Ok(())
+    }
+}
+
+/// Tells apart the gradients of passes that share a graph: on several threads at once, or one
+/// after another where the first failed half way.
+#[derive(Clone, Copy, PartialEq)]
+struct Pass(u64);
+
+impl Pass {
+    fn current() -> Self {
+        CURRENT.get()
+    }
+
+    fn next() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Leaves behind whatever the failed pass of this thread left waiting.
+    fn abandon() {
+        CURRENT.set(Self::next());
+    }
+}
+
+thread_local! {
+    static CURRENT: StdCell<Pass> = StdCell::new(Pass::next());
+}
+
+impl Call {
+    /// Takes the gradient of the output, computes those of the inputs, and sends them on. Returns
+    /// the gradients of the custom op's arguments.
+    fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
+        let mut out = vec![None; args.len()];
+        if let Some(gradient) = self.cell.take() {
+            autocast::clear_cast_cache();
+            let wants: Vec<_> = self.edges.iter().map(|edge| edge.wants(args)).collect();
+            let gradients = (self.run)(&gradient.into_tensor().contiguous()?, &wants)?;
+            if gradients.len() != wants.len() {
+                let (got, expected) = (gradients.len(), wants.len());
+                return Err(Error::GradientCount { op: self.name, got, expected }.into());
+            }
+            for ((edge, want), gradient) in self.edges.iter().zip(wants).zip(gradients) {
+                let (Some(want), Some(gradient)) = (want, gradient) else { continue };
+                let gradient = gradient.to_dtype(want)?;
+                match &edge.target {
+                    Target::Nowhere => {}
+                    Target::Cell(call) => call.cell.add(gradient)?,
+                    Target::Argument(i) if edge.sinks(args) => sink::add(args[*i], gradient)?,
+                    Target::Argument(i) => out[*i] = Some(gradient.into_tensor()),
+                }
+            }
+        }
+        // candle panics where a tracked argument that is no variable gets no gradient.
+        for (gradient, arg) in out.iter_mut().zip(args) {
+            if gradient.is_none() && !arg.is_variable() {
+                *gradient = Some(arg.zeros_like()?);
+            }
+        }
+        Ok(out)
+    }
+}
+
+impl Edge {
+    fn sinks(&self, args: &[&Tensor]) -> bool {
+        matches!(self.target, Target::Argument(i) if args[i].is_variable()) && sink::is_open()
+    }
+
+    fn wants(&self, args: &[&Tensor]) -> Option<DType> {
+        match self.target {
+            Target::Nowhere => None,
+            _ if self.sinks(args) => Some(sink::dtype(self.dtype)),
+            _ => Some(self.dtype),
+        }
+    }
+}
+
+/// Links `output` into the graph as the result of `operator` on `inputs`, at least one of which is
+/// tracked. `output` owns its storage, which moves.
+pub(super) fn link<O: Operator>(
+    operator: O,
+    saved: O::Saved,
+    inputs: &[&Tensor],
+    output: Tensor,
+) -> Result<Tensor> {
+    let kept = Arc::new(OnceLock::<Tensor>::new());
+    let name = operator.op().name();
+    let run = Box::new({
+        let kept = kept.clone();
+        move |gradient: &Tensor, wants: &[Option<DType>]| {
+            operator.backward(&Backward { saved: &saved, output: kept.get(), gradient, wants })
+        }
+    });
+    let node = join(name, run, inputs)?;
+    let emitted = emit(node, output)?;
+    if O::KEEPS_OUTPUT {
+        kept.get_or_init(|| emitted.detach());
+    }
+    Ok(emitted)
+}
+
+/// The node of an operator over `inputs`.
+fn join(name: &'static str, run: Box<Run>, inputs: &[&Tensor]) -> Result<Arc<Node>> {
+    let tracked = |t: &Tensor| t.track_op() && t.dtype().is_float();
+    // candle's custom ops have at most three arguments. With more, inputs without a token get one,
+    // and tokens, which carry no gradient of their own, are joined.
+    let crowded = inputs.iter().filter(|t| tracked(t)).count() > 3;
+    let mut args: Vec<Tensor> = Vec::new();
+    let mut edges = Vec::with_capacity(inputs.len());
+    for &input in inputs {
+        let node = match Node::of(input) {
+            None if crowded && tracked(input) => Some(leaf(input)?),
+            node => node,
+        };
+        let target = match node {
+            _ if !tracked(input) => Target::Nowhere,
+            Some(node) => {
+                args.push(node.token.clone());
+                Target::Cell(node.call.clone())
+            }
+            None => {
+                args.push(input.clone());
+                Target::Argument(args.len() - 1)
+            }
+        };
+        edges.push(Edge { dtype: input.dtype(), target });
+    }
+    while args.len() > 3 {
+        let rest = args.split_off(3);
+        let joined = args[0].apply_op3(&args[1], &args[2], Token::join())?;
+        args = rest;
+        args.push(joined);
+    }
+    let call = Arc::new(Call { name, run, edges, cell: Cell::default() });
+    let op = Token(call.clone());
+    let token = match args.as_slice() {
+        [a] => a.apply_op1(op)?,
+        [a, b] => a.apply_op2(b, op)?,
+        [a, b, c] => a.apply_op3(b, c, op)?,
+        _ => candle_core::bail!("{name} has no tracked input to link to"),
+    };
+    Ok(Arc::new(Node { token, call, emitted: OnceLock::new() }))
+}
+
+/// A node that hands the gradient put into its cell to `input`.
+fn leaf(input: &Tensor) -> Result<Arc<Node>> {
+    let pass_on =
+        |gradient: &Tensor, _: &[Option<DType>]| Ok(vec![Some(Gradient::shared(gradient.clone()))]);
+    join("leaf", Box::new(pass_on), &[input])
+}
+
+fn emit(node: Arc<Node>, output: Tensor) -> Result<Tensor> {
+    let shape = output.shape().clone();
+    let output = Mutex::new(Some(into_storage(output)?));
+    let emitted = node.token.apply_op1(Emit { node: node.clone(), output, shape })?;
+    node.emitted.get_or_init(|| emitted.id());
+    lock(&NODES).insert(emitted.id(), Arc::downgrade(&node));
+    Ok(emitted)
+}
+
+/// Moves the storage out of a contiguous tensor that owns it. On a GPU it is copied: there is no
+/// empty storage to leave in its place.
+fn into_storage(tensor: Tensor) -> Result<Storage> {
+    struct Take(Mutex<Option<CpuStorage>>);
+    impl InplaceOp1 for Take {
+        fn name(&self) -> &'static str {
+            "take"
+        }
+        fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
+            *lock(&self.0) = Some(std::mem::replace(storage, CpuStorage::U8(Vec::new())));
+            Ok(())
+        }
+    }
+    let whole = {
+        let (storage, layout) = tensor.storage_and_layout();
+        match &*storage {
+            Storage::Cpu(cpu) => {
+                layout.is_contiguous() && cpu_len(cpu) == layout.shape().elem_count()
+            }
+            storage if layout.is_contiguous() && layout.start_offset() == 0 => {
+                return storage.try_clone(layout);
+            }
+            _ => false,
+        }
+    };
+    let tensor = if whole { tensor } else { tensor.copy()? };
+    if !tensor.device().is_cpu() {
+        let (storage, layout) = tensor.storage_and_layout();
+        return storage.try_clone(layout);
+    }
+    let take = Take(Mutex::new(None));
+    tensor.inplace_op1(&take)?;
+    match take.0.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(storage) => Ok(Storage::Cpu(storage)),
+        None => candle_core::bail!("candle did not run an in-place operator"),
+    }
+}
+
+fn cpu_len(storage: &CpuStorage) -> usize {
+    match storage {
+        CpuStorage::U8(v) => v.len(),
+        CpuStorage::U32(v) => v.len(),
+        CpuStorage::I16(v) => v.len(),
+        CpuStorage::I32(v) => v.len(),
+        CpuStorage::I64(v) => v.len(),
+        CpuStorage::BF16(v) => v.len(),
+        CpuStorage::F16(v) => v.len(),
+        CpuStorage::F32(v) => v.len(),
+        CpuStorage::F64(v) => v.len(),
+        _ => usize::MAX,
+    }
+}
+
+/// Whether two tensors are views of one CPU storage.
+pub(super) fn share_storage(a: &Tensor, b: &Tensor) -> bool {
+    let ((a, _), (b, _)) = (a.storage_and_layout(), b.storage_and_layout());
+    std::ptr::eq(&*a, &*b)
+}
+
+/// The custom op of a token.
+struct Token(Arc<Call>);
+
+impl Token {
+    /// An op over tokens alone, which hands nothing on.
+    fn join() -> Self {
+        let run = Box::new(|_: &Tensor, _: &[Option<DType>]| Ok(Vec::new()));
+        Self(Arc::new(Call { name: "join", run, edges: Vec::new(), cell: Cell::default() }))
+    }
+
+    fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
+        self.0.backward(args).inspect_err(|_| Pass::abandon())
+    }
+
+    fn cpu(&self) -> Result<(CpuStorage, Shape)> {
+        Ok((CpuStorage::F32(vec![0.0]), Shape::from(1)))
+    }
+
+    fn on<D: BackendDevice>(&self, device: &D) -> Result<(D::Storage, Shape)> {
+        let shape = Shape::from(1);
+        Ok((device.zeros_impl(&shape, DType::F32)?, shape))
+    }
+}
+
+macro_rules! custom_op {
+    ($trait:ident, ($($s:ident $l:ident),*), $grads:ty) => {
+        impl $trait for Token {
+            fn name(&self) -> &'static str {
+                self.0.name
+            }
+            fn cpu_fwd(&self, $($s: &CpuStorage, $l: &Layout),*) -> Result<(CpuStorage, Shape)> {
+                let _ = ($($s, $l),*);
+                self.cpu()
+            }
+            fn cuda_fwd(&self, $($s: &CudaStorage, $l: &Layout),*) -> Result<(CudaStorage, Shape)> {
+                let _ = ($($l),*,);
+                self.on([$($s.device()),*][0])
+            }
+            fn metal_fwd(&self, $($s: &MetalStorage, $l: &Layout),*) -> Result<(MetalStorage, Shape)> {
+                let _ = ($($l),*,);
+                self.on([$($s.device()),*][0])
+            }
+            fn bwd(&self, $($s: &Tensor),*, _: &Tensor, _: &Tensor) -> Result<$grads> {
+                let mut gradients = self.backward(&[$($s),*])?.into_iter();
+                Ok(($({ let _ = $s; gradients.next().flatten() }),*))
+            }
+        }
+    };
+}
+
+custom_op!(CustomOp1, (s1 l1), Option<Tensor>);
+custom_op!(CustomOp2, (s1 l1, s2 l2), (Option<Tensor>, Option<Tensor>));
+custom_op!(CustomOp3, (s1 l1, s2 l2, s3 l3), (Option<Tensor>, Option<Tensor>, Option<Tensor>));
+
+/// The custom op from a token to the operator's output.
+struct Emit {
+    node: Arc<Node>,
+    output: Mutex<Option<Storage>>,
+    shape: Shape,
+}
+
+impl Emit {
+    fn take(&self) -> Result<Storage> {
+        let storage = lock(&self.output).take();
+        storage.ok_or_else(|| candle_core::Error::msg("an operator's output was emitted twice"))
+    }
+}
+
+macro_rules! emit_on {
+    ($fwd:ident, $storage:ty, $variant:ident) => {
+        fn $fwd(&self, _: &$storage, _: &Layout) -> Result<($storage, Shape)> {
+            match self.take()? {
+                Storage::$variant(storage) => Ok((storage, self.shape.clone())),
+                _ => candle_core::bail!("an operator's output is not on its inputs' device"),
+            }
+        }
+    };
+}
+
+impl CustomOp1 for Emit {
+    fn name(&self) -> &'static str {
+        self.node.call.name
+    }
+    emit_on!(cpu_fwd, CpuStorage, Cpu);
+    emit_on!(cuda_fwd, CudaStorage, Cuda);
+    emit_on!(metal_fwd, MetalStorage, Metal);
+
+    fn bwd(&self, token: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let gradient = Gradient::shared(gradient.clone());
+        self.node.call.cell.add(gradient).inspect_err(|_| Pass::abandon())?;
+        token.zeros_like().map(Some)
+    }
+}
+
+/// How many operators have a live output. For tests: nothing may be alive after drop.
+#[doc(hidden)]
+pub fn live_nodes() -> usize {
+    lock(&NODES).len()
+}

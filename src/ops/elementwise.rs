@@ -1,0 +1,160 @@
+//! Operators on elements, and reshaping.
+
+use candle_core::{Result, Tensor};
+
+use super::{check_dims, check_operand};
+use crate::kernels::{self, elementwise};
+use crate::operator::{Backward, Gradient, Operator, apply};
+use crate::{Error, Op, random};
+
+/// `max(x, 0)`; NaN stays NaN.
+///
+/// # Precision
+///
+/// The dtype of `x` in and out; nothing is rounded. The gradient at 0 is 0.
+///
+/// # References
+///
+/// `torch.relu`.
+pub fn relu(x: &Tensor) -> Result<Tensor> {
+    apply(Relu, &[x])
+}
+
+struct Relu;
+
+impl Operator for Relu {
+    type Saved = ();
+    const KEEPS_OUTPUT: bool = true;
+
+    fn op(&self) -> Op {
+        Op::Relu
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+        check_operand(self.op(), &inputs[0], "x", &inputs[0], false)?;
+        Ok((elementwise::relu(&inputs[0])?, ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+        let dx = elementwise::relu_backward(ctx.kept_output()?, ctx.gradient)?;
+        Ok(vec![Some(Gradient::owned(dx))])
+    }
+}
+
+/// `a + b`, of one shape: the residual add.
+///
+/// # Precision
+///
+/// Under autocast, operands of different dtypes are cast to the wider (`F16` with `BF16` to
+/// `F32`); outside they share a dtype. The sum in `F32`, rounded once. The gradient is handed to
+/// both operands as it is.
+///
+/// # Errors
+///
+/// Shapes, dtypes or devices that differ.
+pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    apply(Add, &[a, b])
+}
+
+struct Add;
+
+impl Operator for Add {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::Add
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+        let (a, b) = (&inputs[0], &inputs[1]);
+        check_operand(self.op(), a, "a", a, false)?;
+        check_operand(self.op(), a, "b", b, true)?;
+        check_dims(self.op(), "b", b, a.dims())?;
+        Ok((kernels::elementwise::add(a, b)?, ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+        let gradient = Gradient::shared(ctx.gradient.clone());
+        Ok(vec![Some(gradient.clone()), Some(gradient)])
+    }
+}
+
+/// `x` with each element dropped with probability `p`, and the rest divided by `1 - p`.
+///
+/// Which are dropped is drawn from the crate's generator, [`random`](crate::random).
+///
+/// # Precision
+///
+/// Scaled in `F32`, rounded once to the dtype of `x`. A dropped element is exactly 0, whatever it
+/// was.
+///
+/// # Errors
+///
+/// A `p` below 0 or above 1.
+///
+/// # References
+///
+/// `torch.nn.functional.dropout`.
+pub fn dropout(x: &Tensor, p: f32) -> Result<Tensor> {
+    if !(0.0..=1.0).contains(&p) {
+        let expected = "a probability, from 0 to 1";
+        return Err(Error::Setting { name: "p", got: p.into(), expected }.into());
+    }
+    let keep = 1.0 - f64::from(p);
+    let scale = if keep > 0.0 { 1.0 / keep } else { 0.0 };
+    let mask = random::keep_mask(x.shape(), keep, x.device())?;
+    apply(Dropout { mask, scale }, &[x])
+}
+
+struct Dropout {
+    mask: Tensor,
+    scale: f64,
+}
+
+impl Operator for Dropout {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::Dropout
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+        check_operand(self.op(), &inputs[0], "x", &inputs[0], false)?;
+        Ok((elementwise::dropout(&inputs[0], &self.mask, self.scale)?, ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+        let dx = elementwise::dropout(ctx.gradient, &self.mask, self.scale)?;
+        Ok(vec![Some(Gradient::owned(dx))])
+    }
+}
+
+/// `x (n, …)` as `(n, product of the rest)`.
+///
+/// # Precision
+///
+/// The dtype of `x` in and out. A tracked `x` is copied, so that its gradient need not travel
+/// candle's edges.
+pub fn flatten(x: &Tensor) -> Result<Tensor> {
+    apply(Flatten, &[x])
+}
+
+struct Flatten;
+
+impl Operator for Flatten {
+    /// The dimensions of the input.
+    type Saved = Vec<usize>;
+
+    fn op(&self) -> Op {
+        Op::Flatten
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Vec<usize>)> {
+        Ok((inputs[0].flatten_from(1)?, inputs[0].dims().to_vec()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Vec<usize>>) -> Result<Vec<Option<Gradient>>> {
+        let dx = ctx.gradient.reshape(ctx.saved.as_slice())?;
+        Ok(vec![Some(Gradient::shared(dx))])
+    }
+}

@@ -1,0 +1,75 @@
+//! Operators that ask autocast for their dtype, and whose gradient is right in every dtype.
+//!
+//! Each states which dtype it takes, computes in, accumulates in and returns. "half" is `F16` or
+//! `BF16`; with `F64` inputs, `F32` below reads `F64`. All are [`Operator`](crate::operator::Operator)s:
+//! they work among candle's own operators and under plain `loss.backward()`.
+//!
+//! They return candle's `Result`, so that they fit in `candle_core::Module`s; errors of this
+//! crate's are carried inside.
+
+mod conv;
+mod elementwise;
+mod loss;
+mod norm;
+mod pool;
+mod product;
+mod reduce;
+mod softmax;
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::{Error, Op};
+
+pub use conv::conv2d;
+pub use elementwise::{add, dropout, flatten, relu};
+pub use loss::{cross_entropy, cross_entropy_smoothed, mse};
+pub use norm::{BatchStatistics, batch_norm, batch_norm_eval};
+pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d};
+pub use product::{linear, matmul};
+pub use reduce::{mean, sum};
+pub use softmax::{log_softmax, softmax};
+
+/// What halves are computed in.
+fn arithmetic(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+fn shape_error<T>(op: Op, name: &'static str, got: &Tensor, expected: String) -> Result<T> {
+    let got = got.shape().clone();
+    Err(Error::Shape { op: op.name(), name, got, expected }.into())
+}
+
+/// `got` is floating point, on the device of `first` and, where `same_dtype`, of its dtype.
+fn check_operand(
+    op: Op,
+    first: &Tensor,
+    name: &'static str,
+    got: &Tensor,
+    same_dtype: bool,
+) -> Result<()> {
+    let op = op.name();
+    if !matches!(got.dtype(), DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
+        let expected = "F16, BF16, F32 or F64".to_string();
+        return Err(Error::DType { op, name, got: got.dtype(), expected }.into());
+    }
+    if same_dtype && got.dtype() != first.dtype() {
+        let expected = format!(
+            "{:?} as the first argument: run it in an `Autocast` scope, which casts, or cast one",
+            first.dtype()
+        );
+        return Err(Error::DType { op, name, got: got.dtype(), expected }.into());
+    }
+    let (got, expected) = (got.device().location(), first.device().location());
+    if got != expected {
+        return Err(Error::Device { op, name, got, expected }.into());
+    }
+    Ok(())
+}
+
+/// `got` has exactly the dimensions `expected`.
+fn check_dims(op: Op, name: &'static str, got: &Tensor, expected: &[usize]) -> Result<()> {
+    if got.dims() == expected {
+        return Ok(());
+    }
+    shape_error(op, name, got, format!("{expected:?}"))
+}

@@ -1,0 +1,180 @@
+//! Pooling.
+
+use candle_core::{Result, Tensor, ToUsize2};
+
+use super::{check_operand, shape_error};
+use crate::kernels::pool::{self, Window};
+use crate::operator::{Backward, Gradient, Operator, apply};
+use crate::{Error, Op};
+
+/// The maximum of every window of `x`.
+///
+/// # Shapes
+///
+/// `x (b, c, h, w)` → `(b, c, h_out, w_out)`, `h_out = (h + 2 padding - kernel) / stride + 1`; any
+/// kernel and stride, padding of at most half the kernel. Each is one number or `(height, width)`.
+///
+/// # Precision
+///
+/// The dtype of `x` in and out. NaN wins over everything, padding over nothing. The gradient of a
+/// window goes to its first maximum, as in PyTorch; where windows overlap, gradients are summed in
+/// `F32`. (candle's is divided by the size of the window.)
+///
+/// # Errors
+///
+/// Shapes, a kernel or a padding that do not fit.
+///
+/// # References
+///
+/// `torch.nn.functional.max_pool2d`.
+pub fn max_pool2d(
+    x: &Tensor,
+    kernel: impl ToUsize2,
+    stride: impl ToUsize2,
+    padding: impl ToUsize2,
+) -> Result<Tensor> {
+    apply(MaxPool2d(window(kernel, stride, padding)?), &[x])
+}
+
+/// The average of every window of `x`, padding counted as zeros.
+///
+/// # Shapes
+///
+/// As [`max_pool2d`].
+///
+/// # Precision
+///
+/// The dtype of `x` in and out; sums and gradients in `F32`, rounded once.
+///
+/// # Errors
+///
+/// As [`max_pool2d`].
+///
+/// # References
+///
+/// `torch.nn.functional.avg_pool2d`.
+pub fn avg_pool2d(
+    x: &Tensor,
+    kernel: impl ToUsize2,
+    stride: impl ToUsize2,
+    padding: impl ToUsize2,
+) -> Result<Tensor> {
+    apply(AvgPool2d(window(kernel, stride, padding)?), &[x])
+}
+
+/// The average of every plane of `x`.
+///
+/// # Shapes
+///
+/// `x (b, c, h, w)` → `(b, c)`.
+///
+/// # Precision
+///
+/// The dtype of `x` in and out; sums in `F32`, rounded once.
+///
+/// # References
+///
+/// `torch.nn.functional.adaptive_avg_pool2d` to one pixel.
+pub fn global_avg_pool2d(x: &Tensor) -> Result<Tensor> {
+    apply(GlobalAvgPool2d, &[x])
+}
+
+/// `(b, c, h, w)`
+type Dims = (usize, usize, usize, usize);
+
+fn window(kernel: impl ToUsize2, stride: impl ToUsize2, padding: impl ToUsize2) -> Result<Window> {
+    let pair = |name, least: usize, (a, b): (usize, usize)| match a.min(b) {
+        least_of_two if least_of_two >= least => Ok((a, b)),
+        got => Err(Error::Setting { name, got: got as f64, expected: "at least 1" }),
+    };
+    let kernel = pair("kernel", 1, kernel.to_usize2())?;
+    let stride = pair("stride", 1, stride.to_usize2())?;
+    let padding = padding.to_usize2();
+    if padding.0 > kernel.0 / 2 || padding.1 > kernel.1 / 2 {
+        let got = padding.0.max(padding.1) as f64;
+        let expected = "at most half the kernel";
+        return Err(Error::Setting { name: "padding", got, expected }.into());
+    }
+    Ok(Window { kernel, stride, padding })
+}
+
+fn check(op: Op, x: &Tensor, window: Window) -> Result<()> {
+    check_operand(op, x, "x", x, false)?;
+    let &[_, _, h, w] = x.dims() else { return shape_error(op, "x", x, "(b, c, h, w)".into()) };
+    let Window { kernel, padding, .. } = window;
+    if h + 2 * padding.0 < kernel.0 || w + 2 * padding.1 < kernel.1 {
+        return shape_error(op, "x", x, format!("at least as large as the kernel, {kernel:?}"));
+    }
+    Ok(())
+}
+
+struct MaxPool2d(Window);
+
+impl Operator for MaxPool2d {
+    /// Where each maximum was, and the dimensions of the input.
+    type Saved = (Tensor, Dims);
+
+    fn op(&self) -> Op {
+        Op::MaxPool2d
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
+        let x = &inputs[0];
+        check(self.op(), x, self.0)?;
+        let (y, index) = pool::max_forward(x, self.0)?;
+        Ok((y, (index, x.dims4()?)))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
+        let (index, dims) = ctx.saved;
+        let dx = ctx.wants[0].map(|out| pool::max_backward(ctx.gradient, index, *dims, out));
+        Ok(vec![dx.transpose()?.map(Gradient::owned)])
+    }
+}
+
+struct AvgPool2d(Window);
+
+impl Operator for AvgPool2d {
+    /// The dimensions of the input.
+    type Saved = Dims;
+
+    fn op(&self) -> Op {
+        Op::AvgPool2d
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
+        let x = &inputs[0];
+        check(self.op(), x, self.0)?;
+        Ok((pool::avg_forward(x, self.0)?, x.dims4()?))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
+        let dx = ctx.wants[0].map(|out| pool::avg_backward(ctx.gradient, *ctx.saved, self.0, out));
+        Ok(vec![dx.transpose()?.map(Gradient::owned)])
+    }
+}
+
+struct GlobalAvgPool2d;
+
+impl Operator for GlobalAvgPool2d {
+    /// The dimensions of the input.
+    type Saved = Dims;
+
+    fn op(&self) -> Op {
+        Op::GlobalAvgPool2d
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
+        let x = &inputs[0];
+        check_operand(self.op(), x, "x", x, false)?;
+        if !matches!(x.dims(), [_, _, h, w] if h * w > 0) {
+            return shape_error(self.op(), "x", x, "(b, c, h, w), at least one pixel".into());
+        }
+        Ok((pool::global_avg_forward(x)?, x.dims4()?))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
+        let dx = ctx.wants[0].map(|out| pool::global_avg_backward(ctx.gradient, *ctx.saved, out));
+        Ok(vec![dx.transpose()?.map(Gradient::owned)])
+    }
+}

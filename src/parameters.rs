@@ -1,0 +1,135 @@
+//! Named variables: what overflow reports, missing gradients and checkpoints speak of.
+
+use std::collections::{BTreeMap, HashSet};
+
+use candle_core::{Tensor, TensorId, Var};
+use candle_nn::VarMap;
+
+use crate::step::Bound;
+use crate::{Error, Result};
+
+/// The trainable variables of a model by name, in the order of their names, and its other state
+/// (running statistics, integers) apart.
+///
+/// `VarMap::all_vars` comes in another order in every run, and has the running statistics of batch
+/// norm among the variables.
+///
+/// ```
+/// use candle_amp::{Parameters, nn};
+/// use candle_core::{DType, Device};
+/// use candle_nn::VarMap;
+///
+/// let varmap = VarMap::new();
+/// let vb = nn::var_builder(&varmap, DType::F32, &Device::Cpu);
+/// nn::batch_norm(4, 1e-5, vb.pp("norm"))?;
+/// let parameters = Parameters::from_varmap(&varmap);
+/// assert_eq!(parameters.names().collect::<Vec<_>>(), ["norm.bias", "norm.weight"]);
+/// assert_eq!(parameters.buffers().count(), 2); // running mean and variance
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Parameters {
+    trainable: Vec<(String, Var)>,
+    buffers: Vec<(String, Var)>,
+}
+
+/// What batch norm calls the state that no gradient reaches.
+const BUFFERS: [&str; 3] = ["running_mean", "running_var", "num_batches_tracked"];
+
+impl Parameters {
+    /// The variables of a `VarMap`. Those named `running_mean`, `running_var` or
+    /// `num_batches_tracked`, and those that are not floating point, are buffers.
+    pub fn from_varmap(varmap: &VarMap) -> Self {
+        let data = varmap.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let sorted: BTreeMap<_, _> = data.iter().collect();
+        let is_buffer = |(name, var): &(String, Var)| {
+            let last = name.rsplit('.').next().unwrap_or_default();
+            BUFFERS.contains(&last) || !var.dtype().is_float()
+        };
+        let (buffers, trainable) =
+            sorted.into_iter().map(|(k, v)| (k.clone(), v.clone())).partition(is_buffer);
+        Self { trainable, buffers }
+    }
+
+    /// Variables with names of the caller's, all trainable. One variable may have several names
+    /// (tied weights); it counts once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DuplicateName`].
+    pub fn named<N: Into<String>>(variables: impl IntoIterator<Item = (N, Var)>) -> Result<Self> {
+        let mut sorted = BTreeMap::new();
+        for (name, var) in variables {
+            let name = name.into();
+            if sorted.insert(name.clone(), var).is_some() {
+                return Err(Error::DuplicateName { name });
+            }
+        }
+        Ok(Self { trainable: sorted.into_iter().collect(), buffers: Vec::new() })
+    }
+
+    /// The parameters whose name `keep` accepts: a group of its own, or the part of one optimizer.
+    #[must_use]
+    pub fn filter(&self, mut keep: impl FnMut(&str) -> bool) -> Self {
+        let mut part = |all: &[(String, Var)]| {
+            all.iter().filter(|(name, _)| keep(name)).cloned().collect::<Vec<_>>()
+        };
+        Self { trainable: part(&self.trainable), buffers: part(&self.buffers) }
+    }
+
+    /// The trainable variables with their names, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Var)> {
+        self.trainable.iter().map(|(name, var)| (name.as_str(), var))
+    }
+
+    /// The rest of the state with its names, by name.
+    pub fn buffers(&self) -> impl Iterator<Item = (&str, &Var)> {
+        self.buffers.iter().map(|(name, var)| (name.as_str(), var))
+    }
+
+    /// The names of the trainable variables, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.iter().map(|(name, _)| name)
+    }
+
+    /// The trainable variables, by name, each once: what an optimizer takes.
+    pub fn vars(&self) -> Vec<Var> {
+        let mut seen = HashSet::new();
+        self.iter().filter(|(_, var)| seen.insert(var.id())).map(|(_, var)| var.clone()).collect()
+    }
+
+    /// How many names there are.
+    pub fn len(&self) -> usize {
+        self.trainable.len()
+    }
+
+    /// Whether there is no trainable variable.
+    pub fn is_empty(&self) -> bool {
+        self.trainable.is_empty()
+    }
+
+    /// The name of a trainable variable; the first, where it has several.
+    pub fn name_of(&self, variable: &Tensor) -> Option<&str> {
+        self.name_of_id(variable.id())
+    }
+
+    pub(crate) fn name_of_id(&self, id: TensorId) -> Option<&str> {
+        self.iter().find(|(_, var)| var.id() == id).map(|(name, _)| name)
+    }
+
+    /// A candle optimizer together with the variables it has, so that the scaler can tell its
+    /// gradients from those of another optimizer in the same iteration.
+    ///
+    /// ```no_run
+    /// # fn f(scaler: &mut candle_amp::GradScaler, generator: candle_amp::Parameters,
+    /// #     critic: candle_amp::Parameters, mut g: candle_nn::AdamW, mut c: candle_nn::AdamW)
+    /// # -> candle_amp::Result<()> {
+    /// scaler.step(&mut generator.bind(&mut g))?;
+    /// scaler.step(&mut critic.bind(&mut c))?; // skipped or not on its own account
+    /// scaler.update()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn bind<'a, O: candle_nn::Optimizer>(&'a self, optimizer: &'a mut O) -> Bound<'a, O> {
+        Bound::new(self, optimizer)
+    }
+}

@@ -1,0 +1,278 @@
+//! Which dtype each operator runs in: one table, no tensors.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use candle_core::DType;
+
+/// What autocast does with the floating-point inputs of an operator.
+///
+/// Integer and `F64` inputs are never cast, and an operator given any `F64` runs as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum Cast {
+    /// Inputs to the compute dtype; the output has it too. For matrix products and convolutions,
+    /// which are fast in half precision and accumulate in `F32` inside.
+    Lower,
+    /// Inputs to `F32`; the output is `F32`. For results whose range or cancellation outgrows 16
+    /// bits: sums, logarithms, losses.
+    Full,
+    /// Inputs as they are, arithmetic in `F32`, the output in the first input's dtype. For norms,
+    /// softmax and averages, which need `F32` inside but not between operators.
+    FullMath,
+    /// Inputs to the widest dtype among them; `F16` with `BF16` is `F32`. For operators whose
+    /// operands only have to agree.
+    Promote,
+    /// Nothing. For operators without rounding of their own.
+    Keep,
+}
+
+impl Cast {
+    /// The dtype to cast inputs to, or `None` to leave them alone.
+    pub(crate) fn target(
+        self,
+        compute: DType,
+        inputs: impl Iterator<Item = DType> + Clone,
+    ) -> Option<DType> {
+        if inputs.clone().any(|dtype| dtype == DType::F64) {
+            return None;
+        }
+        match self {
+            Cast::Lower => Some(compute),
+            Cast::Full => Some(DType::F32),
+            Cast::Promote => inputs.filter(|&dtype| is_castable(dtype)).reduce(widest),
+            Cast::FullMath | Cast::Keep => None,
+        }
+    }
+}
+
+/// Whether autocast may change this dtype.
+pub(crate) fn is_castable(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16 | DType::F32)
+}
+
+fn widest(a: DType, b: DType) -> DType {
+    if a == b { a } else { DType::F32 }
+}
+
+macro_rules! ops {
+    ($($(#[$doc:meta])* $op:ident $name:literal $default:ident $pytorch:ident $reason:literal;)*) => {
+        /// An operator that autocast knows about: a row of the table, or a user's own.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Op {
+            $($(#[$doc])* $op,)*
+            /// An operator defined outside this crate; see [`Op::user`].
+            User(&'static str, Cast),
+        }
+
+        impl Op {
+            /// Every operator of the crate, in the order of the table.
+            pub const ALL: &'static [Op] = &[$(Op::$op,)*];
+
+            /// The operator's name: that of its function in [`ops`](crate::ops).
+            pub const fn name(self) -> &'static str {
+                match self { $(Op::$op => $name,)* Op::User(name, _) => name }
+            }
+
+            /// The rule of the crate's own preset.
+            pub const fn default_cast(self) -> Cast {
+                match self { $(Op::$op => Cast::$default,)* Op::User(_, cast) => cast }
+            }
+
+            /// The rule of PyTorch's CUDA lists (version 2.15).
+            pub const fn pytorch_cast(self) -> Cast {
+                match self { $(Op::$op => Cast::$pytorch,)* Op::User(_, cast) => cast }
+            }
+
+            /// Why the crate's preset has this rule.
+            pub const fn reason(self) -> &'static str {
+                match self { $(Op::$op => $reason,)* Op::User(..) => "chosen where it is defined" }
+            }
+
+            const fn index(self) -> Option<usize> {
+                enum Row { $($op,)* }
+                match self { $(Op::$op => Some(Row::$op as usize),)* Op::User(..) => None }
+            }
+        }
+    };
+}
+
+ops! {
+    /// [`ops::matmul`](crate::ops::matmul).
+    Matmul "matmul" Lower Lower "tensor cores multiply halves and accumulate in F32";
+    /// [`ops::linear`](crate::ops::linear).
+    Linear "linear" Lower Lower "a matrix product; bias and its gradient are summed in F32";
+    /// [`ops::conv2d`](crate::ops::conv2d).
+    Conv2d "conv2d" Lower Lower "a matrix product in another layout";
+    /// [`ops::batch_norm`](crate::ops::batch_norm).
+    BatchNorm "batch_norm" FullMath Keep "statistics over a batch need F32; the result fits a half";
+    /// [`ops::relu`](crate::ops::relu).
+    Relu "relu" Keep Keep "selects, never rounds";
+    /// [`ops::dropout`](crate::ops::dropout).
+    Dropout "dropout" Keep Keep "selects and scales once";
+    /// [`ops::add`](crate::ops::add).
+    Add "add" Promote Promote "operands must agree; candle promotes nothing";
+    /// [`ops::max_pool2d`](crate::ops::max_pool2d).
+    MaxPool2d "max_pool2d" Keep Keep "selects, never rounds";
+    /// [`ops::avg_pool2d`](crate::ops::avg_pool2d).
+    AvgPool2d "avg_pool2d" FullMath Keep "a window's sum saturates in half; its mean fits";
+    /// [`ops::global_avg_pool2d`](crate::ops::global_avg_pool2d).
+    GlobalAvgPool2d "global_avg_pool2d" FullMath Keep "a plane's sum saturates in half; its mean fits";
+    /// [`ops::flatten`](crate::ops::flatten).
+    Flatten "flatten" Keep Keep "moves, never rounds";
+    /// [`ops::softmax`](crate::ops::softmax).
+    Softmax "softmax" FullMath Full "exponentials and their sum need F32; probabilities fit a half";
+    /// [`ops::log_softmax`](crate::ops::log_softmax).
+    LogSoftmax "log_softmax" Full Full "the result feeds a loss, and halves are coarse far from zero";
+    /// [`ops::sum`](crate::ops::sum).
+    Sum "sum" Full Full "4,096 ones sum to 2,048 in F16";
+    /// [`ops::mean`](crate::ops::mean).
+    Mean "mean" Full Keep "a sum; and a mean is usually the loss";
+    /// [`ops::cross_entropy`](crate::ops::cross_entropy).
+    CrossEntropy "cross_entropy" Full Full "logarithms and a sum; the scaler needs an F32 loss";
+    /// [`ops::mse`](crate::ops::mse).
+    Mse "mse" Full Full "squares overflow F16 from 256 on; the scaler needs an F32 loss";
+}
+
+impl Op {
+    /// An operator of the user's own, known to policies by `name`, that follows `cast` unless a
+    /// policy says otherwise.
+    ///
+    /// ```
+    /// use candle_amp::{Cast, Op, Policy};
+    ///
+    /// const SWIGLU: Op = Op::user("swiglu", Cast::Promote);
+    /// assert_eq!(Policy::default().cast(SWIGLU), Cast::Promote);
+    /// assert_eq!(Policy::default().deny(SWIGLU).cast(SWIGLU), Cast::Full);
+    /// ```
+    pub const fn user(name: &'static str, cast: Cast) -> Self {
+        Op::User(name, cast)
+    }
+}
+
+/// The cast rule of every operator: a preset, with edits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    rules: [Cast; Op::ALL.len()],
+    user: Arc<BTreeMap<&'static str, Cast>>,
+}
+
+impl Default for Policy {
+    /// The crate's own preset: PyTorch's lists, with half-precision results where only the
+    /// arithmetic needs `F32`, and `F32` where a half sum would saturate.
+    fn default() -> Self {
+        Self::preset(Op::default_cast)
+    }
+}
+
+impl Policy {
+    /// PyTorch's CUDA lists, exactly: for comparing runs with it.
+    ///
+    /// ```
+    /// use candle_amp::{Cast, Op, Policy};
+    ///
+    /// assert_eq!(Policy::pytorch().cast(Op::Softmax), Cast::Full); // F32 in and out
+    /// assert_eq!(Policy::default().cast(Op::Softmax), Cast::FullMath); // F32 inside
+    /// ```
+    pub fn pytorch() -> Self {
+        Self::preset(Op::pytorch_cast)
+    }
+
+    fn preset(rule: impl Fn(Op) -> Cast) -> Self {
+        Self { rules: std::array::from_fn(|i| rule(Op::ALL[i])), user: Arc::default() }
+    }
+
+    /// The rule `op` follows.
+    pub fn cast(&self, op: Op) -> Cast {
+        match (op.index(), op) {
+            (Some(row), _) => self.rules[row],
+            (None, Op::User(name, cast)) => self.user.get(name).copied().unwrap_or(cast),
+            (None, _) => unreachable!("every operator but a user's has a row"),
+        }
+    }
+
+    /// The same policy with `op` following `cast`.
+    #[must_use]
+    pub fn with(mut self, op: Op, cast: Cast) -> Self {
+        match op.index() {
+            Some(row) => self.rules[row] = cast,
+            None => {
+                Arc::make_mut(&mut self.user).insert(op.name(), cast);
+            }
+        }
+        self
+    }
+
+    /// The same policy with `op` in the compute dtype: [`Cast::Lower`].
+    #[must_use]
+    pub fn allow(self, op: Op) -> Self {
+        self.with(op, Cast::Lower)
+    }
+
+    /// The same policy with `op` in `F32`: [`Cast::Full`].
+    #[must_use]
+    pub fn deny(self, op: Op) -> Self {
+        self.with(op, Cast::Full)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use DType::{BF16, F16, F32, F64, U32};
+
+    fn target(cast: Cast, inputs: &[DType]) -> Option<DType> {
+        cast.target(BF16, inputs.iter().copied())
+    }
+
+    #[test]
+    fn each_rule_chooses_its_dtype() {
+        assert_eq!(target(Cast::Lower, &[F32, F16]), Some(BF16));
+        assert_eq!(target(Cast::Full, &[BF16]), Some(F32));
+        assert_eq!(target(Cast::FullMath, &[BF16, F32]), None);
+        assert_eq!(target(Cast::Keep, &[F32]), None);
+        assert_eq!(target(Cast::Promote, &[BF16, BF16]), Some(BF16));
+        assert_eq!(target(Cast::Promote, &[F16, BF16]), Some(F32));
+        assert_eq!(target(Cast::Promote, &[F16, F32]), Some(F32));
+        assert_eq!(target(Cast::Promote, &[U32, F16]), Some(F16));
+        assert_eq!(target(Cast::Promote, &[U32]), None);
+    }
+
+    #[test]
+    fn doubles_turn_casting_off() {
+        for cast in [Cast::Lower, Cast::Full, Cast::FullMath, Cast::Promote, Cast::Keep] {
+            assert_eq!(target(cast, &[F64, F32]), None, "{cast:?}");
+        }
+    }
+
+    #[test]
+    fn every_operator_has_its_own_row_name_and_reason() {
+        let mut names: Vec<_> = Op::ALL.iter().map(|op| op.name()).collect();
+        for (row, op) in Op::ALL.iter().enumerate() {
+            assert_eq!(op.index(), Some(row));
+            assert!(op.reason().len() > 10);
+        }
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Op::ALL.len());
+    }
+
+    #[test]
+    fn edits_touch_one_row() {
+        let edited = Policy::default().allow(Op::Softmax).deny(Op::Conv2d);
+        for &op in Op::ALL {
+            let expected = match op {
+                Op::Softmax => Cast::Lower,
+                Op::Conv2d => Cast::Full,
+                _ => op.default_cast(),
+            };
+            assert_eq!(edited.cast(op), expected, "{op:?}");
+        }
+        let op = Op::user("mine", Cast::Keep);
+        let edited = edited.with(op, Cast::Promote);
+        assert_eq!(edited.cast(op), Cast::Promote);
+        assert_eq!(edited.cast(Op::user("yours", Cast::Keep)), Cast::Keep);
+    }
+}

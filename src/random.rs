@@ -1,0 +1,111 @@
+//! The crate's random numbers: seeded, the same on every device and for any number of threads.
+//!
+//! candle's CPU generator cannot be seeded. This one serves initialisation
+//! ([`nn::var_builder`](crate::nn::var_builder)) and dropout; the same seed, on one thread, gives
+//! the same run.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use candle_core::{DType, Device, Result, Shape, Tensor};
+use candle_nn::Init;
+use candle_nn::init::NormalOrUniform;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::StandardNormal;
+
+use crate::kernels;
+
+/// Where the generator stands: what to save to draw the same numbers again.
+///
+/// Every tensor is drawn from a stream of its own, numbered in the order of drawing, so that two
+/// numbers say it all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct RandomState {
+    /// The seed given.
+    pub seed: u64,
+    /// How many tensors were drawn since.
+    pub draws: u64,
+}
+
+static STATE: Mutex<RandomState> = Mutex::new(RandomState { seed: 0, draws: 0 });
+
+fn locked() -> MutexGuard<'static, RandomState> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts the process's generator over from `seed`. Without it the seed is 0, in every run.
+///
+/// ```
+/// use candle_amp::{ops, random};
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let x = Tensor::ones(64, DType::F32, &Device::Cpu)?;
+/// random::manual_seed(7);
+/// let first = ops::dropout(&x, 0.5)?.to_vec1::<f32>()?;
+/// let second = ops::dropout(&x, 0.5)?.to_vec1::<f32>()?;
+/// random::manual_seed(7);
+/// assert_eq!(ops::dropout(&x, 0.5)?.to_vec1::<f32>()?, first);
+/// assert_ne!(first, second);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn manual_seed(seed: u64) {
+    *locked() = RandomState { seed, draws: 0 };
+}
+
+/// Where the generator stands.
+pub fn state() -> RandomState {
+    *locked()
+}
+
+/// Goes on from where a generator stood.
+pub fn set_state(state: RandomState) {
+    *locked() = state;
+}
+
+/// A generator of its own for the next tensor.
+pub(crate) fn next_stream() -> ChaCha8Rng {
+    let mut state = locked();
+    let mut rng = ChaCha8Rng::seed_from_u64(state.seed);
+    rng.set_stream(state.draws);
+    state.draws += 1;
+    rng
+}
+
+/// A tensor drawn as `init` says, in `F32` (`F64` for `F64`), rounded once to `dtype`.
+pub(crate) fn init(init: Init, shape: &Shape, dtype: DType, device: &Device) -> Result<Tensor> {
+    let uniform = |lo: f64, up: f64| draw(shape, move |rng| rng.random_range(lo..up));
+    let normal =
+        |mean, std: f64| draw(shape, move |rng| mean + std * rng.sample::<f64, _>(StandardNormal));
+    let values = match init {
+        Init::Const(value) => Tensor::full(value, shape, &Device::Cpu)?,
+        Init::Uniform { lo, up } if lo >= up => Tensor::full(lo, shape, &Device::Cpu)?,
+        Init::Uniform { lo, up } => uniform(lo, up)?,
+        Init::Randn { mean, stdev } => normal(mean, stdev)?,
+        Init::Kaiming { dist, fan, non_linearity } => {
+            let std = non_linearity.gain() / (fan.for_shape(shape).max(1) as f64).sqrt();
+            match dist {
+                NormalOrUniform::Uniform => uniform(-3f64.sqrt() * std, 3f64.sqrt() * std)?,
+                NormalOrUniform::Normal => normal(0.0, std)?,
+            }
+        }
+    };
+    kernels::cast(&values, dtype)?.to_device(device)
+}
+
+fn draw(shape: &Shape, mut value: impl FnMut(&mut ChaCha8Rng) -> f64) -> Result<Tensor> {
+    let mut rng = next_stream();
+    let values: Vec<f64> = (0..shape.elem_count()).map(|_| value(&mut rng)).collect();
+    Tensor::from_vec(values, shape, &Device::Cpu)
+}
+
+/// Which of the elements of `shape` to keep, each with probability `keep`: a `U8` tensor of 0 and 1.
+pub(crate) fn keep_mask(shape: &Shape, keep: f64, device: &Device) -> Result<Tensor> {
+    let mut rng = next_stream();
+    // 32 bits of threshold: the probability is exact to 2^-32.
+    let threshold = (keep * 4294967296.0).round() as u64;
+    let mask: Vec<u8> = (0..shape.elem_count())
+        .map(|_| u8::from(u64::from(rng.random::<u32>()) < threshold))
+        .collect();
+    Tensor::from_vec(mask, shape, device)
+}

@@ -1,0 +1,165 @@
+//! The loss-scale rule as a state machine: no tensors, no device.
+
+use crate::{Error, Result};
+
+/// When the loss scale grows, how it backs off, and the range it stays in.
+///
+/// Factors and interval default to PyTorch's (`torch.amp.GradScaler`). PyTorch has no floor: 166
+/// overflows in a row take its scale to zero, and the weights to NaN.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct ScaleConfig {
+    /// The first scale. Default `65536` (2¹⁶).
+    pub init_scale: f32,
+    /// Factor after `growth_interval` clean steps in a row; above 1. Default `2`.
+    pub growth_factor: f64,
+    /// Factor after a step with a non-finite gradient; between 0 and 1. Default `0.5`.
+    pub backoff_factor: f64,
+    /// Clean steps in a row between two growths; at least 1. Default `2000`.
+    pub growth_interval: u32,
+    /// The scale never falls below this; at least [`f32::MIN_POSITIVE`], so that its inverse is
+    /// finite. Default 2⁻²⁴.
+    pub min_scale: f32,
+    /// The scale never rises above this; finite. Default 2²⁴.
+    pub max_scale: f32,
+}
+
+impl Default for ScaleConfig {
+    fn default() -> Self {
+        Self {
+            init_scale: 65536.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 2000,
+            min_scale: 2f32.powi(-24),
+            max_scale: 2f32.powi(24),
+        }
+    }
+}
+
+impl ScaleConfig {
+    /// A scale that never moves: floor and ceiling meet at `scale`. Overflows are still skipped.
+    pub fn constant(scale: f32) -> Self {
+        Self { init_scale: scale, min_scale: scale, max_scale: scale, ..Self::default() }
+    }
+
+    fn validate(&self) -> Result<()> {
+        let check = |name, got: f64, ok: bool, expected| match ok {
+            true => Ok(()),
+            false => Err(Error::Setting { name, got, expected }),
+        };
+        let (growth, backoff) = (self.growth_factor, self.backoff_factor);
+        let finite = "a finite number above 1";
+        check("growth_factor", growth, growth > 1.0 && growth.is_finite(), finite)?;
+        let fraction = "a number above 0 and below 1";
+        check("backoff_factor", backoff, backoff > 0.0 && backoff < 1.0, fraction)?;
+        let interval = self.growth_interval;
+        check("growth_interval", interval.into(), interval >= 1, "at least 1 step")?;
+        for (name, scale) in [
+            ("min_scale", self.min_scale),
+            ("max_scale", self.max_scale),
+            ("init_scale", self.init_scale),
+        ] {
+            let ok = scale.is_normal() && scale > 0.0;
+            check(name, scale.into(), ok, "a finite number, not below f32::MIN_POSITIVE")?;
+        }
+        let order = |low_name, low: f32, high_name, high: f32| match low <= high {
+            true => Ok(()),
+            false => Err(Error::Order { low_name, low: low.into(), high_name, high: high.into() }),
+        };
+        order("min_scale", self.min_scale, "init_scale", self.init_scale)?;
+        order("init_scale", self.init_scale, "max_scale", self.max_scale)
+    }
+}
+
+/// The current loss scale, and the clean steps since it last moved.
+///
+/// ```
+/// use candle_amp::{LossScale, ScaleConfig};
+///
+/// let config = ScaleConfig { init_scale: 8.0, growth_interval: 2, ..Default::default() };
+/// let scale = LossScale::new(config)?;
+/// let scale = scale.after(false).after(false);
+/// assert_eq!(scale.get(), 16.0); // two clean steps
+/// let scale = scale.after(true);
+/// assert_eq!(scale.get(), 8.0); // an overflow
+/// # Ok::<(), candle_amp::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct LossScale {
+    config: ScaleConfig,
+    scale: f32,
+    growth_tracker: u32,
+}
+
+impl LossScale {
+    /// The state before the first step.
+    ///
+    /// # Errors
+    ///
+    /// A factor, interval, floor or ceiling outside the range its field names.
+    pub fn new(config: ScaleConfig) -> Result<Self> {
+        config.validate()?;
+        Ok(Self { config, scale: config.init_scale, growth_tracker: 0 })
+    }
+
+    /// A state as saved: `config`, the current `scale`, and the clean steps since it moved.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and a `scale` outside the floor and the ceiling.
+    pub fn restore(config: ScaleConfig, scale: f32, growth_tracker: u32) -> Result<Self> {
+        ScaleConfig { init_scale: scale, ..config }.validate()?;
+        config.validate()?;
+        Ok(Self { config, scale, growth_tracker })
+    }
+
+    /// The rule it follows.
+    pub fn config(&self) -> &ScaleConfig {
+        &self.config
+    }
+
+    /// The factor the next loss is multiplied by: finite, normal and above zero.
+    pub fn get(&self) -> f32 {
+        self.scale
+    }
+
+    /// `1 / scale`, finite, taken in `f64` and rounded once.
+    pub fn inverse(&self) -> f32 {
+        (1.0 / f64::from(self.scale)) as f32
+    }
+
+    /// Clean steps since the scale last moved.
+    pub fn growth_tracker(&self) -> u32 {
+        self.growth_tracker
+    }
+
+    /// The state after a step in which a gradient was non-finite (`found_inf`) or none was.
+    ///
+    /// | `found_inf` | scale                                           | growth tracker |
+    /// |-------------|-------------------------------------------------|----------------|
+    /// | `true`      | `× backoff_factor`, not below `min_scale`       | 0              |
+    /// | `false`     | `× growth_factor` once `growth_interval` clean steps are reached, not above `max_scale` | counts, 0 on growth |
+    ///
+    /// Products are taken in `f64` and rounded to `f32`, as in PyTorch's `_amp_update_scale_`.
+    /// Growth is due *from* `growth_interval` on, so that a shorter interval taken over mid-run
+    /// cannot be stepped past.
+    #[must_use]
+    pub fn after(self, found_inf: bool) -> Self {
+        let ScaleConfig { growth_factor, backoff_factor, growth_interval, .. } = self.config;
+        let moved = |factor: f64| {
+            let scale = (f64::from(self.scale) * factor) as f32;
+            let scale = scale.clamp(self.config.min_scale, self.config.max_scale);
+            Self { scale, growth_tracker: 0, ..self }
+        };
+        let clean_steps = self.growth_tracker.saturating_add(1);
+        if found_inf {
+            moved(backoff_factor)
+        } else if clean_steps >= growth_interval {
+            moved(growth_factor)
+        } else {
+            Self { growth_tracker: clean_steps, ..self }
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Loss scaling on candle's autograd.
+
+use candle_core::{DType, Tensor};
+
+use crate::gradients::{Collected, Stage, Unscale};
+use crate::step::{Gradients, Step, StepOutcome};
+use crate::{Error, LossScale, Parameters, Result, ScaleConfig, autocast};
+
+/// Keeps small half-precision gradients from vanishing, by scaling the loss they come from; and
+/// holds the gradients between `backward` and the optimizer.
+///
+/// The loop is PyTorch's, except that gradients collect here rather than in the variables, and
+/// [`update`](Self::update) forgets them (there is no `zero_grad`). Calling `backward` again before
+/// `step` accumulates, over micro-batches or over several losses.
+///
+/// Collected are the gradients of variables only, in `F32`, whatever the variable's dtype: what an
+/// operator of this crate computed for a half variable never was rounded to half.
+///
+/// | call | gradients | scale |
+/// |---|---|---|
+/// | `scale(&loss)?.backward()?` | added, scaled | |
+/// | `unscale()?`, `clip_grad_norm(..)?` | unscaled and checked, once | |
+/// | `step(&mut opt)?` | unscaled if they are not yet; given to `opt` if all are finite | |
+/// | `update()?` | forgotten | moves |
+///
+/// # Examples
+///
+/// An overflow costs one step, and the next one is tried at half the scale:
+///
+/// ```
+/// use candle_amp::GradScaler;
+/// use candle_core::{Device, Var};
+/// use candle_nn::{Optimizer, SGD};
+///
+/// let w = Var::new(1f32, &Device::Cpu)?;
+/// let mut sgd = SGD::new(vec![w.clone()], 0.1)?;
+/// let mut scaler = GradScaler::default();
+///
+/// let loss = (w.as_tensor() * 1e38)?; // times 65536 overflows F32
+/// scaler.scale(&loss)?.backward()?;
+/// let outcome = scaler.step(&mut sgd)?;
+/// scaler.update()?;
+///
+/// assert!(outcome.skipped()?);
+/// assert_eq!(scaler.current_scale(), 32768.0);
+/// assert_eq!(w.to_scalar::<f32>()?, 1.0);
+/// # Ok::<(), candle_amp::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.amp.GradScaler`; Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740).
+#[derive(Debug)]
+pub struct GradScaler {
+    /// `None` when disabled.
+    scale: Option<LossScale>,
+    collected: Collected,
+    /// An optimizer that keeps its variables to itself was stepped since the last `update`.
+    foreign_stepped: bool,
+}
+
+impl Default for GradScaler {
+    /// Scale 65536, doubled after 2000 clean steps in a row, halved after an overflow.
+    fn default() -> Self {
+        match Self::new(ScaleConfig::default()) {
+            Ok(scaler) => scaler,
+            Err(error) => unreachable!("the default settings are valid: {error}"),
+        }
+    }
+}
+
+impl GradScaler {
+    /// A scaler that follows `config`; [`ScaleConfig::constant`] for a scale that stays.
+    ///
+    /// # Errors
+    ///
+    /// As [`LossScale::new`].
+    pub fn new(config: ScaleConfig) -> Result<Self> {
+        Ok(Self::following(Some(LossScale::new(config)?)))
+    }
+
+    /// A scaler that scales nothing, checks nothing and never skips a step, but collects and clips
+    /// gradients all the same, so that one loop serves every precision.
+    ///
+    /// `BF16` and `F32` have the exponent range to do without scaling; `F16` has not.
+    pub fn disabled() -> Self {
+        Self::following(None)
+    }
+
+    fn following(scale: Option<LossScale>) -> Self {
+        Self { scale, collected: Collected::default(), foreign_stepped: false }
+    }
+
+    /// Whether it scales.
+    pub fn is_enabled(&self) -> bool {
+        self.scale.is_some()
+    }
+
+    /// The factor the next loss is multiplied by; 1 when disabled.
+    pub fn current_scale(&self) -> f32 {
+        self.scale.map_or(1.0, |scale| scale.get())
+    }
+
+    /// Scale, tracker and settings, to save; `None` when disabled. Take it after `update`.
+    pub fn state(&self) -> Option<LossScale> {
+        self.scale
+    }
+
+    /// Goes on from a saved state.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::GradientsInFlight`] between `backward` and `update`.
+    pub fn load_state(&mut self, state: Option<LossScale>) -> Result<()> {
+        if !self.collected.is_empty() {
+            return Err(Error::GradientsInFlight { call: "load_state" });
+        }
+        self.scale = state;
+        Ok(())
+    }
+
+    /// Multiplies `loss` by the current scale, in its own dtype.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::HalfLoss`]: a half-precision loss must have been reduced in `F32`, before it got
+    /// here. [`Error::LossShape`]: `loss` is not one number.
+    pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss<'_>> {
+        if loss.elem_count() != 1 {
+            return Err(Error::LossShape { got: loss.shape().clone() });
+        }
+        let scaled = match self.scale {
+            None => loss.clone(),
+            Some(_) if !matches!(loss.dtype(), DType::F32 | DType::F64) => {
+                return Err(Error::HalfLoss { got: loss.dtype() });
+            }
+            Some(scale) => (loss * f64::from(scale.get()))?,
+        };
+        Ok(ScaledLoss { loss: scaled, scaler: self })
+    }
+
+    fn unscaling(&self) -> Unscale {
+        let inverse = self.scale.map_or(1.0, |scale| scale.inverse());
+        Unscale { inverse, check: self.is_enabled() }
+    }
+
+    /// Divides the collected gradients by the scale and notes which are infinite or NaN.
+    ///
+    /// Optional: `step` and the clipping calls do it themselves. A second call changes nothing;
+    /// gradients that a later `backward` adds are unscaled as they arrive.
+    ///
+    /// # Precision
+    ///
+    /// `F32`, times the reciprocal of the scale, which is exact for a power of two.
+    ///
+    /// # Synchronisation
+    ///
+    /// None on a CPU; one read on a GPU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoBackward`].
+    pub fn unscale(&mut self) -> Result<()> {
+        self.prepare("unscale", None).map(|_| ())
+    }
+
+    /// The entries of `parameters`, or all that no optimizer has had, unscaled.
+    fn prepare(
+        &mut self,
+        call: &'static str,
+        parameters: Option<&Parameters>,
+    ) -> Result<Vec<usize>> {
+        if self.collected.is_empty() {
+            return Err(Error::NoBackward { call });
+        }
+        let ids = parameters.map(|p| p.vars().iter().map(|var| var.id()).collect::<Vec<_>>());
+        let chosen = self.collected.select(ids.as_deref());
+        self.collected.unscale(&chosen, self.unscaling())?;
+        Ok(chosen)
+    }
+
+    /// Scales all gradients that no optimizer has had down together, so that their L2 norm is at
+    /// most `max_norm`; unscales them first. Returns the norm before, an `F32` scalar.
+    ///
+    /// With an infinite `max_norm` it only measures. Where a gradient overflowed, the norm is
+    /// infinite or NaN, and `step` will skip.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoBackward`]; [`Error::Setting`] for a `max_norm` that is negative or NaN.
+    ///
+    /// # References
+    ///
+    /// `torch.nn.utils.clip_grad_norm_`.
+    pub fn clip_grad_norm(&mut self, max_norm: f64) -> Result<Tensor> {
+        self.clip_norm(None, max_norm)
+    }
+
+    /// As [`clip_grad_norm`](Self::clip_grad_norm), for the gradients of `parameters`: with
+    /// several optimizers, each has its own norm.
+    pub fn clip_grad_norm_of(&mut self, parameters: &Parameters, max_norm: f64) -> Result<Tensor> {
+        self.clip_norm(Some(parameters), max_norm)
+    }
+
+    fn clip_norm(&mut self, parameters: Option<&Parameters>, max_norm: f64) -> Result<Tensor> {
+        limit("max_norm", max_norm)?;
+        let chosen = self.prepare("clip_grad_norm", parameters)?;
+        self.collected.clip_norm(&chosen, max_norm)
+    }
+
+    /// Limits every element of the gradients that no optimizer has had to `-limit..=limit`;
+    /// unscales them first. NaN stays NaN.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoBackward`]; [`Error::Setting`] for a `limit` that is negative or NaN.
+    ///
+    /// # References
+    ///
+    /// `torch.nn.utils.clip_grad_value_`.
+    pub fn clip_grad_value(&mut self, limit: f64) -> Result<()> {
+        self::limit("limit", limit)?;
+        let chosen = self.prepare("clip_grad_value", None)?;
+        self.collected.clip_value(&chosen, limit)
+    }
+
+    /// Steps `optimizer`, unless one of its gradients is infinite or NaN.
+    ///
+    /// | gradients        | variables, optimizer | [`StepOutcome`] |
+    /// |------------------|----------------------|-----------------|
+    /// | all finite       | updated              | taken           |
+    /// | any `inf`, `NaN` | untouched            | skipped         |
+    ///
+    /// An optimizer that knows its variables ([`MasterWeights`](crate::MasterWeights), those of
+    /// the crate, [`Parameters::bind`]) is given, and judged by, its own gradients. One of candle's
+    /// is given all that are left, in the dtypes of their variables.
+    ///
+    /// # Precision
+    ///
+    /// Gradients are unscaled in `F32`, in place.
+    ///
+    /// # Synchronisation
+    ///
+    /// None on a CPU; one read on a GPU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoBackward`], [`Error::NoGradientForOptimizer`], [`Error::AlreadyStepped`],
+    /// [`Error::SecondForeignStep`], before anything has changed; and whatever `optimizer` returns.
+    pub fn step<S: Step>(&mut self, optimizer: &mut S) -> Result<StepOutcome> {
+        if self.collected.is_empty() {
+            return Err(Error::NoBackward { call: "step" });
+        }
+        let variables = optimizer.variables();
+        let chosen = self.collected.select(variables.as_deref());
+        match &variables {
+            None if self.foreign_stepped => return Err(Error::SecondForeignStep),
+            Some(ids) if chosen.is_empty() && !self.any_stepped(ids) => {
+                return Err(Error::NoGradientForOptimizer { variables: ids.len() });
+            }
+            Some(ids) if self.any_stepped(ids) => return Err(Error::AlreadyStepped),
+            _ if chosen.is_empty() => return Err(Error::AlreadyStepped),
+            _ => {}
+        }
+        self.collected.unscale(&chosen, self.unscaling())?;
+        let entries = self.collected.entries();
+        let chosen_entries = || chosen.iter().map(|&at| &entries[at]);
+        let overflowed: Vec<_> =
+            chosen_entries().filter(|e| e.overflowed).map(|e| e.variable.id()).collect();
+        if overflowed.is_empty() {
+            let pairs = chosen_entries().map(|e| (&e.variable, &e.gradient));
+            optimizer.apply(&Gradients::new(pairs))?;
+            autocast::clear_cast_cache();
+        }
+        self.collected.mark_stepped(&chosen);
+        self.foreign_stepped |= variables.is_none();
+        Ok(StepOutcome::new(self.current_scale(), overflowed))
+    }
+
+    fn any_stepped(&self, ids: &[candle_core::TensorId]) -> bool {
+        let stepped = self.collected.entries().iter().filter(|e| e.stage == Stage::Stepped);
+        stepped.into_iter().any(|e| ids.contains(&e.variable.id()))
+    }
+
+    /// Moves the scale by what `step` and `unscale` found since the last `update`, and forgets the
+    /// gradients.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NothingChecked`]: neither was called.
+    pub fn update(&mut self) -> Result<()> {
+        let mut checked = self.collected.entries().iter().filter(|e| e.stage != Stage::Scaled);
+        let Some(first) = checked.next() else { return Err(Error::NothingChecked) };
+        let found_inf = first.overflowed || checked.any(|e| e.overflowed);
+        self.scale = self.scale.map(|scale| scale.after(found_inf));
+        self.forget();
+        Ok(())
+    }
+
+    /// Forgets the collected gradients without moving the scale: for an iteration given up.
+    pub fn forget(&mut self) {
+        self.collected.clear();
+        self.foreign_stepped = false;
+        autocast::clear_cast_cache();
+    }
+
+    /// The true gradient collected for `variable`, unscaled; `None` where there is none.
+    ///
+    /// # Errors
+    ///
+    /// What the arithmetic meets.
+    pub fn gradient(&self, variable: &Tensor) -> Result<Option<Tensor>> {
+        let Some(entry) = self.collected.get(variable) else { return Ok(None) };
+        let gradient = match entry.stage {
+            Stage::Scaled => entry.gradient.affine(self.unscaling().inverse.into(), 0.0)?,
+            Stage::Unscaled | Stage::Stepped => entry.gradient.copy()?,
+        };
+        Ok(Some(gradient))
+    }
+
+    /// The names of those `parameters` that have got no gradient since the last `update`: unused
+    /// ones, and those behind an operator that cuts gradients.
+    pub fn missing<'p>(&self, parameters: &'p Parameters) -> Vec<&'p str> {
+        let missing = parameters.iter().filter(|(_, var)| self.collected.get(var).is_none());
+        missing.map(|(name, _)| name).collect()
+    }
+}
+
+fn limit(name: &'static str, got: f64) -> Result<()> {
+    if got >= 0.0 {
+        Ok(())
+    } else {
+        Err(Error::Setting { name, got, expected: "a number not below zero" })
+    }
+}
+
+/// A loss multiplied by a [`GradScaler`]'s scale.
+#[derive(Debug)]
+#[must_use = "call `backward`, or the loss was scaled for nothing"]
+pub struct ScaledLoss<'a> {
+    loss: Tensor,
+    scaler: &'a mut GradScaler,
+}
+
+impl ScaledLoss<'_> {
+    /// The scaled loss itself.
+    pub fn loss(&self) -> &Tensor {
+        &self.loss
+    }
+
+    /// Back-propagates, and adds the gradients of the loss's variables to those in the scaler.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoGradient`], and whatever backward meets; nothing is added then.
+    pub fn backward(self) -> Result<()> {
+        let unscale = self.scaler.unscaling();
+        self.scaler.collected.backward(&self.loss, unscale)
+    }
+}
