@@ -1,0 +1,241 @@
+//! The command line.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use anyhow::{Result, ensure};
+use candle_core::{DType, Device};
+use clap::{Parser, ValueEnum};
+
+/// Images drawn for training when nobody says how many.
+const DRAWN_IMAGES: usize = 10_000;
+
+/// Trains a small network in mixed precision on CIFAR-10 or, without a download, on drawn shapes.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "cifar10", max_term_width = 100)]
+pub(crate) struct Options {
+    /// Folder of CIFAR-10's binary version, data_batch_*.bin and test_batch.bin [default: shapes
+    /// are drawn]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<PathBuf>,
+
+    #[arg(long, value_enum, default_value_t = Architecture::Resnet20, help = "What to train")]
+    pub(crate) model: Architecture,
+
+    /// What convolutions and matrix products compute in
+    #[arg(long, value_enum, default_value_t = Precision::Bf16)]
+    pub(crate) precision: Precision,
+
+    /// Keep the model in the half precision, and F32 masters of its weights in the optimizer
+    #[arg(long)]
+    pub(crate) master_weights: bool,
+
+    /// dynamic, none, or a number to stay at [default: dynamic for f16, none otherwise]
+    #[arg(long, value_name = "SCALE")]
+    pub(crate) loss_scale: Option<LossScale>,
+
+    /// Passes over the training images [default: 8, or what --steps needs]
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub(crate) epochs: Option<usize>,
+
+    /// Stop after this many steps
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub(crate) steps: Option<usize>,
+
+    /// Images a step [default: 128, or 16 with --smoke]
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub(crate) batch_size: Option<usize>,
+
+    /// The highest learning rate of the schedule
+    #[arg(long, value_name = "X", default_value = "0.1", value_parser = positive)]
+    pub(crate) lr: f64,
+
+    /// Of SGD
+    #[arg(long, value_name = "X", default_value = "0.9", value_parser = fraction)]
+    pub(crate) momentum: f64,
+
+    /// Of SGD
+    #[arg(long, value_name = "X", default_value = "5e-4", value_parser = fraction)]
+    pub(crate) weight_decay: f64,
+
+    /// Of initial weights, order, augmentation and drawn images
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub(crate) seed: u64,
+
+    /// Train on the first CUDA device
+    #[arg(long)]
+    pub(crate) gpu: bool,
+
+    /// Write what was measured to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+
+    /// Train on this many images only, or draw this many [default: all, or 10000 drawn]
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub(crate) train_images: Option<usize>,
+
+    /// A few steps on few images, to see that everything works
+    #[arg(long)]
+    pub(crate) smoke: bool,
+}
+
+/// Which network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Architecture {
+    /// 8 layers, 78 thousand parameters
+    Resnet8,
+    /// 20 layers, 272 thousand parameters
+    Resnet20,
+    /// Two hidden layers of 512, 1.8 million parameters
+    Mlp,
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Resnet8 => "resnet8",
+            Self::Resnet20 => "resnet20",
+            Self::Mlp => "mlp",
+        })
+    }
+}
+
+/// What convolutions and matrix products compute in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Precision {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Precision {
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.dtype().as_str())
+    }
+}
+
+/// How the loss is scaled before the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum LossScale {
+    Dynamic,
+    None,
+    Constant(f64),
+}
+
+impl FromStr for LossScale {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "dynamic" => Ok(Self::Dynamic),
+            "none" => Ok(Self::None),
+            number => positive(number)
+                .map(Self::Constant)
+                .map_err(|_| "expected dynamic, none or a number above zero".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for LossScale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dynamic => f.write_str("dynamic"),
+            Self::None => f.write_str("none"),
+            Self::Constant(scale) => scale.fmt(f),
+        }
+    }
+}
+
+/// A whole number above zero.
+fn count(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|&number| number > 0);
+    number.ok_or_else(|| "expected a whole number above zero".to_owned())
+}
+
+/// A number above zero that F32 can hold.
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|&x: &f64| x as f32 > 0. && (x as f32).is_finite());
+    number.ok_or_else(|| "expected a number above zero".to_owned())
+}
+
+/// A number from 0 up to, but not including, 1.
+fn fraction(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| (0. ..1.).contains(number));
+    number.ok_or_else(|| "expected a number from 0 up to 1".to_owned())
+}
+
+/// A wrong use of the command line, as opposed to a failure.
+#[derive(Debug)]
+pub(crate) struct Usage(pub(crate) String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+impl Options {
+    /// Checks what clap cannot: options that do not go together.
+    pub(crate) fn check(&self) -> Result<()> {
+        ensure!(
+            !(self.master_weights && self.precision == Precision::F32),
+            Usage("--master-weights needs --precision f16 or bf16: f32 weights are masters".into())
+        );
+        let cuda = candle_core::utils::cuda_is_available();
+        ensure!(
+            !self.gpu || cuda,
+            Usage("--gpu needs a build with CUDA: add --features cuda to cargo's options".into())
+        );
+        Ok(())
+    }
+
+    /// The device to train on.
+    pub(crate) fn device(&self) -> Result<Device> {
+        if !self.gpu {
+            return Ok(Device::Cpu);
+        }
+        Device::new_cuda(0).map_err(|error| anyhow::anyhow!("no CUDA device to train on: {error}"))
+    }
+
+    pub(crate) fn loss_scale(&self) -> LossScale {
+        self.loss_scale.unwrap_or(match self.precision {
+            Precision::F16 => LossScale::Dynamic,
+            Precision::F32 | Precision::Bf16 => LossScale::None,
+        })
+    }
+
+    pub(crate) fn batch_size(&self) -> usize {
+        self.batch_size.unwrap_or(if self.smoke { 16 } else { 128 })
+    }
+
+    /// The dtype the model's variables are stored in.
+    pub(crate) fn storage(&self) -> DType {
+        if self.master_weights { self.precision.dtype() } else { DType::F32 }
+    }
+
+    /// How many training and test images to draw, or to keep of those there are.
+    pub(crate) fn images(&self) -> (Option<usize>, Option<usize>) {
+        let smoke = |len| self.smoke.then_some(len);
+        (self.train_images.or(smoke(64)), smoke(40))
+    }
+
+    /// How many training and test images to draw.
+    pub(crate) fn drawn_images(&self) -> (usize, usize) {
+        let (train, test) = self.images();
+        (train.unwrap_or(DRAWN_IMAGES), test.unwrap_or(2_000))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+use super::*;
+
+/// What `cifar10 ARGUMENTS` parses to.
+fn parse(arguments: &str) -> Result<Options, clap::Error> {
+    Options::try_parse_from(std::iter::once("cifar10").chain(arguments.split_whitespace()))
+}
+
+/// The first line of what clap says to `arguments`.
+#[track_caller]
+fn refusal(arguments: &str) -> String {
+    let error = parse(arguments).expect_err("bad arguments");
+    assert_eq!(error.exit_code(), 2);
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn numbers_out_of_range_are_refused_by_name() {
+    for (arguments, message) in [
+        ("--batch-size 0", "'0' for '--batch-size <N>': expected a whole number above zero"),
+        ("--epochs 0", "'0' for '--epochs <N>': expected a whole number above zero"),
+        ("--steps x", "'x' for '--steps <N>': expected a whole number above zero"),
+        ("--train-images 0", "'0' for '--train-images <N>': expected a whole number above zero"),
+        ("--lr=-0.1", "'-0.1' for '--lr <X>': expected a number above zero"),
+        ("--lr 0", "'0' for '--lr <X>': expected a number above zero"),
+        ("--lr inf", "'inf' for '--lr <X>': expected a number above zero"),
+        ("--lr NaN", "'NaN' for '--lr <X>': expected a number above zero"),
+        ("--momentum 1", "'1' for '--momentum <X>': expected a number from 0 up to 1"),
+        ("--weight-decay=-1", "'-1' for '--weight-decay <X>': expected a number from 0 up to 1"),
+    ] {
+        assert_eq!(refusal(arguments), format!("error: invalid value {message}"));
+    }
+    for scale in ["0", "-8", "inf", "NaN", "1e39", "often", ""] {
+        let message = format!(
+            "error: invalid value '{scale}' for '--loss-scale <SCALE>': expected dynamic, none or \
+             a number above zero"
+        );
+        let error = Options::try_parse_from(["cifar10", &format!("--loss-scale={scale}")]);
+        let text = error.expect_err("bad scale").to_string();
+        assert!(text.starts_with(&message) || scale.is_empty(), "{text}");
+    }
+}
+
+#[test]
+fn options_that_do_not_go_together_are_usage_errors() -> anyhow::Result<()> {
+    let error = parse("--precision f32 --master-weights")?.check().expect_err("nothing to master");
+    assert!(error.is::<Usage>());
+    assert!(error.to_string().starts_with("--master-weights needs --precision f16 or bf16"));
+    if !candle_core::utils::cuda_is_available() {
+        let error = parse("--gpu")?.check().expect_err("no CUDA");
+        assert!(error.is::<Usage>());
+        assert!(error.to_string().starts_with("--gpu needs a build with CUDA"));
+    }
+    parse("--precision bf16 --master-weights")?.check()
+}
+
+#[test]
+fn only_f16_scales_its_loss_unless_told() -> anyhow::Result<()> {
+    for (arguments, expected) in [
+        ("", LossScale::None),
+        ("--precision f32", LossScale::None),
+        ("--precision f16", LossScale::Dynamic),
+        ("--precision f16 --loss-scale none", LossScale::None),
+        ("--precision bf16 --loss-scale dynamic", LossScale::Dynamic),
+        ("--loss-scale 1.5e3", LossScale::Constant(1500.)),
+    ] {
+        let scale = parse(arguments)?.loss_scale();
+        assert_eq!(scale, expected, "{arguments}");
+        assert_eq!(scale.to_string().parse(), Ok(expected));
+    }
+    Ok(())
+}
+
+#[test]
+fn only_master_weights_store_the_model_in_half() -> anyhow::Result<()> {
+    assert_eq!(parse("--precision bf16")?.storage(), DType::F32);
+    assert_eq!(parse("--precision bf16 --master-weights")?.storage(), DType::BF16);
+    assert_eq!(parse("--precision f16 --master-weights")?.storage(), DType::F16);
+    Ok(())
+}
+
+#[test]
+fn smoke_shrinks_what_was_not_asked_for() -> anyhow::Result<()> {
+    let sizes = |arguments| {
+        let options = parse(arguments)?;
+        anyhow::Ok((options.batch_size(), options.drawn_images()))
+    };
+    assert_eq!(sizes("")?, (128, (10_000, 2_000)));
+    assert_eq!(sizes("--smoke")?, (16, (64, 40)));
+    assert_eq!(sizes("--smoke --batch-size 4 --train-images 20")?, (4, (20, 40)));
+    Ok(())
+}

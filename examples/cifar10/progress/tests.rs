@@ -1,0 +1,100 @@
+use std::time::Duration;
+
+use clap::Parser;
+
+use super::*;
+use crate::synthetic;
+
+/// A history of two epochs of four steps, one of them skipped.
+fn history() -> History {
+    let mut history = History::default();
+    for (step, loss) in [2.5f32, 2.0, 1.5, 1.0, 0.75, 0.5, 0.25, 0.125].into_iter().enumerate() {
+        history.step(loss, Duration::from_millis(500), step == 2, 32768.);
+        if step % 4 == 3 {
+            history.epoch(4, 0.25 * step as f64 / 2.);
+        }
+    }
+    history
+}
+
+fn options(arguments: &str) -> Options {
+    Options::parse_from(std::iter::once("cifar10").chain(arguments.split_whitespace()))
+}
+
+/// Asserts that `text` is plain and fits a terminal of 80 columns.
+#[track_caller]
+fn assert_plain(text: &str) {
+    assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
+    for line in text.lines() {
+        assert!(line.chars().count() < 80, "{line:?}");
+        assert_eq!(line, line.trim_end());
+    }
+}
+
+#[test]
+fn an_epoch_is_one_line_about_its_own_steps() -> anyhow::Result<()> {
+    let schedule = Schedule::new(&options("--epochs 12 --batch-size 10"), 40)?;
+    let line = epoch_line(&history(), &schedule, 10);
+    let expected = "epoch  2/12  test 87.50 %  loss 0.406  20 images/s  scale 32768  skipped 1";
+    assert_eq!(line, expected);
+    Ok(())
+}
+
+#[test]
+fn scales_are_short() {
+    for (scale, text) in
+        [(1., "1"), (65536., "65536"), (0.5, "0.5"), (16777216., "1.7e7"), (0.000015, "1.5e-5")]
+    {
+        assert_eq!(short(scale), text);
+    }
+}
+
+#[test]
+fn the_opening_names_what_runs() -> anyhow::Result<()> {
+    let data = synthetic::dataset(1300, 30, 0);
+    for (arguments, precision) in [
+        ("", "bf16, f32 variables under autocast, loss scale none"),
+        ("--precision f32", "f32, loss scale none"),
+        (
+            "--precision f16 --master-weights",
+            "f16, f16 variables with f32 masters, loss scale dynamic",
+        ),
+    ] {
+        let options = options(arguments);
+        let schedule = Schedule::new(&options, data.train.len())?;
+        let text = opening(&options, &data, &schedule, 272_474);
+        assert_plain(&text);
+        assert!(text.contains("model          resnet20, 272,474 parameters\n"), "{text}");
+        assert!(text.contains(&format!("precision      {precision}\n")), "{text}");
+        assert!(text.contains("drawn shapes, 1,300 to train on, 30 to test with\n"), "{text}");
+        assert!(text.contains(" steps of 128 images, "), "{text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_closing_tells_accuracy_by_class() {
+    let report = crate::report::tests::sample();
+    let names = synthetic::dataset(1, 1, 0).classes;
+    let text = closing(&report, &names);
+    assert_plain(&text);
+    for part in [
+        "test accuracy  62.50 %\n",
+        "median step    62.5 ms\n",
+        "speed          250 images/s\n",
+        "peak memory    123.00 MiB\n",
+        "steps          216, 4 skipped, then interrupted\n",
+        "\ndisc         0  ring        10  square ",
+        "dots       100\n",
+    ] {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+}
+
+#[test]
+fn the_hint_compares_with_the_other_precision() {
+    assert!(hint(&options("--precision f32")).contains("--precision bf16"));
+    assert!(hint(&options("")).contains("--data DIR"));
+    assert!(!hint(&options("--data x")).contains("--data"));
+    assert_plain(&hint(&options("")));
+}

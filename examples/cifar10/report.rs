@@ -1,0 +1,225 @@
+//! What a run measured, and the JSON of it.
+
+use std::{fs, path::Path, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+use crate::{
+    data::{CLASSES, Dataset},
+    options::Options,
+};
+
+/// Everything that was measured step by step.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    /// The loss of every step, skipped or not.
+    pub(crate) losses: Vec<f32>,
+    pub(crate) times: Vec<Duration>,
+    pub(crate) skipped: usize,
+    /// The loss scale after the last step.
+    pub(crate) scale: f64,
+    pub(crate) epochs: Vec<Epoch>,
+}
+
+/// One pass over the training images, and the test after it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Epoch {
+    pub(crate) steps: usize,
+    /// The mean over its steps.
+    pub(crate) loss: f64,
+    pub(crate) test_accuracy: f64,
+}
+
+impl History {
+    pub(crate) fn step(&mut self, loss: f32, time: Duration, skipped: bool, scale: f64) {
+        self.losses.push(loss);
+        self.times.push(time);
+        self.skipped += usize::from(skipped);
+        self.scale = scale;
+    }
+
+    /// Ends an epoch of `steps` steps.
+    pub(crate) fn epoch(&mut self, steps: usize, test_accuracy: f64) {
+        self.epochs.push(Epoch { steps, loss: self.recent_loss(steps), test_accuracy });
+    }
+
+    /// Steps begun, skipped ones included.
+    pub(crate) fn steps(&self) -> usize {
+        self.losses.len()
+    }
+
+    /// Steps that moved the weights.
+    pub(crate) fn taken(&self) -> usize {
+        self.steps() - self.skipped
+    }
+
+    /// The mean loss of the last `count` steps: one step's alone is noise.
+    pub(crate) fn recent_loss(&self, count: usize) -> f64 {
+        let last = &self.losses[self.steps().saturating_sub(count)..];
+        last.iter().map(|&loss| f64::from(loss)).sum::<f64>() / last.len().max(1) as f64
+    }
+
+    pub(crate) fn median_step(&self) -> Duration {
+        let mut times = self.times.clone();
+        times.sort_unstable();
+        times.get(times.len() / 2).copied().unwrap_or_default()
+    }
+
+    /// Steps a second over the last `count` steps; 0 before the first.
+    pub(crate) fn rate(&self, count: usize) -> f64 {
+        let last = &self.times[self.steps().saturating_sub(count)..];
+        let seconds = last.iter().sum::<Duration>().as_secs_f64();
+        if seconds > 0. { last.len() as f64 / seconds } else { 0. }
+    }
+}
+
+/// How many test images there are of every class, and how many were recognised.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Score {
+    pub(crate) hits: [usize; CLASSES],
+    pub(crate) of: [usize; CLASSES],
+}
+
+impl Score {
+    /// Counts images of `labels` that were taken for `predictions`.
+    pub(crate) fn count(&mut self, labels: &[u32], predictions: &[u32]) {
+        for (&label, prediction) in labels.iter().zip(predictions) {
+            self.of[label as usize] += 1;
+            self.hits[label as usize] += usize::from(label == *prediction);
+        }
+    }
+
+    /// The fraction of all images recognised.
+    pub(crate) fn accuracy(&self) -> f64 {
+        ratio(self.hits.iter().sum(), self.of.iter().sum())
+    }
+
+    /// The fraction recognised of every class; 0 for a class without images.
+    pub(crate) fn by_class(&self) -> [f64; CLASSES] {
+        std::array::from_fn(|class| ratio(self.hits[class], self.of[class]))
+    }
+}
+
+fn ratio(part: usize, whole: usize) -> f64 {
+    part as f64 / whole.max(1) as f64
+}
+
+/// The file of `--report`.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) model: String,
+    pub(crate) precision: String,
+    pub(crate) device: String,
+    pub(crate) data: String,
+    pub(crate) train_images: usize,
+    pub(crate) epochs: usize,
+    pub(crate) batch_size: usize,
+    pub(crate) lr: f64,
+    pub(crate) seed: u64,
+    pub(crate) master_weights: bool,
+    pub(crate) loss_scale: String,
+    /// Steps begun, skipped ones included.
+    pub(crate) steps: usize,
+    pub(crate) skipped_steps: usize,
+    /// The loss scale after the last step; 1 without a scaler.
+    pub(crate) final_scale: f64,
+    /// The mean of the last ten steps.
+    pub(crate) final_loss: f64,
+    /// The mean of every epoch.
+    pub(crate) losses: Vec<f64>,
+    pub(crate) test_accuracy: f64,
+    pub(crate) test_accuracy_per_epoch: Vec<f64>,
+    pub(crate) test_accuracy_per_class: [f64; CLASSES],
+    /// From making the batch to moving the scale.
+    pub(crate) median_step_seconds: f64,
+    /// Of all steps together, without evaluation.
+    pub(crate) images_per_second: f64,
+    /// `null` where the system does not tell.
+    pub(crate) peak_rss_bytes: Option<u64>,
+    /// All trainable variables, as the model stores them.
+    pub(crate) weight_bytes: usize,
+    /// True when Ctrl-C ended the training.
+    pub(crate) interrupted: bool,
+}
+
+impl Report {
+    /// Of a run of `options` on `data` that ended with `score`.
+    pub(crate) fn new(
+        options: &Options,
+        data: &Dataset,
+        history: &History,
+        score: &Score,
+        weight_bytes: usize,
+        interrupted: bool,
+    ) -> Self {
+        let each = |value: fn(&Epoch) -> f64| history.epochs.iter().map(value).collect();
+        Self {
+            model: options.model.to_string(),
+            precision: options.precision.to_string(),
+            device: if options.gpu { "cuda" } else { "cpu" }.to_owned(),
+            data: data.name.clone(),
+            train_images: data.train.len(),
+            epochs: history.epochs.len(),
+            batch_size: options.batch_size(),
+            lr: options.lr,
+            seed: options.seed,
+            master_weights: options.master_weights,
+            loss_scale: options.loss_scale().to_string(),
+            steps: history.steps(),
+            skipped_steps: history.skipped,
+            final_scale: history.scale,
+            final_loss: history.recent_loss(10),
+            losses: each(|epoch| epoch.loss),
+            test_accuracy: score.accuracy(),
+            test_accuracy_per_epoch: each(|epoch| epoch.test_accuracy),
+            test_accuracy_per_class: score.by_class(),
+            median_step_seconds: history.median_step().as_secs_f64(),
+            images_per_second: history.rate(usize::MAX) * options.batch_size() as f64,
+            peak_rss_bytes: peak_rss_bytes(),
+            weight_bytes,
+            interrupted,
+        }
+    }
+
+    /// Writes the report to `path`, which holds all of it or what it held before.
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+        let mut json = serde_json::to_vec_pretty(self)?;
+        json.push(b'\n');
+        let scratch = scratch_file(path)?;
+        let written = fs::write(&scratch, json).and_then(|()| fs::rename(&scratch, path));
+        written
+            .inspect_err(|_| drop(fs::remove_file(&scratch)))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+/// Checks, before hours of training, that a report can be written to `path`.
+pub(crate) fn check_writable(path: &Path) -> Result<()> {
+    ensure!(!path.is_dir(), "--report {}: this is a folder", path.display());
+    let scratch = scratch_file(path)?;
+    fs::write(&scratch, "")
+        .and_then(|()| fs::remove_file(&scratch))
+        .with_context(|| format!("--report {}: cannot write there", path.display()))
+}
+
+/// A file beside `path`, so that renaming it to `path` replaces it at once.
+fn scratch_file(path: &Path) -> Result<std::path::PathBuf> {
+    let name = path.file_name().with_context(|| format!("{}: no file name", path.display()))?;
+    let scratch = format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id());
+    Ok(path.with_file_name(scratch))
+}
+
+/// The most memory this process ever held, where `/proc` tells.
+pub(crate) fn peak_rss_bytes() -> Option<u64> {
+    parse_peak_rss(&fs::read_to_string("/proc/self/status").ok()?)
+}
+
+fn parse_peak_rss(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,100 @@
+use super::*;
+
+/// A report in which no two numbers are alike.
+pub(crate) fn sample() -> Report {
+    Report {
+        model: "resnet8".to_owned(),
+        precision: "f16".to_owned(),
+        device: "cpu".to_owned(),
+        data: "drawn shapes".to_owned(),
+        train_images: 1234,
+        epochs: 3,
+        batch_size: 17,
+        lr: 0.25,
+        seed: 9,
+        master_weights: true,
+        loss_scale: "dynamic".to_owned(),
+        steps: 216,
+        skipped_steps: 4,
+        final_scale: 4096.,
+        final_loss: 0.75,
+        losses: vec![2.25, 1.5, 0.875],
+        test_accuracy: 0.625,
+        test_accuracy_per_epoch: vec![0.25, 0.5, 0.625],
+        test_accuracy_per_class: [0., 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.],
+        median_step_seconds: 0.0625,
+        images_per_second: 250.5,
+        peak_rss_bytes: Some(123 << 20),
+        weight_bytes: 156_084,
+        interrupted: true,
+    }
+}
+
+#[test]
+fn the_report_holds_every_field_and_replaces_what_was_there() -> Result<()> {
+    let dir = std::env::temp_dir().join(format!("candle-amp-report-{}", std::process::id()));
+    fs::create_dir_all(&dir)?;
+    let path = dir.join("run.json");
+    fs::write(&path, "old")?;
+    check_writable(&path)?;
+    assert_eq!(fs::read_to_string(&path)?, "old");
+    sample().write(&path)?;
+    let json: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
+    let names: Vec<_> =
+        fs::read_dir(&dir)?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
+    fs::remove_dir_all(&dir)?;
+
+    assert_eq!(names, ["run.json"], "no scratch file stays behind");
+    let expected = serde_json::json!({
+        "model": "resnet8", "precision": "f16", "device": "cpu", "data": "drawn shapes",
+        "train_images": 1234, "epochs": 3, "batch_size": 17, "lr": 0.25, "seed": 9,
+        "master_weights": true, "loss_scale": "dynamic", "steps": 216, "skipped_steps": 4,
+        "final_scale": 4096.0, "final_loss": 0.75, "losses": [2.25, 1.5, 0.875],
+        "test_accuracy": 0.625, "test_accuracy_per_epoch": [0.25, 0.5, 0.625],
+        "test_accuracy_per_class": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0],
+        "median_step_seconds": 0.0625, "images_per_second": 250.5,
+        "peak_rss_bytes": 128974848, "weight_bytes": 156084, "interrupted": true,
+    });
+    assert_eq!(json, expected);
+    Ok(())
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_refused_early() {
+    let missing = std::env::temp_dir().join("candle-amp-no-such-folder").join("run.json");
+    let error = check_writable(&missing).expect_err("no folder");
+    assert_eq!(error.to_string(), format!("--report {}: cannot write there", missing.display()));
+    let error = check_writable(&std::env::temp_dir()).expect_err("a folder");
+    assert!(error.to_string().ends_with(": this is a folder"), "{error}");
+}
+
+#[test]
+fn the_history_tells_steps_taken_from_steps_skipped() {
+    let mut history = History::default();
+    assert_eq!(history.median_step(), Duration::ZERO);
+    for (i, skipped) in [false, true, false].into_iter().enumerate() {
+        let time = Duration::from_millis([30, 500, 70][i]);
+        history.step([4., 3., 1.][i], time, skipped, 8.);
+    }
+    assert_eq!((history.steps(), history.taken(), history.skipped), (3, 2, 1));
+    assert_eq!(history.median_step(), Duration::from_millis(70));
+    assert_eq!(history.recent_loss(2), 2.);
+    assert!((history.rate(3) - 5.).abs() < 1e-9);
+}
+
+#[test]
+fn a_score_counts_hits_by_class() {
+    let mut score = Score::default();
+    score.count(&[0, 0, 3], &[0, 3, 3]);
+    score.count(&[9], &[0]);
+    assert_eq!(score.accuracy(), 0.5);
+    assert_eq!(score.by_class(), [0.5, 0., 0., 1., 0., 0., 0., 0., 0., 0.]);
+}
+
+#[test]
+fn peak_memory_is_read_from_the_status_of_the_process() {
+    let status = "VmPeak:\t  999 kB\nVmHWM:\t    1234 kB\nVmRSS:\t 55 kB\n";
+    assert_eq!(parse_peak_rss(status), Some(1234 * 1024));
+    assert_eq!(parse_peak_rss("VmHWM:\t many kB\n"), None);
+    assert_eq!(parse_peak_rss(""), None);
+}

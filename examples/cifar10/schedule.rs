@@ -1,0 +1,94 @@
+//! How long to train, and the learning rate on the way.
+
+use std::f64::consts::PI;
+
+use anyhow::{Result, ensure};
+
+use crate::options::{Options, Usage};
+
+/// A cosine over all steps, after a linear warm-up over the first twentieth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Schedule {
+    pub(crate) epochs: usize,
+    /// Full batches in an epoch; what is left over comes up in another one.
+    pub(crate) steps_per_epoch: usize,
+    pub(crate) steps: usize,
+    peak: f64,
+}
+
+impl Schedule {
+    /// For `train_images` and the options' batch size, epochs and steps.
+    pub(crate) fn new(options: &Options, train_images: usize) -> Result<Self> {
+        let batch = options.batch_size();
+        let steps_per_epoch = train_images / batch;
+        ensure!(
+            steps_per_epoch > 0,
+            Usage(format!("--batch-size is {batch}, but there are {train_images} training images"))
+        );
+        let steps = options.steps.or(options.smoke.then_some(6));
+        let epochs = match (options.epochs, steps) {
+            (Some(epochs), _) => epochs,
+            (None, Some(steps)) => steps.div_ceil(steps_per_epoch),
+            (None, None) => 8,
+        };
+        let all = epochs.saturating_mul(steps_per_epoch);
+        let steps = steps.map_or(all, |steps| steps.min(all));
+        Ok(Self { epochs, steps_per_epoch, steps, peak: options.lr })
+    }
+
+    /// The learning rate after `taken` steps. A skipped step is not one.
+    pub(crate) fn learning_rate(&self, taken: usize) -> f64 {
+        let warm_up = self.steps.div_ceil(20) as f64;
+        let (taken, steps) = (taken as f64, self.steps as f64);
+        if taken < warm_up {
+            return self.peak * (taken + 1.) / (warm_up + 1.);
+        }
+        let progress = (taken - warm_up) / (steps - warm_up).max(1.);
+        self.peak * 0.5 * (1. + (PI * progress).cos())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[track_caller]
+    fn schedule(arguments: &str, images: usize) -> Schedule {
+        let arguments = std::iter::once("cifar10").chain(arguments.split_whitespace());
+        Schedule::new(&Options::parse_from(arguments), images).expect("a schedule")
+    }
+
+    #[test]
+    fn epochs_and_steps_bound_each_other() {
+        let lengths = |arguments, images| {
+            let schedule = schedule(arguments, images);
+            (schedule.epochs, schedule.steps_per_epoch, schedule.steps)
+        };
+        assert_eq!(lengths("", 1000), (8, 7, 56));
+        assert_eq!(lengths("--epochs 3 --batch-size 100", 1000), (3, 10, 30));
+        assert_eq!(lengths("--steps 15", 1000), (3, 7, 15));
+        assert_eq!(lengths("--steps 15 --epochs 2", 1000), (2, 7, 14));
+        assert_eq!(lengths("--smoke", 64), (2, 4, 6));
+    }
+
+    #[test]
+    fn a_batch_larger_than_the_set_is_a_usage_error() {
+        let options = Options::parse_from(["cifar10", "--batch-size", "65"]);
+        let error = Schedule::new(&options, 64).expect_err("65 of 64 images");
+        assert!(error.is::<Usage>());
+        assert_eq!(error.to_string(), "--batch-size is 65, but there are 64 training images");
+    }
+
+    #[test]
+    fn the_rate_warms_up_peaks_and_falls_to_nothing() {
+        let schedule = schedule("--steps 200 --lr 0.5", 1280);
+        let rates: Vec<f64> = (0..200).map(|taken| schedule.learning_rate(taken)).collect();
+        assert_eq!(rates[10], 0.5);
+        assert!(rates[..10].is_sorted() && rates[0] > 0.);
+        assert!(rates[10..].is_sorted_by(|a, b| a > b) && rates[199] > 0.);
+        assert!((rates[105] - 0.25).abs() < 1e-9, "{}", rates[105]);
+        assert!(rates[199] < 1e-3);
+    }
+}
