@@ -1,3 +1,5 @@
 //! The integration tests, one binary.
 
+mod operator_table;
+mod readme;
 mod tidy;
