@@ -70,7 +70,7 @@ fn main() -> candle_amp::Result<()> {
     let mut taken = 0; // the schedule's clock: it stands still while steps are skipped
     for step in 0..steps {
         adamw.set_learning_rate(0.02 * f64::from(taken + 1).min(20.0) / 20.0);
-        for part in 0..4 {
+        for part in 0..4u32 {
             // Micro-batches: the gradients add up in the scaler, in F32.
             let rows = Tensor::arange_step(part, 256, 4, &Device::Cpu)?;
             let (x, y) = (x.index_select(&rows, 0)?, y.index_select(&rows, 0)?);
