@@ -63,8 +63,8 @@ fn main() -> candle_amp::Result<()> {
     let mut sgd = SGD::new(head.vars(), 0.05)?;
 
     // A first scale that is too high, so that there is something to report.
-    let config =
-        ScaleConfig { init_scale: 2f32.powi(24), growth_interval: 250, ..Default::default() };
+    let high = 2f32.powi(27);
+    let config = ScaleConfig { init_scale: high, max_scale: high, ..Default::default() };
     let mut scaler = GradScaler::new(config)?;
     let amp = Autocast::new(DType::F16);
     let mut taken = 0; // the schedule's clock: it stands still while steps are skipped
