@@ -7,6 +7,8 @@ mod gradients;
 mod graph;
 mod layers;
 mod master_weights;
+mod operator_table;
+mod readme;
 mod scale_rule;
 mod scaler;
 mod sgd;
