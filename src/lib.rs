@@ -1,4 +1,4 @@
-//! Automatic mixed precision for candle.
+#![doc = include_str!("../README.md")]
 
 mod autocast;
 mod error;
@@ -25,3 +25,8 @@ pub use policy::{Cast, Op, Policy};
 pub use scale::{LossScale, ScaleConfig};
 pub use scaler::{GradScaler, ScaledLoss};
 pub use step::{Bound, Gradients, Step, StepOutcome};
+
+/// Compiles the programs in `docs/porting.md`.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/porting.md")]
+mod porting {}

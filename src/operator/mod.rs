@@ -13,6 +13,8 @@ use crate::policy::Op;
 pub use gradient::Gradient;
 pub use no_grad::{NoGradGuard, no_grad, no_grad_guard};
 pub(crate) use sink::backward_into;
+#[doc(hidden)]
+pub use token::live_nodes;
 
 /// A differentiable operator: its forward, its backward, and what one hands to the other.
 ///

@@ -415,7 +415,6 @@ impl CustomOp1 for Emit {
 }
 
 /// How many operators have a live output. For tests: nothing may be alive after drop.
-#[doc(hidden)]
 pub fn live_nodes() -> usize {
     lock(&NODES).len()
 }

@@ -1,3 +1,16 @@
 //! The integration tests, one binary.
 
+mod autocast;
+mod bad_input;
+mod dtype_flow;
+mod gradients;
+mod graph;
+mod layers;
+mod master_weights;
+mod operator_table;
+mod readme;
+mod scale_rule;
+mod scaler;
+mod sgd;
 mod tidy;
+mod util;

@@ -1,15 +1,14 @@
 //! Images as matrices: one row a tap of the kernel, one column a pixel of the output.
+//!
+//! Only the taps of one row of the kernel are laid out, for all rows of the image that some row of
+//! the kernel meets: the matrices of the kernel's other rows are the same elements, some image rows
+//! further on. A third of the copies, for a kernel of three rows.
 
 use std::ops::Range;
 
 use super::shape::Shape;
 use crate::kernels::element::Real;
-
-/// Runs a loop nest compiled for the widest vectors of the processor.
-#[inline(always)]
-fn vectorised(f: impl FnOnce()) {
-    pulp::Arch::new().dispatch(f)
-}
+use crate::kernels::gemm::{Matrix, vectorised};
 
 /// Copies whole images to the middle of `padded`, with zeros around them.
 pub(super) fn pad<A: Real>(images: &[A], shape: &Shape, padded: &mut [A]) {
@@ -42,102 +41,168 @@ pub(super) fn crop<A: Real>(padded: &[A], shape: &Shape, image: &mut [A]) {
     }
 }
 
-/// Writes the columns of one group and some output rows: `taps` rows of `images × rows × out_width`
-/// elements, from that many padded images.
-pub(super) fn gather<A: Real>(
-    padded: &[A],
-    shape: &Shape,
-    group: usize,
+/// The layout of a group's strips: `(channel, kernel column, phase, row, image, output column)`.
+///
+/// Row `q` of phase `p` is row `q * stride + p` of the padded images, so that the rows that a row of
+/// the kernel meets lie one after the other.
+#[derive(Clone, Debug)]
+pub(super) struct Strips {
+    images: usize,
+    /// The output rows they serve.
     rows: Range<usize>,
-    columns: &mut [A],
-) {
-    vectorised(
-        #[inline(always)]
-        || match (shape.geometry.stride, shape.out_width) {
-            (1, 8) => gather_with(padded, shape, group, rows, columns, copy_fixed::<A, 8>),
-            (1, 16) => gather_with(padded, shape, group, rows, columns, copy_fixed::<A, 16>),
-            (1, 32) => gather_with(padded, shape, group, rows, columns, copy_fixed::<A, 32>),
-            (1, _) => gather_with(padded, shape, group, rows, columns, |src, dst| {
-                dst.copy_from_slice(&src[..dst.len()])
-            }),
-            (stride, _) => gather_with(padded, shape, group, rows, columns, |src, dst| {
-                for (d, s) in dst.iter_mut().zip(src.iter().step_by(stride)) {
-                    *d = *s;
-                }
-            }),
-        },
-    );
+    /// Rows of each phase.
+    depth: usize,
 }
 
-/// A copy of known length, which becomes a few moves instead of a call.
-#[inline(always)]
-fn copy_fixed<A: Copy, const N: usize>(src: &[A], dst: &mut [A]) {
-    if let (Some(dst), Some(src)) = (dst.first_chunk_mut::<N>(), src.first_chunk::<N>()) {
-        *dst = *src;
+impl Strips {
+    pub(super) fn new(shape: &Shape, images: usize, rows: Range<usize>) -> Self {
+        let reach = (shape.kernel_height - 1) * shape.geometry.dilation;
+        Self { images, depth: rows.len() + reach / shape.geometry.stride, rows }
     }
-}
 
-/// [`gather`], with `copy` to bring one output row from where its pixels start in the image.
-#[inline(always)]
-fn gather_with<A: Real>(
-    padded: &[A],
-    shape: &Shape,
-    group: usize,
-    rows: Range<usize>,
-    columns: &mut [A],
-    copy: impl Fn(&[A], &mut [A]),
-) {
-    let row_len = rows.len() * shape.out_width;
-    let images = padded.len() / shape.padded_image();
-    for (tap, columns) in columns.chunks_exact_mut(images * row_len).enumerate() {
-        let start = tap_start(shape, group, tap);
-        let step = shape.geometry.stride * shape.padded_width();
-        let runs = columns.chunks_exact_mut(row_len);
-        for (image, run) in padded.chunks_exact(shape.padded_image()).zip(runs) {
-            for (row, dst) in rows.clone().zip(run.chunks_exact_mut(shape.out_width)) {
-                copy(&image[start + row * step..], dst);
-            }
+    /// Elements of all strips.
+    pub(super) fn len(&self, shape: &Shape) -> usize {
+        shape.row_taps() * self.stride(shape)
+    }
+
+    /// Elements of the strips of one tap.
+    pub(super) fn stride(&self, shape: &Shape) -> usize {
+        shape.geometry.stride * self.depth * self.row(shape)
+    }
+
+    /// Columns of a matrix: the output pixels, `(row, image, column)`.
+    pub(super) fn pixels(&self, shape: &Shape) -> usize {
+        self.rows.len() * self.row(shape)
+    }
+
+    fn row(&self, shape: &Shape) -> usize {
+        self.images * shape.out_width
+    }
+
+    /// Where the matrix of row `kernel_row` of the kernel starts.
+    pub(super) fn start(&self, shape: &Shape, kernel_row: usize) -> usize {
+        let row = kernel_row * shape.geometry.dilation;
+        let stride = shape.geometry.stride;
+        (row % stride * self.depth + row / stride) * self.row(shape)
+    }
+
+    /// The matrix of row `kernel_row` of the kernel, `(row_taps, pixels)`.
+    pub(super) fn matrix<'a, A>(
+        &self,
+        strips: &'a [A],
+        shape: &Shape,
+        kernel_row: usize,
+    ) -> Matrix<'a, A> {
+        Matrix {
+            data: &strips[self.start(shape, kernel_row)..],
+            rows: shape.row_taps(),
+            cols: self.pixels(shape),
+            row_stride: self.stride(shape),
+            col_stride: 1,
         }
     }
-}
 
-/// Adds the columns of some output rows to the pixels of one padded image that [`gather`] takes
-/// them from, in a fixed order.
-pub(super) fn scatter_add<A: Real>(
-    columns: &[A],
-    shape: &Shape,
-    group: usize,
-    rows: Range<usize>,
-    padded: &mut [A],
-) {
-    let row_len = rows.len() * shape.out_width;
-    let stride = shape.geometry.stride;
-    let step = stride * shape.padded_width();
-    vectorised(
-        #[inline(always)]
-        || {
-            for (tap, columns) in columns.chunks_exact(row_len).enumerate() {
-                let start = tap_start(shape, group, tap);
-                for (row, src) in rows.clone().zip(columns.chunks_exact(shape.out_width)) {
-                    let dst = &mut padded[start + row * step..];
-                    if stride == 1 {
-                        dst.iter_mut().zip(src).for_each(|(d, s)| *d = *d + *s);
-                    } else {
-                        dst.iter_mut().step_by(stride).zip(src).for_each(|(d, s)| *d = *d + *s);
+    /// Calls `f(strip, pixel)` for every run of `out_width` elements in use: where it starts in the
+    /// strips, and in the padded images.
+    #[inline(always)]
+    fn for_each(&self, shape: &Shape, group: usize, mut f: impl FnMut(usize, usize)) {
+        let (stride, dilation) = (shape.geometry.stride, shape.geometry.dilation);
+        let (height, width) = (shape.padded_height(), shape.padded_width());
+        for tap in 0..shape.row_taps() {
+            let channel = group * shape.group_in() + tap / shape.kernel_width;
+            let column = tap % shape.kernel_width * dilation;
+            for phase in 0..stride {
+                if !(0..shape.kernel_height).any(|row| row * dilation % stride == phase) {
+                    continue;
+                }
+                let strip = (tap * stride + phase) * self.depth;
+                let first = self.rows.start * stride + phase;
+                for (row, y) in (first..height).step_by(stride).take(self.depth).enumerate() {
+                    for image in 0..self.images {
+                        let run = (strip + row) * self.images + image;
+                        let line = (image * shape.c_in + channel) * height + y;
+                        f(run * shape.out_width, line * width + column);
                     }
                 }
             }
-        },
-    );
-}
+        }
+    }
 
-/// Where, in a padded image, the pixel lies that tap number `tap` of a group multiplies for the
-/// first pixel of the output.
-#[inline(always)]
-fn tap_start(shape: &Shape, group: usize, tap: usize) -> usize {
-    let column = tap % shape.kernel_width;
-    let row = tap / shape.kernel_width % shape.kernel_height;
-    let channel = tap / shape.kernel_width / shape.kernel_height + group * shape.group_in();
-    let dilation = shape.geometry.dilation;
-    (channel * shape.padded_height() + row * dilation) * shape.padded_width() + column * dilation
+    /// Writes the strips of a group, from that many padded images.
+    pub(super) fn gather<A: Real>(
+        &self,
+        padded: &[A],
+        shape: &Shape,
+        group: usize,
+        strips: &mut [A],
+    ) {
+        let (stride, len) = (shape.geometry.stride, shape.out_width);
+        vectorised(
+            #[inline(always)]
+            || match (stride, len) {
+                (1, 8) => self.gather_fixed::<A, 8>(padded, shape, group, strips),
+                (1, 16) => self.gather_fixed::<A, 16>(padded, shape, group, strips),
+                (1, 32) => self.gather_fixed::<A, 32>(padded, shape, group, strips),
+                (1, _) => self.for_each(shape, group, |strip, pixel| {
+                    strips[strip..strip + len].copy_from_slice(&padded[pixel..pixel + len]);
+                }),
+                (2, _) => self.for_each(shape, group, |strip, pixel| {
+                    // Pairs, not steps, so that the loop vectorises; the last pair may be halved by
+                    // the end of the image.
+                    let (dst, src) = (&mut strips[strip..strip + len], &padded[pixel..]);
+                    let pairs = src.as_chunks::<2>().0;
+                    for (d, [s, _]) in dst.iter_mut().zip(pairs) {
+                        *d = *s;
+                    }
+                    dst[len - 1] = src[2 * (len - 1)];
+                }),
+                _ => self.for_each(shape, group, |strip, pixel| {
+                    let dst = &mut strips[strip..strip + len];
+                    for (d, s) in dst.iter_mut().zip(padded[pixel..].iter().step_by(stride)) {
+                        *d = *s;
+                    }
+                }),
+            },
+        );
+    }
+
+    /// [`Self::gather`] of runs of a known length, which become a few moves instead of a call.
+    #[inline(always)]
+    fn gather_fixed<A: Real, const LEN: usize>(
+        &self,
+        padded: &[A],
+        shape: &Shape,
+        group: usize,
+        strips: &mut [A],
+    ) {
+        self.for_each(shape, group, |strip, pixel| {
+            let dst = strips[strip..strip + LEN].first_chunk_mut::<LEN>();
+            let src = padded[pixel..pixel + LEN].first_chunk::<LEN>();
+            if let (Some(dst), Some(src)) = (dst, src) {
+                *dst = *src;
+            }
+        });
+    }
+
+    /// Adds the strips to the pixels they are gathered from, in a fixed order.
+    pub(super) fn scatter_add<A: Real>(
+        &self,
+        strips: &[A],
+        shape: &Shape,
+        group: usize,
+        padded: &mut [A],
+    ) {
+        let (stride, len) = (shape.geometry.stride, shape.out_width);
+        vectorised(
+            #[inline(always)]
+            || {
+                self.for_each(shape, group, |strip, pixel| {
+                    let src = &strips[strip..strip + len];
+                    for (d, s) in padded[pixel..].iter_mut().step_by(stride).zip(src) {
+                        *d += *s;
+                    }
+                });
+            },
+        );
+    }
 }

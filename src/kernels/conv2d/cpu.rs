@@ -1,18 +1,18 @@
 //! Convolutions on the CPU, as products with matrices of columns.
 //!
-//! A thread gathers the columns of a tile of output pixels, a few rows of an image or a few small
+//! A thread gathers the strips of a tile of output pixels, some rows of an image or some small
 //! images, into memory that stays in its cache, widened to the arithmetic type, and multiplies them
-//! there. Images are spread over the threads.
+//! there, a product a row of the kernel. Images are spread over the threads.
 
 use std::ops::Range;
 
 use candle_core::{Result, Tensor};
 use rayon::prelude::*;
 
-use super::columns::{crop, gather, pad, scatter_add};
+use super::columns::{Strips, crop, pad};
 use super::shape::Shape;
 use crate::kernels::element::{Element, tensor};
-use crate::kernels::gemm::{Arithmetic, Matrix, Source, Threads, narrow, product};
+use crate::kernels::gemm::{Arithmetic, Matrix, Source, Threads, narrow, product, vectorised};
 
 /// See [`super::forward`]; the operands are contiguous and of formats whose arithmetic is `O::Acc`.
 pub(super) fn forward<O: Element>(
@@ -89,13 +89,17 @@ struct Tile {
     rows: usize,
 }
 
-/// Elements of a tile's columns: half of a level 2 cache of 2 MiB, in F32.
-const COLUMNS: usize = 1 << 18;
+/// Output pixels of a tile: enough for a product to run at speed, and a multiple of the 64 rows its
+/// innermost loop takes at a time.
+const PIXELS: usize = 512;
+
+/// Elements of a tile's strips: half of a level 2 cache of 2 MiB, in F32.
+const STRIPS: usize = 1 << 18;
 
 impl Tile {
-    /// About `pixels` output pixels, or fewer where their columns take too much memory.
-    fn new(shape: &Shape, pixels: usize) -> Self {
-        let wanted = pixels.min(COLUMNS / shape.taps()).max(1);
+    /// About [`PIXELS`] output pixels, or fewer where their strips take too much memory.
+    fn new(shape: &Shape) -> Self {
+        let wanted = PIXELS.min(STRIPS / (shape.row_taps() * shape.geometry.stride)).max(1);
         if wanted < shape.pixels() || shape.pointwise() {
             let parts = shape.pixels().div_ceil(wanted);
             return Self { images: 1, rows: shape.out_height.div_ceil(parts) };
@@ -103,9 +107,14 @@ impl Tile {
         Self { images: (wanted / shape.pixels()).clamp(1, shape.batch), rows: shape.out_height }
     }
 
-    /// Columns of a tile's matrix, at most.
+    /// Output pixels, at most.
     fn pixels(&self, shape: &Shape) -> usize {
         self.images * self.rows * shape.out_width
+    }
+
+    /// Elements of the strips, at most.
+    fn strips(&self, shape: &Shape) -> usize {
+        if shape.pointwise() { 0 } else { Strips::new(shape, self.images, 0..self.rows).len(shape) }
     }
 
     /// The output rows of each tile of an image, or of all where there are several images.
@@ -136,34 +145,50 @@ fn with_images<A: Arithmetic>(
     });
 }
 
-/// The columns of a tile of padded images, gathered into `buffer` where they are not the image.
-fn columns<'a, A: Arithmetic>(
+/// The matrices of a tile of padded images, one a row of the kernel, each `(row_taps, pixels)`;
+/// gathered into `buffer` where they are not the image itself.
+fn matrices<'a, A: Arithmetic>(
     padded: &'a [A],
     images: usize,
     group: usize,
     rows: Range<usize>,
-    shape: &Shape,
+    shape: &'a Shape,
     buffer: &'a mut [A],
-) -> Matrix<'a, A> {
-    let pixels = images * rows.len() * shape.out_width;
-    if shape.pointwise() {
+) -> impl Iterator<Item = Matrix<'a, A>> {
+    let strips = Strips::new(shape, images, rows.clone());
+    if !shape.pointwise() {
+        strips.gather(padded, shape, group, buffer);
+    }
+    let buffer = &*buffer;
+    (0..shape.kernel_height).map(move |kernel_row| {
+        if !shape.pointwise() {
+            return strips.matrix(buffer, shape, kernel_row);
+        }
         let start = group * shape.group_in() * shape.pixels() + rows.start * shape.out_width;
-        return Matrix {
+        Matrix {
             data: &padded[start..],
-            rows: shape.taps(),
-            cols: pixels,
+            rows: shape.row_taps(),
+            cols: rows.len() * shape.out_width,
             row_stride: shape.pixels(),
             col_stride: 1,
-        };
-    }
-    let buffer = &mut buffer[..shape.taps() * pixels];
-    gather(padded, shape, group, rows, buffer);
-    Matrix::new(buffer, shape.taps(), pixels)
+        }
+    })
 }
 
-/// Output pixels of a tile of the forward pass: the columns pass through the first level cache
-/// once per few output channels.
-const FORWARD_PIXELS: usize = 384;
+/// The weight as one matrix a group and row of the kernel, `(groups, kh, c_out / groups, c_in /
+/// groups, kw)`.
+fn by_kernel_row<A: Arithmetic>(weight: &[A], shape: &Shape) -> Vec<A> {
+    let width = shape.kernel_width;
+    let mut rows = Vec::with_capacity(weight.len());
+    for group in weight.chunks_exact(shape.group_out() * shape.taps()) {
+        for kernel_row in 0..shape.kernel_height {
+            for kernel in group.chunks_exact(shape.kernel_height * width) {
+                rows.extend(&kernel[kernel_row * width..(kernel_row + 1) * width]);
+            }
+        }
+    }
+    rows
+}
 
 /// `weight × columns + bias`, rounded.
 fn convolve<O: Element>(
@@ -179,28 +204,33 @@ where
     if out.is_empty() {
         return out;
     }
-    let (taps, outs) = (shape.taps(), shape.group_out());
-    let tile = Tile::new(shape, FORWARD_PIXELS);
+    let (taps, outs) = (shape.row_taps(), shape.group_out());
+    let weight = by_kernel_row(weight, shape);
+    let tile = Tile::new(shape);
     let blocks = out.par_chunks_mut(tile.images * shape.out_image());
     let threads = threads(blocks.len());
     blocks.enumerate().for_each(|(block, out)| {
         let images = out.len() / shape.out_image();
         let first = block * tile.images;
         let work = |padded: &[O::Acc]| {
-            let space = taps * tile.pixels(shape);
+            let space = tile.strips(shape);
             O::Acc::with_scratch(space + outs * tile.pixels(shape), |buffer| {
-                let (buffer, result) = buffer.split_at_mut(space);
+                let (strips, result) = buffer.split_at_mut(space);
                 for group in 0..shape.geometry.groups {
+                    let weight = &weight[group * outs * shape.taps()..];
                     for rows in tile.row_ranges(shape) {
-                        let columns = columns(padded, images, group, rows.clone(), shape, buffer);
-                        let weight = &weight[group * outs * taps..][..outs * taps];
-                        let result = &mut result[..outs * columns.cols];
+                        let pixels = images * rows.len() * shape.out_width;
+                        let result = &mut result[..outs * pixels];
                         if let Some(bias) = bias {
-                            let channels = result.chunks_exact_mut(columns.cols);
+                            let channels = result.chunks_exact_mut(pixels);
                             channels.zip(&bias[group * outs..]).for_each(|(c, b)| c.fill(*b));
                         }
-                        let weight = Matrix::new(weight, outs, taps);
-                        product(weight, columns, result, bias.is_some(), threads);
+                        let matrices = matrices(padded, images, group, rows.clone(), shape, strips);
+                        for (index, matrix) in matrices.enumerate() {
+                            let weight = Matrix::new(&weight[index * outs * taps..], outs, taps);
+                            let accumulate = index > 0 || bias.is_some();
+                            product(weight, matrix, result, pixels, accumulate, threads);
+                        }
                         store(result, group, rows, shape, out);
                     }
                 }
@@ -216,7 +246,7 @@ fn threads(tasks: usize) -> Threads {
     if tasks < rayon::current_num_threads() { Threads::All } else { Threads::One }
 }
 
-/// Rounds a tile of a group's channels, `(channels, images × rows × width)`, into output images.
+/// Rounds a tile of a group's channels, `(channels, rows, images, width)`, into output images.
 fn store<O: Element>(
     tile: &[O::Acc],
     group: usize,
@@ -224,13 +254,23 @@ fn store<O: Element>(
     shape: &Shape,
     out: &mut [O],
 ) {
-    let images = out.len() / shape.out_image();
-    let run = rows.len() * shape.out_width;
-    for (index, src) in tile.chunks_exact(run).enumerate() {
-        let (channel, image) = (index / images + group * shape.group_out(), index % images);
-        let start = (image * shape.c_out + channel) * shape.pixels() + rows.start * shape.out_width;
-        narrow(src, &mut out[start..start + run]);
-    }
+    let (images, width) = (out.len() / shape.out_image(), shape.out_width);
+    // Of one image, all rows are one run.
+    let (lines, run) = if images == 1 { (1, rows.len() * width) } else { (rows.len(), width) };
+    vectorised(
+        #[inline(always)]
+        || {
+            let mut tile = tile.chunks_exact(run);
+            for channel in group * shape.group_out()..(group + 1) * shape.group_out() {
+                for line in rows.clone().take(lines) {
+                    for (image, src) in (0..images).zip(&mut tile) {
+                        let start = (image * shape.c_out + channel) * shape.pixels() + line * width;
+                        O::narrow(src, &mut out[start..start + run]);
+                    }
+                }
+            }
+        },
+    );
 }
 
 /// `weightᵀ × grad`, each column added back to the pixels it would be gathered from, rounded.
@@ -242,27 +282,35 @@ where
     if out.is_empty() || shape.pixels() == 0 {
         return out;
     }
-    let (taps, outs) = (shape.taps(), shape.group_out());
-    let tile = Tile { images: 1, ..Tile::new(shape, FORWARD_PIXELS) };
+    let (taps, outs) = (shape.row_taps(), shape.group_out());
+    let weight = by_kernel_row(weight, shape);
+    let tile = Tile { images: 1, ..Tile::new(shape) };
     let images = out.par_chunks_mut(shape.image());
     let threads = threads(images.len());
     images.enumerate().for_each(|(index, out)| {
-        let (space, image) = (taps * tile.pixels(shape), shape.image());
+        let space = Strips::new(shape, 1, 0..tile.rows).len(shape);
         let plain = if grad.borrowed().is_some() { 0 } else { shape.out_image() };
-        O::Acc::with_scratch(space + plain + shape.padded_image() + image, |buffer| {
-            let (columns, buffer) = buffer.split_at_mut(space);
-            let (plain, buffer) = buffer.split_at_mut(plain);
-            let (padded, cropped) = buffer.split_at_mut(shape.padded_image());
+        let sizes = space + plain + shape.padded_image() + shape.image();
+        O::Acc::with_scratch(sizes, |buffer| {
+            let (buffer, rest) = buffer.split_at_mut(space);
+            let (plain, rest) = rest.split_at_mut(plain);
+            let (padded, cropped) = rest.split_at_mut(shape.padded_image());
             let start = index * shape.out_image();
             let grad = grad.read(start..start + shape.out_image(), plain);
             padded.fill(O::Acc::default());
             for group in 0..shape.geometry.groups {
+                let weight = &weight[group * outs * shape.taps()..];
                 for rows in tile.row_ranges(shape) {
-                    let weight = &weight[group * outs * taps..][..outs * taps];
-                    let grad = output_rows(grad, group, rows.clone(), shape);
-                    let columns = &mut columns[..taps * grad.cols];
-                    product(Matrix::new(weight, outs, taps).t(), grad, columns, false, threads);
-                    scatter_add(columns, shape, group, rows, padded);
+                    let strips = Strips::new(shape, 1, rows.clone());
+                    let grad = output_rows(grad, group, rows, shape);
+                    let buffer = &mut buffer[..strips.len(shape)];
+                    buffer.fill(O::Acc::default());
+                    for kernel_row in 0..shape.kernel_height {
+                        let weight = Matrix::new(&weight[kernel_row * outs * taps..], outs, taps);
+                        let dst = &mut buffer[strips.start(shape, kernel_row)..];
+                        product(weight.t(), grad, dst, strips.stride(shape), true, threads);
+                    }
+                    strips.scatter_add(buffer, shape, group, padded);
                 }
             }
             crop(padded, shape, cropped);
@@ -289,17 +337,14 @@ fn output_rows<'a, A>(
     }
 }
 
-/// Output pixels of a tile of the weight gradient: the length of its products' inner dimension.
-const GRADIENT_PIXELS: usize = 1024;
-
 /// Runs of images whose sums are kept apart, then added in order: enough for the threads of most
 /// processors, and few enough that the sums stay small beside the images.
 const RUNS: usize = 16;
 
-/// `grad × columnsᵀ` over the batch.
+/// `columns × gradᵀ` over the batch, transposed.
 fn correlate<A: Arithmetic>(x: &dyn Source<A>, grad: &dyn Source<A>, shape: &Shape) -> Vec<A> {
-    let (taps, outs) = (shape.taps(), shape.group_out());
-    let mut weight = vec![A::zero(); shape.c_out * taps];
+    let outs = shape.group_out();
+    let mut weight = vec![A::zero(); shape.c_out * shape.taps()];
     if shape.batch * shape.pixels() == 0 {
         return weight;
     }
@@ -311,20 +356,22 @@ fn correlate<A: Arithmetic>(x: &dyn Source<A>, grad: &dyn Source<A>, shape: &Sha
             correlate_run(x, grad, images, shape)
         })
         .collect();
-    // A sum is (groups, taps, channels): the channels, being fewer, are cheaper to reorder.
+    let mut total = vec![A::zero(); weight.len()];
     for sum in sums {
-        for (group, sum) in sum.chunks_exact(taps * outs).enumerate() {
-            let weight = &mut weight[group * taps * outs..][..taps * outs];
-            for (channel, weight) in weight.chunks_exact_mut(taps).enumerate() {
-                let sum = sum[channel..].iter().step_by(outs);
-                weight.iter_mut().zip(sum).for_each(|(w, s)| *w = *w + *s);
-            }
-        }
+        total.iter_mut().zip(sum).for_each(|(total, sum)| *total += sum);
+    }
+    let (height, width) = (shape.kernel_height, shape.kernel_width);
+    for (index, weight) in weight.iter_mut().enumerate() {
+        let (column, row) = (index % width, index / width % height);
+        let channel = index / (width * height) % shape.group_in();
+        let (group, out) = (index / shape.taps() / outs, index / shape.taps() % outs);
+        let tap = channel * width + column;
+        *weight = total[((group * height + row) * shape.row_taps() + tap) * outs + out];
     }
     weight
 }
 
-/// The sum over some images, `(groups, taps, channels)`.
+/// The sum over some images, `(groups, kh, c_in / groups, kw, c_out / groups)`.
 fn correlate_run<A: Arithmetic>(
     x: &dyn Source<A>,
     grad: &dyn Source<A>,
@@ -333,26 +380,28 @@ fn correlate_run<A: Arithmetic>(
 ) -> Vec<A> {
     let (taps, outs) = (shape.taps(), shape.group_out());
     let mut sums = vec![A::zero(); shape.c_out * taps];
-    let tile = Tile::new(shape, GRADIENT_PIXELS);
+    let tile = Tile::new(shape);
+    let plain = if grad.borrowed().is_some() { 0 } else { tile.images * shape.out_image() };
+    let space = tile.strips(shape);
     for first in images.clone().step_by(tile.images) {
         let range = first..images.end.min(first + tile.images);
         let count = range.len();
-        let (space, out_space) = (taps * tile.pixels(shape), count * shape.out_image());
         let work = |padded: &[A]| {
-            A::with_scratch(space + 2 * out_space, |buffer| {
-                let (buffer, plain) = buffer.split_at_mut(space);
-                let (plain, joined) = plain.split_at_mut(out_space);
+            A::with_scratch(space + plain + outs * tile.pixels(shape), |buffer| {
+                let (strips, rest) = buffer.split_at_mut(space);
+                let (plain, turned) = rest.split_at_mut(plain);
                 let pixels = range.start * shape.out_image()..range.end * shape.out_image();
-                let grad = grad.read(pixels, plain);
+                let plain_len = plain.len().min(pixels.len());
+                let grad = grad.read(pixels, &mut plain[..plain_len]);
                 for group in 0..shape.geometry.groups {
+                    let sums = &mut sums[group * taps * outs..][..taps * outs];
                     for rows in tile.row_ranges(shape) {
-                        let columns = columns(padded, count, group, rows.clone(), shape, buffer);
-                        let grad = match count {
-                            1 => output_rows(grad, group, rows, shape),
-                            _ => join(grad, group, shape, joined),
-                        };
-                        let sums = &mut sums[group * taps * outs..][..taps * outs];
-                        product(columns, grad.t(), sums, true, Threads::One);
+                        let grad = by_pixel(grad, group, rows.clone(), shape, turned);
+                        let matrices = matrices(padded, count, group, rows, shape, strips);
+                        let sums = sums.chunks_exact_mut(shape.row_taps() * outs);
+                        for (matrix, sums) in matrices.zip(sums) {
+                            product(matrix, grad, sums, outs, true, Threads::One);
+                        }
                     }
                 }
             });
@@ -362,19 +411,28 @@ fn correlate_run<A: Arithmetic>(
     sums
 }
 
-/// A group's channels of several output images, `(channels, images × pixels)`.
-fn join<'a, A: Arithmetic>(
+/// Some rows of a group's channels of output images, transposed: `(rows × images × width,
+/// channels)`.
+fn by_pixel<'a, A: Arithmetic>(
     images: &[A],
     group: usize,
+    rows: Range<usize>,
     shape: &Shape,
-    joined: &'a mut [A],
+    turned: &'a mut [A],
 ) -> Matrix<'a, A> {
-    let (count, outs) = (images.len() / shape.out_image(), shape.group_out());
-    let joined = &mut joined[..outs * count * shape.pixels()];
-    for (index, dst) in joined.chunks_exact_mut(shape.pixels()).enumerate() {
-        let (channel, image) = (index / count + group * outs, index % count);
-        let start = (image * shape.c_out + channel) * shape.pixels();
-        dst.copy_from_slice(&images[start..start + shape.pixels()]);
+    let (count, outs, width) =
+        (images.len() / shape.out_image(), shape.group_out(), shape.out_width);
+    let pixels = rows.len() * count * width;
+    let turned = &mut turned[..pixels * outs];
+    let mut lines = turned.chunks_exact_mut(width * outs);
+    for row in rows {
+        for (image, line) in images.chunks_exact(shape.out_image()).zip(&mut lines) {
+            let start = group * outs * shape.pixels() + row * width;
+            for channel in 0..outs {
+                let src = &image[start + channel * shape.pixels()..][..width];
+                line[channel..].iter_mut().step_by(outs).zip(src).for_each(|(d, s)| *d = *s);
+            }
+        }
     }
-    Matrix::new(joined, outs, count * shape.pixels())
+    Matrix::new(turned, pixels, outs)
 }

@@ -119,6 +119,11 @@ impl Shape {
         self.group_in() * self.kernel_height * self.kernel_width
     }
 
+    /// Taps of one row of the kernel, over the input channels of a group.
+    pub(super) fn row_taps(&self) -> usize {
+        self.group_in() * self.kernel_width
+    }
+
     /// Whether an output pixel is made of the input pixel at the same place alone.
     pub(super) fn pointwise(&self) -> bool {
         self.kernel_height == 1

@@ -49,6 +49,7 @@ where
                     lhs.matrix(left, index),
                     rhs.matrix(right, index),
                     dst,
+                    rhs.cols(),
                     bias.is_some(),
                     threads,
                 );

@@ -49,9 +49,15 @@ impl<'a, A: Arithmetic> dyn Source<A> + 'a {
 /// Elements a thread widens or narrows at a time: some tens of microseconds.
 pub(in crate::kernels) const BLOCK: usize = 1 << 16;
 
+/// Runs a loop nest, `#[inline(always)]`, compiled for the widest vectors of the processor.
+#[inline(always)]
+pub(in crate::kernels) fn vectorised(f: impl FnOnce()) {
+    pulp::Arch::new().dispatch(f)
+}
+
 /// Writes `src`, rounded once, to `dst` of the same length, vectorised.
 pub(in crate::kernels) fn narrow<O: Element>(src: &[O::Acc], dst: &mut [O]) {
-    pulp::Arch::new().dispatch(
+    vectorised(
         #[inline(always)]
         || O::narrow(src, dst),
     );
@@ -65,7 +71,7 @@ macro_rules! stored_narrow {
             }
             fn widen(&self, start: usize, dst: &mut [f32]) {
                 let src = &self[start..start + dst.len()];
-                pulp::Arch::new().dispatch(
+                vectorised(
                     #[inline(always)]
                     || <$ty>::widen(src, dst),
                 );

@@ -53,8 +53,8 @@ pub(in crate::kernels) enum Threads {
 
 /// `dst = lhs × rhs`, or `dst += lhs × rhs` when `accumulate`, in `A`.
 ///
-/// `dst` is `lhs.rows` rows of `rhs.cols` elements, one after the other; unless `accumulate`, its
-/// old elements are not read. The order of every sum depends on the shapes alone.
+/// `dst` is `lhs.rows` rows of `rhs.cols` elements, each `row_stride` after the one before; unless
+/// `accumulate`, its old elements are not read. The order of every sum depends on the shapes alone.
 ///
 /// # Panics
 /// When a view reaches beyond its slice, or the shapes do not match.
@@ -63,12 +63,15 @@ pub(in crate::kernels) fn product<A: Arithmetic>(
     lhs: Matrix<'_, A>,
     rhs: Matrix<'_, A>,
     dst: &mut [A],
+    row_stride: usize,
     accumulate: bool,
     threads: Threads,
 ) {
     let (m, k, n) = (lhs.rows, lhs.cols, rhs.cols);
     assert_eq!(k, rhs.rows, "the inner dimensions differ");
-    assert_eq!(Some(dst.len()), m.checked_mul(n), "the destination has another size");
+    assert!(n <= row_stride, "the rows of the destination overlap");
+    let written = Matrix { data: &*dst, rows: m, cols: n, row_stride, col_stride: 1 };
+    assert!(written.extent() <= dst.len(), "the destination is too small");
     assert!(lhs.extent() <= lhs.data.len(), "the left matrix reaches beyond its data");
     assert!(rhs.extent() <= rhs.data.len(), "the right matrix reaches beyond its data");
     let threads = match threads {
@@ -76,13 +79,13 @@ pub(in crate::kernels) fn product<A: Arithmetic>(
         Threads::All => gemm::Parallelism::Rayon(0),
     };
     // SAFETY: gemm reads lhs at i * row_stride + p * col_stride and rhs at p * row_stride + j *
-    // col_stride, and writes dst at i * n + j, for i < m, p < k, j < n. All three lie inside their
-    // slices: `extent` is one more than the largest such offset, and was compared with the length;
-    // dst has m * n elements, and i * n + j names each of them once. A slice has at most
-    // isize::MAX bytes, so every stride that is multiplied by more than zero fits an isize. dst is
-    // borrowed mutably, so it overlaps neither operand, and the slices outlive the call, which
-    // returns when its threads are done. Every element of dst is initialised. `A` is f32 or f64
-    // (gemm panics on any other type).
+    // col_stride, and reads (if `accumulate`) and writes dst at i * row_stride + j, for i < m, p <
+    // k, j < n. All three lie inside their slices: `extent` is one more than the largest such
+    // offset, and was compared with the length. As j < n <= row_stride, each place in dst is named
+    // once, so threads do not share one. A slice has at most isize::MAX bytes, so every stride that
+    // is multiplied by more than zero fits an isize. dst is borrowed mutably, so it overlaps
+    // neither operand; the slices outlive the call, which returns when its threads are done, and
+    // are initialised. `A` is f32 or f64 (gemm panics on any other type).
     unsafe {
         gemm::gemm(
             m,
@@ -90,7 +93,7 @@ pub(in crate::kernels) fn product<A: Arithmetic>(
             k,
             dst.as_mut_ptr(),
             1,
-            n as isize,
+            row_stride as isize,
             accumulate,
             lhs.data.as_ptr(),
             lhs.col_stride as isize,

@@ -214,5 +214,5 @@ fn a_view_beyond_its_data_panics() {
     use super::{Matrix, Threads, product};
     let data = [1f32; 6];
     let wide = Matrix { row_stride: 4, ..Matrix::new(&data, 2, 3) };
-    product(wide, Matrix::new(&data, 3, 2), &mut [0.; 4], false, Threads::One);
+    product(wide, Matrix::new(&data, 3, 2), &mut [0.; 4], 2, false, Threads::One);
 }

@@ -1,0 +1,240 @@
+//! Every misuse has a message that says what was asked, what was given and what would do, and
+//! leaves nothing half done.
+
+use candle_amp::optim::{Sgd, SgdConfig};
+use candle_amp::{
+    Autocast, Error, GradScaler, LossScale, MasterWeights, Parameters, ScaleConfig, ops,
+};
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::{Conv2dConfig, Optimizer, SGD};
+
+use crate::util::random;
+
+#[track_caller]
+fn assert_says<T>(result: std::result::Result<T, impl std::fmt::Display>, parts: &[&str]) {
+    let Err(error) = result else { panic!("expected an error that says {parts:?}") };
+    let message = error.to_string();
+    for part in parts {
+        assert!(message.contains(part), "{message:?} does not say {part:?}");
+    }
+}
+
+fn var(values: &[f32]) -> Var {
+    Var::new(values, &Device::Cpu).unwrap()
+}
+
+#[test]
+fn a_half_loss_cannot_be_scaled() -> Result<()> {
+    for dtype in [DType::F16, DType::BF16] {
+        let w = Var::from_tensor(&random(1, 3, dtype))?;
+        let mut scaler = GradScaler::default();
+        let loss = w.sum_all()?;
+        assert_says(scaler.scale(&loss), &[&format!("{dtype:?} loss"), "reduce the loss in F32"]);
+        assert!(matches!(scaler.unscale(), Err(Error::NoBackward { .. })));
+        // A disabled scaler multiplies nothing, so it takes it.
+        assert!(GradScaler::disabled().scale(&loss).is_ok());
+    }
+    Ok(())
+}
+
+#[test]
+fn a_loss_is_one_number() {
+    let w = var(&[1.0, 2.0]);
+    assert_says(GradScaler::default().scale(&w), &["shape [2]", "one number"]);
+}
+
+#[test]
+fn calls_before_backward_say_what_to_call() -> Result<()> {
+    let w = var(&[1.0]);
+    let mut sgd = SGD::new(vec![w], 0.1)?;
+    let mut scaler = GradScaler::default();
+    let cure = "scaler.scale(&loss)?.backward()?";
+    assert_says(scaler.step(&mut sgd), &["`step`", cure]);
+    assert_says(scaler.unscale(), &["`unscale`", cure]);
+    assert_says(scaler.clip_grad_norm(1.0), &["`clip_grad_norm`", cure]);
+    assert_says(scaler.clip_grad_value(1.0), &["`clip_grad_value`", cure]);
+    assert_says(scaler.update(), &["`update`", "call `step` or `unscale` first"]);
+    Ok(())
+}
+
+#[test]
+fn a_loss_without_variables_is_refused() -> Result<()> {
+    let mut scaler = GradScaler::default();
+    let constant = Tensor::new(1f32, &Device::Cpu)?;
+    assert_says(scaler.scale(&constant)?.backward(), &["no variable got a gradient", "detached"]);
+    assert!(matches!(scaler.update(), Err(Error::NothingChecked)));
+    Ok(())
+}
+
+#[test]
+fn update_needs_a_check() -> candle_amp::Result<()> {
+    let w = var(&[1.0]);
+    let mut scaler = GradScaler::default();
+    scaler.scale(&w.sum_all()?)?.backward()?;
+    assert!(matches!(scaler.update(), Err(Error::NothingChecked)));
+    scaler.unscale()?;
+    scaler.update()
+}
+
+#[test]
+fn an_optimizer_steps_once_an_update() -> candle_amp::Result<()> {
+    let (a, b) = (var(&[1.0]), var(&[1.0]));
+    let mut masters = MasterWeights::<SGD>::new(vec![a.clone()], 0.5)?;
+    let mut raw = SGD::new(vec![b.clone()], 0.5)?;
+    let mut scaler = GradScaler::default();
+    scaler.scale(&(a.as_tensor() + b.as_tensor())?.sum_all()?)?.backward()?;
+    assert!(!scaler.step(&mut masters)?.skipped()?);
+    assert_says(scaler.step(&mut masters), &["already stepped", "scaler.update()?"]);
+    assert!(!scaler.step(&mut raw)?.skipped()?);
+    assert_says(scaler.step(&mut raw), &["keeps its variables to itself", "MasterWeights", "bind"]);
+    assert_eq!((a.to_vec1::<f32>()?, b.to_vec1::<f32>()?), (vec![0.5], vec![0.5]));
+    scaler.update()
+}
+
+#[test]
+fn an_optimizer_none_of_whose_variables_has_a_gradient_is_told_so() -> candle_amp::Result<()> {
+    let (used, unused) = (var(&[1.0]), var(&[1.0]));
+    let mut opt = Sgd::new(vec![unused], SgdConfig::default())?;
+    let mut scaler = GradScaler::default();
+    scaler.scale(&used.sum_all()?)?.backward()?;
+    assert_says(scaler.step(&mut opt), &["none of this optimizer's 1 variables has a gradient"]);
+    Ok(())
+}
+
+#[test]
+fn a_state_cannot_be_loaded_over_gradients_in_flight() -> candle_amp::Result<()> {
+    let w = var(&[1.0]);
+    let mut scaler = GradScaler::default();
+    scaler.scale(&w.sum_all()?)?.backward()?;
+    let other = Some(LossScale::new(ScaleConfig::constant(2.0))?);
+    assert_says(scaler.load_state(other), &["`load_state`", "two scales", "call `update` first"]);
+    assert_eq!(scaler.current_scale(), 65536.0);
+    Ok(())
+}
+
+#[test]
+fn impossible_settings_name_the_setting_and_its_range() {
+    let default = ScaleConfig::default();
+    let cases: [(ScaleConfig, &[&str]); 13] = [
+        (ScaleConfig { growth_factor: 1.0, ..default }, &["growth_factor is 1,", "above 1"]),
+        (ScaleConfig { growth_factor: f64::INFINITY, ..default }, &["growth_factor is inf"]),
+        (ScaleConfig { growth_factor: f64::NAN, ..default }, &["growth_factor is NaN"]),
+        (ScaleConfig { backoff_factor: 1.0, ..default }, &["backoff_factor is 1,", "below 1"]),
+        (ScaleConfig { backoff_factor: 0.0, ..default }, &["backoff_factor is 0,", "above 0"]),
+        (ScaleConfig { growth_interval: 0, ..default }, &["growth_interval is 0", "at least 1"]),
+        (ScaleConfig { min_scale: 0.0, ..default }, &["min_scale is 0", "MIN_POSITIVE"]),
+        (ScaleConfig { min_scale: 1e-40, ..default }, &["min_scale is", "MIN_POSITIVE"]),
+        (ScaleConfig { max_scale: f32::INFINITY, ..default }, &["max_scale is inf", "finite"]),
+        (ScaleConfig { init_scale: f32::NAN, ..default }, &["init_scale is NaN"]),
+        (ScaleConfig { init_scale: -1.0, ..default }, &["init_scale is -1"]),
+        (
+            ScaleConfig { min_scale: 1e6, ..default },
+            &["min_scale 1000000 is above init_scale 65536"],
+        ),
+        (ScaleConfig { max_scale: 2.0, ..default }, &["init_scale 65536 is above max_scale 2"]),
+    ];
+    for (config, parts) in cases {
+        assert_says(GradScaler::new(config), parts);
+    }
+    assert_says(LossScale::restore(default, 1e30, 0), &["above max_scale"]);
+}
+
+#[test]
+fn impossible_optimizer_settings_name_the_setting() {
+    let default = SgdConfig::default();
+    let cases: [(SgdConfig, &[&str]); 5] = [
+        (SgdConfig { lr: -1.0, ..default }, &["lr is -1"]),
+        (SgdConfig { momentum: f64::NAN, ..default }, &["momentum is NaN"]),
+        (SgdConfig { weight_decay: -0.1, ..default }, &["weight_decay is -0.1"]),
+        (SgdConfig { nesterov: true, ..default }, &["momentum is 0", "nesterov"]),
+        (
+            SgdConfig { nesterov: true, momentum: 0.9, dampening: 0.5, ..default },
+            &["dampening is 0.5", "0 with nesterov"],
+        ),
+    ];
+    for (config, parts) in cases {
+        assert_says(Sgd::new(vec![], config), parts);
+    }
+}
+
+#[test]
+fn clipping_limits_are_checked_before_anything_is_unscaled() -> candle_amp::Result<()> {
+    let w = var(&[3.0]);
+    let mut scaler = GradScaler::default();
+    scaler.scale(&w.sum_all()?)?.backward()?;
+    assert_says(scaler.clip_grad_norm(f64::NAN), &["max_norm is NaN"]);
+    assert_says(scaler.clip_grad_value(-1.0), &["limit is -1"]);
+    assert!(matches!(scaler.update(), Err(Error::NothingChecked)));
+    Ok(())
+}
+
+#[test]
+fn a_compute_dtype_must_be_a_float_of_at_most_32_bits() {
+    for dtype in [DType::F64, DType::U8, DType::U32, DType::I64] {
+        assert_says(Autocast::try_new(dtype), &[&format!("not in {dtype:?}"), "F16, BF16 or F32"]);
+        let x = random(1, (2, 2), DType::F32);
+        let result = Autocast::new(dtype).scope(|| ops::matmul(&x, &x));
+        assert_says(result, &[&format!("not in {dtype:?}"), "Autocast::disabled()"]);
+    }
+}
+
+#[test]
+fn shapes_that_do_not_fit_name_the_argument() {
+    let t = |dims: &[usize]| random(1, dims, DType::F32);
+    assert_says(ops::matmul(&t(&[2, 3]), &t(&[4, 5])), &["matmul: rhs has shape [4, 5]", "[2, 3]"]);
+    assert_says(ops::matmul(&t(&[2, 3]), &t(&[3])), &["matmul: rhs has shape [3]"]);
+    assert_says(ops::linear(&t(&[2, 3]), &t(&[4, 5]), None), &["linear: weight", "(n, 3)"]);
+    let bias = t(&[3]);
+    assert_says(
+        ops::linear(&t(&[2, 3]), &t(&[4, 3]), Some(&bias)),
+        &["linear: bias has shape [3]", "[4]"],
+    );
+    let config = Conv2dConfig::default();
+    assert_says(
+        ops::conv2d(&t(&[1, 3, 8, 8]), &t(&[4, 2, 3, 3]), None, config),
+        &["conv2d: weight has shape [4, 2, 3, 3]", "3 / 1"],
+    );
+    assert_says(
+        ops::conv2d(&t(&[1, 3, 2, 2]), &t(&[4, 3, 3, 3]), None, config),
+        &["conv2d: weight", "fits 2 x 2 pixels"],
+    );
+    assert_says(ops::conv2d(&t(&[3, 8, 8]), &t(&[4, 3, 3, 3]), None, config), &["conv2d: x"]);
+    for (config, name) in [
+        (Conv2dConfig { stride: 0, ..config }, "stride is 0"),
+        (Conv2dConfig { groups: 0, ..config }, "groups is 0"),
+        (Conv2dConfig { dilation: 0, ..config }, "dilation is 0"),
+    ] {
+        assert_says(ops::conv2d(&t(&[1, 3, 8, 8]), &t(&[4, 3, 3, 3]), None, config), &[name]);
+    }
+    assert_says(ops::add(&t(&[2]), &t(&[3])), &["add: b has shape [3]", "[2]"]);
+    assert_says(ops::mse(&t(&[2]), &t(&[2, 1])), &["mse: target has shape [2, 1]"]);
+    assert_says(ops::max_pool2d(&t(&[1, 1, 4, 4]), 2, 0, 0), &["stride is 0"]);
+    assert_says(ops::max_pool2d(&t(&[1, 1, 4, 4]), 2, 1, 2), &["padding is 2", "half the kernel"]);
+    assert_says(ops::avg_pool2d(&t(&[1, 1, 2, 4]), 3, 1, 0), &["avg_pool2d: x", "(3, 3)"]);
+    assert_says(ops::batch_norm(&t(&[1, 3]), None, None, 1e-5), &["batch_norm: x", "variance"]);
+    assert_says(ops::batch_norm(&t(&[4, 3]), None, None, -1.0), &["eps is -1"]);
+    assert_says(ops::dropout(&t(&[4]), 1.5), &["p is 1.5", "from 0 to 1"]);
+}
+
+#[test]
+fn dtypes_that_do_not_fit_say_what_would_do() {
+    let half = random(1, (2, 2), DType::F16);
+    let full = random(1, (2, 2), DType::F32);
+    assert_says(ops::matmul(&half, &full), &["matmul: rhs is F32", "F16 as the first", "Autocast"]);
+    let int = full.to_dtype(DType::U32).unwrap();
+    assert_says(ops::relu(&int), &["relu: x is U32", "F16, BF16, F32 or F64"]);
+    assert_says(ops::cross_entropy(&full, &full), &["cross_entropy: targets is F32", "U32"]);
+}
+
+#[test]
+fn a_target_that_is_no_class_names_its_row() {
+    let logits = random(1, (3, 4), DType::F32);
+    let targets = Tensor::new(&[0u32, 4, 1], &Device::Cpu).unwrap();
+    assert_says(ops::cross_entropy(&logits, &targets), &["row 1", "4"]);
+}
+
+#[test]
+fn parameter_names_are_unique() {
+    let twice = [("w", var(&[1.0])), ("w", var(&[2.0]))];
+    assert_says(Parameters::named(twice), &["`w` appears twice"]);
+}

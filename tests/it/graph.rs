@@ -1,0 +1,265 @@
+//! The token form: operators among candle's own, in any graph, and nothing left behind.
+
+use std::sync::Mutex;
+
+use candle_amp::operator::{Backward, Gradient, Operator, apply, live_nodes};
+use candle_amp::{Cast, Op, ops};
+use candle_core::{DType, Device, Result, Tensor, Var};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::util::{assert_close, assert_same, random};
+
+/// Builds the same random graph twice, with `mixed` partly out of this crate's operators, else of
+/// candle's alone.
+fn random_graph(seed: u64, vars: &[Var], mixed: bool) -> Result<Tensor> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut pool: Vec<Tensor> = vars.iter().map(|v| v.as_tensor().clone()).collect();
+    for _ in 0..rng.random_range(3..14) {
+        let a = pool[rng.random_range(0..pool.len())].clone();
+        let b = pool[rng.random_range(0..pool.len())].clone();
+        // Drawn for both, so that both draw the same graph.
+        let (kind, ours) = (rng.random_range(0..7), rng.random_bool(0.6) && mixed);
+        pool.push(match kind {
+            0 if ours => ops::add(&a, &b)?,
+            0 => (a + b)?,
+            1 if ours => (ops::matmul(&a, &b)? * 0.5)?,
+            1 => (a.matmul(&b)? * 0.5)?,
+            2 if ours => ops::relu(&a)?,
+            2 => a.relu()?,
+            3 if ours => ops::linear(&a, &b, None)?,
+            3 => a.matmul(&b.t()?)?,
+            4 if ours => ops::softmax(&a, 1)?,
+            4 => candle_nn::ops::softmax(&a, 1)?,
+            5 => (a * b)?,
+            _ => a.t()?.affine(0.75, 0.1)?,
+        });
+    }
+    let last =
+        pool.iter().rev().take(3).map(|t| t.sqr()?.mean_all()).collect::<Result<Vec<_>>>()?;
+    Tensor::stack(&last, 0)?.sum_all()
+}
+
+#[test]
+fn random_graphs_have_candles_gradients() -> Result<()> {
+    for seed in 0..300 {
+        let var = |i| Var::from_tensor(&random(seed * 10 + i, (4, 4), DType::F64));
+        let vars = [var(0)?, var(1)?, var(2)?];
+        let ours = random_graph(seed, &vars, true)?;
+        let candles = random_graph(seed, &vars, false)?.backward()?;
+        let first = ours.backward()?;
+        let second = ours.backward()?;
+        for (i, var) in vars.iter().enumerate() {
+            let what = format!("seed {seed}, variable {i}");
+            match (first.get(var), candles.get(var)) {
+                (Some(ours), Some(candles)) => {
+                    assert_close(&what, ours, candles, DType::F64, 1e4);
+                    assert_same(&what, second.get(var).unwrap(), ours);
+                }
+                (None, None) => {}
+                (ours, candles) => panic!("{what}: {} / {}", ours.is_some(), candles.is_some()),
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_output_used_by_both_kinds_of_operators_gets_both_gradients() -> Result<()> {
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        let v = Var::from_tensor(&(random(1, 9, DType::F64) * 4.0)?.round()?.to_dtype(dtype)?)?;
+        let y = ops::add(&v, &v)?;
+        let loss = ops::sum(&ops::add(&ops::relu(&y)?, &(y.sqr()? + y.affine(3.0, 0.0)?)?)?)?;
+        let reference = {
+            let v64 = Var::from_tensor(&v.detach().to_dtype(DType::F64)?)?;
+            let y = (v64.as_tensor() * 2.0)?;
+            let loss = ((y.relu()? + y.sqr()?)? + (&y * 3.0)?)?.sum_all()?;
+            loss.backward()?.get(&v64).unwrap().clone()
+        };
+        // Small integers: exact in every dtype.
+        let got = loss.backward()?.get(&v).unwrap().to_dtype(DType::F64)?;
+        assert_same(&format!("{dtype:?}"), &got, &reference);
+    }
+    Ok(())
+}
+
+/// The sum of any number of inputs, each times its position.
+struct WeightedSum;
+
+impl Operator for WeightedSum {
+    type Saved = usize;
+
+    fn op(&self) -> Op {
+        Op::user("weighted_sum", Cast::Promote)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, usize)> {
+        let mut sum = inputs[0].zeros_like()?;
+        for (i, input) in inputs.iter().enumerate() {
+            sum = (sum + (input * (i + 1) as f64)?)?;
+        }
+        Ok((sum, inputs.len()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, usize>) -> Result<Vec<Option<Gradient>>> {
+        let gradient = |i: usize| (ctx.gradient * (i + 1) as f64).map(|g| Some(Gradient::owned(g)));
+        (0..*ctx.saved).map(gradient).collect()
+    }
+}
+
+#[test]
+fn operators_take_any_number_of_inputs_of_any_kind() -> Result<()> {
+    for n in 1..=12 {
+        let vars: Vec<Var> =
+            (0..n).map(|i| Var::from_tensor(&random(i, 5, DType::F32))).collect::<Result<_>>()?;
+        // A variable, an operator's output, a candle output, a constant, and so on around.
+        let input = |(i, var): (usize, &Var)| match i % 4 {
+            0 => Ok(var.as_tensor().clone()),
+            1 => ops::add(var, var),
+            2 => var.affine(3.0, 0.0),
+            _ => Ok(var.detach()),
+        };
+        let inputs: Vec<Tensor> = vars.iter().enumerate().map(input).collect::<Result<_>>()?;
+        let y = apply(WeightedSum, &inputs.iter().collect::<Vec<_>>())?;
+        let grads = y.sum_all()?.backward()?;
+        for (i, var) in vars.iter().enumerate() {
+            let factor = [1.0, 2.0, 3.0, 0.0][i % 4] * (i + 1) as f64;
+            match grads.get(var) {
+                Some(g) => assert_same(&format!("{i} of {n}"), g, &(var.ones_like()? * factor)?),
+                None => assert_eq!(factor, 0.0, "{i} of {n}"),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns its own input, and fails backward as often as told.
+struct Fails(Mutex<u32>);
+
+impl Operator for Fails {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("fails", Cast::Keep)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+        Ok((inputs[0].clone(), ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+        let mut left = self.0.lock().unwrap();
+        if *left > 0 {
+            *left -= 1;
+            candle_core::bail!("told to fail")
+        }
+        Ok(vec![Some(Gradient::shared(ctx.gradient.clone()))])
+    }
+}
+
+#[test]
+fn a_backward_that_failed_leaves_nothing_for_the_next() -> Result<()> {
+    let v = Var::from_tensor(&random(1, 5, DType::F32))?;
+    let y = ops::add(&v, &v)?;
+    // Two ways back to `y`: when the one fails, the other has left its gradient there.
+    let loss = ops::sum(&ops::add(&apply(Fails(Mutex::new(2)), &[&y])?, &ops::relu(&y)?)?)?;
+    assert!(loss.backward().is_err());
+    assert!(loss.backward().is_err());
+    let expected = ops::sum(&ops::add(&ops::add(&v, &v)?, &ops::relu(&ops::add(&v, &v)?)?)?)?;
+    let (got, expected) = (loss.backward()?, expected.backward()?);
+    assert_same("third time", got.get(&v).unwrap(), expected.get(&v).unwrap());
+    Ok(())
+}
+
+#[test]
+fn an_operator_that_returns_its_input_does_not_take_its_storage() -> Result<()> {
+    let v = Var::from_tensor(&random(1, 5, DType::F32))?;
+    let before = v.to_vec1::<f32>()?;
+    let y = apply(Fails(Mutex::new(0)), &[&v])?;
+    assert_eq!(v.to_vec1::<f32>()?, before);
+    assert_eq!(y.to_vec1::<f32>()?, before);
+    v.set(&v.zeros_like()?)?;
+    assert_eq!(y.to_vec1::<f32>()?, before, "the output is a value of its own");
+    Ok(())
+}
+
+#[test]
+fn graphs_are_built_and_walked_on_several_threads_at_once() -> Result<()> {
+    let v = Var::from_tensor(&random(1, (16, 16), DType::F32))?;
+    let shared = ops::relu(&ops::matmul(&v, &v)?)?;
+    let loss = |x: &Tensor| ops::mean(&ops::add(&ops::matmul(x, x)?, &x.sqr()?)?);
+    let expected = loss(&shared)?.backward()?.get(&v).unwrap().clone();
+    std::thread::scope(|scope| {
+        let work = || -> Result<()> {
+            for _ in 0..20 {
+                let grads = loss(&shared)?.backward()?;
+                assert_same("on a thread", grads.get(&v).unwrap(), &expected);
+            }
+            Ok(())
+        };
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().try_for_each(|t| t.join().unwrap())
+    })
+}
+
+/// Counts live outputs of its own, so that tests running beside it do not matter.
+#[test]
+fn nothing_is_alive_after_drop() -> Result<()> {
+    struct Counted;
+    static ALIVE: Mutex<i32> = Mutex::new(0);
+    struct Alive;
+    impl Alive {
+        fn new() -> Self {
+            *ALIVE.lock().unwrap() += 1;
+            Self
+        }
+    }
+    impl Drop for Alive {
+        fn drop(&mut self) {
+            *ALIVE.lock().unwrap() -= 1;
+        }
+    }
+    impl Operator for Counted {
+        type Saved = Alive;
+        const KEEPS_OUTPUT: bool = true;
+        fn op(&self) -> Op {
+            Op::user("counted", Cast::Keep)
+        }
+        fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Alive)> {
+            Ok((inputs[0].affine(2.0, 0.0)?, Alive::new()))
+        }
+        fn backward(&self, ctx: &Backward<'_, Alive>) -> Result<Vec<Option<Gradient>>> {
+            Ok(vec![Some(Gradient::owned((ctx.gradient * 2.0)?))])
+        }
+    }
+    let v = Var::from_tensor(&random(1, 5, DType::F32))?;
+    let mut x = v.as_tensor().clone();
+    for i in 0..10 {
+        x = apply(Counted, &[&x])?;
+        if i % 3 == 1 {
+            x = (x.affine(1.0, 0.5)? + ops::relu(&x)?)?;
+        }
+    }
+    let loss = ops::sum(&x)?;
+    let grads = loss.backward()?;
+    assert_eq!(*ALIVE.lock().unwrap(), 10);
+    assert!(live_nodes() > 0);
+    drop((x, loss));
+    assert_eq!(*ALIVE.lock().unwrap(), 0, "what operators saved outlived the graph");
+    assert!(grads.get(&v).is_some());
+    assert!(!candle_amp::no_grad(|| apply(Counted, &[&v]))?.track_op());
+    assert_eq!(*ALIVE.lock().unwrap(), 0, "saved under no_grad");
+    Ok(())
+}
+
+#[test]
+fn a_constant_needs_no_graph() -> Result<()> {
+    let x = random(1, (3, 3), DType::F32);
+    assert!(!ops::matmul(&x, &x)?.track_op());
+    let v = Var::from_tensor(&x)?;
+    let grads = ops::sum(&ops::matmul(&x, &v)?)?.backward()?;
+    assert!(grads.get(&v).is_some());
+    assert!(grads.get(&x).is_none(), "a gradient nobody wants was computed");
+    assert_eq!(grads.get(&v).unwrap().device().location(), Device::Cpu.location());
+    Ok(())
+}

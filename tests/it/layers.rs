@@ -1,0 +1,179 @@
+//! Layers against candle_nn's, and the seeded generator.
+
+use candle_amp::{Autocast, Parameters, nn, ops, random as generator};
+use candle_core::{DType, Device, Result, Tensor};
+use candle_nn::{Module, ModuleT, VarBuilder, VarMap};
+
+use crate::util::{assert_close, assert_same, random, to_vec};
+
+const CPU: Device = Device::Cpu;
+
+#[test]
+fn layers_compute_what_candle_nn_computes_from_the_same_variables() -> Result<()> {
+    let varmap = VarMap::new();
+    let ours = nn::var_builder(&varmap, DType::F32, &CPU);
+    let theirs = VarBuilder::from_varmap(&varmap, DType::F32, &CPU);
+    let (x, image) = (random(1, (3, 6), DType::F32), random(2, (2, 4, 9, 7), DType::F32));
+    let config = nn::Conv2dConfig { stride: 2, padding: 1, groups: 2, ..Default::default() };
+    let close = |name, ours: Result<Tensor>, theirs: Result<Tensor>| -> Result<()> {
+        assert_close(name, &ours?, &theirs?, DType::F32, 16.0);
+        Ok(())
+    };
+    let (a, b) = (nn::linear(6, 4, ours.pp("a"))?, candle_nn::linear(6, 4, theirs.pp("a"))?);
+    close("linear", a.forward(&x), b.forward(&x))?;
+    let (a, b) = (
+        nn::conv2d(4, 6, 3, config, ours.pp("b"))?,
+        candle_nn::conv2d(4, 6, 3, config, theirs.pp("b"))?,
+    );
+    close("conv2d", a.forward(&image), b.forward(&image))?;
+    let (a, b) = (
+        nn::conv2d_no_bias(4, 6, 3, config, ours.pp("c"))?,
+        candle_nn::conv2d_no_bias(4, 6, 3, config, theirs.pp("c"))?,
+    );
+    close("conv2d_no_bias", a.forward(&image), b.forward(&image))?;
+    // Each updates its own statistics.
+    let statistics = VarMap::new();
+    let theirs = VarBuilder::from_varmap(&statistics, DType::F32, &CPU);
+    let (a, b) = (nn::batch_norm(4, 1e-3, ours.pp("d"))?, candle_nn::batch_norm(4, 1e-3, theirs)?);
+    for _ in 0..3 {
+        close("batch_norm, train", a.forward_t(&image, true), b.forward_t(&image, true))?;
+    }
+    close("running mean", Ok(a.running_mean().clone()), Ok(b.running_mean().clone()))?;
+    close("running var", Ok(a.running_var().clone()), Ok(b.running_var().clone()))?;
+    close("batch_norm, eval", a.forward_t(&image, false), b.forward_t(&image, false))?;
+    let names: Vec<_> = Parameters::from_varmap(&varmap).names().map(String::from).collect();
+    assert_eq!(
+        names,
+        ["a.bias", "a.weight", "b.bias", "b.weight", "c.weight", "d.bias", "d.weight"]
+    );
+    Ok(())
+}
+
+/// candle_nn's batch norm fails in half, in one mode or the other.
+#[test]
+fn batch_norm_works_in_half_in_both_modes() -> Result<()> {
+    for dtype in [DType::F16, DType::BF16] {
+        let norm = nn::batch_norm(3, 1e-5, nn::var_builder(&VarMap::new(), dtype, &CPU))?;
+        let full = nn::batch_norm(3, 1e-5, nn::var_builder(&VarMap::new(), DType::F32, &CPU))?;
+        let x = random(1, (8, 3, 5, 5), dtype);
+        for train in [true, false] {
+            let y = norm.forward_t(&x, train)?;
+            assert_eq!(y.dtype(), dtype);
+            assert_eq!(norm.running_var().dtype(), DType::F32);
+            let expected = full.forward_t(&x.to_dtype(DType::F32)?, train)?;
+            assert_close("half", &y, &expected, dtype, 0.5);
+        }
+        assert_same("running mean", norm.running_mean(), full.running_mean());
+    }
+    Ok(())
+}
+
+#[test]
+fn the_same_seed_gives_the_same_model_and_run() -> Result<()> {
+    let run = |seed: u64| -> Result<Vec<f64>> {
+        // Others draw from the process's generator too: hold it for the whole of the run.
+        let _alone = ALONE.lock().unwrap();
+        generator::manual_seed(seed);
+        let vb = nn::var_builder(&VarMap::new(), DType::F32, &CPU);
+        let layer = nn::linear(16, 16, vb)?;
+        let y = ops::dropout(&layer.forward(&random(1, (4, 16), DType::F32))?, 0.3)?;
+        Ok(to_vec(&y))
+    };
+    assert_eq!(run(11)?, run(11)?);
+    assert_ne!(run(11)?, run(12)?);
+    Ok(())
+}
+
+static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+#[test]
+fn initial_values_have_the_distribution_asked_for() -> Result<()> {
+    let vb = nn::var_builder(&VarMap::new(), DType::F32, &CPU);
+    let moments = |t: &Tensor| {
+        let v = to_vec(t);
+        let mean = v.iter().sum::<f64>() / v.len() as f64;
+        (mean, v.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / v.len() as f64)
+    };
+    let init = nn::Init::Uniform { lo: -1.0, up: 3.0 };
+    let (mean, var) = moments(&vb.get_with_hints(40_000, "uniform", init)?);
+    // Four standard errors of 40,000 draws: 4 * sqrt(4/3) / 200.
+    assert!((mean - 1.0).abs() < 0.024 && (var - 4.0 / 3.0).abs() < 0.03, "{mean} {var}");
+    let (mean, var) = moments(nn::linear(200, 200, vb.pp("kaiming"))?.weight());
+    assert!(mean.abs() < 0.002 && (var * 100.0 - 1.0).abs() < 0.03, "{mean} {var}: 2 / fan in");
+    Ok(())
+}
+
+#[test]
+fn the_builder_refuses_a_variable_of_another_shape_or_dtype() -> Result<()> {
+    let varmap = VarMap::new();
+    nn::var_builder(&varmap, DType::F32, &CPU).get(3, "w")?;
+    for (dtype, dims) in [(DType::F16, 3), (DType::F32, 4)] {
+        let error = nn::var_builder(&varmap, dtype, &CPU).get(dims, "w").unwrap_err().to_string();
+        assert!(error.contains("variable `w` was asked for as"), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn dropout_keeps_the_right_share_and_drops_infinities() -> Result<()> {
+    let x = Tensor::full(f32::INFINITY, 10_000, &CPU)?;
+    let y = to_vec(&ops::dropout(&x, 0.3)?);
+    let dropped = y.iter().filter(|&&y| y == 0.0).count();
+    assert!(y.iter().all(|&y| y == 0.0 || y == f64::INFINITY));
+    // Four standard deviations of a binomial of 10,000.
+    assert!((dropped as f64 - 3000.0).abs() < 4.0 * 2100f64.sqrt(), "{dropped}");
+    let ones = Tensor::ones(1000, DType::F32, &CPU)?;
+    assert!(to_vec(&ops::dropout(&ones, 1.0)?).iter().all(|&y| y == 0.0));
+    assert_same("p of 0", &ops::dropout(&ones, 0.0)?, &ones);
+    assert_same("evaluation", &nn::Dropout::new(0.5).forward_t(&ones, false)?, &ones);
+    let kept = to_vec(&nn::Dropout::new(0.5).forward_t(&ones, true)?);
+    assert!(kept.iter().all(|&y| y == 0.0 || y == 2.0) && kept.contains(&2.0));
+    Ok(())
+}
+
+#[test]
+fn a_small_network_learns_in_every_precision() -> candle_amp::Result<()> {
+    use candle_amp::optim::{Sgd, SgdConfig};
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for masters in [false, true] {
+            let storage = if masters { dtype } else { DType::F32 };
+            let varmap = VarMap::new();
+            let vb = nn::var_builder(&varmap, storage, &CPU);
+            let conv = nn::conv2d_no_bias(
+                1,
+                4,
+                3,
+                nn::Conv2dConfig { padding: 1, ..Default::default() },
+                vb.pp("conv"),
+            )?;
+            let norm = nn::batch_norm(4, 1e-5, vb.pp("norm"))?;
+            let head = nn::linear(4, 2, vb.pp("head"))?;
+            // Horizontal or vertical stripes.
+            let x: Vec<f32> = (0..32 * 64)
+                .map(|i| {
+                    [(i / 8) % 2, i % 2][i / 64 % 2] as f32 - 0.5 + (i * 37 % 101) as f32 / 200.0
+                })
+                .collect();
+            let x = Tensor::from_vec(x, (32, 1, 8, 8), &CPU)?;
+            let y = Tensor::from_vec((0..32u32).map(|i| i % 2).collect(), 32, &CPU)?;
+            let config = SgdConfig { lr: 0.2, momentum: 0.9, ..Default::default() };
+            let mut opt = Sgd::new(Parameters::from_varmap(&varmap).vars(), config)?;
+            let mut scaler = candle_amp::GradScaler::default();
+            let amp = Autocast::new(dtype);
+            let mut losses = Vec::new();
+            for _ in 0..25 {
+                let loss = amp.scope(|| {
+                    let h = ops::relu(&norm.forward_t(&conv.forward(&x)?, true)?)?;
+                    ops::cross_entropy(&head.forward(&ops::global_avg_pool2d(&h)?)?, &y)
+                })?;
+                losses.push(loss.to_scalar::<f32>()?);
+                scaler.scale(&loss)?.backward()?;
+                let _ = scaler.step(&mut opt)?;
+                scaler.update()?;
+            }
+            let (first, last) = (losses[0], losses[24]);
+            assert!(last < 0.2 * first, "{dtype:?}, masters {masters}: {first} to {last}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! docs/operators.md says what the code says.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use candle_amp::Op;
+
+const HEAD: &str = "\
+# Operators
+
+What `Autocast` does with each operator. *Rule* is that of the crate's own preset,
+`Policy::default()`; *PyTorch* that of `Policy::pytorch()`, the CUDA lists of PyTorch 2.15.
+`amp.allow(op)` makes a rule `Lower`, `amp.deny(op)` makes it `Full`, `policy.with(op, cast)` any.
+
+| rule | inputs | arithmetic | output |
+|---|---|---|---|
+| `Lower` | cast to the compute dtype | `F32` | compute dtype |
+| `Full` | cast to `F32` | `F32` | `F32` |
+| `FullMath` | as they are | `F32` | dtype of the first input |
+| `Promote` | cast to the widest among them; `F16` with `BF16` is `F32` | `F32` | that dtype |
+| `Keep` | as they are | `F32`, where there is any | dtype of the first input |
+
+Integers and `F64` are never cast, and an operator given any `F64` runs as it is, in `F64`. The
+losses return `F32` under every rule (`F64` for `F64` inputs).
+
+This file is written by `UPDATE_DOCS=1 cargo test operator_table`, and checked by `cargo test`.
+
+";
+
+/// The test that proves the rules.
+const PROOF: &str = "tests/it/dtype_flow.rs";
+
+fn table() -> String {
+    let mut text = HEAD.to_owned();
+    text += "| operator | rule | PyTorch | reason | proved by |\n|---|---|---|---|---|\n";
+    for op in Op::ALL {
+        let (name, reason) = (op.name(), op.reason());
+        let (rule, pytorch) = (op.default_cast(), op.pytorch_cast());
+        writeln!(text, "| `{name}` | `{rule:?}` | `{pytorch:?}` | {reason} | `{PROOF}` |")
+            .expect("a string takes everything");
+    }
+    text
+}
+
+#[test]
+fn operator_table() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operators.md");
+    let table = table();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&path, &table).expect("docs/operators.md can be written");
+    }
+    let file = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        file == table,
+        "docs/operators.md is not what the code says: `UPDATE_DOCS=1 cargo test operator_table` \
+         writes it; it should be\n\n{table}"
+    );
+}

@@ -1,0 +1,68 @@
+//! What the tests share: devices, seeded inputs, and how close is close enough.
+
+use candle_core::{DType, Device, Result, Shape, Tensor};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+pub(crate) const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
+
+/// The CPU, and a CUDA device if there is one. `REQUIRE_CUDA=1` makes its absence a failure.
+pub(crate) fn devices() -> Result<Vec<Device>> {
+    let mut devices = vec![Device::Cpu];
+    match Device::new_cuda(0) {
+        Ok(cuda) => devices.push(cuda),
+        Err(error) if std::env::var_os("REQUIRE_CUDA").is_some() => return Err(error),
+        Err(_) => {}
+    }
+    Ok(devices)
+}
+
+/// Uniform numbers from -1 to 1, the same for the same seed, rounded to `dtype`.
+pub(crate) fn random(seed: u64, shape: impl Into<Shape>, dtype: DType) -> Tensor {
+    let shape = shape.into();
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let values: Vec<f64> = (0..shape.elem_count()).map(|_| rng.random_range(-1.0..1.0)).collect();
+    Tensor::from_vec(values, shape, &Device::Cpu).and_then(|t| t.to_dtype(dtype)).unwrap()
+}
+
+/// The distance from 1 to the next number of `dtype`.
+pub(crate) fn epsilon(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => half::f16::EPSILON.to_f64(),
+        DType::BF16 => half::bf16::EPSILON.to_f64(),
+        DType::F32 => f32::EPSILON.into(),
+        DType::F64 => f64::EPSILON,
+        other => panic!("no tolerance for {other:?}"),
+    }
+}
+
+pub(crate) fn to_vec(tensor: &Tensor) -> Vec<f64> {
+    tensor.flatten_all().and_then(|t| t.to_dtype(DType::F64)).and_then(|t| t.to_vec1()).unwrap()
+}
+
+/// Asserts that `actual` is `expected` to within `roundings` of `dtype`, relative to the largest
+/// element of `expected`: a sum of many terms has an error relative to them, not to itself.
+#[track_caller]
+pub(crate) fn assert_close(
+    what: &str,
+    actual: &Tensor,
+    expected: &Tensor,
+    dtype: DType,
+    roundings: f64,
+) {
+    assert_eq!(actual.dims(), expected.dims(), "{what}: shape");
+    let (actual, expected) = (to_vec(actual), to_vec(expected));
+    let largest = expected.iter().fold(0.0, |m: f64, e| m.max(e.abs()));
+    let tolerance = roundings * epsilon(dtype) * largest;
+    for (i, (a, e)) in actual.iter().zip(&expected).enumerate() {
+        assert!((a - e).abs() <= tolerance, "{what}, element {i}: {a} is not {e} ± {tolerance:e}");
+    }
+}
+
+/// Asserts equality bit for bit, dtype included.
+#[track_caller]
+pub(crate) fn assert_same(what: &str, actual: &Tensor, expected: &Tensor) {
+    assert_eq!(actual.dtype(), expected.dtype(), "{what}: dtype");
+    assert_eq!(actual.dims(), expected.dims(), "{what}: shape");
+    assert_eq!(to_vec(actual), to_vec(expected), "{what}");
+}
