@@ -39,7 +39,7 @@ fn sums_match_a_loop() {
                 assert_eq!((sums.dtype(), sums.dims()), (wide, &shape[dim..=dim]));
                 let terms = count / shape[dim] as f64;
                 for (a, e) in values(&sums).iter().zip(&expected) {
-                    assert!((a - e).abs() <= terms.sqrt() * 8.0 * epsilon(wide), "{a}, not {e}");
+                    assert!((a - e).abs() <= terms.sqrt() * 32.0 * epsilon(wide), "{a}, not {e}");
                 }
                 let oracle = portable::sum_to_channel(&x, dim, wide).unwrap();
                 for (a, e) in values(&oracle).iter().zip(&expected) {
@@ -62,7 +62,11 @@ fn results_have_the_dtype_asked_for() {
             let x = random(&[33, 3], dtype, 2);
             let sums = sum_to_channel(&x, 1, out).unwrap();
             assert_eq!(sums.dtype(), out);
-            assert_close(&sums, &naive(&x, 1), 33.0 * (epsilon(dtype) / epsilon(out)).min(1.0));
+            assert_close(
+                &sums,
+                &naive(&x, 1),
+                (33.0 * epsilon(DType::F32) / epsilon(out)).max(1.0),
+            );
             assert_eq!(sum_all(&x, out).unwrap().dtype(), out);
         }
     }
