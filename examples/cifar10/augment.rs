@@ -2,7 +2,10 @@
 
 use rand::Rng;
 
-use crate::data::{Norm, PLANE, SIDE, Stream, rng};
+use crate::{
+    data::{Norm, PLANE, SIDE},
+    rng::{Stream, rng},
+};
 
 /// The largest shift of a crop: the padding on every side of the image.
 const PAD: i32 = 4;

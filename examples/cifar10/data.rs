@@ -4,11 +4,13 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::{Device, Tensor};
-use rand::{SeedableRng, seq::SliceRandom};
-use rand_chacha::ChaCha8Rng;
+use rand::seq::SliceRandom;
 use rayon::prelude::*;
 
-use crate::augment::{Augment, Crop};
+use crate::{
+    augment::{Augment, Crop},
+    rng::{Stream, rng},
+};
 
 /// Width and height of an image.
 pub(crate) const SIDE: usize = 32;
@@ -50,6 +52,7 @@ impl Images {
         self.labels.len()
     }
 
+    #[cfg(test)]
     pub(crate) fn labels(&self) -> &[u8] {
         &self.labels
     }
@@ -92,27 +95,6 @@ impl Images {
         order.shuffle(&mut rng(Stream::Shuffle, seed, epoch, 0));
         order
     }
-}
-
-/// What a stream of random numbers is for; no two share numbers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Stream {
-    Shuffle,
-    Augment,
-    DrawTrain,
-    DrawTest,
-}
-
-/// The generator of item `index` in epoch `epoch`.
-///
-/// A generator for every item, not one for all: items can be made in any order, on any thread.
-pub(crate) fn rng(stream: Stream, seed: u64, epoch: usize, index: usize) -> ChaCha8Rng {
-    let mut key = [0; 32];
-    let words = [stream as u64, seed, epoch as u64, index as u64];
-    for (bytes, word) in key.chunks_exact_mut(8).zip(words) {
-        bytes.copy_from_slice(&word.to_le_bytes());
-    }
-    ChaCha8Rng::from_seed(key)
 }
 
 /// Maps bytes to values of mean 0 and deviation 1, channel by channel.

@@ -1,13 +1,15 @@
 //! The command line.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{fmt, path::PathBuf};
 
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+
+use crate::choices::{Architecture, LossScale, Precision};
 
 /// Images drawn for training when nobody says how many.
-const DRAWN_IMAGES: usize = 10_000;
+const DRAWN_IMAGES: usize = 5_000;
 
 /// Trains a small network in mixed precision on CIFAR-10 or, without a download, on drawn shapes.
 #[derive(Clone, Debug, Parser)]
@@ -69,90 +71,13 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
 
-    /// Train on this many images only, or draw this many [default: all, or 10000 drawn]
+    /// Train on this many images only, or draw this many [default: all, or 5000 drawn]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) train_images: Option<usize>,
 
     /// A few steps on few images, to see that everything works
     #[arg(long)]
     pub(crate) smoke: bool,
-}
-
-/// Which network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Architecture {
-    /// 8 layers, 78 thousand parameters
-    Resnet8,
-    /// 20 layers, 272 thousand parameters
-    Resnet20,
-    /// Two hidden layers of 512, 1.8 million parameters
-    Mlp,
-}
-
-impl fmt::Display for Architecture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Resnet8 => "resnet8",
-            Self::Resnet20 => "resnet20",
-            Self::Mlp => "mlp",
-        })
-    }
-}
-
-/// What convolutions and matrix products compute in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Precision {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl Precision {
-    pub(crate) fn dtype(self) -> DType {
-        match self {
-            Self::F32 => DType::F32,
-            Self::F16 => DType::F16,
-            Self::Bf16 => DType::BF16,
-        }
-    }
-}
-
-impl fmt::Display for Precision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.dtype().as_str())
-    }
-}
-
-/// How the loss is scaled before the backward pass.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum LossScale {
-    Dynamic,
-    None,
-    Constant(f64),
-}
-
-impl FromStr for LossScale {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "dynamic" => Ok(Self::Dynamic),
-            "none" => Ok(Self::None),
-            number => positive(number)
-                .map(Self::Constant)
-                .map_err(|_| "expected dynamic, none or a number above zero".to_owned()),
-        }
-    }
-}
-
-impl fmt::Display for LossScale {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Dynamic => f.write_str("dynamic"),
-            Self::None => f.write_str("none"),
-            Self::Constant(scale) => scale.fmt(f),
-        }
-    }
 }
 
 /// A whole number above zero.
@@ -162,7 +87,7 @@ fn count(text: &str) -> Result<usize, String> {
 }
 
 /// A number above zero that F32 can hold.
-fn positive(text: &str) -> Result<f64, String> {
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|&x: &f64| x as f32 > 0. && (x as f32).is_finite());
     number.ok_or_else(|| "expected a number above zero".to_owned())
 }
@@ -233,7 +158,7 @@ impl Options {
     /// How many training and test images to draw.
     pub(crate) fn drawn_images(&self) -> (usize, usize) {
         let (train, test) = self.images();
-        (train.unwrap_or(DRAWN_IMAGES), test.unwrap_or(2_000))
+        (train.unwrap_or(DRAWN_IMAGES), test.unwrap_or(1_000))
     }
 }
 

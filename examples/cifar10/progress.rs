@@ -8,9 +8,11 @@ use std::{
 use indicatif::{BinaryBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::{
+    choices::Precision,
     data::Dataset,
-    options::{Options, Precision},
-    report::{History, Report},
+    history::History,
+    options::Options,
+    report::Report,
     schedule::Schedule,
 };
 
@@ -110,7 +112,7 @@ fn epoch_line(history: &History, schedule: &Schedule, batch_size: usize) -> Stri
 }
 
 /// A scale in few characters: 65536, 0.5, 1.5e-5, 1.7e7.
-fn short(scale: f64) -> String {
+fn short(scale: f32) -> String {
     if (1e-3..1e7).contains(&scale) { format!("{scale}") } else { format!("{scale:.1e}") }
 }
 

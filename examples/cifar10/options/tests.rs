@@ -84,7 +84,7 @@ fn smoke_shrinks_what_was_not_asked_for() -> anyhow::Result<()> {
         let options = parse(arguments)?;
         anyhow::Ok((options.batch_size(), options.drawn_images()))
     };
-    assert_eq!(sizes("")?, (128, (10_000, 2_000)));
+    assert_eq!(sizes("")?, (128, (5_000, 1_000)));
     assert_eq!(sizes("--smoke")?, (16, (64, 40)));
     assert_eq!(sizes("--smoke --batch-size 4 --train-images 20")?, (4, (20, 40)));
     Ok(())

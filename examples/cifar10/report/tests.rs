@@ -69,29 +69,6 @@ fn a_report_that_cannot_be_written_is_refused_early() {
 }
 
 #[test]
-fn the_history_tells_steps_taken_from_steps_skipped() {
-    let mut history = History::default();
-    assert_eq!(history.median_step(), Duration::ZERO);
-    for (i, skipped) in [false, true, false].into_iter().enumerate() {
-        let time = Duration::from_millis([30, 500, 70][i]);
-        history.step([4., 3., 1.][i], time, skipped, 8.);
-    }
-    assert_eq!((history.steps(), history.taken(), history.skipped), (3, 2, 1));
-    assert_eq!(history.median_step(), Duration::from_millis(70));
-    assert_eq!(history.recent_loss(2), 2.);
-    assert!((history.rate(3) - 5.).abs() < 1e-9);
-}
-
-#[test]
-fn a_score_counts_hits_by_class() {
-    let mut score = Score::default();
-    score.count(&[0, 0, 3], &[0, 3, 3]);
-    score.count(&[9], &[0]);
-    assert_eq!(score.accuracy(), 0.5);
-    assert_eq!(score.by_class(), [0.5, 0., 0., 1., 0., 0., 0., 0., 0., 0.]);
-}
-
-#[test]
 fn peak_memory_is_read_from_the_status_of_the_process() {
     let status = "VmPeak:\t  999 kB\nVmHWM:\t    1234 kB\nVmRSS:\t 55 kB\n";
     assert_eq!(parse_peak_rss(status), Some(1234 * 1024));

@@ -1,0 +1,85 @@
+//! What the command line lets one choose, and how it is spelt.
+
+use std::{fmt, str::FromStr};
+
+use candle_core::DType;
+use clap::ValueEnum;
+
+use crate::options::positive;
+
+/// Which network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Architecture {
+    /// 8 layers, 78 thousand parameters
+    Resnet8,
+    /// 20 layers, 272 thousand parameters
+    Resnet20,
+    /// Two hidden layers of 512, 1.8 million parameters
+    Mlp,
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Resnet8 => "resnet8",
+            Self::Resnet20 => "resnet20",
+            Self::Mlp => "mlp",
+        })
+    }
+}
+
+/// What convolutions and matrix products compute in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Precision {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Precision {
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.dtype().as_str())
+    }
+}
+
+/// How the loss is scaled before the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum LossScale {
+    Dynamic,
+    None,
+    Constant(f32),
+}
+
+impl FromStr for LossScale {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "dynamic" => Ok(Self::Dynamic),
+            "none" => Ok(Self::None),
+            number => positive(number)
+                .map(|scale| Self::Constant(scale as f32))
+                .map_err(|_| "expected dynamic, none or a number above zero".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for LossScale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dynamic => f.write_str("dynamic"),
+            Self::None => f.write_str("none"),
+            Self::Constant(scale) => scale.fmt(f),
+        }
+    }
+}
