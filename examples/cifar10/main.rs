@@ -24,12 +24,12 @@ use candle_nn::VarMap;
 use clap::Parser;
 
 use augment::Augment;
-use data::Dataset;
-use models::Model;
 use choices::{LossScale, Precision};
+use data::Dataset;
+use history::{History, Score};
+use models::Model;
 use options::{Options, Usage};
 use progress::Progress;
-use history::{History, Score};
 use report::Report;
 use schedule::Schedule;
 
@@ -45,8 +45,9 @@ mod rng;
 mod schedule;
 mod synthetic;
 
-/// Keeps the memory of a step for the next one. The system's own allocator hands large buffers
-/// back, and zeroing them again costs more than the arithmetic in them.
+/// Keeps the memory of a step for the next one: the system's own allocator hands large buffers
+/// back, and having them zeroed again costs more than much of the arithmetic in them. What lies
+/// free for a second this one hands back too, unless the environment has MIMALLOC_PURGE_DELAY=-1.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -86,14 +87,17 @@ fn run(options: &Options) -> Result<()> {
         half => Autocast::new(half.dtype()),
     };
     let mut scaler = match options.loss_scale() {
-        LossScale::Dynamic => GradScaler::new(ScaleConfig::default())?,
+        LossScale::Dynamic => {
+            let init_scale = options.init_scale as f32;
+            GradScaler::new(ScaleConfig { init_scale, ..Default::default() })?
+        }
         LossScale::None => GradScaler::disabled(),
         LossScale::Constant(scale) => GradScaler::new(ScaleConfig::constant(scale))?,
     };
     let Options { lr, momentum, weight_decay, seed, .. } = *options;
     let mut opt = Sgd::new(vars, SgdConfig { lr, momentum, weight_decay, ..Default::default() })?;
 
-    print!("{}", progress::opening(options, &data, &schedule, parameters));
+    progress::print(&progress::opening(options, &data, &schedule, parameters));
     let mut progress = Progress::new(schedule, options.batch_size());
     let mut history = History::default();
     let mut score = Score::default();
@@ -131,7 +135,8 @@ fn run(options: &Options) -> Result<()> {
 
     let interrupted = history.steps() < schedule.steps;
     let report = Report::new(options, &data, &history, &score, weight_bytes, interrupted);
-    print!("{}{}", progress::closing(&report, &data.classes), progress::hint(options));
+    progress::print(&progress::closing(&report, &data.classes));
+    progress::print(&progress::hint(options));
     if let Some(path) = &options.report {
         report.write(path)?;
     }

@@ -6,8 +6,8 @@ use candle_core::{Result, Tensor};
 use candle_nn::{Module, ModuleT, VarBuilder};
 
 use crate::{
-    data::{CLASSES, PIXELS},
     choices::Architecture,
+    data::{CLASSES, PIXELS},
 };
 
 /// A network from normalised images, `(n, 3, 32, 32)`, to logits, `(n, 10)`.

@@ -35,6 +35,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SCALE")]
     pub(crate) loss_scale: Option<LossScale>,
 
+    /// Where a dynamic scale starts
+    #[arg(long, value_name = "X", default_value = "65536", value_parser = positive)]
+    pub(crate) init_scale: f64,
+
     /// Passes over the training images [default: 8, or what --steps needs]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) epochs: Option<usize>,
@@ -72,7 +76,7 @@ pub(crate) struct Options {
     pub(crate) report: Option<PathBuf>,
 
     /// Train on this many images only, or draw this many [default: all, or 5000 drawn]
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = images)]
     pub(crate) train_images: Option<usize>,
 
     /// A few steps on few images, to see that everything works
@@ -84,6 +88,12 @@ pub(crate) struct Options {
 fn count(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|&number| number > 0);
     number.ok_or_else(|| "expected a whole number above zero".to_owned())
+}
+
+/// A number of images that fits in memory.
+fn images(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| (1..=1_000_000).contains(number));
+    number.ok_or_else(|| "expected a whole number from 1 to 1000000".to_owned())
 }
 
 /// A number above zero that F32 can hold.

@@ -1,18 +1,14 @@
 //! What a run prints: a bar on a terminal, plain lines elsewhere.
 
 use std::{
-    io::{IsTerminal, stdout},
+    io::{IsTerminal, Write, stdout},
     time::{Duration, Instant},
 };
 
 use indicatif::{BinaryBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::{
-    choices::Precision,
-    data::Dataset,
-    history::History,
-    options::Options,
-    report::Report,
+    choices::Precision, data::Dataset, history::History, options::Options, report::Report,
     schedule::Schedule,
 };
 
@@ -64,7 +60,7 @@ impl Progress {
                 bar.set_position(step as u64);
             }
             Display::Lines { last } if last.elapsed() >= QUIET => {
-                println!("  step {step}/{of}  {}", status());
+                print(&format!("  step {step}/{of}  {}\n", status()));
                 *last = Instant::now();
             }
             Display::Lines { .. } => {}
@@ -75,9 +71,9 @@ impl Progress {
     pub(crate) fn epoch(&mut self, history: &History) {
         let line = epoch_line(history, &self.schedule, self.batch_size);
         match &mut self.display {
-            Display::Bar(bar) => bar.suspend(|| println!("{line}")),
+            Display::Bar(bar) => bar.suspend(|| print(&line)),
             Display::Lines { last } => {
-                println!("{line}");
+                print(&line);
                 *last = Instant::now();
             }
         }
@@ -91,6 +87,12 @@ impl Drop for Progress {
             bar.finish_and_clear();
         }
     }
+}
+
+/// Prints `text`. That nobody listens any more is no reason to stop training.
+pub(crate) fn print(text: &str) {
+    let mut stdout = stdout().lock();
+    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
 }
 
 /// The last `recent` steps in a few words.
@@ -108,7 +110,7 @@ fn epoch_line(history: &History, schedule: &Schedule, batch_size: usize) -> Stri
     let steps = history.epochs.last().map_or(0, |epoch| epoch.steps);
     let status = status(history, steps, batch_size);
     let width = of.to_string().len();
-    format!("epoch {done:>width$}/{of}  test {:5.2} %  {status}", 100. * accuracy)
+    format!("epoch {done:>width$}/{of}  test {:5.2} %  {status}\n", 100. * accuracy)
 }
 
 /// A scale in few characters: 65536, 0.5, 1.5e-5, 1.7e7.
@@ -144,13 +146,17 @@ pub(crate) fn opening(
         false => format!("cpu, {threads} thread{}", if threads == 1 { "" } else { "s" }),
     };
     let (train, test) = (count(data.train.len()), count(data.test.len()));
-    let (steps, epochs) = (count(schedule.steps), schedule.epochs);
+    let steps = count(schedule.steps);
+    let epochs = match schedule.epochs {
+        1 => "1 epoch".to_owned(),
+        more => format!("{more} epochs"),
+    };
     table(&[
         ("model", format!("{}, {} parameters", options.model, count(parameters))),
         ("precision", precision),
         ("device", device),
         ("data", format!("{}, {train} to train on, {test} to test with", data.name)),
-        ("training", format!("{steps} steps of {} images, {epochs} epochs", options.batch_size())),
+        ("training", format!("{steps} steps of {} images, {epochs}", options.batch_size())),
     ]) + "\n"
 }
 

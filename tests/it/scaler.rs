@@ -22,10 +22,7 @@ fn growing(init_scale: f32) -> GradScaler {
 
 /// PyTorch's `_run_scaling_case`: two layers, SGD at 1, four batches, the third with an infinity;
 /// against the same without a scaler, skipping that batch.
-fn scaling_case(
-    dtype: DType,
-    optimizer: fn(Vec<Var>) -> Box<dyn AnyStep>,
-) -> candle_amp::Result<()> {
+fn scaling_case(dtype: DType, optimizer: MakeOptimizer) -> candle_amp::Result<()> {
     let layer = |seed| Var::from_tensor(&(random(seed, (8, 8), DType::F32) * 0.35)?);
     let (control, model) = ([layer(1)?, layer(2)?], [layer(1)?, layer(2)?]);
     let loss = |w: &[Var; 2], i: u64| {
@@ -61,6 +58,8 @@ fn scaling_case(
     Ok(())
 }
 
+type MakeOptimizer = fn(Vec<Var>) -> Box<dyn AnyStep>;
+
 /// `GradScaler::step` is generic; the table of cases is not.
 trait AnyStep {
     /// Whether the step was skipped.
@@ -75,7 +74,7 @@ impl<S: Step> AnyStep for S {
 
 #[test]
 fn a_run_with_a_scaler_is_the_run_without_minus_the_skipped_step() -> candle_amp::Result<()> {
-    let optimizers: [fn(Vec<Var>) -> Box<dyn AnyStep>; 5] = [
+    let optimizers: [MakeOptimizer; 5] = [
         |vars| Box::new(SGD::new(vars, 1.0).unwrap()),
         |vars| Box::new(AdamW::new(vars, ParamsAdamW { lr: 0.01, ..Default::default() }).unwrap()),
         |vars| Box::new(MasterWeights::<SGD>::new(vars, 1.0).unwrap()),

@@ -19,11 +19,15 @@ fn numbers_out_of_range_are_refused_by_name() {
         ("--batch-size 0", "'0' for '--batch-size <N>': expected a whole number above zero"),
         ("--epochs 0", "'0' for '--epochs <N>': expected a whole number above zero"),
         ("--steps x", "'x' for '--steps <N>': expected a whole number above zero"),
-        ("--train-images 0", "'0' for '--train-images <N>': expected a whole number above zero"),
+        (
+            "--train-images 0",
+            "'0' for '--train-images <N>': expected a whole number from 1 to 1000000",
+        ),
         ("--lr=-0.1", "'-0.1' for '--lr <X>': expected a number above zero"),
         ("--lr 0", "'0' for '--lr <X>': expected a number above zero"),
         ("--lr inf", "'inf' for '--lr <X>': expected a number above zero"),
         ("--lr NaN", "'NaN' for '--lr <X>': expected a number above zero"),
+        ("--init-scale 0", "'0' for '--init-scale <X>': expected a number above zero"),
         ("--momentum 1", "'1' for '--momentum <X>': expected a number from 0 up to 1"),
         ("--weight-decay=-1", "'-1' for '--weight-decay <X>': expected a number from 0 up to 1"),
     ] {

@@ -35,7 +35,7 @@ fn assert_plain(text: &str) {
 fn an_epoch_is_one_line_about_its_own_steps() -> anyhow::Result<()> {
     let schedule = Schedule::new(&options("--epochs 12 --batch-size 10"), 40)?;
     let line = epoch_line(&history(), &schedule, 10);
-    let expected = "epoch  2/12  test 87.50 %  loss 0.406  20 images/s  scale 32768  skipped 1";
+    let expected = "epoch  2/12  test 87.50 %  loss 0.406  20 images/s  scale 32768  skipped 1\n";
     assert_eq!(line, expected);
     Ok(())
 }

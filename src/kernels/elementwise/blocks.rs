@@ -44,6 +44,9 @@ pub(crate) fn for_each_chunk<T: Send>(
 /// Room for a block of each of the inputs, in their arithmetic type.
 pub(crate) type Wide<A> = [[A; BLOCK]];
 
+/// Writes a block, given where it starts and buffers.
+type Fill<'a, T> = dyn Fn(usize, &mut Wide<<T as Element>::Acc>, &mut [T]) + Sync + 'a;
+
 /// A vector of `len` elements. `fill` is given where a block starts, `wide` buffers of undefined
 /// content, and the block to write.
 ///
@@ -55,11 +58,7 @@ pub(crate) fn generate<T: Element>(
     wide: usize,
     fill: impl Fn(usize, &mut Wide<T::Acc>, &mut [T]) + Sync,
 ) -> Vec<T> {
-    fn run<T: Element>(
-        len: usize,
-        wide: usize,
-        fill: &(dyn Fn(usize, &mut Wide<T::Acc>, &mut [T]) + Sync),
-    ) -> Vec<T> {
+    fn run<T: Element>(len: usize, wide: usize, fill: &Fill<T>) -> Vec<T> {
         let buffers = || vec![[T::Acc::zero(); BLOCK]; wide];
         let block = |wide: &mut Vec<[T::Acc; BLOCK]>, number: usize| {
             let start = number * BLOCK;

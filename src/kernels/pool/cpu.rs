@@ -141,7 +141,7 @@ pub(super) fn global_avg_backward(grad: &Tensor, (n, c, h, w): Dims, out: DType)
         G::widen(&Elements::<G>::of(grad)?, &mut share);
         let area = G::Acc::of((h * w) as f64);
         for share in &mut share {
-            *share = *share / area;
+            *share /= area;
         }
         let dx = Channels::rows(n * c, h * w).map::<G, O, 0, 1>(
             [],

@@ -117,6 +117,9 @@ fn clip_value_keeps_nan() -> Result<()> {
     Ok(())
 }
 
+/// Weight, buffer, gradient.
+type Update<'a> = dyn Fn(&Tensor, Option<&Tensor>, &Tensor) -> Result<()> + 'a;
+
 #[test]
 fn sgd_on_the_cpu_is_the_portable_one() -> Result<()> {
     for len in LENGTHS.into_iter().filter(|&len| len > 0) {
@@ -132,12 +135,11 @@ fn sgd_on_the_cpu_is_the_portable_one() -> Result<()> {
                 first,
             };
             let make = |seed| tensor(&values(seed, len), DType::F64);
-            let run =
-                |update: &dyn Fn(&Tensor, Option<&Tensor>, &Tensor) -> Result<()>| -> Result<_> {
-                    let (weight, buffer, gradient) = (make(1)?, make(2)?, make(3)?);
-                    update(&weight, (momentum != 0.0).then_some(&buffer), &gradient)?;
-                    Ok((doubles(&weight), doubles(&buffer)))
-                };
+            let run = |update: &Update<'_>| -> Result<_> {
+                let (weight, buffer, gradient) = (make(1)?, make(2)?, make(3)?);
+                update(&weight, (momentum != 0.0).then_some(&buffer), &gradient)?;
+                Ok((doubles(&weight), doubles(&buffer)))
+            };
             let (w, b) = run(&|w, b, g| super::sgd(w, b, g, step))?;
             let (pw, pb) = run(&|w, b, g| portable::sgd(w, b, g, step))?;
             let close = |(a, b): (&f64, &f64)| (a - b).abs() <= 64.0 * f64::EPSILON;
