@@ -8,11 +8,11 @@ use crate::kernels::elementwise::testing::*;
 fn naive(x: &Tensor, dim: usize) -> Vec<f64> {
     let (dims, data) = (x.dims(), values(x));
     let inner: usize = dims[dim + 1..].iter().product();
-    let mut sums = vec![0.0; dims[dim]];
+    let mut terms = vec![Vec::new(); dims[dim]];
     for (i, x) in data.iter().enumerate() {
-        sums[i / inner % dims[dim]] += x;
+        terms[i / inner % dims[dim]].push(*x);
     }
-    sums
+    terms.iter().map(|terms| compensated_sum(terms)).collect()
 }
 
 #[test]
