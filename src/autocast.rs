@@ -274,6 +274,30 @@ mod tests {
     }
 
     #[test]
+    fn a_variable_is_cast_once_a_scope_and_dtype() -> candle_core::Result<()> {
+        let var = candle_core::Var::ones(3, DType::F32, &candle_core::Device::Cpu)?;
+        let _scope = Autocast::new(DType::BF16).enter();
+        // Other tests' backward passes empty the cache too: look at a moment without one.
+        loop {
+            let before = CACHE_EPOCH.load(Ordering::Acquire);
+            let [a, b, other] = [DType::BF16, DType::BF16, DType::F16].map(|d| cast(&var, d));
+            let (a, b, other) = (a?, b?, other?);
+            assert_eq!((a.dtype(), other.dtype()), (DType::BF16, DType::F16));
+            if CACHE_EPOCH.load(Ordering::Acquire) == before {
+                assert_eq!(a.id(), b.id());
+                break;
+            }
+        }
+        let before = cast(&var, DType::BF16)?;
+        clear_cast_cache();
+        assert_ne!(cast(&var, DType::BF16)?.id(), before.id());
+        // Tensors that are no variables are not kept alive by the scope.
+        let tensor = var.affine(1.0, 0.0)?;
+        assert_ne!(cast(&tensor, DType::BF16)?.id(), cast(&tensor, DType::BF16)?.id());
+        Ok(())
+    }
+
+    #[test]
     fn a_compute_dtype_that_is_no_float_of_ours_is_refused() {
         for dtype in [DType::F64, DType::U32, DType::I64] {
             assert!(Autocast::try_new(dtype).is_err());

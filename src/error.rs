@@ -7,7 +7,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error from this crate: what was asked, what was given, and what would do.
 ///
-/// After one, nothing is half done. Gradients that overflow are *not* an error: a half-precision
+/// After one of this crate's own, nothing is half done. Gradients that overflow are *not* an error: a half-precision
 /// run skips a step now and then by design, and [`StepOutcome`](crate::StepOutcome) says so.
 ///
 /// Operators and layers return candle's error type, so that they fit where candle's do; it then
@@ -151,7 +151,7 @@ pub enum Error {
         /// Inputs of the operator.
         expected: usize,
     },
-    /// The same variable under two names, or a name twice.
+    /// One name for two variables.
     #[error("parameter name `{name}` appears twice: names must be unique")]
     DuplicateName {
         /// The name.

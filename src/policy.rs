@@ -114,6 +114,8 @@ ops! {
     Dropout "dropout" Keep Keep "selects and scales once";
     /// [`ops::add`](crate::ops::add).
     Add "add" Promote Promote "operands must agree; candle promotes nothing";
+    /// [`ops::add_relu`](crate::ops::add_relu).
+    AddRelu "add_relu" Promote Promote "an add and a selection, rounded once";
     /// [`ops::max_pool2d`](crate::ops::max_pool2d).
     MaxPool2d "max_pool2d" Keep Keep "selects, never rounds";
     /// [`ops::avg_pool2d`](crate::ops::avg_pool2d).

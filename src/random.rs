@@ -72,7 +72,7 @@ pub(crate) fn next_stream() -> ChaCha8Rng {
     rng
 }
 
-/// A tensor drawn as `init` says, in `F32` (`F64` for `F64`), rounded once to `dtype`.
+/// A tensor drawn as `init` says: in `F64`, rounded to `F32` and from there to `dtype`.
 pub(crate) fn init(init: Init, shape: &Shape, dtype: DType, device: &Device) -> Result<Tensor> {
     let uniform = |lo: f64, up: f64| draw(shape, move |rng| rng.random_range(lo..up));
     let normal =

@@ -258,6 +258,9 @@ impl GradScaler {
             Some(ids) if chosen.is_empty() && !self.any_stepped(ids) => {
                 return Err(Error::NoGradientForOptimizer { variables: ids.len() });
             }
+            Some(ids) if self.any_stepped(ids) && self.foreign_stepped => {
+                return Err(Error::SecondForeignStep);
+            }
             Some(ids) if self.any_stepped(ids) => return Err(Error::AlreadyStepped),
             _ if chosen.is_empty() => return Err(Error::AlreadyStepped),
             _ => {}
@@ -348,7 +351,8 @@ impl ScaledLoss<'_> {
         &self.loss
     }
 
-    /// Back-propagates, and adds the gradients of the loss's variables to those in the scaler.
+    /// Back-propagates, and adds the gradients of the loss's variables to those in the scaler. A
+    /// variable that was stepped since the last `update` takes no more.
     ///
     /// # Errors
     ///

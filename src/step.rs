@@ -93,7 +93,6 @@ impl<O: Optimizer> Step for Bound<'_, O> {
 /// What became of a step. Nothing about it is an error: a run with a dynamic scale skips a step
 /// whenever the scale turns out too high.
 #[derive(Clone, Debug)]
-#[must_use = "ask `skipped()` before advancing a schedule, or drop it with `let _ =`"]
 pub struct StepOutcome {
     scale: f32,
     overflowed: Vec<TensorId>,

@@ -87,7 +87,10 @@ fn run(options: &Options) -> Result<()> {
         half => Autocast::new(half.dtype()),
     };
     let mut scaler = match options.loss_scale() {
-        LossScale::Dynamic => GradScaler::new(ScaleConfig::default())?,
+        LossScale::Dynamic => {
+            let init_scale = options.init_scale as f32;
+            GradScaler::new(ScaleConfig { init_scale, ..Default::default() })?
+        }
         LossScale::None => GradScaler::disabled(),
         LossScale::Constant(scale) => GradScaler::new(ScaleConfig::constant(scale))?,
     };

@@ -35,6 +35,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SCALE")]
     pub(crate) loss_scale: Option<LossScale>,
 
+    /// Where a dynamic scale starts
+    #[arg(long, value_name = "X", default_value = "65536", value_parser = positive)]
+    pub(crate) init_scale: f64,
+
     /// Passes over the training images [default: 8, or what --steps needs]
     #[arg(long, value_name = "N", value_parser = count)]
     pub(crate) epochs: Option<usize>,

@@ -32,7 +32,9 @@ pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
 pub(crate) fn cast_into(dst: &Tensor, src: &Tensor) -> Result<()> {
     let src = src.detach().contiguous()?;
     if !dst.device().is_cpu() {
-        return dst.slice_set(&src.to_dtype(dst.dtype())?, 0, 0);
+        // Flat, because `slice_set` wants a dimension to slice.
+        let src = src.to_dtype(dst.dtype())?.flatten_all()?;
+        return dst.detach().flatten_all()?.slice_set(&src, 0, 0);
     }
     with_element!(src.dtype(), S => with_element!(dst.dtype(), D => {
         let src = Elements::<S>::of(&src)?;

@@ -35,7 +35,7 @@ impl Gradient {
     }
 
     /// The same gradient, contiguous, in `dtype`.
-    pub(crate) fn to_dtype(self, dtype: DType) -> Result<Self> {
+    pub(crate) fn into_dtype(self, dtype: DType) -> Result<Self> {
         if self.tensor.dtype() != dtype {
             return Ok(Self::owned(kernels::cast(&self.tensor, dtype)?));
         }

@@ -145,7 +145,7 @@ impl Call {
             }
             for ((edge, want), gradient) in self.edges.iter().zip(wants).zip(gradients) {
                 let (Some(want), Some(gradient)) = (want, gradient) else { continue };
-                let gradient = gradient.to_dtype(want)?;
+                let gradient = gradient.into_dtype(want)?;
                 match &edge.target {
                     Target::Nowhere => {}
                     Target::Cell(call) => call.cell.add(gradient)?,

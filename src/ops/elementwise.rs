@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 
 use super::{check_dims, check_operand};
-use crate::kernels::{self, elementwise};
+use crate::kernels::elementwise;
 use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Error, Op, random};
 
@@ -58,6 +58,13 @@ pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 struct Add;
 
+fn check_pair(op: Op, inputs: &[Tensor]) -> Result<()> {
+    let (a, b) = (&inputs[0], &inputs[1]);
+    check_operand(op, a, "a", a, false)?;
+    check_operand(op, a, "b", b, true)?;
+    check_dims(op, "b", b, a.dims())
+}
+
 impl Operator for Add {
     type Saved = ();
 
@@ -66,15 +73,47 @@ impl Operator for Add {
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
-        let (a, b) = (&inputs[0], &inputs[1]);
-        check_operand(self.op(), a, "a", a, false)?;
-        check_operand(self.op(), a, "b", b, true)?;
-        check_dims(self.op(), "b", b, a.dims())?;
-        Ok((kernels::elementwise::add(a, b)?, ()))
+        check_pair(self.op(), inputs)?;
+        Ok((elementwise::add(&inputs[0], &inputs[1])?, ()))
     }
 
     fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
         let gradient = Gradient::shared(ctx.gradient.clone());
+        Ok(vec![Some(gradient.clone()), Some(gradient)])
+    }
+}
+
+/// `max(a + b, 0)`, of one shape: how a residual block ends, in one pass.
+///
+/// # Precision
+///
+/// As [`add`], and rounded once.
+///
+/// # Errors
+///
+/// As [`add`].
+pub fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    apply(AddRelu, &[a, b])
+}
+
+struct AddRelu;
+
+impl Operator for AddRelu {
+    type Saved = ();
+    const KEEPS_OUTPUT: bool = true;
+
+    fn op(&self) -> Op {
+        Op::AddRelu
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+        check_pair(self.op(), inputs)?;
+        Ok((elementwise::add_relu(&inputs[0], &inputs[1])?, ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+        let gradient = elementwise::relu_backward(ctx.kept_output()?, ctx.gradient)?;
+        let gradient = Gradient::shared(gradient);
         Ok(vec![Some(gradient.clone()), Some(gradient)])
     }
 }

@@ -79,12 +79,22 @@ impl Operator for CrossEntropy {
         if n == 0 || classes == 0 {
             return shape_error(self.op(), "logits", logits, "at least one row and class".into());
         }
-        if !targets.dtype().is_int() {
+        if !matches!(targets.dtype(), DType::U8 | DType::U32 | DType::I64) {
             let expected = "U8, U32 or I64 class indices".to_string();
             let (op, got) = (self.op().name(), targets.dtype());
             return Err(Error::DType { op, name: "targets", got, expected }.into());
         }
         check_dims(self.op(), "targets", targets, &[n])?;
+        if targets.dtype() == DType::I64 {
+            // Before the cast to U32, which would wrap a negative class around.
+            let wrong = |&(_, &class): &(usize, &i64)| class < 0 || class >= classes as i64;
+            if let Some((row, class)) = targets.to_vec1()?.iter().enumerate().find(wrong) {
+                candle_core::bail!(
+                    "cross_entropy: the target of row {row} is {class}, expected one of {classes} \
+                     classes, from 0"
+                )
+            }
+        }
         let targets = targets.to_dtype(DType::U32)?;
         let (loss, log_sum_exp) =
             loss::cross_entropy_forward(logits, &targets, self.label_smoothing)?;

@@ -21,7 +21,7 @@ use candle_core::{DType, Result, Tensor};
 use crate::{Error, Op};
 
 pub use conv::conv2d;
-pub use elementwise::{add, dropout, flatten, relu};
+pub use elementwise::{add, add_relu, dropout, flatten, relu};
 pub use loss::{cross_entropy, cross_entropy_smoothed, mse};
 pub use norm::{BatchStatistics, batch_norm, batch_norm_eval};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d};

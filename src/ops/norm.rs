@@ -30,7 +30,8 @@ pub struct BatchStatistics {
 /// # Precision
 ///
 /// `x` in any floating-point dtype, which the result has too; `weight` and `bias` in any.
-/// Statistics (in two passes), normalisation and all gradients in `F32`; rounded once.
+/// Statistics (taken about a shift, so that a large mean costs no digits), normalisation and all
+/// gradients in `F32`; rounded once.
 ///
 /// # Errors
 ///

@@ -16,7 +16,7 @@ use crate::operator::{Backward, Gradient, Operator, apply};
 /// # Precision
 ///
 /// Under autocast `F32` in and out; outside, the dtype of `x`. Summed in blocks, in `F32`, and the
-/// blocks in `F64`; rounded once.
+/// blocks in `F64`; rounded to `F32`, and from there to the dtype of the result.
 ///
 /// # References
 ///

@@ -88,6 +88,10 @@ fn an_optimizer_steps_once_an_update() -> candle_amp::Result<()> {
     assert!(!scaler.step(&mut raw)?.skipped()?);
     assert_says(scaler.step(&mut raw), &["keeps its variables to itself", "MasterWeights", "bind"]);
     assert_eq!((a.to_vec1::<f32>()?, b.to_vec1::<f32>()?), (vec![0.5], vec![0.5]));
+    scaler.update()?;
+    scaler.scale(&(a.as_tensor() + b.as_tensor())?.sum_all()?)?.backward()?;
+    scaler.step(&mut raw)?;
+    assert_says(scaler.step(&mut masters), &["given every gradient", "bind"]);
     scaler.update()
 }
 
@@ -231,6 +235,10 @@ fn a_target_that_is_no_class_names_its_row() {
     let logits = random(1, (3, 4), DType::F32);
     let targets = Tensor::new(&[0u32, 4, 1], &Device::Cpu).unwrap();
     assert_says(ops::cross_entropy(&logits, &targets), &["row 1", "4"]);
+    for class in [-100i64, 1 << 32] {
+        let targets = Tensor::new(&[0, class, 1], &Device::Cpu).unwrap();
+        assert_says(ops::cross_entropy(&logits, &targets), &["row 1", &class.to_string()]);
+    }
 }
 
 #[test]

@@ -22,6 +22,7 @@ fn output(op: Op, dtype: DType) -> Result<DType> {
         Op::Relu => ops::relu(&matrix),
         Op::Dropout => ops::dropout(&matrix, 0.5),
         Op::Add => ops::add(&matrix, &matrix),
+        Op::AddRelu => ops::add_relu(&matrix, &matrix),
         Op::MaxPool2d => ops::max_pool2d(&image, 2, 2, 0),
         Op::AvgPool2d => ops::avg_pool2d(&image, 2, 2, 0),
         Op::GlobalAvgPool2d => ops::global_avg_pool2d(&image),

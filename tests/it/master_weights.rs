@@ -1,6 +1,6 @@
 //! Masters: any candle optimizer over half variables is that optimizer over F32 ones, rounded.
 
-use candle_amp::{GradScaler, MasterWeights, ops};
+use candle_amp::{GradScaler, MasterWeights, ScaleConfig, ops};
 use candle_core::{DType, Device, Result, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, SGD};
 
@@ -12,7 +12,8 @@ fn half_follows_full<O: Optimizer>(config: impl Fn() -> O::Config) -> candle_amp
         let full = Var::from_tensor(&half.detach().to_dtype(DType::F32)?)?;
         let mut masters = MasterWeights::<O>::new(vec![half.clone()], config())?;
         let mut plain = O::new(vec![full.clone()], config())?;
-        let mut scaler = GradScaler::default();
+        // The cast to F32 hands the gradient back in half, where 65536 is infinite.
+        let mut scaler = GradScaler::new(ScaleConfig::constant(1024.0))?;
         for step in 0..20 {
             let x = random(100 + step, (3, 5), dtype);
             let loss = ops::sum(&ops::matmul(&x, &half)?.to_dtype(DType::F32)?)?;

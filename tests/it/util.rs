@@ -1,21 +1,10 @@
-//! What the tests share: devices, seeded inputs, and how close is close enough.
+//! What the tests share: seeded inputs, and how close is close enough.
 
-use candle_core::{DType, Device, Result, Shape, Tensor};
+use candle_core::{DType, Device, Shape, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 pub(crate) const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
-
-/// The CPU, and a CUDA device if there is one. `REQUIRE_CUDA=1` makes its absence a failure.
-pub(crate) fn devices() -> Result<Vec<Device>> {
-    let mut devices = vec![Device::Cpu];
-    match Device::new_cuda(0) {
-        Ok(cuda) => devices.push(cuda),
-        Err(error) if std::env::var_os("REQUIRE_CUDA").is_some() => return Err(error),
-        Err(_) => {}
-    }
-    Ok(devices)
-}
 
 /// Uniform numbers from -1 to 1, the same for the same seed, rounded to `dtype`.
 pub(crate) fn random(seed: u64, shape: impl Into<Shape>, dtype: DType) -> Tensor {

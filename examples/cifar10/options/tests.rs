@@ -27,6 +27,7 @@ fn numbers_out_of_range_are_refused_by_name() {
         ("--lr 0", "'0' for '--lr <X>': expected a number above zero"),
         ("--lr inf", "'inf' for '--lr <X>': expected a number above zero"),
         ("--lr NaN", "'NaN' for '--lr <X>': expected a number above zero"),
+        ("--init-scale 0", "'0' for '--init-scale <X>': expected a number above zero"),
         ("--momentum 1", "'1' for '--momentum <X>': expected a number from 0 up to 1"),
         ("--weight-decay=-1", "'-1' for '--weight-decay <X>': expected a number from 0 up to 1"),
     ] {

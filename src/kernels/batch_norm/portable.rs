@@ -14,7 +14,7 @@ pub(super) fn forward_train(
     let wide = upcast(x)?;
     let mean = average(&wide)?;
     let var = average(&wide.broadcast_sub(&along(&mean, x)?)?.sqr()?)?;
-    let inv_std = inv_std(&var, eps)?;
+    let inv_std = inv_std(&var, x, eps)?;
     let y = affine(x, &mean, &inv_std, weight, bias)?;
     Ok((y, Statistics { mean, var, inv_std }))
 }
@@ -27,7 +27,7 @@ pub(super) fn forward_eval(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<Tensor> {
-    affine(x, mean, &inv_std(var, eps)?, weight, bias)
+    affine(x, mean, &inv_std(var, x, eps)?, weight, bias)
 }
 
 pub(super) fn backward_train(
@@ -55,7 +55,7 @@ pub(super) fn backward_eval(
     weight: Option<&Tensor>,
     eps: f64,
 ) -> Result<Gradients> {
-    let inv_std = inv_std(var, eps)?;
+    let inv_std = inv_std(var, x, eps)?;
     let (normalised, grad) = (normalise(x, mean, &inv_std)?, upcast(grad)?);
     let dx = grad.broadcast_mul(&along(&scale(&inv_std, weight, x)?, x)?)?;
     Ok((dx.to_dtype(x.dtype())?, sum(&(&grad * &normalised)?)?, sum(&grad)?))
@@ -88,8 +88,8 @@ fn scale(inv_std: &Tensor, weight: Option<&Tensor>, x: &Tensor) -> Result<Tensor
     }
 }
 
-fn inv_std(var: &Tensor, eps: f64) -> Result<Tensor> {
-    (upcast(var)? + eps)?.sqrt()?.recip()
+fn inv_std(var: &Tensor, x: &Tensor, eps: f64) -> Result<Tensor> {
+    (var.detach().to_dtype(arithmetic(x.dtype()))? + eps)?.sqrt()?.recip()
 }
 
 /// A channel vector, shaped to broadcast over `x`, in the dtype of its arithmetic.

@@ -3,7 +3,8 @@ use candle_core::{
 };
 use num_traits::Zero;
 
-use super::blocks::{BLOCK, GRAIN, for_each_chunk, generate, map, narrow, widen};
+use super::blocks::{BLOCK, GRAIN, for_each_chunk, generate, map, widen};
+use super::portable::arithmetic;
 use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
 
 /// Gives `f` the elements of a contiguous CPU tensor of any dtype, integers included.
@@ -62,32 +63,21 @@ pub(super) fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     with_element!(a.dtype(), T => typed::<T>(a, b))
 }
 
-pub(super) fn mul_scalar(x: &Tensor, scalar: f64) -> Result<Tensor> {
-    fn typed<T: Element>(x: &Tensor, scalar: f64) -> Result<Tensor> {
-        let scalar = T::Acc::of(scalar);
-        unary::<T>(
-            x,
-            #[inline(always)]
-            |x| x * scalar,
-        )
-    }
-    with_element!(x.dtype(), T => typed::<T>(x, scalar))
-}
-
 pub(super) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
     fn typed<T: Element>(x: &Tensor, keep: &[u8], scale: f64) -> Result<Tensor> {
         let (elements, scale) = (Elements::<T>::of(x)?, T::Acc::of(scale));
         let data: &[T] = &elements;
         let y = generate(
             data.len(),
+            1,
             #[inline(always)]
-            |start, out: &mut [T]| {
-                let [mut wide] = widen([data], start, out.len());
-                let keep = &keep[start..start + out.len()];
-                for (x, &keep) in wide.iter_mut().zip(keep) {
+            |start, wide, out: &mut [T]| {
+                widen([data], start, out.len(), wide);
+                let wide = &mut wide[0][..out.len()];
+                for (x, &keep) in wide.iter_mut().zip(&keep[start..]) {
                     *x = if keep != 0 { *x * scale } else { T::Acc::zero() };
                 }
-                T::narrow(&wide[..out.len()], out);
+                T::narrow(wide, out);
             },
         );
         Ok(tensor(y, x.dims()))
@@ -96,10 +86,15 @@ pub(super) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
 }
 
 pub(super) fn add_assign(dst: Tensor, src: &Tensor) -> Result<Tensor> {
-    dst.inplace_op2(src, &AddAssign)?;
+    if src.dtype() == dst.dtype() {
+        dst.inplace_op2(src, &AddAssign)?;
+    } else {
+        dst.inplace_op2(&src.to_dtype(arithmetic(dst.dtype()))?, &AddAssign)?;
+    }
     Ok(dst)
 }
 
+/// Adds a tensor of the same dtype or of the dtype of the arithmetic.
 struct AddAssign;
 
 impl InplaceOp2 for AddAssign {
@@ -114,7 +109,7 @@ impl InplaceOp2 for AddAssign {
         src: &CpuStorage,
         src_layout: &Layout,
     ) -> Result<()> {
-        fn typed<D: Element, S: Element>(
+        fn typed<D: Element, S: Element<Acc = D::Acc>>(
             dst: &mut CpuStorage,
             dst_range: (usize, usize),
             src: &CpuStorage,
@@ -131,9 +126,11 @@ impl InplaceOp2 for AddAssign {
             bail!("add_assign needs contiguous tensors, got {dst_layout:?} and {src_layout:?}")
         };
         let (to, from) = (dtype(dst), dtype(src));
-        with_element!(to, D => with_element!(from, S => {
-            typed::<D, S>(dst, dst_range, src, src_range)
-        }))
+        with_element!(to, D => if from == to {
+            typed::<D, D>(dst, dst_range, src, src_range)
+        } else {
+            typed::<D, <D as Element>::Acc>(dst, dst_range, src, src_range)
+        })
     }
 }
 
@@ -141,21 +138,23 @@ fn dtype(storage: &CpuStorage) -> DType {
     candle_core::backend::BackendStorage::dtype(storage)
 }
 
-fn accumulate<D: Element, S: Element>(dst: &mut [D], src: &[S]) {
+fn accumulate<D: Element, S: Element<Acc = D::Acc>>(dst: &mut [D], src: &[S]) {
     for_each_chunk(
         dst,
         GRAIN,
         #[inline(always)]
         |chunk, dst| {
+            let mut sum = [D::Acc::zero(); BLOCK];
+            let mut addend = [D::Acc::zero(); BLOCK];
             for (block, dst) in dst.chunks_mut(BLOCK).enumerate() {
                 let start = chunk * GRAIN + block * BLOCK;
-                let [addend] = widen([src], start, dst.len());
-                let mut sum = [D::Acc::zero(); BLOCK];
-                D::widen(dst, &mut sum[..dst.len()]);
+                let (sum, addend) = (&mut sum[..dst.len()], &mut addend[..dst.len()]);
+                D::widen(dst, sum);
+                S::widen(&src[start..start + dst.len()], addend);
                 for (sum, addend) in sum.iter_mut().zip(addend) {
-                    *sum += D::Acc::of(addend.to_double());
+                    *sum += *addend;
                 }
-                narrow(&sum[..dst.len()], dst);
+                D::narrow(sum, dst);
             }
         },
     );

@@ -59,12 +59,6 @@ pub(crate) fn add_assign(dst: Tensor, src: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// `x * scalar`.
-pub(crate) fn mul_scalar(x: &Tensor, scalar: f64) -> Result<Tensor> {
-    let x = plain(x)?;
-    if x.device().is_cpu() { cpu::mul_scalar(&x, scalar) } else { portable::mul_scalar(&x, scalar) }
-}
-
 /// `x * scale` where the U8 mask `keep`, of `x`'s shape, is not 0, and exactly 0 elsewhere, even
 /// where `x` is not finite. Its own gradient, with the same mask and scale.
 pub(crate) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {

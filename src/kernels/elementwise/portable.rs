@@ -33,10 +33,7 @@ pub(super) fn add_assign(dst: &Tensor, src: &Tensor) -> Result<Tensor> {
     sum.to_dtype(dst.dtype())
 }
 
-pub(super) fn mul_scalar(x: &Tensor, scalar: f64) -> Result<Tensor> {
-    upcast(x)?.affine(scalar, 0.0)?.to_dtype(x.dtype())
-}
-
 pub(super) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
-    keep.where_cond(&mul_scalar(x, scale)?, &x.zeros_like()?)
+    let scaled = upcast(x)?.affine(scale, 0.0)?.to_dtype(x.dtype())?;
+    keep.where_cond(&scaled, &x.zeros_like()?)
 }

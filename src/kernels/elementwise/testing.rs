@@ -84,6 +84,12 @@ pub(crate) fn numeric_gradient(
     (0..x_values.len()).map(|i| (at(i, step) - at(i, -step)) / (2.0 * step)).collect()
 }
 
+/// How much less exact than a kernel a loop over `terms` values in F64 is: its own rounding counts
+/// where the kernel's arithmetic is no coarser.
+pub(crate) fn naive_slack(dtype: DType, terms: usize) -> f64 {
+    if dtype == DType::F64 { (terms as f64).sqrt() } else { 1.0 }
+}
+
 /// Epsilons of F64 that central differences of values near `scale` are good for.
 pub(crate) fn difference_tolerance(scale: f64) -> f64 {
     // Rounding of the difference over its step, and the cubic term, are both about epsilon^(2/3).

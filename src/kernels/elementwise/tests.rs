@@ -29,9 +29,6 @@ fn binary_kernels_match_the_exact_result() {
     check_binary(add_relu, portable::add_relu, |a, b| (a + b).max(0.0));
     check_binary(relu_backward, portable::relu_backward, |y, g| if y > 0.0 { g } else { 0.0 });
     check_binary(|x, _| relu(x), |x, _| portable::relu(x), |x, _| x.max(0.0));
-    let (ours, theirs): (Binary, Binary) =
-        (|x, _| mul_scalar(x, 0.3), |x, _| portable::mul_scalar(x, 0.3));
-    check_binary(ours, theirs, |x, _| 0.3 * x);
 }
 
 #[test]
@@ -108,5 +105,6 @@ fn dropout_drops_what_is_not_finite() {
 fn tensors_of_no_elements() {
     let empty = Tensor::zeros((0, 3), DType::F16, &Device::Cpu).unwrap();
     assert_eq!(relu(&empty).unwrap().dims(), [0, 3]);
-    assert_eq!(add_assign(empty.clone(), &empty).unwrap().dims(), [0, 3]);
+    let other = Tensor::zeros((0, 3), DType::F32, &Device::Cpu).unwrap();
+    assert_eq!(add_assign(empty, &other).unwrap().dims(), [0, 3]);
 }

@@ -1,10 +1,9 @@
 use candle_core::{DType, Device, Result, Tensor, WithDType};
 
 use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::{BLOCK, generate, map, narrow, runs, widen};
+use crate::kernels::elementwise::blocks::{generate, map, runs, widen, with_output};
 use crate::kernels::elementwise::cpu::with_slice;
 use crate::kernels::reduce::channels::Channels;
-use crate::kernels::reduce::cpu::sum_terms;
 use crate::kernels::softmax::cpu::{Exp, maxima_and_sums};
 
 pub(super) fn cross_entropy_forward(
@@ -59,7 +58,7 @@ pub(super) fn cross_entropy_backward(
     label_smoothing: f64,
     out: DType,
 ) -> Result<Tensor> {
-    fn typed<T: Element<Acc: Exp>, O: Element>(
+    fn typed<T: Element<Acc: Exp>, O: Element<Acc = T::Acc>>(
         logits: &Tensor,
         targets: &[u32],
         log_sum_exp: &Tensor,
@@ -74,10 +73,12 @@ pub(super) fn cross_entropy_backward(
         let rest = T::Acc::of(1.0 - label_smoothing);
         let dx = generate(
             n * classes,
+            1,
             #[inline(always)]
-            |start, out: &mut [O]| {
-                let [mut wide] = widen([data], start, out.len());
-                for (row, run) in runs(start, out.len().min(BLOCK), classes) {
+            |start, wide, out: &mut [O]| {
+                widen([data], start, out.len(), wide);
+                let wide = &mut wide[0][..out.len()];
+                for (row, run) in runs(start, out.len(), classes) {
                     let log_sum_exp = log_sum_exp[row];
                     let target = row * classes + targets[row] as usize;
                     let target = target.checked_sub(start).filter(|at| run.contains(at));
@@ -90,13 +91,13 @@ pub(super) fn cross_entropy_backward(
                         wide[at] = (probability - rest - other) * scale;
                     }
                 }
-                narrow(&wide[..out.len()], out);
+                O::narrow(wide, out);
             },
         );
         Ok(tensor(dx, &[n, classes]))
     }
     with_slice(targets, |targets: &[u32]| {
-        with_element!(logits.dtype(), T => with_element!(out, O => {
+        with_element!(logits.dtype(), T => with_output!(T, out, O => {
             typed::<T, O>(logits, targets, log_sum_exp, grad_scale, label_smoothing)
         }))
     })
@@ -105,12 +106,13 @@ pub(super) fn cross_entropy_backward(
 pub(super) fn mse_forward(input: &Tensor, target: &Tensor) -> Result<Tensor> {
     fn typed<T: Element>(input: &Tensor, target: &Tensor) -> Result<Tensor> {
         let (a, b) = (Elements::<T>::of(input)?, Elements::<T>::of(target)?);
-        let [sum] = sum_terms(
+        let sums = Channels::rows(1, a.len()).sums::<T, 2, 0, 1>(
             [&a, &b],
+            [],
             #[inline(always)]
-            |[a, b]| [(a - b) * (a - b)],
+            |[a, b], []| [(a - b) * (a - b)],
         );
-        Tensor::new(sum / a.len() as f64, &Device::Cpu)?.to_dtype(T::Acc::DTYPE)
+        Tensor::new(sums[0][0] / a.len() as f64, &Device::Cpu)?.to_dtype(T::Acc::DTYPE)
     }
     with_element!(input.dtype(), T => typed::<T>(input, target))
 }
@@ -121,7 +123,7 @@ pub(super) fn mse_backward(
     grad_scale: &Tensor,
     out: DType,
 ) -> Result<Tensor> {
-    fn typed<T: Element, O: Element>(
+    fn typed<T: Element, O: Element<Acc = T::Acc>>(
         input: &Tensor,
         target: &Tensor,
         grad_scale: &Tensor,
@@ -135,7 +137,7 @@ pub(super) fn mse_backward(
         );
         Ok(tensor(dx, input.dims()))
     }
-    with_element!(input.dtype(), T => with_element!(out, O => {
+    with_element!(input.dtype(), T => with_output!(T, out, O => {
         typed::<T, O>(input, target, grad_scale)
     }))
 }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::Window;
 use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::{GRAIN, narrow};
+use crate::kernels::elementwise::blocks::{GRAIN, with_output};
 use crate::kernels::elementwise::cpu::with_slice;
 use crate::kernels::reduce::channels::Channels;
 
@@ -35,7 +35,7 @@ pub(super) fn max_backward(
     (n, c, h, w): Dims,
     out: DType,
 ) -> Result<Tensor> {
-    fn typed<G: Element, O: Element>(
+    fn typed<G: Element, O: Element<Acc = G::Acc>>(
         grad: &Tensor,
         index: &[u32],
         (n, c, h, w): Dims,
@@ -52,7 +52,7 @@ pub(super) fn max_backward(
         Ok(tensor::<O>(dx, &[n, c, h, w]))
     }
     with_slice(index, |index: &[u32]| {
-        with_element!(grad.dtype(), G => with_element!(out, O => {
+        with_element!(grad.dtype(), G => with_output!(G, out, O => {
             typed::<G, O>(grad, index, (n, c, h, w))
         }))
     })
@@ -66,15 +66,16 @@ pub(super) fn avg_forward(x: &Tensor, window: Window) -> Result<Tensor> {
         let area = T::Acc::of(window.area() as f64);
         let y = planes(&mut [(); 0], n * c, (h * w, oh * ow), |plane, _, wide, out| {
             T::widen(&data[plane * h * w..][..h * w], wide);
-            for_each_window((h, w), window, |i, rows, columns| {
-                let mut sum = T::Acc::zero();
-                for row in rows {
-                    for &x in &wide[row * w..][columns.clone()] {
-                        sum += x;
-                    }
+            out.fill(T::Acc::zero());
+            for_each_strip((h, w), window, |windows, first| {
+                let x = wide[first..].iter().step_by(window.stride.1);
+                for (sum, &x) in out[windows].iter_mut().zip(x) {
+                    *sum += x;
                 }
-                out[i] = sum / area;
             });
+            for sum in out {
+                *sum /= area;
+            }
         });
         Ok(tensor::<T>(y, &[n, c, oh, ow]))
     }
@@ -87,7 +88,7 @@ pub(super) fn avg_backward(
     window: Window,
     out: DType,
 ) -> Result<Tensor> {
-    fn typed<G: Element, O: Element>(
+    fn typed<G: Element, O: Element<Acc = G::Acc>>(
         grad: &Tensor,
         (n, c, h, w): Dims,
         window: Window,
@@ -98,17 +99,19 @@ pub(super) fn avg_backward(
         let dx = planes(&mut [(); 0], n * c, (oh * ow, h * w), |plane, _, wide, out| {
             G::widen(&grad[plane * oh * ow..][..oh * ow], wide);
             out.fill(G::Acc::zero());
-            for_each_window((h, w), window, |i, rows, columns| {
-                for row in rows {
-                    for x in &mut out[row * w..][columns.clone()] {
-                        *x += wide[i] / area;
-                    }
+            for grad in &mut *wide {
+                *grad /= area;
+            }
+            for_each_strip((h, w), window, |windows, first| {
+                let dx = out[first..].iter_mut().step_by(window.stride.1);
+                for (&share, dx) in wide[windows].iter().zip(dx) {
+                    *dx += share;
                 }
             });
         });
         Ok(tensor::<O>(dx, &[n, c, h, w]))
     }
-    with_element!(grad.dtype(), G => with_element!(out, O => typed::<G, O>(grad, dims, window)))
+    with_element!(grad.dtype(), G => with_output!(G, out, O => typed::<G, O>(grad, dims, window)))
 }
 
 pub(super) fn global_avg_forward(x: &Tensor) -> Result<Tensor> {
@@ -130,12 +133,15 @@ pub(super) fn global_avg_forward(x: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn global_avg_backward(grad: &Tensor, (n, c, h, w): Dims, out: DType) -> Result<Tensor> {
-    fn typed<G: Element, O: Element>(grad: &Tensor, (n, c, h, w): Dims) -> Result<Tensor> {
+    fn typed<G: Element, O: Element<Acc = G::Acc>>(
+        grad: &Tensor,
+        (n, c, h, w): Dims,
+    ) -> Result<Tensor> {
         let mut share = vec![G::Acc::zero(); n * c];
         G::widen(&Elements::<G>::of(grad)?, &mut share);
         let area = G::Acc::of((h * w) as f64);
         for share in &mut share {
-            *share = *share / area;
+            *share /= area;
         }
         let dx = Channels::rows(n * c, h * w).map::<G, O, 0, 1>(
             [],
@@ -145,60 +151,74 @@ pub(super) fn global_avg_backward(grad: &Tensor, (n, c, h, w): Dims, out: DType)
         );
         Ok(tensor(dx, &[n, c, h, w]))
     }
-    with_element!(grad.dtype(), G => with_element!(out, O => typed::<G, O>(grad, (n, c, h, w))))
+    with_element!(grad.dtype(), G => with_output!(G, out, O => typed::<G, O>(grad, (n, c, h, w))))
 }
 
 /// The result, plane by plane: `f` is given a plane's number, its part of `side`, and buffers of
 /// the lengths `(input, output)` of one plane, and leaves the plane's result in the second buffer.
-fn planes<A: Real, O: Element, S: Send>(
+#[inline(always)]
+fn planes<A: Real, O: Element<Acc = A>, S: Send>(
     side: &mut [S],
     count: usize,
-    (input, output): (usize, usize),
+    lengths: (usize, usize),
     f: impl Fn(usize, &mut [S], &mut [A], &mut [A]) + Sync,
 ) -> Vec<O> {
-    let mut result = vec![O::default(); count * output];
-    let buffers = || (vec![A::zero(); input], vec![A::zero(); output]);
-    let plane = |(wide, out): &mut (Vec<A>, Vec<A>), number, result: &mut [O], side: &mut [S]| {
+    run_planes(side, count, lengths, &|number, side, wide, out, result: &mut [O]| {
         Arch::new().dispatch(
             #[inline(always)]
             || {
                 f(number, side, wide, out);
-                narrow(out, result);
+                O::narrow(out, result);
             },
-        );
-    };
+        )
+    })
+}
+
+/// What [`planes`] does to one plane: number, side, both buffers, result.
+type Plane<'a, A, O, S> = dyn Fn(usize, &mut [S], &mut [A], &mut [A], &mut [O]) + Sync + 'a;
+
+fn run_planes<A: Real, O: Element<Acc = A>, S: Send>(
+    side: &mut [S],
+    count: usize,
+    (input, output): (usize, usize),
+    f: &Plane<A, O, S>,
+) -> Vec<O> {
+    let mut result = vec![O::default(); count * output];
+    let buffers = || (vec![A::zero(); input], vec![A::zero(); output]);
     let per_task = GRAIN.div_ceil(input.max(output).max(1));
     let chunks = result.par_chunks_mut(output.max(1)).with_min_len(per_task).enumerate();
     if side.is_empty() {
-        chunks.for_each_init(buffers, |buffers, (number, result)| {
-            plane(buffers, number, result, &mut []);
+        chunks.for_each_init(buffers, |(wide, out), (number, result)| {
+            f(number, &mut [], wide, out, result);
         });
     } else {
         let chunks = chunks.zip(side.par_chunks_mut(output.max(1)));
-        chunks.for_each_init(buffers, |buffers, ((number, result), side)| {
-            plane(buffers, number, result, side);
+        chunks.for_each_init(buffers, |(wide, out), ((number, result), side)| {
+            f(number, side, wide, out, result);
         });
     }
     result
 }
 
-/// Calls `f` with the number of every window and its rows and columns, padding cut off.
+/// Goes over the elements of all windows in strips: for one row of windows, one element of the
+/// kernel. `f` is given the windows that have it outside the padding, and where the first of them
+/// has it in the plane; each next window has it a horizontal stride further.
 #[inline(always)]
-fn for_each_window(
-    (h, w): (usize, usize),
-    window: Window,
-    mut f: impl FnMut(usize, Range<usize>, Range<usize>),
-) {
+fn for_each_strip((h, w): (usize, usize), window: Window, mut f: impl FnMut(Range<usize>, usize)) {
     let (oh, ow) = window.out_size((h, w));
-    let range = |o: usize, stride: usize, kernel: usize, padding: usize, size: usize| {
-        let start = o * stride;
-        start.saturating_sub(padding)..size.min(start + kernel - padding)
-    };
     for oy in 0..oh {
-        let rows = range(oy, window.stride.0, window.kernel.0, window.padding.0, h);
-        for ox in 0..ow {
-            let columns = range(ox, window.stride.1, window.kernel.1, window.padding.1, w);
-            f(oy * ow + ox, rows.clone(), columns);
+        let top = oy * window.stride.0;
+        let rows =
+            top.saturating_sub(window.padding.0)..h.min(top + window.kernel.0 - window.padding.0);
+        for row in rows {
+            for kx in 0..window.kernel.1 {
+                let from = window.padding.1.saturating_sub(kx).div_ceil(window.stride.1);
+                let to = (w + window.padding.1).saturating_sub(kx).div_ceil(window.stride.1);
+                if from < to.min(ow) {
+                    let column = from * window.stride.1 + kx - window.padding.1;
+                    f(oy * ow + from..oy * ow + to.min(ow), row * w + column);
+                }
+            }
         }
     }
 }
@@ -206,22 +226,26 @@ fn for_each_window(
 #[inline(always)]
 fn max_plane<A: Real>(
     x: &[A],
-    (h, w): (usize, usize),
+    size: (usize, usize),
     window: Window,
     y: &mut [A],
     index: &mut [u32],
 ) {
-    for_each_window((h, w), window, |i, rows, columns| {
-        let mut at = rows.start * w + columns.start;
-        let mut best = x[at];
-        for row in rows {
-            for column in columns.clone() {
-                let value = x[row * w + column];
-                if value > best || value.is_nan() {
-                    (best, at) = (value, row * w + column);
-                }
-            }
+    let (_, ow) = window.out_size(size);
+    let first = |o: usize, stride: usize, padding: usize| (o * stride).saturating_sub(padding);
+    for (i, (y, index)) in y.iter_mut().zip(&mut *index).enumerate() {
+        let row = first(i / ow, window.stride.0, window.padding.0);
+        let column = first(i % ow, window.stride.1, window.padding.1);
+        *index = (row * size.1 + column) as u32;
+        *y = A::neg_infinity();
+    }
+    for_each_strip(size, window, |windows, first| {
+        let x = x[first..].iter().step_by(window.stride.1);
+        let best = y[windows.clone()].iter_mut().zip(&mut index[windows]);
+        for (i, ((y, index), &x)) in best.zip(x).enumerate() {
+            let wins = x > *y || x.is_nan();
+            *y = if wins { x } else { *y };
+            *index = if wins { (first + i * window.stride.1) as u32 } else { *index };
         }
-        (y[i], index[i]) = (best, at as u32);
     });
 }

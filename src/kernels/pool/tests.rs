@@ -11,10 +11,10 @@ const fn window(kernel: usize, stride: usize, padding: usize) -> Window {
 const CASES: [([usize; 4], Window); 8] = [
     ([1, 1, 1, 1], window(1, 1, 0)),
     ([2, 3, 8, 8], window(2, 2, 0)),
-    ([3, 2, 17, 13], window(3, 2, 1)),
+    ([1, 2, 17, 13], window(3, 2, 1)),
     ([2, 2, 7, 9], window(2, 3, 0)),
     ([1, 3, 33, 33], window(3, 1, 1)),
-    ([2, 17, 5, 5], window(5, 1, 2)),
+    ([2, 3, 5, 5], window(5, 1, 2)),
     ([1, 2, 9, 11], Window { kernel: (2, 5), stride: (3, 1), padding: (1, 2) }),
     ([3, 9, 65, 67], window(3, 2, 1)),
 ];
@@ -55,15 +55,12 @@ fn maxima_and_their_places() {
             let (oh, ow) = window.out_size((shape[2], shape[3]));
             assert_eq!(y.dims(), [shape[0], shape[1], oh, ow]);
             assert_eq!((y.dtype(), index.dtype()), (dtype, DType::U32));
+            let (max, at) = (values(&y), values(&index));
             for (i, elements) in windows(&x, window).iter().enumerate() {
                 let first =
                     |best: (usize, f64), &e: &(usize, f64)| if best.1 >= e.1 { best } else { e };
-                let (at, max) = elements.iter().fold(elements[0], first);
-                assert_eq!(values(&y)[i], max);
-                assert_eq!(values(&index)[i], at as f64);
-                if i > 300 {
-                    break;
-                }
+                let expected = elements.iter().fold(elements[0], first);
+                assert_eq!((at[i], max[i]), (expected.0 as f64, expected.1));
             }
             let oracle = portable::max_forward(&x, window).unwrap();
             assert_eq!(values(&y), values(&oracle.0));
@@ -108,7 +105,7 @@ fn gradients_are_slopes() {
 #[test]
 fn gradients_in_every_dtype_are_those_of_f64() {
     for dtype in DTYPES {
-        for out in DTYPES {
+        for out in [dtype, DType::F32, DType::F64] {
             for (shape, window) in CASES {
                 let x = random(&shape, dtype, 5);
                 let (y, index) = max_forward(&x, window).unwrap();
@@ -117,15 +114,19 @@ fn gradients_in_every_dtype_are_those_of_f64() {
                 let exact = max_backward(&double(&grad), &index, dims, DType::F64).unwrap();
                 let count = window.area() as f64 * (epsilon(DType::F32) / epsilon(out)).max(1.0);
                 let ours = max_backward(&grad, &index, dims, out).unwrap();
-                let oracle = portable::max_backward(&grad, &index, dims, out).unwrap();
                 assert_eq!(ours.dtype(), out);
                 assert_close(&ours, &values(&exact), count);
-                assert_close(&oracle, &values(&exact), count);
+                if out == dtype {
+                    let oracle = portable::max_backward(&grad, &index, dims, out).unwrap();
+                    assert_close(&oracle, &values(&exact), count);
+                }
                 let exact = avg_backward(&double(&grad), dims, window, DType::F64).unwrap();
                 let ours = avg_backward(&grad, dims, window, out).unwrap();
-                let oracle = portable::avg_backward(&grad, dims, window, out).unwrap();
                 assert_close(&ours, &values(&exact), count);
-                assert_close(&oracle, &values(&exact), count);
+                if out == dtype {
+                    let oracle = portable::avg_backward(&grad, dims, window, out).unwrap();
+                    assert_close(&oracle, &values(&exact), count);
+                }
             }
         }
     }

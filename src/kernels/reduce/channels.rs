@@ -5,9 +5,7 @@ use std::array::from_fn;
 use num_traits::Zero;
 
 use crate::kernels::element::{Element, Real};
-use crate::kernels::elementwise::blocks::{
-    BLOCK, GRAIN, for_each_chunk, generate, narrow, runs, widen,
-};
+use crate::kernels::elementwise::blocks::{BLOCK, GRAIN, for_each_chunk, generate, runs, widen};
 
 /// Independent partial sums, so that additions do not wait for each other.
 const LANES: usize = 32;
@@ -71,6 +69,14 @@ impl Channels {
         term: impl Fn([T::Acc; M], [T::Acc; P]) -> [T::Acc; K] + Sync,
     ) -> Vec<[f64; K]> {
         let mut sums = vec![[0.0; K]; self.channels];
+        if self.channels == 1 {
+            // Cut where threads can share the work, whatever the shape was.
+            let layout = Self { outer: self.count().div_ceil(GRAIN), channels: 1, inner: GRAIN };
+            for partial in layout.run_sums(inputs, parameters, term) {
+                sums[0] = from_fn(|k| sums[0][k] + partial[k]);
+            }
+            return sums;
+        }
         let (partials, repeat) = if self.by_columns() {
             (self.column_sums(inputs, parameters, term), self.inner)
         } else {
@@ -107,9 +113,7 @@ impl Channels {
                     let end = inputs[0].len().min((run + 1) * self.inner);
                     for start in (run * self.inner..end).step_by(BLOCK) {
                         let len = BLOCK.min(end - start);
-                        for (wide, input) in wide.iter_mut().zip(inputs) {
-                            T::widen(&input[start..start + len], &mut wide[..len]);
-                        }
+                        widen(inputs, start, len, &mut wide);
                         let sums = block_sums(
                             &wide,
                             len,
@@ -149,9 +153,7 @@ impl Channels {
                         let mut sums = [[T::Acc::zero(); BLOCK]; K];
                         for row in first..self.outer.min(first + PANEL) {
                             let start = row * columns + from;
-                            for (wide, input) in wide.iter_mut().zip(inputs) {
-                                T::widen(&input[start..start + len], &mut wide[..len]);
-                            }
+                            widen(inputs, start, len, &mut wide);
                             for i in 0..len {
                                 let x = from_fn(|m| wide[m][i]);
                                 let terms = term(x, parameters.map(|p| p[i]));
@@ -172,7 +174,7 @@ impl Channels {
 
     /// `f` of the element of each input and the parameters of its channel, at every position.
     #[inline(always)]
-    pub(crate) fn map<T: Element, O: Element, const M: usize, const P: usize>(
+    pub(crate) fn map<T: Element, O: Element<Acc = T::Acc>, const M: usize, const P: usize>(
         self,
         inputs: [&[T]; M],
         parameters: [&[T::Acc]; P],
@@ -183,13 +185,15 @@ impl Channels {
         let width = if by_columns { self.columns() } else { self.inner };
         generate(
             self.outer * self.columns(),
+            M + 1,
             #[inline(always)]
-            |start, out: &mut [O]| {
-                let wide = widen(inputs, start, out.len());
-                let mut result = [T::Acc::zero(); BLOCK];
-                for (number, run) in runs(start, out.len().min(BLOCK), width) {
+            |start, wide, out: &mut [O]| {
+                let len = out.len().min(BLOCK);
+                widen(inputs, start, len, wide);
+                let Some((result, wide)) = wide.split_last_mut() else { return };
+                for (number, run) in runs(start, len, width) {
                     let result = &mut result[run.clone()];
-                    let wide = wide.each_ref().map(|w| &w[run.clone()]);
+                    let wide: [&[T::Acc]; M] = from_fn(|m| &wide[m][run.clone()]);
                     if by_columns {
                         let from = start + run.start - number * width;
                         let parameters = expanded.each_ref().map(|p| &p[from..from + run.len()]);
@@ -203,7 +207,7 @@ impl Channels {
                         }
                     }
                 }
-                narrow(&result[..out.len()], out);
+                O::narrow(&result[..len], out);
             },
         )
     }

@@ -4,7 +4,7 @@
 //! F64), blocks in F64 and in a fixed order, and the sum is rounded once to the dtype asked for.
 
 pub(crate) mod channels;
-pub(crate) mod cpu;
+mod cpu;
 mod portable;
 #[cfg(test)]
 mod tests;

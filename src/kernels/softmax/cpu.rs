@@ -3,11 +3,11 @@ use num_traits::{Float, Zero};
 
 pub(crate) use super::exp::Exp;
 use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::{BLOCK, GRAIN, for_each_chunk, widen};
+use crate::kernels::elementwise::blocks::{BLOCK, GRAIN, for_each_chunk, widen, with_output};
 use crate::kernels::reduce::channels::{Channels, block_sums};
 
 pub(super) fn softmax(x: &Tensor, out: DType) -> Result<Tensor> {
-    fn typed<T: Element<Acc: Exp>, O: Element>(x: &Tensor) -> Result<Tensor> {
+    fn typed<T: Element<Acc: Exp>, O: Element<Acc = T::Acc>>(x: &Tensor) -> Result<Tensor> {
         let (layout, data) = (rows(x), Elements::<T>::of(x)?);
         let (max, sum) = maxima_and_sums::<T>(&data, layout);
         let share: Vec<_> = sum.into_iter().map(|sum| T::Acc::of(1.0 / sum)).collect();
@@ -19,7 +19,7 @@ pub(super) fn softmax(x: &Tensor, out: DType) -> Result<Tensor> {
         );
         Ok(tensor(y, x.dims()))
     }
-    with_element!(x.dtype(), T => with_element!(out, O => typed::<T, O>(x)))
+    with_element!(x.dtype(), T => with_output!(T, out, O => typed::<T, O>(x)))
 }
 
 pub(super) fn softmax_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
@@ -44,7 +44,7 @@ pub(super) fn softmax_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn log_softmax(x: &Tensor, out: DType) -> Result<Tensor> {
-    fn typed<T: Element<Acc: Exp>, O: Element>(x: &Tensor) -> Result<Tensor> {
+    fn typed<T: Element<Acc: Exp>, O: Element<Acc = T::Acc>>(x: &Tensor) -> Result<Tensor> {
         let (layout, data) = (rows(x), Elements::<T>::of(x)?);
         let (max, sum) = maxima_and_sums::<T>(&data, layout);
         let log_sum: Vec<_> = sum.into_iter().map(|sum| T::Acc::of(sum.ln())).collect();
@@ -56,11 +56,14 @@ pub(super) fn log_softmax(x: &Tensor, out: DType) -> Result<Tensor> {
         );
         Ok(tensor(y, x.dims()))
     }
-    with_element!(x.dtype(), T => with_element!(out, O => typed::<T, O>(x)))
+    with_element!(x.dtype(), T => with_output!(T, out, O => typed::<T, O>(x)))
 }
 
 pub(super) fn log_softmax_backward(y: &Tensor, grad: &Tensor, out: DType) -> Result<Tensor> {
-    fn typed<T: Element<Acc: Exp>, O: Element>(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    fn typed<T: Element<Acc: Exp>, O: Element<Acc = T::Acc>>(
+        y: &Tensor,
+        grad: &Tensor,
+    ) -> Result<Tensor> {
         let (layout, data, grad) = (rows(y), Elements::<T>::of(y)?, Elements::<T>::of(grad)?);
         let sums = layout.sums::<T, 1, 0, 1>(
             [&grad],
@@ -77,7 +80,7 @@ pub(super) fn log_softmax_backward(y: &Tensor, grad: &Tensor, out: DType) -> Res
         );
         Ok(tensor(dx, y.dims()))
     }
-    with_element!(y.dtype(), T => with_element!(out, O => typed::<T, O>(y, grad)))
+    with_element!(y.dtype(), T => with_output!(T, out, O => typed::<T, O>(y, grad)))
 }
 
 /// The tensor as rows of its last dimension.
@@ -99,38 +102,36 @@ pub(crate) fn maxima_and_sums<T: Element<Acc: Exp>>(
         per_task,
         #[inline(always)]
         |task, rows| {
-            for (i, row) in rows.iter_mut().enumerate() {
-                let x = &x[(task * per_task + i) * columns..][..columns];
-                let max = largest(x);
-                let mut sum = 0.0;
-                for x in x.chunks(BLOCK) {
-                    let [sums] = block_sums(
-                        &widen([x], 0, x.len()),
-                        x.len(),
-                        #[inline(always)]
-                        |[x]| [(x - max).exponential()],
-                    );
-                    sum += sums;
+            let mut wide = [[T::Acc::zero(); BLOCK]];
+            for (i, (max, sum)) in rows.iter_mut().enumerate() {
+                let row = &x[(task * per_task + i) * columns..][..columns];
+                *max = T::Acc::neg_infinity();
+                for x in row.chunks(BLOCK) {
+                    widen([x], 0, x.len(), &mut wide);
+                    *max = largest(*max, &wide[0][..x.len()]);
                 }
-                *row = (max, sum);
+                for x in row.chunks(BLOCK) {
+                    widen([x], 0, x.len(), &mut wide);
+                    for x in &mut wide[0][..x.len()] {
+                        *x = (*x - *max).exponential();
+                    }
+                    *sum += block_sums(&wide, x.len(), |x| x)[0];
+                }
             }
         },
     );
     rows.into_iter().unzip()
 }
 
-/// The largest element; NaN is passed over, and reaches the result through the sums.
+/// The largest of `max` and `x`; NaN is passed over, and reaches the result through the sums.
 #[inline(always)]
-fn largest<T: Element>(x: &[T]) -> T::Acc {
+fn largest<A: Real>(max: A, x: &[A]) -> A {
     const LANES: usize = 32;
-    let mut lanes = [T::Acc::neg_infinity(); LANES];
-    for x in x.chunks(BLOCK) {
-        let [wide] = widen([x], 0, x.len());
-        for x in wide[..x.len()].chunks(LANES) {
-            for (lane, &x) in lanes.iter_mut().zip(x) {
-                *lane = if x > *lane { x } else { *lane };
-            }
+    let mut lanes = [max; LANES];
+    for x in x.chunks(LANES) {
+        for (lane, &x) in lanes.iter_mut().zip(x) {
+            *lane = if x > *lane { x } else { *lane };
         }
     }
-    lanes.into_iter().fold(T::Acc::neg_infinity(), |a, b| if b > a { b } else { a })
+    lanes.into_iter().fold(max, |a, b| if b > a { b } else { a })
 }

@@ -6,7 +6,7 @@ use candle_core::{DType, Result, Tensor};
 use rayon::prelude::*;
 
 use super::Sgd;
-use crate::kernels::element::{Element, Elements, Real};
+use crate::kernels::element::{Elements, Real};
 use crate::kernels::in_place;
 
 /// Elements a task.
@@ -48,18 +48,18 @@ pub(super) fn unscale(gradient: &Tensor, inverse: f32) -> Result<bool> {
 fn unscale_part<T: Real>(part: &mut [T], inverse: T) -> bool {
     let mut overflow = false;
     for block in part.chunks_mut(1024) {
-        // x - x is zero for a finite x and NaN for the rest; NaN sticks to the sum.
+        // x * 0 is zero for a finite x and NaN for the rest; NaN sticks to the sum.
         let mut canary = [T::zero(); 16];
         let mut lanes = block.chunks_exact_mut(16);
         for lane in &mut lanes {
             for (c, x) in canary.iter_mut().zip(lane) {
-                *x = *x * inverse;
-                *c = *c + (*x - *x);
+                *x *= inverse;
+                *c += *x * T::zero();
             }
         }
         for (c, x) in canary.iter_mut().zip(lanes.into_remainder()) {
-            *x = *x * inverse;
-            *c = *c + (*x - *x);
+            *x *= inverse;
+            *c += *x * T::zero();
         }
         overflow |= canary.iter().any(|c| c.is_nan());
     }
@@ -98,7 +98,7 @@ fn squares_of_part<T: Real>(part: &[T]) -> f64 {
 pub(super) fn multiply(gradient: &Tensor, factor: f64) -> Result<()> {
     with_real!(gradient.dtype(), T => {
         let factor = T::of(factor);
-        each::<T>(gradient, |part| part.iter_mut().for_each(|x| *x = *x * factor))
+        each::<T>(gradient, |part| part.iter_mut().for_each(|x| *x *= factor))
     })
 }
 
@@ -119,10 +119,7 @@ pub(super) fn sgd<T: Real>(
     buffer: Option<&Tensor>,
     gradient: &Tensor,
     step: Sgd,
-) -> Result<()>
-where
-    T: Element<Acc = T>,
-{
+) -> Result<()> {
     let Sgd { nesterov, first, .. } = step;
     let [lr, momentum, decay] = [step.lr, step.momentum, step.weight_decay].map(T::of);
     let fresh = T::of(if first { 1.0 } else { 1.0 - step.dampening });
@@ -134,7 +131,7 @@ where
             weight.par_chunks_mut(TASK).zip(gradients).for_each(|(weight, gradient)| {
                 pulp::Arch::new().dispatch(|| {
                     for (w, g) in weight.iter_mut().zip(gradient) {
-                        *w = *w - lr * (*g + decay * *w);
+                        *w -= lr * (*g + decay * *w);
                     }
                 })
             })
@@ -146,7 +143,7 @@ where
             for ((w, b), g) in weight.iter_mut().zip(buffer).zip(gradient) {
                 let g = *g + decay * *w;
                 *b = momentum_now * *b + fresh * g;
-                *w = *w - lr * if nesterov { g + momentum * *b } else { *b };
+                *w -= lr * if nesterov { g + momentum * *b } else { *b };
             }
         };
         written = in_place::write::<T>(buffer, |buffer| {

@@ -47,7 +47,7 @@ pub(crate) fn clip_norm(
     if gradients.iter().all(|g| g.device().is_cpu()) {
         let factor = max_norm / (f64::from(norm.to_scalar::<f32>()?) + 1e-6);
         // A NaN norm must reach the gradients: `min` would hide it.
-        if !(factor >= 1.0) {
+        if factor < 1.0 || factor.is_nan() {
             gradients.iter().try_for_each(|g| cpu::multiply(g, factor))?;
         }
         Ok(gradients)
