@@ -79,7 +79,8 @@ impl fmt::Display for LossScale {
         match self {
             Self::Dynamic => f.write_str("dynamic"),
             Self::None => f.write_str("none"),
-            Self::Constant(scale) => scale.fmt(f),
+            Self::Constant(scale) if (1e-3..1e7).contains(scale) => scale.fmt(f),
+            Self::Constant(scale) => write!(f, "{scale:e}"),
         }
     }
 }

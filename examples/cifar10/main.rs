@@ -55,7 +55,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 fn main() -> ExitCode {
-    match run(&Options::parse()) {
+    match finish_on_ctrl_c().and_then(|()| run(&Options::parse())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -72,7 +72,6 @@ fn run(options: &Options) -> Result<()> {
     }
     let data = load(options)?;
     let schedule = Schedule::new(options, data.train.len())?;
-    finish_on_ctrl_c()?;
 
     random::manual_seed(options.seed);
     let varmap = VarMap::new();
@@ -86,14 +85,15 @@ fn run(options: &Options) -> Result<()> {
         Precision::F32 => Autocast::disabled(),
         half => Autocast::new(half.dtype()),
     };
-    let mut scaler = match options.loss_scale() {
+    let scaler = match options.loss_scale() {
         LossScale::Dynamic => {
             let init_scale = options.init_scale as f32;
-            GradScaler::new(ScaleConfig { init_scale, ..Default::default() })?
+            GradScaler::new(ScaleConfig { init_scale, ..Default::default() })
         }
-        LossScale::None => GradScaler::disabled(),
-        LossScale::Constant(scale) => GradScaler::new(ScaleConfig::constant(scale))?,
+        LossScale::None => Ok(GradScaler::disabled()),
+        LossScale::Constant(scale) => GradScaler::new(ScaleConfig::constant(scale)),
     };
+    let mut scaler = scaler.map_err(|error| Usage(error.to_string()))?;
     let Options { lr, momentum, weight_decay, seed, .. } = *options;
     let mut opt = Sgd::new(vars, SgdConfig { lr, momentum, weight_decay, ..Default::default() })?;
 
@@ -174,6 +174,10 @@ fn finish_on_ctrl_c() -> Result<()> {
         if INTERRUPTED.swap(true, Ordering::Relaxed) {
             exit(130);
         }
+        progress::print("\nEnding after this step and a test; Ctrl-C again ends at once.\n");
     })
     .context("cannot handle Ctrl-C")
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,7 @@ const DRAWN_IMAGES: usize = 5_000;
 
 /// Trains a small network in mixed precision on CIFAR-10 or, without a download, on drawn shapes.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "cifar10", max_term_width = 100)]
+#[command(name = "cifar10", max_term_width = 100, allow_negative_numbers = true)]
 pub(crate) struct Options {
     /// Folder of CIFAR-10's binary version, data_batch_*.bin and test_batch.bin [default: shapes
     /// are drawn]

@@ -34,8 +34,7 @@ enum Display {
 
 impl Progress {
     pub(crate) fn new(schedule: Schedule, batch_size: usize) -> Self {
-        let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
-        let display = if stdout().is_terminal() && !dumb {
+        let display = if interactive() {
             let target = ProgressDrawTarget::stdout_with_hz(10);
             let bar = ProgressBar::with_draw_target(Some(schedule.steps as u64), target);
             let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len}  {msg}")
@@ -89,8 +88,17 @@ impl Drop for Progress {
     }
 }
 
+/// True when a bar can be drawn, and redrawn, on the standard output.
+fn interactive() -> bool {
+    let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+    stdout().is_terminal() && !dumb && !cfg!(test)
+}
+
 /// Prints `text`. That nobody listens any more is no reason to stop training.
 pub(crate) fn print(text: &str) {
+    if cfg!(test) {
+        return print!("{text}"); // which a test's harness captures
+    }
     let mut stdout = stdout().lock();
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
 }

@@ -23,13 +23,13 @@ fn numbers_out_of_range_are_refused_by_name() {
             "--train-images 0",
             "'0' for '--train-images <N>': expected a whole number from 1 to 1000000",
         ),
-        ("--lr=-0.1", "'-0.1' for '--lr <X>': expected a number above zero"),
+        ("--lr -0.1", "'-0.1' for '--lr <X>': expected a number above zero"),
         ("--lr 0", "'0' for '--lr <X>': expected a number above zero"),
         ("--lr inf", "'inf' for '--lr <X>': expected a number above zero"),
         ("--lr NaN", "'NaN' for '--lr <X>': expected a number above zero"),
         ("--init-scale 0", "'0' for '--init-scale <X>': expected a number above zero"),
         ("--momentum 1", "'1' for '--momentum <X>': expected a number from 0 up to 1"),
-        ("--weight-decay=-1", "'-1' for '--weight-decay <X>': expected a number from 0 up to 1"),
+        ("--weight-decay -1", "'-1' for '--weight-decay <X>': expected a number from 0 up to 1"),
     ] {
         assert_eq!(refusal(arguments), format!("error: invalid value {message}"));
     }
@@ -66,6 +66,7 @@ fn only_f16_scales_its_loss_unless_told() -> anyhow::Result<()> {
         ("--precision f16 --loss-scale none", LossScale::None),
         ("--precision bf16 --loss-scale dynamic", LossScale::Dynamic),
         ("--loss-scale 1.5e3", LossScale::Constant(1500.)),
+        ("--loss-scale 1e30", LossScale::Constant(1e30)),
     ] {
         let scale = parse(arguments)?.loss_scale();
         assert_eq!(scale, expected, "{arguments}");

@@ -67,7 +67,7 @@ fn linear_accuracy(train: usize, test: usize) -> candle_core::Result<f64> {
     let target = y.unsqueeze(1)?.broadcast_eq(&classes)?.to_dtype(DType::F32)?;
     let transposed = x.t()?.contiguous()?;
     let mut w = Tensor::zeros((PIXELS, CLASSES), DType::F32, &Device::Cpu)?;
-    for _ in 0..100 {
+    for _ in 0..60 {
         let p = candle_nn::ops::softmax(&x.matmul(&w)?, D::Minus1)?;
         let gradient = (transposed.matmul(&(p - &target)?)? / train as f64)?;
         w = (w - (gradient * 0.01)?)?;
@@ -78,7 +78,7 @@ fn linear_accuracy(train: usize, test: usize) -> candle_core::Result<f64> {
 
 #[test]
 fn a_linear_model_does_not_solve_it() -> candle_core::Result<()> {
-    let accuracy = linear_accuracy(2000, 1000)?;
+    let accuracy = linear_accuracy(1500, 500)?;
     assert!(accuracy < 0.6, "{accuracy}");
     Ok(())
 }

@@ -1,0 +1,63 @@
+use std::sync::{Mutex, PoisonError};
+
+use super::*;
+
+/// One training at a time: all draw initial weights from one generator.
+static TRAINING: Mutex<()> = Mutex::new(());
+
+/// The report of a short training with `arguments`.
+fn train(name: &str, arguments: &str) -> Result<serde_json::Value> {
+    let _alone = TRAINING.lock().unwrap_or_else(PoisonError::into_inner);
+    let file = format!("candle-amp-{}-{name}.json", std::process::id());
+    let path = std::env::temp_dir().join(file);
+    let fixed = ["cifar10", "--smoke", "--report"].map(Into::into);
+    let arguments = arguments.split_whitespace().map(Into::into);
+    let options = fixed.into_iter().chain([path.clone().into_os_string()]).chain(arguments);
+    run(&Options::parse_from(options))?;
+    let report = serde_json::from_slice(&std::fs::read(&path)?)?;
+    std::fs::remove_file(&path)?;
+    Ok(report)
+}
+
+#[test]
+fn one_loop_trains_in_every_precision() -> Result<()> {
+    // Norms, 672 parameters, stay in F32.
+    let (single, half) = (4 * 78_042, 2 * (78_042 + 672));
+    for (arguments, weight_bytes, scale) in [
+        ("--precision f32", single, 1.),
+        ("--precision bf16", single, 1.),
+        ("--precision bf16 --master-weights", half, 1.),
+        ("--precision f16", single, 65536.),
+        ("--precision f16 --master-weights --loss-scale 512", half, 512.),
+    ] {
+        let report =
+            train("every", &format!("--model resnet8 --steps 2 --batch-size 4 {arguments}"))?;
+        assert_eq!(report["steps"], 2, "{arguments}");
+        assert_eq!(report["skipped_steps"], 0, "{arguments}");
+        assert_eq!(report["weight_bytes"], weight_bytes, "{arguments}");
+        assert_eq!(report["final_scale"], scale, "{arguments}");
+        assert_eq!(report["interrupted"], false, "{arguments}");
+        let loss = report["final_loss"].as_f64().unwrap_or(f64::NAN);
+        assert!((1.5..4.).contains(&loss), "{arguments}: {loss}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_seed_gives_the_same_losses_again() -> Result<()> {
+    let losses = |seed: u64| {
+        let report = train("seed", &format!("--model mlp --steps 3 --seed {seed}"))?;
+        anyhow::Ok(report["losses"].clone())
+    };
+    assert_eq!(losses(5)?, losses(5)?);
+    assert_ne!(losses(5)?, losses(6)?);
+    Ok(())
+}
+
+#[test]
+fn a_step_that_overflows_is_skipped_and_halves_the_scale() -> Result<()> {
+    let report = train("overflow", "--model mlp --precision f16 --init-scale 16777216 --steps 3")?;
+    assert_eq!(report["skipped_steps"], 3);
+    assert_eq!(report["final_scale"], 2097152.);
+    Ok(())
+}
