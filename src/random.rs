@@ -36,7 +36,7 @@ fn locked() -> MutexGuard<'static, RandomState> {
 
 /// Starts the process's generator over from `seed`. Without it the seed is 0, in every run.
 ///
-/// ```
+/// ```standalone_crate
 /// use candle_amp::{ops, random};
 /// use candle_core::{DType, Device, Tensor};
 ///

@@ -14,7 +14,7 @@ use crate::random;
 /// A variable that is already in the map is handed out as it is. One of another shape or dtype is
 /// an error, where candle's builder would ignore the dtype asked for.
 ///
-/// ```
+/// ```standalone_crate
 /// use candle_amp::{nn, random};
 /// use candle_core::{DType, Device};
 /// use candle_nn::VarMap;

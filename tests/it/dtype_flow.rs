@@ -5,7 +5,7 @@ use candle_amp::{Autocast, Cast, Op, Policy, ops};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::Conv2dConfig;
 
-use crate::util::{FLOATS, random};
+use crate::util::{FLOATS, alone, random};
 
 /// Runs `op` on inputs of `dtype`; the dtype that comes out.
 fn output(op: Op, dtype: DType) -> Result<DType> {
@@ -20,7 +20,10 @@ fn output(op: Op, dtype: DType) -> Result<DType> {
         }
         Op::BatchNorm => ops::batch_norm(&image, None, None, 1e-5).map(|(y, _)| y),
         Op::Relu => ops::relu(&matrix),
-        Op::Dropout => ops::dropout(&matrix, 0.5),
+        Op::Dropout => {
+            let _alone = alone();
+            ops::dropout(&matrix, 0.5)
+        }
         Op::Add => ops::add(&matrix, &matrix),
         Op::AddRelu => ops::add_relu(&matrix, &matrix),
         Op::MaxPool2d => ops::max_pool2d(&image, 2, 2, 0),

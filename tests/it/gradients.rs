@@ -5,7 +5,7 @@ use candle_amp::{Op, ops, random as generator};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Conv2dConfig;
 
-use crate::util::{assert_close, random, to_vec};
+use crate::util::{alone, assert_close, random, to_vec};
 
 type Function = Box<dyn Fn(&[Tensor]) -> Result<Tensor>>;
 
@@ -75,6 +75,7 @@ fn cases() -> Vec<Case> {
         case(Op::BatchNorm, "eval", &[&[4, 3, 2, 5], &[3], &[3]], eval),
         case(Op::Relu, "relu", &[&[4, 9]], |t| ops::relu(&t[0])),
         case(Op::Dropout, "dropout", &[&[8, 9]], |t| {
+            let _alone = alone();
             generator::manual_seed(5);
             ops::dropout(&t[0], 0.25)
         }),

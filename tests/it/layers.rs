@@ -4,12 +4,13 @@ use candle_amp::{Autocast, Parameters, nn, ops, random as generator};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Module, ModuleT, VarBuilder, VarMap};
 
-use crate::util::{assert_close, assert_same, random, to_vec};
+use crate::util::{alone, assert_close, assert_same, random, to_vec};
 
 const CPU: Device = Device::Cpu;
 
 #[test]
 fn layers_compute_what_candle_nn_computes_from_the_same_variables() -> Result<()> {
+    let _alone = alone();
     let varmap = VarMap::new();
     let ours = nn::var_builder(&varmap, DType::F32, &CPU);
     let theirs = VarBuilder::from_varmap(&varmap, DType::F32, &CPU);
@@ -52,6 +53,7 @@ fn layers_compute_what_candle_nn_computes_from_the_same_variables() -> Result<()
 /// candle_nn's batch norm fails in half, in one mode or the other.
 #[test]
 fn batch_norm_works_in_half_in_both_modes() -> Result<()> {
+    let _alone = alone();
     for dtype in [DType::F16, DType::BF16] {
         let norm = nn::batch_norm(3, 1e-5, nn::var_builder(&VarMap::new(), dtype, &CPU))?;
         let full = nn::batch_norm(3, 1e-5, nn::var_builder(&VarMap::new(), DType::F32, &CPU))?;
@@ -71,8 +73,7 @@ fn batch_norm_works_in_half_in_both_modes() -> Result<()> {
 #[test]
 fn the_same_seed_gives_the_same_model_and_run() -> Result<()> {
     let run = |seed: u64| -> Result<Vec<f64>> {
-        // Others draw from the process's generator too: hold it for the whole of the run.
-        let _alone = ALONE.lock().unwrap();
+        let _alone = alone();
         generator::manual_seed(seed);
         let vb = nn::var_builder(&VarMap::new(), DType::F32, &CPU);
         let layer = nn::linear(16, 16, vb)?;
@@ -84,10 +85,9 @@ fn the_same_seed_gives_the_same_model_and_run() -> Result<()> {
     Ok(())
 }
 
-static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-
 #[test]
 fn initial_values_have_the_distribution_asked_for() -> Result<()> {
+    let _alone = alone();
     let vb = nn::var_builder(&VarMap::new(), DType::F32, &CPU);
     let moments = |t: &Tensor| {
         let v = to_vec(t);
@@ -105,6 +105,7 @@ fn initial_values_have_the_distribution_asked_for() -> Result<()> {
 
 #[test]
 fn the_builder_refuses_a_variable_of_another_shape_or_dtype() -> Result<()> {
+    let _alone = alone();
     let varmap = VarMap::new();
     nn::var_builder(&varmap, DType::F32, &CPU).get(3, "w")?;
     for (dtype, dims) in [(DType::F16, 3), (DType::F32, 4)] {
@@ -116,6 +117,7 @@ fn the_builder_refuses_a_variable_of_another_shape_or_dtype() -> Result<()> {
 
 #[test]
 fn dropout_keeps_the_right_share_and_drops_infinities() -> Result<()> {
+    let _alone = alone();
     let x = Tensor::full(f32::INFINITY, 10_000, &CPU)?;
     let y = to_vec(&ops::dropout(&x, 0.3)?);
     let dropped = y.iter().filter(|&&y| y == 0.0).count();
@@ -133,6 +135,7 @@ fn dropout_keeps_the_right_share_and_drops_infinities() -> Result<()> {
 
 #[test]
 fn a_small_network_learns_in_every_precision() -> candle_amp::Result<()> {
+    let _alone = alone();
     use candle_amp::optim::{Sgd, SgdConfig};
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for masters in [false, true] {
