@@ -1,7 +1,8 @@
 use candle_core::{Result, Tensor};
 
 use super::Statistics;
-use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
+use crate::kernels::element::{Elements, Real, tensor, with_element};
+use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::reduce::channels::Channels;
 
 type Gradients = (Tensor, Tensor, Tensor);
@@ -12,7 +13,7 @@ pub(super) fn forward_train(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
-    fn typed<T: Element>(
+    fn typed<T: Lane>(
         x: &Tensor,
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,
@@ -50,7 +51,7 @@ pub(super) fn backward_train(
     weight: Option<&Tensor>,
     statistics: &Statistics,
 ) -> Result<Gradients> {
-    fn typed<T: Element>(
+    fn typed<T: Lane>(
         x: &Tensor,
         grad: &Tensor,
         weight: Option<&Tensor>,
@@ -90,7 +91,7 @@ pub(super) fn backward_eval(
     weight: Option<&Tensor>,
     eps: f64,
 ) -> Result<Gradients> {
-    fn typed<T: Element>(
+    fn typed<T: Lane>(
         x: &Tensor,
         grad: &Tensor,
         mean: &Tensor,
@@ -118,7 +119,7 @@ pub(super) fn backward_eval(
 ///
 /// One pass over distances from a shift. With the mean of a sample as the shift, little cancels;
 /// a shift that turns out to be far from the mean is replaced by it, for a second pass.
-fn moments<T: Element>(x: &[T], layout: Channels) -> (Vec<T::Acc>, Vec<f64>) {
+fn moments<T: Lane>(x: &[T], layout: Channels) -> (Vec<T::Acc>, Vec<f64>) {
     const SAMPLE: usize = 64;
     /// Squared distance of shift and mean, in variances, that costs a few bits and no more.
     const FAR: f64 = 16.0;
@@ -159,7 +160,7 @@ fn positive(value: f64) -> f64 {
     if value < 0.0 { 0.0 } else { value }
 }
 
-fn affine<T: Element>(
+fn affine<T: Lane>(
     dims: &[usize],
     x: &[T],
     mean: &[T::Acc],
@@ -184,12 +185,7 @@ fn affine<T: Element>(
 }
 
 /// For every channel, the sums of `grad` and of `grad * (x - mean)`.
-fn gradient_sums<T: Element>(
-    layout: Channels,
-    x: &[T],
-    grad: &[T],
-    mean: &[T::Acc],
-) -> Vec<[f64; 2]> {
+fn gradient_sums<T: Lane>(layout: Channels, x: &[T], grad: &[T], mean: &[T::Acc]) -> Vec<[f64; 2]> {
     layout.sums::<T, 2, 1, 2>(
         [x, grad],
         [mean],
@@ -198,7 +194,7 @@ fn gradient_sums<T: Element>(
     )
 }
 
-fn parameter_gradients<T: Element>(sums: &[[f64; 2]], inv_std: &[f64]) -> (Tensor, Tensor) {
+fn parameter_gradients<T: Lane>(sums: &[[f64; 2]], inv_std: &[f64]) -> (Tensor, Tensor) {
     let dweight = sums.iter().zip(inv_std).map(|([_, dot], i)| T::Acc::of(dot * i)).collect();
     let dbias = sums.iter().map(|[sum, _]| T::Acc::of(*sum)).collect();
     (tensor::<T::Acc>(dweight, &[sums.len()]), tensor::<T::Acc>(dbias, &[sums.len()]))

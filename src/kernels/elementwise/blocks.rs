@@ -1,21 +1,36 @@
 //! Outputs made a cache-resident block at a time.
 //!
-//! Every loop that touches many elements has this shape: widen a block of each input to the
-//! arithmetic type, compute, round the block once, write it. Block boundaries depend on lengths
-//! alone, so neither the number of threads nor their timing changes a result.
+//! Block boundaries depend on lengths alone, so neither the number of threads nor their timing
+//! changes a result.
 
 use std::ops::Range;
 
-use num_traits::Zero;
-use pulp::Arch;
 use rayon::prelude::*;
 
-use crate::kernels::element::Element;
+use super::lane::Lane;
 
 /// Elements handled at a time: a few of these fit the first-level cache together.
 pub(crate) const BLOCK: usize = 1024;
 /// Elements that keep a thread busy for much longer than it takes to wake it.
 pub(crate) const GRAIN: usize = 16 * BLOCK;
+
+/// Runs `f`, and what is inlined into it, compiled for the widest vectors of the processor.
+///
+/// `f` and the closures it calls must be `#[inline(always)]`. pulp takes closures itself, but calls
+/// them as `FnOnce`, through a shim that is not.
+#[inline(always)]
+pub(crate) fn vectorise(f: impl FnMut()) {
+    struct Body<F>(F);
+    impl<F: FnMut()> pulp::WithSimd for Body<F> {
+        type Output = ();
+
+        #[inline(always)]
+        fn with_simd<S: pulp::Simd>(mut self, _: S) {
+            (self.0)()
+        }
+    }
+    pulp::Arch::new().dispatch(Body(f));
+}
 
 /// Calls `f` with the number and the elements of each chunk of `size` elements, in parallel.
 #[inline(always)]
@@ -34,98 +49,67 @@ pub(crate) fn for_each_chunk<T: Send>(
         }
     }
     run(data, size, &|chunk, data| {
-        Arch::new().dispatch(
+        vectorise(
             #[inline(always)]
             || f(chunk, data),
         )
     });
 }
 
-/// Room for a block of each of the inputs, in their arithmetic type.
-pub(crate) type Wide<A> = [[A; BLOCK]];
-
-/// Writes a block, given where it starts and buffers.
-type Fill<'a, T> = dyn Fn(usize, &mut Wide<<T as Element>::Acc>, &mut [T]) + Sync + 'a;
-
-/// A vector of `len` elements. `fill` is given where a block starts, `wide` buffers of undefined
-/// content, and the block to write.
+/// A vector of `len` elements. `fill` is given where a block starts, and the block to write.
 ///
 /// The blocks are arrays collected by value, so that memory is written once: a vector that is
 /// zeroed first and filled afterwards would cost one more pass.
 #[inline(always)]
-pub(crate) fn generate<T: Element>(
-    len: usize,
-    wide: usize,
-    fill: impl Fn(usize, &mut Wide<T::Acc>, &mut [T]) + Sync,
-) -> Vec<T> {
-    fn run<T: Element>(len: usize, wide: usize, fill: &Fill<T>) -> Vec<T> {
-        let buffers = || vec![[T::Acc::zero(); BLOCK]; wide];
-        let block = |wide: &mut Vec<[T::Acc; BLOCK]>, number: usize| {
+pub(crate) fn generate<T: Lane>(len: usize, fill: impl Fn(usize, &mut [T]) + Sync) -> Vec<T> {
+    fn run<T: Lane>(len: usize, fill: &(dyn Fn(usize, &mut [T]) + Sync)) -> Vec<T> {
+        let block = |number: usize| {
             let start = number * BLOCK;
             let mut out = [T::default(); BLOCK];
-            fill(start, wide, &mut out[..BLOCK.min(len - start)]);
+            fill(start, &mut out[..BLOCK.min(len - start)]);
             out
         };
         let (whole, tail) = (len / BLOCK, len % BLOCK);
         let mut blocks = Vec::with_capacity(len.div_ceil(BLOCK));
-        let mut wide = buffers();
         if len < 2 * GRAIN {
-            blocks.extend((0..whole).map(|number| block(&mut wide, number)));
+            blocks.extend((0..whole).map(block));
         } else {
             let numbers = (0..whole).into_par_iter().with_min_len(GRAIN / BLOCK);
-            numbers.map_init(buffers, block).collect_into_vec(&mut blocks);
+            numbers.map(block).collect_into_vec(&mut blocks);
         }
         let mut data = blocks.into_flattened();
         if tail > 0 {
-            data.extend_from_slice(&block(&mut wide, whole)[..tail]);
+            data.extend_from_slice(&block(whole)[..tail]);
         }
         data
     }
-    run(len, wide, &|start, wide, out| {
-        Arch::new().dispatch(
+    run(len, &|start, out| {
+        vectorise(
             #[inline(always)]
-            || fill(start, wide, out),
+            || fill(start, out),
         )
     })
 }
 
 /// `f` of the elements of `inputs` at every position: all of one length.
+///
+/// `f` owns what it captures and is copied to each block's stack, where the compiler sees that
+/// writing results does not change it. Behind a reference it would keep loops from vectorising.
 #[inline(always)]
-pub(crate) fn map<T: Element, O: Element<Acc = T::Acc>, const M: usize>(
+pub(crate) fn map<T: Lane, O: Lane<Acc = T::Acc>, const M: usize>(
     inputs: [&[T]; M],
-    f: impl Fn([T::Acc; M]) -> T::Acc + Sync,
+    f: impl Fn([T::Acc; M]) -> T::Acc + Sync + Copy,
 ) -> Vec<O> {
     generate(
         inputs[0].len(),
-        M,
         #[inline(always)]
-        |start, wide, out: &mut [O]| {
-            let len = out.len();
-            widen(inputs, start, len, wide);
-            let Some((result, others)) = wide.split_first_mut() else { return };
-            let result = &mut result[..len];
-            for i in 0..len {
-                result[i] = f(std::array::from_fn(|m| match m {
-                    0 => result[i],
-                    m => others[m - 1][i],
-                }));
+        |start, out: &mut [O]| {
+            let (f, inputs) = (f, inputs.map(|input| &input[start..start + out.len()]));
+            for i in 0..out.len() {
+                out[i] = O::lower(f(inputs.map(|input| input[i].raise())));
             }
-            O::narrow(result, out);
         },
     )
-}
-
-/// Widens the `len` elements from `start` of each input to its buffer.
-#[inline(always)]
-pub(crate) fn widen<T: Element, const M: usize>(
-    inputs: [&[T]; M],
-    start: usize,
-    len: usize,
-    wide: &mut Wide<T::Acc>,
-) {
-    for (wide, input) in wide.iter_mut().zip(inputs) {
-        T::widen(&input[start..start + len], &mut wide[..len]);
-    }
 }
 
 /// Cuts a block that starts at `start` where multiples of `width` fall: the number of each

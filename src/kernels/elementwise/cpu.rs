@@ -3,7 +3,8 @@ use candle_core::{
 };
 use num_traits::Zero;
 
-use super::blocks::{BLOCK, GRAIN, for_each_chunk, generate, map, widen};
+use super::blocks::{GRAIN, for_each_chunk, generate, map};
+use super::lane::Lane;
 use super::portable::arithmetic;
 use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
 
@@ -20,27 +21,26 @@ pub(crate) fn with_slice<T: WithDType, R>(
 }
 
 pub(super) fn relu(x: &Tensor) -> Result<Tensor> {
-    fn typed<T: Element>(x: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane>(x: &Tensor) -> Result<Tensor> {
         unary::<T>(x, rectify)
     }
     with_element!(x.dtype(), T => typed::<T>(x))
 }
 
 pub(super) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    fn typed<T: Element>(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
-        let zero = T::Acc::zero();
+    fn typed<T: Lane>(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
         binary::<T>(
             y,
             grad,
             #[inline(always)]
-            |y, g| if y > zero { g } else { zero },
+            |y, g| if y > T::Acc::zero() { g } else { T::Acc::zero() },
         )
     }
     with_element!(y.dtype(), T => typed::<T>(y, grad))
 }
 
 pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    fn typed<T: Element>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
         binary::<T>(
             a,
             b,
@@ -52,7 +52,7 @@ pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    fn typed<T: Element>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
         binary::<T>(
             a,
             b,
@@ -64,20 +64,19 @@ pub(super) fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
-    fn typed<T: Element>(x: &Tensor, keep: &[u8], scale: f64) -> Result<Tensor> {
-        let (elements, scale) = (Elements::<T>::of(x)?, T::Acc::of(scale));
+    fn typed<T: Lane>(x: &Tensor, keep: &[u8], scale: f64) -> Result<Tensor> {
+        let elements = Elements::<T>::of(x)?;
         let data: &[T] = &elements;
         let y = generate(
             data.len(),
-            1,
             #[inline(always)]
-            |start, wide, out: &mut [T]| {
-                widen([data], start, out.len(), wide);
-                let wide = &mut wide[0][..out.len()];
-                for (x, &keep) in wide.iter_mut().zip(&keep[start..]) {
-                    *x = if keep != 0 { *x * scale } else { T::Acc::zero() };
+            |start, out: &mut [T]| {
+                let scale = T::Acc::of(scale);
+                let (data, keep) = (&data[start..][..out.len()], &keep[start..][..out.len()]);
+                for ((out, x), &keep) in out.iter_mut().zip(data).zip(keep) {
+                    let kept = x.raise() * scale;
+                    *out = T::lower(if keep != 0 { kept } else { T::Acc::zero() });
                 }
-                T::narrow(wide, out);
             },
         );
         Ok(tensor(y, x.dims()))
@@ -109,7 +108,7 @@ impl InplaceOp2 for AddAssign {
         src: &CpuStorage,
         src_layout: &Layout,
     ) -> Result<()> {
-        fn typed<D: Element, S: Element<Acc = D::Acc>>(
+        fn typed<D: Lane, S: Lane<Acc = D::Acc>>(
             dst: &mut CpuStorage,
             dst_range: (usize, usize),
             src: &CpuStorage,
@@ -138,23 +137,14 @@ fn dtype(storage: &CpuStorage) -> DType {
     candle_core::backend::BackendStorage::dtype(storage)
 }
 
-fn accumulate<D: Element, S: Element<Acc = D::Acc>>(dst: &mut [D], src: &[S]) {
+fn accumulate<D: Lane, S: Lane<Acc = D::Acc>>(dst: &mut [D], src: &[S]) {
     for_each_chunk(
         dst,
         GRAIN,
         #[inline(always)]
         |chunk, dst| {
-            let mut sum = [D::Acc::zero(); BLOCK];
-            let mut addend = [D::Acc::zero(); BLOCK];
-            for (block, dst) in dst.chunks_mut(BLOCK).enumerate() {
-                let start = chunk * GRAIN + block * BLOCK;
-                let (sum, addend) = (&mut sum[..dst.len()], &mut addend[..dst.len()]);
-                D::widen(dst, sum);
-                S::widen(&src[start..start + dst.len()], addend);
-                for (sum, addend) in sum.iter_mut().zip(addend) {
-                    *sum += *addend;
-                }
-                D::narrow(sum, dst);
+            for (dst, src) in dst.iter_mut().zip(&src[chunk * GRAIN..]) {
+                *dst = D::lower(dst.raise() + src.raise());
             }
         },
     );
@@ -167,30 +157,30 @@ fn rectify<A: Real>(x: A) -> A {
 }
 
 #[inline(always)]
-fn unary<T: Element>(x: &Tensor, f: impl Fn(T::Acc) -> T::Acc + Sync) -> Result<Tensor> {
+fn unary<T: Lane>(x: &Tensor, f: impl Fn(T::Acc) -> T::Acc + Sync + Copy) -> Result<Tensor> {
     let elements = Elements::<T>::of(x)?;
     Ok(tensor(
         map::<T, T, 1>(
             [&elements],
             #[inline(always)]
-            |[x]: [T::Acc; 1]| f(x),
+            move |[x]: [T::Acc; 1]| f(x),
         ),
         x.dims(),
     ))
 }
 
 #[inline(always)]
-fn binary<T: Element>(
+fn binary<T: Lane>(
     a: &Tensor,
     b: &Tensor,
-    f: impl Fn(T::Acc, T::Acc) -> T::Acc + Sync,
+    f: impl Fn(T::Acc, T::Acc) -> T::Acc + Sync + Copy,
 ) -> Result<Tensor> {
     let (a_elements, b_elements) = (Elements::<T>::of(a)?, Elements::<T>::of(b)?);
     Ok(tensor(
         map::<T, T, 2>(
             [&a_elements, &b_elements],
             #[inline(always)]
-            |[a, b]: [T::Acc; 2]| f(a, b),
+            move |[a, b]: [T::Acc; 2]| f(a, b),
         ),
         a.dims(),
     ))

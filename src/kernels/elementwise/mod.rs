@@ -5,6 +5,7 @@
 
 pub(crate) mod blocks;
 pub(crate) mod cpu;
+pub(crate) mod lane;
 pub(crate) mod portable;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -1,8 +1,9 @@
 use candle_core::{DType, Device, Result, Tensor, WithDType};
 
-use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::{generate, map, runs, widen, with_output};
+use crate::kernels::element::{Elements, Real, tensor, with_element};
+use crate::kernels::elementwise::blocks::{generate, map, runs, with_output};
 use crate::kernels::elementwise::cpu::with_slice;
+use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::reduce::channels::Channels;
 use crate::kernels::softmax::cpu::{Exp, maxima_and_sums};
 
@@ -11,7 +12,7 @@ pub(super) fn cross_entropy_forward(
     targets: &Tensor,
     label_smoothing: f64,
 ) -> Result<(Tensor, Tensor)> {
-    fn typed<T: Element<Acc: Exp>>(
+    fn typed<T: Lane<Acc: Exp>>(
         logits: &Tensor,
         targets: &[u32],
         label_smoothing: f64,
@@ -24,9 +25,8 @@ pub(super) fn cross_entropy_forward(
             max.iter().zip(sum).map(|(max, sum)| max.to_double() + sum.ln()).collect();
         let mut loss = 0.0;
         for (row, &target) in targets.iter().enumerate() {
-            let mut logit = [T::Acc::of(0.0)];
-            T::widen(&data[row * classes + target as usize..][..1], &mut logit);
-            loss += log_sum_exp[row] - (1.0 - label_smoothing) * logit[0].to_double();
+            let logit = data[row * classes + target as usize].raise().to_double();
+            loss += log_sum_exp[row] - (1.0 - label_smoothing) * logit;
         }
         // Without smoothing, the logits of other classes may be negative infinities.
         if label_smoothing != 0.0 {
@@ -58,7 +58,7 @@ pub(super) fn cross_entropy_backward(
     label_smoothing: f64,
     out: DType,
 ) -> Result<Tensor> {
-    fn typed<T: Element<Acc: Exp>, O: Element<Acc = T::Acc>>(
+    fn typed<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
         logits: &Tensor,
         targets: &[u32],
         log_sum_exp: &Tensor,
@@ -73,25 +73,23 @@ pub(super) fn cross_entropy_backward(
         let rest = T::Acc::of(1.0 - label_smoothing);
         let dx = generate(
             n * classes,
-            1,
             #[inline(always)]
-            |start, wide, out: &mut [O]| {
-                widen([data], start, out.len(), wide);
-                let wide = &mut wide[0][..out.len()];
+            |start, out: &mut [O]| {
+                // Copies that writes to `out` cannot change.
+                let (scale, other, rest) = (scale, other, rest);
                 for (row, run) in runs(start, out.len(), classes) {
                     let log_sum_exp = log_sum_exp[row];
-                    let target = row * classes + targets[row] as usize;
-                    let target = target.checked_sub(start).filter(|at| run.contains(at));
-                    let logit = target.map(|at| wide[at]);
-                    for x in &mut wide[run] {
-                        *x = ((*x - log_sum_exp).exponential() - other) * scale;
+                    let (from, out) = (start + run.start, &mut out[run]);
+                    let data = &data[from..from + out.len()];
+                    let probability = |x: &T| (x.raise() - log_sum_exp).exponential();
+                    for (out, x) in out.iter_mut().zip(data) {
+                        *out = O::lower((probability(x) - other) * scale);
                     }
-                    if let (Some(at), Some(logit)) = (target, logit) {
-                        let probability = (logit - log_sum_exp).exponential();
-                        wide[at] = (probability - rest - other) * scale;
+                    let target = (row * classes + targets[row] as usize).wrapping_sub(from);
+                    if let (Some(out), Some(x)) = (out.get_mut(target), data.get(target)) {
+                        *out = O::lower((probability(x) - rest - other) * scale);
                     }
                 }
-                O::narrow(wide, out);
             },
         );
         Ok(tensor(dx, &[n, classes]))
@@ -104,7 +102,7 @@ pub(super) fn cross_entropy_backward(
 }
 
 pub(super) fn mse_forward(input: &Tensor, target: &Tensor) -> Result<Tensor> {
-    fn typed<T: Element>(input: &Tensor, target: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane>(input: &Tensor, target: &Tensor) -> Result<Tensor> {
         let (a, b) = (Elements::<T>::of(input)?, Elements::<T>::of(target)?);
         let sums = Channels::rows(1, a.len()).sums::<T, 2, 0, 1>(
             [&a, &b],
@@ -123,7 +121,7 @@ pub(super) fn mse_backward(
     grad_scale: &Tensor,
     out: DType,
 ) -> Result<Tensor> {
-    fn typed<T: Element, O: Element<Acc = T::Acc>>(
+    fn typed<T: Lane, O: Lane<Acc = T::Acc>>(
         input: &Tensor,
         target: &Tensor,
         grad_scale: &Tensor,
@@ -133,7 +131,7 @@ pub(super) fn mse_backward(
         let dx = map::<T, O, 2>(
             [&a, &b],
             #[inline(always)]
-            |[a, b]| (a - b) * scale,
+            move |[a, b]| (a - b) * scale,
         );
         Ok(tensor(dx, input.dims()))
     }

@@ -2,27 +2,38 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Result, Tensor};
 use num_traits::Zero;
-use pulp::Arch;
 use rayon::prelude::*;
 
 use super::Window;
-use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::{GRAIN, with_output};
+use crate::kernels::element::{Elements, Real, tensor, with_element};
+use crate::kernels::elementwise::blocks::{GRAIN, vectorise, with_output};
 use crate::kernels::elementwise::cpu::with_slice;
+use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::reduce::channels::Channels;
+
+/// The most windows looked at together.
+const STRIP: usize = 64;
+/// Windows compared in one vector operation.
+const CHUNK: usize = 8;
 
 type Dims = (usize, usize, usize, usize);
 
 pub(super) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)> {
-    fn typed<T: Element>(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)> {
+    fn typed<T: Lane>(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)> {
         let (n, c, h, w) = x.dims4()?;
         let (oh, ow) = window.out_size((h, w));
         let data: &[T] = &Elements::of(x)?;
         let mut index = vec![0u32; n * c * oh * ow];
-        let y = planes(&mut index, n * c, (h * w, oh * ow), |plane, index, wide, out| {
-            T::widen(&data[plane * h * w..][..h * w], wide);
-            max_plane(wide, (h, w), window, out, index);
-        });
+        let y = planes(
+            &mut index,
+            n * c,
+            (h * w, oh * ow),
+            #[inline(always)]
+            |plane, index, wide, out| {
+                T::widen(&data[plane * h * w..][..h * w], wide);
+                max_plane(wide, (h, w), window, out, index);
+            },
+        );
         let shape = [n, c, oh, ow];
         Ok((tensor::<T>(y, &shape), Tensor::from_vec(index, &shape, &Device::Cpu)?))
     }
@@ -35,20 +46,26 @@ pub(super) fn max_backward(
     (n, c, h, w): Dims,
     out: DType,
 ) -> Result<Tensor> {
-    fn typed<G: Element, O: Element<Acc = G::Acc>>(
+    fn typed<G: Lane, O: Lane<Acc = G::Acc>>(
         grad: &Tensor,
         index: &[u32],
         (n, c, h, w): Dims,
     ) -> Result<Tensor> {
         let windows = index.len() / (n * c).max(1);
         let grad: &[G] = &Elements::of(grad)?;
-        let dx = planes(&mut [(); 0], n * c, (windows, h * w), |plane, _, wide, out| {
-            G::widen(&grad[plane * windows..][..windows], wide);
-            out.fill(G::Acc::zero());
-            for (&at, &g) in index[plane * windows..][..windows].iter().zip(&*wide) {
-                out[at as usize] += g;
-            }
-        });
+        let dx = planes(
+            &mut [(); 0],
+            n * c,
+            (windows, h * w),
+            #[inline(always)]
+            |plane, _, wide, out| {
+                G::widen(&grad[plane * windows..][..windows], wide);
+                out.fill(G::Acc::zero());
+                for (&at, &g) in index[plane * windows..][..windows].iter().zip(&*wide) {
+                    out[at as usize] += g;
+                }
+            },
+        );
         Ok(tensor::<O>(dx, &[n, c, h, w]))
     }
     with_slice(index, |index: &[u32]| {
@@ -59,24 +76,37 @@ pub(super) fn max_backward(
 }
 
 pub(super) fn avg_forward(x: &Tensor, window: Window) -> Result<Tensor> {
-    fn typed<T: Element>(x: &Tensor, window: Window) -> Result<Tensor> {
+    fn typed<T: Lane>(x: &Tensor, window: Window) -> Result<Tensor> {
         let (n, c, h, w) = x.dims4()?;
         let (oh, ow) = window.out_size((h, w));
         let data: &[T] = &Elements::of(x)?;
         let area = T::Acc::of(window.area() as f64);
-        let y = planes(&mut [(); 0], n * c, (h * w, oh * ow), |plane, _, wide, out| {
-            T::widen(&data[plane * h * w..][..h * w], wide);
-            out.fill(T::Acc::zero());
-            for_each_strip((h, w), window, |windows, first| {
-                let x = wide[first..].iter().step_by(window.stride.1);
-                for (sum, &x) in out[windows].iter_mut().zip(x) {
-                    *sum += x;
+        let y = planes(
+            &mut [(); 0],
+            n * c,
+            (h * w, oh * ow),
+            #[inline(always)]
+            |plane, _, wide, out| {
+                T::widen(&data[plane * h * w..][..h * w], wide);
+                out.fill(T::Acc::zero());
+                let mut buffer = [T::Acc::zero(); STRIP];
+                for_each_strip(
+                    (h, w),
+                    window,
+                    #[inline(always)]
+                    |windows, first| {
+                        let buffer = &mut buffer[..windows.len()];
+                        let x = gather(&wide[first..], window.stride.1, buffer);
+                        for (sum, &x) in out[windows].iter_mut().zip(x) {
+                            *sum += x;
+                        }
+                    },
+                );
+                for sum in out {
+                    *sum /= area;
                 }
-            });
-            for sum in out {
-                *sum /= area;
-            }
-        });
+            },
+        );
         Ok(tensor::<T>(y, &[n, c, oh, ow]))
     }
     with_element!(x.dtype(), T => typed::<T>(x, window))
@@ -88,7 +118,7 @@ pub(super) fn avg_backward(
     window: Window,
     out: DType,
 ) -> Result<Tensor> {
-    fn typed<G: Element, O: Element<Acc = G::Acc>>(
+    fn typed<G: Lane, O: Lane<Acc = G::Acc>>(
         grad: &Tensor,
         (n, c, h, w): Dims,
         window: Window,
@@ -96,26 +126,37 @@ pub(super) fn avg_backward(
         let (oh, ow) = window.out_size((h, w));
         let grad: &[G] = &Elements::of(grad)?;
         let area = G::Acc::of(window.area() as f64);
-        let dx = planes(&mut [(); 0], n * c, (oh * ow, h * w), |plane, _, wide, out| {
-            G::widen(&grad[plane * oh * ow..][..oh * ow], wide);
-            out.fill(G::Acc::zero());
-            for grad in &mut *wide {
-                *grad /= area;
-            }
-            for_each_strip((h, w), window, |windows, first| {
-                let dx = out[first..].iter_mut().step_by(window.stride.1);
-                for (&share, dx) in wide[windows].iter().zip(dx) {
-                    *dx += share;
+        let dx = planes(
+            &mut [(); 0],
+            n * c,
+            (oh * ow, h * w),
+            #[inline(always)]
+            |plane, _, wide, out| {
+                G::widen(&grad[plane * oh * ow..][..oh * ow], wide);
+                out.fill(G::Acc::zero());
+                for grad in &mut *wide {
+                    *grad /= area;
                 }
-            });
-        });
+                for_each_strip(
+                    (h, w),
+                    window,
+                    #[inline(always)]
+                    |windows, first| {
+                        let dx = out[first..].chunks_mut(window.stride.1);
+                        for (&share, dx) in wide[windows].iter().zip(dx) {
+                            dx[0] += share;
+                        }
+                    },
+                );
+            },
+        );
         Ok(tensor::<O>(dx, &[n, c, h, w]))
     }
     with_element!(grad.dtype(), G => with_output!(G, out, O => typed::<G, O>(grad, dims, window)))
 }
 
 pub(super) fn global_avg_forward(x: &Tensor) -> Result<Tensor> {
-    fn typed<T: Element>(x: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane>(x: &Tensor) -> Result<Tensor> {
         let (n, c, h, w) = x.dims4()?;
         let sums = Channels::rows(n * c, h * w).sums::<T, 1, 0, 1>(
             [&Elements::of(x)?],
@@ -133,10 +174,7 @@ pub(super) fn global_avg_forward(x: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn global_avg_backward(grad: &Tensor, (n, c, h, w): Dims, out: DType) -> Result<Tensor> {
-    fn typed<G: Element, O: Element<Acc = G::Acc>>(
-        grad: &Tensor,
-        (n, c, h, w): Dims,
-    ) -> Result<Tensor> {
+    fn typed<G: Lane, O: Lane<Acc = G::Acc>>(grad: &Tensor, (n, c, h, w): Dims) -> Result<Tensor> {
         let mut share = vec![G::Acc::zero(); n * c];
         G::widen(&Elements::<G>::of(grad)?, &mut share);
         let area = G::Acc::of((h * w) as f64);
@@ -157,14 +195,14 @@ pub(super) fn global_avg_backward(grad: &Tensor, (n, c, h, w): Dims, out: DType)
 /// The result, plane by plane: `f` is given a plane's number, its part of `side`, and buffers of
 /// the lengths `(input, output)` of one plane, and leaves the plane's result in the second buffer.
 #[inline(always)]
-fn planes<A: Real, O: Element<Acc = A>, S: Send>(
+fn planes<A: Real, O: Lane<Acc = A>, S: Send>(
     side: &mut [S],
     count: usize,
     lengths: (usize, usize),
     f: impl Fn(usize, &mut [S], &mut [A], &mut [A]) + Sync,
 ) -> Vec<O> {
     run_planes(side, count, lengths, &|number, side, wide, out, result: &mut [O]| {
-        Arch::new().dispatch(
+        vectorise(
             #[inline(always)]
             || {
                 f(number, side, wide, out);
@@ -177,7 +215,7 @@ fn planes<A: Real, O: Element<Acc = A>, S: Send>(
 /// What [`planes`] does to one plane: number, side, both buffers, result.
 type Plane<'a, A, O, S> = dyn Fn(usize, &mut [S], &mut [A], &mut [A], &mut [O]) + Sync + 'a;
 
-fn run_planes<A: Real, O: Element<Acc = A>, S: Send>(
+fn run_planes<A: Real, O: Lane<Acc = A>, S: Send>(
     side: &mut [S],
     count: usize,
     (input, output): (usize, usize),
@@ -200,23 +238,27 @@ fn run_planes<A: Real, O: Element<Acc = A>, S: Send>(
     result
 }
 
-/// Goes over the elements of all windows in strips: for one row of windows, one element of the
-/// kernel. `f` is given the windows that have it outside the padding, and where the first of them
-/// has it in the plane; each next window has it a horizontal stride further.
+/// Goes over the elements of all windows in strips: up to [`STRIP`] windows side by side, and one
+/// element of the kernel. `f` is given the windows that have it outside the padding, and where the
+/// first of them has it in the plane; each next window has it a horizontal stride further.
 #[inline(always)]
 fn for_each_strip((h, w): (usize, usize), window: Window, mut f: impl FnMut(Range<usize>, usize)) {
     let (oh, ow) = window.out_size((h, w));
+    let Window { kernel, stride, padding } = window;
+    // Of every horizontal element of the kernel, the windows that have it inside.
+    let inside = |kx: usize| {
+        let from = padding.1.saturating_sub(kx).div_ceil(stride.1);
+        from..(w + padding.1).saturating_sub(kx).div_ceil(stride.1).min(ow)
+    };
+    let inside: Vec<Range<usize>> = (0..kernel.1).map(inside).collect();
     for oy in 0..oh {
-        let top = oy * window.stride.0;
-        let rows =
-            top.saturating_sub(window.padding.0)..h.min(top + window.kernel.0 - window.padding.0);
-        for row in rows {
-            for kx in 0..window.kernel.1 {
-                let from = window.padding.1.saturating_sub(kx).div_ceil(window.stride.1);
-                let to = (w + window.padding.1).saturating_sub(kx).div_ceil(window.stride.1);
-                if from < to.min(ow) {
-                    let column = from * window.stride.1 + kx - window.padding.1;
-                    f(oy * ow + from..oy * ow + to.min(ow), row * w + column);
+        let top = oy * stride.0;
+        for row in top.saturating_sub(padding.0)..h.min(top + kernel.0 - padding.0) {
+            for (kx, inside) in inside.iter().enumerate() {
+                for from in inside.clone().step_by(STRIP) {
+                    let to = inside.end.min(from + STRIP);
+                    let column = from * stride.1 + kx - padding.1;
+                    f(oy * ow + from..oy * ow + to, row * w + column);
                 }
             }
         }
@@ -239,13 +281,47 @@ fn max_plane<A: Real>(
         *index = (row * size.1 + column) as u32;
         *y = A::neg_infinity();
     }
-    for_each_strip(size, window, |windows, first| {
-        let x = x[first..].iter().step_by(window.stride.1);
-        let best = y[windows.clone()].iter_mut().zip(&mut index[windows]);
-        for (i, ((y, index), &x)) in best.zip(x).enumerate() {
-            let wins = x > *y || x.is_nan();
-            *y = if wins { x } else { *y };
-            *index = if wins { (first + i * window.stride.1) as u32 } else { *index };
-        }
-    });
+    let stride = window.stride.1;
+    let mut buffer = [A::zero(); STRIP];
+    for_each_strip(
+        size,
+        window,
+        #[inline(always)]
+        |windows, first| {
+            let x = gather(&x[first..], stride, &mut buffer[..windows.len()]);
+            let (y, index) = (&mut y[windows.clone()], &mut index[windows]);
+            let at = |i: usize| (first + i * stride) as u32;
+            // Short loops of a known length are vectorised even where a strip is short.
+            let (whole, _) = x.as_chunks::<CHUNK>();
+            let (y_whole, y_rest) = y.as_chunks_mut::<CHUNK>();
+            let (index_whole, index_rest) = index.as_chunks_mut::<CHUNK>();
+            for (c, ((y, index), x)) in y_whole.iter_mut().zip(index_whole).zip(whole).enumerate() {
+                for lane in 0..CHUNK {
+                    keep_larger(&mut y[lane], &mut index[lane], x[lane], at(c * CHUNK + lane));
+                }
+            }
+            let done = whole.len() * CHUNK;
+            for (i, (y, index)) in y_rest.iter_mut().zip(index_rest).enumerate() {
+                keep_larger(y, index, x[done + i], at(done + i));
+            }
+        },
+    );
+}
+
+#[inline(always)]
+fn keep_larger<A: Real>(best: &mut A, best_at: &mut u32, x: A, at: u32) {
+    let wins = x > *best || x.is_nan();
+    *best = if wins { x } else { *best };
+    *best_at = if wins { at } else { *best_at };
+}
+
+/// Fills `out` with every `stride`-th element of `x`.
+#[inline(always)]
+fn gather<'a, A: Copy>(x: &[A], stride: usize, out: &'a mut [A]) -> &'a [A] {
+    match stride {
+        1 => out.copy_from_slice(&x[..out.len()]),
+        2 => out.iter_mut().zip(x.chunks(2)).for_each(|(out, x)| *out = x[0]),
+        _ => out.iter_mut().zip(x.chunks(stride)).for_each(|(out, x)| *out = x[0]),
+    }
+    out
 }

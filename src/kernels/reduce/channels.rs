@@ -4,8 +4,9 @@ use std::array::from_fn;
 
 use num_traits::Zero;
 
-use crate::kernels::element::{Element, Real};
-use crate::kernels::elementwise::blocks::{BLOCK, GRAIN, for_each_chunk, generate, runs, widen};
+use crate::kernels::element::Real;
+use crate::kernels::elementwise::blocks::{BLOCK, GRAIN, for_each_chunk, generate, runs};
+use crate::kernels::elementwise::lane::Lane;
 
 /// Independent partial sums, so that additions do not wait for each other.
 const LANES: usize = 32;
@@ -62,7 +63,7 @@ impl Channels {
     /// in the arithmetic type, blocks in `f64`, in an order that depends on the shape alone.
     /// Inputs may stop short of the shape: missing elements count for nothing.
     #[inline(always)]
-    pub(crate) fn sums<T: Element, const M: usize, const P: usize, const K: usize>(
+    pub(crate) fn sums<T: Lane, const M: usize, const P: usize, const K: usize>(
         self,
         inputs: [&[T]; M],
         parameters: [&[T::Acc]; P],
@@ -93,7 +94,7 @@ impl Channels {
     }
 
     #[inline(always)]
-    fn run_sums<T: Element, const M: usize, const P: usize, const K: usize>(
+    fn run_sums<T: Lane, const M: usize, const P: usize, const K: usize>(
         self,
         inputs: [&[T]; M],
         parameters: [&[T::Acc]; P],
@@ -106,17 +107,14 @@ impl Channels {
             per_task,
             #[inline(always)]
             |task, partials| {
-                let mut wide = [[T::Acc::zero(); BLOCK]; M];
                 for (i, partial) in partials.iter_mut().enumerate() {
                     let run = task * per_task + i;
                     let parameters = parameters.map(|p| p[run % self.channels]);
                     let end = inputs[0].len().min((run + 1) * self.inner);
                     for start in (run * self.inner..end).step_by(BLOCK) {
                         let len = BLOCK.min(end - start);
-                        widen(inputs, start, len, &mut wide);
                         let sums = block_sums(
-                            &wide,
-                            len,
+                            inputs.map(|input| &input[start..start + len]),
                             #[inline(always)]
                             |x| term(x, parameters),
                         );
@@ -129,7 +127,7 @@ impl Channels {
     }
 
     #[inline(always)]
-    fn column_sums<T: Element, const M: usize, const P: usize, const K: usize>(
+    fn column_sums<T: Lane, const M: usize, const P: usize, const K: usize>(
         self,
         inputs: [&[T]; M],
         parameters: [&[T::Acc]; P],
@@ -144,7 +142,6 @@ impl Channels {
             per_task * columns,
             #[inline(always)]
             |task, partials| {
-                let mut wide = [[T::Acc::zero(); BLOCK]; M];
                 for (i, panel) in partials.chunks_mut(columns).enumerate() {
                     let first = (task * per_task + i) * PANEL;
                     for (tile, partials) in panel.chunks_mut(BLOCK).enumerate() {
@@ -153,9 +150,9 @@ impl Channels {
                         let mut sums = [[T::Acc::zero(); BLOCK]; K];
                         for row in first..self.outer.min(first + PANEL) {
                             let start = row * columns + from;
-                            widen(inputs, start, len, &mut wide);
+                            let inputs = inputs.map(|input| &input[start..start + len]);
                             for i in 0..len {
-                                let x = from_fn(|m| wide[m][i]);
+                                let x = inputs.map(|input| input[i].raise());
                                 let terms = term(x, parameters.map(|p| p[i]));
                                 for k in 0..K {
                                     sums[k][i] += terms[k];
@@ -174,7 +171,7 @@ impl Channels {
 
     /// `f` of the element of each input and the parameters of its channel, at every position.
     #[inline(always)]
-    pub(crate) fn map<T: Element, O: Element<Acc = T::Acc>, const M: usize, const P: usize>(
+    pub(crate) fn map<T: Lane, O: Lane<Acc = T::Acc>, const M: usize, const P: usize>(
         self,
         inputs: [&[T]; M],
         parameters: [&[T::Acc]; P],
@@ -185,57 +182,55 @@ impl Channels {
         let width = if by_columns { self.columns() } else { self.inner };
         generate(
             self.outer * self.columns(),
-            M + 1,
             #[inline(always)]
-            |start, wide, out: &mut [O]| {
-                let len = out.len().min(BLOCK);
-                widen(inputs, start, len, wide);
-                let Some((result, wide)) = wide.split_last_mut() else { return };
-                for (number, run) in runs(start, len, width) {
-                    let result = &mut result[run.clone()];
-                    let wide: [&[T::Acc]; M] = from_fn(|m| &wide[m][run.clone()]);
+            |start, out: &mut [O]| {
+                for (number, run) in runs(start, out.len(), width) {
+                    let from = start + run.start;
+                    let out = &mut out[run];
+                    let inputs = inputs.map(|input| &input[from..from + out.len()]);
                     if by_columns {
-                        let from = start + run.start - number * width;
-                        let parameters = expanded.each_ref().map(|p| &p[from..from + run.len()]);
-                        for i in 0..result.len() {
-                            result[i] = f(wide.map(|w| w[i]), parameters.map(|p| p[i]));
+                        let column = from - number * width;
+                        let parameters =
+                            expanded.each_ref().map(|p| &p[column..column + out.len()]);
+                        for i in 0..out.len() {
+                            let x = inputs.map(|input| input[i].raise());
+                            out[i] = O::lower(f(x, parameters.map(|p| p[i])));
                         }
                     } else {
                         let parameters = parameters.map(|p| p[number % self.channels]);
-                        for i in 0..result.len() {
-                            result[i] = f(wide.map(|w| w[i]), parameters);
+                        for i in 0..out.len() {
+                            out[i] = O::lower(f(inputs.map(|x| x[i].raise()), parameters));
                         }
                     }
                 }
-                O::narrow(&result[..len], out);
             },
         )
     }
 }
 
-/// Sums of the values of `term` over the first `len` elements of a block.
+/// Sums of the values of `term` over the elements of `inputs`, no longer than a block.
 #[inline(always)]
-pub(crate) fn block_sums<A: Real, const M: usize, const K: usize>(
-    block: &[[A; BLOCK]; M],
-    len: usize,
-    term: impl Fn([A; M]) -> [A; K],
+pub(crate) fn block_sums<T: Lane, const M: usize, const K: usize>(
+    inputs: [&[T]; M],
+    term: impl Fn([T::Acc; M]) -> [T::Acc; K],
 ) -> [f64; K] {
-    let mut lanes = [[A::zero(); LANES]; K];
-    let mut add = |i: usize, lane: usize| {
-        let terms = term(from_fn(|m| block[m][i]));
+    let mut lanes = [[T::Acc::zero(); LANES]; K];
+    let chunks = inputs.map(|input| input.as_chunks::<LANES>());
+    for i in 0..chunks[0].0.len() {
+        let block: [&[T; LANES]; M] = from_fn(|m| &chunks[m].0[i]);
+        for lane in 0..LANES {
+            let terms = term(block.map(|x| x[lane].raise()));
+            for k in 0..K {
+                lanes[k][lane] += terms[k];
+            }
+        }
+    }
+    let rest = chunks.map(|(_, rest)| rest);
+    for lane in 0..rest[0].len().min(LANES) {
+        let terms = term(rest.map(|x| x[lane].raise()));
         for k in 0..K {
             lanes[k][lane] += terms[k];
         }
-    };
-    let len = len.min(BLOCK);
-    let whole = len - len % LANES;
-    for start in (0..whole).step_by(LANES) {
-        for lane in 0..LANES {
-            add(start + lane, lane);
-        }
-    }
-    for i in whole..len {
-        add(i, i - whole);
     }
     lanes.map(|lanes| lanes.iter().map(|lane| lane.to_double()).sum())
 }

@@ -1,7 +1,8 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::channels::Channels;
-use crate::kernels::element::{Element, Elements, with_element};
+use crate::kernels::element::{Elements, with_element};
+use crate::kernels::elementwise::lane::Lane;
 
 pub(super) fn sum_all(x: &Tensor, out: DType) -> Result<Tensor> {
     with_element!(x.dtype(), T => {
@@ -12,7 +13,7 @@ pub(super) fn sum_all(x: &Tensor, out: DType) -> Result<Tensor> {
 }
 
 pub(super) fn sum_to_channel(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
-    fn typed<T: Element>(x: &Tensor, dim: usize) -> Result<Vec<f64>> {
+    fn typed<T: Lane>(x: &Tensor, dim: usize) -> Result<Vec<f64>> {
         let sums = Channels::of(x.dims(), dim).sums::<T, 1, 0, 1>(
             [&Elements::of(x)?],
             [],

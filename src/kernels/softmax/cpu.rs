@@ -2,12 +2,13 @@ use candle_core::{DType, Result, Tensor};
 use num_traits::{Float, Zero};
 
 pub(crate) use super::exp::Exp;
-use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::{BLOCK, GRAIN, for_each_chunk, widen, with_output};
+use crate::kernels::element::{Elements, Real, tensor, with_element};
+use crate::kernels::elementwise::blocks::{BLOCK, GRAIN, for_each_chunk, with_output};
+use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::reduce::channels::{Channels, block_sums};
 
 pub(super) fn softmax(x: &Tensor, out: DType) -> Result<Tensor> {
-    fn typed<T: Element<Acc: Exp>, O: Element<Acc = T::Acc>>(x: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(x: &Tensor) -> Result<Tensor> {
         let (layout, data) = (rows(x), Elements::<T>::of(x)?);
         let (max, sum) = maxima_and_sums::<T>(&data, layout);
         let share: Vec<_> = sum.into_iter().map(|sum| T::Acc::of(1.0 / sum)).collect();
@@ -23,7 +24,7 @@ pub(super) fn softmax(x: &Tensor, out: DType) -> Result<Tensor> {
 }
 
 pub(super) fn softmax_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    fn typed<T: Element>(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane>(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
         let (layout, data, grad) = (rows(y), Elements::<T>::of(y)?, Elements::<T>::of(grad)?);
         let dots = layout.sums::<T, 2, 0, 1>(
             [&data, &grad],
@@ -44,7 +45,7 @@ pub(super) fn softmax_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn log_softmax(x: &Tensor, out: DType) -> Result<Tensor> {
-    fn typed<T: Element<Acc: Exp>, O: Element<Acc = T::Acc>>(x: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(x: &Tensor) -> Result<Tensor> {
         let (layout, data) = (rows(x), Elements::<T>::of(x)?);
         let (max, sum) = maxima_and_sums::<T>(&data, layout);
         let log_sum: Vec<_> = sum.into_iter().map(|sum| T::Acc::of(sum.ln())).collect();
@@ -60,7 +61,7 @@ pub(super) fn log_softmax(x: &Tensor, out: DType) -> Result<Tensor> {
 }
 
 pub(super) fn log_softmax_backward(y: &Tensor, grad: &Tensor, out: DType) -> Result<Tensor> {
-    fn typed<T: Element<Acc: Exp>, O: Element<Acc = T::Acc>>(
+    fn typed<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
         y: &Tensor,
         grad: &Tensor,
     ) -> Result<Tensor> {
@@ -90,7 +91,7 @@ fn rows(x: &Tensor) -> Channels {
 }
 
 /// Every row's largest element, and the sum of `exp(x - largest)`.
-pub(crate) fn maxima_and_sums<T: Element<Acc: Exp>>(
+pub(crate) fn maxima_and_sums<T: Lane<Acc: Exp>>(
     x: &[T],
     layout: Channels,
 ) -> (Vec<T::Acc>, Vec<f64>) {
@@ -102,20 +103,17 @@ pub(crate) fn maxima_and_sums<T: Element<Acc: Exp>>(
         per_task,
         #[inline(always)]
         |task, rows| {
-            let mut wide = [[T::Acc::zero(); BLOCK]];
+            let mut wide = [T::Acc::zero(); BLOCK];
             for (i, (max, sum)) in rows.iter_mut().enumerate() {
                 let row = &x[(task * per_task + i) * columns..][..columns];
-                *max = T::Acc::neg_infinity();
+                let largest = largest(row);
+                *max = largest;
                 for x in row.chunks(BLOCK) {
-                    widen([x], 0, x.len(), &mut wide);
-                    *max = largest(*max, &wide[0][..x.len()]);
-                }
-                for x in row.chunks(BLOCK) {
-                    widen([x], 0, x.len(), &mut wide);
-                    for x in &mut wide[0][..x.len()] {
-                        *x = (*x - *max).exponential();
+                    // In a loop of its own, the exponential is vectorised.
+                    for (wide, x) in wide.iter_mut().zip(x) {
+                        *wide = (x.raise() - largest).exponential();
                     }
-                    *sum += block_sums(&wide, x.len(), |x| x)[0];
+                    *sum += block_sums([&wide[..x.len()]], |x| x)[0];
                 }
             }
         },
@@ -123,15 +121,17 @@ pub(crate) fn maxima_and_sums<T: Element<Acc: Exp>>(
     rows.into_iter().unzip()
 }
 
-/// The largest of `max` and `x`; NaN is passed over, and reaches the result through the sums.
+/// The largest of `x`; NaN is passed over, and reaches the result through the sums.
 #[inline(always)]
-fn largest<A: Real>(max: A, x: &[A]) -> A {
+fn largest<T: Lane>(x: &[T]) -> T::Acc {
     const LANES: usize = 32;
-    let mut lanes = [max; LANES];
-    for x in x.chunks(LANES) {
-        for (lane, &x) in lanes.iter_mut().zip(x) {
-            *lane = if x > *lane { x } else { *lane };
+    let mut lanes = [T::Acc::neg_infinity(); LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for x in chunks {
+        for (lane, x) in lanes.iter_mut().zip(x) {
+            *lane = if x.raise() > *lane { x.raise() } else { *lane };
         }
     }
-    lanes.into_iter().fold(max, |a, b| if b > a { b } else { a })
+    let rest = rest.iter().map(|x| x.raise());
+    lanes.into_iter().chain(rest).fold(T::Acc::neg_infinity(), |a, b| if b > a { b } else { a })
 }

@@ -1,7 +1,8 @@
 use crate::kernels::element::Real;
+use crate::kernels::elementwise::lane::Lane;
 
 /// An exponential that loops over it can be vectorised with, within two units in the last place.
-pub(crate) trait Exp: Real {
+pub(crate) trait Exp: Real + Lane {
     fn exponential(self) -> Self;
 }
 
