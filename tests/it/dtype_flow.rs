@@ -2,43 +2,16 @@
 //! tolerance. With PyTorch's preset, PyTorch's answers.
 
 use candle_amp::{Autocast, Cast, Op, Policy, ops};
-use candle_core::{DType, Device, Result, Tensor};
-use candle_nn::Conv2dConfig;
+use candle_core::{DType, Result};
 
-use crate::util::{FLOATS, alone, random};
+use crate::cases;
+use crate::util::{FLOATS, random};
 
 /// Runs `op` on inputs of `dtype`; the dtype that comes out.
 fn output(op: Op, dtype: DType) -> Result<DType> {
-    let matrix = random(1, (4, 4), dtype);
-    let image = random(2, (2, 2, 4, 4), dtype);
-    let targets = Tensor::new(&[0u32, 1, 2, 3], &Device::Cpu)?;
-    let y = match op {
-        Op::Matmul => ops::matmul(&matrix, &matrix),
-        Op::Linear => ops::linear(&matrix, &matrix, None),
-        Op::Conv2d => {
-            ops::conv2d(&image, &random(3, (3, 2, 3, 3), dtype), None, Conv2dConfig::default())
-        }
-        Op::BatchNorm => ops::batch_norm(&image, None, None, 1e-5).map(|(y, _)| y),
-        Op::Relu => ops::relu(&matrix),
-        Op::Dropout => {
-            let _alone = alone();
-            ops::dropout(&matrix, 0.5)
-        }
-        Op::Add => ops::add(&matrix, &matrix),
-        Op::AddRelu => ops::add_relu(&matrix, &matrix),
-        Op::MaxPool2d => ops::max_pool2d(&image, 2, 2, 0),
-        Op::AvgPool2d => ops::avg_pool2d(&image, 2, 2, 0),
-        Op::GlobalAvgPool2d => ops::global_avg_pool2d(&image),
-        Op::Flatten => ops::flatten(&image),
-        Op::Softmax => ops::softmax(&matrix, 1),
-        Op::LogSoftmax => ops::log_softmax(&matrix, 1),
-        Op::Sum => ops::sum(&matrix),
-        Op::Mean => ops::mean(&matrix),
-        Op::CrossEntropy => ops::cross_entropy(&matrix, &targets),
-        Op::Mse => ops::mse(&matrix, &matrix),
-        other => panic!("a new operator, {other:?}, belongs in this test"),
-    }?;
-    Ok(y.dtype())
+    let cases = cases::all();
+    let case = cases.iter().find(|case| case.op == op);
+    Ok(case.expect("every operator has a case").output(dtype)?.dtype())
 }
 
 /// Losses are `F32` whatever comes in.

@@ -2,6 +2,7 @@
 
 mod autocast;
 mod bad_input;
+mod cases;
 mod dtype_flow;
 mod gradients;
 mod graph;

@@ -48,11 +48,18 @@ pub(crate) fn assert_close(
     dtype: DType,
     roundings: f64,
 ) {
+    assert_absolute(what, actual, expected, roundings * epsilon(dtype) * largest(expected));
+}
+
+pub(crate) fn largest(tensor: &Tensor) -> f64 {
+    to_vec(tensor).iter().fold(0.0, |m: f64, x| m.max(x.abs()))
+}
+
+/// Asserts that no element of `actual` is further than `tolerance` from that of `expected`.
+#[track_caller]
+pub(crate) fn assert_absolute(what: &str, actual: &Tensor, expected: &Tensor, tolerance: f64) {
     assert_eq!(actual.dims(), expected.dims(), "{what}: shape");
-    let (actual, expected) = (to_vec(actual), to_vec(expected));
-    let largest = expected.iter().fold(0.0, |m: f64, e| m.max(e.abs()));
-    let tolerance = roundings * epsilon(dtype) * largest;
-    for (i, (a, e)) in actual.iter().zip(&expected).enumerate() {
+    for (i, (a, e)) in to_vec(actual).iter().zip(to_vec(expected)).enumerate() {
         assert!((a - e).abs() <= tolerance, "{what}, element {i}: {a} is not {e} ± {tolerance:e}");
     }
 }

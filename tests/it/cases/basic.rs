@@ -1,0 +1,44 @@
+//! Products, activations, sums, losses.
+
+use candle_amp::{Op, ops, random as generator};
+use candle_core::{Device, Tensor};
+
+use super::{Case, case};
+use crate::util::alone;
+
+pub(super) fn cases() -> Vec<Case> {
+    let targets = || Tensor::new(&[2u32, 0, 4], &Device::Cpu).unwrap();
+    vec![
+        case(Op::Matmul, "matmul", &[&[3, 5], &[5, 2]], |t| ops::matmul(&t[0], &t[1])),
+        case(Op::Matmul, "batched", &[&[2, 3, 17], &[2, 17, 4]], |t| ops::matmul(&t[0], &t[1])),
+        case(Op::Matmul, "transposed", &[&[3, 5], &[4, 5]], |t| ops::matmul(&t[0], &t[1].t()?)),
+        case(Op::Linear, "bias", &[&[3, 7], &[5, 7], &[5]], |t| {
+            ops::linear(&t[0], &t[1], Some(&t[2]))
+        }),
+        case(Op::Linear, "3-D", &[&[2, 3, 9], &[4, 9]], |t| ops::linear(&t[0], &t[1], None)),
+        case(Op::Relu, "relu", &[&[4, 9]], |t| ops::relu(&t[0])),
+        case(Op::Dropout, "dropout", &[&[8, 9]], |t| {
+            let _alone = alone();
+            generator::manual_seed(5);
+            ops::dropout(&t[0], 0.25)
+        }),
+        case(Op::Add, "add", &[&[4, 9], &[4, 9]], |t| ops::add(&t[0], &t[1])),
+        case(Op::Add, "twice the same", &[&[4, 9]], |t| ops::add(&t[0], &t[0])),
+        case(Op::AddRelu, "add_relu", &[&[4, 9], &[4, 9]], |t| {
+            // A third, so that no sum is 0, where the gradient is anybody's choice.
+            ops::add_relu(&t[0], &(&t[1] + 1.0 / 3.0)?)
+        }),
+        case(Op::Softmax, "last", &[&[3, 5]], |t| ops::softmax(&t[0], 1)),
+        case(Op::Softmax, "first", &[&[3, 5]], |t| ops::softmax(&t[0], 0)),
+        case(Op::LogSoftmax, "last", &[&[3, 5]], |t| ops::log_softmax(&t[0], 1)),
+        case(Op::Sum, "sum", &[&[3, 5]], |t| ops::sum(&t[0])),
+        case(Op::Mean, "mean", &[&[3, 5]], |t| ops::mean(&t[0])),
+        case(Op::CrossEntropy, "cross entropy", &[&[3, 5]], move |t| {
+            ops::cross_entropy(&t[0], &targets())
+        }),
+        case(Op::CrossEntropy, "smoothed", &[&[3, 5]], move |t| {
+            ops::cross_entropy_smoothed(&t[0], &targets(), 0.1)
+        }),
+        case(Op::Mse, "mse", &[&[3, 5], &[3, 5]], |t| ops::mse(&t[0], &t[1])),
+    ]
+}

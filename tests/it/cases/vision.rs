@@ -1,0 +1,52 @@
+//! Convolution, batch norm, pooling.
+
+use candle_amp::{Op, ops};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::Conv2dConfig;
+
+use super::{Case, case};
+
+pub(super) fn cases() -> Vec<Case> {
+    let config = |stride, padding, dilation, groups| Conv2dConfig {
+        stride,
+        padding,
+        dilation,
+        groups,
+        ..Default::default()
+    };
+    let conv = |config| move |t: &[Tensor]| ops::conv2d(&t[0], &t[1], t.get(2), config);
+    let eval = |t: &[Tensor]| {
+        let dtype = if t[0].dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let mean = Tensor::new(&[0.25f64, -0.5, 0.125], &Device::Cpu)?.to_dtype(dtype)?;
+        let var = Tensor::new(&[0.5f64, 2.0, 1.5], &Device::Cpu)?.to_dtype(dtype)?;
+        ops::batch_norm_eval(&t[0], &mean, &var, t.get(1), t.get(2), 1e-3)
+    };
+    vec![
+        case(Op::Conv2d, "3x3", &[&[2, 3, 6, 5], &[4, 3, 3, 3], &[4]], conv(config(1, 1, 1, 1))),
+        case(Op::Conv2d, "stride 2", &[&[3, 2, 7, 6], &[3, 2, 3, 3]], conv(config(2, 1, 1, 1))),
+        case(Op::Conv2d, "1x1 stride 2", &[&[2, 3, 5, 4], &[4, 3, 1, 1]], conv(config(2, 0, 1, 1))),
+        case(Op::Conv2d, "groups", &[&[2, 4, 5, 5], &[6, 2, 3, 3], &[6]], conv(config(1, 2, 1, 2))),
+        case(Op::Conv2d, "dilated", &[&[1, 2, 8, 7], &[2, 2, 3, 2]], conv(config(1, 1, 2, 1))),
+        case(Op::BatchNorm, "train", &[&[4, 3, 2, 5], &[3], &[3]], |t| {
+            Ok(ops::batch_norm(&t[0], Some(&t[1]), Some(&t[2]), 1e-3)?.0)
+        })
+        .within(6.0),
+        case(Op::BatchNorm, "train, plain", &[&[6, 3]], |t| {
+            Ok(ops::batch_norm(&t[0], None, None, 1e-3)?.0)
+        })
+        .within(6.0),
+        case(Op::BatchNorm, "train, bias only", &[&[6, 3], &[3]], |t| {
+            Ok(ops::batch_norm(&t[0], None, Some(&t[1]), 1e-3)?.0)
+        }),
+        case(Op::BatchNorm, "eval", &[&[4, 3, 2, 5], &[3], &[3]], eval),
+        case(Op::MaxPool2d, "2/2", &[&[2, 2, 6, 4]], |t| ops::max_pool2d(&t[0], 2, 2, 0)),
+        case(Op::MaxPool2d, "3/2/1", &[&[1, 2, 7, 5]], |t| ops::max_pool2d(&t[0], 3, 2, 1)),
+        case(Op::MaxPool2d, "oblong", &[&[1, 2, 7, 5]], |t| {
+            ops::max_pool2d(&t[0], (3, 2), (1, 2), (1, 0))
+        }),
+        case(Op::AvgPool2d, "3/2/1", &[&[2, 2, 7, 5]], |t| ops::avg_pool2d(&t[0], 3, 2, 1)),
+        case(Op::AvgPool2d, "2/1", &[&[1, 3, 4, 5]], |t| ops::avg_pool2d(&t[0], 2, 1, 0)),
+        case(Op::GlobalAvgPool2d, "global", &[&[2, 3, 5, 7]], |t| ops::global_avg_pool2d(&t[0])),
+        case(Op::Flatten, "flatten", &[&[2, 3, 2, 2]], |t| ops::flatten(&t[0])),
+    ]
+}
