@@ -3,6 +3,7 @@
 mod autocast;
 mod bad_input;
 mod cases;
+mod checkpoint;
 mod dtype_flow;
 mod gradients;
 mod graph;
@@ -15,4 +16,5 @@ mod scale_rule;
 mod scaler;
 mod sgd;
 mod tidy;
+mod trace;
 mod util;
