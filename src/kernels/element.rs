@@ -7,6 +7,8 @@ use candle_core::{CpuStorage, DType, Result, Storage, StorageRef, Tensor, WithDT
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use super::elementwise::lane::Lane;
+
 /// A type the arithmetic of a kernel runs in: `f32`, or `f64` for `f64` tensors.
 pub(crate) trait Real: Element<Acc = Self> + num_traits::Float + std::iter::Sum {
     /// `value`, rounded.
@@ -94,24 +96,15 @@ element!(
     BF16,
     |src: &[bf16], dst: &mut [f32]| {
         for (d, s) in dst.iter_mut().zip(src) {
-            *d = f32::from_bits(u32::from(s.to_bits()) << 16);
+            *d = s.raise();
         }
     },
     |src: &[f32], dst: &mut [bf16]| {
         for (d, s) in dst.iter_mut().zip(src) {
-            *d = round_bf16(*s);
+            *d = bf16::lower(*s);
         }
     }
 );
-
-/// [`bf16::from_f32`] without its branch, so that a loop over it vectorises.
-#[inline(always)]
-fn round_bf16(value: f32) -> bf16 {
-    let bits = value.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    let quiet_nan = (bits >> 16) | 0x40;
-    bf16::from_bits(if value.is_nan() { quiet_nan } else { rounded } as u16)
-}
 
 /// Read access to the elements of a contiguous CPU tensor.
 pub(crate) struct Elements<'a, T> {
@@ -187,18 +180,6 @@ pub(crate) use with_element;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bf16_rounds_as_the_half_crate_does() {
-        // Every exponent and sign, and the low bits around a tie.
-        for high in 0..=u16::MAX {
-            for low in [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
-                let value = f32::from_bits(u32::from(high) << 16 | low);
-                let (ours, theirs) = (round_bf16(value), bf16::from_f32(value));
-                assert_eq!(ours.to_bits(), theirs.to_bits(), "{value:e} ({:#x})", value.to_bits());
-            }
-        }
-    }
 
     #[test]
     fn every_half_survives_widening_and_narrowing() {
