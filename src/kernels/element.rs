@@ -5,6 +5,7 @@
 
 use candle_core::{CpuStorage, DType, Result, Storage, StorageRef, Tensor, WithDType, bail};
 use half::slice::HalfFloatSliceExt;
+use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
 
 /// A type the arithmetic of a kernel runs in: `f32`, or `f64` for `f64` tensors.
@@ -42,12 +43,14 @@ pub(crate) trait Element: WithDType + Default {
     fn widen(src: &[Self], dst: &mut [Self::Acc]);
     /// Writes `src`, rounded once to nearest even, to `dst` of the same length.
     fn narrow(src: &[Self::Acc], dst: &mut [Self]);
+    /// `len` zeros, in memory the system hands out zeroed: nothing is written.
+    fn zeros(len: usize) -> Vec<Self>;
     /// The elements of a storage of this dtype.
     fn slice_mut(storage: &mut CpuStorage) -> Result<&mut [Self]>;
 }
 
 macro_rules! element {
-    ($ty:ty, $acc:ty, $variant:ident, $widen:expr, $narrow:expr) => {
+    ($ty:ty, $acc:ty, $variant:ident, $widen:expr, $narrow:expr, $zeros:expr) => {
         impl Element for $ty {
             type Acc = $acc;
 
@@ -60,6 +63,9 @@ macro_rules! element {
             fn narrow(src: &[$acc], dst: &mut [Self]) {
                 assert_eq!(src.len(), dst.len());
                 $narrow(src, dst)
+            }
+            fn zeros(len: usize) -> Vec<Self> {
+                $zeros(len)
             }
             fn slice_mut(storage: &mut CpuStorage) -> Result<&mut [Self]> {
                 match storage {
@@ -79,14 +85,16 @@ fn copy<T: Copy>(src: &[T], dst: &mut [T]) {
     dst.copy_from_slice(src)
 }
 
-element!(f32, f32, F32, copy, copy);
-element!(f64, f64, F64, copy, copy);
+element!(f32, f32, F32, copy, copy, |len| vec![0.0; len]);
+element!(f64, f64, F64, copy, copy, |len| vec![0.0; len]);
 element!(
     f16,
     f32,
     F16,
     |src: &[f16], dst: &mut [f32]| src.convert_to_f32_slice(dst),
-    |src: &[f32], dst: &mut [f16]| dst.convert_from_f32_slice(src)
+    |src: &[f32], dst: &mut [f16]| dst.convert_from_f32_slice(src),
+    // A vector of a struct would be written, one of integers is not.
+    |len| vec![0u16; len].reinterpret_into()
 );
 element!(
     bf16,
@@ -101,7 +109,8 @@ element!(
         for (d, s) in dst.iter_mut().zip(src) {
             *d = round_bf16(*s);
         }
-    }
+    },
+    |len| vec![0u16; len].reinterpret_into()
 );
 
 /// [`bf16::from_f32`] without its branch, so that a loop over it vectorises.

@@ -7,8 +7,11 @@
 //! They return candle's `Result`, so that they fit in `candle_core::Module`s; errors of this
 //! crate's are carried inside.
 
+mod attention;
 mod conv;
 mod elementwise;
+mod embedding;
+mod layer_norm;
 mod loss;
 mod norm;
 mod pool;
@@ -20,8 +23,12 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::{Error, Op};
 
+pub use attention::{sdpa, sdpa_softcapped};
 pub use conv::conv2d;
 pub use elementwise::{add, add_relu, dropout, flatten, relu};
+pub use embedding::embedding;
+pub(crate) use layer_norm::row_norm;
+pub use layer_norm::{layer_norm, rms_norm};
 pub use loss::{cross_entropy, cross_entropy_smoothed, mse};
 pub use norm::{BatchStatistics, batch_norm, batch_norm_eval};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d};
@@ -64,6 +71,15 @@ fn check_operand(
         return Err(Error::Device { op, name, got, expected }.into());
     }
     Ok(())
+}
+
+/// `eps`, which is added to a variance, is finite and not below zero.
+fn check_eps(eps: f64) -> Result<()> {
+    if eps >= 0.0 && eps.is_finite() {
+        return Ok(());
+    }
+    let expected = "a finite number, not below zero";
+    Err(Error::Setting { name: "eps", got: eps, expected }.into())
 }
 
 /// `got` has exactly the dimensions `expected`.

@@ -59,7 +59,8 @@ fn the_pytorch_preset_gives_pytorchs_dtypes() -> Result<()> {
         let amp = Autocast::new(half).with_policy(Policy::pytorch());
         for &op in Op::ALL {
             let (from_half, from_full) = match op {
-                Op::Matmul | Op::Linear | Op::Conv2d => (half, half),
+                Op::Matmul | Op::Linear | Op::Conv2d | Op::Sdpa => (half, half),
+                Op::LayerNorm | Op::RmsNorm => (DType::F32, DType::F32),
                 Op::Softmax | Op::LogSoftmax | Op::Sum | Op::CrossEntropy | Op::Mse => {
                     (DType::F32, DType::F32)
                 }
