@@ -5,6 +5,7 @@
 
 use candle_core::{CpuStorage, DType, Result, Storage, StorageRef, Tensor, WithDType, bail};
 use half::slice::HalfFloatSliceExt;
+use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
 
 use super::elementwise::lane::Lane;
@@ -44,12 +45,14 @@ pub(crate) trait Element: WithDType + Default {
     fn widen(src: &[Self], dst: &mut [Self::Acc]);
     /// Writes `src`, rounded once to nearest even, to `dst` of the same length.
     fn narrow(src: &[Self::Acc], dst: &mut [Self]);
+    /// `len` zeros, in memory the system hands out zeroed: nothing is written.
+    fn zeros(len: usize) -> Vec<Self>;
     /// The elements of a storage of this dtype.
     fn slice_mut(storage: &mut CpuStorage) -> Result<&mut [Self]>;
 }
 
 macro_rules! element {
-    ($ty:ty, $acc:ty, $variant:ident, $widen:expr, $narrow:expr) => {
+    ($ty:ty, $acc:ty, $variant:ident, $widen:expr, $narrow:expr, $zeros:expr) => {
         impl Element for $ty {
             type Acc = $acc;
 
@@ -62,6 +65,9 @@ macro_rules! element {
             fn narrow(src: &[$acc], dst: &mut [Self]) {
                 assert_eq!(src.len(), dst.len());
                 $narrow(src, dst)
+            }
+            fn zeros(len: usize) -> Vec<Self> {
+                $zeros(len)
             }
             fn slice_mut(storage: &mut CpuStorage) -> Result<&mut [Self]> {
                 match storage {
@@ -81,14 +87,16 @@ fn copy<T: Copy>(src: &[T], dst: &mut [T]) {
     dst.copy_from_slice(src)
 }
 
-element!(f32, f32, F32, copy, copy);
-element!(f64, f64, F64, copy, copy);
+element!(f32, f32, F32, copy, copy, |len| vec![0.0; len]);
+element!(f64, f64, F64, copy, copy, |len| vec![0.0; len]);
 element!(
     f16,
     f32,
     F16,
     |src: &[f16], dst: &mut [f32]| src.convert_to_f32_slice(dst),
-    |src: &[f32], dst: &mut [f16]| dst.convert_from_f32_slice(src)
+    |src: &[f32], dst: &mut [f16]| dst.convert_from_f32_slice(src),
+    // A vector of a struct would be written, one of integers is not.
+    |len| vec![0u16; len].reinterpret_into()
 );
 element!(
     bf16,
@@ -103,7 +111,8 @@ element!(
         for (d, s) in dst.iter_mut().zip(src) {
             *d = bf16::lower(*s);
         }
-    }
+    },
+    |len| vec![0u16; len].reinterpret_into()
 );
 
 /// Read access to the elements of a contiguous CPU tensor.

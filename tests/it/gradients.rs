@@ -166,7 +166,16 @@ fn a_batch_of_no_elements_is_taken_or_refused() -> Result<()> {
             }
         }
     }
-    for op in [Op::Matmul, Op::Linear, Op::Conv2d, Op::Relu, Op::Gelu, Op::Softmax, Op::MaxPool2d] {
+    for op in [
+        Op::Matmul,
+        Op::Linear,
+        Op::Conv2d,
+        Op::Relu,
+        Op::Gelu,
+        Op::Softmax,
+        Op::MaxPool2d,
+        Op::LayerNorm,
+    ] {
         assert!(taken.contains(&op), "{op:?} takes no empty batch");
     }
     Ok(())
