@@ -106,6 +106,12 @@ ops! {
     Linear "linear" Lower Lower "a matrix product; bias and its gradient are summed in F32";
     /// [`ops::conv2d`](crate::ops::conv2d).
     Conv2d "conv2d" Lower Lower "a matrix product in another layout";
+    /// [`ops::conv1d`](crate::ops::conv1d).
+    Conv1d "conv1d" Lower Lower "a matrix product in another layout";
+    /// [`ops::conv_transpose1d`](crate::ops::conv_transpose1d).
+    ConvTranspose1d "conv_transpose1d" Lower Lower "a convolution's gradient, a matrix product too";
+    /// [`ops::conv_transpose2d`](crate::ops::conv_transpose2d).
+    ConvTranspose2d "conv_transpose2d" Lower Lower "a convolution's gradient, a matrix product too";
     /// [`ops::batch_norm`](crate::ops::batch_norm).
     BatchNorm "batch_norm" FullMath Keep "statistics over a batch need F32; the result fits a half";
     /// [`ops::relu`](crate::ops::relu).

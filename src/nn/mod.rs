@@ -5,17 +5,22 @@
 mod batch_norm;
 mod builder;
 mod conv;
+mod conv_transpose;
 mod dropout;
 mod linear;
 
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use builder::var_builder;
-pub use conv::{Conv2d, conv2d, conv2d_no_bias};
+pub use conv::{Conv1d, Conv2d, conv1d, conv1d_no_bias, conv2d, conv2d_no_bias};
+pub use conv_transpose::{
+    ConvTranspose1d, ConvTranspose2d, conv_transpose1d, conv_transpose1d_no_bias, conv_transpose2d,
+    conv_transpose2d_no_bias,
+};
 pub use dropout::Dropout;
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
 
 /// candle_nn's own, which need nothing from this crate.
 pub use candle_nn::{
-    BatchNormConfig, Conv2dConfig, Func, FuncT, Init, Module, ModuleT, Sequential, VarBuilder,
-    VarMap, func, func_t, seq,
+    BatchNormConfig, Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
+    Func, FuncT, Init, Module, ModuleT, Sequential, VarBuilder, VarMap, func, func_t, seq,
 };

@@ -8,6 +8,7 @@
 //! crate's are carried inside.
 
 mod conv;
+mod conv_transpose;
 mod elementwise;
 mod loss;
 mod norm;
@@ -20,7 +21,8 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::{Error, Op};
 
-pub use conv::conv2d;
+pub use conv::{conv1d, conv2d};
+pub use conv_transpose::{conv_transpose1d, conv_transpose2d};
 pub use elementwise::{add, add_relu, dropout, flatten, relu};
 pub use loss::{cross_entropy, cross_entropy_smoothed, mse};
 pub use norm::{BatchStatistics, batch_norm, batch_norm_eval};
