@@ -128,6 +128,12 @@ ops! {
     AvgPool2d "avg_pool2d" FullMath Keep "a window's sum saturates in half; its mean fits";
     /// [`ops::global_avg_pool2d`](crate::ops::global_avg_pool2d).
     GlobalAvgPool2d "global_avg_pool2d" FullMath Keep "a plane's sum saturates in half; its mean fits";
+    /// [`ops::upsample_nearest1d`](crate::ops::upsample_nearest1d).
+    UpsampleNearest1d "upsample_nearest1d" Keep Full "moves, never rounds";
+    /// [`ops::upsample_nearest2d`](crate::ops::upsample_nearest2d).
+    UpsampleNearest2d "upsample_nearest2d" Keep Full "moves, never rounds";
+    /// [`ops::upsample_bilinear2d`](crate::ops::upsample_bilinear2d).
+    UpsampleBilinear2d "upsample_bilinear2d" FullMath Full "an average of four pixels; it fits a half";
     /// [`ops::flatten`](crate::ops::flatten).
     Flatten "flatten" Keep Keep "moves, never rounds";
     /// [`ops::softmax`](crate::ops::softmax).

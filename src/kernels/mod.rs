@@ -18,6 +18,7 @@ mod in_place;
 pub(crate) mod loss;
 pub(crate) mod pool;
 pub(crate) mod reduce;
+pub(crate) mod resample;
 pub(crate) mod softmax;
 pub(crate) mod update;
 

@@ -15,6 +15,7 @@ mod norm;
 mod pool;
 mod product;
 mod reduce;
+mod resample;
 mod softmax;
 
 use candle_core::{DType, Result, Tensor};
@@ -29,6 +30,9 @@ pub use norm::{BatchStatistics, batch_norm, batch_norm_eval};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d};
 pub use product::{linear, matmul};
 pub use reduce::{mean, sum};
+pub use resample::{
+    upsample_bilinear2d, upsample_bilinear2d_with_scale, upsample_nearest1d, upsample_nearest2d,
+};
 pub use softmax::{log_softmax, softmax};
 
 /// What halves are computed in.
