@@ -112,6 +112,10 @@ ops! {
     ConvTranspose1d "conv_transpose1d" Lower Lower "a convolution's gradient, a matrix product too";
     /// [`ops::conv_transpose2d`](crate::ops::conv_transpose2d).
     ConvTranspose2d "conv_transpose2d" Lower Lower "a convolution's gradient, a matrix product too";
+    /// [`ops::lstm`](crate::ops::lstm).
+    Lstm "lstm" Lower Lower "products a step; gates and states stay F32 inside";
+    /// [`ops::gru`](crate::ops::gru).
+    Gru "gru" Lower Lower "products a step; gates and states stay F32 inside";
     /// [`ops::batch_norm`](crate::ops::batch_norm).
     BatchNorm "batch_norm" FullMath Keep "statistics over a batch need F32; the result fits a half";
     /// [`ops::relu`](crate::ops::relu).

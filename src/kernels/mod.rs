@@ -17,6 +17,7 @@ pub(crate) mod gemm;
 mod in_place;
 pub(crate) mod loss;
 pub(crate) mod pool;
+pub(crate) mod recurrent;
 pub(crate) mod reduce;
 pub(crate) mod resample;
 pub(crate) mod softmax;

@@ -8,6 +8,7 @@ mod conv;
 mod conv_transpose;
 mod dropout;
 mod linear;
+pub mod rnn;
 
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use builder::var_builder;
@@ -18,6 +19,7 @@ pub use conv_transpose::{
 };
 pub use dropout::Dropout;
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
+pub use rnn::{GRU, GRUConfig, GRUState, LSTM, LSTMConfig, LSTMState, RNN, gru, lstm};
 
 /// candle_nn's own, which need nothing from this crate.
 pub use candle_nn::{

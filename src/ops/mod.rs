@@ -14,6 +14,7 @@ mod loss;
 mod norm;
 mod pool;
 mod product;
+mod recurrent;
 mod reduce;
 mod resample;
 mod softmax;
@@ -29,6 +30,7 @@ pub use loss::{cross_entropy, cross_entropy_smoothed, mse};
 pub use norm::{BatchStatistics, batch_norm, batch_norm_eval};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d};
 pub use product::{linear, matmul};
+pub use recurrent::{RecurrentWeights, gru, lstm};
 pub use reduce::{mean, sum};
 pub use resample::{
     upsample_bilinear2d, upsample_bilinear2d_with_scale, upsample_nearest1d, upsample_nearest2d,
