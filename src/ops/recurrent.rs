@@ -103,9 +103,20 @@ struct Settings {
     reverse: bool,
 }
 
+/// Something about each input, by its name.
+struct Operands<T> {
+    x: T,
+    w_ih: T,
+    w_hh: T,
+    b_ih: Option<T>,
+    b_hh: Option<T>,
+    h0: T,
+    c0: Option<T>,
+}
+
 impl Settings {
-    /// Splits one item an input into those of [`Sequence`]'s fields and what follows `h0`.
-    fn split<T: Clone>(&self, items: &[T]) -> Result<([T; 4], [Option<T>; 2], Option<T>)> {
+    /// Names one item for each input.
+    fn split<T: Clone>(&self, items: &[T]) -> Result<Operands<T>> {
         let mut items = items.iter().cloned();
         let mut next = || {
             let missing = || candle_core::Error::msg("an operator was given too few inputs");
@@ -114,12 +125,12 @@ impl Settings {
         let (x, w_ih, w_hh) = (next()?, next()?, next()?);
         let b_ih = if self.b_ih { Some(next()?) } else { None };
         let b_hh = if self.b_hh { Some(next()?) } else { None };
-        Ok(([x, w_ih, w_hh, next()?], [b_ih, b_hh], items.next()))
+        Ok(Operands { x, w_ih, w_hh, b_ih, b_hh, h0: next()?, c0: items.next() })
     }
 
     /// The sequence, and `c0` of an LSTM, checked.
     fn sequence(&self, inputs: &[Tensor]) -> Result<(Sequence, Option<Tensor>)> {
-        let ([x, w_ih, w_hh, h0], [b_ih, b_hh], c0) = self.split(inputs)?;
+        let Operands { x, w_ih, w_hh, b_ih, b_hh, h0, c0 } = self.split(inputs)?;
         let (op, gates) = (self.op, if self.op == Op::Lstm { 4 } else { 3 });
         check_operand(op, &x, "x", &x, false)?;
         let same = [("h0", Some(&h0)), ("c0", c0.as_ref())];
@@ -149,7 +160,7 @@ impl Settings {
     }
 
     fn wants<S>(&self, ctx: &Backward<'_, S>) -> Result<Wants> {
-        let ([x, w_ih, w_hh, h0], [b_ih, b_hh], _) = self.split(ctx.wants)?;
+        let Operands { x, w_ih, w_hh, b_ih, b_hh, h0, .. } = self.split(ctx.wants)?;
         let (b_ih, b_hh) = (b_ih.flatten(), b_hh.flatten());
         Ok(Wants { x, h0, w_ih, w_hh, b_ih, b_hh })
     }

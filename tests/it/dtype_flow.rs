@@ -60,6 +60,11 @@ fn the_pytorch_preset_gives_pytorchs_dtypes() -> Result<()> {
         for &op in Op::ALL {
             let (from_half, from_full) = match op {
                 Op::Matmul | Op::Linear | Op::Conv2d => (half, half),
+                Op::Conv1d | Op::ConvTranspose1d | Op::ConvTranspose2d => (half, half),
+                Op::Lstm | Op::Gru => (half, half),
+                Op::UpsampleNearest1d | Op::UpsampleNearest2d | Op::UpsampleBilinear2d => {
+                    (DType::F32, DType::F32)
+                }
                 Op::Softmax | Op::LogSoftmax | Op::Sum | Op::CrossEntropy | Op::Mse => {
                     (DType::F32, DType::F32)
                 }

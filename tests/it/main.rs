@@ -12,6 +12,7 @@ mod operator_table;
 mod readme;
 mod scale_rule;
 mod scaler;
+mod sequence;
 mod sgd;
 mod tidy;
 mod util;

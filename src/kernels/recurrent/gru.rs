@@ -55,9 +55,11 @@ fn forward<T: Lane<Acc: Gate>>(of: &Sequence, gates: &Tensor) -> Result<(Tensor,
     let mut of_h = vec![T::Acc::of(0.0); batch * 3 * n];
     let mut y = vec![T::default(); batch * steps * n];
     let mut inner = y.clone();
-    // candle refuses to write to an empty tensor.
-    let gates = Some(gates).filter(|gates| gates.elem_count() > 0);
-    let steps_of = |gates: &mut [T::Acc]| {
+    if y.is_empty() {
+        let dims = [batch, steps, n];
+        return Ok((tensor(y, &dims), tensor(inner, &dims))); // candle does not write to these
+    }
+    in_place::write(gates, |gates: &mut [T::Acc]| {
         for step in dims.order() {
             of_h.chunks_exact_mut(3 * n).for_each(|row| row.copy_from_slice(&bias));
             add_recurrent(&h, &weight, &mut of_h, 0, Dims { steps: 1, ..dims });
@@ -77,8 +79,7 @@ fn forward<T: Lane<Acc: Gate>>(of: &Sequence, gates: &Tensor) -> Result<(Tensor,
                 );
             });
         }
-    };
-    gates.map(|gates| in_place::write(gates, steps_of)).transpose()?;
+    })?;
     let dims = [batch, steps, n];
     Ok((tensor(y, &dims), tensor(inner, &dims)))
 }

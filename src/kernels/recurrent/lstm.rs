@@ -48,10 +48,11 @@ fn forward<T: Lane<Acc: Gate>>(of: &Sequence, c0: &Tensor, gates: &Tensor) -> Re
     let weight = widened::<T::Acc>(&of.w_hh.t()?)?;
     let (mut h, mut c) = (widened::<T::Acc>(&of.h0)?, widened::<T::Acc>(c0)?);
     let mut y = vec![T::default(); 2 * batch * steps * n];
+    if y.is_empty() {
+        return Ok(tensor(y, &[2, batch, steps, n])); // candle does not write to empty tensors
+    }
     let (y_h, y_c) = y.split_at_mut(batch * steps * n);
-    // candle refuses to write to an empty tensor.
-    let gates = Some(gates).filter(|gates| gates.elem_count() > 0);
-    let steps_of = |gates: &mut [T::Acc]| {
+    in_place::write(gates, |gates: &mut [T::Acc]| {
         for step in dims.order() {
             add_recurrent(&h, &weight, gates, step, dims);
             let states = h.chunks_mut(n).zip(c.chunks_mut(n));
@@ -70,8 +71,7 @@ fn forward<T: Lane<Acc: Gate>>(of: &Sequence, c0: &Tensor, gates: &Tensor) -> Re
                 );
             });
         }
-    };
-    gates.map(|gates| in_place::write(gates, steps_of)).transpose()?;
+    })?;
     Ok(tensor(y, &[2, batch, steps, n]))
 }
 
