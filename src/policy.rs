@@ -109,6 +109,16 @@ ops! {
     Linear "linear" Lower Lower "a matrix product; bias and its gradient are summed in F32";
     /// [`ops::conv2d`](crate::ops::conv2d).
     Conv2d "conv2d" Lower Lower "a matrix product in another layout";
+    /// [`ops::conv1d`](crate::ops::conv1d).
+    Conv1d "conv1d" Lower Lower "a matrix product in another layout";
+    /// [`ops::conv_transpose1d`](crate::ops::conv_transpose1d).
+    ConvTranspose1d "conv_transpose1d" Lower Lower "a convolution's gradient, a matrix product too";
+    /// [`ops::conv_transpose2d`](crate::ops::conv_transpose2d).
+    ConvTranspose2d "conv_transpose2d" Lower Lower "a convolution's gradient, a matrix product too";
+    /// [`ops::lstm`](crate::ops::lstm).
+    Lstm "lstm" Lower Lower "products a step; gates and states stay F32 inside";
+    /// [`ops::gru`](crate::ops::gru).
+    Gru "gru" Lower Lower "products a step; gates and states stay F32 inside";
     /// [`ops::batch_norm`](crate::ops::batch_norm).
     BatchNorm "batch_norm" FullMath Keep "statistics over a batch need F32; the result fits a half";
     /// [`ops::layer_norm`](crate::ops::layer_norm).
@@ -171,6 +181,12 @@ ops! {
     AvgPool2d "avg_pool2d" FullMath Keep "a window's sum saturates in half; its mean fits";
     /// [`ops::global_avg_pool2d`](crate::ops::global_avg_pool2d).
     GlobalAvgPool2d "global_avg_pool2d" FullMath Keep "a plane's sum saturates in half; its mean fits";
+    /// [`ops::upsample_nearest1d`](crate::ops::upsample_nearest1d).
+    UpsampleNearest1d "upsample_nearest1d" Keep Full "moves, never rounds";
+    /// [`ops::upsample_nearest2d`](crate::ops::upsample_nearest2d).
+    UpsampleNearest2d "upsample_nearest2d" Keep Full "moves, never rounds";
+    /// [`ops::upsample_bilinear2d`](crate::ops::upsample_bilinear2d).
+    UpsampleBilinear2d "upsample_bilinear2d" FullMath Full "an average of four pixels; it fits a half";
     /// [`ops::flatten`](crate::ops::flatten).
     Flatten "flatten" Keep Keep "moves, never rounds";
     /// [`ops::embedding`](crate::ops::embedding).

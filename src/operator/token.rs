@@ -277,6 +277,11 @@ fn into_storage(tensor: Tensor) -> Result<Storage> {
     let whole = {
         let (storage, layout) = tensor.storage_and_layout();
         match &*storage {
+            // candle takes strides of 0, which dimensions before an empty one have, for repeats,
+            // and does not write to those.
+            Storage::Cpu(_) if layout.shape().elem_count() == 0 => {
+                return storage.try_clone(layout);
+            }
             Storage::Cpu(cpu) => {
                 layout.is_contiguous() && cpu_len(cpu) == layout.shape().elem_count()
             }

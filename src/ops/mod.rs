@@ -11,6 +11,7 @@ mod activation;
 mod arithmetic;
 mod attention;
 mod conv;
+mod conv_transpose;
 mod elementwise;
 mod embedding;
 mod layer_norm;
@@ -19,7 +20,9 @@ mod norm;
 mod pairwise;
 mod pool;
 mod product;
+mod recurrent;
 mod reduce;
+mod resample;
 mod softmax;
 
 use candle_core::{DType, Result, Tensor};
@@ -32,7 +35,8 @@ pub use activation::{
 };
 pub use arithmetic::{add, cat, div, mul, sub};
 pub use attention::{sdpa, sdpa_softcapped};
-pub use conv::conv2d;
+pub use conv::{conv1d, conv2d};
+pub use conv_transpose::{conv_transpose1d, conv_transpose2d};
 pub use elementwise::{add_relu, dropout, flatten, relu};
 pub use embedding::embedding;
 pub(crate) use layer_norm::row_norm;
@@ -42,8 +46,15 @@ pub use norm::{BatchStatistics, batch_norm, batch_norm_eval};
 pub use pairwise::{binary_cross_entropy, binary_cross_entropy_with_logit, huber, mse};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d};
 pub use product::{linear, matmul};
+pub use recurrent::{RecurrentWeights, gru, lstm};
 pub use reduce::{mean, sum};
+pub use resample::{
+    upsample_bilinear2d, upsample_bilinear2d_with_scale, upsample_nearest1d, upsample_nearest2d,
+};
 pub use softmax::{log_softmax, softmax};
+
+/// candle's own, which only move: their gradients are right in every dtype, and they ask no scope.
+pub use candle_nn::ops::{pixel_shuffle, pixel_unshuffle, replication_pad2d};
 
 /// What halves are computed in.
 fn arithmetic(dtype: DType) -> DType {

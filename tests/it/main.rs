@@ -14,6 +14,7 @@ mod pointwise;
 mod readme;
 mod scale_rule;
 mod scaler;
+mod sequence;
 mod sgd;
 mod tidy;
 mod trace;
