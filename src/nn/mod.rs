@@ -7,15 +7,18 @@ mod builder;
 mod conv;
 mod dropout;
 mod embedding;
+mod group_norm;
 mod layer_norm;
 mod linear;
 pub mod ops;
+pub mod rotary_emb;
 
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use builder::var_builder;
 pub use conv::{Conv2d, conv2d, conv2d_no_bias};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, embedding};
+pub use group_norm::{GroupNorm, group_norm};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
 

@@ -11,12 +11,14 @@ mod attention;
 mod conv;
 mod elementwise;
 mod embedding;
+mod group_norm;
 mod layer_norm;
 mod loss;
 mod norm;
 mod pool;
 mod product;
 mod reduce;
+mod rope;
 mod softmax;
 
 use candle_core::{DType, Result, Tensor};
@@ -27,6 +29,7 @@ pub use attention::{sdpa, sdpa_softcapped};
 pub use conv::conv2d;
 pub use elementwise::{add, add_relu, dropout, flatten, relu};
 pub use embedding::embedding;
+pub use group_norm::group_norm;
 pub(crate) use layer_norm::row_norm;
 pub use layer_norm::{layer_norm, rms_norm};
 pub use loss::{cross_entropy, cross_entropy_smoothed, mse};
@@ -34,6 +37,7 @@ pub use norm::{BatchStatistics, batch_norm, batch_norm_eval};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d};
 pub use product::{linear, matmul};
 pub use reduce::{mean, sum};
+pub use rope::{rope, rope_i, rope_thd};
 pub use softmax::{log_softmax, softmax};
 
 /// What halves are computed in.
@@ -71,6 +75,15 @@ fn check_operand(
         return Err(Error::Device { op, name, got, expected }.into());
     }
     Ok(())
+}
+
+/// What is wanted of `x`, weight and bias, and which of them there are, where a norm's inputs are
+/// `x` and those of the others that there are.
+fn affine_wants(wants: &[Option<DType>], weight: bool) -> ([Option<DType>; 3], [bool; 3]) {
+    let bias = 1 + usize::from(weight);
+    let given = [true, weight, wants.len() > bias];
+    let dbias = wants.get(bias).copied().flatten();
+    ([wants[0], wants[1..bias].first().copied().flatten(), dbias], given)
 }
 
 /// `eps`, which is added to a variance, is finite and not below zero.

@@ -60,7 +60,7 @@ fn the_pytorch_preset_gives_pytorchs_dtypes() -> Result<()> {
         for &op in Op::ALL {
             let (from_half, from_full) = match op {
                 Op::Matmul | Op::Linear | Op::Conv2d | Op::Sdpa => (half, half),
-                Op::LayerNorm | Op::RmsNorm => (DType::F32, DType::F32),
+                Op::LayerNorm | Op::RmsNorm | Op::GroupNorm => (DType::F32, DType::F32),
                 Op::Softmax | Op::LogSoftmax | Op::Sum | Op::CrossEntropy | Op::Mse => {
                     (DType::F32, DType::F32)
                 }

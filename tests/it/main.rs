@@ -14,4 +14,5 @@ mod scale_rule;
 mod scaler;
 mod sgd;
 mod tidy;
+mod transformer;
 mod util;
