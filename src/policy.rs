@@ -125,6 +125,8 @@ ops! {
     LayerNorm "layer_norm" FullMath Full "statistics over a row need F32; the result fits a half";
     /// [`ops::rms_norm`](crate::ops::rms_norm).
     RmsNorm "rms_norm" FullMath Full "squares overflow F16 from 256 on; the result fits a half";
+    /// [`ops::group_norm`](crate::ops::group_norm).
+    GroupNorm "group_norm" FullMath Full "statistics over a group need F32; the result fits a half";
     /// [`ops::relu`](crate::ops::relu).
     Relu "relu" Keep Keep "selects, never rounds";
     /// [`ops::gelu`](crate::ops::gelu).
@@ -191,6 +193,8 @@ ops! {
     Flatten "flatten" Keep Keep "moves, never rounds";
     /// [`ops::embedding`](crate::ops::embedding).
     Embedding "embedding" Keep Keep "selects, never rounds; its gradient is summed in F32";
+    /// [`ops::rope`](crate::ops::rope), `rope_i` and `rope_thd`.
+    Rope "rope" Keep Keep "a rotation changes no length; angles and products are F32";
     /// [`ops::sdpa`](crate::ops::sdpa).
     Sdpa "sdpa" Lower Lower "two matrix products; the softmax between them stays in F32";
     /// [`ops::softmax`](crate::ops::softmax).

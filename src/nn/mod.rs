@@ -9,11 +9,13 @@ mod conv;
 mod conv_transpose;
 mod dropout;
 mod embedding;
+mod group_norm;
 mod layer_norm;
 mod linear;
 pub mod loss;
 pub mod ops;
 pub mod rnn;
+pub mod rotary_emb;
 
 pub use activation::{Activation, PReLU, prelu};
 pub use batch_norm::{BatchNorm, batch_norm};
@@ -25,6 +27,7 @@ pub use conv_transpose::{
 };
 pub use dropout::Dropout;
 pub use embedding::{Embedding, embedding};
+pub use group_norm::{GroupNorm, group_norm};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
 pub use rnn::{GRU, GRUConfig, GRUState, LSTM, LSTMConfig, LSTMState, RNN, gru, lstm};

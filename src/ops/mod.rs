@@ -14,6 +14,7 @@ mod conv;
 mod conv_transpose;
 mod elementwise;
 mod embedding;
+mod group_norm;
 mod layer_norm;
 mod loss;
 mod norm;
@@ -23,6 +24,7 @@ mod product;
 mod recurrent;
 mod reduce;
 mod resample;
+mod rope;
 mod softmax;
 
 use candle_core::{DType, Result, Tensor};
@@ -39,6 +41,7 @@ pub use conv::{conv1d, conv2d};
 pub use conv_transpose::{conv_transpose1d, conv_transpose2d};
 pub use elementwise::{add_relu, dropout, flatten, relu};
 pub use embedding::embedding;
+pub use group_norm::group_norm;
 pub(crate) use layer_norm::row_norm;
 pub use layer_norm::{layer_norm, rms_norm};
 pub use loss::{cross_entropy, cross_entropy_smoothed, nll};
@@ -51,6 +54,7 @@ pub use reduce::{mean, sum};
 pub use resample::{
     upsample_bilinear2d, upsample_bilinear2d_with_scale, upsample_nearest1d, upsample_nearest2d,
 };
+pub use rope::{rope, rope_i, rope_thd};
 pub use softmax::{log_softmax, softmax};
 
 /// candle's own, which only move: their gradients are right in every dtype, and they ask no scope.
@@ -91,6 +95,15 @@ fn check_operand(
         return Err(Error::Device { op, name, got, expected }.into());
     }
     Ok(())
+}
+
+/// What is wanted of `x`, weight and bias, and which of them there are, where a norm's inputs are
+/// `x` and those of the others that there are.
+fn affine_wants(wants: &[Option<DType>], weight: bool) -> ([Option<DType>; 3], [bool; 3]) {
+    let bias = 1 + usize::from(weight);
+    let given = [true, weight, wants.len() > bias];
+    let dbias = wants.get(bias).copied().flatten();
+    ([wants[0], wants[1..bias].first().copied().flatten(), dbias], given)
 }
 
 /// `eps`, which is added to a variance, is finite and not below zero.

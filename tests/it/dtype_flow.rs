@@ -90,6 +90,7 @@ fn the_pytorch_preset_gives_pytorchs_dtypes() {
                 | Op::LogSoftmax
                 | Op::LayerNorm
                 | Op::RmsNorm
+                | Op::GroupNorm
                 | Op::UpsampleNearest1d
                 | Op::UpsampleNearest2d
                 | Op::UpsampleBilinear2d

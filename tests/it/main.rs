@@ -18,4 +18,5 @@ mod sequence;
 mod sgd;
 mod tidy;
 mod trace;
+mod transformer;
 mod util;
