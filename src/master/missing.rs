@@ -15,6 +15,9 @@ use crate::Parameters;
 /// of these it was, or whether the forward pass uses the variable at all, cannot be told: a cut
 /// leaves no trace in candle's graph.
 ///
+/// For the same reason a variable that is cut off on one path and reached on another, such as a
+/// residual connection around a norm, is not among them. Its gradient lacks the part that was cut.
+///
 /// ```
 /// use candle_amp::{MasterVars, MissingReason, ops};
 /// use candle_core::{DType, Device, Tensor};
@@ -124,20 +127,23 @@ impl fmt::Display for MissingGradients {
         if self.is_empty() {
             return write!(f, "all {} variables get a gradient", self.of);
         }
-        writeln!(f, "{} of {} variables get no gradient from this loss:", self.len(), self.of)?;
-        for (name, reason) in &self.missing {
-            let why = match reason {
-                MissingReason::NotAskedFor => "the model did not ask for it",
-                MissingReason::NotReached { later: true } => "not in the loss's graph",
-                MissingReason::NotReached { later: false } => {
-                    "not in the loss's graph, nor is any asked for later"
-                }
-            };
-            writeln!(f, "  {name}: {why}")?;
-        }
-        match &self.first_reached {
-            Some(name) => writeln!(f, "The first, as the model asks for them, to get one: {name}")?,
-            None => writeln!(f, "The loss depends on none of the variables.")?,
+        writeln!(f, "{} of {} variables get no gradient from this loss.", self.len(), self.of)?;
+        let mut list = |title: &str, reason: MissingReason| {
+            let mut names = self.iter().filter(|(_, why)| *why == reason).peekable();
+            if names.peek().is_some() {
+                writeln!(f, "{title}:")?;
+            }
+            names.try_for_each(|(name, _)| writeln!(f, "  {name}"))
+        };
+        let not_reached = |later| MissingReason::NotReached { later };
+        list(
+            "Not in its graph, though some that the model asked for later are",
+            not_reached(true),
+        )?;
+        list("Not in its graph, nor is any that the model asked for later", not_reached(false))?;
+        list("Never asked for by the model", MissingReason::NotAskedFor)?;
+        if let Some(name) = &self.first_reached {
+            writeln!(f, "The first it asked for that gets a gradient is {name}.")?;
         }
         write!(
             f,
