@@ -25,7 +25,7 @@ use candle_core::{
     MetalStorage, Result, Shape, Storage, Tensor, TensorId, backprop::GradStore,
 };
 
-use super::{Backward, Gradient, Operator, sink};
+use super::{Backward, Gradient, Operator, sink, stale};
 use crate::{Cast, Error, Op, autocast};
 
 /// The nodes whose emitted tensor is alive, by its id.
@@ -412,7 +412,11 @@ impl CustomOp1 for Emit {
     emit_on!(cuda_fwd, CudaStorage, Cuda);
     emit_on!(metal_fwd, MetalStorage, Metal);
 
-    fn bwd(&self, token: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, token: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        // Most likely the loss, given to candle's `backward`. The scaler has checked its own.
+        if output.elem_count() == 1 && !sink::is_open() {
+            stale::check(&output.sorted_nodes()).inspect_err(|_| Pass::abandon())?;
+        }
         let gradient = Gradient::shared(gradient.clone());
         self.node.call.cell.add(gradient).inspect_err(|_| Pass::abandon())?;
         token.zeros_like().map(Some)

@@ -8,6 +8,7 @@ mod dtype_flow;
 mod gradients;
 mod graph;
 mod layers;
+mod master_vars;
 mod master_weights;
 mod operator_table;
 mod pointwise;
