@@ -63,11 +63,14 @@ pub enum MissingReason {
 
 /// What cuts gradients in candle 0.11, and what does not.
 const CUTS: [(&str, &str); 6] = [
-    ("candle_nn::ops::softmax_last_dim", "candle_nn::ops::softmax"),
-    ("candle_nn::LayerNorm with a bias, on contiguous input", "candle_nn::layer_norm_no_bias"),
-    ("candle_nn::RmsNorm::forward, on contiguous input", "candle_nn::RmsNorm::forward_diff"),
-    ("candle_nn::rotary_emb::rope, rope_i, rope_thd", "rope_slow, rope_i_slow"),
-    ("candle_nn::ops::sdpa", "matmul, softmax, matmul"),
+    ("candle_nn::ops::softmax_last_dim", "candle_nn::ops::softmax, or candle_amp's"),
+    ("candle_nn::LayerNorm with a bias, on contiguous input", "candle_amp::nn::LayerNorm"),
+    (
+        "candle_nn::RmsNorm::forward, on contiguous input",
+        "forward_diff, or candle_amp::nn::RmsNorm",
+    ),
+    ("candle_nn::rotary_emb::rope, rope_i, rope_thd", "rope_slow, or candle_amp::nn::rotary_emb"),
+    ("candle_nn::ops::sdpa", "candle_amp::ops::sdpa"),
     ("detach, argmax, comparisons, quantized matmul", "nothing: they have no gradient"),
 ];
 

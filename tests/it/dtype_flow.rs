@@ -2,10 +2,10 @@
 //! tolerance. With PyTorch's preset, PyTorch's answers.
 
 use candle_amp::{Autocast, Cast, Op, Policy, ops};
-use candle_core::{DType, Result};
+use candle_core::{DType, Result, Tensor, Var};
 
 use crate::cases;
-use crate::util::{FLOATS, random};
+use crate::util::{FLOATS, assert_absolute, assert_same, epsilon, largest, random};
 
 /// Runs `op` on inputs of `dtype`; the dtype that comes out.
 fn output(op: Op, dtype: DType) -> Result<DType> {
@@ -130,6 +130,61 @@ fn every_rule_can_be_given_to_every_operator() {
             }
         }
     }
+}
+
+/// The weighted sum's gradient in every variable.
+fn gradients(y: &Tensor, vars: &[Var]) -> Result<Vec<Tensor>> {
+    let weights = random(99, y.shape(), DType::F64);
+    let store = (y.to_dtype(DType::F64)? * weights)?.sum_all()?.backward()?;
+    let of = |var: &Var| store.get(var).expect("every input has a gradient").clone();
+    Ok(vars.iter().map(of).collect())
+}
+
+#[test]
+fn autocast_is_casting_by_hand() -> Result<()> {
+    for case in cases::all() {
+        for compute in [DType::F16, DType::BF16] {
+            for input in [DType::F32, compute] {
+                let by_hand = match case.op.default_cast() {
+                    Cast::Banned => continue,
+                    Cast::Lower => compute,
+                    Cast::Full => DType::F32,
+                    _ => input,
+                };
+                let what = format!("{:?} {} of {input:?} in {compute:?}", case.op, case.name);
+                let var = |x: &Tensor| Var::from_tensor(&x.to_dtype(input)?);
+                let vars = case.inputs.iter().map(var).collect::<Result<Vec<_>>>()?;
+                let run = |dtype| {
+                    let cast = |var: &Var| var.to_dtype(dtype);
+                    (case.f)(&vars.iter().map(cast).collect::<Result<Vec<_>>>()?)
+                };
+                let ours = Autocast::new(compute).scope(|| run(input))?;
+                let theirs = run(by_hand)?;
+                assert_same(&what, &ours, &theirs);
+                let (ours, theirs) = (gradients(&ours, &vars)?, gradients(&theirs, &vars)?);
+                let doubles =
+                    case.inputs.iter().map(Var::from_tensor).collect::<Result<Vec<_>>>()?;
+                let inputs: Vec<Tensor> = doubles.iter().map(|v| v.as_tensor().clone()).collect();
+                let exact = gradients(&(case.f)(&inputs)?, &doubles)?;
+                for ((ours, theirs), exact) in ours.iter().zip(&theirs).zip(&exact) {
+                    assert_eq!(ours.dtype(), input, "{what}");
+                    let rounding = epsilon(compute) * largest(exact);
+                    assert_absolute(&what, ours, theirs, rounding);
+                    let error = |gradient: &Tensor| {
+                        let difference = gradient.to_dtype(DType::F64)? - exact;
+                        Ok::<_, candle_core::Error>(largest(&difference?))
+                    };
+                    // What by hand is rounded once more may be nearer by chance, by half a place.
+                    let (ours, theirs) = (error(ours)?, error(theirs)?);
+                    assert!(
+                        ours <= theirs + rounding / 2.0,
+                        "{what}: {ours:e}, by hand {theirs:e}"
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 #[test]

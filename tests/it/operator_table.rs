@@ -6,6 +6,8 @@ use std::path::Path;
 
 use candle_amp::Op;
 
+use crate::cases;
+
 const HEAD: &str = "\
 # Operators
 
@@ -25,20 +27,22 @@ What `Autocast` does with each operator. *Rule* is that of the crate's own prese
 Integers and `F64` are never cast, and an operator given any `F64` runs as it is, in `F64`. The
 losses return `F32` under every rule (`F64` for `F64` inputs).
 
+Every rule, for every input dtype, is proved by `tests/it/dtype_flow.rs`; every gradient, in every
+dtype and layout, by `tests/it/gradients.rs` on the cases in the last column.
+
 This file is written by `UPDATE_DOCS=1 cargo test operator_table`, and checked by `cargo test`.
 
 ";
 
-/// The test that proves the rules.
-const PROOF: &str = "tests/it/dtype_flow.rs";
-
 fn table() -> String {
     let mut text = HEAD.to_owned();
-    text += "| operator | rule | PyTorch | reason | proved by |\n|---|---|---|---|---|\n";
+    text += "| operator | rule | PyTorch | reason | proved on |\n|---|---|---|---|---|\n";
+    let files = cases::files();
     for op in Op::ALL {
+        let proof = files.iter().find(|(of, _)| of == op).map_or("", |(_, file)| *file);
         let (name, reason) = (op.name(), op.reason());
         let (rule, pytorch) = (op.default_cast(), op.pytorch_cast());
-        writeln!(text, "| `{name}` | `{rule:?}` | `{pytorch:?}` | {reason} | `{PROOF}` |")
+        writeln!(text, "| `{name}` | `{rule:?}` | `{pytorch:?}` | {reason} | `{proof}` |")
             .expect("a string takes everything");
     }
     text

@@ -39,11 +39,27 @@ impl Case {
     }
 }
 
+/// The files of this folder, with their cases.
+const FAMILIES: [(&str, fn() -> Vec<Case>); 5] = [
+    ("tests/it/cases/basic.rs", basic::cases),
+    ("tests/it/cases/pointwise.rs", pointwise::cases),
+    ("tests/it/cases/vision.rs", vision::cases),
+    ("tests/it/cases/sequence.rs", sequence::cases),
+    ("tests/it/cases/transformer.rs", transformer::cases),
+];
+
 /// Every case of every operator, each operator's plainest first.
 pub(crate) fn all() -> Vec<Case> {
-    let families: [fn() -> Vec<Case>; 5] =
-        [basic::cases, pointwise::cases, vision::cases, sequence::cases, transformer::cases];
-    families.into_iter().flat_map(|cases| cases()).collect()
+    FAMILIES.iter().flat_map(|(_, cases)| cases()).collect()
+}
+
+/// The file that has the cases of each operator.
+pub(crate) fn files() -> Vec<(Op, &'static str)> {
+    let ops = |(file, cases): &(&'static str, fn() -> Vec<Case>)| {
+        let file = *file;
+        cases().into_iter().map(move |case| (case.op, file)).collect::<Vec<_>>()
+    };
+    FAMILIES.iter().flat_map(ops).collect()
 }
 
 fn case(
