@@ -29,8 +29,9 @@ use crate::{Error, Op};
 /// Of what has a size of `t · s`, nothing is kept: backward makes the scores again, from one number
 /// a query. The gradient of a mask, where it is wanted, takes that much in `F32` for a while.
 ///
-/// A query that sees no key gets zeros, and gives no gradient. PyTorch's gives zeros too since 2.5,
-/// from its fused kernels at least, and NaN before.
+/// A query that sees no key gets zeros, and gives no gradient. So it does in PyTorch since 2.5;
+/// before, it got NaN. What is hidden weighs 0, and 0 times an infinite or NaN value is NaN, here
+/// as there.
 ///
 /// # Errors
 ///
