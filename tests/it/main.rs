@@ -4,6 +4,7 @@ mod autocast;
 mod bad_input;
 mod cases;
 mod dtype_flow;
+mod golden;
 mod gradients;
 mod graph;
 mod layers;
