@@ -22,7 +22,7 @@ const MARGIN: f64 = 2.0;
 
 const SGD: SgdConfig =
     SgdConfig { lr: 0.05, momentum: 0.9, dampening: 0.0, weight_decay: 5e-4, nesterov: false };
-const SLOW_SGD: SgdConfig = SgdConfig { lr: 0.02, ..SGD };
+const SLOW_SGD: SgdConfig = SgdConfig { lr: 0.01, ..SGD };
 const ADAMW: ParamsAdamW =
     ParamsAdamW { lr: 5e-3, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.05 };
 
@@ -35,7 +35,7 @@ fn recipes() -> Vec<(&'static str, Recipe, &'static [DType])> {
     vec![
         ("mlp_sgd", sgd(models::mlp, SGD), all),
         ("mlp_adamw", adamw(models::mlp), both),
-        ("cnn_sgd", sgd(models::cnn, SLOW_SGD), both),
+        ("cnn_sgd", sgd(models::cnn, SLOW_SGD), all),
         ("cnn_adamw", adamw(models::cnn), both),
     ]
 }
