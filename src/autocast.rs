@@ -185,6 +185,10 @@ pub(crate) fn target(op: Op, inputs: impl Iterator<Item = DType> + Clone) -> Res
     });
     let Some((compute, cast)) = rule else { return Ok(None) };
     check(compute)?;
+    if cast == Cast::Banned && compute != DType::F32 {
+        let (name, reason) = (op.name(), op.reason());
+        return Err(Error::Banned { op: name, reason, dtype: compute });
+    }
     Ok(cast.target(compute, inputs))
 }
 

@@ -24,6 +24,19 @@ pub enum Error {
         /// The dtype asked for.
         got: DType,
     },
+    /// An operator that autocast refuses.
+    #[error(
+        "autocast to {dtype:?} refuses `{op}`: {reason}; or run it outside of the scope, or under a \
+         policy with another rule for it"
+    )]
+    Banned {
+        /// The operator.
+        op: &'static str,
+        /// Why it is refused, and what to use instead.
+        reason: &'static str,
+        /// The compute dtype of the scope.
+        dtype: DType,
+    },
     /// A loss in half precision, which cannot be multiplied by a useful scale.
     #[error(
         "`scale` was given a {got:?} loss: reduce the loss in F32 (the losses in `ops` do), because \

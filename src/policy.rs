@@ -26,6 +26,9 @@ pub enum Cast {
     Promote,
     /// Nothing. For operators without rounding of their own.
     Keep,
+    /// An error, [`Error::Banned`](crate::Error::Banned), where the compute dtype is a half. For
+    /// operators whose inputs have already lost what counts.
+    Banned,
 }
 
 impl Cast {
@@ -42,7 +45,7 @@ impl Cast {
             Cast::Lower => Some(compute),
             Cast::Full => Some(DType::F32),
             Cast::Promote => inputs.filter(|&dtype| is_castable(dtype)).reduce(widest),
-            Cast::FullMath | Cast::Keep => None,
+            Cast::FullMath | Cast::Keep | Cast::Banned => None,
         }
     }
 }
@@ -110,10 +113,52 @@ ops! {
     BatchNorm "batch_norm" FullMath Keep "statistics over a batch need F32; the result fits a half";
     /// [`ops::relu`](crate::ops::relu).
     Relu "relu" Keep Keep "selects, never rounds";
+    /// [`ops::gelu`](crate::ops::gelu).
+    Gelu "gelu" FullMath Keep "a cube and a tangent need F32; the result fits a half";
+    /// [`ops::gelu_erf`](crate::ops::gelu_erf).
+    GeluErf "gelu_erf" FullMath Keep "a tail near zero needs F32; the result fits a half";
+    /// [`ops::silu`](crate::ops::silu).
+    Silu "silu" FullMath Keep "an exponential needs F32; the result fits a half";
+    /// [`ops::sigmoid`](crate::ops::sigmoid).
+    Sigmoid "sigmoid" FullMath Keep "an exponential needs F32; the result fits a half";
+    /// [`ops::tanh`](crate::ops::tanh).
+    Tanh "tanh" FullMath Keep "an exponential needs F32; the result fits a half";
+    /// [`ops::relu6`](crate::ops::relu6).
+    Relu6 "relu6" Keep Keep "selects, never rounds";
+    /// [`ops::hard_sigmoid`](crate::ops::hard_sigmoid).
+    HardSigmoid "hard_sigmoid" FullMath Keep "rounded once, into a half";
+    /// [`ops::hard_swish`](crate::ops::hard_swish).
+    HardSwish "hard_swish" FullMath Keep "rounded once, into a half";
+    /// [`ops::mish`](crate::ops::mish).
+    Mish "mish" FullMath Keep "exponentials need F32; the result fits a half";
+    /// [`ops::elu`](crate::ops::elu) and [`ops::selu`](crate::ops::selu).
+    Elu "elu" FullMath Keep "an exponential needs F32; the result fits a half";
+    /// [`ops::leaky_relu`](crate::ops::leaky_relu).
+    LeakyRelu "leaky_relu" Keep Keep "selects and scales once";
+    /// [`ops::relu2`](crate::ops::relu2).
+    Relu2 "relu2" Keep Keep "a square, rounded once: F16 ends at 256 squared";
+    /// [`ops::softplus`](crate::ops::softplus).
+    Softplus "softplus" FullMath Full "an exponential and a logarithm need F32; the result fits a half";
+    /// [`ops::prelu`](crate::ops::prelu).
+    Prelu "prelu" Lower Lower "selects and scales once; its slope's gradient is summed in F32";
+    /// [`ops::swiglu`](crate::ops::swiglu).
+    Swiglu "swiglu" FullMath Keep "an exponential needs F32; gated and rounded once";
+    /// [`ops::exp`](crate::ops::exp).
+    Exp "exp" Full Full "F16 ends at e to the 11";
+    /// [`ops::log`](crate::ops::log).
+    Log "log" Full Full "halves are coarse where a logarithm is steep";
     /// [`ops::dropout`](crate::ops::dropout).
     Dropout "dropout" Keep Keep "selects and scales once";
     /// [`ops::add`](crate::ops::add).
     Add "add" Promote Promote "operands must agree; candle promotes nothing";
+    /// [`ops::sub`](crate::ops::sub).
+    Sub "sub" Promote Promote "operands must agree; candle promotes nothing";
+    /// [`ops::mul`](crate::ops::mul).
+    Mul "mul" Promote Promote "operands must agree; candle promotes nothing";
+    /// [`ops::div`](crate::ops::div).
+    Div "div" Promote Promote "operands must agree; candle promotes nothing";
+    /// [`ops::cat`](crate::ops::cat).
+    Cat "cat" Promote Promote "parts must agree; candle promotes nothing";
     /// [`ops::add_relu`](crate::ops::add_relu).
     AddRelu "add_relu" Promote Promote "an add and a selection, rounded once";
     /// [`ops::max_pool2d`](crate::ops::max_pool2d).
@@ -134,8 +179,16 @@ ops! {
     Mean "mean" Full Keep "a sum; and a mean is usually the loss";
     /// [`ops::cross_entropy`](crate::ops::cross_entropy).
     CrossEntropy "cross_entropy" Full Full "logarithms and a sum; the scaler needs an F32 loss";
+    /// [`ops::nll`](crate::ops::nll).
+    Nll "nll" Full Full "a sum; the scaler needs an F32 loss";
     /// [`ops::mse`](crate::ops::mse).
     Mse "mse" Full Full "squares overflow F16 from 256 on; the scaler needs an F32 loss";
+    /// [`ops::huber`](crate::ops::huber).
+    Huber "huber" Full Full "squares and a sum; the scaler needs an F32 loss";
+    /// [`ops::binary_cross_entropy_with_logit`](crate::ops::binary_cross_entropy_with_logit).
+    BinaryCrossEntropyWithLogit "binary_cross_entropy_with_logit" Full Full "logarithms and a sum; the scaler needs an F32 loss";
+    /// [`ops::binary_cross_entropy`](crate::ops::binary_cross_entropy).
+    BinaryCrossEntropy "binary_cross_entropy" Banned Banned "a half probability has rounded its logarithm away; give logits to binary_cross_entropy_with_logit";
 }
 
 impl Op {
@@ -244,7 +297,9 @@ mod tests {
 
     #[test]
     fn doubles_turn_casting_off() {
-        for cast in [Cast::Lower, Cast::Full, Cast::FullMath, Cast::Promote, Cast::Keep] {
+        for cast in
+            [Cast::Lower, Cast::Full, Cast::FullMath, Cast::Promote, Cast::Keep, Cast::Banned]
+        {
             assert_eq!(target(cast, &[F64, F32]), None, "{cast:?}");
         }
     }

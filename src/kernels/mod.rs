@@ -8,6 +8,7 @@
 //! accepts any strides, returns contiguous tensors, and does its arithmetic in `f32` (`f64` for
 //! `f64` tensors) whatever the storage dtype.
 
+pub(crate) mod activation;
 pub(crate) mod batch_norm;
 mod cast;
 pub(crate) mod conv2d;

@@ -2,12 +2,15 @@
 //! model moves over by changing `use candle_nn::` to `use candle_amp::nn::`, and a checkpoint made
 //! with one loads in the other.
 
+mod activation;
 mod batch_norm;
 mod builder;
 mod conv;
 mod dropout;
 mod linear;
+pub mod loss;
 
+pub use activation::{Activation, PReLU, prelu};
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use builder::var_builder;
 pub use conv::{Conv2d, conv2d, conv2d_no_bias};

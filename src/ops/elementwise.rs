@@ -41,57 +41,15 @@ impl Operator for Relu {
     }
 }
 
-/// `a + b`, of one shape: the residual add.
-///
-/// # Precision
-///
-/// Under autocast, operands of different dtypes are cast to the wider (`F16` with `BF16` to
-/// `F32`); outside they share a dtype. The sum in `F32`, rounded once. The gradient is handed to
-/// both operands as it is.
-///
-/// # Errors
-///
-/// Shapes, dtypes or devices that differ.
-pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    apply(Add, &[a, b])
-}
-
-struct Add;
-
-fn check_pair(op: Op, inputs: &[Tensor]) -> Result<()> {
-    let (a, b) = (&inputs[0], &inputs[1]);
-    check_operand(op, a, "a", a, false)?;
-    check_operand(op, a, "b", b, true)?;
-    check_dims(op, "b", b, a.dims())
-}
-
-impl Operator for Add {
-    type Saved = ();
-
-    fn op(&self) -> Op {
-        Op::Add
-    }
-
-    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
-        check_pair(self.op(), inputs)?;
-        Ok((elementwise::add(&inputs[0], &inputs[1])?, ()))
-    }
-
-    fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
-        let gradient = Gradient::shared(ctx.gradient.clone());
-        Ok(vec![Some(gradient.clone()), Some(gradient)])
-    }
-}
-
 /// `max(a + b, 0)`, of one shape: how a residual block ends, in one pass.
 ///
 /// # Precision
 ///
-/// As [`add`], and rounded once.
+/// As [`add`](super::add), and rounded once.
 ///
 /// # Errors
 ///
-/// As [`add`].
+/// Shapes, dtypes or devices that differ.
 pub fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     apply(AddRelu, &[a, b])
 }
@@ -107,7 +65,10 @@ impl Operator for AddRelu {
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
-        check_pair(self.op(), inputs)?;
+        let (a, b) = (&inputs[0], &inputs[1]);
+        check_operand(self.op(), a, "a", a, false)?;
+        check_operand(self.op(), a, "b", b, true)?;
+        check_dims(self.op(), "b", b, a.dims())?;
         Ok((elementwise::add_relu(&inputs[0], &inputs[1])?, ()))
     }
 

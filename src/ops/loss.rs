@@ -79,23 +79,7 @@ impl Operator for CrossEntropy {
         if n == 0 || classes == 0 {
             return shape_error(self.op(), "logits", logits, "at least one row and class".into());
         }
-        if !matches!(targets.dtype(), DType::U8 | DType::U32 | DType::I64) {
-            let expected = "U8, U32 or I64 class indices".to_string();
-            let (op, got) = (self.op().name(), targets.dtype());
-            return Err(Error::DType { op, name: "targets", got, expected }.into());
-        }
-        check_dims(self.op(), "targets", targets, &[n])?;
-        if targets.dtype() == DType::I64 {
-            // Before the cast to U32, which would wrap a negative class around.
-            let wrong = |&(_, &class): &(usize, &i64)| class < 0 || class >= classes as i64;
-            if let Some((row, class)) = targets.to_vec1()?.iter().enumerate().find(wrong) {
-                candle_core::bail!(
-                    "cross_entropy: the target of row {row} is {class}, expected one of {classes} \
-                     classes, from 0"
-                )
-            }
-        }
-        let targets = targets.to_dtype(DType::U32)?;
+        let targets = class_indices(self.op(), targets, n, classes)?;
         let (loss, log_sum_exp) =
             loss::cross_entropy_forward(logits, &targets, self.label_smoothing)?;
         Ok((loss, (logits.clone(), targets, log_sum_exp)))
@@ -117,55 +101,76 @@ impl Operator for CrossEntropy {
     }
 }
 
-/// The mean of `(input - target)²`.
+/// `targets` as `U32`: the classes of `n` rows.
+fn class_indices(op: Op, targets: &Tensor, n: usize, classes: usize) -> Result<Tensor> {
+    if !matches!(targets.dtype(), DType::U8 | DType::U32 | DType::I64) {
+        let expected = "U8, U32 or I64 class indices".to_string();
+        let (op, got) = (op.name(), targets.dtype());
+        return Err(Error::DType { op, name: "targets", got, expected }.into());
+    }
+    check_dims(op, "targets", targets, &[n])?;
+    if targets.dtype() == DType::I64 {
+        // Before the cast to U32, which would wrap a negative class around.
+        let wrong = |&(_, &class): &(usize, &i64)| class < 0 || class >= classes as i64;
+        if let Some((row, class)) = targets.to_vec1()?.iter().enumerate().find(wrong) {
+            let op = op.name();
+            candle_core::bail!(
+                "{op}: the target of row {row} is {class}, expected one of {classes} classes, from 0"
+            )
+        }
+    }
+    targets.to_dtype(DType::U32)
+}
+
+/// Minus the mean of the log-probabilities of the classes `targets`.
 ///
 /// # Shapes
 ///
-/// Both of one shape → `()`.
+/// `log_probs (n, classes)`, as [`log_softmax`](super::log_softmax) gives them, `targets (n)` → `()`.
 ///
 /// # Precision
 ///
-/// Under autocast both are cast to `F32`; outside they share a dtype. Differences, squares and
-/// mean in `F32`; the loss is `F32` even for half inputs. Both get gradients.
+/// `log_probs` in any floating-point dtype, `targets` in `U8`, `U32` or `I64`; the mean and the
+/// loss in `F32`.
 ///
 /// # Errors
 ///
-/// Shapes, dtypes or devices that differ.
+/// As [`cross_entropy`].
 ///
 /// # References
 ///
-/// `torch.nn.functional.mse_loss`.
-pub fn mse(input: &Tensor, target: &Tensor) -> Result<Tensor> {
-    apply(Mse, &[input, target])
+/// `torch.nn.functional.nll_loss`.
+pub fn nll(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    apply(Nll, &[log_probs, targets])
 }
 
-struct Mse;
+struct Nll;
 
-impl Operator for Mse {
-    type Saved = (Tensor, Tensor);
+impl Operator for Nll {
+    /// Targets, and the number of classes.
+    type Saved = (Tensor, usize);
 
     fn op(&self) -> Op {
-        Op::Mse
+        Op::Nll
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
-        let (input, target) = (&inputs[0], &inputs[1]);
-        check_operand(self.op(), input, "input", input, false)?;
-        check_operand(self.op(), input, "target", target, true)?;
-        check_dims(self.op(), "target", target, input.dims())?;
-        if input.elem_count() == 0 {
-            return shape_error(self.op(), "input", input, "at least one element".into());
+        let (log_probs, targets) = (&inputs[0], &inputs[1]);
+        check_operand(self.op(), log_probs, "log_probs", log_probs, false)?;
+        let &[n, classes] = log_probs.dims() else {
+            return shape_error(self.op(), "log_probs", log_probs, "(n, classes)".into());
+        };
+        if n == 0 || classes == 0 {
+            let expected = "at least one row and class".into();
+            return shape_error(self.op(), "log_probs", log_probs, expected);
         }
-        Ok((loss::mse_forward(input, target)?, (input.clone(), target.clone())))
+        let targets = class_indices(self.op(), targets, n, classes)?;
+        Ok((loss::nll_forward(log_probs, &targets)?, (targets, classes)))
     }
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
-        let (input, target) = ctx.saved;
-        let gradient = |a, b, want: Option<DType>| match want {
-            Some(out) => loss::mse_backward(a, b, ctx.gradient, out).map(Gradient::owned).map(Some),
-            None => Ok(None),
-        };
-        // The target's gradient is the input's with the two exchanged.
-        Ok(vec![gradient(input, target, ctx.wants[0])?, gradient(target, input, ctx.wants[1])?])
+        let (targets, classes) = ctx.saved;
+        let dx = ctx.wants[0].map(|out| loss::nll_backward(targets, *classes, ctx.gradient, out));
+        Ok(vec![dx.transpose()?.map(Gradient::owned), None])
     }
 }

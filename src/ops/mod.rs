@@ -7,10 +7,13 @@
 //! They return candle's `Result`, so that they fit in `candle_core::Module`s; errors of this
 //! crate's are carried inside.
 
+mod activation;
+mod arithmetic;
 mod conv;
 mod elementwise;
 mod loss;
 mod norm;
+mod pairwise;
 mod pool;
 mod product;
 mod reduce;
@@ -20,10 +23,16 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::{Error, Op};
 
+pub use activation::{
+    elu, exp, gelu, gelu_erf, hard_sigmoid, hard_swish, leaky_relu, log, mish, prelu, relu2, relu6,
+    selu, sigmoid, silu, softplus, swiglu, tanh,
+};
+pub use arithmetic::{add, cat, div, mul, sub};
 pub use conv::conv2d;
-pub use elementwise::{add, add_relu, dropout, flatten, relu};
-pub use loss::{cross_entropy, cross_entropy_smoothed, mse};
+pub use elementwise::{add_relu, dropout, flatten, relu};
+pub use loss::{cross_entropy, cross_entropy_smoothed, nll};
 pub use norm::{BatchStatistics, batch_norm, batch_norm_eval};
+pub use pairwise::{binary_cross_entropy, binary_cross_entropy_with_logit, huber, mse};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d};
 pub use product::{linear, matmul};
 pub use reduce::{mean, sum};

@@ -10,6 +10,7 @@ mod graph;
 mod layers;
 mod master_weights;
 mod operator_table;
+mod pointwise;
 mod readme;
 mod scale_rule;
 mod scaler;

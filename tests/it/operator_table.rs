@@ -20,6 +20,7 @@ What `Autocast` does with each operator. *Rule* is that of the crate's own prese
 | `FullMath` | as they are | `F32` | dtype of the first input |
 | `Promote` | cast to the widest among them; `F16` with `BF16` is `F32` | `F32` | that dtype |
 | `Keep` | as they are | `F32`, where there is any | dtype of the first input |
+| `Banned` | an error, where the compute dtype is a half | | |
 
 Integers and `F64` are never cast, and an operator given any `F64` runs as it is, in `F64`. The
 losses return `F32` under every rule (`F64` for `F64` inputs).

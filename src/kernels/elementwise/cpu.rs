@@ -3,7 +3,7 @@ use candle_core::{
 };
 use num_traits::Zero;
 
-use super::blocks::{GRAIN, for_each_chunk, generate, map};
+use super::blocks::{GRAIN, for_each_chunk, generate, map, with_output};
 use super::lane::Lane;
 use super::portable::arithmetic;
 use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
@@ -29,7 +29,7 @@ pub(super) fn relu(x: &Tensor) -> Result<Tensor> {
 
 pub(super) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane>(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
-        binary::<T>(
+        binary::<T, T>(
             y,
             grad,
             #[inline(always)]
@@ -41,7 +41,7 @@ pub(super) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
 
 pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        binary::<T>(
+        binary::<T, T>(
             a,
             b,
             #[inline(always)]
@@ -51,9 +51,69 @@ pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     with_element!(a.dtype(), T => typed::<T>(a, b))
 }
 
+pub(super) fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        binary::<T, T>(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a - b,
+        )
+    }
+    with_element!(a.dtype(), T => typed::<T>(a, b))
+}
+
+pub(super) fn mul(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
+    fn typed<T: Lane, O: Lane<Acc = T::Acc>>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        binary::<T, O>(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a * b,
+        )
+    }
+    with_element!(a.dtype(), T => with_output!(T, out, O => typed::<T, O>(a, b)))
+}
+
+pub(super) fn div(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
+    fn typed<T: Lane, O: Lane<Acc = T::Acc>>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        binary::<T, O>(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a / b,
+        )
+    }
+    with_element!(a.dtype(), T => with_output!(T, out, O => typed::<T, O>(a, b)))
+}
+
+pub(super) fn divisor_gradient(
+    a: &Tensor,
+    b: &Tensor,
+    grad: &Tensor,
+    out: DType,
+) -> Result<Tensor> {
+    fn typed<T: Lane, O: Lane<Acc = T::Acc>>(
+        a: &Tensor,
+        b: &Tensor,
+        grad: &Tensor,
+    ) -> Result<Tensor> {
+        let (a, b, grad) = (Elements::<T>::of(a)?, Elements::<T>::of(b)?, Elements::<T>::of(grad)?);
+        let db = map::<T, O, 3>(
+            [&a, &b, &grad],
+            #[inline(always)]
+            |[a, b, grad]: [T::Acc; 3]| -(grad * (a / b)) / b,
+        );
+        Ok(tensor::<O>(db, &[a.len()]))
+    }
+    let dims = a.dims();
+    let db = with_element!(a.dtype(), T => with_output!(T, out, O => typed::<T, O>(a, b, grad)))?;
+    db.reshape(dims)
+}
+
 pub(super) fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        binary::<T>(
+        binary::<T, T>(
             a,
             b,
             #[inline(always)]
@@ -170,14 +230,14 @@ fn unary<T: Lane>(x: &Tensor, f: impl Fn(T::Acc) -> T::Acc + Sync + Copy) -> Res
 }
 
 #[inline(always)]
-fn binary<T: Lane>(
+fn binary<T: Lane, O: Lane<Acc = T::Acc>>(
     a: &Tensor,
     b: &Tensor,
     f: impl Fn(T::Acc, T::Acc) -> T::Acc + Sync + Copy,
 ) -> Result<Tensor> {
     let (a_elements, b_elements) = (Elements::<T>::of(a)?, Elements::<T>::of(b)?);
     Ok(tensor(
-        map::<T, T, 2>(
+        map::<T, O, 2>(
             [&a_elements, &b_elements],
             #[inline(always)]
             move |[a, b]: [T::Acc; 2]| f(a, b),

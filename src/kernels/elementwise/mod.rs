@@ -1,7 +1,7 @@
 //! Pointwise kernels: activations, sums, dropout.
 //!
 //! Both operands of a binary kernel have one shape and, but for [`add_assign`], one dtype; the
-//! result has theirs.
+//! result has theirs, unless it is asked for in another.
 
 pub(crate) mod blocks;
 pub(crate) mod cpu;
@@ -12,7 +12,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 /// `x`, detached and contiguous, as kernels take their arguments.
 pub(crate) fn plain(x: &Tensor) -> Result<Tensor> {
@@ -39,6 +39,39 @@ pub(crate) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
 pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (a, b) = (plain(a)?, plain(b)?);
     if a.device().is_cpu() { cpu::add(&a, &b) } else { portable::add(&a, &b) }
+}
+
+/// `a - b`.
+pub(crate) fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let (a, b) = (plain(a)?, plain(b)?);
+    if a.device().is_cpu() { cpu::sub(&a, &b) } else { portable::sub(&a, &b) }
+}
+
+/// `a * b`, in `out`.
+pub(crate) fn mul(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
+    let (a, b) = (plain(a)?, plain(b)?);
+    if a.device().is_cpu() { cpu::mul(&a, &b, out) } else { portable::mul(&a, &b, out) }
+}
+
+/// `a / b`, in `out`.
+pub(crate) fn div(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
+    let (a, b) = (plain(a)?, plain(b)?);
+    if a.device().is_cpu() { cpu::div(&a, &b, out) } else { portable::div(&a, &b, out) }
+}
+
+/// `-(grad * (a / b)) / b`, in `out`: the gradient of [`div`] in `b`.
+pub(crate) fn divisor_gradient(
+    a: &Tensor,
+    b: &Tensor,
+    grad: &Tensor,
+    out: DType,
+) -> Result<Tensor> {
+    let (a, b, grad) = (plain(a)?, plain(b)?, plain(grad)?);
+    if a.device().is_cpu() {
+        cpu::divisor_gradient(&a, &b, &grad, out)
+    } else {
+        portable::divisor_gradient(&a, &b, &grad, out)
+    }
 }
 
 /// `relu(a + b)`, rounded once.

@@ -24,6 +24,28 @@ pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     upcast(a)?.add(&upcast(b)?)?.to_dtype(a.dtype())
 }
 
+pub(super) fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    upcast(a)?.sub(&upcast(b)?)?.to_dtype(a.dtype())
+}
+
+pub(super) fn mul(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
+    upcast(a)?.mul(&upcast(b)?)?.to_dtype(out)
+}
+
+pub(super) fn div(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
+    upcast(a)?.div(&upcast(b)?)?.to_dtype(out)
+}
+
+pub(super) fn divisor_gradient(
+    a: &Tensor,
+    b: &Tensor,
+    grad: &Tensor,
+    out: DType,
+) -> Result<Tensor> {
+    let b = upcast(b)?;
+    upcast(grad)?.mul(&upcast(a)?.div(&b)?)?.neg()?.div(&b)?.to_dtype(out)
+}
+
 pub(super) fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     relu(&upcast(a)?.add(&upcast(b)?)?)?.to_dtype(a.dtype())
 }

@@ -27,8 +27,40 @@ fn check_binary(cpu: Binary, portable: Binary, exact: fn(f64, f64) -> f64) {
 fn binary_kernels_match_the_exact_result() {
     check_binary(add, portable::add, |a, b| a + b);
     check_binary(add_relu, portable::add_relu, |a, b| (a + b).max(0.0));
+    check_binary(sub, portable::sub, |a, b| a - b);
+    check_binary(|a, b| mul(a, b, a.dtype()), |a, b| portable::mul(a, b, a.dtype()), |a, b| a * b);
     check_binary(relu_backward, portable::relu_backward, |y, g| if y > 0.0 { g } else { 0.0 });
     check_binary(|x, _| relu(x), |x, _| portable::relu(x), |x, _| x.max(0.0));
+}
+
+#[test]
+fn quotients_and_products_are_rounded_once_to_the_dtype_asked_for() {
+    for dtype in DTYPES {
+        for out in DTYPES {
+            for shape in SHAPES {
+                let a = strided(&shape, dtype, 11);
+                let b = (random(&shape, dtype, 12).abs().unwrap() + 0.5).unwrap();
+                let grad = random(&shape, dtype, 13);
+                let pairs: Vec<_> = values(&a).into_iter().zip(values(&b)).collect();
+                let count = (epsilon(portable::arithmetic(dtype)) / epsilon(out)).max(1.0);
+                let check = |ours: Tensor, oracle: Tensor, exact: Vec<f64>| {
+                    assert_eq!((ours.dtype(), ours.dims()), (out, &shape[..]));
+                    assert_close(&ours, &exact, 4.0 * count);
+                    assert_close(&oracle, &exact, 4.0 * count);
+                };
+                let exact = pairs.iter().map(|(a, b)| a / b).collect();
+                check(div(&a, &b, out).unwrap(), portable::div(&a, &b, out).unwrap(), exact);
+                let exact = pairs.iter().map(|(a, b)| a * b).collect();
+                check(mul(&a, &b, out).unwrap(), portable::mul(&a, &b, out).unwrap(), exact);
+                let pairs = pairs.iter().zip(values(&grad));
+                check(
+                    divisor_gradient(&a, &b, &grad, out).unwrap(),
+                    portable::divisor_gradient(&a, &b, &grad, out).unwrap(),
+                    pairs.map(|((a, b), grad)| -grad * a / (b * b)).collect(),
+                );
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,9 @@
 use candle_core::{DType, Device, Result, Tensor, WithDType};
 
+use super::pairwise::{self, Pairwise, Side};
+use crate::kernels::activation::Math;
 use crate::kernels::element::{Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::{generate, map, runs, with_output};
+use crate::kernels::elementwise::blocks::{BLOCK, generate, runs, with_output};
 use crate::kernels::elementwise::cpu::with_slice;
 use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::reduce::channels::Channels;
@@ -101,43 +103,91 @@ pub(super) fn cross_entropy_backward(
     })
 }
 
-pub(super) fn mse_forward(input: &Tensor, target: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane>(input: &Tensor, target: &Tensor) -> Result<Tensor> {
-        let (a, b) = (Elements::<T>::of(input)?, Elements::<T>::of(target)?);
-        let sums = Channels::rows(1, a.len()).sums::<T, 2, 0, 1>(
-            [&a, &b],
+pub(super) fn nll_forward(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane>(log_probs: &Tensor, targets: &[u32]) -> Result<Tensor> {
+        let (n, classes) = log_probs.dims2()?;
+        let data: &[T] = &Elements::of(log_probs)?;
+        let picked =
+            targets.iter().enumerate().map(|(row, &target)| row * classes + target as usize);
+        let sum: f64 = picked.map(|at| data[at].raise().to_double()).sum();
+        Ok(tensor(vec![T::Acc::of(-sum / n as f64)], &[]))
+    }
+    with_slice(
+        targets,
+        |targets: &[u32]| with_element!(log_probs.dtype(), T => typed::<T>(log_probs, targets)),
+    )
+}
+
+pub(super) fn pairwise_forward(loss: Pairwise, input: &Tensor, target: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane<Acc: Math>>(
+        loss: Pairwise,
+        input: &Tensor,
+        target: &Tensor,
+    ) -> Result<Tensor> {
+        let (a, b): (&[T], &[T]) = (&Elements::of(input)?, &Elements::of(target)?);
+        let terms = generate(
+            a.len(),
+            #[inline(always)]
+            |start, out: &mut [T::Acc]| {
+                let mut wide = [T::Acc::default(); BLOCK];
+                let wide = widened(&b[start..], &mut wide[..out.len()]);
+                pairwise::terms(loss, widened(&a[start..], out), wide);
+            },
+        );
+        let layout = Channels::rows(1, terms.len());
+        let sums = layout.sums::<T::Acc, 1, 0, 1>(
+            [&terms],
             [],
             #[inline(always)]
-            |[a, b], []| [(a - b) * (a - b)],
+            |x, []| x,
         );
         Tensor::new(sums[0][0] / a.len() as f64, &Device::Cpu)?.to_dtype(T::Acc::DTYPE)
     }
-    with_element!(input.dtype(), T => typed::<T>(input, target))
+    with_element!(input.dtype(), T => typed::<T>(loss, input, target))
 }
 
-pub(super) fn mse_backward(
+pub(super) fn pairwise_backward(
+    (loss, side): (Pairwise, Side),
     input: &Tensor,
     target: &Tensor,
     grad_scale: &Tensor,
     out: DType,
 ) -> Result<Tensor> {
-    fn typed<T: Lane, O: Lane<Acc = T::Acc>>(
+    fn typed<T: Lane<Acc: Math>, O: Lane<Acc = T::Acc>>(
+        (loss, side): (Pairwise, Side),
         input: &Tensor,
         target: &Tensor,
         grad_scale: &Tensor,
     ) -> Result<Tensor> {
-        let (a, b) = (Elements::<T>::of(input)?, Elements::<T>::of(target)?);
-        let scale = T::Acc::of(2.0 * scalar(grad_scale)? / a.len() as f64);
-        let dx = map::<T, O, 2>(
-            [&a, &b],
+        let (a, b): (&[T], &[T]) = (&Elements::of(input)?, &Elements::of(target)?);
+        let scale = T::Acc::of(scalar(grad_scale)? / a.len() as f64);
+        let dx = generate(
+            a.len(),
             #[inline(always)]
-            move |[a, b]| (a - b) * scale,
+            |start, out: &mut [O]| {
+                let [mut slopes, mut wide] = [[T::Acc::default(); BLOCK]; 2];
+                let wide = widened(&b[start..], &mut wide[..out.len()]);
+                let slopes = widened(&a[start..], &mut slopes[..out.len()]);
+                pairwise::slopes(loss, side, slopes, wide);
+                for (out, slope) in out.iter_mut().zip(slopes) {
+                    *out = O::lower(*slope * scale);
+                }
+            },
         );
         Ok(tensor(dx, input.dims()))
     }
     with_element!(input.dtype(), T => with_output!(T, out, O => {
-        typed::<T, O>(input, target, grad_scale)
+        typed::<T, O>((loss, side), input, target, grad_scale)
     }))
+}
+
+/// The first elements of `src` in `dst`.
+#[inline(always)]
+fn widened<'a, T: Lane>(src: &[T], dst: &'a mut [T::Acc]) -> &'a mut [T::Acc] {
+    for (dst, src) in dst.iter_mut().zip(src) {
+        *dst = src.raise();
+    }
+    dst
 }
 
 fn scalar(tensor: &Tensor) -> Result<f64> {

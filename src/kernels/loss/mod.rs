@@ -1,13 +1,17 @@
 //! Losses: F32 scalars (F64 for F64 inputs), averaged over the batch.
 
 mod cpu;
+mod pairwise;
 mod portable;
 #[cfg(test)]
 mod tests;
 
 use candle_core::{DType, Result, Tensor, bail};
 
+pub(crate) use pairwise::{Pairwise, Side};
+
 use crate::kernels::elementwise::plain;
+use crate::kernels::elementwise::portable::arithmetic;
 
 /// The mean over `n` of the cross entropy of `logits` `(n, c)` with the classes `targets` `(n)`,
 /// U32, and every row's `ln(sum(exp(logits)))`, both in the dtype of the arithmetic.
@@ -60,19 +64,45 @@ pub(crate) fn cross_entropy_backward(
     }
 }
 
-/// The mean of `(input - target)^2`, in the dtype of the arithmetic; both of one shape and dtype.
-pub(crate) fn mse_forward(input: &Tensor, target: &Tensor) -> Result<Tensor> {
-    let (input, target) = (plain(input)?, plain(target)?);
-    if input.device().is_cpu() {
-        cpu::mse_forward(&input, &target)
+/// The mean over `n` of minus the `log_probs` `(n, c)` of the classes `targets` `(n)`, U32, in the
+/// dtype of the arithmetic. A target that is no class is an error.
+pub(crate) fn nll_forward(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    let (log_probs, targets) = (plain(log_probs)?, plain(targets)?);
+    check_targets(&log_probs, &targets)?;
+    if log_probs.device().is_cpu() {
+        cpu::nll_forward(&log_probs, &targets)
     } else {
-        portable::mse_forward(&input, &target)
+        portable::nll_forward(&log_probs, &targets)
     }
 }
 
-/// The gradient of [`mse_forward`] in `input`, times the scalar `grad_scale`, in `out`; the one in
-/// `target` is its negative.
-pub(crate) fn mse_backward(
+/// The gradient of [`nll_forward`], times the scalar `grad_scale`: of shape `(n, classes)`, in `out`.
+pub(crate) fn nll_backward(
+    targets: &Tensor,
+    classes: usize,
+    grad_scale: &Tensor,
+    out: DType,
+) -> Result<Tensor> {
+    let (n, wide) = (targets.dim(0)?, arithmetic(out));
+    let share = (grad_scale.detach().to_dtype(wide)? / -(n as f64))?.reshape((1, 1))?;
+    let zeros = Tensor::zeros((n, classes), wide, targets.device())?;
+    let share = share.broadcast_as((n, 1))?.contiguous()?;
+    zeros.scatter_add(&targets.detach().unsqueeze(1)?, &share, 1)?.to_dtype(out)
+}
+
+/// The mean of a [`Pairwise`] loss, in the dtype of the arithmetic; both of one shape and dtype.
+pub(crate) fn pairwise_forward(loss: Pairwise, input: &Tensor, target: &Tensor) -> Result<Tensor> {
+    let (input, target) = (plain(input)?, plain(target)?);
+    if input.device().is_cpu() {
+        cpu::pairwise_forward(loss, &input, &target)
+    } else {
+        portable::pairwise_forward(loss, &input, &target)
+    }
+}
+
+/// The gradient of [`pairwise_forward`] in one side, times the scalar `grad_scale`, in `out`.
+pub(crate) fn pairwise_backward(
+    (loss, side): (Pairwise, Side),
     input: &Tensor,
     target: &Tensor,
     grad_scale: &Tensor,
@@ -80,9 +110,9 @@ pub(crate) fn mse_backward(
 ) -> Result<Tensor> {
     let (input, target) = (plain(input)?, plain(target)?);
     if input.device().is_cpu() {
-        cpu::mse_backward(&input, &target, grad_scale, out)
+        cpu::pairwise_backward((loss, side), &input, &target, grad_scale, out)
     } else {
-        portable::mse_backward(&input, &target, grad_scale, out)
+        portable::pairwise_backward((loss, side), &input, &target, grad_scale, out)
     }
 }
 

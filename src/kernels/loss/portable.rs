@@ -1,5 +1,6 @@
 use candle_core::{DType, Result, Tensor};
 
+use super::pairwise::{LEAST_VARIANCE, LOWEST_LOG, Pairwise, Side};
 use crate::kernels::elementwise::portable::upcast;
 
 pub(super) fn cross_entropy_forward(
@@ -40,18 +41,64 @@ pub(super) fn cross_entropy_backward(
     difference.broadcast_mul(&scale)?.to_dtype(out)
 }
 
-pub(super) fn mse_forward(input: &Tensor, target: &Tensor) -> Result<Tensor> {
-    upcast(input)?.sub(&upcast(target)?)?.sqr()?.mean_all()
+pub(super) fn nll_forward(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    upcast(log_probs)?.gather(&targets.unsqueeze(1)?, 1)?.mean_all()?.neg()
 }
 
-pub(super) fn mse_backward(
+pub(super) fn pairwise_forward(loss: Pairwise, input: &Tensor, target: &Tensor) -> Result<Tensor> {
+    let (a, b) = (upcast(input)?, upcast(target)?);
+    let terms = match loss {
+        Pairwise::Mse => a.sub(&b)?.sqr()?,
+        Pairwise::Huber { delta } => {
+            let d = a.sub(&b)?.abs()?;
+            let far = d.affine(delta, -0.5 * delta * delta)?;
+            d.gt(delta)?.where_cond(&far, &(d.sqr()? * 0.5)?)?
+        }
+        Pairwise::BinaryCrossEntropy => {
+            let present = (&b * bounded_log(&a)?)?;
+            let absent = (one_minus(&b)? * bounded_log(&one_minus(&a)?)?)?;
+            (present + absent)?.neg()?
+        }
+        Pairwise::BinaryCrossEntropyWithLogit => {
+            let log = (a.abs()?.neg()?.exp()? + 1.0)?.log()?;
+            ((a.relu()? - (&a * &b)?)? + log)?
+        }
+    };
+    terms.mean_all()
+}
+
+pub(super) fn pairwise_backward(
+    (loss, side): (Pairwise, Side),
     input: &Tensor,
     target: &Tensor,
     grad_scale: &Tensor,
     out: DType,
 ) -> Result<Tensor> {
-    let difference = upcast(input)?.sub(&upcast(target)?)?;
-    let scale = grad_scale.detach().to_dtype(difference.dtype())?;
-    let scale = (scale * (2.0 / input.elem_count() as f64))?;
-    difference.broadcast_mul(&scale)?.to_dtype(out)
+    let (a, b) = (upcast(input)?, upcast(target)?);
+    let sign = if side == Side::Input { 1.0 } else { -1.0 };
+    let slopes = match (loss, side) {
+        (Pairwise::Mse, _) => (a.sub(&b)? * (2.0 * sign))?,
+        (Pairwise::Huber { delta }, _) => (a.sub(&b)?.clamp(-delta, delta)? * sign)?,
+        (Pairwise::BinaryCrossEntropy, Side::Input) => {
+            (a.sub(&b)? / (&a * one_minus(&a)?)?.maximum(LEAST_VARIANCE)?)?
+        }
+        (Pairwise::BinaryCrossEntropy, Side::Target) => {
+            (bounded_log(&one_minus(&a)?)? - bounded_log(&a)?)?
+        }
+        (Pairwise::BinaryCrossEntropyWithLogit, Side::Input) => {
+            ((a.neg()?.exp()? + 1.0)?.recip()? - b)?
+        }
+        (Pairwise::BinaryCrossEntropyWithLogit, Side::Target) => a.neg()?,
+    };
+    let scale = grad_scale.detach().to_dtype(slopes.dtype())?;
+    let scale = (scale / input.elem_count() as f64)?;
+    slopes.broadcast_mul(&scale)?.to_dtype(out)
+}
+
+fn one_minus(x: &Tensor) -> Result<Tensor> {
+    x.affine(-1.0, 1.0)
+}
+
+fn bounded_log(x: &Tensor) -> Result<Tensor> {
+    x.log()?.maximum(LOWEST_LOG)
 }

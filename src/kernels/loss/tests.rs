@@ -137,33 +137,131 @@ fn infinite_logits() {
     }
 }
 
+const PAIRWISE: [Pairwise; 4] = [
+    Pairwise::Mse,
+    Pairwise::Huber { delta: 0.75 },
+    Pairwise::BinaryCrossEntropy,
+    Pairwise::BinaryCrossEntropyWithLogit,
+];
+
+fn exact(loss: Pairwise, a: f64, b: f64) -> f64 {
+    match loss {
+        Pairwise::Mse => (a - b).powi(2),
+        Pairwise::Huber { delta } if (a - b).abs() > delta => delta * ((a - b).abs() - delta / 2.0),
+        Pairwise::Huber { .. } => (a - b).powi(2) / 2.0,
+        Pairwise::BinaryCrossEntropy => -b * a.ln() - (1.0 - b) * (1.0 - a).ln(),
+        Pairwise::BinaryCrossEntropyWithLogit => {
+            exact(Pairwise::BinaryCrossEntropy, 1.0 / (1.0 + (-a).exp()), b)
+        }
+    }
+}
+
+/// Inputs from -2 to 2, or probabilities away from 0 and 1, where halves are coarse.
+fn pair(loss: Pairwise, shape: &[usize], dtype: DType) -> (Tensor, Tensor) {
+    let (a, b) = (strided(shape, DType::F64, 5), random(shape, DType::F64, 6));
+    let probability = |x: Tensor| x.affine(0.2, 0.5).unwrap();
+    let (a, b) = match loss {
+        Pairwise::BinaryCrossEntropy => (probability(a), probability(b)),
+        Pairwise::BinaryCrossEntropyWithLogit => (a, probability(b)),
+        _ => (a, b),
+    };
+    (a.to_dtype(dtype).unwrap(), b.to_dtype(dtype).unwrap())
+}
+
 #[test]
-fn mse_matches_a_loop_and_its_gradient_the_slope() {
-    for dtype in DTYPES {
-        for shape in SHAPES {
-            let (a, b) = (strided(&shape, dtype, 5), random(&shape, dtype, 6));
-            let count = a.elem_count() as f64;
-            let square = |(a, b): (&f64, &f64)| (a - b) * (a - b);
-            let expected = values(&a).iter().zip(&values(&b)).map(square).sum::<f64>() / count;
-            let loss = mse_forward(&a, &b).unwrap();
-            assert_eq!((loss.rank(), loss.dtype()), (0, arithmetic(dtype)));
-            assert_close(&loss, &[expected], 8.0);
-            assert_close(&portable::mse_forward(&a, &b).unwrap(), &[expected], 64.0);
-            for out in DTYPES {
-                let scale = of(vec![count], &[], DType::F32);
-                let expected: Vec<f64> =
-                    values(&a).iter().zip(&values(&b)).map(|(a, b)| 2.0 * (a - b)).collect();
-                let tolerance = (epsilon(arithmetic(dtype)) / epsilon(out)).max(1.0) * 2.0;
-                let dx = mse_backward(&a, &b, &scale, out).unwrap();
-                assert_eq!(dx.dtype(), out);
-                assert_close(&dx, &expected, tolerance);
-                let oracle = portable::mse_backward(&a, &b, &scale, out).unwrap();
-                assert_close(&oracle, &expected, tolerance);
+fn pairwise_losses_match_a_loop() {
+    for loss in PAIRWISE {
+        for dtype in DTYPES {
+            for shape in SHAPES {
+                let (a, b) = pair(loss, &shape, dtype);
+                let count = a.elem_count() as f64;
+                let pairs = values(&a).into_iter().zip(values(&b));
+                let expected = pairs.map(|(a, b)| exact(loss, a, b)).sum::<f64>() / count;
+                let mean = pairwise_forward(loss, &a, &b).unwrap();
+                assert_eq!((mean.rank(), mean.dtype()), (0, arithmetic(dtype)));
+                let slack = naive_slack(dtype, a.elem_count());
+                assert_close(&mean, &[expected], 16.0 * slack);
+                let oracle = portable::pairwise_forward(loss, &plain(&a).unwrap(), &b).unwrap();
+                assert_close(&oracle, &[expected], 64.0 * slack);
             }
         }
     }
-    let (a, b) = (random(&[33], DType::F64, 7), random(&[33], DType::F64, 8));
-    let dx = mse_backward(&a, &b, &one(DType::F64), DType::F64).unwrap();
-    let slope = numeric_gradient(&a, &one(DType::F64), |a| mse_forward(a, &b).unwrap());
-    assert_close(&dx, &slope, difference_tolerance(33.0));
+}
+
+#[test]
+fn pairwise_gradients_are_slopes_in_every_dtype() {
+    for loss in PAIRWISE {
+        for side in [Side::Input, Side::Target] {
+            let (a, b) = pair(loss, &[3, 11], DType::F64);
+            let slope = |a: &Tensor, b: &Tensor, out| {
+                let scale = of(vec![3.0], &[], DType::F32);
+                pairwise_backward((loss, side), a, b, &scale, out).unwrap()
+            };
+            let weight = of(vec![3.0], &[], DType::F64);
+            let moved = if side == Side::Input { &a } else { &b };
+            let expected = numeric_gradient(moved, &weight, |x| {
+                let (a, b) = if side == Side::Input { (x, &b) } else { (&a, x) };
+                pairwise_forward(loss, a, b).unwrap()
+            });
+            assert_close(&slope(&a, &b, DType::F64), &expected, difference_tolerance(99.0));
+            for dtype in DTYPES {
+                for shape in SHAPES {
+                    let (a, b) = pair(loss, &shape, dtype);
+                    let exact = values(&slope(&double(&a), &double(&b), DType::F64));
+                    let scale = of(vec![3.0], &[], DType::F32);
+                    for out in [dtype, DType::F32] {
+                        let (a, b) = (plain(&a).unwrap(), plain(&b).unwrap());
+                        let count = 8.0 * (epsilon(arithmetic(dtype)) / epsilon(out)).max(1.0);
+                        let ours = slope(&a, &b, out);
+                        assert_eq!((ours.dtype(), ours.dims()), (out, &shape[..]));
+                        assert_close(&ours, &exact, count);
+                        let kind = (loss, side);
+                        let oracle = portable::pairwise_backward(kind, &a, &b, &scale, out);
+                        assert_close(&oracle.unwrap(), &exact, count);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn certain_probabilities_cost_a_hundred_at_most() {
+    let (p, t) = (of(vec![0.0, 1.0], &[2], DType::F32), of(vec![1.0, 1.0], &[2], DType::F32));
+    let loss = pairwise_forward(Pairwise::BinaryCrossEntropy, &p, &t).unwrap();
+    assert_eq!(values(&loss), [50.0]);
+    let kind = (Pairwise::BinaryCrossEntropy, Side::Input);
+    let slope = pairwise_backward(kind, &p, &t, &one(DType::F32), DType::F32).unwrap();
+    assert!(values(&slope).iter().all(|x| x.is_finite()));
+    // A logit has no such end.
+    let logits = of(vec![-300.0, 300.0], &[2], DType::F32);
+    let loss = pairwise_forward(Pairwise::BinaryCrossEntropyWithLogit, &logits, &t).unwrap();
+    assert_eq!(values(&loss), [150.0]);
+}
+
+#[test]
+fn nll_picks_and_its_gradient_puts_back() {
+    for dtype in DTYPES {
+        for shape in SHAPES {
+            let (x, targets) = (strided(&shape, dtype, 7), targets(shape[0], shape[1]));
+            let rows: Vec<_> = values(&x).chunks(shape[1]).map(<[f64]>::to_vec).collect();
+            let picked = rows.iter().zip(values(&targets)).map(|(row, class)| row[class as usize]);
+            let expected = -picked.sum::<f64>() / shape[0] as f64;
+            let tolerance = 8.0 * epsilon(arithmetic(dtype));
+            let oracle = portable::nll_forward(&plain(&x).unwrap(), &targets).unwrap();
+            for loss in [nll_forward(&x, &targets).unwrap(), oracle] {
+                assert!((values(&loss)[0] - expected).abs() <= tolerance);
+            }
+            let scale = of(vec![4.0 * shape[0] as f64], &[], DType::F32);
+            let dx = nll_backward(&targets, shape[1], &scale, dtype).unwrap();
+            let (classes, mut slopes) = (values(&targets), vec![0.0; x.elem_count()]);
+            for (row, class) in classes.iter().enumerate() {
+                slopes[row * shape[1] + *class as usize] = -4.0;
+            }
+            assert_eq!((dx.dtype(), values(&dx)), (dtype, slopes));
+        }
+    }
+    let x = random(&[2, 3], DType::F32, 8);
+    let error = nll_forward(&x, &Tensor::new(&[0u32, 3], &Device::Cpu).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("row 1 is 3, of 3 classes"), "{error}");
 }

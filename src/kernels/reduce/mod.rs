@@ -28,3 +28,21 @@ pub(crate) fn sum_to_channel(x: &Tensor, dim: usize, out: DType) -> Result<Tenso
         portable::sum_to_channel(&x, dim, out)
     }
 }
+
+/// The sums over the dimensions along which `dims` was broadcast to `x`: of shape `dims`, in `out`.
+pub(crate) fn sum_to(x: &Tensor, dims: &[usize], out: DType) -> Result<Tensor> {
+    let fresh = x.rank() - dims.len();
+    let repeats = |dim: &usize| *dim < fresh || dims[dim - fresh] != x.dims()[*dim];
+    let (summed, kept): (Vec<usize>, Vec<usize>) = (0..x.rank()).partition(repeats);
+    if summed.is_empty() {
+        return super::cast(x, out);
+    }
+    if kept.is_empty() {
+        return sum_all(x, out)?.reshape(dims);
+    }
+    let order: Vec<usize> = summed.into_iter().chain(kept.iter().copied()).collect();
+    let columns: usize = kept.iter().map(|&dim| x.dims()[dim]).product();
+    let rows = plain(&x.permute(order)?)?;
+    let count = rows.elem_count().checked_div(columns).unwrap_or(0);
+    sum_to_channel(&rows.reshape((count, columns))?, 1, out)?.reshape(dims)
+}

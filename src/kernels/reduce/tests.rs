@@ -67,6 +67,37 @@ fn compensated_sum(values: &[f64]) -> f64 {
 }
 
 #[test]
+fn what_was_broadcast_is_summed_back() {
+    for (dims, wide) in [
+        (&[7][..], &[5, 3, 7][..]),
+        (&[3, 1], &[5, 3, 7]),
+        (&[1, 3, 1], &[5, 3, 7]),
+        (&[5, 1, 7], &[5, 3, 7]),
+        (&[], &[5, 3]),
+        (&[1, 1], &[5, 3]),
+        (&[5, 3], &[5, 3]),
+        (&[1], &[1]),
+        (&[3, 1], &[0, 3, 4]),
+    ] {
+        for dtype in DTYPES {
+            let x = random(wide, dtype, 9);
+            let sums = sum_to(&x, dims, arithmetic(dtype)).unwrap();
+            assert_eq!(sums.dims(), dims);
+            // The slope of the sum of what is broadcast is the number of repeats: by linearity the
+            // two agree on weights that differ everywhere.
+            let weights = random(dims, DType::F64, 10);
+            let spread = weights.broadcast_as(wide).unwrap();
+            let dot = |a: &Tensor, b: &Tensor| -> f64 {
+                values(a).iter().zip(values(b)).map(|(a, b)| a * b).sum()
+            };
+            let (ours, exact) = (dot(&sums, &weights), dot(&x, &spread));
+            let tolerance = 64.0 * epsilon(arithmetic(dtype)) * x.elem_count() as f64;
+            assert!((ours - exact).abs() <= tolerance, "{dims:?} of {wide:?}: {ours}, not {exact}");
+        }
+    }
+}
+
+#[test]
 fn results_have_the_dtype_asked_for() {
     for dtype in DTYPES {
         for out in DTYPES {

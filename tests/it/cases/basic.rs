@@ -1,10 +1,9 @@
-//! Products, activations, sums, losses.
+//! Products, sums, losses.
 
-use candle_amp::{Op, ops, random as generator};
+use candle_amp::{Op, ops};
 use candle_core::{Device, Tensor};
 
 use super::{Case, case};
-use crate::util::alone;
 
 pub(super) fn cases() -> Vec<Case> {
     let targets = || Tensor::new(&[2u32, 0, 4], &Device::Cpu).unwrap();
@@ -16,18 +15,6 @@ pub(super) fn cases() -> Vec<Case> {
             ops::linear(&t[0], &t[1], Some(&t[2]))
         }),
         case(Op::Linear, "3-D", &[&[2, 3, 9], &[4, 9]], |t| ops::linear(&t[0], &t[1], None)),
-        case(Op::Relu, "relu", &[&[4, 9]], |t| ops::relu(&t[0])),
-        case(Op::Dropout, "dropout", &[&[8, 9]], |t| {
-            let _alone = alone();
-            generator::manual_seed(5);
-            ops::dropout(&t[0], 0.25)
-        }),
-        case(Op::Add, "add", &[&[4, 9], &[4, 9]], |t| ops::add(&t[0], &t[1])),
-        case(Op::Add, "twice the same", &[&[4, 9]], |t| ops::add(&t[0], &t[0])),
-        case(Op::AddRelu, "add_relu", &[&[4, 9], &[4, 9]], |t| {
-            // A third, so that no sum is 0, where the gradient is anybody's choice.
-            ops::add_relu(&t[0], &(&t[1] + 1.0 / 3.0)?)
-        }),
         case(Op::Softmax, "last", &[&[3, 5]], |t| ops::softmax(&t[0], 1)),
         case(Op::Softmax, "first", &[&[3, 5]], |t| ops::softmax(&t[0], 0)),
         case(Op::LogSoftmax, "last", &[&[3, 5]], |t| ops::log_softmax(&t[0], 1)),
@@ -38,6 +25,16 @@ pub(super) fn cases() -> Vec<Case> {
         }),
         case(Op::CrossEntropy, "smoothed", &[&[3, 5]], move |t| {
             ops::cross_entropy_smoothed(&t[0], &targets(), 0.1)
+        }),
+        case(Op::Nll, "nll", &[&[3, 5]], move |t| ops::nll(&t[0], &targets())),
+        case(Op::Huber, "huber", &[&[3, 5], &[3, 5]], |t| ops::huber(&t[0], &t[1], 0.7)),
+        case(Op::BinaryCrossEntropyWithLogit, "logits", &[&[3, 5], &[3, 5]], |t| {
+            ops::binary_cross_entropy_with_logit(&t[0], &t[1])
+        }),
+        case(Op::BinaryCrossEntropy, "probabilities", &[&[3, 5], &[3, 5]], |t| {
+            // From 1/4 to 3/4: away from where a logarithm is steep.
+            let probability = |x: &Tensor| ops::add(&(x / 4.0)?, &(x.ones_like()? / 2.0)?);
+            ops::binary_cross_entropy(&probability(&t[0])?, &t[1])
         }),
         case(Op::Mse, "mse", &[&[3, 5], &[3, 5]], |t| ops::mse(&t[0], &t[1])),
     ]

@@ -1,6 +1,7 @@
 //! Every operator as a function, with inputs: what the tests of gradients and of dtypes run through.
 
 mod basic;
+mod pointwise;
 mod vision;
 
 use candle_amp::Op;
@@ -38,7 +39,7 @@ impl Case {
 
 /// Every case of every operator, each operator's plainest first.
 pub(crate) fn all() -> Vec<Case> {
-    [basic::cases(), vision::cases()].into_iter().flatten().collect()
+    [basic::cases(), pointwise::cases(), vision::cases()].into_iter().flatten().collect()
 }
 
 fn case(

@@ -1,0 +1,115 @@
+//! The CPU side: a block is widened to the arithmetic type, goes through its curve there, and is
+//! rounded. The curves are compiled for the arithmetic types alone.
+
+use candle_core::{Result, Tensor};
+
+use super::curves::{sigmoid, slopes, values};
+use super::math::Math;
+use super::{Curve, half_dims};
+use crate::kernels::element::{Elements, tensor, with_element};
+use crate::kernels::elementwise::blocks::{BLOCK, generate, runs};
+use crate::kernels::elementwise::lane::Lane;
+
+pub(super) fn value(curve: Curve, x: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane<Acc: Math>>(curve: Curve, x: &Tensor) -> Result<Tensor> {
+        let data: &[T] = &Elements::of(x)?;
+        let y = generate(
+            data.len(),
+            #[inline(always)]
+            |start, out: &mut [T]| {
+                let mut wide = [T::Acc::default(); BLOCK];
+                let wide = &mut wide[..out.len()];
+                for (wide, x) in wide.iter_mut().zip(&data[start..]) {
+                    *wide = x.raise();
+                }
+                values(curve, wide);
+                for (out, wide) in out.iter_mut().zip(wide) {
+                    *out = T::lower(*wide);
+                }
+            },
+        );
+        Ok(tensor(y, x.dims()))
+    }
+    with_element!(x.dtype(), T => typed::<T>(curve, x))
+}
+
+pub(super) fn slope(curve: Curve, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane<Acc: Math>>(curve: Curve, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+        let (data, grad): (&[T], &[T]) = (&Elements::of(x)?, &Elements::of(grad)?);
+        let dx = generate(
+            data.len(),
+            #[inline(always)]
+            |start, out: &mut [T]| {
+                let mut wide = [T::Acc::default(); BLOCK];
+                let wide = &mut wide[..out.len()];
+                for (wide, x) in wide.iter_mut().zip(&data[start..]) {
+                    *wide = x.raise();
+                }
+                slopes(curve, wide);
+                for ((out, wide), grad) in out.iter_mut().zip(wide).zip(&grad[start..]) {
+                    *out = T::lower(*wide * grad.raise());
+                }
+            },
+        );
+        Ok(tensor(dx, x.dims()))
+    }
+    with_element!(x.dtype(), T => typed::<T>(curve, x, grad))
+}
+
+pub(super) fn swiglu(x: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane<Acc: Math>>(x: &Tensor) -> Result<Tensor> {
+        let (dims, data) = (half_dims(x), Elements::<T>::of(x)?);
+        let (data, width): (&[T], usize) = (&data, dims[dims.len() - 1]);
+        let y = generate(
+            data.len() / 2,
+            #[inline(always)]
+            |start, out: &mut [T]| {
+                for (row, run) in runs(start, out.len(), width) {
+                    let from = row * width + start + run.start;
+                    let out = &mut out[run];
+                    let gates = &data[from..from + out.len()];
+                    let ups = &data[from + width..from + width + out.len()];
+                    for ((out, gate), up) in out.iter_mut().zip(gates).zip(ups) {
+                        let gate = gate.raise();
+                        *out = T::lower(gate * sigmoid(gate) * up.raise());
+                    }
+                }
+            },
+        );
+        Ok(tensor(y, &dims))
+    }
+    with_element!(x.dtype(), T => typed::<T>(x))
+}
+
+pub(super) fn swiglu_backward(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane<Acc: Math>>(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+        let dims = half_dims(x);
+        let (data, grad): (&[T], &[T]) = (&Elements::of(x)?, &Elements::of(grad)?);
+        let width = dims[dims.len() - 1];
+        let dx = generate(
+            data.len(),
+            #[inline(always)]
+            |start, out: &mut [T]| {
+                // Runs of `width` are by turns gradients of gates and of what they gate.
+                for (half, run) in runs(start, out.len(), width) {
+                    let (row, second) = (half / 2, half % 2 == 1);
+                    let column = start + run.start - half * width;
+                    let out = &mut out[run];
+                    let from = 2 * row * width + column;
+                    let gates = &data[from..from + out.len()];
+                    let ups = &data[from + width..from + width + out.len()];
+                    let grads = &grad[row * width + column..][..out.len()];
+                    for (((out, gate), up), grad) in out.iter_mut().zip(gates).zip(ups).zip(grads) {
+                        let (gate, up, grad) = (gate.raise(), up.raise(), grad.raise());
+                        let share = sigmoid(gate);
+                        let one = num_traits::One::one();
+                        let slope = up * share * (gate * (one - share) + one);
+                        *out = T::lower(grad * if second { gate * share } else { slope });
+                    }
+                }
+            },
+        );
+        Ok(tensor(dx, x.dims()))
+    }
+    with_element!(x.dtype(), T => typed::<T>(x, grad))
+}

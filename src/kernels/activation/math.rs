@@ -1,0 +1,134 @@
+//! What the curves are made of, in forms that loops over them vectorise with.
+
+use crate::kernels::softmax::cpu::Exp;
+
+/// Functions within a few units in the last place, without branches for `f32`.
+pub(crate) trait Math: Exp {
+    fn hyperbolic_tangent(self) -> Self;
+    /// The probability that a normal number is below `self`: small ones to a relative precision.
+    fn normal_probability(self) -> Self;
+    /// `ln(1 + self)`, for `self` from 0 to 1.
+    fn log_of_one_more(self) -> Self;
+}
+
+impl Math for f64 {
+    #[inline(always)]
+    fn hyperbolic_tangent(self) -> f64 {
+        self.tanh()
+    }
+    #[inline(always)]
+    fn normal_probability(self) -> f64 {
+        0.5 * candle_core::cpu::erf::erfc_f64(-self * std::f64::consts::FRAC_1_SQRT_2)
+    }
+    #[inline(always)]
+    fn log_of_one_more(self) -> f64 {
+        self.ln_1p()
+    }
+}
+
+impl Math for f32 {
+    #[inline(always)]
+    fn hyperbolic_tangent(self) -> f32 {
+        // Cephes' tanhf: an odd polynomial near zero, where the quotient would cancel.
+        let z = self * self;
+        let p = -5.704_988_7e-3;
+        let p = p * z + 2.063_909e-2;
+        let p = p * z - 5.373_971_6e-2;
+        let p = p * z + 1.333_144_2e-1;
+        let p = p * z - 3.333_328e-1;
+        let near = p * z * self + self;
+        let far = 1.0 - 2.0 / ((self.abs() + self.abs()).exponential() + 1.0);
+        let result = if self.abs() < 0.625 { near } else { far };
+        if self.is_nan() { self } else { result.copysign(self) }
+    }
+
+    #[inline(always)]
+    fn normal_probability(self) -> f32 {
+        // erfc of z >= 0 as t exp(-z² + p(t)) with t = 1 / (1 + z / 2), to 1.2e-7 of its value:
+        // Numerical Recipes, 6.2.
+        let z = self.abs() * std::f32::consts::FRAC_1_SQRT_2;
+        let t = 1.0 / (1.0 + 0.5 * z);
+        let p = 0.170_872_77;
+        let p = p * t - 0.822_152_2;
+        let p = p * t + 1.488_515_9;
+        let p = p * t - 1.135_203_9;
+        let p = p * t + 0.278_868_07;
+        let p = p * t - 0.186_288_06;
+        let p = p * t + 0.096_784_18;
+        let p = p * t + 0.374_091_96;
+        let p = p * t + 1.000_023_7;
+        let p = p * t - 1.265_512_2;
+        let tail = 0.5 * t * (p - z * z).exponential();
+        let result = if self < 0.0 { tail } else { 1.0 - tail };
+        if self.is_nan() { self } else { result }
+    }
+
+    #[inline(always)]
+    fn log_of_one_more(self) -> f32 {
+        // 2 artanh(s) with s = x / (2 + x), at most 1/3: the series to s¹³.
+        let s = self / (2.0 + self);
+        let z = s * s;
+        let p = 2.0 / 13.0;
+        let p = p * z + 2.0 / 11.0;
+        let p = p * z + 2.0 / 9.0;
+        let p = p * z + 2.0 / 7.0;
+        let p = p * z + 2.0 / 5.0;
+        let p = p * z + 2.0 / 3.0;
+        let p = p * z + 2.0;
+        p * s
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The largest error over `range`, in units of the last place of the exact value or, where that
+    /// is larger, of `floor`.
+    fn error(
+        range: std::ops::Range<f64>,
+        floor: f64,
+        ours: impl Fn(f32) -> f32,
+        exact: impl Fn(f64) -> f64,
+    ) -> f64 {
+        let steps = 200_000;
+        let at =
+            |i| (range.start + (range.end - range.start) * f64::from(i) / f64::from(steps)) as f32;
+        (0..=steps)
+            .map(|i| {
+                let exact = exact(at(i).into());
+                (f64::from(ours(at(i))) - exact).abs() / exact.abs().max(floor)
+            })
+            .fold(0.0, f64::max)
+            / f64::from(f32::EPSILON)
+    }
+
+    #[test]
+    fn tangents_are_exact_to_two_places() {
+        let worst = error(-12.0..12.0, 1e-30, Math::hyperbolic_tangent, f64::tanh);
+        assert!(worst <= 2.0, "{worst}");
+        assert_eq!(f32::INFINITY.hyperbolic_tangent(), 1.0);
+        assert_eq!(f32::NEG_INFINITY.hyperbolic_tangent(), -1.0);
+        assert!(f32::NAN.hyperbolic_tangent().is_nan());
+        assert_eq!((-0.0f32).hyperbolic_tangent().to_bits(), (-0.0f32).to_bits());
+    }
+
+    #[test]
+    fn probabilities_are_exact_to_three_places_and_small_ones_to_their_exponents() {
+        let exact = |x: f64| x.normal_probability();
+        let worst = error(-12.0..12.0, 1.0, Math::normal_probability, exact);
+        assert!(worst <= 3.0, "{worst}");
+        // The root of the square in the exponent, up to 72, and the square are rounded.
+        let worst = error(-12.0..0.0, 1e-37, Math::normal_probability, exact);
+        assert!(worst <= 3.0 * 72.0, "{worst}");
+        assert_eq!(f32::INFINITY.normal_probability(), 1.0);
+        assert_eq!(f32::NEG_INFINITY.normal_probability(), 0.0);
+        assert!(f32::NAN.normal_probability().is_nan());
+    }
+
+    #[test]
+    fn logarithms_are_exact_to_three_places() {
+        let worst = error(0.0..1.0, 1e-30, Math::log_of_one_more, f64::ln_1p);
+        assert!(worst <= 3.0, "{worst}");
+    }
+}

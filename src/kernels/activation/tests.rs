@@ -1,0 +1,138 @@
+use candle_core::{DType, Tensor};
+
+use super::*;
+use crate::kernels::elementwise::testing::*;
+
+const CURVES: [Curve; 16] = [
+    Curve::Gelu,
+    Curve::GeluErf,
+    Curve::Silu,
+    Curve::Sigmoid,
+    Curve::Tanh,
+    Curve::Relu6,
+    Curve::Relu2,
+    Curve::HardSigmoid,
+    Curve::HardSwish,
+    Curve::Mish,
+    Curve::Elu { alpha: 0.75, scale: 1.0 },
+    Curve::Elu { alpha: 1.673_263_2, scale: 1.050_701 },
+    Curve::LeakyRelu { slope: 0.2 },
+    Curve::Softplus,
+    Curve::Exp,
+    Curve::Log,
+];
+
+/// Numbers of many magnitudes and both signs; positive ones for a logarithm.
+fn inputs(curve: Curve, dtype: DType) -> Tensor {
+    let x = (strided(&[33, 131], DType::F64, 1) * 6.0).unwrap();
+    let x = match curve {
+        Curve::Log => (x.abs().unwrap() + 0.01).unwrap(),
+        Curve::Exp => (x / 2.0).unwrap(), // F16 ends at e to the 11
+        _ => x,
+    };
+    x.to_dtype(dtype).unwrap()
+}
+
+#[test]
+fn values_in_every_dtype_are_those_of_f64() {
+    for curve in CURVES {
+        for dtype in DTYPES {
+            let x = inputs(curve, dtype);
+            let exact = values(&portable::value(curve, &plain(&double(&x)).unwrap()).unwrap());
+            let y = value(curve, &x).unwrap();
+            assert_eq!((y.dtype(), y.dims()), (dtype, x.dims()));
+            // erf and the exponential of F64 are good to some hundred places.
+            let count = if dtype == DType::F64 { 400.0 } else { 4.0 };
+            assert_close(&y, &exact, count);
+            assert_close(&portable::value(curve, &plain(&x).unwrap()).unwrap(), &exact, count);
+        }
+    }
+}
+
+#[test]
+fn slopes_in_every_dtype_are_those_of_f64() {
+    for curve in CURVES {
+        for dtype in DTYPES {
+            let (x, grad) = (inputs(curve, dtype), strided(&[33, 131], dtype, 2));
+            let (x64, grad64) = (plain(&double(&x)).unwrap(), plain(&double(&grad)).unwrap());
+            let exact = values(&portable::slope(curve, &x64, &grad64).unwrap());
+            let dx = slope(curve, &x, &grad).unwrap();
+            assert_eq!((dx.dtype(), dx.dims()), (dtype, x.dims()));
+            let count = if dtype == DType::F64 { 400.0 } else { 8.0 };
+            assert_close(&dx, &exact, count);
+            let (x, grad) = (plain(&x).unwrap(), plain(&grad).unwrap());
+            assert_close(&portable::slope(curve, &x, &grad).unwrap(), &exact, count);
+        }
+    }
+}
+
+#[test]
+fn slopes_are_those_of_the_values() {
+    for curve in CURVES {
+        let x = inputs(curve, DType::F64).narrow(1, 0, 7).unwrap().contiguous().unwrap();
+        let grad = random(&[33, 7], DType::F64, 3);
+        let expected = numeric_gradient(&x, &grad, |x| value(curve, x).unwrap());
+        // The third derivative of 1 / x at 0.01, over a step squared.
+        let scale = if curve == Curve::Log { 1e5 } else { 1e3 };
+        assert_close(&slope(curve, &x, &grad).unwrap(), &expected, difference_tolerance(scale));
+    }
+}
+
+#[test]
+fn infinities_and_nan() {
+    let inf = f64::INFINITY;
+    let x = |dtype| of(vec![inf, -inf, f64::NAN], &[3], dtype);
+    for dtype in DTYPES {
+        let check = |curve, expected: [f64; 3]| {
+            assert_close(&value(curve, &x(dtype)).unwrap(), &expected, 0.0);
+        };
+        check(Curve::Sigmoid, [1.0, 0.0, f64::NAN]);
+        check(Curve::Tanh, [1.0, -1.0, f64::NAN]);
+        check(Curve::Relu6, [6.0, 0.0, f64::NAN]);
+        check(Curve::HardSigmoid, [1.0, 0.0, f64::NAN]);
+        check(Curve::Elu { alpha: 1.0, scale: 1.0 }, [inf, -1.0, f64::NAN]);
+        check(Curve::Softplus, [inf, 0.0, f64::NAN]);
+        check(Curve::Exp, [inf, 0.0, f64::NAN]);
+        check(Curve::Log, [inf, f64::NAN, f64::NAN]);
+        // As PyTorch: the product of an infinity and a zero.
+        check(Curve::Silu, [inf, f64::NAN, f64::NAN]);
+    }
+}
+
+#[test]
+fn large_inputs_stay_finite() {
+    for dtype in DTYPES {
+        let x = of(vec![60000.0, -60000.0, 90.0, -90.0], &[4], dtype);
+        let ones = x.ones_like().unwrap();
+        for curve in CURVES {
+            if matches!(curve, Curve::Exp | Curve::Log | Curve::Relu2) {
+                continue;
+            }
+            for result in [value(curve, &x).unwrap(), slope(curve, &x, &ones).unwrap()] {
+                assert!(values(&result).iter().all(|y| y.is_finite()), "{curve:?}: {result}");
+            }
+        }
+    }
+}
+
+#[test]
+fn swiglu_gates_one_half_by_the_other() {
+    for dtype in DTYPES {
+        for shape in [[3, 2], [33, 34], [5, 4098]] {
+            let x = strided(&shape, dtype, 4);
+            let x64 = plain(&double(&x)).unwrap();
+            let grad = strided(&[shape[0], shape[1] / 2], dtype, 5);
+            let count = if dtype == DType::F64 { 16.0 } else { 4.0 };
+            let exact = values(&portable::swiglu(&x64).unwrap());
+            assert_close(&swiglu(&x).unwrap(), &exact, count);
+            assert_close(&portable::swiglu(&plain(&x).unwrap()).unwrap(), &exact, count);
+            let grad64 = plain(&double(&grad)).unwrap();
+            let exact = values(&portable::swiglu_backward(&x64, &grad64).unwrap());
+            assert_close(&swiglu_backward(&x, &grad).unwrap(), &exact, count);
+        }
+    }
+    let (x, grad) = (random(&[3, 10], DType::F64, 6), random(&[3, 5], DType::F64, 7));
+    let expected = numeric_gradient(&x, &grad, |x| swiglu(x).unwrap());
+    let dx = swiglu_backward(&x, &grad).unwrap();
+    assert_close(&dx, &expected, difference_tolerance(30.0));
+}

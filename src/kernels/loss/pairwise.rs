@@ -1,0 +1,156 @@
+//! Losses of an input and a target of one shape, element by element.
+
+use crate::kernels::activation::Math;
+use crate::kernels::elementwise::blocks::vectorise;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Pairwise {
+    /// `(a - b)²`.
+    Mse,
+    /// `(a - b)² / 2` where that is less than `delta` apart, `delta (|a - b| - delta / 2)` beyond.
+    Huber { delta: f64 },
+    /// `-b ln(a) - (1 - b) ln(1 - a)`, logarithms not below -100.
+    BinaryCrossEntropy,
+    /// The same of `σ(a)`.
+    BinaryCrossEntropyWithLogit,
+}
+
+/// Which argument a gradient is for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Side {
+    Input,
+    Target,
+}
+
+/// PyTorch's bound of a logarithm.
+pub(super) const LOWEST_LOG: f64 = -100.0;
+/// PyTorch's bound of `p (1 - p)`.
+pub(super) const LEAST_VARIANCE: f64 = 1e-12;
+
+/// Overwrites `a` with the losses.
+pub(super) fn terms<A: Math>(loss: Pairwise, a: &mut [A], b: &[A]) {
+    let (one, half) = (A::one(), A::of(0.5));
+    match loss {
+        Pairwise::Mse => each(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| (a - b) * (a - b),
+        ),
+        Pairwise::Huber { delta } => {
+            let delta = A::of(delta);
+            each(
+                a,
+                b,
+                #[inline(always)]
+                move |a, b| {
+                    let d = (a - b).abs();
+                    if d > delta { delta * (d - half * delta) } else { half * d * d }
+                },
+            );
+        }
+        Pairwise::BinaryCrossEntropy => each(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| -(b * bounded_log(a) + (one - b) * bounded_log(one - a)),
+        ),
+        Pairwise::BinaryCrossEntropyWithLogit => each(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| {
+                let above = if a < A::zero() { A::zero() } else { a };
+                above - a * b + (-a.abs()).exponential().log_of_one_more()
+            },
+        ),
+    }
+}
+
+/// Overwrites `a` with the slopes of the losses in one of the arguments.
+pub(super) fn slopes<A: Math>(loss: Pairwise, side: Side, a: &mut [A], b: &[A]) {
+    let (one, two) = (A::one(), A::of(2.0));
+    match (loss, side) {
+        (Pairwise::Mse, Side::Input) => each(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| two * (a - b),
+        ),
+        (Pairwise::Mse, Side::Target) => each(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| two * (b - a),
+        ),
+        (Pairwise::Huber { delta }, side) => {
+            let delta = A::of(delta);
+            let sign = if side == Side::Input { one } else { -one };
+            each(
+                a,
+                b,
+                #[inline(always)]
+                move |a, b| {
+                    let d = a - b;
+                    let d = if d > delta { delta } else { d };
+                    sign * if d < -delta { -delta } else { d }
+                },
+            );
+        }
+        (Pairwise::BinaryCrossEntropy, Side::Input) => each(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| {
+                let variance = a * (one - a);
+                let least = A::of(LEAST_VARIANCE);
+                (a - b) / if variance < least { least } else { variance }
+            },
+        ),
+        (Pairwise::BinaryCrossEntropy, Side::Target) => {
+            each(
+                a,
+                b,
+                #[inline(always)]
+                |a, _| bounded_log(one - a) - bounded_log(a),
+            );
+        }
+        (Pairwise::BinaryCrossEntropyWithLogit, Side::Input) => {
+            each(
+                a,
+                b,
+                #[inline(always)]
+                |a, b| one / (one + (-a).exponential()) - b,
+            );
+        }
+        (Pairwise::BinaryCrossEntropyWithLogit, Side::Target) => {
+            each(
+                a,
+                b,
+                #[inline(always)]
+                |a, _| -a,
+            );
+        }
+    }
+}
+
+#[inline(always)]
+fn bounded_log<A: Math>(x: A) -> A {
+    let log = x.ln();
+    let lowest = A::of(LOWEST_LOG);
+    if log < lowest { lowest } else { log }
+}
+
+#[inline(always)]
+fn each<A: Math>(a: &mut [A], b: &[A], f: impl Fn(A, A) -> A + Copy) {
+    vectorise(
+        #[inline(always)]
+        || {
+            // A copy, that writes to `a` cannot change.
+            let f = f;
+            for (a, b) in a.iter_mut().zip(b) {
+                *a = f(*a, *b);
+            }
+        },
+    );
+}

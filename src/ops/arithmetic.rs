@@ -1,0 +1,256 @@
+//! Arithmetic on two tensors, and joining several.
+
+use candle_core::shape::Dim;
+use candle_core::{DType, Result, Tensor};
+
+use super::{check_operand, shape_error};
+use crate::Op;
+use crate::kernels::{cast, elementwise, reduce};
+use crate::operator::{Backward, Gradient, Operator, apply};
+
+/// `a + b`: a residual, a bias, an embedding of positions.
+///
+/// # Shapes
+///
+/// Any two that broadcast → their common shape.
+///
+/// # Precision
+///
+/// Under autocast, operands of different dtypes are cast to the wider (`F16` with `BF16` to
+/// `F32`); outside they share a dtype. The sum in `F32`, rounded once. Where an operand was
+/// broadcast its gradient is summed in `F32`, over however many repeats; elsewhere it is handed on
+/// as it is.
+///
+/// # Errors
+///
+/// Shapes that do not broadcast; dtypes or devices that differ.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::ops;
+/// use candle_core::{DType, Device, Tensor, Var};
+///
+/// let (x, bias) = (Tensor::zeros((4096, 2), DType::F16, &Device::Cpu)?, Var::zeros(2, DType::F16, &Device::Cpu)?);
+/// let grads = ops::sum(&ops::add(&x, &bias)?)?.backward()?;
+/// let gradient = grads.get(&bias).unwrap().to_dtype(DType::F32)?;
+/// assert_eq!(gradient.to_vec1::<f32>()?, [4096.0; 2]); // candle's `broadcast_add` says 2048
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.add`.
+pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    apply(Arithmetic::Add, &[a, b])
+}
+
+/// `a - b`; otherwise as [`add`].
+///
+/// # References
+///
+/// `torch.sub`.
+pub fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    apply(Arithmetic::Sub, &[a, b])
+}
+
+/// `a * b`, element by element; otherwise as [`add`].
+///
+/// # References
+///
+/// `torch.mul`.
+pub fn mul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    apply(Arithmetic::Mul, &[a, b])
+}
+
+/// `a / b`; otherwise as [`add`].
+///
+/// # References
+///
+/// `torch.div`.
+pub fn div(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    apply(Arithmetic::Div, &[a, b])
+}
+
+#[derive(Clone, Copy)]
+enum Arithmetic {
+    Add,
+    Sub,
+    Mul,
+    Div,
+}
+
+/// What the gradients of products and quotients are made of; sums need only shapes.
+struct Saved {
+    a_dims: Vec<usize>,
+    b_dims: Vec<usize>,
+    /// The operands of a product or quotient.
+    pair: Option<(Tensor, Tensor)>,
+}
+
+impl Operator for Arithmetic {
+    type Saved = Saved;
+
+    fn op(&self) -> Op {
+        match self {
+            Self::Add => Op::Add,
+            Self::Sub => Op::Sub,
+            Self::Mul => Op::Mul,
+            Self::Div => Op::Div,
+        }
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Saved)> {
+        let (a, b) = (&inputs[0], &inputs[1]);
+        check_operand(self.op(), a, "a", a, false)?;
+        check_operand(self.op(), a, "b", b, true)?;
+        let Some(dims) = common_dims(a.dims(), b.dims()) else {
+            let expected = format!("one that broadcasts with that of a, {:?}", a.shape());
+            return shape_error(self.op(), "b", b, expected);
+        };
+        let (wide_a, wide_b) = (a.broadcast_as(dims.as_slice())?, b.broadcast_as(dims)?);
+        let y = match self {
+            Self::Add => elementwise::add(&wide_a, &wide_b),
+            Self::Sub => elementwise::sub(&wide_a, &wide_b),
+            Self::Mul => elementwise::mul(&wide_a, &wide_b, a.dtype()),
+            Self::Div => elementwise::div(&wide_a, &wide_b, a.dtype()),
+        }?;
+        let pair = matches!(self, Self::Mul | Self::Div).then(|| (a.clone(), b.clone()));
+        let saved = Saved { a_dims: a.dims().to_vec(), b_dims: b.dims().to_vec(), pair };
+        Ok((y, saved))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
+        let (gradient, Saved { a_dims, b_dims, pair }) = (ctx.gradient, ctx.saved);
+        let dims = gradient.dims();
+        let da = ctx.wants[0].map(|want| {
+            let Some((_, b)) = pair else { return handed_on(gradient, a_dims, want) };
+            let b = b.broadcast_as(dims)?;
+            let slope = |out| match self {
+                Self::Div => elementwise::div(gradient, &b, out),
+                _ => elementwise::mul(gradient, &b, out),
+            };
+            summed(slope, a_dims, dims, want)
+        });
+        let db = ctx.wants[1].map(|want| match (self, pair) {
+            (_, Some((a, b))) => {
+                let (a, b) = (a.broadcast_as(dims)?, b.broadcast_as(dims)?);
+                let slope = |out| match self {
+                    Self::Div => elementwise::divisor_gradient(&a, &b, gradient, out),
+                    _ => elementwise::mul(gradient, &a, out),
+                };
+                summed(slope, b_dims, dims, want)
+            }
+            (Self::Sub, None) => {
+                let sum = handed_on(gradient, b_dims, want)?.into_tensor();
+                Ok(Gradient::owned(sum.affine(-1.0, 0.0)?))
+            }
+            (_, None) => handed_on(gradient, b_dims, want),
+        });
+        Ok(vec![da.transpose()?, db.transpose()?])
+    }
+}
+
+/// The gradient of an operand that the output follows one to one.
+fn handed_on(gradient: &Tensor, dims: &[usize], want: DType) -> Result<Gradient> {
+    if gradient.dims() == dims {
+        return Ok(Gradient::shared(gradient.clone()));
+    }
+    Ok(Gradient::owned(reduce::sum_to(gradient, dims, want)?))
+}
+
+/// The gradient of an operand of `dims` from the `products` at every element: in `F32` until they
+/// are summed.
+fn summed(
+    products: impl Fn(DType) -> Result<Tensor>,
+    dims: &[usize],
+    wide: &[usize],
+    want: DType,
+) -> Result<Gradient> {
+    if dims == wide {
+        return Ok(Gradient::owned(products(want)?));
+    }
+    let full = if want == DType::F64 { DType::F64 } else { DType::F32 };
+    Ok(Gradient::owned(reduce::sum_to(&products(full)?, dims, want)?))
+}
+
+/// The shape that two shapes broadcast to.
+fn common_dims(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+    let rank = a.len().max(b.len());
+    let at = |dims: &[usize], i: usize| (i + dims.len()).checked_sub(rank).map_or(1, |i| dims[i]);
+    let common = |i| match (at(a, i), at(b, i)) {
+        (a, b) if a == b || b == 1 => Some(a),
+        (1, b) => Some(b),
+        _ => None,
+    };
+    (0..rank).map(common).collect()
+}
+
+/// The `parts` one after another along `dim`.
+///
+/// # Shapes
+///
+/// Equal but for dimension `dim`, whose sizes add up.
+///
+/// # Precision
+///
+/// Under autocast, parts of different dtypes are cast to the widest (`F16` with `BF16` to `F32`);
+/// outside they share a dtype. Nothing else is rounded.
+///
+/// # Errors
+///
+/// No parts; shapes, dtypes or devices that do not fit.
+///
+/// # References
+///
+/// `torch.cat`.
+pub fn cat<D: Dim>(parts: &[&Tensor], dim: D) -> Result<Tensor> {
+    let Some(first) = parts.first() else {
+        candle_core::bail!("cat was given no tensors, expected at least one")
+    };
+    let dim = dim.to_index(first.shape(), "cat")?;
+    apply(Cat { dim }, parts)
+}
+
+struct Cat {
+    dim: usize,
+}
+
+impl Operator for Cat {
+    /// The size of each part.
+    type Saved = Vec<usize>;
+
+    fn op(&self) -> Op {
+        Op::Cat
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Vec<usize>)> {
+        let first = &inputs[0];
+        for part in inputs {
+            check_operand(self.op(), first, "a part", part, true)?;
+            let mut expected = part.dims().to_vec();
+            if expected.len() == first.rank() {
+                expected[self.dim] = first.dims()[self.dim];
+            }
+            if expected != first.dims() {
+                let dim = self.dim;
+                let like =
+                    format!("{:?}, that of the first, but for dimension {dim}", first.shape());
+                return shape_error(self.op(), "a part", part, like);
+            }
+        }
+        let sizes = inputs.iter().map(|part| part.dims()[self.dim]).collect();
+        Ok((Tensor::cat(inputs, self.dim)?.contiguous()?, sizes))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Vec<usize>>) -> Result<Vec<Option<Gradient>>> {
+        let mut start = 0;
+        let parts = ctx.saved.iter().zip(ctx.wants).map(|(&size, want)| {
+            let from = start;
+            start += size;
+            let part = want.map(|dtype| cast(&ctx.gradient.narrow(self.dim, from, size)?, dtype));
+            part.transpose().map(|part| part.map(Gradient::owned))
+        });
+        parts.collect()
+    }
+}

@@ -1,0 +1,154 @@
+//! Losses of an input and a target of one shape.
+
+use candle_core::{Result, Tensor};
+
+use super::{check_dims, check_operand, shape_error};
+use crate::kernels::loss::{self, Pairwise, Side};
+use crate::operator::{Backward, Gradient, Operator, apply};
+use crate::{Error, Op};
+
+/// The mean of `(input - target)²`.
+///
+/// # Shapes
+///
+/// Both of one shape → `()`.
+///
+/// # Precision
+///
+/// Under autocast both are cast to `F32`; outside they share a dtype. Differences, squares and
+/// mean in `F32`; the loss is `F32` even for half inputs. Both get gradients.
+///
+/// # Errors
+///
+/// Shapes, dtypes or devices that differ.
+///
+/// # References
+///
+/// `torch.nn.functional.mse_loss`.
+pub fn mse(input: &Tensor, target: &Tensor) -> Result<Tensor> {
+    apply(Pairwise::Mse, &[input, target])
+}
+
+/// The mean of `(input - target)² / 2` where that is no further apart than `delta`, and of
+/// `delta (|input - target| - delta / 2)` beyond.
+///
+/// # Shapes, precision
+///
+/// As [`mse`].
+///
+/// # Errors
+///
+/// As [`mse`]; a `delta` that is not above 0.
+///
+/// # References
+///
+/// `torch.nn.functional.huber_loss`.
+pub fn huber(input: &Tensor, target: &Tensor, delta: f64) -> Result<Tensor> {
+    if !(delta > 0.0 && delta.is_finite()) {
+        let expected = "a finite number above 0";
+        return Err(Error::Setting { name: "delta", got: delta, expected }.into());
+    }
+    apply(Pairwise::Huber { delta }, &[input, target])
+}
+
+/// The mean binary cross entropy of the probabilities `σ(logits)` with the probabilities `target`.
+///
+/// # Shapes
+///
+/// Both of one shape → `()`.
+///
+/// # Precision
+///
+/// As [`mse`]. Taken from the logits, without forming the probabilities: no logit is too large.
+/// `target` may also be of integers, 0 and 1.
+///
+/// # Errors
+///
+/// As [`mse`].
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::ops;
+/// use candle_core::{Device, Tensor};
+///
+/// let (logit, target) = (Tensor::new(&[-200f32], &Device::Cpu)?, Tensor::new(&[1f32], &Device::Cpu)?);
+/// let loss = ops::binary_cross_entropy_with_logit(&logit, &target)?;
+/// assert_eq!(loss.to_scalar::<f32>()?, 200.0); // candle's is infinite
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.nn.functional.binary_cross_entropy_with_logits`.
+pub fn binary_cross_entropy_with_logit(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
+    let target = probabilities(logits, target)?;
+    apply(Pairwise::BinaryCrossEntropyWithLogit, &[logits, &target])
+}
+
+/// The mean binary cross entropy of the probabilities `input` with the probabilities `target`.
+///
+/// Prefer [`binary_cross_entropy_with_logit`]: a half probability is 1 from about 0.9998 (`F16`)
+/// or 0.998 (`BF16`) on, and what the loss depends on is its distance from 1. Autocast to a half
+/// dtype therefore refuses this one, as PyTorch's does.
+///
+/// # Shapes
+///
+/// Both of one shape → `()`.
+///
+/// # Precision
+///
+/// As [`mse`]. Logarithms are bounded by -100, and `p (1 - p)` in the gradient by 1e-12, as in
+/// PyTorch.
+///
+/// # Errors
+///
+/// As [`mse`]; [`Error::Banned`] in a half scope.
+///
+/// # References
+///
+/// `torch.nn.functional.binary_cross_entropy`.
+pub fn binary_cross_entropy(input: &Tensor, target: &Tensor) -> Result<Tensor> {
+    let target = probabilities(input, target)?;
+    apply(Pairwise::BinaryCrossEntropy, &[input, &target])
+}
+
+/// `target`, or integers as numbers.
+fn probabilities(input: &Tensor, target: &Tensor) -> Result<Tensor> {
+    if target.dtype().is_int() { target.to_dtype(input.dtype()) } else { Ok(target.clone()) }
+}
+
+impl Operator for Pairwise {
+    type Saved = (Tensor, Tensor);
+
+    fn op(&self) -> Op {
+        match self {
+            Pairwise::Mse => Op::Mse,
+            Pairwise::Huber { .. } => Op::Huber,
+            Pairwise::BinaryCrossEntropy => Op::BinaryCrossEntropy,
+            Pairwise::BinaryCrossEntropyWithLogit => Op::BinaryCrossEntropyWithLogit,
+        }
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
+        let (input, target) = (&inputs[0], &inputs[1]);
+        check_operand(self.op(), input, "input", input, false)?;
+        check_operand(self.op(), input, "target", target, true)?;
+        check_dims(self.op(), "target", target, input.dims())?;
+        if input.elem_count() == 0 {
+            return shape_error(self.op(), "input", input, "at least one element".into());
+        }
+        Ok((loss::pairwise_forward(*self, input, target)?, (input.clone(), target.clone())))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
+        let (input, target) = ctx.saved;
+        let sides = [Side::Input, Side::Target].into_iter().zip(ctx.wants);
+        let gradients = sides.map(|(side, want)| {
+            let slope =
+                |out| loss::pairwise_backward((*self, side), input, target, ctx.gradient, out);
+            want.map(slope).transpose().map(|slope| slope.map(Gradient::owned))
+        });
+        gradients.collect()
+    }
+}
