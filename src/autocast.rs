@@ -192,14 +192,15 @@ pub(crate) fn target(op: Op, inputs: impl Iterator<Item = DType> + Clone) -> Res
     Ok(cast.target(compute, inputs))
 }
 
-/// `tensor` in `dtype`, detached. A variable is cast once a scope.
-pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> candle_core::Result<Tensor> {
+/// `tensor` in `dtype`, detached, and whether it was found rather than cast. A variable is cast
+/// once a scope.
+pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> candle_core::Result<(Tensor, bool)> {
     if tensor.dtype() == dtype || !is_castable(tensor.dtype()) {
-        return Ok(tensor.detach());
+        return Ok((tensor.detach(), false));
     }
     let in_scope = SCOPES.with_borrow(|scopes| !scopes.is_empty());
     if !(tensor.is_variable() && in_scope) {
-        return kernels::cast(tensor, dtype);
+        return Ok((kernels::cast(tensor, dtype)?, false));
     }
     let key = (tensor.id(), dtype);
     let epoch = CACHE_EPOCH.load(Ordering::Acquire);
@@ -211,11 +212,11 @@ pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> candle_core::Result<Tensor>
         cache.casts.get(&key).cloned()
     });
     if let Some(cached) = cached {
-        return Ok(cached);
+        return Ok((cached, true));
     }
     let fresh = kernels::cast(tensor, dtype)?;
     CACHE.with_borrow_mut(|cache| cache.casts.insert(key, fresh.clone()));
-    Ok(fresh)
+    Ok((fresh, false))
 }
 
 /// Forgets the half copies of variables that autocast scopes hold, on every thread.
@@ -285,19 +286,19 @@ mod tests {
         loop {
             let before = CACHE_EPOCH.load(Ordering::Acquire);
             let [a, b, other] = [DType::BF16, DType::BF16, DType::F16].map(|d| cast(&var, d));
-            let (a, b, other) = (a?, b?, other?);
+            let (a, b, other) = (a?.0, b?.0, other?.0);
             assert_eq!((a.dtype(), other.dtype()), (DType::BF16, DType::F16));
             if CACHE_EPOCH.load(Ordering::Acquire) == before {
                 assert_eq!(a.id(), b.id());
                 break;
             }
         }
-        let before = cast(&var, DType::BF16)?;
+        let (before, _) = cast(&var, DType::BF16)?;
         clear_cast_cache();
-        assert_ne!(cast(&var, DType::BF16)?.id(), before.id());
+        assert_ne!(cast(&var, DType::BF16)?.0.id(), before.id());
         // Tensors that are no variables are not kept alive by the scope.
         let tensor = var.affine(1.0, 0.0)?;
-        assert_ne!(cast(&tensor, DType::BF16)?.id(), cast(&tensor, DType::BF16)?.id());
+        assert_ne!(cast(&tensor, DType::BF16)?.0.id(), cast(&tensor, DType::BF16)?.0.id());
         Ok(())
     }
 

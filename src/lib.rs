@@ -12,9 +12,11 @@ pub mod optim;
 mod parameters;
 mod policy;
 pub mod random;
+mod recompute;
 mod scale;
 mod scaler;
 mod step;
+mod trace;
 
 pub use autocast::{Autocast, AutocastGuard, clear_cast_cache};
 pub use error::{Error, Result};
@@ -22,9 +24,11 @@ pub use master::{AsCandle, MasterWeights};
 pub use operator::{NoGradGuard, no_grad, no_grad_guard};
 pub use parameters::Parameters;
 pub use policy::{Cast, Op, Policy};
+pub use recompute::checkpoint;
 pub use scale::{LossScale, ScaleConfig};
 pub use scaler::{GradScaler, ScaledLoss};
 pub use step::{Bound, Gradients, Step, StepOutcome};
+pub use trace::{Trace, TraceRow};
 
 /// Compiles the programs in `docs/porting.md`.
 #[cfg(doctest)]

@@ -111,6 +111,10 @@ ops! {
     Conv2d "conv2d" Lower Lower "a matrix product in another layout";
     /// [`ops::batch_norm`](crate::ops::batch_norm).
     BatchNorm "batch_norm" FullMath Keep "statistics over a batch need F32; the result fits a half";
+    /// [`ops::layer_norm`](crate::ops::layer_norm).
+    LayerNorm "layer_norm" FullMath Full "statistics over a row need F32; the result fits a half";
+    /// [`ops::rms_norm`](crate::ops::rms_norm).
+    RmsNorm "rms_norm" FullMath Full "squares overflow F16 from 256 on; the result fits a half";
     /// [`ops::relu`](crate::ops::relu).
     Relu "relu" Keep Keep "selects, never rounds";
     /// [`ops::gelu`](crate::ops::gelu).
@@ -169,6 +173,10 @@ ops! {
     GlobalAvgPool2d "global_avg_pool2d" FullMath Keep "a plane's sum saturates in half; its mean fits";
     /// [`ops::flatten`](crate::ops::flatten).
     Flatten "flatten" Keep Keep "moves, never rounds";
+    /// [`ops::embedding`](crate::ops::embedding).
+    Embedding "embedding" Keep Keep "selects, never rounds; its gradient is summed in F32";
+    /// [`ops::sdpa`](crate::ops::sdpa).
+    Sdpa "sdpa" Lower Lower "two matrix products; the softmax between them stays in F32";
     /// [`ops::softmax`](crate::ops::softmax).
     Softmax "softmax" FullMath Full "exponentials and their sum need F32; probabilities fit a half";
     /// [`ops::log_softmax`](crate::ops::log_softmax).

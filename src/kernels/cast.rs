@@ -4,6 +4,7 @@ use candle_core::{DType, Result, Tensor};
 use rayon::prelude::*;
 
 use super::element::{Element, Elements, Real, tensor, with_element};
+use super::elementwise::blocks::vectorise;
 use super::in_place;
 
 /// Elements converted at a time, through a buffer of the arithmetic type that stays in L1.
@@ -45,18 +46,21 @@ pub(crate) fn cast_into(dst: &Tensor, src: &Tensor) -> Result<()> {
 /// Converts through `f32`, or through `f64` where both sides are `f64` or one is and must not lose.
 fn convert<S: Element, D: Element>(src: &[S], dst: &mut [D]) {
     dst.par_chunks_mut(TASK).zip(src.par_chunks(TASK)).for_each(|(dst, src)| {
-        pulp::Arch::new().dispatch(|| {
-            let mut wide = [S::Acc::default(); BLOCK];
-            let mut narrow = [D::Acc::default(); BLOCK];
-            for (dst, src) in dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK)) {
-                let (wide, narrow) = (&mut wide[..src.len()], &mut narrow[..src.len()]);
-                S::widen(src, wide);
-                for (n, w) in narrow.iter_mut().zip(&*wide) {
-                    // From f64 to a half this rounds twice, as `half` does on x86.
-                    *n = D::Acc::of(w.to_double());
+        vectorise(
+            #[inline(always)]
+            || {
+                let mut wide = [S::Acc::default(); BLOCK];
+                let mut narrow = [D::Acc::default(); BLOCK];
+                for (dst, src) in dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK)) {
+                    let (wide, narrow) = (&mut wide[..src.len()], &mut narrow[..src.len()]);
+                    S::widen(src, wide);
+                    for (n, w) in narrow.iter_mut().zip(&*wide) {
+                        // From f64 to a half this rounds twice, as `half` does on x86.
+                        *n = D::Acc::of(w.to_double());
+                    }
+                    D::narrow(narrow, dst);
                 }
-                D::narrow(narrow, dst);
-            }
-        })
+            },
+        )
     });
 }

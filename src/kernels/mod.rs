@@ -14,11 +14,14 @@ mod cast;
 pub(crate) mod conv2d;
 mod element;
 pub(crate) mod elementwise;
+pub(crate) mod embedding;
 pub(crate) mod gemm;
 mod in_place;
+pub(crate) mod layer_norm;
 pub(crate) mod loss;
 pub(crate) mod pool;
 pub(crate) mod reduce;
+pub(crate) mod sdpa;
 pub(crate) mod softmax;
 pub(crate) mod update;
 

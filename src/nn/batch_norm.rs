@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
 
-use crate::{Error, kernels, ops};
+use crate::{Error, kernels, ops, recompute};
 
 /// [`ops::batch_norm`] with its parameters `weight` and `bias`, and the running averages
 /// `running_mean` and `running_var` that evaluation uses.
@@ -118,7 +118,8 @@ impl BatchNorm {
         self.weight_and_bias.as_ref().map(|(weight, bias)| (weight, bias))
     }
 
-    /// Normalises by the batch, and updates the running averages.
+    /// Normalises by the batch, and updates the running averages; not where a
+    /// [`checkpoint`](crate::checkpoint) recomputes.
     ///
     /// # Errors
     ///
@@ -126,6 +127,9 @@ impl BatchNorm {
     pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
         let (weight, bias) = self.weight_and_bias().unzip();
         let (y, statistics) = ops::batch_norm(x, weight, bias, self.eps)?;
+        if recompute::is_active() {
+            return Ok(y);
+        }
         let count = statistics.count as f64;
         self.average(&self.running_mean, &statistics.mean, self.momentum)?;
         let unbiased = self.momentum * count / (count - 1.0);

@@ -9,10 +9,13 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::autocast;
 use crate::policy::Op;
+use crate::trace::{self, TraceRow};
 
 pub use gradient::Gradient;
+pub(crate) use no_grad::is_active as no_grad_is_active;
 pub use no_grad::{NoGradGuard, no_grad, no_grad_guard};
 pub(crate) use sink::backward_into;
+pub(crate) use token::backward_from;
 #[doc(hidden)]
 pub use token::live_nodes;
 
@@ -123,12 +126,22 @@ impl<S> Backward<'_, S> {
 /// the active scope.
 pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
     let target = autocast::target(operator.op(), inputs.iter().map(|t| t.dtype()))?;
-    let cast = |input: &&Tensor| match target {
-        Some(dtype) => autocast::cast(input, dtype),
-        None => Ok(input.detach()),
-    };
-    let cast_inputs = inputs.iter().map(cast).collect::<Result<Vec<_>>>()?;
+    let mut cache_hits = 0;
+    let mut cast_inputs = Vec::with_capacity(inputs.len());
+    for input in inputs {
+        let (cast, found) = match target {
+            Some(dtype) => autocast::cast(input, dtype)?,
+            None => (input.detach(), false),
+        };
+        cache_hits += usize::from(found);
+        cast_inputs.push(cast);
+    }
+    let op = operator.op();
     let (output, saved) = operator.forward(&cast_inputs)?;
+    if trace::is_active() {
+        let (inputs, output) = (inputs.iter().map(|t| t.dtype()).collect(), output.dtype());
+        trace::record(&TraceRow { op, inputs, cast: target, output, cache_hits });
+    }
     let tracked = |t: &&Tensor| t.track_op() && t.dtype().is_float();
     if no_grad::is_active() || !inputs.iter().any(tracked) {
         return Ok(output);

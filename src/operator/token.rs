@@ -22,11 +22,11 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, InplaceOp1, Layout,
-    MetalStorage, Result, Shape, Storage, Tensor, TensorId,
+    MetalStorage, Result, Shape, Storage, Tensor, TensorId, backprop::GradStore,
 };
 
 use super::{Backward, Gradient, Operator, sink};
-use crate::{Error, autocast};
+use crate::{Cast, Error, Op, autocast};
 
 /// The nodes whose emitted tensor is alive, by its id.
 static NODES: LazyLock<Mutex<HashMap<TensorId, Weak<Node>>>> = LazyLock::new(Mutex::default);
@@ -412,6 +412,34 @@ impl CustomOp1 for Emit {
         self.node.call.cell.add(gradient).inspect_err(|_| Pass::abandon())?;
         token.zeros_like().map(Some)
     }
+}
+
+/// Back-propagates `gradient` from `y`, in a pass of its own inside of another.
+pub(crate) fn backward_from(y: &Tensor, gradient: Tensor) -> Result<(GradStore, sink::Sink)> {
+    /// A number whose gradient in `y` is the given one.
+    struct Seed(Tensor);
+    impl Operator for Seed {
+        type Saved = ();
+        fn op(&self) -> Op {
+            Op::user("seed", Cast::Keep)
+        }
+        fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+            Ok((Tensor::zeros((), DType::F32, inputs[0].device())?, ()))
+        }
+        fn backward(&self, _: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+            Ok(vec![Some(Gradient::shared(self.0.clone()))])
+        }
+    }
+    /// Goes back to the outer pass, on error and panic too.
+    struct Outer(Pass);
+    impl Drop for Outer {
+        fn drop(&mut self) {
+            CURRENT.set(self.0);
+        }
+    }
+    let seed = super::apply(Seed(gradient), &[y])?;
+    let _outer = Outer(CURRENT.replace(Pass::next()));
+    sink::backward_into(&seed)
 }
 
 /// How many operators have a live output. For tests: nothing may be alive after drop.

@@ -9,8 +9,11 @@
 
 mod activation;
 mod arithmetic;
+mod attention;
 mod conv;
 mod elementwise;
+mod embedding;
+mod layer_norm;
 mod loss;
 mod norm;
 mod pairwise;
@@ -28,8 +31,12 @@ pub use activation::{
     selu, sigmoid, silu, softplus, swiglu, tanh,
 };
 pub use arithmetic::{add, cat, div, mul, sub};
+pub use attention::{sdpa, sdpa_softcapped};
 pub use conv::conv2d;
 pub use elementwise::{add_relu, dropout, flatten, relu};
+pub use embedding::embedding;
+pub(crate) use layer_norm::row_norm;
+pub use layer_norm::{layer_norm, rms_norm};
 pub use loss::{cross_entropy, cross_entropy_smoothed, nll};
 pub use norm::{BatchStatistics, batch_norm, batch_norm_eval};
 pub use pairwise::{binary_cross_entropy, binary_cross_entropy_with_logit, huber, mse};
@@ -73,6 +80,15 @@ fn check_operand(
         return Err(Error::Device { op, name, got, expected }.into());
     }
     Ok(())
+}
+
+/// `eps`, which is added to a variance, is finite and not below zero.
+fn check_eps(eps: f64) -> Result<()> {
+    if eps >= 0.0 && eps.is_finite() {
+        return Ok(());
+    }
+    let expected = "a finite number, not below zero";
+    Err(Error::Setting { name: "eps", got: eps, expected }.into())
 }
 
 /// `got` has exactly the dimensions `expected`.

@@ -4,10 +4,10 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{Result, Tensor};
 
-use super::{arithmetic, check_dims, check_operand, shape_error};
+use super::{arithmetic, check_dims, check_eps, check_operand, shape_error};
+use crate::Op;
 use crate::kernels::{self, batch_norm as kernel};
 use crate::operator::{Backward, Gradient, Operator, apply};
-use crate::{Error, Op};
 
 /// The statistics of one batch, for running averages: `F32`, `(c)`, detached.
 #[derive(Clone, Debug)]
@@ -80,10 +80,7 @@ fn run(
     eps: f64,
     mode: Mode,
 ) -> Result<Tensor> {
-    if !(eps >= 0.0 && eps.is_finite()) {
-        let expected = "a finite number, not below zero";
-        return Err(Error::Setting { name: "eps", got: eps, expected }.into());
-    }
+    check_eps(eps)?;
     let op = BatchNorm { eps, mode, weight: weight.is_some() };
     let inputs: Vec<&Tensor> = [Some(x), weight, bias].into_iter().flatten().collect();
     apply(op, &inputs)

@@ -75,10 +75,12 @@ fn the_pytorch_preset_gives_pytorchs_dtypes() {
         for &op in Op::ALL {
             let expected = match op {
                 // lower_precision_fp
-                Op::Matmul | Op::Linear | Op::Conv2d | Op::Prelu => Some((half, half)),
+                Op::Matmul | Op::Linear | Op::Conv2d | Op::Prelu | Op::Sdpa => Some((half, half)),
                 // fp32, fp32_set_opt_dtype, and what is composed of such
                 Op::Softmax
                 | Op::LogSoftmax
+                | Op::LayerNorm
+                | Op::RmsNorm
                 | Op::Softplus
                 | Op::Exp
                 | Op::Log

@@ -135,6 +135,52 @@ fn in_other_dtypes_and_layouts_gradients_are_those_of_f64() -> Result<()> {
     Ok(())
 }
 
+/// A batch of nothing, as the last of an epoch may be: operators either take it, and give nothing
+/// and gradients of nothing, or refuse it by name.
+#[test]
+fn a_batch_of_no_elements_is_taken_or_refused() -> Result<()> {
+    let mut taken = Vec::new();
+    for case in cases::all() {
+        for dtype in [DType::F32, DType::BF16] {
+            let cast = |x: &Tensor| Var::from_tensor(&x.to_dtype(dtype)?);
+            let vars = case.inputs.iter().map(cast).collect::<Result<Vec<_>>>()?;
+            let mut inputs: Vec<Tensor> = vars.iter().map(|var| var.as_tensor().clone()).collect();
+            let empty = Var::from_tensor(&inputs[0].narrow(0, 0, 0)?)?;
+            inputs[0] = empty.as_tensor().clone();
+            let what = format!("{:?} {}, {dtype:?}", case.op, case.name);
+            match (case.f)(&inputs) {
+                Err(error) => {
+                    assert!(error.to_string().contains(case.op.name()), "{what}: {error}")
+                }
+                Ok(y) => {
+                    let store = ops::sum(&y)?.backward()?;
+                    assert_eq!(store.get(&empty).expect("a gradient").dims(), inputs[0].dims());
+                    for var in &vars[1..] {
+                        let gradient = to_vec(store.get(var).expect("a gradient"));
+                        let finite = gradient.iter().all(|g| g.is_finite());
+                        let zero = y.elem_count() > 0 || gradient.iter().all(|&g| g == 0.0);
+                        assert!(finite && zero, "{what}: {gradient:?}");
+                    }
+                    taken.push(case.op);
+                }
+            }
+        }
+    }
+    for op in [
+        Op::Matmul,
+        Op::Linear,
+        Op::Conv2d,
+        Op::Relu,
+        Op::Gelu,
+        Op::Softmax,
+        Op::MaxPool2d,
+        Op::LayerNorm,
+    ] {
+        assert!(taken.contains(&op), "{op:?} takes no empty batch");
+    }
+    Ok(())
+}
+
 #[test]
 fn every_operator_has_a_case() {
     for &op in Op::ALL {

@@ -3,6 +3,7 @@
 mod autocast;
 mod bad_input;
 mod cases;
+mod checkpoint;
 mod dtype_flow;
 mod golden;
 mod gradients;
@@ -16,4 +17,5 @@ mod scale_rule;
 mod scaler;
 mod sgd;
 mod tidy;
+mod trace;
 mod util;

@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use super::shape::Shape;
 use crate::kernels::element::Real;
-use crate::kernels::gemm::{Matrix, vectorised};
+use crate::kernels::elementwise::blocks::vectorise;
+use crate::kernels::gemm::Matrix;
 
 /// Copies whole images to the middle of `padded`, with zeros around them.
 pub(super) fn pad<A: Real>(images: &[A], shape: &Shape, padded: &mut [A]) {
@@ -137,7 +138,7 @@ impl Strips {
         strips: &mut [A],
     ) {
         let (stride, len) = (shape.geometry.stride, shape.out_width);
-        vectorised(
+        vectorise(
             #[inline(always)]
             || match (stride, len) {
                 (1, 8) => self.gather_fixed::<A, 8>(padded, shape, group, strips),
@@ -193,7 +194,7 @@ impl Strips {
         padded: &mut [A],
     ) {
         let (stride, len) = (shape.geometry.stride, shape.out_width);
-        vectorised(
+        vectorise(
             #[inline(always)]
             || {
                 self.for_each(shape, group, |strip, pixel| {

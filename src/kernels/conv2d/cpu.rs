@@ -12,7 +12,8 @@ use rayon::prelude::*;
 use super::columns::{Strips, crop, pad};
 use super::shape::Shape;
 use crate::kernels::element::{Element, tensor};
-use crate::kernels::gemm::{Arithmetic, Matrix, Source, Threads, narrow, product, vectorised};
+use crate::kernels::elementwise::blocks::vectorise;
+use crate::kernels::gemm::{Arithmetic, Matrix, Source, Threads, narrow, product};
 
 /// See [`super::forward`]; the operands are contiguous and of formats whose arithmetic is `O::Acc`.
 pub(super) fn forward<O: Element>(
@@ -257,7 +258,7 @@ fn store<O: Element>(
     let (images, width) = (out.len() / shape.out_image(), shape.out_width);
     // Of one image, all rows are one run.
     let (lines, run) = if images == 1 { (1, rows.len() * width) } else { (rows.len(), width) };
-    vectorised(
+    vectorise(
         #[inline(always)]
         || {
             let mut tile = tile.chunks_exact(run);

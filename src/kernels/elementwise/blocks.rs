@@ -56,6 +56,24 @@ pub(crate) fn for_each_chunk<T: Send>(
     });
 }
 
+/// Calls `f` with each of `tasks`, in parallel.
+pub(crate) fn for_each_task<T: Send>(tasks: Vec<T>, f: impl Fn(T) + Send + Sync) {
+    if tasks.len() <= 1 {
+        tasks.into_iter().for_each(f);
+    } else {
+        tasks.into_par_iter().for_each(f);
+    }
+}
+
+/// `data` cut into `count` pieces of `size`: the parts of tasks that write it. Of nothing, each
+/// piece is nothing, which stands for a result nobody wants.
+pub(crate) fn pieces<T>(data: &mut [T], size: usize, count: usize) -> Vec<&mut [T]> {
+    if data.is_empty() {
+        return (0..count).map(|_| Default::default()).collect();
+    }
+    data.chunks_mut(size).collect()
+}
+
 /// A vector of `len` elements. `fill` is given where a block starts, and the block to write.
 ///
 /// The blocks are arrays collected by value, so that memory is written once: a vector that is

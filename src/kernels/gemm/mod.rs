@@ -9,7 +9,7 @@ pub(super) mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
-pub(super) use operand::{Arithmetic, Source, narrow, vectorised};
+pub(super) use operand::{Arithmetic, Source, narrow};
 pub(super) use product::{Matrix, Threads, product};
 
 use super::element::with_element;

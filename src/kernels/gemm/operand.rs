@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use crate::kernels::element::{Element, Elements, Real};
+use crate::kernels::elementwise::blocks::vectorise;
 
 /// The elements of a contiguous CPU tensor, as `A`.
 pub(in crate::kernels) trait Source<A>: Sync {
@@ -49,15 +50,9 @@ impl<'a, A: Arithmetic> dyn Source<A> + 'a {
 /// Elements a thread widens or narrows at a time: some tens of microseconds.
 pub(in crate::kernels) const BLOCK: usize = 1 << 16;
 
-/// Runs a loop nest, `#[inline(always)]`, compiled for the widest vectors of the processor.
-#[inline(always)]
-pub(in crate::kernels) fn vectorised(f: impl FnOnce()) {
-    pulp::Arch::new().dispatch(f)
-}
-
 /// Writes `src`, rounded once, to `dst` of the same length, vectorised.
 pub(in crate::kernels) fn narrow<O: Element>(src: &[O::Acc], dst: &mut [O]) {
-    vectorised(
+    vectorise(
         #[inline(always)]
         || O::narrow(src, dst),
     );
@@ -71,7 +66,7 @@ macro_rules! stored_narrow {
             }
             fn widen(&self, start: usize, dst: &mut [f32]) {
                 let src = &self[start..start + dst.len()];
-                vectorised(
+                vectorise(
                     #[inline(always)]
                     || <$ty>::widen(src, dst),
                 );

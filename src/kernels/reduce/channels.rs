@@ -83,7 +83,7 @@ impl Channels {
         } else {
             (self.run_sums(inputs, parameters, term), 1)
         };
-        for row in partials.chunks(self.channels * repeat.max(1)) {
+        for row in partials.chunks((self.channels * repeat.max(1)).max(1)) {
             for (sum, partials) in sums.iter_mut().zip(row.chunks(repeat.max(1))) {
                 for partial in partials {
                     *sum = from_fn(|k| sum[k] + partial[k]);

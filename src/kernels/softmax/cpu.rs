@@ -123,7 +123,7 @@ pub(crate) fn maxima_and_sums<T: Lane<Acc: Exp>>(
 
 /// The largest of `x`; NaN is passed over, and reaches the result through the sums.
 #[inline(always)]
-fn largest<T: Lane>(x: &[T]) -> T::Acc {
+pub(crate) fn largest<T: Lane>(x: &[T]) -> T::Acc {
     const LANES: usize = 32;
     let mut lanes = [T::Acc::neg_infinity(); LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();

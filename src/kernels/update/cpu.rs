@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use super::Sgd;
 use crate::kernels::element::{Elements, Real};
+use crate::kernels::elementwise::blocks::vectorise;
 use crate::kernels::in_place;
 
 /// Elements a task.
@@ -27,7 +28,12 @@ macro_rules! with_real {
 /// Calls `f` on parts of `x`, in parallel, vectorised for this processor.
 fn each<T: Real>(x: &Tensor, f: impl Fn(&mut [T]) + Sync) -> Result<()> {
     in_place::write::<T>(x, |x| {
-        x.par_chunks_mut(TASK).for_each(|part| pulp::Arch::new().dispatch(|| f(part)));
+        x.par_chunks_mut(TASK).for_each(|part| {
+            vectorise(
+                #[inline(always)]
+                || f(part),
+            )
+        });
     })
 }
 
@@ -35,7 +41,7 @@ pub(super) fn unscale(gradient: &Tensor, inverse: f32) -> Result<bool> {
     let overflow = AtomicBool::new(false);
     with_real!(gradient.dtype(), T => {
         let inverse = T::of(inverse.into());
-        each::<T>(gradient, |part| {
+        each::<T>(gradient, #[inline(always)] |part| {
             if unscale_part(part, inverse) {
                 overflow.store(true, Ordering::Relaxed);
             }
@@ -71,7 +77,14 @@ pub(super) fn sum_of_squares(gradient: &Tensor) -> Result<f64> {
         let gradient = Elements::<T>::of(gradient)?;
         let parts: Vec<f64> = gradient
             .par_chunks(TASK)
-            .map(|part| pulp::Arch::new().dispatch(|| squares_of_part(part)))
+            .map(|part| {
+                let mut sum = 0.0;
+                vectorise(
+                    #[inline(always)]
+                    || sum = squares_of_part(part),
+                );
+                sum
+            })
             .collect();
         // In the order of the parts: the same sum on any number of threads.
         parts.iter().sum()
@@ -98,14 +111,14 @@ fn squares_of_part<T: Real>(part: &[T]) -> f64 {
 pub(super) fn multiply(gradient: &Tensor, factor: f64) -> Result<()> {
     with_real!(gradient.dtype(), T => {
         let factor = T::of(factor);
-        each::<T>(gradient, |part| part.iter_mut().for_each(|x| *x *= factor))
+        each::<T>(gradient, #[inline(always)] |part| part.iter_mut().for_each(|x| *x *= factor))
     })
 }
 
 pub(super) fn clip_value(gradient: &Tensor, limit: f64) -> Result<()> {
     with_real!(gradient.dtype(), T => {
         let limit = T::of(limit);
-        each::<T>(gradient, |part| {
+        each::<T>(gradient, #[inline(always)] |part| {
             for x in part {
                 // Comparisons, not `min` and `max`: those turn NaN into a number.
                 *x = if *x > limit { limit } else if *x < -limit { -limit } else { *x };
@@ -129,27 +142,34 @@ pub(super) fn sgd<T: Real>(
     let Some(buffer) = buffer else {
         return in_place::write::<T>(weight, |weight| {
             weight.par_chunks_mut(TASK).zip(gradients).for_each(|(weight, gradient)| {
-                pulp::Arch::new().dispatch(|| {
-                    for (w, g) in weight.iter_mut().zip(gradient) {
-                        *w -= lr * (*g + decay * *w);
-                    }
-                })
+                vectorise(
+                    #[inline(always)]
+                    || {
+                        for (w, g) in weight.iter_mut().zip(gradient) {
+                            *w -= lr * (*g + decay * *w);
+                        }
+                    },
+                )
             })
         });
     };
     let mut written = Ok(());
     in_place::write::<T>(weight, |weight| {
-        let update = |weight: &mut [T], buffer: &mut [T], gradient: &[T]| {
-            for ((w, b), g) in weight.iter_mut().zip(buffer).zip(gradient) {
-                let g = *g + decay * *w;
-                *b = momentum_now * *b + fresh * g;
-                *w -= lr * if nesterov { g + momentum * *b } else { *b };
-            }
-        };
         written = in_place::write::<T>(buffer, |buffer| {
             weight.par_chunks_mut(TASK).zip(buffer.par_chunks_mut(TASK)).zip(gradients).for_each(
                 |((weight, buffer), gradient)| {
-                    pulp::Arch::new().dispatch(|| update(weight, buffer, gradient))
+                    vectorise(
+                        #[inline(always)]
+                        || {
+                            for ((w, b), g) in
+                                weight.iter_mut().zip(buffer.iter_mut()).zip(gradient)
+                            {
+                                let g = *g + decay * *w;
+                                *b = momentum_now * *b + fresh * g;
+                                *w -= lr * if nesterov { g + momentum * *b } else { *b };
+                            }
+                        },
+                    )
                 },
             )
         });

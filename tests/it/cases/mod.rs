@@ -2,6 +2,7 @@
 
 mod basic;
 mod pointwise;
+mod transformer;
 mod vision;
 
 use candle_amp::Op;
@@ -39,7 +40,10 @@ impl Case {
 
 /// Every case of every operator, each operator's plainest first.
 pub(crate) fn all() -> Vec<Case> {
-    [basic::cases(), pointwise::cases(), vision::cases()].into_iter().flatten().collect()
+    [basic::cases(), pointwise::cases(), vision::cases(), transformer::cases()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn case(

@@ -1,0 +1,249 @@
+use candle_core::{D, DType, Result, Tensor, WithDType};
+use num_traits::Zero;
+
+use crate::kernels::cast;
+use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
+use crate::kernels::elementwise::blocks::{
+    BLOCK, GRAIN, for_each_chunk, for_each_task, pieces, vectorise,
+};
+use crate::kernels::elementwise::lane::Lane;
+use crate::kernels::reduce::channels::block_sums;
+
+/// What a row is normalised by.
+#[derive(Clone, Copy)]
+struct Row<A> {
+    mean: A,
+    /// What `mean`, rounded, is short of.
+    rest: A,
+    inv_std: A,
+}
+
+impl<A: Real> Row<A> {
+    #[inline(always)]
+    fn normalise(self, x: A) -> A {
+        ((x - self.mean) - self.rest) * self.inv_std
+    }
+
+    /// Takes the mean first, and then squares about it.
+    #[inline(always)]
+    fn of<T: Lane<Acc = A>>(x: &[T], eps: f64, centred: bool) -> Self {
+        let count = x.len() as f64;
+        let mean = if centred { A::of(totals(x, |x| [x])[0] / count) } else { A::zero() };
+        let [sum, squares] = totals(
+            x,
+            #[inline(always)]
+            |x| [x - mean, (x - mean) * (x - mean)],
+        );
+        let rest = if centred { sum / count } else { 0.0 };
+        let var = squares / count - rest * rest;
+        let var = if var < 0.0 { 0.0 } else { var };
+        Self { mean, rest: A::of(rest), inv_std: A::of(1.0 / (var + eps).sqrt()) }
+    }
+}
+
+/// Sums of the values of `term` over a row.
+#[inline(always)]
+fn totals<T: Lane, const K: usize>(x: &[T], term: impl Fn(T::Acc) -> [T::Acc; K]) -> [f64; K] {
+    let mut totals = [0.0; K];
+    for x in x.chunks(BLOCK) {
+        let sums = block_sums(
+            [x],
+            #[inline(always)]
+            |[x]| term(x),
+        );
+        totals = std::array::from_fn(|k| totals[k] + sums[k]);
+    }
+    totals
+}
+
+pub(super) fn forward(
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+    centred: bool,
+) -> Result<(Tensor, Tensor)> {
+    fn typed<T: Lane>(
+        x: &Tensor,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+        centred: bool,
+    ) -> Result<(Tensor, Tensor)> {
+        let (data, columns) = (Elements::<T>::of(x)?, x.dim(D::Minus1)?);
+        let rows = data.len() / columns.max(1);
+        let weight = vector::<T::Acc>(weight, columns, 1.0)?;
+        let bias = vector::<T::Acc>(bias, columns, 0.0)?;
+        let (mut y, mut statistics) = (T::zeros(data.len()), vec![T::Acc::zero(); rows * 3]);
+        let per_task = GRAIN.div_ceil(columns.max(1));
+        let tasks: Vec<_> = y
+            .chunks_mut((per_task * columns).max(1))
+            .zip(data.chunks((per_task * columns).max(1)))
+            .zip(statistics.chunks_mut(per_task * 3))
+            .collect();
+        for_each_task(tasks, |((y, x), statistics)| {
+            vectorise(
+                #[inline(always)]
+                || {
+                    let rows = y.chunks_exact_mut(columns).zip(x.chunks_exact(columns));
+                    for ((y, x), statistics) in rows.zip(statistics.chunks_exact_mut(3)) {
+                        let row = Row::of(x, eps, centred);
+                        statistics.copy_from_slice(&[row.mean, row.rest, row.inv_std]);
+                        for (((y, x), w), b) in y.iter_mut().zip(x).zip(&weight).zip(&bias) {
+                            *y = T::lower(row.normalise(x.raise()) * *w + *b);
+                        }
+                    }
+                },
+            );
+        });
+        Ok((tensor(y, x.dims()), tensor(statistics, &[rows, 3])))
+    }
+    with_element!(x.dtype(), T => typed::<T>(x, weight, bias, eps, centred))
+}
+
+pub(super) fn backward(
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    statistics: &Tensor,
+    centred: bool,
+    wants: [Option<DType>; 3],
+) -> Result<[Option<Tensor>; 3]> {
+    let (dx, sums) = with_element!(x.dtype(), T => {
+        let backward = Backward::<T> {
+            x: &Elements::of(x)?,
+            grad: &Elements::of(grad)?,
+            weight: vector(weight, x.dim(D::Minus1)?, 1.0)?,
+            statistics: &Elements::of(statistics)?,
+            centred,
+            affine: wants[1].or(wants[2]).is_some(),
+        };
+        match wants[0] {
+            None => (None, backward.run::<T>(&mut [])),
+            Some(T::DTYPE) => backward.with_input::<T>(x.dims()),
+            Some(_) => backward.with_input::<<T as Element>::Acc>(x.dims()),
+        }
+    });
+    let columns = sums.len() / 2;
+    let sum = |sums: &[f64], want: Option<DType>| {
+        want.map(|dtype| cast(&tensor(sums.to_vec(), &[columns]), dtype)).transpose()
+    };
+    let (dweight, dbias) = sums.split_at(columns);
+    let dx = dx.zip(wants[0]).map(|(dx, dtype)| dx.to_dtype(dtype)).transpose()?;
+    Ok([dx, sum(dweight, wants[1])?, sum(dbias, wants[2])?])
+}
+
+struct Backward<'a, T: Lane<Acc: Lane>> {
+    x: &'a [T],
+    grad: &'a [T],
+    weight: Vec<T::Acc>,
+    /// Three numbers a row.
+    statistics: &'a [T::Acc],
+    centred: bool,
+    /// Whether the gradients of weight and bias are wanted.
+    affine: bool,
+}
+
+impl<T: Lane<Acc: Lane>> Backward<'_, T> {
+    fn with_input<O: Lane<Acc = T::Acc>>(&self, dims: &[usize]) -> (Option<Tensor>, Vec<f64>) {
+        let mut dx = O::zeros(self.x.len());
+        let sums = self.run(&mut dx);
+        (Some(tensor(dx, dims)), sums)
+    }
+
+    /// Writes the gradient of `x`, unless `dx` is empty, and returns those of weight and bias, one
+    /// after the other.
+    fn run<O: Lane<Acc = T::Acc>>(&self, dx: &mut [O]) -> Vec<f64> {
+        let columns = self.weight.len();
+        let rows = self.x.len() / columns.max(1);
+        // Rows whose sums are kept apart: enough for the sums to be small beside them, and few
+        // enough for several threads to have some.
+        let panel = GRAIN.div_ceil(columns.max(1)).clamp(8, 64);
+        let panels = rows.div_ceil(panel);
+        let width = if self.affine { 2 * columns } else { 0 };
+        let mut sums = vec![T::Acc::zero(); panels * width];
+        let tasks = pieces(dx, panel * columns, panels).into_iter();
+        let tasks = tasks.zip(pieces(&mut sums, width, panels)).enumerate().collect();
+        for_each_task(tasks, |(number, (dx, sums))| {
+            let rows = number * panel..rows.min((number + 1) * panel);
+            let mut scratch = vec![T::Acc::zero(); 2 * columns];
+            vectorise(
+                #[inline(always)]
+                || self.panel(rows.clone(), dx, sums, &mut scratch),
+            );
+        });
+        let mut totals = vec![0.0; 2 * columns];
+        if self.affine {
+            for_each_chunk(
+                &mut totals,
+                BLOCK,
+                #[inline(always)]
+                |chunk, totals| {
+                    for sums in sums.chunks_exact(2 * columns) {
+                        for (total, sum) in totals.iter_mut().zip(&sums[chunk * BLOCK..]) {
+                            *total += sum.to_double();
+                        }
+                    }
+                },
+            );
+        }
+        totals
+    }
+
+    #[inline(always)]
+    fn panel<O: Lane<Acc = T::Acc>>(
+        &self,
+        rows: std::ops::Range<usize>,
+        dx: &mut [O],
+        sums: &mut [T::Acc],
+        scratch: &mut [T::Acc],
+    ) {
+        let columns = self.weight.len();
+        let (normal, slope) = scratch.split_at_mut(columns);
+        let weight = &self.weight[..columns];
+        for (at, row) in rows.enumerate() {
+            let x = &self.x[row * columns..][..columns];
+            let grad = &self.grad[row * columns..][..columns];
+            let &[mean, rest, inv_std] = &self.statistics[row * 3..][..3] else { return };
+            let row = Row { mean, rest, inv_std };
+            for i in 0..columns {
+                normal[i] = row.normalise(x[i].raise());
+                slope[i] = grad[i].raise() * weight[i];
+            }
+            if !sums.is_empty() {
+                let (dweight, dbias) = sums.split_at_mut(columns);
+                for i in 0..columns {
+                    dweight[i] += grad[i].raise() * normal[i];
+                    dbias[i] += grad[i].raise();
+                }
+            }
+            if dx.is_empty() {
+                continue;
+            }
+            // dx = (slope - average(slope) - normal * average(slope * normal)) / std
+            let (mut average, mut along) = (0.0, 0.0);
+            for (slope, normal) in slope.chunks(BLOCK).zip(normal.chunks(BLOCK)) {
+                let [sum, dot] = block_sums(
+                    [slope, normal],
+                    #[inline(always)]
+                    |[slope, normal]| [slope, slope * normal],
+                );
+                (average, along) = (average + sum, along + dot);
+            }
+            let average = if self.centred { average / columns as f64 } else { 0.0 };
+            let (average, along) = (T::Acc::of(average), T::Acc::of(along / columns as f64));
+            let dx = &mut dx[at * columns..][..columns];
+            for i in 0..columns {
+                dx[i] = O::lower((slope[i] - average - normal[i] * along) * inv_std);
+            }
+        }
+    }
+}
+
+/// A parameter in the type of the arithmetic; `default` where there is none.
+fn vector<A: Real>(parameter: Option<&Tensor>, columns: usize, default: f64) -> Result<Vec<A>> {
+    match parameter {
+        Some(parameter) => parameter.detach().to_dtype(A::DTYPE)?.to_vec1(),
+        None => Ok(vec![A::of(default); columns]),
+    }
+}

@@ -1,0 +1,48 @@
+//! Normalisation of every row of the last dimension: layer norm, and RMS norm, which leaves the
+//! mean where it is.
+//!
+//! Weight and bias are `(columns)`, of any float dtype. Arithmetic, statistics and the sums of the
+//! parameters' gradients are F32 (F64 where `x` is F64); `y` has `x`'s dtype.
+
+mod cpu;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::kernels::elementwise::plain;
+
+/// Normalises each row: about its mean where `centred`, else about zero. Returns the statistics
+/// too: `(rows, 3)`, a mean in two parts, the second what the first is short of, and `1 / std`.
+pub(crate) fn forward(
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+    centred: bool,
+) -> Result<(Tensor, Tensor)> {
+    let x = plain(x)?;
+    if x.device().is_cpu() {
+        cpu::forward(&x, weight, bias, eps, centred)
+    } else {
+        portable::forward(&x, weight, bias, eps, centred)
+    }
+}
+
+/// The gradients of `x`, weight and bias, each in the dtype it is wanted in.
+pub(crate) fn backward(
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    statistics: &Tensor,
+    centred: bool,
+    wants: [Option<DType>; 3],
+) -> Result<[Option<Tensor>; 3]> {
+    let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
+    if x.device().is_cpu() {
+        cpu::backward(&x, &grad, weight, statistics, centred, wants)
+    } else {
+        portable::backward(&x, &grad, weight, statistics, centred, wants)
+    }
+}

@@ -1,0 +1,202 @@
+use candle_core::{DType, Device, Tensor};
+
+use super::*;
+use crate::kernels::elementwise::portable::arithmetic;
+use crate::kernels::elementwise::testing::*;
+
+const EPS: f64 = 1e-5;
+
+/// One row, one column, rows and columns past a block, and past a panel.
+const SHAPES: [&[usize]; 7] =
+    [&[1, 1], &[3, 17], &[2, 3, 33], &[131, 3], &[5, 1025], &[2, 4099], &[70, 300]];
+
+fn parameters(shape: &[usize], dtype: DType) -> (Tensor, Tensor) {
+    let columns = &shape[shape.len() - 1..];
+    (random(columns, dtype, 11), random(columns, dtype, 12))
+}
+
+fn naive(x: &Tensor, weight: &[f64], bias: &[f64], centred: bool) -> Vec<f64> {
+    let columns = weight.len();
+    let row = |row: &[f64]| {
+        let average = |f: &dyn Fn(f64) -> f64| row.iter().map(|&x| f(x)).sum::<f64>();
+        let mean = if centred { average(&|x| x) / columns as f64 } else { 0.0 };
+        let var = average(&|x| (x - mean).powi(2)) / columns as f64;
+        let normal = row.iter().map(move |x| (x - mean) / (var + EPS).sqrt());
+        normal.zip(weight.iter().zip(bias)).map(|(x, (w, b))| x * w + b).collect::<Vec<_>>()
+    };
+    values(x).chunks(columns).flat_map(row).collect()
+}
+
+#[test]
+fn forward_matches_a_loop() {
+    for dtype in DTYPES {
+        for parameter_dtype in [dtype, DType::F32] {
+            for shape in SHAPES {
+                let x = strided(shape, dtype, 1);
+                let (weight, bias) = parameters(shape, parameter_dtype);
+                for centred in [true, false] {
+                    let expected = naive(&x, &values(&weight), &values(&bias), centred);
+                    let count = 16.0 * naive_slack(dtype, shape[shape.len() - 1]);
+                    let (weight, bias) = (Some(&weight), Some(&bias));
+                    let (y, statistics) = forward(&x, weight, bias, EPS, centred).unwrap();
+                    assert_eq!((y.dtype(), y.dims()), (dtype, shape));
+                    assert_eq!(statistics.dtype(), arithmetic(dtype));
+                    assert_close(&y, &expected, count);
+                    let oracle = portable::forward(&x, weight, bias, EPS, centred).unwrap().0;
+                    assert_close(&oracle, &expected, 4.0 * count);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_large_mean_costs_no_digits() {
+    for shift in [1e4, -3e5] {
+        // The distances from the mean are what is left of `x` in F32.
+        let x = (random(&[9, 260], DType::F64, 1) + shift).unwrap();
+        let x = x.to_dtype(DType::F32).unwrap();
+        let ones = vec![1.0; 260];
+        let expected = naive(&x, &ones, &vec![0.0; 260], true);
+        let (y, statistics) = forward(&x, None, None, EPS, true).unwrap();
+        assert_close(&y, &expected, 8.0);
+        let (y, portable) = portable::forward(&x, None, None, EPS, true).unwrap();
+        assert_close(&y, &expected, 32.0);
+        let grad = random(&[9, 260], DType::F32, 2);
+        let wants = [Some(DType::F32); 3];
+        let exact = |x: &Tensor| {
+            let (_, statistics) = forward(&double(x), None, None, EPS, true).unwrap();
+            let wants = [Some(DType::F64); 3];
+            super::backward(&double(x), &double(&grad), None, &statistics, true, wants).unwrap()
+        };
+        let ours = super::backward(&x, &grad, None, &statistics, true, wants).unwrap();
+        let oracle = portable::backward(&x, &grad, None, &portable, true, wants).unwrap();
+        for ((ours, oracle), exact) in ours.iter().zip(&oracle).zip(&exact(&x)) {
+            let exact = values(exact.as_ref().unwrap());
+            assert_close(ours.as_ref().unwrap(), &exact, 16.0);
+            assert_close(oracle.as_ref().unwrap(), &exact, 64.0);
+        }
+    }
+}
+
+#[test]
+fn gradients_are_slopes() {
+    let (x, grad) = (random(&[3, 7], DType::F64, 2), random(&[3, 7], DType::F64, 3));
+    let (weight, bias) = parameters(&[3, 7], DType::F64);
+    let tolerance = difference_tolerance(100.0);
+    for centred in [true, false] {
+        let y = |x: &Tensor, w: &Tensor, b: &Tensor| {
+            forward(x, Some(w), Some(b), EPS, centred).unwrap()
+        };
+        let statistics = y(&x, &weight, &bias).1;
+        let wants = [Some(DType::F64); 3];
+        let [dx, dw, db] = backward(&x, &grad, Some(&weight), &statistics, centred, wants).unwrap();
+        let slopes = [
+            numeric_gradient(&x, &grad, |x| y(x, &weight, &bias).0),
+            numeric_gradient(&weight, &grad, |w| y(&x, w, &bias).0),
+            numeric_gradient(&bias, &grad, |b| y(&x, &weight, b).0),
+        ];
+        for (gradient, slopes) in [dx, dw, db].iter().zip(&slopes) {
+            assert_close(gradient.as_ref().unwrap(), slopes, tolerance);
+        }
+    }
+}
+
+#[test]
+fn gradients_in_every_dtype_are_those_of_f64() {
+    for dtype in DTYPES {
+        for shape in SHAPES.into_iter().skip(1) {
+            let (x, grad) = (strided(shape, dtype, 4), strided(shape, dtype, 5));
+            let (weight, bias) = parameters(shape, DType::F32);
+            let (w, b) = (Some(&weight), Some(&bias));
+            for centred in [true, false] {
+                let exact = {
+                    let statistics = forward(&double(&x), w, b, EPS, centred).unwrap().1;
+                    let wants = [Some(DType::F64); 3];
+                    backward(&double(&x), &double(&grad), w, &statistics, centred, wants).unwrap()
+                };
+                let statistics = forward(&x, w, b, EPS, centred).unwrap().1;
+                for out in [dtype, DType::F32] {
+                    let wants = [Some(out); 3];
+                    let ours = backward(&x, &grad, w, &statistics, centred, wants).unwrap();
+                    let oracle =
+                        portable::backward(&x, &grad, w, &statistics, centred, wants).unwrap();
+                    let rows: f64 = x.elem_count() as f64 / weight.elem_count() as f64;
+                    for ((ours, oracle), exact) in ours.iter().zip(&oracle).zip(&exact) {
+                        let exact = values(exact.as_ref().unwrap());
+                        let ours = ours.as_ref().unwrap();
+                        assert_eq!(ours.dtype(), out);
+                        assert_close(ours, &exact, 16.0 * naive_slack(dtype, 1000));
+                        let count = 32.0 * naive_slack(dtype, 1000) + rows;
+                        assert_close(oracle.as_ref().unwrap(), &exact, count);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn unwanted_gradients_are_left_out() {
+    let (x, grad) = (random(&[3, 7], DType::F32, 2), random(&[3, 7], DType::F32, 3));
+    let statistics = forward(&x, None, None, EPS, true).unwrap().1;
+    let f32 = Some(DType::F32);
+    let all = backward(&x, &grad, None, &statistics, true, [f32; 3]).unwrap();
+    for wants in [[f32, None, None], [None, f32, None], [None, None, f32], [None; 3]] {
+        let some = backward(&x, &grad, None, &statistics, true, wants).unwrap();
+        for ((all, some), want) in all.iter().zip(&some).zip(wants) {
+            assert_eq!(some.as_ref().map(values), want.and(all.as_ref().map(values)));
+        }
+    }
+}
+
+#[test]
+fn four_thousand_rows_of_ones_do_not_saturate() {
+    for dtype in DTYPES {
+        let ones = Tensor::ones((4096, 2), dtype, &Device::Cpu).unwrap();
+        let x = of([1.0, -1.0].repeat(4096), &[4096, 2], dtype);
+        let statistics = forward(&x, None, None, 0.0, true).unwrap().1;
+        let wants = [None, Some(dtype), Some(dtype)];
+        let [_, dw, db] = backward(&x, &ones, None, &statistics, true, wants).unwrap();
+        assert_eq!(values(&dw.unwrap()), [4096.0, -4096.0]);
+        assert_eq!(values(&db.unwrap()), [4096.0; 2]);
+    }
+}
+
+#[test]
+fn nan_and_infinity_stay_in_their_row() {
+    for dtype in DTYPES {
+        for poison in [f64::NAN, f64::INFINITY] {
+            let x = of(vec![1.0, 2.0, 3.0, poison, 1.0, 2.0, 5.0, 0.0], &[4, 2], dtype);
+            for centred in [true, false] {
+                let y = values(&forward(&x, None, None, EPS, centred).unwrap().0);
+                assert!(y[3].is_nan(), "{y:?}");
+                assert!([0, 1, 4, 5, 6, 7].iter().all(|&i| y[i].is_finite()), "{y:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn equal_elements_become_the_bias() {
+    for dtype in DTYPES {
+        let x = Tensor::full(3.0, (2, 5), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+        let bias = of(vec![0.5, 1.0, -1.0, 0.0, 2.0], &[5], dtype);
+        let y = forward(&x, None, Some(&bias), EPS, true).unwrap().0;
+        assert_eq!(values(&y), values(&bias).repeat(2));
+    }
+}
+
+#[test]
+fn one_thread_and_many_agree() {
+    let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    let many = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+    let (x, grad) = (random(&[300, 130], DType::F32, 4), random(&[300, 130], DType::F32, 5));
+    let run = || {
+        let (y, statistics) = forward(&x, None, None, EPS, true).unwrap();
+        let gradients = backward(&x, &grad, None, &statistics, true, [Some(DType::F32); 3]);
+        let gradients = gradients.unwrap().map(|g| values(&g.unwrap()));
+        (values(&y), gradients)
+    };
+    assert_eq!(one.install(run), many.install(run));
+}

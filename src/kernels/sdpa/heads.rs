@@ -1,0 +1,79 @@
+//! Reading `(b, h, n, d)` through strides, a head's rows at a time.
+//!
+//! Queries, keys and values are mostly views, of `(b, n, h, d)` or of all three in one tensor: what
+//! is widened on the way needs no contiguous copy first.
+
+use std::ops::Range;
+
+use candle_core::{Layout, Result, Storage, StorageRef, Tensor, WithDType, bail};
+
+use crate::kernels::elementwise::lane::Lane;
+
+/// A CPU tensor of rank 4, of any strides.
+pub(super) struct View<'a> {
+    storage: StorageRef<'a>,
+    start: usize,
+    strides: [usize; 4],
+}
+
+impl<'a> View<'a> {
+    pub(super) fn of(tensor: &'a Tensor) -> Result<Self> {
+        fn strides(layout: &Layout) -> Result<[usize; 4]> {
+            match *layout.stride() {
+                [a, b, c, d] => Ok([a, b, c, d]),
+                ref other => bail!("attention was given a tensor of strides {other:?}"),
+            }
+        }
+        let (storage, layout) = tensor.storage_and_layout();
+        Ok(Self { storage, start: layout.start_offset(), strides: strides(layout)? })
+    }
+
+    pub(super) fn heads<T: WithDType>(&self) -> Result<Heads<'_, T>> {
+        match &*self.storage {
+            Storage::Cpu(cpu) => {
+                let data = &T::cpu_storage_as_slice(cpu)?[self.start..];
+                Ok(Heads { data, strides: self.strides })
+            }
+            _ => bail!("a CPU kernel was given a tensor on another device"),
+        }
+    }
+}
+
+/// The elements of a [`View`].
+#[derive(Clone, Copy)]
+pub(super) struct Heads<'a, T> {
+    data: &'a [T],
+    strides: [usize; 4],
+}
+
+impl<'a, T: Copy> Heads<'a, T> {
+    /// A row's elements, from its first to the end of the data, and the stride between them.
+    #[inline(always)]
+    pub(super) fn row(&self, batch: usize, head: usize, row: usize) -> (&'a [T], usize) {
+        let [b, h, n, d] = self.strides;
+        (&self.data[batch * b + head * h + row * n..], d)
+    }
+
+    /// Writes some rows of a head, widened, one after the other; each has `width` elements.
+    #[inline(always)]
+    pub(super) fn read(
+        &self,
+        [batch, head]: [usize; 2],
+        rows: Range<usize>,
+        width: usize,
+        dst: &mut [T::Acc],
+    ) where
+        T: Lane,
+    {
+        for (row, dst) in rows.zip(dst.chunks_exact_mut(width.max(1))) {
+            match self.row(batch, head, row) {
+                (src, 1) => dst.iter_mut().zip(src).for_each(|(d, s)| *d = s.raise()),
+                (src, stride) => {
+                    for (i, d) in dst.iter_mut().enumerate() {
+                        *d = src[i * stride].raise();
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Scaled dot product attention.
+//!
+//! `q` is `(b, h, t, d)`, `k` `(b, h_kv, s, d)` and `v` `(b, h_kv, s, dv)`, of one dtype; head `i`
+//! of `q` sees head `i / (h / h_kv)` of the others. Scores, softmax and all sums are F32 (F64 for
+//! F64). Nothing of size `t * s` is kept: backward makes the scores again.
+
+mod backward;
+mod cpu;
+mod heads;
+mod portable;
+mod scores;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Result, Tensor};
+
+/// How scores are made of products.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) scale: f64,
+    /// Query `i` sees keys `0..=i`.
+    pub(crate) causal: bool,
+    /// The scaled scores go through `cap * tanh(score / cap)`, before the mask.
+    pub(crate) softcap: Option<f64>,
+}
+
+/// `softmax(scores) v`, `(b, h, t, dv)`, in the dtype of `q`, and the logarithm of the sum of
+/// `exp(scores)`, `(b, h, t)`, in that of the arithmetic.
+///
+/// `mask` broadcasts to `(b, h, t, s)`: U8, where 0 hides, or a float to add. A query that sees no
+/// key gets zeros, and an infinite sum.
+pub(crate) fn forward(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: Option<&Tensor>,
+    settings: Settings,
+) -> Result<(Tensor, Tensor)> {
+    if q.device().is_cpu() {
+        cpu::forward(q, k, v, mask, settings)
+    } else {
+        portable::forward(q, k, v, mask, settings)
+    }
+}
+
+/// What [`backward`] goes by: the arguments of [`forward`], its second result, and the gradient of
+/// its first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Saved<'a> {
+    pub(crate) q: &'a Tensor,
+    pub(crate) k: &'a Tensor,
+    pub(crate) v: &'a Tensor,
+    pub(crate) mask: Option<&'a Tensor>,
+    pub(crate) log_sum_exp: &'a Tensor,
+    pub(crate) grad: &'a Tensor,
+}
+
+/// The gradients of `q`, `k`, `v` and a float mask, each in the dtype it is wanted in.
+///
+/// Only the mask's costs memory of size `t * s`.
+pub(crate) fn backward(
+    saved: Saved<'_>,
+    settings: Settings,
+    wants: [Option<DType>; 4],
+) -> Result<[Option<Tensor>; 4]> {
+    if saved.q.device().is_cpu() {
+        backward::backward(saved, settings, wants)
+    } else {
+        portable::backward(saved, settings, wants)
+    }
+}
+
+/// `x` detached, and one index of each dimension that is repeated.
+fn unrepeated(x: &Tensor) -> Result<Tensor> {
+    let mut once = x.detach();
+    for (dim, (&stride, &size)) in x.stride().iter().zip(x.dims()).enumerate() {
+        if stride == 0 && size > 1 {
+            once = once.narrow(dim, 0, 1)?;
+        }
+    }
+    Ok(once)
+}
+
+/// The sum of `x` over what was repeated to get its shape from `dims`.
+fn sum_to(x: Tensor, dims: &[usize]) -> Result<Tensor> {
+    let extra = x.rank() - dims.len();
+    let mut sum = x;
+    for dim in 0..sum.rank() {
+        if (dim < extra || dims[dim - extra] == 1) && sum.dim(dim)? != 1 {
+            sum = sum.sum_keepdim(dim)?;
+        }
+    }
+    sum.reshape(dims)
+}

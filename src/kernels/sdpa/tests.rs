@@ -1,0 +1,306 @@
+use candle_core::{DType, Device, Tensor};
+
+use super::*;
+use crate::kernels::elementwise::portable::arithmetic;
+use crate::kernels::elementwise::testing::*;
+
+const PLAIN: Settings = Settings { scale: 0.5, causal: false, softcap: None };
+const CAUSAL: Settings = Settings { causal: true, ..PLAIN };
+const CAPPED: Settings = Settings { softcap: Some(1.5), ..CAUSAL };
+
+/// `b, h, h_kv, t, s, d, dv`: of one, grouped, past a block of queries, more keys than queries,
+/// past a block of keys.
+const SIZES: [[usize; 7]; 6] = [
+    [1, 1, 1, 1, 1, 1, 1],
+    [2, 3, 3, 5, 5, 4, 4],
+    [2, 4, 2, 7, 9, 5, 3],
+    [1, 2, 1, 67, 70, 17, 9],
+    [1, 2, 1, 3, 1030, 2, 2],
+    [1, 1, 1, 34, 4100, 1, 1],
+];
+
+fn inputs([b, h, h_kv, t, s, d, dv]: [usize; 7], dtype: DType) -> [Tensor; 4] {
+    // Heads after positions in memory, as a model has them.
+    let turned = |dims: [usize; 4], seed| {
+        let [b, h, n, d] = dims;
+        random(&[b, n, h, d], dtype, seed).transpose(1, 2).unwrap()
+    };
+    [
+        turned([b, h, t, d], 1),
+        turned([b, h_kv, s, d], 2),
+        turned([b, h_kv, s, dv], 3),
+        random(&[b, h, t, dv], dtype, 4),
+    ]
+}
+
+/// Masks of every kind and way to broadcast.
+fn masks([b, h, _, t, s, ..]: [usize; 7], dtype: DType) -> Vec<Option<Tensor>> {
+    let keep = |dims: &[usize]| {
+        let count: usize = dims.iter().product();
+        let keep = (0..count).map(|i| u8::from(i % s == 0 || i * i % 3 != 1)).collect();
+        Tensor::from_vec(keep, dims, &Device::Cpu).unwrap()
+    };
+    let expanded = keep(&[b, 1, 1, s]).broadcast_as((b, h, t, s)).unwrap();
+    let turned = random(&[s, t], dtype, 6).t().unwrap();
+    let all = vec![
+        None,
+        Some(keep(&[t, s])),
+        Some(expanded),
+        Some(random(&[h, 1, s], dtype, 5)),
+        Some(random(&[b, 1, t, 1], dtype, 5)),
+        Some(turned),
+    ];
+    // Large ones with some.
+    all.into_iter().step_by(if t * s > 1000 { 3 } else { 1 }).collect()
+}
+
+/// The output, one query after another.
+fn naive(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, set: Settings) -> Vec<f64> {
+    let (b, h, t, d) = q.dims4().unwrap();
+    let (_, h_kv, s, dv) = v.dims4().unwrap();
+    let (q, k, v) = (values(q), values(k), values(v));
+    let bias = mask.map(|mask| {
+        let wide = values(&mask.broadcast_as((b, h, t, s)).unwrap().contiguous().unwrap());
+        let hide = |x: f64| if x == 0.0 { f64::NEG_INFINITY } else { 0.0 };
+        let keep = mask.dtype() == DType::U8;
+        wide.into_iter().map(|x| if keep { hide(x) } else { x }).collect::<Vec<_>>()
+    });
+    let mut out = Vec::new();
+    for row in 0..b * h * t {
+        let (head, i) = (row / t, row % t);
+        let keys = (head / h * h_kv + head % h / (h / h_kv)) * s;
+        let score = |j: usize| {
+            let dot: f64 = (0..d).map(|x| q[row * d + x] * k[(keys + j) * d + x]).sum();
+            let scaled = dot * set.scale;
+            let capped = set.softcap.map_or(scaled, |cap| cap * (scaled / cap).tanh());
+            let seen = if set.causal && j > i { f64::NEG_INFINITY } else { 0.0 };
+            (capped + bias.as_ref().map_or(0.0, |bias| bias[row * s + j]) + seen).exp()
+        };
+        let exps: Vec<f64> = (0..s).map(score).collect();
+        let sum: f64 = exps.iter().sum();
+        let share = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+        for x in 0..dv {
+            let weigh = |(j, e): (usize, &f64)| e * v[(keys + j) * dv + x];
+            out.push(exps.iter().enumerate().map(weigh).sum::<f64>() * share);
+        }
+    }
+    out
+}
+
+#[test]
+fn forward_matches_a_loop() {
+    for dtype in DTYPES {
+        for sizes in SIZES {
+            let [q, k, v, _] = inputs(sizes, dtype);
+            for mask in masks(sizes, dtype) {
+                for settings in [PLAIN, CAUSAL, CAPPED] {
+                    let mask = mask.as_ref();
+                    let expected = naive(&q, &k, &v, mask, settings);
+                    let (out, sum) = forward(&q, &k, &v, mask, settings).unwrap();
+                    assert_eq!((out.dtype(), sum.dtype()), (dtype, arithmetic(dtype)));
+                    assert_eq!(
+                        (out.dims(), sum.dims()),
+                        (
+                            &[sizes[0], sizes[1], sizes[3], sizes[6]][..],
+                            &[sizes[0], sizes[1], sizes[3]][..]
+                        )
+                    );
+                    let count = 32.0 * naive_slack(dtype, sizes[4]);
+                    assert_close(&out, &expected, count);
+                    let (oracle, oracle_sum) =
+                        portable::forward(&q, &k, &v, mask, settings).unwrap();
+                    assert_close(&oracle, &expected, 4.0 * count);
+                    assert_within(&sum, &values(&oracle_sum), sum.dtype(), 4.0 * count);
+                }
+            }
+        }
+    }
+}
+
+/// As [`assert_close`], relative to 1 at least: where a score is the same for every key, or there is
+/// one key, gradients are 0 but for rounding.
+#[track_caller]
+fn assert_near(actual: &Tensor, expected: &[f64], count: f64) {
+    let one = of(vec![1.0], &[1], actual.dtype());
+    let actual = Tensor::cat(&[actual.flatten_all().unwrap(), one], 0).unwrap();
+    assert_close(&actual, &[expected, &[1.0]].concat(), count);
+}
+
+fn gradients(
+    [q, k, v, grad]: &[Tensor; 4],
+    mask: Option<&Tensor>,
+    settings: Settings,
+    out: DType,
+) -> [[Option<Tensor>; 4]; 2] {
+    let wants_mask = mask.filter(|mask| mask.dtype().is_float()).map(|_| out);
+    let wants = [Some(out), Some(out), Some(out), wants_mask];
+    let log_sum_exp = forward(q, k, v, mask, settings).unwrap().1;
+    let saved = Saved { q, k, v, mask, log_sum_exp: &log_sum_exp, grad };
+    [
+        super::backward(saved, settings, wants).unwrap(),
+        portable::backward(saved, settings, wants).unwrap(),
+    ]
+}
+
+#[test]
+fn gradients_are_slopes() {
+    let sizes = [2, 4, 2, 3, 5, 4, 3];
+    let tolerance = difference_tolerance(200.0);
+    let all = inputs(sizes, DType::F64);
+    for mask in masks(sizes, DType::F64) {
+        for settings in [PLAIN, CAUSAL, CAPPED] {
+            let [ours, oracle] = gradients(&all, mask.as_ref(), settings, DType::F64);
+            let [q, k, v, grad] = &all;
+            let y = |q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>| {
+                forward(q, k, v, mask, settings).unwrap().0
+            };
+            let mask = mask.as_ref();
+            let mut slopes = vec![
+                numeric_gradient(q, grad, |q| y(q, k, v, mask)),
+                numeric_gradient(k, grad, |k| y(q, k, v, mask)),
+                numeric_gradient(v, grad, |v| y(q, k, v, mask)),
+            ];
+            if let Some(mask) = mask.filter(|mask| mask.dtype().is_float()) {
+                slopes.push(numeric_gradient(mask, grad, |mask| y(q, k, v, Some(mask))));
+            }
+            for (i, slopes) in slopes.iter().enumerate() {
+                assert_near(ours[i].as_ref().unwrap(), slopes, tolerance);
+                assert_near(oracle[i].as_ref().unwrap(), slopes, tolerance);
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_in_every_dtype_are_those_of_f64() {
+    for dtype in DTYPES {
+        for sizes in SIZES.into_iter().skip(1) {
+            let all = inputs(sizes, dtype);
+            for mask in masks(sizes, dtype) {
+                for settings in [PLAIN, CAPPED] {
+                    let wide = all.each_ref().map(double);
+                    let wide_mask = mask.as_ref().map(|mask| match mask.dtype() {
+                        DType::U8 => mask.clone(),
+                        _ => double(mask),
+                    });
+                    let [exact, _] = gradients(&wide, wide_mask.as_ref(), settings, DType::F64);
+                    for out in [dtype, DType::F32] {
+                        let [ours, oracle] = gradients(&all, mask.as_ref(), settings, out);
+                        for ((ours, oracle), exact) in ours.iter().zip(&oracle).zip(&exact) {
+                            let (Some(ours), Some(oracle), Some(exact)) = (ours, oracle, exact)
+                            else {
+                                assert!(ours.is_none() && oracle.is_none() && exact.is_none());
+                                continue;
+                            };
+                            assert_eq!(ours.dtype(), out);
+                            let count = 32.0 * naive_slack(dtype, sizes[4]);
+                            // Sums of many terms that cancel.
+                            let slack = (sizes[3] * sizes[4]) as f64 * epsilon(DType::F32);
+                            let count = count + slack / epsilon(out) * 4.0;
+                            assert_near(ours, &values(exact), count);
+                            assert_near(oracle, &values(exact), 4.0 * count);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_query_that_sees_nothing_gets_zeros_and_gives_none() {
+    let sizes = [1, 2, 1, 3, 4, 5, 2];
+    let hide =
+        of(vec![0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0], &[3, 4], DType::F32);
+    let add = hide.log().unwrap(); // 0 or negative infinity
+    for dtype in DTYPES {
+        let all = inputs(sizes, dtype);
+        for mask in [hide.to_dtype(DType::U8).unwrap(), add.clone()] {
+            for settings in [PLAIN, CAPPED] {
+                let [q, k, v, _] = &all;
+                let (out, _) = forward(q, k, v, Some(&mask), settings).unwrap();
+                let oracle = portable::forward(q, k, v, Some(&mask), settings).unwrap().0;
+                for out in [values(&out), values(&oracle)] {
+                    for (row, out) in out.chunks(2).enumerate() {
+                        assert!(out.iter().all(|x| x.is_finite()), "{out:?}");
+                        assert_eq!(out == [0.0; 2], row % 3 != 1, "{row} {out:?}");
+                    }
+                }
+                for all in gradients(&all, Some(&mask), settings, DType::F32) {
+                    for gradient in all.iter().flatten() {
+                        assert!(values(gradient).iter().all(|x| x.is_finite()));
+                    }
+                    let dq = values(all[0].as_ref().unwrap());
+                    assert!(dq[..5].iter().chain(&dq[10..15]).all(|&x| x == 0.0), "{dq:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    for dtype in DTYPES {
+        let q = Tensor::full(200.0, (1, 1, 2, 4), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+        let v = of(vec![1.0, 3.0], &[1, 1, 2, 1], dtype);
+        let (out, _) = forward(&q, &q, &v, None, PLAIN).unwrap();
+        assert_eq!(values(&out), [2.0; 2]); // scores of 80,000, which F16 does not have
+    }
+}
+
+#[test]
+fn four_thousand_equal_keys_share_one() {
+    for dtype in DTYPES {
+        let ones = Tensor::ones((1, 1, 4096, 1), dtype, &Device::Cpu).unwrap();
+        let q = Tensor::ones((1, 1, 1, 1), dtype, &Device::Cpu).unwrap();
+        assert_eq!(values(&forward(&q, &ones, &ones, None, PLAIN).unwrap().0), [1.0]);
+        // And four thousand queries add up on one key.
+        let [[_, _, dv, _], _] = gradients(&[ones.clone(), q.clone(), q, ones], None, PLAIN, dtype);
+        assert_eq!(values(&dv.unwrap()), [4096.0]);
+    }
+}
+
+#[test]
+fn nan_reaches_its_query_alone() {
+    for dtype in DTYPES {
+        let [_, k, v, _] = inputs([1, 1, 1, 3, 4, 2, 2], dtype);
+        let q = of(vec![1.0, 2.0, f64::NAN, 1.0, 0.5, -1.0], &[1, 1, 3, 2], dtype);
+        let out = values(&forward(&q, &k, &v, None, PLAIN).unwrap().0);
+        assert!(out[2].is_nan() && out[3].is_nan());
+        assert!([0, 1, 4, 5].iter().all(|&i| out[i].is_finite()), "{out:?}");
+    }
+}
+
+#[test]
+fn nothing_in_gives_nothing_or_zeros_out() {
+    for sizes in [[0, 2, 1, 3, 4, 5, 2], [2, 2, 1, 0, 4, 5, 2], [2, 2, 1, 3, 0, 5, 2]] {
+        let all = inputs(sizes, DType::BF16);
+        let [q, k, v, grad] = &all;
+        let (out, _) = forward(q, k, v, None, PLAIN).unwrap();
+        assert_eq!(out.dims(), grad.dims());
+        assert!(values(&out).iter().all(|&x| x == 0.0));
+        for all in gradients(&all, None, PLAIN, DType::BF16) {
+            for (gradient, input) in all.iter().zip([q, k, v]) {
+                let gradient = gradient.as_ref().unwrap();
+                assert_eq!(gradient.dims(), input.dims());
+                assert!(values(gradient).iter().all(|&x| x == 0.0));
+            }
+        }
+    }
+}
+
+#[test]
+fn one_thread_and_many_agree() {
+    let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    let many = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+    for sizes in [[1, 2, 1, 200, 200, 33, 32], [2, 3, 3, 67, 67, 16, 16]] {
+        let all = inputs(sizes, DType::BF16);
+        let run = || {
+            let [q, k, v, _] = &all;
+            let out = values(&forward(q, k, v, None, CAUSAL).unwrap().0);
+            let [ours, _] = gradients(&all, None, CAUSAL, DType::F32);
+            (out, ours.map(|g| g.as_ref().map(values)))
+        };
+        assert_eq!(one.install(run), many.install(run));
+    }
+}

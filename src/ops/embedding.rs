@@ -1,0 +1,99 @@
+//! Rows of a table by number.
+
+use candle_core::{DType, Result, Tensor};
+
+use super::{check_operand, shape_error};
+use crate::kernels::embedding as kernel;
+use crate::operator::{Backward, Gradient, Operator, apply};
+use crate::{Error, Op};
+
+/// The rows of `table` that `ids` name.
+///
+/// # Shapes
+///
+/// `ids` of any shape, `table (rows, d)` → that of `ids`, then `d`.
+///
+/// # Precision
+///
+/// `ids` in `U8`, `U32` or `I64`, `table` in any floating-point dtype, which the result has too:
+/// nothing is rounded, and autocast casts nothing. The gradient of the table is added up in `F32`
+/// over all `ids`, in their order, whatever the dtypes, so that a row named 4,096 times gets 4,096
+/// times the gradient; candle's gives 2,048 times in `F16`.
+///
+/// # Errors
+///
+/// Shapes, dtypes or devices that do not fit; an id that names no row, with its position. The ids
+/// are read back from a GPU for that.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::ops;
+/// use candle_core::{Device, Tensor};
+///
+/// let table = Tensor::new(&[[1f32, 2.], [3., 4.]], &Device::Cpu)?;
+/// let y = ops::embedding(&Tensor::new(&[1u32, 0, 1], &Device::Cpu)?, &table)?;
+/// assert_eq!(y.to_vec2::<f32>()?, [[3., 4.], [1., 2.], [3., 4.]]);
+/// let error = ops::embedding(&Tensor::new(&[[0i64, -1]], &Device::Cpu)?, &table).unwrap_err();
+/// assert!(error.to_string().contains("the id at [0, 1] is -1, expected one of 2 rows"));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.nn.functional.embedding`.
+pub fn embedding(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
+    apply(Embedding, &[ids, table])
+}
+
+struct Embedding;
+
+impl Operator for Embedding {
+    /// The ids, `(n)`, and the number of rows.
+    type Saved = (Tensor, usize);
+
+    fn op(&self) -> Op {
+        Op::Embedding
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
+        let (ids, table) = (&inputs[0], &inputs[1]);
+        check_operand(self.op(), ids, "table", table, false)?;
+        let &[rows, d] = table.dims() else {
+            return shape_error(self.op(), "table", table, "(rows, d)".into());
+        };
+        if !matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64) {
+            let expected = "U8, U32 or I64 numbers of rows".to_string();
+            let (op, got) = (self.op().name(), ids.dtype());
+            return Err(Error::DType { op, name: "ids", got, expected }.into());
+        }
+        check_ids(ids, rows)?;
+        let flat = ids.flatten_all()?.to_dtype(DType::U32)?.contiguous()?;
+        let dims = [ids.dims(), &[d]].concat();
+        Ok((kernel::gather(&flat, table)?.reshape(dims)?, (flat, rows)))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
+        let (ids, rows) = ctx.saved;
+        let dtable = ctx.wants[1].map(|out| {
+            let d = ctx.gradient.dims().last().copied().unwrap_or(0);
+            let grad = ctx.gradient.reshape((ids.elem_count(), d))?;
+            kernel::scatter_add(ids, &grad, *rows, out)
+        });
+        Ok(vec![None, dtable.transpose()?.map(Gradient::owned)])
+    }
+}
+
+/// Each id names one of `rows`; before the cast to U32, which would wrap a negative one around.
+fn check_ids(ids: &Tensor, rows: usize) -> Result<()> {
+    let numbers = ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+    let wrong = |&(_, &id): &(usize, &i64)| id < 0 || id >= rows as i64;
+    let Some((mut at, id)) = numbers.iter().enumerate().find(wrong) else { return Ok(()) };
+    let mut position = ids.dims().to_vec();
+    for index in position.iter_mut().rev() {
+        (at, *index) = (at / *index, at % *index);
+    }
+    candle_core::bail!(
+        "embedding: the id at {position:?} is {id}, expected one of {rows} rows, from 0"
+    )
+}

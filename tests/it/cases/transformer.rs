@@ -1,0 +1,69 @@
+//! Norms of rows, embedding, attention.
+
+use candle_amp::{Op, ops};
+use candle_core::{DType, Device, Result, Tensor};
+
+use super::{Case, case};
+
+pub(super) fn cases() -> Vec<Case> {
+    let ids = |ids: &[i64], dims: &[usize]| {
+        Tensor::new(ids, &Device::Cpu).unwrap().reshape(dims).unwrap()
+    };
+    // One number three times, one never.
+    let named = ids(&[2, 0, 2, 4, 1, 2], &[2, 3]);
+    let many = ids(&(0..70).map(|i| i % 7 % 3).collect::<Vec<_>>(), &[70]);
+    let one = ids(&[0], &[1, 1]).to_dtype(DType::U8).unwrap();
+    let keep = Tensor::new(&[[1u8, 0, 1, 1], [0, 1, 1, 0], [1, 1, 0, 0]], &Device::Cpu).unwrap();
+    let attend = |t: &[Tensor], mask: Option<&Tensor>, causal| -> Result<Tensor> {
+        ops::sdpa(&t[0], &t[1], &t[2], mask, causal, 0.75)
+    };
+    vec![
+        case(Op::LayerNorm, "affine", &[&[2, 3, 9], &[9], &[9]], |t| {
+            ops::layer_norm(&t[0], Some(&t[1]), Some(&t[2]), 1e-3)
+        })
+        .within(6.0),
+        case(Op::LayerNorm, "plain", &[&[5, 7]], |t| ops::layer_norm(&t[0], None, None, 1e-3))
+            .within(6.0),
+        case(Op::LayerNorm, "bias only", &[&[5, 7], &[7]], |t| {
+            ops::layer_norm(&t[0], None, Some(&t[1]), 1e-3)
+        })
+        .within(6.0),
+        case(Op::LayerNorm, "one a row", &[&[5, 1], &[1], &[1]], |t| {
+            ops::layer_norm(&t[0], Some(&t[1]), Some(&t[2]), 1e-3)
+        })
+        .within(6.0),
+        case(Op::LayerNorm, "past a panel", &[&[67, 3], &[3]], |t| {
+            ops::layer_norm(&t[0], Some(&t[1]), None, 1e-3)
+        })
+        .within(6.0),
+        case(Op::RmsNorm, "weight", &[&[2, 3, 9], &[9]], |t| {
+            ops::rms_norm(&t[0], Some(&t[1]), 1e-3)
+        })
+        .within(6.0),
+        case(Op::RmsNorm, "plain", &[&[70, 3]], |t| ops::rms_norm(&t[0], None, 1e-3)).within(6.0),
+        case(Op::Embedding, "named twice", &[&[5, 4]], move |t| ops::embedding(&named, &t[0])),
+        case(Op::Embedding, "past a panel", &[&[3, 2]], move |t| ops::embedding(&many, &t[0])),
+        case(Op::Embedding, "one", &[&[1, 1]], move |t| ops::embedding(&one, &t[0])),
+        case(Op::Sdpa, "plain", &[&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 3]], move |t| {
+            attend(t, None, false)
+        }),
+        case(Op::Sdpa, "causal, grouped", &[&[1, 4, 5, 3], &[1, 2, 5, 3], &[1, 2, 5, 2]], {
+            move |t| attend(t, None, true)
+        }),
+        case(Op::Sdpa, "one", &[&[1, 1, 1, 1], &[1, 1, 1, 1], &[1, 1, 1, 1]], move |t| {
+            attend(t, None, false)
+        }),
+        case(Op::Sdpa, "past a block", &[&[1, 1, 67, 2], &[1, 1, 67, 2], &[1, 1, 67, 1]], {
+            move |t| attend(t, None, true)
+        }),
+        case(Op::Sdpa, "choice", &[&[2, 2, 3, 4], &[2, 1, 4, 4], &[2, 1, 4, 3]], move |t| {
+            attend(t, Some(&keep), false)
+        }),
+        case(Op::Sdpa, "added", &[&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 3], &[2, 1, 5]], {
+            move |t| attend(t, Some(&t[3]), true)
+        }),
+        case(Op::Sdpa, "soft cap", &[&[1, 2, 3, 4], &[1, 2, 5, 4], &[1, 2, 5, 3]], |t| {
+            ops::sdpa_softcapped(&t[0], &t[1], &t[2], None, false, 2.0, 1.5)
+        }),
+    ]
+}

@@ -1,0 +1,178 @@
+//! Recomputing gives what keeping gives.
+
+use candle_amp::{Autocast, GradScaler, Op, checkpoint, nn, no_grad, ops, random as generator};
+use candle_core::{DType, Device, Module, ModuleT, Result, Tensor, Var};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::util::{alone, assert_same, random, to_vec};
+
+const CPU: Device = Device::Cpu;
+
+/// Convolution, batch norm, dropout, a residual that mixes in candle's own operators.
+#[derive(Clone)]
+struct Block {
+    conv: nn::Conv2d,
+    norm: nn::BatchNorm,
+}
+
+impl Block {
+    fn new(vb: nn::VarBuilder) -> Result<Self> {
+        let config = nn::Conv2dConfig { padding: 1, ..Default::default() };
+        Ok(Self {
+            conv: nn::conv2d(3, 3, 3, config, vb.pp("conv"))?,
+            norm: nn::batch_norm(3, 1e-5, vb.pp("norm"))?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = self.norm.forward_t(&self.conv.forward(x)?, true)?;
+        let y = ops::dropout(&ops::gelu(&y)?, 0.3)?;
+        ops::add(&(y * 0.5)?, x)
+    }
+}
+
+struct Run {
+    loss: Tensor,
+    gradients: Vec<Tensor>,
+    running_mean: Vec<f64>,
+    next_random: generator::RandomState,
+}
+
+/// Two blocks, one after another, forward and backward, from the same seed.
+fn run(dtype: DType, with_scaler: bool, recompute: bool) -> candle_amp::Result<Run> {
+    generator::manual_seed(11);
+    let varmap = nn::VarMap::new();
+    let vb = nn::var_builder(&varmap, DType::F32, &CPU);
+    let blocks = [Block::new(vb.pp("a"))?, Block::new(vb.pp("b"))?];
+    let x = Var::from_tensor(&random(1, (2, 3, 5, 7), DType::F32))?;
+    let amp = Autocast::new(dtype).deny(Op::Gelu);
+    let loss = amp.scope(|| {
+        let mut y = x.as_tensor().clone();
+        for block in &blocks {
+            let block = block.clone();
+            y = match recompute {
+                true => checkpoint(move |x| block.forward(x), &y)?,
+                false => block.forward(&y)?,
+            };
+        }
+        ops::mean(&ops::mul(&y, &y)?)
+    })?;
+    let mut vars: Vec<_> = varmap.data().lock().unwrap().clone().into_iter().collect();
+    vars.sort_by(|a, b| a.0.cmp(&b.0));
+    let trained = vars.iter().filter(|(name, _)| !name.contains("running")).map(|(_, var)| var);
+    let trained = trained.chain([&x]);
+    let gradients = if with_scaler {
+        let mut scaler = GradScaler::default();
+        scaler.scale(&loss)?.backward()?;
+        trained
+            .map(|var| Ok(scaler.gradient(var)?.expect("a gradient")))
+            .collect::<Result<Vec<_>>>()?
+    } else {
+        let store = loss.backward()?;
+        trained.map(|var| store.get(var).expect("a gradient").clone()).collect()
+    };
+    let running_mean = to_vec(blocks[1].norm.running_mean());
+    Ok(Run { loss, gradients, running_mean, next_random: generator::state() })
+}
+
+#[test]
+fn recomputed_gradients_are_the_same_bits() -> candle_amp::Result<()> {
+    let _alone = alone();
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for with_scaler in [false, true] {
+            let kept = run(dtype, with_scaler, false)?;
+            let recomputed = run(dtype, with_scaler, true)?;
+            assert_same("loss", &recomputed.loss, &kept.loss);
+            assert_eq!(recomputed.gradients.len(), kept.gradients.len());
+            for (a, b) in recomputed.gradients.iter().zip(&kept.gradients) {
+                assert_same(&format!("{dtype:?}, scaler {with_scaler}"), a, b);
+                assert_eq!(a.dtype(), DType::F32);
+            }
+            assert_eq!(recomputed.running_mean, kept.running_mean, "statistics are averaged once");
+            assert_eq!(recomputed.next_random, kept.next_random, "the generator goes on as before");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn only_the_input_of_a_checkpoint_is_kept() -> Result<()> {
+    let w = Var::from_tensor(&random(1, (4, 4), DType::F32))?;
+    let x = Var::from_tensor(&random(2, (3, 4), DType::F32))?;
+    let calls = Arc::new(AtomicUsize::new(0));
+    let deep = {
+        let (w, calls) = (w.as_tensor().clone(), calls.clone());
+        move |x: &Tensor| {
+            calls.fetch_add(1, Ordering::Relaxed);
+            (0..10).try_fold(x.clone(), |x, _| ops::tanh(&ops::matmul(&x, &w)?))
+        }
+    };
+    // Other tests make and drop nodes meanwhile: count those of a graph by walking it.
+    let kept = deep(&x)?;
+    let recomputed = checkpoint(deep.clone(), &x)?;
+    assert!(kept.sorted_nodes().len() > 20);
+    let names: usize = recomputed.sorted_nodes().len();
+    assert!(names <= 4, "{names} nodes: the output, its token, x and w");
+    let exact = ops::sum(&kept)?.backward()?;
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+    let store = ops::sum(&recomputed)?.backward()?;
+    assert_eq!(calls.load(Ordering::Relaxed), 3);
+    for var in [&w, &x] {
+        assert_same("gradient", store.get(var).unwrap(), exact.get(var).unwrap());
+    }
+    Ok(())
+}
+
+#[test]
+fn checkpoints_nest() -> Result<()> {
+    let w = Var::from_tensor(&random(1, (4, 4), DType::F32))?;
+    let x = random(2, (3, 4), DType::F32);
+    let inner = {
+        let w = w.as_tensor().clone();
+        move |x: &Tensor| ops::tanh(&ops::matmul(x, &w)?)
+    };
+    let outer = {
+        let inner = inner.clone();
+        move |x: &Tensor| checkpoint(inner.clone(), &checkpoint(inner.clone(), x)?)
+    };
+    let gradient = |y: Tensor| -> Result<Tensor> {
+        Ok(ops::sum(&y)?.backward()?.get(&w).expect("a gradient").clone())
+    };
+    let nested = gradient(checkpoint(outer, &x)?)?;
+    assert_same("nested", &nested, &gradient(inner(&inner(&x)?)?)?);
+    Ok(())
+}
+
+#[test]
+fn without_variables_or_gradients_there_is_nothing_to_keep() -> Result<()> {
+    let x = Var::from_tensor(&random(2, (3, 4), DType::F32))?;
+    let y = checkpoint(ops::relu, &x)?;
+    let store = ops::sum(&y)?.backward()?;
+    let expected: Vec<f64> = to_vec(&x).iter().map(|&x| f64::from(x > 0.0)).collect();
+    assert_eq!(to_vec(store.get(&x).unwrap()), expected);
+    assert!(!no_grad(|| checkpoint(ops::relu, &x))?.track_op());
+    assert!(!checkpoint(ops::relu, &x.detach())?.track_op());
+    // A constant that the function hands out stays the caller's.
+    let constant = random(3, 5, DType::F32);
+    let kept = constant.clone();
+    let y = checkpoint(move |_| Ok(kept.clone()), &x)?;
+    assert_same("constant", &y, &constant);
+    assert_eq!(constant.elem_count(), 5);
+    assert_eq!(to_vec(&constant).len(), 5);
+    Ok(())
+}
+
+#[test]
+fn a_function_that_changes_its_mind_is_an_error() -> Result<()> {
+    let x = Var::from_tensor(&random(2, (3, 4), DType::F32))?;
+    let calls = AtomicUsize::new(0);
+    let fickle = move |x: &Tensor| match calls.fetch_add(1, Ordering::Relaxed) {
+        0 => ops::relu(x),
+        _ => ops::sum(x),
+    };
+    let y = checkpoint(fickle, &x)?;
+    let error = ops::sum(&y)?.backward().unwrap_err().to_string();
+    assert!(error.contains("must do the same both times"), "{error}");
+    Ok(())
+}

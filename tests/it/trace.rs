@@ -1,0 +1,58 @@
+//! A trace says what ran, in the order it ran.
+
+use candle_amp::{Autocast, Op, ops};
+use candle_core::{DType, Device, Result, Tensor, Var};
+
+use crate::util::random;
+
+#[test]
+fn a_trace_has_a_row_an_operator() -> Result<()> {
+    let w = Var::from_tensor(&random(1, (4, 4), DType::F32))?;
+    let x = random(2, (3, 4), DType::F16);
+    let targets = Tensor::new(&[0u32, 1, 2], &Device::Cpu)?;
+    let amp = Autocast::new(DType::BF16);
+    let (loss, trace) = amp.trace(|| {
+        let y = ops::relu(&ops::matmul(&ops::matmul(&x, &w)?, &w)?)?;
+        let y = Autocast::disabled().scope(|| ops::softmax(&y, 1))?;
+        ops::cross_entropy(&y, &targets)
+    });
+    loss?;
+    let rows: Vec<_> =
+        trace.rows().iter().map(|r| (r.op, r.cast, r.output, r.cache_hits)).collect();
+    let (bf16, f32) = (DType::BF16, DType::F32);
+    assert_eq!(
+        rows[..5],
+        [
+            (Op::Matmul, Some(bf16), bf16, 0),
+            (Op::Matmul, Some(bf16), bf16, rows[1].3),
+            (Op::Relu, None, bf16, 0),
+            (Op::Softmax, None, bf16, 0),
+            (Op::CrossEntropy, Some(f32), f32, 0),
+        ]
+    );
+    // Another test's backward may have emptied the cache in between.
+    assert!(rows[1].3 <= 1 && trace.cache_hits() == rows[1].3);
+    assert_eq!(trace.rows()[0].inputs, [DType::F16, f32]);
+    assert_eq!(trace.rows()[4].inputs, [bf16, DType::U32]);
+    Ok(())
+}
+
+#[test]
+fn traces_nest_and_end() -> Result<()> {
+    let x = random(1, 4, DType::F32);
+    let amp = Autocast::new(DType::F16);
+    let ((inner, outer_y), outer) = amp.trace(|| {
+        let (_, inner) = Autocast::disabled().trace(|| ops::relu(&x));
+        (inner, ops::silu(&x))
+    });
+    outer_y?;
+    assert_eq!(inner.rows().len(), 1);
+    assert_eq!(outer.rows().len(), 2);
+    let failed = amp.trace(|| ops::matmul(&x, &x));
+    assert!(failed.0.is_err() && failed.1.rows().is_empty());
+    let panicked = std::panic::catch_unwind(|| amp.trace(|| panic!("in the forward pass")));
+    assert!(panicked.is_err());
+    let (_, after) = amp.trace(|| ops::relu(&x));
+    assert_eq!(after.rows().len(), 1);
+    Ok(())
+}
