@@ -18,8 +18,8 @@ it is, and the rest is on both lists or on neither.
 | `initial.NAME`        |            | what every run starts from, F32                             |
 | `P.losses`, `P.norms` | (50)       | of every step: the loss, and the gradients' norm            |
 | `P.scales`            | (50)       | the loss scale after every step, F16 only                   |
-| `P.logits`            |            | of the first step                                           |
-| `P.first.NAME`        |            | the first step's gradients                                  |
+| `P.loss`, `P.logits`  |            | of the first step, see `unrounded_attention`                |
+| `P.first.NAME`        |            | gradients of the first step, likewise                       |
 | `f64.final.NAME`      |            | after the last step                                         |
 | `P.error.losses`      | (50)       | how far losses came to be from those in F64, see `errors`   |
 | `P.error.norms`       | (50)       | likewise, of gradient norms                                 |
@@ -88,8 +88,23 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
+def unrounded_attention(q, k, v, is_causal):
+    """`F.scaled_dot_product_attention`, where probabilities stay in F32.
+
+    PyTorch's kernel for CPUs rounds them to half, those for GPUs each have a way of their own.
+    """
+    assert is_causal
+    half = torch.get_autocast_dtype("cpu")
+    with torch.autocast("cpu", enabled=False):
+        q, k, v = [x.to(half).float() for x in (q, k, v)]
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return (scores.masked_fill(later, -math.inf).softmax(-1) @ v).to(half)
+
+
 class Block(nn.Module):
     HEADS = 3
+    attention = F.scaled_dot_product_attention
 
     def __init__(self):
         super().__init__()
@@ -99,7 +114,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.HEADS, -1)).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = Block.attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
@@ -150,8 +165,11 @@ RUNS = {
 SCALER = dict(init_scale=1024.0, growth_interval=15)
 POISONED, POISONED_STEP, POISON = "mlp_sgd", 30, 1e6
 
+# What is seen of the first step alone.
+FIRST = ("loss", "logits", "first")
 
-def follow(model, data, optimizer, settings, limit, precision, poisoned):
+
+def follow(model, data, optimizer, settings, limit, precision, poisoned, steps=STEPS):
     """Trains `model` and returns what was seen on the way."""
     model, (x, y) = copy.deepcopy(model), data
     if precision == "f64":
@@ -160,7 +178,7 @@ def follow(model, data, optimizer, settings, limit, precision, poisoned):
     optimizer = optimizer(model.parameters(), settings)
     scaler = torch.amp.GradScaler("cpu", **SCALER, enabled=precision == "f16")
     seen = {"losses": [], "norms": [], "scales": []}
-    for step in range(STEPS):
+    for step in range(steps):
         poison = poisoned and step == POISONED_STEP
         inputs = x[step % BATCHES] * (POISON if poison else 1)
         optimizer.zero_grad()
@@ -172,7 +190,7 @@ def follow(model, data, optimizer, settings, limit, precision, poisoned):
         gradients = {name: p.grad for name, p in model.named_parameters()}
         norm = nn.utils.get_total_norm(gradients.values())
         if step == 0:
-            seen["logits"] = logits.detach()
+            seen |= {"loss": loss.detach().reshape(1), "logits": logits.detach()}
             seen |= {f"first.{name}": g.clone() for name, g in gradients.items()}
         if limit is not None:
             nn.utils.clip_grad_norm_(model.parameters(), limit)
@@ -243,18 +261,24 @@ def main():
         initial = model.state_dict().items()
         tensors |= {f"initial.{k}": v for k, v in initial if v.is_floating_point()}
 
-        def run(model, precision):
-            return follow(model, data, optimizer, settings, limit, precision, name == POISONED)
+        def run(model, precision, **options):
+            poisoned = name == POISONED
+            return follow(model, data, optimizer, settings, limit, precision, poisoned, **options)
 
         models = [model] + [nudged(model) for _ in range(NUDGED)]
         exact = [run(model, "f64") for model in models]
         tensors |= {f"f64.{k}": v for k, v in exact[0].items() if k != "scales"}
         for precision in ["f32", *halves]:
             runs = [run(model, precision) for model in models]
-            for k, v in runs[0].items():
-                if k.startswith("final.") or (k == "scales" and precision != "f16"):
-                    continue
-                tensors[f"{precision}.{k}"] = v
+            kept = {k: v for k, v in runs[0].items() if k in ("losses", "norms")}
+            if precision == "f16":
+                kept["scales"] = runs[0]["scales"]
+            if precision in HALVES:
+                Block.attention = unrounded_attention
+                first = run(model, precision, steps=1)
+                kept |= {k: v for k, v in first.items() if k.split(".")[0] in FIRST}
+                Block.attention = F.scaled_dot_product_attention
+            tensors |= {f"{precision}.{k}": v for k, v in kept.items()}
             found = errors(zip(runs, exact))
             tensors |= {f"{precision}.error.{k}": v for k, v in found.items()}
             print(f"{name:14}{precision:>5}: loss {runs[0]['losses'][0]:.4f} to "

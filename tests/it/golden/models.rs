@@ -32,3 +32,37 @@ pub(crate) fn cnn(vb: VarBuilder) -> Result<Model> {
         head.forward(&ops::flatten(&ops::avg_pool2d(&x, 2, 1, 0)?)?)
     }))
 }
+
+pub(crate) fn gpt(vb: VarBuilder) -> Result<Model> {
+    let tokens = nn::embedding(17, 15, vb.pp("tokens"))?;
+    let places = vb.get((13, 15), "places")?;
+    let blocks = [block(vb.pp("blocks.0"))?, block(vb.pp("blocks.1"))?];
+    let norm = nn::layer_norm(15, 1e-5, vb.pp("norm"))?;
+    let head = nn::linear(15, 17, vb.pp("head"))?;
+    Ok(Box::new(move |x| {
+        let mut x = ops::add(&tokens.forward(x)?, &places)?;
+        for block in &blocks {
+            x = block(&x)?;
+        }
+        head.forward(&norm.forward(&x)?)
+    }))
+}
+
+fn block(vb: VarBuilder) -> Result<Model> {
+    const HEADS: usize = 3;
+    let norm1 = nn::layer_norm(15, 1e-5, vb.pp("norm1"))?;
+    let norm2 = nn::layer_norm(15, 1e-5, vb.pp("norm2"))?;
+    let qkv = nn::linear_no_bias(15, 45, vb.pp("qkv"))?;
+    let out = nn::linear(15, 15, vb.pp("out"))?;
+    let (up, down) = (nn::linear(15, 37, vb.pp("up"))?, nn::linear(37, 15, vb.pp("down"))?);
+    Ok(Box::new(move |x| {
+        let (n, t, width) = x.dims3()?;
+        let qkv = qkv.forward(&norm1.forward(x)?)?.reshape((n, t, 3, HEADS, width / HEADS))?;
+        let part = |i| qkv.get_on_dim(2, i)?.transpose(1, 2);
+        let scale = ((width / HEADS) as f64).powf(-0.5);
+        let y = ops::sdpa(&part(0)?, &part(1)?, &part(2)?, None, true, scale)?;
+        let x = ops::add(x, &out.forward(&y.transpose(1, 2)?.flatten_from(2)?)?)?;
+        let inner = ops::gelu_erf(&up.forward(&norm2.forward(&x)?)?)?;
+        ops::add(&x, &down.forward(&inner)?)
+    }))
+}

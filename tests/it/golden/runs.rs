@@ -144,6 +144,7 @@ impl Recipe {
             scaler.scale(&loss)?.backward()?;
             assert!(scaler.missing(parameters).is_empty());
             if step == 0 {
+                run.insert("loss".into(), loss.detach().reshape(1)?);
                 run.insert("logits".into(), logits.detach());
                 for (name, var) in parameters.iter() {
                     let gradient = scaler.gradient(var)?.expect("none is missing");
