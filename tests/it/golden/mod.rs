@@ -52,7 +52,7 @@ fn norm(a: &Tensor) -> f64 {
     to_vec(a).iter().map(|a| a.powi(2)).sum::<f64>().sqrt()
 }
 
-/// What of `run` is furthest from F64, and how far, in PyTorch's errors; with how much was compared.
+/// What of `run` is furthest from F64, and how far, in PyTorch's errors; and of how many figures.
 fn worst(golden: &Golden, run: &Run, dtype: DType) -> (String, f64, usize) {
     let mut measured: Vec<(String, f64)> = Vec::new();
     for (name, error) in golden.under(&format!("{}.error.", dtype.as_str())) {
