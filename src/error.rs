@@ -68,6 +68,16 @@ pub enum Error {
          softmax, norms and rotary embedding do)"
     )]
     NoGradient,
+    /// Back-propagation through a graph from before a step.
+    #[error(
+        "backward through what was computed from `{name}` before its last refresh: its old values \
+         are gone, and the gradients would be wrong. Run the forward pass again after every step; \
+         a tensor that a model computes from its variables once, when it is built, is not refreshed"
+    )]
+    StaleGraph {
+        /// The variable.
+        name: String,
+    },
     /// The optimizer's variables got no gradient, though others did.
     #[error(
         "none of this optimizer's {variables} variables has a gradient: the losses given to \

@@ -61,8 +61,10 @@ impl Collected {
     ///
     /// A gradient that was unscaled before stays so: what is added to it is unscaled first.
     pub(crate) fn backward(&mut self, loss: &Tensor, unscale: Unscale) -> Result<()> {
+        let nodes = loss.sorted_nodes();
+        operator::stale::check(&nodes)?;
         let variables: Vec<Tensor> =
-            loss.sorted_nodes().into_iter().filter(|t| t.is_variable()).cloned().collect();
+            nodes.into_iter().filter(|t| t.is_variable()).cloned().collect();
         let (mut store, mut sink) = operator::backward_into(loss)?;
         let mut arrived = Vec::new();
         for variable in variables {

@@ -20,7 +20,9 @@ mod trace;
 
 pub use autocast::{Autocast, AutocastGuard, clear_cast_cache};
 pub use error::{Error, Result};
-pub use master::{AsCandle, MasterWeights};
+pub use master::{
+    AsCandle, MasterVars, MasterWeights, MissingGradients, MissingReason, Refreshing,
+};
 pub use operator::{NoGradGuard, no_grad, no_grad_guard};
 pub use parameters::Parameters;
 pub use policy::{Cast, Op, Policy};

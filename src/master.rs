@@ -1,5 +1,10 @@
 //! `F32` masters for half-precision variables.
 
+mod backend;
+mod missing;
+mod refreshing;
+mod vars;
+
 use std::collections::HashSet;
 
 use candle_core::backprop::GradStore;
@@ -8,6 +13,10 @@ use candle_nn::Optimizer;
 
 use crate::step::{Gradients, Step};
 use crate::{autocast, kernels};
+
+pub use missing::{MissingGradients, MissingReason};
+pub use refreshing::Refreshing;
+pub use vars::MasterVars;
 
 /// A variable and the one the optimizer sees: an `F32` copy of a half variable, or itself.
 #[derive(Debug)]

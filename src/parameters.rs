@@ -36,16 +36,18 @@ pub struct Parameters {
 /// What batch norm calls the state that no gradient reaches.
 const BUFFERS: [&str; 3] = ["running_mean", "running_var", "num_batches_tracked"];
 
+/// Whether `name` is that of running statistics.
+pub(crate) fn is_buffer(name: &str) -> bool {
+    BUFFERS.contains(&name.rsplit('.').next().unwrap_or_default())
+}
+
 impl Parameters {
     /// The variables of a `VarMap`. Those named `running_mean`, `running_var` or
     /// `num_batches_tracked`, and those that are not floating point, are buffers.
     pub fn from_varmap(varmap: &VarMap) -> Self {
         let data = varmap.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let sorted: BTreeMap<_, _> = data.iter().collect();
-        let is_buffer = |(name, var): &(String, Var)| {
-            let last = name.rsplit('.').next().unwrap_or_default();
-            BUFFERS.contains(&last) || !var.dtype().is_float()
-        };
+        let is_buffer = |(name, var): &(String, Var)| is_buffer(name) || !var.dtype().is_float();
         let (buffers, trainable) =
             sorted.into_iter().map(|(k, v)| (k.clone(), v.clone())).partition(is_buffer);
         Self { trainable, buffers }

@@ -109,12 +109,24 @@ ops! {
     Linear "linear" Lower Lower "a matrix product; bias and its gradient are summed in F32";
     /// [`ops::conv2d`](crate::ops::conv2d).
     Conv2d "conv2d" Lower Lower "a matrix product in another layout";
+    /// [`ops::conv1d`](crate::ops::conv1d).
+    Conv1d "conv1d" Lower Lower "a matrix product in another layout";
+    /// [`ops::conv_transpose1d`](crate::ops::conv_transpose1d).
+    ConvTranspose1d "conv_transpose1d" Lower Lower "a convolution's gradient, a matrix product too";
+    /// [`ops::conv_transpose2d`](crate::ops::conv_transpose2d).
+    ConvTranspose2d "conv_transpose2d" Lower Lower "a convolution's gradient, a matrix product too";
+    /// [`ops::lstm`](crate::ops::lstm).
+    Lstm "lstm" Lower Lower "products a step; gates and states stay F32 inside";
+    /// [`ops::gru`](crate::ops::gru).
+    Gru "gru" Lower Lower "products a step; gates and states stay F32 inside";
     /// [`ops::batch_norm`](crate::ops::batch_norm).
     BatchNorm "batch_norm" FullMath Keep "statistics over a batch need F32; the result fits a half";
     /// [`ops::layer_norm`](crate::ops::layer_norm).
     LayerNorm "layer_norm" FullMath Full "statistics over a row need F32; the result fits a half";
     /// [`ops::rms_norm`](crate::ops::rms_norm).
     RmsNorm "rms_norm" FullMath Full "squares overflow F16 from 256 on; the result fits a half";
+    /// [`ops::group_norm`](crate::ops::group_norm).
+    GroupNorm "group_norm" FullMath Full "statistics over a group need F32; the result fits a half";
     /// [`ops::relu`](crate::ops::relu).
     Relu "relu" Keep Keep "selects, never rounds";
     /// [`ops::gelu`](crate::ops::gelu).
@@ -171,10 +183,18 @@ ops! {
     AvgPool2d "avg_pool2d" FullMath Keep "a window's sum saturates in half; its mean fits";
     /// [`ops::global_avg_pool2d`](crate::ops::global_avg_pool2d).
     GlobalAvgPool2d "global_avg_pool2d" FullMath Keep "a plane's sum saturates in half; its mean fits";
+    /// [`ops::upsample_nearest1d`](crate::ops::upsample_nearest1d).
+    UpsampleNearest1d "upsample_nearest1d" Keep Full "moves, never rounds";
+    /// [`ops::upsample_nearest2d`](crate::ops::upsample_nearest2d).
+    UpsampleNearest2d "upsample_nearest2d" Keep Full "moves, never rounds";
+    /// [`ops::upsample_bilinear2d`](crate::ops::upsample_bilinear2d).
+    UpsampleBilinear2d "upsample_bilinear2d" FullMath Full "an average of four pixels; it fits a half";
     /// [`ops::flatten`](crate::ops::flatten).
     Flatten "flatten" Keep Keep "moves, never rounds";
     /// [`ops::embedding`](crate::ops::embedding).
     Embedding "embedding" Keep Keep "selects, never rounds; its gradient is summed in F32";
+    /// [`ops::rope`](crate::ops::rope), `rope_i` and `rope_thd`.
+    Rope "rope" Keep Keep "a rotation changes no length; angles and products are F32";
     /// [`ops::sdpa`](crate::ops::sdpa).
     Sdpa "sdpa" Lower Lower "two matrix products; the softmax between them stays in F32";
     /// [`ops::softmax`](crate::ops::softmax).

@@ -356,7 +356,8 @@ impl ScaledLoss<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::NoGradient`], and whatever backward meets; nothing is added then.
+    /// [`Error::NoGradient`], [`Error::StaleGraph`], and whatever backward meets; nothing is added
+    /// then.
     pub fn backward(self) -> Result<()> {
         let unscale = self.scaler.unscaling();
         self.scaler.collected.backward(&self.loss, unscale)

@@ -1,9 +1,74 @@
 //! Convolution layers.
 
 use candle_core::{Result, Tensor};
-use candle_nn::{Conv2dConfig, Init, Module, VarBuilder};
+use candle_nn::{Conv1dConfig, Conv2dConfig, Init, Module, VarBuilder};
 
 use crate::ops;
+
+/// [`ops::conv1d`] with its weight `(c_out, c_in / groups, k)` and bias `(c_out)`.
+#[derive(Clone, Debug)]
+pub struct Conv1d {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    config: Conv1dConfig,
+}
+
+impl Conv1d {
+    /// A layer of given parameters.
+    pub fn new(weight: Tensor, bias: Option<Tensor>, config: Conv1dConfig) -> Self {
+        Self { weight, bias, config }
+    }
+
+    /// Stride, padding, dilation, groups.
+    pub fn config(&self) -> &Conv1dConfig {
+        &self.config
+    }
+
+    /// The weight, `(c_out, c_in / groups, k)`.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// The bias, `(c_out)`.
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
+    }
+}
+
+impl Module for Conv1d {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        ops::conv1d(x, &self.weight, self.bias.as_ref(), self.config)
+    }
+}
+
+/// A convolution of sequences with a bias; parameters `weight` and `bias`.
+pub fn conv1d(
+    in_channels: usize,
+    out_channels: usize,
+    kernel_size: usize,
+    config: Conv1dConfig,
+    vb: VarBuilder,
+) -> Result<Conv1d> {
+    let bound = 1.0 / ((in_channels * kernel_size) as f64).sqrt();
+    let layer = conv1d_no_bias(in_channels, out_channels, kernel_size, config, vb.clone())?;
+    let bias = vb.get_with_hints(out_channels, "bias", Init::Uniform { lo: -bound, up: bound })?;
+    Ok(Conv1d { bias: Some(bias), ..layer })
+}
+
+/// A convolution of sequences with no bias; parameter `weight`.
+pub fn conv1d_no_bias(
+    in_channels: usize,
+    out_channels: usize,
+    kernel_size: usize,
+    config: Conv1dConfig,
+    vb: VarBuilder,
+) -> Result<Conv1d> {
+    let groups = config.groups.max(1);
+    let shape = (out_channels, in_channels / groups, kernel_size);
+    let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
+    let weight = vb.get_with_hints(shape, "weight", init)?;
+    Ok(Conv1d::new(weight, None, config))
+}
 
 /// [`ops::conv2d`] with its weight `(c_out, c_in / groups, k, k)` and bias `(c_out)`.
 #[derive(Clone, Debug)]

@@ -6,24 +6,35 @@ mod activation;
 mod batch_norm;
 mod builder;
 mod conv;
+mod conv_transpose;
 mod dropout;
 mod embedding;
+mod group_norm;
 mod layer_norm;
 mod linear;
 pub mod loss;
 pub mod ops;
+pub mod rnn;
+pub mod rotary_emb;
 
 pub use activation::{Activation, PReLU, prelu};
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use builder::var_builder;
-pub use conv::{Conv2d, conv2d, conv2d_no_bias};
+pub use conv::{Conv1d, Conv2d, conv1d, conv1d_no_bias, conv2d, conv2d_no_bias};
+pub use conv_transpose::{
+    ConvTranspose1d, ConvTranspose2d, conv_transpose1d, conv_transpose1d_no_bias, conv_transpose2d,
+    conv_transpose2d_no_bias,
+};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, embedding};
+pub use group_norm::{GroupNorm, group_norm};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
+pub use rnn::{GRU, GRUConfig, GRUState, LSTM, LSTMConfig, LSTMState, RNN, gru, lstm};
 
 /// candle_nn's own, which need nothing from this crate.
 pub use candle_nn::{
-    BatchNormConfig, Conv2dConfig, Func, FuncT, Init, LayerNormConfig, Module, ModuleT, Sequential,
-    VarBuilder, VarMap, func, func_t, seq,
+    BatchNormConfig, Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
+    Func, FuncT, Init, LayerNormConfig, Module, ModuleT, Sequential, VarBuilder, VarMap, func,
+    func_t, seq,
 };

@@ -3,6 +3,7 @@
 mod gradient;
 mod no_grad;
 mod sink;
+pub(crate) mod stale;
 mod token;
 
 use candle_core::{DType, Result, Tensor};

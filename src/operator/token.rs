@@ -25,7 +25,7 @@ use candle_core::{
     MetalStorage, Result, Shape, Storage, Tensor, TensorId, backprop::GradStore,
 };
 
-use super::{Backward, Gradient, Operator, sink};
+use super::{Backward, Gradient, Operator, sink, stale};
 use crate::{Cast, Error, Op, autocast};
 
 /// The nodes whose emitted tensor is alive, by its id.
@@ -277,6 +277,11 @@ fn into_storage(tensor: Tensor) -> Result<Storage> {
     let whole = {
         let (storage, layout) = tensor.storage_and_layout();
         match &*storage {
+            // candle takes strides of 0, which dimensions before an empty one have, for repeats,
+            // and does not write to those.
+            Storage::Cpu(_) if layout.shape().elem_count() == 0 => {
+                return storage.try_clone(layout);
+            }
             Storage::Cpu(cpu) => {
                 layout.is_contiguous() && cpu_len(cpu) == layout.shape().elem_count()
             }
@@ -407,7 +412,11 @@ impl CustomOp1 for Emit {
     emit_on!(cuda_fwd, CudaStorage, Cuda);
     emit_on!(metal_fwd, MetalStorage, Metal);
 
-    fn bwd(&self, token: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, token: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        // Most likely the loss, given to candle's `backward`. The scaler has checked its own.
+        if output.elem_count() == 1 && !sink::is_open() {
+            stale::check(&output.sorted_nodes()).inspect_err(|_| Pass::abandon())?;
+        }
         let gradient = Gradient::shared(gradient.clone());
         self.node.call.cell.add(gradient).inspect_err(|_| Pass::abandon())?;
         token.zeros_like().map(Some)

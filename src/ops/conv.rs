@@ -1,13 +1,42 @@
 //! Convolution.
 
 use candle_core::{Result, Tensor};
-use candle_nn::Conv2dConfig;
+use candle_nn::{Conv1dConfig, Conv2dConfig};
 
 use super::{check_dims, check_operand, shape_error};
 use crate::kernels::conv2d::{self, Geometry};
 use crate::kernels::reduce;
 use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Error, Op};
+
+/// The cross-correlation of sequences with `weight`, plus `bias`.
+///
+/// # Shapes
+///
+/// `x (b, c_in, l)`, `weight (c_out, c_in / groups, k)`, `bias (c_out)` → `(b, c_out, l_out)`,
+/// where `l_out = (l + 2 padding - dilation (k - 1) - 1) / stride + 1`.
+///
+/// # Precision
+///
+/// As [`conv2d`], of which it is the case of one row. (candle's has a wrong weight gradient.)
+///
+/// # Errors
+///
+/// As [`conv2d`].
+///
+/// # References
+///
+/// `torch.nn.functional.conv1d`.
+pub fn conv1d(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: Conv1dConfig,
+) -> Result<Tensor> {
+    let Conv1dConfig { padding, stride, dilation, groups, .. } = config;
+    let geometry = Geometry { stride, padding: (0, padding), dilation, groups };
+    convolve(Conv { op: Op::Conv1d, geometry }, x, weight, bias)
+}
 
 /// The cross-correlation of `x` with `weight`, plus `bias`.
 ///
@@ -53,67 +82,112 @@ pub fn conv2d(
     config: Conv2dConfig,
 ) -> Result<Tensor> {
     let Conv2dConfig { padding, stride, dilation, groups, .. } = config;
-    for (name, got) in [("stride", stride), ("dilation", dilation), ("groups", groups)] {
-        if got == 0 {
-            return Err(Error::Setting { name, got: 0.0, expected: "at least 1" }.into());
-        }
-    }
-    let op = Conv2d(Geometry { stride, padding, dilation, groups });
+    let geometry = Geometry { stride, padding: (padding, padding), dilation, groups };
+    convolve(Conv { op: Op::Conv2d, geometry }, x, weight, bias)
+}
+
+fn convolve(op: Conv, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    check_geometry(op.geometry)?;
     match bias {
         Some(bias) => apply(op, &[x, weight, bias]),
         None => apply(op, &[x, weight]),
     }
 }
 
-struct Conv2d(Geometry);
+pub(super) fn check_geometry(geometry: Geometry) -> Result<()> {
+    let Geometry { stride, dilation, groups, .. } = geometry;
+    for (name, got) in [("stride", stride), ("dilation", dilation), ("groups", groups)] {
+        if got == 0 {
+            return Err(Error::Setting { name, got: 0.0, expected: "at least 1" }.into());
+        }
+    }
+    Ok(())
+}
 
-impl Operator for Conv2d {
+/// Sequences as images of one row; images as they are.
+pub(super) fn images(tensor: &Tensor) -> Result<Tensor> {
+    if tensor.rank() == 3 { tensor.unsqueeze(2) } else { Ok(tensor.clone()) }
+}
+
+/// Images of one row as sequences, where `rank` is 3.
+pub(super) fn of_rank(images: Tensor, rank: usize) -> Result<Tensor> {
+    if rank == 3 { images.squeeze(2) } else { Ok(images) }
+}
+
+/// A convolution in one dimension or two.
+struct Conv {
+    op: Op,
+    geometry: Geometry,
+}
+
+impl Conv {
+    /// The rank of `x`, weight and output.
+    fn rank(&self) -> usize {
+        if self.op == Op::Conv1d { 3 } else { 4 }
+    }
+}
+
+impl Operator for Conv {
+    /// `x` and the weight.
     type Saved = (Tensor, Tensor);
 
     fn op(&self) -> Op {
-        Op::Conv2d
+        self.op
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
         let (x, weight, bias) = (&inputs[0], &inputs[1], inputs.get(2));
-        let Geometry { padding, groups, .. } = self.0;
-        check_operand(self.op(), x, "x", x, false)?;
-        check_operand(self.op(), x, "weight", weight, true)?;
-        let &[_, c_in, h, w] = x.dims() else {
-            return shape_error(self.op(), "x", x, "(b, c_in, h, w)".into());
+        let Geometry { padding, groups, .. } = self.geometry;
+        check_operand(self.op, x, "x", x, false)?;
+        check_operand(self.op, x, "weight", weight, true)?;
+        let (of_x, of_kernel) = match self.rank() {
+            3 => ("(b, c_in, l)", "k"),
+            _ => ("(b, c_in, h, w)", "kh, kw"),
         };
-        let fits = match *weight.dims() {
-            [c_out, c, kh, kw] => {
-                kh > 0 && kw > 0 && c * groups == c_in && c_out % groups == 0 && c_out > 0
-            }
-            _ => false,
+        if x.rank() != self.rank() {
+            return shape_error(self.op, "x", x, of_x.into());
+        }
+        let c_in = x.dims()[1];
+        let fits = weight.rank() == self.rank() && {
+            let (c_out, c) = (weight.dims()[0], weight.dims()[1]);
+            let full = weight.elem_count() > 0;
+            full && c * groups == c_in && c_out % groups == 0
         };
         if !fits {
-            let expected = format!("(c_out, {c_in} / {groups}, kh, kw), {groups} | c_out");
-            return shape_error(self.op(), "weight", weight, expected);
+            let expected = format!("(c_out, {c_in} / {groups}, {of_kernel}), {groups} | c_out");
+            return shape_error(self.op, "weight", weight, expected);
         }
-        let (c_out, _, kh, kw) = weight.dims4()?;
-        if self.0.out_size(h, kh) == 0 || self.0.out_size(w, kw) == 0 {
+        let (images, kernels) = (images(x)?, images(weight)?);
+        let (c_out, _, kh, kw) = kernels.dims4()?;
+        let (_, _, h, w) = images.dims4()?;
+        let size = self.geometry.out_size((h, w), (kh, kw));
+        if size.0 * size.1 == 0 {
+            let padding = padding.1;
             let expected = format!("a kernel that fits {h} x {w} pixels padded by {padding}");
-            return shape_error(self.op(), "weight", weight, expected);
+            return shape_error(self.op, "weight", weight, expected);
         }
         if let Some(bias) = bias {
-            check_operand(self.op(), x, "bias", bias, false)?;
-            check_dims(self.op(), "bias", bias, &[c_out])?;
+            check_operand(self.op, x, "bias", bias, false)?;
+            check_dims(self.op, "bias", bias, &[c_out])?;
         }
-        let y = conv2d::forward(x, weight, bias, self.0, x.dtype())?;
-        Ok((y, (x.clone(), weight.clone())))
+        let y = conv2d::forward(&images, &kernels, bias, self.geometry, x.dtype())?;
+        Ok((of_rank(y, self.rank())?, (images, kernels)))
     }
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
-        let (x, weight) = ctx.saved;
-        let dx = ctx.wants[0]
-            .map(|out| conv2d::input_gradient(ctx.gradient, weight, x.dims(), self.0, out));
+        let ((x, weight), gradient) = (ctx.saved, images(ctx.gradient)?);
+        let dx = ctx.wants[0].map(|out| {
+            conv2d::input_gradient(&gradient, weight, None, x.dims(), self.geometry, out)
+        });
         let dweight = ctx.wants[1]
-            .map(|out| conv2d::weight_gradient(x, ctx.gradient, weight.dims(), self.0, out));
-        let mut gradients = vec![dx.transpose()?, dweight.transpose()?];
+            .map(|out| conv2d::weight_gradient(x, &gradient, weight.dims(), self.geometry, out));
+        let mut gradients = Vec::with_capacity(3);
+        for gradient in [dx, dweight] {
+            let gradient = gradient.transpose()?.map(|g| of_rank(g, self.rank()));
+            gradients.push(gradient.transpose()?);
+        }
         if let Some(want) = ctx.wants.get(2) {
-            let dbias = want.map(|out| reduce::sum_to_channel(ctx.gradient, 1, out));
+            let dbias = want.map(|out| reduce::sum_to_channel(&gradient, 1, out));
             gradients.push(dbias.transpose()?);
         }
         Ok(gradients.into_iter().map(|g| g.map(Gradient::owned)).collect())

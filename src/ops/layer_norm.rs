@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{check_dims, check_eps, check_operand, shape_error};
+use super::{affine_wants, check_dims, check_eps, check_operand, shape_error};
 use crate::Op;
 use crate::kernels::layer_norm as kernel;
 use crate::operator::{Backward, Gradient, Operator, apply};
@@ -130,13 +130,9 @@ impl Operator for RowNorm {
 
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
         let Saved { x, weight, statistics } = ctx.saved;
-        let mut affine = ctx.wants[1..].iter().copied();
-        let dweight = if self.weight { affine.next() } else { None };
-        let dbias = affine.next();
-        let wants = [ctx.wants[0], dweight.flatten(), dbias.flatten()];
+        let (wants, given) = affine_wants(ctx.wants, self.weight);
         let (grad, weight) = (ctx.gradient, weight.as_ref());
         let gradients = kernel::backward(x, grad, weight, statistics, self.centred, wants)?;
-        let given = [true, dweight.is_some(), dbias.is_some()];
         let gradients = gradients.into_iter().zip(given).filter(|&(_, given)| given);
         Ok(gradients.map(|(gradient, _)| gradient.map(Gradient::owned)).collect())
     }

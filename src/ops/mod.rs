@@ -11,15 +11,20 @@ mod activation;
 mod arithmetic;
 mod attention;
 mod conv;
+mod conv_transpose;
 mod elementwise;
 mod embedding;
+mod group_norm;
 mod layer_norm;
 mod loss;
 mod norm;
 mod pairwise;
 mod pool;
 mod product;
+mod recurrent;
 mod reduce;
+mod resample;
+mod rope;
 mod softmax;
 
 use candle_core::{DType, Result, Tensor};
@@ -32,9 +37,11 @@ pub use activation::{
 };
 pub use arithmetic::{add, cat, div, mul, sub};
 pub use attention::{sdpa, sdpa_softcapped};
-pub use conv::conv2d;
+pub use conv::{conv1d, conv2d};
+pub use conv_transpose::{conv_transpose1d, conv_transpose2d};
 pub use elementwise::{add_relu, dropout, flatten, relu};
 pub use embedding::embedding;
+pub use group_norm::group_norm;
 pub(crate) use layer_norm::row_norm;
 pub use layer_norm::{layer_norm, rms_norm};
 pub use loss::{cross_entropy, cross_entropy_smoothed, nll};
@@ -42,8 +49,16 @@ pub use norm::{BatchStatistics, batch_norm, batch_norm_eval};
 pub use pairwise::{binary_cross_entropy, binary_cross_entropy_with_logit, huber, mse};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d};
 pub use product::{linear, matmul};
+pub use recurrent::{RecurrentWeights, gru, lstm};
 pub use reduce::{mean, sum};
+pub use resample::{
+    upsample_bilinear2d, upsample_bilinear2d_with_scale, upsample_nearest1d, upsample_nearest2d,
+};
+pub use rope::{rope, rope_i, rope_thd};
 pub use softmax::{log_softmax, softmax};
+
+/// candle's own, which only move: their gradients are right in every dtype, and they ask no scope.
+pub use candle_nn::ops::{pixel_shuffle, pixel_unshuffle, replication_pad2d};
 
 /// What halves are computed in.
 fn arithmetic(dtype: DType) -> DType {
@@ -80,6 +95,15 @@ fn check_operand(
         return Err(Error::Device { op, name, got, expected }.into());
     }
     Ok(())
+}
+
+/// What is wanted of `x`, weight and bias, and which of them there are, where a norm's inputs are
+/// `x` and those of the others that there are.
+fn affine_wants(wants: &[Option<DType>], weight: bool) -> ([Option<DType>; 3], [bool; 3]) {
+    let bias = 1 + usize::from(weight);
+    let given = [true, weight, wants.len() > bias];
+    let dbias = wants.get(bias).copied().flatten();
+    ([wants[0], wants[1..bias].first().copied().flatten(), dbias], given)
 }
 
 /// `eps`, which is added to a variance, is finite and not below zero.

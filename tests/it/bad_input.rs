@@ -11,7 +11,10 @@ use candle_nn::{Conv2dConfig, Optimizer, SGD};
 use crate::util::random;
 
 #[track_caller]
-fn assert_says<T>(result: std::result::Result<T, impl std::fmt::Display>, parts: &[&str]) {
+pub(crate) fn assert_says<T>(
+    result: std::result::Result<T, impl std::fmt::Display>,
+    parts: &[&str],
+) {
     let Err(error) = result else { panic!("expected an error that says {parts:?}") };
     let message = error.to_string();
     for part in parts {

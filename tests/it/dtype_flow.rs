@@ -75,12 +75,25 @@ fn the_pytorch_preset_gives_pytorchs_dtypes() {
         for &op in Op::ALL {
             let expected = match op {
                 // lower_precision_fp
-                Op::Matmul | Op::Linear | Op::Conv2d | Op::Prelu | Op::Sdpa => Some((half, half)),
+                Op::Matmul
+                | Op::Linear
+                | Op::Conv1d
+                | Op::Conv2d
+                | Op::ConvTranspose1d
+                | Op::ConvTranspose2d
+                | Op::Lstm
+                | Op::Gru
+                | Op::Prelu
+                | Op::Sdpa => Some((half, half)),
                 // fp32, fp32_set_opt_dtype, and what is composed of such
                 Op::Softmax
                 | Op::LogSoftmax
                 | Op::LayerNorm
                 | Op::RmsNorm
+                | Op::GroupNorm
+                | Op::UpsampleNearest1d
+                | Op::UpsampleNearest2d
+                | Op::UpsampleBilinear2d
                 | Op::Softplus
                 | Op::Exp
                 | Op::Log

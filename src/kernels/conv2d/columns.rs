@@ -13,9 +13,9 @@ use crate::kernels::gemm::Matrix;
 
 /// Copies whole images to the middle of `padded`, with zeros around them.
 pub(super) fn pad<A: Real>(images: &[A], shape: &Shape, padded: &mut [A]) {
-    let (width, padding) = (shape.width, shape.geometry.padding);
+    let (width, (above, left)) = (shape.width, shape.geometry.padding);
     let padded_width = shape.padded_width();
-    let border = padding * padded_width;
+    let border = above * padded_width;
     padded.fill(A::zero());
     if shape.height * width == 0 {
         return;
@@ -24,21 +24,40 @@ pub(super) fn pad<A: Real>(images: &[A], shape: &Shape, padded: &mut [A]) {
     for (channel, image) in channels.zip(images.chunks_exact(shape.height * width)) {
         let rows = channel[border..].chunks_exact_mut(padded_width);
         for (row, pixels) in rows.zip(image.chunks_exact(width)) {
-            row[padding..padding + width].copy_from_slice(pixels);
+            row[left..left + width].copy_from_slice(pixels);
         }
     }
 }
 
 /// Copies the middle of a padded image: the reverse of [`pad`].
 pub(super) fn crop<A: Real>(padded: &[A], shape: &Shape, image: &mut [A]) {
-    let (width, padding) = (shape.width, shape.geometry.padding);
+    let (width, (above, left)) = (shape.width, shape.geometry.padding);
     let padded_width = shape.padded_width();
     let channels = padded.chunks_exact(shape.padded_height() * padded_width);
     for (channel, image) in channels.zip(image.chunks_exact_mut(shape.height * width)) {
-        let rows = channel[padding * padded_width..].chunks_exact(padded_width);
+        let rows = channel[above * padded_width..].chunks_exact(padded_width);
         for (row, pixels) in rows.zip(image.chunks_exact_mut(width)) {
-            pixels.copy_from_slice(&row[padding..padding + width]);
+            pixels.copy_from_slice(&row[left..left + width]);
         }
+    }
+}
+
+/// Some output pixels of an image: whole rows, or a part of one row.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) rows: Range<usize>,
+    pub(super) columns: Range<usize>,
+}
+
+impl Part {
+    /// The number of pixels.
+    pub(super) fn len(&self) -> usize {
+        self.rows.len() * self.columns.len()
+    }
+
+    /// The first pixel.
+    pub(super) fn start(&self, shape: &Shape) -> usize {
+        self.rows.start * shape.out_width + self.columns.start
     }
 }
 
@@ -49,16 +68,21 @@ pub(super) fn crop<A: Real>(padded: &[A], shape: &Shape, image: &mut [A]) {
 #[derive(Clone, Debug)]
 pub(super) struct Strips {
     images: usize,
-    /// The output rows they serve.
-    rows: Range<usize>,
+    /// The output pixels they serve.
+    part: Part,
     /// Rows of each phase.
     depth: usize,
 }
 
 impl Strips {
-    pub(super) fn new(shape: &Shape, images: usize, rows: Range<usize>) -> Self {
+    pub(super) fn new(shape: &Shape, images: usize, part: Part) -> Self {
         let reach = (shape.kernel_height - 1) * shape.geometry.dilation;
-        Self { images, depth: rows.len() + reach / shape.geometry.stride, rows }
+        Self { images, depth: part.rows.len() + reach / shape.geometry.stride, part }
+    }
+
+    /// Phases there is room for.
+    pub(super) fn phases(shape: &Shape) -> usize {
+        if shape.kernel_height == 1 { 1 } else { shape.geometry.stride }
     }
 
     /// Elements of all strips.
@@ -68,23 +92,23 @@ impl Strips {
 
     /// Elements of the strips of one tap.
     pub(super) fn stride(&self, shape: &Shape) -> usize {
-        shape.geometry.stride * self.depth * self.row(shape)
+        Self::phases(shape) * self.depth * self.row()
     }
 
     /// Columns of a matrix: the output pixels, `(row, image, column)`.
-    pub(super) fn pixels(&self, shape: &Shape) -> usize {
-        self.rows.len() * self.row(shape)
+    fn pixels(&self) -> usize {
+        self.part.rows.len() * self.row()
     }
 
-    fn row(&self, shape: &Shape) -> usize {
-        self.images * shape.out_width
+    fn row(&self) -> usize {
+        self.images * self.part.columns.len()
     }
 
     /// Where the matrix of row `kernel_row` of the kernel starts.
     pub(super) fn start(&self, shape: &Shape, kernel_row: usize) -> usize {
         let row = kernel_row * shape.geometry.dilation;
         let stride = shape.geometry.stride;
-        (row % stride * self.depth + row / stride) * self.row(shape)
+        (row % stride * self.depth + row / stride) * self.row()
     }
 
     /// The matrix of row `kernel_row` of the kernel, `(row_taps, pixels)`.
@@ -97,32 +121,34 @@ impl Strips {
         Matrix {
             data: &strips[self.start(shape, kernel_row)..],
             rows: shape.row_taps(),
-            cols: self.pixels(shape),
+            cols: self.pixels(),
             row_stride: self.stride(shape),
             col_stride: 1,
         }
     }
 
-    /// Calls `f(strip, pixel)` for every run of `out_width` elements in use: where it starts in the
-    /// strips, and in the padded images.
+    /// Calls `f(strip, pixel)` for every run of elements in use, as long as the part has columns:
+    /// where it starts in the strips, and in the padded images.
     #[inline(always)]
     fn for_each(&self, shape: &Shape, group: usize, mut f: impl FnMut(usize, usize)) {
         let (stride, dilation) = (shape.geometry.stride, shape.geometry.dilation);
         let (height, width) = (shape.padded_height(), shape.padded_width());
+        let (phases, len) = (Self::phases(shape), self.part.columns.len());
+        let left = self.part.columns.start * stride;
         for tap in 0..shape.row_taps() {
             let channel = group * shape.group_in() + tap / shape.kernel_width;
-            let column = tap % shape.kernel_width * dilation;
-            for phase in 0..stride {
+            let column = left + tap % shape.kernel_width * dilation;
+            for phase in 0..phases {
                 if !(0..shape.kernel_height).any(|row| row * dilation % stride == phase) {
                     continue;
                 }
-                let strip = (tap * stride + phase) * self.depth;
-                let first = self.rows.start * stride + phase;
+                let strip = (tap * phases + phase) * self.depth;
+                let first = self.part.rows.start * stride + phase;
                 for (row, y) in (first..height).step_by(stride).take(self.depth).enumerate() {
                     for image in 0..self.images {
                         let run = (strip + row) * self.images + image;
                         let line = (image * shape.c_in + channel) * height + y;
-                        f(run * shape.out_width, line * width + column);
+                        f(run * len, line * width + column);
                     }
                 }
             }
@@ -137,7 +163,7 @@ impl Strips {
         group: usize,
         strips: &mut [A],
     ) {
-        let (stride, len) = (shape.geometry.stride, shape.out_width);
+        let (stride, len) = (shape.geometry.stride, self.part.columns.len());
         vectorise(
             #[inline(always)]
             || match (stride, len) {
@@ -193,7 +219,7 @@ impl Strips {
         group: usize,
         padded: &mut [A],
     ) {
-        let (stride, len) = (shape.geometry.stride, shape.out_width);
+        let (stride, len) = (shape.geometry.stride, self.part.columns.len());
         vectorise(
             #[inline(always)]
             || {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use candle_core::{Result, Tensor};
 use rayon::prelude::*;
 
-use super::columns::{Strips, crop, pad};
+use super::columns::{Part, Strips, crop, pad};
 use super::shape::Shape;
 use crate::kernels::element::{Element, tensor};
 use crate::kernels::elementwise::blocks::vectorise;
@@ -35,16 +35,18 @@ where
 pub(super) fn input_gradient<O: Element>(
     grad: &Tensor,
     weight: &Tensor,
+    bias: Option<&Tensor>,
     shape: &Shape,
 ) -> Result<Tensor>
 where
     O::Acc: Arithmetic,
 {
     let weight = widened::<O::Acc>(weight)?;
-    let grad = O::Acc::open(grad)?;
+    let bias = bias.map(widened::<O::Acc>).transpose()?;
+    let (grad, bias) = (O::Acc::open(grad)?, bias.as_deref());
     let out = match shape.transposed() {
-        Some(transposed) => convolve(&*grad, &turned(&weight, shape), None, &transposed),
-        None => scatter(&*grad, &weight, shape),
+        Some(transposed) => convolve(&*grad, &turned(&weight, shape), bias, &transposed),
+        None => scatter(&*grad, &weight, bias, shape),
     };
     Ok(tensor::<O>(out, &shape.input_dims()))
 }
@@ -88,11 +90,16 @@ struct Tile {
     images: usize,
     /// Output rows; fewer than all only where `images` is 1.
     rows: usize,
+    /// Columns of them; fewer than all only where `rows` is 1.
+    columns: usize,
 }
 
 /// Output pixels of a tile: enough for a product to run at speed, and a multiple of the 64 rows its
 /// innermost loop takes at a time.
 const PIXELS: usize = 512;
+
+/// The fewest pixels a row is cut into.
+const LEAST: usize = 64;
 
 /// Elements of a tile's strips: half of a level 2 cache of 2 MiB, in F32.
 const STRIPS: usize = 1 << 18;
@@ -100,28 +107,41 @@ const STRIPS: usize = 1 << 18;
 impl Tile {
     /// About [`PIXELS`] output pixels, or fewer where their strips take too much memory.
     fn new(shape: &Shape) -> Self {
-        let wanted = PIXELS.min(STRIPS / (shape.row_taps() * shape.geometry.stride)).max(1);
+        let wanted = PIXELS.min(STRIPS / (shape.row_taps() * Strips::phases(shape))).max(1);
+        let (height, width) = (shape.out_height, shape.out_width);
         if wanted < shape.pixels() || shape.pointwise() {
-            let parts = shape.pixels().div_ceil(wanted);
-            return Self { images: 1, rows: shape.out_height.div_ceil(parts) };
+            let rows = height.div_ceil(shape.pixels().div_ceil(wanted));
+            // A long row, as of a sequence, in equal parts.
+            let parts = if rows == 1 { (width / wanted.max(LEAST)).max(1) } else { 1 };
+            return Self { images: 1, rows, columns: width.div_ceil(parts) };
         }
-        Self { images: (wanted / shape.pixels()).clamp(1, shape.batch), rows: shape.out_height }
+        let images = (wanted / shape.pixels()).clamp(1, shape.batch);
+        Self { images, rows: height, columns: width }
     }
 
     /// Output pixels, at most.
-    fn pixels(&self, shape: &Shape) -> usize {
-        self.images * self.rows * shape.out_width
+    fn pixels(&self) -> usize {
+        self.images * self.rows * self.columns
     }
 
     /// Elements of the strips, at most.
     fn strips(&self, shape: &Shape) -> usize {
-        if shape.pointwise() { 0 } else { Strips::new(shape, self.images, 0..self.rows).len(shape) }
+        if shape.pointwise() { 0 } else { self.largest(shape).len(shape) }
     }
 
-    /// The output rows of each tile of an image, or of all where there are several images.
-    fn row_ranges(&self, shape: &Shape) -> impl Iterator<Item = Range<usize>> {
-        let (rows, height) = (self.rows, shape.out_height);
-        (0..height).step_by(rows).map(move |start| start..height.min(start + rows))
+    fn largest(&self, shape: &Shape) -> Strips {
+        Strips::new(shape, self.images, Part { rows: 0..self.rows, columns: 0..self.columns })
+    }
+
+    /// The tiles of an image, or of all where there are several images.
+    fn parts(&self, shape: &Shape) -> impl Iterator<Item = Part> {
+        let ranges = |len: usize, step: usize| {
+            (0..len).step_by(step).map(move |start| start..len.min(start + step))
+        };
+        let (columns, width) = (self.columns, shape.out_width);
+        ranges(shape.out_height, self.rows).flat_map(move |rows| {
+            ranges(width, columns).map(move |columns| Part { rows: rows.clone(), columns })
+        })
     }
 }
 
@@ -133,7 +153,7 @@ fn with_images<A: Arithmetic>(
     f: impl FnOnce(&[A]),
 ) {
     let plain = if source.borrowed().is_some() { 0 } else { range.len() * shape.image() };
-    let unpadded = shape.geometry.padding == 0;
+    let unpadded = shape.geometry.padding == (0, 0);
     let padded = if unpadded { 0 } else { range.len() * shape.padded_image() };
     A::with_scratch(plain + padded, |buffer| {
         let (plain, padded) = buffer.split_at_mut(plain);
@@ -152,11 +172,11 @@ fn matrices<'a, A: Arithmetic>(
     padded: &'a [A],
     images: usize,
     group: usize,
-    rows: Range<usize>,
+    part: Part,
     shape: &'a Shape,
     buffer: &'a mut [A],
 ) -> impl Iterator<Item = Matrix<'a, A>> {
-    let strips = Strips::new(shape, images, rows.clone());
+    let strips = Strips::new(shape, images, part.clone());
     if !shape.pointwise() {
         strips.gather(padded, shape, group, buffer);
     }
@@ -165,11 +185,11 @@ fn matrices<'a, A: Arithmetic>(
         if !shape.pointwise() {
             return strips.matrix(buffer, shape, kernel_row);
         }
-        let start = group * shape.group_in() * shape.pixels() + rows.start * shape.out_width;
+        let start = group * shape.group_in() * shape.pixels() + part.start(shape);
         Matrix {
             data: &padded[start..],
             rows: shape.row_taps(),
-            cols: rows.len() * shape.out_width,
+            cols: part.len(),
             row_stride: shape.pixels(),
             col_stride: 1,
         }
@@ -215,24 +235,24 @@ where
         let first = block * tile.images;
         let work = |padded: &[O::Acc]| {
             let space = tile.strips(shape);
-            O::Acc::with_scratch(space + outs * tile.pixels(shape), |buffer| {
+            O::Acc::with_scratch(space + outs * tile.pixels(), |buffer| {
                 let (strips, result) = buffer.split_at_mut(space);
                 for group in 0..shape.geometry.groups {
                     let weight = &weight[group * outs * shape.taps()..];
-                    for rows in tile.row_ranges(shape) {
-                        let pixels = images * rows.len() * shape.out_width;
+                    for part in tile.parts(shape) {
+                        let pixels = images * part.len();
                         let result = &mut result[..outs * pixels];
                         if let Some(bias) = bias {
                             let channels = result.chunks_exact_mut(pixels);
                             channels.zip(&bias[group * outs..]).for_each(|(c, b)| c.fill(*b));
                         }
-                        let matrices = matrices(padded, images, group, rows.clone(), shape, strips);
+                        let matrices = matrices(padded, images, group, part.clone(), shape, strips);
                         for (index, matrix) in matrices.enumerate() {
                             let weight = Matrix::new(&weight[index * outs * taps..], outs, taps);
                             let accumulate = index > 0 || bias.is_some();
                             product(weight, matrix, result, pixels, accumulate, threads);
                         }
-                        store(result, group, rows, shape, out);
+                        store(result, group, part, shape, out);
                     }
                 }
             });
@@ -248,24 +268,20 @@ fn threads(tasks: usize) -> Threads {
 }
 
 /// Rounds a tile of a group's channels, `(channels, rows, images, width)`, into output images.
-fn store<O: Element>(
-    tile: &[O::Acc],
-    group: usize,
-    rows: Range<usize>,
-    shape: &Shape,
-    out: &mut [O],
-) {
+fn store<O: Element>(tile: &[O::Acc], group: usize, part: Part, shape: &Shape, out: &mut [O]) {
     let (images, width) = (out.len() / shape.out_image(), shape.out_width);
     // Of one image, all rows are one run.
-    let (lines, run) = if images == 1 { (1, rows.len() * width) } else { (rows.len(), width) };
+    let (lines, run) =
+        if images == 1 { (1, part.len()) } else { (part.rows.len(), part.columns.len()) };
     vectorise(
         #[inline(always)]
         || {
             let mut tile = tile.chunks_exact(run);
             for channel in group * shape.group_out()..(group + 1) * shape.group_out() {
-                for line in rows.clone().take(lines) {
+                for line in 0..lines {
+                    let first = part.start(shape) + line * width;
                     for (image, src) in (0..images).zip(&mut tile) {
-                        let start = (image * shape.c_out + channel) * shape.pixels() + line * width;
+                        let start = (image * shape.c_out + channel) * shape.pixels() + first;
                         O::narrow(src, &mut out[start..start + run]);
                     }
                 }
@@ -274,8 +290,13 @@ fn store<O: Element>(
     );
 }
 
-/// `weightᵀ × grad`, each column added back to the pixels it would be gathered from, rounded.
-fn scatter<O: Element>(grad: &dyn Source<O::Acc>, weight: &[O::Acc], shape: &Shape) -> Vec<O>
+/// `weightᵀ × grad + bias`, each column added back to the pixels it would be gathered from, rounded.
+fn scatter<O: Element>(
+    grad: &dyn Source<O::Acc>,
+    weight: &[O::Acc],
+    bias: Option<&[O::Acc]>,
+    shape: &Shape,
+) -> Vec<O>
 where
     O::Acc: Arithmetic,
 {
@@ -289,7 +310,7 @@ where
     let images = out.par_chunks_mut(shape.image());
     let threads = threads(images.len());
     images.enumerate().for_each(|(index, out)| {
-        let space = Strips::new(shape, 1, 0..tile.rows).len(shape);
+        let space = tile.largest(shape).len(shape);
         let plain = if grad.borrowed().is_some() { 0 } else { shape.out_image() };
         let sizes = space + plain + shape.padded_image() + shape.image();
         O::Acc::with_scratch(sizes, |buffer| {
@@ -301,9 +322,9 @@ where
             padded.fill(O::Acc::default());
             for group in 0..shape.geometry.groups {
                 let weight = &weight[group * outs * shape.taps()..];
-                for rows in tile.row_ranges(shape) {
-                    let strips = Strips::new(shape, 1, rows.clone());
-                    let grad = output_rows(grad, group, rows, shape);
+                for part in tile.parts(shape) {
+                    let grad = output_part(grad, group, &part, shape);
+                    let strips = Strips::new(shape, 1, part);
                     let buffer = &mut buffer[..strips.len(shape)];
                     buffer.fill(O::Acc::default());
                     for kernel_row in 0..shape.kernel_height {
@@ -315,24 +336,23 @@ where
                 }
             }
             crop(padded, shape, cropped);
+            if let Some(bias) = bias {
+                let channels = cropped.chunks_exact_mut(shape.height * shape.width);
+                channels.zip(bias).for_each(|(c, &b)| c.iter_mut().for_each(|c| *c += b));
+            }
             narrow(cropped, out);
         });
     });
     out
 }
 
-/// Some rows of a group's channels of one output image, `(channels, rows × width)`.
-fn output_rows<'a, A>(
-    image: &'a [A],
-    group: usize,
-    rows: Range<usize>,
-    shape: &Shape,
-) -> Matrix<'a, A> {
-    let start = group * shape.group_out() * shape.pixels() + rows.start * shape.out_width;
+/// A part of a group's channels of one output image, `(channels, pixels)`.
+fn output_part<'a, A>(image: &'a [A], group: usize, part: &Part, shape: &Shape) -> Matrix<'a, A> {
+    let start = group * shape.group_out() * shape.pixels() + part.start(shape);
     Matrix {
         data: &image[start..],
         rows: shape.group_out(),
-        cols: rows.len() * shape.out_width,
+        cols: part.len(),
         row_stride: shape.pixels(),
         col_stride: 1,
     }
@@ -388,7 +408,7 @@ fn correlate_run<A: Arithmetic>(
         let range = first..images.end.min(first + tile.images);
         let count = range.len();
         let work = |padded: &[A]| {
-            A::with_scratch(space + plain + outs * tile.pixels(shape), |buffer| {
+            A::with_scratch(space + plain + outs * tile.pixels(), |buffer| {
                 let (strips, rest) = buffer.split_at_mut(space);
                 let (plain, turned) = rest.split_at_mut(plain);
                 let pixels = range.start * shape.out_image()..range.end * shape.out_image();
@@ -396,9 +416,9 @@ fn correlate_run<A: Arithmetic>(
                 let grad = grad.read(pixels, &mut plain[..plain_len]);
                 for group in 0..shape.geometry.groups {
                     let sums = &mut sums[group * taps * outs..][..taps * outs];
-                    for rows in tile.row_ranges(shape) {
-                        let grad = by_pixel(grad, group, rows.clone(), shape, turned);
-                        let matrices = matrices(padded, count, group, rows, shape, strips);
+                    for part in tile.parts(shape) {
+                        let grad = by_pixel(grad, group, &part, shape, turned);
+                        let matrices = matrices(padded, count, group, part, shape, strips);
                         let sums = sums.chunks_exact_mut(shape.row_taps() * outs);
                         for (matrix, sums) in matrices.zip(sums) {
                             product(matrix, grad, sums, outs, true, Threads::One);
@@ -412,23 +432,24 @@ fn correlate_run<A: Arithmetic>(
     sums
 }
 
-/// Some rows of a group's channels of output images, transposed: `(rows × images × width,
+/// A part of a group's channels of output images, transposed: `(rows × images × columns,
 /// channels)`.
 fn by_pixel<'a, A: Arithmetic>(
     images: &[A],
     group: usize,
-    rows: Range<usize>,
+    part: &Part,
     shape: &Shape,
     turned: &'a mut [A],
 ) -> Matrix<'a, A> {
     let (count, outs, width) =
-        (images.len() / shape.out_image(), shape.group_out(), shape.out_width);
-    let pixels = rows.len() * count * width;
+        (images.len() / shape.out_image(), shape.group_out(), part.columns.len());
+    let pixels = part.len() * count;
     let turned = &mut turned[..pixels * outs];
     let mut lines = turned.chunks_exact_mut(width * outs);
-    for row in rows {
+    for row in 0..part.rows.len() {
+        let first = part.start(shape) + row * shape.out_width;
         for (image, line) in images.chunks_exact(shape.out_image()).zip(&mut lines) {
-            let start = group * outs * shape.pixels() + row * width;
+            let start = group * outs * shape.pixels() + first;
             for channel in 0..outs {
                 let src = &image[start + channel * shape.pixels()..][..width];
                 line[channel..].iter_mut().step_by(outs).zip(src).for_each(|(d, s)| *d = *s);

@@ -17,13 +17,14 @@ use super::element::with_element;
 use super::gemm::{arithmetic, exact};
 use shape::Shape;
 
-/// How a kernel moves over an image, the same in both directions.
+/// How a kernel moves over an image. Of an image and a kernel of one row, which is how a sequence
+/// is convolved, stride and dilation say nothing vertically.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Geometry {
     /// Pixels between two positions of the kernel.
     pub stride: usize,
-    /// Zeros around the image.
-    pub padding: usize,
+    /// Zeros above and below the image, and left and right of it.
+    pub padding: (usize, usize),
     /// Pixels between two taps of the kernel.
     pub dilation: usize,
     /// Parts the channels are split into, each convolved by itself.
@@ -31,13 +32,21 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    /// Positions of a kernel of `kernel` taps on `input` pixels; none where it does not fit.
-    pub(crate) fn out_size(&self, input: usize, kernel: usize) -> usize {
-        let reach = self.dilation * (kernel - 1) + 1;
-        match (input + 2 * self.padding).checked_sub(reach) {
-            Some(room) => room / self.stride + 1,
-            None => 0,
-        }
+    /// Positions of a kernel of `(rows, columns)` taps on an image of `(height, width)`, vertically
+    /// and horizontally; none where it does not fit.
+    pub(crate) fn out_size(
+        &self,
+        (height, width): (usize, usize),
+        (rows, columns): (usize, usize),
+    ) -> (usize, usize) {
+        let positions = |input: usize, padding: usize, kernel: usize| {
+            let reach = self.dilation * (kernel - 1) + 1;
+            match (input + 2 * padding).checked_sub(reach) {
+                Some(room) => room / self.stride + 1,
+                None => 0,
+            }
+        };
+        (positions(height, self.padding.0, rows), positions(width, self.padding.1, columns))
     }
 }
 
@@ -69,26 +78,32 @@ pub(crate) fn forward(
 }
 
 /// The gradient of [`forward`] by `x`, of dimensions `input_dims`, from `grad
-/// (b,c_out,h_out,w_out)`.
+/// (b,c_out,h_out,w_out)`, plus `bias (c_in)`: a transposed convolution is this one's gradient.
+///
+/// A bias wants a `grad` of at least one pixel.
 pub(crate) fn input_gradient(
     grad: &Tensor,
     weight: &Tensor,
+    bias: Option<&Tensor>,
     input_dims: &[usize],
     geometry: Geometry,
     out: DType,
 ) -> Result<Tensor> {
     let shape = Shape::new(input_dims, weight.dims(), geometry)?;
     if !grad.device().is_cpu() {
-        return portable::input_gradient(grad, weight, &shape, out);
+        return portable::input_gradient(grad, weight, bias, &shape, out);
     }
     let (grad, weight) = (grad.contiguous()?, weight.contiguous()?);
-    if arithmetic([Some(&grad), Some(&weight)]) == DType::F64 {
-        return cpu::input_gradient::<f64>(&exact(&grad)?, &exact(&weight)?, &shape)?.to_dtype(out);
+    let bias = bias.map(Tensor::contiguous).transpose()?;
+    if arithmetic([Some(&grad), Some(&weight), bias.as_ref()]) == DType::F64 {
+        let (grad, weight) = (exact(&grad)?, exact(&weight)?);
+        let bias = bias.as_ref().map(exact).transpose()?;
+        return cpu::input_gradient::<f64>(&grad, &weight, bias.as_ref(), &shape)?.to_dtype(out);
     }
     if out == DType::F64 {
-        return cpu::input_gradient::<f32>(&grad, &weight, &shape)?.to_dtype(out);
+        return cpu::input_gradient::<f32>(&grad, &weight, bias.as_ref(), &shape)?.to_dtype(out);
     }
-    with_element!(out, O => cpu::input_gradient::<O>(&grad, &weight, &shape))
+    with_element!(out, O => cpu::input_gradient::<O>(&grad, &weight, bias.as_ref(), &shape))
 }
 
 /// The gradient of [`forward`] by the weight, of dimensions `weight_dims`, from `x (b,c_in,h,w)`

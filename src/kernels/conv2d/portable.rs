@@ -30,10 +30,11 @@ pub(super) fn forward(
 pub(super) fn input_gradient(
     grad: &Tensor,
     weight: &Tensor,
+    bias: Option<&Tensor>,
     shape: &Shape,
     out: DType,
 ) -> Result<Tensor> {
-    let wide = arithmetic([Some(grad), Some(weight)]);
+    let wide = arithmetic([Some(grad), Some(weight), bias]);
     let dims = &shape.input_dims();
     if dims.contains(&0) || grad.elem_count() == 0 {
         return Tensor::zeros(dims, out, grad.device());
@@ -51,11 +52,14 @@ pub(super) fn input_gradient(
         full.pad_with_zeros(2, 0, shape.padded_height() - height)?
             .pad_with_zeros(3, 0, shape.padded_width() - width)?
             .narrow(1, 0, ins)?
-            .narrow(2, geometry.padding, shape.height)?
-            .narrow(3, geometry.padding, shape.width)
+            .narrow(2, geometry.padding.0, shape.height)?
+            .narrow(3, geometry.padding.1, shape.width)
     });
-    let groups = groups.collect::<Result<Vec<_>>>()?;
-    Tensor::cat(&groups, 1)?.to_dtype(out)?.contiguous()
+    let mut dx = Tensor::cat(&groups.collect::<Result<Vec<_>>>()?, 1)?;
+    if let Some(bias) = bias {
+        dx = dx.broadcast_add(&widen(bias, wide)?.reshape((1, shape.c_in, 1, 1))?)?;
+    }
+    dx.to_dtype(out)?.contiguous()
 }
 
 /// See [`super::weight_gradient`].
@@ -70,7 +74,7 @@ pub(super) fn weight_gradient(
     if x.elem_count() == 0 || grad.elem_count() == 0 {
         return Tensor::zeros(dims, out, x.device());
     }
-    let (x, grad) = (widen(x, wide)?, widen(grad, wide)?);
+    let (x, grad) = (pad(&widen(x, wide)?, shape)?, widen(grad, wide)?);
     let (ins, outs) = (shape.group_in(), shape.group_out());
     let geometry = shape.geometry;
     let groups = (0..geometry.groups).map(|group| {
@@ -78,7 +82,7 @@ pub(super) fn weight_gradient(
         // dilation change places.
         let x = x.narrow(1, group * ins, ins)?.transpose(0, 1)?.contiguous()?;
         let grad = grad.narrow(1, group * outs, outs)?.transpose(0, 1)?.contiguous()?;
-        x.conv2d(&grad, geometry.padding, geometry.dilation, geometry.stride, 1)?
+        x.conv2d(&grad, 0, geometry.dilation, geometry.stride, 1)?
             .transpose(0, 1)?
             .narrow(2, 0, shape.kernel_height)?
             .narrow(3, 0, shape.kernel_width)
@@ -90,13 +94,19 @@ pub(super) fn weight_gradient(
 /// candle's convolution, group by group.
 fn convolve(x: &Tensor, weight: &Tensor, shape: &Shape) -> Result<Tensor> {
     let (ins, outs) = (shape.group_in(), shape.group_out());
-    let geometry = shape.geometry;
+    let (geometry, x) = (shape.geometry, pad(x, shape)?);
     let groups = (0..geometry.groups).map(|group| {
         let x = x.narrow(1, group * ins, ins)?.contiguous()?;
         let weight = weight.narrow(0, group * outs, outs)?.contiguous()?;
-        x.conv2d(&weight, geometry.padding, geometry.stride, geometry.dilation, 1)
+        x.conv2d(&weight, 0, geometry.stride, geometry.dilation, 1)
     });
     Tensor::cat(&groups.collect::<Result<Vec<_>>>()?, 1)
+}
+
+/// By hand, as candle pads both dimensions alike.
+fn pad(x: &Tensor, shape: &Shape) -> Result<Tensor> {
+    let (above, left) = shape.geometry.padding;
+    x.pad_with_zeros(2, above, above)?.pad_with_zeros(3, left, left)
 }
 
 fn widen(tensor: &Tensor, wide: DType) -> Result<Tensor> {

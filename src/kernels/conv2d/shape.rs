@@ -29,6 +29,8 @@ impl Shape {
         if c_in * c_out * kernel_height * kernel_width == 0 {
             bail!("a convolution of {input:?} by {weight:?} has no channels or no taps")
         }
+        let (out_height, out_width) =
+            geometry.out_size((height, width), (kernel_height, kernel_width));
         Ok(Self {
             batch,
             c_in,
@@ -37,8 +39,8 @@ impl Shape {
             width,
             kernel_height,
             kernel_width,
-            out_height: geometry.out_size(height, kernel_height),
-            out_width: geometry.out_size(width, kernel_width),
+            out_height,
+            out_width,
             geometry,
         })
     }
@@ -48,8 +50,10 @@ impl Shape {
     /// the padding leaves no such convolution.
     pub(super) fn transposed(&self) -> Option<Self> {
         let Geometry { stride, padding, dilation, .. } = self.geometry;
-        let reach = dilation * (self.kernel_height - 1);
-        if stride != 1 || self.kernel_height != self.kernel_width || reach < padding {
+        let reach = |kernel: usize, padding| (dilation * (kernel - 1)).checked_sub(padding);
+        let above = reach(self.kernel_height, padding.0)?;
+        let left = reach(self.kernel_width, padding.1)?;
+        if stride != 1 {
             return None;
         }
         Some(Self {
@@ -59,7 +63,7 @@ impl Shape {
             width: self.out_width,
             out_height: self.height,
             out_width: self.width,
-            geometry: Geometry { padding: reach - padding, ..self.geometry },
+            geometry: Geometry { padding: (above, left), ..self.geometry },
             ..*self
         })
     }
@@ -102,11 +106,11 @@ impl Shape {
     }
 
     pub(super) fn padded_height(&self) -> usize {
-        self.height + 2 * self.geometry.padding
+        self.height + 2 * self.geometry.padding.0
     }
 
     pub(super) fn padded_width(&self) -> usize {
-        self.width + 2 * self.geometry.padding
+        self.width + 2 * self.geometry.padding.1
     }
 
     /// Elements of an input image with its padding.
@@ -129,6 +133,6 @@ impl Shape {
         self.kernel_height == 1
             && self.kernel_width == 1
             && self.geometry.stride == 1
-            && self.geometry.padding == 0
+            && self.geometry.padding == (0, 0)
     }
 }

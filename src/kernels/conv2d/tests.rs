@@ -7,7 +7,7 @@ use super::{Geometry, forward, input_gradient, portable, weight_gradient};
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
 fn geometry(stride: usize, padding: usize, dilation: usize, groups: usize) -> Geometry {
-    Geometry { stride, padding, dilation, groups }
+    Geometry { stride, padding: (padding, padding), dilation, groups }
 }
 
 /// Calls `f(x, weight, y)` with the indices of every product of a convolution.
@@ -21,14 +21,14 @@ fn for_each_product(shape: &Shape, mut f: impl FnMut(usize, usize, usize)) {
                     let channel = o / shape.group_out() * shape.group_in() + i;
                     for (ky, kx) in pairs(shape.kernel_height, shape.kernel_width) {
                         let (py, px) = (oy * stride + ky * dilation, ox * stride + kx * dilation);
-                        let inside = (padding..padding + shape.height).contains(&py)
-                            && (padding..padding + shape.width).contains(&px);
+                        let inside = (padding.0..padding.0 + shape.height).contains(&py)
+                            && (padding.1..padding.1 + shape.width).contains(&px);
                         if !inside {
                             continue;
                         }
-                        let row = (b * shape.c_in + channel) * shape.height + py - padding;
+                        let row = (b * shape.c_in + channel) * shape.height + py - padding.0;
                         let kernel = (o * shape.group_in() + i) * shape.kernel_height + ky;
-                        f(row * shape.width + px - padding, kernel * shape.kernel_width + kx, y);
+                        f(row * shape.width + px - padding.1, kernel * shape.kernel_width + kx, y);
                     }
                 }
             }
@@ -79,11 +79,25 @@ fn compare(
     }
     let inputs = [grad_dtype, weight.dtype()];
     for (name, actual) in [
-        ("input", input_gradient(&grad, weight, x.dims(), geometry, out).unwrap()),
-        ("portable input", portable::input_gradient(&grad, weight, &shape, out).unwrap()),
+        ("input", input_gradient(&grad, weight, None, x.dims(), geometry, out).unwrap()),
+        ("portable input", portable::input_gradient(&grad, weight, None, &shape, out).unwrap()),
     ] {
         assert_eq!((actual.dims(), actual.dtype()), (x.dims(), out), "{name} {what}");
         check(&actual, &dx, &inputs, &format!("{name} {what}"));
+    }
+    if shape.pixels() > 0 {
+        // As a transposed convolution.
+        let bias = random(&mut generator(7), &[shape.c_in], out);
+        let (biases, pixels) = (doubles(&bias), shape.height * shape.width);
+        dx.iter_mut().enumerate().for_each(|(i, x)| x.add(biases[i / pixels % shape.c_in]));
+        let inputs = [grad_dtype, weight.dtype(), out];
+        let (dims, bias) = (x.dims(), Some(&bias));
+        for (name, actual) in [
+            ("transposed", input_gradient(&grad, weight, bias, dims, geometry, out).unwrap()),
+            ("portable", portable::input_gradient(&grad, weight, bias, &shape, out).unwrap()),
+        ] {
+            check(&actual, &dx, &inputs, &format!("{name}, with a bias, {what}"));
+        }
     }
     let inputs = [grad_dtype, x.dtype()];
     for (name, actual) in [
@@ -155,6 +169,46 @@ fn batches_tiles_and_kernels_that_are_not_square() {
     }
 }
 
+/// Images of one row.
+#[test]
+fn sequences() {
+    let mut rng = generator(8);
+    for (dims, c_out, kernel) in [
+        ([2, 3, 1, 5403], 4, 7), // parts of a row at every stride, and fewer columns in the last
+        ([1, 1100, 1, 200], 2, 9),
+        ([1, 3, 1, 700], 5, 1),
+        ([40, 2, 1, 9], 3, 3),
+        ([1, 1, 1, 1], 1, 1),
+        ([2, 1, 1, 2], 1, 5), // longer than the sequence without its padding
+        ([0, 2, 1, 9], 3, 3),
+    ] {
+        for stride in [1, 2, 5] {
+            for (padding, dilation) in [(0, 1), (2, 1), (9, 1), (2, 2)] {
+                let x = random(&mut rng, &dims, DType::F32);
+                let weight = random(&mut rng, &[c_out, dims[1], 1, kernel], DType::BF16);
+                let bias = random(&mut rng, &[c_out], DType::F32);
+                let geometry = Geometry { stride, padding: (0, padding), dilation, groups: 1 };
+                compare(&x, &weight, Some(&bias), DType::F16, geometry, DType::F32);
+            }
+        }
+    }
+}
+
+#[test]
+fn padding_that_differs_and_one_channel() {
+    let mut rng = generator(9);
+    for padding in [(0, 2), (3, 1), (2, 0)] {
+        for stride in [1, 2] {
+            for (channels, dims) in [(1, [3, 1, 5, 6]), (2, [2, 2, 2, 9]), (4, [1, 4, 1, 3])] {
+                let x = random(&mut rng, &dims, DType::F32);
+                let weight = random(&mut rng, &[channels, 1, 3, 4], DType::F32);
+                let geometry = Geometry { stride, padding, dilation: 1, groups: channels };
+                compare(&x, &weight, None, DType::F32, geometry, DType::F32);
+            }
+        }
+    }
+}
+
 #[test]
 fn strided_operands() -> Result<()> {
     let mut rng = generator(4);
@@ -167,8 +221,9 @@ fn strided_operands() -> Result<()> {
         compare(&x, &weight, None, dtype, geometry(1, 0, 1, 1), dtype);
         let shape = Shape::new(x.dims(), weight.dims(), geometry(1, 1, 1, 1))?;
         let grad = random(&mut rng, &[3, 5, 6, 5], dtype).t()?;
-        let dx = input_gradient(&grad, &weight, x.dims(), shape.geometry, dtype)?;
-        let dense = input_gradient(&grad.contiguous()?, &weight, x.dims(), shape.geometry, dtype)?;
+        let dx = input_gradient(&grad, &weight, None, x.dims(), shape.geometry, dtype)?;
+        let grad = grad.contiguous()?;
+        let dense = input_gradient(&grad, &weight, None, x.dims(), shape.geometry, dtype)?;
         assert_eq!(doubles(&dx), doubles(&dense));
     }
     Ok(())
@@ -181,7 +236,7 @@ fn long_sums_of_halves_do_not_saturate() -> Result<()> {
     let (x, weight) = (ones(&[2, 1024, 2, 2])?, ones(&[3, 1024, 2, 2])?);
     assert_eq!(doubles(&forward(&x, &weight, None, geometry, DType::F16)?), [4096.; 6]);
     let (grad, weight) = (ones(&[1, 1024, 1, 1])?, ones(&[1024, 1, 2, 2])?);
-    let dx = input_gradient(&grad, &weight, &[1, 1, 2, 2], geometry, DType::F16)?;
+    let dx = input_gradient(&grad, &weight, None, &[1, 1, 2, 2], geometry, DType::F16)?;
     assert_eq!(doubles(&dx), [1024.; 4]);
     let (x, grad) = (ones(&[64, 1, 8, 8])?, ones(&[64, 1, 8, 8])?);
     let dw = weight_gradient(&x, &grad, &[1, 1, 1, 1], geometry, DType::F16)?;
@@ -221,7 +276,7 @@ fn nan_and_infinity_reach_what_they_enter_alone() -> Result<()> {
                 for (name, actual, hit) in [
                     ("y", forward(&x, &weight, None, geometry, dtype)?, y),
                     ("dw", weight_gradient(&x, &plain, &w_dims, geometry, dtype)?, dw),
-                    ("dx", input_gradient(&grad, &weight, &x_dims, geometry, dtype)?, dx),
+                    ("dx", input_gradient(&grad, &weight, None, &x_dims, geometry, dtype)?, dx),
                 ] {
                     for (index, (value, hit)) in doubles(&actual).into_iter().zip(hit).enumerate() {
                         let same = value == poison || value.is_nan() && poison.is_nan();
@@ -248,7 +303,7 @@ fn one_result_for_any_number_of_threads() -> Result<()> {
             [
                 weight_gradient(&x, &grad, weight.dims(), geometry, DType::F32).unwrap(),
                 forward(&x, &weight, None, geometry, DType::F32).unwrap(),
-                input_gradient(&grad, &weight, &dims, geometry, DType::F32).unwrap(),
+                input_gradient(&grad, &weight, None, &dims, geometry, DType::F32).unwrap(),
             ]
             .map(|tensor| doubles(&tensor))
         })

@@ -195,7 +195,7 @@ pub(super) fn global_avg_backward(grad: &Tensor, (n, c, h, w): Dims, out: DType)
 /// The result, plane by plane: `f` is given a plane's number, its part of `side`, and buffers of
 /// the lengths `(input, output)` of one plane, and leaves the plane's result in the second buffer.
 #[inline(always)]
-fn planes<A: Real, O: Lane<Acc = A>, S: Send>(
+pub(crate) fn planes<A: Real, O: Lane<Acc = A>, S: Send>(
     side: &mut [S],
     count: usize,
     lengths: (usize, usize),

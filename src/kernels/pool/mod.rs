@@ -4,7 +4,7 @@
 //! accumulate in F32 (F64 for F64). Windows are those of PyTorch: only whole ones, padding at
 //! most half the kernel.
 
-mod cpu;
+pub(crate) mod cpu;
 mod portable;
 #[cfg(test)]
 mod tests;

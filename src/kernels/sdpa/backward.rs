@@ -6,13 +6,13 @@ use candle_core::{DType, Result, Tensor, WithDType};
 use num_traits::Zero;
 
 use super::cpu::{Sizes, opened, split, spread, threads, views};
-use super::heads::{Heads, View};
 use super::scores::{Mask, Query, probabilities, score};
 use super::{Saved, Settings, sum_to};
 use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
 use crate::kernels::elementwise::blocks::{BLOCK, for_each_task, pieces, vectorise};
 use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::gemm::{Arithmetic, Matrix, Threads, product};
+use crate::kernels::heads::{Heads, View};
 use crate::kernels::reduce::channels::block_sums;
 use crate::kernels::softmax::cpu::Exp;
 

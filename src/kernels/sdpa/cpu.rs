@@ -3,13 +3,13 @@
 use candle_core::{DType, Result, Tensor, WithDType};
 use num_traits::{Float, Zero};
 
-use super::heads::View;
 use super::scores::{Mask, Query, exponentials, score};
 use super::{Settings, unrepeated};
 use crate::kernels::element::{Element, tensor, with_element};
 use crate::kernels::elementwise::blocks::{for_each_task, vectorise};
 use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::gemm::{Arithmetic, Matrix, Threads, product};
+use crate::kernels::heads::View;
 use crate::kernels::softmax::cpu::Exp;
 
 /// The sizes of an attention.

@@ -6,7 +6,6 @@
 
 mod backward;
 mod cpu;
-mod heads;
 mod portable;
 mod scores;
 #[cfg(test)]

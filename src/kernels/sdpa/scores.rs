@@ -1,8 +1,8 @@
 //! From products to probabilities, a row of scores at a time.
 
 use super::Settings;
-use super::heads::Heads;
 use crate::kernels::elementwise::blocks::BLOCK;
+use crate::kernels::heads::Heads;
 use crate::kernels::reduce::channels::block_sums;
 use crate::kernels::softmax::cpu::{Exp, largest};
 

@@ -2,6 +2,7 @@
 
 mod basic;
 mod pointwise;
+mod sequence;
 mod transformer;
 mod vision;
 
@@ -40,10 +41,9 @@ impl Case {
 
 /// Every case of every operator, each operator's plainest first.
 pub(crate) fn all() -> Vec<Case> {
-    [basic::cases(), pointwise::cases(), vision::cases(), transformer::cases()]
-        .into_iter()
-        .flatten()
-        .collect()
+    let families: [fn() -> Vec<Case>; 5] =
+        [basic::cases, pointwise::cases, vision::cases, sequence::cases, transformer::cases];
+    families.into_iter().flat_map(|cases| cases()).collect()
 }
 
 fn case(

@@ -4,6 +4,19 @@ use candle_amp::{Op, ops};
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::{Case, case};
+use crate::util::random;
+
+/// With the first input, cosines and sines of angles of the given shape.
+fn turn(
+    t: &[Tensor],
+    rope: fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>,
+    angles: &[usize],
+) -> Result<Tensor> {
+    let angles = random(3, angles, DType::F64);
+    // As exact as the input needs them.
+    let dtype = if t[0].dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    rope(&t[0], &angles.cos()?.to_dtype(dtype)?, &angles.sin()?.to_dtype(dtype)?)
+}
 
 pub(super) fn cases() -> Vec<Case> {
     let ids = |ids: &[i64], dims: &[usize]| {
@@ -41,9 +54,23 @@ pub(super) fn cases() -> Vec<Case> {
         })
         .within(6.0),
         case(Op::RmsNorm, "plain", &[&[70, 3]], |t| ops::rms_norm(&t[0], None, 1e-3)).within(6.0),
+        case(Op::GroupNorm, "affine", &[&[2, 4, 3, 2], &[4], &[4]], |t| {
+            ops::group_norm(&t[0], 2, Some(&t[1]), Some(&t[2]), 1e-3)
+        })
+        .within(6.0),
+        case(Op::GroupNorm, "plain", &[&[3, 6]], |t| ops::group_norm(&t[0], 2, None, None, 1e-3))
+            .within(6.0),
+        case(Op::GroupNorm, "past a run", &[&[1, 2, 70], &[2]], |t| {
+            ops::group_norm(&t[0], 1, Some(&t[1]), None, 1e-3)
+        })
+        .within(6.0),
         case(Op::Embedding, "named twice", &[&[5, 4]], move |t| ops::embedding(&named, &t[0])),
         case(Op::Embedding, "past a panel", &[&[3, 2]], move |t| ops::embedding(&many, &t[0])),
         case(Op::Embedding, "one", &[&[1, 1]], move |t| ops::embedding(&one, &t[0])),
+        case(Op::Rope, "halves", &[&[2, 3, 5, 6]], |t| turn(t, ops::rope, &[7, 3])),
+        case(Op::Rope, "neighbours", &[&[2, 3, 5, 6]], |t| turn(t, ops::rope_i, &[2, 5, 3])),
+        case(Op::Rope, "positions first", &[&[2, 5, 3, 6]], |t| turn(t, ops::rope_thd, &[2, 6, 3])),
+        case(Op::Rope, "one pair", &[&[1, 1, 1, 2]], |t| turn(t, ops::rope, &[1, 1])),
         case(Op::Sdpa, "plain", &[&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 3]], move |t| {
             attend(t, None, false)
         }),

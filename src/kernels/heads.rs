@@ -21,7 +21,7 @@ impl<'a> View<'a> {
         fn strides(layout: &Layout) -> Result<[usize; 4]> {
             match *layout.stride() {
                 [a, b, c, d] => Ok([a, b, c, d]),
-                ref other => bail!("attention was given a tensor of strides {other:?}"),
+                ref other => bail!("a kernel over heads was given a tensor of strides {other:?}"),
             }
         }
         let (storage, layout) = tensor.storage_and_layout();

@@ -1,0 +1,203 @@
+use candle_core::{DType, Result, Tensor};
+
+use crate::kernels::cast;
+use crate::kernels::element::{Elements, Real, tensor, with_element};
+use crate::kernels::elementwise::blocks::with_output;
+use crate::kernels::elementwise::lane::Lane;
+use crate::kernels::reduce::channels::Channels;
+
+/// The groups as rows, and the planes of each channel of each sample as rows.
+struct Layouts {
+    channels: usize,
+    groups: Channels,
+    planes: Channels,
+}
+
+impl Layouts {
+    fn of(x: &Tensor, groups: usize) -> Result<Self> {
+        let (n, channels) = (x.dim(0)?, x.dim(1)?);
+        let inner: usize = x.dims()[2..].iter().product();
+        Ok(Self {
+            channels,
+            groups: Channels::rows(n * groups, channels / groups * inner),
+            planes: Channels::rows(n * channels, inner),
+        })
+    }
+
+    /// `f` of every plane: of its number, its channel, and its group's statistics.
+    fn of_planes<A: Real>(
+        &self,
+        statistics: &[[f64; 3]],
+        f: impl Fn(usize, usize, [f64; 3]) -> f64,
+    ) -> Vec<A> {
+        let size = self.planes.channels / self.groups.channels.max(1);
+        let of = |plane| A::of(f(plane, plane % self.channels, statistics[plane / size]));
+        (0..self.planes.channels).map(of).collect()
+    }
+}
+
+pub(super) fn forward(
+    x: &Tensor,
+    groups: usize,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Tensor)> {
+    fn typed<T: Lane>(
+        x: &Tensor,
+        layouts: Layouts,
+        weight: Vec<f64>,
+        bias: Vec<f64>,
+        eps: f64,
+    ) -> Result<(Tensor, Tensor)> {
+        let data = Elements::<T>::of(x)?;
+        let statistics = statistics::<T>(&data, layouts.groups, eps);
+        let mean = layouts.of_planes(&statistics, |_, _, [mean, ..]| mean);
+        let scale = layouts.of_planes(&statistics, |_, c, [.., inv_std]| weight[c] * inv_std);
+        let shift = layouts.of_planes(&statistics, |_, c, [_, rest, inv_std]| {
+            bias[c] - rest * weight[c] * inv_std
+        });
+        let y = layouts.planes.map::<T, T, 1, 3>(
+            [&data],
+            [&mean, &scale, &shift],
+            #[inline(always)]
+            |[x], [mean, scale, shift]| (x - mean) * scale + shift,
+        );
+        let rows = statistics.len();
+        let statistics = statistics.into_iter().flatten().map(T::Acc::of).collect();
+        Ok((tensor(y, x.dims()), tensor::<T::Acc>(statistics, &[rows, 3])))
+    }
+    let layouts = Layouts::of(x, groups)?;
+    let weight = vector(weight, layouts.channels, 1.0)?;
+    let bias = vector(bias, layouts.channels, 0.0)?;
+    with_element!(x.dtype(), T => typed::<T>(x, layouts, weight, bias, eps))
+}
+
+/// The mean of every group, what it is short of once rounded, and `1 / std`.
+fn statistics<T: Lane>(x: &[T], groups: Channels, eps: f64) -> Vec<[f64; 3]> {
+    let count = groups.count() as f64;
+    let sums = groups.sums::<T, 1, 0, 1>(
+        [x],
+        [],
+        #[inline(always)]
+        |x, []| x,
+    );
+    let mean: Vec<_> = sums.into_iter().map(|[sum]| T::Acc::of(sum / count)).collect();
+    let sums = groups.sums::<T, 1, 1, 2>(
+        [x],
+        [&mean],
+        #[inline(always)]
+        |[x], [mean]| [x - mean, (x - mean) * (x - mean)],
+    );
+    let row = |(mean, [sum, squares]): (&T::Acc, [f64; 2])| {
+        let rest = sum / count;
+        let var = squares / count - rest * rest;
+        let var = if var < 0.0 { 0.0 } else { var };
+        [mean.to_double(), rest, 1.0 / (var + eps).sqrt()]
+    };
+    mean.iter().zip(sums).map(row).collect()
+}
+
+pub(super) fn backward(
+    x: &Tensor,
+    grad: &Tensor,
+    groups: usize,
+    weight: Option<&Tensor>,
+    statistics: &Tensor,
+    wants: [Option<DType>; 3],
+) -> Result<[Option<Tensor>; 3]> {
+    let layouts = Layouts::of(x, groups)?;
+    let weight = vector(weight, layouts.channels, 1.0)?;
+    let statistics = vector(Some(&statistics.flatten_all()?), 0, 0.0)?;
+    let statistics = statistics.as_chunks::<3>().0;
+    let sums = with_element!(x.dtype(), T => gradient_sums::<T>(x, grad, &layouts, statistics)?);
+    let channels = layouts.channels;
+    let total = |k: usize, dtype: DType| {
+        let mut total = vec![0.0; channels];
+        for (plane, sums) in sums.iter().enumerate() {
+            total[plane % channels] += sums[k];
+        }
+        cast(&tensor(total, &[channels]), dtype)
+    };
+    let dx = |out: DType| {
+        with_element!(x.dtype(), T => with_output!(T, out, O => {
+            input_gradient::<T, O>(x, grad, &layouts, &weight, statistics, &sums)
+        }))
+    };
+    Ok([
+        wants[0].map(dx).transpose()?,
+        wants[1].map(|dtype| total(1, dtype)).transpose()?,
+        wants[2].map(|dtype| total(0, dtype)).transpose()?,
+    ])
+}
+
+/// For every plane, the sums of `grad` and of `grad * normalised`.
+fn gradient_sums<T: Lane>(
+    x: &Tensor,
+    grad: &Tensor,
+    layouts: &Layouts,
+    statistics: &[[f64; 3]],
+) -> Result<Vec<[f64; 2]>> {
+    let (x, grad) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
+    let mean = layouts.of_planes(statistics, |_, _, [mean, ..]| mean);
+    let sums = layouts.planes.sums::<T, 2, 1, 2>(
+        [&x, &grad],
+        [&mean],
+        #[inline(always)]
+        |[x, g], [mean]| [g, g * (x - mean)],
+    );
+    let dots: Vec<f64> = layouts.of_planes(statistics, |plane, _, [_, rest, inv_std]| {
+        (sums[plane][1] - rest * sums[plane][0]) * inv_std
+    });
+    Ok(sums.into_iter().zip(dots).map(|([sum, _], dot)| [sum, dot]).collect())
+}
+
+/// `(weight * grad - average(weight * grad) - normalised * average(weight * grad * normalised)) /
+/// std`, averages over a group.
+fn input_gradient<T: Lane, O: Lane<Acc = T::Acc>>(
+    x: &Tensor,
+    grad: &Tensor,
+    layouts: &Layouts,
+    weight: &[f64],
+    statistics: &[[f64; 3]],
+    sums: &[[f64; 2]],
+) -> Result<Tensor> {
+    let size = layouts.planes.channels / layouts.groups.channels.max(1);
+    let averages: Vec<[f64; 2]> = sums
+        .chunks(size.max(1))
+        .enumerate()
+        .map(|(group, sums)| {
+            let average = |k: usize| {
+                let weigh = |(i, sums): (usize, &[f64; 2])| {
+                    sums[k] * weight[(group * size + i) % layouts.channels]
+                };
+                sums.iter().enumerate().map(weigh).sum::<f64>() / layouts.groups.count() as f64
+            };
+            [average(0), average(1)]
+        })
+        .collect();
+    let mean = layouts.of_planes(statistics, |_, _, [mean, ..]| mean);
+    let scale = layouts.of_planes(statistics, |_, c, [.., inv_std]| weight[c] * inv_std);
+    let slope = layouts.of_planes(statistics, |plane, _, [.., inv_std]| {
+        -averages[plane / size][1] * inv_std * inv_std
+    });
+    let shift = layouts.of_planes(statistics, |plane, _, [_, rest, inv_std]| {
+        let [average, along] = averages[plane / size];
+        (rest * along * inv_std - average) * inv_std
+    });
+    let dx = layouts.planes.map::<T, O, 2, 4>(
+        [&Elements::of(x)?, &Elements::of(grad)?],
+        [&mean, &scale, &slope, &shift],
+        #[inline(always)]
+        |[x, g], [mean, scale, slope, shift]| (x - mean) * slope + (g * scale + shift),
+    );
+    Ok(tensor(dx, x.dims()))
+}
+
+/// A parameter in F64; `default` where there is none.
+fn vector(parameter: Option<&Tensor>, channels: usize, default: f64) -> Result<Vec<f64>> {
+    match parameter {
+        Some(parameter) => parameter.detach().to_dtype(DType::F64)?.to_vec1(),
+        None => Ok(vec![default; channels]),
+    }
+}

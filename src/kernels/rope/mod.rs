@@ -1,0 +1,43 @@
+//! Rotary position embedding: pairs of elements turned by an angle of their position.
+//!
+//! Cosines and sines are `(positions, d / 2)`, or `(b, positions, d / 2)` for positions of each
+//! batch its own, of any float dtype; there are at least as many as `x` has positions.
+
+mod cpu;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::kernels::cast;
+use crate::kernels::elementwise::portable::arithmetic;
+
+/// What `x` looks like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Form {
+    /// Elements `2i` and `2i + 1` are a pair, and not `i` and `i + d / 2`.
+    pub(crate) adjacent: bool,
+    /// `(b, positions, h, d)`, and not `(b, h, positions, d)`.
+    pub(crate) positions_first: bool,
+}
+
+/// `x`, of any strides, with its pairs turned; backwards where `back`. In `out`.
+pub(crate) fn rotate(
+    x: &Tensor,
+    cos: &Tensor,
+    sin: &Tensor,
+    form: Form,
+    back: bool,
+    out: DType,
+) -> Result<Tensor> {
+    let wide = arithmetic(x.dtype());
+    let (x, cos, sin) = (x.detach(), cast(cos, wide)?, cast(sin, wide)?);
+    // Backwards is forwards with the sines' signs changed.
+    let sin = if back { sin.neg()? } else { sin };
+    if x.device().is_cpu() {
+        cpu::rotate(&x, &cos, &sin, form, out)
+    } else {
+        portable::rotate(&x, &cos, &sin, form, out)
+    }
+}

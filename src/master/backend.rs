@@ -1,0 +1,153 @@
+//! How [`MasterVars`] serves a `VarBuilder`.
+
+use std::collections::HashMap;
+use std::sync::PoisonError;
+
+use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
+use candle_nn::Init;
+use candle_nn::var_builder::SimpleBackend;
+
+use super::MasterVars;
+use crate::operator::stale;
+use crate::parameters::is_buffer;
+use crate::{kernels, random};
+
+#[derive(Default)]
+pub(super) struct State {
+    /// In the order they were asked for.
+    pub(super) handed: Vec<Handed>,
+    /// What the files hold, less what was asked for.
+    pub(super) files: HashMap<String, Tensor>,
+}
+
+/// A variable as it was handed out: cast, or itself.
+pub(super) struct Handed {
+    pub(super) name: String,
+    pub(super) master: Var,
+    pub(super) tensor: Tensor,
+}
+
+impl Drop for Handed {
+    fn drop(&mut self) {
+        stale::forget(&self.tensor);
+    }
+}
+
+impl MasterVars {
+    /// The variable `name`, made if there is none.
+    fn master(
+        &self,
+        state: &mut State,
+        name: &str,
+        wanted: Option<(&Shape, Init)>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Var> {
+        let mut data = self.varmap.data().lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(var) = data.get(name) {
+            if let Some((shape, _)) = wanted
+                && var.shape() != shape
+            {
+                bail!("`{name}` was asked for as {shape:?}, and is {:?}", var.shape());
+            }
+            if is_half(var.dtype()) {
+                bail!("`{name}` is a {:?} variable: a master must be F32 or F64", var.dtype());
+            }
+            return Ok(var.clone());
+        }
+        let dtype = if is_half(dtype) { DType::F32 } else { dtype };
+        let value = match (state.files.get(name), wanted) {
+            (Some(value), _) => {
+                let shape = wanted.map_or(value.shape(), |(shape, _)| shape);
+                let dtype = if value.dtype().is_float() { dtype } else { value.dtype() };
+                converted(name, value, shape, dtype)?
+            }
+            (None, Some((shape, init))) => match (self.init)(name, or_default(init, name, shape)) {
+                Some(init) => random::init(init, shape, dtype, device)?,
+                None => bail!("no file has `{name}`, and `init` gives it no value"),
+            },
+            (None, None) => bail!("`{name}` does not exist, and has no shape to be made with"),
+        };
+        let var = Var::from_tensor(&value.to_device(device)?)?;
+        data.insert(name.to_owned(), var.clone());
+        state.files.remove(name);
+        Ok(var)
+    }
+
+    fn hand_out(
+        &self,
+        name: &str,
+        wanted: Option<(&Shape, Init)>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let default = if is_buffer(name) && is_half(dtype) { DType::F32 } else { dtype };
+        let dtype = (self.dtypes)(name, default);
+        let state = &mut *self.state();
+        let master = self.master(state, name, wanted, dtype, device)?;
+        if !master.device().same_device(device) {
+            let (held, asked) = (master.device().location(), device.location());
+            bail!("`{name}` was asked for on {asked:?}, and is on {held:?}");
+        }
+        let made = |one: &&Handed| one.master.id() == master.id() && one.tensor.dtype() == dtype;
+        if let Some(one) = state.handed.iter().find(made) {
+            return Ok(one.tensor.clone());
+        }
+        let tensor = master.to_dtype(dtype)?;
+        state.handed.push(Handed { name: name.to_owned(), master, tensor: tensor.clone() });
+        Ok(tensor)
+    }
+}
+
+/// The `VarBuilder`'s side.
+pub(super) struct Backend(pub(super) MasterVars);
+
+impl SimpleBackend for Backend {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        init: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        self.0.hand_out(name, Some((&shape, init)), dtype, device)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
+        self.0.hand_out(name, None, dtype, device)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        let in_file = self.0.state().files.contains_key(name);
+        let data = self.0.varmap.data().lock().unwrap_or_else(PoisonError::into_inner);
+        in_file || data.contains_key(name)
+    }
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// See [`MasterVars::new`].
+fn or_default(asked: Init, name: &str, shape: &Shape) -> Init {
+    match asked {
+        Init::Const(0.0) if shape.rank() >= 2 => Init::Randn { mean: 0.0, stdev: 0.02 },
+        Init::Const(0.0) if shape.rank() == 1 && name.rsplit('.').next() == Some("weight") => {
+            Init::Const(1.0)
+        }
+        asked => asked,
+    }
+}
+
+/// A value from a file, as the variable `name` has it.
+pub(super) fn converted(name: &str, value: &Tensor, shape: &Shape, dtype: DType) -> Result<Tensor> {
+    if value.shape() != shape {
+        bail!("the file has `{name}` as {:?}, and it is asked for as {shape:?}", value.shape());
+    }
+    match value.dtype() == dtype {
+        true => Ok(value.clone()),
+        false if value.dtype().is_float() && dtype.is_float() => kernels::cast(value, dtype),
+        false => bail!("the file has `{name}` in {:?}, and it is {dtype:?}", value.dtype()),
+    }
+}

@@ -1,0 +1,42 @@
+//! A step of an optimizer, and the refresh that belongs to it.
+
+use candle_core::{Result, TensorId};
+
+use super::MasterVars;
+use crate::step::{Gradients, Step};
+
+/// An optimizer of [`MasterVars`], whose steps rewrite the half tensors; see [`MasterVars::bind`].
+///
+/// An optimizer that keeps its variables to itself is given the gradients of all masters. Several
+/// optimizers each have their [`Parameters`](crate::Parameters):
+/// `masters.bind(&mut body.bind(&mut adamw))`.
+#[derive(Debug)]
+pub struct Refreshing<'a, S> {
+    masters: &'a MasterVars,
+    optimizer: &'a mut S,
+}
+
+impl<'a, S: Step> Refreshing<'a, S> {
+    pub(super) fn new(masters: &'a MasterVars, optimizer: &'a mut S) -> Self {
+        Self { masters, optimizer }
+    }
+
+    fn ids(&self) -> Vec<TensorId> {
+        let all = || self.masters.parameters().vars().iter().map(|var| var.id()).collect();
+        self.optimizer.variables().unwrap_or_else(all)
+    }
+}
+
+impl<S: Step> Step for Refreshing<'_, S> {
+    fn variables(&self) -> Option<Vec<TensorId>> {
+        Some(self.ids())
+    }
+
+    fn apply(&mut self, gradients: &Gradients<'_>) -> Result<()> {
+        let stepped = self.optimizer.apply(gradients);
+        // After a failure too: some variables may have been updated.
+        let ids = self.ids();
+        self.masters.refresh_of(|id| ids.contains(&id))?;
+        stepped
+    }
+}

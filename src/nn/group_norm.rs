@@ -1,0 +1,60 @@
+//! Group norm.
+
+use candle_core::{Result, Tensor};
+use candle_nn::{Init, Module, VarBuilder};
+
+use crate::{Error, ops};
+
+/// [`ops::group_norm`] with its parameters `weight` and `bias`.
+#[derive(Clone, Debug)]
+pub struct GroupNorm {
+    weight: Tensor,
+    bias: Tensor,
+    eps: f64,
+    num_channels: usize,
+    num_groups: usize,
+}
+
+impl GroupNorm {
+    /// A layer of given parameters.
+    ///
+    /// # Errors
+    ///
+    /// A `num_groups` that does not divide `num_channels`.
+    pub fn new(
+        weight: Tensor,
+        bias: Tensor,
+        num_channels: usize,
+        num_groups: usize,
+        eps: f64,
+    ) -> Result<Self> {
+        if num_groups == 0 || !num_channels.is_multiple_of(num_groups) {
+            let (got, expected) = (num_groups as f64, "a divisor of the number of channels");
+            return Err(Error::Setting { name: "num_groups", got, expected }.into());
+        }
+        Ok(Self { weight, bias, eps, num_channels, num_groups })
+    }
+}
+
+impl Module for GroupNorm {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        if x.dims().get(1) != Some(&self.num_channels) {
+            let expected = format!("(n, {}, …)", self.num_channels);
+            let got = x.shape().clone();
+            return Err(Error::Shape { op: "group_norm", name: "x", got, expected }.into());
+        }
+        ops::group_norm(x, self.num_groups, Some(&self.weight), Some(&self.bias), self.eps)
+    }
+}
+
+/// Group norm over `num_channels` in `num_groups`; parameters `weight` and `bias`.
+pub fn group_norm(
+    num_groups: usize,
+    num_channels: usize,
+    eps: f64,
+    vb: VarBuilder,
+) -> Result<GroupNorm> {
+    let weight = vb.get_with_hints(num_channels, "weight", Init::Const(1.))?;
+    let bias = vb.get_with_hints(num_channels, "bias", Init::Const(0.))?;
+    GroupNorm::new(weight, bias, num_channels, num_groups, eps)
+}

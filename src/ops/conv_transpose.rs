@@ -1,0 +1,192 @@
+//! Transposed convolution: the gradient of a convolution in its input, as an operator.
+
+use candle_core::{Result, Tensor};
+use candle_nn::{ConvTranspose1dConfig, ConvTranspose2dConfig};
+
+use super::conv::{check_geometry, images, of_rank};
+use super::{check_dims, check_operand, shape_error};
+use crate::Op;
+use crate::kernels::conv2d::{self, Geometry};
+use crate::kernels::reduce;
+use crate::operator::{Backward, Gradient, Operator, apply};
+
+/// The transposed cross-correlation of sequences with `weight`, plus `bias`.
+///
+/// # Shapes
+///
+/// `x (b, c_in, l)`, `weight (c_in, c_out / groups, k)`, `bias (c_out)` → `(b, c_out, l_out)`,
+/// where `l_out = (l - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1`.
+///
+/// # Precision
+///
+/// As [`conv_transpose2d`]. (candle's has no gradient.)
+///
+/// # Errors
+///
+/// As [`conv_transpose2d`].
+///
+/// # References
+///
+/// `torch.nn.functional.conv_transpose1d`.
+pub fn conv_transpose1d(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: ConvTranspose1dConfig,
+) -> Result<Tensor> {
+    let ConvTranspose1dConfig { padding, output_padding, stride, dilation, groups } = config;
+    let geometry = Geometry { stride, padding: (0, padding), dilation, groups };
+    let op = Op::ConvTranspose1d;
+    transpose(ConvTranspose { op, geometry, output_padding }, x, weight, bias)
+}
+
+/// The transposed cross-correlation of `x` with `weight`, plus `bias`: every pixel of `x` adds its
+/// multiple of the kernel to the output, `stride` apart.
+///
+/// # Shapes
+///
+/// `x (b, c_in, h, w)`, `weight (c_in, c_out, kh, kw)`, `bias (c_out)` → `(b, c_out, h_out, w_out)`,
+/// where `h_out = (h - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1`.
+///
+/// # Precision
+///
+/// As [`conv2d`](super::conv2d): cast to the compute dtype under autocast, sums in `F32` over all
+/// channels and taps, rounded once, the gradients of weight and bias accumulated in `F32` over the
+/// batch.
+///
+/// # Errors
+///
+/// Shapes, dtypes or devices that do not fit; a stride or dilation of 0; a padding that leaves no
+/// output.
+///
+/// # References
+///
+/// `torch.nn.functional.conv_transpose2d`.
+pub fn conv_transpose2d(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: ConvTranspose2dConfig,
+) -> Result<Tensor> {
+    let ConvTranspose2dConfig { padding, output_padding, stride, dilation } = config;
+    let geometry = Geometry { stride, padding: (padding, padding), dilation, groups: 1 };
+    let op = Op::ConvTranspose2d;
+    transpose(ConvTranspose { op, geometry, output_padding }, x, weight, bias)
+}
+
+fn transpose(
+    op: ConvTranspose,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
+    check_geometry(op.geometry)?;
+    match bias {
+        Some(bias) => apply(op, &[x, weight, bias]),
+        None => apply(op, &[x, weight]),
+    }
+}
+
+/// A transposed convolution in one dimension or two.
+struct ConvTranspose {
+    op: Op,
+    geometry: Geometry,
+    output_padding: usize,
+}
+
+/// `size` is `(height, width)` of the image.
+impl ConvTranspose {
+    /// The rank of `x`, weight and output.
+    fn rank(&self) -> usize {
+        if self.op == Op::ConvTranspose1d { 3 } else { 4 }
+    }
+
+    /// The rows and columns that `output_padding` adds to the output.
+    fn output_padding(&self) -> (usize, usize) {
+        if self.rank() == 3 { (0, self.output_padding) } else { [self.output_padding; 2].into() }
+    }
+
+    /// The output's height and width; none where the padding leaves nothing.
+    fn out_size(&self, size: (usize, usize), kernel: (usize, usize)) -> Option<(usize, usize)> {
+        let Geometry { stride, padding, dilation, .. } = self.geometry;
+        let added = self.output_padding();
+        let axis = |input: usize, kernel: usize, padding: usize, added: usize| {
+            let full = input.checked_sub(1)? * stride + dilation * (kernel - 1) + 1 + added;
+            full.checked_sub(2 * padding).filter(|&out| out > 0)
+        };
+        let height = axis(size.0, kernel.0, padding.0, added.0)?;
+        Some((height, axis(size.1, kernel.1, padding.1, added.1)?))
+    }
+
+    /// The image, with zeros below and to the right where `output_padding` makes room for them:
+    /// the output is the input gradient of a convolution, which has a position wherever one fits.
+    fn extend(&self, image: &Tensor) -> Result<Tensor> {
+        let (below, right) = self.output_padding();
+        let stride = self.geometry.stride;
+        image.pad_with_zeros(2, 0, below / stride)?.pad_with_zeros(3, 0, right / stride)
+    }
+}
+
+impl Operator for ConvTranspose {
+    /// `x`, extended, and the weight; the height and width of `x`.
+    type Saved = (Tensor, Tensor, (usize, usize));
+
+    fn op(&self) -> Op {
+        self.op
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
+        let (x, weight, bias) = (&inputs[0], &inputs[1], inputs.get(2));
+        let (padding, groups) = (self.geometry.padding.1, self.geometry.groups);
+        check_operand(self.op, x, "x", x, false)?;
+        check_operand(self.op, x, "weight", weight, true)?;
+        let (of_x, of_kernel) = match self.rank() {
+            3 => ("(b, c_in, l)", "k"),
+            _ => ("(b, c_in, h, w)", "kh, kw"),
+        };
+        if x.rank() != self.rank() || x.dims()[2..].contains(&0) {
+            return shape_error(self.op, "x", x, format!("{of_x} of at least one pixel"));
+        }
+        let c_in = x.dims()[1];
+        let full = weight.rank() == self.rank() && weight.elem_count() > 0;
+        if !full || weight.dims()[0] != c_in || c_in % groups != 0 {
+            let expected = format!("({c_in}, c_out / {groups}, {of_kernel}), {groups} | {c_in}");
+            return shape_error(self.op, "weight", weight, expected);
+        }
+        let (image, kernels) = (images(x)?, images(weight)?);
+        let (_, group_out, kh, kw) = kernels.dims4()?;
+        let (b, _, h, w) = image.dims4()?;
+        let Some((out_h, out_w)) = self.out_size((h, w), (kh, kw)) else {
+            let expected = format!("a kernel that reaches beyond the padding of {padding}");
+            return shape_error(self.op, "weight", weight, expected);
+        };
+        let c_out = group_out * groups;
+        if let Some(bias) = bias {
+            check_operand(self.op, x, "bias", bias, false)?;
+            check_dims(self.op, "bias", bias, &[c_out])?;
+        }
+        let (image, dims) = (self.extend(&image)?, [b, c_out, out_h, out_w]);
+        let y = conv2d::input_gradient(&image, &kernels, bias, &dims, self.geometry, x.dtype())?;
+        Ok((of_rank(y, self.rank())?, (image, kernels, (h, w))))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
+        let ((x, weight, (h, w)), gradient) = (ctx.saved, images(ctx.gradient)?);
+        let dx = ctx.wants[0].map(|out| {
+            let dx = conv2d::forward(&gradient, weight, None, self.geometry, out)?;
+            dx.narrow(2, 0, *h)?.narrow(3, 0, *w)?.contiguous()
+        });
+        let dweight = ctx.wants[1]
+            .map(|out| conv2d::weight_gradient(&gradient, x, weight.dims(), self.geometry, out));
+        let mut gradients = Vec::with_capacity(3);
+        for gradient in [dx, dweight] {
+            let gradient = gradient.transpose()?.map(|g| of_rank(g, self.rank()));
+            gradients.push(gradient.transpose()?);
+        }
+        if let Some(want) = ctx.wants.get(2) {
+            let dbias = want.map(|out| reduce::sum_to_channel(&gradient, 1, out));
+            gradients.push(dbias.transpose()?);
+        }
+        Ok(gradients.into_iter().map(|g| g.map(Gradient::owned)).collect())
+    }
+}
