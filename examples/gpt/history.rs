@@ -1,0 +1,119 @@
+//! What a run measures step by step, and its learning rate on the way.
+
+use std::{f64::consts::PI, time::Duration};
+
+/// Everything that was measured step by step.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    /// The loss of every step, skipped or not.
+    losses: Vec<f32>,
+    times: Vec<Duration>,
+    pub(crate) skipped: usize,
+    /// The loss scale after the last step.
+    pub(crate) scale: f32,
+}
+
+impl History {
+    pub(crate) fn step(&mut self, loss: f32, time: Duration, skipped: bool, scale: f32) {
+        self.losses.push(loss);
+        self.times.push(time);
+        self.skipped += usize::from(skipped);
+        self.scale = scale;
+    }
+
+    /// Steps begun, skipped ones included.
+    pub(crate) fn steps(&self) -> usize {
+        self.losses.len()
+    }
+
+    /// Steps that moved the weights.
+    pub(crate) fn taken(&self) -> usize {
+        self.steps() - self.skipped
+    }
+
+    /// The mean loss of the last `count` steps: one step's alone is noise.
+    pub(crate) fn recent_loss(&self, count: usize) -> f64 {
+        let last = &self.losses[self.steps().saturating_sub(count)..];
+        last.iter().map(|&loss| f64::from(loss)).sum::<f64>() / last.len().max(1) as f64
+    }
+
+    /// The time all steps took.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.times.iter().sum::<Duration>().as_secs_f64()
+    }
+
+    /// Steps a second over the last `count` steps; 0 before the first.
+    pub(crate) fn rate(&self, count: usize) -> f64 {
+        let last = &self.times[self.steps().saturating_sub(count)..];
+        let seconds = last.iter().sum::<Duration>().as_secs_f64();
+        if seconds > 0. { last.len() as f64 / seconds } else { 0. }
+    }
+}
+
+/// A cosine over all steps, after a linear warm-up over the first twentieth.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Schedule {
+    pub(crate) steps: usize,
+    pub(crate) peak: f64,
+}
+
+impl Schedule {
+    /// The learning rate after `taken` steps. A skipped step is not one.
+    pub(crate) fn learning_rate(&self, taken: usize) -> f64 {
+        let warm_up = self.steps.div_ceil(20) as f64;
+        let (taken, steps) = (taken as f64, self.steps as f64);
+        if taken < warm_up {
+            return self.peak * (taken + 1.) / (warm_up + 1.);
+        }
+        let progress = (taken - warm_up) / (steps - warm_up).max(1.);
+        self.peak * 0.5 * (1. + (PI * progress).cos())
+    }
+
+    /// Whether to look at the held-out text after `steps` steps: five times a run, the last
+    /// excepted, as it is looked at then in any case.
+    pub(crate) fn pauses_after(&self, steps: usize) -> bool {
+        steps < self.steps && steps.is_multiple_of(self.steps.div_ceil(5))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_history_tells_steps_taken_from_steps_skipped() {
+        let mut history = History::default();
+        assert_eq!((history.recent_loss(5), history.rate(5)), (0., 0.));
+        for (i, skipped) in [false, true, false].into_iter().enumerate() {
+            let time = Duration::from_millis([30, 500, 70][i]);
+            history.step([4., 3., 1.][i], time, skipped, 8.);
+        }
+        assert_eq!((history.steps(), history.taken(), history.skipped), (3, 2, 1));
+        assert_eq!(history.recent_loss(2), 2.);
+        assert!((history.seconds() - 0.6).abs() < 1e-9);
+        assert!((history.rate(3) - 5.).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_rate_warms_up_peaks_and_falls_to_nothing() {
+        let schedule = Schedule { steps: 200, peak: 0.5 };
+        let rates: Vec<f64> = (0..200).map(|taken| schedule.learning_rate(taken)).collect();
+        assert_eq!(rates[10], 0.5);
+        assert!(rates[..10].is_sorted() && rates[0] > 0.);
+        assert!(rates[10..].is_sorted_by(|a, b| a > b) && rates[199] > 0.);
+        assert!((rates[105] - 0.25).abs() < 1e-9, "{}", rates[105]);
+        assert!(rates[199] < 1e-3);
+        assert_eq!(Schedule { steps: 1, peak: 0.5 }.learning_rate(0), 0.25);
+    }
+
+    #[test]
+    fn a_run_pauses_four_times_before_its_end() {
+        let pauses = |steps| {
+            let schedule = Schedule { steps, peak: 1. };
+            (1..=steps).filter(|&step| schedule.pauses_after(step)).collect::<Vec<_>>()
+        };
+        assert_eq!(pauses(500), [100, 200, 300, 400]);
+        assert_eq!(pauses(6), [2, 4]);
+        assert!(pauses(1).is_empty());
+    }
+}

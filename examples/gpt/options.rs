@@ -1,0 +1,232 @@
+//! The command line.
+
+use std::{fmt, path::PathBuf};
+
+use anyhow::{Result, ensure};
+use candle_core::{DType, Device};
+use clap::{Parser, ValueEnum};
+
+/// Trains a small GPT, character by character, in mixed precision: on Shakespeare or your text.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "gpt", max_term_width = 100, allow_negative_numbers = true)]
+pub(crate) struct Options {
+    /// Text to learn, in UTF-8; its last tenth is held out [default: 200 kB of Shakespeare]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
+
+    /// What matrix products and attention compute in
+    #[arg(long, value_enum, default_value_t = Precision::Bf16)]
+    pub(crate) precision: Precision,
+
+    /// Train in f32, bf16 and f16, one after the other, and fail if a half is more than 2 % off
+    #[arg(long, conflicts_with_all = ["precision", "sample"])]
+    pub(crate) report: bool,
+
+    /// Keep the model in the half precision, and F32 masters of its weights in the optimizer
+    #[arg(long)]
+    pub(crate) master_weights: bool,
+
+    /// Steps to train [default: 300, 500 with --report, 6 with --smoke]
+    #[arg(long, value_name = "N", value_parser = count)]
+    steps: Option<usize>,
+
+    /// Windows of text a step [default: 12, or 2 with --smoke]
+    #[arg(long, value_name = "N", value_parser = count)]
+    batch_size: Option<usize>,
+
+    /// Characters the model sees at once [default: 128, or 32 with --smoke]
+    #[arg(long, value_name = "N", value_parser = count)]
+    context: Option<usize>,
+
+    /// Blocks of attention and perceptron [default: 4, or 2 with --smoke]
+    #[arg(long, value_name = "N", value_parser = count)]
+    layers: Option<usize>,
+
+    /// Heads of the attention [default: 4]
+    #[arg(long, value_name = "N", value_parser = count)]
+    heads: Option<usize>,
+
+    /// Numbers a character becomes, a multiple of the heads [default: 128, or 32 with --smoke]
+    #[arg(long, value_name = "N", value_parser = count)]
+    width: Option<usize>,
+
+    /// The highest learning rate of the schedule
+    #[arg(long, value_name = "X", default_value = "2e-3", value_parser = positive)]
+    pub(crate) lr: f64,
+
+    /// Of AdamW
+    #[arg(long, value_name = "X", default_value = "0.1", value_parser = not_negative)]
+    pub(crate) weight_decay: f64,
+
+    /// The longest gradient, over all weights together
+    #[arg(long, value_name = "X", default_value = "1", value_parser = positive)]
+    pub(crate) clip: f64,
+
+    /// Where the loss scale of f16 starts
+    #[arg(long, value_name = "X", default_value = "65536", value_parser = positive)]
+    pub(crate) init_scale: f64,
+
+    /// Of initial weights, windows and the sample
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub(crate) seed: u64,
+
+    /// Characters to write after training [default: 400, or 40 with --smoke]
+    #[arg(long, value_name = "N")]
+    sample: Option<usize>,
+
+    /// Below 1, the sample keeps to what is likely
+    #[arg(long, value_name = "X", default_value = "0.8", value_parser = positive)]
+    pub(crate) temperature: f64,
+
+    /// Train on the first CUDA device
+    #[arg(long)]
+    pub(crate) gpu: bool,
+
+    /// A few steps of a tiny model, to see that everything works
+    #[arg(long)]
+    pub(crate) smoke: bool,
+}
+
+/// What matrix products compute in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Precision {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl Precision {
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+            Self::F16 => DType::F16,
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.dtype().as_str())
+    }
+}
+
+/// A whole number above zero.
+fn count(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| (1..=1_000_000).contains(number));
+    number.ok_or_else(|| "expected a whole number from 1 to 1000000".to_owned())
+}
+
+/// A number above zero that F32 can hold.
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|&x: &f64| x as f32 > 0. && (x as f32).is_finite());
+    number.ok_or_else(|| "expected a number above zero".to_owned())
+}
+
+/// A number that is not below zero.
+fn not_negative(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|&x: &f64| x >= 0. && x.is_finite());
+    number.ok_or_else(|| "expected a number not below zero".to_owned())
+}
+
+/// A wrong use of the command line, as opposed to a failure.
+#[derive(Debug)]
+pub(crate) struct Usage(pub(crate) String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// The sizes of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Size {
+    pub(crate) context: usize,
+    pub(crate) layers: usize,
+    pub(crate) heads: usize,
+    pub(crate) width: usize,
+}
+
+impl Options {
+    /// Checks what clap cannot: options that do not go together.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Size { heads, width, .. } = self.size();
+        ensure!(
+            width.is_multiple_of(heads),
+            Usage(format!("--width is {width}, not a multiple of the {heads} of --heads"))
+        );
+        ensure!(
+            !(self.master_weights && self.precision == Precision::F32) || self.report,
+            Usage("--master-weights needs --precision bf16 or f16: f32 weights are masters".into())
+        );
+        let cuda = candle_core::utils::cuda_is_available();
+        ensure!(
+            !self.gpu || cuda,
+            Usage("--gpu needs a build with CUDA: add --features cuda to cargo's options".into())
+        );
+        Ok(())
+    }
+
+    /// The device to train on.
+    pub(crate) fn device(&self) -> Result<Device> {
+        if !self.gpu {
+            return Ok(Device::Cpu);
+        }
+        Device::new_cuda(0).map_err(|error| anyhow::anyhow!("no CUDA device to train on: {error}"))
+    }
+
+    /// The precisions to train in, one after the other.
+    pub(crate) fn precisions(&self) -> Vec<Precision> {
+        match self.report {
+            true => vec![Precision::F32, Precision::Bf16, Precision::F16],
+            false => vec![self.precision],
+        }
+    }
+
+    /// The dtype the model's variables are stored in.
+    pub(crate) fn storage(&self, precision: Precision) -> DType {
+        if self.master_weights { precision.dtype() } else { DType::F32 }
+    }
+
+    fn or(&self, chosen: Option<usize>, whole: usize, smoke: usize) -> usize {
+        chosen.unwrap_or(if self.smoke { smoke } else { whole })
+    }
+
+    pub(crate) fn steps(&self) -> usize {
+        self.or(self.steps, if self.report { 500 } else { 300 }, 6)
+    }
+
+    pub(crate) fn batch_size(&self) -> usize {
+        self.or(self.batch_size, 12, 2)
+    }
+
+    pub(crate) fn size(&self) -> Size {
+        Size {
+            context: self.or(self.context, 128, 32),
+            layers: self.or(self.layers, 4, 2),
+            heads: self.or(self.heads, 4, 4),
+            width: self.or(self.width, 128, 32),
+        }
+    }
+
+    /// Characters a step.
+    pub(crate) fn tokens(&self) -> usize {
+        self.batch_size() * self.size().context
+    }
+
+    /// Characters to write after training.
+    pub(crate) fn sample(&self) -> usize {
+        self.or(self.sample, 400, 40)
+    }
+
+    /// Windows a loss is taken over after training.
+    pub(crate) fn judged(&self) -> usize {
+        if self.smoke { 8 } else { 256 }
+    }
+}
+
+#[cfg(test)]
+mod tests;

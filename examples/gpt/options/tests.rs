@@ -1,0 +1,79 @@
+use super::*;
+
+/// What `gpt ARGUMENTS` parses to.
+fn parse(arguments: &str) -> Result<Options, clap::Error> {
+    Options::try_parse_from(std::iter::once("gpt").chain(arguments.split_whitespace()))
+}
+
+/// The first line of what clap says to `arguments`.
+#[track_caller]
+fn refusal(arguments: &str) -> String {
+    let error = parse(arguments).expect_err("bad arguments");
+    assert_eq!(error.exit_code(), 2);
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn numbers_out_of_range_are_refused_by_name() {
+    for (arguments, message) in [
+        ("--steps 0", "'0' for '--steps <N>': expected a whole number from 1 to 1000000"),
+        ("--batch-size x", "'x' for '--batch-size <N>': expected a whole number from 1 to 1000000"),
+        ("--context 0", "'0' for '--context <N>': expected a whole number from 1 to 1000000"),
+        ("--heads -1", "'-1' for '--heads <N>': expected a whole number from 1 to 1000000"),
+        ("--lr 0", "'0' for '--lr <X>': expected a number above zero"),
+        ("--lr NaN", "'NaN' for '--lr <X>': expected a number above zero"),
+        ("--clip inf", "'inf' for '--clip <X>': expected a number above zero"),
+        ("--init-scale 1e39", "'1e39' for '--init-scale <X>': expected a number above zero"),
+        ("--temperature 0", "'0' for '--temperature <X>': expected a number above zero"),
+        ("--weight-decay -1", "'-1' for '--weight-decay <X>': expected a number not below zero"),
+    ] {
+        assert_eq!(refusal(arguments), format!("error: invalid value {message}"));
+    }
+    assert!(refusal("--report --precision f16").contains("'--report' cannot be used with"));
+    assert!(refusal("--precision f8").contains("invalid value 'f8'"));
+}
+
+#[test]
+fn options_that_do_not_go_together_are_usage_errors() -> anyhow::Result<()> {
+    let usage = |arguments: &str| {
+        let error = parse(arguments).expect("it parses").check().expect_err("it does not fit");
+        assert!(error.is::<Usage>(), "{error}");
+        error.to_string()
+    };
+    let text = usage("--width 100 --heads 3");
+    assert_eq!(text, "--width is 100, not a multiple of the 3 of --heads");
+    assert!(usage("--precision f32 --master-weights").starts_with("--master-weights needs"));
+    if !candle_core::utils::cuda_is_available() {
+        assert!(usage("--gpu").starts_with("--gpu needs a build with CUDA"));
+    }
+    parse("--report --master-weights")?.check()?;
+    parse("--weight-decay 0 --sample 0")?.check()
+}
+
+#[test]
+fn a_report_is_of_every_precision() -> anyhow::Result<()> {
+    use Precision::{Bf16, F16, F32};
+    assert_eq!(parse("")?.precisions(), [Bf16]);
+    assert_eq!(parse("--precision f16")?.precisions(), [F16]);
+    assert_eq!(parse("--report")?.precisions(), [F32, Bf16, F16]);
+    for (precision, storage) in [(F32, DType::F32), (Bf16, DType::BF16), (F16, DType::F16)] {
+        assert_eq!(parse("--report")?.storage(precision), DType::F32);
+        assert_eq!(parse("--report --master-weights")?.storage(precision), storage);
+    }
+    Ok(())
+}
+
+#[test]
+fn smoke_shrinks_what_was_not_asked_for() -> anyhow::Result<()> {
+    let sizes = |arguments| {
+        let options = parse(arguments)?;
+        let Size { context, layers, heads, width } = options.size();
+        anyhow::Ok((options.steps(), options.tokens(), [context, layers, heads, width]))
+    };
+    assert_eq!(sizes("")?, (300, 12 * 128, [128, 4, 4, 128]));
+    assert_eq!(sizes("--report")?, (500, 12 * 128, [128, 4, 4, 128]));
+    assert_eq!(sizes("--smoke")?, (6, 2 * 32, [32, 2, 4, 32]));
+    let chosen = "--smoke --steps 9 --batch-size 3 --context 20 --layers 1 --heads 2 --width 48";
+    assert_eq!(sizes(chosen)?, (9, 60, [20, 1, 2, 48]));
+    Ok(())
+}

@@ -1,0 +1,80 @@
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::*;
+use crate::report::Outcome;
+
+/// One training at a time: all draw initial weights from one generator.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static TRAINING: Mutex<()> = Mutex::new(());
+    TRAINING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn options(arguments: &str) -> Options {
+    Options::parse_from(["gpt", "--smoke"].into_iter().chain(arguments.split_whitespace()))
+}
+
+fn outcome(arguments: &str) -> Result<Outcome> {
+    let (options, _alone) = (options(arguments), alone());
+    let corpus = load(&options)?;
+    Ok(train::train(&options, &corpus, options.precision, &Device::Cpu)?.outcome)
+}
+
+#[test]
+fn one_loop_trains_in_every_precision() -> Result<()> {
+    for (arguments, scale) in [
+        ("--precision f32", 1.),
+        ("--precision bf16", 1.),
+        ("--precision bf16 --master-weights", 1.),
+        ("--precision f16", 65536.),
+        ("--precision f16 --master-weights --init-scale 512", 512.),
+    ] {
+        let outcome = outcome(&format!("{arguments} --steps 30 --lr 1e-2"))?;
+        assert_eq!((outcome.steps, outcome.skipped, outcome.scale), (30, 0, scale), "{arguments}");
+        // Guessing among 62 characters is worth ln 62 = 4.13, their frequencies 3.3.
+        let losses = [outcome.train_loss, outcome.held_out_loss];
+        assert!(losses.iter().all(|loss| (2.2..3.7).contains(loss)), "{arguments}: {losses:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_seed_gives_the_same_losses_again() -> Result<()> {
+    let losses = |seed: u64| {
+        let outcome = outcome(&format!("--steps 3 --seed {seed}"))?;
+        anyhow::Ok([outcome.train_loss, outcome.held_out_loss])
+    };
+    assert_eq!(losses(5)?, losses(5)?);
+    assert_ne!(losses(5)?, losses(6)?);
+    Ok(())
+}
+
+#[test]
+fn a_step_that_overflows_is_skipped_and_halves_the_scale() -> Result<()> {
+    let outcome = outcome("--precision f16 --init-scale 16777216 --steps 3")?;
+    assert_eq!((outcome.skipped, outcome.scale), (3, 2097152.));
+    Ok(())
+}
+
+#[test]
+fn a_sample_is_as_long_as_asked_and_the_same_for_the_same_seed() -> Result<()> {
+    let sample = |arguments: &str| {
+        let (options, _alone) = (options(arguments), alone());
+        let corpus = load(&options)?;
+        let trained = train::train(&options, &corpus, options.precision, &Device::Cpu)?;
+        train::sample(&options, &corpus, &trained, &Device::Cpu)
+    };
+    let tokens = sample("--steps 1 --sample 50")?;
+    assert_eq!(tokens.len(), 50); // past the context
+    assert!(tokens.iter().all(|&token| token < 62));
+    assert_eq!(sample("--steps 1 --sample 50")?, tokens);
+    assert_ne!(sample("--steps 1 --sample 50 --seed 1")?, tokens);
+    assert!(sample("--steps 1 --sample 0")?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn the_program_runs_alone_and_as_a_report() -> Result<()> {
+    let _alone = alone();
+    run(&options(""))?;
+    run(&options("--report --master-weights --steps 2"))
+}

@@ -1,0 +1,160 @@
+//! The loop, the losses after it, and the sample.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use candle_amp::{
+    Autocast, GradScaler, MasterWeights, Parameters, ScaleConfig, nn, no_grad, ops, random,
+};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{AdamW, ParamsAdamW, VarMap};
+use rand::Rng;
+
+use crate::{
+    data::{self, Corpus, Stream},
+    history::{History, Schedule},
+    interrupted,
+    model::Gpt,
+    options::{Options, Precision, Usage},
+    progress::{self, Progress},
+    report::Outcome,
+};
+
+/// A model, and how its training went.
+#[derive(Debug)]
+pub(crate) struct Trained {
+    model: Gpt,
+    amp: Autocast,
+    pub(crate) outcome: Outcome,
+}
+
+pub(crate) fn train(
+    options: &Options,
+    corpus: &Corpus,
+    precision: Precision,
+    device: &Device,
+) -> Result<Trained> {
+    random::manual_seed(options.seed);
+    let varmap = VarMap::new();
+    let vb = nn::var_builder(&varmap, options.storage(precision), device);
+    let model = Gpt::new(corpus.characters(), options.size(), vb)?;
+    let vars = Parameters::from_varmap(&varmap).vars();
+    let parameters = vars.iter().map(|var| var.elem_count()).sum();
+
+    let amp = match precision {
+        Precision::F32 => Autocast::disabled(),
+        half => Autocast::new(half.dtype()),
+    };
+    let init_scale = options.init_scale as f32;
+    let scaler = match precision {
+        Precision::F16 => GradScaler::new(ScaleConfig { init_scale, ..Default::default() }),
+        Precision::F32 | Precision::Bf16 => Ok(GradScaler::disabled()),
+    };
+    let mut scaler = scaler.map_err(|error| Usage(error.to_string()))?;
+    let Options { lr, weight_decay, seed, .. } = *options;
+    let config = ParamsAdamW { lr, weight_decay, beta2: 0.99, ..Default::default() };
+    let mut adamw = MasterWeights::<AdamW>::new(vars, config)?;
+
+    progress::print(&progress::opening(options, corpus, precision, parameters));
+    let schedule = Schedule { steps: options.steps(), peak: lr };
+    let mut progress = Progress::new(schedule.steps, options.tokens());
+    let mut history = History::default();
+    let context = options.size().context;
+    while history.steps() < schedule.steps && !interrupted() {
+        let started = Instant::now();
+        let windows = corpus.train.random(seed, history.steps(), options.batch_size(), context);
+        let (x, y) = data::batch(&windows, device)?;
+        adamw.set_learning_rate(schedule.learning_rate(history.taken()));
+
+        let loss = amp.scope(|| ops::cross_entropy(&model.forward(&x)?, &y))?;
+        scaler.scale(&loss)?.backward()?;
+        scaler.clip_grad_norm(options.clip)?;
+        let outcome = scaler.step(&mut adamw)?;
+        scaler.update()?;
+
+        let (loss, skipped) = (loss.to_scalar()?, outcome.skipped()?);
+        history.step(loss, started.elapsed(), skipped, scaler.current_scale());
+        progress.step(&history);
+        if schedule.pauses_after(history.steps()) {
+            let held_out = judge(&amp, &model, &corpus.held_out.spread(32, context), device)?;
+            progress.pause(&history, held_out);
+        }
+    }
+    drop(progress);
+
+    let judged = options.judged();
+    let [train_loss, held_out_loss] = [&corpus.train, &corpus.held_out]
+        .map(|part| judge(&amp, &model, &part.spread(judged, context), device));
+    let outcome = Outcome {
+        precision,
+        train_loss: train_loss?,
+        held_out_loss: held_out_loss?,
+        seconds: history.seconds(),
+        tokens_per_second: history.rate(usize::MAX) * options.tokens() as f64,
+        steps: history.steps(),
+        skipped: history.skipped,
+        scale: history.scale,
+        interrupted: history.steps() < schedule.steps,
+    };
+    Ok(Trained { model, amp, outcome })
+}
+
+/// The mean loss over `windows`.
+fn judge(amp: &Autocast, model: &Gpt, windows: &[&[u32]], device: &Device) -> Result<f64> {
+    let mut sum = 0.;
+    for part in windows.chunks(16) {
+        let (x, y) = data::batch(part, device)?;
+        let loss = no_grad(|| amp.scope(|| ops::cross_entropy(&model.forward(&x)?, &y)))?;
+        sum += f64::from(loss.to_scalar::<f32>()?) * part.len() as f64;
+    }
+    Ok(sum / windows.len() as f64)
+}
+
+/// Characters as the model would go on from a line break, drawn one by one.
+pub(crate) fn sample(
+    options: &Options,
+    corpus: &Corpus,
+    trained: &Trained,
+    device: &Device,
+) -> Result<Vec<u32>> {
+    let Trained { model, amp, .. } = trained;
+    let mut rng = data::rng(Stream::Sample, options.seed, 0);
+    let mut tokens = vec![corpus.start()];
+    while tokens.len() <= options.sample() {
+        let seen = &tokens[tokens.len().saturating_sub(options.size().context)..];
+        let x = Tensor::new(seen, device)?.unsqueeze(0)?;
+        let logits = no_grad(|| amp.scope(|| model.forward(&x)))?;
+        let logits = logits.get(seen.len() - 1)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+        tokens.push(draw(&logits, options.temperature, rng.random()) as u32);
+    }
+    Ok(tokens.split_off(1))
+}
+
+/// The index that `uniform`, a random number from 0 to 1, falls on where index `i` takes
+/// `exp(logits[i] / temperature)`.
+fn draw(logits: &[f64], temperature: f64, uniform: f64) -> usize {
+    let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = logits.iter().map(|x| ((x - most) / temperature).exp()).collect();
+    let mut left = uniform * weights.iter().sum::<f64>();
+    let index = weights.iter().position(|weight| {
+        left -= weight;
+        left < 0.
+    });
+    index.unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draw_follows_the_logits() {
+        let logits = [0., 3f64.ln(), f64::NEG_INFINITY, 12f64.ln()]; // 1 : 3 : 0 : 12
+        let share = |temperature, index| {
+            let drawn = (0..1600).map(|i| draw(&logits, temperature, (f64::from(i) + 0.5) / 1600.));
+            drawn.filter(|&drawn| drawn == index).count()
+        };
+        assert_eq!([0, 1, 2, 3].map(|index| share(1., index)), [100, 300, 0, 1200]);
+        assert_eq!(share(0.01, 3), 1600);
+    }
+}
