@@ -69,5 +69,7 @@ pub(crate) fn assert_absolute(what: &str, actual: &Tensor, expected: &Tensor, to
 pub(crate) fn assert_same(what: &str, actual: &Tensor, expected: &Tensor) {
     assert_eq!(actual.dtype(), expected.dtype(), "{what}: dtype");
     assert_eq!(actual.dims(), expected.dims(), "{what}: shape");
-    assert_eq!(to_vec(actual), to_vec(expected), "{what}");
+    for (i, (a, e)) in to_vec(actual).into_iter().zip(to_vec(expected)).enumerate() {
+        assert!(a == e || a.is_nan() && e.is_nan(), "{what}, element {i}: {a} is not {e}");
+    }
 }

@@ -32,6 +32,12 @@ impl Case {
         (self.f)(&cast)
     }
 
+    /// With `f` of each input: exact in every dtype, as the inputs are.
+    pub(crate) fn on(mut self, f: impl Fn(&Tensor) -> Result<Tensor>) -> Self {
+        self.inputs = self.inputs.iter().map(|x| f(x).unwrap()).collect();
+        self
+    }
+
     /// With other than the 4 roundings that do for most (the output's gradient, the output where
     /// it is used, and the result are each rounded once): norms subtract two sums of such.
     pub(crate) fn within(self, roundings: f64) -> Self {
