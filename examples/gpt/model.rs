@@ -1,7 +1,7 @@
 //! The network, built of the crate's layers and operators.
 
 use candle_amp::nn::{Embedding, LayerNorm, Linear, layer_norm};
-use candle_amp::ops;
+use candle_amp::{checkpoint, ops};
 use candle_core::{D, Result, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 
@@ -20,10 +20,17 @@ pub(crate) struct Gpt {
     blocks: Vec<Block>,
     norm: LayerNorm,
     head: Linear,
+    /// Whether backward recomputes each block.
+    recompute: bool,
 }
 
 impl Gpt {
-    pub(crate) fn new(characters: usize, size: Size, vb: VarBuilder) -> Result<Self> {
+    pub(crate) fn new(
+        characters: usize,
+        size: Size,
+        recompute: bool,
+        vb: VarBuilder,
+    ) -> Result<Self> {
         let Size { context, layers, width, .. } = size;
         let normal = Init::Randn { mean: 0., stdev: 0.02 };
         let table = vb.get_with_hints((characters, width), "characters.weight", normal)?;
@@ -35,6 +42,7 @@ impl Gpt {
             blocks: blocks.collect::<Result<_>>()?,
             norm: layer_norm(width, 1e-5, vb.pp("norm"))?,
             head: linear(width, characters, 0.02, vb.pp("head"))?,
+            recompute,
         })
     }
 
@@ -42,14 +50,19 @@ impl Gpt {
         let (_, t) = x.dims2()?;
         let mut x = ops::add(&self.characters.forward(x)?, &self.places.narrow(0, 0, t)?)?;
         for block in &self.blocks {
-            x = block.forward(&x)?;
+            x = if self.recompute {
+                let block = block.clone();
+                checkpoint(move |x| block.forward(x), &x)?
+            } else {
+                block.forward(&x)?
+            };
         }
         self.head.forward(&self.norm.forward(&x)?)?.flatten_to(1)
     }
 }
 
 /// Attention, then a perceptron, each added to what it was given.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Block {
     heads: usize,
     norm1: LayerNorm,

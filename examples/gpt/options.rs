@@ -26,6 +26,10 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) master_weights: bool,
 
+    /// Recompute each block in backward instead of keeping it: less memory, more time
+    #[arg(long)]
+    pub(crate) checkpoint: bool,
+
     /// Steps to train [default: 300, 500 with --report, 6 with --smoke]
     #[arg(long, value_name = "N", value_parser = count)]
     steps: Option<usize>,

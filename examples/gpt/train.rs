@@ -37,7 +37,7 @@ pub(crate) fn train(
     random::manual_seed(options.seed);
     let varmap = VarMap::new();
     let vb = nn::var_builder(&varmap, options.storage(precision), device);
-    let model = Gpt::new(corpus.characters(), options.size(), vb)?;
+    let model = Gpt::new(corpus.characters(), options.size(), options.checkpoint, vb)?;
     let vars = Parameters::from_varmap(&varmap).vars();
     let parameters = vars.iter().map(|var| var.elem_count()).sum();
 

@@ -35,6 +35,6 @@ pub use rnn::{GRU, GRUConfig, GRUState, LSTM, LSTMConfig, LSTMState, RNN, gru, l
 /// candle_nn's own, which need nothing from this crate.
 pub use candle_nn::{
     BatchNormConfig, Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
-    Func, FuncT, Init, LayerNormConfig, Module, ModuleT, Sequential, VarBuilder, VarMap, func,
-    func_t, seq,
+    Func, FuncT, Init, LayerNormConfig, Module, ModuleT, Sequential, VarBuilder, VarMap, encoding,
+    func, func_t, init, kv_cache, seq,
 };

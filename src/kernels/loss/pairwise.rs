@@ -147,7 +147,7 @@ fn each<A: Math>(a: &mut [A], b: &[A], f: impl Fn(A, A) -> A + Copy) {
         #[inline(always)]
         || {
             // A copy, that writes to `a` cannot change.
-            let f = f;
+            let (f, a) = (f, &mut *a);
             for (a, b) in a.iter_mut().zip(b) {
                 *a = f(*a, *b);
             }

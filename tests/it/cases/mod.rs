@@ -45,8 +45,10 @@ impl Case {
     }
 }
 
-/// The files of this folder, with their cases.
-const FAMILIES: [(&str, fn() -> Vec<Case>); 5] = [
+/// A file of this folder, and its cases.
+type Family = (&'static str, fn() -> Vec<Case>);
+
+const FAMILIES: [Family; 5] = [
     ("tests/it/cases/basic.rs", basic::cases),
     ("tests/it/cases/pointwise.rs", pointwise::cases),
     ("tests/it/cases/vision.rs", vision::cases),
@@ -61,7 +63,7 @@ pub(crate) fn all() -> Vec<Case> {
 
 /// The file that has the cases of each operator.
 pub(crate) fn files() -> Vec<(Op, &'static str)> {
-    let ops = |(file, cases): &(&'static str, fn() -> Vec<Case>)| {
+    let ops = |(file, cases): &Family| {
         let file = *file;
         cases().into_iter().map(move |case| (case.op, file)).collect::<Vec<_>>()
     };
