@@ -96,12 +96,9 @@ impl Block {
 
     /// Every place attends to itself and those before it.
     fn attention(&self, x: &Tensor) -> Result<Tensor> {
-        let (n, t, width) = x.dims3()?;
-        let qkv = self.qkv.forward(x)?.reshape((n, t, 3, self.heads, width / self.heads))?;
-        let part = |i| qkv.get_on_dim(2, i)?.transpose(1, 2);
-        let scale = ((width / self.heads) as f64).powf(-0.5);
-        let y = ops::sdpa(&part(0)?, &part(1)?, &part(2)?, None, true, scale)?;
-        self.out.forward(&y.transpose(1, 2)?.flatten_from(D::Minus2)?)
+        let qkv = self.qkv.forward(x)?;
+        let width = qkv.dim(D::Minus1)? / (3 * self.heads);
+        self.out.forward(&ops::sdpa_packed(&qkv, self.heads, true, (width as f64).powf(-0.5))?)
     }
 }
 

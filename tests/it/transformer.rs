@@ -132,6 +132,25 @@ fn attention_computes_what_candle_documents() -> Result<()> {
 
 /// candle's fused operators leave every variable below them without a gradient, and say nothing.
 #[test]
+fn packed_attention_is_attention_of_the_parts() -> Result<()> {
+    for dtype in FLOATS {
+        let qkv = Var::from_tensor(&random(1, (2, 7, 3 * 4 * 5), dtype))?;
+        let part = |i| qkv.reshape((2, 7, 3, 4, 5))?.get_on_dim(2, i)?.transpose(1, 2);
+        let y = ops::sdpa(&part(0)?, &part(1)?, &part(2)?, None, true, 0.4)?;
+        let expected = y.transpose(1, 2)?.flatten_from(2)?;
+        let y = ops::sdpa_packed(&qkv, 4, true, 0.4)?;
+        assert_same("output", &y, &expected);
+        let weights = random(2, y.shape(), dtype);
+        let gradient = |y: &Tensor| -> Result<Tensor> {
+            let store = ops::sum(&ops::mul(y, &weights)?)?.backward()?;
+            Ok(store.get(&qkv).expect("a gradient").clone())
+        };
+        assert_same("gradient", &gradient(&y)?, &gradient(&expected)?);
+    }
+    Ok(())
+}
+
+#[test]
 fn gradients_go_through_where_candle_cuts_them() -> Result<()> {
     let x = Var::from_tensor(&random(1, (1, 2, 3, 4), DType::F32))?;
     let (weight, bias) = (Tensor::ones(4, DType::F32, &CPU)?, random(2, 4, DType::F32));
@@ -352,6 +371,10 @@ fn what_does_not_fit_is_said() -> Result<()> {
     assert_says(ops::sdpa(&q, &k, &k, None, false, f64::NAN), &["scale is NaN", "finite"]);
     let capped = ops::sdpa_softcapped(&q, &k, &k, None, false, 1.0, 0.0);
     assert_says(capped, &["softcap is 0", "above zero"]);
+    let packed = |qkv: &[usize], heads| ops::sdpa_packed(&t(qkv), heads, false, 1.0);
+    assert_says(packed(&[2, 3, 16], 2), &["sdpa: qkv has shape [2, 3, 16]", "3 · 2 heads · d"]);
+    assert_says(packed(&[2, 3], 1), &["sdpa: qkv has shape [2, 3]"]);
+    assert_says(packed(&[2, 3, 6], 0), &["heads is 0, expected at least 1"]);
     let masked = |mask: &Tensor| ops::sdpa(&q, &k, &k, Some(mask), false, 1.0);
     assert_says(masked(&t(&[4, 6])), &["sdpa: mask", "[2, 4, 5, 6]"]);
     assert_says(masked(&t(&[1, 2, 4, 5, 6])), &["sdpa: mask", "broadcasts"]);

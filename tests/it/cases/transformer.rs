@@ -83,6 +83,8 @@ pub(super) fn cases() -> Vec<Case> {
         case(Op::Sdpa, "past a block", &[&[1, 1, 67, 2], &[1, 1, 67, 2], &[1, 1, 67, 1]], {
             move |t| attend(t, None, true)
         }),
+        case(Op::Sdpa, "packed", &[&[2, 5, 18]], |t| ops::sdpa_packed(&t[0], 3, true, 0.7)),
+        case(Op::Sdpa, "packed, one", &[&[1, 1, 3]], |t| ops::sdpa_packed(&t[0], 1, false, 0.7)),
         case(Op::Sdpa, "choice", &[&[2, 2, 3, 4], &[2, 1, 4, 4], &[2, 1, 4, 3]], move |t| {
             attend(t, Some(&keep), false)
         }),
