@@ -30,7 +30,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) checkpoint: bool,
 
-    /// Steps to train [default: 300, 500 with --report, 6 with --smoke]
+    /// Steps to train [default: 1000, 500 with --report, 6 with --smoke]
     #[arg(long, value_name = "N", value_parser = count)]
     steps: Option<usize>,
 
@@ -200,7 +200,7 @@ impl Options {
     }
 
     pub(crate) fn steps(&self) -> usize {
-        self.or(self.steps, if self.report { 500 } else { 300 }, 6)
+        self.or(self.steps, if self.report { 500 } else { 1000 }, 6)
     }
 
     pub(crate) fn batch_size(&self) -> usize {

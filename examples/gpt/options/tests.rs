@@ -70,7 +70,7 @@ fn smoke_shrinks_what_was_not_asked_for() -> anyhow::Result<()> {
         let Size { context, layers, heads, width } = options.size();
         anyhow::Ok((options.steps(), options.tokens(), [context, layers, heads, width]))
     };
-    assert_eq!(sizes("")?, (300, 12 * 128, [128, 4, 4, 128]));
+    assert_eq!(sizes("")?, (1000, 12 * 128, [128, 4, 4, 128]));
     assert_eq!(sizes("--report")?, (500, 12 * 128, [128, 4, 4, 128]));
     assert_eq!(sizes("--smoke")?, (6, 2 * 32, [32, 2, 4, 32]));
     let chosen = "--smoke --steps 9 --batch-size 3 --context 20 --layers 1 --heads 2 --width 48";

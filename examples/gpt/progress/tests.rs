@@ -55,7 +55,7 @@ fn the_opening_names_what_runs() -> anyhow::Result<()> {
             "model          4 layers of 128, 4 heads, 818,432 parameters\n",
             &format!("precision      {precision}\n"),
             "text           Shakespeare, 62 different characters\n",
-            "training       300 steps of 12 windows of 128 characters\n",
+            "training       1,000 steps of 12 windows of 128 characters\n",
         ] {
             assert!(text.contains(part), "{part:?} in {text}");
         }
