@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::{Result, Tensor, Var};
+use candle_core::{DType, Device, Result, Tensor, Var};
 
 use crate::operator::{self, Backward, Gradient, Operator, apply};
 use crate::random::{self, RandomState};
@@ -73,12 +73,17 @@ where
         return f(x);
     }
     let (autocast, random) = (Autocast::current(), random::state());
+    let before = operator::age(&Tensor::zeros((), DType::U8, &Device::Cpu)?);
     // The graph of this first pass lives only here: it tells which variables `f` uses.
     let y = f(&x.detach())?;
+    let nodes = y.sorted_nodes();
+    // The storage of the result will be taken, unless it is that of something older: a tensor that
+    // `f` has captured. Of an untracked result nothing is known.
+    let older = |node: &&Tensor| operator::age(node) < before && operator::share_storage(node, &y);
+    let borrowed = !y.track_op() || nodes.iter().any(older);
+    let result = if borrowed { y.copy()?.detach() } else { y.detach() };
     let variables: Vec<Tensor> =
-        y.sorted_nodes().into_iter().filter(|node| node.is_variable()).cloned().collect();
-    // A result without variables may be somebody's constant, whose storage must not be taken.
-    let result = if y.track_op() { y.detach() } else { y.copy()? };
+        nodes.into_iter().filter(|node| node.is_variable()).cloned().collect();
     drop(y);
     let result = Mutex::new(Some(result));
     let inputs: Vec<Tensor> = std::iter::once(x).chain(&variables).cloned().collect();

@@ -16,9 +16,10 @@ pub use gradient::Gradient;
 pub(crate) use no_grad::is_active as no_grad_is_active;
 pub use no_grad::{NoGradGuard, no_grad, no_grad_guard};
 pub(crate) use sink::backward_into;
-pub(crate) use token::backward_from;
+pub(crate) use stale::number as age;
 #[doc(hidden)]
 pub use token::live_nodes;
+pub(crate) use token::{backward_from, share_storage};
 
 /// A differentiable operator: its forward, its backward, and what one hands to the other.
 ///

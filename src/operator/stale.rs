@@ -38,7 +38,7 @@ pub(crate) fn forget(tensor: &Tensor) {
 }
 
 /// candle numbers tensors in the order it makes them. The number is private; hashing gives it.
-fn number(tensor: &Tensor) -> u64 {
+pub(crate) fn number(tensor: &Tensor) -> u64 {
     #[derive(Default)]
     struct Number(u64);
     impl Hasher for Number {

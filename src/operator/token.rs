@@ -320,7 +320,7 @@ fn cpu_len(storage: &CpuStorage) -> usize {
 }
 
 /// Whether two tensors are views of one CPU storage.
-pub(super) fn share_storage(a: &Tensor, b: &Tensor) -> bool {
+pub(crate) fn share_storage(a: &Tensor, b: &Tensor) -> bool {
     let ((a, _), (b, _)) = (a.storage_and_layout(), b.storage_and_layout());
     std::ptr::eq(&*a, &*b)
 }

@@ -164,6 +164,25 @@ fn without_variables_or_gradients_there_is_nothing_to_keep() -> Result<()> {
 }
 
 #[test]
+fn what_a_function_has_captured_stays_the_caller_s() -> Result<()> {
+    let w = Var::from_tensor(&random(1, (3, 4), DType::F32))?;
+    let captured = ops::tanh(&w)?;
+    let expected = to_vec(&captured);
+    for view in
+        [|x: &Tensor| Ok(x.clone()), |x: &Tensor| x.t()] as [fn(&Tensor) -> Result<Tensor>; 2]
+    {
+        let (kept, x) = (captured.clone(), random(2, 1, DType::F32));
+        let y = checkpoint(move |_| view(&kept), &x)?;
+        assert_eq!(to_vec(&captured), expected);
+        assert_same("view", &y, &view(&captured.detach())?);
+        let store = ops::sum(&y)?.backward()?;
+        let exact = ops::sum(&captured)?.backward()?;
+        assert_same("gradient", store.get(&w).unwrap(), exact.get(&w).unwrap());
+    }
+    Ok(())
+}
+
+#[test]
 fn a_function_that_changes_its_mind_is_an_error() -> Result<()> {
     let x = Var::from_tensor(&random(2, (3, 4), DType::F32))?;
     let calls = AtomicUsize::new(0);
