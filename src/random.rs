@@ -4,6 +4,8 @@
 //! ([`nn::var_builder`](crate::nn::var_builder)) and dropout; the same seed, on one thread, gives
 //! the same run.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
@@ -63,12 +65,71 @@ pub fn set_state(state: RandomState) {
     *locked() = state;
 }
 
+/// What a checkpoint has to do with the draws of this thread.
+enum Tape {
+    /// Notes them.
+    Record(Vec<RandomState>),
+    /// Gives them again.
+    Replay(VecDeque<RandomState>),
+}
+
+thread_local! {
+    /// Innermost last.
+    static TAPES: RefCell<Vec<Tape>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `f` with `tape` on; what became of it.
+fn with_tape<T>(tape: Tape, f: impl FnOnce() -> T) -> (T, Option<Tape>) {
+    /// Takes the tape off again, on panic too.
+    struct Off;
+    impl Drop for Off {
+        fn drop(&mut self) {
+            TAPES.with_borrow_mut(Vec::pop);
+        }
+    }
+    TAPES.with_borrow_mut(|tapes| tapes.push(tape));
+    let off = Off;
+    let result = f();
+    std::mem::forget(off);
+    (result, TAPES.with_borrow_mut(Vec::pop))
+}
+
+/// Runs `f`, and notes where its draws on this thread came from.
+pub(crate) fn record<T>(f: impl FnOnce() -> T) -> (T, Vec<RandomState>) {
+    match with_tape(Tape::Record(Vec::new()), f) {
+        (result, Some(Tape::Record(draws))) => (result, draws),
+        (result, _) => (result, Vec::new()),
+    }
+}
+
+/// Runs `f` with the draws of another time. The process's generator stays where it is.
+pub(crate) fn replay<T>(draws: &[RandomState], f: impl FnOnce() -> T) -> T {
+    with_tape(Tape::Replay(draws.iter().copied().collect()), f).0
+}
+
 /// A generator of its own for the next tensor.
 pub(crate) fn next_stream() -> ChaCha8Rng {
-    let mut state = locked();
-    let mut rng = ChaCha8Rng::seed_from_u64(state.seed);
-    rng.set_stream(state.draws);
-    state.draws += 1;
+    let drawn = TAPES.with_borrow_mut(|tapes| {
+        let replay = tapes.iter().rposition(|tape| matches!(tape, Tape::Replay(_)));
+        let again = match replay.map(|at| &mut tapes[at]) {
+            Some(Tape::Replay(draws)) => draws.pop_front(),
+            _ => None,
+        };
+        let drawn = again.unwrap_or_else(|| {
+            let mut state = locked();
+            state.draws += 1;
+            RandomState { draws: state.draws - 1, ..*state }
+        });
+        // What records below a replay will be replayed by it, not draw again.
+        for tape in &mut tapes[replay.map_or(0, |at| at + 1)..] {
+            if let Tape::Record(draws) = tape {
+                draws.push(drawn);
+            }
+        }
+        drawn
+    });
+    let mut rng = ChaCha8Rng::seed_from_u64(drawn.seed);
+    rng.set_stream(drawn.draws);
     rng
 }
 

@@ -72,29 +72,31 @@ where
     if operator::no_grad_is_active() {
         return f(x);
     }
-    let (autocast, random) = (Autocast::current(), random::state());
+    let autocast = Autocast::current();
     let before = operator::age(&Tensor::zeros((), DType::U8, &Device::Cpu)?);
     // The graph of this first pass lives only here: it tells which variables `f` uses.
-    let y = f(&x.detach())?;
+    let (y, draws) = random::record(|| f(&x.detach()));
+    let y = y?;
     let nodes = y.sorted_nodes();
     // The storage of the result will be taken, unless it is that of something older: a tensor that
     // `f` has captured. Of an untracked result nothing is known.
     let older = |node: &&Tensor| operator::age(node) < before && operator::share_storage(node, &y);
     let borrowed = !y.track_op() || nodes.iter().any(older);
-    let result = if borrowed { y.copy()?.detach() } else { y.detach() };
+    let result = if borrowed { y.force_contiguous()?.detach() } else { y.detach() };
     let variables: Vec<Tensor> =
         nodes.into_iter().filter(|node| node.is_variable()).cloned().collect();
     drop(y);
     let result = Mutex::new(Some(result));
     let inputs: Vec<Tensor> = std::iter::once(x).chain(&variables).cloned().collect();
     let inputs: Vec<&Tensor> = inputs.iter().collect();
-    apply(Checkpoint { f, autocast, random, variables, result }, &inputs)
+    apply(Checkpoint { f, autocast, draws, variables, result }, &inputs)
 }
 
 struct Checkpoint<F> {
     f: F,
     autocast: Autocast,
-    random: RandomState,
+    /// The random numbers of the first pass.
+    draws: Vec<RandomState>,
     /// The inputs after the first.
     variables: Vec<Tensor>,
     /// What the first pass computed, until it is handed out.
@@ -154,18 +156,13 @@ impl<F: Fn(&Tensor) -> Result<Tensor>> Checkpoint<F> {
     /// `f(x)` as the first time.
     fn recompute(&self, x: &Tensor) -> Result<Tensor> {
         /// Puts back what recomputing sets, on error and panic too.
-        struct Restore {
-            random: RandomState,
-            recomputing: bool,
-        }
+        struct Restore(bool);
         impl Drop for Restore {
             fn drop(&mut self) {
-                random::set_state(self.random);
-                RECOMPUTING.set(self.recomputing);
+                RECOMPUTING.set(self.0);
             }
         }
-        let _restore = Restore { random: random::state(), recomputing: RECOMPUTING.replace(true) };
-        random::set_state(self.random);
-        self.autocast.scope(|| (self.f)(x))
+        let _restore = Restore(RECOMPUTING.replace(true));
+        random::replay(&self.draws, || self.autocast.scope(|| (self.f)(x)))
     }
 }

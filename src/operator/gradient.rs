@@ -47,7 +47,7 @@ impl Gradient {
 
     /// The same gradient in storage of its own.
     pub(crate) fn into_owned(self) -> Result<Self> {
-        if self.owned { Ok(self) } else { Ok(Self::owned(self.tensor.copy()?)) }
+        if self.owned { Ok(self) } else { Ok(Self::owned(self.tensor.force_contiguous()?)) }
     }
 
     /// The sum of two gradients of one shape and dtype, in place where one of them is owned.

@@ -150,6 +150,6 @@ pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
     }
     let aliased = cast_inputs.iter().any(|input| token::share_storage(input, &output));
     drop(cast_inputs);
-    let output = if aliased { output.copy()? } else { output };
+    let output = if aliased { output.force_contiguous()? } else { output };
     token::link(operator, saved, inputs, output)
 }

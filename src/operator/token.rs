@@ -291,7 +291,8 @@ fn into_storage(tensor: Tensor) -> Result<Storage> {
             _ => false,
         }
     };
-    let tensor = if whole { tensor } else { tensor.copy()? };
+    // Not `copy`, which keeps the strides, and all of a storage that is viewed in part.
+    let tensor = if whole { tensor } else { tensor.force_contiguous()? };
     if !tensor.device().is_cpu() {
         let (storage, layout) = tensor.storage_and_layout();
         return storage.try_clone(layout);

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Module, ModuleT, Result, Tensor, Var};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::util::{alone, assert_same, random, to_vec};
+use crate::util::{alone, assert_close, assert_same, random, to_vec};
 
 const CPU: Device = Device::Cpu;
 
@@ -92,6 +92,29 @@ fn recomputed_gradients_are_the_same_bits() -> candle_amp::Result<()> {
             assert_eq!(recomputed.running_mean, kept.running_mean, "statistics are averaged once");
             assert_eq!(recomputed.next_random, kept.next_random, "the generator goes on as before");
         }
+    }
+    Ok(())
+}
+
+/// Each recomputes the draws of its own, whatever the process's generator does meanwhile.
+#[test]
+fn dropout_is_the_same_the_second_time_inside_of_checkpoints_too() -> Result<()> {
+    let _alone = alone();
+    let x = Var::from_tensor(&random(1, (4, 33), DType::F32))?;
+    let drop = |x: &Tensor| ops::dropout(x, 0.5);
+    let nested = move |x: &Tensor| checkpoint(drop, &drop(&checkpoint(drop, x)?)?);
+    for f in
+        [Box::new(drop) as Box<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>, Box::new(nested)]
+    {
+        generator::manual_seed(3);
+        let y = checkpoint(f, &x)?;
+        generator::manual_seed(99);
+        let before = generator::state();
+        let store = ops::sum(&y)?.backward()?;
+        assert_eq!(generator::state(), before);
+        // Where an element was kept, its gradient is what it was multiplied by.
+        let product = (store.get(&x).expect("a gradient") * x.as_tensor())?;
+        assert_close("dropout", &product, &y, DType::F32, 2.0);
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::util::{assert_close, assert_same, random};
+use crate::util::{FLOATS, assert_close, assert_same, random};
 
 /// Builds the same random graph twice, with `mixed` partly out of this crate's operators, else of
 /// candle's alone.
@@ -263,5 +263,44 @@ fn a_constant_needs_no_graph() -> Result<()> {
     assert!(grads.get(&v).is_some());
     assert!(grads.get(&x).is_none(), "a gradient nobody wants was computed");
     assert_eq!(grads.get(&v).unwrap().device().location(), Device::Cpu.location());
+    Ok(())
+}
+
+/// Hands out a view of a part of what it computed, last dimension first.
+struct Turn;
+
+impl Operator for Turn {
+    type Saved = Vec<usize>;
+
+    fn op(&self) -> Op {
+        Op::user("turn", Cast::Keep)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Vec<usize>)> {
+        let double = inputs[0].affine(2.0, 0.0)?;
+        Ok((double.narrow(0, 1, double.dim(0)? - 1)?.t()?, inputs[0].dims().to_vec()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Vec<usize>>) -> Result<Vec<Option<Gradient>>> {
+        let part = ctx.gradient.t()?.affine(2.0, 0.0)?.pad_with_zeros(0, 1, 0)?;
+        assert_eq!(part.dims(), ctx.saved);
+        Ok(vec![Some(Gradient::shared(part.t()?.contiguous()?.t()?))])
+    }
+}
+
+#[test]
+fn an_output_may_be_a_view() -> Result<()> {
+    for dtype in FLOATS {
+        let x = Var::from_tensor(&random(1, (4, 3), dtype))?;
+        let y = apply(Turn, &[&x])?;
+        let expected = (x.narrow(0, 1, 3)?.t()? * 2.0)?;
+        assert_same("output", &y, &expected);
+        let weights = random(2, (3, 3), dtype);
+        let gradient = |y: &Tensor| -> Result<Tensor> {
+            let store = (y * &weights)?.sum_all()?.backward()?;
+            Ok(store.get(&x).expect("a gradient").clone())
+        };
+        assert_same("gradient", &gradient(&y)?, &gradient(&expected)?);
+    }
     Ok(())
 }
