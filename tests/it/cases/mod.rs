@@ -3,6 +3,7 @@
 mod basic;
 mod pointwise;
 mod sequence;
+mod sizes;
 mod transformer;
 mod vision;
 
@@ -48,12 +49,13 @@ impl Case {
 /// A file of this folder, and its cases.
 type Family = (&'static str, fn() -> Vec<Case>);
 
-const FAMILIES: [Family; 5] = [
+const FAMILIES: [Family; 6] = [
     ("tests/it/cases/basic.rs", basic::cases),
     ("tests/it/cases/pointwise.rs", pointwise::cases),
     ("tests/it/cases/vision.rs", vision::cases),
     ("tests/it/cases/sequence.rs", sequence::cases),
     ("tests/it/cases/transformer.rs", transformer::cases),
+    ("tests/it/cases/sizes.rs", sizes::cases),
 ];
 
 /// Every case of every operator, each operator's plainest first.
