@@ -1,0 +1,77 @@
+//! What the benchmarks share: an allocator, and a place in the middle of a network.
+
+use candle_amp::operator::{Backward, Gradient, Operator, apply};
+use candle_amp::{Cast, Op};
+use candle_core::{DType, Device, Result, Shape, Tensor, Var};
+
+/// What the README advises: one that keeps memory for the next step.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Normal values on the CPU.
+///
+/// # Errors
+///
+/// What drawing them meets.
+pub fn normal(shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+    Tensor::randn(0f32, 1.0, shape, &Device::Cpu)?.to_dtype(dtype)
+}
+
+/// The values of `x` as an earlier layer's output: tracked, with a gradient in its own dtype that
+/// nobody collects.
+///
+/// A variable would not do: its gradient is F32 and kept, and a layer in a network has neither.
+///
+/// # Errors
+///
+/// What copying `x` meets.
+pub fn tracked(x: &Tensor) -> Result<Tensor> {
+    let anchor = Var::zeros(1, DType::F32, &Device::Cpu)?;
+    apply(Earlier(x.clone()), &[&anchor])
+}
+
+struct Earlier(Tensor);
+
+impl Operator for Earlier {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("earlier", Cast::Keep)
+    }
+
+    fn forward(&self, _: &[Tensor]) -> Result<(Tensor, ())> {
+        // The graph takes the storage of what is returned here.
+        Ok((self.0.copy()?, ()))
+    }
+
+    fn backward(&self, _: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+        Ok(vec![Some(Gradient::owned(Tensor::zeros(1, DType::F32, &Device::Cpu)?))])
+    }
+}
+
+/// A loss whose gradient in each of `inputs` is the one given, computed by nobody.
+///
+/// # Errors
+///
+/// What joining the graph meets.
+pub fn loss_with(inputs: &[&Tensor], gradients: Vec<Tensor>) -> Result<Tensor> {
+    apply(Later(gradients), inputs)
+}
+
+struct Later(Vec<Tensor>);
+
+impl Operator for Later {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("later", Cast::Keep)
+    }
+
+    fn forward(&self, _: &[Tensor]) -> Result<(Tensor, ())> {
+        Ok((Tensor::zeros((), DType::F32, &Device::Cpu)?, ()))
+    }
+
+    fn backward(&self, _: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+        Ok(self.0.iter().map(|gradient| Some(Gradient::shared(gradient.clone()))).collect())
+    }
+}

@@ -1,0 +1,197 @@
+//! The rows of the table, and what is wanted of them.
+
+use crate::workload::{Precision, Spec, Work};
+
+use Precision::{Bf16, Bf16Masters, F16, F32};
+
+/// A row: something of the crate's beside something else.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) ours: Spec,
+    pub(crate) peer: Peer,
+    /// The largest ratio of times that is good enough.
+    pub(crate) target: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Peer {
+    /// The same in PyTorch.
+    Torch,
+    /// Something else measured in this program, and what it is called.
+    Own(Spec, &'static str),
+    /// A number of seconds.
+    Bound(f64),
+    Nothing,
+}
+
+/// Rows whose sides take turns. What is compared within the crate is in one group.
+#[derive(Debug, Default)]
+pub(crate) struct Group {
+    pub(crate) rows: Vec<Row>,
+}
+
+impl Group {
+    fn row(&mut self, name: impl Into<String>, ours: Spec, peer: Peer, target: Option<f64>) {
+        self.rows.push(Row { name: name.into(), ours, peer, target });
+    }
+
+    /// A row beside PyTorch.
+    fn torch(&mut self, name: &str, work: Work, precision: Precision, target: Option<f64>) {
+        self.row(format!("{name} {precision}"), work.at(precision), Peer::Torch, target);
+    }
+
+    pub(crate) fn retain(&mut self, substring: &str) {
+        self.rows.retain(|row| row.name.contains(substring));
+    }
+
+    /// Small, and not to be judged.
+    pub(crate) fn shrink(&mut self) {
+        for row in &mut self.rows {
+            row.target = None;
+            row.ours.shrink();
+            if let Peer::Own(spec, _) = &mut row.peer {
+                spec.shrink();
+            }
+        }
+    }
+}
+
+pub(crate) fn groups() -> Vec<Group> {
+    let mut groups = vec![resnet20(), wide(), blocks(), gemm()];
+    groups.extend(convolutions());
+    groups.extend([batch_norm(), updates(), backward(), autocast()]);
+    groups
+}
+
+/// The network of the cifar10 example.
+pub(crate) const RESNET20: Work = Work::Resnet { width: 16, depth: 3, batch: 128 };
+
+fn resnet20() -> Group {
+    let candle = Work::CandleResnet { width: 16, depth: 3, batch: 128 }.at(F32);
+    let mut group = network("resnet20", RESNET20);
+    let candle = Peer::Own(candle, "candle's own f32");
+    group.row("resnet20 f32 / candle", RESNET20.at(F32), candle, Some(1.0 / 10.0));
+    group.row("resnet20 bf16 / candle", RESNET20.at(Bf16), candle, Some(1.0 / 25.0));
+    group
+}
+
+fn wide() -> Group {
+    network("wide", Work::Resnet { width: 64, depth: 1, batch: 64 })
+}
+
+fn network(name: &str, work: Work) -> Group {
+    let mut group = Group::default();
+    let f32 = Peer::Own(work.at(F32), "own f32");
+    group.torch(name, work, F32, Some(0.85));
+    group.torch(name, work, Bf16, Some(0.75));
+    group.row(format!("{name} bf16 / own f32"), work.at(Bf16), f32, Some(1.0 / 1.6));
+    let bf16 = Peer::Own(work.at(Bf16), "own bf16");
+    group.row(format!("{name} bf16 masters / own bf16"), work.at(Bf16Masters), bf16, None);
+    group.row(format!("{name} f16 / own f32"), work.at(F16), f32, Some(1.3));
+    group
+}
+
+fn blocks() -> Group {
+    let mut group = Group::default();
+    let block = Work::GptBlock { width: 256, heads: 4, context: 128, batch: 16 };
+    for precision in [F32, Bf16] {
+        group.torch("mlp", Work::Mlp { layers: 8, width: 512, batch: 64 }, precision, Some(1.0));
+    }
+    for precision in [F32, Bf16] {
+        group.torch("gpt_block", block, precision, Some(1.0));
+    }
+    group
+}
+
+fn gemm() -> Group {
+    let mut group = Group::default();
+    let shapes =
+        [[1024; 3], [2048, 256, 768], [2048, 256, 1024], [2048, 1024, 256], [64, 512, 512]];
+    for [m, k, n] in shapes {
+        for weight_gradient in [false, true] {
+            let form = if weight_gradient { " weight gradient" } else { "" };
+            let name = format!("gemm {m}x{k}x{n}{form}");
+            for (precision, target) in [(F32, 1.0), (Bf16, 1.0 / 0.9)] {
+                let work = Work::Gemm { m, k, n, weight_gradient };
+                group.torch(&name, work, precision, Some(target));
+            }
+        }
+    }
+    group
+}
+
+fn convolutions() -> Vec<Group> {
+    let conv = |batch, from, to, size, kernel, stride| {
+        let work = Work::Conv { batch, from, to, size, kernel, stride };
+        let stride = if stride == 1 { String::new() } else { format!(" stride {stride}") };
+        let batch = if batch == 128 { String::new() } else { format!(" batch {batch}") };
+        let name = format!("conv {from}->{to} {size}x{size} {kernel}x{kernel}{stride}{batch}");
+        let mut group = Group::default();
+        group.torch(&name, work, F32, None);
+        group.torch(&name, work, Bf16, None);
+        group
+    };
+    vec![
+        conv(128, 3, 16, 32, 3, 1),
+        conv(128, 16, 16, 32, 3, 1),
+        conv(128, 16, 32, 32, 3, 2),
+        conv(128, 16, 32, 32, 1, 2),
+        conv(128, 32, 32, 16, 3, 1),
+        conv(128, 64, 64, 8, 3, 1),
+        conv(64, 64, 64, 32, 3, 1),
+    ]
+}
+
+fn batch_norm() -> Group {
+    let mut group = Group::default();
+    for (channels, size) in [(16, 32), (32, 16), (64, 8)] {
+        let name = format!("batch_norm_relu {channels}x{size}x{size}");
+        for precision in [F32, Bf16] {
+            let work = Work::BatchNormRelu { batch: 128, channels, size };
+            group.torch(&name, work, precision, None);
+        }
+    }
+    group
+}
+
+/// Over 64 tensors of 1 MiB, 16.8 million numbers.
+fn updates() -> Group {
+    let (tensors, length) = (64, 1 << 18);
+    let mut group = Group::default();
+    let pass = Work::Pass { tensors, length };
+    let unscale = Work::Unscale { tensors, length };
+    group.torch("read and write", pass, F32, None);
+    group.torch("unscale", unscale, F32, None);
+    let own = Peer::Own(pass.at(F32), "own read and write");
+    group.row("unscale / read and write", unscale.at(F32), own, Some(1.25));
+    group.torch("clip_grad_norm", Work::Clip { tensors, length }, F32, None);
+    group.torch("sgd", Work::Sgd { tensors, length }, F32, None);
+    group.torch("adamw", Work::Adamw { tensors, length }, F32, None);
+    group
+}
+
+fn backward() -> Group {
+    let (links, length) = (8, 1 << 21);
+    let (layers, width, batch) = (8, 512, 64);
+    let mut group = Group::default();
+    let kernels = |work: Work| Peer::Own(work.at(F32), "its kernels");
+    let chain = kernels(Work::ChainKernels { links, length });
+    let mlp = kernels(Work::MlpKernels { layers, width, batch });
+    let ours = Work::ChainBackward { links, length }.at(F32);
+    group.row("backward of a chain", ours, chain, Some(1.5));
+    let ours = Work::MlpBackward { layers, width, batch }.at(F32);
+    group.row("backward of an MLP", ours, mlp, Some(1.5));
+    group
+}
+
+fn autocast() -> Group {
+    let mut group = Group::default();
+    let in_scope = |enabled| Work::InScope { enabled }.at(F32);
+    group.row("autocast: operator in no scope", Work::TinyOperator.at(F32), Peer::Nothing, None);
+    let bound = |nanoseconds: f64| Peer::Bound(nanoseconds * 1e-9);
+    group.row("autocast: adds, enabled", in_scope(true), bound(100.0), Some(1.0));
+    group.row("autocast: adds, disabled", in_scope(false), bound(20.0), Some(1.0));
+    group.row("autocast: enter and leave", Work::EnterScope.at(F32), Peer::Nothing, None);
+    group
+}

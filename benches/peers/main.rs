@@ -1,0 +1,141 @@
+//! Measures the crate beside PyTorch: the same work on both sides, in turns, in one run.
+//!
+//! ```text
+//! cargo run --release --manifest-path benches/Cargo.toml --bin peers -- --python python3
+//! cargo run --release --manifest-path benches/Cargo.toml --bin peers -- --filter resnet20
+//! cargo run --release --manifest-path benches/Cargo.toml --bin peers -- --python python3 --memory
+//! ```
+
+mod backward;
+mod candle;
+mod layers;
+mod list;
+mod measure;
+mod memory;
+mod networks;
+mod products;
+mod scopes;
+mod table;
+mod torch;
+mod updates;
+mod workload;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::{env, fs};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+use table::{Line, Table};
+use torch::{Allocator, Torch};
+
+/// What candle and rayon take the number of threads from, when they first ask for it.
+const THREADS: &str = "RAYON_NUM_THREADS";
+
+/// Measures candle-amp beside PyTorch.
+#[derive(Debug, Parser)]
+pub(crate) struct Options {
+    /// A Python with PyTorch; without one the crate is measured alone
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+    /// Only rows whose name has this in it
+    #[arg(long, value_name = "SUBSTRING", default_value = "")]
+    filter: String,
+    /// How often the two sides take turns
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Seconds a side and turn, after a warm-up of a fifth of that
+    #[arg(long, default_value_t = 0.5)]
+    seconds: f64,
+    /// The fastest runs instead of the median ones: of use where other programs disturb most
+    #[arg(long)]
+    fastest: bool,
+    /// Also writes the rows as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Threads of either side
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// Also measures PyTorch without the settings that make glibc keep memory
+    #[arg(long)]
+    default_allocator: bool,
+    /// Peak memory of training steps, instead of times
+    #[arg(long)]
+    memory: bool,
+    /// Runs everything once, tiny, without PyTorch: to see that it works
+    #[arg(long)]
+    smoke: bool,
+    /// One workload, as JSON, whose peak memory to print
+    #[arg(long, hide = true)]
+    peak_of: Option<String>,
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<ExitCode> {
+    let threads = options.threads.to_string();
+    if env::var(THREADS).as_deref() != Ok(&threads) {
+        // The pools are as large as the environment said when the process began.
+        let program = env::current_exe().context("finding the program")?;
+        let mut again = Command::new(program);
+        let status = again.args(env::args_os().skip(1)).env(THREADS, threads).status()?;
+        return Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    if let Some(spec) = &options.peak_of {
+        println!("{}", memory::of_this_process(&serde_json::from_str(spec)?)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = Table::new(options)?;
+    if !options.memory {
+        compare(options, &mut table)?;
+    }
+    if options.memory || options.smoke && cfg!(target_os = "linux") {
+        memory::compare(options, &mut table)?;
+    }
+    table.finish()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Other programs slow both sides down, but not alike: PyTorch's threads wait for one another.
+fn warn_of_load() {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = load.split(' ').next().and_then(|minute| minute.parse::<f64>().ok());
+    if let Some(load) = load.filter(|load| *load > 0.5) {
+        eprintln!("warning: the load is {load} before anything is measured; ratios may be far off");
+    }
+}
+
+/// Times every group of rows, and prints it as soon as it is done.
+fn compare(options: &Options, table: &mut Table) -> Result<()> {
+    let mut peers = Vec::new();
+    if let Some(python) = options.python.as_ref().filter(|_| !options.smoke) {
+        peers.push(Torch::start(python, options.threads, Allocator::Recycling)?);
+        if options.default_allocator {
+            peers.push(Torch::start(python, options.threads, Allocator::Default)?);
+        }
+        println!("PyTorch {}", peers[0].version());
+        warn_of_load();
+    }
+    for mut group in list::groups() {
+        group.retain(&options.filter);
+        if options.smoke {
+            group.shrink();
+        }
+        let times = measure::group(&group, options, &mut peers)?;
+        for row in &group.rows {
+            for line in Line::of(row, &times)? {
+                table.print(line);
+            }
+        }
+    }
+    Ok(())
+}
