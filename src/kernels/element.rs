@@ -186,6 +186,30 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
+/// Runs `$body` with `$T` bound to the Rust type of `$dtype`, of those with F32 arithmetic.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_single {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            candle_core::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            candle_core::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            candle_core::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            other => candle_core::bail!("expected a tensor of F16, BF16 or F32, got {other:?}"),
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use with_single;
+
 #[cfg(test)]
 mod tests {
     use super::*;

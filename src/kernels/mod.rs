@@ -15,12 +15,16 @@ pub(crate) mod conv2d;
 mod element;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+#[cfg(target_arch = "x86_64")]
+mod fresh;
 pub(crate) mod gemm;
 pub(crate) mod group_norm;
 mod heads;
 mod in_place;
 pub(crate) mod layer_norm;
 pub(crate) mod loss;
+#[cfg(target_arch = "x86_64")]
+mod panel;
 pub(crate) mod pool;
 pub(crate) mod recurrent;
 pub(crate) mod reduce;

@@ -6,6 +6,8 @@
 
 mod columns;
 mod cpu;
+#[cfg(target_arch = "x86_64")]
+mod packed;
 mod portable;
 mod shape;
 #[cfg(test)]
@@ -14,6 +16,8 @@ mod tests;
 use candle_core::{DType, Result, Tensor};
 
 use super::element::with_element;
+#[cfg(target_arch = "x86_64")]
+use super::element::with_single;
 use super::gemm::{arithmetic, exact};
 use shape::Shape;
 
@@ -72,7 +76,11 @@ pub(crate) fn forward(
         return y.to_dtype(out);
     }
     if out == DType::F64 {
-        return cpu::forward::<f32>(&x, &weight, bias.as_ref(), &shape)?.to_dtype(out);
+        return forward(&x, &weight, bias.as_ref(), geometry, DType::F32)?.to_dtype(out);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(unit) = packed::unit([&x, &weight], &shape) {
+        return with_single!(out, O => packed::forward::<O>(&x, &weight, bias.as_ref(), &shape, unit));
     }
     with_element!(out, O => cpu::forward::<O>(&x, &weight, bias.as_ref(), &shape))
 }
@@ -101,7 +109,14 @@ pub(crate) fn input_gradient(
         return cpu::input_gradient::<f64>(&grad, &weight, bias.as_ref(), &shape)?.to_dtype(out);
     }
     if out == DType::F64 {
-        return cpu::input_gradient::<f32>(&grad, &weight, bias.as_ref(), &shape)?.to_dtype(out);
+        let dx = input_gradient(&grad, &weight, bias.as_ref(), input_dims, geometry, DType::F32)?;
+        return dx.to_dtype(out);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(unit) = packed::unit([&grad, &weight], &shape) {
+        return with_single!(out, O => {
+            packed::input_gradient::<O>(&grad, &weight, bias.as_ref(), &shape, unit)
+        });
     }
     with_element!(out, O => cpu::input_gradient::<O>(&grad, &weight, bias.as_ref(), &shape))
 }
@@ -124,6 +139,10 @@ pub(crate) fn weight_gradient(
     let (x, grad) = (x.contiguous()?, grad.contiguous()?);
     if arithmetic([Some(&x), Some(&grad)]) == DType::F64 {
         return cpu::weight_gradient::<f64>(&exact(&x)?, &exact(&grad)?, &shape)?.to_dtype(out);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(unit) = packed::unit([&x, &grad], &shape) {
+        return packed::weight_gradient(&x, &grad, &shape, unit)?.to_dtype(out);
     }
     cpu::weight_gradient::<f32>(&x, &grad, &shape)?.to_dtype(out)
 }

@@ -312,3 +312,67 @@ fn one_result_for_any_number_of_threads() -> Result<()> {
     assert_eq!(results[0], results[2]);
     Ok(())
 }
+
+/// Every unit of this processor, and the products that stand in where there is none, on sizes around
+/// the edges of tiles, blocks, lines and parts.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn every_unit_agrees_with_plain_loops() -> Result<()> {
+    use super::packed;
+    use crate::kernels::panel::Unit;
+    use half::bf16;
+
+    let units = [Unit::Fma, Unit::Dot, Unit::Tiles].into_iter().filter(|unit| unit.is_available());
+    let units: Vec<_> = units.collect();
+    let mut rng = generator(21);
+    for (dims, c_out, kernel, geometry) in [
+        ([2, 2, 1, 1], 2, 1, geometry(1, 0, 1, 1)),
+        ([3, 3, 5, 33], 17, 3, geometry(1, 1, 1, 1)),
+        ([2, 16, 32, 32], 16, 3, geometry(1, 1, 1, 1)),
+        ([5, 33, 8, 8], 15, 3, geometry(1, 1, 1, 1)),
+        ([37, 5, 7, 7], 9, 3, geometry(1, 1, 1, 1)),
+        ([2, 4, 3, 70], 4, 3, geometry(2, 1, 1, 2)),
+        ([3, 6, 15, 17], 34, 3, geometry(2, 1, 1, 1)),
+        ([2, 31, 9, 16], 8, 1, geometry(2, 0, 1, 1)),
+        ([2, 4, 19, 11], 3, 5, geometry(3, 2, 2, 1)),
+        ([2, 8, 12, 12], 8, 3, geometry(1, 3, 2, 4)),
+        ([2, 40, 40, 31], 6, 2, geometry(1, 0, 1, 1)),
+    ] {
+        let weight_dims = [c_out, dims[1] / geometry.groups, kernel, kernel];
+        let shape = Shape::new(&dims, &weight_dims, geometry)?;
+        let x = random(&mut rng, &dims, DType::BF16);
+        let weight = random(&mut rng, &weight_dims, DType::BF16);
+        let grad = random(&mut rng, &shape.out_dims(), DType::BF16);
+        let bias = random(&mut rng, &[c_out], DType::F32);
+        let (xs, ws, gs, bs) = (doubles(&x), doubles(&weight), doubles(&grad), doubles(&bias));
+        let mut y = vec![Sum::default(); gs.len()];
+        let mut dx = vec![Sum::default(); xs.len()];
+        let mut dw = vec![Sum::default(); ws.len()];
+        for_each_product(&shape, |xi, wi, yi| {
+            y[yi].add(xs[xi] * ws[wi]);
+            dx[xi].add(gs[yi] * ws[wi]);
+            dw[wi].add(gs[yi] * xs[xi]);
+        });
+        y.iter_mut().enumerate().for_each(|(i, y)| y.add(bs[i / shape.pixels() % c_out]));
+        let inputs = [DType::BF16, DType::F32];
+        for &unit in &units {
+            let what = format!("{unit:?} {shape:?}");
+            let single = packed::forward::<f32>(&x, &weight, Some(&bias), &shape, unit)?;
+            check(&single, &y, &inputs, &what);
+            let half = packed::forward::<bf16>(&x, &weight, Some(&bias), &shape, unit)?;
+            check(&half, &y, &inputs, &what);
+            let back = packed::input_gradient::<f32>(&grad, &weight, None, &shape, unit)?;
+            check(&back, &dx, &inputs, &what);
+            let back = packed::input_gradient::<bf16>(&grad, &weight, None, &shape, unit)?;
+            check(&back, &dx, &inputs, &what);
+            let weight = packed::weight_gradient(&x, &grad, &shape, unit)?;
+            check(&weight, &dw, &inputs, &what);
+        }
+        let what = format!("no unit {shape:?}");
+        check(&super::cpu::forward::<bf16>(&x, &weight, Some(&bias), &shape)?, &y, &inputs, &what);
+        let back = super::cpu::input_gradient::<bf16>(&grad, &weight, None, &shape)?;
+        check(&back, &dx, &inputs, &what);
+        check(&super::cpu::weight_gradient::<f32>(&x, &grad, &shape)?, &dw, &inputs, &what);
+    }
+    Ok(())
+}

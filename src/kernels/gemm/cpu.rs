@@ -72,15 +72,15 @@ where
 }
 
 /// A tensor of shape `(…,rows,cols)`, as contiguous elements and the strides to read them by.
-struct Operand {
-    dims: Vec<usize>,
+pub(super) struct Operand {
+    pub(super) dims: Vec<usize>,
     strides: Vec<usize>,
-    tensor: Tensor,
+    pub(super) tensor: Tensor,
 }
 
 impl Operand {
     /// Copies only what no strides over contiguous elements describe, such as a narrowed view.
-    fn of(tensor: &Tensor) -> Result<Self> {
+    pub(super) fn of(tensor: &Tensor) -> Result<Self> {
         let dims = tensor.dims().to_vec();
         let strides = tensor.stride().to_vec();
         let mut dense = tensor.detach();
@@ -99,16 +99,28 @@ impl Operand {
         Ok(Self { dims, strides: tensor.stride().to_vec(), tensor })
     }
 
-    fn rows(&self) -> usize {
+    /// As [`Self::of`], and copied where neither the elements of a row nor those of a column follow
+    /// each other.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn with_unit_stride(tensor: &Tensor) -> Result<Self> {
+        let operand = Self::of(tensor)?;
+        let last = operand.strides.len() - 1;
+        if operand.strides[last - 1..].contains(&1) {
+            return Ok(operand);
+        }
+        Self::of(&tensor.detach().force_contiguous()?)
+    }
+
+    pub(super) fn rows(&self) -> usize {
         self.dims[self.dims.len() - 2]
     }
 
-    fn cols(&self) -> usize {
+    pub(super) fn cols(&self) -> usize {
         self.dims[self.dims.len() - 1]
     }
 
     /// Matrix number `index`, counted in row-major order of the leading dimensions.
-    fn matrix<'a, A>(&self, data: &'a [A], mut index: usize) -> Matrix<'a, A> {
+    pub(super) fn matrix<'a, A>(&self, data: &'a [A], mut index: usize) -> Matrix<'a, A> {
         let leading = self.dims.len() - 2;
         let mut offset = 0;
         for dim in (0..leading).rev() {

@@ -2,6 +2,8 @@
 
 mod cpu;
 mod operand;
+#[cfg(target_arch = "x86_64")]
+mod packed;
 mod portable;
 mod product;
 #[cfg(test)]
@@ -13,6 +15,8 @@ pub(super) use operand::{Arithmetic, Source, narrow};
 pub(super) use product::{Matrix, Threads, product};
 
 use super::element::with_element;
+#[cfg(target_arch = "x86_64")]
+use super::element::with_single;
 
 /// The batched product `(…,m,k) × (…,k,n) [+ bias (n)] → (…,m,n)`.
 ///
@@ -33,7 +37,11 @@ pub(crate) fn gemm(
         return cpu::gemm::<f64>(&exact(lhs)?, &exact(rhs)?, bias.as_ref())?.to_dtype(out);
     }
     if out == DType::F64 {
-        return cpu::gemm::<f32>(lhs, rhs, bias)?.to_dtype(out);
+        return gemm(lhs, rhs, bias, DType::F32)?.to_dtype(out);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(unit) = packed::unit(lhs, rhs) {
+        return with_single!(out, O => packed::gemm::<O>(lhs, rhs, bias, unit));
     }
     with_element!(out, O => cpu::gemm::<O>(lhs, rhs, bias))
 }

@@ -216,3 +216,67 @@ fn a_view_beyond_its_data_panics() {
     let wide = Matrix { row_stride: 4, ..Matrix::new(&data, 2, 3) };
     product(wide, Matrix::new(&data, 3, 2), &mut [0.; 4], 2, false, Threads::One);
 }
+
+/// Every unit that multiplies pairs, over sizes around the edges of blocks, both ways each operand can
+/// lie in memory, and sums longer than a part.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn every_unit_agrees_with_plain_loops() -> Result<()> {
+    use super::packed;
+    use crate::kernels::panel::Unit;
+    use half::{bf16, f16};
+
+    let mut rng = generator(31);
+    let bf = DType::BF16;
+    for unit in [Unit::Dot, Unit::Tiles].into_iter().filter(|unit| unit.is_available()) {
+        for [m, k, n] in [
+            [1, 1, 1],
+            [4, 31, 5],
+            [15, 32, 17],
+            [16, 33, 16],
+            [65, 64, 63],
+            [300, 17, 70],
+            [33, 1024, 33],
+            [5, 8195, 6],
+        ] {
+            let bias = random(&mut rng, &[n], DType::F32);
+            for turned in 0..4 {
+                let (mut lhs, mut rhs) =
+                    (random(&mut rng, &[m, k], bf), random(&mut rng, &[k, n], bf));
+                if turned & 1 > 0 {
+                    lhs = lhs.t()?.contiguous()?.t()?;
+                }
+                if turned & 2 > 0 {
+                    rhs = rhs.t()?.contiguous()?.t()?;
+                }
+                let expected = naive(&lhs, &rhs, Some(&bias));
+                let what = format!("{unit:?} {m} {k} {n}, turned {turned}");
+                let inputs = [bf, DType::F32];
+                let y = packed::gemm::<f32>(&lhs, &rhs, Some(&bias), unit)?;
+                check(&y, &expected, &inputs, &what);
+                let y = packed::gemm::<bf16>(&lhs, &rhs, Some(&bias), unit)?;
+                check(&y, &expected, &inputs, &what);
+                let y = packed::gemm::<f16>(&lhs, &rhs, Some(&bias), unit)?;
+                check(&y, &expected, &inputs, &what);
+            }
+        }
+        // Batches: fewer than threads, and more; rows and columns of a larger tensor.
+        for batch in [1, 7] {
+            let (lhs, rhs) =
+                (random(&mut rng, &[batch, 40, 50], bf), random(&mut rng, &[batch, 60, 40], bf));
+            let (lhs, rhs) = (lhs.narrow(2, 3, 37)?, rhs.narrow(1, 5, 37)?.narrow(2, 1, 21)?);
+            let y = packed::gemm::<f32>(&lhs, &rhs, None, unit)?;
+            check(&y, &naive(&lhs, &rhs, None), &[bf], &format!("{unit:?}, {batch} matrices"));
+        }
+        // Infinity and NaN stay in their rows, whatever lies in the padding.
+        let lhs = random(&mut rng, &[20, 40], DType::F32);
+        let spoiled =
+            lhs.slice_assign(&[3..4, 39..40], &Tensor::full(f32::INFINITY, (1, 1), &Device::Cpu)?)?;
+        let rhs = random(&mut rng, &[40, 20], bf);
+        let y = packed::gemm::<f32>(&spoiled.to_dtype(bf)?, &rhs, None, unit)?;
+        for (row, values) in y.to_vec2::<f32>()?.into_iter().enumerate() {
+            assert!(values.iter().all(|v| v.is_finite() != (row == 3)), "{unit:?}, row {row}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,446 @@
+//! Convolutions on processors with AVX-512: strips of input rows, multiplied as packed panels.
+//!
+//! A thread takes the input rows that a part of the positions meets and lays them out once for
+//! each kernel *column*, in memory that stays in its cache. Kernel rows are then the same strips,
+//! read from another row on; so all taps are summed in registers, and rounded once into the output.
+#![allow(unsafe_code)]
+
+mod correlate;
+mod layout;
+mod rows;
+mod store;
+mod weights;
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use candle_core::{DType, Result, Tensor, bail};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::shape::Shape;
+use crate::kernels::element::{Elements, tensor};
+use crate::kernels::fresh::fresh;
+use crate::kernels::panel::{Cells, Panel, Rounded, Unit, with_cells};
+pub(super) use correlate::weight_gradient;
+use layout::{Cut, Part, Strips, Taps};
+use rows::{Halves, Move, Pairs, Stored, Strip, Widened};
+use store::Places;
+use weights::Order;
+
+/// The unit that convolves these operands, where this module does.
+pub(super) fn unit(operands: [&Tensor; 2], shape: &Shape) -> Option<Unit> {
+    let double = operands.iter().any(|operand| operand.dtype() == DType::F64);
+    // A task is some images, so one image does not keep all threads busy; and a channel by itself
+    // fills no tile.
+    let suits = shape.batch >= rayon::current_num_threads()
+        && shape.group_in().min(shape.group_out()) > 1
+        && shape.image() * shape.pixels() > 0;
+    if double || !suits { None } else { Unit::of(operands) }
+}
+
+/// See [`super::forward`]; contiguous operands, no F64.
+pub(super) fn forward<O: Rounded>(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    unit: Unit,
+) -> Result<Tensor> {
+    let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
+    let size = (shape.height, shape.width);
+    let out_size = (shape.out_height, shape.out_width);
+    let taps = Taps::forward(shape);
+    let weight = weights::pack(&weight, shape, &taps, Order::Forward, unit);
+    let pass = Pass {
+        unit,
+        groups: shape.geometry.groups,
+        ins: shape.group_in(),
+        outs: shape.group_out(),
+        size,
+        out_size,
+        batch: shape.batch,
+    };
+    let data = pass.run::<O>(x, &[(taps, weight)], bias.as_deref())?;
+    Ok(tensor(data, &shape.out_dims()))
+}
+
+/// See [`super::input_gradient`]; contiguous operands, no F64.
+pub(super) fn input_gradient<O: Rounded>(
+    grad: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    unit: Unit,
+) -> Result<Tensor> {
+    let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
+    let parts: Vec<_> = Taps::backward(shape)
+        .map(|taps| {
+            let weight = weights::pack(&weight, shape, &taps, Order::Backward, unit);
+            (taps, weight)
+        })
+        .collect();
+    let pass = Pass {
+        unit,
+        groups: shape.geometry.groups,
+        ins: shape.group_out(),
+        outs: shape.group_in(),
+        size: (shape.out_height, shape.out_width),
+        out_size: (shape.height, shape.width),
+        batch: shape.batch,
+    };
+    let data = pass.run::<O>(grad, &parts, bias.as_deref())?;
+    Ok(tensor(data, &shape.input_dims()))
+}
+
+/// Runs `$body` with `$data` bound to the elements of a tensor.
+macro_rules! with_stored {
+    ($tensor:expr, $data:ident => $body:expr) => {
+        match $tensor.dtype() {
+            DType::F32 => {
+                let $data = Elements::<f32>::of($tensor)?;
+                $body
+            }
+            DType::BF16 => {
+                let $data = Elements::<bf16>::of($tensor)?;
+                $body
+            }
+            DType::F16 => {
+                let $data = Elements::<f16>::of($tensor)?;
+                $body
+            }
+            other => bail!("a convolution of {other:?} is not computed in F32"),
+        }
+    };
+}
+
+pub(self) use with_stored;
+
+/// Channels of a group, sizes of images, and their number.
+struct Pass {
+    unit: Unit,
+    groups: usize,
+    ins: usize,
+    outs: usize,
+    size: (usize, usize),
+    out_size: (usize, usize),
+    batch: usize,
+}
+
+impl Pass {
+    /// Convolves by parts that together write every output pixel.
+    fn run<O: Rounded>(
+        &self,
+        x: &Tensor,
+        parts: &[(Taps, Cells)],
+        bias: Option<&[f32]>,
+    ) -> Result<Vec<O>> {
+        let out_image = self.groups * self.outs * self.out_size.0 * self.out_size.1;
+        with_stored!(x, x => {
+            let x: &[_] = &x;
+            let image = self.groups * self.ins * self.size.0 * self.size.1;
+            Ok(fresh(self.batch * out_image, |out: &mut [MaybeUninit<O>]| {
+                // Tasks of the images that the smallest grid is cut by, so that all parts of an
+                // image are one thread's.
+                let cuts: Vec<_> = parts.iter().map(|(taps, _)| self.cut(taps)).collect();
+                let images = cuts.iter().map(|cut| cut.images).max().unwrap_or(1);
+                let fair = self.batch.div_ceil(rayon::current_num_threads());
+                let images = images.min(fair).max(1);
+                out.par_chunks_mut((images * out_image).max(1)).enumerate().for_each(|(i, out)| {
+                    let x = &x[i * images * image..][..out.len() / out_image * image];
+                    match (parts, cuts.as_slice()) {
+                        ([(taps, weight)], [cut]) => self.images(x, taps, weight, *cut, bias, out),
+                        _ => self.woven(x, parts, &cuts, bias, out),
+                    }
+                });
+            }))
+        })
+    }
+
+    fn cells(&self) -> usize {
+        self.ins.div_ceil(self.unit.per_cell())
+    }
+
+    fn cut(&self, taps: &Taps) -> Cut {
+        Cut::new(taps.grid, self.batch, self.cells() * taps.columns.len() * taps.step)
+    }
+
+    /// Convolves each part by itself, then takes their pixels in turn.
+    fn woven<S: Stored + 'static, O: Rounded>(
+        &self,
+        x: &[S],
+        parts: &[(Taps, Cells)],
+        cuts: &[Cut],
+        bias: Option<&[f32]>,
+        out: &mut [MaybeUninit<O>],
+    ) {
+        let (height, width) = self.out_size;
+        let stride = parts[0].0.out_step;
+        let images = out.len() / (self.groups * self.outs * height * width).max(1);
+        with_cells([out.len()], |[scratch]| {
+            let mut rest = &mut places::<O>(scratch)[..out.len()];
+            let mut pixels = Vec::with_capacity(parts.len());
+            for ((taps, weight), cut) in parts.iter().zip(cuts) {
+                let (rows, columns) = taps.grid;
+                let len = images * self.groups * self.outs * rows * columns;
+                let (own, after) = rest.split_at_mut(len);
+                rest = after;
+                let pass = Pass { out_size: taps.grid, ..*self };
+                if len > 0 {
+                    pass.images(x, taps, weight, *cut, bias, own);
+                }
+                pixels.push(&*own);
+            }
+            for (channel, out) in out.chunks_mut(height * width).enumerate() {
+                for (y, out) in out.chunks_mut(width).enumerate() {
+                    let row = |phase: usize| {
+                        let phase = y % stride * stride + phase;
+                        let (rows, columns) = parts[phase].0.grid;
+                        let start = (channel * rows + y / stride) * columns;
+                        &pixels[phase][start..start + columns]
+                    };
+                    weave(stride, row, out);
+                }
+            }
+        });
+    }
+
+    fn images<S: Stored + 'static, O: Rounded>(
+        &self,
+        x: &[S],
+        taps: &Taps,
+        weight: &Cells,
+        cut: Cut,
+        bias: Option<&[f32]>,
+        out: &mut [MaybeUninit<O>],
+    ) {
+        let image = self.groups * self.ins * self.size.0 * self.size.1;
+        let out_image = self.groups * self.outs * self.out_size.0 * self.out_size.1;
+        for (x, out) in x.chunks(cut.images * image).zip(out.chunks_mut(cut.images * out_image)) {
+            for part in cut.parts(taps.grid, out.len() / out_image) {
+                for group in 0..self.groups {
+                    self.part(x, taps, weight.as_slice(), &part, group, bias, out);
+                }
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn part<S: Stored + 'static, O: Rounded>(
+        &self,
+        x: &[S],
+        taps: &Taps,
+        weight: &[u32],
+        part: &Part,
+        group: usize,
+        bias: Option<&[f32]>,
+        out: &mut [MaybeUninit<O>],
+    ) {
+        let (cells, rows) = (self.cells(), self.unit.rows());
+        let depth = if taps.is_empty() { 0 } else { cells * taps.columns.len() };
+        let strips = Strips::blocked(taps, part, depth);
+        let source = Source {
+            x,
+            size: self.size,
+            channels: group * self.ins..(group + 1) * self.ins,
+            image: self.groups * self.ins * self.size.0 * self.size.1,
+        };
+        let (height, width) = self.out_size;
+        let columns = part.columns.len();
+        let positions = part.rows.len() * strips.line;
+        // Rows of one image follow each other without a gap.
+        let whole = part.images == 1 && columns == width && strips.line == width;
+        let places = Places {
+            run: if whole { positions } else { columns },
+            images: part.images,
+            line: if whole { positions } else { strips.line },
+            start: part.rows.start * width + part.columns.start,
+            row: width,
+            channel: height * width,
+            image: self.groups * self.outs * height * width,
+        };
+        let blocks = self.outs.div_ceil(rows);
+        let block = rows * depth * taps.rows.len();
+        let bias = bias.map(|bias| &bias[group * self.outs..]);
+        let out = &mut out[group * self.outs * height * width..];
+        with_cells([strips.slots.len() * strips.slot + 16], |[right]| {
+            source.fill(taps, part, &strips, self.unit.pairs(), right);
+            let panel = Panel {
+                left: &weight[group * blocks * block..],
+                left_block: block,
+                left_row: if self.unit == Unit::Tiles { depth * taps.rows.len() } else { 1 },
+                left_step: if self.unit == Unit::Tiles { 1 } else { rows },
+                left_segment: if self.unit == Unit::Tiles { depth } else { rows * depth },
+                right,
+                right_block: strips.block,
+                right_step: strips.strip,
+                right_starts: &strips.starts,
+                rows: self.outs,
+                columns: positions,
+                depth,
+            };
+            panel.multiply(self.unit, |tile| {
+                // SAFETY: the features, as above; `store` checks the places.
+                unsafe { places.store::<O>(&tile, bias, out.as_mut_ptr().cast(), out.len()) }
+            });
+        });
+    }
+}
+
+/// The images that strips are filled from.
+struct Source<'a, S> {
+    x: &'a [S],
+    size: (usize, usize),
+    channels: Range<usize>,
+    /// Elements of an image.
+    image: usize,
+}
+
+impl<S: Stored + 'static> Source<'_, S> {
+    /// Fills strips with cells: elements widened to F32, or pairs of channels where `pairs`.
+    fn fill(&self, taps: &Taps, part: &Part, strips: &Strips, pairs: bool, out: &mut [u32]) {
+        match (pairs, halves(self.x)) {
+            (true, Some(x)) => self.lay::<Pairs>(x, taps, part, strips, 2, out),
+            _ => self.lay::<Widened<S>>(self.x, taps, part, strips, 1, floats(out)),
+        }
+    }
+
+    /// Fills strips with elements as they follow each other: widened to F32, or BF16 as they are
+    /// where `halved`, two a cell. What lines are padded by is zero.
+    fn copy(&self, taps: &Taps, part: &Part, strips: &Strips, halved: bool, out: &mut [u32]) {
+        match (halved, halves(self.x)) {
+            (true, Some(x)) => self.lay::<Halves>(x, taps, part, strips, 1, pairs(out)),
+            _ => self.lay::<Widened<S>>(self.x, taps, part, strips, 1, floats(out)),
+        }
+    }
+
+    /// Fills strips of `per` channels each.
+    fn lay<L: Strip>(
+        &self,
+        x: &[L::Source],
+        taps: &Taps,
+        part: &Part,
+        strips: &Strips,
+        per: usize,
+        out: &mut [L::Place],
+    ) {
+        let (len, (height, width)) = (part.columns.len(), self.size);
+        let cells = self.channels.len().div_ceil(per);
+        // A move for each vector of a line, an image after the other, and those of the padding.
+        let mut moves = vec![Vec::new(); part.images + 1];
+        for (column, &(offset, _)) in taps.columns.iter().enumerate() {
+            let first = (part.columns.start * taps.step) as isize + offset;
+            let place = |position: usize| {
+                column * cells * strips.strip + position / 16 * strips.block + position % 16
+            };
+            for (image, moves) in moves.iter_mut().enumerate() {
+                let (width, count) = match image < part.images {
+                    true => (width, len),
+                    false => (0, strips.line - image * len),
+                };
+                let row = (first, taps.step, width);
+                rows::moves(row, (image * len, count), L::LANES, place, moves);
+            }
+        }
+        let all = taps.columns.len() * cells * strips.slots.len() * strips.line;
+        let last = (taps.columns.len() * cells).saturating_sub(1) * strips.strip
+            + strips.slots.len() * strips.slot;
+        assert!(all.max(if strips.strip > 16 { last } else { 0 }) <= out.len());
+        assert!(part.images * self.image <= x.len());
+        let images = (x.as_ptr(), self.image, height * width);
+        let strips = (strips.slots.as_slice(), strips.strip, strips.slot);
+        let shape = (self.channels.clone(), per, self.size, taps.step);
+        // SAFETY: a `Unit` needs the features. Rows lie in the images of `x`, lines in the strips of
+        // `out`, as asserted.
+        unsafe { lay::<L>(images, shape, strips, &moves, out.as_mut_ptr()) };
+    }
+}
+
+/// See [`Source::lay`].
+///
+/// # Safety
+/// AVX-512 F, BW and VL; rows and lines in bounds.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[allow(clippy::type_complexity)]
+unsafe fn lay<L: Strip>(
+    (x, image, channel): (*const L::Source, usize, usize),
+    (channels, per, (height, width), step): (Range<usize>, usize, (usize, usize), usize),
+    (slots, strip, line): (&[isize], usize, usize),
+    moves_of: &[Vec<Move>],
+    out: *mut L::Place,
+) {
+    for (cell, first) in channels.clone().step_by(per).enumerate() {
+        for (slot, &y) in slots.iter().enumerate() {
+            let y = usize::try_from(y).ok().filter(|&y| y < height);
+            let dst = out.wrapping_add(cell * strip + slot * line);
+            for (index, moves) in moves_of.iter().enumerate() {
+                let (Some(y), true) = (y, index + 1 < moves_of.len()) else {
+                    for &by in moves {
+                        // SAFETY: the caller's.
+                        unsafe { L::clear(by, dst) };
+                    }
+                    continue;
+                };
+                let row = |c: usize| x.wrapping_add(index * image + c * channel + y * width);
+                let second = (per == 2 && first + 1 < channels.end).then(|| row(first + 1));
+                let rows = [Some(row(first)), second];
+                // Loops with one kind of load each.
+                macro_rules! carry {
+                    ($step:expr) => {
+                        for &by in moves {
+                            // SAFETY: the caller's.
+                            unsafe { L::carry(rows, by, $step, dst) };
+                        }
+                    };
+                }
+                match step {
+                    1 => carry!(1),
+                    2 => carry!(2),
+                    step => carry!(step),
+                }
+            }
+        }
+    }
+}
+
+/// `out[i] = row(i % stride)[i / stride]`
+fn weave<'a, T: Copy + 'a>(stride: usize, row: impl Fn(usize) -> &'a [T], out: &mut [T]) {
+    if stride == 2 {
+        let (pairs, last) = out.as_chunks_mut::<2>();
+        let (even, odd) = (row(0), row(1));
+        for ((pair, even), odd) in pairs.iter_mut().zip(even).zip(odd) {
+            *pair = [*even, *odd];
+        }
+        last.iter_mut().zip(even.last()).for_each(|(last, even)| *last = *even);
+        return;
+    }
+    for phase in 0..stride {
+        out.iter_mut().skip(phase).step_by(stride).zip(row(phase)).for_each(|(out, e)| *out = *e);
+    }
+}
+
+/// The elements, where they are BF16.
+fn halves<S: 'static>(x: &[S]) -> Option<&[bf16]> {
+    let same = std::any::TypeId::of::<S>() == std::any::TypeId::of::<bf16>();
+    // SAFETY: it is the same type.
+    same.then(|| unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), x.len()) })
+}
+
+/// Cells as the BF16 they hold.
+fn pairs(cells: &mut [u32]) -> &mut [bf16] {
+    // SAFETY: a cell is two BF16, any bits of them valid.
+    unsafe { std::slice::from_raw_parts_mut(cells.as_mut_ptr().cast(), 2 * cells.len()) }
+}
+
+/// Cells as room for elements of 32 bits or less.
+fn places<O>(cells: &mut [u32]) -> &mut [MaybeUninit<O>] {
+    const { assert!(size_of::<O>() <= 4 && 4 % align_of::<O>() == 0) };
+    // SAFETY: a cell has room for an element, and alignment.
+    unsafe { std::slice::from_raw_parts_mut(cells.as_mut_ptr().cast(), cells.len()) }
+}
+
+/// Cells as the F32 they hold.
+fn floats(cells: &mut [u32]) -> &mut [f32] {
+    // SAFETY: both are 32 bits, any of them valid.
+    unsafe { std::slice::from_raw_parts_mut(cells.as_mut_ptr().cast(), cells.len()) }
+}

@@ -1,0 +1,266 @@
+//! Rows of images, copied into strips, sixteen or thirty-two elements at a time.
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+/// What an image is stored in.
+pub(super) trait Stored: Copy + Sync {
+    /// Loads the elements of `mask`, and zeros for the others, which are not touched.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW and VL; the elements of `mask` from `at` on can be read.
+    unsafe fn load(at: *const Self, mask: u16) -> __m512;
+    fn widen(self) -> f32;
+}
+
+impl Stored for f32 {
+    #[inline(always)]
+    unsafe fn load(at: *const Self, mask: u16) -> __m512 {
+        // SAFETY: the caller's.
+        unsafe { _mm512_maskz_loadu_ps(mask, at) }
+    }
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl Stored for bf16 {
+    #[inline(always)]
+    unsafe fn load(at: *const Self, mask: u16) -> __m512 {
+        // SAFETY: the caller's.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, at.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+    }
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Stored for f16 {
+    #[inline(always)]
+    unsafe fn load(at: *const Self, mask: u16) -> __m512 {
+        // SAFETY: the caller's.
+        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, at.cast())) }
+    }
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+/// A vector of positions of an image row, and where it goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Move {
+    /// The pixel of the first position; may lie before the row.
+    from: isize,
+    /// Its place, from the start of the slot in the first strip.
+    to: usize,
+    /// The pixels, from there on, that are in the row.
+    inside: u64,
+    /// The positions there are.
+    places: u32,
+    /// Pixels of the row.
+    width: usize,
+}
+
+/// The bits of `0..64` that lie in `from..to`.
+fn bits(from: isize, to: isize) -> u64 {
+    let below = |n: isize| if n >= 64 { u64::MAX } else { (1u64 << n.max(0)) - 1 };
+    below(to) & !below(from)
+}
+
+/// The moves of some positions of a line, `step` pixels apart, of a row of `width` pixels: of
+/// `len` positions from `position` of the line on, the first of which is pixel `first`. Each is one
+/// of at most `lanes` positions, and of one block of positions.
+pub(super) fn moves(
+    (first, step, width): (isize, usize, usize),
+    (position, len): (usize, usize),
+    lanes: usize,
+    place: impl Fn(usize) -> usize,
+    out: &mut Vec<Move>,
+) {
+    let mut done = 0;
+    while done < len {
+        let at = position + done;
+        let count = (lanes - at % lanes).min(len - done);
+        let from = first + (done * step) as isize;
+        let inside = bits(-from, width as isize - from);
+        // Pixels beyond the last position are not needed, and may be those of another image.
+        let inside = inside & bits(0, ((count - 1) * step + 1) as isize);
+        let places = bits(0, count as isize) as u32;
+        out.push(Move { from, to: place(at), inside, places, width });
+        done += count;
+    }
+}
+
+/// A kind of strip: what a vector of it is loaded from, and how.
+///
+/// # Safety
+/// Of all methods: AVX-512 F, BW and VL. A row has the pixels that a move has inside; `dst` the
+/// places.
+pub(super) trait Strip {
+    type Source: Copy + Sync;
+    type Place: Copy;
+    /// Positions of a vector.
+    const LANES: usize;
+    unsafe fn carry(
+        rows: [Option<*const Self::Source>; 2],
+        by: Move,
+        step: usize,
+        dst: *mut Self::Place,
+    );
+    unsafe fn clear(by: Move, dst: *mut Self::Place);
+}
+
+/// Elements, widened.
+pub(super) struct Widened<S>(std::marker::PhantomData<S>);
+
+impl<S: Stored> Strip for Widened<S> {
+    type Source = S;
+    type Place = f32;
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn carry([row, _]: [Option<*const S>; 2], by: Move, step: usize, dst: *mut f32) {
+        let Some(row) = row else { return };
+        // SAFETY: the caller's; vectors touch only what their masks say.
+        unsafe {
+            let load = |at: isize| {
+                let mask = (by.inside >> at) as u16;
+                S::load(row.wrapping_offset(by.from + at), mask)
+            };
+            let vector = match step {
+                1 => load(0),
+                2 => {
+                    let even =
+                        _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+                    _mm512_permutex2var_ps(load(0), even, load(16))
+                }
+                _ => {
+                    let mut lanes = [0f32; 16];
+                    each_pixel(by, step, |i, at| lanes[i] = (*row.wrapping_offset(at)).widen());
+                    _mm512_loadu_ps(lanes.as_ptr())
+                }
+            };
+            _mm512_mask_storeu_ps(dst.add(by.to), by.places as u16, vector);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn clear(by: Move, dst: *mut f32) {
+        // SAFETY: the caller's.
+        unsafe { _mm512_mask_storeu_ps(dst.add(by.to), by.places as u16, _mm512_setzero_ps()) }
+    }
+}
+
+/// BF16 as they are.
+pub(super) struct Halves;
+
+impl Strip for Halves {
+    type Source = bf16;
+    type Place = bf16;
+    const LANES: usize = 32;
+
+    #[inline(always)]
+    unsafe fn carry([row, _]: [Option<*const bf16>; 2], by: Move, step: usize, dst: *mut bf16) {
+        let Some(row) = row else { return };
+        // SAFETY: the caller's; vectors touch only what their masks say.
+        unsafe {
+            let load = |at: isize| {
+                let mask = (by.inside >> at) as u32;
+                _mm512_maskz_loadu_epi16(mask, row.wrapping_offset(by.from + at).cast())
+            };
+            let vector = match step {
+                1 => load(0),
+                2 => {
+                    let low = _mm512_cvtepi32_epi16(load(0));
+                    let high = _mm512_cvtepi32_epi16(load(32));
+                    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+                }
+                _ => {
+                    let mut lanes = [bf16::ZERO; 32];
+                    each_pixel(by, step, |i, at| lanes[i] = *row.wrapping_offset(at));
+                    _mm512_loadu_si512(lanes.as_ptr().cast())
+                }
+            };
+            _mm512_mask_storeu_epi16(dst.add(by.to).cast(), by.places, vector);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn clear(by: Move, dst: *mut bf16) {
+        // SAFETY: the caller's.
+        unsafe {
+            _mm512_mask_storeu_epi16(dst.add(by.to).cast(), by.places, _mm512_setzero_si512());
+        }
+    }
+}
+
+/// Pairs of the BF16 of two channels; of one channel and zeros where there is no second.
+pub(super) struct Pairs;
+
+impl Strip for Pairs {
+    type Source = bf16;
+    type Place = u32;
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn carry(rows: [Option<*const bf16>; 2], by: Move, step: usize, dst: *mut u32) {
+        // SAFETY: the caller's; vectors touch only what their masks say.
+        unsafe {
+            let (first, second) = (spread(rows[0], by, step), spread(rows[1], by, step));
+            let cells = _mm512_or_si512(first, _mm512_slli_epi32::<16>(second));
+            _mm512_mask_storeu_epi32(dst.add(by.to).cast(), by.places as u16, cells);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn clear(by: Move, dst: *mut u32) {
+        // SAFETY: the caller's.
+        unsafe {
+            let at = dst.add(by.to).cast();
+            _mm512_mask_storeu_epi32(at, by.places as u16, _mm512_setzero_si512());
+        }
+    }
+}
+
+/// The positions of a row, in the lower half of a cell each.
+///
+/// # Safety
+/// As [`Strip`]'s.
+#[inline(always)]
+unsafe fn spread(row: Option<*const bf16>, by: Move, step: usize) -> __m512i {
+    // SAFETY: the caller's; vectors touch only what their masks say.
+    unsafe {
+        let Some(row) = row else { return _mm512_setzero_si512() };
+        let at = row.wrapping_offset(by.from).cast();
+        match step {
+            1 => _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(by.inside as u16, at)),
+            2 => {
+                let vector = _mm512_maskz_loadu_epi16(by.inside as u32, at);
+                _mm512_and_si512(vector, _mm512_set1_epi32(0xffff))
+            }
+            _ => {
+                let mut lanes = [0u32; 16];
+                each_pixel(by, step, |i, at| {
+                    lanes[i] = (*row.wrapping_offset(at)).to_bits().into()
+                });
+                _mm512_loadu_si512(lanes.as_ptr().cast())
+            }
+        }
+    }
+}
+
+/// Calls `f(position, pixel)` with those of a move that lie in the row.
+#[inline(always)]
+fn each_pixel(by: Move, step: usize, mut f: impl FnMut(usize, isize)) {
+    for i in 0..32 - by.places.leading_zeros() as usize {
+        let at = by.from + (i * step) as isize;
+        if (0..by.width as isize).contains(&at) {
+            f(i, at);
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! Memory for results that is not zeroed first, which would be one more pass over it.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+
+/// A vector whose elements `fill` writes, every one of them.
+pub(super) fn fresh<T: Copy>(len: usize, fill: impl FnOnce(&mut [MaybeUninit<T>])) -> Vec<T> {
+    let mut data = Vec::with_capacity(len);
+    fill(&mut data.spare_capacity_mut()[..len]);
+    // SAFETY: `fill` has written them all.
+    unsafe { data.set_len(len) };
+    data
+}

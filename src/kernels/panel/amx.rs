@@ -1,0 +1,230 @@
+//! Tiles of 16 rows by up to 64 columns, in AMX's tile registers.
+//!
+//! The standard library has no stable AMX intrinsics, so these are the instructions themselves.
+#![allow(unsafe_code)]
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+
+use super::{Panel, Tile, WIDTH};
+
+const ROWS: usize = 16;
+/// Cells of a row of a tile register.
+const CELLS: usize = 16;
+
+/// Whether the processor has tiles of BF16, allowed or not.
+pub(super) fn exists() -> bool {
+    if __cpuid(0).eax < 7 {
+        return false;
+    }
+    const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
+    __cpuid_count(7, 0).edx & BF16_AND_TILE == BF16_AND_TILE
+}
+
+/// Asks the system to let this process use the tiles. Threads inherit the answer.
+pub(super) fn enable() -> bool {
+    exists() && saved_by_system() && request()
+}
+
+/// Whether the system keeps the tile registers when it switches threads.
+fn saved_by_system() -> bool {
+    #[target_feature(enable = "xsave")]
+    fn saved() -> bool {
+        const TILE_STATE: u64 = 1 << 17 | 1 << 18;
+        // SAFETY: register 0 is there wherever the instruction is.
+        unsafe { _xgetbv(0) & TILE_STATE == TILE_STATE }
+    }
+    const OSXSAVE: u32 = 1 << 27;
+    // SAFETY: `is_x86_feature_detected` and the bit say that the instruction is enabled.
+    __cpuid(1).ecx & OSXSAVE != 0 && is_x86_feature_detected!("xsave") && unsafe { saved() }
+}
+
+#[cfg(target_os = "linux")]
+fn request() -> bool {
+    const ARCH_PRCTL: i64 = 158;
+    const REQUEST_PERMISSION: u64 = 0x1023;
+    const TILE_DATA: u64 = 18;
+    let answer: i64;
+    // SAFETY: this call writes no memory; the kernel overwrites `rcx` and `r11`.
+    unsafe {
+        asm!(
+            "syscall",
+            inout("rax") ARCH_PRCTL => answer,
+            in("rdi") REQUEST_PERMISSION,
+            in("rsi") TILE_DATA,
+            out("rcx") _,
+            out("r11") _,
+            options(nostack),
+        );
+    }
+    answer == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn request() -> bool {
+    false
+}
+
+/// What `ldtilecfg` reads: the number of the palette, and the size of each register.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Configuration {
+    /// Registers 0 to 3 are sums, 4 and 6 full operands, 5 and 7 operands of `tail` cells.
+    fn new(tail: usize) -> Self {
+        let mut configuration =
+            Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        for register in 0..8 {
+            configuration.row_bytes[register] = 64;
+            configuration.rows[register] = 16;
+        }
+        // A register of no cells is an invalid one; it is not used then.
+        let tail = tail.max(1) as u8;
+        configuration.row_bytes[5] = u16::from(tail) * 4;
+        configuration.rows[7] = tail;
+        configuration
+    }
+}
+
+pub(super) fn multiply(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
+    #[repr(C, align(64))]
+    struct Sums([[f32; WIDTH]; ROWS]);
+    let mut sums = Sums([[0.0; WIDTH]; ROWS]);
+    let configuration = Configuration::new(panel.depth % CELLS);
+    // SAFETY: the processor has tiles and the system allows them, as `Panel::multiply` has seen. The
+    // configuration is a valid one of 64 bytes.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly)) };
+    let blocks = panel.columns.div_ceil(CELLS);
+    let each = blocks.div_ceil(blocks.div_ceil(4));
+    for block in (0..blocks).step_by(each) {
+        let column = block * CELLS;
+        for row in (0..panel.rows).step_by(ROWS) {
+            let run = match each.min(blocks - block) {
+                1 => tile::<1>,
+                2 => tile::<2>,
+                3 => tile::<3>,
+                _ => tile::<4>,
+            };
+            // SAFETY: configured above; whole blocks of rows and columns lie in the slices.
+            unsafe { run(panel, row / ROWS, block, &mut sums.0) };
+            let rows = ROWS.min(panel.rows - row);
+            let columns = (each * CELLS).min(panel.columns - column);
+            f(Tile { row, column, rows, columns, sums: &sums.0 });
+        }
+    }
+    // SAFETY: as above. Registers in use would be saved at every switch of threads.
+    unsafe { asm!("tilerelease", options(nostack, nomem)) };
+}
+
+/// # Safety
+/// Tiles configured for the panel's depth; row block `block` and `BLOCKS` blocks of columns in the
+/// slices.
+unsafe fn tile<const BLOCKS: usize>(
+    panel: &Panel<'_>,
+    block: usize,
+    first: usize,
+    sums: &mut [[f32; WIDTH]; ROWS],
+) {
+    // SAFETY (of every block below): addresses are those of cells of the panel, or of `sums`; no
+    // other code uses tile registers.
+    unsafe { asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3") };
+    let (row, down) = (panel.left_row * 4, panel.right_step * 4);
+    let tail = panel.depth % CELLS;
+    for (segment, start) in panel.right_starts.iter().enumerate() {
+        let left = block * panel.left_block + segment * panel.left_segment;
+        let right = first * panel.right_block + start;
+        let mut left = panel.left.as_ptr().wrapping_add(left);
+        let mut right = panel.right.as_ptr().wrapping_add(right);
+        for _ in 0..panel.depth / CELLS {
+            macro_rules! step {
+                ($n:literal, $sum:literal) => {
+                    if $n < BLOCKS {
+                        let right = right.wrapping_add($n * panel.right_block);
+                        // SAFETY: see above.
+                        unsafe {
+                            asm!(
+                                "tileloadd tmm6, [{right} + {down}]",
+                                concat!("tdpbf16ps ", $sum, ", tmm4, tmm6"),
+                                right = in(reg) right,
+                                down = in(reg) down,
+                                options(nostack, readonly),
+                            );
+                        }
+                    }
+                };
+            }
+            // SAFETY: see above.
+            unsafe {
+                asm!(
+                    "tileloadd tmm4, [{left} + {row}]",
+                    left = in(reg) left,
+                    row = in(reg) row,
+                    options(nostack, readonly),
+                );
+            }
+            step!(0, "tmm0");
+            step!(1, "tmm1");
+            step!(2, "tmm2");
+            step!(3, "tmm3");
+            left = left.wrapping_add(CELLS * panel.left_step);
+            right = right.wrapping_add(CELLS * panel.right_step);
+        }
+        if tail > 0 {
+            macro_rules! step {
+                ($n:literal, $sum:literal) => {
+                    if $n < BLOCKS {
+                        let right = right.wrapping_add($n * panel.right_block);
+                        // SAFETY: see above; the registers read `tail` cells of each row.
+                        unsafe {
+                            asm!(
+                                "tileloadd tmm7, [{right} + {down}]",
+                                concat!("tdpbf16ps ", $sum, ", tmm5, tmm7"),
+                                right = in(reg) right,
+                                down = in(reg) down,
+                                options(nostack, readonly),
+                            );
+                        }
+                    }
+                };
+            }
+            // SAFETY: see above.
+            unsafe {
+                asm!(
+                    "tileloadd tmm5, [{left} + {row}]",
+                    left = in(reg) left,
+                    row = in(reg) row,
+                    options(nostack, readonly),
+                );
+            }
+            step!(0, "tmm0");
+            step!(1, "tmm1");
+            step!(2, "tmm2");
+            step!(3, "tmm3");
+        }
+    }
+    macro_rules! store {
+        ($n:literal, $sum:literal) => {
+            if $n < BLOCKS {
+                // SAFETY: see above; 16 rows of 16 sums from column `16 n` on.
+                unsafe {
+                    asm!(
+                        concat!("tilestored [{sums} + {row}], ", $sum),
+                        sums = in(reg) sums.as_mut_ptr().cast::<f32>().add($n * CELLS),
+                        row = in(reg) WIDTH * 4,
+                        options(nostack),
+                    );
+                }
+            }
+        };
+    }
+    store!(0, "tmm0");
+    store!(1, "tmm1");
+    store!(2, "tmm2");
+    store!(3, "tmm3");
+}

@@ -1,0 +1,96 @@
+//! Tiles of 8 rows by up to 48 columns, in registers.
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::{
+    __m512, __m512bh, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_storeu_ps,
+};
+use std::mem::transmute;
+
+use super::{Panel, Tile, WIDTH};
+
+const ROWS: usize = 8;
+
+macro_rules! unit {
+    ($name:ident, $tile:ident, $features:literal, |$sum:ident, $left:ident, $right:ident| $add:expr) => {
+        pub(super) fn $name(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
+            let mut sums = [[0f32; WIDTH]; ROWS];
+            // Equal parts: a last one of a single vector would wait for its loads.
+            let vectors = panel.columns.div_ceil(16);
+            let each = vectors.div_ceil(vectors.div_ceil(3));
+            for vector in (0..vectors).step_by(each) {
+                let column = vector * 16;
+                for row in (0..panel.rows).step_by(ROWS) {
+                    let run = match each.min(vectors - vector) {
+                        1 => $tile::<1>,
+                        2 => $tile::<2>,
+                        _ => $tile::<3>,
+                    };
+                    // SAFETY: `Panel::multiply` has seen that the processor has the instructions,
+                    // and that whole blocks of rows and columns of the panel lie in its slices.
+                    unsafe { run(panel, row / ROWS, vector, &mut sums) };
+                    let rows = ROWS.min(panel.rows - row);
+                    let columns = (each * 16).min(panel.columns - column);
+                    f(Tile { row, column, rows, columns, sums: &sums });
+                }
+            }
+        }
+
+        /// # Safety
+        /// The features, and row block `block` and `VECTORS` vectors of columns in the slices.
+        #[target_feature(enable = $features)]
+        unsafe fn $tile<const VECTORS: usize>(
+            panel: &Panel<'_>,
+            block: usize,
+            vector: usize,
+            out: &mut [[f32; WIDTH]; ROWS],
+        ) {
+            let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+            let (row, step) = (panel.left_row, panel.left_step);
+            let (across, down) = (panel.right_block, panel.right_step);
+            for (segment, start) in panel.right_starts.iter().enumerate() {
+                let left = block * panel.left_block + segment * panel.left_segment;
+                let right = vector * panel.right_block + start;
+                let (mut left, mut right) = (
+                    panel.left.as_ptr().wrapping_add(left).cast::<f32>(),
+                    panel.right.as_ptr().wrapping_add(right).cast::<f32>(),
+                );
+                for _ in 0..panel.depth {
+                    let mut columns = [_mm512_setzero_ps(); VECTORS];
+                    for (v, column) in columns.iter_mut().enumerate() {
+                        // SAFETY: these 16 cells are columns of the panel.
+                        *column = unsafe { _mm512_loadu_ps(right.add(v * across)) };
+                    }
+                    for (i, sums) in sums.iter_mut().enumerate() {
+                        // SAFETY: this cell is a row of the block.
+                        let $left = unsafe { _mm512_set1_ps(*left.add(i * row)) };
+                        for ($sum, $right) in sums.iter_mut().zip(columns) {
+                            *$sum = $add;
+                        }
+                    }
+                    left = left.wrapping_add(step);
+                    right = right.wrapping_add(down);
+                }
+            }
+            for (sums, out) in sums.iter().zip(out) {
+                for (sum, out) in sums.iter().zip(out.as_chunks_mut::<16>().0) {
+                    // SAFETY: `out` has 16 elements.
+                    unsafe { _mm512_storeu_ps(out.as_mut_ptr(), *sum) };
+                }
+            }
+        }
+    };
+}
+
+unit!(fma, fma_tile, "avx512f", |sum, left, right| _mm512_fmadd_ps(left, right, *sum));
+unit!(dot, dot_tile, "avx512f,avx512bf16", |sum, left, right| _mm512_dpbf16_ps(
+    *sum,
+    pairs(left),
+    pairs(right)
+));
+
+#[inline(always)]
+fn pairs(cells: __m512) -> __m512bh {
+    // SAFETY: both are 64 bytes, any of them valid.
+    unsafe { transmute(cells) }
+}

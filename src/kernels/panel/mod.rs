@@ -1,0 +1,96 @@
+//! Products of packed matrices: the innermost loops of convolutions and matrix products.
+//!
+//! A matrix is packed into *cells* of 32 bits: one F32, or two BF16 that follow each other along the
+//! sum. So packing, addresses and loops are the same for both, and only the instruction differs.
+//! Every sum is in F32.
+//!
+//! Processors without these instructions take the `gemm` crate's products, which are also what
+//! the tests compare with.
+
+mod amx;
+mod avx512;
+mod cells;
+mod pack;
+mod round;
+mod unit;
+
+pub(in crate::kernels) use cells::{Cells, with_cells};
+pub(in crate::kernels) use pack::{Side, transpose};
+pub(in crate::kernels) use round::Rounded;
+pub(in crate::kernels) use unit::Unit;
+
+/// `left (rows × depth) × right (depth × columns)`, the depth in equal segments.
+///
+/// In cells, element `(m, k)` of segment `s` is at `left[m / R * left_block + m % R * left_row +
+/// k * left_step + s * left_segment]`, `R` being [`Unit::rows`], and element `(k, n)` is at
+/// `right[n / 16 * right_block + n % 16 + k * right_step + right_starts[s]]`.
+///
+/// Rows are read in whole blocks of `R`, columns in whole blocks of 16; what is there beyond the
+/// matrix is multiplied and dropped.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::kernels) struct Panel<'a> {
+    pub(in crate::kernels) left: &'a [u32],
+    pub(in crate::kernels) left_block: usize,
+    pub(in crate::kernels) left_row: usize,
+    pub(in crate::kernels) left_step: usize,
+    pub(in crate::kernels) left_segment: usize,
+    pub(in crate::kernels) right: &'a [u32],
+    pub(in crate::kernels) right_block: usize,
+    pub(in crate::kernels) right_step: usize,
+    /// Where each segment starts; so many segments there are.
+    pub(in crate::kernels) right_starts: &'a [usize],
+    pub(in crate::kernels) rows: usize,
+    pub(in crate::kernels) columns: usize,
+    /// Cells of a sum in one segment.
+    pub(in crate::kernels) depth: usize,
+}
+
+/// Columns of a tile of results in memory.
+pub(in crate::kernels) const WIDTH: usize = 64;
+
+/// A tile of results: rows of [`WIDTH`] elements.
+pub(in crate::kernels) struct Tile<'a> {
+    /// Where it lies in the product.
+    pub(in crate::kernels) row: usize,
+    pub(in crate::kernels) column: usize,
+    /// Its size; at most [`Unit::rows`] by [`WIDTH`].
+    pub(in crate::kernels) rows: usize,
+    pub(in crate::kernels) columns: usize,
+    pub(in crate::kernels) sums: &'a [[f32; WIDTH]],
+}
+
+impl Panel<'_> {
+    /// Calls `f` with every tile of the product, tiles of the same columns after each other.
+    ///
+    /// # Panics
+    /// When the panel reaches beyond its data, or the processor has no such unit.
+    pub(in crate::kernels) fn multiply(&self, unit: Unit, f: impl FnMut(Tile<'_>)) {
+        assert!(unit.is_available(), "{unit:?} is not available");
+        if self.rows * self.columns == 0 {
+            return;
+        }
+        self.check(unit);
+        #[cfg(target_arch = "x86_64")]
+        unit.multiply(self, f);
+        #[cfg(any())]
+        let _ = f;
+    }
+
+    fn check(&self, unit: Unit) {
+        let last = |count: usize, step: usize| count.saturating_sub(1) * step;
+        assert!(unit != Unit::Tiles || self.left_step == 1, "tile registers read whole rows");
+        let (segments, start) = (self.right_starts.len(), self.right_starts.iter().max());
+        let (Some(start), true) = (start, self.depth > 0) else { return };
+        let blocks = self.rows.div_ceil(unit.rows());
+        let left = last(blocks, self.left_block)
+            + last(unit.rows(), self.left_row)
+            + last(self.depth, self.left_step)
+            + last(segments, self.left_segment);
+        assert!(left < self.left.len(), "the left panel reaches beyond its cells");
+        let right = last(self.columns.div_ceil(16), self.right_block)
+            + 15
+            + last(self.depth, self.right_step)
+            + start;
+        assert!(right < self.right.len(), "the right panel reaches beyond its cells");
+    }
+}

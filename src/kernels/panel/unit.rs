@@ -1,0 +1,81 @@
+//! What a processor multiplies panels with.
+
+use std::sync::LazyLock;
+
+use candle_core::{DType, Tensor};
+
+/// A kind of instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::kernels) enum Unit {
+    /// F32 cells, AVX-512's multiply-add.
+    Fma,
+    /// Pairs of BF16, `vdpbf16ps`. Subnormal elements and sums count as zero.
+    Dot,
+    /// Pairs of BF16, AMX's `tdpbf16ps`. Subnormal elements and sums count as zero.
+    Tiles,
+}
+
+impl Unit {
+    /// The best for products of these tensors; `None` where the `gemm` crate is.
+    pub(in crate::kernels) fn of<const N: usize>(operands: [&Tensor; N]) -> Option<Self> {
+        let all = |dtype| operands.iter().all(|operand| operand.dtype() == dtype);
+        let wanted = match all(DType::BF16) {
+            true => [Some(Self::Tiles), dot(), Some(Self::Fma)],
+            false => [Some(Self::Fma), None, None],
+        };
+        wanted.into_iter().flatten().find(|unit| unit.is_available())
+    }
+
+    /// Whether a cell is a pair of BF16.
+    pub(in crate::kernels) fn pairs(self) -> bool {
+        self != Self::Fma
+    }
+
+    /// Elements of a cell.
+    pub(in crate::kernels) fn per_cell(self) -> usize {
+        if self.pairs() { 2 } else { 1 }
+    }
+
+    /// Rows of a tile.
+    pub(in crate::kernels) fn rows(self) -> usize {
+        if self == Self::Tiles { 16 } else { 8 }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(in crate::kernels) fn is_available(self) -> bool {
+        static AVAILABLE: LazyLock<[bool; 3]> = LazyLock::new(|| {
+            // Packing and rounding use the first four throughout.
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq");
+            let dot = avx512 && is_x86_feature_detected!("avx512bf16");
+            [avx512, dot, avx512 && super::amx::enable()]
+        });
+        AVAILABLE[self as usize]
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(in crate::kernels) fn is_available(self) -> bool {
+        false
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn multiply(self, panel: &super::Panel<'_>, f: impl FnMut(super::Tile<'_>)) {
+        match self {
+            Self::Fma => super::avx512::fma(panel, f),
+            Self::Dot => super::avx512::dot(panel, f),
+            Self::Tiles => super::amx::multiply(panel, f),
+        }
+    }
+}
+
+/// Not on processors with AMX: those take two cycles for the instruction, so that F32 is twice as
+/// fast where the system does not let the tiles be used.
+fn dot() -> Option<Unit> {
+    #[cfg(target_arch = "x86_64")]
+    if super::amx::exists() {
+        return None;
+    }
+    Some(Unit::Dot)
+}
