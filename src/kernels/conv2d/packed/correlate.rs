@@ -11,11 +11,17 @@ use super::layout::{Cut, Part, Strips, Taps};
 use super::rows::Stored;
 use super::{Shape, Source, with_stored};
 use crate::kernels::element::{Elements, tensor};
+use crate::kernels::elementwise::blocks::vectorise;
 use crate::kernels::panel::{Panel, Unit, transpose, with_cells};
+
+/// Output channels of a task: a multiple of the columns of all tiles.
+const BLOCK: usize = 64;
 
 /// Runs of images whose sums are kept apart, then added in order: enough for the threads of most
 /// processors, and few enough that the sums stay small beside the images.
-const RUNS: usize = 16;
+fn runs(weights: usize) -> usize {
+    ((1 << 20) / weights.max(1)).clamp(2, 16)
+}
 
 /// See [`super::super::weight_gradient`]; contiguous operands, no F64; in F32.
 pub(in crate::kernels::conv2d) fn weight_gradient(
@@ -25,37 +31,66 @@ pub(in crate::kernels::conv2d) fn weight_gradient(
     unit: Unit,
 ) -> Result<Tensor> {
     let taps = Taps::forward(shape);
-    let run = shape.batch.div_ceil(RUNS).max(1);
-    let sums: Vec<Vec<f32>> = with_stored!(x, x => with_stored!(grad, grad => {
+    let (ins, outs) = (shape.group_in(), shape.group_out());
+    let run = shape.batch.div_ceil(runs(shape.c_out * shape.taps())).max(1);
+    let runs = shape.batch.div_ceil(run);
+    let blocks: Vec<_> = (0..shape.geometry.groups)
+        .flat_map(|group| {
+            let blocks = (0..outs).step_by(BLOCK);
+            blocks.map(move |first| (group, first..outs.min(first + BLOCK)))
+        })
+        .collect();
+    let mut sums: Vec<Vec<f32>> = with_stored!(x, x => with_stored!(grad, grad => {
         let (x, grad): (&[_], &[_]) = (&x, &grad);
-        let runs = (0..shape.batch.div_ceil(run)).into_par_iter();
-        runs.map(|i| {
-            let images = i * run..shape.batch.min((i + 1) * run);
-            Correlation { shape, taps: &taps, unit }.run(x, grad, images)
+        let tasks = (0..runs * blocks.len()).into_par_iter();
+        tasks.map(|task| {
+            let (group, channels) = blocks[task / runs].clone();
+            let first = task % runs * run;
+            let images = first..shape.batch.min(first + run);
+            Correlation { shape, taps: &taps, unit, group, channels }.run(x, grad, images)
         })
         .collect()
     }));
+    let kernel = shape.kernel_height * shape.kernel_width;
     let mut total = vec![0f32; shape.c_out * shape.taps()];
-    let (height, width) = (shape.kernel_height, shape.kernel_width);
-    let (ins, outs) = (shape.group_in(), shape.group_out());
-    for sum in &sums {
-        // `(group, kernel row, kernel column, channel, output channel)`
-        for (line, sums) in sum.chunks_exact(outs).enumerate() {
-            let (channel, tap, group) =
-                (line % ins, line / ins % (height * width), line / ins / (height * width));
-            let start = group * outs * shape.taps() + channel * height * width + tap;
-            for (out, sum) in sums.iter().enumerate() {
-                total[start + out * shape.taps()] += sum;
+    let mut places = Vec::with_capacity(blocks.len());
+    let mut rest = total.as_mut_slice();
+    for (_, channels) in &blocks {
+        let (own, after) = std::mem::take(&mut rest).split_at_mut(channels.len() * shape.taps());
+        places.push(own);
+        rest = after;
+    }
+    let tasks = places.into_par_iter().zip(sums.par_chunks_mut(runs));
+    tasks.for_each(|(places, sums)| {
+        let Some((sum, others)) = sums.split_first_mut() else { return };
+        others.iter().for_each(|other| add_all(sum, other));
+        // `(kernel row, kernel column, channel, output channel)`
+        let outs = places.len() / shape.taps();
+        for (out, places) in places.chunks_exact_mut(shape.taps()).enumerate() {
+            for (index, place) in places.iter_mut().enumerate() {
+                let (channel, tap) = (index / kernel, index % kernel);
+                *place = sum[(tap * ins + channel) * outs + out];
             }
         }
-    }
+    });
     Ok(tensor(total, &shape.weight_dims()))
 }
 
+/// Adds `other` to `sum`.
+fn add_all(sum: &mut [f32], other: &[f32]) {
+    vectorise(
+        #[inline(always)]
+        || sum.iter_mut().zip(other).for_each(|(sum, other)| *sum += other),
+    );
+}
+
+/// A group's sums for some of its output channels.
 struct Correlation<'a> {
     shape: &'a Shape,
     taps: &'a Taps,
     unit: Unit,
+    group: usize,
+    channels: Range<usize>,
 }
 
 impl Correlation<'_> {
@@ -67,9 +102,9 @@ impl Correlation<'_> {
         images: Range<usize>,
     ) -> Vec<f32> {
         let shape = self.shape;
-        let mut sums = vec![0f32; shape.c_out * shape.taps()];
+        let mut sums = vec![0f32; self.channels.len() * shape.taps()];
         let cells = (shape.group_in() * shape.kernel_width * shape.geometry.stride
-            + shape.group_out())
+            + self.channels.len())
         .div_ceil(self.unit.per_cell());
         let cut = Cut::new(self.taps.grid, images.len(), cells);
         for first in images.clone().step_by(cut.images) {
@@ -77,11 +112,7 @@ impl Correlation<'_> {
             let x = &x[first * shape.image()..][..count * shape.image()];
             let grad = &grad[first * shape.out_image()..][..count * shape.out_image()];
             for part in cut.parts(self.taps.grid, count) {
-                for (group, sums) in
-                    sums.chunks_exact_mut(shape.group_out() * shape.taps()).enumerate()
-                {
-                    self.part(x, grad, &part, group, sums);
-                }
+                self.part(x, grad, &part, &mut sums);
             }
         }
         sums
@@ -92,11 +123,10 @@ impl Correlation<'_> {
         x: &[S],
         grad: &[G],
         part: &Part,
-        group: usize,
         sums: &mut [f32],
     ) {
         let (shape, unit) = (self.shape, self.unit);
-        let (ins, outs) = (shape.group_in(), shape.group_out());
+        let (ins, outs) = (shape.group_in(), self.channels.len());
         let per_cell = unit.per_cell();
         // A kernel row starts at a cell, and for tile registers on a cache line if it can.
         let multiple = if unit == Unit::Tiles { 32 } else { per_cell };
@@ -105,13 +135,14 @@ impl Correlation<'_> {
         let x = Source {
             x,
             size: (shape.height, shape.width),
-            channels: group * ins..(group + 1) * ins,
+            channels: self.group * ins..(self.group + 1) * ins,
             image: shape.image(),
         };
+        let first = self.group * shape.group_out() + self.channels.start;
         let grad = Source {
             x: grad,
             size: (shape.out_height, shape.out_width),
-            channels: group * outs..(group + 1) * outs,
+            channels: first..first + outs,
             image: shape.out_image(),
         };
         let rows = shape.kernel_width * ins;
@@ -141,11 +172,16 @@ impl Correlation<'_> {
                     depth,
                 };
                 panel.multiply(unit, |tile| {
-                    for (i, line) in tile.sums.iter().enumerate().take(tile.rows) {
-                        let start = (tile.row + i) * outs + tile.column;
-                        let places = &mut sums[start..start + tile.columns];
-                        places.iter_mut().zip(line).for_each(|(place, sum)| *place += sum);
-                    }
+                    vectorise(
+                        #[inline(always)]
+                        || {
+                            for (i, line) in tile.sums.iter().enumerate().take(tile.rows) {
+                                let start = (tile.row + i) * outs + tile.column;
+                                let places = &mut sums[start..start + tile.columns];
+                                places.iter_mut().zip(line).for_each(|(place, sum)| *place += sum);
+                            }
+                        },
+                    );
                 });
             }
         });

@@ -2,9 +2,11 @@
 
 use candle_core::{DType, Result, Tensor};
 use half::bf16;
+use rayon::prelude::*;
 
 use super::layout::Taps;
 use crate::kernels::conv2d::shape::Shape;
+use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::panel::{Cells, Unit};
 
 /// Which channels are summed over.
@@ -35,41 +37,40 @@ pub(super) fn pack(weight: &[f32], shape: &Shape, taps: &Taps, order: Order, uni
     let sum = segment * taps.rows.len();
     let blocks = outs.div_ceil(rows);
     let mut packed = Cells::new(shape.geometry.groups * blocks * rows * sum);
-    let places = packed.as_mut_slice();
-    for group in 0..shape.geometry.groups {
-        for row in 0..outs {
-            let block = ((group * blocks) + row / rows) * rows * sum;
-            for (s, &(_, tap_row)) in taps.rows.iter().enumerate() {
-                for (c, &(_, tap_column)) in taps.columns.iter().enumerate() {
-                    let tap = tap_row * shape.kernel_width + tap_column;
-                    let element = |channel: usize| {
-                        let (out, input) = match order {
-                            Order::Forward => (row, channel),
-                            Order::Backward => (channel, row),
-                        };
-                        let out = group * shape.group_out() + out;
-                        weight[(out * shape.group_in() + input) * kernel + tap]
+    let chunks = packed.as_mut_slice()[..shape.geometry.groups * blocks * rows * sum]
+        .par_chunks_mut((rows * sum).max(1));
+    chunks.enumerate().for_each(|(block, places)| {
+        let (group, first) = (block / blocks, block % blocks * rows);
+        for row in 0..rows.min(outs - first) {
+            let element = |tap: usize, channel: usize| {
+                let (out, input) = match order {
+                    Order::Forward => (first + row, channel),
+                    Order::Backward => (channel, first + row),
+                };
+                let out = group * shape.group_out() + out;
+                weight[(out * shape.group_in() + input) * kernel + tap]
+            };
+            let half = |tap, channel| match channel < ins {
+                true => u32::from(bf16::lower(element(tap, channel)).to_bits()),
+                false => 0,
+            };
+            let taps = taps.rows.iter().flat_map(|&(_, tap)| {
+                taps.columns.iter().map(move |&(_, column)| tap * shape.kernel_width + column)
+            });
+            for (index, tap) in taps.enumerate() {
+                for cell in 0..cells {
+                    let place = index * cells + cell;
+                    let place = match unit {
+                        Unit::Tiles => row * sum + place,
+                        _ => place * rows + row,
                     };
-                    for cell in 0..cells {
-                        let place = s * segment + c * cells + cell;
-                        let place = match unit {
-                            Unit::Tiles => row % rows * sum + place,
-                            _ => place * rows + row % rows,
-                        };
-                        places[block + place] = match unit.pairs() {
-                            false => element(cell).to_bits(),
-                            true => {
-                                let half = |channel| match channel < ins {
-                                    true => bf16::from_f32(element(channel)).to_bits(),
-                                    false => 0,
-                                };
-                                u32::from(half(2 * cell + 1)) << 16 | u32::from(half(2 * cell))
-                            }
-                        };
-                    }
+                    places[place] = match unit.pairs() {
+                        false => element(tap, cell).to_bits(),
+                        true => half(tap, 2 * cell + 1) << 16 | half(tap, 2 * cell),
+                    };
                 }
             }
         }
-    }
+    });
     packed
 }
