@@ -121,6 +121,8 @@ ops! {
     Gru "gru" Lower Lower "products a step; gates and states stay F32 inside";
     /// [`ops::batch_norm`](crate::ops::batch_norm).
     BatchNorm "batch_norm" FullMath Keep "statistics over a batch need F32; the result fits a half";
+    /// [`ops::batch_norm_relu`](crate::ops::batch_norm_relu).
+    BatchNormRelu "batch_norm_relu" FullMath Keep "a batch norm, an add and a selection, rounded once";
     /// [`ops::layer_norm`](crate::ops::layer_norm).
     LayerNorm "layer_norm" FullMath Full "statistics over a row need F32; the result fits a half";
     /// [`ops::rms_norm`](crate::ops::rms_norm).

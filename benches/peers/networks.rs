@@ -67,7 +67,7 @@ impl ResNet {
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let mut x = ops::relu(&normed(&self.stem, x)?)?;
+        let mut x = rectified(&self.stem, x, None)?;
         for block in &self.blocks {
             x = block.forward(&x)?;
         }
@@ -92,11 +92,12 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let inner = normed(&self.second, &ops::relu(&normed(&self.first, x)?)?)?;
-        match &self.shortcut {
-            Some(shortcut) => ops::add_relu(&inner, &normed(shortcut, x)?),
-            None => ops::add_relu(&inner, x),
-        }
+        let inner = rectified(&self.first, x, None)?;
+        let around = match &self.shortcut {
+            Some((conv, norm)) => norm.forward_t(&conv.forward(x)?, true)?,
+            None => x.clone(),
+        };
+        rectified(&self.second, &inner, Some(&around))
     }
 }
 
@@ -111,8 +112,12 @@ fn conv_norm(
     Ok((conv, batch_norm(to, 1e-5, vb.pp("norm"))?))
 }
 
-fn normed((conv, norm): &(Conv2d, BatchNorm), x: &Tensor) -> Result<Tensor> {
-    norm.forward_t(&conv.forward(x)?, true)
+fn rectified(
+    (conv, norm): &(Conv2d, BatchNorm),
+    x: &Tensor,
+    residual: Option<&Tensor>,
+) -> Result<Tensor> {
+    norm.forward_relu_t(&conv.forward(x)?, residual, true)
 }
 
 /// Forward and backward of a loss, without an optimizer.

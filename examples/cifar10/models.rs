@@ -63,7 +63,7 @@ impl ResNet {
     }
 
     fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor> {
-        let mut x = ops::relu(&self.norm.forward_t(&self.conv.forward(x)?, train)?)?;
+        let mut x = self.norm.forward_relu_t(&self.conv.forward(x)?, None, train)?;
         for block in &self.blocks {
             x = block.forward(&x, train)?;
         }
@@ -94,13 +94,13 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor> {
-        let inner = ops::relu(&self.norm1.forward_t(&self.conv1.forward(x)?, train)?)?;
-        let inner = self.norm2.forward_t(&self.conv2.forward(&inner)?, train)?;
+        let inner = self.norm1.forward_relu_t(&self.conv1.forward(x)?, None, train)?;
+        let inner = self.conv2.forward(&inner)?;
         let around = match &self.projection {
             Some((conv, norm)) => norm.forward_t(&conv.forward(x)?, train)?,
             None => x.clone(),
         };
-        ops::relu(&ops::add(&inner, &around)?)
+        self.norm2.forward_relu_t(&inner, Some(&around), train)
     }
 }
 

@@ -127,14 +127,44 @@ impl BatchNorm {
     pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
         let (weight, bias) = self.weight_and_bias().unzip();
         let (y, statistics) = ops::batch_norm(x, weight, bias, self.eps)?;
-        if recompute::is_active() {
+        self.remember(&statistics)?;
+        Ok(y)
+    }
+
+    /// The layer, `residual` added where there is one, and a relu: [`ops::batch_norm_relu`] where
+    /// `train`, else operators one after the other.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ops::batch_norm_relu`]; the averages are untouched then.
+    pub fn forward_relu_t(
+        &self,
+        x: &Tensor,
+        residual: Option<&Tensor>,
+        train: bool,
+    ) -> Result<Tensor> {
+        if train {
+            let (weight, bias) = self.weight_and_bias().unzip();
+            let (y, statistics) = ops::batch_norm_relu(x, weight, bias, residual, self.eps)?;
+            self.remember(&statistics)?;
             return Ok(y);
+        }
+        let y = self.forward_eval(x)?;
+        match residual {
+            Some(residual) => ops::add_relu(&y, residual),
+            None => ops::relu(&y),
+        }
+    }
+
+    /// Updates the running averages.
+    fn remember(&self, statistics: &ops::BatchStatistics) -> Result<()> {
+        if recompute::is_active() {
+            return Ok(());
         }
         let count = statistics.count as f64;
         self.average(&self.running_mean, &statistics.mean, self.momentum)?;
         let unbiased = self.momentum * count / (count - 1.0);
-        self.average(&self.running_var, &statistics.var, unbiased)?;
-        Ok(y)
+        self.average(&self.running_var, &statistics.var, unbiased)
     }
 
     /// `running = running * (1 - momentum) + batch * weight`

@@ -46,7 +46,7 @@ pub use group_norm::group_norm;
 pub(crate) use layer_norm::row_norm;
 pub use layer_norm::{layer_norm, rms_norm};
 pub use loss::{cross_entropy, cross_entropy_smoothed, nll};
-pub use norm::{BatchStatistics, batch_norm, batch_norm_eval};
+pub use norm::{BatchStatistics, batch_norm, batch_norm_eval, batch_norm_relu};
 pub use packed_attention::sdpa_packed;
 pub use pairwise::{binary_cross_entropy, binary_cross_entropy_with_logit, huber, mse};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d};

@@ -50,9 +50,105 @@ pub fn batch_norm(
     let statistics = Arc::new(OnceLock::new());
     let mode = Mode::Train(statistics.clone());
     let y = run(x, weight, bias, eps, mode)?;
+    Ok((y, taken(&statistics)?))
+}
+
+fn taken(statistics: &OnceLock<BatchStatistics>) -> Result<BatchStatistics> {
     match statistics.get() {
-        Some(statistics) => Ok((y, statistics.clone())),
+        Some(statistics) => Ok(statistics.clone()),
         None => candle_core::bail!("batch_norm left no statistics"),
+    }
+}
+
+/// [`batch_norm`], an optional `residual` added, and a [`relu`](super::relu): how the layers of a
+/// residual network end, in one pass over memory fewer than one after the other.
+///
+/// # Shapes
+///
+/// As [`batch_norm`]; `residual` as `x`.
+///
+/// # Precision
+///
+/// As [`batch_norm`]; `residual` in the dtype of `x`. Everything is in `F32`, and rounded once, where
+/// three operators round three times.
+///
+/// # Errors
+///
+/// As [`batch_norm`]; a residual of another shape, dtype or device.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::ops;
+/// use candle_core::{Device, Tensor};
+///
+/// let x = Tensor::new(&[[1f32], [3.0]], &Device::Cpu)?; // normalised: -1, 1
+/// let residual = Tensor::new(&[[0f32], [2.0]], &Device::Cpu)?;
+/// let (y, _) = ops::batch_norm_relu(&x, None, None, Some(&residual), 0.0)?;
+/// assert_eq!(y.to_vec2::<f32>()?, [[0.0], [3.0]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.ao.nn.intrinsic.BNReLU2d`, in training.
+pub fn batch_norm_relu(
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    residual: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, BatchStatistics)> {
+    check_eps(eps)?;
+    let statistics = Arc::new(OnceLock::new());
+    let (mode, weighted) = (Mode::Train(statistics.clone()), weight.is_some());
+    let op = Op::BatchNormRelu;
+    let norm = BatchNorm { op, eps, mode, weight: weighted };
+    let inputs: Vec<&Tensor> = [Some(x), residual, weight, bias].into_iter().flatten().collect();
+    let y = apply(BatchNormRelu { norm, residual: residual.is_some() }, &inputs)?;
+    Ok((y, taken(&statistics)?))
+}
+
+/// Its inputs are `x`, the residual if any, and the parameters.
+struct BatchNormRelu {
+    norm: BatchNorm,
+    residual: bool,
+}
+
+impl Operator for BatchNormRelu {
+    type Saved = Saved;
+    const KEEPS_OUTPUT: bool = true;
+
+    fn op(&self) -> Op {
+        self.norm.op
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Saved)> {
+        let x = &inputs[0];
+        let (residual, parameters) = match self.residual {
+            true => (Some(&inputs[1]), &inputs[2..]),
+            false => (None, &inputs[1..]),
+        };
+        if let Some(residual) = residual {
+            check_operand(self.op(), x, "residual", residual, true)?;
+            check_dims(self.op(), "residual", residual, x.dims())?;
+        }
+        let finish = residual.map_or(kernel::Finish::Relu, kernel::Finish::AddRelu);
+        self.norm.normalise(x, parameters, finish)
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
+        let gradient = kernels::elementwise::relu_backward(ctx.kept_output()?, ctx.gradient)?;
+        let parameters = 1 + usize::from(self.residual);
+        let mut wants = vec![ctx.wants[0]];
+        wants.extend(&ctx.wants[parameters..]);
+        let inner = Backward { saved: ctx.saved, output: None, gradient: &gradient, wants: &wants };
+        let mut gradients = self.norm.backward(&inner)?;
+        if self.residual {
+            let wanted = ctx.wants[1].map(|_| Gradient::owned(gradient));
+            gradients.insert(1, wanted);
+        }
+        Ok(gradients)
     }
 }
 
@@ -81,12 +177,13 @@ fn run(
     mode: Mode,
 ) -> Result<Tensor> {
     check_eps(eps)?;
-    let op = BatchNorm { eps, mode, weight: weight.is_some() };
+    let op = BatchNorm { op: Op::BatchNorm, eps, mode, weight: weight.is_some() };
     let inputs: Vec<&Tensor> = [Some(x), weight, bias].into_iter().flatten().collect();
     apply(op, &inputs)
 }
 
 struct BatchNorm {
+    op: Op,
     eps: f64,
     mode: Mode,
     /// Whether the second input is the weight.
@@ -108,45 +205,11 @@ impl Operator for BatchNorm {
     type Saved = Saved;
 
     fn op(&self) -> Op {
-        Op::BatchNorm
+        self.op
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Saved)> {
-        let x = &inputs[0];
-        check_operand(self.op(), x, "x", x, false)?;
-        let &[_, c, ..] = x.dims() else {
-            return shape_error(self.op(), "x", x, "(n, c, …)".into());
-        };
-        let mut affine = inputs[1..].iter();
-        let weight = if self.weight { affine.next() } else { None };
-        let bias = affine.next();
-        for (name, tensor) in [("weight", weight), ("bias", bias)] {
-            let Some(tensor) = tensor else { continue };
-            check_operand(self.op(), x, name, tensor, false)?;
-            check_dims(self.op(), name, tensor, &[c])?;
-        }
-        let (y, statistics) = match &self.mode {
-            Mode::Train(out) => {
-                let count = x.elem_count() / c.max(1);
-                if count < 2 {
-                    let expected = "more than one value a channel to take a variance of";
-                    return shape_error(self.op(), "x", x, expected.into());
-                }
-                let (y, statistics) = kernel::forward_train(x, weight, bias, self.eps)?;
-                let (mean, var) = (statistics.mean.clone(), statistics.var.clone());
-                out.get_or_init(|| BatchStatistics { mean, var, count });
-                (y, Some(statistics))
-            }
-            Mode::Eval { mean, var } => {
-                for (name, tensor) in [("mean", mean), ("var", var)] {
-                    check_operand(self.op(), x, name, tensor, false)?;
-                    check_dims(self.op(), name, tensor, &[c])?;
-                }
-                let [mean, var] = self.given(x, mean, var)?;
-                (kernel::forward_eval(x, &mean, &var, weight, bias, self.eps)?, None)
-            }
-        };
-        Ok((y, Saved { x: x.clone(), weight: weight.cloned(), statistics }))
+        self.normalise(&inputs[0], &inputs[1..], kernel::Finish::Plain)
     }
 
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
@@ -170,6 +233,48 @@ impl Operator for BatchNorm {
 }
 
 impl BatchNorm {
+    fn normalise(
+        &self,
+        x: &Tensor,
+        parameters: &[Tensor],
+        finish: kernel::Finish<'_>,
+    ) -> Result<(Tensor, Saved)> {
+        check_operand(self.op(), x, "x", x, false)?;
+        let &[_, c, ..] = x.dims() else {
+            return shape_error(self.op(), "x", x, "(n, c, …)".into());
+        };
+        let mut affine = parameters.iter();
+        let weight = if self.weight { affine.next() } else { None };
+        let bias = affine.next();
+        for (name, tensor) in [("weight", weight), ("bias", bias)] {
+            let Some(tensor) = tensor else { continue };
+            check_operand(self.op(), x, name, tensor, false)?;
+            check_dims(self.op(), name, tensor, &[c])?;
+        }
+        let (y, statistics) = match &self.mode {
+            Mode::Train(out) => {
+                let count = x.elem_count() / c.max(1);
+                if count < 2 {
+                    let expected = "more than one value a channel to take a variance of";
+                    return shape_error(self.op(), "x", x, expected.into());
+                }
+                let (y, statistics) = kernel::forward_train(x, weight, bias, finish, self.eps)?;
+                let (mean, var) = (statistics.mean.clone(), statistics.var.clone());
+                out.get_or_init(|| BatchStatistics { mean, var, count });
+                (y, Some(statistics))
+            }
+            Mode::Eval { mean, var } => {
+                for (name, tensor) in [("mean", mean), ("var", var)] {
+                    check_operand(self.op(), x, name, tensor, false)?;
+                    check_dims(self.op(), name, tensor, &[c])?;
+                }
+                let [mean, var] = self.given(x, mean, var)?;
+                (kernel::forward_eval(x, &mean, &var, weight, bias, self.eps)?, None)
+            }
+        };
+        Ok((y, Saved { x: x.clone(), weight: weight.cloned(), statistics }))
+    }
+
     /// Given statistics in the dtype of the arithmetic.
     fn given(&self, x: &Tensor, mean: &Tensor, var: &Tensor) -> Result<[Tensor; 2]> {
         let dtype = arithmetic(x.dtype());

@@ -143,7 +143,13 @@ impl Sgd {
                 let got = got.clone();
                 return Err(Error::Shape { op: "sgd", name: "a gradient", got, expected }.into());
             }
-            updates.push((kernels::cast(gradient, slot.pair.master.dtype())?, slot));
+            // A cast to the same dtype is a copy.
+            let dtype = slot.pair.master.dtype();
+            let gradient = match gradient.dtype() == dtype {
+                true => gradient.contiguous()?,
+                false => kernels::cast(gradient, dtype)?,
+            };
+            updates.push((gradient, slot));
         }
         for (gradient, slot) in updates {
             slot.update(&gradient, &self.config)?;

@@ -1,7 +1,8 @@
 use candle_core::{Result, Tensor};
 
-use super::Statistics;
+use super::{Finish, Statistics};
 use crate::kernels::element::{Elements, Real, tensor, with_element};
+use crate::kernels::elementwise::cpu::rectify;
 use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::reduce::channels::Channels;
 
@@ -11,24 +12,26 @@ pub(super) fn forward_train(
     x: &Tensor,
     weight: Option<&Tensor>,
     bias: Option<&Tensor>,
+    finish: Finish<'_>,
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
     fn typed<T: Lane>(
         x: &Tensor,
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,
+        finish: Finish<'_>,
         eps: f64,
     ) -> Result<(Tensor, Statistics)> {
         let (elements, layout) = (Elements::<T>::of(x)?, Channels::of(x.dims(), 1));
         let (mean, var) = moments::<T>(&elements, layout);
         let inv_std: Vec<_> = var.iter().map(|&v| inv_std::<T::Acc>(v, eps)).collect();
-        let y = affine::<T>(x.dims(), &elements, &mean, &inv_std, weight, bias)?;
+        let y = affine::<T>(x.dims(), &elements, &mean, &inv_std, (weight, bias), finish)?;
         let c = &[layout.channels];
         let var = var.into_iter().map(T::Acc::of).collect();
         let (mean, inv_std) = (tensor(mean, c), tensor(inv_std, c));
         Ok((y, Statistics { mean, var: tensor::<T::Acc>(var, c), inv_std }))
     }
-    with_element!(x.dtype(), T => typed::<T>(x, weight, bias, eps))
+    with_element!(x.dtype(), T => typed::<T>(x, weight, bias, finish, eps))
 }
 
 pub(super) fn forward_eval(
@@ -41,7 +44,8 @@ pub(super) fn forward_eval(
 ) -> Result<Tensor> {
     with_element!(x.dtype(), T => {
         let inv_std: Vec<_> = vector::<f64>(var)?.iter().map(|&v| inv_std(v, eps)).collect();
-        affine::<T>(x.dims(), &Elements::of(x)?, &vector(mean)?, &inv_std, weight, bias)
+        let (mean, elements) = (vector(mean)?, Elements::of(x)?);
+        affine::<T>(x.dims(), &elements, &mean, &inv_std, (weight, bias), Finish::Plain)
     })
 }
 
@@ -165,8 +169,8 @@ fn affine<T: Lane>(
     x: &[T],
     mean: &[T::Acc],
     inv_std: &[T::Acc],
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
+    (weight, bias): (Option<&Tensor>, Option<&Tensor>),
+    finish: Finish<'_>,
 ) -> Result<Tensor> {
     let layout = Channels::of(dims, 1);
     let scale = scales(weight, inv_std)?;
@@ -175,12 +179,27 @@ fn affine<T: Lane>(
         None => vec![T::Acc::of(0.0); layout.channels],
     };
     // The mean is taken off first: folded into the bias, it would cancel where it is large.
-    let y = layout.map::<T, T, 1, 3>(
-        [x],
-        [mean, &scale, &bias],
-        #[inline(always)]
-        |[x], [mean, scale, bias]| (x - mean) * scale + bias,
-    );
+    let parameters = [mean, &scale, &bias];
+    let y = match finish {
+        Finish::Plain => layout.map::<T, T, 1, 3>(
+            [x],
+            parameters,
+            #[inline(always)]
+            |[x], [mean, scale, bias]| (x - mean) * scale + bias,
+        ),
+        Finish::Relu => layout.map::<T, T, 1, 3>(
+            [x],
+            parameters,
+            #[inline(always)]
+            |[x], [mean, scale, bias]| rectify((x - mean) * scale + bias),
+        ),
+        Finish::AddRelu(residual) => layout.map::<T, T, 2, 3>(
+            [x, &Elements::<T>::of(residual)?],
+            parameters,
+            #[inline(always)]
+            |[x, residual], [mean, scale, bias]| rectify((x - mean) * scale + bias + residual),
+        ),
+    };
     Ok(tensor(y, dims))
 }
 

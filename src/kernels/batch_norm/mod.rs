@@ -23,18 +23,33 @@ pub(crate) struct Statistics {
     pub(crate) inv_std: Tensor,
 }
 
+/// What follows the normalisation, before the one rounding.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Finish<'a> {
+    Plain,
+    Relu,
+    /// `relu(y + residual)`; of `x`'s shape and dtype.
+    AddRelu(&'a Tensor),
+}
+
 /// Normalises with the statistics of `x` itself, and returns them.
 pub(crate) fn forward_train(
     x: &Tensor,
     weight: Option<&Tensor>,
     bias: Option<&Tensor>,
+    finish: Finish<'_>,
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
     let x = plain(x)?;
-    if x.device().is_cpu() {
-        cpu::forward_train(&x, weight, bias, eps)
-    } else {
-        portable::forward_train(&x, weight, bias, eps)
+    if !x.device().is_cpu() {
+        return portable::forward_train(&x, weight, bias, finish, eps);
+    }
+    match finish {
+        Finish::AddRelu(residual) => {
+            let residual = plain(residual)?;
+            cpu::forward_train(&x, weight, bias, Finish::AddRelu(&residual), eps)
+        }
+        finish => cpu::forward_train(&x, weight, bias, finish, eps),
     }
 }
 

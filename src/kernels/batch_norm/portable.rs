@@ -1,6 +1,6 @@
 use candle_core::{Result, Tensor};
 
-use super::Statistics;
+use super::{Finish, Statistics};
 use crate::kernels::elementwise::portable::{arithmetic, upcast};
 
 type Gradients = (Tensor, Tensor, Tensor);
@@ -9,14 +9,20 @@ pub(super) fn forward_train(
     x: &Tensor,
     weight: Option<&Tensor>,
     bias: Option<&Tensor>,
+    finish: Finish<'_>,
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
     let wide = upcast(x)?;
     let mean = average(&wide)?;
     let var = average(&wide.broadcast_sub(&along(&mean, x)?)?.sqr()?)?;
     let inv_std = inv_std(&var, x, eps)?;
-    let y = affine(x, &mean, &inv_std, weight, bias)?;
-    Ok((y, Statistics { mean, var, inv_std }))
+    let y = wide_affine(x, &mean, &inv_std, weight, bias)?;
+    let y = match finish {
+        Finish::Plain => y,
+        Finish::Relu => y.relu()?,
+        Finish::AddRelu(residual) => (y + upcast(residual)?)?.relu()?,
+    };
+    Ok((y.to_dtype(x.dtype())?, Statistics { mean, var, inv_std }))
 }
 
 pub(super) fn forward_eval(
@@ -68,12 +74,22 @@ fn affine(
     weight: Option<&Tensor>,
     bias: Option<&Tensor>,
 ) -> Result<Tensor> {
+    wide_affine(x, mean, inv_std, weight, bias)?.to_dtype(x.dtype())
+}
+
+fn wide_affine(
+    x: &Tensor,
+    mean: &Tensor,
+    inv_std: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
     let centred = upcast(x)?.broadcast_sub(&along(mean, x)?)?;
     let mut y = centred.broadcast_mul(&along(&scale(inv_std, weight, x)?, x)?)?;
     if let Some(bias) = bias {
         y = y.broadcast_add(&along(bias, x)?)?;
     }
-    y.to_dtype(x.dtype())
+    Ok(y)
 }
 
 fn normalise(x: &Tensor, mean: &Tensor, inv_std: &Tensor) -> Result<Tensor> {

@@ -55,8 +55,10 @@ fn training_matches_a_loop() {
             let (mean, var) = naive_statistics(&x);
             let expected = naive_affine(&x, &mean, &var, &weight, &bias);
             let wide = arithmetic(dtype);
-            let ours = forward_train(&x, Some(&weight), Some(&bias), EPS).unwrap();
-            let oracle = portable::forward_train(&x, Some(&weight), Some(&bias), EPS).unwrap();
+            let ours = forward_train(&x, Some(&weight), Some(&bias), Finish::Plain, EPS).unwrap();
+            let oracle =
+                portable::forward_train(&x, Some(&weight), Some(&bias), Finish::Plain, EPS)
+                    .unwrap();
             assert!(ours.0.is_contiguous() && ours.0.dims() == shape && ours.0.dtype() == dtype);
             for ((y, statistics), count) in [(ours, 8.0), (oracle, 64.0)] {
                 let count = count * naive_slack(dtype, x.elem_count());
@@ -93,8 +95,8 @@ fn evaluation_matches_a_loop() {
 fn without_weight_and_bias() {
     let x = random(&[17, 3, 5], DType::F32, 5);
     let (ones, zeros) = (of(vec![1.0; 3], &[3], DType::F32), of(vec![0.0; 3], &[3], DType::F32));
-    let (y, statistics) = forward_train(&x, None, None, EPS).unwrap();
-    let (with, _) = forward_train(&x, Some(&ones), Some(&zeros), EPS).unwrap();
+    let (y, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
+    let (with, _) = forward_train(&x, Some(&ones), Some(&zeros), Finish::Plain, EPS).unwrap();
     assert_eq!(values(&y), values(&with));
     let (dx, ..) = backward_train(&x, &y, None, &statistics).unwrap();
     let (with, ..) = backward_train(&x, &y, Some(&ones), &statistics).unwrap();
@@ -108,7 +110,7 @@ fn a_large_mean_does_not_drown_the_variance() {
         let x = ((random(&shape, DType::F64, 6) * 0.1).unwrap() + 1000.0).unwrap();
         let x = x.to_dtype(DType::F32).unwrap();
         let (_, var) = naive_statistics(&x);
-        let (_, statistics) = forward_train(&x, None, None, EPS).unwrap();
+        let (_, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
         assert_close(&statistics.var, &var, 16.0);
     }
 }
@@ -120,14 +122,14 @@ fn a_misleading_first_sample_does_not_spoil_the_variance() {
     let x = Tensor::cat(&[far, random(&[8000, 2], DType::F64, 8)], 0).unwrap();
     let x = x.to_dtype(DType::F32).unwrap();
     let (_, var) = naive_statistics(&x);
-    let (_, statistics) = forward_train(&x, None, None, EPS).unwrap();
+    let (_, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
     assert_close(&statistics.var, &var, 16.0);
 }
 
 #[test]
 fn a_constant_channel_has_no_variance() {
     let x = of(vec![0.1; 33 * 2 * 9], &[33, 2, 3, 3], DType::F32);
-    let (y, statistics) = forward_train(&x, None, None, EPS).unwrap();
+    let (y, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
     assert!(values(&statistics.var).iter().all(|v| (0.0..=epsilon(DType::F32)).contains(v)));
     assert!(values(&y).iter().all(|y| y.abs() <= epsilon(DType::F32) / EPS.sqrt()));
 }
@@ -137,7 +139,7 @@ fn nan_stays_in_its_channel() {
     let mut data = values(&random(&[5, 3, 7], DType::F32, 9));
     data[7] = f64::NAN; // channel 1
     let (y, statistics) =
-        forward_train(&of(data, &[5, 3, 7], DType::F32), None, None, EPS).unwrap();
+        forward_train(&of(data, &[5, 3, 7], DType::F32), None, None, Finish::Plain, EPS).unwrap();
     let nan: Vec<bool> = values(&statistics.var).iter().map(|v| v.is_nan()).collect();
     assert_eq!(nan, [false, true, false]);
     for (i, y) in values(&y).iter().enumerate() {
@@ -150,8 +152,9 @@ fn training_gradients_are_slopes() {
     for shape in [vec![5, 3], vec![4, 2, 3], vec![2, 3, 3, 3], vec![66, 2]] {
         let (x, grad) = (random(&shape, DType::F64, 13), random(&shape, DType::F64, 14));
         let (weight, bias) = affine_parameters(shape[1], DType::F64);
-        let forward =
-            |x: &Tensor, w: &Tensor, b: &Tensor| forward_train(x, Some(w), Some(b), EPS).unwrap();
+        let forward = |x: &Tensor, w: &Tensor, b: &Tensor| {
+            forward_train(x, Some(w), Some(b), Finish::Plain, EPS).unwrap()
+        };
         let (_, statistics) = forward(&x, &weight, &bias);
         let tolerance = difference_tolerance(x.elem_count() as f64);
         let (dx, dw, db) = backward_train(&x, &grad, Some(&weight), &statistics).unwrap();
@@ -188,8 +191,8 @@ fn gradients_in_every_dtype_are_those_of_f64() {
             let (x, grad) = (strided(shape, dtype, 15), strided(shape, dtype, 16));
             let (weight, _) = affine_parameters(shape[1], dtype);
             let (x64, grad64, weight64) = (double(&x), double(&grad), double(&weight));
-            let (_, exact) = forward_train(&x64, None, None, EPS).unwrap();
-            let (_, statistics) = forward_train(&x, None, None, EPS).unwrap();
+            let (_, exact) = forward_train(&x64, None, None, Finish::Plain, EPS).unwrap();
+            let (_, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
             let expected = backward_train(&x64, &grad64, Some(&weight64), &exact).unwrap();
             let ours = backward_train(&x, &grad, Some(&weight), &statistics).unwrap();
             let oracle = portable::backward_train(&x, &grad, Some(&weight), &statistics).unwrap();
@@ -217,4 +220,50 @@ fn check_gradients(
     let terms = (expected.0.elem_count() as f64).sqrt();
     assert_close(&ours.1, &values(&expected.1), 16.0 * terms);
     assert_close(&ours.2, &values(&expected.2), 16.0 * terms);
+}
+
+#[test]
+fn what_follows_is_rounded_with_it() {
+    for dtype in DTYPES {
+        for shape in SHAPES {
+            let (x, residual) = (strided(shape, dtype, 21), strided(shape, dtype, 22));
+            let (weight, bias) = affine_parameters(shape[1], dtype);
+            let (mean, var) = naive_statistics(&x);
+            let plain = naive_affine(&x, &mean, &var, &weight, &bias);
+            let sums = plain.iter().zip(values(&residual)).map(|(y, r)| (y + r).max(0.0));
+            let relu = plain.iter().map(|y| y.max(0.0)).collect::<Vec<_>>();
+            for (finish, expected) in
+                [(Finish::Relu, relu), (Finish::AddRelu(&residual), sums.collect())]
+            {
+                let (weight, bias) = (Some(&weight), Some(&bias));
+                let (ours, _) = forward_train(&x, weight, bias, finish, EPS).unwrap();
+                let (oracle, _) = portable::forward_train(&x, weight, bias, finish, EPS).unwrap();
+                // Where terms cancel, an error is relative to the terms.
+                let largest = expected.iter().fold(1f64, |a, b| a.max(b.abs()));
+                let slack = 8.0 * naive_slack(dtype, x.elem_count()) * epsilon(arithmetic(dtype));
+                for (y, expected) in [ours, oracle].iter().flat_map(|y| {
+                    assert_eq!(y.dtype(), dtype);
+                    values(y).into_iter().zip(expected.clone()).collect::<Vec<_>>()
+                }) {
+                    let error = (y - expected).abs();
+                    let rounding = epsilon(dtype) * expected.abs();
+                    assert!(error <= rounding + slack * 8.0 * largest, "{dtype:?} {y} {expected}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_follows_keeps_nan() {
+    let mut data = values(&random(&[5, 3, 7], DType::F32, 9));
+    data[7] = f64::NAN; // channel 1
+    let x = of(data, &[5, 3, 7], DType::F32);
+    let zeros = x.zeros_like().unwrap();
+    for finish in [Finish::Relu, Finish::AddRelu(&zeros)] {
+        let (y, _) = forward_train(&x, None, None, finish, EPS).unwrap();
+        for (i, y) in values(&y).iter().enumerate() {
+            assert_eq!(y.is_nan(), i / 7 % 3 == 1);
+        }
+    }
 }

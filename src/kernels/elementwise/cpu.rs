@@ -212,7 +212,7 @@ fn accumulate<D: Lane, S: Lane<Acc = D::Acc>>(dst: &mut [D], src: &[S]) {
 
 /// `x`, or zero where it is negative. NaN is neither, and stays.
 #[inline(always)]
-fn rectify<A: Real>(x: A) -> A {
+pub(in crate::kernels) fn rectify<A: Real>(x: A) -> A {
     if x <= A::zero() { A::zero() } else { x }
 }
 

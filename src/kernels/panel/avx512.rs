@@ -54,38 +54,44 @@ macro_rules! unit {
                 let right = vector * panel.right_block + start;
                 let mut left = panel.left.as_ptr().wrapping_add(left).cast::<f32>();
                 let mut right = panel.right.as_ptr().wrapping_add(right).cast::<f32>();
-                let mut depth = panel.depth;
-                while depth > 0 {
-                    for (cell, sums) in sums.iter_mut().enumerate().take(depth) {
+                macro_rules! cell {
+                    ($sums:expr, $cell:expr) => {
                         let mut columns = [_mm512_setzero_ps(); VECTORS];
                         for (v, column) in columns.iter_mut().enumerate() {
+                            let at = right.wrapping_add(v * across + $cell * down);
                             // SAFETY: these 16 cells are columns of the panel.
-                            *column =
-                                unsafe { _mm512_loadu_ps(right.add(v * across + cell * down)) };
+                            *column = unsafe { _mm512_loadu_ps(at) };
                         }
-                        for (i, sums) in sums.iter_mut().enumerate() {
+                        for (i, sums) in $sums.iter_mut().enumerate() {
+                            let at = left.wrapping_add(i * row + $cell * step);
                             // SAFETY: this cell is a row of the block.
-                            let $left = unsafe { _mm512_set1_ps(*left.add(i * row + cell * step)) };
+                            let $left = unsafe { _mm512_set1_ps(*at) };
                             for ($sum, $right) in sums.iter_mut().zip(columns) {
                                 *$sum = $add;
                             }
                         }
+                    };
+                }
+                for _ in 0..panel.depth / CELLS {
+                    cell!(sums[0], 0);
+                    if CELLS > 1 {
+                        cell!(sums[CELLS - 1], 1);
                     }
                     left = left.wrapping_add(CELLS * step);
                     right = right.wrapping_add(CELLS * down);
-                    depth = depth.saturating_sub(CELLS);
+                }
+                if panel.depth % CELLS > 0 {
+                    cell!(sums[0], 0);
                 }
             }
-            let (first, rest) = sums.split_at_mut(1);
-            for (sums, rest) in
-                first.iter_mut().flatten().flatten().zip(rest.iter().flatten().flatten())
-            {
-                *sums = _mm512_add_ps(*sums, *rest);
-            }
-            for (sums, out) in first.iter().flatten().zip(out) {
-                for (sum, out) in sums.iter().zip(out.as_chunks_mut::<16>().0) {
+            for (i, out) in out.iter_mut().enumerate() {
+                for (v, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate().take(VECTORS) {
+                    let mut sum = sums[0][i][v];
+                    if CELLS > 1 {
+                        sum = _mm512_add_ps(sum, sums[CELLS - 1][i][v]);
+                    }
                     // SAFETY: `out` has 16 elements.
-                    unsafe { _mm512_storeu_ps(out.as_mut_ptr(), *sum) };
+                    unsafe { _mm512_storeu_ps(out.as_mut_ptr(), sum) };
                 }
             }
         }

@@ -38,6 +38,15 @@ pub(super) fn cases() -> Vec<Case> {
         case(Op::BatchNorm, "train, bias only", &[&[6, 3], &[3]], |t| {
             Ok(ops::batch_norm(&t[0], None, Some(&t[1]), 1e-3)?.0)
         }),
+        case(Op::BatchNormRelu, "train", &[&[4, 3, 2, 5], &[3], &[3]], |t| {
+            Ok(ops::batch_norm_relu(&t[0], Some(&t[1]), Some(&t[2]), None, 1e-3)?.0)
+        })
+        .within(6.0),
+        case(Op::BatchNormRelu, "residual", &[&[4, 3, 2, 5], &[4, 3, 2, 5], &[3], &[3]], |t| {
+            let (weight, bias) = (Some(&t[2]), Some(&t[3]));
+            Ok(ops::batch_norm_relu(&t[0], weight, bias, Some(&t[1]), 1e-3)?.0)
+        })
+        .within(6.0),
         case(Op::BatchNorm, "eval", &[&[4, 3, 2, 5], &[3], &[3]], eval),
         case(Op::MaxPool2d, "2/2", &[&[2, 2, 6, 4]], |t| ops::max_pool2d(&t[0], 2, 2, 0)),
         case(Op::MaxPool2d, "3/2/1", &[&[1, 2, 7, 5]], |t| ops::max_pool2d(&t[0], 3, 2, 1)),

@@ -20,6 +20,7 @@ use rayon::prelude::*;
 
 use super::shape::Shape;
 use crate::kernels::element::{Elements, tensor};
+use crate::kernels::elementwise::blocks::vectorise;
 use crate::kernels::fresh::fresh;
 use crate::kernels::panel::{Cells, Panel, Rounded, Unit, with_cells};
 pub(super) use correlate::weight_gradient;
@@ -191,17 +192,22 @@ impl Pass {
                 }
                 pixels.push(&*own);
             }
-            for (channel, out) in out.chunks_mut(height * width).enumerate() {
-                for (y, out) in out.chunks_mut(width).enumerate() {
-                    let row = |phase: usize| {
-                        let phase = y % stride * stride + phase;
-                        let (rows, columns) = parts[phase].0.grid;
-                        let start = (channel * rows + y / stride) * columns;
-                        &pixels[phase][start..start + columns]
-                    };
-                    weave(stride, row, out);
-                }
-            }
+            vectorise(
+                #[inline(always)]
+                || {
+                    for (channel, out) in out.chunks_mut(height * width).enumerate() {
+                        for (y, out) in out.chunks_mut(width).enumerate() {
+                            let row = |phase: usize| {
+                                let phase = y % stride * stride + phase;
+                                let (rows, columns) = parts[phase].0.grid;
+                                let start = (channel * rows + y / stride) * columns;
+                                &pixels[phase][start..start + columns]
+                            };
+                            weave(stride, row, out);
+                        }
+                    }
+                },
+            );
         });
     }
 
@@ -404,6 +410,7 @@ unsafe fn lay<L: Strip>(
 }
 
 /// `out[i] = row(i % stride)[i / stride]`
+#[inline(always)]
 fn weave<'a, T: Copy + 'a>(stride: usize, row: impl Fn(usize) -> &'a [T], out: &mut [T]) {
     if stride == 2 {
         let (pairs, last) = out.as_chunks_mut::<2>();
