@@ -15,7 +15,6 @@ pub(crate) mod conv2d;
 mod element;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
-#[cfg(target_arch = "x86_64")]
 mod fresh;
 pub(crate) mod gemm;
 pub(crate) mod group_norm;

@@ -3,11 +3,13 @@
 //! Block boundaries depend on lengths alone, so neither the number of threads nor their timing
 //! changes a result.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::lane::Lane;
+use crate::kernels::fresh::fresh;
 
 /// Elements handled at a time: a few of these fit the first-level cache together.
 pub(crate) const BLOCK: usize = 1024;
@@ -76,30 +78,26 @@ pub(crate) fn pieces<T>(data: &mut [T], size: usize, count: usize) -> Vec<&mut [
 
 /// A vector of `len` elements. `fill` is given where a block starts, and the block to write.
 ///
-/// The blocks are arrays collected by value, so that memory is written once: a vector that is
-/// zeroed first and filled afterwards would cost one more pass.
+/// A block is made in memory that stays in the first-level cache, and copied: the result is written
+/// once, where zeroing it first would be one more pass over it.
 #[inline(always)]
 pub(crate) fn generate<T: Lane>(len: usize, fill: impl Fn(usize, &mut [T]) + Sync) -> Vec<T> {
     fn run<T: Lane>(len: usize, fill: &(dyn Fn(usize, &mut [T]) + Sync)) -> Vec<T> {
-        let block = |number: usize| {
-            let start = number * BLOCK;
-            let mut out = [T::default(); BLOCK];
-            fill(start, &mut out[..BLOCK.min(len - start)]);
-            out
+        let task = |(number, out): (usize, &mut [MaybeUninit<T>])| {
+            let mut block = [T::default(); BLOCK];
+            for (index, out) in out.chunks_mut(BLOCK).enumerate() {
+                let block = &mut block[..out.len()];
+                fill(number * GRAIN + index * BLOCK, block);
+                out.write_copy_of_slice(block);
+            }
         };
-        let (whole, tail) = (len / BLOCK, len % BLOCK);
-        let mut blocks = Vec::with_capacity(len.div_ceil(BLOCK));
-        if len < 2 * GRAIN {
-            blocks.extend((0..whole).map(block));
-        } else {
-            let numbers = (0..whole).into_par_iter().with_min_len(GRAIN / BLOCK);
-            numbers.map(block).collect_into_vec(&mut blocks);
-        }
-        let mut data = blocks.into_flattened();
-        if tail > 0 {
-            data.extend_from_slice(&block(whole)[..tail]);
-        }
-        data
+        fresh(len, |out| {
+            if len < 2 * GRAIN {
+                out.chunks_mut(GRAIN).enumerate().for_each(task);
+            } else {
+                out.par_chunks_mut(GRAIN).enumerate().for_each(task);
+            }
+        })
     }
     run(len, &|start, out| {
         vectorise(

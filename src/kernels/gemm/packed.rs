@@ -133,7 +133,7 @@ impl Product<'_> {
             let left = self.left.part(first, rows, k, len);
             let depth = left.depth.div_ceil(2);
             // Lines a kilobyte apart, or a multiple, would share few lines of the nearest cache.
-            let pad = if left.cells() % 256 == 0 { 16 } else { 0 };
+            let pad = if left.cells().is_multiple_of(256) { 16 } else { 0 };
             let stride = left.cells() + pad;
             with_cells([rows.next_multiple_of(16) * stride], |[packed]| {
                 left.pack_lines(stride, packed);

@@ -131,7 +131,7 @@ unsafe fn tile<const BLOCKS: usize>(
     first: usize,
     sums: &mut [[f32; WIDTH]; ROWS],
 ) {
-    // SAFETY (of every block below): addresses are those of cells of the panel, or of `sums`; no
+    // SAFETY: of this block and all below: addresses are those of cells of the panel, or of `sums`; no
     // other code uses tile registers.
     unsafe { asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3") };
     let (row, down) = (panel.left_row * 4, panel.right_step * 4);

@@ -21,10 +21,13 @@ macro_rules! unit {
             for vector in (0..vectors).step_by(each) {
                 let column = vector * 16;
                 for row in (0..panel.rows).step_by(ROWS) {
-                    let run = match each.min(vectors - vector) {
-                        1 => $tile::<1, 2>,
-                        2 => $tile::<2, 1>,
-                        _ => $tile::<3, 1>,
+                    let run = match (each.min(vectors - vector), panel.left_row == 1) {
+                        (1, true) => $tile::<1, 2, true>,
+                        (1, false) => $tile::<1, 2, false>,
+                        (2, true) => $tile::<2, 1, true>,
+                        (2, false) => $tile::<2, 1, false>,
+                        (_, true) => $tile::<3, 1, true>,
+                        (_, false) => $tile::<3, 1, false>,
                     };
                     // SAFETY: `Panel::multiply` has seen that the processor has the instructions,
                     // and that whole blocks of rows and columns of the panel lie in its slices.
@@ -39,7 +42,7 @@ macro_rules! unit {
         /// # Safety
         /// The features, and row block `block` and `VECTORS` vectors of columns in the slices.
         #[target_feature(enable = $features)]
-        unsafe fn $tile<const VECTORS: usize, const CELLS: usize>(
+        unsafe fn $tile<const VECTORS: usize, const CELLS: usize, const CLOSE: bool>(
             panel: &Panel<'_>,
             block: usize,
             vector: usize,
@@ -47,7 +50,9 @@ macro_rules! unit {
         ) {
             // Of a single vector, two cells at a time: an addition waits four cycles for the one before.
             let mut sums = [[[_mm512_setzero_ps(); VECTORS]; ROWS]; CELLS];
-            let (row, step) = (panel.left_row, panel.left_step);
+            // Where rows are known to be neighbours, no address is computed for each.
+            let row = if CLOSE { 1 } else { panel.left_row };
+            let step = panel.left_step;
             let (across, down) = (panel.right_block, panel.right_step);
             for (segment, start) in panel.right_starts.iter().enumerate() {
                 let left = block * panel.left_block + segment * panel.left_segment;

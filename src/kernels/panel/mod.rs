@@ -72,8 +72,6 @@ impl Panel<'_> {
         self.check(unit);
         #[cfg(target_arch = "x86_64")]
         unit.multiply(self, f);
-        #[cfg(any())]
-        let _ = f;
     }
 
     fn check(&self, unit: Unit) {

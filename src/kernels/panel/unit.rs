@@ -41,7 +41,6 @@ impl Unit {
         if self == Self::Tiles { 16 } else { 8 }
     }
 
-    #[cfg(target_arch = "x86_64")]
     pub(in crate::kernels) fn is_available(self) -> bool {
         static AVAILABLE: LazyLock<[bool; 3]> = LazyLock::new(|| {
             // Packing and rounding use the first four throughout.
@@ -55,12 +54,6 @@ impl Unit {
         AVAILABLE[self as usize]
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
-    pub(in crate::kernels) fn is_available(self) -> bool {
-        false
-    }
-
-    #[cfg(target_arch = "x86_64")]
     pub(super) fn multiply(self, panel: &super::Panel<'_>, f: impl FnMut(super::Tile<'_>)) {
         match self {
             Self::Fma => super::avx512::fma(panel, f),
@@ -73,9 +66,5 @@ impl Unit {
 /// Not on processors with AMX: those take two cycles for the instruction, so that F32 is twice as
 /// fast where the system does not let the tiles be used.
 fn dot() -> Option<Unit> {
-    #[cfg(target_arch = "x86_64")]
-    if super::amx::exists() {
-        return None;
-    }
-    Some(Unit::Dot)
+    if super::amx::exists() { None } else { Some(Unit::Dot) }
 }

@@ -104,7 +104,7 @@ impl Strips {
         let mut strips = Self::new(taps, part, multiple);
         let len = strips.slots.len() * strips.line;
         // A kilobyte apart, or a multiple, they would share few lines of the first-level cache.
-        strips.strip = if len % 256 == 0 { len + 32 } else { len };
+        strips.strip = if len.is_multiple_of(256) { len + 32 } else { len };
         strips.slot = strips.line;
         strips.block = 16;
         strips.starts.iter_mut().for_each(|start| *start *= strips.slot);
@@ -120,6 +120,17 @@ impl Strips {
         strips.slot = strips.line * count;
         strips.starts.iter_mut().for_each(|start| *start *= strips.slot);
         strips
+    }
+
+    /// Elements from the start of `count` strips to the end of the last.
+    pub(super) fn len(&self, count: usize) -> usize {
+        let last = |count: usize, step: usize| count.saturating_sub(1) * step;
+        let blocks = self.line.div_ceil(16);
+        if count * self.slots.len() * blocks == 0 {
+            return 0;
+        }
+        let start = last(count, self.strip) + last(self.slots.len(), self.slot);
+        start + last(blocks, self.block) + self.line - last(blocks, 16)
     }
 
     fn new(taps: &Taps, part: &Part, multiple: usize) -> Self {

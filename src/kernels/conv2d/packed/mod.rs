@@ -32,11 +32,9 @@ use weights::Order;
 /// The unit that convolves these operands, where this module does.
 pub(super) fn unit(operands: [&Tensor; 2], shape: &Shape) -> Option<Unit> {
     let double = operands.iter().any(|operand| operand.dtype() == DType::F64);
-    // A task is some images, so one image does not keep all threads busy; and a channel by itself
-    // fills no tile.
-    let suits = shape.batch >= rayon::current_num_threads()
-        && shape.group_in().min(shape.group_out()) > 1
-        && shape.image() * shape.pixels() > 0;
+    // A channel by itself fills no tile.
+    let suits = shape.group_in().min(shape.group_out()) > 1
+        && shape.batch * shape.image() * shape.pixels() > 0;
     if double || !suits { None } else { Unit::of(operands) }
 }
 
@@ -115,7 +113,7 @@ macro_rules! with_stored {
     };
 }
 
-pub(self) use with_stored;
+use with_stored;
 
 /// Channels of a group, sizes of images, and their number.
 struct Pass {
@@ -222,11 +220,21 @@ impl Pass {
     ) {
         let image = self.groups * self.ins * self.size.0 * self.size.1;
         let out_image = self.groups * self.outs * self.out_size.0 * self.out_size.1;
+        let weight = weight.as_slice();
         for (x, out) in x.chunks(cut.images * image).zip(out.chunks_mut(cut.images * out_image)) {
-            for part in cut.parts(taps.grid, out.len() / out_image) {
-                for group in 0..self.groups {
-                    self.part(x, taps, weight.as_slice(), &part, group, bias, out);
-                }
+            let images = out.len() / out_image;
+            let place = Place { at: out.as_mut_ptr().cast::<O>(), len: out.len() };
+            let parts = cut.parts(taps.grid, images);
+            let tasks =
+                parts.flat_map(|part| (0..self.groups).map(move |group| (part.clone(), group)));
+            let work = |(part, group): (Part, usize)| {
+                self.part(x, taps, weight, &part, group, bias, &place);
+            };
+            // Few images do not keep all threads busy by themselves.
+            if self.batch < rayon::current_num_threads() {
+                tasks.collect::<Vec<_>>().into_par_iter().for_each(work);
+            } else {
+                tasks.for_each(work);
             }
         }
     }
@@ -240,7 +248,7 @@ impl Pass {
         part: &Part,
         group: usize,
         bias: Option<&[f32]>,
-        out: &mut [MaybeUninit<O>],
+        out: &Place<O>,
     ) {
         let (cells, rows) = (self.cells(), self.unit.rows());
         let depth = if taps.is_empty() { 0 } else { cells * taps.columns.len() };
@@ -268,7 +276,7 @@ impl Pass {
         let blocks = self.outs.div_ceil(rows);
         let block = rows * depth * taps.rows.len();
         let bias = bias.map(|bias| &bias[group * self.outs..]);
-        let out = &mut out[group * self.outs * height * width..];
+        let out = out.from(group * self.outs * height * width);
         with_cells([strips.slots.len() * strips.slot + 16], |[right]| {
             source.fill(taps, part, &strips, self.unit.pairs(), right);
             let panel = Panel {
@@ -286,10 +294,29 @@ impl Pass {
                 depth,
             };
             panel.multiply(self.unit, |tile| {
-                // SAFETY: the features, as above; `store` checks the places.
-                unsafe { places.store::<O>(&tile, bias, out.as_mut_ptr().cast(), out.len()) }
+                // SAFETY: a `Unit` has the features. `store` checks that the places lie in `out`;
+                // other parts and groups have other places.
+                unsafe { places.store::<O>(&tile, bias, out.at, out.len) }
             });
         });
+    }
+}
+
+/// Images that are written in parts, by several threads.
+#[derive(Debug)]
+struct Place<O> {
+    at: *mut O,
+    len: usize,
+}
+
+// SAFETY: no two parts write the same place, and none reads.
+unsafe impl<O: Send> Sync for Place<O> {}
+
+impl<O> Place<O> {
+    /// The elements from `start` on.
+    fn from(&self, start: usize) -> Self {
+        assert!(start <= self.len);
+        Self { at: self.at.wrapping_add(start), len: self.len - start }
     }
 }
 
@@ -348,10 +375,7 @@ impl<S: Stored + 'static> Source<'_, S> {
                 rows::moves(row, (image * len, count), L::LANES, place, moves);
             }
         }
-        let all = taps.columns.len() * cells * strips.slots.len() * strips.line;
-        let last = (taps.columns.len() * cells).saturating_sub(1) * strips.strip
-            + strips.slots.len() * strips.slot;
-        assert!(all.max(if strips.strip > 16 { last } else { 0 }) <= out.len());
+        assert!(strips.len(taps.columns.len() * cells) <= out.len());
         assert!(part.images * self.image <= x.len());
         let images = (x.as_ptr(), self.image, height * width);
         let strips = (strips.slots.as_slice(), strips.strip, strips.slot);
