@@ -135,77 +135,50 @@ unsafe fn tile<const BLOCKS: usize>(
     // other code uses tile registers.
     unsafe { asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3") };
     let (row, down) = (panel.left_row * 4, panel.right_step * 4);
-    let tail = panel.depth % CELLS;
+    macro_rules! multiply {
+        ($rows:literal, $columns:literal, $left:ident, $right:ident) => {
+            // SAFETY: see above.
+            unsafe {
+                asm!(
+                    concat!("tileloadd ", $rows, ", [{left} + {row}]"),
+                    left = in(reg) $left,
+                    row = in(reg) row,
+                    options(nostack, readonly),
+                );
+            }
+            multiply!(@block 0, "tmm0", $rows, $columns, $right);
+            multiply!(@block 1, "tmm1", $rows, $columns, $right);
+            multiply!(@block 2, "tmm2", $rows, $columns, $right);
+            multiply!(@block 3, "tmm3", $rows, $columns, $right);
+        };
+        (@block $n:literal, $sum:literal, $rows:literal, $columns:literal, $right:ident) => {
+            if $n < BLOCKS {
+                // SAFETY: see above.
+                unsafe {
+                    asm!(
+                        concat!("tileloadd ", $columns, ", [{right} + {down}]"),
+                        concat!("tdpbf16ps ", $sum, ", ", $rows, ", ", $columns),
+                        right = in(reg) $right.wrapping_add($n * panel.right_block),
+                        down = in(reg) down,
+                        options(nostack, readonly),
+                    );
+                }
+            }
+        };
+    }
     for (segment, start) in panel.right_starts.iter().enumerate() {
         let left = block * panel.left_block + segment * panel.left_segment;
         let right = first * panel.right_block + start;
         let mut left = panel.left.as_ptr().wrapping_add(left);
         let mut right = panel.right.as_ptr().wrapping_add(right);
         for _ in 0..panel.depth / CELLS {
-            macro_rules! step {
-                ($n:literal, $sum:literal) => {
-                    if $n < BLOCKS {
-                        let right = right.wrapping_add($n * panel.right_block);
-                        // SAFETY: see above.
-                        unsafe {
-                            asm!(
-                                "tileloadd tmm6, [{right} + {down}]",
-                                concat!("tdpbf16ps ", $sum, ", tmm4, tmm6"),
-                                right = in(reg) right,
-                                down = in(reg) down,
-                                options(nostack, readonly),
-                            );
-                        }
-                    }
-                };
-            }
-            // SAFETY: see above.
-            unsafe {
-                asm!(
-                    "tileloadd tmm4, [{left} + {row}]",
-                    left = in(reg) left,
-                    row = in(reg) row,
-                    options(nostack, readonly),
-                );
-            }
-            step!(0, "tmm0");
-            step!(1, "tmm1");
-            step!(2, "tmm2");
-            step!(3, "tmm3");
+            multiply!("tmm4", "tmm6", left, right);
             left = left.wrapping_add(CELLS * panel.left_step);
             right = right.wrapping_add(CELLS * panel.right_step);
         }
-        if tail > 0 {
-            macro_rules! step {
-                ($n:literal, $sum:literal) => {
-                    if $n < BLOCKS {
-                        let right = right.wrapping_add($n * panel.right_block);
-                        // SAFETY: see above; the registers read `tail` cells of each row.
-                        unsafe {
-                            asm!(
-                                "tileloadd tmm7, [{right} + {down}]",
-                                concat!("tdpbf16ps ", $sum, ", tmm5, tmm7"),
-                                right = in(reg) right,
-                                down = in(reg) down,
-                                options(nostack, readonly),
-                            );
-                        }
-                    }
-                };
-            }
-            // SAFETY: see above.
-            unsafe {
-                asm!(
-                    "tileloadd tmm5, [{left} + {row}]",
-                    left = in(reg) left,
-                    row = in(reg) row,
-                    options(nostack, readonly),
-                );
-            }
-            step!(0, "tmm0");
-            step!(1, "tmm1");
-            step!(2, "tmm2");
-            step!(3, "tmm3");
+        if !panel.depth.is_multiple_of(CELLS) {
+            // These registers hold only as many cells of a row as are left.
+            multiply!("tmm5", "tmm7", left, right);
         }
     }
     macro_rules! store {

@@ -9,7 +9,8 @@ use rayon::prelude::*;
 
 use super::layout::{Cut, Part, Strips, Taps};
 use super::rows::Stored;
-use super::{Shape, Source, with_stored};
+use super::source::Source;
+use super::{Shape, with_stored};
 use crate::kernels::element::{Elements, tensor};
 use crate::kernels::elementwise::blocks::vectorise;
 use crate::kernels::panel::{Panel, Unit, transpose, with_cells};
