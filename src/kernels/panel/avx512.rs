@@ -10,6 +10,9 @@ use std::mem::transmute;
 use super::{Panel, Tile, WIDTH};
 
 const ROWS: usize = 8;
+/// Cells added up in a register, before their sum is added to those of earlier ones: the error of a sum
+/// grows with the terms added one after the other.
+const LONGEST: usize = 256;
 
 macro_rules! unit {
     ($name:ident, $tile:ident, $features:literal, |$sum:ident, $left:ident, $right:ident| $add:expr) => {
@@ -50,6 +53,27 @@ macro_rules! unit {
         ) {
             // Of a single vector, two cells at a time: an addition waits four cycles for the one before.
             let mut sums = [[[_mm512_setzero_ps(); VECTORS]; ROWS]; CELLS];
+            let (mut count, mut before) = (0, false);
+            macro_rules! put {
+                () => {
+                    for (i, out) in out.iter_mut().enumerate() {
+                        let places = out.as_chunks_mut::<16>().0.iter_mut();
+                        for (v, place) in places.enumerate().take(VECTORS) {
+                            let mut sum = sums[0][i][v];
+                            if CELLS > 1 {
+                                sum = _mm512_add_ps(sum, sums[CELLS - 1][i][v]);
+                            }
+                            // SAFETY: a place has 16 elements.
+                            unsafe {
+                                if before {
+                                    sum = _mm512_add_ps(_mm512_loadu_ps(place.as_ptr()), sum);
+                                }
+                                _mm512_storeu_ps(place.as_mut_ptr(), sum);
+                            }
+                        }
+                    }
+                };
+            }
             // Where rows are known to be neighbours, no address is computed for each.
             let row = if CLOSE { 1 } else { panel.left_row };
             let step = panel.left_step;
@@ -77,28 +101,32 @@ macro_rules! unit {
                         }
                     };
                 }
-                for _ in 0..panel.depth / CELLS {
-                    cell!(sums[0], 0);
-                    if CELLS > 1 {
-                        cell!(sums[CELLS - 1], 1);
+                let mut depth = panel.depth;
+                while depth > 0 {
+                    let run = depth.min(LONGEST - count);
+                    for _ in 0..run / CELLS {
+                        cell!(sums[0], 0);
+                        if CELLS > 1 {
+                            cell!(sums[CELLS - 1], 1);
+                        }
+                        left = left.wrapping_add(CELLS * step);
+                        right = right.wrapping_add(CELLS * down);
                     }
-                    left = left.wrapping_add(CELLS * step);
-                    right = right.wrapping_add(CELLS * down);
-                }
-                if panel.depth % CELLS > 0 {
-                    cell!(sums[0], 0);
+                    if run % CELLS > 0 {
+                        cell!(sums[0], 0);
+                        left = left.wrapping_add(step);
+                        right = right.wrapping_add(down);
+                    }
+                    depth -= run;
+                    count += run;
+                    if count == LONGEST {
+                        put!();
+                        sums = [[[_mm512_setzero_ps(); VECTORS]; ROWS]; CELLS];
+                        (count, before) = (0, true);
+                    }
                 }
             }
-            for (i, out) in out.iter_mut().enumerate() {
-                for (v, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate().take(VECTORS) {
-                    let mut sum = sums[0][i][v];
-                    if CELLS > 1 {
-                        sum = _mm512_add_ps(sum, sums[CELLS - 1][i][v]);
-                    }
-                    // SAFETY: `out` has 16 elements.
-                    unsafe { _mm512_storeu_ps(out.as_mut_ptr(), sum) };
-                }
-            }
+            put!();
         }
     };
 }
