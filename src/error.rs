@@ -212,6 +212,12 @@ pub enum Error {
         /// The method called.
         call: &'static str,
     },
+    /// Averages in place of the weights, where the weights are needed.
+    #[error("`{call}` while the averages are in place of the weights: call `swap_out` first")]
+    AveragesInPlace {
+        /// The method called.
+        call: &'static str,
+    },
     /// A saved state that does not fit.
     #[error("cannot load the state: {name} is {got}, expected {expected}")]
     State {

@@ -181,7 +181,8 @@ impl<C: Config> Optim<C> {
     }
 }
 
-fn expect<A: std::fmt::Debug + PartialEq<B>, B: std::fmt::Debug>(
+/// That a part of a state is what it must be.
+pub(super) fn expect<A: std::fmt::Debug + PartialEq<B>, B: std::fmt::Debug>(
     name: &str,
     got: &A,
     expected: &B,
@@ -193,7 +194,8 @@ fn expect<A: std::fmt::Debug + PartialEq<B>, B: std::fmt::Debug>(
     Err(Error::State { name: name.to_owned(), got, expected })
 }
 
-fn checked<'t>(
+/// That a tensor of a state is there and fits.
+pub(super) fn checked<'t>(
     name: String,
     tensor: Option<&'t Tensor>,
     shape: &Shape,
