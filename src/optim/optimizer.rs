@@ -49,7 +49,14 @@ pub enum Masters {
 ///
 /// Arithmetic is `F32`, whatever the dtype of variable and gradient, and `F64` for `F64` variables.
 /// State is the same, or `BF16`. A half variable has a master, from which it is rewritten, rounded
-/// once, in the same pass; see [`Masters`]. Results do not depend on the number of threads.
+/// once, in the same pass; see [`Masters`]. In a formula a sum with a product is one fused
+/// multiply-add, as in PyTorch's CPU kernels (on other devices, candle's two operations). Results do
+/// not depend on the number of threads.
+///
+/// # Synchronisation
+///
+/// A step waits for nothing, but for LAMB's norms, and for what goes through the host where the
+/// device is not the CPU: remainders, and rounding at random.
 ///
 /// # State
 ///
