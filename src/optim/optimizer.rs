@@ -61,8 +61,9 @@ pub enum Masters {
 /// # State
 ///
 /// Masters and states are made at a variable's first step: what is written to a variable before
-/// (loaded weights) counts, what is written later to a half variable with a master does not. A
-/// variable without a gradient is left alone, and its step is not counted.
+/// (loaded weights) counts. What is written later to a half variable with a master is lost, unless
+/// [`reload_masters`](Self::reload_masters) follows. A variable without a gradient is left alone,
+/// and its step is not counted.
 ///
 /// # Groups
 ///
@@ -276,6 +277,23 @@ impl<C: Config> Optim<C> {
     pub fn master(&self, variable: &Tensor) -> Result<Option<Tensor>> {
         let slot = self.slots.iter().find(|slot| slot.variable.id() == variable.id());
         Ok(slot.map(|slot| slot.exact(self.masters)).transpose()?)
+    }
+
+    /// Takes the masters from the variables again: after writing to half variables by hand.
+    ///
+    /// # Errors
+    ///
+    /// What the copies meet; the masters are as they were then.
+    pub fn reload_masters(&mut self) -> Result<()> {
+        let masters = self.slots.iter().map(|slot| match slot.steps {
+            0 => Ok(None),
+            _ => slot.new_master(self.masters),
+        });
+        let masters: Vec<_> = masters.collect::<candle_core::Result<_>>()?;
+        for (slot, master) in self.slots.iter_mut().zip(masters) {
+            slot.master = master;
+        }
+        Ok(())
     }
 
     /// How half variables are kept.

@@ -6,7 +6,7 @@ use super::{AdamW, Lamb, Lion, Master, Rule, Sgd, Slot, cpu, portable};
 use crate::kernels::elementwise::testing::{epsilon, random, values};
 
 /// Shorter and longer than a vector, a block and a task, and none of their multiples.
-const LENGTHS: [usize; 5] = [1, 17, 1025, (1 << 16) + 3, (3 << 16) + 1030];
+const LENGTHS: [usize; 5] = [1, 17, 1025, (1 << 16) + 3, (2 << 16) + 1030];
 
 fn rules() -> Vec<(Rule, usize)> {
     let sgd = |momentum, nesterov, first, maximize| {

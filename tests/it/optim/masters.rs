@@ -100,6 +100,24 @@ fn what_is_written_before_the_first_step_counts() -> candle_amp::Result<()> {
     Ok(())
 }
 
+#[test]
+fn masters_can_be_taken_from_the_variables_again() -> candle_amp::Result<()> {
+    for masters in [Masters::F32, Masters::Remainder] {
+        let vars = variables(&[DType::BF16, DType::F32])?;
+        let mut sgd = optimizer(vars.clone(), SGD, masters, DType::F32)?;
+        sgd.step(&gradients(&vars, 1, DType::F32)?)?;
+        for var in &vars {
+            var.set(&var.ones_like()?)?;
+        }
+        sgd.reload_masters()?;
+        for var in &vars {
+            let exact = sgd.master(var)?.expect("it has one");
+            assert_same("master", &exact, &var.to_dtype(DType::F32)?);
+        }
+    }
+    Ok(())
+}
+
 /// The mean of 4,096 weights that start at 1, after 1,000 steps of 2^-13 each: to 0.878 in exact
 /// arithmetic. Half of BF16's last bit below 1 is 2^-9, of F16's 2^-12.
 fn descend(dtype: DType, masters: Option<Masters>) -> candle_amp::Result<f64> {
