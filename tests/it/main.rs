@@ -12,6 +12,7 @@ mod layers;
 mod master_vars;
 mod master_weights;
 mod operator_table;
+mod optim;
 mod pointwise;
 mod readme;
 mod scale_rule;
