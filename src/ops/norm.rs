@@ -138,15 +138,7 @@ impl Operator for BatchNormRelu {
     }
 
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
-        let y = ctx.kept_output()?;
-        let Saved { x, weight, bias, statistics } = ctx.saved;
-        if let (false, Some(statistics)) = (self.residual, statistics) {
-            let parameters = (weight.as_ref(), bias.as_ref());
-            let gradients =
-                kernel::backward_train_relu((x, y), ctx.gradient, parameters, statistics)?;
-            return Ok(self.norm.ordered(gradients, ctx.wants.len()));
-        }
-        let gradient = kernels::elementwise::relu_backward(y, ctx.gradient)?;
+        let gradient = kernels::elementwise::relu_backward(ctx.kept_output()?, ctx.gradient)?;
         let parameters = 1 + usize::from(self.residual);
         let mut wants = vec![ctx.wants[0]];
         wants.extend(&ctx.wants[parameters..]);
@@ -206,7 +198,6 @@ enum Mode {
 struct Saved {
     x: Tensor,
     weight: Option<Tensor>,
-    bias: Option<Tensor>,
     statistics: Option<kernel::Statistics>,
 }
 
@@ -222,7 +213,7 @@ impl Operator for BatchNorm {
     }
 
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
-        let Saved { x, weight, statistics, .. } = ctx.saved;
+        let Saved { x, weight, statistics } = ctx.saved;
         let weight = weight.as_ref();
         let (dx, dweight, dbias) = match (&self.mode, statistics) {
             (Mode::Eval { mean, var }, _) => {
@@ -232,7 +223,12 @@ impl Operator for BatchNorm {
             (_, Some(statistics)) => kernel::backward_train(x, ctx.gradient, weight, statistics)?,
             (_, None) => candle_core::bail!("batch_norm saved no statistics"),
         };
-        Ok(self.ordered((dx, dweight, dbias), ctx.wants.len()))
+        let mut gradients = vec![dx];
+        gradients.extend(self.weight.then_some(dweight));
+        if gradients.len() < ctx.wants.len() {
+            gradients.push(dbias);
+        }
+        Ok(gradients.into_iter().map(|g| Some(Gradient::owned(g))).collect())
     }
 }
 
@@ -276,22 +272,7 @@ impl BatchNorm {
                 (kernel::forward_eval(x, &mean, &var, weight, bias, self.eps)?, None)
             }
         };
-        let (weight, bias) = (weight.cloned(), bias.cloned());
-        Ok((y, Saved { x: x.clone(), weight, bias, statistics }))
-    }
-
-    /// The gradients of the `inputs` that there are.
-    fn ordered(
-        &self,
-        (dx, dweight, dbias): (Tensor, Tensor, Tensor),
-        inputs: usize,
-    ) -> Vec<Option<Gradient>> {
-        let mut gradients = vec![dx];
-        gradients.extend(self.weight.then_some(dweight));
-        if gradients.len() < inputs {
-            gradients.push(dbias);
-        }
-        gradients.into_iter().map(|g| Some(Gradient::owned(g))).collect()
+        Ok((y, Saved { x: x.clone(), weight: weight.cloned(), statistics }))
     }
 
     /// Given statistics in the dtype of the arithmetic.

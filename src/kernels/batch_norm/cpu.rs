@@ -55,70 +55,36 @@ pub(super) fn backward_train(
     weight: Option<&Tensor>,
     statistics: &Statistics,
 ) -> Result<Gradients> {
-    with_element!(x.dtype(), T => backward::<T, false>(x, grad, (weight, None), statistics))
-}
-
-/// Through a relu that follows. Where it was not zero is computed again from `x`: that costs less than
-/// reading `y`, or a gradient without those elements, twice.
-pub(super) fn backward_train_relu(
-    x: &Tensor,
-    grad: &Tensor,
-    parameters: (Option<&Tensor>, Option<&Tensor>),
-    statistics: &Statistics,
-) -> Result<Gradients> {
-    with_element!(x.dtype(), T => backward::<T, true>(x, grad, parameters, statistics))
-}
-
-fn backward<T: Lane, const RELU: bool>(
-    x: &Tensor,
-    grad: &Tensor,
-    (weight, bias): (Option<&Tensor>, Option<&Tensor>),
-    statistics: &Statistics,
-) -> Result<Gradients> {
-    let layout = Channels::of(x.dims(), 1);
-    let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
-    let mean = vector::<T::Acc>(&statistics.mean)?;
-    let inv_std = vector::<f64>(&statistics.inv_std)?;
-    // As the forward pass had them.
-    let after = scales(weight, &vector::<T::Acc>(&statistics.inv_std)?)?;
-    let bias = shifts::<T::Acc>(bias, layout)?;
-    let sums = layout.sums::<T, 2, 3, 2>(
-        [&x_data, &grad_data],
-        [&mean, &after, &bias],
-        #[inline(always)]
-        |[x, g], [mean, after, bias]| {
-            let x = x - mean;
-            let g = passed::<T::Acc, RELU>(g, x * after + bias);
-            [g, g * x]
-        },
-    );
-    // dx = weight * inv_std * (g - average(g) - normalised * average(g * normalised))
-    let scale = scales::<f64>(weight, &inv_std)?;
-    let count = layout.count() as f64;
-    let per_channel = |f: &dyn Fn(usize) -> f64| -> Vec<T::Acc> {
-        (0..layout.channels).map(|c| T::Acc::of(f(c))).collect()
-    };
-    let slope = per_channel(&|c| -scale[c] * inv_std[c].powi(2) * sums[c][1] / count);
-    let shift = per_channel(&|c| -scale[c] * sums[c][0] / count);
-    let scale = per_channel(&|c| scale[c]);
-    let dx = layout.map::<T, T, 2, 6>(
-        [&x_data, &grad_data],
-        [&mean, &scale, &slope, &shift, &after, &bias],
-        #[inline(always)]
-        |[x, g], [mean, scale, slope, shift, after, bias]| {
-            let x = x - mean;
-            let g = passed::<T::Acc, RELU>(g, x * after + bias);
-            x * slope + (g * scale + shift)
-        },
-    );
-    let (dweight, dbias) = parameter_gradients::<T>(&sums, &inv_std);
-    Ok((tensor(dx, x.dims()), dweight, dbias))
-}
-
-/// The gradient that a relu of `y` lets through, where there is one.
-#[inline(always)]
-fn passed<A: Real, const RELU: bool>(gradient: A, y: A) -> A {
-    if !RELU || y > A::zero() { gradient } else { A::zero() }
+    fn typed<T: Lane>(
+        x: &Tensor,
+        grad: &Tensor,
+        weight: Option<&Tensor>,
+        statistics: &Statistics,
+    ) -> Result<Gradients> {
+        let layout = Channels::of(x.dims(), 1);
+        let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
+        let mean = vector::<T::Acc>(&statistics.mean)?;
+        let inv_std = vector::<f64>(&statistics.inv_std)?;
+        let sums = gradient_sums::<T>(layout, &x_data, &grad_data, &mean);
+        // dx = weight * inv_std * (g - average(g) - normalised * average(g * normalised))
+        let scale = scales::<f64>(weight, &inv_std)?;
+        let count = layout.count() as f64;
+        let per_channel = |f: &dyn Fn(usize) -> f64| -> Vec<T::Acc> {
+            (0..layout.channels).map(|c| T::Acc::of(f(c))).collect()
+        };
+        let slope = per_channel(&|c| -scale[c] * inv_std[c].powi(2) * sums[c][1] / count);
+        let shift = per_channel(&|c| -scale[c] * sums[c][0] / count);
+        let scale = per_channel(&|c| scale[c]);
+        let dx = layout.map::<T, T, 2, 4>(
+            [&x_data, &grad_data],
+            [&mean, &scale, &slope, &shift],
+            #[inline(always)]
+            |[x, g], [mean, scale, slope, shift]| (x - mean) * slope + (g * scale + shift),
+        );
+        let (dweight, dbias) = parameter_gradients::<T>(&sums, &inv_std);
+        Ok((tensor(dx, x.dims()), dweight, dbias))
+    }
+    with_element!(x.dtype(), T => typed::<T>(x, grad, weight, statistics))
 }
 
 pub(super) fn backward_eval(
@@ -208,7 +174,10 @@ fn affine<T: Lane>(
 ) -> Result<Tensor> {
     let layout = Channels::of(dims, 1);
     let scale = scales(weight, inv_std)?;
-    let bias = shifts(bias, layout)?;
+    let bias = match bias {
+        Some(bias) => vector(bias)?,
+        None => vec![T::Acc::of(0.0); layout.channels],
+    };
     // The mean is taken off first: folded into the bias, it would cancel where it is large.
     let parameters = [mean, &scale, &bias];
     let y = match finish {
@@ -258,11 +227,6 @@ fn inv_std<A: Real>(var: f64, eps: f64) -> A {
 fn scales<A: Real>(weight: Option<&Tensor>, inv_std: &[A]) -> Result<Vec<A>> {
     let Some(weight) = weight else { return Ok(inv_std.to_vec()) };
     Ok(vector::<A>(weight)?.iter().zip(inv_std).map(|(&w, &i)| w * i).collect())
-}
-
-/// `bias`, where none stands for zeros.
-fn shifts<A: Real>(bias: Option<&Tensor>, layout: Channels) -> Result<Vec<A>> {
-    bias.map_or_else(|| Ok(vec![A::zero(); layout.channels]), vector)
 }
 
 fn vector<A: Real>(parameter: &Tensor) -> Result<Vec<A>> {

@@ -11,7 +11,7 @@ mod tests;
 
 use candle_core::{Result, Tensor};
 
-use crate::kernels::elementwise::{self, plain};
+use crate::kernels::elementwise::plain;
 
 /// What a batch's normalisation was made from.
 #[derive(Clone, Debug)]
@@ -82,22 +82,6 @@ pub(crate) fn backward_train(
         cpu::backward_train(&x, &grad, weight, statistics)
     } else {
         portable::backward_train(&x, &grad, weight, statistics)
-    }
-}
-
-/// As [`backward_train`], of [`forward_train`] that ended in a relu alone and returned `y`.
-pub(crate) fn backward_train_relu(
-    (x, y): (&Tensor, &Tensor),
-    grad: &Tensor,
-    parameters: (Option<&Tensor>, Option<&Tensor>),
-    statistics: &Statistics,
-) -> Result<(Tensor, Tensor, Tensor)> {
-    let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
-    if x.device().is_cpu() {
-        cpu::backward_train_relu(&x, &grad, parameters, statistics)
-    } else {
-        let grad = elementwise::relu_backward(y, &grad)?;
-        portable::backward_train(&x, &grad, parameters.0, statistics)
     }
 }
 
