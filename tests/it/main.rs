@@ -18,6 +18,7 @@ mod readme;
 mod scale_rule;
 mod scaler;
 mod sequence;
+mod several;
 mod sgd;
 mod tidy;
 mod trace;
