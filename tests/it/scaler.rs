@@ -362,6 +362,7 @@ fn state_saves_and_restores() -> candle_amp::Result<()> {
         growth_factor: 3.0,
         backoff_factor: 0.25,
         growth_interval: 3,
+        hysteresis: 2,
         min_scale: 0.5,
         max_scale: 1e5,
     };
