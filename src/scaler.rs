@@ -4,7 +4,11 @@ use candle_core::{DType, Tensor};
 
 use crate::gradients::{Collected, Stage, Unscale};
 use crate::step::{Gradients, Step, StepOutcome};
-use crate::{Error, LossScale, Parameters, Result, ScaleConfig, autocast};
+use crate::watch::Watch;
+use crate::{
+    Error, GradientHistogram, LossScale, Parameters, Result, ScaleConfig, ScaleHistory, Warnings,
+    autocast,
+};
 
 /// Keeps small half-precision gradients from vanishing, by scaling the loss they come from; and
 /// holds the gradients between `backward` and the optimizer.
@@ -57,6 +61,7 @@ pub struct GradScaler {
     collected: Collected,
     /// An optimizer that keeps its variables to itself was stepped since the last `update`.
     foreign_stepped: bool,
+    watch: Watch,
 }
 
 impl Default for GradScaler {
@@ -88,7 +93,12 @@ impl GradScaler {
     }
 
     fn following(scale: Option<LossScale>) -> Self {
-        Self { scale, collected: Collected::default(), foreign_stepped: false }
+        Self {
+            scale,
+            collected: Collected::default(),
+            foreign_stepped: false,
+            watch: Watch::default(),
+        }
     }
 
     /// Whether it scales.
@@ -241,7 +251,7 @@ impl GradScaler {
     ///
     /// # Synchronisation
     ///
-    /// None on a CPU; one read on a GPU.
+    /// None on a CPU; one read on a GPU, and one more for each gradient that overflowed.
     ///
     /// # Errors
     ///
@@ -269,7 +279,7 @@ impl GradScaler {
         let entries = self.collected.entries();
         let chosen_entries = || chosen.iter().map(|&at| &entries[at]);
         let overflowed: Vec<_> =
-            chosen_entries().filter(|e| e.overflowed).map(|e| e.variable.id()).collect();
+            chosen_entries().filter_map(|e| Some((e.variable.id(), e.overflow?))).collect();
         if overflowed.is_empty() {
             let pairs = chosen_entries().map(|e| (&e.variable, &e.gradient));
             optimizer.apply(&Gradients::new(pairs))?;
@@ -277,7 +287,7 @@ impl GradScaler {
         }
         self.collected.mark_stepped(&chosen);
         self.foreign_stepped |= variables.is_none();
-        Ok(StepOutcome::new(self.current_scale(), overflowed))
+        Ok(StepOutcome::new(self.current_scale(), chosen.len(), overflowed))
     }
 
     fn any_stepped(&self, ids: &[candle_core::TensorId]) -> bool {
@@ -294,7 +304,8 @@ impl GradScaler {
     pub fn update(&mut self) -> Result<()> {
         let mut checked = self.collected.entries().iter().filter(|e| e.stage != Stage::Scaled);
         let Some(first) = checked.next() else { return Err(Error::NothingChecked) };
-        let found_inf = first.overflowed || checked.any(|e| e.overflowed);
+        let found_inf = first.overflow.is_some() || checked.any(|e| e.overflow.is_some());
+        self.watch.after_step(self.scale, found_inf, &self.collected);
         self.scale = self.scale.map(|scale| scale.after(found_inf));
         self.forget();
         Ok(())
@@ -326,6 +337,57 @@ impl GradScaler {
     pub fn missing<'p>(&self, parameters: &'p Parameters) -> Vec<&'p str> {
         let missing = parameters.iter().filter(|(_, var)| self.collected.get(var).is_none());
         missing.map(|(name, _)| name).collect()
+    }
+
+    /// The exponents of the gradients collected so far, unscaled, by the names of `parameters`; those
+    /// of other variables go into the total alone.
+    ///
+    /// # Synchronisation
+    ///
+    /// One pass over the gradients. On a GPU each is copied to the host for it: not for every step.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoBackward`], and what copying meets.
+    pub fn histogram(&self, parameters: &Parameters) -> Result<GradientHistogram> {
+        if self.collected.is_empty() {
+            return Err(Error::NoBackward { call: "histogram" });
+        }
+        let mut histogram = GradientHistogram::default();
+        for entry in self.collected.entries() {
+            let factor = match entry.stage {
+                Stage::Scaled => self.unscaling().inverse,
+                Stage::Unscaled | Stage::Stepped => 1.0,
+            };
+            histogram.add(parameters.name_of(&entry.variable), &entry.gradient, factor)?;
+        }
+        Ok(histogram)
+    }
+
+    /// The scale of the last steps, and which were skipped: a line for each `update`, also where
+    /// only one of several optimizers was. A disabled scaler has none.
+    pub fn history(&self) -> &ScaleHistory {
+        self.watch.history()
+    }
+
+    /// Goes on with another history: a longer one, or one that was saved.
+    pub fn set_history(&mut self, history: ScaleHistory) {
+        self.watch.set_history(history);
+    }
+
+    /// When to warn, instead of the default.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`], [`Error::Order`] for settings outside their range.
+    pub fn set_warnings(&mut self, warnings: Warnings) -> Result<()> {
+        self.watch.set_warnings(warnings)
+    }
+
+    /// Warns of those `parameters` that never get a gradient, once enough updates have passed; see
+    /// [`Warnings`].
+    pub fn watch(&mut self, parameters: &Parameters) {
+        self.watch.set_parameters(parameters);
     }
 }
 
@@ -359,7 +421,9 @@ impl ScaledLoss<'_> {
     /// [`Error::NoGradient`], [`Error::StaleGraph`], and whatever backward meets; nothing is added
     /// then.
     pub fn backward(self) -> Result<()> {
-        let unscale = self.scaler.unscaling();
-        self.scaler.collected.backward(&self.loss, unscale)
+        let Self { loss, scaler } = self;
+        let f16 = scaler.collected.backward(&loss, scaler.unscaling())?;
+        scaler.watch.after_backward(f16, scaler.is_enabled());
+        Ok(())
     }
 }
