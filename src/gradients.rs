@@ -24,6 +24,8 @@ pub(crate) struct Entry {
     /// What the unscaled gradient has of infinities and NaN, if any, before it was clipped; known
     /// from [`Stage::Unscaled`] on.
     pub(crate) overflow: Option<NonFinite>,
+    /// It was clipped by a norm that is infinite or NaN because of it, or of another.
+    pub(crate) spoiled: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +103,7 @@ impl Collected {
         let Some(&at) = self.index.get(&variable.id()) else {
             self.index.insert(variable.id(), self.entries.len());
             let stage = Stage::Scaled;
-            self.entries.push(Entry { variable, gradient, stage, overflow: None });
+            self.entries.push(Entry { variable, gradient, stage, overflow: None, spoiled: false });
             return Ok(());
         };
         let entry = &mut self.entries[at];
@@ -161,6 +163,10 @@ impl Collected {
         let norm = kernels::update::norm(&gradients.iter().collect::<Vec<_>>())?;
         let gradients = kernels::update::clip_norm(gradients, &norm, max_norm)?;
         self.put_back(chosen, gradients);
+        // One norm, one fate: what is finite would be NaN or zero by now.
+        if chosen.iter().any(|&at| self.entries[at].overflow.is_some()) {
+            chosen.iter().for_each(|&at| self.entries[at].spoiled = true);
+        }
         Ok(norm)
     }
 

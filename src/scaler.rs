@@ -193,7 +193,7 @@ impl GradScaler {
     /// most `max_norm`; unscales them first. Returns the norm before, an `F32` scalar.
     ///
     /// With an infinite `max_norm` it only measures. Where a gradient overflowed, the norm is
-    /// infinite or NaN, and `step` will skip.
+    /// infinite or NaN, and `step` will skip, for every optimizer that has one of these gradients.
     ///
     /// # Errors
     ///
@@ -278,9 +278,15 @@ impl GradScaler {
         self.collected.unscale(&chosen, self.unscaling())?;
         let entries = self.collected.entries();
         let chosen_entries = || chosen.iter().map(|&at| &entries[at]);
-        let overflowed: Vec<_> =
-            chosen_entries().filter_map(|e| Some((e.variable.id(), e.overflow?))).collect();
-        if overflowed.is_empty() {
+        let skipped = chosen_entries().any(|e| e.overflow.is_some() || e.spoiled);
+        let mut overflowed = Vec::new();
+        if skipped {
+            // Gradients that were clipped together are skipped together, and for one reason.
+            let spoiled = chosen_entries().any(|e| e.spoiled);
+            let reasons = (entries.iter().enumerate())
+                .filter(|(at, e)| chosen.contains(at) || spoiled && e.spoiled);
+            overflowed.extend(reasons.filter_map(|(_, e)| Some((e.variable.id(), e.overflow?))));
+        } else {
             let pairs = chosen_entries().map(|e| (&e.variable, &e.gradient));
             optimizer.apply(&Gradients::new(pairs))?;
             autocast::clear_cast_cache();

@@ -5,6 +5,7 @@ mod bad_input;
 mod cases;
 mod checkpoint;
 mod dtype_flow;
+mod faults;
 mod golden;
 mod gradients;
 mod graph;
