@@ -180,6 +180,54 @@ pub enum Error {
         /// The name.
         name: String,
     },
+    /// One variable in two parameter groups.
+    #[error("{variable} is in two parameter groups: each variable belongs to one")]
+    TwoGroups {
+        /// The variable, by name where it has one.
+        variable: String,
+    },
+    /// A remainder for a variable that is not BF16.
+    #[error(
+        "{variable} is {got:?}: only a BF16 number and 16 bits more make an F32 one; use \
+         `Masters::F32` or `Masters::Stochastic`, or BF16 variables"
+    )]
+    Remainder {
+        /// The variable, by name where it has one.
+        variable: String,
+        /// Its dtype.
+        got: DType,
+    },
+    /// A choice that comes too late.
+    #[error("`{call}` after the first step would lose state: call it when the optimizer is made")]
+    AfterFirstStep {
+        /// The method called.
+        call: &'static str,
+    },
+    /// State of variables without names.
+    #[error(
+        "`{call}` needs the names of the variables: make it from `Parameters`, not from a list of \
+         variables"
+    )]
+    Unnamed {
+        /// The method called.
+        call: &'static str,
+    },
+    /// Averages in place of the weights, where the weights are needed.
+    #[error("`{call}` while the averages are in place of the weights: call `swap_out` first")]
+    AveragesInPlace {
+        /// The method called.
+        call: &'static str,
+    },
+    /// A saved state that does not fit.
+    #[error("cannot load the state: {name} is {got}, expected {expected}")]
+    State {
+        /// What of the state.
+        name: String,
+        /// What was found.
+        got: String,
+        /// What would do.
+        expected: String,
+    },
     /// candle refused an operation.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

@@ -23,6 +23,7 @@ mod heads;
 mod in_place;
 pub(crate) mod layer_norm;
 pub(crate) mod loss;
+pub(crate) mod optimizer;
 #[cfg(target_arch = "x86_64")]
 mod panel;
 pub(crate) mod pool;

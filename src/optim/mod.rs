@@ -1,5 +1,40 @@
-//! Optimizers with state in `F32`, for half and full variables alike.
+//! Optimizers with state in `F32`, for half and full variables alike; parameter groups, schedules
+//! and an average of the weights.
+//!
+//! | | state | numbers a parameter, beyond the weight |
+//! |---|---|---|
+//! | [`Sgd`] | momentum, if any | 0 or 1 |
+//! | [`AdamW`] | two moments, three with AMSGrad | 2 or 3 |
+//! | [`Lion`] | momentum | 1 |
+//! | [`Lamb`] | two moments | 2 |
+//!
+//! All are an [`Optim`] with settings of their own. State is `F32`, or `BF16` where
+//! [`Optim::with_state_dtype`] says so. A half variable keeps its exact value in one of three ways,
+//! [`Masters`].
 
+mod adamw;
+mod candle;
+mod config;
+mod ema;
+mod lamb;
+mod lion;
+mod optimizer;
+mod parameters;
+mod plateau;
+mod schedule;
 mod sgd;
+mod slot;
+mod state;
 
+pub use adamw::{AdamW, AdamWConfig};
+pub use candle::AsCandle;
+pub use config::Config;
+pub use ema::{Ema, EmaConfig, EmaState};
+pub use lamb::{Lamb, LambConfig};
+pub use lion::{Lion, LionConfig};
+pub use optimizer::{Masters, Optim};
+pub use parameters::{Group, Variables, decay_groups};
+pub use plateau::{PlateauConfig, PlateauState, ReduceOnPlateau};
+pub use schedule::{LearningRate, Schedule, Scheduler, Shape};
 pub use sgd::{Sgd, SgdConfig};
+pub use state::{GroupState, OptimizerState};

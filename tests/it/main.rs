@@ -14,6 +14,7 @@ mod layers;
 mod master_vars;
 mod master_weights;
 mod operator_table;
+mod optim;
 mod overflow;
 mod pointwise;
 mod readme;

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use candle_core::{DType, Result, Tensor};
 use rayon::prelude::*;
 
-use super::Sgd;
 use crate::kernels::element::{Elements, Real};
 use crate::kernels::elementwise::blocks::vectorise;
 use crate::kernels::in_place;
@@ -125,54 +124,4 @@ pub(super) fn clip_value(gradient: &Tensor, limit: f64) -> Result<()> {
             }
         })
     })
-}
-
-pub(super) fn sgd<T: Real>(
-    weight: &Tensor,
-    buffer: Option<&Tensor>,
-    gradient: &Tensor,
-    step: Sgd,
-) -> Result<()> {
-    let Sgd { nesterov, first, .. } = step;
-    let [lr, momentum, decay] = [step.lr, step.momentum, step.weight_decay].map(T::of);
-    let fresh = T::of(if first { 1.0 } else { 1.0 - step.dampening });
-    let momentum_now = if first { T::zero() } else { momentum };
-    let gradient = Elements::<T>::of(gradient)?;
-    let gradients = gradient.par_chunks(TASK);
-    let Some(buffer) = buffer else {
-        return in_place::write::<T>(weight, |weight| {
-            weight.par_chunks_mut(TASK).zip(gradients).for_each(|(weight, gradient)| {
-                vectorise(
-                    #[inline(always)]
-                    || {
-                        for (w, g) in weight.iter_mut().zip(gradient) {
-                            *w -= lr * (*g + decay * *w);
-                        }
-                    },
-                )
-            })
-        });
-    };
-    let mut written = Ok(());
-    in_place::write::<T>(weight, |weight| {
-        written = in_place::write::<T>(buffer, |buffer| {
-            weight.par_chunks_mut(TASK).zip(buffer.par_chunks_mut(TASK)).zip(gradients).for_each(
-                |((weight, buffer), gradient)| {
-                    vectorise(
-                        #[inline(always)]
-                        || {
-                            for ((w, b), g) in
-                                weight.iter_mut().zip(buffer.iter_mut()).zip(gradient)
-                            {
-                                let g = *g + decay * *w;
-                                *b = momentum_now * *b + fresh * g;
-                                *w -= lr * if nesterov { g + momentum * *b } else { *b };
-                            }
-                        },
-                    )
-                },
-            )
-        });
-    })?;
-    written
 }

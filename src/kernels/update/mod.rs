@@ -1,5 +1,5 @@
-//! What happens to gradients and variables between backward and the next forward: unscale and
-//! check, clip, and the SGD update. Each is one pass over memory on the CPU.
+//! What happens to gradients between backward and the step: unscale and check, clip. Each is one
+//! pass over memory on the CPU.
 //!
 //! Gradients are `F32` (`F64` for `F64` variables), contiguous, in storage of their own; they are
 //! taken and given back, because only on the CPU are they written in place.
@@ -7,7 +7,7 @@
 mod cpu;
 mod portable;
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{Device, Result, Tensor};
 
 /// Multiplies every gradient by `inverse` and tells which hold an infinity or NaN afterwards.
 ///
@@ -63,36 +63,6 @@ pub(crate) fn clip_value(gradients: Vec<Tensor>, limit: f64) -> Result<Vec<Tenso
         Ok(gradients)
     } else {
         gradients.iter().map(|g| g.clamp(-limit, limit)).collect()
-    }
-}
-
-/// The hyperparameters of one SGD step; PyTorch's `torch.optim.SGD`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sgd {
-    pub(crate) lr: f64,
-    pub(crate) momentum: f64,
-    pub(crate) dampening: f64,
-    pub(crate) weight_decay: f64,
-    pub(crate) nesterov: bool,
-    /// No step came before: the momentum buffer starts as the gradient, undampened.
-    pub(crate) first: bool,
-}
-
-/// One SGD step on `weight`, in place, with its momentum buffer (none where momentum is 0). All of
-/// one dtype, `F32` or `F64`, which the arithmetic has too.
-pub(crate) fn sgd(
-    weight: &Tensor,
-    buffer: Option<&Tensor>,
-    gradient: &Tensor,
-    step: Sgd,
-) -> Result<()> {
-    if weight.device().is_cpu() {
-        match weight.dtype() {
-            DType::F64 => cpu::sgd::<f64>(weight, buffer, gradient, step),
-            _ => cpu::sgd::<f32>(weight, buffer, gradient, step),
-        }
-    } else {
-        portable::sgd(weight, buffer, gradient, step)
     }
 }
 

@@ -2,8 +2,6 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::Sgd;
-
 /// Candle's scalar operators round the scalar to the tensor's dtype, here `F32` or `F64`.
 pub(super) fn unscale(gradients: Vec<Tensor>, inverse: f32) -> Result<(Vec<Tensor>, Vec<bool>)> {
     let scaled: Vec<Tensor> =
@@ -34,31 +32,4 @@ pub(super) fn clip_norm(
     // where, not minimum: a NaN norm must reach the gradients.
     let factor = factor.ge(1.0)?.where_cond(&factor.ones_like()?, &factor)?;
     gradients.iter().map(|g| g.broadcast_mul(&factor.to_dtype(g.dtype())?)).collect()
-}
-
-pub(super) fn sgd(
-    weight: &Tensor,
-    buffer: Option<&Tensor>,
-    gradient: &Tensor,
-    step: Sgd,
-) -> Result<()> {
-    let w = weight.detach();
-    let mut gradient = (gradient + (&w * step.weight_decay)?)?;
-    if let Some(buffer) = buffer {
-        let buffered = match step.first {
-            true => gradient.clone(),
-            false => ((buffer * step.momentum)? + (&gradient * (1.0 - step.dampening))?)?,
-        };
-        gradient = match step.nesterov {
-            true => (gradient + (&buffered * step.momentum)?)?,
-            false => buffered.clone(),
-        };
-        overwrite(buffer, &buffered)?;
-    }
-    overwrite(weight, &(w - (gradient * step.lr)?)?)
-}
-
-fn overwrite(dst: &Tensor, src: &Tensor) -> Result<()> {
-    // `slice_set` wants a dimension to slice.
-    dst.detach().flatten_all()?.slice_set(&src.flatten_all()?, 0, 0)
 }

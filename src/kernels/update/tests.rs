@@ -116,35 +116,3 @@ fn clip_value_keeps_nan() -> Result<()> {
     assert!(got[2].is_nan());
     Ok(())
 }
-
-/// Weight, buffer, gradient.
-type Update<'a> = dyn Fn(&Tensor, Option<&Tensor>, &Tensor) -> Result<()> + 'a;
-
-#[test]
-fn sgd_on_the_cpu_is_the_portable_one() -> Result<()> {
-    for len in LENGTHS.into_iter().filter(|&len| len > 0) {
-        for (momentum, nesterov, first) in
-            [(0.0, false, true), (0.9, false, true), (0.9, false, false), (0.9, true, false)]
-        {
-            let step = super::Sgd {
-                lr: 0.1,
-                momentum,
-                dampening: 0.25,
-                weight_decay: 0.01,
-                nesterov,
-                first,
-            };
-            let make = |seed| tensor(&values(seed, len), DType::F64);
-            let run = |update: &Update<'_>| -> Result<_> {
-                let (weight, buffer, gradient) = (make(1)?, make(2)?, make(3)?);
-                update(&weight, (momentum != 0.0).then_some(&buffer), &gradient)?;
-                Ok((doubles(&weight), doubles(&buffer)))
-            };
-            let (w, b) = run(&|w, b, g| super::sgd(w, b, g, step))?;
-            let (pw, pb) = run(&|w, b, g| portable::sgd(w, b, g, step))?;
-            let close = |(a, b): (&f64, &f64)| (a - b).abs() <= 64.0 * f64::EPSILON;
-            assert!(w.iter().zip(&pw).all(close) && b.iter().zip(&pb).all(close), "{step:?}");
-        }
-    }
-    Ok(())
-}

@@ -20,8 +20,14 @@ use runs::{Golden, Optimizer, Recipe, Run, pytorch};
 /// as it rounds in the same places, or fewer; but errors of two draws differ.
 const MARGIN: f64 = 2.0;
 
-const SGD: SgdConfig =
-    SgdConfig { lr: 0.05, momentum: 0.9, dampening: 0.0, weight_decay: 5e-4, nesterov: false };
+const SGD: SgdConfig = SgdConfig {
+    lr: 0.05,
+    momentum: 0.9,
+    dampening: 0.0,
+    weight_decay: 5e-4,
+    nesterov: false,
+    maximize: false,
+};
 const SLOW_SGD: SgdConfig = SgdConfig { lr: 0.01, ..SGD };
 const ADAMW: ParamsAdamW =
     ParamsAdamW { lr: 5e-3, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.05 };

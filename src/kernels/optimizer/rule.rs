@@ -1,0 +1,246 @@
+//! The arithmetic of every optimizer, an element at a time, in the order its documentation gives.
+//!
+//! Settings are `f64`, and rounded to the type of the arithmetic where they meet an element. The
+//! compiler may not fuse or reorder any of it, so that a result is the same on every processor.
+
+use crate::kernels::element::Real;
+
+/// What one step does to one tensor: an optimizer's settings, worked out for the step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rule {
+    Sgd(Sgd),
+    AdamW(AdamW),
+    Lion(Lion),
+    /// The moments, and the norms of the weight and of the update: what LAMB does first.
+    LambMoments(Lamb),
+    /// The update, as long as the trust ratio says.
+    LambUpdate(Lamb, f64),
+    /// Moves by this share towards the "gradient", which is the tensor that is averaged.
+    Average(f64),
+}
+
+/// PyTorch's `torch.optim.SGD`. State: the momentum buffer, or nothing where momentum is 0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sgd {
+    pub(crate) lr: f64,
+    pub(crate) momentum: f64,
+    pub(crate) dampening: f64,
+    pub(crate) weight_decay: f64,
+    pub(crate) nesterov: bool,
+    pub(crate) maximize: bool,
+    /// No step came before: the momentum buffer starts as the gradient, undampened.
+    pub(crate) first: bool,
+}
+
+/// PyTorch's `torch.optim.AdamW`. State: both moments, with AMSGrad the largest second one too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AdamW {
+    /// `1 - lr * weight_decay`.
+    pub(crate) keep: f64,
+    pub(crate) beta1: f64,
+    pub(crate) beta2: f64,
+    pub(crate) eps: f64,
+    /// `lr / (1 - beta1^step)`.
+    pub(crate) step_size: f64,
+    /// `sqrt(1 - beta2^step)`.
+    pub(crate) correction: f64,
+    pub(crate) amsgrad: bool,
+    pub(crate) maximize: bool,
+}
+
+/// State: the momentum.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lion {
+    pub(crate) lr: f64,
+    /// `1 - lr * weight_decay`.
+    pub(crate) keep: f64,
+    pub(crate) beta1: f64,
+    pub(crate) beta2: f64,
+    pub(crate) maximize: bool,
+}
+
+/// State: both moments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lamb {
+    pub(crate) lr: f64,
+    pub(crate) weight_decay: f64,
+    pub(crate) beta1: f64,
+    pub(crate) beta2: f64,
+    pub(crate) eps: f64,
+    /// `1 - beta1^step`.
+    pub(crate) correction1: f64,
+    /// `sqrt(1 - beta2^step)`.
+    pub(crate) correction2: f64,
+    pub(crate) maximize: bool,
+    /// Whether the trust ratio applies to this tensor.
+    pub(crate) adapt: bool,
+    /// Whether the trust ratio ends at 1.
+    pub(crate) clip: bool,
+}
+
+/// Sums of squares, of the weight and of the update.
+pub(crate) type Squares = [f64; 2];
+
+impl Rule {
+    /// What is left to do, after a pass with these sums of squares over the whole tensor.
+    pub(super) fn next(self, squares: Squares) -> Option<Rule> {
+        let Rule::LambMoments(lamb) = self else { return None };
+        let [weight, update] = squares.map(f64::sqrt);
+        let ratio = if lamb.adapt && weight > 0.0 && update > 0.0 { weight / update } else { 1.0 };
+        Some(Rule::LambUpdate(lamb, if lamb.clip { ratio.min(1.0) } else { ratio }))
+    }
+
+    /// Whether it writes the weight.
+    pub(super) fn writes_weight(self) -> bool {
+        !matches!(self, Rule::LambMoments(_))
+    }
+
+    /// Whether it reads the gradient and writes the state.
+    pub(super) fn reads_gradient(self) -> bool {
+        !matches!(self, Rule::LambUpdate(..))
+    }
+
+    /// One step on a block: all slices are as long as `w`, those of the states the rule has not are
+    /// empty.
+    #[inline(always)]
+    pub(super) fn run<T: Real>(self, w: &mut [T], g: &[T], states: [&mut [T]; 3]) -> Squares {
+        let [a, b, c] = states;
+        match self {
+            Rule::Sgd(rule) => rule.run(w, g, a),
+            Rule::AdamW(rule) => rule.run(w, g, a, b, c),
+            Rule::Lion(rule) => rule.run(w, g, a),
+            Rule::LambMoments(rule) => return rule.moments(w, g, a, b),
+            Rule::LambUpdate(rule, ratio) => rule.update(w, a, b, ratio),
+            Rule::Average(share) => {
+                for (w, g) in w.iter_mut().zip(g) {
+                    *w = lerp(*w, *g, share);
+                }
+            }
+        }
+        [0.0; 2]
+    }
+}
+
+/// `a` moved by `share` of the way to `b`, as PyTorch's `lerp`.
+#[inline(always)]
+fn lerp<T: Real>(a: T, b: T, share: f64) -> T {
+    let part = T::of(share);
+    if share < 0.5 { a + part * (b - a) } else { b - (b - a) * (T::one() - part) }
+}
+
+#[inline(always)]
+fn sign<T: Real>(maximize: bool) -> T {
+    if maximize { -T::one() } else { T::one() }
+}
+
+impl Sgd {
+    #[inline(always)]
+    fn run<T: Real>(self, w: &mut [T], g: &[T], buffer: &mut [T]) {
+        let [lr, momentum, decay] = [self.lr, self.momentum, self.weight_decay].map(T::of);
+        let sign = sign::<T>(self.maximize);
+        if self.momentum == 0.0 {
+            for (w, g) in w.iter_mut().zip(g) {
+                *w -= lr * (sign * *g + decay * *w);
+            }
+            return;
+        }
+        let fresh = T::of(if self.first { 1.0 } else { 1.0 - self.dampening });
+        let kept = if self.first { T::zero() } else { momentum };
+        let nesterov = self.nesterov;
+        for ((w, b), g) in w.iter_mut().zip(buffer).zip(g) {
+            let g = sign * *g + decay * *w;
+            *b = kept * *b + fresh * g;
+            *w -= lr * if nesterov { g + momentum * *b } else { *b };
+        }
+    }
+}
+
+/// Adam's moments after gradient `g`: [`lerp`], and PyTorch's `mul`, `addcmul`.
+#[inline(always)]
+fn moments<T: Real>(m: &mut T, v: &mut T, g: T, beta1: f64, beta2: f64) {
+    *m = lerp(*m, g, 1.0 - beta1);
+    *v = *v * T::of(beta2) + T::of(1.0 - beta2) * g * g;
+}
+
+impl AdamW {
+    #[inline(always)]
+    fn run<T: Real>(self, w: &mut [T], g: &[T], m: &mut [T], v: &mut [T], top: &mut [T]) {
+        let (keep, sign) = (T::of(self.keep), sign::<T>(self.maximize));
+        if self.amsgrad {
+            for ((((w, m), v), top), g) in w.iter_mut().zip(m).zip(v).zip(top).zip(g) {
+                moments(m, v, sign * *g, self.beta1, self.beta2);
+                *top = if *top >= *v || top.is_nan() { *top } else { *v };
+                *w = *w * keep + self.change(*m, *top);
+            }
+        } else {
+            for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(g) {
+                moments(m, v, sign * *g, self.beta1, self.beta2);
+                *w = *w * keep + self.change(*m, *v);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn change<T: Real>(self, m: T, v: T) -> T {
+        let [eps, correction, step] = [self.eps, self.correction, -self.step_size].map(T::of);
+        step * m / (v.sqrt() / correction + eps)
+    }
+}
+
+impl Lion {
+    #[inline(always)]
+    fn run<T: Real>(self, w: &mut [T], g: &[T], m: &mut [T]) {
+        let [lr, keep, beta1, beta2] = [self.lr, self.keep, self.beta1, self.beta2].map(T::of);
+        let [fresh1, fresh2] = [1.0 - self.beta1, 1.0 - self.beta2].map(T::of);
+        let sign = sign::<T>(self.maximize);
+        for ((w, m), g) in w.iter_mut().zip(m).zip(g) {
+            let g = sign * *g;
+            let toward = *m * beta1 + g * fresh1;
+            // NaN has no sign, and must not look like a step.
+            let direction = if toward == T::zero() || toward.is_nan() {
+                toward
+            } else {
+                T::one().copysign(toward)
+            };
+            *w = *w * keep - lr * direction;
+            *m = *m * beta2 + g * fresh2;
+        }
+    }
+}
+
+impl Lamb {
+    /// The Adam step with the decay, before it is scaled.
+    #[inline(always)]
+    fn direction<T: Real>(self, w: T, m: T, v: T) -> T {
+        let [decay, eps, correction1, correction2] =
+            [self.weight_decay, self.eps, self.correction1, self.correction2].map(T::of);
+        m / correction1 / (v.sqrt() / correction2 + eps) + decay * w
+    }
+
+    #[inline(always)]
+    fn moments<T: Real>(self, w: &[T], g: &[T], m: &mut [T], v: &mut [T]) -> Squares {
+        let sign = sign::<T>(self.maximize);
+        // Sixteen sums side by side, so that the loop vectorises.
+        let mut squares = [[0f64; 16]; 2];
+        let len = w.len();
+        let (g, m, v) = (&g[..len], &mut m[..len], &mut v[..len]);
+        for start in (0..len).step_by(16) {
+            for lane in 0..16.min(len - start) {
+                let i = start + lane;
+                moments(&mut m[i], &mut v[i], sign * g[i], self.beta1, self.beta2);
+                let (w, update) = (w[i].to_double(), self.direction(w[i], m[i], v[i]).to_double());
+                squares[0][lane] += w * w;
+                squares[1][lane] += update * update;
+            }
+        }
+        squares.map(|lanes| lanes.iter().sum())
+    }
+
+    #[inline(always)]
+    fn update<T: Real>(self, w: &mut [T], m: &[T], v: &[T], ratio: f64) {
+        let length = T::of(self.lr * ratio);
+        for ((w, m), v) in w.iter_mut().zip(m).zip(v) {
+            *w -= length * self.direction(*w, *m, *v);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! A moving average of a model's weights.
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Tensor, Var};
+
+use super::config::check_fractions;
+use crate::kernels::{self, optimizer as kernel};
+use crate::{Error, Parameters, Result, autocast};
+
+/// The settings of an [`Ema`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct EmaConfig {
+    /// How much of the average is kept at an update. Default `0.999`.
+    pub decay: f64,
+    /// Keep less at first: `(1 + n) / (10 + n)` at the `n`th update (from 1), while that is below
+    /// `decay`. An average that starts from random weights is rid of them sooner. Default `false`.
+    pub warm_up: bool,
+}
+
+impl Default for EmaConfig {
+    fn default() -> Self {
+        Self { decay: 0.999, warm_up: false }
+    }
+}
+
+/// An exponential moving average of the weights of a model, which often does better than the
+/// weights themselves.
+///
+/// ```text
+/// average = average + (1 - decay) * (weight - average)
+/// ```
+///
+/// It starts as a copy of the weights. Buffers, such as running statistics, are not averaged.
+///
+/// # Precision
+///
+/// The average and its arithmetic are `F32` (`F64` for `F64` variables). In half the change, a
+/// thousandth of a difference, would be lost.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::Parameters;
+/// use candle_amp::optim::{Ema, EmaConfig};
+/// use candle_core::{DType, Device, Tensor, Var};
+///
+/// let w = Var::zeros(1, DType::F32, &Device::Cpu)?;
+/// let parameters = Parameters::named([("w", w.clone())])?;
+/// let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.75, ..Default::default() })?;
+/// w.set(&Tensor::ones(1, DType::F32, &Device::Cpu)?)?; // a step
+/// ema.update()?;
+/// let average = ema.scope(|| w.to_vec1::<f32>())?; // an evaluation
+/// assert_eq!(average?, [0.25]);
+/// assert_eq!(w.to_vec1::<f32>()?, [1.0]);
+/// # Ok::<(), candle_amp::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.optim.swa_utils.get_ema_multi_avg_fn`; the warm-up is that of TensorFlow's
+/// `ExponentialMovingAverage` with `num_updates`.
+#[derive(Debug)]
+pub struct Ema {
+    config: EmaConfig,
+    averages: Vec<Average>,
+    updates: u64,
+    /// The weights, while the averages are in their place.
+    weights: Option<Vec<Tensor>>,
+}
+
+#[derive(Debug)]
+struct Average {
+    name: String,
+    variable: Var,
+    average: Tensor,
+}
+
+/// What an [`Ema`] remembers, to save: copies of the averages, by the names of the parameters.
+#[derive(Clone, Debug)]
+pub struct EmaState {
+    /// `F32`, or `F64` for `F64` variables.
+    pub averages: BTreeMap<String, Tensor>,
+    /// How many updates there were.
+    pub updates: u64,
+}
+
+impl Ema {
+    /// The average of `parameters`, from a copy of them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`] for a `decay` that is not from 0 to below 1.
+    pub fn new(parameters: &Parameters, config: EmaConfig) -> Result<Self> {
+        check_fractions([("decay", config.decay)])?;
+        let mut averages: Vec<Average> = Vec::with_capacity(parameters.len());
+        for (name, variable) in parameters.iter() {
+            let repeated = averages.iter().any(|a| a.variable.id() == variable.id());
+            if repeated || !variable.dtype().is_float() {
+                continue;
+            }
+            let average = kernels::cast(variable, kernel::arithmetic(variable.dtype()))?;
+            averages.push(Average { name: name.to_owned(), variable: variable.clone(), average });
+        }
+        Ok(Self { config, averages, updates: 0, weights: None })
+    }
+
+    /// Moves the average towards the weights: after every step that was taken.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::AveragesInPlace`] between [`swap_in`](Self::swap_in) and
+    /// [`swap_out`](Self::swap_out).
+    pub fn update(&mut self) -> Result<()> {
+        if self.weights.is_some() {
+            return Err(Error::AveragesInPlace { call: "update" });
+        }
+        let rule = kernel::Rule::Average(1.0 - self.decay());
+        let slot = |Average { variable, average, .. }: &'_ Average| {
+            let wanted = average.dtype();
+            // F16, BF16 and F32 are read as they are.
+            let same = variable.dtype() == wanted || wanted == DType::F32;
+            match same {
+                true => Ok(variable.detach()),
+                false => kernels::cast(variable, wanted),
+            }
+        };
+        let weights: Vec<Tensor> =
+            self.averages.iter().map(slot).collect::<candle_core::Result<_>>()?;
+        let slots = self.averages.iter().zip(&weights).map(|(to, weight)| kernel::Slot {
+            variable: &to.average,
+            master: kernel::Master::Itself,
+            states: &[],
+            gradient: weight,
+            rule,
+            seed: 0,
+        });
+        kernel::step(slots.collect())?;
+        self.updates += 1;
+        Ok(())
+    }
+
+    /// How much of the average the next update keeps.
+    pub fn decay(&self) -> f64 {
+        let n = self.updates as f64 + 1.0;
+        match self.config.warm_up {
+            true => self.config.decay.min((1.0 + n) / (10.0 + n)),
+            false => self.config.decay,
+        }
+    }
+
+    /// How many updates there were.
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// The average of `variable`, `F32` (`F64` for an `F64` variable); `None` where it has none.
+    pub fn average(&self, variable: &Tensor) -> Option<&Tensor> {
+        let found = self.averages.iter().find(|a| a.variable.id() == variable.id());
+        found.map(|a| &a.average)
+    }
+
+    /// Runs `f`, an evaluation, with the averages in place of the weights.
+    ///
+    /// The weights are back afterwards, also where `f` panics.
+    ///
+    /// # Errors
+    ///
+    /// As [`swap_in`](Self::swap_in) and [`swap_out`](Self::swap_out).
+    pub fn scope<T>(&mut self, f: impl FnOnce() -> T) -> Result<T> {
+        /// Puts the weights back.
+        struct Out<'a>(&'a mut Ema);
+        impl Drop for Out<'_> {
+            fn drop(&mut self) {
+                let _ = self.0.swap_out();
+            }
+        }
+        self.swap_in()?;
+        let out = Out(self);
+        let result = f();
+        out.0.swap_out()?;
+        Ok(result)
+    }
+
+    /// Puts the averages, rounded once, in place of the weights, which are kept.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::AveragesInPlace`] where they are already.
+    pub fn swap_in(&mut self) -> Result<()> {
+        if self.weights.is_some() {
+            return Err(Error::AveragesInPlace { call: "swap_in" });
+        }
+        let keep = |a: &Average| a.variable.detach().copy();
+        self.weights =
+            Some(self.averages.iter().map(keep).collect::<candle_core::Result<Vec<_>>>()?);
+        self.write()
+    }
+
+    /// Puts the weights back, bit for bit. Without [`swap_in`](Self::swap_in) before it nothing
+    /// happens.
+    ///
+    /// # Errors
+    ///
+    /// What the copy meets.
+    pub fn swap_out(&mut self) -> Result<()> {
+        let Some(weights) = self.weights.take() else { return Ok(()) };
+        for (Average { variable, .. }, weight) in self.averages.iter().zip(&weights) {
+            kernels::cast_into(variable, weight)?;
+        }
+        autocast::clear_cast_cache();
+        Ok(())
+    }
+
+    /// Overwrites the weights with the averages for good: at the end of training. A half variable's
+    /// master, if an optimizer has one, does not follow.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::AveragesInPlace`] between [`swap_in`](Self::swap_in) and
+    /// [`swap_out`](Self::swap_out).
+    pub fn copy_to(&self) -> Result<()> {
+        if self.weights.is_some() {
+            return Err(Error::AveragesInPlace { call: "copy_to" });
+        }
+        self.write()
+    }
+
+    fn write(&self) -> Result<()> {
+        for Average { variable, average, .. } in &self.averages {
+            kernels::cast_into(variable, average)?;
+        }
+        autocast::clear_cast_cache();
+        Ok(())
+    }
+
+    /// The state, to save.
+    ///
+    /// # Errors
+    ///
+    /// What the copies meet.
+    pub fn state(&self) -> Result<EmaState> {
+        let copy = |a: &Average| Ok((a.name.clone(), a.average.copy()?));
+        let averages = self.averages.iter().map(copy).collect::<candle_core::Result<_>>()?;
+        Ok(EmaState { averages, updates: self.updates })
+    }
+
+    /// Goes on from a saved state.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::State`] where names, shapes or dtypes do not fit; nothing is changed then.
+    pub fn load_state(&mut self, state: &EmaState) -> Result<()> {
+        let names: Vec<&String> = self.averages.iter().map(|a| &a.name).collect();
+        let found: Vec<&String> = state.averages.keys().collect();
+        super::state::expect("the averages", &found, &names)?;
+        let mut loaded = Vec::with_capacity(names.len());
+        for Average { name, average, .. } in &self.averages {
+            let (tensor, shape) = (state.averages.get(name), average.shape());
+            let tensor = super::state::checked(name.clone(), tensor, shape, average.dtype())?;
+            loaded.push(tensor.to_device(average.device())?.contiguous()?.copy()?);
+        }
+        for (own, loaded) in self.averages.iter_mut().zip(loaded) {
+            own.average = loaded;
+        }
+        self.updates = state.updates;
+        Ok(())
+    }
+}

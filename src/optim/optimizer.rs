@@ -1,0 +1,378 @@
+//! The core all optimizers share.
+
+use std::collections::HashMap;
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Tensor, TensorId, Var};
+use rand::Rng;
+
+use super::AsCandle;
+use super::config::{Config, check};
+use super::parameters::{Group, Variables};
+use super::slot::{Slot, label};
+use crate::kernels::{self, optimizer as kernel};
+use crate::step::{Gradients, Step};
+use crate::{Error, Result, autocast, random};
+
+/// How a half variable keeps its exact value between steps. `F32` and `F64` variables are their own.
+///
+/// | | bytes a parameter, variable included | for | the exact value |
+/// |---|---|---|---|
+/// | `F32` | 6 | F16, BF16 | an `F32` master |
+/// | `Remainder` | 4 | BF16 | the variable and 16 bits more |
+/// | `Stochastic` | 2 | F16, BF16 | the variable, right on average |
+///
+/// `F32` and `Remainder` train the same `F32` value, bit for bit, from the same gradients. `F32`
+/// rounds it to nearest even; `Remainder` to nearest, ties away from zero: one number in 2¹⁷ differs,
+/// by the last bit. (65,537 `F32` numbers round to each even `BF16` where ties go to even: one too
+/// many for 16 bits.)
+///
+/// `Stochastic` rounds up or down at random, up as often as the value is close to the upper number.
+/// Plain rounding loses every update below half the variable's last bit; this way they add up on
+/// average, and the noise of a step is that of one rounding. The random bits come from the crate's
+/// generator, [`random`](crate::random), one draw a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Masters {
+    /// `F32` masters.
+    #[default]
+    F32,
+    /// `BF16` variables and the 16 bits that make them `F32`.
+    Remainder,
+    /// No master: the variable is rounded at random.
+    Stochastic,
+}
+
+/// An optimizer of this crate: [`Sgd`](super::Sgd), [`AdamW`](super::AdamW), [`Lion`](super::Lion)
+/// and [`Lamb`](super::Lamb) are this with settings of their own.
+///
+/// # Precision
+///
+/// Arithmetic is `F32`, whatever the dtype of variable and gradient, and `F64` for `F64` variables.
+/// State is the same, or `BF16`. A half variable has a master, from which it is rewritten, rounded
+/// once, in the same pass; see [`Masters`]. Results do not depend on the number of threads.
+///
+/// # State
+///
+/// Masters and states are made at a variable's first step: what is written to a variable before
+/// (loaded weights) counts, what is written later to a half variable with a master does not. A
+/// variable without a gradient is left alone, and its step is not counted.
+///
+/// # Groups
+///
+/// [`from_groups`](Self::from_groups) takes parameters in groups with settings of their own.
+/// [`learning_rate`](Self::learning_rate) is the first group's.
+/// [`set_learning_rate`](Self::set_learning_rate) sets the first group's and moves the others in
+/// proportion to those they were made with, so that a schedule keeps them apart.
+///
+/// # As an optimizer of candle's
+///
+/// It implements [`Step`], not candle's trait, so that [`GradScaler::step`] can hand it `F32`
+/// gradients of half variables. [`as_candle`](Self::as_candle) and [`AsCandle`] are for code that
+/// asks for candle's.
+///
+/// [`GradScaler::step`]: crate::GradScaler::step
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::Parameters;
+/// use candle_amp::optim::{AdamW, AdamWConfig, Group, Masters};
+/// use candle_core::{DType, Device, Var};
+///
+/// let w = Var::ones((2, 2), DType::BF16, &Device::Cpu)?;
+/// let parameters = Parameters::named([("w", w.clone())])?;
+/// let config = AdamWConfig { lr: 1e-4, ..Default::default() };
+/// let mut adamw = AdamW::new(&parameters, config)?.with_masters(Masters::Remainder)?;
+/// for _ in 0..100 {
+///     // 1 - 1e-4 is 1 in BF16.
+///     adamw.backward_step(&w.to_dtype(DType::F32)?.sum_all()?)?;
+/// }
+/// let exact = adamw.master(&w)?.expect("it is one of the optimizer's");
+/// assert!((exact.flatten_all()?.to_vec1::<f32>()?[0] - 0.9899).abs() < 1e-4);
+/// # Ok::<(), candle_amp::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Optim<C> {
+    pub(super) groups: Vec<Settings<C>>,
+    pub(super) slots: Vec<Slot>,
+    pub(super) masters: Masters,
+    pub(super) state_dtype: DType,
+    /// Where the variables' memory is: a gradient that shares it is copied first.
+    addresses: Vec<usize>,
+}
+
+/// The settings of a group.
+#[derive(Debug)]
+pub(super) struct Settings<C> {
+    pub(super) config: C,
+    /// What a schedule's factor is taken of.
+    pub(super) base_lr: f64,
+}
+
+impl<C: Config> Optim<C> {
+    /// An optimizer of `parameters`, a `Vec<Var>` or [`Parameters`](crate::Parameters); repeated
+    /// ones count once, integers are left out.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`] for a setting outside its range; [`Error::DType`] for a float that is not
+    /// `F16`, `BF16`, `F32` or `F64`.
+    pub fn new(parameters: impl Into<Variables>, config: C) -> Result<Self> {
+        Self::from_groups(vec![Group::new(parameters, config)])
+    }
+
+    /// An optimizer of groups with settings of their own.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new); [`Error::TwoGroups`] for a variable that is in two of them.
+    pub fn from_groups(groups: Vec<Group<C>>) -> Result<Self> {
+        let (mut slots, mut settings) = (Vec::new(), Vec::new());
+        let mut seen: HashMap<TensorId, usize> = HashMap::new();
+        for (group, Group { parameters: Variables(variables), config }) in
+            groups.into_iter().enumerate()
+        {
+            config.validate()?;
+            settings.push(Settings { config, base_lr: config.lr() });
+            for (number, (name, variable)) in variables.into_iter().enumerate() {
+                match seen.insert(variable.id(), group) {
+                    Some(first) if first == group => continue,
+                    Some(_) => {
+                        return Err(Error::TwoGroups { variable: label(name.as_deref(), number) });
+                    }
+                    None => {}
+                }
+                match variable.dtype() {
+                    DType::F16 | DType::BF16 | DType::F32 | DType::F64 => {}
+                    got if got.is_float() => return Err(dtype::<C>("a variable", got)),
+                    _ => continue,
+                }
+                let (master, states) = (None, Vec::new());
+                slots.push(Slot { name, variable, group, steps: 0, master, states });
+            }
+        }
+        let mut addresses: Vec<usize> =
+            slots.iter().map(|slot| kernel::address(&slot.variable)).collect();
+        addresses.sort_unstable();
+        let (masters, state_dtype) = (Masters::F32, DType::F32);
+        Ok(Self { groups: settings, slots, masters, state_dtype, addresses })
+    }
+
+    /// The same with another way to keep half variables.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Remainder`] for [`Masters::Remainder`] where a variable is F16;
+    /// [`Error::AfterFirstStep`].
+    pub fn with_masters(mut self, masters: Masters) -> Result<Self> {
+        self.before_the_first_step("with_masters")?;
+        let f16 = self.slots.iter().position(|slot| slot.variable.dtype() == DType::F16);
+        match f16 {
+            Some(number) if masters == Masters::Remainder => {
+                let variable = label(self.slots[number].name.as_deref(), number);
+                return Err(Error::Remainder { variable, got: DType::F16 });
+            }
+            _ => self.masters = masters,
+        }
+        Ok(self)
+    }
+
+    /// The same with state in `dtype`, `F32` or `BF16`; that of `F64` variables stays `F64`.
+    ///
+    /// BF16 state is rounded at random, as [`Masters::Stochastic`] does with weights: AdamW's second
+    /// moment changes by a thousandth at a step, and BF16 has 256 steps to the next power of two, so
+    /// that rounded to nearest it would stop.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::DType`], [`Error::AfterFirstStep`].
+    pub fn with_state_dtype(mut self, dtype: DType) -> Result<Self> {
+        self.before_the_first_step("with_state_dtype")?;
+        if !matches!(dtype, DType::F32 | DType::BF16) {
+            let (op, name, expected) = (C::NAME, "state", "F32 or BF16".to_owned());
+            return Err(Error::DType { op, name, got: dtype, expected });
+        }
+        self.state_dtype = dtype;
+        Ok(self)
+    }
+
+    fn before_the_first_step(&self, call: &'static str) -> Result<()> {
+        match self.slots.iter().all(|slot| slot.steps == 0) {
+            true => Ok(()),
+            false => Err(Error::AfterFirstStep { call }),
+        }
+    }
+
+    /// Steps with gradients keyed by the model's variables, in any floating-point dtype.
+    ///
+    /// # Errors
+    ///
+    /// A gradient of another shape than its variable, on another device, or of integers; nothing is
+    /// updated then.
+    pub fn step(&mut self, gradients: &GradStore) -> candle_core::Result<()> {
+        self.step_with(|variable| gradients.get(variable))
+    }
+
+    /// Back-propagates `loss` and steps, without loss scaling: for F32 and BF16.
+    ///
+    /// # Errors
+    ///
+    /// Those of backward and of [`step`](Self::step).
+    pub fn backward_step(&mut self, loss: &Tensor) -> candle_core::Result<()> {
+        self.step(&loss.backward()?)
+    }
+
+    /// The learning rate of the first group, 0 without any.
+    pub fn learning_rate(&self) -> f64 {
+        self.groups.first().map_or(0.0, |group| group.config.lr())
+    }
+
+    /// Sets the learning rate of the first group, and those of the others in proportion to the rates
+    /// they were made with. Where the first was made with 0, the others keep theirs.
+    pub fn set_learning_rate(&mut self, learning_rate: f64) {
+        let first = self.groups.first().map_or(0.0, |group| group.base_lr);
+        for (number, group) in self.groups.iter_mut().enumerate() {
+            let lr = match number {
+                0 => learning_rate,
+                _ if first == 0.0 => continue,
+                _ => learning_rate * (group.base_lr / first),
+            };
+            group.config = group.config.with("lr", lr);
+        }
+    }
+
+    /// The settings of every group as they are now.
+    pub fn configs(&self) -> impl ExactSizeIterator<Item = &C> {
+        self.groups.iter().map(|group| &group.config)
+    }
+
+    /// Gives the group `number` other settings; a schedule goes on from this learning rate.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`], also for a group there is not; nothing is changed then.
+    pub fn set_config(&mut self, number: usize, config: C) -> Result<()> {
+        config.validate()?;
+        let groups = self.groups.len();
+        let exists = number < groups;
+        check("group", number as f64, exists, "less than the number of groups")?;
+        self.groups[number] = Settings { config, base_lr: config.lr() };
+        Ok(())
+    }
+
+    /// The exact value of `variable`, a copy: `F32`, or `F64` for an `F64` variable. `None` where it
+    /// is not one of this optimizer's.
+    ///
+    /// # Errors
+    ///
+    /// What the copy meets.
+    pub fn master(&self, variable: &Tensor) -> Result<Option<Tensor>> {
+        let slot = self.slots.iter().find(|slot| slot.variable.id() == variable.id());
+        Ok(slot.map(|slot| slot.exact(self.masters)).transpose()?)
+    }
+
+    /// How half variables are kept.
+    pub fn masters(&self) -> Masters {
+        self.masters
+    }
+
+    /// This, where a `candle_nn::Optimizer` is asked for. Given to a scaler in this form it is
+    /// like any of candle's: gradients come in the variable's dtype.
+    pub fn as_candle(&mut self) -> AsCandle<'_, C> {
+        AsCandle::new(self)
+    }
+
+    fn step_with<'a>(
+        &mut self,
+        gradient: impl Fn(&Tensor) -> Option<&'a Tensor>,
+    ) -> candle_core::Result<()> {
+        let mut gradients = Vec::with_capacity(self.slots.len());
+        for slot in &self.slots {
+            let gradient = gradient(&slot.variable);
+            gradients.push(gradient.map(|g| self.checked(g, &slot.variable)).transpose()?);
+        }
+        let (masters, dtype) = (self.masters, self.state_dtype);
+        let mut new = Vec::with_capacity(gradients.len());
+        for (slot, gradient) in self.slots.iter_mut().zip(&gradients) {
+            let count = self.groups[slot.group].config.states().len();
+            new.push(gradient.is_some() && slot.prepare(masters, count, dtype)?);
+        }
+        let seed = if self.is_random() { random::next_stream().random() } else { 0u64 };
+        // Most variables are at the same step.
+        let mut last = None;
+        let mut rule = |group: usize, step, new| match last {
+            Some((key, rule)) if key == (group, step, new) => rule,
+            _ => {
+                let rule = self.groups[group].config.rule(step, new);
+                last = Some(((group, step, new), rule));
+                rule
+            }
+        };
+        let mut slots = Vec::with_capacity(gradients.len());
+        for (number, slot) in self.slots.iter().enumerate() {
+            let Some(gradient) = &gradients[number] else { continue };
+            slots.push(kernel::Slot {
+                variable: &slot.variable,
+                master: slot.kernel_master(masters),
+                states: &slot.states,
+                gradient,
+                rule: rule(slot.group, slot.steps + 1, new[number]),
+                // Odd, so that tensors are far apart in the seeds.
+                seed: seed.wrapping_add((number as u64).wrapping_mul(0xd134_2543_de82_ef95)),
+            });
+        }
+        kernel::step(slots)?;
+        for (slot, _) in self.slots.iter_mut().zip(gradients).filter(|(_, g)| g.is_some()) {
+            slot.steps += 1;
+        }
+        autocast::clear_cast_cache();
+        Ok(())
+    }
+
+    /// A gradient as the kernel takes it.
+    fn checked(&self, gradient: &Tensor, variable: &Var) -> candle_core::Result<Tensor> {
+        let (got, expected) = (gradient.shape(), variable.shape());
+        if got != expected {
+            let expected = format!("{expected:?}, that of its variable");
+            let (op, name, got) = (C::NAME, "a gradient", got.clone());
+            return Err(Error::Shape { op, name, got, expected }.into());
+        }
+        let (got, expected) = (gradient.device().location(), variable.device().location());
+        if got != expected {
+            return Err(Error::Device { op: C::NAME, name: "a gradient", got, expected }.into());
+        }
+        if !gradient.dtype().is_float() {
+            return Err(dtype::<C>("a gradient", gradient.dtype()).into());
+        }
+        let wanted = kernel::arithmetic(variable.dtype());
+        let half = matches!(gradient.dtype(), DType::F16 | DType::BF16);
+        if gradient.dtype() != wanted && !(half && wanted == DType::F32) {
+            return kernels::cast(gradient, wanted);
+        }
+        let gradient = gradient.detach().contiguous()?;
+        match self.addresses.binary_search(&kernel::address(&gradient)) {
+            Ok(_) => gradient.copy(),
+            Err(_) => Ok(gradient),
+        }
+    }
+
+    /// Whether a step draws random bits.
+    fn is_random(&self) -> bool {
+        let half = self.masters == Masters::Stochastic && self.slots.iter().any(Slot::is_half);
+        half || self.state_dtype == DType::BF16
+    }
+}
+
+fn dtype<C: Config>(name: &'static str, got: DType) -> Error {
+    Error::DType { op: C::NAME, name, got, expected: "F16, BF16, F32 or F64".to_owned() }
+}
+
+impl<C: Config> Step for Optim<C> {
+    fn variables(&self) -> Option<Vec<TensorId>> {
+        Some(self.slots.iter().map(|slot| slot.variable.id()).collect())
+    }
+
+    fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
+        self.step_with(|variable| gradients.get(variable))
+    }
+}

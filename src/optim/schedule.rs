@@ -1,0 +1,340 @@
+//! Learning rates over a run.
+//!
+//! A schedule is a rule without tensors: how much of the learning rate is left after so many steps.
+//! A [`Scheduler`] counts the steps that were taken, and not those that a scaler skipped, and sets
+//! the learning rate of any optimizer.
+
+use std::f64::consts::PI;
+
+use candle_nn::Optimizer;
+
+use super::config::{Config, check, check_fractions, check_not_negative};
+use super::optimizer::Optim;
+use crate::{MasterWeights, Result, StepOutcome};
+
+/// An optimizer with a learning rate: every `candle_nn::Optimizer`, this crate's, and
+/// [`MasterWeights`].
+pub trait LearningRate {
+    /// The learning rate; of the first group, where there are groups.
+    fn learning_rate(&self) -> f64;
+
+    /// Sets it; [`Optim`] moves other groups in proportion.
+    fn set_learning_rate(&mut self, learning_rate: f64);
+}
+
+impl<O: Optimizer> LearningRate for O {
+    fn learning_rate(&self) -> f64 {
+        Optimizer::learning_rate(self)
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        Optimizer::set_learning_rate(self, learning_rate)
+    }
+}
+
+impl<C: Config> LearningRate for Optim<C> {
+    fn learning_rate(&self) -> f64 {
+        self.learning_rate()
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.set_learning_rate(learning_rate)
+    }
+}
+
+impl<O: Optimizer> LearningRate for MasterWeights<O> {
+    fn learning_rate(&self) -> f64 {
+        self.learning_rate()
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.set_learning_rate(learning_rate)
+    }
+}
+
+/// How the learning rate goes, as a factor of the one the optimizer was made with.
+///
+/// All are pure: [`factor`](Self::factor) depends on the number of steps taken and nothing else.
+/// PyTorch's schedules are given as formulas of the base rate; divide an absolute rate (`eta_min`,
+/// `max_lr`) by it.
+///
+/// ```
+/// use candle_amp::optim::Schedule;
+///
+/// let schedule = Schedule::cosine(100).with_warm_up(10);
+/// assert_eq!(schedule.factor(0), 1.0 / 11.0);
+/// assert_eq!(schedule.factor(10), 1.0); // warmed up
+/// assert!((schedule.factor(60) - 0.5).abs() < 1e-12); // half way down
+/// assert_eq!(schedule.factor(110), 0.0);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Schedule {
+    /// Steps of a linear rise before the rest begins: the `n`th of `warm_up` has `n / (warm_up + 1)`
+    /// of the rate. 0 for none, the default.
+    pub warm_up: u64,
+    /// What follows, its steps counted from the end of the warm-up.
+    pub shape: Shape,
+}
+
+/// The shape of a [`Schedule`], once warmed up.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Shape {
+    /// Always 1.
+    Constant,
+    /// Half a cosine from 1 to `end` over `steps`, and `end` from there on. PyTorch's
+    /// `CosineAnnealingLR` with `T_max = steps` and `eta_min = end * lr`, which rises again after
+    /// `T_max`.
+    Cosine {
+        /// Steps from 1 to `end`.
+        steps: u64,
+        /// The factor at the end.
+        end: f64,
+    },
+    /// Up and down again in one cycle: from `1 / div_factor` to 1 over the first `pct_start` of
+    /// `steps`, and to `1 / (div_factor * final_div_factor)` at the last, each along half a cosine.
+    /// PyTorch's `OneCycleLR` with `max_lr = lr`, two phases and `cos` annealing; momentum is left
+    /// alone, as with `cycle_momentum=False`. PyTorch refuses a step after the last; here the rate
+    /// stays.
+    OneCycle {
+        /// Steps in all; the last one has the smallest rate.
+        steps: u64,
+        /// The share of them that goes up. PyTorch's default is 0.3.
+        pct_start: f64,
+        /// How much smaller the first rate is than the largest. PyTorch's default is 25.
+        div_factor: f64,
+        /// How much smaller the last rate is than the first. PyTorch's default is 1e4.
+        final_div_factor: f64,
+    },
+    /// Times `gamma` after every `size` steps. PyTorch's `StepLR`.
+    Step {
+        /// Steps between two falls.
+        size: u64,
+        /// The factor of a fall.
+        gamma: f64,
+    },
+    /// Times `gamma` at each of `milestones`, ascending. PyTorch's `MultiStepLR`.
+    MultiStep {
+        /// Steps at which the rate falls.
+        milestones: Vec<u64>,
+        /// The factor of a fall.
+        gamma: f64,
+    },
+}
+
+impl Schedule {
+    /// [`Shape::Constant`].
+    pub fn constant() -> Self {
+        Self { warm_up: 0, shape: Shape::Constant }
+    }
+
+    /// [`Shape::Cosine`] to 0 in `steps`, a warm-up not counted.
+    pub fn cosine(steps: u64) -> Self {
+        Self { warm_up: 0, shape: Shape::Cosine { steps, end: 0.0 } }
+    }
+
+    /// [`Shape::OneCycle`] of `steps`, with PyTorch's defaults.
+    pub fn one_cycle(steps: u64) -> Self {
+        let (pct_start, div_factor, final_div_factor) = (0.3, 25.0, 1e4);
+        let shape = Shape::OneCycle { steps, pct_start, div_factor, final_div_factor };
+        Self { warm_up: 0, shape }
+    }
+
+    /// [`Shape::Step`]: times `gamma` after every `size` steps.
+    pub fn step(size: u64, gamma: f64) -> Self {
+        Self { warm_up: 0, shape: Shape::Step { size, gamma } }
+    }
+
+    /// [`Shape::MultiStep`]: times `gamma` at each of `milestones`.
+    pub fn multi_step(milestones: Vec<u64>, gamma: f64) -> Self {
+        Self { warm_up: 0, shape: Shape::MultiStep { milestones, gamma } }
+    }
+
+    /// The same after `steps` of a linear rise.
+    #[must_use]
+    pub fn with_warm_up(self, steps: u64) -> Self {
+        Self { warm_up: steps, ..self }
+    }
+
+    /// The factor after `taken` steps: that of the first step is `factor(0)`.
+    pub fn factor(&self, taken: u64) -> f64 {
+        if taken < self.warm_up {
+            return (taken + 1) as f64 / (self.warm_up + 1) as f64;
+        }
+        self.shape.factor(taken - self.warm_up)
+    }
+
+    fn validate(&self) -> Result<()> {
+        let some = |name, steps: u64| check(name, steps as f64, steps > 0, "at least 1");
+        match &self.shape {
+            Shape::Constant => Ok(()),
+            Shape::Cosine { steps, end } => {
+                some("steps", *steps)?;
+                check_not_negative([("end", *end)])
+            }
+            Shape::OneCycle { steps, pct_start, div_factor, final_div_factor } => {
+                some("steps", *steps)?;
+                check_fractions([("pct_start", *pct_start)])?;
+                for (name, x) in
+                    [("div_factor", div_factor), ("final_div_factor", final_div_factor)]
+                {
+                    check(name, *x, *x > 0.0 && x.is_finite(), "a finite number above 0")?;
+                }
+                Ok(())
+            }
+            Shape::Step { size, gamma } => {
+                some("size", *size)?;
+                check_not_negative([("gamma", *gamma)])
+            }
+            Shape::MultiStep { milestones, gamma } => {
+                let fall = milestones.windows(2).find(|pair| pair[0] > pair[1]);
+                let at = fall.map_or(0.0, |pair| pair[1] as f64);
+                check("milestones", at, fall.is_none(), "steps in ascending order")?;
+                check_not_negative([("gamma", *gamma)])
+            }
+        }
+    }
+}
+
+/// Half a cosine from `from` to `to`.
+fn anneal(from: f64, to: f64, progress: f64) -> f64 {
+    to + (from - to) / 2.0 * (1.0 + (PI * progress).cos())
+}
+
+impl Shape {
+    fn factor(&self, taken: u64) -> f64 {
+        match self {
+            Self::Constant => 1.0,
+            Self::Cosine { steps, end } => {
+                if taken >= *steps {
+                    *end
+                } else {
+                    anneal(1.0, *end, taken as f64 / *steps as f64)
+                }
+            }
+            Self::OneCycle { steps, pct_start, div_factor, final_div_factor } => {
+                let (start, last) = (1.0 / div_factor, steps.saturating_sub(1) as f64);
+                let (end, taken) = (start / final_div_factor, (taken as f64).min(last));
+                // PyTorch's: where the two phases end, the first one between two steps as a rule.
+                let top = pct_start * *steps as f64 - 1.0;
+                let share = |part: f64, all: f64| if all > 0.0 { part / all } else { 1.0 };
+                if taken <= top {
+                    anneal(start, 1.0, share(taken, top))
+                } else {
+                    anneal(1.0, end, share(taken - top, last - top))
+                }
+            }
+            Self::Step { size, gamma } => gamma.powf((taken / size) as f64),
+            Self::MultiStep { milestones, gamma } => {
+                let passed = milestones.iter().filter(|&&milestone| milestone <= taken).count();
+                gamma.powf(passed as f64)
+            }
+        }
+    }
+}
+
+/// A [`Schedule`] in a run: it counts the steps, skipped ones not, and sets the learning rate.
+///
+/// ```
+/// use candle_amp::optim::{AdamW, AdamWConfig, Schedule, Scheduler};
+/// use candle_amp::{GradScaler, ops};
+/// use candle_core::{DType, Device, Var};
+///
+/// let w = Var::ones(2, DType::F32, &Device::Cpu)?;
+/// let mut adamw = AdamW::new(vec![w.clone()], AdamWConfig { lr: 0.1, ..Default::default() })?;
+/// let mut scheduler = Scheduler::new(Schedule::cosine(100).with_warm_up(3), &mut adamw)?;
+/// let mut scaler = GradScaler::default();
+/// for scale in [1.0, f64::INFINITY] {
+///     scaler.scale(&(ops::mean(&w)? * scale)?)?.backward()?;
+///     let outcome = scaler.step(&mut adamw)?;
+///     scheduler.step(&outcome, &mut adamw)?;
+///     scaler.update()?;
+///     assert_eq!(adamw.learning_rate(), 0.05); // the second step was skipped
+/// }
+/// # Ok::<(), candle_amp::Error>(())
+/// ```
+///
+/// To save one, save [`taken`](Self::taken), or the whole with the feature `serde`;
+/// [`resume`](Self::resume) goes on from there.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Scheduler {
+    schedule: Schedule,
+    base_lr: f64,
+    taken: u64,
+}
+
+impl Scheduler {
+    /// Starts `schedule` from the learning rate that `optimizer` has, and sets that of the first
+    /// step.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`](crate::Error::Setting) for a number outside its range.
+    pub fn new(schedule: Schedule, optimizer: &mut impl LearningRate) -> Result<Self> {
+        schedule.validate()?;
+        let scheduler = Self { schedule, base_lr: optimizer.learning_rate(), taken: 0 };
+        optimizer.set_learning_rate(scheduler.learning_rate());
+        Ok(scheduler)
+    }
+
+    /// Goes on after `taken` steps of a run that began with the learning rate `base_lr`, and sets
+    /// that of the next step.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn resume(
+        schedule: Schedule,
+        base_lr: f64,
+        taken: u64,
+        optimizer: &mut impl LearningRate,
+    ) -> Result<Self> {
+        schedule.validate()?;
+        check_not_negative([("base_lr", base_lr)])?;
+        let scheduler = Self { schedule, base_lr, taken };
+        optimizer.set_learning_rate(scheduler.learning_rate());
+        Ok(scheduler)
+    }
+
+    /// After a step of a scaler: counts it if it was taken, and sets the next learning rate.
+    ///
+    /// # Synchronisation
+    ///
+    /// That of [`StepOutcome::skipped`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`StepOutcome::skipped`].
+    pub fn step(&mut self, outcome: &StepOutcome, optimizer: &mut impl LearningRate) -> Result<()> {
+        self.after(!outcome.skipped()?, optimizer);
+        Ok(())
+    }
+
+    /// The same where no scaler is: `taken` says whether the step was taken.
+    pub fn after(&mut self, taken: bool, optimizer: &mut impl LearningRate) {
+        self.taken = self.taken.saturating_add(u64::from(taken));
+        optimizer.set_learning_rate(self.learning_rate());
+    }
+
+    /// The learning rate of the next step.
+    pub fn learning_rate(&self) -> f64 {
+        self.base_lr * self.schedule.factor(self.taken)
+    }
+
+    /// How many steps were taken.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// What the factors are taken of.
+    pub fn base_lr(&self) -> f64 {
+        self.base_lr
+    }
+
+    /// The rule it follows.
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+}

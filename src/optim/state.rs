@@ -1,0 +1,214 @@
+//! What an optimizer remembers, to save and to go on from.
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Shape, Tensor};
+
+use super::config::Config;
+use super::optimizer::{Optim, Settings};
+use crate::{Error, Result};
+
+/// The state of an optimizer: everything but the variables themselves.
+///
+/// Tensors are copies, on the device of their variable, in the dtype they are kept in. With `w` the
+/// name of a variable, they are called:
+///
+/// | | |
+/// |---|---|
+/// | `w.momentum_buffer` | of [`Sgd`](super::Sgd) with momentum |
+/// | `w.exp_avg` | the first moment of [`AdamW`](super::AdamW), [`Lamb`](super::Lamb) and [`Lion`](super::Lion) |
+/// | `w.exp_avg_sq`, `w.max_exp_avg_sq` | the second moment, and the largest so far with AMSGrad |
+/// | `w.master` | the `F32` master of a half variable |
+/// | `w.remainder` | the rest of one, `I16`, with [`Masters::Remainder`](super::Masters) |
+///
+/// A variable that has not been stepped has none, and no entry in `steps`.
+#[derive(Clone, Debug)]
+pub struct OptimizerState {
+    /// Which optimizer: `sgd`, `adamw`, `lion` or `lamb`.
+    pub optimizer: String,
+    /// By name.
+    pub tensors: BTreeMap<String, Tensor>,
+    /// How many steps each variable has taken.
+    pub steps: BTreeMap<String, u64>,
+    /// In the order of the groups.
+    pub groups: Vec<GroupState>,
+}
+
+/// The settings of a group and whose they are.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct GroupState {
+    /// The learning rate the group was made with, which `set_learning_rate` keeps in proportion.
+    pub base_lr: f64,
+    /// The settings, `lr` as it is now among them; a flag is 0 or 1.
+    pub settings: BTreeMap<String, f64>,
+    /// The names of the group's variables.
+    pub variables: Vec<String>,
+}
+
+/// What loading one slot will put there.
+type Loaded = (u64, Option<Tensor>, Vec<Tensor>);
+
+impl<C: Config> Optim<C> {
+    /// The state, to save.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unnamed`] where the optimizer was not made from [`Parameters`](crate::Parameters).
+    pub fn state(&self) -> Result<OptimizerState> {
+        let mut state = OptimizerState {
+            optimizer: C::NAME.to_owned(),
+            tensors: BTreeMap::new(),
+            steps: BTreeMap::new(),
+            groups: Vec::new(),
+        };
+        for Settings { config, base_lr } in &self.groups {
+            let settings = config.settings().into_iter().map(|(name, x)| (name.to_owned(), x));
+            let (base_lr, settings) = (*base_lr, settings.collect());
+            state.groups.push(GroupState { base_lr, settings, variables: Vec::new() });
+        }
+        for slot in &self.slots {
+            let Some(name) = &slot.name else { return Err(Error::Unnamed { call: "state" }) };
+            state.groups[slot.group].variables.push(name.clone());
+            if slot.steps == 0 {
+                continue;
+            }
+            state.steps.insert(name.clone(), slot.steps);
+            let states = self.groups[slot.group].config.states();
+            for (kind, tensor) in states.iter().zip(&slot.states) {
+                state.tensors.insert(format!("{name}.{kind}"), tensor.copy()?);
+            }
+            if let (Some((kind, _)), Some(master)) = (slot.master_dtype(self.masters), &slot.master)
+            {
+                state.tensors.insert(format!("{name}.{kind}"), master.copy()?);
+            }
+        }
+        Ok(state)
+    }
+
+    /// Goes on from a saved state: steps, masters, states, and the settings of every group. The
+    /// optimizer must be of the same kind over the same variables in the same groups, with the same
+    /// [`Masters`](super::Masters) and state dtype. The variables are not touched: load them too.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::State`] for whatever does not fit, [`Error::Setting`], [`Error::Unnamed`]; nothing is
+    /// changed then.
+    pub fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
+        let settings = self.check_settings(state)?;
+        let mut loaded = Vec::with_capacity(self.slots.len());
+        let (mut tensors, mut steps) = (0, 0);
+        for slot in &self.slots {
+            let Some(name) = &slot.name else { return Err(Error::Unnamed { call: "load_state" }) };
+            let Some(&count) = state.steps.get(name) else {
+                loaded.push((0, None, Vec::new()));
+                continue;
+            };
+            let shape = slot.variable.shape();
+            let find = |kind: &str, dtype| {
+                let name = format!("{name}.{kind}");
+                let tensor = state.tensors.get(&name);
+                Ok::<_, Error>(checked(name, tensor, shape, dtype)?.clone())
+            };
+            let master = slot.master_dtype(self.masters).map(|(kind, dtype)| find(kind, dtype));
+            let master = master.transpose()?;
+            let states = settings[slot.group].config.states().iter();
+            let dtype = slot.state_dtype(self.state_dtype);
+            let states = states.map(|kind| find(kind, dtype)).collect::<Result<Vec<_>>>()?;
+            tensors += states.len() + usize::from(master.is_some());
+            steps += 1;
+            loaded.push((count, master, states));
+        }
+        if steps != state.steps.len() || tensors != state.tensors.len() {
+            return Err(self.surplus(state));
+        }
+        let own = |tensor: Tensor, device| tensor.to_device(device)?.contiguous()?.copy();
+        let mut copies: Vec<Loaded> = Vec::with_capacity(loaded.len());
+        for ((count, master, states), slot) in loaded.into_iter().zip(&self.slots) {
+            let device = slot.variable.device();
+            let master = master.map(|master| own(master, device)).transpose()?;
+            let states = states.into_iter().map(|state| own(state, device));
+            copies.push((count, master, states.collect::<candle_core::Result<_>>()?));
+        }
+        self.groups = settings;
+        for (slot, (count, master, states)) in self.slots.iter_mut().zip(copies) {
+            (slot.steps, slot.master, slot.states) = (count, master, states);
+        }
+        Ok(())
+    }
+
+    /// The settings of `state`, after a look at everything that is not a tensor.
+    fn check_settings(&self, state: &OptimizerState) -> Result<Vec<Settings<C>>> {
+        expect("the optimizer", &state.optimizer, &C::NAME)?;
+        expect("the number of groups", &state.groups.len(), &self.groups.len())?;
+        let mut all = Vec::with_capacity(self.groups.len());
+        for (number, (saved, own)) in state.groups.iter().zip(&self.groups).enumerate() {
+            let slots = self.slots.iter().filter(|slot| slot.group == number);
+            let Some(variables) =
+                slots.map(|slot| slot.name.as_deref()).collect::<Option<Vec<_>>>()
+            else {
+                return Err(Error::Unnamed { call: "load_state" });
+            };
+            expect(&format!("group {number} of variables"), &saved.variables, &variables)?;
+            let names: Vec<&str> =
+                own.config.settings().into_iter().map(|(name, _)| name).collect();
+            let mut sorted = names.clone();
+            sorted.sort_unstable();
+            let found: Vec<&str> = saved.settings.keys().map(String::as_str).collect();
+            expect(&format!("group {number} of settings"), &found, &sorted)?;
+            let config = names.iter().fold(own.config, |config, &name| {
+                saved.settings.get(name).map_or(config, |&value| config.with(name, value))
+            });
+            config.validate()?;
+            super::config::check_not_negative([("base_lr", saved.base_lr)])?;
+            all.push(Settings { config, base_lr: saved.base_lr });
+        }
+        Ok(all)
+    }
+
+    /// The error for a state that has more than this optimizer.
+    fn surplus(&self, state: &OptimizerState) -> Error {
+        let known = |name: &str| self.slots.iter().any(|slot| slot.name.as_deref() == Some(name));
+        let (mut names, mut tensors) = (state.steps.keys(), state.tensors.keys());
+        let belongs = |tensor: &&String| {
+            let owner = tensor.rsplit_once('.').map_or("", |(name, _)| name);
+            state.steps.contains_key(owner)
+        };
+        let name = names.find(|name| !known(name)).or_else(|| tensors.find(|t| !belongs(t)));
+        let expected = format!("{} of this kind, masters and state dtype alone", C::NAME);
+        let name = name.map_or("it".to_owned(), |name| format!("`{name}`"));
+        Error::State { name, got: "more than there is a place for".to_owned(), expected }
+    }
+}
+
+/// That a part of a state is what it must be.
+pub(super) fn expect<A: std::fmt::Debug + PartialEq<B>, B: std::fmt::Debug>(
+    name: &str,
+    got: &A,
+    expected: &B,
+) -> Result<()> {
+    if got == expected {
+        return Ok(());
+    }
+    let (got, expected) = (format!("{got:?}"), format!("{expected:?}"));
+    Err(Error::State { name: name.to_owned(), got, expected })
+}
+
+/// That a tensor of a state is there and fits.
+pub(super) fn checked<'t>(
+    name: String,
+    tensor: Option<&'t Tensor>,
+    shape: &Shape,
+    dtype: DType,
+) -> Result<&'t Tensor> {
+    let expected = format!("{dtype:?} of shape {shape:?}");
+    let name = format!("`{name}`");
+    let Some(tensor) = tensor else {
+        return Err(Error::State { name, got: "missing".to_owned(), expected });
+    };
+    if tensor.shape() == shape && tensor.dtype() == dtype {
+        return Ok(tensor);
+    }
+    let got = format!("{:?} of shape {:?}", tensor.dtype(), tensor.shape());
+    Err(Error::State { name, got, expected })
+}

@@ -1,0 +1,115 @@
+//! Schedules in a run: groups, any optimizer, skipped steps, going on.
+
+use candle_amp::optim::{AdamW, AdamWConfig, LearningRate, Schedule, Scheduler, Shape};
+use candle_amp::{Error, GradScaler, MasterWeights, ops};
+use candle_core::{DType, Device, Var};
+use candle_nn::{Optimizer, SGD};
+
+#[test]
+fn a_skipped_step_holds_the_schedule_still() -> candle_amp::Result<()> {
+    let w = Var::ones(1, DType::F32, &Device::Cpu)?;
+    let mut adamw = AdamW::new(vec![w.clone()], AdamWConfig { lr: 1.0, ..Default::default() })?;
+    let mut scheduler = Scheduler::new(Schedule::step(1, 0.5), &mut adamw)?;
+    let mut scaler = GradScaler::default();
+    let mut rates = Vec::new();
+    for factor in [1.0, f64::INFINITY, 1.0, f64::NAN, f64::NAN, 1.0] {
+        scaler.scale(&(ops::sum(&w)? * factor)?)?.backward()?;
+        let outcome = scaler.step(&mut adamw)?;
+        scheduler.step(&outcome, &mut adamw)?;
+        scaler.update()?;
+        rates.push(adamw.learning_rate());
+    }
+    assert_eq!(rates, [0.5, 0.5, 0.25, 0.25, 0.25, 0.125]);
+    assert_eq!(scheduler.taken(), 3);
+    Ok(())
+}
+
+#[test]
+fn any_optimizer_can_be_scheduled() -> candle_amp::Result<()> {
+    fn first_two(optimizer: &mut impl LearningRate) -> candle_amp::Result<[f64; 2]> {
+        let mut scheduler = Scheduler::new(Schedule::cosine(2), optimizer)?;
+        let first = optimizer.learning_rate();
+        scheduler.after(true, optimizer);
+        Ok([first, optimizer.learning_rate()])
+    }
+    let w = Var::ones(1, DType::BF16, &Device::Cpu)?;
+    let mut raw = SGD::new(vec![w.clone()], 0.5)?;
+    let mut masters = MasterWeights::<SGD>::new(vec![w.clone()], 0.5)?;
+    let mut own = AdamW::new(vec![w], AdamWConfig { lr: 0.5, ..Default::default() })?;
+    assert_eq!(first_two(&mut raw)?, [0.5, 0.25]);
+    assert_eq!(first_two(&mut masters)?, [0.5, 0.25]);
+    assert_eq!(first_two(&mut own.as_candle())?, [0.5, 0.25]);
+    Ok(())
+}
+
+#[test]
+fn a_schedule_goes_on_where_it_was_saved() -> candle_amp::Result<()> {
+    let mut sgd = SGD::new(vec![], 0.3)?;
+    let schedule = Schedule::one_cycle(20).with_warm_up(3);
+    let mut first = Scheduler::new(schedule.clone(), &mut sgd)?;
+    (0..9).for_each(|_| first.after(true, &mut sgd));
+    let mut other = SGD::new(vec![], 1.0)?;
+    let second = Scheduler::resume(schedule, first.base_lr(), first.taken(), &mut other)?;
+    assert_eq!(second, first);
+    assert_eq!(Optimizer::learning_rate(&other), Optimizer::learning_rate(&sgd));
+    Ok(())
+}
+
+#[test]
+fn a_warm_up_rises_to_the_whole_rate() {
+    let schedule = Schedule::constant().with_warm_up(4);
+    let factors: Vec<f64> = (0..6).map(|taken| schedule.factor(taken)).collect();
+    assert_eq!(factors, [0.2, 0.4, 0.6, 0.8, 1.0, 1.0]);
+}
+
+#[test]
+fn no_schedule_leaves_its_range() {
+    for steps in [1, 2, 3, 7, 1000] {
+        for pct_start in [0.0, 0.3, 0.5, 0.99] {
+            let shape =
+                Shape::OneCycle { steps, pct_start, div_factor: 25.0, final_div_factor: 1e4 };
+            for schedule in [Schedule { warm_up: 2, shape }, Schedule::cosine(steps)] {
+                for taken in (0..2 * steps + 5).chain([u64::MAX]) {
+                    let factor = schedule.factor(taken);
+                    assert!(
+                        (0.0..=1.0 + 1e-12).contains(&factor),
+                        "{schedule:?} {taken}: {factor}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bad_schedules_name_the_setting() -> candle_amp::Result<()> {
+    let mut sgd = SGD::new(vec![], 0.3)?;
+    let cases = [
+        (Schedule::cosine(0), "steps is 0"),
+        (Schedule::step(0, 0.1), "size is 0"),
+        (Schedule::step(3, f64::NAN), "gamma is NaN"),
+        (Schedule::multi_step(vec![3, 2], 0.1), "milestones is 2"),
+        (
+            Schedule {
+                warm_up: 0,
+                shape: Shape::OneCycle {
+                    steps: 9,
+                    pct_start: 1.5,
+                    div_factor: 25.0,
+                    final_div_factor: 1e4,
+                },
+            },
+            "pct_start is 1.5",
+        ),
+    ];
+    for (schedule, part) in cases {
+        match Scheduler::new(schedule, &mut sgd) {
+            Err(error @ Error::Setting { .. }) => {
+                assert!(error.to_string().contains(part), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(Optimizer::learning_rate(&sgd), 0.3);
+    }
+    Ok(())
+}
