@@ -79,6 +79,10 @@ const MIN_NORMAL: i32 = -14;
 const TO_ZERO: i32 = -25;
 
 impl Exponents {
+    pub(crate) fn of(counts: Counts) -> Self {
+        Self(counts)
+    }
+
     /// How many elements there are.
     pub fn elements(&self) -> u64 {
         let counted: u64 = self.0.bins.iter().flatten().sum();

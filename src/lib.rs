@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod autocast;
+mod checkpoints;
 mod error;
 mod gradients;
 mod histogram;
@@ -23,6 +24,7 @@ mod trace;
 mod watch;
 
 pub use autocast::{Autocast, AutocastGuard, clear_cast_cache};
+pub use checkpoints::{Best, Checkpoint, Checkpointer, SavedCheckpoint, State, Stateful};
 pub use error::{Error, Result};
 pub use histogram::{Exponents, F16Fit, GradientHistogram};
 pub use history::{ScaleHistory, ScaleStep};

@@ -116,6 +116,11 @@ impl GradScaler {
         self.scale
     }
 
+    /// Whether it is between `backward` and `update`.
+    pub(crate) fn has_gradients(&self) -> bool {
+        !self.collected.is_empty()
+    }
+
     /// Goes on from a saved state.
     ///
     /// # Errors

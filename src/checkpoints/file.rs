@@ -79,8 +79,8 @@ fn write_new(
     // Widest first, so that every tensor is aligned to its elements.
     entries.sort_by_cached_key(|e| (std::cmp::Reverse(e.dtype.size_in_bytes()), e.name.clone()));
     let head = head(&header, &entries).map_err(|error| failed(error.into()))?;
-    let mut file = OpenOptions::new().write(true).create_new(true).open(temporary).map_err(&failed)?;
-    let mut out = Checked { inner: BufWriter::with_capacity(BUFFER, &mut file), sum: Hasher::new() };
+    let file = OpenOptions::new().write(true).create_new(true).open(temporary).map_err(&failed)?;
+    let mut out = Checked { inner: BufWriter::with_capacity(BUFFER, &file), sum: Hasher::new() };
     out.write_all(&head).map_err(&failed)?;
     for entry in entries {
         let tensor = entry.tensor.detach().to_dtype(entry.dtype)?;
@@ -89,8 +89,9 @@ fn write_new(
     out.flush().map_err(&failed)?;
     let sum = format!("{:0DIGITS$x}", out.sum.finalize());
     if let Some(at) = checksum_at(&head) {
-        file.seek(SeekFrom::Start(at as u64))
-            .and_then(|_| file.write_all(sum.as_bytes()))
+        (&file)
+            .seek(SeekFrom::Start(at as u64))
+            .and_then(|_| (&file).write_all(sum.as_bytes()))
             .map_err(&failed)?;
     }
     file.sync_all().map_err(&failed)
@@ -301,7 +302,9 @@ pub(crate) fn export(parameters: &crate::Parameters, path: &Path, dtype: DType) 
         }
     }
     let entry = |dtype: Option<DType>| {
-        move |(name, var): (&str, &'_ candle_core::Var)| (name.to_owned(), var.as_tensor().clone(), dtype)
+        move |(name, var): (&str, &'_ candle_core::Var)| {
+            (name.to_owned(), var.as_tensor().clone(), dtype)
+        }
     };
     let trainable = parameters.iter().map(entry(Some(dtype)));
     let all: Vec<_> = trainable.chain(parameters.buffers().map(entry(None))).collect();

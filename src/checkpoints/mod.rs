@@ -8,4 +8,5 @@ mod state;
 
 pub use checkpoint::{Checkpoint, SavedCheckpoint};
 pub use checkpointer::{Best, Checkpointer};
+pub(crate) use file::export;
 pub use state::{State, Stateful};
