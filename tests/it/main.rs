@@ -18,6 +18,7 @@ mod optim;
 mod overflow;
 mod pointwise;
 mod readme;
+mod saving;
 mod scale_rule;
 mod scaler;
 mod sequence;
