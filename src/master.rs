@@ -20,14 +20,14 @@ pub use vars::MasterVars;
 
 /// A variable and the one the optimizer sees: an `F32` copy of a half variable, or itself.
 #[derive(Debug)]
-pub(crate) struct Pair {
-    pub(crate) variable: Var,
-    pub(crate) master: Var,
+struct Pair {
+    variable: Var,
+    master: Var,
 }
 
 impl Pair {
     /// Rewrites a half variable from its master.
-    pub(crate) fn refresh(&self) -> Result<()> {
+    fn refresh(&self) -> Result<()> {
         if self.variable.id() == self.master.id() {
             return Ok(());
         }
@@ -36,7 +36,7 @@ impl Pair {
 }
 
 /// The pairs of the floating-point variables among `variables`, each once.
-pub(crate) fn pairs(variables: Vec<Var>) -> Result<Vec<Pair>> {
+fn pairs(variables: Vec<Var>) -> Result<Vec<Pair>> {
     let mut seen = HashSet::new();
     let pair = |variable: Var| {
         let master = match variable.dtype() {
@@ -60,6 +60,11 @@ pub(crate) fn pairs(variables: Vec<Var>) -> Result<Vec<Pair>> {
 /// |---|---|
 /// | `F32`, under autocast | 4 bytes, and 2 while a scope holds its half copy |
 /// | half, with masters | 2 + 4 bytes |
+///
+/// Masters are `F32` tensors, always: the optimizer inside wants variables. The crate's own
+/// optimizers ([`optim`](crate::optim)) keep half variables themselves, in 6, 4 or 2 bytes a
+/// parameter ([`Masters`](crate::optim::Masters)), update everything in one pass, and their state can
+/// be saved; they need no `MasterWeights`.
 ///
 /// It implements [`Step`], not candle's `Optimizer`, so that [`GradScaler::step`] can hand it `F32`
 /// gradients; [`as_candle`](Self::as_candle) is for code that asks for candle's trait.

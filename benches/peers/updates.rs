@@ -4,11 +4,10 @@
 //! fresh copies; PyTorch's side copies into its gradients too, so that caches are alike.
 
 use anyhow::Result;
-use candle_amp::optim::Sgd;
+use candle_amp::optim::{AdamW, AdamWConfig, Sgd};
 use candle_amp::{GradScaler, ScaleConfig, Step};
 use candle_amp_benches::{loss_with, normal};
 use candle_core::{DType, Tensor, Var};
-use candle_nn::{AdamW, Optimizer, ParamsAdamW};
 use rayon::prelude::*;
 
 use crate::measure::seconds;
@@ -98,9 +97,8 @@ pub(crate) fn sgd(tensors: usize, length: usize) -> Result<Runner> {
     Ok(updates.optimizer(sgd))
 }
 
-/// candle's: the crate has none of its own yet.
 pub(crate) fn adamw(tensors: usize, length: usize) -> Result<Runner> {
     let updates = Updates::new(tensors, length)?;
-    let adamw = AdamW::new(updates.variables.clone(), ParamsAdamW::default())?;
+    let adamw = AdamW::new(updates.variables.clone(), AdamWConfig::default())?;
     Ok(updates.optimizer(adamw))
 }

@@ -43,11 +43,6 @@ impl History {
         self.losses.len()
     }
 
-    /// Steps that moved the weights.
-    pub(crate) fn taken(&self) -> usize {
-        self.steps() - self.skipped
-    }
-
     /// The mean loss of the last `count` steps: one step's alone is noise.
     pub(crate) fn recent_loss(&self, count: usize) -> f64 {
         let last = &self.losses[self.steps().saturating_sub(count)..];
@@ -104,14 +99,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_history_tells_steps_taken_from_steps_skipped() {
+    fn the_history_counts_steps_and_those_skipped() {
         let mut history = History::default();
         assert_eq!(history.median_step(), Duration::ZERO);
         for (i, skipped) in [false, true, false].into_iter().enumerate() {
             let time = Duration::from_millis([30, 500, 70][i]);
             history.step([4., 3., 1.][i], time, skipped, 8.);
         }
-        assert_eq!((history.steps(), history.taken(), history.skipped), (3, 2, 1));
+        assert_eq!((history.steps(), history.skipped), (3, 1));
         assert_eq!(history.median_step(), Duration::from_millis(70));
         assert_eq!(history.recent_loss(2), 2.);
         assert!((history.rate(3) - 5.).abs() < 1e-9);

@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, Result};
 use candle_amp::{
     Autocast, GradScaler, Parameters, ScaleConfig, nn, ops,
-    optim::{Sgd, SgdConfig},
+    optim::{Scheduler, Sgd, SgdConfig},
     random,
 };
 use candle_core::{D, Device};
@@ -96,6 +96,7 @@ fn run(options: &Options) -> Result<()> {
     let mut scaler = scaler.map_err(|error| Usage(error.to_string()))?;
     let Options { lr, momentum, weight_decay, seed, .. } = *options;
     let mut opt = Sgd::new(vars, SgdConfig { lr, momentum, weight_decay, ..Default::default() })?;
+    let mut scheduler = Scheduler::new(schedule.rates(), &mut opt)?;
 
     progress::print(&progress::opening(options, &data, &schedule, parameters));
     let mut progress = Progress::new(schedule, options.batch_size());
@@ -107,7 +108,6 @@ fn run(options: &Options) -> Result<()> {
         for indices in data.train.shuffled(seed, epoch).chunks_exact(options.batch_size()) {
             let started = Instant::now();
             let (x, y) = data.train.batch(indices, &data.norm, augment, &device)?;
-            opt.set_learning_rate(schedule.learning_rate(history.taken()));
 
             let loss = amp.scope(|| {
                 let logits = model.forward(&x, true)?;
@@ -115,6 +115,7 @@ fn run(options: &Options) -> Result<()> {
             })?;
             scaler.scale(&loss)?.backward()?;
             let outcome = scaler.step(&mut opt)?;
+            scheduler.step(&outcome, &mut opt)?;
             scaler.update()?;
 
             let (loss, skipped) = (loss.to_scalar()?, outcome.skipped()?);

@@ -1,8 +1,7 @@
 //! How long to train, and the learning rate on the way.
 
-use std::f64::consts::PI;
-
 use anyhow::{Result, ensure};
+use candle_amp::optim;
 
 use crate::options::{Options, Usage};
 
@@ -13,7 +12,6 @@ pub(crate) struct Schedule {
     /// Full batches in an epoch; what is left over comes up in another one.
     pub(crate) steps_per_epoch: usize,
     pub(crate) steps: usize,
-    peak: f64,
 }
 
 impl Schedule {
@@ -33,18 +31,14 @@ impl Schedule {
         };
         let all = epochs.saturating_mul(steps_per_epoch);
         let steps = steps.map_or(all, |steps| steps.min(all));
-        Ok(Self { epochs, steps_per_epoch, steps, peak: options.lr })
+        Ok(Self { epochs, steps_per_epoch, steps })
     }
 
-    /// The learning rate after `taken` steps. A skipped step is not one.
-    pub(crate) fn learning_rate(&self, taken: usize) -> f64 {
-        let warm_up = self.steps.div_ceil(20) as f64;
-        let (taken, steps) = (taken as f64, self.steps as f64);
-        if taken < warm_up {
-            return self.peak * (taken + 1.) / (warm_up + 1.);
-        }
-        let progress = (taken - warm_up) / (steps - warm_up).max(1.);
-        self.peak * 0.5 * (1. + (PI * progress).cos())
+    /// The learning rate on the way.
+    pub(crate) fn rates(&self) -> optim::Schedule {
+        let warm_up = self.steps.div_ceil(20);
+        let rest = self.steps.saturating_sub(warm_up).max(1);
+        optim::Schedule::cosine(rest as u64).with_warm_up(warm_up as u64)
     }
 }
 
@@ -83,12 +77,12 @@ mod tests {
 
     #[test]
     fn the_rate_warms_up_peaks_and_falls_to_nothing() {
-        let schedule = schedule("--steps 200 --lr 0.5", 1280);
-        let rates: Vec<f64> = (0..200).map(|taken| schedule.learning_rate(taken)).collect();
-        assert_eq!(rates[10], 0.5);
+        let schedule = schedule("--steps 200", 1280).rates();
+        let rates: Vec<f64> = (0..200).map(|taken| schedule.factor(taken)).collect();
+        assert_eq!(rates[10], 1.0);
         assert!(rates[..10].is_sorted() && rates[0] > 0.);
         assert!(rates[10..].is_sorted_by(|a, b| a > b) && rates[199] > 0.);
-        assert!((rates[105] - 0.25).abs() < 1e-9, "{}", rates[105]);
-        assert!(rates[199] < 1e-3);
+        assert!((rates[105] - 0.5).abs() < 1e-9, "{}", rates[105]);
+        assert!(rates[199] < 2e-3);
     }
 }

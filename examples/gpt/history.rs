@@ -1,6 +1,8 @@
 //! What a run measures step by step, and its learning rate on the way.
 
-use std::{f64::consts::PI, time::Duration};
+use std::time::Duration;
+
+use candle_amp::optim;
 
 /// Everything that was measured step by step.
 #[derive(Debug, Default)]
@@ -26,11 +28,6 @@ impl History {
         self.losses.len()
     }
 
-    /// Steps that moved the weights.
-    pub(crate) fn taken(&self) -> usize {
-        self.steps() - self.skipped
-    }
-
     /// The mean loss of the last `count` steps: one step's alone is noise.
     pub(crate) fn recent_loss(&self, count: usize) -> f64 {
         let last = &self.losses[self.steps().saturating_sub(count)..];
@@ -54,19 +51,14 @@ impl History {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Schedule {
     pub(crate) steps: usize,
-    pub(crate) peak: f64,
 }
 
 impl Schedule {
-    /// The learning rate after `taken` steps. A skipped step is not one.
-    pub(crate) fn learning_rate(&self, taken: usize) -> f64 {
-        let warm_up = self.steps.div_ceil(20) as f64;
-        let (taken, steps) = (taken as f64, self.steps as f64);
-        if taken < warm_up {
-            return self.peak * (taken + 1.) / (warm_up + 1.);
-        }
-        let progress = (taken - warm_up) / (steps - warm_up).max(1.);
-        self.peak * 0.5 * (1. + (PI * progress).cos())
+    /// The learning rate on the way.
+    pub(crate) fn rates(&self) -> optim::Schedule {
+        let warm_up = self.steps.div_ceil(20);
+        let rest = self.steps.saturating_sub(warm_up).max(1);
+        optim::Schedule::cosine(rest as u64).with_warm_up(warm_up as u64)
     }
 
     /// Whether to look at the held-out text after `steps` steps: five times a run, the last
@@ -81,14 +73,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_history_tells_steps_taken_from_steps_skipped() {
+    fn the_history_counts_steps_and_those_skipped() {
         let mut history = History::default();
         assert_eq!((history.recent_loss(5), history.rate(5)), (0., 0.));
         for (i, skipped) in [false, true, false].into_iter().enumerate() {
             let time = Duration::from_millis([30, 500, 70][i]);
             history.step([4., 3., 1.][i], time, skipped, 8.);
         }
-        assert_eq!((history.steps(), history.taken(), history.skipped), (3, 2, 1));
+        assert_eq!((history.steps(), history.skipped), (3, 1));
         assert_eq!(history.recent_loss(2), 2.);
         assert!((history.seconds() - 0.6).abs() < 1e-9);
         assert!((history.rate(3) - 5.).abs() < 1e-9);
@@ -96,20 +88,20 @@ mod tests {
 
     #[test]
     fn the_rate_warms_up_peaks_and_falls_to_nothing() {
-        let schedule = Schedule { steps: 200, peak: 0.5 };
-        let rates: Vec<f64> = (0..200).map(|taken| schedule.learning_rate(taken)).collect();
-        assert_eq!(rates[10], 0.5);
+        let schedule = Schedule { steps: 200 }.rates();
+        let rates: Vec<f64> = (0..200).map(|taken| schedule.factor(taken)).collect();
+        assert_eq!(rates[10], 1.);
         assert!(rates[..10].is_sorted() && rates[0] > 0.);
         assert!(rates[10..].is_sorted_by(|a, b| a > b) && rates[199] > 0.);
-        assert!((rates[105] - 0.25).abs() < 1e-9, "{}", rates[105]);
-        assert!(rates[199] < 1e-3);
-        assert_eq!(Schedule { steps: 1, peak: 0.5 }.learning_rate(0), 0.25);
+        assert!((rates[105] - 0.5).abs() < 1e-9, "{}", rates[105]);
+        assert!(rates[199] < 2e-3);
+        assert_eq!(Schedule { steps: 1 }.rates().factor(0), 0.5);
     }
 
     #[test]
     fn a_run_pauses_four_times_before_its_end() {
         let pauses = |steps| {
-            let schedule = Schedule { steps, peak: 1. };
+            let schedule = Schedule { steps };
             (1..=steps).filter(|&step| schedule.pauses_after(step)).collect::<Vec<_>>()
         };
         assert_eq!(pauses(500), [100, 200, 300, 400]);

@@ -4,10 +4,12 @@ use std::time::Instant;
 
 use anyhow::Result;
 use candle_amp::{
-    Autocast, GradScaler, MasterWeights, Parameters, ScaleConfig, nn, no_grad, ops, random,
+    Autocast, GradScaler, Parameters, ScaleConfig, nn, no_grad, ops,
+    optim::{AdamW, AdamWConfig, Scheduler},
+    random,
 };
 use candle_core::{DType, Device, Tensor};
-use candle_nn::{AdamW, ParamsAdamW, VarMap};
+use candle_nn::VarMap;
 use rand::Rng;
 
 use crate::{
@@ -52,11 +54,12 @@ pub(crate) fn train(
     };
     let mut scaler = scaler.map_err(|error| Usage(error.to_string()))?;
     let Options { lr, weight_decay, seed, .. } = *options;
-    let config = ParamsAdamW { lr, weight_decay, beta2: 0.99, ..Default::default() };
-    let mut adamw = MasterWeights::<AdamW>::new(vars, config)?;
+    let config = AdamWConfig { lr, weight_decay, beta2: 0.99, ..Default::default() };
+    let mut adamw = AdamW::new(vars, config)?;
 
     progress::print(&progress::opening(options, corpus, precision, parameters));
-    let schedule = Schedule { steps: options.steps(), peak: lr };
+    let schedule = Schedule { steps: options.steps() };
+    let mut scheduler = Scheduler::new(schedule.rates(), &mut adamw)?;
     let mut progress = Progress::new(schedule.steps, options.tokens());
     let mut history = History::default();
     let context = options.size().context;
@@ -64,12 +67,12 @@ pub(crate) fn train(
         let started = Instant::now();
         let windows = corpus.train.random(seed, history.steps(), options.batch_size(), context);
         let (x, y) = data::batch(&windows, device)?;
-        adamw.set_learning_rate(schedule.learning_rate(history.taken()));
 
         let loss = amp.scope(|| ops::cross_entropy(&model.forward(&x)?, &y))?;
         scaler.scale(&loss)?.backward()?;
         scaler.clip_grad_norm(options.clip)?;
         let outcome = scaler.step(&mut adamw)?;
+        scheduler.step(&outcome, &mut adamw)?;
         scaler.update()?;
 
         let (loss, skipped) = (loss.to_scalar()?, outcome.skipped()?);

@@ -99,7 +99,7 @@ impl Formula for AdamWConfig {
 /// in this order, the brackets of settings in `F64`, rounded once to the `F32` of the rest; `t`
 /// counts the steps of the variable, from 1. With `amsgrad` the largest `v` so far takes the place
 /// of `v` in the last line. (`m` is PyTorch's `lerp`: with `beta1` of 0.5 or less it is
-/// `g - (g - m) * beta1`.)
+/// `g - beta1 * (g - m)`.)
 ///
 /// Precision, and everything else, is that of [`Optim`].
 ///

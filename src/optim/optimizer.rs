@@ -49,13 +49,21 @@ pub enum Masters {
 ///
 /// Arithmetic is `F32`, whatever the dtype of variable and gradient, and `F64` for `F64` variables.
 /// State is the same, or `BF16`. A half variable has a master, from which it is rewritten, rounded
-/// once, in the same pass; see [`Masters`]. Results do not depend on the number of threads.
+/// once, in the same pass; see [`Masters`]. In a formula a sum with a product is one fused
+/// multiply-add, as in PyTorch's CPU kernels (on other devices, candle's two operations). Results do
+/// not depend on the number of threads.
+///
+/// # Synchronisation
+///
+/// A step waits for nothing, but for LAMB's norms, and for what goes through the host where the
+/// device is not the CPU: remainders, and rounding at random.
 ///
 /// # State
 ///
 /// Masters and states are made at a variable's first step: what is written to a variable before
-/// (loaded weights) counts, what is written later to a half variable with a master does not. A
-/// variable without a gradient is left alone, and its step is not counted.
+/// (loaded weights) counts. What is written later to a half variable with a master is lost, unless
+/// [`reload_masters`](Self::reload_masters) follows. A variable without a gradient is left alone,
+/// and its step is not counted.
 ///
 /// # Groups
 ///
@@ -269,6 +277,23 @@ impl<C: Config> Optim<C> {
     pub fn master(&self, variable: &Tensor) -> Result<Option<Tensor>> {
         let slot = self.slots.iter().find(|slot| slot.variable.id() == variable.id());
         Ok(slot.map(|slot| slot.exact(self.masters)).transpose()?)
+    }
+
+    /// Takes the masters from the variables again: after writing to half variables by hand.
+    ///
+    /// # Errors
+    ///
+    /// What the copies meet; the masters are as they were then.
+    pub fn reload_masters(&mut self) -> Result<()> {
+        let masters = self.slots.iter().map(|slot| match slot.steps {
+            0 => Ok(None),
+            _ => slot.new_master(self.masters),
+        });
+        let masters: Vec<_> = masters.collect::<candle_core::Result<_>>()?;
+        for (slot, master) in self.slots.iter_mut().zip(masters) {
+            slot.master = master;
+        }
+        Ok(())
     }
 
     /// How half variables are kept.

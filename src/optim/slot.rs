@@ -39,11 +39,7 @@ impl Slot {
     /// Makes the master and states that are missing. `true` where a state was.
     pub(super) fn prepare(&mut self, masters: Masters, count: usize, dtype: DType) -> Result<bool> {
         if self.master.is_none() {
-            self.master = match self.master_dtype(masters) {
-                Some((_, DType::F32)) => Some(kernels::cast(&self.variable, DType::F32)?),
-                Some(_) => Some(self.zeros(DType::I16)?),
-                None => None,
-            };
+            self.master = self.new_master(masters)?;
         }
         self.states.truncate(count);
         let missing = self.states.len() < count;
@@ -51,6 +47,15 @@ impl Slot {
             self.states.push(self.zeros(self.state_dtype(dtype))?);
         }
         Ok(missing)
+    }
+
+    /// The master that the variable alone gives.
+    pub(super) fn new_master(&self, masters: Masters) -> Result<Option<Tensor>> {
+        Ok(match self.master_dtype(masters) {
+            Some((_, DType::F32)) => Some(kernels::cast(&self.variable, DType::F32)?),
+            Some(_) => Some(self.zeros(DType::I16)?),
+            None => None,
+        })
     }
 
     fn zeros(&self, dtype: DType) -> Result<Tensor> {

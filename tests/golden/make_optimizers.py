@@ -20,11 +20,13 @@ implementations (`foreach=False, fused=False`), whose operations its documentati
 """
 
 import pathlib
+import sys
 
 import torch
 from torch.optim import lr_scheduler as schedules
 
-from make_golden import save
+sys.dont_write_bytecode = True
+from make_golden import save  # noqa: E402
 
 STEPS, LENGTH, SEED = 12, 37, 21
 

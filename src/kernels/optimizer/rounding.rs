@@ -50,8 +50,11 @@ impl Key {
     /// The key of a part of the tensor that starts at element `start`.
     #[inline(always)]
     fn at(self, start: usize) -> Self {
-        // Elements are numbered by 32 bits; what is above goes into the key.
-        Self(self.0, self.1.wrapping_add((start as u64 >> 32) as u32))
+        // Elements are numbered by 32 bits; what is above makes another key.
+        match start as u64 >> 32 {
+            0 => self,
+            high => Self::new(u64::from(self.0) << 32 | u64::from(self.1), high as usize),
+        }
     }
 
     /// 32 random bits: a hash with two multiplications ("lowbias32", Wellons 2018), keyed twice.
@@ -101,11 +104,12 @@ impl Stochastic for f16 {
         let magnitude = bits & 0x7fff_ffff;
         // Normal: the last 13 bits are dropped.
         let normal = f32::from_bits((magnitude.wrapping_add(random >> 19)) & !0x1fff);
-        // Subnormal: whole numbers of 2^-24, below 2^10, which leaves 13 bits after the point.
+        // Subnormal: whole numbers of 2^-24, and the rest is the chance of one more.
         let unit = 1.0 / 16_777_216.0;
-        let fraction = (random >> 8) as f32 * unit;
-        let count = (f32::from_bits(magnitude) * 16_777_216.0 + fraction) as i32;
-        let subnormal = count as f32 * unit;
+        let count = f32::from_bits(magnitude) * 16_777_216.0;
+        let whole = (count as i32) as f32;
+        let up = f32::from(u8::from(((random >> 8) as f32 * unit) < count - whole));
+        let subnormal = (whole + up) * unit;
         let small = magnitude < (127 - 14) << 23;
         let rounded = if small { subnormal } else { normal };
         let rounded = if magnitude < INFINITY { rounded.to_bits() } else { magnitude };

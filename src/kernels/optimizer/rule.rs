@@ -1,7 +1,9 @@
 //! The arithmetic of every optimizer, an element at a time, in the order its documentation gives.
 //!
-//! Settings are `f64`, and rounded to the type of the arithmetic where they meet an element. The
-//! compiler may not fuse or reorder any of it, so that a result is the same on every processor.
+//! Settings are `f64`, and rounded to the type of the arithmetic where they meet an element. A sum
+//! with a product is one fused multiply-add wherever PyTorch's CPU kernels have one, so that bits
+//! are theirs. The compiler may fuse nothing else, so a result is the same on every processor; one
+//! without the instruction is slow.
 
 use crate::kernels::element::Real;
 
@@ -125,7 +127,7 @@ impl Rule {
 #[inline(always)]
 fn lerp<T: Real>(a: T, b: T, share: f64) -> T {
     let part = T::of(share);
-    if share < 0.5 { a + part * (b - a) } else { b - (b - a) * (T::one() - part) }
+    if share < 0.5 { part.mul_add(b - a, a) } else { (part - T::one()).mul_add(b - a, b) }
 }
 
 #[inline(always)]
@@ -136,11 +138,11 @@ fn sign<T: Real>(maximize: bool) -> T {
 impl Sgd {
     #[inline(always)]
     fn run<T: Real>(self, w: &mut [T], g: &[T], buffer: &mut [T]) {
-        let [lr, momentum, decay] = [self.lr, self.momentum, self.weight_decay].map(T::of);
+        let [step, momentum, decay] = [-self.lr, self.momentum, self.weight_decay].map(T::of);
         let sign = sign::<T>(self.maximize);
         if self.momentum == 0.0 {
             for (w, g) in w.iter_mut().zip(g) {
-                *w -= lr * (sign * *g + decay * *w);
+                *w = step.mul_add(decay.mul_add(*w, sign * *g), *w);
             }
             return;
         }
@@ -148,9 +150,10 @@ impl Sgd {
         let kept = if self.first { T::zero() } else { momentum };
         let nesterov = self.nesterov;
         for ((w, b), g) in w.iter_mut().zip(buffer).zip(g) {
-            let g = sign * *g + decay * *w;
-            *b = kept * *b + fresh * g;
-            *w -= lr * if nesterov { g + momentum * *b } else { *b };
+            let g = decay.mul_add(*w, sign * *g);
+            *b = fresh.mul_add(g, kept * *b);
+            let toward = if nesterov { momentum.mul_add(*b, g) } else { *b };
+            *w = step.mul_add(toward, *w);
         }
     }
 }
@@ -159,7 +162,7 @@ impl Sgd {
 #[inline(always)]
 fn moments<T: Real>(m: &mut T, v: &mut T, g: T, beta1: f64, beta2: f64) {
     *m = lerp(*m, g, 1.0 - beta1);
-    *v = *v * T::of(beta2) + T::of(1.0 - beta2) * g * g;
+    *v = (T::of(1.0 - beta2) * g).mul_add(g, *v * T::of(beta2));
 }
 
 impl AdamW {
@@ -190,20 +193,20 @@ impl AdamW {
 impl Lion {
     #[inline(always)]
     fn run<T: Real>(self, w: &mut [T], g: &[T], m: &mut [T]) {
-        let [lr, keep, beta1, beta2] = [self.lr, self.keep, self.beta1, self.beta2].map(T::of);
+        let [step, keep, beta1, beta2] = [-self.lr, self.keep, self.beta1, self.beta2].map(T::of);
         let [fresh1, fresh2] = [1.0 - self.beta1, 1.0 - self.beta2].map(T::of);
         let sign = sign::<T>(self.maximize);
         for ((w, m), g) in w.iter_mut().zip(m).zip(g) {
             let g = sign * *g;
-            let toward = *m * beta1 + g * fresh1;
+            let toward = fresh1.mul_add(g, *m * beta1);
             // NaN has no sign, and must not look like a step.
             let direction = if toward == T::zero() || toward.is_nan() {
                 toward
             } else {
                 T::one().copysign(toward)
             };
-            *w = *w * keep - lr * direction;
-            *m = *m * beta2 + g * fresh2;
+            *w = step.mul_add(direction, *w * keep);
+            *m = fresh2.mul_add(g, *m * beta2);
         }
     }
 }
@@ -214,7 +217,7 @@ impl Lamb {
     fn direction<T: Real>(self, w: T, m: T, v: T) -> T {
         let [decay, eps, correction1, correction2] =
             [self.weight_decay, self.eps, self.correction1, self.correction2].map(T::of);
-        m / correction1 / (v.sqrt() / correction2 + eps) + decay * w
+        decay.mul_add(w, m / correction1 / (v.sqrt() / correction2 + eps))
     }
 
     #[inline(always)]
@@ -224,23 +227,27 @@ impl Lamb {
         let mut squares = [[0f64; 16]; 2];
         let len = w.len();
         let (g, m, v) = (&g[..len], &mut m[..len], &mut v[..len]);
-        for start in (0..len).step_by(16) {
-            for lane in 0..16.min(len - start) {
-                let i = start + lane;
-                moments(&mut m[i], &mut v[i], sign * g[i], self.beta1, self.beta2);
-                let (w, update) = (w[i].to_double(), self.direction(w[i], m[i], v[i]).to_double());
-                squares[0][lane] += w * w;
-                squares[1][lane] += update * update;
-            }
+        for i in 0..len {
+            moments(&mut m[i], &mut v[i], sign * g[i], self.beta1, self.beta2);
         }
+        let mut add = |i: usize, lane: usize| {
+            let (w, update) = (w[i].to_double(), self.direction(w[i], m[i], v[i]).to_double());
+            squares[0][lane] += w * w;
+            squares[1][lane] += update * update;
+        };
+        let whole = len - len % 16;
+        for start in (0..whole).step_by(16) {
+            (0..16).for_each(|lane| add(start + lane, lane));
+        }
+        (whole..len).for_each(|i| add(i, i - whole));
         squares.map(|lanes| lanes.iter().sum())
     }
 
     #[inline(always)]
     fn update<T: Real>(self, w: &mut [T], m: &[T], v: &[T], ratio: f64) {
-        let length = T::of(self.lr * ratio);
+        let step = T::of(-self.lr * ratio);
         for ((w, m), v) in w.iter_mut().zip(m).zip(v) {
-            *w -= length * self.direction(*w, *m, *v);
+            *w = step.mul_add(self.direction(*w, *m, *v), *w);
         }
     }
 }

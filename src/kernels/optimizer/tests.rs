@@ -6,7 +6,7 @@ use super::{AdamW, Lamb, Lion, Master, Rule, Sgd, Slot, cpu, portable};
 use crate::kernels::elementwise::testing::{epsilon, random, values};
 
 /// Shorter and longer than a vector, a block and a task, and none of their multiples.
-const LENGTHS: [usize; 6] = [1, 17, 1023, 1025, (1 << 16) + 3, (5 << 16) + 1030];
+const LENGTHS: [usize; 5] = [1, 17, 1025, (1 << 16) + 3, (2 << 16) + 1030];
 
 fn rules() -> Vec<(Rule, usize)> {
     let sgd = |momentum, nesterov, first, maximize| {
@@ -113,8 +113,10 @@ fn the_cpu_does_what_the_portable_side_does() -> Result<()> {
     for len in LENGTHS {
         for (rule, states) in rules() {
             for (dtype, how) in KINDS {
-                // The large ones with few combinations: portable is slow.
-                if len > 70_000 && how == "stochastic" {
+                // One random bit in 2^16 falls between two results that differ in the last place.
+                let random = how == "stochastic" || how == "state in BF16";
+                if len > 2000 && (random || dtype == DType::F16) || len > 70_000 && how != "itself"
+                {
                     continue;
                 }
                 let gradient = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
@@ -135,12 +137,12 @@ fn the_cpu_does_what_the_portable_side_does() -> Result<()> {
                         Some(rest) => portable::rebuild(&start.variable, rest),
                         None => unreachable!("it has a remainder"),
                     };
-                    close(&format!("{rule:?} {how}"), &exact(&ours)?, &exact(&theirs)?, 1.0);
+                    close(&format!("{rule:?} {how}"), &exact(&ours)?, &exact(&theirs)?);
                     continue;
                 }
                 for (ours, theirs) in ours.tensors().into_iter().zip(theirs.tensors()) {
                     assert_eq!(ours.dtype(), theirs.dtype());
-                    close(&format!("{len} {rule:?} {dtype:?} {how}"), ours, theirs, 1.0);
+                    close(&format!("{len} {rule:?} {dtype:?} {how}"), ours, theirs);
                 }
             }
         }
@@ -151,14 +153,16 @@ fn the_cpu_does_what_the_portable_side_does() -> Result<()> {
 /// Within eight roundings of the values' own size (weights start within 2): the order of one or two
 /// operations differs. A half may be its neighbour.
 #[track_caller]
-fn close(what: &str, ours: &Tensor, theirs: &Tensor, factor: f64) {
+fn close(what: &str, ours: &Tensor, theirs: &Tensor) {
     let (ours_values, theirs_values) = (values(ours), values(theirs));
     let tolerance = match ours.dtype() {
-        DType::F32 | DType::F64 => 8.0 * epsilon(ours.dtype()),
+        DType::F32 => 8.0 * epsilon(DType::F32),
+        // LAMB's norms are sums in F64, here in another order.
+        DType::F64 => (8.0 + (ours_values.len() as f64).sqrt()) * epsilon(DType::F64),
         half => 2.0 * epsilon(half),
     };
     for (i, (a, b)) in ours_values.iter().zip(&theirs_values).enumerate() {
-        let allowed = factor * tolerance * b.abs().max(1.0);
+        let allowed = tolerance * b.abs().max(1.0);
         assert!((a - b).abs() <= allowed, "{what}, {i}: {a} for {b}");
     }
 }
@@ -227,7 +231,8 @@ fn every_rule_is_its_formula() -> Result<()> {
         for (rule, count) in rules() {
             for (dtype, how) in KINDS.into_iter().filter(|(_, how)| !how.contains("BF16")) {
                 for gradient in [dtype, DType::BF16, DType::F16] {
-                    if (dtype == DType::F64) != (gradient == DType::F64) {
+                    let large = len > 2000 && (gradient != dtype || dtype == DType::F64);
+                    if (dtype == DType::F64) != (gradient == DType::F64) || large {
                         continue;
                     }
                     let start = Start::new(len, dtype, how, count, gradient)?;
@@ -242,9 +247,9 @@ fn every_rule_is_its_formula() -> Result<()> {
                     super::step(vec![start.slot(rule, how)])?;
                     let expected = Tensor::new(w, &Device::Cpu)?;
                     let what = format!("{len} {rule:?} {dtype:?} {how} {gradient:?}");
-                    close(&what, &exact(&start)?, &expected, 1.0);
+                    close(&what, &exact(&start)?, &expected);
                     for (state, expected) in start.states.iter().zip(states) {
-                        close(&what, state, &Tensor::new(expected, &Device::Cpu)?, 1.0);
+                        close(&what, state, &Tensor::new(expected, &Device::Cpu)?);
                     }
                     if how == "master" {
                         let rounded = exact(&start)?.to_dtype(dtype)?;

@@ -56,7 +56,8 @@ fn one_learning_rate_keeps_the_groups_apart() -> candle_amp::Result<()> {
     sgd.set_config(2, SgdConfig { lr: 0.9, momentum: 0.5, ..Default::default() })?;
     assert_eq!(rates(&sgd), [0.15, 0.3, 0.9]);
     scheduler.after(true, &mut sgd);
-    assert_eq!(rates(&sgd), [0.075, 0.15, 0.225]);
+    let near = |(a, b): (f64, f64)| (a - b).abs() <= 2.0 * f64::EPSILON;
+    assert!(rates(&sgd).into_iter().zip([0.075, 0.15, 0.225]).all(near), "{:?}", rates(&sgd));
     assert_eq!(sgd.configs().last().map(|config| config.momentum), Some(0.5));
     for (group, config) in
         [(3, SgdConfig::default()), (0, SgdConfig { lr: -1.0, ..Default::default() })]

@@ -49,8 +49,10 @@ fn resumes<C: Config>(config: C) -> candle_amp::Result<()> {
         first.set_learning_rate(0.75 * first.learning_rate());
         let generator = random::state();
         let state_saved = saved(first.state()?)?;
-        let others: Vec<Var> =
-            vars.iter().map(|v| Var::from_tensor(v)).collect::<candle_core::Result<_>>()?;
+        let others: Vec<Var> = vars
+            .iter()
+            .map(|v| Var::from_tensor(&v.as_detached_tensor()))
+            .collect::<candle_core::Result<_>>()?;
         for step in 4..7 {
             first.step(&gradients(&vars, step, DType::F32)?)?;
         }
@@ -173,7 +175,7 @@ fn a_state_that_does_not_fit_changes_nothing() -> candle_amp::Result<()> {
     refuses(&mut adamw, &wrong, &["`f.exp_avg` is more than there is a place for"]);
     let wrong = edit(&|s| drop(s.tensors.insert("b.momentum_buffer".into(), other.clone())));
     refuses(&mut adamw, &wrong, &["more than there is a place for"]);
-    let wrong = edit(&|s| drop(s.steps.insert("f".into(), 1)));
+    let wrong = edit(&|s| _ = s.steps.insert("f".into(), 1));
     refuses(&mut adamw, &wrong, &["`f` is more"]);
     let wrong = edit(&|s| s.optimizer = "lamb".into());
     refuses(&mut adamw, &wrong, &["the optimizer is \"lamb\"", "\"adamw\""]);
@@ -181,9 +183,9 @@ fn a_state_that_does_not_fit_changes_nothing() -> candle_amp::Result<()> {
     refuses(&mut adamw, &wrong, &["number of groups is 0, expected 1"]);
     let wrong = edit(&|s| s.groups[0].variables[1] = "g".into());
     refuses(&mut adamw, &wrong, &["variables", "\"g\""]);
-    let wrong = edit(&|s| drop(s.groups[0].settings.remove("beta1")));
+    let wrong = edit(&|s| _ = s.groups[0].settings.remove("beta1"));
     refuses(&mut adamw, &wrong, &["settings", "beta1"]);
-    let wrong = edit(&|s| drop(s.groups[0].settings.insert("lr".into(), -1.0)));
+    let wrong = edit(&|s| _ = s.groups[0].settings.insert("lr".into(), -1.0));
     refuses(&mut adamw, &wrong, &["lr is -1"]);
     let wrong = edit(&|s| s.groups[0].base_lr = f64::NAN);
     refuses(&mut adamw, &wrong, &["base_lr is NaN"]);
