@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor, TensorId};
 
 use crate::operator::{self, Gradient};
 use crate::overflow::NonFinite;
-use crate::{Error, Result, kernels, watch};
+use crate::{Error, Exponents, Result, kernels, watch};
 
 /// Gradients of variables, in the order backward first reached them.
 #[derive(Debug, Default)]
@@ -153,6 +153,21 @@ impl Collected {
             entry.stage = Stage::Unscaled;
             // A pass of its own, which a clean step does without.
             entry.overflow = overflowed.then(|| NonFinite::of(&entry.gradient)).transpose()?;
+        }
+        Ok(())
+    }
+
+    /// Notes which of the unscaled gradients of `chosen` would overflow in their variable's dtype.
+    pub(crate) fn check_rounding(&mut self, chosen: &[usize]) -> Result<()> {
+        for &at in chosen {
+            let entry = &mut self.entries[at];
+            if entry.variable.dtype() != DType::F16 || entry.overflow.is_some() {
+                continue;
+            }
+            let counts = kernels::exponents::exponents(&entry.gradient, 1.0)?;
+            let infinite = Exponents::of(counts).in_f16(1.0).overflow as usize;
+            let elements = entry.gradient.elem_count();
+            entry.overflow = (infinite > 0).then_some(NonFinite { infinite, nan: 0, elements });
         }
         Ok(())
     }

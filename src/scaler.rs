@@ -248,7 +248,8 @@ impl GradScaler {
     ///
     /// An optimizer that knows its variables ([`MasterWeights`](crate::MasterWeights), those of
     /// the crate, [`Parameters::bind`]) is given, and judged by, its own gradients. One of candle's
-    /// is given all that are left, in the dtypes of their variables.
+    /// is given all that are left, in the dtypes of their variables; a gradient that overflows in
+    /// one of those counts as infinite.
     ///
     /// # Precision
     ///
@@ -281,6 +282,9 @@ impl GradScaler {
             _ => {}
         }
         self.collected.unscale(&chosen, self.unscaling())?;
+        if self.is_enabled() && optimizer.rounds_gradients() {
+            self.collected.check_rounding(&chosen)?;
+        }
         let entries = self.collected.entries();
         let chosen_entries = || chosen.iter().map(|&at| &entries[at]);
         let skipped = chosen_entries().any(|e| e.overflow.is_some() || e.spoiled);

@@ -19,6 +19,13 @@ pub trait Step {
     /// is given every gradient, and can be the only such optimizer in an iteration.
     fn variables(&self) -> Option<Vec<TensorId>>;
 
+    /// Whether it rounds gradients to the dtype of their variable, as candle's optimizers do. What
+    /// is finite in `F32` may then overflow in `F16`, and the scaler skips the step. `false` unless
+    /// said otherwise.
+    fn rounds_gradients(&self) -> bool {
+        false
+    }
+
     /// Updates the variables from unscaled, finite gradients.
     ///
     /// # Errors
@@ -63,6 +70,10 @@ impl<O: Optimizer> Step for O {
         None
     }
 
+    fn rounds_gradients(&self) -> bool {
+        true
+    }
+
     fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
         self.step(&gradients.to_store()?)
     }
@@ -84,6 +95,10 @@ impl<'a, O: Optimizer> Bound<'a, O> {
 impl<O: Optimizer> Step for Bound<'_, O> {
     fn variables(&self) -> Option<Vec<TensorId>> {
         Some(self.parameters.vars().iter().map(|var| var.id()).collect())
+    }
+
+    fn rounds_gradients(&self) -> bool {
+        true
     }
 
     fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {

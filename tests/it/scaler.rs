@@ -434,3 +434,33 @@ fn half_variables_are_served_in_the_dtype_an_optimizer_wants() -> candle_amp::Re
     assert_same("a raw optimizer", &w, &(before - plain.get(&w).unwrap())?);
     Ok(())
 }
+
+/// A gradient of 1e6 is finite, but not for an optimizer that gets it in F16.
+#[test]
+fn a_gradient_too_large_for_its_variable_is_an_overflow() -> candle_amp::Result<()> {
+    let gradient = 1e6f32;
+    let w = Var::from_tensor(&Tensor::ones((1, 1), DType::F16, &Device::Cpu)?)?;
+    let parameters = Parameters::named([("w", w.clone())])?;
+    let x = Tensor::full(1000f32, (1000, 1), &Device::Cpu)?.to_dtype(DType::F16)?;
+    let mut scaler = GradScaler::new(ScaleConfig { init_scale: 1.0, ..Default::default() })?;
+    let mut sgd = SGD::new(vec![w.clone()], 1e-6)?;
+    let mut masters = MasterWeights::<SGD>::new(vec![w.clone()], 1e-6)?;
+    let backward = |scaler: &mut GradScaler| -> candle_amp::Result<()> {
+        scaler.scale(&ops::sum(&ops::matmul(&x, &w)?.to_dtype(DType::F32)?)?)?.backward()?;
+        assert_eq!(to_vec(&scaler.gradient(&w)?.expect("a gradient")), [f64::from(gradient)]);
+        Ok(())
+    };
+    backward(&mut scaler)?;
+    let outcome = scaler.step(&mut sgd)?;
+    assert!(outcome.skipped()?);
+    assert_eq!(outcome.overflowed(&parameters)?, ["w"]);
+    scaler.update()?;
+    assert_eq!((scaler.current_scale(), values(&w)), (0.5, vec![1.0]));
+    backward(&mut scaler)?;
+    assert!(scaler.step(&mut parameters.bind(&mut sgd))?.skipped()?);
+    scaler.update()?;
+    backward(&mut scaler)?;
+    assert!(!scaler.step(&mut masters)?.skipped()?, "in F32 there is room");
+    assert!(values(&w)[0].abs() < 1e-3);
+    Ok(())
+}

@@ -132,7 +132,7 @@ fn run(rng: &mut ChaCha8Rng) {
             let optimizer = MasterWeights::<AdamW>::new(vars, config).unwrap();
             run_with(rng, &net, optimizer, compute, None);
         }
-        2 if stored == DType::F32 => {
+        2 => {
             run_with(rng, &net, SGD::new(vars, LR).unwrap(), compute, Some(LR));
         }
         _ => {
