@@ -17,7 +17,7 @@ pub enum Best {
 }
 
 /// A folder that keeps the last checkpoints of a run, and the best: files called
-/// `step-00000100.safetensors`. One process at a time writes to it.
+/// `step-00000100.safetensors`. One process at a time saves in it; others may read.
 ///
 /// ```
 /// use candle_amp::{Best, Checkpoint, Checkpointer, State};
@@ -46,8 +46,7 @@ pub struct Checkpointer {
 }
 
 impl Checkpointer {
-    /// Keeps the last three checkpoints in `folder`, which it makes. What a process left half
-    /// written there is removed.
+    /// Keeps the last three checkpoints in `folder`, which it makes.
     ///
     /// # Errors
     ///
@@ -55,12 +54,6 @@ impl Checkpointer {
     pub fn new(folder: impl Into<PathBuf>) -> Result<Self> {
         let this = Self { folder: folder.into(), keep: 3, best: None };
         fs::create_dir_all(&this.folder).map_err(this.failed("cannot make"))?;
-        for path in this.files()? {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            if name.starts_with(".step-") && name.ends_with(".tmp") {
-                fs::remove_file(&path).map_err(this.failed("cannot tidy"))?;
-            }
-        }
         Ok(this)
     }
 
@@ -76,8 +69,8 @@ impl Checkpointer {
         Self { best: Some(best), ..self }
     }
 
-    /// Saves `checkpoint`, and then removes those that are neither the last nor the best. Where it
-    /// is.
+    /// Saves `checkpoint`, and then removes those that are neither the last nor the best, and what
+    /// a process that was stopped left half written. Where it is.
     ///
     /// # Errors
     ///
@@ -96,6 +89,12 @@ impl Checkpointer {
         let best = self.best_step(&steps);
         for step in steps.iter().filter(|step| !last.contains(step) && best != Some(**step)) {
             fs::remove_file(self.path(*step)).map_err(self.failed("cannot tidy"))?;
+        }
+        for path in self.files()? {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with(".step-") && name.ends_with(".tmp") {
+                fs::remove_file(&path).map_err(self.failed("cannot tidy"))?;
+            }
         }
         Ok(path)
     }

@@ -71,12 +71,14 @@ fn a_damaged_checkpoint_is_passed_over_and_leftovers_are_removed() -> Result<()>
     fs::write(folder.file("step-00000003.safetensors"), "cut off").unwrap();
     fs::write(folder.file(".step-00000004.safetensors.17.0.tmp"), "half").unwrap();
     fs::write(folder.file("notes.txt"), "not ours").unwrap();
-    let checkpointer = Checkpointer::new(&folder.0)?.keep_best(Best::Lowest);
     assert_eq!(checkpointer.latest()?.map(|saved| saved.step()), Some(2));
     assert_eq!(checkpointer.best()?.map(|saved| saved.step()), Some(2));
-    let names = ["notes.txt", "step-00000001.safetensors", "step-00000002.safetensors"];
-    assert_eq!(folder.names()[..3], names);
-    for step in [1, 2] {
+    assert_eq!(folder.names().len(), 5, "looking removes nothing");
+    steps_after(&checkpointer, [(4, 0.7)])?;
+    let kept = [2, 3, 4].map(|step| format!("step-0000000{step}.safetensors"));
+    assert_eq!(folder.names()[0], "notes.txt");
+    assert_eq!(folder.names()[1..], kept);
+    for step in [2, 4] {
         fs::remove_file(folder.file(&format!("step-0000000{step}.safetensors"))).unwrap();
     }
     assert!(matches!(checkpointer.latest(), Err(Error::Damaged { .. })));
