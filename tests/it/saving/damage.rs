@@ -52,8 +52,9 @@ impl Run {
         ])
     }
 
-    fn weights(&self) -> Vec<f64> {
-        self.parameters.iter().flat_map(|(_, var)| to_vec(var)).collect()
+    /// As bits: what was loaded may be NaN.
+    fn weights(&self) -> Vec<u64> {
+        self.parameters.iter().flat_map(|(_, var)| to_vec(var)).map(f64::to_bits).collect()
     }
 }
 
