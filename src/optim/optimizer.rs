@@ -1,46 +1,17 @@
 //! The core all optimizers share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Tensor, TensorId, Var};
-use rand::Rng;
+use candle_core::{DType, Tensor, TensorId};
 
 use super::AsCandle;
 use super::config::{Config, check};
+use super::masters::Masters;
 use super::parameters::{Group, Variables};
 use super::slot::{Slot, label};
-use crate::kernels::{self, optimizer as kernel};
-use crate::step::{Gradients, Step};
-use crate::{Error, Result, autocast, random};
-
-/// How a half variable keeps its exact value between steps. `F32` and `F64` variables are their own.
-///
-/// | | bytes a parameter, variable included | for | the exact value |
-/// |---|---|---|---|
-/// | `F32` | 6 | F16, BF16 | an `F32` master |
-/// | `Remainder` | 4 | BF16 | the variable and 16 bits more |
-/// | `Stochastic` | 2 | F16, BF16 | the variable, right on average |
-///
-/// `F32` and `Remainder` train the same `F32` value, bit for bit, from the same gradients. `F32`
-/// rounds it to nearest even; `Remainder` to nearest, ties away from zero: one number in 2¹⁷ differs,
-/// by the last bit. (65,537 `F32` numbers round to each even `BF16` where ties go to even: one too
-/// many for 16 bits.)
-///
-/// `Stochastic` rounds up or down at random, up as often as the value is close to the upper number.
-/// Plain rounding loses every update below half the variable's last bit; this way they add up on
-/// average, and the noise of a step is that of one rounding. The random bits come from the crate's
-/// generator, [`random`](crate::random), one draw a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Masters {
-    /// `F32` masters.
-    #[default]
-    F32,
-    /// `BF16` variables and the 16 bits that make them `F32`.
-    Remainder,
-    /// No master: the variable is rounded at random.
-    Stochastic,
-}
+use crate::kernels::optimizer as kernel;
+use crate::{Error, Result};
 
 /// An optimizer of this crate: [`Sgd`](super::Sgd), [`AdamW`](super::AdamW), [`Lion`](super::Lion)
 /// and [`Lamb`](super::Lamb) are this with settings of their own.
@@ -74,7 +45,7 @@ pub enum Masters {
 ///
 /// # As an optimizer of candle's
 ///
-/// It implements [`Step`], not candle's trait, so that [`GradScaler::step`] can hand it `F32`
+/// It implements [`Step`](crate::Step), not candle's trait, so that [`GradScaler::step`] can hand it `F32`
 /// gradients of half variables. [`as_candle`](Self::as_candle) and [`AsCandle`] are for code that
 /// asks for candle's.
 ///
@@ -106,7 +77,7 @@ pub struct Optim<C> {
     pub(super) masters: Masters,
     pub(super) state_dtype: DType,
     /// Where the variables' memory is: a gradient that shares it is copied first.
-    addresses: Vec<usize>,
+    pub(super) addresses: Vec<usize>,
 }
 
 /// The settings of a group.
@@ -133,10 +104,12 @@ impl<C: Config> Optim<C> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new); [`Error::TwoGroups`] for a variable that is in two of them.
+    /// As [`new`](Self::new); [`Error::TwoGroups`] for a variable that is in two of them,
+    /// [`Error::DuplicateName`] for two variables of one name.
     pub fn from_groups(groups: Vec<Group<C>>) -> Result<Self> {
         let (mut slots, mut settings) = (Vec::new(), Vec::new());
         let mut seen: HashMap<TensorId, usize> = HashMap::new();
+        let mut names = HashSet::new();
         for (group, Group { parameters: Variables(variables), config }) in
             groups.into_iter().enumerate()
         {
@@ -149,6 +122,11 @@ impl<C: Config> Optim<C> {
                         return Err(Error::TwoGroups { variable: label(name.as_deref(), number) });
                     }
                     None => {}
+                }
+                if let Some(name) = &name
+                    && !names.insert(name.clone())
+                {
+                    return Err(Error::DuplicateName { name: name.clone() });
                 }
                 match variable.dtype() {
                     DType::F16 | DType::BF16 | DType::F32 | DType::F64 => {}
@@ -306,98 +284,8 @@ impl<C: Config> Optim<C> {
     pub fn as_candle(&mut self) -> AsCandle<'_, C> {
         AsCandle::new(self)
     }
-
-    fn step_with<'a>(
-        &mut self,
-        gradient: impl Fn(&Tensor) -> Option<&'a Tensor>,
-    ) -> candle_core::Result<()> {
-        let mut gradients = Vec::with_capacity(self.slots.len());
-        for slot in &self.slots {
-            let gradient = gradient(&slot.variable);
-            gradients.push(gradient.map(|g| self.checked(g, &slot.variable)).transpose()?);
-        }
-        let (masters, dtype) = (self.masters, self.state_dtype);
-        let mut new = Vec::with_capacity(gradients.len());
-        for (slot, gradient) in self.slots.iter_mut().zip(&gradients) {
-            let count = self.groups[slot.group].config.states().len();
-            new.push(gradient.is_some() && slot.prepare(masters, count, dtype)?);
-        }
-        let seed = if self.is_random() { random::next_stream().random() } else { 0u64 };
-        // Most variables are at the same step.
-        let mut last = None;
-        let mut rule = |group: usize, step, new| match last {
-            Some((key, rule)) if key == (group, step, new) => rule,
-            _ => {
-                let rule = self.groups[group].config.rule(step, new);
-                last = Some(((group, step, new), rule));
-                rule
-            }
-        };
-        let mut slots = Vec::with_capacity(gradients.len());
-        for (number, slot) in self.slots.iter().enumerate() {
-            let Some(gradient) = &gradients[number] else { continue };
-            slots.push(kernel::Slot {
-                variable: &slot.variable,
-                master: slot.kernel_master(masters),
-                states: &slot.states,
-                gradient,
-                rule: rule(slot.group, slot.steps + 1, new[number]),
-                // Odd, so that tensors are far apart in the seeds.
-                seed: seed.wrapping_add((number as u64).wrapping_mul(0xd134_2543_de82_ef95)),
-            });
-        }
-        kernel::step(slots)?;
-        for (slot, _) in self.slots.iter_mut().zip(gradients).filter(|(_, g)| g.is_some()) {
-            slot.steps += 1;
-        }
-        autocast::clear_cast_cache();
-        Ok(())
-    }
-
-    /// A gradient as the kernel takes it.
-    fn checked(&self, gradient: &Tensor, variable: &Var) -> candle_core::Result<Tensor> {
-        let (got, expected) = (gradient.shape(), variable.shape());
-        if got != expected {
-            let expected = format!("{expected:?}, that of its variable");
-            let (op, name, got) = (C::NAME, "a gradient", got.clone());
-            return Err(Error::Shape { op, name, got, expected }.into());
-        }
-        let (got, expected) = (gradient.device().location(), variable.device().location());
-        if got != expected {
-            return Err(Error::Device { op: C::NAME, name: "a gradient", got, expected }.into());
-        }
-        if !gradient.dtype().is_float() {
-            return Err(dtype::<C>("a gradient", gradient.dtype()).into());
-        }
-        let wanted = kernel::arithmetic(variable.dtype());
-        let half = matches!(gradient.dtype(), DType::F16 | DType::BF16);
-        if gradient.dtype() != wanted && !(half && wanted == DType::F32) {
-            return kernels::cast(gradient, wanted);
-        }
-        let gradient = gradient.detach().contiguous()?;
-        match self.addresses.binary_search(&kernel::address(&gradient)) {
-            Ok(_) => gradient.copy(),
-            Err(_) => Ok(gradient),
-        }
-    }
-
-    /// Whether a step draws random bits.
-    fn is_random(&self) -> bool {
-        let half = self.masters == Masters::Stochastic && self.slots.iter().any(Slot::is_half);
-        half || self.state_dtype == DType::BF16
-    }
 }
 
-fn dtype<C: Config>(name: &'static str, got: DType) -> Error {
+pub(super) fn dtype<C: Config>(name: &'static str, got: DType) -> Error {
     Error::DType { op: C::NAME, name, got, expected: "F16, BF16, F32 or F64".to_owned() }
-}
-
-impl<C: Config> Step for Optim<C> {
-    fn variables(&self) -> Option<Vec<TensorId>> {
-        Some(self.slots.iter().map(|slot| slot.variable.id()).collect())
-    }
-
-    fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
-        self.step_with(|variable| gradients.get(variable))
-    }
 }

@@ -1,7 +1,7 @@
 //! A learning rate that falls when a measure stops improving.
 
 use super::config::{check, check_not_negative};
-use super::schedule::LearningRate;
+use super::scheduler::LearningRate;
 use crate::Result;
 
 /// When [`ReduceOnPlateau`] lowers the learning rate; PyTorch's names and defaults.

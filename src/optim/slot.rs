@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor, Var};
 
-use super::optimizer::Masters;
+use super::masters::Masters;
 use crate::kernels::{self, optimizer as kernel};
 
 #[derive(Debug)]

@@ -120,7 +120,7 @@ fn the_history_is_that_of_the_scale() -> Result<()> {
     assert_eq!([1, 2, 3, 100].map(|n| history.skipped_of_last(n)), [0, 1, 1, 2]);
     assert_eq!(
         history.to_string(),
-        "steps  scale  skipped\n2      16           1\n3-4    8            1\n5      4            0"
+        "steps  scale  skipped\n2         16        1\n3-4        8        1\n5          4        0"
     );
     let mut disabled = GradScaler::disabled();
     iterate(&mut disabled, &w, 1.0)?;

@@ -374,15 +374,18 @@ fn state_saves_and_restores() -> candle_amp::Result<()> {
         Ok(scaler.current_scale())
     };
     let mut scaler = GradScaler::new(config)?;
-    for factor in [1.0, f64::NAN, 1.0, 1.0] {
+    for factor in [f64::NAN, f64::NAN, 1.0, 1.0] {
         iterate(&mut scaler, factor)?;
     }
     let state = scaler.state().expect("enabled");
     let parts = (state.config(), state.get(), state.growth_tracker());
     assert_eq!(parts, (&config, 6.0, 2));
+    assert_eq!(state.hysteresis_tracker(), 1);
     let mut restored = GradScaler::default();
-    restored.load_state(Some(candle_amp::LossScale::restore(*parts.0, parts.1, parts.2)?))?;
-    for factor in [1.0, 1.0, f64::INFINITY] {
+    let again = candle_amp::LossScale::restore(*parts.0, parts.1, parts.2)?;
+    restored.load_state(Some(again.with_hysteresis_tracker(state.hysteresis_tracker())))?;
+    assert_eq!(restored.state(), scaler.state());
+    for factor in [f64::INFINITY, 1.0, 1.0, 1.0, f64::INFINITY, f64::INFINITY] {
         assert_eq!(iterate(&mut restored, factor)?, iterate(&mut scaler, factor)?);
     }
     restored.load_state(None)?;

@@ -24,11 +24,13 @@ pub(super) fn pass(slots: &[Slot<'_>]) -> Result<Vec<Squares>> {
     for (slot, squares) in slots.iter().zip(&mut squares).filter(|(slot, _)| !small(slot)) {
         *squares = update(slot)?;
     }
-    let small = slots.par_iter().zip(&mut squares).filter(|(slot, _)| small(slot));
-    small.try_for_each(|(slot, squares)| {
-        *squares = update(slot)?;
-        Ok::<_, candle_core::Error>(())
-    })?;
+    if slots.iter().any(small) {
+        let small = slots.par_iter().zip(&mut squares).filter(|(slot, _)| small(slot));
+        small.try_for_each(|(slot, squares)| {
+            *squares = update(slot)?;
+            Ok::<_, candle_core::Error>(())
+        })?;
+    }
     Ok(squares)
 }
 

@@ -107,8 +107,10 @@ impl Model {
         for gradient in chosen {
             // One norm, one fate.
             gradient.overflowed |= spoiled;
-            let factor = (max_norm / (norm + 1e-6)).min(1.0);
-            gradient.values.iter_mut().for_each(|x| *x = single(*x * single(factor)));
+            let factor = max_norm / (norm + 1e-6);
+            if max_norm.is_finite() && (factor < 1.0 || factor.is_nan()) {
+                gradient.values.iter_mut().for_each(|x| *x = single(*x * single(factor)));
+            }
         }
         Ok(norm)
     }

@@ -102,6 +102,10 @@ fn a_variable_belongs_to_one_group() -> candle_amp::Result<()> {
     ];
     let message = Sgd::from_groups(groups).unwrap_err().to_string();
     assert!(message.contains("`deep.w` is in two parameter groups"), "{message}");
+    let other = Parameters::named([("deep.w", Var::ones(1, DType::F32, &Device::Cpu)?)])?;
+    let groups = [&named, &other].map(|part| Group::new(part, SgdConfig::default()));
+    let result = Sgd::from_groups(groups.into());
+    assert!(matches!(result, Err(Error::DuplicateName { name }) if name == "deep.w"));
     Ok(())
 }
 
@@ -166,6 +170,46 @@ fn a_gradient_may_share_the_memory_of_a_variable() -> candle_amp::Result<()> {
     let config = SgdConfig { lr: 1.0, ..Default::default() };
     Sgd::new(vec![a.clone(), b.clone()], config)?.step(&store)?;
     assert_eq!((a.to_vec1::<f32>()?, b.to_vec1::<f32>()?), (vec![-2.0, -2.0], vec![0.0, 0.0]));
+    Ok(())
+}
+
+#[test]
+fn gradients_come_in_any_dtype_and_layout() -> candle_amp::Result<()> {
+    let gradient = random(1, (5, 3), DType::BF16); // exact in all but F16
+    for dtype in [DType::BF16, DType::F32, DType::F64] {
+        let make = || Var::from_tensor(&random(2, (3, 5), DType::F32));
+        let (a, b) = (make()?, make()?);
+        let mut adamw = AdamW::new(vec![a.clone(), b.clone()], ADAMW)?;
+        let mut store = candle_core::backprop::GradStore::default();
+        store.insert(&a, gradient.to_dtype(dtype)?.t()?);
+        store.insert(&b, gradient.to_dtype(DType::F32)?.t()?.contiguous()?);
+        adamw.step(&store)?;
+        assert_same(&format!("{dtype:?}"), &a, &b);
+    }
+    Ok(())
+}
+
+/// A step holds the lock of one variable at a time: who reads two together is not in its way.
+#[test]
+fn an_evaluation_on_another_thread_and_a_step_do_not_wait_for_each_other() -> candle_amp::Result<()>
+{
+    let make = |seed| Var::from_tensor(&random(seed, 70_003, DType::F32));
+    let (a, b) = (make(1)?, make(2)?);
+    let mut adamw = AdamW::new(vec![a.clone(), b.clone()], ADAMW)?;
+    let store = gradients(&[a.clone(), b.clone()], 1, DType::F32)?;
+    std::thread::scope(|threads| {
+        let evaluation = threads.spawn(|| -> candle_core::Result<()> {
+            for _ in 0..300 {
+                let _ = (b.as_tensor() + a.as_tensor())?;
+                let _ = (a.as_tensor() + b.as_tensor())?;
+            }
+            Ok(())
+        });
+        for _ in 0..300 {
+            adamw.step(&store)?;
+        }
+        evaluation.join().expect("no panic")
+    })?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 //! `CANDLE_AMP_KILLS=200` for the whole test; a few otherwise.
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use candle_amp::{Best, Checkpoint, Checkpointer, Parameters, Result, State};
@@ -57,6 +57,23 @@ fn a_loop_of_checkpoints() -> Result<()> {
     }
 }
 
+/// Killed at the end, however the test ends.
+struct Running(Child);
+
+impl Running {
+    fn start(folder: &Path) -> Self {
+        let mut command = elsewhere("saving::crash::a_loop_of_checkpoints", folder);
+        Self(command.stdout(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // `SIGKILL` on Unix: no handler runs.
+        let _ = self.0.kill().and_then(|()| self.0.wait());
+    }
+}
+
 #[test]
 fn whenever_a_process_is_killed_a_whole_checkpoint_is_found() -> Result<()> {
     let kills = std::env::var("CANDLE_AMP_KILLS").ok().and_then(|count| count.parse().ok());
@@ -65,19 +82,15 @@ fn whenever_a_process_is_killed_a_whole_checkpoint_is_found() -> Result<()> {
     let mut last = 0;
     for kill in 0..kills.unwrap_or(5) {
         let (start, reader) = (Instant::now(), Checkpointer::new(&folder.0)?);
-        let mut child = elsewhere("saving::crash::a_loop_of_checkpoints", &folder.0)
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child = Running::start(&folder.0);
         // Not before it saves, and then at any moment of a few checkpoints.
         while reader.steps()?.last().is_none_or(|step| *step <= last) {
             assert!(start.elapsed() < Duration::from_secs(60), "it does not save");
-            assert_eq!(child.try_wait().unwrap(), None, "it ended by itself");
+            assert_eq!(child.0.try_wait().unwrap(), None, "it ended by itself");
             std::thread::sleep(Duration::from_millis(1));
         }
         std::thread::sleep(Duration::from_micros(rng.random_range(0..40_000)));
-        child.kill().unwrap();
-        child.wait().unwrap();
+        drop(child);
         let checkpointer = checkpointer(&folder.0)?;
         let step = step_of(&checkpointer)?.expect("there was one before");
         assert!(step > last, "kill {kill}: back from step {last} to {step}");

@@ -174,7 +174,8 @@ impl Run {
                 all.reverse();
             }
             let refused = saved.load(&mut all);
-            assert_says(refused, parts);
+            // Where several parts do not fit, the first is told of.
+            assert_says(refused, if turned { &[] } else { parts });
             let adamw = self.adamw.save()?;
             assert_eq!(values(&self.parameters), before.0);
             assert_eq!((adamw.values, self.scaler.state()), (before.1.values, before.2));

@@ -1,0 +1,29 @@
+//! How half variables are kept.
+
+/// How a half variable keeps its exact value between steps. `F32` and `F64` variables are their own.
+///
+/// | | bytes a parameter, variable included | for | the exact value |
+/// |---|---|---|---|
+/// | `F32` | 6 | F16, BF16 | an `F32` master |
+/// | `Remainder` | 4 | BF16 | the variable and 16 bits more |
+/// | `Stochastic` | 2 | F16, BF16 | the variable, right on average |
+///
+/// `F32` and `Remainder` train the same `F32` value, bit for bit, from the same gradients. `F32`
+/// rounds it to nearest even; `Remainder` to nearest, ties away from zero: one number in 2¹⁷ differs,
+/// by the last bit. (65,537 `F32` numbers round to each even `BF16` where ties go to even: one too
+/// many for 16 bits.)
+///
+/// `Stochastic` rounds up or down at random, up as often as the value is close to the upper number.
+/// Plain rounding loses every update below half the variable's last bit; this way they add up on
+/// average, and the noise of a step is that of one rounding. The random bits come from the crate's
+/// generator, [`random`](crate::random), one draw a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Masters {
+    /// `F32` masters.
+    #[default]
+    F32,
+    /// `BF16` variables and the 16 bits that make them `F32`.
+    Remainder,
+    /// No master: the variable is rounded at random.
+    Stochastic,
+}

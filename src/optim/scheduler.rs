@@ -1,0 +1,158 @@
+//! A schedule in a run: it counts the steps that were taken, and not those that a scaler skipped, and
+//! sets the learning rate of any optimizer.
+
+use candle_nn::Optimizer;
+
+use super::config::{Config, check_not_negative};
+use super::{Optim, Schedule};
+use crate::{MasterWeights, Result, StepOutcome};
+
+/// An optimizer with a learning rate: every `candle_nn::Optimizer`, this crate's, and
+/// [`MasterWeights`].
+pub trait LearningRate {
+    /// The learning rate; of the first group, where there are groups.
+    fn learning_rate(&self) -> f64;
+
+    /// Sets it; [`Optim`] moves other groups in proportion.
+    fn set_learning_rate(&mut self, learning_rate: f64);
+}
+
+impl<O: Optimizer> LearningRate for O {
+    fn learning_rate(&self) -> f64 {
+        Optimizer::learning_rate(self)
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        Optimizer::set_learning_rate(self, learning_rate)
+    }
+}
+
+impl<C: Config> LearningRate for Optim<C> {
+    fn learning_rate(&self) -> f64 {
+        self.learning_rate()
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.set_learning_rate(learning_rate)
+    }
+}
+
+impl<O: Optimizer> LearningRate for MasterWeights<O> {
+    fn learning_rate(&self) -> f64 {
+        self.learning_rate()
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.set_learning_rate(learning_rate)
+    }
+}
+
+/// A [`Schedule`] in a run: it counts the steps, skipped ones not, and sets the learning rate.
+///
+/// ```
+/// use candle_amp::optim::{AdamW, AdamWConfig, Schedule, Scheduler};
+/// use candle_amp::{GradScaler, ops};
+/// use candle_core::{DType, Device, Var};
+///
+/// let w = Var::ones(2, DType::F32, &Device::Cpu)?;
+/// let mut adamw = AdamW::new(vec![w.clone()], AdamWConfig { lr: 0.1, ..Default::default() })?;
+/// let mut scheduler = Scheduler::new(Schedule::cosine(100).with_warm_up(3), &mut adamw)?;
+/// let mut scaler = GradScaler::default();
+/// for scale in [1.0, f64::INFINITY] {
+///     scaler.scale(&(ops::mean(&w)? * scale)?)?.backward()?;
+///     let outcome = scaler.step(&mut adamw)?;
+///     scheduler.step(&outcome, &mut adamw)?;
+///     scaler.update()?;
+///     assert_eq!(adamw.learning_rate(), 0.05); // the second step was skipped
+/// }
+/// # Ok::<(), candle_amp::Error>(())
+/// ```
+///
+/// To save one, save [`taken`](Self::taken), or the whole with the feature `serde`;
+/// [`resume`](Self::resume) goes on from there.
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Scheduler {
+    schedule: Schedule,
+    base_lr: f64,
+    taken: u64,
+}
+
+impl Scheduler {
+    /// Starts `schedule` from the learning rate that `optimizer` has, and sets that of the first
+    /// step.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`](crate::Error::Setting) for a number outside its range.
+    pub fn new(schedule: Schedule, optimizer: &mut impl LearningRate) -> Result<Self> {
+        schedule.validate()?;
+        let scheduler = Self { schedule, base_lr: optimizer.learning_rate(), taken: 0 };
+        optimizer.set_learning_rate(scheduler.learning_rate());
+        Ok(scheduler)
+    }
+
+    /// Goes on after `taken` steps of a run that began with the learning rate `base_lr`, and sets
+    /// that of the next step.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn resume(
+        schedule: Schedule,
+        base_lr: f64,
+        taken: u64,
+        optimizer: &mut impl LearningRate,
+    ) -> Result<Self> {
+        let scheduler = Self::at(schedule, base_lr, taken)?;
+        optimizer.set_learning_rate(scheduler.learning_rate());
+        Ok(scheduler)
+    }
+
+    /// As [`resume`](Self::resume), of an optimizer that has its learning rate.
+    pub(crate) fn at(schedule: Schedule, base_lr: f64, taken: u64) -> Result<Self> {
+        schedule.validate()?;
+        check_not_negative([("base_lr", base_lr)])?;
+        Ok(Self { schedule, base_lr, taken })
+    }
+
+    /// After a step of a scaler: counts it if it was taken, and sets the next learning rate.
+    ///
+    /// # Synchronisation
+    ///
+    /// That of [`StepOutcome::skipped`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`StepOutcome::skipped`].
+    pub fn step(&mut self, outcome: &StepOutcome, optimizer: &mut impl LearningRate) -> Result<()> {
+        self.after(!outcome.skipped()?, optimizer);
+        Ok(())
+    }
+
+    /// The same where no scaler is: `taken` says whether the step was taken.
+    pub fn after(&mut self, taken: bool, optimizer: &mut impl LearningRate) {
+        self.taken = self.taken.saturating_add(u64::from(taken));
+        optimizer.set_learning_rate(self.learning_rate());
+    }
+
+    /// The learning rate of the next step.
+    pub fn learning_rate(&self) -> f64 {
+        self.base_lr * self.schedule.factor(self.taken)
+    }
+
+    /// How many steps were taken.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// What the factors are taken of.
+    pub fn base_lr(&self) -> f64 {
+        self.base_lr
+    }
+
+    /// The rule it follows.
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+}

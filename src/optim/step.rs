@@ -1,0 +1,104 @@
+//! One step: what is checked before, and what the kernel is given.
+
+use candle_core::{DType, Tensor, TensorId, Var};
+use rand::Rng;
+
+use super::config::Config;
+use super::masters::Masters;
+use super::optimizer::{Optim, dtype};
+use super::slot::Slot;
+use crate::kernels::{self, optimizer as kernel};
+use crate::step::{Gradients, Step};
+use crate::{Error, autocast, random};
+
+impl<C: Config> Optim<C> {
+    pub(super) fn step_with<'a>(
+        &mut self,
+        gradient: impl Fn(&Tensor) -> Option<&'a Tensor>,
+    ) -> candle_core::Result<()> {
+        let mut gradients = Vec::with_capacity(self.slots.len());
+        for slot in &self.slots {
+            let gradient = gradient(&slot.variable);
+            gradients.push(gradient.map(|g| self.checked(g, &slot.variable)).transpose()?);
+        }
+        let (masters, dtype) = (self.masters, self.state_dtype);
+        let mut new = Vec::with_capacity(gradients.len());
+        for (slot, gradient) in self.slots.iter_mut().zip(&gradients) {
+            let count = self.groups[slot.group].config.states().len();
+            new.push(gradient.is_some() && slot.prepare(masters, count, dtype)?);
+        }
+        let seed = if self.is_random() { random::next_stream().random() } else { 0u64 };
+        // Most variables are at the same step.
+        let mut last = None;
+        let mut rule = |group: usize, step, new| match last {
+            Some((key, rule)) if key == (group, step, new) => rule,
+            _ => {
+                let rule = self.groups[group].config.rule(step, new);
+                last = Some(((group, step, new), rule));
+                rule
+            }
+        };
+        let mut slots = Vec::with_capacity(gradients.len());
+        for (number, slot) in self.slots.iter().enumerate() {
+            let Some(gradient) = &gradients[number] else { continue };
+            slots.push(kernel::Slot {
+                variable: &slot.variable,
+                master: slot.kernel_master(masters),
+                states: &slot.states,
+                gradient,
+                rule: rule(slot.group, slot.steps + 1, new[number]),
+                // Odd, so that tensors are far apart in the seeds.
+                seed: seed.wrapping_add((number as u64).wrapping_mul(0xd134_2543_de82_ef95)),
+            });
+        }
+        kernel::step(slots)?;
+        for (slot, _) in self.slots.iter_mut().zip(gradients).filter(|(_, g)| g.is_some()) {
+            slot.steps += 1;
+        }
+        autocast::clear_cast_cache();
+        Ok(())
+    }
+
+    /// A gradient as the kernel takes it.
+    fn checked(&self, gradient: &Tensor, variable: &Var) -> candle_core::Result<Tensor> {
+        let (got, expected) = (gradient.shape(), variable.shape());
+        if got != expected {
+            let expected = format!("{expected:?}, that of its variable");
+            let (op, name, got) = (C::NAME, "a gradient", got.clone());
+            return Err(Error::Shape { op, name, got, expected }.into());
+        }
+        let (got, expected) = (gradient.device().location(), variable.device().location());
+        if got != expected {
+            return Err(Error::Device { op: C::NAME, name: "a gradient", got, expected }.into());
+        }
+        if !gradient.dtype().is_float() {
+            return Err(dtype::<C>("a gradient", gradient.dtype()).into());
+        }
+        let wanted = kernel::arithmetic(variable.dtype());
+        let half = matches!(gradient.dtype(), DType::F16 | DType::BF16);
+        if gradient.dtype() != wanted && !(half && wanted == DType::F32) {
+            return kernels::cast(gradient, wanted);
+        }
+        let gradient = gradient.detach().contiguous()?;
+        match self.addresses.binary_search(&kernel::address(&gradient)) {
+            Ok(_) => gradient.copy(),
+            Err(_) => Ok(gradient),
+        }
+    }
+
+    /// Whether a step draws random bits.
+    fn is_random(&self) -> bool {
+        let half = self.masters == Masters::Stochastic && self.slots.iter().any(Slot::is_half);
+        half || self.state_dtype == DType::BF16
+    }
+}
+
+impl<C: Config> Step for Optim<C> {
+    fn variables(&self) -> Option<Vec<TensorId>> {
+        Some(self.slots.iter().map(|slot| slot.variable.id()).collect())
+    }
+
+    fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
+        self.step_with(|variable| gradients.get(variable))
+    }
+}
