@@ -1,5 +1,5 @@
 //! Random runs with injected faults, in every order of calls, right or wrong, against a plain model
-//! in `f64`: no weight is ever infinite or NaN, no skipped step moves one, and nothing panics.
+//! in `f64`: no weight is ever NaN, no skipped step moves one, and nothing panics.
 //!
 //! `cargo test` runs a seeded sample. `CANDLE_AMP_FAULT_RUNS=10000` runs the whole, and
 //! `CANDLE_AMP_FAULT_SEED`, the seed that a failure prints, runs one alone.
