@@ -27,6 +27,10 @@ use crate::{
 /// | `step(&mut opt)?` | unscaled if they are not yet; given to `opt` if all are finite | |
 /// | `update()?` | forgotten | moves |
 ///
+/// A skipped step explains itself in [`StepOutcome::report`], the scale's past in
+/// [`history`](Self::history), and gradients that `F16` loses in [`histogram`](Self::histogram). What
+/// goes wrong for longer it warns of, through `tracing`; see [`Warnings`].
+///
 /// # Examples
 ///
 /// An overflow costs one step, and the next one is tried at half the scale:
