@@ -81,6 +81,18 @@ pub enum Error {
         /// The variable.
         name: String,
     },
+    /// A gradient that is to be differentiated again, of an operator whose gradient is a kernel.
+    #[error(
+        "candle keeps the graph of gradients (CANDLE_GRAD_DO_NOT_DETACH is set), but that of `{op}` \
+         is a kernel's, and would count as a constant: a loss with gradients in it, such as a \
+         gradient penalty, needs candle's own operators where it is differentiated twice; the last \
+         pass, whose gradients are not differentiated again, goes through \
+         `scaler.scale(&loss)?.backward()`"
+    )]
+    SecondOrder {
+        /// The operator.
+        op: &'static str,
+    },
     /// The optimizer's variables got no gradient, though others did.
     #[error(
         "none of this optimizer's {variables} variables has a gradient: the losses given to \

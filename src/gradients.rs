@@ -80,7 +80,7 @@ impl Collected {
             let dtype = if variable.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
             // What candle's own operators have for the variable, and what the crate's have.
             let from_candle = match store.remove(&variable) {
-                Some(g) => Some(Gradient::shared(g).into_dtype(dtype)?),
+                Some(g) => Some(Gradient::shared(g.detach()).into_dtype(dtype)?),
                 None => None,
             };
             let gradient = match (from_candle, sink.remove(&variable.id())) {

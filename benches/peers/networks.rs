@@ -14,8 +14,14 @@ use crate::measure::seconds;
 use crate::workload::{Precision, Runner};
 
 /// What every training step here uses.
-pub(crate) const SGD: SgdConfig =
-    SgdConfig { lr: 0.01, momentum: 0.9, dampening: 0.0, weight_decay: 5e-4, nesterov: false, maximize: false };
+pub(crate) const SGD: SgdConfig = SgdConfig {
+    lr: 0.01,
+    momentum: 0.9,
+    dampening: 0.0,
+    weight_decay: 5e-4,
+    nesterov: false,
+    maximize: false,
+};
 
 /// A batch of images and their classes.
 pub(crate) fn images(batch: usize) -> Result<(Tensor, Tensor)> {

@@ -1,16 +1,11 @@
 //! Between dtypes: a new tensor, or into one that exists.
 
 use candle_core::{DType, Result, Tensor};
-use rayon::prelude::*;
 
-use super::element::{Element, Elements, Real, tensor, with_element};
-use super::elementwise::blocks::vectorise;
+use super::element::{Elements, Real, tensor, with_element};
+use super::elementwise::blocks::{GRAIN, for_each_chunk, generate};
+use super::elementwise::lane::Lane;
 use super::in_place;
-
-/// Elements converted at a time, through a buffer of the arithmetic type that stays in L1.
-const BLOCK: usize = 1024;
-/// Elements a task.
-const TASK: usize = 1 << 16;
 
 /// `x`, detached and contiguous, in the floating-point `dtype`; rounded once to nearest even.
 ///
@@ -23,8 +18,12 @@ pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let x = x.contiguous()?;
     with_element!(x.dtype(), S => with_element!(dtype, D => {
         let src = Elements::<S>::of(&x)?;
-        let mut dst = vec![D::default(); src.len()];
-        convert(&src, &mut dst);
+        let src: &[S] = &src;
+        let dst = generate::<D>(
+            src.len(),
+            #[inline(always)]
+            |start, dst| convert(&src[start..start + dst.len()], dst),
+        );
         Ok(tensor(dst, x.dims()))
     }))
 }
@@ -39,28 +38,23 @@ pub(crate) fn cast_into(dst: &Tensor, src: &Tensor) -> Result<()> {
     }
     with_element!(src.dtype(), S => with_element!(dst.dtype(), D => {
         let src = Elements::<S>::of(&src)?;
-        in_place::write::<D>(dst, |dst| convert(&src, dst))
+        in_place::write::<D>(dst, |dst| {
+            for_each_chunk(
+                dst,
+                GRAIN,
+                #[inline(always)]
+                |chunk, dst| convert(&src[chunk * GRAIN..][..dst.len()], dst),
+            );
+        })
     }))
 }
 
 /// Converts through `f32`, or through `f64` where both sides are `f64` or one is and must not lose.
-fn convert<S: Element, D: Element>(src: &[S], dst: &mut [D]) {
-    dst.par_chunks_mut(TASK).zip(src.par_chunks(TASK)).for_each(|(dst, src)| {
-        vectorise(
-            #[inline(always)]
-            || {
-                let mut wide = [S::Acc::default(); BLOCK];
-                let mut narrow = [D::Acc::default(); BLOCK];
-                for (dst, src) in dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK)) {
-                    let (wide, narrow) = (&mut wide[..src.len()], &mut narrow[..src.len()]);
-                    S::widen(src, wide);
-                    for (n, w) in narrow.iter_mut().zip(&*wide) {
-                        // From f64 to a half this rounds twice, as `half` does on x86.
-                        *n = D::Acc::of(w.to_double());
-                    }
-                    D::narrow(narrow, dst);
-                }
-            },
-        )
-    });
+#[inline(always)]
+fn convert<S: Lane, D: Lane>(src: &[S], dst: &mut [D]) {
+    for (dst, src) in dst.iter_mut().zip(src) {
+        // Of two `f32`, the way there and back is nothing. From `f64` to a half this rounds twice, as
+        // `half` does on x86.
+        *dst = D::lower(D::Acc::of(src.raise().to_double()));
+    }
 }

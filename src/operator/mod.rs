@@ -2,6 +2,7 @@
 
 mod gradient;
 mod no_grad;
+mod second_order;
 mod sink;
 pub(crate) mod stale;
 mod token;

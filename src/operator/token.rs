@@ -25,7 +25,7 @@ use candle_core::{
     MetalStorage, Result, Shape, Storage, Tensor, TensorId, backprop::GradStore,
 };
 
-use super::{Backward, Gradient, Operator, sink, stale};
+use super::{Backward, Gradient, Operator, second_order, sink, stale};
 use crate::{Cast, Error, Op, autocast, watch};
 
 /// The nodes whose emitted tensor is alive, by its id.
@@ -136,6 +136,9 @@ impl Call {
     fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
         let mut out = vec![None; args.len()];
         if let Some(gradient) = self.cell.take() {
+            if second_order::is_wanted() && !sink::is_open() {
+                return Err(Error::SecondOrder { op: self.name }.into());
+            }
             autocast::clear_cast_cache();
             let wants: Vec<_> = self.edges.iter().map(|edge| edge.wants(args)).collect();
             let gradient = gradient.into_tensor().contiguous()?;

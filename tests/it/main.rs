@@ -22,6 +22,7 @@ mod saving;
 mod scale_rule;
 mod scaler;
 mod sequence;
+mod several;
 mod sgd;
 mod tidy;
 mod trace;

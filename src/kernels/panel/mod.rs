@@ -4,8 +4,7 @@
 //! sum. So packing, addresses and loops are the same for both, and only the instruction differs.
 //! Every sum is in F32.
 //!
-//! Processors without these instructions take the `gemm` crate's products, which are also what
-//! the tests compare with.
+//! Other processors take the `gemm` crate's products, which are also what the tests compare with.
 
 mod amx;
 mod avx512;
@@ -70,7 +69,6 @@ impl Panel<'_> {
             return;
         }
         self.check(unit);
-        #[cfg(target_arch = "x86_64")]
         unit.multiply(self, f);
     }
 

@@ -48,15 +48,7 @@ impl<'a> Side<'a> {
             for cell in (0..self.cells()).step_by(16) {
                 let out = &mut out[block * stride + cell..][..15 * stride + 16];
                 // SAFETY: `check` has seen the features and the data; `out` has 16 rows.
-                unsafe {
-                    let mut square = match self.depth_stride {
-                        1 => self.along(block, cell),
-                        _ => transposed(self.across(block, cell)),
-                    };
-                    for (row, vector) in square.iter_mut().enumerate() {
-                        _mm512_storeu_si512(out.as_mut_ptr().add(row * stride).cast(), *vector);
-                    }
-                }
+                unsafe { self.square(block, cell, true, out.as_mut_ptr(), stride) };
             }
         }
     }
@@ -72,16 +64,27 @@ impl<'a> Side<'a> {
             for cell in (0..self.cells()).step_by(16) {
                 let out = &mut out[block * self.cells() + cell * 16..][..256];
                 // SAFETY: `check` has seen the features and the data; `out` has 16 rows.
-                unsafe {
-                    let square = match self.depth_stride {
-                        1 => transposed(self.along(block, cell)),
-                        _ => self.across(block, cell),
-                    };
-                    for (row, vector) in square.iter().enumerate() {
-                        _mm512_storeu_si512(out.as_mut_ptr().add(row * 16).cast(), *vector);
-                    }
-                }
+                unsafe { self.square(block, cell, false, out.as_mut_ptr(), 16) };
             }
+        }
+    }
+
+    /// Writes 16 lines by 16 cells: a row a line, or else a row a cell, `stride` cells apart.
+    ///
+    /// One function with the features: without, every instruction would be a call of its own.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW and VL; 16 rows can be written. [`Self::check`] has passed.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn square(&self, line: usize, cell: usize, by_line: bool, out: *mut u32, stride: usize) {
+        let along = self.depth_stride == 1;
+        // SAFETY: the features; the stride of 1 is that of the direction.
+        let square =
+            unsafe { if along { self.along(line, cell) } else { self.across(line, cell) } };
+        let square = if along == by_line { square } else { transposed(square) };
+        for (row, vector) in square.iter().enumerate() {
+            // SAFETY: the caller's.
+            unsafe { _mm512_storeu_si512(out.add(row * stride).cast(), *vector) };
         }
     }
 
@@ -97,8 +100,9 @@ impl<'a> Side<'a> {
     /// A row a line, 16 cells from `cell` on; zeros beyond the matrix.
     ///
     /// # Safety
-    /// AVX-512 F and BW; elements along the sum follow each other.
-    #[target_feature(enable = "avx512f,avx512bw")]
+    /// AVX-512 F, BW and VL; elements along the sum follow each other.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    #[inline]
     unsafe fn along(&self, line: usize, cell: usize) -> [__m512i; 16] {
         let left = self.depth.saturating_sub(2 * cell);
         let mask = if left >= 32 { u32::MAX } else { (1 << left) - 1 };
@@ -116,6 +120,7 @@ impl<'a> Side<'a> {
     /// # Safety
     /// AVX-512 F, BW and VL; elements of consecutive lines follow each other.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    #[inline]
     unsafe fn across(&self, line: usize, cell: usize) -> [__m512i; 16] {
         let left = self.lines - line;
         let mask = if left >= 16 { u16::MAX } else { (1 << left) - 1 };
