@@ -84,7 +84,7 @@ fn main() -> candle_amp::Result<()> {
         scaler.update()?;
         let scale = outcome.scale();
         if outcome.skipped()? {
-            println!("step {step}: skipped, scale {scale}, {:?}", outcome.overflowed(&body)?);
+            println!("step {step}: {}", outcome.report(&body)?);
         } else {
             taken += 1;
         }

@@ -1,5 +1,8 @@
 //! What can go wrong.
 
+use std::fmt::Write;
+use std::path::PathBuf;
+
 use candle_core::{DType, DeviceLocation, Shape};
 
 /// `Result` with this crate's [`Error`].
@@ -240,9 +243,124 @@ pub enum Error {
         /// What would do.
         expected: String,
     },
+    /// A file or folder that the system does not let be written or read.
+    #[error("{action} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A file that is no whole checkpoint of this crate.
+    #[error("{} is not a whole checkpoint: {fault}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What shows it.
+        fault: String,
+    },
+    /// A checkpoint of another version of the format.
+    #[error(
+        "{} is a checkpoint of version {got}, written by candle-amp {by}; this candle-amp reads \
+         version {supported}",
+        path.display()
+    )]
+    CheckpointVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        got: u64,
+        /// The version of the crate that wrote it.
+        by: String,
+        /// The version that can be read.
+        supported: u32,
+    },
+    /// A checkpoint without a part that is asked for.
+    #[error("the checkpoint has no part `{name}`, but {found:?}")]
+    NoPart {
+        /// The part.
+        name: String,
+        /// Those there are.
+        found: Vec<String>,
+    },
+    /// A name that a part of a checkpoint cannot have.
+    #[error("a part of a checkpoint cannot be called `{name}`: give it another name, without dots")]
+    PartName {
+        /// The name.
+        name: String,
+    },
+    /// A saved state that does not fit what it is loaded into.
+    #[error("the saved state{} does not fit:{}", of_part(part), lists(missing, extra, wrong))]
+    Mismatch {
+        /// The part of a checkpoint; empty where it is not known.
+        part: String,
+        /// What it lacks.
+        missing: Vec<String>,
+        /// What it has too much.
+        extra: Vec<String>,
+        /// What has another shape, dtype or kind, and which.
+        wrong: Vec<String>,
+    },
+    /// A checkpoint of an earlier step than those in its folder.
+    #[error(
+        "{} has a checkpoint of step {latest}, and this one is of step {step}: use another folder, \
+         or call `discard_after` first",
+        folder.display()
+    )]
+    StepBehind {
+        /// The folder.
+        folder: PathBuf,
+        /// The step to save.
+        step: u64,
+        /// The last step there.
+        latest: u64,
+    },
+    /// A weight that a half format cannot hold.
+    #[error("`{name}` has {count} elements that F16 would make infinite, beyond 65504: use BF16")]
+    TooLarge {
+        /// The variable.
+        name: String,
+        /// How many of its elements.
+        count: u64,
+    },
     /// candle refused an operation.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+impl Error {
+    /// The same error, knowing the part of a checkpoint it is about.
+    pub(crate) fn in_part(self, name: &str) -> Self {
+        match self {
+            Self::Mismatch { missing, extra, wrong, .. } => {
+                Self::Mismatch { part: name.to_owned(), missing, extra, wrong }
+            }
+            other => other,
+        }
+    }
+}
+
+fn of_part(part: &str) -> String {
+    if part.is_empty() { String::new() } else { format!(" of `{part}`") }
+}
+
+/// A line for each list that has something in it.
+fn lists(missing: &[String], extra: &[String], wrong: &[String]) -> String {
+    /// As many as a terminal shows.
+    const SHOWN: usize = 20;
+    let mut text = String::new();
+    for (title, list) in [("missing", missing), ("too many", extra), ("different", wrong)] {
+        if !list.is_empty() {
+            let shown = list[..list.len().min(SHOWN)].join(", ");
+            let _ = write!(text, "\n  {title}: {shown}");
+        }
+        if list.len() > SHOWN {
+            let _ = write!(text, " and {} more", list.len() - SHOWN);
+        }
+    }
+    text
 }
 
 /// So that `?` works inside candle's traits.

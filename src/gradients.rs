@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use candle_core::{DType, Tensor, TensorId};
 
 use crate::operator::{self, Gradient};
-use crate::{Error, Result, kernels};
+use crate::overflow::NonFinite;
+use crate::{Error, Exponents, Result, kernels, watch};
 
 /// Gradients of variables, in the order backward first reached them.
 #[derive(Debug, Default)]
@@ -20,8 +21,11 @@ pub(crate) struct Entry {
     /// `F32`, or `F64` for an `F64` variable; contiguous, in storage of its own.
     pub(crate) gradient: Tensor,
     pub(crate) stage: Stage,
-    /// True when the unscaled gradient has an infinity or NaN; known from [`Stage::Unscaled`] on.
-    pub(crate) overflowed: bool,
+    /// What the unscaled gradient has of infinities and NaN, if any, before it was clipped; known
+    /// from [`Stage::Unscaled`] on.
+    pub(crate) overflow: Option<NonFinite>,
+    /// It was clipped by a norm that is infinite or NaN because of it, or of another.
+    pub(crate) spoiled: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,12 +64,17 @@ impl Collected {
     /// Back-propagates `loss` and adds the gradients of its variables, `F32` from here on.
     ///
     /// A gradient that was unscaled before stays so: what is added to it is unscaled first.
-    pub(crate) fn backward(&mut self, loss: &Tensor, unscale: Unscale) -> Result<()> {
+    ///
+    /// Returns whether `F16` gradients were among those on the way.
+    pub(crate) fn backward(&mut self, loss: &Tensor, unscale: Unscale) -> Result<bool> {
         let nodes = loss.sorted_nodes();
         operator::stale::check(&nodes)?;
+        let f16_nodes = nodes.iter().any(|node| node.dtype() == DType::F16);
         let variables: Vec<Tensor> =
             nodes.into_iter().filter(|t| t.is_variable()).cloned().collect();
+        watch::saw_f16();
         let (mut store, mut sink) = operator::backward_into(loss)?;
+        let f16 = watch::saw_f16() || f16_nodes;
         let mut arrived = Vec::new();
         for variable in variables {
             let dtype = if variable.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
@@ -87,14 +96,14 @@ impl Collected {
         for (variable, gradient) in arrived {
             self.add(variable, gradient, unscale)?;
         }
-        Ok(())
+        Ok(f16)
     }
 
     fn add(&mut self, variable: Tensor, gradient: Tensor, unscale: Unscale) -> Result<()> {
         let Some(&at) = self.index.get(&variable.id()) else {
             self.index.insert(variable.id(), self.entries.len());
             let stage = Stage::Scaled;
-            self.entries.push(Entry { variable, gradient, stage, overflowed: false });
+            self.entries.push(Entry { variable, gradient, stage, overflow: None, spoiled: false });
             return Ok(());
         };
         let entry = &mut self.entries[at];
@@ -107,7 +116,9 @@ impl Collected {
                 let (gradients, _) = kernels::update::unscale(vec![gradient], unscale.inverse)?;
                 let sum = kernels::add_assign(entry.gradient.clone(), &gradients[0])?;
                 let (sum, overflowed) = kernels::update::unscale(vec![sum], 1.0)?;
-                entry.overflowed |= unscale.check && overflowed[0];
+                if unscale.check && overflowed[0] && entry.overflow.is_none() {
+                    entry.overflow = Some(NonFinite::of(&sum[0])?);
+                }
                 entry.gradient = sum.into_iter().next().unwrap_or(entry.gradient.clone());
             }
         }
@@ -138,8 +149,25 @@ impl Collected {
         };
         self.put_back(&scaled, gradients);
         for (&at, overflowed) in scaled.iter().zip(overflowed) {
-            self.entries[at].stage = Stage::Unscaled;
-            self.entries[at].overflowed = overflowed;
+            let entry = &mut self.entries[at];
+            entry.stage = Stage::Unscaled;
+            // A pass of its own, which a clean step does without.
+            entry.overflow = overflowed.then(|| NonFinite::of(&entry.gradient)).transpose()?;
+        }
+        Ok(())
+    }
+
+    /// Notes which of the unscaled gradients of `chosen` would overflow in their variable's dtype.
+    pub(crate) fn check_rounding(&mut self, chosen: &[usize]) -> Result<()> {
+        for &at in chosen {
+            let entry = &mut self.entries[at];
+            if entry.variable.dtype() != DType::F16 || entry.overflow.is_some() {
+                continue;
+            }
+            let counts = kernels::exponents::exponents(&entry.gradient, 1.0)?;
+            let infinite = Exponents::of(counts).in_f16(1.0).overflow as usize;
+            let elements = entry.gradient.elem_count();
+            entry.overflow = (infinite > 0).then_some(NonFinite { infinite, nan: 0, elements });
         }
         Ok(())
     }
@@ -150,6 +178,10 @@ impl Collected {
         let norm = kernels::update::norm(&gradients.iter().collect::<Vec<_>>())?;
         let gradients = kernels::update::clip_norm(gradients, &norm, max_norm)?;
         self.put_back(chosen, gradients);
+        // One norm, one fate: what is finite would be NaN or zero by now.
+        if chosen.iter().any(|&at| self.entries[at].overflow.is_some()) {
+            chosen.iter().for_each(|&at| self.entries[at].spoiled = true);
+        }
         Ok(norm)
     }
 

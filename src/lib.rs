@@ -1,14 +1,18 @@
 #![doc = include_str!("../README.md")]
 
 mod autocast;
+mod checkpoints;
 mod error;
 mod gradients;
+mod histogram;
+mod history;
 mod kernels;
 mod master;
 pub mod nn;
 pub mod operator;
 pub mod ops;
 pub mod optim;
+mod overflow;
 mod parameters;
 mod policy;
 pub mod random;
@@ -17,13 +21,18 @@ mod scale;
 mod scaler;
 mod step;
 mod trace;
+mod watch;
 
 pub use autocast::{Autocast, AutocastGuard, clear_cast_cache};
+pub use checkpoints::{Best, Checkpoint, Checkpointer, SavedCheckpoint, State, Stateful};
 pub use error::{Error, Result};
+pub use histogram::{Exponents, F16Fit, GradientHistogram};
+pub use history::{ScaleHistory, ScaleStep};
 pub use master::{
     AsCandle, MasterVars, MasterWeights, MissingGradients, MissingReason, Refreshing,
 };
 pub use operator::{NoGradGuard, no_grad, no_grad_guard};
+pub use overflow::{NonFinite, OverflowReport};
 pub use parameters::Parameters;
 pub use policy::{Cast, Op, Policy};
 pub use recompute::checkpoint;
@@ -31,6 +40,7 @@ pub use scale::{LossScale, ScaleConfig};
 pub use scaler::{GradScaler, ScaledLoss};
 pub use step::{Bound, Gradients, Step, StepOutcome};
 pub use trace::{Trace, TraceRow};
+pub use watch::Warnings;
 
 /// Compiles the programs in `docs/porting.md`.
 #[cfg(doctest)]

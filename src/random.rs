@@ -30,6 +30,10 @@ pub struct RandomState {
     pub draws: u64,
 }
 
+/// The process's generator, as a part of a [`Checkpoint`](crate::Checkpoint).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Generator;
+
 static STATE: Mutex<RandomState> = Mutex::new(RandomState { seed: 0, draws: 0 });
 
 fn locked() -> MutexGuard<'static, RandomState> {

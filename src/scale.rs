@@ -17,11 +17,23 @@ pub struct ScaleConfig {
     pub backoff_factor: f64,
     /// Clean steps in a row between two growths; at least 1. Default `2000`.
     pub growth_interval: u32,
+    /// Overflows that the scale takes before it backs off; at least 1. They are counted since it
+    /// last grew, clean steps between them or not, and all are skipped. From the last on, every
+    /// overflow backs off, until the scale grows again. Default `1`, as in PyTorch: the first
+    /// backs off. Megatron-LM's `hysteresis`, there 2.
+    #[cfg_attr(feature = "serde", serde(default = "one"))]
+    pub hysteresis: u32,
     /// The scale never falls below this; at least [`f32::MIN_POSITIVE`], so that its inverse is
     /// finite. Default 2⁻²⁴.
     pub min_scale: f32,
     /// The scale never rises above this; finite. Default 2²⁴.
     pub max_scale: f32,
+}
+
+/// The hysteresis of settings that were saved before there was any.
+#[cfg(feature = "serde")]
+fn one() -> u32 {
+    1
 }
 
 impl Default for ScaleConfig {
@@ -31,6 +43,7 @@ impl Default for ScaleConfig {
             growth_factor: 2.0,
             backoff_factor: 0.5,
             growth_interval: 2000,
+            hysteresis: 1,
             min_scale: 2f32.powi(-24),
             max_scale: 2f32.powi(24),
         }
@@ -55,6 +68,8 @@ impl ScaleConfig {
         check("backoff_factor", backoff, backoff > 0.0 && backoff < 1.0, fraction)?;
         let interval = self.growth_interval;
         check("growth_interval", interval.into(), interval >= 1, "at least 1 step")?;
+        let hysteresis = self.hysteresis;
+        check("hysteresis", hysteresis.into(), hysteresis >= 1, "at least 1 overflow")?;
         for (name, scale) in [
             ("min_scale", self.min_scale),
             ("max_scale", self.max_scale),
@@ -72,7 +87,7 @@ impl ScaleConfig {
     }
 }
 
-/// The current loss scale, and the clean steps since it last moved.
+/// The current loss scale, the clean steps since it last moved, and the overflows it was spared since it grew.
 ///
 /// ```
 /// use candle_amp::{LossScale, ScaleConfig};
@@ -91,6 +106,8 @@ pub struct LossScale {
     config: ScaleConfig,
     scale: f32,
     growth_tracker: u32,
+    #[cfg_attr(feature = "serde", serde(default))]
+    hysteresis_tracker: u32,
 }
 
 impl LossScale {
@@ -101,10 +118,11 @@ impl LossScale {
     /// A factor, interval, floor or ceiling outside the range its field names.
     pub fn new(config: ScaleConfig) -> Result<Self> {
         config.validate()?;
-        Ok(Self { config, scale: config.init_scale, growth_tracker: 0 })
+        Ok(Self { config, scale: config.init_scale, growth_tracker: 0, hysteresis_tracker: 0 })
     }
 
-    /// A state as saved: `config`, the current `scale`, and the clean steps since it moved.
+    /// A state as saved: `config`, the current `scale`, and the clean steps since it moved. With a
+    /// hysteresis above 1, [`with_hysteresis_tracker`](Self::with_hysteresis_tracker) belongs to it.
     ///
     /// # Errors
     ///
@@ -112,7 +130,13 @@ impl LossScale {
     pub fn restore(config: ScaleConfig, scale: f32, growth_tracker: u32) -> Result<Self> {
         ScaleConfig { init_scale: scale, ..config }.validate()?;
         config.validate()?;
-        Ok(Self { config, scale, growth_tracker })
+        Ok(Self { config, scale, growth_tracker, hysteresis_tracker: 0 })
+    }
+
+    /// The same state, with this many overflows forgiven since the scale last grew.
+    #[must_use]
+    pub fn with_hysteresis_tracker(self, forgiven: u32) -> Self {
+        Self { hysteresis_tracker: forgiven, ..self }
     }
 
     /// The rule it follows.
@@ -135,29 +159,43 @@ impl LossScale {
         self.growth_tracker
     }
 
+    /// Overflows forgiven since the scale last grew; always below the hysteresis.
+    pub fn hysteresis_tracker(&self) -> u32 {
+        self.hysteresis_tracker
+    }
+
+    /// Whether the scale can back off no further, though it can move.
+    pub(crate) fn is_at_floor(&self) -> bool {
+        self.scale <= self.config.min_scale && self.config.min_scale < self.config.max_scale
+    }
+
     /// The state after a step in which a gradient was non-finite (`found_inf`) or none was.
     ///
-    /// | `found_inf` | scale                                           | growth tracker |
-    /// |-------------|-------------------------------------------------|----------------|
-    /// | `true`      | `× backoff_factor`, not below `min_scale`       | 0              |
-    /// | `false`     | `× growth_factor` once `growth_interval` clean steps are reached, not above `max_scale` | counts, 0 on growth |
+    /// | `found_inf` | scale | growth tracker | hysteresis tracker |
+    /// |---|---|---|---|
+    /// | `true` | stays for the first `hysteresis - 1`; then `× backoff_factor`, not below `min_scale` | 0 | counts those |
+    /// | `false` | `× growth_factor`, not above `max_scale`, once `growth_interval` clean steps are reached | counts, 0 on growth | 0 on growth |
     ///
     /// Products are taken in `f64` and rounded to `f32`, as in PyTorch's `_amp_update_scale_`.
     /// Growth is due *from* `growth_interval` on, so that a shorter interval taken over mid-run
     /// cannot be stepped past.
     #[must_use]
     pub fn after(self, found_inf: bool) -> Self {
-        let ScaleConfig { growth_factor, backoff_factor, growth_interval, .. } = self.config;
+        let ScaleConfig { growth_factor, backoff_factor, growth_interval, hysteresis, .. } =
+            self.config;
         let moved = |factor: f64| {
             let scale = (f64::from(self.scale) * factor) as f32;
-            let scale = scale.clamp(self.config.min_scale, self.config.max_scale);
-            Self { scale, growth_tracker: 0, ..self }
+            scale.clamp(self.config.min_scale, self.config.max_scale)
         };
         let clean_steps = self.growth_tracker.saturating_add(1);
         if found_inf {
-            moved(backoff_factor)
+            if self.hysteresis_tracker.saturating_add(1) < hysteresis {
+                let hysteresis_tracker = self.hysteresis_tracker + 1;
+                return Self { growth_tracker: 0, hysteresis_tracker, ..self };
+            }
+            Self { scale: moved(backoff_factor), growth_tracker: 0, ..self }
         } else if clean_steps >= growth_interval {
-            moved(growth_factor)
+            Self { scale: moved(growth_factor), growth_tracker: 0, hysteresis_tracker: 0, ..self }
         } else {
             Self { growth_tracker: clean_steps, ..self }
         }

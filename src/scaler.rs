@@ -4,7 +4,11 @@ use candle_core::{DType, Tensor};
 
 use crate::gradients::{Collected, Stage, Unscale};
 use crate::step::{Gradients, Step, StepOutcome};
-use crate::{Error, LossScale, Parameters, Result, ScaleConfig, autocast};
+use crate::watch::Watch;
+use crate::{
+    Error, GradientHistogram, LossScale, Parameters, Result, ScaleConfig, ScaleHistory, Warnings,
+    autocast,
+};
 
 /// Keeps small half-precision gradients from vanishing, by scaling the loss they come from; and
 /// holds the gradients between `backward` and the optimizer.
@@ -22,6 +26,10 @@ use crate::{Error, LossScale, Parameters, Result, ScaleConfig, autocast};
 /// | `unscale()?`, `clip_grad_norm(..)?` | unscaled and checked, once | |
 /// | `step(&mut opt)?` | unscaled if they are not yet; given to `opt` if all are finite | |
 /// | `update()?` | forgotten | moves |
+///
+/// A skipped step explains itself in [`StepOutcome::report`], the scale's past in
+/// [`history`](Self::history), and gradients that `F16` loses in [`histogram`](Self::histogram). What
+/// goes wrong for longer it warns of, through `tracing`; see [`Warnings`].
 ///
 /// # Examples
 ///
@@ -57,6 +65,7 @@ pub struct GradScaler {
     collected: Collected,
     /// An optimizer that keeps its variables to itself was stepped since the last `update`.
     foreign_stepped: bool,
+    watch: Watch,
 }
 
 impl Default for GradScaler {
@@ -88,7 +97,12 @@ impl GradScaler {
     }
 
     fn following(scale: Option<LossScale>) -> Self {
-        Self { scale, collected: Collected::default(), foreign_stepped: false }
+        Self {
+            scale,
+            collected: Collected::default(),
+            foreign_stepped: false,
+            watch: Watch::default(),
+        }
     }
 
     /// Whether it scales.
@@ -104,6 +118,11 @@ impl GradScaler {
     /// Scale, tracker and settings, to save; `None` when disabled. Take it after `update`.
     pub fn state(&self) -> Option<LossScale> {
         self.scale
+    }
+
+    /// Whether it is between `backward` and `update`.
+    pub(crate) fn has_gradients(&self) -> bool {
+        !self.collected.is_empty()
     }
 
     /// Goes on from a saved state.
@@ -183,7 +202,7 @@ impl GradScaler {
     /// most `max_norm`; unscales them first. Returns the norm before, an `F32` scalar.
     ///
     /// With an infinite `max_norm` it only measures. Where a gradient overflowed, the norm is
-    /// infinite or NaN, and `step` will skip.
+    /// infinite or NaN, and `step` will skip, for every optimizer that has one of these gradients.
     ///
     /// # Errors
     ///
@@ -233,7 +252,8 @@ impl GradScaler {
     ///
     /// An optimizer that knows its variables ([`MasterWeights`](crate::MasterWeights), those of
     /// the crate, [`Parameters::bind`]) is given, and judged by, its own gradients. One of candle's
-    /// is given all that are left, in the dtypes of their variables.
+    /// is given all that are left, in the dtypes of their variables; a gradient that overflows in
+    /// one of those counts as infinite.
     ///
     /// # Precision
     ///
@@ -241,7 +261,7 @@ impl GradScaler {
     ///
     /// # Synchronisation
     ///
-    /// None on a CPU; one read on a GPU.
+    /// None on a CPU; one read on a GPU, and one more for each gradient that overflowed.
     ///
     /// # Errors
     ///
@@ -266,18 +286,27 @@ impl GradScaler {
             _ => {}
         }
         self.collected.unscale(&chosen, self.unscaling())?;
+        if self.is_enabled() && optimizer.rounds_gradients() {
+            self.collected.check_rounding(&chosen)?;
+        }
         let entries = self.collected.entries();
         let chosen_entries = || chosen.iter().map(|&at| &entries[at]);
-        let overflowed: Vec<_> =
-            chosen_entries().filter(|e| e.overflowed).map(|e| e.variable.id()).collect();
-        if overflowed.is_empty() {
+        let skipped = chosen_entries().any(|e| e.overflow.is_some() || e.spoiled);
+        let mut overflowed = Vec::new();
+        if skipped {
+            // Gradients that were clipped together are skipped together, and for one reason.
+            let spoiled = chosen_entries().any(|e| e.spoiled);
+            let reasons = (entries.iter().enumerate())
+                .filter(|(at, e)| chosen.contains(at) || spoiled && e.spoiled);
+            overflowed.extend(reasons.filter_map(|(_, e)| Some((e.variable.id(), e.overflow?))));
+        } else {
             let pairs = chosen_entries().map(|e| (&e.variable, &e.gradient));
             optimizer.apply(&Gradients::new(pairs))?;
             autocast::clear_cast_cache();
         }
         self.collected.mark_stepped(&chosen);
         self.foreign_stepped |= variables.is_none();
-        Ok(StepOutcome::new(self.current_scale(), overflowed))
+        Ok(StepOutcome::new(self.current_scale(), chosen.len(), overflowed))
     }
 
     fn any_stepped(&self, ids: &[candle_core::TensorId]) -> bool {
@@ -294,7 +323,8 @@ impl GradScaler {
     pub fn update(&mut self) -> Result<()> {
         let mut checked = self.collected.entries().iter().filter(|e| e.stage != Stage::Scaled);
         let Some(first) = checked.next() else { return Err(Error::NothingChecked) };
-        let found_inf = first.overflowed || checked.any(|e| e.overflowed);
+        let found_inf = first.overflow.is_some() || checked.any(|e| e.overflow.is_some());
+        self.watch.after_step(self.scale, found_inf, &self.collected);
         self.scale = self.scale.map(|scale| scale.after(found_inf));
         self.forget();
         Ok(())
@@ -326,6 +356,57 @@ impl GradScaler {
     pub fn missing<'p>(&self, parameters: &'p Parameters) -> Vec<&'p str> {
         let missing = parameters.iter().filter(|(_, var)| self.collected.get(var).is_none());
         missing.map(|(name, _)| name).collect()
+    }
+
+    /// The exponents of the gradients collected so far, unscaled, by the names of `parameters`; those
+    /// of other variables go into the total alone.
+    ///
+    /// # Synchronisation
+    ///
+    /// One pass over the gradients. On a GPU each is copied to the host for it: not for every step.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoBackward`], and what copying meets.
+    pub fn histogram(&self, parameters: &Parameters) -> Result<GradientHistogram> {
+        if self.collected.is_empty() {
+            return Err(Error::NoBackward { call: "histogram" });
+        }
+        let mut histogram = GradientHistogram::default();
+        for entry in self.collected.entries() {
+            let factor = match entry.stage {
+                Stage::Scaled => self.unscaling().inverse,
+                Stage::Unscaled | Stage::Stepped => 1.0,
+            };
+            histogram.add(parameters.name_of(&entry.variable), &entry.gradient, factor)?;
+        }
+        Ok(histogram)
+    }
+
+    /// The scale of the last steps, and which were skipped: a line for each `update`, also where
+    /// only one of several optimizers was. A disabled scaler has none.
+    pub fn history(&self) -> &ScaleHistory {
+        self.watch.history()
+    }
+
+    /// Goes on with another history: a longer one, or one that was saved.
+    pub fn set_history(&mut self, history: ScaleHistory) {
+        self.watch.set_history(history);
+    }
+
+    /// When to warn, instead of the default.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`], [`Error::Order`] for settings outside their range.
+    pub fn set_warnings(&mut self, warnings: Warnings) -> Result<()> {
+        self.watch.set_warnings(warnings)
+    }
+
+    /// Warns of those `parameters` that never get a gradient, once enough updates have passed; see
+    /// [`Warnings`].
+    pub fn watch(&mut self, parameters: &Parameters) {
+        self.watch.set_parameters(parameters);
     }
 }
 
@@ -359,7 +440,9 @@ impl ScaledLoss<'_> {
     /// [`Error::NoGradient`], [`Error::StaleGraph`], and whatever backward meets; nothing is added
     /// then.
     pub fn backward(self) -> Result<()> {
-        let unscale = self.scaler.unscaling();
-        self.scaler.collected.backward(&self.loss, unscale)
+        let Self { loss, scaler } = self;
+        let f16 = scaler.collected.backward(&loss, scaler.unscaling())?;
+        scaler.watch.after_backward(f16, scaler.is_enabled());
+        Ok(())
     }
 }

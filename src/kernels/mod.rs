@@ -15,6 +15,7 @@ pub(crate) mod conv2d;
 mod element;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod exponents;
 mod fresh;
 pub(crate) mod gemm;
 pub(crate) mod group_norm;

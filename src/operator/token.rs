@@ -26,7 +26,7 @@ use candle_core::{
 };
 
 use super::{Backward, Gradient, Operator, second_order, sink, stale};
-use crate::{Cast, Error, Op, autocast};
+use crate::{Cast, Error, Op, autocast, watch};
 
 /// The nodes whose emitted tensor is alive, by its id.
 static NODES: LazyLock<Mutex<HashMap<TensorId, Weak<Node>>>> = LazyLock::new(Mutex::default);
@@ -141,7 +141,11 @@ impl Call {
             }
             autocast::clear_cast_cache();
             let wants: Vec<_> = self.edges.iter().map(|edge| edge.wants(args)).collect();
-            let gradients = (self.run)(&gradient.into_tensor().contiguous()?, &wants)?;
+            let gradient = gradient.into_tensor().contiguous()?;
+            if gradient.dtype() == DType::F16 {
+                watch::f16_gradient(sink::is_open());
+            }
+            let gradients = (self.run)(&gradient, &wants)?;
             if gradients.len() != wants.len() {
                 let (got, expected) = (gradients.len(), wants.len());
                 return Err(Error::GradientCount { op: self.name, got, expected }.into());

@@ -104,11 +104,16 @@ impl Scheduler {
         taken: u64,
         optimizer: &mut impl LearningRate,
     ) -> Result<Self> {
-        schedule.validate()?;
-        check_not_negative([("base_lr", base_lr)])?;
-        let scheduler = Self { schedule, base_lr, taken };
+        let scheduler = Self::at(schedule, base_lr, taken)?;
         optimizer.set_learning_rate(scheduler.learning_rate());
         Ok(scheduler)
+    }
+
+    /// As [`resume`](Self::resume), of an optimizer that has its learning rate.
+    pub(crate) fn at(schedule: Schedule, base_lr: f64, taken: u64) -> Result<Self> {
+        schedule.validate()?;
+        check_not_negative([("base_lr", base_lr)])?;
+        Ok(Self { schedule, base_lr, taken })
     }
 
     /// After a step of a scaler: counts it if it was taken, and sets the next learning rate.

@@ -95,6 +95,30 @@ impl<C: Config> Optim<C> {
     /// [`Error::State`] for whatever does not fit, [`Error::Setting`], [`Error::Unnamed`]; nothing is
     /// changed then.
     pub fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
+        let (settings, loaded) = self.fitting(state)?;
+        let own = |tensor: Tensor, device| tensor.to_device(device)?.contiguous()?.copy();
+        let mut copies: Vec<Loaded> = Vec::with_capacity(loaded.len());
+        for ((count, master, states), slot) in loaded.into_iter().zip(&self.slots) {
+            let device = slot.variable.device();
+            let master = master.map(|master| own(master, device)).transpose()?;
+            let states = states.into_iter().map(|state| own(state, device));
+            copies.push((count, master, states.collect::<candle_core::Result<_>>()?));
+        }
+        self.groups = settings;
+        for (slot, (count, master, states)) in self.slots.iter_mut().zip(copies) {
+            (slot.steps, slot.master, slot.states) = (count, master, states);
+        }
+        Ok(())
+    }
+
+    /// Whether [`load_state`](Self::load_state) would take `state`, of which it does not read the
+    /// elements.
+    pub(crate) fn check_state(&self, state: &OptimizerState) -> Result<()> {
+        self.fitting(state).map(|_| ())
+    }
+
+    /// What there is in `state` for each group and slot, all of it looked at.
+    fn fitting(&self, state: &OptimizerState) -> Result<(Vec<Settings<C>>, Vec<Loaded>)> {
         let settings = self.check_settings(state)?;
         let mut loaded = Vec::with_capacity(self.slots.len());
         let (mut tensors, mut steps) = (0, 0);
@@ -122,19 +146,7 @@ impl<C: Config> Optim<C> {
         if steps != state.steps.len() || tensors != state.tensors.len() {
             return Err(self.surplus(state));
         }
-        let own = |tensor: Tensor, device| tensor.to_device(device)?.contiguous()?.copy();
-        let mut copies: Vec<Loaded> = Vec::with_capacity(loaded.len());
-        for ((count, master, states), slot) in loaded.into_iter().zip(&self.slots) {
-            let device = slot.variable.device();
-            let master = master.map(|master| own(master, device)).transpose()?;
-            let states = states.into_iter().map(|state| own(state, device));
-            copies.push((count, master, states.collect::<candle_core::Result<_>>()?));
-        }
-        self.groups = settings;
-        for (slot, (count, master, states)) in self.slots.iter_mut().zip(copies) {
-            (slot.steps, slot.master, slot.states) = (count, master, states);
-        }
-        Ok(())
+        Ok((settings, loaded))
     }
 
     /// The settings of `state`, after a look at everything that is not a tensor.

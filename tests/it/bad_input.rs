@@ -122,13 +122,14 @@ fn a_state_cannot_be_loaded_over_gradients_in_flight() -> candle_amp::Result<()>
 #[test]
 fn impossible_settings_name_the_setting_and_its_range() {
     let default = ScaleConfig::default();
-    let cases: [(ScaleConfig, &[&str]); 13] = [
+    let cases: [(ScaleConfig, &[&str]); 14] = [
         (ScaleConfig { growth_factor: 1.0, ..default }, &["growth_factor is 1,", "above 1"]),
         (ScaleConfig { growth_factor: f64::INFINITY, ..default }, &["growth_factor is inf"]),
         (ScaleConfig { growth_factor: f64::NAN, ..default }, &["growth_factor is NaN"]),
         (ScaleConfig { backoff_factor: 1.0, ..default }, &["backoff_factor is 1,", "below 1"]),
         (ScaleConfig { backoff_factor: 0.0, ..default }, &["backoff_factor is 0,", "above 0"]),
         (ScaleConfig { growth_interval: 0, ..default }, &["growth_interval is 0", "at least 1"]),
+        (ScaleConfig { hysteresis: 0, ..default }, &["hysteresis is 0", "at least 1"]),
         (ScaleConfig { min_scale: 0.0, ..default }, &["min_scale is 0", "MIN_POSITIVE"]),
         (ScaleConfig { min_scale: 1e-40, ..default }, &["min_scale is", "MIN_POSITIVE"]),
         (ScaleConfig { max_scale: f32::INFINITY, ..default }, &["max_scale is inf", "finite"]),

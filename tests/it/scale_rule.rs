@@ -3,23 +3,37 @@
 
 use candle_amp::{LossScale, ScaleConfig};
 
-/// The rule as documented, written the slow, obvious way.
-fn oracle(found_inf: &[bool], config: &ScaleConfig) -> (f32, u32) {
-    let (mut scale, mut clean) = (config.init_scale, 0);
-    for &found_inf in found_inf {
-        if found_inf {
-            scale = (f64::from(scale) * config.backoff_factor) as f32;
-            clean = 0;
-        } else {
-            clean += 1;
-            if clean == config.growth_interval {
-                scale = (f64::from(scale) * config.growth_factor) as f32;
-                clean = 0;
+/// The rule as Megatron-LM documents it, with its counter that runs down; with a hysteresis of 1,
+/// PyTorch's.
+struct Oracle {
+    scale: f32,
+    clean: u32,
+    patience: i64,
+}
+
+impl Oracle {
+    fn after(found_inf: &[bool], config: &ScaleConfig) -> Self {
+        let mut at =
+            Self { scale: config.init_scale, clean: 0, patience: config.hysteresis.into() };
+        for &found_inf in found_inf {
+            if found_inf {
+                at.clean = 0;
+                at.patience -= 1;
+                if at.patience <= 0 {
+                    at.scale = (f64::from(at.scale) * config.backoff_factor) as f32;
+                }
+            } else {
+                at.clean += 1;
+                if at.clean == config.growth_interval {
+                    at.clean = 0;
+                    at.patience = config.hysteresis.into();
+                    at.scale = (f64::from(at.scale) * config.growth_factor) as f32;
+                }
             }
+            at.scale = at.scale.max(config.min_scale).min(config.max_scale);
         }
-        scale = scale.max(config.min_scale).min(config.max_scale);
+        at
     }
-    (scale, clean)
 }
 
 fn after(scale: LossScale, outcomes: &[bool]) -> LossScale {
@@ -28,27 +42,62 @@ fn after(scale: LossScale, outcomes: &[bool]) -> LossScale {
 
 #[test]
 fn every_sequence_of_twelve_steps_matches_the_oracle() {
-    for growth_interval in 1..=4 {
+    for (growth_interval, hysteresis) in (1..=4).flat_map(|g| (1..=4).map(move |h| (g, h))) {
         // No default, no common factor: a swapped field must show. Floor and ceiling are reached.
         let config = ScaleConfig {
             init_scale: 1000.0,
             growth_factor: 3.0,
             backoff_factor: 0.3,
             growth_interval,
+            hysteresis,
             min_scale: 0.5,
             max_scale: 50_000.0,
         };
         for bits in 0u16..1 << 12 {
             let outcomes: Vec<bool> = (0..12).map(|i| bits >> i & 1 == 1).collect();
             let got = after(LossScale::new(config).unwrap(), &outcomes);
-            let expected = oracle(&outcomes, &config);
+            let expected = Oracle::after(&outcomes, &config);
             assert_eq!(
-                (got.get(), got.growth_tracker()),
-                expected,
-                "{outcomes:?}, every {growth_interval}"
+                (got.get(), got.growth_tracker(), i64::from(got.hysteresis_tracker())),
+                (expected.scale, expected.clean, i64::from(hysteresis) - expected.patience.max(1)),
+                "{outcomes:?}, every {growth_interval}, hysteresis {hysteresis}"
             );
         }
     }
+}
+
+/// Megatron-LM's default of 2: one overflow is forgiven, also much later, until the scale grows.
+#[test]
+fn hysteresis_forgives_overflows_until_the_scale_grows() {
+    let config =
+        ScaleConfig { init_scale: 64.0, growth_interval: 3, hysteresis: 2, ..Default::default() };
+    let scale = LossScale::new(config).unwrap();
+    let at = |outcomes: &[bool]| after(scale, outcomes).get();
+    assert_eq!(at(&[true]), 64.0);
+    assert_eq!(at(&[true, true]), 32.0);
+    assert_eq!(at(&[true, false, false, true]), 32.0, "clean steps between do not forgive");
+    assert_eq!(at(&[true, true, true]), 16.0, "once it backs off, it goes on");
+    assert_eq!(at(&[true, false, false, false, true]), 128.0, "growth does");
+}
+
+/// States from before there was a hysteresis go on as they did.
+#[cfg(feature = "serde")]
+#[test]
+fn a_state_without_hysteresis_is_read_as_pytorch_s() {
+    let config = r#"{"init_scale":8.0,"growth_factor":2.0,"backoff_factor":0.5,"#.to_owned()
+        + r#""growth_interval":7,"min_scale":0.5,"max_scale":64.0}"#;
+    let saved = format!(r#"{{"config":{config},"scale":4.0,"growth_tracker":3}}"#);
+    let read: LossScale = serde_json::from_str(&saved).unwrap();
+    let config = ScaleConfig {
+        init_scale: 8.0,
+        growth_interval: 7,
+        min_scale: 0.5,
+        max_scale: 64.0,
+        ..Default::default()
+    };
+    assert_eq!(read, LossScale::restore(config, 4.0, 3).unwrap());
+    let saved = serde_json::to_string(&read.after(true)).unwrap();
+    assert_eq!(serde_json::from_str::<LossScale>(&saved).unwrap(), read.after(true));
 }
 
 /// `test_grad_scaling_update_scale` of PyTorch: growth 2, backoff 0.25, interval 2.

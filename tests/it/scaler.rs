@@ -362,6 +362,7 @@ fn state_saves_and_restores() -> candle_amp::Result<()> {
         growth_factor: 3.0,
         backoff_factor: 0.25,
         growth_interval: 3,
+        hysteresis: 2,
         min_scale: 0.5,
         max_scale: 1e5,
     };
@@ -373,15 +374,18 @@ fn state_saves_and_restores() -> candle_amp::Result<()> {
         Ok(scaler.current_scale())
     };
     let mut scaler = GradScaler::new(config)?;
-    for factor in [1.0, f64::NAN, 1.0, 1.0] {
+    for factor in [f64::NAN, f64::NAN, 1.0, 1.0] {
         iterate(&mut scaler, factor)?;
     }
     let state = scaler.state().expect("enabled");
     let parts = (state.config(), state.get(), state.growth_tracker());
     assert_eq!(parts, (&config, 6.0, 2));
+    assert_eq!(state.hysteresis_tracker(), 1);
     let mut restored = GradScaler::default();
-    restored.load_state(Some(candle_amp::LossScale::restore(*parts.0, parts.1, parts.2)?))?;
-    for factor in [1.0, 1.0, f64::INFINITY] {
+    let again = candle_amp::LossScale::restore(*parts.0, parts.1, parts.2)?;
+    restored.load_state(Some(again.with_hysteresis_tracker(state.hysteresis_tracker())))?;
+    assert_eq!(restored.state(), scaler.state());
+    for factor in [f64::INFINITY, 1.0, 1.0, 1.0, f64::INFINITY, f64::INFINITY] {
         assert_eq!(iterate(&mut restored, factor)?, iterate(&mut scaler, factor)?);
     }
     restored.load_state(None)?;
@@ -431,5 +435,35 @@ fn half_variables_are_served_in_the_dtype_an_optimizer_wants() -> candle_amp::Re
     assert!(!scaler.step(&mut raw)?.skipped()?);
     let plain = loss()?.backward()?;
     assert_same("a raw optimizer", &w, &(before - plain.get(&w).unwrap())?);
+    Ok(())
+}
+
+/// A gradient of 1e6 is finite, but not for an optimizer that gets it in F16.
+#[test]
+fn a_gradient_too_large_for_its_variable_is_an_overflow() -> candle_amp::Result<()> {
+    let gradient = 1e6f32;
+    let w = Var::from_tensor(&Tensor::ones((1, 1), DType::F16, &Device::Cpu)?)?;
+    let parameters = Parameters::named([("w", w.clone())])?;
+    let x = Tensor::full(1000f32, (1000, 1), &Device::Cpu)?.to_dtype(DType::F16)?;
+    let mut scaler = GradScaler::new(ScaleConfig { init_scale: 1.0, ..Default::default() })?;
+    let mut sgd = SGD::new(vec![w.clone()], 1e-6)?;
+    let mut masters = MasterWeights::<SGD>::new(vec![w.clone()], 1e-6)?;
+    let backward = |scaler: &mut GradScaler| -> candle_amp::Result<()> {
+        scaler.scale(&ops::sum(&ops::matmul(&x, &w)?.to_dtype(DType::F32)?)?)?.backward()?;
+        assert_eq!(to_vec(&scaler.gradient(&w)?.expect("a gradient")), [f64::from(gradient)]);
+        Ok(())
+    };
+    backward(&mut scaler)?;
+    let outcome = scaler.step(&mut sgd)?;
+    assert!(outcome.skipped()?);
+    assert_eq!(outcome.overflowed(&parameters)?, ["w"]);
+    scaler.update()?;
+    assert_eq!((scaler.current_scale(), values(&w)), (0.5, vec![1.0]));
+    backward(&mut scaler)?;
+    assert!(scaler.step(&mut parameters.bind(&mut sgd))?.skipped()?);
+    scaler.update()?;
+    backward(&mut scaler)?;
+    assert!(!scaler.step(&mut masters)?.skipped()?, "in F32 there is room");
+    assert!(values(&w)[0].abs() < 1e-3);
     Ok(())
 }

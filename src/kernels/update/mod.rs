@@ -44,6 +44,10 @@ pub(crate) fn clip_norm(
     norm: &Tensor,
     max_norm: f64,
 ) -> Result<Vec<Tensor>> {
+    // Only measured. A norm beyond `F32` is infinite, and would make NaN of finite gradients.
+    if max_norm.is_infinite() {
+        return Ok(gradients);
+    }
     if gradients.iter().all(|g| g.device().is_cpu()) {
         let factor = max_norm / (f64::from(norm.to_scalar::<f32>()?) + 1e-6);
         // A NaN norm must reach the gradients: `min` would hide it.

@@ -1,0 +1,317 @@
+//! The file: a safetensors file with a checksum, written beside its place and moved there.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use candle_core::{DType, Device, Tensor};
+use crc32fast::Hasher;
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use super::state::State;
+use crate::{Error, Result, kernels};
+
+/// Bytes read or written at a time.
+const BUFFER: usize = 1 << 20;
+/// A header of a million tensors is about this long; a longer one is not ours.
+const MAX_HEADER: u64 = 100 << 20;
+/// The checksum in the header, eight digits. In a JSON string quotes are escaped, so this cannot be
+/// a part of one.
+const CHECKSUM: &str = "\"checksum\":\"";
+const DIGITS: usize = 8;
+
+/// Metadata of a file, by name.
+pub(super) type Header = BTreeMap<String, String>;
+
+/// A tensor to write, and the dtype to write it in.
+pub(super) struct Entry<'t> {
+    pub(super) name: String,
+    pub(super) tensor: &'t Tensor,
+    pub(super) dtype: DType,
+}
+
+fn io(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::File { action, path: path.clone(), source }
+}
+
+/// Writes `path` in one step: whoever looks finds the old file or the new one, whole, whenever this
+/// process or the system stops. After an error the old one is where it was.
+pub(super) fn write(path: &Path, header: Header, entries: Vec<Entry<'_>>) -> Result<()> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let (Some(name), folder) = (path.file_name(), folder_of(path)) else {
+        let source = io::Error::new(io::ErrorKind::InvalidInput, "not the name of a file");
+        return Err(io("cannot write", path)(source));
+    };
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let process = std::process::id();
+    let temporary = folder.join(format!(".{}.{process}.{number}.tmp", name.to_string_lossy()));
+    let failed = io("cannot write", path);
+    let written = write_new(&temporary, path, header, entries)
+        .and_then(|()| fs::rename(&temporary, path).map_err(&failed));
+    if written.is_err() {
+        // What is left of it is found by the next `Checkpointer` if this fails too.
+        let _ = fs::remove_file(&temporary);
+        return written;
+    }
+    // The new name lasts when its folder does.
+    #[cfg(unix)]
+    File::open(&folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
+    Ok(())
+}
+
+fn folder_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+fn write_new(
+    temporary: &Path,
+    path: &Path,
+    header: Header,
+    mut entries: Vec<Entry<'_>>,
+) -> Result<()> {
+    let failed = io("cannot write", path);
+    // Widest first, so that every tensor is aligned to its elements.
+    entries.sort_by_cached_key(|e| (std::cmp::Reverse(e.dtype.size_in_bytes()), e.name.clone()));
+    let head = head(&header, &entries).map_err(|error| failed(error.into()))?;
+    let file = OpenOptions::new().write(true).create_new(true).open(temporary).map_err(&failed)?;
+    let mut out = Checked { inner: BufWriter::with_capacity(BUFFER, &file), sum: Hasher::new() };
+    out.write_all(&head).map_err(&failed)?;
+    for entry in entries {
+        let tensor = entry.tensor.detach().to_dtype(entry.dtype)?;
+        write_elements(&mut out, &tensor, &failed)?;
+    }
+    out.flush().map_err(&failed)?;
+    let sum = format!("{:0DIGITS$x}", out.sum.finalize());
+    if let Some(at) = checksum_at(&head) {
+        (&file)
+            .seek(SeekFrom::Start(at as u64))
+            .and_then(|_| (&file).write_all(sum.as_bytes()))
+            .map_err(&failed)?;
+    }
+    file.sync_all().map_err(&failed)
+}
+
+/// Length and header, as they are in the file.
+fn head(header: &Header, entries: &[Entry<'_>]) -> serde_json::Result<Vec<u8>> {
+    let mut all = BTreeMap::new();
+    all.insert("__metadata__", serde_json::to_value(header)?);
+    let mut end = 0;
+    for Entry { name, tensor, dtype } in entries {
+        let start = end;
+        end += tensor.elem_count() * dtype.size_in_bytes();
+        let (shape, data_offsets) = (tensor.dims().to_vec(), (start, end));
+        let info = TensorInfo { dtype: (*dtype).into(), shape, data_offsets };
+        all.insert(name, serde_json::to_value(info)?);
+    }
+    let mut json = serde_json::to_vec(&all)?;
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut head = (json.len() as u64).to_le_bytes().to_vec();
+    head.append(&mut json);
+    Ok(head)
+}
+
+/// Where the digits of the checksum start in a header that has one.
+fn checksum_at(head: &[u8]) -> Option<usize> {
+    let at = head.windows(CHECKSUM.len()).position(|window| window == CHECKSUM.as_bytes())?;
+    Some(at + CHECKSUM.len()).filter(|start| start + DIGITS <= head.len())
+}
+
+/// Adds up what is written.
+struct Checked<W> {
+    inner: W,
+    sum: Hasher,
+}
+
+impl<W: Write> Write for Checked<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write(bytes)?;
+        self.sum.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+fn write_elements(
+    out: &mut impl Write,
+    tensor: &Tensor,
+    failed: &impl Fn(io::Error) -> Error,
+) -> Result<()> {
+    macro_rules! elements {
+        ($T:ty) => {{
+            let elements = tensor.flatten_all()?.to_vec1::<$T>()?;
+            for part in elements.chunks(BUFFER / 8) {
+                let bytes: Vec<u8> = part.iter().flat_map(|x| x.to_le_bytes()).collect();
+                out.write_all(&bytes).map_err(failed)?;
+            }
+        }};
+    }
+    match tensor.dtype() {
+        DType::U8 => elements!(u8),
+        DType::U32 => elements!(u32),
+        DType::I16 => elements!(i16),
+        DType::I32 => elements!(i32),
+        DType::I64 => elements!(i64),
+        DType::F16 => elements!(half::f16),
+        DType::BF16 => elements!(half::bf16),
+        DType::F32 => elements!(f32),
+        DType::F64 => elements!(f64),
+        got => {
+            let expected = "an integer, F16, BF16, F32 or F64".to_owned();
+            return Err(Error::DType { op: "checkpoint", name: "a tensor", got, expected });
+        }
+    }
+    Ok(())
+}
+
+/// An open checkpoint whose header made sense.
+#[derive(Debug)]
+pub(super) struct Reader {
+    pub(super) path: PathBuf,
+    pub(super) header: Header,
+    metadata: Metadata,
+    file: File,
+    /// Where the tensors start.
+    start: u64,
+}
+
+impl Reader {
+    /// Reads the header, and nothing else.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let failed = io("cannot read", path);
+        let damaged = |fault: String| Error::Damaged { path: path.to_owned(), fault };
+        let mut file = File::open(path).map_err(&failed)?;
+        let about = file.metadata().map_err(&failed)?;
+        if !about.is_file() {
+            return Err(damaged("it is not a file".to_owned()));
+        }
+        let length = about.len();
+        let mut size = [0; 8];
+        if length < 8 {
+            return Err(damaged(format!("it has {length} bytes")));
+        }
+        file.read_exact(&mut size).map_err(&failed)?;
+        let size = u64::from_le_bytes(size);
+        if size > MAX_HEADER || size > length - 8 {
+            return Err(damaged(format!("its header would have {size} bytes, of {length} in all")));
+        }
+        let mut json = vec![0; size as usize];
+        file.read_exact(&mut json).map_err(&failed)?;
+        let metadata: Metadata = serde_json::from_slice(&json)
+            .map_err(|error| damaged(format!("its header makes no sense: {error}")))?;
+        let expected = (8 + size).checked_add(metadata.data_len() as u64);
+        if expected != Some(length) {
+            let data = metadata.data_len();
+            return Err(damaged(format!(
+                "it has {length} bytes, and its header tells of 8 + {size} + {data}"
+            )));
+        }
+        let header = metadata.metadata().clone().unwrap_or_default().into_iter().collect();
+        Ok(Self { path: path.to_owned(), header, metadata, file, start: 8 + size })
+    }
+
+    pub(super) fn damaged(&self, fault: impl Into<String>) -> Error {
+        Error::Damaged { path: self.path.clone(), fault: fault.into() }
+    }
+
+    /// Reads the whole file, and compares its checksum. Whatever bit has changed, this finds it.
+    pub(super) fn verify(&self) -> Result<()> {
+        let failed = io("cannot read", &self.path);
+        let mut file = &self.file;
+        file.rewind().map_err(&failed)?;
+        let mut head = vec![0; self.start as usize];
+        file.read_exact(&mut head).map_err(&failed)?;
+        let Some(at) = checksum_at(&head) else {
+            return Err(self.damaged("it has no checksum"));
+        };
+        let digits = head[at..at + DIGITS].to_vec();
+        head[at..at + DIGITS].fill(b'0');
+        let mut sum = Hasher::new();
+        sum.update(&head);
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            match file.read(&mut buffer).map_err(&failed)? {
+                0 => break,
+                read => sum.update(&buffer[..read]),
+            }
+        }
+        let sum = format!("{:0DIGITS$x}", sum.finalize());
+        if sum.as_bytes() == digits {
+            return Ok(());
+        }
+        let digits = String::from_utf8_lossy(&digits);
+        Err(self.damaged(format!("its checksum is {sum}, and its header says {digits}")))
+    }
+
+    /// The tensors whose name starts with `prefix`, without it: of their shapes and dtypes, but of
+    /// no size in memory.
+    pub(super) fn hollow(&self, prefix: &str) -> Result<BTreeMap<String, Tensor>> {
+        self.each(prefix, |dtype, info| State::hollow(dtype, &info.shape))
+    }
+
+    /// The tensors whose name starts with `prefix`, without it.
+    pub(super) fn tensors(&self, prefix: &str) -> Result<BTreeMap<String, Tensor>> {
+        let failed = io("cannot read", &self.path);
+        let mut file = &self.file;
+        self.each(prefix, |dtype, info| {
+            let (from, to) = info.data_offsets;
+            let mut bytes = Vec::new();
+            bytes.try_reserve_exact(to - from).map_err(|error| failed(io::Error::other(error)))?;
+            bytes.resize(to - from, 0);
+            file.seek(SeekFrom::Start(self.start + from as u64)).map_err(&failed)?;
+            file.read_exact(&mut bytes).map_err(&failed)?;
+            Ok(Tensor::from_raw_buffer(&bytes, dtype, &info.shape, &Device::Cpu)?)
+        })
+    }
+
+    fn each(
+        &self,
+        prefix: &str,
+        mut tensor: impl FnMut(DType, &TensorInfo) -> Result<Tensor>,
+    ) -> Result<BTreeMap<String, Tensor>> {
+        let mut tensors = BTreeMap::new();
+        for (name, info) in self.metadata.tensors() {
+            let Some(short) = name.strip_prefix(prefix) else { continue };
+            let dtype = DType::try_from(info.dtype)
+                .map_err(|_| self.damaged(format!("`{name}` is {:?}", info.dtype)))?;
+            tensors.insert(short.to_owned(), tensor(dtype, info)?);
+        }
+        Ok(tensors)
+    }
+}
+
+/// A file of weights alone, in `dtype` where they are trainable.
+pub(crate) fn export(parameters: &crate::Parameters, path: &Path, dtype: DType) -> Result<()> {
+    if !dtype.is_float() {
+        let expected = "F16, BF16, F32 or F64".to_owned();
+        return Err(Error::DType { op: "export", name: "the dtype", got: dtype, expected });
+    }
+    for (name, var) in parameters.iter().filter(|_| dtype == DType::F16) {
+        let fit = kernels::exponents::exponents(var, 1.0)?;
+        let count = crate::Exponents::of(fit).in_f16(1.0).overflow;
+        if count > 0 {
+            return Err(Error::TooLarge { name: name.to_owned(), count });
+        }
+    }
+    let entry = |dtype: Option<DType>| {
+        move |(name, var): (&str, &'_ candle_core::Var)| {
+            (name.to_owned(), var.as_tensor().clone(), dtype)
+        }
+    };
+    let trainable = parameters.iter().map(entry(Some(dtype)));
+    let all: Vec<_> = trainable.chain(parameters.buffers().map(entry(None))).collect();
+    let entries = all.iter().map(|(name, tensor, dtype)| Entry {
+        name: name.clone(),
+        tensor,
+        dtype: dtype.unwrap_or(tensor.dtype()),
+    });
+    write(path, Header::from([("format".to_owned(), "pt".to_owned())]), entries.collect())
+}

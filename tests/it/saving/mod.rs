@@ -1,0 +1,71 @@
+//! Checkpoints: resumed bit for bit, never half written, never trusted.
+
+mod crash;
+mod damage;
+mod folder;
+mod parts;
+mod resume;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A folder of a test's own, gone when the test is.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("candle-amp-test-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.0).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Tells a test that is one half of another where to work.
+const WORKPLACE: &str = "CANDLE_AMP_TEST_WORKPLACE";
+
+/// The ignored test `name` of this binary, to run in a process of its own.
+fn elsewhere(name: &str, folder: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", name]).env(WORKPLACE, folder);
+    command
+}
+
+fn workplace() -> PathBuf {
+    std::env::var(WORKPLACE).expect("this is the other half of a test, which runs it").into()
+}
+
+/// The same file with its checksum right.
+fn signed(mut bytes: Vec<u8>) -> Vec<u8> {
+    const KEY: &[u8] = b"\"checksum\":\"";
+    if let Some(at) = bytes.windows(KEY.len()).position(|window| window == KEY) {
+        let at = at + KEY.len();
+        if at + 8 <= bytes.len() {
+            bytes[at..at + 8].fill(b'0');
+            let sum = format!("{:08x}", crc32fast::hash(&bytes));
+            bytes[at..at + 8].copy_from_slice(sum.as_bytes());
+        }
+    }
+    bytes
+}
