@@ -1,8 +1,8 @@
 //! What a loop may need beyond the quickstart: micro-batches, clipping, a schedule, two optimizers,
-//! evaluation, a checkpoint of the scale, and an operator of one's own.
+//! evaluation, a checkpoint, and an operator of one's own.
 
 use candle_amp::operator::{Backward, Gradient, Operator, apply};
-use candle_amp::{Autocast, Cast, GradScaler, LossScale, Op, Parameters, ScaleConfig};
+use candle_amp::{Autocast, Cast, Checkpoint, GradScaler, Op, Parameters, ScaleConfig};
 use candle_amp::{nn, no_grad, ops, random};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{AdamW, Optimizer, SGD, VarMap};
@@ -56,7 +56,7 @@ fn main() -> candle_amp::Result<()> {
 
     // Two optimizers of candle's. They keep their variables to themselves; `bind` tells the scaler
     // which they are, so that each steps, or skips, on account of its own gradients.
-    let all = Parameters::from_varmap(&varmap);
+    let mut all = Parameters::from_varmap(&varmap);
     let body = all.filter(|name| name.starts_with("body."));
     let head = all.filter(|name| name.starts_with("head."));
     let mut adamw = AdamW::new_lr(body.vars(), 0.0)?;
@@ -69,7 +69,7 @@ fn main() -> candle_amp::Result<()> {
     let amp = Autocast::new(DType::F16);
     let mut taken = 0; // the schedule's clock: it stands still while steps are skipped
     for step in 0..steps {
-        adamw.set_learning_rate(0.02 * f64::from(taken + 1).min(20.0) / 20.0);
+        adamw.set_learning_rate(0.02 * ((taken + 1) as f64).min(20.0) / 20.0);
         for part in 0..4u32 {
             // Micro-batches: the gradients add up in the scaler, in F32.
             let rows = Tensor::arange_step(part, 256, 4, &Device::Cpu)?;
@@ -93,11 +93,13 @@ fn main() -> candle_amp::Result<()> {
             println!("step {step}: norm {norm:.3}, scale {scale}, no gradient: {missing:?}");
         }
     }
-    // A checkpoint of the scale is two numbers; with the feature `serde` it is also serializable.
-    let saved = scaler.state().map(|state| (state.get(), state.growth_tracker()));
-    let restore = |(scale, tracker)| LossScale::restore(config, scale, tracker);
+    // Weights and scale, in one file. The moments of candle's optimizers cannot be read; those of
+    // the crate's own would be a part more.
+    let path = std::env::temp_dir().join(format!("custom-loop-{}.safetensors", std::process::id()));
+    Checkpoint::new(taken).with("model", &all)?.with("scaler", &scaler)?.save(&path)?;
     let mut resumed = GradScaler::new(config)?;
-    resumed.load_state(saved.map(restore).transpose()?)?;
+    Checkpoint::open(&path)?.load(&mut [("model", &mut all), ("scaler", &mut resumed)])?;
+    std::fs::remove_file(&path).map_err(candle_core::Error::from)?;
     assert_eq!(resumed.state(), scaler.state());
     println!("{taken} steps of {steps} taken; goes on at scale {}", resumed.current_scale());
 
