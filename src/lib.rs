@@ -21,6 +21,7 @@ mod recompute;
 mod scale;
 mod scaler;
 mod step;
+mod tf32;
 mod trace;
 mod watch;
 
@@ -40,6 +41,7 @@ pub use recompute::checkpoint;
 pub use scale::{LossScale, ScaleConfig};
 pub use scaler::{GradScaler, ScaledLoss};
 pub use step::{Bound, Gradients, Step, StepOutcome};
+pub use tf32::{allow_tf32, set_allow_tf32};
 pub use trace::{Trace, TraceRow};
 pub use watch::Warnings;
 

@@ -12,7 +12,7 @@ pub(crate) mod activation;
 pub(crate) mod batch_norm;
 mod cast;
 pub(crate) mod conv2d;
-#[allow(dead_code, reason = "the kernels that call it come next")]
+#[allow(dead_code, unused_imports, reason = "the kernels that call it come next")]
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
 pub(crate) mod cuda;
 #[cfg(test)]

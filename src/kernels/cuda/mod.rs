@@ -5,9 +5,11 @@
 //!
 //! Everything runs on candle's stream of the device, in order. Only [`Gpu::to_host`] waits.
 
+mod blas;
 mod compile;
 mod grid;
 mod launch;
+mod product;
 mod strided;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +25,7 @@ use half::{bf16, f16};
 
 pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use launch::{Launch, Table};
+pub(crate) use product::{Matrices, Product};
 pub(crate) use strided::Strided;
 
 /// The source of a kernel folder: `name` is unique in the crate, `code` goes after `common.cuh`.
