@@ -215,7 +215,7 @@ fn gpus_drop_what_the_cpu_drops() {
     use rand::SeedableRng;
     let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(7);
     rng.set_stream((1 << 40) + 3);
-    for n in [0, 1, 15, 64, 1025, 5003] {
+    for n in [1, 15, 64, 1025, 5003] {
         for threshold in [0, 1 << 30, 3 << 30, 1 << 32] {
             assert_gpus_agree(&[&random(&[1], DType::F32, 1)], 0.0, |t| {
                 let mask = keep_mask(rng.clone(), threshold, &Shape::from(n), t[0].device())?;
