@@ -8,9 +8,12 @@ pub(crate) struct Source {
     pub(crate) code: &'static str,
 }
 
-/// No CUDA device.
+/// No CUDA device. Its field is private, so that what follows one counts as reachable elsewhere.
 #[derive(Clone, Debug)]
-pub(crate) enum Gpu {}
+pub(crate) struct Gpu(Never);
+
+#[derive(Clone, Debug)]
+enum Never {}
 
 pub(crate) fn reads() -> u64 {
     0
@@ -22,28 +25,35 @@ impl Gpu {
     }
 
     pub(crate) fn device(&self) -> Device {
-        match *self {}
+        match self.0 {}
     }
 
     pub(crate) fn compute_capability(&self) -> Result<(i32, i32)> {
-        match *self {}
+        match self.0 {}
     }
 
     pub(crate) fn multiprocessors(&self) -> Result<usize> {
-        match *self {}
+        match self.0 {}
     }
 
     pub(crate) fn launch(&self, source: &'static Source, _: &str) -> Result<Launch> {
         let _ = (source.name, source.code);
-        match *self {}
+        match self.0 {}
     }
 
     pub(crate) fn empty(&self, _: impl Into<Shape>, _: DType) -> Result<Tensor> {
-        match *self {}
+        match self.0 {}
     }
 
     pub(crate) fn to_host<T: candle_core::WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
         tensor.flatten_all()?.to_vec1()
+    }
+}
+
+#[cfg(test)]
+impl Gpu {
+    pub(crate) fn capture<T>(&self, _: impl FnOnce() -> T) -> Result<T> {
+        match self.0 {}
     }
 }
 
@@ -55,8 +65,9 @@ pub(crate) fn address_mut(tensor: &Tensor) -> Result<u64> {
     address(tensor)
 }
 
+/// Never made, as no [`Gpu`] is; but not empty, so that what follows a launch counts as reachable.
 #[derive(Debug)]
-pub(crate) enum Launch {}
+pub(crate) struct Launch;
 
 /// As the one of `launch.rs`.
 #[derive(Clone, Copy, Debug)]
@@ -68,43 +79,43 @@ pub(crate) struct Grid {
 
 impl Launch {
     pub(crate) fn read(self, _: &Tensor) -> Result<Self> {
-        match self {}
+        Ok(self)
     }
 
     pub(crate) fn write(self, _: &Tensor) -> Result<Self> {
-        match self {}
+        Ok(self)
     }
 
     pub(crate) fn read_or_null(self, _: Option<&Tensor>) -> Result<Self> {
-        match self {}
+        Ok(self)
     }
 
     pub(crate) fn write_or_null(self, _: Option<&Tensor>) -> Result<Self> {
-        match self {}
+        Ok(self)
     }
 
     pub(crate) fn size(self, _: usize) -> Self {
-        match self {}
+        self
     }
 
     pub(crate) fn int(self, _: i32) -> Self {
-        match self {}
+        self
     }
 
     pub(crate) fn float(self, _: f32) -> Self {
-        match self {}
+        self
     }
 
     pub(crate) fn double(self, _: f64) -> Self {
-        match self {}
+        self
     }
 
     pub(crate) fn table(self, _: Table) -> Self {
-        match self {}
+        self
     }
 
     pub(crate) fn run(self, _: Grid) -> Result<()> {
-        match self {}
+        Ok(())
     }
 }
 
@@ -113,7 +124,7 @@ impl Launch {
 pub(crate) struct Table;
 
 impl Table {
-    pub(crate) const WORDS: usize = 0;
+    pub(crate) const WORDS: usize = 4064;
 
     pub(crate) fn new(_: &[u64]) -> Self {
         Self

@@ -11,6 +11,9 @@ struct __align__(2) bf16 { u16 bits; };
 
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ void
+#ifdef EMULATED_GPU
+#define __grid_constant__
+#endif
 
 // Arithmetic is F32, of F64 tensors F64.
 template <class T> struct Wide { typedef float type; };

@@ -1,0 +1,64 @@
+// What compiled kernels and the driver agree upon. Kernels find the functions in libcuda.so.1, which
+// the process has loaded before it loads any kernel.
+#pragma once
+
+struct uint3 {
+    unsigned x, y, z;
+};
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+    constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+    constexpr operator uint3() const { return {x, y, z}; }
+};
+
+// Constants to a kernel, which one thread runs from its start to its end.
+#ifndef EMULATED_CONSTANT
+#define EMULATED_CONSTANT const
+#endif
+extern "C" {
+extern EMULATED_CONSTANT uint3 threadIdx, blockIdx;
+extern EMULATED_CONSTANT dim3 blockDim, gridDim;
+extern unsigned char *emulated_dynamic_shared;
+}
+
+namespace emulated {
+
+// Says that a thread has come to a warp function, so that lanes that come to different ones are told.
+enum class Warp : int { sync, shuffle, vote, match, reduce };
+
+// The values of all lanes that took part.
+struct Lanes {
+    unsigned present;
+    unsigned long long value[32];
+};
+
+// How many threads of the block came to a barrier, and how many with a predicate that is not zero.
+struct Votes {
+    int threads, yes;
+};
+
+constexpr int ILLEGAL_ADDRESS = 700, ASSERT = 710, MISALIGNED_ADDRESS = 716, LAUNCH_FAILED = 719;
+
+// What the compiler appends for a kernel: `emulated_kernel_NAME`.
+struct Kernel {
+    void (*call)(void **arguments);
+    const unsigned *sizes;
+    unsigned count, max_threads;
+};
+
+extern "C" {
+Votes emulated_barrier(int predicate);
+Lanes emulated_exchange(Warp function, unsigned mask, unsigned long long value);
+unsigned emulated_active_lanes();
+unsigned emulated_lane();
+// Another thread of the block may run: called where a thread may be waiting for one.
+void emulated_yield();
+// A `__shared__` variable comes into scope: filled with garbage, once in each block.
+void emulated_shared(void *variable, unsigned long size);
+// Ends the launch with one of the driver's errors.
+[[noreturn]] void emulated_fail(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+}
+
+} // namespace emulated

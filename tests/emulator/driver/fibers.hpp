@@ -1,0 +1,34 @@
+#pragma once
+#include <algorithm>
+#include <string>
+
+#include "../device/abi.hpp"
+
+namespace emulated {
+
+// 0xff bytes are a NaN in every floating point format, and no index.
+constexpr unsigned char GARBAGE = 0xff;
+
+struct Launch {
+    const Kernel *kernel;
+    dim3 grid, block;
+    unsigned dynamic_shared;
+    void **arguments;
+};
+
+struct Outcome {
+    int error = 0;
+    std::string message;
+};
+
+// Runs a grid, and says what was wrong with it. One grid at a time: the caller sees to that. A seed
+// of 0 is the ascending order of threads and blocks, any other one an order of its own.
+Outcome run(const Launch &launch, unsigned long long seed);
+
+// Whether the calling thread runs a kernel.
+bool in_kernel();
+
+// Ends the launch, from within one of its threads: also from a signal handler.
+[[noreturn]] void fail(int error, const std::string &message);
+
+} // namespace emulated

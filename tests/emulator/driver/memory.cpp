@@ -1,0 +1,203 @@
+// The device's memory: each allocation between pages that cannot be touched.
+#include "memory.hpp"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <sys/mman.h>
+
+#include "fibers.hpp"
+
+namespace emulated {
+namespace {
+
+constexpr size_t PAGE = 4096;
+// Around what is allocated, where a page guards nothing.
+constexpr unsigned char CANARY = 0xcb;
+// How many freed allocations stay out of reach before their addresses are used again.
+constexpr size_t QUARANTINE = 2048;
+
+size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+// Under address sanitizer, which guards what malloc returns better than pages can.
+bool sanitized() {
+    static const bool yes = getenv("EMULATED_GPU_ASAN") && *getenv("EMULATED_GPU_ASAN") == '1';
+    return yes;
+}
+
+} // namespace
+
+Guarded::Guarded(size_t size, size_t alignment) : size(size) {
+    if (sanitized()) {
+        length = 0;
+        void *memory = nullptr;
+        if (posix_memalign(&memory, 256, size ? size : 1))
+            throw std::bad_alloc();
+        start = pages = static_cast<unsigned char *>(memory);
+        memset(start, GARBAGE, size);
+        return;
+    }
+    size_t inner = round_up(round_up(size, alignment), PAGE);
+    length = inner + 2 * PAGE;
+    void *all = mmap(nullptr, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (all == MAP_FAILED || mprotect(static_cast<unsigned char *>(all) + PAGE, inner, PROT_READ | PROT_WRITE)) {
+        perror("emulated GPU: device memory");
+        throw std::bad_alloc();
+    }
+    pages = static_cast<unsigned char *>(all);
+    start = pages + PAGE + inner - round_up(size, alignment);
+    accessible(true);
+}
+
+Guarded::~Guarded() {
+    if (length)
+        munmap(pages, length);
+    else
+        free(pages);
+}
+
+bool Guarded::intact() const {
+    if (!length || !open)
+        return true;
+    for (const unsigned char *byte = pages + PAGE; byte < start; byte++)
+        if (*byte != CANARY)
+            return false;
+    for (const unsigned char *byte = start + size; byte < pages + length - PAGE; byte++)
+        if (*byte != CANARY)
+            return false;
+    return true;
+}
+
+void Guarded::accessible(bool yes) {
+    if (length && open != yes) {
+        open = yes;
+        size_t inner = length - 2 * PAGE;
+        if (!yes)
+            madvise(pages + PAGE, inner, MADV_DONTNEED);
+        mprotect(pages + PAGE, inner, yes ? PROT_READ | PROT_WRITE : PROT_NONE);
+        if (yes) {
+            memset(pages + PAGE, CANARY, start - pages - PAGE);
+            memset(start + size, CANARY, pages + length - PAGE - start - size);
+        }
+    }
+    if (yes)
+        memset(start, GARBAGE, size);
+}
+
+bool Guarded::contains(const void *pointer) const { return pointer >= start && pointer < start + size; }
+
+namespace memory {
+namespace {
+
+std::mutex lock;
+std::map<uintptr_t, std::unique_ptr<Guarded>> live;
+std::deque<std::unique_ptr<Guarded>> freed;
+std::map<uintptr_t, size_t> variables;
+size_t bytes = 0;
+
+// With `lock` held: the last allocation that starts at or before `pointer`.
+Guarded *before(const void *pointer) {
+    auto next = live.upper_bound(reinterpret_cast<uintptr_t>(pointer));
+    return next == live.begin() ? nullptr : std::prev(next)->second.get();
+}
+
+} // namespace
+
+void *allocate(size_t size) {
+    std::lock_guard guard(lock);
+    // What the machine has is less than what the device says: fail rather than be killed.
+    if (bytes + size > TOTAL || size > size_t(8) << 30)
+        return nullptr;
+    const char *alignment = getenv("EMULATED_GPU_ALIGNMENT");
+    auto allocation = std::make_unique<Guarded>(size, alignment ? atoi(alignment) : 16);
+    void *start = allocation->start;
+    bytes += size;
+    live[reinterpret_cast<uintptr_t>(start)] = std::move(allocation);
+    return start;
+}
+
+Freed release(void *start) {
+    std::lock_guard guard(lock);
+    auto found = live.find(reinterpret_cast<uintptr_t>(start));
+    if (found == live.end())
+        return Freed::unknown;
+    auto allocation = std::move(found->second);
+    live.erase(found);
+    bytes -= allocation->size;
+    bool intact = allocation->intact();
+    if (!sanitized()) { // which has a quarantine of its own
+        allocation->accessible(false);
+        freed.push_back(std::move(allocation));
+        if (freed.size() > QUARANTINE)
+            freed.pop_front();
+    }
+    return intact ? Freed::well : Freed::overrun;
+}
+
+bool accessible(void *start, bool yes) {
+    std::lock_guard guard(lock);
+    auto found = live.find(reinterpret_cast<uintptr_t>(start));
+    if (found != live.end())
+        found->second->accessible(yes);
+    return found != live.end();
+}
+
+bool valid(const void *start, size_t size) {
+    std::lock_guard guard(lock);
+    const Guarded *allocation = before(start);
+    auto from = static_cast<const unsigned char *>(start);
+    if (allocation && from + size <= allocation->start + allocation->size)
+        return true;
+    auto next = variables.upper_bound(reinterpret_cast<uintptr_t>(start));
+    return next != variables.begin() &&
+           reinterpret_cast<uintptr_t>(start) + size <= std::prev(next)->first + std::prev(next)->second;
+}
+
+void add_variable(void *start, size_t size) {
+    std::lock_guard guard(lock);
+    variables[reinterpret_cast<uintptr_t>(start)] = size;
+}
+
+void remove_variable(void *start) {
+    std::lock_guard guard(lock);
+    variables.erase(reinterpret_cast<uintptr_t>(start));
+}
+
+bool find(const void *pointer, void *&start, size_t &size) {
+    std::lock_guard guard(lock);
+    const Guarded *allocation = before(pointer);
+    if (!allocation || !allocation->contains(pointer))
+        return false;
+    start = allocation->start;
+    size = allocation->size;
+    return true;
+}
+
+size_t in_use() {
+    std::lock_guard guard(lock);
+    return bytes;
+}
+
+std::string describe(const void *pointer) {
+    std::lock_guard guard(lock);
+    auto at = static_cast<const unsigned char *>(pointer);
+    for (const auto &allocation : freed)
+        if (allocation->contains(at))
+            return "in an allocation of " + std::to_string(allocation->size) + " bytes that has been freed";
+    constexpr ptrdiff_t NEAR = 1 << 20;
+    Guarded *last = before(pointer);
+    if (last && at - (last->start + last->size) < NEAR)
+        return std::to_string(at - (last->start + last->size)) + " bytes after the end of an allocation of " +
+               std::to_string(last->size) + " bytes";
+    auto next = live.upper_bound(reinterpret_cast<uintptr_t>(pointer));
+    if (next != live.end() && next->second->start - at < NEAR)
+        return std::to_string(next->second->start - at) + " bytes before an allocation of " +
+               std::to_string(next->second->size) + " bytes";
+    return "in no allocation";
+}
+
+} // namespace memory
+} // namespace emulated
