@@ -60,7 +60,7 @@ Guarded::~Guarded() {
 }
 
 bool Guarded::intact() const {
-    if (!length)
+    if (!length || !open)
         return true;
     for (const unsigned char *byte = pages + PAGE; byte < start; byte++)
         if (*byte != CANARY)
@@ -72,7 +72,8 @@ bool Guarded::intact() const {
 }
 
 void Guarded::accessible(bool yes) {
-    if (length) {
+    if (length && open != yes) {
+        open = yes;
         size_t inner = length - 2 * PAGE;
         if (!yes)
             madvise(pages + PAGE, inner, MADV_DONTNEED);

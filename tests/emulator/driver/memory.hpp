@@ -25,6 +25,7 @@ class Guarded {
   private:
     unsigned char *pages;
     size_t length;
+    bool open = false;
 };
 
 // The dynamic shared memory of a launch.
