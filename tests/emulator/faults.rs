@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::gpu::{assert_error, compile, cudarc, grid, run, stream};
-use cudarc::driver::LaunchConfig;
+use cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
 use cudarc::driver::sys::CUresult;
 
 /// The variable by which a test's own process knows that it is it.
@@ -23,6 +23,7 @@ fn in_process(test: &str, seed: u32) -> Option<String> {
         .args(["--exact", "--nocapture", &format!("faults::{test}")])
         .env(CHILD, test)
         .env("EMULATED_GPU_SEED", seed.to_string())
+        .env("EMULATED_GPU_TIMEOUT", "1")
         .output()
         .expect("it runs a second time");
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
@@ -135,6 +136,38 @@ fn a_write_between_allocation_and_guard() -> Result<()> {
     run(&stream, &kernel, grid(1, 1), &mut data)?;
     drop(data);
     assert_error(stream.synchronize(), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    Ok(())
+}
+
+#[test]
+fn a_wait_for_what_never_comes() -> Result<()> {
+    let source = r#"extern "C" __global__ void k(float *data, int length) {
+        while (*(volatile float *)data == 0) {
+        }
+    }"#;
+    let error = CUresult::CUDA_ERROR_LAUNCH_TIMEOUT;
+    fails("a_wait_for_what_never_comes", source, grid(1, 1), 1, error, "EMULATED_GPU_TIMEOUT")
+}
+
+#[test]
+fn memory_that_was_freed() -> Result<()> {
+    if let Some(text) = in_process("memory_that_was_freed", 0) {
+        assert!(text.contains("in an allocation of 400 bytes that has been freed"), "{text}");
+        return Ok(());
+    }
+    let stream = stream()?;
+    let source = r#"extern "C" __global__ void k(float **data, int length) { (*data)[length] = 1; }"#;
+    let kernel = compile(&stream, source)?;
+    let data = stream.alloc_zeros::<f32>(100)?;
+    let address = data.device_ptr(&stream).0;
+    let mut holder = stream.clone_htod(&[address])?;
+    drop(data);
+    let mut launch = stream.launch_builder(&kernel);
+    launch.arg(&mut holder).arg(&1i32);
+    // SAFETY: what it does that it may not is found before it does harm.
+    let result = unsafe { launch.launch(grid(1, 1)) };
+    assert_error(result, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    std::mem::forget(holder);
     Ok(())
 }
 

@@ -83,6 +83,24 @@ fn fresh_memory_is_garbage() -> Result<()> {
 }
 
 #[test]
+fn modules_have_variables_of_their_own() -> Result<()> {
+    let stream = stream()?;
+    let source = r#"__device__ float total[2];
+    extern "C" __global__ void k(float *data, int length) {
+        atomicAdd(&total[1], data[threadIdx.x]);
+        data[threadIdx.x] = total[1];
+    }"#;
+    let kernels = [compile(&stream, source)?, compile(&stream, source)?];
+    for kernel in kernels {
+        let mut data = stream.clone_htod(&[1f32, 2., 3.])?;
+        run(&stream, &kernel, grid(1, 1), &mut data)?;
+        run(&stream, &kernel, grid(1, 3), &mut data)?;
+        assert_eq!(stream.clone_dtoh(&data)?, [2., 4., 7.]);
+    }
+    Ok(())
+}
+
+#[test]
 fn nvrtc_tells_what_it_lacks() {
     let missing = |source: &str| compile_ptx(source).expect_err("should not compile").to_string();
     let kernel = |text: &str| format!("{text}\nextern \"C\" __global__ void k() {{}}");
