@@ -68,8 +68,8 @@ after=()
 link cuda 1 {fibers,faults,memory,memory_calls,context,streams,graphs,modules,compiler,rewrite}.o driver-stubs.o
 link nvrtc 13 {nvrtc,compiler,rewrite}.o nvrtc-stubs.o
 link cudart 13 runtime-stubs.o
-link cudnn 9 cudnn-stubs.o
 after=(-lcuda)
+link cudnn 9 {cudnn,product}.o cudnn-stubs.o
 link cublas 13 {cublas,product}.o cublas-stubs.o
 link cublasLt 13 {cublaslt,product}.o cublaslt-stubs.o
 link curand 10 curand.o curand-stubs.o
