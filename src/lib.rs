@@ -4,6 +4,7 @@ mod autocast;
 mod checkpoints;
 mod error;
 mod gradients;
+mod held;
 mod histogram;
 mod history;
 mod kernels;

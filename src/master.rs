@@ -11,6 +11,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Result, Tensor, TensorId, Var};
 use candle_nn::Optimizer;
 
+use crate::held::Held;
 use crate::step::{Gradients, Step};
 use crate::{autocast, kernels};
 
@@ -190,29 +191,7 @@ impl<O: Optimizer> Step for MasterWeights<O> {
 
 /// [`MasterWeights`] as a `candle_nn::Optimizer`; see [`MasterWeights::as_candle`].
 #[derive(Debug)]
-pub struct AsCandle<'a, O>(Held<'a, O>);
-
-#[derive(Debug)]
-enum Held<'a, O> {
-    Owned(MasterWeights<O>),
-    Borrowed(&'a mut MasterWeights<O>),
-}
-
-impl<O> AsCandle<'_, O> {
-    fn get(&self) -> &MasterWeights<O> {
-        match &self.0 {
-            Held::Owned(owned) => owned,
-            Held::Borrowed(borrowed) => borrowed,
-        }
-    }
-
-    fn get_mut(&mut self) -> &mut MasterWeights<O> {
-        match &mut self.0 {
-            Held::Owned(owned) => owned,
-            Held::Borrowed(borrowed) => borrowed,
-        }
-    }
-}
+pub struct AsCandle<'a, O>(Held<'a, MasterWeights<O>>);
 
 impl<O: Optimizer> Optimizer for AsCandle<'_, O> {
     type Config = O::Config;
@@ -222,14 +201,14 @@ impl<O: Optimizer> Optimizer for AsCandle<'_, O> {
     }
 
     fn step(&mut self, gradients: &GradStore) -> Result<()> {
-        self.get_mut().step(gradients)
+        self.0.step(gradients)
     }
 
     fn learning_rate(&self) -> f64 {
-        self.get().learning_rate()
+        self.0.learning_rate()
     }
 
     fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.get_mut().set_learning_rate(learning_rate)
+        self.0.set_learning_rate(learning_rate)
     }
 }

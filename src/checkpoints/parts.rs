@@ -263,8 +263,7 @@ impl Stateful for Ema {
     }
 
     fn check(&self, state: &State) -> Result<()> {
-        let own = self.state()?.averages;
-        let expected = own.iter().map(|(name, a)| (name.as_str(), a.dtype(), a.shape()));
+        let expected = self.averages().map(|(name, a)| (name, a.dtype(), a.shape()));
         state.expect(expected, &["updates"])?;
         state.value::<u64>("updates").map(|_| ())
     }

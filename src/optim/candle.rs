@@ -4,6 +4,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Result, Var};
 
 use super::{Config, Optim};
+use crate::held::Held;
 
 /// An [`Optim`] as a `candle_nn::Optimizer`, borrowed by [`Optim::as_candle`] or owned, where generic
 /// code makes its own.
@@ -22,13 +23,7 @@ use super::{Config, Optim};
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct AsCandle<'a, C>(Held<'a, C>);
-
-#[derive(Debug)]
-enum Held<'a, C> {
-    Owned(Optim<C>),
-    Borrowed(&'a mut Optim<C>),
-}
+pub struct AsCandle<'a, C>(Held<'a, Optim<C>>);
 
 impl<'a, C> AsCandle<'a, C> {
     pub(super) fn new(optimizer: &'a mut Optim<C>) -> Self {
@@ -37,18 +32,12 @@ impl<'a, C> AsCandle<'a, C> {
 
     /// The optimizer inside.
     pub fn inner(&self) -> &Optim<C> {
-        match &self.0 {
-            Held::Owned(owned) => owned,
-            Held::Borrowed(borrowed) => borrowed,
-        }
+        &self.0
     }
 
     /// The optimizer inside.
     pub fn inner_mut(&mut self) -> &mut Optim<C> {
-        match &mut self.0 {
-            Held::Owned(owned) => owned,
-            Held::Borrowed(borrowed) => borrowed,
-        }
+        &mut self.0
     }
 }
 
@@ -60,14 +49,14 @@ impl<C: Config> candle_nn::Optimizer for AsCandle<'_, C> {
     }
 
     fn step(&mut self, gradients: &GradStore) -> Result<()> {
-        self.inner_mut().step(gradients)
+        self.0.step(gradients)
     }
 
     fn learning_rate(&self) -> f64 {
-        self.inner().learning_rate()
+        self.0.learning_rate()
     }
 
     fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.inner_mut().set_learning_rate(learning_rate)
+        self.0.set_learning_rate(learning_rate)
     }
 }

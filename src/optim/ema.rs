@@ -195,7 +195,7 @@ impl Ema {
         let keep = |a: &Average| a.variable.detach().copy();
         self.weights =
             Some(self.averages.iter().map(keep).collect::<candle_core::Result<Vec<_>>>()?);
-        self.write()
+        self.write().or_else(|error| self.swap_out().and(Err(error)))
     }
 
     /// Puts the weights back, bit for bit. Without [`swap_in`](Self::swap_in) before it nothing
@@ -233,6 +233,11 @@ impl Ema {
         }
         autocast::clear_cast_cache();
         Ok(())
+    }
+
+    /// The averages themselves, by name.
+    pub(crate) fn averages(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.averages.iter().map(|a| (a.name.as_str(), &a.average))
     }
 
     /// The state, to save.

@@ -232,15 +232,13 @@ impl<O: Rounded> Product<'_, O> {
                     depth: len.div_ceil(2),
                 };
                 panel.multiply(self.unit, |tile| {
+                    if !whole {
+                        tile.add_to(&mut sums, width);
+                        return;
+                    }
                     let ends = tile.column..tile.column + tile.columns;
                     for (row, line) in (tile.row..).zip(tile.sums).take(tile.rows) {
-                        match whole {
-                            true => self.store(rows.start + row, &columns, ends.clone(), line),
-                            false => {
-                                let sums = &mut sums[row * width..][ends.clone()];
-                                sums.iter_mut().zip(line).for_each(|(sum, part)| *sum += part);
-                            }
-                        }
+                        self.store(rows.start + row, &columns, ends.clone(), line);
                     }
                 });
             });

@@ -13,6 +13,7 @@ mod pack;
 mod round;
 mod unit;
 
+use crate::kernels::elementwise::blocks::vectorise;
 pub(in crate::kernels) use cells::{Cells, with_cells};
 pub(in crate::kernels) use pack::{Side, transpose};
 pub(in crate::kernels) use round::Rounded;
@@ -56,6 +57,22 @@ pub(in crate::kernels) struct Tile<'a> {
     pub(in crate::kernels) rows: usize,
     pub(in crate::kernels) columns: usize,
     pub(in crate::kernels) sums: &'a [[f32; WIDTH]],
+}
+
+impl Tile<'_> {
+    /// Adds it to sums of the whole product, whose rows have `columns` elements.
+    pub(in crate::kernels) fn add_to(&self, sums: &mut [f32], columns: usize) {
+        vectorise(
+            #[inline(always)]
+            || {
+                for (row, line) in self.sums.iter().enumerate().take(self.rows) {
+                    let start = (self.row + row) * columns + self.column;
+                    let places = &mut sums[start..start + self.columns];
+                    places.iter_mut().zip(line).for_each(|(place, sum)| *place += sum);
+                }
+            },
+        );
+    }
 }
 
 impl Panel<'_> {

@@ -3,60 +3,13 @@
 use std::fs;
 use std::path::Path;
 
-use candle_amp::optim::{AdamW, AdamWConfig};
-use candle_amp::{Checkpoint, Error, GradScaler, Parameters, Result, Stateful, random};
-use candle_core::{DType, Var};
+use candle_amp::{Checkpoint, Error, Result, Stateful, random};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::small::Run;
 use super::{Folder, elsewhere, signed, workplace};
-use crate::util::{self, alone, to_vec};
-
-/// A run with everything in it, and small.
-struct Run {
-    parameters: Parameters,
-    adamw: AdamW,
-    scaler: GradScaler,
-}
-
-impl Run {
-    fn new() -> Result<Self> {
-        let var = |seed, dtype| Var::from_tensor(&util::random(seed, 3, dtype));
-        let parameters =
-            Parameters::named([("a", var(1, DType::F32)?), ("b", var(2, DType::BF16)?)])?;
-        let mut adamw = AdamW::new(&parameters, AdamWConfig::default())?;
-        let mut scaler = GradScaler::default();
-        for var in parameters.vars() {
-            scaler.scale(&var.to_dtype(DType::F32)?.sum_all()?)?.backward()?;
-        }
-        scaler.step(&mut adamw)?;
-        scaler.update()?;
-        Ok(Self { parameters, adamw, scaler })
-    }
-
-    fn save(&self, path: &Path) -> Result<Vec<u8>> {
-        Checkpoint::new(9)
-            .metric(0.5)
-            .with("model", &self.parameters)?
-            .with("optimizer", &self.adamw)?
-            .with("scaler", &self.scaler)?
-            .save(path)?;
-        Ok(fs::read(path).unwrap())
-    }
-
-    fn load(&mut self, path: &Path) -> Result<()> {
-        Checkpoint::open(path)?.load(&mut [
-            ("model", &mut self.parameters),
-            ("optimizer", &mut self.adamw),
-            ("scaler", &mut self.scaler),
-        ])
-    }
-
-    /// As bits: what was loaded may be NaN.
-    fn weights(&self) -> Vec<u64> {
-        self.parameters.iter().flat_map(|(_, var)| to_vec(var)).map(f64::to_bits).collect()
-    }
-}
+use crate::util::alone;
 
 fn write(path: &Path, bytes: &[u8]) {
     fs::write(path, bytes).unwrap();

@@ -6,6 +6,7 @@ mod folder;
 mod parts;
 mod resume;
 mod signed;
+mod small;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

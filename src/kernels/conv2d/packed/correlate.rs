@@ -172,18 +172,7 @@ impl Correlation<'_> {
                     columns: outs,
                     depth,
                 };
-                panel.multiply(unit, |tile| {
-                    vectorise(
-                        #[inline(always)]
-                        || {
-                            for (i, line) in tile.sums.iter().enumerate().take(tile.rows) {
-                                let start = (tile.row + i) * outs + tile.column;
-                                let places = &mut sums[start..start + tile.columns];
-                                places.iter_mut().zip(line).for_each(|(place, sum)| *place += sum);
-                            }
-                        },
-                    );
-                });
+                panel.multiply(unit, |tile| tile.add_to(sums, outs));
             }
         });
     }

@@ -1,0 +1,147 @@
+//! One launch of a kernel: its arguments in order, and the grid.
+
+use std::sync::Arc;
+
+use candle_core::cuda_backend::WrapErr;
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaFunction, CudaStream, LaunchConfig, PushKernelArg, sys,
+};
+use candle_core::{Result, Tensor, bail};
+
+use super::{address, address_mut};
+
+/// Shared memory that every kernel may have without asking.
+const SHARED: usize = 48 << 10;
+
+/// Blocks, threads a block, and bytes of dynamic shared memory a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    pub(crate) blocks: [usize; 3],
+    pub(crate) threads: usize,
+    pub(crate) shared: usize,
+}
+
+/// A struct of 64-bit words that a kernel takes by value: no copy to the device, and no wait.
+///
+/// 31.75 KiB: what a launch carries since CUDA 12.1, less a little for the other arguments.
+#[derive(Clone, Debug)]
+pub(crate) struct Table(Box<[u64; Table::WORDS]>);
+
+impl Table {
+    pub(crate) const WORDS: usize = 4064;
+
+    /// The `words`, at most [`WORDS`](Self::WORDS), and zeros after them.
+    pub(crate) fn new(words: &[u64]) -> Self {
+        let mut table = Box::new([0; Self::WORDS]);
+        let len = words.len().min(Self::WORDS);
+        table[..len].copy_from_slice(&words[..len]);
+        Self(table)
+    }
+}
+
+#[derive(Debug)]
+enum Value {
+    Word(u64),
+    Int(i32),
+    Float(f32),
+    Double(f64),
+    Table(Table),
+}
+
+/// A kernel and the arguments it has so far. A tensor goes in as the address of its first element,
+/// and is contiguous.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    function: CudaFunction,
+    stream: Arc<CudaStream>,
+    values: Vec<Value>,
+}
+
+impl Launch {
+    pub(super) fn new(function: CudaFunction, stream: Arc<CudaStream>) -> Self {
+        Self { function, stream, values: Vec::new() }
+    }
+
+    fn with(mut self, value: Value) -> Self {
+        self.values.push(value);
+        self
+    }
+
+    pub(crate) fn read(self, tensor: &Tensor) -> Result<Self> {
+        Ok(self.with(Value::Word(address(tensor)?)))
+    }
+
+    pub(crate) fn write(self, tensor: &Tensor) -> Result<Self> {
+        Ok(self.with(Value::Word(address_mut(tensor)?)))
+    }
+
+    pub(crate) fn read_or_null(self, tensor: Option<&Tensor>) -> Result<Self> {
+        Ok(self.with(Value::Word(tensor.map_or(Ok(0), address)?)))
+    }
+
+    pub(crate) fn write_or_null(self, tensor: Option<&Tensor>) -> Result<Self> {
+        Ok(self.with(Value::Word(tensor.map_or(Ok(0), address_mut)?)))
+    }
+
+    /// A `size_t`.
+    pub(crate) fn size(self, size: usize) -> Self {
+        self.with(Value::Word(size as u64))
+    }
+
+    pub(crate) fn int(self, int: i32) -> Self {
+        self.with(Value::Int(int))
+    }
+
+    pub(crate) fn float(self, float: f32) -> Self {
+        self.with(Value::Float(float))
+    }
+
+    pub(crate) fn double(self, double: f64) -> Self {
+        self.with(Value::Double(double))
+    }
+
+    pub(crate) fn table(self, table: Table) -> Self {
+        self.with(Value::Table(table))
+    }
+
+    /// Launches. An empty grid is nothing to do. Returns at once; what the kernel meets shows in a
+    /// later call.
+    #[allow(unsafe_code)]
+    pub(crate) fn run(self, grid: Grid) -> Result<()> {
+        if grid.blocks.contains(&0) {
+            return Ok(());
+        }
+        let blocks = grid.blocks.map(u32::try_from);
+        let ([Ok(x), Ok(y), Ok(z)], Ok(threads), Ok(shared)) =
+            (blocks, u32::try_from(grid.threads), u32::try_from(grid.shared))
+        else {
+            bail!("{grid:?} is more than a launch can have")
+        };
+        if grid.shared > SHARED {
+            let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            self.function.set_attribute(limit, shared as i32).w()?;
+        }
+        let config = LaunchConfig {
+            grid_dim: (x, y, z),
+            block_dim: (threads, 1, 1),
+            shared_mem_bytes: shared,
+        };
+        let mut launch = self.stream.launch_builder(&self.function);
+        for value in &self.values {
+            match value {
+                Value::Word(word) => launch.arg(word),
+                Value::Int(int) => launch.arg(int),
+                Value::Float(float) => launch.arg(float),
+                Value::Double(double) => launch.arg(double),
+                Value::Table(table) => launch.arg(&*table.0),
+            };
+        }
+        // SAFETY: the kernel is one of this crate's. Its folder's `cuda.rs` gives the arguments in
+        // the order and of the types its `.cu` declares, addresses of tensors as long as the sizes
+        // beside them say, and a grid from which the kernel reaches nothing beyond those: each says
+        // so where it launches, and its tests compare every launch with the CPU's result. The
+        // tensors are alive here and freed in stream order, so after the kernel.
+        unsafe { launch.launch(config) }.w()?;
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! CUDA devices as kernels see them: compile, launch, allocate, read back.
+//!
+//! Without the feature `cuda` this module is `absent.rs`, which has the same items and no device, so
+//! that kernels' `cuda.rs` need no `cfg` and are type-checked on every machine.
+//!
+//! Everything runs on candle's stream of the device, in order. Only [`Gpu::to_host`] waits.
+
+mod compile;
+mod launch;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DeviceRepr, sys};
+use candle_core::cuda_backend::{CudaDType, CudaStorageSlice, WrapErr};
+use candle_core::op::BackpropOp;
+use candle_core::{
+    CudaDevice, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
+    bail,
+};
+use half::{bf16, f16};
+
+pub(crate) use launch::{Grid, Launch, Table};
+
+/// The source of a kernel folder: `name` is unique in the crate, `code` goes after `common.cuh`.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) name: &'static str,
+    pub(crate) code: &'static str,
+}
+
+/// A CUDA device.
+#[derive(Clone, Debug)]
+pub(crate) struct Gpu(CudaDevice);
+
+static READS: AtomicU64 = AtomicU64::new(0);
+
+/// How often this process has waited for a device to read from it.
+pub(crate) fn reads() -> u64 {
+    READS.load(Ordering::Relaxed)
+}
+
+impl Gpu {
+    /// `device`, if it is a CUDA device.
+    pub(crate) fn of(device: &Device) -> Option<Self> {
+        match device {
+            Device::Cuda(device) => Some(Self(device.clone())),
+            _ => None,
+        }
+    }
+
+    /// What candle calls it.
+    pub(crate) fn device(&self) -> Device {
+        Device::Cuda(self.0.clone())
+    }
+
+    /// Major and minor: `(9, 0)` for Hopper.
+    pub(crate) fn compute_capability(&self) -> Result<(i32, i32)> {
+        self.0.cuda_stream().context().compute_capability().w()
+    }
+
+    /// How many blocks can run side by side, at least.
+    pub(crate) fn multiprocessors(&self) -> Result<usize> {
+        let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        Ok(self.0.cuda_stream().context().attribute(count).w()? as usize)
+    }
+
+    /// The kernel `name` of `source`, which is compiled for this device the first time.
+    pub(crate) fn launch(&self, source: &'static Source, name: &str) -> Result<Launch> {
+        Ok(Launch::new(compile::function(&self.0, source, name)?, self.0.cuda_stream()))
+    }
+
+    /// A tensor whose elements are whatever was there: the caller's kernel writes all of them.
+    #[allow(unsafe_code)]
+    pub(crate) fn empty(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+        fn alloc<T: DeviceRepr + CudaDType>(
+            device: &CudaDevice,
+            len: usize,
+        ) -> Result<CudaStorage> {
+            // SAFETY: nobody reads the elements before the kernel that the memory is for has
+            // written them, on the same stream; and any bits are a number.
+            let slice = unsafe { device.alloc::<T>(len) }?;
+            Ok(CudaStorage::wrap_cuda_slice(slice, device.clone()))
+        }
+        let shape = shape.into();
+        let len = shape.elem_count();
+        let storage = match dtype {
+            DType::U8 => alloc::<u8>(&self.0, len),
+            DType::U32 => alloc::<u32>(&self.0, len),
+            DType::I16 => alloc::<i16>(&self.0, len),
+            DType::I64 => alloc::<i64>(&self.0, len),
+            DType::F16 => alloc::<f16>(&self.0, len),
+            DType::BF16 => alloc::<bf16>(&self.0, len),
+            DType::F32 => alloc::<f32>(&self.0, len),
+            DType::F64 => alloc::<f64>(&self.0, len),
+            _ => bail!("no kernel writes {dtype:?}"),
+        }?;
+        Ok(Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false))
+    }
+
+    /// The elements of `tensor` on the host: waits for all that was launched before.
+    ///
+    /// The one way from a device to the host in this crate; [`reads`] counts.
+    pub(crate) fn to_host<T: candle_core::WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
+        READS.fetch_add(1, Ordering::Relaxed);
+        tensor.flatten_all()?.to_vec1()
+    }
+}
+
+/// Where the elements of a contiguous CUDA tensor are.
+///
+/// The address stays good while the tensor lives: candle frees storage in stream order.
+pub(crate) fn address(tensor: &Tensor) -> Result<u64> {
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        Storage::Cuda(storage) => first(storage, layout),
+        _ => bail!("expected a CUDA tensor, found one on {:?}", tensor.device().location()),
+    }
+}
+
+/// [`address`], of a tensor that the kernel writes.
+///
+/// Through candle's lock for writers, so that a tensor somebody holds for reading is not taken. The
+/// lock is gone at the launch: what orders writers and readers on a device is its stream.
+pub(crate) fn address_mut(tensor: &Tensor) -> Result<u64> {
+    struct Locate(AtomicU64);
+    impl InplaceOp1 for Locate {
+        fn name(&self) -> &'static str {
+            "locate"
+        }
+
+        fn cpu_fwd(&self, _: &mut candle_core::CpuStorage, _: &Layout) -> Result<()> {
+            bail!("expected a CUDA tensor, found one on the CPU")
+        }
+
+        fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+            self.0.store(first(storage, layout)?, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+    let locate = Locate(AtomicU64::new(0));
+    tensor.inplace_op1(&locate)?;
+    Ok(locate.0.into_inner())
+}
+
+fn first(storage: &CudaStorage, layout: &Layout) -> Result<u64> {
+    let Some((start, _)) = layout.contiguous_offsets() else {
+        bail!("expected a contiguous tensor, found {layout:?}")
+    };
+    let stream = storage.device.cuda_stream();
+    macro_rules! pointer {
+        ($($kind:ident),*) => {
+            match &storage.slice {
+                $(CudaStorageSlice::$kind(slice) => slice.device_ptr(&stream).0,)*
+                _ => bail!("no kernel reads {:?}", storage.slice),
+            }
+        };
+    }
+    let base = pointer!(U8, U32, I16, I64, F16, BF16, F32, F64);
+    Ok(base + (start * candle_core::backend::BackendStorage::dtype(storage).size_in_bytes()) as u64)
+}
