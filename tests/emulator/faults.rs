@@ -8,8 +8,8 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::gpu::{assert_error, compile, cudarc, grid, run, stream};
-use cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
 use cudarc::driver::sys::CUresult;
+use cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
 
 /// The variable by which a test's own process knows that it is it.
 const CHILD: &str = "EMULATED_GPU_TEST";
@@ -156,7 +156,8 @@ fn memory_that_was_freed() -> Result<()> {
         return Ok(());
     }
     let stream = stream()?;
-    let source = r#"extern "C" __global__ void k(float **data, int length) { (*data)[length] = 1; }"#;
+    let source =
+        r#"extern "C" __global__ void k(float **data, int length) { (*data)[length] = 1; }"#;
     let kernel = compile(&stream, source)?;
     let data = stream.alloc_zeros::<f32>(100)?;
     let address = data.device_ptr(&stream).0;
