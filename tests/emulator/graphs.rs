@@ -1,11 +1,16 @@
 //! Streams that are captured, and the graphs that they become.
 
+use std::sync::{Mutex, PoisonError};
+
 use anyhow::Result;
 
 use crate::gpu::{assert_error, compile, cudarc, grid, run, stream};
 use cudarc::driver::sys::{
     CUgraphInstantiate_flags as Flags, CUresult, CUstreamCaptureMode as Mode,
 };
+
+/// Who waits for the context spoils the captures of all threads.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 const ADD_ONE: &str = r#"extern "C" __global__ void k(float *data, int length) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -15,6 +20,7 @@ const ADD_ONE: &str = r#"extern "C" __global__ void k(float *data, int length) {
 
 #[test]
 fn a_graph_does_again_what_was_captured() -> Result<()> {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let stream = stream()?;
     // SAFETY: there is one stream.
     unsafe { stream.context().disable_event_tracking() };
@@ -38,6 +44,7 @@ fn a_graph_does_again_what_was_captured() -> Result<()> {
 
 #[test]
 fn a_capture_allows_no_waiting() -> Result<()> {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let stream = stream()?;
     // SAFETY: there is one stream.
     unsafe { stream.context().disable_event_tracking() };
@@ -60,6 +67,7 @@ fn a_capture_allows_no_waiting() -> Result<()> {
 
 #[test]
 fn a_capture_frees_only_what_it_allocates() -> Result<()> {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let stream = stream()?;
     // SAFETY: there is one stream.
     unsafe { stream.context().disable_event_tracking() };

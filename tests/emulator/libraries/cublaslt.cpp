@@ -104,7 +104,7 @@ void bias_gradient(const Description &description, const Product &p, int bias_ty
         for (long i = 0; i < (of_a ? p.m : p.n); i++) {
             double sum = 0;
             for (long q = 0; q < p.k; q++) {
-                bool k_is_row = of_a == p.transpose_a;
+                bool k_is_row = of_a ? p.transpose_a : !p.transpose_b;
                 sum += load(x.at(batch), x.type, k_is_row ? i * x.ld + q : q * x.ld + i);
             }
             store(description.bias, bias_type, batch * description.bias_stride + i, sum);
