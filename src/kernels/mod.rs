@@ -16,7 +16,6 @@ pub(crate) mod conv2d;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
 pub(crate) mod cuda;
 #[cfg(test)]
-#[allow(dead_code, reason = "the kernels that call it come next")]
 pub(crate) mod devices;
 mod element;
 pub(crate) mod elementwise;

@@ -1,6 +1,7 @@
 use candle_core::{DType, Tensor};
 
 use super::*;
+use crate::kernels::devices::{devices, gpus};
 use crate::kernels::elementwise::portable::arithmetic;
 use crate::kernels::elementwise::testing::*;
 
@@ -265,5 +266,125 @@ fn what_follows_keeps_nan() {
         for (i, y) in values(&y).iter().enumerate() {
             assert_eq!(y.is_nan(), i / 7 % 3 == 1);
         }
+    }
+}
+
+/// The layouts a GPU takes its own ways: whole packs and not, runs of one, parts of a channel.
+const GPU_SHAPES: [&[usize]; 8] = [
+    &[2, 1],
+    &[1025, 3],
+    &[3, 5, 1, 31],
+    &[5, 7, 33],
+    &[4, 2, 4, 4],
+    &[33, 3, 16, 16],
+    &[1, 2, 65, 1024],
+    &[2, 1, 40961],
+];
+
+#[test]
+fn a_gpu_agrees_with_the_cpu() {
+    for gpu in gpus() {
+        let at = |x: &Tensor| x.to_device(&gpu).unwrap();
+        for dtype in DTYPES {
+            for (shape, offset) in GPU_SHAPES.into_iter().flat_map(|s| [(s, 0.0), (s, 1e4)]) {
+                // Halves have no room beside a mean of 10,000.
+                let offset = if epsilon(dtype) > 1e-6 { offset / 1e3 } else { offset };
+                let moved = |seed| (strided(shape, DType::F64, seed) + offset).unwrap();
+                let (x, residual) = (moved(31), strided(shape, dtype, 32));
+                let (x, grad) = (x.to_dtype(dtype).unwrap(), strided(shape, dtype, 33));
+                let (weight, bias) = affine_parameters(shape[1], dtype);
+                let terms = (x.elem_count() as f64).sqrt();
+                let count = if epsilon(dtype) > 1e-6 { 1.0 } else { 64.0 * (1.0 + offset) };
+                for (weight, bias) in [(Some(&weight), Some(&bias)), (None, None)] {
+                    let weight_gpu = weight.map(at);
+                    let (weight_gpu, bias_gpu) = (weight_gpu.as_ref(), bias.map(at));
+                    for finish in [Finish::Plain, Finish::Relu, Finish::AddRelu(&residual)] {
+                        let other = at(&residual);
+                        let there = match finish {
+                            Finish::AddRelu(_) => Finish::AddRelu(&other),
+                            finish => finish,
+                        };
+                        let (y, _) = forward_train(&x, weight, bias, finish, EPS).unwrap();
+                        let (ours, statistics) =
+                            forward_train(&at(&x), weight_gpu, bias_gpu.as_ref(), there, EPS)
+                                .unwrap();
+                        assert_eq!((ours.dims(), ours.dtype()), (y.dims(), dtype));
+                        assert_close(&ours, &values(&y), count);
+                        assert_eq!(statistics.var.dtype(), arithmetic(dtype));
+                    }
+                    let (_, here) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
+                    let (_, there) =
+                        forward_train(&at(&x), None, None, Finish::Plain, EPS).unwrap();
+                    for (ours, cpu) in [
+                        (&there.mean, &here.mean),
+                        (&there.var, &here.var),
+                        (&there.inv_std, &here.inv_std),
+                    ] {
+                        let slack = 16.0 + if offset == 0.0 { terms } else { 0.0 };
+                        assert_close(ours, &values(cpu), slack);
+                    }
+                    let wide = arithmetic(dtype);
+                    let check = |ours: (Tensor, Tensor, Tensor), cpu: (Tensor, Tensor, Tensor)| {
+                        assert_eq!((ours.0.dtype(), ours.1.dtype()), (dtype, wide));
+                        assert_close(&ours.0, &values(&cpu.0), count.max(2.0));
+                        for (ours, cpu) in [(&ours.1, &cpu.1), (&ours.2, &cpu.2)] {
+                            assert_close(ours, &values(cpu), 16.0 * terms * (1.0 + offset));
+                        }
+                    };
+                    check(
+                        backward_train(&at(&x), &at(&grad), weight_gpu, &there).unwrap(),
+                        backward_train(&x, &grad, weight, &here).unwrap(),
+                    );
+                    let (mean, var) = (&here.mean, &here.var);
+                    check(
+                        backward_eval(&at(&x), &at(&grad), &at(mean), &at(var), weight_gpu, EPS)
+                            .unwrap(),
+                        backward_eval(&x, &grad, mean, var, weight, EPS).unwrap(),
+                    );
+                    let y = forward_eval(&x, mean, var, weight, bias, EPS).unwrap();
+                    let ours = forward_eval(
+                        &at(&x),
+                        &at(mean),
+                        &at(var),
+                        weight_gpu,
+                        bias_gpu.as_ref(),
+                        EPS,
+                    );
+                    assert_close(&ours.unwrap(), &values(&y), count);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn on_every_device_nan_stays_in_its_channel_and_a_first_element_costs_nothing() {
+    for device in devices() {
+        for poison in [f64::NAN, f64::INFINITY] {
+            for shape in [[5, 3, 7], [5, 3, 16]] {
+                let mut data = values(&random(&shape, DType::F32, 9));
+                data[shape[2]] = poison; // channel 1
+                let x = of(data, &shape, DType::F32).to_device(&device).unwrap();
+                for finish in [Finish::Plain, Finish::Relu, Finish::AddRelu(&x)] {
+                    let (y, statistics) = forward_train(&x, None, None, finish, EPS).unwrap();
+                    let nan: Vec<bool> =
+                        values(&statistics.var).iter().map(|v| v.is_nan()).collect();
+                    assert_eq!(nan, [false, true, false]);
+                    for (i, y) in values(&y).iter().enumerate() {
+                        assert_eq!(y.is_nan(), i / shape[2] % 3 == 1);
+                    }
+                }
+            }
+        }
+        // All about 10,000, but for the first element of each channel.
+        let shape = [64, 2, 64];
+        let mut data = values(&(random(&shape, DType::F64, 10) + 1e4).unwrap());
+        (data[0], data[64]) = (0.0, -1e4);
+        let x = of(data, &shape, DType::F32);
+        let (means, vars) = naive_statistics(&x);
+        let x = x.to_device(&device).unwrap();
+        let (_, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
+        assert_close(&statistics.mean, &means, 4.0);
+        assert_close(&statistics.var, &vars, 64.0);
     }
 }
