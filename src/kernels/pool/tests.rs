@@ -1,6 +1,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::*;
+use crate::kernels::devices::{devices, gpus};
 use crate::kernels::elementwise::testing::*;
 
 const fn window(kernel: usize, stride: usize, padding: usize) -> Window {
@@ -93,7 +94,7 @@ fn gradients_are_slopes() {
         let (y, index) = max_forward(&x, window).unwrap();
         let grad = random(y.dims(), DType::F64, 4);
         let tolerance = difference_tolerance(y.elem_count() as f64);
-        let dx = max_backward(&grad, &index, dims(shape), DType::F64).unwrap();
+        let dx = max_backward(&grad, &index, dims(shape), window, DType::F64).unwrap();
         let slope = numeric_gradient(&x, &grad, |x| max_forward(x, window).unwrap().0);
         assert_close(&dx, &slope, tolerance);
         let dx = avg_backward(&grad, dims(shape), window, DType::F64).unwrap();
@@ -111,9 +112,9 @@ fn gradients_in_every_dtype_are_those_of_f64() {
                 let (y, index) = max_forward(&x, window).unwrap();
                 let grad = strided(y.dims(), dtype, 6);
                 let dims = dims(shape);
-                let exact = max_backward(&double(&grad), &index, dims, DType::F64).unwrap();
+                let exact = max_backward(&double(&grad), &index, dims, window, DType::F64).unwrap();
                 let count = window.area() as f64 * (epsilon(DType::F32) / epsilon(out)).max(1.0);
-                let ours = max_backward(&grad, &index, dims, out).unwrap();
+                let ours = max_backward(&grad, &index, dims, window, out).unwrap();
                 assert_eq!(ours.dtype(), out);
                 assert_close(&ours, &values(&exact), count);
                 if out == dtype {
@@ -138,10 +139,10 @@ fn nan_wins_and_infinities_compare() {
         let (inf, nan) = (f64::INFINITY, f64::NAN);
         let data = vec![-inf, -inf, 1.0, nan, -inf, -inf, inf, 2.0];
         let x = of(data, &[1, 1, 2, 4], dtype);
-        for (y, index) in [
-            max_forward(&x, window(2, 2, 0)).unwrap(),
-            portable::max_forward(&x, window(2, 2, 0)).unwrap(),
-        ] {
+        let on = |device| max_forward(&x.to_device(device).unwrap(), window(2, 2, 0)).unwrap();
+        let mut results: Vec<_> = devices().iter().map(on).collect();
+        results.push(portable::max_forward(&x, window(2, 2, 0)).unwrap());
+        for (y, index) in results {
             assert_close(&y, &[-inf, nan], 0.0);
             assert_eq!(values(&index), [0.0, 3.0]);
         }
@@ -152,7 +153,10 @@ fn nan_wins_and_infinities_compare() {
 fn a_window_of_negative_infinities_beside_padding() {
     let x = of(vec![f64::NEG_INFINITY; 9], &[1, 1, 3, 3], DType::F32);
     let expected = [0.0, 1.0, 3.0, 4.0];
-    assert_eq!(values(&max_forward(&x, window(3, 2, 1)).unwrap().1), expected);
+    for device in devices() {
+        let x = x.to_device(&device).unwrap();
+        assert_eq!(values(&max_forward(&x, window(3, 2, 1)).unwrap().1), expected);
+    }
     assert_eq!(values(&portable::max_forward(&x, window(3, 2, 1)).unwrap().1), expected);
 }
 
@@ -188,6 +192,60 @@ fn global_average_and_its_gradient() {
                 let count = (epsilon(DType::F32) / epsilon(out)).max(1.0);
                 assert_close(&dx, &expected, count);
                 assert_close(&oracle, &expected, count);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gpu_agrees_with_the_cpu() {
+    for gpu in gpus() {
+        let at = |x: &Tensor| x.to_device(&gpu).unwrap();
+        for dtype in DTYPES {
+            for (shape, window) in CASES {
+                let x = (strided(&shape, DType::F32, 1) * 3.0).unwrap().round().unwrap();
+                let x = x.to_dtype(dtype).unwrap();
+                let (y, index) = max_forward(&x, window).unwrap();
+                let (ours, ours_index) = max_forward(&at(&x), window).unwrap();
+                assert_eq!((ours.dims(), ours.dtype()), (y.dims(), dtype));
+                assert_eq!(values(&ours), values(&y));
+                assert_eq!(values(&ours_index), values(&index));
+
+                let x = strided(&shape, dtype, 2);
+                let ours = avg_forward(&at(&x), window).unwrap();
+                assert_eq!(values(&ours), values(&avg_forward(&x, window).unwrap()));
+                let y = global_avg_forward(&x).unwrap();
+                assert_close(&global_avg_forward(&at(&x)).unwrap(), &values(&y), 8.0);
+
+                for out in DTYPES {
+                    let dims = dims(shape);
+                    let same = |ours: Tensor, cpu: Tensor| {
+                        assert_eq!((ours.dims(), ours.dtype()), (cpu.dims(), out));
+                        assert_eq!(values(&ours), values(&cpu));
+                    };
+                    let grad = strided(index.dims(), dtype, 6);
+                    same(
+                        max_backward(&at(&grad), &at(&index), dims, window, out).unwrap(),
+                        max_backward(&grad, &index, dims, window, out).unwrap(),
+                    );
+                    same(
+                        avg_backward(&at(&grad), dims, window, out).unwrap(),
+                        avg_backward(&grad, dims, window, out).unwrap(),
+                    );
+                    let grad = strided(&[shape[0], shape[1]], dtype, 8);
+                    same(
+                        global_avg_backward(&at(&grad), dims, out).unwrap(),
+                        global_avg_backward(&grad, dims, out).unwrap(),
+                    );
+                }
+            }
+            for (h, w) in [(1, 7), (8, 8), (31, 33), (64, 1040)] {
+                let x = strided(&[3, 2, h, w], dtype, 9);
+                let y = global_avg_forward(&x).unwrap();
+                assert_close(&global_avg_forward(&at(&x)).unwrap(), &values(&y), 8.0);
+                let dx = global_avg_backward(&y, (3, 2, h, w), dtype).unwrap();
+                let ours = global_avg_backward(&at(&y), (3, 2, h, w), dtype).unwrap();
+                assert_eq!(values(&ours), values(&dx));
             }
         }
     }
