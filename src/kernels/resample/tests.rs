@@ -1,6 +1,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::{Grid, backward, forward, portable};
+use crate::kernels::devices::gpus;
 use crate::kernels::elementwise::testing::{
     DTYPES, assert_close, difference_tolerance, double, epsilon, numeric_gradient, of, random,
     strided, values,
@@ -119,5 +120,31 @@ fn nearest_moves_infinities_and_nan() {
         let expected = [1.0, 1.0, inf, inf, nan, nan, -inf, -inf];
         assert_close(&forward(&x, &grid).unwrap(), &expected, 0.0);
         assert_close(&portable::forward(&x, &grid).unwrap(), &expected, 0.0);
+    }
+}
+
+#[test]
+fn a_gpu_agrees_with_the_cpu() {
+    for gpu in gpus() {
+        let at = |x: &Tensor| x.to_device(&gpu).unwrap();
+        for dtype in DTYPES {
+            for (from, to) in SIZES {
+                let x = strided(&[2, 3, from.0, from.1], dtype, 2);
+                let grad = strided(&[2, 3, to.0, to.1], dtype, 3);
+                let dims = x.dims4().unwrap();
+                for grid in grids(from, to) {
+                    let y = forward(&x, &grid).unwrap();
+                    let ours = forward(&at(&x), &grid).unwrap();
+                    assert_eq!((ours.dims(), ours.dtype()), (y.dims(), dtype));
+                    assert_eq!(values(&ours), values(&y));
+                    for out in DTYPES {
+                        let dx = backward(&grad, dims, &grid, out).unwrap();
+                        let ours = backward(&at(&grad), dims, &grid, out).unwrap();
+                        assert_eq!((ours.dims(), ours.dtype()), (dx.dims(), out));
+                        assert_eq!(values(&ours), values(&dx));
+                    }
+                }
+            }
+        }
     }
 }
