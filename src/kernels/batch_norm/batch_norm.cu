@@ -223,7 +223,4 @@ DEVICE void input_gradient(const T *x, const T *g, T *dx, const A *weight, const
                        channels, inner, parts);                                                    \
     }
 
-KERNELS(f32, float)
-KERNELS(f16, f16)
-KERNELS(bf16, bf16)
-KERNELS(f64, double)
+EACH_FLOAT(KERNELS)

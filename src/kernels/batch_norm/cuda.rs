@@ -4,7 +4,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::{Finish, Statistics};
 use crate::kernels::cast;
-use crate::kernels::cuda::{Gpu, Grid, Launch, Source};
+use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
 use crate::kernels::elementwise::{plain, portable::arithmetic};
 use crate::kernels::reduce::channels::Channels;
 
@@ -12,7 +12,10 @@ type Gradients = (Tensor, Tensor, Tensor);
 
 static SOURCE: Source = Source { name: "batch_norm", code: include_str!("batch_norm.cu") };
 
-const THREADS: usize = 256;
+/// Blocks that keep any GPU busy. Not those of this one: the order of a sum is one everywhere.
+const BLOCKS: usize = 1024;
+/// Elements a thread, at least: below, merging parts takes longer than making them.
+const GRAIN: usize = 16;
 
 /// `x` is contiguous and has elements; so is a residual, of its shape and dtype.
 pub(super) fn forward_train(
@@ -23,7 +26,7 @@ pub(super) fn forward_train(
     finish: Finish<'_>,
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
-    let plan = Plan::new(gpu, x)?;
+    let plan = Plan::new(gpu, x);
     let parts = plan.partials(3)?;
     plan.run(plan.kernel("moments")?.read(x)?.write(&parts)?)?;
     let [mean, var, inv_std] = [plan.vector()?, plan.vector()?, plan.vector()?];
@@ -50,7 +53,7 @@ pub(super) fn forward_eval(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<Tensor> {
-    let plan = Plan::new(gpu, x)?;
+    let plan = Plan::new(gpu, x);
     let y = gpu.empty(x.dims(), x.dtype())?;
     let (weight, bias) = (plan.parameter(weight)?, plan.parameter(bias)?);
     let (mean, var) = (plan.wide(mean)?, plan.wide(var)?);
@@ -102,7 +105,7 @@ fn backward(
     mean: &Tensor,
     spread: Spread<'_>,
 ) -> Result<Gradients> {
-    let plan = Plan::new(gpu, x)?;
+    let plan = Plan::new(gpu, x);
     let (spread, train, eps) = match spread {
         Spread::InvStd(inv_std) => (inv_std, 1, 0.0),
         Spread::Given { var, eps } => (var, 0, eps),
@@ -129,27 +132,23 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn new(gpu: &'a Gpu, x: &Tensor) -> Result<Self> {
-        /// Blocks that hide the time memory takes, a multiprocessor.
-        const BLOCKS: usize = 8;
-        /// Elements a thread, at least: below, merging parts takes longer than making them.
-        const GRAIN: usize = 16;
+    fn new(gpu: &'a Gpu, x: &Tensor) -> Self {
         let layout = Channels::of(x.dims(), 1);
-        let wanted = (gpu.multiprocessors()? * BLOCKS).div_ceil(layout.channels);
-        let parts = wanted.min(layout.count() / (THREADS * GRAIN)).max(1);
-        Ok(Self { gpu, layout, parts, dtype: x.dtype() })
+        let most = layout.count() / (Grid::THREADS * GRAIN);
+        let parts = BLOCKS.div_ceil(layout.channels).min(most).max(1);
+        Self { gpu, layout, parts, dtype: x.dtype() }
     }
 
     fn kernel(&self, name: &str) -> Result<Launch> {
-        self.gpu.launch(&SOURCE, &format!("{name}_{}", self.dtype.as_str()))
+        self.gpu.launch(&SOURCE, &format!("{name}_{}", suffix(self.dtype)?))
     }
 
     /// One block a part of a channel. A kernel reads and writes the elements of its part in tensors
     /// of `layout`'s size, the elements of its channel in vectors, and its own of the partials.
     fn run(&self, kernel: Launch) -> Result<()> {
         let Channels { outer, channels, inner } = self.layout;
-        let kernel = kernel.size(outer).size(channels).size(inner).size(self.parts);
-        kernel.run(Grid { blocks: [channels * self.parts, 1, 1], threads: THREADS, shared: 0 })
+        let kernel = kernel.sizes(&[outer, channels, inner, self.parts]);
+        kernel.run(Grid::flat(channels * self.parts, Grid::THREADS))
     }
 
     /// `values` of every part of every channel.

@@ -1,7 +1,7 @@
 use candle_core::{DType, Tensor};
 
 use super::*;
-use crate::kernels::devices::{devices, gpus};
+use crate::kernels::devices::devices;
 use crate::kernels::elementwise::portable::arithmetic;
 use crate::kernels::elementwise::testing::*;
 
@@ -282,77 +282,61 @@ const GPU_SHAPES: [&[usize]; 8] = [
 ];
 
 #[test]
-fn a_gpu_agrees_with_the_cpu() {
-    for gpu in gpus() {
-        let at = |x: &Tensor| x.to_device(&gpu).unwrap();
-        for dtype in DTYPES {
-            for (shape, offset) in GPU_SHAPES.into_iter().flat_map(|s| [(s, 0.0), (s, 1e4)]) {
-                // Halves have no room beside a mean of 10,000.
-                let offset = if epsilon(dtype) > 1e-6 { offset / 1e3 } else { offset };
-                let moved = |seed| (strided(shape, DType::F64, seed) + offset).unwrap();
-                let (x, residual) = (moved(31), strided(shape, dtype, 32));
-                let (x, grad) = (x.to_dtype(dtype).unwrap(), strided(shape, dtype, 33));
-                let (weight, bias) = affine_parameters(shape[1], dtype);
-                let terms = (x.elem_count() as f64).sqrt();
-                let count = if epsilon(dtype) > 1e-6 { 1.0 } else { 64.0 * (1.0 + offset) };
-                for (weight, bias) in [(Some(&weight), Some(&bias)), (None, None)] {
-                    let weight_gpu = weight.map(at);
-                    let (weight_gpu, bias_gpu) = (weight_gpu.as_ref(), bias.map(at));
-                    for finish in [Finish::Plain, Finish::Relu, Finish::AddRelu(&residual)] {
-                        let other = at(&residual);
-                        let there = match finish {
-                            Finish::AddRelu(_) => Finish::AddRelu(&other),
-                            finish => finish,
-                        };
-                        let (y, _) = forward_train(&x, weight, bias, finish, EPS).unwrap();
-                        let (ours, statistics) =
-                            forward_train(&at(&x), weight_gpu, bias_gpu.as_ref(), there, EPS)
-                                .unwrap();
-                        assert_eq!((ours.dims(), ours.dtype()), (y.dims(), dtype));
-                        assert_close(&ours, &values(&y), count);
-                        assert_eq!(statistics.var.dtype(), arithmetic(dtype));
-                    }
-                    let (_, here) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
-                    let (_, there) =
-                        forward_train(&at(&x), None, None, Finish::Plain, EPS).unwrap();
-                    for (ours, cpu) in [
-                        (&there.mean, &here.mean),
-                        (&there.var, &here.var),
-                        (&there.inv_std, &here.inv_std),
-                    ] {
-                        let slack = 16.0 + if offset == 0.0 { terms } else { 0.0 };
-                        assert_close(ours, &values(cpu), slack);
-                    }
-                    let wide = arithmetic(dtype);
-                    let check = |ours: (Tensor, Tensor, Tensor), cpu: (Tensor, Tensor, Tensor)| {
-                        assert_eq!((ours.0.dtype(), ours.1.dtype()), (dtype, wide));
-                        assert_close(&ours.0, &values(&cpu.0), count.max(2.0));
-                        for (ours, cpu) in [(&ours.1, &cpu.1), (&ours.2, &cpu.2)] {
-                            assert_close(ours, &values(cpu), 16.0 * terms * (1.0 + offset));
-                        }
+fn gpus_agree() {
+    for dtype in DTYPES {
+        let half = epsilon(dtype) > 1e-6;
+        for (shape, offset) in GPU_SHAPES.into_iter().flat_map(|s| [(s, 0.0), (s, 1e4)]) {
+            // Halves have no room beside a mean of 10,000.
+            let offset = if half { offset / 1e3 } else { offset };
+            let x = (strided(shape, DType::F64, 31) + offset).unwrap().to_dtype(dtype).unwrap();
+            let (residual, grad) = (strided(shape, dtype, 32), strided(shape, dtype, 33));
+            let (weight, bias) = affine_parameters(shape[1], dtype);
+            let (_, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
+            let Statistics { mean, var, inv_std } = statistics;
+            let inputs = [&x, &residual, &grad, &weight, &bias, &mean, &var, &inv_std];
+            // Of the mean's epsilons, where the spread is that much less than the mean.
+            let terms = (x.elem_count() as f64).sqrt();
+            let count = if half { 2.0 } else { 64.0 * (1.0 + offset) };
+            for affine in [true, false] {
+                let parameters = |t: &[Tensor]| match affine {
+                    true => (Some(t[3].clone()), Some(t[4].clone())),
+                    false => (None, None),
+                };
+                assert_gpus_agree(&inputs, count, |t| {
+                    let (weight, bias) = parameters(t);
+                    let (weight, bias) = (weight.as_ref(), bias.as_ref());
+                    let forward = |finish| {
+                        Ok::<_, candle_core::Error>(
+                            forward_train(&t[0], weight, bias, finish, EPS)?.0,
+                        )
                     };
-                    check(
-                        backward_train(&at(&x), &at(&grad), weight_gpu, &there).unwrap(),
-                        backward_train(&x, &grad, weight, &here).unwrap(),
-                    );
-                    let (mean, var) = (&here.mean, &here.var);
-                    check(
-                        backward_eval(&at(&x), &at(&grad), &at(mean), &at(var), weight_gpu, EPS)
-                            .unwrap(),
-                        backward_eval(&x, &grad, mean, var, weight, EPS).unwrap(),
-                    );
-                    let y = forward_eval(&x, mean, var, weight, bias, EPS).unwrap();
-                    let ours = forward_eval(
-                        &at(&x),
-                        &at(mean),
-                        &at(var),
-                        weight_gpu,
-                        bias_gpu.as_ref(),
-                        EPS,
-                    );
-                    assert_close(&ours.unwrap(), &values(&y), count);
-                }
+                    let statistics =
+                        Statistics { mean: t[5].clone(), var: t[6].clone(), inv_std: t[7].clone() };
+                    Ok(vec![
+                        forward(Finish::Plain)?,
+                        forward(Finish::Relu)?,
+                        forward(Finish::AddRelu(&t[1]))?,
+                        forward_eval(&t[0], &t[5], &t[6], weight, bias, EPS)?,
+                        backward_train(&t[0], &t[2], weight, &statistics)?.0,
+                        backward_eval(&t[0], &t[2], &t[5], &t[6], weight, EPS)?.0,
+                    ])
+                });
+                assert_gpus_agree(&inputs, 16.0 * terms * (1.0 + offset), |t| {
+                    let weight = parameters(t).0;
+                    let statistics =
+                        Statistics { mean: t[5].clone(), var: t[6].clone(), inv_std: t[7].clone() };
+                    let (_, dw, db) = backward_train(&t[0], &t[2], weight.as_ref(), &statistics)?;
+                    let (mean, var) = (&t[5], &t[6]);
+                    let (_, dw_eval, db_eval) =
+                        backward_eval(&t[0], &t[2], mean, var, weight.as_ref(), EPS)?;
+                    Ok(vec![dw, db, dw_eval, db_eval])
+                });
             }
+            let slack = 16.0 + if offset == 0.0 { terms } else { 0.0 };
+            assert_gpus_agree(&[&x], slack, |t| {
+                let (_, s) = forward_train(&t[0], None, None, Finish::Plain, EPS)?;
+                Ok(vec![s.mean, s.var, s.inv_std])
+            });
         }
     }
 }

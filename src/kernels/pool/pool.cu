@@ -31,15 +31,13 @@ template <class I> struct Cover {
     }
 };
 
-template <class A> DEVICE A lowest() { return -(A)__uint_as_float(0x7f800000u); }
-
 // The first of the largest, as an index into the plane; NaN wins.
 template <class I, class T>
 DEVICE void max_forward(const T *x, T *y, u32 *index, I i, Window<I> of) {
     I ox = i % of.ow, oy = i / of.ow % of.oh, plane = i / of.ow / of.oh;
     Span<I> rows(oy, of.kh, of.sh, of.ph, of.h), columns(ox, of.kw, of.sw, of.pw, of.w);
     const T *from = x + (size_t)plane * of.h * of.w;
-    Acc<T> best = lowest<Acc<T>>();
+    Acc<T> best = -infinity<Acc<T>>();
     I at = rows.from * of.w + columns.from;
     for (I row = rows.from; row < rows.to; row++)
         for (I column = columns.from; column < columns.to; column++) {
@@ -145,10 +143,7 @@ template <class G, class O> DEVICE void global_avg_backward(const G *g, O *dx, s
         FOR_EACH(planes * oh * ow, avg_forward(x, y, i, OF(I)))                                    \
     }                                                                                              \
     KERNEL global_avg_forward_##t(const T *x, T *y, size_t area) { global_avg_forward(x, y, area); }
-FORWARD(f32, float)
-FORWARD(f16, f16)
-FORWARD(bf16, bf16)
-FORWARD(f64, double)
+EACH_FLOAT(FORWARD)
 
 // From gradients of one dtype to those of another.
 #define BACKWARD(g_o, G, O)                                                                        \

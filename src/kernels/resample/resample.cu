@@ -106,10 +106,7 @@ DEVICE void backward(const G *g, O *dx, I i, Axis<I> vertical, Axis<I> horizonta
     KERNEL forward_##t(const T *x, T *y, GRID) {                                                   \
         FOR_EACH(planes * oh * ow, forward(x, y, i, AXES(I)))                                      \
     }
-FORWARD(f32, float)
-FORWARD(f16, f16)
-FORWARD(bf16, bf16)
-FORWARD(f64, double)
+EACH_FLOAT(FORWARD)
 
 #define BACKWARD(g_o, G, O)                                                                        \
     KERNEL backward_##g_o(const G *g, O *dx, GRID) {                                               \
