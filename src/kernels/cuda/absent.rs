@@ -50,6 +50,10 @@ impl Gpu {
         match *self {}
     }
 
+    pub(crate) fn scratch(&self, _: usize, _: usize, _: DType) -> Result<Tensor> {
+        match *self {}
+    }
+
     pub(crate) fn product(&self, _: &Product<'_>) -> Result<()> {
         match *self {}
     }

@@ -10,6 +10,7 @@ mod compile;
 mod grid;
 mod launch;
 mod product;
+mod scratch;
 mod strided;
 
 use std::sync::atomic::{AtomicU64, Ordering};
