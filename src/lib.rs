@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod autocast;
+mod benchmark;
 mod checkpoints;
 mod error;
 mod gradients;
@@ -26,6 +27,7 @@ mod trace;
 mod watch;
 
 pub use autocast::{Autocast, AutocastGuard, clear_cast_cache};
+pub use benchmark::{cudnn_benchmark, set_cudnn_benchmark};
 pub use checkpoints::{Best, Checkpoint, Checkpointer, SavedCheckpoint, State, Stateful};
 pub use error::{Error, Result};
 pub use histogram::{Exponents, F16Fit, GradientHistogram};

@@ -1,5 +1,6 @@
-//! On CUDA: matrix products over columns, in tiles of the batch's pixels, so that columns take no
-//! more than [`WORKSPACE`]; convolutions of one channel a group by themselves.
+//! On CUDA: by cuDNN, where it is there, else matrix products over columns, in tiles of the batch's
+//! pixels, so that columns take no more than [`WORKSPACE`]; convolutions of one channel a group by
+//! themselves.
 //!
 //! Products read halves where both operands have one half dtype, else F32 (F64), and add up in F32
 //! (F64). What they write is rounded once: halves where nothing is added to them, else F32.
@@ -10,8 +11,10 @@ use super::super::gemm::arithmetic;
 use super::Geometry;
 use super::shape::Shape;
 use crate::kernels::cast;
-use crate::kernels::cuda::{Gpu, Grid, Launch, Matrices, Product, Source, pack, suffix};
-use crate::kernels::elementwise::{add_assign, plain};
+use crate::kernels::cuda::{
+    Convolution, Gpu, Grid, Launch, Matrices, Pass, Product, Source, pack, suffix,
+};
+use crate::kernels::elementwise::{add, add_assign, plain};
 
 static SOURCE: Source = Source { name: "conv2d", code: include_str!("conv2d.cu") };
 
@@ -45,6 +48,9 @@ pub(super) fn forward(
     let (outs, taps) = (shape.group_out(), shape.taps());
     // What a product writes may be the result; what a bias is added to may not be rounded.
     let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
+    if let Some(y) = library(gpu, Pass::Forward, shape, [&x, &weight], product_dtype)? {
+        return finish(&y, bias.as_ref(), out);
+    }
     if bias.is_none() && images_are_matrices(shape) {
         let y = gpu.empty(&shape.out_dims(), product_dtype)?;
         gpu.product(&Product {
@@ -108,8 +114,12 @@ pub(super) fn input_gradient(
         return cast(&dx, out);
     }
     let (outs, taps) = (shape.group_out(), shape.taps());
+    let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
+    if let Some(dx) = library(gpu, Pass::Input, shape, [&grad, &weight], product_dtype)? {
+        return finish(&dx, bias.as_ref(), out);
+    }
     if bias.is_none() && images_are_matrices(shape) {
-        let dx = gpu.empty(&shape.input_dims(), if out == dtype { dtype } else { wide })?;
+        let dx = gpu.empty(&shape.input_dims(), product_dtype)?;
         gpu.product(&Product {
             batch: shape.batch,
             m: taps,
@@ -172,6 +182,10 @@ pub(super) fn weight_gradient(
         return cast(&dw, out);
     }
     let (outs, taps) = (shape.group_out(), shape.taps());
+    let product_dtype = if out == dtype { dtype } else { wide };
+    if let Some(dw) = library(gpu, Pass::Weight, shape, [&x, &grad], product_dtype)? {
+        return cast(&dw, out);
+    }
     let tiles = Tiles::new(shape, dtype, dtype);
     let columns = gpu.scratch(0, tiles.columns(), dtype)?;
     let outputs = gpu.scratch(1, tiles.outputs(), dtype)?;
@@ -199,6 +213,49 @@ pub(super) fn weight_gradient(
         });
     }
     cast(&sum.unwrap_or(dw), out)
+}
+
+/// By cuDNN: the third tensor of two, in the dtype `written`. `None` where it does not do that.
+fn library(
+    gpu: &Gpu,
+    pass: Pass,
+    shape: &Shape,
+    tensors: [&Tensor; 2],
+    written: DType,
+) -> Result<Option<Tensor>> {
+    let dtype = tensors[0].dtype();
+    if dtype == DType::F64 || !gpu.has_convolutions() {
+        return Ok(None);
+    }
+    // Of halves, the library writes halves. But halves are TF32 as they are, so that their products
+    // are exact in it, and those it writes in F32.
+    let widened = dtype != written;
+    if widened && gpu.compute_capability()? < (8, 0) {
+        return Ok(None);
+    }
+    let given = |tensor: &Tensor| if widened { cast(tensor, written) } else { Ok(tensor.clone()) };
+    let [a, b] = [given(tensors[0])?, given(tensors[1])?];
+    let Geometry { stride, padding: (above, left), dilation, groups } = shape.geometry;
+    let (input, weight, output) = (shape.input_dims(), shape.weight_dims(), shape.out_dims());
+    let (padding, tf32) = ([above, left], widened || crate::allow_tf32());
+    let convolution =
+        Convolution { input, weight, output, padding, stride, dilation, groups, tf32 };
+    let (dims, order) = match pass {
+        Pass::Forward => (output, [0, 1, 2]),
+        Pass::Input => (input, [2, 1, 0]),
+        Pass::Weight => (weight, [0, 2, 1]),
+    };
+    let result = gpu.empty(&dims, written)?;
+    let all = [&a, &b, &result];
+    let done = gpu.convolution(pass, &convolution, order.map(|at| all[at]))?;
+    Ok(done.then_some(result))
+}
+
+/// With a bias for each channel, in `out`.
+fn finish(y: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
+    let Some(bias) = bias else { return cast(y, out) };
+    let bias = bias.reshape((1, (), 1, 1))?.broadcast_as(y.shape())?;
+    cast(&add(y, &bias)?, out)
 }
 
 /// Whether each image, as it is, is a matrix of columns, and one that products like.

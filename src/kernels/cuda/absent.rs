@@ -1,11 +1,13 @@
 //! What `cuda` is without the feature of that name: the same items, and never a device.
 
+mod convolution;
 mod grid;
 mod product;
 mod strided;
 
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 
+pub(crate) use convolution::{Convolution, Pass};
 pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use product::{Matrices, Product};
 pub(crate) use strided::Strided;
@@ -51,6 +53,19 @@ impl Gpu {
     }
 
     pub(crate) fn scratch(&self, _: usize, _: usize, _: DType) -> Result<Tensor> {
+        match *self {}
+    }
+
+    pub(crate) fn has_convolutions(&self) -> bool {
+        match *self {}
+    }
+
+    pub(crate) fn convolution(
+        &self,
+        _: Pass,
+        _: &Convolution,
+        [_, _, _]: [&Tensor; 3],
+    ) -> Result<bool> {
         match *self {}
     }
 

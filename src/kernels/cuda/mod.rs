@@ -7,6 +7,9 @@
 
 mod blas;
 mod compile;
+mod convolution;
+#[cfg_attr(not(feature = "cudnn"), path = "dnn/absent.rs")]
+mod dnn;
 mod grid;
 mod launch;
 mod product;
@@ -24,6 +27,7 @@ use candle_core::{
 };
 use half::{bf16, f16};
 
+pub(crate) use convolution::{Convolution, Pass};
 pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use launch::{Launch, Table};
 pub(crate) use product::{Matrices, Product};
