@@ -270,8 +270,10 @@ fn what_follows_keeps_nan() {
 }
 
 /// The layouts a GPU takes its own ways: whole packs and not, runs of one, parts of a channel.
+///
+/// Of two values a channel, gradients cancel to nothing.
 const GPU_SHAPES: [&[usize]; 8] = [
-    &[2, 1],
+    &[5, 1],
     &[1025, 3],
     &[3, 5, 1, 31],
     &[5, 7, 33],
@@ -332,10 +334,10 @@ fn gpus_agree() {
                     Ok(vec![dw, db, dw_eval, db_eval])
                 });
             }
-            let slack = 16.0 + if offset == 0.0 { terms } else { 0.0 };
-            assert_gpus_agree(&[&x], slack, |t| {
+            assert_gpus_agree(&[&x], 16.0, |t| {
                 let (_, s) = forward_train(&t[0], None, None, Finish::Plain, EPS)?;
-                Ok(vec![s.mean, s.var, s.inv_std])
+                // A mean may be close to 0: its errors are relative to the spread.
+                Ok(vec![(s.mean + 4.0)?, s.var, s.inv_std])
             });
         }
     }

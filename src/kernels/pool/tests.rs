@@ -213,7 +213,9 @@ fn gpus_agree() {
                 (strided(index.dims(), dtype, 6), strided(&[shape[0], shape[1]], dtype, 8));
             for out in DTYPES {
                 let dims = dims(shape);
-                assert_gpus_agree(&[&grad, &index, &plane], 0.0, |t| {
+                // candle's cast of F64 to a half on the CPU looks at the upper bits alone.
+                let count = if dtype == DType::F64 { 1.0 } else { 0.0 };
+                assert_gpus_agree(&[&grad, &index, &plane], count, |t| {
                     Ok(vec![
                         max_backward(&t[0], &t[1], dims, window, out)?,
                         avg_backward(&t[0], dims, window, out)?,

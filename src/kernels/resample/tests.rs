@@ -132,7 +132,9 @@ fn gpus_agree() {
             for grid in grids(from, to) {
                 assert_gpus_agree(&[&x], 0.0, |t| Ok(vec![forward(&t[0], &grid)?]));
                 for out in DTYPES {
-                    assert_gpus_agree(&[&grad], 0.0, |t| {
+                    // candle's cast of F64 to a half on the CPU looks at the upper bits alone.
+                    let count = if dtype == DType::F64 { 1.0 } else { 0.0 };
+                    assert_gpus_agree(&[&grad], count, |t| {
                         Ok(vec![backward(&t[0], dims, &grid, out)?])
                     });
                 }
