@@ -14,7 +14,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMMON = ROOT / "src/kernels/cuda/common.cuh"
 # As in src/kernels/cuda/compile.rs.
-OPTIONS = ["--std=c++17", "--fmad=false"]
+OPTIONS = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space"]
 
 
 def nvrtc() -> ctypes.CDLL:

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod autocast;
+mod benchmark;
 mod checkpoints;
 mod error;
 mod gradients;
@@ -23,6 +24,7 @@ mod recompute;
 mod scale;
 mod scaler;
 mod step;
+mod tf32;
 mod trace;
 mod watch;
 
@@ -39,6 +41,7 @@ pub fn device_reads() -> u64 {
 }
 
 pub use autocast::{Autocast, AutocastGuard, clear_cast_cache};
+pub use benchmark::{cudnn_benchmark, set_cudnn_benchmark};
 pub use checkpoints::{Best, Checkpoint, Checkpointer, SavedCheckpoint, State, Stateful};
 pub use error::{Error, Result};
 pub use histogram::{Exponents, F16Fit, GradientHistogram};
@@ -55,6 +58,7 @@ pub use recompute::checkpoint;
 pub use scale::{LossScale, ScaleConfig};
 pub use scaler::{GradScaler, ScaledLoss};
 pub use step::{Bound, Gradients, Step};
+pub use tf32::{allow_tf32, set_allow_tf32};
 pub use trace::{Trace, TraceRow};
 pub use watch::Warnings;
 

@@ -1,6 +1,16 @@
 //! What `cuda` is without the feature of that name: the same items, and never a device.
 
+mod convolution;
+mod grid;
+mod product;
+mod strided;
+
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
+
+pub(crate) use convolution::{Convolution, Pass};
+pub(crate) use grid::{Grid, pack, suffix};
+pub(crate) use product::{Matrices, Product};
+pub(crate) use strided::Strided;
 
 #[derive(Debug)]
 pub(crate) struct Source {
@@ -45,6 +55,31 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub(crate) fn scratch(&self, _: usize, _: usize, _: DType) -> Result<Tensor> {
+        match self.0 {}
+    }
+
+    pub(crate) fn has_convolutions(&self) -> bool {
+        match self.0 {}
+    }
+
+    pub(crate) fn convolution(
+        &self,
+        _: Pass,
+        _: &Convolution,
+        [_, _, _]: [&Tensor; 3],
+    ) -> Result<bool> {
+        match self.0 {}
+    }
+
+    pub(crate) fn product(&self, _: &Product<'_>) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn biased_product(&self, _: &Product<'_>, _: &Tensor) -> Result<bool> {
+        match self.0 {}
+    }
+
     pub(crate) fn to_host<T: candle_core::WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
         tensor.flatten_all()?.to_vec1()
     }
@@ -69,20 +104,16 @@ pub(crate) fn address_mut(tensor: &Tensor) -> Result<u64> {
 #[derive(Debug)]
 pub(crate) struct Launch;
 
-/// As the one of `launch.rs`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Grid {
-    pub(crate) blocks: [usize; 3],
-    pub(crate) threads: usize,
-    pub(crate) shared: usize,
-}
-
 impl Launch {
     pub(crate) fn read(self, _: &Tensor) -> Result<Self> {
         Ok(self)
     }
 
     pub(crate) fn write(self, _: &Tensor) -> Result<Self> {
+        Ok(self)
+    }
+
+    pub(crate) fn read_strided(self, _: &Tensor) -> Result<Self> {
         Ok(self)
     }
 
@@ -95,6 +126,10 @@ impl Launch {
     }
 
     pub(crate) fn size(self, _: usize) -> Self {
+        self
+    }
+
+    pub(crate) fn sizes(self, _: &[usize]) -> Self {
         self
     }
 

@@ -112,3 +112,131 @@ template <class Op, class A> DEVICE A block_reduce(A x, A none) {
     x = lane < warps ? parts[lane] : none;
     return warp_reduce<Op>(x);
 }
+
+#define EACH_FLOAT(X) X(f32, float) X(f16, f16) X(bf16, bf16) X(f64, double)
+
+// Of kernels whose blocks may have 512 threads: registers for all of them.
+#define ROW_KERNEL extern "C" __global__ void __launch_bounds__(512)
+
+// Elements a thread takes at a time: 16 bytes of the narrower type.
+template <class T, class O = T> constexpr int PACK = 16 / (sizeof(T) < sizeof(O) ? sizeof(T) : sizeof(O));
+
+template <int N> struct Width {
+    static constexpr int value = N;
+};
+
+// N elements that follow each other, in as few accesses as there can be: the address is a multiple
+// of their size, or of 16 where that is less.
+template <int N, class T> DEVICE void copy_run(T *to, const T *from) {
+    constexpr int bytes = N * sizeof(T);
+    if constexpr (bytes % 16 == 0) {
+        for (int i = 0; i < bytes / 16; i++) ((uint4 *)to)[i] = ((const uint4 *)from)[i];
+    } else if constexpr (bytes % 8 == 0) {
+        for (int i = 0; i < bytes / 8; i++) ((uint2 *)to)[i] = ((const uint2 *)from)[i];
+    } else {
+        for (int i = 0; i < N; i++) to[i] = from[i];
+    }
+}
+
+template <int N, class T> DEVICE void read(const T *from, Acc<T> (&x)[N]) {
+    __align__(16) T raw[N];
+    copy_run<N>(raw, from);
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = widen(raw[i]);
+}
+
+template <int N, class T, class A> DEVICE void write(T *to, const A (&x)[N]) {
+    __align__(16) T raw[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) narrow(x[i], raw[i]);
+    copy_run<N>(to, raw);
+}
+
+// Calls f(first, Width<N>) for the share of one of `size` threads in `count` elements: V at a time
+// where `packed`, one by one at the end and elsewhere.
+template <int V, class F>
+DEVICE void along(size_t count, bool packed, size_t rank, size_t size, const F &f) {
+    size_t end = packed ? count / V * V : 0;
+    for (size_t i = rank * V; i < end; i += size * V) f(i, Width<V>());
+    for (size_t i = end + rank; i < count; i += size) f(i, Width<1>());
+}
+
+// The threads that have a row together: a block, or a warp of it.
+struct Team {
+    size_t row, teams;
+    int rank, size;
+
+    DEVICE Team(int size)
+        : row((size_t)blockIdx.x * (blockDim.x / size) + threadIdx.x / size),
+          teams((size_t)gridDim.x * (blockDim.x / size)), rank(threadIdx.x % size), size(size) {}
+
+    template <class Op, class A> DEVICE A reduce(A x, A none) const {
+        return size == 32 ? warp_reduce<Op>(x) : block_reduce<Op>(x, none);
+    }
+};
+
+DEVICE float exponential(float x) { return expf(x); }
+DEVICE double exponential(double x) { return exp(x); }
+DEVICE float logarithm(float x) { return logf(x); }
+DEVICE double logarithm(double x) { return log(x); }
+DEVICE float root(float x) { return sqrtf(x); }
+DEVICE double root(double x) { return sqrt(x); }
+
+template <class A> DEVICE A infinity();
+template <> DEVICE float infinity<float>() { return __uint_as_float(0x7f800000u); }
+template <> DEVICE double infinity<double>() { return (double)__uint_as_float(0x7f800000u); }
+
+// Where the element `index` of a view of four dimensions is; d1 to d3 are its inner ones.
+struct Place {
+    size_t i0, i1, i2, i3;
+
+    DEVICE Place(size_t index, size_t d1, size_t d2, size_t d3) {
+        if (index >> 32 || d1 >> 32 || d2 >> 32 || d3 >> 32) {
+            i3 = index % d3, index /= d3, i2 = index % d2, index /= d2, i1 = index % d1, i0 = index / d1;
+        } else { // the division that processors have
+            u32 at = (u32)index;
+            i3 = at % (u32)d3, at /= (u32)d3, i2 = at % (u32)d2, at /= (u32)d2, i1 = at % (u32)d1, i0 = at / (u32)d1;
+        }
+    }
+
+    DEVICE size_t of(size_t s0, size_t s1, size_t s2, size_t s3) const {
+        return i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3;
+    }
+};
+
+// N elements along the last dimension of a view: neighbours, or one of them N times.
+template <int N, class T> DEVICE void read_strided(const T *from, size_t stride, Acc<T> (&x)[N]) {
+    if (N == 1 || stride == 1) {
+        read(from, x);
+    } else {
+        Acc<T> same = widen(*from);
+        for (int i = 0; i < N; i++) x[i] = same;
+    }
+}
+
+// The largest of some elements, and the sum of exp(x - largest).
+template <class A> struct LargestAndSum {
+    A largest = -infinity<A>();
+    double sum = 0;
+
+    template <int N> DEVICE void add(const A (&x)[N]) {
+        A most = largest, part = A(0);
+#pragma unroll
+        for (int k = 0; k < N; k++) most = x[k] > most ? x[k] : most;
+        // Of negative infinities alone, nothing is there to sum; NaN is not passed over.
+        A from = most == -infinity<A>() ? A(0) : most;
+#pragma unroll
+        for (int k = 0; k < N; k++) part += exponential(x[k] - from);
+        sum = (most == largest ? sum : sum * exponential(largest - most)) + part;
+        largest = most;
+    }
+
+    // Over all threads of the team. A row of negative infinities, or with a positive one, has a sum
+    // that is NaN, or becomes so as soon as it is used.
+    DEVICE void join(const Team &team) {
+        A most = team.reduce<Max>(largest, -infinity<A>());
+        double share = largest == most ? sum : sum * exponential(largest - most);
+        sum = team.reduce<Sum>(share, 0.0);
+        largest = most;
+    }
+};

@@ -72,6 +72,8 @@ fn compile(source: &Source, architecture: &str) -> Result<Vec<u8>> {
         format!("--gpu-architecture={architecture}"),
         "--std=c++17".to_owned(),
         "--fmad=false".to_owned(),
+        // Lambdas in kernels are the device's, as all of a source is.
+        "--device-as-default-execution-space".to_owned(),
     ];
     // SAFETY: the program is alive.
     if let Err(error) = unsafe { nvrtc::compile_program(program.0, &options) } {

@@ -8,18 +8,10 @@ use candle_core::cuda_backend::cudarc::driver::{
 };
 use candle_core::{Result, Tensor, bail};
 
-use super::{address, address_mut};
+use super::{Grid, address, address_mut, start};
 
 /// Shared memory that every kernel may have without asking.
 const SHARED: usize = 48 << 10;
-
-/// Blocks, threads a block, and bytes of dynamic shared memory a block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Grid {
-    pub(crate) blocks: [usize; 3],
-    pub(crate) threads: usize,
-    pub(crate) shared: usize,
-}
 
 /// A struct of 64-bit words that a kernel takes by value: no copy to the device, and no wait.
 ///
@@ -75,6 +67,11 @@ impl Launch {
         Ok(self.with(Value::Word(address_mut(tensor)?)))
     }
 
+    /// Of any strides: they are other arguments.
+    pub(crate) fn read_strided(self, tensor: &Tensor) -> Result<Self> {
+        Ok(self.with(Value::Word(start(tensor)?)))
+    }
+
     pub(crate) fn read_or_null(self, tensor: Option<&Tensor>) -> Result<Self> {
         Ok(self.with(Value::Word(tensor.map_or(Ok(0), address)?)))
     }
@@ -86,6 +83,11 @@ impl Launch {
     /// A `size_t`.
     pub(crate) fn size(self, size: usize) -> Self {
         self.with(Value::Word(size as u64))
+    }
+
+    /// A `size_t` each.
+    pub(crate) fn sizes(self, sizes: &[usize]) -> Self {
+        sizes.iter().fold(self, |launch, &size| launch.size(size))
     }
 
     pub(crate) fn int(self, int: i32) -> Self {

@@ -5,8 +5,16 @@
 //!
 //! Everything runs on candle's stream of the device, in order. Only [`Gpu::to_host`] waits.
 
+mod blas;
 mod compile;
+mod convolution;
+#[cfg_attr(not(feature = "cudnn"), path = "dnn/absent.rs")]
+mod dnn;
+mod grid;
 mod launch;
+mod product;
+mod scratch;
+mod strided;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +28,11 @@ use candle_core::{
 };
 use half::{bf16, f16};
 
-pub(crate) use launch::{Grid, Launch, Table};
+pub(crate) use convolution::{Convolution, Pass};
+pub(crate) use grid::{Grid, pack, suffix};
+pub(crate) use launch::{Launch, Table};
+pub(crate) use product::{Matrices, Product};
+pub(crate) use strided::Strided;
 
 /// The source of a kernel folder: `name` is unique in the crate, `code` goes after `common.cuh`.
 #[derive(Debug)]
@@ -80,8 +92,9 @@ impl Gpu {
             len: usize,
         ) -> Result<CudaStorage> {
             // SAFETY: nobody reads the elements before the kernel that the memory is for has
-            // written them, on the same stream; and any bits are a number.
-            let slice = unsafe { device.alloc::<T>(len) }?;
+            // written them, on the same stream; and any bits are a number. One element at least,
+            // as a driver refuses to allocate nothing.
+            let slice = unsafe { device.alloc::<T>(len.max(1)) }?;
             Ok(CudaStorage::wrap_cuda_slice(slice, device.clone()))
         }
         let shape = shape.into();
@@ -135,6 +148,15 @@ pub(crate) fn address(tensor: &Tensor) -> Result<u64> {
     }
 }
 
+/// Where the first element of a CUDA tensor is, of any strides.
+pub(crate) fn start(tensor: &Tensor) -> Result<u64> {
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        Storage::Cuda(storage) => at(storage, layout.start_offset()),
+        _ => bail!("expected a CUDA tensor, found one on {:?}", tensor.device().location()),
+    }
+}
+
 /// [`address`], of a tensor that the kernel writes.
 ///
 /// Through candle's lock for writers, so that a tensor somebody holds for reading is not taken. The
@@ -164,6 +186,10 @@ fn first(storage: &CudaStorage, layout: &Layout) -> Result<u64> {
     let Some((start, _)) = layout.contiguous_offsets() else {
         bail!("expected a contiguous tensor, found {layout:?}")
     };
+    at(storage, start)
+}
+
+fn at(storage: &CudaStorage, start: usize) -> Result<u64> {
     let stream = storage.device.cuda_stream();
     macro_rules! pointer {
         ($($kind:ident),*) => {

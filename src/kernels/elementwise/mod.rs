@@ -5,6 +5,7 @@
 
 pub(crate) mod blocks;
 pub(crate) mod cpu;
+pub(crate) mod cuda;
 pub(crate) mod lane;
 pub(crate) mod portable;
 #[cfg(test)]
@@ -14,20 +15,31 @@ mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
+use super::cuda::Gpu;
+
 /// `x`, detached and contiguous, as kernels take their arguments.
 pub(crate) fn plain(x: &Tensor) -> Result<Tensor> {
-    x.detach().contiguous()
+    let x = x.detach();
+    // In one launch, where candle's own copy uploads the strides first.
+    let gpu = Gpu::of(x.device()).filter(|_| !x.is_contiguous() && x.dtype().is_float());
+    if gpu.is_some() { super::cast(&x, x.dtype()) } else { x.contiguous() }
 }
 
 /// `max(x, 0)`; NaN stays NaN.
 pub(crate) fn relu(x: &Tensor) -> Result<Tensor> {
     let x = plain(x)?;
+    if let Some(gpu) = Gpu::of(x.device()) {
+        return cuda::relu(&gpu, &x);
+    }
     if x.device().is_cpu() { cpu::relu(&x) } else { portable::relu(&x) }
 }
 
 /// The gradient of [`relu`], from its result: `grad` where `y > 0`, else 0.
 pub(crate) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let (y, grad) = (plain(y)?, plain(grad)?);
+    if let Some(gpu) = Gpu::of(y.device()) {
+        return cuda::flat(&gpu, "relu_backward", &y, &grad, y.dtype());
+    }
     if y.device().is_cpu() {
         cpu::relu_backward(&y, &grad)
     } else {
@@ -37,24 +49,36 @@ pub(crate) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
 
 /// `a + b`.
 pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if let Some(gpu) = Gpu::of(a.device()) {
+        return cuda::binary(&gpu, "add", a, b, a.dtype());
+    }
     let (a, b) = (plain(a)?, plain(b)?);
     if a.device().is_cpu() { cpu::add(&a, &b) } else { portable::add(&a, &b) }
 }
 
 /// `a - b`.
 pub(crate) fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if let Some(gpu) = Gpu::of(a.device()) {
+        return cuda::binary(&gpu, "sub", a, b, a.dtype());
+    }
     let (a, b) = (plain(a)?, plain(b)?);
     if a.device().is_cpu() { cpu::sub(&a, &b) } else { portable::sub(&a, &b) }
 }
 
 /// `a * b`, in `out`.
 pub(crate) fn mul(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
+    if let Some(gpu) = Gpu::of(a.device()) {
+        return cuda::binary(&gpu, "mul", a, b, out);
+    }
     let (a, b) = (plain(a)?, plain(b)?);
     if a.device().is_cpu() { cpu::mul(&a, &b, out) } else { portable::mul(&a, &b, out) }
 }
 
 /// `a / b`, in `out`.
 pub(crate) fn div(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
+    if let Some(gpu) = Gpu::of(a.device()) {
+        return cuda::binary(&gpu, "div", a, b, out);
+    }
     let (a, b) = (plain(a)?, plain(b)?);
     if a.device().is_cpu() { cpu::div(&a, &b, out) } else { portable::div(&a, &b, out) }
 }
@@ -67,6 +91,9 @@ pub(crate) fn divisor_gradient(
     out: DType,
 ) -> Result<Tensor> {
     let (a, b, grad) = (plain(a)?, plain(b)?, plain(grad)?);
+    if let Some(gpu) = Gpu::of(a.device()) {
+        return cuda::divisor_gradient(&gpu, [&a, &b, &grad], out);
+    }
     if a.device().is_cpu() {
         cpu::divisor_gradient(&a, &b, &grad, out)
     } else {
@@ -77,15 +104,21 @@ pub(crate) fn divisor_gradient(
 /// `relu(a + b)`, rounded once.
 pub(crate) fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (a, b) = (plain(a)?, plain(b)?);
+    if let Some(gpu) = Gpu::of(a.device()) {
+        return cuda::flat(&gpu, "add_relu", &a, &b, a.dtype());
+    }
     if a.device().is_cpu() { cpu::add_relu(&a, &b) } else { portable::add_relu(&a, &b) }
 }
 
 /// `dst + src` in `dst`'s dtype, whatever float dtype `src` has.
 ///
-/// A contiguous `dst` on the CPU is overwritten and returned: nobody else may rely on its values,
+/// A contiguous `dst` on the CPU or a GPU is overwritten and returned: nobody else may rely on its values,
 /// and `src` must not share its storage. Elsewhere the sum is a new tensor.
 pub(crate) fn add_assign(dst: Tensor, src: &Tensor) -> Result<Tensor> {
     let src = plain(src)?;
+    if let Some(gpu) = Gpu::of(dst.device()).filter(|_| dst.is_contiguous()) {
+        return cuda::add_assign(&gpu, dst, &src);
+    }
     if dst.device().is_cpu() && dst.is_contiguous() {
         cpu::add_assign(dst, &src)
     } else {
@@ -97,6 +130,9 @@ pub(crate) fn add_assign(dst: Tensor, src: &Tensor) -> Result<Tensor> {
 /// where `x` is not finite. Its own gradient, with the same mask and scale.
 pub(crate) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
     let (x, keep) = (plain(x)?, plain(keep)?);
+    if let Some(gpu) = Gpu::of(x.device()) {
+        return cuda::dropout(&gpu, &x, &keep, scale);
+    }
     if x.device().is_cpu() {
         cpu::dropout(&x, &keep, scale)
     } else {

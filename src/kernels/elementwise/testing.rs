@@ -1,8 +1,10 @@
 //! What the tests of kernels share: random tensors, comparison, numeric gradients.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+
+use crate::kernels::devices::gpus;
 
 pub(crate) const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
@@ -94,4 +96,33 @@ pub(crate) fn naive_slack(dtype: DType, terms: usize) -> f64 {
 pub(crate) fn difference_tolerance(scale: f64) -> f64 {
     // Rounding of the difference over its step, and the cubic term, are both about epsilon^(2/3).
     scale * f64::EPSILON.powf(-1.0 / 3.0)
+}
+
+/// `f` of the same tensors on every GPU gives what it gives on the CPU: the same dtypes and shapes,
+/// and each value within `count` epsilons of its dtype, relative to the largest.
+#[track_caller]
+pub(crate) fn assert_gpus_agree(
+    inputs: &[&Tensor],
+    count: f64,
+    f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
+) {
+    let moved = |device: &Device| -> Vec<Tensor> {
+        // Strides and offsets included.
+        inputs.iter().map(|input| input.to_device(device).unwrap()).collect()
+    };
+    let gpus = gpus();
+    if gpus.is_empty() {
+        return;
+    }
+    let expected = f(&moved(&Device::Cpu)).unwrap();
+    for gpu in gpus {
+        let actual = f(&moved(&gpu)).unwrap();
+        assert_eq!(actual.len(), expected.len());
+        for (actual, expected) in actual.iter().zip(&expected) {
+            assert!(actual.device().is_cuda() && actual.is_contiguous());
+            assert_eq!((actual.dtype(), actual.dims()), (expected.dtype(), expected.dims()));
+            let actual = actual.to_device(&Device::Cpu).unwrap();
+            assert_close(&actual, &values(expected), count);
+        }
+    }
 }

@@ -140,3 +140,70 @@ fn tensors_of_no_elements() {
     let other = Tensor::zeros((0, 3), DType::F32, &Device::Cpu).unwrap();
     assert_eq!(add_assign(empty, &other).unwrap().dims(), [0, 3]);
 }
+
+#[test]
+fn gpus_agree() {
+    for dtype in DTYPES {
+        for shape in SHAPES {
+            let (a, b) = (strided(&shape, dtype, 1), random(&shape, dtype, 2));
+            let b = (b.abs().unwrap() + 0.5).unwrap();
+            let keep = random(&shape, DType::F32, 9).gt(0f32).unwrap();
+            assert_gpus_agree(&[&a, &b, &keep], 0.0, |t| {
+                let (a, b) = (&t[0], &t[1]);
+                let pointwise = vec![
+                    relu(a)?,
+                    relu_backward(a, b)?,
+                    add(a, b)?,
+                    sub(a, b)?,
+                    add_relu(a, b)?,
+                    dropout(a, &t[2], 1.0 / 0.75)?,
+                    dropout(&(a / 0.0)?, &t[2], 2.0)?,
+                ];
+                Ok(pointwise)
+            });
+            for out in DTYPES {
+                assert_gpus_agree(&[&a, &b], 0.0, |t| {
+                    let (a, b) = (&t[0], &t[1]);
+                    Ok(vec![mul(a, b, out)?, div(a, b, out)?, divisor_gradient(b, a, b, out)?])
+                });
+                let src = strided(&shape, out, 6);
+                assert_gpus_agree(&[&b, &src], 0.0, |t| {
+                    let dst = t[0].force_contiguous()?;
+                    let view = dst.clone();
+                    let sum = add_assign(dst, &t[1])?;
+                    Ok(vec![sum, view])
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn gpus_broadcast_without_a_copy() {
+    for dtype in DTYPES {
+        for inner in [1, 3, 8, 64, 65] {
+            let a = random(&[3, 5, inner], dtype, 1);
+            let wide = (3, 5, inner);
+            let row = random(&[inner], dtype, 2);
+            let channel = random(&[5, 1], dtype, 3);
+            let sample = random(&[3, 1, 1], dtype, 4);
+            let one = random(&[1, 1], dtype, 5);
+            for b in [row, channel, sample, one] {
+                let b = b.broadcast_as(wide).unwrap();
+                assert_gpus_agree(&[&a, &b], 0.0, |t| {
+                    Ok(vec![add(&t[0], &t[1])?, sub(&t[1], &t[0])?, mul(&t[0], &t[1], DType::F32)?])
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn gpus_keep_nan_and_infinities() {
+    for dtype in DTYPES {
+        let x = of(vec![f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 1.0], &[5], dtype);
+        assert_gpus_agree(&[&x], 0.0, |x| {
+            Ok(vec![relu(&x[0])?, add_relu(&x[0], &x[0])?, relu_backward(&x[0], &x[0])?])
+        });
+    }
+}

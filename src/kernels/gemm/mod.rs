@@ -1,6 +1,8 @@
 //! Matrix products.
 
 mod cpu;
+mod cuda;
+mod layout;
 mod operand;
 #[cfg(target_arch = "x86_64")]
 mod packed;
@@ -14,6 +16,7 @@ use candle_core::{DType, Result, Tensor};
 pub(super) use operand::{Arithmetic, Source, narrow};
 pub(super) use product::{Matrix, Threads, product};
 
+use super::cuda::Gpu;
 use super::element::with_element;
 #[cfg(target_arch = "x86_64")]
 use super::element::with_single;
@@ -22,13 +25,17 @@ use super::element::with_single;
 ///
 /// Every argument is F16, BF16, F32 or F64, not necessarily the same → F64 where one of them is
 /// F64, else F32 → rounded once to `out`. The leading dimensions are equal. A transposed or
-/// broadcast operand is read through its strides. `k = 0` gives the bias, or zeros.
+/// broadcast operand is read through its strides. `k = 0` gives the bias, or zeros. On a GPU, F32 is
+/// TF32 inside where [`crate::set_allow_tf32`] says so.
 pub(crate) fn gemm(
     lhs: &Tensor,
     rhs: &Tensor,
     bias: Option<&Tensor>,
     out: DType,
 ) -> Result<Tensor> {
+    if let Some(gpu) = Gpu::of(lhs.device()) {
+        return cuda::gemm(&gpu, lhs, rhs, bias, out);
+    }
     if !lhs.device().is_cpu() {
         return portable::gemm(lhs, rhs, bias, out);
     }

@@ -280,3 +280,80 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
     }
     Ok(())
 }
+
+/// As on the CPU, within what sums of another order differ by.
+#[track_caller]
+fn compare_on_gpus(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>, out: DType) {
+    for gpu in crate::kernels::devices::gpus() {
+        let expected = naive(lhs, rhs, bias);
+        let mut inputs = vec![lhs.dtype(), rhs.dtype()];
+        inputs.extend(bias.map(Tensor::dtype));
+        let what =
+            format!("{:?} {:?} x {:?}, {inputs:?} to {out:?}", lhs.dims(), lhs.stride(), rhs);
+        let [left, right] = [lhs, rhs].map(|operand| operand.to_device(&gpu).unwrap());
+        let bias = bias.map(|bias| bias.to_device(&gpu).unwrap());
+        let y = gemm(&left, &right, bias.as_ref(), out).unwrap();
+        assert_eq!((y.dtype(), y.is_contiguous()), (out, true), "{what}");
+        check(&y.to_device(&Device::Cpu).unwrap(), &expected, &inputs, &what);
+    }
+}
+
+#[test]
+fn gpus_take_every_combination_of_dtypes() {
+    let mut rng = generator(11);
+    for left in DTYPES {
+        for right in DTYPES {
+            for out in DTYPES {
+                let lhs = random(&mut rng, &[7, 33], left);
+                let rhs = random(&mut rng, &[33, 17], right);
+                compare_on_gpus(&lhs, &rhs, None, out);
+                for bias in DTYPES {
+                    compare_on_gpus(&lhs, &rhs, Some(&random(&mut rng, &[17], bias)), out);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gpus_take_odd_and_empty_sizes() {
+    let mut rng = generator(12);
+    let sizes = [0, 1, 3, 33];
+    let triples = sizes.map(|m| sizes.map(|k| sizes.map(|n| (m, k, n))));
+    for &(m, k, n) in triples.as_flattened().as_flattened() {
+        for dtype in [DType::F32, DType::F16] {
+            let (lhs, rhs) = (random(&mut rng, &[m, k], dtype), random(&mut rng, &[k, n], dtype));
+            compare_on_gpus(&lhs, &rhs, Some(&random(&mut rng, &[n], dtype)), dtype);
+            compare_on_gpus(&lhs, &rhs, None, DType::F32);
+        }
+    }
+}
+
+#[test]
+fn gpus_read_operands_where_they_lie() -> Result<()> {
+    let mut rng = generator(13);
+    for dtype in DTYPES {
+        let lhs = random(&mut rng, &[17, 3, 2, 7], dtype);
+        let rhs = random(&mut rng, &[3, 2, 5, 17], dtype);
+        compare_on_gpus(&lhs.permute((1, 2, 3, 0))?, &rhs.t()?, None, DType::F32);
+        compare_on_gpus(&rhs.transpose(0, 1)?, &lhs.permute((2, 1, 0, 3))?, None, dtype);
+        let window = random(&mut rng, &[20, 40], dtype).narrow(0, 2, 9)?.narrow(1, 3, 17)?;
+        let bias = random(&mut rng, &[3, 4], dtype).narrow(1, 1, 1)?.squeeze(1)?;
+        compare_on_gpus(&window, &random(&mut rng, &[17, 3], dtype), Some(&bias), dtype);
+        compare_on_gpus(&window.t()?, &random(&mut rng, &[9, 4], dtype), None, dtype);
+        let shared = random(&mut rng, &[5, 7], dtype).t()?.broadcast_as((3, 7, 5))?;
+        compare_on_gpus(&random(&mut rng, &[3, 4, 7], dtype), &shared, None, dtype);
+        let row = random(&mut rng, &[1, 7], dtype).broadcast_as((4, 7))?;
+        compare_on_gpus(&row, &random(&mut rng, &[7, 3], dtype), None, dtype);
+    }
+    Ok(())
+}
+
+#[test]
+fn long_sums_of_halves_do_not_saturate_on_gpus() -> Result<()> {
+    for dtype in [DType::F16, DType::BF16] {
+        let ones = Tensor::ones((3, 4096), dtype, &Device::Cpu)?;
+        compare_on_gpus(&ones, &ones.t()?, None, dtype);
+    }
+    Ok(())
+}

@@ -5,23 +5,33 @@
 
 pub(crate) mod channels;
 mod cpu;
+mod cuda;
 mod portable;
 #[cfg(test)]
 mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
+use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
+use channels::Channels;
 
 /// The sum of all elements: a scalar, in `out`.
 pub(crate) fn sum_all(x: &Tensor, out: DType) -> Result<Tensor> {
     let x = plain(x)?;
+    if let Some(gpu) = Gpu::of(x.device()) {
+        return cuda::sums(&gpu, &x.reshape((1, 1, ()))?, out)?.reshape(());
+    }
     if x.device().is_cpu() { cpu::sum_all(&x, out) } else { portable::sum_all(&x, out) }
 }
 
 /// The sums over every dimension but `dim`: `(dims[dim])`, in `out`.
 pub(crate) fn sum_to_channel(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
     let x = plain(x)?;
+    if let Some(gpu) = Gpu::of(x.device()) {
+        let Channels { outer, channels, inner } = Channels::of(x.dims(), dim);
+        return cuda::sums(&gpu, &x.reshape((outer, channels, inner))?, out);
+    }
     if x.device().is_cpu() {
         cpu::sum_to_channel(&x, dim, out)
     } else {

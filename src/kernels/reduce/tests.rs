@@ -155,3 +155,50 @@ fn one_thread_and_many_agree() {
         assert_eq!(pool.install(all), many.install(all));
     }
 }
+
+#[test]
+fn gpus_agree() {
+    let shapes: [&[usize]; 9] = [
+        &[1, 1],
+        &[3, 17],
+        &[4099, 3],
+        &[65, 1025],
+        &[129, 3, 3, 3],
+        &[67, 2, 8, 8],
+        &[2, 3, 65, 67],
+        &[700, 768],
+        &[1, 2, 9000],
+    ];
+    for dtype in DTYPES {
+        for shape in shapes {
+            // Positive, so that sums are no smaller than what is added up.
+            let x = (strided(shape, dtype, 1) + 2.0).unwrap();
+            for dim in 0..shape.len() {
+                for out in [dtype, DType::F32] {
+                    assert_gpus_agree(&[&x], 8.0, |t| {
+                        Ok(vec![sum_to_channel(&t[0], dim, out)?, sum_all(&t[0], out)?])
+                    });
+                }
+            }
+        }
+        let empty = random(&[0, 3], dtype, 1);
+        assert_gpus_agree(&[&empty], 0.0, |t| {
+            Ok(vec![sum_to_channel(&t[0], 1, dtype)?, sum_all(&t[0], dtype)?])
+        });
+        let odd = random(&[3, 8], dtype, 1);
+        assert_gpus_agree(&[&odd], 8.0, |t| {
+            let view = t[0].flatten_all()?.narrow(0, 1, 16)?.reshape((2, 8))?;
+            Ok(vec![sum_to_channel(&view, 1, dtype)?, sum_all(&view, dtype)?])
+        });
+    }
+}
+
+#[test]
+fn sums_on_gpus_do_not_saturate() {
+    for dtype in DTYPES {
+        let ones = Tensor::ones((4096, 3), dtype, &Device::Cpu).unwrap();
+        assert_gpus_agree(&[&ones], 0.0, |t| {
+            Ok(vec![sum_to_channel(&t[0], 1, dtype)?, sum_all(&t[0], DType::F32)?])
+        });
+    }
+}

@@ -107,3 +107,42 @@ fn infinities_and_nan() {
         assert!(log[0] < 0.0 && log[1] == -inf && log[3..].iter().all(|y| y.is_nan()), "{log:?}");
     }
 }
+
+#[test]
+fn gpus_agree() {
+    let shapes =
+        [&[1, 1][..], &[3, 31], &[5, 33], &[2, 3, 1024], &[2, 1025], &[3, 8200], &[2, 50257]];
+    for dtype in DTYPES {
+        for shape in shapes {
+            let (x, grad) = (strided(shape, dtype, 1), strided(shape, dtype, 2));
+            for out in DTYPES {
+                assert_gpus_agree(&[&x, &grad], 32.0, |t| {
+                    let y = softmax(&t[0], out)?;
+                    let log = log_softmax(&t[0], out)?;
+                    Ok(vec![y, log, log_softmax_backward(&t[0], &t[1], out)?])
+                });
+            }
+            let y = softmax(&x, dtype).unwrap();
+            assert_gpus_agree(&[&y, &grad], 32.0, |t| Ok(vec![softmax_backward(&t[0], &t[1])?]));
+        }
+    }
+}
+
+#[test]
+fn gpus_agree_on_what_is_not_finite() {
+    let inf = f64::INFINITY;
+    for dtype in DTYPES {
+        for columns in [3, 40, 1100] {
+            let mut rows = vec![1.0; 6 * columns];
+            rows[1] = -inf; // one hidden
+            rows[columns] = inf;
+            rows[2 * columns..3 * columns].fill(-inf);
+            rows[3 * columns + 1] = f64::NAN;
+            rows[4 * columns..5 * columns].fill(-6e4);
+            rows[5 * columns..6 * columns - 1].fill(-inf); // one left
+            assert_gpus_agree(&[&of(rows, &[6, columns], dtype)], 32.0, |t| {
+                Ok(vec![softmax(&t[0], dtype)?, log_softmax(&t[0], DType::F32)?])
+            });
+        }
+    }
+}

@@ -1,7 +1,12 @@
 //! Between dtypes: a new tensor, or into one that exists.
 
+mod cuda;
+#[cfg(test)]
+mod tests;
+
 use candle_core::{DType, Result, Tensor};
 
+use super::cuda::Gpu;
 use super::element::{Elements, Real, tensor, with_element};
 use super::elementwise::blocks::{GRAIN, for_each_chunk, generate};
 use super::elementwise::lane::Lane;
@@ -12,6 +17,9 @@ use super::in_place;
 /// Overflow gives an infinity, NaN stays NaN.
 pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let x = x.detach();
+    if let Some(gpu) = Gpu::of(x.device()).filter(|_| x.dtype().is_float()) {
+        return cuda::cast(&gpu, &x, dtype);
+    }
     if !x.device().is_cpu() || !x.dtype().is_float() {
         return x.to_dtype(dtype);
     }
@@ -30,6 +38,9 @@ pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
 
 /// Overwrites `dst` with `src` in `dst`'s dtype. Same shape, no shared storage.
 pub(crate) fn cast_into(dst: &Tensor, src: &Tensor) -> Result<()> {
+    if let Some(gpu) = Gpu::of(dst.device()) {
+        return cuda::cast_into(&gpu, dst, &src.detach());
+    }
     let src = src.detach().contiguous()?;
     if !dst.device().is_cpu() {
         // Flat, because `slice_set` wants a dimension to slice.

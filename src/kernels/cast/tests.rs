@@ -1,0 +1,43 @@
+use candle_core::Tensor;
+
+use super::*;
+use crate::kernels::elementwise::testing::*;
+
+/// Of one, odd, around a pack, past a block.
+const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 7], [31, 33], [4, 16], [2, 1025], [9, 1023]];
+
+#[test]
+fn gpus_cast_every_pair_of_dtypes_exactly() {
+    for from in DTYPES {
+        for to in DTYPES {
+            for shape in SHAPES {
+                let (x, view) = (random(&shape, from, 1), strided(&shape, from, 2));
+                let turned = x.t().unwrap();
+                let repeated = view.unsqueeze(1).unwrap();
+                let repeated = repeated.broadcast_as((shape[0], 3, shape[1])).unwrap();
+                assert_gpus_agree(&[&x, &view, &turned, &repeated], 0.0, |all| {
+                    all.iter().map(|x| cast(x, to)).collect()
+                });
+                assert_gpus_agree(&[&x], 0.0, |x| {
+                    let dst = Tensor::zeros(&shape, to, x[0].device())?;
+                    cast_into(&dst, &x[0])?;
+                    Ok(vec![dst])
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn gpus_round_edges_as_the_cpu_does() {
+    let inf = f64::INFINITY;
+    let edges =
+        vec![65504.0, 65519.0, 65520.0, -1e30, 3e-8, 2.9e-8, 6e-5, -0.0, inf, -inf, f64::NAN];
+    for from in [DType::F32, DType::F64] {
+        for to in DTYPES {
+            assert_gpus_agree(&[&of(edges.clone(), &[11], from)], 0.0, |x| {
+                Ok(vec![cast(&x[0], to)?])
+            });
+        }
+    }
+}

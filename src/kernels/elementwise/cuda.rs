@@ -1,0 +1,106 @@
+//! One launch each. Every tensor of a launch has `n` elements, and the kernel reaches those before
+//! the `n`-th alone: at their number, or where dimensions and strides of that many elements say.
+
+use candle_core::{DType, Result, Tensor};
+
+use super::plain;
+use super::portable::arithmetic;
+use crate::kernels::cast;
+use crate::kernels::cuda::{Gpu, Grid, Source, Strided, pack, suffix};
+
+static SOURCE: Source = Source { name: "elementwise", code: include_str!("elementwise.cu") };
+
+/// Runs `kernel` for a result in `out`: kernels write the dtype of their arguments or that of the
+/// arithmetic, and other pairs are rare.
+pub(crate) fn in_dtype(
+    dtype: DType,
+    out: DType,
+    kernel: impl FnOnce(DType) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let near = if out == dtype { dtype } else { arithmetic(dtype) };
+    let y = kernel(near)?;
+    if near == out { Ok(y) } else { cast(&y, out) }
+}
+
+fn named(name: &str, t: DType, o: DType) -> Result<String> {
+    Ok(format!("{name}_{}_{}", suffix(t)?, suffix(o)?))
+}
+
+/// `name` of `a` and `b`, of any strides, in `out`.
+pub(super) fn binary(gpu: &Gpu, name: &str, a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
+    in_dtype(a.dtype(), out, |out| {
+        if a.is_contiguous() && b.is_contiguous() {
+            return flat(gpu, name, a, b, out);
+        }
+        let Some(view) = Strided::of([a, b]) else {
+            return flat(gpu, name, &plain(a)?, &plain(b)?, out);
+        };
+        let (y, n) = (gpu.empty(a.shape(), out)?, a.elem_count());
+        let each = pack(a.dtype(), out);
+        let packs = view.packs(each);
+        gpu.launch(&SOURCE, &named(&format!("{name}_strided"), a.dtype(), out)?)?
+            .write(&y)?
+            .read_strided(a)?
+            .read_strided(b)?
+            .size(n)
+            .int(packs.into())
+            .sizes(&view.words())
+            .run(Grid::over(n, if packs { each } else { 1 }))?;
+        Ok(y)
+    })
+}
+
+/// `name` of `a` and `b`, both contiguous.
+pub(super) fn flat(gpu: &Gpu, name: &str, a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
+    let (y, n) = (gpu.empty(a.shape(), out)?, a.elem_count());
+    let launch = gpu.launch(&SOURCE, &named(name, a.dtype(), out)?)?;
+    let launch = launch.write(&y)?.read(a)?.read(b)?.size(n);
+    launch.run(Grid::over(n, pack(a.dtype(), out)))?;
+    Ok(y)
+}
+
+pub(super) fn relu(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
+    let (y, n) = (gpu.empty(x.shape(), x.dtype())?, x.elem_count());
+    let launch = gpu.launch(&SOURCE, &format!("relu_{}", suffix(x.dtype())?))?;
+    launch.write(&y)?.read(x)?.size(n).run(Grid::over(n, pack(x.dtype(), x.dtype())))?;
+    Ok(y)
+}
+
+pub(super) fn divisor_gradient(
+    gpu: &Gpu,
+    [a, b, grad]: [&Tensor; 3],
+    out: DType,
+) -> Result<Tensor> {
+    in_dtype(a.dtype(), out, |out| {
+        let (y, n) = (gpu.empty(a.shape(), out)?, a.elem_count());
+        let launch = gpu.launch(&SOURCE, &named("divisor", a.dtype(), out)?)?;
+        let launch = launch.write(&y)?.read(a)?.read(b)?.read(grad)?.size(n);
+        launch.run(Grid::over(n, pack(a.dtype(), out)))?;
+        Ok(y)
+    })
+}
+
+/// `dst` is contiguous, and `src` of its dtype, or cast to that of its arithmetic.
+pub(super) fn add_assign(gpu: &Gpu, dst: Tensor, src: &Tensor) -> Result<Tensor> {
+    let wide = arithmetic(dst.dtype());
+    if src.dtype() != dst.dtype() && src.dtype() != wide {
+        return add_assign(gpu, dst, &cast(src, wide)?);
+    }
+    let n = dst.elem_count();
+    let launch = gpu.launch(&SOURCE, &named("add_assign", dst.dtype(), src.dtype())?)?;
+    let launch = launch.write(&dst)?.read(src)?.size(n);
+    launch.run(Grid::over(n, pack(dst.dtype(), src.dtype())))?;
+    Ok(dst)
+}
+
+pub(super) fn dropout(gpu: &Gpu, x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
+    let (y, n) = (gpu.empty(x.shape(), x.dtype())?, x.elem_count());
+    gpu.launch(&SOURCE, &format!("dropout_{}", suffix(x.dtype())?))?
+        .write(&y)?
+        .read(x)?
+        .read(keep)?
+        .double(scale)
+        .size(n)
+        .run(Grid::over(n, pack(x.dtype(), x.dtype())))?;
+    Ok(y)
+}

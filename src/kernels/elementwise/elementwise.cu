@@ -1,0 +1,146 @@
+// Pointwise kernels: elements are widened, go through the operation, and are rounded once.
+
+struct Sub {
+    template <class A> static DEVICE A of(A a, A b) { return a - b; }
+};
+struct Mul {
+    template <class A> static DEVICE A of(A a, A b) { return a * b; }
+};
+struct Div {
+    template <class A> static DEVICE A of(A a, A b) { return a / b; }
+};
+// Zero where x is negative; NaN is not.
+struct Relu {
+    template <class A> static DEVICE A of(A x) { return x <= A(0) ? A(0) : x; }
+};
+struct AddRelu {
+    template <class A> static DEVICE A of(A a, A b) { return Relu::of(a + b); }
+};
+struct ReluBackward {
+    template <class A> static DEVICE A of(A y, A grad) { return y > A(0) ? grad : A(0); }
+};
+
+template <class Op, class T, class O> DEVICE void binary(O *y, const T *a, const T *b, size_t n) {
+    bool packed = aligned(a) && aligned(b) && aligned(y);
+    along<PACK<T, O>>(n, packed, global_thread(), global_threads(), [&](size_t i, auto width) {
+        constexpr int N = decltype(width)::value;
+        Acc<T> u[N], v[N];
+        read(a + i, u);
+        read(b + i, v);
+#pragma unroll
+        for (int k = 0; k < N; k++) u[k] = Op::of(u[k], v[k]);
+        write(y + i, u);
+    });
+}
+
+// Of views of any strides. `packed`: the elements a thread takes lie along the last dimension.
+template <class Op, class T, class O>
+DEVICE void binary_strided(O *y, const T *a, const T *b, size_t n, int packed, size_t d1, size_t d2, size_t d3,
+                           size_t a0, size_t a1, size_t a2, size_t a3, size_t b0, size_t b1, size_t b2, size_t b3) {
+    bool packs = packed && aligned(a) && aligned(b) && aligned(y);
+    along<PACK<T, O>>(n, packs, global_thread(), global_threads(), [&](size_t i, auto width) {
+        constexpr int N = decltype(width)::value;
+        Acc<T> u[N], v[N];
+        Place place(i, d1, d2, d3);
+        read_strided(a + place.of(a0, a1, a2, a3), a3, u);
+        read_strided(b + place.of(b0, b1, b2, b3), b3, v);
+#pragma unroll
+        for (int k = 0; k < N; k++) u[k] = Op::of(u[k], v[k]);
+        write(y + i, u);
+    });
+}
+
+#define FLAT(name, Op, t, T, o, O)                                                                \
+    KERNEL name##_##t##_##o(O *y, const T *a, const T *b, size_t n) { binary<Op>(y, a, b, n); }
+#define STRIDED(name, Op, t, T, o, O)                                                             \
+    KERNEL name##_strided_##t##_##o(O *y, const T *a, const T *b, size_t n, int packed, size_t d1, \
+                                    size_t d2, size_t d3, size_t a0, size_t a1, size_t a2,         \
+                                    size_t a3, size_t b0, size_t b1, size_t b2, size_t b3) {       \
+        binary_strided<Op>(y, a, b, n, packed, d1, d2, d3, a0, a1, a2, a3, b0, b1, b2, b3);        \
+    }
+#define SAME(X, name, Op)                                                                         \
+    X(name, Op, f32, float, f32, float)                                                           \
+    X(name, Op, f64, double, f64, double) X(name, Op, f16, f16, f16, f16) X(name, Op, bf16, bf16, bf16, bf16)
+#define ANY(X, name, Op) SAME(X, name, Op) X(name, Op, f16, f16, f32, float) X(name, Op, bf16, bf16, f32, float)
+SAME(FLAT, add, Sum)
+SAME(FLAT, sub, Sub)
+ANY(FLAT, mul, Mul)
+ANY(FLAT, div, Div)
+SAME(STRIDED, add, Sum)
+SAME(STRIDED, sub, Sub)
+ANY(STRIDED, mul, Mul)
+ANY(STRIDED, div, Div)
+SAME(FLAT, add_relu, AddRelu)
+SAME(FLAT, relu_backward, ReluBackward)
+
+template <class T> DEVICE void relu(T *y, const T *x, size_t n) {
+    along<PACK<T>>(n, aligned(x) && aligned(y), global_thread(), global_threads(), [&](size_t i, auto width) {
+        constexpr int N = decltype(width)::value;
+        Acc<T> u[N];
+        read(x + i, u);
+#pragma unroll
+        for (int k = 0; k < N; k++) u[k] = Relu::of(u[k]);
+        write(y + i, u);
+    });
+}
+
+// The gradient of a quotient in its divisor.
+template <class T, class O> DEVICE void divisor(O *y, const T *a, const T *b, const T *grad, size_t n) {
+    bool packed = aligned(a) && aligned(b) && aligned(grad) && aligned(y);
+    along<PACK<T, O>>(n, packed, global_thread(), global_threads(), [&](size_t i, auto width) {
+        constexpr int N = decltype(width)::value;
+        Acc<T> u[N], v[N], g[N];
+        read(a + i, u);
+        read(b + i, v);
+        read(grad + i, g);
+#pragma unroll
+        for (int k = 0; k < N; k++) u[k] = -(g[k] * (u[k] / v[k])) / v[k];
+        write(y + i, u);
+    });
+}
+
+template <class T, class S> DEVICE void add_assign(T *y, const S *x, size_t n) {
+    along<PACK<T, S>>(n, aligned(x) && aligned(y), global_thread(), global_threads(), [&](size_t i, auto width) {
+        constexpr int N = decltype(width)::value;
+        Acc<T> u[N], v[N];
+        read(y + i, u);
+        read(x + i, v);
+#pragma unroll
+        for (int k = 0; k < N; k++) u[k] += v[k];
+        write(y + i, u);
+    });
+}
+
+template <class T> DEVICE void dropout(T *y, const T *x, const u8 *keep, double scale, size_t n) {
+    Acc<T> factor = (Acc<T>)scale;
+    bool packed = aligned(x) && aligned(y) && aligned(keep);
+    along<PACK<T>>(n, packed, global_thread(), global_threads(), [&](size_t i, auto width) {
+        constexpr int N = decltype(width)::value;
+        Acc<T> u[N];
+        __align__(16) u8 kept[N];
+        read(x + i, u);
+        copy_run<N>(kept, keep + i);
+#pragma unroll
+        for (int k = 0; k < N; k++) u[k] = kept[k] ? u[k] * factor : Acc<T>(0);
+        write(y + i, u);
+    });
+}
+
+#define UNARY(t, T)                                                                               \
+    KERNEL relu_##t(T *y, const T *x, size_t n) { relu(y, x, n); }                                \
+    KERNEL dropout_##t(T *y, const T *x, const u8 *keep, double scale, size_t n) {                \
+        dropout(y, x, keep, scale, n);                                                            \
+    }
+EACH_FLOAT(UNARY)
+
+#define MIXED(t, T, o, O)                                                                         \
+    KERNEL divisor_##t##_##o(O *y, const T *a, const T *b, const T *grad, size_t n) {             \
+        divisor(y, a, b, grad, n);                                                                \
+    }                                                                                             \
+    KERNEL add_assign_##t##_##o(T *y, const O *x, size_t n) { add_assign(y, x, n); }
+MIXED(f32, float, f32, float)
+MIXED(f64, double, f64, double)
+MIXED(f16, f16, f16, f16)
+MIXED(f16, f16, f32, float)
+MIXED(bf16, bf16, bf16, bf16)
+MIXED(bf16, bf16, f32, float)

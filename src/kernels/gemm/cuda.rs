@@ -1,0 +1,100 @@
+use candle_core::{DType, Result, Tensor, bail};
+
+use super::arithmetic;
+use super::layout::readable;
+use crate::kernels::cast;
+use crate::kernels::cuda::{Gpu, Grid, Product, Source, pack, suffix};
+
+static SOURCE: Source = Source { name: "gemm", code: include_str!("gemm.cu") };
+
+/// See [`super::gemm`]. One product of cuBLAS's, with the bias in it where the library can, and no
+/// copies of operands of one dtype whose rows or columns follow each other.
+pub(super) fn gemm(
+    gpu: &Gpu,
+    lhs: &Tensor,
+    rhs: &Tensor,
+    bias: Option<&Tensor>,
+    out: DType,
+) -> Result<Tensor> {
+    let wide = arithmetic([Some(lhs), Some(rhs), bias]);
+    let halves = lhs.dtype() == rhs.dtype() && wide == DType::F32;
+    let dtype = if halves { lhs.dtype() } else { wide };
+    if dtype == DType::BF16 && gpu.compute_capability()? < (8, 0) {
+        bail!(
+            "a product of BF16 tensors needs a GPU of compute capability 8.0 (Ampere) or later, this \
+             one has {:?}: use F16, with a gradient scaler",
+            gpu.compute_capability()?
+        )
+    }
+    let (lhs, rhs) = (in_dtype(lhs, dtype)?, in_dtype(rhs, dtype)?);
+    let (mut shape, n) = (lhs.dims().to_vec(), rhs.dims()[rhs.rank() - 1]);
+    let last = shape.len() - 1;
+    let (m, k) = (shape[last - 1], shape[last]);
+    shape[last] = n;
+    let count: usize = shape.iter().product();
+    if count == 0 {
+        return gpu.empty(shape, out);
+    }
+    if k == 0 {
+        let bias = bias.map(|bias| cast(bias, wide)).transpose()?;
+        return add_bias(gpu, None, bias.as_ref(), wide, shape, out);
+    }
+
+    let ((lhs, left), (rhs, right)) = (readable(&lhs)?, readable(&rhs)?);
+    let into = |out: DType| gpu.empty(shape.as_slice(), out);
+    // What cuBLAS writes: the dtype of what it reads, or F32.
+    let near = if out == dtype { dtype } else { wide };
+    let product = |y: &Tensor, bias: Option<&Tensor>| {
+        let (mut batch, mut m) = (count / (m * n), m);
+        // One matrix for all rows of the batch: a single product.
+        if right.stride == 0 && !left.transposed && left.stride == m * left.ld {
+            (batch, m) = (1, batch * m);
+        }
+        let (lhs, rhs) = (left.of_matrices(&lhs), right.of_matrices(&rhs));
+        let product = Product { batch, m, k, n, lhs, rhs, out: y };
+        match bias {
+            Some(bias) => gpu.biased_product(&product, bias),
+            None => gpu.product(&product).map(|()| true),
+        }
+    };
+    let Some(bias) = bias else {
+        let y = into(near)?;
+        product(&y, None)?;
+        return in_dtype(&y, out);
+    };
+    if bias.dtype() == near || near == DType::F32 {
+        let (y, bias) = (into(near)?, in_dtype(bias, near)?.contiguous()?);
+        if product(&y, Some(&bias))? {
+            return in_dtype(&y, out);
+        }
+    }
+    let (y, bias) = (into(wide)?, in_dtype(bias, wide)?.contiguous()?);
+    product(&y, None)?;
+    add_bias(gpu, Some(&y), Some(&bias), wide, shape, out)
+}
+
+fn in_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    if x.dtype() == dtype { Ok(x.detach()) } else { cast(x, dtype) }
+}
+
+/// `x + bias`, in `out`: `x` is of the shape, or zeros, and both are `wide` and contiguous.
+fn add_bias(
+    gpu: &Gpu,
+    x: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    wide: DType,
+    shape: Vec<usize>,
+    out: DType,
+) -> Result<Tensor> {
+    let (y, n) = (gpu.empty(shape.as_slice(), out)?, shape[shape.len() - 1]);
+    let count = y.elem_count();
+    // Element `i < count` of `x` and `y`, and `i % n` of the bias, which has `n`.
+    gpu.launch(&SOURCE, &format!("bias_{}_{}", suffix(wide)?, suffix(out)?))?
+        .write(&y)?
+        .read_or_null(x)?
+        .read_or_null(bias)?
+        .size(count)
+        .size(n)
+        .run(Grid::over(count, pack(wide, out)))?;
+    Ok(y)
+}

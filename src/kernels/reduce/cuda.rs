@@ -1,0 +1,78 @@
+use candle_core::{DType, Result, Tensor};
+
+use crate::kernels::cuda::{Gpu, Grid, Source, address, pack, suffix};
+
+static SOURCE: Source = Source { name: "reduce", code: include_str!("reduce.cu") };
+
+/// Below this, the elements of a channel that follow each other are too few for a block.
+const SHORT: usize = 64;
+/// Blocks that keep any GPU busy. Not those of this one: the order of a sum is one everywhere.
+const BLOCKS: usize = 1024;
+/// Elements of a run, as in the source.
+const RUN: usize = 8192;
+/// Rows of a part, at least.
+const ROWS: usize = 64;
+
+/// The sums of each channel of `x (outer, channels, inner)`, contiguous: `(channels)`, in `out`.
+pub(super) fn sums(gpu: &Gpu, x: &Tensor, out: DType) -> Result<Tensor> {
+    let (outer, channels, inner) = x.dims3()?;
+    if inner < SHORT && channels * inner > 1 {
+        let parts = columns(gpu, x, outer, channels * inner)?;
+        return finish(gpu, &parts, channels, inner, out);
+    }
+    let runs = outer * inner.div_ceil(RUN);
+    let count = BLOCKS.div_ceil(channels.max(1)).clamp(1, runs.max(1));
+    let parts = gpu.empty((count, channels), DType::F64)?;
+    // Block `p * channels + c` writes that element of the parts, and reads runs before `runs`, each
+    // of `inner` elements of its channel at most.
+    gpu.launch(&SOURCE, &format!("sum_runs_{}", suffix(x.dtype())?))?
+        .write(&parts)?
+        .read(x)?
+        .size(outer)
+        .size(channels)
+        .size(inner)
+        .size(count)
+        .run(Grid::flat(count * channels, inner.next_multiple_of(32).clamp(32, 256)))?;
+    finish(gpu, &parts, channels, 1, out)
+}
+
+/// Sums of `rows` of `columns` in parts: `(parts, columns)`, F64.
+fn columns(gpu: &Gpu, x: &Tensor, rows: usize, columns: usize) -> Result<Tensor> {
+    let each = pack(x.dtype(), x.dtype());
+    let packed = columns.is_multiple_of(each) && address(x)?.is_multiple_of(16);
+    let tiles = columns.div_ceil(32 * if packed { each } else { 1 });
+    let count = BLOCKS.div_ceil(tiles.max(1)).clamp(1, rows.div_ceil(ROWS).max(1));
+    let parts = gpu.empty((count, columns), DType::F64)?;
+    // Block `p * tiles + t` reads rows before `rows` and columns before `columns`, and writes those
+    // columns of part `p`.
+    gpu.launch(&SOURCE, &format!("sum_columns_{}", suffix(x.dtype())?))?
+        .write(&parts)?
+        .read(x)?
+        .size(rows)
+        .size(columns)
+        .size(count)
+        .size(tiles)
+        .int(packed.into())
+        .run(Grid::flat(count * tiles, 256))?;
+    Ok(parts)
+}
+
+/// The sums over the first and the last dimension of `parts (count, channels, inner)`, in `out`.
+pub(crate) fn finish(
+    gpu: &Gpu,
+    parts: &Tensor,
+    channels: usize,
+    inner: usize,
+    out: DType,
+) -> Result<Tensor> {
+    let y = gpu.empty(channels, out)?;
+    // A warp writes an element of `channels`, from as many of the parts as there are.
+    gpu.launch(&SOURCE, &format!("finish_{}", suffix(out)?))?
+        .write(&y)?
+        .read(parts)?
+        .size(parts.elem_count() / (channels * inner).max(1))
+        .size(channels)
+        .size(inner)
+        .run(Grid::flat(channels.div_ceil(8), 256))?;
+    Ok(y)
+}

@@ -1,0 +1,99 @@
+// Sums in two launches: parts in F64, then all parts of each sum. Which elements a part has depends
+// on the shape alone. A thread adds up at most 256 elements in F32 before its sum moves on to F64.
+
+constexpr size_t RUN = 8192;
+
+// A tensor (outer, channels, inner), and the sums of each channel, for an inner of some length. Part
+// p of channel c is block p * channels + c, and has every parts-th run of at most RUN elements.
+template <class T>
+DEVICE void sum_runs(double *y, const T *x, size_t outer, size_t channels, size_t inner, size_t parts) {
+    constexpr int V = PACK<T>;
+    size_t channel = blockIdx.x % channels, part = blockIdx.x / channels;
+    size_t each = (inner + RUN - 1) / RUN, runs = outer * each;
+    bool packed = aligned(x) && inner % V == 0;
+    double total = 0;
+    Acc<T> sum = 0;
+    int held = 0;
+    for (size_t run = part; run < runs; run += parts) {
+        size_t first = run % each * RUN, left = inner - first;
+        const T *from = x + (run / each * channels + channel) * inner + first;
+        along<V>(left < RUN ? left : RUN, packed, threadIdx.x, blockDim.x, [&](size_t i, auto width) {
+            constexpr int N = decltype(width)::value;
+            Acc<T> u[N];
+            read(from + i, u);
+#pragma unroll
+            for (int k = 0; k < N; k++) sum += u[k];
+        });
+        if (++held == 8) total += sum, sum = 0, held = 0;
+    }
+    total = block_reduce<Sum>(total + sum, 0.0);
+    if (threadIdx.x == 0) y[blockIdx.x] = total;
+}
+
+// A matrix (rows, columns), and the sums of each column. A block has 32 packs of columns and the
+// rows of part p, its warps every eighth of them.
+template <class T, int V>
+DEVICE void sum_columns(double *y, const T *x, size_t rows, size_t columns, size_t parts, size_t tiles) {
+    __shared__ double sums[8][32 * V];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    size_t tile = blockIdx.x % tiles, part = blockIdx.x / tiles;
+    size_t first = (tile * 32 + lane) * V, each = (rows + parts - 1) / parts;
+    size_t end = (part + 1) * each < rows ? (part + 1) * each : rows;
+    double total[V] = {};
+    if (first < columns) {
+        Acc<T> sum[V] = {};
+        int held = 0;
+        for (size_t row = part * each + warp; row < end; row += 8) {
+            Acc<T> u[V];
+            read(x + row * columns + first, u);
+#pragma unroll
+            for (int k = 0; k < V; k++) sum[k] += u[k];
+            if (++held == 64) {
+#pragma unroll
+                for (int k = 0; k < V; k++) total[k] += sum[k], sum[k] = 0;
+                held = 0;
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < V; k++) total[k] += sum[k];
+    }
+#pragma unroll
+    for (int k = 0; k < V; k++) sums[warp][k * 32 + lane] = total[k];
+    __syncthreads();
+    for (int at = threadIdx.x; at < 32 * V; at += blockDim.x) {
+        double sum = 0;
+        for (int w = 0; w < 8; w++) sum += sums[w][at];
+        size_t column = (tile * 32 + at % 32) * V + at / 32;
+        if (column < columns) y[part * columns + column] = sum;
+    }
+}
+
+// Of parts (parts, channels, inner), the sum of each channel: a warp each.
+template <class O> DEVICE void finish(O *y, const double *parts, size_t count, size_t channels, size_t inner) {
+    size_t channel = global_thread() / 32;
+    if (channel >= channels) return;
+    double sum = 0;
+    for (size_t i = threadIdx.x % 32; i < count * inner; i += 32) {
+        sum += parts[(i / inner * channels + channel) * inner + i % inner];
+    }
+    sum = warp_reduce<Sum>(sum);
+    if (threadIdx.x % 32 == 0) narrow(sum, y[channel]);
+}
+
+#define REDUCE(t, T)                                                                              \
+    ROW_KERNEL sum_runs_##t(double *y, const T *x, size_t outer, size_t channels, size_t inner,   \
+                            size_t parts) {                                                       \
+        sum_runs(y, x, outer, channels, inner, parts);                                            \
+    }                                                                                             \
+    ROW_KERNEL sum_columns_##t(double *y, const T *x, size_t rows, size_t columns, size_t parts,  \
+                               size_t tiles, int packed) {                                        \
+        if (packed) {                                                                             \
+            sum_columns<T, PACK<T>>(y, x, rows, columns, parts, tiles);                           \
+        } else {                                                                                  \
+            sum_columns<T, 1>(y, x, rows, columns, parts, tiles);                                 \
+        }                                                                                         \
+    }                                                                                             \
+    ROW_KERNEL finish_##t(T *y, const double *parts, size_t count, size_t channels, size_t inner) { \
+        finish(y, parts, count, channels, inner);                                                 \
+    }
+EACH_FLOAT(REDUCE)

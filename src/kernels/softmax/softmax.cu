@@ -1,0 +1,88 @@
+// Rows of the last dimension. A row is read twice: for its largest element and the sum of
+// exponentials relative to that, which are kept up together, and for the results. Sums are F32 in a
+// thread and F64 across threads.
+
+template <bool LOG, class T, class O>
+DEVICE void softmax(O *y, const T *x, size_t rows, size_t columns, int size) {
+    typedef Acc<T> A;
+    constexpr int V = PACK<T, O>;
+    Team team(size);
+    bool packed = aligned(x) && aligned(y) && columns % V == 0;
+    for (size_t row = team.row; row < rows; row += team.teams) {
+        const T *from = x + row * columns;
+        O *to = y + row * columns;
+        LargestAndSum<A> all;
+        along<V>(columns, packed, team.rank, team.size, [&](size_t i, auto width) {
+            A u[decltype(width)::value];
+            read(from + i, u);
+            all.add(u);
+        });
+        all.join(team);
+        A last = LOG ? (A)log(all.sum) : (A)(1.0 / all.sum);
+        along<V>(columns, packed, team.rank, team.size, [&](size_t i, auto width) {
+            constexpr int N = decltype(width)::value;
+            A u[N];
+            read(from + i, u);
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                A shifted = u[k] - all.largest;
+                u[k] = LOG ? shifted - last : exponential(shifted) * last;
+            }
+            write(to + i, u);
+        });
+    }
+}
+
+template <bool LOG, class T, class O>
+DEVICE void softmax_backward(O *dx, const T *y, const T *grad, size_t rows, size_t columns, int size) {
+    typedef Acc<T> A;
+    constexpr int V = PACK<T, O>;
+    Team team(size);
+    bool packed = aligned(y) && aligned(grad) && aligned(dx) && columns % V == 0;
+    for (size_t row = team.row; row < rows; row += team.teams) {
+        size_t first = row * columns;
+        A part = A(0);
+        along<V>(columns, packed, team.rank, team.size, [&](size_t i, auto width) {
+            constexpr int N = decltype(width)::value;
+            A u[N], g[N];
+            read(grad + first + i, g);
+            if (!LOG) read(y + first + i, u);
+#pragma unroll
+            for (int k = 0; k < N; k++) part += LOG ? g[k] : u[k] * g[k];
+        });
+        A sum = (A)team.reduce<Sum>((double)part, 0.0);
+        along<V>(columns, packed, team.rank, team.size, [&](size_t i, auto width) {
+            constexpr int N = decltype(width)::value;
+            A u[N], g[N];
+            read(y + first + i, u);
+            read(grad + first + i, g);
+#pragma unroll
+            for (int k = 0; k < N; k++) u[k] = LOG ? g[k] - exponential(u[k]) * sum : u[k] * (g[k] - sum);
+            write(dx + first + i, u);
+        });
+    }
+}
+
+#define SOFTMAX(t, T, o, O)                                                                       \
+    ROW_KERNEL softmax_##t##_##o(O *y, const T *x, size_t rows, size_t columns, int team) {       \
+        softmax<false>(y, x, rows, columns, team);                                                \
+    }                                                                                             \
+    ROW_KERNEL log_softmax_##t##_##o(O *y, const T *x, size_t rows, size_t columns, int team) {   \
+        softmax<true>(y, x, rows, columns, team);                                                 \
+    }                                                                                             \
+    ROW_KERNEL log_softmax_backward_##t##_##o(O *dx, const T *y, const T *grad, size_t rows,      \
+                                              size_t columns, int team) {                         \
+        softmax_backward<true>(dx, y, grad, rows, columns, team);                                 \
+    }
+#define BACKWARD(t, T)                                                                            \
+    ROW_KERNEL softmax_backward_##t##_##t(T *dx, const T *y, const T *grad, size_t rows,          \
+                                          size_t columns, int team) {                             \
+        softmax_backward<false>(dx, y, grad, rows, columns, team);                                \
+    }
+SOFTMAX(f32, float, f32, float)
+SOFTMAX(f64, double, f64, double)
+SOFTMAX(f16, f16, f16, f16)
+SOFTMAX(f16, f16, f32, float)
+SOFTMAX(bf16, bf16, bf16, bf16)
+SOFTMAX(bf16, bf16, f32, float)
+EACH_FLOAT(BACKWARD)
