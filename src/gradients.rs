@@ -1,9 +1,12 @@
 //! The gradients a scaler collects between `update`s: accumulate, unscale, clip.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use candle_core::{DType, Tensor, TensorId};
 
+use crate::kernels::update::{self, Factor, Flag, Found};
+use crate::live_scale::FoundInf;
 use crate::operator::{self, Gradient};
 use crate::overflow::NonFinite;
 use crate::{Error, Exponents, Result, kernels, watch};
@@ -21,11 +24,74 @@ pub(crate) struct Entry {
     /// `F32`, or `F64` for an `F64` variable; contiguous, in storage of its own.
     pub(crate) gradient: Tensor,
     pub(crate) stage: Stage,
-    /// What the unscaled gradient has of infinities and NaN, if any, before it was clipped; known
-    /// from [`Stage::Unscaled`] on.
-    pub(crate) overflow: Option<NonFinite>,
-    /// It was clipped by a norm that is infinite or NaN because of it, or of another.
-    pub(crate) spoiled: bool,
+    /// From [`Stage::Unscaled`] on.
+    pub(crate) overflow: Overflow,
+    /// What was found in those it was clipped with, by then: where the norm is not finite because of
+    /// one of them, none is worth a step.
+    clipped_with: Vec<Arc<[Finding]>>,
+}
+
+/// What an unscaled gradient has of infinities and NaN, before it was clipped.
+#[derive(Clone, Debug)]
+pub(crate) enum Overflow {
+    Known(Option<NonFinite>),
+    /// A GPU counts them.
+    Device(Vec<Flag>),
+}
+
+/// What was found in the gradient of a variable.
+#[derive(Clone, Debug)]
+pub(crate) struct Finding {
+    pub(crate) variable: TensorId,
+    pub(crate) elements: usize,
+    pub(crate) overflow: Overflow,
+}
+
+impl Finding {
+    pub(crate) fn flags(&self) -> &[Flag] {
+        match &self.overflow {
+            Overflow::Known(_) => &[],
+            Overflow::Device(flags) => flags,
+        }
+    }
+
+    /// As far as the host knows.
+    pub(crate) fn known(&self) -> Option<(TensorId, NonFinite)> {
+        match self.overflow {
+            Overflow::Known(found) => Some((self.variable, found?)),
+            Overflow::Device(_) => None,
+        }
+    }
+
+    /// Whether one of `findings` is an overflow.
+    pub(crate) fn any(findings: &[Self]) -> Result<FoundInf> {
+        let known = findings.iter().any(|finding| finding.known().is_some());
+        let flags: Vec<&Flag> = findings.iter().flat_map(Self::flags).collect();
+        match known || flags.is_empty() {
+            true => Ok(FoundInf::Host(known)),
+            false => Ok(FoundInf::Device(update::any(&flags)?)),
+        }
+    }
+}
+
+impl Entry {
+    fn finding(&self) -> Finding {
+        let (variable, elements) = (self.variable.id(), self.gradient.elem_count());
+        Finding { variable, elements, overflow: self.overflow.clone() }
+    }
+
+    fn found(&mut self, found: Found) -> candle_core::Result<()> {
+        match (found, &mut self.overflow) {
+            (Found::Device(flag), Overflow::Device(flags)) => flags.push(flag),
+            (Found::Device(flag), overflow) => *overflow = Overflow::Device(vec![flag]),
+            // A pass of its own, which a clean step does without.
+            (Found::Host(true), overflow @ Overflow::Known(None)) => {
+                *overflow = Overflow::Known(Some(NonFinite::of(&self.gradient)?));
+            }
+            (Found::Host(_), _) => {}
+        }
+        Ok(())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +103,9 @@ pub(crate) enum Stage {
 }
 
 /// How gradients are unscaled: by what, and whether anybody asks for overflows.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Unscale {
-    pub(crate) inverse: f32,
+    pub(crate) factor: Factor,
     pub(crate) check: bool,
 }
 
@@ -66,7 +132,7 @@ impl Collected {
     /// A gradient that was unscaled before stays so: what is added to it is unscaled first.
     ///
     /// Returns whether `F16` gradients were among those on the way.
-    pub(crate) fn backward(&mut self, loss: &Tensor, unscale: Unscale) -> Result<bool> {
+    pub(crate) fn backward(&mut self, loss: &Tensor, unscale: &Unscale) -> Result<bool> {
         let nodes = loss.sorted_nodes();
         operator::stale::check(&nodes)?;
         let f16_nodes = nodes.iter().any(|node| node.dtype() == DType::F16);
@@ -99,11 +165,12 @@ impl Collected {
         Ok(f16)
     }
 
-    fn add(&mut self, variable: Tensor, gradient: Tensor, unscale: Unscale) -> Result<()> {
+    fn add(&mut self, variable: Tensor, gradient: Tensor, unscale: &Unscale) -> Result<()> {
         let Some(&at) = self.index.get(&variable.id()) else {
             self.index.insert(variable.id(), self.entries.len());
-            let stage = Stage::Scaled;
-            self.entries.push(Entry { variable, gradient, stage, overflow: None, spoiled: false });
+            let (stage, overflow, clipped_with) =
+                (Stage::Scaled, Overflow::Known(None), Vec::new());
+            self.entries.push(Entry { variable, gradient, stage, overflow, clipped_with });
             return Ok(());
         };
         let entry = &mut self.entries[at];
@@ -113,13 +180,14 @@ impl Collected {
                 entry.gradient = kernels::add_assign(entry.gradient.clone(), &gradient)?;
             }
             Stage::Unscaled => {
-                let (gradients, _) = kernels::update::unscale(vec![gradient], unscale.inverse)?;
-                let sum = kernels::add_assign(entry.gradient.clone(), &gradients[0])?;
-                let (sum, overflowed) = kernels::update::unscale(vec![sum], 1.0)?;
-                if unscale.check && overflowed[0] && entry.overflow.is_none() {
-                    entry.overflow = Some(NonFinite::of(&sum[0])?);
+                let (gradients, _) = update::unscale(vec![gradient], &unscale.factor)?;
+                entry.gradient = kernels::add_assign(entry.gradient.clone(), &gradients[0])?;
+                if unscale.check {
+                    let sum = vec![entry.gradient.clone()];
+                    let (sum, found) = update::unscale(sum, &Factor::Host(1.0))?;
+                    entry.gradient = sum.into_iter().next().unwrap_or(entry.gradient.clone());
+                    found.into_iter().try_for_each(|found| entry.found(found))?;
                 }
-                entry.gradient = sum.into_iter().next().unwrap_or(entry.gradient.clone());
             }
         }
         Ok(())
@@ -136,38 +204,48 @@ impl Collected {
     }
 
     /// Unscales those of `chosen` that are not yet, noting which overflowed.
-    pub(crate) fn unscale(&mut self, chosen: &[usize], unscale: Unscale) -> Result<()> {
+    pub(crate) fn unscale(&mut self, chosen: &[usize], unscale: &Unscale) -> Result<()> {
         let scaled: Vec<usize> =
             chosen.iter().copied().filter(|&at| self.entries[at].stage == Stage::Scaled).collect();
         if scaled.is_empty() {
             return Ok(());
         }
-        let (gradients, overflowed) = if unscale.check {
-            kernels::update::unscale(self.gradients(&scaled), unscale.inverse)?
+        let (gradients, found) = if unscale.check {
+            update::unscale(self.gradients(&scaled), &unscale.factor)?
         } else {
-            (self.gradients(&scaled), vec![false; scaled.len()])
+            (self.gradients(&scaled), vec![Found::Host(false); scaled.len()])
         };
         self.put_back(&scaled, gradients);
-        for (&at, overflowed) in scaled.iter().zip(overflowed) {
+        for (&at, found) in scaled.iter().zip(found) {
             let entry = &mut self.entries[at];
             entry.stage = Stage::Unscaled;
-            // A pass of its own, which a clean step does without.
-            entry.overflow = overflowed.then(|| NonFinite::of(&entry.gradient)).transpose()?;
+            entry.overflow = Overflow::Known(None);
+            entry.found(found)?;
         }
         Ok(())
     }
 
     /// Notes which of the unscaled gradients of `chosen` would overflow in their variable's dtype.
     pub(crate) fn check_rounding(&mut self, chosen: &[usize]) -> Result<()> {
-        for &at in chosen {
+        let half = chosen.iter().copied().filter(|&at| {
+            let Entry { variable, overflow, .. } = &self.entries[at];
+            variable.dtype() == DType::F16 && !matches!(overflow, Overflow::Known(Some(_)))
+        });
+        let half: Vec<usize> = half.collect();
+        let gradients = self.gradients(&half);
+        let gradients: Vec<&Tensor> = gradients.iter().collect();
+        if let Some(gpu) = update::gpu_of(&gradients)? {
+            let flags = update::overflows_f16(&gpu, &gradients)?;
+            let found = flags.into_iter().map(Found::Device).zip(&half);
+            return Ok(found.into_iter().try_for_each(|(f, &at)| self.entries[at].found(f))?);
+        }
+        for at in half {
             let entry = &mut self.entries[at];
-            if entry.variable.dtype() != DType::F16 || entry.overflow.is_some() {
-                continue;
-            }
             let counts = kernels::exponents::exponents(&entry.gradient, 1.0)?;
             let infinite = Exponents::of(counts).in_f16(1.0).overflow as usize;
             let elements = entry.gradient.elem_count();
-            entry.overflow = (infinite > 0).then_some(NonFinite { infinite, nan: 0, elements });
+            let found = (infinite > 0).then_some(NonFinite { infinite, nan: 0, elements });
+            entry.overflow = Overflow::Known(found);
         }
         Ok(())
     }
@@ -175,19 +253,40 @@ impl Collected {
     /// Scales the unscaled gradients of `chosen` down to `max_norm` together; their norm before.
     pub(crate) fn clip_norm(&mut self, chosen: &[usize], max_norm: f64) -> Result<Tensor> {
         let gradients = self.gradients(chosen);
-        let norm = kernels::update::norm(&gradients.iter().collect::<Vec<_>>())?;
-        let gradients = kernels::update::clip_norm(gradients, &norm, max_norm)?;
+        let norm = update::norm(&gradients.iter().collect::<Vec<_>>())?;
+        let gradients = update::clip_norm(gradients, &norm, max_norm)?;
         self.put_back(chosen, gradients);
-        // One norm, one fate: what is finite would be NaN or zero by now.
-        if chosen.iter().any(|&at| self.entries[at].overflow.is_some()) {
-            chosen.iter().for_each(|&at| self.entries[at].spoiled = true);
+        let findings: Arc<[Finding]> = self.findings(chosen).into();
+        // Without one there is nothing that a companion could be told.
+        if findings.iter().any(|f| f.known().is_some() || !f.flags().is_empty()) {
+            for &at in chosen {
+                self.entries[at].clipped_with.push(findings.clone());
+            }
         }
         Ok(norm)
     }
 
+    /// Of `entries` alone.
+    pub(crate) fn findings(&self, entries: &[usize]) -> Vec<Finding> {
+        entries.iter().map(|&at| self.entries[at].finding()).collect()
+    }
+
+    /// Of `chosen`, and of what they were clipped with: one norm, one fate.
+    pub(crate) fn concerned(&self, chosen: &[usize]) -> Vec<Finding> {
+        let mut all = self.findings(chosen);
+        let mut seen: HashSet<TensorId> = all.iter().map(|finding| finding.variable).collect();
+        let together = chosen.iter().flat_map(|&at| &self.entries[at].clipped_with);
+        for finding in together.flat_map(|findings| findings.iter()) {
+            if seen.insert(finding.variable) {
+                all.push(finding.clone());
+            }
+        }
+        all
+    }
+
     /// Limits the elements of the unscaled gradients of `chosen`.
     pub(crate) fn clip_value(&mut self, chosen: &[usize], limit: f64) -> Result<()> {
-        let gradients = kernels::update::clip_value(self.gradients(chosen), limit)?;
+        let gradients = update::clip_value(self.gradients(chosen), limit)?;
         self.put_back(chosen, gradients);
         Ok(())
     }

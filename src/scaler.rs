@@ -1,10 +1,12 @@
 //! Loss scaling on candle's autograd.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
-use crate::gradients::{Collected, Stage, Unscale};
-use crate::step::{Gradients, Step, StepOutcome};
-use crate::watch::Watch;
+use crate::gradients::{Collected, Finding, Stage, Unscale};
+use crate::kernels::update::Factor;
+use crate::live_scale::{FoundInf, LiveScale};
+use crate::outcome::StepOutcome;
+use crate::step::{Gradients, Step};
 use crate::{
     Error, GradientHistogram, LossScale, Parameters, Result, ScaleConfig, ScaleHistory, Warnings,
     autocast,
@@ -60,12 +62,10 @@ use crate::{
 /// `torch.amp.GradScaler`; Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740).
 #[derive(Debug)]
 pub struct GradScaler {
-    /// `None` when disabled.
-    scale: Option<LossScale>,
+    scale: LiveScale,
     collected: Collected,
     /// An optimizer that keeps its variables to itself was stepped since the last `update`.
     foreign_stepped: bool,
-    watch: Watch,
 }
 
 impl Default for GradScaler {
@@ -97,27 +97,29 @@ impl GradScaler {
     }
 
     fn following(scale: Option<LossScale>) -> Self {
-        Self {
-            scale,
-            collected: Collected::default(),
-            foreign_stepped: false,
-            watch: Watch::default(),
-        }
+        let scale = LiveScale::new(scale);
+        Self { scale, collected: Collected::default(), foreign_stepped: false }
     }
 
     /// Whether it scales.
     pub fn is_enabled(&self) -> bool {
-        self.scale.is_some()
+        self.scale.is_enabled()
     }
 
     /// The factor the next loss is multiplied by; 1 when disabled.
+    ///
+    /// # Synchronisation
+    ///
+    /// None on a CPU. On a GPU, where the scale moves by itself, one read after an `update`; should
+    /// that fail, the answer is the last known scale, and the next `scale` or `update` returns the
+    /// error. [`state`](Self::state) and [`history`](Self::history) are alike.
     pub fn current_scale(&self) -> f32 {
-        self.scale.map_or(1.0, |scale| scale.get())
+        self.state().map_or(1.0, |scale| scale.get())
     }
 
     /// Scale, tracker and settings, to save; `None` when disabled. Take it after `update`.
     pub fn state(&self) -> Option<LossScale> {
-        self.scale
+        self.scale.settled().rule
     }
 
     /// Whether it is between `backward` and `update`.
@@ -134,8 +136,7 @@ impl GradScaler {
         if !self.collected.is_empty() {
             return Err(Error::GradientsInFlight { call: "load_state" });
         }
-        self.scale = state;
-        Ok(())
+        self.scale.load(state)
     }
 
     /// Multiplies `loss` by the current scale, in its own dtype.
@@ -145,22 +146,18 @@ impl GradScaler {
     /// [`Error::HalfLoss`]: a half-precision loss must have been reduced in `F32`, before it got
     /// here. [`Error::LossShape`]: `loss` is not one number.
     pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss<'_>> {
+        self.scale.check()?;
         if loss.elem_count() != 1 {
             return Err(Error::LossShape { got: loss.shape().clone() });
         }
-        let scaled = match self.scale {
-            None => loss.clone(),
-            Some(_) if !matches!(loss.dtype(), DType::F32 | DType::F64) => {
-                return Err(Error::HalfLoss { got: loss.dtype() });
-            }
-            Some(scale) => (loss * f64::from(scale.get()))?,
-        };
-        Ok(ScaledLoss { loss: scaled, scaler: self })
+        if self.is_enabled() && !matches!(loss.dtype(), DType::F32 | DType::F64) {
+            return Err(Error::HalfLoss { got: loss.dtype() });
+        }
+        Ok(ScaledLoss { loss: self.scale.multiply(loss)?, scaler: self })
     }
 
-    fn unscaling(&self) -> Unscale {
-        let inverse = self.scale.map_or(1.0, |scale| scale.inverse());
-        Unscale { inverse, check: self.is_enabled() }
+    fn unscaling(&self, device: &Device) -> Result<Unscale> {
+        Ok(Unscale { factor: self.scale.factor(device)?, check: self.is_enabled() })
     }
 
     /// Divides the collected gradients by the scale and notes which are infinite or NaN.
@@ -174,11 +171,11 @@ impl GradScaler {
     ///
     /// # Synchronisation
     ///
-    /// None on a CPU; one read on a GPU.
+    /// None on a CPU or on CUDA; one read on another GPU.
     ///
     /// # Errors
     ///
-    /// [`Error::NoBackward`].
+    /// [`Error::NoBackward`]; gradients on several devices.
     pub fn unscale(&mut self) -> Result<()> {
         self.prepare("unscale", None).map(|_| ())
     }
@@ -194,8 +191,14 @@ impl GradScaler {
         }
         let ids = parameters.map(|p| p.vars().iter().map(|var| var.id()).collect::<Vec<_>>());
         let chosen = self.collected.select(ids.as_deref());
-        self.collected.unscale(&chosen, self.unscaling())?;
+        self.unscale_chosen(&chosen)?;
         Ok(chosen)
+    }
+
+    fn unscale_chosen(&mut self, chosen: &[usize]) -> Result<()> {
+        let Some(&first) = chosen.first() else { return Ok(()) };
+        let unscaling = self.unscaling(self.collected.entries()[first].gradient.device())?;
+        self.collected.unscale(chosen, &unscaling)
     }
 
     /// Scales all gradients that no optimizer has had down together, so that their L2 norm is at
@@ -261,7 +264,9 @@ impl GradScaler {
     ///
     /// # Synchronisation
     ///
-    /// None on a CPU; one read on a GPU, and one more for each gradient that overflowed.
+    /// None on a CPU. On CUDA none with an optimizer that
+    /// [skips by itself](Step::skips_on_device), as the crate's do; with any other, one. On another
+    /// GPU one, and one more for each gradient that overflowed.
     ///
     /// # Errors
     ///
@@ -285,28 +290,26 @@ impl GradScaler {
             _ if chosen.is_empty() => return Err(Error::AlreadyStepped),
             _ => {}
         }
-        self.collected.unscale(&chosen, self.unscaling())?;
+        self.unscale_chosen(&chosen)?;
         if self.is_enabled() && optimizer.rounds_gradients() {
             self.collected.check_rounding(&chosen)?;
         }
-        let entries = self.collected.entries();
-        let chosen_entries = || chosen.iter().map(|&at| &entries[at]);
-        let skipped = chosen_entries().any(|e| e.overflow.is_some() || e.spoiled);
-        let mut overflowed = Vec::new();
-        if skipped {
-            // Gradients that were clipped together are skipped together, and for one reason.
-            let spoiled = chosen_entries().any(|e| e.spoiled);
-            let reasons = (entries.iter().enumerate())
-                .filter(|(at, e)| chosen.contains(at) || spoiled && e.spoiled);
-            overflowed.extend(reasons.filter_map(|(_, e)| Some((e.variable.id(), e.overflow?))));
-        } else {
-            let pairs = chosen_entries().map(|e| (&e.variable, &e.gradient));
-            optimizer.apply(&Gradients::new(pairs))?;
+        let findings = self.collected.concerned(&chosen);
+        let found_inf = Finding::any(&findings)?;
+        let outcome = StepOutcome::new(self.scale.snapshot()?, chosen.len(), &found_inf, findings);
+        let flag = match &found_inf {
+            FoundInf::Device(flag) if optimizer.skips_on_device() => Some(flag),
+            _ => None,
+        };
+        if flag.is_some() || !outcome.skipped()? {
+            let chosen = chosen.iter().map(|&at| &self.collected.entries()[at]);
+            let pairs = chosen.map(|entry| (&entry.variable, &entry.gradient));
+            optimizer.apply(&Gradients::new(pairs, flag))?;
             autocast::clear_cast_cache();
         }
         self.collected.mark_stepped(&chosen);
         self.foreign_stepped |= variables.is_none();
-        Ok(StepOutcome::new(self.current_scale(), chosen.len(), overflowed))
+        Ok(outcome)
     }
 
     fn any_stepped(&self, ids: &[candle_core::TensorId]) -> bool {
@@ -320,12 +323,21 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`Error::NothingChecked`]: neither was called.
+    ///
+    /// # Synchronisation
+    ///
+    /// None on a CPU. On CUDA the scale moves there; the host reads what became of it when it is
+    /// asked for, or every 1,024 updates, and warns then of what [`Warnings`] names.
     pub fn update(&mut self) -> Result<()> {
-        let mut checked = self.collected.entries().iter().filter(|e| e.stage != Stage::Scaled);
-        let Some(first) = checked.next() else { return Err(Error::NothingChecked) };
-        let found_inf = first.overflow.is_some() || checked.any(|e| e.overflow.is_some());
-        self.watch.after_step(self.scale, found_inf, &self.collected);
-        self.scale = self.scale.map(|scale| scale.after(found_inf));
+        self.scale.check()?;
+        let entries = self.collected.entries().iter().enumerate();
+        let checked = entries.filter(|(_, entry)| entry.stage != Stage::Scaled).map(|(at, _)| at);
+        let checked: Vec<usize> = checked.collect();
+        if checked.is_empty() {
+            return Err(Error::NothingChecked);
+        }
+        self.scale.update(Finding::any(&self.collected.findings(&checked))?)?;
+        self.scale.state_mut().watch.saw(&self.collected);
         self.forget();
         Ok(())
     }
@@ -345,7 +357,13 @@ impl GradScaler {
     pub fn gradient(&self, variable: &Tensor) -> Result<Option<Tensor>> {
         let Some(entry) = self.collected.get(variable) else { return Ok(None) };
         let gradient = match entry.stage {
-            Stage::Scaled => entry.gradient.affine(self.unscaling().inverse.into(), 0.0)?,
+            Stage::Scaled => match self.unscaling(entry.gradient.device())?.factor {
+                Factor::Host(inverse) => entry.gradient.affine(inverse.into(), 0.0)?,
+                Factor::Device(state) => {
+                    let inverse = state.narrow(0, 1, 1)?.to_dtype(entry.gradient.dtype())?;
+                    entry.gradient.broadcast_mul(&inverse.reshape(())?)?
+                }
+            },
             Stage::Unscaled | Stage::Stepped => entry.gradient.copy()?,
         };
         Ok(Some(gradient))
@@ -373,9 +391,10 @@ impl GradScaler {
             return Err(Error::NoBackward { call: "histogram" });
         }
         let mut histogram = GradientHistogram::default();
+        let inverse = self.state().map_or(1.0, |scale| scale.inverse());
         for entry in self.collected.entries() {
             let factor = match entry.stage {
-                Stage::Scaled => self.unscaling().inverse,
+                Stage::Scaled => inverse,
                 Stage::Unscaled | Stage::Stepped => 1.0,
             };
             histogram.add(parameters.name_of(&entry.variable), &entry.gradient, factor)?;
@@ -385,13 +404,13 @@ impl GradScaler {
 
     /// The scale of the last steps, and which were skipped: a line for each `update`, also where
     /// only one of several optimizers was. A disabled scaler has none.
-    pub fn history(&self) -> &ScaleHistory {
-        self.watch.history()
+    pub fn history(&self) -> ScaleHistory {
+        self.scale.settled().watch.history().clone()
     }
 
     /// Goes on with another history: a longer one, or one that was saved.
     pub fn set_history(&mut self, history: ScaleHistory) {
-        self.watch.set_history(history);
+        self.scale.state_mut().watch.set_history(history);
     }
 
     /// When to warn, instead of the default.
@@ -400,13 +419,13 @@ impl GradScaler {
     ///
     /// [`Error::Setting`], [`Error::Order`] for settings outside their range.
     pub fn set_warnings(&mut self, warnings: Warnings) -> Result<()> {
-        self.watch.set_warnings(warnings)
+        self.scale.state_mut().watch.set_warnings(warnings)
     }
 
     /// Warns of those `parameters` that never get a gradient, once enough updates have passed; see
     /// [`Warnings`].
     pub fn watch(&mut self, parameters: &Parameters) {
-        self.watch.set_parameters(parameters);
+        self.scale.state_mut().watch.set_parameters(parameters);
     }
 }
 
@@ -441,8 +460,10 @@ impl ScaledLoss<'_> {
     /// then.
     pub fn backward(self) -> Result<()> {
         let Self { loss, scaler } = self;
-        let f16 = scaler.collected.backward(&loss, scaler.unscaling())?;
-        scaler.watch.after_backward(f16, scaler.is_enabled());
+        let unscaling = scaler.unscaling(loss.device())?;
+        let f16 = scaler.collected.backward(&loss, &unscaling)?;
+        let enabled = scaler.is_enabled();
+        scaler.scale.state_mut().watch.after_backward(f16, enabled);
         Ok(())
     }
 }

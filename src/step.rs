@@ -6,8 +6,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, TensorId};
 use candle_nn::Optimizer;
 
-use crate::overflow::{NonFinite, OverflowReport};
-use crate::{Parameters, Result, kernels};
+use crate::{Parameters, kernels};
 
 /// An optimizer that [`GradScaler::step`](crate::GradScaler::step) can drive.
 ///
@@ -26,7 +25,15 @@ pub trait Step {
         false
     }
 
-    /// Updates the variables from unscaled, finite gradients.
+    /// Whether [`apply`](Self::apply) heeds [`Gradients::skip`]. Then a step on a GPU costs no wait;
+    /// otherwise the scaler reads the flag first, and calls `apply` where the step is taken. `false`
+    /// unless said otherwise.
+    fn skips_on_device(&self) -> bool {
+        false
+    }
+
+    /// Updates the variables from unscaled, finite gradients; or not, where
+    /// [`skip`](Gradients::skip) says so.
     ///
     /// # Errors
     ///
@@ -39,11 +46,22 @@ pub trait Step {
 #[derive(Debug)]
 pub struct Gradients<'a> {
     by_variable: HashMap<TensorId, (&'a Tensor, &'a Tensor)>,
+    skip: Option<&'a Tensor>,
 }
 
 impl<'a> Gradients<'a> {
-    pub(crate) fn new(pairs: impl Iterator<Item = (&'a Tensor, &'a Tensor)>) -> Self {
-        Self { by_variable: pairs.map(|(var, grad)| (var.id(), (var, grad))).collect() }
+    pub(crate) fn new(
+        pairs: impl Iterator<Item = (&'a Tensor, &'a Tensor)>,
+        skip: Option<&'a Tensor>,
+    ) -> Self {
+        Self { by_variable: pairs.map(|(var, grad)| (var.id(), (var, grad))).collect(), skip }
+    }
+
+    /// A flag on the GPU of the gradients, one `U32`: unless it is 0, a gradient is not finite, and
+    /// nothing may be written. `None` where the step is taken; and always, unless the optimizer
+    /// [asks for it](Step::skips_on_device).
+    pub fn skip(&self) -> Option<&'a Tensor> {
+        self.skip
     }
 
     /// The gradient of `variable`, or `None` where backward did not reach it.
@@ -103,89 +121,5 @@ impl<O: Optimizer> Step for Bound<'_, O> {
 
     fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
         self.optimizer.apply(gradients)
-    }
-}
-
-/// What became of a step. Nothing about it is an error: a run with a dynamic scale skips a step
-/// whenever the scale turns out too high.
-///
-/// ```
-/// use candle_amp::{GradScaler, Parameters};
-/// use candle_core::{Device, Tensor, Var};
-/// use candle_nn::{Optimizer, SGD};
-///
-/// let (a, b) = (Var::zeros(3, candle_core::DType::F32, &Device::Cpu)?, Var::new(1f32, &Device::Cpu)?);
-/// let parameters = Parameters::named([("layer.weight", a.clone()), ("layer.bias", b.clone())])?;
-/// let mut sgd = SGD::new(parameters.vars(), 0.1)?;
-/// let mut scaler = GradScaler::default();
-///
-/// let factors = Tensor::new(&[1f32, f32::INFINITY, f32::NAN], &Device::Cpu)?;
-/// let loss = ((a.as_tensor() * factors)?.sum_all()? + b.as_tensor())?;
-/// scaler.scale(&loss)?.backward()?;
-/// let outcome = scaler.step(&mut sgd)?;
-/// assert_eq!(outcome.report(&parameters)?.to_string(), "\
-/// skipped at scale 65536: 1 of 2 gradients are not finite
-/// variable      infinite  NaN  of
-/// layer.weight         1    1   3");
-/// # Ok::<(), candle_amp::Error>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct StepOutcome {
-    scale: f32,
-    checked: usize,
-    overflowed: Vec<(TensorId, NonFinite)>,
-}
-
-impl StepOutcome {
-    pub(crate) fn new(scale: f32, checked: usize, overflowed: Vec<(TensorId, NonFinite)>) -> Self {
-        Self { scale, checked, overflowed }
-    }
-
-    /// True when a gradient was infinite or NaN, and neither the variables nor the optimizer were
-    /// touched.
-    ///
-    /// # Synchronisation
-    ///
-    /// Waits for the device where the flag is still on its way.
-    ///
-    /// # Errors
-    ///
-    /// What reading it from the device meets.
-    pub fn skipped(&self) -> Result<bool> {
-        Ok(!self.overflowed.is_empty())
-    }
-
-    /// The scale the gradients were made with; 1 for a disabled scaler.
-    pub fn scale(&self) -> f32 {
-        self.scale
-    }
-
-    /// The names of the variables whose gradient was infinite or NaN, sorted; empty when the step
-    /// was taken.
-    ///
-    /// # Errors
-    ///
-    /// As [`skipped`](Self::skipped).
-    pub fn overflowed<'p>(&self, parameters: &'p Parameters) -> Result<Vec<&'p str>> {
-        let overflowed = |id: TensorId| self.overflowed.iter().any(|(other, _)| *other == id);
-        let named = parameters.iter().filter(|(_, var)| overflowed(var.id()));
-        Ok(named.map(|(name, _)| name).collect())
-    }
-
-    /// Which gradients were infinite or NaN, in how many elements, and at which scale: a table by
-    /// name, to print. A variable with several names is listed by the first.
-    ///
-    /// The elements were counted when the gradient was unscaled, before any clipping, which turns
-    /// an infinity to NaN. Counting is one more pass over a gradient that overflowed, and none over
-    /// the others.
-    ///
-    /// # Errors
-    ///
-    /// As [`skipped`](Self::skipped).
-    pub fn report(&self, parameters: &Parameters) -> Result<OverflowReport> {
-        let named = |&(id, found)| (parameters.name_of_id(id).map(str::to_owned), found);
-        let mut rows: Vec<_> = self.overflowed.iter().map(named).collect();
-        rows.sort_by(|(a, _), (b, _)| (a.is_none(), a).cmp(&(b.is_none(), b)));
-        Ok(OverflowReport { scale: self.scale, rows, checked: self.checked })
     }
 }

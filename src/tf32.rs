@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static ALLOWED: AtomicBool = AtomicBool::new(false);
 
-/// Lets matrix products of `F32` tensors on CUDA devices round what they multiply to TF32, for all
-/// threads from now on. `false` at the start.
+/// Lets matrix products and convolutions of `F32` tensors on CUDA devices round what they multiply to
+/// TF32, for all threads from now on. `false` at the start.
 ///
 /// # Precision
 ///

@@ -123,16 +123,15 @@ impl Watch {
     }
 
     /// Before the gradients of an iteration are forgotten.
-    pub(crate) fn after_step(
-        &mut self,
-        scale: Option<LossScale>,
-        skipped: bool,
-        collected: &Collected,
-    ) {
+    pub(crate) fn after_update(&mut self, scale: Option<LossScale>, skipped: bool) {
         if let Some(scale) = scale {
             self.history.push(scale.get(), skipped);
             self.tell_of_skips(scale, skipped);
         }
+    }
+
+    /// Notes which variables have a gradient.
+    pub(crate) fn saw(&mut self, collected: &Collected) {
         if let Some(missing) = &mut self.missing {
             missing.after_step(collected, self.warnings.missing_after);
         }

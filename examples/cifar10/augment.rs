@@ -50,12 +50,22 @@ impl Crop {
 
     /// The pixel shown at (`x`, `y`), or `None` in the padding.
     fn source(self, x: usize, y: usize) -> Option<usize> {
-        let x = if self.flip { SIDE - 1 - x } else { x };
-        let inside = |at: usize, shift: i32| {
-            at.checked_add_signed(shift as isize).filter(|&shifted| shifted < SIDE)
-        };
-        Some(inside(y, self.dy)? * SIDE + inside(x, self.dx)?)
+        Some(self.row(y)? * SIDE + self.column(x)?)
     }
+
+    /// The row shown in row `y`.
+    pub(crate) fn row(self, y: usize) -> Option<usize> {
+        shifted(y, self.dy)
+    }
+
+    /// The column shown in column `x`.
+    pub(crate) fn column(self, x: usize) -> Option<usize> {
+        shifted(if self.flip { SIDE - 1 - x } else { x }, self.dx)
+    }
+}
+
+fn shifted(at: usize, shift: i32) -> Option<usize> {
+    at.checked_add_signed(shift as isize).filter(|&shifted| shifted < SIDE)
 }
 
 #[cfg(test)]

@@ -14,6 +14,10 @@ pub(crate) enum Architecture {
     Resnet8,
     /// 20 layers, 272 thousand parameters
     Resnet20,
+    /// 18 layers, 11.2 million parameters
+    Resnet18,
+    /// 50 layers with bottlenecks, 23.5 million parameters
+    Resnet50,
     /// Two hidden layers of 512, 1.8 million parameters
     Mlp,
 }
@@ -23,6 +27,8 @@ impl fmt::Display for Architecture {
         f.write_str(match self {
             Self::Resnet8 => "resnet8",
             Self::Resnet20 => "resnet20",
+            Self::Resnet18 => "resnet18",
+            Self::Resnet50 => "resnet50",
             Self::Mlp => "mlp",
         })
     }

@@ -52,7 +52,10 @@ impl Images {
         self.labels.len()
     }
 
-    #[cfg(test)]
+    pub(crate) fn pixels(&self) -> &[u8] {
+        &self.pixels
+    }
+
     pub(crate) fn labels(&self) -> &[u8] {
         &self.labels
     }

@@ -15,22 +15,23 @@ use std::{
 
 use anyhow::{Context, Result};
 use candle_amp::{
-    Autocast, GradScaler, Parameters, ScaleConfig, nn, ops,
+    Autocast, GradScaler, Parameters, ScaleConfig, StepOutcome, nn, ops,
     optim::{Scheduler, Sgd, SgdConfig},
     random,
 };
-use candle_core::{D, Device};
+use candle_core::{D, Device, Tensor};
 use candle_nn::VarMap;
 use clap::Parser;
 
 use augment::Augment;
 use choices::{LossScale, Precision};
-use data::Dataset;
+use data::{Dataset, Images, Norm};
 use history::{History, Score};
 use models::Model;
 use options::{Options, Usage};
 use progress::Progress;
 use report::Report;
+use resident::Resident;
 use schedule::Schedule;
 
 mod augment;
@@ -41,6 +42,7 @@ mod models;
 mod options;
 mod progress;
 mod report;
+mod resident;
 mod rng;
 mod schedule;
 mod synthetic;
@@ -102,12 +104,15 @@ fn run(options: &Options) -> Result<()> {
     let mut progress = Progress::new(schedule, options.batch_size());
     let mut history = History::default();
     let mut score = Score::default();
+    let train = Feed::new(&data.train, &data, &device)?;
+    let test = Feed::new(&data.test, &data, &device)?;
     for epoch in 0..schedule.epochs {
         let augment = Some(Augment { seed, epoch });
         let begun = history.steps();
+        // A step that is still on its way on a GPU: its loss is read when the next one is, too.
+        let (mut taken, mut pending, mut clock) = (begun, None, Instant::now());
         for indices in data.train.shuffled(seed, epoch).chunks_exact(options.batch_size()) {
-            let started = Instant::now();
-            let (x, y) = data.train.batch(indices, &data.norm, augment, &device)?;
+            let (x, y) = train.batch(indices, augment)?;
 
             let loss = amp.scope(|| {
                 let logits = model.forward(&x, true)?;
@@ -118,14 +123,21 @@ fn run(options: &Options) -> Result<()> {
             scheduler.step(&outcome, &mut opt)?;
             scaler.update()?;
 
-            let (loss, skipped) = (loss.to_scalar()?, outcome.skipped()?);
-            history.step(loss, started.elapsed(), skipped, scaler.current_scale());
-            progress.step(&history);
-            if history.steps() == schedule.steps || INTERRUPTED.load(Ordering::Relaxed) {
+            taken += 1;
+            let step = Some(Taken { loss: loss.detach(), outcome, scale: scaler.current_scale() });
+            let done = if options.gpu { std::mem::replace(&mut pending, step) } else { step };
+            if let Some(done) = done {
+                done.enter(&mut history, &mut clock)?;
+                progress.step(&history);
+            }
+            if taken == schedule.steps || INTERRUPTED.load(Ordering::Relaxed) {
                 break;
             }
         }
-        score = evaluate(&amp, &model, &data, &device)?;
+        if let Some(last) = pending {
+            last.enter(&mut history, &mut clock)?;
+        }
+        score = evaluate(&amp, &model, &test, data.test.len())?;
         history.epoch(history.steps() - begun, score.accuracy());
         progress.epoch(&history);
         if history.steps() == schedule.steps || INTERRUPTED.load(Ordering::Relaxed) {
@@ -144,12 +156,56 @@ fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Recognises all test images, as they are.
-fn evaluate(amp: &Autocast, model: &Model, data: &Dataset, device: &Device) -> Result<Score> {
+/// A step, whose numbers may still be on the device.
+struct Taken {
+    loss: Tensor,
+    outcome: StepOutcome,
+    /// The loss scale after it.
+    scale: f32,
+}
+
+impl Taken {
+    /// Waits for the numbers. What passed since the step before is the time it took.
+    fn enter(&self, history: &mut History, clock: &mut Instant) -> Result<()> {
+        let (loss, skipped) = (self.loss.to_scalar()?, self.outcome.skipped()?);
+        let started = std::mem::replace(clock, Instant::now());
+        history.step(loss, clock.duration_since(started), skipped, self.scale);
+        Ok(())
+    }
+}
+
+/// Where batches come from.
+enum Feed<'a> {
+    Host(&'a Images, &'a Norm),
+    Device(Resident),
+}
+
+impl<'a> Feed<'a> {
+    fn new(images: &'a Images, data: &'a Dataset, device: &Device) -> Result<Self> {
+        Ok(match device {
+            Device::Cpu => Self::Host(images, &data.norm),
+            device => Self::Device(Resident::new(images, &data.norm, device)?),
+        })
+    }
+
+    fn batch(
+        &self,
+        indices: &[usize],
+        augment: Option<Augment>,
+    ) -> candle_core::Result<(Tensor, Tensor)> {
+        match self {
+            Self::Host(images, norm) => images.batch(indices, norm, augment, &Device::Cpu),
+            Self::Device(resident) => resident.batch(indices, augment),
+        }
+    }
+}
+
+/// Recognises all `count` test images, as they are.
+fn evaluate(amp: &Autocast, model: &Model, test: &Feed<'_>, count: usize) -> Result<Score> {
     let mut score = Score::default();
-    let all: Vec<usize> = (0..data.test.len()).collect();
+    let all: Vec<usize> = (0..count).collect();
     for indices in all.chunks(500) {
-        let (x, y) = data.test.batch(indices, &data.norm, None, device)?;
+        let (x, y) = test.batch(indices, None)?;
         let logits = amp.scope(|| model.forward(&x, false))?;
         score.count(&y.to_vec1()?, &logits.argmax(D::Minus1)?.to_vec1()?);
     }

@@ -19,10 +19,21 @@ pub(crate) enum Model {
 
 impl Model {
     pub(crate) fn new(architecture: Architecture, vb: VarBuilder) -> Result<Self> {
+        let resnet = |plan| Ok(Self::ResNet(ResNet::new(plan, vb.clone())?));
         match architecture {
-            Architecture::Resnet8 => Ok(Self::ResNet(ResNet::new(1, vb)?)),
-            Architecture::Resnet20 => Ok(Self::ResNet(ResNet::new(3, vb)?)),
-            Architecture::Mlp => Ok(Self::Mlp(Mlp::new(vb)?)),
+            Architecture::Resnet8 => {
+                resnet(Plan { stages: &NARROW, blocks: &[1; 3], kernels: PLAIN })
+            }
+            Architecture::Resnet20 => {
+                resnet(Plan { stages: &NARROW, blocks: &[3; 3], kernels: PLAIN })
+            }
+            Architecture::Resnet18 => {
+                resnet(Plan { stages: &WIDE, blocks: &[2; 4], kernels: PLAIN })
+            }
+            Architecture::Resnet50 => {
+                resnet(Plan { stages: &WIDE, blocks: &[3, 4, 6, 3], kernels: BOTTLENECK })
+            }
+            Architecture::Mlp => Ok(Self::Mlp(Mlp::new(vb.clone())?)),
         }
     }
 
@@ -35,8 +46,27 @@ impl Model {
     }
 }
 
-/// The residual network for CIFAR-10 of He et al. 2015, section 4.2, with projections where the
-/// width changes. <https://arxiv.org/abs/1512.03385>
+/// What a residual network is made of.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    /// The width of every stage, but for what a bottleneck's last convolution makes of it.
+    stages: &'static [usize],
+    /// The number of blocks of every stage.
+    blocks: &'static [usize],
+    /// A block's convolutions: kernel size, and how many times the stage's width.
+    kernels: &'static [(usize, usize)],
+}
+
+/// The widths of He et al. 2015, <https://arxiv.org/abs/1512.03385>, for CIFAR-10 (section 4.2) and
+/// for ImageNet (section 4.1).
+const NARROW: [usize; 3] = [16, 32, 64];
+const WIDE: [usize; 4] = [64, 128, 256, 512];
+/// Their blocks.
+const PLAIN: &[(usize, usize)] = &[(3, 1), (3, 1)];
+const BOTTLENECK: &[(usize, usize)] = &[(1, 1), (3, 1), (1, 4)];
+
+/// A residual network, with projections where the width changes. All begin as those for CIFAR-10 do,
+/// with a convolution of 3x3 and no pooling: images are small.
 #[derive(Debug)]
 pub(crate) struct ResNet {
     conv: Conv2d,
@@ -46,17 +76,17 @@ pub(crate) struct ResNet {
 }
 
 impl ResNet {
-    /// Three stages of `depth` blocks, `6 * depth + 2` layers in all.
-    fn new(depth: usize, vb: VarBuilder) -> Result<Self> {
-        let (conv, norm) = conv_norm(3, 16, 3, 1, vb.pp("stem"))?;
-        let mut blocks = Vec::with_capacity(3 * depth);
-        let mut width = 16;
-        for (stage, out) in [16, 32, 64].into_iter().enumerate() {
-            for i in 0..depth {
+    fn new(plan: Plan, vb: VarBuilder) -> Result<Self> {
+        let mut width = plan.stages[0];
+        let (conv, norm) = conv_norm(3, width, 3, 1, vb.pp("stem"))?;
+        let mut blocks = Vec::new();
+        for (stage, (&inner, &count)) in plan.stages.iter().zip(plan.blocks).enumerate() {
+            for i in 0..count {
                 let stride = if stage > 0 && i == 0 { 2 } else { 1 };
                 let vb = vb.pp(format!("stage{}.{i}", stage + 1));
-                blocks.push(Block::new(width, out, stride, vb)?);
-                width = out;
+                let block = Block::new(width, inner, plan.kernels, stride, vb)?;
+                width = inner * plan.kernels.last().map_or(1, |&(_, times)| times);
+                blocks.push(block);
             }
         }
         Ok(Self { conv, norm, blocks, head: linear(width, CLASSES, vb.pp("head"))? })
@@ -71,36 +101,48 @@ impl ResNet {
     }
 }
 
-/// Two convolutions and a way around them.
+/// Convolutions and a way around them.
 #[derive(Debug)]
 struct Block {
-    conv1: Conv2d,
-    norm1: BatchNorm,
-    conv2: Conv2d,
-    norm2: BatchNorm,
+    layers: Vec<(Conv2d, BatchNorm)>,
     /// Where the width changes.
     projection: Option<(Conv2d, BatchNorm)>,
 }
 
 impl Block {
-    fn new(width: usize, out: usize, stride: usize, vb: VarBuilder) -> Result<Self> {
-        let (conv1, norm1) = conv_norm(width, out, 3, stride, vb.pp("1"))?;
-        let (conv2, norm2) = conv_norm(out, out, 3, 1, vb.pp("2"))?;
-        let projection = match width == out {
+    /// The first convolution larger than a pixel has the stride.
+    fn new(
+        width: usize,
+        inner: usize,
+        kernels: &[(usize, usize)],
+        stride: usize,
+        vb: VarBuilder,
+    ) -> Result<Self> {
+        let mut layers = Vec::new();
+        let (mut from, mut left) = (width, stride);
+        for (i, &(kernel, times)) in kernels.iter().enumerate() {
+            let stride = if kernel > 1 { std::mem::replace(&mut left, 1) } else { 1 };
+            layers.push(conv_norm(from, inner * times, kernel, stride, vb.pp(i + 1))?);
+            from = inner * times;
+        }
+        let projection = match width == from {
             true => None,
-            false => Some(conv_norm(width, out, 1, stride, vb.pp("projection"))?),
+            false => Some(conv_norm(width, from, 1, stride, vb.pp("projection"))?),
         };
-        Ok(Self { conv1, norm1, conv2, norm2, projection })
+        Ok(Self { layers, projection })
     }
 
     fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor> {
-        let inner = self.norm1.forward_relu_t(&self.conv1.forward(x)?, None, train)?;
-        let inner = self.conv2.forward(&inner)?;
         let around = match &self.projection {
             Some((conv, norm)) => norm.forward_t(&conv.forward(x)?, train)?,
             None => x.clone(),
         };
-        self.norm2.forward_relu_t(&inner, Some(&around), train)
+        let (mut inner, last) = (x.clone(), self.layers.len() - 1);
+        for (i, (conv, norm)) in self.layers.iter().enumerate() {
+            let residual = (i == last).then_some(&around);
+            inner = norm.forward_relu_t(&conv.forward(&inner)?, residual, train)?;
+        }
+        Ok(inner)
     }
 }
 
@@ -137,5 +179,42 @@ impl Mlp {
             x = ops::relu(&layer.forward(&x)?)?;
         }
         self.head.forward(&x)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_amp::{Parameters, nn};
+    use candle_core::{DType, Device};
+    use candle_nn::VarMap;
+
+    use super::*;
+
+    #[test]
+    fn networks_have_the_parameters_of_their_papers() -> Result<()> {
+        for (architecture, expected) in [
+            (Architecture::Resnet8, 78_042),
+            (Architecture::Resnet20, 272_474),
+            (Architecture::Resnet18, 11_173_962),
+            (Architecture::Resnet50, 23_520_842),
+        ] {
+            let varmap = VarMap::new();
+            Model::new(architecture, nn::var_builder(&varmap, DType::F32, &Device::Cpu))?;
+            let vars = Parameters::from_varmap(&varmap).vars();
+            let count: usize = vars.iter().map(|var| var.elem_count()).sum();
+            assert_eq!(count, expected, "{architecture}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_bottleneck_halves_the_image_and_widens_it() -> Result<()> {
+        let varmap = VarMap::new();
+        let vb = nn::var_builder(&varmap, DType::F32, &Device::Cpu);
+        let block = Block::new(8, 4, BOTTLENECK, 2, vb)?;
+        let x = Tensor::ones((2, 8, 6, 6), DType::F32, &Device::Cpu)?;
+        assert_eq!(block.forward(&x, true)?.dims(), [2, 16, 3, 3]);
+        assert!(block.projection.is_some());
+        Ok(())
     }
 }

@@ -12,11 +12,13 @@ pub(crate) mod activation;
 pub(crate) mod batch_norm;
 mod cast;
 pub(crate) mod conv2d;
-#[allow(dead_code, unused_imports, reason = "the kernels that call it come next")]
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "nothing is read where there is no device")
+)]
 pub(crate) mod cuda;
 #[cfg(test)]
-#[allow(dead_code, reason = "the kernels that call it come next")]
 pub(crate) mod devices;
 mod element;
 pub(crate) mod elementwise;

@@ -127,7 +127,8 @@ impl Operator for MaxPool2d {
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
         let (index, dims) = ctx.saved;
-        let dx = ctx.wants[0].map(|out| pool::max_backward(ctx.gradient, index, *dims, out));
+        let dx =
+            ctx.wants[0].map(|out| pool::max_backward(ctx.gradient, index, *dims, self.0, out));
         Ok(vec![dx.transpose()?.map(Gradient::owned)])
     }
 }

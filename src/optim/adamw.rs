@@ -68,14 +68,16 @@ impl Formula for AdamWConfig {
 
     fn rule(&self, step: u64, _: bool) -> kernel::Rule {
         let Self { lr, beta1, beta2, eps, weight_decay, amsgrad, maximize } = *self;
-        let step = step as f64;
+        let taken = step as f64;
         kernel::Rule::AdamW(kernel::AdamW {
+            lr,
+            step,
             keep: 1.0 - lr * weight_decay,
             beta1,
             beta2,
             eps,
-            step_size: lr / (1.0 - beta1.powf(step)),
-            correction: (1.0 - beta2.powf(step)).sqrt(),
+            step_size: lr / (1.0 - beta1.powf(taken)),
+            correction: (1.0 - beta2.powf(taken)).sqrt(),
             amsgrad,
             maximize,
         })

@@ -136,7 +136,7 @@ impl Ema {
             rule,
             seed: 0,
         });
-        kernel::step(slots.collect())?;
+        kernel::step(slots.collect(), None)?;
         self.updates += 1;
         Ok(())
     }

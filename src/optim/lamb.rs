@@ -70,15 +70,16 @@ impl Formula for LambConfig {
 
     fn rule(&self, step: u64, _: bool) -> kernel::Rule {
         let Self { lr, beta1, beta2, eps, weight_decay, maximize, .. } = *self;
-        let step = step as f64;
+        let taken = step as f64;
         kernel::Rule::LambMoments(kernel::Lamb {
             lr,
+            step,
             weight_decay,
             beta1,
             beta2,
             eps,
-            correction1: 1.0 - beta1.powf(step),
-            correction2: (1.0 - beta2.powf(step)).sqrt(),
+            correction1: 1.0 - beta1.powf(taken),
+            correction2: (1.0 - beta2.powf(taken)).sqrt(),
             maximize,
             adapt: self.always_adapt || weight_decay != 0.0,
             clip: self.trust_clip,

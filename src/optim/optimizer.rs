@@ -78,6 +78,8 @@ pub struct Optim<C> {
     pub(super) state_dtype: DType,
     /// Where the variables' memory is: a gradient that shares it is copied first.
     pub(super) addresses: Vec<usize>,
+    /// `U32` on a GPU: how many steps of each slot were skipped there, of those it counts.
+    pub(super) skips: Option<Tensor>,
 }
 
 /// The settings of a group.
@@ -141,7 +143,7 @@ impl<C: Config> Optim<C> {
             slots.iter().map(|slot| kernel::address(&slot.variable)).collect();
         addresses.sort_unstable();
         let (masters, state_dtype) = (Masters::F32, DType::F32);
-        Ok(Self { groups: settings, slots, masters, state_dtype, addresses })
+        Ok(Self { groups: settings, slots, masters, state_dtype, addresses, skips: None })
     }
 
     /// The same with another way to keep half variables.
@@ -196,7 +198,7 @@ impl<C: Config> Optim<C> {
     /// A gradient of another shape than its variable, on another device, or of integers; nothing is
     /// updated then.
     pub fn step(&mut self, gradients: &GradStore) -> candle_core::Result<()> {
-        self.step_with(|variable| gradients.get(variable))
+        self.step_with(|variable| gradients.get(variable), None)
     }
 
     /// Back-propagates `loss` and steps, without loss scaling: for F32 and BF16.

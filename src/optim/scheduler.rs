@@ -70,12 +70,47 @@ impl<O: Optimizer> LearningRate for MasterWeights<O> {
 ///
 /// To save one, save [`taken`](Self::taken), or the whole with the feature `serde`;
 /// [`resume`](Self::resume) goes on from there.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(into = "Saved", from = "Saved"))]
 pub struct Scheduler {
     schedule: Schedule,
     base_lr: f64,
+    /// With the last step, if that is `late`.
     taken: u64,
+    /// The last step, of which a GPU had not told whether it was taken.
+    late: Option<StepOutcome>,
+}
+
+impl PartialEq for Scheduler {
+    fn eq(&self, other: &Self) -> bool {
+        let key = |s: &Self| (s.base_lr, s.taken());
+        self.schedule == other.schedule && key(self) == key(other)
+    }
+}
+
+/// What is saved of one.
+#[cfg(feature = "serde")]
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Saved {
+    schedule: Schedule,
+    base_lr: f64,
+    taken: u64,
+}
+
+#[cfg(feature = "serde")]
+impl From<Scheduler> for Saved {
+    fn from(scheduler: Scheduler) -> Self {
+        let taken = scheduler.taken();
+        Self { schedule: scheduler.schedule, base_lr: scheduler.base_lr, taken }
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<Saved> for Scheduler {
+    fn from(Saved { schedule, base_lr, taken }: Saved) -> Self {
+        Self { schedule, base_lr, taken, late: None }
+    }
 }
 
 impl Scheduler {
@@ -87,7 +122,8 @@ impl Scheduler {
     /// [`Error::Setting`](crate::Error::Setting) for a number outside its range.
     pub fn new(schedule: Schedule, optimizer: &mut impl LearningRate) -> Result<Self> {
         schedule.validate()?;
-        let scheduler = Self { schedule, base_lr: optimizer.learning_rate(), taken: 0 };
+        let (base_lr, taken) = (optimizer.learning_rate(), 0);
+        let scheduler = Self { schedule, base_lr, taken, late: None };
         optimizer.set_learning_rate(scheduler.learning_rate());
         Ok(scheduler)
     }
@@ -113,20 +149,27 @@ impl Scheduler {
     pub(crate) fn at(schedule: Schedule, base_lr: f64, taken: u64) -> Result<Self> {
         schedule.validate()?;
         check_not_negative([("base_lr", base_lr)])?;
-        Ok(Self { schedule, base_lr, taken })
+        Ok(Self { schedule, base_lr, taken, late: None })
     }
 
     /// After a step of a scaler: counts it if it was taken, and sets the next learning rate.
     ///
     /// # Synchronisation
     ///
-    /// That of [`StepOutcome::skipped`].
+    /// None: a step that a GPU has yet to decide counts as taken until the next call, when it most
+    /// likely is decided and is read. After a skipped step the schedule is one step ahead, once.
     ///
     /// # Errors
     ///
     /// Those of [`StepOutcome::skipped`].
     pub fn step(&mut self, outcome: &StepOutcome, optimizer: &mut impl LearningRate) -> Result<()> {
-        self.after(!outcome.skipped()?, optimizer);
+        if let Some(late) = &self.late {
+            self.taken -= u64::from(late.skipped()?);
+            self.late = None;
+        }
+        let taken = !outcome.is_known() || !outcome.skipped()?;
+        self.late = (!outcome.is_known()).then(|| outcome.clone());
+        self.after(taken, optimizer);
         Ok(())
     }
 
@@ -141,9 +184,10 @@ impl Scheduler {
         self.base_lr * self.schedule.factor(self.taken)
     }
 
-    /// How many steps were taken.
+    /// How many steps were taken. Waits for the last one, where a GPU has yet to decide it.
     pub fn taken(&self) -> u64 {
-        self.taken
+        let skipped = self.late.as_ref().is_some_and(|late| late.skipped().unwrap_or(false));
+        self.taken - u64::from(skipped)
     }
 
     /// What the factors are taken of.

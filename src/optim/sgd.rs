@@ -66,7 +66,7 @@ impl Formula for SgdConfig {
         if self.momentum == 0.0 { &[] } else { &["momentum_buffer"] }
     }
 
-    fn rule(&self, _: u64, first: bool) -> kernel::Rule {
+    fn rule(&self, step: u64, first: bool) -> kernel::Rule {
         let Self { lr, momentum, dampening, weight_decay, nesterov, maximize } = *self;
         kernel::Rule::Sgd(kernel::Sgd {
             lr,
@@ -75,6 +75,7 @@ impl Formula for SgdConfig {
             weight_decay,
             nesterov,
             maximize,
+            step,
             first,
         })
     }

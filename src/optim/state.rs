@@ -6,6 +6,7 @@ use candle_core::{DType, Shape, Tensor};
 
 use super::config::Config;
 use super::optimizer::{Optim, Settings};
+use crate::kernels::cuda::Gpu;
 use crate::{Error, Result};
 
 /// The state of an optimizer: everything but the variables themselves.
@@ -67,13 +68,13 @@ impl<C: Config> Optim<C> {
             let (base_lr, settings) = (*base_lr, settings.collect());
             state.groups.push(GroupState { base_lr, settings, variables: Vec::new() });
         }
-        for slot in &self.slots {
+        for (slot, steps) in self.slots.iter().zip(self.steps_taken()?) {
             let Some(name) = &slot.name else { return Err(Error::Unnamed { call: "state" }) };
             state.groups[slot.group].variables.push(name.clone());
-            if slot.steps == 0 {
+            if steps == 0 {
                 continue;
             }
-            state.steps.insert(name.clone(), slot.steps);
+            state.steps.insert(name.clone(), steps);
             let states = self.groups[slot.group].config.states();
             for (kind, tensor) in states.iter().zip(&slot.states) {
                 state.tensors.insert(format!("{name}.{kind}"), tensor.copy()?);
@@ -104,11 +105,21 @@ impl<C: Config> Optim<C> {
             let states = states.into_iter().map(|state| own(state, device));
             copies.push((count, master, states.collect::<candle_core::Result<_>>()?));
         }
-        self.groups = settings;
+        (self.groups, self.skips) = (settings, None);
         for (slot, (count, master, states)) in self.slots.iter_mut().zip(copies) {
             (slot.steps, slot.master, slot.states) = (count, master, states);
         }
         Ok(())
+    }
+
+    /// Of every slot; those that a GPU skipped are counted there.
+    fn steps_taken(&self) -> Result<Vec<u64>> {
+        let skips = match &self.skips {
+            Some(counts) => Gpu::to_host::<u32>(counts)?,
+            None => Vec::new(),
+        };
+        let skips = skips.into_iter().map(u64::from).chain(std::iter::repeat(0));
+        Ok(self.slots.iter().zip(skips).map(|(slot, skips)| slot.steps - skips).collect())
     }
 
     /// Whether [`load_state`](Self::load_state) would take `state`, of which it does not read the

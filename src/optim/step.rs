@@ -12,9 +12,11 @@ use crate::step::{Gradients, Step};
 use crate::{Error, autocast, random};
 
 impl<C: Config> Optim<C> {
+    /// `skip`, on the GPU of the gradients, decides there whether the step is taken.
     pub(super) fn step_with<'a>(
         &mut self,
         gradient: impl Fn(&Tensor) -> Option<&'a Tensor>,
+        skip: Option<&Tensor>,
     ) -> candle_core::Result<()> {
         let mut gradients = Vec::with_capacity(self.slots.len());
         for slot in &self.slots {
@@ -38,9 +40,14 @@ impl<C: Config> Optim<C> {
                 rule
             }
         };
-        let mut slots = Vec::with_capacity(gradients.len());
+        if let (Some(flag), None) = (skip, &self.skips) {
+            let counts = Tensor::zeros(self.slots.len(), DType::U32, flag.device())?;
+            self.skips = Some(counts);
+        }
+        let (mut slots, mut places) = (Vec::with_capacity(gradients.len()), Vec::new());
         for (number, slot) in self.slots.iter().enumerate() {
             let Some(gradient) = &gradients[number] else { continue };
+            places.push(number);
             slots.push(kernel::Slot {
                 variable: &slot.variable,
                 master: slot.kernel_master(masters),
@@ -51,7 +58,9 @@ impl<C: Config> Optim<C> {
                 seed: seed.wrapping_add((number as u64).wrapping_mul(0xd134_2543_de82_ef95)),
             });
         }
-        kernel::step(slots)?;
+        let skip = skip.zip(self.skips.as_ref());
+        let skip = skip.map(|(flag, counts)| kernel::Skip { flag, counts, places: &places });
+        kernel::step(slots, skip)?;
         for (slot, _) in self.slots.iter_mut().zip(gradients).filter(|(_, g)| g.is_some()) {
             slot.steps += 1;
         }
@@ -99,6 +108,13 @@ impl<C: Config> Step for Optim<C> {
     }
 
     fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
-        self.step_with(|variable| gradients.get(variable))
+        self.step_with(|variable| gradients.get(variable), gradients.skip())
+    }
+
+    fn skips_on_device(&self) -> bool {
+        // One launch, one flag: of one device.
+        let mut places = self.slots.iter().map(|slot| slot.variable.device().location());
+        let first = places.next();
+        places.all(|place| Some(place) == first)
     }
 }

@@ -31,14 +31,12 @@ compile() { # source...
 
 # What cudarc can call and nobody has written yet: says its name, and returns an error.
 stubs() { # cudarc's module, error
-    local symbol
     {
-        printf '#include <stdio.h>\n'
-        grep -rhoE '\bfn (cu|nv)[A-Za-z0-9_]+ *[(<]' "$cudarc/src/$1/sys" | sed -E 's/fn ([A-Za-z0-9_]+).*/\1/' | sort -u |
-            while read -r symbol; do
-                printf '__attribute__((weak)) int %s(void) { fputs("emulated GPU: %s is not implemented\\n", stderr); return %d; }\n' \
-                    "$symbol" "$symbol" "$2"
-            done
+        echo '#include <stdio.h>'
+        echo '#define STUB(name) __attribute__((weak)) int name(void) \'
+        echo "{ fputs(\"emulated GPU: \" #name \" is not implemented\\n\", stderr); return $2; }"
+        grep -rhoE '\bfn (cu|nv)[A-Za-z0-9_]+ *[(<]' "$cudarc/src/$1/sys" |
+            sed -E 's/fn ([A-Za-z0-9_]+).*/STUB(\1)/' | sort -u
     } >"$out/objects/$1-stubs.c"
     gcc -O1 -fPIC -fno-builtin -c "$out/objects/$1-stubs.c" -o "$out/objects/$1-stubs.o"
 }
@@ -46,8 +44,8 @@ stubs() { # cudarc's module, error
 link() { # name, major version of its soname, objects...
     local name=$1 soname=lib$1.so.$2
     shift 2
-    g++ -shared "${@/#/$out/objects/}" -o "$out/lib/$soname.new" -Wl,-soname,"$soname" -L"$out/lib" -Wl,-rpath,"\$ORIGIN" \
-        ${after[@]+"${after[@]}"} -ldl -lpthread
+    g++ -shared "${@/#/$out/objects/}" -o "$out/lib/$soname.new" -Wl,-soname,"$soname" \
+        -L"$out/lib" -Wl,-rpath,"\$ORIGIN" ${after[@]+"${after[@]}"} -ldl -lpthread
     mv "$out/lib/$soname.new" "$out/lib/$soname"
     ln -sf "$soname" "$out/lib/lib$name.so"
 }
@@ -70,8 +68,8 @@ after=()
 link cuda 1 {fibers,faults,memory,memory_calls,context,streams,graphs,modules,compiler,rewrite}.o driver-stubs.o
 link nvrtc 13 {nvrtc,compiler,rewrite}.o nvrtc-stubs.o
 link cudart 13 runtime-stubs.o
-link cudnn 9 cudnn-stubs.o
 after=(-lcuda)
+link cudnn 9 {cudnn,product}.o cudnn-stubs.o
 link cublas 13 {cublas,product}.o cublas-stubs.o
 link cublasLt 13 {cublaslt,product}.o cublaslt-stubs.o
 link curand 10 curand.o curand-stubs.o

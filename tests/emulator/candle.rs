@@ -73,8 +73,8 @@ fn reductions_and_indices() -> Result<()> {
     let gpu = device()?;
     for (dtype, epsilon) in EVERY {
         let (a, a_cpu) = pair(&[9, 150], dtype, &gpu)?;
-        assert_close(&a.sum(1)?, &a_cpu.to_dtype(DType::F32)?.sum(1)?, epsilon * 8.);
-        assert_close(&a.sum_all()?, &a_cpu.to_dtype(DType::F32)?.sum_all()?, epsilon * 8.);
+        assert_close(&a.sum(1)?, &a_cpu.to_dtype(DType::F32)?.sum(1)?, epsilon * 32.);
+        assert_close(&a.sum_all()?, &a_cpu.to_dtype(DType::F32)?.sum_all()?, epsilon * 32.);
         assert_close(&a.max(1)?, &a_cpu.max(1)?, 0.);
         assert_close(&a.argmax(1)?, &a_cpu.argmax(1)?, 0.);
         let softmax = |x: &Tensor| candle_nn::ops::softmax_last_dim(x);

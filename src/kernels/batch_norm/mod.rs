@@ -5,12 +5,14 @@
 //! bias may have any float dtype; `y` and `dx` have `x`'s.
 
 mod cpu;
+mod cuda;
 mod portable;
 #[cfg(test)]
 mod tests;
 
 use candle_core::{Result, Tensor};
 
+use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 
 /// What a batch's normalisation was made from.
@@ -41,15 +43,18 @@ pub(crate) fn forward_train(
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
     let x = plain(x)?;
-    if !x.device().is_cpu() {
-        return portable::forward_train(&x, weight, bias, finish, eps);
-    }
-    match finish {
-        Finish::AddRelu(residual) => {
-            let residual = plain(residual)?;
-            cpu::forward_train(&x, weight, bias, Finish::AddRelu(&residual), eps)
+    let residual;
+    let finish = match finish {
+        Finish::AddRelu(given) => {
+            residual = plain(given)?;
+            Finish::AddRelu(&residual)
         }
-        finish => cpu::forward_train(&x, weight, bias, finish, eps),
+        finish => finish,
+    };
+    match Gpu::of(x.device()) {
+        _ if x.device().is_cpu() => cpu::forward_train(&x, weight, bias, finish, eps),
+        Some(gpu) if x.elem_count() > 0 => cuda::forward_train(&gpu, &x, weight, bias, finish, eps),
+        _ => portable::forward_train(&x, weight, bias, finish, eps),
     }
 }
 
@@ -63,10 +68,12 @@ pub(crate) fn forward_eval(
     eps: f64,
 ) -> Result<Tensor> {
     let x = plain(x)?;
-    if x.device().is_cpu() {
-        cpu::forward_eval(&x, mean, var, weight, bias, eps)
-    } else {
-        portable::forward_eval(&x, mean, var, weight, bias, eps)
+    match Gpu::of(x.device()) {
+        _ if x.device().is_cpu() => cpu::forward_eval(&x, mean, var, weight, bias, eps),
+        Some(gpu) if x.elem_count() > 0 => {
+            cuda::forward_eval(&gpu, &x, mean, var, weight, bias, eps)
+        }
+        _ => portable::forward_eval(&x, mean, var, weight, bias, eps),
     }
 }
 
@@ -78,10 +85,12 @@ pub(crate) fn backward_train(
     statistics: &Statistics,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
-    if x.device().is_cpu() {
-        cpu::backward_train(&x, &grad, weight, statistics)
-    } else {
-        portable::backward_train(&x, &grad, weight, statistics)
+    match Gpu::of(x.device()) {
+        _ if x.device().is_cpu() => cpu::backward_train(&x, &grad, weight, statistics),
+        Some(gpu) if x.elem_count() > 0 => {
+            cuda::backward_train(&gpu, &x, &grad, weight, statistics)
+        }
+        _ => portable::backward_train(&x, &grad, weight, statistics),
     }
 }
 
@@ -95,9 +104,11 @@ pub(crate) fn backward_eval(
     eps: f64,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
-    if x.device().is_cpu() {
-        cpu::backward_eval(&x, &grad, mean, var, weight, eps)
-    } else {
-        portable::backward_eval(&x, &grad, mean, var, weight, eps)
+    match Gpu::of(x.device()) {
+        _ if x.device().is_cpu() => cpu::backward_eval(&x, &grad, mean, var, weight, eps),
+        Some(gpu) if x.elem_count() > 0 => {
+            cuda::backward_eval(&gpu, &x, &grad, mean, var, weight, eps)
+        }
+        _ => portable::backward_eval(&x, &grad, mean, var, weight, eps),
     }
 }

@@ -1,6 +1,7 @@
 use candle_core::{DType, Tensor};
 
 use super::*;
+use crate::kernels::devices::devices;
 use crate::kernels::elementwise::portable::arithmetic;
 use crate::kernels::elementwise::testing::*;
 
@@ -265,5 +266,111 @@ fn what_follows_keeps_nan() {
         for (i, y) in values(&y).iter().enumerate() {
             assert_eq!(y.is_nan(), i / 7 % 3 == 1);
         }
+    }
+}
+
+/// The layouts a GPU takes its own ways: whole packs and not, runs of one, parts of a channel.
+///
+/// Of two values a channel, gradients cancel to nothing.
+const GPU_SHAPES: [&[usize]; 8] = [
+    &[5, 1],
+    &[1025, 3],
+    &[3, 5, 1, 31],
+    &[5, 7, 33],
+    &[4, 2, 4, 4],
+    &[33, 3, 16, 16],
+    &[1, 2, 65, 1024],
+    &[2, 1, 40961],
+];
+
+#[test]
+fn gpus_agree() {
+    for dtype in DTYPES {
+        let half = epsilon(dtype) > 1e-6;
+        for (shape, offset) in GPU_SHAPES.into_iter().flat_map(|s| [(s, 0.0), (s, 1e4)]) {
+            // Halves have no room beside a mean of 10,000.
+            let offset = if half { offset / 1e3 } else { offset };
+            let x = (strided(shape, DType::F64, 31) + offset).unwrap().to_dtype(dtype).unwrap();
+            let (residual, grad) = (strided(shape, dtype, 32), strided(shape, dtype, 33));
+            let (weight, bias) = affine_parameters(shape[1], dtype);
+            let (_, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
+            let Statistics { mean, var, inv_std } = statistics;
+            let inputs = [&x, &residual, &grad, &weight, &bias, &mean, &var, &inv_std];
+            // Of the mean's epsilons, where the spread is that much less than the mean.
+            let terms = (x.elem_count() as f64).sqrt();
+            let count = if half { 2.0 } else { 64.0 * (1.0 + offset) };
+            for affine in [true, false] {
+                let parameters = |t: &[Tensor]| match affine {
+                    true => (Some(t[3].clone()), Some(t[4].clone())),
+                    false => (None, None),
+                };
+                assert_gpus_agree(&inputs, count, |t| {
+                    let (weight, bias) = parameters(t);
+                    let (weight, bias) = (weight.as_ref(), bias.as_ref());
+                    let forward = |finish| {
+                        Ok::<_, candle_core::Error>(
+                            forward_train(&t[0], weight, bias, finish, EPS)?.0,
+                        )
+                    };
+                    let statistics =
+                        Statistics { mean: t[5].clone(), var: t[6].clone(), inv_std: t[7].clone() };
+                    Ok(vec![
+                        forward(Finish::Plain)?,
+                        forward(Finish::Relu)?,
+                        forward(Finish::AddRelu(&t[1]))?,
+                        forward_eval(&t[0], &t[5], &t[6], weight, bias, EPS)?,
+                        backward_train(&t[0], &t[2], weight, &statistics)?.0,
+                        backward_eval(&t[0], &t[2], &t[5], &t[6], weight, EPS)?.0,
+                    ])
+                });
+                assert_gpus_agree(&inputs, 16.0 * terms * (1.0 + offset), |t| {
+                    let weight = parameters(t).0;
+                    let statistics =
+                        Statistics { mean: t[5].clone(), var: t[6].clone(), inv_std: t[7].clone() };
+                    let (_, dw, db) = backward_train(&t[0], &t[2], weight.as_ref(), &statistics)?;
+                    let (mean, var) = (&t[5], &t[6]);
+                    let (_, dw_eval, db_eval) =
+                        backward_eval(&t[0], &t[2], mean, var, weight.as_ref(), EPS)?;
+                    Ok(vec![dw, db, dw_eval, db_eval])
+                });
+            }
+            assert_gpus_agree(&[&x], 16.0, |t| {
+                let (_, s) = forward_train(&t[0], None, None, Finish::Plain, EPS)?;
+                // A mean may be close to 0: its errors are relative to the spread.
+                Ok(vec![(s.mean + 4.0)?, s.var, s.inv_std])
+            });
+        }
+    }
+}
+
+#[test]
+fn on_every_device_nan_stays_in_its_channel_and_a_first_element_costs_nothing() {
+    for device in devices() {
+        for poison in [f64::NAN, f64::INFINITY] {
+            for shape in [[5, 3, 7], [5, 3, 16]] {
+                let mut data = values(&random(&shape, DType::F32, 9));
+                data[shape[2]] = poison; // channel 1
+                let x = of(data, &shape, DType::F32).to_device(&device).unwrap();
+                for finish in [Finish::Plain, Finish::Relu, Finish::AddRelu(&x)] {
+                    let (y, statistics) = forward_train(&x, None, None, finish, EPS).unwrap();
+                    let nan: Vec<bool> =
+                        values(&statistics.var).iter().map(|v| v.is_nan()).collect();
+                    assert_eq!(nan, [false, true, false]);
+                    for (i, y) in values(&y).iter().enumerate() {
+                        assert_eq!(y.is_nan(), i / shape[2] % 3 == 1);
+                    }
+                }
+            }
+        }
+        // All about 10,000, but for the first element of each channel.
+        let shape = [64, 2, 64];
+        let mut data = values(&(random(&shape, DType::F64, 10) + 1e4).unwrap());
+        (data[0], data[64]) = (0.0, -1e4);
+        let x = of(data, &shape, DType::F32);
+        let (means, vars) = naive_statistics(&x);
+        let x = x.to_device(&device).unwrap();
+        let (_, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
+        assert_close(&statistics.mean, &means, 4.0);
+        assert_close(&statistics.var, &vars, 64.0);
     }
 }

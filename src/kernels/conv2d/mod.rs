@@ -6,6 +6,7 @@
 
 mod columns;
 mod cpu;
+mod cuda;
 #[cfg(target_arch = "x86_64")]
 mod packed;
 mod portable;
@@ -15,6 +16,7 @@ mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
+use super::cuda::Gpu;
 use super::element::with_element;
 #[cfg(target_arch = "x86_64")]
 use super::element::with_single;
@@ -66,7 +68,10 @@ pub(crate) fn forward(
 ) -> Result<Tensor> {
     let shape = Shape::new(x.dims(), weight.dims(), geometry)?;
     if !x.device().is_cpu() {
-        return portable::forward(x, weight, bias, &shape, out);
+        return match gpu_of(x, &shape) {
+            Some(gpu) => cuda::forward(&gpu, x, weight, bias, &shape, out),
+            None => portable::forward(x, weight, bias, &shape, out),
+        };
     }
     let (x, weight) = (x.contiguous()?, weight.contiguous()?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
@@ -99,7 +104,10 @@ pub(crate) fn input_gradient(
 ) -> Result<Tensor> {
     let shape = Shape::new(input_dims, weight.dims(), geometry)?;
     if !grad.device().is_cpu() {
-        return portable::input_gradient(grad, weight, bias, &shape, out);
+        return match gpu_of(grad, &shape) {
+            Some(gpu) => cuda::input_gradient(&gpu, grad, weight, bias, &shape, out),
+            None => portable::input_gradient(grad, weight, bias, &shape, out),
+        };
     }
     let (grad, weight) = (grad.contiguous()?, weight.contiguous()?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
@@ -134,7 +142,10 @@ pub(crate) fn weight_gradient(
 ) -> Result<Tensor> {
     let shape = Shape::new(x.dims(), weight_dims, geometry)?;
     if !x.device().is_cpu() {
-        return portable::weight_gradient(x, grad, &shape, out);
+        return match gpu_of(x, &shape) {
+            Some(gpu) => cuda::weight_gradient(&gpu, x, grad, &shape, out),
+            None => portable::weight_gradient(x, grad, &shape, out),
+        };
     }
     let (x, grad) = (x.contiguous()?, grad.contiguous()?);
     if arithmetic([Some(&x), Some(&grad)]) == DType::F64 {
@@ -145,4 +156,10 @@ pub(crate) fn weight_gradient(
         return packed::weight_gradient(&x, &grad, &shape, unit)?.to_dtype(out);
     }
     cpu::weight_gradient::<f32>(&x, &grad, &shape)?.to_dtype(out)
+}
+
+/// Where a convolution is, if that is a GPU and there is something to convolve.
+fn gpu_of(x: &Tensor, shape: &Shape) -> Option<Gpu> {
+    let nothing = shape.input_dims().contains(&0) || shape.out_dims().contains(&0);
+    Gpu::of(x.device()).filter(|_| !nothing)
 }

@@ -128,6 +128,11 @@ impl Shape {
         self.group_in() * self.kernel_width
     }
 
+    /// Whether every one of several groups has one input channel.
+    pub(super) fn depthwise(&self) -> bool {
+        self.geometry.groups == self.c_in && self.c_in > 1
+    }
+
     /// Whether an output pixel is made of the input pixel at the same place alone.
     pub(super) fn pointwise(&self) -> bool {
         self.kernel_height == 1

@@ -1,11 +1,13 @@
 //! What `cuda` is without the feature of that name: the same items, and never a device.
 
+mod convolution;
 mod grid;
 mod product;
 mod strided;
 
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 
+pub(crate) use convolution::{Convolution, Pass};
 pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use product::{Matrices, Product};
 pub(crate) use strided::Strided;
@@ -16,9 +18,12 @@ pub(crate) struct Source {
     pub(crate) code: &'static str,
 }
 
-/// No CUDA device.
+/// No CUDA device. Its field is private, so that what follows one counts as reachable elsewhere.
 #[derive(Clone, Debug)]
-pub(crate) enum Gpu {}
+pub(crate) struct Gpu(Never);
+
+#[derive(Clone, Debug)]
+enum Never {}
 
 pub(crate) fn reads() -> u64 {
     0
@@ -30,40 +35,64 @@ impl Gpu {
     }
 
     pub(crate) fn device(&self) -> Device {
-        match *self {}
+        match self.0 {}
     }
 
     pub(crate) fn compute_capability(&self) -> Result<(i32, i32)> {
-        match *self {}
+        match self.0 {}
     }
 
     pub(crate) fn multiprocessors(&self) -> Result<usize> {
-        match *self {}
+        match self.0 {}
     }
 
     pub(crate) fn launch(&self, source: &'static Source, _: &str) -> Result<Launch> {
         let _ = (source.name, source.code);
-        match *self {}
+        match self.0 {}
     }
 
     pub(crate) fn empty(&self, _: impl Into<Shape>, _: DType) -> Result<Tensor> {
-        match *self {}
+        match self.0 {}
+    }
+
+    pub(crate) fn scratch(&self, _: usize, _: usize, _: DType) -> Result<Tensor> {
+        match self.0 {}
+    }
+
+    pub(crate) fn has_convolutions(&self) -> bool {
+        match self.0 {}
+    }
+
+    pub(crate) fn convolution(
+        &self,
+        _: Pass,
+        _: &Convolution,
+        [_, _, _]: [&Tensor; 3],
+    ) -> Result<bool> {
+        match self.0 {}
     }
 
     pub(crate) fn zeros(&self, _: impl Into<Shape>, _: DType) -> Result<Tensor> {
-        match *self {}
+        match self.0 {}
     }
 
     pub(crate) fn product(&self, _: &Product<'_>) -> Result<()> {
-        match *self {}
+        match self.0 {}
     }
 
     pub(crate) fn biased_product(&self, _: &Product<'_>, _: &Tensor) -> Result<bool> {
-        match *self {}
+        match self.0 {}
     }
 
     pub(crate) fn to_host<T: candle_core::WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
         tensor.flatten_all()?.to_vec1()
+    }
+}
+
+#[cfg(test)]
+impl Gpu {
+    pub(crate) fn capture<T>(&self, _: impl FnOnce() -> T) -> Result<T> {
+        match self.0 {}
     }
 }
 
@@ -142,7 +171,7 @@ impl Launch {
 pub(crate) struct Table;
 
 impl Table {
-    pub(crate) const WORDS: usize = 0;
+    pub(crate) const WORDS: usize = 4064;
 
     pub(crate) fn new(_: &[u64]) -> Self {
         Self

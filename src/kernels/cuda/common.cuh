@@ -11,30 +11,14 @@ struct __align__(2) bf16 { u16 bits; };
 
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ void
+#ifdef EMULATED_GPU
+#define __grid_constant__
+#endif
 
 // Arithmetic is F32, of F64 tensors F64.
 template <class T> struct Wide { typedef float type; };
 template <> struct Wide<double> { typedef double type; };
 template <class T> using Acc = typename Wide<T>::type;
-
-#ifdef EMULATED_GPU
-// What the two instructions below do.
-DEVICE float emulated_f16_to_f32(u16 half) {
-    u32 sign = (half & 0x8000u) << 16, rest = half & 0x7fffu;
-    if (rest >= 0x7c00) return __uint_as_float(sign | 0x7f800000u | rest << 13);
-    float magnitude = rest < 0x400 ? rest * 0x1p-24f : __uint_as_float((rest << 13) + 0x38000000u);
-    return __uint_as_float(sign | __float_as_uint(magnitude));
-}
-
-DEVICE u16 emulated_f32_to_f16(float x) {
-    u32 bits = __float_as_uint(x), sign = bits >> 16 & 0x8000u;
-    bits &= 0x7fffffffu;
-    if (bits > 0x7f800000u) return 0x7fff;
-    if (bits >= 0x477ff000u) return sign | 0x7c00u;
-    if (bits < 0x38800000u) return sign | (__float_as_uint(__uint_as_float(bits) + 0.5f) - 0x3f000000u);
-    return sign | (bits + 0xc8000fffu + (bits >> 13 & 1u)) >> 13;
-}
-#endif
 
 DEVICE float widen(float x) { return x; }
 DEVICE double widen(double x) { return x; }

@@ -7,11 +7,16 @@
 
 mod blas;
 mod compile;
+mod convolution;
+#[cfg_attr(not(feature = "cudnn"), path = "dnn/absent.rs")]
+mod dnn;
 mod grid;
 mod launch;
 mod product;
+mod scratch;
 mod strided;
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DeviceRepr, sys};
@@ -23,6 +28,7 @@ use candle_core::{
 };
 use half::{bf16, f16};
 
+pub(crate) use convolution::{Convolution, Pass};
 pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use launch::{Launch, Table};
 pub(crate) use product::{Matrices, Product};
@@ -39,11 +45,13 @@ pub(crate) struct Source {
 #[derive(Clone, Debug)]
 pub(crate) struct Gpu(CudaDevice);
 
-static READS: AtomicU64 = AtomicU64::new(0);
+thread_local! {
+    static READS: Cell<u64> = const { Cell::new(0) };
+}
 
-/// How often this process has waited for a device to read from it.
+/// How often this thread has waited for a GPU to read from it, in this crate.
 pub(crate) fn reads() -> u64 {
-    READS.load(Ordering::Relaxed)
+    READS.get()
 }
 
 impl Gpu {
@@ -118,8 +126,23 @@ impl Gpu {
     ///
     /// The one way from a device to the host in this crate; [`reads`] counts.
     pub(crate) fn to_host<T: candle_core::WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
-        READS.fetch_add(1, Ordering::Relaxed);
+        READS.set(READS.get() + 1);
         tensor.flatten_all()?.to_vec1()
+    }
+}
+
+#[cfg(test)]
+impl Gpu {
+    /// Records what `f` launches on the stream instead of running it. Any wait is an error then.
+    pub(crate) fn capture<T>(&self, f: impl FnOnce() -> T) -> Result<T> {
+        let stream = self.0.cuda_stream();
+        stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).w()?;
+        let result = f();
+        let free = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        match stream.end_capture(free).w()? {
+            Some(_) => Ok(result),
+            None => bail!("nothing was captured"),
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! formulas. What is kept in half is widened on the way in and rounded once on the way out.
 
 mod cpu;
+mod cuda;
 mod planes;
 mod portable;
 mod rounding;
@@ -13,6 +14,8 @@ mod rule;
 use candle_core::{DType, Result, Tensor};
 
 pub(crate) use rule::{AdamW, Lamb, Lion, Rule, Sgd};
+
+use crate::kernels::cuda::Gpu;
 
 /// Where the exact value of a variable is.
 #[derive(Clone, Copy, Debug)]
@@ -45,8 +48,38 @@ pub(crate) struct Slot<'a> {
     pub(crate) seed: u64,
 }
 
-/// One step of every slot.
-pub(crate) fn step(mut slots: Vec<Slot<'_>>) -> Result<()> {
+/// A step on a GPU that is taken or not: the GPU decides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Skip<'a> {
+    /// One `U32`: skipped where it is not zero.
+    pub(crate) flag: &'a Tensor,
+    /// `U32`, one for each variable of the optimizer: its steps that were skipped. They are counted
+    /// here, and taken off [`Rule`]'s number of the step.
+    pub(crate) counts: &'a Tensor,
+    /// Where in `counts` each slot's is.
+    pub(crate) places: &'a [usize],
+}
+
+/// One step of every slot. With a `skip`, all are on its GPU.
+///
+/// # Synchronisation
+///
+/// None on CUDA.
+pub(crate) fn step(mut slots: Vec<Slot<'_>>, skip: Option<Skip<'_>>) -> Result<()> {
+    while let Some(first) = slots.first() {
+        let device = first.variable.device().clone();
+        let here = |slot: &Slot<'_>| slot.variable.device().location() == device.location();
+        let (chosen, others): (Vec<_>, Vec<_>) = slots.into_iter().partition(here);
+        match Gpu::of(&device) {
+            Some(gpu) => cuda::step(&gpu, &chosen, skip)?,
+            None => step_on_host(chosen)?,
+        }
+        slots = others;
+    }
+    Ok(())
+}
+
+fn step_on_host(mut slots: Vec<Slot<'_>>) -> Result<()> {
     let on_cpu = slots.iter().all(|slot| slot.variable.device().is_cpu());
     while !slots.is_empty() {
         let squares = if on_cpu {
@@ -65,7 +98,10 @@ pub(crate) fn step(mut slots: Vec<Slot<'_>>) -> Result<()> {
 
 /// The `F32` value of a `BF16` tensor and its remainder, on any device.
 pub(crate) fn rebuild(rounded: &Tensor, rest: &Tensor) -> Result<Tensor> {
-    portable::rebuild(rounded, rest)
+    match Gpu::of(rounded.device()) {
+        Some(gpu) => cuda::rebuild(&gpu, rounded, rest),
+        None => portable::rebuild(rounded, rest),
+    }
 }
 
 /// Where a tensor's storage is: the same for its views, and as long as it lives.
@@ -79,5 +115,7 @@ pub(crate) fn arithmetic(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
+#[cfg(test)]
+mod cuda_tests;
 #[cfg(test)]
 mod tests;

@@ -30,6 +30,8 @@ pub(crate) struct Sgd {
     pub(crate) weight_decay: f64,
     pub(crate) nesterov: bool,
     pub(crate) maximize: bool,
+    /// The number of this step, from 1: on a GPU, of those that were tried.
+    pub(crate) step: u64,
     /// No step came before: the momentum buffer starts as the gradient, undampened.
     pub(crate) first: bool,
 }
@@ -37,6 +39,9 @@ pub(crate) struct Sgd {
 /// PyTorch's `torch.optim.AdamW`. State: both moments, with AMSGrad the largest second one too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AdamW {
+    pub(crate) lr: f64,
+    /// As [`Sgd::step`].
+    pub(crate) step: u64,
     /// `1 - lr * weight_decay`.
     pub(crate) keep: f64,
     pub(crate) beta1: f64,
@@ -65,6 +70,8 @@ pub(crate) struct Lion {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lamb {
     pub(crate) lr: f64,
+    /// As [`Sgd::step`].
+    pub(crate) step: u64,
     pub(crate) weight_decay: f64,
     pub(crate) beta1: f64,
     pub(crate) beta2: f64,

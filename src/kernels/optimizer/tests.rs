@@ -6,21 +6,34 @@ use super::{AdamW, Lamb, Lion, Master, Rule, Sgd, Slot, cpu, portable};
 use crate::kernels::elementwise::testing::{epsilon, random, values};
 
 /// Shorter and longer than a vector, a block and a task, and none of their multiples.
-const LENGTHS: [usize; 5] = [1, 17, 1025, (1 << 16) + 3, (2 << 16) + 1030];
+pub(super) const LENGTHS: [usize; 5] = [1, 17, 1025, (1 << 16) + 3, (2 << 16) + 1030];
 
-fn rules() -> Vec<(Rule, usize)> {
+pub(super) fn rules() -> Vec<(Rule, usize)> {
     let sgd = |momentum, nesterov, first, maximize| {
+        let step = if first { 1 } else { 2 };
         let (lr, dampening, weight_decay) = (0.1, 0.25, 0.01);
-        Rule::Sgd(Sgd { lr, momentum, dampening, weight_decay, nesterov, maximize, first })
+        Rule::Sgd(Sgd { lr, momentum, dampening, weight_decay, nesterov, maximize, step, first })
     };
     let adamw = |amsgrad, maximize| {
         let (keep, beta1, beta2, eps) = (0.999, 0.9, 0.99, 1e-8);
-        let (step_size, correction) = (0.1, 0.25);
-        Rule::AdamW(AdamW { keep, beta1, beta2, eps, step_size, correction, amsgrad, maximize })
+        let (lr, step, step_size, correction) = (0.1, 3, 0.1, 0.25);
+        Rule::AdamW(AdamW {
+            lr,
+            step,
+            keep,
+            beta1,
+            beta2,
+            eps,
+            step_size,
+            correction,
+            amsgrad,
+            maximize,
+        })
     };
     let lion = Lion { lr: 0.1, keep: 0.999, beta1: 0.9, beta2: 0.99, maximize: false };
     let lamb = Lamb {
         lr: 0.1,
+        step: 3,
         weight_decay: 0.01,
         beta1: 0.9,
         beta2: 0.99,
@@ -46,15 +59,21 @@ fn rules() -> Vec<(Rule, usize)> {
 }
 
 /// What a step starts from. Second moments are above zero.
-struct Start {
-    variable: Tensor,
-    extra: Option<Tensor>,
-    states: Vec<Tensor>,
-    gradient: Tensor,
+pub(super) struct Start {
+    pub(super) variable: Tensor,
+    pub(super) extra: Option<Tensor>,
+    pub(super) states: Vec<Tensor>,
+    pub(super) gradient: Tensor,
 }
 
 impl Start {
-    fn new(len: usize, dtype: DType, how: &str, states: usize, gradient: DType) -> Result<Self> {
+    pub(super) fn new(
+        len: usize,
+        dtype: DType,
+        how: &str,
+        states: usize,
+        gradient: DType,
+    ) -> Result<Self> {
         let shape = [len];
         let master = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let exact = random(&shape, master, 1);
@@ -71,7 +90,7 @@ impl Start {
         Ok(Self { variable, extra, states, gradient: random(&shape, gradient, 9) })
     }
 
-    fn slot(&self, rule: Rule, how: &str) -> Slot<'_> {
+    pub(super) fn slot(&self, rule: Rule, how: &str) -> Slot<'_> {
         let master = match (&self.extra, how) {
             (Some(master), "master") => Master::Full(master),
             (Some(rest), _) => Master::Remainder(rest),
@@ -83,12 +102,12 @@ impl Start {
     }
 
     /// The result: variable, master or remainder, and states.
-    fn tensors(&self) -> Vec<&Tensor> {
+    pub(super) fn tensors(&self) -> Vec<&Tensor> {
         std::iter::once(&self.variable).chain(&self.extra).chain(&self.states).collect()
     }
 }
 
-const KINDS: [(DType, &str); 8] = [
+pub(super) const KINDS: [(DType, &str); 8] = [
     (DType::F32, "itself"),
     (DType::F64, "itself"),
     (DType::F16, "master"),
@@ -130,7 +149,7 @@ fn the_cpu_does_what_the_portable_side_does() -> Result<()> {
                     Ok::<_, candle_core::Error>(start)
                 };
                 let (ours, theirs) = (make()?, make()?);
-                super::step(vec![ours.slot(rule, how)])?;
+                super::step(vec![ours.slot(rule, how)], None)?;
                 step_portably(theirs.slot(rule, how))?;
                 if how == "remainder" {
                     let exact = |start: &Start| match &start.extra {
@@ -153,7 +172,7 @@ fn the_cpu_does_what_the_portable_side_does() -> Result<()> {
 /// Within eight roundings of the values' own size (weights start within 2): the order of one or two
 /// operations differs. A half may be its neighbour.
 #[track_caller]
-fn close(what: &str, ours: &Tensor, theirs: &Tensor) {
+pub(super) fn close(what: &str, ours: &Tensor, theirs: &Tensor) {
     let (ours_values, theirs_values) = (values(ours), values(theirs));
     let tolerance = match ours.dtype() {
         DType::F32 => 8.0 * epsilon(DType::F32),
@@ -244,7 +263,7 @@ fn every_rule_is_its_formula() -> Result<()> {
                     let before: Vec<Vec<f64>> = start.states.iter().map(values).collect();
                     let (w, g) = (values(&exact(&start)?), values(&start.gradient));
                     let (w, states) = oracle(rule, &w, &g, &before);
-                    super::step(vec![start.slot(rule, how)])?;
+                    super::step(vec![start.slot(rule, how)], None)?;
                     let expected = Tensor::new(w, &Device::Cpu)?;
                     let what = format!("{len} {rule:?} {dtype:?} {how} {gradient:?}");
                     close(&what, &exact(&start)?, &expected);
@@ -271,9 +290,9 @@ fn many_tensors_at_once_are_each_as_if_alone() -> Result<()> {
             lengths.clone().map(make).collect::<Result<_>>()?,
             lengths.clone().map(make).collect::<Result<_>>()?,
         );
-        super::step(all.iter().map(|start| start.slot(rule, "itself")).collect())?;
+        super::step(all.iter().map(|start| start.slot(rule, "itself")).collect(), None)?;
         for (one, all) in one.iter().zip(&all) {
-            super::step(vec![one.slot(rule, "itself")])?;
+            super::step(vec![one.slot(rule, "itself")], None)?;
             for (one, all) in one.tensors().into_iter().zip(all.tensors()) {
                 assert_eq!(values(one), values(all), "{rule:?}");
             }
@@ -302,7 +321,7 @@ fn nan_and_infinities_pass_through() -> Result<()> {
         let gradient = [f32::NAN, f32::INFINITY, 1.0];
         let mut start = Start::new(3, DType::F32, "itself", count, DType::F32)?;
         start.gradient = Tensor::new(&gradient, &Device::Cpu)?;
-        super::step(vec![start.slot(rule, "itself")])?;
+        super::step(vec![start.slot(rule, "itself")], None)?;
         let w = values(&start.variable);
         assert!(w[0].is_nan(), "{rule:?}: {w:?}");
         let norms = matches!(rule, Rule::LambMoments(_));

@@ -5,12 +5,14 @@
 //! most half the kernel.
 
 pub(crate) mod cpu;
+mod cuda;
 mod portable;
 #[cfg(test)]
 mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
+use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 
 /// Where windows lie: `(vertical, horizontal)` pairs, `padding` on both sides.
@@ -40,10 +42,10 @@ impl Window {
 /// The first of equal maxima wins, and NaN wins over everything. Padding never wins.
 pub(crate) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)> {
     let x = plain(x)?;
-    if x.device().is_cpu() {
-        cpu::max_forward(&x, window)
-    } else {
-        portable::max_forward(&x, window)
+    match gpu_of(&x) {
+        _ if x.device().is_cpu() => cpu::max_forward(&x, window),
+        Some(gpu) => cuda::max_forward(&gpu, &x, window),
+        None => portable::max_forward(&x, window),
     }
 }
 
@@ -52,23 +54,24 @@ pub(crate) fn max_backward(
     grad: &Tensor,
     index: &Tensor,
     input_dims: (usize, usize, usize, usize),
+    window: Window,
     out: DType,
 ) -> Result<Tensor> {
     let (grad, index) = (plain(grad)?, plain(index)?);
-    if grad.device().is_cpu() {
-        cpu::max_backward(&grad, &index, input_dims, out)
-    } else {
-        portable::max_backward(&grad, &index, input_dims, out)
+    match gpu_of(&grad) {
+        _ if grad.device().is_cpu() => cpu::max_backward(&grad, &index, input_dims, out),
+        Some(gpu) => cuda::max_backward(&gpu, &grad, &index, input_dims, window, out),
+        None => portable::max_backward(&grad, &index, input_dims, out),
     }
 }
 
 /// The average of every window, padding included as zeros.
 pub(crate) fn avg_forward(x: &Tensor, window: Window) -> Result<Tensor> {
     let x = plain(x)?;
-    if x.device().is_cpu() {
-        cpu::avg_forward(&x, window)
-    } else {
-        portable::avg_forward(&x, window)
+    match gpu_of(&x) {
+        _ if x.device().is_cpu() => cpu::avg_forward(&x, window),
+        Some(gpu) => cuda::avg_forward(&gpu, &x, window),
+        None => portable::avg_forward(&x, window),
     }
 }
 
@@ -80,17 +83,21 @@ pub(crate) fn avg_backward(
     out: DType,
 ) -> Result<Tensor> {
     let grad = plain(grad)?;
-    if grad.device().is_cpu() {
-        cpu::avg_backward(&grad, input_dims, window, out)
-    } else {
-        portable::avg_backward(&grad, input_dims, window, out)
+    match gpu_of(&grad) {
+        _ if grad.device().is_cpu() => cpu::avg_backward(&grad, input_dims, window, out),
+        Some(gpu) => cuda::avg_backward(&gpu, &grad, input_dims, window, out),
+        None => portable::avg_backward(&grad, input_dims, window, out),
     }
 }
 
 /// The average of every plane: `(n, c, h, w)` to `(n, c)`.
 pub(crate) fn global_avg_forward(x: &Tensor) -> Result<Tensor> {
     let x = plain(x)?;
-    if x.device().is_cpu() { cpu::global_avg_forward(&x) } else { portable::global_avg_forward(&x) }
+    match gpu_of(&x) {
+        _ if x.device().is_cpu() => cpu::global_avg_forward(&x),
+        Some(gpu) => cuda::global_avg_forward(&gpu, &x),
+        None => portable::global_avg_forward(&x),
+    }
 }
 
 /// The gradient of [`global_avg_forward`]: `(n, c)` to `input_dims`.
@@ -100,9 +107,14 @@ pub(crate) fn global_avg_backward(
     out: DType,
 ) -> Result<Tensor> {
     let grad = plain(grad)?;
-    if grad.device().is_cpu() {
-        cpu::global_avg_backward(&grad, input_dims, out)
-    } else {
-        portable::global_avg_backward(&grad, input_dims, out)
+    match gpu_of(&grad) {
+        _ if grad.device().is_cpu() => cpu::global_avg_backward(&grad, input_dims, out),
+        Some(gpu) => cuda::global_avg_backward(&gpu, &grad, input_dims, out),
+        None => portable::global_avg_backward(&grad, input_dims, out),
     }
+}
+
+/// Where a tensor is, if that is a GPU and there is something of it.
+fn gpu_of(x: &Tensor) -> Option<Gpu> {
+    Gpu::of(x.device()).filter(|_| x.elem_count() > 0)
 }

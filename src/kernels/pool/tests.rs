@@ -1,6 +1,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::*;
+use crate::kernels::devices::devices;
 use crate::kernels::elementwise::testing::*;
 
 const fn window(kernel: usize, stride: usize, padding: usize) -> Window {
@@ -93,7 +94,7 @@ fn gradients_are_slopes() {
         let (y, index) = max_forward(&x, window).unwrap();
         let grad = random(y.dims(), DType::F64, 4);
         let tolerance = difference_tolerance(y.elem_count() as f64);
-        let dx = max_backward(&grad, &index, dims(shape), DType::F64).unwrap();
+        let dx = max_backward(&grad, &index, dims(shape), window, DType::F64).unwrap();
         let slope = numeric_gradient(&x, &grad, |x| max_forward(x, window).unwrap().0);
         assert_close(&dx, &slope, tolerance);
         let dx = avg_backward(&grad, dims(shape), window, DType::F64).unwrap();
@@ -111,9 +112,9 @@ fn gradients_in_every_dtype_are_those_of_f64() {
                 let (y, index) = max_forward(&x, window).unwrap();
                 let grad = strided(y.dims(), dtype, 6);
                 let dims = dims(shape);
-                let exact = max_backward(&double(&grad), &index, dims, DType::F64).unwrap();
+                let exact = max_backward(&double(&grad), &index, dims, window, DType::F64).unwrap();
                 let count = window.area() as f64 * (epsilon(DType::F32) / epsilon(out)).max(1.0);
-                let ours = max_backward(&grad, &index, dims, out).unwrap();
+                let ours = max_backward(&grad, &index, dims, window, out).unwrap();
                 assert_eq!(ours.dtype(), out);
                 assert_close(&ours, &values(&exact), count);
                 if out == dtype {
@@ -138,10 +139,10 @@ fn nan_wins_and_infinities_compare() {
         let (inf, nan) = (f64::INFINITY, f64::NAN);
         let data = vec![-inf, -inf, 1.0, nan, -inf, -inf, inf, 2.0];
         let x = of(data, &[1, 1, 2, 4], dtype);
-        for (y, index) in [
-            max_forward(&x, window(2, 2, 0)).unwrap(),
-            portable::max_forward(&x, window(2, 2, 0)).unwrap(),
-        ] {
+        let on = |device| max_forward(&x.to_device(device).unwrap(), window(2, 2, 0)).unwrap();
+        let mut results: Vec<_> = devices().iter().map(on).collect();
+        results.push(portable::max_forward(&x, window(2, 2, 0)).unwrap());
+        for (y, index) in results {
             assert_close(&y, &[-inf, nan], 0.0);
             assert_eq!(values(&index), [0.0, 3.0]);
         }
@@ -152,7 +153,10 @@ fn nan_wins_and_infinities_compare() {
 fn a_window_of_negative_infinities_beside_padding() {
     let x = of(vec![f64::NEG_INFINITY; 9], &[1, 1, 3, 3], DType::F32);
     let expected = [0.0, 1.0, 3.0, 4.0];
-    assert_eq!(values(&max_forward(&x, window(3, 2, 1)).unwrap().1), expected);
+    for device in devices() {
+        let x = x.to_device(&device).unwrap();
+        assert_eq!(values(&max_forward(&x, window(3, 2, 1)).unwrap().1), expected);
+    }
     assert_eq!(values(&portable::max_forward(&x, window(3, 2, 1)).unwrap().1), expected);
 }
 
@@ -189,6 +193,44 @@ fn global_average_and_its_gradient() {
                 assert_close(&dx, &expected, count);
                 assert_close(&oracle, &expected, count);
             }
+        }
+    }
+}
+
+#[test]
+fn gpus_agree() {
+    for dtype in DTYPES {
+        for (shape, window) in CASES {
+            let ties = (strided(&shape, DType::F32, 1) * 3.0).unwrap().round().unwrap();
+            let (ties, x) = (ties.to_dtype(dtype).unwrap(), strided(&shape, dtype, 2));
+            assert_gpus_agree(&[&ties, &x], 0.0, |t| {
+                let (y, index) = max_forward(&t[0], window)?;
+                Ok(vec![y, index.to_dtype(DType::F32)?, avg_forward(&t[1], window)?])
+            });
+            assert_gpus_agree(&[&x], 8.0, |t| Ok(vec![global_avg_forward(&t[0])?]));
+            let index = max_forward(&x, window).unwrap().1;
+            let (grad, plane) =
+                (strided(index.dims(), dtype, 6), strided(&[shape[0], shape[1]], dtype, 8));
+            for out in DTYPES {
+                let dims = dims(shape);
+                // candle's cast of F64 to a half on the CPU looks at the upper bits alone.
+                let count = if dtype == DType::F64 { 1.0 } else { 0.0 };
+                assert_gpus_agree(&[&grad, &index, &plane], count, |t| {
+                    Ok(vec![
+                        max_backward(&t[0], &t[1], dims, window, out)?,
+                        avg_backward(&t[0], dims, window, out)?,
+                        global_avg_backward(&t[2], dims, out)?,
+                    ])
+                });
+            }
+        }
+        for (h, w) in [(1, 7), (8, 8), (31, 33), (64, 1040)] {
+            let x = strided(&[3, 2, h, w], dtype, 9);
+            assert_gpus_agree(&[&x], 8.0, |t| Ok(vec![global_avg_forward(&t[0])?]));
+            let grad = random(&[3, 2], dtype, 10);
+            assert_gpus_agree(&[&grad], 0.0, |t| {
+                Ok(vec![global_avg_backward(&t[0], (3, 2, h, w), dtype)?])
+            });
         }
     }
 }

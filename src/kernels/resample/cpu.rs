@@ -21,7 +21,7 @@ pub(super) fn forward(x: &Tensor, grid: &Grid) -> Result<Tensor> {
             |plane, _, wide, out| {
                 T::widen(&data[plane * h * w..][..h * w], wide);
                 match grid {
-                    Grid::Nearest { rows, columns } => {
+                    Grid::Nearest { rows, columns, .. } => {
                         for (&row, out) in rows.iter().zip(out.chunks_exact_mut(ow)) {
                             let row = &wide[row * w..][..w];
                             for (out, &column) in out.iter_mut().zip(columns) {
@@ -29,7 +29,7 @@ pub(super) fn forward(x: &Tensor, grid: &Grid) -> Result<Tensor> {
                             }
                         }
                     }
-                    Grid::Linear { rows, columns } => {
+                    Grid::Linear { rows, columns, .. } => {
                         let rows = rows.iter().zip(&weights.rows);
                         for ((row, down), out) in rows.zip(out.chunks_exact_mut(ow)) {
                             let (top, bottom) = (&wide[row.low * w..], &wide[row.high * w..]);
@@ -73,7 +73,7 @@ pub(super) fn backward(
                 G::widen(&grad[plane * oh * ow..][..oh * ow], wide);
                 out.fill(G::Acc::zero());
                 match grid {
-                    Grid::Nearest { rows, columns } => {
+                    Grid::Nearest { rows, columns, .. } => {
                         for (&row, grad) in rows.iter().zip(wide.chunks_exact(ow)) {
                             let row = &mut out[row * w..][..w];
                             for (&grad, &column) in grad.iter().zip(columns) {
@@ -81,7 +81,7 @@ pub(super) fn backward(
                             }
                         }
                     }
-                    Grid::Linear { rows, columns } => {
+                    Grid::Linear { rows, columns, .. } => {
                         let rows = rows.iter().zip(&weights.rows);
                         for ((row, down), grad) in rows.zip(wide.chunks_exact(ow)) {
                             for (row, down) in [(row.low, down.low), (row.high, down.high)] {
@@ -123,7 +123,7 @@ impl<A: Real> Weights<A> {
         };
         match grid {
             Grid::Nearest { .. } => Self { rows: Vec::new(), columns: Vec::new() },
-            Grid::Linear { rows, columns } => {
+            Grid::Linear { rows, columns, .. } => {
                 Self { rows: weights(rows), columns: weights(columns) }
             }
         }

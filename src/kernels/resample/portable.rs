@@ -9,10 +9,10 @@ const SIDES: [Side; 2] = [(|b| b.low, |b| 1.0 - b.weight), (|b| b.high, |b| b.we
 
 pub(super) fn forward(x: &Tensor, grid: &Grid) -> Result<Tensor> {
     match grid {
-        Grid::Nearest { rows, columns } => {
+        Grid::Nearest { rows, columns, .. } => {
             x.index_select(&index(rows, x)?, 2)?.index_select(&index(columns, x)?, 3)
         }
-        Grid::Linear { rows, columns } => {
+        Grid::Linear { rows, columns, .. } => {
             let across = blend(&upcast(x)?, columns, 3)?;
             blend(&across, rows, 2)?.to_dtype(x.dtype())
         }
@@ -27,12 +27,12 @@ pub(super) fn backward(
 ) -> Result<Tensor> {
     let grad = upcast(grad)?;
     let dx = match grid {
-        Grid::Nearest { rows, columns } => {
+        Grid::Nearest { rows, columns, .. } => {
             let (rows, columns) = (index(rows, &grad)?, index(columns, &grad)?);
             let tall = resized(&grad, 3, w)?.index_add(&columns, &grad, 3)?;
             resized(&tall, 2, h)?.index_add(&rows, &tall, 2)?
         }
-        Grid::Linear { rows, columns } => spread(&spread(&grad, columns, 3, w)?, rows, 2, h)?,
+        Grid::Linear { rows, columns, .. } => spread(&spread(&grad, columns, 3, w)?, rows, 2, h)?,
     };
     dx.to_dtype(out)
 }

@@ -2,8 +2,8 @@ use candle_core::{DType, Device, Tensor};
 
 use super::{Grid, backward, forward, portable};
 use crate::kernels::elementwise::testing::{
-    DTYPES, assert_close, difference_tolerance, double, epsilon, numeric_gradient, of, random,
-    strided, values,
+    DTYPES, assert_close, assert_gpus_agree, difference_tolerance, double, epsilon,
+    numeric_gradient, of, random, strided, values,
 };
 
 const SIZES: [((usize, usize), (usize, usize)); 8] = [
@@ -119,5 +119,26 @@ fn nearest_moves_infinities_and_nan() {
         let expected = [1.0, 1.0, inf, inf, nan, nan, -inf, -inf];
         assert_close(&forward(&x, &grid).unwrap(), &expected, 0.0);
         assert_close(&portable::forward(&x, &grid).unwrap(), &expected, 0.0);
+    }
+}
+
+#[test]
+fn gpus_agree() {
+    for dtype in DTYPES {
+        for (from, to) in SIZES {
+            let x = strided(&[2, 3, from.0, from.1], dtype, 2);
+            let grad = strided(&[2, 3, to.0, to.1], dtype, 3);
+            let dims = x.dims4().unwrap();
+            for grid in grids(from, to) {
+                assert_gpus_agree(&[&x], 0.0, |t| Ok(vec![forward(&t[0], &grid)?]));
+                for out in DTYPES {
+                    // candle's cast of F64 to a half on the CPU looks at the upper bits alone.
+                    let count = if dtype == DType::F64 { 1.0 } else { 0.0 };
+                    assert_gpus_agree(&[&grad], count, |t| {
+                        Ok(vec![backward(&t[0], dims, &grid, out)?])
+                    });
+                }
+            }
+        }
     }
 }

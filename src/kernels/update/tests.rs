@@ -1,10 +1,14 @@
-//! The CPU side against the portable one, and both against plain loops on doubles.
+//! The CPU side against the portable one, both against plain loops on doubles, and CUDA against the
+//! CPU.
 
 use candle_core::{DType, Device, Result, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{clip_norm, clip_value, norm, portable, unscale};
+use super::{DeviceScale, Factor, Flag, Found, Growth, any, clip_norm, clip_value, norm, portable};
+use crate::kernels::cuda::Gpu;
+use crate::kernels::devices::gpus;
+use crate::{LossScale, ScaleConfig};
 
 /// Shorter and longer than a vector, a block and a task, and none of their multiples.
 const LENGTHS: [usize; 6] = [0, 1, 17, 1023, 1025, (1 << 16) + 3];
@@ -20,6 +24,13 @@ fn tensor(values: &[f64], dtype: DType) -> Result<Tensor> {
 
 fn doubles(t: &Tensor) -> Vec<f64> {
     t.to_dtype(DType::F64).and_then(|t| t.to_vec1()).unwrap()
+}
+
+/// On the CPU.
+fn unscale(gradients: Vec<Tensor>, inverse: f32) -> Result<(Vec<Tensor>, Vec<bool>)> {
+    let (gradients, found) = super::unscale(gradients, &Factor::Host(inverse))?;
+    let flags = found.into_iter().map(|found| matches!(found, Found::Host(true)));
+    Ok((gradients, flags.collect()))
 }
 
 #[test]
@@ -114,5 +125,198 @@ fn clip_value_keeps_nan() -> Result<()> {
     let got = doubles(&clipped[0]);
     assert_eq!((got[0], got[1], got[3]), (-0.5, 0.25, 0.5));
     assert!(got[2].is_nan());
+    Ok(())
+}
+
+/// Tensors of all lengths, F32 and F64 in turns, some not finite; the same on `device`.
+fn gradients(device: &Device) -> Result<Vec<Tensor>> {
+    // Candle has no tensor of no elements on CUDA.
+    let lengths = LENGTHS[1..].iter().chain(&[(1 << 14) + 1, 3 << 14, 4]).enumerate();
+    let mut all = Vec::new();
+    for (number, &len) in lengths {
+        let mut values = values(number as u64, len);
+        if number % 3 == 2 {
+            for (at, bad) in [(0, f64::NAN), (len / 2, f64::INFINITY), (len - 1, f64::NEG_INFINITY)]
+            {
+                values[at] = bad;
+            }
+        }
+        let dtype = if number % 2 == 0 { DType::F32 } else { DType::F64 };
+        all.push(tensor(&values, dtype)?.to_device(device)?);
+    }
+    // One that starts at no multiple of 16 bytes.
+    all.push(tensor(&values(99, 1030), DType::F32)?.to_device(device)?.narrow(0, 1, 1029)?);
+    Ok(all)
+}
+
+fn bits(t: &Tensor) -> Vec<u64> {
+    let all = doubles(&t.to_device(&Device::Cpu).unwrap());
+    all.into_iter().map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() }).collect()
+}
+
+#[test]
+fn cuda_unscales_and_counts_as_the_cpu() -> Result<()> {
+    for device in gpus() {
+        let gpu = Gpu::of(&device).unwrap();
+        for factor in [0.375f32, 1e-30, f32::MAX] {
+            let (expected, flags) = unscale(gradients(&Device::Cpu)?, factor)?;
+            let state = DeviceScale::new(gpu.clone(), 1.0, factor, [0, 0])?;
+            for on in [Factor::Host(factor), Factor::Device(state.state().clone())] {
+                let (got, found) = super::unscale(gradients(&device)?, &on)?;
+                for (got, expected) in got.iter().zip(&expected) {
+                    assert_eq!(bits(got), bits(expected), "{factor}");
+                }
+                let found: Vec<Flag> = found
+                    .into_iter()
+                    .filter_map(|f| if let Found::Device(flag) = f { Some(flag) } else { None })
+                    .collect();
+                let counts = Flag::read(&found.iter().collect::<Vec<_>>())?;
+                for ((counts, expected), flag) in counts.iter().zip(&expected).zip(&flags) {
+                    let all = doubles(expected);
+                    let infinite = all.iter().filter(|x| x.is_infinite()).count();
+                    assert_eq!(*counts, [infinite, all.iter().filter(|x| x.is_nan()).count()]);
+                    assert_eq!(counts[0] + counts[1] > 0, *flag);
+                }
+                let flag = |chosen: &[&Flag]| any(chosen).and_then(|t| t.to_vec1::<u32>());
+                for (one, set) in found.iter().zip(&flags) {
+                    assert_eq!(flag(&[one])?, [u32::from(*set)]);
+                }
+                // Ranges with gaps: all that are clean, then those and one that is not.
+                let clean: Vec<&Flag> =
+                    found.iter().zip(&flags).filter(|(_, set)| !**set).map(|(f, _)| f).collect();
+                assert_eq!(flag(&clean)?, [0]);
+                assert_eq!(flag(&[&clean[..], &[&found[2]]].concat())?, [1]);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn cuda_finds_what_f16_cannot_hold() -> Result<()> {
+    for device in gpus() {
+        let gpu = Gpu::of(&device).unwrap();
+        let values = [65519.9f32, 65520.0, -65520.0, -1e30, f32::INFINITY, f32::NAN, 1.0];
+        let x = Tensor::new(&values, &device)?;
+        let flags = super::overflows_f16(&gpu, &[&x, &x.narrow(0, 6, 1)?])?;
+        assert_eq!(Flag::read(&flags.iter().collect::<Vec<_>>())?, [[3, 0], [0, 0]]);
+    }
+    Ok(())
+}
+
+#[test]
+fn cuda_measures_and_clips_as_the_cpu() -> Result<()> {
+    for device in gpus() {
+        let finite = |device: &Device| -> Result<Vec<Tensor>> {
+            Ok(gradients(device)?
+                .into_iter()
+                .enumerate()
+                .filter(|(i, _)| i % 3 != 2)
+                .map(|(_, g)| g)
+                .collect())
+        };
+        let (ours, theirs) = (finite(&device)?, finite(&Device::Cpu)?);
+        let (got, expected) =
+            (norm(&ours.iter().collect::<Vec<_>>())?, norm(&theirs.iter().collect::<Vec<_>>())?);
+        let (a, b) = (got.to_scalar::<f32>()?, expected.to_scalar::<f32>()?);
+        // F64 sums in another order, rounded once.
+        assert!((a / b - 1.0).abs() <= f32::EPSILON, "{a} {b}");
+        for (limit, factor) in [(0.5, 1.0), (1e9, 1.0), (2.0, f32::NAN)] {
+            let norm = |device: &Device| Tensor::new(b * factor, device);
+            let got = clip_norm(finite(&device)?, &norm(&device)?, limit)?;
+            let expected = clip_norm(finite(&Device::Cpu)?, &norm(&Device::Cpu)?, limit)?;
+            for (got, expected) in got.iter().zip(&expected) {
+                assert_eq!(bits(got), bits(expected), "{limit} {factor}");
+            }
+        }
+        let got = clip_value(gradients(&device)?, 0.7)?;
+        for (got, expected) in got.iter().zip(&clip_value(gradients(&Device::Cpu)?, 0.7)?) {
+            assert_eq!(bits(got), bits(expected));
+        }
+    }
+    Ok(())
+}
+
+/// More tensors than one launch takes.
+#[test]
+fn cuda_takes_any_number_of_tensors() -> Result<()> {
+    for device in gpus() {
+        let one =
+            |i: usize| Tensor::new(&[i as f32, if i % 7 == 0 { f32::NAN } else { 1.0 }], &device);
+        let all = (0..2100).map(one).collect::<Result<Vec<_>>>()?;
+        let (got, found) = super::unscale(all, &Factor::Host(2.0))?;
+        let flags: Vec<Flag> = found
+            .into_iter()
+            .filter_map(|f| if let Found::Device(flag) = f { Some(flag) } else { None })
+            .collect();
+        let counts = Flag::read(&flags.iter().collect::<Vec<_>>())?;
+        for (i, (got, counts)) in got.iter().zip(counts).enumerate() {
+            assert_eq!(got.narrow(0, 0, 1)?.to_vec1::<f32>()?, [2.0 * i as f32]);
+            assert_eq!(counts, [0, usize::from(i % 7 == 0)], "{i}");
+        }
+        // Every other flag: as many ranges.
+        let apart: Vec<&Flag> = flags.iter().skip(1).step_by(2).collect();
+        assert_eq!(any(&apart)?.to_vec1::<u32>()?, [1]);
+        let clean: Vec<&Flag> =
+            flags.iter().enumerate().filter(|(i, _)| i % 7 != 0).map(|(_, f)| f).collect();
+        assert_eq!(any(&clean)?.to_vec1::<u32>()?, [0]);
+        let last = got[1..5].iter().collect::<Vec<_>>();
+        assert_eq!(norm(&last)?.to_scalar::<f32>()?, (4f32 + 16.0 + 36.0 + 64.0 + 16.0).sqrt());
+    }
+    Ok(())
+}
+
+/// The rule on the host is the oracle of the kernel, over every sequence of 12 flags.
+#[test]
+fn cuda_moves_the_scale_as_the_host() -> Result<()> {
+    for device in gpus() {
+        let gpu = Gpu::of(&device).unwrap();
+        let flags = [0u32, 1]
+            .map(|flag| Tensor::new(&[flag], &device))
+            .into_iter()
+            .collect::<Result<Vec<_>>>()?;
+        for (growth_interval, hysteresis, backoff_factor) in [(1, 1, 0.5), (3, 2, 0.7)] {
+            let config = ScaleConfig {
+                init_scale: 96.0,
+                growth_factor: 3.0,
+                backoff_factor,
+                growth_interval,
+                hysteresis,
+                min_scale: 5.0,
+                max_scale: 4000.0,
+            };
+            let rule = Growth {
+                growth_factor: 3.0,
+                backoff_factor,
+                growth_interval,
+                hysteresis,
+                min_scale: 5.0,
+                max_scale: 4000.0,
+            };
+            let start = LossScale::new(config).unwrap();
+            for sequence in 0..1u32 << 12 {
+                let mut scale = start;
+                let mut device =
+                    DeviceScale::new(gpu.clone(), scale.get(), scale.inverse(), [0, 0])?;
+                for step in 0..12 {
+                    let found = sequence >> step & 1;
+                    scale = scale.after(found == 1);
+                    device.update(&flags[found as usize], &rule)?;
+                }
+                let words = device.state().to_vec1::<f32>()?.into_iter().map(f32::to_bits);
+                let expected = [
+                    scale.get().to_bits(),
+                    scale.inverse().to_bits(),
+                    scale.growth_tracker(),
+                    scale.hysteresis_tracker(),
+                ];
+                assert_eq!(words.collect::<Vec<_>>(), expected, "{sequence:012b}");
+                let log = device.read()?;
+                assert!(
+                    log.iter().enumerate().all(|(i, &found)| found == (sequence >> i & 1 == 1))
+                );
+            }
+        }
+    }
     Ok(())
 }

@@ -30,9 +30,7 @@ std::string read(const std::string &path) {
     return text.str();
 }
 
-void write(const std::string &path, const std::string &text) {
-    std::ofstream(path, std::ios::binary) << text;
-}
+void write(const std::string &path, const std::string &text) { std::ofstream(path, std::ios::binary) << text; }
 
 bool exists(const std::string &path) { return access(path.c_str(), R_OK) == 0; }
 
@@ -115,7 +113,8 @@ std::string missing_in_bare(const Source &source) {
     for (const std::string &flag : source.flags)
         paths |= flag.rfind("-I", 0) == 0;
     if (!paths && std::regex_search(source.text, match, include))
-        return source.name + ": error: could not open source file " + match[1].str() + " (no directories in search list)\n";
+        return source.name + ": error: could not open source file " + match[1].str() +
+               " (no directories in search list)\n";
     static const std::regex comments(R"(//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)");
     std::string code = std::regex_replace(source.text, comments, " ");
     if (code.find("#include") == std::string::npos && std::regex_search(code, match, sized) &&
@@ -178,8 +177,9 @@ Compiled compile(const Source &source) {
     }
     if (standard.empty())
         standard.push_back("-std=c++17");
-    command.insert(command.end(), {"-I" + root() + "/include", "-D__CUDACC__", "-D__NVCC__", "-D__CUDACC_VER_MAJOR__=13",
-                                   "-D__CUDACC_VER_MINOR__=0", "-DEMULATED_GPU", at + name, "-o", at + "preprocessed"});
+    command.insert(command.end(),
+                   {"-I" + root() + "/include", "-D__CUDACC__", "-D__NVCC__", "-D__CUDACC_VER_MAJOR__=13",
+                    "-D__CUDACC_VER_MINOR__=0", "-DEMULATED_GPU", at + name, "-o", at + "preprocessed"});
     bool well = run(command, log);
     if (well) {
         write(at + "rewritten.ii", rewrite(read(at + "preprocessed")));

@@ -53,13 +53,33 @@ bool understand(std::string option, const char *next, bool &used_next, emulated:
             return false;
         arch = value.substr(digits, value.find_first_not_of("0123456789", digits) - digits) + "0";
     } else {
-        static const char *const ignored[] = {"use_fast_math",   "ftz",          "prec-div", "prec-sqrt",
-                                              "maxrregcount",    "lineinfo",     "G",        "device-debug",
-                                              "generate-line-info", "extra-device-vectorization", "w",
-                                              "disable-warnings", "dc",          "rdc",      "relocatable-device-code",
-                                              "restrict",        "default-device", "dopt",   "device-as-default-execution-space",
-                                              "diag-suppress",   "minimal",      "builtin-initializer-list", "split-compile",
-                                              "ptxas-options",   "Xptxas",       "no-cache", "time"};
+        static const char *const ignored[] = {"use_fast_math",
+                                              "ftz",
+                                              "prec-div",
+                                              "prec-sqrt",
+                                              "maxrregcount",
+                                              "lineinfo",
+                                              "G",
+                                              "device-debug",
+                                              "generate-line-info",
+                                              "extra-device-vectorization",
+                                              "w",
+                                              "disable-warnings",
+                                              "dc",
+                                              "rdc",
+                                              "relocatable-device-code",
+                                              "restrict",
+                                              "default-device",
+                                              "dopt",
+                                              "device-as-default-execution-space",
+                                              "diag-suppress",
+                                              "minimal",
+                                              "builtin-initializer-list",
+                                              "split-compile",
+                                              "ptxas-options",
+                                              "Xptxas",
+                                              "no-cache",
+                                              "time"};
         for (const char *known : ignored)
             if (name == known)
                 return true;

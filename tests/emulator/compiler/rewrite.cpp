@@ -218,16 +218,17 @@ class Rewriter {
         std::string declaration = text.substr(at, end - at);
         at = end + 1;
         std::string head = out.substr(statement);
-        if (size_t word = head.rfind("extern"); word != std::string::npos && head.find('"', word) == std::string::npos) {
+        if (size_t word = head.rfind("extern");
+            word != std::string::npos && head.find('"', word) == std::string::npos) {
             // All of them are the memory that the launch asks for.
             out.erase(statement + word, 6);
             declaration = without_attributes(declaration);
             auto [start, name] = declared(declaration);
             std::string type = declaration.substr(0, start);
-            out += in_function() ? type + " *const " + name + " = reinterpret_cast<" + type +
-                                       " *>(emulated_dynamic_shared);"
-                                 : "static " + type + " *&" + name + " = reinterpret_cast<" + type +
-                                       " *&>(emulated_dynamic_shared);";
+            out += in_function()
+                       ? type + " *const " + name + " = reinterpret_cast<" + type + " *>(emulated_dynamic_shared);"
+                       : "static " + type + " *&" + name + " = reinterpret_cast<" + type +
+                             " *&>(emulated_dynamic_shared);";
             statement = out.size();
             return;
         }

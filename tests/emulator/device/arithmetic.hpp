@@ -121,7 +121,8 @@ inline double __ull2double_rn(unsigned long long x) { return x; }
 inline float __double2float_rn(double x) { return x; }
 inline float __double2float_rz(double x) {
     float nearest = x;
-    return std::isfinite(x) && std::fabs(static_cast<double>(nearest)) > std::fabs(x) ? std::nextafterf(nearest, 0) : nearest;
+    bool away = std::isfinite(x) && std::fabs(static_cast<double>(nearest)) > std::fabs(x);
+    return away ? std::nextafterf(nearest, 0) : nearest;
 }
 
 // Not fused with what is around them, whatever the compiler may contract.

@@ -25,9 +25,9 @@ constexpr int warpSize = 32;
 
 #undef assert
 #define assert(condition)                                                                                              \
-    ((condition) ? void()                                                                                              \
-                 : emulated::emulated_fail(emulated::ASSERT, "%s:%d: assertion `%s` failed", __FILE__, __LINE__,       \
-                                           #condition))
+    ((condition)                                                                                                       \
+         ? void()                                                                                                      \
+         : emulated::emulated_fail(emulated::ASSERT, "%s:%d: assertion `%s` failed", __FILE__, __LINE__, #condition))
 
 inline void __trap() { emulated::emulated_fail(emulated::LAUNCH_FAILED, "__trap()"); }
 inline void __brkpt() { __trap(); }
@@ -55,6 +55,8 @@ inline int __syncthreads_and(int predicate) {
 
 #include "arithmetic.hpp"
 
+#include "halves.hpp"
+
 namespace emulated {
 
 // A kernel's parameters, taken from where a launch points to them.
@@ -68,9 +70,7 @@ template <class... Arguments, void (*Function)(Arguments...)> struct Thunk<Funct
         spread(arguments, std::make_integer_sequence<unsigned long, sizeof...(Arguments)>());
     }
     static constexpr unsigned sizes[sizeof...(Arguments) + 1] = {sizeof(Arguments)...};
-    static constexpr Kernel describe(unsigned max_threads) {
-        return {call, sizes, sizeof...(Arguments), max_threads};
-    }
+    static constexpr Kernel describe(unsigned max_threads) { return {call, sizes, sizeof...(Arguments), max_threads}; }
 };
 
 } // namespace emulated

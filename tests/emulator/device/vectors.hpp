@@ -2,25 +2,17 @@
 #pragma once
 
 #define EMULATED_VECTOR(NAME, TYPE, ALIGN2, ALIGN4)                                                                    \
-    struct NAME##1 {                                                                                                   \
-        TYPE x;                                                                                                        \
-    };                                                                                                                 \
-    struct alignas(ALIGN2) NAME##2 {                                                                                   \
-        TYPE x, y;                                                                                                     \
-    };                                                                                                                 \
+    struct NAME##1 { TYPE x; };                                                                                        \
+    struct alignas(ALIGN2) NAME##2 { TYPE x, y; };                                                                     \
     EMULATED_VECTOR3(NAME, TYPE)                                                                                       \
-    struct alignas(ALIGN4) NAME##4 {                                                                                   \
-        TYPE x, y, z, w;                                                                                               \
-    };                                                                                                                 \
+    struct alignas(ALIGN4) NAME##4 { TYPE x, y, z, w; };                                                               \
     constexpr NAME##1 make_##NAME##1(TYPE x) { return {x}; }                                                           \
     constexpr NAME##2 make_##NAME##2(TYPE x, TYPE y) { return {x, y}; }                                                \
     constexpr NAME##3 make_##NAME##3(TYPE x, TYPE y, TYPE z) { return {x, y, z}; }                                     \
     constexpr NAME##4 make_##NAME##4(TYPE x, TYPE y, TYPE z, TYPE w) { return {x, y, z, w}; }
 
 #define EMULATED_VECTOR3(NAME, TYPE)                                                                                   \
-    struct NAME##3 {                                                                                                   \
-        TYPE x, y, z;                                                                                                  \
-    };
+    struct NAME##3 { TYPE x, y, z; };
 
 EMULATED_VECTOR(char, signed char, 2, 4)
 EMULATED_VECTOR(uchar, unsigned char, 2, 4)

@@ -128,7 +128,7 @@ EMULATED_REDUCE(min, unsigned, a < b ? a : b)
 EMULATED_REDUCE(min, int, a < b ? a : b)
 EMULATED_REDUCE(max, unsigned, a > b ? a : b)
 EMULATED_REDUCE(max, int, a > b ? a : b)
-EMULATED_REDUCE(and, unsigned, a & b)
+EMULATED_REDUCE(and, unsigned, a &b)
 EMULATED_REDUCE(or, unsigned, a | b)
 EMULATED_REDUCE(xor, unsigned, a ^ b)
 #undef EMULATED_REDUCE

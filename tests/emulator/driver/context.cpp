@@ -57,25 +57,23 @@ const std::map<int, Name> &names() {
         {720, {"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", "too many blocks in cooperative launch"}},
         {801, {"CUDA_ERROR_NOT_SUPPORTED", "operation not supported"}},
         {900, {"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"}},
-        {901, {"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
-               "operation failed due to a previous error during capture"}},
+        {901, {"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"}},
         {903, {"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not initiated in this stream"}},
-        {904, {"CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
-               "capturing stream has unjoined work"}},
-        {905, {"CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
-               "dependency created on uncaptured work in another stream"}},
-        {906, {"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
-               "operation would make the legacy stream depend on a capturing blocking stream"}},
+        {904, {"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work"}},
+        {905, {"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", "dependency created on uncaptured work in another stream"}},
+        {906,
+         {"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+          "operation would make the legacy stream depend on a capturing blocking stream"}},
         {907, {"CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream"}},
-        {908, {"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "attempt to terminate a thread-local capture sequence from another thread"}},
+        {908, {"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "attempt to end a thread's capture from another thread"}},
     };
     return names;
 }
 
 int attribute(int which) {
     static const std::map<int, int> values = {
-        {1, 1024},       // threads of a block
-        {2, 1024},       // and along each axis
+        {1, 1024}, // threads of a block
+        {2, 1024}, // and along each axis
         {3, 1024},
         {4, 64},
         {5, 2147483647}, // blocks of a grid along each axis

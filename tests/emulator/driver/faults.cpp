@@ -67,7 +67,7 @@ void catch_faults() {
         for (int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGXCPU}) {
             if (getenv("EMULATED_GPU_ASAN") && signal != SIGXCPU)
                 continue; // address sanitizer tells more
-            struct sigaction action {};
+            struct sigaction action{};
             action.sa_sigaction = handle;
             // The handler may never return: the signal must not stay blocked.
             action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;

@@ -106,7 +106,8 @@ int cuStreamEndCapture(void *handle, void **graph) {
     if (!stream)
         return INVALID_HANDLE;
     if (!stream->capture || stream->capture->origin != stream)
-        return complain(stream->capture ? CAPTURE_UNMATCHED : INVALID_VALUE, "the stream's capture did not begin in it");
+        return complain(stream->capture ? CAPTURE_UNMATCHED : INVALID_VALUE,
+                        "the stream's capture did not begin in it");
     if (stream->capture->mode != RELAXED && stream->capture->thread != std::this_thread::get_id())
         return CAPTURE_WRONG_THREAD;
     auto capture = stream->capture;
@@ -133,7 +134,8 @@ int cuStreamIsCapturing(void *handle, int *status) {
     *status = !stream->capture ? 0 : stream->capture->invalid ? 2 : 1;
     return SUCCESS;
 }
-int cuStreamGetCaptureInfo_v2(void *handle, int *status, unsigned long long *id, void **graph, const void **, size_t *) {
+int cuStreamGetCaptureInfo_v2(void *handle, int *status, unsigned long long *id, void **graph, const void **,
+                              size_t *) {
     int error = cuStreamIsCapturing(handle, status);
     if (!error && id && *status)
         *id = stream_of(handle)->capture->id;

@@ -60,7 +60,7 @@ Guarded::~Guarded() {
 }
 
 bool Guarded::intact() const {
-    if (!length)
+    if (!length || !open)
         return true;
     for (const unsigned char *byte = pages + PAGE; byte < start; byte++)
         if (*byte != CANARY)
@@ -72,7 +72,8 @@ bool Guarded::intact() const {
 }
 
 void Guarded::accessible(bool yes) {
-    if (length) {
+    if (length && open != yes) {
+        open = yes;
         size_t inner = length - 2 * PAGE;
         if (!yes)
             madvise(pages + PAGE, inner, MADV_DONTNEED);
@@ -86,9 +87,7 @@ void Guarded::accessible(bool yes) {
         memset(start, GARBAGE, size);
 }
 
-bool Guarded::contains(const void *pointer) const {
-    return pointer >= start && pointer < start + size;
-}
+bool Guarded::contains(const void *pointer) const { return pointer >= start && pointer < start + size; }
 
 namespace memory {
 namespace {
@@ -96,6 +95,7 @@ namespace {
 std::mutex lock;
 std::map<uintptr_t, std::unique_ptr<Guarded>> live;
 std::deque<std::unique_ptr<Guarded>> freed;
+std::map<uintptr_t, size_t> variables;
 size_t bytes = 0;
 
 // With `lock` held: the last allocation that starts at or before `pointer`.
@@ -149,7 +149,21 @@ bool valid(const void *start, size_t size) {
     std::lock_guard guard(lock);
     const Guarded *allocation = before(start);
     auto from = static_cast<const unsigned char *>(start);
-    return allocation && from + size <= allocation->start + allocation->size;
+    if (allocation && from + size <= allocation->start + allocation->size)
+        return true;
+    auto next = variables.upper_bound(reinterpret_cast<uintptr_t>(start));
+    return next != variables.begin() &&
+           reinterpret_cast<uintptr_t>(start) + size <= std::prev(next)->first + std::prev(next)->second;
+}
+
+void add_variable(void *start, size_t size) {
+    std::lock_guard guard(lock);
+    variables[reinterpret_cast<uintptr_t>(start)] = size;
+}
+
+void remove_variable(void *start) {
+    std::lock_guard guard(lock);
+    variables.erase(reinterpret_cast<uintptr_t>(start));
 }
 
 bool find(const void *pointer, void *&start, size_t &size) {

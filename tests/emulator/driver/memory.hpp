@@ -25,6 +25,7 @@ class Guarded {
   private:
     unsigned char *pages;
     size_t length;
+    bool open = false;
 };
 
 // The dynamic shared memory of a launch.
@@ -45,6 +46,9 @@ bool accessible(void *start, bool yes);
 bool valid(const void *start, size_t size);
 // The allocation that a pointer is in: its start and size.
 bool find(const void *pointer, void *&start, size_t &size);
+// A module's own variables are memory of the device too.
+void add_variable(void *start, size_t size);
+void remove_variable(void *start);
 size_t in_use();
 constexpr size_t TOTAL = size_t(139) << 30;
 // "12 bytes after the end of an allocation of 64 bytes", or that there is none nearby.

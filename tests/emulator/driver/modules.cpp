@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <fstream>
+#include <link.h>
 #include <map>
 #include <set>
 #include <sstream>
@@ -27,6 +28,7 @@ struct Function {
 struct Module {
     void *library;
     std::map<std::string, std::unique_ptr<Function>> functions;
+    std::vector<void *> variables;
 };
 
 // A library of its own for each module, even where two have the same image: with its own variables.
@@ -64,7 +66,7 @@ int load(Module **module, const std::string &image) {
     void *library = open_copy(compiled.object);
     if (!library)
         return complain(INVALID_PTX, "a module cannot be loaded: %s", dlerror());
-    *module = new Module{library, {}};
+    *module = new Module{library, {}, {}};
     return SUCCESS;
 }
 
@@ -120,7 +122,8 @@ int launch(void *handle, dim3 grid, dim3 block, unsigned dynamic_shared, void *s
             fprintf(stderr, "emulated GPU: %s <<<(%u, %u, %u), (%u, %u, %u), %u>>>\n", function->name.c_str(), grid.x,
                     grid.y, grid.z, block.x, block.y, block.z, dynamic_shared);
         watch(true);
-        Outcome outcome = run({function->kernel, grid, block, dynamic_shared, pointers.data()}, seed_of(function->name));
+        Outcome outcome =
+            run({function->kernel, grid, block, dynamic_shared, pointers.data()}, seed_of(function->name));
         watch(false);
         if (outcome.error)
             sticky = complain(outcome.error, "kernel %s, %s", function->name.c_str(), outcome.message.c_str());
@@ -146,6 +149,8 @@ int cuModuleLoad(Module **module, const char *path) {
 }
 int cuModuleUnload(Module *module) {
     std::lock_guard guard(device_lock());
+    for (void *variable : module->variables)
+        memory::remove_variable(variable);
     dlclose(module->library);
     delete module;
     return SUCCESS;
@@ -163,14 +168,22 @@ int cuModuleGetFunction(void **result, Module *module, const char *name) {
     return SUCCESS;
 }
 int cuModuleGetGlobal_v2(void **pointer, size_t *size, Module *module, const char *name) {
+    CHECK_STICKY();
+    std::lock_guard guard(device_lock());
     void *variable = dlsym(module->library, name);
-    if (!variable)
+    Dl_info info;
+    const ElfW(Sym) *symbol = nullptr;
+    if (!variable ||
+        !dladdr1(variable, &info, reinterpret_cast<void **>(const_cast<ElfW(Sym) **>(&symbol)), RTLD_DL_SYMENT) ||
+        !symbol)
         return NOT_FOUND;
+    memory::add_variable(variable, symbol->st_size);
+    module->variables.push_back(variable);
     if (pointer)
         *pointer = variable;
     if (size)
-        *size = 0;
-    return complain(NOT_SUPPORTED, "cuModuleGetGlobal is not implemented: the size of %s is not known", name);
+        *size = symbol->st_size;
+    return SUCCESS;
 }
 
 int cuFuncGetAttribute(int *value, int attribute, Function *function) {
@@ -208,14 +221,15 @@ int cuFuncGetName(const char **name, Function *function) {
     return SUCCESS;
 }
 
-int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
-                   unsigned block_z, unsigned shared, void *stream, void **arguments, void **extra) {
+int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **arguments, void **extra) {
     if (extra)
         return complain(NOT_SUPPORTED, "cuLaunchKernel with extra is not implemented");
     return launch(function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, stream, arguments);
 }
 
-int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, Function *, int threads, size_t shared, unsigned) {
+int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, Function *, int threads, size_t shared,
+                                                         unsigned) {
     if (threads < 1 || threads > 1024)
         return INVALID_VALUE;
     int by_threads = 2048 / ((threads + 31) / 32 * 32), by_shared = 233472 / (shared + 1024);
@@ -229,8 +243,8 @@ int cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, Function *f
                                               size_t shared, int limit, unsigned) {
     *block = std::min<int>(function->kernel->max_threads, limit ? limit : 1024);
     int blocks;
-    int error = cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, *block,
-                                                            shared_of ? shared_of(*block) : shared);
+    int error =
+        cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, *block, shared_of ? shared_of(*block) : shared);
     *grid = blocks * MULTIPROCESSORS;
     return error;
 }

@@ -89,8 +89,7 @@ int not_while_capturing(const char *name) {
     std::lock_guard guard(device_lock());
     int error = SUCCESS;
     for (Capture *capture : captures())
-        if (capture->mode == GLOBAL ||
-            (capture->mode == THREAD_LOCAL && capture->thread == std::this_thread::get_id()))
+        if (capture->mode == GLOBAL || (capture->mode == THREAD_LOCAL && capture->thread == std::this_thread::get_id()))
             error = invalidate(*capture, CAPTURE_UNSUPPORTED, name);
     return error;
 }

@@ -59,8 +59,20 @@ int strided(Handle *handle, const char *name, int ta, int tb, long m, long n, lo
             int a_type, long lda, long a_stride, const void *b, int b_type, long ldb, long b_stride, const void *beta,
             void *c, int c_type, long ldc, long c_stride, int batch, int compute) {
     return product(handle, name,
-                   {ta != 0, tb != 0, m, n, k, batch, compute, 0, 0, {a_type, lda, a_stride, a}, {b_type, ldb, b_stride, b},
-                    {c_type, ldc, c_stride, c}, {}, nullptr},
+                   {ta != 0,
+                    tb != 0,
+                    m,
+                    n,
+                    k,
+                    batch,
+                    compute,
+                    0,
+                    0,
+                    {a_type, lda, a_stride, a},
+                    {b_type, ldb, b_stride, b},
+                    {c_type, ldc, c_stride, c},
+                    {},
+                    nullptr},
                    alpha, beta);
 }
 
@@ -68,15 +80,27 @@ int listed(Handle *handle, const char *name, int ta, int tb, long m, long n, lon
            const void *const *a, int a_type, long lda, const void *const *b, int b_type, long ldb, const void *beta,
            void *const *c, int c_type, long ldc, int batch, int compute) {
     return product(handle, name,
-                   {ta != 0, tb != 0, m, n, k, batch, compute, 0, 0,
+                   {ta != 0,
+                    tb != 0,
+                    m,
+                    n,
+                    k,
+                    batch,
+                    compute,
+                    0,
+                    0,
                     {a_type, lda, 0, nullptr, const_cast<void *const *>(a)},
-                    {b_type, ldb, 0, nullptr, const_cast<void *const *>(b)}, {c_type, ldc, 0, nullptr, c}, {}, nullptr},
+                    {b_type, ldb, 0, nullptr, const_cast<void *const *>(b)},
+                    {c_type, ldc, 0, nullptr, c},
+                    {},
+                    nullptr},
                    alpha, beta);
 }
 
 // With a stride between elements.
-template <class T> int product_with_vector(Handle *handle, const char *name, int transpose, int m, int n, const T *alpha,
-                                           const T *a, int lda, const T *x, int incx, const T *beta, T *y, int incy) {
+template <class T>
+int product_with_vector(Handle *handle, const char *name, int transpose, int m, int n, const T *alpha, const T *a,
+                        int lda, const T *x, int incx, const T *beta, T *y, int incy) {
     if (!handle)
         return BLAS_NOT_INITIALIZED;
     if (m < 0 || n < 0 || lda < std::max(1, m) || incx == 0 || incy == 0)
@@ -89,7 +113,8 @@ template <class T> int product_with_vector(Handle *handle, const char *name, int
         for (long i = 0; i < rows; i++) {
             double sum = 0;
             for (long j = 0; j < columns; j++)
-                sum += double(transpose ? a[i * lda + j] : a[j * lda + i]) * x[incx > 0 ? j * incx : (j - columns + 1) * incx];
+                sum += double(transpose ? a[i * lda + j] : a[j * lda + i]) *
+                       x[incx > 0 ? j * incx : (j - columns + 1) * incx];
             T &to = y[incy > 0 ? i * incy : (i - rows + 1) * incy];
             to = T(factor * sum + (old != 0 ? old * to : 0));
         }
@@ -171,8 +196,8 @@ const char *cublasGetStatusString(int status) { return cublasGetStatusName(statu
 int cublasGemmEx(Handle *handle, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int a_type,
                  int lda, const void *b, int b_type, int ldb, const void *beta, void *c, int c_type, int ldc,
                  int compute, int) {
-    return strided(handle, "cublasGemmEx", ta, tb, m, n, k, alpha, a, a_type, lda, 0, b, b_type, ldb, 0, beta, c, c_type,
-                   ldc, 0, 1, compute);
+    return strided(handle, "cublasGemmEx", ta, tb, m, n, k, alpha, a, a_type, lda, 0, b, b_type, ldb, 0, beta, c,
+                   c_type, ldc, 0, 1, compute);
 }
 int cublasGemmStridedBatchedEx(Handle *handle, int ta, int tb, int m, int n, int k, const void *alpha, const void *a,
                                int a_type, int lda, long long a_stride, const void *b, int b_type, int ldb,
@@ -182,10 +207,10 @@ int cublasGemmStridedBatchedEx(Handle *handle, int ta, int tb, int m, int n, int
                    ldb, b_stride, beta, c, c_type, ldc, c_stride, batch, compute);
 }
 int cublasGemmBatchedEx(Handle *handle, int ta, int tb, int m, int n, int k, const void *alpha, const void *const *a,
-                        int a_type, int lda, const void *const *b, int b_type, int ldb, const void *beta, void *const *c,
-                        int c_type, int ldc, int batch, int compute, int) {
-    return listed(handle, "cublasGemmBatchedEx", ta, tb, m, n, k, alpha, a, a_type, lda, b, b_type, ldb, beta, c, c_type,
-                  ldc, batch, compute);
+                        int a_type, int lda, const void *const *b, int b_type, int ldb, const void *beta,
+                        void *const *c, int c_type, int ldc, int batch, int compute, int) {
+    return listed(handle, "cublasGemmBatchedEx", ta, tb, m, n, k, alpha, a, a_type, lda, b, b_type, ldb, beta, c,
+                  c_type, ldc, batch, compute);
 }
 
 #define EMULATED_GEMM(LETTER, ELEMENT, TYPE, COMPUTE)                                                                  \

@@ -34,8 +34,17 @@ struct Result {
     int reserved[4];
 };
 
-enum Epilogue { RELU = 2, BIAS = 4, GELU = 32, AUX = 128, DRELU = 8 | AUX, DGELU = 64 | AUX, BGRAD = 16,
-                BGRADA = 256, BGRADB = 512 };
+enum Epilogue {
+    RELU = 2,
+    BIAS = 4,
+    GELU = 32,
+    AUX = 128,
+    DRELU = 8 | AUX,
+    DGELU = 64 | AUX,
+    BGRAD = 16,
+    BGRADA = 256,
+    BGRADB = 512
+};
 
 bool has_epilogue(int epilogue) {
     switch (epilogue) {
@@ -60,15 +69,17 @@ double gelu(double x) { return 0.5 * x * (1 + std::tanh(0.7978845608028654 * (x 
 int check(const Description *description, const Layout *a, const Layout *b, const Layout *c, const Layout *d) {
     if (!description || !a || !b || !c || !d)
         return BLAS_INVALID_VALUE;
-    unsigned long m = description->transpose_a ? a->columns : a->rows, k = description->transpose_a ? a->rows : a->columns;
-    unsigned long k_b = description->transpose_b ? b->columns : b->rows, n = description->transpose_b ? b->rows : b->columns;
+    unsigned long m = description->transpose_a ? a->columns : a->rows,
+                  k = description->transpose_a ? a->rows : a->columns;
+    unsigned long k_b = description->transpose_b ? b->columns : b->rows,
+                  n = description->transpose_b ? b->rows : b->columns;
     if (k != k_b || d->rows != m || d->columns != n || c->rows != m || c->columns != n)
-        return complain(BLAS_INVALID_VALUE, "cublasLtMatmul: %lu x %lu times %lu x %lu to %lu x %lu", m, k, k_b, n, d->rows,
-                        d->columns);
+        return complain(BLAS_INVALID_VALUE, "cublasLtMatmul: %lu x %lu times %lu x %lu to %lu x %lu", m, k, k_b, n,
+                        d->rows, d->columns);
     for (const Layout *layout : {a, b, c, d})
         if (layout->order != 0 || layout->ld < std::max(1l, long(layout->rows)) || layout->batch != d->batch)
-            return complain(BLAS_INVALID_VALUE, "cublasLtMatmul: order %d, ld %ld of %lu rows, %d products", layout->order,
-                            layout->ld, layout->rows, layout->batch);
+            return complain(BLAS_INVALID_VALUE, "cublasLtMatmul: order %d, ld %ld of %lu rows, %d products",
+                            layout->order, layout->ld, layout->rows, layout->batch);
     if (!supported(a->type, b->type, d->type, description->compute) || c->type != d->type || description->transpose_c ||
         description->scale != scale_type(description->compute))
         return complain(BLAS_NOT_SUPPORTED, "cublasLtMatmul: types %d, %d, %d and %d, computed as %d", a->type, b->type,
@@ -93,7 +104,7 @@ void bias_gradient(const Description &description, const Product &p, int bias_ty
         for (long i = 0; i < (of_a ? p.m : p.n); i++) {
             double sum = 0;
             for (long q = 0; q < p.k; q++) {
-                bool k_is_row = of_a == p.transpose_a;
+                bool k_is_row = of_a ? p.transpose_a : !p.transpose_b;
                 sum += load(x.at(batch), x.type, k_is_row ? i * x.ld + q : q * x.ld + i);
             }
             store(description.bias, bias_type, batch * description.bias_stride + i, sum);
@@ -207,7 +218,8 @@ int cublasLtMatmulAlgoGetHeuristic(void *, const Description *description, const
 
 int cublasLtMatmul(void *handle, const Description *given, const void *alpha, const void *a, const Layout *a_layout,
                    const void *b, const Layout *b_layout, const void *beta, const void *c, const Layout *c_layout,
-                   void *d, const Layout *d_layout, const void *, void *workspace, size_t workspace_size, void *stream) {
+                   void *d, const Layout *d_layout, const void *, void *workspace, size_t workspace_size,
+                   void *stream) {
     if (!handle)
         return BLAS_NOT_INITIALIZED;
     if (int status = check(given, a_layout, b_layout, c_layout, d_layout))

@@ -2,8 +2,7 @@
 
 #include <cstring>
 
-inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
-#include "../include/emulated_halves.hpp"
+#include "../device/halves.hpp"
 
 namespace emulated {
 
@@ -78,8 +77,9 @@ int check_matrix(const char *name, const Matrix &matrix, long rows, long columns
     size_t bytes = ((columns - 1) * matrix.ld + rows) * size_of(matrix.type);
     for (int i = 0; i < batch; i++)
         if (!memory::valid(matrix.at(i), bytes))
-            return sticky = complain(ILLEGAL_ADDRESS, "a product's matrix %s (%ld x %ld, ld %ld, number %d of %d): access %s",
-                                     name, rows, columns, matrix.ld, i, batch,
+            return sticky = complain(ILLEGAL_ADDRESS,
+                                     "a product's matrix %s (%ld x %ld, ld %ld, number %d of %d): access %s", name,
+                                     rows, columns, matrix.ld, i, batch,
                                      memory::describe(static_cast<const char *>(matrix.at(i)) + bytes - 1).c_str());
     return SUCCESS;
 }

@@ -9,10 +9,24 @@
 namespace emulated {
 
 enum Type { R_32F = 0, R_64F = 1, R_16F = 2, R_16BF = 14 };
-enum Compute { C16F = 64, C16F_PEDANTIC, C32F = 68, C32F_PEDANTIC, C64F, C64F_PEDANTIC, C32F_FAST_16F = 74,
-               C32F_FAST_16BF, C32F_FAST_TF32 = 77 };
-enum Status { BLAS_SUCCESS = 0, BLAS_NOT_INITIALIZED = 1, BLAS_INVALID_VALUE = 7, BLAS_EXECUTION_FAILED = 13,
-              BLAS_NOT_SUPPORTED = 15 };
+enum Compute {
+    C16F = 64,
+    C16F_PEDANTIC,
+    C32F = 68,
+    C32F_PEDANTIC,
+    C64F,
+    C64F_PEDANTIC,
+    C32F_FAST_16F = 74,
+    C32F_FAST_16BF,
+    C32F_FAST_TF32 = 77
+};
+enum Status {
+    BLAS_SUCCESS = 0,
+    BLAS_NOT_INITIALIZED = 1,
+    BLAS_INVALID_VALUE = 7,
+    BLAS_EXECUTION_FAILED = 13,
+    BLAS_NOT_SUPPORTED = 15
+};
 
 size_t size_of(int type);
 double load(const void *data, int type, size_t index);

@@ -1,0 +1,171 @@
+//! On CUDA: two launches forward, two backward.
+
+use candle_core::{DType, Result, Tensor};
+
+use super::{Finish, Statistics};
+use crate::kernels::cast;
+use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
+use crate::kernels::elementwise::{plain, portable::arithmetic};
+use crate::kernels::reduce::channels::Channels;
+
+type Gradients = (Tensor, Tensor, Tensor);
+
+static SOURCE: Source = Source { name: "batch_norm", code: include_str!("batch_norm.cu") };
+
+/// Blocks that keep any GPU busy. Not those of this one: the order of a sum is one everywhere.
+const BLOCKS: usize = 1024;
+/// Elements a thread, at least: below, merging parts takes longer than making them.
+const GRAIN: usize = 16;
+
+/// `x` is contiguous and has elements; so is a residual, of its shape and dtype.
+pub(super) fn forward_train(
+    gpu: &Gpu,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    finish: Finish<'_>,
+    eps: f64,
+) -> Result<(Tensor, Statistics)> {
+    let plan = Plan::new(gpu, x);
+    let parts = plan.partials(3)?;
+    plan.run(plan.kernel("moments")?.read(x)?.write(&parts)?)?;
+    let [mean, var, inv_std] = [plan.vector()?, plan.vector()?, plan.vector()?];
+    let y = gpu.empty(x.dims(), x.dtype())?;
+    let (residual, finish) = match finish {
+        Finish::Plain => (None, 0),
+        Finish::Relu => (None, 1),
+        Finish::AddRelu(residual) => (Some(residual), 2),
+    };
+    let (weight, bias) = (plan.parameter(weight)?, plan.parameter(bias)?);
+    let kernel = plan.kernel("normalise")?.read(x)?.read_or_null(residual)?.write(&y)?;
+    let kernel = kernel.read_or_null(weight.as_ref())?.read_or_null(bias.as_ref())?;
+    let kernel = kernel.read(&parts)?.write(&mean)?.write(&var)?.write(&inv_std)?;
+    plan.run(kernel.int(finish).double(eps))?;
+    Ok((y, Statistics { mean, var, inv_std }))
+}
+
+pub(super) fn forward_eval(
+    gpu: &Gpu,
+    x: &Tensor,
+    mean: &Tensor,
+    var: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<Tensor> {
+    let plan = Plan::new(gpu, x);
+    let y = gpu.empty(x.dims(), x.dtype())?;
+    let (weight, bias) = (plan.parameter(weight)?, plan.parameter(bias)?);
+    let (mean, var) = (plan.wide(mean)?, plan.wide(var)?);
+    let kernel = plan.kernel("normalise")?.read(x)?.read_or_null(None)?.write(&y)?;
+    let kernel = kernel.read_or_null(weight.as_ref())?.read_or_null(bias.as_ref())?;
+    let kernel = kernel.read_or_null(None)?.read(&mean)?.read(&var)?.write_or_null(None)?;
+    plan.run(kernel.int(0).double(eps))?;
+    Ok(y)
+}
+
+/// `x` and `grad` are contiguous, of one shape and dtype, and have elements.
+pub(super) fn backward_train(
+    gpu: &Gpu,
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    statistics: &Statistics,
+) -> Result<Gradients> {
+    let Statistics { mean, inv_std, .. } = statistics;
+    backward(gpu, x, grad, weight, mean, Spread::InvStd(inv_std))
+}
+
+pub(super) fn backward_eval(
+    gpu: &Gpu,
+    x: &Tensor,
+    grad: &Tensor,
+    mean: &Tensor,
+    var: &Tensor,
+    weight: Option<&Tensor>,
+    eps: f64,
+) -> Result<Gradients> {
+    backward(gpu, x, grad, weight, mean, Spread::Given { var, eps })
+}
+
+enum Spread<'a> {
+    /// Of the batch itself, so that the gradient passes through it.
+    InvStd(&'a Tensor),
+    Given {
+        var: &'a Tensor,
+        eps: f64,
+    },
+}
+
+fn backward(
+    gpu: &Gpu,
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    mean: &Tensor,
+    spread: Spread<'_>,
+) -> Result<Gradients> {
+    let plan = Plan::new(gpu, x);
+    let (spread, train, eps) = match spread {
+        Spread::InvStd(inv_std) => (inv_std, 1, 0.0),
+        Spread::Given { var, eps } => (var, 0, eps),
+    };
+    let (mean, spread) = (plan.wide(mean)?, plan.wide(spread)?);
+    let parts = plan.partials(2)?;
+    let kernel = plan.kernel("gradient_sums")?.read(x)?.read(grad)?.read(&mean)?;
+    plan.run(kernel.write(&parts)?)?;
+    let (dx, dweight) = (gpu.empty(x.dims(), x.dtype())?, plan.vector()?);
+    let (dbias, weight) = (plan.vector()?, plan.parameter(weight)?);
+    let kernel = plan.kernel("input_gradient")?.read(x)?.read(grad)?.write(&dx)?;
+    let kernel = kernel.read_or_null(weight.as_ref())?.read(&mean)?.read(&spread)?;
+    let kernel = kernel.read(&parts)?.write(&dweight)?.write(&dbias)?;
+    plan.run(kernel.int(train).double(eps))?;
+    Ok((dx, dweight, dbias))
+}
+
+/// How the elements of a tensor are shared out: so many blocks a channel.
+struct Plan<'a> {
+    gpu: &'a Gpu,
+    layout: Channels,
+    parts: usize,
+    dtype: DType,
+}
+
+impl<'a> Plan<'a> {
+    fn new(gpu: &'a Gpu, x: &Tensor) -> Self {
+        let layout = Channels::of(x.dims(), 1);
+        let most = layout.count() / (Grid::THREADS * GRAIN);
+        let parts = BLOCKS.div_ceil(layout.channels).min(most).max(1);
+        Self { gpu, layout, parts, dtype: x.dtype() }
+    }
+
+    fn kernel(&self, name: &str) -> Result<Launch> {
+        self.gpu.launch(&SOURCE, &format!("{name}_{}", suffix(self.dtype)?))
+    }
+
+    /// One block a part of a channel. A kernel reads and writes the elements of its part in tensors
+    /// of `layout`'s size, the elements of its channel in vectors, and its own of the partials.
+    fn run(&self, kernel: Launch) -> Result<()> {
+        let Channels { outer, channels, inner } = self.layout;
+        let kernel = kernel.sizes(&[outer, channels, inner, self.parts]);
+        kernel.run(Grid::flat(channels * self.parts, Grid::THREADS))
+    }
+
+    /// `values` of every part of every channel.
+    fn partials(&self, values: usize) -> Result<Tensor> {
+        let shape = (self.parts, self.layout.channels, values);
+        self.gpu.empty(shape, arithmetic(self.dtype))
+    }
+
+    fn vector(&self) -> Result<Tensor> {
+        self.gpu.empty(self.layout.channels, arithmetic(self.dtype))
+    }
+
+    fn parameter(&self, parameter: Option<&Tensor>) -> Result<Option<Tensor>> {
+        parameter.map(|parameter| self.wide(parameter)).transpose()
+    }
+
+    fn wide(&self, vector: &Tensor) -> Result<Tensor> {
+        plain(&cast(vector, arithmetic(self.dtype))?)
+    }
+}

@@ -1,0 +1,20 @@
+//! What `dnn` is without the feature `cudnn`: no library has a convolution.
+
+use candle_core::{Result, Tensor};
+
+use super::{Convolution, Gpu, Pass};
+
+impl Gpu {
+    pub(crate) fn has_convolutions(&self) -> bool {
+        false
+    }
+
+    pub(crate) fn convolution(
+        &self,
+        _: Pass,
+        _: &Convolution,
+        [_, _, _]: [&Tensor; 3],
+    ) -> Result<bool> {
+        Ok(false)
+    }
+}

@@ -1,0 +1,193 @@
+//! Convolutions by cuDNN: sums in F32, in an order that is the same every time, and of the products
+//! themselves: no Winograd and no Fourier transforms, whose roundings are others.
+//!
+//! What an algorithm is chosen by, and how, is remembered: once for every shape, dtype and pass.
+
+mod descriptors;
+mod plan;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use candle_core::cuda_backend::DeviceId;
+use candle_core::cuda_backend::WrapErr;
+use candle_core::cuda_backend::cudarc::cudnn::{result as cudnn, sys};
+use candle_core::cuda_backend::cudarc::driver::CudaStream;
+use candle_core::{DType, Error, Result, Tensor};
+
+use super::{Convolution, Gpu, Pass, address, address_mut};
+use plan::{Algorithm, Plan};
+
+/// Bytes that an algorithm may use beside its tensors.
+const WORKSPACE: usize = 256 << 20;
+/// The place of that in [`Gpu::scratch`].
+const PLACE: usize = 3;
+
+/// A library handle on a stream, and what was chosen with it. One a thread, as the library asks.
+#[derive(Debug)]
+struct Library {
+    handle: sys::cudnnHandle_t,
+    /// Kept alive as long as the handle names it.
+    _stream: Arc<CudaStream>,
+    /// `None` where the library has nothing that will do.
+    plans: RefCell<HashMap<Key, Option<Rc<Plan>>>>,
+}
+
+/// Convolution, pass, dtype, and whether the choice was by measuring.
+type Key = (Convolution, Pass, DType, bool);
+
+#[allow(unsafe_code)]
+impl Library {
+    fn new(stream: Arc<CudaStream>) -> Result<Self> {
+        stream.context().bind_to_thread().w()?;
+        let handle = cudnn::create_handle().map_err(Error::wrap)?;
+        let this = Self { handle, _stream: stream.clone(), plans: RefCell::default() };
+        // SAFETY: the handle was made above, and the stream lives as long as it.
+        unsafe { cudnn::set_stream(this.handle, stream.cu_stream().cast()) }
+            .map_err(Error::wrap)?;
+        Ok(this)
+    }
+}
+
+#[allow(unsafe_code)]
+impl Drop for Library {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, and destroyed here alone. At the end of a process there may be
+        // nothing left to destroy, which is no error.
+        let _ = unsafe { cudnn::destroy_handle(self.handle) };
+    }
+}
+
+/// The addresses of a convolution's tensors: input, weight, output.
+#[derive(Clone, Copy)]
+struct Addresses([u64; 3]);
+
+impl Addresses {
+    fn of(pass: Pass, tensors: [&Tensor; 3]) -> Result<Self> {
+        let written = match pass {
+            Pass::Forward => 2,
+            Pass::Input => 0,
+            Pass::Weight => 1,
+        };
+        let mut addresses = [0; 3];
+        for (i, (at, tensor)) in addresses.iter_mut().zip(tensors).enumerate() {
+            *at = if i == written { address_mut(tensor)? } else { address(tensor)? };
+        }
+        Ok(Self(addresses))
+    }
+
+    fn at(self, index: usize) -> *mut c_void {
+        self.0[index] as *mut c_void
+    }
+}
+
+impl Gpu {
+    /// Whether [`convolution`](Self::convolution) is worth asking for.
+    pub(crate) fn has_convolutions(&self) -> bool {
+        true
+    }
+
+    /// Computes the one of `[input, weight, output]` that `pass` says from the others. All are
+    /// contiguous, of the shapes of `convolution`, and of one dtype: F16, BF16 or F32.
+    ///
+    /// `false` where the library has no algorithm for it, and nothing was done.
+    pub(crate) fn convolution(
+        &self,
+        pass: Pass,
+        convolution: &Convolution,
+        tensors: [&Tensor; 3],
+    ) -> Result<bool> {
+        thread_local!(static LIBRARIES: RefCell<HashMap<DeviceId, Rc<Library>>> = RefCell::default());
+        let library = LIBRARIES.with(|libraries| {
+            let id = self.0.id();
+            if let Some(library) = libraries.borrow().get(&id) {
+                return Ok::<_, Error>(library.clone());
+            }
+            let library = Rc::new(Library::new(self.0.cuda_stream())?);
+            libraries.borrow_mut().insert(id, library.clone());
+            Ok(library)
+        })?;
+        let dtype = tensors[0].dtype();
+        let addresses = Addresses::of(pass, tensors)?;
+        let key = (*convolution, pass, dtype, crate::cudnn_benchmark());
+        let known = library.plans.borrow().get(&key).cloned();
+        let plan = match known {
+            Some(plan) => plan,
+            None => {
+                let plan = Plan::choose(self, library.handle, key, addresses)?.map(Rc::new);
+                library.plans.borrow_mut().insert(key, plan.clone());
+                plan
+            }
+        };
+        let Some(plan) = plan else { return Ok(false) };
+        self.run(library.handle, &plan, addresses)?;
+        Ok(true)
+    }
+
+    #[allow(unsafe_code)]
+    fn run(&self, handle: sys::cudnnHandle_t, plan: &Plan, tensors: Addresses) -> Result<()> {
+        let (one, zero) = (1f32, 0f32);
+        let (one, zero) = (std::ptr::from_ref(&one).cast(), std::ptr::from_ref(&zero).cast());
+        let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
+        let (workspace, size) = (address_mut(&scratch)? as *mut c_void, plan.workspace);
+        let [input, weight, output] = [tensors.at(0), tensors.at(1), tensors.at(2)];
+        let (x, w, y, convolution) = plan.descriptors.raw();
+        // SAFETY: the descriptors are alive and say the shapes and the dtype of the tensors, which the
+        // caller gave as large; what is written is the tensor whose address was taken for that, and
+        // `size` bytes of scratch. All is in the order of the handle's stream. The factors are F32,
+        // as for all three dtypes, and read before the call returns.
+        unsafe {
+            match plan.algorithm {
+                Algorithm::Forward(algorithm) => cudnn::convolution_forward(
+                    handle,
+                    one,
+                    x,
+                    input,
+                    w,
+                    weight,
+                    convolution,
+                    algorithm,
+                    workspace,
+                    size,
+                    zero,
+                    y,
+                    output,
+                ),
+                Algorithm::Input(algorithm) => cudnn::convolution_backward_data(
+                    handle,
+                    one,
+                    w,
+                    weight,
+                    y,
+                    output,
+                    convolution,
+                    algorithm,
+                    workspace,
+                    size,
+                    zero,
+                    x,
+                    input,
+                ),
+                Algorithm::Weight(algorithm) => cudnn::convolution_backward_filter(
+                    handle,
+                    one,
+                    x,
+                    input,
+                    y,
+                    output,
+                    convolution,
+                    algorithm,
+                    workspace,
+                    size,
+                    zero,
+                    w,
+                    weight,
+                ),
+            }
+        }
+        .map_err(Error::wrap)
+    }
+}

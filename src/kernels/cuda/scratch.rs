@@ -1,0 +1,31 @@
+//! Memory that an operator needs until its last launch, kept for the next one.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use candle_core::cuda_backend::DeviceId;
+use candle_core::{DType, Result, Tensor};
+
+use super::Gpu;
+
+/// By device, which has a stream, place and dtype. One a thread: what two threads launch has no order.
+type Kept = HashMap<(DeviceId, usize, DType), Tensor>;
+
+impl Gpu {
+    /// `len` elements of any value, which the next call for the same `place` hands out again: what is
+    /// launched before that call may use them, as launches go on in order.
+    ///
+    /// The most that was ever asked for stays allocated.
+    pub(crate) fn scratch(&self, place: usize, len: usize, dtype: DType) -> Result<Tensor> {
+        thread_local!(static KEPT: RefCell<Kept> = RefCell::default());
+        KEPT.with_borrow_mut(|kept| {
+            let key = (self.0.id(), place, dtype);
+            if let Some(kept) = kept.get(&key).filter(|kept| kept.elem_count() >= len) {
+                return kept.narrow(0, 0, len);
+            }
+            let fresh = self.empty(len, dtype)?;
+            kept.insert(key, fresh.clone());
+            Ok(fresh)
+        })
+    }
+}

@@ -1,0 +1,181 @@
+//! The CUDA side: one launch for all tensors with the same formulas, up to [`ROWS`] of them; LAMB
+//! two. Nothing waits.
+
+use candle_core::{DType, Result, Tensor, bail};
+
+use super::rule::Rule;
+use super::{Master, Skip, Slot};
+use crate::kernels::cuda::{Gpu, Grid, Source, Table, address, address_mut};
+
+macro_rules! source {
+    ($name:literal, $only:literal) => {
+        Source {
+            name: concat!("optimizer_", $name),
+            code: concat!("#define ONLY ", $only, "\n", include_str!("optimizer.cu")),
+        }
+    };
+}
+
+static SGD: Source = source!("sgd", 0);
+static ADAMW: Source = source!("adamw", 1);
+static LION: Source = source!("lion", 2);
+static AVERAGE: Source = source!("average", 3);
+static LAMB: Source = source!("lamb", 4);
+static REBUILD: Source = source!("rebuild", 5);
+
+/// Words of a row, and the rows of a launch.
+const ROW: usize = 22;
+const ROWS: usize = (Table::WORDS - 1) / ROW;
+/// Elements of a block, as in the `.cu`.
+const CHUNK: usize = 1 << 14;
+const THREADS: usize = 256;
+
+/// One step of every slot, all on `gpu`.
+pub(super) fn step(gpu: &Gpu, slots: &[Slot<'_>], skip: Option<Skip<'_>>) -> Result<()> {
+    // By formulas and arithmetic; nearly always that is one group.
+    let kind = |slot: &Slot<'_>| (kernel(slot.rule), slot.variable.dtype() == DType::F64);
+    let mut left: Vec<(usize, &Slot<'_>)> = slots.iter().enumerate().collect();
+    while let Some(&(_, first)) = left.first() {
+        let wanted = kind(first);
+        let (chosen, others): (Vec<_>, _) =
+            left.into_iter().partition(|(_, slot)| kind(slot) == wanted);
+        for rows in chosen.chunks(ROWS) {
+            launch(gpu, first.rule, wanted.1, rows, skip)?;
+        }
+        left = others;
+    }
+    Ok(())
+}
+
+fn kernel(rule: Rule) -> &'static str {
+    match rule {
+        Rule::Sgd(_) => "sgd",
+        Rule::AdamW(_) => "adamw",
+        Rule::Lion(_) => "lion",
+        Rule::Average(_) => "average",
+        Rule::LambMoments(_) | Rule::LambUpdate(..) => "lamb",
+    }
+}
+
+fn launch(
+    gpu: &Gpu,
+    rule: Rule,
+    double: bool,
+    slots: &[(usize, &Slot<'_>)],
+    skip: Option<Skip<'_>>,
+) -> Result<()> {
+    let mut words = vec![slots.len() as u64];
+    let mut blocks = 0;
+    for &(number, slot) in slots {
+        let place = skip.map_or(number, |skip| skip.places[number]);
+        words.extend(row(slot, place, blocks)?);
+        blocks += slot.variable.elem_count().div_ceil(CHUNK);
+    }
+    let table = Table::new(&words);
+    let suffix = if double { "f64" } else { "f32" };
+    let grid = Grid { blocks: [blocks, 1, 1], threads: THREADS, shared: 0 };
+    // A block finds its row by `first_block`, and stays below that row's `len`; every tensor of the
+    // row has as many elements: `Slot` says so.
+    let start = |source, name: &str| {
+        let launch = gpu.launch(source, &format!("{name}_{suffix}"))?.table(table.clone());
+        launch.read_or_null(skip.map(|skip| skip.flag))?.write_or_null(skip.map(|skip| skip.counts))
+    };
+    match rule {
+        Rule::Sgd(_) => start(&SGD, "sgd")?.run(grid),
+        Rule::AdamW(_) => start(&ADAMW, "adamw")?.run(grid),
+        Rule::Lion(_) => start(&LION, "lion")?.run(grid),
+        Rule::Average(_) => start(&AVERAGE, "average")?.run(grid),
+        Rule::LambMoments(_) | Rule::LambUpdate(..) => {
+            // Two for every block, that block's own.
+            let squares = gpu.empty(2 * blocks, DType::F64)?;
+            start(&LAMB, "lamb_moments")?.write(&squares)?.run(grid)?;
+            start(&LAMB, "lamb_update")?.read(&squares)?.run(grid)
+        }
+    }
+}
+
+/// The row of the table: `Row` in the `.cu`.
+fn row(slot: &Slot<'_>, place: usize, first_block: usize) -> Result<[u64; ROW]> {
+    let (keep, master) = match slot.master {
+        Master::Itself => (0, None),
+        Master::Full(master) => (1, Some(master)),
+        Master::Remainder(rest) => (2, Some(rest)),
+        Master::Stochastic => (3, None),
+    };
+    let mut states = [(0, 0); 3];
+    for (number, state) in slot.states.iter().enumerate() {
+        let Some(place) = states.get_mut(number) else { bail!("more than three states") };
+        *place = (address_mut(state)?, code(state)?);
+    }
+    let variable = address_mut(slot.variable)?;
+    let master = master.map_or(Ok(0), address_mut)?;
+    let gradient = address(slot.gradient)?;
+    let addresses = [variable, master, states[0].0, states[1].0, states[2].0, gradient];
+    let aligned = u64::from(addresses.iter().all(|address| address % 16 == 0));
+    let fields = [
+        code(slot.variable)?,
+        keep,
+        states[0].1,
+        states[1].1,
+        states[2].1,
+        code(slot.gradient)?,
+        aligned,
+    ];
+    let kinds = fields.iter().rev().fold(0, |kinds, field| kinds << 4 | field);
+    let (step, settings) = settings(slot.rule);
+    let mut row = [0; ROW];
+    row[..2].copy_from_slice(&[first_block as u64, slot.variable.elem_count() as u64]);
+    row[2..8].copy_from_slice(&addresses);
+    row[8..12].copy_from_slice(&[slot.seed, kinds, step, place as u64]);
+    for (word, setting) in row[12..].iter_mut().zip(settings) {
+        *word = setting.to_bits();
+    }
+    Ok(row)
+}
+
+fn code(tensor: &Tensor) -> Result<u64> {
+    Ok(match tensor.dtype() {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        DType::BF16 => 2,
+        DType::F64 => 3,
+        other => bail!("no optimizer reads {other:?}"),
+    })
+}
+
+/// The number of the step, and the settings in the order in which the `.cu` reads them.
+fn settings(rule: Rule) -> (u64, [f64; 10]) {
+    let flag = |flag: bool| f64::from(u8::from(flag));
+    let fill = |values: &[f64]| std::array::from_fn(|i| values.get(i).copied().unwrap_or(0.0));
+    match rule {
+        Rule::Sgd(r) => {
+            let flags = [r.nesterov, r.maximize, r.first].map(flag);
+            let numbers = [r.lr, r.momentum, r.dampening, r.weight_decay];
+            (r.step, fill(&[&numbers[..], &flags].concat()))
+        }
+        Rule::AdamW(r) => {
+            let numbers = [r.keep, r.beta1, r.beta2, r.eps, r.step_size, r.correction, r.lr];
+            (r.step, fill(&[&numbers[..], &[r.amsgrad, r.maximize].map(flag)].concat()))
+        }
+        Rule::Lion(r) => (0, fill(&[r.lr, r.keep, r.beta1, r.beta2, flag(r.maximize)])),
+        Rule::Average(share) => (0, fill(&[share])),
+        Rule::LambMoments(r) | Rule::LambUpdate(r, _) => {
+            let numbers =
+                [r.lr, r.weight_decay, r.beta1, r.beta2, r.eps, r.correction1, r.correction2];
+            (r.step, fill(&[&numbers[..], &[r.maximize, r.adapt, r.clip].map(flag)].concat()))
+        }
+    }
+}
+
+/// See [`super::rebuild`].
+pub(super) fn rebuild(gpu: &Gpu, rounded: &Tensor, rest: &Tensor) -> Result<Tensor> {
+    let (rounded, rest) = (rounded.detach().contiguous()?, rest.contiguous()?);
+    let exact = gpu.empty(rounded.shape(), DType::F32)?;
+    let len = rounded.elem_count();
+    let blocks = len.div_ceil(THREADS).min(1 << 16);
+    // Every thread stays below `len`, which all three have.
+    let launch = gpu.launch(&REBUILD, "rebuild_bf16")?;
+    let grid = Grid { blocks: [blocks, 1, 1], threads: THREADS, shared: 0 };
+    launch.read(&rounded)?.read(&rest)?.write(&exact)?.size(len).run(grid)?;
+    Ok(exact)
+}

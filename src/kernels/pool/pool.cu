@@ -1,0 +1,162 @@
+// Pooling over planes of (h, w). A thread has one output element, or one input element of a gradient,
+// which gathers: sums have one order, that of the windows.
+
+// What every kernel is told about its windows; a block of 32-bit numbers where they are enough, as
+// division by 64-bit ones is slow.
+template <class I> struct Window {
+    I h, w, oh, ow, kh, kw, sh, sw, ph, pw;
+};
+
+// The part of an axis that a window covers: padding left out.
+template <class I> struct Span {
+    I from, to;
+
+    DEVICE Span(I window, I kernel, I stride, I padding, I size) {
+        I start = window * stride, end = start + kernel;
+        from = start > padding ? start - padding : 0;
+        to = end > padding ? end - padding : 0;
+        if (to > size) to = size;
+    }
+};
+
+// The windows that cover a place of an axis.
+template <class I> struct Cover {
+    I from, to;
+
+    DEVICE Cover(I place, I kernel, I stride, I padding, I windows) {
+        I padded = place + padding;
+        from = padded >= kernel ? (padded - kernel) / stride + 1 : 0;
+        to = padded / stride + 1;
+        if (to > windows) to = windows;
+    }
+};
+
+// The first of the largest, as an index into the plane; NaN wins.
+template <class I, class T>
+DEVICE void max_forward(const T *x, T *y, u32 *index, I i, Window<I> of) {
+    I ox = i % of.ow, oy = i / of.ow % of.oh, plane = i / of.ow / of.oh;
+    Span<I> rows(oy, of.kh, of.sh, of.ph, of.h), columns(ox, of.kw, of.sw, of.pw, of.w);
+    const T *from = x + (size_t)plane * of.h * of.w;
+    Acc<T> best = -infinity<Acc<T>>();
+    I at = rows.from * of.w + columns.from;
+    for (I row = rows.from; row < rows.to; row++)
+        for (I column = columns.from; column < columns.to; column++) {
+            Acc<T> value = widen(from[row * of.w + column]);
+            if (value > best || value != value) {
+                best = value;
+                at = row * of.w + column;
+            }
+        }
+    narrow(best, y[i]);
+    index[i] = (u32)at;
+}
+
+template <class I, class G, class O>
+DEVICE void max_backward(const G *g, const u32 *index, O *dx, I i, Window<I> of) {
+    I x = i % of.w, y = i / of.w % of.h, plane = i / of.w / of.h;
+    Cover<I> rows(y, of.kh, of.sh, of.ph, of.oh), columns(x, of.kw, of.sw, of.pw, of.ow);
+    size_t first = (size_t)plane * of.oh * of.ow;
+    u32 here = (u32)(y * of.w + x);
+    Acc<G> sum = 0;
+    for (I row = rows.from; row < rows.to; row++)
+        for (I column = columns.from; column < columns.to; column++) {
+            size_t window = first + row * of.ow + column;
+            if (index[window] == here) sum += widen(g[window]);
+        }
+    narrow(sum, dx[i]);
+}
+
+// Padding counts as zeros.
+template <class I, class T> DEVICE void avg_forward(const T *x, T *y, I i, Window<I> of) {
+    I ox = i % of.ow, oy = i / of.ow % of.oh, plane = i / of.ow / of.oh;
+    Span<I> rows(oy, of.kh, of.sh, of.ph, of.h), columns(ox, of.kw, of.sw, of.pw, of.w);
+    const T *from = x + (size_t)plane * of.h * of.w;
+    Acc<T> sum = 0;
+    for (I row = rows.from; row < rows.to; row++)
+        for (I column = columns.from; column < columns.to; column++) sum += widen(from[row * of.w + column]);
+    narrow(sum / (Acc<T>)(of.kh * of.kw), y[i]);
+}
+
+template <class I, class G, class O> DEVICE void avg_backward(const G *g, O *dx, I i, Window<I> of) {
+    I x = i % of.w, y = i / of.w % of.h, plane = i / of.w / of.h;
+    Cover<I> rows(y, of.kh, of.sh, of.ph, of.oh), columns(x, of.kw, of.sw, of.pw, of.ow);
+    const G *from = g + (size_t)plane * of.oh * of.ow;
+    Acc<G> sum = 0, area = (Acc<G>)(of.kh * of.kw);
+    for (I row = rows.from; row < rows.to; row++)
+        for (I column = columns.to; column-- > columns.from;) sum += widen(from[row * of.ow + column]) / area;
+    narrow(sum, dx[i]);
+}
+
+// A block has a plane.
+template <class T> DEVICE void global_avg_forward(const T *x, T *y, size_t area) {
+    const T *from = x + blockIdx.x * area;
+    Acc<T> sum = 0;
+    if (area % Pack<T>::LEN == 0 && aligned(x)) {
+        for (size_t i = threadIdx.x; i < area / Pack<T>::LEN; i += blockDim.x) {
+            Pack<T> pack = load_pack(from + i * Pack<T>::LEN);
+            Acc<T> own = 0;
+            for (int j = 0; j < Pack<T>::LEN; j++) own += widen(pack.at[j]);
+            sum += own;
+        }
+    } else {
+        for (size_t i = threadIdx.x; i < area; i += blockDim.x) sum += widen(from[i]);
+    }
+    sum = block_reduce<Sum>(sum, Acc<T>(0));
+    if (threadIdx.x == 0) narrow(sum / (Acc<T>)area, y[blockIdx.x]);
+}
+
+// A block has a plane.
+template <class G, class O> DEVICE void global_avg_backward(const G *g, O *dx, size_t area) {
+    O *to = dx + blockIdx.x * area;
+    O share = as<O>(widen(g[blockIdx.x]) / (Acc<G>)area);
+    if (area % Pack<O>::LEN == 0 && aligned(dx)) {
+        Pack<O> pack;
+        for (int j = 0; j < Pack<O>::LEN; j++) pack.at[j] = share;
+        for (size_t i = threadIdx.x; i < area / Pack<O>::LEN; i += blockDim.x)
+            store_pack(to + i * Pack<O>::LEN, pack);
+    } else {
+        for (size_t i = threadIdx.x; i < area; i += blockDim.x) to[i] = share;
+    }
+}
+
+#define WINDOW                                                                                     \
+    size_t planes, size_t h, size_t w, size_t oh, size_t ow, size_t kh, size_t kw, size_t sh,      \
+        size_t sw, size_t ph, size_t pw
+#define OF(I) Window<I>{(I)h, (I)w, (I)oh, (I)ow, (I)kh, (I)kw, (I)sh, (I)sw, (I)ph, (I)pw}
+
+// `body` for each of `count` elements `i`. Nothing in it, padded places included, is more than all
+// elements of both sides and the padding together.
+#define FOR_EACH(count, body)                                                                      \
+    if (planes * (h + 2 * ph + kh) * (w + 2 * pw + kw) < 1ull << 31 && planes * oh * ow < 1ull << 31) { \
+        typedef u32 I;                                                                             \
+        for (I i = (I)global_thread(); i < (I)(count); i += (I)global_threads()) body;             \
+    } else {                                                                                       \
+        typedef size_t I;                                                                          \
+        for (I i = global_thread(); i < (count); i += global_threads()) body;                      \
+    }
+
+#define FORWARD(t, T)                                                                              \
+    KERNEL max_forward_##t(const T *x, T *y, u32 *index, WINDOW) {                                 \
+        FOR_EACH(planes * oh * ow, max_forward(x, y, index, i, OF(I)))                             \
+    }                                                                                              \
+    KERNEL avg_forward_##t(const T *x, T *y, WINDOW) {                                             \
+        FOR_EACH(planes * oh * ow, avg_forward(x, y, i, OF(I)))                                    \
+    }                                                                                              \
+    KERNEL global_avg_forward_##t(const T *x, T *y, size_t area) { global_avg_forward(x, y, area); }
+EACH_FLOAT(FORWARD)
+
+// From gradients of one dtype to those of another.
+#define BACKWARD(g_o, G, O)                                                                        \
+    KERNEL max_backward_##g_o(const G *g, const u32 *index, O *dx, WINDOW) {                       \
+        FOR_EACH(planes * h * w, max_backward(g, index, dx, i, OF(I)))                             \
+    }                                                                                              \
+    KERNEL avg_backward_##g_o(const G *g, O *dx, WINDOW) {                                         \
+        FOR_EACH(planes * h * w, avg_backward(g, dx, i, OF(I)))                                    \
+    }                                                                                              \
+    KERNEL global_avg_backward_##g_o(const G *g, O *dx, size_t area) { global_avg_backward(g, dx, area); }
+BACKWARD(f32_f32, float, float)
+BACKWARD(f16_f16, f16, f16)
+BACKWARD(f16_f32, f16, float)
+BACKWARD(bf16_bf16, bf16, bf16)
+BACKWARD(bf16_f32, bf16, float)
+BACKWARD(f64_f64, double, double)

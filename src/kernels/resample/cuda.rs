@@ -1,0 +1,51 @@
+//! On CUDA: one launch each.
+
+use candle_core::{DType, Result, Tensor};
+
+use super::{Grid, Rule};
+use crate::kernels::cast;
+use crate::kernels::cuda::{self, Gpu, Launch, Source, suffix};
+use crate::kernels::elementwise::portable::arithmetic;
+
+static SOURCE: Source = Source { name: "resample", code: include_str!("resample.cu") };
+
+type Dims = (usize, usize, usize, usize);
+
+/// `x` is contiguous, and as high and wide as `grid` was made for.
+pub(super) fn forward(gpu: &Gpu, x: &Tensor, grid: &Grid) -> Result<Tensor> {
+    let (n, c, h, w) = x.dims4()?;
+    let (oh, ow) = grid.size();
+    let y = gpu.empty((n, c, oh, ow), x.dtype())?;
+    let kernel = gpu.launch(&SOURCE, &format!("forward_{}", suffix(x.dtype())?))?;
+    run(kernel.read(x)?.write(&y)?, (n, c, h, w), grid, y.elem_count())?;
+    Ok(y)
+}
+
+/// `grad` is contiguous, and as large as the result of [`forward`] for `dims`.
+pub(super) fn backward(
+    gpu: &Gpu,
+    grad: &Tensor,
+    dims: Dims,
+    grid: &Grid,
+    out: DType,
+) -> Result<Tensor> {
+    let dtype = if out == grad.dtype() { out } else { arithmetic(grad.dtype()) };
+    let dx = gpu.empty(dims, dtype)?;
+    let name = format!("backward_{}_{}", suffix(grad.dtype())?, suffix(dtype)?);
+    let kernel = gpu.launch(&SOURCE, &name)?.read(grad)?.write(&dx)?;
+    run(kernel, dims, grid, dx.elem_count())?;
+    cast(&dx, out)
+}
+
+/// A thread for each of `count` elements, which are those of the output, or of the input. It reads
+/// its plane on the other side, where places are cut to what is there.
+fn run(kernel: Launch, (n, c, h, w): Dims, grid: &Grid, count: usize) -> Result<()> {
+    let (oh, ow) = grid.size();
+    let (Rule { steps: (down, across), centre }, linear) = match *grid {
+        Grid::Nearest { rule, .. } => (rule, 0),
+        Grid::Linear { rule, .. } => (rule, 1),
+    };
+    let kernel = kernel.sizes(&[n * c, h, w, oh, ow]);
+    let kernel = kernel.double(down).double(across).double(centre).int(linear);
+    kernel.run(cuda::Grid::over(count, 1))
+}

@@ -1,0 +1,84 @@
+//! A loss scale that lives on a GPU, and what the host has yet to learn of it.
+
+use candle_core::{Result, Tensor};
+
+use super::cuda;
+use crate::kernels::cuda::Gpu;
+
+/// When a scale moves: the settings of `ScaleConfig`, as the kernel takes them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Growth {
+    pub(crate) growth_factor: f64,
+    pub(crate) backoff_factor: f64,
+    pub(crate) growth_interval: u32,
+    pub(crate) hysteresis: u32,
+    pub(crate) min_scale: f32,
+    pub(crate) max_scale: f32,
+}
+
+/// The scale, its inverse and its two trackers on a GPU, which moves them; and a log of the flags
+/// that moved them, from which the host's own copy of the rule follows when somebody asks.
+#[derive(Debug)]
+pub(crate) struct DeviceScale {
+    gpu: Gpu,
+    /// Four words of 32 bits: scale, inverse, growth tracker, hysteresis tracker.
+    state: Tensor,
+    /// `U32`, a flag for each update since the host last read.
+    log: Tensor,
+    logged: usize,
+}
+
+impl DeviceScale {
+    /// Updates that the log holds: the host has to read at least that often.
+    pub(crate) const LOG: usize = 1024;
+
+    /// On `gpu`, in the state that the host has.
+    pub(crate) fn new(gpu: Gpu, scale: f32, inverse: f32, trackers: [u32; 2]) -> Result<Self> {
+        let words = [scale.to_bits(), inverse.to_bits(), trackers[0], trackers[1]];
+        let state = cuda::upload(&gpu.device(), words)?;
+        let log = gpu.empty(Self::LOG, candle_core::DType::U32)?;
+        Ok(Self { gpu, state, log, logged: 0 })
+    }
+
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// What [`Factor::Device`](super::Factor::Device) takes.
+    pub(crate) fn state(&self) -> &Tensor {
+        &self.state
+    }
+
+    /// The scale itself, `F32`, one element.
+    pub(crate) fn scale(&self) -> Result<Tensor> {
+        self.state.narrow(0, 0, 1)
+    }
+
+    /// A copy of the scale as it is now, `F32`, one element.
+    pub(crate) fn snapshot(&self) -> Result<Tensor> {
+        self.scale()?.copy()
+    }
+
+    /// Moves the scale by `found`, one `U32`.
+    pub(crate) fn update(&mut self, found: &Tensor, rule: &Growth) -> Result<()> {
+        let log = self.log.narrow(0, self.logged, 1)?;
+        cuda::update_scale(&self.gpu, &self.state, found, &log, rule)?;
+        self.logged += 1;
+        Ok(())
+    }
+
+    /// Whether the log is full: the next update needs a [`read`](Self::read) before it.
+    pub(crate) fn is_full(&self) -> bool {
+        self.logged == Self::LOG
+    }
+
+    /// The flags since the last call. Waits, where there are any.
+    pub(crate) fn read(&mut self) -> Result<Vec<bool>> {
+        if self.logged == 0 {
+            return Ok(Vec::new());
+        }
+        let flags = Gpu::to_host::<u32>(&self.log.narrow(0, 0, self.logged)?)?;
+        self.logged = 0;
+        Ok(flags.into_iter().map(|flag| flag != 0).collect())
+    }
+}

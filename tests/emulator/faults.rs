@@ -1,0 +1,214 @@
+//! What kernels do wrong, and how it is told.
+//!
+//! A fault makes the device useless to the whole process: each has one of its own.
+
+use std::env;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::gpu::{assert_error, compile, cudarc, grid, run, stream};
+use cudarc::driver::sys::CUresult;
+use cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
+
+/// The variable by which a test's own process knows that it is it.
+const CHILD: &str = "EMULATED_GPU_TEST";
+
+/// Runs a test in a process of its own, and returns what that prints: nothing in that process.
+fn in_process(test: &str, seed: u32) -> Option<String> {
+    if env::var_os(CHILD).is_some() {
+        return None;
+    }
+    let output = Command::new(env::current_exe().expect("a test is a program"))
+        .args(["--exact", "--nocapture", &format!("faults::{test}")])
+        .env(CHILD, test)
+        .env("EMULATED_GPU_SEED", seed.to_string())
+        .env("EMULATED_GPU_TIMEOUT", "1")
+        .output()
+        .expect("it runs a second time");
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    Some(text.into_owned())
+}
+
+/// Runs a kernel with `length` numbers, which shall fail with `error` and say `message`.
+fn fails(
+    test: &str,
+    source: &str,
+    config: LaunchConfig,
+    length: usize,
+    error: CUresult,
+    message: &str,
+) -> Result<()> {
+    if let Some(text) = in_process(test, 0) {
+        assert!(text.contains(message), "{text}");
+        return Ok(());
+    }
+    let stream = stream()?;
+    let kernel = compile(&stream, source)?;
+    let mut data = stream.alloc_zeros::<f32>(length)?;
+    assert_error(run(&stream, &kernel, config, &mut data), error);
+    assert_error(stream.synchronize(), error); // it stays
+    std::mem::forget(data);
+    Ok(())
+}
+
+#[test]
+fn a_write_beyond_the_end() -> Result<()> {
+    let source = r#"extern "C" __global__ void k(float *data, int length) {
+        data[blockIdx.x * blockDim.x + threadIdx.x] = 1;
+    }"#;
+    let error = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+    let message = "block (3, 0, 0), thread (4, 0, 0): \
+        access 0 bytes after the end of an allocation of 400 bytes";
+    fails("a_write_beyond_the_end", source, grid(4, 32), 100, error, message)
+}
+
+#[test]
+fn a_load_that_is_not_aligned() -> Result<()> {
+    let source = r#"extern "C" __global__ void k(float *data, int length) {
+        float4 x = *reinterpret_cast<float4 *>(data + 1);
+        data[0] = x.x;
+    }"#;
+    let error = CUresult::CUDA_ERROR_MISALIGNED_ADDRESS;
+    fails(
+        "a_load_that_is_not_aligned",
+        source,
+        grid(1, 1),
+        100,
+        error,
+        "is not aligned to 16 bytes",
+    )
+}
+
+#[test]
+fn an_index_beyond_shared_memory() -> Result<()> {
+    let source = r#"extern "C" __global__ void k(float *data, int length) {
+        __shared__ float tile[8][33];
+        tile[threadIdx.x / 4][threadIdx.x] = 1;
+        __syncthreads();
+        data[threadIdx.x] = tile[0][threadIdx.x];
+    }"#;
+    let error = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+    fails(
+        "an_index_beyond_shared_memory",
+        source,
+        grid(1, 33),
+        100,
+        error,
+        "index 8 is out of its array",
+    )
+}
+
+#[test]
+fn a_barrier_that_some_never_reach() -> Result<()> {
+    let source = r#"extern "C" __global__ void k(float *data, int length) {
+        if (threadIdx.x < 16)
+            __syncthreads();
+        else
+            __syncwarp();
+    }"#;
+    let error = CUresult::CUDA_ERROR_LAUNCH_FAILED;
+    let message = "16 at a barrier, 16 at a warp function";
+    fails("a_barrier_that_some_never_reach", source, grid(1, 32), 1, error, message)
+}
+
+#[test]
+fn an_assertion() -> Result<()> {
+    let source = r#"extern "C" __global__ void k(float *data, int length) {
+        assert(length == 2);
+    }"#;
+    let error = CUresult::CUDA_ERROR_ASSERT;
+    fails("an_assertion", source, grid(1, 1), 1, error, "assertion `length == 2` failed")
+}
+
+#[test]
+fn a_write_between_allocation_and_guard() -> Result<()> {
+    let test = "a_write_between_allocation_and_guard";
+    if let Some(text) = in_process(test, 0) {
+        assert!(text.contains("something wrote beyond the memory"), "{text}");
+        return Ok(());
+    }
+    let stream = stream()?;
+    let source = r#"extern "C" __global__ void k(float *data, int length) { data[length] = 1; }"#;
+    let kernel = compile(&stream, source)?;
+    let mut data = stream.alloc_zeros::<f32>(3)?;
+    run(&stream, &kernel, grid(1, 1), &mut data)?;
+    drop(data);
+    assert_error(stream.synchronize(), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    Ok(())
+}
+
+#[test]
+fn a_wait_for_what_never_comes() -> Result<()> {
+    let source = r#"extern "C" __global__ void k(float *data, int length) {
+        while (*(volatile float *)data == 0) {
+        }
+    }"#;
+    let error = CUresult::CUDA_ERROR_LAUNCH_TIMEOUT;
+    fails("a_wait_for_what_never_comes", source, grid(1, 1), 1, error, "EMULATED_GPU_TIMEOUT")
+}
+
+#[test]
+fn memory_that_was_freed() -> Result<()> {
+    if let Some(text) = in_process("memory_that_was_freed", 0) {
+        assert!(text.contains("in an allocation of 400 bytes that has been freed"), "{text}");
+        return Ok(());
+    }
+    let stream = stream()?;
+    let source =
+        r#"extern "C" __global__ void k(float **data, int length) { (*data)[length] = 1; }"#;
+    let kernel = compile(&stream, source)?;
+    let data = stream.alloc_zeros::<f32>(100)?;
+    let address = data.device_ptr(&stream).0;
+    let mut holder = stream.clone_htod(&[address])?;
+    drop(data);
+    let mut launch = stream.launch_builder(&kernel);
+    launch.arg(&mut holder).arg(&1i32);
+    // SAFETY: what it does that it may not is found before it does harm.
+    let result = unsafe { launch.launch(grid(1, 1)) };
+    assert_error(result, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+    std::mem::forget(holder);
+    Ok(())
+}
+
+#[test]
+fn a_barrier_is_missing() -> Result<()> {
+    // A thread reads what the one after it has yet to write, or already has.
+    let source = r#"extern "C" __global__ void k(float *data, int length) {
+        __shared__ float tile[64];
+        tile[threadIdx.x] = threadIdx.x;
+        data[threadIdx.x] = tile[threadIdx.x / 2];
+    }"#;
+    if env::var_os(CHILD).is_none() {
+        let ran = |seed| in_process("a_barrier_is_missing", seed).expect("this is the parent");
+        assert!(ran(0).contains("all is well"), "in ascending order, nobody notices");
+        assert!((1..4).any(|seed| ran(seed).contains("a number is missing")));
+        return Ok(());
+    }
+    let stream = stream()?;
+    let kernel = compile(&stream, source)?;
+    let mut data = stream.alloc_zeros::<f32>(64)?;
+    run(&stream, &kernel, grid(1, 64), &mut data)?;
+    let missing = stream.clone_dtoh(&data)?.iter().any(|x| x.is_nan());
+    println!("{}", if missing { "a number is missing" } else { "all is well" });
+    Ok(())
+}
+
+#[test]
+fn launches_beyond_the_limits() -> Result<()> {
+    let stream = stream()?;
+    let source =
+        r#"extern "C" __global__ void __launch_bounds__(64) k(float *data, int length) {}"#;
+    let kernel = compile(&stream, source)?;
+    let mut data = stream.alloc_zeros::<f32>(1)?;
+    let mut launched = |config| run(&stream, &kernel, config, &mut data);
+    let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
+    assert_error(launched(grid(0, 1)), invalid);
+    assert_error(launched(grid(1, 1025)), invalid);
+    assert_error(launched(grid(1, 65)), CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+    assert_error(launched(LaunchConfig { grid_dim: (1, 65536, 1), ..grid(1, 1) }), invalid);
+    assert_error(launched(LaunchConfig { shared_mem_bytes: 49153, ..grid(1, 1) }), invalid);
+    launched(LaunchConfig { shared_mem_bytes: 49152, ..grid(1, 64) })?;
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! Kernels that do nothing wrong.
+
+use anyhow::Result;
+
+use crate::gpu::{compile, cudarc, grid, run, stream};
+use cudarc::driver::LaunchConfig;
+use cudarc::nvrtc::compile_ptx;
+
+#[test]
+fn blocks_reduce_with_shuffles_shared_memory_and_wide_loads() -> Result<()> {
+    let stream = stream()?;
+    let kernel = compile(
+        &stream,
+        r#"
+        template <class T> __device__ __forceinline__ T sum_of_warp(T x) {
+            for (int lanes = 16; lanes; lanes /= 2)
+                x += __shfl_down_sync(0xffffffff, x, lanes);
+            return x;
+        }
+
+        extern "C" __global__ void __launch_bounds__(128) k(float *__restrict__ data, int length) {
+            extern __shared__ __align__(16) float sums[];
+            __shared__ unsigned count;
+            if (threadIdx.x == 0)
+                count = 0;
+            float sum = 0;
+            for (int i = threadIdx.x; i < length / 4; i += blockDim.x) {
+                float4 x = reinterpret_cast<const float4 *>(data)[i];
+                sum += x.x + x.y + x.z + x.w;
+            }
+            sum = sum_of_warp(sum);
+            if (threadIdx.x % warpSize == 0)
+                sums[threadIdx.x / warpSize] = sum;
+            if (__syncthreads_or(threadIdx.x == 77))
+                atomicAdd(&count, 1u);
+            __syncthreads();
+            if (threadIdx.x < 32) {
+                sum = sum_of_warp(threadIdx.x < blockDim.x / warpSize ? sums[threadIdx.x] : 0.0f);
+                unsigned even = __ballot_sync(0xffffffff, threadIdx.x % 2 == 0);
+                if (threadIdx.x == 0) {
+                    data[0] = sum;
+                    data[1] = count;
+                    data[2] = __popc(even);
+                }
+            }
+        }"#,
+    )?;
+    let values: Vec<f32> = (0..1000).map(|i| (i % 10) as f32).collect();
+    let mut data = stream.clone_htod(&values)?;
+    run(&stream, &kernel, LaunchConfig { shared_mem_bytes: 16, ..grid(1, 128) }, &mut data)?;
+    assert_eq!(stream.clone_dtoh(&data)?[..3], [4500., 128., 16.]);
+    Ok(())
+}
+
+#[test]
+fn a_lane_leaves_and_the_others_go_on() -> Result<()> {
+    let stream = stream()?;
+    let kernel = compile(
+        &stream,
+        r#"extern "C" __global__ void k(float *data, int length) {
+            if (threadIdx.x >= length)
+                return;
+            unsigned group = 0xffu << threadIdx.x / 8 * 8;
+            float x = __shfl_xor_sync(group, float(threadIdx.x), 7, 8);
+            __syncthreads();
+            data[threadIdx.x] = x + __reduce_add_sync(group, 1u);
+        }"#,
+    )?;
+    let mut data = stream.alloc_zeros::<f32>(24)?;
+    run(&stream, &kernel, grid(1, 64), &mut data)?;
+    let expected: Vec<f32> = (0..24).map(|i| (i ^ 7) as f32 + 8.).collect();
+    assert_eq!(stream.clone_dtoh(&data)?, expected);
+    Ok(())
+}
+
+#[test]
+fn fresh_memory_is_garbage() -> Result<()> {
+    let stream = stream()?;
+    // SAFETY: a float may have any bits.
+    let data = unsafe { stream.alloc::<f32>(100) }?;
+    assert!(stream.clone_dtoh(&data)?.iter().all(|x| x.is_nan()));
+    Ok(())
+}
+
+#[test]
+fn modules_have_variables_of_their_own() -> Result<()> {
+    let stream = stream()?;
+    let source = r#"__device__ float total[2];
+    extern "C" __global__ void k(float *data, int length) {
+        atomicAdd(&total[1], data[threadIdx.x]);
+        data[threadIdx.x] = total[1];
+    }"#;
+    let kernels = [compile(&stream, source)?, compile(&stream, source)?];
+    for kernel in kernels {
+        let mut data = stream.clone_htod(&[1f32, 2., 3.])?;
+        run(&stream, &kernel, grid(1, 1), &mut data)?;
+        run(&stream, &kernel, grid(1, 3), &mut data)?;
+        assert_eq!(stream.clone_dtoh(&data)?, [2., 4., 7.]);
+    }
+    Ok(())
+}
+
+#[test]
+fn nvrtc_tells_what_it_lacks() {
+    let missing = |source: &str| compile_ptx(source).expect_err("should not compile").to_string();
+    let kernel = |text: &str| format!("{text}\nextern \"C\" __global__ void k() {{}}");
+    assert!(missing(&kernel("#include <cuda_fp16.h>")).contains("cuda_fp16.h"));
+    assert!(missing(&kernel("uint32_t x;")).contains("uint32_t"));
+    assert!(missing("extern \"C\" __global__ void k() { none(); }").contains("default_program:1:"));
+}
