@@ -27,6 +27,8 @@ mod reduce;
 mod resample;
 mod rope;
 mod softmax;
+#[cfg(test)]
+mod tests;
 
 use candle_core::{DType, Result, Tensor};
 

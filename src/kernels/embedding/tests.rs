@@ -126,3 +126,14 @@ fn numbers_of_no_row_read_nan_on_gpus() {
         assert_eq!(sums, [[0.0; 3], [1.0; 3], [0.0; 3], [0.0; 3]].concat());
     }
 }
+
+#[test]
+fn gpus_add_up_more_numbers_than_are_sorted_at_a_time() {
+    let (numbers, ones) = (numbers(17_000, 5), Tensor::ones((17_000, 2), DType::F16, &Device::Cpu));
+    assert_gpus_agree(&[&ids(&numbers), &ones.unwrap()], 0.0, |t| {
+        Ok(vec![
+            scatter_add(&t[0], &t[1], 5, DType::F32)?,
+            scatter_add(&t[0], &t[1], 5, DType::F16)?,
+        ])
+    });
+}

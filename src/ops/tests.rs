@@ -1,0 +1,47 @@
+use candle_core::{DType, Device, Result, Tensor, Var};
+
+use crate::kernels::devices::gpus;
+use crate::kernels::elementwise::testing::*;
+use crate::ops;
+
+/// A transformer's block forward, of `x (n, t, 64)` and its seven parameters, as `examples/gpt` has it.
+fn block(x: &Tensor, p: &[Tensor]) -> Result<Tensor> {
+    let inner = ops::layer_norm(x, Some(&p[0]), Some(&p[1]), 1e-5)?;
+    let attention = ops::sdpa_packed(&ops::linear(&inner, &p[2], None)?, 4, true, 0.25)?;
+    let x = ops::add(x, &ops::linear(&attention, &p[3], None)?)?;
+    let inner = ops::layer_norm(&x, Some(&p[0]), Some(&p[1]), 1e-5)?;
+    let inner = ops::gelu(&ops::linear(&inner, &p[4], Some(&p[5]))?)?;
+    ops::add(&x, &ops::linear(&inner, &p[6], None)?)
+}
+
+#[test]
+fn a_transformers_block_and_its_gradients_are_the_cpus_on_gpus() -> Result<()> {
+    let shapes: [&[usize]; 7] =
+        [&[64], &[64], &[192, 64], &[64, 64], &[256, 64], &[256], &[64, 256]];
+    for dtype in [DType::F16, DType::F32] {
+        let run = |device: &Device| -> Result<Vec<Tensor>> {
+            let of = |shape: &[usize], seed| (random(shape, dtype, seed) * 0.2)?.to_device(device);
+            let parameters: Vec<Var> = (0..)
+                .zip(shapes)
+                .map(|(seed, shape)| Var::from_tensor(&of(shape, seed)?))
+                .collect::<Result<_>>()?;
+            let tensors: Vec<Tensor> = parameters.iter().map(|p| p.as_tensor().clone()).collect();
+            let y = block(&of(&[2, 9, 64], 9)?, &tensors)?;
+            let grads = ops::mean(&ops::mul(&y, &y)?)?.backward()?;
+            let gradients = parameters.iter().filter_map(|p| grads.get(p)).cloned();
+            std::iter::once(y.clone()).chain(gradients).map(|t| t.to_device(&Device::Cpu)).collect()
+        };
+        let expected = run(&Device::Cpu)?;
+        assert_eq!(expected.len(), 8);
+        for gpu in gpus() {
+            for (actual, expected) in run(&gpu)?.iter().zip(&expected) {
+                assert_close(
+                    actual,
+                    &values(expected),
+                    if dtype == DType::F16 { 16.0 } else { 256.0 },
+                );
+            }
+        }
+    }
+    Ok(())
+}
