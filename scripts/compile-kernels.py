@@ -58,7 +58,8 @@ def main() -> None:
         name = path.parent.name if path.stem == "kernel" else path.stem
         if args.names and name not in args.names and path.parent.name not in args.names:
             continue
-        code = COMMON.read_text() + path.read_text()
+        beside = "".join(header.read_text() for header in sorted(path.parent.glob("*.cuh")))
+        code = COMMON.read_text() + beside + path.read_text()
         sizes = []
         for arch in args.arch:
             log, binary = compile_for(lib, f"candle_amp_{name}.cu", code, arch)

@@ -166,11 +166,7 @@ fn draw(shape: &Shape, mut value: impl FnMut(&mut ChaCha8Rng) -> f64) -> Result<
 
 /// Which of the elements of `shape` to keep, each with probability `keep`: a `U8` tensor of 0 and 1.
 pub(crate) fn keep_mask(shape: &Shape, keep: f64, device: &Device) -> Result<Tensor> {
-    let mut rng = next_stream();
     // 32 bits of threshold: the probability is exact to 2^-32.
     let threshold = (keep * 4294967296.0).round() as u64;
-    let mask: Vec<u8> = (0..shape.elem_count())
-        .map(|_| u8::from(u64::from(rng.random::<u32>()) < threshold))
-        .collect();
-    Tensor::from_vec(mask, shape, device)
+    kernels::elementwise::keep_mask(next_stream(), threshold, shape, device)
 }

@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{check_dims, check_operand, shape_error};
-use crate::kernels::loss;
+use crate::kernels::{embedding, loss};
 use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Error, Op};
 
@@ -20,7 +20,8 @@ use crate::{Error, Op};
 ///
 /// # Errors
 ///
-/// Shapes that do not fit; a target that is no class, naming its row.
+/// Shapes that do not fit; a target that is no class, naming its row. On a CUDA device nobody waits
+/// to look at the targets: one that is no class makes the loss NaN.
 ///
 /// # Examples
 ///
@@ -109,7 +110,7 @@ fn class_indices(op: Op, targets: &Tensor, n: usize, classes: usize) -> Result<T
         return Err(Error::DType { op, name: "targets", got, expected }.into());
     }
     check_dims(op, "targets", targets, &[n])?;
-    if targets.dtype() == DType::I64 {
+    if targets.dtype() == DType::I64 && !targets.device().is_cuda() {
         // Before the cast to U32, which would wrap a negative class around.
         let wrong = |&(_, &class): &(usize, &i64)| class < 0 || class >= classes as i64;
         if let Some((row, class)) = targets.to_vec1()?.iter().enumerate().find(wrong) {
@@ -119,7 +120,7 @@ fn class_indices(op: Op, targets: &Tensor, n: usize, classes: usize) -> Result<T
             )
         }
     }
-    targets.to_dtype(DType::U32)
+    embedding::numbers(targets)
 }
 
 /// Minus the mean of the log-probabilities of the classes `targets`.

@@ -84,8 +84,8 @@ impl Operator for Packed {
             return shape_error(self.op(), "qkv", qkv, expected);
         }
         let [q, k, v] = self.parts(qkv)?;
-        let (y, log_sum_exp) = kernel::forward(&q, &k, &v, None, self.settings)?;
-        Ok((y.transpose(1, 2)?.flatten_from(D::Minus2)?, (qkv.clone(), log_sum_exp)))
+        let (y, log_sum_exp) = kernel::forward_rows(&q, &k, &v, self.settings)?;
+        Ok((y, (qkv.clone(), log_sum_exp)))
     }
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {

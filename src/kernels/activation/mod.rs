@@ -3,6 +3,7 @@
 //! Computed in F32 (F64 for F64) from the input as stored, rounded once.
 
 mod cpu;
+mod cuda;
 mod curves;
 mod math;
 mod portable;
@@ -14,6 +15,7 @@ use candle_core::{Result, Tensor};
 
 pub(crate) use math::Math;
 
+use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 
 /// A function of one number.
@@ -54,12 +56,18 @@ pub(crate) enum Curve {
 /// `curve(x)`, in the dtype of `x`.
 pub(crate) fn value(curve: Curve, x: &Tensor) -> Result<Tensor> {
     let x = plain(x)?;
+    if let Some(gpu) = Gpu::of(x.device()) {
+        return cuda::value(&gpu, curve, &x);
+    }
     if x.device().is_cpu() { cpu::value(curve, &x) } else { portable::value(curve, &x) }
 }
 
 /// The gradient of [`value`]: `curve'(x) * grad`, in the dtype of `x`, which `grad` has too.
 pub(crate) fn slope(curve: Curve, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let (x, grad) = (plain(x)?, plain(grad)?);
+    if let Some(gpu) = Gpu::of(x.device()) {
+        return cuda::slope(&gpu, curve, &x, &grad);
+    }
     if x.device().is_cpu() {
         cpu::slope(curve, &x, &grad)
     } else {
@@ -70,12 +78,18 @@ pub(crate) fn slope(curve: Curve, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
 /// `silu(a) * b` of the halves of the last dimension of `x (…, 2 n)`: `(…, n)`.
 pub(crate) fn swiglu(x: &Tensor) -> Result<Tensor> {
     let x = plain(x)?;
+    if let Some(gpu) = Gpu::of(x.device()) {
+        return cuda::swiglu(&gpu, &x);
+    }
     if x.device().is_cpu() { cpu::swiglu(&x) } else { portable::swiglu(&x) }
 }
 
 /// The gradient of [`swiglu`], of the shape and in the dtype of `x`, which `grad` has too.
 pub(crate) fn swiglu_backward(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let (x, grad) = (plain(x)?, plain(grad)?);
+    if let Some(gpu) = Gpu::of(x.device()) {
+        return cuda::swiglu_backward(&gpu, &x, &grad);
+    }
     if x.device().is_cpu() {
         cpu::swiglu_backward(&x, &grad)
     } else {

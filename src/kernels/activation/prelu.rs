@@ -3,6 +3,8 @@
 use candle_core::{DType, Result, Tensor};
 use num_traits::Zero;
 
+use super::cuda;
+use crate::kernels::cuda::Gpu;
 use crate::kernels::element::{Elements, tensor, with_element};
 use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::elementwise::plain;
@@ -23,6 +25,9 @@ pub(crate) fn prelu(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
         Ok(tensor(y, x.dims()))
     }
     let (x, weight) = (plain(x)?, wide(x, weight)?);
+    if let Some(gpu) = Gpu::of(x.device()) {
+        return cuda::prelu(&gpu, &x, &weight, None);
+    }
     if x.device().is_cpu() {
         return with_element!(x.dtype(), T => typed::<T>(&x, &weight));
     }
@@ -45,6 +50,9 @@ pub(crate) fn input_gradient(x: &Tensor, weight: &Tensor, grad: &Tensor) -> Resu
         Ok(tensor(dx, x.dims()))
     }
     let (x, grad, weight) = (plain(x)?, plain(grad)?, wide(x, weight)?);
+    if let Some(gpu) = Gpu::of(x.device()) {
+        return cuda::prelu(&gpu, &x, &weight, Some(&grad));
+    }
     if x.device().is_cpu() {
         return with_element!(x.dtype(), T => typed::<T>(&x, &weight, &grad));
     }
@@ -74,7 +82,10 @@ pub(crate) fn weight_gradient(
         let sums = with_element!(x.dtype(), T => typed::<T>(&x, &grad, count)?);
         return Tensor::new(sums, x.device())?.to_dtype(out);
     }
-    let product = (upcast(&x)?.minimum(0.0)? * upcast(&grad)?)?;
+    let product = match Gpu::of(x.device()) {
+        Some(gpu) => cuda::prelu_terms(&gpu, &x, &grad)?,
+        None => (upcast(&x)?.minimum(0.0)? * upcast(&grad)?)?,
+    };
     match count {
         1 => reduce::sum_all(&product, out)?.reshape(1),
         _ => reduce::sum_to_channel(&product, 1, out),

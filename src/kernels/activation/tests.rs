@@ -136,3 +136,49 @@ fn swiglu_gates_one_half_by_the_other() {
     let dx = swiglu_backward(&x, &grad).unwrap();
     assert_close(&dx, &expected, difference_tolerance(30.0));
 }
+
+#[test]
+fn gpus_agree() {
+    for dtype in DTYPES {
+        // What F64 is good to on the CPU is the exponential, and erf, of its own.
+        let count = if dtype == DType::F64 { 400.0 } else { 4.0 };
+        for curve in CURVES {
+            let (x, grad) = (inputs(curve, dtype), strided(&[33, 131], dtype, 2));
+            assert_gpus_agree(&[&x, &grad], count, |t| {
+                Ok(vec![value(curve, &t[0])?, slope(curve, &t[0], &t[1])?])
+            });
+        }
+        for shape in [[3, 2], [33, 34], [5, 64], [3, 2048]] {
+            let (x, grad) =
+                (strided(&shape, dtype, 4), strided(&[shape[0], shape[1] / 2], dtype, 5));
+            assert_gpus_agree(&[&x, &grad], 4.0, |t| {
+                Ok(vec![swiglu(&t[0])?, swiglu_backward(&t[0], &t[1])?])
+            });
+        }
+        for shape in [&[3, 5][..], &[2, 3, 8, 8], &[2, 3, 5], &[4, 16]] {
+            let (x, grad) = (strided(shape, dtype, 6), strided(shape, dtype, 7));
+            for count in [1, shape[1]] {
+                let weight = random(&[count], DType::F32, 8);
+                assert_gpus_agree(&[&x, &grad, &weight], 4.0, |t| {
+                    let dx = prelu::input_gradient(&t[0], &t[2], &t[1])?;
+                    let dweight = prelu::weight_gradient(&t[0], &t[1], count, dtype)?;
+                    Ok(vec![prelu::prelu(&t[0], &t[2])?, dx, dweight])
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn gpus_agree_on_infinities_and_large_numbers() {
+    let inf = f64::INFINITY;
+    let edges = vec![inf, -inf, f64::NAN, 0.0, -0.0, 60000.0, -60000.0, 90.0, -90.0, 20.5];
+    for dtype in DTYPES {
+        let (x, ones) = (of(edges.clone(), &[10], dtype), of(vec![1.0; 10], &[10], dtype));
+        for curve in CURVES {
+            assert_gpus_agree(&[&x, &ones], 4.0, |t| {
+                Ok(vec![value(curve, &t[0])?, slope(curve, &t[0], &t[1])?])
+            });
+        }
+    }
+}

@@ -72,6 +72,10 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub(crate) fn zeros(&self, _: impl Into<Shape>, _: DType) -> Result<Tensor> {
+        match self.0 {}
+    }
+
     pub(crate) fn product(&self, _: &Product<'_>) -> Result<()> {
         match self.0 {}
     }
@@ -96,6 +100,10 @@ pub(crate) fn address(_: &Tensor) -> Result<u64> {
     bail!("this program was built without the feature `cuda`")
 }
 
+pub(crate) fn start(tensor: &Tensor) -> Result<u64> {
+    address(tensor)
+}
+
 pub(crate) fn address_mut(tensor: &Tensor) -> Result<u64> {
     address(tensor)
 }
@@ -114,6 +122,10 @@ impl Launch {
     }
 
     pub(crate) fn read_strided(self, _: &Tensor) -> Result<Self> {
+        Ok(self)
+    }
+
+    pub(crate) fn write_strided(self, _: &Tensor) -> Result<Self> {
         Ok(self)
     }
 

@@ -20,6 +20,25 @@ template <class T> struct Wide { typedef float type; };
 template <> struct Wide<double> { typedef double type; };
 template <class T> using Acc = typename Wide<T>::type;
 
+#ifdef EMULATED_GPU
+// What the two instructions below do.
+DEVICE float emulated_f16_to_f32(u16 half) {
+    u32 sign = (half & 0x8000u) << 16, rest = half & 0x7fffu;
+    if (rest >= 0x7c00) return __uint_as_float(sign | 0x7f800000u | rest << 13);
+    float magnitude = rest < 0x400 ? rest * 0x1p-24f : __uint_as_float((rest << 13) + 0x38000000u);
+    return __uint_as_float(sign | __float_as_uint(magnitude));
+}
+
+DEVICE u16 emulated_f32_to_f16(float x) {
+    u32 bits = __float_as_uint(x), sign = bits >> 16 & 0x8000u;
+    bits &= 0x7fffffffu;
+    if (bits > 0x7f800000u) return 0x7fff;
+    if (bits >= 0x477ff000u) return sign | 0x7c00u;
+    if (bits < 0x38800000u) return sign | (__float_as_uint(__uint_as_float(bits) + 0.5f) - 0x3f000000u);
+    return sign | (bits + 0xc8000fffu + (bits >> 13 & 1u)) >> 13;
+}
+#endif
+
 DEVICE float widen(float x) { return x; }
 DEVICE double widen(double x) { return x; }
 
@@ -161,6 +180,48 @@ DEVICE void along(size_t count, bool packed, size_t rank, size_t size, const F &
     for (size_t i = end + rank; i < count; i += size) f(i, Width<1>());
 }
 
+// K sums of each column over the rows of a part, for a block of 256 threads: it has 32 packs of
+// columns, each of its warps every eighth row. `terms(row, column, t)` sets t[K][V]. At most 64 rows are
+// added up in the type of the arithmetic, and those in F64, into y (parts, K, columns).
+template <int K, int V, class A, class F>
+DEVICE void column_sums(double *y, size_t rows, size_t columns, size_t parts, size_t tiles, const F &terms) {
+    __shared__ double sums[8][32 * V];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    size_t part = blockIdx.x / tiles, first = (blockIdx.x % tiles * 32 + lane) * V;
+    size_t each = (rows + parts - 1) / parts, end = (part + 1) * each < rows ? (part + 1) * each : rows;
+    double total[K][V] = {};
+    if (first < columns) {
+        A sum[K][V] = {};
+        int held = 0;
+        for (size_t row = part * each + warp; row < end; row += 8) {
+            A t[K][V];
+            terms(row, first, t);
+#pragma unroll
+            for (int j = 0; j < K * V; j++) sum[j / V][j % V] += t[j / V][j % V];
+            if (++held == 64) {
+#pragma unroll
+                for (int j = 0; j < K * V; j++) total[j / V][j % V] += sum[j / V][j % V], sum[j / V][j % V] = 0;
+                held = 0;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < K * V; j++) total[j / V][j % V] += sum[j / V][j % V];
+    }
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        __syncthreads(); // whoever still reads the sums before
+#pragma unroll
+        for (int v = 0; v < V; v++) sums[warp][v * 32 + lane] = total[k][v];
+        __syncthreads();
+        for (int at = threadIdx.x; at < 32 * V; at += 256) {
+            double sum = 0;
+            for (int w = 0; w < 8; w++) sum += sums[w][at];
+            size_t column = (blockIdx.x % tiles * 32 + at % 32) * V + at / 32;
+            if (column < columns) y[(part * K + k) * columns + column] = sum;
+        }
+    }
+}
+
 // The threads that have a row together: a block, or a warp of it.
 struct Team {
     size_t row, teams;
@@ -216,8 +277,7 @@ template <int N, class T> DEVICE void read_strided(const T *from, size_t stride,
 
 // The largest of some elements, and the sum of exp(x - largest).
 template <class A> struct LargestAndSum {
-    A largest = -infinity<A>();
-    double sum = 0;
+    A largest = -infinity<A>(), sum = A(0);
 
     template <int N> DEVICE void add(const A (&x)[N]) {
         A most = largest, part = A(0);
@@ -235,8 +295,8 @@ template <class A> struct LargestAndSum {
     // that is NaN, or becomes so as soon as it is used.
     DEVICE void join(const Team &team) {
         A most = team.reduce<Max>(largest, -infinity<A>());
-        double share = largest == most ? sum : sum * exponential(largest - most);
-        sum = team.reduce<Sum>(share, 0.0);
+        A share = largest == most ? sum : sum * exponential(largest - most);
+        sum = team.reduce<Sum>(share, A(0));
         largest = most;
     }
 };

@@ -72,6 +72,11 @@ impl Launch {
         Ok(self.with(Value::Word(start(tensor)?)))
     }
 
+    /// Of any strides, and in storage that nobody else has.
+    pub(crate) fn write_strided(self, tensor: &Tensor) -> Result<Self> {
+        self.read_strided(tensor)
+    }
+
     pub(crate) fn read_or_null(self, tensor: Option<&Tensor>) -> Result<Self> {
         Ok(self.with(Value::Word(tensor.map_or(Ok(0), address)?)))
     }

@@ -113,6 +113,15 @@ impl Gpu {
         Ok(Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false))
     }
 
+    /// A tensor of zeros; of no elements too, for which a driver has no memory.
+    pub(crate) fn zeros(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+        let shape = shape.into();
+        if shape.elem_count() == 0 {
+            return self.empty(shape, dtype);
+        }
+        Tensor::zeros(shape, dtype, &self.device())
+    }
+
     /// The elements of `tensor` on the host: waits for all that was launched before.
     ///
     /// The one way from a device to the host in this crate; [`reads`] counts.

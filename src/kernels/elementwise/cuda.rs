@@ -1,7 +1,8 @@
 //! One launch each. Every tensor of a launch has `n` elements, and the kernel reaches those before
 //! the `n`-th alone: at their number, or where dimensions and strides of that many elements say.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Result, Shape, Tensor};
+use rand_chacha::ChaCha8Rng;
 
 use super::plain;
 use super::portable::arithmetic;
@@ -102,5 +103,27 @@ pub(super) fn dropout(gpu: &Gpu, x: &Tensor, keep: &Tensor, scale: f64) -> Resul
         .double(scale)
         .size(n)
         .run(Grid::over(n, pack(x.dtype(), x.dtype())))?;
+    Ok(y)
+}
+
+/// See [`super::keep_mask`].
+pub(super) fn keep_mask(
+    gpu: &Gpu,
+    shape: &Shape,
+    threshold: u64,
+    rng: &ChaCha8Rng,
+) -> Result<Tensor> {
+    let (y, n) = (gpu.empty(shape, DType::U8)?, shape.elem_count());
+    let seed = rng.get_seed();
+    let key = seed.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word) as usize);
+    let key: Vec<usize> = key.collect();
+    // 16 elements a thread, those before `n`.
+    gpu.launch(&SOURCE, "keep_mask")?
+        .write(&y)?
+        .size(n)
+        .size(threshold as usize)
+        .sizes(&key)
+        .size(rng.get_stream() as usize)
+        .run(Grid::over(n, 16))?;
     Ok(y)
 }

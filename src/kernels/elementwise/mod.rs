@@ -13,7 +13,9 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Shape, Tensor};
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
 
 use super::cuda::Gpu;
 
@@ -138,4 +140,20 @@ pub(crate) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
     } else {
         portable::dropout(&x, &keep, scale)
     }
+}
+
+/// U8: 1 where the number that `rng`, fresh, draws for an element is below `threshold`, else 0. The
+/// same on every device.
+pub(crate) fn keep_mask(
+    mut rng: ChaCha8Rng,
+    threshold: u64,
+    shape: &Shape,
+    device: &Device,
+) -> Result<Tensor> {
+    if let Some(gpu) = Gpu::of(device) {
+        return cuda::keep_mask(&gpu, shape, threshold, &rng);
+    }
+    let keep = |_| u8::from(u64::from(rng.random::<u32>()) < threshold);
+    let mask: Vec<u8> = (0..shape.elem_count()).map(keep).collect();
+    Tensor::from_vec(mask, shape, device)
 }

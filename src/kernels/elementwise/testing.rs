@@ -98,6 +98,33 @@ pub(crate) fn difference_tolerance(scale: f64) -> f64 {
     scale * f64::EPSILON.powf(-1.0 / 3.0)
 }
 
+/// `tensor`, its strides and its offset, on `device`.
+pub(crate) fn on_device(tensor: &Tensor, device: &Device) -> Tensor {
+    if tensor.elem_count() > 0 {
+        return tensor.to_device(device).unwrap();
+    }
+    // A device has no memory of no bytes.
+    let one = Tensor::zeros(1, tensor.dtype(), device).unwrap();
+    one.narrow(0, 0, 0).unwrap().reshape(tensor.dims()).unwrap()
+}
+
+/// As [`assert_gpus_agree`], relative to 1 at least, and in epsilons of the dtype of the first input:
+/// for what may cancel.
+#[track_caller]
+pub(crate) fn assert_gpus_near(
+    inputs: &[&Tensor],
+    count: f64,
+    f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
+) {
+    assert_gpus_agree(inputs, count, |t| {
+        let padded = |x: Tensor| {
+            let one = Tensor::ones(1, DType::F32, x.device())?.to_dtype(x.dtype())?;
+            Tensor::cat(&[x.flatten_all()?, one], 0)?.to_dtype(inputs[0].dtype())
+        };
+        f(t)?.into_iter().map(padded).collect()
+    });
+}
+
 /// `f` of the same tensors on every GPU gives what it gives on the CPU: the same dtypes and shapes,
 /// and each value within `count` epsilons of its dtype, relative to the largest.
 #[track_caller]
@@ -107,8 +134,7 @@ pub(crate) fn assert_gpus_agree(
     f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
 ) {
     let moved = |device: &Device| -> Vec<Tensor> {
-        // Strides and offsets included.
-        inputs.iter().map(|input| input.to_device(device).unwrap()).collect()
+        inputs.iter().map(|input| on_device(input, device)).collect()
     };
     let gpus = gpus();
     if gpus.is_empty() {

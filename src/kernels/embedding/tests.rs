@@ -85,3 +85,44 @@ fn one_thread_and_many_agree() {
     let run = || values(&scatter_add(&ids(&numbers), &grad, 700, DType::F32).unwrap());
     assert_eq!(one.install(run), many.install(run));
 }
+
+#[test]
+fn gpus_agree() {
+    for dtype in DTYPES {
+        for [count, rows, d] in SIZES.into_iter().chain([[700, 3, 64], [513, 300, 8]]) {
+            let (table, numbers) = (strided(&[rows, d], dtype, 1), numbers(count + 1, rows));
+            let (ids, grad) = (ids(&numbers), strided(&[count + 1, d], dtype, 2));
+            assert_gpus_agree(&[&ids, &table], 0.0, |t| Ok(vec![gather(&t[0], &t[1])?]));
+            for out in [dtype, DType::F32] {
+                assert_gpus_agree(&[&ids, &grad], 4.0, |t| {
+                    Ok(vec![scatter_add(&t[0], &t[1], rows, out)?])
+                });
+            }
+        }
+        let ones = Tensor::ones((4096, 3), dtype, &Device::Cpu).unwrap();
+        assert_gpus_agree(&[&ids(&vec![1; 4096]), &ones], 0.0, |t| {
+            Ok(vec![scatter_add(&t[0], &t[1], 3, dtype)?])
+        });
+        let (none, empty) = (ids(&[]), random(&[0, 3], dtype, 1));
+        assert_gpus_agree(&[&none, &empty], 0.0, |t| {
+            Ok(vec![scatter_add(&t[0], &t[1], 4, DType::F32)?, gather(&t[0], &t[1])?])
+        });
+    }
+}
+
+#[test]
+fn numbers_of_no_row_read_nan_on_gpus() {
+    for gpu in crate::kernels::devices::gpus() {
+        let wrong = Tensor::new(&[-1i64, 1, 4, 1 << 32], &gpu).unwrap();
+        let numbers = super::numbers(&wrong).unwrap();
+        assert_eq!(numbers.to_vec1::<u32>().unwrap(), [u32::MAX, 1, 4, u32::MAX]);
+        let table = random(&[4, 3], DType::F16, 1).to_device(&gpu).unwrap();
+        let y = gather(&numbers, &table).unwrap().to_device(&Device::Cpu).unwrap();
+        let nan: Vec<bool> = values(&y).iter().map(|y| y.is_nan()).collect();
+        assert_eq!(nan, [[true; 3], [false; 3], [true; 3], [true; 3]].concat());
+        let grad = Tensor::ones((4, 3), DType::F32, &gpu).unwrap();
+        let sums = scatter_add(&numbers, &grad, 4, DType::F32).unwrap();
+        let sums = values(&sums.to_device(&Device::Cpu).unwrap());
+        assert_eq!(sums, [[0.0; 3], [1.0; 3], [0.0; 3], [0.0; 3]].concat());
+    }
+}

@@ -1,10 +1,14 @@
 //! What size the elements of a gradient are: counts by exponent, and of what is not finite.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
 use candle_core::{DType, Device, Result, Tensor};
+
+use crate::kernels::cuda::Gpu;
+use crate::kernels::elementwise::plain;
 
 /// The exponents counted one by one; what lies beyond counts as the last. `F32` has -149 to 127, and
 /// a scale moves them by 127 at most.
@@ -47,8 +51,11 @@ impl Counts {
 ///
 /// # Synchronisation
 ///
-/// What is not on the CPU is copied there.
+/// One read of the counts on a GPU. From other devices all is copied to the CPU.
 pub(crate) fn exponents(tensor: &Tensor, factor: f32) -> Result<Counts> {
+    if let Some(gpu) = Gpu::of(tensor.device()) {
+        return cuda::exponents(&gpu, &plain(tensor)?, factor);
+    }
     let dtype = if tensor.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let tensor = tensor.detach().to_device(&Device::Cpu)?.to_dtype(dtype)?.contiguous()?;
     match dtype {
@@ -63,6 +70,10 @@ pub(crate) fn exponents(tensor: &Tensor, factor: f32) -> Result<Counts> {
 ///
 /// One read on a GPU.
 pub(crate) fn non_finite(tensor: &Tensor) -> Result<[usize; 2]> {
+    if let Some(gpu) = Gpu::of(tensor.device()) {
+        let counts = cuda::exponents(&gpu, &plain(tensor)?, 1.0)?;
+        return Ok([counts.infinite as usize, counts.nan as usize]);
+    }
     match (tensor.device().is_cpu(), tensor.dtype()) {
         (true, DType::F64) => cpu::non_finite::<f64>(tensor),
         (true, _) => cpu::non_finite::<f32>(tensor),

@@ -67,3 +67,22 @@ fn f64_beyond_the_counted_exponents_counts_as_the_last() -> Result<()> {
     assert_eq!(counts.bins[BINS - 1].iter().sum::<u64>(), 1);
     Ok(())
 }
+
+#[test]
+fn gpus_count_as_the_cpu_does() -> Result<()> {
+    for gpu in crate::kernels::devices::gpus() {
+        for len in [0, 1, 33, 20_003] {
+            for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+                let x = Tensor::new(wild(len), &Device::Cpu)?.to_dtype(dtype)?;
+                let there = crate::kernels::elementwise::testing::on_device(&x, &gpu);
+                for factor in [1.0, 0.25, 3.0] {
+                    assert_eq!(exponents(&there, factor)?, exponents(&x, factor)?);
+                }
+                if dtype == DType::F32 || dtype == DType::F64 {
+                    assert_eq!(non_finite(&there)?, non_finite(&x)?);
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -4,6 +4,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::{gemm, portable};
+use crate::kernels::elementwise::testing::on_device;
 
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
@@ -290,8 +291,8 @@ fn compare_on_gpus(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>, out: DType
         inputs.extend(bias.map(Tensor::dtype));
         let what =
             format!("{:?} {:?} x {:?}, {inputs:?} to {out:?}", lhs.dims(), lhs.stride(), rhs);
-        let [left, right] = [lhs, rhs].map(|operand| operand.to_device(&gpu).unwrap());
-        let bias = bias.map(|bias| bias.to_device(&gpu).unwrap());
+        let [left, right] = [lhs, rhs].map(|operand| on_device(operand, &gpu));
+        let bias = bias.map(|bias| on_device(bias, &gpu));
         let y = gemm(&left, &right, bias.as_ref(), out).unwrap();
         assert_eq!((y.dtype(), y.is_contiguous()), (out, true), "{what}");
         check(&y.to_device(&Device::Cpu).unwrap(), &expected, &inputs, &what);

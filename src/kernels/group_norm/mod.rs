@@ -4,12 +4,14 @@
 //! the sums of the parameters' gradients are F32 (F64 where `x` is F64); `y` has `x`'s dtype.
 
 mod cpu;
+mod cuda;
 mod portable;
 #[cfg(test)]
 mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
+use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 
 /// Normalises each group of `c / groups` channels. Returns the statistics too: `(n * groups, 3)`, a
@@ -22,6 +24,9 @@ pub(crate) fn forward(
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
     let x = plain(x)?;
+    if let Some(gpu) = Gpu::of(x.device()) {
+        return cuda::forward(&gpu, &x, groups, [weight, bias], eps);
+    }
     if x.device().is_cpu() {
         cpu::forward(&x, groups, weight, bias, eps)
     } else {
@@ -39,6 +44,9 @@ pub(crate) fn backward(
     wants: [Option<DType>; 3],
 ) -> Result<[Option<Tensor>; 3]> {
     let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
+    if let Some(gpu) = Gpu::of(x.device()) {
+        return cuda::backward(&gpu, [&x, &grad, statistics], groups, weight, wants);
+    }
     if x.device().is_cpu() {
         cpu::backward(&x, &grad, groups, weight, statistics, wants)
     } else {

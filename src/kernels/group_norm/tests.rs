@@ -142,3 +142,26 @@ fn nan_and_infinity_stay_in_their_group() {
         }
     }
 }
+
+#[test]
+fn gpus_agree() {
+    for dtype in DTYPES {
+        for (shape, groups) in
+            SHAPES.into_iter().chain([(&[2, 6, 8, 8][..], 3), (&[2, 4, 1100][..], 2)])
+        {
+            let (x, grad) = (strided(shape, dtype, 1), strided(shape, dtype, 2));
+            let (weight, bias) = parameters(shape, DType::F32);
+            assert_gpus_near(&[&x, &weight, &bias], 64.0, |t| {
+                Ok(vec![forward(&t[0], groups, Some(&t[1]), Some(&t[2]), EPS)?.0])
+            });
+            let statistics = forward(&x, groups, None, None, EPS).unwrap().1;
+            for out in [dtype, DType::F32] {
+                assert_gpus_near(&[&x, &grad, &weight, &statistics], 256.0, |t| {
+                    let wants = [Some(out); 3];
+                    let all = backward(&t[0], &t[1], groups, Some(&t[2]), &t[3], wants)?;
+                    Ok(all.into_iter().flatten().collect())
+                });
+            }
+        }
+    }
+}

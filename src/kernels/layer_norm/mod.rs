@@ -5,12 +5,14 @@
 //! parameters' gradients are F32 (F64 where `x` is F64); `y` has `x`'s dtype.
 
 mod cpu;
+pub(crate) mod cuda;
 mod portable;
 #[cfg(test)]
 mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
+use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 
 /// Normalises each row: about its mean where `centred`, else about zero. Returns the statistics
@@ -23,6 +25,9 @@ pub(crate) fn forward(
     centred: bool,
 ) -> Result<(Tensor, Tensor)> {
     let x = plain(x)?;
+    if let Some(gpu) = Gpu::of(x.device()) {
+        return cuda::forward(&gpu, &x, cuda::Rows::of(&x)?, [weight, bias], eps, centred);
+    }
     if x.device().is_cpu() {
         cpu::forward(&x, weight, bias, eps, centred)
     } else {
@@ -40,6 +45,9 @@ pub(crate) fn backward(
     wants: [Option<DType>; 3],
 ) -> Result<[Option<Tensor>; 3]> {
     let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
+    if let Some(gpu) = Gpu::of(x.device()) {
+        return cuda::backward(&gpu, [&x, &grad, statistics], weight, centred, wants);
+    }
     if x.device().is_cpu() {
         cpu::backward(&x, &grad, weight, statistics, centred, wants)
     } else {

@@ -200,3 +200,47 @@ fn one_thread_and_many_agree() {
     };
     assert_eq!(one.install(run), many.install(run));
 }
+
+#[test]
+fn gpus_agree() {
+    for dtype in DTYPES {
+        for shape in
+            [&[1, 1][..], &[3, 17], &[70, 96], &[131, 33], &[5, 1032], &[2, 8200], &[2, 3, 1025]]
+        {
+            let (x, grad) = (strided(shape, dtype, 1), strided(shape, dtype, 2));
+            for parameter_dtype in [dtype, DType::F32, DType::F16] {
+                let (weight, bias) = parameters(shape, parameter_dtype);
+                for centred in [true, false] {
+                    // Of one element, the distance from the mean is rounding alone.
+                    let count = if shape == [1, 1] { 0.0 } else { 64.0 };
+                    assert_gpus_agree(&[&x, &weight, &bias], count, |t| {
+                        let (y, _) = forward(&t[0], Some(&t[1]), Some(&t[2]), EPS, centred)?;
+                        let (plain, _) = forward(&t[0], None, None, EPS, centred)?;
+                        Ok(vec![y, plain])
+                    });
+                    let statistics = forward(&x, None, None, EPS, centred).unwrap().1;
+                    for wants in
+                        [[Some(dtype); 3], [Some(DType::F32); 3], [None, Some(dtype), None]]
+                    {
+                        assert_gpus_agree(&[&x, &grad, &weight, &statistics], 256.0, |t| {
+                            let all = backward(&t[0], &t[1], Some(&t[2]), &t[3], centred, wants)?;
+                            Ok(all.into_iter().flatten().collect())
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gpus_keep_what_is_not_finite_in_its_row() {
+    for dtype in DTYPES {
+        let x =
+            of(vec![1.0, 2.0, f64::NAN, 4.0, f64::INFINITY, 3.0, 1.0, 5.0, 2.0], &[3, 3], dtype);
+        assert_gpus_agree(&[&x], 64.0, |x| Ok(vec![forward(&x[0], None, None, EPS, true)?.0]));
+        // A mean far from zero costs no digits.
+        let x = (random(&[3, 65], DType::F64, 1) + 1e4).unwrap().to_dtype(DType::F32).unwrap();
+        assert_gpus_agree(&[&x], 64.0, |x| Ok(vec![forward(&x[0], None, None, EPS, true)?.0]));
+    }
+}

@@ -1,6 +1,7 @@
 //! Losses: F32 scalars (F64 for F64 inputs), averaged over the batch.
 
 mod cpu;
+mod cuda;
 mod pairwise;
 mod portable;
 #[cfg(test)]
@@ -10,6 +11,7 @@ use candle_core::{DType, Result, Tensor, bail};
 
 pub(crate) use pairwise::{Pairwise, Side};
 
+use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 use crate::kernels::elementwise::portable::arithmetic;
 
@@ -17,13 +19,16 @@ use crate::kernels::elementwise::portable::arithmetic;
 /// U32, and every row's `ln(sum(exp(logits)))`, both in the dtype of the arithmetic.
 ///
 /// The target distribution gives each class `label_smoothing / c`, and the target the rest.
-/// A target that is no class is an error.
+/// A target that is no class is an error; on a GPU, where naming it would wait, its loss is NaN.
 pub(crate) fn cross_entropy_forward(
     logits: &Tensor,
     targets: &Tensor,
     label_smoothing: f64,
 ) -> Result<(Tensor, Tensor)> {
     let (logits, targets) = (plain(logits)?, plain(targets)?);
+    if let Some(gpu) = Gpu::of(logits.device()) {
+        return cuda::cross_entropy_forward(&gpu, &logits, &targets, label_smoothing);
+    }
     check_targets(&logits, &targets)?;
     if logits.device().is_cpu() {
         cpu::cross_entropy_forward(&logits, &targets, label_smoothing)
@@ -43,6 +48,10 @@ pub(crate) fn cross_entropy_backward(
     out: DType,
 ) -> Result<Tensor> {
     let (logits, targets, log_sum_exp) = (plain(logits)?, plain(targets)?, plain(log_sum_exp)?);
+    if let Some(gpu) = Gpu::of(logits.device()) {
+        let tensors = [&logits, &targets, &log_sum_exp, grad_scale];
+        return cuda::cross_entropy_backward(&gpu, tensors, label_smoothing, out);
+    }
     if logits.device().is_cpu() {
         cpu::cross_entropy_backward(
             &logits,
@@ -65,9 +74,12 @@ pub(crate) fn cross_entropy_backward(
 }
 
 /// The mean over `n` of minus the `log_probs` `(n, c)` of the classes `targets` `(n)`, U32, in the
-/// dtype of the arithmetic. A target that is no class is an error.
+/// dtype of the arithmetic. A target that is no class is an error; on a GPU its loss is NaN.
 pub(crate) fn nll_forward(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let (log_probs, targets) = (plain(log_probs)?, plain(targets)?);
+    if let Some(gpu) = Gpu::of(log_probs.device()) {
+        return cuda::nll_forward(&gpu, &log_probs, &targets);
+    }
     check_targets(&log_probs, &targets)?;
     if log_probs.device().is_cpu() {
         cpu::nll_forward(&log_probs, &targets)
@@ -83,6 +95,9 @@ pub(crate) fn nll_backward(
     grad_scale: &Tensor,
     out: DType,
 ) -> Result<Tensor> {
+    if let Some(gpu) = Gpu::of(targets.device()) {
+        return cuda::nll_backward(&gpu, &plain(targets)?, classes, grad_scale, out);
+    }
     let (n, wide) = (targets.dim(0)?, arithmetic(out));
     let share = (grad_scale.detach().to_dtype(wide)? / -(n as f64))?.reshape((1, 1))?;
     let zeros = Tensor::zeros((n, classes), wide, targets.device())?;
@@ -93,6 +108,9 @@ pub(crate) fn nll_backward(
 /// The mean of a [`Pairwise`] loss, in the dtype of the arithmetic; both of one shape and dtype.
 pub(crate) fn pairwise_forward(loss: Pairwise, input: &Tensor, target: &Tensor) -> Result<Tensor> {
     let (input, target) = (plain(input)?, plain(target)?);
+    if let Some(gpu) = Gpu::of(input.device()) {
+        return cuda::pairwise_forward(&gpu, loss, &input, &target);
+    }
     if input.device().is_cpu() {
         cpu::pairwise_forward(loss, &input, &target)
     } else {
@@ -109,6 +127,9 @@ pub(crate) fn pairwise_backward(
     out: DType,
 ) -> Result<Tensor> {
     let (input, target) = (plain(input)?, plain(target)?);
+    if let Some(gpu) = Gpu::of(input.device()) {
+        return cuda::pairwise_backward(&gpu, (loss, side), [&input, &target, grad_scale], out);
+    }
     if input.device().is_cpu() {
         cpu::pairwise_backward((loss, side), &input, &target, grad_scale, out)
     } else {

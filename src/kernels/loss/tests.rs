@@ -265,3 +265,73 @@ fn nll_picks_and_its_gradient_puts_back() {
     let error = nll_forward(&x, &Tensor::new(&[0u32, 3], &Device::Cpu).unwrap()).unwrap_err();
     assert!(error.to_string().contains("row 1 is 3, of 3 classes"), "{error}");
 }
+
+#[test]
+fn gpus_agree() {
+    for dtype in DTYPES {
+        let scale = of(vec![128.0], &[], DType::F32);
+        for shape in SHAPES.into_iter().chain([[3, 64], [2, 9000]]) {
+            let (x, targets) = (strided(&shape, dtype, 1), targets(shape[0], shape[1]));
+            for smoothing in [0.0, 0.1] {
+                assert_gpus_agree(&[&x, &targets], 64.0, |t| {
+                    let (loss, sums) = cross_entropy_forward(&t[0], &t[1], smoothing)?;
+                    Ok(vec![loss, sums])
+                });
+                let (_, sums) = cross_entropy_forward(&x, &targets, smoothing).unwrap();
+                for out in DTYPES.into_iter().filter(|_| shape[1] > 1) {
+                    let count = 64.0 * (epsilon(arithmetic(dtype)) / epsilon(out)).max(1.0);
+                    assert_gpus_agree(&[&x, &targets, &sums, &scale], count, |t| {
+                        let dx =
+                            cross_entropy_backward(&t[0], &t[1], &t[2], &t[3], smoothing, out)?;
+                        Ok(vec![dx])
+                    });
+                }
+            }
+            assert_gpus_near(&[&x, &targets, &scale], 64.0, |t| {
+                let dx = nll_backward(&t[1], shape[1], &t[2], dtype)?;
+                Ok(vec![nll_forward(&t[0], &t[1])?, dx])
+            });
+            for loss in PAIRWISE {
+                let (a, b) = pair(loss, &shape, dtype);
+                assert_gpus_near(&[&a, &b, &scale], 64.0, |t| {
+                    let mut all = vec![pairwise_forward(loss, &t[0], &t[1])?];
+                    for side in [Side::Input, Side::Target] {
+                        all.push(pairwise_backward((loss, side), &t[0], &t[1], &t[2], DType::F32)?);
+                        all.push(pairwise_backward((loss, side), &t[0], &t[1], &t[2], dtype)?);
+                    }
+                    Ok(all)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_target_that_is_no_class_is_nan_on_gpus() {
+    for gpu in crate::kernels::devices::gpus() {
+        let x = random(&[2, 3], DType::F16, 8).to_device(&gpu).unwrap();
+        let targets = Tensor::new(&[0u32, 3], &gpu).unwrap();
+        let (loss, sums) = cross_entropy_forward(&x, &targets, 0.0).unwrap();
+        let scale = Tensor::new(1f32, &gpu).unwrap();
+        let dx = cross_entropy_backward(&x, &targets, &sums, &scale, 0.0, DType::F32).unwrap();
+        let read = |t: &Tensor| values(&t.to_device(&Device::Cpu).unwrap());
+        assert!(read(&loss)[0].is_nan() && read(&nll_forward(&x, &targets).unwrap())[0].is_nan());
+        let nan: Vec<bool> = read(&dx).iter().map(|x| x.is_nan()).collect();
+        assert_eq!(nan, [false, false, false, true, true, true]);
+    }
+}
+
+#[test]
+fn gpus_agree_on_infinite_logits() {
+    let inf = f64::INFINITY;
+    let rows = vec![1.0, inf, 0.0, 1.0, f64::NAN, 0.0, -inf, 1.0, 0.0, 1.0, -inf, 0.0];
+    for dtype in DTYPES {
+        for row in rows.chunks(3) {
+            let (x, targets) = (of(row.to_vec(), &[1, 3], dtype), targets(1, 3));
+            assert_gpus_agree(&[&x, &targets], 8.0, |t| {
+                let (loss, sums) = cross_entropy_forward(&t[0], &t[1], 0.0)?;
+                Ok(vec![loss, sums])
+            });
+        }
+    }
+}

@@ -28,32 +28,48 @@ pub(super) fn sums(gpu: &Gpu, x: &Tensor, out: DType) -> Result<Tensor> {
     gpu.launch(&SOURCE, &format!("sum_runs_{}", suffix(x.dtype())?))?
         .write(&parts)?
         .read(x)?
-        .size(outer)
-        .size(channels)
-        .size(inner)
-        .size(count)
+        .sizes(&[outer, channels, inner, count])
         .run(Grid::flat(count * channels, inner.next_multiple_of(32).clamp(32, 256)))?;
     finish(gpu, &parts, channels, 1, out)
 }
 
+/// How the sums of columns are shared out, as `column_sums` in `common.cuh` takes them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiling {
+    /// Whether a thread has several columns.
+    pub(crate) packed: bool,
+    pub(crate) tiles: usize,
+    pub(crate) parts: usize,
+}
+
+impl Tiling {
+    /// Of `rows` of `columns`, of which `each` lie in 16 bytes.
+    pub(crate) fn of(rows: usize, columns: usize, each: usize) -> Self {
+        let packed = each > 1 && columns.is_multiple_of(each);
+        let tiles = columns.div_ceil(32 * if packed { each } else { 1 });
+        let parts = BLOCKS.div_ceil(tiles.max(1)).clamp(1, rows.div_ceil(ROWS).max(1));
+        Self { packed, tiles, parts }
+    }
+
+    pub(crate) fn grid(self) -> Grid {
+        Grid::flat(self.parts * self.tiles, 256)
+    }
+}
+
 /// Sums of `rows` of `columns` in parts: `(parts, columns)`, F64.
 fn columns(gpu: &Gpu, x: &Tensor, rows: usize, columns: usize) -> Result<Tensor> {
-    let each = pack(x.dtype(), x.dtype());
-    let packed = columns.is_multiple_of(each) && address(x)?.is_multiple_of(16);
-    let tiles = columns.div_ceil(32 * if packed { each } else { 1 });
-    let count = BLOCKS.div_ceil(tiles.max(1)).clamp(1, rows.div_ceil(ROWS).max(1));
-    let parts = gpu.empty((count, columns), DType::F64)?;
+    let aligned = address(x)?.is_multiple_of(16);
+    let each = if aligned { pack(x.dtype(), x.dtype()) } else { 1 };
+    let tiling = Tiling::of(rows, columns, each);
+    let parts = gpu.empty((tiling.parts, columns), DType::F64)?;
     // Block `p * tiles + t` reads rows before `rows` and columns before `columns`, and writes those
     // columns of part `p`.
     gpu.launch(&SOURCE, &format!("sum_columns_{}", suffix(x.dtype())?))?
         .write(&parts)?
         .read(x)?
-        .size(rows)
-        .size(columns)
-        .size(count)
-        .size(tiles)
-        .int(packed.into())
-        .run(Grid::flat(count * tiles, 256))?;
+        .sizes(&[rows, columns, tiling.parts, tiling.tiles])
+        .int(tiling.packed.into())
+        .run(tiling.grid())?;
     Ok(parts)
 }
 

@@ -5,7 +5,7 @@
 
 pub(crate) mod channels;
 mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 mod portable;
 #[cfg(test)]
 mod tests;

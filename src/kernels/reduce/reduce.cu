@@ -30,42 +30,12 @@ DEVICE void sum_runs(double *y, const T *x, size_t outer, size_t channels, size_
     if (threadIdx.x == 0) y[blockIdx.x] = total;
 }
 
-// A matrix (rows, columns), and the sums of each column. A block has 32 packs of columns and the
-// rows of part p, its warps every eighth of them.
+// A matrix (rows, columns), and the sums of each column.
 template <class T, int V>
 DEVICE void sum_columns(double *y, const T *x, size_t rows, size_t columns, size_t parts, size_t tiles) {
-    __shared__ double sums[8][32 * V];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    size_t tile = blockIdx.x % tiles, part = blockIdx.x / tiles;
-    size_t first = (tile * 32 + lane) * V, each = (rows + parts - 1) / parts;
-    size_t end = (part + 1) * each < rows ? (part + 1) * each : rows;
-    double total[V] = {};
-    if (first < columns) {
-        Acc<T> sum[V] = {};
-        int held = 0;
-        for (size_t row = part * each + warp; row < end; row += 8) {
-            Acc<T> u[V];
-            read(x + row * columns + first, u);
-#pragma unroll
-            for (int k = 0; k < V; k++) sum[k] += u[k];
-            if (++held == 64) {
-#pragma unroll
-                for (int k = 0; k < V; k++) total[k] += sum[k], sum[k] = 0;
-                held = 0;
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < V; k++) total[k] += sum[k];
-    }
-#pragma unroll
-    for (int k = 0; k < V; k++) sums[warp][k * 32 + lane] = total[k];
-    __syncthreads();
-    for (int at = threadIdx.x; at < 32 * V; at += blockDim.x) {
-        double sum = 0;
-        for (int w = 0; w < 8; w++) sum += sums[w][at];
-        size_t column = (tile * 32 + at % 32) * V + at / 32;
-        if (column < columns) y[part * columns + column] = sum;
-    }
+    column_sums<1, V, Acc<T>>(y, rows, columns, parts, tiles, [&](size_t row, size_t column, Acc<T>(&t)[1][V]) {
+        read(x + row * columns + column, t[0]);
+    });
 }
 
 // Of parts (parts, channels, inner), the sum of each channel: a warp each.

@@ -4,6 +4,7 @@
 //! batch its own, of any float dtype; there are at least as many as `x` has positions.
 
 mod cpu;
+mod cuda;
 mod portable;
 #[cfg(test)]
 mod tests;
@@ -11,6 +12,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor};
 
 use crate::kernels::cast;
+use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::portable::arithmetic;
 
 /// What `x` looks like.
@@ -31,6 +33,9 @@ pub(crate) fn rotate(
     back: bool,
     out: DType,
 ) -> Result<Tensor> {
+    if let Some(gpu) = Gpu::of(x.device()) {
+        return cuda::rotate(&gpu, &x.detach(), [cos, sin], form, back, out);
+    }
     let wide = arithmetic(x.dtype());
     let (x, cos, sin) = (x.detach(), cast(cos, wide)?, cast(sin, wide)?);
     // Backwards is forwards with the sines' signs changed.

@@ -89,3 +89,30 @@ fn elements_that_are_not_neighbours_are_found() {
         assert_eq!(values(&strided), values(&copied.unwrap()));
     }
 }
+
+#[test]
+fn gpus_agree() {
+    for dtype in DTYPES {
+        for angle_dtype in [dtype, DType::F32, DType::F16] {
+            for shape in SHAPES.into_iter().chain([[2, 3, 4, 32]]) {
+                for form in FORMS {
+                    for per_batch in [false, true] {
+                        let (cos, sin) = angles(shape, form, per_batch, angle_dtype);
+                        let x = strided(&shape, dtype, 1);
+                        let apart = random(&[shape[3], shape[2], shape[0], shape[1]], dtype, 2);
+                        let apart = apart.permute((2, 3, 1, 0)).unwrap();
+                        assert_gpus_agree(&[&x, &apart, &cos, &sin], 2.0, |t| {
+                            let turn =
+                                |x: &Tensor, back, out| rotate(x, &t[2], &t[3], form, back, out);
+                            Ok(vec![
+                                turn(&t[0], false, dtype)?,
+                                turn(&t[0], true, DType::F32)?,
+                                turn(&t[1], false, dtype)?,
+                            ])
+                        });
+                    }
+                }
+            }
+        }
+    }
+}

@@ -6,12 +6,17 @@
 
 mod backward;
 mod cpu;
+mod cuda;
+mod flash;
 mod portable;
 mod scores;
 #[cfg(test)]
 mod tests;
 
 use candle_core::{DType, Result, Tensor};
+
+use crate::kernels::cuda::Gpu;
+use crate::kernels::elementwise::plain;
 
 /// How scores are made of products.
 #[derive(Clone, Copy, Debug)]
@@ -35,11 +40,28 @@ pub(crate) fn forward(
     mask: Option<&Tensor>,
     settings: Settings,
 ) -> Result<(Tensor, Tensor)> {
+    if let Some(gpu) = Gpu::of(q.device()) {
+        return cuda::forward(&gpu, q, k, v, mask, settings);
+    }
     if q.device().is_cpu() {
         cpu::forward(q, k, v, mask, settings)
     } else {
         portable::forward(q, k, v, mask, settings)
     }
+}
+
+/// [`forward`] without a mask, and with the heads of each query after one another: `(b, t, h * dv)`.
+pub(crate) fn forward_rows(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    settings: Settings,
+) -> Result<(Tensor, Tensor)> {
+    let (out, log_sum_exp) = match Gpu::of(q.device()) {
+        Some(gpu) => cuda::forward_rows(&gpu, q, k, v, settings)?,
+        None => forward(q, k, v, None, settings)?,
+    };
+    Ok((plain(&out.transpose(1, 2)?)?.flatten_from(2)?, log_sum_exp))
 }
 
 /// What [`backward`] goes by: the arguments of [`forward`], its second result, and the gradient of
@@ -62,6 +84,9 @@ pub(crate) fn backward(
     settings: Settings,
     wants: [Option<DType>; 4],
 ) -> Result<[Option<Tensor>; 4]> {
+    if let Some(gpu) = Gpu::of(saved.q.device()) {
+        return cuda::backward(&gpu, saved, settings, wants);
+    }
     if saved.q.device().is_cpu() {
         backward::backward(saved, settings, wants)
     } else {

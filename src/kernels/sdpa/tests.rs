@@ -304,3 +304,95 @@ fn one_thread_and_many_agree() {
         assert_eq!(one.install(run), many.install(run));
     }
 }
+
+#[test]
+fn gpus_agree() {
+    for dtype in DTYPES {
+        for sizes in SIZES.into_iter().chain([
+            [2, 4, 2, 20, 24, 16, 16],
+            [1, 2, 2, 70, 70, 64, 64],
+            [1, 2, 1, 5, 130, 80, 80],
+        ]) {
+            let [q, k, v, grad] = inputs(sizes, dtype);
+            for mask in masks(sizes, dtype) {
+                for settings in [PLAIN, CAUSAL, CAPPED] {
+                    let mask_or_q = mask.as_ref().unwrap_or(&q);
+                    // Probabilities are rounded to the dtype of the inputs before they are averaged.
+                    let count = 64.0 * naive_slack(dtype, sizes[4]);
+                    assert_gpus_agree(&[&q, &k, &v, mask_or_q], count, |t| {
+                        let mask = mask.as_ref().map(|_| &t[3]);
+                        let (y, sums) = forward(&t[0], &t[1], &t[2], mask, settings)?;
+                        Ok(vec![y, sums])
+                    });
+                    let sums = forward(&q, &k, &v, mask.as_ref(), settings).unwrap().1;
+                    let wants_mask = mask.as_ref().filter(|m| m.dtype().is_float()).map(|_| dtype);
+                    for out in [dtype, DType::F32] {
+                        assert_gpus_near(
+                            &[&q, &k, &v, &grad, &sums, mask_or_q],
+                            8.0 * count,
+                            |t| {
+                                let saved = Saved {
+                                    q: &t[0],
+                                    k: &t[1],
+                                    v: &t[2],
+                                    mask: mask.as_ref().map(|_| &t[5]),
+                                    log_sum_exp: &t[4],
+                                    grad: &t[3],
+                                };
+                                let wants = [Some(out), Some(out), Some(out), wants_mask];
+                                let all = backward(saved, settings, wants)?;
+                                Ok(all.into_iter().flatten().collect())
+                            },
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gpus_give_zeros_to_a_query_that_sees_nothing() {
+    for dtype in DTYPES {
+        let [q, k, v, _] = inputs([1, 2, 1, 3, 4, 5, 2], dtype);
+        let hide = of(
+            vec![0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0],
+            &[3, 4],
+            DType::F32,
+        );
+        for mask in [hide.to_dtype(DType::U8).unwrap(), hide.log().unwrap()] {
+            assert_gpus_agree(&[&q, &k, &v, &mask], 64.0, |t| {
+                let (y, sums) = forward(&t[0], &t[1], &t[2], Some(&t[3]), PLAIN)?;
+                Ok(vec![y, sums])
+            });
+        }
+        let q = Tensor::full(200.0, (1, 1, 2, 4), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+        let v = of(vec![1.0, 3.0], &[1, 1, 2, 1], dtype);
+        let nan = of(vec![1.0, 2.0, 3.0, 4.0, 5.0, f64::NAN, 1.0, 1.0], &[1, 1, 2, 4], dtype);
+        for q in [&q, &nan] {
+            assert_gpus_agree(&[q, &v], 4.0, |t| {
+                Ok(vec![forward(&t[0], &t[0].force_contiguous()?.abs()?, &t[1], None, PLAIN)?.0])
+            });
+        }
+    }
+    for sizes in [[0, 2, 1, 3, 4, 5, 2], [2, 2, 1, 0, 4, 5, 2], [2, 2, 1, 3, 0, 5, 2]] {
+        let [q, k, v, _] = inputs(sizes, DType::F16);
+        assert_gpus_agree(&[&q, &k, &v], 0.0, |t| {
+            Ok(vec![forward(&t[0], &t[1], &t[2], None, PLAIN)?.0])
+        });
+    }
+}
+
+#[test]
+fn rows_of_heads_are_those_of_every_head() {
+    let [_, _, v, _] = inputs([2, 3, 3, 70, 70, 8, 16], DType::F16);
+    for device in crate::kernels::devices::devices() {
+        let v = v.to_device(&device).unwrap();
+        let (rows, sums) = forward_rows(&v, &v, &v, CAUSAL).unwrap();
+        let (heads, other) = forward(&v, &v, &v, None, CAUSAL).unwrap();
+        let there = |t: &Tensor| values(&t.to_device(&Device::Cpu).unwrap());
+        assert_eq!((rows.dims(), rows.is_contiguous()), (&[2, 70, 48][..], true));
+        let turned = heads.transpose(1, 2).unwrap().contiguous().unwrap();
+        assert_eq!((there(&rows), there(&sums)), (there(&turned), there(&other)));
+    }
+}

@@ -1,0 +1,70 @@
+use candle_core::{DType, Result, Tensor, bail};
+
+use crate::kernels::cuda::{Gpu, Grid, Source, pack, suffix};
+use crate::kernels::elementwise::cuda::in_dtype;
+use crate::kernels::elementwise::portable::arithmetic;
+
+static SOURCE: Source = Source { name: "embedding", code: include_str!("embedding.cu") };
+
+/// Numbers that are sorted at a time: each is compared with all of them, and beyond some ten thousand
+/// that takes longer than to read and write the rows.
+const SORTED: usize = 1 << 14;
+
+pub(super) fn gather(gpu: &Gpu, ids: &Tensor, table: &Tensor) -> Result<Tensor> {
+    let ((rows, d), n, dtype) = (table.dims2()?, ids.elem_count(), table.dtype());
+    let y = gpu.empty((n, d), dtype)?;
+    // Element `i < n * d` of `y`, and rows of the table that are before `rows`.
+    gpu.launch(&SOURCE, &format!("gather_{}", suffix(dtype)?))?
+        .write(&y)?
+        .read(ids)?
+        .read(table)?
+        .sizes(&[n, rows, d])
+        .run(Grid::over(n * d, pack(dtype, dtype)))?;
+    Ok(y)
+}
+
+/// See [`super::scatter_add`]; two launches, and zeros before them.
+pub(super) fn scatter_add(
+    gpu: &Gpu,
+    ids: &Tensor,
+    grad: &Tensor,
+    rows: usize,
+    out: DType,
+) -> Result<Tensor> {
+    let ((n, d), dtype) = (grad.dims2()?, grad.dtype());
+    // Sums of several sorts meet in the dtype of the arithmetic.
+    let sums = if n > SORTED { arithmetic(dtype) } else { out };
+    let y = in_dtype(dtype, sums, |out| {
+        let y = gpu.zeros((rows, d), out)?;
+        for first in (0..n).step_by(SORTED) {
+            let len = SORTED.min(n - first);
+            let (ids, grad) = (ids.narrow(0, first, len)?, grad.narrow(0, first, len)?);
+            let order = gpu.empty(len, DType::U32)?;
+            // A thread for each place; the counts of all are a permutation of those before `len`.
+            let launch = gpu.launch(&SOURCE, "sort_places")?.write(&order)?.read(&ids)?;
+            launch.size(len).run(Grid::over(len, 1))?;
+            // Places before `len`, rows before `rows`, and columns before `d`.
+            gpu.launch(&SOURCE, &format!("scatter_add_{}_{}", suffix(dtype)?, suffix(out)?))?
+                .write(&y)?
+                .read(&order)?
+                .read(&ids)?
+                .read(&grad)?
+                .sizes(&[len, rows, d])
+                .run(Grid::flat(len, 256))?;
+        }
+        Ok(y)
+    })?;
+    if sums == out { Ok(y) } else { crate::kernels::cast(&y, out) }
+}
+
+/// See [`super::numbers`].
+pub(super) fn numbers(gpu: &Gpu, ids: &Tensor) -> Result<Tensor> {
+    let (y, n) = (gpu.empty(ids.shape(), DType::U32)?, ids.elem_count());
+    let name = match ids.dtype() {
+        DType::I64 => "numbers_i64",
+        DType::U8 => "numbers_u8",
+        other => bail!("expected numbers of U8, U32 or I64, got {other:?}"),
+    };
+    gpu.launch(&SOURCE, name)?.write(&y)?.read(ids)?.size(n).run(Grid::over(n, 1))?;
+    Ok(y)
+}

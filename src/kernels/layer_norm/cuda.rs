@@ -1,0 +1,180 @@
+//! One launch forward, three backward. Group norm's rows are these too: channels repeat along them.
+
+use candle_core::{D, DType, Result, Tensor};
+
+use crate::kernels::cast;
+use crate::kernels::cuda::{Gpu, Grid, Source, address, pack, suffix};
+use crate::kernels::elementwise::cuda::in_dtype;
+use crate::kernels::elementwise::portable::arithmetic;
+use crate::kernels::reduce::cuda as reduce;
+
+static SOURCE: Source = Source { name: "layer_norm", code: include_str!("layer_norm.cu") };
+
+/// How the elements of a row belong to channels: `inner` follow each other for each, and rows go
+/// through all channels every `groups`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows {
+    pub(crate) count: usize,
+    pub(crate) columns: usize,
+    pub(crate) groups: usize,
+    pub(crate) inner: usize,
+}
+
+impl Rows {
+    pub(super) fn of(x: &Tensor) -> Result<Self> {
+        let columns = x.dim(D::Minus1)?;
+        Ok(Self { count: x.elem_count() / columns.max(1), columns, groups: 1, inner: 1 })
+    }
+}
+
+/// Weight and bias in one dtype that there are kernels for: that of `x`, or that of the arithmetic.
+fn parameters<const N: usize>(
+    x: &Tensor,
+    parameters: [Option<&Tensor>; N],
+) -> Result<([Option<Tensor>; N], DType)> {
+    let same = parameters.iter().flatten().all(|p| p.dtype() == x.dtype());
+    let dtype = if same { x.dtype() } else { arithmetic(x.dtype()) };
+    let mut near = [const { None }; N];
+    for (near, parameter) in near.iter_mut().zip(parameters) {
+        let like = |p: &Tensor| {
+            let there = p.dtype() == dtype && p.is_contiguous();
+            if there { Ok(p.detach()) } else { cast(p, dtype) }
+        };
+        *near = parameter.map(like).transpose()?;
+    }
+    Ok((near, dtype))
+}
+
+/// See [`super::forward`]; `x` is contiguous.
+pub(crate) fn forward(
+    gpu: &Gpu,
+    x: &Tensor,
+    rows: Rows,
+    affine: [Option<&Tensor>; 2],
+    eps: f64,
+    centred: bool,
+) -> Result<(Tensor, Tensor)> {
+    let ([weight, bias], dtype) = parameters(x, affine)?;
+    let y = gpu.empty(x.shape(), x.dtype())?;
+    let statistics = gpu.empty((rows.count, 3), arithmetic(x.dtype()))?;
+    let (grid, team) = Grid::rows(rows.count, rows.columns);
+    // Rows before `count`, columns before `columns`, channels before `groups * columns / inner`,
+    // which weight and bias have.
+    gpu.launch(&SOURCE, &format!("norm_{}_{}", suffix(x.dtype())?, suffix(dtype)?))?
+        .write(&y)?
+        .write(&statistics)?
+        .read(x)?
+        .read_or_null(weight.as_ref())?
+        .read_or_null(bias.as_ref())?
+        .sizes(&[rows.count, rows.columns, rows.groups, rows.inner])
+        .double(eps)
+        .int(centred.into())
+        .int(team)
+        .run(grid)?;
+    Ok((y, statistics))
+}
+
+/// The gradient of `x`, in `out`; `x` and `grad` are contiguous and of one dtype.
+pub(crate) fn input_gradient(
+    gpu: &Gpu,
+    [x, grad, statistics]: [&Tensor; 3],
+    rows: Rows,
+    weight: Option<&Tensor>,
+    centred: bool,
+    out: DType,
+) -> Result<Tensor> {
+    let ([weight], dtype) = parameters(x, [weight])?;
+    in_dtype(x.dtype(), out, |out| {
+        let dx = gpu.empty(x.shape(), out)?;
+        let (grid, team) = Grid::rows(rows.count, rows.columns);
+        let kinds = [suffix(x.dtype())?, suffix(dtype)?, suffix(out)?].join("_");
+        // As forward.
+        gpu.launch(&SOURCE, &format!("norm_backward_{kinds}"))?
+            .write(&dx)?
+            .read(x)?
+            .read(grad)?
+            .read_or_null(weight.as_ref())?
+            .read(statistics)?
+            .sizes(&[rows.count, rows.columns, rows.groups, rows.inner])
+            .int(centred.into())
+            .int(team)
+            .run(grid)?;
+        Ok(dx)
+    })
+}
+
+/// The gradients of weight and bias, from sums `(parts, 2, channels)`.
+fn affine(
+    gpu: &Gpu,
+    sums: &Tensor,
+    channels: usize,
+    wants: [Option<DType>; 2],
+) -> Result<[Option<Tensor>; 2]> {
+    // One launch for both, which mostly are of one dtype.
+    let Some(dtype) = wants[0].or(wants[1]) else { return Ok([None, None]) };
+    let both = reduce::finish(gpu, sums, 2 * channels, 1, dtype)?;
+    let half = |at: usize, want: Option<DType>| {
+        let Some(want) = want else { return Ok(None) };
+        let half = both.narrow(0, at * channels, channels)?;
+        if want == dtype { Ok(Some(half)) } else { cast(&half, want).map(Some) }
+    };
+    Ok([half(0, wants[0])?, half(1, wants[1])?])
+}
+
+/// See [`super::backward`]; `x` and `grad` are contiguous and of one dtype.
+pub(super) fn backward(
+    gpu: &Gpu,
+    tensors: [&Tensor; 3],
+    weight: Option<&Tensor>,
+    centred: bool,
+    wants: [Option<DType>; 3],
+) -> Result<[Option<Tensor>; 3]> {
+    let [x, grad, statistics] = tensors;
+    let rows = Rows::of(x)?;
+    let dx = wants[0].map(|out| input_gradient(gpu, tensors, rows, weight, centred, out));
+    let dx = dx.transpose()?;
+    if wants[1].or(wants[2]).is_none() {
+        return Ok([dx, None, None]);
+    }
+    let Rows { count, columns, .. } = rows;
+    let each = pack(x.dtype(), x.dtype());
+    let aligned = [x, grad].iter().all(|x| address(x).is_ok_and(|at| at.is_multiple_of(16)));
+    let tiling = reduce::Tiling::of(count, columns, if aligned { each } else { 1 });
+    let sums = gpu.empty((tiling.parts, 2, columns), DType::F64)?;
+    // Block `p * tiles + t` reads rows before `count` and columns before `columns`, and writes those
+    // columns of part `p`.
+    gpu.launch(&SOURCE, &format!("norm_columns_{}", suffix(x.dtype())?))?
+        .write(&sums)?
+        .read(x)?
+        .read(grad)?
+        .read(statistics)?
+        .sizes(&[count, columns, tiling.parts, tiling.tiles])
+        .int(tiling.packed.into())
+        .run(tiling.grid())?;
+    let [dweight, dbias] = affine(gpu, &sums, columns, [wants[1], wants[2]])?;
+    Ok([dx, dweight, dbias])
+}
+
+/// The gradients of weight and bias of group norm, of `(n, channels, inner)`.
+pub(crate) fn group_parameters(
+    gpu: &Gpu,
+    [x, grad, statistics]: [&Tensor; 3],
+    [samples, channels, inner, groups]: [usize; 4],
+    wants: [Option<DType>; 2],
+) -> Result<[Option<Tensor>; 2]> {
+    if wants[0].or(wants[1]).is_none() {
+        return Ok([None, None]);
+    }
+    let sums = gpu.empty((samples, 2, channels), DType::F64)?;
+    let (grid, team) = Grid::rows(samples * channels, inner);
+    // A team has a plane of `inner` elements, of `samples * channels`, and writes its two sums.
+    gpu.launch(&SOURCE, &format!("norm_planes_{}", suffix(x.dtype())?))?
+        .write(&sums)?
+        .read(x)?
+        .read(grad)?
+        .read(statistics)?
+        .sizes(&[samples * channels, channels, inner, groups])
+        .int(team)
+        .run(grid)?;
+    affine(gpu, &sums, channels, wants)
+}
