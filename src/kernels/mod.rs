@@ -12,11 +12,7 @@ pub(crate) mod activation;
 pub(crate) mod batch_norm;
 mod cast;
 pub(crate) mod conv2d;
-#[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
-#[cfg_attr(
-    not(feature = "cuda"),
-    allow(dead_code, reason = "nothing is read where there is no device")
-)]
+#[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs", allow(dead_code))]
 pub(crate) mod cuda;
 #[cfg(test)]
 pub(crate) mod devices;

@@ -42,10 +42,6 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub(crate) fn multiprocessors(&self) -> Result<usize> {
-        match self.0 {}
-    }
-
     pub(crate) fn launch(&self, source: &'static Source, _: &str) -> Result<Launch> {
         let _ = (source.name, source.code);
         match self.0 {}

@@ -73,12 +73,6 @@ impl Gpu {
         self.0.cuda_stream().context().compute_capability().w()
     }
 
-    /// How many blocks can run side by side, at least.
-    pub(crate) fn multiprocessors(&self) -> Result<usize> {
-        let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        Ok(self.0.cuda_stream().context().attribute(count).w()? as usize)
-    }
-
     /// The kernel `name` of `source`, which is compiled for this device the first time.
     pub(crate) fn launch(&self, source: &'static Source, name: &str) -> Result<Launch> {
         Ok(Launch::new(compile::function(&self.0, source, name)?, self.0.cuda_stream()))

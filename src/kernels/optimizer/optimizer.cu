@@ -198,8 +198,6 @@ template <class A> DEVICE void store_state(const Row &row, int at, size_t i, int
 
 DEVICE float fused(float a, float b, float c) { return fmaf(a, b, c); }
 DEVICE double fused(double a, double b, double c) { return fma(a, b, c); }
-DEVICE float root(float x) { return sqrtf(x); }
-DEVICE double root(double x) { return sqrt(x); }
 
 template <class A> DEVICE A lerp(A a, A b, double share) {
     A part = (A)share;
