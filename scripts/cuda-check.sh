@@ -10,4 +10,4 @@ export CUDA_COMPUTE_CAP=99
 export CUDARC_CUDA_VERSION=13000 # else cudarc asks the nvcc on the PATH
 
 cargo clippy --features cuda --all-targets "$@" -- -D warnings
-cargo clippy --features cudnn --lib "$@" -- -D warnings
+cargo clippy --features cudnn "$@" -- -D warnings

@@ -3,9 +3,9 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{Finish, Statistics};
-use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
 use crate::kernels::elementwise::{plain, portable::arithmetic};
+use crate::kernels::in_dtype;
 use crate::kernels::reduce::channels::Channels;
 
 type Gradients = (Tensor, Tensor, Tensor);
@@ -166,6 +166,6 @@ impl<'a> Plan<'a> {
     }
 
     fn wide(&self, vector: &Tensor) -> Result<Tensor> {
-        plain(&cast(vector, arithmetic(self.dtype))?)
+        plain(&in_dtype(vector, arithmetic(self.dtype))?)
     }
 }

@@ -36,6 +36,11 @@ pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     }))
 }
 
+/// `x`, detached, in `dtype`: as it is, strides and all, where it has that.
+pub(crate) fn in_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    if x.dtype() == dtype { Ok(x.detach()) } else { cast(x, dtype) }
+}
+
 /// Overwrites `dst` with `src` in `dst`'s dtype. Same shape, no shared storage.
 pub(crate) fn cast_into(dst: &Tensor, src: &Tensor) -> Result<()> {
     if let Some(gpu) = Gpu::of(dst.device()) {

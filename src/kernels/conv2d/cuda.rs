@@ -10,11 +10,11 @@ use candle_core::{DType, Result, Tensor};
 use super::super::gemm::arithmetic;
 use super::Geometry;
 use super::shape::Shape;
-use crate::kernels::cast;
 use crate::kernels::cuda::{
     Convolution, Gpu, Grid, Launch, Matrices, Pass, Product, Source, pack, suffix,
 };
 use crate::kernels::elementwise::{add, add_assign, plain};
+use crate::kernels::in_dtype;
 
 static SOURCE: Source = Source { name: "conv2d", code: include_str!("conv2d.cu") };
 
@@ -34,7 +34,7 @@ pub(super) fn forward(
 ) -> Result<Tensor> {
     let wide = arithmetic([Some(x), Some(weight), bias]);
     let [x, weight] = operands(gpu, [x, weight], wide)?;
-    let bias = bias.map(|bias| plain(&cast(bias, wide)?)).transpose()?;
+    let bias = bias.map(|bias| plain(&in_dtype(bias, wide)?)).transpose()?;
     let dtype = x.dtype();
     if shape.depthwise() {
         let y = gpu.empty(&shape.out_dims(), if out == dtype { out } else { wide })?;
@@ -43,7 +43,7 @@ pub(super) fn forward(
         let kernel = gpu.launch(&SOURCE, &name)?.read(&x)?.read(&weight)?;
         let kernel = kernel.read_or_null(bias.as_ref())?.write(&y)?.size(shape.batch);
         kernel.sizes(&sizes(shape)).run(Grid::over(y.elem_count(), 1))?;
-        return cast(&y, out);
+        return in_dtype(&y, out);
     }
     let (outs, taps) = (shape.group_out(), shape.taps());
     // What a product writes may be the result; what a bias is added to may not be rounded.
@@ -62,7 +62,7 @@ pub(super) fn forward(
             rhs: rows(&x, shape.pixels(), shape.image()),
             out: &y,
         })?;
-        return cast(&y, out);
+        return in_dtype(&y, out);
     }
     let y = gpu.empty(
         &shape.out_dims(),
@@ -88,7 +88,7 @@ pub(super) fn forward(
         let kernel = tile.rows(kernel.read_or_null(bias.as_ref())?, tile.count);
         kernel.run(tile.grid(shape.c_out, 1))?;
     }
-    cast(&y, out)
+    in_dtype(&y, out)
 }
 
 /// See [`super::input_gradient`]. Nothing is empty.
@@ -102,7 +102,7 @@ pub(super) fn input_gradient(
 ) -> Result<Tensor> {
     let wide = arithmetic([Some(grad), Some(weight), bias]);
     let [grad, weight] = operands(gpu, [grad, weight], wide)?;
-    let bias = bias.map(|bias| plain(&cast(bias, wide)?)).transpose()?;
+    let bias = bias.map(|bias| plain(&in_dtype(bias, wide)?)).transpose()?;
     let dtype = grad.dtype();
     if shape.depthwise() {
         let dx = gpu.empty(&shape.input_dims(), if out == dtype { out } else { wide })?;
@@ -111,7 +111,7 @@ pub(super) fn input_gradient(
         let kernel = gpu.launch(&SOURCE, &name)?.read(&grad)?.read(&weight)?;
         let kernel = kernel.read_or_null(bias.as_ref())?.write(&dx)?.size(shape.batch);
         kernel.sizes(&sizes(shape)).run(Grid::over(dx.elem_count(), 1))?;
-        return cast(&dx, out);
+        return in_dtype(&dx, out);
     }
     let (outs, taps) = (shape.group_out(), shape.taps());
     let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
@@ -129,7 +129,7 @@ pub(super) fn input_gradient(
             rhs: rows(&grad, shape.pixels(), shape.out_image()),
             out: &dx,
         })?;
-        return cast(&dx, out);
+        return in_dtype(&dx, out);
     }
     let dx = gpu.empty(
         &shape.input_dims(),
@@ -158,7 +158,7 @@ pub(super) fn input_gradient(
         let kernel = kernel.sizes(&[tile.first / shape.pixels(), images, tile.count]);
         kernel.sizes(&sizes(shape)).run(Grid::over(images * shape.image(), 1))?;
     }
-    cast(&dx, out)
+    in_dtype(&dx, out)
 }
 
 /// See [`super::weight_gradient`]. Nothing is empty.
@@ -179,12 +179,12 @@ pub(super) fn weight_gradient(
         let kernel = kernel.read(&x)?.read(&grad)?.write(&dw)?.size(shape.batch);
         let grid = Grid::flat(dw.elem_count(), Grid::THREADS);
         kernel.sizes(&sizes(shape)).run(grid)?;
-        return cast(&dw, out);
+        return in_dtype(&dw, out);
     }
     let (outs, taps) = (shape.group_out(), shape.taps());
     let product_dtype = if out == dtype { dtype } else { wide };
     if let Some(dw) = library(gpu, Pass::Weight, shape, [&x, &grad], product_dtype)? {
-        return cast(&dw, out);
+        return in_dtype(&dw, out);
     }
     let tiles = Tiles::new(shape, dtype, dtype);
     let columns = gpu.scratch(0, tiles.columns(), dtype)?;
@@ -212,7 +212,7 @@ pub(super) fn weight_gradient(
             Some(sum) => add_assign(sum, &part)?,
         });
     }
-    cast(&sum.unwrap_or(dw), out)
+    in_dtype(&sum.unwrap_or(dw), out)
 }
 
 /// By cuDNN: the third tensor of two, in the dtype `written`. `None` where it does not do that.
@@ -233,7 +233,8 @@ fn library(
     if widened && gpu.compute_capability()? < (8, 0) {
         return Ok(None);
     }
-    let given = |tensor: &Tensor| if widened { cast(tensor, written) } else { Ok(tensor.clone()) };
+    let given =
+        |tensor: &Tensor| if widened { in_dtype(tensor, written) } else { Ok(tensor.clone()) };
     let [a, b] = [given(tensors[0])?, given(tensors[1])?];
     let Geometry { stride, padding: (above, left), dilation, groups } = shape.geometry;
     let (input, weight, output) = (shape.input_dims(), shape.weight_dims(), shape.out_dims());
@@ -253,9 +254,9 @@ fn library(
 
 /// With a bias for each channel, in `out`.
 fn finish(y: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
-    let Some(bias) = bias else { return cast(y, out) };
+    let Some(bias) = bias else { return in_dtype(y, out) };
     let bias = bias.reshape((1, (), 1, 1))?.broadcast_as(y.shape())?;
-    cast(&add(y, &bias)?, out)
+    in_dtype(&add(y, &bias)?, out)
 }
 
 /// Whether each image, as it is, is a matrix of columns, and one that products like.
@@ -271,7 +272,7 @@ fn operands(gpu: &Gpu, tensors: [&Tensor; 2], wide: DType) -> Result<[Tensor; 2]
     let known = a.dtype() != DType::BF16 || gpu.compute_capability()? >= (8, 0);
     let dtype =
         if wide == DType::F32 && a.dtype() == b.dtype() && known { a.dtype() } else { wide };
-    let operand = |x: &Tensor| if x.dtype() == dtype { plain(x) } else { plain(&cast(x, dtype)?) };
+    let operand = |x: &Tensor| plain(&in_dtype(x, dtype)?);
     Ok([operand(a)?, operand(b)?])
 }
 

@@ -3,9 +3,9 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::Window;
-use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
 use crate::kernels::elementwise::portable::arithmetic;
+use crate::kernels::in_dtype;
 
 type Dims = (usize, usize, usize, usize);
 
@@ -34,7 +34,7 @@ pub(super) fn max_backward(
     let dx = gradient(gpu, grad, dims, out)?;
     let kernel = launch(gpu, "max_backward", grad, &dx)?.read(grad)?.read(index)?.write(&dx)?;
     run(kernel, dims, window, dx.elem_count())?;
-    cast(&dx, out)
+    in_dtype(&dx, out)
 }
 
 pub(super) fn avg_forward(gpu: &Gpu, x: &Tensor, window: Window) -> Result<Tensor> {
@@ -58,7 +58,7 @@ pub(super) fn avg_backward(
     let dx = gradient(gpu, grad, dims, out)?;
     let kernel = launch(gpu, "avg_backward", grad, &dx)?.read(grad)?.write(&dx)?;
     run(kernel, dims, window, dx.elem_count())?;
-    cast(&dx, out)
+    in_dtype(&dx, out)
 }
 
 pub(super) fn global_avg_forward(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
@@ -80,7 +80,7 @@ pub(super) fn global_avg_backward(
     let dx = gradient(gpu, grad, dims, out)?;
     let kernel = launch(gpu, "global_avg_backward", grad, &dx)?.read(grad)?.write(&dx)?;
     kernel.size(h * w).run(planes(n * c, h * w))?;
-    cast(&dx, out)
+    in_dtype(&dx, out)
 }
 
 /// In `out`, or where no kernel writes that, in the dtype of the arithmetic, to be rounded after.

@@ -3,9 +3,9 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{Grid, Rule};
-use crate::kernels::cast;
 use crate::kernels::cuda::{self, Gpu, Launch, Source, suffix};
 use crate::kernels::elementwise::portable::arithmetic;
+use crate::kernels::in_dtype;
 
 static SOURCE: Source = Source { name: "resample", code: include_str!("resample.cu") };
 
@@ -34,7 +34,7 @@ pub(super) fn backward(
     let name = format!("backward_{}_{}", suffix(grad.dtype())?, suffix(dtype)?);
     let kernel = gpu.launch(&SOURCE, &name)?.read(grad)?.write(&dx)?;
     run(kernel, dims, grid, dx.elem_count())?;
-    cast(&dx, out)
+    in_dtype(&dx, out)
 }
 
 /// A thread for each of `count` elements, which are those of the output, or of the input. It reads
