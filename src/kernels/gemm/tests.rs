@@ -36,6 +36,16 @@ impl Sum {
         self.terms += 1.;
     }
 
+    /// The same sum, as exact as one of `terms` terms and this magnitude at least.
+    #[cfg(target_arch = "x86_64")]
+    pub(in crate::kernels) fn with_error_of(&self, magnitude: f64, terms: f64) -> Self {
+        Self {
+            magnitude: self.magnitude.max(magnitude + self.value.abs()),
+            terms: self.terms.max(terms),
+            ..*self
+        }
+    }
+
     /// The largest error of the sum, in any order, in the arithmetic of a format with epsilon
     /// `epsilon`, and of its rounding to `out`.
     fn tolerance(&self, epsilon: f64, out: DType) -> f64 {
