@@ -107,6 +107,33 @@ fn compare(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>, out: DType) {
     check(&reference, &expected, &inputs, &format!("portable {what}"));
 }
 
+/// Products that are cut up, on both sides, and parts of other sizes than the rest.
+#[test]
+fn threads_share_small_products() -> Result<()> {
+    let mut rng = generator(41);
+    for (m, k, n) in [
+        (65, 513, 129),
+        (70, 150, 101),
+        (259, 33, 127),
+        (40, 130, 300),
+        (512, 64, 40),
+        (16, 600, 111),
+    ] {
+        let lhs = random(&mut rng, &[k, m], DType::F32).t()?;
+        let rhs = random(&mut rng, &[k, n], DType::F32);
+        let bias = random(&mut rng, &[n], DType::F32);
+        for bias in [None, Some(&bias)] {
+            let results = [1, 2, 3, 7].map(|threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| doubles(&gemm(&lhs, &rhs, bias, DType::F32).unwrap()))
+            });
+            assert!(results.iter().all(|result| *result == results[0]), "{m} {k} {n}");
+            compare(&lhs, &rhs, bias, DType::F32);
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn every_combination_of_dtypes() {
     let mut rng = generator(1);

@@ -41,7 +41,7 @@ impl Correlation<'_> {
         let grid = grid(shape);
         let most = super::super::correlate::runs(shape.c_out * shape.taps());
         let runs = (grid.vectors() / 24).clamp(2, most);
-        shape.batch.div_ceil(runs).next_multiple_of(grid.together)
+        shape.batch.div_ceil(runs).next_multiple_of(grid.together).max(1)
     }
 
     /// The sum over some images, `(kernel row, kernel column, channel, output channel)`.
