@@ -11,3 +11,15 @@ pub(super) fn fresh<T: Copy>(len: usize, fill: impl FnOnce(&mut [MaybeUninit<T>]
     unsafe { data.set_len(len) };
     data
 }
+
+/// As [`fresh`], where `fill` says that it has written every element; else nothing.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn fresh_if<T: Copy>(
+    len: usize,
+    fill: impl FnOnce(&mut [MaybeUninit<T>]) -> bool,
+) -> Option<Vec<T>> {
+    let mut data = Vec::with_capacity(len);
+    let whole = fill(&mut data.spare_capacity_mut()[..len]);
+    // SAFETY: `fill` has written them all.
+    whole.then(|| unsafe { data.set_len(len) }).map(|()| data)
+}

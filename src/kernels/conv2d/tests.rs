@@ -5,6 +5,9 @@ use super::shape::Shape;
 use super::{Geometry, forward, input_gradient, portable, weight_gradient};
 use crate::kernels::elementwise::testing::assert_gpus_agree;
 
+#[cfg(target_arch = "x86_64")]
+mod winograd;
+
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
 fn geometry(stride: usize, padding: usize, dilation: usize, groups: usize) -> Geometry {
@@ -41,6 +44,14 @@ fn pairs(rows: usize, cols: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..rows).flat_map(move |row| (0..cols).map(move |col| (row, col)))
 }
 
+/// Sums whose tolerance is that of the CPU's F32 kernels.
+fn tolerant(sums: [&[Sum]; 3], operands: [&[f64]; 3], shape: &Shape) -> [Vec<Sum>; 3] {
+    #[cfg(target_arch = "x86_64")]
+    return winograd::tolerant(sums, operands, shape);
+    #[cfg(not(target_arch = "x86_64"))]
+    sums.map(<[Sum]>::to_vec)
+}
+
 /// All three passes against plain loops, and the portable version against the same.
 fn compare(
     x: &Tensor,
@@ -71,42 +82,56 @@ fn compare(
 
     let mut inputs = vec![x.dtype(), weight.dtype()];
     inputs.extend(bias.map(Tensor::dtype));
-    for (name, actual) in [
-        ("forward", forward(x, weight, bias, geometry, out).unwrap()),
-        ("portable forward", portable::forward(x, weight, bias, &shape, out).unwrap()),
+    let [by_tiles, dx_by_tiles, dw_by_tiles] = tolerant([&y, &dx, &dw], [&xs, &ws, &gs], &shape);
+    for (name, actual, y) in [
+        ("forward", forward(x, weight, bias, geometry, out).unwrap(), &by_tiles),
+        ("portable forward", portable::forward(x, weight, bias, &shape, out).unwrap(), &y),
     ] {
         assert_eq!((actual.dims(), actual.dtype()), (&out_dims[..], out), "{name} {what}");
-        check(&actual, &y, &inputs, &format!("{name} {what}"));
+        check(&actual, y, &inputs, &format!("{name} {what}"));
     }
     let inputs = [grad_dtype, weight.dtype()];
-    for (name, actual) in [
-        ("input", input_gradient(&grad, weight, None, x.dims(), geometry, out).unwrap()),
-        ("portable input", portable::input_gradient(&grad, weight, None, &shape, out).unwrap()),
+    for (name, actual, dx) in [
+        (
+            "input",
+            input_gradient(&grad, weight, None, x.dims(), geometry, out).unwrap(),
+            &dx_by_tiles,
+        ),
+        (
+            "portable input",
+            portable::input_gradient(&grad, weight, None, &shape, out).unwrap(),
+            &dx,
+        ),
     ] {
         assert_eq!((actual.dims(), actual.dtype()), (x.dims(), out), "{name} {what}");
-        check(&actual, &dx, &inputs, &format!("{name} {what}"));
+        check(&actual, dx, &inputs, &format!("{name} {what}"));
     }
     if shape.pixels() > 0 {
         // As a transposed convolution.
         let bias = random(&mut generator(7), &[shape.c_in], out);
         let (biases, pixels) = (doubles(&bias), shape.height * shape.width);
         dx.iter_mut().enumerate().for_each(|(i, x)| x.add(biases[i / pixels % shape.c_in]));
+        let [_, dx_by_tiles, _] = tolerant([&y, &dx, &dw], [&xs, &ws, &gs], &shape);
         let inputs = [grad_dtype, weight.dtype(), out];
         let (dims, bias) = (x.dims(), Some(&bias));
-        for (name, actual) in [
-            ("transposed", input_gradient(&grad, weight, bias, dims, geometry, out).unwrap()),
-            ("portable", portable::input_gradient(&grad, weight, bias, &shape, out).unwrap()),
+        for (name, actual, dx) in [
+            (
+                "transposed",
+                input_gradient(&grad, weight, bias, dims, geometry, out).unwrap(),
+                &dx_by_tiles,
+            ),
+            ("portable", portable::input_gradient(&grad, weight, bias, &shape, out).unwrap(), &dx),
         ] {
-            check(&actual, &dx, &inputs, &format!("{name}, with a bias, {what}"));
+            check(&actual, dx, &inputs, &format!("{name}, with a bias, {what}"));
         }
     }
     let inputs = [grad_dtype, x.dtype()];
-    for (name, actual) in [
-        ("weight", weight_gradient(x, &grad, weight.dims(), geometry, out).unwrap()),
-        ("portable weight", portable::weight_gradient(x, &grad, &shape, out).unwrap()),
+    for (name, actual, dw) in [
+        ("weight", weight_gradient(x, &grad, weight.dims(), geometry, out).unwrap(), &dw_by_tiles),
+        ("portable weight", portable::weight_gradient(x, &grad, &shape, out).unwrap(), &dw),
     ] {
         assert_eq!((actual.dims(), actual.dtype()), (weight.dims(), out), "{name} {what}");
-        check(&actual, &dw, &inputs, &format!("{name} {what}"));
+        check(&actual, dw, &inputs, &format!("{name} {what}"));
     }
 }
 
@@ -356,18 +381,23 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
         });
         y.iter_mut().enumerate().for_each(|(i, y)| y.add(bs[i / shape.pixels() % c_out]));
         let inputs = [DType::BF16, DType::F32];
+        let by_tiles = tolerant([&y, &dx, &dw], [&xs, &ws, &gs], &shape);
         for &unit in &units {
+            let (y, dx, dw) = match unit {
+                Unit::Fma => (&by_tiles[0], &by_tiles[1], &by_tiles[2]),
+                _ => (&y, &dx, &dw),
+            };
             let what = format!("{unit:?} {shape:?}");
             let single = packed::forward::<f32>(&x, &weight, Some(&bias), &shape, unit)?;
-            check(&single, &y, &inputs, &what);
+            check(&single, y, &inputs, &what);
             let half = packed::forward::<bf16>(&x, &weight, Some(&bias), &shape, unit)?;
-            check(&half, &y, &inputs, &what);
+            check(&half, y, &inputs, &what);
             let back = packed::input_gradient::<f32>(&grad, &weight, None, &shape, unit)?;
-            check(&back, &dx, &inputs, &what);
+            check(&back, dx, &inputs, &what);
             let back = packed::input_gradient::<bf16>(&grad, &weight, None, &shape, unit)?;
-            check(&back, &dx, &inputs, &what);
+            check(&back, dx, &inputs, &what);
             let weight = packed::weight_gradient(&x, &grad, &shape, unit)?;
-            check(&weight, &dw, &inputs, &what);
+            check(&weight, dw, &inputs, &what);
         }
         let what = format!("no unit {shape:?}");
         check(&super::cpu::forward::<bf16>(&x, &weight, Some(&bias), &shape)?, &y, &inputs, &what);

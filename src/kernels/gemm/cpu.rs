@@ -1,12 +1,17 @@
 //! The matrix product on the CPU: operands widened to the arithmetic type, the `gemm` crate's
 //! product, one rounding.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
 
 use candle_core::{Result, Tensor, WithDType};
 use rayon::prelude::*;
 
 use super::operand::{Arithmetic, BLOCK, narrow};
+use super::product::product_fresh;
 use super::{Matrix, Threads, product};
 use crate::kernels::element::{Element, tensor};
+use crate::kernels::fresh::fresh;
 
 /// See [`super::gemm`]; the operands are of formats whose arithmetic is `O::Acc`, the result `O`.
 pub(super) fn gemm<O: Element>(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>) -> Result<Tensor>
@@ -25,7 +30,7 @@ where
     let (left, right) = (O::Acc::open(&lhs.tensor)?, O::Acc::open(&rhs.tensor)?);
     let bias = bias.as_ref().map(O::Acc::open).transpose()?;
 
-    let multiply = |dst: &mut [O::Acc]| {
+    let multiply = |dst: &mut [MaybeUninit<O::Acc>]| {
         let scratch = [(&left, &lhs), (&right, &rhs)]
             .map(|(s, o)| if s.borrowed().is_some() { 0 } else { o.tensor.elem_count() });
         let bias_len = if bias.is_some() { rhs.cols() } else { 0 };
@@ -41,30 +46,28 @@ where
                 false => Threads::One,
             };
             dst.par_chunks_mut(size).enumerate().for_each(|(index, dst)| {
-                if let Some(bias) = bias {
-                    let rows = dst.par_chunks_mut(bias.len());
-                    rows.with_min_len(BLOCK / bias.len() + 1).for_each(|r| r.copy_from_slice(bias));
-                }
-                product(
-                    lhs.matrix(left, index),
-                    rhs.matrix(right, index),
-                    dst,
-                    rhs.cols(),
-                    bias.is_some(),
-                    threads,
-                );
+                let (left, right) = (lhs.matrix(left, index), rhs.matrix(right, index));
+                let Some(bias) = bias else {
+                    return product_fresh(left, right, dst, threads);
+                };
+                let rows = dst.par_chunks_mut(bias.len());
+                rows.with_min_len(BLOCK / bias.len() + 1).for_each(|row| {
+                    row.write_copy_of_slice(bias);
+                });
+                // SAFETY: the rows have all been written.
+                let dst = unsafe { dst.assume_init_mut() };
+                product(left, right, dst, rhs.cols(), true, threads);
             });
         });
     };
 
     if O::DTYPE == O::Acc::DTYPE {
-        let mut wide = vec![O::Acc::default(); count];
-        multiply(&mut wide);
-        return Ok(tensor::<O::Acc>(wide, &shape));
+        return Ok(tensor::<O::Acc>(fresh(count, multiply), &shape));
     }
     let mut result = vec![O::default(); count];
     O::Acc::with_scratch(count, |wide| {
-        multiply(wide);
+        // SAFETY: only initialised elements are written to it.
+        multiply(unsafe { &mut *(std::ptr::from_mut(&mut *wide) as *mut [MaybeUninit<O::Acc>]) });
         let blocks = result.par_chunks_mut(BLOCK).zip(wide.par_chunks(BLOCK));
         blocks.for_each(|(narrowed, wide)| narrow(wide, narrowed));
     });

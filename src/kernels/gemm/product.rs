@@ -1,4 +1,9 @@
 //! The one call into the `gemm` crate, behind checked slices.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+
+use rayon::prelude::*;
 
 use super::Arithmetic;
 
@@ -30,6 +35,12 @@ impl<'a, A> Matrix<'a, A> {
         }
     }
 
+    /// Some of the rows.
+    fn rows(self, start: usize, count: usize) -> Self {
+        let data = self.data.get(start * self.row_stride..).unwrap_or_default();
+        Self { data, rows: count, ..self }
+    }
+
     /// The number of elements a slice needs to hold this view.
     fn extent(&self) -> usize {
         if self.rows == 0 || self.cols == 0 {
@@ -59,7 +70,6 @@ pub(in crate::kernels) enum Threads {
 ///
 /// # Panics
 /// When a view reaches beyond its slice, or the shapes do not match.
-#[allow(unsafe_code)]
 pub(in crate::kernels) fn product<A: Arithmetic>(
     lhs: Matrix<'_, A>,
     rhs: Matrix<'_, A>,
@@ -68,34 +78,119 @@ pub(in crate::kernels) fn product<A: Arithmetic>(
     accumulate: bool,
     threads: Threads,
 ) {
+    let to = Destination { at: dst.as_mut_ptr(), len: dst.len(), row_stride, accumulate };
+    // SAFETY: the elements are initialised, and borrowed mutably.
+    unsafe { multiply(lhs, rhs, to, threads) };
+}
+
+/// As [`product`] of whole rows, into memory whose elements it writes, every one of them.
+///
+/// # Panics
+/// As [`product`], and when `dst` has other elements too.
+pub(super) fn product_fresh<A: Arithmetic>(
+    lhs: Matrix<'_, A>,
+    rhs: Matrix<'_, A>,
+    dst: &mut [MaybeUninit<A>],
+    threads: Threads,
+) {
+    assert_eq!(dst.len(), lhs.rows * rhs.cols, "elements would be left out");
+    if lhs.cols == 0 {
+        dst.fill(MaybeUninit::new(A::zero()));
+        return;
+    }
+    let at = dst.as_mut_ptr().cast();
+    let to = Destination { at, len: dst.len(), row_stride: rhs.cols, accumulate: false };
+    // SAFETY: the elements are borrowed mutably, and not read.
+    unsafe { multiply(lhs, rhs, to, threads) };
+}
+
+/// Where a product goes.
+#[derive(Clone, Copy)]
+struct Destination<A> {
+    at: *mut A,
+    len: usize,
+    row_stride: usize,
+    accumulate: bool,
+}
+
+// SAFETY: threads are given parts without an element in common; see `multiply`.
+unsafe impl<A: Send> Sync for Destination<A> {}
+
+/// Terms of the products that are cut up here. Of these sizes the `gemm` crate's threads wait for each
+/// other longer than they multiply; smaller ones are one thread's.
+const CUT: std::ops::RangeInclusive<usize> = 1 << 20..=1 << 25;
+/// Rows or columns of a part: not as many as there are threads for, as how the `gemm` crate adds up
+/// depends on the shape.
+const PART: usize = 128;
+
+/// # Safety
+/// The elements of `to` are nobody else's, and initialised where it is to be read.
+unsafe fn multiply<A: Arithmetic>(
+    lhs: Matrix<'_, A>,
+    rhs: Matrix<'_, A>,
+    to: Destination<A>,
+    threads: Threads,
+) {
     let (m, k, n) = (lhs.rows, lhs.cols, rhs.cols);
     assert_eq!(k, rhs.rows, "the inner dimensions differ");
-    assert!(n <= row_stride, "the rows of the destination overlap");
-    let written = Matrix { data: &*dst, rows: m, cols: n, row_stride, col_stride: 1 };
-    assert!(written.extent() <= dst.len(), "the destination is too small");
+    assert!(n <= to.row_stride, "the rows of the destination overlap");
+    let written =
+        Matrix { data: &[] as &[A], rows: m, cols: n, row_stride: to.row_stride, col_stride: 1 };
+    assert!(written.extent() <= to.len, "the destination is too small");
     assert!(lhs.extent() <= lhs.data.len(), "the left matrix reaches beyond its data");
     assert!(rhs.extent() <= rhs.data.len(), "the right matrix reaches beyond its data");
-    let threads = match threads {
-        Threads::One => gemm::Parallelism::None,
-        Threads::All => gemm::Parallelism::Rayon(0),
-    };
+    // The longer side is cut, as every thread packs the other one.
+    let (tall, lines) = (m >= n, m.max(n));
+    let terms = m.saturating_mul(n).saturating_mul(k);
+    match threads {
+        Threads::All if lines > PART && CUT.contains(&terms) => {
+            (0..lines.div_ceil(PART)).into_par_iter().for_each(|part| {
+                let to = &to;
+                let (start, count) = (part * PART, PART.min(lines - part * PART));
+                let (lhs, rhs, offset) = match tall {
+                    true => (lhs.rows(start, count), rhs, start * to.row_stride),
+                    false => (lhs, rhs.t().rows(start, count).t(), start),
+                };
+                let to =
+                    Destination { at: to.at.wrapping_add(offset), len: to.len - offset, ..*to };
+                // SAFETY: parts of the matrices and of the destination, other rows or columns than
+                // those of other threads.
+                unsafe { call(lhs, rhs, to, gemm::Parallelism::None) };
+            });
+        }
+        // SAFETY: as asserted; the caller's.
+        Threads::All => unsafe { call(lhs, rhs, to, gemm::Parallelism::Rayon(0)) },
+        // SAFETY: likewise.
+        Threads::One => unsafe { call(lhs, rhs, to, gemm::Parallelism::None) },
+    }
+}
+
+/// # Safety
+/// As [`multiply`], and what that asserts.
+unsafe fn call<A: Arithmetic>(
+    lhs: Matrix<'_, A>,
+    rhs: Matrix<'_, A>,
+    to: Destination<A>,
+    threads: gemm::Parallelism,
+) {
+    let (m, k, n) = (lhs.rows, lhs.cols, rhs.cols);
     // SAFETY: gemm reads lhs at i * row_stride + p * col_stride and rhs at p * row_stride + j *
     // col_stride, and reads (if `accumulate`) and writes dst at i * row_stride + j, for i < m, p <
     // k, j < n. All three lie inside their slices: `extent` is one more than the largest such
     // offset, and was compared with the length. As j < n <= row_stride, each place in dst is named
     // once, so threads do not share one. A slice has at most isize::MAX bytes, so every stride that
-    // is multiplied by more than zero fits an isize. dst is borrowed mutably, so it overlaps
+    // is multiplied by more than zero fits an isize. dst is the caller's alone, so it overlaps
     // neither operand; the slices outlive the call, which returns when its threads are done, and
-    // are initialised. `A` is f32 or f64 (gemm panics on any other type).
+    // what is read is initialised. `A` is f32 or f64 (gemm panics on any other type).
     unsafe {
         gemm::gemm(
             m,
             n,
             k,
-            dst.as_mut_ptr(),
+            to.at,
             1,
-            row_stride as isize,
-            accumulate,
+            to.row_stride as isize,
+            to.accumulate,
             lhs.data.as_ptr(),
             lhs.col_stride as isize,
             lhs.row_stride as isize,

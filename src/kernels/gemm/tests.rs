@@ -37,6 +37,16 @@ impl Sum {
         self.terms += 1.;
     }
 
+    /// The same sum, as exact as one of `terms` terms and this magnitude at least.
+    #[cfg(target_arch = "x86_64")]
+    pub(in crate::kernels) fn with_error_of(&self, magnitude: f64, terms: f64) -> Self {
+        Self {
+            magnitude: self.magnitude.max(magnitude + self.value.abs()),
+            terms: self.terms.max(terms),
+            ..*self
+        }
+    }
+
     /// The largest error of the sum, in any order, in the arithmetic of a format with epsilon
     /// `epsilon`, and of its rounding to `out`.
     fn tolerance(&self, epsilon: f64, out: DType) -> f64 {
@@ -96,6 +106,33 @@ fn compare(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>, out: DType) {
     assert_eq!((actual.dims(), actual.dtype()), (reference.dims(), out), "{what}");
     check(&actual, &expected, &inputs, &what);
     check(&reference, &expected, &inputs, &format!("portable {what}"));
+}
+
+/// Products that are cut up, on both sides, and parts of other sizes than the rest.
+#[test]
+fn threads_share_small_products() -> Result<()> {
+    let mut rng = generator(41);
+    for (m, k, n) in [
+        (65, 513, 129),
+        (70, 150, 101),
+        (259, 33, 127),
+        (40, 130, 300),
+        (512, 64, 40),
+        (16, 600, 111),
+    ] {
+        let lhs = random(&mut rng, &[k, m], DType::F32).t()?;
+        let rhs = random(&mut rng, &[k, n], DType::F32);
+        let bias = random(&mut rng, &[n], DType::F32);
+        for bias in [None, Some(&bias)] {
+            let results = [1, 2, 3, 7].map(|threads| {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                pool.install(|| doubles(&gemm(&lhs, &rhs, bias, DType::F32).unwrap()))
+            });
+            assert!(results.iter().all(|result| *result == results[0]), "{m} {k} {n}");
+            compare(&lhs, &rhs, bias, DType::F32);
+        }
+    }
+    Ok(())
 }
 
 #[test]

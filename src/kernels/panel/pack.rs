@@ -184,7 +184,7 @@ unsafe fn transpose_block(src: *const u32, stride: usize, dst: *mut u32) {
 /// The transpose of 16 rows of 16 cells.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn transposed(mut r: [__m512i; 16]) -> [__m512i; 16] {
+pub(in crate::kernels) fn transposed(mut r: [__m512i; 16]) -> [__m512i; 16] {
     let mut t = r;
     for i in 0..8 {
         t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);

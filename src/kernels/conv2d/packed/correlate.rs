@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use super::layout::{Cut, Part, Strips, Taps};
 use super::rows::Stored;
 use super::source::Source;
-use super::{Shape, with_stored};
+use super::{Shape, winograd, with_stored};
 use crate::kernels::element::{Elements, tensor};
 use crate::kernels::elementwise::blocks::vectorise;
 use crate::kernels::panel::{Panel, Unit, transpose, with_cells};
@@ -20,7 +20,7 @@ const BLOCK: usize = 64;
 
 /// Runs of images whose sums are kept apart, then added in order: enough for the threads of most
 /// processors, and few enough that the sums stay small beside the images.
-fn runs(weights: usize) -> usize {
+pub(super) fn runs(weights: usize) -> usize {
     ((1 << 20) / weights.max(1)).clamp(2, 16)
 }
 
@@ -31,9 +31,31 @@ pub(in crate::kernels::conv2d) fn weight_gradient(
     shape: &Shape,
     unit: Unit,
 ) -> Result<Tensor> {
+    if unit == Unit::Fma && winograd::suits_gradient(shape) {
+        let total = total(x, grad, shape, How::Tiles)?;
+        if total.iter().all(|sum| sum.is_finite()) {
+            return Ok(tensor(total, &shape.weight_dims()));
+        }
+    }
+    Ok(tensor(total(x, grad, shape, How::Strips(unit))?, &shape.weight_dims()))
+}
+
+/// What sums are taken by.
+#[derive(Clone, Copy)]
+enum How {
+    Strips(Unit),
+    /// Winograd's.
+    Tiles,
+}
+
+fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>> {
     let taps = Taps::forward(shape);
     let (ins, outs) = (shape.group_in(), shape.group_out());
-    let run = shape.batch.div_ceil(runs(shape.c_out * shape.taps())).max(1);
+    let run = match how {
+        How::Strips(_) => shape.batch.div_ceil(runs(shape.c_out * shape.taps())),
+        How::Tiles => winograd::Correlation::run_images(shape),
+    };
+    let run = run.max(1);
     let runs = shape.batch.div_ceil(run);
     let blocks: Vec<_> = (0..shape.geometry.groups)
         .flat_map(|group| {
@@ -48,7 +70,12 @@ pub(in crate::kernels::conv2d) fn weight_gradient(
             let (group, channels) = blocks[task / runs].clone();
             let first = task % runs * run;
             let images = first..shape.batch.min(first + run);
-            Correlation { shape, taps: &taps, unit, group, channels }.run(x, grad, images)
+            match how {
+                How::Strips(unit) => {
+                    Correlation { shape, taps: &taps, unit, group, channels }.run(x, grad, images)
+                }
+                How::Tiles => winograd::Correlation { shape, channels }.run(x, grad, images),
+            }
         })
         .collect()
     }));
@@ -74,7 +101,7 @@ pub(in crate::kernels::conv2d) fn weight_gradient(
             }
         }
     });
-    Ok(tensor(total, &shape.weight_dims()))
+    Ok(total)
 }
 
 /// Adds `other` to `sum`.

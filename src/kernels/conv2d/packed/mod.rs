@@ -11,6 +11,7 @@ mod rows;
 mod source;
 mod store;
 mod weights;
+pub(super) mod winograd;
 
 use std::mem::MaybeUninit;
 
@@ -48,6 +49,12 @@ pub(super) fn forward<O: Rounded>(
     unit: Unit,
 ) -> Result<Tensor> {
     let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
+    if unit == Unit::Fma && winograd::suits(shape) {
+        let data = winograd::convolve(x, &weight, bias.as_deref(), shape, Order::Forward)?;
+        if let Some(data) = data {
+            return Ok(tensor::<O>(data, &shape.out_dims()));
+        }
+    }
     let size = (shape.height, shape.width);
     let out_size = (shape.out_height, shape.out_width);
     let taps = Taps::forward(shape);
@@ -74,6 +81,12 @@ pub(super) fn input_gradient<O: Rounded>(
     unit: Unit,
 ) -> Result<Tensor> {
     let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
+    if let (Unit::Fma, Some(back)) = (unit, shape.transposed().filter(winograd::suits)) {
+        let data = winograd::convolve(grad, &weight, bias.as_deref(), &back, Order::Backward)?;
+        if let Some(data) = data {
+            return Ok(tensor::<O>(data, &shape.input_dims()));
+        }
+    }
     let parts: Vec<_> = Taps::backward(shape)
         .map(|taps| {
             let weight = weights::pack(&weight, shape, &taps, Order::Backward, unit);

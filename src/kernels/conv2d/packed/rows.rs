@@ -67,7 +67,7 @@ pub(super) struct Move {
 }
 
 /// The bits of `0..64` that lie in `from..to`.
-fn bits(from: isize, to: isize) -> u64 {
+pub(super) fn bits(from: isize, to: isize) -> u64 {
     let below = |n: isize| if n >= 64 { u64::MAX } else { (1u64 << n.max(0)) - 1 };
     below(to) & !below(from)
 }

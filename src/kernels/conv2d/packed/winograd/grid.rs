@@ -1,0 +1,74 @@
+//! Which tiles share a vector.
+
+/// Images cut into tiles of two by two output pixels, sixteen a vector: tiles of one row of one
+/// image, of two images where these are at most 16 pixels wide, of four where at most 8.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grid {
+    pub(super) batch: usize,
+    /// Height and width of the images read, without padding.
+    pub(super) size: (usize, usize),
+    /// Height and width of what the tiles cover.
+    pub(super) out_size: (usize, usize),
+    /// Rows above and columns left of an image.
+    pub(super) padding: (usize, usize),
+    /// Images of a vector: 1, 2 or 4.
+    pub(super) together: usize,
+}
+
+/// The tiles of a vector.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Place {
+    pub(super) image: usize,
+    /// The images there are, at most [`Grid::together`].
+    pub(super) images: usize,
+    /// The row of tiles.
+    pub(super) row: usize,
+    /// The first tile in its row.
+    pub(super) column: usize,
+}
+
+impl Grid {
+    pub(super) fn new(
+        batch: usize,
+        size: (usize, usize),
+        out_size: (usize, usize),
+        padding: (usize, usize),
+    ) -> Self {
+        let together = match size.1.max(out_size.1) {
+            0..=8 => 4,
+            9..=16 => 2,
+            _ => 1,
+        };
+        Self { batch, size, out_size, padding, together }
+    }
+
+    /// Tiles of a row of one image.
+    pub(super) fn columns(&self) -> usize {
+        self.out_size.1.div_ceil(2)
+    }
+
+    fn rows(&self) -> usize {
+        self.out_size.0.div_ceil(2)
+    }
+
+    /// Vectors of a row of tiles.
+    fn across(&self) -> usize {
+        if self.together > 1 { 1 } else { self.columns().div_ceil(16) }
+    }
+
+    pub(super) fn vectors(&self) -> usize {
+        self.batch.div_ceil(self.together) * self.rows() * self.across()
+    }
+
+    /// Where vector `vector` of [`Self::vectors`] lies.
+    pub(super) fn place(&self, vector: usize) -> Place {
+        let (across, rows) = (self.across(), self.rows());
+        let image = vector / across / rows * self.together;
+        Place {
+            image,
+            images: self.together.min(self.batch - image),
+            row: vector / across % rows,
+            column: vector % across * 16,
+        }
+    }
+}
