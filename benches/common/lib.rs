@@ -1,4 +1,13 @@
-//! What the benchmarks share: an allocator, and a place in the middle of a network.
+//! What the benchmarks share: an allocator, networks, a place in the middle of one, and the comparison
+//! with PyTorch in turns.
+
+pub mod candle;
+pub mod list;
+pub mod measure;
+pub mod networks;
+pub mod precision;
+pub mod table;
+pub mod torch;
 
 use candle_amp::operator::{Backward, Gradient, Operator, apply};
 use candle_amp::{Cast, Op};
@@ -26,7 +35,7 @@ pub fn normal(shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
 ///
 /// What copying `x` meets.
 pub fn tracked(x: &Tensor) -> Result<Tensor> {
-    let anchor = Var::zeros(1, DType::F32, &Device::Cpu)?;
+    let anchor = Var::zeros(1, DType::F32, x.device())?;
     apply(Earlier(x.clone()), &[&anchor])
 }
 
@@ -45,7 +54,7 @@ impl Operator for Earlier {
     }
 
     fn backward(&self, _: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
-        Ok(vec![Some(Gradient::owned(Tensor::zeros(1, DType::F32, &Device::Cpu)?))])
+        Ok(vec![Some(Gradient::owned(Tensor::zeros(1, DType::F32, self.0.device())?))])
     }
 }
 
@@ -67,8 +76,9 @@ impl Operator for Later {
         Op::user("later", Cast::Keep)
     }
 
-    fn forward(&self, _: &[Tensor]) -> Result<(Tensor, ())> {
-        Ok((Tensor::zeros((), DType::F32, &Device::Cpu)?, ()))
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+        let device = inputs.first().map_or(&Device::Cpu, Tensor::device);
+        Ok((Tensor::zeros((), DType::F32, device)?, ()))
     }
 
     fn backward(&self, _: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {

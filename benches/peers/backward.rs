@@ -8,11 +8,9 @@
 
 use anyhow::Result;
 use candle_amp::{GradScaler, no_grad, ops};
+use candle_amp_benches::measure::{Runner, seconds};
 use candle_amp_benches::{loss_with, normal, tracked};
 use candle_core::{DType, Tensor, Var};
-
-use crate::measure::seconds;
-use crate::workload::Runner;
 
 /// Times backward alone, from a given gradient of what `forward` returns.
 fn backward_of(

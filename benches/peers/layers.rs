@@ -2,12 +2,11 @@
 
 use candle_amp::nn::{Conv2dConfig, batch_norm, var_builder};
 use candle_amp::ops;
+use candle_amp_benches::measure::{Runner, seconds};
+use candle_amp_benches::precision::Precision;
 use candle_amp_benches::{loss_with, normal, tracked};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{ModuleT, VarMap};
-
-use crate::measure::seconds;
-use crate::workload::{Precision, Runner};
 
 /// All three passes; two where there are three channels, as images need no gradient.
 pub(crate) fn conv(

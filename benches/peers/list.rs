@@ -1,60 +1,25 @@
 //! The rows of the table, and what is wanted of them.
 
-use crate::workload::{Precision, Spec, Work};
+use candle_amp_benches::list;
+use candle_amp_benches::networks::ResNetSize;
+use candle_amp_benches::precision::Precision;
+
+use crate::workload::{Spec, Work};
 
 use Precision::{Bf16, Bf16Masters, F16, F32};
 
-/// A row: something of the crate's beside something else.
-#[derive(Clone, Debug)]
-pub(crate) struct Row {
-    pub(crate) name: String,
-    pub(crate) ours: Spec,
-    pub(crate) peer: Peer,
-    /// The largest ratio of times that is good enough.
-    pub(crate) target: Option<f64>,
-}
+type Peer = list::Peer<Spec>;
+type Group = list::Group<Spec>;
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Peer {
-    /// The same in PyTorch.
-    Torch,
-    /// Something else measured in this program, and what it is called.
-    Own(Spec, &'static str),
-    /// A number of seconds.
-    Bound(f64),
-    Nothing,
-}
-
-/// Rows whose sides take turns. What is compared within the crate is in one group.
-#[derive(Debug, Default)]
-pub(crate) struct Group {
-    pub(crate) rows: Vec<Row>,
-}
-
-impl Group {
-    fn row(&mut self, name: impl Into<String>, ours: Spec, peer: Peer, target: Option<f64>) {
-        self.rows.push(Row { name: name.into(), ours, peer, target });
-    }
-
-    /// A row beside PyTorch.
-    fn torch(&mut self, name: &str, work: Work, precision: Precision, target: Option<f64>) {
-        self.row(format!("{name} {precision}"), work.at(precision), Peer::Torch, target);
-    }
-
-    pub(crate) fn retain(&mut self, substring: &str) {
-        self.rows.retain(|row| row.name.contains(substring));
-    }
-
-    /// Small, and not to be judged.
-    pub(crate) fn shrink(&mut self) {
-        for row in &mut self.rows {
-            row.target = None;
-            row.ours.shrink();
-            if let Peer::Own(spec, _) = &mut row.peer {
-                spec.shrink();
-            }
-        }
-    }
+/// A row beside PyTorch.
+fn beside_torch(
+    group: &mut Group,
+    name: &str,
+    work: Work,
+    precision: Precision,
+    target: Option<f64>,
+) {
+    group.row(format!("{name} {precision}"), work.at(precision), Peer::Torch, target);
 }
 
 pub(crate) fn groups() -> Vec<Group> {
@@ -65,10 +30,10 @@ pub(crate) fn groups() -> Vec<Group> {
 }
 
 /// The network of the cifar10 example.
-pub(crate) const RESNET20: Work = Work::Resnet { width: 16, depth: 3, batch: 128 };
+pub(crate) const RESNET20: Work = Work::Resnet { size: ResNetSize::cifar(16, 3), batch: 128 };
 
 fn resnet20() -> Group {
-    let candle = Work::CandleResnet { width: 16, depth: 3, batch: 128 }.at(F32);
+    let candle = Work::CandleResnet { size: ResNetSize::cifar(16, 3), batch: 128 }.at(F32);
     let mut group = network("resnet20", RESNET20);
     let candle = Peer::Own(candle, "candle's own f32");
     group.row("resnet20 f32 / candle", RESNET20.at(F32), candle, Some(1.0 / 10.0));
@@ -77,14 +42,14 @@ fn resnet20() -> Group {
 }
 
 fn wide() -> Group {
-    network("wide", Work::Resnet { width: 64, depth: 1, batch: 64 })
+    network("wide", Work::Resnet { size: ResNetSize::cifar(64, 1), batch: 64 })
 }
 
 fn network(name: &str, work: Work) -> Group {
     let mut group = Group::default();
     let f32 = Peer::Own(work.at(F32), "own f32");
-    group.torch(name, work, F32, Some(0.85));
-    group.torch(name, work, Bf16, Some(0.75));
+    beside_torch(&mut group, name, work, F32, Some(0.85));
+    beside_torch(&mut group, name, work, Bf16, Some(0.75));
     group.row(format!("{name} bf16 / own f32"), work.at(Bf16), f32, Some(1.0 / 1.6));
     let bf16 = Peer::Own(work.at(Bf16), "own bf16");
     group.row(format!("{name} bf16 masters / own bf16"), work.at(Bf16Masters), bf16, None);
@@ -96,10 +61,16 @@ fn blocks() -> Group {
     let mut group = Group::default();
     let block = Work::GptBlock { width: 256, heads: 4, context: 128, batch: 16 };
     for precision in [F32, Bf16] {
-        group.torch("mlp", Work::Mlp { layers: 8, width: 512, batch: 64 }, precision, Some(1.0));
+        beside_torch(
+            &mut group,
+            "mlp",
+            Work::Mlp { layers: 8, width: 512, batch: 64 },
+            precision,
+            Some(1.0),
+        );
     }
     for precision in [F32, Bf16] {
-        group.torch("gpt_block", block, precision, Some(1.0));
+        beside_torch(&mut group, "gpt_block", block, precision, Some(1.0));
     }
     group
 }
@@ -114,7 +85,7 @@ fn gemm() -> Group {
             let name = format!("gemm {m}x{k}x{n}{form}");
             for (precision, target) in [(F32, 1.0), (Bf16, 1.0 / 0.9)] {
                 let work = Work::Gemm { m, k, n, weight_gradient };
-                group.torch(&name, work, precision, Some(target));
+                beside_torch(&mut group, &name, work, precision, Some(target));
             }
         }
     }
@@ -128,8 +99,8 @@ fn convolutions() -> Vec<Group> {
         let batch = if batch == 128 { String::new() } else { format!(" batch {batch}") };
         let name = format!("conv {from}->{to} {size}x{size} {kernel}x{kernel}{stride}{batch}");
         let mut group = Group::default();
-        group.torch(&name, work, F32, None);
-        group.torch(&name, work, Bf16, None);
+        beside_torch(&mut group, &name, work, F32, None);
+        beside_torch(&mut group, &name, work, Bf16, None);
         group
     };
     vec![
@@ -149,7 +120,7 @@ fn batch_norm() -> Group {
         let name = format!("batch_norm_relu {channels}x{size}x{size}");
         for precision in [F32, Bf16] {
             let work = Work::BatchNormRelu { batch: 128, channels, size };
-            group.torch(&name, work, precision, None);
+            beside_torch(&mut group, &name, work, precision, None);
         }
     }
     group
@@ -161,13 +132,13 @@ fn updates() -> Group {
     let mut group = Group::default();
     let pass = Work::Pass { tensors, length };
     let unscale = Work::Unscale { tensors, length };
-    group.torch("read and write", pass, F32, None);
-    group.torch("unscale", unscale, F32, None);
+    beside_torch(&mut group, "read and write", pass, F32, None);
+    beside_torch(&mut group, "unscale", unscale, F32, None);
     let own = Peer::Own(pass.at(F32), "own read and write");
     group.row("unscale / read and write", unscale.at(F32), own, Some(1.25));
-    group.torch("clip_grad_norm", Work::Clip { tensors, length }, F32, None);
-    group.torch("sgd", Work::Sgd { tensors, length }, F32, None);
-    group.torch("adamw", Work::Adamw { tensors, length }, F32, None);
+    beside_torch(&mut group, "clip_grad_norm", Work::Clip { tensors, length }, F32, None);
+    beside_torch(&mut group, "sgd", Work::Sgd { tensors, length }, F32, None);
+    beside_torch(&mut group, "adamw", Work::Adamw { tensors, length }, F32, None);
     group
 }
 

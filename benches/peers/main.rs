@@ -7,28 +7,25 @@
 //! ```
 
 mod backward;
-mod candle;
 mod layers;
 mod list;
-mod measure;
 mod memory;
 mod networks;
 mod products;
 mod scopes;
-mod table;
-mod torch;
 mod updates;
 mod workload;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::{env, fs};
 
 use anyhow::{Context, Result};
+use candle_amp_benches::measure::{self, Settings};
+use candle_amp_benches::table::{Line, Table};
+use candle_amp_benches::torch::{self, Torch};
+use candle_core::Device;
 use clap::Parser;
-
-use table::{Line, Table};
-use torch::{Allocator, Torch};
 
 /// What candle and rayon take the number of threads from, when they first ask for it.
 const THREADS: &str = "RAYON_NUM_THREADS";
@@ -71,6 +68,35 @@ pub(crate) struct Options {
     peak_of: Option<String>,
 }
 
+/// What PyTorch takes memory from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Allocator {
+    /// glibc's, as it is: large buffers go back to the kernel when they are freed.
+    Default,
+    /// glibc's, told to keep them, as the allocator on this side does.
+    Recycling,
+}
+
+impl Options {
+    fn settings(&self) -> Settings {
+        let Self { rounds, seconds, fastest, .. } = *self;
+        let (rounds, seconds) = if self.smoke { (1, 0.0) } else { (rounds, seconds) };
+        Settings { rounds, seconds, fastest }
+    }
+
+    /// What starts PyTorch.
+    pub(crate) fn torch(&self, python: &Path, allocator: Allocator) -> Command {
+        let threads = self.threads.to_string();
+        let mut command = torch::command(python, "peers/peers.py");
+        command.arg(&threads).env("OMP_NUM_THREADS", &threads).env("MKL_NUM_THREADS", &threads);
+        if allocator == Allocator::Recycling {
+            command.env("MALLOC_MMAP_THRESHOLD_", "4294967296");
+            command.env("MALLOC_TRIM_THRESHOLD_", "8589934592");
+        }
+        command
+    }
+}
+
 fn main() -> ExitCode {
     match run(&Options::parse()) {
         Ok(code) => code,
@@ -94,7 +120,7 @@ fn run(options: &Options) -> Result<ExitCode> {
         println!("{}", memory::of_this_process(&serde_json::from_str(spec)?)?);
         return Ok(ExitCode::SUCCESS);
     }
-    let mut table = Table::new(options)?;
+    let mut table = Table::new(options.json.as_deref())?;
     if !options.memory {
         compare(options, &mut table)?;
     }
@@ -118,9 +144,9 @@ fn warn_of_load() {
 fn compare(options: &Options, table: &mut Table) -> Result<()> {
     let mut peers = Vec::new();
     if let Some(python) = options.python.as_ref().filter(|_| !options.smoke) {
-        peers.push(Torch::start(python, options.threads, Allocator::Recycling)?);
+        peers.push(Torch::start(options.torch(python, Allocator::Recycling))?);
         if options.default_allocator {
-            peers.push(Torch::start(python, options.threads, Allocator::Default)?);
+            peers.push(Torch::start(options.torch(python, Allocator::Default))?);
         }
         println!("PyTorch {}", peers[0].version());
         warn_of_load();
@@ -130,9 +156,9 @@ fn compare(options: &Options, table: &mut Table) -> Result<()> {
         if options.smoke {
             group.shrink();
         }
-        let times = measure::group(&group, options, &mut peers)?;
+        let times = measure::group(&group, &Device::Cpu, options.settings(), &mut peers)?;
         for row in &group.rows {
-            for line in Line::of(row, &times)? {
+            for line in Line::of(row, &times, &["", ", its default allocator"])? {
                 table.print(line);
             }
         }

@@ -4,12 +4,15 @@ use std::process::Command;
 use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
+use candle_amp_benches::measure::Workload;
+use candle_amp_benches::precision::Precision;
+use candle_amp_benches::table::{Line, Table, Unit};
+use candle_amp_benches::torch::{Request, Torch};
+use candle_core::Device;
 
 use crate::list::RESNET20;
-use crate::table::{Line, Table, Unit};
-use crate::torch::{Allocator, Request, Torch};
-use crate::workload::{Precision, Spec};
-use crate::{Options, THREADS};
+use crate::workload::Spec;
+use crate::{Allocator, Options, THREADS};
 
 /// After that many, nothing new is taken.
 const STEPS: usize = 5;
@@ -32,7 +35,7 @@ pub(crate) fn compare(options: &Options, table: &mut Table) -> Result<()> {
         for layout in ["contiguous", "channels-last"] {
             let Some(python) = python else { continue };
             // The allocator's own setting: told to keep everything, it takes more.
-            let mut torch = Torch::start(python, options.threads, Allocator::Default)?;
+            let mut torch = Torch::start(options.torch(python, Allocator::Default))?;
             let bytes = torch.ask(&Request::peak(&spec, STEPS, layout))?;
             let bytes = *bytes.get(layout).context("peers.py left the layout out")?;
             if peer.as_ref().is_none_or(|(_, least)| bytes < *least) {
@@ -56,7 +59,7 @@ fn of_a_child(spec: &Spec, threads: usize) -> Result<f64> {
 /// Runs `spec` here: how far memory has risen since, in bytes.
 pub(crate) fn of_this_process(spec: &Spec) -> Result<f64> {
     let before = peak()?;
-    let mut runner = spec.runner()?;
+    let mut runner = spec.runner(&Device::Cpu)?;
     for _ in 0..STEPS {
         runner()?;
     }

@@ -1,11 +1,5 @@
-"""The workloads of `peers`, in PyTorch.
+"""The workloads of `peers`, in PyTorch."""
 
-Reads a workload a line, as JSON with the shapes the other side uses, and answers each with a line:
-the median time in milliseconds, or the fastest, by memory layout. `null` drops what was built so far.
-"""
-
-import json
-import statistics
 import sys
 import time
 
@@ -13,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from networks import SGD, GptBlock, ResNet
+from peer import serve
+
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
 IMAGES = {"resnet", "conv", "batch_norm_relu"}
-SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4, "fused": True}
 
 
 def dtype_of(work):
@@ -42,43 +38,8 @@ def clear(tensors):
         tensor.grad = None
 
 
-def conv_norm(width, out, kernel, stride):
-    conv = nn.Conv2d(width, out, kernel, stride, kernel // 2, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(out))
-
-
-class Block(nn.Module):
-    def __init__(self, width, out, stride):
-        super().__init__()
-        self.first = conv_norm(width, out, 3, stride)
-        self.second = conv_norm(out, out, 3, 1)
-        self.shortcut = conv_norm(width, out, 1, stride) if width != out else nn.Identity()
-
-    def forward(self, x):
-        inner = self.second(F.relu(self.first(x), inplace=True))
-        return F.relu(inner.add_(self.shortcut(x)), inplace=True)
-
-
-class ResNet(nn.Module):
-    def __init__(self, width, depth):
-        super().__init__()
-        self.stem = conv_norm(3, width, 3, 1)
-        blocks, before = [], width
-        for stage in range(3):
-            for i in range(depth):
-                out = width << stage
-                blocks.append(Block(before, out, 2 if stage > 0 and i == 0 else 1))
-                before = out
-        self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(before, 10)
-
-    def forward(self, x):
-        x = self.blocks(F.relu(self.stem(x), inplace=True))
-        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
-
-
 def resnet(work, layout):
-    model = ResNet(work["width"], work["depth"]).to(memory_format=layout)
+    model = ResNet(work["size"]).to(memory_format=layout)
     x = torch.randn(work["batch"], 3, 32, 32).to(memory_format=layout)
     y = torch.arange(work["batch"]) % 10
     optimizer = torch.optim.SGD(model.parameters(), **SGD)
@@ -111,27 +72,8 @@ def mlp(work, _):
     return timed(step)
 
 
-class GptBlock(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
-
-    def forward(self, x):
-        b, t, width = x.shape
-        qkv = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, width // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(b, t, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
-
-
 def gpt_block(work, _):
-    model = GptBlock(work["width"], work["heads"])
+    model = GptBlock(work["width"], work["heads"], bias=False)
     x = torch.randn(work["batch"], work["context"], work["width"], requires_grad=True)
     leaves = [x, *model.parameters()]
 
@@ -259,58 +201,25 @@ WORK = {
 }
 
 
-def typical_of(run, seconds, fastest):
-    """As the other side does it."""
-    runs, warm = 0, time.perf_counter() + seconds / 5
-    while runs < 2 or time.perf_counter() < warm:
-        run()
-        runs += 1
-    times, end = [], time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < end:
-        times.append(run())
-    return min(times) if fastest else statistics.median(times)
-
-
-def peak():
+def resident():
     """Peak memory in bytes. `getrusage` has that of the process that started this one in it."""
     with open("/proc/self/status") as status:
         line = next(line for line in status if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 
 
-def answer(request, built):
-    seconds, steps = request.pop("seconds", None), request.pop("steps", None)
-    fastest = request.pop("fastest", False)
-    make = WORK[request["kind"]]
-    if steps:
-        count, layout = steps
-        before = peak()
-        run = make(request, LAYOUTS[layout])
-        for _ in range(count):
-            run()
-        return {layout: peak() - before}
-    key = json.dumps(request, sort_keys=True)
-    if key not in built:
-        layouts = LAYOUTS if request["kind"] in IMAGES else {"contiguous": None}
-        built[key] = {name: make(request, layout) for name, layout in layouts.items()}
-    return {name: typical_of(run, seconds, fastest) * 1e3 for name, run in built[key].items()}
+def peak(make, steps):
+    before = resident()
+    run = make()
+    for _ in range(steps):
+        run()
+    return resident() - before
 
 
 def main():
     torch.set_num_threads(int(sys.argv[1]))
-    torch.manual_seed(0)
-    print(json.dumps({"version": torch.__version__}), flush=True)
-    built = {}
-    for line in sys.stdin:
-        request = json.loads(line)
-        if request is None:
-            built.clear()
-            continue
-        try:
-            reply = answer(request, built)
-        except Exception as error:  # the other side says it, and ends
-            reply = {"error": repr(error)}
-        print(json.dumps(reply), flush=True)
+    layouts_of = lambda kind: LAYOUTS if kind in IMAGES else {"contiguous": None}
+    serve(lambda work, layout: WORK[work["kind"]](work, layout), layouts_of, peak)
 
 
 if __name__ == "__main__":

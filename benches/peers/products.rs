@@ -2,11 +2,9 @@
 
 use anyhow::Result;
 use candle_amp::{no_grad, ops};
+use candle_amp_benches::measure::{Runner, seconds};
 use candle_amp_benches::normal;
 use candle_core::DType;
-
-use crate::measure::seconds;
-use crate::workload::Runner;
 
 /// `(m, k) × (k, n)`, or `(m, k)ᵀ × (m, n)`, the transposed one a view; in and out of one dtype.
 pub(crate) fn gemm([m, k, n]: [usize; 3], weight_gradient: bool, dtype: DType) -> Result<Runner> {

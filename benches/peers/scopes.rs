@@ -9,10 +9,8 @@ use std::hint::black_box;
 
 use anyhow::Result;
 use candle_amp::{Autocast, no_grad, ops};
+use candle_amp_benches::measure::{Runner, seconds};
 use candle_core::{DType, Device, Tensor};
-
-use crate::measure::seconds;
-use crate::workload::Runner;
 
 const CALLS: usize = 2000;
 

@@ -6,13 +6,11 @@
 use anyhow::Result;
 use candle_amp::optim::{AdamW, AdamWConfig, Sgd};
 use candle_amp::{GradScaler, ScaleConfig, Step};
+use candle_amp_benches::measure::{Runner, seconds};
+use candle_amp_benches::networks::SGD;
 use candle_amp_benches::{loss_with, normal};
 use candle_core::{DType, Tensor, Var};
 use rayon::prelude::*;
-
-use crate::measure::seconds;
-use crate::networks::SGD;
-use crate::workload::Runner;
 
 struct Updates {
     variables: Vec<Var>,

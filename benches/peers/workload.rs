@@ -1,17 +1,14 @@
 //! What is measured. PyTorch's side gets the same descriptions, as JSON, so that shapes cannot
 //! differ between the two.
 
-use std::fmt;
-
 use anyhow::Result;
-use candle_amp::{Autocast, GradScaler};
-use candle_core::DType;
+use candle_amp_benches::measure::{Runner, Workload};
+use candle_amp_benches::networks::ResNetSize;
+use candle_amp_benches::precision::Precision;
+use candle_core::Device;
 use serde::{Deserialize, Serialize};
 
-use crate::{backward, candle, layers, networks, products, scopes, updates};
-
-/// Does the work once; the seconds it took, without what had to be set up for it.
-pub(crate) type Runner = Box<dyn FnMut() -> Result<f64>>;
+use crate::{backward, layers, networks, products, scopes, updates};
 
 /// A workload in a precision.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
@@ -22,24 +19,12 @@ pub(crate) struct Spec {
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Precision {
-    F32,
-    /// Autocast over F32 variables.
-    Bf16,
-    /// BF16 variables with F32 masters.
-    Bf16Masters,
-    /// Autocast over F32 variables, and a dynamic loss scale.
-    F16,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(crate) enum Work {
     /// A training step of a residual network for CIFAR-10.
-    Resnet { width: usize, depth: usize, batch: usize },
+    Resnet { size: ResNetSize, batch: usize },
     /// The same on candle's own operators.
-    CandleResnet { width: usize, depth: usize, batch: usize },
+    CandleResnet { size: ResNetSize, batch: usize },
     /// Forward and backward of linear layers with ReLU.
     Mlp { layers: usize, width: usize, batch: usize },
     /// Forward and backward of a transformer block.
@@ -76,46 +61,18 @@ pub(crate) enum Work {
     EnterScope,
 }
 
-impl Precision {
-    /// The dtype of activations.
-    pub(crate) fn dtype(self) -> DType {
-        match self {
-            Self::F32 => DType::F32,
-            Self::Bf16 | Self::Bf16Masters => DType::BF16,
-            Self::F16 => DType::F16,
-        }
-    }
-
-    /// The dtype of the variables.
-    pub(crate) fn storage(self) -> DType {
-        if self == Self::Bf16Masters { DType::BF16 } else { DType::F32 }
-    }
-
-    pub(crate) fn autocast(self) -> Autocast {
-        match self {
-            Self::F32 => Autocast::disabled(),
-            half => Autocast::new(half.dtype()),
-        }
-    }
-
-    pub(crate) fn scaler(self) -> GradScaler {
-        if self == Self::F16 { GradScaler::default() } else { GradScaler::disabled() }
-    }
-}
-
 impl Work {
     pub(crate) const fn at(self, precision: Precision) -> Spec {
         Spec { work: self, precision }
     }
 }
 
-impl Spec {
-    pub(crate) fn runner(self) -> Result<Runner> {
+impl Workload for Spec {
+    /// All of this runs on the CPU.
+    fn runner(&self, _: &Device) -> Result<Runner> {
         match self.work {
-            Work::Resnet { width, depth, batch } => {
-                networks::resnet(width, depth, batch, self.precision)
-            }
-            Work::CandleResnet { width, depth, batch } => candle::resnet(width, depth, batch),
+            Work::Resnet { size, batch } => networks::resnet(size, batch, self.precision),
+            Work::CandleResnet { size, batch } => networks::candle_resnet(size, batch),
             Work::Mlp { layers, width, batch } => {
                 networks::mlp(layers, width, batch, self.precision)
             }
@@ -148,26 +105,24 @@ impl Spec {
         }
     }
 
-    /// Whether once is all there is time for.
-    pub(crate) fn is_slow(self) -> bool {
+    fn is_slow(&self) -> bool {
         matches!(self.work, Work::CandleResnet { .. })
     }
 
     /// Bytes read and written, where memory is what the time goes to.
-    pub(crate) fn bytes(self) -> Option<usize> {
+    fn amount(&self) -> Option<(f64, &'static str)> {
         match self.work {
             Work::Pass { tensors, length } | Work::Unscale { tensors, length } => {
-                Some(2 * size_of::<f32>() * tensors * length)
+                Some(((2 * size_of::<f32>() * tensors * length) as f64 / 1e9, "GB/s"))
             }
             _ => None,
         }
     }
 
-    /// The same in small, for a machine that has no time.
-    pub(crate) fn shrink(&mut self) {
+    fn shrink(&mut self) {
         match &mut self.work {
-            Work::Resnet { width, depth, batch } | Work::CandleResnet { width, depth, batch } => {
-                (*width, *depth, *batch) = (8, 1, 2);
+            Work::Resnet { size, batch } | Work::CandleResnet { size, batch } => {
+                (*size, *batch) = (ResNetSize::cifar(8, 1), 2);
             }
             Work::Mlp { width, batch, .. }
             | Work::MlpBackward { width, batch, .. }
@@ -186,16 +141,5 @@ impl Spec {
             | Work::ChainKernels { length, .. } => *length = 1024,
             Work::TinyOperator | Work::InScope { .. } | Work::EnterScope => {}
         }
-    }
-}
-
-impl fmt::Display for Precision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::Bf16Masters => "bf16 masters",
-            Self::F16 => "f16",
-        })
     }
 }

@@ -1,5 +1,6 @@
 //! What the tests share: seeded inputs, and how close is close enough.
 
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Device, Shape, Tensor};
@@ -14,6 +15,12 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
 }
 
 pub(crate) const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
+
+/// The package's folder, where cargo says it is: it need not be where these tests were built.
+pub(crate) fn package() -> PathBuf {
+    let folder = std::env::var_os("CARGO_MANIFEST_DIR");
+    folder.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into()).into()
+}
 
 /// Uniform numbers from -1 to 1, the same for the same seed, rounded to `dtype`.
 pub(crate) fn random(seed: u64, shape: impl Into<Shape>, dtype: DType) -> Tensor {

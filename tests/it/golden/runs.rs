@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{AdamW, ParamsAdamW, VarMap};
 
 use super::models::{Build, Model};
-use crate::util::to_vec;
+use crate::util::{package, to_vec};
 
 const STEPS: usize = 50;
 const BATCHES: usize = 5;
@@ -24,9 +24,9 @@ pub(crate) struct Golden(HashMap<String, Tensor>);
 
 impl Golden {
     pub(crate) fn load(name: &str) -> Self {
-        let path = format!("{}/tests/golden/{name}.safetensors", env!("CARGO_MANIFEST_DIR"));
+        let path = package().join(format!("tests/golden/{name}.safetensors"));
         let tensors = candle_core::safetensors::load(&path, &Device::Cpu);
-        Self(tensors.unwrap_or_else(|error| panic!("{path}: {error}")))
+        Self(tensors.unwrap_or_else(|error| panic!("{}: {error}", path.display())))
     }
 
     #[track_caller]

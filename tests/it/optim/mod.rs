@@ -15,11 +15,11 @@ use candle_amp::optim::{
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-use crate::util::random;
+use crate::util::{package, random};
 
 /// The tensors that `tests/golden/make_optimizers.py` wrote.
 fn golden() -> HashMap<String, Tensor> {
-    let path = format!("{}/tests/golden/optimizers.safetensors", env!("CARGO_MANIFEST_DIR"));
+    let path = package().join("tests/golden/optimizers.safetensors");
     candle_core::safetensors::load(&path, &Device::Cpu).unwrap()
 }
 

@@ -1,18 +1,17 @@
-//! What the run prints and writes.
+//! What a run prints and writes.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::Options;
 use crate::list::{Peer, Row};
-use crate::measure::Times;
+use crate::measure::{Times, Workload};
 
 /// A line of the table.
 #[derive(Debug, Serialize)]
-pub(crate) struct Line {
+pub struct Line {
     name: String,
     unit: Unit,
     ours: f64,
@@ -21,17 +20,24 @@ pub(crate) struct Line {
     ratio: Option<f64>,
     target: Option<f64>,
     ok: Option<bool>,
-    gigabytes_per_second: Option<f64>,
+    /// What the crate gets through in a second, and in which unit.
+    rate: Option<(f64, &'static str)>,
 }
 
+/// What a line's numbers are.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) enum Unit {
+pub enum Unit {
+    /// Of time.
     Seconds,
+    /// Of memory.
     Bytes,
+    /// A number of something.
+    Count,
 }
 
 impl Line {
-    pub(crate) fn new(
+    /// `ours` beside the number of a named peer; `target` is the largest ratio that is good enough.
+    pub fn new(
         name: String,
         unit: Unit,
         ours: f64,
@@ -40,34 +46,39 @@ impl Line {
     ) -> Self {
         let ratio = peer.as_ref().map(|(_, theirs)| ours / theirs);
         let ok = ratio.zip(target).map(|(ratio, target)| ratio <= target);
-        Self { name, unit, ours, peer, ratio, target, ok, gigabytes_per_second: None }
+        Self { name, unit, ours, peer, ratio, target, ok, rate: None }
     }
 
-    /// A line, or one for each of PyTorch's allocators; the first is what counts.
-    pub(crate) fn of(row: &Row, times: &[Times]) -> Result<Vec<Self>> {
-        let find = |spec| times.iter().find(|times| times.spec == spec).context("not measured");
+    /// A line, or one for each PyTorch process; the first is what counts, the others are called by
+    /// `notes`.
+    ///
+    /// # Errors
+    ///
+    /// Where `times` lack the row.
+    pub fn of<W: Workload>(row: &Row<W>, times: &[Times<W>], notes: &[&str]) -> Result<Vec<Self>> {
+        let find = |spec: W| times.iter().find(|times| times.spec == spec).context("not measured");
         let ours = find(row.ours)?;
         let line = |name: String, peer, target| {
             let mut line = Self::new(name, Unit::Seconds, ours.ours, peer, target);
-            line.gigabytes_per_second =
-                row.ours.bytes().map(|bytes| bytes as f64 / ours.ours / 1e9);
+            line.rate = row.ours.amount().map(|(amount, unit)| (amount / ours.ours, unit));
             line
         };
         let name = row.name.clone();
         Ok(match row.peer {
             Peer::Nothing => vec![line(name, None, None)],
             Peer::Bound(bound) => vec![line(name, Some(("bound".into(), bound)), row.target)],
+            Peer::Rate(rate, what) => {
+                let peer = row.ours.amount().map(|(amount, _)| (what.into(), amount / rate));
+                vec![line(name, peer, row.target)]
+            }
             Peer::Own(spec, what) => {
                 vec![line(name, Some((what.into(), find(spec)?.ours)), row.target)]
             }
             Peer::Torch if ours.torch.is_empty() => vec![line(name, None, row.target)],
             Peer::Torch => {
                 let lines = ours.torch.iter().enumerate().map(|(i, torch)| {
-                    let (note, target) = match i {
-                        0 => ("", row.target),
-                        _ => (", its default allocator", None),
-                    };
-                    let peer = format!("{}{note}", torch.how);
+                    let target = row.target.filter(|_| i == 0);
+                    let peer = format!("{}{}", torch.how, notes.get(i).unwrap_or(&""));
                     line(name.clone(), Some((peer, torch.seconds)), target)
                 });
                 lines.collect()
@@ -77,6 +88,7 @@ impl Line {
 
     fn show(&self, value: f64) -> String {
         match self.unit {
+            Unit::Count => format!("{value}"),
             Unit::Bytes => format!("{:.0} MiB", value / f64::from(1 << 20)),
             Unit::Seconds if value.abs() < 1e-6 => format!("{:.0} ns", value * 1e9),
             Unit::Seconds if value < 1e-3 => format!("{:.1} µs", value * 1e6),
@@ -87,22 +99,26 @@ impl Line {
 
 /// Prints lines as they come, and keeps them for a file.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub struct Table {
     file: Option<PathBuf>,
     lines: Vec<Line>,
 }
 
 impl Table {
-    pub(crate) fn new(options: &Options) -> Result<Self> {
-        let file = options.json.clone();
-        if let Some(path) = &file {
-            // Not at the end of a long run.
+    /// A table that [`finish`](Self::finish) also writes to `file`.
+    ///
+    /// # Errors
+    ///
+    /// Where the file cannot be written: now, not at the end of a long run.
+    pub fn new(file: Option<&Path>) -> Result<Self> {
+        if let Some(path) = file {
             File::create(path).with_context(|| format!("writing {}", path.display()))?;
         }
-        Ok(Self { file, lines: Vec::new() })
+        Ok(Self { file: file.map(Path::to_path_buf), lines: Vec::new() })
     }
 
-    pub(crate) fn print(&mut self, line: Line) {
+    /// Prints a line, after the head if it is the first.
+    pub fn print(&mut self, line: Line) {
         if self.lines.is_empty() {
             println!(
                 "{:<38} {:>11} {:>11} {:>6} {:>6}",
@@ -113,7 +129,10 @@ impl Table {
         let theirs = line.peer.as_ref().map_or_else(String::new, |(_, peer)| line.show(*peer));
         let verdict = line.ok.map_or("", |ok| if ok { "ok" } else { "miss" });
         let what = line.peer.as_ref().map_or("", |(what, _)| what.trim_start_matches(", "));
-        let rate = line.gigabytes_per_second.map(|rate| format!("{rate:.1} GB/s"));
+        let rate = line.rate.map(|(rate, unit)| match rate {
+            large if large >= 1000.0 => format!("{large:.0} {unit}"),
+            small => format!("{small:.1} {unit}"),
+        });
         let notes = [rate.as_deref().unwrap_or_default(), what].map(str::to_string);
         let notes: Vec<_> = notes.into_iter().filter(|note| !note.is_empty()).collect();
         let text = format!(
@@ -128,7 +147,12 @@ impl Table {
         self.lines.push(line);
     }
 
-    pub(crate) fn finish(self) -> Result<()> {
+    /// Says how many targets were met, and writes the file.
+    ///
+    /// # Errors
+    ///
+    /// Where it cannot be written.
+    pub fn finish(self) -> Result<()> {
         let judged: Vec<bool> = self.lines.iter().filter_map(|line| line.ok).collect();
         let good = judged.iter().filter(|ok| **ok).count();
         if !judged.is_empty() {

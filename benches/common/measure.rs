@@ -1,33 +1,74 @@
 //! Times of a group of rows: in turns, so that what else the machine does hits both sides.
 
+use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use candle_core::Device;
+use serde::Serialize;
 
-use crate::Options;
 use crate::list::{Group, Peer};
 use crate::torch::{Request, Torch};
-use crate::workload::{Runner, Spec};
+
+/// Does the work once; the seconds it took, without what had to be set up for it.
+pub type Runner = Box<dyn FnMut() -> Result<f64>>;
+
+/// What is measured. PyTorch's side gets the same description, as JSON, so that shapes cannot differ
+/// between the two.
+pub trait Workload: Copy + Debug + PartialEq + Serialize {
+    /// Sets the work up on `device`.
+    ///
+    /// # Errors
+    ///
+    /// What setting up meets.
+    fn runner(&self, device: &Device) -> Result<Runner>;
+
+    /// What a run gets through, and the unit of that in a second.
+    fn amount(&self) -> Option<(f64, &'static str)>;
+
+    /// Makes it small, for a machine that has no time.
+    fn shrink(&mut self);
+
+    /// Whether once is all there is time for.
+    fn is_slow(&self) -> bool {
+        false
+    }
+}
+
+/// How to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// How often the two sides take turns.
+    pub rounds: usize,
+    /// Seconds a side and turn, after a warm-up of a fifth of that; 0 for a single run.
+    pub seconds: f64,
+    /// The fastest runs instead of the median ones.
+    pub fastest: bool,
+}
 
 /// What is known of one workload: medians over the rounds, or the fastest, in seconds.
 #[derive(Clone, Debug)]
-pub(crate) struct Times {
-    pub(crate) spec: Spec,
-    pub(crate) ours: f64,
+pub struct Times<W> {
+    /// Which.
+    pub spec: W,
+    /// The crate's.
+    pub ours: f64,
     /// Of each PyTorch process.
-    pub(crate) torch: Vec<TorchTime>,
+    pub torch: Vec<TorchTime>,
 }
 
+/// What PyTorch took.
 #[derive(Clone, Debug)]
-pub(crate) struct TorchTime {
-    pub(crate) seconds: f64,
-    /// How it was got, as far as there was a choice.
-    pub(crate) how: String,
+pub struct TorchTime {
+    /// In the best of the layouts it was tried in.
+    pub seconds: f64,
+    /// How that was got, as far as there was a choice.
+    pub how: String,
 }
 
 /// The medians of each round.
-struct Subject {
-    spec: Spec,
+struct Subject<W> {
+    spec: W,
     with_torch: bool,
     runner: Runner,
     ours: Vec<f64>,
@@ -35,14 +76,24 @@ struct Subject {
     torch: Vec<Vec<(String, Vec<f64>)>>,
 }
 
-pub(crate) fn group(group: &Group, options: &Options, peers: &mut [Torch]) -> Result<Vec<Times>> {
-    let mut subjects: Vec<Subject> = Vec::new();
+/// Measures all that the rows of `group` name, once each however many rows name it.
+///
+/// # Errors
+///
+/// What the work meets, here or in PyTorch.
+pub fn group<W: Workload>(
+    group: &Group<W>,
+    device: &Device,
+    settings: Settings,
+    peers: &mut [Torch],
+) -> Result<Vec<Times<W>>> {
+    let mut subjects: Vec<Subject<W>> = Vec::new();
     for row in &group.rows {
         let other = if let Peer::Own(spec, _) = row.peer { Some(spec) } else { None };
         for spec in [Some(row.ours), other].into_iter().flatten() {
             if subjects.iter().all(|subject| subject.spec != spec) {
                 let (ours, torch) = (Vec::new(), vec![Vec::new(); peers.len()]);
-                let runner = spec.runner()?;
+                let runner = spec.runner(device)?;
                 subjects.push(Subject { spec, with_torch: false, runner, ours, torch });
             }
         }
@@ -51,31 +102,27 @@ pub(crate) fn group(group: &Group, options: &Options, peers: &mut [Torch]) -> Re
             subject.with_torch |= matches!(row.peer, Peer::Torch);
         }
     }
-    let rounds = if options.smoke { 1 } else { options.rounds.max(1) };
-    for _ in 0..rounds {
+    for _ in 0..settings.rounds.max(1) {
         for subject in &mut subjects {
-            subject.round(options, peers)?;
+            subject.round(settings, peers)?;
         }
     }
     for peer in peers {
         peer.forget()?;
     }
-    Ok(subjects.into_iter().map(|subject| subject.times(options)).collect())
+    Ok(subjects.into_iter().map(|subject| subject.times(settings)).collect())
 }
 
-impl Subject {
-    fn round(&mut self, options: &Options, peers: &mut [Torch]) -> Result<()> {
+impl<W: Workload> Subject<W> {
+    fn round(&mut self, settings: Settings, peers: &mut [Torch]) -> Result<()> {
         if !self.spec.is_slow() {
-            let warm_up = if options.smoke { 0.0 } else { options.seconds / 5.0 };
-            let seconds = if options.smoke { 0.0 } else { options.seconds };
-            self.ours.push(typical_of(&mut self.runner, warm_up, seconds, options)?);
+            self.ours.push(typical_of(&mut self.runner, settings)?);
         } else if self.ours.is_empty() {
             self.ours = vec![(self.runner)()?, (self.runner)()?];
         }
         if self.with_torch {
             for (peer, rounds) in peers.iter_mut().zip(&mut self.torch) {
-                let request = Request::time(&self.spec, options.seconds, options.fastest);
-                for (layout, milliseconds) in peer.ask(&request)? {
+                for (layout, milliseconds) in peer.ask(&Request::time(&self.spec, settings))? {
                     match rounds.iter_mut().find(|(name, _)| *name == layout) {
                         Some((_, times)) => times.push(milliseconds * 1e-3),
                         None => rounds.push((layout, vec![milliseconds * 1e-3])),
@@ -86,27 +133,28 @@ impl Subject {
         Ok(())
     }
 
-    fn times(self, options: &Options) -> Times {
+    fn times(self, settings: Settings) -> Times<W> {
         let mut torch = Vec::new();
         for layouts in self.torch {
             let choice = layouts.len() > 1;
-            let medians = layouts.into_iter().map(|(how, times)| (typical(times, options), how));
+            let medians = layouts.into_iter().map(|(how, times)| (typical(times, settings), how));
             if let Some((seconds, how)) = medians.min_by(|a, b| a.0.total_cmp(&b.0)) {
                 torch.push(TorchTime { seconds, how: if choice { how } else { String::new() } });
             }
         }
-        Times { spec: self.spec, ours: typical(self.ours, options), torch }
+        Times { spec: self.spec, ours: typical(self.ours, settings), torch }
     }
 }
 
-/// The median time of the runs that fit into `seconds`, at least three, after a warm-up. PyTorch's
+/// The median time of the runs that fit into the seconds, at least three, after a warm-up. PyTorch's
 /// side does exactly this too.
-fn typical_of(runner: &mut Runner, warm_up: f64, seconds: f64, options: &Options) -> Result<f64> {
+fn typical_of(runner: &mut Runner, settings: Settings) -> Result<f64> {
+    let seconds = settings.seconds;
     ensure!(seconds.is_finite() && seconds >= 0.0, "seconds must be a number, not below zero");
     if seconds == 0.0 {
         return runner();
     }
-    let warm = Instant::now() + Duration::from_secs_f64(warm_up);
+    let warm = Instant::now() + Duration::from_secs_f64(seconds / 5.0);
     let mut runs = 0;
     while runs < 2 || Instant::now() < warm {
         runner()?;
@@ -117,12 +165,12 @@ fn typical_of(runner: &mut Runner, warm_up: f64, seconds: f64, options: &Options
     while times.len() < 3 || Instant::now() < end {
         times.push(runner()?);
     }
-    Ok(typical(times, options))
+    Ok(typical(times, settings))
 }
 
 /// The median, or the fastest where that is asked for.
-fn typical(times: Vec<f64>, options: &Options) -> f64 {
-    if options.fastest { times.into_iter().fold(f64::INFINITY, f64::min) } else { median(times) }
+fn typical(times: Vec<f64>, settings: Settings) -> f64 {
+    if settings.fastest { times.into_iter().fold(f64::INFINITY, f64::min) } else { median(times) }
 }
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -136,7 +184,11 @@ fn median(mut times: Vec<f64>) -> f64 {
 }
 
 /// The seconds that `f` takes.
-pub(crate) fn seconds(f: impl FnOnce() -> Result<()>) -> Result<f64> {
+///
+/// # Errors
+///
+/// Those of `f`.
+pub fn seconds(f: impl FnOnce() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     f()?;
     Ok(start.elapsed().as_secs_f64())

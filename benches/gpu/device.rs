@@ -1,0 +1,152 @@
+//! What is asked of a device that candle does not ask: a plain copy, its name, its memory.
+
+use anyhow::Result;
+use candle_amp_benches::measure::{Runner, seconds};
+use candle_core::Device;
+
+#[cfg(feature = "cuda")]
+use cuda as gpu;
+#[cfg(not(feature = "cuda"))]
+use no_cuda as gpu;
+
+/// Copies within a run, so that starting the first one and waiting for the last count for little.
+const COPIES: usize = 20;
+
+/// Copies of `bytes` from one place on the device to another.
+pub(crate) fn copy(bytes: usize, device: &Device) -> Result<Runner> {
+    let mut copy = match gpu::copy(bytes, device)? {
+        Some(copy) => copy,
+        None => {
+            let (from, mut into) = (vec![1u8; bytes], vec![0u8; bytes]);
+            Box::new(move || {
+                into.copy_from_slice(std::hint::black_box(&from));
+                Ok(())
+            })
+        }
+    };
+    let device = device.clone();
+    Ok(Box::new(move || {
+        device.synchronize()?;
+        let all = seconds(|| {
+            (0..COPIES).try_for_each(|_| copy())?;
+            Ok(device.synchronize()?)
+        })?;
+        Ok(all / COPIES as f64)
+    }))
+}
+
+/// What it is.
+pub(crate) fn name(device: &Device) -> Result<String> {
+    Ok(gpu::name(device)?.unwrap_or_else(|| "CPU".into()))
+}
+
+/// Has memory that was freed kept for what comes next. By itself a device gives it back to the driver
+/// whenever the host waits, as PyTorch's allocator does not.
+pub(crate) fn keep_memory(device: &Device) -> Result<()> {
+    gpu::keep_memory(device)
+}
+
+/// Forgets how much memory was in use at most before now; `false` where nobody counts.
+pub(crate) fn peak_from_here(device: &Device) -> Result<bool> {
+    device.synchronize()?;
+    gpu::peak_from_here(device)
+}
+
+/// The most bytes that tensors have had since, without what the CUDA libraries keep for themselves.
+pub(crate) fn peak(device: &Device) -> Result<Option<f64>> {
+    gpu::peak(device)
+}
+
+/// Does one copy.
+type Copy = Box<dyn FnMut() -> Result<()>>;
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    use std::ffi::c_void;
+
+    use anyhow::Result;
+    use candle_core::cuda_backend::cudarc::driver::sys::{self, CUmemPool_attribute as Attribute};
+    use candle_core::{CudaDevice, Device};
+
+    use super::Copy;
+
+    pub(super) fn copy(bytes: usize, device: &Device) -> Result<Option<Copy>> {
+        let Device::Cuda(device) = device else { return Ok(None) };
+        let stream = device.cuda_stream();
+        let (from, mut into) = (stream.alloc_zeros::<u8>(bytes)?, stream.alloc_zeros::<u8>(bytes)?);
+        Ok(Some(Box::new(move || Ok(stream.memcpy_dtod(&from, &mut into)?))))
+    }
+
+    pub(super) fn name(device: &Device) -> Result<Option<String>> {
+        let Device::Cuda(device) = device else { return Ok(None) };
+        Ok(Some(device.cuda_stream().context().name()?))
+    }
+
+    pub(super) fn keep_memory(device: &Device) -> Result<()> {
+        let Device::Cuda(device) = device else { return Ok(()) };
+        set(device, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)
+    }
+
+    pub(super) fn peak_from_here(device: &Device) -> Result<bool> {
+        let Device::Cuda(device) = device else { return Ok(false) };
+        Ok(set(device, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0).is_ok())
+    }
+
+    #[allow(unsafe_code)]
+    pub(super) fn peak(device: &Device) -> Result<Option<f64>> {
+        let Device::Cuda(device) = device else { return Ok(None) };
+        let mut bytes = 0u64;
+        let into = (&raw mut bytes).cast::<c_void>();
+        let attribute = Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+        // SAFETY: the pool is the device's own, and this attribute is 64 bits.
+        unsafe { sys::cuMemPoolGetAttribute(pool(device)?, attribute, into) }.result()?;
+        Ok(Some(bytes as f64))
+    }
+
+    #[allow(unsafe_code)]
+    fn set(device: &CudaDevice, attribute: Attribute, mut value: u64) -> Result<()> {
+        let from = (&raw mut value).cast::<c_void>();
+        // SAFETY: the pool is the device's own, and the attributes set here are 64 bits.
+        unsafe { sys::cuMemPoolSetAttribute(pool(device)?, attribute, from) }.result()?;
+        Ok(())
+    }
+
+    /// Where candle's allocations come from.
+    #[allow(unsafe_code)]
+    fn pool(device: &CudaDevice) -> Result<sys::CUmemoryPool> {
+        let stream = device.cuda_stream();
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the device is there, and `pool` is there to be written.
+        unsafe { sys::cuDeviceGetMemPool(&raw mut pool, stream.context().cu_device()) }.result()?;
+        Ok(pool)
+    }
+}
+
+/// As the other, of a machine without one.
+#[cfg(not(feature = "cuda"))]
+mod no_cuda {
+    use anyhow::Result;
+    use candle_core::Device;
+
+    use super::Copy;
+
+    pub(super) fn copy(_: usize, _: &Device) -> Result<Option<Copy>> {
+        Ok(None)
+    }
+
+    pub(super) fn name(_: &Device) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    pub(super) fn keep_memory(_: &Device) -> Result<()> {
+        Ok(())
+    }
+
+    pub(super) fn peak_from_here(_: &Device) -> Result<bool> {
+        Ok(false)
+    }
+
+    pub(super) fn peak(_: &Device) -> Result<Option<f64>> {
+        Ok(None)
+    }
+}

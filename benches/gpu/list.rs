@@ -1,0 +1,107 @@
+//! The rows of the table, and what is wanted of them.
+
+use candle_amp_benches::list;
+use candle_amp_benches::networks::{GptSize, ResNetSize};
+use candle_amp_benches::precision::Precision;
+
+use crate::parameters::Parameters;
+use crate::passes::Storage;
+use crate::workload::{Spec, Work};
+
+use Precision::{Bf16, F16, F32};
+
+type Peer = list::Peer<Spec>;
+type Group = list::Group<Spec>;
+
+/// What passes over memory should have of the copy's bandwidth.
+const SHARE: f64 = 0.85;
+
+/// What everything else is measured by.
+pub(crate) fn copy() -> Group {
+    let mut group = Group::default();
+    group.row("copy 1 GiB", Work::Copy { bytes: 1 << 30 }.at(F32), Peer::Torch, None);
+    group
+}
+
+/// All other rows, where copies read and write `copied` GB/s.
+pub(crate) fn groups(copied: f64) -> Vec<Group> {
+    let mut groups = Vec::new();
+    for (name, parameters) in [("resnet50", Parameters::Resnet50), ("gpt2", Parameters::Gpt2)] {
+        let mut add = |what: &str, work: Work| groups.push(pass(what, name, work, copied));
+        add("unscale", Work::Unscale { parameters });
+        add("clip_grad_norm", Work::Clip { parameters });
+        add("sgd", Work::Sgd { parameters });
+        add("ema", Work::Ema { parameters });
+        add("MasterWeights refresh", Work::RefreshWeights { parameters });
+        add("MasterVars refresh", Work::RefreshVars { parameters });
+    }
+    let million = |tensors| Parameters::Even { tensors, length: 1 << 20 };
+    for (name, parameters) in [
+        ("resnet50", Parameters::Resnet50),
+        ("gpt2", Parameters::Gpt2),
+        ("100 M", million(96)),
+        ("1 B", million(960)),
+    ] {
+        for (what, storage) in [
+            ("adamw", Storage::F32),
+            ("adamw bf16 masters", Storage::Bf16Masters),
+            ("adamw bf16 remainder", Storage::Bf16Remainder),
+        ] {
+            groups.push(pass(what, name, Work::Adamw { parameters, storage }, copied));
+        }
+    }
+    groups.extend(gpt2());
+    for (name, size) in [("resnet18", ResNetSize::RESNET18), ("resnet50", ResNetSize::RESNET50)] {
+        groups.extend([128, 512].map(|batch| resnet(name, size, batch)));
+        groups.push(beside_candle(name, size, 128));
+    }
+    groups
+}
+
+/// A pass beside PyTorch's, where it has one, and beside the copy.
+fn pass(what: &str, whose: &str, work: Work, copied: f64) -> Group {
+    let spec = work.at(F32);
+    let name = format!("{what}, {whose}");
+    let mut group = Group::default();
+    let is_half = matches!(work, Work::Adamw { storage, .. } if storage != Storage::F32);
+    if !is_half {
+        group.row(&name, spec, Peer::Torch, Some(1.0));
+    }
+    let copy = Peer::Rate(copied, "copy");
+    group.row(format!("{name} / copy"), spec, copy, Some(1.0 / SHARE));
+    group
+}
+
+/// In groups of their own: each has gigabytes of activations.
+fn gpt2() -> Vec<Group> {
+    let work = Work::Gpt { size: GptSize::SMALL, batch: 8 };
+    let beside = |precision| {
+        let mut group = Group::default();
+        group.row(format!("gpt2 {precision}"), work.at(precision), Peer::Torch, Some(1.0));
+        group
+    };
+    [F32, Bf16, F16].map(beside).into()
+}
+
+fn resnet(name: &str, size: ResNetSize, batch: usize) -> Group {
+    let (mut group, work) = (Group::default(), Work::Resnet { size, batch });
+    for precision in [F32, F16, Bf16] {
+        let name = format!("{name} batch {batch} {precision}");
+        group.row(name, work.at(precision), Peer::Torch, Some(1.0));
+    }
+    let f32 = Peer::Own(work.at(F32), "own f32");
+    for precision in [F16, Bf16] {
+        let name = format!("{name} batch {batch} {precision} / own f32");
+        group.row(name, work.at(precision), f32, None);
+    }
+    group
+}
+
+/// The floor.
+fn beside_candle(name: &str, size: ResNetSize, batch: usize) -> Group {
+    let mut group = Group::default();
+    let candle = Peer::Own(Work::CandleResnet { size, batch }.at(F32), "candle's own f32");
+    let ours = Work::Resnet { size, batch }.at(F32);
+    group.row(format!("{name} batch {batch} f32 / candle"), ours, candle, None);
+    group
+}

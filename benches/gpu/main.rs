@@ -1,0 +1,170 @@
+//! Measures the crate on a CUDA device, beside PyTorch and beside what the device's memory can do.
+//!
+//! ```text
+//! cargo run --release --manifest-path benches/Cargo.toml --features cuda --bin gpu -- --python python3
+//! cargo run --release --manifest-path benches/Cargo.toml --features cuda --bin gpu -- --filter adamw
+//! cargo run --manifest-path benches/Cargo.toml --bin gpu -- --smoke
+//! ```
+
+mod device;
+mod list;
+mod parameters;
+mod passes;
+mod steps;
+mod workload;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail, ensure};
+use candle_amp_benches::list::{Group, Peer};
+use candle_amp_benches::measure::{self, Settings, Workload};
+use candle_amp_benches::table::{Line, Table, Unit};
+use candle_amp_benches::torch::{self, Request, Torch};
+use candle_core::Device;
+use clap::Parser;
+
+use workload::Spec;
+
+/// Measures candle-amp on a GPU.
+#[derive(Debug, Parser)]
+struct Options {
+    /// A Python with PyTorch; without one the crate is measured alone
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+    /// Only rows whose name has this in it
+    #[arg(long, value_name = "SUBSTRING", default_value = "")]
+    filter: String,
+    /// How often the two sides take turns
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Seconds a side and turn, after a warm-up of a fifth of that
+    #[arg(long, default_value_t = 0.5)]
+    seconds: f64,
+    /// The fastest runs instead of the median ones
+    #[arg(long)]
+    fastest: bool,
+    /// Also writes the rows as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Keeps memory that was freed on the device for what comes next, over waits too
+    #[arg(long)]
+    keep_memory: bool,
+    /// Runs everything once, tiny, on the CPU where there is no GPU: to see that it works
+    #[arg(long)]
+    smoke: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The first GPU, or the CPU where that is enough.
+fn device(options: &Options) -> Result<Device> {
+    if cfg!(feature = "cuda") {
+        match Device::new_cuda(0) {
+            Err(error) if options.smoke => eprintln!("on the CPU: {error}"),
+            device => return Ok(device?),
+        }
+    } else if !options.smoke {
+        bail!(
+            "this measures a CUDA device: build it with --features cuda, or try --smoke, which runs \
+             everything once and tiny, on the CPU too"
+        );
+    }
+    Ok(Device::Cpu)
+}
+
+fn run(options: &Options) -> Result<()> {
+    let device = device(options)?;
+    println!("{}", device::name(&device)?);
+    if options.keep_memory {
+        device::keep_memory(&device)?;
+    }
+    let mut torch = Vec::new();
+    if let Some(python) = &options.python {
+        torch.push(Torch::start(torch::command(python, "gpu/torch_gpu.py"))?);
+        println!("PyTorch {}", torch[0].version());
+    }
+    let Options { rounds, seconds, fastest, .. } = *options;
+    let (rounds, seconds) = if options.smoke { (1, 0.0) } else { (rounds, seconds) };
+    let settings = Settings { rounds, seconds, fastest };
+    let mut table = Table::new(options.json.as_deref())?;
+
+    // Measured first, whatever the filter says: passes over memory are judged by it.
+    let mut copy = list::copy();
+    if options.smoke {
+        copy.shrink();
+    }
+    let times = measure::group(&copy, &device, settings, &mut torch)?;
+    let copied = times.first().and_then(|times| Some(times.spec.amount()?.0 / times.ours));
+    for row in copy.rows.iter().filter(|row| row.name.contains(&options.filter)) {
+        Line::of(row, &times, &[])?.into_iter().for_each(|line| table.print(line));
+    }
+    let mut failed = 0;
+    for mut group in list::groups(copied.unwrap_or(f64::NAN)) {
+        group.retain(&options.filter);
+        if options.smoke {
+            group.shrink();
+        }
+        // A machine with a GPU is rare: what else there is to measure is measured all the same.
+        if let Err(error) = measured(&group, &device, settings, &mut torch, &mut table) {
+            let names: Vec<_> = group.rows.iter().map(|row| row.name.as_str()).collect();
+            eprintln!("error: {}: {error:#}", names.join("; "));
+            torch.iter_mut().try_for_each(Torch::forget)?;
+            failed += 1;
+        }
+    }
+    table.finish()?;
+    ensure!(failed == 0, "{failed} groups of rows could not be measured");
+    Ok(())
+}
+
+/// Prints the times of a group's rows, then the details of its training steps.
+fn measured(
+    group: &Group<Spec>,
+    device: &Device,
+    settings: Settings,
+    torch: &mut [Torch],
+    table: &mut Table,
+) -> Result<()> {
+    let times = measure::group(group, device, settings, torch)?;
+    for row in &group.rows {
+        Line::of(row, &times, &[])?.into_iter().for_each(|line| table.print(line));
+    }
+    for row in group.rows.iter().filter(|row| matches!(row.peer, Peer::Torch)) {
+        for line in details(&row.name, &row.ours, device, torch)? {
+            table.print(line);
+        }
+    }
+    Ok(())
+}
+
+/// After that many steps nothing new is taken.
+const STEPS: usize = 3;
+
+/// Of a training step: its peak memory beside PyTorch's, and how often it waits for the device.
+fn details(name: &str, spec: &Spec, device: &Device, torch: &mut [Torch]) -> Result<Vec<Line>> {
+    let Some(mut step) = device::peak_from_here(device)?.then_some(()).and(spec.step(device)?)
+    else {
+        return Ok(Vec::new());
+    };
+    for _ in 0..STEPS {
+        step()?;
+    }
+    drop(step);
+    let Some(ours) = device::peak(device)? else { return Ok(Vec::new()) };
+    let mut peer = None;
+    if let Some(torch) = torch.first_mut() {
+        let bytes = torch.ask(&Request::peak(spec, STEPS, spec.layout()))?;
+        peer = bytes.get(spec.layout()).map(|bytes| (String::new(), *bytes));
+        torch.forget()?;
+    }
+    Ok(vec![Line::new(format!("peak memory, {name}"), Unit::Bytes, ours, peer, None)])
+}

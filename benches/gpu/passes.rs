@@ -1,0 +1,169 @@
+//! Passes over all parameters at once: each is one public call.
+//!
+//! A pass over a small model takes less than starting a clock and waiting for a device do. So several
+//! passes follow one another in a run, each over gradients of its own: what one leaves in the cache is
+//! none of the next one's.
+
+use anyhow::Result;
+use candle_amp::optim::{AdamW, AdamWConfig, Ema, EmaConfig, Masters, Sgd};
+use candle_amp::{GradScaler, MasterVars, MasterWeights, ScaleConfig, Step};
+use candle_amp_benches::loss_with;
+use candle_amp_benches::measure::{Runner, seconds};
+use candle_amp_benches::networks::SGD;
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::{Init, VarMap};
+use serde::Serialize;
+
+use crate::parameters::Parameters;
+
+/// Bytes of gradients that one run has at most, but for two sets in any case.
+const HELD: usize = 4 << 30;
+
+/// How variables and masters are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Storage {
+    F32,
+    /// BF16 variables, F32 masters.
+    Bf16Masters,
+    /// BF16 variables, and the bits that make them F32.
+    Bf16Remainder,
+}
+
+/// How many sets of gradients, and so passes, a run has. PyTorch's side has as many.
+fn sets(parameters: Parameters) -> usize {
+    (HELD / (size_of::<f32>() * parameters.count())).clamp(2, 16)
+}
+
+fn normal(length: usize, device: &Device) -> Result<Tensor> {
+    Ok(Tensor::randn(0f32, 1.0, length, device)?)
+}
+
+fn variables(parameters: Parameters, dtype: DType, device: &Device) -> Result<Vec<Var>> {
+    let variable = |length| Ok(Var::from_tensor(&normal(length, device)?.to_dtype(dtype)?)?);
+    parameters.lengths().into_iter().map(variable).collect()
+}
+
+/// Times `pass`, after `prepare`, which is not timed, on the gradients of `variables` in scalers that
+/// `make` makes.
+fn on_gradients(
+    parameters: Parameters,
+    variables: Vec<Var>,
+    device: &Device,
+    make: impl Fn() -> Result<GradScaler>,
+    prepare: impl Fn(&mut GradScaler) -> Result<()> + 'static,
+    mut pass: impl FnMut(&mut GradScaler) -> Result<()> + 'static,
+) -> Result<Runner> {
+    let gradients = parameters.lengths().into_iter().map(|length| normal(length, device));
+    let gradients = gradients.collect::<Result<Vec<_>>>()?;
+    let scalers = (0..sets(parameters)).map(|_| make());
+    let mut scalers = scalers.collect::<Result<Vec<_>>>()?;
+    let device = device.clone();
+    Ok(Box::new(move || {
+        let inputs: Vec<&Tensor> = variables.iter().map(Var::as_tensor).collect();
+        for scaler in &mut scalers {
+            let loss = loss_with(&inputs, gradients.clone())?;
+            scaler.scale(&loss)?.backward()?;
+            prepare(scaler)?;
+        }
+        device.synchronize()?;
+        let all = seconds(|| {
+            scalers.iter_mut().try_for_each(&mut pass)?;
+            Ok(device.synchronize()?)
+        })?;
+        scalers.iter_mut().for_each(GradScaler::forget);
+        Ok(all / scalers.len() as f64)
+    }))
+}
+
+/// Times `pass`, which needs no gradients.
+fn alone(
+    parameters: Parameters,
+    device: &Device,
+    mut pass: impl FnMut() -> Result<()> + 'static,
+) -> Runner {
+    let (count, device) = (sets(parameters), device.clone());
+    Box::new(move || {
+        device.synchronize()?;
+        let all = seconds(|| {
+            (0..count).try_for_each(|_| pass())?;
+            Ok(device.synchronize()?)
+        })?;
+        Ok(all / count as f64)
+    })
+}
+
+pub(crate) fn unscale(parameters: Parameters, device: &Device) -> Result<Runner> {
+    let variables = variables(parameters, DType::F32, device)?;
+    let scaler = || Ok(GradScaler::new(ScaleConfig::constant(1024.0))?);
+    on_gradients(parameters, variables, device, scaler, |_| Ok(()), |scaler| Ok(scaler.unscale()?))
+}
+
+/// Of gradients far longer than they may be.
+pub(crate) fn clip(parameters: Parameters, device: &Device) -> Result<Runner> {
+    let variables = variables(parameters, DType::F32, device)?;
+    let unscale = |scaler: &mut GradScaler| Ok(scaler.unscale()?);
+    let clip = |scaler: &mut GradScaler| {
+        scaler.clip_grad_norm(1.0)?;
+        Ok(())
+    };
+    on_gradients(parameters, variables, device, || Ok(GradScaler::disabled()), unscale, clip)
+}
+
+fn optimizer(
+    parameters: Parameters,
+    variables: Vec<Var>,
+    device: &Device,
+    mut optimizer: impl Step + 'static,
+) -> Result<Runner> {
+    let step = move |scaler: &mut GradScaler| {
+        let _ = scaler.step(&mut optimizer)?;
+        Ok(())
+    };
+    let scaler = || Ok(GradScaler::disabled());
+    on_gradients(parameters, variables, device, scaler, |_| Ok(()), step)
+}
+
+pub(crate) fn sgd(parameters: Parameters, device: &Device) -> Result<Runner> {
+    let variables = variables(parameters, DType::F32, device)?;
+    let sgd = Sgd::new(variables.clone(), SGD)?;
+    optimizer(parameters, variables, device, sgd)
+}
+
+pub(crate) fn adamw(parameters: Parameters, storage: Storage, device: &Device) -> Result<Runner> {
+    let (dtype, masters) = match storage {
+        Storage::F32 => (DType::F32, Masters::F32),
+        Storage::Bf16Masters => (DType::BF16, Masters::F32),
+        Storage::Bf16Remainder => (DType::BF16, Masters::Remainder),
+    };
+    let variables = variables(parameters, dtype, device)?;
+    let adamw = AdamW::new(variables.clone(), AdamWConfig::default())?.with_masters(masters)?;
+    optimizer(parameters, variables, device, adamw)
+}
+
+pub(crate) fn ema(parameters: Parameters, device: &Device) -> Result<Runner> {
+    let variables = variables(parameters, DType::F32, device)?;
+    let named = variables.iter().enumerate().map(|(i, var)| (i.to_string(), var.clone()));
+    let varmap = VarMap::new();
+    varmap.data().lock().map_err(|_| anyhow::anyhow!("a poisoned lock"))?.extend(named);
+    let mut ema = Ema::new(&candle_amp::Parameters::from_varmap(&varmap), EmaConfig::default())?;
+    Ok(alone(parameters, device, move || Ok(ema.update()?)))
+}
+
+/// F32 masters into the BF16 variables that an optimizer keeps them for.
+pub(crate) fn refresh_weights(parameters: Parameters, device: &Device) -> Result<Runner> {
+    let variables = variables(parameters, DType::BF16, device)?;
+    let masters = MasterWeights::<candle_nn::SGD>::new(variables, 0.01)?;
+    Ok(alone(parameters, device, move || Ok(masters.refresh()?)))
+}
+
+/// F32 variables into the BF16 tensors that a model got in their place.
+pub(crate) fn refresh_vars(parameters: Parameters, device: &Device) -> Result<Runner> {
+    let masters = MasterVars::new(DType::BF16, device);
+    let vb = masters.var_builder();
+    let normal = Init::Randn { mean: 0.0, stdev: 1.0 };
+    for (i, length) in parameters.lengths().into_iter().enumerate() {
+        vb.get_with_hints(length, &i.to_string(), normal)?;
+    }
+    Ok(alone(parameters, device, move || Ok(masters.refresh()?)))
+}

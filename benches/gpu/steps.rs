@@ -1,0 +1,89 @@
+//! Training steps.
+
+use anyhow::Result;
+use candle_amp::nn::var_builder;
+use candle_amp::optim::{AdamW, AdamWConfig, Sgd};
+use candle_amp::{Parameters, Step, ops};
+use candle_amp_benches::measure::{Runner, seconds};
+use candle_amp_benches::networks::{Gpt, GptSize, ResNet, ResNetSize, SGD, images, tokens};
+use candle_amp_benches::precision::Precision;
+use candle_core::{Device, Result as CandleResult, Tensor};
+use candle_nn::VarMap;
+
+/// Takes a step, and does not wait for it.
+pub(crate) type TrainingStep = Box<dyn FnMut() -> Result<()>>;
+
+/// Seconds of steps that follow one another before somebody waits.
+const RUN: f64 = 0.05;
+
+/// Times as many steps as [`RUN`] has, from the second run on.
+pub(crate) fn timed(mut step: TrainingStep, device: &Device) -> Runner {
+    let (mut count, device) = (1, device.clone());
+    Box::new(move || {
+        device.synchronize()?;
+        let all = seconds(|| {
+            (0..count).try_for_each(|_| step())?;
+            Ok(device.synchronize()?)
+        })?;
+        let each = all / count as f64;
+        count = ((RUN / each) as usize).clamp(1, 100);
+        Ok(each)
+    })
+}
+
+/// Forward, backward, clipped to `max_norm` if to any, and a step of `optimizer`.
+fn training(
+    precision: Precision,
+    loss: impl Fn() -> CandleResult<Tensor> + 'static,
+    max_norm: Option<f64>,
+    mut optimizer: impl Step + 'static,
+) -> TrainingStep {
+    let (amp, mut scaler) = (precision.autocast(), precision.scaler());
+    Box::new(move || {
+        let loss = amp.scope(&loss)?;
+        scaler.scale(&loss)?.backward()?;
+        if let Some(max_norm) = max_norm {
+            scaler.clip_grad_norm(max_norm)?;
+        }
+        let _ = scaler.step(&mut optimizer)?;
+        Ok(scaler.update()?)
+    })
+}
+
+pub(crate) fn gpt(
+    size: GptSize,
+    batch: usize,
+    precision: Precision,
+    device: &Device,
+) -> Result<TrainingStep> {
+    let varmap = VarMap::new();
+    let model = Gpt::new(size, var_builder(&varmap, precision.storage(), device))?;
+    let variables = Parameters::from_varmap(&varmap).vars();
+    let adamw = AdamW::new(variables, AdamWConfig { lr: 1e-4, ..Default::default() })?;
+    let (x, y) = tokens(size, batch, device)?;
+    let loss = move || ops::cross_entropy(&model.forward(&x)?, &y);
+    Ok(training(precision, loss, Some(1.0), adamw))
+}
+
+pub(crate) fn resnet(
+    size: ResNetSize,
+    batch: usize,
+    precision: Precision,
+    device: &Device,
+) -> Result<TrainingStep> {
+    let varmap = VarMap::new();
+    let model = ResNet::new(size, var_builder(&varmap, precision.storage(), device))?;
+    let sgd = Sgd::new(Parameters::from_varmap(&varmap).vars(), SGD)?;
+    let (x, y) = images(batch, device)?;
+    let loss = move || ops::cross_entropy(&model.forward(&x)?, &y);
+    Ok(training(precision, loss, None, sgd))
+}
+
+pub(crate) fn candle_resnet(
+    size: ResNetSize,
+    batch: usize,
+    device: &Device,
+) -> Result<TrainingStep> {
+    let mut step = candle_amp_benches::candle::resnet_step(size, batch, device)?;
+    Ok(Box::new(move || Ok(step()?)))
+}

@@ -1,0 +1,205 @@
+"""The workloads of `gpu`, in PyTorch: eager, under autocast, with fused optimizers."""
+
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from networks import SGD, Gpt, ResNet
+from peer import serve
+
+# The CPU is for trying this file out.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+HELD = 4 << 30  # bytes of gradients that a run has at most, as on the other side
+COPIES = 20  # as on the other side
+RUN = 0.05  # seconds of steps before somebody waits, as on the other side
+
+
+def wait():
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(work, count):
+    """The seconds of one `work`, of `count` that follow one another."""
+    wait()
+    start = time.perf_counter()
+    for i in range(count):
+        work(i)
+    wait()
+    return (time.perf_counter() - start) / count
+
+
+def copy(work, _):
+    source = torch.ones(work["bytes"], dtype=torch.uint8, device=DEVICE)
+    into = torch.zeros_like(source)
+    return lambda: timed(lambda _: into.copy_(source), COPIES)
+
+
+class Sets:
+    """Variables, and as many sets of gradients as the other side has."""
+
+    def __init__(self, work, gradients=True):
+        lengths = work["parameters"]
+        normal = lambda: [torch.randn(length, device=DEVICE) for length in lengths]
+        self.variables = [variable.requires_grad_() for variable in normal()]
+        self.count = max(2, min(16, HELD // (4 * sum(lengths))))
+        self.source = normal()
+        self.sets = [normal() for _ in range(self.count)] if gradients else []
+
+    def give(self, i):
+        """Puts the gradients of set `i` into the variables."""
+        for variable, gradient in zip(self.variables, self.sets[i]):
+            variable.grad = gradient
+
+    def passes(self, work):
+        """Runs of as many passes as there are sets, on new gradients."""
+
+        def run():
+            for gradients in self.sets:
+                torch._foreach_copy_(gradients, self.source)
+            return timed(work, self.count)
+
+        return run
+
+
+def unscale(work, _):
+    sets = Sets(work)
+    found, inverse = torch.zeros(1, device=DEVICE), torch.full((1,), 1 / 1024, device=DEVICE)
+
+    def step(i):
+        torch._amp_foreach_non_finite_check_and_unscale_(sets.sets[i], found, inverse)
+
+    return sets.passes(step)
+
+
+def clip(work, _):
+    sets = Sets(work)
+
+    def step(i):
+        sets.give(i)
+        nn.utils.clip_grad_norm_(sets.variables, 1.0, foreach=True)
+
+    return sets.passes(step)
+
+
+def optimizer(work, make):
+    sets = Sets(work)
+    update = make(sets.variables)
+
+    def step(i):
+        sets.give(i)
+        update.step()
+
+    return sets.passes(step)
+
+
+def sgd(work, _):
+    return optimizer(work, lambda variables: torch.optim.SGD(variables, **SGD))
+
+
+def adamw(work, _):
+    return optimizer(work, lambda variables: torch.optim.AdamW(variables, fused=True))
+
+
+def ema(work, _):
+    sets = Sets(work, gradients=False)
+    variables = [variable.detach() for variable in sets.variables]
+    averages = [variable.clone() for variable in variables]
+    return sets.passes(lambda _: torch._foreach_lerp_(averages, variables, 1 - 0.999))
+
+
+def refresh(work, _):
+    sets = Sets(work, gradients=False)
+    masters = [variable.detach() for variable in sets.variables]
+    halves = [master.to(torch.bfloat16) for master in masters]
+    return sets.passes(lambda _: torch._foreach_copy_(halves, masters))
+
+
+def training(work, model, loss_of, optimizer, max_norm=None):
+    dtype = DTYPES[work["precision"]]
+    half = dtype is not torch.float32
+    scaler = torch.amp.GradScaler(DEVICE.type, enabled=dtype is torch.float16)
+
+    def step(_):
+        with torch.autocast(DEVICE.type, dtype if half else torch.bfloat16, enabled=half):
+            loss = loss_of()
+        scaler.scale(loss).backward()
+        if max_norm is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=True)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    count = 1
+
+    def run():
+        nonlocal count
+        each = timed(step, count)
+        count = max(1, min(100, int(RUN / each)))
+        return each
+
+    return run
+
+
+def gpt(work, _):
+    size, batch = work["size"], work["batch"]
+    model = Gpt(size).to(DEVICE)
+    draw = lambda *shape: torch.randint(size["vocabulary"], shape, device=DEVICE)
+    x, y = draw(batch, size["context"]), draw(batch * size["context"])
+    loss_of = lambda: F.cross_entropy(model(x), y)
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    return training(work, model, loss_of, adamw, max_norm=1.0)
+
+
+def resnet(work, layout):
+    model = ResNet(work["size"]).to(DEVICE, memory_format=layout)
+    x = torch.randn(work["batch"], 3, 32, 32, device=DEVICE).to(memory_format=layout)
+    y = torch.arange(work["batch"], device=DEVICE) % 10
+    loss_of = lambda: F.cross_entropy(model(x), y)
+    return training(work, model, loss_of, torch.optim.SGD(model.parameters(), **SGD))
+
+
+WORK = {
+    "copy": copy,
+    "unscale": unscale,
+    "clip": clip,
+    "sgd": sgd,
+    "adamw": adamw,
+    "ema": ema,
+    "refresh_weights": refresh,
+    "refresh_vars": refresh,
+    "gpt": gpt,
+    "resnet": resnet,
+}
+
+
+def layouts_of(kind):
+    name = "channels-last" if kind == "resnet" else "contiguous"
+    return {name: LAYOUTS[name]}
+
+
+def make(work, layout):
+    # F32 is F32 on both sides: PyTorch lets convolutions round to TF32 by itself.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True
+    return WORK[work["kind"]](work, layout)
+
+
+def peak(make, steps):
+    if DEVICE.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    run = make()
+    for _ in range(steps):
+        run()
+    return torch.cuda.max_memory_allocated()
+
+
+if __name__ == "__main__":
+    serve(make, layouts_of, peak, dropped=torch.cuda.empty_cache)

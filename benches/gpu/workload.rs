@@ -1,0 +1,155 @@
+//! What is measured. PyTorch's side gets the same descriptions, as JSON.
+
+use anyhow::Result;
+use candle_amp_benches::measure::{Runner, Workload};
+use candle_amp_benches::networks::{GptSize, ResNetSize};
+use candle_amp_benches::precision::Precision;
+use candle_core::Device;
+use serde::Serialize;
+
+use crate::parameters::Parameters;
+use crate::passes::Storage;
+use crate::steps::TrainingStep;
+use crate::{device, passes, steps};
+
+/// A workload in a precision.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Spec {
+    #[serde(flatten)]
+    pub(crate) work: Work,
+    pub(crate) precision: Precision,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub(crate) enum Work {
+    /// A copy from memory to memory.
+    Copy { bytes: usize },
+    /// Unscaling all gradients, and looking for infinities.
+    Unscale { parameters: Parameters },
+    /// Clipping all gradients by their norm.
+    Clip { parameters: Parameters },
+    /// A step of SGD with momentum and weight decay.
+    Sgd { parameters: Parameters },
+    /// A step of AdamW.
+    Adamw { parameters: Parameters, storage: Storage },
+    /// An update of averaged weights.
+    Ema { parameters: Parameters },
+    /// Half variables from their F32 masters, of `MasterWeights`.
+    RefreshWeights { parameters: Parameters },
+    /// The same of `MasterVars`.
+    RefreshVars { parameters: Parameters },
+    /// A training step of GPT-2.
+    Gpt { size: GptSize, batch: usize },
+    /// A training step of a residual network on images of 32x32.
+    Resnet { size: ResNetSize, batch: usize },
+    /// The same on candle's own operators.
+    CandleResnet { size: ResNetSize, batch: usize },
+}
+
+impl Work {
+    pub(crate) const fn at(self, precision: Precision) -> Spec {
+        Spec { work: self, precision }
+    }
+
+    /// Bytes that must be read and written, however it is done.
+    fn bytes(self) -> Option<usize> {
+        let of = |parameters: Parameters, each: usize| Some(parameters.count() * each);
+        match self {
+            Self::Copy { bytes } => Some(2 * bytes),
+            Self::Unscale { parameters } => of(parameters, 8),
+            Self::Clip { parameters } => of(parameters, 4 + 8), // the norm first
+            Self::Sgd { parameters } => of(parameters, 4 + 8 + 8),
+            Self::Adamw { parameters, storage } => {
+                // The gradient and two moments; the variable, or what stands for it.
+                let variable = match storage {
+                    Storage::F32 => 8,
+                    Storage::Bf16Masters => 8 + 2,
+                    Storage::Bf16Remainder => 4 + 4,
+                };
+                of(parameters, 4 + 16 + variable)
+            }
+            Self::Ema { parameters } => of(parameters, 4 + 8),
+            Self::RefreshWeights { parameters } | Self::RefreshVars { parameters } => {
+                of(parameters, 4 + 2)
+            }
+            Self::Gpt { .. } | Self::Resnet { .. } | Self::CandleResnet { .. } => None,
+        }
+    }
+}
+
+impl Spec {
+    /// A training step, if it is one.
+    pub(crate) fn step(&self, device: &Device) -> Result<Option<TrainingStep>> {
+        Ok(Some(match self.work {
+            Work::Gpt { size, batch } => steps::gpt(size, batch, self.precision, device)?,
+            Work::Resnet { size, batch } => steps::resnet(size, batch, self.precision, device)?,
+            Work::CandleResnet { size, batch } => steps::candle_resnet(size, batch, device)?,
+            _ => return Ok(None),
+        }))
+    }
+
+    /// The one that PyTorch's side uses for it.
+    pub(crate) fn layout(&self) -> &'static str {
+        if matches!(self.work, Work::Resnet { .. }) { "channels-last" } else { "contiguous" }
+    }
+}
+
+impl Workload for Spec {
+    fn runner(&self, device: &Device) -> Result<Runner> {
+        if let Some(step) = self.step(device)? {
+            return Ok(steps::timed(step, device));
+        }
+        match self.work {
+            Work::Copy { bytes } => device::copy(bytes, device),
+            Work::Unscale { parameters } => passes::unscale(parameters, device),
+            Work::Clip { parameters } => passes::clip(parameters, device),
+            Work::Sgd { parameters } => passes::sgd(parameters, device),
+            Work::Adamw { parameters, storage } => passes::adamw(parameters, storage, device),
+            Work::Ema { parameters } => passes::ema(parameters, device),
+            Work::RefreshWeights { parameters } => passes::refresh_weights(parameters, device),
+            Work::RefreshVars { parameters } => passes::refresh_vars(parameters, device),
+            Work::Gpt { .. } | Work::Resnet { .. } | Work::CandleResnet { .. } => {
+                unreachable!("these are training steps")
+            }
+        }
+    }
+
+    fn amount(&self) -> Option<(f64, &'static str)> {
+        match self.work {
+            Work::Gpt { size, batch } => Some(((size.context * batch) as f64, "tokens/s")),
+            Work::Resnet { batch, .. } | Work::CandleResnet { batch, .. } => {
+                Some((batch as f64, "images/s"))
+            }
+            pass => pass.bytes().map(|bytes| (bytes as f64 / 1e9, "GB/s")),
+        }
+    }
+
+    fn is_slow(&self) -> bool {
+        matches!(self.work, Work::CandleResnet { .. })
+    }
+
+    fn shrink(&mut self) {
+        match &mut self.work {
+            Work::Copy { bytes } => *bytes = 1 << 16,
+            Work::Unscale { parameters }
+            | Work::Clip { parameters }
+            | Work::Sgd { parameters }
+            | Work::Adamw { parameters, .. }
+            | Work::Ema { parameters }
+            | Work::RefreshWeights { parameters }
+            | Work::RefreshVars { parameters } => {
+                *parameters = Parameters::Even { tensors: 3, length: 1025 };
+            }
+            Work::Gpt { size, batch } => {
+                *size = GptSize { layers: 2, width: 32, heads: 2, vocabulary: 65, context: 16 };
+                *batch = 2;
+            }
+            Work::Resnet { size, batch } | Work::CandleResnet { size, batch } => {
+                size.width = 8;
+                size.stages = size.stages.map(|blocks| blocks.min(1));
+                *batch = 2;
+            }
+        }
+    }
+}

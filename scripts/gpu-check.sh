@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Builds, on a machine without a GPU, what checks the crate on one with a CUDA 13 driver:
+#
+#   scripts/gpu-check.sh build [FOLDER]   into target/gpu-check, unless said otherwise
+#
+# The folder has the tests, the benchmark `gpu` and the cifar10 example, for every set of features; what
+# they read; and run.sh, which needs the driver, the CUDA libraries and a Python with PyTorch, and no
+# Rust toolchain. CUDA_COMPUTE_CAP is what candle's kernels are compiled for, 90 by default.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+[[ ${1:-} == build && $# -le 2 ]] || { sed -n 's/^# \?//p' "$0" | sed 1d >&2 && exit 2; }
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
+folder=${2:-$CARGO_TARGET_DIR/gpu-check}
+cuda=$CARGO_TARGET_DIR/cuda-13.0
+most=60000000 # bytes of the folder
+
+# Sets of features: all that both manifests have, each with what it implies.
+variants=(cuda)
+for feature in cudnn; do
+    [[ $(cat Cargo.toml benches/Cargo.toml | grep -c "^$feature = ") == 2 ]] && variants+=("$feature")
+done
+
+install_nvcc() {
+    python3 -m venv "$cuda/venv"
+    "$cuda/venv/bin/pip" install --quiet nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 \
+        nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85
+    touch "$cuda/installed"
+}
+
+# The source folder of cudarc, as locked.
+cudarc() {
+    cargo metadata --locked --format-version 1 --features cuda | python3 -c '
+import json, os, sys
+packages = json.load(sys.stdin)["packages"]
+print(next(os.path.dirname(p["manifest_path"]) for p in packages if p["name"] == "cudarc"))'
+}
+
+# The executables that a cargo command makes, stripped, to FOLDER: each by the name of its target.
+executables() { # folder, cargo arguments...
+    local into=$1
+    mkdir -p "$into"
+    shift
+    cargo "$@" --locked --message-format=json-render-diagnostics | python3 -c '
+import json, sys
+for message in map(json.loads, sys.stdin):
+    if message.get("executable"):
+        name, kind = message["target"]["name"], message["target"]["kind"]
+        print("lib" if "lib" in kind else name, message["executable"])' |
+        while read -r name path; do strip -o "$into/$name" "$path"; done
+}
+
+[[ -e $cuda/installed ]] || install_nvcc
+scripts/cuda-stubs.py "$(cudarc)" "$cuda/stubs"
+CUDA_HOME=$(echo "$cuda"/venv/lib/python3*/site-packages/nvidia/cu13)
+export CUDA_HOME REAL_NVCC=$CUDA_HOME/bin/nvcc NVCC=$PWD/scripts/nvcc-stand-in
+export CUDA_COMPUTE_CAP=${CUDA_COMPUTE_CAP:-90} CUDARC_CUDA_VERSION=13000
+export LIBRARY_PATH=$cuda/stubs${LIBRARY_PATH:+:$LIBRARY_PATH}
+
+# What programs read at run time lies where it does in the repository, so that one variable,
+# CARGO_MANIFEST_DIR, tells them where that is.
+rm -rf "$folder"
+mkdir -p "$folder"
+cp --parents README.md CHANGELOG.md docs/*.md tests/golden/*.safetensors benches/common/*.py benches/gpu/*.py "$folder"
+cp scripts/gpu-run.sh "$folder/run.sh"
+cp scripts/cifar10-table.py "$folder"
+for features in "${variants[@]}"; do
+    bin=$folder/bin/$features
+    executables "$bin" test --no-run --features "$features" --lib --test it
+    executables "$bin" build --release --features "$features" --example cifar10
+    executables "$bin" build --release --features "$features" --manifest-path benches/Cargo.toml --bin gpu
+done
+
+echo "libraries that the programs ask for:"
+readelf -d "$folder"/bin/*/* | sed -n 's/.*(NEEDED).*\[\(.*\)\]/  \1/p' | sort -u
+bytes=$(du -sb "$folder" | cut -f1)
+echo "$folder: $((bytes / 1000000)) MB"
+((bytes <= most)) || { echo "more than $((most / 1000000)) MB" >&2 && exit 1; }
