@@ -26,16 +26,6 @@ struct Pair {
     master: Var,
 }
 
-impl Pair {
-    /// Rewrites a half variable from its master.
-    fn refresh(&self) -> Result<()> {
-        if self.variable.id() == self.master.id() {
-            return Ok(());
-        }
-        kernels::cast_into(&self.variable, &self.master)
-    }
-}
-
 /// The pairs of the floating-point variables among `variables`, each once.
 fn pairs(variables: Vec<Var>) -> Result<Vec<Pair>> {
     let mut seen = HashSet::new();
@@ -141,7 +131,9 @@ impl<O: Optimizer> MasterWeights<O> {
     ///
     /// What the copy meets.
     pub fn refresh(&self) -> Result<()> {
-        self.pairs.iter().try_for_each(Pair::refresh)?;
+        let half = self.pairs.iter().filter(|pair| pair.variable.id() != pair.master.id());
+        let pairs = half.map(|pair| (pair.variable.as_tensor(), pair.master.as_tensor()));
+        kernels::cast_all(&pairs.collect::<Vec<_>>())?;
         autocast::clear_cast_cache();
         Ok(())
     }

@@ -39,5 +39,5 @@ pub(crate) mod sdpa;
 pub(crate) mod softmax;
 pub(crate) mod update;
 
-pub(crate) use cast::{cast, cast_into, in_dtype};
+pub(crate) use cast::{cast, cast_all, in_dtype};
 pub(crate) use elementwise::{add, add_assign};

@@ -213,13 +213,14 @@ impl MasterVars {
 
     pub(super) fn refresh_of(&self, stepped: impl Fn(TensorId) -> bool) -> Result<()> {
         autocast::clear_cast_cache();
-        for one in self.state().handed.iter().filter(|one| stepped(one.master.id())) {
-            if one.tensor.id() != one.master.id() && one.tensor.dtype().is_float() {
-                kernels::cast_into(&one.tensor, &one.master)?;
-            }
-            stale::note(&one.tensor, &one.name)?;
-        }
-        Ok(())
+        let state = self.state();
+        let ours = || state.handed.iter().filter(|one| stepped(one.master.id()));
+        let copies = ours().filter(|one| one.tensor.id() != one.master.id());
+        let copies = copies.filter(|one| one.tensor.dtype().is_float());
+        let pairs: Vec<(&Tensor, &Tensor)> =
+            copies.map(|one| (&one.tensor, one.master.as_tensor())).collect();
+        kernels::cast_all(&pairs)?;
+        ours().try_for_each(|one| stale::note(&one.tensor, &one.name))
     }
 
     /// The variables that get no gradient from `loss`, and what can be said of why.

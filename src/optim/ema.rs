@@ -206,9 +206,8 @@ impl Ema {
     /// What the copy meets.
     pub fn swap_out(&mut self) -> Result<()> {
         let Some(weights) = self.weights.take() else { return Ok(()) };
-        for (Average { variable, .. }, weight) in self.averages.iter().zip(&weights) {
-            kernels::cast_into(variable, weight)?;
-        }
+        let pairs = self.averages.iter().zip(&weights).map(|(to, w)| (to.variable.as_tensor(), w));
+        kernels::cast_all(&pairs.collect::<Vec<_>>())?;
         autocast::clear_cast_cache();
         Ok(())
     }
@@ -228,9 +227,8 @@ impl Ema {
     }
 
     fn write(&self) -> Result<()> {
-        for Average { variable, average, .. } in &self.averages {
-            kernels::cast_into(variable, average)?;
-        }
+        let pairs = self.averages.iter().map(|a| (a.variable.as_tensor(), &a.average));
+        kernels::cast_all(&pairs.collect::<Vec<_>>())?;
         autocast::clear_cast_cache();
         Ok(())
     }

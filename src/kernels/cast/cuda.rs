@@ -1,8 +1,14 @@
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Result, Tensor, bail};
 
-use crate::kernels::cuda::{Gpu, Grid, Source, Strided, pack, suffix};
+use crate::kernels::cuda::{Gpu, Grid, Source, Strided, Table, address, address_mut, pack, suffix};
 
 static SOURCE: Source = Source { name: "cast", code: include_str!("cast.cu") };
+static MANY: Source = Source { name: "cast_many", code: include_str!("many.cu") };
+
+/// Words of a row of the table, the rows of a launch, and elements of a block: as in `many.cu`.
+const ROW: usize = 5;
+const ROWS: usize = (Table::WORDS - 1) / ROW;
+const CHUNK: usize = 1 << 14;
 
 /// `x`, of any strides, in `dtype`: a new tensor, in one launch.
 pub(super) fn cast(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Tensor> {
@@ -30,4 +36,31 @@ pub(super) fn cast_into(gpu: &Gpu, y: &Tensor, x: &Tensor) -> Result<()> {
         .int(packs.into())
         .sizes(&view.words())
         .run(Grid::over(n, if packs { each } else { 1 }))
+}
+
+/// Overwrites each first tensor with the second, all contiguous and on `gpu`.
+pub(super) fn cast_all(gpu: &Gpu, pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
+    let code = |tensor: &Tensor| {
+        Ok(match tensor.dtype() {
+            DType::F32 => 0u64,
+            DType::F16 => 1,
+            DType::BF16 => 2,
+            DType::F64 => 3,
+            other => bail!("expected a tensor of F16, BF16, F32 or F64, got {other:?}"),
+        })
+    };
+    for part in pairs.chunks(ROWS) {
+        let (mut words, mut blocks) = (vec![part.len() as u64], 0);
+        for (dst, src) in part {
+            let len = dst.elem_count();
+            let kinds = code(src)? | code(dst)? << 4;
+            words.extend([blocks as u64, len as u64, address_mut(dst)?, address(src)?, kinds]);
+            blocks += len.div_ceil(CHUNK);
+        }
+        // A block finds its row by `first_block`, and stays below that row's `len`, which both its
+        // tensors have.
+        let launch = gpu.launch(&MANY, "cast_many")?.table(Table::new(&words));
+        launch.run(Grid::flat(blocks, Grid::THREADS))?;
+    }
+    Ok(())
 }

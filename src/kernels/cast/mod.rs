@@ -65,6 +65,19 @@ pub(crate) fn cast_into(dst: &Tensor, src: &Tensor) -> Result<()> {
     }))
 }
 
+/// [`cast_into`] for many pairs; on CUDA, those that are contiguous in one launch.
+pub(crate) fn cast_all(pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
+    let together = pairs.first().and_then(|(dst, _)| Gpu::of(dst.device())).filter(|_| {
+        let place = pairs[0].0.device().location();
+        let mut all = pairs.iter().flat_map(|(dst, src)| [dst, src]);
+        all.all(|t| t.device().location() == place && t.is_contiguous())
+    });
+    match together {
+        Some(gpu) => cuda::cast_all(&gpu, pairs),
+        None => pairs.iter().try_for_each(|(dst, src)| cast_into(dst, src)),
+    }
+}
+
 /// Converts through `f32`, or through `f64` where both sides are `f64` or one is and must not lose.
 #[inline(always)]
 fn convert<S: Lane, D: Lane>(src: &[S], dst: &mut [D]) {

@@ -1,6 +1,7 @@
 use candle_core::Tensor;
 
 use super::*;
+use crate::kernels::devices::gpus;
 use crate::kernels::elementwise::testing::*;
 
 /// Of one, odd, around a pack, past a block.
@@ -40,4 +41,26 @@ fn gpus_round_edges_as_the_cpu_does() {
             });
         }
     }
+}
+
+/// Pairs of every two dtypes and many lengths, more of them than a launch takes, one of them at an
+/// address that is no multiple of 16.
+#[test]
+fn gpus_cast_many_as_each_alone() -> Result<()> {
+    for device in gpus() {
+        let mut pairs = Vec::new();
+        for number in 0..900usize {
+            let (from, to) = (DTYPES[number % 4], DTYPES[number / 4 % 4]);
+            let len = [1, 33, 1025, (1 << 14) + 3][if number < 16 { 3 } else { number % 3 }];
+            let src = random(&[len], from, number as u64).to_device(&device)?;
+            pairs.push((Tensor::zeros(len, to, &device)?, src));
+        }
+        let whole = random(&[1030], DType::F32, 5).to_device(&device)?;
+        pairs.push((Tensor::zeros(1029, DType::BF16, &device)?, whole.narrow(0, 1, 1029)?));
+        cast_all(&pairs.iter().map(|(dst, src)| (dst, src)).collect::<Vec<_>>())?;
+        for (dst, src) in &pairs {
+            assert_eq!(values(dst), values(&cast(src, dst.dtype())?), "{src:?}");
+        }
+    }
+    Ok(())
 }
