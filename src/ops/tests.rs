@@ -1,5 +1,6 @@
 use candle_core::{DType, Device, Result, Tensor, Var};
 
+use crate::kernels::cuda::reads;
 use crate::kernels::devices::gpus;
 use crate::kernels::elementwise::testing::*;
 use crate::ops;
@@ -34,7 +35,10 @@ fn a_transformers_block_and_its_gradients_are_the_cpus_on_gpus() -> Result<()> {
         let expected = run(&Device::Cpu)?;
         assert_eq!(expected.len(), 8);
         for gpu in gpus() {
-            for (actual, expected) in run(&gpu)?.iter().zip(&expected) {
+            let before = reads();
+            let results = run(&gpu)?;
+            assert_eq!(reads(), before, "somebody waited for the device");
+            for (actual, expected) in results.iter().zip(&expected) {
                 assert_close(
                     actual,
                     &values(expected),
