@@ -19,7 +19,7 @@ mod strided;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DeviceRepr, sys};
+use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DeviceRepr};
 use candle_core::cuda_backend::{CudaDType, CudaStorageSlice, WrapErr};
 use candle_core::op::BackpropOp;
 use candle_core::{
@@ -129,6 +129,7 @@ impl Gpu {
 impl Gpu {
     /// Records what `f` launches on the stream instead of running it. Any wait is an error then.
     pub(crate) fn capture<T>(&self, f: impl FnOnce() -> T) -> Result<T> {
+        use candle_core::cuda_backend::cudarc::driver::sys;
         let stream = self.0.cuda_stream();
         stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).w()?;
         let result = f();
