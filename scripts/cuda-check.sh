@@ -11,3 +11,4 @@ export CUDARC_CUDA_VERSION=13000 # else cudarc asks the nvcc on the PATH
 
 cargo clippy --features cuda --all-targets "$@" -- -D warnings
 cargo clippy --features cudnn "$@" -- -D warnings
+cargo clippy --manifest-path benches/Cargo.toml --features cudnn --bin gpu "$@" -- -D warnings

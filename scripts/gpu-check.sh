@@ -15,11 +15,8 @@ folder=${2:-$CARGO_TARGET_DIR/gpu-check}
 cuda=$CARGO_TARGET_DIR/cuda-13.0
 most=60000000 # bytes of the folder
 
-# Sets of features: all that both manifests have, each with what it implies.
-variants=(cuda)
-for feature in cudnn; do
-    [[ $(cat Cargo.toml benches/Cargo.toml | grep -c "^$feature = ") == 2 ]] && variants+=("$feature")
-done
+# Sets of features. GPU_CHECK_FEATURES=cudnn, say, leaves the others out.
+read -ra variants <<<"${GPU_CHECK_FEATURES:-cuda cudnn}"
 
 install_nvcc() {
     python3 -m venv "$cuda/venv"

@@ -6,8 +6,10 @@
 # bring. PYTHON, python3 by default, is the one whose PyTorch is measured beside the crate.
 #
 # Steps are lib, it, bench and cifar10, for each set of features; all of them, unless some are named.
-# None takes more than SECONDS_A_STEP (600). Output goes to OUT (./out) too, a file a step. All steps run,
-# whatever became of those before; the exit status says whether one failed.
+# FEATURES=cudnn, say, leaves the other sets out.
+# BENCH_OPTIONS goes to the benchmark; CIFAR10 is a folder of that data set, without which the example
+# only shows that it runs. No step takes more than SECONDS_A_STEP (600). Output goes to OUT (./out) too,
+# a file a step. All steps run, whatever became of those before; the exit status says whether one failed.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${1:-out}
@@ -55,7 +57,7 @@ export here python
 export -f machine
 step machine 60 bash -c machine
 # What programs read lies where it does in the repository; CARGO_MANIFEST_DIR says where that is.
-for variant in "$here"/bin/*; do
+for variant in "$here"/bin/${FEATURES:-*}; do
     features=${variant##*/}
     for name in "${steps[@]}"; do
         case $name in
@@ -64,7 +66,9 @@ for variant in "$here"/bin/*; do
             lib) run=(env "CARGO_MANIFEST_DIR=$here" "$variant/lib") ;;
             bench)
                 run=(env "CARGO_MANIFEST_DIR=$here/benches" "$variant/gpu" --python "$python"
-                    --json "$out/bench-$features.json") ;;
+                    --json "$out/bench-$features.json")
+                # shellcheck disable=SC2206 # options, as one types them
+                run+=(${BENCH_OPTIONS:-}) ;;
             cifar10)
                 run=("$python" "$here/cifar10-table.py" --program "$variant/cifar10"
                     --json "$out/cifar10-$features.json" --gpu)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use candle_amp::{Autocast, GradScaler};
+use candle_amp::{Autocast, GradScaler, set_allow_tf32};
 use candle_core::DType;
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 pub enum Precision {
     /// F32 throughout.
     F32,
+    /// F32, but that a GPU may round to TF32 what it multiplies.
+    Tf32,
     /// Autocast over F32 variables.
     Bf16,
     /// BF16 variables with F32 masters.
@@ -24,7 +26,7 @@ impl Precision {
     /// The dtype of activations.
     pub fn dtype(self) -> DType {
         match self {
-            Self::F32 => DType::F32,
+            Self::F32 | Self::Tf32 => DType::F32,
             Self::Bf16 | Self::Bf16Masters => DType::BF16,
             Self::F16 => DType::F16,
         }
@@ -35,10 +37,11 @@ impl Precision {
         if self == Self::Bf16Masters { DType::BF16 } else { DType::F32 }
     }
 
-    /// Disabled in F32.
+    /// Disabled in F32. What F32 products may do on a GPU is as this precision has it, from now on.
     pub fn autocast(self) -> Autocast {
+        set_allow_tf32(self == Self::Tf32);
         match self {
-            Self::F32 => Autocast::disabled(),
+            Self::F32 | Self::Tf32 => Autocast::disabled(),
             half => Autocast::new(half.dtype()),
         }
     }
@@ -53,6 +56,7 @@ impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::F32 => "f32",
+            Self::Tf32 => "tf32",
             Self::Bf16 => "bf16",
             Self::Bf16Masters => "bf16 masters",
             Self::F16 => "f16",

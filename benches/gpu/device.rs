@@ -54,7 +54,7 @@ pub(crate) fn peak_from_here(device: &Device) -> Result<bool> {
 
 /// The most bytes that tensors have had since, without what the CUDA libraries keep for themselves.
 pub(crate) fn peak(device: &Device) -> Result<Option<f64>> {
-    gpu::peak(device)
+    Ok(gpu::peak(device)?.filter(|bytes| *bytes > 0.0)) // 0 where the driver does not count
 }
 
 /// Does one copy.

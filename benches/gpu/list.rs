@@ -8,7 +8,7 @@ use crate::parameters::Parameters;
 use crate::passes::Storage;
 use crate::workload::{Spec, Work};
 
-use Precision::{Bf16, F16, F32};
+use Precision::{Bf16, F16, F32, Tf32};
 
 type Peer = list::Peer<Spec>;
 type Group = list::Group<Spec>;
@@ -80,12 +80,12 @@ fn gpt2() -> Vec<Group> {
         group.row(format!("gpt2 {precision}"), work.at(precision), Peer::Torch, Some(1.0));
         group
     };
-    [F32, Bf16, F16].map(beside).into()
+    [F32, Tf32, Bf16, F16].map(beside).into()
 }
 
 fn resnet(name: &str, size: ResNetSize, batch: usize) -> Group {
     let (mut group, work) = (Group::default(), Work::Resnet { size, batch });
-    for precision in [F32, F16, Bf16] {
+    for precision in [F32, Tf32, F16, Bf16] {
         let name = format!("{name} batch {batch} {precision}");
         group.row(name, work.at(precision), Peer::Torch, Some(1.0));
     }

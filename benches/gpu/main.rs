@@ -50,6 +50,9 @@ struct Options {
     /// Keeps memory that was freed on the device for what comes next, over waits too
     #[arg(long)]
     keep_memory: bool,
+    /// Lets cuDNN try its algorithms, on both sides; that takes a while
+    #[arg(long)]
+    cudnn_benchmark: bool,
     /// Runs everything once, tiny, on the CPU where there is no GPU: to see that it works
     #[arg(long)]
     smoke: bool,
@@ -88,8 +91,11 @@ fn run(options: &Options) -> Result<()> {
         device::keep_memory(&device)?;
     }
     let mut torch = Vec::new();
+    candle_amp::set_cudnn_benchmark(options.cudnn_benchmark);
     if let Some(python) = &options.python {
-        torch.push(Torch::start(torch::command(python, "gpu/torch_gpu.py"))?);
+        let mut command = torch::command(python, "gpu/torch_gpu.py");
+        command.args(options.cudnn_benchmark.then_some("--cudnn-benchmark"));
+        torch.push(Torch::start(command)?);
         println!("PyTorch {}", torch[0].version());
     }
     let Options { rounds, seconds, fastest, .. } = *options;
@@ -149,22 +155,31 @@ fn measured(
 /// After that many steps nothing new is taken.
 const STEPS: usize = 3;
 
-/// Of a training step: its peak memory beside PyTorch's, and how often it waits for the device.
+/// Of a training step on a GPU: its peak memory beside PyTorch's, and how often the crate waits for the
+/// device in it.
 fn details(name: &str, spec: &Spec, device: &Device, torch: &mut [Torch]) -> Result<Vec<Line>> {
-    let Some(mut step) = device::peak_from_here(device)?.then_some(()).and(spec.step(device)?)
-    else {
+    let counted = device::peak_from_here(device)?;
+    let Some(mut step) = spec.step(device)?.filter(|_| device.is_cuda()) else {
         return Ok(Vec::new());
     };
+    let mut reads = 0;
     for _ in 0..STEPS {
+        let before = candle_amp::device_reads();
         step()?;
+        reads = candle_amp::device_reads() - before;
     }
+    device.synchronize()?;
     drop(step);
-    let Some(ours) = device::peak(device)? else { return Ok(Vec::new()) };
-    let mut peer = None;
-    if let Some(torch) = torch.first_mut() {
-        let bytes = torch.ask(&Request::peak(spec, STEPS, spec.layout()))?;
-        peer = bytes.get(spec.layout()).map(|bytes| (String::new(), *bytes));
-        torch.forget()?;
+    let name = |what: &str| format!("{what}, {name}");
+    let mut lines = vec![Line::new(name("reads a step"), Unit::Count, reads as f64, None, None)];
+    if let Some(ours) = device::peak(device)?.filter(|_| counted) {
+        let mut peer = None;
+        if let Some(torch) = torch.first_mut() {
+            let bytes = torch.ask(&Request::peak(spec, STEPS, spec.layout()))?;
+            peer = bytes.get(spec.layout()).map(|bytes| (String::new(), *bytes));
+            torch.forget()?;
+        }
+        lines.push(Line::new(name("peak memory"), Unit::Bytes, ours, peer, None));
     }
-    Ok(vec![Line::new(format!("peak memory, {name}"), Unit::Bytes, ours, peer, None)])
+    Ok(lines)
 }

@@ -38,9 +38,9 @@ fn training(
     max_norm: Option<f64>,
     mut optimizer: impl Step + 'static,
 ) -> TrainingStep {
-    let (amp, mut scaler) = (precision.autocast(), precision.scaler());
+    let mut scaler = precision.scaler();
     Box::new(move || {
-        let loss = amp.scope(&loss)?;
+        let loss = precision.autocast().scope(&loss)?; // others have run, with TF32 or without
         scaler.scale(&loss)?.backward()?;
         if let Some(max_norm) = max_norm {
             scaler.clip_grad_norm(max_norm)?;

@@ -1,5 +1,6 @@
 """The workloads of `gpu`, in PyTorch: eager, under autocast, with fused optimizers."""
 
+import sys
 import time
 
 import torch
@@ -12,7 +13,7 @@ from peer import serve
 # The CPU is for trying this file out.
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+DTYPES = {"f32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 HELD = 4 << 30  # bytes of gradients that a run has at most, as on the other side
 COPIES = 20  # as on the other side
 RUN = 0.05  # seconds of steps before somebody waits, as on the other side
@@ -139,6 +140,10 @@ def training(work, model, loss_of, optimizer, max_norm=None):
 
     def run():
         nonlocal count
+        # F32 is F32 on both sides: PyTorch lets convolutions round to TF32 by itself.
+        allow_tf32 = work["precision"] == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+        torch.backends.cudnn.allow_tf32 = allow_tf32
         each = timed(step, count)
         count = max(1, min(100, int(RUN / each)))
         return each
@@ -184,10 +189,6 @@ def layouts_of(kind):
 
 
 def make(work, layout):
-    # F32 is F32 on both sides: PyTorch lets convolutions round to TF32 by itself.
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = True
     return WORK[work["kind"]](work, layout)
 
 
@@ -202,4 +203,5 @@ def peak(make, steps):
 
 
 if __name__ == "__main__":
+    torch.backends.cudnn.benchmark = "--cudnn-benchmark" in sys.argv
     serve(make, layouts_of, peak, dropped=torch.cuda.empty_cache)
