@@ -8,6 +8,8 @@ NVRTC comes from the Python package nvidia-cuda-nvrtc; scripts/compile-kernels.s
 import argparse
 import ctypes
 import glob
+import itertools
+import multiprocessing
 import pathlib
 import sys
 
@@ -27,8 +29,17 @@ def nvrtc() -> ctypes.CDLL:
     sys.exit("no libnvrtc: pip install nvidia-cuda-nvrtc")
 
 
-def compile_for(lib: ctypes.CDLL, name: str, code: str, arch: str) -> tuple[str, bytes]:
-    """The log, and the machine code; empty where it did not compile."""
+def kernel(path: pathlib.Path) -> str:
+    return path.parent.name if path.stem == "kernel" else path.stem
+
+
+def compile_for(task: tuple[pathlib.Path, str]) -> tuple[pathlib.Path, str, str, int]:
+    """The task, the log, and how many bytes of machine code: none where it did not compile."""
+    path, arch = task
+    beside = "".join(header.read_text() for header in sorted(path.parent.glob("*.cuh")))
+    code = COMMON.read_text() + beside + path.read_text()
+    name = f"candle_amp_{kernel(path)}.cu"
+    lib = nvrtc()
     program = ctypes.c_void_p()
     lib.nvrtcCreateProgram(ctypes.byref(program), code.encode(), name.encode(), 0, None, None)
     options = [f"--gpu-architecture={arch}", *OPTIONS]
@@ -38,14 +49,11 @@ def compile_for(lib: ctypes.CDLL, name: str, code: str, arch: str) -> tuple[str,
     lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     lib.nvrtcGetProgramLog(program, log)
-    binary = b""
+    size.value = 0
     if not failed:
         lib.nvrtcGetCUBINSize(program, ctypes.byref(size))
-        buffer = ctypes.create_string_buffer(size.value)
-        lib.nvrtcGetCUBIN(program, buffer)
-        binary = buffer.raw
     lib.nvrtcDestroyProgram(ctypes.byref(program))
-    return log.value.decode(), binary
+    return path, arch, log.value.decode().strip("\0\n "), size.value
 
 
 def main() -> None:
@@ -53,23 +61,23 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="kernel folders; all by default")
     parser.add_argument("--arch", nargs="+", default=["sm_75", "sm_80", "sm_90"])
     args = parser.parse_args()
-    lib, failures = nvrtc(), 0
-    for path in sorted(ROOT.glob("src/kernels/**/*.cu")):
-        name = path.parent.name if path.stem == "kernel" else path.stem
-        if args.names and name not in args.names and path.parent.name not in args.names:
-            continue
-        beside = "".join(header.read_text() for header in sorted(path.parent.glob("*.cuh")))
-        code = COMMON.read_text() + beside + path.read_text()
-        sizes = []
-        for arch in args.arch:
-            log, binary = compile_for(lib, f"candle_amp_{name}.cu", code, arch)
-            if not binary:
-                failures += 1
-                print(f"FAILED {path.relative_to(ROOT)} for {arch}\n{log}")
-            elif log.strip("\0\n "):
-                print(f"{path.relative_to(ROOT)} for {arch}:\n{log}")
-            sizes.append(f"{arch} {len(binary) // 1024} KiB")
-        print(f"{path.relative_to(ROOT)}: {', '.join(sizes)}")
+    nvrtc()  # a clear end where there is none
+    paths = [
+        path
+        for path in sorted(ROOT.glob("src/kernels/**/*.cu"))
+        if not args.names or {kernel(path), path.parent.name} & set(args.names)
+    ]
+    failures = 0
+    with multiprocessing.Pool() as pool:
+        results = pool.imap(compile_for, itertools.product(paths, args.arch))
+        for path, compiled in itertools.groupby(results, key=lambda result: result[0]):
+            sizes, name = [], path.relative_to(ROOT)
+            for _, arch, log, size in compiled:
+                failures += size == 0
+                if log:
+                    print(f"{name} for {arch}:\n{log}")
+                sizes.append(f"{arch} {size // 1024} KiB" if size else f"{arch} FAILED")
+            print(f"{name}: {', '.join(sizes)}", flush=True)
     sys.exit(1 if failures else 0)
 
 

@@ -83,6 +83,7 @@ fn a_run_on_a_gpu_is_that_on_the_cpu_and_waits_for_nothing() -> Result<()> {
             (DType::F16, Masters::Stochastic, None),
         ] {
             let run = |device: &Device| {
+                let _fork = crate::random::fork_rng();
                 crate::random::manual_seed(7);
                 let mut run = Run::new(device, dtype);
                 let config = AdamWConfig { lr: 0.1, ..AdamWConfig::default() };

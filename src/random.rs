@@ -4,9 +4,10 @@
 //! ([`nn::var_builder`](crate::nn::var_builder)) and dropout; the same seed, on one thread, gives
 //! the same run.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::marker::PhantomData;
+use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
@@ -36,11 +37,24 @@ pub struct Generator;
 
 static STATE: Mutex<RandomState> = Mutex::new(RandomState { seed: 0, draws: 0 });
 
-fn locked() -> MutexGuard<'static, RandomState> {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+thread_local! {
+    /// The generator that this thread forked off.
+    static FORK: Cell<Option<RandomState>> = const { Cell::new(None) };
 }
 
-/// Starts the process's generator over from `seed`. Without it the seed is 0, in every run.
+/// What `f` makes of the generator that this thread draws from.
+fn with_state<T>(f: impl FnOnce(&mut RandomState) -> T) -> T {
+    match FORK.get() {
+        Some(mut forked) => {
+            let result = f(&mut forked);
+            FORK.set(Some(forked));
+            result
+        }
+        None => f(&mut STATE.lock().unwrap_or_else(PoisonError::into_inner)),
+    }
+}
+
+/// Starts the process's generator, or [the thread's own](fork_rng), over from `seed`. Without it the seed is 0, in every run.
 ///
 /// ```standalone_crate
 /// use candle_amp::{ops, random};
@@ -56,17 +70,55 @@ fn locked() -> MutexGuard<'static, RandomState> {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub fn manual_seed(seed: u64) {
-    *locked() = RandomState { seed, draws: 0 };
+    set_state(RandomState { seed, draws: 0 });
 }
 
 /// Where the generator stands.
 pub fn state() -> RandomState {
-    *locked()
+    with_state(|state| *state)
 }
 
 /// Goes on from where a generator stood.
 pub fn set_state(state: RandomState) {
-    *locked() = state;
+    with_state(|current| *current = state);
+}
+
+/// A generator of this thread's own until the guard is dropped, from where it stands now: what is
+/// drawn or seeded meanwhile, on this thread or another, does not disturb the other side.
+///
+/// For samples and evaluations in the middle of a training, and for tests, which run side by side.
+/// Guards are dropped in the reverse order of their making.
+///
+/// PyTorch's `torch.random.fork_rng`.
+///
+/// ```standalone_crate
+/// use candle_amp::random;
+///
+/// random::manual_seed(7);
+/// {
+///     let _fork = random::fork_rng();
+///     random::manual_seed(1); // for this thread alone
+/// }
+/// assert_eq!(random::state().seed, 7);
+/// ```
+pub fn fork_rng() -> ForkRng {
+    let outer = FORK.get();
+    FORK.set(Some(state()));
+    ForkRng { outer, on_its_thread: PhantomData }
+}
+
+/// Ends what [`fork_rng`] began when dropped.
+#[must_use = "the fork ends when this is dropped"]
+#[derive(Debug)]
+pub struct ForkRng {
+    outer: Option<RandomState>,
+    on_its_thread: PhantomData<*const ()>,
+}
+
+impl Drop for ForkRng {
+    fn drop(&mut self) {
+        FORK.set(self.outer);
+    }
 }
 
 /// What a checkpoint has to do with the draws of this thread.
@@ -120,9 +172,11 @@ pub(crate) fn next_stream() -> ChaCha8Rng {
             _ => None,
         };
         let drawn = again.unwrap_or_else(|| {
-            let mut state = locked();
-            state.draws += 1;
-            RandomState { draws: state.draws - 1, ..*state }
+            with_state(|state| {
+                let drawn = *state;
+                state.draws += 1;
+                drawn
+            })
         });
         // What records below a replay will be replayed by it, not draw again.
         for tape in &mut tapes[replay.map_or(0, |at| at + 1)..] {

@@ -1,13 +1,10 @@
-use std::sync::{Mutex, PoisonError};
+use candle_amp::random;
 
 use super::*;
 
-/// One training at a time: all draw initial weights from one generator.
-static TRAINING: Mutex<()> = Mutex::new(());
-
 /// The report of a short training with `arguments`.
 fn train(name: &str, arguments: &str) -> Result<serde_json::Value> {
-    let _alone = TRAINING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _fork = random::fork_rng();
     let file = format!("candle-amp-{}-{name}.json", std::process::id());
     let path = std::env::temp_dir().join(file);
     let fixed = ["cifar10", "--smoke", "--report"].map(Into::into);

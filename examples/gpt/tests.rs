@@ -1,20 +1,14 @@
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use candle_amp::random;
 
 use super::*;
 use crate::report::Outcome;
-
-/// One training at a time: all draw initial weights from one generator.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    static TRAINING: Mutex<()> = Mutex::new(());
-    TRAINING.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn options(arguments: &str) -> Options {
     Options::parse_from(["gpt", "--smoke"].into_iter().chain(arguments.split_whitespace()))
 }
 
 fn outcome(arguments: &str) -> Result<Outcome> {
-    let (options, _alone) = (options(arguments), alone());
+    let (options, _fork) = (options(arguments), random::fork_rng());
     let corpus = load(&options)?;
     Ok(train::train(&options, &corpus, options.precision, &Device::Cpu)?.outcome)
 }
@@ -58,7 +52,7 @@ fn a_step_that_overflows_is_skipped_and_halves_the_scale() -> Result<()> {
 #[test]
 fn a_sample_is_as_long_as_asked_and_the_same_for_the_same_seed() -> Result<()> {
     let sample = |arguments: &str| {
-        let (options, _alone) = (options(arguments), alone());
+        let (options, _fork) = (options(arguments), random::fork_rng());
         let corpus = load(&options)?;
         let trained = train::train(&options, &corpus, options.precision, &Device::Cpu)?;
         train::sample(&options, &corpus, &trained, &Device::Cpu)
@@ -74,7 +68,7 @@ fn a_sample_is_as_long_as_asked_and_the_same_for_the_same_seed() -> Result<()> {
 
 #[test]
 fn the_program_runs_alone_and_as_a_report() -> Result<()> {
-    let _alone = alone();
+    let _fork = random::fork_rng();
     run(&options(""))?;
     run(&options("--report --master-weights --steps 2"))
 }

@@ -4,13 +4,13 @@ use candle_amp::{Autocast, Parameters, nn, ops, random as generator};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Module, ModuleT, VarBuilder, VarMap};
 
-use crate::util::{alone, assert_close, assert_same, random, to_vec};
+use crate::util::{assert_close, assert_same, random, to_vec};
 
 const CPU: Device = Device::Cpu;
 
 #[test]
 fn layers_compute_what_candle_nn_computes_from_the_same_variables() -> Result<()> {
-    let _alone = alone();
+    let _fork = generator::fork_rng();
     let varmap = VarMap::new();
     let ours = nn::var_builder(&varmap, DType::F32, &CPU);
     let theirs = VarBuilder::from_varmap(&varmap, DType::F32, &CPU);
@@ -53,7 +53,7 @@ fn layers_compute_what_candle_nn_computes_from_the_same_variables() -> Result<()
 /// candle_nn's batch norm fails in half, in one mode or the other.
 #[test]
 fn batch_norm_works_in_half_in_both_modes() -> Result<()> {
-    let _alone = alone();
+    let _fork = generator::fork_rng();
     for dtype in [DType::F16, DType::BF16] {
         let norm = nn::batch_norm(3, 1e-5, nn::var_builder(&VarMap::new(), dtype, &CPU))?;
         let full = nn::batch_norm(3, 1e-5, nn::var_builder(&VarMap::new(), DType::F32, &CPU))?;
@@ -73,7 +73,7 @@ fn batch_norm_works_in_half_in_both_modes() -> Result<()> {
 #[test]
 fn the_same_seed_gives_the_same_model_and_run() -> Result<()> {
     let run = |seed: u64| -> Result<Vec<f64>> {
-        let _alone = alone();
+        let _fork = generator::fork_rng();
         generator::manual_seed(seed);
         let vb = nn::var_builder(&VarMap::new(), DType::F32, &CPU);
         let layer = nn::linear(16, 16, vb)?;
@@ -86,8 +86,29 @@ fn the_same_seed_gives_the_same_model_and_run() -> Result<()> {
 }
 
 #[test]
+fn a_fork_neither_disturbs_the_generator_nor_is_disturbed() -> Result<()> {
+    let x = random(1, (4, 16), DType::F32);
+    let draw = || -> Result<Vec<f64>> { Ok(to_vec(&ops::dropout(&x, 0.3)?)) };
+    let _fork = generator::fork_rng();
+    generator::manual_seed(3);
+    let undisturbed = [draw()?, draw()?];
+    generator::manual_seed(3);
+    let first = draw()?;
+    // Other threads draw from the process's generator, a fork of the fork from its own.
+    std::thread::scope(|scope| scope.spawn(draw).join().expect("the thread drew"))?;
+    {
+        let _inner = generator::fork_rng();
+        assert_eq!(draw()?, undisturbed[1], "from where the outer one stands");
+        generator::manual_seed(4);
+        assert_ne!(draw()?, undisturbed[0]);
+    }
+    assert_eq!([first, draw()?], undisturbed);
+    Ok(())
+}
+
+#[test]
 fn initial_values_have_the_distribution_asked_for() -> Result<()> {
-    let _alone = alone();
+    let _fork = generator::fork_rng();
     let vb = nn::var_builder(&VarMap::new(), DType::F32, &CPU);
     let moments = |t: &Tensor| {
         let v = to_vec(t);
@@ -105,7 +126,7 @@ fn initial_values_have_the_distribution_asked_for() -> Result<()> {
 
 #[test]
 fn the_builder_refuses_a_variable_of_another_shape_or_dtype() -> Result<()> {
-    let _alone = alone();
+    let _fork = generator::fork_rng();
     let varmap = VarMap::new();
     nn::var_builder(&varmap, DType::F32, &CPU).get(3, "w")?;
     for (dtype, dims) in [(DType::F16, 3), (DType::F32, 4)] {
@@ -117,7 +138,7 @@ fn the_builder_refuses_a_variable_of_another_shape_or_dtype() -> Result<()> {
 
 #[test]
 fn dropout_keeps_the_right_share_and_drops_infinities() -> Result<()> {
-    let _alone = alone();
+    let _fork = generator::fork_rng();
     let x = Tensor::full(f32::INFINITY, 10_000, &CPU)?;
     let y = to_vec(&ops::dropout(&x, 0.3)?);
     let dropped = y.iter().filter(|&&y| y == 0.0).count();
@@ -135,7 +156,7 @@ fn dropout_keeps_the_right_share_and_drops_infinities() -> Result<()> {
 
 #[test]
 fn a_small_network_learns_in_every_precision() -> candle_amp::Result<()> {
-    let _alone = alone();
+    let _fork = generator::fork_rng();
     use candle_amp::optim::{Sgd, SgdConfig};
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for masters in [false, true] {

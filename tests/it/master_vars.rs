@@ -10,7 +10,7 @@ use candle_nn::{
     VarBuilder, VarMap,
 };
 
-use crate::util::{alone, assert_close, assert_same, random as values, to_vec};
+use crate::util::{assert_close, assert_same, random as values, to_vec};
 
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
 const CPU: Device = Device::Cpu;
@@ -60,7 +60,7 @@ impl Model {
 
 /// Reads a model's masters, initialised from `seed`.
 fn seeded(seed: u64, dtype: DType) -> Result<(MasterVars, Model)> {
-    let _generator = alone();
+    let _fork = random::fork_rng();
     random::manual_seed(seed);
     let masters = MasterVars::new(dtype, &CPU);
     let model = Model::new(masters.var_builder())?;
@@ -124,7 +124,7 @@ fn gradients_arrive_in_f32_on_the_masters_by_either_backward() -> candle_amp::Re
 
 #[test]
 fn tied_weights_are_one_variable_with_one_gradient() -> Result<()> {
-    let _generator = alone();
+    let _fork = random::fork_rng();
     let masters = MasterVars::new(DType::BF16, &CPU);
     let vb = masters.var_builder();
     let (a, b) = (vb.get((2, 2), "w")?, vb.get((2, 2), "w")?);
@@ -274,7 +274,7 @@ fn backward_through_a_graph_from_before_a_step_is_an_error() -> candle_amp::Resu
 
 #[test]
 fn only_what_a_step_rewrote_makes_a_graph_stale() -> candle_amp::Result<()> {
-    let _generator = alone();
+    let _fork = random::fork_rng();
     let masters = MasterVars::new(DType::BF16, &CPU);
     let vb = masters.var_builder();
     let (a, b) = (vb.get((2, 2), "a")?, vb.get((2, 2), "b")?);
@@ -299,7 +299,7 @@ fn only_what_a_step_rewrote_makes_a_graph_stale() -> candle_amp::Result<()> {
 
 #[test]
 fn what_a_model_derives_when_it_is_built_may_be_a_view_and_not_a_copy() -> candle_amp::Result<()> {
-    let _generator = alone();
+    let _fork = random::fork_rng();
     let masters = MasterVars::new(DType::F16, &CPU);
     let w = masters.var_builder().get((2, 3), "w")?;
     let (view, copy) = (w.t()?.unsqueeze(0)?, (w.as_ref() + 1.0)?);
@@ -356,7 +356,7 @@ fn running_statistics_are_written_to_where_they_are_saved() -> Result<()> {
 
 #[test]
 fn initial_values_are_sane_where_a_model_names_none() -> Result<()> {
-    let _generator = alone();
+    let _fork = random::fork_rng();
     random::manual_seed(1);
     let masters = MasterVars::new(DType::F32, &CPU);
     let vb = masters.var_builder();
@@ -463,7 +463,7 @@ fn a_file_that_does_not_fit_is_an_error_and_changes_nothing() -> candle_amp::Res
 
 #[test]
 fn missing_gradients_are_named_with_what_can_be_known() -> candle_amp::Result<()> {
-    let _generator = alone();
+    let _fork = random::fork_rng();
     let masters = MasterVars::new(DType::F16, &CPU);
     let vb = masters.var_builder();
     let layer = |name: &str| candle_nn::linear_no_bias(4, 4, vb.pp(name));

@@ -4,12 +4,12 @@
 use candle_amp::nn::rnn::Direction;
 use candle_amp::nn::{GRUState, LSTMState, RNN};
 use candle_amp::ops::{self, RecurrentWeights};
-use candle_amp::{Autocast, GradScaler, Parameters, nn};
+use candle_amp::{Autocast, GradScaler, Parameters, nn, random as generator};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, VarBuilder, VarMap};
 
 use crate::bad_input::assert_says;
-use crate::util::{alone, assert_close, assert_same, epsilon, random, to_vec};
+use crate::util::{assert_close, assert_same, epsilon, random, to_vec};
 
 const CPU: Device = Device::Cpu;
 
@@ -21,7 +21,7 @@ fn builders(varmap: &VarMap) -> (VarBuilder<'static>, VarBuilder<'static>) {
 
 #[test]
 fn convolution_layers_compute_what_candle_nn_computes() -> Result<()> {
-    let _alone = alone();
+    let _fork = generator::fork_rng();
     let varmap = VarMap::new();
     let (ours, theirs) = builders(&varmap);
     let (x, image) = (random(1, (2, 4, 19), DType::F32), random(2, (2, 4, 5, 7), DType::F32));
@@ -96,7 +96,7 @@ fn upsampling_adds_to_other_gradients() -> Result<()> {
 
 #[test]
 fn recurrent_layers_compute_what_candle_nn_computes() -> Result<()> {
-    let _alone = alone();
+    let _fork = generator::fork_rng();
     let varmap = VarMap::new();
     let (ours, theirs) = builders(&varmap);
     let x = random(1, (3, 6, 4), DType::F32);
@@ -176,7 +176,7 @@ fn recurrent_layers_compute_what_candle_nn_computes() -> Result<()> {
 
 #[test]
 fn a_backward_sequence_is_the_reversed_one_reversed() -> Result<()> {
-    let _alone = alone();
+    let _fork = generator::fork_rng();
     let varmap = VarMap::new();
     let config = nn::LSTMConfig { direction: Direction::Backward, ..Default::default() };
     let lstm = nn::lstm(3, 4, config, nn::var_builder(&varmap, DType::F32, &CPU))?;
@@ -198,7 +198,7 @@ fn a_backward_sequence_is_the_reversed_one_reversed() -> Result<()> {
 /// States taken by themselves, and all as one tensor, have one gradient.
 #[test]
 fn states_can_be_taken_apart_and_put_together() -> Result<()> {
-    let _alone = alone();
+    let _fork = generator::fork_rng();
     let varmap = VarMap::new();
     let vb = nn::var_builder(&varmap, DType::F32, &CPU);
     let lstm = nn::lstm(3, 4, Default::default(), vb.pp("lstm"))?;
@@ -335,7 +335,7 @@ fn empty_batches_and_sequences() -> Result<()> {
         assert_eq!(to_vec(grads.get(&w_hh).unwrap()), [0.0; 100]);
     }
     let varmap = VarMap::new();
-    let _alone = alone();
+    let _fork = generator::fork_rng();
     let lstm = nn::lstm(3, 5, Default::default(), nn::var_builder(&varmap, DType::F32, &CPU))?;
     assert!(lstm.seq(&random(1, (2, 0, 3), DType::F32))?.is_empty());
     let (_, last) = lstm.sequence(&random(1, (2, 0, 3), DType::F32), None)?;

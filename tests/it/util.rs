@@ -1,18 +1,10 @@
 //! What the tests share: seeded inputs, and how close is close enough.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Device, Shape, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-
-/// Holds the crate's generator, which is the whole process's: a test that seeds it, or draws, must
-/// not draw between another's.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    static GENERATOR: Mutex<()> = Mutex::new(());
-    GENERATOR.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 pub(crate) const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 

@@ -5,7 +5,6 @@ use candle_core::{Device, Result, Tensor};
 use candle_nn::Conv2dConfig;
 
 use super::{Case, case};
-use crate::util::alone;
 
 type Unary = fn(&Tensor) -> Result<Tensor>;
 type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
@@ -35,7 +34,7 @@ pub(super) fn cases() -> Vec<Case> {
         (Op::Flatten, ops::flatten),
         (Op::Cat, |x| ops::cat(&[x], 1)),
         (Op::Dropout, |x| {
-            let _alone = alone();
+            let _fork = generator::fork_rng();
             generator::manual_seed(5);
             ops::dropout(x, 0.25)
         }),

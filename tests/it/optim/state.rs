@@ -9,7 +9,7 @@ use candle_amp::{Error, Parameters, random};
 use candle_core::{DType, Device, Tensor, Var};
 
 use super::{ADAMW, CHOICES, LAMB, LION, SGD, gradients, optimizer, variables};
-use crate::util::{alone, assert_same};
+use crate::util::assert_same;
 
 fn named(vars: &[Var]) -> candle_amp::Result<Parameters> {
     let names = ["a.weight", "b", "c.weight", "d", "e"];
@@ -34,7 +34,7 @@ fn safetensors(tensors: &BTreeMap<String, Tensor>) -> candle_core::Result<Vec<u8
 }
 
 fn resumes<C: Config>(config: C) -> candle_amp::Result<()> {
-    let _alone = alone();
+    let _fork = random::fork_rng();
     for (masters, state, dtypes) in CHOICES {
         random::manual_seed(5);
         let vars = variables(dtypes)?;

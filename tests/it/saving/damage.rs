@@ -9,7 +9,6 @@ use rand_chacha::ChaCha8Rng;
 
 use super::small::Run;
 use super::{Folder, elsewhere, signed, workplace};
-use crate::util::alone;
 
 fn write(path: &Path, bytes: &[u8]) {
     fs::write(path, bytes).unwrap();
@@ -160,7 +159,7 @@ fn foreign_and_hostile_files_are_errors() -> Result<()> {
 /// and never half of one.
 #[test]
 fn changes_that_the_checksum_covers_up_do_not_panic() -> Result<()> {
-    let _alone = alone();
+    let _fork = random::fork_rng();
     let folder = Folder::new();
     let path = folder.file("run");
     let mut run = Run::new()?;

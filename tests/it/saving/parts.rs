@@ -15,7 +15,7 @@ use candle_nn::{Module, VarBuilder};
 
 use super::{Folder, signed};
 use crate::bad_input::assert_says;
-use crate::util::{self, alone, assert_same, to_vec};
+use crate::util::{self, assert_same, to_vec};
 
 /// One of each dtype, and awkward shapes.
 fn parameters(seed: u64) -> Result<Parameters> {
@@ -35,7 +35,7 @@ fn values(parameters: &Parameters) -> Vec<Vec<f64>> {
 
 #[test]
 fn everything_comes_back_as_it_was() -> Result<()> {
-    let _alone = alone();
+    let _fork = random::fork_rng();
     let folder = Folder::new();
     let path = folder.file("run.safetensors");
     let config = ScaleConfig {
@@ -326,7 +326,7 @@ fn loading_masters_rewrites_the_half_weights() -> Result<()> {
         let layer = candle_nn::linear(3, 2, masters.var_builder())?;
         Ok((masters, layer))
     };
-    let _alone = alone();
+    let _fork = random::fork_rng();
     let (masters, layer) = build()?;
     let (mut other, other_layer) = build()?;
     Checkpoint::new(1).with("masters", &masters)?.save(&path)?;

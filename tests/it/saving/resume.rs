@@ -183,7 +183,7 @@ impl Work for Compare<'_> {
 
 #[test]
 fn a_resumed_run_is_the_run_bit_for_bit() -> Result<()> {
-    let _alone = util::alone();
+    let _fork = random::fork_rng();
     let folder = Folder::new();
     for_each_case(&Whole(&folder.0))?;
     let output = elsewhere("saving::resume::the_second_half", &folder.0).output().unwrap();

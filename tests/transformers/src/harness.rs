@@ -1,7 +1,6 @@
 //! One model in several dtypes, against its twin in `F32`.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use candle_amp::{GradScaler, MasterVars, Result, ScaleConfig, random};
 use candle_core::{DType, Device, Tensor};
@@ -61,8 +60,7 @@ struct Subject {
 impl Subject {
     /// With initial values that depend on nothing but the order it asks for them.
     fn new(dtype: DType, all_half: bool, build: &Build) -> candle_core::Result<Self> {
-        static GENERATOR: Mutex<()> = Mutex::new(());
-        let _alone = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
+        let _fork = random::fork_rng();
         random::manual_seed(1);
         let mut masters = MasterVars::new(dtype, &CPU);
         if all_half {
