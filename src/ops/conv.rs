@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 use candle_nn::{Conv1dConfig, Conv2dConfig};
 
 use super::{check_dims, check_operand, shape_error};
-use crate::kernels::conv2d::{self, Geometry};
+use crate::kernels::conv2d::{self, Format, Geometry};
 use crate::kernels::reduce;
 use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Error, Op};
@@ -34,7 +34,8 @@ pub fn conv1d(
     config: Conv1dConfig,
 ) -> Result<Tensor> {
     let Conv1dConfig { padding, stride, dilation, groups, .. } = config;
-    let geometry = Geometry { stride, padding: (0, padding), dilation, groups };
+    let geometry =
+        Geometry { stride, padding: (0, padding), dilation, groups, format: Format::ChannelsFirst };
     convolve(Conv { op: Op::Conv1d, geometry }, x, weight, bias)
 }
 
@@ -82,7 +83,13 @@ pub fn conv2d(
     config: Conv2dConfig,
 ) -> Result<Tensor> {
     let Conv2dConfig { padding, stride, dilation, groups, .. } = config;
-    let geometry = Geometry { stride, padding: (padding, padding), dilation, groups };
+    let geometry = Geometry {
+        stride,
+        padding: (padding, padding),
+        dilation,
+        groups,
+        format: Format::ChannelsFirst,
+    };
     convolve(Conv { op: Op::Conv2d, geometry }, x, weight, bias)
 }
 

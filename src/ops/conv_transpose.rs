@@ -6,7 +6,7 @@ use candle_nn::{ConvTranspose1dConfig, ConvTranspose2dConfig};
 use super::conv::{check_geometry, images, of_rank};
 use super::{check_dims, check_operand, shape_error};
 use crate::Op;
-use crate::kernels::conv2d::{self, Geometry};
+use crate::kernels::conv2d::{self, Format, Geometry};
 use crate::kernels::reduce;
 use crate::operator::{Backward, Gradient, Operator, apply};
 
@@ -35,7 +35,8 @@ pub fn conv_transpose1d(
     config: ConvTranspose1dConfig,
 ) -> Result<Tensor> {
     let ConvTranspose1dConfig { padding, output_padding, stride, dilation, groups } = config;
-    let geometry = Geometry { stride, padding: (0, padding), dilation, groups };
+    let geometry =
+        Geometry { stride, padding: (0, padding), dilation, groups, format: Format::ChannelsFirst };
     let op = Op::ConvTranspose1d;
     transpose(ConvTranspose { op, geometry, output_padding }, x, weight, bias)
 }
@@ -69,7 +70,13 @@ pub fn conv_transpose2d(
     config: ConvTranspose2dConfig,
 ) -> Result<Tensor> {
     let ConvTranspose2dConfig { padding, output_padding, stride, dilation } = config;
-    let geometry = Geometry { stride, padding: (padding, padding), dilation, groups: 1 };
+    let geometry = Geometry {
+        stride,
+        padding: (padding, padding),
+        dilation,
+        groups: 1,
+        format: Format::ChannelsFirst,
+    };
     let op = Op::ConvTranspose2d;
     transpose(ConvTranspose { op, geometry, output_padding }, x, weight, bias)
 }

@@ -236,7 +236,7 @@ fn library(
     let given =
         |tensor: &Tensor| if widened { in_dtype(tensor, written) } else { Ok(tensor.clone()) };
     let [a, b] = [given(tensors[0])?, given(tensors[1])?];
-    let Geometry { stride, padding: (above, left), dilation, groups } = shape.geometry;
+    let Geometry { stride, padding: (above, left), dilation, groups, .. } = shape.geometry;
     let (input, weight, output) = (shape.input_dims(), shape.weight_dims(), shape.out_dims());
     let (padding, tf32) = ([above, left], widened || crate::allow_tf32());
     let convolution =

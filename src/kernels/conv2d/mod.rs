@@ -1,7 +1,7 @@
 //! Two-dimensional convolutions and their gradients.
 //!
-//! Images are `(batch, channels, height, width)`, weights `(c_out, c_in / groups, kh, kw)`. Every
-//! argument is F16, BF16, F32 or F64, not necessarily the same → F64 where one of them is F64, else
+//! Images are `(batch, channels, height, width)`, or `(batch, height, width, channels)` as their
+//! [`Format`] says, weights `(c_out, c_in / groups, kh, kw)`. Every argument is F16, BF16, F32 or F64, not necessarily the same → F64 where one of them is F64, else
 //! F32 → rounded once to `out`.
 
 mod columns;
@@ -23,6 +23,39 @@ use super::element::with_single;
 use super::gemm::{arithmetic, exact};
 use shape::Shape;
 
+/// Where the channels of images are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// `(batch, channels, height, width)`
+    #[default]
+    ChannelsFirst,
+    /// `(batch, height, width, channels)`
+    ChannelsLast,
+}
+
+impl Format {
+    /// Dimensions, or strides, in the order `[batch, channels, height, width]`.
+    pub(crate) fn split([a, b, c, d]: [usize; 4], format: Self) -> [usize; 4] {
+        match format {
+            Self::ChannelsFirst => [a, b, c, d],
+            Self::ChannelsLast => [a, d, b, c],
+        }
+    }
+
+    /// `[batch, channels, height, width]` as a tensor has them.
+    pub(crate) fn join([n, c, h, w]: [usize; 4], format: Self) -> [usize; 4] {
+        match format {
+            Self::ChannelsFirst => [n, c, h, w],
+            Self::ChannelsLast => [n, h, w, c],
+        }
+    }
+
+    /// The dimension of the channels.
+    pub(crate) fn channels(self) -> usize {
+        if self == Self::ChannelsFirst { 1 } else { 3 }
+    }
+}
+
 /// How a kernel moves over an image. Of an image and a kernel of one row, which is how a sequence
 /// is convolved, stride and dilation say nothing vertically.
 #[derive(Clone, Copy, Debug)]
@@ -35,9 +68,14 @@ pub(crate) struct Geometry {
     pub dilation: usize,
     /// Parts the channels are split into, each convolved by itself.
     pub groups: usize,
+    pub format: Format,
 }
 
 impl Geometry {
+    fn channels_first(self) -> Self {
+        Self { format: Format::ChannelsFirst, ..self }
+    }
+
     /// Positions of a kernel of `(rows, columns)` taps on an image of `(height, width)`, vertically
     /// and horizontally; none where it does not fit.
     pub(crate) fn out_size(
@@ -68,6 +106,9 @@ pub(crate) fn forward(
 ) -> Result<Tensor> {
     let shape = Shape::new(x.dims(), weight.dims(), geometry)?;
     if !x.device().is_cpu() {
+        if geometry.format == Format::ChannelsLast {
+            return last(&forward(&first(x)?, weight, bias, geometry.channels_first(), out)?);
+        }
         return match gpu_of(x, &shape) {
             Some(gpu) => cuda::forward(&gpu, x, weight, bias, &shape, out),
             None => portable::forward(x, weight, bias, &shape, out),
@@ -75,6 +116,16 @@ pub(crate) fn forward(
     }
     let (x, weight) = (x.contiguous()?, weight.contiguous()?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
+    if geometry.format == Format::ChannelsLast {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(unit) = packed::last::unit([&x, &weight], bias.as_ref(), &shape, out) {
+            return with_single!(out, O => {
+                packed::last::forward::<O>(&x, &weight, bias.as_ref(), &shape, unit)
+            });
+        }
+        let y = forward(&first(&x)?, &weight, bias.as_ref(), geometry.channels_first(), out)?;
+        return last(&y);
+    }
     if arithmetic([Some(&x), Some(&weight), bias.as_ref()]) == DType::F64 {
         let bias = bias.as_ref().map(exact).transpose()?;
         let y = cpu::forward::<f64>(&exact(&x)?, &exact(&weight)?, bias.as_ref(), &shape)?;
@@ -104,6 +155,11 @@ pub(crate) fn input_gradient(
 ) -> Result<Tensor> {
     let shape = Shape::new(input_dims, weight.dims(), geometry)?;
     if !grad.device().is_cpu() {
+        if geometry.format == Format::ChannelsLast {
+            let dims = [shape.batch, shape.c_in, shape.height, shape.width];
+            let (grad, geometry) = (first(grad)?, geometry.channels_first());
+            return last(&input_gradient(&grad, weight, bias, &dims, geometry, out)?);
+        }
         return match gpu_of(grad, &shape) {
             Some(gpu) => cuda::input_gradient(&gpu, grad, weight, bias, &shape, out),
             None => portable::input_gradient(grad, weight, bias, &shape, out),
@@ -111,6 +167,17 @@ pub(crate) fn input_gradient(
     }
     let (grad, weight) = (grad.contiguous()?, weight.contiguous()?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
+    if geometry.format == Format::ChannelsLast {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(unit) = packed::last::unit([&grad, &weight], bias.as_ref(), &shape, out) {
+            return with_single!(out, O => {
+                packed::last::input_gradient::<O>(&grad, &weight, bias.as_ref(), &shape, unit)
+            });
+        }
+        let dims = [shape.batch, shape.c_in, shape.height, shape.width];
+        let (grad, geometry) = (first(&grad)?, geometry.channels_first());
+        return last(&input_gradient(&grad, &weight, bias.as_ref(), &dims, geometry, out)?);
+    }
     if arithmetic([Some(&grad), Some(&weight), bias.as_ref()]) == DType::F64 {
         let (grad, weight) = (exact(&grad)?, exact(&weight)?);
         let bias = bias.as_ref().map(exact).transpose()?;
@@ -142,12 +209,24 @@ pub(crate) fn weight_gradient(
 ) -> Result<Tensor> {
     let shape = Shape::new(x.dims(), weight_dims, geometry)?;
     if !x.device().is_cpu() {
+        if geometry.format == Format::ChannelsLast {
+            let (x, grad) = (first(x)?, first(grad)?);
+            return weight_gradient(&x, &grad, weight_dims, geometry.channels_first(), out);
+        }
         return match gpu_of(x, &shape) {
             Some(gpu) => cuda::weight_gradient(&gpu, x, grad, &shape, out),
             None => portable::weight_gradient(x, grad, &shape, out),
         };
     }
     let (x, grad) = (x.contiguous()?, grad.contiguous()?);
+    if geometry.format == Format::ChannelsLast {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(unit) = packed::last::unit([&x, &grad], None, &shape, out) {
+            return packed::last::weight_gradient(&x, &grad, &shape, unit)?.to_dtype(out);
+        }
+        let (x, grad) = (first(&x)?, first(&grad)?);
+        return weight_gradient(&x, &grad, weight_dims, geometry.channels_first(), out);
+    }
     if arithmetic([Some(&x), Some(&grad)]) == DType::F64 {
         return cpu::weight_gradient::<f64>(&exact(&x)?, &exact(&grad)?, &shape)?.to_dtype(out);
     }
@@ -156,6 +235,16 @@ pub(crate) fn weight_gradient(
         return packed::weight_gradient(&x, &grad, &shape, unit)?.to_dtype(out);
     }
     cpu::weight_gradient::<f32>(&x, &grad, &shape)?.to_dtype(out)
+}
+
+/// `(b, h, w, c)` as `(b, c, h, w)`.
+fn first(images: &Tensor) -> Result<Tensor> {
+    images.detach().permute((0, 3, 1, 2))?.contiguous()
+}
+
+/// `(b, c, h, w)` as `(b, h, w, c)`.
+fn last(images: &Tensor) -> Result<Tensor> {
+    images.permute((0, 2, 3, 1))?.contiguous()
 }
 
 /// Where a convolution is, if that is a GPU and there is something to convolve.

@@ -2,7 +2,7 @@
 
 use candle_core::{Result, bail};
 
-use super::Geometry;
+use super::{Format, Geometry};
 
 /// The dimensions of a convolution's input, weight and output.
 #[derive(Clone, Copy, Debug)]
@@ -21,11 +21,10 @@ pub(super) struct Shape {
 
 impl Shape {
     pub(super) fn new(input: &[usize], weight: &[usize], geometry: Geometry) -> Result<Self> {
-        let (&[batch, c_in, height, width], &[c_out, _, kernel_height, kernel_width]) =
-            (input, weight)
-        else {
+        let (&[a, b, c, d], &[c_out, _, kernel_height, kernel_width]) = (input, weight) else {
             bail!("a convolution of {input:?} by {weight:?} is not two-dimensional")
         };
+        let [batch, c_in, height, width] = Format::split([a, b, c, d], geometry.format);
         if c_in * c_out * kernel_height * kernel_width == 0 {
             bail!("a convolution of {input:?} by {weight:?} has no channels or no taps")
         }
@@ -69,11 +68,12 @@ impl Shape {
     }
 
     pub(super) fn input_dims(&self) -> [usize; 4] {
-        [self.batch, self.c_in, self.height, self.width]
+        Format::join([self.batch, self.c_in, self.height, self.width], self.geometry.format)
     }
 
     pub(super) fn out_dims(&self) -> [usize; 4] {
-        [self.batch, self.c_out, self.out_height, self.out_width]
+        let dims = [self.batch, self.c_out, self.out_height, self.out_width];
+        Format::join(dims, self.geometry.format)
     }
 
     pub(super) fn weight_dims(&self) -> [usize; 4] {

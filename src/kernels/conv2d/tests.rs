@@ -2,7 +2,7 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use super::super::gemm::tests::{Sum, check, doubles, generator, random};
 use super::shape::Shape;
-use super::{Geometry, forward, input_gradient, portable, weight_gradient};
+use super::{Format, Geometry, first, forward, input_gradient, last, portable, weight_gradient};
 use crate::kernels::elementwise::testing::assert_gpus_agree;
 
 #[cfg(target_arch = "x86_64")]
@@ -11,7 +11,54 @@ mod winograd;
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
 fn geometry(stride: usize, padding: usize, dilation: usize, groups: usize) -> Geometry {
-    Geometry { stride, padding: (padding, padding), dilation, groups }
+    Geometry {
+        stride,
+        padding: (padding, padding),
+        dilation,
+        groups,
+        format: Format::ChannelsFirst,
+    }
+}
+
+/// [`Geometry`] with channels last.
+fn turned(geometry: Geometry) -> Geometry {
+    Geometry { format: Format::ChannelsLast, ..geometry }
+}
+
+/// [`forward`] with channels last, of images and to images with channels first.
+fn forward_last(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    geometry: Geometry,
+    out: DType,
+) -> Result<Tensor> {
+    first(&forward(&last(x)?, weight, bias, turned(geometry), out)?)
+}
+
+/// [`input_gradient`] with channels last.
+fn input_gradient_last(
+    grad: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    input_dims: &[usize],
+    geometry: Geometry,
+    out: DType,
+) -> Result<Tensor> {
+    let &[b, c, h, w] = input_dims else { unreachable!() };
+    let (dims, geometry) = ([b, h, w, c], turned(geometry));
+    first(&input_gradient(&last(grad)?, weight, bias, &dims, geometry, out)?)
+}
+
+/// [`weight_gradient`] with channels last.
+fn weight_gradient_last(
+    x: &Tensor,
+    grad: &Tensor,
+    weight_dims: &[usize],
+    geometry: Geometry,
+    out: DType,
+) -> Result<Tensor> {
+    weight_gradient(&last(x)?, &last(grad)?, weight_dims, turned(geometry), out)
 }
 
 /// Calls `f(x, weight, y)` with the indices of every product of a convolution.
@@ -86,6 +133,7 @@ fn compare(
     for (name, actual, y) in [
         ("forward", forward(x, weight, bias, geometry, out).unwrap(), &by_tiles),
         ("portable forward", portable::forward(x, weight, bias, &shape, out).unwrap(), &y),
+        ("channels last", forward_last(x, weight, bias, geometry, out).unwrap(), &by_tiles),
     ] {
         assert_eq!((actual.dims(), actual.dtype()), (&out_dims[..], out), "{name} {what}");
         check(&actual, y, &inputs, &format!("{name} {what}"));
@@ -101,6 +149,11 @@ fn compare(
             "portable input",
             portable::input_gradient(&grad, weight, None, &shape, out).unwrap(),
             &dx,
+        ),
+        (
+            "channels last, input",
+            input_gradient_last(&grad, weight, None, x.dims(), geometry, out).unwrap(),
+            &dx_by_tiles,
         ),
     ] {
         assert_eq!((actual.dims(), actual.dtype()), (x.dims(), out), "{name} {what}");
@@ -121,6 +174,11 @@ fn compare(
                 &dx_by_tiles,
             ),
             ("portable", portable::input_gradient(&grad, weight, bias, &shape, out).unwrap(), &dx),
+            (
+                "transposed, channels last",
+                input_gradient_last(&grad, weight, bias, dims, geometry, out).unwrap(),
+                &dx_by_tiles,
+            ),
         ] {
             check(&actual, dx, &inputs, &format!("{name}, with a bias, {what}"));
         }
@@ -129,6 +187,11 @@ fn compare(
     for (name, actual, dw) in [
         ("weight", weight_gradient(x, &grad, weight.dims(), geometry, out).unwrap(), &dw_by_tiles),
         ("portable weight", portable::weight_gradient(x, &grad, &shape, out).unwrap(), &dw),
+        (
+            "channels last, weight",
+            weight_gradient_last(x, &grad, weight.dims(), geometry, out).unwrap(),
+            &dw_by_tiles,
+        ),
     ] {
         assert_eq!((actual.dims(), actual.dtype()), (weight.dims(), out), "{name} {what}");
         check(&actual, dw, &inputs, &format!("{name} {what}"));
@@ -213,7 +276,8 @@ fn sequences() {
                 let x = random(&mut rng, &dims, DType::F32);
                 let weight = random(&mut rng, &[c_out, dims[1], 1, kernel], DType::BF16);
                 let bias = random(&mut rng, &[c_out], DType::F32);
-                let geometry = Geometry { stride, padding: (0, padding), dilation, groups: 1 };
+                let geometry =
+                    Geometry { stride, padding: (0, padding), ..geometry(stride, 0, dilation, 1) };
                 compare(&x, &weight, Some(&bias), DType::F16, geometry, DType::F32);
             }
         }
@@ -228,7 +292,7 @@ fn padding_that_differs_and_one_channel() {
             for (channels, dims) in [(1, [3, 1, 5, 6]), (2, [2, 2, 2, 9]), (4, [1, 4, 1, 3])] {
                 let x = random(&mut rng, &dims, DType::F32);
                 let weight = random(&mut rng, &[channels, 1, 3, 4], DType::F32);
-                let geometry = Geometry { stride, padding, dilation: 1, groups: channels };
+                let geometry = Geometry { padding, ..geometry(stride, 0, 1, channels) };
                 compare(&x, &weight, None, DType::F32, geometry, DType::F32);
             }
         }
@@ -299,12 +363,17 @@ fn nan_and_infinity_reach_what_they_enter_alone() -> Result<()> {
                     dw[wi] |= xi == x_place;
                     dx[xi] |= yi == y_place;
                 });
+                let dx_last = input_gradient_last(&grad, &weight, None, &x_dims, geometry, dtype)?;
                 for (name, actual, hit) in [
-                    ("y", forward(&x, &weight, None, geometry, dtype)?, y),
-                    ("dw", weight_gradient(&x, &plain, &w_dims, geometry, dtype)?, dw),
-                    ("dx", input_gradient(&grad, &weight, None, &x_dims, geometry, dtype)?, dx),
+                    ("y", forward(&x, &weight, None, geometry, dtype)?, &y),
+                    ("y last", forward_last(&x, &weight, None, geometry, dtype)?, &y),
+                    ("dw", weight_gradient(&x, &plain, &w_dims, geometry, dtype)?, &dw),
+                    ("dw last", weight_gradient_last(&x, &plain, &w_dims, geometry, dtype)?, &dw),
+                    ("dx", input_gradient(&grad, &weight, None, &x_dims, geometry, dtype)?, &dx),
+                    ("dx last", dx_last, &dx),
                 ] {
-                    for (index, (value, hit)) in doubles(&actual).into_iter().zip(hit).enumerate() {
+                    for (index, (value, &hit)) in doubles(&actual).into_iter().zip(hit).enumerate()
+                    {
                         let same = value == poison || value.is_nan() && poison.is_nan();
                         let right = if hit { same } else { value.is_finite() };
                         assert!(right, "{name} {index} {value} {hit} {geometry:?} {dtype:?}");
@@ -330,6 +399,8 @@ fn one_result_for_any_number_of_threads() -> Result<()> {
                 weight_gradient(&x, &grad, weight.dims(), geometry, DType::F32).unwrap(),
                 forward(&x, &weight, None, geometry, DType::F32).unwrap(),
                 input_gradient(&grad, &weight, None, &dims, geometry, DType::F32).unwrap(),
+                weight_gradient_last(&x, &grad, weight.dims(), geometry, DType::F32).unwrap(),
+                forward_last(&x, &weight, None, geometry, DType::F32).unwrap(),
             ]
             .map(|tensor| doubles(&tensor))
         })
@@ -396,8 +467,22 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
             check(&back, dx, &inputs, &what);
             let back = packed::input_gradient::<bf16>(&grad, &weight, None, &shape, unit)?;
             check(&back, dx, &inputs, &what);
-            let weight = packed::weight_gradient(&x, &grad, &shape, unit)?;
-            check(&weight, dw, &inputs, &what);
+            let dweight = packed::weight_gradient(&x, &grad, &shape, unit)?;
+            check(&dweight, dw, &inputs, &what);
+
+            let what = format!("channels last, {what}");
+            let [x, grad] = [last(&x)?, last(&grad)?];
+            let shape = Shape::new(x.dims(), &weight_dims, turned(geometry))?;
+            let single = packed::last::forward::<f32>(&x, &weight, Some(&bias), &shape, unit)?;
+            check(&first(&single)?, y, &inputs, &what);
+            let half = packed::last::forward::<bf16>(&x, &weight, Some(&bias), &shape, unit)?;
+            check(&first(&half)?, y, &inputs, &what);
+            let back = packed::last::input_gradient::<f32>(&grad, &weight, None, &shape, unit)?;
+            check(&first(&back)?, dx, &inputs, &what);
+            let back = packed::last::input_gradient::<bf16>(&grad, &weight, None, &shape, unit)?;
+            check(&first(&back)?, dx, &inputs, &what);
+            let dweight = packed::last::weight_gradient(&x, &grad, &shape, unit)?;
+            check(&dweight, dw, &inputs, &what);
         }
         let what = format!("no unit {shape:?}");
         check(&super::cpu::forward::<bf16>(&x, &weight, Some(&bias), &shape)?, &y, &inputs, &what);

@@ -222,7 +222,7 @@ impl<O: Rounded> Product<'_, O> {
                     left_block: self.unit.rows() * stride,
                     left_row: stride,
                     left_step: 1,
-                    left_segment: 0,
+                    left_starts: &[0],
                     right,
                     right_block: 16 * cells,
                     right_step: 16,

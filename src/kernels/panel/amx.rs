@@ -92,83 +92,131 @@ impl Configuration {
     }
 }
 
+/// Blocks of rows at most, where a tile has one block of columns.
+const TALL: usize = 4;
+
 pub(super) fn multiply(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
     #[repr(C, align(64))]
-    struct Sums([[f32; WIDTH]; ROWS]);
-    let mut sums = Sums([[0.0; WIDTH]; ROWS]);
+    struct Sums([[[f32; WIDTH]; ROWS]; TALL]);
+    let mut sums = Sums([[[0.0; WIDTH]; ROWS]; TALL]);
     let configuration = Configuration::new(panel.depth % CELLS);
     // SAFETY: the processor has tiles and the system allows them, as `Panel::multiply` has seen. The
     // configuration is a valid one of 64 bytes.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly)) };
-    let blocks = panel.columns.div_ceil(CELLS);
+    let (blocks, row_blocks) = (panel.columns.div_ceil(CELLS), panel.rows.div_ceil(ROWS));
     let each = blocks.div_ceil(blocks.div_ceil(4));
+    // Four registers of sums: what one block of columns leaves goes to more rows, so that five loads
+    // serve four products.
+    let tall = 4 / each.next_power_of_two();
     for block in (0..blocks).step_by(each) {
         let column = block * CELLS;
-        for row in (0..panel.rows).step_by(ROWS) {
-            let run = match each.min(blocks - block) {
-                1 => tile::<1>,
-                2 => tile::<2>,
-                3 => tile::<3>,
-                _ => tile::<4>,
+        for row_block in (0..row_blocks).step_by(tall) {
+            let tall = tall.min(row_blocks - row_block);
+            let run = match (tall, each.min(blocks - block)) {
+                (1, 1) => tile::<1, 1>,
+                (1, 2) => tile::<1, 2>,
+                (1, 3) => tile::<1, 3>,
+                (1, _) => tile::<1, 4>,
+                (2, 1) => tile::<2, 1>,
+                (2, _) => tile::<2, 2>,
+                (3, _) => tile::<3, 1>,
+                (_, _) => tile::<4, 1>,
             };
             // SAFETY: configured above; whole blocks of rows and columns lie in the slices.
-            unsafe { run(panel, row / ROWS, block, &mut sums.0) };
-            let rows = ROWS.min(panel.rows - row);
+            unsafe { run(panel, row_block, block, &mut sums.0) };
             let columns = (each * CELLS).min(panel.columns - column);
-            f(Tile { row, column, rows, columns, sums: &sums.0 });
+            for (i, sums) in sums.0.iter().enumerate().take(tall) {
+                let row = (row_block + i) * ROWS;
+                f(Tile { row, column, rows: ROWS.min(panel.rows - row), columns, sums });
+            }
         }
     }
     // SAFETY: as above. Registers in use would be saved at every switch of threads.
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
+/// `DOWN` by `ACROSS` blocks, at most four.
+///
 /// # Safety
-/// Tiles configured for the panel's depth; row block `block` and `BLOCKS` blocks of columns in the
-/// slices.
-unsafe fn tile<const BLOCKS: usize>(
+/// Tiles configured for the panel's depth; blocks of rows from `block` on, and of columns from `first`
+/// on, in the slices.
+unsafe fn tile<const DOWN: usize, const ACROSS: usize>(
     panel: &Panel<'_>,
     block: usize,
     first: usize,
-    sums: &mut [[f32; WIDTH]; ROWS],
+    sums: &mut [[[f32; WIDTH]; ROWS]; TALL],
 ) {
     // SAFETY: of this block and all below: addresses are those of cells of the panel, or of `sums`; no
     // other code uses tile registers.
     unsafe { asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3") };
     let (row, down) = (panel.left_row * 4, panel.right_step * 4);
-    macro_rules! multiply {
-        ($rows:literal, $columns:literal, $left:ident, $right:ident) => {
+    macro_rules! load {
+        ($register:literal, $at:expr, $stride:ident) => {
             // SAFETY: see above.
             unsafe {
                 asm!(
-                    concat!("tileloadd ", $rows, ", [{left} + {row}]"),
-                    left = in(reg) $left,
-                    row = in(reg) row,
+                    concat!("tileloadd ", $register, ", [{at} + {stride}]"),
+                    at = in(reg) $at,
+                    stride = in(reg) $stride,
                     options(nostack, readonly),
                 );
             }
-            multiply!(@block 0, "tmm0", $rows, $columns, $right);
-            multiply!(@block 1, "tmm1", $rows, $columns, $right);
-            multiply!(@block 2, "tmm2", $rows, $columns, $right);
-            multiply!(@block 3, "tmm3", $rows, $columns, $right);
         };
-        (@block $n:literal, $sum:literal, $rows:literal, $columns:literal, $right:ident) => {
-            if $n < BLOCKS {
-                // SAFETY: see above.
-                unsafe {
-                    asm!(
-                        concat!("tileloadd ", $columns, ", [{right} + {down}]"),
-                        concat!("tdpbf16ps ", $sum, ", ", $rows, ", ", $columns),
-                        right = in(reg) $right.wrapping_add($n * panel.right_block),
-                        down = in(reg) down,
-                        options(nostack, readonly),
-                    );
-                }
+    }
+    macro_rules! product {
+        ($sum:literal, $rows:literal, $columns:literal) => {
+            // SAFETY: see above.
+            unsafe {
+                asm!(
+                    concat!("tdpbf16ps ", $sum, ", ", $rows, ", ", $columns),
+                    options(nostack, nomem),
+                );
             }
         };
     }
-    for (segment, start) in panel.right_starts.iter().enumerate() {
-        let left = block * panel.left_block + segment * panel.left_segment;
-        let right = first * panel.right_block + start;
+    macro_rules! multiply {
+        ($rows:literal, $columns:literal, $left:ident, $right:ident) => {
+            let left_block = |n: usize| $left.wrapping_add(n * panel.left_block);
+            let right_block = |n: usize| $right.wrapping_add(n * panel.right_block);
+            load!($rows, left_block(0), row);
+            load!($columns, right_block(0), down);
+            product!("tmm0", $rows, $columns);
+            if ACROSS > 1 {
+                load!($columns, right_block(1), down);
+                product!("tmm1", $rows, $columns);
+            }
+            if ACROSS > 2 {
+                load!($columns, right_block(2), down);
+                product!("tmm2", $rows, $columns);
+            }
+            if ACROSS > 3 {
+                load!($columns, right_block(3), down);
+                product!("tmm3", $rows, $columns);
+            }
+            if DOWN > 1 {
+                load!($rows, left_block(1), row);
+                // The columns in the register are the second block's, where there is one.
+                if ACROSS > 1 {
+                    product!("tmm3", $rows, $columns);
+                    load!($columns, right_block(0), down);
+                    product!("tmm2", $rows, $columns);
+                } else {
+                    product!("tmm1", $rows, $columns);
+                }
+            }
+            if DOWN > 2 {
+                load!($rows, left_block(2), row);
+                product!("tmm2", $rows, $columns);
+            }
+            if DOWN > 3 {
+                load!($rows, left_block(3), row);
+                product!("tmm3", $rows, $columns);
+            }
+        };
+    }
+    for (left, right) in panel.left_starts.iter().zip(panel.right_starts) {
+        let left = block * panel.left_block + left;
+        let right = first * panel.right_block + right;
         let mut left = panel.left.as_ptr().wrapping_add(left);
         let mut right = panel.right.as_ptr().wrapping_add(right);
         for _ in 0..panel.depth / CELLS {
@@ -183,12 +231,13 @@ unsafe fn tile<const BLOCKS: usize>(
     }
     macro_rules! store {
         ($n:literal, $sum:literal) => {
-            if $n < BLOCKS {
-                // SAFETY: see above; 16 rows of 16 sums from column `16 n` on.
+            if $n < DOWN * ACROSS {
+                let place = sums[$n / ACROSS].as_mut_ptr().cast::<f32>();
+                // SAFETY: see above; 16 rows of 16 sums from a column of the tile on.
                 unsafe {
                     asm!(
                         concat!("tilestored [{sums} + {row}], ", $sum),
-                        sums = in(reg) sums.as_mut_ptr().cast::<f32>().add($n * CELLS),
+                        sums = in(reg) place.add($n % ACROSS * CELLS),
                         row = in(reg) WIDTH * 4,
                         options(nostack),
                     );

@@ -78,9 +78,9 @@ macro_rules! unit {
             let row = if CLOSE { 1 } else { panel.left_row };
             let step = panel.left_step;
             let (across, down) = (panel.right_block, panel.right_step);
-            for (segment, start) in panel.right_starts.iter().enumerate() {
-                let left = block * panel.left_block + segment * panel.left_segment;
-                let right = vector * panel.right_block + start;
+            for (left, right) in panel.left_starts.iter().zip(panel.right_starts) {
+                let left = block * panel.left_block + left;
+                let right = vector * panel.right_block + right;
                 let mut left = panel.left.as_ptr().wrapping_add(left).cast::<f32>();
                 let mut right = panel.right.as_ptr().wrapping_add(right).cast::<f32>();
                 macro_rules! cell {

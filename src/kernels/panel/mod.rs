@@ -22,7 +22,7 @@ pub(in crate::kernels) use unit::Unit;
 /// `left (rows × depth) × right (depth × columns)`, the depth in equal segments.
 ///
 /// In cells, element `(m, k)` of segment `s` is at `left[m / R * left_block + m % R * left_row +
-/// k * left_step + s * left_segment]`, `R` being [`Unit::rows`], and element `(k, n)` is at
+/// k * left_step + left_starts[s]]`, `R` being [`Unit::rows`], and element `(k, n)` is at
 /// `right[n / 16 * right_block + n % 16 + k * right_step + right_starts[s]]`.
 ///
 /// Rows are read in whole blocks of `R`, columns in whole blocks of 16; what is there beyond the
@@ -33,11 +33,11 @@ pub(in crate::kernels) struct Panel<'a> {
     pub(in crate::kernels) left_block: usize,
     pub(in crate::kernels) left_row: usize,
     pub(in crate::kernels) left_step: usize,
-    pub(in crate::kernels) left_segment: usize,
+    /// Where each segment starts; so many segments there are, on the right too.
+    pub(in crate::kernels) left_starts: &'a [usize],
     pub(in crate::kernels) right: &'a [u32],
     pub(in crate::kernels) right_block: usize,
     pub(in crate::kernels) right_step: usize,
-    /// Where each segment starts; so many segments there are.
     pub(in crate::kernels) right_starts: &'a [usize],
     pub(in crate::kernels) rows: usize,
     pub(in crate::kernels) columns: usize,
@@ -92,13 +92,14 @@ impl Panel<'_> {
     fn check(&self, unit: Unit) {
         let last = |count: usize, step: usize| count.saturating_sub(1) * step;
         assert!(unit != Unit::Tiles || self.left_step == 1, "tile registers read whole rows");
-        let (segments, start) = (self.right_starts.len(), self.right_starts.iter().max());
-        let (Some(start), true) = (start, self.depth > 0) else { return };
+        assert!(self.left_starts.len() == self.right_starts.len(), "segments have two sides");
+        let starts = self.left_starts.iter().max().zip(self.right_starts.iter().max());
+        let (Some((left_start, start)), true) = (starts, self.depth > 0) else { return };
         let blocks = self.rows.div_ceil(unit.rows());
         let left = last(blocks, self.left_block)
             + last(unit.rows(), self.left_row)
             + last(self.depth, self.left_step)
-            + last(segments, self.left_segment);
+            + left_start;
         assert!(left < self.left.len(), "the left panel reaches beyond its cells");
         let right = last(self.columns.div_ceil(16), self.right_block)
             + 15

@@ -105,7 +105,7 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
 }
 
 /// Adds `other` to `sum`.
-fn add_all(sum: &mut [f32], other: &[f32]) {
+pub(super) fn add_all(sum: &mut [f32], other: &[f32]) {
     vectorise(
         #[inline(always)]
         || sum.iter_mut().zip(other).for_each(|(sum, other)| *sum += other),
@@ -190,7 +190,7 @@ impl Correlation<'_> {
                     left_block: unit.rows() * x_step,
                     left_row: x_step,
                     left_step: 1,
-                    left_segment: 0,
+                    left_starts: &[0],
                     right,
                     right_block: 16 * columns,
                     right_step: 16,

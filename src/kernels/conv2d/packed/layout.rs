@@ -133,7 +133,8 @@ impl Strips {
         start + last(blocks, self.block) + self.line - last(blocks, 16)
     }
 
-    fn new(taps: &Taps, part: &Part, multiple: usize) -> Self {
+    /// Slots and where each kernel row starts, in slots.
+    pub(super) fn new(taps: &Taps, part: &Part, multiple: usize) -> Self {
         let step = taps.step as isize;
         let line = (part.images * part.columns.len()).next_multiple_of(multiple);
         let (mut starts, mut slots) = (vec![0; taps.rows.len()], Vec::new());

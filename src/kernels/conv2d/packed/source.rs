@@ -136,20 +136,20 @@ unsafe fn lay<L: Strip>(
 }
 
 /// The elements, where they are BF16.
-fn halves<S: 'static>(x: &[S]) -> Option<&[bf16]> {
+pub(super) fn halves<S: 'static>(x: &[S]) -> Option<&[bf16]> {
     let same = std::any::TypeId::of::<S>() == std::any::TypeId::of::<bf16>();
     // SAFETY: it is the same type.
     same.then(|| unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), x.len()) })
 }
 
 /// Cells as the BF16 they hold.
-fn pairs(cells: &mut [u32]) -> &mut [bf16] {
+pub(super) fn pairs(cells: &mut [u32]) -> &mut [bf16] {
     // SAFETY: a cell is two BF16, any bits of them valid.
     unsafe { std::slice::from_raw_parts_mut(cells.as_mut_ptr().cast(), 2 * cells.len()) }
 }
 
 /// Cells as the F32 they hold.
-fn floats(cells: &mut [u32]) -> &mut [f32] {
+pub(super) fn floats(cells: &mut [u32]) -> &mut [f32] {
     // SAFETY: both are 32 bits, any of them valid.
     unsafe { std::slice::from_raw_parts_mut(cells.as_mut_ptr().cast(), cells.len()) }
 }

@@ -26,13 +26,35 @@ pub(super) fn widened(tensor: &Tensor) -> Result<Vec<f32>> {
 /// `(group, block of rows, …)` as [`Panel`](crate::kernels::panel::Panel) reads the left matrix: a row
 /// a channel that is not summed over, a segment a kernel row, a cell `(kernel column, channel)`.
 pub(super) fn pack(weight: &[f32], shape: &Shape, taps: &Taps, order: Order, unit: Unit) -> Cells {
+    arrange(weight, shape, taps, order, unit.pairs(), (unit.rows(), unit == Unit::Tiles))
+}
+
+/// The same as the right matrix: `(group, channel / 16, kernel row, kernel column, cell, channel % 16)`.
+pub(super) fn pack_blocks(
+    weight: &[f32],
+    shape: &Shape,
+    taps: &Taps,
+    order: Order,
+    unit: Unit,
+) -> Cells {
+    arrange(weight, shape, taps, order, unit.pairs(), (16, false))
+}
+
+/// In blocks of `rows` channels, each by itself where `lines`, else side by side.
+fn arrange(
+    weight: &[f32],
+    shape: &Shape,
+    taps: &Taps,
+    order: Order,
+    pairs: bool,
+    (rows, lines): (usize, bool),
+) -> Cells {
     let (ins, outs) = match order {
         Order::Forward => (shape.group_in(), shape.group_out()),
         Order::Backward => (shape.group_out(), shape.group_in()),
     };
     let kernel = shape.kernel_height * shape.kernel_width;
-    let (rows, per_cell) = (unit.rows(), unit.per_cell());
-    let cells = ins.div_ceil(per_cell);
+    let cells = if pairs { ins.div_ceil(2) } else { ins };
     let segment = cells * taps.columns.len();
     let sum = segment * taps.rows.len();
     let blocks = outs.div_ceil(rows);
@@ -60,11 +82,8 @@ pub(super) fn pack(weight: &[f32], shape: &Shape, taps: &Taps, order: Order, uni
             for (index, tap) in taps.enumerate() {
                 for cell in 0..cells {
                     let place = index * cells + cell;
-                    let place = match unit {
-                        Unit::Tiles => row * sum + place,
-                        _ => place * rows + row,
-                    };
-                    places[place] = match unit.pairs() {
+                    let place = if lines { row * sum + place } else { place * rows + row };
+                    places[place] = match pairs {
                         false => element(tap, cell).to_bits(),
                         true => half(tap, 2 * cell + 1) << 16 | half(tap, 2 * cell),
                     };

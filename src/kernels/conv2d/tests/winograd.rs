@@ -146,7 +146,7 @@ pub(super) fn tolerant(sums: [&[Sum]; 3], operands: [&[f64]; 3], shape: &Shape) 
 }
 
 fn shape(dims: [usize; 4], c_out: usize, padding: (usize, usize)) -> Shape {
-    let geometry = Geometry { stride: 1, padding, dilation: 1, groups: 1 };
+    let geometry = Geometry { padding, ..geometry(1, 0, 1, 1) };
     Shape::new(&dims, &[c_out, dims[1], 3, 3], geometry).unwrap()
 }
 

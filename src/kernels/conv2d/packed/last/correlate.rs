@@ -1,0 +1,307 @@
+//! The gradient by the weight: output channels times kernel columns and input channels, summed over
+//! positions, a kernel row at a time.
+
+use std::ops::Range;
+
+use candle_core::{DType, Result, Tensor, bail};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::rows::widen;
+use super::{Shape, with_stored};
+use crate::kernels::conv2d::packed::correlate::{add_all, runs};
+use crate::kernels::conv2d::packed::layout::{Cut, Part, Strips, Taps};
+use crate::kernels::conv2d::packed::rows::Stored;
+use crate::kernels::conv2d::packed::source::{floats, halves, pairs};
+use crate::kernels::element::{Elements, tensor};
+use crate::kernels::panel::{Panel, Side, Tile, Unit, with_cells};
+
+/// See [`super::super::weight_gradient`].
+pub(in crate::kernels::conv2d) fn weight_gradient(
+    x: &Tensor,
+    grad: &Tensor,
+    shape: &Shape,
+    unit: Unit,
+) -> Result<Tensor> {
+    let run = shape.batch.div_ceil(runs(shape.c_out * shape.taps())).max(1);
+    let runs = shape.batch.div_ceil(run);
+    let groups = shape.geometry.groups;
+    let (taps, wide) = (Taps::forward(shape), shape.group_in().next_multiple_of(16));
+    let correlation = Correlation { shape, taps: &taps, unit, wide };
+    let mut sums: Vec<Vec<f32>> = with_stored!(x, x => with_stored!(grad, grad => {
+        let (x, grad): (&[_], &[_]) = (&x, &grad);
+        let tasks = (0..runs * groups).into_par_iter();
+        tasks.map(|task| {
+            let first = task % runs * run;
+            correlation.run(x, grad, task / runs, first..shape.batch.min(first + run))
+        })
+        .collect()
+    }));
+    let mut total = vec![0f32; shape.c_out * shape.taps()];
+    let (outs, kernel) = (shape.group_out(), shape.kernel_height * shape.kernel_width);
+    let places = total.par_chunks_mut(outs * shape.taps());
+    places.zip(sums.par_chunks_mut(runs)).for_each(|(places, sums)| {
+        let Some((sum, others)) = sums.split_first_mut() else { return };
+        others.iter().for_each(|other| add_all(sum, other));
+        for (out, places) in places.chunks_exact_mut(shape.taps()).enumerate() {
+            for (index, place) in places.iter_mut().enumerate() {
+                let (channel, tap) = (index / kernel, index % kernel);
+                let (row, column) = (tap / shape.kernel_width, tap % shape.kernel_width);
+                *place = sum[((row * outs + out) * shape.kernel_width + column) * wide + channel];
+            }
+        }
+    });
+    Ok(tensor(total, &shape.weight_dims()))
+}
+
+struct Correlation<'a> {
+    shape: &'a Shape,
+    taps: &'a Taps,
+    unit: Unit,
+    /// Input channels of a group, in whole vectors.
+    wide: usize,
+}
+
+impl Correlation<'_> {
+    /// The sums of a group over some images: `(kernel row, out, kernel column, channel)`.
+    fn run<S: Stored + 'static, G: Stored + 'static>(
+        &self,
+        x: &[S],
+        grad: &[G],
+        group: usize,
+        images: Range<usize>,
+    ) -> Vec<f32> {
+        let shape = self.shape;
+        let columns = shape.kernel_width * self.wide;
+        let mut sums = vec![0f32; shape.kernel_height * shape.group_out() * columns];
+        let cells =
+            (columns * shape.geometry.stride + shape.group_out()).div_ceil(self.unit.per_cell());
+        let cut = Cut::new(self.taps.grid, 1, cells);
+        for image in images {
+            let x = &x[image * shape.image()..][..shape.image()];
+            let grad = &grad[image * shape.out_image()..][..shape.out_image()];
+            for part in cut.parts(self.taps.grid, 1) {
+                self.part(x, grad, group, &part, &mut sums);
+            }
+        }
+        sums
+    }
+
+    fn part<S: Stored + 'static, G: Stored + 'static>(
+        &self,
+        x: &[S],
+        grad: &[G],
+        group: usize,
+        part: &Part,
+        sums: &mut [f32],
+    ) {
+        match (self.unit.pairs(), halves(x), halves(grad)) {
+            (true, Some(x), Some(grad)) => self.of_pairs(x, grad, group, part, sums),
+            _ => self.of_floats(x, grad, group, part, sums),
+        }
+    }
+
+    fn strips(&self, part: &Part) -> Strips {
+        let mut strips = Strips::new(self.taps, part, 1);
+        // A line starts with a cell.
+        strips.line = part.columns.len().next_multiple_of(self.unit.per_cell());
+        strips
+    }
+
+    fn of_pairs(&self, x: &[bf16], grad: &[bf16], group: usize, part: &Part, sums: &mut [f32]) {
+        let (shape, strips) = (self.shape, self.strips(part));
+        let (ins, outs) = (shape.group_in(), shape.group_out());
+        let positions = part.rows.len() * strips.line;
+        let met = strips.slots.len() * strips.line;
+        let (x_cells, cells) = (side(&[], ins, met).cells(), side(&[], outs, positions).cells());
+        let stride = if cells.is_multiple_of(256) { cells + 16 } else { cells };
+        let (block, depth) = (16 * x_cells, positions.div_ceil(2));
+        let sizes = [
+            (met * ins).max(positions * outs).div_ceil(2),
+            outs.next_multiple_of(16) * stride,
+            shape.kernel_width * self.wide * x_cells + block,
+        ];
+        with_cells(sizes, |[straight, left, right]| {
+            let places = &mut pairs(straight)[..positions * outs];
+            self.lay_grad(grad, group, part, &strips, bf16::ZERO, copy, places);
+            side(places, outs, positions).pack_lines(stride, left);
+            for column in 0..shape.kernel_width {
+                let places = &mut pairs(straight)[..met * ins];
+                self.lay_x(x, group, part, &strips, column, bf16::ZERO, copy, places);
+                side(places, ins, met).pack_blocks(&mut right[column * self.wide * x_cells..]);
+            }
+            let columns = shape.kernel_width * self.wide;
+            for (row, start) in strips.starts.iter().enumerate() {
+                let sums = &mut sums[row * outs * columns..][..outs * columns];
+                let panel = Panel {
+                    left,
+                    left_block: self.unit.rows() * stride,
+                    left_row: stride,
+                    left_step: 1,
+                    left_starts: &[0],
+                    right,
+                    right_block: block,
+                    right_step: 16,
+                    right_starts: &[start * strips.line / 2 * 16],
+                    rows: outs,
+                    columns,
+                    depth,
+                };
+                panel.multiply(self.unit, |tile| tile.add_to(sums, columns));
+            }
+        });
+    }
+
+    fn of_floats<S: Stored + 'static, G: Stored + 'static>(
+        &self,
+        x: &[S],
+        grad: &[G],
+        group: usize,
+        part: &Part,
+        sums: &mut [f32],
+    ) {
+        let (shape, strips) = (self.shape, self.strips(part));
+        let (ins, outs) = (shape.group_in(), shape.group_out());
+        let positions = part.rows.len() * strips.line;
+        let met = strips.slots.len() * strips.line;
+        // Whole tiles are read, beyond the last channel too.
+        let sizes = [positions * outs + 16, met * ins + self.wide];
+        with_cells(sizes, |[left, right]| {
+            let places = &mut floats(left)[..positions * outs];
+            self.lay_grad(grad, group, part, &strips, 0.0, widen, places);
+            let columns = shape.kernel_width * self.wide;
+            for column in 0..shape.kernel_width {
+                let places = &mut floats(right)[..met * ins];
+                self.lay_x(x, group, part, &strips, column, 0.0, widen, places);
+                for (row, start) in strips.starts.iter().enumerate() {
+                    let sums = &mut sums[row * outs * columns..][..outs * columns];
+                    let panel = Panel {
+                        left,
+                        left_block: self.unit.rows(),
+                        left_row: 1,
+                        left_step: outs,
+                        left_starts: &[0],
+                        right,
+                        right_block: 16,
+                        right_step: ins,
+                        right_starts: &[start * strips.line * ins],
+                        rows: outs,
+                        columns: ins,
+                        depth: positions,
+                    };
+                    panel.multiply(self.unit, |tile| {
+                        let column = column * self.wide + tile.column;
+                        Tile { column, ..tile }.add_to(sums, columns);
+                    });
+                }
+            }
+        });
+    }
+
+    /// The gradient at each position, `(line, position, out)`.
+    #[allow(clippy::too_many_arguments)]
+    fn lay_grad<G, P: Copy>(
+        &self,
+        grad: &[G],
+        group: usize,
+        part: &Part,
+        strips: &Strips,
+        zero: P,
+        carry: impl Fn(&[G], &mut [P]),
+        out: &mut [P],
+    ) {
+        let outs = self.shape.group_out();
+        let channels = group * outs..(group + 1) * outs;
+        let pixels = part.columns.start as isize;
+        for (y, line) in part.rows.clone().zip(out.chunks_exact_mut(strips.line * outs)) {
+            let row = Row { width: self.shape.out_width, all: self.shape.c_out, step: 1 };
+            let (line, rest) = line.split_at_mut(part.columns.len() * outs);
+            row.lay(grad, y, pixels, channels.clone(), zero, &carry, line);
+            rest.fill(zero);
+        }
+    }
+
+    /// What a kernel column meets at each position, `(line, position, channel)`.
+    #[allow(clippy::too_many_arguments)]
+    fn lay_x<S, P: Copy>(
+        &self,
+        x: &[S],
+        group: usize,
+        part: &Part,
+        strips: &Strips,
+        column: usize,
+        zero: P,
+        carry: impl Fn(&[S], &mut [P]),
+        out: &mut [P],
+    ) {
+        let (shape, ins) = (self.shape, self.shape.group_in());
+        let channels = group * ins..(group + 1) * ins;
+        let first = (part.columns.start * self.taps.step) as isize + self.taps.columns[column].0;
+        for (&y, line) in strips.slots.iter().zip(out.chunks_exact_mut(strips.line * ins)) {
+            let (line, rest) = line.split_at_mut(part.columns.len() * ins);
+            rest.fill(zero);
+            match usize::try_from(y).ok().filter(|&y| y < shape.height) {
+                Some(y) => {
+                    let row = Row { width: shape.width, all: shape.c_in, step: self.taps.step };
+                    row.lay(x, y, first, channels.clone(), zero, &carry, line);
+                }
+                None => line.fill(zero),
+            }
+        }
+    }
+}
+
+/// A line a channel, summed over pixels.
+fn side(data: &[bf16], lines: usize, depth: usize) -> Side<'_> {
+    Side { data, lines, depth, line_stride: 1, depth_stride: lines }
+}
+
+fn copy(from: &[bf16], to: &mut [bf16]) {
+    to.copy_from_slice(from);
+}
+
+/// How a row of an image is read.
+struct Row {
+    width: usize,
+    /// Channels of a pixel.
+    all: usize,
+    /// Pixels from a position to the next.
+    step: usize,
+}
+
+impl Row {
+    /// Some channels of every `step`th pixel of row `y` from `first` on; zeros beside the image.
+    #[allow(clippy::too_many_arguments)]
+    fn lay<S, P: Copy>(
+        &self,
+        x: &[S],
+        y: usize,
+        first: isize,
+        channels: Range<usize>,
+        zero: P,
+        carry: &impl Fn(&[S], &mut [P]),
+        line: &mut [P],
+    ) {
+        let row = &x[y * self.width * self.all..][..self.width * self.all];
+        let own = channels.len();
+        if self.step == 1 && own == self.all {
+            let count = line.len() / own;
+            let before = ((-first).max(0) as usize).min(count);
+            let from = (first.max(0) as usize).min(self.width);
+            let inside = (self.width - from).min(count - before);
+            let (left, rest) = line.split_at_mut(before * own);
+            let (middle, right) = rest.split_at_mut(inside * own);
+            left.fill(zero);
+            right.fill(zero);
+            carry(&row[from * own..][..inside * own], middle);
+            return;
+        }
+        for (position, place) in line.chunks_exact_mut(own).enumerate() {
+            let at = first + (position * self.step) as isize;
+            match usize::try_from(at).ok().filter(|&at| at < self.width) {
+                Some(at) => carry(&row[at * self.all..][channels.clone()], place),
+                None => place.fill(zero),
+            }
+        }
+    }
+}

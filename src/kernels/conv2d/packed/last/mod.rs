@@ -1,0 +1,227 @@
+//! Convolutions of images whose channels come last.
+//!
+//! There, a row of the kernel meets numbers that follow each other: no strips are laid out, and tiles
+//! read a copy of the image with its padding. Positions are the rows of a product, output channels its
+//! columns.
+
+mod correlate;
+mod lines;
+mod rows;
+
+use std::mem::MaybeUninit;
+
+use candle_core::{DType, Result, Tensor, bail};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::layout::{Part, Taps};
+use super::rows::Stored;
+use super::weights::{self, Order};
+use super::{Shape, with_stored};
+use crate::kernels::element::{Elements, tensor};
+use crate::kernels::fresh::fresh;
+use crate::kernels::panel::{Cells, Panel, Rounded, Tile, Unit, with_cells};
+pub(in crate::kernels::conv2d) use correlate::weight_gradient;
+use lines::Lines;
+use rows::Pixels;
+
+/// The unit that convolves these operands, where this module does.
+pub(in crate::kernels::conv2d) fn unit(
+    operands: [&Tensor; 2],
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    out: DType,
+) -> Option<Unit> {
+    let double = out == DType::F64 || bias.is_some_and(|bias| bias.dtype() == DType::F64);
+    if double { None } else { super::unit(operands, shape) }
+}
+
+/// See [`super::forward`].
+pub(in crate::kernels::conv2d) fn forward<O: Rounded>(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    unit: Unit,
+) -> Result<Tensor> {
+    let pass = Pass {
+        unit,
+        groups: shape.geometry.groups,
+        ins: shape.group_in(),
+        outs: shape.group_out(),
+        size: (shape.height, shape.width),
+        out_size: (shape.out_height, shape.out_width),
+        batch: shape.batch,
+    };
+    let parts = vec![pass.part(Taps::forward(shape), (0, 0), weight, shape, Order::Forward)?];
+    let data = pass.run::<O>(x, &parts, bias)?;
+    Ok(tensor(data, &shape.out_dims()))
+}
+
+/// See [`super::input_gradient`].
+pub(in crate::kernels::conv2d) fn input_gradient<O: Rounded>(
+    grad: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    unit: Unit,
+) -> Result<Tensor> {
+    let pass = Pass {
+        unit,
+        groups: shape.geometry.groups,
+        ins: shape.group_out(),
+        outs: shape.group_in(),
+        size: (shape.out_height, shape.out_width),
+        out_size: (shape.height, shape.width),
+        batch: shape.batch,
+    };
+    let stride = shape.geometry.stride;
+    let parts = Taps::backward(shape).enumerate().map(|(phase, taps)| {
+        let phase = (phase / stride, phase % stride);
+        pass.part(taps, phase, weight, shape, Order::Backward)
+    });
+    let data = pass.run::<O>(grad, &parts.collect::<Result<Vec<_>>>()?, bias)?;
+    Ok(tensor(data, &shape.input_dims()))
+}
+
+/// Channels of a group, sizes of images, and their number.
+struct Pass {
+    unit: Unit,
+    groups: usize,
+    ins: usize,
+    outs: usize,
+    size: (usize, usize),
+    out_size: (usize, usize),
+    batch: usize,
+}
+
+/// The output pixels that meet the same taps: every `out_step`th from a phase on, in both directions.
+struct Phase {
+    taps: Taps,
+    at: (usize, usize),
+    /// `(group, channel / 16, segment, cell, channel % 16)`
+    weight: Cells,
+}
+
+impl Pass {
+    fn part(
+        &self,
+        mut taps: Taps,
+        at: (usize, usize),
+        weight: &Tensor,
+        shape: &Shape,
+        order: Order,
+    ) -> Result<Phase> {
+        // Neighbours in the image are neighbours in a sum.
+        taps.columns.sort_unstable();
+        let weight = weights::widened(weight)?;
+        let weight = weights::pack_blocks(&weight, shape, &taps, order, self.unit);
+        Ok(Phase { taps, at, weight })
+    }
+
+    fn run<O: Rounded>(
+        &self,
+        x: &Tensor,
+        phases: &[Phase],
+        bias: Option<&Tensor>,
+    ) -> Result<Vec<O>> {
+        let bias = bias.map(weights::widened).transpose()?;
+        let bias = bias.as_deref();
+        let image = self.groups * self.ins * self.size.0 * self.size.1;
+        let row = self.groups * self.outs * self.out_size.1;
+        let out_image = row * self.out_size.0;
+        let step = phases.first().map_or(1, |phase| phase.taps.out_step);
+        // Rows of a task: as many as keep a task's input in the cache, in whole steps.
+        let cells = self.ins.div_ceil(self.unit.per_cell());
+        let wanted = (1 << 16) / (cells * self.size.1 * step).max(1);
+        let rows =
+            wanted.min(1024_usize.div_ceil(self.out_size.1)).clamp(1, self.out_size.0.max(1));
+        let rows = rows.next_multiple_of(step);
+        let few = self.batch < rayon::current_num_threads();
+        with_stored!(x, x => {
+            let x: &[_] = &x;
+            Ok(fresh(self.batch * out_image, |out: &mut [MaybeUninit<O>]| {
+                out.par_chunks_mut(out_image).zip(x.par_chunks(image)).for_each(|(out, x)| {
+                    let each = |(task, out): (usize, &mut [MaybeUninit<O>])| {
+                        for phase in phases {
+                            self.rows(x, phase, task * rows, bias, out);
+                        }
+                    };
+                    match few {
+                        true => out.par_chunks_mut(rows * row).enumerate().for_each(each),
+                        false => out.chunks_mut(rows * row).enumerate().for_each(each),
+                    }
+                });
+            }))
+        })
+    }
+
+    /// Writes the pixels of a phase in some rows of an image, from `first` on.
+    fn rows<S: Stored + 'static, O: Rounded>(
+        &self,
+        x: &[S],
+        phase: &Phase,
+        first: usize,
+        bias: Option<&[f32]>,
+        out: &mut [MaybeUninit<O>],
+    ) {
+        let (taps, width) = (&phase.taps, self.out_size.1);
+        let step = taps.out_step;
+        let channels = self.groups * self.outs;
+        let count = out.len() / (width * channels);
+        // Of the grid of the phase.
+        let start = first / step;
+        let rows = start..start + count.saturating_sub(phase.at.0).div_ceil(step);
+        if rows.is_empty() || taps.grid.1 == 0 {
+            return;
+        }
+        let part = Part { images: 1, rows, columns: 0..taps.grid.1 };
+        let lines = Lines::new(taps, &part, self.ins.div_ceil(self.unit.per_cell()));
+        let segments = lines.segments(taps);
+        let block = 16 * lines.depth * segments.len();
+        let right_starts: Vec<_> = (0..segments.len()).map(|s| s * 16 * lines.depth).collect();
+        let blocks = self.outs.div_ceil(16);
+        let weight = phase.weight.as_slice();
+        let positions = (part.rows.len() - 1) * lines.positions + taps.grid.1;
+        // Rows are read in whole blocks, beyond the last position too.
+        with_cells([lines.len() + 16 * lines.step], |[left]| {
+            for group in 0..self.groups {
+                let source = Pixels {
+                    x,
+                    size: self.size,
+                    channels: group * self.ins..(group + 1) * self.ins,
+                    all: self.groups * self.ins,
+                };
+                source.fill(&lines, self.unit.pairs(), left);
+                let panel = Panel {
+                    left,
+                    left_block: self.unit.rows() * lines.step,
+                    left_row: lines.step,
+                    left_step: 1,
+                    left_starts: &segments,
+                    right: &weight[group * blocks * block..],
+                    right_block: block,
+                    right_step: 16,
+                    right_starts: &right_starts,
+                    rows: positions,
+                    columns: self.outs,
+                    depth: lines.depth,
+                };
+                panel.multiply(self.unit, |tile: Tile<'_>| {
+                    let from = group * self.outs + tile.column;
+                    let bias = bias.map(|bias| &bias[from..from + tile.columns]);
+                    for (position, sums) in (tile.row..).zip(tile.sums).take(tile.rows) {
+                        let (row, column) =
+                            (position / lines.positions, position % lines.positions);
+                        if column < taps.grid.1 {
+                            let y = row * step + phase.at.0;
+                            let pixel = y * width + column * step + phase.at.1;
+                            let out = &mut out[pixel * channels + from..][..tile.columns];
+                            O::store_all(sums, bias, out);
+                        }
+                    }
+                });
+            }
+        });
+    }
+}
