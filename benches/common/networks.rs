@@ -106,6 +106,7 @@ pub struct ResNet {
     /// Convolutions, and the one around them.
     blocks: Vec<(Vec<ConvNorm>, Option<ConvNorm>)>,
     head: Linear,
+    channels_last: bool,
 }
 
 impl ResNet {
@@ -127,7 +128,24 @@ impl ResNet {
             stem: conv_norm(size.stem(), vb.pp("stem"))?,
             blocks: blocks.iter().enumerate().map(block).collect::<Result<_>>()?,
             head: linear(features, 10, vb.pp("head"))?,
+            channels_last: false,
         })
+    }
+
+    /// With images turned as they enter.
+    #[must_use]
+    pub fn channels_last(self) -> Self {
+        let turn = |(conv, norm): ConvNorm| (conv.channels_last(), norm.channels_last());
+        let blocks = self
+            .blocks
+            .into_iter()
+            .map(|(inner, shortcut)| (inner.into_iter().map(turn).collect(), shortcut.map(turn)));
+        Self {
+            stem: turn(self.stem),
+            blocks: blocks.collect(),
+            head: self.head,
+            channels_last: true,
+        }
     }
 
     /// In training.
@@ -136,6 +154,7 @@ impl ResNet {
     ///
     /// What the operators meet.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let x = if self.channels_last { &x.permute((0, 2, 3, 1))? } else { x };
         let mut x = rectified(&self.stem, x, None)?;
         for (inner, shortcut) in &self.blocks {
             let around = match shortcut {
@@ -146,7 +165,11 @@ impl ResNet {
                 x = rectified(one, &x, (i + 1 == inner.len()).then_some(&around))?;
             }
         }
-        self.head.forward(&ops::flatten(&ops::global_avg_pool2d(&x)?)?)
+        let x = match self.channels_last {
+            true => ops::channels_last::global_avg_pool2d(&x)?,
+            false => ops::global_avg_pool2d(&x)?,
+        };
+        self.head.forward(&x)
     }
 }
 

@@ -30,11 +30,15 @@ pub(crate) fn groups() -> Vec<Group> {
 }
 
 /// The network of the cifar10 example.
-pub(crate) const RESNET20: Work = Work::Resnet { size: ResNetSize::cifar(16, 3), batch: 128 };
+pub(crate) const RESNET20: Work = resnet(ResNetSize::cifar(16, 3), 128, false);
+
+const fn resnet(size: ResNetSize, batch: usize, channels_last: bool) -> Work {
+    Work::Resnet { size, batch, channels_last }
+}
 
 fn resnet20() -> Group {
     let candle = Work::CandleResnet { size: ResNetSize::cifar(16, 3), batch: 128 }.at(F32);
-    let mut group = network("resnet20", RESNET20);
+    let mut group = network("resnet20", ResNetSize::cifar(16, 3), 128);
     let candle = Peer::Own(candle, "candle's own f32");
     group.row("resnet20 f32 / candle", RESNET20.at(F32), candle, Some(1.0 / 10.0));
     group.row("resnet20 bf16 / candle", RESNET20.at(Bf16), candle, Some(1.0 / 25.0));
@@ -42,14 +46,18 @@ fn resnet20() -> Group {
 }
 
 fn wide() -> Group {
-    network("wide", Work::Resnet { size: ResNetSize::cifar(64, 1), batch: 64 })
+    network("wide", ResNetSize::cifar(64, 1), 64)
 }
 
-fn network(name: &str, work: Work) -> Group {
+fn network(name: &str, size: ResNetSize, batch: usize) -> Group {
     let mut group = Group::default();
+    let [work, turned] = [false, true].map(|last| resnet(size, batch, last));
     let f32 = Peer::Own(work.at(F32), "own f32");
     beside_torch(&mut group, name, work, F32, Some(0.85));
     beside_torch(&mut group, name, work, Bf16, Some(0.75));
+    let last = format!("{name} channels-last");
+    beside_torch(&mut group, &last, turned, F32, Some(0.85));
+    beside_torch(&mut group, &last, turned, Bf16, Some(0.75));
     group.row(format!("{name} bf16 / own f32"), work.at(Bf16), f32, Some(1.0 / 1.6));
     let bf16 = Peer::Own(work.at(Bf16), "own bf16");
     group.row(format!("{name} bf16 masters / own bf16"), work.at(Bf16Masters), bf16, None);

@@ -13,10 +13,12 @@ use candle_nn::{Module, VarMap};
 pub(crate) fn resnet(
     size: ResNetSize,
     batch: usize,
+    channels_last: bool,
     precision: Precision,
 ) -> anyhow::Result<Runner> {
     let varmap = VarMap::new();
     let model = ResNet::new(size, var_builder(&varmap, precision.storage(), &Device::Cpu))?;
+    let model = if channels_last { model.channels_last() } else { model };
     let mut sgd = Sgd::new(Parameters::from_varmap(&varmap).vars(), SGD)?;
     let (x, y) = images(batch, &Device::Cpu)?;
     let (amp, mut scaler) = (precision.autocast(), precision.scaler());

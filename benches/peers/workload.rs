@@ -21,8 +21,8 @@ pub(crate) struct Spec {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub(crate) enum Work {
-    /// A training step of a residual network for CIFAR-10.
-    Resnet { size: ResNetSize, batch: usize },
+    /// A training step of a residual network for CIFAR-10. PyTorch's is in the better of its layouts.
+    Resnet { size: ResNetSize, batch: usize, channels_last: bool },
     /// The same on candle's own operators.
     CandleResnet { size: ResNetSize, batch: usize },
     /// Forward and backward of linear layers with ReLU.
@@ -71,7 +71,9 @@ impl Workload for Spec {
     /// All of this runs on the CPU.
     fn runner(&self, _: &Device) -> Result<Runner> {
         match self.work {
-            Work::Resnet { size, batch } => networks::resnet(size, batch, self.precision),
+            Work::Resnet { size, batch, channels_last } => {
+                networks::resnet(size, batch, channels_last, self.precision)
+            }
             Work::CandleResnet { size, batch } => networks::candle_resnet(size, batch),
             Work::Mlp { layers, width, batch } => {
                 networks::mlp(layers, width, batch, self.precision)
@@ -121,7 +123,7 @@ impl Workload for Spec {
 
     fn shrink(&mut self) {
         match &mut self.work {
-            Work::Resnet { size, batch } | Work::CandleResnet { size, batch } => {
+            Work::Resnet { size, batch, .. } | Work::CandleResnet { size, batch } => {
                 (*size, *batch) = (ResNetSize::cifar(8, 1), 2);
             }
             Work::Mlp { width, batch, .. }

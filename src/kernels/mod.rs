@@ -20,6 +20,7 @@ mod element;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod exponents;
+pub(crate) mod format;
 mod fresh;
 pub(crate) mod gemm;
 pub(crate) mod group_norm;

@@ -3,6 +3,7 @@
 use candle_core::{DType, Result, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
 
+use crate::kernels::format::Format;
 use crate::{Error, kernels, ops, recompute};
 
 /// [`ops::batch_norm`] with its parameters `weight` and `bias`, and the running averages
@@ -22,6 +23,7 @@ pub struct BatchNorm {
     weight_and_bias: Option<(Tensor, Tensor)>,
     eps: f64,
     momentum: f64,
+    format: Format,
 }
 
 impl BatchNorm {
@@ -90,7 +92,14 @@ impl BatchNorm {
             weight_and_bias,
             eps,
             momentum,
+            format: Format::ChannelsFirst,
         })
+    }
+
+    /// The layer for tensors `(n, …, c)`: the operators of [`ops::channels_last`]. Parameters and
+    /// statistics are the same.
+    pub fn channels_last(self) -> Self {
+        Self { format: Format::ChannelsLast, ..self }
     }
 
     /// The running average of the mean, `(c)`.
@@ -126,7 +135,11 @@ impl BatchNorm {
     /// Those of [`ops::batch_norm`]; the averages are untouched then.
     pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
         let (weight, bias) = self.weight_and_bias().unzip();
-        let (y, statistics) = ops::batch_norm(x, weight, bias, self.eps)?;
+        let normalise = match self.format {
+            Format::ChannelsFirst => ops::batch_norm,
+            Format::ChannelsLast => ops::channels_last::batch_norm,
+        };
+        let (y, statistics) = normalise(x, weight, bias, self.eps)?;
         self.remember(&statistics)?;
         Ok(y)
     }
@@ -145,7 +158,11 @@ impl BatchNorm {
     ) -> Result<Tensor> {
         if train {
             let (weight, bias) = self.weight_and_bias().unzip();
-            let (y, statistics) = ops::batch_norm_relu(x, weight, bias, residual, self.eps)?;
+            let normalise = match self.format {
+                Format::ChannelsFirst => ops::batch_norm_relu,
+                Format::ChannelsLast => ops::channels_last::batch_norm_relu,
+            };
+            let (y, statistics) = normalise(x, weight, bias, residual, self.eps)?;
             self.remember(&statistics)?;
             return Ok(y);
         }
@@ -181,7 +198,11 @@ impl BatchNorm {
     /// Those of [`ops::batch_norm_eval`].
     pub fn forward_eval(&self, x: &Tensor) -> Result<Tensor> {
         let (weight, bias) = self.weight_and_bias().unzip();
-        ops::batch_norm_eval(x, &self.running_mean, &self.running_var, weight, bias, self.eps)
+        let normalise = match self.format {
+            Format::ChannelsFirst => ops::batch_norm_eval,
+            Format::ChannelsLast => ops::channels_last::batch_norm_eval,
+        };
+        normalise(x, &self.running_mean, &self.running_var, weight, bias, self.eps)
     }
 }
 

@@ -3,6 +3,7 @@
 use candle_core::{Result, Tensor};
 use candle_nn::{Conv1dConfig, Conv2dConfig, Init, Module, VarBuilder};
 
+use crate::kernels::format::Format;
 use crate::ops;
 
 /// [`ops::conv1d`] with its weight `(c_out, c_in / groups, k)` and bias `(c_out)`.
@@ -76,12 +77,18 @@ pub struct Conv2d {
     weight: Tensor,
     bias: Option<Tensor>,
     config: Conv2dConfig,
+    format: Format,
 }
 
 impl Conv2d {
     /// A layer of given parameters.
     pub fn new(weight: Tensor, bias: Option<Tensor>, config: Conv2dConfig) -> Self {
-        Self { weight, bias, config }
+        Self { weight, bias, config, format: Format::ChannelsFirst }
+    }
+
+    /// The layer for images `(b, h, w, c)`: [`ops::channels_last::conv2d`]. The weight is the same.
+    pub fn channels_last(self) -> Self {
+        Self { format: Format::ChannelsLast, ..self }
     }
 
     /// Stride, padding, dilation, groups.
@@ -102,7 +109,11 @@ impl Conv2d {
 
 impl Module for Conv2d {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        ops::conv2d(x, &self.weight, self.bias.as_ref(), self.config)
+        let convolve = match self.format {
+            Format::ChannelsFirst => ops::conv2d,
+            Format::ChannelsLast => ops::channels_last::conv2d,
+        };
+        convolve(x, &self.weight, self.bias.as_ref(), self.config)
     }
 }
 

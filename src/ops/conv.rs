@@ -4,7 +4,8 @@ use candle_core::{Result, Tensor};
 use candle_nn::{Conv1dConfig, Conv2dConfig};
 
 use super::{check_dims, check_operand, shape_error};
-use crate::kernels::conv2d::{self, Format, Geometry};
+use crate::kernels::conv2d::{self, Geometry};
+use crate::kernels::format::Format;
 use crate::kernels::reduce;
 use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Error, Op};
@@ -82,14 +83,18 @@ pub fn conv2d(
     bias: Option<&Tensor>,
     config: Conv2dConfig,
 ) -> Result<Tensor> {
+    conv2d_of(Format::ChannelsFirst, x, weight, bias, config)
+}
+
+pub(super) fn conv2d_of(
+    format: Format,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: Conv2dConfig,
+) -> Result<Tensor> {
     let Conv2dConfig { padding, stride, dilation, groups, .. } = config;
-    let geometry = Geometry {
-        stride,
-        padding: (padding, padding),
-        dilation,
-        groups,
-        format: Format::ChannelsFirst,
-    };
+    let geometry = Geometry { stride, padding: (padding, padding), dilation, groups, format };
     convolve(Conv { op: Op::Conv2d, geometry }, x, weight, bias)
 }
 
@@ -147,14 +152,16 @@ impl Operator for Conv {
         let Geometry { padding, groups, .. } = self.geometry;
         check_operand(self.op, x, "x", x, false)?;
         check_operand(self.op, x, "weight", weight, true)?;
-        let (of_x, of_kernel) = match self.rank() {
-            3 => ("(b, c_in, l)", "k"),
-            _ => ("(b, c_in, h, w)", "kh, kw"),
+        let format = self.geometry.format;
+        let (of_x, of_kernel) = match (self.rank(), format) {
+            (3, _) => ("(b, c_in, l)", "k"),
+            (_, Format::ChannelsFirst) => ("(b, c_in, h, w)", "kh, kw"),
+            (_, Format::ChannelsLast) => ("(b, h, w, c_in)", "kh, kw"),
         };
         if x.rank() != self.rank() {
             return shape_error(self.op, "x", x, of_x.into());
         }
-        let c_in = x.dims()[1];
+        let c_in = x.dims()[format.channels()];
         let fits = weight.rank() == self.rank() && {
             let (c_out, c) = (weight.dims()[0], weight.dims()[1]);
             let full = weight.elem_count() > 0;
@@ -166,7 +173,7 @@ impl Operator for Conv {
         }
         let (images, kernels) = (images(x)?, images(weight)?);
         let (c_out, _, kh, kw) = kernels.dims4()?;
-        let (_, _, h, w) = images.dims4()?;
+        let [_, _, h, w] = format.split(images.dims4()?.into());
         let size = self.geometry.out_size((h, w), (kh, kw));
         if size.0 * size.1 == 0 {
             let padding = padding.1;
@@ -194,7 +201,8 @@ impl Operator for Conv {
             gradients.push(gradient.transpose()?);
         }
         if let Some(want) = ctx.wants.get(2) {
-            let dbias = want.map(|out| reduce::sum_to_channel(&gradient, 1, out));
+            let channels = self.geometry.format.channels();
+            let dbias = want.map(|out| reduce::sum_to_channel(&gradient, channels, out));
             gradients.push(dbias.transpose()?);
         }
         Ok(gradients.into_iter().map(|g| g.map(Gradient::owned)).collect())

@@ -6,7 +6,8 @@ use candle_nn::{ConvTranspose1dConfig, ConvTranspose2dConfig};
 use super::conv::{check_geometry, images, of_rank};
 use super::{check_dims, check_operand, shape_error};
 use crate::Op;
-use crate::kernels::conv2d::{self, Format, Geometry};
+use crate::kernels::conv2d::{self, Geometry};
+use crate::kernels::format::Format;
 use crate::kernels::reduce;
 use crate::operator::{Backward, Gradient, Operator, apply};
 

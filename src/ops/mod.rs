@@ -10,6 +10,7 @@
 mod activation;
 mod arithmetic;
 mod attention;
+pub mod channels_last;
 mod conv;
 mod conv_transpose;
 mod elementwise;

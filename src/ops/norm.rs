@@ -6,6 +6,7 @@ use candle_core::{Result, Tensor};
 
 use super::{arithmetic, check_dims, check_eps, check_operand, shape_error};
 use crate::Op;
+use crate::kernels::format::Format;
 use crate::kernels::{self, batch_norm as kernel};
 use crate::operator::{Backward, Gradient, Operator, apply};
 
@@ -47,9 +48,19 @@ pub fn batch_norm(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, BatchStatistics)> {
+    batch_norm_of(Format::ChannelsFirst, x, weight, bias, eps)
+}
+
+pub(super) fn batch_norm_of(
+    format: Format,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, BatchStatistics)> {
     let statistics = Arc::new(OnceLock::new());
     let mode = Mode::Train(statistics.clone());
-    let y = run(x, weight, bias, eps, mode)?;
+    let y = run(format, x, weight, bias, eps, mode)?;
     Ok((y, taken(&statistics)?))
 }
 
@@ -99,11 +110,22 @@ pub fn batch_norm_relu(
     residual: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, BatchStatistics)> {
+    batch_norm_relu_of(Format::ChannelsFirst, x, weight, bias, residual, eps)
+}
+
+pub(super) fn batch_norm_relu_of(
+    format: Format,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    residual: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, BatchStatistics)> {
     check_eps(eps)?;
     let statistics = Arc::new(OnceLock::new());
     let (mode, weighted) = (Mode::Train(statistics.clone()), weight.is_some());
     let op = Op::BatchNormRelu;
-    let norm = BatchNorm { op, eps, mode, weight: weighted };
+    let norm = BatchNorm { op, format, eps, mode, weight: weighted };
     let inputs: Vec<&Tensor> = [Some(x), residual, weight, bias].into_iter().flatten().collect();
     let y = apply(BatchNormRelu { norm, residual: residual.is_some() }, &inputs)?;
     Ok((y, taken(&statistics)?))
@@ -166,10 +188,24 @@ pub fn batch_norm_eval(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<Tensor> {
-    run(x, weight, bias, eps, Mode::Eval { mean: mean.detach(), var: var.detach() })
+    batch_norm_eval_of(Format::ChannelsFirst, x, mean, var, weight, bias, eps)
+}
+
+pub(super) fn batch_norm_eval_of(
+    format: Format,
+    x: &Tensor,
+    mean: &Tensor,
+    var: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<Tensor> {
+    let mode = Mode::Eval { mean: mean.detach(), var: var.detach() };
+    run(format, x, weight, bias, eps, mode)
 }
 
 fn run(
+    format: Format,
     x: &Tensor,
     weight: Option<&Tensor>,
     bias: Option<&Tensor>,
@@ -177,13 +213,14 @@ fn run(
     mode: Mode,
 ) -> Result<Tensor> {
     check_eps(eps)?;
-    let op = BatchNorm { op: Op::BatchNorm, eps, mode, weight: weight.is_some() };
+    let op = BatchNorm { op: Op::BatchNorm, format, eps, mode, weight: weight.is_some() };
     let inputs: Vec<&Tensor> = [Some(x), weight, bias].into_iter().flatten().collect();
     apply(op, &inputs)
 }
 
 struct BatchNorm {
     op: Op,
+    format: Format,
     eps: f64,
     mode: Mode,
     /// Whether the second input is the weight.
@@ -214,16 +251,17 @@ impl Operator for BatchNorm {
 
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
         let Saved { x, weight, statistics } = ctx.saved;
-        let weight = weight.as_ref();
+        let (weight, dims) = (weight.as_ref(), x.dims());
+        let [x, gradient] = [&self.seen(x)?, &self.seen(ctx.gradient)?];
         let (dx, dweight, dbias) = match (&self.mode, statistics) {
             (Mode::Eval { mean, var }, _) => {
                 let [mean, var] = self.given(x, mean, var)?;
-                kernel::backward_eval(x, ctx.gradient, &mean, &var, weight, self.eps)?
+                kernel::backward_eval(x, gradient, &mean, &var, weight, self.eps)?
             }
-            (_, Some(statistics)) => kernel::backward_train(x, ctx.gradient, weight, statistics)?,
+            (_, Some(statistics)) => kernel::backward_train(x, gradient, weight, statistics)?,
             (_, None) => candle_core::bail!("batch_norm saved no statistics"),
         };
-        let mut gradients = vec![dx];
+        let mut gradients = vec![dx.reshape(dims)?];
         gradients.extend(self.weight.then_some(dweight));
         if gradients.len() < ctx.wants.len() {
             gradients.push(dbias);
@@ -240,9 +278,16 @@ impl BatchNorm {
         finish: kernel::Finish<'_>,
     ) -> Result<(Tensor, Saved)> {
         check_operand(self.op(), x, "x", x, false)?;
-        let &[_, c, ..] = x.dims() else {
-            return shape_error(self.op(), "x", x, "(n, c, …)".into());
+        let c = match (x.dims(), self.format) {
+            (&[_, c, ..], Format::ChannelsFirst) | (&[_, .., c], Format::ChannelsLast) => c,
+            (_, Format::ChannelsFirst) => {
+                return shape_error(self.op(), "x", x, "(n, c, …)".into());
+            }
+            (_, Format::ChannelsLast) => {
+                return shape_error(self.op(), "x", x, "(n, …, c)".into());
+            }
         };
+        let (given, x) = (x, &self.seen(x)?);
         let mut affine = parameters.iter();
         let weight = if self.weight { affine.next() } else { None };
         let bias = affine.next();
@@ -258,6 +303,14 @@ impl BatchNorm {
                     let expected = "more than one value a channel to take a variance of";
                     return shape_error(self.op(), "x", x, expected.into());
                 }
+                let turned;
+                let finish = match finish {
+                    kernel::Finish::AddRelu(residual) => {
+                        turned = self.seen(residual)?;
+                        kernel::Finish::AddRelu(&turned)
+                    }
+                    finish => finish,
+                };
                 let (y, statistics) = kernel::forward_train(x, weight, bias, finish, self.eps)?;
                 let (mean, var) = (statistics.mean.clone(), statistics.var.clone());
                 out.get_or_init(|| BatchStatistics { mean, var, count });
@@ -272,7 +325,16 @@ impl BatchNorm {
                 (kernel::forward_eval(x, &mean, &var, weight, bias, self.eps)?, None)
             }
         };
-        Ok((y, Saved { x: x.clone(), weight: weight.cloned(), statistics }))
+        let y = y.reshape(given.dims())?;
+        Ok((y, Saved { x: given.clone(), weight: weight.cloned(), statistics }))
+    }
+
+    /// A tensor whose second dimension has the channels.
+    fn seen(&self, x: &Tensor) -> Result<Tensor> {
+        match self.format {
+            Format::ChannelsFirst => Ok(x.clone()),
+            Format::ChannelsLast => x.detach().flatten_to(x.rank() - 2),
+        }
     }
 
     /// Given statistics in the dtype of the arithmetic.

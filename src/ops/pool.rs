@@ -3,6 +3,7 @@
 use candle_core::{Result, Tensor, ToUsize2};
 
 use super::{check_operand, shape_error};
+use crate::kernels::format::Format;
 use crate::kernels::pool::{self, Window};
 use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Error, Op};
@@ -33,7 +34,17 @@ pub fn max_pool2d(
     stride: impl ToUsize2,
     padding: impl ToUsize2,
 ) -> Result<Tensor> {
-    apply(MaxPool2d(window(kernel, stride, padding)?), &[x])
+    max_pool2d_of(Format::ChannelsFirst, x, kernel, stride, padding)
+}
+
+pub(super) fn max_pool2d_of(
+    format: Format,
+    x: &Tensor,
+    kernel: impl ToUsize2,
+    stride: impl ToUsize2,
+    padding: impl ToUsize2,
+) -> Result<Tensor> {
+    apply(MaxPool2d(window(format, kernel, stride, padding)?), &[x])
 }
 
 /// The average of every window of `x`, padding counted as zeros.
@@ -59,7 +70,17 @@ pub fn avg_pool2d(
     stride: impl ToUsize2,
     padding: impl ToUsize2,
 ) -> Result<Tensor> {
-    apply(AvgPool2d(window(kernel, stride, padding)?), &[x])
+    avg_pool2d_of(Format::ChannelsFirst, x, kernel, stride, padding)
+}
+
+pub(super) fn avg_pool2d_of(
+    format: Format,
+    x: &Tensor,
+    kernel: impl ToUsize2,
+    stride: impl ToUsize2,
+    padding: impl ToUsize2,
+) -> Result<Tensor> {
+    apply(AvgPool2d(window(format, kernel, stride, padding)?), &[x])
 }
 
 /// The average of every plane of `x`.
@@ -76,13 +97,22 @@ pub fn avg_pool2d(
 ///
 /// `torch.nn.functional.adaptive_avg_pool2d` to one pixel.
 pub fn global_avg_pool2d(x: &Tensor) -> Result<Tensor> {
-    apply(GlobalAvgPool2d, &[x])
+    apply(GlobalAvgPool2d(Format::ChannelsFirst), &[x])
 }
 
-/// `(b, c, h, w)`
+pub(super) fn global_avg_pool2d_of(format: Format, x: &Tensor) -> Result<Tensor> {
+    apply(GlobalAvgPool2d(format), &[x])
+}
+
+/// The input's, as it has them.
 type Dims = (usize, usize, usize, usize);
 
-fn window(kernel: impl ToUsize2, stride: impl ToUsize2, padding: impl ToUsize2) -> Result<Window> {
+fn window(
+    format: Format,
+    kernel: impl ToUsize2,
+    stride: impl ToUsize2,
+    padding: impl ToUsize2,
+) -> Result<Window> {
     let pair = |name, least: usize, (a, b): (usize, usize)| match a.min(b) {
         least_of_two if least_of_two >= least => Ok((a, b)),
         got => Err(Error::Setting { name, got: got as f64, expected: "at least 1" }),
@@ -95,17 +125,27 @@ fn window(kernel: impl ToUsize2, stride: impl ToUsize2, padding: impl ToUsize2) 
         let expected = "at most half the kernel";
         return Err(Error::Setting { name: "padding", got, expected }.into());
     }
-    Ok(Window { kernel, stride, padding })
+    Ok(Window { kernel, stride, padding, format })
 }
 
 fn check(op: Op, x: &Tensor, window: Window) -> Result<()> {
     check_operand(op, x, "x", x, false)?;
-    let &[_, _, h, w] = x.dims() else { return shape_error(op, "x", x, "(b, c, h, w)".into()) };
+    let &[a, b, c, d] = x.dims() else {
+        return shape_error(op, "x", x, shape_of(window.format).into());
+    };
+    let [_, _, h, w] = window.format.split([a, b, c, d]);
     let Window { kernel, padding, .. } = window;
     if h + 2 * padding.0 < kernel.0 || w + 2 * padding.1 < kernel.1 {
         return shape_error(op, "x", x, format!("at least as large as the kernel, {kernel:?}"));
     }
     Ok(())
+}
+
+fn shape_of(format: Format) -> &'static str {
+    match format {
+        Format::ChannelsFirst => "(b, c, h, w)",
+        Format::ChannelsLast => "(b, h, w, c)",
+    }
 }
 
 struct MaxPool2d(Window);
@@ -155,7 +195,7 @@ impl Operator for AvgPool2d {
     }
 }
 
-struct GlobalAvgPool2d;
+struct GlobalAvgPool2d(Format);
 
 impl Operator for GlobalAvgPool2d {
     /// The dimensions of the input.
@@ -168,14 +208,20 @@ impl Operator for GlobalAvgPool2d {
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
         let x = &inputs[0];
         check_operand(self.op(), x, "x", x, false)?;
-        if !matches!(x.dims(), [_, _, h, w] if h * w > 0) {
-            return shape_error(self.op(), "x", x, "(b, c, h, w), at least one pixel".into());
+        let pixels = match x.dims4() {
+            Ok(dims) => self.0.split(dims.into())[2..].iter().product(),
+            Err(_) => 0,
+        };
+        if pixels == 0 {
+            let expected = format!("{}, at least one pixel", shape_of(self.0));
+            return shape_error(self.op(), "x", x, expected);
         }
-        Ok((pool::global_avg_forward(x)?, x.dims4()?))
+        Ok((pool::global_avg_forward(x, self.0)?, x.dims4()?))
     }
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
-        let dx = ctx.wants[0].map(|out| pool::global_avg_backward(ctx.gradient, *ctx.saved, out));
+        let dx = ctx.wants[0]
+            .map(|out| pool::global_avg_backward(ctx.gradient, *ctx.saved, self.0, out));
         Ok(vec![dx.transpose()?.map(Gradient::owned)])
     }
 }

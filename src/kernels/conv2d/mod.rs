@@ -20,41 +20,9 @@ use super::cuda::Gpu;
 use super::element::with_element;
 #[cfg(target_arch = "x86_64")]
 use super::element::with_single;
+use super::format::{Format, first, last};
 use super::gemm::{arithmetic, exact};
 use shape::Shape;
-
-/// Where the channels of images are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Format {
-    /// `(batch, channels, height, width)`
-    #[default]
-    ChannelsFirst,
-    /// `(batch, height, width, channels)`
-    ChannelsLast,
-}
-
-impl Format {
-    /// Dimensions, or strides, in the order `[batch, channels, height, width]`.
-    pub(crate) fn split([a, b, c, d]: [usize; 4], format: Self) -> [usize; 4] {
-        match format {
-            Self::ChannelsFirst => [a, b, c, d],
-            Self::ChannelsLast => [a, d, b, c],
-        }
-    }
-
-    /// `[batch, channels, height, width]` as a tensor has them.
-    pub(crate) fn join([n, c, h, w]: [usize; 4], format: Self) -> [usize; 4] {
-        match format {
-            Self::ChannelsFirst => [n, c, h, w],
-            Self::ChannelsLast => [n, h, w, c],
-        }
-    }
-
-    /// The dimension of the channels.
-    pub(crate) fn channels(self) -> usize {
-        if self == Self::ChannelsFirst { 1 } else { 3 }
-    }
-}
 
 /// How a kernel moves over an image. Of an image and a kernel of one row, which is how a sequence
 /// is convolved, stride and dilation say nothing vertically.
@@ -235,16 +203,6 @@ pub(crate) fn weight_gradient(
         return packed::weight_gradient(&x, &grad, &shape, unit)?.to_dtype(out);
     }
     cpu::weight_gradient::<f32>(&x, &grad, &shape)?.to_dtype(out)
-}
-
-/// `(b, h, w, c)` as `(b, c, h, w)`.
-fn first(images: &Tensor) -> Result<Tensor> {
-    images.detach().permute((0, 3, 1, 2))?.contiguous()
-}
-
-/// `(b, c, h, w)` as `(b, h, w, c)`.
-fn last(images: &Tensor) -> Result<Tensor> {
-    images.permute((0, 2, 3, 1))?.contiguous()
 }
 
 /// Where a convolution is, if that is a GPU and there is something to convolve.

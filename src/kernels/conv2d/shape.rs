@@ -2,7 +2,7 @@
 
 use candle_core::{Result, bail};
 
-use super::{Format, Geometry};
+use super::Geometry;
 
 /// The dimensions of a convolution's input, weight and output.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ impl Shape {
         let (&[a, b, c, d], &[c_out, _, kernel_height, kernel_width]) = (input, weight) else {
             bail!("a convolution of {input:?} by {weight:?} is not two-dimensional")
         };
-        let [batch, c_in, height, width] = Format::split([a, b, c, d], geometry.format);
+        let [batch, c_in, height, width] = geometry.format.split([a, b, c, d]);
         if c_in * c_out * kernel_height * kernel_width == 0 {
             bail!("a convolution of {input:?} by {weight:?} has no channels or no taps")
         }
@@ -68,12 +68,12 @@ impl Shape {
     }
 
     pub(super) fn input_dims(&self) -> [usize; 4] {
-        Format::join([self.batch, self.c_in, self.height, self.width], self.geometry.format)
+        self.geometry.format.join([self.batch, self.c_in, self.height, self.width])
     }
 
     pub(super) fn out_dims(&self) -> [usize; 4] {
         let dims = [self.batch, self.c_out, self.out_height, self.out_width];
-        Format::join(dims, self.geometry.format)
+        self.geometry.format.join(dims)
     }
 
     pub(super) fn weight_dims(&self) -> [usize; 4] {

@@ -2,8 +2,9 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use super::super::gemm::tests::{Sum, check, doubles, generator, random};
 use super::shape::Shape;
-use super::{Format, Geometry, first, forward, input_gradient, last, portable, weight_gradient};
+use super::{Geometry, forward, input_gradient, portable, weight_gradient};
 use crate::kernels::elementwise::testing::assert_gpus_agree;
+use crate::kernels::format::{Format, first, last};
 
 #[cfg(target_arch = "x86_64")]
 mod winograd;

@@ -107,6 +107,30 @@ pub(crate) fn generate<T: Lane>(len: usize, fill: impl Fn(usize, &mut [T]) + Syn
     })
 }
 
+/// [`generate`], where `fill` writes the result itself: every element of what it is given.
+#[inline(always)]
+pub(crate) fn generate_in_place<T: Lane>(
+    len: usize,
+    fill: impl Fn(usize, &mut [MaybeUninit<T>]) + Sync,
+) -> Vec<T> {
+    fn run<T: Lane>(len: usize, fill: &(dyn Fn(usize, &mut [MaybeUninit<T>]) + Sync)) -> Vec<T> {
+        let task = |(number, out): (usize, &mut [MaybeUninit<T>])| fill(number * GRAIN, out);
+        fresh(len, |out| {
+            if len < 2 * GRAIN {
+                out.chunks_mut(GRAIN).enumerate().for_each(task);
+            } else {
+                out.par_chunks_mut(GRAIN).enumerate().for_each(task);
+            }
+        })
+    }
+    run(len, &|start, out| {
+        vectorise(
+            #[inline(always)]
+            || fill(start, out),
+        )
+    })
+}
+
 /// `f` of the elements of `inputs` at every position: all of one length.
 ///
 /// `f` owns what it captures and is copied to each block's stack, where the compiler sees that

@@ -244,7 +244,7 @@ fn run_planes<A: Real, O: Lane<Acc = A>, S: Send>(
 #[inline(always)]
 fn for_each_strip((h, w): (usize, usize), window: Window, mut f: impl FnMut(Range<usize>, usize)) {
     let (oh, ow) = window.out_size((h, w));
-    let Window { kernel, stride, padding } = window;
+    let Window { kernel, stride, padding, .. } = window;
     // Of every horizontal element of the kernel, the windows that have it inside.
     let inside = |kx: usize| {
         let from = padding.1.saturating_sub(kx).div_ceil(stride.1);
@@ -309,7 +309,7 @@ fn max_plane<A: Real>(
 }
 
 #[inline(always)]
-fn keep_larger<A: Real>(best: &mut A, best_at: &mut u32, x: A, at: u32) {
+pub(super) fn keep_larger<A: Real>(best: &mut A, best_at: &mut u32, x: A, at: u32) {
     let wins = x > *best || x.is_nan();
     *best = if wins { x } else { *best };
     *best_at = if wins { at } else { *best_at };

@@ -98,7 +98,7 @@ fn launch(gpu: &Gpu, name: &str, grad: &Tensor, dx: &Tensor) -> Result<Launch> {
 /// the elements of its plane on the other side: windows and padding are cut to what is there.
 fn run(kernel: Launch, (n, c, h, w): Dims, window: Window, count: usize) -> Result<()> {
     let (oh, ow) = window.out_size((h, w));
-    let Window { kernel: (kh, kw), stride: (sh, sw), padding: (ph, pw) } = window;
+    let Window { kernel: (kh, kw), stride: (sh, sw), padding: (ph, pw), .. } = window;
     let sizes = [n * c, h, w, oh, ow, kh, kw, sh, sw, ph, pw];
     kernel.sizes(&sizes).run(Grid::over(count, 1))
 }

@@ -1,4 +1,4 @@
-//! Pooling over the last two dimensions of `(n, c, h, w)`.
+//! Pooling over the rows and columns of `(n, c, h, w)`, or of `(n, h, w, c)`.
 //!
 //! Forward results have `x`'s dtype; gradients have the dtype asked for, and overlapping windows
 //! accumulate in F32 (F64 for F64). Windows are those of PyTorch: only whole ones, padding at
@@ -6,6 +6,7 @@
 
 pub(crate) mod cpu;
 mod cuda;
+mod last;
 mod portable;
 #[cfg(test)]
 mod tests;
@@ -14,6 +15,7 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
+use crate::kernels::format::{self, Format};
 
 /// Where windows lie: `(vertical, horizontal)` pairs, `padding` on both sides.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +23,7 @@ pub(crate) struct Window {
     pub(crate) kernel: (usize, usize),
     pub(crate) stride: (usize, usize),
     pub(crate) padding: (usize, usize),
+    pub(crate) format: Format,
 }
 
 impl Window {
@@ -32,16 +35,27 @@ impl Window {
         )
     }
 
+    fn channels_first(self) -> Self {
+        Self { format: Format::ChannelsFirst, ..self }
+    }
+
     fn area(self) -> usize {
         self.kernel.0 * self.kernel.1
     }
 }
 
-/// The maximum of every window, and where it is: a U32 index into the `h * w` plane.
+/// The maximum of every window, and where it is: a U32 index into the `h * w` pixels.
 ///
 /// The first of equal maxima wins, and NaN wins over everything. Padding never wins.
 pub(crate) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)> {
     let x = plain(x)?;
+    if window.format == Format::ChannelsLast {
+        if x.device().is_cpu() {
+            return last::max_forward(&x, window);
+        }
+        let (y, index) = max_forward(&format::first(&x)?, window.channels_first())?;
+        return Ok((format::last(&y)?, format::last(&index)?));
+    }
     match gpu_of(&x) {
         _ if x.device().is_cpu() => cpu::max_forward(&x, window),
         Some(gpu) => cuda::max_forward(&gpu, &x, window),
@@ -58,6 +72,15 @@ pub(crate) fn max_backward(
     out: DType,
 ) -> Result<Tensor> {
     let (grad, index) = (plain(grad)?, plain(index)?);
+    if window.format == Format::ChannelsLast {
+        if grad.device().is_cpu() {
+            return last::max_backward(&grad, &index, input_dims, out);
+        }
+        let (grad, index) = (format::first(&grad)?, format::first(&index)?);
+        let (n, h, w, c) = input_dims;
+        let dx = max_backward(&grad, &index, (n, c, h, w), window.channels_first(), out)?;
+        return format::last(&dx);
+    }
     match gpu_of(&grad) {
         _ if grad.device().is_cpu() => cpu::max_backward(&grad, &index, input_dims, out),
         Some(gpu) => cuda::max_backward(&gpu, &grad, &index, input_dims, window, out),
@@ -68,6 +91,12 @@ pub(crate) fn max_backward(
 /// The average of every window, padding included as zeros.
 pub(crate) fn avg_forward(x: &Tensor, window: Window) -> Result<Tensor> {
     let x = plain(x)?;
+    if window.format == Format::ChannelsLast {
+        if x.device().is_cpu() {
+            return last::avg_forward(&x, window);
+        }
+        return format::last(&avg_forward(&format::first(&x)?, window.channels_first())?);
+    }
     match gpu_of(&x) {
         _ if x.device().is_cpu() => cpu::avg_forward(&x, window),
         Some(gpu) => cuda::avg_forward(&gpu, &x, window),
@@ -83,6 +112,13 @@ pub(crate) fn avg_backward(
     out: DType,
 ) -> Result<Tensor> {
     let grad = plain(grad)?;
+    if window.format == Format::ChannelsLast {
+        if grad.device().is_cpu() {
+            return last::avg_backward(&grad, input_dims, window, out);
+        }
+        let (grad, (n, h, w, c)) = (format::first(&grad)?, input_dims);
+        return format::last(&avg_backward(&grad, (n, c, h, w), window.channels_first(), out)?);
+    }
     match gpu_of(&grad) {
         _ if grad.device().is_cpu() => cpu::avg_backward(&grad, input_dims, window, out),
         Some(gpu) => cuda::avg_backward(&gpu, &grad, input_dims, window, out),
@@ -90,9 +126,15 @@ pub(crate) fn avg_backward(
     }
 }
 
-/// The average of every plane: `(n, c, h, w)` to `(n, c)`.
-pub(crate) fn global_avg_forward(x: &Tensor) -> Result<Tensor> {
+/// The average over all pixels, to `(n, c)`.
+pub(crate) fn global_avg_forward(x: &Tensor, format: Format) -> Result<Tensor> {
     let x = plain(x)?;
+    if format == Format::ChannelsLast {
+        if x.device().is_cpu() {
+            return last::global_avg_forward(&x);
+        }
+        return global_avg_forward(&format::first(&x)?, Format::ChannelsFirst);
+    }
     match gpu_of(&x) {
         _ if x.device().is_cpu() => cpu::global_avg_forward(&x),
         Some(gpu) => cuda::global_avg_forward(&gpu, &x),
@@ -104,9 +146,18 @@ pub(crate) fn global_avg_forward(x: &Tensor) -> Result<Tensor> {
 pub(crate) fn global_avg_backward(
     grad: &Tensor,
     input_dims: (usize, usize, usize, usize),
+    format: Format,
     out: DType,
 ) -> Result<Tensor> {
     let grad = plain(grad)?;
+    if format == Format::ChannelsLast {
+        if grad.device().is_cpu() {
+            return last::global_avg_backward(&grad, input_dims, out);
+        }
+        let (n, h, w, c) = input_dims;
+        let dx = global_avg_backward(&grad, (n, c, h, w), Format::ChannelsFirst, out)?;
+        return format::last(&dx);
+    }
     match gpu_of(&grad) {
         _ if grad.device().is_cpu() => cpu::global_avg_backward(&grad, input_dims, out),
         Some(gpu) => cuda::global_avg_backward(&gpu, &grad, input_dims, out),

@@ -3,9 +3,11 @@ use candle_core::{DType, Device, Tensor};
 use super::*;
 use crate::kernels::devices::devices;
 use crate::kernels::elementwise::testing::*;
+use crate::kernels::format::{self, Format};
 
 const fn window(kernel: usize, stride: usize, padding: usize) -> Window {
-    Window { kernel: (kernel, kernel), stride: (stride, stride), padding: (padding, padding) }
+    let (kernel, stride, padding) = ((kernel, kernel), (stride, stride), (padding, padding));
+    Window { kernel, stride, padding, format: Format::ChannelsFirst }
 }
 
 /// Whole, overlapping, gapped, padded and lopsided windows.
@@ -16,7 +18,7 @@ const CASES: [([usize; 4], Window); 8] = [
     ([2, 2, 7, 9], window(2, 3, 0)),
     ([1, 3, 33, 33], window(3, 1, 1)),
     ([2, 3, 5, 5], window(5, 1, 2)),
-    ([1, 2, 9, 11], Window { kernel: (2, 5), stride: (3, 1), padding: (1, 2) }),
+    ([1, 2, 9, 11], Window { kernel: (2, 5), stride: (3, 1), padding: (1, 2), ..window(1, 1, 0) }),
     ([3, 9, 65, 67], window(3, 2, 1)),
 ];
 
@@ -164,7 +166,7 @@ fn a_window_of_negative_infinities_beside_padding() {
 fn global_average_of_ones_is_one() {
     for dtype in DTYPES {
         let ones = Tensor::ones((2, 3, 64, 64), dtype, &Device::Cpu).unwrap();
-        let y = global_avg_forward(&ones).unwrap();
+        let y = global_avg_forward(&ones, Format::ChannelsFirst).unwrap();
         assert_eq!((y.dims(), y.dtype()), (&[2, 3][..], dtype));
         assert_eq!(values(&y), [1.0; 6]);
         assert_eq!(values(&avg_forward(&ones, window(64, 64, 0)).unwrap()), [1.0; 6]);
@@ -179,14 +181,15 @@ fn global_average_and_its_gradient() {
             let area = shape[2] * shape[3];
             let mean = |plane: &[f64]| plane.iter().sum::<f64>() / area as f64;
             let expected: Vec<f64> = values(&x).chunks(area).map(mean).collect();
-            let y = global_avg_forward(&x).unwrap();
+            let y = global_avg_forward(&x, Format::ChannelsFirst).unwrap();
             assert_close(&y, &expected, 8.0);
             assert_close(&portable::global_avg_forward(&x).unwrap(), &values(&y), 8.0);
             for out in DTYPES {
                 let grad = strided(&[shape[0], shape[1]], dtype, 8);
                 let repeat = |g| std::iter::repeat_n(g / area as f64, area);
                 let expected: Vec<f64> = values(&grad).into_iter().flat_map(repeat).collect();
-                let dx = global_avg_backward(&grad, dims(shape), out).unwrap();
+                let dx =
+                    global_avg_backward(&grad, dims(shape), Format::ChannelsFirst, out).unwrap();
                 let oracle = portable::global_avg_backward(&grad, dims(shape), out).unwrap();
                 assert_eq!((dx.dims(), dx.dtype()), (&shape[..], out));
                 let count = (epsilon(DType::F32) / epsilon(out)).max(1.0);
@@ -207,7 +210,9 @@ fn gpus_agree() {
                 let (y, index) = max_forward(&t[0], window)?;
                 Ok(vec![y, index.to_dtype(DType::F32)?, avg_forward(&t[1], window)?])
             });
-            assert_gpus_agree(&[&x], 8.0, |t| Ok(vec![global_avg_forward(&t[0])?]));
+            assert_gpus_agree(&[&x], 8.0, |t| {
+                Ok(vec![global_avg_forward(&t[0], Format::ChannelsFirst)?])
+            });
             let index = max_forward(&x, window).unwrap().1;
             let (grad, plane) =
                 (strided(index.dims(), dtype, 6), strided(&[shape[0], shape[1]], dtype, 8));
@@ -219,18 +224,69 @@ fn gpus_agree() {
                     Ok(vec![
                         max_backward(&t[0], &t[1], dims, window, out)?,
                         avg_backward(&t[0], dims, window, out)?,
-                        global_avg_backward(&t[2], dims, out)?,
+                        global_avg_backward(&t[2], dims, Format::ChannelsFirst, out)?,
                     ])
                 });
             }
         }
         for (h, w) in [(1, 7), (8, 8), (31, 33), (64, 1040)] {
             let x = strided(&[3, 2, h, w], dtype, 9);
-            assert_gpus_agree(&[&x], 8.0, |t| Ok(vec![global_avg_forward(&t[0])?]));
+            assert_gpus_agree(&[&x], 8.0, |t| {
+                Ok(vec![global_avg_forward(&t[0], Format::ChannelsFirst)?])
+            });
             let grad = random(&[3, 2], dtype, 10);
             assert_gpus_agree(&[&grad], 0.0, |t| {
-                Ok(vec![global_avg_backward(&t[0], (3, 2, h, w), dtype)?])
+                Ok(vec![global_avg_backward(&t[0], (3, 2, h, w), Format::ChannelsFirst, dtype)?])
             });
+        }
+    }
+}
+
+#[test]
+fn channels_last_is_channels_first_turned() {
+    let close = |a: &Tensor, b: &Tensor, count| {
+        assert_eq!((a.dims(), a.dtype()), (b.dims(), b.dtype()));
+        assert_close(&a.to_device(&Device::Cpu).unwrap(), &values(b), count);
+    };
+    for (device, dtype) in
+        devices().into_iter().flat_map(|d| DTYPES.map(|dtype| (d.clone(), dtype)))
+    {
+        let turn = |x: &Tensor| format::last(x).unwrap().to_device(&device).unwrap();
+        for (shape, window) in CASES {
+            let turned = Window { format: Format::ChannelsLast, ..window };
+            let (n, c, h, w) = dims(shape);
+            // Few distinct values, so that there are ties; and a NaN.
+            let x = (strided(&shape, DType::F32, 1) * 3.0).unwrap().round().unwrap();
+            let mut data: Vec<f32> = x.flatten_all().unwrap().to_vec1().unwrap();
+            let middle = data.len() / 2;
+            data[middle] = f32::NAN;
+            let x = Tensor::from_vec(data, &shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+            let first = max_forward(&x, window).unwrap();
+            let last = max_forward(&turn(&x), turned).unwrap();
+            close(&last.0, &format::last(&first.0).unwrap(), 0.0);
+            assert_eq!(values(&last.1), values(&format::last(&first.1).unwrap()));
+            let x = strided(&shape, dtype, 2);
+            let y = avg_forward(&x, window).unwrap();
+            close(&avg_forward(&turn(&x), turned).unwrap(), &format::last(&y).unwrap(), 8.0);
+            let mean = global_avg_forward(&x, Format::ChannelsFirst).unwrap();
+            close(&global_avg_forward(&turn(&x), Format::ChannelsLast).unwrap(), &mean, 8.0);
+            let (grad, plane) = (strided(y.dims(), dtype, 6), strided(mean.dims(), dtype, 8));
+            let plane_there = plane.to_device(&device).unwrap();
+            for out in DTYPES {
+                let (before, after) = ((n, c, h, w), (n, h, w, c));
+                let count = 8.0 * (epsilon(DType::F32) / epsilon(out)).max(1.0);
+                let first = max_backward(&grad, &first.1, before, window, out).unwrap();
+                let dx = max_backward(&turn(&grad), &last.1, after, turned, out).unwrap();
+                close(&dx, &format::last(&first).unwrap(), count);
+                let first = avg_backward(&grad, before, window, out).unwrap();
+                let dx = avg_backward(&turn(&grad), after, turned, out).unwrap();
+                close(&dx, &format::last(&first).unwrap(), count);
+                let first =
+                    global_avg_backward(&plane, before, Format::ChannelsFirst, out).unwrap();
+                let last = Format::ChannelsLast;
+                let dx = global_avg_backward(&plane_there, after, last, out).unwrap();
+                close(&dx, &format::last(&first).unwrap(), count);
+            }
         }
     }
 }

@@ -1,15 +1,18 @@
 //! A tensor seen as `(outer, channels, inner)`: sums per channel, and maps with channel parameters.
 
 use std::array::from_fn;
+use std::mem::MaybeUninit;
 
 use num_traits::Zero;
 
 use crate::kernels::element::Real;
-use crate::kernels::elementwise::blocks::{BLOCK, GRAIN, for_each_chunk, generate, runs};
+use crate::kernels::elementwise::blocks::{BLOCK, GRAIN, for_each_chunk, generate_in_place, runs};
 use crate::kernels::elementwise::lane::Lane;
 
 /// Independent partial sums, so that additions do not wait for each other.
 const LANES: usize = 32;
+/// Columns added up side by side: a row is then read in order, and two sums of each fit registers.
+const COLUMNS: usize = 64;
 /// Rows added up in the arithmetic type before a partial sum moves on to `f64`.
 const PANEL: usize = 64;
 /// Below this, a channel's contiguous run is too short to be worth a loop of its own.
@@ -52,9 +55,10 @@ impl Channels {
         self.channels * self.inner
     }
 
-    /// Channel parameters repeated for every column.
-    fn expand<A: Copy>(self, parameter: &[A]) -> Vec<A> {
-        parameter.iter().flat_map(|&p| std::iter::repeat_n(p, self.inner)).collect()
+    /// Channel parameters repeated for every column, row after row up to `width`, whole rows.
+    fn expand<A: Copy>(self, parameter: &[A], width: usize) -> Vec<A> {
+        let row = parameter.iter().flat_map(|&p| std::iter::repeat_n(p, self.inner));
+        row.cycle().take(width).collect()
     }
 
     /// For every channel, the sum of the `K` values of `term` over its elements.
@@ -126,6 +130,16 @@ impl Channels {
         partials
     }
 
+    /// Columns of whole rows, as many that a loop over them is worth it, and whole vectors if it can be.
+    fn wide(self) -> usize {
+        const LONGEST: usize = 1024;
+        let columns = self.columns().max(1);
+        // The least common multiple, of a power of two.
+        let vectors = columns * (COLUMNS >> columns.trailing_zeros().min(COLUMNS.ilog2()));
+        if vectors <= LONGEST { vectors } else { columns }
+    }
+
+    /// Partial sums, a row of all columns after the other.
     #[inline(always)]
     fn column_sums<T: Lane, const M: usize, const P: usize, const K: usize>(
         self,
@@ -133,34 +147,49 @@ impl Channels {
         parameters: [&[T::Acc]; P],
         term: impl Fn([T::Acc; M], [T::Acc; P]) -> [T::Acc; K] + Sync,
     ) -> Vec<[f64; K]> {
-        let columns = self.columns();
-        let parameters = parameters.map(|p| self.expand(p));
-        let mut partials = vec![[0.0; K]; self.outer.div_ceil(PANEL) * columns];
-        let per_task = GRAIN.div_ceil((PANEL * columns).max(1));
+        let (columns, wide) = (self.columns(), self.wide());
+        let parameters = parameters.map(|p| self.expand(p, wide));
+        let panel = PANEL * wide;
+        let panels = (self.outer * columns).div_ceil(panel);
+        let mut partials = vec![[0.0; K]; panels * columns];
+        let per_task = GRAIN.div_ceil(panel);
         for_each_chunk(
             &mut partials,
             per_task * columns,
             #[inline(always)]
             |task, partials| {
-                for (i, panel) in partials.chunks_mut(columns).enumerate() {
-                    let first = (task * per_task + i) * PANEL;
-                    for (tile, partials) in panel.chunks_mut(BLOCK).enumerate() {
-                        let (from, len) = (tile * BLOCK, partials.len().min(BLOCK));
-                        let parameters = parameters.each_ref().map(|p| &p[from..from + len]);
-                        let mut sums = [[T::Acc::zero(); BLOCK]; K];
-                        for row in first..self.outer.min(first + PANEL) {
-                            let start = row * columns + from;
-                            let inputs = inputs.map(|input| &input[start..start + len]);
-                            for i in 0..len {
-                                let x = inputs.map(|input| input[i].raise());
-                                let terms = term(x, parameters.map(|p| p[i]));
-                                for k in 0..K {
-                                    sums[k][i] += terms[k];
+                for (i, partials) in partials.chunks_mut(columns).enumerate() {
+                    let start = (task * per_task + i) * panel;
+                    let rows = inputs.map(|input| {
+                        &input[start.min(input.len())..(start + panel).min(input.len())]
+                    });
+                    let parameters = parameters.each_ref().map(|p| &p[..]);
+                    let mut whole = 0;
+                    macro_rules! columns {
+                        ($lanes:expr) => {
+                            while whole + $lanes <= wide {
+                                let sums = lane_sums::<T, M, P, K, { $lanes }>(
+                                    rows, whole, wide, parameters, &term,
+                                );
+                                for lane in 0..$lanes {
+                                    let partial = &mut partials[(whole + lane) % columns];
+                                    *partial = from_fn(|k| partial[k] + sums[k][lane].to_double());
                                 }
+                                whole += $lanes;
                             }
-                        }
-                        for (i, partial) in partials.iter_mut().enumerate() {
-                            *partial = from_fn(|k| sums[k][i].to_double());
+                        };
+                    }
+                    columns!(COLUMNS);
+                    columns!(16);
+                    // What is left of a row, and the row that has no end.
+                    let full = rows[0].len() / wide * wide;
+                    for row in (0..rows[0].len()).step_by(wide) {
+                        let rest = row + if row < full { whole } else { 0 };
+                        for at in rest..rows[0].len().min(row + wide) {
+                            let x = rows.map(|row| row[at].raise());
+                            let terms = term(x, parameters.map(|p| p[at - row]));
+                            let partial = &mut partials[(at - row) % columns];
+                            *partial = from_fn(|k| partial[k] + terms[k].to_double());
                         }
                     }
                 }
@@ -178,12 +207,13 @@ impl Channels {
         f: impl Fn([T::Acc; M], [T::Acc; P]) -> T::Acc + Sync,
     ) -> Vec<O> {
         let by_columns = self.by_columns();
-        let expanded = parameters.map(|p| if by_columns { self.expand(p) } else { Vec::new() });
-        let width = if by_columns { self.columns() } else { self.inner };
-        generate(
+        let width = if by_columns { self.wide() } else { self.inner };
+        let expanded =
+            parameters.map(|p| if by_columns { self.expand(p, width) } else { Vec::new() });
+        generate_in_place(
             self.outer * self.columns(),
             #[inline(always)]
-            |start, out: &mut [O]| {
+            |start, out: &mut [MaybeUninit<O>]| {
                 for (number, run) in runs(start, out.len(), width) {
                     let from = start + run.start;
                     let out = &mut out[run];
@@ -194,18 +224,41 @@ impl Channels {
                             expanded.each_ref().map(|p| &p[column..column + out.len()]);
                         for i in 0..out.len() {
                             let x = inputs.map(|input| input[i].raise());
-                            out[i] = O::lower(f(x, parameters.map(|p| p[i])));
+                            out[i].write(O::lower(f(x, parameters.map(|p| p[i]))));
                         }
                     } else {
                         let parameters = parameters.map(|p| p[number % self.channels]);
                         for i in 0..out.len() {
-                            out[i] = O::lower(f(inputs.map(|x| x[i].raise()), parameters));
+                            out[i].write(O::lower(f(inputs.map(|x| x[i].raise()), parameters)));
                         }
                     }
                 }
             },
         )
     }
+}
+
+/// Sums, over the whole rows of `wide` elements, of the values of `term` in columns `from` and on.
+#[inline(always)]
+fn lane_sums<T: Lane, const M: usize, const P: usize, const K: usize, const L: usize>(
+    rows: [&[T]; M],
+    from: usize,
+    wide: usize,
+    parameters: [&[T::Acc]; P],
+    term: &impl Fn([T::Acc; M], [T::Acc; P]) -> [T::Acc; K],
+) -> [[T::Acc; L]; K] {
+    let mut sums = [[T::Acc::zero(); L]; K];
+    let parameters: [[T::Acc; L]; P] = parameters.map(|p| from_fn(|lane| p[from + lane]));
+    for row in 0..rows[0].len() / wide {
+        let x = rows.map(|input| &input[row * wide + from..][..L]);
+        for lane in 0..L {
+            let terms = term(x.map(|x| x[lane].raise()), parameters.each_ref().map(|p| p[lane]));
+            for k in 0..K {
+                sums[k][lane] += terms[k];
+            }
+        }
+    }
+    sums
 }
 
 /// Sums of the values of `term` over the elements of `inputs`, no longer than a block.

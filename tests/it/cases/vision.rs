@@ -1,7 +1,8 @@
 //! Convolution, batch norm, pooling.
 
-use candle_amp::{Op, ops};
-use candle_core::{DType, Device, Tensor};
+use candle_amp::Op;
+use candle_amp::ops::{self, channels_last};
+use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::Conv2dConfig;
 
 use super::{Case, case};
@@ -15,10 +16,15 @@ pub(super) fn cases() -> Vec<Case> {
         ..Default::default()
     };
     let conv = |config| move |t: &[Tensor]| ops::conv2d(&t[0], &t[1], t.get(2), config);
-    let eval = |t: &[Tensor]| {
+    let conv_last =
+        |config| move |t: &[Tensor]| channels_last::conv2d(&t[0], &t[1], t.get(2), config);
+    let statistics = |t: &[Tensor]| -> Result<[Tensor; 2]> {
         let dtype = if t[0].dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let mean = Tensor::new(&[0.25f64, -0.5, 0.125], &Device::Cpu)?.to_dtype(dtype)?;
-        let var = Tensor::new(&[0.5f64, 2.0, 1.5], &Device::Cpu)?.to_dtype(dtype)?;
+        Ok([mean, Tensor::new(&[0.5f64, 2.0, 1.5], &Device::Cpu)?.to_dtype(dtype)?])
+    };
+    let eval = move |t: &[Tensor]| {
+        let [mean, var] = statistics(t)?;
         ops::batch_norm_eval(&t[0], &mean, &var, t.get(1), t.get(2), 1e-3)
     };
     vec![
@@ -56,6 +62,45 @@ pub(super) fn cases() -> Vec<Case> {
         case(Op::AvgPool2d, "3/2/1", &[&[2, 2, 7, 5]], |t| ops::avg_pool2d(&t[0], 3, 2, 1)),
         case(Op::AvgPool2d, "2/1", &[&[1, 3, 4, 5]], |t| ops::avg_pool2d(&t[0], 2, 1, 0)),
         case(Op::GlobalAvgPool2d, "global", &[&[2, 3, 5, 7]], |t| ops::global_avg_pool2d(&t[0])),
+        case(
+            Op::Conv2d,
+            "last",
+            &[&[2, 6, 5, 3], &[4, 3, 3, 3], &[4]],
+            conv_last(config(1, 1, 1, 1)),
+        ),
+        case(Op::Conv2d, "last, stride 2, groups", &[&[2, 7, 6, 4], &[6, 2, 3, 3]], {
+            conv_last(config(2, 1, 1, 2))
+        }),
+        case(Op::Conv2d, "last, dilated", &[&[1, 8, 7, 2], &[2, 2, 3, 2], &[2]], {
+            conv_last(config(1, 1, 2, 1))
+        }),
+        case(Op::BatchNorm, "last, train", &[&[4, 2, 5, 3], &[3], &[3]], |t| {
+            Ok(channels_last::batch_norm(&t[0], Some(&t[1]), Some(&t[2]), 1e-3)?.0)
+        })
+        .within(6.0),
+        case(
+            Op::BatchNormRelu,
+            "last, residual",
+            &[&[4, 2, 5, 3], &[4, 2, 5, 3], &[3], &[3]],
+            |t| {
+                let (weight, bias) = (Some(&t[2]), Some(&t[3]));
+                Ok(channels_last::batch_norm_relu(&t[0], weight, bias, Some(&t[1]), 1e-3)?.0)
+            },
+        )
+        .within(6.0),
+        case(Op::BatchNorm, "last, eval", &[&[4, 2, 5, 3], &[3], &[3]], move |t| {
+            let [mean, var] = statistics(t)?;
+            channels_last::batch_norm_eval(&t[0], &mean, &var, t.get(1), t.get(2), 1e-3)
+        }),
+        case(Op::MaxPool2d, "last", &[&[1, 7, 5, 2]], |t| {
+            channels_last::max_pool2d(&t[0], (3, 2), (1, 2), (1, 0))
+        }),
+        case(Op::AvgPool2d, "last", &[&[2, 7, 5, 2]], |t| {
+            channels_last::avg_pool2d(&t[0], 3, 2, 1)
+        }),
+        case(Op::GlobalAvgPool2d, "last", &[&[2, 5, 7, 3]], |t| {
+            channels_last::global_avg_pool2d(&t[0])
+        }),
         case(Op::Flatten, "flatten", &[&[2, 3, 2, 2]], |t| ops::flatten(&t[0])),
     ]
 }

@@ -7,6 +7,7 @@
 mod correlate;
 mod lines;
 mod rows;
+mod store;
 
 use std::mem::MaybeUninit;
 
@@ -20,10 +21,11 @@ use super::weights::{self, Order};
 use super::{Shape, with_stored};
 use crate::kernels::element::{Elements, tensor};
 use crate::kernels::fresh::fresh;
-use crate::kernels::panel::{Cells, Panel, Rounded, Tile, Unit, with_cells};
+use crate::kernels::panel::{Cells, Panel, Rounded, Unit, with_cells};
 pub(in crate::kernels::conv2d) use correlate::weight_gradient;
 use lines::Lines;
 use rows::Pixels;
+use store::Places;
 
 /// The unit that convolves these operands, where this module does.
 pub(in crate::kernels::conv2d) fn unit(
@@ -207,19 +209,18 @@ impl Pass {
                     columns: self.outs,
                     depth: lines.depth,
                 };
-                panel.multiply(self.unit, |tile: Tile<'_>| {
+                let places = Places {
+                    positions: lines.positions,
+                    columns: taps.grid.1,
+                    start: phase.at.0 * width + phase.at.1,
+                    row: step * width,
+                    column: step,
+                    channels,
+                };
+                panel.multiply(self.unit, |tile| {
                     let from = group * self.outs + tile.column;
                     let bias = bias.map(|bias| &bias[from..from + tile.columns]);
-                    for (position, sums) in (tile.row..).zip(tile.sums).take(tile.rows) {
-                        let (row, column) =
-                            (position / lines.positions, position % lines.positions);
-                        if column < taps.grid.1 {
-                            let y = row * step + phase.at.0;
-                            let pixel = y * width + column * step + phase.at.1;
-                            let out = &mut out[pixel * channels + from..][..tile.columns];
-                            O::store_all(sums, bias, out);
-                        }
-                    }
+                    places.store(&tile, from, bias, out);
                 });
             }
         });

@@ -1,0 +1,76 @@
+//! Tiles, rounded into pixels.
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+use crate::kernels::panel::{Rounded, Tile};
+
+/// Where positions go: lines of `positions`, of which the first `columns` are pixels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places {
+    pub(super) positions: usize,
+    pub(super) columns: usize,
+    /// The pixel of the first position, and pixels from a line to the next and from a position to the
+    /// next.
+    pub(super) start: usize,
+    pub(super) row: usize,
+    pub(super) column: usize,
+    /// Channels of a pixel.
+    pub(super) channels: usize,
+}
+
+impl Places {
+    /// Writes a tile, plus the bias of each column, to the channels from `from` on.
+    pub(super) fn store<O: Rounded>(
+        &self,
+        tile: &Tile<'_>,
+        from: usize,
+        bias: Option<&[f32]>,
+        out: &mut [MaybeUninit<O>],
+    ) {
+        let last = tile.row + tile.rows - 1;
+        let end = self.start + last / self.positions * self.row + self.columns * self.column;
+        let end = (end - self.column) * self.channels + from + tile.columns;
+        assert!(end <= out.len() && from + tile.columns <= self.channels);
+        assert!(bias.is_none_or(|bias| bias.len() >= tile.columns));
+        // SAFETY: a `Unit` has the features. The last pixel of the last line is in `out`, as asserted.
+        unsafe { self.write::<O>(tile, from, bias.map(<[f32]>::as_ptr), out.as_mut_ptr().cast()) };
+    }
+
+    /// # Safety
+    /// AVX-512 F, BW and VL; the pixels of all lines of the tile in `out`, the bias of its columns.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn write<O: Rounded>(
+        &self,
+        tile: &Tile<'_>,
+        from: usize,
+        bias: Option<*const f32>,
+        out: *mut O,
+    ) {
+        let (mut line, mut position) = (tile.row / self.positions, tile.row % self.positions);
+        for sums in &tile.sums[..tile.rows] {
+            if position < self.columns {
+                let pixel = self.start + line * self.row + position * self.column;
+                let out = out.wrapping_add(pixel * self.channels + from);
+                for column in (0..tile.columns).step_by(16) {
+                    let lanes = (tile.columns - column).min(16);
+                    let mask = ((1u32 << lanes) - 1) as u16;
+                    // SAFETY: 16 sums; the mask has no more elements than the tile has columns.
+                    unsafe {
+                        let mut sums = _mm512_loadu_ps(sums.as_ptr().add(column));
+                        if let Some(bias) = bias {
+                            let bias = _mm512_maskz_loadu_ps(mask, bias.add(column));
+                            sums = _mm512_add_ps(sums, bias);
+                        }
+                        O::store(out.wrapping_add(column), mask, sums);
+                    }
+                }
+            }
+            position += 1;
+            if position == self.positions {
+                (line, position) = (line + 1, 0);
+            }
+        }
+    }
+}

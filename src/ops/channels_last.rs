@@ -1,0 +1,138 @@
+//! Operators on images whose channels come last: `(b, h, w, c)`, by shape.
+//!
+//! What tensor cores and CPU tiles like best: a row of a kernel meets numbers that follow each other.
+//! The layout is a choice of the model's, once, where images enter: everything but these operators
+//! (activations, additions, losses) is the same for both, and weights keep their shape,
+//! `(c_out, c_in / groups, kh, kw)`, so that a checkpoint loads in either. PyTorch's `channels_last` is
+//! a matter of strides, which an operator may lose without a word; here a shape that does not fit is an
+//! error.
+//!
+//! Precision and errors are those of the operators of the same names in [`ops`](super). Layers have a
+//! method for it: [`nn::Conv2d::channels_last`](crate::nn::Conv2d::channels_last),
+//! [`nn::BatchNorm::channels_last`](crate::nn::BatchNorm::channels_last).
+//!
+//! ```
+//! use candle_amp::ops;
+//! use candle_core::{DType, Device, Tensor};
+//!
+//! let images = Tensor::rand(0f32, 1., (2, 3, 8, 8), &Device::Cpu)?;
+//! let weight = Tensor::rand(-1f32, 1., (4, 3, 3, 3), &Device::Cpu)?;
+//! let x = images.permute((0, 2, 3, 1))?; // once, where they enter
+//! let y = ops::channels_last::conv2d(&x, &weight, None, Default::default())?;
+//! let (y, statistics) = ops::channels_last::batch_norm_relu(&y, None, None, None, 1e-5)?;
+//! assert_eq!((y.dims(), statistics.mean.dims()), (&[2, 6, 6, 4][..], &[4][..]));
+//! let y = ops::channels_last::global_avg_pool2d(&y)?;
+//! assert_eq!(y.dims(), [2, 4]);
+//!
+//! // What has its channels elsewhere does not pass for an image.
+//! assert!(ops::channels_last::conv2d(&images, &weight, None, Default::default()).is_err());
+//! # Ok::<(), candle_core::Error>(())
+//! ```
+
+use candle_core::{Result, Tensor, ToUsize2};
+use candle_nn::Conv2dConfig;
+
+use super::BatchStatistics;
+use super::{conv, norm, pool};
+use crate::kernels::format::Format::ChannelsLast;
+
+/// [`ops::conv2d`](super::conv2d): `x (b, h, w, c_in)`, `weight (c_out, c_in / groups, kh, kw)`,
+/// `bias (c_out)` → `(b, h_out, w_out, c_out)`.
+///
+/// # Precision
+///
+/// As [`ops::conv2d`](super::conv2d).
+///
+/// # References
+///
+/// `torch.nn.functional.conv2d` in `torch.channels_last`.
+pub fn conv2d(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: Conv2dConfig,
+) -> Result<Tensor> {
+    conv::conv2d_of(ChannelsLast, x, weight, bias, config)
+}
+
+/// [`ops::batch_norm`](super::batch_norm): `x (n, …, c)`, `weight (c)`, `bias (c)` → that of `x`.
+///
+/// # Precision
+///
+/// As [`ops::batch_norm`](super::batch_norm).
+pub fn batch_norm(
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, BatchStatistics)> {
+    norm::batch_norm_of(ChannelsLast, x, weight, bias, eps)
+}
+
+/// [`ops::batch_norm_relu`](super::batch_norm_relu): `x (n, …, c)`, `residual` as `x`.
+///
+/// # Precision
+///
+/// As [`ops::batch_norm_relu`](super::batch_norm_relu).
+pub fn batch_norm_relu(
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    residual: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, BatchStatistics)> {
+    norm::batch_norm_relu_of(ChannelsLast, x, weight, bias, residual, eps)
+}
+
+/// [`ops::batch_norm_eval`](super::batch_norm_eval): `x (n, …, c)`.
+///
+/// # Precision
+///
+/// As [`ops::batch_norm_eval`](super::batch_norm_eval).
+pub fn batch_norm_eval(
+    x: &Tensor,
+    mean: &Tensor,
+    var: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<Tensor> {
+    norm::batch_norm_eval_of(ChannelsLast, x, mean, var, weight, bias, eps)
+}
+
+/// [`ops::max_pool2d`](super::max_pool2d): `x (b, h, w, c)` → `(b, h_out, w_out, c)`.
+///
+/// # Precision
+///
+/// As [`ops::max_pool2d`](super::max_pool2d).
+pub fn max_pool2d(
+    x: &Tensor,
+    kernel: impl ToUsize2,
+    stride: impl ToUsize2,
+    padding: impl ToUsize2,
+) -> Result<Tensor> {
+    pool::max_pool2d_of(ChannelsLast, x, kernel, stride, padding)
+}
+
+/// [`ops::avg_pool2d`](super::avg_pool2d): `x (b, h, w, c)` → `(b, h_out, w_out, c)`.
+///
+/// # Precision
+///
+/// As [`ops::avg_pool2d`](super::avg_pool2d).
+pub fn avg_pool2d(
+    x: &Tensor,
+    kernel: impl ToUsize2,
+    stride: impl ToUsize2,
+    padding: impl ToUsize2,
+) -> Result<Tensor> {
+    pool::avg_pool2d_of(ChannelsLast, x, kernel, stride, padding)
+}
+
+/// [`ops::global_avg_pool2d`](super::global_avg_pool2d): `x (b, h, w, c)` → `(b, c)`.
+///
+/// # Precision
+///
+/// As [`ops::global_avg_pool2d`](super::global_avg_pool2d).
+pub fn global_avg_pool2d(x: &Tensor) -> Result<Tensor> {
+    pool::global_avg_pool2d_of(ChannelsLast, x)
+}
