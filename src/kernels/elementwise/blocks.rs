@@ -13,6 +13,8 @@ use crate::kernels::fresh::fresh;
 
 /// Elements handled at a time: a few of these fit the first-level cache together.
 pub(crate) const BLOCK: usize = 1024;
+/// Elements of the arrays that loops are over.
+const LANES: usize = 32;
 /// Elements that keep a thread busy for much longer than it takes to wake it.
 pub(crate) const GRAIN: usize = 16 * BLOCK;
 
@@ -131,6 +133,29 @@ pub(crate) fn generate_in_place<T: Lane>(
     })
 }
 
+/// `out[i] = f(element i of each input, element i of each parameter)`, in arrays of a length that the
+/// compiler knows: where it has to check each slice, it does not use vectors.
+#[inline(always)]
+pub(crate) fn each_lane<O: Copy, T: Copy, A: Copy, const M: usize, const P: usize>(
+    out: &mut [MaybeUninit<O>],
+    inputs: [&[T]; M],
+    parameters: [&[A]; P],
+    f: impl Fn([T; M], [A; P]) -> O,
+) {
+    let (blocks, rest) = out.as_chunks_mut::<LANES>();
+    let start = blocks.len() * LANES;
+    for (number, out) in blocks.iter_mut().enumerate() {
+        let x: [&[T; LANES]; M] = inputs.map(|x| &x.as_chunks().0[number]);
+        let p: [&[A; LANES]; P] = parameters.map(|p| &p.as_chunks().0[number]);
+        for lane in 0..LANES {
+            out[lane].write(f(x.map(|x| x[lane]), p.map(|p| p[lane])));
+        }
+    }
+    for (i, out) in rest.iter_mut().enumerate() {
+        out.write(f(inputs.map(|x| x[start + i]), parameters.map(|p| p[start + i])));
+    }
+}
+
 /// `f` of the elements of `inputs` at every position: all of one length.
 ///
 /// `f` owns what it captures and is copied to each block's stack, where the compiler sees that
@@ -140,14 +165,18 @@ pub(crate) fn map<T: Lane, O: Lane<Acc = T::Acc>, const M: usize>(
     inputs: [&[T]; M],
     f: impl Fn([T::Acc; M]) -> T::Acc + Sync + Copy,
 ) -> Vec<O> {
-    generate(
+    generate_in_place(
         inputs[0].len(),
         #[inline(always)]
-        |start, out: &mut [O]| {
+        |start, out: &mut [MaybeUninit<O>]| {
             let (f, inputs) = (f, inputs.map(|input| &input[start..start + out.len()]));
-            for i in 0..out.len() {
-                out[i] = O::lower(f(inputs.map(|input| input[i].raise())));
-            }
+            each_lane::<_, _, T::Acc, M, 0>(
+                out,
+                inputs,
+                [],
+                #[inline(always)]
+                |x, []| O::lower(f(x.map(T::raise))),
+            );
         },
     )
 }

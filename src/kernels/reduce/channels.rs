@@ -6,7 +6,9 @@ use std::mem::MaybeUninit;
 use num_traits::Zero;
 
 use crate::kernels::element::Real;
-use crate::kernels::elementwise::blocks::{BLOCK, GRAIN, for_each_chunk, generate_in_place, runs};
+use crate::kernels::elementwise::blocks::{
+    BLOCK, GRAIN, each_lane, for_each_chunk, generate_in_place, runs,
+};
 use crate::kernels::elementwise::lane::Lane;
 
 /// Independent partial sums, so that additions do not wait for each other.
@@ -222,15 +224,22 @@ impl Channels {
                         let column = from - number * width;
                         let parameters =
                             expanded.each_ref().map(|p| &p[column..column + out.len()]);
-                        for i in 0..out.len() {
-                            let x = inputs.map(|input| input[i].raise());
-                            out[i].write(O::lower(f(x, parameters.map(|p| p[i]))));
-                        }
+                        each_lane(
+                            out,
+                            inputs,
+                            parameters,
+                            #[inline(always)]
+                            |x, p| O::lower(f(x.map(T::raise), p)),
+                        );
                     } else {
                         let parameters = parameters.map(|p| p[number % self.channels]);
-                        for i in 0..out.len() {
-                            out[i].write(O::lower(f(inputs.map(|x| x[i].raise()), parameters)));
-                        }
+                        each_lane::<_, _, T::Acc, M, 0>(
+                            out,
+                            inputs,
+                            [],
+                            #[inline(always)]
+                            |x, []| O::lower(f(x.map(T::raise), parameters)),
+                        );
                     }
                 }
             },

@@ -40,6 +40,9 @@ pub(super) fn pack_blocks(
     arrange(weight, shape, taps, order, unit.pairs(), (16, false))
 }
 
+/// Cells that are packed before another thread is awake.
+pub(super) const SHORT: usize = 1 << 14;
+
 /// In blocks of `rows` channels, each by itself where `lines`, else side by side.
 fn arrange(
     weight: &[f32],
@@ -59,37 +62,44 @@ fn arrange(
     let sum = segment * taps.rows.len();
     let blocks = outs.div_ceil(rows);
     let mut packed = Cells::new(shape.geometry.groups * blocks * rows * sum);
-    let chunks = packed.as_mut_slice()[..shape.geometry.groups * blocks * rows * sum]
-        .par_chunks_mut((rows * sum).max(1));
-    chunks.enumerate().for_each(|(block, places)| {
+    // Of every tap in use, where it is in a kernel, and its first cell.
+    let used: Vec<(usize, usize)> = taps
+        .rows
+        .iter()
+        .flat_map(|&(_, row)| {
+            taps.columns.iter().map(move |&(_, column)| row * shape.kernel_width + column)
+        })
+        .enumerate()
+        .map(|(index, tap)| (tap, index * cells))
+        .collect();
+    let (across, down) = if lines { (1, sum) } else { (rows, 1) };
+    let pack = |(block, places): (usize, &mut [u32])| {
         let (group, first) = (block / blocks, block % blocks * rows);
         for row in 0..rows.min(outs - first) {
-            let element = |tap: usize, channel: usize| {
+            for channel in 0..ins {
                 let (out, input) = match order {
                     Order::Forward => (first + row, channel),
                     Order::Backward => (channel, first + row),
                 };
                 let out = group * shape.group_out() + out;
-                weight[(out * shape.group_in() + input) * kernel + tap]
-            };
-            let half = |tap, channel| match channel < ins {
-                true => u32::from(bf16::lower(element(tap, channel)).to_bits()),
-                false => 0,
-            };
-            let taps = taps.rows.iter().flat_map(|&(_, tap)| {
-                taps.columns.iter().map(move |&(_, column)| tap * shape.kernel_width + column)
-            });
-            for (index, tap) in taps.enumerate() {
-                for cell in 0..cells {
-                    let place = index * cells + cell;
-                    let place = if lines { row * sum + place } else { place * rows + row };
-                    places[place] = match pairs {
-                        false => element(tap, cell).to_bits(),
-                        true => half(tap, 2 * cell + 1) << 16 | half(tap, 2 * cell),
+                let weights = &weight[(out * shape.group_in() + input) * kernel..][..kernel];
+                let cell = if pairs { channel / 2 } else { channel };
+                for &(tap, start) in &used {
+                    let place = &mut places[(start + cell) * across + row * down];
+                    *place = match (pairs, channel % 2) {
+                        (false, _) => weights[tap].to_bits(),
+                        (true, 0) => u32::from(bf16::lower(weights[tap]).to_bits()),
+                        (true, _) => *place | u32::from(bf16::lower(weights[tap]).to_bits()) << 16,
                     };
                 }
             }
         }
-    });
+    };
+    let (places, block) = (shape.geometry.groups * blocks * rows * sum, (rows * sum).max(1));
+    let places = &mut packed.as_mut_slice()[..places];
+    match places.len() > SHORT {
+        true => places.par_chunks_mut(block).enumerate().for_each(pack),
+        false => places.chunks_mut(block).enumerate().for_each(pack),
+    }
     packed
 }

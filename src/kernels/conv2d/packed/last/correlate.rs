@@ -7,8 +7,9 @@ use candle_core::{DType, Result, Tensor, bail};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::rows::widen;
-use super::{Shape, with_stored};
+use super::lines::Lines;
+use super::rows::{Pixels, widen};
+use super::{Shape, weights, with_stored};
 use crate::kernels::conv2d::packed::correlate::{add_all, runs};
 use crate::kernels::conv2d::packed::layout::{Cut, Part, Strips, Taps};
 use crate::kernels::conv2d::packed::rows::Stored;
@@ -28,7 +29,7 @@ pub(in crate::kernels::conv2d) fn weight_gradient(
     let groups = shape.geometry.groups;
     let (taps, wide) = (Taps::forward(shape), shape.group_in().next_multiple_of(16));
     let correlation = Correlation { shape, taps: &taps, unit, wide };
-    let mut sums: Vec<Vec<f32>> = with_stored!(x, x => with_stored!(grad, grad => {
+    let sums: Vec<Vec<f32>> = with_stored!(x, x => with_stored!(grad, grad => {
         let (x, grad): (&[_], &[_]) = (&x, &grad);
         let tasks = (0..runs * groups).into_par_iter();
         tasks.map(|task| {
@@ -38,19 +39,27 @@ pub(in crate::kernels::conv2d) fn weight_gradient(
         .collect()
     }));
     let mut total = vec![0f32; shape.c_out * shape.taps()];
-    let (outs, kernel) = (shape.group_out(), shape.kernel_height * shape.kernel_width);
-    let places = total.par_chunks_mut(outs * shape.taps());
-    places.zip(sums.par_chunks_mut(runs)).for_each(|(places, sums)| {
-        let Some((sum, others)) = sums.split_first_mut() else { return };
-        others.iter().for_each(|other| add_all(sum, other));
-        for (out, places) in places.chunks_exact_mut(shape.taps()).enumerate() {
-            for (index, place) in places.iter_mut().enumerate() {
-                let (channel, tap) = (index / kernel, index % kernel);
-                let (row, column) = (tap / shape.kernel_width, tap % shape.kernel_width);
-                *place = sum[((row * outs + out) * shape.kernel_width + column) * wide + channel];
+    let (outs, width) = (shape.group_out(), shape.kernel_width * wide);
+    let gather = |(out, places): (usize, &mut [f32])| {
+        let (group, out) = (out / outs, out % outs);
+        let mut line = vec![0f32; width];
+        for row in 0..shape.kernel_height {
+            line.fill(0.0);
+            for run in &sums[group * runs..][..runs] {
+                add_all(&mut line, &run[(row * outs + out) * width..][..width]);
+            }
+            for (column, line) in line.chunks_exact(wide).enumerate() {
+                let tap = row * shape.kernel_width + column;
+                let places =
+                    places[tap..].iter_mut().step_by(shape.kernel_height * shape.kernel_width);
+                places.zip(line).for_each(|(place, sum)| *place = *sum);
             }
         }
-    });
+    };
+    match total.len() * runs > weights::SHORT {
+        true => total.par_chunks_mut(shape.taps()).enumerate().for_each(gather),
+        false => total.chunks_mut(shape.taps()).enumerate().for_each(gather),
+    }
     Ok(tensor(total, &shape.weight_dims()))
 }
 
@@ -116,19 +125,39 @@ impl Correlation<'_> {
         let (x_cells, cells) = (side(&[], ins, met).cells(), side(&[], outs, positions).cells());
         let stride = if cells.is_multiple_of(256) { cells + 16 } else { cells };
         let (block, depth) = (16 * x_cells, positions.div_ceil(2));
+        let lines = Lines::new(self.taps, part, ins.div_ceil(2));
         let sizes = [
-            (met * ins).max(positions * outs).div_ceil(2),
+            (met * ins).max(positions * outs).div_ceil(2).max(lines.len()),
             outs.next_multiple_of(16) * stride,
             shape.kernel_width * self.wide * x_cells + block,
         ];
         with_cells(sizes, |[straight, left, right]| {
-            let places = &mut pairs(straight)[..positions * outs];
-            self.lay_grad(grad, group, part, &strips, bf16::ZERO, copy, places);
-            side(places, outs, positions).pack_lines(stride, left);
-            for column in 0..shape.kernel_width {
-                let places = &mut pairs(straight)[..met * ins];
-                self.lay_x(x, group, part, &strips, column, bf16::ZERO, copy, places);
-                side(places, ins, met).pack_blocks(&mut right[column * self.wide * x_cells..]);
+            // Rows of pixels without a gap are read where they lie.
+            let whole = part.columns.len() == shape.out_width && strips.line == shape.out_width;
+            if whole {
+                let first = part.rows.start * shape.out_width * shape.c_out + group * outs;
+                let of_grad = side(&grad[first..], outs, positions);
+                Side { depth_stride: shape.c_out, ..of_grad }.pack_lines(stride, left);
+            } else {
+                let places = &mut pairs(straight)[..positions * outs];
+                self.lay_grad(grad, group, part, &strips, bf16::ZERO, copy, places);
+                side(places, outs, positions).pack_lines(stride, left);
+            }
+            if whole && self.taps.step == 1 && shape.out_width >= 16 {
+                let of_image = Pixels {
+                    x,
+                    size: (shape.height, shape.width),
+                    channels: group * ins..(group + 1) * ins,
+                    all: shape.c_in,
+                };
+                of_image.fill(&lines, true, straight);
+                self.pack_shifted(&lines, pairs(straight), x_cells, right);
+            } else {
+                for column in 0..shape.kernel_width {
+                    let places = &mut pairs(straight)[..met * ins];
+                    self.lay_x(x, group, part, &strips, column, bf16::ZERO, copy, places);
+                    side(places, ins, met).pack_blocks(&mut right[column * self.wide * x_cells..]);
+                }
             }
             let columns = shape.kernel_width * self.wide;
             for (row, start) in strips.starts.iter().enumerate() {
@@ -150,6 +179,24 @@ impl Correlation<'_> {
                 panel.multiply(self.unit, |tile| tile.add_to(sums, columns));
             }
         });
+    }
+
+    /// What each kernel column meets, out of lines with padding. A square of cells reaches beyond a
+    /// line that is no multiple of it, into what is written next.
+    fn pack_shifted(&self, lines: &Lines, x: &[bf16], cells: usize, out: &mut [u32]) {
+        let (ins, width) = (self.shape.group_in(), self.shape.out_width);
+        let own = 2 * lines.cells;
+        for (column, &(offset, _)) in self.taps.columns.iter().enumerate() {
+            let shift = (offset - lines.column) as usize;
+            for first in (0..ins).step_by(16) {
+                for slot in 0..lines.slots.len() {
+                    let data = &x[(slot * lines.pixels + shift) * own..];
+                    let all = Side { depth_stride: own, ..side(data, ins, width) };
+                    let block = (column * self.wide + first) * cells + slot * width / 2 * 16;
+                    all.part(first, (ins - first).min(16), 0, width).pack_blocks(&mut out[block..]);
+                }
+            }
+        }
     }
 
     fn of_floats<S: Stored + 'static, G: Stored + 'static>(

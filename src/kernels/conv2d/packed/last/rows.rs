@@ -28,21 +28,30 @@ impl<S: Stored + 'static> Pixels<'_, S> {
             (true, Some(x)) => {
                 let of =
                     Pixels { x, size: self.size, channels: self.channels.clone(), all: self.all };
-                of.lay(lines, 2 * lines.cells, bf16::ZERO, copy, &mut pairs(out)[..2 * len]);
+                let each = |x: bf16| x;
+                of.lay(
+                    lines,
+                    2 * lines.cells,
+                    bf16::ZERO,
+                    (copy, each),
+                    &mut pairs(out)[..2 * len],
+                );
             }
-            _ => self.lay(lines, lines.cells, 0.0, widen, &mut floats(out)[..len]),
+            _ => self.lay(lines, lines.cells, 0.0, (widen, S::widen), &mut floats(out)[..len]),
         }
     }
 
-    /// Fills lines whose pixels have `own` elements.
+    /// Fills lines whose pixels have `own` elements, with what becomes of many, or of each.
     fn lay<P: Copy>(
         &self,
         lines: &Lines,
         own: usize,
         zero: P,
-        carry: impl Fn(&[S], &mut [P]),
+        (carry, each): (impl Fn(&[S], &mut [P]), impl Fn(S) -> P),
         out: &mut [P],
     ) {
+        /// Channels from which on a pixel is worth a call.
+        const MANY: usize = 8;
         let (height, width) = self.size;
         let before = ((-lines.column).max(0) as usize).min(lines.pixels);
         let first = lines.column.max(0) as usize;
@@ -59,6 +68,19 @@ impl<S: Stored + 'static> Pixels<'_, S> {
             let row = &self.x[(y * width + first) * self.all..][..inside * self.all];
             if self.channels.len() == self.all && own == self.all {
                 carry(row, line);
+                continue;
+            }
+            if self.channels.len() < MANY {
+                for channel in 0..own {
+                    let places = line.iter_mut().skip(channel).step_by(own);
+                    match self.channels.clone().nth(channel) {
+                        Some(channel) => {
+                            let pixels = row.iter().skip(channel).step_by(self.all);
+                            places.zip(pixels).for_each(|(place, &x)| *place = each(x));
+                        }
+                        None => places.for_each(|place| *place = zero),
+                    }
+                }
                 continue;
             }
             for (pixel, place) in row.chunks_exact(self.all).zip(line.chunks_exact_mut(own)) {
