@@ -4,7 +4,7 @@ use candle_amp::{Autocast, Parameters, nn, ops, random as generator};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Module, ModuleT, VarBuilder, VarMap};
 
-use crate::util::{assert_close, assert_same, random, to_vec};
+use crate::util::{assert_close, assert_same, largest, random, to_vec};
 
 const CPU: Device = Device::Cpu;
 
@@ -47,6 +47,55 @@ fn layers_compute_what_candle_nn_computes_from_the_same_variables() -> Result<()
         names,
         ["a.bias", "a.weight", "b.bias", "b.weight", "c.weight", "d.bias", "d.weight"]
     );
+    Ok(())
+}
+
+/// The same variables, the same model: outputs, gradients and running statistics.
+#[test]
+fn a_model_with_channels_last_is_the_one_with_channels_first() -> Result<()> {
+    let _fork = generator::fork_rng();
+    let images = random(3, (4, 3, 9, 7), DType::F32);
+    let varmap = VarMap::new();
+    let model = |last: bool, statistics: &VarMap| -> Result<_> {
+        let vb = nn::var_builder(&varmap, DType::F32, &CPU);
+        let own = nn::var_builder(statistics, DType::F32, &CPU);
+        let config = nn::Conv2dConfig { stride: 2, padding: 1, ..Default::default() };
+        let conv = nn::conv2d(3, 18, 3, config, vb.pp("conv"))?;
+        let norm = nn::batch_norm(18, 1e-5, own)?;
+        Ok(if last { (conv.channels_last(), norm.channels_last()) } else { (conv, norm) })
+    };
+    for dtype in [DType::F32, DType::BF16] {
+        let statistics = [VarMap::new(), VarMap::new()];
+        let (first, last) = (model(false, &statistics[0])?, model(true, &statistics[1])?);
+        // Two roundings to a half, and what a variance makes of them.
+        let roundings = if dtype == DType::F32 { 64.0 } else { 8.0 };
+        let close = |what, a: &Tensor, b: &Tensor| assert_close(what, a, b, dtype, roundings);
+        let (amp, turned) = (Autocast::new(dtype), images.permute((0, 2, 3, 1))?);
+        for train in [true, false] {
+            let run = |(conv, norm): &(nn::Conv2d, nn::BatchNorm), x: &Tensor| {
+                amp.scope(|| norm.forward_relu_t(&conv.forward(x)?, None, train))
+            };
+            let (a, b) = (run(&first, &images)?, run(&last, &turned)?);
+            assert_eq!((b.dims(), b.dtype()), (&[4, 5, 4, 18][..], dtype));
+            close("output", &b.permute((0, 3, 1, 2))?.contiguous()?, &a);
+            let weigh = random(4, a.dims(), DType::F32);
+            let loss = |y: &Tensor, w: &Tensor| (y.to_dtype(DType::F32)? * w)?.sum_all();
+            let by_first = loss(&a, &weigh)?.backward()?;
+            let by_last = loss(&b, &weigh.permute((0, 2, 3, 1))?.contiguous()?)?.backward()?;
+            for var in varmap.all_vars() {
+                let gradients = [&by_last, &by_first].map(|store| store.get(&var).cloned());
+                let [Some(a), Some(b)] = gradients else { panic!("a gradient is missing") };
+                // A bias before a norm has none but roundings.
+                if train && var.rank() == 1 {
+                    assert!(largest(&a).max(largest(&b)) < 0.05);
+                } else {
+                    close("gradient", &a, &b);
+                }
+            }
+        }
+        close("running mean", last.1.running_mean(), first.1.running_mean());
+        close("running var", last.1.running_var(), first.1.running_var());
+    }
     Ok(())
 }
 
