@@ -1,4 +1,4 @@
-//! From source to a function on a device, once a process.
+//! From source to a function on a device, once a process; compiled once a machine.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -10,6 +10,7 @@ use candle_core::cuda_backend::cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 use candle_core::{CudaDevice, Result, bail};
 
 use super::Source;
+use super::cache::Cache;
 
 /// What every source begins with.
 const COMMON: &str = include_str!("common.cuh");
@@ -18,6 +19,9 @@ const COMMON: &str = include_str!("common.cuh");
 type Modules = HashMap<(usize, &'static str), std::sync::Arc<CudaModule>>;
 
 static MODULES: LazyLock<Mutex<Modules>> = LazyLock::new(Mutex::default);
+
+/// The machine code that earlier processes have compiled.
+static CACHE: LazyLock<Option<Cache>> = LazyLock::new(Cache::from_env);
 
 /// The kernel `name` of `source`, on `device`.
 pub(super) fn function(
@@ -33,63 +37,137 @@ pub(super) fn function(
         Some(module) => module.clone(),
         None => {
             let (major, minor) = context.compute_capability().w()?;
-            let binary = compile(source, &format!("sm_{major}{minor}"))?;
-            let module = context.load_module(Ptx::from_binary(binary)).w()?;
+            let job = Job::new(source, format!("sm_{major}{minor}"));
+            let module = context.load_module(Ptx::from_binary(job.code(CACHE.as_ref())?)).w()?;
             modules.entry(key).or_insert(module).clone()
         }
     };
     module.load_function(name).w()
 }
 
-/// Machine code for an architecture, not PTX: PTX of a newer compiler than the driver's is refused.
-#[allow(unsafe_code)]
-fn compile(source: &Source, architecture: &str) -> Result<Vec<u8>> {
-    /// Destroys the program on every way out.
-    struct Program(sys::nvrtcProgram);
-    impl Drop for Program {
-        fn drop(&mut self) {
-            // SAFETY: made by `create_program`, and destroyed here alone.
-            let _ = unsafe { nvrtc::destroy_program(self.0) };
-        }
+/// What NVRTC is to compile, and how.
+struct Job {
+    name: &'static str,
+    architecture: String,
+    options: Vec<String>,
+    text: String,
+}
+
+impl Job {
+    /// For machine code, not PTX: PTX of a newer compiler than the driver's is refused.
+    fn new(source: &Source, architecture: String) -> Self {
+        // Products and sums are fused where a kernel says so, as on the CPU.
+        let options = vec![
+            format!("--gpu-architecture={architecture}"),
+            "--std=c++17".to_owned(),
+            "--fmad=false".to_owned(),
+            // Lambdas in kernels are the device's, as all of a source is.
+            "--device-as-default-execution-space".to_owned(),
+        ];
+        let text = [COMMON, source.code].concat();
+        Self { name: source.name, architecture, options, text }
     }
 
-    let code = [COMMON, source.code].concat();
-    let (Ok(code), Ok(name)) =
-        (CString::new(code), CString::new(format!("candle_amp_{}.cu", source.name)))
-    else {
-        bail!("the source of {} holds a zero byte", source.name)
-    };
-    let explain = |error: nvrtc::NvrtcError| {
-        candle_core::Error::msg(format!(
-            "NVRTC could not compile the kernels of {} for {architecture}: {error:?}; an architecture \
-             it does not know needs a newer CUDA toolkit",
-            source.name
-        ))
-    };
-    let program = Program(nvrtc::create_program(&code, Some(&name)).map_err(explain)?);
-    // Products and sums are fused where a kernel says so, as on the CPU.
-    let options = [
-        format!("--gpu-architecture={architecture}"),
-        "--std=c++17".to_owned(),
-        "--fmad=false".to_owned(),
-        // Lambdas in kernels are the device's, as all of a source is.
-        "--device-as-default-execution-space".to_owned(),
-    ];
-    // SAFETY: the program is alive.
-    if let Err(error) = unsafe { nvrtc::compile_program(program.0, &options) } {
-        // SAFETY: as above; the log is a string that ends in zero.
-        let log = unsafe { nvrtc::get_program_log(program.0) }.map_err(explain)?;
-        let log: Vec<u8> = log.into_iter().map(|c| c as u8).collect();
-        let log = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy();
-        return Err(candle_core::Error::msg(format!("{}\n{log}", explain(error))));
+    /// The machine code, from `cache` if it is there.
+    fn code(&self, cache: Option<&Cache>) -> Result<Vec<u8>> {
+        let Some(cache) = cache else { return self.compile() };
+        let name = format!("{}-{}", self.name, self.architecture);
+        cache.get_or(&name, &self.key()?, || self.compile())
     }
-    let mut size = 0;
-    // SAFETY: the program is compiled, and `size` is there to be written.
-    unsafe { sys::nvrtcGetCUBINSize(program.0, &mut size) }.result().map_err(explain)?;
-    let mut binary = vec![0u8; size];
-    // SAFETY: the buffer is as long as the size that was asked for.
-    unsafe { sys::nvrtcGetCUBIN(program.0, binary.as_mut_ptr().cast()) }
-        .result()
-        .map_err(explain)?;
-    Ok(binary)
+
+    /// All that decides what the machine code is.
+    #[allow(unsafe_code)]
+    fn key(&self) -> Result<String> {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both are there to be written.
+        unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
+            .result()
+            .map_err(|error| self.explain(error))?;
+        let (version, options) = (env!("CARGO_PKG_VERSION"), self.options.join(" "));
+        Ok(format!("candle-amp {version}, NVRTC {major}.{minor}, {options}\n{}", self.text))
+    }
+
+    fn explain(&self, error: nvrtc::NvrtcError) -> candle_core::Error {
+        candle_core::Error::msg(format!(
+            "NVRTC could not compile the kernels of {} for {}: {error:?}; an architecture it does not \
+             know needs a newer CUDA toolkit",
+            self.name, self.architecture
+        ))
+    }
+
+    #[allow(unsafe_code)]
+    fn compile(&self) -> Result<Vec<u8>> {
+        /// Destroys the program on every way out.
+        struct Program(sys::nvrtcProgram);
+        impl Drop for Program {
+            fn drop(&mut self) {
+                // SAFETY: made by `create_program`, and destroyed here alone.
+                let _ = unsafe { nvrtc::destroy_program(self.0) };
+            }
+        }
+
+        let (Ok(text), Ok(name)) =
+            (CString::new(&*self.text), CString::new(format!("candle_amp_{}.cu", self.name)))
+        else {
+            bail!("the source of {} holds a zero byte", self.name)
+        };
+        let explain = |error| self.explain(error);
+        let program = Program(nvrtc::create_program(&text, Some(&name)).map_err(explain)?);
+        // SAFETY: the program is alive.
+        if let Err(error) = unsafe { nvrtc::compile_program(program.0, &self.options) } {
+            // SAFETY: as above; the log is a string that ends in zero.
+            let log = unsafe { nvrtc::get_program_log(program.0) }.map_err(explain)?;
+            let log: Vec<u8> = log.into_iter().map(|c| c as u8).collect();
+            let log = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy();
+            return Err(candle_core::Error::msg(format!("{}\n{log}", explain(error))));
+        }
+        let mut size = 0;
+        // SAFETY: the program is compiled, and `size` is there to be written.
+        unsafe { sys::nvrtcGetCUBINSize(program.0, &mut size) }.result().map_err(explain)?;
+        let mut binary = vec![0u8; size];
+        // SAFETY: the buffer is as long as the size that was asked for.
+        unsafe { sys::nvrtcGetCUBIN(program.0, binary.as_mut_ptr().cast()) }
+            .result()
+            .map_err(explain)?;
+        Ok(binary)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static SOURCE: Source =
+        Source { name: "nothing", code: "extern \"C\" __global__ void nothing() {}\n" };
+
+    fn job(architecture: &str) -> Job {
+        Job::new(&SOURCE, architecture.to_owned())
+    }
+
+    #[test]
+    fn what_one_lookup_has_compiled_the_next_one_reads() -> Result<()> {
+        let folder = format!("candle-amp-compile-{}", std::process::id());
+        let folder = std::env::temp_dir().join(folder);
+        let job = job("sm_90");
+        let compiled = job.code(Some(&Cache::new(folder.clone())))?;
+        assert!(!compiled.is_empty());
+        // As another process: with a cache that has seen nothing.
+        let read = Cache::new(folder.clone())
+            .get_or("nothing-sm_90", &job.key()?, || bail!("it is compiled again"))?;
+        assert_eq!(read, compiled);
+        std::fs::remove_dir_all(folder)?;
+        Ok(())
+    }
+
+    #[test]
+    fn a_key_has_all_that_machine_code_depends_on() -> Result<()> {
+        let key = job("sm_90").key()?;
+        let first = format!("candle-amp {}, NVRTC ", env!("CARGO_PKG_VERSION"));
+        assert!(key.starts_with(&first), "{key}");
+        for part in ["--gpu-architecture=sm_90 --std", "--fmad=false", COMMON, SOURCE.code] {
+            assert!(key.contains(part), "{part}");
+        }
+        assert_ne!(key, job("sm_80").key()?);
+        Ok(())
+    }
 }
