@@ -15,8 +15,11 @@ use super::cache::Cache;
 /// What every source begins with.
 const COMMON: &str = include_str!("common.cuh");
 
-/// By context, as several devices can be of different architectures.
-type Modules = HashMap<(usize, &'static str), std::sync::Arc<CudaModule>>;
+/// The dtypes of a module's kernels, as names of kernels have them. A program uses two or three of them.
+const UNITS: [&str; 4] = ["f16", "bf16", "f64", "f32"];
+
+/// By context, as several devices can be of different architectures; source; and unit.
+type Modules = HashMap<(usize, &'static str, &'static str), std::sync::Arc<CudaModule>>;
 
 static MODULES: LazyLock<Mutex<Modules>> = LazyLock::new(Mutex::default);
 
@@ -31,13 +34,14 @@ pub(super) fn function(
 ) -> Result<CudaFunction> {
     let stream = device.cuda_stream();
     let context = stream.context();
-    let key = (context.cu_ctx().addr(), source.name);
+    let unit = unit(name);
+    let key = (context.cu_ctx().addr(), source.name, unit);
     let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
     let module = match modules.get(&key) {
         Some(module) => module.clone(),
         None => {
             let (major, minor) = context.compute_capability().w()?;
-            let job = Job::new(source, format!("sm_{major}{minor}"));
+            let job = Job::new(source, unit, format!("sm_{major}{minor}"));
             let module = context.load_module(Ptx::from_binary(job.code(CACHE.as_ref())?)).w()?;
             modules.entry(key).or_insert(module).clone()
         }
@@ -45,9 +49,15 @@ pub(super) fn function(
     module.load_function(name).w()
 }
 
+/// Where a kernel is: the first dtype in its name that is not F32, or else F32.
+fn unit(name: &str) -> &'static str {
+    let is_unit = |part| UNITS.into_iter().find(|&unit| unit == part && unit != "f32");
+    name.split('_').find_map(is_unit).unwrap_or("f32")
+}
+
 /// What NVRTC is to compile, and how.
 struct Job {
-    name: &'static str,
+    name: String,
     architecture: String,
     options: Vec<String>,
     text: String,
@@ -55,7 +65,7 @@ struct Job {
 
 impl Job {
     /// For machine code, not PTX: PTX of a newer compiler than the driver's is refused.
-    fn new(source: &Source, architecture: String) -> Self {
+    fn new(source: &Source, unit: &str, architecture: String) -> Self {
         // Products and sums are fused where a kernel says so, as on the CPU.
         let options = vec![
             format!("--gpu-architecture={architecture}"),
@@ -64,8 +74,11 @@ impl Job {
             // Lambdas in kernels are the device's, as all of a source is.
             "--device-as-default-execution-space".to_owned(),
         ];
-        let text = [COMMON, source.code].concat();
-        Self { name: source.name, architecture, options, text }
+        // The macros of common.cuh around kernels of the other dtypes.
+        let others = UNITS.into_iter().filter(|&other| other != unit);
+        let without = others.map(|other| format!("#define OF_{}(...)\n", other.to_uppercase()));
+        let text = without.chain([COMMON.to_owned(), source.code.to_owned()]).collect();
+        Self { name: format!("{}_{unit}", source.name), architecture, options, text }
     }
 
     /// The machine code, from `cache` if it is there.
@@ -141,7 +154,7 @@ mod tests {
         Source { name: "nothing", code: "extern \"C\" __global__ void nothing() {}\n" };
 
     fn job(architecture: &str) -> Job {
-        Job::new(&SOURCE, architecture.to_owned())
+        Job::new(&SOURCE, "bf16", architecture.to_owned())
     }
 
     #[test]
@@ -153,10 +166,26 @@ mod tests {
         assert!(!compiled.is_empty());
         // As another process: with a cache that has seen nothing.
         let read = Cache::new(folder.clone())
-            .get_or("nothing-sm_90", &job.key()?, || bail!("it is compiled again"))?;
+            .get_or("nothing_bf16-sm_90", &job.key()?, || bail!("it is compiled again"))?;
         assert_eq!(read, compiled);
         std::fs::remove_dir_all(folder)?;
         Ok(())
+    }
+
+    #[test]
+    fn a_kernel_is_in_the_module_of_its_dtype() {
+        for (name, expected) in [
+            ("sort_places", "f32"),
+            ("numbers_i64", "f32"),
+            ("relu_f32", "f32"),
+            ("relu_bf16", "bf16"),
+            ("softmax_f16_f32", "f16"),
+            ("cast_f32_f64", "f64"),
+            ("cast_f64_bf16", "f64"),
+            ("cast_bf16_f64", "bf16"),
+        ] {
+            assert_eq!(unit(name), expected, "{name}");
+        }
     }
 
     #[test]
@@ -168,6 +197,7 @@ mod tests {
             assert!(key.contains(part), "{part}");
         }
         assert_ne!(key, job("sm_80").key()?);
+        assert_ne!(key, Job::new(&SOURCE, "f16", "sm_90".to_owned()).key()?);
         Ok(())
     }
 }
