@@ -14,6 +14,7 @@ tests/emulator/build.sh "$CUDA_HOME" "$(dirname "$cudarc")"
 export NVCC=$CUDA_HOME/bin/nvcc
 # An architecture that does not exist, so that these kernels are never taken for a real compiler's.
 export CUDA_COMPUTE_CAP=98
+export CANDLE_AMP_CACHE= # the emulated compiler has its own, and a user's is none of its business
 export CUDARC_CUDA_VERSION=13000 # else cudarc asks the nvcc on the PATH
 export LD_LIBRARY_PATH=$CUDA_HOME/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 

@@ -21,6 +21,15 @@ seconds=${SECONDS_A_STEP:-600}
 mkdir -p "$out" || exit
 out=$(cd "$out" && pwd)
 
+if [[ ! -d $here/bin ]]; then
+    # Moved into place, so that what is there is whole. Python unpacks where tar has no xz.
+    unpacked=$(mktemp -d "$here/unpacked.XXXXXX") || exit
+    trap 'rm -rf "$unpacked"' EXIT
+    tar -C "$unpacked" -xJf "$here/bin.tar.xz" ||
+        "$python" -m tarfile -e "$here/bin.tar.xz" "$unpacked" || exit
+    mv "$unpacked/bin" "$here/bin" || exit
+fi
+
 # One folder a package: nvidia/cublas/lib, nvidia/cu13/lib and so on.
 packages=$("$python" -c '
 import glob, importlib.util

@@ -1,11 +1,6 @@
 // Curves and their slopes, as in curves.rs: computed in the type of the arithmetic, rounded once. Which
 // curve is the same for a whole launch; alpha and scale are what some take.
 
-// The dtypes: those of F32 arithmetic are compiled apart from F64, which takes as long as them all.
-#ifndef EACH
-#define EACH EACH_FLOAT
-#endif
-
 DEVICE float tangent(float x) { return tanhf(x); }
 DEVICE double tangent(double x) { return tanh(x); }
 DEVICE float less_one(float x) { return expm1f(x); }
@@ -143,7 +138,7 @@ template <class A, class F> DEVICE void with_curve(int curve, double alpha, doub
                      double scale) {                                                              \
         with_curve<Acc<T>>(curve, alpha, scale, [&](auto c) { slopes(dx, x, grad, n, c); });      \
     }
-EACH(CURVES)
+EACH_FLOAT(CURVES)
 
 // silu(gate) * up: rows of x are `width` gates and as many that they gate.
 template <class T> DEVICE void swiglu(T *y, const T *x, size_t n, size_t width) {
@@ -234,4 +229,4 @@ template <class T> DEVICE void prelu_terms(Acc<T> *y, const T *x, const T *grad,
     KERNEL prelu_terms_##t(Acc<T> *y, const T *x, const T *grad, size_t n) {                      \
         prelu_terms(y, x, grad, n);                                                               \
     }
-EACH(GATED)
+EACH_FLOAT(GATED)

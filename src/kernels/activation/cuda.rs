@@ -6,17 +6,7 @@ use super::{Curve, half_dims};
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, pack, suffix};
 use crate::kernels::elementwise::portable::arithmetic;
 
-static SINGLE: Source = Source {
-    name: "activation",
-    code: concat!(
-        "#define EACH(X) X(f32, float) X(f16, f16) X(bf16, bf16)\n",
-        include_str!("activation.cu")
-    ),
-};
-static DOUBLE: Source = Source {
-    name: "activation_f64",
-    code: concat!("#define EACH(X) X(f64, double)\n", include_str!("activation.cu")),
-};
+static SOURCE: Source = Source { name: "activation", code: include_str!("activation.cu") };
 
 /// The number of a curve in the source, and its parameters.
 fn number(curve: Curve) -> (i32, f64, f64) {
@@ -40,8 +30,7 @@ fn number(curve: Curve) -> (i32, f64, f64) {
 }
 
 fn launch(gpu: &Gpu, name: &str, dtype: DType) -> Result<Launch> {
-    let source = if dtype == DType::F64 { &DOUBLE } else { &SINGLE };
-    gpu.launch(source, &format!("{name}_{}", suffix(dtype)?))
+    gpu.launch(&SOURCE, &format!("{name}_{}", suffix(dtype)?))
 }
 
 fn over(x: &Tensor, count: usize) -> Grid {

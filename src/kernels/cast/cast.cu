@@ -28,4 +28,6 @@ DEVICE void cast_strided(D *y, const S *x, size_t n, int packed, size_t d1, size
         cast_strided(y, x, n, packed, d1, d2, d3, x0, x1, x2, x3);                                \
     }
 #define FROM(s, S) CAST(s, S, f32, float) CAST(s, S, f16, f16) CAST(s, S, bf16, bf16) CAST(s, S, f64, double)
-EACH_FLOAT(FROM)
+#define FROM_F32(d, D) CAST(f32, float, d, D)
+EACH_FLOAT(FROM_F32)
+OF_F16(FROM(f16, f16)) OF_BF16(FROM(bf16, bf16)) OF_F64(FROM(f64, double))

@@ -220,34 +220,27 @@ EACH_FLOAT(MOVES)
                            size_t ld, SHAPE) {                                                     \
         from_rows(rows, images, bias, first, count, ld, AS_SHAPE);                                 \
     }
-ROWS(f32_f32, float, float)
-ROWS(f32_f16, float, f16)
-ROWS(f32_bf16, float, bf16)
-ROWS(f16_f16, f16, f16)
-ROWS(bf16_bf16, bf16, bf16)
-ROWS(f64_f64, double, double)
+OF_F32(ROWS(f32_f32, float, float))
+OF_F16(ROWS(f32_f16, float, f16) ROWS(f16_f16, f16, f16))
+OF_BF16(ROWS(f32_bf16, float, bf16) ROWS(bf16_bf16, bf16, bf16))
+OF_F64(ROWS(f64_f64, double, double))
 
 #define COLUMNS(s_o, A, O)                                                                         \
     KERNEL col2im_##s_o(const A *columns, O *dx, const A *bias, size_t first_image, size_t images, \
                         size_t ld, SHAPE) {                                                        \
         col2im(columns, dx, bias, first_image, images, ld, AS_SHAPE);                              \
     }
-COLUMNS(f32_f32, float, float)
-COLUMNS(f32_f16, float, f16)
-COLUMNS(f32_bf16, float, bf16)
-COLUMNS(f64_f64, double, double)
+OF_F32(COLUMNS(f32_f32, float, float))
+OF_F16(COLUMNS(f32_f16, float, f16))
+OF_BF16(COLUMNS(f32_bf16, float, bf16))
+OF_F64(COLUMNS(f64_f64, double, double))
 
-#define DEPTHWISE(t_o, T, O)                                                                       \
-    KERNEL depthwise_##t_o(const T *x, const T *weight, const Acc<T> *bias, O *y, size_t batch, SHAPE) { \
+#define DEPTHWISE(t, T, o, O)                                                                       \
+    KERNEL depthwise_##t##_##o(const T *x, const T *weight, const Acc<T> *bias, O *y, size_t batch, SHAPE) { \
         depthwise(x, weight, bias, y, batch, AS_SHAPE);                                            \
     }                                                                                              \
-    KERNEL depthwise_input_##t_o(const T *g, const T *weight, const Acc<T> *bias, O *dx, size_t batch, \
+    KERNEL depthwise_input_##t##_##o(const T *g, const T *weight, const Acc<T> *bias, O *dx, size_t batch, \
                                  SHAPE) {                                                          \
         depthwise_input(g, weight, bias, dx, batch, AS_SHAPE);                                     \
     }
-DEPTHWISE(f32_f32, float, float)
-DEPTHWISE(f16_f16, f16, f16)
-DEPTHWISE(f16_f32, f16, float)
-DEPTHWISE(bf16_bf16, bf16, bf16)
-DEPTHWISE(bf16_f32, bf16, float)
-DEPTHWISE(f64_f64, double, double)
+EACH_PAIR(DEPTHWISE)

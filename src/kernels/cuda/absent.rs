@@ -1,5 +1,6 @@
 //! What `cuda` is without the feature of that name: the same items, and never a device.
 
+mod cache;
 mod convolution;
 mod grid;
 mod product;

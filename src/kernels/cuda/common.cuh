@@ -113,7 +113,31 @@ template <class Op, class A> DEVICE A block_reduce(A x, A none) {
     return warp_reduce<Op>(x);
 }
 
-#define EACH_FLOAT(X) X(f32, float) X(f16, f16) X(bf16, bf16) X(f64, double)
+// A module has the kernels of one dtype: compile.rs defines away those of the others. What has several
+// dtypes belongs to the first that is not F32; what has none is everywhere.
+#ifndef OF_F32
+#define OF_F32(...) __VA_ARGS__
+#endif
+#ifndef OF_F16
+#define OF_F16(...) __VA_ARGS__
+#endif
+#ifndef OF_BF16
+#define OF_BF16(...) __VA_ARGS__
+#endif
+#ifndef OF_F64
+#define OF_F64(...) __VA_ARGS__
+#endif
+
+#define EACH_FLOAT(X) OF_F32(X(f32, float)) OF_F16(X(f16, f16)) OF_BF16(X(bf16, bf16)) OF_F64(X(f64, double))
+// A dtype with itself, and a half with F32.
+#define EACH_PAIR(X)                                                                               \
+    OF_F32(X(f32, float, f32, float)) OF_F16(X(f16, f16, f16, f16) X(f16, f16, f32, float))        \
+    OF_BF16(X(bf16, bf16, bf16, bf16) X(bf16, bf16, f32, float)) OF_F64(X(f64, double, f64, double))
+#define EACH_TRIPLE(X)                                                                             \
+    OF_F32(X(f32, float, f32, float, f32, float)) OF_F64(X(f64, double, f64, double, f64, double)) \
+    OF_F16(HALF_TRIPLES(X, f16)) OF_BF16(HALF_TRIPLES(X, bf16))
+#define HALF_TRIPLES(X, t)                                                                         \
+    X(t, t, t, t, t, t) X(t, t, t, t, f32, float) X(t, t, f32, float, t, t) X(t, t, f32, float, f32, float)
 
 // Of kernels whose blocks may have 512 threads: registers for all of them.
 #define ROW_KERNEL extern "C" __global__ void __launch_bounds__(512)

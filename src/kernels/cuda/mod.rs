@@ -6,6 +6,7 @@
 //! Everything runs on candle's stream of the device, in order. Only [`Gpu::to_host`] waits.
 
 mod blas;
+mod cache;
 mod compile;
 mod convolution;
 #[cfg_attr(not(feature = "cudnn"), path = "dnn/absent.rs")]

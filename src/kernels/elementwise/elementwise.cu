@@ -59,9 +59,11 @@ DEVICE void binary_strided(O *y, const T *a, const T *b, size_t n, int packed, s
         binary_strided<Op>(y, a, b, n, packed, d1, d2, d3, a0, a1, a2, a3, b0, b1, b2, b3);        \
     }
 #define SAME(X, name, Op)                                                                         \
-    X(name, Op, f32, float, f32, float)                                                           \
-    X(name, Op, f64, double, f64, double) X(name, Op, f16, f16, f16, f16) X(name, Op, bf16, bf16, bf16, bf16)
-#define ANY(X, name, Op) SAME(X, name, Op) X(name, Op, f16, f16, f32, float) X(name, Op, bf16, bf16, f32, float)
+    OF_F32(X(name, Op, f32, float, f32, float)) OF_F64(X(name, Op, f64, double, f64, double))     \
+    OF_F16(X(name, Op, f16, f16, f16, f16)) OF_BF16(X(name, Op, bf16, bf16, bf16, bf16))
+#define ANY(X, name, Op)                                                                          \
+    SAME(X, name, Op)                                                                             \
+    OF_F16(X(name, Op, f16, f16, f32, float)) OF_BF16(X(name, Op, bf16, bf16, f32, float))
 SAME(FLAT, add, Sum)
 SAME(FLAT, sub, Sub)
 ANY(FLAT, mul, Mul)
@@ -138,12 +140,7 @@ EACH_FLOAT(UNARY)
         divisor(y, a, b, grad, n);                                                                \
     }                                                                                             \
     KERNEL add_assign_##t##_##o(T *y, const O *x, size_t n) { add_assign(y, x, n); }
-MIXED(f32, float, f32, float)
-MIXED(f64, double, f64, double)
-MIXED(f16, f16, f16, f16)
-MIXED(f16, f16, f32, float)
-MIXED(bf16, bf16, bf16, bf16)
-MIXED(bf16, bf16, f32, float)
+EACH_PAIR(MIXED)
 
 // ChaCha with 8 rounds, as the CPU's generator draws: a thread has a block of 16 numbers, and keeps
 // those below the threshold.

@@ -116,9 +116,4 @@ KERNEL numbers_u8(u32 *y, const u8 *x, size_t n) { numbers(y, x, n); }
         }                                                                                         \
     }
 EACH_FLOAT(GATHER)
-SCATTER(f32, float, f32, float)
-SCATTER(f16, f16, f32, float)
-SCATTER(f16, f16, f16, f16)
-SCATTER(bf16, bf16, f32, float)
-SCATTER(bf16, bf16, bf16, bf16)
-SCATTER(f64, double, f64, double)
+EACH_PAIR(SCATTER)

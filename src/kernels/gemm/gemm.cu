@@ -19,11 +19,7 @@ template <class A, class O> DEVICE void add_bias(O *y, const A *x, const A *bias
     KERNEL bias_##a##_##o(O *y, const A *x, const A *bias, size_t count, size_t n) {              \
         add_bias(y, x, bias, count, n);                                                           \
     }
-BIAS(f32, float, f32, float)
-BIAS(f32, float, f16, f16)
-BIAS(f32, float, bf16, bf16)
-BIAS(f32, float, f64, double)
-BIAS(f64, double, f32, float)
-BIAS(f64, double, f16, f16)
-BIAS(f64, double, bf16, bf16)
-BIAS(f64, double, f64, double)
+#define FROM_F32(o, O) BIAS(f32, float, o, O)
+#define FROM_F64(o, O) BIAS(f64, double, o, O)
+EACH_FLOAT(FROM_F32)
+OF_F64(FROM_F64(f32, float) FROM_F64(f16, f16) FROM_F64(bf16, bf16) FROM_F64(f64, double))

@@ -205,20 +205,6 @@ DEVICE void norm_planes(double *y, const T *x, const T *grad, const Acc<T> *stat
                                int team) {                                                        \
         norm_planes(y, x, grad, statistics, planes, channels, inner, groups, team);               \
     }
-NORM(f32, float, f32, float)
-NORM(f16, f16, f32, float)
-NORM(f16, f16, f16, f16)
-NORM(bf16, bf16, f32, float)
-NORM(bf16, bf16, bf16, bf16)
-NORM(f64, double, f64, double)
-BACKWARD(f32, float, f32, float, f32, float)
-BACKWARD(f16, f16, f16, f16, f16, f16)
-BACKWARD(f16, f16, f16, f16, f32, float)
-BACKWARD(f16, f16, f32, float, f16, f16)
-BACKWARD(f16, f16, f32, float, f32, float)
-BACKWARD(bf16, bf16, bf16, bf16, bf16, bf16)
-BACKWARD(bf16, bf16, bf16, bf16, f32, float)
-BACKWARD(bf16, bf16, f32, float, bf16, bf16)
-BACKWARD(bf16, bf16, f32, float, f32, float)
-BACKWARD(f64, double, f64, double, f64, double)
+EACH_PAIR(NORM)
+EACH_TRIPLE(BACKWARD)
 EACH_FLOAT(SUMS)

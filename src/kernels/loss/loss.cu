@@ -199,12 +199,7 @@ DEVICE void pairwise_backward(O *dx, const T *a, const T *b, const Acc<T> *grad_
         pairwise_backward(dx, a, b, scale, n, kind, of_target, delta);                            \
     }
 EACH_FLOAT(FORWARD)
-BACKWARD(f32, float, f32, float)
-BACKWARD(f64, double, f64, double)
-BACKWARD(f16, f16, f16, f16)
-BACKWARD(f16, f16, f32, float)
-BACKWARD(bf16, bf16, bf16, bf16)
-BACKWARD(bf16, bf16, f32, float)
+EACH_PAIR(BACKWARD)
 ROW_KERNEL mean_f32(float *y, const double *terms, size_t terms_count, size_t count) {
     mean(y, terms, terms_count, count);
 }

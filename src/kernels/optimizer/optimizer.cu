@@ -332,13 +332,11 @@ template <class A, class Rule> DEVICE void step(const Table &table, const u32 *s
     }
 }
 
-#define RULE(name, Rule)                                                                             \
-    KERNEL name##_f32(const __grid_constant__ Table table, const u32 *skip, u32 *skips) {            \
-        step<float, Rule<float>>(table, skip, skips);                                                \
-    }                                                                                                \
-    KERNEL name##_f64(const __grid_constant__ Table table, const u32 *skip, u32 *skips) {            \
-        step<double, Rule<double>>(table, skip, skips);                                              \
+#define RULE_IN(suffix, A, name, Rule)                                                               \
+    KERNEL name##_##suffix(const __grid_constant__ Table table, const u32 *skip, u32 *skips) {       \
+        step<A, Rule<A>>(table, skip, skips);                                                        \
     }
+#define RULE(name, Rule) OF_F32(RULE_IN(f32, float, name, Rule)) OF_F64(RULE_IN(f64, double, name, Rule))
 
 // A program compiles the rules it uses, each when it is first used.
 #if !defined(ONLY) || ONLY == 0
@@ -420,8 +418,8 @@ template <class A> DEVICE void lamb_update(const Table &table, const u32 *skip, 
     }
 
 #if !defined(ONLY) || ONLY == 4
-LAMB(f32, float)
-LAMB(f64, double)
+OF_F32(LAMB(f32, float))
+OF_F64(LAMB(f64, double))
 #endif
 
 // ---- The remainder, on its own: the F32 that the two halves hold.

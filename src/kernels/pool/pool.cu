@@ -146,17 +146,12 @@ template <class G, class O> DEVICE void global_avg_backward(const G *g, O *dx, s
 EACH_FLOAT(FORWARD)
 
 // From gradients of one dtype to those of another.
-#define BACKWARD(g_o, G, O)                                                                        \
-    KERNEL max_backward_##g_o(const G *g, const u32 *index, O *dx, WINDOW) {                       \
+#define BACKWARD(t, T, o, O)                                                                       \
+    KERNEL max_backward_##t##_##o(const T *g, const u32 *index, O *dx, WINDOW) {                   \
         FOR_EACH(planes * h * w, max_backward(g, index, dx, i, OF(I)))                             \
     }                                                                                              \
-    KERNEL avg_backward_##g_o(const G *g, O *dx, WINDOW) {                                         \
+    KERNEL avg_backward_##t##_##o(const T *g, O *dx, WINDOW) {                                     \
         FOR_EACH(planes * h * w, avg_backward(g, dx, i, OF(I)))                                    \
     }                                                                                              \
-    KERNEL global_avg_backward_##g_o(const G *g, O *dx, size_t area) { global_avg_backward(g, dx, area); }
-BACKWARD(f32_f32, float, float)
-BACKWARD(f16_f16, f16, f16)
-BACKWARD(f16_f32, f16, float)
-BACKWARD(bf16_bf16, bf16, bf16)
-BACKWARD(bf16_f32, bf16, float)
-BACKWARD(f64_f64, double, double)
+    KERNEL global_avg_backward_##t##_##o(const T *g, O *dx, size_t area) { global_avg_backward(g, dx, area); }
+EACH_PAIR(BACKWARD)

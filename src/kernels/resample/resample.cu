@@ -108,13 +108,8 @@ DEVICE void backward(const G *g, O *dx, I i, Axis<I> vertical, Axis<I> horizonta
     }
 EACH_FLOAT(FORWARD)
 
-#define BACKWARD(g_o, G, O)                                                                        \
-    KERNEL backward_##g_o(const G *g, O *dx, GRID) {                                               \
+#define BACKWARD(t, T, o, O)                                                                       \
+    KERNEL backward_##t##_##o(const T *g, O *dx, GRID) {                                           \
         FOR_EACH(planes * h * w, backward(g, dx, i, AXES(I)))                                      \
     }
-BACKWARD(f32_f32, float, float)
-BACKWARD(f16_f16, f16, f16)
-BACKWARD(f16_f32, f16, float)
-BACKWARD(bf16_bf16, bf16, bf16)
-BACKWARD(bf16_f32, bf16, float)
-BACKWARD(f64_f64, double, double)
+EACH_PAIR(BACKWARD)

@@ -69,13 +69,4 @@ DEVICE void rotate(O *y, const T *x, const C *cos, const C *sin, size_t pairs, s
         rotate(y, x, cos, sin, pairs, first, second, half, x0, x1, x2, x3, positions, per_batch,  \
                positions_first, adjacent, back, packed);                                          \
     }
-ROTATE(f32, float, f32, float, f32, float)
-ROTATE(f16, f16, f16, f16, f16, f16)
-ROTATE(f16, f16, f16, f16, f32, float)
-ROTATE(f16, f16, f32, float, f16, f16)
-ROTATE(f16, f16, f32, float, f32, float)
-ROTATE(bf16, bf16, bf16, bf16, bf16, bf16)
-ROTATE(bf16, bf16, bf16, bf16, f32, float)
-ROTATE(bf16, bf16, f32, float, bf16, bf16)
-ROTATE(bf16, bf16, f32, float, f32, float)
-ROTATE(f64, double, f64, double, f64, double)
+EACH_TRIPLE(ROTATE)

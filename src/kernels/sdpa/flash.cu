@@ -196,7 +196,5 @@ DEVICE void flash(Heads<T> out, float *log_sums, Heads<const T> q, Heads<const T
         flash<D, T>({out, o0, o1, o2}, log_sums, {q, q0, q1, q2}, {k, k0, k1, k2},                \
                     {v, v0, v1, v2}, scores, {heads, group, queries, keys, width}, causal);       \
     }
-FLASH(f16, f16, 64)
-FLASH(f16, f16, 128)
-FLASH(bf16, bf16, 64)
-FLASH(bf16, bf16, 128)
+OF_F16(FLASH(f16, f16, 64) FLASH(f16, f16, 128))
+OF_BF16(FLASH(bf16, bf16, 64) FLASH(bf16, bf16, 128))

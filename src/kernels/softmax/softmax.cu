@@ -79,10 +79,5 @@ DEVICE void softmax_backward(O *dx, const T *y, const T *grad, size_t rows, size
                                           size_t columns, int team) {                             \
         softmax_backward<false>(dx, y, grad, rows, columns, team);                                \
     }
-SOFTMAX(f32, float, f32, float)
-SOFTMAX(f64, double, f64, double)
-SOFTMAX(f16, f16, f16, f16)
-SOFTMAX(f16, f16, f32, float)
-SOFTMAX(bf16, bf16, bf16, bf16)
-SOFTMAX(bf16, bf16, f32, float)
+EACH_PAIR(SOFTMAX)
 EACH_FLOAT(BACKWARD)
