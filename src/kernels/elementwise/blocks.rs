@@ -84,29 +84,18 @@ pub(crate) fn pieces<T>(data: &mut [T], size: usize, count: usize) -> Vec<&mut [
 /// once, where zeroing it first would be one more pass over it.
 #[inline(always)]
 pub(crate) fn generate<T: Lane>(len: usize, fill: impl Fn(usize, &mut [T]) + Sync) -> Vec<T> {
-    fn run<T: Lane>(len: usize, fill: &(dyn Fn(usize, &mut [T]) + Sync)) -> Vec<T> {
-        let task = |(number, out): (usize, &mut [MaybeUninit<T>])| {
+    generate_in_place(
+        len,
+        #[inline(always)]
+        |start, out| {
             let mut block = [T::default(); BLOCK];
             for (index, out) in out.chunks_mut(BLOCK).enumerate() {
                 let block = &mut block[..out.len()];
-                fill(number * GRAIN + index * BLOCK, block);
+                fill(start + index * BLOCK, block);
                 out.write_copy_of_slice(block);
             }
-        };
-        fresh(len, |out| {
-            if len < 2 * GRAIN {
-                out.chunks_mut(GRAIN).enumerate().for_each(task);
-            } else {
-                out.par_chunks_mut(GRAIN).enumerate().for_each(task);
-            }
-        })
-    }
-    run(len, &|start, out| {
-        vectorise(
-            #[inline(always)]
-            || fill(start, out),
-        )
-    })
+        },
+    )
 }
 
 /// [`generate`], where `fill` writes the result itself: every element of what it is given.

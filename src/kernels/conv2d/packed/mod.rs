@@ -56,19 +56,9 @@ pub(super) fn forward<O: Rounded>(
             return Ok(tensor::<O>(data, &shape.out_dims()));
         }
     }
-    let size = (shape.height, shape.width);
-    let out_size = (shape.out_height, shape.out_width);
     let taps = Taps::forward(shape);
     let weight = weights::pack(&weight, shape, &taps, Order::Forward, unit);
-    let pass = Pass {
-        unit,
-        groups: shape.geometry.groups,
-        ins: shape.group_in(),
-        outs: shape.group_out(),
-        size,
-        out_size,
-        batch: shape.batch,
-    };
+    let pass = Pass::forward(shape, unit);
     let data = pass.run::<O>(x, &[(taps, weight)], bias.as_deref())?;
     Ok(tensor(data, &shape.out_dims()))
 }
@@ -94,15 +84,7 @@ pub(super) fn input_gradient<O: Rounded>(
             (taps, weight)
         })
         .collect();
-    let pass = Pass {
-        unit,
-        groups: shape.geometry.groups,
-        ins: shape.group_out(),
-        outs: shape.group_in(),
-        size: (shape.out_height, shape.out_width),
-        out_size: (shape.height, shape.width),
-        batch: shape.batch,
-    };
+    let pass = Pass::backward(shape, unit);
     let data = pass.run::<O>(grad, &parts, bias.as_deref())?;
     Ok(tensor(data, &shape.input_dims()))
 }
@@ -142,6 +124,24 @@ struct Pass {
 }
 
 impl Pass {
+    fn forward(shape: &Shape, unit: Unit) -> Self {
+        Self {
+            unit,
+            groups: shape.geometry.groups,
+            ins: shape.group_in(),
+            outs: shape.group_out(),
+            size: (shape.height, shape.width),
+            out_size: (shape.out_height, shape.out_width),
+            batch: shape.batch,
+        }
+    }
+
+    /// From the output's gradient to the input's.
+    fn backward(shape: &Shape, unit: Unit) -> Self {
+        let Self { ins, outs, size, out_size, .. } = Self::forward(shape, unit);
+        Self { ins: outs, outs: ins, size: out_size, out_size: size, ..Self::forward(shape, unit) }
+    }
+
     /// Convolves by parts that together write every output pixel.
     fn run<O: Rounded>(
         &self,

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::lines::Lines;
-use super::rows::{Pixels, widen};
+use super::rows::{Pixels, copy, widen};
 use super::{Shape, weights, with_stored};
 use crate::kernels::conv2d::packed::correlate::{add_all, runs};
 use crate::kernels::conv2d::packed::layout::{Cut, Part, Strips, Taps};
@@ -301,10 +301,6 @@ impl Correlation<'_> {
 /// A line a channel, summed over pixels.
 fn side(data: &[bf16], lines: usize, depth: usize) -> Side<'_> {
     Side { data, lines, depth, line_stride: 1, depth_stride: lines }
-}
-
-fn copy(from: &[bf16], to: &mut [bf16]) {
-    to.copy_from_slice(from);
 }
 
 /// How a row of an image is read.

@@ -18,7 +18,7 @@ use rayon::prelude::*;
 use super::layout::{Part, Taps};
 use super::rows::Stored;
 use super::weights::{self, Order};
-use super::{Shape, with_stored};
+use super::{Pass, Shape, with_stored};
 use crate::kernels::element::{Elements, tensor};
 use crate::kernels::fresh::fresh;
 use crate::kernels::panel::{Cells, Panel, Rounded, Unit, with_cells};
@@ -46,17 +46,11 @@ pub(in crate::kernels::conv2d) fn forward<O: Rounded>(
     shape: &Shape,
     unit: Unit,
 ) -> Result<Tensor> {
-    let pass = Pass {
-        unit,
-        groups: shape.geometry.groups,
-        ins: shape.group_in(),
-        outs: shape.group_out(),
-        size: (shape.height, shape.width),
-        out_size: (shape.out_height, shape.out_width),
-        batch: shape.batch,
-    };
-    let parts = vec![pass.part(Taps::forward(shape), (0, 0), weight, shape, Order::Forward)?];
-    let data = pass.run::<O>(x, &parts, bias)?;
+    let pass = Pass::forward(shape, unit);
+    let weight = weights::widened(weight)?;
+    let taps = Taps::forward(shape);
+    let phases = vec![Phase::new(taps, (0, 0), &weight, shape, Order::Forward, unit)];
+    let data = Phases { pass, phases }.run::<O>(x, bias)?;
     Ok(tensor(data, &shape.out_dims()))
 }
 
@@ -68,33 +62,15 @@ pub(in crate::kernels::conv2d) fn input_gradient<O: Rounded>(
     shape: &Shape,
     unit: Unit,
 ) -> Result<Tensor> {
-    let pass = Pass {
-        unit,
-        groups: shape.geometry.groups,
-        ins: shape.group_out(),
-        outs: shape.group_in(),
-        size: (shape.out_height, shape.out_width),
-        out_size: (shape.height, shape.width),
-        batch: shape.batch,
-    };
+    let pass = Pass::backward(shape, unit);
     let stride = shape.geometry.stride;
-    let parts = Taps::backward(shape).enumerate().map(|(phase, taps)| {
-        let phase = (phase / stride, phase % stride);
-        pass.part(taps, phase, weight, shape, Order::Backward)
+    let weight = weights::widened(weight)?;
+    let phases = Taps::backward(shape).enumerate().map(|(number, taps)| {
+        let at = (number / stride, number % stride);
+        Phase::new(taps, at, &weight, shape, Order::Backward, unit)
     });
-    let data = pass.run::<O>(grad, &parts.collect::<Result<Vec<_>>>()?, bias)?;
+    let data = Phases { pass, phases: phases.collect() }.run::<O>(grad, bias)?;
     Ok(tensor(data, &shape.input_dims()))
-}
-
-/// Channels of a group, sizes of images, and their number.
-struct Pass {
-    unit: Unit,
-    groups: usize,
-    ins: usize,
-    outs: usize,
-    size: (usize, usize),
-    out_size: (usize, usize),
-    batch: usize,
 }
 
 /// The output pixels that meet the same taps: every `out_step`th from a phase on, in both directions.
@@ -105,44 +81,48 @@ struct Phase {
     weight: Cells,
 }
 
-impl Pass {
-    fn part(
-        &self,
+impl Phase {
+    fn new(
         mut taps: Taps,
         at: (usize, usize),
-        weight: &Tensor,
+        weight: &[f32],
         shape: &Shape,
         order: Order,
-    ) -> Result<Phase> {
+        unit: Unit,
+    ) -> Self {
         // Neighbours in the image are neighbours in a sum.
         taps.columns.sort_unstable();
-        let weight = weights::widened(weight)?;
-        let weight = weights::pack_blocks(&weight, shape, &taps, order, self.unit);
-        Ok(Phase { taps, at, weight })
+        let weight = weights::pack_blocks(weight, shape, &taps, order, unit);
+        Self { taps, at, weight }
     }
+}
 
-    fn run<O: Rounded>(
-        &self,
-        x: &Tensor,
-        phases: &[Phase],
-        bias: Option<&Tensor>,
-    ) -> Result<Vec<O>> {
+/// A convolution by phases that together write every output pixel.
+struct Phases {
+    pass: Pass,
+    phases: Vec<Phase>,
+}
+
+impl Phases {
+    fn run<O: Rounded>(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Vec<O>> {
+        let (pass, phases) = (&self.pass, &self.phases);
         let bias = bias.map(weights::widened).transpose()?;
         let bias = bias.as_deref();
-        let image = self.groups * self.ins * self.size.0 * self.size.1;
-        let row = self.groups * self.outs * self.out_size.1;
-        let out_image = row * self.out_size.0;
+        let image = pass.groups * pass.ins * pass.size.0 * pass.size.1;
+        let row = pass.groups * pass.outs * pass.out_size.1;
+        let out_image = row * pass.out_size.0;
         let step = phases.first().map_or(1, |phase| phase.taps.out_step);
         // Rows of a task: as many as keep a task's input in the cache, in whole steps.
-        let cells = self.ins.div_ceil(self.unit.per_cell());
-        let wanted = (1 << 16) / (cells * self.size.1 * step).max(1);
+        let cells = pass.ins.div_ceil(pass.unit.per_cell());
+        let wanted = (1 << 16) / (cells * pass.size.1 * step).max(1);
         let rows =
-            wanted.min(1024_usize.div_ceil(self.out_size.1)).clamp(1, self.out_size.0.max(1));
+            wanted.min(1024_usize.div_ceil(pass.out_size.1)).clamp(1, pass.out_size.0.max(1));
         let rows = rows.next_multiple_of(step);
-        let few = self.batch < rayon::current_num_threads();
+        let few = pass.batch < rayon::current_num_threads();
         with_stored!(x, x => {
             let x: &[_] = &x;
-            Ok(fresh(self.batch * out_image, |out: &mut [MaybeUninit<O>]| {
+            assert!(x.len() == pass.batch * image, "every image has a result");
+            Ok(fresh(pass.batch * out_image, |out: &mut [MaybeUninit<O>]| {
                 out.par_chunks_mut(out_image).zip(x.par_chunks(image)).for_each(|(out, x)| {
                     let each = |(task, out): (usize, &mut [MaybeUninit<O>])| {
                         for phase in phases {
@@ -167,9 +147,9 @@ impl Pass {
         bias: Option<&[f32]>,
         out: &mut [MaybeUninit<O>],
     ) {
-        let (taps, width) = (&phase.taps, self.out_size.1);
+        let (pass, taps, width) = (&self.pass, &phase.taps, self.pass.out_size.1);
         let step = taps.out_step;
-        let channels = self.groups * self.outs;
+        let channels = pass.groups * pass.outs;
         let count = out.len() / (width * channels);
         // Of the grid of the phase.
         let start = first / step;
@@ -178,26 +158,26 @@ impl Pass {
             return;
         }
         let part = Part { images: 1, rows, columns: 0..taps.grid.1 };
-        let lines = Lines::new(taps, &part, self.ins.div_ceil(self.unit.per_cell()));
+        let lines = Lines::new(taps, &part, pass.ins.div_ceil(pass.unit.per_cell()));
         let segments = lines.segments(taps);
         let block = 16 * lines.depth * segments.len();
         let right_starts: Vec<_> = (0..segments.len()).map(|s| s * 16 * lines.depth).collect();
-        let blocks = self.outs.div_ceil(16);
+        let blocks = pass.outs.div_ceil(16);
         let weight = phase.weight.as_slice();
         let positions = (part.rows.len() - 1) * lines.positions + taps.grid.1;
         // Rows are read in whole blocks, beyond the last position too.
         with_cells([lines.len() + 16 * lines.step], |[left]| {
-            for group in 0..self.groups {
+            for group in 0..pass.groups {
                 let source = Pixels {
                     x,
-                    size: self.size,
-                    channels: group * self.ins..(group + 1) * self.ins,
-                    all: self.groups * self.ins,
+                    size: pass.size,
+                    channels: group * pass.ins..(group + 1) * pass.ins,
+                    all: pass.groups * pass.ins,
                 };
-                source.fill(&lines, self.unit.pairs(), left);
+                source.fill(&lines, pass.unit.pairs(), left);
                 let panel = Panel {
                     left,
-                    left_block: self.unit.rows() * lines.step,
+                    left_block: pass.unit.rows() * lines.step,
                     left_row: lines.step,
                     left_step: 1,
                     left_starts: &segments,
@@ -206,7 +186,7 @@ impl Pass {
                     right_step: 16,
                     right_starts: &right_starts,
                     rows: positions,
-                    columns: self.outs,
+                    columns: pass.outs,
                     depth: lines.depth,
                 };
                 let places = Places {
@@ -217,8 +197,8 @@ impl Pass {
                     column: step,
                     channels,
                 };
-                panel.multiply(self.unit, |tile| {
-                    let from = group * self.outs + tile.column;
+                panel.multiply(pass.unit, |tile| {
+                    let from = group * pass.outs + tile.column;
                     let bias = bias.map(|bias| &bias[from..from + tile.columns]);
                     places.store(&tile, from, bias, out);
                 });

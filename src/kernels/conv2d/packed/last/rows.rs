@@ -92,7 +92,7 @@ impl<S: Stored + 'static> Pixels<'_, S> {
     }
 }
 
-fn copy(from: &[bf16], to: &mut [bf16]) {
+pub(super) fn copy(from: &[bf16], to: &mut [bf16]) {
     to.copy_from_slice(from);
 }
 
