@@ -52,7 +52,9 @@ pub(crate) fn groups(copied: f64) -> Vec<Group> {
     }
     groups.extend(gpt2());
     for (name, size) in [("resnet18", ResNetSize::RESNET18), ("resnet50", ResNetSize::RESNET50)] {
-        groups.extend([128, 512].map(|batch| resnet(name, size, batch)));
+        for channels_last in [false, true] {
+            groups.extend([128, 512].map(|batch| resnet(name, size, batch, channels_last)));
+        }
         groups.push(beside_candle(name, size, 128));
     }
     groups
@@ -83,8 +85,9 @@ fn gpt2() -> Vec<Group> {
     [F32, Tf32, Bf16, F16].map(beside).into()
 }
 
-fn resnet(name: &str, size: ResNetSize, batch: usize) -> Group {
-    let (mut group, work) = (Group::default(), Work::Resnet { size, batch });
+fn resnet(name: &str, size: ResNetSize, batch: usize, channels_last: bool) -> Group {
+    let (mut group, work) = (Group::default(), Work::Resnet { size, batch, channels_last });
+    let name = if channels_last { format!("{name} channels-last") } else { name.to_owned() };
     for precision in [F32, Tf32, F16, Bf16] {
         let name = format!("{name} batch {batch} {precision}");
         group.row(name, work.at(precision), Peer::Torch, Some(1.0));
@@ -101,7 +104,7 @@ fn resnet(name: &str, size: ResNetSize, batch: usize) -> Group {
 fn beside_candle(name: &str, size: ResNetSize, batch: usize) -> Group {
     let mut group = Group::default();
     let candle = Peer::Own(Work::CandleResnet { size, batch }.at(F32), "candle's own f32");
-    let ours = Work::Resnet { size, batch }.at(F32);
+    let ours = Work::Resnet { size, batch, channels_last: false }.at(F32);
     group.row(format!("{name} batch {batch} f32 / candle"), ours, candle, None);
     group
 }

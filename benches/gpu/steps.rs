@@ -68,11 +68,13 @@ pub(crate) fn gpt(
 pub(crate) fn resnet(
     size: ResNetSize,
     batch: usize,
+    channels_last: bool,
     precision: Precision,
     device: &Device,
 ) -> Result<TrainingStep> {
     let varmap = VarMap::new();
     let model = ResNet::new(size, var_builder(&varmap, precision.storage(), device))?;
+    let model = if channels_last { model.channels_last() } else { model };
     let sgd = Sgd::new(Parameters::from_varmap(&varmap).vars(), SGD)?;
     let (x, y) = images(batch, device)?;
     let loss = move || ops::cross_entropy(&model.forward(&x)?, &y);

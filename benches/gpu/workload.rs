@@ -42,7 +42,7 @@ pub(crate) enum Work {
     /// A training step of GPT-2.
     Gpt { size: GptSize, batch: usize },
     /// A training step of a residual network on images of 32x32.
-    Resnet { size: ResNetSize, batch: usize },
+    Resnet { size: ResNetSize, batch: usize, channels_last: bool },
     /// The same on candle's own operators.
     CandleResnet { size: ResNetSize, batch: usize },
 }
@@ -83,7 +83,9 @@ impl Spec {
     pub(crate) fn step(&self, device: &Device) -> Result<Option<TrainingStep>> {
         Ok(Some(match self.work {
             Work::Gpt { size, batch } => steps::gpt(size, batch, self.precision, device)?,
-            Work::Resnet { size, batch } => steps::resnet(size, batch, self.precision, device)?,
+            Work::Resnet { size, batch, channels_last } => {
+                steps::resnet(size, batch, channels_last, self.precision, device)?
+            }
             Work::CandleResnet { size, batch } => steps::candle_resnet(size, batch, device)?,
             _ => return Ok(None),
         }))
@@ -145,7 +147,7 @@ impl Workload for Spec {
                 *size = GptSize { layers: 2, width: 32, heads: 2, vocabulary: 65, context: 16 };
                 *batch = 2;
             }
-            Work::Resnet { size, batch } | Work::CandleResnet { size, batch } => {
+            Work::Resnet { size, batch, .. } | Work::CandleResnet { size, batch } => {
                 size.width = 8;
                 size.stages = size.stages.map(|blocks| blocks.min(1));
                 *batch = 2;

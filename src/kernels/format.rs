@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 
 /// The order of an image's dimensions, by shape: no tensor is strided for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Format {
     /// `(batch, channels, height, width)`
     #[default]

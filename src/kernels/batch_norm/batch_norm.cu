@@ -66,26 +66,6 @@ DEVICE void moments(const T *x, A *parts_of, size_t rows, size_t channels, size_
     }
 }
 
-// What `moments` left of this block's channel, merged: the mean about the shift, and the biased variance.
-template <class A>
-DEVICE void merge(const A *parts_of, size_t channels, size_t parts, double &mean, double &var) {
-    const A *own = parts_of + blockIdx.x % channels * 3;
-    double count = 0, sum = 0, squares = 0;
-    for (size_t part = threadIdx.x % 32; part < parts; part += 32) {
-        const A *from = own + part * channels * 3;
-        count += from[0];
-        sum += (double)from[0] * from[1];
-    }
-    count = warp_reduce<Sum>(count);
-    mean = warp_reduce<Sum>(sum) / count;
-    for (size_t part = threadIdx.x % 32; part < parts; part += 32) {
-        const A *from = own + part * channels * 3;
-        double distance = from[1] - mean;
-        squares += from[2] + from[0] * distance * distance;
-    }
-    var = warp_reduce<Sum>(squares) / count;
-}
-
 // y = (x - mean) * weight / sqrt(var + eps) + bias, then: 0 nothing, 1 relu, 2 + residual and relu.
 //
 // With `parts_of`, mean and variance are what it says, and are written with 1 / sqrt(var + eps).
@@ -97,7 +77,7 @@ DEVICE void normalise(const T *x, const T *residual, T *y, const A *weight, cons
     size_t channel = blockIdx.x % channels;
     double exact_mean, exact_var;
     if (parts_of) {
-        merge(parts_of, channels, parts, exact_mean, exact_var);
+        merge(parts_of, channel, channels, parts, exact_mean, exact_var);
         exact_mean += (double)widen(x[channel * inner]);
     } else {
         exact_mean = means[channel];

@@ -1,4 +1,7 @@
-//! On CUDA: two launches forward, two backward.
+//! On CUDA: two launches forward, two backward; of `(n, c)`, whose channels lie side by side, three
+//! each.
+
+mod rows;
 
 use candle_core::{DType, Result, Tensor};
 
@@ -10,7 +13,10 @@ use crate::kernels::reduce::channels::Channels;
 
 type Gradients = (Tensor, Tensor, Tensor);
 
-static SOURCE: Source = Source { name: "batch_norm", code: include_str!("batch_norm.cu") };
+static SOURCE: Source = Source {
+    name: "batch_norm",
+    code: concat!(include_str!("merge.cuh"), include_str!("batch_norm.cu")),
+};
 
 /// Blocks that keep any GPU busy. Not those of this one: the order of a sum is one everywhere.
 const BLOCKS: usize = 1024;
@@ -26,6 +32,9 @@ pub(super) fn forward_train(
     finish: Finish<'_>,
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
+    if rows::suits(x) {
+        return rows::forward_train(gpu, x, weight, bias, finish, eps);
+    }
     let plan = Plan::new(gpu, x);
     let parts = plan.partials(3)?;
     plan.run(plan.kernel("moments")?.read(x)?.write(&parts)?)?;
@@ -53,6 +62,9 @@ pub(super) fn forward_eval(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<Tensor> {
+    if rows::suits(x) {
+        return rows::forward_eval(gpu, x, mean, var, weight, bias, eps);
+    }
     let plan = Plan::new(gpu, x);
     let y = gpu.empty(x.dims(), x.dtype())?;
     let (weight, bias) = (plan.parameter(weight)?, plan.parameter(bias)?);
@@ -97,6 +109,14 @@ enum Spread<'a> {
     },
 }
 
+/// What kernels are given of it: values, whether they are of the batch, and epsilon.
+fn spread_of(spread: Spread<'_>) -> (&Tensor, i32, f64) {
+    match spread {
+        Spread::InvStd(inv_std) => (inv_std, 1, 0.0),
+        Spread::Given { var, eps } => (var, 0, eps),
+    }
+}
+
 fn backward(
     gpu: &Gpu,
     x: &Tensor,
@@ -105,11 +125,11 @@ fn backward(
     mean: &Tensor,
     spread: Spread<'_>,
 ) -> Result<Gradients> {
+    if rows::suits(x) {
+        return rows::backward(gpu, x, grad, weight, mean, spread);
+    }
     let plan = Plan::new(gpu, x);
-    let (spread, train, eps) = match spread {
-        Spread::InvStd(inv_std) => (inv_std, 1, 0.0),
-        Spread::Given { var, eps } => (var, 0, eps),
-    };
+    let (spread, train, eps) = spread_of(spread);
     let (mean, spread) = (plan.wide(mean)?, plan.wide(spread)?);
     let parts = plan.partials(2)?;
     let kernel = plan.kernel("gradient_sums")?.read(x)?.read(grad)?.read(&mean)?;

@@ -272,9 +272,13 @@ fn what_follows_keeps_nan() {
 /// The layouts a GPU takes its own ways: whole packs and not, runs of one, parts of a channel.
 ///
 /// Of two values a channel, gradients cancel to nothing.
-const GPU_SHAPES: [&[usize]; 8] = [
+const GPU_SHAPES: [&[usize]; 12] = [
     &[5, 1],
     &[1025, 3],
+    &[4099, 24], // rows of packs, in parts of every fourth
+    &[77, 130],
+    &[9, 136],
+    &[300, 1032],
     &[3, 5, 1, 31],
     &[5, 7, 33],
     &[4, 2, 4, 4],
@@ -347,30 +351,32 @@ fn gpus_agree() {
 fn on_every_device_nan_stays_in_its_channel_and_a_first_element_costs_nothing() {
     for device in devices() {
         for poison in [f64::NAN, f64::INFINITY] {
-            for shape in [[5, 3, 7], [5, 3, 16]] {
-                let mut data = values(&random(&shape, DType::F32, 9));
-                data[shape[2]] = poison; // channel 1
-                let x = of(data, &shape, DType::F32).to_device(&device).unwrap();
+            for shape in [&[5, 3, 7][..], &[5, 3, 16], &[5, 3], &[70, 3]] {
+                let inner = shape.get(2).copied().unwrap_or(1);
+                let mut data = values(&random(shape, DType::F32, 9));
+                data[inner] = poison; // channel 1
+                let x = of(data, shape, DType::F32).to_device(&device).unwrap();
                 for finish in [Finish::Plain, Finish::Relu, Finish::AddRelu(&x)] {
                     let (y, statistics) = forward_train(&x, None, None, finish, EPS).unwrap();
                     let nan: Vec<bool> =
                         values(&statistics.var).iter().map(|v| v.is_nan()).collect();
                     assert_eq!(nan, [false, true, false]);
                     for (i, y) in values(&y).iter().enumerate() {
-                        assert_eq!(y.is_nan(), i / shape[2] % 3 == 1);
+                        assert_eq!(y.is_nan(), i / inner % 3 == 1);
                     }
                 }
             }
         }
         // All about 10,000, but for the first element of each channel.
-        let shape = [64, 2, 64];
-        let mut data = values(&(random(&shape, DType::F64, 10) + 1e4).unwrap());
-        (data[0], data[64]) = (0.0, -1e4);
-        let x = of(data, &shape, DType::F32);
-        let (means, vars) = naive_statistics(&x);
-        let x = x.to_device(&device).unwrap();
-        let (_, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
-        assert_close(&statistics.mean, &means, 4.0);
-        assert_close(&statistics.var, &vars, 64.0);
+        for shape in [&[64, 2, 64][..], &[4096, 2], &[4096, 8]] {
+            let mut data = values(&(random(shape, DType::F64, 10) + 1e4).unwrap());
+            (data[0], data[shape.get(2).copied().unwrap_or(1)]) = (0.0, -1e4);
+            let x = of(data, shape, DType::F32);
+            let (means, vars) = naive_statistics(&x);
+            let x = x.to_device(&device).unwrap();
+            let (_, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
+            assert_close(&statistics.mean, &means, 4.0);
+            assert_close(&statistics.var, &vars, 64.0);
+        }
     }
 }

@@ -5,6 +5,8 @@
 //! Products read halves where both operands have one half dtype, else F32 (F64), and add up in F32
 //! (F64). What they write is rounded once: halves where nothing is added to them, else F32.
 
+mod last;
+
 use candle_core::{DType, Result, Tensor};
 
 use super::super::gemm::arithmetic;
@@ -14,9 +16,11 @@ use crate::kernels::cuda::{
     Convolution, Gpu, Grid, Launch, Matrices, Pass, Product, Source, pack, suffix,
 };
 use crate::kernels::elementwise::{add, add_assign, plain};
+use crate::kernels::format::Format;
 use crate::kernels::in_dtype;
 
-static SOURCE: Source = Source { name: "conv2d", code: include_str!("conv2d.cu") };
+static SOURCE: Source =
+    Source { name: "conv2d", code: concat!(include_str!("shape.cuh"), include_str!("conv2d.cu")) };
 
 /// Bytes of columns at a time, unless a single image has more.
 const WORKSPACE: usize = 256 << 20;
@@ -35,6 +39,9 @@ pub(super) fn forward(
     let wide = arithmetic([Some(x), Some(weight), bias]);
     let [x, weight] = operands(gpu, [x, weight], wide)?;
     let bias = bias.map(|bias| plain(&in_dtype(bias, wide)?)).transpose()?;
+    if shape.geometry.format == Format::ChannelsLast {
+        return last::forward(gpu, [&x, &weight], bias.as_ref(), shape, wide, out);
+    }
     let dtype = x.dtype();
     if shape.depthwise() {
         let y = gpu.empty(&shape.out_dims(), if out == dtype { out } else { wide })?;
@@ -60,7 +67,7 @@ pub(super) fn forward(
             n: shape.pixels(),
             lhs: Matrices { tensor: &weight, transposed: false, ld: taps, stride: 0 },
             rhs: rows(&x, shape.pixels(), shape.image()),
-            out: &y,
+            out: rows(&y, shape.pixels(), shape.out_image()),
         })?;
         return in_dtype(&y, out);
     }
@@ -81,7 +88,7 @@ pub(super) fn forward(
             n: tile.count,
             lhs: Matrices { tensor: &weight, transposed: false, ld: taps, stride: outs * taps },
             rhs: rows(&columns, tiles.ld, taps * tiles.ld),
-            out: &products,
+            out: rows(&products, tile.count, outs * tile.count),
         })?;
         let kernel = gpu.launch(&SOURCE, &from_rows)?.read(&products)?.write(&y)?;
         // As below, an element a thread.
@@ -103,6 +110,9 @@ pub(super) fn input_gradient(
     let wide = arithmetic([Some(grad), Some(weight), bias]);
     let [grad, weight] = operands(gpu, [grad, weight], wide)?;
     let bias = bias.map(|bias| plain(&in_dtype(bias, wide)?)).transpose()?;
+    if shape.geometry.format == Format::ChannelsLast {
+        return last::input_gradient(gpu, [&grad, &weight], bias.as_ref(), shape, wide, out);
+    }
     let dtype = grad.dtype();
     if shape.depthwise() {
         let dx = gpu.empty(&shape.input_dims(), if out == dtype { out } else { wide })?;
@@ -127,7 +137,7 @@ pub(super) fn input_gradient(
             n: shape.pixels(),
             lhs: Matrices { tensor: &weight, transposed: true, ld: taps, stride: 0 },
             rhs: rows(&grad, shape.pixels(), shape.out_image()),
-            out: &dx,
+            out: rows(&dx, shape.pixels(), shape.image()),
         })?;
         return in_dtype(&dx, out);
     }
@@ -149,7 +159,7 @@ pub(super) fn input_gradient(
             n: tile.count,
             lhs: Matrices { tensor: &weight, transposed: true, ld: taps, stride: outs * taps },
             rhs: rows(&outputs, tiles.ld, outs * tiles.ld),
-            out: &columns,
+            out: rows(&columns, tile.count, taps * tile.count),
         })?;
         let images = tile.count / shape.pixels();
         // A thread writes one element of the tile's images, from those of their columns.
@@ -171,6 +181,9 @@ pub(super) fn weight_gradient(
 ) -> Result<Tensor> {
     let wide = arithmetic([Some(x), Some(grad)]);
     let [x, grad] = operands(gpu, [x, grad], wide)?;
+    if shape.geometry.format == Format::ChannelsLast {
+        return last::weight_gradient(gpu, [&x, &grad], shape, wide, out);
+    }
     let dtype = x.dtype();
     let dw = gpu.empty(&shape.weight_dims(), wide)?;
     if shape.depthwise() {
@@ -204,7 +217,7 @@ pub(super) fn weight_gradient(
             n: taps,
             lhs: rows(&outputs, tiles.ld, outs * tiles.ld),
             rhs: Matrices { transposed: true, ..rows(&columns, tiles.ld, taps * tiles.ld) },
-            out: &part,
+            out: rows(&part, taps, outs * taps),
         })?;
         // One tile after the other.
         sum = Some(match sum {
@@ -223,7 +236,7 @@ fn library(
     tensors: [&Tensor; 2],
     written: DType,
 ) -> Result<Option<Tensor>> {
-    let dtype = tensors[0].dtype();
+    let (dtype, format) = (tensors[0].dtype(), shape.geometry.format);
     if dtype == DType::F64 || !gpu.has_convolutions() {
         return Ok(None);
     }
@@ -233,23 +246,45 @@ fn library(
     if widened && gpu.compute_capability()? < (8, 0) {
         return Ok(None);
     }
-    let given =
-        |tensor: &Tensor| if widened { in_dtype(tensor, written) } else { Ok(tensor.clone()) };
+    // The channels of a tap lie side by side where those of a pixel do.
+    let turned = |weight: &Tensor| match format {
+        Format::ChannelsFirst => Ok(weight.clone()),
+        Format::ChannelsLast => last::to_taps(gpu, weight, shape, shape.taps()),
+    };
+    let given = |tensor: &Tensor| match widened {
+        true => in_dtype(tensor, written),
+        false => Ok(tensor.clone()),
+    };
     let [a, b] = [given(tensors[0])?, given(tensors[1])?];
+    let b = if pass == Pass::Weight { b } else { turned(&b)? };
     let Geometry { stride, padding: (above, left), dilation, groups, .. } = shape.geometry;
-    let (input, weight, output) = (shape.input_dims(), shape.weight_dims(), shape.out_dims());
+    let Shape { batch, c_in, c_out, height, width, out_height, out_width, .. } = *shape;
     let (padding, tf32) = ([above, left], widened || crate::allow_tf32());
-    let convolution =
-        Convolution { input, weight, output, padding, stride, dilation, groups, tf32 };
+    let convolution = Convolution {
+        format,
+        input: [batch, c_in, height, width],
+        weight: shape.weight_dims(),
+        output: [batch, c_out, out_height, out_width],
+        padding,
+        stride,
+        dilation,
+        groups,
+        tf32,
+    };
     let (dims, order) = match pass {
-        Pass::Forward => (output, [0, 1, 2]),
-        Pass::Input => (input, [2, 1, 0]),
-        Pass::Weight => (weight, [0, 2, 1]),
+        Pass::Forward => (shape.out_dims(), [0, 1, 2]),
+        Pass::Input => (shape.input_dims(), [2, 1, 0]),
+        Pass::Weight => (shape.weight_dims(), [0, 2, 1]),
     };
     let result = gpu.empty(&dims, written)?;
     let all = [&a, &b, &result];
-    let done = gpu.convolution(pass, &convolution, order.map(|at| all[at]))?;
-    Ok(done.then_some(result))
+    if !gpu.convolution(pass, &convolution, order.map(|at| all[at]))? {
+        return Ok(None);
+    }
+    Ok(Some(match (pass, format) {
+        (Pass::Weight, Format::ChannelsLast) => last::from_taps(gpu, &result, shape, shape.taps())?,
+        _ => result,
+    }))
 }
 
 /// With a bias for each channel, in `out`.

@@ -73,14 +73,14 @@ pub(crate) fn forward(
     out: DType,
 ) -> Result<Tensor> {
     let shape = Shape::new(x.dims(), weight.dims(), geometry)?;
+    if let Some(gpu) = gpu_of(x, &shape) {
+        return cuda::forward(&gpu, x, weight, bias, &shape, out);
+    }
     if !x.device().is_cpu() {
         if geometry.format == Format::ChannelsLast {
             return last(&forward(&first(x)?, weight, bias, geometry.channels_first(), out)?);
         }
-        return match gpu_of(x, &shape) {
-            Some(gpu) => cuda::forward(&gpu, x, weight, bias, &shape, out),
-            None => portable::forward(x, weight, bias, &shape, out),
-        };
+        return portable::forward(x, weight, bias, &shape, out);
     }
     let (x, weight) = (x.contiguous()?, weight.contiguous()?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
@@ -122,16 +122,16 @@ pub(crate) fn input_gradient(
     out: DType,
 ) -> Result<Tensor> {
     let shape = Shape::new(input_dims, weight.dims(), geometry)?;
+    if let Some(gpu) = gpu_of(grad, &shape) {
+        return cuda::input_gradient(&gpu, grad, weight, bias, &shape, out);
+    }
     if !grad.device().is_cpu() {
         if geometry.format == Format::ChannelsLast {
             let dims = [shape.batch, shape.c_in, shape.height, shape.width];
             let (grad, geometry) = (first(grad)?, geometry.channels_first());
             return last(&input_gradient(&grad, weight, bias, &dims, geometry, out)?);
         }
-        return match gpu_of(grad, &shape) {
-            Some(gpu) => cuda::input_gradient(&gpu, grad, weight, bias, &shape, out),
-            None => portable::input_gradient(grad, weight, bias, &shape, out),
-        };
+        return portable::input_gradient(grad, weight, bias, &shape, out);
     }
     let (grad, weight) = (grad.contiguous()?, weight.contiguous()?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
@@ -176,15 +176,15 @@ pub(crate) fn weight_gradient(
     out: DType,
 ) -> Result<Tensor> {
     let shape = Shape::new(x.dims(), weight_dims, geometry)?;
+    if let Some(gpu) = gpu_of(x, &shape) {
+        return cuda::weight_gradient(&gpu, x, grad, &shape, out);
+    }
     if !x.device().is_cpu() {
         if geometry.format == Format::ChannelsLast {
             let (x, grad) = (first(x)?, first(grad)?);
             return weight_gradient(&x, &grad, weight_dims, geometry.channels_first(), out);
         }
-        return match gpu_of(x, &shape) {
-            Some(gpu) => cuda::weight_gradient(&gpu, x, grad, &shape, out),
-            None => portable::weight_gradient(x, grad, &shape, out),
-        };
+        return portable::weight_gradient(x, grad, &shape, out);
     }
     let (x, grad) = (x.contiguous()?, grad.contiguous()?);
     if geometry.format == Format::ChannelsLast {

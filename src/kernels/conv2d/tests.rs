@@ -510,6 +510,12 @@ fn gpus_agree() {
         ([2, 2, 9, 9], 6, [5, 3], geometry(2, 2, 1, 2)),
         ([2, 3, 1, 70], 4, [1, 5], uneven),
         ([1, 1, 12, 12], 3, [4, 4], geometry(3, 0, 1, 1)),
+        // Whole packs of channels.
+        ([2, 16, 6, 5], 24, [3, 3], geometry(1, 1, 1, 1)),
+        ([2, 16, 5, 5], 16, [3, 2], geometry(2, 1, 1, 2)),
+        ([2, 16, 3, 5], 8, [1, 1], geometry(1, 0, 1, 2)),
+        ([2, 24, 7, 6], 24, [3, 3], geometry(2, 1, 1, 24)),
+        ([2, 8, 6, 5], 16, [3, 3], geometry(1, 2, 2, 8)),
     ] {
         let weight_dims = [c_out, dims[1] / geometry.groups, kernel[0], kernel[1]];
         let shape = Shape::new(&dims, &weight_dims, geometry).unwrap();
@@ -532,6 +538,11 @@ fn gpus_agree() {
                         input_gradient(grad, weight, None, &dims, geometry, out)?,
                         input_gradient(grad, weight, Some(&t[4]), &dims, geometry, out)?,
                         weight_gradient(x, grad, &weight_dims, geometry, out)?,
+                        forward_last(x, weight, None, geometry, out)?,
+                        forward_last(x, weight, Some(&t[3]), geometry, out)?,
+                        input_gradient_last(grad, weight, None, &dims, geometry, out)?,
+                        input_gradient_last(grad, weight, Some(&t[4]), &dims, geometry, out)?,
+                        weight_gradient_last(x, grad, &weight_dims, geometry, out)?,
                     ])
                 });
             }
@@ -552,6 +563,9 @@ fn gpus_agree_on_mixed_and_strided_operands() {
                 forward(&t[0], &t[1], None, geometry, DType::F32)?,
                 input_gradient(&t[2], &t[1], None, &[2, 4, 7, 6], geometry, DType::F32)?,
                 weight_gradient(&t[0], &t[2], &[5, 4, 3, 3], geometry, DType::F32)?,
+                forward_last(&t[0], &t[1], None, geometry, DType::F32)?,
+                input_gradient_last(&t[2], &t[1], None, &[2, 4, 7, 6], geometry, DType::F32)?,
+                weight_gradient_last(&t[0], &t[2], &[5, 4, 3, 3], geometry, DType::F32)?,
             ])
         });
     }
@@ -574,6 +588,9 @@ fn gpus_keep_nan_and_infinity_where_they_enter() {
                     forward(&t[0], &t[3], None, geometry, dtype)?,
                     input_gradient(&t[1], &t[3], None, &[3, 4, 8, 8], geometry, dtype)?,
                     weight_gradient(&t[0], &t[2], &w_dims, geometry, dtype)?,
+                    forward_last(&t[0], &t[3], None, geometry, dtype)?,
+                    input_gradient_last(&t[1], &t[3], None, &[3, 4, 8, 8], geometry, dtype)?,
+                    weight_gradient_last(&t[0], &t[2], &w_dims, geometry, dtype)?,
                 ])
             });
         }

@@ -185,22 +185,36 @@ DEVICE void along(size_t count, bool packed, size_t rank, size_t size, const F &
     for (size_t i = end + rank; i < count; i += size) f(i, Width<1>());
 }
 
-// K sums of each column over the rows of a part, for a block of 256 threads: it has 32 packs of
-// columns, each of its warps every eighth row. `terms(row, column, t)` sets t[K][V]. At most 64 rows are
-// added up in the type of the arithmetic, and those in F64, into y (parts, K, columns).
+// How many neighbouring threads share a row of so many packs: no more than a warp, and not many idle.
+DEVICE int lanes_of(size_t packs) { return packs > 16 ? 32 : packs > 8 ? 16 : 8; }
+
+// The columns of a thread, V from `column` on, and its rows: the lines of a block, which are its threads
+// that have the same lane, take turns at the rows of its part.
+template <int V> struct Columns {
+    int lanes, lane, line, lines;
+    size_t column, part;
+
+    DEVICE Columns(size_t columns, size_t tiles)
+        : lanes(lanes_of(columns / V)), lane(threadIdx.x % lanes), line(threadIdx.x / lanes),
+          lines(blockDim.x / lanes), column((blockIdx.x % tiles * lanes + lane) * V),
+          part(blockIdx.x / tiles) {}
+};
+
+// K sums of each column over the rows of a part, for a block of 256 threads. `terms(row, column, t)`
+// sets t[K][V]. At most 64 rows are added up in the type of the arithmetic, and those in F64, into
+// y (parts, K, columns).
 template <int K, int V, class A, class F>
 DEVICE void column_sums(double *y, size_t rows, size_t columns, size_t parts, size_t tiles, const F &terms) {
-    __shared__ double sums[8][32 * V];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    size_t part = blockIdx.x / tiles, first = (blockIdx.x % tiles * 32 + lane) * V;
-    size_t each = (rows + parts - 1) / parts, end = (part + 1) * each < rows ? (part + 1) * each : rows;
+    __shared__ double sums[256 * V];
+    Columns<V> of(columns, tiles);
+    size_t each = (rows + parts - 1) / parts, end = (of.part + 1) * each < rows ? (of.part + 1) * each : rows;
     double total[K][V] = {};
-    if (first < columns) {
+    if (of.column < columns) {
         A sum[K][V] = {};
         int held = 0;
-        for (size_t row = part * each + warp; row < end; row += 8) {
+        for (size_t row = of.part * each + of.line; row < end; row += of.lines) {
             A t[K][V];
-            terms(row, first, t);
+            terms(row, of.column, t);
 #pragma unroll
             for (int j = 0; j < K * V; j++) sum[j / V][j % V] += t[j / V][j % V];
             if (++held == 64) {
@@ -216,13 +230,13 @@ DEVICE void column_sums(double *y, size_t rows, size_t columns, size_t parts, si
     for (int k = 0; k < K; k++) {
         __syncthreads(); // whoever still reads the sums before
 #pragma unroll
-        for (int v = 0; v < V; v++) sums[warp][v * 32 + lane] = total[k][v];
+        for (int v = 0; v < V; v++) sums[(of.line * V + v) * of.lanes + of.lane] = total[k][v];
         __syncthreads();
-        for (int at = threadIdx.x; at < 32 * V; at += 256) {
+        for (int at = threadIdx.x; at < of.lanes * V; at += 256) {
             double sum = 0;
-            for (int w = 0; w < 8; w++) sum += sums[w][at];
-            size_t column = (blockIdx.x % tiles * 32 + at % 32) * V + at / 32;
-            if (column < columns) y[(part * K + k) * columns + column] = sum;
+            for (int line = 0; line < of.lines; line++) sum += sums[line * V * of.lanes + at];
+            size_t column = (blockIdx.x % tiles * of.lanes + at % of.lanes) * V + at / of.lanes;
+            if (column < columns) y[(of.part * K + k) * columns + column] = sum;
         }
     }
 }

@@ -1,5 +1,7 @@
 //! A convolution, as cuDNN is asked for it.
 
+use crate::kernels::format::Format;
+
 /// Which of a convolution's three tensors is made of the other two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Pass {
@@ -11,9 +13,11 @@ pub(crate) enum Pass {
     Weight,
 }
 
-/// Images `(n, c, h, w)`, all contiguous; vertical first where there are two.
+/// Sizes `[n, c, h, w]`, vertical first where there are two. All are contiguous, of images and weights
+/// in the order that `format` says: channels last, weights are `(c_out, kh, kw, c_in / groups)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Convolution {
+    pub(crate) format: Format,
     pub(crate) input: [usize; 4],
     pub(crate) weight: [usize; 4],
     pub(crate) output: [usize; 4],

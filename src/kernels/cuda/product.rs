@@ -16,7 +16,7 @@ pub(crate) struct Matrices<'a> {
 
 /// `out = lhs · rhs`: `batch` products of `(m, k)` and `(k, n)`, none of them 0.
 ///
-/// `lhs` and `rhs` are of one dtype; `out`, contiguous, of that or of F32.
+/// `lhs` and `rhs` are of one dtype; `out`, a contiguous tensor and not transposed, of that or of F32.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Product<'a> {
     pub(crate) batch: usize,
@@ -25,5 +25,5 @@ pub(crate) struct Product<'a> {
     pub(crate) n: usize,
     pub(crate) lhs: Matrices<'a>,
     pub(crate) rhs: Matrices<'a>,
-    pub(crate) out: &'a Tensor,
+    pub(crate) out: Matrices<'a>,
 }

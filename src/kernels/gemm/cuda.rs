@@ -3,7 +3,7 @@ use candle_core::{DType, Result, Tensor, bail};
 use super::arithmetic;
 use super::layout::readable;
 use crate::kernels::cast;
-use crate::kernels::cuda::{Gpu, Grid, Product, Source, pack, suffix};
+use crate::kernels::cuda::{Gpu, Grid, Matrices, Product, Source, pack, suffix};
 
 static SOURCE: Source = Source { name: "gemm", code: include_str!("gemm.cu") };
 
@@ -51,7 +51,8 @@ pub(super) fn gemm(
             (batch, m) = (1, batch * m);
         }
         let (lhs, rhs) = (left.of_matrices(&lhs), right.of_matrices(&rhs));
-        let product = Product { batch, m, k, n, lhs, rhs, out: y };
+        let out = Matrices { tensor: y, transposed: false, ld: n, stride: m * n };
+        let product = Product { batch, m, k, n, lhs, rhs, out };
         match bias {
             Some(bias) => gpu.biased_product(&product, bias),
             None => gpu.product(&product).map(|()| true),
@@ -78,7 +79,7 @@ fn in_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
 }
 
 /// `x + bias`, in `out`: `x` is of the shape, or zeros, and both are `wide` and contiguous.
-fn add_bias(
+pub(in crate::kernels) fn add_bias(
     gpu: &Gpu,
     x: Option<&Tensor>,
     bias: Option<&Tensor>,

@@ -13,6 +13,7 @@ pub(super) mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
+pub(super) use cuda::add_bias;
 pub(super) use operand::{Arithmetic, Source, narrow};
 pub(super) use product::{Matrix, Threads, product};
 

@@ -3,7 +3,7 @@
 use candle_core::{D, DType, Result, Tensor};
 
 use crate::kernels::cast;
-use crate::kernels::cuda::{Gpu, Grid, Source, address, pack, suffix};
+use crate::kernels::cuda::{Gpu, Grid, Source, suffix};
 use crate::kernels::elementwise::cuda::in_dtype;
 use crate::kernels::elementwise::portable::arithmetic;
 use crate::kernels::reduce::cuda as reduce;
@@ -137,9 +137,7 @@ pub(super) fn backward(
         return Ok([dx, None, None]);
     }
     let Rows { count, columns, .. } = rows;
-    let each = pack(x.dtype(), x.dtype());
-    let aligned = [x, grad].iter().all(|x| address(x).is_ok_and(|at| at.is_multiple_of(16)));
-    let tiling = reduce::Tiling::of(count, columns, if aligned { each } else { 1 });
+    let tiling = reduce::Tiling::over(&[x, grad], count, columns)?;
     let sums = gpu.empty((tiling.parts, 2, columns), DType::F64)?;
     // Block `p * tiles + t` reads rows before `count` and columns before `columns`, and writes those
     // columns of part `p`.

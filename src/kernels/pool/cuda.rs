@@ -3,22 +3,87 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::Window;
-use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
+use crate::kernels::cuda::{Gpu, Grid, Launch, Source, pack, suffix};
 use crate::kernels::elementwise::portable::arithmetic;
+use crate::kernels::format::Format;
 use crate::kernels::in_dtype;
+use crate::kernels::reduce::cuda::Tiling;
 
 type Dims = (usize, usize, usize, usize);
 
-static SOURCE: Source = Source { name: "pool", code: include_str!("pool.cu") };
+static SOURCE: Source =
+    Source { name: "pool", code: concat!(include_str!("windows.cuh"), include_str!("pool.cu")) };
+static LAST: Source = Source {
+    name: "pool_last",
+    code: concat!(include_str!("windows.cuh"), include_str!("pool_last.cu")),
+};
+
+/// The sizes of some images, `[n, c, h, w]`, and the order a tensor has them in.
+#[derive(Clone, Copy)]
+struct Images {
+    sizes: [usize; 4],
+    format: Format,
+}
+
+impl Images {
+    fn of((a, b, c, d): Dims, format: Format) -> Self {
+        Self { sizes: format.split([a, b, c, d]), format }
+    }
+
+    fn dims(self) -> [usize; 4] {
+        self.format.join(self.sizes)
+    }
+
+    /// An element for each of the windows.
+    fn pooled(self, window: Window) -> Self {
+        let [n, c, h, w] = self.sizes;
+        let (oh, ow) = window.out_size((h, w));
+        Self { sizes: [n, c, oh, ow], ..self }
+    }
+
+    fn planes(self) -> usize {
+        self.sizes[0] * self.sizes[1]
+    }
+
+    fn area(self) -> usize {
+        self.sizes[2] * self.sizes[3]
+    }
+
+    fn launch(self, gpu: &Gpu, name: &str, types: &str) -> Result<Launch> {
+        match self.format {
+            Format::ChannelsFirst => gpu.launch(&SOURCE, &format!("{name}_{types}")),
+            Format::ChannelsLast => gpu.launch(&LAST, &format!("{name}_last_{types}")),
+        }
+    }
+
+    /// A thread for each of `count` elements, which are those of the output, or of the input, or for a
+    /// few channels of a pixel. It reads the elements of its channels on the other side: windows and
+    /// padding are cut to what is there.
+    fn run(self, kernel: Launch, window: Window, (count, read): (usize, DType)) -> Result<()> {
+        let [n, c, h, w] = self.sizes;
+        let (oh, ow) = window.out_size((h, w));
+        let Window { kernel: (kh, kw), stride: (sh, sw), padding: (ph, pw), .. } = window;
+        let kernel = kernel.sizes(&[n * c, h, w, oh, ow, kh, kw, sh, sw, ph, pw]);
+        match self.format {
+            Format::ChannelsFirst => kernel.run(Grid::over(count, 1)),
+            Format::ChannelsLast => kernel.size(c).run(Grid::over(count, self.each(read))),
+        }
+    }
+
+    /// Channels a thread has.
+    fn each(self, read: DType) -> usize {
+        let each = pack(read, read);
+        if self.sizes[1].is_multiple_of(each) { each } else { 1 }
+    }
+}
 
 pub(super) fn max_forward(gpu: &Gpu, x: &Tensor, window: Window) -> Result<(Tensor, Tensor)> {
-    let dims = x.dims4()?;
-    let (n, c, h, w) = dims;
-    let (oh, ow) = window.out_size((h, w));
-    let y = gpu.empty((n, c, oh, ow), x.dtype())?;
-    let index = gpu.empty((n, c, oh, ow), DType::U32)?;
-    let kernel = gpu.launch(&SOURCE, &format!("max_forward_{}", suffix(x.dtype())?))?;
-    run(kernel.read(x)?.write(&y)?.write(&index)?, dims, window, n * c * oh * ow)?;
+    let images = Images::of(x.dims4()?, window.format);
+    let dims = images.pooled(window).dims();
+    let (y, index) = (gpu.empty(&dims, x.dtype())?, gpu.empty(&dims, DType::U32)?);
+    let kernel = images.launch(gpu, "max_forward", suffix(x.dtype())?)?;
+    let kernel = kernel.read(x)?.write(&y)?.write(&index)?;
+    images.run(kernel, window, (y.elem_count(), x.dtype()))?;
     Ok((y, index))
 }
 
@@ -31,19 +96,18 @@ pub(super) fn max_backward(
     window: Window,
     out: DType,
 ) -> Result<Tensor> {
-    let dx = gradient(gpu, grad, dims, out)?;
-    let kernel = launch(gpu, "max_backward", grad, &dx)?.read(grad)?.read(index)?.write(&dx)?;
-    run(kernel, dims, window, dx.elem_count())?;
+    let (images, dx) = (Images::of(dims, window.format), gradient(gpu, grad, dims, out)?);
+    let kernel = images.launch(gpu, "max_backward", &types(grad, &dx)?)?;
+    let kernel = kernel.read(grad)?.read(index)?.write(&dx)?;
+    images.run(kernel, window, (dx.elem_count(), grad.dtype()))?;
     in_dtype(&dx, out)
 }
 
 pub(super) fn avg_forward(gpu: &Gpu, x: &Tensor, window: Window) -> Result<Tensor> {
-    let dims = x.dims4()?;
-    let (n, c, h, w) = dims;
-    let (oh, ow) = window.out_size((h, w));
-    let y = gpu.empty((n, c, oh, ow), x.dtype())?;
-    let kernel = gpu.launch(&SOURCE, &format!("avg_forward_{}", suffix(x.dtype())?))?;
-    run(kernel.read(x)?.write(&y)?, dims, window, y.elem_count())?;
+    let images = Images::of(x.dims4()?, window.format);
+    let y = gpu.empty(&images.pooled(window).dims(), x.dtype())?;
+    let kernel = images.launch(gpu, "avg_forward", suffix(x.dtype())?)?;
+    images.run(kernel.read(x)?.write(&y)?, window, (y.elem_count(), x.dtype()))?;
     Ok(y)
 }
 
@@ -55,17 +119,28 @@ pub(super) fn avg_backward(
     window: Window,
     out: DType,
 ) -> Result<Tensor> {
-    let dx = gradient(gpu, grad, dims, out)?;
-    let kernel = launch(gpu, "avg_backward", grad, &dx)?.read(grad)?.write(&dx)?;
-    run(kernel, dims, window, dx.elem_count())?;
+    let (images, dx) = (Images::of(dims, window.format), gradient(gpu, grad, dims, out)?);
+    let kernel = images.launch(gpu, "avg_backward", &types(grad, &dx)?)?;
+    let kernel = kernel.read(grad)?.write(&dx)?;
+    images.run(kernel, window, (dx.elem_count(), grad.dtype()))?;
     in_dtype(&dx, out)
 }
 
-pub(super) fn global_avg_forward(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
-    let (n, c, h, w) = x.dims4()?;
+pub(super) fn global_avg_forward(gpu: &Gpu, x: &Tensor, format: Format) -> Result<Tensor> {
+    let images = Images::of(x.dims4()?, format);
+    let [n, c, ..] = images.sizes;
     let y = gpu.empty((n, c), x.dtype())?;
-    let kernel = gpu.launch(&SOURCE, &format!("global_avg_forward_{}", suffix(x.dtype())?))?;
-    kernel.read(x)?.write(&y)?.size(h * w).run(planes(n * c, h * w))?;
+    let kernel = images.launch(gpu, "global_avg_forward", suffix(x.dtype())?)?;
+    let kernel = kernel.read(x)?.write(&y)?.size(images.area());
+    match format {
+        Format::ChannelsFirst => kernel.run(planes(images))?,
+        Format::ChannelsLast => {
+            // A block reads a tile of an image's channels, and writes their averages.
+            let tiling = Tiling::over(&[x], images.area(), c)?;
+            let kernel = kernel.sizes(&[c, tiling.tiles]).int(tiling.packed.into());
+            kernel.run(Grid::flat(n * tiling.tiles, 256))?;
+        }
+    }
     Ok(y)
 }
 
@@ -74,12 +149,21 @@ pub(super) fn global_avg_backward(
     gpu: &Gpu,
     grad: &Tensor,
     dims: Dims,
+    format: Format,
     out: DType,
 ) -> Result<Tensor> {
-    let (n, c, h, w) = dims;
-    let dx = gradient(gpu, grad, dims, out)?;
-    let kernel = launch(gpu, "global_avg_backward", grad, &dx)?.read(grad)?.write(&dx)?;
-    kernel.size(h * w).run(planes(n * c, h * w))?;
+    let (images, dx) = (Images::of(dims, format), gradient(gpu, grad, dims, out)?);
+    let kernel = images.launch(gpu, "global_avg_backward", &types(grad, &dx)?)?;
+    let kernel = kernel.read(grad)?.write(&dx)?;
+    match format {
+        Format::ChannelsFirst => kernel.size(images.area()).run(planes(images))?,
+        Format::ChannelsLast => {
+            // A thread writes elements of a pixel, of the image that it reads the channels of.
+            let (count, each) = (dx.elem_count(), images.each(grad.dtype()));
+            let kernel = kernel.sizes(&[count, images.area(), images.sizes[1]]);
+            kernel.run(Grid::over(count, each))?;
+        }
+    }
     in_dtype(&dx, out)
 }
 
@@ -89,22 +173,12 @@ fn gradient(gpu: &Gpu, grad: &Tensor, dims: Dims, out: DType) -> Result<Tensor> 
     gpu.empty(dims, dtype)
 }
 
-fn launch(gpu: &Gpu, name: &str, grad: &Tensor, dx: &Tensor) -> Result<Launch> {
-    let name = format!("{name}_{}_{}", suffix(grad.dtype())?, suffix(dx.dtype())?);
-    gpu.launch(&SOURCE, &name)
-}
-
-/// A thread for each of `count` elements, which are those of the output, or of the input. It reads
-/// the elements of its plane on the other side: windows and padding are cut to what is there.
-fn run(kernel: Launch, (n, c, h, w): Dims, window: Window, count: usize) -> Result<()> {
-    let (oh, ow) = window.out_size((h, w));
-    let Window { kernel: (kh, kw), stride: (sh, sw), padding: (ph, pw), .. } = window;
-    let sizes = [n * c, h, w, oh, ow, kh, kw, sh, sw, ph, pw];
-    kernel.sizes(&sizes).run(Grid::over(count, 1))
+fn types(grad: &Tensor, dx: &Tensor) -> Result<String> {
+    Ok(format!("{}_{}", suffix(grad.dtype())?, suffix(dx.dtype())?))
 }
 
 /// A block for every plane, of as many threads as keep busy.
-fn planes(count: usize, area: usize) -> Grid {
-    let threads = (area / 8).next_power_of_two().clamp(32, 512);
-    Grid::flat(count, threads)
+fn planes(images: Images) -> Grid {
+    let threads = (images.area() / 8).next_power_of_two().clamp(32, 512);
+    Grid::flat(images.planes(), threads)
 }

@@ -49,6 +49,9 @@ impl Window {
 /// The first of equal maxima wins, and NaN wins over everything. Padding never wins.
 pub(crate) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)> {
     let x = plain(x)?;
+    if let Some(gpu) = gpu_of(&x) {
+        return cuda::max_forward(&gpu, &x, window);
+    }
     if window.format == Format::ChannelsLast {
         if x.device().is_cpu() {
             return last::max_forward(&x, window);
@@ -56,10 +59,10 @@ pub(crate) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)
         let (y, index) = max_forward(&format::first(&x)?, window.channels_first())?;
         return Ok((format::last(&y)?, format::last(&index)?));
     }
-    match gpu_of(&x) {
-        _ if x.device().is_cpu() => cpu::max_forward(&x, window),
-        Some(gpu) => cuda::max_forward(&gpu, &x, window),
-        None => portable::max_forward(&x, window),
+    if x.device().is_cpu() {
+        cpu::max_forward(&x, window)
+    } else {
+        portable::max_forward(&x, window)
     }
 }
 
@@ -72,6 +75,9 @@ pub(crate) fn max_backward(
     out: DType,
 ) -> Result<Tensor> {
     let (grad, index) = (plain(grad)?, plain(index)?);
+    if let Some(gpu) = gpu_of(&grad) {
+        return cuda::max_backward(&gpu, &grad, &index, input_dims, window, out);
+    }
     if window.format == Format::ChannelsLast {
         if grad.device().is_cpu() {
             return last::max_backward(&grad, &index, input_dims, out);
@@ -81,26 +87,29 @@ pub(crate) fn max_backward(
         let dx = max_backward(&grad, &index, (n, c, h, w), window.channels_first(), out)?;
         return format::last(&dx);
     }
-    match gpu_of(&grad) {
-        _ if grad.device().is_cpu() => cpu::max_backward(&grad, &index, input_dims, out),
-        Some(gpu) => cuda::max_backward(&gpu, &grad, &index, input_dims, window, out),
-        None => portable::max_backward(&grad, &index, input_dims, out),
+    if grad.device().is_cpu() {
+        cpu::max_backward(&grad, &index, input_dims, out)
+    } else {
+        portable::max_backward(&grad, &index, input_dims, out)
     }
 }
 
 /// The average of every window, padding included as zeros.
 pub(crate) fn avg_forward(x: &Tensor, window: Window) -> Result<Tensor> {
     let x = plain(x)?;
+    if let Some(gpu) = gpu_of(&x) {
+        return cuda::avg_forward(&gpu, &x, window);
+    }
     if window.format == Format::ChannelsLast {
         if x.device().is_cpu() {
             return last::avg_forward(&x, window);
         }
         return format::last(&avg_forward(&format::first(&x)?, window.channels_first())?);
     }
-    match gpu_of(&x) {
-        _ if x.device().is_cpu() => cpu::avg_forward(&x, window),
-        Some(gpu) => cuda::avg_forward(&gpu, &x, window),
-        None => portable::avg_forward(&x, window),
+    if x.device().is_cpu() {
+        cpu::avg_forward(&x, window)
+    } else {
+        portable::avg_forward(&x, window)
     }
 }
 
@@ -112,6 +121,9 @@ pub(crate) fn avg_backward(
     out: DType,
 ) -> Result<Tensor> {
     let grad = plain(grad)?;
+    if let Some(gpu) = gpu_of(&grad) {
+        return cuda::avg_backward(&gpu, &grad, input_dims, window, out);
+    }
     if window.format == Format::ChannelsLast {
         if grad.device().is_cpu() {
             return last::avg_backward(&grad, input_dims, window, out);
@@ -119,27 +131,26 @@ pub(crate) fn avg_backward(
         let (grad, (n, h, w, c)) = (format::first(&grad)?, input_dims);
         return format::last(&avg_backward(&grad, (n, c, h, w), window.channels_first(), out)?);
     }
-    match gpu_of(&grad) {
-        _ if grad.device().is_cpu() => cpu::avg_backward(&grad, input_dims, window, out),
-        Some(gpu) => cuda::avg_backward(&gpu, &grad, input_dims, window, out),
-        None => portable::avg_backward(&grad, input_dims, window, out),
+    if grad.device().is_cpu() {
+        cpu::avg_backward(&grad, input_dims, window, out)
+    } else {
+        portable::avg_backward(&grad, input_dims, window, out)
     }
 }
 
 /// The average over all pixels, to `(n, c)`.
 pub(crate) fn global_avg_forward(x: &Tensor, format: Format) -> Result<Tensor> {
     let x = plain(x)?;
+    if let Some(gpu) = gpu_of(&x) {
+        return cuda::global_avg_forward(&gpu, &x, format);
+    }
     if format == Format::ChannelsLast {
         if x.device().is_cpu() {
             return last::global_avg_forward(&x);
         }
         return global_avg_forward(&format::first(&x)?, Format::ChannelsFirst);
     }
-    match gpu_of(&x) {
-        _ if x.device().is_cpu() => cpu::global_avg_forward(&x),
-        Some(gpu) => cuda::global_avg_forward(&gpu, &x),
-        None => portable::global_avg_forward(&x),
-    }
+    if x.device().is_cpu() { cpu::global_avg_forward(&x) } else { portable::global_avg_forward(&x) }
 }
 
 /// The gradient of [`global_avg_forward`]: `(n, c)` to `input_dims`.
@@ -150,6 +161,9 @@ pub(crate) fn global_avg_backward(
     out: DType,
 ) -> Result<Tensor> {
     let grad = plain(grad)?;
+    if let Some(gpu) = gpu_of(&grad) {
+        return cuda::global_avg_backward(&gpu, &grad, input_dims, format, out);
+    }
     if format == Format::ChannelsLast {
         if grad.device().is_cpu() {
             return last::global_avg_backward(&grad, input_dims, out);
@@ -158,10 +172,10 @@ pub(crate) fn global_avg_backward(
         let dx = global_avg_backward(&grad, (n, c, h, w), Format::ChannelsFirst, out)?;
         return format::last(&dx);
     }
-    match gpu_of(&grad) {
-        _ if grad.device().is_cpu() => cpu::global_avg_backward(&grad, input_dims, out),
-        Some(gpu) => cuda::global_avg_backward(&gpu, &grad, input_dims, out),
-        None => portable::global_avg_backward(&grad, input_dims, out),
+    if grad.device().is_cpu() {
+        cpu::global_avg_backward(&grad, input_dims, out)
+    } else {
+        portable::global_avg_backward(&grad, input_dims, out)
     }
 }
 

@@ -252,7 +252,9 @@ fn channels_last_is_channels_first_turned() {
         devices().into_iter().flat_map(|d| DTYPES.map(|dtype| (d.clone(), dtype)))
     {
         let turn = |x: &Tensor| format::last(x).unwrap().to_device(&device).unwrap();
-        for (shape, window) in CASES {
+        // And of whole packs of channels.
+        let packs = [([2, 16, 5, 7], window(3, 2, 1)), ([1, 272, 3, 4], window(2, 1, 0))];
+        for (shape, window) in CASES.into_iter().chain(packs) {
             let turned = Window { format: Format::ChannelsLast, ..window };
             let (n, c, h, w) = dims(shape);
             // Few distinct values, so that there are ties; and a NaN.

@@ -10,8 +10,8 @@ const SHORT: usize = 64;
 const BLOCKS: usize = 1024;
 /// Elements of a run, as in the source.
 const RUN: usize = 8192;
-/// Rows of a part, at least.
-const ROWS: usize = 64;
+/// Rows of a part for every thread, at least.
+const ROWS: usize = 8;
 
 /// The sums of each channel of `x (outer, channels, inner)`, contiguous: `(channels)`, in `out`.
 pub(super) fn sums(gpu: &Gpu, x: &Tensor, out: DType) -> Result<Tensor> {
@@ -33,7 +33,10 @@ pub(super) fn sums(gpu: &Gpu, x: &Tensor, out: DType) -> Result<Tensor> {
     finish(gpu, &parts, channels, 1, out)
 }
 
-/// How the sums of columns are shared out, as `column_sums` in `common.cuh` takes them.
+/// Threads of a block that goes over columns.
+const THREADS: usize = 256;
+
+/// How columns are shared out, as `Columns` in `common.cuh` takes them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiling {
     /// Whether a thread has several columns.
@@ -46,21 +49,37 @@ impl Tiling {
     /// Of `rows` of `columns`, of which `each` lie in 16 bytes.
     pub(crate) fn of(rows: usize, columns: usize, each: usize) -> Self {
         let packed = each > 1 && columns.is_multiple_of(each);
-        let tiles = columns.div_ceil(32 * if packed { each } else { 1 });
-        let parts = BLOCKS.div_ceil(tiles.max(1)).clamp(1, rows.div_ceil(ROWS).max(1));
+        let packs = if packed { columns / each } else { columns };
+        let lanes = match packs {
+            0..=8 => 8,
+            9..=16 => 16,
+            _ => 32,
+        };
+        let tiles = packs.div_ceil(lanes);
+        let most = rows.div_ceil(ROWS * (THREADS / lanes)).max(1);
+        let parts = BLOCKS.div_ceil(tiles.max(1)).clamp(1, most);
         Self { packed, tiles, parts }
     }
 
+    /// Of contiguous tensors of so many rows and columns, of one dtype.
+    pub(crate) fn over(tensors: &[&Tensor], rows: usize, columns: usize) -> Result<Self> {
+        let mut each = 1;
+        for (i, tensor) in tensors.iter().enumerate() {
+            let aligned = address(tensor)?.is_multiple_of(16);
+            let own = if aligned { pack(tensor.dtype(), tensor.dtype()) } else { 1 };
+            each = if i == 0 { own } else { own.min(each) };
+        }
+        Ok(Self::of(rows, columns, each))
+    }
+
     pub(crate) fn grid(self) -> Grid {
-        Grid::flat(self.parts * self.tiles, 256)
+        Grid::flat(self.parts * self.tiles, THREADS)
     }
 }
 
 /// Sums of `rows` of `columns` in parts: `(parts, columns)`, F64.
 fn columns(gpu: &Gpu, x: &Tensor, rows: usize, columns: usize) -> Result<Tensor> {
-    let aligned = address(x)?.is_multiple_of(16);
-    let each = if aligned { pack(x.dtype(), x.dtype()) } else { 1 };
-    let tiling = Tiling::of(rows, columns, each);
+    let tiling = Tiling::over(&[x], rows, columns)?;
     let parts = gpu.empty((tiling.parts, columns), DType::F64)?;
     // Block `p * tiles + t` reads rows before `rows` and columns before `columns`, and writes those
     // columns of part `p`.

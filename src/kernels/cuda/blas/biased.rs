@@ -162,10 +162,10 @@ impl Gpu {
         }
         let handle = HANDLES.with(|handles| of(handles, self, new))?;
         let Sizes { batch, m, n, k, a, b, ldc, stride_c } = Sizes::of(product)?;
-        let out = address_mut(product.out)?;
+        let out = address_mut(product.out.tensor)?;
         let a_layout = Layout::operand(dtype, &a, n, k, batch)?;
         let b_layout = Layout::operand(dtype, &b, k, m, batch)?;
-        let c_layout = Layout::of(product.out.dtype(), [n, m], ldc, (batch, stride_c))?;
+        let c_layout = Layout::of(product.out.tensor.dtype(), [n, m], ldc, (batch, stride_c))?;
         let description = description(dtype, &a, &b, bias)?;
         let size = handle.workspace.elem_count();
         let preference = preference(size, [a.address, b.address, out])?;

@@ -78,7 +78,7 @@ impl Gpu {
         let Sizes { batch, m, n, k, a, b, ldc, stride_c } = Sizes::of(product)?;
         let dtype = product.lhs.tensor.dtype();
         let (one, zero) = (Scalar::of(dtype, 1.0), Scalar::of(dtype, 0.0));
-        let out = address_mut(product.out)?;
+        let out = address_mut(product.out.tensor)?;
         // SAFETY: `Sizes` says what its reads and writes are; the caller's tensors hold that much,
         // as `Matrices` and `Product` ask for and `gemm` sees to, on the stream of the handle. The
         // scalars are of the type of the arithmetic, and read before the call returns.
@@ -101,7 +101,7 @@ impl Gpu {
                 b.stride,
                 zero.address(),
                 out as *mut c_void,
-                data_type(product.out.dtype())?,
+                data_type(product.out.tensor.dtype())?,
                 ldc,
                 stride_c,
                 batch,
@@ -174,8 +174,8 @@ impl Sizes {
             k: int(product.k)?,
             a: operand(&product.rhs)?,
             b: operand(&product.lhs)?,
-            ldc: int(product.n)?,
-            stride_c: long(product.m * product.n)?,
+            ldc: int(product.out.ld)?,
+            stride_c: long(product.out.stride)?,
         })
     }
 }

@@ -7,6 +7,7 @@ use candle_core::cuda_backend::cudarc::cudnn::sys;
 use candle_core::{DType, Error, Result};
 
 use crate::kernels::cuda::Convolution;
+use crate::kernels::format::Format;
 
 /// Declares an owner of a descriptor, which destroys it.
 macro_rules! owned {
@@ -85,7 +86,11 @@ impl Descriptors {
             convolution: Description::new()?,
         };
         let [above, left] = padding.map(|padding| padding as c_int);
-        let (format, kind) = (sys::cudnnTensorFormat_t::CUDNN_TENSOR_NCHW, data_type(dtype)?);
+        let kind = data_type(dtype)?;
+        let format = match convolution.format {
+            Format::ChannelsFirst => sys::cudnnTensorFormat_t::CUDNN_TENSOR_NCHW,
+            Format::ChannelsLast => sys::cudnnTensorFormat_t::CUDNN_TENSOR_NHWC,
+        };
         // SAFETY: the descriptors were made above.
         let set = || unsafe {
             cudnn::set_tensor4d_descriptor(this.input.0, format, kind, input)?;

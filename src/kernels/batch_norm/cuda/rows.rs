@@ -1,0 +1,155 @@
+//! Of `(rows, channels)`, where the elements of a channel are far apart and channels side by side.
+
+use candle_core::{DType, Result, Tensor};
+
+use super::{Finish, Gradients, Spread, Statistics, spread_of};
+use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
+use crate::kernels::elementwise::{plain, portable::arithmetic};
+use crate::kernels::in_dtype;
+use crate::kernels::reduce::channels::Channels;
+use crate::kernels::reduce::cuda::Tiling;
+
+static SOURCE: Source = Source {
+    name: "batch_norm_rows",
+    code: concat!(include_str!("../merge.cuh"), include_str!("../batch_norm_rows.cu")),
+};
+
+/// Whether an element's neighbours are of other channels.
+pub(super) fn suits(x: &Tensor) -> bool {
+    Channels::of(x.dims(), 1).inner == 1
+}
+
+pub(super) fn forward_train(
+    gpu: &Gpu,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    finish: Finish<'_>,
+    eps: f64,
+) -> Result<(Tensor, Statistics)> {
+    let plan = Plan::new(gpu, x);
+    let tiling = plan.tiling(&[x])?;
+    let parts = gpu.empty((tiling.parts, plan.channels, 3), plan.wide)?;
+    plan.run(plan.kernel("row_moments")?.read(x)?.write(&parts)?, tiling)?;
+    let [mean, var, inv_std] = [plan.vector()?, plan.vector()?, plan.vector()?];
+    let kernel = plan.kernel("merge_moments")?.read(x)?.read(&parts)?;
+    let kernel = kernel.write(&mean)?.write(&var)?.write(&inv_std)?.double(eps);
+    plan.merge(kernel, &[plan.channels, tiling.parts])?;
+    let (residual, code) = match finish {
+        Finish::Plain => (None, 0),
+        Finish::Relu => (None, 1),
+        Finish::AddRelu(residual) => (Some(residual), 2),
+    };
+    let y = plan.normalise(x, residual, [weight, bias], [&mean, &inv_std], [code, 1], eps)?;
+    Ok((y, Statistics { mean, var, inv_std }))
+}
+
+pub(super) fn forward_eval(
+    gpu: &Gpu,
+    x: &Tensor,
+    mean: &Tensor,
+    var: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<Tensor> {
+    let plan = Plan::new(gpu, x);
+    let [mean, var] = [plan.widened(mean)?, plan.widened(var)?];
+    plan.normalise(x, None, [weight, bias], [&mean, &var], [0, 0], eps)
+}
+
+pub(super) fn backward(
+    gpu: &Gpu,
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    mean: &Tensor,
+    spread: Spread<'_>,
+) -> Result<Gradients> {
+    let plan = Plan::new(gpu, x);
+    let (spread, train, eps) = spread_of(spread);
+    let (mean, spread) = (plan.widened(mean)?, plan.widened(spread)?);
+    let weight = plan.parameter(weight)?;
+    let tiling = plan.tiling(&[x, grad])?;
+    let sums = gpu.empty((tiling.parts, 2, plan.channels), DType::F64)?;
+    let kernel = plan.kernel("row_gradient_sums")?.write(&sums)?.read(x)?.read(grad)?;
+    plan.run(kernel.read(&mean)?, tiling)?;
+    let (dweight, dbias) = (plan.vector()?, plan.vector()?);
+    let factors = gpu.empty((3, plan.channels), plan.wide)?;
+    let kernel = plan.kernel("merge_gradients")?.read(&sums)?.read_or_null(weight.as_ref())?;
+    let kernel = kernel.read(&spread)?.write(&dweight)?.write(&dbias)?.write(&factors)?;
+    let sizes = [plan.rows, plan.channels, tiling.parts];
+    plan.merge(kernel.int(train).double(eps), &sizes)?;
+    let dx = gpu.empty(x.dims(), x.dtype())?;
+    let tiling = plan.tiling(&[x, grad, &dx])?;
+    let kernel = plan.kernel("row_input_gradient")?.read(x)?.read(grad)?.write(&dx)?;
+    plan.run(kernel.read(&mean)?.read(&factors)?.int(train), tiling)?;
+    Ok((dx, dweight, dbias))
+}
+
+struct Plan<'a> {
+    gpu: &'a Gpu,
+    rows: usize,
+    channels: usize,
+    dtype: DType,
+    /// That of the arithmetic.
+    wide: DType,
+}
+
+impl<'a> Plan<'a> {
+    fn new(gpu: &'a Gpu, x: &Tensor) -> Self {
+        let Channels { outer: rows, channels, .. } = Channels::of(x.dims(), 1);
+        Self { gpu, rows, channels, dtype: x.dtype(), wide: arithmetic(x.dtype()) }
+    }
+
+    fn tiling(&self, tensors: &[&Tensor]) -> Result<Tiling> {
+        Tiling::over(tensors, self.rows, self.channels)
+    }
+
+    fn kernel(&self, name: &str) -> Result<Launch> {
+        self.gpu.launch(&SOURCE, &format!("{name}_{}", suffix(self.dtype)?))
+    }
+
+    /// Block `p * tiles + t` has the rows of part `p` and the columns of tile `t`. It reads and writes
+    /// those, its channels of vectors, and its part of partial sums.
+    fn run(&self, kernel: Launch, tiling: Tiling) -> Result<()> {
+        let kernel = kernel.sizes(&[self.rows, self.channels, tiling.parts, tiling.tiles]);
+        kernel.int(tiling.packed.into()).run(tiling.grid())
+    }
+
+    /// A warp reads all parts of a channel, and writes its element of vectors.
+    fn merge(&self, kernel: Launch, sizes: &[usize]) -> Result<()> {
+        kernel.sizes(sizes).run(Grid::flat(self.channels.div_ceil(8), 256))
+    }
+
+    fn normalise(
+        &self,
+        x: &Tensor,
+        residual: Option<&Tensor>,
+        affine: [Option<&Tensor>; 2],
+        [mean, spread]: [&Tensor; 2],
+        [finish, train]: [i32; 2],
+        eps: f64,
+    ) -> Result<Tensor> {
+        let y = self.gpu.empty(x.dims(), x.dtype())?;
+        let [weight, bias] = [self.parameter(affine[0])?, self.parameter(affine[1])?];
+        let tiling = self.tiling(&[x, &y, residual.unwrap_or(x)])?;
+        let kernel = self.kernel("normalise_rows")?.read(x)?.read_or_null(residual)?.write(&y)?;
+        let kernel = kernel.read_or_null(weight.as_ref())?.read_or_null(bias.as_ref())?;
+        let kernel = kernel.read(mean)?.read(spread)?.int(finish).int(train).double(eps);
+        self.run(kernel, tiling)?;
+        Ok(y)
+    }
+
+    fn vector(&self) -> Result<Tensor> {
+        self.gpu.empty(self.channels, self.wide)
+    }
+
+    fn parameter(&self, parameter: Option<&Tensor>) -> Result<Option<Tensor>> {
+        parameter.map(|parameter| self.widened(parameter)).transpose()
+    }
+
+    fn widened(&self, vector: &Tensor) -> Result<Tensor> {
+        plain(&in_dtype(vector, self.wide)?)
+    }
+}
