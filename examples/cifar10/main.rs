@@ -79,6 +79,7 @@ fn run(options: &Options) -> Result<()> {
     let varmap = VarMap::new();
     let vb = nn::var_builder(&varmap, options.storage(), &device);
     let model = Model::new(options.model, vb)?;
+    let model = if options.channels_last { model.channels_last() } else { model };
     let vars = Parameters::from_varmap(&varmap).vars();
     let parameters = vars.iter().map(|var| var.elem_count()).sum();
     let weight_bytes = vars.iter().map(|var| var.elem_count() * var.dtype().size_in_bytes()).sum();

@@ -37,6 +37,15 @@ impl Model {
         }
     }
 
+    /// With images turned to `(n, 32, 32, 3)` where they enter. A network that sees no neighbourhoods
+    /// has no use for it.
+    pub(crate) fn channels_last(self) -> Self {
+        match self {
+            Self::ResNet(resnet) => Self::ResNet(resnet.channels_last()),
+            mlp @ Self::Mlp(_) => mlp,
+        }
+    }
+
     /// `train` is true in training, where batch norm uses the batch's own statistics.
     pub(crate) fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         match self {
@@ -73,6 +82,7 @@ pub(crate) struct ResNet {
     norm: BatchNorm,
     blocks: Vec<Block>,
     head: Linear,
+    channels_last: bool,
 }
 
 impl ResNet {
@@ -89,15 +99,27 @@ impl ResNet {
                 blocks.push(block);
             }
         }
-        Ok(Self { conv, norm, blocks, head: linear(width, CLASSES, vb.pp("head"))? })
+        let head = linear(width, CLASSES, vb.pp("head"))?;
+        Ok(Self { conv, norm, blocks, head, channels_last: false })
+    }
+
+    fn channels_last(self) -> Self {
+        let (conv, norm) = turn((self.conv, self.norm));
+        let blocks = self.blocks.into_iter().map(Block::channels_last).collect();
+        Self { conv, norm, blocks, channels_last: true, ..self }
     }
 
     fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor> {
+        let x = if self.channels_last { &x.permute((0, 2, 3, 1))? } else { x };
         let mut x = self.norm.forward_relu_t(&self.conv.forward(x)?, None, train)?;
         for block in &self.blocks {
             x = block.forward(&x, train)?;
         }
-        self.head.forward(&ops::flatten(&ops::global_avg_pool2d(&x)?)?)
+        let averages = match self.channels_last {
+            true => ops::channels_last::global_avg_pool2d(&x)?,
+            false => ops::global_avg_pool2d(&x)?,
+        };
+        self.head.forward(&ops::flatten(&averages)?)
     }
 }
 
@@ -132,6 +154,11 @@ impl Block {
         Ok(Self { layers, projection })
     }
 
+    fn channels_last(self) -> Self {
+        let layers = self.layers.into_iter().map(turn).collect();
+        Self { layers, projection: self.projection.map(turn) }
+    }
+
     fn forward(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         let around = match &self.projection {
             Some((conv, norm)) => norm.forward_t(&conv.forward(x)?, train)?,
@@ -157,6 +184,10 @@ fn conv_norm(
     let config = Conv2dConfig { padding: kernel / 2, stride, ..Default::default() };
     let conv = conv2d_no_bias(width, out, kernel, config, vb.pp("conv"))?;
     Ok((conv, batch_norm(out, 1e-5, vb.pp("norm"))?))
+}
+
+fn turn((conv, norm): (Conv2d, BatchNorm)) -> (Conv2d, BatchNorm) {
+    (conv.channels_last(), norm.channels_last())
 }
 
 /// Two hidden layers, which see no neighbourhoods.

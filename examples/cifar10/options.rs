@@ -31,6 +31,10 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) master_weights: bool,
 
+    /// Turn images once, to (n, height, width, channels), for a residual network in that order
+    #[arg(long)]
+    pub(crate) channels_last: bool,
+
     /// dynamic, none, or a number to stay at [default: dynamic for f16, none otherwise]
     #[arg(long, value_name = "SCALE")]
     pub(crate) loss_scale: Option<LossScale>,
@@ -126,6 +130,10 @@ impl Options {
         ensure!(
             !(self.master_weights && self.precision == Precision::F32),
             Usage("--master-weights needs --precision f16 or bf16: f32 weights are masters".into())
+        );
+        ensure!(
+            !(self.channels_last && self.model == Architecture::Mlp),
+            Usage("--channels-last needs a residual network: an mlp has no channels".into())
         );
         let cuda = candle_core::utils::cuda_is_available();
         ensure!(

@@ -24,6 +24,7 @@ pub(crate) struct Report {
     pub(crate) lr: f64,
     pub(crate) seed: u64,
     pub(crate) master_weights: bool,
+    pub(crate) channels_last: bool,
     pub(crate) loss_scale: String,
     /// Steps begun, skipped ones included.
     pub(crate) steps: usize,
@@ -71,6 +72,7 @@ impl Report {
             lr: options.lr,
             seed: options.seed,
             master_weights: options.master_weights,
+            channels_last: options.channels_last,
             loss_scale: options.loss_scale().to_string(),
             steps: history.steps(),
             skipped_steps: history.skipped,

@@ -52,6 +52,22 @@ fn a_seed_gives_the_same_losses_again() -> Result<()> {
 }
 
 #[test]
+fn a_seed_gives_nearly_the_same_losses_with_channels_last() -> Result<()> {
+    for (precision, tolerance) in [("f32", 1e-4), ("bf16", 0.05)] {
+        let loss = |order: &str| {
+            let arguments = "--model resnet8 --steps 2 --batch-size 4 --seed 3";
+            let arguments = format!("{arguments} --precision {precision} {order}");
+            Ok::<_, anyhow::Error>(train("order", &arguments)?["final_loss"].as_f64())
+        };
+        let (Some(first), Some(last)) = (loss("")?, loss("--channels-last")?) else {
+            anyhow::bail!("no losses in {precision}")
+        };
+        assert!((first - last).abs() < tolerance, "{precision}: {first} and {last}");
+    }
+    Ok(())
+}
+
+#[test]
 fn a_step_that_overflows_is_skipped_and_halves_the_scale() -> Result<()> {
     let report = train("overflow", "--model mlp --precision f16 --init-scale 16777216 --steps 3")?;
     assert_eq!(report["skipped_steps"], 3);

@@ -54,6 +54,8 @@ fn options_that_do_not_go_together_are_usage_errors() -> anyhow::Result<()> {
         assert!(error.is::<Usage>());
         assert!(error.to_string().starts_with("--gpu needs a build with CUDA"));
     }
+    let error = parse("--model mlp --channels-last")?.check().expect_err("no channels");
+    assert!(error.to_string().starts_with("--channels-last needs a residual network"));
     parse("--precision bf16 --master-weights")?.check()
 }
 

@@ -13,6 +13,7 @@ pub(crate) fn sample() -> Report {
         lr: 0.25,
         seed: 9,
         master_weights: true,
+        channels_last: true,
         loss_scale: "dynamic".to_owned(),
         steps: 216,
         skipped_steps: 4,
@@ -48,7 +49,7 @@ fn the_report_holds_every_field_and_replaces_what_was_there() -> Result<()> {
     let expected = serde_json::json!({
         "model": "resnet8", "precision": "f16", "device": "cpu", "data": "drawn shapes",
         "train_images": 1234, "epochs": 3, "batch_size": 17, "lr": 0.25, "seed": 9,
-        "master_weights": true, "loss_scale": "dynamic", "steps": 216, "skipped_steps": 4,
+        "master_weights": true, "channels_last": true, "loss_scale": "dynamic", "steps": 216, "skipped_steps": 4,
         "final_scale": 4096.0, "final_loss": 0.75, "losses": [2.25, 1.5, 0.875],
         "test_accuracy": 0.625, "test_accuracy_per_epoch": [0.25, 0.5, 0.625],
         "test_accuracy_per_class": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0],
