@@ -7,9 +7,9 @@
 //! a matter of strides, which an operator may lose without a word; here a shape that does not fit is an
 //! error.
 //!
-//! On a CPU these have kernels of their own: convolutions where it has AVX-512, for all but `F64` and groups
-//! of one channel. Elsewhere convolutions and pools turn the images to channels first and back: right, and
-//! no faster than they.
+//! These have kernels of their own on CUDA, and on a CPU: convolutions there where it has AVX-512, for all
+//! but `F64` and groups of one channel. Elsewhere convolutions and pools turn the images to channels first
+//! and back: right, and no faster than they.
 //!
 //! Precision and errors are those of the operators of the same names in [`ops`](super). Layers have a
 //! method for it: [`nn::Conv2d::channels_last`](crate::nn::Conv2d::channels_last),

@@ -1,6 +1,10 @@
 //! Matrix products of BF16 on processors that multiply pairs of it.
 #![allow(unsafe_code)]
 
+mod laid;
+#[cfg(test)]
+mod tests;
+
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -11,7 +15,8 @@ use rayon::prelude::*;
 use super::cpu::Operand;
 use crate::kernels::element::{Elements, tensor};
 use crate::kernels::fresh::fresh;
-use crate::kernels::panel::{Panel, Rounded, Side, Unit, with_cells};
+use crate::kernels::panel::{Panel, Rounded, Side, Unit};
+use laid::{Laid, laid_out};
 
 /// The unit that multiplies these operands, where this module does. Of F32 the `gemm` crate's products
 /// are faster.
@@ -25,12 +30,11 @@ pub(super) fn unit(lhs: &Tensor, rhs: &Tensor) -> Option<Unit> {
     if thin { None } else { Unit::of([lhs, rhs]).filter(|unit| unit.pairs()) }
 }
 
-/// Elements of a sum taken at a time: a block of 64 columns of them is half of a second-level cache
-/// of 1 MiB.
-const DEPTH: usize = 4096;
-
-/// Rows that a task packs at a time.
+/// Rows that a task takes at a time.
 const ROWS: usize = 128;
+
+/// Columns that a task takes at a time.
+const COLUMNS: usize = 64;
 
 /// See [`super::gemm`].
 pub(super) fn gemm<O: Rounded>(
@@ -54,7 +58,7 @@ pub(super) fn gemm<O: Rounded>(
     let together = matrices >= rayon::current_num_threads();
     let sharing = match together {
         true => Sharing::Alone,
-        false => Sharing::of(size * lhs.cols(), unit),
+        false => Sharing::of(lhs.rows(), rhs.cols(), size * lhs.cols(), unit),
     };
     let result = fresh(matrices * size, |out: &mut [MaybeUninit<O>]| {
         let each = |(index, out): (usize, &mut [MaybeUninit<O>])| {
@@ -83,23 +87,28 @@ fn short(unit: Unit) -> usize {
 }
 
 /// How threads share a product.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sharing {
     /// One thread: waking another takes longer.
     Alone,
     /// Each packs what it multiplies, so that nobody waits between the two.
     Parts,
-    /// All pack the right side first, and then take rows as they come.
+    /// All lay out the right side first, and then take rows as they come.
     Rows,
+    /// All lay out the left side first, and then take columns as they come.
+    Columns,
 }
 
 impl Sharing {
-    fn of(terms: usize, unit: Unit) -> Self {
+    /// Of a product of so many rows and columns and terms.
+    fn of(rows: usize, columns: usize, terms: usize, unit: Unit) -> Self {
         let short = short(unit);
         match terms {
             _ if rayon::current_num_threads() == 1 || terms <= short => Self::Alone,
             _ if terms <= 16 * short => Self::Parts,
-            _ => Self::Rows,
+            // The smaller side is laid out ahead, the larger one where it is multiplied.
+            _ if rows >= columns => Self::Rows,
+            _ => Self::Columns,
         }
     }
 }
@@ -114,13 +123,16 @@ struct Places<O> {
 unsafe impl<O: Send> Sync for Places<O> {}
 
 impl<O> Places<O> {
+    fn at(&self, row: usize, column: usize) -> *mut MaybeUninit<O> {
+        self.first.wrapping_add(row * self.stride + column)
+    }
+
     /// # Safety
     /// Places of the product, which nobody else reads or writes as long as these are borrowed.
     #[allow(clippy::mut_from_ref)]
     unsafe fn line(&self, row: usize, columns: Range<usize>) -> &mut [MaybeUninit<O>] {
-        let at = self.first.wrapping_add(row * self.stride + columns.start);
         // SAFETY: the caller's.
-        unsafe { std::slice::from_raw_parts_mut(at, columns.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.at(row, columns.start), columns.len()) }
     }
 }
 
@@ -133,9 +145,6 @@ struct Product<'a, O> {
     places: &'a Places<O>,
 }
 
-/// Columns of the right side, packed: parts of the sum, each with its start and length.
-type Packs<'a> = Vec<(usize, usize, &'a [u32])>;
-
 impl<O: Rounded> Product<'_, O> {
     /// Writes the product.
     fn run(&self, sharing: Sharing) {
@@ -146,21 +155,24 @@ impl<O: Rounded> Product<'_, O> {
             Sharing::Parts => {
                 // The longer side is cut, as the other one is packed by every thread.
                 let tall = rows.end >= columns.end;
-                let lines = if tall { rows.end } else { columns.end };
-                let each = lines.div_ceil(threads).next_multiple_of(16);
-                (0..lines.div_ceil(each)).into_par_iter().for_each(|index| {
-                    let part = index * each..lines.min((index + 1) * each);
-                    match tall {
-                        true => self.part(part, columns.clone()),
-                        false => self.part(rows.clone(), part),
-                    }
+                let lines = if tall { &rows } else { &columns };
+                parts(lines, lines.end.div_ceil(threads)).for_each(|part| match tall {
+                    true => self.part(part, columns.clone()),
+                    false => self.part(rows.clone(), part),
                 });
             }
-            Sharing::Rows => self.with_right(columns.clone(), true, |packs| {
-                let each = rows.end.div_ceil(threads).next_multiple_of(16).min(ROWS);
-                (0..rows.end.div_ceil(each)).into_par_iter().for_each(|index| {
-                    let part = index * each..rows.end.min((index + 1) * each);
-                    self.rows(part, columns.clone(), packs);
+            Sharing::Rows => laid_out(self.columns(&columns), false, true, |right| {
+                parts(&rows, rows.end.div_ceil(threads).min(ROWS)).for_each(|rows| {
+                    laid_out(self.rows(&rows), true, false, |left| {
+                        self.block(rows, columns.clone(), left, right);
+                    });
+                });
+            }),
+            Sharing::Columns => laid_out(self.rows(&rows), true, true, |left| {
+                parts(&columns, columns.end.div_ceil(threads).min(COLUMNS)).for_each(|columns| {
+                    laid_out(self.columns(&columns), false, false, |right| {
+                        self.block(rows.clone(), columns, left, right);
+                    });
                 });
             }),
         }
@@ -168,91 +180,75 @@ impl<O: Rounded> Product<'_, O> {
 
     /// Packs and multiplies on this thread.
     fn part(&self, rows: Range<usize>, columns: Range<usize>) {
-        self.with_right(columns.clone(), false, |packs| {
+        laid_out(self.columns(&columns), false, false, |right| {
             for first in rows.clone().step_by(ROWS) {
-                self.rows(first..rows.end.min(first + ROWS), columns.clone(), packs);
-            }
-        });
-    }
-
-    /// Calls `f` with the right side, packed by all threads or by this one.
-    fn with_right(&self, columns: Range<usize>, shared: bool, f: impl FnOnce(&Packs<'_>) + Send) {
-        let depth = self.right.depth;
-        let side =
-            |k: usize| self.right.part(columns.start, columns.len(), k, DEPTH.min(depth - k));
-        let sizes = || {
-            (0..depth).step_by(DEPTH).map(|k| side(k).cells() * columns.len().next_multiple_of(16))
-        };
-        with_cells([sizes().sum()], |[mut rest]| {
-            let mut packs = Packs::with_capacity(depth.div_ceil(DEPTH));
-            for (k, size) in (0..depth).step_by(DEPTH).zip(sizes()) {
-                let (own, after) = std::mem::take(&mut rest).split_at_mut(size);
-                rest = after;
-                let side = side(k);
-                let pack = |(index, out): (usize, &mut [u32])| {
-                    let first = index * 64;
-                    let lines = (out.len() / side.cells()).min(columns.len() - first);
-                    side.part(first, lines, 0, side.depth).pack_blocks(out);
-                };
-                let block = 64 * side.cells();
-                match shared {
-                    true => own.par_chunks_mut(block).enumerate().for_each(pack),
-                    false => own.chunks_mut(block).enumerate().for_each(pack),
-                }
-                packs.push((k, side.depth, &*own));
-            }
-            f(&packs)
-        });
-    }
-
-    /// Writes a block of the product, from columns that are packed.
-    fn rows(&self, rows: Range<usize>, columns: Range<usize>, packs: &Packs<'_>) {
-        let (count, width) = (rows.len(), columns.len());
-        let whole = packs.len() == 1;
-        let mut sums = if whole { Vec::new() } else { vec![0f32; count * width] };
-        for &(k, len, right) in packs {
-            let left = self.left.part(rows.start, count, k, len);
-            let cells = left.cells();
-            // Lines a kilobyte apart, or a multiple, would share few lines of the nearest cache.
-            let stride = if cells.is_multiple_of(256) { cells + 16 } else { cells };
-            with_cells([count.next_multiple_of(16) * stride], |[packed]| {
-                left.pack_lines(stride, packed);
-                let panel = Panel {
-                    left: packed,
-                    left_block: self.unit.rows() * stride,
-                    left_row: stride,
-                    left_step: 1,
-                    left_starts: &[0],
-                    right,
-                    right_block: 16 * cells,
-                    right_step: 16,
-                    right_starts: &[0],
-                    rows: count,
-                    columns: width,
-                    depth: len.div_ceil(2),
-                };
-                panel.multiply(self.unit, |tile| {
-                    if !whole {
-                        tile.add_to(&mut sums, width);
-                        return;
-                    }
-                    let ends = tile.column..tile.column + tile.columns;
-                    for (row, line) in (tile.row..).zip(tile.sums).take(tile.rows) {
-                        self.store(rows.start + row, &columns, ends.clone(), line);
-                    }
+                let rows = first..rows.end.min(first + ROWS);
+                laid_out(self.rows(&rows), true, false, |left| {
+                    self.block(rows, columns.clone(), left, right);
                 });
+            }
+        });
+    }
+
+    fn rows(&self, rows: &Range<usize>) -> Side<'_> {
+        self.left.part(rows.start, rows.len(), 0, self.left.depth)
+    }
+
+    fn columns(&self, columns: &Range<usize>) -> Side<'_> {
+        self.right.part(columns.start, columns.len(), 0, self.right.depth)
+    }
+
+    /// Writes a block of the product.
+    fn block(
+        &self,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        left: &[Laid<'_>],
+        right: &[Laid<'_>],
+    ) {
+        let (count, width) = (rows.len(), columns.len());
+        let whole = left.len() == 1;
+        let mut sums = if whole { Vec::new() } else { vec![0f32; count * width] };
+        for (left, right) in left.iter().zip(right) {
+            let panel = Panel {
+                left: left.cells,
+                left_block: self.unit.rows() * left.stride,
+                left_row: left.stride,
+                left_step: 1,
+                left_starts: &[0],
+                right: right.cells,
+                right_block: 16 * right.stride,
+                right_step: 16,
+                right_starts: &[0],
+                rows: count,
+                columns: width,
+                depth: left.depth.div_ceil(2),
+            };
+            panel.multiply(self.unit, |tile| {
+                if !whole {
+                    tile.add_to(&mut sums, width);
+                    return;
+                }
+                let column = columns.start + tile.column;
+                let bias = self.bias.map(|bias| &bias[column..]);
+                let out = self.places.at(rows.start + tile.row, column);
+                // SAFETY: inside of the product, and the block is this thread's.
+                unsafe { O::store_tile(&tile, bias, out, self.places.stride) };
             });
         }
-        for (row, line) in rows.zip(sums.chunks(width)) {
-            self.store(row, &columns, 0..width, line);
+        let bias = self.bias.map(|bias| &bias[columns.clone()]);
+        for (row, sums) in rows.zip(sums.chunks(width)) {
+            // SAFETY: as above.
+            O::store_all(sums, bias, unsafe { self.places.line(row, columns.clone()) });
         }
     }
+}
 
-    /// Writes `ends` of a row of a block that has these columns.
-    fn store(&self, row: usize, columns: &Range<usize>, ends: Range<usize>, sums: &[f32]) {
-        let ends = columns.start + ends.start..columns.start + ends.end;
-        let bias = self.bias.map(|bias| &bias[ends.clone()]);
-        // SAFETY: inside of the product, and the block is this thread's.
-        O::store_all(sums, bias, unsafe { self.places.line(row, ends) });
-    }
+/// Lines from 0 on, in parts of about `each`, for whichever thread comes first.
+fn parts(
+    lines: &Range<usize>,
+    each: usize,
+) -> impl IndexedParallelIterator<Item = Range<usize>> + use<> {
+    let (end, each) = (lines.end, each.next_multiple_of(16));
+    (0..end.div_ceil(each)).into_par_iter().map(move |n| n * each..end.min((n + 1) * each))
 }

@@ -5,6 +5,7 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+use std::ops::Range;
 
 use super::{Panel, Tile, WIDTH};
 
@@ -76,7 +77,8 @@ struct Configuration {
 }
 
 impl Configuration {
-    /// Registers 0 to 3 are sums, 4 and 6 full operands, 5 and 7 operands of `tail` cells.
+    /// Registers 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns; where there is a tail, 5 and 7 are of
+    /// so many cells.
     fn new(tail: usize) -> Self {
         let mut configuration =
             Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
@@ -84,10 +86,10 @@ impl Configuration {
             configuration.row_bytes[register] = 64;
             configuration.rows[register] = 16;
         }
-        // A register of no cells is an invalid one; it is not used then.
-        let tail = tail.max(1) as u8;
-        configuration.row_bytes[5] = u16::from(tail) * 4;
-        configuration.rows[7] = tail;
+        if tail > 0 {
+            configuration.row_bytes[5] = tail as u16 * 4;
+            configuration.rows[7] = tail as u8;
+        }
         configuration
     }
 }
@@ -100,47 +102,62 @@ pub(super) fn multiply(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
     struct Sums([[[f32; WIDTH]; ROWS]; TALL]);
     let mut sums = Sums([[[0.0; WIDTH]; ROWS]; TALL]);
     let configuration = Configuration::new(panel.depth % CELLS);
+    let whole = panel.depth.is_multiple_of(CELLS);
     // SAFETY: the processor has tiles and the system allows them, as `Panel::multiply` has seen. The
     // configuration is a valid one of 64 bytes.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly)) };
-    let (blocks, row_blocks) = (panel.columns.div_ceil(CELLS), panel.rows.div_ceil(ROWS));
-    let each = blocks.div_ceil(blocks.div_ceil(4));
-    // Four registers of sums: what one block of columns leaves goes to more rows, so that five loads
-    // serve four products.
-    let tall = 4 / each.next_power_of_two();
-    for block in (0..blocks).step_by(each) {
-        let column = block * CELLS;
-        for row_block in (0..row_blocks).step_by(tall) {
-            let tall = tall.min(row_blocks - row_block);
-            let run = match (tall, each.min(blocks - block)) {
-                (1, 1) => tile::<1, 1>,
-                (1, 2) => tile::<1, 2>,
-                (1, 3) => tile::<1, 3>,
-                (1, _) => tile::<1, 4>,
-                (2, 1) => tile::<2, 1>,
-                (2, _) => tile::<2, 2>,
-                (3, _) => tile::<3, 1>,
-                (_, _) => tile::<4, 1>,
-            };
-            // SAFETY: configured above; whole blocks of rows and columns lie in the slices.
-            unsafe { run(panel, row_block, block, &mut sums.0) };
-            let columns = (each * CELLS).min(panel.columns - column);
-            for (i, sums) in sums.0.iter().enumerate().take(tall) {
-                let row = (row_block + i) * ROWS;
-                f(Tile { row, column, rows: ROWS.min(panel.rows - row), columns, sums });
-            }
+    let (row_blocks, blocks) = (panel.rows.div_ceil(ROWS), panel.columns.div_ceil(CELLS));
+    let mut run = |rows: Range<usize>, columns: Range<usize>| {
+        let run = match (rows.len(), columns.len()) {
+            (1, 1) => tile::<1, 1, false>,
+            (1, 2) => tile::<1, 2, false>,
+            (1, 3) => tile::<1, 3, false>,
+            (1, _) => tile::<1, 4, false>,
+            (2, 1) => tile::<2, 1, false>,
+            (2, _) if whole => tile::<2, 2, true>,
+            (2, _) => tile::<2, 2, false>,
+            (3, _) => tile::<3, 1, false>,
+            (_, _) => tile::<4, 1, false>,
+        };
+        // SAFETY: configured above; whole blocks of rows and columns lie in the slices.
+        unsafe { run(panel, rows.start, columns.start, &mut sums.0) };
+        let column = columns.start * CELLS;
+        let columns = (columns.len() * CELLS).min(panel.columns - column);
+        for (sums, row) in sums.0.iter().zip(rows) {
+            let row = row * ROWS;
+            f(Tile { row, column, rows: ROWS.min(panel.rows - row), columns, sums });
+        }
+    };
+    // Rows of matrices: as tall as wide reads the fewest cells, and results are written along rows.
+    if panel.left_row >= panel.depth && panel.left_starts.len() == 1 && row_blocks.min(blocks) > 1 {
+        for rows in parts(row_blocks, 2) {
+            parts(blocks, 2).for_each(|columns| run(rows.clone(), columns));
+        }
+    } else {
+        // Rows share cells, so that they are near whatever comes between: as wide as columns go.
+        let wide = blocks.div_ceil(blocks.div_ceil(4));
+        for columns in parts(blocks, wide) {
+            // Four registers of sums: what columns leave goes to more rows.
+            let tall = 4 / wide.next_power_of_two();
+            parts(row_blocks, tall).for_each(|rows| run(rows, columns.clone()));
         }
     }
     // SAFETY: as above. Registers in use would be saved at every switch of threads.
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
-/// `DOWN` by `ACROSS` blocks, at most four.
+/// `0..count` in parts of `each`, and what is left.
+fn parts(count: usize, each: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..count).step_by(each).map(move |first| first..count.min(first + each))
+}
+
+/// `DOWN` by `ACROSS` blocks, at most four. If the panel is `WHOLE`, its depth full registers, both columns
+/// of two by two stay in registers.
 ///
 /// # Safety
 /// Tiles configured for the panel's depth; blocks of rows from `block` on, and of columns from `first`
 /// on, in the slices.
-unsafe fn tile<const DOWN: usize, const ACROSS: usize>(
+unsafe fn tile<const DOWN: usize, const ACROSS: usize, const WHOLE: bool>(
     panel: &Panel<'_>,
     block: usize,
     first: usize,
@@ -174,31 +191,33 @@ unsafe fn tile<const DOWN: usize, const ACROSS: usize>(
             }
         };
     }
+    // Registers for rows, two for columns, and where their cells are.
     macro_rules! multiply {
-        ($rows:literal, $columns:literal, $left:ident, $right:ident) => {
+        ($rows:literal, $columns:literal, $last:literal, $left:ident, $right:ident) => {
             let left_block = |n: usize| $left.wrapping_add(n * panel.left_block);
             let right_block = |n: usize| $right.wrapping_add(n * panel.right_block);
             load!($rows, left_block(0), row);
             load!($columns, right_block(0), down);
             product!("tmm0", $rows, $columns);
             if ACROSS > 1 {
-                load!($columns, right_block(1), down);
-                product!("tmm1", $rows, $columns);
+                load!($last, right_block(1), down);
+                product!("tmm1", $rows, $last);
             }
             if ACROSS > 2 {
-                load!($columns, right_block(2), down);
-                product!("tmm2", $rows, $columns);
+                load!($last, right_block(2), down);
+                product!("tmm2", $rows, $last);
             }
             if ACROSS > 3 {
-                load!($columns, right_block(3), down);
-                product!("tmm3", $rows, $columns);
+                load!($last, right_block(3), down);
+                product!("tmm3", $rows, $last);
             }
             if DOWN > 1 {
                 load!($rows, left_block(1), row);
-                // The columns in the register are the second block's, where there is one.
                 if ACROSS > 1 {
-                    product!("tmm3", $rows, $columns);
-                    load!($columns, right_block(0), down);
+                    product!("tmm3", $rows, $last);
+                    if !WHOLE {
+                        load!($columns, right_block(0), down);
+                    }
                     product!("tmm2", $rows, $columns);
                 } else {
                     product!("tmm1", $rows, $columns);
@@ -220,13 +239,17 @@ unsafe fn tile<const DOWN: usize, const ACROSS: usize>(
         let mut left = panel.left.as_ptr().wrapping_add(left);
         let mut right = panel.right.as_ptr().wrapping_add(right);
         for _ in 0..panel.depth / CELLS {
-            multiply!("tmm4", "tmm6", left, right);
+            if WHOLE {
+                multiply!("tmm4", "tmm6", "tmm7", left, right);
+            } else {
+                multiply!("tmm4", "tmm6", "tmm6", left, right);
+            }
             left = left.wrapping_add(CELLS * panel.left_step);
             right = right.wrapping_add(CELLS * panel.right_step);
         }
         if !panel.depth.is_multiple_of(CELLS) {
             // These registers hold only as many cells of a row as are left.
-            multiply!("tmm5", "tmm7", left, right);
+            multiply!("tmm5", "tmm7", "tmm7", left, right);
         }
     }
     macro_rules! store {

@@ -76,7 +76,7 @@ impl Tile<'_> {
 }
 
 impl Panel<'_> {
-    /// Calls `f` with every tile of the product, tiles of the same columns after each other.
+    /// Calls `f` with every tile of the product.
     ///
     /// # Panics
     /// When the panel reaches beyond its data, or the processor has no such unit.

@@ -35,6 +35,17 @@ impl<'a> Side<'a> {
         self.depth.div_ceil(2).next_multiple_of(16)
     }
 
+    /// Cells of lines, and how many from a line to the next, where they can be read as they lie: pairs
+    /// along the sum, in whole blocks of 16 lines that begin on cache lines.
+    pub(in crate::kernels) fn in_place(&self) -> Option<(&'a [u32], usize)> {
+        let pairs = self.depth_stride == 1 && self.depth.is_multiple_of(2);
+        let blocks = self.lines.is_multiple_of(16) && self.line_stride.is_multiple_of(32);
+        let whole = pairs && blocks && self.data.as_ptr().addr().is_multiple_of(64);
+        // SAFETY: two BF16 are a cell of their bits, the lower one first, as packing writes it.
+        let (_, cells, _) = unsafe { self.data.align_to::<u32>() };
+        whole.then_some((cells, self.line_stride / 2))
+    }
+
     /// Writes `(line, cell)`, each line `stride` cells after the one before; of the first `lines`
     /// in whole blocks of 16.
     ///
@@ -44,12 +55,10 @@ impl<'a> Side<'a> {
         let rows = self.lines.next_multiple_of(16);
         assert!(self.cells() <= stride && rows * stride <= out.len());
         self.check();
-        for block in (0..self.lines).step_by(16) {
-            for cell in (0..self.cells()).step_by(16) {
-                let out = &mut out[block * stride + cell..][..15 * stride + 16];
-                // SAFETY: `check` has seen the features and the data; `out` has 16 rows.
-                unsafe { self.square(block, cell, true, out.as_mut_ptr(), stride) };
-            }
+        for (line, cell) in self.squares() {
+            let out = &mut out[line * stride + cell..][..15 * stride + 16];
+            // SAFETY: `check` has seen the features and the data; `out` has 16 rows.
+            unsafe { self.square(line, cell, true, out.as_mut_ptr(), stride) };
         }
     }
 
@@ -60,13 +69,22 @@ impl<'a> Side<'a> {
     pub(in crate::kernels) fn pack_blocks(&self, out: &mut [u32]) {
         self.check();
         assert!(self.lines.next_multiple_of(16) * self.cells() <= out.len());
-        for block in (0..self.lines).step_by(16) {
-            for cell in (0..self.cells()).step_by(16) {
-                let out = &mut out[block * self.cells() + cell * 16..][..256];
-                // SAFETY: `check` has seen the features and the data; `out` has 16 rows.
-                unsafe { self.square(block, cell, false, out.as_mut_ptr(), 16) };
-            }
+        for (line, cell) in self.squares() {
+            let out = &mut out[line * self.cells() + cell * 16..][..256];
+            // SAFETY: `check` has seen the features and the data; `out` has 16 rows.
+            unsafe { self.square(line, cell, false, out.as_mut_ptr(), 16) };
         }
+    }
+
+    /// Lines and cells, 16 by 16, what shares cache lines after each other.
+    fn squares(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (lines, cells) = (self.lines, self.cells());
+        let beside = if self.depth_stride == 1 { 16 } else { 64 };
+        (0..lines).step_by(beside).flat_map(move |first| {
+            let end = lines.min(first + beside);
+            let across = move |cell| (first..end).step_by(16).map(move |line| (line, cell));
+            (0..cells).step_by(16).flat_map(across)
+        })
     }
 
     /// Writes 16 lines by 16 cells: a row a line, or else a row a cell, `stride` cells apart.
