@@ -23,6 +23,17 @@ const BLOCKS: usize = 1024;
 /// Elements a thread, at least: below, merging parts takes longer than making them.
 const GRAIN: usize = 16;
 
+impl<'a> Finish<'a> {
+    /// The residual, and what kernels know it by.
+    fn parts(self) -> (Option<&'a Tensor>, i32) {
+        match self {
+            Self::Plain => (None, 0),
+            Self::Relu => (None, 1),
+            Self::AddRelu(residual) => (Some(residual), 2),
+        }
+    }
+}
+
 /// `x` is contiguous and has elements; so is a residual, of its shape and dtype.
 pub(super) fn forward_train(
     gpu: &Gpu,
@@ -40,11 +51,7 @@ pub(super) fn forward_train(
     plan.run(plan.kernel("moments")?.read(x)?.write(&parts)?)?;
     let [mean, var, inv_std] = [plan.vector()?, plan.vector()?, plan.vector()?];
     let y = gpu.empty(x.dims(), x.dtype())?;
-    let (residual, finish) = match finish {
-        Finish::Plain => (None, 0),
-        Finish::Relu => (None, 1),
-        Finish::AddRelu(residual) => (Some(residual), 2),
-    };
+    let (residual, finish) = finish.parts();
     let (weight, bias) = (plan.parameter(weight)?, plan.parameter(bias)?);
     let kernel = plan.kernel("normalise")?.read(x)?.read_or_null(residual)?.write(&y)?;
     let kernel = kernel.read_or_null(weight.as_ref())?.read_or_null(bias.as_ref())?;

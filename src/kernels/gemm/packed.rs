@@ -36,6 +36,9 @@ const ROWS: usize = 128;
 /// Columns that a task takes at a time.
 const COLUMNS: usize = 64;
 
+/// Elements of a side that a second-level cache of 2 MiB holds.
+const NEAR: usize = 1 << 20;
+
 /// See [`super::gemm`].
 pub(super) fn gemm<O: Rounded>(
     lhs: &Tensor,
@@ -58,7 +61,7 @@ pub(super) fn gemm<O: Rounded>(
     let together = matrices >= rayon::current_num_threads();
     let sharing = match together {
         true => Sharing::Alone,
-        false => Sharing::of(lhs.rows(), rhs.cols(), size * lhs.cols(), unit),
+        false => Sharing::of([lhs.rows(), lhs.cols(), rhs.cols()], unit),
     };
     let result = fresh(matrices * size, |out: &mut [MaybeUninit<O>]| {
         let each = |(index, out): (usize, &mut [MaybeUninit<O>])| {
@@ -100,15 +103,15 @@ enum Sharing {
 }
 
 impl Sharing {
-    /// Of a product of so many rows and columns and terms.
-    fn of(rows: usize, columns: usize, terms: usize, unit: Unit) -> Self {
-        let short = short(unit);
+    /// Of a product of so many rows and columns, and terms of each sum.
+    fn of([rows, depth, columns]: [usize; 3], unit: Unit) -> Self {
+        let (terms, short) = (rows * depth * columns, short(unit));
         match terms {
             _ if rayon::current_num_threads() == 1 || terms <= short => Self::Alone,
             _ if terms <= 16 * short => Self::Parts,
-            // The smaller side is laid out ahead, the larger one where it is multiplied.
-            _ if rows >= columns => Self::Rows,
-            _ => Self::Columns,
+            // The larger side is laid out where it is multiplied: by the smaller one, from a cache.
+            _ if rows < columns && rows * depth <= NEAR => Self::Columns,
+            _ => Self::Rows,
         }
     }
 }

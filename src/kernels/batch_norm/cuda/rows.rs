@@ -35,11 +35,7 @@ pub(super) fn forward_train(
     let kernel = plan.kernel("merge_moments")?.read(x)?.read(&parts)?;
     let kernel = kernel.write(&mean)?.write(&var)?.write(&inv_std)?.double(eps);
     plan.merge(kernel, &[plan.channels, tiling.parts])?;
-    let (residual, code) = match finish {
-        Finish::Plain => (None, 0),
-        Finish::Relu => (None, 1),
-        Finish::AddRelu(residual) => (Some(residual), 2),
-    };
+    let (residual, code) = finish.parts();
     let y = plan.normalise(x, residual, [weight, bias], [&mean, &inv_std], [code, 1], eps)?;
     Ok((y, Statistics { mean, var, inv_std }))
 }

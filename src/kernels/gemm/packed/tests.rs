@@ -64,7 +64,7 @@ fn products() -> Result<()> {
         for [m, k, n] in
             [[288, 1024, 300], [304, 1001, 272], [290, 1000, 310], [160, 8200, 70], [70, 8192, 160]]
         {
-            let sharing = Sharing::of(m, n, m * k * n, unit);
+            let sharing = Sharing::of([m, k, n], unit);
             let expected = if m >= n { Sharing::Rows } else { Sharing::Columns };
             assert_eq!(sharing, expected, "{unit:?} {m} {k} {n}");
             for case in 0..8 {
