@@ -189,10 +189,7 @@ OF_F64(ROWS(f64_f64, double, double))
                         size_t ld, SHAPE) {                                                        \
         col2im(columns, dx, bias, first_image, images, ld, AS_SHAPE);                              \
     }
-OF_F32(COLUMNS(f32_f32, float, float))
-OF_F16(COLUMNS(f32_f16, float, f16))
-OF_BF16(COLUMNS(f32_bf16, float, bf16))
-OF_F64(COLUMNS(f64_f64, double, double))
+EACH_ROUNDED(COLUMNS)
 
 #define DEPTHWISE(t, T, o, O)                                                                       \
     KERNEL depthwise_##t##_##o(const T *x, const T *weight, const Acc<T> *bias, O *y, size_t batch, SHAPE) { \

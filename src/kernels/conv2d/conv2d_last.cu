@@ -202,10 +202,7 @@ OF_F64(MERGE(f64, double))
         else                                                                                       \
             row2im<1>(rows, dx, bias, first_image, images, row, groups, AS_SHAPE);                 \
     }
-OF_F32(ROWS(f32_f32, float, float))
-OF_F16(ROWS(f32_f16, float, f16))
-OF_BF16(ROWS(f32_bf16, float, bf16))
-OF_F64(ROWS(f64_f64, double, double))
+EACH_ROUNDED(ROWS)
 
 #define DEPTHWISE(t, T, o, O)                                                                      \
     KERNEL depthwise_##t##_##o(const T *x, const T *weight, const Acc<T> *bias, O *y, size_t batch, SHAPE) { \

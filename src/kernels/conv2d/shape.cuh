@@ -41,3 +41,7 @@ DEVICE bool position(size_t at, size_t k, size_t padding, size_t stride, size_t 
     return position * stride == padded - reach && position < positions;
 }
 
+// From sums to what they are rounded to.
+#define EACH_ROUNDED(X)                                                                            \
+    OF_F32(X(f32_f32, float, float)) OF_F16(X(f32_f16, float, f16))                                \
+    OF_BF16(X(f32_bf16, float, bf16)) OF_F64(X(f64_f64, double, double))

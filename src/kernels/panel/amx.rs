@@ -77,8 +77,8 @@ struct Configuration {
 }
 
 impl Configuration {
-    /// Registers 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns; where there is a tail, 5 and 7 are of
-    /// so many cells.
+    /// Registers 0 to 3 are sums, 4 rows, 6 and 7 columns; where there is a tail, 5 is rows and 7 columns
+    /// of so many cells.
     fn new(tail: usize) -> Self {
         let mut configuration =
             Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
