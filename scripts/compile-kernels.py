@@ -14,8 +14,8 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-COMMON = ROOT / "src/kernels/cuda/common.cuh"
 # As in src/kernels/cuda/compile.rs.
+COMMON = [ROOT / "src/kernels/cuda/common.cuh", ROOT / "src/kernels/cuda/many.cuh"]
 OPTIONS = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space"]
 
 
@@ -37,7 +37,8 @@ def compile_for(task: tuple[pathlib.Path, str]) -> tuple[pathlib.Path, str, str,
     """The task, the log, and how many bytes of machine code: none where it did not compile."""
     path, arch = task
     beside = "".join(header.read_text() for header in sorted(path.parent.glob("*.cuh")))
-    code = COMMON.read_text() + beside + path.read_text()
+    common = "".join(header.read_text() for header in COMMON)
+    code = common + beside + path.read_text()
     name = f"candle_amp_{kernel(path)}.cu"
     lib = nvrtc()
     program = ctypes.c_void_p()

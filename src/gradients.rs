@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor, TensorId};
 
-use crate::kernels::update::{self, Factor, Flag, Found};
+use crate::kernels::update::{self, Clip, Due, Factor, Flag, Found, Multiplier};
 use crate::live_scale::FoundInf;
 use crate::operator::{self, Gradient};
 use crate::overflow::NonFinite;
@@ -22,7 +22,10 @@ pub(crate) struct Collected {
 pub(crate) struct Entry {
     pub(crate) variable: Tensor,
     /// `F32`, or `F64` for an `F64` variable; contiguous, in storage of its own.
-    pub(crate) gradient: Tensor,
+    gradient: Tensor,
+    /// What `gradient` is yet to be multiplied by, from [`Stage::Unscaled`] on: an optimizer does
+    /// that in its own pass.
+    by: Multiplier,
     pub(crate) stage: Stage,
     /// From [`Stage::Unscaled`] on.
     pub(crate) overflow: Overflow,
@@ -75,18 +78,35 @@ impl Finding {
 }
 
 impl Entry {
+    /// The gradient as it lies in memory, and what it is to be multiplied by.
+    pub(crate) fn due(&self) -> Due<'_> {
+        (&self.gradient, &self.by)
+    }
+
+    /// The true gradient, where it is unscaled: a copy.
+    pub(crate) fn value(&self) -> Result<Tensor> {
+        self.times(&self.by)
+    }
+
+    /// A copy of the gradient, multiplied.
+    pub(crate) fn times(&self, by: &Multiplier) -> Result<Tensor> {
+        let copies = update::settle(vec![self.gradient.copy()?], &[by])?;
+        Ok(copies.into_iter().next().unwrap_or(self.gradient.clone()))
+    }
+
     fn finding(&self) -> Finding {
         let (variable, elements) = (self.variable.id(), self.gradient.elem_count());
         Finding { variable, elements, overflow: self.overflow.clone() }
     }
 
-    fn found(&mut self, found: Found) -> candle_core::Result<()> {
+    fn found(&mut self, found: Found) -> Result<()> {
         match (found, &mut self.overflow) {
             (Found::Device(flag), Overflow::Device(flags)) => flags.push(flag),
             (Found::Device(flag), overflow) => *overflow = Overflow::Device(vec![flag]),
             // A pass of its own, which a clean step does without.
             (Found::Host(true), overflow @ Overflow::Known(None)) => {
-                *overflow = Overflow::Known(Some(NonFinite::of(&self.gradient)?));
+                let gradient = update::multiplied((&self.gradient, &self.by))?;
+                *overflow = Overflow::Known(Some(NonFinite::of(&gradient)?));
             }
             (Found::Host(_), _) => {}
         }
@@ -168,11 +188,19 @@ impl Collected {
     fn add(&mut self, variable: Tensor, gradient: Tensor, unscale: &Unscale) -> Result<()> {
         let Some(&at) = self.index.get(&variable.id()) else {
             self.index.insert(variable.id(), self.entries.len());
-            let (stage, overflow, clipped_with) =
-                (Stage::Scaled, Overflow::Known(None), Vec::new());
-            self.entries.push(Entry { variable, gradient, stage, overflow, clipped_with });
+            self.entries.push(Entry {
+                variable,
+                gradient,
+                by: Multiplier::ONE,
+                stage: Stage::Scaled,
+                overflow: Overflow::Known(None),
+                clipped_with: Vec::new(),
+            });
             return Ok(());
         };
+        if self.entries[at].stage == Stage::Unscaled {
+            self.settle(&[at])?;
+        }
         let entry = &mut self.entries[at];
         match entry.stage {
             Stage::Stepped => return Ok(()),
@@ -180,12 +208,11 @@ impl Collected {
                 entry.gradient = kernels::add_assign(entry.gradient.clone(), &gradient)?;
             }
             Stage::Unscaled => {
-                let (gradients, _) = update::unscale(vec![gradient], &unscale.factor)?;
-                entry.gradient = kernels::add_assign(entry.gradient.clone(), &gradients[0])?;
+                let by = Multiplier::new(unscale.factor.clone());
+                let more = update::settle(vec![gradient], &[&by])?;
+                entry.gradient = kernels::add_assign(entry.gradient.clone(), &more[0])?;
                 if unscale.check {
-                    let sum = vec![entry.gradient.clone()];
-                    let (sum, found) = update::unscale(sum, &Factor::Host(1.0))?;
-                    entry.gradient = sum.into_iter().next().unwrap_or(entry.gradient.clone());
+                    let found = update::check(&[entry.due()])?;
                     found.into_iter().try_for_each(|found| entry.found(found))?;
                 }
             }
@@ -203,25 +230,45 @@ impl Collected {
         (0..self.entries.len()).filter(|&at| chosen(&self.entries[at])).collect()
     }
 
-    /// Unscales those of `chosen` that are not yet, noting which overflowed.
+    /// Unscales those of `chosen` that are not yet, noting which overflowed: one pass that reads.
     pub(crate) fn unscale(&mut self, chosen: &[usize], unscale: &Unscale) -> Result<()> {
-        let scaled: Vec<usize> =
-            chosen.iter().copied().filter(|&at| self.entries[at].stage == Stage::Scaled).collect();
-        if scaled.is_empty() {
+        let scaled = self.scaled(chosen);
+        let by = Multiplier::new(unscale.factor.clone());
+        let dues: Vec<Due<'_>> =
+            scaled.iter().map(|&at| (&self.entries[at].gradient, &by)).collect();
+        let found = match unscale.check {
+            true if !dues.is_empty() => update::check(&dues)?,
+            _ => Vec::new(),
+        };
+        self.unscaled(&scaled, by, found)
+    }
+
+    fn scaled(&self, chosen: &[usize]) -> Vec<usize> {
+        let scaled = |at: &usize| self.entries[*at].stage == Stage::Scaled;
+        chosen.iter().copied().filter(scaled).collect()
+    }
+
+    /// From here on `entries` are to be multiplied by `by`; `found` is of each, or of none.
+    fn unscaled(&mut self, entries: &[usize], by: Multiplier, found: Vec<Found>) -> Result<()> {
+        for &at in entries {
+            let entry = &mut self.entries[at];
+            (entry.by, entry.stage) = (by.clone(), Stage::Unscaled);
+            entry.overflow = Overflow::Known(None);
+        }
+        entries.iter().zip(found).try_for_each(|(&at, found)| self.entries[at].found(found))
+    }
+
+    /// Multiplies the unscaled gradients of `chosen`, where that is still to be done.
+    pub(crate) fn settle(&mut self, chosen: &[usize]) -> Result<()> {
+        let due = |at: &usize| !self.entries[*at].by.is_one();
+        let due: Vec<usize> = chosen.iter().copied().filter(due).collect();
+        let by: Vec<&Multiplier> = due.iter().map(|&at| &self.entries[at].by).collect();
+        if due.is_empty() {
             return Ok(());
         }
-        let (gradients, found) = if unscale.check {
-            update::unscale(self.gradients(&scaled), &unscale.factor)?
-        } else {
-            (self.gradients(&scaled), vec![Found::Host(false); scaled.len()])
-        };
-        self.put_back(&scaled, gradients);
-        for (&at, found) in scaled.iter().zip(found) {
-            let entry = &mut self.entries[at];
-            entry.stage = Stage::Unscaled;
-            entry.overflow = Overflow::Known(None);
-            entry.found(found)?;
-        }
+        let gradients = update::settle(self.gradients(&due), &by)?;
+        self.put_back(&due, gradients);
+        due.iter().for_each(|&at| self.entries[at].by = Multiplier::ONE);
         Ok(())
     }
 
@@ -232,12 +279,13 @@ impl Collected {
             variable.dtype() == DType::F16 && !matches!(overflow, Overflow::Known(Some(_)))
         });
         let half: Vec<usize> = half.collect();
+        self.settle(&half)?;
         let gradients = self.gradients(&half);
         let gradients: Vec<&Tensor> = gradients.iter().collect();
         if let Some(gpu) = update::gpu_of(&gradients)? {
             let flags = update::overflows_f16(&gpu, &gradients)?;
             let found = flags.into_iter().map(Found::Device).zip(&half);
-            return Ok(found.into_iter().try_for_each(|(f, &at)| self.entries[at].found(f))?);
+            return found.into_iter().try_for_each(|(f, &at)| self.entries[at].found(f));
         }
         for at in half {
             let entry = &mut self.entries[at];
@@ -250,12 +298,32 @@ impl Collected {
         Ok(())
     }
 
-    /// Scales the unscaled gradients of `chosen` down to `max_norm` together; their norm before.
-    pub(crate) fn clip_norm(&mut self, chosen: &[usize], max_norm: f64) -> Result<Tensor> {
-        let gradients = self.gradients(chosen);
-        let norm = update::norm(&gradients.iter().collect::<Vec<_>>())?;
-        let gradients = update::clip_norm(gradients, &norm, max_norm)?;
-        self.put_back(chosen, gradients);
+    /// Scales the gradients of `chosen` down to `max_norm` together, unscaled; their norm before.
+    pub(crate) fn clip_norm(
+        &mut self,
+        chosen: &[usize],
+        max_norm: f64,
+        unscale: &Unscale,
+    ) -> Result<Tensor> {
+        let clipped = |at: &usize| self.entries[*at].by.clip.is_some();
+        let clipped: Vec<usize> = chosen.iter().copied().filter(clipped).collect();
+        self.settle(&clipped)?;
+        // What nobody has checked is checked by the pass that measures.
+        let (scaled, by) = (self.scaled(chosen), Multiplier::new(unscale.factor.clone()));
+        let dues = chosen.iter().map(|&at| match &self.entries[at] {
+            entry if entry.stage == Stage::Scaled => (&entry.gradient, &by),
+            entry => entry.due(),
+        });
+        let (norm, found) = update::norm(&dues.collect::<Vec<_>>())?;
+        let fresh = chosen.iter().zip(found).filter(|(at, _)| scaled.contains(at));
+        let found = fresh.filter(|_| unscale.check).map(|(_, found)| found).collect();
+        self.unscaled(&scaled, by, found)?;
+        // Only measured. A norm beyond `F32` is infinite, and would make NaN of finite gradients.
+        if max_norm.is_finite() {
+            for &at in chosen {
+                self.entries[at].by.clip = Some(Clip { norm: norm.clone(), max_norm });
+            }
+        }
         let findings: Arc<[Finding]> = self.findings(chosen).into();
         // Without one there is nothing that a companion could be told.
         if findings.iter().any(|f| f.known().is_some() || !f.flags().is_empty()) {
@@ -286,6 +354,7 @@ impl Collected {
 
     /// Limits the elements of the unscaled gradients of `chosen`.
     pub(crate) fn clip_value(&mut self, chosen: &[usize], limit: f64) -> Result<()> {
+        self.settle(chosen)?;
         let gradients = update::clip_value(self.gradients(chosen), limit)?;
         self.put_back(chosen, gradients);
         Ok(())

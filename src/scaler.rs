@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use crate::gradients::{Collected, Finding, Stage, Unscale};
-use crate::kernels::update::Factor;
+use crate::kernels::update::Multiplier;
 use crate::live_scale::{FoundInf, LiveScale};
 use crate::outcome::StepOutcome;
 use crate::step::{Gradients, Step};
@@ -160,10 +160,13 @@ impl GradScaler {
         Ok(Unscale { factor: self.scale.factor(device)?, check: self.is_enabled() })
     }
 
-    /// Divides the collected gradients by the scale and notes which are infinite or NaN.
+    /// Divides the collected gradients by the scale and notes which are infinite or NaN then.
     ///
     /// Optional: `step` and the clipping calls do it themselves. A second call changes nothing;
     /// gradients that a later `backward` adds are unscaled as they arrive.
+    ///
+    /// It reads the gradients and writes none: the crate's optimizers multiply where they read, and
+    /// whoever else asks for a gradient gets it multiplied. The same goes for clipping by a norm.
     ///
     /// # Precision
     ///
@@ -180,25 +183,36 @@ impl GradScaler {
         self.prepare("unscale", None).map(|_| ())
     }
 
-    /// The entries of `parameters`, or all that no optimizer has had, unscaled.
+    /// The entries of `parameters`, or all that no optimizer has had.
+    fn choose(&self, call: &'static str, parameters: Option<&Parameters>) -> Result<Vec<usize>> {
+        if self.collected.is_empty() {
+            return Err(Error::NoBackward { call });
+        }
+        let ids = parameters.map(|p| p.vars().iter().map(|var| var.id()).collect::<Vec<_>>());
+        Ok(self.collected.select(ids.as_deref()))
+    }
+
+    /// As [`choose`](Self::choose), unscaled.
     fn prepare(
         &mut self,
         call: &'static str,
         parameters: Option<&Parameters>,
     ) -> Result<Vec<usize>> {
-        if self.collected.is_empty() {
-            return Err(Error::NoBackward { call });
-        }
-        let ids = parameters.map(|p| p.vars().iter().map(|var| var.id()).collect::<Vec<_>>());
-        let chosen = self.collected.select(ids.as_deref());
+        let chosen = self.choose(call, parameters)?;
         self.unscale_chosen(&chosen)?;
         Ok(chosen)
     }
 
     fn unscale_chosen(&mut self, chosen: &[usize]) -> Result<()> {
-        let Some(&first) = chosen.first() else { return Ok(()) };
-        let unscaling = self.unscaling(self.collected.entries()[first].gradient.device())?;
+        let Some(unscaling) = self.unscaling_of(chosen)? else { return Ok(()) };
         self.collected.unscale(chosen, &unscaling)
+    }
+
+    /// What unscales these entries, if there are any.
+    fn unscaling_of(&self, chosen: &[usize]) -> Result<Option<Unscale>> {
+        let Some(&first) = chosen.first() else { return Ok(None) };
+        let (gradient, _) = self.collected.entries()[first].due();
+        self.unscaling(gradient.device()).map(Some)
     }
 
     /// Scales all gradients that no optimizer has had down together, so that their L2 norm is at
@@ -226,8 +240,11 @@ impl GradScaler {
 
     fn clip_norm(&mut self, parameters: Option<&Parameters>, max_norm: f64) -> Result<Tensor> {
         limit("max_norm", max_norm)?;
-        let chosen = self.prepare("clip_grad_norm", parameters)?;
-        self.collected.clip_norm(&chosen, max_norm)
+        let chosen = self.choose("clip_grad_norm", parameters)?;
+        let Some(unscaling) = self.unscaling_of(&chosen)? else {
+            return Ok(Tensor::new(0f32, &Device::Cpu)?);
+        };
+        self.collected.clip_norm(&chosen, max_norm, &unscaling)
     }
 
     /// Limits every element of the gradients that no optimizer has had to `-limit..=limit`;
@@ -260,7 +277,8 @@ impl GradScaler {
     ///
     /// # Precision
     ///
-    /// Gradients are unscaled in `F32`, in place.
+    /// Gradients are unscaled, then clipped, in `F32`, rounded after each: in the pass of the crate's
+    /// optimizers, in place before any other's. The bits are the same.
     ///
     /// # Synchronisation
     ///
@@ -302,8 +320,11 @@ impl GradScaler {
             _ => None,
         };
         if flag.is_some() || !outcome.skipped()? {
-            let chosen = chosen.iter().map(|&at| &self.collected.entries()[at]);
-            let pairs = chosen.map(|entry| (&entry.variable, &entry.gradient));
+            if !optimizer.multiplies() {
+                self.collected.settle(&chosen)?;
+            }
+            let entries = chosen.iter().map(|&at| &self.collected.entries()[at]);
+            let pairs = entries.map(|entry| (&entry.variable, entry.due()));
             optimizer.apply(&Gradients::new(pairs, flag))?;
             autocast::clear_cast_cache();
         }
@@ -357,16 +378,13 @@ impl GradScaler {
     pub fn gradient(&self, variable: &Tensor) -> Result<Option<Tensor>> {
         let Some(entry) = self.collected.get(variable) else { return Ok(None) };
         let gradient = match entry.stage {
-            Stage::Scaled => match self.unscaling(entry.gradient.device())?.factor {
-                Factor::Host(inverse) => entry.gradient.affine(inverse.into(), 0.0)?,
-                Factor::Device(state) => {
-                    let inverse = state.narrow(0, 1, 1)?.to_dtype(entry.gradient.dtype())?;
-                    entry.gradient.broadcast_mul(&inverse.reshape(())?)?
-                }
-            },
-            Stage::Unscaled | Stage::Stepped => entry.gradient.copy()?,
+            Stage::Scaled => {
+                let (gradient, _) = entry.due();
+                entry.times(&Multiplier::new(self.unscaling(gradient.device())?.factor))
+            }
+            Stage::Unscaled | Stage::Stepped => entry.value(),
         };
-        Ok(Some(gradient))
+        gradient.map(Some)
     }
 
     /// The names of those `parameters` that have got no gradient since the last `update`: unused
@@ -393,11 +411,11 @@ impl GradScaler {
         let mut histogram = GradientHistogram::default();
         let inverse = self.state().map_or(1.0, |scale| scale.inverse());
         for entry in self.collected.entries() {
-            let factor = match entry.stage {
-                Stage::Scaled => inverse,
-                Stage::Unscaled | Stage::Stepped => 1.0,
-            };
-            histogram.add(parameters.name_of(&entry.variable), &entry.gradient, factor)?;
+            let name = parameters.name_of(&entry.variable);
+            match entry.stage {
+                Stage::Scaled => histogram.add(name, entry.due().0, inverse)?,
+                Stage::Unscaled | Stage::Stepped => histogram.add(name, &entry.value()?, 1.0)?,
+            }
         }
         Ok(histogram)
     }

@@ -6,6 +6,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, TensorId};
 use candle_nn::Optimizer;
 
+use crate::kernels::update::Due;
 use crate::{Parameters, kernels};
 
 /// An optimizer that [`GradScaler::step`](crate::GradScaler::step) can drive.
@@ -32,6 +33,12 @@ pub trait Step {
         false
     }
 
+    /// Whether [`apply`](Self::apply) multiplies by what [`Gradients::due`] gives.
+    #[doc(hidden)]
+    fn multiplies(&self) -> bool {
+        false
+    }
+
     /// Updates the variables from unscaled, finite gradients; or not, where
     /// [`skip`](Gradients::skip) says so.
     ///
@@ -45,16 +52,22 @@ pub trait Step {
 /// variable (`F64` for `F64` ones), contiguous.
 #[derive(Debug)]
 pub struct Gradients<'a> {
-    by_variable: HashMap<TensorId, (&'a Tensor, &'a Tensor)>,
+    by_variable: HashMap<TensorId, (&'a Tensor, Due<'a>)>,
     skip: Option<&'a Tensor>,
 }
 
 impl<'a> Gradients<'a> {
     pub(crate) fn new(
-        pairs: impl Iterator<Item = (&'a Tensor, &'a Tensor)>,
+        pairs: impl Iterator<Item = (&'a Tensor, Due<'a>)>,
         skip: Option<&'a Tensor>,
     ) -> Self {
-        Self { by_variable: pairs.map(|(var, grad)| (var.id(), (var, grad))).collect(), skip }
+        Self { by_variable: pairs.map(|(var, due)| (var.id(), (var, due))).collect(), skip }
+    }
+
+    /// The gradient of `variable`, and what it is to be multiplied by: for an optimizer that
+    /// [does so](Step::multiplies) in the pass that reads it. For others it is multiplied already.
+    pub(crate) fn due(&self, variable: &Tensor) -> Option<Due<'a>> {
+        self.by_variable.get(&variable.id()).map(|(_, due)| *due)
     }
 
     /// A flag on the GPU of the gradients, one `U32`: unless it is 0, a gradient is not finite, and
@@ -66,13 +79,13 @@ impl<'a> Gradients<'a> {
 
     /// The gradient of `variable`, or `None` where backward did not reach it.
     pub fn get(&self, variable: &Tensor) -> Option<&'a Tensor> {
-        self.by_variable.get(&variable.id()).map(|(_, gradient)| *gradient)
+        self.due(variable).map(|(gradient, _)| gradient)
     }
 
     /// The gradients in the dtypes of their variables, as candle's optimizers expect them.
     fn to_store(&self) -> candle_core::Result<GradStore> {
         let mut store = GradStore::default();
-        for (variable, gradient) in self.by_variable.values() {
+        for (variable, (gradient, _)) in self.by_variable.values() {
             store.insert(variable, cast(gradient, variable.dtype())?);
         }
         Ok(store)

@@ -30,6 +30,8 @@ pub(crate) fn groups(copied: f64) -> Vec<Group> {
         let mut add = |what: &str, work: Work| groups.push(pass(what, name, work, copied));
         add("unscale", Work::Unscale { parameters });
         add("clip_grad_norm", Work::Clip { parameters });
+        add("unscale, adamw", Work::Update { parameters, clip: false });
+        add("unscale, clip, adamw", Work::Update { parameters, clip: true });
         add("sgd", Work::Sgd { parameters });
         add("ema", Work::Ema { parameters });
         add("MasterWeights refresh", Work::RefreshWeights { parameters });

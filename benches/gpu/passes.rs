@@ -44,14 +44,12 @@ fn variables(parameters: Parameters, dtype: DType, device: &Device) -> Result<Ve
     parameters.lengths().into_iter().map(variable).collect()
 }
 
-/// Times `pass`, after `prepare`, which is not timed, on the gradients of `variables` in scalers that
-/// `make` makes.
+/// Times `pass` on the gradients of `variables` in scalers that `make` makes.
 fn on_gradients(
     parameters: Parameters,
     variables: Vec<Var>,
     device: &Device,
     make: impl Fn() -> Result<GradScaler>,
-    prepare: impl Fn(&mut GradScaler) -> Result<()> + 'static,
     mut pass: impl FnMut(&mut GradScaler) -> Result<()> + 'static,
 ) -> Result<Runner> {
     let gradients = parameters.lengths().into_iter().map(|length| normal(length, device));
@@ -64,7 +62,6 @@ fn on_gradients(
         for scaler in &mut scalers {
             let loss = loss_with(&inputs, gradients.clone())?;
             scaler.scale(&loss)?.backward()?;
-            prepare(scaler)?;
         }
         device.synchronize()?;
         let all = seconds(|| {
@@ -95,19 +92,20 @@ fn alone(
 
 pub(crate) fn unscale(parameters: Parameters, device: &Device) -> Result<Runner> {
     let variables = variables(parameters, DType::F32, device)?;
-    let scaler = || Ok(GradScaler::new(ScaleConfig::constant(1024.0))?);
-    on_gradients(parameters, variables, device, scaler, |_| Ok(()), |scaler| Ok(scaler.unscale()?))
+    on_gradients(parameters, variables, device, scaler, |scaler| Ok(scaler.unscale()?))
+}
+
+fn scaler() -> Result<GradScaler> {
+    Ok(GradScaler::new(ScaleConfig::constant(1024.0))?)
 }
 
 /// Of gradients far longer than they may be.
 pub(crate) fn clip(parameters: Parameters, device: &Device) -> Result<Runner> {
     let variables = variables(parameters, DType::F32, device)?;
-    let unscale = |scaler: &mut GradScaler| Ok(scaler.unscale()?);
-    let clip = |scaler: &mut GradScaler| {
+    on_gradients(parameters, variables, device, scaler, |scaler| {
         scaler.clip_grad_norm(1.0)?;
         Ok(())
-    };
-    on_gradients(parameters, variables, device, || Ok(GradScaler::disabled()), unscale, clip)
+    })
 }
 
 fn optimizer(
@@ -120,8 +118,20 @@ fn optimizer(
         let _ = scaler.step(&mut optimizer)?;
         Ok(())
     };
-    let scaler = || Ok(GradScaler::disabled());
-    on_gradients(parameters, variables, device, scaler, |_| Ok(()), step)
+    on_gradients(parameters, variables, device, || Ok(GradScaler::disabled()), step)
+}
+
+/// Of gradients far longer than they may be, where they are clipped.
+pub(crate) fn update(parameters: Parameters, clip: bool, device: &Device) -> Result<Runner> {
+    let variables = variables(parameters, DType::F32, device)?;
+    let mut adamw = AdamW::new(variables.clone(), AdamWConfig::default())?;
+    on_gradients(parameters, variables, device, scaler, move |scaler| {
+        if clip {
+            scaler.clip_grad_norm(1.0)?;
+        }
+        let _ = scaler.step(&mut adamw)?;
+        Ok(())
+    })
 }
 
 pub(crate) fn sgd(parameters: Parameters, device: &Device) -> Result<Runner> {

@@ -106,6 +106,23 @@ def adamw(work, _):
     return optimizer(work, lambda variables: torch.optim.AdamW(variables, fused=True))
 
 
+def scaled_update(work, _):
+    sets = Sets(work)
+    update = torch.optim.AdamW(sets.variables, fused=True)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=1024.0, growth_interval=1 << 30)
+    scaler.scale(torch.ones((), device=DEVICE))
+
+    def step(i):
+        sets.give(i)
+        if work["clip"]:
+            scaler.unscale_(update)
+            nn.utils.clip_grad_norm_(sets.variables, 1.0, foreach=True)
+        scaler.step(update)
+        scaler.update()
+
+    return sets.passes(step)
+
+
 def ema(work, _):
     sets = Sets(work, gradients=False)
     variables = [variable.detach() for variable in sets.variables]
@@ -173,6 +190,7 @@ WORK = {
     "copy": copy,
     "unscale": unscale,
     "clip": clip,
+    "update": scaled_update,
     "sgd": sgd,
     "adamw": adamw,
     "ema": ema,

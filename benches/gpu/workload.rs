@@ -25,10 +25,13 @@ pub(crate) struct Spec {
 pub(crate) enum Work {
     /// A copy from memory to memory.
     Copy { bytes: usize },
-    /// Unscaling all gradients, and looking for infinities.
+    /// Unscaling all gradients, and looking for infinities. PyTorch multiplies them there and then, the
+    /// crate in the step.
     Unscale { parameters: Parameters },
-    /// Clipping all gradients by their norm.
+    /// Clipping all gradients by their norm; the same goes for it.
     Clip { parameters: Parameters },
+    /// What follows backward under a scaler: unscaling, perhaps clipping, and a step of AdamW.
+    Update { parameters: Parameters, clip: bool },
     /// A step of SGD with momentum and weight decay.
     Sgd { parameters: Parameters },
     /// A step of AdamW.
@@ -57,8 +60,8 @@ impl Work {
         let of = |parameters: Parameters, each: usize| Some(parameters.count() * each);
         match self {
             Self::Copy { bytes } => Some(2 * bytes),
-            Self::Unscale { parameters } => of(parameters, 8),
-            Self::Clip { parameters } => of(parameters, 4 + 8), // the norm first
+            Self::Unscale { parameters } | Self::Clip { parameters } => of(parameters, 4),
+            Self::Update { parameters, .. } => of(parameters, 4 + 4 + 16 + 8),
             Self::Sgd { parameters } => of(parameters, 4 + 8 + 8),
             Self::Adamw { parameters, storage } => {
                 // The gradient and two moments; the variable, or what stands for it.
@@ -106,6 +109,7 @@ impl Workload for Spec {
             Work::Copy { bytes } => device::copy(bytes, device),
             Work::Unscale { parameters } => passes::unscale(parameters, device),
             Work::Clip { parameters } => passes::clip(parameters, device),
+            Work::Update { parameters, clip } => passes::update(parameters, clip, device),
             Work::Sgd { parameters } => passes::sgd(parameters, device),
             Work::Adamw { parameters, storage } => passes::adamw(parameters, storage, device),
             Work::Ema { parameters } => passes::ema(parameters, device),
@@ -136,6 +140,7 @@ impl Workload for Spec {
             Work::Copy { bytes } => *bytes = 1 << 16,
             Work::Unscale { parameters }
             | Work::Clip { parameters }
+            | Work::Update { parameters, .. }
             | Work::Sgd { parameters }
             | Work::Adamw { parameters, .. }
             | Work::Ema { parameters }

@@ -145,6 +145,9 @@ fn updates() -> Group {
     let own = Peer::Own(pass.at(F32), "own read and write");
     group.row("unscale / read and write", unscale.at(F32), own, Some(1.25));
     beside_torch(&mut group, "clip_grad_norm", Work::Clip { tensors, length }, F32, None);
+    let update = |clip| Work::Update { tensors, length, clip };
+    beside_torch(&mut group, "unscale, adamw", update(false), F32, None);
+    beside_torch(&mut group, "unscale, clip, adamw", update(true), F32, None);
     beside_torch(&mut group, "sgd", Work::Sgd { tensors, length }, F32, None);
     beside_torch(&mut group, "adamw", Work::Adamw { tensors, length }, F32, None);
     group

@@ -178,6 +178,24 @@ def clip(work, _):
     return update(work, make)
 
 
+def scaled_update(work, _):
+    def make(variables, _):
+        optimizer = torch.optim.AdamW(variables, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1 << 30)
+        scaler.scale(torch.ones(()))
+
+        def step():
+            if work["clip"]:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(variables, 1.0, foreach=True)
+            scaler.step(optimizer)
+            scaler.update()
+
+        return step
+
+    return update(work, make)
+
+
 def sgd(work, _):
     return update(work, lambda variables, _: torch.optim.SGD(variables, **SGD).step)
 
@@ -196,6 +214,7 @@ WORK = {
     "pass": read_and_write,
     "unscale": unscale,
     "clip": clip,
+    "update": scaled_update,
     "sgd": sgd,
     "adamw": adamw,
 }

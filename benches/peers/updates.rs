@@ -46,9 +46,17 @@ impl Updates {
         })
     }
 
-    fn optimizer(self, mut optimizer: impl Step + 'static) -> Runner {
-        self.runner(GradScaler::disabled(), move |scaler| {
+    fn optimizer(
+        self,
+        scaler: GradScaler,
+        clip: bool,
+        mut optimizer: impl Step + 'static,
+    ) -> Runner {
+        self.runner(scaler, move |scaler| {
             seconds(|| {
+                if clip {
+                    scaler.clip_grad_norm(1.0)?;
+                }
                 let _ = scaler.step(&mut optimizer)?;
                 Ok(())
             })
@@ -71,10 +79,13 @@ pub(crate) fn pass(length: usize) -> Result<Runner> {
     }))
 }
 
+fn scaler() -> Result<GradScaler> {
+    Ok(GradScaler::new(ScaleConfig::constant(1024.0))?)
+}
+
 pub(crate) fn unscale(tensors: usize, length: usize) -> Result<Runner> {
-    let scaler = GradScaler::new(ScaleConfig::constant(1024.0))?;
     let updates = Updates::new(tensors, length)?;
-    Ok(updates.runner(scaler, |scaler| seconds(|| Ok(scaler.unscale()?))))
+    Ok(updates.runner(scaler()?, |scaler| seconds(|| Ok(scaler.unscale()?))))
 }
 
 /// Of gradients far longer than they may be.
@@ -92,11 +103,18 @@ pub(crate) fn clip(tensors: usize, length: usize) -> Result<Runner> {
 pub(crate) fn sgd(tensors: usize, length: usize) -> Result<Runner> {
     let updates = Updates::new(tensors, length)?;
     let sgd = Sgd::new(updates.variables.clone(), SGD)?;
-    Ok(updates.optimizer(sgd))
+    Ok(updates.optimizer(GradScaler::disabled(), false, sgd))
 }
 
 pub(crate) fn adamw(tensors: usize, length: usize) -> Result<Runner> {
     let updates = Updates::new(tensors, length)?;
     let adamw = AdamW::new(updates.variables.clone(), AdamWConfig::default())?;
-    Ok(updates.optimizer(adamw))
+    Ok(updates.optimizer(GradScaler::disabled(), false, adamw))
+}
+
+/// Of gradients far longer than they may be, where they are clipped.
+pub(crate) fn update(tensors: usize, length: usize, clip: bool) -> Result<Runner> {
+    let updates = Updates::new(tensors, length)?;
+    let adamw = AdamW::new(updates.variables.clone(), AdamWConfig::default())?;
+    Ok(updates.optimizer(scaler()?, clip, adamw))
 }

@@ -37,10 +37,13 @@ pub(crate) enum Work {
     BatchNormRelu { batch: usize, channels: usize, size: usize },
     /// One read and one write of all gradients, by a plain loop.
     Pass { tensors: usize, length: usize },
-    /// Unscaling all gradients, and looking for infinities.
+    /// Unscaling all gradients, and looking for infinities. PyTorch multiplies them there and then, the
+    /// crate in the step.
     Unscale { tensors: usize, length: usize },
-    /// Clipping all gradients by their norm.
+    /// Clipping all gradients by their norm; the same goes for it.
     Clip { tensors: usize, length: usize },
+    /// What follows backward under a scaler: unscaling, perhaps clipping, and a step of AdamW.
+    Update { tensors: usize, length: usize, clip: bool },
     /// A step of SGD with momentum and weight decay.
     Sgd { tensors: usize, length: usize },
     /// A step of AdamW.
@@ -93,6 +96,7 @@ impl Workload for Spec {
             Work::Pass { tensors, length } => updates::pass(tensors * length),
             Work::Unscale { tensors, length } => updates::unscale(tensors, length),
             Work::Clip { tensors, length } => updates::clip(tensors, length),
+            Work::Update { tensors, length, clip } => updates::update(tensors, length, clip),
             Work::Sgd { tensors, length } => updates::sgd(tensors, length),
             Work::Adamw { tensors, length } => updates::adamw(tensors, length),
             Work::ChainBackward { links, length } => backward::chain(links, length),
@@ -114,7 +118,7 @@ impl Workload for Spec {
     /// Bytes read and written, where memory is what the time goes to.
     fn amount(&self) -> Option<(f64, &'static str)> {
         match self.work {
-            Work::Pass { tensors, length } | Work::Unscale { tensors, length } => {
+            Work::Pass { tensors, length } => {
                 Some(((2 * size_of::<f32>() * tensors * length) as f64 / 1e9, "GB/s"))
             }
             _ => None,
@@ -137,6 +141,7 @@ impl Workload for Spec {
             Work::Pass { length, .. }
             | Work::Unscale { length, .. }
             | Work::Clip { length, .. }
+            | Work::Update { length, .. }
             | Work::Sgd { length, .. }
             | Work::Adamw { length, .. }
             | Work::ChainBackward { length, .. }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Tensor, Var};
 
 use super::config::check_fractions;
+use crate::kernels::update::Multiplier;
 use crate::kernels::{self, optimizer as kernel};
 use crate::{Error, Parameters, Result, autocast};
 
@@ -133,6 +134,7 @@ impl Ema {
             master: kernel::Master::Itself,
             states: &[],
             gradient: weight,
+            by: &Multiplier::ONE,
             rule,
             seed: 0,
         });

@@ -11,6 +11,7 @@ use super::masters::Masters;
 use super::parameters::{Group, Variables};
 use super::slot::{Slot, label};
 use crate::kernels::optimizer as kernel;
+use crate::kernels::update::Multiplier;
 use crate::{Error, Result};
 
 /// An optimizer of this crate: [`Sgd`](super::Sgd), [`AdamW`](super::AdamW), [`Lion`](super::Lion)
@@ -198,7 +199,7 @@ impl<C: Config> Optim<C> {
     /// A gradient of another shape than its variable, on another device, or of integers; nothing is
     /// updated then.
     pub fn step(&mut self, gradients: &GradStore) -> candle_core::Result<()> {
-        self.step_with(|variable| gradients.get(variable), None)
+        self.step_with(|variable| Some((gradients.get(variable)?, &Multiplier::ONE)), None)
     }
 
     /// Back-propagates `loss` and steps, without loss scaling: for F32 and BF16.

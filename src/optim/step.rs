@@ -7,6 +7,7 @@ use super::config::Config;
 use super::masters::Masters;
 use super::optimizer::{Optim, dtype};
 use super::slot::Slot;
+use crate::kernels::update::Due;
 use crate::kernels::{self, optimizer as kernel};
 use crate::step::{Gradients, Step};
 use crate::{Error, autocast, random};
@@ -15,13 +16,16 @@ impl<C: Config> Optim<C> {
     /// `skip`, on the GPU of the gradients, decides there whether the step is taken.
     pub(super) fn step_with<'a>(
         &mut self,
-        gradient: impl Fn(&Tensor) -> Option<&'a Tensor>,
+        gradient: impl Fn(&Tensor) -> Option<Due<'a>>,
         skip: Option<&Tensor>,
     ) -> candle_core::Result<()> {
         let mut gradients = Vec::with_capacity(self.slots.len());
         for slot in &self.slots {
-            let gradient = gradient(&slot.variable);
-            gradients.push(gradient.map(|g| self.checked(g, &slot.variable)).transpose()?);
+            let checked = match gradient(&slot.variable) {
+                Some((gradient, by)) => Some((self.checked(gradient, &slot.variable)?, by)),
+                None => None,
+            };
+            gradients.push(checked);
         }
         let (masters, dtype) = (self.masters, self.state_dtype);
         let mut new = Vec::with_capacity(gradients.len());
@@ -46,13 +50,14 @@ impl<C: Config> Optim<C> {
         }
         let (mut slots, mut places) = (Vec::with_capacity(gradients.len()), Vec::new());
         for (number, slot) in self.slots.iter().enumerate() {
-            let Some(gradient) = &gradients[number] else { continue };
+            let Some((gradient, by)) = &gradients[number] else { continue };
             places.push(number);
             slots.push(kernel::Slot {
                 variable: &slot.variable,
                 master: slot.kernel_master(masters),
                 states: &slot.states,
                 gradient,
+                by,
                 rule: rule(slot.group, slot.steps + 1, new[number]),
                 // Odd, so that tensors are far apart in the seeds.
                 seed: seed.wrapping_add((number as u64).wrapping_mul(0xd134_2543_de82_ef95)),
@@ -108,7 +113,11 @@ impl<C: Config> Step for Optim<C> {
     }
 
     fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
-        self.step_with(|variable| gradients.get(variable), gradients.skip())
+        self.step_with(|variable| gradients.due(variable), gradients.skip())
+    }
+
+    fn multiplies(&self) -> bool {
+        true
     }
 
     fn skips_on_device(&self) -> bool {

@@ -290,6 +290,61 @@ fn clipping_keeps_an_overflow_an_overflow() -> candle_amp::Result<()> {
     Ok(())
 }
 
+/// The crate's optimizers multiply by scale and clip in their own pass, and everybody else is given
+/// gradients that are multiplied: the bits are the same, whatever was called in between.
+#[test]
+fn gradients_are_multiplied_by_whoever_reads_them() -> candle_amp::Result<()> {
+    let config = SgdConfig { lr: 0.3, momentum: 0.9, ..Default::default() };
+    type Between = fn(&mut GradScaler) -> candle_amp::Result<()>;
+    let between: [Between; 7] = [
+        |_| Ok(()),
+        |scaler| scaler.unscale(),
+        |scaler| scaler.clip_grad_norm(2.5).map(|_| ()),
+        |scaler| scaler.clip_grad_norm(1e9).map(|_| ()),
+        |scaler| {
+            scaler.unscale()?;
+            scaler.clip_grad_norm(2.5)?;
+            scaler.clip_grad_norm(0.7).map(|_| ())
+        },
+        |scaler| {
+            scaler.clip_grad_norm(2.5)?;
+            scaler.clip_grad_value(0.1)
+        },
+        |scaler| scaler.clip_grad_norm(f64::INFINITY).map(|_| ()),
+    ];
+    for (number, between) in between.into_iter().enumerate() {
+        let gradients = [random(1, (70, 1003), DType::F32), random(2, 77, DType::F32)];
+        let start = |seed| Var::from_tensor(&random(seed, (70, 1003), DType::F32));
+        let run = |as_candle: bool| -> candle_amp::Result<Vec<Vec<f64>>> {
+            let (a, b) = (start(3)?, Var::from_tensor(&random(4, 77, DType::F32))?);
+            let mut sgd = Sgd::new(vec![a.clone(), b.clone()], config)?;
+            // Its inverse is no power of two.
+            let mut scaler = growing(1536.0);
+            let mut seen = Vec::new();
+            for _ in 0..2 {
+                let loss = (a.as_tensor() * &gradients[0])?.sum_all()?;
+                let loss = (loss + (b.as_tensor() * &gradients[1])?.sum_all()?)?;
+                scaler.scale(&loss)?.backward()?;
+                between(&mut scaler)?;
+                let before = scaler.gradient(&a)?.expect("a gradient");
+                let outcome = match as_candle {
+                    true => scaler.step(&mut sgd.as_candle())?,
+                    false => scaler.step(&mut sgd)?,
+                };
+                assert!(!outcome.skipped()?);
+                let after = scaler.gradient(&a)?.expect("a gradient");
+                assert_eq!(to_vec(&before), to_vec(&after));
+                seen.push(to_vec(&before));
+                scaler.update()?;
+            }
+            seen.extend([to_vec(&a), to_vec(&b)]);
+            Ok(seen)
+        };
+        assert!(run(false)? == run(true)?, "{number}");
+    }
+    Ok(())
+}
+
 #[test]
 fn clip_grad_value_limits_elements() -> candle_amp::Result<()> {
     let w = var(&[0.0, 0.0, 0.0]);

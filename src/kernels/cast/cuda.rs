@@ -1,14 +1,12 @@
 use candle_core::{DType, Result, Tensor, bail};
 
-use crate::kernels::cuda::{Gpu, Grid, Source, Strided, Table, address, address_mut, pack, suffix};
+use crate::kernels::cuda::{Gpu, Grid, Many, Source, Strided, address, address_mut, pack, suffix};
 
 static SOURCE: Source = Source { name: "cast", code: include_str!("cast.cu") };
 static MANY: Source = Source { name: "cast_many", code: include_str!("many.cu") };
 
-/// Words of a row of the table, the rows of a launch, and elements of a block: as in `many.cu`.
-const ROW: usize = 5;
-const ROWS: usize = (Table::WORDS - 1) / ROW;
-const CHUNK: usize = 1 << 14;
+/// Of as many words as `Row` in `many.cu`.
+type Rows = Many<5>;
 
 /// `x`, of any strides, in `dtype`: a new tensor, in one launch.
 pub(super) fn cast(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Tensor> {
@@ -49,18 +47,14 @@ pub(super) fn cast_all(gpu: &Gpu, pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
             other => bail!("expected a tensor of F16, BF16, F32 or F64, got {other:?}"),
         })
     };
-    for part in pairs.chunks(ROWS) {
-        let (mut words, mut blocks) = (vec![part.len() as u64], 0);
+    for part in pairs.chunks(Rows::ROWS) {
+        let mut rows = Rows::new();
         for (dst, src) in part {
-            let len = dst.elem_count();
             let kinds = code(src)? | code(dst)? << 4;
-            words.extend([blocks as u64, len as u64, address_mut(dst)?, address(src)?, kinds]);
-            blocks += len.div_ceil(CHUNK);
+            rows.add(dst.elem_count(), &[address_mut(dst)?, address(src)?, kinds]);
         }
-        // A block finds its row by `first_block`, and stays below that row's `len`, which both its
-        // tensors have.
-        let launch = gpu.launch(&MANY, "cast_many")?.table(Table::new(&words));
-        launch.run(Grid::flat(blocks, Grid::THREADS))?;
+        // Both tensors of a row have its `len`.
+        gpu.launch(&MANY, "cast_many")?.table(rows.table()).run(rows.grid())?;
     }
     Ok(())
 }

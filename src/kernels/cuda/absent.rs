@@ -3,6 +3,7 @@
 mod cache;
 mod convolution;
 mod grid;
+mod many;
 mod product;
 mod strided;
 
@@ -10,6 +11,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 
 pub(crate) use convolution::{Convolution, Pass};
 pub(crate) use grid::{Grid, pack, suffix};
+pub(crate) use many::Many;
 pub(crate) use product::{Matrices, Product};
 pub(crate) use strided::Strided;
 

@@ -13,7 +13,7 @@ use super::Source;
 use super::cache::Cache;
 
 /// What every source begins with.
-const COMMON: &str = include_str!("common.cuh");
+const COMMON: &str = concat!(include_str!("common.cuh"), include_str!("many.cuh"));
 
 /// The dtypes of a module's kernels, as names of kernels have them. A program uses two or three of them.
 const UNITS: [&str; 4] = ["f16", "bf16", "f64", "f32"];

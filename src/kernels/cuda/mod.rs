@@ -13,6 +13,7 @@ mod convolution;
 mod dnn;
 mod grid;
 mod launch;
+mod many;
 mod product;
 mod scratch;
 mod strided;
@@ -32,10 +33,12 @@ use half::{bf16, f16};
 pub(crate) use convolution::{Convolution, Pass};
 pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use launch::{Launch, Table};
+pub(crate) use many::Many;
 pub(crate) use product::{Matrices, Product};
 pub(crate) use strided::Strided;
 
-/// The source of a kernel folder: `name` is unique in the crate, `code` goes after `common.cuh`.
+/// The source of a kernel folder: `name` is unique in the crate, `code` goes after `common.cuh` and
+/// `many.cuh`.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) name: &'static str,

@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor, bail};
 use rayon::prelude::*;
 
-use super::planes::{Number, Part, Source};
+use super::planes::{Gradient, Number, Part, Source};
 use super::rule::{Rule, Squares};
 use super::{Master, Slot};
 use crate::kernels::element::Elements;
@@ -50,6 +50,7 @@ fn update(slot: &Slot<'_>) -> Result<Squares> {
 
 fn typed<T: Number>(slot: &Slot<'_>, gradient: Source<'_, T>) -> Result<Squares> {
     let mut squares = Ok([0.0; 2]);
+    let gradient = Gradient { source: gradient, by: slot.by.on_host()?.map(T::of) };
     let master = match slot.master {
         Master::Full(master) | Master::Remainder(master) => Some(master),
         Master::Itself | Master::Stochastic => None,

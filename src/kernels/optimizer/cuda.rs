@@ -1,11 +1,11 @@
-//! The CUDA side: one launch for all tensors with the same formulas, up to [`ROWS`] of them; LAMB
+//! The CUDA side: one launch for all tensors with the same formulas, up to [`Rows::ROWS`] of them; LAMB
 //! two. Nothing waits.
 
 use candle_core::{DType, Result, Tensor, bail};
 
 use super::rule::Rule;
 use super::{Master, Skip, Slot};
-use crate::kernels::cuda::{Gpu, Grid, Source, Table, address, address_mut};
+use crate::kernels::cuda::{Gpu, Grid, Many, Source, address, address_mut};
 
 macro_rules! source {
     ($name:literal, $only:literal) => {
@@ -23,12 +23,8 @@ static AVERAGE: Source = source!("average", 3);
 static LAMB: Source = source!("lamb", 4);
 static REBUILD: Source = source!("rebuild", 5);
 
-/// Words of a row, and the rows of a launch.
-const ROW: usize = 22;
-const ROWS: usize = (Table::WORDS - 1) / ROW;
-/// Elements of a block, as in the `.cu`.
-const CHUNK: usize = 1 << 14;
-const THREADS: usize = 256;
+/// Of as many words as `Row` in the `.cu`.
+type Rows = Many<26>;
 
 /// One step of every slot, all on `gpu`.
 pub(super) fn step(gpu: &Gpu, slots: &[Slot<'_>], skip: Option<Skip<'_>>) -> Result<()> {
@@ -39,7 +35,7 @@ pub(super) fn step(gpu: &Gpu, slots: &[Slot<'_>], skip: Option<Skip<'_>>) -> Res
         let wanted = kind(first);
         let (chosen, others): (Vec<_>, _) =
             left.into_iter().partition(|(_, slot)| kind(slot) == wanted);
-        for rows in chosen.chunks(ROWS) {
+        for rows in chosen.chunks(Rows::ROWS) {
             launch(gpu, first.rule, wanted.1, rows, skip)?;
         }
         left = others;
@@ -64,18 +60,14 @@ fn launch(
     slots: &[(usize, &Slot<'_>)],
     skip: Option<Skip<'_>>,
 ) -> Result<()> {
-    let mut words = vec![slots.len() as u64];
-    let mut blocks = 0;
+    let mut rows = Rows::new();
     for &(number, slot) in slots {
         let place = skip.map_or(number, |skip| skip.places[number]);
-        words.extend(row(slot, place, blocks)?);
-        blocks += slot.variable.elem_count().div_ceil(CHUNK);
+        rows.add(slot.variable.elem_count(), &row(slot, place)?);
     }
-    let table = Table::new(&words);
+    let (table, grid) = (rows.table(), rows.grid());
     let suffix = if double { "f64" } else { "f32" };
-    let grid = Grid { blocks: [blocks, 1, 1], threads: THREADS, shared: 0 };
-    // A block finds its row by `first_block`, and stays below that row's `len`; every tensor of the
-    // row has as many elements: `Slot` says so.
+    // Every tensor of a row has as many elements as its `len`: `Slot` says so.
     let start = |source, name: &str| {
         let launch = gpu.launch(source, &format!("{name}_{suffix}"))?.table(table.clone());
         launch.read_or_null(skip.map(|skip| skip.flag))?.write_or_null(skip.map(|skip| skip.counts))
@@ -87,15 +79,15 @@ fn launch(
         Rule::Average(_) => start(&AVERAGE, "average")?.run(grid),
         Rule::LambMoments(_) | Rule::LambUpdate(..) => {
             // Two for every block, that block's own.
-            let squares = gpu.empty(2 * blocks, DType::F64)?;
+            let squares = gpu.empty(2 * grid.blocks[0], DType::F64)?;
             start(&LAMB, "lamb_moments")?.write(&squares)?.run(grid)?;
             start(&LAMB, "lamb_update")?.read(&squares)?.run(grid)
         }
     }
 }
 
-/// The row of the table: `Row` in the `.cu`.
-fn row(slot: &Slot<'_>, place: usize, first_block: usize) -> Result<[u64; ROW]> {
+/// The row of the table: `Row` in the `.cu`, after its first two words.
+fn row(slot: &Slot<'_>, place: usize) -> Result<Vec<u64>> {
     let (keep, master) = match slot.master {
         Master::Itself => (0, None),
         Master::Full(master) => (1, Some(master)),
@@ -123,13 +115,10 @@ fn row(slot: &Slot<'_>, place: usize, first_block: usize) -> Result<[u64; ROW]> 
     ];
     let kinds = fields.iter().rev().fold(0, |kinds, field| kinds << 4 | field);
     let (step, settings) = settings(slot.rule);
-    let mut row = [0; ROW];
-    row[..2].copy_from_slice(&[first_block as u64, slot.variable.elem_count() as u64]);
-    row[2..8].copy_from_slice(&addresses);
-    row[8..12].copy_from_slice(&[slot.seed, kinds, step, place as u64]);
-    for (word, setting) in row[12..].iter_mut().zip(settings) {
-        *word = setting.to_bits();
-    }
+    let mut row = addresses.to_vec();
+    row.extend([slot.seed, kinds, step, place as u64]);
+    row.extend(settings.map(f64::to_bits));
+    row.extend(slot.by.words()?);
     Ok(row)
 }
 
@@ -172,10 +161,8 @@ pub(super) fn rebuild(gpu: &Gpu, rounded: &Tensor, rest: &Tensor) -> Result<Tens
     let (rounded, rest) = (rounded.detach().contiguous()?, rest.contiguous()?);
     let exact = gpu.empty(rounded.shape(), DType::F32)?;
     let len = rounded.elem_count();
-    let blocks = len.div_ceil(THREADS).min(1 << 16);
     // Every thread stays below `len`, which all three have.
     let launch = gpu.launch(&REBUILD, "rebuild_bf16")?;
-    let grid = Grid { blocks: [blocks, 1, 1], threads: THREADS, shared: 0 };
-    launch.read(&rounded)?.read(&rest)?.write(&exact)?.size(len).run(grid)?;
+    launch.read(&rounded)?.read(&rest)?.write(&exact)?.size(len).run(Grid::over(len, 1))?;
     Ok(exact)
 }

@@ -16,6 +16,7 @@ use candle_core::{DType, Result, Tensor};
 pub(crate) use rule::{AdamW, Lamb, Lion, Rule, Sgd};
 
 use crate::kernels::cuda::Gpu;
+use crate::kernels::update::Multiplier;
 
 /// Where the exact value of a variable is.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +44,8 @@ pub(crate) struct Slot<'a> {
     pub(crate) states: &'a [Tensor],
     /// `F64` for an `F64` variable, else `F32`, `F16` or `BF16`.
     pub(crate) gradient: &'a Tensor,
+    /// What the gradient is multiplied by, where it is read.
+    pub(crate) by: &'a Multiplier,
     pub(crate) rule: Rule,
     /// Of the random bits, different for every tensor and step.
     pub(crate) seed: u64,

@@ -15,33 +15,8 @@ struct Row {
     u64 kinds;
     u64 step, slot;
     double settings[10];
+    Multiplier by; // the gradient
 };
-
-static constexpr u64 WORDS = 4064;
-static constexpr u64 ROWS = (WORDS - 1) / (sizeof(Row) / 8);
-
-struct Table {
-    u64 count;
-    Row rows[ROWS];
-    u64 rest[WORDS - 1 - ROWS * (sizeof(Row) / 8)];
-};
-
-static constexpr size_t CHUNK = 1 << 14;
-
-// The row whose blocks this one is among: the last that starts at it or before.
-DEVICE u32 row_of(const Table &table) {
-    u32 low = 0, high = (u32)table.count;
-    while (high - low > 1) {
-        u32 middle = (low + high) / 2;
-        if (table.rows[middle].first_block <= blockIdx.x) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
-DEVICE size_t end_of(const Row &row, size_t start) {
-    return row.len - start < CHUNK ? row.len : start + CHUNK;
-}
 
 DEVICE int field(u64 kinds, int at) { return (int)(kinds >> (4 * at)) & 15; }
 enum Field { VARIABLE, KEEP, STATE, GRADIENT = 5, ALIGNED };
@@ -181,6 +156,12 @@ template <class A> DEVICE void store_weight(const Row &row, size_t i, int n, con
     }
 }
 
+template <class A>
+DEVICE void load_gradient(const Row &row, const Factors<A> &multiplied, size_t i, int n, A (&g)[N]) {
+    load(row.gradient, field(row.kinds, GRADIENT), i, n, field(row.kinds, ALIGNED), g);
+    for (int j = 0; j < N; j++) g[j] = multiplied(g[j]);
+}
+
 template <class A> DEVICE void load_state(const Row &row, int at, size_t i, int n, A (&x)[N]) {
     load(row.state[at], field(row.kinds, STATE + at), i, n, field(row.kinds, ALIGNED), x);
 }
@@ -313,16 +294,17 @@ DEVICE bool skipped(const Row &row, const u32 *skip, u32 *skips) {
 
 DEVICE u64 skips_of(const Row &row, const u32 *skips) { return skips == nullptr ? 0 : skips[row.slot]; }
 
-template <class A, class Rule> DEVICE void step(const Table &table, const u32 *skip, u32 *skips) {
-    const Row &row = table.rows[row_of(table)];
+template <class A, class Rule> DEVICE void step(const Table<Row> &table, const u32 *skip, u32 *skips) {
+    const Row &row = table.rows[table.row()];
     if (skipped(row, skip, skips)) return;
     const Rule rule(row, skips_of(row, skips));
-    size_t start = (blockIdx.x - row.first_block) * CHUNK, end = end_of(row, start);
+    const Factors<A> multiplied(row.by);
+    size_t start = start_of(row), end = end_of(row);
     for (size_t i = start + threadIdx.x * N; i < end; i += blockDim.x * N) {
         int n = end - i < N ? (int)(end - i) : N;
         A w[N], g[N], s[3][N];
         load_weight(row, i, n, w);
-        load(row.gradient, field(row.kinds, GRADIENT), i, n, field(row.kinds, ALIGNED), g);
+        load_gradient(row, multiplied, i, n, g);
         for (int k = 0; k < Rule::STATES; k++)
             if (row.state[k]) load_state(row, k, i, n, s[k]);
         for (int j = 0; j < N; j++) rule.run(w[j], g[j], s[0][j], s[1][j], s[2][j]);
@@ -333,7 +315,7 @@ template <class A, class Rule> DEVICE void step(const Table &table, const u32 *s
 }
 
 #define RULE_IN(suffix, A, name, Rule)                                                               \
-    KERNEL name##_##suffix(const __grid_constant__ Table table, const u32 *skip, u32 *skips) {       \
+    KERNEL name##_##suffix(const __grid_constant__ Table<Row> table, const u32 *skip, u32 *skips) {       \
         step<A, Rule<A>>(table, skip, skips);                                                        \
     }
 #define RULE(name, Rule) OF_F32(RULE_IN(f32, float, name, Rule)) OF_F64(RULE_IN(f64, double, name, Rule))
@@ -353,17 +335,18 @@ RULE(average, Average)
 #endif
 
 // LAMB, first: the moments, and each block's sums of squares of the weight and of the update.
-template <class A> DEVICE void lamb_moments(const Table &table, const u32 *skip, u32 *skips, double *squares) {
-    const Row &row = table.rows[row_of(table)];
+template <class A> DEVICE void lamb_moments(const Table<Row> &table, const u32 *skip, u32 *skips, double *squares) {
+    const Row &row = table.rows[table.row()];
     if (skipped(row, skip, skips)) return;
     const Lamb<A> rule(row, skips_of(row, skips));
-    size_t start = (blockIdx.x - row.first_block) * CHUNK, end = end_of(row, start);
+    const Factors<A> multiplied(row.by);
+    size_t start = start_of(row), end = end_of(row);
     double weight = 0.0, update = 0.0;
     for (size_t i = start + threadIdx.x * N; i < end; i += blockDim.x * N) {
         int n = end - i < N ? (int)(end - i) : N;
         A w[N], g[N], m[N], v[N];
         load_weight(row, i, n, w);
-        load(row.gradient, field(row.kinds, GRADIENT), i, n, field(row.kinds, ALIGNED), g);
+        load_gradient(row, multiplied, i, n, g);
         load_state(row, 0, i, n, m);
         load_state(row, 1, i, n, v);
         for (int j = 0; j < N; j++) moments(m[j], v[j], rule.sign * g[j], rule.beta1, rule.beta2);
@@ -381,8 +364,8 @@ template <class A> DEVICE void lamb_moments(const Table &table, const u32 *skip,
 
 // Then: the update, as long as the trust ratio says. Every block adds up its row's sums by itself, in
 // one order.
-template <class A> DEVICE void lamb_update(const Table &table, const u32 *skip, u32 *skips, const double *squares) {
-    const Row &row = table.rows[row_of(table)];
+template <class A> DEVICE void lamb_update(const Table<Row> &table, const u32 *skip, u32 *skips, const double *squares) {
+    const Row &row = table.rows[table.row()];
     if (skip != nullptr && *skip != 0) return;
     const Lamb<A> rule(row, skips_of(row, skips));
     double weight = 0.0, update = 0.0;
@@ -395,7 +378,7 @@ template <class A> DEVICE void lamb_update(const Table &table, const u32 *skip, 
     double ratio = adapt && weight > 0.0 && update > 0.0 ? weight / update : 1.0;
     if (clip) ratio = fmin(ratio, 1.0);
     A factor = (A)(-rule.rate * ratio);
-    size_t start = (blockIdx.x - row.first_block) * CHUNK, end = end_of(row, start);
+    size_t start = start_of(row), end = end_of(row);
     for (size_t i = start + threadIdx.x * N; i < end; i += blockDim.x * N) {
         int n = end - i < N ? (int)(end - i) : N;
         A w[N], m[N], v[N];
@@ -409,11 +392,11 @@ template <class A> DEVICE void lamb_update(const Table &table, const u32 *skip, 
 
 #define LAMB(suffix, A)                                                                              \
     KERNEL lamb_moments_##suffix(                                                                    \
-        const __grid_constant__ Table table, const u32 *skip, u32 *skips, double *squares) {         \
+        const __grid_constant__ Table<Row> table, const u32 *skip, u32 *skips, double *squares) {         \
         lamb_moments<A>(table, skip, skips, squares);                                                \
     }                                                                                                \
     KERNEL lamb_update_##suffix(                                                                     \
-        const __grid_constant__ Table table, const u32 *skip, u32 *skips, const double *squares) {   \
+        const __grid_constant__ Table<Row> table, const u32 *skip, u32 *skips, const double *squares) {   \
         lamb_update<A>(table, skip, skips, squares);                                                 \
     }
 

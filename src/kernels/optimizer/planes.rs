@@ -229,18 +229,7 @@ pub(super) enum Source<'a, T> {
     BF16(&'a [bf16]),
 }
 
-impl<'a, T: Number> Source<'a, T> {
-    #[inline(always)]
-    fn load<'b>(&'b self, start: usize, block: &'b mut [T]) -> &'b [T] {
-        let range = start..start + block.len();
-        match self {
-            Self::Own(x) => return &x[range],
-            Self::F16(x) => raise(&x[range], block),
-            Self::BF16(x) => raise(&x[range], block),
-        }
-        block
-    }
-
+impl<T> Source<'_, T> {
     fn split_at(self, mid: usize) -> (Self, Self) {
         match self {
             Self::Own(x) => (Self::Own(&x[..mid]), Self::Own(&x[mid..])),
@@ -250,12 +239,37 @@ impl<'a, T: Number> Source<'a, T> {
     }
 }
 
+/// A gradient, and the two factors it is multiplied by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gradient<'a, T> {
+    pub(super) source: Source<'a, T>,
+    pub(super) by: [T; 2],
+}
+
+impl<T: Number> Gradient<'_, T> {
+    #[inline(always)]
+    fn load<'b>(&'b self, start: usize, block: &'b mut [T]) -> &'b [T] {
+        let range = start..start + block.len();
+        match self.source {
+            Source::Own(x) => return &x[range],
+            Source::F16(x) => raise(&x[range], block),
+            Source::BF16(x) => raise(&x[range], block),
+        }
+        block
+    }
+
+    fn split_at(self, mid: usize) -> (Self, Self) {
+        let (a, b) = self.source.split_at(mid);
+        (Self { source: a, ..self }, Self { source: b, ..self })
+    }
+}
+
 /// A stretch of a tensor and what belongs to it.
 #[derive(Debug)]
 pub(super) struct Part<'a, T> {
     weight: Weight<'a, T>,
     states: [State<'a, T>; 3],
-    gradient: Source<'a, T>,
+    gradient: Gradient<'a, T>,
     /// Where in its tensor it starts.
     first: usize,
     len: usize,
@@ -265,7 +279,7 @@ impl<'a, T: Number> Part<'a, T> {
     /// Of `slices`: the weight, its master or remainder or nothing, and the states.
     pub(super) fn new(
         slices: [SliceMut<'a>; 5],
-        gradient: Source<'a, T>,
+        gradient: Gradient<'a, T>,
         len: usize,
         seed: u64,
     ) -> Result<Self> {
@@ -321,7 +335,8 @@ impl<'a, T: Number> Part<'a, T> {
                 sb.load(start, &mut b[..len]),
                 sc.load(start, &mut c[..len]),
             ];
-            let sums = rule.run(self.weight.load(start, w), self.gradient.load(start, g), states);
+            let (weight, gradient) = (self.weight.load(start, w), self.gradient.load(start, g));
+            let sums = rule.run(weight, gradient, self.gradient.by, states);
             squares = [squares[0] + sums[0], squares[1] + sums[1]];
             if rule.writes_weight() {
                 self.weight.save(start, w, self.first);

@@ -9,6 +9,7 @@ use super::rounding::{Key, Stochastic, rebuild as join, split};
 use super::rule::{AdamW, Lamb, Lion, Rule, Sgd, Squares};
 use super::{Master, Slot, arithmetic};
 use crate::kernels::cast;
+use crate::kernels::update::multiplied;
 
 pub(super) fn update(slot: &Slot<'_>) -> Result<Squares> {
     let dtype = arithmetic(slot.variable.dtype());
@@ -18,7 +19,7 @@ pub(super) fn update(slot: &Slot<'_>) -> Result<Squares> {
         Master::Remainder(rest) => rebuild(slot.variable, rest)?,
         Master::Stochastic => cast(slot.variable, dtype)?,
     };
-    let gradient = cast(slot.gradient, dtype)?;
+    let gradient = multiplied((&cast(slot.gradient, dtype)?, slot.by))?;
     let states: Vec<Tensor> =
         slot.states.iter().map(|state| cast(state, dtype)).collect::<Result<_>>()?;
     let (weight, states, squares) = slot.rule.apply(weight, gradient, states)?;

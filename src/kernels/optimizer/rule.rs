@@ -110,24 +110,36 @@ impl Rule {
     }
 
     /// One step on a block: all slices are as long as `w`, those of the states the rule has not are
-    /// empty.
+    /// empty. `g` is multiplied by both of `by` where it is read, not before: memory that is read
+    /// beside other memory costs less.
     #[inline(always)]
-    pub(super) fn run<T: Real>(self, w: &mut [T], g: &[T], states: [&mut [T]; 3]) -> Squares {
+    pub(super) fn run<T: Real>(
+        self,
+        w: &mut [T],
+        g: &[T],
+        by: [T; 2],
+        states: [&mut [T]; 3],
+    ) -> Squares {
         let [a, b, c] = states;
         match self {
-            Rule::Sgd(rule) => rule.run(w, g, a),
-            Rule::AdamW(rule) => rule.run(w, g, a, b, c),
-            Rule::Lion(rule) => rule.run(w, g, a),
-            Rule::LambMoments(rule) => return rule.moments(w, g, a, b),
+            Rule::Sgd(rule) => rule.run(w, g, by, a),
+            Rule::AdamW(rule) => rule.run(w, g, by, [a, b, c]),
+            Rule::Lion(rule) => rule.run(w, g, by, a),
+            Rule::LambMoments(rule) => return rule.moments(w, g, by, a, b),
             Rule::LambUpdate(rule, ratio) => rule.update(w, a, b, ratio),
             Rule::Average(share) => {
                 for (w, g) in w.iter_mut().zip(g) {
-                    *w = lerp(*w, *g, share);
+                    *w = lerp(*w, multiplied(*g, by), share);
                 }
             }
         }
         [0.0; 2]
     }
+}
+
+#[inline(always)]
+fn multiplied<T: Real>(g: T, [inverse, clip]: [T; 2]) -> T {
+    g * inverse * clip
 }
 
 /// `a` moved by `share` of the way to `b`, as PyTorch's `lerp`.
@@ -144,12 +156,12 @@ fn sign<T: Real>(maximize: bool) -> T {
 
 impl Sgd {
     #[inline(always)]
-    fn run<T: Real>(self, w: &mut [T], g: &[T], buffer: &mut [T]) {
+    fn run<T: Real>(self, w: &mut [T], g: &[T], by: [T; 2], buffer: &mut [T]) {
         let [step, momentum, decay] = [-self.lr, self.momentum, self.weight_decay].map(T::of);
         let sign = sign::<T>(self.maximize);
         if self.momentum == 0.0 {
             for (w, g) in w.iter_mut().zip(g) {
-                *w = step.mul_add(decay.mul_add(*w, sign * *g), *w);
+                *w = step.mul_add(decay.mul_add(*w, sign * multiplied(*g, by)), *w);
             }
             return;
         }
@@ -157,7 +169,7 @@ impl Sgd {
         let kept = if self.first { T::zero() } else { momentum };
         let nesterov = self.nesterov;
         for ((w, b), g) in w.iter_mut().zip(buffer).zip(g) {
-            let g = decay.mul_add(*w, sign * *g);
+            let g = decay.mul_add(*w, sign * multiplied(*g, by));
             *b = fresh.mul_add(g, kept * *b);
             let toward = if nesterov { momentum.mul_add(*b, g) } else { *b };
             *w = step.mul_add(toward, *w);
@@ -174,17 +186,17 @@ fn moments<T: Real>(m: &mut T, v: &mut T, g: T, beta1: f64, beta2: f64) {
 
 impl AdamW {
     #[inline(always)]
-    fn run<T: Real>(self, w: &mut [T], g: &[T], m: &mut [T], v: &mut [T], top: &mut [T]) {
+    fn run<T: Real>(self, w: &mut [T], g: &[T], by: [T; 2], [m, v, top]: [&mut [T]; 3]) {
         let (keep, sign) = (T::of(self.keep), sign::<T>(self.maximize));
         if self.amsgrad {
             for ((((w, m), v), top), g) in w.iter_mut().zip(m).zip(v).zip(top).zip(g) {
-                moments(m, v, sign * *g, self.beta1, self.beta2);
+                moments(m, v, sign * multiplied(*g, by), self.beta1, self.beta2);
                 *top = if *top >= *v || top.is_nan() { *top } else { *v };
                 *w = *w * keep + self.change(*m, *top);
             }
         } else {
             for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(g) {
-                moments(m, v, sign * *g, self.beta1, self.beta2);
+                moments(m, v, sign * multiplied(*g, by), self.beta1, self.beta2);
                 *w = *w * keep + self.change(*m, *v);
             }
         }
@@ -199,12 +211,12 @@ impl AdamW {
 
 impl Lion {
     #[inline(always)]
-    fn run<T: Real>(self, w: &mut [T], g: &[T], m: &mut [T]) {
+    fn run<T: Real>(self, w: &mut [T], g: &[T], by: [T; 2], m: &mut [T]) {
         let [step, keep, beta1, beta2] = [-self.lr, self.keep, self.beta1, self.beta2].map(T::of);
         let [fresh1, fresh2] = [1.0 - self.beta1, 1.0 - self.beta2].map(T::of);
         let sign = sign::<T>(self.maximize);
         for ((w, m), g) in w.iter_mut().zip(m).zip(g) {
-            let g = sign * *g;
+            let g = sign * multiplied(*g, by);
             let toward = fresh1.mul_add(g, *m * beta1);
             // NaN has no sign, and must not look like a step.
             let direction = if toward == T::zero() || toward.is_nan() {
@@ -228,14 +240,15 @@ impl Lamb {
     }
 
     #[inline(always)]
-    fn moments<T: Real>(self, w: &[T], g: &[T], m: &mut [T], v: &mut [T]) -> Squares {
+    fn moments<T: Real>(self, w: &[T], g: &[T], by: [T; 2], m: &mut [T], v: &mut [T]) -> Squares {
         let sign = sign::<T>(self.maximize);
         // Sixteen sums side by side, so that the loop vectorises.
         let mut squares = [[0f64; 16]; 2];
         let len = w.len();
         let (g, m, v) = (&g[..len], &mut m[..len], &mut v[..len]);
         for i in 0..len {
-            moments(&mut m[i], &mut v[i], sign * g[i], self.beta1, self.beta2);
+            let g = sign * multiplied(g[i], by);
+            moments(&mut m[i], &mut v[i], g, self.beta1, self.beta2);
         }
         let mut add = |i: usize, lane: usize| {
             let (w, update) = (w[i].to_double(), self.direction(w[i], m[i], v[i]).to_double());

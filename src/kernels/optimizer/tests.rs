@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use super::{AdamW, Lamb, Lion, Master, Rule, Sgd, Slot, cpu, portable};
 use crate::kernels::elementwise::testing::{epsilon, random, values};
+use crate::kernels::update::{Clip, Factor, Multiplier};
 
 /// Shorter and longer than a vector, a block and a task, and none of their multiples.
 pub(super) const LENGTHS: [usize; 5] = [1, 17, 1025, (1 << 16) + 3, (2 << 16) + 1030];
@@ -64,6 +65,7 @@ pub(super) struct Start {
     pub(super) extra: Option<Tensor>,
     pub(super) states: Vec<Tensor>,
     pub(super) gradient: Tensor,
+    pub(super) by: Multiplier,
 }
 
 impl Start {
@@ -87,7 +89,24 @@ impl Start {
         };
         let state = |seed| random(&shape, master, seed).abs();
         let states = (2..2 + states as u64).map(state).collect::<Result<_>>()?;
-        Ok(Self { variable, extra, states, gradient: random(&shape, gradient, 9) })
+        // Neither factor is a power of two.
+        let norm = Tensor::new(3f32, &Device::Cpu)?;
+        let by = match len % 2 {
+            0 => Multiplier::ONE,
+            _ => {
+                Multiplier { inverse: Factor::Host(1.1), clip: Some(Clip { norm, max_norm: 2.5 }) }
+            }
+        };
+        Ok(Self { variable, extra, states, gradient: random(&shape, gradient, 9), by })
+    }
+
+    /// The gradient times both factors, rounded after each.
+    fn multiplied(&self) -> Vec<f64> {
+        let double = self.variable.dtype() == DType::F64;
+        let round = |x: f64| if double { x } else { f64::from(x as f32) };
+        let [inverse, clip] = self.by.on_host().unwrap().map(round);
+        let product = |x: f64| round(round(x * inverse) * clip);
+        values(&self.gradient).into_iter().map(product).collect()
     }
 
     pub(super) fn slot(&self, rule: Rule, how: &str) -> Slot<'_> {
@@ -98,7 +117,7 @@ impl Start {
             (None, _) => Master::Itself,
         };
         let (variable, states, gradient) = (&self.variable, &self.states[..], &self.gradient);
-        Slot { variable, master, states, gradient, rule, seed: 11 }
+        Slot { variable, master, states, gradient, by: &self.by, rule, seed: 11 }
     }
 
     /// The result: variable, master or remainder, and states.
@@ -261,7 +280,7 @@ fn every_rule_is_its_formula() -> Result<()> {
                         _ => Ok(start.variable.clone()),
                     };
                     let before: Vec<Vec<f64>> = start.states.iter().map(values).collect();
-                    let (w, g) = (values(&exact(&start)?), values(&start.gradient));
+                    let (w, g) = (values(&exact(&start)?), start.multiplied());
                     let (w, states) = oracle(rule, &w, &g, &before);
                     super::step(vec![start.slot(rule, how)], None)?;
                     let expected = Tensor::new(w, &Device::Cpu)?;

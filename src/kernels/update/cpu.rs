@@ -1,10 +1,9 @@
 //! The CPU side: one pass over memory each, on all cores.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use candle_core::{DType, Result, Tensor};
 use rayon::prelude::*;
 
+use super::{Due, Multiplier};
 use crate::kernels::element::{Elements, Real};
 use crate::kernels::elementwise::blocks::vectorise;
 use crate::kernels::in_place;
@@ -36,81 +35,108 @@ fn each<T: Real>(x: &Tensor, f: impl Fn(&mut [T]) + Sync) -> Result<()> {
     })
 }
 
-pub(super) fn unscale(gradient: &Tensor, inverse: f32) -> Result<bool> {
-    let overflow = AtomicBool::new(false);
-    with_real!(gradient.dtype(), T => {
-        let inverse = T::of(inverse.into());
-        each::<T>(gradient, #[inline(always)] |part| {
-            if unscale_part(part, inverse) {
-                overflow.store(true, Ordering::Relaxed);
-            }
-        })?
-    });
-    Ok(overflow.into_inner())
+/// The factors of a gradient, in the type of the arithmetic.
+fn factors<T: Real>(by: &Multiplier) -> Result<[T; 2]> {
+    Ok(by.on_host()?.map(T::of))
+}
+
+pub(super) fn check((gradient, by): Due<'_>) -> Result<bool> {
+    Ok(with_real!(gradient.dtype(), T => {
+        let (gradient, factors) = (Elements::<T>::of(gradient)?, factors::<T>(by)?);
+        let parts = gradient.par_chunks(TASK).map(|part| {
+            let mut found = false;
+            vectorise(
+                #[inline(always)]
+                || found = check_part(part, factors),
+            );
+            found
+        });
+        // Every part, as a step without an overflow does: no other is worth an early end.
+        parts.reduce(|| false, |a, b| a | b)
+    }))
+}
+
+/// Places of a part that are read side by side: a processor asks memory ahead along each, and along
+/// one alone gets less than there is.
+const STREAMS: usize = 4;
+/// Elements at a time. With fewer, the compiler unrolls the loop over them and then sees no vectors.
+const LANES: usize = 128;
+
+/// Folds every element of a part into one of [`LANES`] values.
+#[inline(always)]
+fn fold<T: Real, A: Copy>(part: &[T], start: A, f: impl Fn(A, T) -> A) -> [A; LANES] {
+    let mut all = [start; LANES];
+    let (lanes, rest) = part.as_chunks::<LANES>();
+    let stream = lanes.len() / STREAMS;
+    let side_by_side = (0..stream).flat_map(|at| (0..STREAMS).map(move |i| i * stream + at));
+    for number in side_by_side.chain(STREAMS * stream..lanes.len()) {
+        for i in 0..LANES {
+            all[i] = f(all[i], lanes[number][i]);
+        }
+    }
+    for (value, x) in all.iter_mut().zip(rest) {
+        *value = f(*value, *x);
+    }
+    all
 }
 
 #[inline(always)]
-fn unscale_part<T: Real>(part: &mut [T], inverse: T) -> bool {
-    let mut overflow = false;
-    for block in part.chunks_mut(1024) {
-        // x * 0 is zero for a finite x and NaN for the rest; NaN sticks to the sum.
-        let mut canary = [T::zero(); 16];
-        let mut lanes = block.chunks_exact_mut(16);
-        for lane in &mut lanes {
-            for (c, x) in canary.iter_mut().zip(lane) {
-                *x *= inverse;
-                *c += *x * T::zero();
-            }
-        }
-        for (c, x) in canary.iter_mut().zip(lanes.into_remainder()) {
-            *x *= inverse;
-            *c += *x * T::zero();
-        }
-        overflow |= canary.iter().any(|c| c.is_nan());
-    }
-    overflow
+fn check_part<T: Real>(part: &[T], [inverse, clip]: [T; 2]) -> bool {
+    // x * 0 is zero for a finite x and NaN for the rest; NaN sticks to the sum.
+    let canaries = fold(
+        part,
+        T::zero(),
+        #[inline(always)]
+        |canary, x| canary + x * inverse * clip * T::zero(),
+    );
+    canaries.iter().any(|canary| canary.is_nan())
 }
 
-pub(super) fn sum_of_squares(gradient: &Tensor) -> Result<f64> {
-    Ok(with_real!(gradient.dtype(), T => {
-        let gradient = Elements::<T>::of(gradient)?;
+/// The sum of squares, and what [`check`] finds.
+pub(super) fn squares((gradient, by): Due<'_>) -> Result<(f64, bool)> {
+    let sum: f64 = with_real!(gradient.dtype(), T => {
+        let (gradient, factors) = (Elements::<T>::of(gradient)?, factors::<T>(by)?);
         let parts: Vec<f64> = gradient
             .par_chunks(TASK)
             .map(|part| {
                 let mut sum = 0.0;
                 vectorise(
                     #[inline(always)]
-                    || sum = squares_of_part(part),
+                    || sum = squares_of_part(part, factors),
                 );
                 sum
             })
             .collect();
         // In the order of the parts: the same sum on any number of threads.
         parts.iter().sum()
-    }))
+    });
+    // A sum is finite if its terms are, but for squares of F64 that are not.
+    Ok((sum, !sum.is_finite() && check((gradient, by))?))
 }
 
 #[inline(always)]
-fn squares_of_part<T: Real>(part: &[T]) -> f64 {
-    let mut sums = [0f64; 16];
-    let mut lanes = part.chunks_exact(16);
-    for lane in &mut lanes {
-        for (sum, x) in sums.iter_mut().zip(lane) {
-            let x = x.to_double();
-            *sum += x * x;
-        }
-    }
-    for (sum, x) in sums.iter_mut().zip(lanes.remainder()) {
-        let x = x.to_double();
-        *sum += x * x;
-    }
+fn squares_of_part<T: Real>(part: &[T], [inverse, clip]: [T; 2]) -> f64 {
+    let sums = fold(
+        part,
+        0f64,
+        #[inline(always)]
+        |sum, x| {
+            let x = (x * inverse * clip).to_double();
+            sum + x * x
+        },
+    );
     sums.iter().sum()
 }
 
-pub(super) fn multiply(gradient: &Tensor, factor: f64) -> Result<()> {
+pub(super) fn settle((gradient, by): Due<'_>) -> Result<()> {
     with_real!(gradient.dtype(), T => {
-        let factor = T::of(factor);
-        each::<T>(gradient, #[inline(always)] |part| part.iter_mut().for_each(|x| *x *= factor))
+        if by.on_host()? == [1.0; 2] {
+            return Ok(());
+        }
+        let [inverse, clip] = factors::<T>(by)?;
+        each::<T>(gradient, #[inline(always)] |part| {
+            part.iter_mut().for_each(|x| *x = *x * inverse * clip)
+        })
     })
 }
 

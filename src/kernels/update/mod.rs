@@ -1,27 +1,25 @@
-//! What happens to gradients between backward and the step: unscale and check, clip. Each is one
-//! pass over memory on the CPU.
+//! What happens to gradients between backward and the step: check, measure, clip. Each is one pass
+//! over memory on the CPU, and none but the clipping of elements writes: what gradients are to be
+//! multiplied by goes with them, to the optimizer's pass.
 //!
-//! Gradients are `F32` (`F64` for `F64` variables), contiguous, in storage of their own; they are
-//! taken and given back, because only on the CPU and on CUDA are they written in place.
+//! Gradients are `F32` (`F64` for `F64` variables), contiguous, in storage of their own; where they
+//! are written they are taken and given back, because only on the CPU and on CUDA is that in place.
 
 mod cpu;
 mod cuda;
+mod multiplier;
 mod portable;
 mod scale;
 
 use candle_core::{Device, Result, Tensor, bail};
 
+pub(crate) use multiplier::{Clip, Factor, Multiplier};
 pub(crate) use scale::{DeviceScale, Growth};
 
 use super::cuda::Gpu;
 
-/// What gradients are multiplied by.
-#[derive(Clone, Debug)]
-pub(crate) enum Factor {
-    Host(f32),
-    /// The inverse of a scale that is on their device: [`DeviceScale`]'s state.
-    Device(Tensor),
-}
+/// A gradient, and what it is to be multiplied by.
+pub(crate) type Due<'a> = (&'a Tensor, &'a Multiplier);
 
 /// Where a device counts what is not finite in a gradient.
 #[derive(Clone, Debug)]
@@ -69,7 +67,15 @@ pub(crate) fn gpu_of(tensors: &[&Tensor]) -> Result<Option<Gpu>> {
     }
 }
 
-/// Multiplies every gradient by `factor` and tells which hold an infinity or NaN afterwards.
+fn tensors<'a>(gradients: &[Due<'a>]) -> Vec<&'a Tensor> {
+    gradients.iter().map(|(gradient, _)| *gradient).collect()
+}
+
+fn on_cpu(gradients: &[&Tensor]) -> bool {
+    gradients.iter().all(|gradient| gradient.device().is_cpu())
+}
+
+/// Which gradients hold an infinity or NaN when they are multiplied.
 ///
 /// Checking the product, not the scaled value, catches an overflow of the product itself: with a
 /// scale below 1 that happens, and PyTorch's kernel misses it.
@@ -77,23 +83,36 @@ pub(crate) fn gpu_of(tensors: &[&Tensor]) -> Result<Option<Gpu>> {
 /// # Synchronisation
 ///
 /// None on CUDA; one read of all flags together on another GPU.
-pub(crate) fn unscale(
-    gradients: Vec<Tensor>,
-    factor: &Factor,
-) -> Result<(Vec<Tensor>, Vec<Found>)> {
-    let all: Vec<&Tensor> = gradients.iter().collect();
+pub(crate) fn check(gradients: &[Due<'_>]) -> Result<Vec<Found>> {
+    let all = tensors(gradients);
     if let Some(gpu) = gpu_of(&all)? {
-        let flags = cuda::unscale(&gpu, &all, factor)?;
-        return Ok((gradients, flags.into_iter().map(Found::Device).collect()));
+        return Ok(cuda::check(&gpu, gradients)?.into_iter().map(Found::Device).collect());
     }
-    let Factor::Host(inverse) = *factor else { bail!("a scale on another device than gradients") };
-    let (gradients, flags) = if all.iter().all(|g| g.device().is_cpu()) {
-        let flags = gradients.iter().map(|g| cpu::unscale(g, inverse)).collect::<Result<_>>()?;
-        (gradients, flags)
+    let found = if on_cpu(&all) {
+        gradients.iter().map(|due| cpu::check(*due)).collect::<Result<_>>()?
     } else {
-        portable::unscale(gradients, inverse)?
+        portable::check(gradients)?
     };
-    Ok((gradients, flags.into_iter().map(Found::Host).collect()))
+    Ok(found.into_iter().map(Found::Host).collect())
+}
+
+/// Multiplies the gradients.
+pub(crate) fn settle(gradients: Vec<Tensor>, multipliers: &[&Multiplier]) -> Result<Vec<Tensor>> {
+    let dues: Vec<Due<'_>> = gradients.iter().zip(multipliers.iter().copied()).collect();
+    let all = tensors(&dues);
+    if let Some(gpu) = gpu_of(&all)? {
+        cuda::settle(&gpu, &dues)?;
+    } else if on_cpu(&all) {
+        dues.iter().try_for_each(|due| cpu::settle(*due))?;
+    } else {
+        return dues.iter().map(|due| multiplied(*due)).collect();
+    }
+    Ok(gradients)
+}
+
+/// The product, out of candle's operators; nothing is written. No wait.
+pub(crate) fn multiplied((gradient, by): Due<'_>) -> Result<Tensor> {
+    portable::multiplied(gradient, by)
 }
 
 /// Counts, on their GPU, the finite elements of `gradients` that `F16` rounds to infinity.
@@ -110,43 +129,21 @@ pub(crate) fn any(flags: &[&Flag]) -> Result<Tensor> {
     }
 }
 
-/// The L2 norm of all gradients together, an `F32` scalar; squares are summed in `f64` on the CPU
-/// and on CUDA, in `F32` elsewhere.
-pub(crate) fn norm(gradients: &[&Tensor]) -> Result<Tensor> {
-    if let Some(gpu) = gpu_of(gradients)? {
-        cuda::norm(&gpu, gradients)
-    } else if gradients.iter().all(|g| g.device().is_cpu()) {
-        let squares = gradients.iter().map(|g| cpu::sum_of_squares(g)).sum::<Result<f64>>()?;
-        Tensor::new(squares.sqrt() as f32, &Device::Cpu)
-    } else {
-        portable::norm(gradients)
-    }
-}
-
-/// Multiplies every gradient by `min(1, max_norm / (norm + 1e-6))`, as PyTorch's
-/// `clip_grad_norm_`. No wait: `norm` may be on its way.
-pub(crate) fn clip_norm(
-    gradients: Vec<Tensor>,
-    norm: &Tensor,
-    max_norm: f64,
-) -> Result<Vec<Tensor>> {
-    // Only measured. A norm beyond `F32` is infinite, and would make NaN of finite gradients.
-    if max_norm.is_infinite() {
-        return Ok(gradients);
-    }
-    let all: Vec<&Tensor> = gradients.iter().collect();
+/// The L2 norm of all gradients together, multiplied, an `F32` scalar, and what [`check`] finds, in
+/// the same pass. Squares are summed in `f64` on the CPU and on CUDA, in `F32` elsewhere.
+pub(crate) fn norm(gradients: &[Due<'_>]) -> Result<(Tensor, Vec<Found>)> {
+    let all = tensors(gradients);
     if let Some(gpu) = gpu_of(&all)? {
-        cuda::clip_norm(&gpu, &all, norm, max_norm)?;
-        Ok(gradients)
-    } else if all.iter().all(|g| g.device().is_cpu()) {
-        let factor = max_norm / (f64::from(norm.to_scalar::<f32>()?) + 1e-6);
-        // A NaN norm must reach the gradients: `min` would hide it.
-        if factor < 1.0 || factor.is_nan() {
-            gradients.iter().try_for_each(|g| cpu::multiply(g, factor))?;
-        }
-        Ok(gradients)
+        let (norm, flags) = cuda::norm(&gpu, gradients)?;
+        Ok((norm, flags.into_iter().map(Found::Device).collect()))
+    } else if on_cpu(&all) {
+        let squares: Vec<(f64, bool)> =
+            gradients.iter().map(|due| cpu::squares(*due)).collect::<Result<_>>()?;
+        let sum: f64 = squares.iter().map(|(sum, _)| sum).sum();
+        let found = squares.into_iter().map(|(_, found)| Found::Host(found)).collect();
+        Ok((Tensor::new(sum.sqrt() as f32, &Device::Cpu)?, found))
     } else {
-        portable::clip_norm(gradients, norm, max_norm)
+        Ok((portable::norm(gradients)?, check(gradients)?))
     }
 }
 
@@ -156,7 +153,7 @@ pub(crate) fn clip_value(gradients: Vec<Tensor>, limit: f64) -> Result<Vec<Tenso
     if let Some(gpu) = gpu_of(&all)? {
         cuda::clip_value(&gpu, &all, limit)?;
         Ok(gradients)
-    } else if all.iter().all(|g| g.device().is_cpu()) {
+    } else if on_cpu(&all) {
         gradients.iter().try_for_each(|g| cpu::clip_value(g, limit))?;
         Ok(gradients)
     } else {

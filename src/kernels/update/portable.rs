@@ -2,34 +2,37 @@
 
 use candle_core::{DType, Result, Tensor};
 
+use super::{Due, Factor, Multiplier};
+
 /// Candle's scalar operators round the scalar to the tensor's dtype, here `F32` or `F64`.
-pub(super) fn unscale(gradients: Vec<Tensor>, inverse: f32) -> Result<(Vec<Tensor>, Vec<bool>)> {
-    let scaled: Vec<Tensor> =
-        gradients.iter().map(|g| g.affine(inverse.into(), 0.0)).collect::<Result<_>>()?;
-    // x * 0 is 0 for a finite x and NaN for the rest.
-    let canaries: Vec<Tensor> = scaled
-        .iter()
-        .map(|g| g.affine(0.0, 0.0)?.sum_all()?.to_dtype(DType::F32))
-        .collect::<Result<_>>()?;
-    let canaries = Tensor::stack(&canaries, 0)?.to_vec1::<f32>()?;
-    Ok((scaled, canaries.iter().map(|c| c.is_nan()).collect()))
-}
-
-pub(super) fn norm(gradients: &[&Tensor]) -> Result<Tensor> {
-    let squares: Vec<Tensor> = gradients
-        .iter()
-        .map(|g| g.to_dtype(DType::F32)?.sqr()?.sum_all())
-        .collect::<Result<_>>()?;
-    Tensor::stack(&squares, 0)?.sum_all()?.sqrt()
-}
-
-pub(super) fn clip_norm(
-    gradients: Vec<Tensor>,
-    norm: &Tensor,
-    max_norm: f64,
-) -> Result<Vec<Tensor>> {
-    let factor = ((norm + 1e-6)?.recip()? * max_norm)?;
+pub(super) fn multiplied(gradient: &Tensor, by: &Multiplier) -> Result<Tensor> {
+    let unscaled = match &by.inverse {
+        Factor::Host(1.0) => gradient.clone(),
+        Factor::Host(inverse) => gradient.affine((*inverse).into(), 0.0)?,
+        Factor::Device(state) => {
+            gradient.broadcast_mul(&state.get(1)?.to_dtype(gradient.dtype())?)?
+        }
+    };
+    let Some(clip) = &by.clip else { return Ok(unscaled) };
+    let norm = clip.norm.to_dtype(gradient.dtype())?;
+    let share = ((norm + 1e-6)?.recip()? * clip.max_norm)?;
     // where, not minimum: a NaN norm must reach the gradients.
-    let factor = factor.ge(1.0)?.where_cond(&factor.ones_like()?, &factor)?;
-    gradients.iter().map(|g| g.broadcast_mul(&factor.to_dtype(g.dtype())?)).collect()
+    let share = share.ge(1.0)?.where_cond(&share.ones_like()?, &share)?;
+    unscaled.broadcast_mul(&share)
+}
+
+pub(super) fn check(gradients: &[Due<'_>]) -> Result<Vec<bool>> {
+    // x * 0 is 0 for a finite x and NaN for the rest.
+    let canaries = gradients.iter().map(|(gradient, by)| {
+        multiplied(gradient, by)?.affine(0.0, 0.0)?.sum_all()?.to_dtype(DType::F32)
+    });
+    let canaries = Tensor::stack(&canaries.collect::<Result<Vec<_>>>()?, 0)?.to_vec1::<f32>()?;
+    Ok(canaries.iter().map(|c| c.is_nan()).collect())
+}
+
+pub(super) fn norm(gradients: &[Due<'_>]) -> Result<Tensor> {
+    let squares = gradients
+        .iter()
+        .map(|(gradient, by)| multiplied(gradient, by)?.to_dtype(DType::F32)?.sqr()?.sum_all());
+    Tensor::stack(&squares.collect::<Result<Vec<_>>>()?, 0)?.sum_all()?.sqrt()
 }

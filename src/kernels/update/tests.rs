@@ -5,7 +5,10 @@ use candle_core::{DType, Device, Result, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{DeviceScale, Factor, Flag, Found, Growth, any, clip_norm, clip_value, norm, portable};
+use super::{
+    Clip, DeviceScale, Due, Factor, Flag, Found, Growth, Multiplier, any, clip_value, multiplied,
+    portable,
+};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::devices::gpus;
 use crate::{LossScale, ScaleConfig};
@@ -26,15 +29,45 @@ fn doubles(t: &Tensor) -> Vec<f64> {
     t.to_dtype(DType::F64).and_then(|t| t.to_vec1()).unwrap()
 }
 
+fn by(inverse: f32, clip: Option<(f32, f64)>) -> Multiplier {
+    let clip = clip
+        .map(|(norm, max_norm)| Clip { norm: Tensor::new(norm, &Device::Cpu).unwrap(), max_norm });
+    Multiplier { inverse: Factor::Host(inverse), clip }
+}
+
+/// The same factors, on a device.
+fn moved(by: &Multiplier, device: &Device) -> Result<Multiplier> {
+    let gpu = Gpu::of(device).unwrap();
+    let [inverse, _] = by.on_host()?;
+    let state = DeviceScale::new(gpu, 1.0, inverse as f32, [0, 0])?.state().clone();
+    let clip = by.clip.as_ref().map(|clip| {
+        Ok::<_, candle_core::Error>(Clip { norm: clip.norm.to_device(device)?, ..*clip })
+    });
+    Ok(Multiplier { inverse: Factor::Device(state), clip: clip.transpose()? })
+}
+
+fn due<'a>(gradients: &'a [Tensor], by: &'a Multiplier) -> Vec<Due<'a>> {
+    gradients.iter().map(|gradient| (gradient, by)).collect()
+}
+
+fn settle(gradients: Vec<Tensor>, by: &Multiplier) -> Result<Vec<Tensor>> {
+    let all = vec![by; gradients.len()];
+    super::settle(gradients, &all)
+}
+
 /// On the CPU.
-fn unscale(gradients: Vec<Tensor>, inverse: f32) -> Result<(Vec<Tensor>, Vec<bool>)> {
-    let (gradients, found) = super::unscale(gradients, &Factor::Host(inverse))?;
-    let flags = found.into_iter().map(|found| matches!(found, Found::Host(true)));
-    Ok((gradients, flags.collect()))
+fn check(gradients: &[Tensor], by: &Multiplier) -> Result<Vec<bool>> {
+    let found = super::check(&due(gradients, by))?.into_iter();
+    Ok(found.map(|found| matches!(found, Found::Host(true))).collect())
+}
+
+fn norm(gradients: &[Tensor], by: &Multiplier) -> Result<f32> {
+    super::norm(&due(gradients, by))?.0.to_scalar()
 }
 
 #[test]
-fn unscale_multiplies_and_flags_each_tensor() -> Result<()> {
+fn each_tensor_is_checked_and_multiplied() -> Result<()> {
+    let by = by(0.375, None);
     for dtype in [DType::F32, DType::F64] {
         for len in LENGTHS {
             let clean = values(len as u64, len);
@@ -45,19 +78,18 @@ fn unscale_multiplies_and_flags_each_tensor() -> Result<()> {
                 if let Some(x) = dirty.get_mut(at) {
                     *x = bad;
                 }
-                let make = || {
-                    Ok::<_, candle_core::Error>(vec![
-                        tensor(&clean, dtype)?,
-                        tensor(&dirty, dtype)?,
-                    ])
-                };
-                let (got, flags) = unscale(make()?, 0.375)?;
+                let both = [tensor(&clean, dtype)?, tensor(&dirty, dtype)?];
+                let flags = check(&both, &by)?;
                 assert_eq!(flags, [false, len > 0], "{dtype:?}, {len} elements, {bad} at {at}");
-                let (portable, portable_flags) = portable::unscale(make()?, 0.375)?;
-                assert_eq!(flags, portable_flags);
+                assert_eq!(flags, portable::check(&due(&both, &by))?);
+                let (_, found) = super::norm(&due(&both, &by))?;
+                let found = found.iter().map(|found| matches!(found, Found::Host(true)));
+                assert_eq!(flags, found.collect::<Vec<_>>());
+                let portable: Vec<Tensor> =
+                    due(&both, &by).into_iter().map(multiplied).collect::<Result<_>>()?;
+                let got = settle(both.to_vec(), &by)?;
                 for (got, portable) in got.iter().zip(&portable) {
-                    let same = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
-                    assert!(doubles(got).iter().zip(&doubles(portable)).all(same));
+                    assert_eq!(bits(got), bits(portable));
                 }
                 // 3/8 of an F32 has at most two more bits: F64 holds it, F32 rounds it once.
                 let expected = tensor(&clean.iter().map(|x| x * 0.375).collect::<Vec<_>>(), dtype)?;
@@ -68,10 +100,18 @@ fn unscale_multiplies_and_flags_each_tensor() -> Result<()> {
     Ok(())
 }
 
+/// With a scale below 1 a finite number may become infinite; and an F64 may have an infinite square.
 #[test]
-fn an_overflow_of_the_product_is_flagged() -> Result<()> {
-    let (_, flags) = unscale(vec![tensor(&[1.0, 3e38], DType::F32)?], 16.0)?;
-    assert_eq!(flags, [true]);
+fn what_is_found_is_of_the_product() -> Result<()> {
+    let large = [tensor(&[1.0, 3e38], DType::F32)?];
+    assert_eq!(check(&large, &by(16.0, None))?, [true]);
+    assert_eq!(check(&large, &by(1.1, None))?, [false]);
+    let square = [tensor(&[1e200], DType::F64)?];
+    for (factor, expected) in [(1.5, false), (f32::INFINITY, true)] {
+        let (norm, found) = super::norm(&due(&square, &by(factor, None)))?;
+        assert!(norm.to_scalar::<f32>()?.is_infinite());
+        assert_eq!(matches!(found[..], [Found::Host(true)]), expected);
+    }
     Ok(())
 }
 
@@ -81,16 +121,19 @@ fn the_norm_is_that_of_all_tensors_together() -> Result<()> {
         .iter()
         .map(|&len| tensor(&values(len as u64, len), DType::F32))
         .collect::<Result<_>>()?;
-    let squares: f64 = LENGTHS.iter().flat_map(|&len| values(len as u64, len)).map(|x| x * x).sum();
-    let refs: Vec<&Tensor> = tensors.iter().collect();
-    let got = f64::from(norm(&refs)?.to_scalar::<f32>()?);
+    let by = by(0.375, None);
+    // Rounded as the gradients are.
+    let product = |x: f64| f64::from(x as f32 * 0.375);
+    let squares: f64 =
+        LENGTHS.iter().flat_map(|&len| values(len as u64, len)).map(|x| product(x).powi(2)).sum();
+    let got = f64::from(norm(&tensors, &by)?);
     assert!((got / squares.sqrt() - 1.0).abs() <= f64::from(f32::EPSILON));
-    let portable = f64::from(portable::norm(&refs[1..])?.to_scalar::<f32>()?);
+    let portable = f64::from(portable::norm(&due(&tensors[1..], &by))?.to_scalar::<f32>()?);
     // Summed in F32, in whatever order: half an epsilon a doubling, and one a square and a root.
     assert!((portable / squares.sqrt() - 1.0).abs() <= 20.0 * f64::from(f32::EPSILON));
     // Squares beyond F32 are no overflow here.
-    let large = tensor(&[3e30, 4e30], DType::F32)?;
-    let got = f64::from(norm(&[&large])?.to_scalar::<f32>()?);
+    let large = [tensor(&[3e30, 4e30], DType::F32)?];
+    let got = f64::from(norm(&large, &Multiplier::ONE)?);
     assert!((got / 5e30 - 1.0).abs() <= f64::from(f32::EPSILON));
     Ok(())
 }
@@ -103,17 +146,21 @@ fn clipping_scales_all_by_one_factor_or_none() -> Result<()> {
             tensor(&[0.0, -4.0], DType::F64)?,
         ])
     };
-    let five = Tensor::new(5f32, &Device::Cpu)?;
-    for clip in [clip_norm, portable::clip_norm] {
-        let clipped = clip(make()?, &five, 2.5)?;
+    type Settle = fn(Vec<Tensor>, &Multiplier) -> Result<Vec<Tensor>>;
+    let portably: Settle = |all, by| due(&all, by).into_iter().map(multiplied).collect();
+    for clip in [settle as Settle, portably] {
+        let clipped = clip(make()?, &by(1.0, Some((5.0, 2.5))))?;
         let (a, b) = (doubles(&clipped[0]), doubles(&clipped[1]));
         let close =
             |got: f64, expected: f64| (got - expected).abs() <= 4.0 * f64::from(f32::EPSILON) * 2.0;
         assert!(close(a[0], 1.5) && b[0] == 0.0 && close(b[1], -2.0), "{a:?} {b:?}");
-        let whole = clip(make()?, &five, 7.0)?;
+        let whole = clip(make()?, &by(1.0, Some((5.0, 7.0))))?;
         assert_eq!((doubles(&whole[0]), doubles(&whole[1])), (vec![3.0], vec![0.0, -4.0]));
-        let nan = clip(make()?, &Tensor::new(f32::NAN, &Device::Cpu)?, 1.0)?;
+        let nan = clip(make()?, &by(1.0, Some((f32::NAN, 1.0))))?;
         assert!(doubles(&nan[0])[0].is_nan());
+        // Unscaled first, by twice as much as it is clipped.
+        let both = clip(make()?, &by(0.25, Some((5.0, 2.5))))?;
+        assert!(close(doubles(&both[0])[0], 0.375) && close(doubles(&both[1])[1], -0.5));
     }
     Ok(())
 }
@@ -154,22 +201,31 @@ fn bits(t: &Tensor) -> Vec<u64> {
     all.into_iter().map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() }).collect()
 }
 
+fn device_flags(found: Vec<Found>) -> Vec<Flag> {
+    let flag = |found| if let Found::Device(flag) = found { Some(flag) } else { None };
+    found.into_iter().filter_map(flag).collect()
+}
+
+fn counts(found: &[Found]) -> Result<Vec<[usize; 2]>> {
+    Flag::read(&device_flags(found.to_vec()).iter().collect::<Vec<_>>())
+}
+
 #[test]
-fn cuda_unscales_and_counts_as_the_cpu() -> Result<()> {
+fn cuda_multiplies_and_counts_as_the_cpu() -> Result<()> {
     for device in gpus() {
-        let gpu = Gpu::of(&device).unwrap();
         for factor in [0.375f32, 1e-30, f32::MAX] {
-            let (expected, flags) = unscale(gradients(&Device::Cpu)?, factor)?;
-            let state = DeviceScale::new(gpu.clone(), 1.0, factor, [0, 0])?;
-            for on in [Factor::Host(factor), Factor::Device(state.state().clone())] {
-                let (got, found) = super::unscale(gradients(&device)?, &on)?;
-                for (got, expected) in got.iter().zip(&expected) {
+            let host = by(factor, None);
+            let flags = check(&gradients(&Device::Cpu)?, &host)?;
+            let expected = settle(gradients(&Device::Cpu)?, &host)?;
+            for on in [host.clone(), moved(&host, &device)?] {
+                let ours = gradients(&device)?;
+                let found = super::check(&due(&ours, &on))?;
+                let (_, again) = super::norm(&due(&ours, &on))?;
+                assert_eq!(counts(&found)?, counts(&again)?);
+                for (got, expected) in settle(ours, &on)?.iter().zip(&expected) {
                     assert_eq!(bits(got), bits(expected), "{factor}");
                 }
-                let found: Vec<Flag> = found
-                    .into_iter()
-                    .filter_map(|f| if let Found::Device(flag) = f { Some(flag) } else { None })
-                    .collect();
+                let found = device_flags(found);
                 let counts = Flag::read(&found.iter().collect::<Vec<_>>())?;
                 for ((counts, expected), flag) in counts.iter().zip(&expected).zip(&flags) {
                     let all = doubles(expected);
@@ -216,16 +272,14 @@ fn cuda_measures_and_clips_as_the_cpu() -> Result<()> {
                 .collect())
         };
         let (ours, theirs) = (finite(&device)?, finite(&Device::Cpu)?);
-        let (got, expected) =
-            (norm(&ours.iter().collect::<Vec<_>>())?, norm(&theirs.iter().collect::<Vec<_>>())?);
-        let (a, b) = (got.to_scalar::<f32>()?, expected.to_scalar::<f32>()?);
+        let host = by(1.1, None);
+        let (a, b) = (norm(&ours, &moved(&host, &device)?)?, norm(&theirs, &host)?);
         // F64 sums in another order, rounded once.
         assert!((a / b - 1.0).abs() <= f32::EPSILON, "{a} {b}");
         for (limit, factor) in [(0.5, 1.0), (1e9, 1.0), (2.0, f32::NAN)] {
-            let norm = |device: &Device| Tensor::new(b * factor, device);
-            let got = clip_norm(finite(&device)?, &norm(&device)?, limit)?;
-            let expected = clip_norm(finite(&Device::Cpu)?, &norm(&Device::Cpu)?, limit)?;
-            for (got, expected) in got.iter().zip(&expected) {
+            let host = by(1.1, Some((b * factor, limit)));
+            let got = settle(finite(&device)?, &moved(&host, &device)?)?;
+            for (got, expected) in got.iter().zip(&settle(finite(&Device::Cpu)?, &host)?) {
                 assert_eq!(bits(got), bits(expected), "{limit} {factor}");
             }
         }
@@ -245,11 +299,8 @@ fn cuda_takes_any_number_of_tensors() -> Result<()> {
             Tensor::new(&[i as f32, if i.is_multiple_of(7) { f32::NAN } else { 1.0 }], &device)
         };
         let all = (0..2100).map(one).collect::<Result<Vec<_>>>()?;
-        let (got, found) = super::unscale(all, &Factor::Host(2.0))?;
-        let flags: Vec<Flag> = found
-            .into_iter()
-            .filter_map(|f| if let Found::Device(flag) = f { Some(flag) } else { None })
-            .collect();
+        let flags = device_flags(super::check(&due(&all, &Multiplier::ONE))?);
+        let got = settle(all, &by(2.0, None))?;
         let counts = Flag::read(&flags.iter().collect::<Vec<_>>())?;
         for (i, (got, counts)) in got.iter().zip(counts).enumerate() {
             assert_eq!(got.narrow(0, 0, 1)?.to_vec1::<f32>()?, [2.0 * i as f32]);
@@ -265,8 +316,7 @@ fn cuda_takes_any_number_of_tensors() -> Result<()> {
             .map(|(_, f)| f)
             .collect();
         assert_eq!(any(&clean)?.to_vec1::<u32>()?, [0]);
-        let last = got[1..5].iter().collect::<Vec<_>>();
-        assert_eq!(norm(&last)?.to_scalar::<f32>()?, (4f32 + 16.0 + 36.0 + 64.0 + 16.0).sqrt());
+        assert_eq!(norm(&got[1..5], &Multiplier::ONE)?, (4f32 + 16.0 + 36.0 + 64.0 + 16.0).sqrt());
     }
     Ok(())
 }

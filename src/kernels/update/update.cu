@@ -2,44 +2,26 @@
 //
 // Gradients are F32 or F64, and so is the arithmetic.
 
-struct Row { u64 first_block, len, address, is_double; };
-
-static constexpr u64 WORDS = 4064;
-static constexpr u64 ROWS = (WORDS - 1) / 4;
-
-struct Table {
-    u64 count;
-    Row rows[ROWS];
-    u64 rest[WORDS - 1 - 4 * ROWS];
+struct Row {
+    u64 first_block, len, address, is_double;
+    Multiplier by;
 };
 
-static constexpr size_t CHUNK = 1 << 14;
-
-// The row whose blocks this one is among: the last that starts at it or before.
-DEVICE u32 row_of(const Table &table) {
-    u32 low = 0, high = (u32)table.count;
-    while (high - low > 1) {
-        u32 middle = (low + high) / 2;
-        if (table.rows[middle].first_block <= blockIdx.x) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
-// Calls `f(element)` for every element of this block's chunk, and stores what it made of them.
+// Calls `f(element)` for every element of this block's chunk, multiplied, and stores what it made of
+// them.
 template <bool WRITE, class T, class F> DEVICE void each_of(const Row &row, F &f) {
     T *x = (T *)row.address;
-    size_t start = (blockIdx.x - row.first_block) * CHUNK;
-    size_t end = row.len - start < CHUNK ? row.len : start + CHUNK;
+    Factors<T> multiplied(row.by);
+    size_t start = start_of(row), end = end_of(row);
     size_t packs = aligned(x) ? (end - start) / Pack<T>::LEN : 0;
     for (size_t p = threadIdx.x; p < packs; p += blockDim.x) {
         T *at = x + start + p * Pack<T>::LEN;
         Pack<T> pack = load_pack(at);
-        for (int j = 0; j < Pack<T>::LEN; j++) f(pack.at[j]);
+        for (int j = 0; j < Pack<T>::LEN; j++) f(pack.at[j] = multiplied(pack.at[j]));
         if (WRITE) store_pack(at, pack);
     }
     for (size_t i = start + packs * Pack<T>::LEN + threadIdx.x; i < end; i += blockDim.x) {
-        T one = x[i];
+        T one = multiplied(x[i]);
         f(one);
         if (WRITE) x[i] = one;
     }
@@ -55,24 +37,37 @@ DEVICE bool is_nan(double x) { return x != x; }
 // What is not finite differs from itself minus itself: inf - inf is NaN.
 template <class T> DEVICE bool is_finite(T x) { return x - x == (T)0; }
 
-struct Unscale {
-    float inverse;
+struct NonFinite {
     u32 infinite, nan;
-    template <class T> DEVICE void operator()(T &x) {
-        x *= inverse;
+    template <class T> DEVICE void operator()(T x) {
         if (!is_finite(x)) is_nan(x) ? nan++ : infinite++;
+    }
+    // Integers: the sum is the same in any order. A clean step adds nothing.
+    DEVICE void add_to(u32 *found, u32 row) const {
+        if (infinite > 0) atomicAdd(found + 2 * row, infinite);
+        if (nan > 0) atomicAdd(found + 2 * row + 1, nan);
     }
 };
 
-// Multiplies by `*inverse_at`, or by `inverse` where that is null, and counts infinities and NaN of
-// each row: found[2 * row], found[2 * row + 1].
-KERNEL unscale(const __grid_constant__ Table table, const float *inverse_at, float inverse, u32 *found) {
-    u32 number = row_of(table);
-    Unscale op = {inverse_at != nullptr ? *inverse_at : inverse, 0, 0};
-    each<true>(table.rows[number], op);
-    // Integers: the sum is the same in any order. A clean step adds nothing.
-    if (op.infinite > 0) atomicAdd(found + 2 * number, op.infinite);
-    if (op.nan > 0) atomicAdd(found + 2 * number + 1, op.nan);
+// Counts infinities and NaN of each row: found[2 * row], found[2 * row + 1].
+KERNEL check(const __grid_constant__ Table<Row> table, u32 *found) {
+    u32 number = table.row();
+    NonFinite op = {0, 0};
+    each<false>(table.rows[number], op);
+    op.add_to(found, number);
+}
+
+struct Nothing {
+    template <class T> DEVICE void operator()(T) {}
+};
+
+// Multiplies, in place; nothing is read or written where that changes nothing.
+KERNEL settle(const __grid_constant__ Table<Row> table) {
+    const Row &row = table.rows[table.row()];
+    Factors<double> by(row.by);
+    if (by.inverse == 1.0 && by.clip == 1.0) return;
+    Nothing op;
+    each<true>(row, op);
 }
 
 struct RoundsToInfinity {
@@ -83,9 +78,9 @@ struct RoundsToInfinity {
     }
 };
 
-// Counts, as `unscale`, the finite numbers that would be infinite in F16.
-KERNEL overflows_f16(const __grid_constant__ Table table, u32 *found) {
-    u32 number = row_of(table);
+// Counts, as `check`, the finite numbers that would be infinite in F16.
+KERNEL overflows_f16(const __grid_constant__ Table<Row> table, u32 *found) {
+    u32 number = table.row();
     RoundsToInfinity op = {0};
     each<false>(table.rows[number], op);
     if (op.count > 0) atomicAdd(found + 2 * number, op.count);
@@ -93,13 +88,19 @@ KERNEL overflows_f16(const __grid_constant__ Table table, u32 *found) {
 
 struct Squares {
     double sum;
-    template <class T> DEVICE void operator()(T &x) { sum += (double)x * (double)x; }
+    NonFinite found;
+    template <class T> DEVICE void operator()(T x) {
+        sum += (double)x * (double)x;
+        found(x);
+    }
 };
 
-// Each block's sum of squares, in F64.
-KERNEL squares(const __grid_constant__ Table table, double *sums) {
-    Squares op = {0.0};
-    each<false>(table.rows[row_of(table)], op);
+// Each block's sum of squares, in F64; and what `check` counts.
+KERNEL squares(const __grid_constant__ Table<Row> table, u32 *found, double *sums) {
+    u32 number = table.row();
+    Squares op = {0.0, {0, 0}};
+    each<false>(table.rows[number], op);
+    op.found.add_to(found, number);
     double sum = block_reduce<Sum>(op.sum, 0.0);
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
@@ -112,19 +113,6 @@ KERNEL norm_of(const double *sums, size_t len, float *to) {
     if (threadIdx.x == 0) *to = (float)sqrt(sum);
 }
 
-struct Multiply {
-    double factor;
-    template <class T> DEVICE void operator()(T &x) { x *= (T)factor; }
-};
-
-// Multiplies by `min(1, max_norm / (norm + 1e-6))`; nothing is read or written where that is 1.
-KERNEL clip_norm(const __grid_constant__ Table table, const float *norm, double max_norm) {
-    Multiply op = {max_norm / ((double)*norm + 1e-6)};
-    // Not `!(factor < 1)`: a NaN norm must reach the gradients.
-    if (op.factor >= 1.0) return;
-    each<true>(table.rows[row_of(table)], op);
-}
-
 struct Clamp {
     double limit;
     // Comparisons: NaN stays.
@@ -133,14 +121,15 @@ struct Clamp {
     }
 };
 
-KERNEL clip_value(const __grid_constant__ Table table, double limit) {
+KERNEL clip_value(const __grid_constant__ Table<Row> table, double limit) {
     Clamp op = {limit};
-    each<true>(table.rows[row_of(table)], op);
+    each<true>(table.rows[table.row()], op);
 }
 
-// 1 where one of the table's ranges of u32 holds anything but zeros, else 0. One block; a row is a
-// range.
-KERNEL any_of(const __grid_constant__ Table table, u32 *to) {
+struct Range { u64 first_block, len, address; };
+
+// 1 where one of the table's ranges of u32 holds anything but zeros, else 0. One block.
+KERNEL any_of(const __grid_constant__ Table<Range> table, u32 *to) {
     u32 found = 0;
     for (u64 r = 0; r < table.count; r++) {
         const u32 *range = (const u32 *)table.rows[r].address;

@@ -1,0 +1,45 @@
+//! Many tensors in one launch: the Rust side of `many.cuh`.
+
+use super::{Grid, Table};
+
+/// Elements of a block, as in the `.cuh`.
+const CHUNK: usize = 1 << 14;
+
+/// The rows of a launch, of `W` words each; the first two are not the caller's.
+#[derive(Debug)]
+pub(crate) struct Many<const W: usize> {
+    words: Vec<u64>,
+    blocks: usize,
+}
+
+impl<const W: usize> Many<W> {
+    /// How many rows a launch takes.
+    pub(crate) const ROWS: usize = (Table::WORDS - 1) / W;
+
+    pub(crate) fn new() -> Self {
+        Self { words: vec![0], blocks: 0 }
+    }
+
+    /// Adds a row, at most [`ROWS`](Self::ROWS), of a tensor of `len` elements.
+    pub(crate) fn add(&mut self, len: usize, rest: &[u64]) {
+        self.words[0] += 1;
+        self.words.extend([self.blocks as u64, len as u64]);
+        self.words.extend(rest);
+        self.words.resize(1 + W * self.words[0] as usize, 0);
+        self.blocks += Self::blocks_of(len);
+    }
+
+    /// The blocks that a tensor of `len` elements takes.
+    pub(crate) fn blocks_of(len: usize) -> usize {
+        len.div_ceil(CHUNK)
+    }
+
+    /// A block finds its row by `first_block`, and stays below that row's `len`.
+    pub(crate) fn grid(&self) -> Grid {
+        Grid::flat(self.blocks, Grid::THREADS)
+    }
+
+    pub(crate) fn table(&self) -> Table {
+        Table::new(&self.words)
+    }
+}

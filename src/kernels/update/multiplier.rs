@@ -1,0 +1,72 @@
+//! What a gradient is to be multiplied by, which is left to whoever reads it next.
+
+use candle_core::{Result, Tensor};
+
+use crate::kernels::cuda::address;
+
+/// The inverse of a scale.
+#[derive(Clone, Debug)]
+pub(crate) enum Factor {
+    Host(f32),
+    /// On the device of the gradients: [`DeviceScale`](super::DeviceScale)'s state.
+    Device(Tensor),
+}
+
+/// `min(1, max_norm / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_`; NaN where `norm` is.
+#[derive(Clone, Debug)]
+pub(crate) struct Clip {
+    /// `F32`, a scalar, perhaps still on its way.
+    pub(crate) norm: Tensor,
+    pub(crate) max_norm: f64,
+}
+
+/// Two factors. Each product is rounded to the dtype of the gradient, so that it makes no difference
+/// when it is taken.
+#[derive(Clone, Debug)]
+pub(crate) struct Multiplier {
+    pub(crate) inverse: Factor,
+    pub(crate) clip: Option<Clip>,
+}
+
+impl Multiplier {
+    pub(crate) const ONE: Self = Self { inverse: Factor::Host(1.0), clip: None };
+
+    pub(crate) fn new(inverse: Factor) -> Self {
+        Self { inverse, clip: None }
+    }
+
+    /// Whether it is 1, as far as the host knows.
+    pub(crate) fn is_one(&self) -> bool {
+        matches!(self, Self { inverse: Factor::Host(1.0), clip: None })
+    }
+
+    /// The factors. Waits for those that are on a device.
+    pub(crate) fn on_host(&self) -> Result<[f64; 2]> {
+        let inverse = match &self.inverse {
+            Factor::Host(inverse) => f64::from(*inverse),
+            Factor::Device(state) => state.get(1)?.to_scalar::<f32>()?.into(),
+        };
+        let clip = match &self.clip {
+            Some(Clip { norm, max_norm }) => {
+                max_norm / (f64::from(norm.to_scalar::<f32>()?) + 1e-6)
+            }
+            None => 1.0,
+        };
+        // A NaN norm must reach the gradients: `min` would hide it.
+        Ok([inverse, if clip >= 1.0 { 1.0 } else { clip }])
+    }
+
+    /// `Multiplier` of `many.cuh`.
+    pub(crate) fn words(&self) -> Result<[u64; 4]> {
+        let (inverse_at, inverse) = match &self.inverse {
+            Factor::Host(inverse) => (0, f64::from(*inverse)),
+            // The second of the state's words.
+            Factor::Device(state) => (address(&state.narrow(0, 1, 1)?)?, 1.0),
+        };
+        let (norm, max_norm) = match &self.clip {
+            Some(Clip { norm, max_norm }) => (address(norm)?, *max_norm),
+            None => (0, 0.0),
+        };
+        Ok([inverse_at, inverse.to_bits(), norm, max_norm.to_bits()])
+    }
+}
