@@ -159,6 +159,7 @@ pub(super) fn backward(
         let dmask = mask.map(|mask| zeros(mask, wants[3])).transpose()?.flatten();
         return Ok([zeros(q, wants[0])?, zeros(k, wants[1])?, zeros(v, wants[2])?, dmask]);
     }
+    // The gradient of a mask has the size of the scores: nothing is saved by not having those.
     if wants[3].is_none() && flash::fits(gpu, q, k, v)? {
         let [dq, dk, dv] = flash::backward(gpu, saved, settings, [wants[0], wants[1], wants[2]])?;
         return Ok([dq, dk, dv, None]);
