@@ -23,8 +23,9 @@ use crate::{Error, Op};
 ///
 /// Under autocast all are cast to the compute dtype, a floating-point mask too: below -65504 it is
 /// a negative infinity in `F16`, which hides a key. Outside, `q`, `k` and `v` share a dtype, and
-/// the mask may have any. Products, scores, softmax and all sums are `F32`, and probabilities are
-/// not rounded in between; the output is rounded once, to the dtype of `q`.
+/// the mask may have any. Products, scores, softmax and all sums are `F32`; the output is rounded
+/// once, to the dtype of `q`. Probabilities are not rounded in between, but on CUDA: there they are,
+/// and in backward the gradients of scores too, to the dtype of `q`, before the next product.
 ///
 /// Of what has a size of `t · s`, nothing is kept: backward makes the scores again, from one number
 /// a query. The gradient of a mask, where it is wanted, takes that much in `F32` for a while.

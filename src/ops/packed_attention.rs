@@ -1,9 +1,8 @@
 //! Attention on what one linear layer gives.
 
-use candle_core::{D, IndexOp, Result, Tensor};
+use candle_core::{IndexOp, Result, Tensor};
 
 use super::{check_operand, shape_error};
-use crate::kernels::cast;
 use crate::kernels::sdpa::{self as kernel, Settings};
 use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Error, Op};
@@ -94,18 +93,8 @@ impl Operator for Packed {
         let [q, k, v] = self.parts(qkv)?;
         let (b, t, width) = ctx.gradient.dims3()?;
         let grad = ctx.gradient.reshape((b, t, self.heads, width / self.heads))?.transpose(1, 2)?;
-        let saved = kernel::Saved {
-            q: &q,
-            k: &k,
-            v: &v,
-            mask: None,
-            log_sum_exp,
-            grad: &grad.contiguous()?,
-        };
-        let wants = [Some(want), Some(want), Some(want), None];
-        let parts = kernel::backward(saved, self.settings, wants)?.into_iter().flatten();
-        let parts = parts.map(|part| part.transpose(1, 2)?.flatten_from(D::Minus2));
-        let joined = Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, D::Minus1)?;
-        Ok(vec![Some(Gradient::owned(cast(&joined, want)?))])
+        let saved = kernel::Saved { q: &q, k: &k, v: &v, mask: None, log_sum_exp, grad: &grad };
+        let joined = kernel::backward_packed(saved, self.settings, want)?;
+        Ok(vec![Some(Gradient::owned(joined))])
     }
 }

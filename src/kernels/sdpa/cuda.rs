@@ -1,5 +1,5 @@
-//! Attention as matrix products, and a kernel for the rows of scores between them, where there is
-//! no single kernel for all of it.
+//! Attention as matrix products, and a kernel for the rows of scores between them, where `flash.rs`
+//! has none for all of it.
 //!
 //! Products are written in the dtype of the arithmetic, so that no score overflows; probabilities go
 //! into the next product in the dtype of `q`.
@@ -67,7 +67,7 @@ pub(super) fn forward(
     mask: Option<&Tensor>,
     settings: Settings,
 ) -> Result<(Tensor, Tensor)> {
-    if q.elem_count() * k.elem_count() > 0 && flash::fits(gpu, q, k, v)? {
+    if flash::fits(gpu, q, k, v)? {
         return flash::forward(gpu, [q, k, v], mask, settings, false);
     }
     products(gpu, q, k, v, mask, settings)
@@ -81,7 +81,7 @@ pub(super) fn forward_rows(
     v: &Tensor,
     settings: Settings,
 ) -> Result<(Tensor, Tensor)> {
-    if q.elem_count() * k.elem_count() > 0 && flash::fits(gpu, q, k, v)? {
+    if flash::fits(gpu, q, k, v)? {
         return flash::forward(gpu, [q, k, v], None, settings, true);
     }
     products(gpu, q, k, v, None, settings)
@@ -159,6 +159,11 @@ pub(super) fn backward(
         let dmask = mask.map(|mask| zeros(mask, wants[3])).transpose()?.flatten();
         return Ok([zeros(q, wants[0])?, zeros(k, wants[1])?, zeros(v, wants[2])?, dmask]);
     }
+    // The gradient of a mask has the size of the scores: nothing is saved by not having those.
+    if wants[3].is_none() && flash::fits(gpu, q, k, v)? {
+        let [dq, dk, dv] = flash::backward(gpu, saved, settings, [wants[0], wants[1], wants[2]])?;
+        return Ok([dq, dk, dv, None]);
+    }
     let step = samples(q, k)?;
     if step < b && wants[3].is_none() {
         return in_parts(gpu, saved, settings, wants, step);
@@ -198,6 +203,19 @@ pub(super) fn backward(
         of(wants[2], &p.transpose(2, 3)?, &grad, v)?,
         dmask,
     ])
+}
+
+/// See [`super::backward_packed`]; `None` where there is no kernel for it.
+pub(super) fn backward_packed(
+    gpu: &Gpu,
+    saved: Saved<'_>,
+    settings: Settings,
+    want: DType,
+) -> Result<Option<Tensor>> {
+    if !flash::fits(gpu, saved.q, saved.k, saved.v)? {
+        return Ok(None);
+    }
+    flash::backward_packed(gpu, saved, settings, want).map(Some)
 }
 
 /// [`backward`], `step` samples at a time.

@@ -13,10 +13,11 @@ mod scores;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
+use crate::kernels::in_dtype;
 
 /// How scores are made of products.
 #[derive(Clone, Copy, Debug)]
@@ -92,6 +93,22 @@ pub(crate) fn backward(
     } else {
         portable::backward(saved, settings, wants)
     }
+}
+
+/// [`backward`] without a mask, of as many heads of keys as of queries: the gradients of queries,
+/// keys and values one after another, `(b, t, 3 * h * d)`.
+pub(crate) fn backward_packed(saved: Saved<'_>, settings: Settings, want: DType) -> Result<Tensor> {
+    if let Some(gpu) = Gpu::of(saved.q.device())
+        && let Some(joined) = cuda::backward_packed(&gpu, saved, settings, want)?
+    {
+        return Ok(joined);
+    }
+    let saved = Saved { grad: &saved.grad.contiguous()?, ..saved };
+    let parts = backward(saved, settings, [Some(want), Some(want), Some(want), None])?;
+    let parts = parts.into_iter().flatten();
+    let parts = parts.map(|part| part.transpose(1, 2)?.flatten_from(D::Minus2));
+    let joined = Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, D::Minus1)?;
+    in_dtype(&joined, want)
 }
 
 /// `x` detached, and one index of each dimension that is repeated.

@@ -1,3 +1,5 @@
+mod flash;
+
 use candle_core::{DType, Device, Tensor};
 
 use super::*;
@@ -33,8 +35,13 @@ fn inputs([b, h, h_kv, t, s, d, dv]: [usize; 7], dtype: DType) -> [Tensor; 4] {
     ]
 }
 
-/// Masks of every kind and way to broadcast.
-fn masks([b, h, _, t, s, ..]: [usize; 7], dtype: DType) -> Vec<Option<Tensor>> {
+/// Masks of every kind and way to broadcast; some of them where they are large.
+fn masks(sizes: [usize; 7], dtype: DType) -> Vec<Option<Tensor>> {
+    let step = if sizes[3] * sizes[4] > 1000 { 3 } else { 1 };
+    masks_of_every_kind(sizes, dtype).into_iter().step_by(step).collect()
+}
+
+fn masks_of_every_kind([b, h, _, t, s, ..]: [usize; 7], dtype: DType) -> Vec<Option<Tensor>> {
     let keep = |dims: &[usize]| {
         let count: usize = dims.iter().product();
         let keep = (0..count).map(|i| u8::from(i % s == 0 || i * i % 3 != 1)).collect();
@@ -42,16 +49,14 @@ fn masks([b, h, _, t, s, ..]: [usize; 7], dtype: DType) -> Vec<Option<Tensor>> {
     };
     let expanded = keep(&[b, 1, 1, s]).broadcast_as((b, h, t, s)).unwrap();
     let turned = random(&[s, t], dtype, 6).t().unwrap();
-    let all = vec![
+    vec![
         None,
         Some(keep(&[t, s])),
         Some(expanded),
         Some(random(&[h, 1, s], dtype, 5)),
         Some(random(&[b, 1, t, 1], dtype, 5)),
         Some(turned),
-    ];
-    // Large ones with some.
-    all.into_iter().step_by(if t * s > 1000 { 3 } else { 1 }).collect()
+    ]
 }
 
 /// The output, one query after another.

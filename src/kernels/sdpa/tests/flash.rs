@@ -1,0 +1,186 @@
+//! The kernels on tensor cores against F64, and with them every other device at their sizes.
+
+use candle_core::IndexOp;
+
+use super::super::{backward_packed, flash};
+use super::*;
+use crate::kernels::cuda::Gpu;
+use crate::kernels::devices::devices;
+
+/// `b, h, h_kv, t, s, d, dv`: around blocks of queries and keys, for kernels of both widths.
+const SIZES: [[usize; 7]; 5] = [
+    [2, 2, 2, 63, 65, 64, 64],
+    [1, 4, 2, 64, 64, 40, 40],
+    [1, 2, 1, 130, 130, 8, 8],
+    [1, 1, 1, 65, 63, 128, 128],
+    [1, 2, 2, 130, 63, 72, 72],
+];
+const SMALL: [usize; 7] = [1, 2, 1, 70, 66, 8, 8];
+const HALVES: [DType; 2] = [DType::F16, DType::BF16];
+
+type Wants = [Option<DType>; 3];
+
+/// The gradients there, and back on the CPU.
+fn on(
+    device: &Device,
+    all: &[Tensor; 4],
+    mask: Option<&Tensor>,
+    settings: Settings,
+    [dq, dk, dv]: Wants,
+) -> [Option<Tensor>; 3] {
+    let [q, k, v, grad] = &all.each_ref().map(|x| on_device(x, device));
+    let mask = mask.map(|mask| on_device(mask, device));
+    if let Some(gpu) = Gpu::of(device) {
+        let able = gpu.compute_capability().unwrap() >= (8, 0);
+        assert_eq!(flash::fits(&gpu, q, k, v).unwrap(), able);
+    }
+    let mask = mask.as_ref();
+    let log_sum_exp = &forward(q, k, v, mask, settings).unwrap().1;
+    let saved = Saved { q, k, v, mask, log_sum_exp, grad };
+    let [dq, dk, dv, _] = backward(saved, settings, [dq, dk, dv, None]).unwrap();
+    let home = |x: Option<Tensor>| x.map(|x| x.to_device(&Device::Cpu).unwrap());
+    [home(dq), home(dk), home(dv)]
+}
+
+/// The gradients in F64.
+fn exact(all: &[Tensor; 4], mask: Option<&Tensor>, settings: Settings) -> [Vec<f64>; 3] {
+    let mask = mask.map(|mask| if mask.dtype() == DType::U8 { mask.clone() } else { double(mask) });
+    let [_, oracle] = gradients(&all.each_ref().map(double), mask.as_ref(), settings, DType::F64);
+    std::array::from_fn(|i| values(oracle[i].as_ref().unwrap()))
+}
+
+/// On every device, within two epsilons of the dtype of the inputs, relative to the largest and to
+/// 1: what is multiplied, and the result, are within half of one.
+#[track_caller]
+fn assert_exact(all: &[Tensor; 4], mask: Option<&Tensor>, settings: Settings, wants: Wants) {
+    let expected = exact(all, mask, settings);
+    for device in devices() {
+        let actual = on(&device, all, mask, settings, wants);
+        for (i, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
+            let actual = actual.as_ref().unwrap();
+            assert_eq!((Some(actual.dtype()), actual.dims()), (wants[i], all[i].dims()));
+            let one = of(vec![1.0], &[1], actual.dtype());
+            let actual = Tensor::cat(&[actual.flatten_all().unwrap(), one], 0).unwrap();
+            let padded = [expected.as_slice(), &[1.0]].concat();
+            assert_within(&actual, &padded, all[0].dtype(), 2.0);
+        }
+    }
+}
+
+/// As of [`masks`], and those that hide all from every third query.
+fn more_masks(sizes: [usize; 7], dtype: DType) -> Vec<Option<Tensor>> {
+    let [_, _, _, t, s, ..] = sizes;
+    let keep = (0..t * s).map(|i| f64::from(i / s % 3 > 0 && i % 5 != 1)).collect();
+    let keep = of(keep, &[t, s], DType::F32);
+    let hide = [keep.to_dtype(DType::U8).unwrap(), keep.log().unwrap()];
+    masks_of_every_kind(sizes, dtype).into_iter().chain(hide.map(Some)).collect()
+}
+
+#[test]
+fn gradients_are_those_of_f64() {
+    for dtype in HALVES {
+        for sizes in SIZES {
+            let scale = 1.0 / (sizes[5] as f64).sqrt();
+            let [q, k, v, grad] = inputs(sizes, dtype);
+            let [b, h, _, t, .., d] = sizes;
+            // Rows that start at odd elements, which are copied.
+            let odd = random(&[b, h, t, d + 1], dtype, 7).narrow(3, 1, d).unwrap();
+            let grads = [grad, odd];
+            let masks = [None, None].into_iter().chain(more_masks(sizes, dtype));
+            let cases = masks.zip([PLAIN, CAUSAL, CAPPED].into_iter().cycle());
+            for (i, (mask, settings)) in cases.enumerate() {
+                let all = [q.clone(), k.clone(), v.clone(), grads[i / 3 % 2].clone()];
+                let wants = [dtype, DType::F32, dtype, DType::F32];
+                let wants: Wants = std::array::from_fn(|at| Some(wants[at + i % 2]));
+                assert_exact(&all, mask.as_ref(), Settings { scale, ..settings }, wants);
+            }
+        }
+    }
+}
+
+/// With a sum over the rounded output, they would be off by 40 epsilons, and by 60 in F16.
+#[test]
+fn gradients_of_values_far_from_zero_are_as_good() {
+    for dtype in HALVES {
+        let [q, k, v, grad] = inputs([1, 2, 2, 65, 65, 64, 64], dtype);
+        let v = (v.to_dtype(DType::F32).unwrap() + 200.0).unwrap().to_dtype(dtype).unwrap();
+        let settings = Settings { scale: 0.125, ..PLAIN };
+        assert_exact(&[q, k, v, grad], None, settings, [Some(DType::F32); 3]);
+    }
+}
+
+#[test]
+fn gradients_that_nobody_wants_change_no_other() {
+    for device in devices() {
+        for dtype in HALVES {
+            let all = inputs(SMALL, dtype);
+            let some = |wants| {
+                let got = on(&device, &all, None, CAPPED, wants);
+                got.map(|got| got.as_ref().map(values))
+            };
+            let want = Some(dtype);
+            let complete = some([want; 3]);
+            for wants in [[want, None, None], [None, want, None], [None, None, want], [None; 3]] {
+                for ((got, want), expected) in some(wants).into_iter().zip(wants).zip(&complete) {
+                    assert_eq!(got, want.and(expected.clone()));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn nan_reaches_its_query_and_every_key_it_sees() {
+    for device in devices() {
+        for dtype in HALVES {
+            let mut all = inputs(SMALL, dtype);
+            let [_, heads, _, queries, _, width, _] = SMALL;
+            let mut q = values(&all[0]);
+            q[(queries + 65) * width] = f64::NAN; // in the second head's second block
+            all[0] = of(q, &[1, heads, queries, width], dtype);
+            let [dq, dk, dv] = on(&device, &all, None, PLAIN, [Some(dtype); 3]);
+            for (row, dq) in values(&dq.unwrap()).chunks(width).enumerate() {
+                assert!(dq.iter().all(|x| x.is_nan() == (row == queries + 65)), "{row} {dq:?}");
+            }
+            for gradient in [dk, dv] {
+                assert!(values(&gradient.unwrap()).iter().all(|x| x.is_nan()));
+            }
+            // An infinite value does not weigh on its own gradient.
+            let mut all = inputs(SMALL, dtype);
+            let [_, _, _, _, keys, width, _] = SMALL;
+            let mut v = values(&all[2]);
+            v[65 * width] = f64::INFINITY;
+            all[2] = of(v, &[1, 1, keys, width], dtype);
+            let [dq, dk, dv] = on(&device, &all, None, PLAIN, [Some(dtype); 3]);
+            assert!(values(&dq.unwrap()).iter().all(|x| x.is_nan()));
+            assert!(values(&dk.unwrap()).iter().all(|x| x.is_nan()));
+            assert!(values(&dv.unwrap()).iter().all(|x| x.is_finite()));
+        }
+    }
+}
+
+#[test]
+fn packed_gradients_are_those_of_the_parts() {
+    for device in devices() {
+        for (dtype, d) in [(DType::F16, 8), (DType::BF16, 72), (DType::F16, 5), (DType::F32, 8)] {
+            let there = |dims: &[usize], seed| on_device(&random(dims, dtype, seed), &device);
+            let qkv = there(&[2, 70, 3, 2, d], 1);
+            let [q, k, v] =
+                &[0, 1, 2].map(|i| qkv.i((.., .., i)).unwrap().transpose(1, 2).unwrap());
+            let grad = &there(&[2, 70, 2, d], 2).transpose(1, 2).unwrap();
+            let log_sum_exp = &forward(q, k, v, None, CAUSAL).unwrap().1;
+            let saved = Saved { q, k, v, mask: None, log_sum_exp, grad };
+            for want in [dtype, DType::F32, DType::F64] {
+                let joined = backward_packed(saved, CAUSAL, want).unwrap();
+                assert_eq!((joined.dtype(), joined.dims()), (want, &[2, 70, 3 * 2 * d][..]));
+                assert!(joined.is_contiguous());
+                let wants = [Some(want), Some(want), Some(want), None];
+                let parts = backward(saved, CAUSAL, wants).unwrap().into_iter().flatten();
+                let parts: Vec<_> = parts.map(|part| part.transpose(1, 2).unwrap()).collect();
+                let expected = Tensor::stack(&parts, 2).unwrap();
+                let home = |x: &Tensor| values(&x.to_device(&Device::Cpu).unwrap());
+                assert_eq!(home(&joined), home(&expected));
+            }
+        }
+    }
+}
