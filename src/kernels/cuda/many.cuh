@@ -1,6 +1,6 @@
 // Many tensors in one launch: a block has a chunk of one of them, and the table says of which.
 
-static constexpr size_t CHUNK = 1 << 14;
+enum : size_t { CHUNK = 1 << 14 }; // elements
 
 // Rows begin with `first_block` and `len`.
 template <class Row> struct Table {
