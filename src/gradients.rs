@@ -90,8 +90,8 @@ impl Entry {
 
     /// A copy of the gradient, multiplied.
     pub(crate) fn times(&self, by: &Multiplier) -> Result<Tensor> {
-        let copies = update::settle(vec![self.gradient.copy()?], &[by])?;
-        Ok(copies.into_iter().next().unwrap_or(self.gradient.clone()))
+        let copy = self.gradient.copy()?;
+        Ok(update::settle(vec![copy.clone()], &[by])?.pop().unwrap_or(copy))
     }
 
     fn finding(&self) -> Finding {
@@ -315,8 +315,9 @@ impl Collected {
             entry => entry.due(),
         });
         let (norm, found) = update::norm(&dues.collect::<Vec<_>>())?;
-        let fresh = chosen.iter().zip(found).filter(|(at, _)| scaled.contains(at));
-        let found = fresh.filter(|_| unscale.check).map(|(_, found)| found).collect();
+        let fresh = |at: usize| unscale.check && self.entries[at].stage == Stage::Scaled;
+        let found = chosen.iter().zip(found).filter(|(at, _)| fresh(**at));
+        let found = found.map(|(_, found)| found).collect();
         self.unscaled(&scaled, by, found)?;
         // Only measured. A norm beyond `F32` is infinite, and would make NaN of finite gradients.
         if max_norm.is_finite() {

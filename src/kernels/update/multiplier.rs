@@ -1,6 +1,6 @@
 //! What a gradient is to be multiplied by, which is left to whoever reads it next.
 
-use candle_core::{Result, Tensor};
+use candle_core::{Result, Tensor, bail};
 
 use crate::kernels::cuda::address;
 
@@ -40,11 +40,11 @@ impl Multiplier {
         matches!(self, Self { inverse: Factor::Host(1.0), clip: None })
     }
 
-    /// The factors. Waits for those that are on a device.
+    /// The factors, of a gradient on the CPU.
     pub(crate) fn on_host(&self) -> Result<[f64; 2]> {
         let inverse = match &self.inverse {
             Factor::Host(inverse) => f64::from(*inverse),
-            Factor::Device(state) => state.get(1)?.to_scalar::<f32>()?.into(),
+            Factor::Device(_) => bail!("a scale on another device than gradients"),
         };
         let clip = match &self.clip {
             Some(Clip { norm, max_norm }) => {
