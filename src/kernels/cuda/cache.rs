@@ -7,15 +7,25 @@
 //! The numbers are little-endian. What is damaged is compiled anew, as what is not there. The whole key
 //! is in the file and is compared, so that no two keys can be taken for one another; the file's name has
 //! a sum of it, by which two keys at worst replace each other.
+//!
+//! What nobody has asked for in [`KEPT`] goes when something else is compiled: a key has the source and
+//! the compiler's version in it, so that every update leaves files behind.
 
 use std::ffi::OsString;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
 use std::{env, fs, io};
 
+/// What files of any layout begin with.
+const OURS: &[u8] = b"candle-amp kernels ";
 /// Another layout has another one.
 const MAGIC: &[u8] = b"candle-amp kernels 1\n";
+
+const DAY: Duration = Duration::from_hours(24);
+/// How long a file is kept that nobody asks for.
+const KEPT: Duration = Duration::from_hours(90 * 24);
 
 /// A folder of machine code.
 #[derive(Debug)]
@@ -46,9 +56,11 @@ impl Cache {
     ) -> Result<Vec<u8>, E> {
         let path = self.path(name, key);
         if let Some(code) = fs::read(&path).ok().and_then(|file| unpack(&file, key)) {
+            asked_for(&path);
             return Ok(code);
         }
         let code = compile()?;
+        self.remove_old();
         if let Err(error) = self.store(&path, &pack(key, &code))
             && !self.told.swap(true, Ordering::Relaxed)
         {
@@ -59,6 +71,13 @@ impl Cache {
             );
         }
         Ok(code)
+    }
+
+    /// Removes what nobody has asked for in [`KEPT`], and what a process left that was killed.
+    fn remove_old(&self) {
+        let files = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let old = files.map(|file| file.path()).filter(|path| is_older(path, KEPT));
+        old.filter(|path| is_ours(path)).for_each(|path| drop(fs::remove_file(path)));
     }
 
     fn path(&self, name: &str, key: &str) -> PathBuf {
@@ -80,6 +99,29 @@ impl Cache {
         }
         stored
     }
+}
+
+/// Notes the day on the file, if it can be written.
+fn asked_for(path: &Path) {
+    if is_older(path, DAY)
+        && let Ok(file) = fs::File::options().write(true).open(path)
+    {
+        let _ = file.set_modified(SystemTime::now());
+    }
+}
+
+/// Whether a file was last written, or asked for, that long ago.
+fn is_older(path: &Path, age: Duration) -> bool {
+    let written = fs::metadata(path).and_then(|file| file.modified());
+    written.is_ok_and(|written| written.elapsed().is_ok_and(|elapsed| elapsed > age))
+}
+
+/// Whether it is a file of this cache's: the folder may be anybody's.
+fn is_ours(path: &Path) -> bool {
+    let mut start = [0; OURS.len()];
+    let mut read = |mut file: fs::File| io::Read::read_exact(&mut file, &mut start);
+    let named = path.extension().is_some_and(|end| end == "cubin" || end == "tmp");
+    named && fs::File::open(path).is_ok_and(|file| read(file).is_ok()) && start == OURS
 }
 
 /// `$CANDLE_AMP_CACHE`, and none where that is empty; else `candle-amp` in `$XDG_CACHE_HOME`, else in
@@ -202,6 +244,41 @@ mod tests {
             assert_eq!(fs::read(&path).unwrap(), good);
         }
         assert_eq!(files(&cache.folder), [path]);
+    }
+
+    #[test]
+    fn what_nobody_asks_for_goes_in_the_end() {
+        let folder = Folder::new("old");
+        let cache = folder.cache();
+        let file = |name: &str| cache.folder.join(name);
+        let aged = |path: &Path, age: Duration| {
+            let file = fs::File::options().write(true).open(path).unwrap();
+            file.set_modified(SystemTime::now() - age).unwrap();
+        };
+        for key in ["asked for", "forgotten", "young"] {
+            look_up(&cache, key, CODE);
+        }
+        // Of an older layout, of a process that was killed, and of somebody else.
+        fs::write(file("other.cubin"), b"candle-amp kernels 0\nand more").unwrap();
+        fs::write(file(".0123456789abcdef.tmp"), &pack("key", CODE)[..40]).unwrap();
+        for name in ["theirs.cubin", "short.tmp"] {
+            fs::write(file(name), b"candle").unwrap();
+        }
+        fs::write(file("theirs.txt"), pack("key", CODE)).unwrap();
+        for path in files(&cache.folder) {
+            aged(&path, KEPT + DAY);
+        }
+        aged(&cache.path("name", "young"), KEPT - DAY);
+        assert_eq!(look_up(&cache, "asked for", b"else").as_deref(), Some(CODE));
+        assert!(!is_older(&cache.path("name", "asked for"), DAY));
+        look_up(&cache, "new", CODE);
+        let left = ["asked for", "young", "new"].map(|key| cache.path("name", key)).into_iter();
+        let mut left: Vec<_> =
+            left.chain(["theirs.cubin", "short.tmp", "theirs.txt"].map(file)).collect();
+        let mut found = files(&cache.folder);
+        left.sort();
+        found.sort();
+        assert_eq!(found, left);
     }
 
     #[test]
