@@ -20,7 +20,8 @@ pub struct TraceRow {
     pub op: Op,
     /// The dtype of each input, as given.
     pub inputs: Vec<DType>,
-    /// What its floating-point inputs were cast to; `None` where they were left as they were.
+    /// What its floating-point inputs were cast to, or read as; `None` where they were left as they
+    /// were.
     pub cast: Option<DType>,
     /// The dtype that came out.
     pub output: DType,

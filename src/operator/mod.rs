@@ -76,6 +76,10 @@ pub trait Operator: Send + Sync + 'static {
     /// storage it is taken from.
     const KEEPS_OUTPUT: bool = false;
 
+    /// Whether `forward` takes halves of one dtype for the `F32` numbers they are, and returns `F32`.
+    /// What a policy has computed in `F32` is then not copied there first, nor is the copy kept.
+    const WIDENS: bool = false;
+
     /// The row of the policy table it follows.
     fn op(&self) -> Op;
 
@@ -128,7 +132,8 @@ impl<S> Backward<'_, S> {
 /// Those of the operator's `forward`, and [`Error::ComputeDType`](crate::Error::ComputeDType) of
 /// the active scope.
 pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
-    let target = autocast::target(operator.op(), inputs.iter().map(|t| t.dtype()))?;
+    let rule = autocast::target(operator.op(), inputs.iter().map(|t| t.dtype()))?;
+    let target = rule.filter(|dtype| !(O::WIDENS && *dtype == DType::F32 && of_one_half(inputs)));
     let mut cache_hits = 0;
     let mut cast_inputs = Vec::with_capacity(inputs.len());
     for input in inputs {
@@ -143,7 +148,7 @@ pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
     let (output, saved) = operator.forward(&cast_inputs)?;
     if trace::is_active() {
         let (inputs, output) = (inputs.iter().map(|t| t.dtype()).collect(), output.dtype());
-        trace::record(&TraceRow { op, inputs, cast: target, output, cache_hits });
+        trace::record(&TraceRow { op, inputs, cast: rule, output, cache_hits });
     }
     let tracked = |t: &&Tensor| t.track_op() && t.dtype().is_float();
     if no_grad::is_active() || !inputs.iter().any(tracked) {
@@ -153,4 +158,10 @@ pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
     drop(cast_inputs);
     let output = if aliased { output.force_contiguous()? } else { output };
     token::link(operator, saved, inputs, output)
+}
+
+/// Whether those that are floating point are all F16, or all BF16.
+fn of_one_half(inputs: &[&Tensor]) -> bool {
+    let floats = || inputs.iter().map(|t| t.dtype()).filter(DType::is_float);
+    [DType::F16, DType::BF16].into_iter().any(|half| floats().all(|dtype| dtype == half))
 }

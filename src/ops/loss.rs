@@ -67,6 +67,8 @@ impl Operator for CrossEntropy {
     /// Logits, targets, log-sum-exp.
     type Saved = (Tensor, Tensor, Tensor);
 
+    const WIDENS: bool = true;
+
     fn op(&self) -> Op {
         Op::CrossEntropy
     }
@@ -150,6 +152,8 @@ struct Nll;
 impl Operator for Nll {
     /// Targets, and the number of classes.
     type Saved = (Tensor, usize);
+
+    const WIDENS: bool = true;
 
     fn op(&self) -> Op {
         Op::Nll

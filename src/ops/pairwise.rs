@@ -121,6 +121,8 @@ fn probabilities(input: &Tensor, target: &Tensor) -> Result<Tensor> {
 impl Operator for Pairwise {
     type Saved = (Tensor, Tensor);
 
+    const WIDENS: bool = true;
+
     fn op(&self) -> Op {
         match self {
             Pairwise::Mse => Op::Mse,

@@ -3,7 +3,7 @@
 use candle_amp::{Autocast, Op, Policy, clear_cast_cache, ops};
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-use crate::util::{assert_close, assert_same, epsilon, random};
+use crate::util::{assert_close, assert_same, epsilon, random, to_vec};
 
 /// A weight whose value in half shows which version of it was used.
 fn weight(value: f32) -> Result<Var> {
@@ -131,6 +131,43 @@ fn doubles_and_integers_are_never_cast() -> Result<()> {
             assert_eq!(ops::cross_entropy(&x, &targets)?.dtype(), DType::F64);
             Ok::<_, candle_core::Error>(())
         })?;
+    }
+    Ok(())
+}
+
+/// Losses widen halves where they read them: the bits of a copy in F32, of loss and gradient.
+#[test]
+fn losses_of_halves_are_those_of_their_f32_copies() -> Result<()> {
+    type Loss = fn(&Tensor, &Tensor) -> Result<Tensor>;
+    let classes = Tensor::new(&[0u32, 1002, 7, 500, 501], &Device::Cpu)?;
+    let losses: [(&str, Loss); 4] = [
+        ("cross_entropy", ops::cross_entropy),
+        ("nll", ops::nll),
+        ("mse", ops::mse),
+        ("bce", ops::binary_cross_entropy_with_logit),
+    ];
+    for dtype in [DType::F16, DType::BF16] {
+        for (name, loss) in losses {
+            let x = Var::from_tensor(&random(1, (5, 1003), dtype))?;
+            let wide = Var::from_tensor(&x.to_dtype(DType::F32)?)?;
+            let target = random(2, (5, 1003), dtype);
+            for target in [&target, &target.to_dtype(DType::F32)?] {
+                let is_class = matches!(name, "cross_entropy" | "nll");
+                let target = if is_class { &classes } else { target };
+                let (ours, trace) = Autocast::new(dtype).trace(|| loss(&x, target));
+                let ours = ours?;
+                assert_eq!((ours.dtype(), trace.rows()[0].cast), (DType::F32, Some(DType::F32)));
+                let wide_target =
+                    if is_class { target.clone() } else { target.to_dtype(DType::F32)? };
+                let theirs = loss(&wide, &wide_target)?;
+                assert_eq!(to_vec(&ours), to_vec(&theirs), "{name} {dtype:?}");
+                let (ours, theirs) = (ours.backward()?, theirs.backward()?);
+                let ours = ours.get(&x).expect("a gradient");
+                let theirs = theirs.get(&wide).expect("a gradient").to_dtype(dtype)?;
+                assert_eq!(ours.dtype(), dtype);
+                assert_eq!(to_vec(ours), to_vec(&theirs), "gradient of {name} {dtype:?}");
+            }
+        }
     }
     Ok(())
 }
