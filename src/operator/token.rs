@@ -26,6 +26,7 @@ use candle_core::{
 };
 
 use super::{Backward, Gradient, Operator, second_order, sink, stale};
+use crate::kernels::cuda;
 use crate::{Cast, Error, Op, autocast, watch};
 
 /// The nodes whose emitted tensor is alive, by its id.
@@ -268,16 +269,20 @@ fn emit(node: Arc<Node>, output: Tensor) -> Result<Tensor> {
     Ok(emitted)
 }
 
-/// Moves the storage out of a contiguous tensor that owns it. On a GPU it is copied: there is no
-/// empty storage to leave in its place.
+/// Moves the storage out of a tensor that owns it.
 fn into_storage(tensor: Tensor) -> Result<Storage> {
-    struct Take(Mutex<Option<CpuStorage>>);
+    struct Take(Mutex<Option<Storage>>);
     impl InplaceOp1 for Take {
         fn name(&self) -> &'static str {
             "take"
         }
         fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
-            *lock(&self.0) = Some(std::mem::replace(storage, CpuStorage::U8(Vec::new())));
+            let taken = std::mem::replace(storage, CpuStorage::U8(Vec::new()));
+            *lock(&self.0) = Some(Storage::Cpu(taken));
+            Ok(())
+        }
+        fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
+            *lock(&self.0) = Some(Storage::Cuda(cuda::take(storage)?));
             Ok(())
         }
     }
@@ -286,28 +291,23 @@ fn into_storage(tensor: Tensor) -> Result<Storage> {
         match &*storage {
             // candle takes strides of 0, which dimensions before an empty one have, for repeats,
             // and does not write to those.
-            Storage::Cpu(_) if layout.shape().elem_count() == 0 => {
-                return storage.try_clone(layout);
-            }
+            storage if layout.shape().elem_count() == 0 => return storage.try_clone(layout),
             Storage::Cpu(cpu) => {
                 layout.is_contiguous() && cpu_len(cpu) == layout.shape().elem_count()
             }
-            storage if layout.is_contiguous() && layout.start_offset() == 0 => {
-                return storage.try_clone(layout);
-            }
-            _ => false,
+            _ => layout.is_contiguous() && layout.start_offset() == 0,
         }
     };
     // Not `copy`, which keeps the strides, and all of a storage that is viewed in part.
     let tensor = if whole { tensor } else { tensor.force_contiguous()? };
-    if !tensor.device().is_cpu() {
+    if tensor.device().is_metal() {
         let (storage, layout) = tensor.storage_and_layout();
         return storage.try_clone(layout);
     }
     let take = Take(Mutex::new(None));
     tensor.inplace_op1(&take)?;
     match take.0.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(storage) => Ok(Storage::Cpu(storage)),
+        Some(storage) => Ok(storage),
         None => candle_core::bail!("candle did not run an in-place operator"),
     }
 }

@@ -7,7 +7,7 @@ mod many;
 mod product;
 mod strided;
 
-use candle_core::{DType, Device, Result, Shape, Tensor, bail};
+use candle_core::{CudaStorage, DType, Device, Result, Shape, Tensor, bail};
 
 pub(crate) use convolution::{Convolution, Pass};
 pub(crate) use grid::{Grid, pack, suffix};
@@ -93,6 +93,10 @@ impl Gpu {
     pub(crate) fn capture<T>(&self, _: impl FnOnce() -> T) -> Result<T> {
         match self.0 {}
     }
+}
+
+pub(crate) fn take(_: &mut CudaStorage) -> Result<CudaStorage> {
+    bail!("this program was built without the feature `cuda`")
 }
 
 pub(crate) fn address(_: &Tensor) -> Result<u64> {

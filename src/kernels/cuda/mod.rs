@@ -83,18 +83,7 @@ impl Gpu {
     }
 
     /// A tensor whose elements are whatever was there: the caller's kernel writes all of them.
-    #[allow(unsafe_code)]
     pub(crate) fn empty(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
-        fn alloc<T: DeviceRepr + CudaDType>(
-            device: &CudaDevice,
-            len: usize,
-        ) -> Result<CudaStorage> {
-            // SAFETY: nobody reads the elements before the kernel that the memory is for has
-            // written them, on the same stream; and any bits are a number. One element at least,
-            // as a driver refuses to allocate nothing.
-            let slice = unsafe { device.alloc::<T>(len.max(1)) }?;
-            Ok(CudaStorage::wrap_cuda_slice(slice, device.clone()))
-        }
         let shape = shape.into();
         let len = shape.elem_count();
         let storage = match dtype {
@@ -143,6 +132,22 @@ impl Gpu {
             None => bail!("nothing was captured"),
         }
     }
+}
+
+/// Memory for the caller's kernel to write.
+#[allow(unsafe_code)]
+fn alloc<T: DeviceRepr + CudaDType>(device: &CudaDevice, len: usize) -> Result<CudaStorage> {
+    // SAFETY: nobody reads the elements before the kernel that the memory is for has written them, on
+    // the same stream; and any bits are a number. One element at least, as a driver refuses to allocate
+    // nothing.
+    let slice = unsafe { device.alloc::<T>(len.max(1)) }?;
+    Ok(CudaStorage::wrap_cuda_slice(slice, device.clone()))
+}
+
+/// Takes the memory out of a tensor's storage, and leaves a byte there: nobody may look at it again.
+pub(crate) fn take(storage: &mut CudaStorage) -> Result<CudaStorage> {
+    let rest = alloc::<u8>(&storage.device.clone(), 1)?;
+    Ok(std::mem::replace(storage, rest))
 }
 
 /// Where the elements of a contiguous CUDA tensor are.
