@@ -295,7 +295,10 @@ fn into_storage(tensor: Tensor) -> Result<Storage> {
             Storage::Cpu(cpu) => {
                 layout.is_contiguous() && cpu_len(cpu) == layout.shape().elem_count()
             }
-            _ => layout.is_contiguous() && layout.start_offset() == 0,
+            Storage::Cuda(gpu) => {
+                layout.is_contiguous() && cuda::len(gpu) == layout.shape().elem_count()
+            }
+            Storage::Metal(_) => layout.is_contiguous() && layout.start_offset() == 0,
         }
     };
     // Not `copy`, which keeps the strides, and all of a storage that is viewed in part.

@@ -1,9 +1,10 @@
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 use crate::kernels::cuda::reads;
-use crate::kernels::devices::gpus;
+use crate::kernels::devices::{devices, gpus};
 use crate::kernels::elementwise::testing::*;
-use crate::ops;
+use crate::operator::{Backward, Gradient, Operator, apply};
+use crate::{Cast, Op, ops};
 
 /// A transformer's block forward, of `x (n, t, 64)` and its seven parameters, as `examples/gpt` has it.
 fn block(x: &Tensor, p: &[Tensor]) -> Result<Tensor> {
@@ -46,6 +47,37 @@ fn a_transformers_block_and_its_gradients_are_the_cpus_on_gpus() -> Result<()> {
                 );
             }
         }
+    }
+    Ok(())
+}
+
+/// An output that is a part of what backward keeps is copied, not taken from under it.
+#[test]
+fn an_output_may_be_a_part_of_what_is_kept() -> Result<()> {
+    struct Front;
+    impl Operator for Front {
+        type Saved = Tensor;
+
+        fn op(&self) -> Op {
+            Op::user("front", Cast::Keep)
+        }
+
+        fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Tensor)> {
+            let all = inputs[0].affine(3.0, 1.0)?;
+            Ok((all.narrow(0, 0, 2)?, all))
+        }
+
+        fn backward(&self, ctx: &Backward<'_, Tensor>) -> Result<Vec<Option<Gradient>>> {
+            Ok(vec![Some(Gradient::owned(ctx.saved.affine(2.0, 0.0)?))])
+        }
+    }
+    for device in devices() {
+        let x = Var::new(&[1f32, -2.0, 5.0], &device)?;
+        let y = apply(Front, &[&x])?;
+        assert_eq!(y.to_vec1::<f32>()?, [4.0, -5.0]);
+        let gradients = y.sum_all()?.backward()?;
+        let dx = gradients.get(&x).unwrap();
+        assert_eq!(dx.to_vec1::<f32>()?, [8.0, -10.0, 32.0]);
     }
     Ok(())
 }

@@ -150,6 +150,19 @@ pub(crate) fn take(storage: &mut CudaStorage) -> Result<CudaStorage> {
     Ok(std::mem::replace(storage, rest))
 }
 
+/// Elements of a storage, and more than any tensor has of what no kernel reads.
+pub(crate) fn len(storage: &CudaStorage) -> usize {
+    macro_rules! len {
+        ($($kind:ident),*) => {
+            match &storage.slice {
+                $(CudaStorageSlice::$kind(slice) => slice.len(),)*
+                _ => usize::MAX,
+            }
+        };
+    }
+    len!(U8, U32, I16, I64, F16, BF16, F32, F64)
+}
+
 /// Where the elements of a contiguous CUDA tensor are.
 ///
 /// The address stays good while the tensor lives: candle frees storage in stream order.

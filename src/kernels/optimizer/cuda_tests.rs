@@ -5,19 +5,6 @@ use candle_core::{DType, Device, Result, Tensor};
 use super::tests::{KINDS, LENGTHS, Start, close, rules};
 use super::{AdamW, Rule, Skip};
 use crate::kernels::devices::gpus;
-use crate::kernels::update::{Clip, Factor, Multiplier};
-
-/// With both factors on the device.
-fn moved(by: &Multiplier, device: &Device) -> Result<Multiplier> {
-    let [inverse, _] = by.on_host()?;
-    let clip = |clip: &Clip| {
-        Ok::<_, candle_core::Error>(Clip { norm: clip.norm.to_device(device)?, ..*clip })
-    };
-    Ok(Multiplier {
-        inverse: Factor::Device(Tensor::new(&[0.0, inverse as f32, 0.0, 0.0], device)?),
-        clip: by.clip.as_ref().map(clip).transpose()?,
-    })
-}
 
 impl Start {
     fn to(&self, device: &Device) -> Result<Self> {
@@ -26,7 +13,7 @@ impl Start {
             extra: self.extra.as_ref().map(|t| t.to_device(device)).transpose()?,
             states: self.states.iter().map(|t| t.to_device(device)).collect::<Result<_>>()?,
             gradient: self.gradient.to_device(device)?,
-            by: moved(&self.by, device)?,
+            by: self.by.on(device)?,
         })
     }
 }

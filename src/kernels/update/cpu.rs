@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 use rayon::prelude::*;
 
-use super::{Due, Multiplier};
+use super::Due;
 use crate::kernels::element::{Elements, Real};
 use crate::kernels::elementwise::blocks::vectorise;
 use crate::kernels::in_place;
@@ -35,14 +35,9 @@ fn each<T: Real>(x: &Tensor, f: impl Fn(&mut [T]) + Sync) -> Result<()> {
     })
 }
 
-/// The factors of a gradient, in the type of the arithmetic.
-fn factors<T: Real>(by: &Multiplier) -> Result<[T; 2]> {
-    Ok(by.on_host()?.map(T::of))
-}
-
 pub(super) fn check((gradient, by): Due<'_>) -> Result<bool> {
     Ok(with_real!(gradient.dtype(), T => {
-        let (gradient, factors) = (Elements::<T>::of(gradient)?, factors::<T>(by)?);
+        let (gradient, factors) = (Elements::<T>::of(gradient)?, by.on_host()?.map(T::of));
         let parts = gradient.par_chunks(TASK).map(|part| {
             let mut found = false;
             vectorise(
@@ -95,7 +90,7 @@ fn check_part<T: Real>(part: &[T], [inverse, clip]: [T; 2]) -> bool {
 /// The sum of squares, and what [`check`] finds.
 pub(super) fn squares((gradient, by): Due<'_>) -> Result<(f64, bool)> {
     let sum: f64 = with_real!(gradient.dtype(), T => {
-        let (gradient, factors) = (Elements::<T>::of(gradient)?, factors::<T>(by)?);
+        let (gradient, factors) = (Elements::<T>::of(gradient)?, by.on_host()?.map(T::of));
         let parts: Vec<f64> = gradient
             .par_chunks(TASK)
             .map(|part| {
@@ -130,10 +125,11 @@ fn squares_of_part<T: Real>(part: &[T], [inverse, clip]: [T; 2]) -> f64 {
 
 pub(super) fn settle((gradient, by): Due<'_>) -> Result<()> {
     with_real!(gradient.dtype(), T => {
-        if by.on_host()? == [1.0; 2] {
+        let by = by.on_host()?;
+        if by == [1.0; 2] {
             return Ok(());
         }
-        let [inverse, clip] = factors::<T>(by)?;
+        let [inverse, clip] = by.map(T::of);
         each::<T>(gradient, #[inline(always)] |part| {
             part.iter_mut().for_each(|x| *x = *x * inverse * clip)
         })

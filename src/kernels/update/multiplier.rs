@@ -56,6 +56,20 @@ impl Multiplier {
         Ok([inverse, if clip >= 1.0 { 1.0 } else { clip }])
     }
 
+    /// The same factors on a GPU, from the host.
+    #[cfg(test)]
+    pub(crate) fn on(&self, device: &candle_core::Device) -> Result<Self> {
+        let [inverse, _] = self.on_host()?;
+        let clip = match &self.clip {
+            Some(Clip { norm, max_norm }) => {
+                Some(Clip { norm: norm.to_device(device)?, max_norm: *max_norm })
+            }
+            None => None,
+        };
+        let state = Tensor::new(&[0.0, inverse as f32, 0.0, 0.0], device)?;
+        Ok(Self { inverse: Factor::Device(state), clip })
+    }
+
     /// `Multiplier` of `many.cuh`.
     pub(crate) fn words(&self) -> Result<[u64; 4]> {
         let (inverse_at, inverse) = match &self.inverse {

@@ -35,17 +35,6 @@ fn by(inverse: f32, clip: Option<(f32, f64)>) -> Multiplier {
     Multiplier { inverse: Factor::Host(inverse), clip }
 }
 
-/// The same factors, on a device.
-fn moved(by: &Multiplier, device: &Device) -> Result<Multiplier> {
-    let gpu = Gpu::of(device).unwrap();
-    let [inverse, _] = by.on_host()?;
-    let state = DeviceScale::new(gpu, 1.0, inverse as f32, [0, 0])?.state().clone();
-    let clip = by.clip.as_ref().map(|clip| {
-        Ok::<_, candle_core::Error>(Clip { norm: clip.norm.to_device(device)?, ..*clip })
-    });
-    Ok(Multiplier { inverse: Factor::Device(state), clip: clip.transpose()? })
-}
-
 fn due<'a>(gradients: &'a [Tensor], by: &'a Multiplier) -> Vec<Due<'a>> {
     gradients.iter().map(|gradient| (gradient, by)).collect()
 }
@@ -217,7 +206,7 @@ fn cuda_multiplies_and_counts_as_the_cpu() -> Result<()> {
             let host = by(factor, None);
             let flags = check(&gradients(&Device::Cpu)?, &host)?;
             let expected = settle(gradients(&Device::Cpu)?, &host)?;
-            for on in [host.clone(), moved(&host, &device)?] {
+            for on in [host.clone(), host.on(&device)?] {
                 let ours = gradients(&device)?;
                 let found = super::check(&due(&ours, &on))?;
                 let (_, again) = super::norm(&due(&ours, &on))?;
@@ -273,12 +262,12 @@ fn cuda_measures_and_clips_as_the_cpu() -> Result<()> {
         };
         let (ours, theirs) = (finite(&device)?, finite(&Device::Cpu)?);
         let host = by(1.1, None);
-        let (a, b) = (norm(&ours, &moved(&host, &device)?)?, norm(&theirs, &host)?);
+        let (a, b) = (norm(&ours, &host.on(&device)?)?, norm(&theirs, &host)?);
         // F64 sums in another order, rounded once.
         assert!((a / b - 1.0).abs() <= f32::EPSILON, "{a} {b}");
         for (limit, factor) in [(0.5, 1.0), (1e9, 1.0), (2.0, f32::NAN)] {
             let host = by(1.1, Some((b * factor, limit)));
-            let got = settle(finite(&device)?, &moved(&host, &device)?)?;
+            let got = settle(finite(&device)?, &host.on(&device)?)?;
             for (got, expected) in got.iter().zip(&settle(finite(&Device::Cpu)?, &host)?) {
                 assert_eq!(bits(got), bits(expected), "{limit} {factor}");
             }
