@@ -48,8 +48,10 @@ pub(crate) fn gemm(
         return gemm(lhs, rhs, bias, DType::F32)?.to_dtype(out);
     }
     #[cfg(target_arch = "x86_64")]
-    if let Some(unit) = packed::unit(lhs, rhs) {
-        return with_single!(out, O => packed::gemm::<O>(lhs, rhs, bias, unit));
+    if let Some(unit) = packed::unit(lhs, rhs)
+        && let Some(product) = with_single!(out, O => packed::gemm::<O>(lhs, rhs, bias, unit))?
+    {
+        return Ok(product);
     }
     with_element!(out, O => cpu::gemm::<O>(lhs, rhs, bias))
 }

@@ -1,4 +1,5 @@
-//! Matrix products of BF16 on processors that multiply pairs of it.
+//! Matrix products of BF16 on processors that multiply pairs of it, and of F16 and F32 where they do so in
+//! tiles.
 #![allow(unsafe_code)]
 
 mod laid;
@@ -8,44 +9,73 @@ mod tests;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use candle_core::{DType, Result, Tensor};
-use half::bf16;
+use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::cpu::Operand;
-use crate::kernels::element::{Elements, tensor};
-use crate::kernels::fresh::fresh;
-use crate::kernels::panel::{Panel, Rounded, Side, Unit};
+use crate::kernels::element::{Element, Elements, tensor};
+use crate::kernels::fresh::fresh_if;
+use crate::kernels::panel::{Panel, Planes, Rounded, Side, Unit};
 use laid::{Laid, laid_out};
 
-/// The unit that multiplies these operands, where this module does. Of F32 the `gemm` crate's products
-/// are faster.
+/// The unit that multiplies these operands, where this module does.
 pub(super) fn unit(lhs: &Tensor, rhs: &Tensor) -> Option<Unit> {
-    let halves = lhs.dtype() == DType::BF16 && rhs.dtype() == DType::BF16;
-    if !halves || lhs.elem_count() * rhs.elem_count() == 0 {
+    if lhs.elem_count() * rhs.elem_count() == 0 {
         return None;
     }
+    let (rows, columns) = (lhs.rank() - 2, rhs.rank() - 1);
+    let sizes = [lhs.dims()[rows], rhs.dims()[columns], lhs.dims()[rows + 1]];
     // Of one row or column, most of a tile is nothing, and packing takes longer than multiplying.
-    let thin = lhs.dims()[lhs.rank() - 2].min(rhs.dims()[rhs.rank() - 1]) < 4;
-    if thin { None } else { Unit::of([lhs, rhs]).filter(|unit| unit.pairs()) }
+    let fits = |least: [usize; 3]| sizes.iter().zip(least).all(|(size, least)| *size >= least);
+    match (lhs.dtype(), rhs.dtype()) {
+        (DType::BF16, DType::BF16) if fits([4, 4, 1]) => {
+            Unit::of([lhs, rhs]).filter(|unit| unit.pairs())
+        }
+        // Without tiles the `gemm` crate's products are faster.
+        (DType::F32, DType::F32) | (DType::F16, DType::F16) if fits(THIN) => {
+            Some(Unit::Tiles).filter(|unit| unit.is_available())
+        }
+        _ => None,
+    }
 }
 
-/// Rows that a task takes at a time.
-const ROWS: usize = 128;
+/// Rows, columns and terms of a sum from which on a product in planes is faster.
+const THIN: [usize; 3] = [32, 32, 16];
+
+/// Rows that a task takes at a time: at most half of what is near, in whole blocks.
+fn rows_of<T: Planes>(depth: usize) -> usize {
+    (NEAR / 2 / (depth * T::COUNT) / 32 * 32).clamp(32, 128)
+}
 
 /// Columns that a task takes at a time.
 const COLUMNS: usize = 64;
 
-/// Elements of a side that a second-level cache of 2 MiB holds.
+/// Numbers of BF16 of a side that a second-level cache of 2 MiB holds.
 const NEAR: usize = 1 << 20;
 
-/// See [`super::gemm`].
+/// See [`super::gemm`]; `None` where a sum in planes is not finite.
 pub(super) fn gemm<O: Rounded>(
     lhs: &Tensor,
     rhs: &Tensor,
     bias: Option<&Tensor>,
     unit: Unit,
-) -> Result<Tensor> {
+) -> Result<Option<Tensor>> {
+    match lhs.dtype() {
+        DType::F32 => typed::<f32, O>(lhs, rhs, bias, unit),
+        DType::F16 => typed::<f16, O>(lhs, rhs, bias, unit),
+        _ => typed::<bf16, O>(lhs, rhs, bias, unit),
+    }
+}
+
+fn typed<T: Planes + Element, O: Rounded>(
+    lhs: &Tensor,
+    rhs: &Tensor,
+    bias: Option<&Tensor>,
+    unit: Unit,
+) -> Result<Option<Tensor>> {
     let bias: Option<Vec<f32>> = match bias {
         Some(bias) => Some(bias.detach().to_dtype(DType::F32)?.to_vec1()?),
         None => None,
@@ -55,15 +85,16 @@ pub(super) fn gemm<O: Rounded>(
     let mut dims = lhs.dims.clone();
     dims[lhs.dims.len() - 1] = rhs.cols();
     let size = lhs.rows() * rhs.cols();
-    let (left, right) = (Elements::<bf16>::of(&lhs.tensor)?, Elements::<bf16>::of(&rhs.tensor)?);
-    let (left, right): (&[bf16], &[bf16]) = (&left, &right);
+    let (left, right) = (Elements::<T>::of(&lhs.tensor)?, Elements::<T>::of(&rhs.tensor)?);
+    let (left, right): (&[T], &[T]) = (&left, &right);
     let matrices = dims.iter().product::<usize>() / size;
     let together = matrices >= rayon::current_num_threads();
     let sharing = match together {
         true => Sharing::Alone,
-        false => Sharing::of([lhs.rows(), lhs.cols(), rhs.cols()], unit),
+        false => Sharing::of::<T>([lhs.rows(), lhs.cols(), rhs.cols()], unit),
     };
-    let result = fresh(matrices * size, |out: &mut [MaybeUninit<O>]| {
+    let finite = AtomicBool::new(true);
+    let result = fresh_if(matrices * size, |out: &mut [MaybeUninit<O>]| {
         let each = |(index, out): (usize, &mut [MaybeUninit<O>])| {
             let (left, right) = (lhs.matrix(left, index), rhs.matrix(right, index).t());
             let [left, right] = [left, right].map(|matrix| Side {
@@ -74,19 +105,20 @@ pub(super) fn gemm<O: Rounded>(
                 depth_stride: matrix.col_stride,
             });
             let places = &Places { first: out.as_mut_ptr(), stride: rhs.cols() };
-            Product { left, right, bias, unit, places }.run(sharing);
+            Product { left, right, bias, unit, places, finite: &finite }.run(sharing);
         };
-        match together && matrices * size * lhs.cols() > short(unit) {
+        match together && matrices * size * lhs.cols() > short::<T>(unit) {
             true => out.par_chunks_mut(size).enumerate().for_each(each),
             false => out.chunks_mut(size).enumerate().for_each(each),
         }
+        finite.load(Ordering::Relaxed)
     });
-    Ok(tensor(result, &dims))
+    Ok(result.map(|result| tensor(result, &dims)))
 }
 
 /// Terms of a product that take a thread some 20 µs.
-fn short(unit: Unit) -> usize {
-    if unit == Unit::Tiles { 1 << 22 } else { 1 << 20 }
+fn short<T: Planes>(unit: Unit) -> usize {
+    if unit == Unit::Tiles && T::COUNT == 1 { 1 << 22 } else { 1 << 20 }
 }
 
 /// How threads share a product.
@@ -104,13 +136,13 @@ enum Sharing {
 
 impl Sharing {
     /// Of a product of so many rows and columns, and terms of each sum.
-    fn of([rows, depth, columns]: [usize; 3], unit: Unit) -> Self {
-        let (terms, short) = (rows * depth * columns, short(unit));
+    fn of<T: Planes>([rows, depth, columns]: [usize; 3], unit: Unit) -> Self {
+        let (terms, short) = (rows * depth * columns, short::<T>(unit));
         match terms {
             _ if rayon::current_num_threads() == 1 || terms <= short => Self::Alone,
             _ if terms <= 16 * short => Self::Parts,
             // The larger side is laid out where it is multiplied: by the smaller one, from a cache.
-            _ if rows < columns && rows * depth <= NEAR => Self::Columns,
+            _ if rows < columns && rows * depth * T::COUNT <= NEAR => Self::Columns,
             _ => Self::Rows,
         }
     }
@@ -140,15 +172,17 @@ impl<O> Places<O> {
 }
 
 /// A product, or what one thread makes of it: these rows and columns.
-struct Product<'a, O> {
-    left: Side<'a>,
-    right: Side<'a>,
+struct Product<'a, T, O> {
+    left: Side<'a, T>,
+    right: Side<'a, T>,
     bias: Option<&'a [f32]>,
     unit: Unit,
     places: &'a Places<O>,
+    /// Whether all sums are, of a unit for which that matters.
+    finite: &'a AtomicBool,
 }
 
-impl<O: Rounded> Product<'_, O> {
+impl<T: Planes, O: Rounded> Product<'_, T, O> {
     /// Writes the product.
     fn run(&self, sharing: Sharing) {
         let (rows, columns) = (0..self.left.lines, 0..self.right.lines);
@@ -165,7 +199,8 @@ impl<O: Rounded> Product<'_, O> {
                 });
             }
             Sharing::Rows => laid_out(self.columns(&columns), false, true, |right| {
-                parts(&rows, rows.end.div_ceil(threads).min(ROWS)).for_each(|rows| {
+                let most = rows_of::<T>(self.left.depth);
+                parts(&rows, rows.end.div_ceil(threads).min(most)).for_each(|rows| {
                     laid_out(self.rows(&rows), true, false, |left| {
                         self.block(rows, columns.clone(), left, right);
                     });
@@ -184,8 +219,9 @@ impl<O: Rounded> Product<'_, O> {
     /// Packs and multiplies on this thread.
     fn part(&self, rows: Range<usize>, columns: Range<usize>) {
         laid_out(self.columns(&columns), false, false, |right| {
-            for first in rows.clone().step_by(ROWS) {
-                let rows = first..rows.end.min(first + ROWS);
+            let most = rows_of::<T>(self.left.depth);
+            for first in rows.clone().step_by(most) {
+                let rows = first..rows.end.min(first + most);
                 laid_out(self.rows(&rows), true, false, |left| {
                     self.block(rows, columns.clone(), left, right);
                 });
@@ -193,11 +229,11 @@ impl<O: Rounded> Product<'_, O> {
         });
     }
 
-    fn rows(&self, rows: &Range<usize>) -> Side<'_> {
+    fn rows(&self, rows: &Range<usize>) -> Side<'_, T> {
         self.left.part(rows.start, rows.len(), 0, self.left.depth)
     }
 
-    fn columns(&self, columns: &Range<usize>) -> Side<'_> {
+    fn columns(&self, columns: &Range<usize>) -> Side<'_, T> {
         self.right.part(columns.start, columns.len(), 0, self.right.depth)
     }
 
@@ -225,9 +261,13 @@ impl<O: Rounded> Product<'_, O> {
                 right_starts: &[0],
                 rows: count,
                 columns: width,
-                depth: left.depth.div_ceil(2),
+                depth: left.depth,
+                planes: T::COUNT,
             };
             panel.multiply(self.unit, |tile| {
+                if T::COUNT > 1 && !tile.is_finite() {
+                    self.finite.store(false, Ordering::Relaxed);
+                }
                 if !whole {
                     tile.add_to(&mut sums, width);
                     return;

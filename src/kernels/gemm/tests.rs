@@ -3,7 +3,7 @@ use half::{bf16, f16};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{gemm, portable};
+use super::{cpu, gemm, portable};
 use crate::kernels::elementwise::testing::on_device;
 
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
@@ -126,10 +126,15 @@ fn threads_share_small_products() -> Result<()> {
         for bias in [None, Some(&bias)] {
             let results = [1, 2, 3, 7].map(|threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-                pool.install(|| doubles(&gemm(&lhs, &rhs, bias, DType::F32).unwrap()))
+                pool.install(|| {
+                    let product = gemm(&lhs, &rhs, bias, DType::F32).unwrap();
+                    [product, cpu::gemm::<f32>(&lhs, &rhs, bias).unwrap()].map(|y| doubles(&y))
+                })
             });
             assert!(results.iter().all(|result| *result == results[0]), "{m} {k} {n}");
             compare(&lhs, &rhs, bias, DType::F32);
+            let cut = cpu::gemm::<f32>(&lhs, &rhs, bias)?;
+            check(&cut, &naive(&lhs, &rhs, bias), &[DType::F32], "cut up");
         }
     }
     Ok(())
@@ -265,8 +270,13 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
     use half::{bf16, f16};
 
     let mut rng = generator(31);
-    let bf = DType::BF16;
-    for unit in [Unit::Dot, Unit::Tiles].into_iter().filter(|unit| unit.is_available()) {
+    let units = [
+        (Unit::Dot, DType::BF16),
+        (Unit::Tiles, DType::BF16),
+        (Unit::Tiles, DType::F32),
+        (Unit::Tiles, DType::F16),
+    ];
+    for (unit, stored) in units.into_iter().filter(|(unit, _)| unit.is_available()) {
         for [m, k, n] in [
             [1, 1, 1],
             [4, 31, 5],
@@ -280,7 +290,7 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
             let bias = random(&mut rng, &[n], DType::F32);
             for turned in 0..4 {
                 let (mut lhs, mut rhs) =
-                    (random(&mut rng, &[m, k], bf), random(&mut rng, &[k, n], bf));
+                    (random(&mut rng, &[m, k], stored), random(&mut rng, &[k, n], stored));
                 if turned & 1 > 0 {
                     lhs = lhs.t()?.contiguous()?.t()?;
                 }
@@ -289,31 +299,95 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
                 }
                 let expected = naive(&lhs, &rhs, Some(&bias));
                 let what = format!("{unit:?} {m} {k} {n}, turned {turned}");
-                let inputs = [bf, DType::F32];
-                let y = packed::gemm::<f32>(&lhs, &rhs, Some(&bias), unit)?;
+                let inputs = [stored, DType::F32];
+                let y = packed::gemm::<f32>(&lhs, &rhs, Some(&bias), unit)?.unwrap();
                 check(&y, &expected, &inputs, &what);
-                let y = packed::gemm::<bf16>(&lhs, &rhs, Some(&bias), unit)?;
+                let y = packed::gemm::<bf16>(&lhs, &rhs, Some(&bias), unit)?.unwrap();
                 check(&y, &expected, &inputs, &what);
-                let y = packed::gemm::<f16>(&lhs, &rhs, Some(&bias), unit)?;
+                let y = packed::gemm::<f16>(&lhs, &rhs, Some(&bias), unit)?.unwrap();
                 check(&y, &expected, &inputs, &what);
             }
         }
         // Batches: fewer than threads, and more; rows and columns of a larger tensor.
         for batch in [1, 7] {
-            let (lhs, rhs) =
-                (random(&mut rng, &[batch, 40, 50], bf), random(&mut rng, &[batch, 60, 40], bf));
+            let (lhs, rhs) = (
+                random(&mut rng, &[batch, 40, 50], stored),
+                random(&mut rng, &[batch, 60, 40], stored),
+            );
             let (lhs, rhs) = (lhs.narrow(2, 3, 37)?, rhs.narrow(1, 5, 37)?.narrow(2, 1, 21)?);
-            let y = packed::gemm::<f32>(&lhs, &rhs, None, unit)?;
-            check(&y, &naive(&lhs, &rhs, None), &[bf], &format!("{unit:?}, {batch} matrices"));
+            let y = packed::gemm::<f32>(&lhs, &rhs, None, unit)?.unwrap();
+            check(&y, &naive(&lhs, &rhs, None), &[stored], &format!("{unit:?}, {batch} matrices"));
         }
         // Infinity and NaN stay in their rows, whatever lies in the padding.
         let lhs = random(&mut rng, &[20, 40], DType::F32);
         let spoiled =
             lhs.slice_assign(&[3..4, 39..40], &Tensor::full(f32::INFINITY, (1, 1), &Device::Cpu)?)?;
-        let rhs = random(&mut rng, &[40, 20], bf);
-        let y = packed::gemm::<f32>(&spoiled.to_dtype(bf)?, &rhs, None, unit)?;
-        for (row, values) in y.to_vec2::<f32>()?.into_iter().enumerate() {
+        let rhs = random(&mut rng, &[40, 20], stored);
+        let spoiled = spoiled.to_dtype(stored)?;
+        let y = packed::gemm::<f32>(&spoiled, &rhs, None, unit)?;
+        if stored != DType::BF16 {
+            assert!(y.is_none(), "planes give NaN where infinity may be due");
+            continue;
+        }
+        for (row, values) in y.unwrap().to_vec2::<f32>()?.into_iter().enumerate() {
             assert!(values.iter().all(|v| v.is_finite() != (row == 3)), "{unit:?}, row {row}");
+        }
+    }
+    Ok(())
+}
+
+/// Single terms: what three planes leave out is 2^-23 of a product at most, and its last rounding 2^-24.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn planes_leave_out_less_than_f32_rounds() -> Result<()> {
+    use super::packed;
+    use crate::kernels::panel::Unit;
+
+    if !Unit::Tiles.is_available() {
+        return Ok(());
+    }
+    let mut rng = generator(91);
+    let mut numbers = |dims: (usize, usize)| {
+        let number = |_| rng.random_range(-2f32..2.0) * (rng.random_range(-40..40) as f32).exp2();
+        Tensor::from_vec((0..dims.0 * dims.1).map(number).collect(), dims, &Device::Cpu)
+    };
+    let (lhs, rhs) = (numbers((257, 1))?, numbers((1, 131))?);
+    let product = packed::gemm::<f32>(&lhs, &rhs, None, Unit::Tiles)?.expect("finite");
+    for (actual, expected) in doubles(&product).iter().zip(naive(&lhs, &rhs, None)) {
+        let error = (actual - expected.value).abs();
+        assert!(error <= 1.6 * f64::from(f32::EPSILON) * expected.value.abs(), "{actual}");
+    }
+    // Sums are kept by blocks of 32 terms, which F32 adds up one by one.
+    let (lhs, rhs) =
+        (random(&mut rng, &[64, 1280], DType::F32), random(&mut rng, &[1280, 64], DType::F32));
+    let expected = naive(&lhs, &rhs, None);
+    let error = |product: &Tensor| {
+        let squares = doubles(product).into_iter().zip(&expected);
+        squares.map(|(actual, sum)| (actual - sum.value).powi(2)).sum::<f64>().sqrt()
+    };
+    let planes = packed::gemm::<f32>(&lhs, &rhs, None, Unit::Tiles)?.expect("finite");
+    let [planes, plain] = [planes, cpu::gemm::<f32>(&lhs, &rhs, None)?].map(|y| error(&y));
+    assert!(planes <= plain, "{planes}, and {plain} without planes");
+    Ok(())
+}
+
+/// Infinity, NaN and what BF16 rounds to infinity: the product is what it is without planes.
+#[test]
+fn products_of_what_is_not_finite_are_those_of_f32() -> Result<()> {
+    let mut rng = generator(93);
+    let rhs = random(&mut rng, &[40, 50], DType::F32);
+    for (spoil, at) in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX].into_iter().zip(3..) {
+        let spoil = Tensor::full(spoil, (1, 1), &Device::Cpu)?;
+        let lhs = random(&mut rng, &[60, 40], DType::F32);
+        let lhs = lhs.slice_assign(&[at..at + 1, 39..40], &spoil)?;
+        for (lhs, rhs) in [(lhs.clone(), rhs.clone()), (rhs.t()?, lhs.t()?)] {
+            let product = doubles(&gemm(&lhs, &rhs, None, DType::F32)?);
+            for (actual, expected) in product.iter().zip(naive(&lhs, &rhs, None)) {
+                let (value, epsilon) = (expected.value, f64::from(f32::EPSILON));
+                let near = (actual - value).abs() <= expected.tolerance(epsilon, DType::F32);
+                let same = *actual == value || actual.is_nan() && value.is_nan();
+                assert!(same || value.is_finite() && near, "{spoil}: {actual}, not {value}");
+            }
         }
     }
     Ok(())

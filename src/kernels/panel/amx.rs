@@ -6,6 +6,7 @@
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::ops::Range;
+use std::sync::LazyLock;
 
 use super::{Panel, Tile, WIDTH};
 
@@ -15,11 +16,12 @@ const CELLS: usize = 16;
 
 /// Whether the processor has tiles of BF16, allowed or not.
 pub(super) fn exists() -> bool {
-    if __cpuid(0).eax < 7 {
-        return false;
-    }
-    const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
-    __cpuid_count(7, 0).edx & BF16_AND_TILE == BF16_AND_TILE
+    // Asked once: a virtual machine takes some 10 µs to answer.
+    static EXISTS: LazyLock<bool> = LazyLock::new(|| {
+        const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
+        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & BF16_AND_TILE == BF16_AND_TILE
+    });
+    *EXISTS
 }
 
 /// Asks the system to let this process use the tiles. Threads inherit the answer.
@@ -77,8 +79,8 @@ struct Configuration {
 }
 
 impl Configuration {
-    /// Registers 0 to 3 are sums, 4 rows, 6 and 7 columns; where there is a tail, 5 is rows and 7 columns
-    /// of so many cells.
+    /// Registers 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns; where there is a tail, 5 is rows and 7
+    /// columns of so many cells.
     fn new(tail: usize) -> Self {
         let mut configuration =
             Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
@@ -94,8 +96,38 @@ impl Configuration {
     }
 }
 
+/// Cells of columns that stay near while all rows pass: half of a second-level cache of 1 MiB.
+const NEAR: usize = 1 << 17;
+
 /// Blocks of rows at most, where a tile has one block of columns.
 const TALL: usize = 4;
+
+/// Planes of the left and of the right side that are multiplied. Of three times three, those that are left
+/// out are at most 2^-23 of a product together.
+const fn pairs<const PLANES: usize>() -> &'static [(usize, usize)] {
+    match PLANES {
+        1 => &[(0, 0)],
+        2 => &[(1, 0), (1, 1), (0, 1), (0, 0)],
+        _ => &[(2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0)],
+    }
+}
+
+/// Multiplies blocks of rows and columns from these on; see [`tile`].
+type Kernel = unsafe fn(&Panel<'_>, usize, usize, &mut [[[f32; WIDTH]; ROWS]; TALL]);
+
+fn kernel<const PLANES: usize>(down: usize, across: usize, whole: bool) -> Kernel {
+    match (down, across) {
+        (1, 1) => tile::<PLANES, 1, 1, false>,
+        (1, 2) => tile::<PLANES, 1, 2, false>,
+        (1, 3) => tile::<PLANES, 1, 3, false>,
+        (1, _) => tile::<PLANES, 1, 4, false>,
+        (2, 1) => tile::<PLANES, 2, 1, false>,
+        (2, _) if whole => tile::<PLANES, 2, 2, true>,
+        (2, _) => tile::<PLANES, 2, 2, false>,
+        (3, _) => tile::<PLANES, 3, 1, false>,
+        (_, _) => tile::<PLANES, 4, 1, false>,
+    }
+}
 
 pub(super) fn multiply(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
     #[repr(C, align(64))]
@@ -103,22 +135,17 @@ pub(super) fn multiply(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
     let mut sums = Sums([[[0.0; WIDTH]; ROWS]; TALL]);
     let configuration = Configuration::new(panel.depth % CELLS);
     let whole = panel.depth.is_multiple_of(CELLS);
+    let kernel = match panel.planes {
+        1 => kernel::<1>,
+        2 => kernel::<2>,
+        _ => kernel::<3>,
+    };
     // SAFETY: the processor has tiles and the system allows them, as `Panel::multiply` has seen. The
     // configuration is a valid one of 64 bytes.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly)) };
     let (row_blocks, blocks) = (panel.rows.div_ceil(ROWS), panel.columns.div_ceil(CELLS));
     let mut run = |rows: Range<usize>, columns: Range<usize>| {
-        let run = match (rows.len(), columns.len()) {
-            (1, 1) => tile::<1, 1, false>,
-            (1, 2) => tile::<1, 2, false>,
-            (1, 3) => tile::<1, 3, false>,
-            (1, _) => tile::<1, 4, false>,
-            (2, 1) => tile::<2, 1, false>,
-            (2, _) if whole => tile::<2, 2, true>,
-            (2, _) => tile::<2, 2, false>,
-            (3, _) => tile::<3, 1, false>,
-            (_, _) => tile::<4, 1, false>,
-        };
+        let run = kernel(rows.len(), columns.len(), whole);
         // SAFETY: configured above; whole blocks of rows and columns lie in the slices.
         unsafe { run(panel, rows.start, columns.start, &mut sums.0) };
         let column = columns.start * CELLS;
@@ -130,34 +157,38 @@ pub(super) fn multiply(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
     };
     // Rows of matrices: as tall as wide reads the fewest cells, and results are written along rows.
     if panel.left_row >= panel.depth && panel.left_starts.len() == 1 && row_blocks.min(blocks) > 1 {
-        for rows in parts(row_blocks, 2) {
-            parts(blocks, 2).for_each(|columns| run(rows.clone(), columns));
+        let near = (NEAR / panel.right_block.max(1)).next_multiple_of(2).max(2);
+        for near in parts(0..blocks, near) {
+            for rows in parts(0..row_blocks, 2) {
+                parts(near.clone(), 2).for_each(|columns| run(rows.clone(), columns));
+            }
         }
     } else {
         // Rows share cells, so that they are near whatever comes between: as wide as columns go.
         let wide = blocks.div_ceil(blocks.div_ceil(4));
-        for columns in parts(blocks, wide) {
+        for columns in parts(0..blocks, wide) {
             // Four registers of sums: what columns leave goes to more rows.
             let tall = 4 / wide.next_power_of_two();
-            parts(row_blocks, tall).for_each(|rows| run(rows, columns.clone()));
+            parts(0..row_blocks, tall).for_each(|rows| run(rows, columns.clone()));
         }
     }
     // SAFETY: as above. Registers in use would be saved at every switch of threads.
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
-/// `0..count` in parts of `each`, and what is left.
-fn parts(count: usize, each: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..count).step_by(each).map(move |first| first..count.min(first + each))
+/// `range` in parts of `each`, and what is left.
+fn parts(range: Range<usize>, each: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(each).map(move |first| first..end.min(first + each))
 }
 
-/// `DOWN` by `ACROSS` blocks, at most four. If the panel is `WHOLE`, its depth full registers, both columns
-/// of two by two stay in registers.
+/// `DOWN` by `ACROSS` blocks, at most four. Two by two of a `WHOLE` panel, its depth full registers, keep
+/// rows and columns in registers from one pair of planes to the next.
 ///
 /// # Safety
 /// Tiles configured for the panel's depth; blocks of rows from `block` on, and of columns from `first`
 /// on, in the slices.
-unsafe fn tile<const DOWN: usize, const ACROSS: usize, const WHOLE: bool>(
+unsafe fn tile<const PLANES: usize, const DOWN: usize, const ACROSS: usize, const WHOLE: bool>(
     panel: &Panel<'_>,
     block: usize,
     first: usize,
@@ -215,9 +246,7 @@ unsafe fn tile<const DOWN: usize, const ACROSS: usize, const WHOLE: bool>(
                 load!($rows, left_block(1), row);
                 if ACROSS > 1 {
                     product!("tmm3", $rows, $last);
-                    if !WHOLE {
-                        load!($columns, right_block(0), down);
-                    }
+                    load!($columns, right_block(0), down);
                     product!("tmm2", $rows, $columns);
                 } else {
                     product!("tmm1", $rows, $columns);
@@ -238,14 +267,31 @@ unsafe fn tile<const DOWN: usize, const ACROSS: usize, const WHOLE: bool>(
         let right = first * panel.right_block + right;
         let mut left = panel.left.as_ptr().wrapping_add(left);
         let mut right = panel.right.as_ptr().wrapping_add(right);
-        for _ in 0..panel.depth / CELLS {
-            if WHOLE {
-                multiply!("tmm4", "tmm6", "tmm7", left, right);
-            } else {
-                multiply!("tmm4", "tmm6", "tmm6", left, right);
+        for _ in 0..panel.depth / (PLANES * CELLS) {
+            let mut loaded = (PLANES, PLANES);
+            for &(l, r) in pairs::<PLANES>() {
+                let left = left.wrapping_add(l * CELLS * panel.left_step);
+                let right = right.wrapping_add(r * CELLS * panel.right_step);
+                if !WHOLE {
+                    multiply!("tmm4", "tmm6", "tmm6", left, right);
+                    continue;
+                }
+                if l != loaded.0 {
+                    load!("tmm4", left, row);
+                    load!("tmm5", left.wrapping_add(panel.left_block), row);
+                }
+                if r != loaded.1 {
+                    load!("tmm6", right, down);
+                    load!("tmm7", right.wrapping_add(panel.right_block), down);
+                }
+                loaded = (l, r);
+                product!("tmm0", "tmm4", "tmm6");
+                product!("tmm1", "tmm4", "tmm7");
+                product!("tmm2", "tmm5", "tmm6");
+                product!("tmm3", "tmm5", "tmm7");
             }
-            left = left.wrapping_add(CELLS * panel.left_step);
-            right = right.wrapping_add(CELLS * panel.right_step);
+            left = left.wrapping_add(PLANES * CELLS * panel.left_step);
+            right = right.wrapping_add(PLANES * CELLS * panel.right_step);
         }
         if !panel.depth.is_multiple_of(CELLS) {
             // These registers hold only as many cells of a row as are left.

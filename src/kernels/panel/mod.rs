@@ -4,6 +4,12 @@
 //! sum. So packing, addresses and loops are the same for both, and only the instruction differs.
 //! Every sum is in F32.
 //!
+//! For tile registers, which have no F32, a number may be the sum of several of BF16, its *planes*: 16
+//! cells of the first, then of each other, then the next 16 of the first. An F32 has three, and six of
+//! the nine products of two are multiplied, all that an F32 can tell from zero beside the largest. An F16
+//! has two. A number that is not finite, or that BF16 rounds to infinity, makes every sum that it enters
+//! infinite or NaN, and not always the one it ought to be.
+//!
 //! Other processors take the `gemm` crate's products, which are also what the tests compare with.
 
 mod amx;
@@ -11,12 +17,14 @@ mod avx512;
 mod cells;
 mod pack;
 mod round;
+mod split;
 mod unit;
 
 use crate::kernels::elementwise::blocks::vectorise;
 pub(in crate::kernels) use cells::{Cells, with_cells};
 pub(in crate::kernels) use pack::{Side, transpose, transposed};
 pub(in crate::kernels) use round::Rounded;
+pub(in crate::kernels) use split::Planes;
 pub(in crate::kernels) use unit::Unit;
 
 /// `left (rows × depth) × right (depth × columns)`, the depth in equal segments.
@@ -41,8 +49,10 @@ pub(in crate::kernels) struct Panel<'a> {
     pub(in crate::kernels) right_starts: &'a [usize],
     pub(in crate::kernels) rows: usize,
     pub(in crate::kernels) columns: usize,
-    /// Cells of a sum in one segment.
+    /// Cells of a sum in one segment, of all planes.
     pub(in crate::kernels) depth: usize,
+    /// More than one for [`Unit::Tiles`] only, and in whole registers.
+    pub(in crate::kernels) planes: usize,
 }
 
 /// Columns of a tile of results in memory.
@@ -60,6 +70,21 @@ pub(in crate::kernels) struct Tile<'a> {
 }
 
 impl Tile<'_> {
+    /// Whether no sum is infinite or NaN.
+    pub(in crate::kernels) fn is_finite(&self) -> bool {
+        let mut finite = true;
+        vectorise(
+            #[inline(always)]
+            || {
+                for line in self.sums.iter().take(self.rows) {
+                    let all = |sums: &[f32]| sums.iter().fold(true, |all, x| all & x.is_finite());
+                    finite &= all(&line[..self.columns]);
+                }
+            },
+        );
+        finite
+    }
+
     /// Adds it to sums of the whole product, whose rows have `columns` elements.
     pub(in crate::kernels) fn add_to(&self, sums: &mut [f32], columns: usize) {
         vectorise(
@@ -92,6 +117,8 @@ impl Panel<'_> {
     fn check(&self, unit: Unit) {
         let last = |count: usize, step: usize| count.saturating_sub(1) * step;
         assert!(unit != Unit::Tiles || self.left_step == 1, "tile registers read whole rows");
+        let whole = unit == Unit::Tiles && self.depth.is_multiple_of(16 * self.planes);
+        assert!(whole || self.planes == 1, "planes are whole tile registers");
         assert!(self.left_starts.len() == self.right_starts.len(), "segments have two sides");
         let starts = self.left_starts.iter().max().zip(self.right_starts.iter().max());
         let (Some((left_start, start)), true) = (starts, self.depth > 0) else { return };

@@ -5,19 +5,21 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-/// A matrix of BF16, seen from a product: `lines` sums' worth of elements, each of `depth` elements
-/// along the sum. Element `(line, k)` is `data[line * line_stride + k * depth_stride]`, and one of the
-/// strides is 1.
+use super::split::Planes;
+
+/// A matrix, seen from a product: `lines` sums' worth of elements, each of `depth` elements along the
+/// sum. Element `(line, k)` is `data[line * line_stride + k * depth_stride]`, and one of the strides is
+/// 1. BF16 is packed as it is, F32 into three of it: see [`super::Panel`].
 #[derive(Clone, Copy, Debug)]
-pub(in crate::kernels) struct Side<'a> {
-    pub(in crate::kernels) data: &'a [bf16],
+pub(in crate::kernels) struct Side<'a, T = bf16> {
+    pub(in crate::kernels) data: &'a [T],
     pub(in crate::kernels) lines: usize,
     pub(in crate::kernels) depth: usize,
     pub(in crate::kernels) line_stride: usize,
     pub(in crate::kernels) depth_stride: usize,
 }
 
-impl<'a> Side<'a> {
+impl<'a, T: Planes> Side<'a, T> {
     /// Some of the lines, and some elements of each.
     pub(in crate::kernels) fn part(
         self,
@@ -30,15 +32,15 @@ impl<'a> Side<'a> {
         Self { data, lines, depth, ..self }
     }
 
-    /// Cells of a line, in whole vectors.
+    /// Cells of a line, in whole vectors of every plane.
     pub(in crate::kernels) fn cells(&self) -> usize {
-        self.depth.div_ceil(2).next_multiple_of(16)
+        self.depth.div_ceil(2).next_multiple_of(16) * T::COUNT
     }
 
     /// Cells of lines, and how many from a line to the next, where they can be read as they lie: pairs
     /// along the sum, in whole blocks of 16 lines that begin on cache lines.
     pub(in crate::kernels) fn in_place(&self) -> Option<(&'a [u32], usize)> {
-        let pairs = self.depth_stride == 1 && self.depth.is_multiple_of(2);
+        let pairs = T::COUNT == 1 && self.depth_stride == 1 && self.depth.is_multiple_of(2);
         let blocks = self.lines.is_multiple_of(16) && self.line_stride.is_multiple_of(32);
         let whole = pairs && blocks && self.data.as_ptr().addr().is_multiple_of(64);
         // SAFETY: two BF16 are a cell of their bits, the lower one first, as packing writes it.
@@ -56,9 +58,9 @@ impl<'a> Side<'a> {
         assert!(self.cells() <= stride && rows * stride <= out.len());
         self.check();
         for (line, cell) in self.squares() {
-            let out = &mut out[line * stride + cell..][..15 * stride + 16];
+            let out = &mut out[line * stride + cell * T::COUNT..][..15 * stride + 16 * T::COUNT];
             // SAFETY: `check` has seen the features and the data; `out` has 16 rows.
-            unsafe { self.square(line, cell, true, out.as_mut_ptr(), stride) };
+            unsafe { T::square(self, [line, cell], true, out.as_mut_ptr(), stride) };
         }
     }
 
@@ -70,40 +72,21 @@ impl<'a> Side<'a> {
         self.check();
         assert!(self.lines.next_multiple_of(16) * self.cells() <= out.len());
         for (line, cell) in self.squares() {
-            let out = &mut out[line * self.cells() + cell * 16..][..256];
+            let out = &mut out[line * self.cells() + cell * 16 * T::COUNT..][..256 * T::COUNT];
             // SAFETY: `check` has seen the features and the data; `out` has 16 rows.
-            unsafe { self.square(line, cell, false, out.as_mut_ptr(), 16) };
+            unsafe { T::square(self, [line, cell], false, out.as_mut_ptr(), 16) };
         }
     }
 
-    /// Lines and cells, 16 by 16, what shares cache lines after each other.
-    fn squares(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let (lines, cells) = (self.lines, self.cells());
+    /// Lines and cells of a plane, 16 by 16, what shares cache lines after each other.
+    fn squares(&self) -> impl Iterator<Item = (usize, usize)> + use<T> {
+        let (lines, cells) = (self.lines, self.cells() / T::COUNT);
         let beside = if self.depth_stride == 1 { 16 } else { 64 };
         (0..lines).step_by(beside).flat_map(move |first| {
             let end = lines.min(first + beside);
             let across = move |cell| (first..end).step_by(16).map(move |line| (line, cell));
             (0..cells).step_by(16).flat_map(across)
         })
-    }
-
-    /// Writes 16 lines by 16 cells: a row a line, or else a row a cell, `stride` cells apart.
-    ///
-    /// One function with the features: without, every instruction would be a call of its own.
-    ///
-    /// # Safety
-    /// AVX-512 F, BW and VL; 16 rows can be written. [`Self::check`] has passed.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn square(&self, line: usize, cell: usize, by_line: bool, out: *mut u32, stride: usize) {
-        let along = self.depth_stride == 1;
-        // SAFETY: the features; the stride of 1 is that of the direction.
-        let square =
-            unsafe { if along { self.along(line, cell) } else { self.across(line, cell) } };
-        let square = if along == by_line { square } else { transposed(square) };
-        for (row, vector) in square.iter().enumerate() {
-            // SAFETY: the caller's.
-            unsafe { _mm512_storeu_si512(out.add(row * stride).cast(), *vector) };
-        }
     }
 
     fn check(&self) {
@@ -114,7 +97,32 @@ impl<'a> Side<'a> {
             assert!(last < self.data.len(), "the matrix reaches beyond its data");
         }
     }
+}
 
+impl Planes for bf16 {
+    const COUNT: usize = 1;
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn square(
+        side: &Side<'_, Self>,
+        [line, cell]: [usize; 2],
+        by_line: bool,
+        out: *mut u32,
+        stride: usize,
+    ) {
+        let along = side.depth_stride == 1;
+        // SAFETY: the features; the stride of 1 is that of the direction.
+        let square =
+            unsafe { if along { side.along(line, cell) } else { side.across(line, cell) } };
+        let square = if along == by_line { square } else { transposed(square) };
+        for (row, vector) in square.iter().enumerate() {
+            // SAFETY: the caller's.
+            unsafe { _mm512_storeu_si512(out.add(row * stride).cast(), *vector) };
+        }
+    }
+}
+
+impl Side<'_, bf16> {
     /// A row a line, 16 cells from `cell` on; zeros beyond the matrix.
     ///
     /// # Safety

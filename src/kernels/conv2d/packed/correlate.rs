@@ -198,6 +198,7 @@ impl Correlation<'_> {
                     rows,
                     columns: outs,
                     depth,
+                    planes: 1,
                 };
                 panel.multiply(unit, |tile| tile.add_to(sums, outs));
             }

@@ -309,6 +309,7 @@ impl Pass {
                 rows: self.outs,
                 columns: positions,
                 depth,
+                planes: 1,
             };
             panel.multiply(self.unit, |tile| {
                 // SAFETY: a `Unit` has the features. `store` checks that the places lie in `out`;

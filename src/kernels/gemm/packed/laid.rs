@@ -2,14 +2,15 @@
 
 use rayon::prelude::*;
 
-use crate::kernels::panel::{Side, with_cells};
+use crate::kernels::panel::{Planes, Side, with_cells};
 
-/// Elements of a sum taken at a time: a block of 64 columns of them is half of a second-level cache
-/// of 1 MiB.
-const DEPTH: usize = 4096;
+/// Elements of a sum taken at a time: a block of 64 columns of them is half of a second-level cache: of 1
+/// MiB, or of 2 with tile registers, which alone take planes.
+const DEPTH: [usize; 3] = [4096, 4096, 2720];
 
 /// A side as the panel reads it, for a part of the sum.
 pub(super) struct Laid<'a> {
+    /// Cells of a sum.
     pub(super) depth: usize,
     pub(super) cells: &'a [u32],
     /// Cells from a line to the next, or of a line in a block of 16.
@@ -18,22 +19,28 @@ pub(super) struct Laid<'a> {
 
 /// Calls `f` with the parts of `side`: by line, as it lies where it can be; or else packed, by all threads
 /// or by this one.
-pub(super) fn laid_out(
-    side: Side<'_>,
+pub(super) fn laid_out<T: Planes>(
+    side: Side<'_, T>,
     by_line: bool,
     shared: bool,
     f: impl FnOnce(&[Laid<'_>]) + Send,
 ) {
-    let parts = (0..side.depth).step_by(DEPTH);
-    let parts = parts.map(|k| side.part(0, side.lines, k, DEPTH.min(side.depth - k)));
+    let most = DEPTH[T::COUNT - 1];
+    let parts = (0..side.depth).step_by(most);
+    let parts = parts.map(|k| side.part(0, side.lines, k, most.min(side.depth - k)));
+    // Planes are of whole registers.
+    let depth = |part: &Side<'_, T>| match T::COUNT {
+        1 => part.depth.div_ceil(2),
+        _ => part.cells(),
+    };
     let lying = parts.clone().map(|part| {
         let (cells, stride) = part.in_place().filter(|_| by_line)?;
-        Some(Laid { depth: part.depth, cells, stride })
+        Some(Laid { depth: depth(&part), cells, stride })
     });
     if let Some(laid) = lying.collect::<Option<Vec<_>>>() {
         return f(&laid);
     }
-    let stride = |part: &Side<'_>| match part.cells() {
+    let stride = |part: &Side<'_, T>| match part.cells() {
         // Lines a kilobyte apart, or a multiple, would share few lines of the nearest cache.
         cells if by_line && cells.is_multiple_of(256) => cells + 16,
         cells => cells,
@@ -53,7 +60,7 @@ pub(super) fn laid_out(
                 true => cells.par_chunks_mut(64 * stride).enumerate().for_each(pack),
                 false => cells.chunks_mut(64 * stride).enumerate().for_each(pack),
             }
-            Laid { depth: part.depth, cells, stride }
+            Laid { depth: depth(&part), cells, stride }
         });
         f(&laid.collect::<Vec<_>>());
     });

@@ -1,19 +1,28 @@
 //! Products large enough that threads share them: of small whole numbers, so that sums are exact in any
 //! order.
 
-use candle_core::{DType, Device, Error, Result, Tensor};
-use half::bf16;
+use candle_core::{DType, Device, Error, Result, Tensor, WithDType};
+use half::{bf16, f16};
 use rand::Rng;
 
 use super::{Sharing, gemm};
 use crate::kernels::gemm::tests::generator;
 use crate::kernels::panel::{Side, Unit, with_cells};
 
-/// `(rows, columns)` of whole numbers, which begin on a cache line or off it.
-fn whole(rng: &mut impl Rng, rows: usize, columns: usize, on_line: bool) -> Result<Tensor> {
-    let mut data = vec![bf16::ZERO; rows * columns + 64];
+/// `(rows, columns)` of whole numbers, which begin on a cache line or off it; some of them `rare`.
+fn whole<T: WithDType>(
+    rng: &mut impl Rng,
+    [rows, columns]: [usize; 2],
+    on_line: bool,
+    rare: Option<(i32, f64)>,
+) -> Result<Tensor> {
+    let mut data = vec![T::zero(); rows * columns + 64];
     let start = data.as_ptr().align_offset(64) + if on_line { 0 } else { 8 };
-    data.fill_with(|| bf16::from_f32(rng.random_range(-3_i8..=3).into()));
+    data.fill_with(|| {
+        let rare = rare.filter(|(_, often)| rng.random_bool(*often)).map(|(rare, _)| rare);
+        let sign = [-1, 1][rng.random_range(0..2)];
+        T::from_f64(rare.map_or_else(|| rng.random_range(-3..=3), |rare| sign * rare).into())
+    });
     let len = data.len();
     let data = Tensor::from_vec(data, len, &Device::Cpu)?;
     data.narrow(0, start, rows * columns)?.reshape((rows, columns))
@@ -59,27 +68,45 @@ fn threads_share_products_exactly() -> Result<()> {
 
 fn products() -> Result<()> {
     let mut rng = generator(67);
-    for unit in [Unit::Dot, Unit::Tiles].into_iter().filter(|unit| unit.is_available()) {
+    // Of 10 and 17 bits, so that two and three planes are not zero, and rare enough for exact sums.
+    let [two, three] = [(513, 1.0 / 32.0), (65537, 1.0 / 512.0)].map(Some);
+    let units = [
+        (Unit::Dot, DType::BF16),
+        (Unit::Tiles, DType::BF16),
+        (Unit::Tiles, DType::F32),
+        (Unit::Tiles, DType::F16),
+    ];
+    for (unit, dtype) in units.into_iter().filter(|(unit, _)| unit.is_available()) {
         // Whole blocks and not; sums of whole registers, of an odd number, and in two parts.
         for [m, k, n] in
-            [[288, 1024, 300], [304, 1001, 272], [290, 1000, 310], [160, 8200, 70], [70, 8192, 160]]
+            [[288, 1024, 300], [304, 1001, 272], [290, 1000, 310], [160, 8200, 70], [42, 8192, 200]]
         {
-            let sharing = Sharing::of([m, k, n], unit);
+            let sharing = match dtype {
+                DType::BF16 => Sharing::of::<bf16>([m, k, n], unit),
+                DType::F16 => Sharing::of::<f16>([m, k, n], unit),
+                _ => Sharing::of::<f32>([m, k, n], unit),
+            };
             let expected = if m >= n { Sharing::Rows } else { Sharing::Columns };
-            assert_eq!(sharing, expected, "{unit:?} {m} {k} {n}");
+            assert_eq!(sharing, expected, "{unit:?} {dtype:?} {m} {k} {n}");
             for case in 0..8 {
                 let [on_line, left_turned, right_turned] =
                     [case & 1, case & 2, case & 4].map(|bit| bit == 0);
-                let side = |rng: &mut _, rows, columns, turned| match turned {
-                    true => whole(rng, columns, rows, on_line)?.t(),
-                    false => whole(rng, rows, columns, on_line),
+                let mut side = |rows, columns, turned: bool, rare| {
+                    let dims = if turned { [columns, rows] } else { [rows, columns] };
+                    let side = match dtype {
+                        DType::BF16 => whole::<bf16>(&mut rng, dims, on_line, None)?,
+                        DType::F16 => whole::<f16>(&mut rng, dims, on_line, two)?,
+                        _ => whole::<f32>(&mut rng, dims, on_line, rare)?,
+                    };
+                    if turned { side.t() } else { Ok(side) }
                 };
-                let lhs = side(&mut rng, m, k, left_turned)?;
-                let rhs = side(&mut rng, k, n, right_turned)?;
-                let product = gemm::<f32>(&lhs, &rhs, None, unit)?;
+                let rare = [[two, two], [three, None], [None, three]][(case + m) % 3];
+                let lhs = side(m, k, left_turned, rare[0])?;
+                let rhs = side(k, n, right_turned, rare[1])?;
+                let product = gemm::<f32>(&lhs, &rhs, None, unit)?.expect("finite");
                 let [lhs, rhs] = [lhs.to_dtype(DType::F32)?, rhs.to_dtype(DType::F32)?];
                 let reference = lhs.matmul(&rhs)?.flatten_all()?.to_vec1::<f32>()?;
-                let what = format!("{unit:?} {m} {k} {n}, case {case}");
+                let what = format!("{unit:?} {dtype:?} {m} {k} {n}, case {case}");
                 assert!(product.flatten_all()?.to_vec1::<f32>()? == reference, "{what}");
             }
         }

@@ -175,6 +175,7 @@ impl Correlation<'_> {
                     rows: outs,
                     columns,
                     depth,
+                    planes: 1,
                 };
                 panel.multiply(self.unit, |tile| tile.add_to(sums, columns));
             }
@@ -235,6 +236,7 @@ impl Correlation<'_> {
                         rows: outs,
                         columns: ins,
                         depth: positions,
+                        planes: 1,
                     };
                     panel.multiply(self.unit, |tile| {
                         let column = column * self.wide + tile.column;

@@ -188,6 +188,7 @@ impl Phases {
                     rows: positions,
                     columns: pass.outs,
                     depth: lines.depth,
+                    planes: 1,
                 };
                 let places = Places {
                     positions: lines.positions,
