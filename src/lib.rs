@@ -27,6 +27,7 @@ mod step;
 mod tf32;
 mod trace;
 mod watch;
+mod workers;
 
 #[cfg(test)]
 mod device_tests;
@@ -61,6 +62,7 @@ pub use step::{Bound, Gradients, Step};
 pub use tf32::{allow_tf32, set_allow_tf32};
 pub use trace::{Trace, TraceRow};
 pub use watch::Warnings;
+pub use workers::on_workers;
 
 /// Compiles the programs in `docs/porting.md`.
 #[cfg(doctest)]

@@ -156,7 +156,8 @@ fn compare(options: &Options, table: &mut Table) -> Result<()> {
         if options.smoke {
             group.shrink();
         }
-        let times = measure::group(&group, &Device::Cpu, options.settings(), &mut peers)?;
+        let measure = || measure::group(&group, &Device::Cpu, options.settings(), &mut peers);
+        let times = candle_amp::on_workers(measure)?;
         for row in &group.rows {
             for line in Line::of(row, &times, &["", ", its default allocator"])? {
                 table.print(line);

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use candle_amp::{
-    Autocast, GradScaler, Parameters, ScaleConfig, StepOutcome, nn, ops,
+    Autocast, GradScaler, Parameters, ScaleConfig, StepOutcome, nn, on_workers, ops,
     optim::{Scheduler, Sgd, SgdConfig},
     random,
 };
@@ -57,7 +57,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 fn main() -> ExitCode {
-    match finish_on_ctrl_c().and_then(|()| run(&Options::parse())) {
+    match finish_on_ctrl_c().and_then(|()| on_workers(|| run(&Options::parse()))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

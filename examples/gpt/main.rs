@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use candle_amp::on_workers;
 use candle_core::Device;
 use clap::Parser;
 
@@ -37,7 +38,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 fn main() -> ExitCode {
-    match finish_on_ctrl_c().and_then(|()| run(&Options::parse())) {
+    match finish_on_ctrl_c().and_then(|()| on_workers(|| run(&Options::parse()))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -28,3 +28,4 @@ mod tidy;
 mod trace;
 mod transformer;
 mod util;
+mod workers;
