@@ -30,6 +30,9 @@ use clap::Parser;
 /// What candle and rayon take the number of threads from, when they first ask for it.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
+/// What the allocator asks before it gives memory back: -1 is never.
+const KEEP: (&str, &str) = ("MIMALLOC_PURGE_DELAY", "-1");
+
 /// Measures candle-amp beside PyTorch.
 #[derive(Debug, Parser)]
 pub(crate) struct Options {
@@ -109,11 +112,16 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<ExitCode> {
     let threads = options.threads.to_string();
-    if env::var(THREADS).as_deref() != Ok(&threads) {
+    let has = |name, value: &str| env::var(name).as_deref() == Ok(value);
+    if !has(THREADS, &threads) || !has(KEEP.0, KEEP.1) {
         // The pools are as large as the environment said when the process began.
         let program = env::current_exe().context("finding the program")?;
         let mut again = Command::new(program);
-        let status = again.args(env::args_os().skip(1)).env(THREADS, threads).status()?;
+        let status = again
+            .args(env::args_os().skip(1))
+            .env(THREADS, threads)
+            .env(KEEP.0, KEEP.1)
+            .status()?;
         return Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     if let Some(spec) = &options.peak_of {

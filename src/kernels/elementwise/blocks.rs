@@ -178,12 +178,11 @@ pub(crate) fn runs(
     len: usize,
     width: usize,
 ) -> impl Iterator<Item = (usize, Range<usize>)> {
-    let mut at = 0;
+    let (mut at, mut number) = (0, start / width);
     std::iter::from_fn(move || {
-        let number = (start + at) / width;
         let end = len.min((number + 1) * width - start);
         let run = (at < len).then_some((number, at..end));
-        at = end;
+        (at, number) = (end, number + 1);
         run
     })
 }

@@ -99,6 +99,9 @@ impl Configuration {
 /// Cells of columns that stay near while all rows pass: half of a second-level cache of 1 MiB.
 const NEAR: usize = 1 << 17;
 
+/// Cells that stay in the nearest cache, of 48 KiB.
+const NEAREST: usize = 10 << 10;
+
 /// Blocks of rows at most, where a tile has one block of columns.
 const TALL: usize = 4;
 
@@ -156,7 +159,9 @@ pub(super) fn multiply(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
         }
     };
     // Rows of matrices: as tall as wide reads the fewest cells, and results are written along rows.
-    if panel.left_row >= panel.depth && panel.left_starts.len() == 1 && row_blocks.min(blocks) > 1 {
+    let matrices =
+        panel.left_row >= panel.depth * panel.left_starts.len() && panel.right_step == CELLS;
+    if matrices && row_blocks.min(blocks) > 1 {
         let near = (NEAR / panel.right_block.max(1)).next_multiple_of(2).max(2);
         for near in parts(0..blocks, near) {
             for rows in parts(0..row_blocks, 2) {
@@ -164,8 +169,10 @@ pub(super) fn multiply(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
             }
         }
     } else {
-        // Rows share cells, so that they are near whatever comes between: as wide as columns go.
-        let wide = blocks.div_ceil(blocks.div_ceil(4));
+        // Rows share cells, so that they are near whatever comes between: as wide as columns go, unless
+        // those of one tile are too many to stay near.
+        let most = if blocks * panel.right_block > NEAREST && row_blocks > 1 { 2 } else { 4 };
+        let wide = blocks.div_ceil(blocks.div_ceil(most));
         for columns in parts(0..blocks, wide) {
             // Four registers of sums: what columns leave goes to more rows.
             let tall = 4 / wide.next_power_of_two();

@@ -106,25 +106,42 @@ impl Channels {
         parameters: [&[T::Acc]; P],
         term: impl Fn([T::Acc; M], [T::Acc; P]) -> [T::Acc; K] + Sync,
     ) -> Vec<[f64; K]> {
-        let mut partials = vec![[0.0; K]; self.outer * self.channels];
-        let per_task = GRAIN.div_ceil(self.inner.max(1));
+        // Short runs of several rows are one block: partial sums cost more than such a run.
+        let together = (BLOCK / self.inner.max(1)).clamp(1, self.outer.max(1));
+        let mut partials = vec![[0.0; K]; self.outer.div_ceil(together) * self.channels];
+        let per_task = GRAIN.div_ceil((self.inner * together).max(1));
         for_each_chunk(
             &mut partials,
             per_task,
             #[inline(always)]
             |task, partials| {
                 for (i, partial) in partials.iter_mut().enumerate() {
-                    let run = task * per_task + i;
-                    let parameters = parameters.map(|p| p[run % self.channels]);
-                    let end = inputs[0].len().min((run + 1) * self.inner);
-                    for start in (run * self.inner..end).step_by(BLOCK) {
-                        let len = BLOCK.min(end - start);
-                        let sums = block_sums(
-                            inputs.map(|input| &input[start..start + len]),
-                            #[inline(always)]
-                            |x| term(x, parameters),
-                        );
-                        *partial = from_fn(|k| partial[k] + sums[k]);
+                    let block = task * per_task + i;
+                    let channel = block % self.channels;
+                    let parameters = parameters.map(|p| p[channel]);
+                    let mut lanes = [[T::Acc::zero(); LANES]; K];
+                    let first = block / self.channels * together;
+                    for row in first..self.outer.min(first + together) {
+                        let run = (row * self.channels + channel) * self.inner;
+                        let end = inputs[0].len().min(run + self.inner);
+                        for start in (run..end).step_by(BLOCK) {
+                            let len = BLOCK.min(end - start);
+                            add_block(
+                                &mut lanes,
+                                inputs.map(|input| &input[start..start + len]),
+                                #[inline(always)]
+                                |x| term(x, parameters),
+                            );
+                            if together == 1 {
+                                let lanes =
+                                    std::mem::replace(&mut lanes, [[T::Acc::zero(); LANES]; K]);
+                                let sums = lanes.map(total);
+                                *partial = from_fn(|k| partial[k] + sums[k]);
+                            }
+                        }
+                    }
+                    if together > 1 {
+                        *partial = lanes.map(total);
                     }
                 }
             },
@@ -216,6 +233,7 @@ impl Channels {
             self.outer * self.columns(),
             #[inline(always)]
             |start, out: &mut [MaybeUninit<O>]| {
+                let mut channel = start / width % self.channels;
                 for (number, run) in runs(start, out.len(), width) {
                     let from = start + run.start;
                     let out = &mut out[run];
@@ -232,7 +250,8 @@ impl Channels {
                             |x, p| O::lower(f(x.map(T::raise), p)),
                         );
                     } else {
-                        let parameters = parameters.map(|p| p[number % self.channels]);
+                        let parameters = parameters.map(|p| p[channel]);
+                        channel = if channel + 1 == self.channels { 0 } else { channel + 1 };
                         each_lane::<_, _, T::Acc, M, 0>(
                             out,
                             inputs,
@@ -277,13 +296,25 @@ pub(crate) fn block_sums<T: Lane, const M: usize, const K: usize>(
     term: impl Fn([T::Acc; M]) -> [T::Acc; K],
 ) -> [f64; K] {
     let mut lanes = [[T::Acc::zero(); LANES]; K];
+    add_block(&mut lanes, inputs, term);
+    lanes.map(total)
+}
+
+/// Adds the values of `term` over the elements of `inputs`, element `i` to lane `i % LANES`.
+#[inline(always)]
+fn add_block<T: Lane, const M: usize, const K: usize>(
+    lanes: &mut [[T::Acc; LANES]; K],
+    inputs: [&[T]; M],
+    term: impl Fn([T::Acc; M]) -> [T::Acc; K],
+) {
+    let mut sums = *lanes;
     let chunks = inputs.map(|input| input.as_chunks::<LANES>());
     for i in 0..chunks[0].0.len() {
         let block: [&[T; LANES]; M] = from_fn(|m| &chunks[m].0[i]);
         for lane in 0..LANES {
             let terms = term(block.map(|x| x[lane].raise()));
             for k in 0..K {
-                lanes[k][lane] += terms[k];
+                sums[k][lane] += terms[k];
             }
         }
     }
@@ -291,8 +322,20 @@ pub(crate) fn block_sums<T: Lane, const M: usize, const K: usize>(
     for lane in 0..rest[0].len().min(LANES) {
         let terms = term(rest.map(|x| x[lane].raise()));
         for k in 0..K {
-            lanes[k][lane] += terms[k];
+            sums[k][lane] += terms[k];
         }
     }
-    lanes.map(|lanes| lanes.iter().map(|lane| lane.to_double()).sum())
+    *lanes = sums;
+}
+
+/// The sum of all lanes: by eights, as one addition waits for the one before.
+#[inline(always)]
+fn total<A: Real>(lanes: [A; LANES]) -> f64 {
+    let mut sums = [0.0; 8];
+    for lanes in lanes.as_chunks::<8>().0 {
+        for (sum, lane) in sums.iter_mut().zip(lanes) {
+            *sum += lane.to_double();
+        }
+    }
+    sums.iter().sum()
 }

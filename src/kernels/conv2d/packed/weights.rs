@@ -75,21 +75,25 @@ fn arrange(
     let (across, down) = if lines { (1, sum) } else { (rows, 1) };
     let pack = |(block, places): (usize, &mut [u32])| {
         let (group, first) = (block / blocks, block % blocks * rows);
-        for row in 0..rows.min(outs - first) {
-            for channel in 0..ins {
-                let (out, input) = match order {
-                    Order::Forward => (first + row, channel),
-                    Order::Backward => (channel, first + row),
-                };
-                let out = group * shape.group_out() + out;
-                let weights = &weight[(out * shape.group_in() + input) * kernel..][..kernel];
-                let cell = if pairs { channel / 2 } else { channel };
+        let kernel_of = |row: usize, channel: usize| {
+            let (out, input) = match order {
+                Order::Forward => (first + row, channel),
+                Order::Backward => (channel, first + row),
+            };
+            let out = group * shape.group_out() + out;
+            &weight[(out * shape.group_in() + input) * kernel..][..kernel]
+        };
+        let half = |weight: f32| u32::from(bf16::lower(weight).to_bits());
+        // Rows within a cell: what they share cache lines with is written, or read, while it is near.
+        for cell in 0..cells {
+            for row in 0..rows.min(outs - first) {
+                let low = kernel_of(row, if pairs { 2 * cell } else { cell });
+                let high = (pairs && 2 * cell + 1 < ins).then(|| kernel_of(row, 2 * cell + 1));
                 for &(tap, start) in &used {
-                    let place = &mut places[(start + cell) * across + row * down];
-                    *place = match (pairs, channel % 2) {
-                        (false, _) => weights[tap].to_bits(),
-                        (true, 0) => u32::from(bf16::lower(weights[tap]).to_bits()),
-                        (true, _) => *place | u32::from(bf16::lower(weights[tap]).to_bits()) << 16,
+                    places[(start + cell) * across + row * down] = match (pairs, high) {
+                        (false, _) => low[tap].to_bits(),
+                        (true, Some(high)) => half(low[tap]) | half(high[tap]) << 16,
+                        (true, None) => half(low[tap]),
                     };
                 }
             }

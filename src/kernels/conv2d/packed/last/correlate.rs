@@ -85,10 +85,11 @@ impl Correlation<'_> {
         let mut sums = vec![0f32; shape.kernel_height * shape.group_out() * columns];
         let cells =
             (columns * shape.geometry.stride + shape.group_out()).div_ceil(self.unit.per_cell());
-        let cut = Cut::new(self.taps.grid, 1, cells);
-        for image in images {
-            let x = &x[image * shape.image()..][..shape.image()];
-            let grad = &grad[image * shape.out_image()..][..shape.out_image()];
+        let cut = Cut::new(self.taps.grid, images.len(), cells);
+        for first in images.clone().step_by(cut.images) {
+            let end = images.end.min(first + cut.images);
+            let x = &x[first * shape.image()..end * shape.image()];
+            let grad = &grad[first * shape.out_image()..end * shape.out_image()];
             for part in cut.parts(self.taps.grid, 1) {
                 self.part(x, grad, group, &part, &mut sums);
             }
@@ -106,7 +107,11 @@ impl Correlation<'_> {
     ) {
         match (self.unit.pairs(), halves(x), halves(grad)) {
             (true, Some(x), Some(grad)) => self.of_pairs(x, grad, group, part, sums),
-            _ => self.of_floats(x, grad, group, part, sums),
+            _ => {
+                let images = x.chunks_exact(self.shape.image().max(1));
+                let grads = grad.chunks_exact(self.shape.out_image().max(1));
+                images.zip(grads).for_each(|(x, grad)| self.of_floats(x, grad, group, part, sums));
+            }
         }
     }
 
@@ -117,23 +122,29 @@ impl Correlation<'_> {
         strips
     }
 
+    /// Of several images, segments of one sum: small ones have few terms, and sums are added to in memory.
     fn of_pairs(&self, x: &[bf16], grad: &[bf16], group: usize, part: &Part, sums: &mut [f32]) {
         let (shape, strips) = (self.shape, self.strips(part));
         let (ins, outs) = (shape.group_in(), shape.group_out());
         let positions = part.rows.len() * strips.line;
         let met = strips.slots.len() * strips.line;
         let (x_cells, cells) = (side(&[], ins, met).cells(), side(&[], outs, positions).cells());
-        let stride = if cells.is_multiple_of(256) { cells + 16 } else { cells };
+        let images = x.len() / shape.image().max(1);
+        let stride = match images * cells {
+            cells if cells.is_multiple_of(256) => cells + 16,
+            cells => cells,
+        };
         let (block, depth) = (16 * x_cells, positions.div_ceil(2));
+        let each = shape.kernel_width * self.wide * x_cells;
         let lines = Lines::new(self.taps, part, ins.div_ceil(2));
         let sizes = [
             (met * ins).max(positions * outs).div_ceil(2).max(lines.len()),
-            outs.next_multiple_of(16) * stride,
-            shape.kernel_width * self.wide * x_cells + block,
+            outs.next_multiple_of(16) * stride + images * cells,
+            images * each + block,
         ];
-        with_cells(sizes, |[straight, left, right]| {
-            // Rows of pixels without a gap are read where they lie.
-            let whole = part.columns.len() == shape.out_width && strips.line == shape.out_width;
+        // Rows of pixels without a gap are read where they lie.
+        let whole = part.columns.len() == shape.out_width && strips.line == shape.out_width;
+        let lay = |x: &[bf16], grad: &[bf16], [straight, left, right]: [&mut [u32]; 3]| {
             if whole {
                 let first = part.rows.start * shape.out_width * shape.c_out + group * outs;
                 let of_grad = side(&grad[first..], outs, positions);
@@ -159,19 +170,29 @@ impl Correlation<'_> {
                     side(places, ins, met).pack_blocks(&mut right[column * self.wide * x_cells..]);
                 }
             }
+        };
+        with_cells(sizes, |[straight, left, right]| {
+            let grads = grad.chunks_exact(shape.out_image().max(1));
+            for (i, (x, grad)) in x.chunks_exact(shape.image().max(1)).zip(grads).enumerate() {
+                // What an image's squares leave beyond its end, the next one's cover.
+                lay(x, grad, [&mut *straight, &mut left[i * cells..], &mut right[i * each..]]);
+            }
             let columns = shape.kernel_width * self.wide;
+            let left_starts: Vec<_> = (0..images).map(|i| i * cells).collect();
             for (row, start) in strips.starts.iter().enumerate() {
                 let sums = &mut sums[row * outs * columns..][..outs * columns];
+                let start = start * strips.line / 2 * 16;
+                let right_starts: Vec<_> = (0..images).map(|i| i * each + start).collect();
                 let panel = Panel {
                     left,
                     left_block: self.unit.rows() * stride,
                     left_row: stride,
                     left_step: 1,
-                    left_starts: &[0],
+                    left_starts: &left_starts,
                     right,
                     right_block: block,
                     right_step: 16,
-                    right_starts: &[start * strips.line / 2 * 16],
+                    right_starts: &right_starts,
                     rows: outs,
                     columns,
                     depth,

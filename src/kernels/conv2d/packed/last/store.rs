@@ -1,10 +1,9 @@
 //! Tiles, rounded into pixels.
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-use crate::kernels::panel::{Rounded, Tile};
+use crate::kernels::panel::{Rounded, Tile, store_all};
 
 /// Where positions go: lines of `positions`, of which the first `columns` are pixels.
 #[derive(Clone, Copy, Debug)]
@@ -53,18 +52,10 @@ impl Places {
             if position < self.columns {
                 let pixel = self.start + line * self.row + position * self.column;
                 let out = out.wrapping_add(pixel * self.channels + from);
-                for column in (0..tile.columns).step_by(16) {
-                    let lanes = (tile.columns - column).min(16);
-                    let mask = ((1u32 << lanes) - 1) as u16;
-                    // SAFETY: 16 sums; the mask has no more elements than the tile has columns.
-                    unsafe {
-                        let mut sums = _mm512_loadu_ps(sums.as_ptr().add(column));
-                        if let Some(bias) = bias {
-                            let bias = _mm512_maskz_loadu_ps(mask, bias.add(column));
-                            sums = _mm512_add_ps(sums, bias);
-                        }
-                        O::store(out.wrapping_add(column), mask, sums);
-                    }
+                // SAFETY: as many sums, numbers in the bias and elements from `out` on as columns.
+                unsafe {
+                    let out = std::slice::from_raw_parts_mut(out.cast(), tile.columns);
+                    store_all::<O, false>(sums.as_ptr(), bias, out);
                 }
             }
             position += 1;
