@@ -263,6 +263,7 @@ impl<T: Planes, O: Rounded> Product<'_, T, O> {
                 columns: width,
                 depth: left.depth,
                 planes: T::COUNT,
+                strips: false,
             };
             panel.multiply(self.unit, |tile| {
                 if T::COUNT > 1 && !tile.is_finite() {

@@ -159,8 +159,7 @@ pub(super) fn multiply(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
         }
     };
     // Rows of matrices: as tall as wide reads the fewest cells, and results are written along rows.
-    let matrices =
-        panel.left_row >= panel.depth * panel.left_starts.len() && panel.right_step == CELLS;
+    let matrices = !panel.strips && panel.left_row >= panel.depth * panel.left_starts.len();
     if matrices && row_blocks.min(blocks) > 1 {
         let near = (NEAR / panel.right_block.max(1)).next_multiple_of(2).max(2);
         for near in parts(0..blocks, near) {
@@ -171,7 +170,8 @@ pub(super) fn multiply(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
     } else {
         // Rows share cells, so that they are near whatever comes between: as wide as columns go, unless
         // those of one tile are too many to stay near.
-        let most = if blocks * panel.right_block > NEAREST && row_blocks > 1 { 2 } else { 4 };
+        let far = !panel.strips && blocks * panel.right_block > NEAREST && row_blocks > 1;
+        let most = if far { 2 } else { 4 };
         let wide = blocks.div_ceil(blocks.div_ceil(most));
         for columns in parts(0..blocks, wide) {
             // Four registers of sums: what columns leave goes to more rows.

@@ -53,6 +53,8 @@ pub(in crate::kernels) struct Panel<'a> {
     pub(in crate::kernels) depth: usize,
     /// More than one for [`Unit::Tiles`] only, and in whole registers.
     pub(in crate::kernels) planes: usize,
+    /// Whether columns are positions whose cells lie apart, along strips: tiles are as wide as can be.
+    pub(in crate::kernels) strips: bool,
 }
 
 /// Columns of a tile of results in memory.

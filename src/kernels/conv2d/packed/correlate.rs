@@ -199,6 +199,7 @@ impl Correlation<'_> {
                     columns: outs,
                     depth,
                     planes: 1,
+                    strips: false,
                 };
                 panel.multiply(unit, |tile| tile.add_to(sums, outs));
             }

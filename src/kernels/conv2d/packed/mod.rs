@@ -310,6 +310,7 @@ impl Pass {
                 columns: positions,
                 depth,
                 planes: 1,
+                strips: true,
             };
             panel.multiply(self.unit, |tile| {
                 // SAFETY: a `Unit` has the features. `store` checks that the places lie in `out`;

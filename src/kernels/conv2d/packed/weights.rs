@@ -84,19 +84,22 @@ fn arrange(
             &weight[(out * shape.group_in() + input) * kernel..][..kernel]
         };
         let half = |weight: f32| u32::from(bf16::lower(weight).to_bits());
-        // Rows within a cell: what they share cache lines with is written, or read, while it is near.
-        for cell in 0..cells {
-            for row in 0..rows.min(outs - first) {
-                let low = kernel_of(row, if pairs { 2 * cell } else { cell });
-                let high = (pairs && 2 * cell + 1 < ins).then(|| kernel_of(row, 2 * cell + 1));
-                for &(tap, start) in &used {
-                    places[(start + cell) * across + row * down] = match (pairs, high) {
-                        (false, _) => low[tap].to_bits(),
-                        (true, Some(high)) => half(low[tap]) | half(high[tap]) << 16,
-                        (true, None) => half(low[tap]),
-                    };
-                }
+        let mut write = |row: usize, cell: usize| {
+            let low = kernel_of(row, if pairs { 2 * cell } else { cell });
+            let high = (pairs && 2 * cell + 1 < ins).then(|| kernel_of(row, 2 * cell + 1));
+            for &(tap, start) in &used {
+                places[(start + cell) * across + row * down] = match (pairs, high) {
+                    (false, _) => low[tap].to_bits(),
+                    (true, Some(high)) => half(low[tap]) | half(high[tap]) << 16,
+                    (true, None) => half(low[tap]),
+                };
             }
+        };
+        // Neighbours in memory one after the other.
+        let count = rows.min(outs - first);
+        match lines {
+            true => (0..count).for_each(|row| (0..cells).for_each(|cell| write(row, cell))),
+            false => (0..cells).for_each(|cell| (0..count).for_each(|row| write(row, cell))),
         }
     };
     let (places, block) = (shape.geometry.groups * blocks * rows * sum, (rows * sum).max(1));

@@ -197,6 +197,7 @@ impl Correlation<'_> {
                     columns,
                     depth,
                     planes: 1,
+                    strips: false,
                 };
                 panel.multiply(self.unit, |tile| tile.add_to(sums, columns));
             }
@@ -258,6 +259,7 @@ impl Correlation<'_> {
                         columns: ins,
                         depth: positions,
                         planes: 1,
+                        strips: false,
                     };
                     panel.multiply(self.unit, |tile| {
                         let column = column * self.wide + tile.column;

@@ -189,6 +189,7 @@ impl Phases {
                     columns: pass.outs,
                     depth: lines.depth,
                     planes: 1,
+                    strips: false,
                 };
                 let places = Places {
                     positions: lines.positions,
