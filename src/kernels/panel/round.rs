@@ -80,8 +80,8 @@ pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
     }
 }
 
-/// [`store_tile`] with the instruction that rounds to BF16, which takes subnormals for zero: a third of
-/// what rounding takes otherwise.
+/// [`store_tile`] with the instruction that rounds to BF16, where rounding takes a dozen otherwise; it
+/// takes subnormals for zero.
 ///
 /// # Safety
 /// As there, and AVX-512 BF16.
