@@ -189,7 +189,7 @@ pub(crate) fn weight_gradient(
     let (x, grad) = (x.contiguous()?, grad.contiguous()?);
     if geometry.format == Format::ChannelsLast {
         #[cfg(target_arch = "x86_64")]
-        if let Some(unit) = packed::last::unit([&x, &grad], None, &shape, out) {
+        if let Some(unit) = packed::last::gradient_unit([&x, &grad], &shape, out) {
             return packed::last::weight_gradient(&x, &grad, &shape, unit)?.to_dtype(out);
         }
         let (x, grad) = (first(&x)?, first(&grad)?);

@@ -420,8 +420,8 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
     use crate::kernels::panel::Unit;
     use half::bf16;
 
-    let units = [Unit::Fma, Unit::Dot, Unit::Tiles].into_iter().filter(|unit| unit.is_available());
-    let units: Vec<_> = units.collect();
+    let units = [Unit::Fma, Unit::Dot, Unit::Tiles, Unit::Planes];
+    let units: Vec<_> = units.into_iter().filter(|unit| unit.is_available()).collect();
     let mut rng = generator(21);
     for (dims, c_out, kernel, geometry) in [
         ([2, 2, 1, 1], 2, 1, geometry(1, 0, 1, 1)),
@@ -460,16 +460,18 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
                 _ => (&y, &dx, &dw),
             };
             let what = format!("{unit:?} {shape:?}");
-            let single = packed::forward::<f32>(&x, &weight, Some(&bias), &shape, unit)?;
-            check(&single, y, &inputs, &what);
-            let half = packed::forward::<bf16>(&x, &weight, Some(&bias), &shape, unit)?;
-            check(&half, y, &inputs, &what);
-            let back = packed::input_gradient::<f32>(&grad, &weight, None, &shape, unit)?;
-            check(&back, dx, &inputs, &what);
-            let back = packed::input_gradient::<bf16>(&grad, &weight, None, &shape, unit)?;
-            check(&back, dx, &inputs, &what);
-            let dweight = packed::weight_gradient(&x, &grad, &shape, unit)?;
-            check(&dweight, dw, &inputs, &what);
+            if unit != Unit::Planes {
+                let single = packed::forward::<f32>(&x, &weight, Some(&bias), &shape, unit)?;
+                check(&single, y, &inputs, &what);
+                let half = packed::forward::<bf16>(&x, &weight, Some(&bias), &shape, unit)?;
+                check(&half, y, &inputs, &what);
+                let back = packed::input_gradient::<f32>(&grad, &weight, None, &shape, unit)?;
+                check(&back, dx, &inputs, &what);
+                let back = packed::input_gradient::<bf16>(&grad, &weight, None, &shape, unit)?;
+                check(&back, dx, &inputs, &what);
+                let dweight = packed::weight_gradient(&x, &grad, &shape, unit)?;
+                check(&dweight, dw, &inputs, &what);
+            }
 
             let what = format!("channels last, {what}");
             let [x, grad] = [last(&x)?, last(&grad)?];
@@ -490,6 +492,49 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
         let back = super::cpu::input_gradient::<bf16>(&grad, &weight, None, &shape)?;
         check(&back, &dx, &inputs, &what);
         check(&super::cpu::weight_gradient::<f32>(&x, &grad, &shape)?, &dw, &inputs, &what);
+    }
+    Ok(())
+}
+
+/// What planes cannot sum is summed without: infinity, NaN, and what BF16 rounds to infinity.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn what_is_not_finite_in_planes_is_taken_again() -> Result<()> {
+    use super::packed::last::{forward, input_gradient, weight_gradient};
+    use crate::kernels::panel::Unit;
+
+    if !Unit::Planes.is_available() {
+        return Ok(());
+    }
+    let mut rng = generator(61);
+    let geometry = turned(geometry(1, 1, 1, 1));
+    let (dims, weight_dims) = ([5, 6, 7, 32], [32, 32, 3, 3]);
+    let shape = Shape::new(&dims, &weight_dims, geometry)?;
+    for (what, odd) in
+        [("infinity", f32::INFINITY), ("NaN", f32::NAN), ("the largest", f32::MAX), ("none", 1.0)]
+    {
+        let mut images = |dims: &[usize], scale: f64| {
+            (random(&mut rng, dims, DType::F32) * scale)?.flatten_all()?.to_vec1::<f32>()
+        };
+        let (mut x, mut grad) = (images(&dims, 1e-3)?, images(&shape.out_dims(), 1e-3)?);
+        let weight = Tensor::from_vec(images(&weight_dims, 1e-3)?, &weight_dims, &Device::Cpu)?;
+        (x[1501], grad[777]) = (odd, odd);
+        let x = Tensor::from_vec(x, &dims, &Device::Cpu)?;
+        let grad = Tensor::from_vec(grad, &shape.out_dims(), &Device::Cpu)?;
+        let of = |unit: Unit| -> Result<[Tensor; 3]> {
+            Ok([
+                forward::<f32>(&x, &weight, None, &shape, unit)?,
+                input_gradient::<f32>(&grad, &weight, None, &shape, unit)?,
+                weight_gradient(&x, &grad, &shape, unit)?,
+            ])
+        };
+        for (planes, plain) in of(Unit::Planes)?.iter().zip(of(Unit::Fma)?) {
+            let (planes, plain) = (doubles(planes), doubles(&plain));
+            let same = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
+            let same = planes.iter().zip(&plain).all(same);
+            // Else there are sums in planes, in another order.
+            assert_eq!(same, what != "none", "{what}");
+        }
     }
     Ok(())
 }

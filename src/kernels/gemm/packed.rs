@@ -36,7 +36,7 @@ pub(super) fn unit(lhs: &Tensor, rhs: &Tensor) -> Option<Unit> {
         }
         // Without tiles the `gemm` crate's products are faster.
         (DType::F32, DType::F32) | (DType::F16, DType::F16) if fits(THIN) => {
-            Some(Unit::Tiles).filter(|unit| unit.is_available())
+            Some(Unit::Planes).filter(|unit| unit.is_available())
         }
         _ => None,
     }
@@ -91,7 +91,7 @@ fn typed<T: Planes + Element, O: Rounded>(
     let together = matrices >= rayon::current_num_threads();
     let sharing = match together {
         true => Sharing::Alone,
-        false => Sharing::of::<T>([lhs.rows(), lhs.cols(), rhs.cols()], unit),
+        false => Sharing::of([lhs.rows(), lhs.cols(), rhs.cols()], T::COUNT, unit),
     };
     let finite = AtomicBool::new(true);
     let result = fresh_if(matrices * size, |out: &mut [MaybeUninit<O>]| {
@@ -107,7 +107,7 @@ fn typed<T: Planes + Element, O: Rounded>(
             let places = &Places { first: out.as_mut_ptr(), stride: rhs.cols() };
             Product { left, right, bias, unit, places, finite: &finite }.run(sharing);
         };
-        match together && matrices * size * lhs.cols() > short::<T>(unit) {
+        match together && matrices * size * lhs.cols() > short(unit) {
             true => out.par_chunks_mut(size).enumerate().for_each(each),
             false => out.chunks_mut(size).enumerate().for_each(each),
         }
@@ -117,8 +117,8 @@ fn typed<T: Planes + Element, O: Rounded>(
 }
 
 /// Terms of a product that take a thread some 20 µs.
-fn short<T: Planes>(unit: Unit) -> usize {
-    if unit == Unit::Tiles && T::COUNT == 1 { 1 << 22 } else { 1 << 20 }
+fn short(unit: Unit) -> usize {
+    if unit == Unit::Tiles { 1 << 22 } else { 1 << 20 }
 }
 
 /// How threads share a product.
@@ -136,13 +136,13 @@ enum Sharing {
 
 impl Sharing {
     /// Of a product of so many rows and columns, and terms of each sum.
-    fn of<T: Planes>([rows, depth, columns]: [usize; 3], unit: Unit) -> Self {
-        let (terms, short) = (rows * depth * columns, short::<T>(unit));
+    fn of([rows, depth, columns]: [usize; 3], planes: usize, unit: Unit) -> Self {
+        let (terms, short) = (rows * depth * columns, short(unit));
         match terms {
             _ if rayon::current_num_threads() == 1 || terms <= short => Self::Alone,
             _ if terms <= 16 * short => Self::Parts,
             // The larger side is laid out where it is multiplied: by the smaller one, from a cache.
-            _ if rows < columns && rows * depth * T::COUNT <= NEAR => Self::Columns,
+            _ if rows < columns && rows * depth * planes <= NEAR => Self::Columns,
             _ => Self::Rows,
         }
     }

@@ -273,8 +273,8 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
     let units = [
         (Unit::Dot, DType::BF16),
         (Unit::Tiles, DType::BF16),
-        (Unit::Tiles, DType::F32),
-        (Unit::Tiles, DType::F16),
+        (Unit::Planes, DType::F32),
+        (Unit::Planes, DType::F16),
     ];
     for (unit, stored) in units.into_iter().filter(|(unit, _)| unit.is_available()) {
         for [m, k, n] in [
@@ -343,7 +343,7 @@ fn planes_leave_out_less_than_f32_rounds() -> Result<()> {
     use super::packed;
     use crate::kernels::panel::Unit;
 
-    if !Unit::Tiles.is_available() {
+    if !Unit::Planes.is_available() {
         return Ok(());
     }
     let mut rng = generator(91);
@@ -352,7 +352,7 @@ fn planes_leave_out_less_than_f32_rounds() -> Result<()> {
         Tensor::from_vec((0..dims.0 * dims.1).map(number).collect(), dims, &Device::Cpu)
     };
     let (lhs, rhs) = (numbers((257, 1))?, numbers((1, 131))?);
-    let product = packed::gemm::<f32>(&lhs, &rhs, None, Unit::Tiles)?.expect("finite");
+    let product = packed::gemm::<f32>(&lhs, &rhs, None, Unit::Planes)?.expect("finite");
     for (actual, expected) in doubles(&product).iter().zip(naive(&lhs, &rhs, None)) {
         let error = (actual - expected.value).abs();
         assert!(error <= 1.6 * f64::from(f32::EPSILON) * expected.value.abs(), "{actual}");
@@ -365,7 +365,7 @@ fn planes_leave_out_less_than_f32_rounds() -> Result<()> {
         let squares = doubles(product).into_iter().zip(&expected);
         squares.map(|(actual, sum)| (actual - sum.value).powi(2)).sum::<f64>().sqrt()
     };
-    let planes = packed::gemm::<f32>(&lhs, &rhs, None, Unit::Tiles)?.expect("finite");
+    let planes = packed::gemm::<f32>(&lhs, &rhs, None, Unit::Planes)?.expect("finite");
     let [planes, plain] = [planes, cpu::gemm::<f32>(&lhs, &rhs, None)?].map(|y| error(&y));
     assert!(planes <= plain, "{planes}, and {plain} without planes");
     Ok(())

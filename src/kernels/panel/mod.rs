@@ -24,7 +24,7 @@ use crate::kernels::elementwise::blocks::vectorise;
 pub(in crate::kernels) use cells::{Cells, with_cells};
 pub(in crate::kernels) use pack::{Side, transpose, transposed};
 pub(in crate::kernels) use round::{Rounded, store_all};
-pub(in crate::kernels) use split::Planes;
+pub(in crate::kernels) use split::{Planes, split, split_one};
 pub(in crate::kernels) use unit::Unit;
 
 /// `left (rows × depth) × right (depth × columns)`, the depth in equal segments.
@@ -51,10 +51,21 @@ pub(in crate::kernels) struct Panel<'a> {
     pub(in crate::kernels) columns: usize,
     /// Cells of a sum in one segment, of all planes.
     pub(in crate::kernels) depth: usize,
-    /// More than one for [`Unit::Tiles`] only, and in whole registers.
+    /// More than one for [`Unit::Planes`] only, and in whole registers.
     pub(in crate::kernels) planes: usize,
     /// Whether columns are positions whose cells lie apart, along strips: tiles are as wide as can be.
     pub(in crate::kernels) strips: bool,
+}
+
+/// Cells of a sum with all its planes, in whole registers where there are several.
+pub(in crate::kernels) fn planed(cells: usize, planes: usize) -> usize {
+    if planes == 1 { cells } else { cells.next_multiple_of(16) * planes }
+}
+
+/// Where a cell's first plane is; the next one is 16 cells further.
+#[inline(always)]
+pub(in crate::kernels) fn first_plane(cell: usize, planes: usize) -> usize {
+    cell / 16 * 16 * planes + cell % 16
 }
 
 /// Columns of a tile of results in memory.
@@ -118,8 +129,8 @@ impl Panel<'_> {
 
     fn check(&self, unit: Unit) {
         let last = |count: usize, step: usize| count.saturating_sub(1) * step;
-        assert!(unit != Unit::Tiles || self.left_step == 1, "tile registers read whole rows");
-        let whole = unit == Unit::Tiles && self.depth.is_multiple_of(16 * self.planes);
+        assert!(!unit.tiles() || self.left_step == 1, "tile registers read whole rows");
+        let whole = unit == Unit::Planes && self.depth.is_multiple_of(16 * self.planes);
         assert!(whole || self.planes == 1, "planes are whole tile registers");
         assert!(self.left_starts.len() == self.right_starts.len(), "segments have two sides");
         let starts = self.left_starts.iter().max().zip(self.right_starts.iter().max());

@@ -13,6 +13,8 @@ pub(in crate::kernels) enum Unit {
     Dot,
     /// Pairs of BF16, AMX's `tdpbf16ps`. Subnormal elements and sums count as zero.
     Tiles,
+    /// The same of F32 or F16, as sums of several of BF16: see [`super`].
+    Planes,
 }
 
 impl Unit {
@@ -36,20 +38,31 @@ impl Unit {
         if self.pairs() { 2 } else { 1 }
     }
 
+    /// Numbers of BF16 that an F32 is the sum of.
+    pub(in crate::kernels) fn planes(self) -> usize {
+        if self == Self::Planes { 3 } else { 1 }
+    }
+
+    /// Whether these are tile registers, which read whole rows of cells.
+    pub(in crate::kernels) fn tiles(self) -> bool {
+        matches!(self, Self::Tiles | Self::Planes)
+    }
+
     /// Rows of a tile.
     pub(in crate::kernels) fn rows(self) -> usize {
-        if self == Self::Tiles { 16 } else { 8 }
+        if self.tiles() { 16 } else { 8 }
     }
 
     pub(in crate::kernels) fn is_available(self) -> bool {
-        static AVAILABLE: LazyLock<[bool; 3]> = LazyLock::new(|| {
+        static AVAILABLE: LazyLock<[bool; 4]> = LazyLock::new(|| {
             // Packing and rounding use the first four throughout.
             let avx512 = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512dq");
             let dot = avx512 && is_x86_feature_detected!("avx512bf16");
-            [avx512, dot, avx512 && super::amx::enable()]
+            let tiles = avx512 && super::amx::enable();
+            [avx512, dot, tiles, tiles]
         });
         AVAILABLE[self as usize]
     }
@@ -58,7 +71,7 @@ impl Unit {
         match self {
             Self::Fma => super::avx512::fma(panel, f),
             Self::Dot => super::avx512::dot(panel, f),
-            Self::Tiles => super::amx::multiply(panel, f),
+            Self::Tiles | Self::Planes => super::amx::multiply(panel, f),
         }
     }
 }

@@ -292,15 +292,15 @@ impl Pass {
         let block = rows * depth * taps.rows.len();
         let bias = bias.map(|bias| &bias[group * self.outs..]);
         let out = out.from(group * self.outs * height * width);
-        let segment = if self.unit == Unit::Tiles { depth } else { rows * depth };
+        let segment = if self.unit.tiles() { depth } else { rows * depth };
         let left_starts: Vec<_> = (0..taps.rows.len()).map(|row| row * segment).collect();
         with_cells([strips.slots.len() * strips.slot + 16], |[right]| {
             source.fill(taps, part, &strips, self.unit.pairs(), right);
             let panel = Panel {
                 left: &weight[group * blocks * block..],
                 left_block: block,
-                left_row: if self.unit == Unit::Tiles { depth * taps.rows.len() } else { 1 },
-                left_step: if self.unit == Unit::Tiles { 1 } else { rows },
+                left_row: if self.unit.tiles() { depth * taps.rows.len() } else { 1 },
+                left_step: if self.unit.tiles() { 1 } else { rows },
                 left_starts: &left_starts,
                 right,
                 right_block: strips.block,

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::layout::Taps;
 use crate::kernels::conv2d::shape::Shape;
 use crate::kernels::elementwise::lane::Lane;
-use crate::kernels::panel::{Cells, Unit};
+use crate::kernels::panel::{Cells, Unit, first_plane, planed, split_one};
 
 /// Which channels are summed over.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,10 +26,11 @@ pub(super) fn widened(tensor: &Tensor) -> Result<Vec<f32>> {
 /// `(group, block of rows, …)` as [`Panel`](crate::kernels::panel::Panel) reads the left matrix: a row
 /// a channel that is not summed over, a segment a kernel row, a cell `(kernel column, channel)`.
 pub(super) fn pack(weight: &[f32], shape: &Shape, taps: &Taps, order: Order, unit: Unit) -> Cells {
-    arrange(weight, shape, taps, order, unit.pairs(), (unit.rows(), unit == Unit::Tiles))
+    arrange(weight, shape, taps, order, unit, (unit.rows(), unit.tiles()))
 }
 
-/// The same as the right matrix: `(group, channel / 16, kernel row, kernel column, cell, channel % 16)`.
+/// The same as the right matrix: `(group, channel / 16, kernel row, kernel column, cell, channel % 16)`,
+/// a column's cells in whole registers where they have planes.
 pub(super) fn pack_blocks(
     weight: &[f32],
     shape: &Shape,
@@ -37,7 +38,7 @@ pub(super) fn pack_blocks(
     order: Order,
     unit: Unit,
 ) -> Cells {
-    arrange(weight, shape, taps, order, unit.pairs(), (16, false))
+    arrange(weight, shape, taps, order, unit, (16, false))
 }
 
 /// Cells that are packed before another thread is awake.
@@ -49,16 +50,18 @@ fn arrange(
     shape: &Shape,
     taps: &Taps,
     order: Order,
-    pairs: bool,
+    unit: Unit,
     (rows, lines): (usize, bool),
 ) -> Cells {
+    let (pairs, planes) = (unit.pairs(), unit.planes());
     let (ins, outs) = match order {
         Order::Forward => (shape.group_in(), shape.group_out()),
         Order::Backward => (shape.group_out(), shape.group_in()),
     };
     let kernel = shape.kernel_height * shape.kernel_width;
     let cells = if pairs { ins.div_ceil(2) } else { ins };
-    let segment = cells * taps.columns.len();
+    let column = planed(cells, planes);
+    let segment = column * taps.columns.len();
     let sum = segment * taps.rows.len();
     let blocks = outs.div_ceil(rows);
     let mut packed = Cells::new(shape.geometry.groups * blocks * rows * sum);
@@ -70,7 +73,7 @@ fn arrange(
             taps.columns.iter().map(move |&(_, column)| row * shape.kernel_width + column)
         })
         .enumerate()
-        .map(|(index, tap)| (tap, index * cells))
+        .map(|(index, tap)| (tap, index * column))
         .collect();
     let (across, down) = if lines { (1, sum) } else { (rows, 1) };
     let pack = |(block, places): (usize, &mut [u32])| {
@@ -88,10 +91,18 @@ fn arrange(
             let low = kernel_of(row, if pairs { 2 * cell } else { cell });
             let high = (pairs && 2 * cell + 1 < ins).then(|| kernel_of(row, 2 * cell + 1));
             for &(tap, start) in &used {
-                places[(start + cell) * across + row * down] = match (pairs, high) {
-                    (false, _) => low[tap].to_bits(),
-                    (true, Some(high)) => half(low[tap]) | half(high[tap]) << 16,
-                    (true, None) => half(low[tap]),
+                let at = start + first_plane(cell, planes);
+                let high = high.map_or(0.0, |high| high[tap]);
+                if planes > 1 {
+                    let both = split_one(low[tap]).into_iter().zip(split_one(high));
+                    for (plane, (low, high)) in both.enumerate() {
+                        places[(at + 16 * plane) * across + row * down] = low >> 16 | high;
+                    }
+                    continue;
+                }
+                places[at * across + row * down] = match pairs {
+                    false => low[tap].to_bits(),
+                    true => half(low[tap]) | half(high) << 16,
                 };
             }
         };

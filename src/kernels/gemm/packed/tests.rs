@@ -73,8 +73,8 @@ fn products() -> Result<()> {
     let units = [
         (Unit::Dot, DType::BF16),
         (Unit::Tiles, DType::BF16),
-        (Unit::Tiles, DType::F32),
-        (Unit::Tiles, DType::F16),
+        (Unit::Planes, DType::F32),
+        (Unit::Planes, DType::F16),
     ];
     for (unit, dtype) in units.into_iter().filter(|(unit, _)| unit.is_available()) {
         // Whole blocks and not; sums of whole registers, of an odd number, and in two parts.
@@ -82,9 +82,9 @@ fn products() -> Result<()> {
             [[288, 1024, 300], [304, 1001, 272], [290, 1000, 310], [160, 8200, 70], [42, 8192, 200]]
         {
             let sharing = match dtype {
-                DType::BF16 => Sharing::of::<bf16>([m, k, n], unit),
-                DType::F16 => Sharing::of::<f16>([m, k, n], unit),
-                _ => Sharing::of::<f32>([m, k, n], unit),
+                DType::BF16 => Sharing::of([m, k, n], 1, unit),
+                DType::F16 => Sharing::of([m, k, n], 2, unit),
+                _ => Sharing::of([m, k, n], 3, unit),
             };
             let expected = if m >= n { Sharing::Rows } else { Sharing::Columns };
             assert_eq!(sharing, expected, "{unit:?} {dtype:?} {m} {k} {n}");

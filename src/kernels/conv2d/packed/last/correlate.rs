@@ -15,7 +15,7 @@ use crate::kernels::conv2d::packed::layout::{Cut, Part, Strips, Taps};
 use crate::kernels::conv2d::packed::rows::Stored;
 use crate::kernels::conv2d::packed::source::{floats, halves, pairs};
 use crate::kernels::element::{Elements, tensor};
-use crate::kernels::panel::{Panel, Side, Tile, Unit, with_cells};
+use crate::kernels::panel::{Panel, Planes, Side, Tile, Unit, with_cells};
 
 /// See [`super::super::weight_gradient`].
 pub(in crate::kernels::conv2d) fn weight_gradient(
@@ -60,6 +60,9 @@ pub(in crate::kernels::conv2d) fn weight_gradient(
         true => total.par_chunks_mut(shape.taps()).enumerate().for_each(gather),
         false => total.chunks_mut(shape.taps()).enumerate().for_each(gather),
     }
+    if unit == Unit::Planes && !total.iter().all(|sum| sum.is_finite()) {
+        return weight_gradient(x, grad, shape, Unit::Fma);
+    }
     Ok(tensor(total, &shape.weight_dims()))
 }
 
@@ -85,9 +88,10 @@ impl Correlation<'_> {
         let mut sums = vec![0f32; shape.kernel_height * shape.group_out() * columns];
         let cells =
             (columns * shape.geometry.stride + shape.group_out()).div_ceil(self.unit.per_cell());
-        let cut = Cut::new(self.taps.grid, images.len(), cells);
-        for first in images.clone().step_by(cut.images) {
-            let end = images.end.min(first + cut.images);
+        let cut = Cut::new(self.taps.grid, images.len(), cells * self.unit.planes());
+        let count = cut.images.max(self.together(images.len()));
+        for first in images.clone().step_by(count) {
+            let end = images.end.min(first + count);
             let x = &x[first * shape.image()..end * shape.image()];
             let grad = &grad[first * shape.out_image()..end * shape.out_image()];
             for part in cut.parts(self.taps.grid, 1) {
@@ -105,8 +109,11 @@ impl Correlation<'_> {
         part: &Part,
         sums: &mut [f32],
     ) {
-        match (self.unit.pairs(), halves(x), halves(grad)) {
-            (true, Some(x), Some(grad)) => self.of_pairs(x, grad, group, part, sums),
+        match (self.unit, halves(x), halves(grad)) {
+            (Unit::Planes, ..) => self.of_planes(x, grad, group, part, sums),
+            (Unit::Dot | Unit::Tiles, Some(x), Some(grad)) => {
+                self.of_pairs(x, grad, group, part, sums);
+            }
             _ => {
                 let images = x.chunks_exact(self.shape.image().max(1));
                 let grads = grad.chunks_exact(self.shape.out_image().max(1));
@@ -115,36 +122,39 @@ impl Correlation<'_> {
         }
     }
 
-    fn strips(&self, part: &Part) -> Strips {
+    /// Lines of so many images.
+    fn strips(&self, part: &Part, images: usize) -> Strips {
         let mut strips = Strips::new(self.taps, part, 1);
-        // A line starts with a cell.
-        strips.line = part.columns.len().next_multiple_of(self.unit.per_cell());
+        // A line starts with a cell, or with a register of each plane.
+        let whole = if self.unit == Unit::Planes { 32 } else { self.unit.per_cell() };
+        strips.line = (images * part.columns.len()).next_multiple_of(whole);
         strips
+    }
+
+    /// Images of which a line has a row each, so that little of a register is nothing.
+    fn together(&self, images: usize) -> usize {
+        let width = self.shape.out_width;
+        let nothing = |&images: &usize| {
+            let line = (images * width).max(1);
+            (1000 * line.next_multiple_of(32) / line, images)
+        };
+        let most = if self.unit == Unit::Planes { images.clamp(1, 8) } else { 1 };
+        (1..=most).min_by_key(nothing).unwrap_or(1)
     }
 
     /// Of several images, segments of one sum: small ones have few terms, and sums are added to in memory.
     fn of_pairs(&self, x: &[bf16], grad: &[bf16], group: usize, part: &Part, sums: &mut [f32]) {
-        let (shape, strips) = (self.shape, self.strips(part));
+        let (shape, strips) = (self.shape, self.strips(part, 1));
         let (ins, outs) = (shape.group_in(), shape.group_out());
         let positions = part.rows.len() * strips.line;
         let met = strips.slots.len() * strips.line;
-        let (x_cells, cells) = (side(&[], ins, met).cells(), side(&[], outs, positions).cells());
-        let images = x.len() / shape.image().max(1);
-        let stride = match images * cells {
-            cells if cells.is_multiple_of(256) => cells + 16,
-            cells => cells,
-        };
-        let (block, depth) = (16 * x_cells, positions.div_ceil(2));
-        let each = shape.kernel_width * self.wide * x_cells;
+        let x_cells = side::<bf16>(&[], ins, met).cells();
         let lines = Lines::new(self.taps, part, ins.div_ceil(2));
-        let sizes = [
-            (met * ins).max(positions * outs).div_ceil(2).max(lines.len()),
-            outs.next_multiple_of(16) * stride + images * cells,
-            images * each + block,
-        ];
         // Rows of pixels without a gap are read where they lie.
         let whole = part.columns.len() == shape.out_width && strips.line == shape.out_width;
-        let lay = |x: &[bf16], grad: &[bf16], [straight, left, right]: [&mut [u32]; 3]| {
+        let lay = |i: usize, stride: usize, [straight, left, right]: [&mut [u32]; 3]| {
+            let x = &x[i * shape.image()..][..shape.image()];
+            let grad = &grad[i * shape.out_image()..][..shape.out_image()];
             if whole {
                 let first = part.rows.start * shape.out_width * shape.c_out + group * outs;
                 let of_grad = side(&grad[first..], outs, positions);
@@ -161,7 +171,7 @@ impl Correlation<'_> {
                     channels: group * ins..(group + 1) * ins,
                     all: shape.c_in,
                 };
-                of_image.fill(&lines, true, straight);
+                of_image.fill(&lines, self.unit, straight);
                 self.pack_shifted(&lines, pairs(straight), x_cells, right);
             } else {
                 for column in 0..shape.kernel_width {
@@ -171,18 +181,83 @@ impl Correlation<'_> {
                 }
             }
         };
+        let straight = (met * ins).max(positions * outs).div_ceil(2).max(lines.len());
+        self.add::<bf16>(x.len() / shape.image().max(1), part, &strips, straight, lay, sums);
+    }
+
+    /// As [`Self::of_pairs`], of elements in planes, whose lines have a row of several images.
+    fn of_planes<S: Stored + 'static, G: Stored + 'static>(
+        &self,
+        x: &[S],
+        grad: &[G],
+        group: usize,
+        part: &Part,
+        sums: &mut [f32],
+    ) {
+        let shape = self.shape;
+        let images = x.len() / shape.image().max(1);
+        let together = self.together(images);
+        let strips = self.strips(part, together);
+        let (ins, outs) = (shape.group_in(), shape.group_out());
+        let positions = part.rows.len() * strips.line;
+        let met = strips.slots.len() * strips.line;
+        let x_cells = side::<f32>(&[], ins, met).cells();
+        let lay = |i: usize, stride: usize, [straight, left, right]: [&mut [u32]; 3]| {
+            let (first, end) = (i * together, images.min((i + 1) * together));
+            let x = &x[first * shape.image()..end * shape.image()];
+            let grad = &grad[first * shape.out_image()..end * shape.out_image()];
+            let places = &mut floats(straight)[..positions * outs];
+            self.lay_grad(grad, group, part, &strips, 0.0, widen, places);
+            side(places, outs, positions).pack_lines(stride, left);
+            for column in 0..shape.kernel_width {
+                let places = &mut floats(straight)[..met * ins];
+                self.lay_x(x, group, part, &strips, column, 0.0, widen, places);
+                side(places, ins, met).pack_blocks(&mut right[column * self.wide * x_cells..]);
+            }
+        };
+        let straight = (met * ins).max(positions * outs);
+        self.add::<f32>(images.div_ceil(together), part, &strips, straight, lay, sums);
+    }
+
+    /// Adds sums over `segments`, each of which `lay` packs, on the left into lines of so many cells;
+    /// `straight` are cells for it to work with.
+    fn add<T: Planes>(
+        &self,
+        segments: usize,
+        part: &Part,
+        strips: &Strips,
+        straight: usize,
+        lay: impl Fn(usize, usize, [&mut [u32]; 3]),
+        sums: &mut [f32],
+    ) {
+        let shape = self.shape;
+        let (ins, outs) = (shape.group_in(), shape.group_out());
+        let positions = part.rows.len() * strips.line;
+        let met = strips.slots.len() * strips.line;
+        let x_cells = side::<T>(&[], ins, met).cells();
+        let cells = side::<T>(&[], outs, positions).cells();
+        let stride = match segments * cells {
+            cells if cells.is_multiple_of(256) => cells + 16,
+            cells => cells,
+        };
+        let (block, depth) = (16 * x_cells, positions.div_ceil(2) * T::COUNT);
+        let each = shape.kernel_width * self.wide * x_cells;
+        let sizes = [
+            straight,
+            outs.next_multiple_of(16) * stride + segments * cells,
+            segments * each + block,
+        ];
         with_cells(sizes, |[straight, left, right]| {
-            let grads = grad.chunks_exact(shape.out_image().max(1));
-            for (i, (x, grad)) in x.chunks_exact(shape.image().max(1)).zip(grads).enumerate() {
-                // What an image's squares leave beyond its end, the next one's cover.
-                lay(x, grad, [&mut *straight, &mut left[i * cells..], &mut right[i * each..]]);
+            for i in 0..segments {
+                // What a segment's squares leave beyond its end, the next one's cover.
+                lay(i, stride, [&mut *straight, &mut left[i * cells..], &mut right[i * each..]]);
             }
             let columns = shape.kernel_width * self.wide;
-            let left_starts: Vec<_> = (0..images).map(|i| i * cells).collect();
+            let left_starts: Vec<_> = (0..segments).map(|i| i * cells).collect();
             for (row, start) in strips.starts.iter().enumerate() {
                 let sums = &mut sums[row * outs * columns..][..outs * columns];
-                let start = start * strips.line / 2 * 16;
-                let right_starts: Vec<_> = (0..images).map(|i| i * each + start).collect();
+                let start = start * strips.line / 2 * 16 * T::COUNT;
+                let right_starts: Vec<_> = (0..segments).map(|i| i * each + start).collect();
                 let panel = Panel {
                     left,
                     left_block: self.unit.rows() * stride,
@@ -196,7 +271,7 @@ impl Correlation<'_> {
                     rows: outs,
                     columns,
                     depth,
-                    planes: 1,
+                    planes: T::COUNT,
                     strips: false,
                 };
                 panel.multiply(self.unit, |tile| tile.add_to(sums, columns));
@@ -230,7 +305,7 @@ impl Correlation<'_> {
         part: &Part,
         sums: &mut [f32],
     ) {
-        let (shape, strips) = (self.shape, self.strips(part));
+        let (shape, strips) = (self.shape, self.strips(part, 1));
         let (ins, outs) = (shape.group_in(), shape.group_out());
         let positions = part.rows.len() * strips.line;
         let met = strips.slots.len() * strips.line;
@@ -270,7 +345,7 @@ impl Correlation<'_> {
         });
     }
 
-    /// The gradient at each position, `(line, position, out)`.
+    /// The gradient at each position of some images, `(line, image, position, out)`.
     #[allow(clippy::too_many_arguments)]
     fn lay_grad<G, P: Copy>(
         &self,
@@ -287,13 +362,17 @@ impl Correlation<'_> {
         let pixels = part.columns.start as isize;
         for (y, line) in part.rows.clone().zip(out.chunks_exact_mut(strips.line * outs)) {
             let row = Row { width: self.shape.out_width, all: self.shape.c_out, step: 1 };
-            let (line, rest) = line.split_at_mut(part.columns.len() * outs);
-            row.lay(grad, y, pixels, channels.clone(), zero, &carry, line);
-            rest.fill(zero);
+            let grads = grad.chunks_exact(self.shape.out_image());
+            let mut lines = line.chunks_exact_mut(part.columns.len() * outs);
+            for (grad, line) in grads.zip(&mut lines) {
+                row.lay(grad, y, pixels, channels.clone(), zero, &carry, line);
+            }
+            lines.by_ref().for_each(|line| line.fill(zero));
+            lines.into_remainder().fill(zero);
         }
     }
 
-    /// What a kernel column meets at each position, `(line, position, channel)`.
+    /// What a kernel column meets at each position of some images, `(line, image, position, channel)`.
     #[allow(clippy::too_many_arguments)]
     fn lay_x<S, P: Copy>(
         &self,
@@ -310,21 +389,23 @@ impl Correlation<'_> {
         let channels = group * ins..(group + 1) * ins;
         let first = (part.columns.start * self.taps.step) as isize + self.taps.columns[column].0;
         for (&y, line) in strips.slots.iter().zip(out.chunks_exact_mut(strips.line * ins)) {
-            let (line, rest) = line.split_at_mut(part.columns.len() * ins);
-            rest.fill(zero);
-            match usize::try_from(y).ok().filter(|&y| y < shape.height) {
-                Some(y) => {
-                    let row = Row { width: shape.width, all: shape.c_in, step: self.taps.step };
-                    row.lay(x, y, first, channels.clone(), zero, &carry, line);
-                }
-                None => line.fill(zero),
+            let Some(y) = usize::try_from(y).ok().filter(|&y| y < shape.height) else {
+                line.fill(zero);
+                continue;
+            };
+            let row = Row { width: shape.width, all: shape.c_in, step: self.taps.step };
+            let mut lines = line.chunks_exact_mut(part.columns.len() * ins);
+            for (x, line) in x.chunks_exact(shape.image()).zip(&mut lines) {
+                row.lay(x, y, first, channels.clone(), zero, &carry, line);
             }
+            lines.by_ref().for_each(|line| line.fill(zero));
+            lines.into_remainder().fill(zero);
         }
     }
 }
 
 /// A line a channel, summed over pixels.
-fn side(data: &[bf16], lines: usize, depth: usize) -> Side<'_> {
+fn side<T>(data: &[T], lines: usize, depth: usize) -> Side<'_, T> {
     Side { data, lines, depth, line_stride: 1, depth_stride: lines }
 }
 

@@ -10,6 +10,7 @@ mod rows;
 mod store;
 
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{DType, Result, Tensor, bail};
 use half::{bf16, f16};
@@ -20,14 +21,16 @@ use super::rows::Stored;
 use super::weights::{self, Order};
 use super::{Pass, Shape, with_stored};
 use crate::kernels::element::{Elements, tensor};
-use crate::kernels::fresh::fresh;
-use crate::kernels::panel::{Cells, Panel, Rounded, Unit, with_cells};
+use crate::kernels::fresh::fresh_if;
+use crate::kernels::panel::{Cells, Panel, Rounded, Unit, planed, with_cells};
 pub(in crate::kernels::conv2d) use correlate::weight_gradient;
 use lines::Lines;
 use rows::Pixels;
 use store::Places;
 
 /// The unit that convolves these operands, where this module does.
+///
+/// F32 and F16 in planes where that is faster: a pixel is whole registers of 32 channels.
 pub(in crate::kernels::conv2d) fn unit(
     operands: [&Tensor; 2],
     bias: Option<&Tensor>,
@@ -35,7 +38,24 @@ pub(in crate::kernels::conv2d) fn unit(
     out: DType,
 ) -> Option<Unit> {
     let double = out == DType::F64 || bias.is_some_and(|bias| bias.dtype() == DType::F64);
-    if double { None } else { super::unit(operands, shape) }
+    let pays = |channels: usize| 2 * channels.next_multiple_of(32) <= 3 * channels;
+    let planes = pays(shape.group_in()) && pays(shape.group_out());
+    super::unit(operands, shape).filter(|_| !double).map(|unit| in_planes(unit, planes))
+}
+
+/// The same for the gradient by the weight, of which a row is an output channel.
+pub(in crate::kernels::conv2d) fn gradient_unit(
+    operands: [&Tensor; 2],
+    shape: &Shape,
+    out: DType,
+) -> Option<Unit> {
+    let unit = super::unit(operands, shape).filter(|_| out != DType::F64);
+    unit.map(|unit| in_planes(unit, shape.group_out() >= 16))
+}
+
+fn in_planes(unit: Unit, pays: bool) -> Unit {
+    let planes = unit == Unit::Fma && pays && Unit::Planes.is_available();
+    if planes { Unit::Planes } else { unit }
 }
 
 /// See [`super::forward`].
@@ -47,11 +67,13 @@ pub(in crate::kernels::conv2d) fn forward<O: Rounded>(
     unit: Unit,
 ) -> Result<Tensor> {
     let pass = Pass::forward(shape, unit);
-    let weight = weights::widened(weight)?;
+    let kernel = weights::widened(weight)?;
     let taps = Taps::forward(shape);
-    let phases = vec![Phase::new(taps, (0, 0), &weight, shape, Order::Forward, unit)];
-    let data = Phases { pass, phases }.run::<O>(x, bias)?;
-    Ok(tensor(data, &shape.out_dims()))
+    let phases = vec![Phase::new(taps, (0, 0), &kernel, shape, Order::Forward, unit)];
+    match Phases::new(pass, phases).run::<O>(x, bias)? {
+        Some(data) => Ok(tensor(data, &shape.out_dims())),
+        None => forward::<O>(x, weight, bias, shape, Unit::Fma),
+    }
 }
 
 /// See [`super::input_gradient`].
@@ -64,13 +86,15 @@ pub(in crate::kernels::conv2d) fn input_gradient<O: Rounded>(
 ) -> Result<Tensor> {
     let pass = Pass::backward(shape, unit);
     let stride = shape.geometry.stride;
-    let weight = weights::widened(weight)?;
+    let kernel = weights::widened(weight)?;
     let phases = Taps::backward(shape).enumerate().map(|(number, taps)| {
         let at = (number / stride, number % stride);
-        Phase::new(taps, at, &weight, shape, Order::Backward, unit)
+        Phase::new(taps, at, &kernel, shape, Order::Backward, unit)
     });
-    let data = Phases { pass, phases: phases.collect() }.run::<O>(grad, bias)?;
-    Ok(tensor(data, &shape.input_dims()))
+    match Phases::new(pass, phases.collect()).run::<O>(grad, bias)? {
+        Some(data) => Ok(tensor(data, &shape.input_dims())),
+        None => input_gradient::<O>(grad, weight, bias, shape, Unit::Fma),
+    }
 }
 
 /// The output pixels that meet the same taps: every `out_step`th from a phase on, in both directions.
@@ -101,10 +125,22 @@ impl Phase {
 struct Phases {
     pass: Pass,
     phases: Vec<Phase>,
+    /// Whether all sums are, of a unit for which that matters.
+    finite: AtomicBool,
 }
 
 impl Phases {
-    fn run<O: Rounded>(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Vec<O>> {
+    fn new(pass: Pass, phases: Vec<Phase>) -> Self {
+        Self { pass, phases, finite: AtomicBool::new(true) }
+    }
+
+    /// Cells of a pixel.
+    fn cells(&self) -> usize {
+        planed(self.pass.ins.div_ceil(self.pass.unit.per_cell()), self.pass.unit.planes())
+    }
+
+    /// `None` where a sum of planes is not finite.
+    fn run<O: Rounded>(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Option<Vec<O>>> {
         let (pass, phases) = (&self.pass, &self.phases);
         let bias = bias.map(weights::widened).transpose()?;
         let bias = bias.as_deref();
@@ -113,8 +149,7 @@ impl Phases {
         let out_image = row * pass.out_size.0;
         let step = phases.first().map_or(1, |phase| phase.taps.out_step);
         // Rows of a task: as many as keep a task's input in the cache, in whole steps.
-        let cells = pass.ins.div_ceil(pass.unit.per_cell());
-        let wanted = (1 << 16) / (cells * pass.size.1 * step).max(1);
+        let wanted = (1 << 16) / (self.cells() * pass.size.1 * step).max(1);
         let rows =
             wanted.min(1024_usize.div_ceil(pass.out_size.1)).clamp(1, pass.out_size.0.max(1));
         let rows = rows.next_multiple_of(step);
@@ -122,7 +157,7 @@ impl Phases {
         with_stored!(x, x => {
             let x: &[_] = &x;
             assert!(x.len() == pass.batch * image, "every image has a result");
-            Ok(fresh(pass.batch * out_image, |out: &mut [MaybeUninit<O>]| {
+            Ok(fresh_if(pass.batch * out_image, |out: &mut [MaybeUninit<O>]| {
                 out.par_chunks_mut(out_image).zip(x.par_chunks(image)).for_each(|(out, x)| {
                     let each = |(task, out): (usize, &mut [MaybeUninit<O>])| {
                         for phase in phases {
@@ -134,6 +169,7 @@ impl Phases {
                         false => out.chunks_mut(rows * row).enumerate().for_each(each),
                     }
                 });
+                self.finite.load(Ordering::Relaxed)
             }))
         })
     }
@@ -158,7 +194,7 @@ impl Phases {
             return;
         }
         let part = Part { images: 1, rows, columns: 0..taps.grid.1 };
-        let lines = Lines::new(taps, &part, pass.ins.div_ceil(pass.unit.per_cell()));
+        let lines = Lines::new(taps, &part, self.cells());
         let segments = lines.segments(taps);
         let block = 16 * lines.depth * segments.len();
         let right_starts: Vec<_> = (0..segments.len()).map(|s| s * 16 * lines.depth).collect();
@@ -174,7 +210,7 @@ impl Phases {
                     channels: group * pass.ins..(group + 1) * pass.ins,
                     all: pass.groups * pass.ins,
                 };
-                source.fill(&lines, pass.unit.pairs(), left);
+                source.fill(&lines, pass.unit, left);
                 let panel = Panel {
                     left,
                     left_block: pass.unit.rows() * lines.step,
@@ -188,7 +224,7 @@ impl Phases {
                     rows: positions,
                     columns: pass.outs,
                     depth: lines.depth,
-                    planes: 1,
+                    planes: pass.unit.planes(),
                     strips: false,
                 };
                 let places = Places {
@@ -200,6 +236,9 @@ impl Phases {
                     channels,
                 };
                 panel.multiply(pass.unit, |tile| {
+                    if pass.unit == Unit::Planes && !tile.is_finite() {
+                        self.finite.store(false, Ordering::Relaxed);
+                    }
                     let from = group * pass.outs + tile.column;
                     let bias = bias.map(|bias| &bias[from..from + tile.columns]);
                     places.store(&tile, from, bias, out);
