@@ -265,6 +265,13 @@ impl<T: Planes, O: Rounded> Product<'_, T, O> {
                 planes: T::COUNT,
                 strips: false,
             };
+            if whole && T::COUNT == 1 {
+                let bias = self.bias.map(|bias| &bias[columns.clone()]);
+                let out = self.places.at(rows.start, columns.start);
+                // SAFETY: inside of the product, and the block is this thread's.
+                unsafe { panel.round::<O>(self.unit, bias, out, self.places.stride) };
+                return;
+            }
             panel.multiply(self.unit, |tile| {
                 if T::COUNT > 1 && !tile.is_finite() {
                     self.finite.store(false, Ordering::Relaxed);

@@ -16,6 +16,7 @@ mod amx;
 mod avx512;
 mod cells;
 mod pack;
+mod results;
 mod round;
 mod split;
 mod unit;

@@ -1,0 +1,169 @@
+//! Tiles of 16 rows by up to 64 columns, in AMX's tile registers.
+//!
+//! The standard library has no stable AMX intrinsics, so these are the instructions themselves.
+#![allow(unsafe_code)]
+
+mod instructions;
+mod rounded;
+mod tile;
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use super::{Panel, Tile, WIDTH};
+pub(super) use rounded::{SIDE, rounded};
+use tile::kernel;
+
+const ROWS: usize = 16;
+/// Cells of a row of a tile register.
+const CELLS: usize = 16;
+
+/// Whether the processor has tiles of BF16, allowed or not.
+pub(super) fn exists() -> bool {
+    // Asked once: a virtual machine takes some 10 µs to answer.
+    static EXISTS: LazyLock<bool> = LazyLock::new(|| {
+        const BF16_AND_TILE: u32 = 1 << 22 | 1 << 24;
+        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & BF16_AND_TILE == BF16_AND_TILE
+    });
+    *EXISTS
+}
+
+/// Asks the system to let this process use the tiles. Threads inherit the answer.
+pub(super) fn enable() -> bool {
+    exists() && saved_by_system() && request()
+}
+
+/// Whether the system keeps the tile registers when it switches threads.
+fn saved_by_system() -> bool {
+    #[target_feature(enable = "xsave")]
+    fn saved() -> bool {
+        const TILE_STATE: u64 = 1 << 17 | 1 << 18;
+        // SAFETY: register 0 is there wherever the instruction is.
+        unsafe { _xgetbv(0) & TILE_STATE == TILE_STATE }
+    }
+    const OSXSAVE: u32 = 1 << 27;
+    // SAFETY: `is_x86_feature_detected` and the bit say that the instruction is enabled.
+    __cpuid(1).ecx & OSXSAVE != 0 && is_x86_feature_detected!("xsave") && unsafe { saved() }
+}
+
+#[cfg(target_os = "linux")]
+fn request() -> bool {
+    const ARCH_PRCTL: i64 = 158;
+    const REQUEST_PERMISSION: u64 = 0x1023;
+    const TILE_DATA: u64 = 18;
+    let answer: i64;
+    // SAFETY: this call writes no memory; the kernel overwrites `rcx` and `r11`.
+    unsafe {
+        asm!(
+            "syscall",
+            inout("rax") ARCH_PRCTL => answer,
+            in("rdi") REQUEST_PERMISSION,
+            in("rsi") TILE_DATA,
+            out("rcx") _,
+            out("r11") _,
+            options(nostack),
+        );
+    }
+    answer == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn request() -> bool {
+    false
+}
+
+/// What `ldtilecfg` reads: the number of the palette, and the size of each register.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Configuration {
+    /// Registers 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns; where there is a tail, 5 is rows and 7
+    /// columns of so many cells.
+    fn new(tail: usize) -> Self {
+        let mut configuration =
+            Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        for register in 0..8 {
+            configuration.row_bytes[register] = 64;
+            configuration.rows[register] = 16;
+        }
+        if tail > 0 {
+            configuration.row_bytes[5] = tail as u16 * 4;
+            configuration.rows[7] = tail as u8;
+        }
+        configuration
+    }
+}
+
+/// Cells of columns that stay near while all rows pass: half of a second-level cache of 1 MiB.
+const NEAR: usize = 1 << 17;
+
+/// Cells that stay in the nearest cache, of 48 KiB.
+const NEAREST: usize = 10 << 10;
+
+/// Blocks of rows at most, where a tile has one block of columns.
+const TALL: usize = 4;
+
+pub(super) fn multiply(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
+    #[repr(C, align(64))]
+    struct Sums([[[f32; WIDTH]; ROWS]; TALL]);
+    let mut sums = Sums([[[0.0; WIDTH]; ROWS]; TALL]);
+    let configuration = Configuration::new(panel.depth % CELLS);
+    let whole = panel.depth.is_multiple_of(CELLS);
+    let kernel = match panel.planes {
+        1 => kernel::<1>,
+        2 => kernel::<2>,
+        _ => kernel::<3>,
+    };
+    // SAFETY: the processor has tiles and the system allows them, as `Panel::multiply` has seen. The
+    // configuration is a valid one of 64 bytes.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly)) };
+    let (row_blocks, blocks) = (panel.rows.div_ceil(ROWS), panel.columns.div_ceil(CELLS));
+    let mut run = |rows: Range<usize>, columns: Range<usize>| {
+        let run = kernel(rows.len(), columns.len(), whole);
+        // SAFETY: configured above; whole blocks of rows and columns lie in the slices.
+        unsafe { run(panel, rows.start, columns.start, &mut sums.0) };
+        let column = columns.start * CELLS;
+        let columns = (columns.len() * CELLS).min(panel.columns - column);
+        for (sums, row) in sums.0.iter().zip(rows) {
+            let row = row * ROWS;
+            f(Tile { row, column, rows: ROWS.min(panel.rows - row), columns, sums });
+        }
+    };
+    // Rows of matrices: as tall as wide reads the fewest cells, and results are written along rows.
+    let matrices = !panel.strips && panel.left_row >= panel.depth * panel.left_starts.len();
+    if matrices && row_blocks.min(blocks) > 1 {
+        let near = (NEAR / panel.right_block.max(1)).next_multiple_of(2).max(2);
+        for near in parts(0..blocks, near) {
+            for rows in parts(0..row_blocks, 2) {
+                parts(near.clone(), 2).for_each(|columns| run(rows.clone(), columns));
+            }
+        }
+    } else {
+        // Rows share cells, so that they are near whatever comes between: as wide as columns go, unless
+        // those of one tile are too many to stay near.
+        let far = !panel.strips && blocks * panel.right_block > NEAREST && row_blocks > 1;
+        let most = if far { 2 } else { 4 };
+        let wide = blocks.div_ceil(blocks.div_ceil(most));
+        for columns in parts(0..blocks, wide) {
+            // Four registers of sums: what columns leave goes to more rows.
+            let tall = 4 / wide.next_power_of_two();
+            parts(0..row_blocks, tall).for_each(|rows| run(rows, columns.clone()));
+        }
+    }
+    // SAFETY: as above. Registers in use would be saved at every switch of threads.
+    unsafe { asm!("tilerelease", options(nostack, nomem)) };
+}
+
+/// `range` in parts of `each`, and what is left.
+fn parts(range: Range<usize>, each: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(each).map(move |first| first..end.min(first + each))
+}

@@ -1,0 +1,149 @@
+//! Blocks of sums in tile registers, over all of a sum.
+
+use super::instructions::{load, product, store, zero};
+use super::{CELLS, ROWS, TALL};
+use crate::kernels::panel::{Panel, WIDTH};
+
+/// Planes of the left and of the right side that are multiplied. Of three times three, those that are left
+/// out are at most 2^-23 of a product together.
+const fn pairs<const PLANES: usize>() -> &'static [(usize, usize)] {
+    match PLANES {
+        1 => &[(0, 0)],
+        2 => &[(1, 0), (1, 1), (0, 1), (0, 0)],
+        _ => &[(2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0)],
+    }
+}
+
+/// Multiplies blocks of rows and columns from these on; see [`tile`].
+pub(super) type Kernel = unsafe fn(&Panel<'_>, usize, usize, &mut [[[f32; WIDTH]; ROWS]; TALL]);
+
+pub(super) fn kernel<const PLANES: usize>(down: usize, across: usize, whole: bool) -> Kernel {
+    match (down, across) {
+        (1, 1) => tile::<PLANES, 1, 1, false>,
+        (1, 2) => tile::<PLANES, 1, 2, false>,
+        (1, 3) => tile::<PLANES, 1, 3, false>,
+        (1, _) => tile::<PLANES, 1, 4, false>,
+        (2, 1) => tile::<PLANES, 2, 1, false>,
+        (2, _) if whole => tile::<PLANES, 2, 2, true>,
+        (2, _) => tile::<PLANES, 2, 2, false>,
+        (3, _) => tile::<PLANES, 3, 1, false>,
+        (_, _) => tile::<PLANES, 4, 1, false>,
+    }
+}
+
+/// `DOWN` by `ACROSS` blocks, at most four. Two by two of a `WHOLE` panel, its depth full registers, keep
+/// rows and columns in registers from one pair of planes to the next.
+///
+/// # Safety
+/// Tiles configured for the panel's depth; blocks of rows from `block` on, and of columns from `first`
+/// on, in the slices.
+unsafe fn tile<const PLANES: usize, const DOWN: usize, const ACROSS: usize, const WHOLE: bool>(
+    panel: &Panel<'_>,
+    block: usize,
+    first: usize,
+    sums: &mut [[[f32; WIDTH]; ROWS]; TALL],
+) {
+    // SAFETY: of this block and all below: configured by the caller; addresses are those of cells of the
+    // panel, or of `sums`.
+    unsafe { zero!() };
+    let (row, down) = (panel.left_row * 4, panel.right_step * 4);
+    // Registers for rows, two for columns, and where their cells are.
+    macro_rules! multiply {
+        ($rows:literal, $columns:literal, $last:literal, $left:ident, $right:ident) => {
+            // SAFETY: see above.
+            unsafe {
+                let left_block = |n: usize| $left.wrapping_add(n * panel.left_block);
+                let right_block = |n: usize| $right.wrapping_add(n * panel.right_block);
+                load!($rows, left_block(0), row);
+                load!($columns, right_block(0), down);
+                product!("tmm0", $rows, $columns);
+                if ACROSS > 1 {
+                    load!($last, right_block(1), down);
+                    product!("tmm1", $rows, $last);
+                }
+                if ACROSS > 2 {
+                    load!($last, right_block(2), down);
+                    product!("tmm2", $rows, $last);
+                }
+                if ACROSS > 3 {
+                    load!($last, right_block(3), down);
+                    product!("tmm3", $rows, $last);
+                }
+                if DOWN > 1 {
+                    load!($rows, left_block(1), row);
+                    if ACROSS > 1 {
+                        product!("tmm3", $rows, $last);
+                        load!($columns, right_block(0), down);
+                        product!("tmm2", $rows, $columns);
+                    } else {
+                        product!("tmm1", $rows, $columns);
+                    }
+                }
+                if DOWN > 2 {
+                    load!($rows, left_block(2), row);
+                    product!("tmm2", $rows, $columns);
+                }
+                if DOWN > 3 {
+                    load!($rows, left_block(3), row);
+                    product!("tmm3", $rows, $columns);
+                }
+            }
+        };
+    }
+    for (left, right) in panel.left_starts.iter().zip(panel.right_starts) {
+        let left = block * panel.left_block + left;
+        let right = first * panel.right_block + right;
+        let mut left = panel.left.as_ptr().wrapping_add(left);
+        let mut right = panel.right.as_ptr().wrapping_add(right);
+        for _ in 0..panel.depth / (PLANES * CELLS) {
+            let mut loaded = (PLANES, PLANES);
+            for &(l, r) in pairs::<PLANES>() {
+                let left = left.wrapping_add(l * CELLS * panel.left_step);
+                let right = right.wrapping_add(r * CELLS * panel.right_step);
+                if !WHOLE {
+                    multiply!("tmm4", "tmm6", "tmm6", left, right);
+                    continue;
+                }
+                // SAFETY: see above.
+                unsafe {
+                    if l != loaded.0 {
+                        load!("tmm4", left, row);
+                        load!("tmm5", left.wrapping_add(panel.left_block), row);
+                    }
+                    if r != loaded.1 {
+                        load!("tmm6", right, down);
+                        load!("tmm7", right.wrapping_add(panel.right_block), down);
+                    }
+                    product!("tmm0", "tmm4", "tmm6");
+                    product!("tmm1", "tmm4", "tmm7");
+                    product!("tmm2", "tmm5", "tmm6");
+                    product!("tmm3", "tmm5", "tmm7");
+                }
+                loaded = (l, r);
+            }
+            left = left.wrapping_add(PLANES * CELLS * panel.left_step);
+            right = right.wrapping_add(PLANES * CELLS * panel.right_step);
+        }
+        if !panel.depth.is_multiple_of(CELLS) {
+            // These registers hold only as many cells of a row as are left.
+            multiply!("tmm5", "tmm7", "tmm7", left, right);
+        }
+    }
+    let mut place = |n: usize| {
+        let place = sums[n / ACROSS].as_mut_ptr().cast::<f32>();
+        place.wrapping_add(n % ACROSS * CELLS)
+    };
+    // SAFETY: see above; 16 rows of 16 sums from a column of the tile on.
+    unsafe {
+        store!("tmm0", place(0), WIDTH * 4);
+        if DOWN * ACROSS > 1 {
+            store!("tmm1", place(1), WIDTH * 4);
+        }
+        if DOWN * ACROSS > 2 {
+            store!("tmm2", place(2), WIDTH * 4);
+        }
+        if DOWN * ACROSS > 3 {
+            store!("tmm3", place(3), WIDTH * 4);
+        }
+    }
+}

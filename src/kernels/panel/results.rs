@@ -1,0 +1,63 @@
+//! Products rounded into rows of results.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+
+use super::{Panel, Rounded, Unit, amx};
+
+impl Panel<'_> {
+    /// Writes the product, plus the bias of each column, to rows of results `stride` elements apart. Subnormals
+    /// may become zero, as they are to what multiplies pairs.
+    ///
+    /// # Safety
+    /// All results can be written, and nobody else reads or writes them.
+    ///
+    /// # Panics
+    /// As [`Self::multiply`], and when the bias has fewer columns.
+    pub(in crate::kernels) unsafe fn round<O: Rounded>(
+        &self,
+        unit: Unit,
+        bias: Option<&[f32]>,
+        out: *mut MaybeUninit<O>,
+        stride: usize,
+    ) {
+        assert!(unit.is_available(), "{unit:?} is not available");
+        assert!(bias.is_none_or(|bias| bias.len() >= self.columns));
+        let woven = unit == Unit::Tiles
+            && self.planes == 1
+            && self.left_starts.len() == 1
+            && self.depth.is_multiple_of(16)
+            && is_x86_feature_detected!("avx512bf16");
+        let whole = |lines: usize| if woven { lines / amx::SIDE * amx::SIDE } else { 0 };
+        let (rows, columns) = (whole(self.rows), whole(self.columns));
+        if rows * columns > 0 {
+            self.check(unit);
+            let whole = Panel { rows, columns, ..*self };
+            // SAFETY: a `Unit` has tiles; what else is asked for, as just seen, and the caller's.
+            unsafe { amx::rounded(&whole, bias, out, stride) };
+        }
+        // What is left of the columns, and of the rows.
+        let columns = if rows > 0 { columns } else { 0 };
+        for (rows, columns) in
+            [(0..self.rows, columns..self.columns), (rows..self.rows, 0..columns)]
+        {
+            if rows.is_empty() || columns.is_empty() {
+                continue;
+            }
+            let panel = Panel {
+                left: &self.left[rows.start / unit.rows() * self.left_block..],
+                right: &self.right[columns.start / 16 * self.right_block..],
+                rows: rows.len(),
+                columns: columns.len(),
+                ..*self
+            };
+            panel.multiply(unit, |tile| {
+                let column = columns.start + tile.column;
+                let bias = bias.map(|bias| &bias[column..]);
+                let out = out.wrapping_add((rows.start + tile.row) * stride + column);
+                // SAFETY: the caller's.
+                unsafe { O::store_tile(&tile, bias, out, stride) };
+            });
+        }
+    }
+}
