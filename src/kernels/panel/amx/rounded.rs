@@ -6,10 +6,11 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use super::instructions::{load, product, store, zero};
 use super::{CELLS, Configuration, NEAR, ROWS, parts};
-use crate::kernels::panel::{Panel, Rounded};
+use crate::kernels::panel::{Panel, Rounded, with_cells};
 
 /// Rows and columns of a block.
 pub(in crate::kernels::panel) const SIDE: usize = 2 * ROWS;
@@ -17,6 +18,9 @@ pub(in crate::kernels::panel) const SIDE: usize = 2 * ROWS;
 /// Sums of a block.
 #[repr(C, align(64))]
 struct Sums([[f32; SIDE]; SIDE]);
+
+/// Cells of a part of a sum: 32 rows of them are two thirds of a cache of 48 KiB.
+const PART: usize = 256;
 
 /// Rows of a block that are rounded at each step along the sum.
 const EACH: usize = 4;
@@ -36,27 +40,35 @@ pub(in crate::kernels::panel) unsafe fn rounded<O: Rounded>(
     let configuration = Configuration::new(0);
     // SAFETY: the processor has tiles; the configuration is a valid one of 64 bytes.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly)) };
-    let mut sums = [const { Sums([[0.0; SIDE]; SIDE]) }; 2];
-    let [now, before] = &mut sums;
-    let (mut now, mut before) = (now, before);
-    let mut last: Option<Places<O>> = None;
+    // Rows that share few lines of the nearest cache stay there if they are short.
+    let far = panel.left_row.is_multiple_of(512) && panel.depth > PART;
+    let part = if far { PART } else { panel.depth };
     let near = (NEAR / panel.right_block.max(1)).next_multiple_of(2).max(2);
-    for near in parts(0..panel.columns / CELLS, near) {
-        for row in (0..panel.rows / ROWS).step_by(2) {
-            for column in near.clone().step_by(2) {
-                // SAFETY: the caller's.
-                unsafe { block(panel, [row, column], now, last.map(|last| (&*before, last))) };
-                let out = out.wrapping_add(row * ROWS * stride + column * CELLS);
-                let bias = bias.map(|bias| bias[column * CELLS..].as_ptr());
-                last = Some(Places { bias, out: out.cast(), stride });
-                std::mem::swap(&mut now, &mut before);
+    let kept = if far { near.div_ceil(2) } else { 2 };
+    with_cells([kept * size_of::<Sums>() / 4], |[sums]| {
+        let sums: *mut Sums = sums.as_mut_ptr().cast();
+        let mut last: Option<(*const Sums, Places<O>)> = None;
+        for near in parts(0..panel.columns / CELLS, near) {
+            for row in (0..panel.rows / ROWS).step_by(2) {
+                for part in parts(0..panel.depth, part) {
+                    for (n, column) in near.clone().step_by(2).enumerate() {
+                        let sums = sums.wrapping_add(n % kept);
+                        // SAFETY: the caller's, and as many sums as blocks of a row, or two.
+                        unsafe { block(panel, [row, column], &part, sums, last.take()) };
+                        if part.end == panel.depth {
+                            let out = out.wrapping_add(row * ROWS * stride + column * CELLS);
+                            let bias = bias.map(|bias| bias[column * CELLS..].as_ptr());
+                            last = Some((sums, Places { bias, out: out.cast(), stride }));
+                        }
+                    }
+                }
             }
         }
-    }
-    if let Some(last) = last {
-        // SAFETY: the caller's.
-        unsafe { last.round_from(0, before) };
-    }
+        if let Some((sums, places)) = last {
+            // SAFETY: the caller's.
+            unsafe { places.round_from(0, sums) };
+        }
+    });
     // SAFETY: as above. Registers in use would be saved at every switch of threads.
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
@@ -73,8 +85,8 @@ struct Places<O> {
 /// Of all methods: AVX-512 F, BW, VL and BF16, places and bias as [`rounded`] has them, `row < SIDE`.
 impl<O: Rounded> Places<O> {
     #[inline(always)]
-    unsafe fn round(&self, row: usize, sums: &Sums) {
-        let sums = sums.0[row].as_ptr();
+    unsafe fn round(&self, row: usize, sums: *const Sums) {
+        let sums = sums.cast::<f32>().wrapping_add(row * SIDE);
         // SAFETY: the caller's; a row has two vectors of sums.
         unsafe {
             let mut pair = [_mm512_loadu_ps(sums), _mm512_loadu_ps(sums.add(16))];
@@ -87,7 +99,7 @@ impl<O: Rounded> Places<O> {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn round_from(&self, first: usize, sums: &Sums) {
+    unsafe fn round_from(&self, first: usize, sums: *const Sums) {
         for row in first..SIDE {
             // SAFETY: the caller's.
             unsafe { self.round(row, sums) };
@@ -114,18 +126,31 @@ impl<O: Rounded> Places<O> {
 unsafe fn block<O: Rounded>(
     panel: &Panel<'_>,
     [row, column]: [usize; 2],
-    sums: &mut Sums,
-    before: Option<(&Sums, Places<O>)>,
+    part: &Range<usize>,
+    sums: *mut Sums,
+    before: Option<(*const Sums, Places<O>)>,
 ) {
     let (across, down) = (panel.left_row * 4, panel.right_step * 4);
     let mut left = panel.left.as_ptr();
     let mut right = panel.right.as_ptr();
-    left = left.wrapping_add(row * panel.left_block + panel.left_starts[0]);
-    right = right.wrapping_add(column * panel.right_block + panel.right_starts[0]);
+    left = left.wrapping_add(row * panel.left_block + panel.left_starts[0] + part.start);
+    let start = panel.right_starts[0] + part.start * panel.right_step;
+    right = right.wrapping_add(column * panel.right_block + start);
+    let (first, width) = (sums.cast::<f32>(), SIDE * 4);
+    let last = first.wrapping_add(ROWS * SIDE);
     // SAFETY: the caller's, of all below.
-    unsafe { zero!() };
+    unsafe {
+        if part.start == 0 {
+            zero!();
+        } else {
+            load!("tmm0", first, width);
+            load!("tmm1", first.add(CELLS), width);
+            load!("tmm2", last, width);
+            load!("tmm3", last.add(CELLS), width);
+        }
+    }
     let mut done = 0;
-    for _ in 0..panel.depth / CELLS {
+    for _ in 0..part.len() / CELLS {
         let before = before.filter(|_| done < SIDE);
         // SAFETY: see above.
         unsafe {
@@ -158,9 +183,6 @@ unsafe fn block<O: Rounded>(
         if let Some((sums, places)) = before {
             places.round_from(done.min(SIDE), sums);
         }
-        let width = SIDE * 4;
-        let first = sums.0.as_mut_ptr().cast::<f32>();
-        let last = first.add(ROWS * SIDE);
         store!("tmm0", first, width);
         store!("tmm1", first.add(CELLS), width);
         store!("tmm2", last, width);
