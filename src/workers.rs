@@ -1,5 +1,7 @@
 //! A training loop on one of its kernels' threads.
 
+use std::thread::{self, JoinHandle};
+
 /// Of Linux's main thread: graphs are walked by recursion.
 const STACK_BYTES: usize = 8 << 20;
 
@@ -10,7 +12,7 @@ const STACK_BYTES: usize = 8 << 20;
 /// enough for two threads. A network of many small ones takes a third of its time for that.
 ///
 /// The threads are this call's: `rayon::current_num_threads()` (`RAYON_NUM_THREADS`, or else the
-/// processor's), with 8 MiB of stack, until it returns. So no other work comes between two lines of `f`. What
+/// processor's), with 8 MiB of stack, and have ended when it returns. So no other work comes between two lines of `f`. What
 /// belongs to a thread is to be entered inside: an [`Autocast`](crate::Autocast) scope,
 /// [`no_grad_guard`](crate::no_grad_guard), [`fork_rng`](crate::random::fork_rng). Results are those outside, to
 /// the bit.
@@ -47,12 +49,30 @@ pub fn on_workers<R: Send>(f: impl FnOnce() -> R + Send) -> R {
     if rayon::current_thread_index().is_some() {
         return f();
     }
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(rayon::current_num_threads())
-        .thread_name(|index| format!("candle-amp-{index}"))
-        .stack_size(STACK_BYTES);
+    let mut threads = Threads(Vec::new());
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(rayon::current_num_threads());
+    let pool = pool.spawn_handler(|worker| {
+        let thread = thread::Builder::new().stack_size(STACK_BYTES);
+        let thread = thread.name(format!("candle-amp-{}", worker.index()));
+        threads.0.push(thread.spawn(|| worker.run())?);
+        Ok(())
+    });
+    // The pool goes first, so that its threads end.
     match pool.build() {
         Ok(pool) => pool.install(f),
         Err(_) => f(),
+    }
+}
+
+/// Threads that are waited for: what belongs to them, such as a GPU's memory, is not to be freed while the
+/// process exits.
+struct Threads(Vec<JoinHandle<()>>);
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        for thread in self.0.drain(..) {
+            // Its panic would have been the call's.
+            let _ = thread.join();
+        }
     }
 }

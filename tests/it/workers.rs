@@ -1,5 +1,7 @@
 use std::panic::catch_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use candle_amp::{on_workers, ops};
 use candle_core::{Device, Error, Result, Tensor, Var};
@@ -29,6 +31,26 @@ fn calls_side_by_side_do_not_wait_for_each_other() {
             scope.spawn(|| on_workers(|| barrier.wait()));
         });
     });
+}
+
+/// What threads keep is gone when the call returns, not later, while the process may be exiting.
+#[test]
+fn threads_have_ended_with_all_that_is_theirs() {
+    static GONE: AtomicUsize = AtomicUsize::new(0);
+    struct Kept;
+    impl Drop for Kept {
+        fn drop(&mut self) {
+            thread::sleep(Duration::from_millis(20));
+            GONE.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    thread_local!(static KEPT: Kept = const { Kept });
+    let keep = || on_workers(|| rayon::broadcast(|_| KEPT.with(|_| ())).len());
+    let count = keep();
+    assert_eq!(GONE.load(Ordering::Relaxed), count);
+    let panicked = catch_unwind(|| on_workers(|| KEPT.with(|_| panic!("on a worker"))));
+    assert!(panicked.is_err());
+    assert_eq!(GONE.load(Ordering::Relaxed), count + 1);
 }
 
 #[test]

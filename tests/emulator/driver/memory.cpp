@@ -92,10 +92,11 @@ bool Guarded::contains(const void *pointer) const { return pointer >= start && p
 namespace memory {
 namespace {
 
-std::mutex lock;
-std::map<uintptr_t, std::unique_ptr<Guarded>> live;
-std::deque<std::unique_ptr<Guarded>> freed;
-std::map<uintptr_t, size_t> variables;
+// Never destroyed: threads may still free memory while the process exits.
+auto &lock = *new std::mutex;
+auto &live = *new std::map<uintptr_t, std::unique_ptr<Guarded>>;
+auto &freed = *new std::deque<std::unique_ptr<Guarded>>;
+auto &variables = *new std::map<uintptr_t, size_t>;
 size_t bytes = 0;
 
 // With `lock` held: the last allocation that starts at or before `pointer`.
