@@ -24,7 +24,7 @@ mod unit;
 use crate::kernels::elementwise::blocks::vectorise;
 pub(in crate::kernels) use cells::{Cells, with_cells};
 pub(in crate::kernels) use pack::{Side, transpose, transposed};
-pub(in crate::kernels) use round::{Rounded, store_all};
+pub(in crate::kernels) use round::{Rounded, store_all, upper_halves};
 pub(in crate::kernels) use split::{Planes, split, split_one};
 pub(in crate::kernels) use unit::Unit;
 

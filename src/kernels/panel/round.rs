@@ -205,8 +205,7 @@ impl Rounded for bf16 {
     unsafe fn store_pair(at: *mut Self, sums: [__m512; 2]) {
         // SAFETY: the caller's. A whole cache line at once takes half the time of two halves.
         unsafe {
-            let upper = _mm512_loadu_si512(UPPER.as_ptr().cast());
-            let both = _mm512_permutex2var_epi16(rounded(sums[0]), upper, rounded(sums[1]));
+            let both = upper_halves(rounded(sums[0]), rounded(sums[1]));
             _mm512_storeu_si512(at.cast(), both);
         }
     }
@@ -222,6 +221,18 @@ impl Rounded for bf16 {
 }
 
 /// The upper halves of 32 numbers of 32 bits.
+///
+/// # Safety
+/// AVX-512 F and BW.
+#[inline(always)]
+pub(in crate::kernels) unsafe fn upper_halves(first: __m512i, last: __m512i) -> __m512i {
+    // SAFETY: the caller's; there are 32 indices.
+    unsafe {
+        let upper = _mm512_loadu_si512(UPPER.as_ptr().cast());
+        _mm512_permutex2var_epi16(first, upper, last)
+    }
+}
+
 const UPPER: [u16; 32] = {
     let mut upper = [0; 32];
     let mut i = 0;

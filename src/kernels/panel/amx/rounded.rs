@@ -158,19 +158,23 @@ unsafe fn block<O: Rounded>(
             load!("tmm6", right, down);
             product!("tmm0", "tmm4", "tmm6");
             if let Some((sums, places)) = before {
-                places.round(done, sums);
-                places.round(done + 1, sums);
+                for row in done..done + EACH / 2 {
+                    places.round(row, sums);
+                }
             }
             load!("tmm7", right.wrapping_add(panel.right_block), down);
             product!("tmm1", "tmm4", "tmm7");
             if let Some((sums, places)) = before {
-                places.round(done + 2, sums);
-                places.round(done + 3, sums);
+                for row in done + EACH / 2..done + EACH {
+                    places.round(row, sums);
+                }
             }
             load!("tmm5", left.wrapping_add(panel.left_block), across);
             product!("tmm2", "tmm5", "tmm6");
             if let Some((_, places)) = before {
-                (0..EACH).for_each(|row| places.ask_for_next(done + row));
+                for row in done..done + EACH {
+                    places.ask_for_next(row);
+                }
             }
             product!("tmm3", "tmm5", "tmm7");
         }

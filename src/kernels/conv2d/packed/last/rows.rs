@@ -9,7 +9,7 @@ use half::bf16;
 use super::lines::Lines;
 use crate::kernels::conv2d::packed::rows::Stored;
 use crate::kernels::conv2d::packed::source::{floats, halves, pairs};
-use crate::kernels::panel::{Unit, split};
+use crate::kernels::panel::{Unit, split, upper_halves};
 
 /// An image that lines are filled from.
 pub(super) struct Pixels<'a, S> {
@@ -123,12 +123,11 @@ impl<S: Stored + 'static> Pixels<'_, S> {
                     // SAFETY: the mask has no more elements than there are.
                     split(_mm512_castps_si512(unsafe { S::load(at, (mask >> (16 * n)) as u16) }))
                 };
-                // SAFETY: 32 numbers.
-                let upper = unsafe { _mm512_loadu_si512(UPPER.as_ptr().cast()) };
                 for ((first, last), to) in half(0).into_iter().zip(half(1)).zip(to) {
-                    let both = _mm512_permutex2var_epi16(first, upper, last);
-                    // SAFETY: 32 places.
-                    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), both) };
+                    // SAFETY: the features; 32 places.
+                    unsafe {
+                        _mm512_storeu_si512(to.as_mut_ptr().cast(), upper_halves(first, last));
+                    }
                 }
             }
         }
@@ -138,17 +137,6 @@ impl<S: Stored + 'static> Pixels<'_, S> {
         }
     }
 }
-
-/// The upper halves of 16 cells and of 16 more.
-const UPPER: [u16; 32] = {
-    let mut upper = [0; 32];
-    let mut i = 0;
-    while i < 32 {
-        upper[i] = 2 * i as u16 + 1;
-        i += 1;
-    }
-    upper
-};
 
 pub(super) fn copy(from: &[bf16], to: &mut [bf16]) {
     to.copy_from_slice(from);
