@@ -37,12 +37,7 @@ const fn resnet(size: ResNetSize, batch: usize, channels_last: bool) -> Work {
 }
 
 fn resnet20() -> Group {
-    let candle = Work::CandleResnet { size: ResNetSize::cifar(16, 3), batch: 128 }.at(F32);
-    let mut group = network("resnet20", ResNetSize::cifar(16, 3), 128);
-    let candle = Peer::Own(candle, "candle's own f32");
-    group.row("resnet20 f32 / candle", RESNET20.at(F32), candle, Some(1.0 / 10.0));
-    group.row("resnet20 bf16 / candle", RESNET20.at(Bf16), candle, Some(1.0 / 25.0));
-    group
+    network("resnet20", ResNetSize::cifar(16, 3), 128)
 }
 
 fn wide() -> Group {
@@ -62,6 +57,9 @@ fn network(name: &str, size: ResNetSize, batch: usize) -> Group {
     let bf16 = Peer::Own(work.at(Bf16), "own bf16");
     group.row(format!("{name} bf16 masters / own bf16"), work.at(Bf16Masters), bf16, None);
     group.row(format!("{name} f16 / own f32"), work.at(F16), f32, Some(1.3));
+    let candle = Peer::Own(Work::CandleResnet { size, batch }.at(F32), "candle's own f32");
+    group.row(format!("{name} f32 / candle"), work.at(F32), candle, Some(1.0 / 10.0));
+    group.row(format!("{name} bf16 / candle"), work.at(Bf16), candle, Some(1.0 / 25.0));
     group
 }
 
@@ -148,8 +146,14 @@ fn updates() -> Group {
     let update = |clip| Work::Update { tensors, length, clip };
     beside_torch(&mut group, "unscale, adamw", update(false), F32, None);
     beside_torch(&mut group, "unscale, clip, adamw", update(true), F32, None);
-    beside_torch(&mut group, "sgd", Work::Sgd { tensors, length }, F32, None);
-    beside_torch(&mut group, "adamw", Work::Adamw { tensors, length }, F32, None);
+    let (sgd, adamw) = (Work::Sgd { tensors, length }, Work::Adamw { tensors, length });
+    beside_torch(&mut group, "sgd", sgd, F32, None);
+    beside_torch(&mut group, "adamw", adamw, F32, None);
+    for (name, work, states) in [("sgd", sgd, 1), ("adamw", adamw, 2)] {
+        let same = Work::SameBytes { tensors, length, states }.at(F32);
+        let same = Peer::Own(same, "a plain loop");
+        group.row(format!("{name} / its bytes"), work.at(F32), same, Some(1.25));
+    }
     group
 }
 

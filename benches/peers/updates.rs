@@ -79,6 +79,35 @@ pub(crate) fn pass(length: usize) -> Result<Runner> {
     }))
 }
 
+/// The bound of an optimizer: a gradient is read, a variable and one state or two read and written.
+pub(crate) fn same_bytes(length: usize, states: usize) -> Result<Runner> {
+    /// Elements that stay in the nearest cache.
+    const NEAR: usize = 1024;
+    let from: Vec<f32> = (0..length).map(|i| i as f32).collect();
+    let mut gradient = from.clone();
+    let mut kept = vec![from.clone(); 1 + states];
+    let part = length.div_ceil(rayon::current_num_threads()).max(1);
+    Ok(Box::new(move || {
+        gradient.copy_from_slice(&from);
+        let factor = std::hint::black_box(0.5f32);
+        let mut parts: Vec<_> = gradient.chunks(part).map(|gradient| (gradient, vec![])).collect();
+        for kept in &mut kept {
+            parts.iter_mut().zip(kept.chunks_mut(part)).for_each(|(part, kept)| part.1.push(kept));
+        }
+        seconds(|| {
+            parts.par_iter_mut().for_each(|(gradient, kept)| {
+                for (n, gradient) in gradient.chunks(NEAR).enumerate() {
+                    for kept in kept.iter_mut() {
+                        let kept = &mut kept[n * NEAR..][..gradient.len()];
+                        kept.iter_mut().zip(gradient).for_each(|(x, g)| *x = *x * factor + g);
+                    }
+                }
+            });
+            Ok(())
+        })
+    }))
+}
+
 fn scaler() -> Result<GradScaler> {
     Ok(GradScaler::new(ScaleConfig::constant(1024.0))?)
 }

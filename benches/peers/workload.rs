@@ -48,6 +48,8 @@ pub(crate) enum Work {
     Sgd { tensors: usize, length: usize },
     /// A step of AdamW.
     Adamw { tensors: usize, length: usize },
+    /// The memory that an optimizer of one state or two goes through, by a plain loop.
+    SameBytes { tensors: usize, length: usize, states: usize },
     /// Backward of a chain of products by constants.
     ChainBackward { links: usize, length: usize },
     /// The kernels in that, each called by itself.
@@ -99,6 +101,9 @@ impl Workload for Spec {
             Work::Update { tensors, length, clip } => updates::update(tensors, length, clip),
             Work::Sgd { tensors, length } => updates::sgd(tensors, length),
             Work::Adamw { tensors, length } => updates::adamw(tensors, length),
+            Work::SameBytes { tensors, length, states } => {
+                updates::same_bytes(tensors * length, states)
+            }
             Work::ChainBackward { links, length } => backward::chain(links, length),
             Work::ChainKernels { links, length } => backward::chain_kernels(links, length),
             Work::MlpBackward { layers, width, batch } => backward::mlp(layers, width, batch),
@@ -144,6 +149,7 @@ impl Workload for Spec {
             | Work::Update { length, .. }
             | Work::Sgd { length, .. }
             | Work::Adamw { length, .. }
+            | Work::SameBytes { length, .. }
             | Work::ChainBackward { length, .. }
             | Work::ChainKernels { length, .. } => *length = 1024,
             Work::TinyOperator | Work::InScope { .. } | Work::EnterScope => {}
