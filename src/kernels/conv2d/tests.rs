@@ -411,19 +411,10 @@ fn one_result_for_any_number_of_threads() -> Result<()> {
     Ok(())
 }
 
-/// Every unit of this processor, and the products that stand in where there is none, on sizes around
-/// the edges of tiles, blocks, lines and parts.
+/// Sizes around the edges of tiles, blocks, lines and parts: images, output channels, kernel, geometry.
 #[cfg(target_arch = "x86_64")]
-#[test]
-fn every_unit_agrees_with_plain_loops() -> Result<()> {
-    use super::packed;
-    use crate::kernels::panel::Unit;
-    use half::bf16;
-
-    let units = [Unit::Fma, Unit::Dot, Unit::Tiles, Unit::Planes];
-    let units: Vec<_> = units.into_iter().filter(|unit| unit.is_available()).collect();
-    let mut rng = generator(21);
-    for (dims, c_out, kernel, geometry) in [
+fn edges() -> [([usize; 4], usize, usize, Geometry); 11] {
+    [
         ([2, 2, 1, 1], 2, 1, geometry(1, 0, 1, 1)),
         ([3, 3, 5, 33], 17, 3, geometry(1, 1, 1, 1)),
         ([2, 16, 32, 32], 16, 3, geometry(1, 1, 1, 1)),
@@ -435,7 +426,22 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
         ([2, 4, 19, 11], 3, 5, geometry(3, 2, 2, 1)),
         ([2, 8, 12, 12], 8, 3, geometry(1, 3, 2, 4)),
         ([2, 40, 40, 31], 6, 2, geometry(1, 0, 1, 1)),
-    ] {
+    ]
+}
+
+/// Every unit of this processor, and the products that stand in where there is none, on sizes around
+/// the edges of tiles, blocks, lines and parts.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn every_unit_agrees_with_plain_loops() -> Result<()> {
+    use super::packed;
+    use crate::kernels::panel::Unit;
+    use half::bf16;
+
+    let units = [Unit::Fma, Unit::Dot, Unit::Tiles].into_iter().filter(|unit| unit.is_available());
+    let units: Vec<_> = units.collect();
+    let mut rng = generator(21);
+    for (dims, c_out, kernel, geometry) in edges() {
         let weight_dims = [c_out, dims[1] / geometry.groups, kernel, kernel];
         let shape = Shape::new(&dims, &weight_dims, geometry)?;
         let x = random(&mut rng, &dims, DType::BF16);
@@ -460,18 +466,16 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
                 _ => (&y, &dx, &dw),
             };
             let what = format!("{unit:?} {shape:?}");
-            if unit != Unit::Planes {
-                let single = packed::forward::<f32>(&x, &weight, Some(&bias), &shape, unit)?;
-                check(&single, y, &inputs, &what);
-                let half = packed::forward::<bf16>(&x, &weight, Some(&bias), &shape, unit)?;
-                check(&half, y, &inputs, &what);
-                let back = packed::input_gradient::<f32>(&grad, &weight, None, &shape, unit)?;
-                check(&back, dx, &inputs, &what);
-                let back = packed::input_gradient::<bf16>(&grad, &weight, None, &shape, unit)?;
-                check(&back, dx, &inputs, &what);
-                let dweight = packed::weight_gradient(&x, &grad, &shape, unit)?;
-                check(&dweight, dw, &inputs, &what);
-            }
+            let single = packed::forward::<f32>(&x, &weight, Some(&bias), &shape, unit)?;
+            check(&single, y, &inputs, &what);
+            let half = packed::forward::<bf16>(&x, &weight, Some(&bias), &shape, unit)?;
+            check(&half, y, &inputs, &what);
+            let back = packed::input_gradient::<f32>(&grad, &weight, None, &shape, unit)?;
+            check(&back, dx, &inputs, &what);
+            let back = packed::input_gradient::<bf16>(&grad, &weight, None, &shape, unit)?;
+            check(&back, dx, &inputs, &what);
+            let dweight = packed::weight_gradient(&x, &grad, &shape, unit)?;
+            check(&dweight, dw, &inputs, &what);
 
             let what = format!("channels last, {what}");
             let [x, grad] = [last(&x)?, last(&grad)?];
@@ -492,6 +496,46 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
         let back = super::cpu::input_gradient::<bf16>(&grad, &weight, None, &shape)?;
         check(&back, &dx, &inputs, &what);
         check(&super::cpu::weight_gradient::<f32>(&x, &grad, &shape)?, &dw, &inputs, &what);
+    }
+    Ok(())
+}
+
+/// Numbers that need all planes, on both sides.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn planes_agree_with_plain_loops() -> Result<()> {
+    use super::packed::last::{forward, input_gradient, weight_gradient};
+    use crate::kernels::panel::Unit;
+
+    if !Unit::Planes.is_available() {
+        return Ok(());
+    }
+    let mut rng = generator(62);
+    for (dims, c_out, kernel, geometry) in edges() {
+        for dtypes in [[DType::F32; 2], [DType::F16; 2], [DType::F32, DType::BF16]] {
+            let weight_dims = [c_out, dims[1] / geometry.groups, kernel, kernel];
+            let shape = Shape::new(&dims, &weight_dims, geometry)?;
+            let x = random(&mut rng, &dims, dtypes[0]);
+            let weight = random(&mut rng, &weight_dims, dtypes[1]);
+            let grad = random(&mut rng, &shape.out_dims(), dtypes[0]);
+            let (xs, ws, gs) = (doubles(&x), doubles(&weight), doubles(&grad));
+            let mut y = vec![Sum::default(); gs.len()];
+            let mut dx = vec![Sum::default(); xs.len()];
+            let mut dw = vec![Sum::default(); ws.len()];
+            for_each_product(&shape, |xi, wi, yi| {
+                y[yi].add(xs[xi] * ws[wi]);
+                dx[xi].add(gs[yi] * ws[wi]);
+                dw[wi].add(gs[yi] * xs[xi]);
+            });
+            let what = format!("{dtypes:?} {shape:?}");
+            let [x, grad] = [last(&x)?, last(&grad)?];
+            let shape = Shape::new(x.dims(), &weight_dims, turned(geometry))?;
+            let single = forward::<f32>(&x, &weight, None, &shape, Unit::Planes)?;
+            check(&first(&single)?, &y, &dtypes, &what);
+            let back = input_gradient::<f32>(&grad, &weight, None, &shape, Unit::Planes)?;
+            check(&first(&back)?, &dx, &dtypes, &what);
+            check(&weight_gradient(&x, &grad, &shape, Unit::Planes)?, &dw, &dtypes, &what);
+        }
     }
     Ok(())
 }

@@ -38,7 +38,13 @@ macro_rules! product {
 /// Zeros in the registers of sums.
 macro_rules! zero {
     () => {
-        std::arch::asm!("tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3")
+        std::arch::asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            options(nostack, nomem),
+        )
     };
 }
 
