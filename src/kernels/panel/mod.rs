@@ -25,7 +25,7 @@ use crate::kernels::elementwise::blocks::vectorise;
 pub(in crate::kernels) use cells::{Cells, with_cells};
 pub(in crate::kernels) use pack::{Side, transpose, transposed};
 pub(in crate::kernels) use round::{Rounded, store_all, upper_halves};
-pub(in crate::kernels) use split::{Planes, split, split_one};
+pub(in crate::kernels) use split::{Planes, split};
 pub(in crate::kernels) use unit::Unit;
 
 /// `left (rows × depth) × right (depth × columns)`, the depth in equal segments.

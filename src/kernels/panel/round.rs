@@ -19,6 +19,16 @@ pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
     /// AVX-512 F, BW and VL; the elements of `mask` from `at` on can be written.
     unsafe fn store(at: *mut Self, mask: u16, sums: __m512);
 
+    /// As [`Self::store`], but a subnormal may become zero.
+    ///
+    /// # Safety
+    /// As there, and AVX-512 BF16.
+    #[inline(always)]
+    unsafe fn store_normal(at: *mut Self, mask: u16, sums: __m512) {
+        // SAFETY: the caller's.
+        unsafe { Self::store(at, mask, sums) }
+    }
+
     /// Rounds 32 elements as [`Self::store`] does.
     ///
     /// # Safety
@@ -162,7 +172,8 @@ pub(in crate::kernels) unsafe fn store_all<O: Rounded, const NORMAL: bool>(
         let mask = ((1u32 << places.len()) - 1) as u16;
         // SAFETY: as many places, and sums, as the mask has elements.
         unsafe {
-            O::store(places.as_mut_ptr().cast(), mask, sum(sums, bias, done + i * 16, mask));
+            let (at, sums) = (places.as_mut_ptr().cast(), sum(sums, bias, done + i * 16, mask));
+            if NORMAL { O::store_normal(at, mask, sums) } else { O::store(at, mask, sums) }
         }
     }
 }
@@ -198,6 +209,15 @@ impl Rounded for bf16 {
         unsafe {
             let rounded = _mm512_srli_epi32::<16>(rounded(sums));
             _mm256_mask_storeu_epi16(at.cast(), mask, _mm512_cvtepi32_epi16(rounded));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_normal(at: *mut Self, mask: u16, sums: __m512) {
+        // SAFETY: the caller's; the two are of 32 bytes.
+        unsafe {
+            let rounded: __m256i = transmute(_mm512_cvtneps_pbh(sums));
+            _mm256_mask_storeu_epi16(at.cast(), mask, rounded);
         }
     }
 

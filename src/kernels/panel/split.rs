@@ -154,12 +154,3 @@ fn nearest(x: __m512i) -> __m512i {
     let up = _mm512_add_epi32(x, _mm512_set1_epi32(0x8000));
     _mm512_and_si512(up, _mm512_set1_epi32(!0xffff))
 }
-
-/// What [`split`] makes of one element.
-#[inline(always)]
-pub(in crate::kernels) fn split_one(x: f32) -> [u32; 3] {
-    let nearest = |x: f32| f32::from_bits(x.to_bits().wrapping_add(0x8000) & !0xffff);
-    let first = nearest(x);
-    let second = nearest(x - first);
-    [first, second, x - first - second].map(f32::to_bits)
-}

@@ -48,6 +48,12 @@ impl Unit {
         matches!(self, Self::Tiles | Self::Planes)
     }
 
+    /// Whether subnormal sums are zero already, and the processor rounds to BF16 by an instruction that takes
+    /// them for zero too.
+    pub(in crate::kernels) fn rounds_normal(self) -> bool {
+        matches!(self, Self::Dot | Self::Tiles) && is_x86_feature_detected!("avx512bf16")
+    }
+
     /// Rows of a tile.
     pub(in crate::kernels) fn rows(self) -> usize {
         if self.tiles() { 16 } else { 8 }

@@ -313,9 +313,8 @@ impl Pass {
                 strips: true,
             };
             panel.multiply(self.unit, |tile| {
-                // SAFETY: a `Unit` has the features. `store` checks that the places lie in `out`;
-                // other parts and groups have other places.
-                unsafe { places.store::<O>(&tile, bias, out.at, out.len) }
+                // SAFETY: `store` checks that the places lie in `out`; other parts and groups have others.
+                unsafe { places.store::<O>(self.unit, &tile, bias, out.at, out.len) }
             });
         });
     }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 use half::{bf16, f16};
 
@@ -49,6 +50,33 @@ impl Stored for f16 {
     fn widen(self) -> f32 {
         self.to_f32()
     }
+}
+
+/// Writes elements, widened, to as many places.
+pub(super) fn widen<S: Stored>(from: &[S], to: &mut [f32]) {
+    // SAFETY: F32 of any value, of which none is made uninitialised.
+    let to = unsafe { std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), to.len()) };
+    widen_into(from, to);
+}
+
+/// [`widen`], to places of no value yet.
+pub(super) fn widen_into<S: Stored>(from: &[S], to: &mut [MaybeUninit<f32>]) {
+    /// # Safety
+    /// AVX-512 F, BW and VL; as many places as elements.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn run<S: Stored>(from: &[S], to: &mut [MaybeUninit<f32>]) {
+        for (from, to) in from.chunks(16).zip(to.chunks_mut(16)) {
+            let mask = ((1u32 << from.len()) - 1) as u16;
+            // SAFETY: the mask has no more elements than there are, on both sides.
+            unsafe {
+                let widened = S::load(from.as_ptr(), mask);
+                _mm512_mask_storeu_ps(to.as_mut_ptr().cast(), mask, widened);
+            }
+        }
+    }
+    assert!(from.len() == to.len());
+    // SAFETY: a `Unit` has the features.
+    unsafe { run(from, to) };
 }
 
 /// A vector of positions of an image row, and where it goes.

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::kernels::panel::{Rounded, Tile, WIDTH};
+use crate::kernels::panel::{Rounded, Tile, Unit, WIDTH};
 
 /// A part of a vector of sums that goes to consecutive pixels.
 #[derive(Clone, Copy, Default)]
@@ -31,12 +31,61 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Writes a tile, plus the bias of each row, to `out`, which starts with the channel of row 0.
+    /// Writes a tile of a unit, plus the bias of each row, to `out`, which starts with the channel of row 0.
     ///
     /// # Safety
-    /// AVX-512 F, BW and VL; all places of the tile lie in `len` elements from `out` on.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    /// All places of the tile lie in `len` elements from `out` on.
     pub(super) unsafe fn store<O: Rounded>(
+        &self,
+        unit: Unit,
+        tile: &Tile<'_>,
+        bias: Option<&[f32]>,
+        out: *mut O,
+        len: usize,
+    ) {
+        // SAFETY: a `Unit` has the features; the caller's.
+        unsafe {
+            match unit.rounds_normal() {
+                true => self.write_normal(tile, bias, out, len),
+                false => self.write_any(tile, bias, out, len),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::write`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn write_normal<O: Rounded>(
+        &self,
+        tile: &Tile<'_>,
+        bias: Option<&[f32]>,
+        out: *mut O,
+        len: usize,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { self.write::<O, true>(tile, bias, out, len) }
+    }
+
+    /// # Safety
+    /// As [`Self::write`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn write_any<O: Rounded>(
+        &self,
+        tile: &Tile<'_>,
+        bias: Option<&[f32]>,
+        out: *mut O,
+        len: usize,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { self.write::<O, false>(tile, bias, out, len) }
+    }
+
+    /// Inlined where the features are.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW and VL, and BF16 if `NORMAL`; all places of the tile lie in `len` elements from `out` on.
+    #[inline(always)]
+    unsafe fn write<O: Rounded, const NORMAL: bool>(
         &self,
         tile: &Tile<'_>,
         bias: Option<&[f32]>,
@@ -68,13 +117,18 @@ impl Places {
         assert!((tile.row + tile.rows - 1) * self.channel + end <= len);
         for (row, sums) in tile.sums.iter().enumerate().take(tile.rows) {
             let channel = out.wrapping_add((tile.row + row) * self.channel);
-            let bias = _mm512_set1_ps(bias(row));
+            // SAFETY: the features.
+            let bias = unsafe { _mm512_set1_ps(bias(row)) };
             for piece in &pieces[..count] {
                 let sums = sums.as_chunks::<16>().0[piece.vector].as_ptr();
                 // SAFETY: 16 sums; the places of the mask were checked to lie in `out`.
                 unsafe {
                     let sums = _mm512_add_ps(_mm512_loadu_ps(sums), bias);
-                    O::store(channel.wrapping_offset(piece.offset), piece.mask, sums);
+                    let at = channel.wrapping_offset(piece.offset);
+                    match NORMAL {
+                        true => O::store_normal(at, piece.mask, sums),
+                        false => O::store(at, piece.mask, sums),
+                    }
                 }
             }
         }

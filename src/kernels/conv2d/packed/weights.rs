@@ -1,13 +1,20 @@
 //! Weights, packed once a pass.
+#![allow(unsafe_code)]
 
-use candle_core::{DType, Result, Tensor};
-use half::bf16;
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+use candle_core::{DType, Result, Tensor, bail};
+use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::layout::Taps;
+use super::rows::widen_into;
+use super::with_stored;
 use crate::kernels::conv2d::shape::Shape;
-use crate::kernels::elementwise::lane::Lane;
-use crate::kernels::panel::{Cells, Unit, first_plane, planed, split_one};
+use crate::kernels::element::Elements;
+use crate::kernels::fresh::fresh;
+use crate::kernels::panel::{Cells, Unit, first_plane, planed, split};
 
 /// Which channels are summed over.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,9 +25,18 @@ pub(super) enum Order {
     Backward,
 }
 
-/// A small tensor's elements in F32.
+/// A contiguous tensor's elements in F32.
 pub(super) fn widened(tensor: &Tensor) -> Result<Vec<f32>> {
-    tensor.detach().flatten_all()?.to_dtype(DType::F32)?.to_vec1()
+    Ok(with_stored!(tensor, data => {
+        let data: &[_] = &data;
+        fresh(data.len(), |places: &mut [MaybeUninit<f32>]| match data.len() > SHORT {
+            true => {
+                let places = places.par_chunks_mut(SHORT);
+                places.zip(data.par_chunks(SHORT)).for_each(|(to, from)| widen_into(from, to));
+            }
+            false => widen_into(data, places),
+        })
+    }))
 }
 
 /// `(group, block of rows, …)` as [`Panel`](crate::kernels::panel::Panel) reads the left matrix: a row
@@ -41,7 +57,7 @@ pub(super) fn pack_blocks(
     arrange(weight, shape, taps, order, unit, (16, false))
 }
 
-/// Cells that are packed before another thread is awake.
+/// Elements, or cells, that are packed before another thread is awake.
 pub(super) const SHORT: usize = 1 << 14;
 
 /// In blocks of `rows` channels, each by itself where `lines`, else side by side.
@@ -53,65 +69,29 @@ fn arrange(
     unit: Unit,
     (rows, lines): (usize, bool),
 ) -> Cells {
-    let (pairs, planes) = (unit.pairs(), unit.planes());
     let (ins, outs) = match order {
         Order::Forward => (shape.group_in(), shape.group_out()),
         Order::Backward => (shape.group_out(), shape.group_in()),
     };
     let kernel = shape.kernel_height * shape.kernel_width;
-    let cells = if pairs { ins.div_ceil(2) } else { ins };
-    let column = planed(cells, planes);
-    let segment = column * taps.columns.len();
-    let sum = segment * taps.rows.len();
+    let row = shape.group_in() * kernel;
+    let column = planed(ins.div_ceil(unit.per_cell()), unit.planes());
+    let sum = column * taps.columns.len() * taps.rows.len();
     let blocks = outs.div_ceil(rows);
     let mut packed = Cells::new(shape.geometry.groups * blocks * rows * sum);
-    // Of every tap in use, where it is in a kernel, and its first cell.
-    let used: Vec<(usize, usize)> = taps
-        .rows
-        .iter()
-        .flat_map(|&(_, row)| {
-            taps.columns.iter().map(move |&(_, column)| row * shape.kernel_width + column)
-        })
-        .enumerate()
-        .map(|(index, tap)| (tap, index * column))
-        .collect();
+    let rows_of = taps.rows.iter();
+    let used = rows_of.flat_map(|&(_, row)| {
+        taps.columns.iter().map(move |&(_, column)| row * shape.kernel_width + column)
+    });
     let (across, down) = if lines { (1, sum) } else { (rows, 1) };
+    let (row, channel) = if order == Order::Forward { (row, kernel) } else { (kernel, row) };
+    let used = used.enumerate().map(|(index, tap)| (tap, index * column * across)).collect();
+    let arrangement = Arrangement { unit, ins, row, channel, kernel, used, across, down };
     let pack = |(block, places): (usize, &mut [u32])| {
         let (group, first) = (block / blocks, block % blocks * rows);
-        let kernel_of = |row: usize, channel: usize| {
-            let (out, input) = match order {
-                Order::Forward => (first + row, channel),
-                Order::Backward => (channel, first + row),
-            };
-            let out = group * shape.group_out() + out;
-            &weight[(out * shape.group_in() + input) * kernel..][..kernel]
-        };
-        let half = |weight: f32| u32::from(bf16::lower(weight).to_bits());
-        let mut write = |row: usize, cell: usize| {
-            let low = kernel_of(row, if pairs { 2 * cell } else { cell });
-            let high = (pairs && 2 * cell + 1 < ins).then(|| kernel_of(row, 2 * cell + 1));
-            for &(tap, start) in &used {
-                let at = start + first_plane(cell, planes);
-                let high = high.map_or(0.0, |high| high[tap]);
-                if planes > 1 {
-                    let both = split_one(low[tap]).into_iter().zip(split_one(high));
-                    for (plane, (low, high)) in both.enumerate() {
-                        places[(at + 16 * plane) * across + row * down] = low >> 16 | high;
-                    }
-                    continue;
-                }
-                places[at * across + row * down] = match pairs {
-                    false => low[tap].to_bits(),
-                    true => half(low[tap]) | half(high) << 16,
-                };
-            }
-        };
-        // Neighbours in memory one after the other.
-        let count = rows.min(outs - first);
-        match lines {
-            true => (0..count).for_each(|row| (0..cells).for_each(|cell| write(row, cell))),
-            false => (0..cells).for_each(|cell| (0..count).for_each(|row| write(row, cell))),
-        }
+        let start = group * shape.group_out() * shape.group_in() * kernel + first * row;
+        // SAFETY: a `Unit` has the features.
+        unsafe { arrangement.fill(&weight[start..], rows.min(outs - first), places) };
     };
     let (places, block) = (shape.geometry.groups * blocks * rows * sum, (rows * sum).max(1));
     let places = &mut packed.as_mut_slice()[..places];
@@ -120,4 +100,100 @@ fn arrange(
         false => places.chunks_mut(block).enumerate().for_each(pack),
     }
     packed
+}
+
+/// Where weights come from, and where their cells go in a block.
+struct Arrangement {
+    unit: Unit,
+    /// Channels that are summed over.
+    ins: usize,
+    /// Weights from a row to the next, from a channel to the next, and of a kernel.
+    row: usize,
+    channel: usize,
+    kernel: usize,
+    /// Of every tap in use, its weight in a kernel, and its first cell.
+    used: Vec<(usize, usize)>,
+    /// Cells from a cell of a sum to the next, and from a row to the next.
+    across: usize,
+    down: usize,
+}
+
+impl Arrangement {
+    /// Packs so many rows, the first of which `weight` starts with.
+    #[target_feature(enable = "avx512f")]
+    fn fill(&self, weight: &[f32], rows: usize, places: &mut [u32]) {
+        let per = self.unit.per_cell();
+        let cells = self.ins.div_ceil(per);
+        // Sixteen at once of what lies side by side: cells of a row, or else the same cell of all.
+        let side = if self.across == 1 { 16 } else { 1 };
+        let by_row = if self.across == 1 { rows } else { 1 };
+        for row in 0..by_row {
+            for cell in (0..cells).step_by(side) {
+                let channels = self.ins - per * cell;
+                // How many have a first channel, and how many a second.
+                let counts = match self.across {
+                    1 => [channels.div_ceil(per).min(16), (channels / 2).min(16)],
+                    _ => [rows, if channels > 1 { rows } else { 0 }],
+                };
+                let step = if self.across == 1 { per * self.channel } else { self.row };
+                let from = row * self.row + per * cell * self.channel;
+                let at = row * self.down + first_plane(cell, self.unit.planes()) * self.across;
+                self.vectors(weight, (from, step), counts, &mut places[at..]);
+            }
+        }
+    }
+
+    /// The vector of every tap: cells of weights `step` apart, of a channel and of the next.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn vectors(
+        &self,
+        weight: &[f32],
+        (from, step): (usize, usize),
+        [count, pairs]: [usize; 2],
+        places: &mut [u32],
+    ) {
+        let pairs = if self.unit.pairs() { pairs } else { 0 };
+        let reach = |count: usize| (count - 1) * step + self.kernel;
+        assert!(1 <= count && pairs <= count && count <= 16 && reach(16) <= i32::MAX as usize);
+        assert!(from + reach(count) <= weight.len());
+        assert!(pairs == 0 || from + self.channel + reach(pairs) <= weight.len());
+        let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        let lanes = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(step as i32));
+        let zeros = _mm512_setzero_si512();
+        let gather = |from: usize, count: usize| {
+            let mask = ((1u32 << count) - 1) as u16;
+            // SAFETY: the places of the mask are in `weight`, as asserted of the last one.
+            unsafe {
+                let from = weight.as_ptr().add(from).cast();
+                _mm512_mask_i32gather_epi32::<4>(zeros, mask, lanes, from)
+            }
+        };
+        let upper = _mm512_set1_epi32(!0xffff);
+        let mask = ((1u32 << count) - 1) as u16;
+        for &(tap, start) in &self.used {
+            assert!(tap < self.kernel);
+            let low = gather(from + tap, count);
+            let high = if pairs > 0 { gather(from + self.channel + tap, pairs) } else { zeros };
+            let pair = |low, high| {
+                _mm512_or_si512(_mm512_srli_epi32::<16>(low), _mm512_and_si512(high, upper))
+            };
+            let mut store = |plane: usize, cells: __m512i| {
+                let places = &mut places[start + plane * 16 * self.across..][..count];
+                // SAFETY: as many places as the mask has.
+                unsafe { _mm512_mask_storeu_epi32(places.as_mut_ptr().cast(), mask, cells) };
+            };
+            match self.unit {
+                Unit::Fma => store(0, low),
+                // These are BF16, so that nothing is rounded.
+                Unit::Dot | Unit::Tiles => store(0, pair(low, high)),
+                Unit::Planes => {
+                    for (plane, (low, high)) in split(low).into_iter().zip(split(high)).enumerate()
+                    {
+                        store(plane, pair(low, high));
+                    }
+                }
+            }
+        }
+    }
 }

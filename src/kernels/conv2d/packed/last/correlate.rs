@@ -8,11 +8,11 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::lines::Lines;
-use super::rows::{Pixels, copy, widen};
+use super::rows::{Pixels, copy};
 use super::{Shape, weights, with_stored};
 use crate::kernels::conv2d::packed::correlate::{add_all, runs};
 use crate::kernels::conv2d::packed::layout::{Cut, Part, Strips, Taps};
-use crate::kernels::conv2d::packed::rows::Stored;
+use crate::kernels::conv2d::packed::rows::{Stored, widen};
 use crate::kernels::conv2d::packed::source::{floats, halves, pairs};
 use crate::kernels::element::{Elements, tensor};
 use crate::kernels::panel::{Panel, Planes, Side, Tile, Unit, with_cells};

@@ -241,7 +241,7 @@ impl Phases {
                     }
                     let from = group * pass.outs + tile.column;
                     let bias = bias.map(|bias| &bias[from..from + tile.columns]);
-                    places.store(&tile, from, bias, out);
+                    places.store(pass.unit, &tile, from, bias, out);
                 });
             }
         });

@@ -7,7 +7,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::lines::Lines;
-use crate::kernels::conv2d::packed::rows::Stored;
+use crate::kernels::conv2d::packed::rows::{Stored, widen};
 use crate::kernels::conv2d::packed::source::{floats, halves, pairs};
 use crate::kernels::panel::{Unit, split, upper_halves};
 
@@ -140,20 +140,4 @@ impl<S: Stored + 'static> Pixels<'_, S> {
 
 pub(super) fn copy(from: &[bf16], to: &mut [bf16]) {
     to.copy_from_slice(from);
-}
-
-pub(super) fn widen<S: Stored>(from: &[S], to: &mut [f32]) {
-    /// # Safety
-    /// AVX-512 F, BW and VL; as many places as elements.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn run<S: Stored>(from: &[S], to: &mut [f32]) {
-        for (from, to) in from.chunks(16).zip(to.chunks_mut(16)) {
-            let mask = ((1u32 << from.len()) - 1) as u16;
-            // SAFETY: the mask has no more elements than there are, on both sides.
-            unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), mask, S::load(from.as_ptr(), mask)) };
-        }
-    }
-    assert!(from.len() == to.len());
-    // SAFETY: a `Unit` has the features.
-    unsafe { run(from, to) };
 }
