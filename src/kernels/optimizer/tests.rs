@@ -327,10 +327,15 @@ fn the_sums_of_squares_do_not_depend_on_the_threads() -> Result<()> {
     };
     let sums = |threads: usize| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        let start = Start::new((9 << 16) + 77, DType::F32, "itself", count, DType::F32)?;
-        pool.install(|| cpu::pass(&[start.slot(rule, "itself")]))
+        // Little beside the others where one thread is, and more than a third's share where three are.
+        let start = |_| Start::new((3 << 16) + 77, DType::F32, "itself", count, DType::F32);
+        let starts = (0..9).map(start).collect::<Result<Vec<_>>>()?;
+        let slots: Vec<_> = starts.iter().map(|start| start.slot(rule, "itself")).collect();
+        pool.install(|| cpu::pass(&slots))
     };
-    assert_eq!(sums(1)?, sums(3)?);
+    let (one, three) = (sums(1)?, sums(3)?);
+    assert_eq!(one, three);
+    assert!(one.iter().flatten().all(|sum| *sum > 0.0));
     Ok(())
 }
 
