@@ -413,7 +413,7 @@ fn one_result_for_any_number_of_threads() -> Result<()> {
 
 /// Sizes around the edges of tiles, blocks, lines and parts: images, output channels, kernel, geometry.
 #[cfg(target_arch = "x86_64")]
-fn edges() -> [([usize; 4], usize, usize, Geometry); 11] {
+fn edges() -> [([usize; 4], usize, usize, Geometry); 12] {
     [
         ([2, 2, 1, 1], 2, 1, geometry(1, 0, 1, 1)),
         ([3, 3, 5, 33], 17, 3, geometry(1, 1, 1, 1)),
@@ -426,6 +426,7 @@ fn edges() -> [([usize; 4], usize, usize, Geometry); 11] {
         ([2, 4, 19, 11], 3, 5, geometry(3, 2, 2, 1)),
         ([2, 8, 12, 12], 8, 3, geometry(1, 3, 2, 4)),
         ([2, 40, 40, 31], 6, 2, geometry(1, 0, 1, 1)),
+        ([2, 20, 40, 31], 33, 3, geometry(1, 1, 1, 1)),
     ]
 }
 

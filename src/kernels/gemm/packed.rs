@@ -272,8 +272,12 @@ impl<T: Planes, O: Rounded> Product<'_, T, O> {
                 unsafe { panel.round::<O>(self.unit, bias, out, self.places.stride) };
                 return;
             }
+            if T::COUNT == 1 {
+                panel.add_to(self.unit, &mut sums, width);
+                continue;
+            }
             panel.multiply(self.unit, |tile| {
-                if T::COUNT > 1 && !tile.is_finite() {
+                if !tile.is_finite() {
                     self.finite.store(false, Ordering::Relaxed);
                 }
                 if !whole {

@@ -3,9 +3,23 @@
 
 use std::mem::MaybeUninit;
 
-use super::{Panel, Rounded, Unit, amx};
+use super::{Panel, Rounded, Tile, Unit, amx};
 
 impl Panel<'_> {
+    /// Adds the product to sums, whose rows have `columns` elements.
+    ///
+    /// # Panics
+    /// As [`Self::multiply`], and when there are fewer sums.
+    pub(in crate::kernels) fn add_to(&self, unit: Unit, sums: &mut [f32], columns: usize) {
+        if unit != Unit::Tiles || self.rows * self.columns == 0 {
+            // F32 in planes too: sums of sums are the more exact ones.
+            return self.multiply(unit, |tile| tile.add_to(sums, columns));
+        }
+        assert!(unit.is_available(), "{unit:?} is not available");
+        self.check(unit);
+        amx::multiply(self, amx::To::<fn(Tile<'_>)>::Sums(sums, columns));
+    }
+
     /// Writes the product, plus the bias of each column, to rows of results `stride` elements apart. Subnormals
     /// may become zero, as they are to what multiplies pairs.
     ///

@@ -77,7 +77,7 @@ impl Unit {
         match self {
             Self::Fma => super::avx512::fma(panel, f),
             Self::Dot => super::avx512::dot(panel, f),
-            Self::Tiles | Self::Planes => super::amx::multiply(panel, f),
+            Self::Tiles | Self::Planes => super::amx::multiply(panel, super::amx::To::Tiles(f)),
         }
     }
 }

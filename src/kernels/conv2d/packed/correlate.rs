@@ -201,7 +201,7 @@ impl Correlation<'_> {
                     planes: 1,
                     strips: false,
                 };
-                panel.multiply(unit, |tile| tile.add_to(sums, outs));
+                panel.add_to(unit, sums, outs);
             }
         });
     }

@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 
 use super::{Panel, Tile, WIDTH};
 pub(super) use rounded::{SIDE, rounded};
-use tile::kernel;
+use tile::{Place, kernel};
 
 const ROWS: usize = 16;
 /// Cells of a row of a tile register.
@@ -111,7 +111,15 @@ const NEAREST: usize = 10 << 10;
 /// Blocks of rows at most, where a tile has one block of columns.
 const TALL: usize = 4;
 
-pub(super) fn multiply(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
+/// Who takes the product.
+pub(super) enum To<'a, F> {
+    /// Called with every tile.
+    Tiles(F),
+    /// Sums that it is added to, and how many a row of them has.
+    Sums(&'a mut [f32], usize),
+}
+
+pub(super) fn multiply<F: FnMut(Tile<'_>)>(panel: &Panel<'_>, mut to: To<'_, F>) {
     #[repr(C, align(64))]
     struct Sums([[[f32; WIDTH]; ROWS]; TALL]);
     let mut sums = Sums([[[0.0; WIDTH]; ROWS]; TALL]);
@@ -128,13 +136,31 @@ pub(super) fn multiply(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
     let (row_blocks, blocks) = (panel.rows.div_ceil(ROWS), panel.columns.div_ceil(CELLS));
     let mut run = |rows: Range<usize>, columns: Range<usize>| {
         let run = kernel(rows.len(), columns.len(), whole);
-        // SAFETY: configured above; whole blocks of rows and columns lie in the slices.
-        unsafe { run(panel, rows.start, columns.start, &mut sums.0) };
-        let column = columns.start * CELLS;
-        let columns = (columns.len() * CELLS).min(panel.columns - column);
+        let (row, column) = (rows.start * ROWS, columns.start * CELLS);
+        let size = [ROWS * rows.len(), CELLS * columns.len()];
+        if let To::Sums(sums, stride) = &mut to
+            && row + size[0] <= panel.rows
+            && column + size[1] <= panel.columns
+        {
+            let first = row * *stride + column;
+            assert!(size[1] <= *stride && first + (size[0] - 1) * *stride + size[1] <= sums.len());
+            let sums = sums.as_mut_ptr().wrapping_add(first);
+            let place = Place { sums, stride: *stride, add: true };
+            // SAFETY: configured above; whole blocks lie in the slices, and in the sums as asserted.
+            unsafe { run(panel, rows.start, columns.start, place) };
+            return;
+        }
+        let place = Place { sums: sums.0.as_mut_ptr().cast(), stride: WIDTH, add: false };
+        // SAFETY: configured above; whole blocks of rows and columns lie in the slices, four in `sums`.
+        unsafe { run(panel, rows.start, columns.start, place) };
+        let columns = size[1].min(panel.columns - column);
         for (sums, row) in sums.0.iter().zip(rows) {
             let row = row * ROWS;
-            f(Tile { row, column, rows: ROWS.min(panel.rows - row), columns, sums });
+            let tile = Tile { row, column, rows: ROWS.min(panel.rows - row), columns, sums };
+            match &mut to {
+                To::Tiles(f) => f(tile),
+                To::Sums(sums, stride) => tile.add_to(sums, *stride),
+            }
         }
     };
     // Rows of matrices: as tall as wide reads the fewest cells, and results are written along rows.

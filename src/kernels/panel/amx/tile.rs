@@ -1,8 +1,8 @@
 //! Blocks of sums in tile registers, over all of a sum.
 
 use super::instructions::{load, product, store, zero};
-use super::{CELLS, ROWS, TALL};
-use crate::kernels::panel::{Panel, WIDTH};
+use super::{CELLS, ROWS};
+use crate::kernels::panel::Panel;
 
 /// Planes of the left and of the right side that are multiplied. Of three times three, those that are left
 /// out are at most 2^-23 of a product together.
@@ -14,8 +14,16 @@ const fn pairs<const PLANES: usize>() -> &'static [(usize, usize)] {
     }
 }
 
+/// Where a tile's sums are, rows `stride` elements apart; `add`, to what is there.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) sums: *mut f32,
+    pub(super) stride: usize,
+    pub(super) add: bool,
+}
+
 /// Multiplies blocks of rows and columns from these on; see [`tile`].
-pub(super) type Kernel = unsafe fn(&Panel<'_>, usize, usize, &mut [[[f32; WIDTH]; ROWS]; TALL]);
+pub(super) type Kernel = unsafe fn(&Panel<'_>, usize, usize, Place);
 
 pub(super) fn kernel<const PLANES: usize>(down: usize, across: usize, whole: bool) -> Kernel {
     match (down, across) {
@@ -36,17 +44,34 @@ pub(super) fn kernel<const PLANES: usize>(down: usize, across: usize, whole: boo
 ///
 /// # Safety
 /// Tiles configured for the panel's depth; blocks of rows from `block` on, and of columns from `first`
-/// on, in the slices.
+/// on, in the slices; a place for each sum.
 unsafe fn tile<const PLANES: usize, const DOWN: usize, const ACROSS: usize, const WHOLE: bool>(
     panel: &Panel<'_>,
     block: usize,
     first: usize,
-    sums: &mut [[[f32; WIDTH]; ROWS]; TALL],
+    to: Place,
 ) {
-    // SAFETY: of this block and all below: configured by the caller; addresses are those of cells of the
-    // panel, or of `sums`.
-    unsafe { zero!() };
     let (row, down) = (panel.left_row * 4, panel.right_step * 4);
+    let place = |n: usize| to.sums.wrapping_add(n / ACROSS * ROWS * to.stride + n % ACROSS * CELLS);
+    let stride = to.stride * 4;
+    // SAFETY: of this block and all below: configured by the caller; addresses are those of cells of the
+    // panel, or of sums.
+    unsafe {
+        if to.add {
+            load!("tmm0", place(0), stride);
+            if DOWN * ACROSS > 1 {
+                load!("tmm1", place(1), stride);
+            }
+            if DOWN * ACROSS > 2 {
+                load!("tmm2", place(2), stride);
+            }
+            if DOWN * ACROSS > 3 {
+                load!("tmm3", place(3), stride);
+            }
+        } else {
+            zero!();
+        }
+    }
     // Registers for rows, two for columns, and where their cells are.
     macro_rules! multiply {
         ($rows:literal, $columns:literal, $last:literal, $left:ident, $right:ident) => {
@@ -129,21 +154,17 @@ unsafe fn tile<const PLANES: usize, const DOWN: usize, const ACROSS: usize, cons
             multiply!("tmm5", "tmm7", "tmm7", left, right);
         }
     }
-    let mut place = |n: usize| {
-        let place = sums[n / ACROSS].as_mut_ptr().cast::<f32>();
-        place.wrapping_add(n % ACROSS * CELLS)
-    };
-    // SAFETY: see above; 16 rows of 16 sums from a column of the tile on.
+    // SAFETY: see above; 16 rows of 16 sums from each place on.
     unsafe {
-        store!("tmm0", place(0), WIDTH * 4);
+        store!("tmm0", place(0), stride);
         if DOWN * ACROSS > 1 {
-            store!("tmm1", place(1), WIDTH * 4);
+            store!("tmm1", place(1), stride);
         }
         if DOWN * ACROSS > 2 {
-            store!("tmm2", place(2), WIDTH * 4);
+            store!("tmm2", place(2), stride);
         }
         if DOWN * ACROSS > 3 {
-            store!("tmm3", place(3), WIDTH * 4);
+            store!("tmm3", place(3), stride);
         }
     }
 }

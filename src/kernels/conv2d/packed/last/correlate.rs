@@ -274,7 +274,7 @@ impl Correlation<'_> {
                     planes: T::COUNT,
                     strips: false,
                 };
-                panel.multiply(self.unit, |tile| tile.add_to(sums, columns));
+                panel.add_to(self.unit, sums, columns);
             }
         });
     }
