@@ -160,16 +160,17 @@ impl Operator for BatchNormRelu {
     }
 
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
-        let gradient = kernels::elementwise::relu_backward(ctx.kept_output()?, ctx.gradient)?;
-        let parameters = 1 + usize::from(self.residual);
-        let mut wants = vec![ctx.wants[0]];
-        wants.extend(&ctx.wants[parameters..]);
-        let inner = Backward { saved: ctx.saved, output: None, gradient: &gradient, wants: &wants };
-        let mut gradients = self.norm.backward(&inner)?;
-        if self.residual {
-            let wanted = ctx.wants[1].map(|_| Gradient::owned(gradient));
-            gradients.insert(1, wanted);
+        let y = ctx.kept_output()?;
+        if !self.residual {
+            return self.norm.gradients(ctx, Some(y));
         }
+        let gradient = kernels::elementwise::relu_backward(y, ctx.gradient)?;
+        let mut wants = vec![ctx.wants[0]];
+        wants.extend(&ctx.wants[2..]);
+        let inner = Backward { saved: ctx.saved, output: None, gradient: &gradient, wants: &wants };
+        let mut gradients = self.norm.gradients(&inner, None)?;
+        let wanted = ctx.wants[1].map(|_| Gradient::owned(gradient));
+        gradients.insert(1, wanted);
         Ok(gradients)
     }
 }
@@ -235,6 +236,7 @@ enum Mode {
 struct Saved {
     x: Tensor,
     weight: Option<Tensor>,
+    bias: Option<Tensor>,
     statistics: Option<kernel::Statistics>,
 }
 
@@ -250,15 +252,33 @@ impl Operator for BatchNorm {
     }
 
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
-        let Saved { x, weight, statistics } = ctx.saved;
-        let (weight, dims) = (weight.as_ref(), x.dims());
+        self.gradients(ctx, None)
+    }
+}
+
+impl BatchNorm {
+    /// The gradients of `x` and of the parameters; of what `y`, where it is given, is the output of, with
+    /// relu.
+    fn gradients(
+        &self,
+        ctx: &Backward<'_, Saved>,
+        y: Option<&Tensor>,
+    ) -> Result<Vec<Option<Gradient>>> {
+        let Saved { x, weight, bias, statistics } = ctx.saved;
+        let (weight, bias, dims) = (weight.as_ref(), bias.as_ref(), x.dims());
         let [x, gradient] = [&self.seen(x)?, &self.seen(ctx.gradient)?];
         let (dx, dweight, dbias) = match (&self.mode, statistics) {
             (Mode::Eval { mean, var }, _) => {
                 let [mean, var] = self.given(x, mean, var)?;
                 kernel::backward_eval(x, gradient, &mean, &var, weight, self.eps)?
             }
-            (_, Some(statistics)) => kernel::backward_train(x, gradient, weight, statistics)?,
+            (_, Some(statistics)) => match y {
+                Some(y) => {
+                    let (y, parameters) = (self.seen(y)?, [weight, bias]);
+                    kernel::backward_relu(x, &y, gradient, parameters, statistics)?
+                }
+                None => kernel::backward_train(x, gradient, weight, statistics)?,
+            },
             (_, None) => candle_core::bail!("batch_norm saved no statistics"),
         };
         let mut gradients = vec![dx.reshape(dims)?];
@@ -268,9 +288,7 @@ impl Operator for BatchNorm {
         }
         Ok(gradients.into_iter().map(|g| Some(Gradient::owned(g))).collect())
     }
-}
 
-impl BatchNorm {
     fn normalise(
         &self,
         x: &Tensor,
@@ -326,7 +344,8 @@ impl BatchNorm {
             }
         };
         let y = y.reshape(given.dims())?;
-        Ok((y, Saved { x: given.clone(), weight: weight.cloned(), statistics }))
+        let (weight, bias) = (weight.cloned(), bias.cloned());
+        Ok((y, Saved { x: given.clone(), weight, bias, statistics }))
     }
 
     /// A tensor whose second dimension has the channels.

@@ -55,36 +55,74 @@ pub(super) fn backward_train(
     weight: Option<&Tensor>,
     statistics: &Statistics,
 ) -> Result<Gradients> {
-    fn typed<T: Lane>(
-        x: &Tensor,
-        grad: &Tensor,
-        weight: Option<&Tensor>,
-        statistics: &Statistics,
-    ) -> Result<Gradients> {
-        let layout = Channels::of(x.dims(), 1);
-        let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
-        let mean = vector::<T::Acc>(&statistics.mean)?;
-        let inv_std = vector::<f64>(&statistics.inv_std)?;
-        let sums = gradient_sums::<T>(layout, &x_data, &grad_data, &mean);
-        // dx = weight * inv_std * (g - average(g) - normalised * average(g * normalised))
-        let scale = scales::<f64>(weight, &inv_std)?;
-        let count = layout.count() as f64;
-        let per_channel = |f: &dyn Fn(usize) -> f64| -> Vec<T::Acc> {
-            (0..layout.channels).map(|c| T::Acc::of(f(c))).collect()
-        };
-        let slope = per_channel(&|c| -scale[c] * inv_std[c].powi(2) * sums[c][1] / count);
-        let shift = per_channel(&|c| -scale[c] * sums[c][0] / count);
-        let scale = per_channel(&|c| scale[c]);
-        let dx = layout.map::<T, T, 2, 4>(
-            [&x_data, &grad_data],
-            [&mean, &scale, &slope, &shift],
-            #[inline(always)]
-            |[x, g], [mean, scale, slope, shift]| (x - mean) * slope + (g * scale + shift),
-        );
-        let (dweight, dbias) = parameter_gradients::<T>(&sums, &inv_std);
-        Ok((tensor(dx, x.dims()), dweight, dbias))
-    }
-    with_element!(x.dtype(), T => typed::<T>(x, grad, weight, statistics))
+    with_element!(x.dtype(), T => through::<T, false>(x, grad, weight, None, statistics))
+}
+
+/// From the gradient of what [`Finish::Relu`] leaves: it flows where that is positive, which is seen from
+/// `x` again, so that no gradient in between is written and read twice.
+pub(super) fn backward_relu(
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    statistics: &Statistics,
+) -> Result<Gradients> {
+    with_element!(x.dtype(), T => through::<T, true>(x, grad, weight, bias, statistics))
+}
+
+fn through<T: Lane, const RELU: bool>(
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    statistics: &Statistics,
+) -> Result<Gradients> {
+    let layout = Channels::of(x.dims(), 1);
+    let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
+    let mean = vector::<T::Acc>(&statistics.mean)?;
+    // As it was multiplied by in [`affine`], for the same numbers to be positive.
+    let scale = scales::<T::Acc>(weight, &vector(&statistics.inv_std)?)?;
+    let bias = shift::<T::Acc>(bias, layout)?;
+    let sums = layout.sums::<T, 2, 3, 2>(
+        [&x_data, &grad_data],
+        [&mean, &scale, &bias],
+        #[inline(always)]
+        |[x, g], parameters| {
+            let g = flowing::<T, RELU>(x, g, parameters);
+            [g, g * (x - parameters[0])]
+        },
+    );
+    // dx = weight * inv_std * (g - average(g) - normalised * average(g * normalised))
+    let inv_std = vector::<f64>(&statistics.inv_std)?;
+    let count = layout.count() as f64;
+    let per_channel = |f: &dyn Fn(usize, f64) -> f64| -> Vec<T::Acc> {
+        let scale = scale.iter().map(|scale| scale.to_double());
+        scale.enumerate().map(|(c, scale)| T::Acc::of(f(c, scale))).collect()
+    };
+    let slope = per_channel(&|c, scale| -scale * inv_std[c].powi(2) * sums[c][1] / count);
+    let back = per_channel(&|c, scale| -scale * sums[c][0] / count);
+    let dx = layout.map::<T, T, 2, 5>(
+        [&x_data, &grad_data],
+        [&mean, &scale, &bias, &slope, &back],
+        #[inline(always)]
+        |[x, g], [mean, scale, bias, slope, back]| {
+            let g = flowing::<T, RELU>(x, g, [mean, scale, bias]);
+            (x - mean) * slope + (g * scale + back)
+        },
+    );
+    let (dweight, dbias) = parameter_gradients::<T>(&sums, &inv_std);
+    Ok((tensor(dx, x.dims()), dweight, dbias))
+}
+
+/// The gradient, or zero where relu left none, told by the rounded result.
+#[inline(always)]
+fn flowing<T: Lane, const RELU: bool>(
+    x: T::Acc,
+    g: T::Acc,
+    [mean, scale, bias]: [T::Acc; 3],
+) -> T::Acc {
+    let positive = || T::lower((x - mean) * scale + bias).raise() > T::Acc::of(0.0);
+    if !RELU || positive() { g } else { T::Acc::of(0.0) }
 }
 
 pub(super) fn backward_eval(
@@ -174,10 +212,7 @@ fn affine<T: Lane>(
 ) -> Result<Tensor> {
     let layout = Channels::of(dims, 1);
     let scale = scales(weight, inv_std)?;
-    let bias = match bias {
-        Some(bias) => vector(bias)?,
-        None => vec![T::Acc::of(0.0); layout.channels],
-    };
+    let bias = shift(bias, layout)?;
     // The mean is taken off first: folded into the bias, it would cancel where it is large.
     let parameters = [mean, &scale, &bias];
     let y = match finish {
@@ -227,6 +262,11 @@ fn inv_std<A: Real>(var: f64, eps: f64) -> A {
 fn scales<A: Real>(weight: Option<&Tensor>, inv_std: &[A]) -> Result<Vec<A>> {
     let Some(weight) = weight else { return Ok(inv_std.to_vec()) };
     Ok(vector::<A>(weight)?.iter().zip(inv_std).map(|(&w, &i)| w * i).collect())
+}
+
+/// The bias, where none stands for zeros.
+fn shift<A: Real>(bias: Option<&Tensor>, layout: Channels) -> Result<Vec<A>> {
+    bias.map_or_else(|| Ok(vec![A::of(0.0); layout.channels]), vector)
 }
 
 fn vector<A: Real>(parameter: &Tensor) -> Result<Vec<A>> {

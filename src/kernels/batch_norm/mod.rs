@@ -13,7 +13,7 @@ mod tests;
 use candle_core::{Result, Tensor};
 
 use crate::kernels::cuda::Gpu;
-use crate::kernels::elementwise::plain;
+use crate::kernels::elementwise::{plain, relu_backward};
 
 /// What a batch's normalisation was made from.
 #[derive(Clone, Debug)]
@@ -92,6 +92,22 @@ pub(crate) fn backward_train(
         }
         _ => portable::backward_train(&x, &grad, weight, statistics),
     }
+}
+
+/// The gradients `(dx, dweight, dbias)` of [`forward_train`] with [`Finish::Relu`], which gave `y`.
+pub(crate) fn backward_relu(
+    x: &Tensor,
+    y: &Tensor,
+    grad: &Tensor,
+    [weight, bias]: [Option<&Tensor>; 2],
+    statistics: &Statistics,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    if x.device().is_cpu() {
+        let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
+        return cpu::backward_relu(&x, &grad, weight, bias, statistics);
+    }
+    let grad = relu_backward(y, grad)?;
+    backward_train(x, &grad, weight, statistics)
 }
 
 /// The gradients `(dx, dweight, dbias)` of [`forward_eval`]; the statistics are constants.
