@@ -37,6 +37,7 @@ pub(crate) mod reduce;
 pub(crate) mod resample;
 pub(crate) mod rope;
 pub(crate) mod sdpa;
+mod share;
 pub(crate) mod softmax;
 pub(crate) mod update;
 

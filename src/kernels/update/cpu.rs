@@ -7,9 +7,7 @@ use super::Due;
 use crate::kernels::element::{Elements, Real};
 use crate::kernels::elementwise::blocks::vectorise;
 use crate::kernels::in_place;
-
-/// Elements a task.
-const TASK: usize = 1 << 16;
+use crate::kernels::share::{By, TASK, share};
 
 macro_rules! with_real {
     ($dtype:expr, $T:ident => $body:expr) => {
@@ -23,31 +21,55 @@ macro_rules! with_real {
     };
 }
 
-/// Calls `f` on parts of `x`, in parallel, vectorised for this processor.
-fn each<T: Real>(x: &Tensor, f: impl Fn(&mut [T]) + Sync) -> Result<()> {
-    in_place::write::<T>(x, |x| {
-        x.par_chunks_mut(TASK).for_each(|part| {
-            vectorise(
-                #[inline(always)]
-                || f(part),
-            )
-        });
+/// Calls `f` on parts of `x`, vectorised for this processor.
+fn each<T: Real>(x: &Tensor, by: By, f: impl Fn(&mut [T]) + Sync) -> Result<()> {
+    let on_part = |part: &mut [T]| {
+        vectorise(
+            #[inline(always)]
+            || f(part),
+        )
+    };
+    in_place::write::<T>(x, |x| match by {
+        By::All => x.par_chunks_mut(TASK).for_each(on_part),
+        By::One => x.chunks_mut(TASK).for_each(on_part),
     })
 }
 
-pub(super) fn check((gradient, by): Due<'_>) -> Result<bool> {
+/// `f` of every part of `x`, vectorised for this processor.
+fn of_parts<T: Real, R: Send>(x: &[T], by: By, f: impl Fn(&[T]) -> R + Sync) -> Vec<R> {
+    let of_part = |part: &[T]| {
+        let mut result = None;
+        vectorise(
+            #[inline(always)]
+            || result = Some(f(part)),
+        );
+        result
+    };
+    match by {
+        By::All => x.par_chunks(TASK).filter_map(of_part).collect(),
+        By::One => x.chunks(TASK).filter_map(of_part).collect(),
+    }
+}
+
+pub(super) fn check(gradients: &[Due<'_>]) -> Result<Vec<bool>> {
+    share(gradients, elements, |due, by| check_one(*due, by))
+}
+
+fn elements((gradient, _): &Due<'_>) -> usize {
+    gradient.elem_count()
+}
+
+fn check_one((gradient, factors): Due<'_>, by: By) -> Result<bool> {
     Ok(with_real!(gradient.dtype(), T => {
-        let (gradient, factors) = (Elements::<T>::of(gradient)?, by.on_host()?.map(T::of));
-        let parts = gradient.par_chunks(TASK).map(|part| {
-            let mut found = false;
-            vectorise(
-                #[inline(always)]
-                || found = check_part(part, factors),
-            );
-            found
-        });
+        let (gradient, factors) = (Elements::<T>::of(gradient)?, factors.on_host()?.map(T::of));
         // Every part, as a step without an overflow does: no other is worth an early end.
-        parts.reduce(|| false, |a, b| a | b)
+        let parts = of_parts(
+            &gradient,
+            by,
+            #[inline(always)]
+            |part| check_part(part, factors),
+        );
+        parts.into_iter().any(|found| found)
     }))
 }
 
@@ -87,26 +109,25 @@ fn check_part<T: Real>(part: &[T], [inverse, clip]: [T; 2]) -> bool {
     canaries.iter().any(|canary| canary.is_nan())
 }
 
-/// The sum of squares, and what [`check`] finds.
-pub(super) fn squares((gradient, by): Due<'_>) -> Result<(f64, bool)> {
+/// The sums of squares, and what [`check`] finds.
+pub(super) fn squares(gradients: &[Due<'_>]) -> Result<Vec<(f64, bool)>> {
+    share(gradients, elements, |due, by| squares_of_one(*due, by))
+}
+
+fn squares_of_one((gradient, multiplier): Due<'_>, by: By) -> Result<(f64, bool)> {
     let sum: f64 = with_real!(gradient.dtype(), T => {
-        let (gradient, factors) = (Elements::<T>::of(gradient)?, by.on_host()?.map(T::of));
-        let parts: Vec<f64> = gradient
-            .par_chunks(TASK)
-            .map(|part| {
-                let mut sum = 0.0;
-                vectorise(
-                    #[inline(always)]
-                    || sum = squares_of_part(part, factors),
-                );
-                sum
-            })
-            .collect();
+        let (gradient, factors) = (Elements::<T>::of(gradient)?, multiplier.on_host()?.map(T::of));
+        let parts = of_parts(
+            &gradient,
+            by,
+            #[inline(always)]
+            |part| squares_of_part(part, factors),
+        );
         // In the order of the parts: the same sum on any number of threads.
         parts.iter().sum()
     });
     // A sum is finite if its terms are, but for squares of F64 that are not.
-    Ok((sum, !sum.is_finite() && check((gradient, by))?))
+    Ok((sum, !sum.is_finite() && check_one((gradient, multiplier), by)?))
 }
 
 #[inline(always)]
@@ -123,27 +144,34 @@ fn squares_of_part<T: Real>(part: &[T], [inverse, clip]: [T; 2]) -> f64 {
     sums.iter().sum()
 }
 
-pub(super) fn settle((gradient, by): Due<'_>) -> Result<()> {
+pub(super) fn settle(gradients: &[Due<'_>]) -> Result<()> {
+    share(gradients, elements, |due, by| settle_one(*due, by)).map(|_| ())
+}
+
+fn settle_one((gradient, multiplier): Due<'_>, by: By) -> Result<()> {
     with_real!(gradient.dtype(), T => {
-        let by = by.on_host()?;
-        if by == [1.0; 2] {
+        let factors = multiplier.on_host()?;
+        if factors == [1.0; 2] {
             return Ok(());
         }
-        let [inverse, clip] = by.map(T::of);
-        each::<T>(gradient, #[inline(always)] |part| {
+        let [inverse, clip] = factors.map(T::of);
+        each::<T>(gradient, by, #[inline(always)] |part| {
             part.iter_mut().for_each(|x| *x = *x * inverse * clip)
         })
     })
 }
 
-pub(super) fn clip_value(gradient: &Tensor, limit: f64) -> Result<()> {
-    with_real!(gradient.dtype(), T => {
-        let limit = T::of(limit);
-        each::<T>(gradient, #[inline(always)] |part| {
-            for x in part {
-                // Comparisons, not `min` and `max`: those turn NaN into a number.
-                *x = if *x > limit { limit } else if *x < -limit { -limit } else { *x };
-            }
+pub(super) fn clip_value(gradients: &[&Tensor], limit: f64) -> Result<()> {
+    let clip = |gradient: &&Tensor, by: By| {
+        with_real!(gradient.dtype(), T => {
+            let limit = T::of(limit);
+            each::<T>(gradient, by, #[inline(always)] |part| {
+                for x in part {
+                    // Comparisons, not `min` and `max`: those turn NaN into a number.
+                    *x = if *x > limit { limit } else if *x < -limit { -limit } else { *x };
+                }
+            })
         })
-    })
+    };
+    share(gradients, |gradient| gradient.elem_count(), clip).map(|_| ())
 }

@@ -88,11 +88,7 @@ pub(crate) fn check(gradients: &[Due<'_>]) -> Result<Vec<Found>> {
     if let Some(gpu) = gpu_of(&all)? {
         return Ok(cuda::check(&gpu, gradients)?.into_iter().map(Found::Device).collect());
     }
-    let found = if on_cpu(&all) {
-        gradients.iter().map(|due| cpu::check(*due)).collect::<Result<_>>()?
-    } else {
-        portable::check(gradients)?
-    };
+    let found = if on_cpu(&all) { cpu::check(gradients)? } else { portable::check(gradients)? };
     Ok(found.into_iter().map(Found::Host).collect())
 }
 
@@ -103,7 +99,7 @@ pub(crate) fn settle(gradients: Vec<Tensor>, multipliers: &[&Multiplier]) -> Res
     if let Some(gpu) = gpu_of(&all)? {
         cuda::settle(&gpu, &dues)?;
     } else if on_cpu(&all) {
-        dues.iter().try_for_each(|due| cpu::settle(*due))?;
+        cpu::settle(&dues)?;
     } else {
         return dues.iter().map(|due| multiplied(*due)).collect();
     }
@@ -137,8 +133,7 @@ pub(crate) fn norm(gradients: &[Due<'_>]) -> Result<(Tensor, Vec<Found>)> {
         let (norm, flags) = cuda::norm(&gpu, gradients)?;
         Ok((norm, flags.into_iter().map(Found::Device).collect()))
     } else if on_cpu(&all) {
-        let squares: Vec<(f64, bool)> =
-            gradients.iter().map(|due| cpu::squares(*due)).collect::<Result<_>>()?;
+        let squares = cpu::squares(gradients)?;
         let sum: f64 = squares.iter().map(|(sum, _)| sum).sum();
         let found = squares.into_iter().map(|(_, found)| Found::Host(found)).collect();
         Ok((Tensor::new(sum.sqrt() as f32, &Device::Cpu)?, found))
@@ -154,7 +149,7 @@ pub(crate) fn clip_value(gradients: Vec<Tensor>, limit: f64) -> Result<Vec<Tenso
         cuda::clip_value(&gpu, &all, limit)?;
         Ok(gradients)
     } else if on_cpu(&all) {
-        gradients.iter().try_for_each(|g| cpu::clip_value(g, limit))?;
+        cpu::clip_value(&all, limit)?;
         Ok(gradients)
     } else {
         gradients.iter().map(|g| g.clamp(-limit, limit)).collect()
