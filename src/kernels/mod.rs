@@ -32,6 +32,7 @@ pub(crate) mod optimizer;
 #[cfg(target_arch = "x86_64")]
 mod panel;
 pub(crate) mod pool;
+mod prefetch;
 pub(crate) mod recurrent;
 pub(crate) mod reduce;
 pub(crate) mod resample;

@@ -7,6 +7,7 @@ use super::Due;
 use crate::kernels::element::{Elements, Real};
 use crate::kernels::elementwise::blocks::vectorise;
 use crate::kernels::in_place;
+use crate::kernels::prefetch::prefetch;
 use crate::kernels::share::{By, TASK, share};
 
 macro_rules! with_real {
@@ -76,6 +77,8 @@ fn check_one((gradient, factors): Due<'_>, by: By) -> Result<bool> {
 /// Places of a part that are read side by side: a processor asks memory ahead along each, and along
 /// one alone gets less than there is.
 const STREAMS: usize = 4;
+/// How far ahead of itself each is asked for, in [`LANES`].
+const AHEAD: usize = 8;
 /// Elements at a time. With fewer, the compiler unrolls the loop over them and then sees no vectors.
 const LANES: usize = 128;
 
@@ -87,6 +90,7 @@ fn fold<T: Real, A: Copy>(part: &[T], start: A, f: impl Fn(A, T) -> A) -> [A; LA
     let stream = lanes.len() / STREAMS;
     let side_by_side = (0..stream).flat_map(|at| (0..STREAMS).map(move |i| i * stream + at));
     for number in side_by_side.chain(STREAMS * stream..lanes.len()) {
+        prefetch(part, (number + AHEAD) * LANES, LANES);
         for i in 0..LANES {
             all[i] = f(all[i], lanes[number][i]);
         }
