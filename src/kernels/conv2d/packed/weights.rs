@@ -122,28 +122,31 @@ impl Arrangement {
     /// Packs so many rows, the first of which `weight` starts with.
     #[target_feature(enable = "avx512f")]
     fn fill(&self, weight: &[f32], rows: usize, places: &mut [u32]) {
-        let per = self.unit.per_cell();
+        let (per, planes) = (self.unit.per_cell(), self.unit.planes());
         let cells = self.ins.div_ceil(per);
-        // Sixteen at once of what lies side by side: cells of a row, or else the same cell of all.
-        let side = if self.across == 1 { 16 } else { 1 };
-        let by_row = if self.across == 1 { rows } else { 1 };
-        for row in 0..by_row {
-            for cell in (0..cells).step_by(side) {
-                let channels = self.ins - per * cell;
-                // How many have a first channel, and how many a second.
-                let counts = match self.across {
-                    1 => [channels.div_ceil(per).min(16), (channels / 2).min(16)],
-                    _ => [rows, if channels > 1 { rows } else { 0 }],
-                };
-                let step = if self.across == 1 { per * self.channel } else { self.row };
-                let from = row * self.row + per * cell * self.channel;
-                let at = row * self.down + first_plane(cell, self.unit.planes()) * self.across;
-                self.vectors(weight, (from, step), counts, &mut places[at..]);
+        if self.across > 1 {
+            // The same cell of all rows.
+            for cell in 0..cells {
+                let pairs = if self.ins > per * cell + 1 { rows } else { 0 };
+                let from = (per * cell * self.channel, self.row);
+                let at = first_plane(cell, planes) * self.across;
+                self.vectors(weight, from, [rows, pairs], &mut places[at..]);
+            }
+            return;
+        }
+        for row in 0..rows {
+            // Cells of a row, the last of which may have one channel.
+            for cell in (0..cells).step_by(16) {
+                let channels = (self.ins - per * cell).min(16 * per);
+                let from = (row * self.row + per * cell * self.channel, per * self.channel);
+                let at = row * self.down + first_plane(cell, planes);
+                let counts = [channels.div_ceil(per), channels / 2];
+                self.vectors(weight, from, counts, &mut places[at..]);
             }
         }
     }
 
-    /// The vector of every tap: cells of weights `step` apart, of a channel and of the next.
+    /// The vector of every tap: `count` cells of weights `step` apart, `pairs` of them with the next channel's.
     #[target_feature(enable = "avx512f")]
     #[inline]
     fn vectors(
