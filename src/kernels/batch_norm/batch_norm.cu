@@ -91,8 +91,7 @@ DEVICE void normalise(const T *x, const T *residual, T *y, const A *weight, cons
     }
     A scale = weight ? weight[channel] * inv_std : inv_std, shift = bias ? bias[channel] : A(0);
     auto one = [&](A x, A residual) {
-        // The mean is taken off first: folded into the bias, it would cancel where it is large.
-        A y = (x - mean) * scale + shift;
+        A y = affine(x, mean, scale, shift);
         if (finish == 2) y += residual;
         return finish && y <= 0 ? A(0) : y; // NaN stays
     };
@@ -112,17 +111,18 @@ DEVICE void normalise(const T *x, const T *residual, T *y, const A *weight, cons
     }
 }
 
-// The sums of g and of g * (x - mean) over the block's part: `parts_of[0..2]`.
+// The sums of g, let through, and of g * (x - mean) over the block's part: `parts_of[0..2]`.
 template <int LEN, class T, class A>
-DEVICE void gradient_sums(const T *x, const T *g, const A *means, A *parts_of, size_t rows,
+DEVICE void gradient_sums(const T *x, const T *g, Gate<T, A> gate, A *parts_of, size_t rows,
                           size_t channels, size_t inner, size_t parts) {
-    A mean = means[blockIdx.x % channels], sum = 0, dot = 0;
+    A sum = 0, dot = 0;
     for_each_pack<LEN>(rows, channels, inner, parts, [&](size_t at) {
         Pack<T> xs = load<LEN>(x + at), gs = load<LEN>(g + at);
         A own_sum = 0, own_dot = 0;
         for (int i = 0; i < LEN; i++) {
-            own_sum += widen(gs.at[i]);
-            own_dot += widen(gs.at[i]) * (widen(xs.at[i]) - mean);
+            A value = widen(xs.at[i]), through = gate(value, widen(gs.at[i]));
+            own_sum += through;
+            own_dot += through * (value - gate.mean);
         }
         sum += own_sum;
         dot += own_dot;
@@ -141,9 +141,8 @@ DEVICE void gradient_sums(const T *x, const T *g, const A *means, A *parts_of, s
 // dx = weight * inv_std * (g - average(g) - normalised * average(g * normalised)).
 // Without, they are variances.
 template <class T, class A>
-DEVICE void input_gradient(const T *x, const T *g, T *dx, const A *weight, const A *means,
-                           const A *spreads, const A *parts_of, A *dweight, A *dbias, int train,
-                           double eps, size_t rows, size_t channels, size_t inner, size_t parts) {
+DEVICE void input_gradient(const T *x, const T *g, T *dx, const A *weight, const A *spreads,
+                           Gate<T, A> gate, const A *parts_of, A *dweight, A *dbias, int train, double eps, size_t rows, size_t channels, size_t inner, size_t parts) {
     size_t channel = blockIdx.x % channels;
     double sum = 0, dot = 0;
     for (size_t part = threadIdx.x % 32; part < parts; part += 32) {
@@ -159,9 +158,12 @@ DEVICE void input_gradient(const T *x, const T *g, T *dx, const A *weight, const
         dbias[channel] = (A)sum;
     }
     double exact = weight ? weight[channel] * inv_std : inv_std, count = (double)rows * (double)inner;
-    A mean = means[channel], scale = (A)exact;
+    A mean = gate.mean, scale = (A)exact;
     A slope = (A)(-exact * inv_std * inv_std * dot / count), shift = (A)(-exact * sum / count);
-    auto one = [&](A x, A g) { return train ? (x - mean) * slope + (g * scale + shift) : g * scale; };
+    auto one = [&](A x, A g) {
+        A scaled = gate(x, g) * scale;
+        return train ? (x - mean) * slope + (scaled + shift) : scaled;
+    };
     constexpr int LEN = Pack<T>::LEN;
     if (inner % LEN == 0 && aligned(x) && aligned(g) && aligned(dx)) {
         for_each_pack<LEN>(rows, channels, inner, parts, [&](size_t at) {
@@ -190,16 +192,21 @@ DEVICE void input_gradient(const T *x, const T *g, T *dx, const A *weight, const
         normalise(x, residual, y, weight, bias, parts_of, mean, var, inv_std, finish, eps, rows,   \
                   channels, inner, parts);                                                         \
     }                                                                                              \
-    KERNEL gradient_sums_##t(const T *x, const T *g, const Acc<T> *mean, Acc<T> *parts_of, SIZES) {\
+    KERNEL gradient_sums_##t(const T *x, const T *g, const Acc<T> *mean, const Acc<T> *inv_std,    \
+                             const Acc<T> *weight, const Acc<T> *bias, int relu, Acc<T> *parts_of, \
+                             SIZES) {                                                              \
+        auto gate = gate_of<T>(mean, inv_std, weight, bias, relu, blockIdx.x % channels);          \
         if (inner % Pack<T>::LEN == 0 && aligned(x) && aligned(g))                                 \
-            gradient_sums<Pack<T>::LEN>(x, g, mean, parts_of, rows, channels, inner, parts);       \
+            gradient_sums<Pack<T>::LEN>(x, g, gate, parts_of, rows, channels, inner, parts);       \
         else                                                                                       \
-            gradient_sums<1>(x, g, mean, parts_of, rows, channels, inner, parts);                  \
+            gradient_sums<1>(x, g, gate, parts_of, rows, channels, inner, parts);                  \
     }                                                                                              \
-    KERNEL input_gradient_##t(const T *x, const T *g, T *dx, const Acc<T> *weight,                 \
-                              const Acc<T> *mean, const Acc<T> *spread, const Acc<T> *parts_of,    \
-                              Acc<T> *dweight, Acc<T> *dbias, int train, double eps, SIZES) {      \
-        input_gradient(x, g, dx, weight, mean, spread, parts_of, dweight, dbias, train, eps, rows, \
+    KERNEL input_gradient_##t(const T *x, const T *g, T *dx, const Acc<T> *mean,                   \
+                              const Acc<T> *spread, const Acc<T> *weight, const Acc<T> *bias,      \
+                              int relu, const Acc<T> *parts_of, Acc<T> *dweight, Acc<T> *dbias,    \
+                              int train, double eps, SIZES) {                                      \
+        auto gate = gate_of<T>(mean, spread, weight, bias, relu, blockIdx.x % channels);           \
+        input_gradient(x, g, dx, weight, spread, gate, parts_of, dweight, dbias, train, eps, rows, \
                        channels, inner, parts);                                                    \
     }
 

@@ -127,7 +127,7 @@ DEVICE void normalise_rows(const T *x, const T *residual, T *y, const A *weight,
             if (row + r * of.lines >= lines.end) continue;
 #pragma unroll
             for (int v = 0; v < V; v++) {
-                A y = (xs[r][v] - mean[v]) * scale[v] + shift[v];
+                A y = affine(xs[r][v], mean[v], scale[v], shift[v]);
                 if (finish == 2) y += others[r][v];
                 xs[r][v] = finish && y <= 0 ? A(0) : y; // NaN stays
             }
@@ -136,20 +136,30 @@ DEVICE void normalise_rows(const T *x, const T *residual, T *y, const A *weight,
     }
 }
 
-// The sums of g and of g * (x - mean), of each part and channel: `sums (parts, 2, channels)`.
+// The gates of a thread's channels.
 template <int V, class T, class A>
-DEVICE void row_gradient_sums(double *sums, const T *x, const T *g, const A *means, size_t rows, size_t channels,
+DEVICE void gates_of(Gate<T, A> (&gates)[V], const A *means, const A *inv_stds, const A *weight, const A *bias,
+                     int relu, size_t column) {
+#pragma unroll
+    for (int v = 0; v < V; v++) gates[v] = gate_of<T>(means, inv_stds, weight, bias, relu, column + v);
+}
+
+// The sums of g, let through, and of g * (x - mean), of each part and channel: `sums (parts, 2, channels)`.
+template <int V, class T, class A>
+DEVICE void row_gradient_sums(double *sums, const T *x, const T *g, const A *means, const A *inv_stds,
+                              const A *weight, const A *bias, int relu, size_t rows, size_t channels,
                               size_t parts, size_t tiles) {
     Columns<V> of(channels, tiles);
-    A mean[V] = {};
-#pragma unroll
-    for (int v = 0; v < V; v++)
-        if (of.column < channels) mean[v] = means[of.column + v];
+    Gate<T, A> gates[V] = {};
+    if (of.column < channels) gates_of<V>(gates, means, inv_stds, weight, bias, relu, of.column);
     column_sums<2, V, A>(sums, rows, channels, parts, tiles, [&](size_t row, size_t column, A(&t)[2][V]) {
         read(g + row * channels + column, t[0]);
         read(x + row * channels + column, t[1]);
 #pragma unroll
-        for (int v = 0; v < V; v++) t[1][v] = t[0][v] * (t[1][v] - mean[v]);
+        for (int v = 0; v < V; v++) {
+            t[0][v] = gates[v](t[1][v], t[0][v]);
+            t[1][v] = t[0][v] * (t[1][v] - gates[v].mean);
+        }
     });
 }
 
@@ -178,17 +188,19 @@ DEVICE void merge_gradients(const double *sums, const A *weight, const A *spread
 }
 
 template <int V, class T, class A>
-DEVICE void row_input_gradient(const T *x, const T *g, T *dx, const A *means, const A *factors, int train,
-                               size_t rows, size_t channels, size_t parts, size_t tiles) {
+DEVICE void row_input_gradient(const T *x, const T *g, T *dx, const A *means, const A *inv_stds, const A *weight,
+                               const A *bias, int relu, const A *factors, int train, size_t rows,
+                               size_t channels, size_t parts, size_t tiles) {
     constexpr int AT_ONCE = AHEAD / 2;
     Columns<V> of(channels, tiles);
     Lines lines(of, rows, channels, parts);
     if (lines.row >= lines.end) return;
-    A mean[V], slope[V], scale[V], shift[V];
+    Gate<T, A> gates[V];
+    gates_of<V>(gates, means, inv_stds, weight, bias, relu, of.column);
+    A slope[V], scale[V], shift[V];
 #pragma unroll
     for (int v = 0; v < V; v++) {
         size_t channel = of.column + v;
-        mean[v] = means[channel];
         slope[v] = factors[channel];
         scale[v] = factors[channels + channel];
         shift[v] = factors[2 * channels + channel];
@@ -207,8 +219,8 @@ DEVICE void row_input_gradient(const T *x, const T *g, T *dx, const A *means, co
             if (row + r * of.lines >= lines.end) continue;
 #pragma unroll
             for (int v = 0; v < V; v++) {
-                A scaled = gs[r][v] * scale[v];
-                gs[r][v] = train ? (xs[r][v] - mean[v]) * slope[v] + (scaled + shift[v]) : scaled;
+                A own = train ? gates[v](xs[r][v], gs[r][v]) : gs[r][v], scaled = own * scale[v];
+                gs[r][v] = train ? (xs[r][v] - gates[v].mean) * slope[v] + (scaled + shift[v]) : scaled;
             }
             write(dx + (row + r * of.lines) * channels + of.column, gs[r]);
         }
@@ -233,8 +245,10 @@ DEVICE void row_input_gradient(const T *x, const T *g, T *dx, const A *means, co
                                   int finish, int train, double eps, SIZES) {                      \
         PACKED(normalise_rows, T, x, residual, y, weight, bias, mean, spread, finish, train, eps)  \
     }                                                                                              \
-    ROW_KERNEL row_gradient_sums_##t(double *sums, const T *x, const T *g, const Acc<T> *mean, SIZES) { \
-        PACKED(row_gradient_sums, T, sums, x, g, mean)                                             \
+    ROW_KERNEL row_gradient_sums_##t(double *sums, const T *x, const T *g, const Acc<T> *mean,     \
+                                     const Acc<T> *inv_std, const Acc<T> *weight,                  \
+                                     const Acc<T> *bias, int relu, SIZES) {                        \
+        PACKED(row_gradient_sums, T, sums, x, g, mean, inv_std, weight, bias, relu)                \
     }                                                                                              \
     ROW_KERNEL merge_gradients_##t(const double *sums, const Acc<T> *weight, const Acc<T> *spread, \
                                    Acc<T> *dweight, Acc<T> *dbias, Acc<T> *factors, int train,     \
@@ -242,8 +256,10 @@ DEVICE void row_input_gradient(const T *x, const T *g, T *dx, const A *means, co
         merge_gradients(sums, weight, spread, dweight, dbias, factors, train, eps, rows, channels, parts); \
     }                                                                                              \
     ROW_KERNEL row_input_gradient_##t(const T *x, const T *g, T *dx, const Acc<T> *mean,           \
-                                      const Acc<T> *factors, int train, SIZES) {                   \
-        PACKED(row_input_gradient, T, x, g, dx, mean, factors, train)                              \
+                                      const Acc<T> *inv_std, const Acc<T> *weight,                 \
+                                      const Acc<T> *bias, int relu, const Acc<T> *factors,         \
+                                      int train, SIZES) {                                          \
+        PACKED(row_input_gradient, T, x, g, dx, mean, inv_std, weight, bias, relu, factors, train) \
     }
 
 EACH_FLOAT(KERNELS)

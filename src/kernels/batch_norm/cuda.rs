@@ -92,7 +92,19 @@ pub(super) fn backward_train(
     statistics: &Statistics,
 ) -> Result<Gradients> {
     let Statistics { mean, inv_std, .. } = statistics;
-    backward(gpu, x, grad, weight, mean, Spread::InvStd(inv_std))
+    backward(gpu, x, grad, weight, mean, Spread::InvStd(inv_std), None)
+}
+
+/// The same from the gradient of what relu left.
+pub(super) fn backward_relu(
+    gpu: &Gpu,
+    x: &Tensor,
+    grad: &Tensor,
+    [weight, bias]: [Option<&Tensor>; 2],
+    statistics: &Statistics,
+) -> Result<Gradients> {
+    let Statistics { mean, inv_std, .. } = statistics;
+    backward(gpu, x, grad, weight, mean, Spread::InvStd(inv_std), Some(Relu { bias }))
 }
 
 pub(super) fn backward_eval(
@@ -104,7 +116,12 @@ pub(super) fn backward_eval(
     weight: Option<&Tensor>,
     eps: f64,
 ) -> Result<Gradients> {
-    backward(gpu, x, grad, weight, mean, Spread::Given { var, eps })
+    backward(gpu, x, grad, weight, mean, Spread::Given { var, eps }, None)
+}
+
+/// That relu followed what this bias was added to.
+struct Relu<'a> {
+    bias: Option<&'a Tensor>,
 }
 
 enum Spread<'a> {
@@ -131,20 +148,26 @@ fn backward(
     weight: Option<&Tensor>,
     mean: &Tensor,
     spread: Spread<'_>,
+    relu: Option<Relu<'_>>,
 ) -> Result<Gradients> {
     if rows::suits(x) {
-        return rows::backward(gpu, x, grad, weight, mean, spread);
+        return rows::backward(gpu, x, grad, weight, mean, spread, relu);
     }
     let plan = Plan::new(gpu, x);
     let (spread, train, eps) = spread_of(spread);
     let (mean, spread) = (plan.wide(mean)?, plan.wide(spread)?);
     let parts = plan.partials(2)?;
-    let kernel = plan.kernel("gradient_sums")?.read(x)?.read(grad)?.read(&mean)?;
+    let (weight, on) = (plan.parameter(weight)?, relu.is_some().into());
+    let bias = plan.parameter(relu.and_then(|relu| relu.bias))?;
+    let gated = |kernel: Launch| {
+        let kernel = kernel.read(&mean)?.read(&spread)?.read_or_null(weight.as_ref())?;
+        Ok::<_, candle_core::Error>(kernel.read_or_null(bias.as_ref())?.int(on))
+    };
+    let kernel = gated(plan.kernel("gradient_sums")?.read(x)?.read(grad)?)?;
     plan.run(kernel.write(&parts)?)?;
-    let (dx, dweight) = (gpu.empty(x.dims(), x.dtype())?, plan.vector()?);
-    let (dbias, weight) = (plan.vector()?, plan.parameter(weight)?);
-    let kernel = plan.kernel("input_gradient")?.read(x)?.read(grad)?.write(&dx)?;
-    let kernel = kernel.read_or_null(weight.as_ref())?.read(&mean)?.read(&spread)?;
+    let dx = gpu.empty(x.dims(), x.dtype())?;
+    let (dweight, dbias) = (plan.vector()?, plan.vector()?);
+    let kernel = gated(plan.kernel("input_gradient")?.read(x)?.read(grad)?.write(&dx)?)?;
     let kernel = kernel.read(&parts)?.write(&dweight)?.write(&dbias)?;
     plan.run(kernel.int(train).double(eps))?;
     Ok((dx, dweight, dbias))

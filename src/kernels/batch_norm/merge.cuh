@@ -19,3 +19,28 @@ DEVICE void merge(const A *parts_of, size_t channel, size_t channels, size_t par
     var = warp_reduce<Sum>(squares) / count;
 }
 
+template <class A> DEVICE A affine(A x, A mean, A scale, A shift) {
+    // The mean is taken off first: folded into the bias, it would cancel where it is large.
+    return (x - mean) * scale + shift;
+}
+
+// Lets a gradient through where relu left its result, rounded to T, positive: told again from x, so that
+// no gradient in between is written and read twice. `on` is 0 where there is no relu.
+template <class T, class A> struct Gate {
+    A mean, scale, shift;
+    int on;
+
+    DEVICE A operator()(A x, A g) const {
+        if (!on) return g;
+        T y;
+        narrow(affine(x, mean, scale, shift), y);
+        return widen(y) > 0 ? g : A(0);
+    }
+};
+
+template <class T, class A>
+DEVICE Gate<T, A> gate_of(const A *means, const A *inv_stds, const A *weight, const A *bias, int on, size_t channel) {
+    A scale = on ? inv_stds[channel] : A(0);
+    if (weight) scale = weight[channel] * scale;
+    return {means[channel], scale, bias ? bias[channel] : A(0), on};
+}

@@ -102,12 +102,14 @@ pub(crate) fn backward_relu(
     [weight, bias]: [Option<&Tensor>; 2],
     statistics: &Statistics,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    if x.device().is_cpu() {
-        let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
-        return cpu::backward_relu(&x, &grad, weight, bias, statistics);
+    let [x, own] = [plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?];
+    match Gpu::of(x.device()) {
+        _ if x.device().is_cpu() => cpu::backward_relu(&x, &own, weight, bias, statistics),
+        Some(gpu) if x.elem_count() > 0 => {
+            cuda::backward_relu(&gpu, &x, &own, [weight, bias], statistics)
+        }
+        _ => portable::backward_train(&x, &relu_backward(y, &own)?, weight, statistics),
     }
-    let grad = relu_backward(y, grad)?;
-    backward_train(x, &grad, weight, statistics)
 }
 
 /// The gradients `(dx, dweight, dbias)` of [`forward_eval`]; the statistics are constants.

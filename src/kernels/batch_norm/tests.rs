@@ -271,29 +271,33 @@ fn what_follows_keeps_nan() {
 
 /// Where a gradient flows is told from `x` again: also where a result was rounded to zero, and for NaN.
 #[test]
-fn the_gradient_through_relu_is_that_of_its_parts() {
-    for dtype in DTYPES {
-        for (shape, size) in SHAPES.iter().flat_map(|shape| [(*shape, 1.0), (*shape, 1e-7)]) {
+fn the_gradient_through_relu_is_that_of_its_parts() -> Result<()> {
+    for (device, dtype) in devices().into_iter().flat_map(|d| DTYPES.map(|t| (d.clone(), t))) {
+        let shapes = SHAPES.into_iter().chain([&[300, 24][..], &[5, 3, 16]]);
+        for (shape, size) in shapes.flat_map(|shape| [(shape, 1.0), (shape, 1e-7)]) {
             let mut data = values(&random(shape, dtype, 31));
             if shape[1] > 1 {
                 data[0] = f64::NAN;
             }
-            let (x, grad) = (of(data, shape, dtype), strided(shape, dtype, 32));
+            let x = of(data, shape, dtype).to_device(&device)?;
+            let grad = strided(shape, dtype, 32).to_device(&device)?;
             let (weight, bias) = affine_parameters(shape[1], DType::F32);
-            let [weight, bias] = [weight, bias].map(|parameter| (parameter * size).unwrap());
+            let (weight, bias) = ((weight * size)?, (bias * size)?);
+            let (weight, bias) = (weight.to_device(&device)?, bias.to_device(&device)?);
             let (weight, bias) = (Some(&weight), Some(&bias));
-            let (y, statistics) = forward_train(&x, weight, bias, Finish::Relu, EPS).unwrap();
-            let ours = backward_relu(&x, &y, &grad, [weight, bias], &statistics).unwrap();
-            let rectified = relu_backward(&y, &grad).unwrap();
-            let parts = backward_train(&x, &rectified, weight, &statistics).unwrap();
+            let (y, statistics) = forward_train(&x, weight, bias, Finish::Relu, EPS)?;
+            let ours = backward_relu(&x, &y, &grad, [weight, bias], &statistics)?;
+            let rectified = relu_backward(&y, &grad)?;
+            let parts = backward_train(&x, &rectified, weight, &statistics)?;
             for (ours, parts) in [(ours.0, parts.0), (ours.1, parts.1), (ours.2, parts.2)] {
                 for (ours, parts) in values(&ours).into_iter().zip(values(&parts)) {
                     let same = ours == parts || ours.is_nan() && parts.is_nan();
-                    assert!(same, "{dtype:?} {shape:?}: {ours} {parts}");
+                    assert!(same, "{device:?} {dtype:?} {shape:?}: {ours} {parts}");
                 }
             }
         }
     }
+    Ok(())
 }
 
 /// The layouts a GPU takes its own ways: whole packs and not, runs of one, parts of a channel.

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Finish, Gradients, Spread, Statistics, spread_of};
+use super::{Finish, Gradients, Relu, Spread, Statistics, spread_of};
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
 use crate::kernels::elementwise::{plain, portable::arithmetic};
 use crate::kernels::in_dtype;
@@ -61,15 +61,21 @@ pub(super) fn backward(
     weight: Option<&Tensor>,
     mean: &Tensor,
     spread: Spread<'_>,
+    relu: Option<Relu<'_>>,
 ) -> Result<Gradients> {
     let plan = Plan::new(gpu, x);
     let (spread, train, eps) = spread_of(spread);
     let (mean, spread) = (plan.widened(mean)?, plan.widened(spread)?);
-    let weight = plan.parameter(weight)?;
+    let (weight, on) = (plan.parameter(weight)?, relu.is_some().into());
+    let bias = plan.parameter(relu.and_then(|relu| relu.bias))?;
+    let gated = |kernel: Launch| {
+        let kernel = kernel.read(&mean)?.read(&spread)?.read_or_null(weight.as_ref())?;
+        Ok::<_, candle_core::Error>(kernel.read_or_null(bias.as_ref())?.int(on))
+    };
     let tiling = plan.tiling(&[x, grad])?;
     let sums = gpu.empty((tiling.parts, 2, plan.channels), DType::F64)?;
     let kernel = plan.kernel("row_gradient_sums")?.write(&sums)?.read(x)?.read(grad)?;
-    plan.run(kernel.read(&mean)?, tiling)?;
+    plan.run(gated(kernel)?, tiling)?;
     let (dweight, dbias) = (plan.vector()?, plan.vector()?);
     let factors = gpu.empty((3, plan.channels), plan.wide)?;
     let kernel = plan.kernel("merge_gradients")?.read(&sums)?.read_or_null(weight.as_ref())?;
@@ -79,7 +85,7 @@ pub(super) fn backward(
     let dx = gpu.empty(x.dims(), x.dtype())?;
     let tiling = plan.tiling(&[x, grad, &dx])?;
     let kernel = plan.kernel("row_input_gradient")?.read(x)?.read(grad)?.write(&dx)?;
-    plan.run(kernel.read(&mean)?.read(&factors)?.int(train), tiling)?;
+    plan.run(gated(kernel)?.read(&factors)?.int(train), tiling)?;
     Ok((dx, dweight, dbias))
 }
 
