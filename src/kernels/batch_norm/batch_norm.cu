@@ -142,7 +142,8 @@ DEVICE void gradient_sums(const T *x, const T *g, Gate<T, A> gate, A *parts_of, 
 // Without, they are variances.
 template <class T, class A>
 DEVICE void input_gradient(const T *x, const T *g, T *dx, const A *weight, const A *spreads,
-                           Gate<T, A> gate, const A *parts_of, A *dweight, A *dbias, int train, double eps, size_t rows, size_t channels, size_t inner, size_t parts) {
+                           Gate<T, A> gate, const A *parts_of, A *dweight, A *dbias, int train,
+                           double eps, size_t rows, size_t channels, size_t inner, size_t parts) {
     size_t channel = blockIdx.x % channels;
     double sum = 0, dot = 0;
     for (size_t part = threadIdx.x % 32; part < parts; part += 32) {

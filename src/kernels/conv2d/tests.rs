@@ -62,6 +62,17 @@ fn weight_gradient_last(
     weight_gradient(&last(x)?, &last(grad)?, weight_dims, turned(geometry), out)
 }
 
+/// The sums of a convolution of `x` by `weight` without bias, and of its gradients by both.
+fn plain_loops(shape: &Shape, [xs, ws, gs]: [&[f64]; 3]) -> [Vec<Sum>; 3] {
+    let [mut y, mut dx, mut dw] = [gs, xs, ws].map(|values| vec![Sum::default(); values.len()]);
+    for_each_product(shape, |xi, wi, yi| {
+        y[yi].add(xs[xi] * ws[wi]);
+        dx[xi].add(gs[yi] * ws[wi]);
+        dw[wi].add(gs[yi] * xs[xi]);
+    });
+    [y, dx, dw]
+}
+
 /// Calls `f(x, weight, y)` with the indices of every product of a convolution.
 fn for_each_product(shape: &Shape, mut f: impl FnMut(usize, usize, usize)) {
     let Geometry { stride, padding, dilation, .. } = shape.geometry;
@@ -115,14 +126,7 @@ fn compare(
     let what = format!("{x:?} by {weight:?}, {geometry:?}, to {out:?}");
     let (xs, ws, gs) = (doubles(x), doubles(weight), doubles(&grad));
 
-    let mut y = vec![Sum::default(); gs.len()];
-    let mut dx = vec![Sum::default(); xs.len()];
-    let mut dw = vec![Sum::default(); ws.len()];
-    for_each_product(&shape, |xi, wi, yi| {
-        y[yi].add(xs[xi] * ws[wi]);
-        dx[xi].add(gs[yi] * ws[wi]);
-        dw[wi].add(gs[yi] * xs[xi]);
-    });
+    let [mut y, mut dx, dw] = plain_loops(&shape, [&xs, &ws, &gs]);
     if let Some(bias) = bias.map(doubles) {
         let pixels = shape.pixels().max(1);
         y.iter_mut().enumerate().for_each(|(i, y)| y.add(bias[i / pixels % shape.c_out]));
@@ -450,14 +454,7 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
         let grad = random(&mut rng, &shape.out_dims(), DType::BF16);
         let bias = random(&mut rng, &[c_out], DType::F32);
         let (xs, ws, gs, bs) = (doubles(&x), doubles(&weight), doubles(&grad), doubles(&bias));
-        let mut y = vec![Sum::default(); gs.len()];
-        let mut dx = vec![Sum::default(); xs.len()];
-        let mut dw = vec![Sum::default(); ws.len()];
-        for_each_product(&shape, |xi, wi, yi| {
-            y[yi].add(xs[xi] * ws[wi]);
-            dx[xi].add(gs[yi] * ws[wi]);
-            dw[wi].add(gs[yi] * xs[xi]);
-        });
+        let [mut y, dx, dw] = plain_loops(&shape, [&xs, &ws, &gs]);
         y.iter_mut().enumerate().for_each(|(i, y)| y.add(bs[i / shape.pixels() % c_out]));
         let inputs = [DType::BF16, DType::F32];
         let by_tiles = tolerant([&y, &dx, &dw], [&xs, &ws, &gs], &shape);
@@ -520,14 +517,7 @@ fn planes_agree_with_plain_loops() -> Result<()> {
             let weight = random(&mut rng, &weight_dims, dtypes[1]);
             let grad = random(&mut rng, &shape.out_dims(), dtypes[0]);
             let (xs, ws, gs) = (doubles(&x), doubles(&weight), doubles(&grad));
-            let mut y = vec![Sum::default(); gs.len()];
-            let mut dx = vec![Sum::default(); xs.len()];
-            let mut dw = vec![Sum::default(); ws.len()];
-            for_each_product(&shape, |xi, wi, yi| {
-                y[yi].add(xs[xi] * ws[wi]);
-                dx[xi].add(gs[yi] * ws[wi]);
-                dw[wi].add(gs[yi] * xs[xi]);
-            });
+            let [y, dx, dw] = plain_loops(&shape, [&xs, &ws, &gs]);
             let what = format!("{dtypes:?} {shape:?}");
             let [x, grad] = [last(&x)?, last(&grad)?];
             let shape = Shape::new(x.dims(), &weight_dims, turned(geometry))?;

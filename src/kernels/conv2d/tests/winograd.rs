@@ -198,14 +198,7 @@ fn tiles_agree_with_plain_loops() -> Result<()> {
         let grad = random(&mut rng, &shape.out_dims(), dtype);
         let bias = random(&mut rng, &[c_out], DType::F32);
         let (xs, ws, gs, bs) = (doubles(&x), doubles(&weight), doubles(&grad), doubles(&bias));
-        let mut y = vec![Sum::default(); gs.len()];
-        let mut dx = vec![Sum::default(); xs.len()];
-        let mut dw = vec![Sum::default(); ws.len()];
-        for_each_product(&shape, |xi, wi, yi| {
-            y[yi].add(xs[xi] * ws[wi]);
-            dx[xi].add(gs[yi] * ws[wi]);
-            dw[wi].add(gs[yi] * xs[xi]);
-        });
+        let [mut y, dx, dw] = plain_loops(&shape, [&xs, &ws, &gs]);
         y.iter_mut().enumerate().for_each(|(i, y)| y.add(bs[i / shape.pixels() % c_out]));
         let [y, dx, dw] = tolerant([&y, &dx, &dw], [&xs, &ws, &gs], &shape);
         let what = format!("{dtype:?} {shape:?}");
