@@ -29,9 +29,14 @@ impl Format {
         }
     }
 
-    /// The dimension of the channels.
-    pub(crate) fn channels(self) -> usize {
-        if self == Self::ChannelsFirst { 1 } else { 3 }
+    /// The dimension of the channels in tensors of a rank: of images 4, of sequences 3.
+    pub(crate) fn channels(self, rank: usize) -> usize {
+        if self == Self::ChannelsFirst { 1 } else { rank - 1 }
+    }
+
+    /// The dimension of an image's height; its width follows.
+    pub(crate) fn height(self) -> usize {
+        if self == Self::ChannelsFirst { 2 } else { 1 }
     }
 }
 

@@ -12,12 +12,18 @@ pub struct Conv1d {
     weight: Tensor,
     bias: Option<Tensor>,
     config: Conv1dConfig,
+    format: Format,
 }
 
 impl Conv1d {
     /// A layer of given parameters.
     pub fn new(weight: Tensor, bias: Option<Tensor>, config: Conv1dConfig) -> Self {
-        Self { weight, bias, config }
+        Self { weight, bias, config, format: Format::ChannelsFirst }
+    }
+
+    /// The layer for sequences `(b, l, c)`: [`ops::channels_last::conv1d`]. The weight is the same.
+    pub fn channels_last(self) -> Self {
+        Self { format: Format::ChannelsLast, ..self }
     }
 
     /// Stride, padding, dilation, groups.
@@ -38,7 +44,11 @@ impl Conv1d {
 
 impl Module for Conv1d {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        ops::conv1d(x, &self.weight, self.bias.as_ref(), self.config)
+        let convolve = match self.format {
+            Format::ChannelsFirst => ops::conv1d,
+            Format::ChannelsLast => ops::channels_last::conv1d,
+        };
+        convolve(x, &self.weight, self.bias.as_ref(), self.config)
     }
 }
 

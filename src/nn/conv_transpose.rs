@@ -3,6 +3,7 @@
 use candle_core::{Result, Tensor};
 use candle_nn::{ConvTranspose1dConfig, ConvTranspose2dConfig, Init, Module, VarBuilder};
 
+use crate::kernels::format::Format;
 use crate::ops;
 
 /// candle_nn's initial values, of `fan_in` weights to an output.
@@ -17,12 +18,18 @@ pub struct ConvTranspose1d {
     weight: Tensor,
     bias: Option<Tensor>,
     config: ConvTranspose1dConfig,
+    format: Format,
 }
 
 impl ConvTranspose1d {
     /// A layer of given parameters.
     pub fn new(weight: Tensor, bias: Option<Tensor>, config: ConvTranspose1dConfig) -> Self {
-        Self { weight, bias, config }
+        Self { weight, bias, config, format: Format::ChannelsFirst }
+    }
+
+    /// The layer for sequences `(b, l, c)`: [`ops::channels_last::conv_transpose1d`]. The weight is the same.
+    pub fn channels_last(self) -> Self {
+        Self { format: Format::ChannelsLast, ..self }
     }
 
     /// Stride, paddings, dilation, groups.
@@ -43,7 +50,11 @@ impl ConvTranspose1d {
 
 impl Module for ConvTranspose1d {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        ops::conv_transpose1d(x, &self.weight, self.bias.as_ref(), self.config)
+        let convolve = match self.format {
+            Format::ChannelsFirst => ops::conv_transpose1d,
+            Format::ChannelsLast => ops::channels_last::conv_transpose1d,
+        };
+        convolve(x, &self.weight, self.bias.as_ref(), self.config)
     }
 }
 
@@ -82,12 +93,18 @@ pub struct ConvTranspose2d {
     weight: Tensor,
     bias: Option<Tensor>,
     config: ConvTranspose2dConfig,
+    format: Format,
 }
 
 impl ConvTranspose2d {
     /// A layer of given parameters.
     pub fn new(weight: Tensor, bias: Option<Tensor>, config: ConvTranspose2dConfig) -> Self {
-        Self { weight, bias, config }
+        Self { weight, bias, config, format: Format::ChannelsFirst }
+    }
+
+    /// The layer for images `(b, h, w, c)`: [`ops::channels_last::conv_transpose2d`]. The weight is the same.
+    pub fn channels_last(self) -> Self {
+        Self { format: Format::ChannelsLast, ..self }
     }
 
     /// Stride, paddings, dilation.
@@ -108,7 +125,11 @@ impl ConvTranspose2d {
 
 impl Module for ConvTranspose2d {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        ops::conv_transpose2d(x, &self.weight, self.bias.as_ref(), self.config)
+        let convolve = match self.format {
+            Format::ChannelsFirst => ops::conv_transpose2d,
+            Format::ChannelsLast => ops::channels_last::conv_transpose2d,
+        };
+        convolve(x, &self.weight, self.bias.as_ref(), self.config)
     }
 }
 

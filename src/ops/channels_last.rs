@@ -1,4 +1,4 @@
-//! Operators on images whose channels come last: `(b, h, w, c)`, by shape.
+//! Operators on images and sequences whose channels come last: `(b, h, w, c)`, `(b, l, c)`, by shape.
 //!
 //! What tensor cores and CPU tiles like best: a row of a kernel meets numbers that follow each other.
 //! The layout is a choice of the model's, once, where images enter: everything but these operators
@@ -34,10 +34,10 @@
 //! ```
 
 use candle_core::{Result, Tensor, ToUsize2};
-use candle_nn::Conv2dConfig;
+use candle_nn::{Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig};
 
 use super::BatchStatistics;
-use super::{conv, norm, pool};
+use super::{conv, conv_transpose, norm, pool};
 use crate::kernels::format::Format::ChannelsLast;
 
 /// [`ops::conv2d`](super::conv2d): `x (b, h, w, c_in)`, `weight (c_out, c_in / groups, kh, kw)`,
@@ -57,6 +57,80 @@ pub fn conv2d(
     config: Conv2dConfig,
 ) -> Result<Tensor> {
     conv::conv2d_of(ChannelsLast, x, weight, bias, config)
+}
+
+/// [`ops::conv1d`](super::conv1d): `x (b, l, c_in)`, `weight (c_out, c_in / groups, k)`, `bias (c_out)`
+/// → `(b, l_out, c_out)`: sequences as a transformer has them.
+///
+/// # Precision
+///
+/// As [`ops::conv1d`](super::conv1d).
+///
+/// # References
+///
+/// `torch.nn.functional.conv1d`, which has channels first alone.
+pub fn conv1d(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: Conv1dConfig,
+) -> Result<Tensor> {
+    conv::conv1d_of(ChannelsLast, x, weight, bias, config)
+}
+
+/// [`ops::conv_transpose2d`](super::conv_transpose2d): `x (b, h, w, c_in)`, `weight (c_in, c_out, kh, kw)`,
+/// `bias (c_out)` → `(b, h_out, w_out, c_out)`.
+///
+/// # Precision
+///
+/// As [`ops::conv_transpose2d`](super::conv_transpose2d).
+///
+/// # Examples
+///
+/// Each pixel becomes two by two:
+///
+/// ```
+/// use candle_amp::ops::channels_last;
+/// use candle_core::{Device, Tensor};
+/// use candle_nn::ConvTranspose2dConfig;
+///
+/// let x = Tensor::rand(0f32, 1., (2, 5, 5, 8), &Device::Cpu)?;
+/// let weight = Tensor::rand(-1f32, 1., (8, 4, 2, 2), &Device::Cpu)?;
+/// let config = ConvTranspose2dConfig { stride: 2, ..Default::default() };
+/// let y = channels_last::conv_transpose2d(&x, &weight, None, config)?;
+/// assert_eq!(y.dims(), [2, 10, 10, 4]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.nn.functional.conv_transpose2d` in `torch.channels_last`.
+pub fn conv_transpose2d(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: ConvTranspose2dConfig,
+) -> Result<Tensor> {
+    conv_transpose::conv_transpose2d_of(ChannelsLast, x, weight, bias, config)
+}
+
+/// [`ops::conv_transpose1d`](super::conv_transpose1d): `x (b, l, c_in)`,
+/// `weight (c_in, c_out / groups, k)`, `bias (c_out)` → `(b, l_out, c_out)`.
+///
+/// # Precision
+///
+/// As [`ops::conv_transpose1d`](super::conv_transpose1d).
+///
+/// # References
+///
+/// `torch.nn.functional.conv_transpose1d`, which has channels first alone.
+pub fn conv_transpose1d(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: ConvTranspose1dConfig,
+) -> Result<Tensor> {
+    conv_transpose::conv_transpose1d_of(ChannelsLast, x, weight, bias, config)
 }
 
 /// [`ops::batch_norm`](super::batch_norm): `x (n, …, c)`, `weight (c)`, `bias (c)` → that of `x`.

@@ -34,9 +34,18 @@ pub fn conv1d(
     bias: Option<&Tensor>,
     config: Conv1dConfig,
 ) -> Result<Tensor> {
+    conv1d_of(Format::ChannelsFirst, x, weight, bias, config)
+}
+
+pub(super) fn conv1d_of(
+    format: Format,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: Conv1dConfig,
+) -> Result<Tensor> {
     let Conv1dConfig { padding, stride, dilation, groups, .. } = config;
-    let geometry =
-        Geometry { stride, padding: (0, padding), dilation, groups, format: Format::ChannelsFirst };
+    let geometry = Geometry { stride, padding: (0, padding), dilation, groups, format };
     convolve(Conv { op: Op::Conv1d, geometry }, x, weight, bias)
 }
 
@@ -117,13 +126,26 @@ pub(super) fn check_geometry(geometry: Geometry) -> Result<()> {
 }
 
 /// Sequences as images of one row; images as they are.
-pub(super) fn images(tensor: &Tensor) -> Result<Tensor> {
-    if tensor.rank() == 3 { tensor.unsqueeze(2) } else { Ok(tensor.clone()) }
+pub(super) fn images(tensor: &Tensor, format: Format) -> Result<Tensor> {
+    if tensor.rank() == 3 { tensor.unsqueeze(format.height()) } else { Ok(tensor.clone()) }
 }
 
 /// Images of one row as sequences, where `rank` is 3.
-pub(super) fn of_rank(images: Tensor, rank: usize) -> Result<Tensor> {
-    if rank == 3 { images.squeeze(2) } else { Ok(images) }
+pub(super) fn of_rank(images: Tensor, rank: usize, format: Format) -> Result<Tensor> {
+    if rank == 3 { images.squeeze(format.height()) } else { Ok(images) }
+}
+
+/// Weights have one format, whatever images have.
+pub(super) const WEIGHTS: Format = Format::ChannelsFirst;
+
+/// What to write of `x` and of a kernel's taps in an error.
+pub(super) fn expected(rank: usize, format: Format) -> (&'static str, &'static str) {
+    match (rank, format) {
+        (3, Format::ChannelsFirst) => ("(b, c_in, l)", "k"),
+        (3, Format::ChannelsLast) => ("(b, l, c_in)", "k"),
+        (_, Format::ChannelsFirst) => ("(b, c_in, h, w)", "kh, kw"),
+        (_, Format::ChannelsLast) => ("(b, h, w, c_in)", "kh, kw"),
+    }
 }
 
 /// A convolution in one dimension or two.
@@ -153,15 +175,11 @@ impl Operator for Conv {
         check_operand(self.op, x, "x", x, false)?;
         check_operand(self.op, x, "weight", weight, true)?;
         let format = self.geometry.format;
-        let (of_x, of_kernel) = match (self.rank(), format) {
-            (3, _) => ("(b, c_in, l)", "k"),
-            (_, Format::ChannelsFirst) => ("(b, c_in, h, w)", "kh, kw"),
-            (_, Format::ChannelsLast) => ("(b, h, w, c_in)", "kh, kw"),
-        };
+        let (of_x, of_kernel) = expected(self.rank(), format);
         if x.rank() != self.rank() {
             return shape_error(self.op, "x", x, of_x.into());
         }
-        let c_in = x.dims()[format.channels()];
+        let c_in = x.dims()[format.channels(self.rank())];
         let fits = weight.rank() == self.rank() && {
             let (c_out, c) = (weight.dims()[0], weight.dims()[1]);
             let full = weight.elem_count() > 0;
@@ -171,7 +189,7 @@ impl Operator for Conv {
             let expected = format!("(c_out, {c_in} / {groups}, {of_kernel}), {groups} | c_out");
             return shape_error(self.op, "weight", weight, expected);
         }
-        let (images, kernels) = (images(x)?, images(weight)?);
+        let (images, kernels) = (images(x, format)?, images(weight, WEIGHTS)?);
         let (c_out, _, kh, kw) = kernels.dims4()?;
         let [_, _, h, w] = format.split(images.dims4()?.into());
         let size = self.geometry.out_size((h, w), (kh, kw));
@@ -185,23 +203,24 @@ impl Operator for Conv {
             check_dims(self.op, "bias", bias, &[c_out])?;
         }
         let y = conv2d::forward(&images, &kernels, bias, self.geometry, x.dtype())?;
-        Ok((of_rank(y, self.rank())?, (images, kernels)))
+        Ok((of_rank(y, self.rank(), format)?, (images, kernels)))
     }
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
-        let ((x, weight), gradient) = (ctx.saved, images(ctx.gradient)?);
+        let (rank, format) = (self.rank(), self.geometry.format);
+        let ((x, weight), gradient) = (ctx.saved, images(ctx.gradient, format)?);
         let dx = ctx.wants[0].map(|out| {
             conv2d::input_gradient(&gradient, weight, None, x.dims(), self.geometry, out)
         });
         let dweight = ctx.wants[1]
             .map(|out| conv2d::weight_gradient(x, &gradient, weight.dims(), self.geometry, out));
         let mut gradients = Vec::with_capacity(3);
-        for gradient in [dx, dweight] {
-            let gradient = gradient.transpose()?.map(|g| of_rank(g, self.rank()));
+        for (gradient, format) in [(dx, format), (dweight, WEIGHTS)] {
+            let gradient = gradient.transpose()?.map(|g| of_rank(g, rank, format));
             gradients.push(gradient.transpose()?);
         }
         if let Some(want) = ctx.wants.get(2) {
-            let channels = self.geometry.format.channels();
+            let channels = format.channels(gradient.rank());
             let dbias = want.map(|out| reduce::sum_to_channel(&gradient, channels, out));
             gradients.push(dbias.transpose()?);
         }

@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 use candle_nn::{ConvTranspose1dConfig, ConvTranspose2dConfig};
 
-use super::conv::{check_geometry, images, of_rank};
+use super::conv::{WEIGHTS, check_geometry, expected, images, of_rank};
 use super::{check_dims, check_operand, shape_error};
 use crate::Op;
 use crate::kernels::conv2d::{self, Geometry};
@@ -35,9 +35,18 @@ pub fn conv_transpose1d(
     bias: Option<&Tensor>,
     config: ConvTranspose1dConfig,
 ) -> Result<Tensor> {
+    conv_transpose1d_of(Format::ChannelsFirst, x, weight, bias, config)
+}
+
+pub(super) fn conv_transpose1d_of(
+    format: Format,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: ConvTranspose1dConfig,
+) -> Result<Tensor> {
     let ConvTranspose1dConfig { padding, output_padding, stride, dilation, groups } = config;
-    let geometry =
-        Geometry { stride, padding: (0, padding), dilation, groups, format: Format::ChannelsFirst };
+    let geometry = Geometry { stride, padding: (0, padding), dilation, groups, format };
     let op = Op::ConvTranspose1d;
     transpose(ConvTranspose { op, geometry, output_padding }, x, weight, bias)
 }
@@ -70,14 +79,18 @@ pub fn conv_transpose2d(
     bias: Option<&Tensor>,
     config: ConvTranspose2dConfig,
 ) -> Result<Tensor> {
+    conv_transpose2d_of(Format::ChannelsFirst, x, weight, bias, config)
+}
+
+pub(super) fn conv_transpose2d_of(
+    format: Format,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: ConvTranspose2dConfig,
+) -> Result<Tensor> {
     let ConvTranspose2dConfig { padding, output_padding, stride, dilation } = config;
-    let geometry = Geometry {
-        stride,
-        padding: (padding, padding),
-        dilation,
-        groups: 1,
-        format: Format::ChannelsFirst,
-    };
+    let geometry = Geometry { stride, padding: (padding, padding), dilation, groups: 1, format };
     let op = Op::ConvTranspose2d;
     transpose(ConvTranspose { op, geometry, output_padding }, x, weight, bias)
 }
@@ -130,8 +143,13 @@ impl ConvTranspose {
     /// the output is the input gradient of a convolution, which has a position wherever one fits.
     fn extend(&self, image: &Tensor) -> Result<Tensor> {
         let (below, right) = self.output_padding();
-        let stride = self.geometry.stride;
-        image.pad_with_zeros(2, 0, below / stride)?.pad_with_zeros(3, 0, right / stride)
+        let Geometry { stride, format, .. } = self.geometry;
+        let height = format.height();
+        image.pad_with_zeros(height, 0, below / stride)?.pad_with_zeros(
+            height + 1,
+            0,
+            right / stride,
+        )
     }
 }
 
@@ -145,25 +163,23 @@ impl Operator for ConvTranspose {
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
         let (x, weight, bias) = (&inputs[0], &inputs[1], inputs.get(2));
-        let (padding, groups) = (self.geometry.padding.1, self.geometry.groups);
+        let Geometry { padding: (_, padding), groups, format, .. } = self.geometry;
         check_operand(self.op, x, "x", x, false)?;
         check_operand(self.op, x, "weight", weight, true)?;
-        let (of_x, of_kernel) = match self.rank() {
-            3 => ("(b, c_in, l)", "k"),
-            _ => ("(b, c_in, h, w)", "kh, kw"),
-        };
-        if x.rank() != self.rank() || x.dims()[2..].contains(&0) {
+        let (of_x, of_kernel) = expected(self.rank(), format);
+        let pixels = format.height()..format.height() + self.rank() - 2;
+        if x.rank() != self.rank() || x.dims()[pixels].contains(&0) {
             return shape_error(self.op, "x", x, format!("{of_x} of at least one pixel"));
         }
-        let c_in = x.dims()[1];
+        let c_in = x.dims()[format.channels(self.rank())];
         let full = weight.rank() == self.rank() && weight.elem_count() > 0;
         if !full || weight.dims()[0] != c_in || c_in % groups != 0 {
             let expected = format!("({c_in}, c_out / {groups}, {of_kernel}), {groups} | {c_in}");
             return shape_error(self.op, "weight", weight, expected);
         }
-        let (image, kernels) = (images(x)?, images(weight)?);
+        let (image, kernels) = (images(x, format)?, images(weight, WEIGHTS)?);
         let (_, group_out, kh, kw) = kernels.dims4()?;
-        let (b, _, h, w) = image.dims4()?;
+        let [b, _, h, w] = format.split(image.dims4()?.into());
         let Some((out_h, out_w)) = self.out_size((h, w), (kh, kw)) else {
             let expected = format!("a kernel that reaches beyond the padding of {padding}");
             return shape_error(self.op, "weight", weight, expected);
@@ -173,26 +189,28 @@ impl Operator for ConvTranspose {
             check_operand(self.op, x, "bias", bias, false)?;
             check_dims(self.op, "bias", bias, &[c_out])?;
         }
-        let (image, dims) = (self.extend(&image)?, [b, c_out, out_h, out_w]);
+        let (image, dims) = (self.extend(&image)?, format.join([b, c_out, out_h, out_w]));
         let y = conv2d::input_gradient(&image, &kernels, bias, &dims, self.geometry, x.dtype())?;
-        Ok((of_rank(y, self.rank())?, (image, kernels, (h, w))))
+        Ok((of_rank(y, self.rank(), format)?, (image, kernels, (h, w))))
     }
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
-        let ((x, weight, (h, w)), gradient) = (ctx.saved, images(ctx.gradient)?);
+        let (rank, format) = (self.rank(), self.geometry.format);
+        let ((x, weight, (h, w)), gradient) = (ctx.saved, images(ctx.gradient, format)?);
         let dx = ctx.wants[0].map(|out| {
             let dx = conv2d::forward(&gradient, weight, None, self.geometry, out)?;
-            dx.narrow(2, 0, *h)?.narrow(3, 0, *w)?.contiguous()
+            dx.narrow(format.height(), 0, *h)?.narrow(format.height() + 1, 0, *w)?.contiguous()
         });
         let dweight = ctx.wants[1]
             .map(|out| conv2d::weight_gradient(&gradient, x, weight.dims(), self.geometry, out));
         let mut gradients = Vec::with_capacity(3);
-        for gradient in [dx, dweight] {
-            let gradient = gradient.transpose()?.map(|g| of_rank(g, self.rank()));
+        for (gradient, format) in [(dx, format), (dweight, WEIGHTS)] {
+            let gradient = gradient.transpose()?.map(|g| of_rank(g, rank, format));
             gradients.push(gradient.transpose()?);
         }
         if let Some(want) = ctx.wants.get(2) {
-            let dbias = want.map(|out| reduce::sum_to_channel(&gradient, 1, out));
+            let channels = format.channels(gradient.rank());
+            let dbias = want.map(|out| reduce::sum_to_channel(&gradient, channels, out));
             gradients.push(dbias.transpose()?);
         }
         Ok(gradients.into_iter().map(|g| g.map(Gradient::owned)).collect())

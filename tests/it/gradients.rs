@@ -6,7 +6,8 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::Conv2dConfig;
 
 use crate::cases::{self, Case};
-use crate::util::{assert_absolute, epsilon, largest, random, to_vec};
+use crate::devices::devices;
+use crate::util::{FLOATS, assert_absolute, epsilon, largest, random, to_vec};
 
 /// How an input lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,13 +59,14 @@ impl Layout {
 
 /// A number that depends on every element of `y`, differently.
 fn weigh(y: &Tensor) -> Result<Tensor> {
-    let weights = random(99, y.shape(), DType::F64);
-    (y.to_dtype(DType::F64)? * weights)?.sum_all()
+    let weights = random(99, y.shape(), DType::F64).to_device(y.device())?;
+    // candle's sum of a tensor of no dimensions fails on CUDA.
+    (y.to_dtype(DType::F64)? * weights)?.flatten_all()?.sum_all()
 }
 
-/// The gradients of the weighted output in the stored inputs, in `dtype`.
-fn gradients(case: &Case, dtype: DType, layout: Layout) -> Result<Vec<Tensor>> {
-    let store = |x: &Tensor| Var::from_tensor(&layout.store(&x.to_dtype(dtype)?)?);
+/// The gradients of the weighted output in the stored inputs, in `dtype` on a device.
+fn gradients(case: &Case, dtype: DType, layout: Layout, on: &Device) -> Result<Vec<Tensor>> {
+    let store = |x: &Tensor| Var::from_tensor(&layout.store(&x.to_dtype(dtype)?)?.to_device(on)?);
     let vars = case.inputs.iter().map(store).collect::<Result<Vec<_>>>()?;
     let views = vars.iter().zip(&case.inputs).map(|(var, x)| layout.view(var, x.dims()));
     let loss = weigh(&(case.f)(&views.collect::<Result<Vec<_>>>()?)?)?;
@@ -78,7 +80,9 @@ fn in_f64_gradients_are_finite_differences() -> Result<()> {
     let step = f64::EPSILON.cbrt();
     for case in cases::all() {
         let value = |inputs: &[Tensor]| weigh(&(case.f)(inputs)?)?.to_scalar::<f64>();
-        for (i, gradient) in gradients(&case, DType::F64, Layout::Contiguous)?.iter().enumerate() {
+        for (i, gradient) in
+            gradients(&case, DType::F64, Layout::Contiguous, &Device::Cpu)?.iter().enumerate()
+        {
             let (x, gradient) = (to_vec(&case.inputs[i]), to_vec(gradient));
             // Of a large input a sample, over all of it: each element costs two forward passes.
             for j in (0..x.len()).step_by(1 + x.len() / 96) {
@@ -104,28 +108,36 @@ fn in_f64_gradients_are_finite_differences() -> Result<()> {
 }
 
 #[test]
-fn in_other_dtypes_and_layouts_gradients_are_those_of_f64() -> Result<()> {
+fn on_every_device_in_every_dtype_and_layout_gradients_are_those_of_f64() -> Result<()> {
+    let devices = devices();
     for case in cases::all() {
         for layout in LAYOUTS {
             // Where a batch of equal rows has no variance, there is nothing to compare.
             if layout == Layout::Broadcast && case.op == Op::BatchNorm {
                 continue;
             }
-            let exact = gradients(&case, DType::F64, layout)?;
+            let exact = gradients(&case, DType::F64, layout, &Device::Cpu)?;
             // Where what was broadcast cancels, its rounding errors do not.
-            let plain = gradients(&case, DType::F64, Layout::Contiguous)?;
-            for dtype in [DType::F32, DType::BF16, DType::F16] {
-                let all = gradients(&case, dtype, layout)?;
+            let plain = gradients(&case, DType::F64, Layout::Contiguous, &Device::Cpu)?;
+            for (dtype, device) in
+                devices.iter().flat_map(|device| FLOATS.map(|dtype| (dtype, device)))
+            {
+                let all = gradients(&case, dtype, layout, device)?;
+                // cuBLAS adds up a product's terms in whatever order it likes, in F32 at least.
+                let terms = case.inputs.iter().map(Tensor::elem_count).max().unwrap_or(0);
+                let wide = matches!(dtype, DType::F32 | DType::F64);
+                let order = if wide && device.is_cuda() { (terms as f64).sqrt() } else { 0.0 };
                 for (i, (got, exact)) in all.iter().zip(&exact).enumerate() {
                     let (op, name) = (case.op, case.name);
                     assert_eq!(got.dtype(), dtype);
-                    let what = format!("{op:?} {name}, input {i}, {layout:?}, {dtype:?}");
+                    let on = device.location();
+                    let what = format!("{op:?} {name}, input {i}, {layout:?}, {dtype:?}, {on:?}");
                     // candle adds up what was broadcast in the dtype of the gradient.
                     let repeats = match layout {
                         Layout::Broadcast => case.inputs[i].dims().first().map_or(0, |&n| n - 1),
                         _ => 0,
                     };
-                    let roundings = case.roundings + repeats as f64;
+                    let roundings = case.roundings + repeats as f64 + order;
                     let scale = largest(exact).max(largest(&plain[i]));
                     assert_absolute(&what, got, exact, roundings * epsilon(dtype) * scale);
                 }

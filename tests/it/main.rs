@@ -4,6 +4,8 @@ mod autocast;
 mod bad_input;
 mod cases;
 mod checkpoint;
+#[path = "../../src/kernels/devices.rs"]
+mod devices;
 mod dtype_flow;
 mod faults;
 mod golden;

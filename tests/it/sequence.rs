@@ -350,6 +350,40 @@ fn empty_batches_and_sequences() -> Result<()> {
     Ok(())
 }
 
+/// The same parameters, whatever the format: outputs, in F32 and BF16, and what does not fit.
+#[test]
+fn layers_with_channels_last_are_those_with_channels_first() -> Result<()> {
+    let _fork = generator::fork_rng();
+    let vb = nn::var_builder(&VarMap::new(), DType::F32, &CPU);
+    let config = nn::Conv1dConfig { stride: 2, padding: 1, groups: 2, ..Default::default() };
+    let conv1d = nn::conv1d(4, 18, 3, config, vb.pp("a"))?;
+    let config = nn::ConvTranspose1dConfig { stride: 2, groups: 2, ..Default::default() };
+    let up1d = nn::conv_transpose1d(4, 18, 3, config, vb.pp("b"))?;
+    let config = nn::ConvTranspose2dConfig { stride: 2, output_padding: 1, ..Default::default() };
+    let up2d = nn::conv_transpose2d(4, 18, 3, config, vb.pp("c"))?;
+    let (sequences, images) =
+        (random(5, (3, 4, 9), DType::F32), random(6, (3, 4, 5, 7), DType::F32));
+    let check = |x: &Tensor, first: &dyn Module, last: &dyn Module| -> Result<()> {
+        let turn = |t: &Tensor| match t.rank() {
+            3 => t.permute((0, 2, 1))?.contiguous(),
+            _ => t.permute((0, 2, 3, 1))?.contiguous(),
+        };
+        for dtype in [DType::F32, DType::BF16] {
+            Autocast::new(dtype).scope(|| -> Result<()> {
+                let (a, b) = (turn(&first.forward(x)?)?, last.forward(&turn(x)?)?);
+                assert_eq!((b.dtype(), b.dims().last()), (dtype, Some(&18)));
+                assert_close("channels last", &b, &a, dtype, 16.0);
+                assert_says(last.forward(x), &["weight has shape"]);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    };
+    check(&sequences, &conv1d, &conv1d.clone().channels_last())?;
+    check(&sequences, &up1d, &up1d.clone().channels_last())?;
+    check(&images, &up2d, &up2d.clone().channels_last())
+}
+
 #[test]
 fn what_does_not_fit_is_named() {
     let t = |dims: &[usize]| random(1, dims, DType::F32);
@@ -358,6 +392,8 @@ fn what_does_not_fit_is_named() {
     assert_says(conv(&[1, 3, 8], &[4, 2, 3]), &["conv1d: weight has shape [4, 2, 3]", "3 / 1"]);
     assert_says(conv(&[3, 8], &[4, 3, 3]), &["conv1d: x", "(b, c_in, l)"]);
     assert_says(conv(&[1, 3, 8, 8], &[4, 3, 3]), &["conv1d: x"]);
+    let last = ops::channels_last::conv1d(&t(&[8, 3]), &t(&[4, 3, 3]), None, config);
+    assert_says(last, &["conv1d: x", "(b, l, c_in)"]);
     assert_says(conv(&[1, 3, 2], &[4, 3, 3]), &["conv1d: weight", "fits 1 x 2 pixels"]);
     let config = nn::Conv1dConfig { stride: 0, ..config };
     assert_says(ops::conv1d(&t(&[1, 3, 8]), &t(&[4, 3, 3]), None, config), &["stride is 0"]);
@@ -368,6 +404,8 @@ fn what_does_not_fit_is_named() {
     let up = |x: &[usize], w: &[usize]| ops::conv_transpose1d(&t(x), &t(w), None, config);
     assert_says(up(&[1, 3, 8], &[4, 2, 3]), &["conv_transpose1d: weight", "(3, c_out / 1, k)"]);
     assert_says(up(&[1, 3, 0], &[3, 2, 3]), &["conv_transpose1d: x", "at least one pixel"]);
+    let up = ops::channels_last::conv_transpose1d(&t(&[1, 0, 3]), &t(&[3, 2, 3]), None, config);
+    assert_says(up, &["conv_transpose1d: x", "(b, l, c_in) of at least one pixel"]);
     let config = nn::ConvTranspose2dConfig { padding: 2, ..Default::default() };
     let up = ops::conv_transpose2d(&t(&[1, 1, 1, 2]), &t(&[1, 1, 3, 3]), None, config);
     assert_says(up, &["conv_transpose2d: weight", "beyond the padding of 2"]);

@@ -1,12 +1,12 @@
 //! Products, sums, losses.
 
 use candle_amp::{Op, ops};
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
 use super::{Case, case};
 
 pub(super) fn cases() -> Vec<Case> {
-    let targets = || Tensor::new(&[2u32, 0, 4], &Device::Cpu).unwrap();
+    let targets = |x: &Tensor| Tensor::new(&[2u32, 0, 4], x.device());
     vec![
         case(Op::Matmul, "matmul", &[&[3, 5], &[5, 2]], |t| ops::matmul(&t[0], &t[1])),
         case(Op::Matmul, "batched", &[&[2, 3, 17], &[2, 17, 4]], |t| ops::matmul(&t[0], &t[1])),
@@ -21,12 +21,12 @@ pub(super) fn cases() -> Vec<Case> {
         case(Op::Sum, "sum", &[&[3, 5]], |t| ops::sum(&t[0])),
         case(Op::Mean, "mean", &[&[3, 5]], |t| ops::mean(&t[0])),
         case(Op::CrossEntropy, "cross entropy", &[&[3, 5]], move |t| {
-            ops::cross_entropy(&t[0], &targets())
+            ops::cross_entropy(&t[0], &targets(&t[0])?)
         }),
         case(Op::CrossEntropy, "smoothed", &[&[3, 5]], move |t| {
-            ops::cross_entropy_smoothed(&t[0], &targets(), 0.1)
+            ops::cross_entropy_smoothed(&t[0], &targets(&t[0])?, 0.1)
         }),
-        case(Op::Nll, "nll", &[&[3, 5]], move |t| ops::nll(&t[0], &targets())),
+        case(Op::Nll, "nll", &[&[3, 5]], move |t| ops::nll(&t[0], &targets(&t[0])?)),
         case(Op::Huber, "huber", &[&[3, 5], &[3, 5]], |t| ops::huber(&t[0], &t[1], 0.7)),
         case(Op::BinaryCrossEntropyWithLogit, "logits", &[&[3, 5], &[3, 5]], |t| {
             ops::binary_cross_entropy_with_logit(&t[0], &t[1])

@@ -1,6 +1,6 @@
 //! Convolution of sequences, transposed convolution, resampling, recurrent networks.
 
-use candle_amp::ops::{self, RecurrentWeights};
+use candle_amp::ops::{self, RecurrentWeights, channels_last};
 use candle_amp::{Cast, Op, nn};
 use candle_core::{Result, Tensor};
 use candle_nn::rnn::Direction;
@@ -8,7 +8,7 @@ use candle_nn::rnn::Direction;
 use super::{Case, case};
 
 pub(super) fn cases() -> Vec<Case> {
-    [convolutions(), transposed(), resampling(), candles(), recurrent()]
+    [convolutions(), transposed(), with_channels_last(), resampling(), candles(), recurrent()]
         .into_iter()
         .flatten()
         .collect()
@@ -54,6 +54,35 @@ fn transposed() -> Vec<Case> {
         case(op2, "oblong, dilated", &[&[1, 2, 3, 3], &[2, 2, 2, 3]], two(1, 1, 0, 2)),
         case(op2, "room for more", &[&[2, 2, 2, 3], &[2, 2, 2, 2], &[2]], two(1, 0, 1, 1)),
         case(op2, "1", &[&[1, 1, 1, 1], &[1, 1, 1, 1]], two(3, 0, 0, 1)),
+    ]
+}
+
+fn with_channels_last() -> Vec<Case> {
+    let conv = |stride, padding, dilation, groups| {
+        let config = nn::Conv1dConfig { stride, padding, dilation, groups, ..Default::default() };
+        move |t: &[Tensor]| channels_last::conv1d(&t[0], &t[1], t.get(2), config)
+    };
+    let one = |stride, padding, output_padding, dilation, groups| {
+        let config =
+            nn::ConvTranspose1dConfig { padding, output_padding, stride, dilation, groups };
+        move |t: &[Tensor]| channels_last::conv_transpose1d(&t[0], &t[1], t.get(2), config)
+    };
+    let two = |stride, padding, output_padding, dilation| {
+        let config = nn::ConvTranspose2dConfig { padding, output_padding, stride, dilation };
+        move |t: &[Tensor]| channels_last::conv_transpose2d(&t[0], &t[1], t.get(2), config)
+    };
+    let (op1, op2) = (Op::ConvTranspose1d, Op::ConvTranspose2d);
+    vec![
+        case(Op::Conv1d, "last", &[&[2, 9, 3], &[4, 3, 3], &[4]], conv(1, 1, 1, 1)),
+        case(Op::Conv1d, "last, groups", &[&[2, 9, 4], &[6, 2, 3], &[6]], conv(2, 1, 2, 2)),
+        case(Op::Conv1d, "last, wide", &[&[1, 7, 33], &[18, 33, 2]], conv(1, 0, 1, 1)),
+        case(op1, "last", &[&[2, 5, 3], &[3, 2, 3], &[2]], one(2, 1, 1, 1, 1)),
+        case(op1, "last, groups", &[&[2, 5, 4], &[4, 3, 3], &[6]], one(2, 0, 0, 2, 2)),
+        case(op1, "last, room for more", &[&[2, 3, 2], &[2, 2, 3]], one(2, 1, 5, 4, 1)),
+        case(op2, "last", &[&[2, 3, 4, 3], &[3, 2, 3, 3], &[2]], two(2, 1, 1, 1)),
+        case(op2, "last, oblong", &[&[1, 3, 4, 2], &[2, 5, 2, 3], &[5]], two(1, 1, 0, 2)),
+        case(op2, "last, room for more", &[&[2, 2, 3, 2], &[2, 3, 2, 2]], two(1, 0, 1, 1)),
+        case(op2, "last, wide", &[&[1, 3, 2, 33], &[33, 18, 2, 2], &[18]], two(2, 0, 0, 1)),
     ]
 }
 

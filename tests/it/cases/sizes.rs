@@ -1,7 +1,7 @@
 //! Of one element, and past every block: what the plain cases of other files leave out.
 
 use candle_amp::{Op, ops, random as generator};
-use candle_core::{Device, Result, Tensor};
+use candle_core::{Result, Tensor};
 use candle_nn::Conv2dConfig;
 
 use super::{Case, case};
@@ -73,7 +73,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 fn others() -> Vec<Case> {
-    let classes = |n: usize| Tensor::from_vec((0..n as u32).collect(), n, &Device::Cpu).unwrap();
+    let classes = |x: &Tensor, n: usize| Tensor::from_vec((0..n as u32).collect(), n, x.device());
     let conv = |t: &[Tensor]| {
         let padding = t[1].dims()[2] / 2;
         ops::conv2d(&t[0], &t[1], None, Conv2dConfig { padding, ..Default::default() })
@@ -109,12 +109,12 @@ fn others() -> Vec<Case> {
         case(Op::Swiglu, "one gate", &[&[1, 2]], |t| ops::swiglu(&t[0])),
         case(Op::Swiglu, "past a block", &[&[3, 1030]], |t| ops::swiglu(&t[0])),
         case(Op::CrossEntropy, "one element", &[&[1, 1]], move |t| {
-            ops::cross_entropy(&t[0], &classes(1))
+            ops::cross_entropy(&t[0], &classes(&t[0], 1)?)
         }),
         case(Op::CrossEntropy, "past a block", &[&[3, 1031]], move |t| {
-            ops::cross_entropy(&t[0], &classes(3))
+            ops::cross_entropy(&t[0], &classes(&t[0], 3)?)
         }),
-        case(Op::Nll, "one element", &[&[1, 1]], move |t| ops::nll(&t[0], &classes(1))),
-        case(Op::Nll, "past a block", &[&[3, 1031]], move |t| ops::nll(&t[0], &classes(3))),
+        case(Op::Nll, "one element", &[&[1, 1]], move |t| ops::nll(&t[0], &classes(&t[0], 1)?)),
+        case(Op::Nll, "past a block", &[&[3, 1031]], move |t| ops::nll(&t[0], &classes(&t[0], 3)?)),
     ]
 }

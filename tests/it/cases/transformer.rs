@@ -12,7 +12,7 @@ fn turn(
     rope: fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>,
     angles: &[usize],
 ) -> Result<Tensor> {
-    let angles = random(3, angles, DType::F64);
+    let angles = random(3, angles, DType::F64).to_device(t[0].device())?;
     // As exact as the input needs them.
     let dtype = if t[0].dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     rope(&t[0], &angles.cos()?.to_dtype(dtype)?, &angles.sin()?.to_dtype(dtype)?)
@@ -27,6 +27,9 @@ pub(super) fn cases() -> Vec<Case> {
     let many = ids(&(0..70).map(|i| i % 7 % 3).collect::<Vec<_>>(), &[70]);
     let one = ids(&[0], &[1, 1]).to_dtype(DType::U8).unwrap();
     let keep = Tensor::new(&[[1u8, 0, 1, 1], [0, 1, 1, 0], [1, 1, 0, 0]], &Device::Cpu).unwrap();
+    let embed = |ids: &Tensor, t: &[Tensor]| -> Result<Tensor> {
+        ops::embedding(&ids.to_device(t[0].device())?, &t[0])
+    };
     let attend = |t: &[Tensor], mask: Option<&Tensor>, causal| -> Result<Tensor> {
         ops::sdpa(&t[0], &t[1], &t[2], mask, causal, 0.75)
     };
@@ -64,9 +67,9 @@ pub(super) fn cases() -> Vec<Case> {
             ops::group_norm(&t[0], 1, Some(&t[1]), None, 1e-3)
         })
         .within(6.0),
-        case(Op::Embedding, "named twice", &[&[5, 4]], move |t| ops::embedding(&named, &t[0])),
-        case(Op::Embedding, "past a panel", &[&[3, 2]], move |t| ops::embedding(&many, &t[0])),
-        case(Op::Embedding, "one", &[&[1, 1]], move |t| ops::embedding(&one, &t[0])),
+        case(Op::Embedding, "named twice", &[&[5, 4]], move |t| embed(&named, t)),
+        case(Op::Embedding, "past a panel", &[&[3, 2]], move |t| embed(&many, t)),
+        case(Op::Embedding, "one", &[&[1, 1]], move |t| embed(&one, t)),
         case(Op::Rope, "halves", &[&[2, 3, 5, 6]], |t| turn(t, ops::rope, &[7, 3])),
         case(Op::Rope, "neighbours", &[&[2, 3, 5, 6]], |t| turn(t, ops::rope_i, &[2, 5, 3])),
         case(Op::Rope, "positions first", &[&[2, 5, 3, 6]], |t| turn(t, ops::rope_thd, &[2, 6, 3])),
@@ -86,7 +89,7 @@ pub(super) fn cases() -> Vec<Case> {
         case(Op::Sdpa, "packed", &[&[2, 5, 18]], |t| ops::sdpa_packed(&t[0], 3, true, 0.7)),
         case(Op::Sdpa, "packed, one", &[&[1, 1, 3]], |t| ops::sdpa_packed(&t[0], 1, false, 0.7)),
         case(Op::Sdpa, "choice", &[&[2, 2, 3, 4], &[2, 1, 4, 4], &[2, 1, 4, 3]], move |t| {
-            attend(t, Some(&keep), false)
+            attend(t, Some(&keep.to_device(t[0].device())?), false)
         }),
         case(Op::Sdpa, "added", &[&[2, 2, 3, 4], &[2, 2, 5, 4], &[2, 2, 5, 3], &[2, 1, 5]], {
             move |t| attend(t, Some(&t[3]), true)

@@ -2,7 +2,7 @@
 
 use candle_amp::Op;
 use candle_amp::ops::{self, channels_last};
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 use candle_nn::Conv2dConfig;
 
 use super::{Case, case};
@@ -20,8 +20,8 @@ pub(super) fn cases() -> Vec<Case> {
         |config| move |t: &[Tensor]| channels_last::conv2d(&t[0], &t[1], t.get(2), config);
     let statistics = |t: &[Tensor]| -> Result<[Tensor; 2]> {
         let dtype = if t[0].dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        let mean = Tensor::new(&[0.25f64, -0.5, 0.125], &Device::Cpu)?.to_dtype(dtype)?;
-        Ok([mean, Tensor::new(&[0.5f64, 2.0, 1.5], &Device::Cpu)?.to_dtype(dtype)?])
+        let of = |values: [f64; 3]| Tensor::new(&values, t[0].device())?.to_dtype(dtype);
+        Ok([of([0.25, -0.5, 0.125])?, of([0.5, 2.0, 1.5])?])
     };
     let eval = move |t: &[Tensor]| {
         let [mean, var] = statistics(t)?;
