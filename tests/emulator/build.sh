@@ -65,7 +65,7 @@ stubs runtime 801
 stubs cudnn 3000
 
 after=()
-link cuda 1 {fibers,faults,memory,memory_calls,context,streams,graphs,modules,compiler,rewrite}.o driver-stubs.o
+link cuda 1 {fibers,races,faults,memory,memory_calls,context,streams,graphs,modules,compiler,rewrite}.o driver-stubs.o
 link nvrtc 13 {nvrtc,compiler,rewrite}.o nvrtc-stubs.o
 link cudart 13 runtime-stubs.o
 after=(-lcuda)

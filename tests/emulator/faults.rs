@@ -16,14 +16,18 @@ const CHILD: &str = "EMULATED_GPU_TEST";
 
 /// Runs a test in a process of its own, and returns what that prints: nothing in that process.
 fn in_process(test: &str, seed: u32) -> Option<String> {
+    child(test, &[("EMULATED_GPU_SEED", &seed.to_string())])
+}
+
+fn child(test: &str, variables: &[(&str, &str)]) -> Option<String> {
     if env::var_os(CHILD).is_some() {
         return None;
     }
     let output = Command::new(env::current_exe().expect("a test is a program"))
         .args(["--exact", "--nocapture", &format!("faults::{test}")])
         .env(CHILD, test)
-        .env("EMULATED_GPU_SEED", seed.to_string())
         .env("EMULATED_GPU_TIMEOUT", "1")
+        .envs(variables.iter().copied())
         .output()
         .expect("it runs a second time");
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
@@ -193,6 +197,59 @@ fn a_barrier_is_missing() -> Result<()> {
     let missing = stream.clone_dtoh(&data)?.iter().any(|x| x.is_nan());
     println!("{}", if missing { "a number is missing" } else { "all is well" });
     Ok(())
+}
+
+/// Runs a kernel with 64 numbers and 64 of them in shared memory where races are looked for; what is
+/// said of it.
+fn race(test: &str, body: &str, blocks: u32) -> Result<Option<String>> {
+    if env::var_os(CHILD).is_none() {
+        return Ok(child(test, &[("EMULATED_GPU_RACES", "1")]));
+    }
+    let source = format!(
+        r#"extern "C" __global__ void k(float *data, int length) {{
+            __shared__ float tile[64];
+            int i = threadIdx.x;
+            {body}
+        }}"#
+    );
+    let stream = stream()?;
+    let kernel = compile(&stream, &source)?;
+    let mut data = stream.alloc_zeros::<f32>(64)?;
+    match run(&stream, &kernel, grid(blocks, 64), &mut data) {
+        Ok(()) => println!("all is well"),
+        error => assert_error(error, CUresult::CUDA_ERROR_LAUNCH_FAILED),
+    }
+    std::mem::forget(data);
+    Ok(None)
+}
+
+macro_rules! races {
+    ($($name:ident: $blocks:literal, $body:literal, $said:literal;)*) => {$(
+        #[test]
+        fn $name() -> Result<()> {
+            if let Some(text) = race(stringify!($name), $body, $blocks)? {
+                assert!(text.contains($said), "{text}");
+            }
+            Ok(())
+        }
+    )*};
+}
+
+races! {
+    a_race_without_a_barrier: 1, "tile[i] = i; data[i] = tile[i / 2];", "reads shared memory at";
+    a_race_with_what_was_read: 1,
+        "tile[i] = i; __syncthreads(); data[i] = tile[63 - i]; tile[i] = 0;", "which thread 31 of its block writes";
+    a_race_of_lanes: 1, "tile[i] = i; data[i] = tile[i ^ 1];", "which thread 0 of its block reads";
+    a_race_that_a_shuffle_orders_not: 1,
+        "tile[i] = i; __shfl_sync(~0u, i, 0); data[i] = tile[i ^ 1];", "reads shared memory at";
+    a_race_that_the_wrong_warp_waits_for: 1,
+        "tile[i] = i; __syncwarp(); data[i] = tile[i ^ 32];", "writes shared memory at";
+    a_race_of_blocks: 2, "data[i] = tile[i] = i;", "writes global memory at";
+    a_race_with_an_atomic_operation: 1, "atomicAdd(data, 1); if (i == 63) data[0] = 0;", "global memory";
+    no_race_with_barriers: 2,
+        "tile[i] = i; __syncthreads(); float x = tile[63 - i]; __syncthreads(); tile[i] = x;", "all is well";
+    no_race_of_lanes_that_wait: 1, "tile[i] = i; __syncwarp(); data[i] = tile[i ^ 1];", "all is well";
+    no_race_of_atomic_operations: 3, "atomicAdd(data, 1); atomicAdd(tile, 1);", "all is well";
 }
 
 #[test]

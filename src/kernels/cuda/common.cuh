@@ -250,8 +250,11 @@ struct Team {
         : row((size_t)blockIdx.x * (blockDim.x / size) + threadIdx.x / size),
           teams((size_t)gridDim.x * (blockDim.x / size)), rank(threadIdx.x % size), size(size) {}
 
+    // What a thread read before it, another may write after it: shuffles alone order no memory.
     template <class Op, class A> DEVICE A reduce(A x, A none) const {
-        return size == 32 ? warp_reduce<Op>(x) : block_reduce<Op>(x, none);
+        if (size != 32) return block_reduce<Op>(x, none);
+        __syncwarp();
+        return warp_reduce<Op>(x);
     }
 };
 

@@ -75,8 +75,8 @@ bool run(const std::vector<std::string> &command, const std::string &log) {
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-bool sanitized() {
-    const char *value = getenv("EMULATED_GPU_ASAN");
+bool asked_for(const char *variable) {
+    const char *value = getenv(variable);
     return value && *value == '1';
 }
 
@@ -98,8 +98,10 @@ std::vector<std::string> code_flags(const Source &source) {
     if (fma)
         flags.push_back("-mfma");
     flags.push_back(source.fmad && fma ? "-ffp-contract=fast" : "-ffp-contract=off");
-    if (sanitized())
+    if (asked_for("EMULATED_GPU_ASAN"))
         flags.push_back("-fsanitize=address");
+    if (asked_for("EMULATED_GPU_RACES"))
+        flags.push_back("-fsanitize=thread");
     return flags;
 }
 

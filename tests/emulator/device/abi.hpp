@@ -57,6 +57,8 @@ unsigned emulated_lane();
 void emulated_yield();
 // A `__shared__` variable comes into scope: filled with garbage, once in each block.
 void emulated_shared(void *variable, unsigned long size);
+// An atomic operation is about to be done.
+void emulated_atomic(const void *address, unsigned long size);
 // Ends the launch with one of the driver's errors.
 [[noreturn]] void emulated_fail(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "memory.hpp"
+#include "races.hpp"
 
 extern "C" {
 uint3 threadIdx, blockIdx;
@@ -64,6 +65,7 @@ struct Exchange {
     Warp function;
     unsigned mask, arrived, left;
     unsigned long long value[32];
+    races::Clocks met;
 };
 
 enum class State { ready, barrier, exchange, done };
@@ -185,6 +187,7 @@ void release_barrier() {
             fiber.state = State::ready;
         }
     block.waiting = 0;
+    races::barrier();
 }
 
 std::string stuck() {
@@ -248,6 +251,7 @@ void start_block(unsigned threads) {
     block.waiting = 0;
     block.shared.clear();
     block.shared_bytes = 0;
+    races::begin_block();
 }
 
 void end_block() {
@@ -263,6 +267,12 @@ void end_block() {
 
 bool in_kernel() { return running_here; }
 
+unsigned current_thread() { return block.current; }
+
+bool on_stack(unsigned long address) {
+    return reinterpret_cast<unsigned long>(block.fibers[block.current].stack) - address < STACK;
+}
+
 Outcome run(const Launch &launch, unsigned long long seed) {
     block.kernel = launch.kernel;
     block.arguments = launch.arguments;
@@ -276,6 +286,7 @@ Outcome run(const Launch &launch, unsigned long long seed) {
         std::shuffle(blocks.begin(), blocks.end(), random);
     DynamicShared dynamic(launch.dynamic_shared);
     emulated_dynamic_shared = dynamic.start;
+    races::begin_launch(dynamic.start, launch.dynamic_shared);
     block.error = 0;
     block.message.clear();
     for (unsigned long i : blocks) {
@@ -332,19 +343,23 @@ Lanes emulated_exchange(Warp function, unsigned mask, unsigned long long value) 
         if (open->mask == mask && !(open->arrived >> lane & 1) && !complete(*open, warp))
             exchange = open;
     if (!exchange) {
-        exchange = new Exchange{function, mask, 0, 0, {}};
+        exchange = new Exchange{function, mask, 0, 0, {}, {}};
         warp.exchanges.push_back(exchange);
     }
     if (exchange->function != function)
         emulated_fail(LAUNCH_FAILED, "lanes of one warp (mask %#x) are at different warp functions", mask);
     exchange->arrived |= 1u << lane;
     exchange->value[lane] = value;
+    if (function == Warp::sync)
+        races::arrive(exchange->met);
     Fiber &fiber = block.fibers[block.current];
     fiber.exchange = exchange;
     if (!complete(*exchange, warp))
         wait(State::exchange);
     Lanes lanes{exchange->arrived, {}};
     memcpy(lanes.value, exchange->value, sizeof lanes.value);
+    if (function == Warp::sync)
+        races::leave(exchange->met);
     exchange->left |= 1u << lane;
     if (exchange->left == exchange->arrived) {
         auto &all = block.warps[block.current / 32].exchanges;
@@ -363,6 +378,7 @@ void emulated_shared(void *variable, unsigned long size) {
     if (block.shared_bytes > (48 << 10))
         emulated_fail(LAUNCH_FAILED, "%zu bytes of static shared memory: a kernel has 49152", block.shared_bytes);
     memset(variable, GARBAGE, size);
+    races::add_shared(variable, size);
 }
 
 void emulated_fail(int error, const char *format, ...) {

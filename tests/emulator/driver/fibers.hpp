@@ -28,6 +28,10 @@ Outcome run(const Launch &launch, unsigned long long seed);
 // Whether the calling thread runs a kernel.
 bool in_kernel();
 
+// Of the block that runs: which of its threads does, and whether an address is on that one's stack.
+unsigned current_thread();
+bool on_stack(unsigned long address);
+
 // Ends the launch, from within one of its threads: also from a signal handler.
 [[noreturn]] void fail(int error, const std::string &message);
 
