@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Compiles every CUDA kernel of the crate with NVRTC, for each architecture; no GPU is needed.
 
-    scripts/compile-kernels.py [--arch sm_75 sm_80 sm_90] [NAME ...]
+    scripts/compile-kernels.py [--arch sm_75 sm_80 sm_90] [--keep FOLDER] [NAME ...]
 
 NVRTC comes from the Python package nvidia-cuda-nvrtc; scripts/compile-kernels.sh installs it.
 """
 import argparse
 import ctypes
+import functools
 import glob
 import itertools
 import multiprocessing
@@ -33,7 +34,7 @@ def kernel(path: pathlib.Path) -> str:
     return path.parent.name if path.stem == "kernel" else path.stem
 
 
-def compile_for(task: tuple[pathlib.Path, str]) -> tuple[pathlib.Path, str, str, int]:
+def compile_for(task: tuple[pathlib.Path, str], keep: pathlib.Path | None) -> tuple[pathlib.Path, str, str, int]:
     """The task, the log, and how many bytes of machine code: none where it did not compile."""
     path, arch = task
     beside = "".join(header.read_text() for header in sorted(path.parent.glob("*.cuh")))
@@ -53,6 +54,10 @@ def compile_for(task: tuple[pathlib.Path, str]) -> tuple[pathlib.Path, str, str,
     size.value = 0
     if not failed:
         lib.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        if keep:
+            code = ctypes.create_string_buffer(size.value)
+            lib.nvrtcGetCUBIN(program, code)
+            (keep / f"{kernel(path)}.{arch}.cubin").write_bytes(code.raw)
     lib.nvrtcDestroyProgram(ctypes.byref(program))
     return path, arch, log.value.decode().strip("\0\n "), size.value
 
@@ -61,7 +66,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="kernel folders; all by default")
     parser.add_argument("--arch", nargs="+", default=["sm_75", "sm_80", "sm_90"])
+    parser.add_argument("--keep", type=pathlib.Path, help="a folder for the machine code, for nvdisasm, say")
     args = parser.parse_args()
+    if args.keep:
+        args.keep.mkdir(parents=True, exist_ok=True)
     nvrtc()  # a clear end where there is none
     paths = [
         path
@@ -70,7 +78,7 @@ def main() -> None:
     ]
     failures = 0
     with multiprocessing.Pool() as pool:
-        results = pool.imap(compile_for, itertools.product(paths, args.arch))
+        results = pool.imap(functools.partial(compile_for, keep=args.keep), itertools.product(paths, args.arch))
         for path, compiled in itertools.groupby(results, key=lambda result: result[0]):
             sizes, name = [], path.relative_to(ROOT)
             for _, arch, log, size in compiled:

@@ -50,9 +50,13 @@ DEVICE void narrow(float x, f16 &y) {
 }
 
 DEVICE void narrow(float x, bf16 &y) {
+#if !defined(EMULATED_GPU) && __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else
     u32 bits = __float_as_uint(x);
     u32 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     y.bits = (u16)(x != x ? (bits >> 16) | 0x40 : rounded);
+#endif
 }
 
 DEVICE void narrow(double x, f16 &y) { narrow((float)x, y); }

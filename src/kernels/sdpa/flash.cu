@@ -1,7 +1,7 @@
 // Attention forward without the scores in memory, on tensor cores: a block has 64 queries of one head,
 // each of its four warps 16 of them, and goes through the keys 64 at a time. Scores, softmax and sums
-// are F32; probabilities, relative to the largest score so far, are rounded to the inputs' dtype for the
-// second product. Tri Dao, FlashAttention-2.
+// are F32, exponents those of two; probabilities, relative to the largest score so far, are rounded to the
+// inputs' dtype for the second product. Tri Dao, FlashAttention-2.
 
 template <int D, class T>
 DEVICE void flash(const Output &out, float *log_sums, const Attention<T> &in) {
@@ -15,39 +15,34 @@ DEVICE void flash(const Output &out, float *log_sums, const Attention<T> &in) {
     load_left<D>(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
 
     float sum[2] = {0, 0}, most[2] = {-infinity<float>(), -infinity<float>()}, result[D / 8][4] = {};
-    size_t mask_row[2], end = sizes.end(block);
-    for (int i = 0; i < 2; i++) mask_row[i] = in.scores.mask.row(batch, head, block.row[i]);
+    size_t end = sizes.end(block);
     for (size_t first = 0; first < end; first += 64) {
         __syncthreads(); // whoever still reads the tiles before
         load_rows<D>(key_tile, in.k.head(batch, shared), in.k.s2, first, sizes.keys, sizes.width);
         load_rows<D>(value_tile, in.v.head(batch, shared), in.v.s2, first, sizes.keys, sizes.width);
         __syncthreads();
 
-        float p[8][4] = {};
-        float largest[2] = {most[0], most[1]};
+        float p[8][4] = {}, slopes[8][4], largest[2] = {most[0], most[1]};
+#pragma unroll
+        for (int n = 0; n < 8; n++) times_turned<D>(p[n], left, key_tile, n * 8);
+        in.score(p, slopes, batch, head, sizes.is_edge(block.first(), first, 64), [&](int n, int e) {
+            return Seen{block.row[e / 2], first + n * 8 + 2 * t + e % 2};
+        });
 #pragma unroll
         for (int n = 0; n < 8; n++) {
-            times_turned<D>(p[n], left, key_tile, n * 8);
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                size_t key = first + n * 8 + 2 * t + e % 2;
-                bool seen = sizes.sees(block.row[e / 2], key);
-                float slope;
-                p[n][e] = seen ? in.scores.of(p[n][e], mask_row[e / 2], key, slope) : -infinity<float>();
-                largest[e / 2] = p[n][e] > largest[e / 2] ? p[n][e] : largest[e / 2];
-            }
+            for (int e = 0; e < 4; e++) largest[e / 2] = fmaxf(largest[e / 2], p[n][e]); // NaN is in the sum
         }
         float base[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
 #pragma unroll
             for (int offset = 1; offset < 4; offset *= 2) {
-                float other = __shfl_xor_sync(0xffffffffu, largest[i], offset);
-                largest[i] = other > largest[i] ? other : largest[i];
+                largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], offset));
             }
             // Where all are hidden, so far.
             base[i] = largest[i] == -infinity<float>() ? 0.f : largest[i];
-            float shrink = exponential(most[i] - base[i]);
+            float shrink = power_of_two(most[i] - base[i]);
             sum[i] *= shrink;
             most[i] = largest[i];
 #pragma unroll
@@ -57,7 +52,7 @@ DEVICE void flash(const Output &out, float *log_sums, const Attention<T> &in) {
         for (int n = 0; n < 8; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                p[n][e] = exponential(p[n][e] - base[e / 2]);
+                p[n][e] = power_of_two(p[n][e] - base[e / 2]);
                 sum[e / 2] += p[n][e];
             }
         }
@@ -73,7 +68,7 @@ DEVICE void flash(const Output &out, float *log_sums, const Attention<T> &in) {
 #pragma unroll
         for (int n = 0; n < D / 8; n++) result[n][2 * i] *= share, result[n][2 * i + 1] *= share;
         if (t > 0 || block.row[i] >= sizes.queries) continue;
-        float log_sum = (most[i] == -infinity<float>() ? 0.f : most[i]) + logarithm(sum[i]);
+        float log_sum = (most[i] == -infinity<float>() ? 0.f : most[i] / LOG2_E) + logarithm(sum[i]);
         log_sums[sizes.at(batch, head, block.row[i])] = hidden ? infinity<float>() : log_sum;
     }
     out.store<T>(result, block, sizes.queries, sizes.width);

@@ -7,17 +7,11 @@
 // p dp over the keys. The sum of output times gradient would be the same, but the output is rounded, and of
 // values far from zero that error is larger than dp - average: https://arxiv.org/abs/2510.04212.
 
-// Of a product of a query and a key: the probability, and the gradient from that of the probability.
-struct Share {
-    float p, slope;
-
-    DEVICE Share(const Scores<float> &scores, float product, size_t mask_row, size_t key, float log_sum) {
-        p = exponential(scores.of(product, mask_row, key, slope) - log_sum);
-        slope *= scores.scale;
-    }
-
-    DEVICE float gradient(float dp, float average) const { return p * (dp - average) * slope; }
-};
+// The gradient of a product of a query and a key; zero where the one does not see the other, whatever NaN
+// there is.
+DEVICE float gradient(float p, float dp, float average, float slope) {
+    return p == 0 ? 0.f : p * (dp - average) * slope;
+}
 
 // The averages, and the gradient of queries where there is a place for it, in two passes through the keys.
 template <int D, class T>
@@ -31,12 +25,9 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *log_sums,
     u32 left[D / 16][4], grad_left[D / 16][4];
     load_left<D>(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
     load_left<D>(grad_left, grad.head(batch, head), grad.s2, block, sizes.queries, sizes.width);
-    size_t mask_row[2];
     float log_sum[2], average[2] = {0, 0}, result[D / 8][4] = {};
-    for (int i = 0; i < 2; i++) {
-        mask_row[i] = in.scores.mask.row(batch, head, block.row[i]);
-        log_sum[i] = block.row[i] < sizes.queries ? log_sums[sizes.at(batch, head, block.row[i])] : 0;
-    }
+    for (int i = 0; i < 2; i++)
+        log_sum[i] = block.row[i] < sizes.queries ? log_sums[sizes.at(batch, head, block.row[i])] * LOG2_E : 0;
     for (int pass = 0; pass < (dq.to ? 2 : 1); pass++) {
         float sum[2] = {0, 0};
         for (size_t first = 0; first < end; first += 64) {
@@ -46,24 +37,26 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *log_sums,
             __syncthreads();
             float part[2] = {0, 0}; // so that few terms are added to a sum of many
             for (int from = 0; from < 64; from += 16) {
-                float ds[2][4];
+                float p[2][4] = {}, dp[2][4] = {}, slopes[2][4];
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    float product[4] = {}, dp[4] = {};
-                    times_turned<D>(product, left, key_tile, from + half * 8);
-                    times_turned<D>(dp, grad_left, value_tile, from + half * 8);
+                    times_turned<D>(p[half], left, key_tile, from + half * 8);
+                    times_turned<D>(dp[half], grad_left, value_tile, from + half * 8);
+                }
+                bool edge = sizes.is_edge(block.first(), first + from, 16);
+                in.score(p, slopes, batch, head, edge, [&](int half, int e) {
+                    return Seen{block.row[e / 2], first + from + half * 8 + 2 * t + e % 2};
+                });
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
-                        size_t key = first + from + half * 8 + 2 * t + e % 2;
-                        int i = e / 2;
-                        ds[half][e] = 0;
-                        if (!sizes.sees(block.row[i], key)) continue;
-                        Share share(in.scores, product[e], mask_row[i], key, log_sum[i]);
-                        part[i] += share.p * dp[e];
-                        ds[half][e] = share.gradient(dp[e], average[i]);
+                        float share = power_of_two(p[half][e] - log_sum[e / 2]);
+                        part[e / 2] += share == 0 ? 0.f : share * dp[half][e];
+                        dp[half][e] = gradient(share, dp[half][e], average[e / 2], slopes[half][e]);
                     }
                 }
-                if (pass == 1) times<D>(result, ds[0], ds[1], key_tile, from);
+                if (pass == 1) times<D>(result, dp[0], dp[1], key_tile, from);
             }
             sum[0] += part[0], sum[1] += part[1];
         }
@@ -96,33 +89,35 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
             __syncthreads(); // whoever still reads the tiles before
             load_rows<D>(query_tile, in.q.head(batch, head), in.q.s2, first, sizes.queries, sizes.width);
             load_rows<D>(grad_tile, grad.head(batch, head), grad.s2, first, sizes.queries, sizes.width);
-            if (threadIdx.x < 64 && first + threadIdx.x < sizes.queries) {
+            if (threadIdx.x < 64) {
                 size_t at = sizes.at(batch, head, first + threadIdx.x);
-                log_sum[threadIdx.x] = log_sums[at];
-                average[threadIdx.x] = dk.to ? averages[at] : 0;
+                bool there = first + threadIdx.x < sizes.queries;
+                log_sum[threadIdx.x] = there ? log_sums[at] * LOG2_E : 0;
+                average[threadIdx.x] = there && dk.to ? averages[at] : 0;
             }
             __syncthreads();
             for (int from = 0; from < 64; from += 16) {
-                float p[2][4], ds[2][4];
+                float p[2][4] = {}, dp[2][4] = {}, slopes[2][4];
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    float product[4] = {}, dp[4] = {};
-                    times_turned<D>(product, left, query_tile, from + half * 8);
-                    times_turned<D>(dp, value_left, grad_tile, from + half * 8);
+                    times_turned<D>(p[half], left, query_tile, from + half * 8);
+                    times_turned<D>(dp[half], value_left, grad_tile, from + half * 8);
+                }
+                bool edge = first + from + 16 > sizes.queries || sizes.is_edge(first + from, block.first(), 16);
+                in.score(p, slopes, batch, head, edge, [&](int half, int e) {
+                    return Seen{first + from + half * 8 + 2 * t + e % 2, block.row[e / 2]};
+                });
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         int at = from + half * 8 + 2 * t + e % 2;
-                        size_t query = first + at, key = block.row[e / 2];
-                        p[half][e] = ds[half][e] = 0;
-                        if (!sizes.sees(query, key)) continue;
-                        size_t mask_row = in.scores.mask.row(batch, head, query);
-                        Share share(in.scores, product[e], mask_row, key, log_sum[at]);
-                        p[half][e] = share.p;
-                        ds[half][e] = share.gradient(dp[e], average[at]);
+                        p[half][e] = power_of_two(p[half][e] - log_sum[at]);
+                        dp[half][e] = gradient(p[half][e], dp[half][e], average[at], slopes[half][e]);
                     }
                 }
                 if (dv.to) times<D>(values, p[0], p[1], grad_tile, from);
-                if (dk.to) times<D>(keys, ds[0], ds[1], query_tile, from);
+                if (dk.to) times<D>(keys, dp[0], dp[1], query_tile, from);
             }
         }
     }

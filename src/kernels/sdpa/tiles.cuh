@@ -1,11 +1,65 @@
 // What attention's kernels on tensor cores share: blocks of four warps with 64 rows, 16 each, times tiles
 // of other rows in shared memory. Products and sums are F32.
 
-DEVICE u32 bits_of(f16 a, f16 b) { return a.bits | (u32)b.bits << 16; }
-DEVICE u32 bits_of(bf16 a, bf16 b) { return a.bits | (u32)b.bits << 16; }
-
 template <class T> constexpr bool IS_F16 = false;
 template <> constexpr bool IS_F16<f16> = true;
+
+#if !defined(EMULATED_GPU) && __CUDA_ARCH__ >= 800
+#define TENSOR_CORES
+#endif
+
+constexpr float LOG2_E = 1.44269504f;
+
+// Two numbers, rounded to T.
+template <class T> DEVICE u32 pack(float low, float high) {
+#ifdef TENSOR_CORES
+    u32 both;
+    if constexpr (IS_F16<T>) {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    }
+    return both;
+#else
+    return as<T>(low).bits | (u32)as<T>(high).bits << 16;
+#endif
+}
+
+// 2^x, to 2 ulp; a result below F32's normal numbers is 0.
+DEVICE float power_of_two(float x) {
+#ifdef TENSOR_CORES
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
+// Four matrices of 8 x 8 halves out of shared memory, a register each. Lane i says where row i % 8 of matrix
+// i / 8 is. Lane 4 g + t gets the elements 2 t and 2 t + 1 of row g, or of column g where TURNED.
+template <bool TURNED> DEVICE void load_matrices(u32 (&to)[4], const void *row) {
+#ifdef EMULATED_GPU
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; i++) {
+        auto row_of = [&](int r) { return (const u16 *)__shfl_sync(0xffffffffu, (u64)row, i * 8 + r); };
+        const u16 *first = row_of(TURNED ? 2 * t : g), *second = TURNED ? row_of(2 * t + 1) : first;
+        to[i] = TURNED ? first[g] | (u32)second[g] << 16 : *(const u32 *)(first + 2 * t);
+    }
+#else
+    u32 at = (u32)__cvta_generic_to_shared(row);
+#define LOAD(turned)                                                                              \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" turned ".shared.b16 {%0, %1, %2, %3}, [%4];"     \
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])                             \
+                 : "r"(at)                                                                        \
+                 : "memory")
+    if constexpr (TURNED) {
+        LOAD(".trans");
+    } else {
+        LOAD("");
+    }
+#endif
+}
 
 // c (16, 8) += a (16, 16) b (16, 8), a warp together. Lane 4 g + t has rows g and g + 8 of a and c,
 // column g of b, and of the dimension that is summed, or of c's columns, 2 t and 2 t + 1, and 8 further.
@@ -24,7 +78,7 @@ template <class T> DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0
             c[e] += widen(T{(u16)(x >> 16)}) * widen(T{(u16)(y >> 16)});
         }
     }
-#elif __CUDA_ARCH__ >= 800
+#elif defined(TENSOR_CORES)
 #define MULTIPLY(type)                                                                            \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 "                   \
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                 \
@@ -57,8 +111,11 @@ struct Block {
         size_t tiles = (rows + 63) / 64, all = gridDim.x / tiles;
         tile = last_first ? tiles - 1 - blockIdx.x / all : blockIdx.x / all;
         batch = blockIdx.x % all / heads, head = blockIdx.x % heads;
-        row[0] = tile * 64 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, row[1] = row[0] + 8;
+        row[0] = first() + threadIdx.x % 32 / 4, row[1] = row[0] + 8;
     }
+
+    // The first row of the 16 that a warp has.
+    DEVICE size_t first() const { return tile * 64 + threadIdx.x / 32 * 16; }
 };
 
 struct Sizes {
@@ -67,6 +124,11 @@ struct Sizes {
 
     DEVICE bool sees(size_t query, size_t key) const {
         return query < queries && key < keys && (!causal || key <= query);
+    }
+
+    // Whether any of 16 queries does not see all of `count` keys.
+    DEVICE bool is_edge(size_t query, size_t key, size_t count) const {
+        return key + count > keys || (causal && key + count - 1 > query);
     }
 
     // The end of the keys that a block of queries sees, and the first query that sees a block of keys.
@@ -80,23 +142,60 @@ struct Sizes {
     DEVICE size_t at(size_t batch, size_t head, size_t query) const { return (batch * heads + head) * queries + query; }
 };
 
+struct Seen {
+    size_t query, key;
+};
+
 // What is attended: head `i` of q sees head `i / group` of k and v.
 template <class T> struct Attention {
     Heads<const T> q, k, v;
     Scores<float> scores;
     Sizes sizes;
+
+    // From products to scores, as exponents of two: -infinity where a query does not see a key, which is
+    // looked at where the tile is at an `edge` of what is seen. `place` says of which query and which key
+    // a product is; slopes are those of scores, in units of e, by products.
+    template <int N, class P>
+    DEVICE void score(float (&x)[N][4], float (&slopes)[N][4], size_t batch, size_t head, bool edge,
+                      const P &place) const {
+        bool plain = scores.cap == 0 && scores.mask.kind == 0;
+        float scale = scores.scale * LOG2_E;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) slopes[n][e] = scores.scale, x[n][e] = plain ? x[n][e] * scale : x[n][e];
+        }
+        if (plain && !edge) return;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                Seen at = place(n, e);
+                if (!sizes.sees(at.query, at.key)) {
+                    x[n][e] = -infinity<float>();
+                } else if (!plain) {
+                    size_t row = scores.mask.row(batch, head, at.query);
+                    x[n][e] = scores.of(x[n][e], row, at.key, slopes[n][e]) * LOG2_E;
+                    slopes[n][e] *= scores.scale;
+                }
+            }
+        }
+    }
 };
 
 // 64 rows of `width` elements into shared memory, zeros where there are none. A row has 8 more than D,
 // so that eight rows start in different banks.
 template <int D, class T>
 DEVICE void load_rows(T (&to)[64][D + 8], const T *from, size_t stride, size_t first, size_t rows, size_t width) {
-    for (int i = threadIdx.x; i < 64 * D / 8; i += 128) {
-        int row = i / (D / 8), column = i % (D / 8) * 8;
-        bool there = first + row < rows && column < width;
+    constexpr int APART = 1024 / D; // rows, from one pack of a thread to the next
+    int row = threadIdx.x / (D / 8), column = threadIdx.x % (D / 8) * 8;
+    int there = column >= width ? 0 : rows - first < 64 ? (int)(rows - first) : 64;
+    from += (first + row) * stride + column;
+#pragma unroll
+    for (int i = 0; i < 64; i += APART) {
         uint4 pack = make_uint4(0, 0, 0, 0);
-        if (there) pack = *(const uint4 *)(from + (first + row) * stride + column);
-        *(uint4 *)&to[row][column] = pack;
+        if (row + i < there) pack = *(const uint4 *)(from + i * stride);
+        *(uint4 *)&to[row + i][column] = pack;
     }
 }
 
@@ -118,11 +217,13 @@ DEVICE void load_left(u32 (&left)[D / 16][4], const T *from, size_t stride, cons
 // c (16, 8) += left (16, D) times eight rows of a tile, turned.
 template <int D, class T>
 DEVICE void times_turned(float (&c)[4], const u32 (&left)[D / 16][4], const T (&tile)[64][D + 8], int first) {
-    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int step = 0; step < D / 16; step++) {
-        const T *right = &tile[first + g][step * 16 + 2 * t];
-        multiply<T>(c, left[step], *(const u32 *)right, *(const u32 *)(right + 8));
+    for (int step = 0; step < D / 16; step += 2) {
+        u32 right[4];
+        load_matrices<false>(right, &tile[first + lane % 8][step * 16 + lane / 8 * 8]);
+        multiply<T>(c, left[step], right[0], right[1]);
+        multiply<T>(c, left[step + 1], right[2], right[3]);
     }
 }
 
@@ -131,15 +232,14 @@ DEVICE void times_turned(float (&c)[4], const u32 (&left)[D / 16][4], const T (&
 template <int D, class T>
 DEVICE void times(float (&c)[D / 8][4], const float (&w0)[4], const float (&w1)[4], const T (&tile)[64][D + 8],
                   int first) {
-    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row = first + 2 * t;
-    u32 weights[4] = {bits_of(as<T>(w0[0]), as<T>(w0[1])), bits_of(as<T>(w0[2]), as<T>(w0[3])),
-                      bits_of(as<T>(w1[0]), as<T>(w1[1])), bits_of(as<T>(w1[2]), as<T>(w1[3]))};
+    int lane = threadIdx.x % 32;
+    u32 weights[4] = {pack<T>(w0[0], w0[1]), pack<T>(w0[2], w0[3]), pack<T>(w1[0], w1[1]), pack<T>(w1[2], w1[3])};
 #pragma unroll
-    for (int n = 0; n < D / 8; n++) {
-        int column = n * 8 + g;
-        u32 b0 = bits_of(tile[row][column], tile[row + 1][column]);
-        u32 b1 = bits_of(tile[row + 8][column], tile[row + 9][column]);
-        multiply<T>(c[n], weights, b0, b1);
+    for (int n = 0; n < D / 8; n += 2) {
+        u32 right[4];
+        load_matrices<true>(right, &tile[first + lane % 16][(n + lane / 16) * 8]);
+        multiply<T>(c[n], weights, right[0], right[1]);
+        multiply<T>(c[n + 1], weights, right[2], right[3]);
     }
 }
 
@@ -170,7 +270,7 @@ struct Output {
                 if (wide) {
                     *(float2 *)((float *)to + first + column) = make_float2(a, b);
                 } else {
-                    *(u32 *)((T *)to + first + column) = bits_of(as<T>(a), as<T>(b));
+                    *(u32 *)((T *)to + first + column) = pack<T>(a, b);
                 }
             }
         }

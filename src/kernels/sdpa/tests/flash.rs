@@ -155,6 +155,17 @@ fn nan_reaches_its_query_and_every_key_it_sees() {
             assert!(values(&dq.unwrap()).iter().all(|x| x.is_nan()));
             assert!(values(&dk.unwrap()).iter().all(|x| x.is_nan()));
             assert!(values(&dv.unwrap()).iter().all(|x| x.is_finite()));
+            // Nor does an infinite key that no query takes: there are none after the last.
+            let mut all = inputs(SMALL, dtype);
+            let mut change = |at: usize, change: &dyn Fn(usize, f64) -> f64| {
+                let numbers = values(&all[at]).into_iter().enumerate();
+                let changed = numbers.map(|(i, x)| change(i, x)).collect();
+                all[at] = of(changed, all[at].dims(), dtype);
+            };
+            change(0, &|i, x| if i % width == 0 { x.abs() + 0.5 } else { x });
+            change(1, &|i, x| if i == 5 * width { f64::NEG_INFINITY } else { x });
+            let [_, _, dv] = on(&device, &all, None, PLAIN, [Some(dtype); 3]);
+            assert!(values(&dv.unwrap()).iter().all(|x| x.is_finite()));
         }
     }
 }
