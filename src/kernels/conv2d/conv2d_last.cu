@@ -33,8 +33,8 @@ DEVICE void im2row(const T *x, T *rows, size_t first, size_t count, size_t row, 
             size_t column = pixel.x * of.stride + kx * of.dilation - of.pw;
             __align__(16) T values[V] = {};
             if (ky < of.kh && y < of.h && column < of.w)
-                copy_run<V>(values, x + ((pixel.image * of.h + y) * of.w + column) * of.c_in + channel);
-            copy_run<V>(rows + ((run * PIXELS + p) * all + at) * V, values);
+                load_run<V>(values, x + ((pixel.image * of.h + y) * of.w + column) * of.c_in + channel);
+            store_run<V>(rows + ((run * PIXELS + p) * all + at) * V, values);
             pixel.next(of.oh, of.ow);
         }
     }

@@ -80,8 +80,29 @@ template <class T> DEVICE Pack<T> load_pack(const T *from) {
     return pack;
 }
 
+// To global memory, in one access, which an assignment is not where the compiler shares a part of it with
+// another branch.
+DEVICE void store_at_once(uint4 *to, uint4 x) {
+#ifdef EMULATED_GPU
+    *to = x;
+#else
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y),
+                 "r"(x.z), "r"(x.w)
+                 : "memory");
+#endif
+}
+
+DEVICE void store_at_once(uint2 *to, uint2 x) {
+#ifdef EMULATED_GPU
+    *to = x;
+#else
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y)
+                 : "memory");
+#endif
+}
+
 template <class T> DEVICE void store_pack(T *to, const Pack<T> &pack) {
-    *(uint4 *)to = *(const uint4 *)&pack;
+    store_at_once((uint4 *)to, *(const uint4 *)&pack);
 }
 
 DEVICE bool aligned(const void *p) { return ((size_t)p & 15) == 0; }
@@ -154,8 +175,8 @@ template <int N> struct Width {
 };
 
 // N elements that follow each other, in as few accesses as there can be: the address is a multiple
-// of their size, or of 16 where that is less.
-template <int N, class T> DEVICE void copy_run(T *to, const T *from) {
+// of their size, or of 16 where that is less. The other end is a local array.
+template <int N, class T> DEVICE void load_run(T *to, const T *from) {
     constexpr int bytes = N * sizeof(T);
     if constexpr (bytes % 16 == 0) {
         for (int i = 0; i < bytes / 16; i++) ((uint4 *)to)[i] = ((const uint4 *)from)[i];
@@ -166,9 +187,20 @@ template <int N, class T> DEVICE void copy_run(T *to, const T *from) {
     }
 }
 
+template <int N, class T> DEVICE void store_run(T *to, const T *from) {
+    constexpr int bytes = N * sizeof(T);
+    if constexpr (bytes % 16 == 0) {
+        for (int i = 0; i < bytes / 16; i++) store_at_once((uint4 *)to + i, ((const uint4 *)from)[i]);
+    } else if constexpr (bytes % 8 == 0) {
+        for (int i = 0; i < bytes / 8; i++) store_at_once((uint2 *)to + i, ((const uint2 *)from)[i]);
+    } else {
+        for (int i = 0; i < N; i++) to[i] = from[i];
+    }
+}
+
 template <int N, class T> DEVICE void read(const T *from, Acc<T> (&x)[N]) {
     __align__(16) T raw[N];
-    copy_run<N>(raw, from);
+    load_run<N>(raw, from);
 #pragma unroll
     for (int i = 0; i < N; i++) x[i] = widen(raw[i]);
 }
@@ -177,7 +209,7 @@ template <int N, class T, class A> DEVICE void write(T *to, const A (&x)[N]) {
     __align__(16) T raw[N];
 #pragma unroll
     for (int i = 0; i < N; i++) narrow(x[i], raw[i]);
-    copy_run<N>(to, raw);
+    store_run<N>(to, raw);
 }
 
 // Calls f(first, Width<N>) for the share of one of `size` threads in `count` elements: V at a time

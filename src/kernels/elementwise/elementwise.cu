@@ -121,7 +121,7 @@ template <class T> DEVICE void dropout(T *y, const T *x, const u8 *keep, double 
         Acc<T> u[N];
         __align__(16) u8 kept[N];
         read(x + i, u);
-        copy_run<N>(kept, keep + i);
+        load_run<N>(kept, keep + i);
 #pragma unroll
         for (int k = 0; k < N; k++) u[k] = kept[k] ? u[k] * factor : Acc<T>(0);
         write(y + i, u);

@@ -91,7 +91,7 @@ template <class T> DEVICE Four<T> load_raw(u64 base, size_t i, int n, bool vecto
 
 template <class T> DEVICE void store_raw(u64 base, size_t i, int n, bool vector, const Four<T> &four) {
     T *to = (T *)base + i;
-    if (vector && n == N) *(Four<T> *)to = four;
+    if (vector && n == N) store_run<N>(to, four.at);
     else for (int j = 0; j < n; j++) to[j] = four.at[j];
 }
 

@@ -46,7 +46,7 @@ DEVICE void max_forward(const T *x, T *y, u32 *index, I i, const Last<I> &last) 
         }
     size_t to = (size_t)i * V;
     write(y + to, best);
-    copy_run<V>(index + to, at);
+    store_run<V>(index + to, at);
 }
 
 template <int V, class I, class G, class O>
@@ -62,7 +62,7 @@ DEVICE void max_backward(const G *g, const u32 *index, O *dx, I i, const Last<I>
             size_t window = first + last.at(row * of.ow + column, 0);
             __align__(16) u32 at[V];
             Acc<G> share[V];
-            copy_run<V>(at, index + window);
+            load_run<V>(at, index + window);
             read(g + window, share);
 #pragma unroll
             for (int v = 0; v < V; v++)

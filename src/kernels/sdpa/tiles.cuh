@@ -8,7 +8,7 @@ template <> constexpr bool IS_F16<f16> = true;
 #define TENSOR_CORES
 #endif
 
-constexpr float LOG2_E = 1.44269504f;
+#define LOG2_E 1.44269504f
 
 // Two numbers, rounded to T.
 template <class T> DEVICE u32 pack(float low, float high) {
