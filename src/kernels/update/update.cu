@@ -7,6 +7,10 @@ struct Row {
     Multiplier by;
 };
 
+// Packs that a thread asks for before it uses the first: one for each of a multiprocessor's threads is just what
+// memory has under way at its full rate.
+constexpr int AHEAD = 4;
+
 // Calls `f(element)` for every element of this block's chunk, multiplied, and stores what it made of
 // them.
 template <bool WRITE, class T, class F> DEVICE void each_of(const Row &row, F &f) {
@@ -14,11 +18,19 @@ template <bool WRITE, class T, class F> DEVICE void each_of(const Row &row, F &f
     Factors<T> multiplied(row.by);
     size_t start = start_of(row), end = end_of(row);
     size_t packs = aligned(x) ? (end - start) / Pack<T>::LEN : 0;
-    for (size_t p = threadIdx.x; p < packs; p += blockDim.x) {
+    for (size_t p = threadIdx.x; p < packs; p += AHEAD * blockDim.x) {
         T *at = x + start + p * Pack<T>::LEN;
-        Pack<T> pack = load_pack(at);
-        for (int j = 0; j < Pack<T>::LEN; j++) f(pack.at[j] = multiplied(pack.at[j]));
-        if (WRITE) store_pack(at, pack);
+        size_t apart = blockDim.x * Pack<T>::LEN;
+        Pack<T> pack[AHEAD];
+#pragma unroll
+        for (int r = 0; r < AHEAD; r++)
+            if (p + r * blockDim.x < packs) pack[r] = load_pack(at + r * apart);
+#pragma unroll
+        for (int r = 0; r < AHEAD; r++) {
+            if (p + r * blockDim.x >= packs) break;
+            for (int j = 0; j < Pack<T>::LEN; j++) f(pack[r].at[j] = multiplied(pack[r].at[j]));
+            if (WRITE) store_pack(at + r * apart, pack[r]);
+        }
     }
     for (size_t i = start + packs * Pack<T>::LEN + threadIdx.x; i < end; i += blockDim.x) {
         T one = multiplied(x[i]);
