@@ -16,6 +16,7 @@ DEVICE void flash(const Output &out, float *log_sums, const Attention<T> &in) {
 
     float sum[2] = {0, 0}, most[2] = {-infinity<float>(), -infinity<float>()}, result[D / 8][4] = {};
     size_t end = sizes.end(block);
+    float unit = in.unit();
     for (size_t first = 0; first < end; first += 64) {
         __syncthreads(); // whoever still reads the tiles before
         load_rows<D>(key_tile, in.k.head(batch, shared), in.k.s2, first, sizes.keys, sizes.width);
@@ -41,8 +42,8 @@ DEVICE void flash(const Output &out, float *log_sums, const Attention<T> &in) {
                 largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], offset));
             }
             // Where all are hidden, so far.
-            base[i] = largest[i] == -infinity<float>() ? 0.f : largest[i];
-            float shrink = power_of_two(most[i] - base[i]);
+            base[i] = largest[i] == -infinity<float>() ? 0.f : largest[i] * unit;
+            float shrink = power_of_two(most[i] * unit - base[i]);
             sum[i] *= shrink;
             most[i] = largest[i];
 #pragma unroll
@@ -52,7 +53,7 @@ DEVICE void flash(const Output &out, float *log_sums, const Attention<T> &in) {
         for (int n = 0; n < 8; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                p[n][e] = power_of_two(p[n][e] - base[e / 2]);
+                p[n][e] = power_of_two(fmaf(p[n][e], unit, -base[e / 2]));
                 sum[e / 2] += p[n][e];
             }
         }
@@ -68,7 +69,7 @@ DEVICE void flash(const Output &out, float *log_sums, const Attention<T> &in) {
 #pragma unroll
         for (int n = 0; n < D / 8; n++) result[n][2 * i] *= share, result[n][2 * i + 1] *= share;
         if (t > 0 || block.row[i] >= sizes.queries) continue;
-        float log_sum = (most[i] == -infinity<float>() ? 0.f : most[i] / LOG2_E) + logarithm(sum[i]);
+        float log_sum = (most[i] == -infinity<float>() ? 0.f : most[i] * (unit / LOG2_E)) + logarithm(sum[i]);
         log_sums[sizes.at(batch, head, block.row[i])] = hidden ? infinity<float>() : log_sum;
     }
     out.store<T>(result, block, sizes.queries, sizes.width);

@@ -22,6 +22,7 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *log_sums,
     Block block(sizes.queries, sizes.heads, true);
     size_t batch = block.batch, head = block.head, shared = head / sizes.group, end = sizes.end(block);
     int t = threadIdx.x % 4;
+    float unit = in.unit();
     u32 left[D / 16][4], grad_left[D / 16][4];
     load_left<D>(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
     load_left<D>(grad_left, grad.head(batch, head), grad.s2, block, sizes.queries, sizes.width);
@@ -51,7 +52,7 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *log_sums,
                 for (int half = 0; half < 2; half++) {
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
-                        float share = power_of_two(p[half][e] - log_sum[e / 2]);
+                        float share = power_of_two(fmaf(p[half][e], unit, -log_sum[e / 2]));
                         part[e / 2] += share == 0 ? 0.f : share * dp[half][e];
                         dp[half][e] = gradient(share, dp[half][e], average[e / 2], slopes[half][e]);
                     }
@@ -80,6 +81,7 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
     Block block(sizes.keys, sizes.heads / sizes.group, false);
     size_t batch = block.batch;
     int t = threadIdx.x % 4;
+    float unit = in.unit();
     u32 left[D / 16][4], value_left[D / 16][4];
     load_left<D>(left, in.k.head(batch, block.head), in.k.s2, block, sizes.keys, sizes.width);
     load_left<D>(value_left, in.v.head(batch, block.head), in.v.s2, block, sizes.keys, sizes.width);
@@ -112,7 +114,7 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         int at = from + half * 8 + 2 * t + e % 2;
-                        p[half][e] = power_of_two(p[half][e] - log_sum[at]);
+                        p[half][e] = power_of_two(fmaf(p[half][e], unit, -log_sum[at]));
                         dp[half][e] = gradient(p[half][e], dp[half][e], average[at], slopes[half][e]);
                     }
                 }

@@ -152,20 +152,25 @@ template <class T> struct Attention {
     Scores<float> scores;
     Sizes sizes;
 
-    // From products to scores, as exponents of two: -infinity where a query does not see a key, which is
-    // looked at where the tile is at an `edge` of what is seen. `place` says of which query and which key
-    // a product is; slopes are those of scores, in units of e, by products.
+    // Whether a score is a product, scaled: then the scale is a part of `unit`, which costs nothing.
+    DEVICE bool plain() const { return scores.cap == 0 && scores.mask.kind == 0 && scores.scale > 0; }
+
+    // What `score` gives, times this, is the exponent of two.
+    DEVICE float unit() const { return plain() ? scores.scale * LOG2_E : LOG2_E; }
+
+    // From products to scores: -infinity where a query does not see a key, which is looked at where the
+    // tile is at an `edge` of what is seen. `place` says of which query and which key a product is;
+    // slopes are those of scores, in units of e, by products.
     template <int N, class P>
     DEVICE void score(float (&x)[N][4], float (&slopes)[N][4], size_t batch, size_t head, bool edge,
                       const P &place) const {
-        bool plain = scores.cap == 0 && scores.mask.kind == 0;
-        float scale = scores.scale * LOG2_E;
+        bool simple = plain();
 #pragma unroll
         for (int n = 0; n < N; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) slopes[n][e] = scores.scale, x[n][e] = plain ? x[n][e] * scale : x[n][e];
+            for (int e = 0; e < 4; e++) slopes[n][e] = scores.scale;
         }
-        if (plain && !edge) return;
+        if (simple && !edge) return;
 #pragma unroll
         for (int n = 0; n < N; n++) {
 #pragma unroll
@@ -173,9 +178,9 @@ template <class T> struct Attention {
                 Seen at = place(n, e);
                 if (!sizes.sees(at.query, at.key)) {
                     x[n][e] = -infinity<float>();
-                } else if (!plain) {
+                } else if (!simple) {
                     size_t row = scores.mask.row(batch, head, at.query);
-                    x[n][e] = scores.of(x[n][e], row, at.key, slopes[n][e]) * LOG2_E;
+                    x[n][e] = scores.of(x[n][e], row, at.key, slopes[n][e]);
                     slopes[n][e] *= scores.scale;
                 }
             }

@@ -109,6 +109,15 @@ fn gradients_of_values_far_from_zero_are_as_good() {
     }
 }
 
+/// The largest product has the smallest score.
+#[test]
+fn a_negative_scale_turns_scores_around() {
+    for dtype in HALVES {
+        let settings = Settings { scale: -4.0, ..PLAIN };
+        assert_exact(&inputs(SMALL, dtype), None, settings, [Some(DType::F32); 3]);
+    }
+}
+
 #[test]
 fn gradients_that_nobody_wants_change_no_other() {
     for device in devices() {
