@@ -13,6 +13,8 @@ struct __align__(2) bf16 { u16 bits; };
 #define KERNEL extern "C" __global__ void
 #ifdef EMULATED_GPU
 #define __grid_constant__
+#elif __CUDA_ARCH__ >= 800
+#define AMPERE // instructions that there are from compute capability 8.0 on
 #endif
 
 // Arithmetic is F32, of F64 tensors F64.
@@ -50,7 +52,7 @@ DEVICE void narrow(float x, f16 &y) {
 }
 
 DEVICE void narrow(float x, bf16 &y) {
-#if !defined(EMULATED_GPU) && __CUDA_ARCH__ >= 800
+#ifdef AMPERE
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
 #else
     u32 bits = __float_as_uint(x);

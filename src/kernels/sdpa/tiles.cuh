@@ -4,15 +4,11 @@
 template <class T> constexpr bool IS_F16 = false;
 template <> constexpr bool IS_F16<f16> = true;
 
-#if !defined(EMULATED_GPU) && __CUDA_ARCH__ >= 800
-#define TENSOR_CORES
-#endif
-
 #define LOG2_E 1.44269504f
 
 // Two numbers, rounded to T.
 template <class T> DEVICE u32 pack(float low, float high) {
-#ifdef TENSOR_CORES
+#ifdef AMPERE
     u32 both;
     if constexpr (IS_F16<T>) {
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -27,7 +23,7 @@ template <class T> DEVICE u32 pack(float low, float high) {
 
 // 2^x, to 2 ulp; a result below F32's normal numbers is 0.
 DEVICE float power_of_two(float x) {
-#ifdef TENSOR_CORES
+#ifdef AMPERE
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
@@ -78,7 +74,7 @@ template <class T> DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0
             c[e] += widen(T{(u16)(x >> 16)}) * widen(T{(u16)(y >> 16)});
         }
     }
-#elif defined(TENSOR_CORES)
+#elif defined(AMPERE)
 #define MULTIPLY(type)                                                                            \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 "                   \
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                 \
