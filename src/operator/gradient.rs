@@ -1,6 +1,6 @@
 //! A gradient on its way, and whether it may be written to.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Result, Shape, Tensor};
 
 use crate::kernels;
 
@@ -43,6 +43,11 @@ impl Gradient {
             return Ok(Self::owned(self.tensor.contiguous()?));
         }
         Ok(self)
+    }
+
+    /// The same gradient, contiguous as it is, in another shape.
+    pub(crate) fn reshape(self, shape: &Shape) -> Result<Self> {
+        Ok(Self { tensor: self.tensor.reshape(shape)?, owned: self.owned })
     }
 
     /// The same gradient in storage of its own.

@@ -13,9 +13,13 @@
 //!           ▼                 ▼
 //!        output            output ──▶ an operator of candle's
 //! ```
+//!
+//! A view of an output with the same elements in the same order, as candle's `reshape` makes it, is taken
+//! for the output. And where operators of this crate and variables are all that a loss is made of, the
+//! scaler goes from cell to cell without candle, whose edges are two launches each on a GPU.
 
 use std::cell::Cell as StdCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -29,8 +33,8 @@ use super::{Backward, Gradient, Operator, second_order, sink, stale};
 use crate::kernels::cuda;
 use crate::{Cast, Error, Op, autocast, watch};
 
-/// The nodes whose emitted tensor is alive, by its id.
-static NODES: LazyLock<Mutex<HashMap<TensorId, Weak<Node>>>> = LazyLock::new(Mutex::default);
+/// The nodes whose emitted tensor is alive, by where its storage is: no other has that place meanwhile.
+static NODES: LazyLock<Mutex<HashMap<usize, Weak<Node>>>> = LazyLock::new(Mutex::default);
 
 /// A panic elsewhere leaves nothing half written in what these locks guard.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -41,19 +45,44 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Node {
     token: Tensor,
     call: Arc<Call>,
-    emitted: OnceLock<TensorId>,
+    /// Set once there is an emitted tensor.
+    emitted: OnceLock<Emitted>,
+}
+
+struct Emitted {
+    id: TensorId,
+    /// Keeps the storage, and so its place, as long as the node is found there.
+    detached: Tensor,
 }
 
 impl Node {
-    fn of(tensor: &Tensor) -> Option<Arc<Node>> {
-        lock(&NODES).get(&tensor.id()).and_then(Weak::upgrade)
+    /// The node whose output `tensor` is, and the output's shape where it has another; `None` for a
+    /// variable.
+    fn of(tensor: &Tensor) -> Option<(Arc<Node>, Option<Shape>)> {
+        if tensor.is_variable() {
+            return None;
+        }
+        let node = lock(&NODES).get(&place(tensor)).and_then(Weak::upgrade)?;
+        let Emitted { id, detached } = node.emitted.get()?;
+        if *id == tensor.id() {
+            return Some((node, None));
+        }
+        // It is contiguous and as long, so that it begins where the storage does.
+        let whole = tensor.elem_count() == detached.elem_count() && tensor.is_contiguous();
+        let shape = detached.shape().clone();
+        whole.then_some((node, Some(shape)))
     }
+}
+
+/// Where a tensor's storage is, which its views share.
+fn place(tensor: &Tensor) -> usize {
+    std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        if let Some(id) = self.emitted.get() {
-            lock(&NODES).remove(id);
+        if let Some(Emitted { detached, .. }) = self.emitted.get() {
+            lock(&NODES).remove(&place(detached));
         }
     }
 }
@@ -61,6 +90,10 @@ impl Drop for Node {
 /// One application of an operator.
 struct Call {
     name: &'static str,
+    /// Those of its inputs are smaller.
+    number: u64,
+    /// Whether its inputs go back to variables by operators of this crate alone.
+    whole: bool,
     /// Calls the operator's backward with the gradient of the output.
     run: Box<Run>,
     /// One for each input.
@@ -79,10 +112,10 @@ struct Edge {
 enum Target {
     /// Nowhere: the input is not tracked.
     Nowhere,
-    /// Into the cell of the operator that made the input.
-    Cell(Arc<Call>),
-    /// To candle, as the gradient of an argument; or to the sink, for a variable.
-    Argument(usize),
+    /// Into the cell of the operator that made the input, in the shape that its output has.
+    Cell(Arc<Call>, Option<Shape>),
+    /// To the sink, for a variable; or to candle, as the gradient of the argument of that number.
+    Argument(Tensor, usize),
 }
 
 /// Gradients waiting for an operator, one a backward pass.
@@ -132,40 +165,64 @@ thread_local! {
 }
 
 impl Call {
+    fn new(name: &'static str, run: Box<Run>, edges: Vec<Edge>) -> Arc<Self> {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let number = LAST.fetch_add(1, Ordering::Relaxed);
+        let whole = edges.iter().all(Edge::is_whole);
+        Arc::new(Self { name, number, whole, run, edges, cell: Cell::default() })
+    }
+
     /// Takes the gradient of the output, computes those of the inputs, and sends them on. Returns
-    /// the gradients of the custom op's arguments.
-    fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
-        let mut out = vec![None; args.len()];
-        if let Some(gradient) = self.cell.take() {
-            if second_order::is_wanted() && !sink::is_open() {
-                return Err(Error::SecondOrder { op: self.name }.into());
-            }
-            autocast::clear_cast_cache();
-            let wants: Vec<_> = self.edges.iter().map(|edge| edge.wants(args)).collect();
-            let gradient = gradient.into_tensor().contiguous()?;
-            if gradient.dtype() == DType::F16 {
-                watch::f16_gradient(sink::is_open());
-            }
-            let gradients = (self.run)(&gradient, &wants)?;
-            if gradients.len() != wants.len() {
-                let (got, expected) = (gradients.len(), wants.len());
-                return Err(Error::GradientCount { op: self.name, got, expected }.into());
-            }
-            for ((edge, want), gradient) in self.edges.iter().zip(wants).zip(gradients) {
-                let (Some(want), Some(gradient)) = (want, gradient) else { continue };
-                let gradient = gradient.into_dtype(want)?;
-                match &edge.target {
-                    Target::Nowhere => {}
-                    Target::Cell(call) => call.cell.add(gradient)?,
-                    Target::Argument(i) if edge.sinks(args) => sink::add(args[*i], gradient)?,
-                    Target::Argument(i) => out[*i] = Some(gradient.into_tensor()),
-                }
+    /// those for candle, with the numbers of its arguments.
+    fn send_on(&self) -> Result<Vec<(usize, Tensor)>> {
+        let Some(gradient) = self.cell.take() else { return Ok(Vec::new()) };
+        if second_order::is_wanted() && !sink::is_open() {
+            return Err(Error::SecondOrder { op: self.name }.into());
+        }
+        autocast::clear_cast_cache();
+        let wants: Vec<_> = self.edges.iter().map(Edge::wants).collect();
+        let gradient = gradient.into_tensor().contiguous()?;
+        if gradient.dtype() == DType::F16 {
+            watch::f16_gradient(sink::is_open());
+        }
+        let gradients = (self.run)(&gradient, &wants)?;
+        if gradients.len() != wants.len() {
+            let (got, expected) = (gradients.len(), wants.len());
+            return Err(Error::GradientCount { op: self.name, got, expected }.into());
+        }
+        let mut arguments = Vec::new();
+        for ((edge, want), gradient) in self.edges.iter().zip(wants).zip(gradients) {
+            let (Some(want), Some(gradient)) = (want, gradient) else { continue };
+            let gradient = gradient.into_dtype(want)?;
+            match &edge.target {
+                Target::Nowhere => {}
+                Target::Cell(call, None) => call.cell.add(gradient)?,
+                Target::Cell(call, Some(shape)) => call.cell.add(gradient.reshape(shape)?)?,
+                Target::Argument(variable, _) if edge.sinks() => sink::add(variable, gradient)?,
+                Target::Argument(_, i) => arguments.push((*i, gradient.into_tensor())),
             }
         }
+        Ok(arguments)
+    }
+
+    /// What candle is told of the gradients of the custom op's arguments.
+    fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
+        let mut out = vec![None; args.len()];
+        for (i, gradient) in self.send_on()? {
+            out[i] = Some(gradient);
+        }
         // candle panics where a tracked argument that is no variable gets no gradient.
+        for edge in &self.edges {
+            if let Target::Argument(arg, i) = &edge.target
+                && out[*i].is_none()
+                && !arg.is_variable()
+            {
+                out[*i] = Some(arg.zeros_like()?);
+            }
+        }
         for (gradient, arg) in out.iter_mut().zip(args) {
             if gradient.is_none() && !arg.is_variable() {
-                *gradient = Some(arg.zeros_like()?);
+                *gradient = Some(arg.detach()); // of a token, which nobody reads
             }
         }
         Ok(out)
@@ -173,17 +230,48 @@ impl Call {
 }
 
 impl Edge {
-    fn sinks(&self, args: &[&Tensor]) -> bool {
-        matches!(self.target, Target::Argument(i) if args[i].is_variable()) && sink::is_open()
+    fn sinks(&self) -> bool {
+        matches!(&self.target, Target::Argument(arg, _) if arg.is_variable()) && sink::is_open()
     }
 
-    fn wants(&self, args: &[&Tensor]) -> Option<DType> {
+    fn wants(&self) -> Option<DType> {
         match self.target {
             Target::Nowhere => None,
-            _ if self.sinks(args) => Some(sink::dtype(self.dtype)),
+            _ if self.sinks() => Some(sink::dtype(self.dtype)),
             _ => Some(self.dtype),
         }
     }
+
+    fn is_whole(&self) -> bool {
+        match &self.target {
+            Target::Nowhere => true,
+            Target::Cell(call, _) => call.whole,
+            Target::Argument(arg, _) => arg.is_variable(),
+        }
+    }
+}
+
+/// Back-propagates `loss` into the sink, from cell to cell; `false` where candle has to do it.
+pub(super) fn backward(loss: &Tensor) -> Result<bool> {
+    let Some((node, None)) = Node::of(loss) else { return Ok(false) };
+    if !node.call.whole {
+        return Ok(false);
+    }
+    let send = || {
+        node.call.cell.add(Gradient::owned(loss.ones_like()?))?;
+        let mut due = BTreeMap::from([(node.call.number, &node.call)]);
+        // Every consumer of an output has a larger number than what made it.
+        while let Some((_, call)) = due.pop_last() {
+            call.send_on()?;
+            for edge in &call.edges {
+                if let Target::Cell(call, _) = &edge.target {
+                    due.insert(call.number, call);
+                }
+            }
+        }
+        Ok(true)
+    };
+    send().inspect_err(|_| Pass::abandon())
 }
 
 /// Links `output` into the graph as the result of `operator` on `inputs`, at least one of which is
@@ -219,19 +307,22 @@ fn join(name: &'static str, run: Box<Run>, inputs: &[&Tensor]) -> Result<Arc<Nod
     let mut args: Vec<Tensor> = Vec::new();
     let mut edges = Vec::with_capacity(inputs.len());
     for &input in inputs {
-        let node = match Node::of(input) {
-            None if crowded && tracked(input) => Some(leaf(input)?),
-            node => node,
+        let node = match tracked(input) {
+            false => None,
+            true => match Node::of(input) {
+                None if crowded => Some((leaf(input)?, None)),
+                node => node,
+            },
         };
         let target = match node {
             _ if !tracked(input) => Target::Nowhere,
-            Some(node) => {
+            Some((node, shape)) => {
                 args.push(node.token.clone());
-                Target::Cell(node.call.clone())
+                Target::Cell(node.call.clone(), shape)
             }
             None => {
                 args.push(input.clone());
-                Target::Argument(args.len() - 1)
+                Target::Argument(input.clone(), args.len() - 1)
             }
         };
         edges.push(Edge { dtype: input.dtype(), target });
@@ -242,7 +333,7 @@ fn join(name: &'static str, run: Box<Run>, inputs: &[&Tensor]) -> Result<Arc<Nod
         args = rest;
         args.push(joined);
     }
-    let call = Arc::new(Call { name, run, edges, cell: Cell::default() });
+    let call = Call::new(name, run, edges);
     let op = Token(call.clone());
     let token = match args.as_slice() {
         [a] => a.apply_op1(op)?,
@@ -264,8 +355,9 @@ fn emit(node: Arc<Node>, output: Tensor) -> Result<Tensor> {
     let shape = output.shape().clone();
     let output = Mutex::new(Some(into_storage(output)?));
     let emitted = node.token.apply_op1(Emit { node: node.clone(), output, shape })?;
-    node.emitted.get_or_init(|| emitted.id());
-    lock(&NODES).insert(emitted.id(), Arc::downgrade(&node));
+    let detached = emitted.detach();
+    lock(&NODES).insert(place(&detached), Arc::downgrade(&node));
+    node.emitted.get_or_init(|| Emitted { id: emitted.id(), detached });
     Ok(emitted)
 }
 
@@ -343,7 +435,7 @@ impl Token {
     /// An op over tokens alone, which hands nothing on.
     fn join() -> Self {
         let run = Box::new(|_: &Tensor, _: &[Option<DType>]| Ok(Vec::new()));
-        Self(Arc::new(Call { name: "join", run, edges: Vec::new(), cell: Cell::default() }))
+        Self(Call::new("join", run, Vec::new()))
     }
 
     fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
@@ -352,11 +444,6 @@ impl Token {
 
     fn cpu(&self) -> Result<(CpuStorage, Shape)> {
         Ok((CpuStorage::F32(vec![0.0]), Shape::from(1)))
-    }
-
-    fn on<D: BackendDevice>(&self, device: &D) -> Result<(D::Storage, Shape)> {
-        let shape = Shape::from(1);
-        Ok((device.zeros_impl(&shape, DType::F32)?, shape))
     }
 }
 
@@ -372,11 +459,12 @@ macro_rules! custom_op {
             }
             fn cuda_fwd(&self, $($s: &CudaStorage, $l: &Layout),*) -> Result<(CudaStorage, Shape)> {
                 let _ = ($($l),*,);
-                self.on([$($s.device()),*][0])
+                Ok((cuda::of_one([$($s),*][0])?, Shape::from(1)))
             }
             fn metal_fwd(&self, $($s: &MetalStorage, $l: &Layout),*) -> Result<(MetalStorage, Shape)> {
                 let _ = ($($l),*,);
-                self.on([$($s.device()),*][0])
+                let shape = Shape::from(1);
+                Ok(([$($s.device()),*][0].zeros_impl(&shape, DType::F32)?, shape))
             }
             fn bwd(&self, $($s: &Tensor),*, _: &Tensor, _: &Tensor) -> Result<$grads> {
                 let mut gradients = self.backward(&[$($s),*])?.into_iter();
@@ -430,7 +518,7 @@ impl CustomOp1 for Emit {
         }
         let gradient = Gradient::shared(gradient.clone());
         self.node.call.cell.add(gradient).inspect_err(|_| Pass::abandon())?;
-        token.zeros_like().map(Some)
+        Ok(Some(token.detach()))
     }
 }
 

@@ -99,6 +99,10 @@ pub(crate) fn len(_: &CudaStorage) -> usize {
     usize::MAX
 }
 
+pub(crate) fn of_one(_: &CudaStorage) -> Result<CudaStorage> {
+    bail!("this program was built without the feature `cuda`")
+}
+
 pub(crate) fn take(_: &mut CudaStorage) -> Result<CudaStorage> {
     bail!("this program was built without the feature `cuda`")
 }

@@ -144,6 +144,11 @@ fn alloc<T: DeviceRepr + CudaDType>(device: &CudaDevice, len: usize) -> Result<C
     Ok(CudaStorage::wrap_cuda_slice(slice, device.clone()))
 }
 
+/// An `F32` that nobody reads, on the device of `storage`.
+pub(crate) fn of_one(storage: &CudaStorage) -> Result<CudaStorage> {
+    alloc::<f32>(&storage.device, 1)
+}
+
 /// Takes the memory out of a tensor's storage, and leaves a byte there: nobody may look at it again.
 pub(crate) fn take(storage: &mut CudaStorage) -> Result<CudaStorage> {
     let rest = alloc::<u8>(&storage.device.clone(), 1)?;

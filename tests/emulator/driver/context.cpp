@@ -21,6 +21,30 @@ int complain(int error, const char *format, ...) {
     return error;
 }
 
+bool idle() {
+    static const bool yes = getenv("EMULATED_GPU_IDLE") && *getenv("EMULATED_GPU_IDLE") == '1';
+    return yes;
+}
+
+namespace {
+
+auto &counts = *new std::map<std::string, unsigned long>;
+
+void print_counts() {
+    for (const auto &[name, count] : counts)
+        fprintf(stderr, "emulated GPU: %9lu %s\n", count, name.c_str());
+}
+
+} // namespace
+
+void count(const char *name) {
+    static const bool yes = getenv("EMULATED_GPU_COUNT") && !atexit(print_counts);
+    if (!yes)
+        return;
+    std::lock_guard guard(device_lock());
+    counts[name]++;
+}
+
 std::recursive_mutex &device_lock() {
     static std::recursive_mutex &lock = *new std::recursive_mutex;
     return lock;
@@ -188,6 +212,7 @@ int cuCtxGetCurrent(void **result) {
     return SUCCESS;
 }
 int cuCtxSetCurrent(void *wanted) {
+    count(__func__);
     current = wanted;
     return SUCCESS;
 }

@@ -47,9 +47,10 @@ int complain(int error, const char *format, ...) __attribute__((format(printf, 2
 // The error of a kernel: from then on every call returns it, as on a GPU.
 extern int sticky;
 
-// What a stream is given to do runs at once, or is recorded where the stream is being captured.
+// What a stream is given to do runs at once, or is recorded where the stream is being captured. What moves
+// data between host and device runs on an idle device too.
 using Work = std::function<int()>;
-int submit(void *stream, const char *what, Work work);
+int submit(void *stream, const char *what, Work work, bool moves = false);
 // The same for work that reads what it is given only now.
 bool capturing(void *stream);
 
@@ -65,6 +66,11 @@ int release_in_capture(void *stream, void *start);
 // Whether `start` is a graph's, which is then freed until the graph runs again.
 bool release_of_graph(void *start, int &error);
 
+// With EMULATED_GPU_IDLE=1 nothing is computed, and memory is not guarded: what is left is the host's work.
+bool idle();
+// With EMULATED_GPU_COUNT=1, how often each call was made is printed at exit.
+void count(const char *name);
+
 void catch_faults();
 // Ends a kernel that takes too long.
 void watch(bool begin);
@@ -73,5 +79,6 @@ void watch(bool begin);
 
 // Where a call returns the error of a kernel that ran before.
 #define CHECK_STICKY()                                                                                                 \
+    emulated::count(__func__);                                                                                         \
     if (emulated::sticky)                                                                                              \
     return emulated::sticky

@@ -9,7 +9,7 @@
 #include <map>
 #include <sys/mman.h>
 
-#include "fibers.hpp"
+#include "driver.hpp"
 
 namespace emulated {
 namespace {
@@ -49,7 +49,8 @@ Guarded::Guarded(size_t size, size_t alignment) : size(size) {
     }
     pages = static_cast<unsigned char *>(all);
     start = pages + PAGE + inner - round_up(size, alignment);
-    accessible(true);
+    if (!idle()) // nobody reads it then
+        accessible(true);
 }
 
 Guarded::~Guarded() {
@@ -96,6 +97,8 @@ namespace {
 auto &lock = *new std::mutex;
 auto &live = *new std::map<uintptr_t, std::unique_ptr<Guarded>>;
 auto &freed = *new std::deque<std::unique_ptr<Guarded>>;
+// What an idle device has freed, by size: as fast as a pool.
+auto &spare = *new std::map<size_t, std::vector<std::unique_ptr<Guarded>>>;
 auto &variables = *new std::map<uintptr_t, size_t>;
 size_t bytes = 0;
 
@@ -113,7 +116,13 @@ void *allocate(size_t size) {
     if (bytes + size > TOTAL || size > size_t(8) << 30)
         return nullptr;
     const char *alignment = getenv("EMULATED_GPU_ALIGNMENT");
-    auto allocation = std::make_unique<Guarded>(size, alignment ? atoi(alignment) : 16);
+    std::unique_ptr<Guarded> allocation;
+    if (idle() && !spare[size].empty()) {
+        allocation = std::move(spare[size].back());
+        spare[size].pop_back();
+    } else {
+        allocation = std::make_unique<Guarded>(size, alignment ? atoi(alignment) : 16);
+    }
     void *start = allocation->start;
     bytes += size;
     live[reinterpret_cast<uintptr_t>(start)] = std::move(allocation);
@@ -128,6 +137,10 @@ Freed release(void *start) {
     auto allocation = std::move(found->second);
     live.erase(found);
     bytes -= allocation->size;
+    if (idle()) {
+        spare[allocation->size].push_back(std::move(allocation));
+        return Freed::well;
+    }
     bool intact = allocation->intact();
     if (!sanitized()) { // which has a quarantine of its own
         allocation->accessible(false);

@@ -52,7 +52,7 @@ int upload(const char *name, Pointer to, const void *from, size_t size, void *st
     return submit(stream, name, [=] {
         memcpy(address(to), from, size);
         return SUCCESS;
-    });
+    }, true);
 }
 
 int download(const char *name, void *to, Pointer from, size_t size, void *stream) {
@@ -64,7 +64,7 @@ int download(const char *name, void *to, Pointer from, size_t size, void *stream
     return submit(stream, name, [=] {
         memcpy(to, address(from), size);
         return SUCCESS;
-    });
+    }, true);
 }
 
 template <class T> int fill(const char *name, Pointer to, T value, size_t count, void *stream) {

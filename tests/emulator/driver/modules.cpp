@@ -53,7 +53,8 @@ void *open_copy(const std::string &path) {
 }
 
 int load(Module **module, const std::string &image) {
-    CHECK_STICKY();
+    if (sticky)
+        return sticky;
     Compiled compiled;
     {
         static std::mutex one_compiler;
@@ -97,12 +98,16 @@ int check(const Function &function, dim3 grid, dim3 block, unsigned dynamic_shar
 }
 
 int launch(void *handle, dim3 grid, dim3 block, unsigned dynamic_shared, void *stream, void **arguments) {
-    CHECK_STICKY();
+    if (sticky)
+        return sticky;
     auto function = static_cast<Function *>(handle);
     if (!function)
         return INVALID_HANDLE;
     if (int error = check(*function, grid, block, dynamic_shared))
         return error;
+    count(function->name.c_str());
+    if (idle() && !capturing(stream))
+        return submit(stream, "cuLaunchKernel", nullptr);
     // Copied, as a launch does.
     auto values = std::make_shared<std::vector<std::vector<unsigned long long>>>();
     for (unsigned i = 0; i < function->kernel->count; i++) {
@@ -207,6 +212,7 @@ int cuFuncGetAttribute(int *value, int attribute, Function *function) {
     return SUCCESS;
 }
 int cuFuncSetAttribute(Function *function, int attribute, int value) {
+    count(__func__);
     if (attribute == 8) {
         if (value < 0 || value > int(SHARED_OPT_IN))
             return complain(INVALID_VALUE, "%s: %d bytes of dynamic shared memory, where there are %u",

@@ -59,8 +59,10 @@ Stream *stream_of(void *handle) {
     return streams().count(stream) ? stream : nullptr;
 }
 
-int submit(void *handle, const char *what, Work work) {
-    CHECK_STICKY();
+int submit(void *handle, const char *what, Work work, bool moves) {
+    count(what);
+    if (sticky)
+        return sticky;
     std::lock_guard guard(device_lock());
     Stream *stream = stream_of(handle);
     if (!stream)
@@ -69,7 +71,7 @@ int submit(void *handle, const char *what, Work work) {
         if (int error = implicit(what))
             return error;
     if (!stream->capture)
-        return work();
+        return idle() && !moves ? int(SUCCESS) : work();
     Capture &capture = *stream->capture;
     if (capture.invalid)
         return CAPTURE_INVALIDATED;
@@ -174,6 +176,7 @@ int cuEventCreate(void **result, unsigned flags) {
     return SUCCESS;
 }
 int cuEventDestroy_v2(void *handle) {
+    count(__func__);
     std::lock_guard guard(device_lock());
     if (!events().erase(static_cast<Event *>(handle)))
         return INVALID_HANDLE;
