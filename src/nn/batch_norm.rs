@@ -179,16 +179,10 @@ impl BatchNorm {
             return Ok(());
         }
         let count = statistics.count as f64;
-        self.average(&self.running_mean, &statistics.mean, self.momentum)?;
         let unbiased = self.momentum * count / (count - 1.0);
-        self.average(&self.running_var, &statistics.var, unbiased)
-    }
-
-    /// `running = running * (1 - momentum) + batch * weight`
-    fn average(&self, running: &Var, batch: &Tensor, weight: f64) -> Result<()> {
-        let batch = kernels::cast(batch, running.dtype())?;
-        let kept = running.as_detached_tensor().affine(1.0 - self.momentum, 0.0)?;
-        running.set(&(kept + batch.affine(weight, 0.0)?)?)
+        let running = [&self.running_mean, &self.running_var];
+        let batch = [&statistics.mean, &statistics.var];
+        kernels::batch_norm::average(running, batch, 1.0 - self.momentum, [self.momentum, unbiased])
     }
 
     /// Normalises by the running averages.

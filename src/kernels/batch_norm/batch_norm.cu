@@ -179,6 +179,16 @@ DEVICE void input_gradient(const T *x, const T *g, T *dx, const A *weight, const
     }
 }
 
+// running = running * kept + batch * weight, for mean and variance.
+template <class A>
+DEVICE void average(A *mean, A *var, const A *batch_mean, const A *batch_var, A kept, A of_mean, A of_var,
+                    size_t channels) {
+    for (size_t at = global_thread(); at < channels; at += global_threads()) {
+        mean[at] = mean[at] * kept + batch_mean[at] * of_mean;
+        var[at] = var[at] * kept + batch_var[at] * of_var;
+    }
+}
+
 #define SIZES size_t rows, size_t channels, size_t inner, size_t parts
 #define KERNELS(t, T)                                                                              \
     KERNEL moments_##t(const T *x, Acc<T> *parts_of, SIZES) {                                      \
@@ -212,3 +222,10 @@ DEVICE void input_gradient(const T *x, const T *g, T *dx, const A *weight, const
     }
 
 EACH_FLOAT(KERNELS)
+
+#define AVERAGE(t, T)                                                                              \
+    KERNEL average_##t(T *mean, T *var, const T *batch_mean, const T *batch_var, double kept,      \
+                       double of_mean, double of_var, size_t channels) {                           \
+        average<T>(mean, var, batch_mean, batch_var, kept, of_mean, of_var, channels);             \
+    }
+OF_F32(AVERAGE(f32, float)) OF_F64(AVERAGE(f64, double))

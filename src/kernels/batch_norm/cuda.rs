@@ -173,6 +173,21 @@ fn backward(
     Ok((dx, dweight, dbias))
 }
 
+/// Contiguous vectors of one length and dtype, `F32` or `F64`.
+pub(super) fn average(
+    gpu: &Gpu,
+    [mean, var]: [&Tensor; 2],
+    [batch_mean, batch_var]: [&Tensor; 2],
+    kept: f64,
+    [of_mean, of_var]: [f64; 2],
+) -> Result<()> {
+    let channels = mean.elem_count();
+    let kernel = gpu.launch(&SOURCE, &format!("average_{}", suffix(mean.dtype())?))?;
+    let kernel = kernel.write(mean)?.write(var)?.read(batch_mean)?.read(batch_var)?;
+    let kernel = kernel.double(kept).double(of_mean).double(of_var).size(channels);
+    kernel.run(Grid::over(channels, 1))
+}
+
 /// How the elements of a tensor are shared out: so many blocks a channel.
 struct Plan<'a> {
     gpu: &'a Gpu,

@@ -10,8 +10,9 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor, Var};
 
+use crate::kernels::cast;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::{plain, relu_backward};
 
@@ -110,6 +111,33 @@ pub(crate) fn backward_relu(
         }
         _ => portable::backward_train(&x, &relu_backward(y, &own)?, weight, statistics),
     }
+}
+
+/// `running = running · kept + batch · weight`, in place, for a mean and a variance with a weight each.
+pub(crate) fn average(
+    running: [&Var; 2],
+    batch: [&Tensor; 2],
+    kept: f64,
+    weights: [f64; 2],
+) -> Result<()> {
+    let [mean, var] = running.map(Var::as_tensor);
+    let is_like_mean = |v: &&Tensor| {
+        v.dims() == mean.dims()
+            && v.dtype() == mean.dtype()
+            && v.device().same_device(mean.device())
+            && v.is_contiguous()
+    };
+    let is_one_launch = matches!(mean.dtype(), DType::F32 | DType::F64)
+        && [mean, var, batch[0], batch[1]].iter().all(is_like_mean);
+    if let Some(gpu) = Gpu::of(mean.device()).filter(|_| is_one_launch) {
+        return cuda::average(&gpu, [mean, var], batch, kept, weights);
+    }
+    for ((running, batch), weight) in running.into_iter().zip(batch).zip(weights) {
+        let batch = cast(batch, running.dtype())?;
+        let before = running.as_detached_tensor().affine(kept, 0.0)?;
+        running.set(&(before + batch.affine(weight, 0.0)?)?)?;
+    }
+    Ok(())
 }
 
 /// The gradients `(dx, dweight, dbias)` of [`forward_eval`]; the statistics are constants.

@@ -75,6 +75,40 @@ fn training_matches_a_loop() {
 }
 
 #[test]
+fn running_averages_match_a_loop_on_every_device() -> Result<()> {
+    let (kept, weights) = (0.875, [0.125, 0.140625]); // powers of two, and what BF16 holds
+    for device in devices() {
+        for (running, batch) in [
+            (DType::F32, DType::F32),
+            (DType::F64, DType::F64),
+            (DType::F64, DType::F32),
+            (DType::BF16, DType::F32),
+        ] {
+            for len in [1, 33, 1025] {
+                let vector = |dtype, seed| random(&[len], dtype, seed).to_device(&device);
+                let vars = [1, 2].map(|seed| Var::from_tensor(&vector(running, seed)?));
+                let [mean, var] = vars.map(|var| var.unwrap());
+                let of_batch = [vector(batch, 3)?, vector(batch, 4)?];
+                let before = [values(&mean), values(&var)];
+                average([&mean, &var], [&of_batch[0], &of_batch[1]], kept, weights)?;
+                for ((before, after), (batch, weight)) in
+                    before.iter().zip([&mean, &var]).zip(of_batch.iter().zip(weights))
+                {
+                    assert_eq!(after.dtype(), running);
+                    let sums = before.iter().zip(values(batch)).map(|(r, b)| r * kept + b * weight);
+                    // Products and sum are rounded, and the batch to the average's dtype: each is below 8.
+                    let within = 4.0 * 8.0 * epsilon(running);
+                    for (sum, after) in sums.zip(values(after)) {
+                        assert!((sum - after).abs() <= within, "{sum} {after} {running:?}");
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn evaluation_matches_a_loop() {
     for dtype in DTYPES {
         for shape in SHAPES {

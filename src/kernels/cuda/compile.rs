@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::{CudaFunction, CudaModule};
@@ -18,10 +18,17 @@ const COMMON: &str = concat!(include_str!("common.cuh"), include_str!("many.cuh"
 /// The dtypes of a module's kernels, as names of kernels have them. A program uses two or three of them.
 const UNITS: [&str; 4] = ["f16", "bf16", "f64", "f32"];
 
-/// By context, as several devices can be of different architectures; source; and unit.
-type Modules = HashMap<(usize, &'static str, &'static str), std::sync::Arc<CudaModule>>;
+/// By unit; and by name, so that a launch does not ask the driver.
+#[derive(Default)]
+struct Loaded {
+    modules: HashMap<&'static str, Arc<CudaModule>>,
+    functions: HashMap<String, CudaFunction>,
+}
 
-static MODULES: LazyLock<Mutex<Modules>> = LazyLock::new(Mutex::default);
+/// By context, as several devices can be of different architectures; and source.
+type Sources = HashMap<(usize, &'static str), Loaded>;
+
+static SOURCES: LazyLock<Mutex<Sources>> = LazyLock::new(Mutex::default);
 
 /// The machine code that earlier processes have compiled.
 static CACHE: LazyLock<Option<Cache>> = LazyLock::new(Cache::from_env);
@@ -34,19 +41,24 @@ pub(super) fn function(
 ) -> Result<CudaFunction> {
     let stream = device.cuda_stream();
     let context = stream.context();
+    let mut sources = SOURCES.lock().unwrap_or_else(PoisonError::into_inner);
+    let loaded = sources.entry((context.cu_ctx().addr(), source.name)).or_default();
+    if let Some(function) = loaded.functions.get(name) {
+        return Ok(function.clone());
+    }
     let unit = unit(name);
-    let key = (context.cu_ctx().addr(), source.name, unit);
-    let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
-    let module = match modules.get(&key) {
+    let module = match loaded.modules.get(unit) {
         Some(module) => module.clone(),
         None => {
             let (major, minor) = context.compute_capability().w()?;
             let job = Job::new(source, unit, format!("sm_{major}{minor}"));
             let module = context.load_module(Ptx::from_binary(job.code(CACHE.as_ref())?)).w()?;
-            modules.entry(key).or_insert(module).clone()
+            loaded.modules.entry(unit).or_insert(module).clone()
         }
     };
-    module.load_function(name).w()
+    let function = module.load_function(name).w()?;
+    loaded.functions.insert(name.to_owned(), function.clone());
+    Ok(function)
 }
 
 /// Where a kernel is: the first dtype in its name that is not F32, or else F32.
