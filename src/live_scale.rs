@@ -6,8 +6,9 @@ use candle_core::{Device, Tensor};
 
 use crate::kernels::cuda::Gpu;
 use crate::kernels::update::{DeviceScale, Factor, Growth};
+use crate::operator::{self, Backward, Gradient, Operator};
 use crate::watch::Watch;
-use crate::{Error, LossScale, Result};
+use crate::{Cast, Error, LossScale, Op, Result};
 
 /// The rule, and where its state is.
 ///
@@ -32,6 +33,26 @@ pub(crate) enum FoundInf {
     Host(bool),
     /// One `U32` on a GPU, not zero where it was.
     Device(Tensor),
+}
+
+/// A product with a constant of the same shape and dtype: an operator, so that a loss which operators of this
+/// crate alone have made goes back without candle.
+struct Times(Tensor);
+
+impl Operator for Times {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("scale", Cast::Keep)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> candle_core::Result<(Tensor, ())> {
+        Ok(((&inputs[0] * &self.0)?, ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> candle_core::Result<Vec<Option<Gradient>>> {
+        Ok(vec![Some(Gradient::owned((ctx.gradient * &self.0)?))])
+    }
 }
 
 impl LiveScale {
@@ -79,11 +100,15 @@ impl LiveScale {
     pub(crate) fn multiply(&mut self, loss: &Tensor) -> Result<Tensor> {
         let state = self.state_mut();
         let Some(rule) = state.rule else { return Ok(loss.clone()) };
-        let Some(device) = state.on(loss.device())? else {
-            return Ok((loss * f64::from(rule.get()))?);
+        let scale = match state.on(loss.device())? {
+            Some(device) => device.scale()?,
+            None => Tensor::full(rule.get(), loss.shape(), loss.device())?,
         };
-        let scale = device.scale()?.to_dtype(loss.dtype())?.reshape(loss.shape())?;
-        Ok((loss * scale)?)
+        let scale = scale.to_dtype(loss.dtype())?.reshape(loss.shape())?;
+        match operator::is_output(loss) {
+            true => Ok(operator::apply(Times(scale), &[loss])?),
+            false => Ok((loss * scale)?), // which can be differentiated twice
+        }
     }
 
     /// What unscales gradients on `device`.

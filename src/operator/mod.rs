@@ -1,5 +1,6 @@
 //! What an operator is, and how it joins candle's graph.
 
+mod call;
 mod gradient;
 mod no_grad;
 mod second_order;
@@ -20,7 +21,7 @@ pub(crate) use sink::backward_into;
 pub(crate) use stale::number as age;
 #[doc(hidden)]
 pub use token::live_nodes;
-pub(crate) use token::{backward_from, share_storage};
+pub(crate) use token::{backward_from, is_output, share_storage};
 
 /// A differentiable operator: its forward, its backward, and what one hands to the other.
 ///

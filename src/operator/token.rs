@@ -18,9 +18,7 @@
 //! for the output. And where operators of this crate and variables are all that a loss is made of, the
 //! scaler goes from cell to cell without candle, whose edges are two launches each on a GPU.
 
-use std::cell::Cell as StdCell;
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use candle_core::backend::{BackendDevice, BackendStorage};
@@ -29,15 +27,16 @@ use candle_core::{
     MetalStorage, Result, Shape, Storage, Tensor, TensorId, backprop::GradStore,
 };
 
-use super::{Backward, Gradient, Operator, second_order, sink, stale};
+use super::call::{Call, Edge, Pass, Run, Target};
+use super::{Backward, Gradient, Operator, sink, stale};
 use crate::kernels::cuda;
-use crate::{Cast, Error, Op, autocast, watch};
+use crate::{Cast, Op};
 
 /// The nodes whose emitted tensor is alive, by where its storage is: no other has that place meanwhile.
 static NODES: LazyLock<Mutex<HashMap<usize, Weak<Node>>>> = LazyLock::new(Mutex::default);
 
 /// A panic elsewhere leaves nothing half written in what these locks guard.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -74,6 +73,11 @@ impl Node {
     }
 }
 
+/// Whether an operator of this crate has made `tensor`, or what it is a view of.
+pub(crate) fn is_output(tensor: &Tensor) -> bool {
+    Node::of(tensor).is_some()
+}
+
 /// Where a tensor's storage is, which its views share.
 fn place(tensor: &Tensor) -> usize {
     std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
@@ -87,191 +91,13 @@ impl Drop for Node {
     }
 }
 
-/// One application of an operator.
-struct Call {
-    name: &'static str,
-    /// Those of its inputs are smaller.
-    number: u64,
-    /// Whether its inputs go back to variables by operators of this crate alone.
-    whole: bool,
-    /// Calls the operator's backward with the gradient of the output.
-    run: Box<Run>,
-    /// One for each input.
-    edges: Vec<Edge>,
-    cell: Cell,
-}
-
-type Run = dyn Fn(&Tensor, &[Option<DType>]) -> Result<Vec<Option<Gradient>>> + Send + Sync;
-
-/// Where the gradient of an input goes.
-struct Edge {
-    dtype: DType,
-    target: Target,
-}
-
-enum Target {
-    /// Nowhere: the input is not tracked.
-    Nowhere,
-    /// Into the cell of the operator that made the input, in the shape that its output has.
-    Cell(Arc<Call>, Option<Shape>),
-    /// To the sink, for a variable; or to candle, as the gradient of the argument of that number.
-    Argument(Tensor, usize),
-}
-
-/// Gradients waiting for an operator, one a backward pass.
-#[derive(Default)]
-struct Cell(Mutex<Vec<(Pass, Gradient)>>);
-
-impl Cell {
-    fn take(&self) -> Option<Gradient> {
-        let mut waiting = lock(&self.0);
-        let at = waiting.iter().position(|(pass, _)| *pass == Pass::current())?;
-        Some(waiting.swap_remove(at).1)
-    }
-
-    fn add(&self, gradient: Gradient) -> Result<()> {
-        let sum = match self.take() {
-            None => gradient,
-            Some(before) => before.add(gradient)?,
-        };
-        lock(&self.0).push((Pass::current(), sum));
-        Ok(())
-    }
-}
-
-/// Tells apart the gradients of passes that share a graph: on several threads at once, or one
-/// after another where the first failed half way.
-#[derive(Clone, Copy, PartialEq)]
-struct Pass(u64);
-
-impl Pass {
-    fn current() -> Self {
-        CURRENT.get()
-    }
-
-    fn next() -> Self {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        Self(LAST.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// Leaves behind whatever the failed pass of this thread left waiting.
-    fn abandon() {
-        CURRENT.set(Self::next());
-    }
-}
-
-thread_local! {
-    static CURRENT: StdCell<Pass> = StdCell::new(Pass::next());
-}
-
-impl Call {
-    fn new(name: &'static str, run: Box<Run>, edges: Vec<Edge>) -> Arc<Self> {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        let number = LAST.fetch_add(1, Ordering::Relaxed);
-        let whole = edges.iter().all(Edge::is_whole);
-        Arc::new(Self { name, number, whole, run, edges, cell: Cell::default() })
-    }
-
-    /// Takes the gradient of the output, computes those of the inputs, and sends them on. Returns
-    /// those for candle, with the numbers of its arguments.
-    fn send_on(&self) -> Result<Vec<(usize, Tensor)>> {
-        let Some(gradient) = self.cell.take() else { return Ok(Vec::new()) };
-        if second_order::is_wanted() && !sink::is_open() {
-            return Err(Error::SecondOrder { op: self.name }.into());
-        }
-        autocast::clear_cast_cache();
-        let wants: Vec<_> = self.edges.iter().map(Edge::wants).collect();
-        let gradient = gradient.into_tensor().contiguous()?;
-        if gradient.dtype() == DType::F16 {
-            watch::f16_gradient(sink::is_open());
-        }
-        let gradients = (self.run)(&gradient, &wants)?;
-        if gradients.len() != wants.len() {
-            let (got, expected) = (gradients.len(), wants.len());
-            return Err(Error::GradientCount { op: self.name, got, expected }.into());
-        }
-        let mut arguments = Vec::new();
-        for ((edge, want), gradient) in self.edges.iter().zip(wants).zip(gradients) {
-            let (Some(want), Some(gradient)) = (want, gradient) else { continue };
-            let gradient = gradient.into_dtype(want)?;
-            match &edge.target {
-                Target::Nowhere => {}
-                Target::Cell(call, None) => call.cell.add(gradient)?,
-                Target::Cell(call, Some(shape)) => call.cell.add(gradient.reshape(shape)?)?,
-                Target::Argument(variable, _) if edge.sinks() => sink::add(variable, gradient)?,
-                Target::Argument(_, i) => arguments.push((*i, gradient.into_tensor())),
-            }
-        }
-        Ok(arguments)
-    }
-
-    /// What candle is told of the gradients of the custom op's arguments.
-    fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
-        let mut out = vec![None; args.len()];
-        for (i, gradient) in self.send_on()? {
-            out[i] = Some(gradient);
-        }
-        // candle panics where a tracked argument that is no variable gets no gradient.
-        for edge in &self.edges {
-            if let Target::Argument(arg, i) = &edge.target
-                && out[*i].is_none()
-                && !arg.is_variable()
-            {
-                out[*i] = Some(arg.zeros_like()?);
-            }
-        }
-        for (gradient, arg) in out.iter_mut().zip(args) {
-            if gradient.is_none() && !arg.is_variable() {
-                *gradient = Some(arg.detach()); // of a token, which nobody reads
-            }
-        }
-        Ok(out)
-    }
-}
-
-impl Edge {
-    fn sinks(&self) -> bool {
-        matches!(&self.target, Target::Argument(arg, _) if arg.is_variable()) && sink::is_open()
-    }
-
-    fn wants(&self) -> Option<DType> {
-        match self.target {
-            Target::Nowhere => None,
-            _ if self.sinks() => Some(sink::dtype(self.dtype)),
-            _ => Some(self.dtype),
-        }
-    }
-
-    fn is_whole(&self) -> bool {
-        match &self.target {
-            Target::Nowhere => true,
-            Target::Cell(call, _) => call.whole,
-            Target::Argument(arg, _) => arg.is_variable(),
-        }
-    }
-}
-
 /// Back-propagates `loss` into the sink, from cell to cell; `false` where candle has to do it.
 pub(super) fn backward(loss: &Tensor) -> Result<bool> {
-    let Some((node, None)) = Node::of(loss) else { return Ok(false) };
-    if !node.call.whole {
+    let Some((node, None)) = Node::of(loss).filter(|(node, _)| node.call.whole) else {
         return Ok(false);
-    }
-    let send = || {
-        node.call.cell.add(Gradient::owned(loss.ones_like()?))?;
-        let mut due = BTreeMap::from([(node.call.number, &node.call)]);
-        // Every consumer of an output has a larger number than what made it.
-        while let Some((_, call)) = due.pop_last() {
-            call.send_on()?;
-            for edge in &call.edges {
-                if let Target::Cell(call, _) = &edge.target {
-                    due.insert(call.number, call);
-                }
-            }
-        }
-        Ok(true)
     };
-    send().inspect_err(|_| Pass::abandon())
+    node.call.send_all(Gradient::owned(loss.ones_like()?)).inspect_err(|_| Pass::abandon())?;
+    Ok(true)
 }
 
 /// Links `output` into the graph as the result of `operator` on `inputs`, at least one of which is
@@ -538,19 +364,46 @@ pub(crate) fn backward_from(y: &Tensor, gradient: Tensor) -> Result<(GradStore, 
             Ok(vec![Some(Gradient::shared(self.0.clone()))])
         }
     }
-    /// Goes back to the outer pass, on error and panic too.
-    struct Outer(Pass);
-    impl Drop for Outer {
-        fn drop(&mut self) {
-            CURRENT.set(self.0);
-        }
-    }
     let seed = super::apply(Seed(gradient), &[y])?;
-    let _outer = Outer(CURRENT.replace(Pass::next()));
+    let _inner = Pass::inner();
     sink::backward_into(&seed)
 }
 
 /// How many operators have a live output. For tests: nothing may be alive after drop.
 pub fn live_nodes() -> usize {
     lock(&NODES).len()
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Var};
+
+    use super::*;
+    use crate::ops;
+
+    #[test]
+    fn a_loss_of_this_crates_operators_goes_back_without_candle() -> Result<()> {
+        let var = |shape: [usize; 2]| Var::randn(0f32, 1.0, &shape, &Device::Cpu);
+        let (x, w) = (var([5, 3])?, var([4, 3])?);
+        let output = ops::linear(&x, &w, None)?;
+        let flat = output.reshape((2, 10))?;
+        let copied = output.t()?.contiguous()?;
+        let twice = ops::add(&flat, &flat)?;
+        for (what, y, alone) in [
+            ("a reshape", ops::relu(&flat)?, true),
+            ("two consumers", ops::add(&flat, &twice)?, true),
+            ("a part", ops::relu(&output.narrow(0, 1, 2)?)?, false),
+            ("a transpose", ops::relu(&output.t()?)?, false),
+            ("a copy", ops::relu(&copied)?, false),
+            ("candle's operator", output.relu()?, false),
+        ] {
+            let loss = ops::sum(&y)?;
+            assert_eq!(backward(&loss)?, alone, "{what}");
+            assert!(is_output(&loss));
+        }
+        assert!(
+            !is_output(&copied) && !is_output(&x) && is_output(&flat) && !is_output(&output.t()?)
+        );
+        Ok(())
+    }
 }

@@ -1,26 +1,45 @@
 //! The token form: operators among candle's own, in any graph, and nothing left behind.
 
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use candle_amp::operator::{Backward, Gradient, Operator, apply, live_nodes};
-use candle_amp::{Cast, Op, ops};
+use candle_amp::{Cast, GradScaler, Op, ScaleConfig, ops};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::util::{FLOATS, assert_close, assert_same, random};
 
-/// Builds the same random graph twice, with `mixed` partly out of this crate's operators, else of
-/// candle's alone.
-fn random_graph(seed: u64, vars: &[Var], mixed: bool) -> Result<Tensor> {
+#[derive(Clone, Copy, PartialEq)]
+enum Operators {
+    Candles,
+    Mixed,
+    /// But for views of the same elements in the same order, which are candle's.
+    Ours,
+}
+
+/// Builds the same random graph out of such operators.
+fn random_graph(seed: u64, vars: &[Var], operators: Operators) -> Result<Tensor> {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let mut pool: Vec<Tensor> = vars.iter().map(|v| v.as_tensor().clone()).collect();
+    let all_ours = operators == Operators::Ours;
+    let half = Tensor::full(0.5, (4, 4), &Device::Cpu)?;
     for _ in 0..rng.random_range(3..14) {
         let a = pool[rng.random_range(0..pool.len())].clone();
         let b = pool[rng.random_range(0..pool.len())].clone();
-        // Drawn for both, so that both draw the same graph.
-        let (kind, ours) = (rng.random_range(0..7), rng.random_bool(0.6) && mixed);
+        // Drawn for all, so that all draw the same graph.
+        let (kind, ours) = (rng.random_range(0..9), rng.random_bool(0.6));
+        let ours = all_ours || ours && operators == Operators::Mixed;
         pool.push(match kind {
+            1 if all_ours => ops::mul(&ops::matmul(&a, &b)?, &half)?,
+            5 if ours => ops::mul(&a, &b)?,
+            6 if all_ours => ops::sub(&half, &a)?,
+            6 => (&half - a)?,
+            7 => ops::relu(&a.reshape((2, 1, 8))?)?.reshape((4, 4))?,
+            8 if all_ours => ops::softmax(&a, 0)?,
+            8 if ours => ops::softmax(&a.t()?, 1)?.t()?,
+            8 => candle_nn::ops::softmax(&a.t()?, 1)?.t()?,
             0 if ours => ops::add(&a, &b)?,
             0 => (a + b)?,
             1 if ours => (ops::matmul(&a, &b)? * 0.5)?,
@@ -31,12 +50,15 @@ fn random_graph(seed: u64, vars: &[Var], mixed: bool) -> Result<Tensor> {
             3 => a.matmul(&b.t()?)?,
             4 if ours => ops::softmax(&a, 1)?,
             4 => candle_nn::ops::softmax(&a, 1)?,
-            5 => (a * b)?,
-            _ => a.t()?.affine(0.75, 0.1)?,
+            _ => (a * b)?,
         });
     }
-    let last =
-        pool.iter().rev().take(3).map(|t| t.sqr()?.mean_all()).collect::<Result<Vec<_>>>()?;
+    let last = pool.iter().rev().take(3);
+    if all_ours {
+        let means = last.map(|t| ops::mean(&ops::mul(t, t)?)).collect::<Result<Vec<_>>>()?;
+        return ops::add(&ops::add(&means[0], &means[1])?, &means[2]);
+    }
+    let last = last.map(|t| t.sqr()?.mean_all()).collect::<Result<Vec<_>>>()?;
     Tensor::stack(&last, 0)?.sum_all()
 }
 
@@ -45,19 +67,29 @@ fn random_graphs_have_candles_gradients() -> Result<()> {
     for seed in 0..300 {
         let var = |i| Var::from_tensor(&random(seed * 10 + i, (4, 4), DType::F64));
         let vars = [var(0)?, var(1)?, var(2)?];
-        let ours = random_graph(seed, &vars, true)?;
-        let candles = random_graph(seed, &vars, false)?.backward()?;
-        let first = ours.backward()?;
-        let second = ours.backward()?;
-        for (i, var) in vars.iter().enumerate() {
-            let what = format!("seed {seed}, variable {i}");
-            match (first.get(var), candles.get(var)) {
-                (Some(ours), Some(candles)) => {
-                    assert_close(&what, ours, candles, DType::F64, 1e4);
-                    assert_same(&what, second.get(var).unwrap(), ours);
+        let candles = random_graph(seed, &vars, Operators::Candles)?.backward()?;
+        for operators in [Operators::Mixed, Operators::Ours] {
+            let ours = random_graph(seed, &vars, operators)?;
+            let first = ours.backward()?;
+            let second = ours.backward()?;
+            let config = ScaleConfig { init_scale: 1024.0, ..Default::default() };
+            let mut scaler = GradScaler::new(config)?;
+            let reached = vars.iter().any(|var| candles.get(var).is_some());
+            if reached {
+                scaler.scale(&ours)?.backward()?;
+            }
+            for (i, var) in vars.iter().enumerate() {
+                let what = format!("seed {seed}, variable {i}");
+                let scalers = scaler.gradient(var)?;
+                match (first.get(var), candles.get(var)) {
+                    (Some(ours), Some(candles)) => {
+                        assert_close(&what, ours, candles, DType::F64, 1e4);
+                        assert_same(&what, second.get(var).unwrap(), ours);
+                        assert_close(&what, &scalers.unwrap(), candles, DType::F64, 1e4);
+                    }
+                    (None, None) => assert!(scalers.is_none()),
+                    (ours, candles) => panic!("{what}: {} / {}", ours.is_some(), candles.is_some()),
                 }
-                (None, None) => {}
-                (ours, candles) => panic!("{what}: {} / {}", ours.is_some(), candles.is_some()),
             }
         }
     }
@@ -302,5 +334,41 @@ fn an_output_may_be_a_view() -> Result<()> {
         };
         assert_same("gradient", &gradient(&y)?, &gradient(&expected)?);
     }
+    Ok(())
+}
+
+/// The same numbers, and a count of how often their gradient came.
+struct Counted(Arc<AtomicUsize>);
+
+impl Operator for Counted {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("counted", Cast::Keep)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+        Ok((inputs[0].clone(), ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+        self.0.fetch_add(1, Relaxed);
+        Ok(vec![Some(Gradient::shared(ctx.gradient.clone()))])
+    }
+}
+
+#[test]
+fn each_operator_goes_back_once_when_all_its_consumers_have() -> Result<()> {
+    let x = Var::from_tensor(&random(1, 5, DType::F32))?;
+    let counts = [(); 3].map(|()| Arc::new(AtomicUsize::new(0)));
+    let counted = |i: usize, x: &Tensor| apply(Counted(counts[i].clone()), &[x]);
+    // Each output has a consumer that was made next, and one that was made last.
+    let a = counted(0, &x)?;
+    let b = counted(1, &ops::relu(&a)?)?;
+    let c = counted(2, &ops::mul(&b, &a)?)?;
+    let loss = ops::sum(&ops::add(&ops::add(&c, &b)?, &a)?)?;
+    let mut scaler = GradScaler::default();
+    scaler.scale(&loss)?.backward()?;
+    assert_eq!(counts.map(|count| count.load(Relaxed)), [1; 3]);
     Ok(())
 }

@@ -1,0 +1,208 @@
+//! One application of an operator, and the gradients that wait for it.
+
+use std::cell::Cell as StdCell;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use candle_core::{DType, Result, Shape, Tensor};
+
+use super::token::lock;
+use super::{Gradient, second_order, sink};
+use crate::{Error, autocast, watch};
+
+/// One application of an operator.
+pub(super) struct Call {
+    pub(super) name: &'static str,
+    /// Those of its inputs are smaller.
+    number: u64,
+    /// Whether its inputs go back to variables by operators of this crate alone.
+    pub(super) whole: bool,
+    /// Calls the operator's backward with the gradient of the output.
+    run: Box<Run>,
+    /// One for each input.
+    edges: Vec<Edge>,
+    pub(super) cell: Cell,
+}
+
+pub(super) type Run =
+    dyn Fn(&Tensor, &[Option<DType>]) -> Result<Vec<Option<Gradient>>> + Send + Sync;
+
+/// Where the gradient of an input goes.
+pub(super) struct Edge {
+    pub(super) dtype: DType,
+    pub(super) target: Target,
+}
+
+pub(super) enum Target {
+    /// Nowhere: the input is not tracked.
+    Nowhere,
+    /// Into the cell of the operator that made the input, in the shape that its output has.
+    Cell(Arc<Call>, Option<Shape>),
+    /// To the sink, for a variable; or to candle, as the gradient of the argument of that number.
+    Argument(Tensor, usize),
+}
+
+/// Gradients waiting for an operator, one a backward pass.
+#[derive(Default)]
+pub(super) struct Cell(Mutex<Vec<(Pass, Gradient)>>);
+
+impl Cell {
+    fn take(&self) -> Option<Gradient> {
+        let mut waiting = lock(&self.0);
+        let at = waiting.iter().position(|(pass, _)| *pass == Pass::current())?;
+        Some(waiting.swap_remove(at).1)
+    }
+
+    pub(super) fn add(&self, gradient: Gradient) -> Result<()> {
+        let sum = match self.take() {
+            None => gradient,
+            Some(before) => before.add(gradient)?,
+        };
+        lock(&self.0).push((Pass::current(), sum));
+        Ok(())
+    }
+}
+
+/// Tells apart the gradients of passes that share a graph: on several threads at once, or one
+/// after another where the first failed half way.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct Pass(u64);
+
+impl Pass {
+    fn current() -> Self {
+        CURRENT.get()
+    }
+
+    fn next() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self(LAST.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Leaves behind whatever the failed pass of this thread left waiting.
+    pub(super) fn abandon() {
+        CURRENT.set(Self::next());
+    }
+
+    /// Begins a pass inside of this thread's, which goes on once the guard is dropped.
+    pub(super) fn inner() -> Inner {
+        Inner(CURRENT.replace(Self::next()))
+    }
+}
+
+/// Goes back to the outer pass, on error and panic too.
+pub(super) struct Inner(Pass);
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        CURRENT.set(self.0);
+    }
+}
+
+thread_local! {
+    static CURRENT: StdCell<Pass> = StdCell::new(Pass::next());
+}
+
+impl Call {
+    pub(super) fn new(name: &'static str, run: Box<Run>, edges: Vec<Edge>) -> Arc<Self> {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let number = LAST.fetch_add(1, Ordering::Relaxed);
+        let whole = edges.iter().all(Edge::is_whole);
+        Arc::new(Self { name, number, whole, run, edges, cell: Cell::default() })
+    }
+
+    /// Sends on `gradient`, of the output, and then all that comes of it: into the sink, where the call is
+    /// [`whole`](Self::whole).
+    pub(super) fn send_all(&self, gradient: Gradient) -> Result<()> {
+        self.cell.add(gradient)?;
+        let mut due = BTreeMap::from([(self.number, self)]);
+        // Every consumer of an output has a larger number than what made it.
+        while let Some((_, call)) = due.pop_last() {
+            call.send_on()?;
+            for edge in &call.edges {
+                if let Target::Cell(call, _) = &edge.target {
+                    due.insert(call.number, call);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the gradient of the output, computes those of the inputs, and sends them on. Returns
+    /// those for candle, with the numbers of its arguments.
+    fn send_on(&self) -> Result<Vec<(usize, Tensor)>> {
+        let Some(gradient) = self.cell.take() else { return Ok(Vec::new()) };
+        if second_order::is_wanted() && !sink::is_open() {
+            return Err(Error::SecondOrder { op: self.name }.into());
+        }
+        autocast::clear_cast_cache();
+        let wants: Vec<_> = self.edges.iter().map(Edge::wants).collect();
+        let gradient = gradient.into_tensor().contiguous()?;
+        if gradient.dtype() == DType::F16 {
+            watch::f16_gradient(sink::is_open());
+        }
+        let gradients = (self.run)(&gradient, &wants)?;
+        if gradients.len() != wants.len() {
+            let (got, expected) = (gradients.len(), wants.len());
+            return Err(Error::GradientCount { op: self.name, got, expected }.into());
+        }
+        let mut arguments = Vec::new();
+        for ((edge, want), gradient) in self.edges.iter().zip(wants).zip(gradients) {
+            let (Some(want), Some(gradient)) = (want, gradient) else { continue };
+            let gradient = gradient.into_dtype(want)?;
+            match &edge.target {
+                Target::Nowhere => {}
+                Target::Cell(call, None) => call.cell.add(gradient)?,
+                Target::Cell(call, Some(shape)) => call.cell.add(gradient.reshape(shape)?)?,
+                Target::Argument(variable, _) if edge.sinks() => sink::add(variable, gradient)?,
+                Target::Argument(_, i) => arguments.push((*i, gradient.into_tensor())),
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// What candle is told of the gradients of the custom op's arguments.
+    pub(super) fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
+        let mut out = vec![None; args.len()];
+        for (i, gradient) in self.send_on()? {
+            out[i] = Some(gradient);
+        }
+        // candle panics where a tracked argument that is no variable gets no gradient.
+        for edge in &self.edges {
+            if let Target::Argument(arg, i) = &edge.target
+                && out[*i].is_none()
+                && !arg.is_variable()
+            {
+                out[*i] = Some(arg.zeros_like()?);
+            }
+        }
+        for (gradient, arg) in out.iter_mut().zip(args) {
+            if gradient.is_none() && !arg.is_variable() {
+                *gradient = Some(arg.detach()); // of a token, which nobody reads
+            }
+        }
+        Ok(out)
+    }
+}
+
+impl Edge {
+    fn sinks(&self) -> bool {
+        matches!(&self.target, Target::Argument(arg, _) if arg.is_variable()) && sink::is_open()
+    }
+
+    fn wants(&self) -> Option<DType> {
+        match self.target {
+            Target::Nowhere => None,
+            _ if self.sinks() => Some(sink::dtype(self.dtype)),
+            _ => Some(self.dtype),
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        match &self.target {
+            Target::Nowhere => true,
+            Target::Cell(call, _) => call.whole,
+            Target::Argument(arg, _) => arg.is_variable(),
+        }
+    }
+}
