@@ -173,7 +173,8 @@ fn typical(times: Vec<f64>, settings: Settings) -> f64 {
     if settings.fastest { times.into_iter().fold(f64::INFINITY, f64::min) } else { median(times) }
 }
 
-fn median(mut times: Vec<f64>) -> f64 {
+/// The middle of `times`.
+pub fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     let middle = times.len() / 2;
     match times.len() {

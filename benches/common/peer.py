@@ -1,5 +1,5 @@
 """PyTorch's side of a comparison: reads a workload a line, as JSON with the shapes the other side uses,
-and answers each with a line: the typical time in milliseconds, or the peak memory in bytes, by memory
+and answers each with a line: the typical time in milliseconds, or another number that was asked for, by memory
 layout. `null` drops what was built so far.
 """
 
@@ -26,26 +26,26 @@ def typical_of(run, seconds, fastest):
     return min(times) if fastest else statistics.median(times)
 
 
-def answer(request, built, make, layouts_of, peak):
+def answer(request, built, make, layouts_of, numbers):
     """The reply to one request.
 
     `make(work, layout)` returns a function that does the work once and returns the seconds it took;
-    `layouts_of(kind)` the layouts to try, by name; `peak(make, steps)` the peak memory of that many runs, or None where nobody counts.
+    `layouts_of(kind)` the layouts to try, by name; `numbers` has by name what else can be asked for:
+    functions of `make` and how many runs, which return None where nobody counts.
     """
-    seconds, steps = request.pop("seconds", None), request.pop("steps", None)
-    fastest = request.pop("fastest", False)
+    seconds, fastest = request.pop("seconds", None), request.pop("fastest", False)
+    asked = {name: request.pop(name) for name in list(request) if name in numbers}
     layouts = layouts_of(request["kind"])
-    if steps:
-        count, layout = steps
-        most = peak(lambda: make(request, layouts[layout]), count)
-        return {} if most is None else {layout: most}
+    for name, (count, layout) in asked.items():
+        number = numbers[name](lambda: make(request, layouts[layout]), count)
+        return {} if number is None else {layout: number}
     key = json.dumps(request, sort_keys=True)
     if key not in built:
         built[key] = {name: make(request, layout) for name, layout in layouts.items()}
     return {name: typical_of(run, seconds, fastest) * 1e3 for name, run in built[key].items()}
 
 
-def serve(make, layouts_of, peak, dropped=lambda: None):
+def serve(make, layouts_of, numbers, dropped=lambda: None):
     """Answers until there is nothing to read. `dropped` runs after each `null`."""
     torch.manual_seed(0)
     print(json.dumps({"version": torch.__version__}), flush=True)
@@ -58,7 +58,7 @@ def serve(make, layouts_of, peak, dropped=lambda: None):
             dropped()
             continue
         try:
-            reply = answer(request, built, make, layouts_of, peak)
+            reply = answer(request, built, make, layouts_of, numbers)
         except Exception as error:  # the other side says it, and ends
             reply = {"error": repr(error)}
         print(json.dumps(reply), flush=True)

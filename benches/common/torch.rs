@@ -23,19 +23,27 @@ pub struct Request<'a, W> {
     fastest: bool,
     /// Instead: how many steps, in which memory layout, to give the peak memory of.
     #[serde(skip_serializing_if = "Option::is_none")]
-    steps: Option<(usize, &'a str)>,
+    peak: Option<(usize, &'a str)>,
+    /// Instead: of how many steps, in which memory layout, to give the host's part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<(usize, &'a str)>,
 }
 
 impl<'a, W> Request<'a, W> {
     /// The milliseconds of a run.
     pub fn time(spec: &'a W, settings: Settings) -> Self {
         let Settings { seconds, fastest, .. } = settings;
-        Self { spec, seconds: Some(seconds), fastest, steps: None }
+        Self { spec, seconds: Some(seconds), fastest, peak: None, host: None }
     }
 
     /// The most bytes that `steps` runs hold.
     pub fn peak(spec: &'a W, steps: usize, layout: &'a str) -> Self {
-        Self { spec, seconds: None, fastest: false, steps: Some((steps, layout)) }
+        Self { spec, seconds: None, fastest: false, peak: Some((steps, layout)), host: None }
+    }
+
+    /// The seconds until a step has been asked for, which then still runs: the median of `steps`.
+    pub fn host(spec: &'a W, steps: usize, layout: &'a str) -> Self {
+        Self { spec, seconds: None, fastest: false, peak: None, host: Some((steps, layout)) }
     }
 }
 
@@ -48,7 +56,7 @@ enum Reply {
     Version {
         version: String,
     },
-    /// Milliseconds, or bytes, by memory layout.
+    /// Milliseconds, seconds or bytes, as was asked for, by memory layout.
     Numbers(BTreeMap<String, f64>),
 }
 

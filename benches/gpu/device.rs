@@ -46,6 +46,11 @@ pub(crate) fn keep_memory(device: &Device) -> Result<()> {
     gpu::keep_memory(device)
 }
 
+/// Has tensors made from here on without events, as nothing here has a second stream.
+pub(crate) fn no_events(device: &Device) {
+    gpu::no_events(device);
+}
+
 /// Forgets how much memory was in use at most before now; `false` where nobody counts.
 pub(crate) fn peak_from_here(device: &Device) -> Result<bool> {
     device.synchronize()?;
@@ -85,6 +90,14 @@ mod cuda {
     pub(super) fn keep_memory(device: &Device) -> Result<()> {
         let Device::Cuda(device) = device else { return Ok(()) };
         set(device, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)
+    }
+
+    #[allow(unsafe_code)]
+    pub(super) fn no_events(device: &Device) {
+        if let Device::Cuda(device) = device {
+            // SAFETY: one thread uses the device here, by the device's own stream alone.
+            unsafe { device.disable_event_tracking() }
+        }
     }
 
     pub(super) fn peak_from_here(device: &Device) -> Result<bool> {
@@ -141,6 +154,8 @@ mod no_cuda {
     pub(super) fn keep_memory(_: &Device) -> Result<()> {
         Ok(())
     }
+
+    pub(super) fn no_events(_: &Device) {}
 
     pub(super) fn peak_from_here(_: &Device) -> Result<bool> {
         Ok(false)

@@ -50,6 +50,9 @@ struct Options {
     /// Keeps memory that was freed on the device for what comes next, over waits too
     #[arg(long)]
     keep_memory: bool,
+    /// Makes no events, which only a second stream would need: two calls of the driver less a tensor
+    #[arg(long)]
+    no_events: bool,
     /// Lets cuDNN try its algorithms, on both sides; that takes a while
     #[arg(long)]
     cudnn_benchmark: bool,
@@ -89,6 +92,9 @@ fn run(options: &Options) -> Result<()> {
     println!("{}", device::name(&device)?);
     if options.keep_memory {
         device::keep_memory(&device)?;
+    }
+    if options.no_events {
+        device::no_events(&device);
     }
     let mut torch = Vec::new();
     candle_amp::set_cudnn_benchmark(options.cudnn_benchmark);
@@ -155,8 +161,11 @@ fn measured(
 /// After that many steps nothing new is taken.
 const STEPS: usize = 3;
 
-/// Of a training step on a GPU: its peak memory beside PyTorch's, and how often the crate waits for the
-/// device in it.
+/// Of so many steps the host's part is the median.
+const HOST_STEPS: usize = 20;
+
+/// Of a training step on a GPU: its peak memory and the host's part beside PyTorch's, and how often the crate
+/// waits for the device in it.
 fn details(name: &str, spec: &Spec, device: &Device, torch: &mut [Torch]) -> Result<Vec<Line>> {
     let counted = device::peak_from_here(device)?;
     let Some(mut step) = spec.step(device)?.filter(|_| device.is_cuda()) else {
@@ -167,6 +176,11 @@ fn details(name: &str, spec: &Spec, device: &Device, torch: &mut [Torch]) -> Res
         let before = candle_amp::device_reads();
         step()?;
         reads = candle_amp::device_reads() - before;
+    }
+    let mut host = Vec::new();
+    for _ in 0..HOST_STEPS {
+        device.synchronize()?;
+        host.push(measure::seconds(&mut step)?);
     }
     device.synchronize()?;
     drop(step);
@@ -181,5 +195,13 @@ fn details(name: &str, spec: &Spec, device: &Device, torch: &mut [Torch]) -> Res
         }
         lines.push(Line::new(name("peak memory"), Unit::Bytes, ours, peer, None));
     }
+    let mut peer = None;
+    if let Some(torch) = torch.first_mut() {
+        let seconds = torch.ask(&Request::host(spec, HOST_STEPS, spec.layout()))?;
+        peer = seconds.get(spec.layout()).map(|seconds| (String::new(), *seconds));
+        torch.forget()?;
+    }
+    let host = measure::median(host);
+    lines.push(Line::new(name("host's part"), Unit::Seconds, host, peer, None));
     Ok(lines)
 }

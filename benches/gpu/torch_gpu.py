@@ -1,5 +1,6 @@
 """The workloads of `gpu`, in PyTorch: eager, under autocast, with fused optimizers."""
 
+import statistics
 import sys
 import time
 
@@ -165,6 +166,7 @@ def training(work, model, loss_of, optimizer, max_norm=None):
         count = max(1, min(100, int(RUN / each)))
         return each
 
+    run.step = step
     return run
 
 
@@ -220,6 +222,19 @@ def peak(make, steps):
     return torch.cuda.max_memory_allocated()
 
 
+def host(make, steps):
+    run = make()
+    run()
+    times = []
+    for i in range(steps):
+        wait()
+        start = time.perf_counter()
+        run.step(i)
+        times.append(time.perf_counter() - start)
+    wait()
+    return statistics.median(times)
+
+
 if __name__ == "__main__":
     torch.backends.cudnn.benchmark = "--cudnn-benchmark" in sys.argv
-    serve(make, layouts_of, peak, dropped=torch.cuda.empty_cache)
+    serve(make, layouts_of, {"peak": peak, "host": host}, dropped=torch.cuda.empty_cache)

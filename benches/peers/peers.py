@@ -238,7 +238,7 @@ def peak(make, steps):
 def main():
     torch.set_num_threads(int(sys.argv[1]))
     layouts_of = lambda kind: LAYOUTS if kind in IMAGES else {"contiguous": None}
-    serve(lambda work, layout: WORK[work["kind"]](work, layout), layouts_of, peak)
+    serve(lambda work, layout: WORK[work["kind"]](work, layout), layouts_of, {"peak": peak})
 
 
 if __name__ == "__main__":

@@ -77,12 +77,14 @@ pub trait Operator: Send + Sync + 'static {
     /// storage it is taken from.
     const KEEPS_OUTPUT: bool = false;
 
-    /// Whether `forward` takes halves of one dtype for the `F32` numbers they are, and returns `F32`.
-    /// What a policy has computed in `F32` is then not copied there first, nor is the copy kept.
-    const WIDENS: bool = false;
-
     /// The row of the policy table it follows.
     fn op(&self) -> Op;
+
+    /// Whether `forward` takes inputs of these dtypes for the `F32` numbers they are, and returns `F32`.
+    /// What a policy has computed in `F32` is then not copied there first, nor is the copy kept.
+    fn widens(&self, _inputs: &[DType]) -> bool {
+        false
+    }
 
     /// Computes the output from detached inputs, and what backward needs of them.
     ///
@@ -134,7 +136,10 @@ impl<S> Backward<'_, S> {
 /// the active scope.
 pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
     let rule = autocast::target(operator.op(), inputs.iter().map(|t| t.dtype()))?;
-    let target = rule.filter(|dtype| !(O::WIDENS && *dtype == DType::F32 && of_one_half(inputs)));
+    let target = rule.filter(|dtype| {
+        let dtypes = || inputs.iter().map(|t| t.dtype()).collect::<Vec<_>>();
+        !(*dtype == DType::F32 && operator.widens(&dtypes()))
+    });
     let mut cache_hits = 0;
     let mut cast_inputs = Vec::with_capacity(inputs.len());
     for input in inputs {
@@ -162,7 +167,10 @@ pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
 }
 
 /// Whether those that are floating point are all F16, or all BF16.
-fn of_one_half(inputs: &[&Tensor]) -> bool {
-    let floats = || inputs.iter().map(|t| t.dtype()).filter(DType::is_float);
-    [DType::F16, DType::BF16].into_iter().any(|half| floats().all(|dtype| dtype == half))
+pub(crate) fn of_one_half(dtypes: &[DType]) -> bool {
+    let mut floats = dtypes.iter().filter(|dtype| dtype.is_float());
+    match floats.next() {
+        Some(half @ (DType::F16 | DType::BF16)) => floats.all(|dtype| dtype == half),
+        _ => false,
+    }
 }

@@ -4,9 +4,9 @@ use candle_core::shape::Dim;
 use candle_core::{DType, Result, Tensor};
 
 use super::{check_operand, shape_error};
-use crate::Op;
 use crate::kernels::{cast, elementwise, reduce};
 use crate::operator::{Backward, Gradient, Operator, apply};
+use crate::{Op, autocast};
 
 /// `a + b`: a residual, a bias, an embedding of positions.
 ///
@@ -100,10 +100,25 @@ impl Operator for Arithmetic {
         }
     }
 
+    /// A sum of `F32` and a half, in either order.
+    fn widens(&self, inputs: &[DType]) -> bool {
+        let is_half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
+        match (self, inputs) {
+            (Self::Add, &[a, b]) => {
+                (a == DType::F32 && is_half(b)) || (is_half(a) && b == DType::F32)
+            }
+            _ => false,
+        }
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Saved)> {
         let (a, b) = (&inputs[0], &inputs[1]);
         check_operand(self.op(), a, "a", a, false)?;
-        check_operand(self.op(), a, "b", b, true)?;
+        // Others have been cast; outside of a scope nothing is.
+        let dtypes = [a.dtype(), b.dtype()];
+        let same = !(self.widens(&dtypes)
+            && autocast::target(self.op(), dtypes.into_iter())? == Some(DType::F32));
+        check_operand(self.op(), a, "b", b, same)?;
         let Some(dims) = common_dims(a.dims(), b.dims()) else {
             let expected = format!("one that broadcasts with that of a, {:?}", a.shape());
             return shape_error(self.op(), "b", b, expected);

@@ -4,7 +4,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::{check_dims, check_operand, shape_error};
 use crate::kernels::{embedding, loss};
-use crate::operator::{Backward, Gradient, Operator, apply};
+use crate::operator::{Backward, Gradient, Operator, apply, of_one_half};
 use crate::{Error, Op};
 
 /// The mean cross entropy of `logits` with the classes `targets`.
@@ -67,10 +67,12 @@ impl Operator for CrossEntropy {
     /// Logits, targets, log-sum-exp.
     type Saved = (Tensor, Tensor, Tensor);
 
-    const WIDENS: bool = true;
-
     fn op(&self) -> Op {
         Op::CrossEntropy
+    }
+
+    fn widens(&self, inputs: &[DType]) -> bool {
+        of_one_half(inputs)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
@@ -153,10 +155,12 @@ impl Operator for Nll {
     /// Targets, and the number of classes.
     type Saved = (Tensor, usize);
 
-    const WIDENS: bool = true;
-
     fn op(&self) -> Op {
         Op::Nll
+    }
+
+    fn widens(&self, inputs: &[DType]) -> bool {
+        of_one_half(inputs)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {

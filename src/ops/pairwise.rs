@@ -1,10 +1,10 @@
 //! Losses of an input and a target of one shape.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use super::{check_dims, check_operand, shape_error};
 use crate::kernels::loss::{self, Pairwise, Side};
-use crate::operator::{Backward, Gradient, Operator, apply};
+use crate::operator::{Backward, Gradient, Operator, apply, of_one_half};
 use crate::{Error, Op};
 
 /// The mean of `(input - target)²`.
@@ -121,8 +121,6 @@ fn probabilities(input: &Tensor, target: &Tensor) -> Result<Tensor> {
 impl Operator for Pairwise {
     type Saved = (Tensor, Tensor);
 
-    const WIDENS: bool = true;
-
     fn op(&self) -> Op {
         match self {
             Pairwise::Mse => Op::Mse,
@@ -130,6 +128,10 @@ impl Operator for Pairwise {
             Pairwise::BinaryCrossEntropy => Op::BinaryCrossEntropy,
             Pairwise::BinaryCrossEntropyWithLogit => Op::BinaryCrossEntropyWithLogit,
         }
+    }
+
+    fn widens(&self, inputs: &[DType]) -> bool {
+        of_one_half(inputs)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {

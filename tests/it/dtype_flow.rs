@@ -211,3 +211,27 @@ fn add_promotes_to_the_wider_operand() -> Result<()> {
     assert!(ops::add(&t(DType::F16), &t(DType::F32)).is_err(), "outside a scope they must agree");
     Ok(())
 }
+
+/// As a residual is added to what a product left in half: without a copy in F32.
+#[test]
+fn a_sum_of_f32_and_a_half_has_gradients_in_both_dtypes() -> Result<()> {
+    for half in [DType::F16, DType::BF16] {
+        let wide = Var::from_tensor(&random(1, (5, 7), DType::F32))?;
+        let narrow = Var::from_tensor(&random(2, (5, 7), half))?;
+        let weights = random(3, (5, 7), DType::F32);
+        for swapped in [false, true] {
+            let operands: [&Tensor; 2] = if swapped { [&narrow, &wide] } else { [&wide, &narrow] };
+            let amp = Autocast::new(half);
+            let (sum, trace) = amp.trace(|| ops::add(operands[0], operands[1]));
+            let (sum, row) = (sum?, &trace.rows()[0]);
+            assert_eq!((row.cast, row.output), (Some(DType::F32), DType::F32));
+            assert_eq!(row.inputs, operands.map(Tensor::dtype));
+            assert_same("sum", &sum, &(wide.as_tensor() + narrow.to_dtype(DType::F32)?)?);
+            let gradients = (sum * &weights)?.sum_all()?.backward()?;
+            assert_same("of F32", gradients.get(&wide).expect("a gradient"), &weights);
+            let of_half = gradients.get(&narrow).expect("a gradient");
+            assert_same("of the half", of_half, &weights.to_dtype(half)?);
+        }
+    }
+    Ok(())
+}

@@ -1,6 +1,7 @@
 use candle_core::{
     CpuStorage, DType, InplaceOp2, Layout, Result, Storage, Tensor, WithDType, bail,
 };
+use half::{bf16, f16};
 use num_traits::Zero;
 
 use super::blocks::{GRAIN, for_each_chunk, generate, map, with_output};
@@ -49,6 +50,30 @@ pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
         )
     }
     with_element!(a.dtype(), T => typed::<T>(a, b))
+}
+
+/// `a`, `F32`, and `b`, a half.
+pub(super) fn add_half(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane<Acc = f32>>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let (a_elements, b_elements) = (Elements::<f32>::of(a)?, Elements::<T>::of(b)?);
+        let (from_a, from_b): (&[f32], &[T]) = (&a_elements, &b_elements);
+        let y = generate(
+            from_a.len(),
+            #[inline(always)]
+            |start, out: &mut [f32]| {
+                let (a, b) = (&from_a[start..][..out.len()], &from_b[start..][..out.len()]);
+                for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+                    *out = a + b.raise();
+                }
+            },
+        );
+        Ok(tensor(y, a.dims()))
+    }
+    match b.dtype() {
+        DType::F16 => typed::<f16>(a, b),
+        DType::BF16 => typed::<bf16>(a, b),
+        other => bail!("expected a half, got {other:?}"),
+    }
 }
 
 pub(super) fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {

@@ -60,6 +60,15 @@ pub(super) fn flat(gpu: &Gpu, name: &str, a: &Tensor, b: &Tensor, out: DType) ->
     Ok(y)
 }
 
+/// `a`, `F32`, and `b`, a half, both contiguous.
+pub(super) fn add_half(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let (y, n) = (gpu.empty(a.shape(), a.dtype())?, a.elem_count());
+    let launch = gpu.launch(&SOURCE, &format!("add_half_{}", suffix(b.dtype())?))?;
+    let launch = launch.write(&y)?.read(a)?.read(b)?.size(n);
+    launch.run(Grid::over(n, pack(a.dtype(), b.dtype())))?;
+    Ok(y)
+}
+
 pub(super) fn relu(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
     let (y, n) = (gpu.empty(x.shape(), x.dtype())?, x.elem_count());
     let launch = gpu.launch(&SOURCE, &format!("relu_{}", suffix(x.dtype())?))?;

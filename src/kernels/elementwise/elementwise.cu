@@ -20,9 +20,9 @@ struct ReluBackward {
     template <class A> static DEVICE A of(A y, A grad) { return y > A(0) ? grad : A(0); }
 };
 
-template <class Op, class T, class O> DEVICE void binary(O *y, const T *a, const T *b, size_t n) {
+template <class Op, class T, class S, class O> DEVICE void binary(O *y, const T *a, const S *b, size_t n) {
     bool packed = aligned(a) && aligned(b) && aligned(y);
-    along<PACK<T, O>>(n, packed, global_thread(), global_threads(), [&](size_t i, auto width) {
+    along<PACK<S, O>>(n, packed, global_thread(), global_threads(), [&](size_t i, auto width) {
         constexpr int N = decltype(width)::value;
         Acc<T> u[N], v[N];
         read(a + i, u);
@@ -52,6 +52,8 @@ DEVICE void binary_strided(O *y, const T *a, const T *b, size_t n, int packed, s
 
 #define FLAT(name, Op, t, T, o, O)                                                                \
     KERNEL name##_##t##_##o(O *y, const T *a, const T *b, size_t n) { binary<Op>(y, a, b, n); }
+#define ADD_HALF(t, T)                                                                            \
+    KERNEL add_half_##t(float *y, const float *a, const T *b, size_t n) { binary<Sum>(y, a, b, n); }
 #define STRIDED(name, Op, t, T, o, O)                                                             \
     KERNEL name##_strided_##t##_##o(O *y, const T *a, const T *b, size_t n, int packed, size_t d1, \
                                     size_t d2, size_t d3, size_t a0, size_t a1, size_t a2,         \
@@ -65,6 +67,7 @@ DEVICE void binary_strided(O *y, const T *a, const T *b, size_t n, int packed, s
     SAME(X, name, Op)                                                                             \
     OF_F16(X(name, Op, f16, f16, f32, float)) OF_BF16(X(name, Op, bf16, bf16, f32, float))
 SAME(FLAT, add, Sum)
+OF_F16(ADD_HALF(f16, f16)) OF_BF16(ADD_HALF(bf16, bf16))
 SAME(FLAT, sub, Sub)
 ANY(FLAT, mul, Mul)
 ANY(FLAT, div, Div)

@@ -49,13 +49,30 @@ pub(crate) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// `a + b`.
+/// `a + b`; in `F32`, where one has that dtype and the other is half.
 pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if a.dtype() != b.dtype() {
+        let (wide, half) = if a.dtype() == DType::F32 { (a, b) } else { (b, a) };
+        return add_half(wide, half);
+    }
     if let Some(gpu) = Gpu::of(a.device()) {
         return cuda::binary(&gpu, "add", a, b, a.dtype());
     }
     let (a, b) = (plain(a)?, plain(b)?);
     if a.device().is_cpu() { cpu::add(&a, &b) } else { portable::add(&a, &b) }
+}
+
+/// `a + b`, of `F32` and of a half, in `F32`.
+fn add_half(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    // Of what is repeated, a copy is small.
+    let gpu = Gpu::of(a.device());
+    if !(a.is_contiguous() && b.is_contiguous()) || !(gpu.is_some() || a.device().is_cpu()) {
+        return add(a, &super::cast(b, DType::F32)?);
+    }
+    match gpu {
+        Some(gpu) => cuda::add_half(&gpu, a, b),
+        None => cpu::add_half(a, b),
+    }
 }
 
 /// `a - b`.

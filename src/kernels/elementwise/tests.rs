@@ -2,6 +2,7 @@ use candle_core::{DType, Device, Tensor};
 
 use super::testing::*;
 use super::*;
+use crate::kernels::devices::devices;
 
 /// Around every block size, and past the size at which threads share the work.
 const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 1], [17, 33], [25, 41], [1025, 4], [4099, 9]];
@@ -31,6 +32,40 @@ fn binary_kernels_match_the_exact_result() {
     check_binary(|a, b| mul(a, b, a.dtype()), |a, b| portable::mul(a, b, a.dtype()), |a, b| a * b);
     check_binary(relu_backward, portable::relu_backward, |y, g| if y > 0.0 { g } else { 0.0 });
     check_binary(|x, _| relu(x), |x, _| portable::relu(x), |x, _| x.max(0.0));
+}
+
+#[test]
+fn on_every_device_a_half_is_added_to_f32_as_its_copy_in_f32() -> Result<()> {
+    for device in devices() {
+        for half in [DType::F16, DType::BF16] {
+            for [rows, columns] in SHAPES {
+                let mut wide = values(&random(&[rows, columns + 1], DType::F32, 1));
+                wide[0] = f64::NAN;
+                wide[rows * columns] = f64::INFINITY;
+                let wide = of(wide, &[rows, columns + 1], DType::F32).to_device(&device)?;
+                let narrow = random(&[rows + 1, columns], half, 2).to_device(&device)?;
+                let row = narrow.narrow(0, 0, 1)?.broadcast_as((rows, columns))?;
+                // All of it, where the two begin at other addresses, and rows apart from each other.
+                let flat = wide.flatten_all()?.narrow(0, 1, rows * columns)?;
+                let flat = flat.reshape((rows, columns))?;
+                let apart = wide.narrow(1, 0, columns)?;
+                for (a, b) in [
+                    (&flat, &narrow.narrow(0, 0, rows)?),
+                    (&apart.contiguous()?, &narrow.narrow(0, 1, rows)?),
+                    (&apart, &narrow.narrow(0, 0, rows)?),
+                    (&flat, &row),
+                ] {
+                    let expected = add(a, &b.to_dtype(DType::F32)?)?;
+                    for sum in [add(a, b)?, add(b, a)?] {
+                        assert_eq!((sum.dtype(), sum.dims()), (DType::F32, a.dims()));
+                        let bits = |x| values(x).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                        assert_eq!(bits(&sum), bits(&expected), "{half:?} {rows} {columns}");
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 #[test]
