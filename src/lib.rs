@@ -11,6 +11,7 @@ mod history;
 mod kernels;
 mod live_scale;
 mod master;
+mod memory;
 pub mod nn;
 pub mod operator;
 pub mod ops;
@@ -50,6 +51,7 @@ pub use history::{ScaleHistory, ScaleStep};
 pub use master::{
     AsCandle, MasterVars, MasterWeights, MissingGradients, MissingReason, Refreshing,
 };
+pub use memory::keep_memory;
 pub use operator::{NoGradGuard, no_grad, no_grad_guard};
 pub use outcome::StepOutcome;
 pub use overflow::{NonFinite, OverflowReport};

@@ -40,12 +40,6 @@ pub(crate) fn name(device: &Device) -> Result<String> {
     Ok(gpu::name(device)?.unwrap_or_else(|| "CPU".into()))
 }
 
-/// Has memory that was freed kept for what comes next. By itself a device gives it back to the driver
-/// whenever the host waits, as PyTorch's allocator does not.
-pub(crate) fn keep_memory(device: &Device) -> Result<()> {
-    gpu::keep_memory(device)
-}
-
 /// Has tensors made from here on without events, as nothing here has a second stream.
 pub(crate) fn no_events(device: &Device) {
     gpu::no_events(device);
@@ -85,11 +79,6 @@ mod cuda {
     pub(super) fn name(device: &Device) -> Result<Option<String>> {
         let Device::Cuda(device) = device else { return Ok(None) };
         Ok(Some(device.cuda_stream().context().name()?))
-    }
-
-    pub(super) fn keep_memory(device: &Device) -> Result<()> {
-        let Device::Cuda(device) = device else { return Ok(()) };
-        set(device, Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, u64::MAX)
     }
 
     #[allow(unsafe_code)]
@@ -149,10 +138,6 @@ mod no_cuda {
 
     pub(super) fn name(_: &Device) -> Result<Option<String>> {
         Ok(None)
-    }
-
-    pub(super) fn keep_memory(_: &Device) -> Result<()> {
-        Ok(())
     }
 
     pub(super) fn no_events(_: &Device) {}

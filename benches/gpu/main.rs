@@ -47,9 +47,9 @@ struct Options {
     /// Also writes the rows as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Keeps memory that was freed on the device for what comes next, over waits too
+    /// Lets the driver take back what was freed whenever the host waits, as candle leaves it
     #[arg(long)]
-    keep_memory: bool,
+    release_memory: bool,
     /// Makes no events, which only a second stream would need: two calls of the driver less a tensor
     #[arg(long)]
     no_events: bool,
@@ -90,8 +90,8 @@ fn device(options: &Options) -> Result<Device> {
 fn run(options: &Options) -> Result<()> {
     let device = device(options)?;
     println!("{}", device::name(&device)?);
-    if options.keep_memory {
-        device::keep_memory(&device)?;
+    if !options.release_memory {
+        candle_amp::keep_memory(&device)?;
     }
     if options.no_events {
         device::no_events(&device);

@@ -179,7 +179,10 @@ impl Options {
         if !self.gpu {
             return Ok(Device::Cpu);
         }
-        Device::new_cuda(0).map_err(|error| anyhow::anyhow!("no CUDA device to train on: {error}"))
+        let device = Device::new_cuda(0)
+            .map_err(|error| anyhow::anyhow!("no CUDA device to train on: {error}"))?;
+        candle_amp::keep_memory(&device)?; // as PyTorch: else each wait gives it all back
+        Ok(device)
     }
 
     /// The precisions to train in, one after the other.

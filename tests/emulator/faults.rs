@@ -58,6 +58,30 @@ fn fails(
 }
 
 #[test]
+fn an_idle_device_computes_nothing_and_counts_its_calls() -> Result<()> {
+    let test = "an_idle_device_computes_nothing_and_counts_its_calls";
+    let variables = [("EMULATED_GPU_IDLE", "1"), ("EMULATED_GPU_COUNT", "1")];
+    if let Some(text) = child(test, &variables) {
+        for (count, call) in [(3, "k"), (3, "cuLaunchKernel"), (2, "cuMemAllocAsync")] {
+            let line = format!("emulated GPU: {count:9} {call}\n");
+            assert!(text.contains(&line), "{line} is not in {text}");
+        }
+        return Ok(());
+    }
+    let stream = stream()?;
+    let source = r#"extern "C" __global__ void k(float *data, int length) { data[0] = 1; }"#;
+    let kernel = compile(&stream, source)?;
+    let mut data = stream.clone_htod(&[5f32, 6.0])?;
+    for _ in 0..3 {
+        run(&stream, &kernel, grid(1, 1), &mut data)?;
+    }
+    assert_eq!(stream.clone_dtoh(&data)?, [5.0, 6.0]);
+    drop(data);
+    stream.alloc_zeros::<f32>(1 << 28)?; // nobody touches it
+    Ok(())
+}
+
+#[test]
 fn a_write_beyond_the_end() -> Result<()> {
     let source = r#"extern "C" __global__ void k(float *data, int length) {
         data[blockIdx.x * blockDim.x + threadIdx.x] = 1;

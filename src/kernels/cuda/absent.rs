@@ -7,7 +7,7 @@ mod many;
 mod product;
 mod strided;
 
-use candle_core::{CudaStorage, DType, Device, Result, Shape, Tensor, bail};
+use candle_core::{CudaDevice, CudaStorage, DType, Device, Result, Shape, Tensor, bail};
 
 pub(crate) use convolution::{Convolution, Pass};
 pub(crate) use grid::{Grid, pack, suffix};
@@ -97,6 +97,10 @@ impl Gpu {
 
 pub(crate) fn len(_: &CudaStorage) -> usize {
     usize::MAX
+}
+
+pub(crate) fn keep(_: &CudaDevice) -> Result<()> {
+    bail!("this program was built without the feature `cuda`")
 }
 
 pub(crate) fn of_one(_: &CudaStorage) -> Result<CudaStorage> {

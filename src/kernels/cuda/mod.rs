@@ -14,6 +14,7 @@ mod dnn;
 mod grid;
 mod launch;
 mod many;
+mod memory;
 mod product;
 mod scratch;
 mod strided;
@@ -21,8 +22,8 @@ mod strided;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DeviceRepr};
-use candle_core::cuda_backend::{CudaDType, CudaStorageSlice, WrapErr};
+use candle_core::cuda_backend::cudarc::driver::DevicePtr;
+use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
 use candle_core::op::BackpropOp;
 use candle_core::{
     CudaDevice, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
@@ -34,8 +35,11 @@ pub(crate) use convolution::{Convolution, Pass};
 pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use launch::{Launch, Table};
 pub(crate) use many::Many;
+pub(crate) use memory::{keep, of_one, take};
 pub(crate) use product::{Matrices, Product};
 pub(crate) use strided::Strided;
+
+use memory::alloc;
 
 /// The source of a kernel folder: `name` is unique in the crate, `code` goes after `common.cuh` and
 /// `many.cuh`.
@@ -132,27 +136,6 @@ impl Gpu {
             None => bail!("nothing was captured"),
         }
     }
-}
-
-/// Memory for the caller's kernel to write.
-#[allow(unsafe_code)]
-fn alloc<T: DeviceRepr + CudaDType>(device: &CudaDevice, len: usize) -> Result<CudaStorage> {
-    // SAFETY: nobody reads the elements before the kernel that the memory is for has written them, on
-    // the same stream; and any bits are a number. One element at least, as a driver refuses to allocate
-    // nothing.
-    let slice = unsafe { device.alloc::<T>(len.max(1)) }?;
-    Ok(CudaStorage::wrap_cuda_slice(slice, device.clone()))
-}
-
-/// An `F32` that nobody reads, on the device of `storage`.
-pub(crate) fn of_one(storage: &CudaStorage) -> Result<CudaStorage> {
-    alloc::<f32>(&storage.device, 1)
-}
-
-/// Takes the memory out of a tensor's storage, and leaves a byte there: nobody may look at it again.
-pub(crate) fn take(storage: &mut CudaStorage) -> Result<CudaStorage> {
-    let rest = alloc::<u8>(&storage.device.clone(), 1)?;
-    Ok(std::mem::replace(storage, rest))
 }
 
 /// Elements of a storage, and more than any tensor has of what no kernel reads.

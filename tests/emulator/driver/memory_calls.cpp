@@ -98,6 +98,7 @@ int release(const char *name, Pointer pointer) {
 }
 
 int pool; // its address is the memory pool
+std::map<int, unsigned long long> pool_attributes;
 
 } // namespace
 
@@ -263,9 +264,15 @@ int cuDeviceGetMemPool(void **result, int) {
     return SUCCESS;
 }
 int cuDeviceSetMemPool(int, void *) { return SUCCESS; }
-int cuMemPoolSetAttribute(void *, int, void *) { return SUCCESS; }
-int cuMemPoolGetAttribute(void *, int, void *value) {
-    *static_cast<unsigned long long *>(value) = 0;
+// Remembered, and nothing else: an emulated pool gives back all at once.
+int cuMemPoolSetAttribute(void *, int attribute, void *value) {
+    std::lock_guard guard(host_lock);
+    pool_attributes[attribute] = *static_cast<unsigned long long *>(value);
+    return SUCCESS;
+}
+int cuMemPoolGetAttribute(void *, int attribute, void *value) {
+    std::lock_guard guard(host_lock);
+    *static_cast<unsigned long long *>(value) = pool_attributes[attribute];
     return SUCCESS;
 }
 int cuMemPoolTrimTo(void *, size_t) { return SUCCESS; }
