@@ -49,7 +49,7 @@ pub(super) fn forward_train(
     let plan = Plan::new(gpu, x);
     let parts = plan.partials(3)?;
     plan.run(plan.kernel("moments")?.read(x)?.write(&parts)?)?;
-    let [mean, var, inv_std] = [plan.vector()?, plan.vector()?, plan.vector()?];
+    let [mean, var, inv_std] = plan.vectors()?;
     let y = gpu.empty(x.dims(), x.dtype())?;
     let (residual, finish) = finish.parts();
     let (weight, bias) = (plan.parameter(weight)?, plan.parameter(bias)?);
@@ -166,7 +166,7 @@ fn backward(
     let kernel = gated(plan.kernel("gradient_sums")?.read(x)?.read(grad)?)?;
     plan.run(kernel.write(&parts)?)?;
     let dx = gpu.empty(x.dims(), x.dtype())?;
-    let (dweight, dbias) = (plan.vector()?, plan.vector()?);
+    let [dweight, dbias] = plan.vectors()?;
     let kernel = gated(plan.kernel("input_gradient")?.read(x)?.read(grad)?.write(&dx)?)?;
     let kernel = kernel.read(&parts)?.write(&dweight)?.write(&dbias)?;
     plan.run(kernel.int(train).double(eps))?;
@@ -222,8 +222,8 @@ impl<'a> Plan<'a> {
         self.gpu.empty(shape, arithmetic(self.dtype))
     }
 
-    fn vector(&self) -> Result<Tensor> {
-        self.gpu.empty(self.layout.channels, arithmetic(self.dtype))
+    fn vectors<const N: usize>(&self) -> Result<[Tensor; N]> {
+        self.gpu.vectors(self.layout.channels, arithmetic(self.dtype))
     }
 
     fn parameter(&self, parameter: Option<&Tensor>) -> Result<Option<Tensor>> {

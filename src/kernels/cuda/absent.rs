@@ -54,6 +54,10 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub(crate) fn vectors<const N: usize>(&self, _: usize, _: DType) -> Result<[Tensor; N]> {
+        match self.0 {}
+    }
+
     pub(crate) fn scratch(&self, _: usize, _: usize, _: DType) -> Result<Tensor> {
         match self.0 {}
     }

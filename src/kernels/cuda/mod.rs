@@ -104,6 +104,14 @@ impl Gpu {
         Ok(Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false))
     }
 
+    /// `N` vectors in one piece of memory, as [`empty`](Self::empty); each begins where 16 bytes may be read.
+    pub(crate) fn vectors<const N: usize>(&self, len: usize, dtype: DType) -> Result<[Tensor; N]> {
+        let stride = len.next_multiple_of(16);
+        let all = self.empty(N * stride, dtype)?;
+        let parts = (0..N).map(|i| all.narrow(0, i * stride, len)).collect::<Result<Vec<_>>>()?;
+        parts.try_into().map_err(|_| candle_core::Error::msg("as many parts as were made"))
+    }
+
     /// A tensor of zeros; of no elements too, for which a driver has no memory.
     pub(crate) fn zeros(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         let shape = shape.into();

@@ -31,7 +31,7 @@ pub(super) fn forward_train(
     let tiling = plan.tiling(&[x])?;
     let parts = gpu.empty((tiling.parts, plan.channels, 3), plan.wide)?;
     plan.run(plan.kernel("row_moments")?.read(x)?.write(&parts)?, tiling)?;
-    let [mean, var, inv_std] = [plan.vector()?, plan.vector()?, plan.vector()?];
+    let [mean, var, inv_std] = plan.vectors()?;
     let kernel = plan.kernel("merge_moments")?.read(x)?.read(&parts)?;
     let kernel = kernel.write(&mean)?.write(&var)?.write(&inv_std)?.double(eps);
     plan.merge(kernel, &[plan.channels, tiling.parts])?;
@@ -76,7 +76,7 @@ pub(super) fn backward(
     let sums = gpu.empty((tiling.parts, 2, plan.channels), DType::F64)?;
     let kernel = plan.kernel("row_gradient_sums")?.write(&sums)?.read(x)?.read(grad)?;
     plan.run(gated(kernel)?, tiling)?;
-    let (dweight, dbias) = (plan.vector()?, plan.vector()?);
+    let [dweight, dbias] = plan.vectors()?;
     let factors = gpu.empty((3, plan.channels), plan.wide)?;
     let kernel = plan.kernel("merge_gradients")?.read(&sums)?.read_or_null(weight.as_ref())?;
     let kernel = kernel.read(&spread)?.write(&dweight)?.write(&dbias)?.write(&factors)?;
@@ -143,8 +143,8 @@ impl<'a> Plan<'a> {
         Ok(y)
     }
 
-    fn vector(&self) -> Result<Tensor> {
-        self.gpu.empty(self.channels, self.wide)
+    fn vectors<const N: usize>(&self) -> Result<[Tensor; N]> {
+        self.gpu.vectors(self.channels, self.wide)
     }
 
     fn parameter(&self, parameter: Option<&Tensor>) -> Result<Option<Tensor>> {
