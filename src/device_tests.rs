@@ -7,7 +7,9 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::kernels::cuda::Gpu;
 use crate::kernels::devices::gpus;
-use crate::optim::{AdamW, AdamWConfig, Lamb, LambConfig, Masters, Schedule, Scheduler};
+use crate::optim::{
+    AdamW, AdamWConfig, Lamb, LambConfig, Masters, Schedule, Scheduler, Sgd, SgdConfig,
+};
 use crate::{GradScaler, Gradients, MasterWeights, Parameters, ScaleConfig, Step, device_reads};
 
 /// Lengths of the variables: more than a chunk, and no multiple of a vector.
@@ -114,6 +116,32 @@ fn a_run_on_a_gpu_is_that_on_the_cpu_and_waits_for_nothing() -> Result<()> {
                 (run.values(), told, run.scaler.state(), run.scaler.history(), state.steps)
             };
             assert_eq!(run(&gpu), run(&Device::Cpu), "{dtype:?} {masters:?} {clip:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_outcome_may_be_read_on_another_thread() -> Result<()> {
+    for gpu in gpus() {
+        let mut run = Run::new(&gpu, DType::F32);
+        let mut sgd = Sgd::new(run.parameters.vars(), SgdConfig::default())?;
+        let busy = Tensor::ones((256, 256), DType::F32, &gpu)?;
+        for (step, bad) in BAD.into_iter().enumerate() {
+            // What the flag comes after on this thread's stream, and another's does not wait for.
+            (0..8).try_for_each(|_| busy.matmul(&busy).map(drop))?;
+            run.backward(step as u64, bad)?;
+            let outcome = run.scaler.step(&mut sgd)?;
+            run.scaler.update()?;
+            let elsewhere = outcome.clone();
+            let parameters = &run.parameters;
+            let told = std::thread::scope(|scope| {
+                let reader =
+                    scope.spawn(move || elsewhere.report(parameters).map(|r| r.to_string()));
+                reader.join().expect("it does not panic")
+            })?;
+            assert_eq!(told, outcome.report(parameters)?.to_string());
+            assert_eq!(outcome.skipped()?, bad);
         }
     }
     Ok(())

@@ -1,8 +1,9 @@
 //! What became of a step.
 
 use std::sync::OnceLock;
+use std::thread::{self, ThreadId};
 
-use candle_core::{Tensor, TensorId};
+use candle_core::{Device, Tensor, TensorId};
 
 use crate::gradients::Finding;
 use crate::kernels::cuda::Gpu;
@@ -40,6 +41,8 @@ pub struct StepOutcome {
     checked: usize,
     skipped: Lazy<bool>,
     overflowed: Lazy<Overflowed>,
+    /// The thread that stepped on a GPU: each has a stream of its own there.
+    stepped: Option<(ThreadId, Device)>,
 }
 
 type Overflowed = Vec<(TensorId, NonFinite)>;
@@ -92,6 +95,10 @@ impl StepOutcome {
             Snapshot::Host(scale) => Lazy::known(scale),
             on_device => Lazy::unread(Unread::Scale(on_device)),
         };
+        let stepped = match found_inf {
+            FoundInf::Host(_) => None,
+            FoundInf::Device(flag) => Some((thread::current().id(), flag.device().clone())),
+        };
         let (skipped, overflowed) = match found_inf {
             FoundInf::Host(skipped) => {
                 let known = findings.iter().filter_map(Finding::known).collect();
@@ -102,7 +109,18 @@ impl StepOutcome {
                 (Lazy::unread(Unread::Flag(flag.clone())), counts)
             }
         };
-        Self { scale, checked, skipped, overflowed }
+        Self { scale, checked, skipped, overflowed, stepped }
+    }
+
+    /// Waits for the thread that stepped, where it is another: the read itself waits for this one's launches.
+    fn launched(&self) -> Result<()> {
+        match &self.stepped {
+            Some((by, device)) if *by != thread::current().id() => match Gpu::of(device) {
+                Some(gpu) => Ok(gpu.wait_for_all_threads()?),
+                None => Ok(()),
+            },
+            _ => Ok(()),
+        }
     }
 
     /// True when a gradient was infinite or NaN, and neither the variables nor the optimizer were
@@ -111,14 +129,18 @@ impl StepOutcome {
     /// # Synchronisation
     ///
     /// Waits for the device where the flag is still on its way; once, and
-    /// [`is_known`](Self::is_known) tells.
+    /// [`is_known`](Self::is_known) tells. On another thread than the one that stepped, for all that any
+    /// thread has launched.
     ///
     /// # Errors
     ///
     /// What reading it from the device meets.
     pub fn skipped(&self) -> Result<bool> {
         self.skipped.get(|unread| match unread {
-            Unread::Flag(flag) => Ok(Gpu::to_host::<u32>(flag)?.iter().any(|&flag| flag != 0)),
+            Unread::Flag(flag) => {
+                self.launched()?;
+                Ok(Gpu::to_host::<u32>(flag)?.iter().any(|&flag| flag != 0))
+            }
             _ => Ok(false),
         })
     }
@@ -136,7 +158,7 @@ impl StepOutcome {
     /// One read on a GPU, the first time; NaN should that fail.
     pub fn scale(&self) -> f32 {
         let read = |unread: &Unread| match unread {
-            Unread::Scale(scale) => scale.read(),
+            Unread::Scale(scale) => self.launched().and_then(|()| scale.read()),
             _ => Ok(1.0),
         };
         self.scale.get(read).unwrap_or(f32::NAN)
@@ -150,6 +172,7 @@ impl StepOutcome {
         }
         self.overflowed.get(|unread| {
             let Unread::Counts(findings) = unread else { return Ok(Vec::new()) };
+            self.launched()?;
             let flags: Vec<&Flag> = findings.iter().flat_map(Finding::flags).collect();
             let mut counts = Flag::read(&flags)?.into_iter();
             let mut found = Vec::new();

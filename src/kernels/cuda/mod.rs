@@ -3,7 +3,8 @@
 //! Without the feature `cuda` this module is `absent.rs`, which has the same items and no device, so
 //! that kernels' `cuda.rs` need no `cfg` and are type-checked on every machine.
 //!
-//! Everything runs on candle's stream of the device, in order. Only [`Gpu::to_host`] waits.
+//! Everything runs on candle's stream of the device, in order. Only [`Gpu::to_host`] waits, and a thread
+//! that reads what another has launched: candle's default stream is one of each thread's own.
 
 mod blas;
 mod cache;
@@ -119,6 +120,11 @@ impl Gpu {
             return self.empty(shape, dtype);
         }
         Tensor::zeros(shape, dtype, &self.device())
+    }
+
+    /// Waits for what every thread of this process has launched.
+    pub(crate) fn wait_for_all_threads(&self) -> Result<()> {
+        self.0.cuda_stream().context().synchronize().w()
     }
 
     /// The elements of `tensor` on the host: waits for all that was launched before.
