@@ -1,8 +1,8 @@
 #![doc = include_str!("../README.md")]
 
 mod autocast;
-mod benchmark;
 mod checkpoints;
+mod cudnn;
 mod error;
 mod gradients;
 mod held;
@@ -43,8 +43,11 @@ pub fn device_reads() -> u64 {
 }
 
 pub use autocast::{Autocast, AutocastGuard, clear_cast_cache};
-pub use benchmark::{cudnn_benchmark, set_cudnn_benchmark};
 pub use checkpoints::{Best, Checkpoint, Checkpointer, SavedCheckpoint, State, Stateful};
+pub use cudnn::{
+    cudnn_benchmark, cudnn_f32_weight_gradients, set_cudnn_benchmark,
+    set_cudnn_f32_weight_gradients,
+};
 pub use error::{Error, Result};
 pub use histogram::{Exponents, F16Fit, GradientHistogram};
 pub use history::{ScaleHistory, ScaleStep};

@@ -195,8 +195,8 @@ pub(super) fn weight_gradient(
         return in_dtype(&dw, out);
     }
     let (outs, taps) = (shape.group_out(), shape.taps());
-    let product_dtype = if out == dtype { dtype } else { wide };
-    if let Some(dw) = library(gpu, Pass::Weight, shape, [&x, &grad], product_dtype)? {
+    let written = library_gradient(dtype, out, wide);
+    if let Some(dw) = library(gpu, Pass::Weight, shape, [&x, &grad], written)? {
         return in_dtype(&dw, out);
     }
     let tiles = Tiles::new(shape, dtype, dtype);
@@ -285,6 +285,13 @@ fn library(
         (Pass::Weight, Format::ChannelsLast) => last::from_taps(gpu, &result, shape, shape.taps())?,
         _ => result,
     }))
+}
+
+/// What the library writes a weight gradient in, from operands in `dtype`: where `out` is wider than those, in
+/// one pass over them, unless that is to be exact.
+fn library_gradient(dtype: DType, out: DType, wide: DType) -> DType {
+    let exact = out != dtype && crate::cudnn_f32_weight_gradients();
+    if exact { wide } else { dtype }
 }
 
 /// With a bias for each channel, in `out`.

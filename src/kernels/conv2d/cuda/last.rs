@@ -3,7 +3,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Shape, WORKSPACE, library, rows, sizes};
+use super::{Shape, WORKSPACE, library, library_gradient, rows, sizes};
 use crate::kernels::cuda::{Gpu, Grid, Matrices, Pass, Product, Source, pack, suffix};
 use crate::kernels::elementwise::{add_assign, plain};
 use crate::kernels::gemm::add_bias;
@@ -132,8 +132,8 @@ pub(super) fn weight_gradient(
     if shape.depthwise() {
         return in_dtype(&depthwise_weight(gpu, x, grad, shape, wide)?, out);
     }
-    let product_dtype = if out == dtype { dtype } else { wide };
-    if let Some(dw) = library(gpu, Pass::Weight, shape, [x, grad], product_dtype)? {
+    let written = library_gradient(dtype, out, wide);
+    if let Some(dw) = library(gpu, Pass::Weight, shape, [x, grad], written)? {
         return in_dtype(&dw, out);
     }
     let tiles = Tiles::new(shape, dtype);

@@ -1,10 +1,19 @@
 //! GPUs against the CPU.
 
+use std::sync::{Mutex, PoisonError};
+
 use super::*;
-use crate::kernels::elementwise::testing::assert_gpus_agree;
+use crate::kernels::cuda::Gpu;
+use crate::kernels::devices::gpus;
+use crate::kernels::elementwise::testing::{assert_gpus_agree, epsilon, values};
+
+/// Held by tests that change how weight gradients are written.
+static WRITTEN: Mutex<()> = Mutex::new(());
 
 #[test]
 fn gpus_agree() {
+    let _held = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    crate::set_cudnn_f32_weight_gradients(true);
     let mut rng = generator(31);
     let uneven = Geometry { padding: (0, 2), ..geometry(2, 0, 1, 1) };
     for (dims, c_out, kernel, geometry) in [
@@ -57,6 +66,40 @@ fn gpus_agree() {
             }
         }
     }
+}
+
+/// By cuDNN, that is, unless it is told otherwise; everything else leaves F32.
+#[test]
+fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> {
+    let _held = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut rng = generator(33);
+    let geometry = geometry(1, 1, 1, 1);
+    for (device, dtype) in gpus().iter().flat_map(|d| [DType::F16, DType::BF16].map(|t| (d, t))) {
+        let x = random(&mut rng, &[3, 8, 9, 7], dtype);
+        let grad = random(&mut rng, &[3, 16, 9, 7], dtype);
+        let dims = [16, 8, 3, 3];
+        let expected = values(&weight_gradient(&x, &grad, &dims, geometry, DType::F32)?);
+        let largest = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+        let (x, grad) = (x.to_device(device)?, grad.to_device(device)?);
+        for exact in [false, true] {
+            crate::set_cudnn_f32_weight_gradients(exact);
+            for dw in [
+                weight_gradient(&x, &grad, &dims, geometry, DType::F32)?,
+                weight_gradient_last(&x, &grad, &dims, geometry, DType::F32)?,
+            ] {
+                let rounded = dw.to_dtype(dtype)?.to_dtype(DType::F32)?;
+                let by_cudnn = Gpu::of(device).is_some_and(|gpu| gpu.has_convolutions());
+                assert_eq!(values(&rounded) == values(&dw), by_cudnn && !exact, "{dtype:?}");
+                let unit = if by_cudnn && !exact { dtype } else { DType::F32 };
+                let within = largest * (epsilon(unit) + 32.0 * epsilon(DType::F32));
+                for (dw, expected) in values(&dw).into_iter().zip(&expected) {
+                    assert!((dw - expected).abs() <= within, "{dw} {expected} {dtype:?} {exact}");
+                }
+            }
+        }
+    }
+    crate::set_cudnn_f32_weight_gradients(false);
+    Ok(())
 }
 
 /// Whoever chooses cuDNN's algorithms, where they are cuDNN's.
