@@ -40,11 +40,6 @@ pub(crate) fn name(device: &Device) -> Result<String> {
     Ok(gpu::name(device)?.unwrap_or_else(|| "CPU".into()))
 }
 
-/// Has tensors made from here on without events, as nothing here has a second stream.
-pub(crate) fn no_events(device: &Device) {
-    gpu::no_events(device);
-}
-
 /// Forgets how much memory was in use at most before now; `false` where nobody counts.
 pub(crate) fn peak_from_here(device: &Device) -> Result<bool> {
     device.synchronize()?;
@@ -79,14 +74,6 @@ mod cuda {
     pub(super) fn name(device: &Device) -> Result<Option<String>> {
         let Device::Cuda(device) = device else { return Ok(None) };
         Ok(Some(device.cuda_stream().context().name()?))
-    }
-
-    #[allow(unsafe_code)]
-    pub(super) fn no_events(device: &Device) {
-        if let Device::Cuda(device) = device {
-            // SAFETY: one thread uses the device here, by the device's own stream alone.
-            unsafe { device.disable_event_tracking() }
-        }
     }
 
     pub(super) fn peak_from_here(device: &Device) -> Result<bool> {
@@ -139,8 +126,6 @@ mod no_cuda {
     pub(super) fn name(_: &Device) -> Result<Option<String>> {
         Ok(None)
     }
-
-    pub(super) fn no_events(_: &Device) {}
 
     pub(super) fn peak_from_here(_: &Device) -> Result<bool> {
         Ok(false)

@@ -50,9 +50,6 @@ struct Options {
     /// Lets the driver take back what was freed whenever the host waits, as candle leaves it
     #[arg(long)]
     release_memory: bool,
-    /// Makes no events, which only a second stream would need: two calls of the driver less a tensor
-    #[arg(long)]
-    no_events: bool,
     /// Lets cuDNN try its algorithms, on both sides; that takes a while
     #[arg(long)]
     cudnn_benchmark: bool,
@@ -92,9 +89,6 @@ fn run(options: &Options) -> Result<()> {
     println!("{}", device::name(&device)?);
     if !options.release_memory {
         candle_amp::keep_memory(&device)?;
-    }
-    if options.no_events {
-        device::no_events(&device);
     }
     let mut torch = Vec::new();
     candle_amp::set_cudnn_benchmark(options.cudnn_benchmark);

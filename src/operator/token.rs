@@ -133,15 +133,16 @@ fn join(name: &'static str, run: Box<Run>, inputs: &[&Tensor]) -> Result<Arc<Nod
     let mut args: Vec<Tensor> = Vec::new();
     let mut edges = Vec::with_capacity(inputs.len());
     for &input in inputs {
-        let node = match tracked(input) {
-            false => None,
-            true => match Node::of(input) {
-                None if crowded => Some((leaf(input)?, None)),
-                node => node,
-            },
+        let dtype = input.dtype();
+        if !tracked(input) {
+            edges.push(Edge { dtype, target: Target::Nowhere });
+            continue;
+        }
+        let node = match Node::of(input) {
+            None if crowded => Some((leaf(input)?, None)),
+            node => node,
         };
         let target = match node {
-            _ if !tracked(input) => Target::Nowhere,
             Some((node, shape)) => {
                 args.push(node.token.clone());
                 Target::Cell(node.call.clone(), shape)
@@ -151,7 +152,7 @@ fn join(name: &'static str, run: Box<Run>, inputs: &[&Tensor]) -> Result<Arc<Nod
                 Target::Argument(input.clone(), args.len() - 1)
             }
         };
-        edges.push(Edge { dtype: input.dtype(), target });
+        edges.push(Edge { dtype, target });
     }
     while args.len() > 3 {
         let rest = args.split_off(3);
