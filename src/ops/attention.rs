@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{check_operand, shape_error};
-use crate::kernels::sdpa::{self as kernel, Settings};
+use crate::kernels::sdpa::{self as kernel, Kept, Settings};
 use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Error, Op};
 
@@ -28,7 +28,7 @@ use crate::{Error, Op};
 /// and in backward the gradients of scores too, to the dtype of `q`, before the next product.
 ///
 /// Of what has a size of `t · s`, nothing is kept: backward makes the scores again, from one number
-/// a query. The gradient of a mask, where it is wanted, takes that much in `F32` for a while.
+/// a query; and on CUDA, of halves, the output in `F32`. The gradient of a mask, where it is wanted, takes that much in `F32` for a while.
 ///
 /// A query that sees no key gets zeros, and gives no gradient. So it does in PyTorch since 2.5;
 /// before, it got NaN. What is hidden weighs 0, and 0 times an infinite or NaN value is NaN, here
@@ -113,7 +113,7 @@ struct Sdpa(Settings);
 struct Saved {
     /// Queries, keys, values and, if there is one, the mask.
     inputs: Vec<Tensor>,
-    log_sum_exp: Tensor,
+    kept: Kept,
 }
 
 impl Operator for Sdpa {
@@ -148,18 +148,18 @@ impl Operator for Sdpa {
         if let Some(mask) = mask {
             self.check_mask(q, mask, [b, h, t, s])?;
         }
-        let (y, log_sum_exp) = kernel::forward(q, k, v, mask, self.0)?;
-        Ok((y, Saved { inputs: inputs.to_vec(), log_sum_exp }))
+        let (y, kept) = kernel::forward(q, k, v, mask, self.0)?;
+        Ok((y, Saved { inputs: inputs.to_vec(), kept }))
     }
 
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
-        let Saved { inputs, log_sum_exp } = ctx.saved;
+        let Saved { inputs, kept } = ctx.saved;
         let saved = kernel::Saved {
             q: &inputs[0],
             k: &inputs[1],
             v: &inputs[2],
             mask: inputs.get(3),
-            log_sum_exp,
+            kept,
             grad: ctx.gradient,
         };
         let wants = std::array::from_fn(|i| ctx.wants.get(i).copied().flatten());

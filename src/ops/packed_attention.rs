@@ -3,7 +3,7 @@
 use candle_core::{IndexOp, Result, Tensor};
 
 use super::{check_operand, shape_error};
-use crate::kernels::sdpa::{self as kernel, Settings};
+use crate::kernels::sdpa::{self as kernel, Kept, Settings};
 use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Error, Op};
 
@@ -68,8 +68,8 @@ impl Packed {
 }
 
 impl Operator for Packed {
-    /// The input, and the log-sum-exp of every query's scores.
-    type Saved = (Tensor, Tensor);
+    /// The input, and what forward leaves.
+    type Saved = (Tensor, Kept);
 
     fn op(&self) -> Op {
         Op::Sdpa
@@ -83,17 +83,17 @@ impl Operator for Packed {
             return shape_error(self.op(), "qkv", qkv, expected);
         }
         let [q, k, v] = self.parts(qkv)?;
-        let (y, log_sum_exp) = kernel::forward_rows(&q, &k, &v, self.settings)?;
-        Ok((y, (qkv.clone(), log_sum_exp)))
+        let (y, kept) = kernel::forward_rows(&q, &k, &v, self.settings)?;
+        Ok((y, (qkv.clone(), kept)))
     }
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
         let Some(want) = ctx.wants[0] else { return Ok(vec![None]) };
-        let (qkv, log_sum_exp) = ctx.saved;
+        let (qkv, kept) = ctx.saved;
         let [q, k, v] = self.parts(qkv)?;
         let (b, t, width) = ctx.gradient.dims3()?;
         let grad = ctx.gradient.reshape((b, t, self.heads, width / self.heads))?.transpose(1, 2)?;
-        let saved = kernel::Saved { q: &q, k: &k, v: &v, mask: None, log_sum_exp, grad: &grad };
+        let saved = kernel::Saved { q: &q, k: &k, v: &v, mask: None, kept, grad: &grad };
         let joined = kernel::backward_packed(saved, self.settings, want)?;
         Ok(vec![Some(Gradient::owned(joined))])
     }

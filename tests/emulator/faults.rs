@@ -270,6 +270,15 @@ races! {
         "tile[i] = i; __syncwarp(); data[i] = tile[i ^ 32];", "writes shared memory at";
     a_race_of_blocks: 2, "data[i] = tile[i] = i;", "writes global memory at";
     a_race_with_an_atomic_operation: 1, "atomicAdd(data, 1); if (i == 63) data[0] = 0;", "global memory";
+    a_race_with_a_copy_that_has_begun: 1,
+        "float x = tile[63 - i]; emulated_copy_async(tile + i, data, 4, x == x); emulated_copies_arrived();",
+        "reads shared memory at";
+    a_race_with_a_copy_that_has_arrived_for_its_thread: 1,
+        "emulated_copy_async(tile + i, data + i, 4, true); emulated_copies_arrived(); data[i] = tile[63 - i];",
+        "writes shared memory at";
+    no_race_with_copies: 1,
+        "emulated_copy_async(tile + i, data + i, 4, true); emulated_copies_arrived(); __syncthreads();
+         data[i] = tile[63 - i];", "all is well";
     no_race_with_barriers: 2,
         "tile[i] = i; __syncthreads(); float x = tile[63 - i]; __syncthreads(); tile[i] = x;", "all is well";
     no_race_of_lanes_that_wait: 1, "tile[i] = i; __syncwarp(); data[i] = tile[i ^ 1];", "all is well";

@@ -83,6 +83,36 @@ fn fresh_memory_is_garbage() -> Result<()> {
 }
 
 #[test]
+fn a_copy_to_shared_memory_is_garbage_until_it_is_waited_for() -> Result<()> {
+    let stream = stream()?;
+    let source = r#"extern "C" __global__ void k(float *data, int length) {
+        __shared__ __align__(16) float fours[128], ones[32];
+        int i = threadIdx.x;
+        emulated_copy_async(&fours[4 * i], data + 4 * i, 16, i != 5);
+        emulated_copy_async(&ones[i], data + i, 4, i != 6);
+        float before = fours[4 * i + 1], one_before = ones[i];
+        emulated_copies_arrived();
+        __syncthreads();
+        data[i] = before == before || one_before == one_before;
+        data[32 + i] = fours[4 * (31 - i) + 3];
+        data[64 + i] = ones[31 - i];
+    }"#;
+    let kernel = compile(&stream, source)?;
+    let values: Vec<f32> = (0..128).map(|i| i as f32).collect();
+    let mut data = stream.clone_htod(&values)?;
+    run(&stream, &kernel, grid(1, 32), &mut data)?;
+    let data = stream.clone_dtoh(&data)?;
+    assert_eq!(data[..32], [0.0; 32]);
+    for i in 0..32 {
+        let from = 31 - i;
+        let four = if from == 5 { 0.0 } else { (4 * from + 3) as f32 };
+        let one = if from == 6 { 0.0 } else { from as f32 };
+        assert_eq!([data[32 + i], data[64 + i]], [four, one], "{i}");
+    }
+    Ok(())
+}
+
+#[test]
 fn modules_have_variables_of_their_own() -> Result<()> {
     let stream = stream()?;
     let source = r#"__device__ float total[2];

@@ -71,7 +71,7 @@ where
             v: views[2].heads()?,
             grad: views[3].heads()?,
             mask: opened(mask_view.as_ref(), mask.as_ref().map(Tensor::dtype))?,
-            log_sum_exp: &Elements::of(saved.log_sum_exp)?,
+            log_sum_exp: &Elements::of(&saved.kept.log_sum_exp)?,
             threads: threads(batch * kv_heads),
         };
         let (count, group) = (batch * kv_heads, sizes.group());

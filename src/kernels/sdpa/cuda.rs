@@ -6,7 +6,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Saved, Settings, flash, sum_to, unrepeated};
+use super::{Kept, Saved, Settings, flash, sum_to, unrepeated};
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
 use crate::kernels::elementwise::plain;
@@ -66,11 +66,12 @@ pub(super) fn forward(
     v: &Tensor,
     mask: Option<&Tensor>,
     settings: Settings,
-) -> Result<(Tensor, Tensor)> {
+) -> Result<(Tensor, Kept)> {
     if flash::fits(gpu, q, k, v)? {
         return flash::forward(gpu, [q, k, v], mask, settings, false);
     }
-    products(gpu, q, k, v, mask, settings)
+    let (out, sums) = products(gpu, q, k, v, mask, settings)?;
+    Ok((out, sums.into()))
 }
 
 /// As [`forward`], where the output may be a view of `(b, t, h, d)`.
@@ -80,11 +81,12 @@ pub(super) fn forward_rows(
     k: &Tensor,
     v: &Tensor,
     settings: Settings,
-) -> Result<(Tensor, Tensor)> {
+) -> Result<(Tensor, Kept)> {
     if flash::fits(gpu, q, k, v)? {
         return flash::forward(gpu, [q, k, v], None, settings, true);
     }
-    products(gpu, q, k, v, None, settings)
+    let (out, sums) = products(gpu, q, k, v, None, settings)?;
+    Ok((out, sums.into()))
 }
 
 fn products(
@@ -149,7 +151,7 @@ pub(super) fn backward(
     settings: Settings,
     wants: [Option<DType>; 4],
 ) -> Result<[Option<Tensor>; 4]> {
-    let Saved { q, k, v, mask, log_sum_exp, grad } = saved;
+    let Saved { q, k, v, mask, kept, grad } = saved;
     let ((b, h, t, _), wide) = (q.dims4()?, arithmetic(q.dtype()));
     let (_, kv_heads, s, _) = v.dims4()?;
     if b * h * t * s * v.dim(3)? == 0 {
@@ -160,8 +162,9 @@ pub(super) fn backward(
         return Ok([zeros(q, wants[0])?, zeros(k, wants[1])?, zeros(v, wants[2])?, dmask]);
     }
     // The gradient of a mask has the size of the scores: nothing is saved by not having those.
-    if wants[3].is_none() && flash::fits(gpu, q, k, v)? {
-        let [dq, dk, dv] = flash::backward(gpu, saved, settings, [wants[0], wants[1], wants[2]])?;
+    if let (None, Some(output)) = (wants[3], &kept.unrounded) {
+        let wants = [wants[0], wants[1], wants[2]];
+        let [dq, dk, dv] = flash::backward(gpu, saved, output, settings, wants)?;
         return Ok([dq, dk, dv, None]);
     }
     let step = samples(q, k)?;
@@ -183,7 +186,7 @@ pub(super) fn backward(
     let launch = gpu.launch(&SOURCE, &format!("slopes_{}", suffix(q.dtype())?))?;
     let launch = launch.write(&p)?.write(&dx)?.write_or_null(dmask.as_ref())?;
     spread
-        .settings(launch.read(&products)?.read(&dp)?.read(&plain(log_sum_exp)?)?, settings)?
+        .settings(launch.read(&products)?.read(&dp)?.read(&plain(&kept.log_sum_exp)?)?, settings)?
         .sizes(&[b * h * t, h, t, s])
         .int(settings.causal.into())
         .int(team)
@@ -212,10 +215,8 @@ pub(super) fn backward_packed(
     settings: Settings,
     want: DType,
 ) -> Result<Option<Tensor>> {
-    if !flash::fits(gpu, saved.q, saved.k, saved.v)? {
-        return Ok(None);
-    }
-    flash::backward_packed(gpu, saved, settings, want).map(Some)
+    let Some(output) = &saved.kept.unrounded else { return Ok(None) };
+    flash::backward_packed(gpu, saved, output, settings, want).map(Some)
 }
 
 /// [`backward`], `step` samples at a time.
@@ -230,12 +231,13 @@ fn in_parts(
     let mut parts: [Vec<Tensor>; 3] = Default::default();
     for first in (0..b).step_by(step) {
         let count = step.min(b - first);
-        let all = [saved.q, saved.k, saved.v, saved.log_sum_exp, saved.grad];
+        let all = [saved.q, saved.k, saved.v, &saved.kept.log_sum_exp, saved.grad];
         let some: Vec<Tensor> =
             all.iter().map(|x| x.narrow(0, first, count)).collect::<Result<_>>()?;
         let [q, k, v, log_sum_exp, grad] = &some[..] else { continue };
         let mask = saved.mask.map(|mask| sample(mask, first, count)).transpose()?;
-        let saved = Saved { q, k, v, mask: mask.as_ref(), log_sum_exp, grad };
+        let kept = &log_sum_exp.clone().into();
+        let saved = Saved { q, k, v, mask: mask.as_ref(), kept, grad };
         let gradients = backward(gpu, saved, settings, wants)?;
         for (parts, gradient) in parts.iter_mut().zip(gradients) {
             parts.extend(gradient);

@@ -1,11 +1,15 @@
 // Attention forward without the scores in memory, on tensor cores: a block has 64 queries of one head,
-// each of its four warps 16 of them, and goes through the keys 64 at a time. Scores, softmax and sums
+// each of its four warps 16 of them, and goes through the keys a tile at a time. Scores, softmax and sums
 // are F32, exponents those of two; probabilities, relative to the largest score so far, are rounded to the
 // inputs' dtype for the second product. Tri Dao, FlashAttention-2.
+//
+// The output is divided by the sum of what was multiplied, the rounded probabilities, so that it is a mean of the
+// values whatever the rounding: backward needs that, of the output before it is rounded.
 
 template <int D, class T>
-DEVICE void flash(const Output &out, float *log_sums, const Attention<T> &in) {
-    __shared__ __align__(16) T key_tile[64][D + 8], value_tile[64][D + 8];
+DEVICE void flash(const Output &out, float *unrounded, float *log_sums, const Attention<T> &in) {
+    constexpr int KEYS = TILE<D>;
+    __shared__ __align__(16) T key_tiles[2][KEYS][D + 8], value_tiles[2][KEYS][D + 8];
     const Sizes &sizes = in.sizes;
     // The last queries first: with `causal`, they see the most.
     Block block(sizes.queries, sizes.heads, true);
@@ -14,23 +18,30 @@ DEVICE void flash(const Output &out, float *log_sums, const Attention<T> &in) {
     u32 left[D / 16][4];
     load_left<D>(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
 
-    float sum[2] = {0, 0}, most[2] = {-infinity<float>(), -infinity<float>()}, result[D / 8][4] = {};
+    auto fetch = [&](int stage, size_t first) {
+        fetch_rows<D>(key_tiles[stage], in.k.head(batch, shared), in.k.s2, first, sizes.keys, sizes.width);
+        fetch_rows<D>(value_tiles[stage], in.v.head(batch, shared), in.v.s2, first, sizes.keys, sizes.width);
+    };
+    float sum[2] = {0, 0}, most[2] = {-infinity<float>(), -infinity<float>()};
+    float result[D / 8][4] = {}, rounded_sum[4] = {};
+    u32 one = pack<T>(1, 1);
     size_t end = sizes.end(block);
     float unit = in.unit();
-    for (size_t first = 0; first < end; first += 64) {
-        __syncthreads(); // whoever still reads the tiles before
-        load_rows<D>(key_tile, in.k.head(batch, shared), in.k.s2, first, sizes.keys, sizes.width);
-        load_rows<D>(value_tile, in.v.head(batch, shared), in.v.s2, first, sizes.keys, sizes.width);
-        __syncthreads();
+    fetch(0, 0);
+    int stage = 0;
+    for (size_t first = 0; first < end; first += KEYS, stage ^= 1) {
+        arrived();
+        __syncthreads(); // and nobody reads the other stage any more
+        if (first + KEYS < end) fetch(stage ^ 1, first + KEYS);
 
-        float p[8][4] = {}, slopes[8][4], largest[2] = {most[0], most[1]};
+        float p[KEYS / 8][4] = {}, slopes[KEYS / 8][4], largest[2] = {most[0], most[1]};
 #pragma unroll
-        for (int n = 0; n < 8; n++) times_turned<D>(p[n], left, key_tile, n * 8);
-        in.score(p, slopes, batch, head, sizes.is_edge(block.first(), first, 64), [&](int n, int e) {
+        for (int n = 0; n < KEYS / 8; n++) times_turned<D>(p[n], left, key_tiles[stage], n * 8);
+        in.score(p, slopes, batch, head, sizes.is_edge(block.first(), first, KEYS), [&](int n, int e) {
             return Seen{block.row[e / 2], first + n * 8 + 2 * t + e % 2};
         });
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) largest[e / 2] = fmaxf(largest[e / 2], p[n][e]); // NaN is in the sum
         }
@@ -44,13 +55,13 @@ DEVICE void flash(const Output &out, float *log_sums, const Attention<T> &in) {
             // Where all are hidden, so far.
             base[i] = largest[i] == -infinity<float>() ? 0.f : largest[i] * unit;
             float shrink = power_of_two(most[i] * unit - base[i]);
-            sum[i] *= shrink;
+            sum[i] *= shrink, rounded_sum[2 * i] *= shrink;
             most[i] = largest[i];
 #pragma unroll
             for (int n = 0; n < D / 8; n++) result[n][2 * i] *= shrink, result[n][2 * i + 1] *= shrink;
         }
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
+        for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 p[n][e] = power_of_two(fmaf(p[n][e], unit, -base[e / 2]));
@@ -58,14 +69,19 @@ DEVICE void flash(const Output &out, float *log_sums, const Attention<T> &in) {
             }
         }
 #pragma unroll
-        for (int step = 0; step < 4; step++) times<D>(result, p[2 * step], p[2 * step + 1], value_tile, step * 16);
+        for (int step = 0; step < KEYS / 16; step++) {
+            u32 weights[4];
+            as_left<T>(weights, p[2 * step], p[2 * step + 1]);
+            multiply<T>(rounded_sum, weights, one, one);
+            times<D>(result, weights, value_tiles[stage], step * 16);
+        }
     }
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         sum[i] = row_sum(sum[i]);
         bool hidden = sum[i] == 0;
-        float share = hidden ? 0.f : 1 / sum[i];
+        float share = hidden ? 0.f : 1 / rounded_sum[2 * i];
 #pragma unroll
         for (int n = 0; n < D / 8; n++) result[n][2 * i] *= share, result[n][2 * i + 1] *= share;
         if (t > 0 || block.row[i] >= sizes.queries) continue;
@@ -73,12 +89,14 @@ DEVICE void flash(const Output &out, float *log_sums, const Attention<T> &in) {
         log_sums[sizes.at(batch, head, block.row[i])] = hidden ? infinity<float>() : log_sum;
     }
     out.store<T>(result, block, sizes.queries, sizes.width);
+    Output{unrounded, out.s0, out.s1, out.s2, 1}.store<T>(result, block, sizes.queries, sizes.width);
 }
 
 #define FLASH(t, T, D)                                                                            \
-    extern "C" __global__ void __launch_bounds__(128) flash_##D##_##t(                            \
-        T *out, size_t o0, size_t o1, size_t o2, float *log_sums, ATTENTION(T)) {                 \
-        flash<D, T>({out, o0, o1, o2, 0}, log_sums, ATTENDED);                                    \
+    extern "C" __global__ void __launch_bounds__(128, 3) flash_##D##_##t(                         \
+        T *out, float *unrounded, size_t o0, size_t o1, size_t o2, float *log_sums,               \
+        ATTENTION(T)) {                                                                           \
+        flash<D, T>({out, o0, o1, o2, 0}, unrounded, log_sums, ATTENDED);                         \
     }
 OF_F16(FLASH(f16, f16, 64) FLASH(f16, f16, 128))
 OF_BF16(FLASH(bf16, bf16, 64) FLASH(bf16, bf16, 128))

@@ -3,7 +3,7 @@
 use candle_core::{DType, IndexOp, Result, Tensor};
 
 use super::cuda::Mask;
-use super::{Saved, Settings};
+use super::{Kept, Saved, Settings};
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, start, suffix};
 use crate::kernels::elementwise::plain;
 use crate::kernels::{cast, in_dtype};
@@ -75,33 +75,36 @@ fn attention(
     Ok(launch.int(settings.causal.into()))
 }
 
-/// See [`super::forward`], of what [`fits`]. With `rows` the output lies as `(b, t, h, d)`
-/// does, and is a view of that.
+/// See [`super::forward`], of what [`fits`]. With `rows` the output, in both dtypes, lies as
+/// `(b, t, h, d)` does, and is a view of that.
 pub(super) fn forward(
     gpu: &Gpu,
     [q, k, v]: [&Tensor; 3],
     mask: Option<&Tensor>,
     settings: Settings,
     rows: bool,
-) -> Result<(Tensor, Tensor)> {
+) -> Result<(Tensor, Kept)> {
     let ((b, h, t, d), s) = (q.dims4()?, k.dim(2)?);
-    let out = match rows {
-        true => gpu.empty((b, t, h, d), q.dtype())?.transpose(1, 2)?,
-        false => gpu.empty((b, h, t, d), q.dtype())?,
+    let output = |dtype| match rows {
+        true => gpu.empty((b, t, h, d), dtype)?.transpose(1, 2),
+        false => gpu.empty((b, h, t, d), dtype),
     };
+    let (out, unrounded) = (output(q.dtype())?, output(DType::F32)?);
     let sums = gpu.empty((b, h, t), DType::F32)?;
     let mask = Mask::of(mask, [b, h, t, s], DType::F32)?;
-    // Queries before `t` are written.
-    let launch = launch(gpu, &FORWARD, "flash", q)?.write_strided(&out)?.sizes(&out.stride()[..3]);
+    // Queries before `t` are written, at the same places of both.
+    let launch = launch(gpu, &FORWARD, "flash", q)?.write_strided(&out)?;
+    let launch = launch.write_strided(&unrounded)?.sizes(&out.stride()[..3]);
     attention(launch.write(&sums)?, [q, k, v], &mask, settings)?
         .run(Grid::flat(b * h * t.div_ceil(ROWS), THREADS))?;
-    Ok((out, sums))
+    Ok((out, Kept { log_sum_exp: sums, unrounded: Some(unrounded) }))
 }
 
-/// See [`super::backward`], of what [`fits`].
+/// See [`super::backward`], of what [`fits`] and has the `output` in F32.
 pub(super) fn backward(
     gpu: &Gpu,
     saved: Saved<'_>,
+    output: &Tensor,
     settings: Settings,
     wants: [Option<DType>; 3],
 ) -> Result<[Option<Tensor>; 3]> {
@@ -109,7 +112,7 @@ pub(super) fn backward(
         wants[i].map(|want| gpu.empty(like.shape(), written(saved.q, want))).transpose()
     };
     let all = [of(0, saved.q)?, of(1, saved.k)?, of(2, saved.v)?];
-    write(gpu, saved, settings, all.each_ref().map(Option::as_ref))?;
+    write(gpu, saved, output, settings, all.each_ref().map(Option::as_ref))?;
     let as_wanted = |i: usize| match (&all[i], wants[i]) {
         (Some(gradient), Some(want)) => in_dtype(gradient, want).map(Some),
         _ => Ok(None),
@@ -117,10 +120,11 @@ pub(super) fn backward(
     Ok([as_wanted(0)?, as_wanted(1)?, as_wanted(2)?])
 }
 
-/// See [`super::backward_packed`], of what [`fits`].
+/// See [`super::backward_packed`], of what [`fits`] and has the `output` in F32.
 pub(super) fn backward_packed(
     gpu: &Gpu,
     saved: Saved<'_>,
+    output: &Tensor,
     settings: Settings,
     want: DType,
 ) -> Result<Tensor> {
@@ -128,7 +132,7 @@ pub(super) fn backward_packed(
     let all = gpu.empty((b, t, 3, h, d), written(saved.q, want))?;
     let part = |i| all.i((.., .., i))?.transpose(1, 2);
     let parts = [part(0)?, part(1)?, part(2)?];
-    write(gpu, saved, settings, parts.each_ref().map(Some))?;
+    write(gpu, saved, output, settings, parts.each_ref().map(Some))?;
     in_dtype(&all.flatten_from(2)?, want)
 }
 
@@ -142,30 +146,32 @@ fn written(q: &Tensor, want: DType) -> DType {
 fn write(
     gpu: &Gpu,
     saved: Saved<'_>,
+    output: &Tensor,
     settings: Settings,
     [dq, dk, dv]: [Option<&Tensor>; 3],
 ) -> Result<()> {
-    let Saved { q, k, v, mask, log_sum_exp, grad } = saved;
+    let Saved { q, k, v, mask, kept, grad } = saved;
     let ((b, h, t, _), (_, kv_heads, s, _)) = (q.dims4()?, k.dims4()?);
     let grad = in_dtype(grad, q.dtype())?;
     let grad = if lies_well(&grad)? { grad } else { cast(&grad, q.dtype())? };
-    let (sums, averages) = (plain(log_sum_exp)?, gpu.empty((b, h, t), DType::F32)?);
+    let (sums, averages) = (plain(&kept.log_sum_exp)?, gpu.empty((b, h, t), DType::F32)?);
     let mask = Mask::of(mask, [b, h, t, s], DType::F32)?;
-    let output = |launch: Launch, x: Option<&Tensor>| {
+    let into = |launch: Launch, x: Option<&Tensor>| {
         let Some(x) = x else { return Ok(launch.write_or_null(None)?.sizes(&[0; 3]).int(0)) };
         let launch = launch.write_strided(x)?.sizes(&x.stride()[..3]);
         Ok::<_, candle_core::Error>(launch.int((x.dtype() == DType::F32).into()))
     };
     if dq.is_some() || dk.is_some() {
-        // Rows before `t` of `dq` and the averages are written, and as many sums read.
-        let launch = output(launch(gpu, &BACKWARD, "flash_queries", q)?, dq)?;
+        // Rows before `t` of `dq` and the averages are written, and as many sums and rows of the output read.
+        let launch = into(launch(gpu, &BACKWARD, "flash_queries", q)?, dq)?;
         let launch = read_rows(launch.write(&averages)?.read(&sums)?, &grad)?;
+        let launch = read_rows(launch, output)?;
         attention(launch, [q, k, v], &mask, settings)?
             .run(Grid::flat(b * h * t.div_ceil(ROWS), THREADS))?;
     }
     if dk.is_some() || dv.is_some() {
         // Rows before `s` of `dk` and `dv` are written, and averages read where there is a `dk`.
-        let launch = output(output(launch(gpu, &BACKWARD, "flash_keys", q)?, dk)?, dv)?;
+        let launch = into(into(launch(gpu, &BACKWARD, "flash_keys", q)?, dk)?, dv)?;
         let launch = read_rows(launch.read(&averages)?.read(&sums)?, &grad)?;
         attention(launch, [q, k, v], &mask, settings)?
             .run(Grid::flat(b * kv_heads * s.div_ceil(ROWS), THREADS))?;

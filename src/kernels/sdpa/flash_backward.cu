@@ -4,8 +4,9 @@
 // the inputs' dtype for the products that they go into. Tri Dao, FlashAttention-2.
 //
 // The gradient of a score is p (dp - average), dp being that of the probability, and average the sum of
-// p dp over the keys. The sum of output times gradient would be the same, but the output is rounded, and of
-// values far from zero that error is larger than dp - average: https://arxiv.org/abs/2510.04212.
+// p dp over the keys: that of output times gradient over a query's elements. Of values far from zero the output's
+// rounding would be larger than dp - average, https://arxiv.org/abs/2510.04212, as would that of probabilities whose
+// sum is not one: so it is the output in F32, and forward divides by the sum of what it multiplied.
 
 // The gradient of a product of a query and a key; zero where the one does not see the other, whatever NaN
 // there is.
@@ -13,61 +14,68 @@ DEVICE float gradient(float p, float dp, float average, float slope) {
     return p == 0 ? 0.f : p * (dp - average) * slope;
 }
 
-// The averages, and the gradient of queries where there is a place for it, in two passes through the keys.
+// The averages, and the gradient of queries where there is a place for it.
 template <int D, class T>
 DEVICE void of_queries(const Output &dq, float *averages, const float *log_sums, const Heads<const T> &grad,
-                       const Attention<T> &in) {
-    __shared__ __align__(16) T key_tile[64][D + 8], value_tile[64][D + 8];
+                       const Heads<const float> &output, const Attention<T> &in) {
+    constexpr int KEYS = TILE<D>;
+    __shared__ __align__(16) T key_tiles[2][KEYS][D + 8], value_tiles[2][KEYS][D + 8];
     const Sizes &sizes = in.sizes;
     Block block(sizes.queries, sizes.heads, true);
-    size_t batch = block.batch, head = block.head, shared = head / sizes.group, end = sizes.end(block);
+    size_t batch = block.batch, head = block.head, shared = head / sizes.group;
     int t = threadIdx.x % 4;
-    float unit = in.unit();
     u32 left[D / 16][4], grad_left[D / 16][4];
-    load_left<D>(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
     load_left<D>(grad_left, grad.head(batch, head), grad.s2, block, sizes.queries, sizes.width);
-    float log_sum[2], average[2] = {0, 0}, result[D / 8][4] = {};
+    float average[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        bool there = block.row[i] < sizes.queries;
+        const float *row = output.head(batch, head) + block.row[i] * output.s2;
+        average[i] = row_sum(times_left<D, T>(grad_left, i, row, there ? sizes.width : 0));
+        if (t == 0 && there) averages[sizes.at(batch, head, block.row[i])] = average[i];
+    }
+    if (!dq.to) return;
+
+    auto fetch = [&](int stage, size_t first) {
+        fetch_rows<D>(key_tiles[stage], in.k.head(batch, shared), in.k.s2, first, sizes.keys, sizes.width);
+        fetch_rows<D>(value_tiles[stage], in.v.head(batch, shared), in.v.s2, first, sizes.keys, sizes.width);
+    };
+    load_left<D>(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
+    float log_sum[2], result[D / 8][4] = {}, unit = in.unit();
     for (int i = 0; i < 2; i++)
         log_sum[i] = block.row[i] < sizes.queries ? log_sums[sizes.at(batch, head, block.row[i])] * LOG2_E : 0;
-    for (int pass = 0; pass < (dq.to ? 2 : 1); pass++) {
-        float sum[2] = {0, 0};
-        for (size_t first = 0; first < end; first += 64) {
-            __syncthreads(); // whoever still reads the tiles before
-            load_rows<D>(key_tile, in.k.head(batch, shared), in.k.s2, first, sizes.keys, sizes.width);
-            load_rows<D>(value_tile, in.v.head(batch, shared), in.v.s2, first, sizes.keys, sizes.width);
-            __syncthreads();
-            float part[2] = {0, 0}; // so that few terms are added to a sum of many
-            for (int from = 0; from < 64; from += 16) {
-                float p[2][4] = {}, dp[2][4] = {}, slopes[2][4];
+    size_t end = sizes.end(block);
+    fetch(0, 0);
+    int stage = 0;
+    for (size_t first = 0; first < end; first += KEYS, stage ^= 1) {
+        arrived();
+        __syncthreads(); // and nobody reads the other stage any more
+        if (first + KEYS < end) fetch(stage ^ 1, first + KEYS);
+        for (int from = 0; from < KEYS; from += 16) {
+            float p[2][4] = {}, dp[2][4] = {}, slopes[2][4];
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    times_turned<D>(p[half], left, key_tile, from + half * 8);
-                    times_turned<D>(dp[half], grad_left, value_tile, from + half * 8);
-                }
-                bool edge = sizes.is_edge(block.first(), first + from, 16);
-                in.score(p, slopes, batch, head, edge, [&](int half, int e) {
-                    return Seen{block.row[e / 2], first + from + half * 8 + 2 * t + e % 2};
-                });
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        float share = power_of_two(fmaf(p[half][e], unit, -log_sum[e / 2]));
-                        part[e / 2] += share == 0 ? 0.f : share * dp[half][e];
-                        dp[half][e] = gradient(share, dp[half][e], average[e / 2], slopes[half][e]);
-                    }
-                }
-                if (pass == 1) times<D>(result, dp[0], dp[1], key_tile, from);
+            for (int half = 0; half < 2; half++) {
+                times_turned<D>(p[half], left, key_tiles[stage], from + half * 8);
+                times_turned<D>(dp[half], grad_left, value_tiles[stage], from + half * 8);
             }
-            sum[0] += part[0], sum[1] += part[1];
+            bool edge = sizes.is_edge(block.first(), first + from, 16);
+            in.score(p, slopes, batch, head, edge, [&](int half, int e) {
+                return Seen{block.row[e / 2], first + from + half * 8 + 2 * t + e % 2};
+            });
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    float share = power_of_two(fmaf(p[half][e], unit, -log_sum[e / 2]));
+                    dp[half][e] = gradient(share, dp[half][e], average[e / 2], slopes[half][e]);
+                }
+            }
+            u32 weights[4];
+            as_left<T>(weights, dp[0], dp[1]);
+            times<D>(result, weights, key_tiles[stage], from);
         }
-        if (pass == 0) average[0] = row_sum(sum[0]), average[1] = row_sum(sum[1]);
     }
-    for (int i = 0; i < 2; i++) {
-        bool writes = t == 0 && block.row[i] < sizes.queries;
-        if (writes) averages[sizes.at(batch, head, block.row[i])] = average[i];
-    }
-    if (dq.to) dq.store<T>(result, block, sizes.queries, sizes.width);
+    dq.store<T>(result, block, sizes.queries, sizes.width);
 }
 
 // The gradients of keys and of values, each where there is a place for it, from the queries of all heads
@@ -75,53 +83,63 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *log_sums,
 template <int D, class T>
 DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, const float *log_sums,
                     const Heads<const T> &grad, const Attention<T> &in) {
-    __shared__ __align__(16) T query_tile[64][D + 8], grad_tile[64][D + 8];
-    __shared__ float log_sum[64], average[64];
+    constexpr int QUERIES = TILE<D>;
+    __shared__ __align__(16) T query_tiles[2][QUERIES][D + 8], grad_tiles[2][QUERIES][D + 8];
+    __shared__ float log_sum[2][QUERIES], average[2][QUERIES];
     const Sizes &sizes = in.sizes;
     Block block(sizes.keys, sizes.heads / sizes.group, false);
-    size_t batch = block.batch;
+    size_t batch = block.batch, begin = sizes.begin(block);
     int t = threadIdx.x % 4;
+    auto fetch = [&](int stage, size_t head, size_t first) {
+        fetch_rows<D>(query_tiles[stage], in.q.head(batch, head), in.q.s2, first, sizes.queries, sizes.width);
+        fetch_rows<D>(grad_tiles[stage], grad.head(batch, head), grad.s2, first, sizes.queries, sizes.width);
+        if (threadIdx.x < QUERIES) {
+            size_t at = sizes.at(batch, head, first + threadIdx.x);
+            bool there = first + threadIdx.x < sizes.queries;
+            copy_async<4>(&log_sum[stage][threadIdx.x], log_sums + at, there);
+            copy_async<4>(&average[stage][threadIdx.x], averages + at, there && dk.to);
+        }
+    };
     float unit = in.unit();
     u32 left[D / 16][4], value_left[D / 16][4];
     load_left<D>(left, in.k.head(batch, block.head), in.k.s2, block, sizes.keys, sizes.width);
     load_left<D>(value_left, in.v.head(batch, block.head), in.v.s2, block, sizes.keys, sizes.width);
     float keys[D / 8][4] = {}, values[D / 8][4] = {};
-    for (size_t head = block.head * sizes.group; head < (block.head + 1) * sizes.group; head++) {
-        for (size_t first = sizes.begin(block); first < sizes.queries; first += 64) {
-            __syncthreads(); // whoever still reads the tiles before
-            load_rows<D>(query_tile, in.q.head(batch, head), in.q.s2, first, sizes.queries, sizes.width);
-            load_rows<D>(grad_tile, grad.head(batch, head), grad.s2, first, sizes.queries, sizes.width);
-            if (threadIdx.x < 64) {
-                size_t at = sizes.at(batch, head, first + threadIdx.x);
-                bool there = first + threadIdx.x < sizes.queries;
-                log_sum[threadIdx.x] = there ? log_sums[at] * LOG2_E : 0;
-                average[threadIdx.x] = there && dk.to ? averages[at] : 0;
+    size_t head = block.head * sizes.group, last = head + sizes.group, first = begin;
+    if (begin >= sizes.queries) head = last; // no query sees these keys
+    if (head < last) fetch(0, head, first);
+    for (int stage = 0; head < last; stage ^= 1) {
+        arrived();
+        __syncthreads(); // and nobody reads the other stage any more
+        size_t next = first + QUERIES < sizes.queries ? first + QUERIES : begin, its_head = head + (next == begin);
+        if (its_head < last) fetch(stage ^ 1, its_head, next);
+        for (int from = 0; from < QUERIES; from += 16) {
+            float p[2][4] = {}, dp[2][4] = {}, slopes[2][4];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                times_turned<D>(p[half], left, query_tiles[stage], from + half * 8);
+                times_turned<D>(dp[half], value_left, grad_tiles[stage], from + half * 8);
             }
-            __syncthreads();
-            for (int from = 0; from < 64; from += 16) {
-                float p[2][4] = {}, dp[2][4] = {}, slopes[2][4];
+            bool edge = first + from + 16 > sizes.queries || sizes.is_edge(first + from, block.first(), 16);
+            in.score(p, slopes, batch, head, edge, [&](int half, int e) {
+                return Seen{first + from + half * 8 + 2 * t + e % 2, block.row[e / 2]};
+            });
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    times_turned<D>(p[half], left, query_tile, from + half * 8);
-                    times_turned<D>(dp[half], value_left, grad_tile, from + half * 8);
+            for (int half = 0; half < 2; half++) {
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    int at = from + half * 8 + 2 * t + e % 2;
+                    p[half][e] = power_of_two(fmaf(p[half][e], unit, log_sum[stage][at] * -LOG2_E));
+                    dp[half][e] = gradient(p[half][e], dp[half][e], average[stage][at], slopes[half][e]);
                 }
-                bool edge = first + from + 16 > sizes.queries || sizes.is_edge(first + from, block.first(), 16);
-                in.score(p, slopes, batch, head, edge, [&](int half, int e) {
-                    return Seen{first + from + half * 8 + 2 * t + e % 2, block.row[e / 2]};
-                });
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        int at = from + half * 8 + 2 * t + e % 2;
-                        p[half][e] = power_of_two(fmaf(p[half][e], unit, -log_sum[at]));
-                        dp[half][e] = gradient(p[half][e], dp[half][e], average[at], slopes[half][e]);
-                    }
-                }
-                if (dv.to) times<D>(values, p[0], p[1], grad_tile, from);
-                if (dk.to) times<D>(keys, dp[0], dp[1], query_tile, from);
             }
+            u32 weights[4];
+            as_left<T>(weights, p[0], p[1]);
+            if (dv.to) times<D>(values, weights, grad_tiles[stage], from);
+            as_left<T>(weights, dp[0], dp[1]);
+            if (dk.to) times<D>(keys, weights, query_tiles[stage], from);
         }
+        head = its_head, first = next;
     }
     if (dk.to) dk.store<T>(keys, block, sizes.keys, sizes.width);
     if (dv.to) dv.store<T>(values, block, sizes.keys, sizes.width);
@@ -132,10 +150,11 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
 #define FLASH(t, T, D)                                                                            \
     extern "C" __global__ void __launch_bounds__(128) flash_queries_##D##_##t(                    \
         OUTPUT(dq), float *averages, const float *log_sums, const T *grad, size_t g0, size_t g1,  \
-        size_t g2, ATTENTION(T)) {                                                                \
-        of_queries<D, T>(STORED(dq), averages, log_sums, {grad, g0, g1, g2}, ATTENDED);           \
+        size_t g2, const float *output, size_t o0, size_t o1, size_t o2, ATTENTION(T)) {          \
+        of_queries<D, T>(STORED(dq), averages, log_sums, {grad, g0, g1, g2}, {output, o0, o1, o2}, \
+                         ATTENDED);                                                               \
     }                                                                                             \
-    extern "C" __global__ void __launch_bounds__(128) flash_keys_##D##_##t(                       \
+    extern "C" __global__ void __launch_bounds__(128, 192 / D) flash_keys_##D##_##t(              \
         OUTPUT(dk), OUTPUT(dv), const float *averages, const float *log_sums, const T *grad,      \
         size_t g0, size_t g1, size_t g2, ATTENTION(T)) {                                          \
         of_keys<D, T>(STORED(dk), STORED(dv), averages, log_sums, {grad, g0, g1, g2}, ATTENDED);  \

@@ -29,8 +29,22 @@ pub(crate) struct Settings {
     pub(crate) softcap: Option<f64>,
 }
 
-/// `softmax(scores) v`, `(b, h, t, dv)`, in the dtype of `q`, and the logarithm of the sum of
-/// `exp(scores)`, `(b, h, t)`, in that of the arithmetic.
+/// What forward leaves for [`backward`].
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// The logarithm of the sum of `exp(scores)`, `(b, h, t)`, in the dtype of the arithmetic.
+    pub(crate) log_sum_exp: Tensor,
+    /// The output in `F32`, of kernels whose backward sums over it.
+    pub(crate) unrounded: Option<Tensor>,
+}
+
+impl From<Tensor> for Kept {
+    fn from(log_sum_exp: Tensor) -> Self {
+        Self { log_sum_exp, unrounded: None }
+    }
+}
+
+/// `softmax(scores) v`, `(b, h, t, dv)`, in the dtype of `q`.
 ///
 /// `mask` broadcasts to `(b, h, t, s)`: U8, where 0 hides, or a float to add. A query that sees no
 /// key gets zeros, and an infinite sum.
@@ -40,15 +54,16 @@ pub(crate) fn forward(
     v: &Tensor,
     mask: Option<&Tensor>,
     settings: Settings,
-) -> Result<(Tensor, Tensor)> {
+) -> Result<(Tensor, Kept)> {
     if let Some(gpu) = Gpu::of(q.device()) {
         return cuda::forward(&gpu, q, k, v, mask, settings);
     }
-    if q.device().is_cpu() {
-        cpu::forward(q, k, v, mask, settings)
+    let (out, log_sum_exp) = if q.device().is_cpu() {
+        cpu::forward(q, k, v, mask, settings)?
     } else {
-        portable::forward(q, k, v, mask, settings)
-    }
+        portable::forward(q, k, v, mask, settings)?
+    };
+    Ok((out, log_sum_exp.into()))
 }
 
 /// [`forward`] without a mask, and with the heads of each query after one another: `(b, t, h * dv)`.
@@ -57,12 +72,12 @@ pub(crate) fn forward_rows(
     k: &Tensor,
     v: &Tensor,
     settings: Settings,
-) -> Result<(Tensor, Tensor)> {
-    let (out, log_sum_exp) = match Gpu::of(q.device()) {
+) -> Result<(Tensor, Kept)> {
+    let (out, kept) = match Gpu::of(q.device()) {
         Some(gpu) => cuda::forward_rows(&gpu, q, k, v, settings)?,
         None => forward(q, k, v, None, settings)?,
     };
-    Ok((plain(&out.transpose(1, 2)?)?.flatten_from(2)?, log_sum_exp))
+    Ok((plain(&out.transpose(1, 2)?)?.flatten_from(2)?, kept))
 }
 
 /// What [`backward`] goes by: the arguments of [`forward`], its second result, and the gradient of
@@ -73,7 +88,7 @@ pub(crate) struct Saved<'a> {
     pub(crate) k: &'a Tensor,
     pub(crate) v: &'a Tensor,
     pub(crate) mask: Option<&'a Tensor>,
-    pub(crate) log_sum_exp: &'a Tensor,
+    pub(crate) kept: &'a Kept,
     pub(crate) grad: &'a Tensor,
 }
 

@@ -37,7 +37,7 @@ pub(super) fn backward(
     settings: Settings,
     wants: [Option<DType>; 4],
 ) -> Result<[Option<Tensor>; 4]> {
-    let Saved { q, k, v, mask, log_sum_exp, grad } = saved;
+    let Saved { q, k, v, mask, kept, grad } = saved;
     if k.elem_count() == 0 || q.elem_count() == 0 {
         let zeros = |like: &Tensor, want: Option<DType>| {
             want.map(|dtype| Tensor::zeros(like.dims(), dtype, like.device())).transpose()
@@ -46,7 +46,7 @@ pub(super) fn backward(
         return Ok([zeros(q, wants[0])?, zeros(k, wants[1])?, zeros(v, wants[2])?, dmask]);
     }
     let (scores, slopes) = scores(q, k, mask, settings)?;
-    let p = scores.broadcast_sub(&log_sum_exp.unsqueeze(3)?)?.exp()?;
+    let p = scores.broadcast_sub(&kept.log_sum_exp.unsqueeze(3)?)?.exp()?;
     let grad = by_group(&upcast(grad)?, k)?;
     let dp = grad.matmul(&upcast(v)?.transpose(2, 3)?.contiguous()?)?.reshape(p.shape())?;
     let average = (&p * &dp)?.sum_keepdim(D::Minus1)?;

@@ -101,7 +101,8 @@ fn forward_matches_a_loop() {
                 for settings in [PLAIN, CAUSAL, CAPPED] {
                     let mask = mask.as_ref();
                     let expected = naive(&q, &k, &v, mask, settings);
-                    let (out, sum) = forward(&q, &k, &v, mask, settings).unwrap();
+                    let (out, kept) = forward(&q, &k, &v, mask, settings).unwrap();
+                    let sum = kept.log_sum_exp;
                     assert_eq!((out.dtype(), sum.dtype()), (dtype, arithmetic(dtype)));
                     assert_eq!(
                         (out.dims(), sum.dims()),
@@ -139,8 +140,8 @@ fn gradients(
 ) -> [[Option<Tensor>; 4]; 2] {
     let wants_mask = mask.filter(|mask| mask.dtype().is_float()).map(|_| out);
     let wants = [Some(out), Some(out), Some(out), wants_mask];
-    let log_sum_exp = forward(q, k, v, mask, settings).unwrap().1;
-    let saved = Saved { q, k, v, mask, log_sum_exp: &log_sum_exp, grad };
+    let kept = &forward(q, k, v, mask, settings).unwrap().1;
+    let saved = Saved { q, k, v, mask, kept, grad };
     [
         super::backward(saved, settings, wants).unwrap(),
         portable::backward(saved, settings, wants).unwrap(),
@@ -326,29 +327,20 @@ fn gpus_agree() {
                     let count = 64.0 * naive_slack(dtype, sizes[4]);
                     assert_gpus_agree(&[&q, &k, &v, mask_or_q], count, |t| {
                         let mask = mask.as_ref().map(|_| &t[3]);
-                        let (y, sums) = forward(&t[0], &t[1], &t[2], mask, settings)?;
-                        Ok(vec![y, sums])
+                        let (y, kept) = forward(&t[0], &t[1], &t[2], mask, settings)?;
+                        Ok(vec![y, kept.log_sum_exp])
                     });
-                    let sums = forward(&q, &k, &v, mask.as_ref(), settings).unwrap().1;
                     let wants_mask = mask.as_ref().filter(|m| m.dtype().is_float()).map(|_| dtype);
                     for out in [dtype, DType::F32] {
-                        assert_gpus_near(
-                            &[&q, &k, &v, &grad, &sums, mask_or_q],
-                            8.0 * count,
-                            |t| {
-                                let saved = Saved {
-                                    q: &t[0],
-                                    k: &t[1],
-                                    v: &t[2],
-                                    mask: mask.as_ref().map(|_| &t[5]),
-                                    log_sum_exp: &t[4],
-                                    grad: &t[3],
-                                };
-                                let wants = [Some(out), Some(out), Some(out), wants_mask];
-                                let all = backward(saved, settings, wants)?;
-                                Ok(all.into_iter().flatten().collect())
-                            },
-                        );
+                        assert_gpus_near(&[&q, &k, &v, &grad, mask_or_q], 8.0 * count, |t| {
+                            let [q, k, v, grad] = [&t[0], &t[1], &t[2], &t[3]];
+                            let mask = mask.as_ref().map(|_| &t[4]);
+                            let kept = &forward(q, k, v, mask, settings)?.1;
+                            let saved = Saved { q, k, v, mask, kept, grad };
+                            let wants = [Some(out), Some(out), Some(out), wants_mask];
+                            let all = backward(saved, settings, wants)?;
+                            Ok(all.into_iter().flatten().collect())
+                        });
                     }
                 }
             }
@@ -367,8 +359,8 @@ fn gpus_give_zeros_to_a_query_that_sees_nothing() {
         );
         for mask in [hide.to_dtype(DType::U8).unwrap(), hide.log().unwrap()] {
             assert_gpus_agree(&[&q, &k, &v, &mask], 64.0, |t| {
-                let (y, sums) = forward(&t[0], &t[1], &t[2], Some(&t[3]), PLAIN)?;
-                Ok(vec![y, sums])
+                let (y, kept) = forward(&t[0], &t[1], &t[2], Some(&t[3]), PLAIN)?;
+                Ok(vec![y, kept.log_sum_exp])
             });
         }
         let q = Tensor::full(200.0, (1, 1, 2, 4), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
@@ -393,8 +385,9 @@ fn rows_of_heads_are_those_of_every_head() {
     let [_, _, v, _] = inputs([2, 3, 3, 70, 70, 8, 16], DType::F16);
     for device in crate::kernels::devices::devices() {
         let v = v.to_device(&device).unwrap();
-        let (rows, sums) = forward_rows(&v, &v, &v, CAUSAL).unwrap();
+        let (rows, kept) = forward_rows(&v, &v, &v, CAUSAL).unwrap();
         let (heads, other) = forward(&v, &v, &v, None, CAUSAL).unwrap();
+        let (sums, other) = (kept.log_sum_exp, other.log_sum_exp);
         let there = |t: &Tensor| values(&t.to_device(&Device::Cpu).unwrap());
         assert_eq!((rows.dims(), rows.is_contiguous()), (&[2, 70, 48][..], true));
         let turned = heads.transpose(1, 2).unwrap().contiguous().unwrap();

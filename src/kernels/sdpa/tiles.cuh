@@ -90,6 +90,29 @@ template <class T> DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0
 #endif
 }
 
+// Begins to copy 16 or 4 bytes into shared memory; zeros, where there are none. They are there once the thread
+// has called `arrived`, for others of its block after a barrier too.
+template <int BYTES> DEVICE void copy_async(void *to, const void *from, bool there) {
+#ifdef EMULATED_GPU
+    emulated_copy_async(to, from, BYTES, there);
+#elif defined(AMPERE)
+    u32 at = (u32)__cvta_generic_to_shared(to), size = there ? BYTES : 0;
+    if constexpr (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(at), "l"(from), "r"(size) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(at), "l"(from), "r"(size) : "memory");
+    }
+#endif
+}
+
+DEVICE void arrived() {
+#ifdef EMULATED_GPU
+    emulated_copies_arrived();
+#elif defined(AMPERE)
+    asm volatile("cp.async.wait_all;" : : : "memory");
+#endif
+}
+
 // Elements of a tensor (b, h, n, d) whose last dimension has a stride of 1.
 template <class T> struct Heads {
     T *from;
@@ -184,19 +207,20 @@ template <class T> struct Attention {
     }
 };
 
-// 64 rows of `width` elements into shared memory, zeros where there are none. A row has 8 more than D,
+// Rows of a tile: of two tiles in two stages, one that is read and one on its way, there is room for as many.
+template <int D> constexpr int TILE = 4096 / D;
+
+// The rows of a tile begin to come, of `width` elements, zeros where there are none. A row has 8 more than D,
 // so that eight rows start in different banks.
 template <int D, class T>
-DEVICE void load_rows(T (&to)[64][D + 8], const T *from, size_t stride, size_t first, size_t rows, size_t width) {
+DEVICE void fetch_rows(T (*to)[D + 8], const T *from, size_t stride, size_t first, size_t rows, size_t width) {
     constexpr int APART = 1024 / D; // rows, from one pack of a thread to the next
     int row = threadIdx.x / (D / 8), column = threadIdx.x % (D / 8) * 8;
-    int there = column >= width ? 0 : rows - first < 64 ? (int)(rows - first) : 64;
+    int there = column >= width ? 0 : rows - first < TILE<D> ? (int)(rows - first) : TILE<D>;
     from += (first + row) * stride + column;
 #pragma unroll
-    for (int i = 0; i < 64; i += APART) {
-        uint4 pack = make_uint4(0, 0, 0, 0);
-        if (row + i < there) pack = *(const uint4 *)(from + i * stride);
-        *(uint4 *)&to[row + i][column] = pack;
+    for (int i = 0; i < TILE<D>; i += APART) {
+        copy_async<16>(&to[row + i][column], from + i * stride, row + i < there);
     }
 }
 
@@ -215,9 +239,24 @@ DEVICE void load_left(u32 (&left)[D / 16][4], const T *from, size_t stride, cons
     }
 }
 
+// A lane's part of the sum, over the elements, of row `i` of the two it has of `left` and of a row of F32.
+template <int D, class T>
+DEVICE float times_left(const u32 (&left)[D / 16][4], int i, const float *row, size_t width) {
+    float sum = 0;
+#pragma unroll
+    for (int at = 0; at < D / 8; at++) {
+        size_t column = at * 8 + threadIdx.x % 4 * 2;
+        if (column >= width) continue;
+        float2 pair = *(const float2 *)(row + column);
+        u32 both = left[at / 2][i + at % 2 * 2];
+        sum += widen(T{(u16)both}) * pair.x + widen(T{(u16)(both >> 16)}) * pair.y;
+    }
+    return sum;
+}
+
 // c (16, 8) += left (16, D) times eight rows of a tile, turned.
 template <int D, class T>
-DEVICE void times_turned(float (&c)[4], const u32 (&left)[D / 16][4], const T (&tile)[64][D + 8], int first) {
+DEVICE void times_turned(float (&c)[4], const u32 (&left)[D / 16][4], const T (*tile)[D + 8], int first) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int step = 0; step < D / 16; step += 2) {
@@ -228,13 +267,16 @@ DEVICE void times_turned(float (&c)[4], const u32 (&left)[D / 16][4], const T (&
     }
 }
 
-// c (16, D) += weights (16, 16) times sixteen rows of a tile. The weights' halves are as products
-// leave them; they are rounded to T.
+// Weights (16, 16), whose halves are as products leave them, rounded to T: the left one of a product.
+template <class T> DEVICE void as_left(u32 (&left)[4], const float (&w0)[4], const float (&w1)[4]) {
+    left[0] = pack<T>(w0[0], w0[1]), left[1] = pack<T>(w0[2], w0[3]);
+    left[2] = pack<T>(w1[0], w1[1]), left[3] = pack<T>(w1[2], w1[3]);
+}
+
+// c (16, D) += weights (16, 16) times sixteen rows of a tile.
 template <int D, class T>
-DEVICE void times(float (&c)[D / 8][4], const float (&w0)[4], const float (&w1)[4], const T (&tile)[64][D + 8],
-                  int first) {
+DEVICE void times(float (&c)[D / 8][4], const u32 (&weights)[4], const T (*tile)[D + 8], int first) {
     int lane = threadIdx.x % 32;
-    u32 weights[4] = {pack<T>(w0[0], w0[1]), pack<T>(w0[2], w0[3]), pack<T>(w1[0], w1[1]), pack<T>(w1[2], w1[3])};
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
         u32 right[4];

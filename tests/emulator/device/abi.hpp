@@ -39,6 +39,14 @@ struct Votes {
     int threads, yes;
 };
 
+// From memory to shared memory, or zeros to there.
+struct Copy {
+    void *to;
+    const void *from;
+    unsigned size;
+    bool reads;
+};
+
 constexpr int ILLEGAL_ADDRESS = 700, ASSERT = 710, MISALIGNED_ADDRESS = 716, LAUNCH_FAILED = 719;
 
 // What the compiler appends for a kernel: `emulated_kernel_NAME`.
@@ -59,6 +67,10 @@ void emulated_yield();
 void emulated_shared(void *variable, unsigned long size);
 // An atomic operation is about to be done.
 void emulated_atomic(const void *address, unsigned long size);
+// Remembers a copy that the thread has begun.
+void emulated_begin_copy(const Copy &copy);
+// Takes one of them; false where there is none.
+bool emulated_next_copy(Copy *copy);
 // Ends the launch with one of the driver's errors.
 [[noreturn]] void emulated_fail(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 }

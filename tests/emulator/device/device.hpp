@@ -53,6 +53,8 @@ inline int __syncthreads_and(int predicate) {
 
 #include "atomics.hpp"
 
+#include "copies.hpp"
+
 #include "arithmetic.hpp"
 
 #include "halves.hpp"

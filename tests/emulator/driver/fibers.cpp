@@ -78,6 +78,7 @@ struct Fiber {
     int predicate;
     Votes votes;
     Exchange *exchange;
+    std::vector<Copy> copies;
 };
 
 struct Warps {
@@ -325,6 +326,17 @@ Votes emulated_barrier(int predicate) {
     block.waiting++;
     wait(State::barrier);
     return fiber.votes;
+}
+
+void emulated_begin_copy(const Copy &copy) { block.fibers[block.current].copies.push_back(copy); }
+
+bool emulated_next_copy(Copy *copy) {
+    auto &copies = block.fibers[block.current].copies;
+    if (copies.empty())
+        return false;
+    *copy = copies.back();
+    copies.pop_back();
+    return true;
 }
 
 unsigned emulated_lane() { return block.current % 32; }

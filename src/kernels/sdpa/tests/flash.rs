@@ -35,8 +35,8 @@ fn on(
         assert_eq!(flash::fits(&gpu, q, k, v).unwrap(), able);
     }
     let mask = mask.as_ref();
-    let log_sum_exp = &forward(q, k, v, mask, settings).unwrap().1;
-    let saved = Saved { q, k, v, mask, log_sum_exp, grad };
+    let kept = &forward(q, k, v, mask, settings).unwrap().1;
+    let saved = Saved { q, k, v, mask, kept, grad };
     let [dq, dk, dv, _] = backward(saved, settings, [dq, dk, dv, None]).unwrap();
     let home = |x: Option<Tensor>| x.map(|x| x.to_device(&Device::Cpu).unwrap());
     [home(dq), home(dk), home(dv)]
@@ -188,8 +188,8 @@ fn packed_gradients_are_those_of_the_parts() {
             let [q, k, v] =
                 &[0, 1, 2].map(|i| qkv.i((.., .., i)).unwrap().transpose(1, 2).unwrap());
             let grad = &there(&[2, 70, 2, d], 2).transpose(1, 2).unwrap();
-            let log_sum_exp = &forward(q, k, v, None, CAUSAL).unwrap().1;
-            let saved = Saved { q, k, v, mask: None, log_sum_exp, grad };
+            let kept = &forward(q, k, v, None, CAUSAL).unwrap().1;
+            let saved = Saved { q, k, v, mask: None, kept, grad };
             for want in [dtype, DType::F32, DType::F64] {
                 let joined = backward_packed(saved, CAUSAL, want).unwrap();
                 assert_eq!((joined.dtype(), joined.dims()), (want, &[2, 70, 3 * 2 * d][..]));
