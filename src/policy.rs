@@ -209,6 +209,8 @@ ops! {
     Mean "mean" Full Keep "a sum; and a mean is usually the loss";
     /// [`ops::cross_entropy`](crate::ops::cross_entropy).
     CrossEntropy "cross_entropy" Full Full "logarithms and a sum; the scaler needs an F32 loss";
+    /// [`ops::linear_cross_entropy`](crate::ops::linear_cross_entropy).
+    LinearCrossEntropy "linear_cross_entropy" Lower Lower "a matrix product, and a loss in F32 of its logits";
     /// [`ops::nll`](crate::ops::nll).
     Nll "nll" Full Full "a sum; the scaler needs an F32 loss";
     /// [`ops::mse`](crate::ops::mse).

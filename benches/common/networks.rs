@@ -251,8 +251,7 @@ impl GptSize {
         Self { layers: 12, width: 768, heads: 12, vocabulary: 50257, context: 1024 };
 }
 
-/// GPT-2: from tokens, `(n, t)`, to logits, `(n * t, vocabulary)`. The table of tokens is the head's
-/// weight too.
+/// GPT-2: from tokens, `(n, t)`, to the loss of the ones after them. The table of tokens is the head's weight too.
 #[derive(Debug)]
 pub struct Gpt {
     tokens: Tensor,
@@ -279,32 +278,31 @@ impl Gpt {
         })
     }
 
-    /// In training.
+    /// In training, of the tokens `x` and of those that come next, `(n, t)` both.
     ///
     /// # Errors
     ///
     /// What the operators meet.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    pub fn loss(&self, x: &Tensor, next: &Tensor) -> Result<Tensor> {
         let places = self.places.narrow(0, 0, x.dim(1)?)?;
         let mut x = ops::add(&ops::embedding(x, &self.tokens)?, &places)?;
         for block in &self.blocks {
             x = block.forward(&x)?;
         }
-        ops::linear(&self.norm.forward(&x)?, &self.tokens, None)?.flatten_to(1)
+        ops::linear_cross_entropy(&self.norm.forward(&x)?, &self.tokens, None, next)
     }
 }
 
-/// Sequences of random tokens, and the token after each: `(n, t)` and `(n * t,)`.
+/// Sequences of random tokens, and the token after each: `(n, t)` both.
 ///
 /// # Errors
 ///
 /// What drawing them meets.
 pub fn tokens(size: GptSize, batch: usize, device: &Device) -> Result<(Tensor, Tensor)> {
-    let draw = |count: usize| {
-        let tokens = Tensor::rand(0f32, size.vocabulary as f32, count, device)?;
+    let draw = || {
+        let tokens = Tensor::rand(0f32, size.vocabulary as f32, (batch, size.context), device)?;
         // A number just below the vocabulary may have been rounded to it.
         tokens.floor()?.minimum((size.vocabulary - 1) as f64)?.to_dtype(DType::U32)
     };
-    let count = batch * size.context;
-    Ok((draw(count)?.reshape((batch, size.context))?, draw(count)?))
+    Ok((draw()?, draw()?))
 }

@@ -61,7 +61,7 @@ pub(crate) fn gpt(
     let variables = Parameters::from_varmap(&varmap).vars();
     let adamw = AdamW::new(variables, AdamWConfig { lr: 1e-4, ..Default::default() })?;
     let (x, y) = tokens(size, batch, device)?;
-    let loss = move || ops::cross_entropy(&model.forward(&x)?, &y);
+    let loss = move || model.loss(&x, &y);
     Ok(training(precision, loss, Some(1.0), adamw))
 }
 

@@ -52,11 +52,16 @@ pub fn cross_entropy_smoothed(
     targets: &Tensor,
     label_smoothing: f64,
 ) -> Result<Tensor> {
+    check_smoothing(label_smoothing)?;
+    apply(CrossEntropy { label_smoothing }, &[logits, targets])
+}
+
+pub(super) fn check_smoothing(label_smoothing: f64) -> Result<()> {
     if !(0.0..=1.0).contains(&label_smoothing) {
         let (name, expected) = ("label_smoothing", "a number from 0 to 1");
         return Err(Error::Setting { name, got: label_smoothing, expected }.into());
     }
-    apply(CrossEntropy { label_smoothing }, &[logits, targets])
+    Ok(())
 }
 
 struct CrossEntropy {
@@ -86,28 +91,22 @@ impl Operator for CrossEntropy {
         }
         let targets = class_indices(self.op(), targets, n, classes)?;
         let (loss, log_sum_exp) =
-            loss::cross_entropy_forward(logits, &targets, self.label_smoothing)?;
+            loss::cross_entropy_forward(logits, &targets, classes, self.label_smoothing)?;
         Ok((loss, (logits.clone(), targets, log_sum_exp)))
     }
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
         let (logits, targets, log_sum_exp) = ctx.saved;
         let dlogits = ctx.wants[0].map(|out| {
-            loss::cross_entropy_backward(
-                logits,
-                targets,
-                log_sum_exp,
-                ctx.gradient,
-                self.label_smoothing,
-                out,
-            )
+            let tensors = [logits, targets, log_sum_exp, ctx.gradient];
+            loss::cross_entropy_backward(tensors, logits.dim(1)?, self.label_smoothing, out)
         });
         Ok(vec![dlogits.transpose()?.map(Gradient::owned), None])
     }
 }
 
 /// `targets` as `U32`: the classes of `n` rows.
-fn class_indices(op: Op, targets: &Tensor, n: usize, classes: usize) -> Result<Tensor> {
+pub(super) fn class_indices(op: Op, targets: &Tensor, n: usize, classes: usize) -> Result<Tensor> {
     if !matches!(targets.dtype(), DType::U8 | DType::U32 | DType::I64) {
         let expected = "U8, U32 or I64 class indices".to_string();
         let (op, got) = (op.name(), targets.dtype());

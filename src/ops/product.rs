@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use super::{check_dims, check_operand, shape_error};
 use crate::Op;
@@ -113,7 +113,7 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
 struct Linear;
 
 /// `x` with all leading dimensions in one.
-fn rows(x: &Tensor) -> Result<Tensor> {
+pub(super) fn rows(x: &Tensor) -> Result<Tensor> {
     x.reshape(((), x.dim(candle_core::D::Minus1)?))
 }
 
@@ -126,41 +126,50 @@ impl Operator for Linear {
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
         let (x, weight, bias) = (&inputs[0], &inputs[1], inputs.get(2));
-        check_operand(self.op(), x, "x", x, false)?;
-        check_operand(self.op(), x, "weight", weight, true)?;
-        let (Some(k), [n, weight_k]) = (x.dims().last(), weight.dims()) else {
-            return shape_error(self.op(), "weight", weight, "(n, k)".into());
-        };
-        if k != weight_k {
-            let expected = format!("(n, {k}) for x of shape {:?}", x.shape());
-            return shape_error(self.op(), "weight", weight, expected);
-        }
-        if let Some(bias) = bias {
-            check_operand(self.op(), x, "bias", bias, false)?;
-            check_dims(self.op(), "bias", bias, &[*n])?;
-        }
+        let n = outputs(self.op(), x, weight, bias)?;
         let y = kernels::gemm::gemm(&rows(x)?, &weight.t()?, bias, x.dtype())?;
         let mut dims = x.dims().to_vec();
-        dims[x.rank() - 1] = *n;
+        dims[x.rank() - 1] = n;
         Ok((y.reshape(dims)?, (x.clone(), weight.clone())))
     }
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
         let (x, weight) = ctx.saved;
-        let gradient = rows(ctx.gradient)?;
-        let dx = ctx.wants[0].map(|dtype| {
-            let dx = kernels::gemm::gemm(&gradient, weight, None, dtype)?;
-            dx.reshape(x.shape()).map(Gradient::owned)
-        });
-        let dweight = ctx.wants[1].map(|dtype| {
-            let dweight = kernels::gemm::gemm(&gradient.t()?, &rows(x)?, None, dtype)?;
-            Ok::<_, candle_core::Error>(Gradient::owned(dweight))
-        });
-        let mut gradients = vec![dx.transpose()?, dweight.transpose()?];
-        if let Some(want) = ctx.wants.get(2) {
-            let dbias = want.map(|dtype| kernels::reduce::sum_to_channel(&gradient, 1, dtype));
-            gradients.push(dbias.transpose()?.map(Gradient::owned));
-        }
-        Ok(gradients)
+        let bias = ctx.wants.get(2).copied().flatten();
+        let wants = [ctx.wants[0], ctx.wants[1], bias];
+        let gradients = gradients(x, weight, &rows(ctx.gradient)?, wants)?;
+        Ok(gradients.into_iter().take(ctx.wants.len()).map(|dx| dx.map(Gradient::owned)).collect())
     }
+}
+
+/// How many outputs `x · weightᵀ + bias` has.
+pub(super) fn outputs(op: Op, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<usize> {
+    check_operand(op, x, "x", x, false)?;
+    check_operand(op, x, "weight", weight, true)?;
+    let (Some(k), &[n, weight_k]) = (x.dims().last(), weight.dims()) else {
+        return shape_error(op, "weight", weight, "(n, k)".into());
+    };
+    if *k != weight_k {
+        let expected = format!("(n, {k}) for x of shape {:?}", x.shape());
+        return shape_error(op, "weight", weight, expected);
+    }
+    if let Some(bias) = bias {
+        check_operand(op, x, "bias", bias, false)?;
+        check_dims(op, "bias", bias, &[n])?;
+    }
+    Ok(n)
+}
+
+/// The gradients of `x`, `weight` and a bias, from that of the outputs, `(rows, n)`.
+pub(super) fn gradients(
+    x: &Tensor,
+    weight: &Tensor,
+    gradient: &Tensor,
+    wants: [Option<DType>; 3],
+) -> Result<[Option<Tensor>; 3]> {
+    let dx = wants[0]
+        .map(|dtype| kernels::gemm::gemm(gradient, weight, None, dtype)?.reshape(x.shape()));
+    let dweight = wants[1].map(|dtype| kernels::gemm::gemm(&gradient.t()?, &rows(x)?, None, dtype));
+    let dbias = wants[2].map(|dtype| kernels::reduce::sum_to_channel(gradient, 1, dtype));
+    Ok([dx.transpose()?, dweight.transpose()?, dbias.transpose()?])
 }

@@ -51,6 +51,46 @@ fn a_transformers_block_and_its_gradients_are_the_cpus_on_gpus() -> Result<()> {
     Ok(())
 }
 
+/// A loss that makes its own logits has the numbers of those that `linear` makes: the same bits on a CPU.
+#[test]
+fn a_head_and_its_loss_are_as_two_operators() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            for (classes, with_bias) in [(7, false), (1031, false), (1031, true)] {
+                let of = |dims: &[usize], seed| random(dims, dtype, seed).to_device(&device);
+                let vars = [of(&[2, 3, 16], 1)?, of(&[classes, 16], 2)?, of(&[classes], 3)?];
+                let [x, weight, bias] = vars.map(|var| Var::from_tensor(&var));
+                let (x, weight, bias) = (x?, weight?, bias?);
+                let bias = with_bias.then_some(&bias);
+                let next = Tensor::new(&[[1u32, 0, 6], [3, 2, 5]], &device)?;
+                let before = reads();
+                let logits = ops::linear(&x, &weight, bias.map(|b| b.as_tensor()))?;
+                let flat = next.flatten_all()?;
+                let two = ops::cross_entropy_smoothed(&logits.flatten_to(1)?, &flat, 0.1)?;
+                let bias_tensor = bias.map(|b| b.as_tensor());
+                let one = ops::linear_cross_entropy_smoothed(&x, &weight, bias_tensor, &next, 0.1)?;
+                let (of_two, of_one) = (two.backward()?, one.backward()?);
+                assert_eq!(reads(), before, "somebody waited for the device");
+                let mut pairs = vec![(two, one)];
+                for var in [Some(&x), Some(&weight), bias].into_iter().flatten() {
+                    let [two, one] = [of_two.get(var), of_one.get(var)].map(Option::unwrap);
+                    assert_eq!((one.dims(), one.dtype()), (var.dims(), var.dtype()));
+                    pairs.push((two.clone(), one.clone()));
+                }
+                for (two, one) in pairs {
+                    let two = values(&two.to_device(&Device::Cpu)?);
+                    let one = one.to_device(&Device::Cpu)?;
+                    if device.is_cpu() {
+                        assert_eq!(values(&one), two, "{dtype:?} {classes}");
+                    }
+                    assert_close(&one, &two, 64.0);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// An output that is a part of what backward keeps is copied, not taken from under it.
 #[test]
 fn an_output_may_be_a_part_of_what_is_kept() -> Result<()> {

@@ -235,6 +235,24 @@ fn dtypes_that_do_not_fit_say_what_would_do() {
 }
 
 #[test]
+fn a_head_says_what_does_not_fit() {
+    let (x, table) = (random(1, (2, 3, 5), DType::F32), random(2, (7, 5), DType::F32));
+    let next = Tensor::new(&[[0u32, 6, 2], [3, 1, 5]], &Device::Cpu).unwrap();
+    let flat = next.flatten_all().unwrap();
+    let head =
+        |x: &Tensor, table: &Tensor, next: &Tensor| ops::linear_cross_entropy(x, table, None, next);
+    head(&x, &table, &next).unwrap();
+    assert_says(head(&x, &table, &flat), &["linear_cross_entropy: targets", "[6]", "[2, 3]"]);
+    assert_says(head(&x, &table.t().unwrap(), &next), &["weight", "(n, 5)"]);
+    assert_says(head(&x, &table, &(next * 2.0).unwrap()), &["row 1 is 12", "7 classes"]);
+    let none = x.narrow(0, 0, 0).unwrap();
+    let no_targets = flat.reshape((2, 3)).unwrap().narrow(0, 0, 0).unwrap();
+    assert_says(head(&none, &table, &no_targets), &["x", "at least one row"]);
+    let smoothed = ops::linear_cross_entropy_smoothed(&x, &table, None, &flat, 1.5);
+    assert_says(smoothed, &["label_smoothing", "1.5", "from 0 to 1"]);
+}
+
+#[test]
 fn a_target_that_is_no_class_names_its_row() {
     let logits = random(1, (3, 4), DType::F32);
     let targets = Tensor::new(&[0u32, 4, 1], &Device::Cpu).unwrap();

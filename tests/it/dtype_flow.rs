@@ -19,6 +19,7 @@ fn is_loss(op: Op) -> bool {
     matches!(
         op,
         Op::CrossEntropy
+            | Op::LinearCrossEntropy
             | Op::Nll
             | Op::Mse
             | Op::Huber
@@ -99,6 +100,7 @@ fn the_pytorch_preset_gives_pytorchs_dtypes() {
                 | Op::Log
                 | Op::Sum
                 | Op::CrossEntropy
+                | Op::LinearCrossEntropy
                 | Op::Nll
                 | Op::Huber
                 | Op::BinaryCrossEntropyWithLogit

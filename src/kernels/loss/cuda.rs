@@ -36,12 +36,13 @@ pub(super) fn cross_entropy_forward(
     gpu: &Gpu,
     logits: &Tensor,
     targets: &Tensor,
+    classes: usize,
     label_smoothing: f64,
 ) -> Result<(Tensor, Tensor)> {
-    let ((rows, classes), wide) = (logits.dims2()?, arithmetic(logits.dtype()));
+    let ((rows, apart), wide) = (logits.dims2()?, arithmetic(logits.dtype()));
     let (losses, log_sums) = (gpu.empty(rows, DType::F64)?, gpu.empty(rows, wide)?);
     let (grid, team) = Grid::rows(rows, classes);
-    // Rows before `rows` of logits, targets and both results; classes before `classes`.
+    // Rows before `rows` of logits, targets and both results; of a row, what is before `classes`.
     launch(gpu, "cross_entropy", &[logits.dtype()])?
         .write(&losses)?
         .write(&log_sums)?
@@ -49,6 +50,7 @@ pub(super) fn cross_entropy_forward(
         .read(targets)?
         .size(rows)
         .size(classes)
+        .size(apart)
         .double(label_smoothing)
         .int(team)
         .run(grid)?;
@@ -58,15 +60,16 @@ pub(super) fn cross_entropy_forward(
 pub(super) fn cross_entropy_backward(
     gpu: &Gpu,
     [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
+    classes: usize,
     label_smoothing: f64,
     out: DType,
 ) -> Result<Tensor> {
-    let ((rows, classes), dtype) = (logits.dims2()?, logits.dtype());
+    let ((rows, apart), dtype) = (logits.dims2()?, logits.dtype());
     let scale = scalar(grad_scale, dtype)?;
     in_dtype(dtype, out, |out| {
-        let dx = gpu.empty((rows, classes), out)?;
+        let dx = gpu.empty((rows, apart), out)?;
         let (grid, team) = Grid::rows(rows, classes);
-        // As forward.
+        // As forward; zeros after `classes`.
         launch(gpu, "cross_entropy_backward", &[dtype, out])?
             .write(&dx)?
             .read(logits)?
@@ -75,6 +78,7 @@ pub(super) fn cross_entropy_backward(
             .read(&scale)?
             .size(rows)
             .size(classes)
+            .size(apart)
             .double(label_smoothing)
             .int(team)
             .run(grid)?;

@@ -3,16 +3,17 @@
 
 template <class A> DEVICE A nan_of() { return infinity<A>() - infinity<A>(); }
 
-// Every row's ln(sum(exp(x))), and its loss.
+// Every row's ln(sum(exp(x))), and its loss. Rows begin `apart` elements from each other: what is behind the classes
+// is not read, and has no gradient.
 template <class T>
 DEVICE void cross_entropy(double *losses, Acc<T> *log_sums, const T *x, const u32 *targets, size_t rows,
-                          size_t classes, double smoothing, int size) {
+                          size_t classes, size_t apart, double smoothing, int size) {
     typedef Acc<T> A;
     constexpr int V = PACK<T>;
     Team team(size);
-    bool packed = aligned(x) && classes % V == 0;
+    bool packed = aligned(x) && apart % V == 0;
     for (size_t row = team.row; row < rows; row += team.teams) {
-        const T *from = x + row * classes;
+        const T *from = x + row * apart;
         LargestAndSum<A> all;
         A sum = A(0);
         along<V>(classes, packed, team.rank, team.size, [&](size_t i, auto width) {
@@ -41,26 +42,28 @@ DEVICE void cross_entropy(double *losses, Acc<T> *log_sums, const T *x, const u3
 // (softmax - target distribution) * scale / rows.
 template <class T, class O>
 DEVICE void cross_entropy_backward(O *dx, const T *x, const u32 *targets, const Acc<T> *log_sums,
-                                   const Acc<T> *grad_scale, size_t rows, size_t classes, double smoothing, int size) {
+                                   const Acc<T> *grad_scale, size_t rows, size_t classes, size_t apart,
+                                   double smoothing, int size) {
     typedef Acc<T> A;
     constexpr int V = PACK<T, O>;
     Team team(size);
     A scale = *grad_scale / (A)rows, other = (A)(smoothing / (double)classes), rest = (A)(1 - smoothing);
-    bool packed = aligned(x) && aligned(dx) && classes % V == 0;
+    bool packed = aligned(x) && aligned(dx) && apart % V == 0;
     for (size_t row = team.row; row < rows; row += team.teams) {
         u32 target = targets[row];
         A log_sum = log_sums[row], factor = target < classes ? scale : nan_of<A>();
         along<V>(classes, packed, team.rank, team.size, [&](size_t i, auto width) {
             constexpr int N = decltype(width)::value;
             A u[N];
-            read(x + row * classes + i, u);
+            read(x + row * apart + i, u);
 #pragma unroll
             for (int k = 0; k < N; k++) {
                 A p = exponential(u[k] - log_sum);
                 u[k] = ((i + k == target ? p - rest : p) - other) * factor;
             }
-            write(dx + row * classes + i, u);
+            write(dx + row * apart + i, u);
         });
+        for (size_t i = classes + team.rank; i < apart; i += team.size) narrow(A(0), dx[row * apart + i]);
     }
 }
 
@@ -174,8 +177,9 @@ DEVICE void pairwise_backward(O *dx, const T *a, const T *b, const Acc<T> *grad_
 
 #define FORWARD(t, T)                                                                             \
     ROW_KERNEL cross_entropy_##t(double *losses, Acc<T> *log_sums, const T *x, const u32 *targets, \
-                                 size_t rows, size_t classes, double smoothing, int team) {       \
-        cross_entropy(losses, log_sums, x, targets, rows, classes, smoothing, team);              \
+                                 size_t rows, size_t classes, size_t apart, double smoothing,     \
+                                 int team) {                                                      \
+        cross_entropy(losses, log_sums, x, targets, rows, classes, apart, smoothing, team);       \
     }                                                                                             \
     KERNEL pick_##t(double *losses, const T *x, const u32 *targets, size_t rows, size_t classes) { \
         pick(losses, x, targets, rows, classes);                                                  \
@@ -190,9 +194,10 @@ DEVICE void pairwise_backward(O *dx, const T *a, const T *b, const Acc<T> *grad_
 #define BACKWARD(t, T, o, O)                                                                      \
     ROW_KERNEL cross_entropy_backward_##t##_##o(O *dx, const T *x, const u32 *targets,            \
                                                 const Acc<T> *log_sums, const Acc<T> *scale,      \
-                                                size_t rows, size_t classes, double smoothing,    \
-                                                int team) {                                       \
-        cross_entropy_backward(dx, x, targets, log_sums, scale, rows, classes, smoothing, team);  \
+                                                size_t rows, size_t classes, size_t apart,        \
+                                                double smoothing, int team) {                     \
+        cross_entropy_backward(dx, x, targets, log_sums, scale, rows, classes, apart, smoothing,  \
+                               team);                                                             \
     }                                                                                             \
     KERNEL pairwise_backward_##t##_##o(O *dx, const T *a, const T *b, const Acc<T> *scale,        \
                                        size_t n, int kind, int of_target, double delta) {         \

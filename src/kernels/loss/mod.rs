@@ -7,7 +7,7 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Device, Result, Tensor, bail};
 
 pub(crate) use pairwise::{Pairwise, Side};
 
@@ -20,14 +20,16 @@ use crate::kernels::elementwise::portable::arithmetic;
 ///
 /// The target distribution gives each class `label_smoothing / c`, and the target the rest.
 /// A target that is no class is an error; on a GPU, where naming it would wait, its loss is NaN.
+/// There rows may be longer than the `classes`: [`room`] says when, and no more of them is read.
 pub(crate) fn cross_entropy_forward(
     logits: &Tensor,
     targets: &Tensor,
+    classes: usize,
     label_smoothing: f64,
 ) -> Result<(Tensor, Tensor)> {
     let (logits, targets) = (plain(logits)?, plain(targets)?);
     if let Some(gpu) = Gpu::of(logits.device()) {
-        return cuda::cross_entropy_forward(&gpu, &logits, &targets, label_smoothing);
+        return cuda::cross_entropy_forward(&gpu, &logits, &targets, classes, label_smoothing);
     }
     check_targets(&logits, &targets)?;
     if logits.device().is_cpu() {
@@ -37,39 +39,30 @@ pub(crate) fn cross_entropy_forward(
     }
 }
 
+/// How long rows of logits are to be for products on this device to be fast, which want all sizes to be multiples of
+/// 128 bytes: at least the `classes`, and those alone where they are few.
+pub(crate) fn room(classes: usize, device: &Device) -> usize {
+    const MANY: usize = 1024;
+    if classes < MANY || Gpu::of(device).is_none() { classes } else { classes.next_multiple_of(64) }
+}
+
 /// The gradient of the loss in `logits`, times the scalar `grad_scale`, in `out`:
-/// `(softmax - target distribution) * grad_scale / n`.
+/// `(softmax - target distribution) * grad_scale / n`; zeros after the `classes`.
 pub(crate) fn cross_entropy_backward(
-    logits: &Tensor,
-    targets: &Tensor,
-    log_sum_exp: &Tensor,
-    grad_scale: &Tensor,
+    [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
+    classes: usize,
     label_smoothing: f64,
     out: DType,
 ) -> Result<Tensor> {
     let (logits, targets, log_sum_exp) = (plain(logits)?, plain(targets)?, plain(log_sum_exp)?);
+    let tensors = [&logits, &targets, &log_sum_exp, grad_scale];
     if let Some(gpu) = Gpu::of(logits.device()) {
-        let tensors = [&logits, &targets, &log_sum_exp, grad_scale];
-        return cuda::cross_entropy_backward(&gpu, tensors, label_smoothing, out);
+        return cuda::cross_entropy_backward(&gpu, tensors, classes, label_smoothing, out);
     }
     if logits.device().is_cpu() {
-        cpu::cross_entropy_backward(
-            &logits,
-            &targets,
-            &log_sum_exp,
-            grad_scale,
-            label_smoothing,
-            out,
-        )
+        cpu::cross_entropy_backward(tensors, label_smoothing, out)
     } else {
-        portable::cross_entropy_backward(
-            &logits,
-            &targets,
-            &log_sum_exp,
-            grad_scale,
-            label_smoothing,
-            out,
-        )
+        portable::cross_entropy_backward(tensors, label_smoothing, out)
     }
 }
 

@@ -21,10 +21,7 @@ pub(super) fn cross_entropy_forward(
 }
 
 pub(super) fn cross_entropy_backward(
-    logits: &Tensor,
-    targets: &Tensor,
-    log_sum_exp: &Tensor,
-    grad_scale: &Tensor,
+    [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
     label_smoothing: f64,
     out: DType,
 ) -> Result<Tensor> {

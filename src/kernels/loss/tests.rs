@@ -15,6 +15,22 @@ fn one(dtype: DType) -> Tensor {
     of(vec![1.0], &[], dtype)
 }
 
+fn forward(logits: &Tensor, targets: &Tensor, smoothing: f64) -> Result<(Tensor, Tensor)> {
+    cross_entropy_forward(logits, targets, logits.dim(1)?, smoothing)
+}
+
+fn backward(
+    logits: &Tensor,
+    targets: &Tensor,
+    log_sum_exp: &Tensor,
+    scale: &Tensor,
+    smoothing: f64,
+    out: DType,
+) -> Result<Tensor> {
+    let tensors = [logits, targets, log_sum_exp, scale];
+    cross_entropy_backward(tensors, logits.dim(1)?, smoothing, out)
+}
+
 fn naive_cross_entropy(logits: &Tensor, targets: &Tensor, smoothing: f64) -> f64 {
     let (n, classes) = logits.dims2().unwrap();
     let mut loss = 0.0;
@@ -35,7 +51,7 @@ fn cross_entropy_matches_a_loop() {
             for smoothing in [0.0, 0.1] {
                 let (logits, targets) = (strided(&shape, dtype, 1), targets(shape[0], shape[1]));
                 let expected = naive_cross_entropy(&logits, &targets, smoothing);
-                let (loss, lse) = cross_entropy_forward(&logits, &targets, smoothing).unwrap();
+                let (loss, lse) = forward(&logits, &targets, smoothing).unwrap();
                 let oracle =
                     portable::cross_entropy_forward(&plain(&logits).unwrap(), &targets, smoothing)
                         .unwrap();
@@ -57,12 +73,10 @@ fn cross_entropy_gradient_is_its_slope() {
     for smoothing in [0.0, 0.1, 1.0] {
         let (logits, targets) = (random(&[5, 17], DType::F64, 2), targets(5, 17));
         let scale = of(vec![3.0], &[], DType::F32);
-        let (_, lse) = cross_entropy_forward(&logits, &targets, smoothing).unwrap();
-        let dx =
-            cross_entropy_backward(&logits, &targets, &lse, &scale, smoothing, DType::F64).unwrap();
-        let slope = numeric_gradient(&logits, &scale, |x| {
-            cross_entropy_forward(x, &targets, smoothing).unwrap().0
-        });
+        let (_, lse) = forward(&logits, &targets, smoothing).unwrap();
+        let dx = backward(&logits, &targets, &lse, &scale, smoothing, DType::F64).unwrap();
+        let slope =
+            numeric_gradient(&logits, &scale, |x| forward(x, &targets, smoothing).unwrap().0);
         assert_close(&dx, &slope, difference_tolerance(5.0 * 17.0));
     }
 }
@@ -74,18 +88,15 @@ fn cross_entropy_gradients_in_every_dtype_are_those_of_f64() {
             for shape in SHAPES.into_iter().skip(1) {
                 let (logits, targets) = (strided(&shape, dtype, 3), targets(shape[0], shape[1]));
                 let logits64 = double(&logits);
-                let (_, lse64) = cross_entropy_forward(&logits64, &targets, 0.1).unwrap();
-                let (_, lse) = cross_entropy_forward(&logits, &targets, 0.1).unwrap();
+                let (_, lse64) = forward(&logits64, &targets, 0.1).unwrap();
+                let (_, lse) = forward(&logits, &targets, 0.1).unwrap();
                 let scale = of(vec![128.0 * shape[0] as f64], &[], DType::F32);
                 let backward = |logits: &Tensor, lse: &Tensor, out| {
-                    cross_entropy_backward(logits, &targets, lse, &scale, 0.1, out).unwrap()
+                    backward(logits, &targets, lse, &scale, 0.1, out).unwrap()
                 };
                 let expected = values(&backward(&logits64, &lse64, DType::F64));
                 let oracle = portable::cross_entropy_backward(
-                    &plain(&logits).unwrap(),
-                    &targets,
-                    &lse,
-                    &scale,
+                    [&plain(&logits).unwrap(), &targets, &lse, &scale],
                     0.1,
                     out,
                 );
@@ -103,7 +114,7 @@ fn cross_entropy_gradients_in_every_dtype_are_those_of_f64() {
 fn fifty_thousand_classes_in_half() {
     for dtype in DTYPES {
         let logits = Tensor::ones((2, 50_257), dtype, &Device::Cpu).unwrap();
-        let (loss, _) = cross_entropy_forward(&logits, &targets(2, 50_257), 0.0).unwrap();
+        let (loss, _) = forward(&logits, &targets(2, 50_257), 0.0).unwrap();
         assert_within(&loss, &[50_257f64.ln()], arithmetic(dtype), 2.0);
     }
 }
@@ -112,7 +123,7 @@ fn fifty_thousand_classes_in_half() {
 fn a_target_that_is_no_class_is_named() {
     let logits = random(&[3, 10], DType::F32, 4);
     let targets = Tensor::new(&[0u32, 9, 10], &Device::Cpu).unwrap();
-    let error = cross_entropy_forward(&logits, &targets, 0.0).unwrap_err().to_string();
+    let error = forward(&logits, &targets, 0.0).unwrap_err().to_string();
     assert!(error.contains("row 2 is 10, of 10 classes"), "{error}");
 }
 
@@ -123,7 +134,7 @@ fn infinite_logits() {
         let targets = Tensor::new(&[0u32], &Device::Cpu).unwrap();
         let loss = |data: Vec<f64>, smoothing| {
             let logits = of(data, &[1, 3], dtype);
-            values(&cross_entropy_forward(&logits, &targets, smoothing).unwrap().0)[0]
+            values(&forward(&logits, &targets, smoothing).unwrap().0)[0]
         };
         assert!(loss(vec![1.0, inf, 0.0], 0.0).is_nan());
         assert!(loss(vec![1.0, f64::NAN, 0.0], 0.0).is_nan());
@@ -131,8 +142,8 @@ fn infinite_logits() {
         assert!((loss(vec![0.0, -inf, 0.0], 0.0) - 2f64.ln()).abs() <= epsilon(DType::F32));
         assert_eq!(loss(vec![0.0, -inf, 0.0], 0.1), inf);
         let logits = of(vec![0.0, -inf, 0.0], &[1, 3], dtype);
-        let (_, lse) = cross_entropy_forward(&logits, &targets, 0.0).unwrap();
-        let dx = cross_entropy_backward(&logits, &targets, &lse, &one(dtype), 0.0, dtype).unwrap();
+        let (_, lse) = forward(&logits, &targets, 0.0).unwrap();
+        let dx = backward(&logits, &targets, &lse, &one(dtype), 0.0, dtype).unwrap();
         assert_close(&dx, &[-0.5, 0.0, 0.5], 1.0);
     }
 }
@@ -274,15 +285,14 @@ fn gpus_agree() {
             let (x, targets) = (strided(&shape, dtype, 1), targets(shape[0], shape[1]));
             for smoothing in [0.0, 0.1] {
                 assert_gpus_agree(&[&x, &targets], 64.0, |t| {
-                    let (loss, sums) = cross_entropy_forward(&t[0], &t[1], smoothing)?;
+                    let (loss, sums) = forward(&t[0], &t[1], smoothing)?;
                     Ok(vec![loss, sums])
                 });
-                let (_, sums) = cross_entropy_forward(&x, &targets, smoothing).unwrap();
+                let (_, sums) = forward(&x, &targets, smoothing).unwrap();
                 for out in DTYPES.into_iter().filter(|_| shape[1] > 1) {
                     let count = 64.0 * (epsilon(arithmetic(dtype)) / epsilon(out)).max(1.0);
                     assert_gpus_agree(&[&x, &targets, &sums, &scale], count, |t| {
-                        let dx =
-                            cross_entropy_backward(&t[0], &t[1], &t[2], &t[3], smoothing, out)?;
+                        let dx = backward(&t[0], &t[1], &t[2], &t[3], smoothing, out)?;
                         Ok(vec![dx])
                     });
                 }
@@ -306,14 +316,48 @@ fn gpus_agree() {
     }
 }
 
+/// What is behind the classes, here NaN, changes nothing, and gets no gradient.
+#[test]
+fn rows_on_gpus_may_be_longer_than_their_classes() -> Result<()> {
+    assert_eq!(room(50257, &Device::Cpu), 50257);
+    for gpu in crate::kernels::devices::gpus() {
+        assert_eq!([1, 1023, 1024, 1025].map(|n| room(n, &gpu)), [1, 1023, 1024, 1088]);
+        for dtype in DTYPES {
+            for [n, classes, apart] in [[3, 17, 24], [2, 1025, 1088], [5, 1031, 1033]] {
+                let x = random(&[n, classes], dtype, 1).to_device(&gpu)?;
+                let nan = (x.ones_like()?.narrow(1, 0, 1)? * f64::NAN)?;
+                let behind = nan.broadcast_as((n, apart - classes))?;
+                let long = Tensor::cat(&[&x, &behind], 1)?;
+                let targets = targets(n, classes).to_device(&gpu)?;
+                let scale = Tensor::new(128f32, &gpu)?;
+                for smoothing in [0.0, 0.1] {
+                    let (loss, sums) = cross_entropy_forward(&long, &targets, classes, smoothing)?;
+                    let tensors = [&long, &targets, &sums, &scale];
+                    let dx = cross_entropy_backward(tensors, classes, smoothing, dtype)?;
+                    let (plain, plain_sums) = forward(&x, &targets, smoothing)?;
+                    let plain_dx = backward(&x, &targets, &sums, &scale, smoothing, dtype)?;
+                    let read = |t: &Tensor| t.to_device(&Device::Cpu).map(|t| values(&t));
+                    assert_eq!(read(&dx.narrow(1, 0, classes)?)?, read(&plain_dx)?);
+                    let rest = read(&dx.narrow(1, classes, apart - classes)?)?;
+                    assert!(rest.iter().all(|&x| x == 0.0), "{rest:?}");
+                    // Threads share out a row by how it lies, and so add it up in another order.
+                    assert_close(&loss.to_device(&Device::Cpu)?, &read(&plain)?, 8.0);
+                    assert_close(&sums.to_device(&Device::Cpu)?, &read(&plain_sums)?, 8.0);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_target_that_is_no_class_is_nan_on_gpus() {
     for gpu in crate::kernels::devices::gpus() {
         let x = random(&[2, 3], DType::F16, 8).to_device(&gpu).unwrap();
         let targets = Tensor::new(&[0u32, 3], &gpu).unwrap();
-        let (loss, sums) = cross_entropy_forward(&x, &targets, 0.0).unwrap();
+        let (loss, sums) = forward(&x, &targets, 0.0).unwrap();
         let scale = Tensor::new(1f32, &gpu).unwrap();
-        let dx = cross_entropy_backward(&x, &targets, &sums, &scale, 0.0, DType::F32).unwrap();
+        let dx = backward(&x, &targets, &sums, &scale, 0.0, DType::F32).unwrap();
         let read = |t: &Tensor| values(&t.to_device(&Device::Cpu).unwrap());
         assert!(read(&loss)[0].is_nan() && read(&nll_forward(&x, &targets).unwrap())[0].is_nan());
         let nan: Vec<bool> = read(&dx).iter().map(|x| x.is_nan()).collect();
@@ -329,7 +373,7 @@ fn gpus_agree_on_infinite_logits() {
         for row in rows.chunks(3) {
             let (x, targets) = (of(row.to_vec(), &[1, 3], dtype), targets(1, 3));
             assert_gpus_agree(&[&x, &targets], 8.0, |t| {
-                let (loss, sums) = cross_entropy_forward(&t[0], &t[1], 0.0)?;
+                let (loss, sums) = forward(&t[0], &t[1], 0.0)?;
                 Ok(vec![loss, sums])
             });
         }

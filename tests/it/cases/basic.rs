@@ -26,6 +26,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(Op::CrossEntropy, "smoothed", &[&[3, 5]], move |t| {
             ops::cross_entropy_smoothed(&t[0], &targets(&t[0])?, 0.1)
         }),
+        case(Op::LinearCrossEntropy, "linear cross entropy", &[&[3, 7], &[5, 7]], move |t| {
+            ops::linear_cross_entropy(&t[0], &t[1], None, &targets(&t[0])?)
+        }),
+        case(Op::LinearCrossEntropy, "bias", &[&[1, 3, 7], &[5, 7], &[5]], move |t| {
+            let targets = targets(&t[0])?.unsqueeze(0)?;
+            ops::linear_cross_entropy_smoothed(&t[0], &t[1], Some(&t[2]), &targets, 0.1)
+        }),
         case(Op::Nll, "nll", &[&[3, 5]], move |t| ops::nll(&t[0], &targets(&t[0])?)),
         case(Op::Huber, "huber", &[&[3, 5], &[3, 5]], |t| ops::huber(&t[0], &t[1], 0.7)),
         case(Op::BinaryCrossEntropyWithLogit, "logits", &[&[3, 5], &[3, 5]], |t| {

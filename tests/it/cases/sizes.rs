@@ -114,6 +114,13 @@ fn others() -> Vec<Case> {
         case(Op::CrossEntropy, "past a block", &[&[3, 1031]], move |t| {
             ops::cross_entropy(&t[0], &classes(&t[0], 3)?)
         }),
+        case(Op::LinearCrossEntropy, "one element", &[&[1, 1], &[1, 1]], move |t| {
+            ops::linear_cross_entropy(&t[0], &t[1], None, &classes(&t[0], 1)?)
+        }),
+        case(Op::LinearCrossEntropy, "past a block", &[&[3, 35], &[67, 35], &[67]], move |t| {
+            ops::linear_cross_entropy(&t[0], &t[1], Some(&t[2]), &classes(&t[0], 3)?)
+        })
+        .within(34.0), // 67 terms that are equal are all rounded to one side, by half of an ulp
         case(Op::Nll, "one element", &[&[1, 1]], move |t| ops::nll(&t[0], &classes(&t[0], 1)?)),
         case(Op::Nll, "past a block", &[&[3, 1031]], move |t| ops::nll(&t[0], &classes(&t[0], 3)?)),
     ]

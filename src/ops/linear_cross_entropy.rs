@@ -1,0 +1,130 @@
+//! The end of a language model: logits that only their loss sees.
+
+use candle_core::{Result, Tensor};
+
+use super::loss::{check_smoothing, class_indices};
+use super::{check_dims, product, shape_error};
+use crate::Op;
+use crate::kernels::gemm::gemm;
+use crate::kernels::loss;
+use crate::operator::{Backward, Gradient, Operator, apply};
+
+/// The mean cross entropy of `x · weightᵀ + bias` with the classes `targets`.
+///
+/// [`linear`](super::linear) and [`cross_entropy`](super::cross_entropy) in one, with the same numbers. Nobody else sees
+/// the logits, so that they can lie as products like them: on a GPU 1,024 classes and more, if they are no multiple of
+/// 64, get zeros up to one, because tensor cores are at their best with sizes that are. GPT-2 has 50,257.
+///
+/// # Shapes
+///
+/// `x (…, k)`, `weight (classes, k)`, `bias (classes)`, `targets` as `x` without `k` → `()`.
+///
+/// # Precision
+///
+/// Under autocast `x`, `weight` and `bias` are cast to the compute dtype. Outside, `x` and `weight` share a dtype;
+/// `bias` may have any. Products, sums and the bias are added up in `F32`, and the logits rounded once to the dtype of
+/// `x`, as are their gradients. Exponentials, logarithm and mean in `F32`; the loss is `F32` (`F64` for `F64`).
+///
+/// # Errors
+///
+/// Shapes, dtypes or devices that do not fit, and as [`cross_entropy`](super::cross_entropy).
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::ops;
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let x = Tensor::ones((2, 3, 8), DType::BF16, &Device::Cpu)?;
+/// let table = Tensor::zeros((50257, 8), DType::BF16, &Device::Cpu)?;
+/// let next = Tensor::new(&[[1u32, 2, 3], [4, 5, 50256]], &Device::Cpu)?;
+/// let loss = ops::linear_cross_entropy(&x, &table, None, &next)?;
+/// assert!((loss.to_scalar::<f32>()? - 50257f32.ln()).abs() < 1e-5);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.nn.functional.linear_cross_entropy`, without its chunks: the logits are kept.
+pub fn linear_cross_entropy(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    targets: &Tensor,
+) -> Result<Tensor> {
+    linear_cross_entropy_smoothed(x, weight, bias, targets, 0.0)
+}
+
+/// As [`linear_cross_entropy`], with targets of `1 - label_smoothing`, the rest spread over all classes.
+///
+/// # Errors
+///
+/// As [`linear_cross_entropy`], and a `label_smoothing` below 0 or above 1.
+pub fn linear_cross_entropy_smoothed(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    targets: &Tensor,
+    label_smoothing: f64,
+) -> Result<Tensor> {
+    check_smoothing(label_smoothing)?;
+    let inputs: Vec<&Tensor> = [x, weight, targets].into_iter().chain(bias).collect();
+    apply(LinearCrossEntropy { label_smoothing }, &inputs)
+}
+
+struct LinearCrossEntropy {
+    label_smoothing: f64,
+}
+
+struct Saved {
+    x: Tensor,
+    /// With rows of zeros after the classes, as many as logits have.
+    weight: Tensor,
+    logits: Tensor,
+    targets: Tensor,
+    log_sum_exp: Tensor,
+    classes: usize,
+}
+
+impl Operator for LinearCrossEntropy {
+    type Saved = Saved;
+
+    fn op(&self) -> Op {
+        Op::LinearCrossEntropy
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Saved)> {
+        let (x, weight, targets, bias) = (&inputs[0], &inputs[1], &inputs[2], inputs.get(3));
+        let classes = product::outputs(self.op(), x, weight, bias)?;
+        if x.elem_count() == 0 || classes == 0 {
+            return shape_error(self.op(), "x", x, "at least one row and class".into());
+        }
+        check_dims(self.op(), "targets", targets, &x.dims()[..x.rank() - 1])?;
+        let rows = product::rows(x)?;
+        let targets = class_indices(self.op(), &targets.flatten_all()?, rows.dim(0)?, classes)?;
+        let more = loss::room(classes, x.device()) - classes;
+        let roomy = |of: &Tensor| match more {
+            0 => Ok(of.clone()),
+            more => of.pad_with_zeros(0, 0, more),
+        };
+        let weight = roomy(weight)?;
+        let bias = bias.map(roomy).transpose()?;
+        let logits = gemm(&rows, &weight.t()?, bias.as_ref(), x.dtype())?;
+        let (loss, log_sum_exp) =
+            loss::cross_entropy_forward(&logits, &targets, classes, self.label_smoothing)?;
+        Ok((loss, Saved { x: x.clone(), weight, logits, targets, log_sum_exp, classes }))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
+        let &Saved { ref x, ref weight, ref logits, ref targets, ref log_sum_exp, classes } =
+            ctx.saved;
+        let tensors = [logits, targets, log_sum_exp, ctx.gradient];
+        let (smoothing, dtype) = (self.label_smoothing, logits.dtype());
+        let dlogits = loss::cross_entropy_backward(tensors, classes, smoothing, dtype)?;
+        let wants = [ctx.wants[0], ctx.wants[1], ctx.wants.get(3).copied().flatten()];
+        let [dx, dweight, dbias] = product::gradients(x, weight, &dlogits, wants)?;
+        let of_classes = |all: Option<Tensor>| all.map(|all| all.narrow(0, 0, classes)).transpose();
+        let all = [dx, of_classes(dweight)?, None, of_classes(dbias)?];
+        Ok(all.into_iter().take(ctx.wants.len()).map(|dx| dx.map(Gradient::owned)).collect())
+    }
+}
