@@ -3,11 +3,11 @@
 
 // Each of `count` matrices (a, b), transposed: rows `from_ld` elements apart become rows of `to_ld`, of
 // which what there is nothing for is 0.
-template <class T>
-DEVICE void turn(const T *from, T *to, size_t count, size_t a, size_t b, size_t from_ld, size_t to_ld) {
+template <class T, class O>
+DEVICE void turn(const T *from, O *to, size_t count, size_t a, size_t b, size_t from_ld, size_t to_ld) {
     for (size_t i = global_thread(); i < count * to_ld; i += global_threads()) {
         size_t matrix = quotient(i, to_ld), at = i - matrix * to_ld, column = quotient(at, a);
-        to[i] = column < b ? from[matrix * from_ld + (at - column * a) * b + column] : T{};
+        narrow(column < b ? widen(from[matrix * from_ld + (at - column * a) * b + column]) : Acc<T>(0), to[i]);
     }
 }
 
@@ -163,10 +163,6 @@ DEVICE void depthwise_merge(const double *sums, A *dw, size_t taps, size_t parts
 }
 
 #define MOVES(t, T)                                                                                \
-    KERNEL turn_##t(const T *from, T *to, size_t count, size_t a, size_t b, size_t from_ld,        \
-                    size_t to_ld) {                                                                \
-        turn(from, to, count, a, b, from_ld, to_ld);                                               \
-    }                                                                                              \
     KERNEL im2row_##t(const T *x, T *rows, size_t first, size_t count, size_t row, size_t groups,  \
                       SHAPE) {                                                                     \
         if (of_packs(PACK<T>, c_in / groups, x, rows))                                             \
@@ -204,7 +200,11 @@ OF_F64(MERGE(f64, double))
     }
 EACH_ROUNDED(ROWS)
 
-#define DEPTHWISE(t, T, o, O)                                                                      \
+#define PAIRS(t, T, o, O)                                                                          \
+    KERNEL turn_##t##_##o(const T *from, O *to, size_t count, size_t a, size_t b, size_t from_ld,  \
+                          size_t to_ld) {                                                          \
+        turn(from, to, count, a, b, from_ld, to_ld);                                               \
+    }                                                                                              \
     KERNEL depthwise_##t##_##o(const T *x, const T *weight, const Acc<T> *bias, O *y, size_t batch, SHAPE) { \
         if (c_in == c_out && of_packs(PACK<T>, c_out, x, y))                                       \
             depthwise<PACK<T>>(x, weight, bias, y, batch, AS_SHAPE);                               \
@@ -218,4 +218,4 @@ EACH_ROUNDED(ROWS)
         else                                                                                       \
             depthwise_input<1>(g, weight, bias, dx, batch, AS_SHAPE);                              \
     }
-EACH_PAIR(DEPTHWISE)
+EACH_PAIR(PAIRS)

@@ -228,7 +228,8 @@ pub(super) fn weight_gradient(
     in_dtype(&sum.unwrap_or(dw), out)
 }
 
-/// By cuDNN: the third tensor of two, in the dtype `written`. `None` where it does not do that.
+/// By cuDNN: the third tensor of two, in the dtype `written`; a weight's gradient as the library's weights lie. `None`
+/// where it does not do that.
 fn library(
     gpu: &Gpu,
     pass: Pass,
@@ -281,10 +282,7 @@ fn library(
     if !gpu.convolution(pass, &convolution, order.map(|at| all[at]))? {
         return Ok(None);
     }
-    Ok(Some(match (pass, format) {
-        (Pass::Weight, Format::ChannelsLast) => last::from_taps(gpu, &result, shape, shape.taps())?,
-        _ => result,
-    }))
+    Ok(Some(result))
 }
 
 /// What the library writes a weight gradient in, from operands in `dtype`: where `out` is wider than those, in

@@ -214,13 +214,16 @@ template <int N, class T, class A> DEVICE void write(T *to, const A (&x)[N]) {
     store_run<N>(to, raw);
 }
 
+// Elements before the first that is at a multiple of 16 bytes.
+template <class T> DEVICE size_t lead_of(const T *x) { return (-(size_t)x & 15) / sizeof(T); }
+
 // Calls f(first, Width<N>) for the share of one of `size` threads in `count` elements: V at a time
-// where `packed`, one by one at the end and elsewhere.
+// where `packed`, after the first `lead`; one by one before that, at the end and elsewhere.
 template <int V, class F>
-DEVICE void along(size_t count, bool packed, size_t rank, size_t size, const F &f) {
-    size_t end = packed ? count / V * V : 0;
-    for (size_t i = rank * V; i < end; i += size * V) f(i, Width<V>());
-    for (size_t i = end + rank; i < count; i += size) f(i, Width<1>());
+DEVICE void along(size_t count, bool packed, size_t rank, size_t size, const F &f, size_t lead = 0) {
+    size_t packs = packed && lead < count ? (count - lead) / V : 0;
+    for (size_t i = rank; i < packs; i += size) f(lead + i * V, Width<V>());
+    for (size_t i = rank; i < count - packs * V; i += size) f(i < lead ? i : i + packs * V, Width<1>());
 }
 
 // How many neighbouring threads share a row of so many packs: no more than a warp, and not many idle.

@@ -11,19 +11,19 @@ DEVICE void cross_entropy(double *losses, Acc<T> *log_sums, const T *x, const u3
     typedef Acc<T> A;
     constexpr int V = PACK<T>;
     Team team(size);
-    bool packed = aligned(x) && apart % V == 0;
     for (size_t row = team.row; row < rows; row += team.teams) {
         const T *from = x + row * apart;
         LargestAndSum<A> all;
         A sum = A(0);
-        along<V>(classes, packed, team.rank, team.size, [&](size_t i, auto width) {
+        auto add = [&](size_t i, auto width) {
             constexpr int N = decltype(width)::value;
             A u[N];
             read(from + i, u);
             all.add(u);
 #pragma unroll
             for (int k = 0; k < N; k++) sum += u[k];
-        });
+        };
+        along<V>(classes, true, team.rank, team.size, add, lead_of(from));
         all.join(team);
         // Without smoothing, the logits of other classes may be negative infinities.
         if (smoothing != 0) sum = team.reduce<Sum>(sum, A(0));
@@ -48,22 +48,25 @@ DEVICE void cross_entropy_backward(O *dx, const T *x, const u32 *targets, const 
     constexpr int V = PACK<T, O>;
     Team team(size);
     A scale = *grad_scale / (A)rows, other = (A)(smoothing / (double)classes), rest = (A)(1 - smoothing);
-    bool packed = aligned(x) && aligned(dx) && apart % V == 0;
     for (size_t row = team.row; row < rows; row += team.teams) {
         u32 target = targets[row];
         A log_sum = log_sums[row], factor = target < classes ? scale : nan_of<A>();
-        along<V>(classes, packed, team.rank, team.size, [&](size_t i, auto width) {
+        const T *from = x + row * apart;
+        O *to = dx + row * apart;
+        auto take = [&](size_t i, auto width) {
             constexpr int N = decltype(width)::value;
             A u[N];
-            read(x + row * apart + i, u);
+            read(from + i, u);
 #pragma unroll
             for (int k = 0; k < N; k++) {
                 A p = exponential(u[k] - log_sum);
                 u[k] = ((i + k == target ? p - rest : p) - other) * factor;
             }
-            write(dx + row * apart + i, u);
-        });
-        for (size_t i = classes + team.rank; i < apart; i += team.size) narrow(A(0), dx[row * apart + i]);
+            write(to + i, u);
+        };
+        size_t lead = lead_of(from);
+        along<V>(classes, aligned(to + lead), team.rank, team.size, take, lead);
+        for (size_t i = classes + team.rank; i < apart; i += team.size) narrow(A(0), to[i]);
     }
 }
 

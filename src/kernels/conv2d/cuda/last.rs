@@ -5,6 +5,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::{Shape, WORKSPACE, library, library_gradient, rows, sizes};
 use crate::kernels::cuda::{Gpu, Grid, Matrices, Pass, Product, Source, pack, suffix};
+use crate::kernels::elementwise::cuda::in_dtype as near;
 use crate::kernels::elementwise::{add_assign, plain};
 use crate::kernels::gemm::add_bias;
 use crate::kernels::in_dtype;
@@ -134,7 +135,7 @@ pub(super) fn weight_gradient(
     }
     let written = library_gradient(dtype, out, wide);
     if let Some(dw) = library(gpu, Pass::Weight, shape, [x, grad], written)? {
-        return in_dtype(&dw, out);
+        return from_taps(gpu, &dw, shape, shape.taps(), out);
     }
     let tiles = Tiles::new(shape, dtype);
     let (groups, outs) = (shape.geometry.groups, shape.group_out());
@@ -163,7 +164,7 @@ pub(super) fn weight_gradient(
         });
     }
     let Some(sum) = sum else { return gpu.zeros(&shape.weight_dims()[..], out) };
-    in_dtype(&from_taps(gpu, &sum, shape, tiles.row)?, out)
+    from_taps(gpu, &sum, shape, tiles.row, out)
 }
 
 /// `weight` with the channels of a tap side by side, and zeros up to `row` elements.
@@ -172,27 +173,36 @@ pub(super) fn to_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize) -> 
     if taps == 1 && row == shape.taps() {
         return Ok(weight.clone());
     }
-    turn(gpu, weight, [shape.c_out, shape.group_in(), taps], [shape.taps(), row])
+    let dims = [shape.c_out, shape.group_in(), taps];
+    turn(gpu, weight, dims, [shape.taps(), row], weight.dtype())
 }
 
-/// What [`to_taps`] turned, turned back: `(c_out, c_in / groups, kh, kw)`.
-pub(super) fn from_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize) -> Result<Tensor> {
+/// What [`to_taps`] turned, turned back: `(c_out, c_in / groups, kh, kw)`, in `out`.
+fn from_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize, out: DType) -> Result<Tensor> {
     let taps = shape.kernel_height * shape.kernel_width;
     if taps == 1 && row == shape.taps() {
-        return weight.reshape(&shape.weight_dims()[..]);
+        return in_dtype(&weight.reshape(&shape.weight_dims()[..])?, out);
     }
     let dims = [shape.c_out, taps, shape.group_in()];
-    turn(gpu, weight, dims, [row, shape.taps()])?.reshape(&shape.weight_dims()[..])
+    turn(gpu, weight, dims, [row, shape.taps()], out)?.reshape(&shape.weight_dims()[..])
 }
 
-/// Each of `count` matrices `(a, b)` transposed, their rows as many elements apart as `lds` says.
-fn turn(gpu: &Gpu, from: &Tensor, [count, a, b]: [usize; 3], lds: [usize; 2]) -> Result<Tensor> {
-    let to = gpu.empty((count, lds[1]), from.dtype())?;
-    // A thread writes an element, of those that its matrix has or zero.
-    let kernel = gpu.launch(&SOURCE, &format!("turn_{}", suffix(from.dtype())?))?;
-    let kernel = kernel.read(from)?.write(&to)?.sizes(&[count, a, b]).sizes(&lds);
-    kernel.run(Grid::over(to.elem_count(), 1))?;
-    Ok(to)
+/// Each of `count` matrices `(a, b)` transposed, their rows as many elements apart as `lds` says, in `out`.
+fn turn(
+    gpu: &Gpu,
+    from: &Tensor,
+    [count, a, b]: [usize; 3],
+    lds: [usize; 2],
+    out: DType,
+) -> Result<Tensor> {
+    near(from.dtype(), out, |out| {
+        let to = gpu.empty((count, lds[1]), out)?;
+        // A thread writes an element, of those that its matrix has or zero.
+        let name = format!("turn_{}_{}", suffix(from.dtype())?, suffix(out)?);
+        let kernel = gpu.launch(&SOURCE, &name)?.read(from)?.write(&to)?;
+        kernel.sizes(&[count, a, b]).sizes(&lds).run(Grid::over(to.elem_count(), 1))?;
+        Ok(to)
+    })
 }
 
 /// The pass `name` of what is read, the weight and what is written.
@@ -205,7 +215,8 @@ fn depthwise(
     out: DType,
 ) -> Result<Tensor> {
     let taps = shape.kernel_height * shape.kernel_width;
-    let weight = turn(gpu, weight, [1, shape.c_out, taps], [0, weight.elem_count()])?;
+    let lds = [0, weight.elem_count()];
+    let weight = turn(gpu, weight, [1, shape.c_out, taps], lds, weight.dtype())?;
     let name = format!("{name}_{}_{}", suffix(from.dtype())?, suffix(to.dtype())?);
     // A thread writes elements of a pixel, and reads those of their channels in its image.
     let kernel = gpu.launch(&SOURCE, &name)?.read(from)?.read(&weight)?;
