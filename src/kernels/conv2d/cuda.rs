@@ -12,6 +12,7 @@ use candle_core::{DType, Result, Tensor};
 use super::super::gemm::arithmetic;
 use super::Geometry;
 use super::shape::Shape;
+use crate::kernels::cast::cast_into;
 use crate::kernels::cuda::{
     Convolution, Gpu, Grid, Launch, Matrices, Pass, Product, Source, pack, suffix,
 };
@@ -38,6 +39,9 @@ pub(super) fn forward(
 ) -> Result<Tensor> {
     let wide = arithmetic([Some(x), Some(weight), bias]);
     let [x, weight] = operands(gpu, [x, weight], wide)?;
+    if let Some(y) = biased_library(gpu, Pass::Forward, shape, [&x, &weight], bias, out)? {
+        return Ok(y);
+    }
     let bias = bias.map(|bias| plain(&in_dtype(bias, wide)?)).transpose()?;
     if shape.geometry.format == Format::ChannelsLast {
         return last::forward(gpu, [&x, &weight], bias.as_ref(), shape, wide, out);
@@ -55,7 +59,7 @@ pub(super) fn forward(
     let (outs, taps) = (shape.group_out(), shape.taps());
     // What a product writes may be the result; what a bias is added to may not be rounded.
     let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
-    if let Some(y) = library(gpu, Pass::Forward, shape, [&x, &weight], product_dtype)? {
+    if let Some(y) = library(gpu, Pass::Forward, shape, [&x, &weight], product_dtype, None)? {
         return finish(&y, bias.as_ref(), out);
     }
     if bias.is_none() && images_are_matrices(shape) {
@@ -109,6 +113,9 @@ pub(super) fn input_gradient(
 ) -> Result<Tensor> {
     let wide = arithmetic([Some(grad), Some(weight), bias]);
     let [grad, weight] = operands(gpu, [grad, weight], wide)?;
+    if let Some(dx) = biased_library(gpu, Pass::Input, shape, [&grad, &weight], bias, out)? {
+        return Ok(dx);
+    }
     let bias = bias.map(|bias| plain(&in_dtype(bias, wide)?)).transpose()?;
     if shape.geometry.format == Format::ChannelsLast {
         return last::input_gradient(gpu, [&grad, &weight], bias.as_ref(), shape, wide, out);
@@ -125,7 +132,7 @@ pub(super) fn input_gradient(
     }
     let (outs, taps) = (shape.group_out(), shape.taps());
     let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
-    if let Some(dx) = library(gpu, Pass::Input, shape, [&grad, &weight], product_dtype)? {
+    if let Some(dx) = library(gpu, Pass::Input, shape, [&grad, &weight], product_dtype, None)? {
         return finish(&dx, bias.as_ref(), out);
     }
     if bias.is_none() && images_are_matrices(shape) {
@@ -196,7 +203,7 @@ pub(super) fn weight_gradient(
     }
     let (outs, taps) = (shape.group_out(), shape.taps());
     let written = library_gradient(dtype, out, wide);
-    if let Some(dw) = library(gpu, Pass::Weight, shape, [&x, &grad], written)? {
+    if let Some(dw) = library(gpu, Pass::Weight, shape, [&x, &grad], written, None)? {
         return in_dtype(&dw, out);
     }
     let tiles = Tiles::new(shape, dtype, dtype);
@@ -228,14 +235,33 @@ pub(super) fn weight_gradient(
     in_dtype(&sum.unwrap_or(dw), out)
 }
 
-/// By cuDNN: the third tensor of two, in the dtype `written`; a weight's gradient as the library's weights lie. `None`
-/// where it does not do that.
+/// By cuDNN, with a `bias` for each channel, where all are of one dtype: the result begins as the bias, which then is
+/// added before the one rounding, and of halves no wider result is needed.
+fn biased_library(
+    gpu: &Gpu,
+    pass: Pass,
+    shape: &Shape,
+    tensors: [&Tensor; 2],
+    bias: Option<&Tensor>,
+    out: DType,
+) -> Result<Option<Tensor>> {
+    match bias {
+        Some(bias) if bias.dtype() == out && tensors[0].dtype() == out && !shape.depthwise() => {
+            library(gpu, pass, shape, tensors, out, Some(bias))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// By cuDNN: the third tensor of two, in the dtype `written`, with a bias of that dtype if there is one; a weight's
+/// gradient as the library's weights lie. `None` where it does not do that.
 fn library(
     gpu: &Gpu,
     pass: Pass,
     shape: &Shape,
     tensors: [&Tensor; 2],
     written: DType,
+    bias: Option<&Tensor>,
 ) -> Result<Option<Tensor>> {
     let (dtype, format) = (tensors[0].dtype(), shape.geometry.format);
     if dtype == DType::F64 || !gpu.has_convolutions() {
@@ -279,10 +305,21 @@ fn library(
     };
     let result = gpu.empty(&dims, written)?;
     let all = [&a, &b, &result];
-    if !gpu.convolution(pass, &convolution, order.map(|at| all[at]))? {
-        return Ok(None);
-    }
-    Ok(Some(result))
+    // A number for each channel, at all pixels.
+    let spread = bias.map(|bias| {
+        let bias = match format {
+            Format::ChannelsFirst => bias.reshape((1, (), 1, 1))?,
+            Format::ChannelsLast => bias.reshape((1, 1, 1, ()))?,
+        };
+        bias.broadcast_as(result.shape())
+    });
+    let begin = spread.transpose()?.map(|bias| {
+        let result = &result;
+        move || cast_into(result, &bias)
+    });
+    let begin = begin.as_ref().map(|begin| begin as &dyn Fn() -> Result<()>);
+    let done = gpu.convolution(pass, &convolution, order.map(|at| all[at]), begin)?;
+    Ok(done.then_some(result))
 }
 
 /// What the library writes a weight gradient in, from operands in `dtype`: where `out` is wider than those, in

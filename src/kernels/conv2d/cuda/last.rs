@@ -34,7 +34,7 @@ pub(super) fn forward(
         return depthwise(gpu, "depthwise", [x, weight, &y], bias, shape, out);
     }
     let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
-    if let Some(y) = library(gpu, Pass::Forward, shape, [x, weight], product_dtype)? {
+    if let Some(y) = library(gpu, Pass::Forward, shape, [x, weight], product_dtype, None)? {
         return biased(gpu, &y, bias, out);
     }
     let tiles = Tiles::new(shape, dtype);
@@ -79,7 +79,7 @@ pub(super) fn input_gradient(
         return depthwise(gpu, "depthwise_input", [grad, weight, &dx], bias, shape, out);
     }
     let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
-    if let Some(dx) = library(gpu, Pass::Input, shape, [grad, weight], product_dtype)? {
+    if let Some(dx) = library(gpu, Pass::Input, shape, [grad, weight], product_dtype, None)? {
         return biased(gpu, &dx, bias, out);
     }
     // Summed after the product, so not rounded by it.
@@ -134,7 +134,7 @@ pub(super) fn weight_gradient(
         return in_dtype(&depthwise_weight(gpu, x, grad, shape, wide)?, out);
     }
     let written = library_gradient(dtype, out, wide);
-    if let Some(dw) = library(gpu, Pass::Weight, shape, [x, grad], written)? {
+    if let Some(dw) = library(gpu, Pass::Weight, shape, [x, grad], written, None)? {
         return from_taps(gpu, &dw, shape, shape.taps(), out);
     }
     let tiles = Tiles::new(shape, dtype);

@@ -14,7 +14,8 @@ use std::sync::Arc;
 
 use candle_core::cuda_backend::DeviceId;
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::cudnn::{result as cudnn, sys};
+use candle_core::cuda_backend::cudarc::cudnn::result::{self as cudnn, CudnnError};
+use candle_core::cuda_backend::cudarc::cudnn::sys::{self, cudnnStatus_t as Status};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{DType, Error, Result, Tensor};
 
@@ -93,12 +94,16 @@ impl Gpu {
     /// Computes the one of `[input, weight, output]` that `pass` says from the others. All are
     /// contiguous, of the shapes of `convolution`, and of one dtype: F16, BF16 or F32.
     ///
-    /// `false` where the library has no algorithm for it, and nothing was done.
+    /// It is added, before the one rounding, to what `begin` writes there; called once it is known how to compute it,
+    /// as the library may try that there.
+    ///
+    /// `false` where the library has no algorithm for it, and nothing was computed.
     pub(crate) fn convolution(
         &self,
         pass: Pass,
         convolution: &Convolution,
         tensors: [&Tensor; 3],
+        begin: Option<&dyn Fn() -> Result<()>>,
     ) -> Result<bool> {
         thread_local!(static LIBRARIES: RefCell<HashMap<DeviceId, Rc<Library>>> = RefCell::default());
         let library = LIBRARIES.with(|libraries| {
@@ -123,71 +128,83 @@ impl Gpu {
             }
         };
         let Some(plan) = plan else { return Ok(false) };
-        self.run(library.handle, &plan, addresses)?;
-        Ok(true)
-    }
-
-    #[allow(unsafe_code)]
-    fn run(&self, handle: sys::cudnnHandle_t, plan: &Plan, tensors: Addresses) -> Result<()> {
-        let (one, zero) = (1f32, 0f32);
-        let (one, zero) = (std::ptr::from_ref(&one).cast(), std::ptr::from_ref(&zero).cast());
-        let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
-        let (workspace, size) = (address_mut(&scratch)? as *mut c_void, plan.workspace);
-        let [input, weight, output] = [tensors.at(0), tensors.at(1), tensors.at(2)];
-        let (x, w, y, convolution) = plan.descriptors.raw();
-        // SAFETY: the descriptors are alive and say the shapes and the dtype of the tensors, which the
-        // caller gave as large; what is written is the tensor whose address was taken for that, and
-        // `size` bytes of scratch. All is in the order of the handle's stream. The factors are F32,
-        // as for all three dtypes, and read before the call returns.
-        unsafe {
-            match plan.algorithm {
-                Algorithm::Forward(algorithm) => cudnn::convolution_forward(
-                    handle,
-                    one,
-                    x,
-                    input,
-                    w,
-                    weight,
-                    convolution,
-                    algorithm,
-                    workspace,
-                    size,
-                    zero,
-                    y,
-                    output,
-                ),
-                Algorithm::Input(algorithm) => cudnn::convolution_backward_data(
-                    handle,
-                    one,
-                    w,
-                    weight,
-                    y,
-                    output,
-                    convolution,
-                    algorithm,
-                    workspace,
-                    size,
-                    zero,
-                    x,
-                    input,
-                ),
-                Algorithm::Weight(algorithm) => cudnn::convolution_backward_filter(
-                    handle,
-                    one,
-                    x,
-                    input,
-                    y,
-                    output,
-                    convolution,
-                    algorithm,
-                    workspace,
-                    size,
-                    zero,
-                    w,
-                    weight,
-                ),
-            }
+        if let Some(begin) = begin {
+            begin()?;
         }
-        .map_err(Error::wrap)
+        let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
+        let work = (&*plan, address_mut(&scratch)? as *mut c_void);
+        match run(library.handle, work, addresses, begin.is_some()) {
+            Ok(()) => Ok(true),
+            Err(CudnnError(Status::CUDNN_STATUS_NOT_SUPPORTED)) if begin.is_some() => Ok(false),
+            Err(error) => Err(Error::wrap(error)),
+        }
+    }
+}
+
+/// Computes the product, or `adds` it to what is there.
+#[allow(unsafe_code)]
+fn run(
+    handle: sys::cudnnHandle_t,
+    (plan, workspace): (&Plan, *mut c_void),
+    tensors: Addresses,
+    adds: bool,
+) -> std::result::Result<(), CudnnError> {
+    let (one, before) = (1f32, if adds { 1f32 } else { 0.0 });
+    let (one, before) = (std::ptr::from_ref(&one).cast(), std::ptr::from_ref(&before).cast());
+    let size = plan.workspace;
+    let [input, weight, output] = [tensors.at(0), tensors.at(1), tensors.at(2)];
+    let (x, w, y, convolution) = plan.descriptors.raw();
+    // SAFETY: the descriptors are alive and say the shapes and the dtype of the tensors, which the
+    // caller gave as large; what is written is the tensor whose address was taken for that, and
+    // `size` bytes of scratch. All is in the order of the handle's stream. The factors are F32,
+    // as for all three dtypes, and read before the call returns.
+    unsafe {
+        match plan.algorithm {
+            Algorithm::Forward(algorithm) => cudnn::convolution_forward(
+                handle,
+                one,
+                x,
+                input,
+                w,
+                weight,
+                convolution,
+                algorithm,
+                workspace,
+                size,
+                before,
+                y,
+                output,
+            ),
+            Algorithm::Input(algorithm) => cudnn::convolution_backward_data(
+                handle,
+                one,
+                w,
+                weight,
+                y,
+                output,
+                convolution,
+                algorithm,
+                workspace,
+                size,
+                before,
+                x,
+                input,
+            ),
+            Algorithm::Weight(algorithm) => cudnn::convolution_backward_filter(
+                handle,
+                one,
+                x,
+                input,
+                y,
+                output,
+                convolution,
+                algorithm,
+                workspace,
+                size,
+                before,
+                w,
+                weight,
+            ),
+        }
     }
 }
