@@ -28,7 +28,8 @@ use crate::{Error, Op};
 /// and in backward the gradients of scores too, to the dtype of `q`, before the next product.
 ///
 /// Of what has a size of `t · s`, nothing is kept: backward makes the scores again, from one number
-/// a query; and on CUDA, of halves, the output in `F32`. The gradient of a mask, where it is wanted, takes that much in `F32` for a while.
+/// a query; and on CUDA, of halves, the output in `F32`. The gradient of a mask, where it is wanted,
+/// takes that much in `F32` for a while.
 ///
 /// A query that sees no key gets zeros, and gives no gradient. So it does in PyTorch since 2.5;
 /// before, it got NaN. What is hidden weighs 0, and 0 times an infinite or NaN value is NaN, here

@@ -4,7 +4,8 @@ use crate::kernels::cuda::reads;
 use crate::kernels::devices::{devices, gpus};
 use crate::kernels::elementwise::testing::*;
 use crate::operator::{Backward, Gradient, Operator, apply};
-use crate::{Cast, Op, ops};
+use crate::optim::{Sgd, SgdConfig};
+use crate::{Cast, GradScaler, Op, ScaleConfig, ops};
 
 /// A transformer's block forward, of `x (n, t, 64)` and its seven parameters, as `examples/gpt` has it.
 fn block(x: &Tensor, p: &[Tensor]) -> Result<Tensor> {
@@ -85,6 +86,20 @@ fn a_head_and_its_loss_are_as_two_operators() -> Result<()> {
                     }
                     assert_close(&one, &two, 64.0);
                 }
+                // The gradient may lie in a longer tensor, as a step has to find out.
+                let config = ScaleConfig { init_scale: 8.0, ..Default::default() };
+                let mut scaler = GradScaler::new(config)?;
+                let weights = || weight.as_detached_tensor().to_device(&Device::Cpu);
+                let before = values(&weights()?);
+                let loss = ops::linear_cross_entropy(&x, &weight, bias_tensor, &next)?;
+                scaler.scale(&loss)?.backward()?;
+                let gradient = scaler.gradient(&weight)?.expect("a gradient");
+                let gradient = values(&gradient.to_device(&Device::Cpu)?);
+                let config = SgdConfig { lr: 0.5, ..Default::default() };
+                assert!(!scaler.step(&mut Sgd::new(vec![weight.clone()], config)?)?.skipped()?);
+                let expected = before.into_iter().zip(gradient);
+                let expected = expected.map(|(weight, gradient)| weight - 0.5 * gradient);
+                assert_close(&weights()?, &expected.collect::<Vec<_>>(), 2.0);
             }
         }
     }
