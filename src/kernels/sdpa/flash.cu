@@ -18,21 +18,18 @@ DEVICE void flash(const Output &out, float *unrounded, float *log_sums, const At
     u32 left[D / 16][4];
     load_left<D>(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
 
-    auto fetch = [&](int stage, size_t first) {
-        fetch_rows<D>(key_tiles[stage], in.k.head(batch, shared), in.k.s2, first, sizes.keys, sizes.width);
-        fetch_rows<D>(value_tiles[stage], in.v.head(batch, shared), in.v.s2, first, sizes.keys, sizes.width);
-    };
     float sum[2] = {0, 0}, most[2] = {-infinity<float>(), -infinity<float>()};
     float result[D / 8][4] = {}, rounded_sum[4] = {};
     u32 one = pack<T>(1, 1);
     size_t end = sizes.end(block);
     float unit = in.unit();
-    fetch(0, 0);
+    in.template fetch<D>(key_tiles[0], value_tiles[0], batch, shared, 0);
     int stage = 0;
     for (size_t first = 0; first < end; first += KEYS, stage ^= 1) {
         arrived();
         __syncthreads(); // and nobody reads the other stage any more
-        if (first + KEYS < end) fetch(stage ^ 1, first + KEYS);
+        size_t next = first + KEYS;
+        if (next < end) in.template fetch<D>(key_tiles[stage ^ 1], value_tiles[stage ^ 1], batch, shared, next);
 
         float p[KEYS / 8][4] = {}, slopes[KEYS / 8][4], largest[2] = {most[0], most[1]};
 #pragma unroll

@@ -36,21 +36,18 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *log_sums,
     }
     if (!dq.to) return;
 
-    auto fetch = [&](int stage, size_t first) {
-        fetch_rows<D>(key_tiles[stage], in.k.head(batch, shared), in.k.s2, first, sizes.keys, sizes.width);
-        fetch_rows<D>(value_tiles[stage], in.v.head(batch, shared), in.v.s2, first, sizes.keys, sizes.width);
-    };
     load_left<D>(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
     float log_sum[2], result[D / 8][4] = {}, unit = in.unit();
     for (int i = 0; i < 2; i++)
         log_sum[i] = block.row[i] < sizes.queries ? log_sums[sizes.at(batch, head, block.row[i])] * LOG2_E : 0;
     size_t end = sizes.end(block);
-    fetch(0, 0);
+    in.template fetch<D>(key_tiles[0], value_tiles[0], batch, shared, 0);
     int stage = 0;
     for (size_t first = 0; first < end; first += KEYS, stage ^= 1) {
         arrived();
         __syncthreads(); // and nobody reads the other stage any more
-        if (first + KEYS < end) fetch(stage ^ 1, first + KEYS);
+        size_t next = first + KEYS;
+        if (next < end) in.template fetch<D>(key_tiles[stage ^ 1], value_tiles[stage ^ 1], batch, shared, next);
         for (int from = 0; from < KEYS; from += 16) {
             float p[2][4] = {}, dp[2][4] = {}, slopes[2][4];
 #pragma unroll

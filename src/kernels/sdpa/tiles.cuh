@@ -161,6 +161,23 @@ struct Sizes {
     DEVICE size_t at(size_t batch, size_t head, size_t query) const { return (batch * heads + head) * queries + query; }
 };
 
+// Rows of a tile: of two tiles in two stages, one that is read and one on its way, there is room for as many.
+template <int D> constexpr int TILE = 4096 / D;
+
+// The rows of a tile begin to come, of `width` elements, zeros where there are none. A row has 8 more than D,
+// so that eight rows start in different banks.
+template <int D, class T>
+DEVICE void fetch_rows(T (*to)[D + 8], const T *from, size_t stride, size_t first, size_t rows, size_t width) {
+    constexpr int APART = 1024 / D; // rows, from one pack of a thread to the next
+    int row = threadIdx.x / (D / 8), column = threadIdx.x % (D / 8) * 8;
+    int there = column >= width ? 0 : rows - first < TILE<D> ? (int)(rows - first) : TILE<D>;
+    from += (first + row) * stride + column;
+#pragma unroll
+    for (int i = 0; i < TILE<D>; i += APART) {
+        copy_async<16>(&to[row + i][column], from + i * stride, row + i < there);
+    }
+}
+
 struct Seen {
     size_t query, key;
 };
@@ -176,6 +193,13 @@ template <class T> struct Attention {
 
     // What `score` gives, times this, is the exponent of two.
     DEVICE float unit() const { return plain() ? scores.scale * LOG2_E : LOG2_E; }
+
+    // The keys and the values of a tile begin to come, from `first` on.
+    template <int D>
+    DEVICE void fetch(T (*keys)[D + 8], T (*values)[D + 8], size_t batch, size_t head, size_t first) const {
+        fetch_rows<D>(keys, k.head(batch, head), k.s2, first, sizes.keys, sizes.width);
+        fetch_rows<D>(values, v.head(batch, head), v.s2, first, sizes.keys, sizes.width);
+    }
 
     // From products to scores: -infinity where a query does not see a key, which is looked at where the
     // tile is at an `edge` of what is seen. `place` says of which query and which key a product is;
@@ -206,23 +230,6 @@ template <class T> struct Attention {
         }
     }
 };
-
-// Rows of a tile: of two tiles in two stages, one that is read and one on its way, there is room for as many.
-template <int D> constexpr int TILE = 4096 / D;
-
-// The rows of a tile begin to come, of `width` elements, zeros where there are none. A row has 8 more than D,
-// so that eight rows start in different banks.
-template <int D, class T>
-DEVICE void fetch_rows(T (*to)[D + 8], const T *from, size_t stride, size_t first, size_t rows, size_t width) {
-    constexpr int APART = 1024 / D; // rows, from one pack of a thread to the next
-    int row = threadIdx.x / (D / 8), column = threadIdx.x % (D / 8) * 8;
-    int there = column >= width ? 0 : rows - first < TILE<D> ? (int)(rows - first) : TILE<D>;
-    from += (first + row) * stride + column;
-#pragma unroll
-    for (int i = 0; i < TILE<D>; i += APART) {
-        copy_async<16>(&to[row + i][column], from + i * stride, row + i < there);
-    }
-}
 
 // The 16 rows of a warp, as the left one of a product, zeros where there are none.
 template <int D, class T>
