@@ -116,14 +116,14 @@ impl Operator for LinearCrossEntropy {
     }
 
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
-        let &Saved { ref x, ref weight, ref logits, ref targets, ref log_sum_exp, classes } =
-            ctx.saved;
+        let Saved { x, weight, logits, targets, log_sum_exp, classes } = ctx.saved;
         let tensors = [logits, targets, log_sum_exp, ctx.gradient];
         let (smoothing, dtype) = (self.label_smoothing, logits.dtype());
-        let dlogits = loss::cross_entropy_backward(tensors, classes, smoothing, dtype)?;
+        let dlogits = loss::cross_entropy_backward(tensors, *classes, smoothing, dtype)?;
         let wants = [ctx.wants[0], ctx.wants[1], ctx.wants.get(3).copied().flatten()];
         let [dx, dweight, dbias] = product::gradients(x, weight, &dlogits, wants)?;
-        let of_classes = |all: Option<Tensor>| all.map(|all| all.narrow(0, 0, classes)).transpose();
+        let of_classes =
+            |all: Option<Tensor>| all.map(|all| all.narrow(0, 0, *classes)).transpose();
         let all = [dx, of_classes(dweight)?, None, of_classes(dbias)?];
         Ok(all.into_iter().take(ctx.wants.len()).map(|dx| dx.map(Gradient::owned)).collect())
     }

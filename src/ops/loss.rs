@@ -7,7 +7,8 @@ use crate::kernels::{embedding, loss};
 use crate::operator::{Backward, Gradient, Operator, apply, of_one_half};
 use crate::{Error, Op};
 
-/// The mean cross entropy of `logits` with the classes `targets`.
+/// The mean cross entropy of `logits` with the classes `targets`. Of the logits of a language model's head,
+/// [`linear_cross_entropy`](super::linear_cross_entropy) is faster on a GPU.
 ///
 /// # Shapes
 ///
