@@ -79,9 +79,18 @@ impl Pass {
         Self(LAST.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Leaves behind whatever the failed pass of this thread left waiting.
-    pub(super) fn abandon() {
-        CURRENT.set(Self::next());
+    /// Runs a `part` of this thread's pass. Should it fail or panic, whatever the pass left waiting is left behind.
+    pub(super) fn attempt<T>(part: impl FnOnce() -> Result<T>) -> Result<T> {
+        struct Failed;
+        impl Drop for Failed {
+            fn drop(&mut self) {
+                CURRENT.set(Pass::next());
+            }
+        }
+        let failed = Failed;
+        let result = part()?;
+        std::mem::forget(failed);
+        Ok(result)
     }
 
     /// Begins a pass inside of this thread's, which goes on once the guard is dropped.

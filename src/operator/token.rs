@@ -96,7 +96,7 @@ pub(super) fn backward(loss: &Tensor) -> Result<bool> {
     let Some((node, None)) = Node::of(loss).filter(|(node, _)| node.call.whole) else {
         return Ok(false);
     };
-    node.call.send_all(Gradient::owned(loss.ones_like()?)).inspect_err(|_| Pass::abandon())?;
+    Pass::attempt(|| node.call.send_all(Gradient::owned(loss.ones_like()?)))?;
     Ok(true)
 }
 
@@ -266,7 +266,7 @@ impl Token {
     }
 
     fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
-        self.0.backward(args).inspect_err(|_| Pass::abandon())
+        Pass::attempt(|| self.0.backward(args))
     }
 
     fn cpu(&self) -> Result<(CpuStorage, Shape)> {
@@ -339,13 +339,14 @@ impl CustomOp1 for Emit {
     emit_on!(metal_fwd, MetalStorage, Metal);
 
     fn bwd(&self, token: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        // Most likely the loss, given to candle's `backward`. The scaler has checked its own.
-        if output.elem_count() == 1 && !sink::is_open() {
-            stale::check(&output.sorted_nodes()).inspect_err(|_| Pass::abandon())?;
-        }
-        let gradient = Gradient::shared(gradient.clone());
-        self.node.call.cell.add(gradient).inspect_err(|_| Pass::abandon())?;
-        Ok(Some(token.detach()))
+        Pass::attempt(|| {
+            // Most likely the loss, given to candle's `backward`. The scaler has checked its own.
+            if output.elem_count() == 1 && !sink::is_open() {
+                stale::check(&output.sorted_nodes())?;
+            }
+            self.node.call.cell.add(Gradient::shared(gradient.clone()))?;
+            Ok(Some(token.detach()))
+        })
     }
 }
 

@@ -1,5 +1,6 @@
 //! The token form: operators among candle's own, in any graph, and nothing left behind.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -167,8 +168,11 @@ fn operators_take_any_number_of_inputs_of_any_kind() -> Result<()> {
     Ok(())
 }
 
-/// Returns its own input, and fails backward as often as told.
-struct Fails(Mutex<u32>);
+/// Returns its own input, and fails backward as often as told, or panics.
+struct Fails {
+    left: AtomicUsize,
+    panics: bool,
+}
 
 impl Operator for Fails {
     type Saved = ();
@@ -182,9 +186,10 @@ impl Operator for Fails {
     }
 
     fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
-        let mut left = self.0.lock().unwrap();
-        if *left > 0 {
-            *left -= 1;
+        let left = self.left.load(Relaxed);
+        if left > 0 {
+            self.left.store(left - 1, Relaxed);
+            assert!(!self.panics, "told to panic");
             candle_core::bail!("told to fail")
         }
         Ok(vec![Some(Gradient::shared(ctx.gradient.clone()))])
@@ -195,13 +200,28 @@ impl Operator for Fails {
 fn a_backward_that_failed_leaves_nothing_for_the_next() -> Result<()> {
     let v = Var::from_tensor(&random(1, 5, DType::F32))?;
     let y = ops::add(&v, &v)?;
-    // Two ways back to `y`: when the one fails, the other has left its gradient there.
-    let loss = ops::sum(&ops::add(&apply(Fails(Mutex::new(2)), &[&y])?, &ops::relu(&y)?)?)?;
-    assert!(loss.backward().is_err());
-    assert!(loss.backward().is_err());
     let expected = ops::sum(&ops::add(&ops::add(&v, &v)?, &ops::relu(&ops::add(&v, &v)?)?)?)?;
-    let (got, expected) = (loss.backward()?, expected.backward()?);
-    assert_same("third time", got.get(&v).unwrap(), expected.get(&v).unwrap());
+    let expected = expected.backward()?;
+    for (panics, scaled) in [(false, false), (false, true), (true, false), (true, true)] {
+        let fails = apply(Fails { left: AtomicUsize::new(2), panics }, &[&y])?;
+        // Two ways back to `y`: when the one fails, the other has left its gradient there.
+        let loss = ops::sum(&ops::add(&fails, &ops::relu(&y)?)?)?;
+        let gradient = || -> Result<Option<Tensor>> {
+            if !scaled {
+                return Ok(loss.backward()?.get(&v).cloned());
+            }
+            let mut scaler = GradScaler::default();
+            scaler.scale(&loss)?.backward()?;
+            Ok(scaler.gradient(&v)?)
+        };
+        for _ in 0..2 {
+            let outcome = catch_unwind(AssertUnwindSafe(gradient));
+            assert_eq!(outcome.is_err(), panics);
+            assert!(!matches!(outcome, Ok(Ok(_))), "{panics} {scaled}");
+        }
+        let what = format!("third time, panics {panics}, scaled {scaled}");
+        assert_same(&what, &gradient()?.expect("a gradient"), expected.get(&v).unwrap());
+    }
     Ok(())
 }
 
@@ -209,7 +229,7 @@ fn a_backward_that_failed_leaves_nothing_for_the_next() -> Result<()> {
 fn an_operator_that_returns_its_input_does_not_take_its_storage() -> Result<()> {
     let v = Var::from_tensor(&random(1, 5, DType::F32))?;
     let before = v.to_vec1::<f32>()?;
-    let y = apply(Fails(Mutex::new(0)), &[&v])?;
+    let y = apply(Fails { left: AtomicUsize::new(0), panics: false }, &[&v])?;
     assert_eq!(v.to_vec1::<f32>()?, before);
     assert_eq!(y.to_vec1::<f32>()?, before);
     v.set(&v.zeros_like()?)?;
