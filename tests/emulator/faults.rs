@@ -8,7 +8,10 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::gpu::{assert_error, compile, cudarc, grid, run, stream};
-use cudarc::driver::sys::CUresult;
+use cudarc::driver::sys::CUmemPool_attribute::{
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH,
+};
+use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
 
 /// The variable by which a test's own process knows that it is it.
@@ -78,6 +81,37 @@ fn an_idle_device_computes_nothing_and_counts_its_calls() -> Result<()> {
     assert_eq!(stream.clone_dtoh(&data)?, [5.0, 6.0]);
     drop(data);
     stream.alloc_zeros::<f32>(1 << 28)?; // nobody touches it
+    Ok(())
+}
+
+#[test]
+fn the_most_memory_that_was_in_use() -> Result<()> {
+    let test = "the_most_memory_that_was_in_use";
+    if in_process(test, 0).is_some() {
+        return Ok(());
+    }
+    let stream = stream()?;
+    let mut pool = std::ptr::null_mut();
+    // SAFETY: the device is there, and `pool` is there to be written.
+    unsafe { sys::cuDeviceGetMemPool(&raw mut pool, stream.context().cu_device()) }.result()?;
+    let used = |attribute| -> Result<u64> {
+        let mut bytes = 0u64;
+        // SAFETY: these attributes are 64 bits.
+        unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) }.result()?;
+        Ok(bytes)
+    };
+    let (now, most) = (CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
+    let before = used(now)?;
+    let kept = stream.alloc_zeros::<u8>(1000)?;
+    drop(stream.alloc_zeros::<u8>(5000)?);
+    drop(stream.alloc_zeros::<u8>(3000)?);
+    assert_eq!((used(now)? - before, used(most)? - before), (1000, 6000));
+    let mut none = 0u64;
+    // SAFETY: as above.
+    unsafe { sys::cuMemPoolSetAttribute(pool, most, (&raw mut none).cast()) }.result()?;
+    assert_eq!(used(most)? - before, 1000);
+    drop(kept);
+    assert_eq!((used(now)? - before, used(most)? - before), (0, 1000));
     Ok(())
 }
 

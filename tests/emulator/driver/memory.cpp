@@ -1,6 +1,7 @@
 // The device's memory: each allocation between pages that cannot be touched.
 #include "memory.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -100,7 +101,7 @@ auto &freed = *new std::deque<std::unique_ptr<Guarded>>;
 // What an idle device has freed, by size: as fast as a pool.
 auto &spare = *new std::map<size_t, std::vector<std::unique_ptr<Guarded>>>;
 auto &variables = *new std::map<uintptr_t, size_t>;
-size_t bytes = 0;
+size_t bytes = 0, most = 0;
 
 // With `lock` held: the last allocation that starts at or before `pointer`.
 Guarded *before(const void *pointer) {
@@ -125,6 +126,7 @@ void *allocate(size_t size) {
     }
     void *start = allocation->start;
     bytes += size;
+    most = std::max(most, bytes);
     live[reinterpret_cast<uintptr_t>(start)] = std::move(allocation);
     return start;
 }
@@ -193,6 +195,14 @@ bool find(const void *pointer, void *&start, size_t &size) {
 size_t in_use() {
     std::lock_guard guard(lock);
     return bytes;
+}
+size_t peak() {
+    std::lock_guard guard(lock);
+    return most;
+}
+void forget_peak() {
+    std::lock_guard guard(lock);
+    most = bytes;
 }
 
 std::string describe(const void *pointer) {

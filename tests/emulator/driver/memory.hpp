@@ -50,6 +50,9 @@ bool find(const void *pointer, void *&start, size_t &size);
 void add_variable(void *start, size_t size);
 void remove_variable(void *start);
 size_t in_use();
+// The most that was in use at once since the peak was forgotten.
+size_t peak();
+void forget_peak();
 constexpr size_t TOTAL = size_t(139) << 30;
 // "12 bytes after the end of an allocation of 64 bytes", or that there is none nearby.
 std::string describe(const void *pointer);

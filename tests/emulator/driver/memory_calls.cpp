@@ -98,6 +98,7 @@ int release(const char *name, Pointer pointer) {
 }
 
 int pool; // its address is the memory pool
+constexpr int USED_MEM_CURRENT = 7, USED_MEM_HIGH = 8;
 std::map<int, unsigned long long> pool_attributes;
 
 } // namespace
@@ -264,15 +265,23 @@ int cuDeviceGetMemPool(void **result, int) {
     return SUCCESS;
 }
 int cuDeviceSetMemPool(int, void *) { return SUCCESS; }
-// Remembered, and nothing else: an emulated pool gives back all at once.
+// Remembered, and nothing else: an emulated pool gives back all at once. What is used is all that is allocated.
 int cuMemPoolSetAttribute(void *, int attribute, void *value) {
+    if (attribute == USED_MEM_HIGH) {
+        if (*static_cast<unsigned long long *>(value))
+            return INVALID_VALUE;
+        memory::forget_peak();
+        return SUCCESS;
+    }
     std::lock_guard guard(host_lock);
     pool_attributes[attribute] = *static_cast<unsigned long long *>(value);
     return SUCCESS;
 }
 int cuMemPoolGetAttribute(void *, int attribute, void *value) {
     std::lock_guard guard(host_lock);
-    *static_cast<unsigned long long *>(value) = pool_attributes[attribute];
+    *static_cast<unsigned long long *>(value) = attribute == USED_MEM_CURRENT ? memory::in_use()
+                                                : attribute == USED_MEM_HIGH ? memory::peak()
+                                                                             : pool_attributes[attribute];
     return SUCCESS;
 }
 int cuMemPoolTrimTo(void *, size_t) { return SUCCESS; }
