@@ -81,6 +81,16 @@ pub enum Error {
         /// The variable.
         name: String,
     },
+    /// A loss goes back through an operator that a scaler's backward has freed.
+    #[error(
+        "`{op}` has gone back already, in the backward of a scaled loss, which frees what operators \
+         keep: run the forward pass again, or let the first backward keep the graph, by \
+         `scaler.scale(&loss)?.retain_graph().backward()`"
+    )]
+    GraphFreed {
+        /// The operator.
+        op: &'static str,
+    },
     /// A gradient that is to be differentiated again, of an operator whose gradient is a kernel.
     #[error(
         "candle keeps the graph of gradients (CANDLE_GRAD_DO_NOT_DETACH is set), but that of `{op}` \

@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor, TensorId};
 
 use crate::kernels::update::{self, Clip, Due, Factor, Flag, Found, Multiplier};
 use crate::live_scale::FoundInf;
-use crate::operator::{self, Gradient};
+use crate::operator::{self, Gradient, Graph};
 use crate::overflow::NonFinite;
 use crate::{Error, Exponents, Result, kernels, watch};
 
@@ -152,14 +152,19 @@ impl Collected {
     /// A gradient that was unscaled before stays so: what is added to it is unscaled first.
     ///
     /// Returns whether `F16` gradients were among those on the way.
-    pub(crate) fn backward(&mut self, loss: &Tensor, unscale: &Unscale) -> Result<bool> {
+    pub(crate) fn backward(
+        &mut self,
+        loss: &Tensor,
+        graph: Graph,
+        unscale: &Unscale,
+    ) -> Result<bool> {
         let nodes = loss.sorted_nodes();
         operator::stale::check(&nodes)?;
         let f16_nodes = nodes.iter().any(|node| node.dtype() == DType::F16);
         let variables: Vec<Tensor> =
             nodes.into_iter().filter(|t| t.is_variable()).cloned().collect();
         watch::saw_f16();
-        let (mut store, mut sink) = operator::backward_into(loss)?;
+        let (mut store, mut sink) = operator::backward_into(loss, graph)?;
         let f16 = watch::saw_f16() || f16_nodes;
         let mut arrived = Vec::new();
         for variable in variables {

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-use crate::operator::{self, Backward, Gradient, Operator, apply};
+use crate::operator::{self, Backward, Gradient, Graph, Operator, apply};
 use crate::random::{self, RandomState};
 use crate::{Autocast, Cast, Op};
 
@@ -124,6 +124,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
             Some(_) => Var::from_tensor(ctx.saved)?.into_inner(),
             None => ctx.saved.clone(),
         };
+        let graph = Graph::freed_from_here();
         let y = self.recompute(&x)?;
         if (y.shape(), y.dtype()) != (ctx.gradient.shape(), ctx.gradient.dtype()) {
             candle_core::bail!(
@@ -135,7 +136,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
                 ctx.gradient.shape()
             )
         }
-        let (mut store, mut sink) = operator::backward_from(&y, ctx.gradient.clone())?;
+        let (mut store, mut sink) = operator::backward_from(&y, ctx.gradient.clone(), graph)?;
         let inputs = std::iter::once(&x).chain(&self.variables);
         let gradients = inputs.zip(ctx.wants).map(|(input, want)| {
             let stored = store.remove(input).map(Gradient::owned);

@@ -5,6 +5,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::gradients::{Collected, Finding, Stage, Unscale};
 use crate::kernels::update::Multiplier;
 use crate::live_scale::{FoundInf, LiveScale};
+use crate::operator::Graph;
 use crate::outcome::StepOutcome;
 use crate::step::{Gradients, Step};
 use crate::{
@@ -153,7 +154,7 @@ impl GradScaler {
         if self.is_enabled() && !matches!(loss.dtype(), DType::F32 | DType::F64) {
             return Err(Error::HalfLoss { got: loss.dtype() });
         }
-        Ok(ScaledLoss { loss: self.scale.multiply(loss)?, scaler: self })
+        Ok(ScaledLoss { loss: self.scale.multiply(loss)?, graph: Graph::FREED, scaler: self })
     }
 
     fn unscaling(&self, device: &Device) -> Result<Unscale> {
@@ -460,6 +461,7 @@ fn limit(name: &'static str, got: f64) -> Result<()> {
 #[must_use = "call `backward`, or the loss was scaled for nothing"]
 pub struct ScaledLoss<'a> {
     loss: Tensor,
+    graph: Graph,
     scaler: &'a mut GradScaler,
 }
 
@@ -469,17 +471,30 @@ impl ScaledLoss<'_> {
         &self.loss
     }
 
+    /// Has [`backward`](Self::backward) keep the graph, for the loss, or another computed from the same
+    /// tensors later, to go back once more: PyTorch's `backward(retain_graph=True)`.
+    pub fn retain_graph(self) -> Self {
+        Self { graph: Graph::Kept, ..self }
+    }
+
     /// Back-propagates, and adds the gradients of the loss's variables to those in the scaler. A
     /// variable that was stepped since the last `update` takes no more.
     ///
+    /// # Memory
+    ///
+    /// What operators of this crate keep for backward is freed as each has gone back, so that a loss goes back
+    /// once. What another of them has been given meanwhile, for another loss, stays until that has
+    /// gone back too, or is dropped. [`retain_graph`](Self::retain_graph) keeps all, as candle's own `backward`
+    /// does.
+    ///
     /// # Errors
     ///
-    /// [`Error::NoGradient`], [`Error::StaleGraph`], and whatever backward meets; nothing is added
-    /// then.
+    /// [`Error::NoGradient`], [`Error::StaleGraph`], [`Error::GraphFreed`], and whatever backward meets;
+    /// nothing is added then, but the loss may not go back again.
     pub fn backward(self) -> Result<()> {
-        let Self { loss, scaler } = self;
+        let Self { loss, graph, scaler } = self;
         let unscaling = scaler.unscaling(loss.device())?;
-        let f16 = scaler.collected.backward(&loss, &unscaling)?;
+        let f16 = scaler.collected.backward(&loss, graph, &unscaling)?;
         let enabled = scaler.is_enabled();
         scaler.scale.state_mut().watch.after_backward(f16, enabled);
         Ok(())

@@ -18,11 +18,19 @@ pub(super) struct Call {
     number: u64,
     /// Whether its inputs go back to variables by operators of this crate alone.
     pub(super) whole: bool,
-    /// Calls the operator's backward with the gradient of the output.
-    run: Box<Run>,
+    /// `None` once a pass has freed it.
+    way: Mutex<Option<Arc<Way>>>,
+    /// Cloned for every consumer that is yet to go back.
+    consumed: Arc<()>,
+    pub(super) cell: Cell,
+}
+
+/// How a call goes back, and all that is kept for that.
+struct Way {
     /// One for each input.
     edges: Vec<Edge>,
-    pub(super) cell: Cell,
+    /// Calls the operator's backward with the gradient of the output.
+    run: Box<Run>,
 }
 
 pub(super) type Run =
@@ -38,9 +46,15 @@ pub(super) enum Target {
     /// Nowhere: the input is not tracked.
     Nowhere,
     /// Into the cell of the operator that made the input, in the shape that its output has.
-    Cell(Arc<Call>, Option<Shape>),
+    Cell(Consumed, Option<Shape>),
     /// To the sink, for a variable; or to candle, as the gradient of the argument of that number.
     Argument(Tensor, usize),
+}
+
+/// A call, as one of its consumers has it.
+pub(super) struct Consumed {
+    call: Arc<Call>,
+    _alive: Arc<()>,
 }
 
 /// Gradients waiting for an operator, one a backward pass.
@@ -48,6 +62,10 @@ pub(super) enum Target {
 pub(super) struct Cell(Mutex<Vec<(Pass, Gradient)>>);
 
 impl Cell {
+    fn is_empty(&self) -> bool {
+        lock(&self.0).is_empty()
+    }
+
     fn take(&self) -> Option<Gradient> {
         let mut waiting = lock(&self.0);
         let at = waiting.iter().position(|(pass, _)| *pass == Pass::current())?;
@@ -112,57 +130,102 @@ thread_local! {
     static CURRENT: StdCell<Pass> = StdCell::new(Pass::next());
 }
 
+/// What a pass leaves of the graph it goes through.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Graph {
+    /// All of it, as candle does.
+    Kept,
+    /// Older calls than that of this number. Of the others, what has gone back and no other call needs is
+    /// freed on the way.
+    FreedFrom(u64),
+}
+
+impl Graph {
+    pub(crate) const FREED: Self = Self::FreedFrom(0);
+
+    /// What exists by now is kept.
+    pub(crate) fn freed_from_here() -> Self {
+        Self::FreedFrom(CALLS.load(Ordering::Relaxed))
+    }
+
+    fn frees(self, number: u64) -> bool {
+        matches!(self, Self::FreedFrom(first) if number >= first)
+    }
+}
+
+/// How many calls there have been.
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
 impl Call {
     pub(super) fn new(name: &'static str, run: Box<Run>, edges: Vec<Edge>) -> Arc<Self> {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        let number = LAST.fetch_add(1, Ordering::Relaxed);
+        let number = CALLS.fetch_add(1, Ordering::Relaxed);
         let whole = edges.iter().all(Edge::is_whole);
-        Arc::new(Self { name, number, whole, run, edges, cell: Cell::default() })
+        let way = Mutex::new(Some(Arc::new(Way { edges, run })));
+        Arc::new(Self { name, number, whole, way, consumed: Arc::new(()), cell: Cell::default() })
+    }
+
+    pub(super) fn consume(self: &Arc<Self>) -> Consumed {
+        Consumed { call: self.clone(), _alive: self.consumed.clone() }
     }
 
     /// Sends on `gradient`, of the output, and then all that comes of it: into the sink, where the call is
     /// [`whole`](Self::whole).
-    pub(super) fn send_all(&self, gradient: Gradient) -> Result<()> {
+    pub(super) fn send_all(self: &Arc<Self>, gradient: Gradient) -> Result<()> {
         self.cell.add(gradient)?;
-        let mut due = BTreeMap::from([(self.number, self)]);
+        let mut due = BTreeMap::from([(self.number, self.clone())]);
         // Every consumer of an output has a larger number than what made it.
         while let Some((_, call)) = due.pop_last() {
-            call.send_on()?;
-            for edge in &call.edges {
-                if let Target::Cell(call, _) = &edge.target {
-                    due.insert(call.number, call);
+            let (gradient, way) = call.begin()?;
+            if let Some(gradient) = gradient {
+                call.send_on(gradient, &way)?;
+            }
+            for edge in &way.edges {
+                if let Target::Cell(Consumed { call, .. }, _) = &edge.target {
+                    due.entry(call.number).or_insert_with(|| call.clone());
                 }
             }
         }
         Ok(())
     }
 
-    /// Takes the gradient of the output, computes those of the inputs, and sends them on. Returns
+    /// The gradient that waits for this pass, and the way on: the last of it where the graph is freed, and
+    /// no consumer is left nor another pass under way here.
+    fn begin(&self) -> Result<(Option<Gradient>, Arc<Way>)> {
+        let mut way = lock(&self.way);
+        let gradient = self.cell.take();
+        let last = Arc::strong_count(&self.consumed) == 1 && self.cell.is_empty();
+        let freed = last && sink::graph().frees(self.number);
+        let taken = if freed { way.take() } else { way.clone() };
+        Ok((gradient, taken.ok_or(Error::GraphFreed { op: self.name })?))
+    }
+
+    /// Computes the gradients of the inputs from that of the output, and sends them on. Returns
     /// those for candle, with the numbers of its arguments.
-    fn send_on(&self) -> Result<Vec<(usize, Tensor)>> {
-        let Some(gradient) = self.cell.take() else { return Ok(Vec::new()) };
+    fn send_on(&self, gradient: Gradient, way: &Way) -> Result<Vec<(usize, Tensor)>> {
         if second_order::is_wanted() && !sink::is_open() {
             return Err(Error::SecondOrder { op: self.name }.into());
         }
         autocast::clear_cast_cache();
-        let wants: Vec<_> = self.edges.iter().map(Edge::wants).collect();
+        let wants: Vec<_> = way.edges.iter().map(Edge::wants).collect();
         let gradient = gradient.into_tensor().contiguous()?;
         if gradient.dtype() == DType::F16 {
             watch::f16_gradient(sink::is_open());
         }
-        let gradients = (self.run)(&gradient, &wants)?;
+        let gradients = (way.run)(&gradient, &wants)?;
         if gradients.len() != wants.len() {
             let (got, expected) = (gradients.len(), wants.len());
             return Err(Error::GradientCount { op: self.name, got, expected }.into());
         }
         let mut arguments = Vec::new();
-        for ((edge, want), gradient) in self.edges.iter().zip(wants).zip(gradients) {
+        for ((edge, want), gradient) in way.edges.iter().zip(wants).zip(gradients) {
             let (Some(want), Some(gradient)) = (want, gradient) else { continue };
             let gradient = gradient.into_dtype(want)?;
             match &edge.target {
                 Target::Nowhere => {}
-                Target::Cell(call, None) => call.cell.add(gradient)?,
-                Target::Cell(call, Some(shape)) => call.cell.add(gradient.reshape(shape)?)?,
+                Target::Cell(Consumed { call, .. }, None) => call.cell.add(gradient)?,
+                Target::Cell(Consumed { call, .. }, Some(shape)) => {
+                    call.cell.add(gradient.reshape(shape)?)?
+                }
                 Target::Argument(variable, _) if edge.sinks() => sink::add(variable, gradient)?,
                 Target::Argument(_, i) => arguments.push((*i, gradient.into_tensor())),
             }
@@ -173,11 +236,14 @@ impl Call {
     /// What candle is told of the gradients of the custom op's arguments.
     pub(super) fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
         let mut out = vec![None; args.len()];
-        for (i, gradient) in self.send_on()? {
-            out[i] = Some(gradient);
+        let (gradient, way) = self.begin()?;
+        if let Some(gradient) = gradient {
+            for (i, gradient) in self.send_on(gradient, &way)? {
+                out[i] = Some(gradient);
+            }
         }
         // candle panics where a tracked argument that is no variable gets no gradient.
-        for edge in &self.edges {
+        for edge in &way.edges {
             if let Target::Argument(arg, i) = &edge.target
                 && out[*i].is_none()
                 && !arg.is_variable()
@@ -210,7 +276,7 @@ impl Edge {
     fn is_whole(&self) -> bool {
         match &self.target {
             Target::Nowhere => true,
-            Target::Cell(call, _) => call.whole,
+            Target::Cell(Consumed { call, .. }, _) => call.whole,
             Target::Argument(arg, _) => arg.is_variable(),
         }
     }

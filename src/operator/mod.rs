@@ -14,6 +14,7 @@ use crate::autocast;
 use crate::policy::Op;
 use crate::trace::{self, TraceRow};
 
+pub(crate) use call::Graph;
 pub use gradient::Gradient;
 pub(crate) use no_grad::is_active as no_grad_is_active;
 pub use no_grad::{NoGradGuard, no_grad, no_grad_guard};

@@ -6,31 +6,36 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Result, Tensor, TensorId, backprop::GradStore};
 
-use super::{Gradient, token};
+use super::{Gradient, Graph, token};
 
 /// Gradients by variable.
 pub(crate) type Sink = HashMap<TensorId, Gradient>;
 
 thread_local! {
-    static SINK: RefCell<Option<Sink>> = const { RefCell::new(None) };
+    static SINK: RefCell<Option<(Sink, Graph)>> = const { RefCell::new(None) };
 }
 
 /// Back-propagates `loss`. Gradients that operators of this crate have for variables arrive in the
 /// returned sink, in `F32` for half variables; what candle's operators have, in the store.
-pub(crate) fn backward_into(loss: &Tensor) -> Result<(GradStore, Sink)> {
+pub(crate) fn backward_into(loss: &Tensor, graph: Graph) -> Result<(GradStore, Sink)> {
     /// Takes the sink away again, on error and panic too.
-    struct Open(Option<Sink>);
+    struct Open(Option<(Sink, Graph)>);
     impl Drop for Open {
         fn drop(&mut self) {
             SINK.set(self.0.take());
         }
     }
-    let _outer = Open(SINK.replace(Some(Sink::new())));
+    let _outer = Open(SINK.replace(Some((Sink::new(), graph))));
     let store = match token::backward(loss)? {
         true => GradStore::default(),
         false => loss.backward()?,
     };
-    Ok((store, SINK.take().unwrap_or_default()))
+    Ok((store, SINK.take().map(|(sink, _)| sink).unwrap_or_default()))
+}
+
+/// What is to become of the graph: candle's own backward, which has no sink, keeps it.
+pub(super) fn graph() -> Graph {
+    SINK.with_borrow(|sink| sink.as_ref().map_or(Graph::Kept, |(_, graph)| *graph))
 }
 
 /// Whether a variable's gradient should be given to [`add`].
@@ -46,11 +51,11 @@ pub(super) fn dtype(variable: DType) -> DType {
 /// Adds to the gradient of `variable`.
 pub(super) fn add(variable: &Tensor, gradient: Gradient) -> Result<()> {
     let id = variable.id();
-    let before = SINK.with_borrow_mut(|sink| sink.as_mut().and_then(|sink| sink.remove(&id)));
+    let before = SINK.with_borrow_mut(|sink| sink.as_mut().and_then(|(sink, _)| sink.remove(&id)));
     let sum = match before {
         None => gradient,
         Some(before) => before.add(gradient)?,
     };
-    SINK.with_borrow_mut(|sink| sink.as_mut().map(|sink| sink.insert(id, sum)));
+    SINK.with_borrow_mut(|sink| sink.as_mut().map(|(sink, _)| sink.insert(id, sum)));
     Ok(())
 }

@@ -27,7 +27,7 @@ use candle_core::{
     MetalStorage, Result, Shape, Storage, Tensor, TensorId, backprop::GradStore,
 };
 
-use super::call::{Call, Edge, Pass, Run, Target};
+use super::call::{Call, Edge, Graph, Pass, Run, Target};
 use super::{Backward, Gradient, Operator, sink, stale};
 use crate::kernels::cuda;
 use crate::{Cast, Op};
@@ -145,7 +145,7 @@ fn join(name: &'static str, run: Box<Run>, inputs: &[&Tensor]) -> Result<Arc<Nod
         let target = match node {
             Some((node, shape)) => {
                 args.push(node.token.clone());
-                Target::Cell(node.call.clone(), shape)
+                Target::Cell(node.call.consume(), shape)
             }
             None => {
                 args.push(input.clone());
@@ -351,7 +351,11 @@ impl CustomOp1 for Emit {
 }
 
 /// Back-propagates `gradient` from `y`, in a pass of its own inside of another.
-pub(crate) fn backward_from(y: &Tensor, gradient: Tensor) -> Result<(GradStore, sink::Sink)> {
+pub(crate) fn backward_from(
+    y: &Tensor,
+    gradient: Tensor,
+    graph: Graph,
+) -> Result<(GradStore, sink::Sink)> {
     /// A number whose gradient in `y` is the given one.
     struct Seed(Tensor);
     impl Operator for Seed {
@@ -368,7 +372,7 @@ pub(crate) fn backward_from(y: &Tensor, gradient: Tensor) -> Result<(GradStore, 
     }
     let seed = super::apply(Seed(gradient), &[y])?;
     let _inner = Pass::inner();
-    sink::backward_into(&seed)
+    sink::backward_into(&seed, graph)
 }
 
 /// How many operators have a live output. For tests: nothing may be alive after drop.

@@ -211,7 +211,7 @@ fn a_backward_that_failed_leaves_nothing_for_the_next() -> Result<()> {
                 return Ok(loss.backward()?.get(&v).cloned());
             }
             let mut scaler = GradScaler::default();
-            scaler.scale(&loss)?.backward()?;
+            scaler.scale(&loss)?.retain_graph().backward()?;
             Ok(scaler.gradient(&v)?)
         };
         for _ in 0..2 {

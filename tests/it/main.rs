@@ -8,6 +8,7 @@ mod checkpoint;
 mod devices;
 mod dtype_flow;
 mod faults;
+mod freed;
 mod golden;
 mod gradients;
 mod graph;

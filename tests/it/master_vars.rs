@@ -261,7 +261,7 @@ fn backward_through_a_graph_from_before_a_step_is_an_error() -> candle_amp::Resu
         // Nothing of it is left behind, and a new graph is fine, as often as one likes.
         let loss = model.loss()?;
         let first = loss.backward()?;
-        scaler.scale(&loss)?.backward()?;
+        scaler.scale(&loss)?.retain_graph().backward()?;
         scaler.scale(&loss)?.backward()?;
         for (name, var) in masters.parameters().iter() {
             let once = first.get(var).unwrap();
@@ -287,9 +287,9 @@ fn only_what_a_step_rewrote_makes_a_graph_stale() -> candle_amp::Result<()> {
     let mut sgd = SGD::new(of_a.vars(), 0.1)?;
     let _ = scaler.step(&mut masters.bind(&mut of_a.bind(&mut sgd)))?;
     // Nothing that `loss_b` depends on has moved.
-    scaler.scale(&loss_b)?.backward()?;
+    scaler.scale(&loss_b)?.retain_graph().backward()?;
     // An old graph of `b` beside a new one of `a`.
-    scaler.scale(&(sum(&a.sqr()?)? + &loss_b)?)?.backward()?;
+    scaler.scale(&(sum(&a.sqr()?)? + &loss_b)?)?.retain_graph().backward()?;
     let mut sgd = SGD::new(of_b.vars(), 0.1)?;
     let _ = scaler.step(&mut masters.bind(&mut of_b.bind(&mut sgd)))?;
     scaler.update()?;
