@@ -34,7 +34,7 @@ struct Way {
 }
 
 pub(super) type Run =
-    dyn Fn(&Tensor, &[Option<DType>]) -> Result<Vec<Option<Gradient>>> + Send + Sync;
+    dyn Fn(&Gradient, &[Option<DType>]) -> Result<Vec<Option<Gradient>>> + Send + Sync;
 
 /// Where the gradient of an input goes.
 pub(super) struct Edge {
@@ -207,8 +207,9 @@ impl Call {
         }
         autocast::clear_cast_cache();
         let wants: Vec<_> = way.edges.iter().map(Edge::wants).collect();
-        let gradient = gradient.into_tensor().contiguous()?;
-        if gradient.dtype() == DType::F16 {
+        let dtype = gradient.tensor().dtype();
+        let gradient = gradient.into_dtype(dtype)?;
+        if dtype == DType::F16 {
             watch::f16_gradient(sink::is_open());
         }
         let gradients = (way.run)(&gradient, &wants)?;

@@ -29,6 +29,10 @@ impl Gradient {
         &self.tensor
     }
 
+    pub(crate) fn is_owned(&self) -> bool {
+        self.owned
+    }
+
     /// The gradient itself.
     pub fn into_tensor(self) -> Tensor {
         self.tensor

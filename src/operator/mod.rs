@@ -111,6 +111,8 @@ pub struct Backward<'a, S> {
     pub output: Option<&'a Tensor>,
     /// The gradient of the output: its shape, its dtype, contiguous.
     pub gradient: &'a Tensor,
+    /// Whether nobody else holds the storage of `gradient`, so that it may be written over.
+    pub owns_gradient: bool,
     /// For each input, the dtype its gradient is wanted in, or `None` where none is wanted.
     pub wants: &'a [Option<DType>],
 }

@@ -112,8 +112,14 @@ pub(super) fn link<O: Operator>(
     let name = operator.op().name();
     let run = Box::new({
         let kept = kept.clone();
-        move |gradient: &Tensor, wants: &[Option<DType>]| {
-            operator.backward(&Backward { saved: &saved, output: kept.get(), gradient, wants })
+        move |gradient: &Gradient, wants: &[Option<DType>]| {
+            operator.backward(&Backward {
+                saved: &saved,
+                output: kept.get(),
+                gradient: gradient.tensor(),
+                owns_gradient: gradient.is_owned(),
+                wants,
+            })
         }
     });
     let node = join(name, run, inputs)?;
@@ -173,8 +179,7 @@ fn join(name: &'static str, run: Box<Run>, inputs: &[&Tensor]) -> Result<Arc<Nod
 
 /// A node that hands the gradient put into its cell to `input`.
 fn leaf(input: &Tensor) -> Result<Arc<Node>> {
-    let pass_on =
-        |gradient: &Tensor, _: &[Option<DType>]| Ok(vec![Some(Gradient::shared(gradient.clone()))]);
+    let pass_on = |gradient: &Gradient, _: &[Option<DType>]| Ok(vec![Some(gradient.clone())]);
     join("leaf", Box::new(pass_on), &[input])
 }
 
@@ -261,7 +266,7 @@ struct Token(Arc<Call>);
 impl Token {
     /// An op over tokens alone, which hands nothing on.
     fn join() -> Self {
-        let run = Box::new(|_: &Tensor, _: &[Option<DType>]| Ok(Vec::new()));
+        let run = Box::new(|_: &Gradient, _: &[Option<DType>]| Ok(Vec::new()));
         Self(Call::new("join", run, Vec::new()))
     }
 

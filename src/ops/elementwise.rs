@@ -36,8 +36,16 @@ impl Operator for Relu {
     }
 
     fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
-        let dx = elementwise::relu_backward(ctx.kept_output()?, ctx.gradient)?;
-        Ok(vec![Some(Gradient::owned(dx))])
+        Ok(vec![Some(Gradient::owned(relu_backward(ctx)?))])
+    }
+}
+
+/// The gradient before the relu that an operator ends in: in the place of that after it, where it may be.
+pub(super) fn relu_backward<S>(ctx: &Backward<'_, S>) -> Result<Tensor> {
+    let y = ctx.kept_output()?;
+    match ctx.owns_gradient {
+        true => elementwise::relu_backward_assign(ctx.gradient.clone(), y),
+        false => elementwise::relu_backward(y, ctx.gradient),
     }
 }
 
@@ -73,8 +81,7 @@ impl Operator for AddRelu {
     }
 
     fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
-        let gradient = elementwise::relu_backward(ctx.kept_output()?, ctx.gradient)?;
-        let gradient = Gradient::shared(gradient);
+        let gradient = Gradient::shared(relu_backward(ctx)?);
         Ok(vec![Some(gradient.clone()), Some(gradient)])
     }
 }

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{Result, Tensor};
 
+use super::elementwise::relu_backward;
 use super::{arithmetic, check_dims, check_eps, check_operand, shape_error};
 use crate::Op;
 use crate::kernels::format::Format;
@@ -160,14 +161,19 @@ impl Operator for BatchNormRelu {
     }
 
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
-        let y = ctx.kept_output()?;
         if !self.residual {
-            return self.norm.gradients(ctx, Some(y));
+            return self.norm.gradients(ctx, Some(ctx.kept_output()?));
         }
-        let gradient = kernels::elementwise::relu_backward(y, ctx.gradient)?;
+        let gradient = relu_backward(ctx)?;
         let mut wants = vec![ctx.wants[0]];
         wants.extend(&ctx.wants[2..]);
-        let inner = Backward { saved: ctx.saved, output: None, gradient: &gradient, wants: &wants };
+        let inner = Backward {
+            saved: ctx.saved,
+            output: None,
+            gradient: &gradient,
+            owns_gradient: false,
+            wants: &wants,
+        };
         let mut gradients = self.norm.gradients(&inner, None)?;
         let wanted = ctx.wants[1].map(|_| Gradient::owned(gradient));
         gradients.insert(1, wanted);

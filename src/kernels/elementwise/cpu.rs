@@ -171,19 +171,55 @@ pub(super) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
 
 pub(super) fn add_assign(dst: Tensor, src: &Tensor) -> Result<Tensor> {
     if src.dtype() == dst.dtype() {
-        dst.inplace_op2(src, &AddAssign)?;
+        dst.inplace_op2(src, &Assign(Add))?;
     } else {
-        dst.inplace_op2(&src.to_dtype(arithmetic(dst.dtype()))?, &AddAssign)?;
+        dst.inplace_op2(&src.to_dtype(arithmetic(dst.dtype()))?, &Assign(Add))?;
     }
     Ok(dst)
 }
 
-/// Adds a tensor of the same dtype or of the dtype of the arithmetic.
-struct AddAssign;
+pub(super) fn relu_backward_assign(grad: Tensor, y: &Tensor) -> Result<Tensor> {
+    grad.inplace_op2(y, &Assign(ReluBackward))?;
+    Ok(grad)
+}
 
-impl InplaceOp2 for AddAssign {
+/// What becomes of an element, given another.
+trait Update: Copy + Sync {
+    const NAME: &'static str;
+
+    fn of<A: Real>(dst: A, src: A) -> A;
+}
+
+#[derive(Clone, Copy)]
+struct Add;
+
+impl Update for Add {
+    const NAME: &'static str = "add_assign";
+
+    #[inline(always)]
+    fn of<A: Real>(dst: A, src: A) -> A {
+        dst + src
+    }
+}
+
+#[derive(Clone, Copy)]
+struct ReluBackward;
+
+impl Update for ReluBackward {
+    const NAME: &'static str = "relu_backward_assign";
+
+    #[inline(always)]
+    fn of<A: Real>(grad: A, y: A) -> A {
+        if y > A::zero() { grad } else { A::zero() }
+    }
+}
+
+/// An update in place, by a tensor of the same dtype or of the dtype of the arithmetic.
+struct Assign<U>(U);
+
+impl<U: Update> InplaceOp2 for Assign<U> {
     fn name(&self) -> &'static str {
-        "add_assign"
+        U::NAME
     }
 
     fn cpu_fwd(
@@ -193,7 +229,7 @@ impl InplaceOp2 for AddAssign {
         src: &CpuStorage,
         src_layout: &Layout,
     ) -> Result<()> {
-        fn typed<D: Lane, S: Lane<Acc = D::Acc>>(
+        fn typed<U: Update, D: Lane, S: Lane<Acc = D::Acc>>(
             dst: &mut CpuStorage,
             dst_range: (usize, usize),
             src: &CpuStorage,
@@ -201,19 +237,19 @@ impl InplaceOp2 for AddAssign {
         ) -> Result<()> {
             let dst = &mut D::slice_mut(dst)?[dst_range.0..dst_range.1];
             let src = &S::cpu_storage_as_slice(src)?[src_range.0..src_range.1];
-            accumulate(dst, src);
+            update::<U, D, S>(dst, src);
             Ok(())
         }
         let (Some(dst_range), Some(src_range)) =
             (dst_layout.contiguous_offsets(), src_layout.contiguous_offsets())
         else {
-            bail!("add_assign needs contiguous tensors, got {dst_layout:?} and {src_layout:?}")
+            bail!("{} needs contiguous tensors, got {dst_layout:?} and {src_layout:?}", U::NAME)
         };
         let (to, from) = (dtype(dst), dtype(src));
         with_element!(to, D => if from == to {
-            typed::<D, D>(dst, dst_range, src, src_range)
+            typed::<U, D, D>(dst, dst_range, src, src_range)
         } else {
-            typed::<D, <D as Element>::Acc>(dst, dst_range, src, src_range)
+            typed::<U, D, <D as Element>::Acc>(dst, dst_range, src, src_range)
         })
     }
 }
@@ -222,14 +258,14 @@ fn dtype(storage: &CpuStorage) -> DType {
     candle_core::backend::BackendStorage::dtype(storage)
 }
 
-fn accumulate<D: Lane, S: Lane<Acc = D::Acc>>(dst: &mut [D], src: &[S]) {
+fn update<U: Update, D: Lane, S: Lane<Acc = D::Acc>>(dst: &mut [D], src: &[S]) {
     for_each_chunk(
         dst,
         GRAIN,
         #[inline(always)]
         |chunk, dst| {
             for (dst, src) in dst.iter_mut().zip(&src[chunk * GRAIN..]) {
-                *dst = D::lower(dst.raise() + src.raise());
+                *dst = D::lower(U::of(dst.raise(), src.raise()));
             }
         },
     );

@@ -60,6 +60,14 @@ pub(super) fn flat(gpu: &Gpu, name: &str, a: &Tensor, b: &Tensor, out: DType) ->
     Ok(y)
 }
 
+/// Both are contiguous, of one shape and dtype. Each thread reads an element before it writes it.
+pub(super) fn relu_backward_assign(gpu: &Gpu, grad: Tensor, y: &Tensor) -> Result<Tensor> {
+    let (dtype, n) = (y.dtype(), y.elem_count());
+    let launch = gpu.launch(&SOURCE, &named("relu_backward", dtype, dtype)?)?;
+    launch.write(&grad)?.read(y)?.read(&grad)?.size(n).run(Grid::over(n, pack(dtype, dtype)))?;
+    Ok(grad)
+}
+
 /// `a`, `F32`, and `b`, a half, both contiguous.
 pub(super) fn add_half(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (y, n) = (gpu.empty(a.shape(), a.dtype())?, a.elem_count());

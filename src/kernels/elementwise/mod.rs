@@ -49,6 +49,19 @@ pub(crate) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
     }
 }
 
+/// [`relu_backward`] in the place of `grad`, of `y`'s shape and dtype.
+pub(crate) fn relu_backward_assign(grad: Tensor, y: &Tensor) -> Result<Tensor> {
+    let y = plain(y)?;
+    if let Some(gpu) = Gpu::of(y.device()).filter(|_| grad.is_contiguous()) {
+        return cuda::relu_backward_assign(&gpu, grad, &y);
+    }
+    if y.device().is_cpu() && grad.is_contiguous() {
+        cpu::relu_backward_assign(grad, &y)
+    } else {
+        relu_backward(&y, &grad)
+    }
+}
+
 /// `a + b`; in `F32`, where one has that dtype and the other is half.
 pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if a.dtype() != b.dtype() {

@@ -137,6 +137,28 @@ fn add_assign_adds_in_place_whatever_the_dtypes() {
 }
 
 #[test]
+fn on_every_device_the_gradient_of_relu_can_take_the_place_of_the_other() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            for shape in SHAPES {
+                let mut numbers = values(&random(&shape, dtype, 5));
+                let last = numbers.len() - 1;
+                (numbers[last], numbers[last / 2]) = (f64::NAN, f64::INFINITY);
+                let grad = of(numbers, &shape, dtype).to_device(&device)?;
+                let y = strided(&shape, dtype, 6).to_device(&device)?;
+                let expected = relu_backward(&y, &grad)?;
+                let view = grad.clone();
+                let dx = relu_backward_assign(grad, &y)?;
+                assert_close(&dx, &values(&expected), 0.0);
+                assert_close(&view, &values(&expected), 0.0);
+                assert_eq!((dx.dtype(), dx.dims()), (dtype, &shape[..]));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn add_assign_keeps_to_its_part_of_a_storage() {
     let whole = random(&[3, 1025], DType::BF16, 7);
     let before = values(&whole);
