@@ -138,6 +138,17 @@ impl Operator for Arithmetic {
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
         let (gradient, Saved { a_dims, b_dims, pair }) = (ctx.gradient, ctx.saved);
         let dims = gradient.dims();
+        if let (Self::Mul, Some((a, b))) = (self, pair) {
+            let (i, other) = if ctx.wants[0].is_some() { (0, b) } else { (1, a) };
+            let only = ctx.wants[1 - i].is_none() && ctx.wants[i] == Some(gradient.dtype());
+            let like = other.dims() == dims && [a_dims, b_dims][i] == dims;
+            if only && like && other.dtype() == gradient.dtype() && ctx.owns_gradient {
+                let product = elementwise::mul_assign(gradient.clone(), other)?;
+                let mut gradients = vec![None, None];
+                gradients[i] = Some(Gradient::owned(product));
+                return Ok(gradients);
+            }
+        }
         let da = ctx.wants[0].map(|want| {
             let Some((_, b)) = pair else { return handed_on(gradient, a_dims, want) };
             let b = b.broadcast_as(dims)?;

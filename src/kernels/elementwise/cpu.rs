@@ -183,14 +183,18 @@ pub(super) fn relu_backward_assign(grad: Tensor, y: &Tensor) -> Result<Tensor> {
     Ok(grad)
 }
 
+pub(super) fn mul_assign(a: Tensor, b: &Tensor) -> Result<Tensor> {
+    a.inplace_op2(b, &Assign(Mul))?;
+    Ok(a)
+}
+
 /// What becomes of an element, given another.
-trait Update: Copy + Sync {
+trait Update: Send + Sync {
     const NAME: &'static str;
 
     fn of<A: Real>(dst: A, src: A) -> A;
 }
 
-#[derive(Clone, Copy)]
 struct Add;
 
 impl Update for Add {
@@ -202,7 +206,17 @@ impl Update for Add {
     }
 }
 
-#[derive(Clone, Copy)]
+struct Mul;
+
+impl Update for Mul {
+    const NAME: &'static str = "mul_assign";
+
+    #[inline(always)]
+    fn of<A: Real>(dst: A, src: A) -> A {
+        dst * src
+    }
+}
+
 struct ReluBackward;
 
 impl Update for ReluBackward {

@@ -60,12 +60,11 @@ pub(super) fn flat(gpu: &Gpu, name: &str, a: &Tensor, b: &Tensor, out: DType) ->
     Ok(y)
 }
 
-/// Both are contiguous, of one shape and dtype. Each thread reads an element before it writes it.
-pub(super) fn relu_backward_assign(gpu: &Gpu, grad: Tensor, y: &Tensor) -> Result<Tensor> {
+/// As [`flat`], all of one dtype, in the place of `y`, one of the two: each thread reads an element before it writes it.
+pub(super) fn flat_over(gpu: &Gpu, name: &str, [a, b]: [&Tensor; 2], y: &Tensor) -> Result<()> {
     let (dtype, n) = (y.dtype(), y.elem_count());
-    let launch = gpu.launch(&SOURCE, &named("relu_backward", dtype, dtype)?)?;
-    launch.write(&grad)?.read(y)?.read(&grad)?.size(n).run(Grid::over(n, pack(dtype, dtype)))?;
-    Ok(grad)
+    let launch = gpu.launch(&SOURCE, &named(name, dtype, dtype)?)?;
+    launch.write(y)?.read(a)?.read(b)?.size(n).run(Grid::over(n, pack(dtype, dtype)))
 }
 
 /// `a`, `F32`, and `b`, a half, both contiguous.

@@ -53,7 +53,8 @@ pub(crate) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
 pub(crate) fn relu_backward_assign(grad: Tensor, y: &Tensor) -> Result<Tensor> {
     let y = plain(y)?;
     if let Some(gpu) = Gpu::of(y.device()).filter(|_| grad.is_contiguous()) {
-        return cuda::relu_backward_assign(&gpu, grad, &y);
+        cuda::flat_over(&gpu, "relu_backward", [&y, &grad], &grad)?;
+        return Ok(grad);
     }
     if y.device().is_cpu() && grad.is_contiguous() {
         cpu::relu_backward_assign(grad, &y)
@@ -104,6 +105,20 @@ pub(crate) fn mul(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
     }
     let (a, b) = (plain(a)?, plain(b)?);
     if a.device().is_cpu() { cpu::mul(&a, &b, out) } else { portable::mul(&a, &b, out) }
+}
+
+/// `a * b` in the place of `a`; both of one shape and dtype.
+pub(crate) fn mul_assign(a: Tensor, b: &Tensor) -> Result<Tensor> {
+    let b = plain(b)?;
+    if let Some(gpu) = Gpu::of(b.device()).filter(|_| a.is_contiguous()) {
+        cuda::flat_over(&gpu, "mul", [&a, &b], &a)?;
+        return Ok(a);
+    }
+    if b.device().is_cpu() && a.is_contiguous() {
+        cpu::mul_assign(a, &b)
+    } else {
+        mul(&a, &b, a.dtype())
+    }
 }
 
 /// `a / b`, in `out`.
