@@ -33,8 +33,14 @@ struct Way {
     run: Box<Run>,
 }
 
-pub(super) type Run =
-    dyn Fn(&Gradient, &[Option<DType>]) -> Result<Vec<Option<Gradient>>> + Send + Sync;
+pub(super) type Run = dyn Fn(Asked<'_>) -> Result<Vec<Option<Gradient>>> + Send + Sync;
+
+/// What an operator's backward is asked for, once.
+pub(super) struct Asked<'a> {
+    pub(super) gradient: &'a Gradient,
+    pub(super) wants: &'a [Option<DType>],
+    pub(super) last: bool,
+}
 
 /// Where the gradient of an input goes.
 pub(super) struct Edge {
@@ -175,9 +181,9 @@ impl Call {
         let mut due = BTreeMap::from([(self.number, self.clone())]);
         // Every consumer of an output has a larger number than what made it.
         while let Some((_, call)) = due.pop_last() {
-            let (gradient, way) = call.begin()?;
+            let (gradient, way, last) = call.begin()?;
             if let Some(gradient) = gradient {
-                call.send_on(gradient, &way)?;
+                call.send_on(gradient, &way, last)?;
             }
             for edge in &way.edges {
                 if let Target::Cell(Consumed { call, .. }, _) = &edge.target {
@@ -188,20 +194,22 @@ impl Call {
         Ok(())
     }
 
-    /// The gradient that waits for this pass, and the way on: the last of it where the graph is freed, and
-    /// no consumer is left nor another pass under way here.
-    fn begin(&self) -> Result<(Option<Gradient>, Arc<Way>)> {
+    /// The gradient that waits for this pass, and the way on: taken where the graph is freed, and no
+    /// consumer is left nor another pass waiting. Whether nobody else has it, to go it at this moment or later.
+    fn begin(&self) -> Result<(Option<Gradient>, Arc<Way>, bool)> {
         let mut way = lock(&self.way);
         let gradient = self.cell.take();
-        let last = Arc::strong_count(&self.consumed) == 1 && self.cell.is_empty();
-        let freed = last && sink::graph().frees(self.number);
+        let unused = Arc::strong_count(&self.consumed) == 1 && self.cell.is_empty();
+        let freed = unused && sink::graph().frees(self.number);
         let taken = if freed { way.take() } else { way.clone() };
-        Ok((gradient, taken.ok_or(Error::GraphFreed { op: self.name })?))
+        let way = taken.ok_or(Error::GraphFreed { op: self.name })?;
+        let last = Arc::strong_count(&way) == 1;
+        Ok((gradient, way, last))
     }
 
     /// Computes the gradients of the inputs from that of the output, and sends them on. Returns
     /// those for candle, with the numbers of its arguments.
-    fn send_on(&self, gradient: Gradient, way: &Way) -> Result<Vec<(usize, Tensor)>> {
+    fn send_on(&self, gradient: Gradient, way: &Way, last: bool) -> Result<Vec<(usize, Tensor)>> {
         if second_order::is_wanted() && !sink::is_open() {
             return Err(Error::SecondOrder { op: self.name }.into());
         }
@@ -212,7 +220,7 @@ impl Call {
         if dtype == DType::F16 {
             watch::f16_gradient(sink::is_open());
         }
-        let gradients = (way.run)(&gradient, &wants)?;
+        let gradients = (way.run)(Asked { gradient: &gradient, wants: &wants, last })?;
         if gradients.len() != wants.len() {
             let (got, expected) = (gradients.len(), wants.len());
             return Err(Error::GradientCount { op: self.name, got, expected }.into());
@@ -237,9 +245,9 @@ impl Call {
     /// What candle is told of the gradients of the custom op's arguments.
     pub(super) fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
         let mut out = vec![None; args.len()];
-        let (gradient, way) = self.begin()?;
+        let (gradient, way, last) = self.begin()?;
         if let Some(gradient) = gradient {
-            for (i, gradient) in self.send_on(gradient, &way)? {
+            for (i, gradient) in self.send_on(gradient, &way, last)? {
                 out[i] = Some(gradient);
             }
         }

@@ -113,6 +113,9 @@ pub struct Backward<'a, S> {
     pub gradient: &'a Tensor,
     /// Whether nobody else holds the storage of `gradient`, so that it may be written over.
     pub owns_gradient: bool,
+    /// Whether the operator goes back for the last time, so that what it saved and has never shared may be
+    /// written over.
+    pub last: bool,
     /// For each input, the dtype its gradient is wanted in, or `None` where none is wanted.
     pub wants: &'a [Option<DType>],
 }

@@ -27,7 +27,7 @@ use candle_core::{
     MetalStorage, Result, Shape, Storage, Tensor, TensorId, backprop::GradStore,
 };
 
-use super::call::{Call, Edge, Graph, Pass, Run, Target};
+use super::call::{Asked, Call, Edge, Graph, Pass, Run, Target};
 use super::{Backward, Gradient, Operator, sink, stale};
 use crate::kernels::cuda;
 use crate::{Cast, Op};
@@ -112,12 +112,13 @@ pub(super) fn link<O: Operator>(
     let name = operator.op().name();
     let run = Box::new({
         let kept = kept.clone();
-        move |gradient: &Gradient, wants: &[Option<DType>]| {
+        move |Asked { gradient, wants, last }: Asked<'_>| {
             operator.backward(&Backward {
                 saved: &saved,
                 output: kept.get(),
                 gradient: gradient.tensor(),
                 owns_gradient: gradient.is_owned(),
+                last,
                 wants,
             })
         }
@@ -179,7 +180,7 @@ fn join(name: &'static str, run: Box<Run>, inputs: &[&Tensor]) -> Result<Arc<Nod
 
 /// A node that hands the gradient put into its cell to `input`.
 fn leaf(input: &Tensor) -> Result<Arc<Node>> {
-    let pass_on = |gradient: &Gradient, _: &[Option<DType>]| Ok(vec![Some(gradient.clone())]);
+    let pass_on = |asked: Asked<'_>| Ok(vec![Some(asked.gradient.clone())]);
     join("leaf", Box::new(pass_on), &[input])
 }
 
@@ -266,7 +267,7 @@ struct Token(Arc<Call>);
 impl Token {
     /// An op over tokens alone, which hands nothing on.
     fn join() -> Self {
-        let run = Box::new(|_: &Gradient, _: &[Option<DType>]| Ok(Vec::new()));
+        let run = Box::new(|_: Asked<'_>| Ok(Vec::new()));
         Self(Call::new("join", run, Vec::new()))
     }
 

@@ -45,7 +45,8 @@ use crate::operator::{Backward, Gradient, Operator, apply};
 ///
 /// # References
 ///
-/// `torch.nn.functional.linear_cross_entropy`, without its chunks: the logits are kept.
+/// `torch.nn.functional.linear_cross_entropy`, without its chunks: the logits are kept, and become their gradient
+/// where a scaler's backward frees them.
 pub fn linear_cross_entropy(
     x: &Tensor,
     weight: &Tensor,
@@ -119,7 +120,11 @@ impl Operator for LinearCrossEntropy {
         let Saved { x, weight, logits, targets, log_sum_exp, classes } = ctx.saved;
         let tensors = [logits, targets, log_sum_exp, ctx.gradient];
         let (smoothing, dtype) = (self.label_smoothing, logits.dtype());
-        let dlogits = loss::cross_entropy_backward(tensors, *classes, smoothing, dtype)?;
+        // As large as logits, which nobody else has.
+        let dlogits = match ctx.last {
+            true => loss::cross_entropy_backward_assign(tensors, *classes, smoothing)?,
+            false => loss::cross_entropy_backward(tensors, *classes, smoothing, dtype)?,
+        };
         let wants = [ctx.wants[0], ctx.wants[1], ctx.wants.get(3).copied().flatten()];
         let [dx, dweight, dbias] = product::gradients(x, weight, &dlogits, wants)?;
         let of_classes =

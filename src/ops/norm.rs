@@ -172,6 +172,7 @@ impl Operator for BatchNormRelu {
             output: None,
             gradient: &gradient,
             owns_gradient: false,
+            last: ctx.last,
             wants: &wants,
         };
         let mut gradients = self.norm.gradients(&inner, None)?;

@@ -86,6 +86,22 @@ fn a_head_and_its_loss_are_as_two_operators() -> Result<()> {
                     }
                     assert_close(&one, &two, 64.0);
                 }
+                // The last time, logits become their gradient.
+                let loss =
+                    ops::linear_cross_entropy_smoothed(&x, &weight, bias_tensor, &next, 0.1)?;
+                let mut scaler = GradScaler::new(ScaleConfig::constant(8.0))?;
+                scaler.scale(&loss)?.retain_graph().backward()?;
+                let mut passes = Vec::new();
+                for _ in 0..2 {
+                    let of = |var: &Var| scaler.gradient(var).map(Option::unwrap);
+                    let [x, weight] = [of(&x)?, of(&weight)?].map(|g| g.to_device(&Device::Cpu));
+                    passes.push([values(&x?), values(&weight?)]);
+                    scaler.forget();
+                    if passes.len() == 1 {
+                        scaler.scale(&loss)?.backward()?;
+                    }
+                }
+                assert_eq!(passes[0], passes[1], "{dtype:?} {classes}");
                 // The gradient may lie in a longer tensor, as a step has to find out.
                 let config = ScaleConfig { init_scale: 8.0, ..Default::default() };
                 let mut scaler = GradScaler::new(config)?;

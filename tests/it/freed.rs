@@ -47,7 +47,7 @@ impl Operator for Noted {
     }
 
     fn backward(&self, ctx: &Backward<'_, Kept>) -> Result<Vec<Option<Gradient>>> {
-        self.1.note("back", self.0);
+        self.1.note(if ctx.last { "last" } else { "back" }, self.0);
         Ok(vec![Some(Gradient::shared(ctx.gradient.clone()))])
     }
 }
@@ -67,7 +67,7 @@ fn an_operator_keeps_nothing_once_it_has_gone_back() -> candle_amp::Result<()> {
     // By itself, and through an operator of candle's.
     for freed in [loss()?, (loss()? * 2.0)?] {
         GradScaler::default().scale(&freed)?.backward()?;
-        assert_eq!(log.take(), "back 2, freed 2, back 1, freed 1, back 0, freed 0");
+        assert_eq!(log.take(), "last 2, freed 2, last 1, freed 1, last 0, freed 0");
         drop(freed);
         assert_eq!(log.take(), "");
     }
@@ -80,7 +80,7 @@ fn an_operator_keeps_nothing_once_it_has_gone_back() -> candle_amp::Result<()> {
         assert_eq!(log.take(), "back 2, back 1, back 0", "by candle");
     }
     GradScaler::default().scale(&kept)?.backward()?;
-    assert_eq!(log.take(), "back 2, freed 2, back 1, freed 1, back 0, freed 0");
+    assert_eq!(log.take(), "last 2, freed 2, last 1, freed 1, last 0, freed 0");
     Ok(())
 }
 
@@ -94,7 +94,7 @@ fn a_checkpoint_frees_what_it_computes_anew() -> candle_amp::Result<()> {
     };
     let loss = ops::sum(&checkpoint(block.clone(), &checkpoint(block, &v)?)?)?;
     log.take();
-    let again = "back 2, freed 2, back 1, freed 1, back 9";
+    let again = "last 2, freed 2, last 1, freed 1, back 9";
     // Whether the rest is kept or not. What the block was given from outside is not the block's.
     GradScaler::default().scale(&loss)?.retain_graph().backward()?;
     assert_eq!(log.take(), [again, again].join(", "));
@@ -111,9 +111,9 @@ fn what_another_loss_needs_stays() -> candle_amp::Result<()> {
     let (one, other) = (noted(1, &log, &shared)?, noted(2, &log, &shared)?);
     let (one, other) = (ops::sum(&one)?, ops::sum(&other)?);
     scaler.scale(&one)?.backward()?;
-    assert_eq!(log.take(), "back 1, freed 1, back 0");
+    assert_eq!(log.take(), "last 1, freed 1, back 0");
     scaler.scale(&other)?.backward()?;
-    assert_eq!(log.take(), "back 2, freed 2, back 0, freed 0");
+    assert_eq!(log.take(), "last 2, freed 2, last 0, freed 0");
     scaler.unscale()?;
     let gradient = scaler.gradient(&v)?.expect("a gradient");
     assert_same("of both", &gradient, &(v.ones_like()? * 2.0)?);
@@ -123,7 +123,7 @@ fn what_another_loss_needs_stays() -> candle_amp::Result<()> {
     drop(other);
     assert_eq!(log.take(), "freed 2");
     GradScaler::default().scale(&ops::sum(&one)?)?.backward()?;
-    assert_eq!(log.take(), "back 1, freed 1, back 0, freed 0", "nobody else is left");
+    assert_eq!(log.take(), "last 1, freed 1, last 0, freed 0", "nobody else is left");
     Ok(())
 }
 
@@ -193,8 +193,12 @@ fn losses_of_one_graph_go_back_in_any_order() -> candle_amp::Result<()> {
         }
         let kept = log.take();
         let freed = |i: &usize| kept.contains(&format!("freed {i}"));
-        let back = |i: &usize| kept.contains(&format!("back {i}"));
-        assert!((0..operators).all(|i| !back(&i) || freed(&i)), "{seed}: {kept}");
+        let last = |i: &usize| kept.contains(&format!("last {i}"));
+        let back = |i: &usize| last(i) || kept.contains(&format!("back {i}"));
+        assert!(
+            (0..operators).all(|i| back(&i) == last(&i) && last(&i) <= freed(&i)),
+            "{seed}: {kept}"
+        );
     }
     Ok(())
 }
@@ -241,8 +245,46 @@ fn what_waits_on_another_thread_stays() -> candle_amp::Result<()> {
         let first = log.take();
         barrier.wait();
         let other = thread.join().unwrap();
-        assert_eq!((first, log.take()), ("back 0".to_owned(), "back 0, freed 0".to_owned()));
+        assert_eq!((first, log.take()), ("back 0".to_owned(), "last 0, freed 0".to_owned()));
         result.and(other)
+    })
+}
+
+/// Returns its input. Who goes back through it waits for another that does.
+struct Meets(Barrier);
+
+impl Operator for Meets {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("meets", Cast::Keep)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+        Ok((inputs[0].clone(), ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+        self.0.wait();
+        match ctx.last {
+            true => candle_core::bail!("another thread is at it as well"),
+            false => Ok(vec![Some(Gradient::shared(ctx.gradient.clone()))]),
+        }
+    }
+}
+
+#[test]
+fn nobody_is_the_last_while_another_is_at_it() -> candle_amp::Result<()> {
+    let v = var()?;
+    let shared = apply(Meets(Barrier::new(2)), &[&v])?;
+    let losses = [ops::sum(&ops::relu(&shared)?)?, ops::sum(&ops::relu(&shared)?)?];
+    std::thread::scope(|scope| {
+        let threads = losses.each_ref().map(|loss| {
+            scope.spawn(|| -> candle_amp::Result<()> {
+                GradScaler::disabled().scale(loss)?.backward()
+            })
+        });
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap())
     })
 }
 

@@ -1,9 +1,12 @@
-use candle_core::{DType, Device, Result, Tensor, WithDType};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Tensor, WithDType};
 
 use super::pairwise::{self, Pairwise, Side};
 use crate::kernels::activation::Math;
 use crate::kernels::element::{Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::{BLOCK, generate, runs, with_output};
+use crate::kernels::elementwise::blocks::{
+    BLOCK, GRAIN, for_each_chunk, generate, runs, with_output,
+};
 use crate::kernels::elementwise::cpu::with_slice;
 use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::reduce::channels::Channels;
@@ -98,6 +101,72 @@ pub(super) fn cross_entropy_backward(
             typed::<T, O>(logits, targets, log_sum_exp, grad_scale, label_smoothing)
         }))
     })
+}
+
+pub(super) fn cross_entropy_backward_assign(
+    [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
+    label_smoothing: f64,
+) -> Result<Tensor> {
+    let scale = scalar(grad_scale)? / logits.dim(0)? as f64;
+    with_slice(targets, |targets: &[u32]| {
+        logits.inplace_op1(&Slopes { targets, log_sum_exp, scale, label_smoothing })
+    })?;
+    Ok(logits.clone())
+}
+
+/// Makes logits their gradient.
+struct Slopes<'a> {
+    targets: &'a [u32],
+    log_sum_exp: &'a Tensor,
+    scale: f64,
+    label_smoothing: f64,
+}
+
+impl InplaceOp1 for Slopes<'_> {
+    fn name(&self) -> &'static str {
+        "cross_entropy_backward_assign"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        fn typed<T: Lane<Acc: Exp>>(
+            storage: &mut CpuStorage,
+            layout: &Layout,
+            this: &Slopes<'_>,
+        ) -> Result<()> {
+            let ((_, classes), start) = (layout.shape().dims2()?, layout.start_offset());
+            let data = &mut T::slice_mut(storage)?[start..][..layout.shape().elem_count()];
+            let log_sum_exp: &[T::Acc] = &Elements::of(this.log_sum_exp)?;
+            let scale = T::Acc::of(this.scale);
+            let other = T::Acc::of(this.label_smoothing / classes as f64);
+            let rest = T::Acc::of(1.0 - this.label_smoothing);
+            for_each_chunk(
+                data,
+                GRAIN,
+                #[inline(always)]
+                |chunk, data| {
+                    let (scale, other, rest) = (scale, other, rest);
+                    let start = chunk * GRAIN;
+                    for (row, run) in runs(start, data.len(), classes) {
+                        let log_sum_exp = log_sum_exp[row];
+                        let (from, data) = (start + run.start, &mut data[run]);
+                        let probability = |x: &T| (x.raise() - log_sum_exp).exponential();
+                        let target = row * classes + this.targets[row] as usize;
+                        let target = target.wrapping_sub(from);
+                        let slope = |x: &T| T::lower((probability(x) - rest - other) * scale);
+                        let at_target = data.get(target).map(slope);
+                        for x in data.iter_mut() {
+                            *x = T::lower((probability(x) - other) * scale);
+                        }
+                        if let (Some(x), Some(slope)) = (data.get_mut(target), at_target) {
+                            *x = slope;
+                        }
+                    }
+                },
+            );
+            Ok(())
+        }
+        with_element!(storage.dtype(), T => typed::<T>(storage, layout, self))
+    }
 }
 
 pub(super) fn nll_forward(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor> {

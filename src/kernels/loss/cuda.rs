@@ -59,31 +59,43 @@ pub(super) fn cross_entropy_forward(
 
 pub(super) fn cross_entropy_backward(
     gpu: &Gpu,
-    [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
+    tensors: [&Tensor; 4],
     classes: usize,
     label_smoothing: f64,
     out: DType,
 ) -> Result<Tensor> {
+    let [logits, ..] = tensors;
+    in_dtype(logits.dtype(), out, |out| {
+        let dx = gpu.empty(logits.shape(), out)?;
+        cross_entropy_backward_into(gpu, tensors, classes, label_smoothing, dx)
+    })
+}
+
+/// `dx` may be the logits: a thread reads an element before it writes it.
+pub(super) fn cross_entropy_backward_into(
+    gpu: &Gpu,
+    [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
+    classes: usize,
+    label_smoothing: f64,
+    dx: Tensor,
+) -> Result<Tensor> {
     let ((rows, apart), dtype) = (logits.dims2()?, logits.dtype());
     let scale = scalar(grad_scale, dtype)?;
-    in_dtype(dtype, out, |out| {
-        let dx = gpu.empty((rows, apart), out)?;
-        let (grid, team) = Grid::rows(rows, classes);
-        // As forward; zeros after `classes`.
-        launch(gpu, "cross_entropy_backward", &[dtype, out])?
-            .write(&dx)?
-            .read(logits)?
-            .read(targets)?
-            .read(log_sum_exp)?
-            .read(&scale)?
-            .size(rows)
-            .size(classes)
-            .size(apart)
-            .double(label_smoothing)
-            .int(team)
-            .run(grid)?;
-        Ok(dx)
-    })
+    let (grid, team) = Grid::rows(rows, classes);
+    // As forward; zeros after `classes`.
+    launch(gpu, "cross_entropy_backward", &[dtype, dx.dtype()])?
+        .write(&dx)?
+        .read(logits)?
+        .read(targets)?
+        .read(log_sum_exp)?
+        .read(&scale)?
+        .size(rows)
+        .size(classes)
+        .size(apart)
+        .double(label_smoothing)
+        .int(team)
+        .run(grid)?;
+    Ok(dx)
 }
 
 pub(super) fn nll_forward(gpu: &Gpu, log_probs: &Tensor, targets: &Tensor) -> Result<Tensor> {

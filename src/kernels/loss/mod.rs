@@ -66,6 +66,26 @@ pub(crate) fn cross_entropy_backward(
     }
 }
 
+/// As [`cross_entropy_backward`], in the place of `logits`, which nobody else may hold.
+pub(crate) fn cross_entropy_backward_assign(
+    [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
+    classes: usize,
+    label_smoothing: f64,
+) -> Result<Tensor> {
+    let tensors = [logits, targets, log_sum_exp, grad_scale];
+    if !logits.is_contiguous() {
+        return cross_entropy_backward(tensors, classes, label_smoothing, logits.dtype());
+    }
+    if let Some(gpu) = Gpu::of(logits.device()) {
+        let over = logits.detach();
+        return cuda::cross_entropy_backward_into(&gpu, tensors, classes, label_smoothing, over);
+    }
+    if logits.device().is_cpu() {
+        return cpu::cross_entropy_backward_assign(tensors, label_smoothing);
+    }
+    portable::cross_entropy_backward(tensors, label_smoothing, logits.dtype())
+}
+
 /// The mean over `n` of minus the `log_probs` `(n, c)` of the classes `targets` `(n)`, U32, in the
 /// dtype of the arithmetic. A target that is no class is an error; on a GPU its loss is NaN.
 pub(crate) fn nll_forward(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor> {
