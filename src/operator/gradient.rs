@@ -6,7 +6,8 @@ use crate::kernels;
 
 /// A gradient, and whether anybody else may hold its storage.
 ///
-/// Where several gradients meet, they are added in place into one that is owned.
+/// Where several gradients meet, they are added in place into one that is owned; and an operator that is given
+/// one may write over it, see [`Backward::owns_gradient`](super::Backward::owns_gradient).
 #[derive(Clone, Debug)]
 pub struct Gradient {
     tensor: Tensor,

@@ -71,7 +71,8 @@ pub(crate) use token::{backward_from, is_output, share_storage};
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 pub trait Operator: Send + Sync + 'static {
-    /// What `backward` needs from `forward`: detached tensors and plain data.
+    /// What `backward` needs from `forward`: detached tensors and plain data. Dropped with the graph, or once
+    /// a scaler's backward has gone through.
     type Saved: Send + Sync + 'static;
 
     /// Whether `backward` needs the output. It must not be put into [`Saved`](Self::Saved), whose
