@@ -195,7 +195,7 @@ impl Call {
     }
 
     /// The gradient that waits for this pass, and the way on: taken where the graph is freed, and no
-    /// consumer is left nor another pass waiting. Whether nobody else has it, to go it at this moment or later.
+    /// consumer is left nor another pass waiting. Also whether nobody else has that way, now or later.
     fn begin(&self) -> Result<(Option<Gradient>, Arc<Way>, bool)> {
         let mut way = lock(&self.way);
         let gradient = self.cell.take();

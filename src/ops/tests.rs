@@ -122,6 +122,27 @@ fn a_head_and_its_loss_are_as_two_operators() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_head_takes_targets_of_any_strides() -> Result<()> {
+    for device in devices() {
+        let x = Var::from_tensor(&random(&[5, 16], DType::F32, 1).to_device(&device)?)?;
+        let weight = random(&[7, 16], DType::F32, 2).to_device(&device)?;
+        let pairs = Tensor::new(&[[1u32, 6], [0, 6], [6, 6], [3, 6], [2, 6]], &device)?;
+        let apart = pairs.narrow(1, 0, 1)?.squeeze(1)?;
+        assert!(!apart.is_contiguous());
+        let mut gradients = Vec::new();
+        for targets in [apart.contiguous()?, apart] {
+            let mut scaler = GradScaler::disabled();
+            let loss = ops::linear_cross_entropy(&x, &weight, None, &targets)?;
+            scaler.scale(&loss)?.backward()?;
+            let gradient = scaler.gradient(&x)?.expect("a gradient");
+            gradients.push(values(&gradient.to_device(&Device::Cpu)?));
+        }
+        assert_eq!(gradients[0], gradients[1]);
+    }
+    Ok(())
+}
+
 /// An output that is a part of what backward keeps is copied, not taken from under it.
 #[test]
 fn an_output_may_be_a_part_of_what_is_kept() -> Result<()> {

@@ -70,26 +70,22 @@ pub(super) fn cross_entropy_backward(
         let (n, classes) = logits.dims2()?;
         let data: &[T] = &Elements::of(logits)?;
         let log_sum_exp: &[T::Acc] = &Elements::of(log_sum_exp)?;
-        let scale = T::Acc::of(scalar(grad_scale)? / n as f64);
-        let other = T::Acc::of(label_smoothing / classes as f64);
-        let rest = T::Acc::of(1.0 - label_smoothing);
+        let slope = Slope::<T::Acc>::new([n, classes], scalar(grad_scale)?, label_smoothing);
         let dx = generate(
             n * classes,
             #[inline(always)]
             |start, out: &mut [O]| {
-                // Copies that writes to `out` cannot change.
-                let (scale, other, rest) = (scale, other, rest);
+                let own = slope; // a copy that writes to `out` cannot change
                 for (row, run) in runs(start, out.len(), classes) {
                     let log_sum_exp = log_sum_exp[row];
                     let (from, out) = (start + run.start, &mut out[run]);
                     let data = &data[from..from + out.len()];
-                    let probability = |x: &T| (x.raise() - log_sum_exp).exponential();
                     for (out, x) in out.iter_mut().zip(data) {
-                        *out = O::lower((probability(x) - other) * scale);
+                        *out = O::lower(own.elsewhere(x.raise() - log_sum_exp));
                     }
                     let target = (row * classes + targets[row] as usize).wrapping_sub(from);
                     if let (Some(out), Some(x)) = (out.get_mut(target), data.get(target)) {
-                        *out = O::lower((probability(x) - rest - other) * scale);
+                        *out = O::lower(own.at_target(x.raise() - log_sum_exp));
                     }
                 }
             },
@@ -103,13 +99,42 @@ pub(super) fn cross_entropy_backward(
     })
 }
 
+/// The gradient of a logit, from the logarithm of its probability.
+#[derive(Clone, Copy)]
+struct Slope<A> {
+    scale: A,
+    /// What the target distribution gives every class, and the target more than that.
+    every: A,
+    more: A,
+}
+
+impl<A: Exp> Slope<A> {
+    fn new([n, classes]: [usize; 2], grad_scale: f64, label_smoothing: f64) -> Self {
+        Self {
+            scale: A::of(grad_scale / n as f64),
+            every: A::of(label_smoothing / classes as f64),
+            more: A::of(1.0 - label_smoothing),
+        }
+    }
+
+    #[inline(always)]
+    fn elsewhere(self, log_probability: A) -> A {
+        (log_probability.exponential() - self.every) * self.scale
+    }
+
+    #[inline(always)]
+    fn at_target(self, log_probability: A) -> A {
+        (log_probability.exponential() - self.more - self.every) * self.scale
+    }
+}
+
 pub(super) fn cross_entropy_backward_assign(
     [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
     label_smoothing: f64,
 ) -> Result<Tensor> {
-    let scale = scalar(grad_scale)? / logits.dim(0)? as f64;
+    let grad_scale = scalar(grad_scale)?;
     with_slice(targets, |targets: &[u32]| {
-        logits.inplace_op1(&Slopes { targets, log_sum_exp, scale, label_smoothing })
+        logits.inplace_op1(&Slopes { targets, log_sum_exp, grad_scale, label_smoothing })
     })?;
     Ok(logits.clone())
 }
@@ -118,7 +143,7 @@ pub(super) fn cross_entropy_backward_assign(
 struct Slopes<'a> {
     targets: &'a [u32],
     log_sum_exp: &'a Tensor,
-    scale: f64,
+    grad_scale: f64,
     label_smoothing: f64,
 }
 
@@ -133,32 +158,27 @@ impl InplaceOp1 for Slopes<'_> {
             layout: &Layout,
             this: &Slopes<'_>,
         ) -> Result<()> {
-            let ((_, classes), start) = (layout.shape().dims2()?, layout.start_offset());
+            let ((n, classes), start) = (layout.shape().dims2()?, layout.start_offset());
             let data = &mut T::slice_mut(storage)?[start..][..layout.shape().elem_count()];
             let log_sum_exp: &[T::Acc] = &Elements::of(this.log_sum_exp)?;
-            let scale = T::Acc::of(this.scale);
-            let other = T::Acc::of(this.label_smoothing / classes as f64);
-            let rest = T::Acc::of(1.0 - this.label_smoothing);
+            let slope = Slope::<T::Acc>::new([n, classes], this.grad_scale, this.label_smoothing);
             for_each_chunk(
                 data,
                 GRAIN,
                 #[inline(always)]
                 |chunk, data| {
-                    let (scale, other, rest) = (scale, other, rest);
-                    let start = chunk * GRAIN;
+                    let (own, start) = (slope, chunk * GRAIN);
                     for (row, run) in runs(start, data.len(), classes) {
                         let log_sum_exp = log_sum_exp[row];
                         let (from, data) = (start + run.start, &mut data[run]);
-                        let probability = |x: &T| (x.raise() - log_sum_exp).exponential();
                         let target = row * classes + this.targets[row] as usize;
                         let target = target.wrapping_sub(from);
-                        let slope = |x: &T| T::lower((probability(x) - rest - other) * scale);
-                        let at_target = data.get(target).map(slope);
+                        let logit = data.get(target).map(|x| x.raise());
                         for x in data.iter_mut() {
-                            *x = T::lower((probability(x) - other) * scale);
+                            *x = T::lower(own.elsewhere(x.raise() - log_sum_exp));
                         }
-                        if let (Some(x), Some(slope)) = (data.get_mut(target), at_target) {
-                            *x = slope;
+                        if let (Some(x), Some(logit)) = (data.get_mut(target), logit) {
+                            *x = T::lower(own.at_target(logit - log_sum_exp));
                         }
                     }
                 },

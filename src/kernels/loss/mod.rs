@@ -72,7 +72,7 @@ pub(crate) fn cross_entropy_backward_assign(
     classes: usize,
     label_smoothing: f64,
 ) -> Result<Tensor> {
-    let tensors = [logits, targets, log_sum_exp, grad_scale];
+    let tensors = [logits, &plain(targets)?, &plain(log_sum_exp)?, grad_scale];
     if !logits.is_contiguous() {
         return cross_entropy_backward(tensors, classes, label_smoothing, logits.dtype());
     }
