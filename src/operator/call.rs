@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::{DType, Result, Shape, Tensor};
 
 use super::token::lock;
-use super::{Gradient, second_order, sink};
+use super::{Gradient, Waiting, second_order, sink};
 use crate::{Error, autocast, watch};
 
 /// One application of an operator.
@@ -40,6 +40,7 @@ pub(super) struct Asked<'a> {
     pub(super) gradient: &'a Gradient,
     pub(super) wants: &'a [Option<DType>],
     pub(super) last: bool,
+    pub(super) waiting: Waiting<'a>,
 }
 
 /// Where the gradient of an input goes.
@@ -51,10 +52,16 @@ pub(super) struct Edge {
 pub(super) enum Target {
     /// Nowhere: the input is not tracked.
     Nowhere,
-    /// Into the cell of the operator that made the input, in the shape that its output has.
-    Cell(Consumed, Option<Shape>),
+    /// Into the cell of the operator that made the input, or what the input is a view of.
+    Cell(Consumed, Option<View>),
     /// To the sink, for a variable; or to candle, as the gradient of the argument of that number.
     Argument(Tensor, usize),
+}
+
+/// The shapes of an input and of the output that it is a view of, with as many elements in the same order.
+pub(super) struct View {
+    pub(super) input: Shape,
+    pub(super) output: Shape,
 }
 
 /// A call, as one of its consumers has it.
@@ -220,7 +227,9 @@ impl Call {
         if dtype == DType::F16 {
             watch::f16_gradient(sink::is_open());
         }
-        let gradients = (way.run)(Asked { gradient: &gradient, wants: &wants, last })?;
+        let waiting = |i: usize| way.edges.get(i).map_or(Ok(None), Edge::take_waiting);
+        let waiting = Waiting(&waiting);
+        let gradients = (way.run)(Asked { gradient: &gradient, wants: &wants, last, waiting })?;
         if gradients.len() != wants.len() {
             let (got, expected) = (gradients.len(), wants.len());
             return Err(Error::GradientCount { op: self.name, got, expected }.into());
@@ -232,8 +241,8 @@ impl Call {
             match &edge.target {
                 Target::Nowhere => {}
                 Target::Cell(Consumed { call, .. }, None) => call.cell.add(gradient)?,
-                Target::Cell(Consumed { call, .. }, Some(shape)) => {
-                    call.cell.add(gradient.reshape(shape)?)?
+                Target::Cell(Consumed { call, .. }, Some(view)) => {
+                    call.cell.add(gradient.reshape(&view.output)?)?
                 }
                 Target::Argument(variable, _) if edge.sinks() => sink::add(variable, gradient)?,
                 Target::Argument(_, i) => arguments.push((*i, gradient.into_tensor())),
@@ -280,6 +289,15 @@ impl Edge {
             _ if self.sinks() => Some(sink::dtype(self.dtype)),
             _ => Some(self.dtype),
         }
+    }
+
+    /// What other consumers have sent where this edge goes, in the dtype and the shape of the input.
+    fn take_waiting(&self) -> Result<Option<Gradient>> {
+        let Target::Cell(Consumed { call, .. }, view) = &self.target else { return Ok(None) };
+        let Some(gradient) = call.cell.take() else { return Ok(None) };
+        let gradient = gradient.into_dtype(self.dtype)?;
+        let Some(view) = view else { return Ok(Some(gradient)) };
+        gradient.reshape(&view.input).map(Some)
     }
 
     fn is_whole(&self) -> bool {

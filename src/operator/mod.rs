@@ -8,6 +8,8 @@ mod sink;
 pub(crate) mod stale;
 mod token;
 
+use std::fmt;
+
 use candle_core::{DType, Result, Tensor};
 
 use crate::autocast;
@@ -119,6 +121,17 @@ pub struct Backward<'a, S> {
     pub last: bool,
     /// For each input, the dtype its gradient is wanted in, or `None` where none is wanted.
     pub wants: &'a [Option<DType>],
+    waiting: Waiting<'a>,
+}
+
+/// Takes what waits for an input.
+#[derive(Clone, Copy)]
+struct Waiting<'a>(&'a dyn Fn(usize) -> Result<Option<Gradient>>);
+
+impl fmt::Debug for Waiting<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Waiting")
+    }
 }
 
 impl<S> Backward<'_, S> {
@@ -129,6 +142,30 @@ impl<S> Backward<'_, S> {
     /// The operator does not set [`Operator::KEEPS_OUTPUT`].
     pub fn kept_output(&self) -> Result<&Tensor> {
         self.output.ok_or_else(|| candle_core::Error::msg("this operator keeps no output"))
+    }
+
+    /// The sum of the gradients that other operators have already sent for an input, contiguous, in the input's
+    /// shape and the dtype it is wanted in: to be added to the one that [`Operator::backward`] returns for that
+    /// input, where that costs less than another pass over both. `None` where there is none, and for a
+    /// variable.
+    ///
+    /// Whoever takes it has to return it within the input's gradient.
+    ///
+    /// # Errors
+    ///
+    /// candle's, where it has to be copied to be contiguous.
+    pub fn take_waiting(&self, input: usize) -> Result<Option<Gradient>> {
+        (self.waiting.0)(input)
+    }
+
+    /// The same for an operator within this one, that has another gradient and other inputs.
+    pub(crate) fn within<'b>(
+        &'b self,
+        gradient: &'b Tensor,
+        wants: &'b [Option<DType>],
+    ) -> Backward<'b, S> {
+        let waiting = Waiting(&|_| Ok(None));
+        Backward { gradient, owns_gradient: false, output: None, wants, waiting, ..*self }
     }
 }
 

@@ -27,7 +27,7 @@ use candle_core::{
     MetalStorage, Result, Shape, Storage, Tensor, TensorId, backprop::GradStore,
 };
 
-use super::call::{Asked, Call, Edge, Graph, Pass, Run, Target};
+use super::call::{Asked, Call, Edge, Graph, Pass, Run, Target, View};
 use super::{Backward, Gradient, Operator, sink, stale};
 use crate::kernels::cuda;
 use crate::{Cast, Op};
@@ -112,7 +112,7 @@ pub(super) fn link<O: Operator>(
     let name = operator.op().name();
     let run = Box::new({
         let kept = kept.clone();
-        move |Asked { gradient, wants, last }: Asked<'_>| {
+        move |Asked { gradient, wants, last, waiting }: Asked<'_>| {
             operator.backward(&Backward {
                 saved: &saved,
                 output: kept.get(),
@@ -120,6 +120,7 @@ pub(super) fn link<O: Operator>(
                 owns_gradient: gradient.is_owned(),
                 last,
                 wants,
+                waiting,
             })
         }
     });
@@ -152,7 +153,8 @@ fn join(name: &'static str, run: Box<Run>, inputs: &[&Tensor]) -> Result<Arc<Nod
         let target = match node {
             Some((node, shape)) => {
                 args.push(node.token.clone());
-                Target::Cell(node.call.consume(), shape)
+                let view = shape.map(|output| View { input: input.shape().clone(), output });
+                Target::Cell(node.call.consume(), view)
             }
             None => {
                 args.push(input.clone());

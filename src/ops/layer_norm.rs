@@ -18,8 +18,9 @@ use crate::operator::{Backward, Gradient, Operator, apply};
 ///
 /// `x` in any floating-point dtype, which the result has too; `weight` and `bias` in any.
 /// Statistics, in two passes, so that a large mean costs no digits, normalisation and all gradients
-/// in `F32`; rounded once. The gradients of weight and bias are summed in `F32` over all rows, in
-/// one order for any number of threads. Under PyTorch's lists, `F32` in and out.
+/// in `F32`; rounded once, together with that of a residual which left `x` before. The gradients of weight and
+/// bias are summed in `F32` over all rows, in one order for any number of threads. Under PyTorch's lists, `F32`
+/// in and out.
 ///
 /// # Errors
 ///
@@ -132,7 +133,12 @@ impl Operator for RowNorm {
         let Saved { x, weight, statistics } = ctx.saved;
         let (wants, given) = affine_wants(ctx.wants, self.weight);
         let (grad, weight) = (ctx.gradient, weight.as_ref());
-        let gradients = kernel::backward(x, grad, weight, statistics, self.centred, wants)?;
+        // A residual's, mostly.
+        let adds = wants[0].is_some_and(|want| kernel::adds(x.dtype(), want));
+        let waiting = if adds { ctx.take_waiting(0)? } else { None };
+        let waiting = waiting.as_ref().map(Gradient::tensor);
+        let gradients =
+            kernel::backward(x, grad, weight, statistics, self.centred, wants, waiting)?;
         let gradients = gradients.into_iter().zip(given).filter(|&(_, given)| given);
         Ok(gradients.map(|(gradient, _)| gradient.map(Gradient::owned)).collect())
     }

@@ -167,14 +167,7 @@ impl Operator for BatchNormRelu {
         let gradient = relu_backward(ctx)?;
         let mut wants = vec![ctx.wants[0]];
         wants.extend(&ctx.wants[2..]);
-        let inner = Backward {
-            saved: ctx.saved,
-            output: None,
-            gradient: &gradient,
-            owns_gradient: false,
-            last: ctx.last,
-            wants: &wants,
-        };
+        let inner = ctx.within(&gradient, &wants);
         let mut gradients = self.norm.gradients(&inner, None)?;
         let wanted = ctx.wants[1].map(|_| Gradient::owned(gradient));
         gradients.insert(1, wanted);

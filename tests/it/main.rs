@@ -31,4 +31,5 @@ mod tidy;
 mod trace;
 mod transformer;
 mod util;
+mod waiting;
 mod workers;

@@ -34,7 +34,7 @@ pub(super) fn backward(
 ) -> Result<[Option<Tensor>; 3]> {
     let x = tensors[0];
     let rows = rows(x, groups)?;
-    let dx = wants[0].map(|out| norm::input_gradient(gpu, tensors, rows, weight, true, out));
+    let dx = wants[0].map(|out| norm::input_gradient(gpu, tensors, rows, weight, true, out, None));
     let sizes = [x.dim(0)?, x.dim(1)?, rows.inner, groups];
     let [dweight, dbias] = norm::group_parameters(gpu, tensors, sizes, [wants[1], wants[2]])?;
     Ok([dx.transpose()?, dweight, dbias])

@@ -108,6 +108,7 @@ pub(super) fn backward(
     statistics: &Tensor,
     centred: bool,
     wants: [Option<DType>; 3],
+    waiting: Option<&Tensor>,
 ) -> Result<[Option<Tensor>; 3]> {
     let (dx, sums) = with_element!(x.dtype(), T => {
         let backward = Backward::<T> {
@@ -119,9 +120,9 @@ pub(super) fn backward(
             affine: wants[1].or(wants[2]).is_some(),
         };
         match wants[0] {
-            None => (None, backward.run::<T>(&mut [])),
-            Some(T::DTYPE) => backward.with_input::<T>(x.dims()),
-            Some(_) => backward.with_input::<<T as Element>::Acc>(x.dims()),
+            None => (None, backward.run::<T>(&mut [], &[])),
+            Some(T::DTYPE) => backward.with_input::<T>(x.dims(), waiting)?,
+            Some(_) => backward.with_input::<<T as Element>::Acc>(x.dims(), waiting)?,
         }
     });
     let columns = sums.len() / 2;
@@ -145,15 +146,20 @@ struct Backward<'a, T: Lane<Acc: Lane>> {
 }
 
 impl<T: Lane<Acc: Lane>> Backward<'_, T> {
-    fn with_input<O: Lane<Acc = T::Acc>>(&self, dims: &[usize]) -> (Option<Tensor>, Vec<f64>) {
+    fn with_input<O: Lane<Acc = T::Acc>>(
+        &self,
+        dims: &[usize],
+        waiting: Option<&Tensor>,
+    ) -> Result<(Option<Tensor>, Vec<f64>)> {
         let mut dx = O::zeros(self.x.len());
-        let sums = self.run(&mut dx);
-        (Some(tensor(dx, dims)), sums)
+        let waiting = waiting.map(Elements::<O>::of).transpose()?;
+        let sums = self.run(&mut dx, waiting.as_deref().unwrap_or(&[]));
+        Ok((Some(tensor(dx, dims)), sums))
     }
 
-    /// Writes the gradient of `x`, unless `dx` is empty, and returns those of weight and bias, one
-    /// after the other.
-    fn run<O: Lane<Acc = T::Acc>>(&self, dx: &mut [O]) -> Vec<f64> {
+    /// Writes the gradient of `x` and what is `waiting`, unless that is empty, to `dx`, unless that is, and
+    /// returns those of weight and bias, one after the other.
+    fn run<O: Lane<Acc = T::Acc>>(&self, dx: &mut [O], waiting: &[O]) -> Vec<f64> {
         let columns = self.weight.len();
         let rows = self.x.len() / columns.max(1);
         // Rows whose sums are kept apart: enough for the sums to be small beside them, and few
@@ -169,7 +175,7 @@ impl<T: Lane<Acc: Lane>> Backward<'_, T> {
             let mut scratch = vec![T::Acc::zero(); 2 * columns];
             vectorise(
                 #[inline(always)]
-                || self.panel(rows.clone(), dx, sums, &mut scratch),
+                || self.panel(rows.clone(), dx, waiting, sums, &mut scratch),
             );
         });
         let mut totals = vec![0.0; 2 * columns];
@@ -195,6 +201,7 @@ impl<T: Lane<Acc: Lane>> Backward<'_, T> {
         &self,
         rows: std::ops::Range<usize>,
         dx: &mut [O],
+        waiting: &[O],
         sums: &mut [T::Acc],
         scratch: &mut [T::Acc],
     ) {
@@ -202,8 +209,9 @@ impl<T: Lane<Acc: Lane>> Backward<'_, T> {
         let (normal, slope) = scratch.split_at_mut(columns);
         let weight = &self.weight[..columns];
         for (at, row) in rows.enumerate() {
-            let x = &self.x[row * columns..][..columns];
-            let grad = &self.grad[row * columns..][..columns];
+            let first = row * columns;
+            let x = &self.x[first..][..columns];
+            let grad = &self.grad[first..][..columns];
             let &[mean, rest, inv_std] = &self.statistics[row * 3..][..3] else { return };
             let row = Row { mean, rest, inv_std };
             for i in 0..columns {
@@ -232,9 +240,16 @@ impl<T: Lane<Acc: Lane>> Backward<'_, T> {
             }
             let average = if self.centred { average / columns as f64 } else { 0.0 };
             let (average, along) = (T::Acc::of(average), T::Acc::of(along / columns as f64));
-            let dx = &mut dx[at * columns..][..columns];
-            for i in 0..columns {
-                dx[i] = O::lower((slope[i] - average - normal[i] * along) * inv_std);
+            for (slope, normal) in slope.iter_mut().zip(&*normal) {
+                *slope = (*slope - average - *normal * along) * inv_std;
+            }
+            if let Some(waiting) = waiting.get(first..first + columns) {
+                for (slope, waiting) in slope.iter_mut().zip(waiting) {
+                    *slope += waiting.raise();
+                }
+            }
+            for (dx, slope) in dx[at * columns..][..columns].iter_mut().zip(&*slope) {
+                *dx = O::lower(*slope);
             }
         }
     }

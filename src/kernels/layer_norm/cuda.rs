@@ -74,7 +74,8 @@ pub(crate) fn forward(
     Ok((y, statistics))
 }
 
-/// The gradient of `x`, in `out`; `x` and `grad` are contiguous and of one dtype.
+/// The gradient of `x`, in `out`, with `waiting`, of that dtype too; `x` and `grad` are contiguous and of one
+/// dtype.
 pub(crate) fn input_gradient(
     gpu: &Gpu,
     [x, grad, statistics]: [&Tensor; 3],
@@ -82,6 +83,7 @@ pub(crate) fn input_gradient(
     weight: Option<&Tensor>,
     centred: bool,
     out: DType,
+    waiting: Option<&Tensor>,
 ) -> Result<Tensor> {
     let ([weight], dtype) = parameters(x, [weight])?;
     in_dtype(x.dtype(), out, |out| {
@@ -94,6 +96,7 @@ pub(crate) fn input_gradient(
             .read(x)?
             .read(grad)?
             .read_or_null(weight.as_ref())?
+            .read_or_null(waiting)?
             .read(statistics)?
             .sizes(&[rows.count, rows.columns, rows.groups, rows.inner])
             .int(centred.into())
@@ -128,11 +131,12 @@ pub(super) fn backward(
     weight: Option<&Tensor>,
     centred: bool,
     wants: [Option<DType>; 3],
+    waiting: Option<&Tensor>,
 ) -> Result<[Option<Tensor>; 3]> {
     let [x, grad, statistics] = tensors;
     let rows = Rows::of(x)?;
-    let dx = wants[0].map(|out| input_gradient(gpu, tensors, rows, weight, centred, out));
-    let dx = dx.transpose()?;
+    let dx = |out| input_gradient(gpu, tensors, rows, weight, centred, out, waiting);
+    let dx = wants[0].map(dx).transpose()?;
     if wants[1].or(wants[2]).is_none() {
         return Ok([dx, None, None]);
     }

@@ -88,14 +88,16 @@ DEVICE void norm(T *y, Acc<T> *statistics, const T *x, const P *weight, const P 
     }
 }
 
-// dx = (slope - average(slope) - normal * average(slope * normal)) / std, of slope = weight * grad.
+// dx = (slope - average(slope) - normal * average(slope * normal)) / std, of slope = weight * grad; and what waits.
 template <class T, class P, class O>
-DEVICE void norm_backward(O *dx, const T *x, const T *grad, const P *weight, const Acc<T> *statistics, size_t rows,
-                          size_t columns, size_t groups, size_t inner, int centred, int size) {
+DEVICE void norm_backward(O *dx, const T *x, const T *grad, const P *weight, const O *waiting,
+                          const Acc<T> *statistics, size_t rows, size_t columns, size_t groups, size_t inner,
+                          int centred, int size) {
     typedef Acc<T> A;
     constexpr int V = PACK<T, P> > PACK<T, O> ? PACK<T, P> : PACK<T, O>;
     Team team(size);
-    bool packed = aligned(x) && aligned(grad) && aligned(dx) && packs<V>(columns, inner, weight, weight);
+    bool packed = aligned(x) && aligned(grad) && aligned(dx) && aligned(waiting) &&
+                  packs<V>(columns, inner, weight, weight);
     for (size_t row = team.row; row < rows; row += team.teams) {
         size_t first = row * columns;
         Channels channels(row, columns, groups, inner);
@@ -118,13 +120,18 @@ DEVICE void norm_backward(O *dx, const T *x, const T *grad, const P *weight, con
         dot = team.reduce<Sum>(dot, A(0)) / (A)columns;
         along<V>(columns, packed, team.rank, team.size, [&](size_t i, auto width) {
             constexpr int N = decltype(width)::value;
-            A u[N], g[N], w[N];
+            A u[N], g[N], w[N], other[N];
             read(x + first + i, u);
             read(grad + first + i, g);
             channels.get(weight, i, A(1), w);
 #pragma unroll
             for (int k = 0; k < N; k++) {
                 u[k] = (g[k] * w[k] - average - normal.of(u[k]) * dot) * normal.inv_std;
+            }
+            if (waiting) {
+                read(waiting + first + i, other);
+#pragma unroll
+                for (int k = 0; k < N; k++) u[k] += other[k];
             }
             write(dx + first + i, u);
         });
@@ -186,9 +193,11 @@ DEVICE void norm_planes(double *y, const T *x, const T *grad, const Acc<T> *stat
     }
 #define BACKWARD(t, T, p, P, o, O)                                                                \
     ROW_KERNEL norm_backward_##t##_##p##_##o(                                                     \
-        O *dx, const T *x, const T *grad, const P *weight, const Acc<T> *statistics, size_t rows, \
-        size_t columns, size_t groups, size_t inner, int centred, int team) {                     \
-        norm_backward(dx, x, grad, weight, statistics, rows, columns, groups, inner, centred, team); \
+        O *dx, const T *x, const T *grad, const P *weight, const O *waiting,                      \
+        const Acc<T> *statistics, size_t rows, size_t columns, size_t groups, size_t inner,       \
+        int centred, int team) {                                                                  \
+        norm_backward(dx, x, grad, weight, waiting, statistics, rows, columns, groups, inner,     \
+                      centred, team);                                                             \
     }
 #define SUMS(t, T)                                                                                \
     ROW_KERNEL norm_columns_##t(double *y, const T *x, const T *grad, const Acc<T> *statistics,   \

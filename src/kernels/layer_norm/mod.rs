@@ -14,6 +14,7 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
+use crate::kernels::elementwise::portable::arithmetic;
 
 /// Normalises each row: about its mean where `centred`, else about zero. Returns the statistics
 /// too: `(rows, 3)`, a mean in two parts, the second what the first is short of, and `1 / std`.
@@ -35,7 +36,13 @@ pub(crate) fn forward(
     }
 }
 
-/// The gradients of `x`, weight and bias, each in the dtype it is wanted in.
+/// Whether [`backward`] adds what waits for an `x` of `dtype`, and is of `out`, to a gradient in `out`.
+pub(crate) fn adds(dtype: DType, out: DType) -> bool {
+    out == dtype || out == arithmetic(dtype)
+}
+
+/// The gradients of `x`, weight and bias, each in the dtype it is wanted in. `waiting`, contiguous, is added
+/// to the first, which is rounded once; see [`adds`].
 pub(crate) fn backward(
     x: &Tensor,
     grad: &Tensor,
@@ -43,14 +50,15 @@ pub(crate) fn backward(
     statistics: &Tensor,
     centred: bool,
     wants: [Option<DType>; 3],
+    waiting: Option<&Tensor>,
 ) -> Result<[Option<Tensor>; 3]> {
     let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::backward(&gpu, [&x, &grad, statistics], weight, centred, wants);
+        return cuda::backward(&gpu, [&x, &grad, statistics], weight, centred, wants, waiting);
     }
     if x.device().is_cpu() {
-        cpu::backward(&x, &grad, weight, statistics, centred, wants)
+        cpu::backward(&x, &grad, weight, statistics, centred, wants, waiting)
     } else {
-        portable::backward(&x, &grad, weight, statistics, centred, wants)
+        portable::backward(&x, &grad, weight, statistics, centred, wants, waiting)
     }
 }

@@ -34,6 +34,7 @@ pub(super) fn backward(
     statistics: &Tensor,
     centred: bool,
     wants: [Option<DType>; 3],
+    waiting: Option<&Tensor>,
 ) -> Result<[Option<Tensor>; 3]> {
     let columns = x.dim(D::Minus1)?;
     let (wide, grad) = (upcast(x)?.reshape(((), columns))?, upcast(grad)?.reshape(((), columns))?);
@@ -51,7 +52,9 @@ pub(super) fn backward(
         let average = slope.mean_keepdim(1)?;
         let average = if centred { average } else { average.zeros_like()? };
         let dx = slope.broadcast_sub(&average)?.sub(&normal.broadcast_mul(&along)?)?;
-        dx.broadcast_mul(&statistic(2)?)?.reshape(x.shape())?.to_dtype(dtype)
+        let dx = dx.broadcast_mul(&statistic(2)?)?.reshape(x.shape())?;
+        let dx = if let Some(waiting) = waiting { dx.add(&upcast(waiting)?)? } else { dx };
+        dx.to_dtype(dtype)
     };
     let dweight = |dtype| (&grad * &normal)?.sum(0)?.to_dtype(dtype);
     let dbias = |dtype| grad.sum(0)?.to_dtype(dtype);

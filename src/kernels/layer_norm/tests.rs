@@ -67,10 +67,11 @@ fn a_large_mean_costs_no_digits() {
         let exact = |x: &Tensor| {
             let (_, statistics) = forward(&double(x), None, None, EPS, true).unwrap();
             let wants = [Some(DType::F64); 3];
-            super::backward(&double(x), &double(&grad), None, &statistics, true, wants).unwrap()
+            super::backward(&double(x), &double(&grad), None, &statistics, true, wants, None)
+                .unwrap()
         };
-        let ours = super::backward(&x, &grad, None, &statistics, true, wants).unwrap();
-        let oracle = portable::backward(&x, &grad, None, &portable, true, wants).unwrap();
+        let ours = super::backward(&x, &grad, None, &statistics, true, wants, None).unwrap();
+        let oracle = portable::backward(&x, &grad, None, &portable, true, wants, None).unwrap();
         for ((ours, oracle), exact) in ours.iter().zip(&oracle).zip(&exact(&x)) {
             let exact = values(exact.as_ref().unwrap());
             assert_close(ours.as_ref().unwrap(), &exact, 16.0);
@@ -90,7 +91,8 @@ fn gradients_are_slopes() {
         };
         let statistics = y(&x, &weight, &bias).1;
         let wants = [Some(DType::F64); 3];
-        let [dx, dw, db] = backward(&x, &grad, Some(&weight), &statistics, centred, wants).unwrap();
+        let [dx, dw, db] =
+            backward(&x, &grad, Some(&weight), &statistics, centred, wants, None).unwrap();
         let slopes = [
             numeric_gradient(&x, &grad, |x| y(x, &weight, &bias).0),
             numeric_gradient(&weight, &grad, |w| y(&x, w, &bias).0),
@@ -113,14 +115,16 @@ fn gradients_in_every_dtype_are_those_of_f64() {
                 let exact = {
                     let statistics = forward(&double(&x), w, b, EPS, centred).unwrap().1;
                     let wants = [Some(DType::F64); 3];
-                    backward(&double(&x), &double(&grad), w, &statistics, centred, wants).unwrap()
+                    backward(&double(&x), &double(&grad), w, &statistics, centred, wants, None)
+                        .unwrap()
                 };
                 let statistics = forward(&x, w, b, EPS, centred).unwrap().1;
                 for out in [dtype, DType::F32] {
                     let wants = [Some(out); 3];
-                    let ours = backward(&x, &grad, w, &statistics, centred, wants).unwrap();
+                    let ours = backward(&x, &grad, w, &statistics, centred, wants, None).unwrap();
                     let oracle =
-                        portable::backward(&x, &grad, w, &statistics, centred, wants).unwrap();
+                        portable::backward(&x, &grad, w, &statistics, centred, wants, None)
+                            .unwrap();
                     let rows: f64 = x.elem_count() as f64 / weight.elem_count() as f64;
                     for ((ours, oracle), exact) in ours.iter().zip(&oracle).zip(&exact) {
                         let exact = values(exact.as_ref().unwrap());
@@ -137,13 +141,46 @@ fn gradients_in_every_dtype_are_those_of_f64() {
 }
 
 #[test]
+fn what_waits_is_added_before_rounding() {
+    for dtype in DTYPES {
+        for shape in SHAPES {
+            let (x, grad) = (strided(shape, dtype, 4), strided(shape, dtype, 5));
+            let (weight, _) = parameters(shape, DType::F32);
+            let statistics = forward(&x, Some(&weight), None, EPS, true).unwrap().1;
+            let wide = arithmetic(dtype);
+            let dx = |out, waiting: Option<&Tensor>| {
+                let wants = [Some(out), None, None];
+                let run = [super::backward, portable::backward];
+                run.map(|run| {
+                    run(&x, &grad, Some(&weight), &statistics, true, wants, waiting).unwrap()[0]
+                        .clone()
+                        .unwrap()
+                })
+            };
+            for out in [dtype, wide] {
+                assert!(adds(dtype, out));
+                // Of the gradient's size, so that rounding twice would show.
+                let waiting = random(shape, out, 6);
+                let sums = dx(out, Some(&waiting)).map(|sum| (sum.dtype(), values(&sum)));
+                let apart = dx(wide, None).map(|dx| {
+                    let sum = (dx + waiting.to_dtype(wide).unwrap()).unwrap();
+                    (out, values(&sum.to_dtype(out).unwrap()))
+                });
+                assert_eq!(sums, apart, "{dtype:?} {out:?} {shape:?}");
+            }
+        }
+    }
+    assert!(!adds(DType::F32, DType::BF16) && !adds(DType::BF16, DType::F16));
+}
+
+#[test]
 fn unwanted_gradients_are_left_out() {
     let (x, grad) = (random(&[3, 7], DType::F32, 2), random(&[3, 7], DType::F32, 3));
     let statistics = forward(&x, None, None, EPS, true).unwrap().1;
     let f32 = Some(DType::F32);
-    let all = backward(&x, &grad, None, &statistics, true, [f32; 3]).unwrap();
+    let all = backward(&x, &grad, None, &statistics, true, [f32; 3], None).unwrap();
     for wants in [[f32, None, None], [None, f32, None], [None, None, f32], [None; 3]] {
-        let some = backward(&x, &grad, None, &statistics, true, wants).unwrap();
+        let some = backward(&x, &grad, None, &statistics, true, wants, None).unwrap();
         for ((all, some), want) in all.iter().zip(&some).zip(wants) {
             assert_eq!(some.as_ref().map(values), want.and(all.as_ref().map(values)));
         }
@@ -157,7 +194,7 @@ fn four_thousand_rows_of_ones_do_not_saturate() {
         let x = of([1.0, -1.0].repeat(4096), &[4096, 2], dtype);
         let statistics = forward(&x, None, None, 0.0, true).unwrap().1;
         let wants = [None, Some(dtype), Some(dtype)];
-        let [_, dw, db] = backward(&x, &ones, None, &statistics, true, wants).unwrap();
+        let [_, dw, db] = backward(&x, &ones, None, &statistics, true, wants, None).unwrap();
         assert_eq!(values(&dw.unwrap()), [4096.0, -4096.0]);
         assert_eq!(values(&db.unwrap()), [4096.0; 2]);
     }
@@ -194,7 +231,7 @@ fn one_thread_and_many_agree() {
     let (x, grad) = (random(&[300, 130], DType::F32, 4), random(&[300, 130], DType::F32, 5));
     let run = || {
         let (y, statistics) = forward(&x, None, None, EPS, true).unwrap();
-        let gradients = backward(&x, &grad, None, &statistics, true, [Some(DType::F32); 3]);
+        let gradients = backward(&x, &grad, None, &statistics, true, [Some(DType::F32); 3], None);
         let gradients = gradients.unwrap().map(|g| values(&g.unwrap()));
         (values(&y), gradients)
     };
@@ -223,8 +260,23 @@ fn gpus_agree() {
                         [[Some(dtype); 3], [Some(DType::F32); 3], [None, Some(dtype), None]]
                     {
                         assert_gpus_agree(&[&x, &grad, &weight, &statistics], 256.0, |t| {
-                            let all = backward(&t[0], &t[1], Some(&t[2]), &t[3], centred, wants)?;
+                            let all =
+                                backward(&t[0], &t[1], Some(&t[2]), &t[3], centred, wants, None)?;
                             Ok(all.into_iter().flatten().collect())
+                        });
+                        let waiting = random(shape, wants[0].unwrap_or(dtype), 3);
+                        let tensors = [&x, &grad, &weight, &statistics, &waiting];
+                        assert_gpus_agree(&tensors, 256.0, |t| {
+                            let [dx, ..] = backward(
+                                &t[0],
+                                &t[1],
+                                Some(&t[2]),
+                                &t[3],
+                                centred,
+                                wants,
+                                Some(&t[4]),
+                            )?;
+                            Ok(dx.into_iter().collect())
                         });
                     }
                 }
