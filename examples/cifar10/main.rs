@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use candle_amp::{
-    Autocast, GradScaler, Parameters, ScaleConfig, StepOutcome, nn, on_workers, ops,
+    Autocast, GradScaler, Parameters, ScaleConfig, StepOutcome, nn, no_grad, on_workers, ops,
     optim::{Scheduler, Sgd, SgdConfig},
     random,
 };
@@ -207,7 +207,7 @@ fn evaluate(amp: &Autocast, model: &Model, test: &Feed<'_>, count: usize) -> Res
     let all: Vec<usize> = (0..count).collect();
     for indices in all.chunks(500) {
         let (x, y) = test.batch(indices, None)?;
-        let logits = amp.scope(|| model.forward(&x, false))?;
+        let logits = no_grad(|| amp.scope(|| model.forward(&x, false)))?;
         score.count(&y.to_vec1()?, &logits.argmax(D::Minus1)?.to_vec1()?);
     }
     Ok(score)
