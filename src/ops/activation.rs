@@ -253,8 +253,11 @@ impl Operator for Activation {
     }
 
     fn backward(&self, ctx: &Backward<'_, Tensor>) -> Result<Vec<Option<Gradient>>> {
-        let dx = activation::slope(self.curve, ctx.saved, ctx.gradient)?;
-        Ok(vec![Some(Gradient::owned(dx))])
+        let dx = match ctx.owns_gradient {
+            true => activation::slope_assign(self.curve, ctx.gradient.clone(), ctx.saved),
+            false => activation::slope(self.curve, ctx.saved, ctx.gradient),
+        };
+        Ok(vec![Some(Gradient::owned(dx?))])
     }
 }
 

@@ -30,7 +30,7 @@ fn random_graph(seed: u64, vars: &[Var], operators: Operators) -> Result<Tensor>
         let a = pool[rng.random_range(0..pool.len())].clone();
         let b = pool[rng.random_range(0..pool.len())].clone();
         // Drawn for all, so that all draw the same graph.
-        let (kind, ours) = (rng.random_range(0..10), rng.random_bool(0.6));
+        let (kind, ours) = (rng.random_range(0..11), rng.random_bool(0.6));
         let ours = all_ours || ours && operators == Operators::Mixed;
         pool.push(match kind {
             1 if all_ours => ops::mul(&ops::matmul(&a, &b)?, &half)?,
@@ -51,6 +51,8 @@ fn random_graph(seed: u64, vars: &[Var], operators: Operators) -> Result<Tensor>
             3 => a.matmul(&b.t()?)?,
             4 if ours => ops::softmax(&a, 1)?,
             4 => candle_nn::ops::softmax(&a, 1)?,
+            10 if ours => ops::silu(&a)?,
+            10 => a.silu()?,
             9 if ours => ops::rms_norm(&a, None, 0.1)?,
             9 => a.broadcast_div(&a.sqr()?.mean_keepdim(1)?.affine(1.0, 0.1)?.sqrt()?)?,
             _ => (a * b)?,

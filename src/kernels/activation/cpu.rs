@@ -7,8 +7,9 @@ use super::curves::{sigmoid, slopes, values};
 use super::math::Math;
 use super::{Curve, half_dims};
 use crate::kernels::element::{Elements, tensor, with_element};
-use crate::kernels::elementwise::blocks::{BLOCK, generate, runs};
+use crate::kernels::elementwise::blocks::{BLOCK, GRAIN, for_each_chunk, generate, runs};
 use crate::kernels::elementwise::lane::Lane;
+use crate::kernels::in_place::write;
 
 pub(super) fn value(curve: Curve, x: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane<Acc: Math>>(curve: Curve, x: &Tensor) -> Result<Tensor> {
@@ -40,20 +41,47 @@ pub(super) fn slope(curve: Curve, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
             data.len(),
             #[inline(always)]
             |start, out: &mut [T]| {
-                let mut wide = [T::Acc::default(); BLOCK];
-                let wide = &mut wide[..out.len()];
-                for (wide, x) in wide.iter_mut().zip(&data[start..]) {
-                    *wide = x.raise();
-                }
-                slopes(curve, wide);
-                for ((out, wide), grad) in out.iter_mut().zip(wide).zip(&grad[start..]) {
-                    *out = T::lower(*wide * grad.raise());
-                }
+                out.copy_from_slice(&grad[start..][..out.len()]);
+                times_slope(curve, out, &data[start..]);
             },
         );
         Ok(tensor(dx, x.dims()))
     }
     with_element!(x.dtype(), T => typed::<T>(curve, x, grad))
+}
+
+pub(super) fn slope_assign(curve: Curve, grad: &Tensor, x: &Tensor) -> Result<()> {
+    fn typed<T: Lane<Acc: Math>>(curve: Curve, grad: &Tensor, x: &Tensor) -> Result<()> {
+        let data: &[T] = &Elements::of(x)?;
+        write(grad, |grad| {
+            for_each_chunk(
+                grad,
+                GRAIN,
+                #[inline(always)]
+                |chunk, grad| {
+                    for (grad, x) in grad.chunks_mut(BLOCK).zip(data[chunk * GRAIN..].chunks(BLOCK))
+                    {
+                        times_slope(curve, grad, x);
+                    }
+                },
+            );
+        })
+    }
+    with_element!(x.dtype(), T => typed::<T>(curve, grad, x))
+}
+
+/// Multiplies a block by the slope at each `x`.
+#[inline(always)]
+fn times_slope<T: Lane<Acc: Math>>(curve: Curve, grad: &mut [T], x: &[T]) {
+    let mut wide = [T::Acc::default(); BLOCK];
+    let wide = &mut wide[..grad.len()];
+    for (wide, x) in wide.iter_mut().zip(x) {
+        *wide = x.raise();
+    }
+    slopes(curve, wide);
+    for (grad, wide) in grad.iter_mut().zip(wide) {
+        *grad = T::lower(*wide * grad.raise());
+    }
 }
 
 pub(super) fn swiglu(x: &Tensor) -> Result<Tensor> {

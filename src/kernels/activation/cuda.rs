@@ -46,11 +46,23 @@ pub(super) fn value(gpu: &Gpu, curve: Curve, x: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn slope(gpu: &Gpu, curve: Curve, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    let (dx, n) = (gpu.empty(x.shape(), x.dtype())?, x.elem_count());
-    let (curve, alpha, scale) = number(curve);
-    let launch = launch(gpu, "slope", x.dtype())?.write(&dx)?.read(x)?.read(grad)?.size(n);
-    launch.int(curve).double(alpha).double(scale).run(over(x, n))?;
+    let dx = gpu.empty(x.shape(), x.dtype())?;
+    slope_over(gpu, curve, x, grad, &dx)?;
     Ok(dx)
+}
+
+/// [`slope`] in `dx`, which may be `grad`: each thread reads an element before it writes it.
+pub(super) fn slope_over(
+    gpu: &Gpu,
+    curve: Curve,
+    x: &Tensor,
+    grad: &Tensor,
+    dx: &Tensor,
+) -> Result<()> {
+    let n = x.elem_count();
+    let (curve, alpha, scale) = number(curve);
+    let launch = launch(gpu, "slope", x.dtype())?.write(dx)?.read(x)?.read(grad)?.size(n);
+    launch.int(curve).double(alpha).double(scale).run(over(x, n))
 }
 
 pub(super) fn swiglu(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {

@@ -75,6 +75,20 @@ pub(crate) fn slope(curve: Curve, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     }
 }
 
+/// [`slope`] in the place of `grad`, of the shape and in the dtype of `x`.
+pub(crate) fn slope_assign(curve: Curve, grad: Tensor, x: &Tensor) -> Result<Tensor> {
+    let x = plain(x)?;
+    if let Some(gpu) = Gpu::of(x.device()).filter(|_| grad.is_contiguous()) {
+        cuda::slope_over(&gpu, curve, &x, &grad, &grad)?;
+        return Ok(grad);
+    }
+    if x.device().is_cpu() && grad.is_contiguous() {
+        cpu::slope_assign(curve, &grad, &x)?;
+        return Ok(grad);
+    }
+    slope(curve, &x, &grad)
+}
+
 /// `silu(a) * b` of the halves of the last dimension of `x (…, 2 n)`: `(…, n)`.
 pub(crate) fn swiglu(x: &Tensor) -> Result<Tensor> {
     let x = plain(x)?;

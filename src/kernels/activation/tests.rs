@@ -67,6 +67,27 @@ fn slopes_in_every_dtype_are_those_of_f64() {
 }
 
 #[test]
+fn a_slope_in_the_place_of_the_gradient_is_the_same() {
+    // Of a few threads' tasks, and no whole number of blocks; and of what is not contiguous.
+    for dtype in DTYPES {
+        let x = random(&[3, 17_000], dtype, 1);
+        let grad = random(&[3, 17_000], dtype, 2);
+        for curve in CURVES {
+            let expected = values(&slope(curve, &x, &grad).unwrap());
+            let whole = grad.force_contiguous().unwrap();
+            let view = whole.clone();
+            assert_eq!(values(&slope_assign(curve, whole, &x).unwrap()), expected, "{curve:?}");
+            assert_eq!(values(&view), expected);
+        }
+        let (x, grad) = (inputs(Curve::Gelu, dtype), strided(&[33, 131], dtype, 2));
+        let before = values(&grad);
+        let expected = values(&slope(Curve::Gelu, &x, &grad).unwrap());
+        let dx = slope_assign(Curve::Gelu, grad.clone(), &x).unwrap();
+        assert_eq!((values(&dx), values(&grad)), (expected, before));
+    }
+}
+
+#[test]
 fn slopes_are_those_of_the_values() {
     for curve in CURVES {
         let x = inputs(curve, DType::F64).narrow(1, 0, 7).unwrap().contiguous().unwrap();
@@ -145,7 +166,8 @@ fn gpus_agree() {
         for curve in CURVES {
             let (x, grad) = (inputs(curve, dtype), strided(&[33, 131], dtype, 2));
             assert_gpus_agree(&[&x, &grad], count, |t| {
-                Ok(vec![value(curve, &t[0])?, slope(curve, &t[0], &t[1])?])
+                let over = slope_assign(curve, t[1].force_contiguous()?, &t[0])?;
+                Ok(vec![value(curve, &t[0])?, slope(curve, &t[0], &t[1])?, over])
             });
         }
         for shape in [[3, 2], [33, 34], [5, 64], [3, 2048]] {
