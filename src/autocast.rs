@@ -173,6 +173,13 @@ impl Drop for AutocastGuard {
     }
 }
 
+/// Leaves all scopes of this thread until the guard is dropped.
+pub(crate) fn suspend() -> Option<AutocastGuard> {
+    let is_active =
+        SCOPES.with_borrow(|scopes| scopes.last().is_some_and(|amp| amp.dtype.is_some()));
+    is_active.then(|| Autocast::disabled().enter())
+}
+
 fn check(dtype: DType) -> Result<()> {
     if is_castable(dtype) { Ok(()) } else { Err(Error::ComputeDType { got: dtype }) }
 }

@@ -81,6 +81,20 @@ pub enum Error {
         /// The variable.
         name: String,
     },
+    /// Back-propagation through an operator whose variable has been stepped since.
+    #[error(
+        "backward through `{op}`, whose input {input}, a variable of shape {shape:?}, an optimizer has stepped \
+         since: its old values are gone, and the gradients would be wrong. Run the forward pass again after \
+         every step, or go back through every loss of the graph before the first step"
+    )]
+    SteppedVariable {
+        /// The operator.
+        op: &'static str,
+        /// The number of the input, from 0.
+        input: usize,
+        /// Of the variable.
+        shape: Shape,
+    },
     /// A loss goes back through an operator that a scaler's backward has freed.
     #[error(
         "`{op}` has gone back already, in the backward of a scaled loss, which frees what operators \
@@ -126,7 +140,10 @@ pub enum Error {
     #[error("`update` has nothing to go by: call `step` or `unscale` first")]
     NothingChecked,
     /// A change of state while gradients made under the old one are in flight.
-    #[error("`{call}` between `backward` and `update` would mix two scales: call `update` first")]
+    #[error(
+        "`{call}` between `backward` and `update` would mix two scales, and lose the gradients collected: call \
+         `update` first, or `forget` to give them up"
+    )]
     GradientsInFlight {
         /// The method called.
         call: &'static str,
@@ -198,6 +215,20 @@ pub enum Error {
         got: usize,
         /// Inputs of the operator.
         expected: usize,
+    },
+    /// An operator's backward gave a gradient of another shape than its input's.
+    #[error(
+        "backward of `{op}` returned a gradient of shape {got:?} for input {input}, which has {expected:?}"
+    )]
+    GradientShape {
+        /// The operator.
+        op: &'static str,
+        /// The number of the input, from 0.
+        input: usize,
+        /// Of the gradient.
+        got: Shape,
+        /// Of the input.
+        expected: Shape,
     },
     /// One name for two variables.
     #[error("parameter name `{name}` appears twice: names must be unique")]

@@ -105,7 +105,7 @@ impl LiveScale {
             None => Tensor::full(rule.get(), loss.shape(), loss.device())?,
         };
         let scale = scale.to_dtype(loss.dtype())?.reshape(loss.shape())?;
-        match operator::is_output(loss) {
+        match operator::is_output(loss) && !operator::second_order::is_wanted() {
             true => Ok(operator::apply(Times(scale), &[loss])?),
             false => Ok((loss * scale)?), // which can be differentiated twice
         }

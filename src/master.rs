@@ -12,6 +12,7 @@ use candle_core::{DType, Result, Tensor, TensorId, Var};
 use candle_nn::Optimizer;
 
 use crate::held::Held;
+use crate::operator::stepped;
 use crate::step::{Gradients, Step};
 use crate::{autocast, kernels};
 
@@ -113,6 +114,8 @@ impl<O: Optimizer> MasterWeights<O> {
             }
         }
         self.optimizer.step(&store)?;
+        let stepped = self.pairs.iter().filter(|pair| store.get(&pair.master).is_some());
+        stepped::note(stepped.map(|pair| pair.variable.as_tensor()));
         self.refresh()
     }
 

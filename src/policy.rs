@@ -94,6 +94,11 @@ macro_rules! ops {
                 match self { $(Op::$op => $reason,)* Op::User(..) => "chosen where it is defined" }
             }
 
+            /// Whether it is defined outside this crate.
+            pub(crate) const fn is_user(self) -> bool {
+                matches!(self, Op::User(..))
+            }
+
             const fn index(self) -> Option<usize> {
                 enum Row { $($op,)* }
                 match self { $(Op::$op => Some(Row::$op as usize),)* Op::User(..) => None }

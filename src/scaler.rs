@@ -145,11 +145,15 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`Error::HalfLoss`]: a half-precision loss must have been reduced in `F32`, before it got
-    /// here. [`Error::LossShape`]: `loss` is not one number.
+    /// here. [`Error::LossShape`]: `loss` is not one number. [`Error::DType`]: it is an integer.
     pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss<'_>> {
         self.scale.check()?;
         if loss.elem_count() != 1 {
             return Err(Error::LossShape { got: loss.shape().clone() });
+        }
+        if !loss.dtype().is_float() {
+            let (op, name, got) = ("scale", "the loss", loss.dtype());
+            return Err(Error::DType { op, name, got, expected: "F32 or F64".into() });
         }
         if self.is_enabled() && !matches!(loss.dtype(), DType::F32 | DType::F64) {
             return Err(Error::HalfLoss { got: loss.dtype() });

@@ -7,6 +7,7 @@ use candle_core::{DType, Tensor, TensorId};
 use candle_nn::Optimizer;
 
 use crate::kernels::update::Due;
+use crate::operator::stepped;
 use crate::{Parameters, kernels};
 
 /// An optimizer that [`GradScaler::step`](crate::GradScaler::step) can drive.
@@ -106,7 +107,9 @@ impl<O: Optimizer> Step for O {
     }
 
     fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
-        self.step(&gradients.to_store()?)
+        self.step(&gradients.to_store()?)?;
+        stepped::note(gradients.by_variable.values().map(|(variable, _)| *variable));
+        Ok(())
     }
 }
 

@@ -54,7 +54,8 @@ impl Stateful for MasterVars {
     }
 }
 
-/// Scale, trackers and settings; that it is disabled, where it is. To be saved after `update`.
+/// Scale, trackers and settings; of a disabled one, that it is, and no other is loaded from that. To be saved after
+/// `update`.
 impl Stateful for GradScaler {
     fn save(&self) -> Result<State> {
         if self.has_gradients() {
@@ -73,7 +74,17 @@ impl Stateful for GradScaler {
         if self.has_gradients() {
             return Err(Error::GradientsInFlight { call: "load" });
         }
-        read_scale(state).map(|_| ())
+        let (saved, here) = (read_scale(state)?.is_some(), self.is_enabled());
+        if saved == here {
+            return Ok(());
+        }
+        let cure = if here {
+            "`GradScaler::disabled()` goes on without"
+        } else {
+            "`GradScaler::new` scales"
+        };
+        let expected = format!("{here}, as this scaler is: {cure}; or do not load this part");
+        Err(Error::State { name: "enabled".into(), got: saved.to_string(), expected })
     }
 
     fn load(&mut self, state: &State) -> Result<()> {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::{DType, Result, Shape, Tensor};
 
 use super::token::lock;
-use super::{Gradient, Waiting, second_order, sink};
+use super::{Gradient, Waiting, second_order, sink, stepped};
 use crate::{Error, autocast, watch};
 
 /// One application of an operator.
@@ -46,22 +46,21 @@ pub(super) struct Asked<'a> {
 /// Where the gradient of an input goes.
 pub(super) struct Edge {
     pub(super) dtype: DType,
+    /// Of the input, and so of its gradient.
+    pub(super) shape: Shape,
+    /// Where the input lives, if the operator was given it itself and no operator of the crate has made it.
+    pub(super) read: Option<usize>,
     pub(super) target: Target,
 }
 
 pub(super) enum Target {
     /// Nowhere: the input is not tracked.
     Nowhere,
-    /// Into the cell of the operator that made the input, or what the input is a view of.
-    Cell(Consumed, Option<View>),
+    /// Into the cell of the operator that made the input, in the shape that its output has, where the input is
+    /// a view of that.
+    Cell(Consumed, Option<Shape>),
     /// To the sink, for a variable; or to candle, as the gradient of the argument of that number.
     Argument(Tensor, usize),
-}
-
-/// The shapes of an input and of the output that it is a view of, with as many elements in the same order.
-pub(super) struct View {
-    pub(super) input: Shape,
-    pub(super) output: Shape,
 }
 
 /// A call, as one of its consumers has it.
@@ -158,7 +157,7 @@ impl Graph {
 
     /// What exists by now is kept.
     pub(crate) fn freed_from_here() -> Self {
-        Self::FreedFrom(CALLS.load(Ordering::Relaxed))
+        Self::FreedFrom(calls())
     }
 
     fn frees(self, number: u64) -> bool {
@@ -168,6 +167,11 @@ impl Graph {
 
 /// How many calls there have been.
 static CALLS: AtomicU64 = AtomicU64::new(0);
+
+/// The number that the next call gets.
+pub(super) fn calls() -> u64 {
+    CALLS.load(Ordering::Relaxed)
+}
 
 impl Call {
     pub(super) fn new(name: &'static str, run: Box<Run>, edges: Vec<Edge>) -> Arc<Self> {
@@ -220,6 +224,10 @@ impl Call {
         if second_order::is_wanted() && !sink::is_open() {
             return Err(Error::SecondOrder { op: self.name }.into());
         }
+        if let Some(input) = stepped::since(self.number, way.edges.iter().map(|edge| edge.read)) {
+            let shape = way.edges[input].shape.clone();
+            return Err(Error::SteppedVariable { op: self.name, input, shape }.into());
+        }
         autocast::clear_cast_cache();
         let wants: Vec<_> = way.edges.iter().map(Edge::wants).collect();
         let dtype = gradient.tensor().dtype();
@@ -235,14 +243,19 @@ impl Call {
             return Err(Error::GradientCount { op: self.name, got, expected }.into());
         }
         let mut arguments = Vec::new();
-        for ((edge, want), gradient) in way.edges.iter().zip(wants).zip(gradients) {
+        let sends = way.edges.iter().zip(wants).zip(gradients);
+        for (input, ((edge, want), gradient)) in sends.enumerate() {
             let (Some(want), Some(gradient)) = (want, gradient) else { continue };
+            if gradient.tensor().shape() != &edge.shape {
+                let (got, expected) = (gradient.tensor().shape().clone(), edge.shape.clone());
+                return Err(Error::GradientShape { op: self.name, input, got, expected }.into());
+            }
             let gradient = gradient.into_dtype(want)?;
             match &edge.target {
                 Target::Nowhere => {}
                 Target::Cell(Consumed { call, .. }, None) => call.cell.add(gradient)?,
-                Target::Cell(Consumed { call, .. }, Some(view)) => {
-                    call.cell.add(gradient.reshape(&view.output)?)?
+                Target::Cell(Consumed { call, .. }, Some(output)) => {
+                    call.cell.add(gradient.reshape(output)?)?
                 }
                 Target::Argument(variable, _) if edge.sinks() => sink::add(variable, gradient)?,
                 Target::Argument(_, i) => arguments.push((*i, gradient.into_tensor())),
@@ -293,11 +306,9 @@ impl Edge {
 
     /// What other consumers have sent where this edge goes, in the dtype and the shape of the input.
     fn take_waiting(&self) -> Result<Option<Gradient>> {
-        let Target::Cell(Consumed { call, .. }, view) = &self.target else { return Ok(None) };
+        let Target::Cell(Consumed { call, .. }, _) = &self.target else { return Ok(None) };
         let Some(gradient) = call.cell.take() else { return Ok(None) };
-        let gradient = gradient.into_dtype(self.dtype)?;
-        let Some(view) = view else { return Ok(Some(gradient)) };
-        gradient.reshape(&view.input).map(Some)
+        gradient.into_dtype(self.dtype)?.reshape(&self.shape).map(Some)
     }
 
     fn is_whole(&self) -> bool {

@@ -3,9 +3,10 @@
 mod call;
 mod gradient;
 mod no_grad;
-mod second_order;
+pub(crate) mod second_order;
 mod sink;
 pub(crate) mod stale;
+pub(crate) mod stepped;
 mod token;
 
 use std::fmt;
@@ -38,6 +39,9 @@ pub(crate) use token::{backward_from, is_output, share_storage};
 /// gradient of the output in the output's dtype, and is told for each input which dtype is wanted:
 /// that of the input *before* the cast, so that an `F32` variable gets an `F32` gradient, straight
 /// from the accumulator, of a product computed in half.
+///
+/// Within both, autocast is off, whatever scope is active: an operator says by [`op`](Self::op) what it is
+/// computed in. PyTorch has `custom_fwd(cast_inputs=…)` and `custom_bwd` for that.
 ///
 /// # Examples
 ///
@@ -195,7 +199,10 @@ pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
         cast_inputs.push(cast);
     }
     let op = operator.op();
-    let (output, saved) = operator.forward(&cast_inputs)?;
+    let (output, saved) = {
+        let _alone = op.is_user().then(autocast::suspend);
+        operator.forward(&cast_inputs)?
+    };
     if trace::is_active() {
         let (inputs, output) = (inputs.iter().map(|t| t.dtype()).collect(), output.dtype());
         trace::record(&TraceRow { op, inputs, cast: rule, output, cache_hits });
@@ -205,9 +212,11 @@ pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
         return Ok(output);
     }
     let aliased = cast_inputs.iter().any(|input| token::share_storage(input, &output));
+    let cast: Vec<bool> =
+        inputs.iter().zip(&cast_inputs).map(|(a, b)| a.dtype() != b.dtype()).collect();
     drop(cast_inputs);
     let output = if aliased { output.force_contiguous()? } else { output };
-    token::link(operator, saved, inputs, output)
+    token::link(operator, saved, inputs, &cast, output)
 }
 
 /// Whether those that are floating point are all F16, or all BF16.

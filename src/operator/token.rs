@@ -27,10 +27,10 @@ use candle_core::{
     MetalStorage, Result, Shape, Storage, Tensor, TensorId, backprop::GradStore,
 };
 
-use super::call::{Asked, Call, Edge, Graph, Pass, Run, Target, View};
+use super::call::{Asked, Call, Edge, Graph, Pass, Run, Target};
 use super::{Backward, Gradient, Operator, sink, stale};
 use crate::kernels::cuda;
-use crate::{Cast, Op};
+use crate::{Cast, Op, autocast};
 
 /// The nodes whose emitted tensor is alive, by where its storage is: no other has that place meanwhile.
 static NODES: LazyLock<Mutex<HashMap<usize, Weak<Node>>>> = LazyLock::new(Mutex::default);
@@ -79,7 +79,7 @@ pub(crate) fn is_output(tensor: &Tensor) -> bool {
 }
 
 /// Where a tensor's storage is, which its views share.
-fn place(tensor: &Tensor) -> usize {
+pub(super) fn place(tensor: &Tensor) -> usize {
     std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
 }
 
@@ -101,18 +101,20 @@ pub(super) fn backward(loss: &Tensor) -> Result<bool> {
 }
 
 /// Links `output` into the graph as the result of `operator` on `inputs`, at least one of which is
-/// tracked. `output` owns its storage, which moves.
+/// tracked, and some of which it was given a `cast` copy of. `output` owns its storage, which moves.
 pub(super) fn link<O: Operator>(
     operator: O,
     saved: O::Saved,
     inputs: &[&Tensor],
+    cast: &[bool],
     output: Tensor,
 ) -> Result<Tensor> {
     let kept = Arc::new(OnceLock::<Tensor>::new());
-    let name = operator.op().name();
+    let (name, is_user) = (operator.op().name(), operator.op().is_user());
     let run = Box::new({
         let kept = kept.clone();
         move |Asked { gradient, wants, last, waiting }: Asked<'_>| {
+            let _alone = is_user.then(autocast::suspend);
             operator.backward(&Backward {
                 saved: &saved,
                 output: kept.get(),
@@ -124,7 +126,7 @@ pub(super) fn link<O: Operator>(
             })
         }
     });
-    let node = join(name, run, inputs)?;
+    let node = join(name, run, inputs, cast)?;
     let emitted = emit(node, output)?;
     if O::KEEPS_OUTPUT {
         kept.get_or_init(|| emitted.detach());
@@ -132,36 +134,37 @@ pub(super) fn link<O: Operator>(
     Ok(emitted)
 }
 
-/// The node of an operator over `inputs`.
-fn join(name: &'static str, run: Box<Run>, inputs: &[&Tensor]) -> Result<Arc<Node>> {
+/// The node of an operator over `inputs`, or over copies of those that it has `cast`.
+fn join(name: &'static str, run: Box<Run>, inputs: &[&Tensor], cast: &[bool]) -> Result<Arc<Node>> {
     let tracked = |t: &Tensor| t.track_op() && t.dtype().is_float();
     // candle's custom ops have at most three arguments. With more, inputs without a token get one,
     // and tokens, which carry no gradient of their own, are joined.
     let crowded = inputs.iter().filter(|t| tracked(t)).count() > 3;
     let mut args: Vec<Tensor> = Vec::new();
     let mut edges = Vec::with_capacity(inputs.len());
-    for &input in inputs {
-        let dtype = input.dtype();
+    for (&input, &cast) in inputs.iter().zip(cast) {
+        let (dtype, shape) = (input.dtype(), input.shape().clone());
         if !tracked(input) {
-            edges.push(Edge { dtype, target: Target::Nowhere });
+            edges.push(Edge { dtype, shape, read: None, target: Target::Nowhere });
             continue;
         }
-        let node = match Node::of(input) {
+        let node = Node::of(input);
+        let read = (node.is_none() && !cast).then(|| place(input));
+        let node = match node {
             None if crowded => Some((leaf(input)?, None)),
             node => node,
         };
         let target = match node {
-            Some((node, shape)) => {
+            Some((node, output)) => {
                 args.push(node.token.clone());
-                let view = shape.map(|output| View { input: input.shape().clone(), output });
-                Target::Cell(node.call.consume(), view)
+                Target::Cell(node.call.consume(), output)
             }
             None => {
                 args.push(input.clone());
                 Target::Argument(input.clone(), args.len() - 1)
             }
         };
-        edges.push(Edge { dtype, target });
+        edges.push(Edge { dtype, shape, read, target });
     }
     while args.len() > 3 {
         let rest = args.split_off(3);
@@ -183,7 +186,7 @@ fn join(name: &'static str, run: Box<Run>, inputs: &[&Tensor]) -> Result<Arc<Nod
 /// A node that hands the gradient put into its cell to `input`.
 fn leaf(input: &Tensor) -> Result<Arc<Node>> {
     let pass_on = |asked: Asked<'_>| Ok(vec![Some(asked.gradient.clone())]);
-    join("leaf", Box::new(pass_on), &[input])
+    join("leaf", Box::new(pass_on), &[input], &[true])
 }
 
 fn emit(node: Arc<Node>, output: Tensor) -> Result<Tensor> {

@@ -120,7 +120,8 @@ pub(super) fn class_indices(op: Op, targets: &Tensor, n: usize, classes: usize) 
         if let Some((row, class)) = targets.to_vec1()?.iter().enumerate().find(wrong) {
             let op = op.name();
             candle_core::bail!(
-                "{op}: the target of row {row} is {class}, expected one of {classes} classes, from 0"
+                "{op}: the target of row {row} is {class}, expected {}",
+                loss::class_of(classes)
             )
         }
     }

@@ -91,10 +91,11 @@ fn check_operand(
         return Err(Error::DType { op, name, got: got.dtype(), expected }.into());
     }
     if same_dtype && got.dtype() != first.dtype() {
-        let expected = format!(
-            "{:?} as the first argument: run it in an `Autocast` scope, which casts, or cast one",
-            first.dtype()
-        );
+        let cure = match (got.dtype(), first.dtype()) {
+            (DType::F64, _) | (_, DType::F64) => "cast one, for no scope casts F64",
+            _ => "run it in an `Autocast` scope, which casts, or cast one",
+        };
+        let expected = format!("{:?} as the first argument: {cure}", first.dtype());
         return Err(Error::DType { op, name, got: got.dtype(), expected }.into());
     }
     let (got, expected) = (got.device().location(), first.device().location());

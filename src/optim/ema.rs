@@ -38,7 +38,8 @@ impl Default for EmaConfig {
 /// # Precision
 ///
 /// The average and its arithmetic are `F32` (`F64` for `F64` variables). In half the change, a
-/// thousandth of a difference, would be lost.
+/// thousandth of a difference, would be lost. What is averaged are the variables it is given: of a half model
+/// with masters, the rounded ones.
 ///
 /// # Examples
 ///

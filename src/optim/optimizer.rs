@@ -217,7 +217,8 @@ impl<C: Config> Optim<C> {
     }
 
     /// Sets the learning rate of the first group, and those of the others in proportion to the rates
-    /// they were made with. Where the first was made with 0, the others keep theirs.
+    /// they were made with. Where the first was made with 0, the others keep theirs. One that is not finite, or
+    /// is below 0, is an error at the next step.
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
         let first = self.groups.first().map_or(0.0, |group| group.base_lr);
         for (number, group) in self.groups.iter_mut().enumerate() {

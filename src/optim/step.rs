@@ -9,6 +9,7 @@ use super::optimizer::{Optim, dtype};
 use super::slot::Slot;
 use crate::kernels::update::Due;
 use crate::kernels::{self, optimizer as kernel};
+use crate::operator::stepped;
 use crate::step::{Gradients, Step};
 use crate::{Error, autocast, random};
 
@@ -19,6 +20,8 @@ impl<C: Config> Optim<C> {
         gradient: impl Fn(&Tensor) -> Option<Due<'a>>,
         skip: Option<&Tensor>,
     ) -> candle_core::Result<()> {
+        // A learning rate may have been set since.
+        self.groups.iter().try_for_each(|group| group.config.validate())?;
         let mut gradients = Vec::with_capacity(self.slots.len());
         for slot in &self.slots {
             let checked = match gradient(&slot.variable) {
@@ -66,9 +69,11 @@ impl<C: Config> Optim<C> {
         let skip = skip.zip(self.skips.as_ref());
         let skip = skip.map(|(flag, counts)| kernel::Skip { flag, counts, places: &places });
         kernel::step(slots, skip)?;
-        for (slot, _) in self.slots.iter_mut().zip(gradients).filter(|(_, g)| g.is_some()) {
+        for (slot, _) in self.slots.iter_mut().zip(&gradients).filter(|(_, g)| g.is_some()) {
             slot.steps += 1;
         }
+        let stepped = self.slots.iter().zip(&gradients).filter(|(_, g)| g.is_some());
+        stepped::note(stepped.map(|(slot, _)| slot.variable.as_tensor()));
         autocast::clear_cast_cache();
         Ok(())
     }

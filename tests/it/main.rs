@@ -16,6 +16,7 @@ mod histogram;
 mod layers;
 mod master_vars;
 mod master_weights;
+mod misuse;
 mod operator_table;
 mod optim;
 mod overflow;

@@ -11,6 +11,7 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 
 pub(crate) use pairwise::{Pairwise, Side};
 
+use crate::Op;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 use crate::kernels::elementwise::portable::arithmetic;
@@ -31,7 +32,7 @@ pub(crate) fn cross_entropy_forward(
     if let Some(gpu) = Gpu::of(logits.device()) {
         return cuda::cross_entropy_forward(&gpu, &logits, &targets, classes, label_smoothing);
     }
-    check_targets(&logits, &targets)?;
+    check_targets(Op::CrossEntropy, &logits, &targets)?;
     if logits.device().is_cpu() {
         cpu::cross_entropy_forward(&logits, &targets, label_smoothing)
     } else {
@@ -93,7 +94,7 @@ pub(crate) fn nll_forward(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor
     if let Some(gpu) = Gpu::of(log_probs.device()) {
         return cuda::nll_forward(&gpu, &log_probs, &targets);
     }
-    check_targets(&log_probs, &targets)?;
+    check_targets(Op::Nll, &log_probs, &targets)?;
     if log_probs.device().is_cpu() {
         cpu::nll_forward(&log_probs, &targets)
     } else {
@@ -150,11 +151,20 @@ pub(crate) fn pairwise_backward(
     }
 }
 
-fn check_targets(logits: &Tensor, targets: &Tensor) -> Result<()> {
+/// What would do for a target.
+pub(crate) fn class_of(classes: usize) -> String {
+    format!(
+        "one of {classes} classes, from 0; rows that are not to count, PyTorch's -100, are left out before, by \
+         `index_select`"
+    )
+}
+
+fn check_targets(op: Op, logits: &Tensor, targets: &Tensor) -> Result<()> {
+    let op = op.name();
     let (_, classes) = logits.dims2()?;
     for (row, &target) in targets.to_vec1::<u32>()?.iter().enumerate() {
         if target as usize >= classes {
-            bail!("cross entropy: the target of row {row} is {target}, of {classes} classes")
+            bail!("{op}: the target of row {row} is {target}, expected {}", class_of(classes))
         }
     }
     Ok(())

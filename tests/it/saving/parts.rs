@@ -90,12 +90,22 @@ fn everything_comes_back_as_it_was() -> Result<()> {
         var.set(&var.zeros_like()?)?;
     }
     let (mut other, mut other_scaler, mut off) =
-        (parameters(50)?, GradScaler::default(), GradScaler::default());
+        (parameters(50)?, GradScaler::default(), GradScaler::disabled());
     let mut other_ema = Ema::new(&other, EmaConfig::default())?;
     let mut other_scheduler = Scheduler::new(Schedule::cosine(10), &mut sgd)?;
     let mut other_plateau = ReduceOnPlateau::new(PlateauConfig::default())?;
     let mut other_own = State::default();
     random::manual_seed(1);
+    // Neither would go on as the run did, without a word.
+    for part in [("off", &mut GradScaler::default()), ("scaler", &mut GradScaler::disabled())] {
+        let (name, scaler) = part;
+        let enabled = scaler.is_enabled();
+        let error =
+            saved.load(&mut [("model", &mut other), (name, scaler)]).unwrap_err().to_string();
+        let expected = format!("enabled is {}, expected {enabled}", !enabled);
+        assert!(error.contains(&expected), "{error}");
+        assert_eq!(scaler.is_enabled(), enabled);
+    }
     saved.load(&mut [
         ("model", &mut other),
         ("norm", &mut norm),
