@@ -57,7 +57,7 @@ pub use pairwise::{binary_cross_entropy, binary_cross_entropy_with_logit, huber,
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d};
 pub use product::{linear, matmul};
 pub use recurrent::{RecurrentWeights, gru, lstm};
-pub use reduce::{mean, sum};
+pub use reduce::{mean, mean_dims, mean_keepdim, sum, sum_dims, sum_keepdim};
 pub use resample::{
     upsample_bilinear2d, upsample_bilinear2d_with_scale, upsample_nearest1d, upsample_nearest2d,
 };

@@ -1,5 +1,6 @@
 //! Sums.
 
+use candle_core::shape::Dims;
 use candle_core::{Result, Shape, Tensor};
 
 use super::{arithmetic, check_operand, shape_error};
@@ -22,7 +23,7 @@ use crate::operator::{Backward, Gradient, Operator, apply};
 ///
 /// `torch.sum`.
 pub fn sum(x: &Tensor) -> Result<Tensor> {
-    apply(Sum { mean: false }, &[x])
+    apply(Sum { mean: false, to: Vec::new() }, &[x])
 }
 
 /// The mean of all elements.
@@ -39,16 +40,141 @@ pub fn sum(x: &Tensor) -> Result<Tensor> {
 ///
 /// `torch.mean`.
 pub fn mean(x: &Tensor) -> Result<Tensor> {
-    apply(Sum { mean: true }, &[x])
+    apply(Sum { mean: true, to: Vec::new() }, &[x])
+}
+
+/// The sums over `dims`, which the result has not.
+///
+/// # Shapes
+///
+/// Any → the dimensions that are not summed over, in their order. `dims` is one of them, several as a tuple or a
+/// slice, or `D::Minus1`.
+///
+/// # Precision
+///
+/// As [`sum`]. candle adds up halves in half, on a CPU as on CUDA.
+///
+/// # Errors
+///
+/// A dimension that there is not, or twice.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::ops;
+/// use candle_core::{D, DType, Device, Tensor};
+///
+/// let ones = Tensor::ones((2, 4096), DType::F16, &Device::Cpu)?;
+/// assert_eq!(ops::sum_dims(&ones, D::Minus1)?.to_dtype(DType::F32)?.to_vec1::<f32>()?, [4096.0; 2]);
+/// assert_eq!(ones.sum(1)?.to_dtype(DType::F32)?.to_vec1::<f32>()?, [2048.0; 2]); // candle's
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.sum` with `dim`.
+pub fn sum_dims(x: &Tensor, dims: impl Dims) -> Result<Tensor> {
+    without(x, dims, sum_to)
+}
+
+/// [`sum_dims`] with 1 in place of each of `dims`.
+///
+/// # Errors
+///
+/// As there.
+///
+/// # References
+///
+/// `torch.sum` with `keepdim`.
+pub fn sum_keepdim(x: &Tensor, dims: impl Dims) -> Result<Tensor> {
+    sum_to(x, &dims.to_indexes(x.shape(), "sum_keepdim")?)
+}
+
+/// The means over `dims`, which the result has not.
+///
+/// # Shapes
+///
+/// As [`sum_dims`]; at least one element for each mean.
+///
+/// # Precision
+///
+/// As [`sum`]. PyTorch leaves the mean of half inputs in half, even under autocast.
+///
+/// # Errors
+///
+/// As [`sum_dims`]; the mean of nothing.
+///
+/// # Examples
+///
+/// The average over the tokens of each text, for a classifier:
+///
+/// ```
+/// use candle_amp::{Autocast, ops};
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let tokens = Tensor::ones((2, 4096, 8), DType::F16, &Device::Cpu)?;
+/// let pooled = Autocast::new(DType::F16).scope(|| ops::mean_dims(&tokens, 1))?;
+/// assert_eq!((pooled.dims(), pooled.dtype()), (&[2, 8][..], DType::F32));
+/// assert_eq!(pooled.to_vec2::<f32>()?, [[1.0; 8]; 2]); // candle's `mean` says 0.5
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.mean` with `dim`.
+pub fn mean_dims(x: &Tensor, dims: impl Dims) -> Result<Tensor> {
+    without(x, dims, mean_to)
+}
+
+/// [`mean_dims`] with 1 in place of each of `dims`.
+///
+/// # Errors
+///
+/// As there.
+///
+/// # References
+///
+/// `torch.mean` with `keepdim`.
+pub fn mean_keepdim(x: &Tensor, dims: impl Dims) -> Result<Tensor> {
+    mean_to(x, &dims.to_indexes(x.shape(), "mean_keepdim")?)
+}
+
+fn sum_to(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    apply(Sum { mean: false, to: kept(x, dims) }, &[x])
+}
+
+fn mean_to(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    apply(Sum { mean: true, to: kept(x, dims) }, &[x])
+}
+
+/// The shape of `x` with 1 for each of `dims`.
+fn kept(x: &Tensor, dims: &[usize]) -> Vec<usize> {
+    let size = |(dim, &size): (usize, &usize)| if dims.contains(&dim) { 1 } else { size };
+    x.dims().iter().enumerate().map(size).collect()
+}
+
+/// `reduce` over `dims`, and the result without them.
+fn without(
+    x: &Tensor,
+    dims: impl Dims,
+    reduce: fn(&Tensor, &[usize]) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let dims = dims.to_indexes(x.shape(), "reduce")?;
+    let rest = x.dims().iter().enumerate().filter(|(dim, _)| !dims.contains(dim));
+    let rest: Vec<usize> = rest.map(|(_, &size)| size).collect();
+    reduce(x, &dims)?.reshape(rest)
 }
 
 struct Sum {
     mean: bool,
+    /// The shape of the result: 1 for what is summed over, or nothing, for all.
+    to: Vec<usize>,
 }
 
 impl Sum {
     fn factor(&self, shape: &Shape) -> f64 {
-        if self.mean { 1.0 / shape.elem_count() as f64 } else { 1.0 }
+        let results: usize = self.to.iter().product();
+        if self.mean { results as f64 / shape.elem_count() as f64 } else { 1.0 }
     }
 }
 
@@ -63,10 +189,10 @@ impl Operator for Sum {
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Shape)> {
         let x = &inputs[0];
         check_operand(self.op(), x, "x", x, false)?;
-        if self.mean && x.elem_count() == 0 {
-            return shape_error(self.op(), "x", x, "at least one element".into());
+        if self.mean && x.elem_count() == 0 && !self.to.contains(&0) {
+            return shape_error(self.op(), "x", x, "at least one element for each mean".into());
         }
-        let sum = reduce::sum_all(x, arithmetic(x.dtype()))?;
+        let sum = reduce::sum_to(x, &self.to, arithmetic(x.dtype()))?;
         let sum = if self.mean { sum.affine(self.factor(x.shape()), 0.0)? } else { sum };
         Ok((kernels::cast(&sum, x.dtype())?, x.shape().clone()))
     }

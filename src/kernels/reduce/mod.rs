@@ -50,6 +50,16 @@ pub(crate) fn sum_to(x: &Tensor, dims: &[usize], out: DType) -> Result<Tensor> {
     if kept.is_empty() {
         return sum_all(x, out)?.reshape(dims);
     }
+    // Of dimensions that follow each other, as of rows or of a tensor's channels, nothing is copied.
+    if let (Some(&first), Some(&last)) = (kept.first(), kept.last())
+        && last - first + 1 == kept.len()
+    {
+        let count = |dims: &[usize]| dims.iter().product::<usize>();
+        let [before, columns, after] =
+            [&x.dims()[..first], &x.dims()[first..=last], &x.dims()[last + 1..]].map(count);
+        let x = plain(x)?.reshape((before, columns, after))?;
+        return sum_to_channel(&x, 1, out)?.reshape(dims);
+    }
     let order: Vec<usize> = summed.into_iter().chain(kept.iter().copied()).collect();
     let columns: usize = kept.iter().map(|&dim| x.dims()[dim]).product();
     let rows = plain(&x.permute(order)?)?;

@@ -202,3 +202,25 @@ fn sums_on_gpus_do_not_saturate() {
         });
     }
 }
+
+#[test]
+fn sums_over_any_dimensions_are_those_of_f64() {
+    let shape = [3, 35, 2, 67];
+    for dtype in DTYPES {
+        let x = strided(&shape, dtype, 12);
+        let wide = double(&x);
+        for subset in 0..1 << shape.len() {
+            let summed: Vec<usize> =
+                (0..shape.len()).filter(|dim| subset >> dim & 1 == 1).collect();
+            let mut to = shape;
+            summed.iter().for_each(|&dim| to[dim] = 1);
+            let exact = wide.sum_keepdim(summed.as_slice()).unwrap();
+            let sums = sum_to(&x, &to, dtype).unwrap();
+            assert_eq!((sums.dims(), sums.dtype()), (&to[..], dtype));
+            let terms = (x.elem_count() / sums.elem_count()) as f64;
+            let count = if dtype == arithmetic(dtype) { 16.0 + terms } else { 2.0 };
+            assert_close(&sums, &values(&exact), count);
+            assert_gpus_agree(&[&x], count, |x| Ok(vec![sum_to(&x[0], &to, dtype)?]));
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! Products, sums, losses.
 
 use candle_amp::{Op, ops};
-use candle_core::Tensor;
+use candle_core::{D, Tensor};
 
 use super::{Case, case};
 
@@ -20,6 +20,13 @@ pub(super) fn cases() -> Vec<Case> {
         case(Op::LogSoftmax, "last", &[&[3, 5]], |t| ops::log_softmax(&t[0], 1)),
         case(Op::Sum, "sum", &[&[3, 5]], |t| ops::sum(&t[0])),
         case(Op::Mean, "mean", &[&[3, 5]], |t| ops::mean(&t[0])),
+        case(Op::Sum, "rows", &[&[3, 5]], |t| ops::sum_dims(&t[0], D::Minus1)),
+        case(Op::Sum, "columns", &[&[3, 5]], |t| ops::sum_keepdim(&t[0], 0)),
+        case(Op::Sum, "two of four", &[&[2, 3, 4, 5]], |t| ops::sum_dims(&t[0], (1, 3))),
+        case(Op::Mean, "tokens", &[&[2, 5, 3]], |t| ops::mean_dims(&t[0], 1)),
+        case(Op::Mean, "pixels", &[&[2, 3, 4, 5]], |t| ops::mean_keepdim(&t[0], (2, 3))),
+        case(Op::Mean, "all of them", &[&[3, 5]], |t| ops::mean_dims(&t[0], (0, 1))),
+        case(Op::Mean, "none of them", &[&[3, 5]], |t| ops::mean_dims(&t[0], ())),
         case(Op::CrossEntropy, "cross entropy", &[&[3, 5]], move |t| {
             ops::cross_entropy(&t[0], &targets(&t[0])?)
         }),
