@@ -81,6 +81,15 @@ pub enum Error {
         /// The variable.
         name: String,
     },
+    /// A master was stepped, and the half tensor made of it is still the old one.
+    #[error(
+        "the master of `{name}` has been stepped, and the tensor that the model has was not rewritten from it: the \
+         model would never change. Step `masters.bind(&mut optimizer)`, or call `masters.refresh()` after every step"
+    )]
+    NotRefreshed {
+        /// The variable.
+        name: String,
+    },
     /// Back-propagation through an operator whose variable has been stepped since.
     #[error(
         "backward through `{op}`, whose input {input}, a variable of shape {shape:?}, an optimizer has stepped \

@@ -27,6 +27,13 @@ pub(super) struct Handed {
     pub(super) tensor: Tensor,
 }
 
+impl Handed {
+    /// Notes that the tensor has just been written.
+    pub(super) fn written(&self) -> Result<()> {
+        stale::note(&self.tensor, &self.master, &self.name)
+    }
+}
+
 impl Drop for Handed {
     fn drop(&mut self) {
         stale::forget(&self.tensor);
@@ -94,7 +101,11 @@ impl MasterVars {
             return Ok(one.tensor.clone());
         }
         let tensor = master.to_dtype(dtype)?;
-        state.handed.push(Handed { name: name.to_owned(), master, tensor: tensor.clone() });
+        let one = Handed { name: name.to_owned(), master, tensor: tensor.clone() };
+        if one.tensor.id() != one.master.id() {
+            one.written()?;
+        }
+        state.handed.push(one);
         Ok(tensor)
     }
 }

@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use candle_core::{DType, Device, Result, Tensor, TensorId, Var, bail, safetensors};
 use candle_nn::{Init, VarBuilder, VarMap};
 
-use super::backend::{Backend, State, converted};
+use super::backend::{Backend, Handed, State, converted};
 use super::{MissingGradients, Refreshing};
-use crate::operator::stale;
 use crate::{Error, Parameters, Step, autocast, kernels};
 
 type DTypeRule = dyn Fn(&str, DType) -> DType + Send + Sync;
@@ -39,7 +38,8 @@ type InitRule = dyn Fn(&str, Init) -> Option<Init> + Send + Sync;
 /// # After a step
 ///
 /// Run the forward pass again. Backward through a graph from before a refresh would use new
-/// weights with old activations. It is [`Error::StaleGraph`] in
+/// weights with old activations. It is [`Error::StaleGraph`], and without a refresh, after which nothing the
+/// model has would ever change, [`Error::NotRefreshed`], in
 /// [`ScaledLoss::backward`](crate::ScaledLoss::backward), and in candle's own `backward` of a loss
 /// made by one of this crate's operators. candle's `backward` of candle's loss asks nobody; there
 /// it goes unnoticed.
@@ -220,7 +220,7 @@ impl MasterVars {
         let pairs: Vec<(&Tensor, &Tensor)> =
             copies.map(|one| (&one.tensor, one.master.as_tensor())).collect();
         kernels::cast_all(&pairs)?;
-        ours().try_for_each(|one| stale::note(&one.tensor, &one.name))
+        ours().try_for_each(Handed::written)
     }
 
     /// The variables that get no gradient from `loss`, and what can be said of why.

@@ -9,7 +9,8 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use candle_core::{DType, Device, Result, Tensor, TensorId};
 
-use super::token::share_storage;
+use super::stepped;
+use super::token::{place, share_storage};
 use crate::Error;
 
 /// When each tensor was last rewritten, by its id.
@@ -19,16 +20,19 @@ struct Rewrite {
     name: String,
     /// Tensors of a lower number were made before it.
     at: u64,
+    /// Where another tensor lives that it was rewritten from, and when.
+    source: Option<(usize, u64)>,
 }
 
 fn rewritten() -> MutexGuard<'static, HashMap<TensorId, Rewrite>> {
     REWRITTEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Notes that `tensor` has just been rewritten; `name` is for the error.
-pub(crate) fn note(tensor: &Tensor, name: &str) -> Result<()> {
+/// Notes that `tensor` has just been written, or rewritten, from `source`; `name` is for errors.
+pub(crate) fn note(tensor: &Tensor, source: &Tensor, name: &str) -> Result<()> {
     let at = number(&Tensor::zeros((), DType::U8, &Device::Cpu)?);
-    rewritten().insert(tensor.id(), Rewrite { name: name.to_owned(), at });
+    let source = (!share_storage(tensor, source)).then(|| (place(source), stepped::now()));
+    rewritten().insert(tensor.id(), Rewrite { name: name.to_owned(), at, source });
     Ok(())
 }
 
@@ -58,10 +62,17 @@ pub(crate) fn number(tensor: &Tensor) -> u64 {
 }
 
 /// Fails where a tensor among `nodes`, those of a loss, was computed from one that has been
-/// rewritten since. Views are fine: they are rewritten with it.
+/// rewritten since. Views are fine: they are rewritten with it. And where one should have been rewritten, for
+/// what it is a copy of has been stepped.
 pub(crate) fn check(nodes: &[&Tensor]) -> crate::Result<()> {
     let rewritten = rewritten();
-    let latest = nodes.iter().filter_map(|node| rewritten.get(&node.id())).map(|r| r.at).max();
+    let mut latest = None;
+    for rewrite in nodes.iter().filter_map(|node| rewritten.get(&node.id())) {
+        if rewrite.source.is_some_and(|(source, at)| stepped::is_after(at, source)) {
+            return Err(Error::NotRefreshed { name: rewrite.name.clone() });
+        }
+        latest = latest.max(Some(rewrite.at));
+    }
     let Some(latest) = latest else { return Ok(()) };
     let computed = |node: &&&Tensor| !node.is_variable() && !rewritten.contains_key(&node.id());
     for node in nodes.iter().filter(computed) {

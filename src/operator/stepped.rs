@@ -13,17 +13,35 @@ use candle_core::Tensor;
 use super::call::calls;
 use super::token::{lock, place};
 
-/// How many calls there had been at the last step of each storage.
-static STEPPED: LazyLock<Mutex<HashMap<usize, u64>>> = LazyLock::new(Mutex::default);
+/// The last step of each storage.
+static STEPPED: LazyLock<Mutex<HashMap<usize, Step>>> = LazyLock::new(Mutex::default);
 
-/// The same of the last step of any.
+#[derive(Clone, Copy)]
+struct Step {
+    /// How many calls there had been.
+    calls: u64,
+    at: u64,
+}
+
+/// How many calls there had been at the last step of any.
 static LATEST: AtomicU64 = AtomicU64::new(0);
 
 /// Notes that a step has written to `variables`.
 pub(crate) fn note<'a>(variables: impl IntoIterator<Item = &'a Tensor>) {
-    let now = calls();
-    lock(&STEPPED).extend(variables.into_iter().map(|variable| (place(variable), now)));
-    LATEST.fetch_max(now, Ordering::Relaxed);
+    let step = Step { calls: calls(), at: now() };
+    lock(&STEPPED).extend(variables.into_iter().map(|variable| (place(variable), step)));
+    LATEST.fetch_max(step.calls, Ordering::Relaxed);
+}
+
+/// A number that is larger each time, for whatever wants to know if a variable has been stepped after it.
+pub(super) fn now() -> u64 {
+    static NOW: AtomicU64 = AtomicU64::new(0);
+    NOW.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Whether the variable that lives there has been stepped after `at`.
+pub(super) fn is_after(at: u64, place: usize) -> bool {
+    lock(&STEPPED).get(&place).is_some_and(|step| step.at > at)
 }
 
 /// Which of `places`, where tensors live that a call of this number was given, has been stepped since.
@@ -33,6 +51,6 @@ pub(super) fn since(number: u64, mut places: impl Iterator<Item = Option<usize>>
     }
     let stepped = lock(&STEPPED);
     places.position(|place| {
-        place.and_then(|place| stepped.get(&place)).is_some_and(|&at| at > number)
+        place.and_then(|place| stepped.get(&place)).is_some_and(|step| step.calls > number)
     })
 }

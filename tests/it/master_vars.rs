@@ -516,3 +516,37 @@ fn missing_gradients_are_named_with_what_can_be_known() -> candle_amp::Result<()
     assert!(!nothing.to_string().contains("The first"), "{nothing}");
     Ok(())
 }
+
+#[test]
+fn a_step_without_a_refresh_is_an_error_at_the_next_backward() -> candle_amp::Result<()> {
+    for dtype in [DType::F16, DType::BF16] {
+        let (masters, model) = seeded(9, dtype)?;
+        let mut sgd = SGD::new(masters.parameters().vars(), 0.1)?;
+        let mut scaler = GradScaler::disabled();
+        let mut step = |refresh: bool, bind: bool| {
+            scaler.forget();
+            scaler.scale(&model.loss()?)?.backward()?;
+            match bind {
+                true => scaler.step(&mut masters.bind(&mut sgd))?,
+                false => scaler.step(&mut sgd)?,
+            };
+            scaler.update()?;
+            if refresh { masters.refresh().map_err(candle_amp::Error::from) } else { Ok(()) }
+        };
+        for (refresh, bind) in
+            [(true, false), (false, true), (true, true), (true, false), (false, false)]
+        {
+            step(refresh, bind)?;
+        }
+        let error = step(true, true).expect_err("no refresh").to_string();
+        assert!(
+            error.contains("was not rewritten from it: the model would never change"),
+            "{error}"
+        );
+        let before = to_vec(model.up.weight());
+        masters.refresh()?;
+        assert_ne!(to_vec(model.up.weight()), before);
+        step(false, true)?;
+    }
+    Ok(())
+}
