@@ -124,7 +124,7 @@ fn a_target_that_is_no_class_is_named() {
     let logits = random(&[3, 10], DType::F32, 4);
     let targets = Tensor::new(&[0u32, 9, 10], &Device::Cpu).unwrap();
     let error = forward(&logits, &targets, 0.0).unwrap_err().to_string();
-    assert!(error.contains("row 2 is 10, of 10 classes"), "{error}");
+    assert!(error.contains("row 2 is 10, expected one of 10 classes"), "{error}");
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn nll_picks_and_its_gradient_puts_back() {
     }
     let x = random(&[2, 3], DType::F32, 8);
     let error = nll_forward(&x, &Tensor::new(&[0u32, 3], &Device::Cpu).unwrap()).unwrap_err();
-    assert!(error.to_string().contains("row 1 is 3, of 3 classes"), "{error}");
+    assert!(error.to_string().contains("row 1 is 3, expected one of 3 classes"), "{error}");
 }
 
 #[test]
