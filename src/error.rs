@@ -92,9 +92,9 @@ pub enum Error {
     },
     /// Back-propagation through an operator whose variable has been stepped since.
     #[error(
-        "backward through `{op}`, whose input {input}, a variable of shape {shape:?}, an optimizer has stepped \
-         since: its old values are gone, and the gradients would be wrong. Run the forward pass again after \
-         every step, or go back through every loss of the graph before the first step"
+        "backward through `{op}`, whose input {input}, a variable or a view of one, of shape {shape:?}, an optimizer \
+         has stepped since: its old values are gone, and the gradients would be wrong. Run the forward pass again \
+         after every step, or go back through every loss of the graph before the first step"
     )]
     SteppedVariable {
         /// The operator.

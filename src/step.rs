@@ -107,9 +107,7 @@ impl<O: Optimizer> Step for O {
     }
 
     fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
-        self.step(&gradients.to_store()?)?;
-        stepped::note(gradients.by_variable.values().map(|(variable, _)| *variable));
-        Ok(())
+        self.step(&gradients.to_store()?)
     }
 }
 
@@ -136,6 +134,11 @@ impl<O: Optimizer> Step for Bound<'_, O> {
     }
 
     fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
-        self.optimizer.apply(gradients)
+        self.optimizer.apply(gradients)?;
+        let vars = self.parameters.vars();
+        stepped::note(
+            vars.iter().map(|var| var.as_tensor()).filter(|var| gradients.get(var).is_some()),
+        );
+        Ok(())
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Shape, Var};
 
 use super::state::{State, Stateful};
+use crate::operator::stepped;
 use crate::optim::{
     Config, Ema, EmaState, GroupState, Optim, OptimizerState, PlateauState, ReduceOnPlateau,
     Scheduler,
@@ -33,6 +34,7 @@ impl Stateful for Parameters {
                 var.set(&tensor.to_device(var.device())?)?;
             }
         }
+        stepped::note(self.iter().map(|(_, var)| var.as_tensor()));
         autocast::clear_cast_cache();
         Ok(())
     }

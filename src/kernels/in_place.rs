@@ -1,6 +1,6 @@
 //! Writing into a tensor that exists: the one door to candle's mutable storage.
 
-use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, bail};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Tensor, bail};
 use half::{bf16, f16};
 
 use super::element::Element;
@@ -79,6 +79,18 @@ fn with_storage(
     dst: &Tensor,
     f: impl FnOnce(&mut CpuStorage, usize, usize) -> Result<()>,
 ) -> Result<()> {
+    if dst.elem_count() == 0 {
+        // candle takes strides of 0, which dimensions before an empty one have, for repeats.
+        let mut nothing = match dst.dtype() {
+            DType::F16 => CpuStorage::F16(Vec::new()),
+            DType::BF16 => CpuStorage::BF16(Vec::new()),
+            DType::F32 => CpuStorage::F32(Vec::new()),
+            DType::F64 => CpuStorage::F64(Vec::new()),
+            DType::I16 => CpuStorage::I16(Vec::new()),
+            other => bail!("expected floats or I16 to write to, found {other:?}"),
+        };
+        return f(&mut nothing, 0, 0);
+    }
     let f = std::cell::Cell::new(Some(f));
     dst.inplace_op1(&Write(|storage: &mut CpuStorage, layout: &Layout| {
         let Some((start, end)) = layout.contiguous_offsets() else {

@@ -38,11 +38,13 @@ type InitRule = dyn Fn(&str, Init) -> Option<Init> + Send + Sync;
 /// # After a step
 ///
 /// Run the forward pass again. Backward through a graph from before a refresh would use new
-/// weights with old activations. It is [`Error::StaleGraph`], and without a refresh, after which nothing the
-/// model has would ever change, [`Error::NotRefreshed`], in
+/// weights with old activations. It is [`Error::StaleGraph`] in
 /// [`ScaledLoss::backward`](crate::ScaledLoss::backward), and in candle's own `backward` of a loss
 /// made by one of this crate's operators. candle's `backward` of candle's loss asks nobody; there
 /// it goes unnoticed.
+///
+/// Where an optimizer of this crate was stepped and nothing refreshed, so that what the model has
+/// would never change, it is [`Error::NotRefreshed`].
 ///
 /// A model that computes a tensor from its variables when it is built (a view of one is fine)
 /// would go on with its old value. That is the same error.

@@ -48,7 +48,7 @@ pub(super) struct Edge {
     pub(super) dtype: DType,
     /// Of the input, and so of its gradient.
     pub(super) shape: Shape,
-    /// Where the input lives, if the operator was given it itself and no operator of the crate has made it.
+    /// Where the input lives, if backward may read it there and no operator of the crate has made it.
     pub(super) read: Option<usize>,
     pub(super) target: Target,
 }

@@ -212,11 +212,15 @@ pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
         return Ok(output);
     }
     let aliased = cast_inputs.iter().any(|input| token::share_storage(input, &output));
-    let cast: Vec<bool> =
-        inputs.iter().zip(&cast_inputs).map(|(a, b)| a.dtype() != b.dtype()).collect();
+    // Which inputs backward may read where they are: no copies that were cast.
+    let wanted: Vec<bool> = inputs.iter().map(tracked).collect();
+    let reads = |(at, (input, cast)): (usize, (&&Tensor, &Tensor))| {
+        input.dtype() == cast.dtype() && op.reads(at, &wanted)
+    };
+    let reads: Vec<bool> = inputs.iter().zip(&cast_inputs).enumerate().map(reads).collect();
     drop(cast_inputs);
     let output = if aliased { output.force_contiguous()? } else { output };
-    token::link(operator, saved, inputs, &cast, output)
+    token::link(operator, saved, inputs, &reads, output)
 }
 
 /// Whether those that are floating point are all F16, or all BF16.

@@ -39,6 +39,11 @@ pub(super) fn now() -> u64 {
     NOW.fetch_add(1, Ordering::Relaxed)
 }
 
+/// Whether a variable that lives there has ever been stepped: one that is frozen for a while, say.
+pub(super) fn is_known(place: usize) -> bool {
+    lock(&STEPPED).contains_key(&place)
+}
+
 /// Whether the variable that lives there has been stepped after `at`.
 pub(super) fn is_after(at: u64, place: usize) -> bool {
     lock(&STEPPED).get(&place).is_some_and(|step| step.at > at)

@@ -28,7 +28,7 @@ use candle_core::{
 };
 
 use super::call::{Asked, Call, Edge, Graph, Pass, Run, Target};
-use super::{Backward, Gradient, Operator, sink, stale};
+use super::{Backward, Gradient, Operator, sink, stale, stepped};
 use crate::kernels::cuda;
 use crate::{Cast, Op, autocast};
 
@@ -101,12 +101,12 @@ pub(super) fn backward(loss: &Tensor) -> Result<bool> {
 }
 
 /// Links `output` into the graph as the result of `operator` on `inputs`, at least one of which is
-/// tracked, and some of which it was given a `cast` copy of. `output` owns its storage, which moves.
+/// tracked, and some of which backward `reads` where they are. `output` owns its storage, which moves.
 pub(super) fn link<O: Operator>(
     operator: O,
     saved: O::Saved,
     inputs: &[&Tensor],
-    cast: &[bool],
+    reads: &[bool],
     output: Tensor,
 ) -> Result<Tensor> {
     let kept = Arc::new(OnceLock::<Tensor>::new());
@@ -126,7 +126,7 @@ pub(super) fn link<O: Operator>(
             })
         }
     });
-    let node = join(name, run, inputs, cast)?;
+    let node = join(name, run, inputs, reads)?;
     let emitted = emit(node, output)?;
     if O::KEEPS_OUTPUT {
         kept.get_or_init(|| emitted.detach());
@@ -134,22 +134,29 @@ pub(super) fn link<O: Operator>(
     Ok(emitted)
 }
 
-/// The node of an operator over `inputs`, or over copies of those that it has `cast`.
-fn join(name: &'static str, run: Box<Run>, inputs: &[&Tensor], cast: &[bool]) -> Result<Arc<Node>> {
+/// The node of an operator over `inputs`, some of which it `reads` in backward, where they are.
+fn join(
+    name: &'static str,
+    run: Box<Run>,
+    inputs: &[&Tensor],
+    reads: &[bool],
+) -> Result<Arc<Node>> {
     let tracked = |t: &Tensor| t.track_op() && t.dtype().is_float();
     // candle's custom ops have at most three arguments. With more, inputs without a token get one,
     // and tokens, which carry no gradient of their own, are joined.
     let crowded = inputs.iter().filter(|t| tracked(t)).count() > 3;
     let mut args: Vec<Tensor> = Vec::new();
     let mut edges = Vec::with_capacity(inputs.len());
-    for (&input, &cast) in inputs.iter().zip(cast) {
+    for (&input, &reads) in inputs.iter().zip(reads) {
         let (dtype, shape) = (input.dtype(), input.shape().clone());
         if !tracked(input) {
-            edges.push(Edge { dtype, shape, read: None, target: Target::Nowhere });
+            let read = (reads && dtype.is_float()).then(|| place(input));
+            let read = read.filter(|&place| stepped::is_known(place));
+            edges.push(Edge { dtype, shape, read, target: Target::Nowhere });
             continue;
         }
         let node = Node::of(input);
-        let read = (node.is_none() && !cast).then(|| place(input));
+        let read = (node.is_none() && reads).then(|| place(input));
         let node = match node {
             None if crowded => Some((leaf(input)?, None)),
             node => node,
@@ -186,7 +193,7 @@ fn join(name: &'static str, run: Box<Run>, inputs: &[&Tensor], cast: &[bool]) ->
 /// A node that hands the gradient put into its cell to `input`.
 fn leaf(input: &Tensor) -> Result<Arc<Node>> {
     let pass_on = |asked: Asked<'_>| Ok(vec![Some(asked.gradient.clone())]);
-    join("leaf", Box::new(pass_on), &[input], &[true])
+    join("leaf", Box::new(pass_on), &[input], &[false])
 }
 
 fn emit(node: Arc<Node>, output: Tensor) -> Result<Tensor> {

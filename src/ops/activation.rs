@@ -5,7 +5,7 @@ use candle_core::{D, Result, Tensor};
 use super::{check_operand, shape_error};
 use crate::Op;
 use crate::kernels::activation::{self, Curve, prelu};
-use crate::operator::{Backward, Gradient, Operator, apply};
+use crate::operator::{Backward, Gradient, Operator, apply, share_storage};
 
 /// `x Φ(x)`, where `Φ` is the normal distribution, by the approximation
 /// `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`.
@@ -253,7 +253,8 @@ impl Operator for Activation {
     }
 
     fn backward(&self, ctx: &Backward<'_, Tensor>) -> Result<Vec<Option<Gradient>>> {
-        let dx = match ctx.owns_gradient {
+        // Somebody else's operator may have given what this one saved for a gradient of its own.
+        let dx = match ctx.owns_gradient && !share_storage(ctx.gradient, ctx.saved) {
             true => activation::slope_assign(self.curve, ctx.gradient.clone(), ctx.saved),
             false => activation::slope(self.curve, ctx.saved, ctx.gradient),
         };

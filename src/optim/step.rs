@@ -72,8 +72,10 @@ impl<C: Config> Optim<C> {
         for (slot, _) in self.slots.iter_mut().zip(&gradients).filter(|(_, g)| g.is_some()) {
             slot.steps += 1;
         }
-        let stepped = self.slots.iter().zip(&gradients).filter(|(_, g)| g.is_some());
-        stepped::note(stepped.map(|(slot, _)| slot.variable.as_tensor()));
+        if skip.is_none() {
+            let stepped = self.slots.iter().zip(&gradients).filter(|(_, g)| g.is_some());
+            stepped::note(stepped.map(|(slot, _)| slot.variable.as_tensor()));
+        } // else a GPU decides, and to ask it would wait
         autocast::clear_cast_cache();
         Ok(())
     }

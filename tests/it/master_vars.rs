@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use candle_amp::optim::{Sgd, SgdConfig};
 use candle_amp::{GradScaler, MasterVars, MissingReason, Parameters, ScaleConfig, ops, random};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{
@@ -521,7 +522,8 @@ fn missing_gradients_are_named_with_what_can_be_known() -> candle_amp::Result<()
 fn a_step_without_a_refresh_is_an_error_at_the_next_backward() -> candle_amp::Result<()> {
     for dtype in [DType::F16, DType::BF16] {
         let (masters, model) = seeded(9, dtype)?;
-        let mut sgd = SGD::new(masters.parameters().vars(), 0.1)?;
+        let config = SgdConfig { lr: 0.1, ..Default::default() };
+        let mut sgd = Sgd::new(masters.parameters(), config)?;
         let mut scaler = GradScaler::disabled();
         let mut step = |refresh: bool, bind: bool| {
             scaler.forget();

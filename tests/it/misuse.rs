@@ -24,7 +24,10 @@ fn after_a_step(w: &Var, optimizer: &str, loss: &Tensor) -> candle_amp::Result<G
             scaler.step(&mut Sgd::new(&Parameters::named([("w", w.clone())])?, config)?)?
         }
         "MasterWeights" => scaler.step(&mut MasterWeights::<SGD>::new(vec![w.clone()], 0.5)?)?,
-        _ => scaler.step(&mut SGD::new(vec![w.clone()], 0.5)?)?,
+        _ => {
+            let parameters = Parameters::named([("w", w.clone())])?;
+            scaler.step(&mut parameters.bind(&mut SGD::new(vec![w.clone()], 0.5)?))?
+        }
     };
     scaler.update()?;
     scaler.scale(loss)?.backward()?;
@@ -37,10 +40,11 @@ fn a_graph_from_before_a_step_is_an_error() -> candle_amp::Result<()> {
         let x = random(7, (2, 3), dtype);
         for optimizer in ["Sgd", "MasterWeights", "SGD"] {
             type Model = fn(&Tensor, &Tensor) -> Result<Tensor>;
-            let models: [(&str, Model); 4] = [
+            let models: [(&str, Model); 5] = [
                 ("itself", |x, w| ops::linear(&ops::linear(x, w, None)?, w, None)),
-                ("a transpose", |x, w| ops::matmul(x, &w.t()?)),
-                ("a part", |x, w| ops::matmul(x, &w.narrow(0, 1, 2)?.t()?)),
+                ("a transpose", |_, w| ops::matmul(w, &w.t()?)),
+                ("a part", |_, w| ops::matmul(&w.narrow(0, 1, 2)?, &w.t()?.narrow(1, 0, 2)?)),
+                ("within a curve", |_, w| ops::gelu(w)),
                 ("among four", |_, w| {
                     let (scale, shift) = (w.get(0)?, w.get(1)?);
                     ops::batch_norm_relu(w, Some(&scale), Some(&shift), Some(w), 1e-5)
@@ -92,6 +96,115 @@ fn a_graph_with_copies_of_what_is_stepped_goes_back() -> candle_amp::Result<()> 
     let before = gradient(&loss)?;
     let scaler = after_a_step(&other, "Sgd", &loss)?;
     assert_same("another's step", &scaler.gradient(&w)?.expect("one"), &before);
+    Ok(())
+}
+
+#[test]
+fn what_backward_does_not_read_may_be_stepped() -> candle_amp::Result<()> {
+    let x = random(7, (2, 3), DType::F32);
+    type Model = fn(&Tensor, &Tensor) -> Result<Tensor>;
+    let models: [(&str, Model); 6] = [
+        ("of data", |x, w| ops::linear(x, w, None)),
+        ("a bias", |x, w| ops::linear(x, &w.detach(), Some(&w.get(0)?))),
+        ("a sum", |_, w| ops::add(w, w)),
+        ("a mean", |_, w| ops::mean_dims(w, 0)),
+        ("rows", |_, w| ops::embedding(&Tensor::new(&[2u32, 0, 2], w.device())?, w)),
+        ("of data, elementwise", |x, w| ops::mul(&x.get(0)?.broadcast_as((3, 3))?, w)),
+    ];
+    for optimizer in ["Sgd", "MasterWeights", "SGD"] {
+        for (what, model) in models {
+            let w = var(1, DType::F32)?;
+            let forward = || ops::sum(&model(&x, &w)?);
+            let mut scaler = GradScaler::disabled();
+            scaler.scale(&forward()?)?.backward()?;
+            let before = scaler.gradient(&w)?.expect("one");
+            let after = after_a_step(&w, optimizer, &forward()?)?.gradient(&w)?.expect("one");
+            assert_same(&format!("{optimizer}, {what}"), &after, &before);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn features_that_are_computed_once_serve_every_step() -> candle_amp::Result<()> {
+    let (frozen, head) = (var(1, DType::F32)?, var(2, DType::F32)?);
+    let features = ops::gelu(&ops::linear(&frozen, &frozen, None)?)?;
+    let (mut sgd, mut scaler) = (SGD::new(vec![head.clone()], 0.1)?, GradScaler::default());
+    for _ in 0..3 {
+        let loss = ops::mean(&ops::linear(&features, &head, None)?)?;
+        scaler.scale(&loss)?.retain_graph().backward()?;
+        assert!(!scaler.step(&mut sgd)?.skipped()?); // which is not told whose gradients it gets
+        scaler.update()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_frozen_weight_that_is_stepped_is_seen() -> candle_amp::Result<()> {
+    let (generator, critic, x) =
+        (var(1, DType::F32)?, var(2, DType::F32)?, random(7, (2, 3), DType::F32));
+    let forward =
+        || ops::sum(&ops::linear(&ops::linear(&x, &generator, None)?, &critic.detach(), None)?);
+    let step = |loss: &Tensor| after_a_step(&critic, "Sgd", loss);
+    step(&forward()?).err(); // from here on it is known to be a variable
+    let error = step(&forward()?).expect_err("a step in between").to_string();
+    assert!(error.contains("stepped since"), "{error}");
+    Ok(())
+}
+
+/// `Σ a b`, which calls `b`, that is not its own, its gradient of `a`.
+struct Dot;
+
+impl Operator for Dot {
+    type Saved = Tensor;
+
+    fn op(&self) -> Op {
+        Op::user("dot", Cast::Keep)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Tensor)> {
+        Ok(((&inputs[0] * &inputs[1])?.sum_all()?, inputs[1].clone()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Tensor>) -> Result<Vec<Option<Gradient>>> {
+        Ok(vec![Some(Gradient::owned(ctx.saved.clone())), None])
+    }
+}
+
+#[test]
+fn a_gradient_that_an_activation_has_kept_is_not_written_over() -> Result<()> {
+    let x = var(1, DType::F32)?;
+    let gradient = |h: &Tensor, other: &Tensor| -> Result<Tensor> {
+        let loss = apply(Dot, &[&ops::gelu(h)?, other])?;
+        Ok(loss.backward()?.get(&x).expect("one").clone())
+    };
+    let h = ops::relu(&x)?;
+    let copy = h.copy()?.detach();
+    assert_same("its own input", &gradient(&h, &h)?, &gradient(&ops::relu(&x)?, &copy)?);
+    Ok(())
+}
+
+#[test]
+fn gradients_of_nothing_go_back() -> candle_amp::Result<()> {
+    let (x, a) = (
+        Var::zeros((2, 0, 4), DType::F32, &candle_core::Device::Cpu)?,
+        random(1, (4, 4), DType::F32),
+    );
+    let curves = [
+        ops::gelu,
+        ops::silu,
+        ops::relu,
+        ops::exp,
+        |x: &Tensor| ops::mul(x, x),
+        |x: &Tensor| ops::add(x, x),
+    ];
+    for curve in curves {
+        let h = ops::linear(&x, &a, None)?;
+        let loss = ops::sum(&ops::linear(&ops::add(&curve(&h)?, &h)?, &a, None)?)?;
+        let mut scaler = GradScaler::default();
+        scaler.scale(&loss)?.backward()?;
+        assert_eq!(scaler.gradient(&x)?.expect("one").dims(), [2, 0, 4]);
+    }
     Ok(())
 }
 

@@ -51,6 +51,9 @@ pub(crate) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
 
 /// [`relu_backward`] in the place of `grad`, of `y`'s shape and dtype.
 pub(crate) fn relu_backward_assign(grad: Tensor, y: &Tensor) -> Result<Tensor> {
+    if grad.elem_count() == 0 {
+        return Ok(grad); // strides of 0, which candle takes for repeats
+    }
     let y = plain(y)?;
     if let Some(gpu) = Gpu::of(y.device()).filter(|_| grad.is_contiguous()) {
         cuda::flat_over(&gpu, "relu_backward", [&y, &grad], &grad)?;
@@ -109,6 +112,9 @@ pub(crate) fn mul(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
 
 /// `a * b` in the place of `a`; both of one shape and dtype.
 pub(crate) fn mul_assign(a: Tensor, b: &Tensor) -> Result<Tensor> {
+    if a.elem_count() == 0 {
+        return Ok(a); // strides of 0, which candle takes for repeats
+    }
     let b = plain(b)?;
     if let Some(gpu) = Gpu::of(b.device()).filter(|_| a.is_contiguous()) {
         cuda::flat_over(&gpu, "mul", [&a, &b], &a)?;
@@ -162,6 +168,9 @@ pub(crate) fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// A contiguous `dst` on the CPU or a GPU is overwritten and returned: nobody else may rely on its values,
 /// and `src` must not share its storage. Elsewhere the sum is a new tensor.
 pub(crate) fn add_assign(dst: Tensor, src: &Tensor) -> Result<Tensor> {
+    if dst.elem_count() == 0 {
+        return Ok(dst); // strides of 0, which candle takes for repeats
+    }
     let src = plain(src)?;
     if let Some(gpu) = Gpu::of(dst.device()).filter(|_| dst.is_contiguous()) {
         return cuda::add_assign(&gpu, dst, &src);
