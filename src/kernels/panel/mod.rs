@@ -19,6 +19,8 @@ mod pack;
 mod results;
 mod round;
 mod split;
+#[cfg(test)]
+mod tests;
 mod unit;
 
 use crate::kernels::elementwise::blocks::vectorise;
@@ -120,7 +122,7 @@ impl Panel<'_> {
     /// # Panics
     /// When the panel reaches beyond its data, or the processor has no such unit.
     pub(in crate::kernels) fn multiply(&self, unit: Unit, f: impl FnMut(Tile<'_>)) {
-        assert!(unit.is_available(), "{unit:?} is not available");
+        assert!(unit.is_runnable(), "{unit:?} is not available");
         if self.rows * self.columns == 0 {
             return;
         }

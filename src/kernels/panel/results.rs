@@ -15,7 +15,7 @@ impl Panel<'_> {
             // F32 in planes too: sums of sums are the more exact ones.
             return self.multiply(unit, |tile| tile.add_to(sums, columns));
         }
-        assert!(unit.is_available(), "{unit:?} is not available");
+        assert!(unit.is_runnable(), "{unit:?} is not available");
         self.check(unit);
         amx::multiply(self, amx::To::<fn(Tile<'_>)>::Sums(sums, columns));
     }
@@ -35,7 +35,7 @@ impl Panel<'_> {
         out: *mut MaybeUninit<O>,
         stride: usize,
     ) {
-        assert!(unit.is_available(), "{unit:?} is not available");
+        assert!(unit.is_runnable(), "{unit:?} is not available");
         assert!(bias.is_none_or(|bias| bias.len() >= self.columns));
         let woven = unit == Unit::Tiles
             && self.planes == 1

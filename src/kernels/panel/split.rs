@@ -131,12 +131,15 @@ unsafe fn split_square<T: Widened>(
     }
 }
 
-/// Three numbers of BF16, in upper halves, of which each element is the sum, exactly: 24 bits in three
-/// times 8. The nearest to it, the nearest to what is left, and the rest. Lower halves are zero, but for
-/// NaN.
+/// Three BF16 terms, in upper halves, whose sum is the element: its nearest BF16, the nearest to the remainder,
+/// and the rest. 24 bits fit into three times 8.
 ///
-/// What is not finite, or rounds beyond BF16's range, has a number that is infinite or NaN, so that none
-/// of its products is finite.
+/// Lower halves are always zero, because a caller may OR another element into them. Under 2^-110 the third term is
+/// subnormal and has bits there; they are cut off. AMX takes subnormals for zero anyway, so each element keeps its
+/// value to within 2^-126.
+///
+/// If an element is infinite, NaN or rounds beyond BF16's range, one of the first two terms is infinite or NaN, so
+/// that none of its products is finite.
 #[target_feature(enable = "avx512f")]
 #[inline]
 pub(in crate::kernels) fn split(x: __m512i) -> [__m512i; 3] {
@@ -144,13 +147,17 @@ pub(in crate::kernels) fn split(x: __m512i) -> [__m512i; 3] {
     let rest = _mm512_sub_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(first));
     let second = nearest(_mm512_castps_si512(rest));
     let last = _mm512_sub_ps(rest, _mm512_castsi512_ps(second));
-    [first, second, _mm512_castps_si512(last)]
+    [first, second, _mm512_and_si512(_mm512_castps_si512(last), _mm512_set1_epi32(UPPER))]
 }
 
-/// The nearest number of BF16.
+const UPPER: i32 = !0xffff;
+
+/// The nearest BF16. A NaN is cut instead: rounded up, its payload could carry into a zero.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn nearest(x: __m512i) -> __m512i {
-    let up = _mm512_add_epi32(x, _mm512_set1_epi32(0x8000));
-    _mm512_and_si512(up, _mm512_set1_epi32(!0xffff))
+    let value = _mm512_castsi512_ps(x);
+    let is_number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(value, value);
+    let up = _mm512_mask_add_epi32(x, is_number, x, _mm512_set1_epi32(0x8000));
+    _mm512_and_si512(up, _mm512_set1_epi32(UPPER))
 }

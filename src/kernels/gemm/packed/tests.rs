@@ -62,6 +62,9 @@ fn sides_are_read_where_they_lie_if_they_are_whole() {
 
 #[test]
 fn threads_share_products_exactly() -> Result<()> {
+    if !Unit::Fma.is_available() {
+        return Ok(());
+    }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().map_err(Error::wrap)?;
     pool.install(products)
 }
@@ -76,11 +79,19 @@ fn products() -> Result<()> {
         (Unit::Planes, DType::F32),
         (Unit::Planes, DType::F16),
     ];
-    for (unit, dtype) in units.into_iter().filter(|(unit, _)| unit.is_available()) {
+    for (which, (unit, dtype)) in units.into_iter().enumerate() {
+        if !unit.is_runnable() {
+            continue;
+        }
         // Whole blocks and not; sums of whole registers, of an odd number, and in two parts.
-        for [m, k, n] in
-            [[288, 1024, 300], [304, 1001, 272], [290, 1000, 310], [160, 8200, 70], [42, 8192, 200]]
-        {
+        let sizes = [
+            [288, 1024, 300],
+            [304, 1001, 272],
+            [290, 1000, 310],
+            [160, 8200, 70],
+            [42, 8192, 200],
+        ];
+        for (size, [m, k, n]) in sizes.into_iter().enumerate() {
             let sharing = match dtype {
                 DType::BF16 => Sharing::of([m, k, n], 1, unit),
                 DType::F16 => Sharing::of([m, k, n], 2, unit),
@@ -88,7 +99,9 @@ fn products() -> Result<()> {
             };
             let expected = if m >= n { Sharing::Rows } else { Sharing::Columns };
             assert_eq!(sharing, expected, "{unit:?} {dtype:?} {m} {k} {n}");
-            for case in 0..8 {
+            // The stand-in for tile registers is slow: one case of each size.
+            let one = (3 * which + size) % 8;
+            for case in if unit.is_available() { 0..8 } else { one..one + 1 } {
                 let [on_line, left_turned, right_turned] =
                     [case & 1, case & 2, case & 4].map(|bit| bit == 0);
                 let mut side = |rows, columns, turned: bool, rare| {

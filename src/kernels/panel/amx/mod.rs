@@ -1,19 +1,24 @@
 //! Tiles of 16 rows by up to 64 columns, in AMX's tile registers.
 //!
-//! The standard library has no stable AMX intrinsics, so these are the instructions themselves.
+//! The standard library has no stable AMX intrinsics, so [`instructions`] has the instructions themselves. Tests
+//! without AMX run the same code on a stand-in for the registers.
 #![allow(unsafe_code)]
 
+#[cfg(test)]
+mod emulated;
 mod instructions;
 mod rounded;
 mod tile;
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::LazyLock;
 
-use super::{Panel, Tile, WIDTH};
-pub(super) use rounded::{SIDE, rounded};
+use super::{Panel, Rounded, Tile, WIDTH};
+use instructions::{Amx, Tiles};
+pub(super) use rounded::SIDE;
 use tile::{Place, kernel};
 
 const ROWS: usize = 16;
@@ -119,20 +124,47 @@ pub(super) enum To<'a, F> {
     Sums(&'a mut [f32], usize),
 }
 
-pub(super) fn multiply<F: FnMut(Tile<'_>)>(panel: &Panel<'_>, mut to: To<'_, F>) {
+/// Multiplies in the processor's registers, or in tests where it has none in the stand-in.
+pub(super) fn multiply<F: FnMut(Tile<'_>)>(panel: &Panel<'_>, to: To<'_, F>) {
+    #[cfg(test)]
+    if !super::Unit::Tiles.is_available() {
+        return multiply_on::<emulated::Emulated, F>(panel, to);
+    }
+    multiply_on::<Amx, F>(panel, to);
+}
+
+/// See [`rounded::rounded`]; in tests in the stand-in where there is no AMX.
+///
+/// # Safety
+/// As there, and the processor has tiles unless this is a test.
+pub(super) unsafe fn rounded<O: Rounded>(
+    panel: &Panel<'_>,
+    bias: Option<&[f32]>,
+    out: *mut MaybeUninit<O>,
+    stride: usize,
+) {
+    #[cfg(test)]
+    if !super::Unit::Tiles.is_available() {
+        // SAFETY: the caller's.
+        return unsafe { rounded::rounded::<emulated::Emulated, O>(panel, bias, out, stride) };
+    }
+    // SAFETY: the caller's.
+    unsafe { rounded::rounded::<Amx, O>(panel, bias, out, stride) };
+}
+
+fn multiply_on<I: Tiles, F: FnMut(Tile<'_>)>(panel: &Panel<'_>, mut to: To<'_, F>) {
     #[repr(C, align(64))]
     struct Sums([[[f32; WIDTH]; ROWS]; TALL]);
     let mut sums = Sums([[[0.0; WIDTH]; ROWS]; TALL]);
     let configuration = Configuration::new(panel.depth % CELLS);
     let whole = panel.depth.is_multiple_of(CELLS);
     let kernel = match panel.planes {
-        1 => kernel::<1>,
-        2 => kernel::<2>,
-        _ => kernel::<3>,
+        1 => kernel::<I, 1>,
+        2 => kernel::<I, 2>,
+        _ => kernel::<I, 3>,
     };
-    // SAFETY: the processor has tiles and the system allows them, as `Panel::multiply` has seen. The
-    // configuration is a valid one of 64 bytes.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly)) };
+    // SAFETY: the processor has tiles and the system allows them, as `Panel::multiply` has seen.
+    unsafe { I::configure(&configuration) };
     let (row_blocks, blocks) = (panel.rows.div_ceil(ROWS), panel.columns.div_ceil(CELLS));
     let mut run = |rows: Range<usize>, columns: Range<usize>| {
         let run = kernel(rows.len(), columns.len(), whole);
@@ -184,8 +216,8 @@ pub(super) fn multiply<F: FnMut(Tile<'_>)>(panel: &Panel<'_>, mut to: To<'_, F>)
             parts(0..row_blocks, tall).for_each(|rows| run(rows, columns.clone()));
         }
     }
-    // SAFETY: as above. Registers in use would be saved at every switch of threads.
-    unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    // SAFETY: configured above.
+    unsafe { I::release() };
 }
 
 /// `range` in parts of `each`, and what is left.

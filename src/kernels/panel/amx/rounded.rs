@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::instructions::{load, product, store, zero};
+use super::instructions::Tiles;
 use super::{CELLS, Configuration, NEAR, ROWS, parts};
 use crate::kernels::panel::{Panel, Rounded, with_cells};
 
@@ -31,15 +31,15 @@ const EACH: usize = 4;
 /// # Safety
 /// The processor has tiles and AVX-512 BF16. A panel of rows, one segment and one plane, its depth whole
 /// registers, in whole blocks of [`SIDE`]; places for all, and numbers in the bias.
-pub(in crate::kernels::panel) unsafe fn rounded<O: Rounded>(
+pub(super) unsafe fn rounded<I: Tiles, O: Rounded>(
     panel: &Panel<'_>,
     bias: Option<&[f32]>,
     out: *mut MaybeUninit<O>,
     stride: usize,
 ) {
     let configuration = Configuration::new(0);
-    // SAFETY: the processor has tiles; the configuration is a valid one of 64 bytes.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly)) };
+    // SAFETY: the caller's.
+    unsafe { I::configure(&configuration) };
     // Rows that share few lines of the nearest cache stay there if they are short.
     let far = panel.left_row.is_multiple_of(512) && panel.depth > PART;
     let part = if far { PART } else { panel.depth };
@@ -54,7 +54,7 @@ pub(in crate::kernels::panel) unsafe fn rounded<O: Rounded>(
                     for (n, column) in near.clone().step_by(2).enumerate() {
                         let sums = sums.wrapping_add(n % kept);
                         // SAFETY: the caller's, and as many sums as blocks of a row, or two.
-                        unsafe { block(panel, [row, column], &part, sums, last.take()) };
+                        unsafe { block::<I, O>(panel, [row, column], &part, sums, last.take()) };
                         if part.end == panel.depth {
                             let out = out.wrapping_add(row * ROWS * stride + column * CELLS);
                             let bias = bias.map(|bias| bias[column * CELLS..].as_ptr());
@@ -69,8 +69,8 @@ pub(in crate::kernels::panel) unsafe fn rounded<O: Rounded>(
             unsafe { places.round_from(0, sums) };
         }
     });
-    // SAFETY: as above. Registers in use would be saved at every switch of threads.
-    unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    // SAFETY: configured above.
+    unsafe { I::release() };
 }
 
 /// Where a block goes.
@@ -123,7 +123,7 @@ impl<O: Rounded> Places<O> {
 /// # Safety
 /// As [`rounded`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn block<O: Rounded>(
+unsafe fn block<I: Tiles, O: Rounded>(
     panel: &Panel<'_>,
     [row, column]: [usize; 2],
     part: &Range<usize>,
@@ -141,12 +141,12 @@ unsafe fn block<O: Rounded>(
     // SAFETY: the caller's, of all below.
     unsafe {
         if part.start == 0 {
-            zero!();
+            I::zero();
         } else {
-            load!("tmm0", first, width);
-            load!("tmm1", first.add(CELLS), width);
-            load!("tmm2", last, width);
-            load!("tmm3", last.add(CELLS), width);
+            I::load::<_, 0>(first, width);
+            I::load::<_, 1>(first.add(CELLS), width);
+            I::load::<_, 2>(last, width);
+            I::load::<_, 3>(last.add(CELLS), width);
         }
     }
     let mut done = 0;
@@ -154,29 +154,29 @@ unsafe fn block<O: Rounded>(
         let before = before.filter(|_| done < SIDE);
         // SAFETY: see above.
         unsafe {
-            load!("tmm4", left, across);
-            load!("tmm6", right, down);
-            product!("tmm0", "tmm4", "tmm6");
+            I::load::<_, 4>(left, across);
+            I::load::<_, 6>(right, down);
+            I::multiply::<0, 4, 6>();
             if let Some((sums, places)) = before {
                 for row in done..done + EACH / 2 {
                     places.round(row, sums);
                 }
             }
-            load!("tmm7", right.wrapping_add(panel.right_block), down);
-            product!("tmm1", "tmm4", "tmm7");
+            I::load::<_, 7>(right.wrapping_add(panel.right_block), down);
+            I::multiply::<1, 4, 7>();
             if let Some((sums, places)) = before {
                 for row in done + EACH / 2..done + EACH {
                     places.round(row, sums);
                 }
             }
-            load!("tmm5", left.wrapping_add(panel.left_block), across);
-            product!("tmm2", "tmm5", "tmm6");
+            I::load::<_, 5>(left.wrapping_add(panel.left_block), across);
+            I::multiply::<2, 5, 6>();
             if let Some((_, places)) = before {
                 for row in done..done + EACH {
                     places.ask_for_next(row);
                 }
             }
-            product!("tmm3", "tmm5", "tmm7");
+            I::multiply::<3, 5, 7>();
         }
         done += EACH;
         left = left.wrapping_add(CELLS * panel.left_step);
@@ -187,9 +187,9 @@ unsafe fn block<O: Rounded>(
         if let Some((sums, places)) = before {
             places.round_from(done.min(SIDE), sums);
         }
-        store!("tmm0", first, width);
-        store!("tmm1", first.add(CELLS), width);
-        store!("tmm2", last, width);
-        store!("tmm3", last.add(CELLS), width);
+        I::store::<0>(first, width);
+        I::store::<1>(first.add(CELLS), width);
+        I::store::<2>(last, width);
+        I::store::<3>(last.add(CELLS), width);
     }
 }

@@ -1,6 +1,6 @@
 //! Blocks of sums in tile registers, over all of a sum.
 
-use super::instructions::{load, product, store, zero};
+use super::instructions::Tiles;
 use super::{CELLS, ROWS};
 use crate::kernels::panel::Panel;
 
@@ -25,17 +25,21 @@ pub(super) struct Place {
 /// Multiplies blocks of rows and columns from these on; see [`tile`].
 pub(super) type Kernel = unsafe fn(&Panel<'_>, usize, usize, Place);
 
-pub(super) fn kernel<const PLANES: usize>(down: usize, across: usize, whole: bool) -> Kernel {
+pub(super) fn kernel<I: Tiles, const PLANES: usize>(
+    down: usize,
+    across: usize,
+    whole: bool,
+) -> Kernel {
     match (down, across) {
-        (1, 1) => tile::<PLANES, 1, 1, false>,
-        (1, 2) => tile::<PLANES, 1, 2, false>,
-        (1, 3) => tile::<PLANES, 1, 3, false>,
-        (1, _) => tile::<PLANES, 1, 4, false>,
-        (2, 1) => tile::<PLANES, 2, 1, false>,
-        (2, _) if whole => tile::<PLANES, 2, 2, true>,
-        (2, _) => tile::<PLANES, 2, 2, false>,
-        (3, _) => tile::<PLANES, 3, 1, false>,
-        (_, _) => tile::<PLANES, 4, 1, false>,
+        (1, 1) => tile::<I, PLANES, 1, 1, false>,
+        (1, 2) => tile::<I, PLANES, 1, 2, false>,
+        (1, 3) => tile::<I, PLANES, 1, 3, false>,
+        (1, _) => tile::<I, PLANES, 1, 4, false>,
+        (2, 1) => tile::<I, PLANES, 2, 1, false>,
+        (2, _) if whole => tile::<I, PLANES, 2, 2, true>,
+        (2, _) => tile::<I, PLANES, 2, 2, false>,
+        (3, _) => tile::<I, PLANES, 3, 1, false>,
+        (_, _) => tile::<I, PLANES, 4, 1, false>,
     }
 }
 
@@ -45,7 +49,13 @@ pub(super) fn kernel<const PLANES: usize>(down: usize, across: usize, whole: boo
 /// # Safety
 /// Tiles configured for the panel's depth; blocks of rows from `block` on, and of columns from `first`
 /// on, in the slices; a place for each sum.
-unsafe fn tile<const PLANES: usize, const DOWN: usize, const ACROSS: usize, const WHOLE: bool>(
+unsafe fn tile<
+    I: Tiles,
+    const PLANES: usize,
+    const DOWN: usize,
+    const ACROSS: usize,
+    const WHOLE: bool,
+>(
     panel: &Panel<'_>,
     block: usize,
     first: usize,
@@ -58,18 +68,18 @@ unsafe fn tile<const PLANES: usize, const DOWN: usize, const ACROSS: usize, cons
     // panel, or of sums.
     unsafe {
         if to.add {
-            load!("tmm0", place(0), stride);
+            I::load::<_, 0>(place(0), stride);
             if DOWN * ACROSS > 1 {
-                load!("tmm1", place(1), stride);
+                I::load::<_, 1>(place(1), stride);
             }
             if DOWN * ACROSS > 2 {
-                load!("tmm2", place(2), stride);
+                I::load::<_, 2>(place(2), stride);
             }
             if DOWN * ACROSS > 3 {
-                load!("tmm3", place(3), stride);
+                I::load::<_, 3>(place(3), stride);
             }
         } else {
-            zero!();
+            I::zero();
         }
     }
     // Registers for rows, two for columns, and where their cells are.
@@ -79,38 +89,38 @@ unsafe fn tile<const PLANES: usize, const DOWN: usize, const ACROSS: usize, cons
             unsafe {
                 let left_block = |n: usize| $left.wrapping_add(n * panel.left_block);
                 let right_block = |n: usize| $right.wrapping_add(n * panel.right_block);
-                load!($rows, left_block(0), row);
-                load!($columns, right_block(0), down);
-                product!("tmm0", $rows, $columns);
+                I::load::<_, $rows>(left_block(0), row);
+                I::load::<_, $columns>(right_block(0), down);
+                I::multiply::<0, $rows, $columns>();
                 if ACROSS > 1 {
-                    load!($last, right_block(1), down);
-                    product!("tmm1", $rows, $last);
+                    I::load::<_, $last>(right_block(1), down);
+                    I::multiply::<1, $rows, $last>();
                 }
                 if ACROSS > 2 {
-                    load!($last, right_block(2), down);
-                    product!("tmm2", $rows, $last);
+                    I::load::<_, $last>(right_block(2), down);
+                    I::multiply::<2, $rows, $last>();
                 }
                 if ACROSS > 3 {
-                    load!($last, right_block(3), down);
-                    product!("tmm3", $rows, $last);
+                    I::load::<_, $last>(right_block(3), down);
+                    I::multiply::<3, $rows, $last>();
                 }
                 if DOWN > 1 {
-                    load!($rows, left_block(1), row);
+                    I::load::<_, $rows>(left_block(1), row);
                     if ACROSS > 1 {
-                        product!("tmm3", $rows, $last);
-                        load!($columns, right_block(0), down);
-                        product!("tmm2", $rows, $columns);
+                        I::multiply::<3, $rows, $last>();
+                        I::load::<_, $columns>(right_block(0), down);
+                        I::multiply::<2, $rows, $columns>();
                     } else {
-                        product!("tmm1", $rows, $columns);
+                        I::multiply::<1, $rows, $columns>();
                     }
                 }
                 if DOWN > 2 {
-                    load!($rows, left_block(2), row);
-                    product!("tmm2", $rows, $columns);
+                    I::load::<_, $rows>(left_block(2), row);
+                    I::multiply::<2, $rows, $columns>();
                 }
                 if DOWN > 3 {
-                    load!($rows, left_block(3), row);
-                    product!("tmm3", $rows, $columns);
+                    I::load::<_, $rows>(left_block(3), row);
+                    I::multiply::<3, $rows, $columns>();
                 }
             }
         };
@@ -126,23 +136,23 @@ unsafe fn tile<const PLANES: usize, const DOWN: usize, const ACROSS: usize, cons
                 let left = left.wrapping_add(l * CELLS * panel.left_step);
                 let right = right.wrapping_add(r * CELLS * panel.right_step);
                 if !WHOLE {
-                    multiply!("tmm4", "tmm6", "tmm6", left, right);
+                    multiply!(4, 6, 6, left, right);
                     continue;
                 }
                 // SAFETY: see above.
                 unsafe {
                     if l != loaded.0 {
-                        load!("tmm4", left, row);
-                        load!("tmm5", left.wrapping_add(panel.left_block), row);
+                        I::load::<_, 4>(left, row);
+                        I::load::<_, 5>(left.wrapping_add(panel.left_block), row);
                     }
                     if r != loaded.1 {
-                        load!("tmm6", right, down);
-                        load!("tmm7", right.wrapping_add(panel.right_block), down);
+                        I::load::<_, 6>(right, down);
+                        I::load::<_, 7>(right.wrapping_add(panel.right_block), down);
                     }
-                    product!("tmm0", "tmm4", "tmm6");
-                    product!("tmm1", "tmm4", "tmm7");
-                    product!("tmm2", "tmm5", "tmm6");
-                    product!("tmm3", "tmm5", "tmm7");
+                    I::multiply::<0, 4, 6>();
+                    I::multiply::<1, 4, 7>();
+                    I::multiply::<2, 5, 6>();
+                    I::multiply::<3, 5, 7>();
                 }
                 loaded = (l, r);
             }
@@ -151,20 +161,20 @@ unsafe fn tile<const PLANES: usize, const DOWN: usize, const ACROSS: usize, cons
         }
         if !panel.depth.is_multiple_of(CELLS) {
             // These registers hold only as many cells of a row as are left.
-            multiply!("tmm5", "tmm7", "tmm7", left, right);
+            multiply!(5, 7, 7, left, right);
         }
     }
     // SAFETY: see above; 16 rows of 16 sums from each place on.
     unsafe {
-        store!("tmm0", place(0), stride);
+        I::store::<0>(place(0), stride);
         if DOWN * ACROSS > 1 {
-            store!("tmm1", place(1), stride);
+            I::store::<1>(place(1), stride);
         }
         if DOWN * ACROSS > 2 {
-            store!("tmm2", place(2), stride);
+            I::store::<2>(place(2), stride);
         }
         if DOWN * ACROSS > 3 {
-            store!("tmm3", place(3), stride);
+            I::store::<3>(place(3), stride);
         }
     }
 }
