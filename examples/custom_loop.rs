@@ -1,7 +1,7 @@
 //! What a loop may need beyond the quickstart: micro-batches, clipping, a schedule, two optimizers,
 //! evaluation, a checkpoint, and an operator of one's own.
 
-use candle_amp::operator::{Backward, Gradient, Operator, apply};
+use candle_amp::autograd::{Backward, Gradient, Operator, apply};
 use candle_amp::{Autocast, Cast, Checkpoint, GradScaler, Op, Parameters, ScaleConfig};
 use candle_amp::{nn, no_grad, ops, random};
 use candle_core::{DType, Device, Result, Tensor};

@@ -114,6 +114,16 @@ pub enum Error {
         /// The operator.
         op: &'static str,
     },
+    /// A backward pass that a candle operator runs within its own, while a scaler collects gradients.
+    #[error(
+        "backward reached `{op}`, which is not in the graph of the scaled loss: an operator of \
+         candle's (`CustomOp`) runs a backward pass within its own, whose gradients the scaler would \
+         collect; implement `autograd::Operator` instead, whose backward may do so"
+    )]
+    NestedBackward {
+        /// The operator.
+        op: &'static str,
+    },
     /// A gradient that is to be differentiated again, of an operator whose gradient is a kernel.
     #[error(
         "candle keeps the graph of gradients (CANDLE_GRAD_DO_NOT_DETACH is set), but that of `{op}` \

@@ -1,13 +1,10 @@
 //! Named variables: what overflow reports, missing gradients and checkpoints speak of.
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::Path;
 
-use candle_core::{DType, Tensor, TensorId, Var};
+use candle_core::{Tensor, TensorId, Var};
 use candle_nn::VarMap;
 
-use crate::checkpoints::export;
-use crate::step::Bound;
 use crate::{Error, Result};
 
 /// The trainable variables of a model by name, in the order of their names, and its other state
@@ -119,34 +116,5 @@ impl Parameters {
 
     pub(crate) fn name_of_id(&self, id: TensorId) -> Option<&str> {
         self.iter().find(|(_, var)| var.id() == id).map(|(name, _)| name)
-    }
-
-    /// Writes the weights to a safetensors file, in `dtype`, rounded once to nearest even, and the
-    /// buffers in their own: for inference, in half the size. candle's `VarBuilder` reads it under
-    /// the names it has here. The file is written in one step, as [`Checkpoint`](crate::Checkpoint)s
-    /// are.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::TooLarge`] for a weight that `F16` would make infinite; [`Error::DType`] for a
-    /// `dtype` that is not floating point; [`Error::File`](crate::Error::File).
-    pub fn export(&self, path: impl AsRef<Path>, dtype: DType) -> Result<()> {
-        export(self, path.as_ref(), dtype)
-    }
-
-    /// A candle optimizer together with the variables it has, so that the scaler can tell its
-    /// gradients from those of another optimizer in the same iteration.
-    ///
-    /// ```no_run
-    /// # fn f(scaler: &mut candle_amp::GradScaler, generator: candle_amp::Parameters,
-    /// #     critic: candle_amp::Parameters, mut g: candle_nn::AdamW, mut c: candle_nn::AdamW)
-    /// # -> candle_amp::Result<()> {
-    /// scaler.step(&mut generator.bind(&mut g))?;
-    /// scaler.step(&mut critic.bind(&mut c))?; // skipped or not on its own account
-    /// scaler.update()?;
-    /// # Ok(()) }
-    /// ```
-    pub fn bind<'a, O: candle_nn::Optimizer>(&'a self, optimizer: &'a mut O) -> Bound<'a, O> {
-        Bound::new(self, optimizer)
     }
 }

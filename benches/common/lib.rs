@@ -8,8 +8,9 @@ pub mod networks;
 pub mod precision;
 pub mod table;
 pub mod torch;
+pub mod workload;
 
-use candle_amp::operator::{Backward, Gradient, Operator, apply};
+use candle_amp::autograd::{Backward, Gradient, Operator, apply};
 use candle_amp::{Cast, Op};
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 

@@ -1,6 +1,6 @@
 //! The rows of a table, and what is wanted of them.
 
-use crate::measure::Workload;
+use crate::workload::Workload;
 
 /// A row: something of the crate's beside something else.
 #[derive(Clone, Debug)]

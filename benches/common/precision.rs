@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use candle_amp::{Autocast, GradScaler, set_allow_tf32};
+use candle_amp::{Autocast, GradScaler, backend::set_allow_tf32};
 use candle_core::DType;
 use serde::{Deserialize, Serialize};
 

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::measure::Settings;
+use crate::workload::Settings;
 
 /// What PyTorch is asked for: the typical time of a workload, or what it needs at most.
 #[derive(Debug, Serialize)]

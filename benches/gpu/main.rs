@@ -88,10 +88,10 @@ fn run(options: &Options) -> Result<()> {
     let device = device(options)?;
     println!("{}", device::name(&device)?);
     if !options.release_memory {
-        candle_amp::keep_memory(&device)?;
+        candle_amp::backend::keep_memory(&device)?;
     }
     let mut torch = Vec::new();
-    candle_amp::set_cudnn_benchmark(options.cudnn_benchmark);
+    candle_amp::backend::set_cudnn_benchmark(options.cudnn_benchmark);
     if let Some(python) = &options.python {
         let mut command = torch::command(python, "gpu/torch_gpu.py");
         command.args(options.cudnn_benchmark.then_some("--cudnn-benchmark"));
@@ -167,9 +167,9 @@ fn details(name: &str, spec: &Spec, device: &Device, torch: &mut [Torch]) -> Res
     };
     let mut reads = 0;
     for _ in 0..STEPS {
-        let before = candle_amp::device_reads();
+        let before = candle_amp::backend::device_reads();
         step()?;
-        reads = candle_amp::device_reads() - before;
+        reads = candle_amp::backend::device_reads() - before;
     }
     let mut host = Vec::new();
     for _ in 0..HOST_STEPS {

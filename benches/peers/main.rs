@@ -165,7 +165,7 @@ fn compare(options: &Options, table: &mut Table) -> Result<()> {
             group.shrink();
         }
         let measure = || measure::group(&group, &Device::Cpu, options.settings(), &mut peers);
-        let times = candle_amp::on_workers(measure)?;
+        let times = candle_amp::backend::on_workers(measure)?;
         for row in &group.rows {
             for line in Line::of(row, &times, &["", ", its default allocator"])? {
                 table.print(line);

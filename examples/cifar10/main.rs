@@ -15,7 +15,9 @@ use std::{
 
 use anyhow::{Context, Result};
 use candle_amp::{
-    Autocast, GradScaler, Parameters, ScaleConfig, StepOutcome, nn, no_grad, on_workers, ops,
+    Autocast, GradScaler, Parameters, ScaleConfig, StepOutcome,
+    backend::on_workers,
+    nn, no_grad, ops,
     optim::{Scheduler, Sgd, SgdConfig},
     random,
 };

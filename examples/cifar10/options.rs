@@ -150,7 +150,7 @@ impl Options {
         }
         let device = Device::new_cuda(0)
             .map_err(|error| anyhow::anyhow!("no CUDA device to train on: {error}"))?;
-        candle_amp::keep_memory(&device)?; // as PyTorch: else each wait gives it all back
+        candle_amp::backend::keep_memory(&device)?; // as PyTorch: else each wait gives it all back
         Ok(device)
     }
 

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use candle_amp::on_workers;
+use candle_amp::backend::on_workers;
 use candle_core::Device;
 use clap::Parser;
 

@@ -295,8 +295,8 @@ pub(crate) fn export(parameters: &crate::Parameters, path: &Path, dtype: DType) 
         return Err(Error::DType { op: "export", name: "the dtype", got: dtype, expected });
     }
     for (name, var) in parameters.iter().filter(|_| dtype == DType::F16) {
-        let fit = kernels::exponents::exponents(var, 1.0)?;
-        let count = crate::Exponents::of(fit).in_f16(1.0).overflow;
+        let fit = kernels::multi_tensor::histogram::exponents(var, 1.0)?;
+        let count = crate::diagnostics::Exponents::of(fit).in_f16(1.0).overflow;
         if count > 0 {
             return Err(Error::TooLarge { name: name.to_owned(), count });
         }

@@ -2,11 +2,11 @@
 
 mod checkpoint;
 mod checkpointer;
+mod export;
 mod file;
 mod parts;
 mod state;
 
 pub use checkpoint::{Checkpoint, SavedCheckpoint};
 pub use checkpointer::{Best, Checkpointer};
-pub(crate) use file::export;
 pub use state::{State, Stateful};

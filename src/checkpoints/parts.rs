@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Shape, Var};
 
 use super::state::{State, Stateful};
-use crate::operator::stepped;
+use crate::autograd::stepped;
 use crate::optim::{
     Config, Ema, EmaState, GroupState, Optim, OptimizerState, PlateauState, ReduceOnPlateau,
     Scheduler,

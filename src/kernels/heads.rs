@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use candle_core::{Layout, Result, Storage, StorageRef, Tensor, WithDType, bail};
 
-use crate::kernels::elementwise::lane::Lane;
+use crate::kernels::cpu::lane::Lane;
 
 /// A CPU tensor of rank 4, of any strides.
 pub(super) struct View<'a> {

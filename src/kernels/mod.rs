@@ -9,38 +9,32 @@
 //! `f64` tensors) whatever the storage dtype.
 
 pub(crate) mod activation;
+pub(crate) mod attention;
 pub(crate) mod batch_norm;
 mod cast;
-pub(crate) mod conv2d;
+pub(crate) mod conv;
+mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs", allow(dead_code))]
 pub(crate) mod cuda;
+pub(crate) mod cudnn;
 #[cfg(test)]
 pub(crate) mod devices;
-mod element;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
-pub(crate) mod exponents;
 pub(crate) mod format;
-mod fresh;
 pub(crate) mod gemm;
 pub(crate) mod group_norm;
 mod heads;
-mod in_place;
+pub(crate) mod interpolate;
 pub(crate) mod layer_norm;
 pub(crate) mod loss;
-pub(crate) mod optimizer;
-#[cfg(target_arch = "x86_64")]
-mod panel;
+pub(crate) mod multi_tensor;
 pub(crate) mod pool;
-mod prefetch;
-pub(crate) mod recurrent;
 pub(crate) mod reduce;
-pub(crate) mod resample;
+pub(crate) mod rnn;
 pub(crate) mod rope;
-pub(crate) mod sdpa;
-mod share;
 pub(crate) mod softmax;
-pub(crate) mod update;
+pub(crate) mod tf32;
 
 pub(crate) use cast::{cast, cast_all, in_dtype};
 pub(crate) use elementwise::{add, add_assign};

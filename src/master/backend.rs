@@ -8,7 +8,7 @@ use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
 
 use super::MasterVars;
-use crate::operator::stale;
+use crate::autograd::stale;
 use crate::parameters::is_buffer;
 use crate::{kernels, random};
 

@@ -3,7 +3,7 @@
 use candle_core::{Result, TensorId};
 
 use super::MasterVars;
-use crate::step::{Gradients, Step};
+use crate::scaler::{Gradients, Step};
 
 /// An optimizer of [`MasterVars`], whose steps rewrite the half tensors; see [`MasterVars::bind`].
 ///

@@ -3,8 +3,9 @@
 use candle_core::{DType, Result, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
 
+use crate::autograd::recompute;
 use crate::kernels::format::Format;
-use crate::{Error, kernels, ops, recompute};
+use crate::{Error, kernels, ops};
 
 /// [`ops::batch_norm`] with its parameters `weight` and `bias`, and the running averages
 /// `running_mean` and `running_var` that evaluation uses.

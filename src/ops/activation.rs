@@ -4,8 +4,8 @@ use candle_core::{D, Result, Tensor};
 
 use super::{check_operand, shape_error};
 use crate::Op;
+use crate::autograd::{Backward, Gradient, Operator, apply, share_storage};
 use crate::kernels::activation::{self, Curve, prelu};
-use crate::operator::{Backward, Gradient, Operator, apply, share_storage};
 
 /// `x Φ(x)`, where `Φ` is the normal distribution, by the approximation
 /// `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`.

@@ -4,8 +4,8 @@ use candle_core::shape::Dim;
 use candle_core::{DType, Result, Tensor};
 
 use super::{check_operand, shape_error};
+use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::{cast, elementwise, reduce};
-use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Op, autocast};
 
 /// `a + b`: a residual, a bias, an embedding of positions.

@@ -4,10 +4,10 @@ use candle_core::{Result, Tensor};
 use candle_nn::{Conv1dConfig, Conv2dConfig};
 
 use super::{check_dims, check_operand, shape_error};
-use crate::kernels::conv2d::{self, Geometry};
+use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::kernels::conv::{self, Geometry};
 use crate::kernels::format::Format;
 use crate::kernels::reduce;
-use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Error, Op};
 
 /// The cross-correlation of sequences with `weight`, plus `bias`.
@@ -62,7 +62,7 @@ pub(super) fn conv1d_of(
 /// `bias` may have any. Products and sums in `F32` over all channels and taps, rounded once to the
 /// dtype of `x`. The gradients of weight and bias are accumulated in `F32` over the whole batch, in
 /// one order for any number of threads. cuDNN rounds the weight's, of halves, to them once, unless
-/// [`set_cudnn_f32_weight_gradients`](crate::set_cudnn_f32_weight_gradients) says otherwise.
+/// [`set_cudnn_f32_weight_gradients`](crate::backend::set_cudnn_f32_weight_gradients) says otherwise.
 ///
 /// # Errors
 ///
@@ -203,18 +203,17 @@ impl Operator for Conv {
             check_operand(self.op, x, "bias", bias, false)?;
             check_dims(self.op, "bias", bias, &[c_out])?;
         }
-        let y = conv2d::forward(&images, &kernels, bias, self.geometry, x.dtype())?;
+        let y = conv::forward(&images, &kernels, bias, self.geometry, x.dtype())?;
         Ok((of_rank(y, self.rank(), format)?, (images, kernels)))
     }
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
         let (rank, format) = (self.rank(), self.geometry.format);
         let ((x, weight), gradient) = (ctx.saved, images(ctx.gradient, format)?);
-        let dx = ctx.wants[0].map(|out| {
-            conv2d::input_gradient(&gradient, weight, None, x.dims(), self.geometry, out)
-        });
+        let dx = ctx.wants[0]
+            .map(|out| conv::input_gradient(&gradient, weight, None, x.dims(), self.geometry, out));
         let dweight = ctx.wants[1]
-            .map(|out| conv2d::weight_gradient(x, &gradient, weight.dims(), self.geometry, out));
+            .map(|out| conv::weight_gradient(x, &gradient, weight.dims(), self.geometry, out));
         let mut gradients = Vec::with_capacity(3);
         for (gradient, format) in [(dx, format), (dweight, WEIGHTS)] {
             let gradient = gradient.transpose()?.map(|g| of_rank(g, rank, format));

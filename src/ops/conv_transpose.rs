@@ -6,10 +6,10 @@ use candle_nn::{ConvTranspose1dConfig, ConvTranspose2dConfig};
 use super::conv::{WEIGHTS, check_geometry, expected, images, of_rank};
 use super::{check_dims, check_operand, shape_error};
 use crate::Op;
-use crate::kernels::conv2d::{self, Geometry};
+use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::kernels::conv::{self, Geometry};
 use crate::kernels::format::Format;
 use crate::kernels::reduce;
-use crate::operator::{Backward, Gradient, Operator, apply};
 
 /// The transposed cross-correlation of sequences with `weight`, plus `bias`.
 ///
@@ -190,7 +190,7 @@ impl Operator for ConvTranspose {
             check_dims(self.op, "bias", bias, &[c_out])?;
         }
         let (image, dims) = (self.extend(&image)?, format.join([b, c_out, out_h, out_w]));
-        let y = conv2d::input_gradient(&image, &kernels, bias, &dims, self.geometry, x.dtype())?;
+        let y = conv::input_gradient(&image, &kernels, bias, &dims, self.geometry, x.dtype())?;
         Ok((of_rank(y, self.rank(), format)?, (image, kernels, (h, w))))
     }
 
@@ -198,11 +198,11 @@ impl Operator for ConvTranspose {
         let (rank, format) = (self.rank(), self.geometry.format);
         let ((x, weight, (h, w)), gradient) = (ctx.saved, images(ctx.gradient, format)?);
         let dx = ctx.wants[0].map(|out| {
-            let dx = conv2d::forward(&gradient, weight, None, self.geometry, out)?;
+            let dx = conv::forward(&gradient, weight, None, self.geometry, out)?;
             dx.narrow(format.height(), 0, *h)?.narrow(format.height() + 1, 0, *w)?.contiguous()
         });
         let dweight = ctx.wants[1]
-            .map(|out| conv2d::weight_gradient(&gradient, x, weight.dims(), self.geometry, out));
+            .map(|out| conv::weight_gradient(&gradient, x, weight.dims(), self.geometry, out));
         let mut gradients = Vec::with_capacity(3);
         for (gradient, format) in [(dx, format), (dweight, WEIGHTS)] {
             let gradient = gradient.transpose()?.map(|g| of_rank(g, rank, format));

@@ -3,8 +3,8 @@
 use candle_core::{Result, Tensor};
 
 use super::{check_dims, check_operand};
+use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::elementwise;
-use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Error, Op, random};
 
 /// `max(x, 0)`; NaN stays NaN.

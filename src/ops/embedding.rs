@@ -3,8 +3,8 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{check_operand, shape_error};
+use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::embedding as kernel;
-use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Error, Op};
 
 /// The rows of `table` that `ids` name.

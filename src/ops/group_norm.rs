@@ -3,8 +3,8 @@
 use candle_core::{Result, Tensor};
 
 use super::{affine_wants, check_dims, check_eps, check_operand, shape_error};
+use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::group_norm as kernel;
-use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Error, Op};
 
 /// Normalises each group of `c / num_groups` channels of each sample by its own mean and variance,

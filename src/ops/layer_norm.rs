@@ -4,8 +4,8 @@ use candle_core::{Result, Tensor};
 
 use super::{affine_wants, check_dims, check_eps, check_operand, shape_error};
 use crate::Op;
+use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::layer_norm as kernel;
-use crate::operator::{Backward, Gradient, Operator, apply};
 
 /// Normalises each row of the last dimension by its own mean and variance, then scales and shifts
 /// it.

@@ -5,9 +5,9 @@ use candle_core::{Result, Tensor};
 use super::loss::{check_smoothing, class_indices};
 use super::{check_dims, product, shape_error};
 use crate::Op;
+use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::gemm::gemm;
 use crate::kernels::loss;
-use crate::operator::{Backward, Gradient, Operator, apply};
 
 /// The mean cross entropy of `x · weightᵀ + bias` with the classes `targets`.
 ///

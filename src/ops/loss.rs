@@ -3,8 +3,8 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{check_dims, check_operand, shape_error};
+use crate::autograd::{Backward, Gradient, Operator, apply, of_one_half};
 use crate::kernels::{embedding, loss};
-use crate::operator::{Backward, Gradient, Operator, apply, of_one_half};
 use crate::{Error, Op};
 
 /// The mean cross entropy of `logits` with the classes `targets`. Of the logits of a language model's head,

@@ -1,7 +1,7 @@
 //! Operators that ask autocast for their dtype, and whose gradient is right in every dtype.
 //!
 //! Each states which dtype it takes, computes in, accumulates in and returns. "half" is `F16` or
-//! `BF16`; with `F64` inputs, `F32` below reads `F64`. All are [`Operator`](crate::operator::Operator)s:
+//! `BF16`; with `F64` inputs, `F32` below reads `F64`. All are [`Operator`](crate::autograd::Operator)s:
 //! they work among candle's own operators and under plain `loss.backward()`.
 //!
 //! They return candle's `Result`, so that they fit in `candle_core::Module`s; errors of this
@@ -13,9 +13,12 @@ mod attention;
 pub mod channels_last;
 mod conv;
 mod conv_transpose;
+#[cfg(test)]
+mod device_tests;
 mod elementwise;
 mod embedding;
 mod group_norm;
+mod interpolate;
 mod layer_norm;
 mod linear_cross_entropy;
 mod loss;
@@ -24,9 +27,8 @@ mod packed_attention;
 mod pairwise;
 mod pool;
 mod product;
-mod recurrent;
 mod reduce;
-mod resample;
+mod rnn;
 mod rope;
 mod softmax;
 #[cfg(test)]
@@ -47,6 +49,9 @@ pub use conv_transpose::{conv_transpose1d, conv_transpose2d};
 pub use elementwise::{add_relu, dropout, flatten, relu};
 pub use embedding::embedding;
 pub use group_norm::group_norm;
+pub use interpolate::{
+    upsample_bilinear2d, upsample_bilinear2d_with_scale, upsample_nearest1d, upsample_nearest2d,
+};
 pub(crate) use layer_norm::row_norm;
 pub use layer_norm::{layer_norm, rms_norm};
 pub use linear_cross_entropy::{linear_cross_entropy, linear_cross_entropy_smoothed};
@@ -56,11 +61,8 @@ pub use packed_attention::sdpa_packed;
 pub use pairwise::{binary_cross_entropy, binary_cross_entropy_with_logit, huber, mse};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d};
 pub use product::{linear, matmul};
-pub use recurrent::{RecurrentWeights, gru, lstm};
 pub use reduce::{mean, mean_dims, mean_keepdim, sum, sum_dims, sum_keepdim};
-pub use resample::{
-    upsample_bilinear2d, upsample_bilinear2d_with_scale, upsample_nearest1d, upsample_nearest2d,
-};
+pub use rnn::{RecurrentWeights, gru, lstm};
 pub use rope::{rope, rope_i, rope_thd};
 pub use softmax::{log_softmax, softmax};
 

@@ -7,9 +7,9 @@ use candle_core::{Result, Tensor};
 use super::elementwise::relu_backward;
 use super::{arithmetic, check_dims, check_eps, check_operand, shape_error};
 use crate::Op;
+use crate::autograd::{self, Backward, Gradient, Operator, apply};
 use crate::kernels::format::Format;
 use crate::kernels::{self, batch_norm as kernel};
-use crate::operator::{Backward, Gradient, Operator, apply};
 
 /// The statistics of one batch, for running averages: `F32`, `(c)`, detached.
 #[derive(Clone, Debug)]
@@ -201,7 +201,12 @@ pub(super) fn batch_norm_eval_of(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<Tensor> {
-    let mode = Mode::Eval { mean: mean.detach(), var: var.detach() };
+    // Backward reads them, and a training step may rewrite running statistics before it does.
+    let own = |statistics: &Tensor| match autograd::no_grad_is_active() {
+        true => Ok(statistics.detach()),
+        false => statistics.detach().force_contiguous(),
+    };
+    let mode = Mode::Eval { mean: own(mean)?, var: own(var)? };
     run(format, x, weight, bias, eps, mode)
 }
 

@@ -3,8 +3,8 @@
 use candle_core::{IndexOp, Result, Tensor};
 
 use super::{check_operand, shape_error};
-use crate::kernels::sdpa::{self as kernel, Kept, Settings};
-use crate::operator::{Backward, Gradient, Operator, apply};
+use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::kernels::attention::{self as kernel, Kept, Settings};
 use crate::{Error, Op};
 
 /// [`sdpa`](super::sdpa) of queries, keys and values that one linear layer made, one after another

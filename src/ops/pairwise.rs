@@ -3,8 +3,8 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{check_dims, check_operand, shape_error};
+use crate::autograd::{Backward, Gradient, Operator, apply, of_one_half};
 use crate::kernels::loss::{self, Pairwise, Side};
-use crate::operator::{Backward, Gradient, Operator, apply, of_one_half};
 use crate::{Error, Op};
 
 /// The mean of `(input - target)²`.

@@ -3,9 +3,9 @@
 use candle_core::{Result, Tensor, ToUsize2};
 
 use super::{check_operand, shape_error};
+use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::format::Format;
 use crate::kernels::pool::{self, Window};
-use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::{Error, Op};
 
 /// The maximum of every window of `x`.

@@ -4,8 +4,8 @@ use candle_core::{DType, Result, Tensor};
 
 use super::{check_dims, check_operand, shape_error};
 use crate::Op;
+use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels;
-use crate::operator::{Backward, Gradient, Operator, apply};
 
 /// The matrix product of `lhs` and `rhs`.
 ///

@@ -5,8 +5,8 @@ use candle_core::{Result, Shape, Tensor};
 
 use super::{arithmetic, check_operand, shape_error};
 use crate::Op;
+use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::{self, reduce};
-use crate::operator::{Backward, Gradient, Operator, apply};
 
 /// The sum of all elements.
 ///

@@ -4,8 +4,8 @@ use candle_core::{Result, Tensor};
 
 use super::{check_operand, shape_error};
 use crate::Op;
+use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::rope::{self as kernel, Form};
-use crate::operator::{Backward, Gradient, Operator, apply};
 
 /// Turns pairs of elements, `i` and `i + d / 2`, by an angle of their position.
 ///

@@ -5,8 +5,8 @@ use candle_core::{Result, Tensor};
 
 use super::check_operand;
 use crate::Op;
+use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::softmax as kernel;
-use crate::operator::{Backward, Gradient, Operator, apply};
 
 /// `exp(x) / sum(exp(x))` along `dim`.
 ///

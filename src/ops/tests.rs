@@ -1,9 +1,9 @@
 use candle_core::{DType, Device, Result, Tensor, Var};
 
+use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::cuda::reads;
 use crate::kernels::devices::{devices, gpus};
 use crate::kernels::elementwise::testing::*;
-use crate::operator::{Backward, Gradient, Operator, apply};
 use crate::optim::{Sgd, SgdConfig};
 use crate::{Cast, GradScaler, Op, ScaleConfig, ops};
 

@@ -2,7 +2,7 @@
 
 use super::Optim;
 use super::config::{Field, Formula, check_fractions, check_not_negative};
-use crate::{Result, kernels::optimizer as kernel};
+use crate::{Result, kernels::multi_tensor::optimizer as kernel};
 
 /// The settings of [`AdamW`], PyTorch's names and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]

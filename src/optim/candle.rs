@@ -4,7 +4,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Result, Var};
 
 use super::{Config, Optim};
-use crate::held::Held;
+use crate::master::held::Held;
 
 /// An [`Optim`] as a `candle_nn::Optimizer`, borrowed by [`Optim::as_candle`] or owned, where generic
 /// code makes its own.

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use crate::kernels::optimizer::Rule;
+use crate::kernels::multi_tensor::optimizer::Rule;
 use crate::{Error, Result};
 
 /// The settings of one of this crate's optimizers: [`SgdConfig`](super::SgdConfig),

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Tensor, Var};
 
 use super::config::check_fractions;
-use crate::kernels::update::Multiplier;
-use crate::kernels::{self, optimizer as kernel};
+use crate::kernels::multi_tensor::Multiplier;
+use crate::kernels::{self, multi_tensor::optimizer as kernel};
 use crate::{Error, Parameters, Result, autocast};
 
 /// The settings of an [`Ema`].

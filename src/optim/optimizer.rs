@@ -10,8 +10,8 @@ use super::config::{Config, check};
 use super::masters::Masters;
 use super::parameters::{Group, Variables};
 use super::slot::{Slot, label};
-use crate::kernels::optimizer as kernel;
-use crate::kernels::update::Multiplier;
+use crate::kernels::multi_tensor::Multiplier;
+use crate::kernels::multi_tensor::optimizer as kernel;
 use crate::{Error, Result};
 
 /// An optimizer of this crate: [`Sgd`](super::Sgd), [`AdamW`](super::AdamW), [`Lion`](super::Lion)

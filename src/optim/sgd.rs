@@ -2,7 +2,7 @@
 
 use super::Optim;
 use super::config::{Field, Formula, check, check_not_negative};
-use crate::{Result, kernels::optimizer as kernel};
+use crate::{Result, kernels::multi_tensor::optimizer as kernel};
 
 /// The settings of [`Sgd`], PyTorch's names and defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]

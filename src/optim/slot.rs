@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor, Var};
 
 use super::masters::Masters;
-use crate::kernels::{self, optimizer as kernel};
+use crate::kernels::{self, multi_tensor::optimizer as kernel};
 
 #[derive(Debug)]
 pub(super) struct Slot {

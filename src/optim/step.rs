@@ -7,10 +7,10 @@ use super::config::Config;
 use super::masters::Masters;
 use super::optimizer::{Optim, dtype};
 use super::slot::Slot;
-use crate::kernels::update::Due;
-use crate::kernels::{self, optimizer as kernel};
-use crate::operator::stepped;
-use crate::step::{Gradients, Step};
+use crate::autograd::stepped;
+use crate::kernels::multi_tensor::Due;
+use crate::kernels::{self, multi_tensor::optimizer as kernel};
+use crate::scaler::{Gradients, Step};
 use crate::{Error, autocast, random};
 
 impl<C: Config> Optim<C> {

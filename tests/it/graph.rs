@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use candle_amp::operator::{Backward, Gradient, Operator, apply, live_nodes};
+use candle_amp::autograd::{Backward, Gradient, Operator, apply, live_nodes};
 use candle_amp::{Cast, GradScaler, Op, ScaleConfig, ops};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use rand::{Rng, SeedableRng};

@@ -1,6 +1,9 @@
 //! The histogram of gradients, against `half`'s own conversion.
 
-use candle_amp::{Exponents, GradScaler, GradientHistogram, Parameters, Result, ScaleConfig};
+use candle_amp::{
+    GradScaler, Parameters, Result, ScaleConfig,
+    diagnostics::{Exponents, GradientHistogram},
+};
 use candle_core::{DType, Device, Tensor, Var};
 use half::f16;
 use rand::{Rng, SeedableRng};

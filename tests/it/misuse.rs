@@ -1,7 +1,7 @@
 //! What would give wrong gradients without a word: graphs from before a step, gradients of another shape, and
 //! operators that mind the scope around them.
 
-use candle_amp::operator::{Backward, Gradient, Operator, apply};
+use candle_amp::autograd::{Backward, Gradient, Operator, apply};
 use candle_amp::optim::{Sgd, SgdConfig};
 use candle_amp::{Autocast, Cast, Error, GradScaler, MasterWeights, Op, Parameters, ops};
 use candle_core::{DType, Result, Tensor, Var};

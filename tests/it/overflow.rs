@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use candle_amp::optim::{Sgd, SgdConfig};
 use candle_amp::{
-    Autocast, GradScaler, LossScale, NonFinite, Parameters, Result, ScaleConfig, ScaleHistory,
-    Warnings, ops,
+    Autocast, GradScaler, LossScale, Parameters, Result, ScaleConfig,
+    diagnostics::{NonFinite, ScaleHistory, Warnings},
+    ops,
 };
 use candle_core::{DType, Device, Tensor, Var};
 use tracing::field::{Field, Visit};

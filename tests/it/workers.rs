@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use candle_amp::{on_workers, ops};
+use candle_amp::{backend::on_workers, ops};
 use candle_core::{Device, Error, Result, Tensor, Var};
 
 use crate::util::to_vec;

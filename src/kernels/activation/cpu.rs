@@ -6,10 +6,10 @@ use candle_core::{Result, Tensor};
 use super::curves::{sigmoid, slopes, values};
 use super::math::Math;
 use super::{Curve, half_dims};
-use crate::kernels::element::{Elements, tensor, with_element};
-use crate::kernels::elementwise::blocks::{BLOCK, GRAIN, for_each_chunk, generate, runs};
-use crate::kernels::elementwise::lane::Lane;
-use crate::kernels::in_place::write;
+use crate::kernels::cpu::dtype::{Elements, tensor, with_element};
+use crate::kernels::cpu::in_place::write;
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, generate, runs};
 
 pub(super) fn value(curve: Curve, x: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane<Acc: Math>>(curve: Curve, x: &Tensor) -> Result<Tensor> {

@@ -2,7 +2,7 @@
 
 use super::Curve;
 use super::math::Math;
-use crate::kernels::elementwise::blocks::vectorise;
+use crate::kernels::cpu::simd::vectorise;
 
 /// A curve with its slope, as the loops take them.
 trait Point<A>: Copy {

@@ -4,9 +4,9 @@ use candle_core::{DType, Result, Tensor};
 use num_traits::Zero;
 
 use super::cuda;
+use crate::kernels::cpu::dtype::{Elements, tensor, with_element};
+use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cuda::Gpu;
-use crate::kernels::element::{Elements, tensor, with_element};
-use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::elementwise::plain;
 use crate::kernels::elementwise::portable::{arithmetic, upcast};
 use crate::kernels::reduce::channels::Channels;

@@ -1,9 +1,9 @@
 use candle_core::{Result, Tensor};
 
 use super::{Finish, Statistics};
-use crate::kernels::element::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::lane::Lane;
 use crate::kernels::elementwise::cpu::rectify;
-use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::reduce::channels::Channels;
 
 type Gradients = (Tensor, Tensor, Tensor);

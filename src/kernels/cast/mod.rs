@@ -7,10 +7,10 @@ mod tests;
 use candle_core::{DType, Result, Tensor};
 
 use super::cuda::Gpu;
-use super::element::{Elements, Real, tensor, with_element};
-use super::elementwise::blocks::{GRAIN, for_each_chunk, generate};
-use super::elementwise::lane::Lane;
-use super::in_place;
+use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::in_place;
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, generate};
 
 /// `x`, detached and contiguous, in the floating-point `dtype`; rounded once to nearest even.
 ///

@@ -4,10 +4,10 @@ use candle_core::{
 use half::{bf16, f16};
 use num_traits::Zero;
 
-use super::blocks::{GRAIN, for_each_chunk, generate, map, with_output};
-use super::lane::Lane;
 use super::portable::arithmetic;
-use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
+use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, generate, map, with_output};
 
 /// Gives `f` the elements of a contiguous CPU tensor of any dtype, integers included.
 pub(crate) fn with_slice<T: WithDType, R>(

@@ -3,10 +3,8 @@
 //! Both operands of a binary kernel have one shape and, but for [`add_assign`], one dtype; the
 //! result has theirs, unless it is asked for in another.
 
-pub(crate) mod blocks;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
-pub(crate) mod lane;
 pub(crate) mod portable;
 #[cfg(test)]
 pub(crate) mod testing;

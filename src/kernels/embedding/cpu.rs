@@ -1,10 +1,10 @@
 use candle_core::{DType, Result, Tensor};
 use num_traits::Zero;
 
-use crate::kernels::element::{Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::{GRAIN, for_each_chunk, with_output};
+use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, with_output};
 use crate::kernels::elementwise::cpu::with_slice;
-use crate::kernels::elementwise::lane::Lane;
 
 /// Rows added up in the arithmetic type before their sum moves on to `f64`.
 const PANEL: usize = 64;

@@ -10,8 +10,8 @@ use rayon::prelude::*;
 use super::operand::{Arithmetic, BLOCK, narrow};
 use super::product::product_fresh;
 use super::{Matrix, Threads, product};
-use crate::kernels::element::{Element, tensor};
-use crate::kernels::fresh::fresh;
+use crate::kernels::cpu::dtype::{Element, tensor};
+use crate::kernels::cpu::uninit::fresh;
 
 /// See [`super::gemm`]; the operands are of formats whose arithmetic is `O::Acc`, the result `O`.
 pub(super) fn gemm<O: Element>(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>) -> Result<Tensor>

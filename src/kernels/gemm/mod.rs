@@ -3,6 +3,8 @@
 mod cpu;
 mod cuda;
 mod layout;
+#[cfg(target_arch = "x86_64")]
+pub(in crate::kernels) mod micro;
 mod operand;
 #[cfg(target_arch = "x86_64")]
 mod packed;
@@ -18,16 +20,16 @@ pub(super) use operand::{Arithmetic, Source, narrow};
 pub(super) use product::{Matrix, Threads, product};
 
 use super::cuda::Gpu;
-use super::element::with_element;
+use crate::kernels::cpu::dtype::with_element;
 #[cfg(target_arch = "x86_64")]
-use super::element::with_single;
+use crate::kernels::cpu::dtype::with_single;
 
 /// The batched product `(…,m,k) × (…,k,n) [+ bias (n)] → (…,m,n)`.
 ///
 /// Every argument is F16, BF16, F32 or F64, not necessarily the same → F64 where one of them is
 /// F64, else F32 → rounded once to `out`. The leading dimensions are equal. A transposed or
 /// broadcast operand is read through its strides. `k = 0` gives the bias, or zeros. On a GPU, F32 is
-/// TF32 inside where [`crate::set_allow_tf32`] says so.
+/// TF32 inside where [`crate::backend::set_allow_tf32`] says so.
 pub(crate) fn gemm(
     lhs: &Tensor,
     rhs: &Tensor,

@@ -7,8 +7,8 @@ use candle_core::{DType, Result, Tensor, WithDType, bail};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::kernels::element::{Element, Elements, Real};
-use crate::kernels::elementwise::blocks::vectorise;
+use crate::kernels::cpu::dtype::{Element, Elements, Real};
+use crate::kernels::cpu::simd::vectorise;
 
 /// The elements of a contiguous CPU tensor, as `A`.
 pub(in crate::kernels) trait Source<A>: Sync {

@@ -16,9 +16,9 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::cpu::Operand;
-use crate::kernels::element::{Element, Elements, tensor};
-use crate::kernels::fresh::fresh_if;
-use crate::kernels::panel::{Panel, Planes, Rounded, Side, Unit};
+use crate::kernels::cpu::dtype::{Element, Elements, tensor};
+use crate::kernels::cpu::uninit::fresh_if;
+use crate::kernels::gemm::micro::{Panel, Planes, Rounded, Side, Unit};
 use laid::{Laid, laid_out};
 
 /// The unit that multiplies these operands, where this module does.

@@ -277,7 +277,7 @@ fn a_view_beyond_its_data_panics() {
 #[test]
 fn every_unit_agrees_with_plain_loops() -> Result<()> {
     use super::packed;
-    use crate::kernels::panel::Unit;
+    use crate::kernels::gemm::micro::Unit;
     use half::{bf16, f16};
 
     if !Unit::Fma.is_available() {
@@ -355,7 +355,7 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
 #[test]
 fn planes_leave_out_less_than_f32_rounds() -> Result<()> {
     use super::packed;
-    use crate::kernels::panel::Unit;
+    use crate::kernels::gemm::micro::Unit;
 
     if !Unit::Fma.is_available() {
         return Ok(());

@@ -1,9 +1,9 @@
 use candle_core::{DType, Result, Tensor};
 
 use crate::kernels::cast;
-use crate::kernels::element::{Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::with_output;
-use crate::kernels::elementwise::lane::Lane;
+use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::with_output;
 use crate::kernels::reduce::channels::Channels;
 
 /// The groups as rows, and the planes of each channel of each sample as rows.

@@ -2,11 +2,9 @@ use candle_core::{D, DType, Result, Tensor, WithDType};
 use num_traits::Zero;
 
 use crate::kernels::cast;
-use crate::kernels::element::{Element, Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::{
-    BLOCK, GRAIN, for_each_chunk, for_each_task, pieces, vectorise,
-};
-use crate::kernels::elementwise::lane::Lane;
+use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, for_each_task, pieces, vectorise};
 use crate::kernels::reduce::channels::block_sums;
 
 /// What a row is normalised by.

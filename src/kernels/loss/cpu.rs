@@ -3,12 +3,10 @@ use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Tensor,
 
 use super::pairwise::{self, Pairwise, Side};
 use crate::kernels::activation::Math;
-use crate::kernels::element::{Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::{
-    BLOCK, GRAIN, for_each_chunk, generate, runs, with_output,
-};
+use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, generate, runs, with_output};
 use crate::kernels::elementwise::cpu::with_slice;
-use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::reduce::channels::Channels;
 use crate::kernels::softmax::cpu::{Exp, maxima_and_sums};
 

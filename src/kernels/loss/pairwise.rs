@@ -1,7 +1,7 @@
 //! Losses of an input and a target of one shape, element by element.
 
 use crate::kernels::activation::Math;
-use crate::kernels::elementwise::blocks::vectorise;
+use crate::kernels::cpu::simd::vectorise;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Pairwise {

@@ -5,10 +5,10 @@ use num_traits::Zero;
 use rayon::prelude::*;
 
 use super::Window;
-use crate::kernels::element::{Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::{GRAIN, vectorise, with_output};
+use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::{GRAIN, vectorise, with_output};
 use crate::kernels::elementwise::cpu::with_slice;
-use crate::kernels::elementwise::lane::Lane;
 use crate::kernels::reduce::channels::Channels;
 
 /// The most windows looked at together.

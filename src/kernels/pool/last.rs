@@ -7,10 +7,10 @@ use num_traits::{Float, Zero};
 
 use super::Window;
 use super::cpu::{keep_larger, planes};
-use crate::kernels::element::{Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::with_output;
+use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::with_output;
 use crate::kernels::elementwise::cpu::with_slice;
-use crate::kernels::elementwise::lane::Lane;
 
 /// `(n, h, w, c)`
 type Dims = (usize, usize, usize, usize);

@@ -5,11 +5,9 @@ use std::mem::MaybeUninit;
 
 use num_traits::Zero;
 
-use crate::kernels::element::Real;
-use crate::kernels::elementwise::blocks::{
-    BLOCK, GRAIN, each_lane, for_each_chunk, generate_in_place, runs,
-};
-use crate::kernels::elementwise::lane::Lane;
+use crate::kernels::cpu::dtype::Real;
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::{BLOCK, GRAIN, each_lane, for_each_chunk, generate_in_place, runs};
 
 /// Independent partial sums, so that additions do not wait for each other.
 const LANES: usize = 32;

@@ -1,8 +1,8 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::channels::Channels;
-use crate::kernels::element::{Elements, with_element};
-use crate::kernels::elementwise::lane::Lane;
+use crate::kernels::cpu::dtype::{Elements, with_element};
+use crate::kernels::cpu::lane::Lane;
 
 pub(super) fn sum_all(x: &Tensor, out: DType) -> Result<Tensor> {
     with_element!(x.dtype(), T => {

@@ -1,9 +1,9 @@
 use candle_core::{D, DType, Result, Tensor};
 
 use super::Form;
-use crate::kernels::element::{Elements, tensor, with_element};
-use crate::kernels::elementwise::blocks::{GRAIN, for_each_chunk, with_output};
-use crate::kernels::elementwise::lane::Lane;
+use crate::kernels::cpu::dtype::{Elements, tensor, with_element};
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, with_output};
 use crate::kernels::heads::View;
 
 /// Cosines and sines are in the type of the arithmetic, contiguous.

@@ -2,9 +2,9 @@ use candle_core::{DType, Result, Tensor};
 use num_traits::{Float, Zero};
 
 pub(crate) use super::exp::Exp;
-use crate::kernels::element::{Elements, Real, tensor, with_element};
-use crate::kernels::elementwise::blocks::{BLOCK, GRAIN, for_each_chunk, with_output};
-use crate::kernels::elementwise::lane::Lane;
+use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, with_output};
 use crate::kernels::reduce::channels::{Channels, block_sums};
 
 pub(super) fn softmax(x: &Tensor, out: DType) -> Result<Tensor> {

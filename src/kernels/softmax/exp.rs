@@ -1,5 +1,5 @@
-use crate::kernels::element::Real;
-use crate::kernels::elementwise::lane::Lane;
+use crate::kernels::cpu::dtype::Real;
+use crate::kernels::cpu::lane::Lane;
 
 /// An exponential that loops over it can be vectorised with, within two units in the last place.
 pub(crate) trait Exp: Real + Lane {

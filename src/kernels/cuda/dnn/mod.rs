@@ -117,7 +117,7 @@ impl Gpu {
         })?;
         let dtype = tensors[0].dtype();
         let addresses = Addresses::of(pass, tensors)?;
-        let key = (*convolution, pass, dtype, crate::cudnn_benchmark());
+        let key = (*convolution, pass, dtype, crate::kernels::cudnn::cudnn_benchmark());
         let known = library.plans.borrow().get(&key).cloned();
         let plan = match known {
             Some(plan) => plan,

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::kernels::panel::{Planes, Side, with_cells};
+use crate::kernels::gemm::micro::{Planes, Side, with_cells};
 
 /// Elements of a sum taken at a time: a block of 64 columns of them is half of a second-level cache: of 1
 /// MiB, or of 2 with tile registers, which alone take planes.

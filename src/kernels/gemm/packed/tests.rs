@@ -6,8 +6,8 @@ use half::{bf16, f16};
 use rand::Rng;
 
 use super::{Sharing, gemm};
+use crate::kernels::gemm::micro::{Side, Unit, with_cells};
 use crate::kernels::gemm::tests::generator;
-use crate::kernels::panel::{Side, Unit, with_cells};
 
 /// `(rows, columns)` of whole numbers, which begin on a cache line or off it; some of them `rare`.
 fn whole<T: WithDType>(

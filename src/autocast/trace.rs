@@ -1,0 +1,133 @@
+//! What ran in which dtype.
+
+use std::cell::RefCell;
+use std::fmt;
+
+use candle_core::DType;
+
+use crate::autocast::Autocast;
+use crate::autocast::Op;
+
+thread_local! {
+    /// The traces being taken on this thread, innermost last.
+    static TRACES: RefCell<Vec<Trace>> = const { RefCell::new(Vec::new()) };
+}
+
+/// One operator of a traced forward pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TraceRow {
+    /// The operator.
+    pub op: Op,
+    /// The dtype of each input, as given.
+    pub inputs: Vec<DType>,
+    /// What its floating-point inputs were cast to, or read as; `None` where they were left as they
+    /// were.
+    pub cast: Option<DType>,
+    /// The dtype that came out.
+    pub output: DType,
+    /// Half copies of variables that were found in the cache of the scope rather than made.
+    pub cache_hits: usize,
+}
+
+/// Which dtypes a forward pass ran in, from [`Autocast::trace`]: printed, a table.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    rows: Vec<TraceRow>,
+}
+
+impl Trace {
+    /// The operators in the order they ran. One that failed has no row.
+    pub fn rows(&self) -> &[TraceRow] {
+        &self.rows
+    }
+
+    /// How many half copies of variables were found in the cache rather than made.
+    pub fn cache_hits(&self) -> usize {
+        self.rows.iter().map(|row| row.cache_hits).sum()
+    }
+}
+
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |dtype: DType| format!("{dtype:?}");
+        let mut table =
+            vec![["operator", "inputs", "cast to", "output", "cached"].map(str::to_owned)];
+        for row in &self.rows {
+            let inputs: Vec<_> = row.inputs.iter().map(|&dtype| name(dtype)).collect();
+            table.push([
+                row.op.name().to_owned(),
+                inputs.join(" "),
+                row.cast.map_or("-".to_owned(), name),
+                name(row.output),
+                if row.cache_hits == 0 { String::new() } else { row.cache_hits.to_string() },
+            ]);
+        }
+        let width = |column: usize| table.iter().map(|row| row[column].len()).max().unwrap_or(0);
+        let widths: [usize; 5] = std::array::from_fn(width);
+        for row in &table {
+            let cells: Vec<_> =
+                row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+            writeln!(f, "{}", cells.join("  ").trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+impl Autocast {
+    /// Runs `f` as [`scope`](Self::scope) does, and reports the crate's operators that ran in it,
+    /// on this thread: to see why a tensor has the dtype it has.
+    ///
+    /// candle's own operators ask nobody for their dtype, and leave no row. Operators that
+    /// `backward` recomputes run outside of `f`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use candle_amp::{Autocast, nn, ops};
+    /// use candle_core::{DType, Device, Module, Tensor};
+    ///
+    /// let varmap = nn::VarMap::new();
+    /// let vb = nn::var_builder(&varmap, DType::F32, &Device::Cpu);
+    /// let layer = nn::linear(4, 4, vb)?;
+    /// let x = Tensor::ones((2, 4), DType::F32, &Device::Cpu)?;
+    /// let forward = || ops::log_softmax(&layer.forward(&layer.forward(&x)?)?, 1);
+    /// let (y, trace) = Autocast::new(DType::BF16).trace(forward);
+    /// assert_eq!(y?.dtype(), DType::F32);
+    /// assert_eq!(trace.to_string(), "\
+    /// operator     inputs        cast to  output  cached
+    /// linear       F32 F32 F32   BF16     BF16
+    /// linear       BF16 F32 F32  BF16     BF16    2
+    /// log_softmax  BF16          F32      F32
+    /// ");
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    pub fn trace<T>(&self, f: impl FnOnce() -> T) -> (T, Trace) {
+        /// Takes the trace away again, on panic too.
+        struct Open;
+        impl Drop for Open {
+            fn drop(&mut self) {
+                TRACES.with_borrow_mut(Vec::pop);
+            }
+        }
+        TRACES.with_borrow_mut(|traces| traces.push(Trace::default()));
+        let open = Open;
+        let result = self.scope(f);
+        let trace = TRACES.with_borrow_mut(|traces| traces.last_mut().map(std::mem::take));
+        drop(open);
+        (result, trace.unwrap_or_default())
+    }
+}
+
+/// Whether anybody asks for rows.
+pub(crate) fn is_active() -> bool {
+    TRACES.with_borrow(|traces| !traces.is_empty())
+}
+
+/// Adds a row to every trace being taken.
+pub(crate) fn record(row: &TraceRow) {
+    TRACES.with_borrow_mut(|traces| {
+        for trace in traces {
+            trace.rows.push(row.clone());
+        }
+    });
+}

@@ -1,0 +1,240 @@
+//! What an operator is, and how it joins candle's graph.
+
+mod backward;
+mod call;
+mod f16_gradients;
+mod gradient;
+mod no_grad;
+pub(crate) mod recompute;
+pub(crate) mod second_order;
+mod sink;
+pub(crate) mod stale;
+pub(crate) mod stepped;
+mod storage;
+mod token;
+
+use std::fmt;
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::autocast;
+use crate::autocast::Op;
+use crate::autocast::trace::{self, TraceRow};
+
+pub(crate) use backward::{backward_from, backward_into};
+pub(crate) use call::Graph;
+pub(crate) use f16_gradients::saw_f16;
+pub use gradient::Gradient;
+pub(crate) use no_grad::is_active as no_grad_is_active;
+pub use no_grad::{NoGradGuard, no_grad, no_grad_guard};
+pub use recompute::checkpoint;
+pub(crate) use stale::number as age;
+pub(crate) use storage::share_storage;
+pub(crate) use token::is_output;
+#[doc(hidden)]
+pub use token::live_nodes;
+
+/// A differentiable operator: its forward, its backward, and what one hands to the other.
+///
+/// [`apply`] casts the inputs as the active [`Autocast`](crate::Autocast) says, calls `forward`,
+/// and links the result into candle's graph, so that `loss.backward()` calls `backward`, alone or
+/// among candle's own operators. Every operator of this crate is one of these, and so can yours be.
+///
+/// # Precision
+///
+/// `forward` sees inputs already cast and chooses the dtype it returns. `backward` gets the
+/// gradient of the output in the output's dtype, and is told for each input which dtype is wanted:
+/// that of the input *before* the cast, so that an `F32` variable gets an `F32` gradient, straight
+/// from the accumulator, of a product computed in half.
+///
+/// Within both, autocast is off, whatever scope is active: an operator says by [`op`](Self::op) what it is
+/// computed in. PyTorch has `custom_fwd(cast_inputs=…)` and `custom_bwd` for that.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::autograd::{Backward, Gradient, Operator, apply};
+/// use candle_amp::{Autocast, Cast, Op};
+/// use candle_core::{DType, Device, Result, Tensor, Var};
+///
+/// /// `x²`, in `F32` inside autocast.
+/// struct Square;
+///
+/// impl Operator for Square {
+///     type Saved = Tensor;
+///
+///     fn op(&self) -> Op {
+///         Op::user("square", Cast::Full)
+///     }
+///
+///     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Tensor)> {
+///         Ok((inputs[0].sqr()?, inputs[0].clone()))
+///     }
+///
+///     fn backward(&self, ctx: &Backward<'_, Tensor>) -> Result<Vec<Option<Gradient>>> {
+///         let slope = ctx.saved.affine(2.0, 0.0)?;
+///         Ok(vec![Some(Gradient::owned((slope * ctx.gradient)?))])
+///     }
+/// }
+///
+/// let x = Var::new(&[3f32, -1.0], &Device::Cpu)?;
+/// let y = Autocast::new(DType::F16).scope(|| apply(Square, &[&x]))?;
+/// let grads = y.sum_all()?.backward()?; // `sum_all` is candle's
+/// assert_eq!(grads.get(&x).unwrap().to_vec1::<f32>()?, [6.0, -2.0]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub trait Operator: Send + Sync + 'static {
+    /// What `backward` needs from `forward`: detached tensors and plain data. Dropped with the graph, or once
+    /// a scaler's backward has gone through.
+    type Saved: Send + Sync + 'static;
+
+    /// Whether `backward` needs the output. It must not be put into [`Saved`](Self::Saved), whose
+    /// storage it is taken from.
+    const KEEPS_OUTPUT: bool = false;
+
+    /// The row of the policy table it follows.
+    fn op(&self) -> Op;
+
+    /// Whether `forward` takes inputs of these dtypes for the `F32` numbers they are, and returns `F32`.
+    /// What a policy has computed in `F32` is then not copied there first, nor is the copy kept.
+    fn widens(&self, _inputs: &[DType]) -> bool {
+        false
+    }
+
+    /// Computes the output from detached inputs, and what backward needs of them.
+    ///
+    /// # Errors
+    ///
+    /// Inputs that do not fit, before anything is computed.
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)>;
+
+    /// Computes the gradient of each input, in order; `None` where none is wanted or none exists.
+    ///
+    /// # Errors
+    ///
+    /// Whatever computing it meets. Gradients in flight are then forgotten.
+    fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>>;
+}
+
+/// What [`Operator::backward`] is given.
+#[derive(Debug)]
+pub struct Backward<'a, S> {
+    /// What `forward` saved.
+    pub saved: &'a S,
+    /// The output, where [`Operator::KEEPS_OUTPUT`] is set.
+    pub output: Option<&'a Tensor>,
+    /// The gradient of the output: its shape, its dtype, contiguous.
+    pub gradient: &'a Tensor,
+    /// Whether nobody else holds the storage of `gradient`, so that it may be written over.
+    pub owns_gradient: bool,
+    /// Whether the operator goes back for the last time, so that what it saved and has never shared may be
+    /// written over.
+    pub last: bool,
+    /// For each input, the dtype its gradient is wanted in, or `None` where none is wanted.
+    pub wants: &'a [Option<DType>],
+    waiting: Waiting<'a>,
+}
+
+/// Takes what waits for an input.
+#[derive(Clone, Copy)]
+struct Waiting<'a>(&'a dyn Fn(usize) -> Result<Option<Gradient>>);
+
+impl fmt::Debug for Waiting<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Waiting")
+    }
+}
+
+impl<S> Backward<'_, S> {
+    /// The output.
+    ///
+    /// # Errors
+    ///
+    /// The operator does not set [`Operator::KEEPS_OUTPUT`].
+    pub fn kept_output(&self) -> Result<&Tensor> {
+        self.output.ok_or_else(|| candle_core::Error::msg("this operator keeps no output"))
+    }
+
+    /// The sum of the gradients that other operators have already sent for an input, contiguous, in the input's
+    /// shape and the dtype it is wanted in: to be added to the one that [`Operator::backward`] returns for that
+    /// input, where that costs less than another pass over both. `None` where there is none, and for a
+    /// variable.
+    ///
+    /// Whoever takes it has to return it within the input's gradient.
+    ///
+    /// # Errors
+    ///
+    /// candle's, where it has to be copied to be contiguous.
+    pub fn take_waiting(&self, input: usize) -> Result<Option<Gradient>> {
+        (self.waiting.0)(input)
+    }
+
+    /// The same for an operator within this one, that has another gradient and other inputs.
+    pub(crate) fn within<'b>(
+        &'b self,
+        gradient: &'b Tensor,
+        wants: &'b [Option<DType>],
+    ) -> Backward<'b, S> {
+        let waiting = Waiting(&|_| Ok(None));
+        Backward { gradient, owns_gradient: false, output: None, wants, waiting, ..*self }
+    }
+}
+
+/// Applies `operator` to `inputs`: casts them, computes, and links the output into the graph.
+///
+/// Inputs that are not floating point (targets, masks) get no gradient. Where no input is tracked,
+/// or under [`no_grad`], the output is not tracked either and nothing is saved.
+///
+/// # Errors
+///
+/// Those of the operator's `forward`, and [`Error::ComputeDType`](crate::Error::ComputeDType) of
+/// the active scope.
+pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
+    let rule = autocast::target(operator.op(), inputs.iter().map(|t| t.dtype()))?;
+    let target = rule.filter(|dtype| {
+        let dtypes = || inputs.iter().map(|t| t.dtype()).collect::<Vec<_>>();
+        !(*dtype == DType::F32 && operator.widens(&dtypes()))
+    });
+    let mut cache_hits = 0;
+    let mut cast_inputs = Vec::with_capacity(inputs.len());
+    for input in inputs {
+        let (cast, found) = match target {
+            Some(dtype) => autocast::cast(input, dtype)?,
+            None => (input.detach(), false),
+        };
+        cache_hits += usize::from(found);
+        cast_inputs.push(cast);
+    }
+    let op = operator.op();
+    let (output, saved) = {
+        let _alone = op.is_user().then(autocast::suspend);
+        operator.forward(&cast_inputs)?
+    };
+    if trace::is_active() {
+        let (inputs, output) = (inputs.iter().map(|t| t.dtype()).collect(), output.dtype());
+        trace::record(&TraceRow { op, inputs, cast: rule, output, cache_hits });
+    }
+    let tracked = |t: &&Tensor| t.track_op() && t.dtype().is_float();
+    if no_grad::is_active() || !inputs.iter().any(tracked) {
+        return Ok(output);
+    }
+    let aliased = cast_inputs.iter().any(|input| storage::share_storage(input, &output));
+    // Which inputs backward may read where they are: no copies that were cast.
+    let wanted: Vec<bool> = inputs.iter().map(tracked).collect();
+    let reads = |(at, (input, cast)): (usize, (&&Tensor, &Tensor))| {
+        input.dtype() == cast.dtype() && op.reads(at, &wanted)
+    };
+    let reads: Vec<bool> = inputs.iter().zip(&cast_inputs).enumerate().map(reads).collect();
+    drop(cast_inputs);
+    let output = if aliased { output.force_contiguous()? } else { output };
+    token::link(operator, saved, inputs, &reads, output)
+}
+
+/// Whether those that are floating point are all F16, or all BF16.
+pub(crate) fn of_one_half(dtypes: &[DType]) -> bool {
+    let mut floats = dtypes.iter().filter(|dtype| dtype.is_float());
+    match floats.next() {
+        Some(half @ (DType::F16 | DType::BF16)) => floats.all(|dtype| dtype == half),
+        _ => false,
+    }
+}

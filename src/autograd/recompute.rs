@@ -1,0 +1,169 @@
+//! Activation checkpointing: memory for arithmetic.
+
+use std::cell::Cell;
+use std::sync::{Mutex, PoisonError};
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+
+use crate::autograd::{self, Backward, Gradient, Graph, Operator, apply};
+use crate::random::{self, RandomState};
+use crate::{Autocast, Cast, Op};
+
+thread_local! {
+    static RECOMPUTING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is computing what it has computed before: effects on anything but the result
+/// have been had.
+pub(crate) fn is_active() -> bool {
+    RECOMPUTING.get()
+}
+
+/// `f(x)`, whose intermediate tensors are not kept: backward computes them once more.
+///
+/// A block then keeps its input alone between forward and backward, for one more forward pass in
+/// time. Backward recomputes under the autocast, and with the random numbers (dropout), that the
+/// forward pass had, wherever it is called, and batch norm does not average its statistics twice.
+/// Gradients reach `x` and the variables that `f` uses, the same numbers as without.
+///
+/// `f` is called twice and must do the same both times. It is kept until backward: give it clones
+/// of the layers, which share their variables.
+///
+/// # Precision
+///
+/// That of `f`.
+///
+/// # Errors
+///
+/// Those of `f`, when it is called and in backward; in backward, also a result of another shape or
+/// dtype than the first.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::{Autocast, checkpoint, nn, ops};
+/// use candle_core::{DType, Device, Module, Tensor};
+///
+/// let varmap = nn::VarMap::new();
+/// let vb = nn::var_builder(&varmap, DType::F32, &Device::Cpu);
+/// let (up, down) = (nn::linear(4, 64, vb.pp("up"))?, nn::linear(64, 4, vb.pp("down"))?);
+/// let x = Tensor::ones((2, 4), DType::F32, &Device::Cpu)?;
+/// let loss = Autocast::new(DType::BF16).scope(|| {
+///     let weight = up.weight().clone();
+///     let block = move |x: &Tensor| down.forward(&ops::gelu(&up.forward(x)?)?);
+///     let y = checkpoint(block, &x)?;
+///     assert_eq!(y.dtype(), DType::BF16);
+///     ops::mean(&y).map(|loss| (loss, weight))
+/// })?;
+/// let (loss, weight) = loss;
+/// let gradients = loss.backward()?;
+/// assert_eq!(gradients.get(&weight).unwrap().dtype(), DType::F32);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// Chen et al., [Training Deep Nets with Sublinear Memory Cost](https://arxiv.org/abs/1604.06174);
+/// `torch.utils.checkpoint.checkpoint`.
+pub fn checkpoint<F>(f: F, x: &Tensor) -> Result<Tensor>
+where
+    F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+{
+    if autograd::no_grad_is_active() {
+        return f(x);
+    }
+    let autocast = Autocast::current();
+    let before = autograd::age(&Tensor::zeros((), DType::U8, &Device::Cpu)?);
+    // The graph of this first pass lives only here: it tells which variables `f` uses.
+    let (y, draws) = random::record(|| f(&x.detach()));
+    let y = y?;
+    let nodes = y.sorted_nodes();
+    // The storage of the result will be taken, unless it is that of something older: a tensor that
+    // `f` has captured. Of an untracked result nothing is known.
+    let older = |node: &&Tensor| autograd::age(node) < before && autograd::share_storage(node, &y);
+    let borrowed = !y.track_op() || nodes.iter().any(older);
+    let result = if borrowed { y.force_contiguous()?.detach() } else { y.detach() };
+    let variables: Vec<Tensor> =
+        nodes.into_iter().filter(|node| node.is_variable()).cloned().collect();
+    drop(y);
+    let result = Mutex::new(Some(result));
+    let inputs: Vec<Tensor> = std::iter::once(x).chain(&variables).cloned().collect();
+    let inputs: Vec<&Tensor> = inputs.iter().collect();
+    apply(Checkpoint { f, autocast, draws, variables, result }, &inputs)
+}
+
+struct Checkpoint<F> {
+    f: F,
+    autocast: Autocast,
+    /// The random numbers of the first pass.
+    draws: Vec<RandomState>,
+    /// The inputs after the first.
+    variables: Vec<Tensor>,
+    /// What the first pass computed, until it is handed out.
+    result: Mutex<Option<Tensor>>,
+}
+
+impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Checkpoint<F> {
+    /// The first input.
+    type Saved = Tensor;
+
+    fn op(&self) -> Op {
+        Op::user("checkpoint", Cast::Keep)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Tensor)> {
+        let result = self.result.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match result {
+            Some(result) => Ok((result, inputs[0].clone())),
+            None => candle_core::bail!("a checkpoint was applied twice"),
+        }
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Tensor>) -> Result<Vec<Option<Gradient>>> {
+        let x = match ctx.wants[0] {
+            Some(_) => Var::from_tensor(ctx.saved)?.into_inner(),
+            None => ctx.saved.clone(),
+        };
+        let graph = Graph::freed_from_here();
+        let y = self.recompute(&x)?;
+        if (y.shape(), y.dtype()) != (ctx.gradient.shape(), ctx.gradient.dtype()) {
+            candle_core::bail!(
+                "checkpoint: recomputed {:?} of shape {:?}, the first time it was {:?} of {:?}: the \
+                 function must do the same both times",
+                y.dtype(),
+                y.shape(),
+                ctx.gradient.dtype(),
+                ctx.gradient.shape()
+            )
+        }
+        let (mut store, mut sink) = autograd::backward_from(&y, ctx.gradient.clone(), graph)?;
+        let inputs = std::iter::once(&x).chain(&self.variables);
+        let gradients = inputs.zip(ctx.wants).map(|(input, want)| {
+            let stored = store.remove(input).map(Gradient::owned);
+            match (want, stored, sink.remove(&input.id())) {
+                (None, ..) => Ok(None),
+                (_, Some(a), Some(b)) => {
+                    let wide = b.tensor().dtype();
+                    b.add(a.into_dtype(wide)?).map(Some)
+                }
+                (_, a, b) => Ok(a.or(b)),
+            }
+        });
+        gradients.collect()
+    }
+}
+
+impl<F: Fn(&Tensor) -> Result<Tensor>> Checkpoint<F> {
+    /// `f(x)` as the first time.
+    fn recompute(&self, x: &Tensor) -> Result<Tensor> {
+        /// Puts back what recomputing sets, on error and panic too.
+        struct Restore(bool);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                RECOMPUTING.set(self.0);
+            }
+        }
+        let _restore = Restore(RECOMPUTING.replace(true));
+        random::replay(&self.draws, || self.autocast.scope(|| (self.f)(x)))
+    }
+}

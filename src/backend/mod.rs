@@ -1,0 +1,21 @@
+//! What a user sets for a machine: threads, memory, and how a GPU's libraries compute.
+
+mod memory;
+mod threads;
+
+pub use crate::kernels::cudnn::{
+    cudnn_benchmark, cudnn_f32_weight_gradients, set_cudnn_benchmark,
+    set_cudnn_f32_weight_gradients,
+};
+pub use crate::kernels::tf32::{allow_tf32, set_allow_tf32};
+pub use memory::keep_memory;
+pub use threads::on_workers;
+
+/// How often this thread has waited for a CUDA device, to read from it in this crate; 0 without the
+/// feature `cuda`. candle's own reads (`to_scalar`, `to_vec1`) are not among them.
+///
+/// A training step with the crate's optimizers waits for nothing: the number stays as it is, until
+/// somebody asks for [`StepOutcome::skipped`](crate::StepOutcome::skipped) or the scale.
+pub fn device_reads() -> u64 {
+    crate::kernels::cuda::reads()
+}

@@ -1,0 +1,78 @@
+//! A training loop on one of its kernels' threads.
+
+use std::thread::{self, JoinHandle};
+
+/// Of Linux's main thread: graphs are walked by recursion.
+const STACK_BYTES: usize = 8 << 20;
+
+/// Runs `f` on one of the threads that the CPU's kernels are shared by, and returns what it returns.
+///
+/// Call it once, around a training loop. An operator that is called from another thread, such as that of
+/// `main`, wakes one of rayon's, waits for it, and is woken: 15 to 30 µs for each operator that is large
+/// enough for two threads. A network of many small ones takes a third of its time for that.
+///
+/// The threads are this call's: `rayon::current_num_threads()` (`RAYON_NUM_THREADS`, or else the
+/// processor's), with 8 MiB of stack, and have ended when it returns. So no other work comes between two
+/// lines of `f`. What belongs to a thread is to be entered inside: an [`Autocast`](crate::Autocast) scope,
+/// [`no_grad_guard`](crate::no_grad_guard), [`fork_rng`](crate::random::fork_rng). Results are those
+/// outside, to the bit.
+///
+/// On one of rayon's threads, `f` runs where it is called; also where no threads can be started. On a GPU
+/// nothing is gained.
+///
+/// # Panics
+///
+/// If `f` does.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::{Autocast, ops, backend::on_workers};
+/// use candle_core::{DType, Device, Result, Tensor};
+///
+/// fn train() -> Result<DType> {
+///     let x = Tensor::ones((2, 3), DType::F32, &Device::Cpu)?;
+///     Ok(Autocast::current().scope(|| ops::matmul(&x, &x.t()?))?.dtype())
+/// }
+///
+/// let amp = Autocast::new(DType::BF16);
+/// assert_eq!(on_workers(|| amp.scope(train))?, DType::BF16);
+/// // A scope is its thread's.
+/// assert_eq!(amp.scope(|| on_workers(train))?, DType::F32);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `rayon::ThreadPool::install`. PyTorch's operators run on the thread that calls them, with others to help.
+pub fn on_workers<R: Send>(f: impl FnOnce() -> R + Send) -> R {
+    if rayon::current_thread_index().is_some() {
+        return f();
+    }
+    let mut threads = Threads(Vec::new());
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(rayon::current_num_threads());
+    let pool = pool.spawn_handler(|worker| {
+        let thread = thread::Builder::new().stack_size(STACK_BYTES);
+        let thread = thread.name(format!("candle-amp-{}", worker.index()));
+        threads.0.push(thread.spawn(|| worker.run())?);
+        Ok(())
+    });
+    // The pool goes first, so that its threads end.
+    match pool.build() {
+        Ok(pool) => pool.install(f),
+        Err(_) => f(),
+    }
+}
+
+/// Threads that are waited for: what belongs to them, such as a GPU's memory, is not to be freed while the
+/// process exits.
+struct Threads(Vec<JoinHandle<()>>);
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        for thread in self.0.drain(..) {
+            // Its panic would have been the call's.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! The gradients of attention on the CPU: a head of keys and its queries at a time.
+
+use std::ops::Range;
+
+use candle_core::{DType, Result, Tensor, WithDType};
+use num_traits::Zero;
+
+use super::cpu::{Sizes, opened, split, spread, threads, views};
+use super::scores::{Mask, Query, probabilities, score};
+use super::{Saved, Settings, sum_to};
+use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::{BLOCK, for_each_task, pieces, vectorise};
+use crate::kernels::gemm::{Arithmetic, Matrix, Threads, product};
+use crate::kernels::heads::{Heads, View};
+use crate::kernels::reduce::channels::block_sums;
+use crate::kernels::softmax::cpu::Exp;
+
+pub(super) fn backward(
+    saved: Saved<'_>,
+    settings: Settings,
+    wants: [Option<DType>; 4],
+) -> Result<[Option<Tensor>; 4]> {
+    with_element!(saved.q.dtype(), T => {
+        // Of one dtype mostly, that of the inputs.
+        if wants[..3].iter().flatten().all(|&want| want == T::DTYPE) {
+            backward_typed::<T, T>(saved, settings, wants)
+        } else {
+            backward_typed::<T, <T as Element>::Acc>(saved, settings, wants)
+        }
+    })
+}
+
+/// The gradients of one head of keys and of its queries; empty where not wanted.
+struct Unit<'a, O, A> {
+    index: usize,
+    dq: &'a mut [O],
+    dk: &'a mut [O],
+    dv: &'a mut [O],
+    dmask: &'a mut [A],
+}
+
+fn backward_typed<T, O>(
+    saved: Saved<'_>,
+    settings: Settings,
+    wants: [Option<DType>; 4],
+) -> Result<[Option<Tensor>; 4]>
+where
+    T: Lane<Acc: Arithmetic + Exp>,
+    O: Lane<Acc = T::Acc>,
+{
+    let Saved { q, k, v, mask, .. } = saved;
+    let sizes = Sizes::of(q, k, v)?;
+    let Sizes { batch, heads, kv_heads, queries, keys, .. } = sizes;
+    let of = |want: Option<DType>, like: &Tensor| match want {
+        Some(_) => O::zeros(like.elem_count()),
+        None => Vec::new(),
+    };
+    let (mut dq, mut dk, mut dv) = (of(wants[0], q), of(wants[1], k), of(wants[2], v));
+    let mask_len = if wants[3].is_some() { batch * heads * queries * keys } else { 0 };
+    let mut dmask = vec![T::Acc::zero(); mask_len];
+    if !sizes.is_empty() {
+        let mask = spread(mask, sizes, T::Acc::DTYPE)?;
+        let mask_view = mask.as_ref().map(View::of).transpose()?;
+        let views = views([q, k, v, saved.grad])?;
+        let work = Backward::<T> {
+            sizes,
+            settings,
+            q: views[0].heads()?,
+            k: views[1].heads()?,
+            v: views[2].heads()?,
+            grad: views[3].heads()?,
+            mask: opened(mask_view.as_ref(), mask.as_ref().map(Tensor::dtype))?,
+            log_sum_exp: &Elements::of(&saved.kept.log_sum_exp)?,
+            threads: threads(batch * kv_heads),
+        };
+        let (count, group) = (batch * kv_heads, sizes.group());
+        let parts = pieces(&mut dq, group * queries * sizes.width, count).into_iter();
+        let parts = parts.zip(pieces(&mut dk, keys * sizes.width, count));
+        let parts = parts.zip(pieces(&mut dv, keys * sizes.value_width, count));
+        let parts = parts.zip(pieces(&mut dmask, group * queries * keys, count)).enumerate();
+        let units = parts.map(|(index, (((dq, dk), dv), dmask))| Unit { index, dq, dk, dv, dmask });
+        for_each_task(units.collect(), |unit| work.unit(unit));
+    }
+    let of = |want: Option<DType>, gradient: Vec<O>, like: &Tensor| {
+        want.map(|dtype| tensor(gradient, like.dims()).to_dtype(dtype)).transpose()
+    };
+    let dmask = match (wants[3], mask) {
+        (Some(dtype), Some(mask)) => {
+            let dmask = tensor(dmask, &[batch, heads, queries, keys]);
+            Some(sum_to(dmask, mask.dims())?.to_dtype(dtype)?)
+        }
+        _ => None,
+    };
+    Ok([of(wants[0], dq, q)?, of(wants[1], dk, k)?, of(wants[2], dv, v)?, dmask])
+}
+
+struct Backward<'a, T: Lane> {
+    sizes: Sizes,
+    settings: Settings,
+    q: Heads<'a, T>,
+    k: Heads<'a, T>,
+    v: Heads<'a, T>,
+    grad: Heads<'a, T>,
+    mask: Mask<'a, T::Acc>,
+    log_sum_exp: &'a [T::Acc],
+    threads: Threads,
+}
+
+impl<T: Lane<Acc: Arithmetic + Exp>> Backward<'_, T> {
+    fn unit<O: Lane<Acc = T::Acc>>(&self, unit: Unit<'_, O, T::Acc>) {
+        let Sizes { kv_heads, queries, keys, width, value_width, .. } = self.sizes;
+        let block = self.sizes.block().min(queries);
+        let (k_len, v_len) = (keys * width, keys * value_width);
+        let rest = block * (2 * width + value_width + 3 * keys);
+        let lengths = [k_len, v_len, k_len, v_len, rest];
+        T::Acc::with_scratch(lengths.iter().sum(), |buffer| {
+            let [k, v, dk, dv, rest] = split(buffer, lengths);
+            let [batch, kv_head] = [unit.index / kv_heads, unit.index % kv_heads];
+            vectorise(
+                #[inline(always)]
+                || {
+                    self.k.read([batch, kv_head], 0..keys, width, k);
+                    self.v.read([batch, kv_head], 0..keys, value_width, v);
+                },
+            );
+            dk.fill(T::Acc::zero());
+            dv.fill(T::Acc::zero());
+            let Unit { dq, dmask, .. } = unit;
+            for member in 0..self.sizes.group() {
+                for first in (0..queries).step_by(block) {
+                    let rows = block.min(queries - first);
+                    let head = kv_head * self.sizes.group() + member;
+                    let query = Query { batch, head, number: first };
+                    let part = member * queries + first..member * queries + first + rows;
+                    let parts = Parts {
+                        dq: slice(dq, &part, width),
+                        dmask: slice(dmask, &part, keys),
+                        dk: if unit.dk.is_empty() { &mut [] } else { &mut *dk },
+                        dv: if unit.dv.is_empty() { &mut [] } else { &mut *dv },
+                    };
+                    self.block(query, rows, k, v, parts, rest);
+                }
+            }
+            for (wide, gradient) in [(&*dk, unit.dk), (&*dv, unit.dv)] {
+                vectorise(
+                    #[inline(always)]
+                    || lower(wide, gradient),
+                );
+            }
+        });
+    }
+
+    /// The gradients of some queries, and what they add to those of the keys and values.
+    fn block<O: Lane<Acc = T::Acc>>(
+        &self,
+        query: Query,
+        rows: usize,
+        k: &[T::Acc],
+        v: &[T::Acc],
+        parts: Parts<'_, O, T::Acc>,
+        buffer: &mut [T::Acc],
+    ) {
+        let Sizes { heads, queries, keys, width, value_width, .. } = self.sizes;
+        let Query { batch, head, number: first } = query;
+        let seen = self.sizes.seen(first + rows, self.settings);
+        let capped = if self.settings.softcap.is_some() { rows * seen } else { 0 };
+        let lengths =
+            [rows * width, rows * value_width, rows * width, rows * seen, rows * seen, capped];
+        let [q, grad, dq, scores, dscores, slopes] = split(buffer, lengths);
+        let sums = &self.log_sum_exp[(batch * heads + head) * queries + first..][..rows];
+        vectorise(
+            #[inline(always)]
+            || {
+                self.q.read([batch, head], first..first + rows, width, q);
+                self.grad.read([batch, head], first..first + rows, value_width, grad);
+            },
+        );
+        let (q, grad) = (Matrix::new(q, rows, width), Matrix::new(grad, rows, value_width));
+        let (k, v) = (Matrix::new(k, seen, width), Matrix::new(v, seen, value_width));
+        product(q, k.t(), scores, seen, false, self.threads);
+        product(grad, v.t(), dscores, seen, false, self.threads);
+        let scale = T::Acc::of(self.settings.scale);
+        vectorise(
+            #[inline(always)]
+            || {
+                for (at, &sum) in sums.iter().enumerate() {
+                    let row = at * seen..(at + 1) * seen;
+                    let query = Query { number: first + at, ..query };
+                    let slopes = slopes.get_mut(row.clone()).unwrap_or_default();
+                    let (p, dp) = (&mut scores[row.clone()], &mut dscores[row]);
+                    score(p, slopes, query, self.mask, self.settings);
+                    probabilities(p, sum);
+                    slope(p, dp);
+                    if let Some(dmask) = parts.dmask.get_mut(at * keys..) {
+                        dmask.iter_mut().zip(&*dp).for_each(|(d, s)| *d = *s);
+                    }
+                    dp.iter_mut().zip(&*slopes).for_each(|(d, s)| *d *= *s);
+                    dp.iter_mut().for_each(|d| *d *= scale);
+                }
+            },
+        );
+        let (scores, dscores) = (Matrix::new(scores, rows, seen), Matrix::new(dscores, rows, seen));
+        if !parts.dq.is_empty() {
+            product(dscores, k, dq, width, false, self.threads);
+            vectorise(
+                #[inline(always)]
+                || lower(dq, parts.dq),
+            );
+        }
+        if !parts.dk.is_empty() {
+            product(dscores.t(), q, parts.dk, width, true, self.threads);
+        }
+        if !parts.dv.is_empty() {
+            product(scores.t(), grad, parts.dv, value_width, true, self.threads);
+        }
+    }
+}
+
+/// What a block of queries writes, or adds to; empty where not wanted.
+struct Parts<'a, O, A> {
+    dq: &'a mut [O],
+    dmask: &'a mut [A],
+    dk: &'a mut [A],
+    dv: &'a mut [A],
+}
+
+/// Some rows of `width` elements of what may be empty.
+fn slice<'a, T>(data: &'a mut [T], rows: &Range<usize>, width: usize) -> &'a mut [T] {
+    data.get_mut(rows.start * width..rows.end * width).unwrap_or_default()
+}
+
+/// From the gradients of probabilities to those of their scores.
+#[inline(always)]
+fn slope<A: Real + Lane<Acc = A>>(p: &[A], dp: &mut [A]) {
+    let mut average = 0.0;
+    for (p, dp) in p.chunks(BLOCK).zip(dp.chunks(BLOCK)) {
+        average += block_sums(
+            [p, dp],
+            #[inline(always)]
+            |[p, dp]| [p * dp],
+        )[0];
+    }
+    let average = A::of(average);
+    dp.iter_mut().zip(p).for_each(|(dp, p)| *dp = *p * (*dp - average));
+}
+
+#[inline(always)]
+fn lower<O: Lane>(wide: &[O::Acc], dst: &mut [O]) {
+    dst.iter_mut().zip(wide).for_each(|(d, w)| *d = O::lower(*w));
+}

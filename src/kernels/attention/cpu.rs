@@ -1,0 +1,182 @@
+//! Attention on the CPU: a block of queries at a time, their scores in cache.
+
+use candle_core::{DType, Result, Tensor, WithDType};
+use num_traits::{Float, Zero};
+
+use super::scores::{Mask, Query, exponentials, score};
+use super::{Settings, unrepeated};
+use crate::kernels::cpu::dtype::{Element, tensor, with_element};
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::{for_each_task, vectorise};
+use crate::kernels::gemm::{Arithmetic, Matrix, Threads, product};
+use crate::kernels::heads::View;
+use crate::kernels::softmax::cpu::Exp;
+
+/// The sizes of an attention.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    pub(super) batch: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) queries: usize,
+    pub(super) keys: usize,
+    pub(super) width: usize,
+    pub(super) value_width: usize,
+}
+
+impl Sizes {
+    pub(super) fn of(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Self> {
+        let (batch, heads, queries, width) = q.dims4()?;
+        let (_, kv_heads, keys, value_width) = v.dims4()?;
+        debug_assert_eq!(k.dims(), [batch, kv_heads, keys, width]);
+        Ok(Self { batch, heads, kv_heads, queries, keys, width, value_width })
+    }
+
+    pub(super) fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Queries whose scores are held at a time: as many as fit half a megabyte of F32, but enough
+    /// for a product to be worth its packing.
+    pub(super) fn block(&self) -> usize {
+        ((1 << 17) / self.keys.max(1)).clamp(16, 64)
+    }
+
+    /// Keys that the queries before `end` see.
+    pub(super) fn seen(&self, end: usize, settings: Settings) -> usize {
+        if settings.causal { self.keys.min(end) } else { self.keys }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        [self.batch, self.heads, self.queries, self.keys, self.value_width].contains(&0)
+    }
+}
+
+/// A mask as the kernel reads it, of the shape of the scores.
+pub(super) fn spread(mask: Option<&Tensor>, sizes: Sizes, dtype: DType) -> Result<Option<Tensor>> {
+    let Some(mask) = mask else { return Ok(None) };
+    let mask = unrepeated(mask)?;
+    let mask = if mask.dtype().is_float() { mask.to_dtype(dtype)? } else { mask };
+    let Sizes { batch, heads, queries, keys, .. } = sizes;
+    mask.broadcast_as((batch, heads, queries, keys)).map(Some)
+}
+
+pub(super) fn opened<'a, A: Element>(
+    view: Option<&'a View<'_>>,
+    dtype: Option<DType>,
+) -> Result<Mask<'a, A>> {
+    match (view, dtype) {
+        (Some(view), Some(DType::U8)) => Ok(Mask::Keep(view.heads()?)),
+        (Some(view), _) => Ok(Mask::Add(view.heads()?)),
+        (None, _) => Ok(Mask::None),
+    }
+}
+
+/// One thread a task where there are enough tasks.
+pub(super) fn threads(tasks: usize) -> Threads {
+    if tasks < rayon::current_num_threads() { Threads::All } else { Threads::One }
+}
+
+pub(super) fn forward(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: Option<&Tensor>,
+    settings: Settings,
+) -> Result<(Tensor, Tensor)> {
+    with_element!(q.dtype(), T => forward_typed::<T>(q, k, v, mask, settings))
+}
+
+fn forward_typed<T: Lane<Acc: Arithmetic + Exp>>(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: Option<&Tensor>,
+    settings: Settings,
+) -> Result<(Tensor, Tensor)> {
+    let sizes = Sizes::of(q, k, v)?;
+    let Sizes { batch, heads, queries, width, value_width, .. } = sizes;
+    let mut out = T::zeros(batch * heads * queries * value_width);
+    let mut log_sum_exp = vec![T::Acc::infinity(); batch * heads * queries];
+    if !sizes.is_empty() {
+        let mask = spread(mask, sizes, T::Acc::DTYPE)?;
+        let (views, mask_view) = (views([q, k, v])?, mask.as_ref().map(View::of).transpose()?);
+        let [q, k, v] = [views[0].heads::<T>()?, views[1].heads()?, views[2].heads()?];
+        let mask = opened(mask_view.as_ref(), mask.as_ref().map(Tensor::dtype))?;
+        let block = sizes.block();
+        let outs = out.chunks_mut(queries * value_width);
+        let tasks: Vec<_> = outs
+            .zip(log_sum_exp.chunks_mut(queries))
+            .enumerate()
+            .flat_map(|(head, (out, sums))| {
+                let blocks = out.chunks_mut(block * value_width).zip(sums.chunks_mut(block));
+                blocks.enumerate().map(move |(at, (out, sums))| (head, at * block, out, sums))
+            })
+            .collect();
+        let threads = threads(tasks.len());
+        for_each_task(tasks, |(index, first, out, sums)| {
+            let (batch, head) = (index / heads, index % heads);
+            let rows = sums.len();
+            let seen = sizes.seen(first + rows, settings);
+            let lengths =
+                [rows * width, seen * width, seen * value_width, rows * seen, rows * value_width];
+            T::Acc::with_scratch(lengths.iter().sum(), |buffer| {
+                let [q_rows, k_rows, v_rows, scores, result] = split(buffer, lengths);
+                let kv = [batch, head / sizes.group()];
+                vectorise(
+                    #[inline(always)]
+                    || {
+                        q.read([batch, head], first..first + rows, width, q_rows);
+                        k.read(kv, 0..seen, width, k_rows);
+                        v.read(kv, 0..seen, value_width, v_rows);
+                    },
+                );
+                let keys = Matrix::new(k_rows, seen, width).t();
+                product(Matrix::new(q_rows, rows, width), keys, scores, seen, false, threads);
+                let mut shares = [T::Acc::zero(); 64];
+                vectorise(
+                    #[inline(always)]
+                    || {
+                        let rows = scores.chunks_exact_mut(seen).zip(sums.iter_mut());
+                        for (at, (row, sum)) in rows.enumerate() {
+                            let query = Query { batch, head, number: first + at };
+                            score(row, &mut [], query, mask, settings);
+                            (shares[at], *sum) = exponentials(row);
+                        }
+                    },
+                );
+                let values = Matrix::new(v_rows, seen, value_width);
+                let weights = Matrix::new(scores, rows, seen);
+                product(weights, values, result, value_width, false, threads);
+                vectorise(
+                    #[inline(always)]
+                    || {
+                        let result = result.chunks_exact(value_width);
+                        let rows = out.chunks_exact_mut(value_width).zip(result).zip(&shares);
+                        for ((out, result), &share) in rows {
+                            for (out, x) in out.iter_mut().zip(result) {
+                                *out = T::lower(*x * share);
+                            }
+                        }
+                    },
+                );
+            });
+        });
+    }
+    let out = tensor(out, &[batch, heads, queries, value_width]);
+    Ok((out, tensor(log_sum_exp, &[batch, heads, queries])))
+}
+
+pub(super) fn views<'a, const N: usize>(tensors: [&'a Tensor; N]) -> Result<Vec<View<'a>>> {
+    tensors.into_iter().map(View::of).collect()
+}
+
+/// `buffer` cut into parts of the given lengths.
+pub(super) fn split<A, const N: usize>(buffer: &mut [A], lengths: [usize; N]) -> [&mut [A]; N] {
+    let mut rest = buffer;
+    lengths.map(|length| {
+        let (part, more) = std::mem::take(&mut rest).split_at_mut(length);
+        rest = more;
+        part
+    })
+}

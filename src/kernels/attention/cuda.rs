@@ -1,0 +1,228 @@
+//! Attention as matrix products, and a kernel for the rows of scores between them, where `flash.rs`
+//! has none for all of it.
+//!
+//! Products are written in the dtype of the arithmetic, so that no score overflows; probabilities go
+//! into the next product in the dtype of `q`.
+
+use candle_core::{DType, Result, Tensor};
+
+use super::mask::Mask;
+use super::{Kept, Saved, Settings, flash, sum_to};
+use crate::kernels::cast;
+use crate::kernels::cuda::{Gpu, Grid, Source, suffix};
+use crate::kernels::elementwise::plain;
+use crate::kernels::elementwise::portable::arithmetic;
+use crate::kernels::gemm::gemm;
+
+static SOURCE: Source =
+    Source { name: "sdpa", code: concat!(include_str!("scores.cuh"), include_str!("sdpa.cu")) };
+
+/// Bytes of scores made at a time, where there are several samples to take one after another.
+const SCORES: usize = 1 << 29;
+
+/// Samples whose scores fit.
+fn samples(q: &Tensor, k: &Tensor) -> Result<usize> {
+    let (_, h, t, _) = q.dims4()?;
+    let bytes = h * t * k.dim(2)? * arithmetic(q.dtype()).size_in_bytes();
+    Ok((SCORES / bytes.max(1)).max(1))
+}
+
+/// `(b, h, t, d)` with the heads that share keys in one: `(b, h_kv, h / h_kv * t, d)`.
+fn by_group(x: &Tensor, kv_heads: usize) -> Result<Tensor> {
+    let (b, h, t, d) = x.dims4()?;
+    if h == kv_heads {
+        return Ok(x.detach());
+    }
+    plain(x)?.reshape((b, kv_heads, h / kv_heads * t, d))
+}
+
+pub(super) fn forward(
+    gpu: &Gpu,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: Option<&Tensor>,
+    settings: Settings,
+) -> Result<(Tensor, Kept)> {
+    if flash::fits(gpu, q, k, v)? {
+        return flash::forward(gpu, [q, k, v], mask, settings, false);
+    }
+    let (out, sums) = products(gpu, q, k, v, mask, settings)?;
+    Ok((out, sums.into()))
+}
+
+/// As [`forward`], where the output may be a view of `(b, t, h, d)`.
+pub(super) fn forward_rows(
+    gpu: &Gpu,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    settings: Settings,
+) -> Result<(Tensor, Kept)> {
+    if flash::fits(gpu, q, k, v)? {
+        return flash::forward(gpu, [q, k, v], None, settings, true);
+    }
+    let (out, sums) = products(gpu, q, k, v, None, settings)?;
+    Ok((out, sums.into()))
+}
+
+fn products(
+    gpu: &Gpu,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: Option<&Tensor>,
+    settings: Settings,
+) -> Result<(Tensor, Tensor)> {
+    let ((b, h, t, _), wide) = (q.dims4()?, arithmetic(q.dtype()));
+    let (_, kv_heads, s, dv) = v.dims4()?;
+    if b * h * t * s == 0 {
+        let sums = match b * h * t {
+            0 => gpu.empty((b, h, t), wide)?,
+            _ => Tensor::full(f32::INFINITY, (b, h, t), q.device())?.to_dtype(wide)?,
+        };
+        return Ok((gpu.zeros((b, h, t, dv), q.dtype())?, sums));
+    }
+    let step = samples(q, k)?;
+    if step < b {
+        let part = |first: usize| {
+            let some = |x: &Tensor| x.narrow(0, first, step.min(b - first));
+            let mask = mask.map(|mask| sample(mask, first, step.min(b - first))).transpose()?;
+            products(gpu, &some(q)?, &some(k)?, &some(v)?, mask.as_ref(), settings)
+        };
+        let parts: Vec<_> = (0..b).step_by(step).map(part).collect::<Result<_>>()?;
+        let (outs, sums): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        return Ok((Tensor::cat(&outs, 0)?, Tensor::cat(&sums, 0)?));
+    }
+    let products = gemm(&by_group(q, kv_heads)?, &k.transpose(2, 3)?, None, wide)?;
+    let sums = gpu.empty((b, h, t), wide)?;
+    let p = match q.dtype() {
+        dtype if dtype == wide => products.clone(),
+        dtype => gpu.empty(products.shape(), dtype)?,
+    };
+    let mask = Mask::of(mask, [b, h, t, s], wide)?;
+    let (grid, team) = Grid::rows(b * h * t, s);
+    // Rows before `b * h * t` of `s`, each read and written by one team; the mask by its strides.
+    let launch = gpu.launch(&SOURCE, &format!("probabilities_{}", suffix(q.dtype())?))?;
+    mask.settings(launch.write(&p)?.write(&sums)?.read(&products)?, settings)?
+        .sizes(&[b * h * t, h, t, s])
+        .int(settings.causal.into())
+        .int(team)
+        .run(grid)?;
+    let out = gemm(&p, v, None, q.dtype())?;
+    Ok((out.reshape((b, h, t, dv))?, sums))
+}
+
+/// Some samples of a mask that broadcasts to `(b, h, t, s)`.
+fn sample(mask: &Tensor, first: usize, count: usize) -> Result<Tensor> {
+    if mask.rank() < 4 || mask.dim(0)? == 1 {
+        Ok(mask.clone())
+    } else {
+        mask.narrow(0, first, count)
+    }
+}
+
+pub(super) fn backward(
+    gpu: &Gpu,
+    saved: Saved<'_>,
+    settings: Settings,
+    wants: [Option<DType>; 4],
+) -> Result<[Option<Tensor>; 4]> {
+    let Saved { q, k, v, mask, kept, grad } = saved;
+    let ((b, h, t, _), wide) = (q.dims4()?, arithmetic(q.dtype()));
+    let (_, kv_heads, s, _) = v.dims4()?;
+    if b * h * t * s * v.dim(3)? == 0 {
+        let zeros = |like: &Tensor, want: Option<DType>| {
+            want.map(|dtype| gpu.zeros(like.dims(), dtype)).transpose()
+        };
+        let dmask = mask.map(|mask| zeros(mask, wants[3])).transpose()?.flatten();
+        return Ok([zeros(q, wants[0])?, zeros(k, wants[1])?, zeros(v, wants[2])?, dmask]);
+    }
+    // The gradient of a mask has the size of the scores: nothing is saved by not having those.
+    if let (None, Some(output)) = (wants[3], &kept.unrounded) {
+        let wants = [wants[0], wants[1], wants[2]];
+        let [dq, dk, dv] = flash::backward(gpu, saved, output, settings, wants)?;
+        return Ok([dq, dk, dv, None]);
+    }
+    let step = samples(q, k)?;
+    if step < b && wants[3].is_none() {
+        return in_parts(gpu, saved, settings, wants, step);
+    }
+    let grad = if grad.dtype() == q.dtype() { grad.detach() } else { cast(grad, q.dtype())? };
+    let (queries, grad) = (by_group(q, kv_heads)?, by_group(&grad, kv_heads)?);
+    let products = gemm(&queries, &k.transpose(2, 3)?, None, wide)?;
+    let dp = gemm(&grad, &v.transpose(2, 3)?, None, wide)?;
+    let (p, dx) = match q.dtype() {
+        dtype if dtype == wide => (products.clone(), dp.clone()),
+        dtype => (gpu.empty(products.shape(), dtype)?, gpu.empty(products.shape(), dtype)?),
+    };
+    let dmask = wants[3].and(mask).map(|_| gpu.empty((b, h, t, s), wide)).transpose()?;
+    let spread = Mask::of(mask, [b, h, t, s], wide)?;
+    let (grid, team) = Grid::rows(b * h * t, s);
+    // As forward.
+    let launch = gpu.launch(&SOURCE, &format!("slopes_{}", suffix(q.dtype())?))?;
+    let launch = launch.write(&p)?.write(&dx)?.write_or_null(dmask.as_ref())?;
+    spread
+        .settings(launch.read(&products)?.read(&dp)?.read(&plain(&kept.log_sum_exp)?)?, settings)?
+        .sizes(&[b * h * t, h, t, s])
+        .int(settings.causal.into())
+        .int(team)
+        .run(grid)?;
+    let of = |want: Option<DType>, lhs: &Tensor, rhs: &Tensor, like: &Tensor| {
+        want.map(|dtype| gemm(lhs, rhs, None, dtype)?.reshape(like.dims())).transpose()
+    };
+    let dmask = match (dmask, mask, wants[3]) {
+        (Some(dmask), Some(mask), Some(dtype)) => {
+            Some(sum_to(dmask, mask.dims())?.to_dtype(dtype)?)
+        }
+        _ => None,
+    };
+    Ok([
+        of(wants[0], &dx, k, q)?,
+        of(wants[1], &dx.transpose(2, 3)?, &queries, k)?,
+        of(wants[2], &p.transpose(2, 3)?, &grad, v)?,
+        dmask,
+    ])
+}
+
+/// See [`super::backward_packed`]; `None` where there is no kernel for it.
+pub(super) fn backward_packed(
+    gpu: &Gpu,
+    saved: Saved<'_>,
+    settings: Settings,
+    want: DType,
+) -> Result<Option<Tensor>> {
+    let Some(output) = &saved.kept.unrounded else { return Ok(None) };
+    flash::backward_packed(gpu, saved, output, settings, want).map(Some)
+}
+
+/// [`backward`], `step` samples at a time.
+fn in_parts(
+    gpu: &Gpu,
+    saved: Saved<'_>,
+    settings: Settings,
+    wants: [Option<DType>; 4],
+    step: usize,
+) -> Result<[Option<Tensor>; 4]> {
+    let b = saved.q.dim(0)?;
+    let mut parts: [Vec<Tensor>; 3] = Default::default();
+    for first in (0..b).step_by(step) {
+        let count = step.min(b - first);
+        let all = [saved.q, saved.k, saved.v, &saved.kept.log_sum_exp, saved.grad];
+        let some: Vec<Tensor> =
+            all.iter().map(|x| x.narrow(0, first, count)).collect::<Result<_>>()?;
+        let [q, k, v, log_sum_exp, grad] = &some[..] else { continue };
+        let mask = saved.mask.map(|mask| sample(mask, first, count)).transpose()?;
+        let kept = &log_sum_exp.clone().into();
+        let saved = Saved { q, k, v, mask: mask.as_ref(), kept, grad };
+        let gradients = backward(gpu, saved, settings, wants)?;
+        for (parts, gradient) in parts.iter_mut().zip(gradients) {
+            parts.extend(gradient);
+        }
+    }
+    let [dq, dk, dv] = parts.map(|parts| match parts.is_empty() {
+        true => Ok(None),
+        false => Tensor::cat(&parts, 0).map(Some),
+    });
+    Ok([dq?, dk?, dv?, None])
+}

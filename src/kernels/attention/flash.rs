@@ -1,0 +1,180 @@
+//! Attention on tensor cores, without the scores in memory: forward in one launch, backward in two.
+
+use candle_core::{DType, IndexOp, Result, Tensor};
+
+use super::mask::Mask;
+use super::{Kept, Saved, Settings};
+use crate::kernels::cuda::{Gpu, Grid, Launch, Source, start, suffix};
+use crate::kernels::elementwise::plain;
+use crate::kernels::{cast, in_dtype};
+
+static FORWARD: Source = Source {
+    name: "flash",
+    code: concat!(include_str!("scores.cuh"), include_str!("tiles.cuh"), include_str!("flash.cu")),
+};
+static BACKWARD: Source = Source {
+    name: "flash_backward",
+    code: concat!(
+        include_str!("scores.cuh"),
+        include_str!("tiles.cuh"),
+        include_str!("flash_backward.cu")
+    ),
+};
+
+/// Queries, or keys, of a block, as in the sources.
+const ROWS: usize = 64;
+/// Threads of a block.
+const THREADS: usize = 128;
+/// The widest heads there are kernels for.
+const WIDEST: usize = 128;
+
+/// Whether there are kernels for these: halves, on compute capability 8.0 and later, in heads of at
+/// most 128 elements that start at multiples of 16 bytes, keys and values alike, and not none.
+pub(super) fn fits(gpu: &Gpu, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<bool> {
+    let d = q.dim(3)?;
+    Ok(q.elem_count() * k.elem_count() > 0
+        && matches!(q.dtype(), DType::F16 | DType::BF16)
+        && d.is_multiple_of(8)
+        && d <= WIDEST
+        && v.dim(3)? == d
+        && lies_well(q)?
+        && lies_well(k)?
+        && lies_well(v)?
+        && gpu.compute_capability()? >= (8, 0))
+}
+
+/// Whether rows are read 16 bytes at a time.
+fn lies_well(x: &Tensor) -> Result<bool> {
+    let (strides, last) = x.stride().split_at(3);
+    let rows = strides.iter().all(|stride| stride.is_multiple_of(8));
+    Ok(rows && last == [1] && start(x)?.is_multiple_of(16))
+}
+
+/// The kernel `name` for heads as wide as those of `q`.
+fn launch(gpu: &Gpu, source: &'static Source, name: &str, q: &Tensor) -> Result<Launch> {
+    let wide = if q.dim(3)? <= 64 { 64 } else { WIDEST };
+    gpu.launch(source, &format!("{name}_{wide}_{}", suffix(q.dtype())?))
+}
+
+/// Adds `x`, and the strides of a row of it.
+fn read_rows(launch: Launch, x: &Tensor) -> Result<Launch> {
+    Ok(launch.read_strided(x)?.sizes(&x.stride()[..3]))
+}
+
+/// Adds what all kernels take: queries before `t`, keys before `s` and columns before `d` are read;
+/// head `i` has keys of head `i / (h / kv_heads)`.
+fn attention(
+    launch: Launch,
+    [q, k, v]: [&Tensor; 3],
+    mask: &Mask,
+    settings: Settings,
+) -> Result<Launch> {
+    let ((_, h, t, d), (_, kv_heads, s, _)) = (q.dims4()?, k.dims4()?);
+    let launch = [q, k, v].into_iter().try_fold(launch, read_rows)?;
+    let launch = mask.settings(launch, settings)?.sizes(&[h, h / kv_heads, t, s, d]);
+    Ok(launch.int(settings.causal.into()))
+}
+
+/// See [`super::forward`], of what [`fits`]. With `rows` the output, in both dtypes, lies as
+/// `(b, t, h, d)` does, and is a view of that.
+pub(super) fn forward(
+    gpu: &Gpu,
+    [q, k, v]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    settings: Settings,
+    rows: bool,
+) -> Result<(Tensor, Kept)> {
+    let ((b, h, t, d), s) = (q.dims4()?, k.dim(2)?);
+    let output = |dtype| match rows {
+        true => gpu.empty((b, t, h, d), dtype)?.transpose(1, 2),
+        false => gpu.empty((b, h, t, d), dtype),
+    };
+    let (out, unrounded) = (output(q.dtype())?, output(DType::F32)?);
+    let sums = gpu.empty((b, h, t), DType::F32)?;
+    let mask = Mask::of(mask, [b, h, t, s], DType::F32)?;
+    // Queries before `t` are written, at the same places of both.
+    let launch = launch(gpu, &FORWARD, "flash", q)?.write_strided(&out)?;
+    let launch = launch.write_strided(&unrounded)?.sizes(&out.stride()[..3]);
+    attention(launch.write(&sums)?, [q, k, v], &mask, settings)?
+        .run(Grid::flat(b * h * t.div_ceil(ROWS), THREADS))?;
+    Ok((out, Kept { log_sum_exp: sums, unrounded: Some(unrounded) }))
+}
+
+/// See [`super::backward`], of what [`fits`] and has the `output` in F32.
+pub(super) fn backward(
+    gpu: &Gpu,
+    saved: Saved<'_>,
+    output: &Tensor,
+    settings: Settings,
+    wants: [Option<DType>; 3],
+) -> Result<[Option<Tensor>; 3]> {
+    let of = |i: usize, like: &Tensor| {
+        wants[i].map(|want| gpu.empty(like.shape(), written(saved.q, want))).transpose()
+    };
+    let all = [of(0, saved.q)?, of(1, saved.k)?, of(2, saved.v)?];
+    write(gpu, saved, output, settings, all.each_ref().map(Option::as_ref))?;
+    let as_wanted = |i: usize| match (&all[i], wants[i]) {
+        (Some(gradient), Some(want)) => in_dtype(gradient, want).map(Some),
+        _ => Ok(None),
+    };
+    Ok([as_wanted(0)?, as_wanted(1)?, as_wanted(2)?])
+}
+
+/// See [`super::backward_packed`], of what [`fits`] and has the `output` in F32.
+pub(super) fn backward_packed(
+    gpu: &Gpu,
+    saved: Saved<'_>,
+    output: &Tensor,
+    settings: Settings,
+    want: DType,
+) -> Result<Tensor> {
+    let (b, h, t, d) = saved.q.dims4()?;
+    let all = gpu.empty((b, t, 3, h, d), written(saved.q, want))?;
+    let part = |i| all.i((.., .., i))?.transpose(1, 2);
+    let parts = [part(0)?, part(1)?, part(2)?];
+    write(gpu, saved, output, settings, parts.each_ref().map(Some))?;
+    in_dtype(&all.flatten_from(2)?, want)
+}
+
+/// What kernels write, for a gradient of `want`.
+fn written(q: &Tensor, want: DType) -> DType {
+    if want == q.dtype() { want } else { DType::F32 }
+}
+
+/// Writes the gradients of queries, keys and values that there are tensors for: of their shapes, F32
+/// or of the dtype of `q`, in rows that start at even elements.
+fn write(
+    gpu: &Gpu,
+    saved: Saved<'_>,
+    output: &Tensor,
+    settings: Settings,
+    [dq, dk, dv]: [Option<&Tensor>; 3],
+) -> Result<()> {
+    let Saved { q, k, v, mask, kept, grad } = saved;
+    let ((b, h, t, _), (_, kv_heads, s, _)) = (q.dims4()?, k.dims4()?);
+    let grad = in_dtype(grad, q.dtype())?;
+    let grad = if lies_well(&grad)? { grad } else { cast(&grad, q.dtype())? };
+    let (sums, averages) = (plain(&kept.log_sum_exp)?, gpu.empty((b, h, t), DType::F32)?);
+    let mask = Mask::of(mask, [b, h, t, s], DType::F32)?;
+    let into = |launch: Launch, x: Option<&Tensor>| {
+        let Some(x) = x else { return Ok(launch.write_or_null(None)?.sizes(&[0; 3]).int(0)) };
+        let launch = launch.write_strided(x)?.sizes(&x.stride()[..3]);
+        Ok::<_, candle_core::Error>(launch.int((x.dtype() == DType::F32).into()))
+    };
+    if dq.is_some() || dk.is_some() {
+        // Rows before `t` of `dq` and the averages are written, and as many sums and rows of the output read.
+        let launch = into(launch(gpu, &BACKWARD, "flash_queries", q)?, dq)?;
+        let launch = read_rows(launch.write(&averages)?.read(&sums)?, &grad)?;
+        let launch = read_rows(launch, output)?;
+        attention(launch, [q, k, v], &mask, settings)?
+            .run(Grid::flat(b * h * t.div_ceil(ROWS), THREADS))?;
+    }
+    if dk.is_some() || dv.is_some() {
+        // Rows before `s` of `dk` and `dv` are written, and averages read where there is a `dk`.
+        let launch = into(into(launch(gpu, &BACKWARD, "flash_keys", q)?, dk)?, dv)?;
+        let launch = read_rows(launch.read(&averages)?.read(&sums)?, &grad)?;
+        attention(launch, [q, k, v], &mask, settings)?
+            .run(Grid::flat(b * kv_heads * s.div_ceil(ROWS), THREADS))?;
+    }
+    Ok(())
+}

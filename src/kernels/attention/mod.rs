@@ -1,0 +1,151 @@
+//! Scaled dot product attention.
+//!
+//! `q` is `(b, h, t, d)`, `k` `(b, h_kv, s, d)` and `v` `(b, h_kv, s, dv)`, of one dtype; head `i`
+//! of `q` sees head `i / (h / h_kv)` of the others. Scores, softmax and all sums are F32 (F64 for
+//! F64). Nothing of size `t * s` is kept: backward makes the scores again.
+
+mod backward;
+mod cpu;
+mod cuda;
+mod flash;
+mod mask;
+mod portable;
+mod scores;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{D, DType, Result, Tensor};
+
+use crate::kernels::cuda::Gpu;
+use crate::kernels::elementwise::plain;
+use crate::kernels::in_dtype;
+
+/// How scores are made of products.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) scale: f64,
+    /// Query `i` sees keys `0..=i`.
+    pub(crate) causal: bool,
+    /// The scaled scores go through `cap * tanh(score / cap)`, before the mask.
+    pub(crate) softcap: Option<f64>,
+}
+
+/// What forward leaves for [`backward`].
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// The logarithm of the sum of `exp(scores)`, `(b, h, t)`, in the dtype of the arithmetic.
+    pub(crate) log_sum_exp: Tensor,
+    /// The output in `F32`, of kernels whose backward sums over it.
+    pub(crate) unrounded: Option<Tensor>,
+}
+
+impl From<Tensor> for Kept {
+    fn from(log_sum_exp: Tensor) -> Self {
+        Self { log_sum_exp, unrounded: None }
+    }
+}
+
+/// `softmax(scores) v`, `(b, h, t, dv)`, in the dtype of `q`.
+///
+/// `mask` broadcasts to `(b, h, t, s)`: U8, where 0 hides, or a float to add. A query that sees no
+/// key gets zeros, and an infinite sum.
+pub(crate) fn forward(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: Option<&Tensor>,
+    settings: Settings,
+) -> Result<(Tensor, Kept)> {
+    if let Some(gpu) = Gpu::of(q.device()) {
+        return cuda::forward(&gpu, q, k, v, mask, settings);
+    }
+    let (out, log_sum_exp) = if q.device().is_cpu() {
+        cpu::forward(q, k, v, mask, settings)?
+    } else {
+        portable::forward(q, k, v, mask, settings)?
+    };
+    Ok((out, log_sum_exp.into()))
+}
+
+/// [`forward`] without a mask, and with the heads of each query after one another: `(b, t, h * dv)`.
+pub(crate) fn forward_rows(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    settings: Settings,
+) -> Result<(Tensor, Kept)> {
+    let (out, kept) = match Gpu::of(q.device()) {
+        Some(gpu) => cuda::forward_rows(&gpu, q, k, v, settings)?,
+        None => forward(q, k, v, None, settings)?,
+    };
+    Ok((plain(&out.transpose(1, 2)?)?.flatten_from(2)?, kept))
+}
+
+/// What [`backward`] goes by: the arguments of [`forward`], its second result, and the gradient of
+/// its first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Saved<'a> {
+    pub(crate) q: &'a Tensor,
+    pub(crate) k: &'a Tensor,
+    pub(crate) v: &'a Tensor,
+    pub(crate) mask: Option<&'a Tensor>,
+    pub(crate) kept: &'a Kept,
+    pub(crate) grad: &'a Tensor,
+}
+
+/// The gradients of `q`, `k`, `v` and a float mask, each in the dtype it is wanted in.
+///
+/// Only the mask's costs memory of size `t * s`.
+pub(crate) fn backward(
+    saved: Saved<'_>,
+    settings: Settings,
+    wants: [Option<DType>; 4],
+) -> Result<[Option<Tensor>; 4]> {
+    if let Some(gpu) = Gpu::of(saved.q.device()) {
+        return cuda::backward(&gpu, saved, settings, wants);
+    }
+    if saved.q.device().is_cpu() {
+        backward::backward(saved, settings, wants)
+    } else {
+        portable::backward(saved, settings, wants)
+    }
+}
+
+/// [`backward`] without a mask, of as many heads of keys as of queries: the gradients of queries,
+/// keys and values one after another, `(b, t, 3 * h * d)`.
+pub(crate) fn backward_packed(saved: Saved<'_>, settings: Settings, want: DType) -> Result<Tensor> {
+    if let Some(gpu) = Gpu::of(saved.q.device())
+        && let Some(joined) = cuda::backward_packed(&gpu, saved, settings, want)?
+    {
+        return Ok(joined);
+    }
+    let saved = Saved { grad: &saved.grad.contiguous()?, ..saved };
+    let parts = backward(saved, settings, [Some(want), Some(want), Some(want), None])?;
+    let parts = parts.into_iter().flatten();
+    let parts = parts.map(|part| part.transpose(1, 2)?.flatten_from(D::Minus2));
+    let joined = Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, D::Minus1)?;
+    in_dtype(&joined, want)
+}
+
+/// `x` detached, and one index of each dimension that is repeated.
+fn unrepeated(x: &Tensor) -> Result<Tensor> {
+    let mut once = x.detach();
+    for (dim, (&stride, &size)) in x.stride().iter().zip(x.dims()).enumerate() {
+        if stride == 0 && size > 1 {
+            once = once.narrow(dim, 0, 1)?;
+        }
+    }
+    Ok(once)
+}
+
+/// The sum of `x` over what was repeated to get its shape from `dims`.
+fn sum_to(x: Tensor, dims: &[usize]) -> Result<Tensor> {
+    let extra = x.rank() - dims.len();
+    let mut sum = x;
+    for dim in 0..sum.rank() {
+        if (dim < extra || dims[dim - extra] == 1) && sum.dim(dim)? != 1 {
+            sum = sum.sum_keepdim(dim)?;
+        }
+    }
+    sum.reshape(dims)
+}

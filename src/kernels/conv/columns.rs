@@ -1,0 +1,235 @@
+//! Images as matrices: one row a tap of the kernel, one column a pixel of the output.
+//!
+//! Only the taps of one row of the kernel are laid out, for all rows of the image that some row of
+//! the kernel meets: the matrices of the kernel's other rows are the same elements, some image rows
+//! further on. A third of the copies, for a kernel of three rows.
+
+use std::ops::Range;
+
+use super::shape::Shape;
+use crate::kernels::cpu::dtype::Real;
+use crate::kernels::cpu::simd::vectorise;
+use crate::kernels::gemm::Matrix;
+
+/// Copies whole images to the middle of `padded`, with zeros around them.
+pub(super) fn pad<A: Real>(images: &[A], shape: &Shape, padded: &mut [A]) {
+    let (width, (above, left)) = (shape.width, shape.geometry.padding);
+    let padded_width = shape.padded_width();
+    let border = above * padded_width;
+    padded.fill(A::zero());
+    if shape.height * width == 0 {
+        return;
+    }
+    let channels = padded.chunks_exact_mut(shape.padded_height() * padded_width);
+    for (channel, image) in channels.zip(images.chunks_exact(shape.height * width)) {
+        let rows = channel[border..].chunks_exact_mut(padded_width);
+        for (row, pixels) in rows.zip(image.chunks_exact(width)) {
+            row[left..left + width].copy_from_slice(pixels);
+        }
+    }
+}
+
+/// Copies the middle of a padded image: the reverse of [`pad`].
+pub(super) fn crop<A: Real>(padded: &[A], shape: &Shape, image: &mut [A]) {
+    let (width, (above, left)) = (shape.width, shape.geometry.padding);
+    let padded_width = shape.padded_width();
+    let channels = padded.chunks_exact(shape.padded_height() * padded_width);
+    for (channel, image) in channels.zip(image.chunks_exact_mut(shape.height * width)) {
+        let rows = channel[above * padded_width..].chunks_exact(padded_width);
+        for (row, pixels) in rows.zip(image.chunks_exact_mut(width)) {
+            pixels.copy_from_slice(&row[left..left + width]);
+        }
+    }
+}
+
+/// Some output pixels of an image: whole rows, or a part of one row.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) rows: Range<usize>,
+    pub(super) columns: Range<usize>,
+}
+
+impl Part {
+    /// The number of pixels.
+    pub(super) fn len(&self) -> usize {
+        self.rows.len() * self.columns.len()
+    }
+
+    /// The first pixel.
+    pub(super) fn start(&self, shape: &Shape) -> usize {
+        self.rows.start * shape.out_width + self.columns.start
+    }
+}
+
+/// The layout of a group's strips: `(channel, kernel column, phase, row, image, output column)`.
+///
+/// Row `q` of phase `p` is row `q * stride + p` of the padded images, so that the rows that a row of
+/// the kernel meets lie one after the other.
+#[derive(Clone, Debug)]
+pub(super) struct Strips {
+    images: usize,
+    /// The output pixels they serve.
+    part: Part,
+    /// Rows of each phase.
+    depth: usize,
+}
+
+impl Strips {
+    pub(super) fn new(shape: &Shape, images: usize, part: Part) -> Self {
+        let reach = (shape.kernel_height - 1) * shape.geometry.dilation;
+        Self { images, depth: part.rows.len() + reach / shape.geometry.stride, part }
+    }
+
+    /// Phases there is room for.
+    pub(super) fn phases(shape: &Shape) -> usize {
+        if shape.kernel_height == 1 { 1 } else { shape.geometry.stride }
+    }
+
+    /// Elements of all strips.
+    pub(super) fn len(&self, shape: &Shape) -> usize {
+        shape.row_taps() * self.stride(shape)
+    }
+
+    /// Elements of the strips of one tap.
+    pub(super) fn stride(&self, shape: &Shape) -> usize {
+        Self::phases(shape) * self.depth * self.row()
+    }
+
+    /// Columns of a matrix: the output pixels, `(row, image, column)`.
+    fn pixels(&self) -> usize {
+        self.part.rows.len() * self.row()
+    }
+
+    fn row(&self) -> usize {
+        self.images * self.part.columns.len()
+    }
+
+    /// Where the matrix of row `kernel_row` of the kernel starts.
+    pub(super) fn start(&self, shape: &Shape, kernel_row: usize) -> usize {
+        let row = kernel_row * shape.geometry.dilation;
+        let stride = shape.geometry.stride;
+        (row % stride * self.depth + row / stride) * self.row()
+    }
+
+    /// The matrix of row `kernel_row` of the kernel, `(row_taps, pixels)`.
+    pub(super) fn matrix<'a, A>(
+        &self,
+        strips: &'a [A],
+        shape: &Shape,
+        kernel_row: usize,
+    ) -> Matrix<'a, A> {
+        Matrix {
+            data: &strips[self.start(shape, kernel_row)..],
+            rows: shape.row_taps(),
+            cols: self.pixels(),
+            row_stride: self.stride(shape),
+            col_stride: 1,
+        }
+    }
+
+    /// Calls `f(strip, pixel)` for every run of elements in use, as long as the part has columns:
+    /// where it starts in the strips, and in the padded images.
+    #[inline(always)]
+    fn for_each(&self, shape: &Shape, group: usize, mut f: impl FnMut(usize, usize)) {
+        let (stride, dilation) = (shape.geometry.stride, shape.geometry.dilation);
+        let (height, width) = (shape.padded_height(), shape.padded_width());
+        let (phases, len) = (Self::phases(shape), self.part.columns.len());
+        let left = self.part.columns.start * stride;
+        for tap in 0..shape.row_taps() {
+            let channel = group * shape.group_in() + tap / shape.kernel_width;
+            let column = left + tap % shape.kernel_width * dilation;
+            for phase in 0..phases {
+                if !(0..shape.kernel_height).any(|row| row * dilation % stride == phase) {
+                    continue;
+                }
+                let strip = (tap * phases + phase) * self.depth;
+                let first = self.part.rows.start * stride + phase;
+                for (row, y) in (first..height).step_by(stride).take(self.depth).enumerate() {
+                    for image in 0..self.images {
+                        let run = (strip + row) * self.images + image;
+                        let line = (image * shape.c_in + channel) * height + y;
+                        f(run * len, line * width + column);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes the strips of a group, from that many padded images.
+    pub(super) fn gather<A: Real>(
+        &self,
+        padded: &[A],
+        shape: &Shape,
+        group: usize,
+        strips: &mut [A],
+    ) {
+        let (stride, len) = (shape.geometry.stride, self.part.columns.len());
+        vectorise(
+            #[inline(always)]
+            || match (stride, len) {
+                (1, 8) => self.gather_fixed::<A, 8>(padded, shape, group, strips),
+                (1, 16) => self.gather_fixed::<A, 16>(padded, shape, group, strips),
+                (1, 32) => self.gather_fixed::<A, 32>(padded, shape, group, strips),
+                (1, _) => self.for_each(shape, group, |strip, pixel| {
+                    strips[strip..strip + len].copy_from_slice(&padded[pixel..pixel + len]);
+                }),
+                (2, _) => self.for_each(shape, group, |strip, pixel| {
+                    // Pairs, not steps, so that the loop vectorises; the last pair may be halved by
+                    // the end of the image.
+                    let (dst, src) = (&mut strips[strip..strip + len], &padded[pixel..]);
+                    let pairs = src.as_chunks::<2>().0;
+                    for (d, [s, _]) in dst.iter_mut().zip(pairs) {
+                        *d = *s;
+                    }
+                    dst[len - 1] = src[2 * (len - 1)];
+                }),
+                _ => self.for_each(shape, group, |strip, pixel| {
+                    let dst = &mut strips[strip..strip + len];
+                    for (d, s) in dst.iter_mut().zip(padded[pixel..].iter().step_by(stride)) {
+                        *d = *s;
+                    }
+                }),
+            },
+        );
+    }
+
+    /// [`Self::gather`] of runs of a known length, which become a few moves instead of a call.
+    #[inline(always)]
+    fn gather_fixed<A: Real, const LEN: usize>(
+        &self,
+        padded: &[A],
+        shape: &Shape,
+        group: usize,
+        strips: &mut [A],
+    ) {
+        self.for_each(shape, group, |strip, pixel| {
+            let dst = strips[strip..strip + LEN].first_chunk_mut::<LEN>();
+            let src = padded[pixel..pixel + LEN].first_chunk::<LEN>();
+            if let (Some(dst), Some(src)) = (dst, src) {
+                *dst = *src;
+            }
+        });
+    }
+
+    /// Adds the strips to the pixels they are gathered from, in a fixed order.
+    pub(super) fn scatter_add<A: Real>(
+        &self,
+        strips: &[A],
+        shape: &Shape,
+        group: usize,
+        padded: &mut [A],
+    ) {
+        let (stride, len) = (shape.geometry.stride, self.part.columns.len());
+        vectorise(
+            #[inline(always)]
+            || {
+                self.for_each(shape, group, |strip, pixel| {
+                    let src = &strips[strip..strip + len];
+                    for (d, s) in padded[pixel..].iter_mut().step_by(stride).zip(src) {
+                        *d += *s;
+                    }
+                });
+            },
+        );
+    }
+}

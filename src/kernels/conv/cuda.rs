@@ -1,0 +1,463 @@
+//! On CUDA: by cuDNN, where it is there, else matrix products over columns, in tiles of the batch's
+//! pixels, so that columns take no more than [`WORKSPACE`]; convolutions of one channel a group by
+//! themselves.
+//!
+//! Products read halves where both operands have one half dtype, else F32 (F64), and add up in F32
+//! (F64). What they write is rounded once: halves where nothing is added to them, else F32.
+
+mod last;
+
+use candle_core::{DType, Result, Tensor};
+
+use super::super::gemm::arithmetic;
+use super::Geometry;
+use super::shape::Shape;
+use crate::kernels::cast::cast_into;
+use crate::kernels::cuda::{
+    Convolution, Gpu, Grid, Launch, Matrices, Pass, Product, Source, pack, suffix,
+};
+use crate::kernels::elementwise::{add, add_assign, plain};
+use crate::kernels::format::Format;
+use crate::kernels::in_dtype;
+
+static SOURCE: Source =
+    Source { name: "conv2d", code: concat!(include_str!("shape.cuh"), include_str!("conv2d.cu")) };
+
+/// Bytes of columns at a time, unless a single image has more.
+const WORKSPACE: usize = 256 << 20;
+/// Pixels of an output channel, from which on a product for every image is large enough by itself.
+const LARGE: usize = 64;
+
+/// See [`super::forward`]. Nothing is empty.
+pub(super) fn forward(
+    gpu: &Gpu,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    out: DType,
+) -> Result<Tensor> {
+    let wide = arithmetic([Some(x), Some(weight), bias]);
+    let [x, weight] = operands(gpu, [x, weight], wide)?;
+    if let Some(y) = biased_library(gpu, Pass::Forward, shape, [&x, &weight], bias, out)? {
+        return Ok(y);
+    }
+    let bias = bias.map(|bias| plain(&in_dtype(bias, wide)?)).transpose()?;
+    if shape.geometry.format == Format::ChannelsLast {
+        return last::forward(gpu, [&x, &weight], bias.as_ref(), shape, wide, out);
+    }
+    let dtype = x.dtype();
+    if shape.depthwise() {
+        let y = gpu.empty(&shape.out_dims(), if out == dtype { out } else { wide })?;
+        let name = format!("depthwise_{}_{}", suffix(dtype)?, suffix(y.dtype())?);
+        // A thread writes one of `y`'s elements, and reads those of its channels in its image.
+        let kernel = gpu.launch(&SOURCE, &name)?.read(&x)?.read(&weight)?;
+        let kernel = kernel.read_or_null(bias.as_ref())?.write(&y)?.size(shape.batch);
+        kernel.sizes(&sizes(shape)).run(Grid::over(y.elem_count(), 1))?;
+        return in_dtype(&y, out);
+    }
+    let (outs, taps) = (shape.group_out(), shape.taps());
+    // What a product writes may be the result; what a bias is added to may not be rounded.
+    let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
+    if let Some(y) = library(gpu, Pass::Forward, shape, [&x, &weight], product_dtype, None)? {
+        return finish(&y, bias.as_ref(), out);
+    }
+    if bias.is_none() && images_are_matrices(shape) {
+        let y = gpu.empty(&shape.out_dims(), product_dtype)?;
+        gpu.product(&Product {
+            batch: shape.batch,
+            m: outs,
+            k: taps,
+            n: shape.pixels(),
+            lhs: Matrices { tensor: &weight, transposed: false, ld: taps, stride: 0 },
+            rhs: rows(&x, shape.pixels(), shape.image()),
+            out: rows(&y, shape.pixels(), shape.out_image()),
+        })?;
+        return in_dtype(&y, out);
+    }
+    let y = gpu.empty(
+        &shape.out_dims(),
+        if wide == DType::F32 && out != DType::F64 { out } else { wide },
+    )?;
+    let tiles = Tiles::new(shape, dtype, product_dtype);
+    let columns = gpu.scratch(0, tiles.columns(), dtype)?;
+    let products = gpu.scratch(1, tiles.outputs(), product_dtype)?;
+    let from_rows = format!("from_rows_{}_{}", suffix(product_dtype)?, suffix(y.dtype())?);
+    for tile in tiles.all() {
+        tile.im2col(gpu, &x, &columns)?;
+        gpu.product(&Product {
+            batch: shape.geometry.groups,
+            m: outs,
+            k: taps,
+            n: tile.count,
+            lhs: Matrices { tensor: &weight, transposed: false, ld: taps, stride: outs * taps },
+            rhs: rows(&columns, tiles.ld, taps * tiles.ld),
+            out: rows(&products, tile.count, outs * tile.count),
+        })?;
+        let kernel = gpu.launch(&SOURCE, &from_rows)?.read(&products)?.write(&y)?;
+        // As below, an element a thread.
+        let kernel = tile.rows(kernel.read_or_null(bias.as_ref())?, tile.count);
+        kernel.run(tile.grid(shape.c_out, 1))?;
+    }
+    in_dtype(&y, out)
+}
+
+/// See [`super::input_gradient`]. Nothing is empty.
+pub(super) fn input_gradient(
+    gpu: &Gpu,
+    grad: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    out: DType,
+) -> Result<Tensor> {
+    let wide = arithmetic([Some(grad), Some(weight), bias]);
+    let [grad, weight] = operands(gpu, [grad, weight], wide)?;
+    if let Some(dx) = biased_library(gpu, Pass::Input, shape, [&grad, &weight], bias, out)? {
+        return Ok(dx);
+    }
+    let bias = bias.map(|bias| plain(&in_dtype(bias, wide)?)).transpose()?;
+    if shape.geometry.format == Format::ChannelsLast {
+        return last::input_gradient(gpu, [&grad, &weight], bias.as_ref(), shape, wide, out);
+    }
+    let dtype = grad.dtype();
+    if shape.depthwise() {
+        let dx = gpu.empty(&shape.input_dims(), if out == dtype { out } else { wide })?;
+        let name = format!("depthwise_input_{}_{}", suffix(dtype)?, suffix(dx.dtype())?);
+        // A thread writes one of `dx`'s elements, and reads those of its channels in its image.
+        let kernel = gpu.launch(&SOURCE, &name)?.read(&grad)?.read(&weight)?;
+        let kernel = kernel.read_or_null(bias.as_ref())?.write(&dx)?.size(shape.batch);
+        kernel.sizes(&sizes(shape)).run(Grid::over(dx.elem_count(), 1))?;
+        return in_dtype(&dx, out);
+    }
+    let (outs, taps) = (shape.group_out(), shape.taps());
+    let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
+    if let Some(dx) = library(gpu, Pass::Input, shape, [&grad, &weight], product_dtype, None)? {
+        return finish(&dx, bias.as_ref(), out);
+    }
+    if bias.is_none() && images_are_matrices(shape) {
+        let dx = gpu.empty(&shape.input_dims(), product_dtype)?;
+        gpu.product(&Product {
+            batch: shape.batch,
+            m: taps,
+            k: outs,
+            n: shape.pixels(),
+            lhs: Matrices { tensor: &weight, transposed: true, ld: taps, stride: 0 },
+            rhs: rows(&grad, shape.pixels(), shape.out_image()),
+            out: rows(&dx, shape.pixels(), shape.image()),
+        })?;
+        return in_dtype(&dx, out);
+    }
+    let dx = gpu.empty(
+        &shape.input_dims(),
+        if wide == DType::F32 && out != DType::F64 { out } else { wide },
+    )?;
+    // Summed after the product, so not rounded by it.
+    let tiles = Tiles::of_images(shape, wide, dtype);
+    let columns = gpu.scratch(0, tiles.columns(), wide)?;
+    let outputs = gpu.scratch(1, tiles.outputs(), dtype)?;
+    let col2im = format!("col2im_{}_{}", suffix(wide)?, suffix(dx.dtype())?);
+    for tile in tiles.all() {
+        tile.to_rows(gpu, &grad, &outputs)?;
+        gpu.product(&Product {
+            batch: shape.geometry.groups,
+            m: taps,
+            k: outs,
+            n: tile.count,
+            lhs: Matrices { tensor: &weight, transposed: true, ld: taps, stride: outs * taps },
+            rhs: rows(&outputs, tiles.ld, outs * tiles.ld),
+            out: rows(&columns, tile.count, taps * tile.count),
+        })?;
+        let images = tile.count / shape.pixels();
+        // A thread writes one element of the tile's images, from those of their columns.
+        let kernel = gpu.launch(&SOURCE, &col2im)?.read(&columns)?.write(&dx)?;
+        let kernel = kernel.read_or_null(bias.as_ref())?;
+        let kernel = kernel.sizes(&[tile.first / shape.pixels(), images, tile.count]);
+        kernel.sizes(&sizes(shape)).run(Grid::over(images * shape.image(), 1))?;
+    }
+    in_dtype(&dx, out)
+}
+
+/// See [`super::weight_gradient`]. Nothing is empty.
+pub(super) fn weight_gradient(
+    gpu: &Gpu,
+    x: &Tensor,
+    grad: &Tensor,
+    shape: &Shape,
+    out: DType,
+) -> Result<Tensor> {
+    let wide = arithmetic([Some(x), Some(grad)]);
+    let [x, grad] = operands(gpu, [x, grad], wide)?;
+    if shape.geometry.format == Format::ChannelsLast {
+        return last::weight_gradient(gpu, [&x, &grad], shape, wide, out);
+    }
+    let dtype = x.dtype();
+    let dw = gpu.empty(&shape.weight_dims(), wide)?;
+    if shape.depthwise() {
+        // A block writes one of `dw`'s elements, and reads those of its channels.
+        let kernel = gpu.launch(&SOURCE, &format!("depthwise_weight_{}", suffix(dtype)?))?;
+        let kernel = kernel.read(&x)?.read(&grad)?.write(&dw)?.size(shape.batch);
+        let grid = Grid::flat(dw.elem_count(), Grid::THREADS);
+        kernel.sizes(&sizes(shape)).run(grid)?;
+        return in_dtype(&dw, out);
+    }
+    let (outs, taps) = (shape.group_out(), shape.taps());
+    let written = library_gradient(dtype, out, wide);
+    if let Some(dw) = library(gpu, Pass::Weight, shape, [&x, &grad], written, None)? {
+        return in_dtype(&dw, out);
+    }
+    let tiles = Tiles::new(shape, dtype, dtype);
+    let columns = gpu.scratch(0, tiles.columns(), dtype)?;
+    let outputs = gpu.scratch(1, tiles.outputs(), dtype)?;
+    let mut sum: Option<Tensor> = None;
+    for tile in tiles.all() {
+        tile.im2col(gpu, &x, &columns)?;
+        tile.to_rows(gpu, &grad, &outputs)?;
+        let part = match &sum {
+            None => dw.clone(),
+            Some(_) => gpu.scratch(2, dw.elem_count(), wide)?.reshape(dw.dims())?,
+        };
+        gpu.product(&Product {
+            batch: shape.geometry.groups,
+            m: outs,
+            k: tile.count,
+            n: taps,
+            lhs: rows(&outputs, tiles.ld, outs * tiles.ld),
+            rhs: Matrices { transposed: true, ..rows(&columns, tiles.ld, taps * tiles.ld) },
+            out: rows(&part, taps, outs * taps),
+        })?;
+        // One tile after the other.
+        sum = Some(match sum {
+            None => part,
+            Some(sum) => add_assign(sum, &part)?,
+        });
+    }
+    in_dtype(&sum.unwrap_or(dw), out)
+}
+
+/// By cuDNN, with a `bias` for each channel, where all are of one dtype: the result begins as the bias, which then is
+/// added before the one rounding, and of halves no wider result is needed.
+fn biased_library(
+    gpu: &Gpu,
+    pass: Pass,
+    shape: &Shape,
+    tensors: [&Tensor; 2],
+    bias: Option<&Tensor>,
+    out: DType,
+) -> Result<Option<Tensor>> {
+    match bias {
+        Some(bias) if bias.dtype() == out && tensors[0].dtype() == out && !shape.depthwise() => {
+            library(gpu, pass, shape, tensors, out, Some(bias))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// By cuDNN: the third tensor of two, in the dtype `written`, with a bias of that dtype if there is one; a weight's
+/// gradient as the library's weights lie. `None` where it does not do that.
+fn library(
+    gpu: &Gpu,
+    pass: Pass,
+    shape: &Shape,
+    tensors: [&Tensor; 2],
+    written: DType,
+    bias: Option<&Tensor>,
+) -> Result<Option<Tensor>> {
+    let (dtype, format) = (tensors[0].dtype(), shape.geometry.format);
+    if dtype == DType::F64 || !gpu.has_convolutions() {
+        return Ok(None);
+    }
+    // Of halves, the library writes halves. But halves are TF32 as they are, so that their products
+    // are exact in it, and those it writes in F32.
+    let widened = dtype != written;
+    if widened && gpu.compute_capability()? < (8, 0) {
+        return Ok(None);
+    }
+    // The channels of a tap lie side by side where those of a pixel do.
+    let turned = |weight: &Tensor| match format {
+        Format::ChannelsFirst => Ok(weight.clone()),
+        Format::ChannelsLast => last::to_taps(gpu, weight, shape, shape.taps()),
+    };
+    let given = |tensor: &Tensor| match widened {
+        true => in_dtype(tensor, written),
+        false => Ok(tensor.clone()),
+    };
+    let [a, b] = [given(tensors[0])?, given(tensors[1])?];
+    let b = if pass == Pass::Weight { b } else { turned(&b)? };
+    let Geometry { stride, padding: (above, left), dilation, groups, .. } = shape.geometry;
+    let Shape { batch, c_in, c_out, height, width, out_height, out_width, .. } = *shape;
+    let (padding, tf32) = ([above, left], widened || crate::kernels::tf32::allow_tf32());
+    let convolution = Convolution {
+        format,
+        input: [batch, c_in, height, width],
+        weight: shape.weight_dims(),
+        output: [batch, c_out, out_height, out_width],
+        padding,
+        stride,
+        dilation,
+        groups,
+        tf32,
+    };
+    let (dims, order) = match pass {
+        Pass::Forward => (shape.out_dims(), [0, 1, 2]),
+        Pass::Input => (shape.input_dims(), [2, 1, 0]),
+        Pass::Weight => (shape.weight_dims(), [0, 2, 1]),
+    };
+    let result = gpu.empty(&dims, written)?;
+    let all = [&a, &b, &result];
+    // A number for each channel, at all pixels.
+    let spread = bias.map(|bias| {
+        let bias = match format {
+            Format::ChannelsFirst => bias.reshape((1, (), 1, 1))?,
+            Format::ChannelsLast => bias.reshape((1, 1, 1, ()))?,
+        };
+        bias.broadcast_as(result.shape())
+    });
+    let begin = spread.transpose()?.map(|bias| {
+        let result = &result;
+        move || cast_into(result, &bias)
+    });
+    let begin = begin.as_ref().map(|begin| begin as &dyn Fn() -> Result<()>);
+    let done = gpu.convolution(pass, &convolution, order.map(|at| all[at]), begin)?;
+    Ok(done.then_some(result))
+}
+
+/// What the library writes a weight gradient in, from operands in `dtype`: where `out` is wider than those, in
+/// one pass over them, unless that is to be exact.
+fn library_gradient(dtype: DType, out: DType, wide: DType) -> DType {
+    let exact = out != dtype && crate::kernels::cudnn::cudnn_f32_weight_gradients();
+    if exact { wide } else { dtype }
+}
+
+/// With a bias for each channel, in `out`.
+fn finish(y: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
+    let Some(bias) = bias else { return in_dtype(y, out) };
+    let bias = bias.reshape((1, (), 1, 1))?.broadcast_as(y.shape())?;
+    in_dtype(&add(y, &bias)?, out)
+}
+
+/// Whether each image, as it is, is a matrix of columns, and one that products like.
+fn images_are_matrices(shape: &Shape) -> bool {
+    let pixels = shape.pixels();
+    shape.pointwise() && shape.geometry.groups == 1 && pixels >= LARGE && pixels.is_multiple_of(8)
+}
+
+/// Both contiguous, in the dtype that a product reads.
+fn operands(gpu: &Gpu, tensors: [&Tensor; 2], wide: DType) -> Result<[Tensor; 2]> {
+    let [a, b] = tensors;
+    // Products of BF16 came with compute capability 8.0.
+    let known = a.dtype() != DType::BF16 || gpu.compute_capability()? >= (8, 0);
+    let dtype =
+        if wide == DType::F32 && a.dtype() == b.dtype() && known { a.dtype() } else { wide };
+    let operand = |x: &Tensor| plain(&in_dtype(x, dtype)?);
+    Ok([operand(a)?, operand(b)?])
+}
+
+fn rows(tensor: &Tensor, ld: usize, stride: usize) -> Matrices<'_> {
+    Matrices { tensor, transposed: false, ld, stride }
+}
+
+/// What kernels are told of a shape.
+fn sizes(shape: &Shape) -> [usize; 12] {
+    let Geometry { stride, padding: (above, left), dilation, .. } = shape.geometry;
+    let Shape { c_in, c_out, height, width, out_height, out_width, .. } = *shape;
+    let (kernel_height, kernel_width) = (shape.kernel_height, shape.kernel_width);
+    [
+        c_in,
+        c_out,
+        height,
+        width,
+        out_height,
+        out_width,
+        kernel_height,
+        kernel_width,
+        stride,
+        above,
+        left,
+        dilation,
+    ]
+}
+
+/// The output's pixels, counted through the batch, in tiles of so many.
+struct Tiles<'a> {
+    shape: &'a Shape,
+    count: usize,
+    /// Elements from a row to the next: rows begin at addresses that products like.
+    ld: usize,
+}
+
+impl<'a> Tiles<'a> {
+    /// Of columns and of outputs in these dtypes.
+    fn new(shape: &'a Shape, columns: DType, outputs: DType) -> Self {
+        let all = shape.batch * shape.pixels();
+        let most = WORKSPACE / pixel_bytes(shape, columns, outputs) / 8 * 8;
+        Self::of(shape, all.min(most.max(8)))
+    }
+
+    /// Of whole images.
+    fn of_images(shape: &'a Shape, columns: DType, outputs: DType) -> Self {
+        let images = WORKSPACE / (pixel_bytes(shape, columns, outputs) * shape.pixels());
+        Self::of(shape, shape.pixels() * images.clamp(1, shape.batch))
+    }
+
+    fn of(shape: &'a Shape, count: usize) -> Self {
+        Self { shape, count, ld: count.next_multiple_of(8) }
+    }
+
+    fn columns(&self) -> usize {
+        self.shape.taps() * self.shape.geometry.groups * self.ld
+    }
+
+    fn outputs(&self) -> usize {
+        self.shape.c_out * self.ld
+    }
+
+    fn all(&self) -> impl Iterator<Item = Tile<'_>> {
+        let end = self.shape.batch * self.shape.pixels();
+        (0..end).step_by(self.count).map(move |first| Tile {
+            shape: self.shape,
+            first,
+            count: self.count.min(end - first),
+            ld: self.ld,
+        })
+    }
+}
+
+/// A pixel's columns and outputs.
+fn pixel_bytes(shape: &Shape, columns: DType, outputs: DType) -> usize {
+    let taps = shape.taps() * shape.geometry.groups;
+    taps * columns.size_in_bytes() + shape.c_out * outputs.size_in_bytes()
+}
+
+struct Tile<'a> {
+    shape: &'a Shape,
+    first: usize,
+    count: usize,
+    ld: usize,
+}
+
+impl Tile<'_> {
+    fn im2col(&self, gpu: &Gpu, x: &Tensor, columns: &Tensor) -> Result<()> {
+        let kernel = gpu.launch(&SOURCE, &format!("im2col_{}", suffix(x.dtype())?))?;
+        // Row by row of as many columns as the tile has pixels, from pixels inside images.
+        let rows = self.shape.taps() * self.shape.geometry.groups;
+        let kernel = self.rows(kernel.read(x)?.write(columns)?, self.ld);
+        kernel.run(self.grid(rows, pack(x.dtype(), x.dtype())))
+    }
+
+    fn to_rows(&self, gpu: &Gpu, images: &Tensor, rows: &Tensor) -> Result<()> {
+        let kernel = gpu.launch(&SOURCE, &format!("to_rows_{}", suffix(images.dtype())?))?;
+        // A row a channel, of the tile's pixels, which the images have.
+        let kernel = self.rows(kernel.read(images)?.write(rows)?, self.ld);
+        kernel.run(self.grid(self.shape.c_out, pack(images.dtype(), images.dtype())))
+    }
+
+    fn rows(&self, kernel: Launch, ld: usize) -> Launch {
+        kernel.sizes(&[self.first, self.count, ld]).sizes(&sizes(self.shape))
+    }
+
+    /// Blocks for so many rows, a thread for every `each` pixels of one.
+    fn grid(&self, rows: usize, each: usize) -> Grid {
+        Grid::flat(rows * self.count.div_ceil(Grid::THREADS * each), Grid::THREADS)
+    }
+}

@@ -1,0 +1,212 @@
+//! Two-dimensional convolutions and their gradients.
+//!
+//! Images are `(batch, channels, height, width)`, or `(batch, height, width, channels)` as their
+//! [`Format`] says, weights `(c_out, c_in / groups, kh, kw)`. Every argument is F16, BF16, F32 or F64, not necessarily the same → F64 where one of them is F64, else
+//! F32 → rounded once to `out`.
+
+mod columns;
+mod cpu;
+mod cuda;
+#[cfg(target_arch = "x86_64")]
+mod packed;
+mod portable;
+mod shape;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Result, Tensor};
+
+use super::cuda::Gpu;
+use super::format::{Format, first, last};
+use super::gemm::{arithmetic, exact};
+use crate::kernels::cpu::dtype::with_element;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::cpu::dtype::with_single;
+use shape::Shape;
+
+/// How a kernel moves over an image. Of an image and a kernel of one row, which is how a sequence
+/// is convolved, stride and dilation say nothing vertically.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Geometry {
+    /// Pixels between two positions of the kernel.
+    pub stride: usize,
+    /// Zeros above and below the image, and left and right of it.
+    pub padding: (usize, usize),
+    /// Pixels between two taps of the kernel.
+    pub dilation: usize,
+    /// Parts the channels are split into, each convolved by itself.
+    pub groups: usize,
+    pub format: Format,
+}
+
+impl Geometry {
+    fn channels_first(self) -> Self {
+        Self { format: Format::ChannelsFirst, ..self }
+    }
+
+    /// Positions of a kernel of `(rows, columns)` taps on an image of `(height, width)`, vertically
+    /// and horizontally; none where it does not fit.
+    pub(crate) fn out_size(
+        &self,
+        (height, width): (usize, usize),
+        (rows, columns): (usize, usize),
+    ) -> (usize, usize) {
+        let positions = |input: usize, padding: usize, kernel: usize| {
+            let reach = self.dilation * (kernel - 1) + 1;
+            match (input + 2 * padding).checked_sub(reach) {
+                Some(room) => room / self.stride + 1,
+                None => 0,
+            }
+        };
+        (positions(height, self.padding.0, rows), positions(width, self.padding.1, columns))
+    }
+}
+
+/// `x (b,c_in,h,w) ⋆ weight + bias (c_out) → (b,c_out,h_out,w_out)`.
+///
+/// Padding is a zero like any other: times an infinite weight it is NaN.
+pub(crate) fn forward(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    geometry: Geometry,
+    out: DType,
+) -> Result<Tensor> {
+    let shape = Shape::new(x.dims(), weight.dims(), geometry)?;
+    if let Some(gpu) = gpu_of(x, &shape) {
+        return cuda::forward(&gpu, x, weight, bias, &shape, out);
+    }
+    if !x.device().is_cpu() {
+        if geometry.format == Format::ChannelsLast {
+            return last(&forward(&first(x)?, weight, bias, geometry.channels_first(), out)?);
+        }
+        return portable::forward(x, weight, bias, &shape, out);
+    }
+    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+    let bias = bias.map(Tensor::contiguous).transpose()?;
+    if geometry.format == Format::ChannelsLast {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(unit) = packed::last::unit([&x, &weight], bias.as_ref(), &shape, out) {
+            return with_single!(out, O => {
+                packed::last::forward::<O>(&x, &weight, bias.as_ref(), &shape, unit)
+            });
+        }
+        let y = forward(&first(&x)?, &weight, bias.as_ref(), geometry.channels_first(), out)?;
+        return last(&y);
+    }
+    if arithmetic([Some(&x), Some(&weight), bias.as_ref()]) == DType::F64 {
+        let bias = bias.as_ref().map(exact).transpose()?;
+        let y = cpu::forward::<f64>(&exact(&x)?, &exact(&weight)?, bias.as_ref(), &shape)?;
+        return y.to_dtype(out);
+    }
+    if out == DType::F64 {
+        return forward(&x, &weight, bias.as_ref(), geometry, DType::F32)?.to_dtype(out);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(unit) = packed::unit([&x, &weight], &shape) {
+        return with_single!(out, O => packed::forward::<O>(&x, &weight, bias.as_ref(), &shape, unit));
+    }
+    with_element!(out, O => cpu::forward::<O>(&x, &weight, bias.as_ref(), &shape))
+}
+
+/// The gradient of [`forward`] by `x`, of dimensions `input_dims`, from `grad
+/// (b,c_out,h_out,w_out)`, plus `bias (c_in)`: a transposed convolution is this one's gradient.
+///
+/// A bias wants a `grad` of at least one pixel.
+pub(crate) fn input_gradient(
+    grad: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    input_dims: &[usize],
+    geometry: Geometry,
+    out: DType,
+) -> Result<Tensor> {
+    let shape = Shape::new(input_dims, weight.dims(), geometry)?;
+    if let Some(gpu) = gpu_of(grad, &shape) {
+        return cuda::input_gradient(&gpu, grad, weight, bias, &shape, out);
+    }
+    if !grad.device().is_cpu() {
+        if geometry.format == Format::ChannelsLast {
+            let dims = [shape.batch, shape.c_in, shape.height, shape.width];
+            let (grad, geometry) = (first(grad)?, geometry.channels_first());
+            return last(&input_gradient(&grad, weight, bias, &dims, geometry, out)?);
+        }
+        return portable::input_gradient(grad, weight, bias, &shape, out);
+    }
+    let (grad, weight) = (grad.contiguous()?, weight.contiguous()?);
+    let bias = bias.map(Tensor::contiguous).transpose()?;
+    if geometry.format == Format::ChannelsLast {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(unit) = packed::last::unit([&grad, &weight], bias.as_ref(), &shape, out) {
+            return with_single!(out, O => {
+                packed::last::input_gradient::<O>(&grad, &weight, bias.as_ref(), &shape, unit)
+            });
+        }
+        let dims = [shape.batch, shape.c_in, shape.height, shape.width];
+        let (grad, geometry) = (first(&grad)?, geometry.channels_first());
+        return last(&input_gradient(&grad, &weight, bias.as_ref(), &dims, geometry, out)?);
+    }
+    if arithmetic([Some(&grad), Some(&weight), bias.as_ref()]) == DType::F64 {
+        let (grad, weight) = (exact(&grad)?, exact(&weight)?);
+        let bias = bias.as_ref().map(exact).transpose()?;
+        return cpu::input_gradient::<f64>(&grad, &weight, bias.as_ref(), &shape)?.to_dtype(out);
+    }
+    if out == DType::F64 {
+        let dx = input_gradient(&grad, &weight, bias.as_ref(), input_dims, geometry, DType::F32)?;
+        return dx.to_dtype(out);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(unit) = packed::unit([&grad, &weight], &shape) {
+        return with_single!(out, O => {
+            packed::input_gradient::<O>(&grad, &weight, bias.as_ref(), &shape, unit)
+        });
+    }
+    with_element!(out, O => cpu::input_gradient::<O>(&grad, &weight, bias.as_ref(), &shape))
+}
+
+/// The gradient of [`forward`] by the weight, of dimensions `weight_dims`, from `x (b,c_in,h,w)`
+/// and `grad (b,c_out,h_out,w_out)`.
+///
+/// The sum over the batch has one order, whatever the number of threads.
+pub(crate) fn weight_gradient(
+    x: &Tensor,
+    grad: &Tensor,
+    weight_dims: &[usize],
+    geometry: Geometry,
+    out: DType,
+) -> Result<Tensor> {
+    let shape = Shape::new(x.dims(), weight_dims, geometry)?;
+    if let Some(gpu) = gpu_of(x, &shape) {
+        return cuda::weight_gradient(&gpu, x, grad, &shape, out);
+    }
+    if !x.device().is_cpu() {
+        if geometry.format == Format::ChannelsLast {
+            let (x, grad) = (first(x)?, first(grad)?);
+            return weight_gradient(&x, &grad, weight_dims, geometry.channels_first(), out);
+        }
+        return portable::weight_gradient(x, grad, &shape, out);
+    }
+    let (x, grad) = (x.contiguous()?, grad.contiguous()?);
+    if geometry.format == Format::ChannelsLast {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(unit) = packed::last::gradient_unit([&x, &grad], &shape, out) {
+            return packed::last::weight_gradient(&x, &grad, &shape, unit)?.to_dtype(out);
+        }
+        let (x, grad) = (first(&x)?, first(&grad)?);
+        return weight_gradient(&x, &grad, weight_dims, geometry.channels_first(), out);
+    }
+    if arithmetic([Some(&x), Some(&grad)]) == DType::F64 {
+        return cpu::weight_gradient::<f64>(&exact(&x)?, &exact(&grad)?, &shape)?.to_dtype(out);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(unit) = packed::unit([&x, &grad], &shape) {
+        return packed::weight_gradient(&x, &grad, &shape, unit)?.to_dtype(out);
+    }
+    cpu::weight_gradient::<f32>(&x, &grad, &shape)?.to_dtype(out)
+}
+
+/// Where a convolution is, if that is a GPU and there is something to convolve.
+fn gpu_of(x: &Tensor, shape: &Shape) -> Option<Gpu> {
+    let nothing = shape.input_dims().contains(&0) || shape.out_dims().contains(&0);
+    Gpu::of(x.device()).filter(|_| !nothing)
+}

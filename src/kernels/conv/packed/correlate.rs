@@ -1,0 +1,208 @@
+//! The gradient by the weight: strips of input rows times transposed strips of the output's
+//! gradient, summed over positions.
+
+use std::ops::Range;
+
+use candle_core::{DType, Result, Tensor, bail};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::layout::{Cut, Part, Strips, Taps};
+use super::rows::Stored;
+use super::source::Source;
+use super::{Shape, winograd, with_stored};
+use crate::kernels::cpu::dtype::{Elements, tensor};
+use crate::kernels::cpu::simd::vectorise;
+use crate::kernels::gemm::micro::{Panel, Unit, transpose, with_cells};
+
+/// Output channels of a task: a multiple of the columns of all tiles.
+const BLOCK: usize = 64;
+
+/// Runs of images whose sums are kept apart, then added in order: enough for the threads of most
+/// processors, and few enough that the sums stay small beside the images.
+pub(super) fn runs(weights: usize) -> usize {
+    ((1 << 20) / weights.max(1)).clamp(2, 16)
+}
+
+/// See [`super::super::weight_gradient`]; contiguous operands, no F64; in F32.
+pub(in crate::kernels::conv) fn weight_gradient(
+    x: &Tensor,
+    grad: &Tensor,
+    shape: &Shape,
+    unit: Unit,
+) -> Result<Tensor> {
+    if unit == Unit::Fma && winograd::suits_gradient(shape) {
+        let total = total(x, grad, shape, How::Tiles)?;
+        if total.iter().all(|sum| sum.is_finite()) {
+            return Ok(tensor(total, &shape.weight_dims()));
+        }
+    }
+    Ok(tensor(total(x, grad, shape, How::Strips(unit))?, &shape.weight_dims()))
+}
+
+/// What sums are taken by.
+#[derive(Clone, Copy)]
+enum How {
+    Strips(Unit),
+    /// Winograd's.
+    Tiles,
+}
+
+fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>> {
+    let taps = Taps::forward(shape);
+    let (ins, outs) = (shape.group_in(), shape.group_out());
+    let run = match how {
+        How::Strips(_) => shape.batch.div_ceil(runs(shape.c_out * shape.taps())),
+        How::Tiles => winograd::Correlation::run_images(shape),
+    };
+    let run = run.max(1);
+    let runs = shape.batch.div_ceil(run);
+    let blocks: Vec<_> = (0..shape.geometry.groups)
+        .flat_map(|group| {
+            let blocks = (0..outs).step_by(BLOCK);
+            blocks.map(move |first| (group, first..outs.min(first + BLOCK)))
+        })
+        .collect();
+    let mut sums: Vec<Vec<f32>> = with_stored!(x, x => with_stored!(grad, grad => {
+        let (x, grad): (&[_], &[_]) = (&x, &grad);
+        let tasks = (0..runs * blocks.len()).into_par_iter();
+        tasks.map(|task| {
+            let (group, channels) = blocks[task / runs].clone();
+            let first = task % runs * run;
+            let images = first..shape.batch.min(first + run);
+            match how {
+                How::Strips(unit) => {
+                    Correlation { shape, taps: &taps, unit, group, channels }.run(x, grad, images)
+                }
+                How::Tiles => winograd::Correlation { shape, channels }.run(x, grad, images),
+            }
+        })
+        .collect()
+    }));
+    let kernel = shape.kernel_height * shape.kernel_width;
+    let mut total = vec![0f32; shape.c_out * shape.taps()];
+    let mut places = Vec::with_capacity(blocks.len());
+    let mut rest = total.as_mut_slice();
+    for (_, channels) in &blocks {
+        let (own, after) = std::mem::take(&mut rest).split_at_mut(channels.len() * shape.taps());
+        places.push(own);
+        rest = after;
+    }
+    let tasks = places.into_par_iter().zip(sums.par_chunks_mut(runs));
+    tasks.for_each(|(places, sums)| {
+        let Some((sum, others)) = sums.split_first_mut() else { return };
+        others.iter().for_each(|other| add_all(sum, other));
+        // `(kernel row, kernel column, channel, output channel)`
+        let outs = places.len() / shape.taps();
+        for (out, places) in places.chunks_exact_mut(shape.taps()).enumerate() {
+            for (index, place) in places.iter_mut().enumerate() {
+                let (channel, tap) = (index / kernel, index % kernel);
+                *place = sum[(tap * ins + channel) * outs + out];
+            }
+        }
+    });
+    Ok(total)
+}
+
+/// Adds `other` to `sum`.
+pub(super) fn add_all(sum: &mut [f32], other: &[f32]) {
+    vectorise(
+        #[inline(always)]
+        || sum.iter_mut().zip(other).for_each(|(sum, other)| *sum += other),
+    );
+}
+
+/// A group's sums for some of its output channels.
+struct Correlation<'a> {
+    shape: &'a Shape,
+    taps: &'a Taps,
+    unit: Unit,
+    group: usize,
+    channels: Range<usize>,
+}
+
+impl Correlation<'_> {
+    /// The sum over some images.
+    fn run<S: Stored + 'static, G: Stored + 'static>(
+        &self,
+        x: &[S],
+        grad: &[G],
+        images: Range<usize>,
+    ) -> Vec<f32> {
+        let shape = self.shape;
+        let mut sums = vec![0f32; self.channels.len() * shape.taps()];
+        let cells = (shape.group_in() * shape.kernel_width * shape.geometry.stride
+            + self.channels.len())
+        .div_ceil(self.unit.per_cell());
+        let cut = Cut::new(self.taps.grid, images.len(), cells);
+        for first in images.clone().step_by(cut.images) {
+            let count = cut.images.min(images.end - first);
+            let x = &x[first * shape.image()..][..count * shape.image()];
+            let grad = &grad[first * shape.out_image()..][..count * shape.out_image()];
+            for part in cut.parts(self.taps.grid, count) {
+                self.part(x, grad, &part, &mut sums);
+            }
+        }
+        sums
+    }
+
+    fn part<S: Stored + 'static, G: Stored + 'static>(
+        &self,
+        x: &[S],
+        grad: &[G],
+        part: &Part,
+        sums: &mut [f32],
+    ) {
+        let (shape, unit) = (self.shape, self.unit);
+        let (ins, outs) = (shape.group_in(), self.channels.len());
+        let per_cell = unit.per_cell();
+        // A kernel row starts at a cell, and for tile registers on a cache line if it can.
+        let multiple = if unit == Unit::Tiles { 32 } else { per_cell };
+        let of_x = Strips::long(self.taps, part, multiple);
+        let of_grad = Strips::long(&Taps::identity(self.taps.grid), part, multiple);
+        let x = Source {
+            x,
+            size: (shape.height, shape.width),
+            channels: self.group * ins..(self.group + 1) * ins,
+            image: shape.image(),
+        };
+        let first = self.group * shape.group_out() + self.channels.start;
+        let grad = Source {
+            x: grad,
+            size: (shape.out_height, shape.out_width),
+            channels: first..first + outs,
+            image: shape.out_image(),
+        };
+        let rows = shape.kernel_width * ins;
+        let depth = (part.rows.len() * of_grad.line).div_ceil(per_cell);
+        let (x_step, grad_step) = (of_x.strip / per_cell, of_grad.strip / per_cell);
+        let columns = depth.next_multiple_of(16);
+        let (x_rows, grad_rows) = (rows.next_multiple_of(16), outs.next_multiple_of(16));
+        let sizes = [x_rows * x_step + 16, grad_rows * grad_step + 16, grad_rows * columns];
+        with_cells(sizes, |[left, straight, right]| {
+            x.copy(self.taps, part, &of_x, unit.pairs(), left);
+            grad.copy(&Taps::identity(self.taps.grid), part, &of_grad, unit.pairs(), straight);
+            transpose(straight, outs, grad_step, depth, right);
+            for (row, start) in of_x.starts.iter().enumerate() {
+                let sums = &mut sums[row * rows * outs..];
+                let panel = Panel {
+                    left: &left[start / per_cell..],
+                    left_block: unit.rows() * x_step,
+                    left_row: x_step,
+                    left_step: 1,
+                    left_starts: &[0],
+                    right,
+                    right_block: 16 * columns,
+                    right_step: 16,
+                    right_starts: &[0],
+                    rows,
+                    columns: outs,
+                    depth,
+                    planes: 1,
+                    strips: false,
+                };
+                panel.add_to(unit, sums, outs);
+            }
+        });
+    }
+}

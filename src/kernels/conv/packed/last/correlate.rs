@@ -1,0 +1,456 @@
+//! The gradient by the weight: output channels times kernel columns and input channels, summed over
+//! positions, a kernel row at a time.
+
+use std::ops::Range;
+
+use candle_core::{DType, Result, Tensor, bail};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::lines::Lines;
+use super::rows::{Pixels, copy};
+use super::{Shape, weights, with_stored};
+use crate::kernels::conv::packed::correlate::{add_all, runs};
+use crate::kernels::conv::packed::layout::{Cut, Part, Strips, Taps};
+use crate::kernels::conv::packed::rows::{Stored, widen};
+use crate::kernels::conv::packed::source::{floats, halves, pairs};
+use crate::kernels::cpu::dtype::{Elements, tensor};
+use crate::kernels::gemm::micro::{Panel, Planes, Side, Tile, Unit, with_cells};
+
+/// See [`super::super::weight_gradient`].
+pub(in crate::kernels::conv) fn weight_gradient(
+    x: &Tensor,
+    grad: &Tensor,
+    shape: &Shape,
+    unit: Unit,
+) -> Result<Tensor> {
+    let run = shape.batch.div_ceil(runs(shape.c_out * shape.taps())).max(1);
+    let runs = shape.batch.div_ceil(run);
+    let groups = shape.geometry.groups;
+    let (taps, wide) = (Taps::forward(shape), shape.group_in().next_multiple_of(16));
+    let correlation = Correlation { shape, taps: &taps, unit, wide };
+    let sums: Vec<Vec<f32>> = with_stored!(x, x => with_stored!(grad, grad => {
+        let (x, grad): (&[_], &[_]) = (&x, &grad);
+        let tasks = (0..runs * groups).into_par_iter();
+        tasks.map(|task| {
+            let first = task % runs * run;
+            correlation.run(x, grad, task / runs, first..shape.batch.min(first + run))
+        })
+        .collect()
+    }));
+    let mut total = vec![0f32; shape.c_out * shape.taps()];
+    let (outs, width) = (shape.group_out(), shape.kernel_width * wide);
+    let gather = |(out, places): (usize, &mut [f32])| {
+        let (group, out) = (out / outs, out % outs);
+        let mut line = vec![0f32; width];
+        for row in 0..shape.kernel_height {
+            line.fill(0.0);
+            for run in &sums[group * runs..][..runs] {
+                add_all(&mut line, &run[(row * outs + out) * width..][..width]);
+            }
+            for (column, line) in line.chunks_exact(wide).enumerate() {
+                let tap = row * shape.kernel_width + column;
+                let places =
+                    places[tap..].iter_mut().step_by(shape.kernel_height * shape.kernel_width);
+                places.zip(line).for_each(|(place, sum)| *place = *sum);
+            }
+        }
+    };
+    match total.len() * runs > weights::SHORT {
+        true => total.par_chunks_mut(shape.taps()).enumerate().for_each(gather),
+        false => total.chunks_mut(shape.taps()).enumerate().for_each(gather),
+    }
+    if unit == Unit::Planes && !total.iter().all(|sum| sum.is_finite()) {
+        return weight_gradient(x, grad, shape, Unit::Fma);
+    }
+    Ok(tensor(total, &shape.weight_dims()))
+}
+
+struct Correlation<'a> {
+    shape: &'a Shape,
+    taps: &'a Taps,
+    unit: Unit,
+    /// Input channels of a group, in whole vectors.
+    wide: usize,
+}
+
+impl Correlation<'_> {
+    /// The sums of a group over some images: `(kernel row, out, kernel column, channel)`.
+    fn run<S: Stored + 'static, G: Stored + 'static>(
+        &self,
+        x: &[S],
+        grad: &[G],
+        group: usize,
+        images: Range<usize>,
+    ) -> Vec<f32> {
+        let shape = self.shape;
+        let columns = shape.kernel_width * self.wide;
+        let mut sums = vec![0f32; shape.kernel_height * shape.group_out() * columns];
+        let cells =
+            (columns * shape.geometry.stride + shape.group_out()).div_ceil(self.unit.per_cell());
+        let cut = Cut::new(self.taps.grid, images.len(), cells * self.unit.planes());
+        let count = cut.images.max(self.together(images.len()));
+        for first in images.clone().step_by(count) {
+            let end = images.end.min(first + count);
+            let x = &x[first * shape.image()..end * shape.image()];
+            let grad = &grad[first * shape.out_image()..end * shape.out_image()];
+            for part in cut.parts(self.taps.grid, 1) {
+                self.part(x, grad, group, &part, &mut sums);
+            }
+        }
+        sums
+    }
+
+    fn part<S: Stored + 'static, G: Stored + 'static>(
+        &self,
+        x: &[S],
+        grad: &[G],
+        group: usize,
+        part: &Part,
+        sums: &mut [f32],
+    ) {
+        match (self.unit, halves(x), halves(grad)) {
+            (Unit::Planes, ..) => self.of_planes(x, grad, group, part, sums),
+            (Unit::Dot | Unit::Tiles, Some(x), Some(grad)) => {
+                self.of_pairs(x, grad, group, part, sums);
+            }
+            _ => {
+                let images = x.chunks_exact(self.shape.image().max(1));
+                let grads = grad.chunks_exact(self.shape.out_image().max(1));
+                images.zip(grads).for_each(|(x, grad)| self.of_floats(x, grad, group, part, sums));
+            }
+        }
+    }
+
+    /// Lines of so many images.
+    fn strips(&self, part: &Part, images: usize) -> Strips {
+        let mut strips = Strips::new(self.taps, part, 1);
+        // A line starts with a cell, or with a register of each plane.
+        let whole = if self.unit == Unit::Planes { 32 } else { self.unit.per_cell() };
+        strips.line = (images * part.columns.len()).next_multiple_of(whole);
+        strips
+    }
+
+    /// Images of which a line has a row each, so that little of a register is nothing.
+    fn together(&self, images: usize) -> usize {
+        let width = self.shape.out_width;
+        let nothing = |&images: &usize| {
+            let line = (images * width).max(1);
+            (1000 * line.next_multiple_of(32) / line, images)
+        };
+        let most = if self.unit == Unit::Planes { images.clamp(1, 8) } else { 1 };
+        (1..=most).min_by_key(nothing).unwrap_or(1)
+    }
+
+    /// Of several images, segments of one sum: small ones have few terms, and sums are added to in memory.
+    fn of_pairs(&self, x: &[bf16], grad: &[bf16], group: usize, part: &Part, sums: &mut [f32]) {
+        let (shape, strips) = (self.shape, self.strips(part, 1));
+        let (ins, outs) = (shape.group_in(), shape.group_out());
+        let positions = part.rows.len() * strips.line;
+        let met = strips.slots.len() * strips.line;
+        let x_cells = side::<bf16>(&[], ins, met).cells();
+        let lines = Lines::new(self.taps, part, ins.div_ceil(2));
+        // Rows of pixels without a gap are read where they lie.
+        let whole = part.columns.len() == shape.out_width && strips.line == shape.out_width;
+        let lay = |i: usize, stride: usize, [straight, left, right]: [&mut [u32]; 3]| {
+            let x = &x[i * shape.image()..][..shape.image()];
+            let grad = &grad[i * shape.out_image()..][..shape.out_image()];
+            if whole {
+                let first = part.rows.start * shape.out_width * shape.c_out + group * outs;
+                let of_grad = side(&grad[first..], outs, positions);
+                Side { depth_stride: shape.c_out, ..of_grad }.pack_lines(stride, left);
+            } else {
+                let places = &mut pairs(straight)[..positions * outs];
+                self.lay_grad(grad, group, part, &strips, bf16::ZERO, copy, places);
+                side(places, outs, positions).pack_lines(stride, left);
+            }
+            if whole && self.taps.step == 1 && shape.out_width >= 16 {
+                let of_image = Pixels {
+                    x,
+                    size: (shape.height, shape.width),
+                    channels: group * ins..(group + 1) * ins,
+                    all: shape.c_in,
+                };
+                of_image.fill(&lines, self.unit, straight);
+                self.pack_shifted(&lines, pairs(straight), x_cells, right);
+            } else {
+                for column in 0..shape.kernel_width {
+                    let places = &mut pairs(straight)[..met * ins];
+                    self.lay_x(x, group, part, &strips, column, bf16::ZERO, copy, places);
+                    side(places, ins, met).pack_blocks(&mut right[column * self.wide * x_cells..]);
+                }
+            }
+        };
+        let straight = (met * ins).max(positions * outs).div_ceil(2).max(lines.len());
+        self.add::<bf16>(x.len() / shape.image().max(1), part, &strips, straight, lay, sums);
+    }
+
+    /// As [`Self::of_pairs`], of elements in planes, whose lines have a row of several images.
+    fn of_planes<S: Stored + 'static, G: Stored + 'static>(
+        &self,
+        x: &[S],
+        grad: &[G],
+        group: usize,
+        part: &Part,
+        sums: &mut [f32],
+    ) {
+        let shape = self.shape;
+        let images = x.len() / shape.image().max(1);
+        let together = self.together(images);
+        let strips = self.strips(part, together);
+        let (ins, outs) = (shape.group_in(), shape.group_out());
+        let positions = part.rows.len() * strips.line;
+        let met = strips.slots.len() * strips.line;
+        let x_cells = side::<f32>(&[], ins, met).cells();
+        let lay = |i: usize, stride: usize, [straight, left, right]: [&mut [u32]; 3]| {
+            let (first, end) = (i * together, images.min((i + 1) * together));
+            let x = &x[first * shape.image()..end * shape.image()];
+            let grad = &grad[first * shape.out_image()..end * shape.out_image()];
+            let places = &mut floats(straight)[..positions * outs];
+            self.lay_grad(grad, group, part, &strips, 0.0, widen, places);
+            side(places, outs, positions).pack_lines(stride, left);
+            for column in 0..shape.kernel_width {
+                let places = &mut floats(straight)[..met * ins];
+                self.lay_x(x, group, part, &strips, column, 0.0, widen, places);
+                side(places, ins, met).pack_blocks(&mut right[column * self.wide * x_cells..]);
+            }
+        };
+        let straight = (met * ins).max(positions * outs);
+        self.add::<f32>(images.div_ceil(together), part, &strips, straight, lay, sums);
+    }
+
+    /// Adds sums over `segments`, each of which `lay` packs, on the left into lines of so many cells;
+    /// `straight` are cells for it to work with.
+    fn add<T: Planes>(
+        &self,
+        segments: usize,
+        part: &Part,
+        strips: &Strips,
+        straight: usize,
+        lay: impl Fn(usize, usize, [&mut [u32]; 3]),
+        sums: &mut [f32],
+    ) {
+        let shape = self.shape;
+        let (ins, outs) = (shape.group_in(), shape.group_out());
+        let positions = part.rows.len() * strips.line;
+        let met = strips.slots.len() * strips.line;
+        let x_cells = side::<T>(&[], ins, met).cells();
+        let cells = side::<T>(&[], outs, positions).cells();
+        let stride = match segments * cells {
+            cells if cells.is_multiple_of(256) => cells + 16,
+            cells => cells,
+        };
+        let (block, depth) = (16 * x_cells, positions.div_ceil(2) * T::COUNT);
+        let each = shape.kernel_width * self.wide * x_cells;
+        let sizes = [
+            straight,
+            outs.next_multiple_of(16) * stride + segments * cells,
+            segments * each + block,
+        ];
+        with_cells(sizes, |[straight, left, right]| {
+            for i in 0..segments {
+                // What a segment's squares leave beyond its end, the next one's cover.
+                lay(i, stride, [&mut *straight, &mut left[i * cells..], &mut right[i * each..]]);
+            }
+            let columns = shape.kernel_width * self.wide;
+            let left_starts: Vec<_> = (0..segments).map(|i| i * cells).collect();
+            for (row, start) in strips.starts.iter().enumerate() {
+                let sums = &mut sums[row * outs * columns..][..outs * columns];
+                let start = start * strips.line / 2 * 16 * T::COUNT;
+                let right_starts: Vec<_> = (0..segments).map(|i| i * each + start).collect();
+                let panel = Panel {
+                    left,
+                    left_block: self.unit.rows() * stride,
+                    left_row: stride,
+                    left_step: 1,
+                    left_starts: &left_starts,
+                    right,
+                    right_block: block,
+                    right_step: 16,
+                    right_starts: &right_starts,
+                    rows: outs,
+                    columns,
+                    depth,
+                    planes: T::COUNT,
+                    strips: false,
+                };
+                panel.add_to(self.unit, sums, columns);
+            }
+        });
+    }
+
+    /// What each kernel column meets, out of lines with padding. A square of cells reaches beyond a
+    /// line that is no multiple of it, into what is written next.
+    fn pack_shifted(&self, lines: &Lines, x: &[bf16], cells: usize, out: &mut [u32]) {
+        let (ins, width) = (self.shape.group_in(), self.shape.out_width);
+        let own = 2 * lines.cells;
+        for (column, &(offset, _)) in self.taps.columns.iter().enumerate() {
+            let shift = (offset - lines.column) as usize;
+            for first in (0..ins).step_by(16) {
+                for slot in 0..lines.slots.len() {
+                    let data = &x[(slot * lines.pixels + shift) * own..];
+                    let all = Side { depth_stride: own, ..side(data, ins, width) };
+                    let block = (column * self.wide + first) * cells + slot * width / 2 * 16;
+                    all.part(first, (ins - first).min(16), 0, width).pack_blocks(&mut out[block..]);
+                }
+            }
+        }
+    }
+
+    fn of_floats<S: Stored + 'static, G: Stored + 'static>(
+        &self,
+        x: &[S],
+        grad: &[G],
+        group: usize,
+        part: &Part,
+        sums: &mut [f32],
+    ) {
+        let (shape, strips) = (self.shape, self.strips(part, 1));
+        let (ins, outs) = (shape.group_in(), shape.group_out());
+        let positions = part.rows.len() * strips.line;
+        let met = strips.slots.len() * strips.line;
+        // Whole tiles are read, beyond the last channel too.
+        let sizes = [positions * outs + 16, met * ins + self.wide];
+        with_cells(sizes, |[left, right]| {
+            let places = &mut floats(left)[..positions * outs];
+            self.lay_grad(grad, group, part, &strips, 0.0, widen, places);
+            let columns = shape.kernel_width * self.wide;
+            for column in 0..shape.kernel_width {
+                let places = &mut floats(right)[..met * ins];
+                self.lay_x(x, group, part, &strips, column, 0.0, widen, places);
+                for (row, start) in strips.starts.iter().enumerate() {
+                    let sums = &mut sums[row * outs * columns..][..outs * columns];
+                    let panel = Panel {
+                        left,
+                        left_block: self.unit.rows(),
+                        left_row: 1,
+                        left_step: outs,
+                        left_starts: &[0],
+                        right,
+                        right_block: 16,
+                        right_step: ins,
+                        right_starts: &[start * strips.line * ins],
+                        rows: outs,
+                        columns: ins,
+                        depth: positions,
+                        planes: 1,
+                        strips: false,
+                    };
+                    panel.multiply(self.unit, |tile| {
+                        let column = column * self.wide + tile.column;
+                        Tile { column, ..tile }.add_to(sums, columns);
+                    });
+                }
+            }
+        });
+    }
+
+    /// The gradient at each position of some images, `(line, image, position, out)`.
+    #[allow(clippy::too_many_arguments)]
+    fn lay_grad<G, P: Copy>(
+        &self,
+        grad: &[G],
+        group: usize,
+        part: &Part,
+        strips: &Strips,
+        zero: P,
+        carry: impl Fn(&[G], &mut [P]),
+        out: &mut [P],
+    ) {
+        let outs = self.shape.group_out();
+        let channels = group * outs..(group + 1) * outs;
+        let pixels = part.columns.start as isize;
+        for (y, line) in part.rows.clone().zip(out.chunks_exact_mut(strips.line * outs)) {
+            let row = Row { width: self.shape.out_width, all: self.shape.c_out, step: 1 };
+            let grads = grad.chunks_exact(self.shape.out_image());
+            let mut lines = line.chunks_exact_mut(part.columns.len() * outs);
+            for (grad, line) in grads.zip(&mut lines) {
+                row.lay(grad, y, pixels, channels.clone(), zero, &carry, line);
+            }
+            lines.by_ref().for_each(|line| line.fill(zero));
+            lines.into_remainder().fill(zero);
+        }
+    }
+
+    /// What a kernel column meets at each position of some images, `(line, image, position, channel)`.
+    #[allow(clippy::too_many_arguments)]
+    fn lay_x<S, P: Copy>(
+        &self,
+        x: &[S],
+        group: usize,
+        part: &Part,
+        strips: &Strips,
+        column: usize,
+        zero: P,
+        carry: impl Fn(&[S], &mut [P]),
+        out: &mut [P],
+    ) {
+        let (shape, ins) = (self.shape, self.shape.group_in());
+        let channels = group * ins..(group + 1) * ins;
+        let first = (part.columns.start * self.taps.step) as isize + self.taps.columns[column].0;
+        for (&y, line) in strips.slots.iter().zip(out.chunks_exact_mut(strips.line * ins)) {
+            let Some(y) = usize::try_from(y).ok().filter(|&y| y < shape.height) else {
+                line.fill(zero);
+                continue;
+            };
+            let row = Row { width: shape.width, all: shape.c_in, step: self.taps.step };
+            let mut lines = line.chunks_exact_mut(part.columns.len() * ins);
+            for (x, line) in x.chunks_exact(shape.image()).zip(&mut lines) {
+                row.lay(x, y, first, channels.clone(), zero, &carry, line);
+            }
+            lines.by_ref().for_each(|line| line.fill(zero));
+            lines.into_remainder().fill(zero);
+        }
+    }
+}
+
+/// A line a channel, summed over pixels.
+fn side<T>(data: &[T], lines: usize, depth: usize) -> Side<'_, T> {
+    Side { data, lines, depth, line_stride: 1, depth_stride: lines }
+}
+
+/// How a row of an image is read.
+struct Row {
+    width: usize,
+    /// Channels of a pixel.
+    all: usize,
+    /// Pixels from a position to the next.
+    step: usize,
+}
+
+impl Row {
+    /// Some channels of every `step`th pixel of row `y` from `first` on; zeros beside the image.
+    #[allow(clippy::too_many_arguments)]
+    fn lay<S, P: Copy>(
+        &self,
+        x: &[S],
+        y: usize,
+        first: isize,
+        channels: Range<usize>,
+        zero: P,
+        carry: &impl Fn(&[S], &mut [P]),
+        line: &mut [P],
+    ) {
+        let row = &x[y * self.width * self.all..][..self.width * self.all];
+        let own = channels.len();
+        if self.step == 1 && own == self.all {
+            let count = line.len() / own;
+            let before = ((-first).max(0) as usize).min(count);
+            let from = (first.max(0) as usize).min(self.width);
+            let inside = (self.width - from).min(count - before);
+            let (left, rest) = line.split_at_mut(before * own);
+            let (middle, right) = rest.split_at_mut(inside * own);
+            left.fill(zero);
+            right.fill(zero);
+            carry(&row[from * own..][..inside * own], middle);
+            return;
+        }
+        for (position, place) in line.chunks_exact_mut(own).enumerate() {
+            let at = first + (position * self.step) as isize;
+            match usize::try_from(at).ok().filter(|&at| at < self.width) {
+                Some(at) => carry(&row[at * self.all..][channels.clone()], place),
+                None => place.fill(zero),
+            }
+        }
+    }
+}

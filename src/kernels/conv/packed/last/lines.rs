@@ -1,0 +1,73 @@
+//! Rows of images with their padding, as offsets.
+
+use crate::kernels::conv::packed::layout::{Part, Strips, Taps};
+
+/// Input rows that some positions meet, a line each: pixels of `cells` cells, with padding. Rows that a
+/// kernel row meets one after the other are lines one after the other, so that all positions of a part
+/// are one sequence; between two rows of it are positions of nothing.
+#[derive(Clone, Debug)]
+pub(super) struct Lines {
+    /// The input row of each line; beyond the image where it is padding.
+    pub(super) slots: Vec<isize>,
+    /// The line of each kernel row.
+    starts: Vec<usize>,
+    /// The input column that a line starts with.
+    pub(super) column: isize,
+    /// Pixels of a line.
+    pub(super) pixels: usize,
+    /// Cells of a pixel.
+    pub(super) cells: usize,
+    /// Positions of a line.
+    pub(super) positions: usize,
+    /// Cells from a position to the next.
+    pub(super) step: usize,
+    /// Cells that follow each other in a sum.
+    pub(super) depth: usize,
+}
+
+impl Lines {
+    /// `part` is of whole rows of positions; columns of `taps` are in order.
+    pub(super) fn new(taps: &Taps, part: &Part, cells: usize) -> Self {
+        let Strips { slots, starts, .. } = Strips::new(taps, part, 1);
+        let offset = |column: Option<&(isize, usize)>| column.map_or(0, |column| column.0);
+        let (first, last) = (offset(taps.columns.first()), offset(taps.columns.last()));
+        let reach = (last - first) as usize + 1;
+        let pixels =
+            (taps.grid.1.saturating_sub(1) * taps.step + reach).next_multiple_of(taps.step);
+        let run = if Self::close(taps) { taps.columns.len() } else { 1 };
+        Self {
+            slots,
+            starts,
+            column: first,
+            pixels,
+            cells,
+            positions: pixels / taps.step,
+            step: taps.step * cells,
+            depth: if taps.is_empty() { 0 } else { run * cells },
+        }
+    }
+
+    /// Whether a kernel row meets neighbouring pixels.
+    fn close(taps: &Taps) -> bool {
+        taps.columns.windows(2).all(|pair| pair[0].0 + 1 == pair[1].0)
+    }
+
+    /// Where the cells of each part of a sum start, for the first position: a kernel row, or a tap.
+    pub(super) fn segments(&self, taps: &Taps) -> Vec<usize> {
+        let columns = if Self::close(taps) {
+            &taps.columns[..taps.columns.len().min(1)]
+        } else {
+            &taps.columns
+        };
+        let start = |line: usize, offset: isize| {
+            (line * self.pixels + (offset - self.column) as usize) * self.cells
+        };
+        let rows = self.starts.iter();
+        rows.flat_map(|&line| columns.iter().map(move |&(offset, _)| start(line, offset))).collect()
+    }
+
+    /// Cells in all.
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() * self.pixels * self.cells
+    }
+}

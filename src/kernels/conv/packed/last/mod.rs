@@ -1,0 +1,249 @@
+//! Convolutions of images whose channels come last.
+//!
+//! There, a row of the kernel meets numbers that follow each other: no strips are laid out, and tiles
+//! read a copy of the image with its padding. Positions are the rows of a product, output channels its
+//! columns.
+
+mod correlate;
+mod lines;
+mod rows;
+mod store;
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use candle_core::{DType, Result, Tensor, bail};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::layout::{Part, Taps};
+use super::rows::Stored;
+use super::weights::{self, Order};
+use super::{Pass, Shape, with_stored};
+use crate::kernels::cpu::dtype::{Elements, tensor};
+use crate::kernels::cpu::uninit::fresh_if;
+use crate::kernels::gemm::micro::{Cells, Panel, Rounded, Unit, planed, with_cells};
+pub(in crate::kernels::conv) use correlate::weight_gradient;
+use lines::Lines;
+use rows::Pixels;
+use store::Places;
+
+/// The unit that convolves these operands, where this module does.
+///
+/// F32 and F16 in planes where that is faster: a pixel is whole registers of 32 channels.
+pub(in crate::kernels::conv) fn unit(
+    operands: [&Tensor; 2],
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    out: DType,
+) -> Option<Unit> {
+    let double = out == DType::F64 || bias.is_some_and(|bias| bias.dtype() == DType::F64);
+    let pays = |channels: usize| 2 * channels.next_multiple_of(32) <= 3 * channels;
+    let planes = pays(shape.group_in()) && pays(shape.group_out());
+    super::unit(operands, shape).filter(|_| !double).map(|unit| in_planes(unit, planes))
+}
+
+/// The same for the gradient by the weight, of which a row is an output channel.
+pub(in crate::kernels::conv) fn gradient_unit(
+    operands: [&Tensor; 2],
+    shape: &Shape,
+    out: DType,
+) -> Option<Unit> {
+    let unit = super::unit(operands, shape).filter(|_| out != DType::F64);
+    unit.map(|unit| in_planes(unit, shape.group_out() >= 16))
+}
+
+fn in_planes(unit: Unit, pays: bool) -> Unit {
+    let planes = unit == Unit::Fma && pays && Unit::Planes.is_available();
+    if planes { Unit::Planes } else { unit }
+}
+
+/// See [`super::forward`].
+pub(in crate::kernels::conv) fn forward<O: Rounded>(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    unit: Unit,
+) -> Result<Tensor> {
+    let pass = Pass::forward(shape, unit);
+    let kernel = weights::widened(weight)?;
+    let taps = Taps::forward(shape);
+    let phases = vec![Phase::new(taps, (0, 0), &kernel, shape, Order::Forward, unit)];
+    match Phases::new(pass, phases).run::<O>(x, bias)? {
+        Some(data) => Ok(tensor(data, &shape.out_dims())),
+        None => forward::<O>(x, weight, bias, shape, Unit::Fma),
+    }
+}
+
+/// See [`super::input_gradient`].
+pub(in crate::kernels::conv) fn input_gradient<O: Rounded>(
+    grad: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    unit: Unit,
+) -> Result<Tensor> {
+    let pass = Pass::backward(shape, unit);
+    let stride = shape.geometry.stride;
+    let kernel = weights::widened(weight)?;
+    let phases = Taps::backward(shape).enumerate().map(|(number, taps)| {
+        let at = (number / stride, number % stride);
+        Phase::new(taps, at, &kernel, shape, Order::Backward, unit)
+    });
+    match Phases::new(pass, phases.collect()).run::<O>(grad, bias)? {
+        Some(data) => Ok(tensor(data, &shape.input_dims())),
+        None => input_gradient::<O>(grad, weight, bias, shape, Unit::Fma),
+    }
+}
+
+/// The output pixels that meet the same taps: every `out_step`th from a phase on, in both directions.
+struct Phase {
+    taps: Taps,
+    at: (usize, usize),
+    /// `(group, channel / 16, segment, cell, channel % 16)`
+    weight: Cells,
+}
+
+impl Phase {
+    fn new(
+        mut taps: Taps,
+        at: (usize, usize),
+        weight: &[f32],
+        shape: &Shape,
+        order: Order,
+        unit: Unit,
+    ) -> Self {
+        // Neighbours in the image are neighbours in a sum.
+        taps.columns.sort_unstable();
+        let weight = weights::pack_blocks(weight, shape, &taps, order, unit);
+        Self { taps, at, weight }
+    }
+}
+
+/// A convolution by phases that together write every output pixel.
+struct Phases {
+    pass: Pass,
+    phases: Vec<Phase>,
+    /// Whether all sums are, of a unit for which that matters.
+    finite: AtomicBool,
+}
+
+impl Phases {
+    fn new(pass: Pass, phases: Vec<Phase>) -> Self {
+        Self { pass, phases, finite: AtomicBool::new(true) }
+    }
+
+    /// Cells of a pixel.
+    fn cells(&self) -> usize {
+        planed(self.pass.ins.div_ceil(self.pass.unit.per_cell()), self.pass.unit.planes())
+    }
+
+    /// `None` where a sum of planes is not finite.
+    fn run<O: Rounded>(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Option<Vec<O>>> {
+        let (pass, phases) = (&self.pass, &self.phases);
+        let bias = bias.map(weights::widened).transpose()?;
+        let bias = bias.as_deref();
+        let image = pass.groups * pass.ins * pass.size.0 * pass.size.1;
+        let row = pass.groups * pass.outs * pass.out_size.1;
+        let out_image = row * pass.out_size.0;
+        let step = phases.first().map_or(1, |phase| phase.taps.out_step);
+        // Rows of a task: as many as keep a task's input in the cache, in whole steps.
+        let wanted = (1 << 16) / (self.cells() * pass.size.1 * step).max(1);
+        let rows =
+            wanted.min(1024_usize.div_ceil(pass.out_size.1)).clamp(1, pass.out_size.0.max(1));
+        let rows = rows.next_multiple_of(step);
+        let few = pass.batch < rayon::current_num_threads();
+        with_stored!(x, x => {
+            let x: &[_] = &x;
+            assert!(x.len() == pass.batch * image, "every image has a result");
+            Ok(fresh_if(pass.batch * out_image, |out: &mut [MaybeUninit<O>]| {
+                out.par_chunks_mut(out_image).zip(x.par_chunks(image)).for_each(|(out, x)| {
+                    let each = |(task, out): (usize, &mut [MaybeUninit<O>])| {
+                        for phase in phases {
+                            self.rows(x, phase, task * rows, bias, out);
+                        }
+                    };
+                    match few {
+                        true => out.par_chunks_mut(rows * row).enumerate().for_each(each),
+                        false => out.chunks_mut(rows * row).enumerate().for_each(each),
+                    }
+                });
+                self.finite.load(Ordering::Relaxed)
+            }))
+        })
+    }
+
+    /// Writes the pixels of a phase in some rows of an image, from `first` on.
+    fn rows<S: Stored + 'static, O: Rounded>(
+        &self,
+        x: &[S],
+        phase: &Phase,
+        first: usize,
+        bias: Option<&[f32]>,
+        out: &mut [MaybeUninit<O>],
+    ) {
+        let (pass, taps, width) = (&self.pass, &phase.taps, self.pass.out_size.1);
+        let step = taps.out_step;
+        let channels = pass.groups * pass.outs;
+        let count = out.len() / (width * channels);
+        // Of the grid of the phase.
+        let start = first / step;
+        let rows = start..start + count.saturating_sub(phase.at.0).div_ceil(step);
+        if rows.is_empty() || taps.grid.1 == 0 {
+            return;
+        }
+        let part = Part { images: 1, rows, columns: 0..taps.grid.1 };
+        let lines = Lines::new(taps, &part, self.cells());
+        let segments = lines.segments(taps);
+        let block = 16 * lines.depth * segments.len();
+        let right_starts: Vec<_> = (0..segments.len()).map(|s| s * 16 * lines.depth).collect();
+        let blocks = pass.outs.div_ceil(16);
+        let weight = phase.weight.as_slice();
+        let positions = (part.rows.len() - 1) * lines.positions + taps.grid.1;
+        // Rows are read in whole blocks, beyond the last position too.
+        with_cells([lines.len() + 16 * lines.step], |[left]| {
+            for group in 0..pass.groups {
+                let source = Pixels {
+                    x,
+                    size: pass.size,
+                    channels: group * pass.ins..(group + 1) * pass.ins,
+                    all: pass.groups * pass.ins,
+                };
+                source.fill(&lines, pass.unit, left);
+                let panel = Panel {
+                    left,
+                    left_block: pass.unit.rows() * lines.step,
+                    left_row: lines.step,
+                    left_step: 1,
+                    left_starts: &segments,
+                    right: &weight[group * blocks * block..],
+                    right_block: block,
+                    right_step: 16,
+                    right_starts: &right_starts,
+                    rows: positions,
+                    columns: pass.outs,
+                    depth: lines.depth,
+                    planes: pass.unit.planes(),
+                    strips: false,
+                };
+                let places = Places {
+                    positions: lines.positions,
+                    columns: taps.grid.1,
+                    start: phase.at.0 * width + phase.at.1,
+                    row: step * width,
+                    column: step,
+                    channels,
+                };
+                panel.multiply(pass.unit, |tile| {
+                    if pass.unit == Unit::Planes && !tile.is_finite() {
+                        self.finite.store(false, Ordering::Relaxed);
+                    }
+                    let from = group * pass.outs + tile.column;
+                    let bias = bias.map(|bias| &bias[from..from + tile.columns]);
+                    places.store(pass.unit, &tile, from, bias, out);
+                });
+            }
+        });
+    }
+}

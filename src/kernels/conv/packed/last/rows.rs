@@ -1,0 +1,143 @@
+//! Lines, filled from images.
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use half::bf16;
+
+use super::lines::Lines;
+use crate::kernels::conv::packed::rows::{Stored, widen};
+use crate::kernels::conv::packed::source::{floats, halves, pairs};
+use crate::kernels::gemm::micro::{Unit, split, upper_halves};
+
+/// An image that lines are filled from.
+pub(super) struct Pixels<'a, S> {
+    pub(super) x: &'a [S],
+    pub(super) size: (usize, usize),
+    pub(super) channels: Range<usize>,
+    /// Channels of a pixel.
+    pub(super) all: usize,
+}
+
+impl<S: Stored + 'static> Pixels<'_, S> {
+    /// Fills lines with cells: elements widened to F32, or pairs, of BF16 or of planes; the odd
+    /// channel's partner is zero.
+    pub(super) fn fill(&self, lines: &Lines, unit: Unit, out: &mut [u32]) {
+        let len = lines.len();
+        match (unit, halves(self.x)) {
+            (Unit::Planes, _) => {
+                let own = 2 * lines.cells;
+                let out = &mut pairs(out)[..2 * len];
+                self.lay(lines, own, bf16::ZERO, |row, line| self.planes(row, own, line), out);
+            }
+            (Unit::Dot | Unit::Tiles, Some(x)) => {
+                let of =
+                    Pixels { x, size: self.size, channels: self.channels.clone(), all: self.all };
+                let each = |x: bf16| x;
+                let (own, out) = (2 * lines.cells, &mut pairs(out)[..2 * len]);
+                let carry = |row: &[bf16], line: &mut [bf16]| {
+                    of.carry(row, own, bf16::ZERO, (copy, each), line);
+                };
+                of.lay(lines, own, bf16::ZERO, carry, out);
+            }
+            _ => {
+                let carry = |row: &[S], line: &mut [f32]| {
+                    self.carry(row, lines.cells, 0.0, (widen, S::widen), line);
+                };
+                self.lay(lines, lines.cells, 0.0, carry, &mut floats(out)[..len]);
+            }
+        }
+    }
+
+    /// Fills lines whose pixels have `own` elements, with what `carry` makes of rows of pixels.
+    fn lay<P: Copy>(
+        &self,
+        lines: &Lines,
+        own: usize,
+        zero: P,
+        carry: impl Fn(&[S], &mut [P]),
+        out: &mut [P],
+    ) {
+        let (height, width) = self.size;
+        let before = ((-lines.column).max(0) as usize).min(lines.pixels);
+        let first = lines.column.max(0) as usize;
+        let inside = width.saturating_sub(first).min(lines.pixels - before);
+        for (&y, line) in lines.slots.iter().zip(out.chunks_exact_mut(lines.pixels * own)) {
+            let Some(y) = usize::try_from(y).ok().filter(|&y| y < height) else {
+                line.fill(zero);
+                continue;
+            };
+            let (left, rest) = line.split_at_mut(before * own);
+            let (line, right) = rest.split_at_mut(inside * own);
+            left.fill(zero);
+            right.fill(zero);
+            carry(&self.x[(y * width + first) * self.all..][..inside * self.all], line);
+        }
+    }
+
+    /// What becomes of many channels of some pixels, or of each.
+    fn carry<P: Copy>(
+        &self,
+        row: &[S],
+        own: usize,
+        zero: P,
+        (many, each): (impl Fn(&[S], &mut [P]), impl Fn(S) -> P),
+        line: &mut [P],
+    ) {
+        /// Channels from which on a pixel is worth a call.
+        const MANY: usize = 8;
+        if self.channels.len() == self.all && own == self.all {
+            return many(row, line);
+        }
+        if self.channels.len() < MANY {
+            for channel in 0..own {
+                let places = line.iter_mut().skip(channel).step_by(own);
+                match self.channels.clone().nth(channel) {
+                    Some(channel) => {
+                        let pixels = row.iter().skip(channel).step_by(self.all);
+                        places.zip(pixels).for_each(|(place, &x)| *place = each(x));
+                    }
+                    None => places.for_each(|place| *place = zero),
+                }
+            }
+            return;
+        }
+        for (pixel, place) in row.chunks_exact(self.all).zip(line.chunks_exact_mut(own)) {
+            let (place, odd) = place.split_at_mut(self.channels.len());
+            many(&pixel[self.channels.clone()], place);
+            odd.fill(zero);
+        }
+    }
+
+    /// Splits the channels of some pixels: 32 numbers of a plane, then those of the others.
+    fn planes(&self, row: &[S], own: usize, line: &mut [bf16]) {
+        /// # Safety
+        /// AVX-512 F, BW and VL.
+        #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+        unsafe fn run<S: Stored>(from: &[S], to: &mut [[bf16; 32]]) {
+            for (from, to) in from.chunks(32).zip(to.as_chunks_mut::<3>().0) {
+                let mask = (1u64 << from.len()) - 1;
+                let half = |n: usize| {
+                    let at = from.as_ptr().wrapping_add(16 * n);
+                    // SAFETY: the mask has no more elements than there are.
+                    split(_mm512_castps_si512(unsafe { S::load(at, (mask >> (16 * n)) as u16) }))
+                };
+                for ((first, last), to) in half(0).into_iter().zip(half(1)).zip(to) {
+                    // SAFETY: the features; 32 places.
+                    unsafe {
+                        _mm512_storeu_si512(to.as_mut_ptr().cast(), upper_halves(first, last));
+                    }
+                }
+            }
+        }
+        for (pixel, places) in row.chunks_exact(self.all).zip(line.chunks_exact_mut(own)) {
+            // SAFETY: a `Unit` has the features.
+            unsafe { run(&pixel[self.channels.clone()], places.as_chunks_mut::<32>().0) };
+        }
+    }
+}
+
+pub(super) fn copy(from: &[bf16], to: &mut [bf16]) {
+    to.copy_from_slice(from);
+}

@@ -1,0 +1,105 @@
+//! Tiles, rounded into pixels.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+
+use crate::kernels::gemm::micro::{Rounded, Tile, Unit, store_all};
+
+/// Where positions go: lines of `positions`, of which the first `columns` are pixels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places {
+    pub(super) positions: usize,
+    pub(super) columns: usize,
+    /// The pixel of the first position, and pixels from a line to the next and from a position to the
+    /// next.
+    pub(super) start: usize,
+    pub(super) row: usize,
+    pub(super) column: usize,
+    /// Channels of a pixel.
+    pub(super) channels: usize,
+}
+
+impl Places {
+    /// Writes a tile of a unit, plus the bias of each column, to the channels from `from` on.
+    pub(super) fn store<O: Rounded>(
+        &self,
+        unit: Unit,
+        tile: &Tile<'_>,
+        from: usize,
+        bias: Option<&[f32]>,
+        out: &mut [MaybeUninit<O>],
+    ) {
+        let last = tile.row + tile.rows - 1;
+        let end = self.start + last / self.positions * self.row + self.columns * self.column;
+        let end = (end - self.column) * self.channels + from + tile.columns;
+        assert!(end <= out.len() && from + tile.columns <= self.channels);
+        assert!(bias.is_none_or(|bias| bias.len() >= tile.columns));
+        let (bias, out) = (bias.map(<[f32]>::as_ptr), out.as_mut_ptr().cast());
+        // SAFETY: a `Unit` has the features. The last pixel of the last line is in `out`, as asserted.
+        unsafe {
+            match unit.rounds_normal() {
+                true => self.write_normal::<O>(tile, from, bias, out),
+                false => self.write_any::<O>(tile, from, bias, out),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Self::write`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn write_normal<O: Rounded>(
+        &self,
+        tile: &Tile<'_>,
+        from: usize,
+        bias: Option<*const f32>,
+        out: *mut O,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { self.write::<O, true>(tile, from, bias, out) }
+    }
+
+    /// # Safety
+    /// As [`Self::write`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn write_any<O: Rounded>(
+        &self,
+        tile: &Tile<'_>,
+        from: usize,
+        bias: Option<*const f32>,
+        out: *mut O,
+    ) {
+        // SAFETY: the caller's.
+        unsafe { self.write::<O, false>(tile, from, bias, out) }
+    }
+
+    /// Inlined where the features are.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW and VL, and BF16 if `NORMAL`; the pixels of all lines of the tile in `out`, the bias of
+    /// its columns.
+    #[inline(always)]
+    unsafe fn write<O: Rounded, const NORMAL: bool>(
+        &self,
+        tile: &Tile<'_>,
+        from: usize,
+        bias: Option<*const f32>,
+        out: *mut O,
+    ) {
+        let (mut line, mut position) = (tile.row / self.positions, tile.row % self.positions);
+        for sums in &tile.sums[..tile.rows] {
+            if position < self.columns {
+                let pixel = self.start + line * self.row + position * self.column;
+                let out = out.wrapping_add(pixel * self.channels + from);
+                // SAFETY: as many sums, numbers in the bias and elements from `out` on as columns.
+                unsafe {
+                    let out = std::slice::from_raw_parts_mut(out.cast(), tile.columns);
+                    store_all::<O, NORMAL>(sums.as_ptr(), bias, out);
+                }
+            }
+            position += 1;
+            if position == self.positions {
+                (line, position) = (line + 1, 0);
+            }
+        }
+    }
+}

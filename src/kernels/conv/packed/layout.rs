@@ -1,0 +1,198 @@
+//! What a convolution reads and writes, as offsets.
+
+use std::ops::Range;
+
+use crate::kernels::conv::shape::Shape;
+
+/// Sums over some taps at a grid of positions: a convolution, or one of the `stride²` parts of its
+/// gradient by the input.
+#[derive(Clone, Debug)]
+pub(super) struct Taps {
+    /// For each kernel row in use, the input row that position 0 meets, and its index.
+    pub(super) rows: Vec<(isize, usize)>,
+    /// The same of kernel columns.
+    pub(super) columns: Vec<(isize, usize)>,
+    /// Input pixels from a position to the next.
+    pub(super) step: usize,
+    /// Positions, vertically and horizontally.
+    pub(super) grid: (usize, usize),
+    /// Output pixels from a position to the next.
+    pub(super) out_step: usize,
+}
+
+impl Taps {
+    pub(super) fn forward(shape: &Shape) -> Self {
+        let geometry = shape.geometry;
+        let offsets = |taps: usize, padding: usize| {
+            let offset = |tap| (tap * geometry.dilation) as isize - padding as isize;
+            (0..taps).map(|tap| (offset(tap), tap)).collect()
+        };
+        Self {
+            rows: offsets(shape.kernel_height, geometry.padding.0),
+            columns: offsets(shape.kernel_width, geometry.padding.1),
+            step: geometry.stride,
+            grid: (shape.out_height, shape.out_width),
+            out_step: 1,
+        }
+    }
+
+    /// The gradient by the input: the input pixels that lie `row, column` beyond a multiple of the
+    /// stride meet the taps that do.
+    pub(super) fn backward(shape: &Shape) -> impl Iterator<Item = Self> {
+        let (stride, dilation) = (shape.geometry.stride, shape.geometry.dilation as isize);
+        let (padding, shape) = (shape.geometry.padding, *shape);
+        let offsets = move |phase: usize, taps: usize, padding: usize| {
+            let place = |tap: usize| (phase + padding) as isize - tap as isize * dilation;
+            let meets = move |&tap: &usize| place(tap) % stride as isize == 0;
+            let taps = (0..taps).filter(meets);
+            taps.map(|tap| (place(tap) / stride as isize, tap)).collect::<Vec<_>>()
+        };
+        let phases = (0..stride).flat_map(move |row| (0..stride).map(move |column| (row, column)));
+        let positions =
+            move |size: usize, phase: usize| size.saturating_sub(phase).div_ceil(stride);
+        phases.map(move |(row, column)| Self {
+            rows: offsets(row, shape.kernel_height, padding.0),
+            columns: offsets(column, shape.kernel_width, padding.1),
+            step: 1,
+            grid: (positions(shape.height, row), positions(shape.width, column)),
+            out_step: stride,
+        })
+    }
+
+    /// One tap at every position of a grid.
+    pub(super) fn identity(grid: (usize, usize)) -> Self {
+        let here = vec![(0, 0)];
+        Self { rows: here.clone(), columns: here, step: 1, grid, out_step: 1 }
+    }
+
+    /// Whether nothing is summed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty() || self.columns.is_empty()
+    }
+}
+
+/// Some positions of some images.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) images: usize,
+    pub(super) rows: Range<usize>,
+    pub(super) columns: Range<usize>,
+}
+
+/// Input rows side by side, a strip for each kernel column and channel. A slot of a strip is an
+/// input row that some kernel row meets, as a line of positions, `(image, column)`; rows that a
+/// kernel row meets one after the other are slots one after the other.
+#[derive(Clone, Debug)]
+pub(super) struct Strips {
+    /// Where the slots of each kernel row start.
+    pub(super) starts: Vec<usize>,
+    /// The input row of each slot; beyond the image where it is padding.
+    pub(super) slots: Vec<isize>,
+    /// Positions of a line, with those it is padded by.
+    pub(super) line: usize,
+    /// Elements from a strip to the next, from a slot to the next, and from 16 positions of a line
+    /// to the next.
+    pub(super) strip: usize,
+    pub(super) slot: usize,
+    pub(super) block: usize,
+}
+
+impl Strips {
+    /// Strips one after the other: `(strip, slot, position)`. Lines are padded to a multiple of
+    /// `multiple` positions.
+    pub(super) fn long(taps: &Taps, part: &Part, multiple: usize) -> Self {
+        let mut strips = Self::new(taps, part, multiple);
+        let len = strips.slots.len() * strips.line;
+        // A kilobyte apart, or a multiple, they would share few lines of the first-level cache.
+        strips.strip = if len.is_multiple_of(256) { len + 32 } else { len };
+        strips.slot = strips.line;
+        strips.block = 16;
+        strips.starts.iter_mut().for_each(|start| *start *= strips.slot);
+        strips
+    }
+
+    /// The `count` strips of 16 positions together, so that a product reads memory in order:
+    /// `(slot, position / 16, strip, position % 16)`.
+    pub(super) fn blocked(taps: &Taps, part: &Part, count: usize) -> Self {
+        let mut strips = Self::new(taps, part, 16);
+        strips.strip = 16;
+        strips.block = 16 * count;
+        strips.slot = strips.line * count;
+        strips.starts.iter_mut().for_each(|start| *start *= strips.slot);
+        strips
+    }
+
+    /// Elements from the start of `count` strips to the end of the last.
+    pub(super) fn len(&self, count: usize) -> usize {
+        let last = |count: usize, step: usize| count.saturating_sub(1) * step;
+        let blocks = self.line.div_ceil(16);
+        if count * self.slots.len() * blocks == 0 {
+            return 0;
+        }
+        let start = last(count, self.strip) + last(self.slots.len(), self.slot);
+        start + last(blocks, self.block) + self.line - last(blocks, 16)
+    }
+
+    /// Slots and where each kernel row starts, in slots.
+    pub(super) fn new(taps: &Taps, part: &Part, multiple: usize) -> Self {
+        let step = taps.step as isize;
+        let line = (part.images * part.columns.len()).next_multiple_of(multiple);
+        let (mut starts, mut slots) = (vec![0; taps.rows.len()], Vec::new());
+        for phase in 0..step {
+            let of_phase = || taps.rows.iter().filter(|row| row.0.rem_euclid(step) == phase);
+            let quotients = || of_phase().map(|row| row.0.div_euclid(step));
+            let (Some(least), Some(most)) = (quotients().min(), quotients().max()) else {
+                continue;
+            };
+            for (start, (offset, _)) in starts.iter_mut().zip(&taps.rows) {
+                if offset.rem_euclid(step) == phase {
+                    *start = slots.len() + (offset.div_euclid(step) - least) as usize;
+                }
+            }
+            let rows = part.rows.start as isize + least..part.rows.end as isize + most;
+            slots.extend(rows.map(|row| row * step + phase));
+        }
+        Self { starts, slots, line, strip: 0, slot: 0, block: 0 }
+    }
+}
+
+/// How the positions are cut up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    pub(super) images: usize,
+    rows: usize,
+    columns: usize,
+}
+
+impl Cut {
+    /// Parts of about a thousand positions whose strips, `cells` for a position, stay in half of a
+    /// second-level cache of 1 MiB.
+    pub(super) fn new(grid: (usize, usize), batch: usize, cells: usize) -> Self {
+        const POSITIONS: usize = 1024;
+        const CELLS: usize = 1 << 17;
+        let wanted = (CELLS / cells.max(1)).clamp(32, POSITIONS);
+        let (height, width) = grid;
+        if height * width <= wanted {
+            // Lines of several images are whole vectors more often than those of one.
+            let images = (wanted / (height * width).max(1)).clamp(1, batch.max(1));
+            return Self { images: images.min(32), rows: height.max(1), columns: width.max(1) };
+        }
+        let rows = (wanted / width).clamp(1, height);
+        let columns = if rows > 1 { width } else { width.div_ceil(width.div_ceil(wanted)) };
+        Self { images: 1, rows: height.div_ceil(height.div_ceil(rows)), columns }
+    }
+
+    /// The parts of `images` images, no more than [`Self::images`].
+    pub(super) fn parts(self, grid: (usize, usize), images: usize) -> impl Iterator<Item = Part> {
+        let ranges = |len: usize, step: usize| {
+            (0..len).step_by(step).map(move |start| start..len.min(start + step))
+        };
+        ranges(grid.0, self.rows).flat_map(move |rows| {
+            ranges(grid.1, self.columns).map(move |columns| Part {
+                images,
+                rows: rows.clone(),
+                columns,
+            })
+        })
+    }
+}

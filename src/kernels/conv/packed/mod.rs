@@ -1,0 +1,363 @@
+//! Convolutions on processors with AVX-512: strips of input rows, multiplied as packed panels.
+//!
+//! A thread takes the input rows that a part of the positions meets and lays them out once for
+//! each kernel *column*, in memory that stays in its cache. Kernel rows are then the same strips,
+//! read from another row on; so all taps are summed in registers, and rounded once into the output.
+#![allow(unsafe_code)]
+
+mod correlate;
+pub(super) mod last;
+mod layout;
+mod rows;
+mod source;
+mod store;
+mod weights;
+pub(super) mod winograd;
+
+use std::mem::MaybeUninit;
+
+use candle_core::{DType, Result, Tensor, bail};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::shape::Shape;
+use crate::kernels::cpu::dtype::{Elements, tensor};
+use crate::kernels::cpu::simd::vectorise;
+use crate::kernels::cpu::uninit::fresh;
+use crate::kernels::gemm::micro::{Cells, Panel, Rounded, Unit, with_cells};
+pub(super) use correlate::weight_gradient;
+use layout::{Cut, Part, Strips, Taps};
+use rows::Stored;
+use source::Source;
+use store::Places;
+use weights::Order;
+
+/// The unit that convolves these operands, where this module does.
+pub(super) fn unit(operands: [&Tensor; 2], shape: &Shape) -> Option<Unit> {
+    let double = operands.iter().any(|operand| operand.dtype() == DType::F64);
+    // A channel by itself fills no tile.
+    let suits = shape.group_in().min(shape.group_out()) > 1
+        && shape.batch * shape.image() * shape.pixels() > 0;
+    if double || !suits { None } else { Unit::of(operands) }
+}
+
+/// See [`super::forward`]; contiguous operands, no F64.
+pub(super) fn forward<O: Rounded>(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    unit: Unit,
+) -> Result<Tensor> {
+    let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
+    if unit == Unit::Fma && winograd::suits(shape) {
+        let data = winograd::convolve(x, &weight, bias.as_deref(), shape, Order::Forward)?;
+        if let Some(data) = data {
+            return Ok(tensor::<O>(data, &shape.out_dims()));
+        }
+    }
+    let taps = Taps::forward(shape);
+    let weight = weights::pack(&weight, shape, &taps, Order::Forward, unit);
+    let pass = Pass::forward(shape, unit);
+    let data = pass.run::<O>(x, &[(taps, weight)], bias.as_deref())?;
+    Ok(tensor(data, &shape.out_dims()))
+}
+
+/// See [`super::input_gradient`]; contiguous operands, no F64.
+pub(super) fn input_gradient<O: Rounded>(
+    grad: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    unit: Unit,
+) -> Result<Tensor> {
+    let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
+    if let (Unit::Fma, Some(back)) = (unit, shape.transposed().filter(winograd::suits)) {
+        let data = winograd::convolve(grad, &weight, bias.as_deref(), &back, Order::Backward)?;
+        if let Some(data) = data {
+            return Ok(tensor::<O>(data, &shape.input_dims()));
+        }
+    }
+    let parts: Vec<_> = Taps::backward(shape)
+        .map(|taps| {
+            let weight = weights::pack(&weight, shape, &taps, Order::Backward, unit);
+            (taps, weight)
+        })
+        .collect();
+    let pass = Pass::backward(shape, unit);
+    let data = pass.run::<O>(grad, &parts, bias.as_deref())?;
+    Ok(tensor(data, &shape.input_dims()))
+}
+
+/// Runs `$body` with `$data` bound to the elements of a tensor.
+macro_rules! with_stored {
+    ($tensor:expr, $data:ident => $body:expr) => {
+        match $tensor.dtype() {
+            DType::F32 => {
+                let $data = Elements::<f32>::of($tensor)?;
+                $body
+            }
+            DType::BF16 => {
+                let $data = Elements::<bf16>::of($tensor)?;
+                $body
+            }
+            DType::F16 => {
+                let $data = Elements::<f16>::of($tensor)?;
+                $body
+            }
+            other => bail!("a convolution of {other:?} is not computed in F32"),
+        }
+    };
+}
+
+use with_stored;
+
+/// Channels of a group, sizes of images, and their number.
+struct Pass {
+    unit: Unit,
+    groups: usize,
+    ins: usize,
+    outs: usize,
+    size: (usize, usize),
+    out_size: (usize, usize),
+    batch: usize,
+}
+
+impl Pass {
+    fn forward(shape: &Shape, unit: Unit) -> Self {
+        Self {
+            unit,
+            groups: shape.geometry.groups,
+            ins: shape.group_in(),
+            outs: shape.group_out(),
+            size: (shape.height, shape.width),
+            out_size: (shape.out_height, shape.out_width),
+            batch: shape.batch,
+        }
+    }
+
+    /// From the output's gradient to the input's.
+    fn backward(shape: &Shape, unit: Unit) -> Self {
+        let Self { ins, outs, size, out_size, .. } = Self::forward(shape, unit);
+        Self { ins: outs, outs: ins, size: out_size, out_size: size, ..Self::forward(shape, unit) }
+    }
+
+    /// Convolves by parts that together write every output pixel.
+    fn run<O: Rounded>(
+        &self,
+        x: &Tensor,
+        parts: &[(Taps, Cells)],
+        bias: Option<&[f32]>,
+    ) -> Result<Vec<O>> {
+        let out_image = self.groups * self.outs * self.out_size.0 * self.out_size.1;
+        with_stored!(x, x => {
+            let x: &[_] = &x;
+            let image = self.groups * self.ins * self.size.0 * self.size.1;
+            Ok(fresh(self.batch * out_image, |out: &mut [MaybeUninit<O>]| {
+                // Tasks of the images that the smallest grid is cut by, so that all parts of an
+                // image are one thread's.
+                let cuts: Vec<_> = parts.iter().map(|(taps, _)| self.cut(taps)).collect();
+                let images = cuts.iter().map(|cut| cut.images).max().unwrap_or(1);
+                let fair = self.batch.div_ceil(rayon::current_num_threads());
+                let images = images.min(fair).max(1);
+                out.par_chunks_mut((images * out_image).max(1)).enumerate().for_each(|(i, out)| {
+                    let x = &x[i * images * image..][..out.len() / out_image * image];
+                    match (parts, cuts.as_slice()) {
+                        ([(taps, weight)], [cut]) => self.images(x, taps, weight, *cut, bias, out),
+                        _ => self.woven(x, parts, &cuts, bias, out),
+                    }
+                });
+            }))
+        })
+    }
+
+    fn cells(&self) -> usize {
+        self.ins.div_ceil(self.unit.per_cell())
+    }
+
+    fn cut(&self, taps: &Taps) -> Cut {
+        Cut::new(taps.grid, self.batch, self.cells() * taps.columns.len() * taps.step)
+    }
+
+    /// Convolves each part by itself, then takes their pixels in turn.
+    fn woven<S: Stored + 'static, O: Rounded>(
+        &self,
+        x: &[S],
+        parts: &[(Taps, Cells)],
+        cuts: &[Cut],
+        bias: Option<&[f32]>,
+        out: &mut [MaybeUninit<O>],
+    ) {
+        let (height, width) = self.out_size;
+        let stride = parts[0].0.out_step;
+        let images = out.len() / (self.groups * self.outs * height * width).max(1);
+        with_cells([out.len()], |[scratch]| {
+            let mut rest = &mut places::<O>(scratch)[..out.len()];
+            let mut pixels = Vec::with_capacity(parts.len());
+            for ((taps, weight), cut) in parts.iter().zip(cuts) {
+                let (rows, columns) = taps.grid;
+                let len = images * self.groups * self.outs * rows * columns;
+                let (own, after) = rest.split_at_mut(len);
+                rest = after;
+                let pass = Pass { out_size: taps.grid, ..*self };
+                if len > 0 {
+                    pass.images(x, taps, weight, *cut, bias, own);
+                }
+                pixels.push(&*own);
+            }
+            vectorise(
+                #[inline(always)]
+                || {
+                    for (channel, out) in out.chunks_mut(height * width).enumerate() {
+                        for (y, out) in out.chunks_mut(width).enumerate() {
+                            let row = |phase: usize| {
+                                let phase = y % stride * stride + phase;
+                                let (rows, columns) = parts[phase].0.grid;
+                                let start = (channel * rows + y / stride) * columns;
+                                &pixels[phase][start..start + columns]
+                            };
+                            weave(stride, row, out);
+                        }
+                    }
+                },
+            );
+        });
+    }
+
+    fn images<S: Stored + 'static, O: Rounded>(
+        &self,
+        x: &[S],
+        taps: &Taps,
+        weight: &Cells,
+        cut: Cut,
+        bias: Option<&[f32]>,
+        out: &mut [MaybeUninit<O>],
+    ) {
+        let image = self.groups * self.ins * self.size.0 * self.size.1;
+        let out_image = self.groups * self.outs * self.out_size.0 * self.out_size.1;
+        let weight = weight.as_slice();
+        for (x, out) in x.chunks(cut.images * image).zip(out.chunks_mut(cut.images * out_image)) {
+            let images = out.len() / out_image;
+            let place = Place { at: out.as_mut_ptr().cast::<O>(), len: out.len() };
+            let parts = cut.parts(taps.grid, images);
+            let tasks =
+                parts.flat_map(|part| (0..self.groups).map(move |group| (part.clone(), group)));
+            let work = |(part, group): (Part, usize)| {
+                self.part(x, taps, weight, &part, group, bias, &place);
+            };
+            // Few images do not keep all threads busy by themselves.
+            if self.batch < rayon::current_num_threads() {
+                tasks.collect::<Vec<_>>().into_par_iter().for_each(work);
+            } else {
+                tasks.for_each(work);
+            }
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn part<S: Stored + 'static, O: Rounded>(
+        &self,
+        x: &[S],
+        taps: &Taps,
+        weight: &[u32],
+        part: &Part,
+        group: usize,
+        bias: Option<&[f32]>,
+        out: &Place<O>,
+    ) {
+        let (cells, rows) = (self.cells(), self.unit.rows());
+        let depth = if taps.is_empty() { 0 } else { cells * taps.columns.len() };
+        let strips = Strips::blocked(taps, part, depth);
+        let source = Source {
+            x,
+            size: self.size,
+            channels: group * self.ins..(group + 1) * self.ins,
+            image: self.groups * self.ins * self.size.0 * self.size.1,
+        };
+        let (height, width) = self.out_size;
+        let columns = part.columns.len();
+        let positions = part.rows.len() * strips.line;
+        // Rows of one image follow each other without a gap.
+        let whole = part.images == 1 && columns == width && strips.line == width;
+        let places = Places {
+            run: if whole { positions } else { columns },
+            images: part.images,
+            line: if whole { positions } else { strips.line },
+            start: part.rows.start * width + part.columns.start,
+            row: width,
+            channel: height * width,
+            image: self.groups * self.outs * height * width,
+        };
+        let blocks = self.outs.div_ceil(rows);
+        let block = rows * depth * taps.rows.len();
+        let bias = bias.map(|bias| &bias[group * self.outs..]);
+        let out = out.from(group * self.outs * height * width);
+        let segment = if self.unit.tiles() { depth } else { rows * depth };
+        let left_starts: Vec<_> = (0..taps.rows.len()).map(|row| row * segment).collect();
+        with_cells([strips.slots.len() * strips.slot + 16], |[right]| {
+            source.fill(taps, part, &strips, self.unit.pairs(), right);
+            let panel = Panel {
+                left: &weight[group * blocks * block..],
+                left_block: block,
+                left_row: if self.unit.tiles() { depth * taps.rows.len() } else { 1 },
+                left_step: if self.unit.tiles() { 1 } else { rows },
+                left_starts: &left_starts,
+                right,
+                right_block: strips.block,
+                right_step: strips.strip,
+                right_starts: &strips.starts,
+                rows: self.outs,
+                columns: positions,
+                depth,
+                planes: 1,
+                strips: true,
+            };
+            panel.multiply(self.unit, |tile| {
+                // SAFETY: `store` checks that the places lie in `out`; other parts and groups have others.
+                unsafe { places.store::<O>(self.unit, &tile, bias, out.at, out.len) }
+            });
+        });
+    }
+}
+
+/// Images that are written in parts, by several threads.
+#[derive(Debug)]
+struct Place<O> {
+    at: *mut O,
+    len: usize,
+}
+
+// SAFETY: no two parts write the same place, and none reads.
+unsafe impl<O: Send> Sync for Place<O> {}
+
+impl<O> Place<O> {
+    /// The elements from `start` on.
+    fn from(&self, start: usize) -> Self {
+        assert!(start <= self.len);
+        Self { at: self.at.wrapping_add(start), len: self.len - start }
+    }
+}
+
+/// `out[i] = row(i % stride)[i / stride]`
+#[inline(always)]
+fn weave<'a, T: Copy + 'a>(stride: usize, row: impl Fn(usize) -> &'a [T], out: &mut [T]) {
+    if stride == 2 {
+        let (pairs, last) = out.as_chunks_mut::<2>();
+        let (even, odd) = (row(0), row(1));
+        for ((pair, even), odd) in pairs.iter_mut().zip(even).zip(odd) {
+            *pair = [*even, *odd];
+        }
+        last.iter_mut().zip(even.last()).for_each(|(last, even)| *last = *even);
+        return;
+    }
+    for phase in 0..stride {
+        out.iter_mut().skip(phase).step_by(stride).zip(row(phase)).for_each(|(out, e)| *out = *e);
+    }
+}
+
+/// Cells as room for elements of 32 bits or less.
+fn places<O>(cells: &mut [u32]) -> &mut [MaybeUninit<O>] {
+    const { assert!(size_of::<O>() <= 4 && 4 % align_of::<O>() == 0) };
+    // SAFETY: a cell has room for an element, and alignment.
+    unsafe { std::slice::from_raw_parts_mut(cells.as_mut_ptr().cast(), cells.len()) }
+}

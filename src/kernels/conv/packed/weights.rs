@@ -1,0 +1,202 @@
+//! Weights, packed once a pass.
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+use candle_core::{DType, Result, Tensor, bail};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::layout::Taps;
+use super::rows::widen_into;
+use super::with_stored;
+use crate::kernels::conv::shape::Shape;
+use crate::kernels::cpu::dtype::Elements;
+use crate::kernels::cpu::uninit::fresh;
+use crate::kernels::gemm::micro::{Cells, Unit, first_plane, planed, split};
+
+/// Which channels are summed over.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Order {
+    /// The input's.
+    Forward,
+    /// The output's: for the gradient by the input.
+    Backward,
+}
+
+/// A contiguous tensor's elements in F32.
+pub(super) fn widened(tensor: &Tensor) -> Result<Vec<f32>> {
+    Ok(with_stored!(tensor, data => {
+        let data: &[_] = &data;
+        fresh(data.len(), |places: &mut [MaybeUninit<f32>]| match data.len() > SHORT {
+            true => {
+                let places = places.par_chunks_mut(SHORT);
+                places.zip(data.par_chunks(SHORT)).for_each(|(to, from)| widen_into(from, to));
+            }
+            false => widen_into(data, places),
+        })
+    }))
+}
+
+/// `(group, block of rows, …)` as [`Panel`](crate::kernels::gemm::micro::Panel) reads the left matrix: a row
+/// a channel that is not summed over, a segment a kernel row, a cell `(kernel column, channel)`.
+pub(super) fn pack(weight: &[f32], shape: &Shape, taps: &Taps, order: Order, unit: Unit) -> Cells {
+    arrange(weight, shape, taps, order, unit, (unit.rows(), unit.tiles()))
+}
+
+/// The same as the right matrix: `(group, channel / 16, kernel row, kernel column, cell, channel % 16)`,
+/// a column's cells in whole registers where they have planes.
+pub(super) fn pack_blocks(
+    weight: &[f32],
+    shape: &Shape,
+    taps: &Taps,
+    order: Order,
+    unit: Unit,
+) -> Cells {
+    arrange(weight, shape, taps, order, unit, (16, false))
+}
+
+/// Elements, or cells, that are packed before another thread is awake.
+pub(super) const SHORT: usize = 1 << 14;
+
+/// In blocks of `rows` channels, each by itself where `lines`, else side by side.
+fn arrange(
+    weight: &[f32],
+    shape: &Shape,
+    taps: &Taps,
+    order: Order,
+    unit: Unit,
+    (rows, lines): (usize, bool),
+) -> Cells {
+    let (ins, outs) = match order {
+        Order::Forward => (shape.group_in(), shape.group_out()),
+        Order::Backward => (shape.group_out(), shape.group_in()),
+    };
+    let kernel = shape.kernel_height * shape.kernel_width;
+    let row = shape.group_in() * kernel;
+    let column = planed(ins.div_ceil(unit.per_cell()), unit.planes());
+    let sum = column * taps.columns.len() * taps.rows.len();
+    let blocks = outs.div_ceil(rows);
+    let mut packed = Cells::new(shape.geometry.groups * blocks * rows * sum);
+    let rows_of = taps.rows.iter();
+    let used = rows_of.flat_map(|&(_, row)| {
+        taps.columns.iter().map(move |&(_, column)| row * shape.kernel_width + column)
+    });
+    let (across, down) = if lines { (1, sum) } else { (rows, 1) };
+    let (row, channel) = if order == Order::Forward { (row, kernel) } else { (kernel, row) };
+    let used = used.enumerate().map(|(index, tap)| (tap, index * column * across)).collect();
+    let arrangement = Arrangement { unit, ins, row, channel, kernel, used, across, down };
+    let pack = |(block, places): (usize, &mut [u32])| {
+        let (group, first) = (block / blocks, block % blocks * rows);
+        let start = group * shape.group_out() * shape.group_in() * kernel + first * row;
+        // SAFETY: a `Unit` has the features.
+        unsafe { arrangement.fill(&weight[start..], rows.min(outs - first), places) };
+    };
+    let (places, block) = (shape.geometry.groups * blocks * rows * sum, (rows * sum).max(1));
+    let places = &mut packed.as_mut_slice()[..places];
+    match places.len() > SHORT {
+        true => places.par_chunks_mut(block).enumerate().for_each(pack),
+        false => places.chunks_mut(block).enumerate().for_each(pack),
+    }
+    packed
+}
+
+/// Where weights come from, and where their cells go in a block.
+struct Arrangement {
+    unit: Unit,
+    /// Channels that are summed over.
+    ins: usize,
+    /// Weights from a row to the next, from a channel to the next, and of a kernel.
+    row: usize,
+    channel: usize,
+    kernel: usize,
+    /// Of every tap in use, its weight in a kernel, and its first cell.
+    used: Vec<(usize, usize)>,
+    /// Cells from a cell of a sum to the next, and from a row to the next.
+    across: usize,
+    down: usize,
+}
+
+impl Arrangement {
+    /// Packs so many rows, the first of which `weight` starts with.
+    #[target_feature(enable = "avx512f")]
+    fn fill(&self, weight: &[f32], rows: usize, places: &mut [u32]) {
+        let (per, planes) = (self.unit.per_cell(), self.unit.planes());
+        let cells = self.ins.div_ceil(per);
+        if self.across > 1 {
+            // The same cell of all rows.
+            for cell in 0..cells {
+                let pairs = if self.ins > per * cell + 1 { rows } else { 0 };
+                let from = (per * cell * self.channel, self.row);
+                let at = first_plane(cell, planes) * self.across;
+                self.vectors(weight, from, [rows, pairs], &mut places[at..]);
+            }
+            return;
+        }
+        for row in 0..rows {
+            // Cells of a row, the last of which may have one channel.
+            for cell in (0..cells).step_by(16) {
+                let channels = (self.ins - per * cell).min(16 * per);
+                let from = (row * self.row + per * cell * self.channel, per * self.channel);
+                let at = row * self.down + first_plane(cell, planes);
+                let counts = [channels.div_ceil(per), channels / 2];
+                self.vectors(weight, from, counts, &mut places[at..]);
+            }
+        }
+    }
+
+    /// The vector of every tap: `count` cells of weights `step` apart, `pairs` of them with the next channel's.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn vectors(
+        &self,
+        weight: &[f32],
+        (from, step): (usize, usize),
+        [count, pairs]: [usize; 2],
+        places: &mut [u32],
+    ) {
+        let pairs = if self.unit.pairs() { pairs } else { 0 };
+        let reach = |count: usize| (count - 1) * step + self.kernel;
+        assert!(1 <= count && pairs <= count && count <= 16 && reach(16) <= i32::MAX as usize);
+        assert!(from + reach(count) <= weight.len());
+        assert!(pairs == 0 || from + self.channel + reach(pairs) <= weight.len());
+        let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        let lanes = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(step as i32));
+        let zeros = _mm512_setzero_si512();
+        let gather = |from: usize, count: usize| {
+            let mask = ((1u32 << count) - 1) as u16;
+            // SAFETY: the places of the mask are in `weight`, as asserted of the last one.
+            unsafe {
+                let from = weight.as_ptr().add(from).cast();
+                _mm512_mask_i32gather_epi32::<4>(zeros, mask, lanes, from)
+            }
+        };
+        let upper = _mm512_set1_epi32(!0xffff);
+        let mask = ((1u32 << count) - 1) as u16;
+        for &(tap, start) in &self.used {
+            assert!(tap < self.kernel);
+            let low = gather(from + tap, count);
+            let high = if pairs > 0 { gather(from + self.channel + tap, pairs) } else { zeros };
+            let pair = |low, high| {
+                _mm512_or_si512(_mm512_srli_epi32::<16>(low), _mm512_and_si512(high, upper))
+            };
+            let mut store = |plane: usize, cells: __m512i| {
+                let places = &mut places[start + plane * 16 * self.across..][..count];
+                // SAFETY: as many places as the mask has.
+                unsafe { _mm512_mask_storeu_epi32(places.as_mut_ptr().cast(), mask, cells) };
+            };
+            match self.unit {
+                Unit::Fma => store(0, low),
+                // These are BF16, so that nothing is rounded.
+                Unit::Dot | Unit::Tiles => store(0, pair(low, high)),
+                Unit::Planes => {
+                    for (plane, (low, high)) in split(low).into_iter().zip(split(high)).enumerate()
+                    {
+                        store(plane, pair(low, high));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The gradient by the weight: transformed images times transformed gradients, summed over tiles,
+//! transformed back once.
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::super::Shape;
+use super::super::rows::Stored;
+use super::grid::{Grid, Place};
+use super::pixels::Reader;
+use super::{PLACES, ROWS, TILES, VECTORS, grid, is_plain, multiply, pays, transform};
+use crate::kernels::gemm::micro::{Unit, transposed, with_cells};
+
+/// Whether tiles are faster for the gradient. The sums of each run are transformed, as long as a few
+/// vectors.
+pub(in crate::kernels::conv) fn suits_gradient(shape: &Shape) -> bool {
+    if !is_plain(shape) || shape.c_in.min(shape.c_out) < 8 {
+        return false;
+    }
+    let run = Correlation::run_images(shape);
+    let runs = shape.batch.div_ceil(run);
+    let vectors = Grid { batch: run, ..grid(shape) }.vectors();
+    pays(runs * (vectors + 2), 0.78, shape)
+}
+
+/// Channels whose products are summed at a time: those for 64 output channels are half of a
+/// second-level cache of 1 MiB.
+const CHANNELS: usize = 128;
+
+/// The sums for some output channels.
+pub(in super::super) struct Correlation<'a> {
+    pub(in super::super) shape: &'a Shape,
+    pub(in super::super) channels: Range<usize>,
+}
+
+impl Correlation<'_> {
+    /// Images of a run, whose sums are kept apart: whole vectors, and enough of them that
+    /// transforming the sums is little beside.
+    pub(in super::super) fn run_images(shape: &Shape) -> usize {
+        let grid = grid(shape);
+        let most = super::super::correlate::runs(shape.c_out * shape.taps());
+        let runs = (grid.vectors() / 24).clamp(2, most);
+        shape.batch.div_ceil(runs).next_multiple_of(grid.together).max(1)
+    }
+
+    /// The sum over some images, `(kernel row, kernel column, channel, output channel)`.
+    pub(in super::super) fn run<S: Stored, G: Stored>(
+        &self,
+        x: &[S],
+        grad: &[G],
+        images: Range<usize>,
+    ) -> Vec<f32> {
+        let shape = self.shape;
+        assert!(Unit::Fma.is_available(), "tiles need AVX-512");
+        assert!(self.channels.end <= shape.c_out);
+        let of_x = Grid { batch: images.len(), ..grid(shape) };
+        let of_grad = Grid { size: of_x.out_size, padding: (0, 0), ..of_x };
+        let ins = shape.c_in.min(CHANNELS).next_multiple_of(ROWS);
+        let outs = self.channels.len().next_multiple_of(16);
+        // Were places a multiple of a page, those of a tile would share few lines of the nearest
+        // cache.
+        let (left_place, right_place) = (ins * TILES + 16, outs * TILES + 16);
+        let sizes = [PLACES * left_place, PLACES * right_place, PLACES * ins * outs];
+        let mut sums = vec![0f32; 9 * shape.c_in * self.channels.len()];
+        with_cells(sizes, |[left, right, products]| {
+            let mut work = Work {
+                shape,
+                inputs: 0..0,
+                channels: self.channels.clone(),
+                x: &x[images.start * shape.image()..images.end * shape.image()],
+                grad: &grad[images.start * shape.out_image()..images.end * shape.out_image()],
+                of_x: Reader::new(&of_x),
+                of_grad: Reader::new(&of_grad),
+                ins,
+                outs,
+                left: left.as_mut_ptr().cast(),
+                right: right.as_mut_ptr().cast(),
+                left_place,
+                right_place,
+                products: products.as_mut_ptr().cast(),
+            };
+            for first in (0..shape.c_in).step_by(CHANNELS) {
+                work.inputs = first..shape.c_in.min(first + CHANNELS);
+                products.fill(0);
+                for vector in (0..of_x.vectors()).step_by(VECTORS) {
+                    let count = VECTORS.min(of_x.vectors() - vector);
+                    // SAFETY: the features, as asserted; whole images, and scratch of these sizes.
+                    unsafe {
+                        for n in 0..count {
+                            let place = of_x.place(vector + n);
+                            work.images(place, n);
+                            work.gradients(place, n);
+                        }
+                        work.add(16 * count);
+                    }
+                }
+                // SAFETY: as above.
+                unsafe { work.back(&mut sums) };
+            }
+        });
+        sums
+    }
+}
+
+/// What a run works on.
+struct Work<'a, S, G> {
+    shape: &'a Shape,
+    /// Channels, and output channels.
+    inputs: Range<usize>,
+    channels: Range<usize>,
+    x: &'a [S],
+    grad: &'a [G],
+    of_x: Reader,
+    of_grad: Reader,
+    /// Those that there is room for, in whole products.
+    ins: usize,
+    outs: usize,
+    /// `(place, channel, tile)`. Channels that are no more than padding have any values.
+    left: *mut f32,
+    /// `(place, tile, output channel)`
+    right: *mut f32,
+    /// Elements from a place to the next.
+    left_place: usize,
+    right_place: usize,
+    /// `(place, channel, output channel)`
+    products: *mut f32,
+}
+
+/// # Safety
+/// Of all methods: AVX-512 F, BW, DQ and VL; images and scratch as [`Correlation::run`] has them.
+impl<S: Stored, G: Stored> Work<'_, S, G> {
+    /// Transforms vector `n` of images.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn images(&self, place: Place, n: usize) {
+        let shape = self.shape;
+        for (index, channel) in self.inputs.clone().enumerate() {
+            let from = (place.image * shape.c_in + channel) * shape.height * shape.width;
+            let x = self.x.as_ptr().wrapping_add(from);
+            // SAFETY: the images of a place are in the run.
+            let d = unsafe { self.of_x.read::<S, 4>(place, x, shape.image()) };
+            for (i, v) in transform::pixels(d).as_flattened().iter().enumerate() {
+                let at = self.left.wrapping_add(i * self.left_place + index * TILES + n * 16);
+                // SAFETY: a place has `TILES` elements a channel.
+                unsafe { _mm512_storeu_ps(at, *v) };
+            }
+        }
+    }
+
+    /// Transforms vector `n` of the gradient: lanes become channels.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn gradients(&self, place: Place, n: usize) {
+        let shape = self.shape;
+        for block in (0..self.outs).step_by(16) {
+            let mut squares = [[_mm512_setzero_si512(); 16]; 4];
+            let channels = self.channels.start + block..self.channels.end;
+            for (row, channel) in channels.take(16).enumerate() {
+                let from = (place.image * shape.c_out + channel) * shape.pixels();
+                let grad = self.grad.as_ptr().wrapping_add(from);
+                // SAFETY: the images of a place are in the run.
+                let y = unsafe { self.of_grad.read::<G, 2>(place, grad, shape.out_image()) };
+                for (square, y) in squares.iter_mut().zip(y.as_flattened()) {
+                    square[row] = _mm512_castps_si512(*y);
+                }
+            }
+            for square in &mut squares {
+                *square = transposed(*square);
+            }
+            let [a, b, c, d] = &squares;
+            for (tile, (((a, b), c), d)) in a.iter().zip(b).zip(c).zip(d).enumerate() {
+                let [a, b] = [_mm512_castsi512_ps(*a), _mm512_castsi512_ps(*b)];
+                let [c, d] = [_mm512_castsi512_ps(*c), _mm512_castsi512_ps(*d)];
+                let m = transform::sums_gradient([[a, b], [c, d]]);
+                for (i, m) in m.as_flattened().iter().enumerate() {
+                    let at = i * self.right_place + (n * 16 + tile) * self.outs + block;
+                    // SAFETY: a place has `outs` elements a tile.
+                    unsafe { _mm512_storeu_ps(self.right.wrapping_add(at), *m) };
+                }
+            }
+        }
+    }
+
+    /// Adds the products over `depth` tiles.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn add(&self, depth: usize) {
+        for place in 0..PLACES {
+            let mut row = 0;
+            while row < self.inputs.len() {
+                // Sixteen sums at a time, as one waits four cycles for the one before.
+                let tall = self.outs == 16 && row + ROWS < self.inputs.len();
+                let mut column = 0;
+                while column < self.outs {
+                    let left = self.left.wrapping_add(place * self.left_place + row * TILES);
+                    let right = self.right.wrapping_add(place * self.right_place + column);
+                    let to = (place * self.ins + row) * self.outs + column;
+                    let (left, right) = ((left.cast_const(), 1), (right.cast_const(), self.outs));
+                    let sums = (self.products.wrapping_add(to), self.outs);
+                    let vectors = (self.outs - column) / 16;
+                    // SAFETY: rows and vectors of this place are left.
+                    column += 16
+                        * unsafe {
+                            match vectors {
+                                1 if tall => {
+                                    multiply::<16, 1, TILES, true>(left, right, depth, sums)
+                                }
+                                1 => multiply::<ROWS, 1, TILES, true>(left, right, depth, sums),
+                                3 => multiply::<ROWS, 3, TILES, true>(left, right, depth, sums),
+                                _ => multiply::<ROWS, 2, TILES, true>(left, right, depth, sums),
+                            }
+                            if vectors % 2 == 1 { vectors } else { 2 }
+                        };
+                }
+                row += if tall { 2 * ROWS } else { ROWS };
+            }
+        }
+    }
+
+    /// Transforms the sums of products back.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn back(&self, sums: &mut [f32]) {
+        let (ins, outs) = (self.shape.c_in, self.channels.len());
+        assert_eq!(sums.len(), 9 * ins * outs);
+        for (index, channel) in self.inputs.clone().enumerate() {
+            for out in (0..outs).step_by(16) {
+                let mut u = [[_mm512_setzero_ps(); 4]; 4];
+                for (i, u) in u.as_flattened_mut().iter_mut().enumerate() {
+                    let at = (i * self.ins + index) * self.outs + out;
+                    // SAFETY: a place has `outs` elements a channel.
+                    *u = unsafe { _mm512_loadu_ps(self.products.wrapping_add(at)) };
+                }
+                let mask = ((1u32 << (outs - out).min(16)) - 1) as u16;
+                for (tap, g) in transform::weights_gradient(u).as_flattened().iter().enumerate() {
+                    let at = (tap * ins + channel) * outs + out;
+                    // SAFETY: the output channels of the mask are in `sums`.
+                    unsafe { _mm512_mask_storeu_ps(sums.as_mut_ptr().add(at), mask, *g) };
+                }
+            }
+        }
+    }
+}

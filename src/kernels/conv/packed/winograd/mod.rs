@@ -1,0 +1,264 @@
+//! Convolutions by three by three weights at stride 1, by Winograd's F(2×2, 3×3): sixteen products
+//! where a tile of two by two pixels takes thirty-six.
+//!
+//! Lanes are tiles. A thread transforms three vectors of tiles of all channels, into memory that
+//! stays in its cache, multiplies them by the transformed weights, one product for each place of a
+//! transformed tile, and transforms the sums back.
+//!
+//! Infinities, and sums of the transform that overflow, come out as NaN where they enter a result,
+//! and nowhere else. A pass that meets a result that is not finite is taken again without tiles, so
+//! that it is infinite or NaN as it ought to be.
+#![allow(unsafe_code)]
+
+mod correlate;
+mod grid;
+mod multiply;
+mod pixels;
+mod transform;
+
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use candle_core::{DType, Result, Tensor, bail};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::rows::Stored;
+use super::weights::Order;
+use super::{Shape, with_stored};
+use crate::kernels::cpu::dtype::Elements;
+use crate::kernels::cpu::simd::vectorise;
+use crate::kernels::cpu::uninit::fresh_if;
+use crate::kernels::gemm::micro::{Cells, Rounded, Unit, with_cells};
+pub(super) use correlate::Correlation;
+pub(in crate::kernels::conv) use correlate::suits_gradient;
+use grid::{Grid, Place};
+use multiply::multiply;
+use pixels::{Reader, Writer};
+
+/// Output channels of a product.
+const ROWS: usize = 8;
+/// Vectors of tiles of a product, and those tiles.
+const VECTORS: usize = 3;
+const TILES: usize = 16 * VECTORS;
+/// Products for a tile, channel and output channel.
+const PLACES: usize = 16;
+
+/// Whether a convolution is of the kind taken here.
+fn is_plain(shape: &Shape) -> bool {
+    let kernel = (shape.kernel_height, shape.kernel_width);
+    let geometry = shape.geometry;
+    kernel == (3, 3) && (geometry.stride, geometry.dilation, geometry.groups) == (1, 1, 1)
+}
+
+/// Whether tiles are faster than strips.
+pub(in crate::kernels::conv) fn suits(shape: &Shape) -> bool {
+    is_plain(shape) && pays(grid(shape).vectors(), 1.2, shape)
+}
+
+/// Whether the products of so many vectors are at most `share` of a direct convolution's: not where
+/// tiles leave lanes empty.
+fn pays(vectors: usize, share: f64, shape: &Shape) -> bool {
+    (PLACES * 16 * vectors) as f64 <= share * (9 * shape.batch * shape.pixels()) as f64
+}
+
+fn grid(shape: &Shape) -> Grid {
+    let out_size = (shape.out_height, shape.out_width);
+    Grid::new(shape.batch, (shape.height, shape.width), out_size, shape.geometry.padding)
+}
+
+/// The convolution of `shape` by weights, which lie as `order` says; `None` where a result is not
+/// finite.
+pub(super) fn convolve<O: Rounded>(
+    x: &Tensor,
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    shape: &Shape,
+    order: Order,
+) -> Result<Option<Vec<O>>> {
+    let weight = pack(weight, shape, order);
+    let grid = grid(shape);
+    let pass = Pass {
+        ins: shape.c_in,
+        outs: shape.c_out,
+        grid,
+        reader: Reader::new(&grid),
+        writer: Writer::new(&grid),
+        weight: weight.as_slice(),
+        bias,
+    };
+    let len = shape.batch * shape.out_image();
+    Ok(with_stored!(x, x => fresh_if(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out))))
+}
+
+/// Transforms weights: `(block of output channels, place, channel, output channel)`.
+fn pack(weight: &[f32], shape: &Shape, order: Order) -> Cells {
+    let (ins, outs) = (shape.c_in, shape.c_out);
+    let block = PLACES * ins * ROWS;
+    let mut packed = Cells::new(outs.div_ceil(ROWS) * block);
+    let blocks = packed.as_mut_slice()[..outs.div_ceil(ROWS) * block].par_chunks_mut(block);
+    blocks.enumerate().for_each(|(index, places)| {
+        let first = index * ROWS;
+        vectorise(
+            #[inline(always)]
+            || {
+                for channel in 0..ins {
+                    let mut g = [[0f32; ROWS]; 9];
+                    let place = |row: usize| {
+                        // The gradient's are turned by half a turn, and channels exchanged.
+                        let (from, turned) = match order {
+                            Order::Forward => ((first + row) * ins + channel, false),
+                            Order::Backward => (channel * outs + first + row, true),
+                        };
+                        for (tap, weight) in weight[from * 9..][..9].iter().enumerate() {
+                            g[if turned { 8 - tap } else { tap }][row] = *weight;
+                        }
+                    };
+                    (0..ROWS.min(outs - first)).for_each(place);
+                    let planes = places.chunks_exact_mut(ins * ROWS);
+                    for (plane, u) in planes.zip(transform::weights(g)) {
+                        plane[channel * ROWS..][..ROWS].copy_from_slice(&u.map(f32::to_bits));
+                    }
+                }
+            },
+        );
+    });
+    packed
+}
+
+/// A convolution of images of `ins` channels to images of `outs`.
+struct Pass<'a> {
+    ins: usize,
+    outs: usize,
+    grid: Grid,
+    reader: Reader,
+    writer: Writer,
+    weight: &'a [u32],
+    bias: Option<&'a [f32]>,
+}
+
+/// Images that threads write different pixels of.
+struct Images<O>(*mut O);
+
+// SAFETY: no two threads write the same pixel, and none reads.
+unsafe impl<O: Send> Sync for Images<O> {}
+
+impl Pass<'_> {
+    /// Elements of a place of transformed tiles. Were they a multiple of a page, the places of a
+    /// tile would share few lines of the nearest cache.
+    fn place(&self) -> usize {
+        self.ins * TILES + 16
+    }
+
+    /// Whether all results are finite: then all are written.
+    fn run<S: Stored, O: Rounded>(&self, x: &[S], out: &mut [MaybeUninit<O>]) -> bool {
+        let (batch, size, out_size) = (self.grid.batch, self.grid.size, self.grid.out_size);
+        assert!(Unit::Fma.is_available(), "tiles need AVX-512");
+        assert_eq!(x.len(), batch * self.ins * size.0 * size.1);
+        assert_eq!(out.len(), batch * self.outs * out_size.0 * out_size.1);
+        assert!(self.outs.div_ceil(ROWS) * PLACES * self.ins * ROWS <= self.weight.len());
+        let finite = AtomicBool::new(true);
+        let out = Images(out.as_mut_ptr().cast::<O>());
+        let vectors = self.grid.vectors();
+        // Enough for all threads to end together, in whole products.
+        let task = vectors.div_ceil(4 * rayon::current_num_threads());
+        let task = task.next_multiple_of(VECTORS).clamp(VECTORS, 16 * VECTORS);
+        (0..vectors.div_ceil(task)).into_par_iter().for_each(|index| {
+            let last = vectors.min((index + 1) * task);
+            let sizes = [PLACES * self.place(), PLACES * ROWS * TILES];
+            with_cells(sizes, |[tiles, sums]| {
+                let (tiles, sums) = (tiles.as_mut_ptr().cast(), sums.as_mut_ptr().cast());
+                for first in (index * task..last).step_by(VECTORS) {
+                    if !finite.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let vectors = first..last.min(first + VECTORS);
+                    // SAFETY: the features and sizes, as asserted, and scratch as asked for.
+                    if !unsafe { self.vectors(x, vectors, tiles, sums, &out) } {
+                        finite.store(false, Ordering::Relaxed);
+                    }
+                }
+            });
+        });
+        finite.into_inner()
+    }
+
+    /// Convolves at most three vectors of tiles. Whether the results are finite.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW, DQ and VL; `x` and `out` are all images, `tiles` and `sums` scratch as
+    /// [`Self::run`] makes it.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn vectors<S: Stored, O: Rounded>(
+        &self,
+        x: &[S],
+        vectors: Range<usize>,
+        tiles: *mut f32,
+        sums: *mut f32,
+        out: &Images<O>,
+    ) -> bool {
+        let (size, out_size) = (self.grid.size, self.grid.out_size);
+        let (pixels, out_pixels) = (size.0 * size.1, out_size.0 * out_size.1);
+        let count = vectors.len();
+        let mut places = [Place::default(); VECTORS];
+        for (place, vector) in places.iter_mut().zip(vectors) {
+            *place = self.grid.place(vector);
+        }
+        let places = &places[..count];
+        for channel in 0..self.ins {
+            for (n, &place) in places.iter().enumerate() {
+                let from = (place.image * self.ins + channel) * pixels;
+                let x = x.as_ptr().wrapping_add(from);
+                // SAFETY: the images of a place are in the batch.
+                let d = unsafe { self.reader.read::<S, 4>(place, x, self.ins * pixels) };
+                for (i, v) in transform::pixels(d).as_flattened().iter().enumerate() {
+                    let at = tiles.wrapping_add(i * self.place() + (channel * count + n) * 16);
+                    // SAFETY: a place has `TILES` elements a channel.
+                    unsafe { _mm512_storeu_ps(at, *v) };
+                }
+            }
+        }
+        let mut finite = true;
+        for block in 0..self.outs.div_ceil(ROWS) {
+            for i in 0..PLACES {
+                let weight = self.weight.as_ptr().cast::<f32>();
+                let left = (weight.wrapping_add((block * PLACES + i) * self.ins * ROWS), ROWS);
+                let right = (tiles.wrapping_add(i * self.place()).cast_const(), count * 16);
+                let sums = (sums.wrapping_add(i * ROWS * count * 16), count * 16);
+                // SAFETY: a block has `ROWS` weights a place and channel, and there are `count`
+                // vectors of tiles and sums.
+                unsafe {
+                    match count {
+                        1 => multiply::<ROWS, 1, 1, false>(left, right, self.ins, sums),
+                        2 => multiply::<ROWS, 2, 1, false>(left, right, self.ins, sums),
+                        _ => multiply::<ROWS, 3, 1, false>(left, right, self.ins, sums),
+                    }
+                }
+            }
+            for row in 0..ROWS.min(self.outs - block * ROWS) {
+                let channel = block * ROWS + row;
+                let bias = _mm512_set1_ps(self.bias.map_or(0.0, |bias| bias[channel]));
+                for (n, &place) in places.iter().enumerate() {
+                    let mut m = [[bias; 4]; 4];
+                    for (i, m) in m.as_flattened_mut().iter_mut().enumerate() {
+                        let at = sums.wrapping_add(((i * ROWS + row) * count + n) * 16);
+                        // SAFETY: these have been written.
+                        *m = unsafe { _mm512_loadu_ps(at) };
+                    }
+                    let mut y = transform::sums(m);
+                    for y in y.as_flattened_mut() {
+                        *y = _mm512_add_ps(*y, bias);
+                    }
+                    let to = (place.image * self.outs + channel) * out_pixels;
+                    let out = out.0.wrapping_add(to);
+                    // SAFETY: the images of a place are in the batch, and nobody else writes these
+                    // tiles.
+                    finite &= unsafe { self.writer.write(place, y, out, self.outs * out_pixels) };
+                }
+            }
+        }
+        finite
+    }
+}

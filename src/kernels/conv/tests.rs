@@ -1,0 +1,501 @@
+use candle_core::{DType, Device, Result, Tensor};
+
+use super::super::gemm::tests::{Sum, check, doubles, generator, random};
+use super::shape::Shape;
+use super::{Geometry, forward, input_gradient, portable, weight_gradient};
+use crate::kernels::format::{Format, first, last};
+
+mod gpus;
+#[cfg(target_arch = "x86_64")]
+mod split;
+#[cfg(target_arch = "x86_64")]
+mod winograd;
+
+const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
+
+fn geometry(stride: usize, padding: usize, dilation: usize, groups: usize) -> Geometry {
+    Geometry {
+        stride,
+        padding: (padding, padding),
+        dilation,
+        groups,
+        format: Format::ChannelsFirst,
+    }
+}
+
+/// [`Geometry`] with channels last.
+fn turned(geometry: Geometry) -> Geometry {
+    Geometry { format: Format::ChannelsLast, ..geometry }
+}
+
+/// [`forward`] with channels last, of images and to images with channels first.
+fn forward_last(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    geometry: Geometry,
+    out: DType,
+) -> Result<Tensor> {
+    first(&forward(&last(x)?, weight, bias, turned(geometry), out)?)
+}
+
+/// [`input_gradient`] with channels last.
+fn input_gradient_last(
+    grad: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    input_dims: &[usize],
+    geometry: Geometry,
+    out: DType,
+) -> Result<Tensor> {
+    let &[b, c, h, w] = input_dims else { unreachable!() };
+    let (dims, geometry) = ([b, h, w, c], turned(geometry));
+    first(&input_gradient(&last(grad)?, weight, bias, &dims, geometry, out)?)
+}
+
+/// [`weight_gradient`] with channels last.
+fn weight_gradient_last(
+    x: &Tensor,
+    grad: &Tensor,
+    weight_dims: &[usize],
+    geometry: Geometry,
+    out: DType,
+) -> Result<Tensor> {
+    weight_gradient(&last(x)?, &last(grad)?, weight_dims, turned(geometry), out)
+}
+
+/// The sums of a convolution of `x` by `weight` without bias, and of its gradients by both.
+fn plain_loops(shape: &Shape, [xs, ws, gs]: [&[f64]; 3]) -> [Vec<Sum>; 3] {
+    let [mut y, mut dx, mut dw] = [gs, xs, ws].map(|values| vec![Sum::default(); values.len()]);
+    for_each_product(shape, |xi, wi, yi| {
+        y[yi].add(xs[xi] * ws[wi]);
+        dx[xi].add(gs[yi] * ws[wi]);
+        dw[wi].add(gs[yi] * xs[xi]);
+    });
+    [y, dx, dw]
+}
+
+/// Calls `f(x, weight, y)` with the indices of every product of a convolution.
+fn for_each_product(shape: &Shape, mut f: impl FnMut(usize, usize, usize)) {
+    let Geometry { stride, padding, dilation, .. } = shape.geometry;
+    for b in 0..shape.batch {
+        for o in 0..shape.c_out {
+            for (oy, ox) in pairs(shape.out_height, shape.out_width) {
+                let y = ((b * shape.c_out + o) * shape.out_height + oy) * shape.out_width + ox;
+                for i in 0..shape.group_in() {
+                    let channel = o / shape.group_out() * shape.group_in() + i;
+                    for (ky, kx) in pairs(shape.kernel_height, shape.kernel_width) {
+                        let (py, px) = (oy * stride + ky * dilation, ox * stride + kx * dilation);
+                        let inside = (padding.0..padding.0 + shape.height).contains(&py)
+                            && (padding.1..padding.1 + shape.width).contains(&px);
+                        if !inside {
+                            continue;
+                        }
+                        let row = (b * shape.c_in + channel) * shape.height + py - padding.0;
+                        let kernel = (o * shape.group_in() + i) * shape.kernel_height + ky;
+                        f(row * shape.width + px - padding.1, kernel * shape.kernel_width + kx, y);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn pairs(rows: usize, cols: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rows).flat_map(move |row| (0..cols).map(move |col| (row, col)))
+}
+
+/// Sums whose tolerance is that of the CPU's F32 kernels.
+fn tolerant(sums: [&[Sum]; 3], operands: [&[f64]; 3], shape: &Shape) -> [Vec<Sum>; 3] {
+    #[cfg(target_arch = "x86_64")]
+    return winograd::tolerant(sums, operands, shape);
+    #[cfg(not(target_arch = "x86_64"))]
+    sums.map(<[Sum]>::to_vec)
+}
+
+/// All three passes against plain loops, and the portable version against the same.
+fn compare(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    grad_dtype: DType,
+    geometry: Geometry,
+    out: DType,
+) {
+    let shape = Shape::new(x.dims(), weight.dims(), geometry).unwrap();
+    let out_dims = shape.out_dims();
+    let grad = random(&mut generator(0), &out_dims, grad_dtype);
+    let what = format!("{x:?} by {weight:?}, {geometry:?}, to {out:?}");
+    let (xs, ws, gs) = (doubles(x), doubles(weight), doubles(&grad));
+
+    let [mut y, mut dx, dw] = plain_loops(&shape, [&xs, &ws, &gs]);
+    if let Some(bias) = bias.map(doubles) {
+        let pixels = shape.pixels().max(1);
+        y.iter_mut().enumerate().for_each(|(i, y)| y.add(bias[i / pixels % shape.c_out]));
+    }
+
+    let mut inputs = vec![x.dtype(), weight.dtype()];
+    inputs.extend(bias.map(Tensor::dtype));
+    let [by_tiles, dx_by_tiles, dw_by_tiles] = tolerant([&y, &dx, &dw], [&xs, &ws, &gs], &shape);
+    for (name, actual, y) in [
+        ("forward", forward(x, weight, bias, geometry, out).unwrap(), &by_tiles),
+        ("portable forward", portable::forward(x, weight, bias, &shape, out).unwrap(), &y),
+        ("channels last", forward_last(x, weight, bias, geometry, out).unwrap(), &by_tiles),
+    ] {
+        assert_eq!((actual.dims(), actual.dtype()), (&out_dims[..], out), "{name} {what}");
+        check(&actual, y, &inputs, &format!("{name} {what}"));
+    }
+    let inputs = [grad_dtype, weight.dtype()];
+    for (name, actual, dx) in [
+        (
+            "input",
+            input_gradient(&grad, weight, None, x.dims(), geometry, out).unwrap(),
+            &dx_by_tiles,
+        ),
+        (
+            "portable input",
+            portable::input_gradient(&grad, weight, None, &shape, out).unwrap(),
+            &dx,
+        ),
+        (
+            "channels last, input",
+            input_gradient_last(&grad, weight, None, x.dims(), geometry, out).unwrap(),
+            &dx_by_tiles,
+        ),
+    ] {
+        assert_eq!((actual.dims(), actual.dtype()), (x.dims(), out), "{name} {what}");
+        check(&actual, dx, &inputs, &format!("{name} {what}"));
+    }
+    if shape.pixels() > 0 {
+        // As a transposed convolution.
+        let bias = random(&mut generator(7), &[shape.c_in], out);
+        let (biases, pixels) = (doubles(&bias), shape.height * shape.width);
+        dx.iter_mut().enumerate().for_each(|(i, x)| x.add(biases[i / pixels % shape.c_in]));
+        let [_, dx_by_tiles, _] = tolerant([&y, &dx, &dw], [&xs, &ws, &gs], &shape);
+        let inputs = [grad_dtype, weight.dtype(), out];
+        let (dims, bias) = (x.dims(), Some(&bias));
+        for (name, actual, dx) in [
+            (
+                "transposed",
+                input_gradient(&grad, weight, bias, dims, geometry, out).unwrap(),
+                &dx_by_tiles,
+            ),
+            ("portable", portable::input_gradient(&grad, weight, bias, &shape, out).unwrap(), &dx),
+            (
+                "transposed, channels last",
+                input_gradient_last(&grad, weight, bias, dims, geometry, out).unwrap(),
+                &dx_by_tiles,
+            ),
+        ] {
+            check(&actual, dx, &inputs, &format!("{name}, with a bias, {what}"));
+        }
+    }
+    let inputs = [grad_dtype, x.dtype()];
+    for (name, actual, dw) in [
+        ("weight", weight_gradient(x, &grad, weight.dims(), geometry, out).unwrap(), &dw_by_tiles),
+        ("portable weight", portable::weight_gradient(x, &grad, &shape, out).unwrap(), &dw),
+        (
+            "channels last, weight",
+            weight_gradient_last(x, &grad, weight.dims(), geometry, out).unwrap(),
+            &dw_by_tiles,
+        ),
+    ] {
+        assert_eq!((actual.dims(), actual.dtype()), (weight.dims(), out), "{name} {what}");
+        check(&actual, dw, &inputs, &format!("{name} {what}"));
+    }
+}
+
+#[test]
+fn every_combination_of_dtypes() {
+    let mut rng = generator(1);
+    for left in DTYPES {
+        for right in DTYPES {
+            for out in DTYPES {
+                let x = random(&mut rng, &[2, 4, 5, 7], left);
+                let weight = random(&mut rng, &[6, 2, 3, 3], right);
+                let bias = random(&mut rng, &[6], out);
+                compare(&x, &weight, Some(&bias), left, geometry(1, 1, 1, 2), out);
+                compare(&x, &weight, None, right, geometry(2, 1, 1, 2), out);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_geometry() {
+    let mut rng = generator(2);
+    for (height, width, kernel) in [(1, 3, 1), (7, 7, 3), (17, 8, 3), (3, 16, 2), (2, 2, 5)] {
+        for (stride, dilation) in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)] {
+            for padding in 0..=3 {
+                for (c_in, c_out, groups) in [(3, 5, 1), (4, 6, 2), (3, 3, 3), (3, 6, 3)] {
+                    let x = random(&mut rng, &[2, c_in, height, width], DType::F32);
+                    let dims = [c_out, c_in / groups, kernel, kernel];
+                    let weight = random(&mut rng, &dims, DType::BF16);
+                    let geometry = geometry(stride, padding, dilation, groups);
+                    compare(&x, &weight, None, DType::F16, geometry, DType::F32);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn batches_tiles_and_kernels_that_are_not_square() {
+    let mut rng = generator(3);
+    for (dims, c_out, kernel) in [
+        ([0, 3, 5, 5], 4, [3, 3]),
+        ([1, 3, 33, 33], 7, [3, 3]), // tiles of a few rows
+        ([5, 3, 33, 32], 7, [3, 3]),
+        ([5, 4, 32, 32], 2, [1, 1]), // the image as it is
+        ([40, 3, 8, 8], 3, [3, 3]),  // tiles of several images, and fewer in the last
+        ([35, 2, 1, 1], 3, [3, 3]),
+        ([5, 2, 9, 6], 3, [1, 3]),
+        ([5, 2, 9, 6], 3, [4, 1]),
+    ] {
+        for stride in [1, 2] {
+            for dtype in [DType::BF16, DType::F32] {
+                let x = random(&mut rng, &dims, dtype);
+                let weight = random(&mut rng, &[c_out, dims[1], kernel[0], kernel[1]], dtype);
+                let bias = random(&mut rng, &[c_out], DType::F32);
+                let padding = kernel[0] / 2;
+                let geometry = geometry(stride, padding, 1, 1);
+                compare(&x, &weight, Some(&bias), dtype, geometry, dtype);
+            }
+        }
+    }
+}
+
+/// Images of one row.
+#[test]
+fn sequences() {
+    let mut rng = generator(8);
+    for (dims, c_out, kernel) in [
+        ([2, 3, 1, 5403], 4, 7), // parts of a row at every stride, and fewer columns in the last
+        ([1, 1100, 1, 200], 2, 9),
+        ([1, 3, 1, 700], 5, 1),
+        ([40, 2, 1, 9], 3, 3),
+        ([1, 1, 1, 1], 1, 1),
+        ([2, 1, 1, 2], 1, 5), // longer than the sequence without its padding
+        ([0, 2, 1, 9], 3, 3),
+    ] {
+        for stride in [1, 2, 5] {
+            for (padding, dilation) in [(0, 1), (2, 1), (9, 1), (2, 2)] {
+                let x = random(&mut rng, &dims, DType::F32);
+                let weight = random(&mut rng, &[c_out, dims[1], 1, kernel], DType::BF16);
+                let bias = random(&mut rng, &[c_out], DType::F32);
+                let geometry =
+                    Geometry { stride, padding: (0, padding), ..geometry(stride, 0, dilation, 1) };
+                compare(&x, &weight, Some(&bias), DType::F16, geometry, DType::F32);
+            }
+        }
+    }
+}
+
+#[test]
+fn padding_that_differs_and_one_channel() {
+    let mut rng = generator(9);
+    for padding in [(0, 2), (3, 1), (2, 0)] {
+        for stride in [1, 2] {
+            for (channels, dims) in [(1, [3, 1, 5, 6]), (2, [2, 2, 2, 9]), (4, [1, 4, 1, 3])] {
+                let x = random(&mut rng, &dims, DType::F32);
+                let weight = random(&mut rng, &[channels, 1, 3, 4], DType::F32);
+                let geometry = Geometry { padding, ..geometry(stride, 0, 1, channels) };
+                compare(&x, &weight, None, DType::F32, geometry, DType::F32);
+            }
+        }
+    }
+}
+
+#[test]
+fn strided_operands() -> Result<()> {
+    let mut rng = generator(4);
+    for dtype in DTYPES {
+        let x = random(&mut rng, &[2, 7, 6, 4], dtype).permute((0, 3, 1, 2))?;
+        let weight = random(&mut rng, &[4, 5, 3, 3], dtype).transpose(0, 1)?;
+        compare(&x, &weight, None, dtype, geometry(1, 1, 1, 1), dtype);
+        compare(&x, &weight, None, dtype, geometry(2, 1, 1, 1), dtype);
+        let x = random(&mut rng, &[3, 9, 7, 6], dtype).narrow(1, 2, 4)?.narrow(2, 1, 5)?;
+        compare(&x, &weight, None, dtype, geometry(1, 0, 1, 1), dtype);
+        let shape = Shape::new(x.dims(), weight.dims(), geometry(1, 1, 1, 1))?;
+        let grad = random(&mut rng, &[3, 5, 6, 5], dtype).t()?;
+        let dx = input_gradient(&grad, &weight, None, x.dims(), shape.geometry, dtype)?;
+        let grad = grad.contiguous()?;
+        let dense = input_gradient(&grad, &weight, None, x.dims(), shape.geometry, dtype)?;
+        assert_eq!(doubles(&dx), doubles(&dense));
+    }
+    Ok(())
+}
+
+#[test]
+fn long_sums_of_halves_do_not_saturate() -> Result<()> {
+    let geometry = geometry(1, 0, 1, 1);
+    let ones = |dims: &[usize]| Tensor::ones(dims, DType::F16, &Device::Cpu);
+    let (x, weight) = (ones(&[2, 1024, 2, 2])?, ones(&[3, 1024, 2, 2])?);
+    assert_eq!(doubles(&forward(&x, &weight, None, geometry, DType::F16)?), [4096.; 6]);
+    let (grad, weight) = (ones(&[1, 1024, 1, 1])?, ones(&[1024, 1, 2, 2])?);
+    let dx = input_gradient(&grad, &weight, None, &[1, 1, 2, 2], geometry, DType::F16)?;
+    assert_eq!(doubles(&dx), [1024.; 4]);
+    let (x, grad) = (ones(&[64, 1, 8, 8])?, ones(&[64, 1, 8, 8])?);
+    let dw = weight_gradient(&x, &grad, &[1, 1, 1, 1], geometry, DType::F16)?;
+    assert_eq!(doubles(&dw), [4096.]);
+    Ok(())
+}
+
+/// `len` doubles far from zero, with `poison` at `place`.
+fn poisoned(dims: [usize; 4], place: usize, poison: f64, dtype: DType) -> Tensor {
+    let len: usize = dims.iter().product();
+    let values = doubles(&random(&mut generator(5), &[len], DType::F64));
+    let mut values: Vec<f64> = values.iter().map(|v| 2. + v).collect();
+    values[place] = poison;
+    Tensor::from_vec(values, &dims, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+}
+
+#[test]
+fn nan_and_infinity_reach_what_they_enter_alone() -> Result<()> {
+    for poison in [f64::NAN, f64::INFINITY] {
+        for geometry in [geometry(1, 1, 1, 1), geometry(2, 1, 1, 1), geometry(1, 2, 2, 2)] {
+            for dtype in DTYPES {
+                let (x_dims, w_dims) = ([3, 4, 8, 8], [6, 4 / geometry.groups, 3, 3]);
+                let shape = Shape::new(&x_dims, &w_dims, geometry)?;
+                let (x_place, y_place) = (2 * 256 + 70, shape.out_image() + shape.pixels() + 1);
+                let x = poisoned(x_dims, x_place, poison, dtype);
+                let grad = poisoned(shape.out_dims(), y_place, poison, dtype);
+                let plain = poisoned(shape.out_dims(), 0, 1., dtype);
+                let weight = poisoned(w_dims, 0, 1., dtype);
+                let [mut y, mut dw] =
+                    [vec![false; plain.elem_count()], vec![false; weight.elem_count()]];
+                let mut dx = vec![false; x.elem_count()];
+                for_each_product(&shape, |xi, wi, yi| {
+                    y[yi] |= xi == x_place;
+                    dw[wi] |= xi == x_place;
+                    dx[xi] |= yi == y_place;
+                });
+                let dx_last = input_gradient_last(&grad, &weight, None, &x_dims, geometry, dtype)?;
+                for (name, actual, hit) in [
+                    ("y", forward(&x, &weight, None, geometry, dtype)?, &y),
+                    ("y last", forward_last(&x, &weight, None, geometry, dtype)?, &y),
+                    ("dw", weight_gradient(&x, &plain, &w_dims, geometry, dtype)?, &dw),
+                    ("dw last", weight_gradient_last(&x, &plain, &w_dims, geometry, dtype)?, &dw),
+                    ("dx", input_gradient(&grad, &weight, None, &x_dims, geometry, dtype)?, &dx),
+                    ("dx last", dx_last, &dx),
+                ] {
+                    for (index, (value, &hit)) in doubles(&actual).into_iter().zip(hit).enumerate()
+                    {
+                        let same = value == poison || value.is_nan() && poison.is_nan();
+                        let right = if hit { same } else { value.is_finite() };
+                        assert!(right, "{name} {index} {value} {hit} {geometry:?} {dtype:?}");
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn one_result_for_any_number_of_threads() -> Result<()> {
+    let mut rng = generator(6);
+    let dims = [50, 5, 9, 8];
+    let (x, grad) = (random(&mut rng, &dims, DType::F32), random(&mut rng, &dims, DType::BF16));
+    let weight = random(&mut rng, &[5, 5, 3, 3], DType::F32);
+    let results = [1, 2, 3].map(|threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let geometry = geometry(1, 1, 1, 1);
+            [
+                weight_gradient(&x, &grad, weight.dims(), geometry, DType::F32).unwrap(),
+                forward(&x, &weight, None, geometry, DType::F32).unwrap(),
+                input_gradient(&grad, &weight, None, &dims, geometry, DType::F32).unwrap(),
+                weight_gradient_last(&x, &grad, weight.dims(), geometry, DType::F32).unwrap(),
+                forward_last(&x, &weight, None, geometry, DType::F32).unwrap(),
+            ]
+            .map(|tensor| doubles(&tensor))
+        })
+    });
+    assert_eq!(results[0], results[1]);
+    assert_eq!(results[0], results[2]);
+    Ok(())
+}
+
+/// Sizes around the edges of tiles, blocks, lines and parts: images, output channels, kernel, geometry.
+#[cfg(target_arch = "x86_64")]
+fn edges() -> [([usize; 4], usize, usize, Geometry); 12] {
+    [
+        ([2, 2, 1, 1], 2, 1, geometry(1, 0, 1, 1)),
+        ([3, 3, 5, 33], 17, 3, geometry(1, 1, 1, 1)),
+        ([2, 16, 32, 32], 16, 3, geometry(1, 1, 1, 1)),
+        ([5, 33, 8, 8], 15, 3, geometry(1, 1, 1, 1)),
+        ([37, 5, 7, 7], 9, 3, geometry(1, 1, 1, 1)),
+        ([2, 4, 3, 70], 4, 3, geometry(2, 1, 1, 2)),
+        ([3, 6, 15, 17], 34, 3, geometry(2, 1, 1, 1)),
+        ([2, 31, 9, 16], 8, 1, geometry(2, 0, 1, 1)),
+        ([2, 4, 19, 11], 3, 5, geometry(3, 2, 2, 1)),
+        ([2, 8, 12, 12], 8, 3, geometry(1, 3, 2, 4)),
+        ([2, 40, 40, 31], 6, 2, geometry(1, 0, 1, 1)),
+        ([2, 20, 40, 31], 33, 3, geometry(1, 1, 1, 1)),
+    ]
+}
+
+/// Every unit of this processor, and the products that stand in where there is none, on sizes around
+/// the edges of tiles, blocks, lines and parts.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn every_unit_agrees_with_plain_loops() -> Result<()> {
+    use super::packed;
+    use crate::kernels::gemm::micro::Unit;
+    use half::bf16;
+
+    let units = [Unit::Fma, Unit::Dot, Unit::Tiles].into_iter().filter(|unit| unit.is_runnable());
+    let units: Vec<_> = units.filter(|_| Unit::Fma.is_available()).collect();
+    let mut rng = generator(21);
+    for (dims, c_out, kernel, geometry) in edges() {
+        let weight_dims = [c_out, dims[1] / geometry.groups, kernel, kernel];
+        let shape = Shape::new(&dims, &weight_dims, geometry)?;
+        let x = random(&mut rng, &dims, DType::BF16);
+        let weight = random(&mut rng, &weight_dims, DType::BF16);
+        let grad = random(&mut rng, &shape.out_dims(), DType::BF16);
+        let bias = random(&mut rng, &[c_out], DType::F32);
+        let (xs, ws, gs, bs) = (doubles(&x), doubles(&weight), doubles(&grad), doubles(&bias));
+        let [mut y, dx, dw] = plain_loops(&shape, [&xs, &ws, &gs]);
+        y.iter_mut().enumerate().for_each(|(i, y)| y.add(bs[i / shape.pixels() % c_out]));
+        let inputs = [DType::BF16, DType::F32];
+        let by_tiles = tolerant([&y, &dx, &dw], [&xs, &ws, &gs], &shape);
+        for &unit in &units {
+            let (y, dx, dw) = match unit {
+                Unit::Fma => (&by_tiles[0], &by_tiles[1], &by_tiles[2]),
+                _ => (&y, &dx, &dw),
+            };
+            let what = format!("{unit:?} {shape:?}");
+            let single = packed::forward::<f32>(&x, &weight, Some(&bias), &shape, unit)?;
+            check(&single, y, &inputs, &what);
+            let half = packed::forward::<bf16>(&x, &weight, Some(&bias), &shape, unit)?;
+            check(&half, y, &inputs, &what);
+            let back = packed::input_gradient::<f32>(&grad, &weight, None, &shape, unit)?;
+            check(&back, dx, &inputs, &what);
+            let back = packed::input_gradient::<bf16>(&grad, &weight, None, &shape, unit)?;
+            check(&back, dx, &inputs, &what);
+            let dweight = packed::weight_gradient(&x, &grad, &shape, unit)?;
+            check(&dweight, dw, &inputs, &what);
+
+            let what = format!("channels last, {what}");
+            let [x, grad] = [last(&x)?, last(&grad)?];
+            let shape = Shape::new(x.dims(), &weight_dims, turned(geometry))?;
+            let single = packed::last::forward::<f32>(&x, &weight, Some(&bias), &shape, unit)?;
+            check(&first(&single)?, y, &inputs, &what);
+            let half = packed::last::forward::<bf16>(&x, &weight, Some(&bias), &shape, unit)?;
+            check(&first(&half)?, y, &inputs, &what);
+            let back = packed::last::input_gradient::<f32>(&grad, &weight, None, &shape, unit)?;
+            check(&first(&back)?, dx, &inputs, &what);
+            let back = packed::last::input_gradient::<bf16>(&grad, &weight, None, &shape, unit)?;
+            check(&first(&back)?, dx, &inputs, &what);
+            let dweight = packed::last::weight_gradient(&x, &grad, &shape, unit)?;
+            check(&dweight, dw, &inputs, &what);
+        }
+        let what = format!("no unit {shape:?}");
+        check(&super::cpu::forward::<bf16>(&x, &weight, Some(&bias), &shape)?, &y, &inputs, &what);
+        let back = super::cpu::input_gradient::<bf16>(&grad, &weight, None, &shape)?;
+        check(&back, &dx, &inputs, &what);
+        check(&super::cpu::weight_gradient::<f32>(&x, &grad, &shape)?, &dw, &inputs, &what);
+    }
+    Ok(())
+}

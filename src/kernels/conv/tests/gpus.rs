@@ -1,0 +1,158 @@
+//! GPUs against the CPU.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::*;
+use crate::kernels::cuda::Gpu;
+use crate::kernels::devices::gpus;
+use crate::kernels::elementwise::testing::{assert_gpus_agree, epsilon, values};
+
+/// Held by tests that change how weight gradients are written.
+static WRITTEN: Mutex<()> = Mutex::new(());
+
+#[test]
+fn gpus_agree() {
+    let _held = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    crate::kernels::cudnn::set_cudnn_f32_weight_gradients(true);
+    let mut rng = generator(31);
+    let uneven = Geometry { padding: (0, 2), ..geometry(2, 0, 1, 1) };
+    for (dims, c_out, kernel, geometry) in [
+        ([1, 1, 1, 1], 1, [1, 1], geometry(1, 0, 1, 1)),
+        ([3, 3, 9, 11], 5, [3, 3], geometry(1, 1, 1, 1)),
+        ([2, 8, 16, 16], 16, [3, 3], geometry(2, 1, 1, 1)),
+        ([2, 6, 8, 9], 4, [1, 1], geometry(1, 0, 1, 1)),
+        ([3, 8, 8, 8], 5, [1, 1], geometry(1, 0, 1, 1)), // images are matrices
+        ([3, 8, 9, 8], 6, [1, 1], geometry(2, 0, 1, 2)),
+        ([2, 4, 7, 7], 6, [3, 3], geometry(1, 2, 2, 2)),
+        ([2, 3, 8, 7], 3, [3, 3], geometry(1, 1, 1, 3)), // a channel a group
+        ([2, 2, 9, 9], 6, [5, 3], geometry(2, 2, 1, 2)),
+        ([2, 3, 1, 70], 4, [1, 5], uneven),
+        ([1, 1, 12, 12], 3, [4, 4], geometry(3, 0, 1, 1)),
+        // Whole packs of channels.
+        ([2, 16, 6, 5], 24, [3, 3], geometry(1, 1, 1, 1)),
+        ([2, 16, 5, 5], 16, [3, 2], geometry(2, 1, 1, 2)),
+        ([2, 16, 3, 5], 8, [1, 1], geometry(1, 0, 1, 2)),
+        ([2, 24, 7, 6], 24, [3, 3], geometry(2, 1, 1, 24)),
+        ([2, 8, 6, 5], 16, [3, 3], geometry(1, 2, 2, 8)),
+    ] {
+        let weight_dims = [c_out, dims[1] / geometry.groups, kernel[0], kernel[1]];
+        let shape = Shape::new(&dims, &weight_dims, geometry).unwrap();
+        for dtype in DTYPES {
+            let x = random(&mut rng, &dims, dtype);
+            let weight = random(&mut rng, &weight_dims, dtype);
+            let grad = random(&mut rng, &shape.out_dims(), dtype);
+            // Biases wider than a half, and like all else, which cuDNN adds by itself.
+            let outs = DTYPES.map(|out| (out, DType::F32)).into_iter().chain([(dtype, dtype)]);
+            for (out, of_bias) in outs {
+                let bias = random(&mut rng, &[c_out], of_bias);
+                let back_bias = random(&mut rng, &[dims[1]], of_bias);
+                let inputs = [&x, &weight, &grad, &bias, &back_bias];
+                let half = out == DType::F16 || out == DType::BF16;
+                let single = if dtype == DType::F64 { 1.0 } else { f32::EPSILON.into() };
+                let wide = if out == DType::F64 { single / f64::EPSILON } else { 1.0 };
+                assert_gpus_agree(&inputs, if half { 1.0 } else { 32.0 * wide.max(1.0) }, |t| {
+                    let (x, weight, grad) = (&t[0], &t[1], &t[2]);
+                    Ok(vec![
+                        forward(x, weight, None, geometry, out)?,
+                        forward(x, weight, Some(&t[3]), geometry, out)?,
+                        input_gradient(grad, weight, None, &dims, geometry, out)?,
+                        input_gradient(grad, weight, Some(&t[4]), &dims, geometry, out)?,
+                        weight_gradient(x, grad, &weight_dims, geometry, out)?,
+                        forward_last(x, weight, None, geometry, out)?,
+                        forward_last(x, weight, Some(&t[3]), geometry, out)?,
+                        input_gradient_last(grad, weight, None, &dims, geometry, out)?,
+                        input_gradient_last(grad, weight, Some(&t[4]), &dims, geometry, out)?,
+                        weight_gradient_last(x, grad, &weight_dims, geometry, out)?,
+                    ])
+                });
+            }
+        }
+    }
+}
+
+/// By cuDNN, that is, unless it is told otherwise; everything else leaves F32.
+#[test]
+fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> {
+    let _held = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut rng = generator(33);
+    let geometry = geometry(1, 1, 1, 1);
+    for (device, dtype) in gpus().iter().flat_map(|d| [DType::F16, DType::BF16].map(|t| (d, t))) {
+        let x = random(&mut rng, &[3, 8, 9, 7], dtype);
+        let grad = random(&mut rng, &[3, 16, 9, 7], dtype);
+        let dims = [16, 8, 3, 3];
+        let expected = values(&weight_gradient(&x, &grad, &dims, geometry, DType::F32)?);
+        let largest = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+        let (x, grad) = (x.to_device(device)?, grad.to_device(device)?);
+        for exact in [false, true] {
+            crate::kernels::cudnn::set_cudnn_f32_weight_gradients(exact);
+            for dw in [
+                weight_gradient(&x, &grad, &dims, geometry, DType::F32)?,
+                weight_gradient_last(&x, &grad, &dims, geometry, DType::F32)?,
+            ] {
+                let rounded = dw.to_dtype(dtype)?.to_dtype(DType::F32)?;
+                let by_cudnn = Gpu::of(device).is_some_and(|gpu| gpu.has_convolutions());
+                assert_eq!(values(&rounded) == values(&dw), by_cudnn && !exact, "{dtype:?}");
+                let unit = if by_cudnn && !exact { dtype } else { DType::F32 };
+                let within = largest * (epsilon(unit) + 32.0 * epsilon(DType::F32));
+                for (dw, expected) in values(&dw).into_iter().zip(&expected) {
+                    assert!((dw - expected).abs() <= within, "{dw} {expected} {dtype:?} {exact}");
+                }
+            }
+        }
+    }
+    crate::kernels::cudnn::set_cudnn_f32_weight_gradients(false);
+    Ok(())
+}
+
+/// Whoever chooses cuDNN's algorithms, where they are cuDNN's.
+#[test]
+fn gpus_agree_on_mixed_and_strided_operands() {
+    let mut rng = generator(32);
+    let geometry = geometry(1, 1, 1, 1);
+    let pairs = [(DType::F16, DType::BF16), (DType::BF16, DType::F32)];
+    for (measured, (left, right)) in
+        [false, true].into_iter().flat_map(|measured| pairs.map(|pair| (measured, pair)))
+    {
+        crate::kernels::cudnn::set_cudnn_benchmark(measured);
+        let x = random(&mut rng, &[2, 7, 6, 4], left).permute((0, 3, 1, 2)).unwrap();
+        let weight = random(&mut rng, &[4, 5, 3, 3], right).transpose(0, 1).unwrap();
+        let grad = random(&mut rng, &[5, 2, 7, 6], right).transpose(0, 1).unwrap();
+        assert_gpus_agree(&[&x, &weight, &grad], 32.0, |t| {
+            Ok(vec![
+                forward(&t[0], &t[1], None, geometry, DType::F32)?,
+                input_gradient(&t[2], &t[1], None, &[2, 4, 7, 6], geometry, DType::F32)?,
+                weight_gradient(&t[0], &t[2], &[5, 4, 3, 3], geometry, DType::F32)?,
+                forward_last(&t[0], &t[1], None, geometry, DType::F32)?,
+                input_gradient_last(&t[2], &t[1], None, &[2, 4, 7, 6], geometry, DType::F32)?,
+                weight_gradient_last(&t[0], &t[2], &[5, 4, 3, 3], geometry, DType::F32)?,
+            ])
+        });
+    }
+    crate::kernels::cudnn::set_cudnn_benchmark(false);
+}
+
+#[test]
+fn gpus_keep_nan_and_infinity_where_they_enter() {
+    for poison in [f64::NAN, f64::INFINITY] {
+        for (geometry, dtype) in
+            [(geometry(1, 1, 1, 1), DType::F16), (geometry(2, 1, 1, 4), DType::F32)]
+        {
+            let w_dims = [4, 4 / geometry.groups, 3, 3];
+            let shape = Shape::new(&[3, 4, 8, 8], &w_dims, geometry).unwrap();
+            let x = poisoned([3, 4, 8, 8], 2 * 256 + 70, poison, dtype);
+            let grad = poisoned(shape.out_dims(), shape.out_image() + 9, poison, dtype);
+            let plain = poisoned(shape.out_dims(), 0, 1., dtype);
+            let weight = poisoned(w_dims, 0, 1., dtype);
+            assert_gpus_agree(&[&x, &grad, &plain, &weight], 64.0, |t| {
+                Ok(vec![
+                    forward(&t[0], &t[3], None, geometry, dtype)?,
+                    input_gradient(&t[1], &t[3], None, &[3, 4, 8, 8], geometry, dtype)?,
+                    weight_gradient(&t[0], &t[2], &w_dims, geometry, dtype)?,
+                    forward_last(&t[0], &t[3], None, geometry, dtype)?,
+                    input_gradient_last(&t[1], &t[3], None, &[3, 4, 8, 8], geometry, dtype)?,
+                    weight_gradient_last(&t[0], &t[2], &w_dims, geometry, dtype)?,
+                ])
+            });
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Convolutions of F32 and F16 as sums of BF16.
+
+use candle_core::{DType, Device, Result, Tensor};
+use half::f16;
+
+use super::{Shape, edges, first, geometry, last, plain_loops, turned};
+use crate::kernels::conv::packed::last::{forward, input_gradient, weight_gradient};
+use crate::kernels::gemm::micro::Unit;
+use crate::kernels::gemm::tests::{check, doubles, generator, mixed, random};
+
+/// Numbers that need all planes, on both sides.
+#[test]
+fn planes_agree_with_plain_loops() -> Result<()> {
+    if !Unit::Fma.is_available() {
+        return Ok(());
+    }
+    let mut rng = generator(62);
+    for (dims, c_out, kernel, geometry) in edges() {
+        for dtypes in [[DType::F32; 2], [DType::F16; 2], [DType::F32, DType::BF16]] {
+            let weight_dims = [c_out, dims[1] / geometry.groups, kernel, kernel];
+            let shape = Shape::new(&dims, &weight_dims, geometry)?;
+            let x = mixed(&mut rng, &dims, dtypes[0]);
+            let weight = mixed(&mut rng, &weight_dims, dtypes[1]);
+            let grad = mixed(&mut rng, &shape.out_dims(), dtypes[0]);
+            let (xs, ws, gs) = (doubles(&x), doubles(&weight), doubles(&grad));
+            // A term is off by what its operands lose, 2^-126 each, and its own flush to zero.
+            let lost = 4.0 * f64::from(f32::MIN_POSITIVE / f32::EPSILON);
+            let [y, dx, dw] = plain_loops(&shape, [&xs, &ws, &gs]).map(|sums| {
+                sums.iter().map(|sum| sum.with_error_of(lost, 0.0)).collect::<Vec<_>>()
+            });
+            let what = format!("{dtypes:?} {shape:?}");
+            let [x, grad] = [last(&x)?, last(&grad)?];
+            let shape = Shape::new(x.dims(), &weight_dims, turned(geometry))?;
+            let single = forward::<f32>(&x, &weight, None, &shape, Unit::Planes)?;
+            check(&first(&single)?, &y, &dtypes, &what);
+            let back = input_gradient::<f32>(&grad, &weight, None, &shape, Unit::Planes)?;
+            check(&first(&back)?, &dx, &dtypes, &what);
+            check(&weight_gradient(&x, &grad, &shape, Unit::Planes)?, &dw, &dtypes, &what);
+        }
+    }
+    Ok(())
+}
+
+/// What planes cannot sum is summed without: infinity, NaN, and what BF16 rounds to infinity.
+#[test]
+fn what_is_not_finite_in_planes_is_taken_again() -> Result<()> {
+    if !Unit::Fma.is_available() {
+        return Ok(());
+    }
+    let mut rng = generator(61);
+    let geometry = turned(geometry(1, 1, 1, 1));
+    let (dims, weight_dims) = ([5, 6, 7, 32], [32, 32, 3, 3]);
+    let shape = Shape::new(&dims, &weight_dims, geometry)?;
+    for (what, odd) in
+        [("infinity", f32::INFINITY), ("NaN", f32::NAN), ("the largest", f32::MAX), ("none", 1.0)]
+    {
+        let mut images = |dims: &[usize], scale: f64| {
+            (random(&mut rng, dims, DType::F32) * scale)?.flatten_all()?.to_vec1::<f32>()
+        };
+        let (mut x, mut grad) = (images(&dims, 1e-3)?, images(&shape.out_dims(), 1e-3)?);
+        let weight = Tensor::from_vec(images(&weight_dims, 1e-3)?, &weight_dims, &Device::Cpu)?;
+        (x[1501], grad[777]) = (odd, odd);
+        let x = Tensor::from_vec(x, &dims, &Device::Cpu)?;
+        let grad = Tensor::from_vec(grad, &shape.out_dims(), &Device::Cpu)?;
+        let of = |unit: Unit| -> Result<[Tensor; 3]> {
+            Ok([
+                forward::<f32>(&x, &weight, None, &shape, unit)?,
+                input_gradient::<f32>(&grad, &weight, None, &shape, unit)?,
+                weight_gradient(&x, &grad, &shape, unit)?,
+            ])
+        };
+        for (planes, plain) in of(Unit::Planes)?.iter().zip(of(Unit::Fma)?) {
+            let (planes, plain) = (doubles(planes), doubles(&plain));
+            let same = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
+            let same = planes.iter().zip(&plain).all(same);
+            // Else there are sums in planes, in another order.
+            assert_eq!(same, what != "none", "{what}");
+        }
+    }
+    Ok(())
+}
+
+/// NaNs of F16 whose rounding to BF16 carries, and some others, in each operand.
+#[test]
+fn nans_of_f16_reach_what_planes_sum() -> Result<()> {
+    if !Unit::Fma.is_available() {
+        return Ok(());
+    }
+    let mut rng = generator(63);
+    let (dims, weight_dims) = ([1, 3, 3, 32], [32, 32, 1, 1]);
+    let shape = Shape::new(&dims, &weight_dims, turned(geometry(1, 0, 1, 1)))?;
+    let [x, weight, grad] = [&dims[..], &weight_dims[..], &shape.out_dims()[..]]
+        .map(|dims| random(&mut rng, dims, DType::F16));
+    let any_nan = |y: &Tensor| doubles(y).iter().any(|y| y.is_nan());
+    for bits in [0x7c01, 0x7dff, 0x7e00, 0x7ffb, 0x7ffc, 0x7ffd, 0x7ffe, 0x7fff] {
+        for bits in [bits, bits | 0x8000] {
+            let spoil = |tensor: &Tensor| -> Result<Tensor> {
+                let mut data = tensor.flatten_all()?.to_vec1::<f16>()?;
+                let at = data.len() / 2 + usize::from(bits % 32);
+                data[at] = f16::from_bits(bits);
+                Tensor::from_vec(data, tensor.dims(), &Device::Cpu)
+            };
+            let (unit, y) = (Unit::Planes, spoil(&x)?);
+            assert!(any_nan(&forward::<f32>(&y, &weight, None, &shape, unit)?), "{bits:x}");
+            assert!(any_nan(&weight_gradient(&y, &grad, &shape, unit)?), "{bits:x}");
+            let y = spoil(&weight)?;
+            assert!(any_nan(&forward::<f32>(&x, &y, None, &shape, unit)?), "{bits:x}");
+            assert!(any_nan(&input_gradient::<f32>(&grad, &y, None, &shape, unit)?), "{bits:x}");
+            let y = spoil(&grad)?;
+            assert!(any_nan(&input_gradient::<f32>(&y, &weight, None, &shape, unit)?), "{bits:x}");
+            assert!(any_nan(&weight_gradient(&x, &y, &shape, unit)?), "{bits:x}");
+        }
+    }
+    Ok(())
+}

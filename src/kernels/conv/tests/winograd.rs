@@ -1,0 +1,287 @@
+//! Convolutions by tiles: [`packed::winograd`].
+
+use super::super::packed::winograd::{suits, suits_gradient};
+use super::super::packed::{forward, input_gradient, weight_gradient};
+use super::*;
+use crate::kernels::gemm::micro::Unit;
+
+/// The error of a tile grows with the sum of the magnitudes of what is added in its transform, which
+/// can be more than that of a result's own terms. Four and eight roundings are those of the
+/// transforms, a few more those of the products and the bias.
+fn loosened(sums: &[Sum], magnitudes: &[f64], terms: usize) -> Vec<Sum> {
+    let terms = (terms + 14) as f64 / 2.;
+    sums.iter().zip(magnitudes).map(|(sum, &m)| sum.with_error_of(m, terms)).collect()
+}
+
+/// `f(i, j)` of a square, transformed in both directions by `line`.
+fn both<const N: usize, const M: usize>(
+    f: impl Fn(usize, usize) -> f64,
+    line: impl Fn([f64; N]) -> [f64; M],
+) -> [[f64; M]; M] {
+    let rows: [[f64; M]; N] = std::array::from_fn(|i| line(std::array::from_fn(|j| f(i, j))));
+    let columns: [[f64; M]; M] = std::array::from_fn(|j| line(std::array::from_fn(|i| rows[i][j])));
+    std::array::from_fn(|i| std::array::from_fn(|j| columns[j][i]))
+}
+
+/// Calls `f(image, y, x)` with the first pixel of every tile.
+fn for_each_tile(shape: &Shape, mut f: impl FnMut(usize, usize, usize)) {
+    for image in 0..shape.batch {
+        for (y, x) in pairs(shape.out_height.div_ceil(2), shape.out_width.div_ceil(2)) {
+            f(image, 2 * y, 2 * x);
+        }
+    }
+}
+
+/// The magnitudes of a channel's transformed tile.
+fn pixels(
+    x: &[f64],
+    shape: &Shape,
+    image: usize,
+    channel: usize,
+    at: (usize, usize),
+) -> [[f64; 4]; 4] {
+    let pixel = |i: usize, j: usize| {
+        let (pad_y, pad_x) = shape.geometry.padding;
+        let (y, x_) = ((at.0 + i).checked_sub(pad_y), (at.1 + j).checked_sub(pad_x));
+        match (y.filter(|&y| y < shape.height), x_.filter(|&x| x < shape.width)) {
+            (Some(y), Some(x_)) => {
+                x[((image * shape.c_in + channel) * shape.height + y) * shape.width + x_].abs()
+            }
+            _ => 0.,
+        }
+    };
+    both(pixel, |[a, b, c, d]| [a + c, b + c, b + c, b + d])
+}
+
+/// What bounds the errors of a convolution by tiles.
+pub(super) fn magnitudes(x: &[f64], weight: &[f64], shape: &Shape) -> Vec<f64> {
+    let (ins, outs) = (shape.c_in, shape.c_out);
+    let u: Vec<_> = weight
+        .chunks(9)
+        .map(|g| {
+            both(
+                |i, j| g[3 * i + j].abs(),
+                |[a, b, c]| {
+                    let half = (a + b + c) / 2.;
+                    [a, half, half, c]
+                },
+            )
+        })
+        .collect();
+    let mut magnitudes = vec![0.; shape.batch * shape.out_image()];
+    for_each_tile(shape, |image, top, left| {
+        let v: Vec<_> = (0..ins).map(|c| pixels(x, shape, image, c, (top, left))).collect();
+        for out in 0..outs {
+            let m = |i: usize, j: usize| {
+                (0..ins).map(|c| v[c][i][j] * u[out * ins + c][i][j]).sum::<f64>()
+            };
+            let sums = both(m, |[a, b, c, d]| [a + b + c, b + c + d]);
+            for (i, j) in pairs(2, 2) {
+                let (y, x) = (top + i, left + j);
+                if y < shape.out_height && x < shape.out_width {
+                    let pixel = (image * outs + out) * shape.out_height + y;
+                    magnitudes[pixel * shape.out_width + x] = sums[i][j];
+                }
+            }
+        }
+    });
+    magnitudes
+}
+
+/// The same of the gradient by the weight.
+fn gradient_magnitudes(x: &[f64], grad: &[f64], shape: &Shape) -> Vec<f64> {
+    let (ins, outs) = (shape.c_in, shape.c_out);
+    let mut products = vec![[[0.; 4]; 4]; outs * ins];
+    for_each_tile(shape, |image, top, left| {
+        let v: Vec<_> = (0..ins).map(|c| pixels(x, shape, image, c, (top, left))).collect();
+        for out in 0..outs {
+            let pixel = |i: usize, j: usize| match (top + i, left + j) {
+                (y, x) if y < shape.out_height && x < shape.out_width => {
+                    let row = (image * outs + out) * shape.out_height + y;
+                    grad[row * shape.out_width + x].abs()
+                }
+                _ => 0.,
+            };
+            let m = both(pixel, |[a, b]| [a, a + b, a + b, b]);
+            for c in 0..ins {
+                for (i, j) in pairs(4, 4) {
+                    products[out * ins + c][i][j] += v[c][i][j] * m[i][j];
+                }
+            }
+        }
+    });
+    let back = |u: &[[f64; 4]; 4]| {
+        let line = |[a, b, c, d]: [f64; 4]| [a + (b + c) / 2., (b + c) / 2., (b + c) / 2. + d];
+        both(|i, j| u[i][j], line).concat()
+    };
+    products.iter().flat_map(back).collect()
+}
+
+/// Weights as the gradient by the input meets them.
+fn turned(weight: &[f64], shape: &Shape) -> Vec<f64> {
+    let mut turned = vec![0.; weight.len()];
+    for (index, &w) in weight.iter().enumerate() {
+        let (out, channel, tap) = (index / 9 / shape.c_in, index / 9 % shape.c_in, index % 9);
+        turned[(channel * shape.c_out + out) * 9 + 8 - tap] = w;
+    }
+    turned
+}
+
+/// [`Sum`]s of the three passes, with the tolerance of tiles where these are what computes them.
+pub(super) fn tolerant(sums: [&[Sum]; 3], operands: [&[f64]; 3], shape: &Shape) -> [Vec<Sum>; 3] {
+    let ([y, dx, dw], [x, weight, grad]) = (sums, operands);
+    let mut result = [y.to_vec(), dx.to_vec(), dw.to_vec()];
+    if suits(shape) {
+        result[0] = loosened(y, &magnitudes(x, weight, shape), shape.c_in);
+    }
+    if let Some(back) = shape.transposed().filter(suits) {
+        let magnitudes = magnitudes(grad, &turned(weight, shape), &back);
+        result[1] = loosened(dx, &magnitudes, back.c_in);
+    }
+    if suits_gradient(shape) {
+        let tiles = shape.batch * shape.out_height.div_ceil(2) * shape.out_width.div_ceil(2);
+        result[2] = loosened(dw, &gradient_magnitudes(x, grad, shape), tiles);
+    }
+    result
+}
+
+fn shape(dims: [usize; 4], c_out: usize, padding: (usize, usize)) -> Shape {
+    let geometry = Geometry { padding, ..geometry(1, 0, 1, 1) };
+    Shape::new(&dims, &[c_out, dims[1], 3, 3], geometry).unwrap()
+}
+
+#[test]
+fn tiles_are_chosen_by_shape() {
+    for (dims, c_out) in [([128, 16, 32, 32], 16), ([128, 64, 8, 8], 64), ([64, 256, 8, 8], 256)] {
+        assert!(suits(&shape(dims, c_out, (1, 1))) && suits_gradient(&shape(dims, c_out, (1, 1))));
+    }
+    let wide = shape([8, 16, 20, 20], 16, (1, 1));
+    assert!(suits(&wide));
+    for geometry in [geometry(2, 1, 1, 1), geometry(1, 1, 2, 1), geometry(1, 1, 1, 2)] {
+        assert!(
+            !suits(&Shape { geometry, ..wide }) && !suits_gradient(&Shape { geometry, ..wide })
+        );
+    }
+    assert!(!suits(&Shape { kernel_height: 1, ..wide }));
+    // Most lanes would be empty.
+    assert!(!suits(&shape([1, 512, 7, 7], 512, (1, 1))));
+    assert!(!suits(&shape([64, 16, 2, 2], 16, (1, 1))));
+    assert!(!suits_gradient(&shape([64, 16, 17, 17], 16, (1, 1))));
+    assert!(!suits_gradient(&shape([128, 3, 32, 32], 16, (1, 1))));
+}
+
+#[test]
+fn tiles_agree_with_plain_loops() -> Result<()> {
+    if !Unit::Fma.is_available() {
+        return Ok(());
+    }
+    let mut rng = generator(31);
+    let mut gradients = 0;
+    let shapes = [
+        ([1, 2, 20, 64], 3, (1, 1)),   // two whole vectors a row
+        ([3, 9, 15, 33], 17, (1, 1)),  // a vector of one tile
+        ([2, 8, 31, 39], 10, (0, 2)),  // beyond the image by two columns
+        ([9, 16, 13, 16], 33, (1, 1)), // two images a vector, and one in the last
+        ([6, 8, 14, 14], 24, (2, 0)),
+        ([15, 24, 8, 8], 49, (1, 1)), // four images a vector, and three in the last
+        ([40, 11, 7, 6], 8, (2, 2)),
+        ([8, 130, 8, 8], 17, (1, 1)), // more channels than are summed at a time
+        ([36, 8, 12, 10], 65, (1, 2)),
+    ];
+    for (index, (dims, c_out, padding)) in shapes.into_iter().enumerate() {
+        let shape = shape(dims, c_out, padding);
+        assert!(suits(&shape) && shape.transposed().is_some_and(|back| suits(&back)), "{shape:?}");
+        gradients += usize::from(suits_gradient(&shape));
+        let dtype = [DType::F32, DType::F16][index % 2];
+        let x = random(&mut rng, &dims, dtype);
+        let weight = random(&mut rng, &shape.weight_dims(), dtype);
+        let grad = random(&mut rng, &shape.out_dims(), dtype);
+        let bias = random(&mut rng, &[c_out], DType::F32);
+        let (xs, ws, gs, bs) = (doubles(&x), doubles(&weight), doubles(&grad), doubles(&bias));
+        let [mut y, dx, dw] = plain_loops(&shape, [&xs, &ws, &gs]);
+        y.iter_mut().enumerate().for_each(|(i, y)| y.add(bs[i / shape.pixels() % c_out]));
+        let [y, dx, dw] = tolerant([&y, &dx, &dw], [&xs, &ws, &gs], &shape);
+        let what = format!("{dtype:?} {shape:?}");
+        let inputs = [dtype];
+        let single = forward::<f32>(&x, &weight, Some(&bias), &shape, Unit::Fma)?;
+        check(&single, &y, &inputs, &what);
+        let half = forward::<half::bf16>(&x, &weight, Some(&bias), &shape, Unit::Fma)?;
+        check(&half, &y, &inputs, &what);
+        let back = input_gradient::<f32>(&grad, &weight, None, &shape, Unit::Fma)?;
+        check(&back, &dx, &inputs, &what);
+        let back = input_gradient::<half::f16>(&grad, &weight, None, &shape, Unit::Fma)?;
+        check(&back, &dx, &inputs, &what);
+        check(&weight_gradient(&x, &grad, &shape, Unit::Fma)?, &dw, &inputs, &what);
+    }
+    assert!(gradients > 4);
+    Ok(())
+}
+
+/// Sums of pixels that overflow where the convolution does not, and the other way round.
+#[test]
+fn overflow_in_a_tile_does_not_show() -> Result<()> {
+    let shape = shape([8, 8, 8, 8], 8, (1, 1));
+    assert!(suits(&shape) && suits_gradient(&shape));
+    let mut rng = generator(32);
+    let scaled =
+        |rng: &mut _, dims: &[usize], by: f64| random(rng, dims, DType::F32).affine(by, 0.);
+    let weight = scaled(&mut rng, &shape.weight_dims(), 1e-3)?;
+    let grad = scaled(&mut rng, &shape.out_dims(), 1e-4)?;
+    let x = scaled(&mut rng, &shape.input_dims(), 3.4e38)?;
+    let (xs, ws, gs) = (doubles(&x), doubles(&weight), doubles(&grad));
+    let (mut y, mut dw) = (vec![Sum::default(); gs.len()], vec![Sum::default(); ws.len()]);
+    for_each_product(&shape, |xi, wi, yi| {
+        y[yi].add(xs[xi] * ws[wi]);
+        dw[wi].add(xs[xi] * gs[yi]);
+    });
+    let inputs = [DType::F32];
+    let geometry = shape.geometry;
+    check(&super::forward(&x, &weight, None, geometry, DType::F32)?, &y, &inputs, "y");
+    let actual = super::weight_gradient(&x, &grad, &shape.weight_dims(), geometry, DType::F32)?;
+    check(&actual, &dw, &inputs, "dw");
+    let actual = super::forward(&x, &weight.affine(1e6, 0.)?, None, geometry, DType::F32)?;
+    let expected: Vec<_> = y.iter().map(|y| y.value * 1e6).collect();
+    for (actual, expected) in doubles(&actual).into_iter().zip(expected) {
+        // Near the largest number, the order of the sum decides.
+        if expected.abs() < 1e38 || expected.abs() > 1e40 {
+            assert_eq!(actual.is_finite(), expected.abs() < 1e38, "{actual} {expected}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn nan_and_infinity_reach_what_they_enter_alone() -> Result<()> {
+    for poison in [f64::NAN, f64::NEG_INFINITY] {
+        for dims in [[2, 8, 12, 32], [2, 8, 9, 16], [8, 8, 8, 8]] {
+            let shape = shape(dims, 9, (1, 1));
+            assert!(suits(&shape) && suits_gradient(&shape), "{shape:?}");
+            let (x_place, y_place) = (shape.image() + 70, shape.out_image() + shape.pixels() + 1);
+            let x = poisoned(dims, x_place, poison, DType::F32);
+            let grad = poisoned(shape.out_dims(), y_place, poison, DType::F32);
+            let plain = poisoned(shape.out_dims(), 0, 1., DType::F32);
+            let weight = poisoned(shape.weight_dims(), 0, 1., DType::F32);
+            let [mut y, mut dw] =
+                [vec![false; plain.elem_count()], vec![false; weight.elem_count()]];
+            let mut dx = vec![false; x.elem_count()];
+            for_each_product(&shape, |xi, wi, yi| {
+                y[yi] |= xi == x_place;
+                dw[wi] |= xi == x_place;
+                dx[xi] |= yi == y_place;
+            });
+            let (geometry, out) = (shape.geometry, DType::F32);
+            for (name, actual, hit) in [
+                ("y", super::forward(&x, &weight, None, geometry, out)?, y),
+                ("dw", super::weight_gradient(&x, &plain, weight.dims(), geometry, out)?, dw),
+                ("dx", super::input_gradient(&grad, &weight, None, &dims, geometry, out)?, dx),
+            ] {
+                for (index, (value, hit)) in doubles(&actual).into_iter().zip(hit).enumerate() {
+                    let same = value == poison || value.is_nan() && poison.is_nan();
+                    let right = if hit { same } else { value.is_finite() };
+                    assert!(right, "{name} {index} {value} {hit} {shape:?}");
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! The four number formats, and how a CPU kernel reads and writes them.
+//!
+//! A kernel is written once, over the arithmetic type: half formats are storage, and are widened
+//! to `f32` on the way in and rounded once, to nearest even, on the way out.
+
+use candle_core::{CpuStorage, DType, Result, Storage, StorageRef, Tensor, WithDType, bail};
+use half::slice::HalfFloatSliceExt;
+use half::vec::HalfBitsVecExt;
+use half::{bf16, f16};
+
+use super::convert::{bf16_to_f32, f32_to_bf16};
+
+/// A type the arithmetic of a kernel runs in: `f32`, or `f64` for `f64` tensors.
+pub(crate) trait Real: Element<Acc = Self> + num_traits::Float + std::iter::Sum {
+    /// `value`, rounded.
+    fn of(value: f64) -> Self;
+    /// The same value as `f64`.
+    fn to_double(self) -> f64;
+}
+
+impl Real for f32 {
+    fn of(value: f64) -> Self {
+        value as f32
+    }
+    fn to_double(self) -> f64 {
+        self.into()
+    }
+}
+
+impl Real for f64 {
+    fn of(value: f64) -> Self {
+        value
+    }
+    fn to_double(self) -> f64 {
+        self
+    }
+}
+
+/// A type tensors are stored in.
+pub(crate) trait Element: WithDType + Default {
+    /// What its arithmetic runs in.
+    type Acc: Real;
+
+    /// Writes `src`, exactly, to `dst` of the same length.
+    fn widen(src: &[Self], dst: &mut [Self::Acc]);
+    /// Writes `src`, rounded once to nearest even, to `dst` of the same length.
+    fn narrow(src: &[Self::Acc], dst: &mut [Self]);
+    /// `len` zeros, in memory the system hands out zeroed: nothing is written.
+    fn zeros(len: usize) -> Vec<Self>;
+    /// The elements of a storage of this dtype.
+    fn slice_mut(storage: &mut CpuStorage) -> Result<&mut [Self]>;
+}
+
+macro_rules! element {
+    ($ty:ty, $acc:ty, $variant:ident, $widen:expr, $narrow:expr, $zeros:expr) => {
+        impl Element for $ty {
+            type Acc = $acc;
+
+            #[inline(always)]
+            fn widen(src: &[Self], dst: &mut [$acc]) {
+                assert_eq!(src.len(), dst.len());
+                $widen(src, dst)
+            }
+            #[inline(always)]
+            fn narrow(src: &[$acc], dst: &mut [Self]) {
+                assert_eq!(src.len(), dst.len());
+                $narrow(src, dst)
+            }
+            fn zeros(len: usize) -> Vec<Self> {
+                $zeros(len)
+            }
+            fn slice_mut(storage: &mut CpuStorage) -> Result<&mut [Self]> {
+                match storage {
+                    CpuStorage::$variant(data) => Ok(data),
+                    other => bail!("expected {:?} elements, found {:?}", Self::DTYPE, dtype(other)),
+                }
+            }
+        }
+    };
+}
+
+fn dtype(storage: &CpuStorage) -> DType {
+    candle_core::backend::BackendStorage::dtype(storage)
+}
+
+fn copy<T: Copy>(src: &[T], dst: &mut [T]) {
+    dst.copy_from_slice(src)
+}
+
+element!(f32, f32, F32, copy, copy, |len| vec![0.0; len]);
+element!(f64, f64, F64, copy, copy, |len| vec![0.0; len]);
+element!(
+    f16,
+    f32,
+    F16,
+    |src: &[f16], dst: &mut [f32]| src.convert_to_f32_slice(dst),
+    |src: &[f32], dst: &mut [f16]| dst.convert_from_f32_slice(src),
+    // A vector of a struct would be written, one of integers is not.
+    |len| vec![0u16; len].reinterpret_into()
+);
+element!(
+    bf16,
+    f32,
+    BF16,
+    |src: &[bf16], dst: &mut [f32]| {
+        for (d, s) in dst.iter_mut().zip(src) {
+            *d = bf16_to_f32(*s);
+        }
+    },
+    |src: &[f32], dst: &mut [bf16]| {
+        for (d, s) in dst.iter_mut().zip(src) {
+            *d = f32_to_bf16(*s);
+        }
+    },
+    |len| vec![0u16; len].reinterpret_into()
+);
+
+/// Read access to the elements of a contiguous CPU tensor.
+pub(crate) struct Elements<'a, T> {
+    storage: StorageRef<'a>,
+    range: std::ops::Range<usize>,
+    _element: std::marker::PhantomData<T>,
+}
+
+impl<'a, T: Element> Elements<'a, T> {
+    /// Borrows the elements of `tensor`, which is on the CPU, contiguous and of dtype `T`.
+    pub(crate) fn of(tensor: &'a Tensor) -> Result<Self> {
+        let (storage, layout) = tensor.storage_and_layout();
+        let Some((start, end)) = layout.contiguous_offsets() else {
+            bail!("a kernel was given a strided tensor, {layout:?}")
+        };
+        match &*storage {
+            Storage::Cpu(cpu) => T::cpu_storage_as_slice(cpu)?,
+            _ => bail!("a CPU kernel was given a tensor on {:?}", tensor.device().location()),
+        };
+        Ok(Self { storage, range: start..end, _element: std::marker::PhantomData })
+    }
+}
+
+impl<T: Element> std::ops::Deref for Elements<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match &*self.storage {
+            Storage::Cpu(cpu) => match T::cpu_storage_as_slice(cpu) {
+                Ok(data) => &data[self.range.clone()],
+                Err(_) => unreachable!("the dtype was checked when this was made"),
+            },
+            _ => unreachable!("the device was checked when this was made"),
+        }
+    }
+}
+
+/// A contiguous CPU tensor that owns `data`.
+pub(crate) fn tensor<T: Element>(data: Vec<T>, shape: &[usize]) -> Tensor {
+    debug_assert_eq!(data.len(), shape.iter().product::<usize>());
+    let storage = Storage::Cpu(T::to_cpu_storage_owned(data));
+    Tensor::from_storage(storage, shape, candle_core::op::BackpropOp::none(), false)
+}
+
+/// Runs `$body` with `$T` bound to the Rust type of the floating-point `$dtype`.
+macro_rules! with_element {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            candle_core::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            candle_core::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            candle_core::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            candle_core::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            other => {
+                candle_core::bail!("expected a tensor of F16, BF16, F32 or F64, got {other:?}")
+            }
+        }
+    };
+}
+pub(crate) use with_element;
+
+/// Runs `$body` with `$T` bound to the Rust type of `$dtype`, of those with F32 arithmetic.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_single {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            candle_core::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            candle_core::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            candle_core::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            other => candle_core::bail!("expected a tensor of F16, BF16 or F32, got {other:?}"),
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use with_single;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_half_survives_widening_and_narrowing() {
+        let bits: Vec<u16> = (0..=u16::MAX).collect();
+        let f16s: Vec<f16> = bits.iter().map(|&b| f16::from_bits(b)).collect();
+        let bf16s: Vec<bf16> = bits.iter().map(|&b| bf16::from_bits(b)).collect();
+        let mut wide = vec![0f32; bits.len()];
+        let mut f16_back = vec![f16::ZERO; bits.len()];
+        let mut bf16_back = vec![bf16::ZERO; bits.len()];
+        f16::widen(&f16s, &mut wide);
+        f16::narrow(&wide, &mut f16_back);
+        bf16::widen(&bf16s, &mut wide);
+        bf16::narrow(&wide, &mut bf16_back);
+        for i in 0..bits.len() {
+            assert!(
+                f16s[i].is_nan() && f16_back[i].is_nan()
+                    || f16s[i].to_bits() == f16_back[i].to_bits()
+            );
+            assert!(
+                bf16s[i].is_nan() && bf16_back[i].is_nan()
+                    || bf16s[i].to_bits() == bf16_back[i].to_bits()
+            );
+        }
+    }
+}

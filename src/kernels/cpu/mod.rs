@@ -1,0 +1,10 @@
+//! What the CPU's kernels share: element types, vector instructions, threads and memory.
+
+mod convert;
+pub(in crate::kernels) mod dtype;
+pub(in crate::kernels) mod in_place;
+pub(in crate::kernels) mod lane;
+pub(in crate::kernels) mod parallel;
+pub(in crate::kernels) mod prefetch;
+pub(in crate::kernels) mod simd;
+pub(in crate::kernels) mod uninit;

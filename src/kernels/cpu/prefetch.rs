@@ -1,0 +1,17 @@
+//! Memory asked for before it is needed.
+#![allow(unsafe_code)]
+
+/// Asks for the cache lines of `count` elements from `at` on, which may lie beyond the slice. A hint: a
+/// processor asks ahead by itself, but not across pages, and not along as many places at once.
+#[inline(always)]
+pub(in crate::kernels) fn prefetch<T>(data: &[T], at: usize, count: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for offset in (0..count * size_of::<T>()).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let place = data.as_ptr().wrapping_add(at).wrapping_byte_add(offset);
+        // SAFETY: nothing is read; any address will do, and every such processor has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (data, at, count);
+}

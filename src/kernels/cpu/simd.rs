@@ -1,0 +1,204 @@
+//! Outputs made a cache-resident block at a time.
+//!
+//! Block boundaries depend on lengths alone, so neither the number of threads nor their timing
+//! changes a result.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::lane::Lane;
+use crate::kernels::cpu::uninit::fresh;
+
+/// Elements handled at a time: a few of these fit the first-level cache together.
+pub(crate) const BLOCK: usize = 1024;
+/// Elements of the arrays that loops are over.
+const LANES: usize = 32;
+/// Elements that keep a thread busy for much longer than it takes to wake it.
+pub(crate) const GRAIN: usize = 16 * BLOCK;
+
+/// Runs `f`, and what is inlined into it, compiled for the widest vectors of the processor.
+///
+/// `f` and the closures it calls must be `#[inline(always)]`. pulp takes closures itself, but calls
+/// them as `FnOnce`, through a shim that is not.
+#[inline(always)]
+pub(crate) fn vectorise(f: impl FnMut()) {
+    struct Body<F>(F);
+    impl<F: FnMut()> pulp::WithSimd for Body<F> {
+        type Output = ();
+
+        #[inline(always)]
+        fn with_simd<S: pulp::Simd>(mut self, _: S) {
+            (self.0)()
+        }
+    }
+    pulp::Arch::new().dispatch(Body(f));
+}
+
+/// Calls `f` with the number and the elements of each chunk of `size` elements, in parallel.
+#[inline(always)]
+pub(crate) fn for_each_chunk<T: Send>(
+    data: &mut [T],
+    size: usize,
+    f: impl Fn(usize, &mut [T]) + Sync,
+) {
+    // Only the inner loops are compiled for every kernel, and every set of vector instructions.
+    fn run<T: Send>(data: &mut [T], size: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
+        let each = |(chunk, data): (usize, &mut [T])| f(chunk, data);
+        if data.len() <= size {
+            data.chunks_mut(size.max(1)).enumerate().for_each(each);
+        } else {
+            data.par_chunks_mut(size.max(1)).enumerate().for_each(each);
+        }
+    }
+    run(data, size, &|chunk, data| {
+        vectorise(
+            #[inline(always)]
+            || f(chunk, data),
+        )
+    });
+}
+
+/// Calls `f` with each of `tasks`, in parallel.
+pub(crate) fn for_each_task<T: Send>(tasks: Vec<T>, f: impl Fn(T) + Send + Sync) {
+    if tasks.len() <= 1 {
+        tasks.into_iter().for_each(f);
+    } else {
+        tasks.into_par_iter().for_each(f);
+    }
+}
+
+/// `data` cut into `count` pieces of `size`: the parts of tasks that write it. Of nothing, each
+/// piece is nothing, which stands for a result nobody wants.
+pub(crate) fn pieces<T>(data: &mut [T], size: usize, count: usize) -> Vec<&mut [T]> {
+    if data.is_empty() {
+        return (0..count).map(|_| Default::default()).collect();
+    }
+    data.chunks_mut(size).collect()
+}
+
+/// A vector of `len` elements. `fill` is given where a block starts, and the block to write.
+///
+/// A block is made in memory that stays in the first-level cache, and copied: the result is written
+/// once, where zeroing it first would be one more pass over it.
+#[inline(always)]
+pub(crate) fn generate<T: Lane>(len: usize, fill: impl Fn(usize, &mut [T]) + Sync) -> Vec<T> {
+    generate_in_place(
+        len,
+        #[inline(always)]
+        |start, out| {
+            let mut block = [T::default(); BLOCK];
+            for (index, out) in out.chunks_mut(BLOCK).enumerate() {
+                let block = &mut block[..out.len()];
+                fill(start + index * BLOCK, block);
+                out.write_copy_of_slice(block);
+            }
+        },
+    )
+}
+
+/// [`generate`], where `fill` writes the result itself: every element of what it is given.
+#[inline(always)]
+pub(crate) fn generate_in_place<T: Lane>(
+    len: usize,
+    fill: impl Fn(usize, &mut [MaybeUninit<T>]) + Sync,
+) -> Vec<T> {
+    fn run<T: Lane>(len: usize, fill: &(dyn Fn(usize, &mut [MaybeUninit<T>]) + Sync)) -> Vec<T> {
+        let task = |(number, out): (usize, &mut [MaybeUninit<T>])| fill(number * GRAIN, out);
+        fresh(len, |out| {
+            if len < 2 * GRAIN {
+                out.chunks_mut(GRAIN).enumerate().for_each(task);
+            } else {
+                out.par_chunks_mut(GRAIN).enumerate().for_each(task);
+            }
+        })
+    }
+    run(len, &|start, out| {
+        vectorise(
+            #[inline(always)]
+            || fill(start, out),
+        )
+    })
+}
+
+/// `out[i] = f(element i of each input, element i of each parameter)`, in arrays of a length that the
+/// compiler knows: where it has to check each slice, it does not use vectors.
+#[inline(always)]
+pub(crate) fn each_lane<O: Copy, T: Copy, A: Copy, const M: usize, const P: usize>(
+    out: &mut [MaybeUninit<O>],
+    inputs: [&[T]; M],
+    parameters: [&[A]; P],
+    f: impl Fn([T; M], [A; P]) -> O,
+) {
+    let (blocks, rest) = out.as_chunks_mut::<LANES>();
+    let start = blocks.len() * LANES;
+    for (number, out) in blocks.iter_mut().enumerate() {
+        let x: [&[T; LANES]; M] = inputs.map(|x| &x.as_chunks().0[number]);
+        let p: [&[A; LANES]; P] = parameters.map(|p| &p.as_chunks().0[number]);
+        for lane in 0..LANES {
+            out[lane].write(f(x.map(|x| x[lane]), p.map(|p| p[lane])));
+        }
+    }
+    for (i, out) in rest.iter_mut().enumerate() {
+        out.write(f(inputs.map(|x| x[start + i]), parameters.map(|p| p[start + i])));
+    }
+}
+
+/// `f` of the elements of `inputs` at every position: all of one length.
+///
+/// `f` owns what it captures and is copied to each block's stack, where the compiler sees that
+/// writing results does not change it. Behind a reference it would keep loops from vectorising.
+#[inline(always)]
+pub(crate) fn map<T: Lane, O: Lane<Acc = T::Acc>, const M: usize>(
+    inputs: [&[T]; M],
+    f: impl Fn([T::Acc; M]) -> T::Acc + Sync + Copy,
+) -> Vec<O> {
+    generate_in_place(
+        inputs[0].len(),
+        #[inline(always)]
+        |start, out: &mut [MaybeUninit<O>]| {
+            let (f, inputs) = (f, inputs.map(|input| &input[start..start + out.len()]));
+            each_lane::<_, _, T::Acc, M, 0>(
+                out,
+                inputs,
+                [],
+                #[inline(always)]
+                |x, []| O::lower(f(x.map(T::raise))),
+            );
+        },
+    )
+}
+
+/// Cuts a block that starts at `start` where multiples of `width` fall: the number of each
+/// `width`-long run and the part of the block inside it.
+#[inline(always)]
+pub(crate) fn runs(
+    start: usize,
+    len: usize,
+    width: usize,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let (mut at, mut number) = (0, start / width);
+    std::iter::from_fn(move || {
+        let end = len.min((number + 1) * width - start);
+        let run = (at < len).then_some((number, at..end));
+        (at, number) = (end, number + 1);
+        run
+    })
+}
+
+/// Runs `$body`, a `Result<Tensor>`, with `$O` bound to a type the result can be written in, where
+/// `$T` is the type of the input: the one of `$out` if that is `$T` or its arithmetic type, else
+/// the arithmetic type. Other pairs are rare, and not worth a compiled loop each.
+macro_rules! with_output {
+    ($T:ident, $out:expr, $O:ident => $body:expr) => {
+        if $out == <$T as candle_core::WithDType>::DTYPE {
+            type $O = $T;
+            $body
+        } else {
+            type $O = <$T as $crate::kernels::cpu::dtype::Element>::Acc;
+            $body?.to_dtype($out)
+        }
+    };
+}
+pub(in crate::kernels) use with_output;

@@ -1,0 +1,28 @@
+//! Memory for results that is not zeroed first, which would be one more pass over it.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+
+/// A vector whose elements `fill` writes, every one of them.
+pub(in crate::kernels) fn fresh<T: Copy>(
+    len: usize,
+    fill: impl FnOnce(&mut [MaybeUninit<T>]),
+) -> Vec<T> {
+    let mut data = Vec::with_capacity(len);
+    fill(&mut data.spare_capacity_mut()[..len]);
+    // SAFETY: `fill` has written them all.
+    unsafe { data.set_len(len) };
+    data
+}
+
+/// As [`fresh`], where `fill` says that it has written every element; else nothing.
+#[cfg(target_arch = "x86_64")]
+pub(in crate::kernels) fn fresh_if<T: Copy>(
+    len: usize,
+    fill: impl FnOnce(&mut [MaybeUninit<T>]) -> bool,
+) -> Option<Vec<T>> {
+    let mut data = Vec::with_capacity(len);
+    let whole = fill(&mut data.spare_capacity_mut()[..len]);
+    // SAFETY: `fill` has written them all.
+    whole.then(|| unsafe { data.set_len(len) }).map(|()| data)
+}

@@ -1,0 +1,52 @@
+//! What cuDNN may do: try its algorithms, round weight gradients.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static MEASURED: AtomicBool = AtomicBool::new(false);
+static F32_WEIGHT_GRADIENTS: AtomicBool = AtomicBool::new(false);
+
+/// Lets cuDNN choose the algorithm of every new convolution by running all it has, for all threads
+/// from now on. `false` at the start: it chooses by rules of its own.
+///
+/// A choice is made once for a shape, a dtype and a pass, and remembered. Measured, it takes some
+/// tenths of a second, waits for the device, and may be another one in the next run. That is worth it
+/// where images have one size, and not where every batch has its own. Without the feature `cudnn`
+/// nothing is chosen.
+///
+/// ```
+/// candle_amp::backend::set_cudnn_benchmark(true);
+/// assert!(candle_amp::backend::cudnn_benchmark());
+/// ```
+///
+/// # References
+///
+/// `torch.backends.cudnn.benchmark`.
+pub fn set_cudnn_benchmark(measure: bool) {
+    MEASURED.store(measure, Ordering::Relaxed);
+}
+
+/// What was last given to [`set_cudnn_benchmark`].
+pub fn cudnn_benchmark() -> bool {
+    MEASURED.load(Ordering::Relaxed)
+}
+
+/// Has cuDNN leave the weight gradients of convolutions of halves in `F32`, where that is wanted, for all
+/// threads from now on. `false` at the start: they are rounded to the half once, as PyTorch's always are.
+///
+/// cuDNN's sums are `F32` either way, but of halves it writes halves. Told otherwise it is given copies of both
+/// operands in `F32`, and multiplies in TF32, in which halves are exact: a gradient's relative error goes from
+/// 2⁻⁹ (`BF16`) or 2⁻¹² (`F16`) to that of an `F32` sum, an `F16` one neither overflows nor underflows, and the
+/// pass takes two to three times as long. Convolutions without cuDNN leave `F32` in any case, at no cost.
+///
+/// ```
+/// candle_amp::backend::set_cudnn_f32_weight_gradients(true);
+/// assert!(candle_amp::backend::cudnn_f32_weight_gradients());
+/// ```
+pub fn set_cudnn_f32_weight_gradients(f32: bool) {
+    F32_WEIGHT_GRADIENTS.store(f32, Ordering::Relaxed);
+}
+
+/// What was last given to [`set_cudnn_f32_weight_gradients`].
+pub fn cudnn_f32_weight_gradients() -> bool {
+    F32_WEIGHT_GRADIENTS.load(Ordering::Relaxed)
+}

@@ -1,0 +1,180 @@
+//! Blocks of sums in tile registers, over all of a sum.
+
+use super::instructions::Tiles;
+use super::{CELLS, ROWS};
+use crate::kernels::gemm::micro::Panel;
+
+/// Planes of the left and of the right side that are multiplied. Of three times three, those that are left
+/// out are at most 2^-23 of a product together.
+const fn pairs<const PLANES: usize>() -> &'static [(usize, usize)] {
+    match PLANES {
+        1 => &[(0, 0)],
+        2 => &[(1, 0), (1, 1), (0, 1), (0, 0)],
+        _ => &[(2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0)],
+    }
+}
+
+/// Where a tile's sums are, rows `stride` elements apart; `add`, to what is there.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) sums: *mut f32,
+    pub(super) stride: usize,
+    pub(super) add: bool,
+}
+
+/// Multiplies blocks of rows and columns from these on; see [`tile`].
+pub(super) type Kernel = unsafe fn(&Panel<'_>, usize, usize, Place);
+
+pub(super) fn kernel<I: Tiles, const PLANES: usize>(
+    down: usize,
+    across: usize,
+    whole: bool,
+) -> Kernel {
+    match (down, across) {
+        (1, 1) => tile::<I, PLANES, 1, 1, false>,
+        (1, 2) => tile::<I, PLANES, 1, 2, false>,
+        (1, 3) => tile::<I, PLANES, 1, 3, false>,
+        (1, _) => tile::<I, PLANES, 1, 4, false>,
+        (2, 1) => tile::<I, PLANES, 2, 1, false>,
+        (2, _) if whole => tile::<I, PLANES, 2, 2, true>,
+        (2, _) => tile::<I, PLANES, 2, 2, false>,
+        (3, _) => tile::<I, PLANES, 3, 1, false>,
+        (_, _) => tile::<I, PLANES, 4, 1, false>,
+    }
+}
+
+/// `DOWN` by `ACROSS` blocks, at most four. Two by two of a `WHOLE` panel, its depth full registers, keep
+/// rows and columns in registers from one pair of planes to the next.
+///
+/// # Safety
+/// Tiles configured for the panel's depth; blocks of rows from `block` on, and of columns from `first`
+/// on, in the slices; a place for each sum.
+unsafe fn tile<
+    I: Tiles,
+    const PLANES: usize,
+    const DOWN: usize,
+    const ACROSS: usize,
+    const WHOLE: bool,
+>(
+    panel: &Panel<'_>,
+    block: usize,
+    first: usize,
+    to: Place,
+) {
+    let (row, down) = (panel.left_row * 4, panel.right_step * 4);
+    let place = |n: usize| to.sums.wrapping_add(n / ACROSS * ROWS * to.stride + n % ACROSS * CELLS);
+    let stride = to.stride * 4;
+    // SAFETY: of this block and all below: configured by the caller; addresses are those of cells of the
+    // panel, or of sums.
+    unsafe {
+        if to.add {
+            I::load::<_, 0>(place(0), stride);
+            if DOWN * ACROSS > 1 {
+                I::load::<_, 1>(place(1), stride);
+            }
+            if DOWN * ACROSS > 2 {
+                I::load::<_, 2>(place(2), stride);
+            }
+            if DOWN * ACROSS > 3 {
+                I::load::<_, 3>(place(3), stride);
+            }
+        } else {
+            I::zero();
+        }
+    }
+    // Registers for rows, two for columns, and where their cells are.
+    macro_rules! multiply {
+        ($rows:literal, $columns:literal, $last:literal, $left:ident, $right:ident) => {
+            // SAFETY: see above.
+            unsafe {
+                let left_block = |n: usize| $left.wrapping_add(n * panel.left_block);
+                let right_block = |n: usize| $right.wrapping_add(n * panel.right_block);
+                I::load::<_, $rows>(left_block(0), row);
+                I::load::<_, $columns>(right_block(0), down);
+                I::multiply::<0, $rows, $columns>();
+                if ACROSS > 1 {
+                    I::load::<_, $last>(right_block(1), down);
+                    I::multiply::<1, $rows, $last>();
+                }
+                if ACROSS > 2 {
+                    I::load::<_, $last>(right_block(2), down);
+                    I::multiply::<2, $rows, $last>();
+                }
+                if ACROSS > 3 {
+                    I::load::<_, $last>(right_block(3), down);
+                    I::multiply::<3, $rows, $last>();
+                }
+                if DOWN > 1 {
+                    I::load::<_, $rows>(left_block(1), row);
+                    if ACROSS > 1 {
+                        I::multiply::<3, $rows, $last>();
+                        I::load::<_, $columns>(right_block(0), down);
+                        I::multiply::<2, $rows, $columns>();
+                    } else {
+                        I::multiply::<1, $rows, $columns>();
+                    }
+                }
+                if DOWN > 2 {
+                    I::load::<_, $rows>(left_block(2), row);
+                    I::multiply::<2, $rows, $columns>();
+                }
+                if DOWN > 3 {
+                    I::load::<_, $rows>(left_block(3), row);
+                    I::multiply::<3, $rows, $columns>();
+                }
+            }
+        };
+    }
+    for (left, right) in panel.left_starts.iter().zip(panel.right_starts) {
+        let left = block * panel.left_block + left;
+        let right = first * panel.right_block + right;
+        let mut left = panel.left.as_ptr().wrapping_add(left);
+        let mut right = panel.right.as_ptr().wrapping_add(right);
+        for _ in 0..panel.depth / (PLANES * CELLS) {
+            let mut loaded = (PLANES, PLANES);
+            for &(l, r) in pairs::<PLANES>() {
+                let left = left.wrapping_add(l * CELLS * panel.left_step);
+                let right = right.wrapping_add(r * CELLS * panel.right_step);
+                if !WHOLE {
+                    multiply!(4, 6, 6, left, right);
+                    continue;
+                }
+                // SAFETY: see above.
+                unsafe {
+                    if l != loaded.0 {
+                        I::load::<_, 4>(left, row);
+                        I::load::<_, 5>(left.wrapping_add(panel.left_block), row);
+                    }
+                    if r != loaded.1 {
+                        I::load::<_, 6>(right, down);
+                        I::load::<_, 7>(right.wrapping_add(panel.right_block), down);
+                    }
+                    I::multiply::<0, 4, 6>();
+                    I::multiply::<1, 4, 7>();
+                    I::multiply::<2, 5, 6>();
+                    I::multiply::<3, 5, 7>();
+                }
+                loaded = (l, r);
+            }
+            left = left.wrapping_add(PLANES * CELLS * panel.left_step);
+            right = right.wrapping_add(PLANES * CELLS * panel.right_step);
+        }
+        if !panel.depth.is_multiple_of(CELLS) {
+            // These registers hold only as many cells of a row as are left.
+            multiply!(5, 7, 7, left, right);
+        }
+    }
+    // SAFETY: see above; 16 rows of 16 sums from each place on.
+    unsafe {
+        I::store::<0>(place(0), stride);
+        if DOWN * ACROSS > 1 {
+            I::store::<1>(place(1), stride);
+        }
+        if DOWN * ACROSS > 2 {
+            I::store::<2>(place(2), stride);
+        }
+        if DOWN * ACROSS > 3 {
+            I::store::<3>(place(3), stride);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Products of packed matrices: the innermost loops of convolutions and matrix products.
+//!
+//! A matrix is packed into *cells* of 32 bits: one F32, or two BF16 that follow each other along the
+//! sum. So packing, addresses and loops are the same for both, and only the instruction differs.
+//! Every sum is in F32.
+//!
+//! For tile registers, which have no F32, a number may be the sum of several of BF16, its *planes*: 16
+//! cells of the first, then of each other, then the next 16 of the first. An F32 has three, and six of
+//! the nine products of two are multiplied, all that an F32 can tell from zero beside the largest. An F16
+//! has two. A number that is not finite, or that BF16 rounds to infinity, makes every sum that it enters
+//! infinite or NaN, and not always the one it ought to be.
+//!
+//! Other processors take the `gemm` crate's products, which are also what the tests compare with.
+
+mod amx;
+mod avx512;
+mod bf16x3;
+mod buffer;
+mod epilogue;
+mod isa;
+mod pack;
+mod results;
+#[cfg(test)]
+mod tests;
+
+use crate::kernels::cpu::simd::vectorise;
+pub(in crate::kernels) use bf16x3::split;
+pub(in crate::kernels) use buffer::{Cells, with_cells};
+pub(in crate::kernels) use epilogue::{Rounded, store_all, upper_halves};
+pub(in crate::kernels) use isa::Unit;
+pub(in crate::kernels) use pack::{Planes, Side, transpose, transposed};
+
+/// `left (rows × depth) × right (depth × columns)`, the depth in equal segments.
+///
+/// In cells, element `(m, k)` of segment `s` is at `left[m / R * left_block + m % R * left_row +
+/// k * left_step + left_starts[s]]`, `R` being [`Unit::rows`], and element `(k, n)` is at
+/// `right[n / 16 * right_block + n % 16 + k * right_step + right_starts[s]]`.
+///
+/// Rows are read in whole blocks of `R`, columns in whole blocks of 16; what is there beyond the
+/// matrix is multiplied and dropped.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::kernels) struct Panel<'a> {
+    pub(in crate::kernels) left: &'a [u32],
+    pub(in crate::kernels) left_block: usize,
+    pub(in crate::kernels) left_row: usize,
+    pub(in crate::kernels) left_step: usize,
+    /// Where each segment starts; so many segments there are, on the right too.
+    pub(in crate::kernels) left_starts: &'a [usize],
+    pub(in crate::kernels) right: &'a [u32],
+    pub(in crate::kernels) right_block: usize,
+    pub(in crate::kernels) right_step: usize,
+    pub(in crate::kernels) right_starts: &'a [usize],
+    pub(in crate::kernels) rows: usize,
+    pub(in crate::kernels) columns: usize,
+    /// Cells of a sum in one segment, of all planes.
+    pub(in crate::kernels) depth: usize,
+    /// More than one for [`Unit::Planes`] only, and in whole registers.
+    pub(in crate::kernels) planes: usize,
+    /// Whether columns are positions whose cells lie apart, along strips: tiles are as wide as can be.
+    pub(in crate::kernels) strips: bool,
+}
+
+/// Cells of a sum with all its planes, in whole registers where there are several.
+pub(in crate::kernels) fn planed(cells: usize, planes: usize) -> usize {
+    if planes == 1 { cells } else { cells.next_multiple_of(16) * planes }
+}
+
+/// Where a cell's first plane is; the next one is 16 cells further.
+#[inline(always)]
+pub(in crate::kernels) fn first_plane(cell: usize, planes: usize) -> usize {
+    cell / 16 * 16 * planes + cell % 16
+}
+
+/// Columns of a tile of results in memory.
+pub(in crate::kernels) const WIDTH: usize = 64;
+
+/// A tile of results: rows of [`WIDTH`] elements.
+pub(in crate::kernels) struct Tile<'a> {
+    /// Where it lies in the product.
+    pub(in crate::kernels) row: usize,
+    pub(in crate::kernels) column: usize,
+    /// Its size; at most [`Unit::rows`] by [`WIDTH`].
+    pub(in crate::kernels) rows: usize,
+    pub(in crate::kernels) columns: usize,
+    pub(in crate::kernels) sums: &'a [[f32; WIDTH]],
+}
+
+impl Tile<'_> {
+    /// Whether no sum is infinite or NaN.
+    pub(in crate::kernels) fn is_finite(&self) -> bool {
+        let mut finite = true;
+        vectorise(
+            #[inline(always)]
+            || {
+                for line in self.sums.iter().take(self.rows) {
+                    let all = |sums: &[f32]| sums.iter().fold(true, |all, x| all & x.is_finite());
+                    finite &= all(&line[..self.columns]);
+                }
+            },
+        );
+        finite
+    }
+
+    /// Adds it to sums of the whole product, whose rows have `columns` elements.
+    pub(in crate::kernels) fn add_to(&self, sums: &mut [f32], columns: usize) {
+        vectorise(
+            #[inline(always)]
+            || {
+                for (row, line) in self.sums.iter().enumerate().take(self.rows) {
+                    let start = (self.row + row) * columns + self.column;
+                    let places = &mut sums[start..start + self.columns];
+                    places.iter_mut().zip(line).for_each(|(place, sum)| *place += sum);
+                }
+            },
+        );
+    }
+}
+
+impl Panel<'_> {
+    /// Calls `f` with every tile of the product.
+    ///
+    /// # Panics
+    /// When the panel reaches beyond its data, or the processor has no such unit.
+    pub(in crate::kernels) fn multiply(&self, unit: Unit, f: impl FnMut(Tile<'_>)) {
+        assert!(unit.is_runnable(), "{unit:?} is not available");
+        if self.rows * self.columns == 0 {
+            return;
+        }
+        self.check(unit);
+        unit.multiply(self, f);
+    }
+
+    fn check(&self, unit: Unit) {
+        let last = |count: usize, step: usize| count.saturating_sub(1) * step;
+        assert!(!unit.tiles() || self.left_step == 1, "tile registers read whole rows");
+        let whole = unit == Unit::Planes && self.depth.is_multiple_of(16 * self.planes);
+        assert!(whole || self.planes == 1, "planes are whole tile registers");
+        assert!(self.left_starts.len() == self.right_starts.len(), "segments have two sides");
+        let starts = self.left_starts.iter().max().zip(self.right_starts.iter().max());
+        let (Some((left_start, start)), true) = (starts, self.depth > 0) else { return };
+        let blocks = self.rows.div_ceil(unit.rows());
+        let left = last(blocks, self.left_block)
+            + last(unit.rows(), self.left_row)
+            + last(self.depth, self.left_step)
+            + left_start;
+        assert!(left < self.left.len(), "the left panel reaches beyond its cells");
+        let right = last(self.columns.div_ceil(16), self.right_block)
+            + 15
+            + last(self.depth, self.right_step)
+            + start;
+        assert!(right < self.right.len(), "the right panel reaches beyond its cells");
+    }
+}

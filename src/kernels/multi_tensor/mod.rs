@@ -1,0 +1,162 @@
+//! What happens to gradients between backward and the step: check, measure, clip. Each is one pass
+//! over memory on the CPU, and none but the clipping of elements writes: what gradients are to be
+//! multiplied by goes with them, to the optimizer's pass.
+//!
+//! Gradients are `F32` (`F64` for `F64` variables), contiguous, in storage of their own; where they
+//! are written they are taken and given back, because only on the CPU and on CUDA is that in place.
+
+mod cpu;
+mod cuda;
+pub(crate) mod histogram;
+mod multiplier;
+pub(crate) mod optimizer;
+mod portable;
+mod scale;
+
+use candle_core::{Device, Result, Tensor, bail};
+
+pub(crate) use multiplier::{Clip, Factor, Multiplier};
+pub(crate) use scale::{DeviceScale, Growth};
+
+use super::cuda::Gpu;
+
+/// A gradient, and what it is to be multiplied by.
+pub(crate) type Due<'a> = (&'a Tensor, &'a Multiplier);
+
+/// Where a device counts what is not finite in a gradient.
+#[derive(Clone, Debug)]
+pub(crate) struct Flag {
+    /// `U32`, infinities and NaN of every gradient of a pass.
+    counts: Tensor,
+    at: usize,
+}
+
+impl Flag {
+    /// Infinities and NaN of each of `flags`, read together where they are of one pass.
+    pub(crate) fn read(flags: &[&Self]) -> Result<Vec<[usize; 2]>> {
+        let mut passes: Vec<(candle_core::TensorId, Vec<u32>)> = Vec::new();
+        let mut all = Vec::with_capacity(flags.len());
+        for flag in flags {
+            let id = flag.counts.id();
+            if !passes.iter().any(|(pass, _)| *pass == id) {
+                passes.push((id, Gpu::to_host(&flag.counts)?));
+            }
+            let counts = passes.iter().find(|(pass, _)| *pass == id).map(|(_, counts)| counts);
+            let count = |i| counts.and_then(|c| c.get(2 * flag.at + i)).map_or(0, |&c| c as usize);
+            all.push([count(0), count(1)]);
+        }
+        Ok(all)
+    }
+}
+
+/// Whether a gradient holds an infinity or NaN.
+#[derive(Clone, Debug)]
+pub(crate) enum Found {
+    Host(bool),
+    Device(Flag),
+}
+
+/// The GPU that all of `tensors` are on.
+pub(crate) fn gpu_of(tensors: &[&Tensor]) -> Result<Option<Gpu>> {
+    let Some(first) = tensors.first() else { return Ok(None) };
+    let place = first.device().location();
+    match tensors.iter().find(|other| other.device().location() != place) {
+        None => Ok(Gpu::of(first.device())),
+        Some(other) => bail!(
+            "gradients on {place:?} and on {:?}: keep the variables of a scaler on one device",
+            other.device().location()
+        ),
+    }
+}
+
+fn tensors<'a>(gradients: &[Due<'a>]) -> Vec<&'a Tensor> {
+    gradients.iter().map(|(gradient, _)| *gradient).collect()
+}
+
+fn on_cpu(gradients: &[&Tensor]) -> bool {
+    gradients.iter().all(|gradient| gradient.device().is_cpu())
+}
+
+/// Which gradients hold an infinity or NaN when they are multiplied.
+///
+/// Checking the product, not the scaled value, catches an overflow of the product itself: with a
+/// scale below 1 that happens, and PyTorch's kernel misses it.
+///
+/// # Synchronisation
+///
+/// None on CUDA; one read of all flags together on another GPU.
+pub(crate) fn check(gradients: &[Due<'_>]) -> Result<Vec<Found>> {
+    let all = tensors(gradients);
+    if let Some(gpu) = gpu_of(&all)? {
+        return Ok(cuda::check(&gpu, gradients)?.into_iter().map(Found::Device).collect());
+    }
+    let found = if on_cpu(&all) { cpu::check(gradients)? } else { portable::check(gradients)? };
+    Ok(found.into_iter().map(Found::Host).collect())
+}
+
+/// Multiplies the gradients.
+pub(crate) fn settle(gradients: Vec<Tensor>, multipliers: &[&Multiplier]) -> Result<Vec<Tensor>> {
+    let dues: Vec<Due<'_>> = gradients.iter().zip(multipliers.iter().copied()).collect();
+    let all = tensors(&dues);
+    if let Some(gpu) = gpu_of(&all)? {
+        cuda::settle(&gpu, &dues)?;
+    } else if on_cpu(&all) {
+        cpu::settle(&dues)?;
+    } else {
+        return dues.iter().map(|due| multiplied(*due)).collect();
+    }
+    Ok(gradients)
+}
+
+/// The product, out of candle's operators; nothing is written. No wait.
+pub(crate) fn multiplied((gradient, by): Due<'_>) -> Result<Tensor> {
+    portable::multiplied(gradient, by)
+}
+
+/// Counts, on their GPU, the finite elements of `gradients` that `F16` rounds to infinity.
+pub(crate) fn overflows_f16(gpu: &Gpu, gradients: &[&Tensor]) -> Result<Vec<Flag>> {
+    cuda::overflows_f16(gpu, gradients)
+}
+
+/// One `U32` on their GPU: 1 where one of `flags`, of which there are some, counted anything, else 0.
+pub(crate) fn any(flags: &[&Flag]) -> Result<Tensor> {
+    let counts: Vec<&Tensor> = flags.iter().map(|flag| &flag.counts).collect();
+    match gpu_of(&counts)? {
+        Some(gpu) => cuda::any(&gpu, flags),
+        None => bail!("flags are on a GPU, and there are some"),
+    }
+}
+
+/// The L2 norm of all gradients together, multiplied, an `F32` scalar, and what [`check`] finds, in
+/// the same pass. Squares are summed in `f64` on the CPU and on CUDA, in `F32` elsewhere.
+pub(crate) fn norm(gradients: &[Due<'_>]) -> Result<(Tensor, Vec<Found>)> {
+    let all = tensors(gradients);
+    if let Some(gpu) = gpu_of(&all)? {
+        let (norm, flags) = cuda::norm(&gpu, gradients)?;
+        Ok((norm, flags.into_iter().map(Found::Device).collect()))
+    } else if on_cpu(&all) {
+        let squares = cpu::squares(gradients)?;
+        let sum: f64 = squares.iter().map(|(sum, _)| sum).sum();
+        let found = squares.into_iter().map(|(_, found)| Found::Host(found)).collect();
+        Ok((Tensor::new(sum.sqrt() as f32, &Device::Cpu)?, found))
+    } else {
+        Ok((portable::norm(gradients)?, check(gradients)?))
+    }
+}
+
+/// Limits every element of every gradient to `-limit..=limit`. NaN stays NaN.
+pub(crate) fn clip_value(gradients: Vec<Tensor>, limit: f64) -> Result<Vec<Tensor>> {
+    let all: Vec<&Tensor> = gradients.iter().collect();
+    if let Some(gpu) = gpu_of(&all)? {
+        cuda::clip_value(&gpu, &all, limit)?;
+        Ok(gradients)
+    } else if on_cpu(&all) {
+        cpu::clip_value(&all, limit)?;
+        Ok(gradients)
+    } else {
+        gradients.iter().map(|g| g.clamp(-limit, limit)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,352 @@
+//! What a pass over a tensor reads and writes: the weight, its states and its gradient, each in the
+//! dtype it is kept in, a block at a time in the type of the arithmetic.
+
+use candle_core::{Result, bail};
+use half::{bf16, f16};
+
+use super::rounding::{Key, Stochastic, rebuild, split};
+use super::rule::{Rule, Squares};
+use crate::kernels::cpu::dtype::Real;
+use crate::kernels::cpu::in_place::SliceMut;
+use crate::kernels::cpu::lane::Lane;
+
+/// Elements at a time: five buffers of these stay in the first-level cache.
+const BLOCK: usize = 1024;
+
+/// The type of the arithmetic.
+pub(super) trait Number: Real {
+    /// The elements of a slice of this type, or what it was.
+    fn own(slice: SliceMut<'_>) -> std::result::Result<&mut [Self], SliceMut<'_>>;
+}
+
+impl Number for f32 {
+    fn own(slice: SliceMut<'_>) -> std::result::Result<&mut [f32], SliceMut<'_>> {
+        if let SliceMut::F32(x) = slice { Ok(x) } else { Err(slice) }
+    }
+}
+
+impl Number for f64 {
+    fn own(slice: SliceMut<'_>) -> std::result::Result<&mut [f64], SliceMut<'_>> {
+        if let SliceMut::F64(x) = slice { Ok(x) } else { Err(slice) }
+    }
+}
+
+// Through f64 and back is through f32 where `T` is that: the compiler sees that it is exact.
+#[inline(always)]
+fn raise<T: Real, H: Lane<Acc = f32>>(src: &[H], dst: &mut [T]) {
+    for (d, s) in dst.iter_mut().zip(src) {
+        *d = T::of(s.raise().to_double());
+    }
+}
+
+#[inline(always)]
+fn single<T: Real>(x: T) -> f32 {
+    f32::of(x.to_double())
+}
+
+/// A weight in 16 bits.
+#[derive(Debug)]
+enum Half<'a> {
+    F16(&'a mut [f16]),
+    BF16(&'a mut [bf16]),
+}
+
+/// How a weight is kept.
+#[derive(Debug)]
+enum Weight<'a, T> {
+    /// As it is computed.
+    Own(&'a mut [T]),
+    /// In half, with a master.
+    Master(&'a mut [T], Half<'a>),
+    /// In BF16, with the rest of an F32.
+    Remainder(&'a mut [bf16], &'a mut [i16]),
+    /// In half, rounded at random.
+    Stochastic(Half<'a>, Key),
+}
+
+impl<'a, T: Number> Weight<'a, T> {
+    fn new(weight: SliceMut<'a>, master: SliceMut<'a>, key: Key) -> Result<Self> {
+        let half = match T::own(weight) {
+            Ok(own) => return Ok(Self::Own(own)),
+            Err(SliceMut::F16(x)) => Half::F16(x),
+            Err(SliceMut::BF16(x)) => Half::BF16(x),
+            Err(other) => bail!("no weight of an optimizer: {other:?}"),
+        };
+        match (half, T::own(master)) {
+            (half, Ok(master)) => Ok(Self::Master(master, half)),
+            (Half::BF16(half), Err(SliceMut::I16(rest))) => Ok(Self::Remainder(half, rest)),
+            (half, Err(SliceMut::None)) => Ok(Self::Stochastic(half, key)),
+            (half, Err(other)) => bail!("no master of {half:?}: {other:?}"),
+        }
+    }
+
+    #[inline(always)]
+    fn load<'b>(&'b mut self, start: usize, block: &'b mut [T]) -> &'b mut [T] {
+        let range = start..start + block.len();
+        match self {
+            Self::Own(x) | Self::Master(x, _) => return &mut x[range],
+            Self::Remainder(half, rest) => {
+                for ((d, h), r) in block.iter_mut().zip(&half[range.clone()]).zip(&rest[range]) {
+                    *d = T::of(rebuild(*h, *r).to_double());
+                }
+            }
+            Self::Stochastic(Half::F16(x), _) => raise(&x[range], block),
+            Self::Stochastic(Half::BF16(x), _) => raise(&x[range], block),
+        }
+        block
+    }
+
+    /// `first` is the number, in its tensor, of the first element of this part.
+    #[inline(always)]
+    fn save(&mut self, start: usize, block: &[T], first: usize) {
+        let range = start..start + block.len();
+        match self {
+            Self::Own(_) => {}
+            Self::Master(x, Half::F16(half)) => lower(&x[range.clone()], &mut half[range]),
+            Self::Master(x, Half::BF16(half)) => lower(&x[range.clone()], &mut half[range]),
+            Self::Remainder(half, rest) => {
+                let halves = half[range.clone()].iter_mut().zip(&mut rest[range]);
+                for ((h, r), x) in halves.zip(block) {
+                    (*h, *r) = split(single(*x));
+                }
+            }
+            Self::Stochastic(Half::F16(x), key) => {
+                at_random(block, &mut x[range], *key, first + start);
+            }
+            Self::Stochastic(Half::BF16(x), key) => {
+                at_random(block, &mut x[range], *key, first + start);
+            }
+        }
+    }
+
+    fn split_at(self, mid: usize) -> (Self, Self) {
+        let halves = |half: Half<'a>| match half {
+            Half::F16(x) => {
+                let (a, b) = x.split_at_mut(mid);
+                (Half::F16(a), Half::F16(b))
+            }
+            Half::BF16(x) => {
+                let (a, b) = x.split_at_mut(mid);
+                (Half::BF16(a), Half::BF16(b))
+            }
+        };
+        match self {
+            Self::Own(x) => {
+                let (a, b) = x.split_at_mut(mid);
+                (Self::Own(a), Self::Own(b))
+            }
+            Self::Master(x, half) => {
+                let ((a, b), (c, d)) = (x.split_at_mut(mid), halves(half));
+                (Self::Master(a, c), Self::Master(b, d))
+            }
+            Self::Remainder(half, rest) => {
+                let ((a, b), (c, d)) = (half.split_at_mut(mid), rest.split_at_mut(mid));
+                (Self::Remainder(a, c), Self::Remainder(b, d))
+            }
+            Self::Stochastic(half, key) => {
+                let (a, b) = halves(half);
+                (Self::Stochastic(a, key), Self::Stochastic(b, key))
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn lower<T: Real, H: Lane<Acc = f32>>(src: &[T], dst: &mut [H]) {
+    for (d, s) in dst.iter_mut().zip(src) {
+        *d = H::lower(single(*s));
+    }
+}
+
+#[inline(always)]
+fn at_random<T: Real, H: Stochastic>(src: &[T], dst: &mut [H], key: Key, start: usize) {
+    let mut block = [0f32; BLOCK];
+    let block = &mut block[..src.len()];
+    for (d, s) in block.iter_mut().zip(src) {
+        *d = single(*s);
+    }
+    H::round_all(block, dst, key, start);
+}
+
+/// How a state is kept.
+#[derive(Debug)]
+enum State<'a, T> {
+    None,
+    Own(&'a mut [T]),
+    BF16(&'a mut [bf16], Key),
+}
+
+impl<'a, T: Number> State<'a, T> {
+    fn new(slice: SliceMut<'a>, key: Key) -> Result<Self> {
+        match T::own(slice) {
+            Ok(own) => Ok(Self::Own(own)),
+            Err(SliceMut::None) => Ok(Self::None),
+            Err(SliceMut::BF16(x)) => Ok(Self::BF16(x, key)),
+            Err(other) => bail!("no state of an optimizer: {other:?}"),
+        }
+    }
+
+    #[inline(always)]
+    fn load<'b>(&'b mut self, start: usize, block: &'b mut [T]) -> &'b mut [T] {
+        let range = start..start + block.len();
+        match self {
+            Self::None => &mut [],
+            Self::Own(x) => &mut x[range],
+            Self::BF16(x, _) => {
+                raise(&x[range], block);
+                block
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn save(&mut self, start: usize, block: &[T], first: usize) {
+        if let Self::BF16(x, key) = self {
+            at_random(block, &mut x[start..start + block.len()], *key, first + start);
+        }
+    }
+
+    fn split_at(self, mid: usize) -> (Self, Self) {
+        match self {
+            Self::None => (Self::None, Self::None),
+            Self::Own(x) => {
+                let (a, b) = x.split_at_mut(mid);
+                (Self::Own(a), Self::Own(b))
+            }
+            Self::BF16(x, key) => {
+                let (a, b) = x.split_at_mut(mid);
+                (Self::BF16(a, key), Self::BF16(b, key))
+            }
+        }
+    }
+}
+
+/// A gradient, in the dtype it came in.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source<'a, T> {
+    Own(&'a [T]),
+    F16(&'a [f16]),
+    BF16(&'a [bf16]),
+}
+
+impl<T> Source<'_, T> {
+    fn split_at(self, mid: usize) -> (Self, Self) {
+        match self {
+            Self::Own(x) => (Self::Own(&x[..mid]), Self::Own(&x[mid..])),
+            Self::F16(x) => (Self::F16(&x[..mid]), Self::F16(&x[mid..])),
+            Self::BF16(x) => (Self::BF16(&x[..mid]), Self::BF16(&x[mid..])),
+        }
+    }
+}
+
+/// A gradient, and the two factors it is multiplied by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gradient<'a, T> {
+    pub(super) source: Source<'a, T>,
+    pub(super) by: [T; 2],
+}
+
+impl<T: Number> Gradient<'_, T> {
+    #[inline(always)]
+    fn load<'b>(&'b self, start: usize, block: &'b mut [T]) -> &'b [T] {
+        let range = start..start + block.len();
+        match self.source {
+            Source::Own(x) => return &x[range],
+            Source::F16(x) => raise(&x[range], block),
+            Source::BF16(x) => raise(&x[range], block),
+        }
+        block
+    }
+
+    fn split_at(self, mid: usize) -> (Self, Self) {
+        let (a, b) = self.source.split_at(mid);
+        (Self { source: a, ..self }, Self { source: b, ..self })
+    }
+}
+
+/// A stretch of a tensor and what belongs to it.
+#[derive(Debug)]
+pub(super) struct Part<'a, T> {
+    weight: Weight<'a, T>,
+    states: [State<'a, T>; 3],
+    gradient: Gradient<'a, T>,
+    /// Where in its tensor it starts.
+    first: usize,
+    len: usize,
+}
+
+impl<'a, T: Number> Part<'a, T> {
+    /// Of `slices`: the weight, its master or remainder or nothing, and the states.
+    pub(super) fn new(
+        slices: [SliceMut<'a>; 5],
+        gradient: Gradient<'a, T>,
+        len: usize,
+        seed: u64,
+    ) -> Result<Self> {
+        let [weight, master, a, b, c] = slices;
+        let key = |number| Key::new(seed, number);
+        Ok(Self {
+            weight: Weight::new(weight, master, key(0))?,
+            states: [State::new(a, key(1))?, State::new(b, key(2))?, State::new(c, key(3))?],
+            gradient,
+            first: 0,
+            len,
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn split_at(self, mid: usize) -> (Self, Self) {
+        let (weight, gradient) = (self.weight.split_at(mid), self.gradient.split_at(mid));
+        let [a, b, c] = self.states.map(|state| state.split_at(mid));
+        let (first, len) = (self.first, self.len);
+        (
+            Self {
+                weight: weight.0,
+                states: [a.0, b.0, c.0],
+                gradient: gradient.0,
+                first,
+                len: mid,
+            },
+            Self {
+                weight: weight.1,
+                states: [a.1, b.1, c.1],
+                gradient: gradient.1,
+                first: first + mid,
+                len: len - mid,
+            },
+        )
+    }
+
+    #[inline(always)]
+    pub(super) fn run(mut self, rule: Rule) -> Squares {
+        let mut blocks = [[T::zero(); BLOCK]; 5];
+        let [w, g, blocks @ ..] = &mut blocks;
+        let mut squares = [0.0; 2];
+        for start in (0..self.len).step_by(BLOCK) {
+            let len = BLOCK.min(self.len - start);
+            let (w, g) = (&mut w[..len], &mut g[..len]);
+            let [a, b, c] = &mut *blocks;
+            let [sa, sb, sc] = &mut self.states;
+            let states = [
+                sa.load(start, &mut a[..len]),
+                sb.load(start, &mut b[..len]),
+                sc.load(start, &mut c[..len]),
+            ];
+            let (weight, gradient) = (self.weight.load(start, w), self.gradient.load(start, g));
+            let sums = rule.run(weight, gradient, self.gradient.by, states);
+            squares = [squares[0] + sums[0], squares[1] + sums[1]];
+            if rule.writes_weight() {
+                self.weight.save(start, w, self.first);
+            }
+            if rule.reads_gradient() {
+                for (state, block) in self.states.iter_mut().zip(&*blocks) {
+                    state.save(start, &block[..len], self.first);
+                }
+            }
+        }
+        squares
+    }
+}

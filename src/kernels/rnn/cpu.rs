@@ -1,0 +1,88 @@
+//! What the steps of both networks share.
+
+use candle_core::{Result, Tensor};
+use rayon::prelude::*;
+
+use super::Dims;
+use super::gate::Gate;
+use crate::kernels::cpu::simd::GRAIN;
+use crate::kernels::gemm::{Matrix, Threads, product};
+
+/// Units of a state whose gates are worth another thread.
+const UNITS: usize = GRAIN / 8;
+
+/// A tensor's elements, contiguous, in the type of the arithmetic.
+pub(super) fn widened<A: Gate>(tensor: &Tensor) -> Result<Vec<A>> {
+    let tensor = tensor.contiguous()?;
+    let mut data = vec![A::zero(); tensor.elem_count()];
+    A::open(&tensor)?.widen(0, &mut data);
+    Ok(data)
+}
+
+/// Calls `f` for the rows of a batch, on several threads where that is worth it.
+pub(super) fn for_each_row<I: Send>(
+    dims: Dims,
+    rows: impl Iterator<Item = I>,
+    f: impl Fn(I) + Sync + Send,
+) {
+    if dims.batch * dims.hidden < 2 * UNITS {
+        rows.for_each(f);
+    } else {
+        let rows: Vec<I> = rows.collect();
+        rows.into_par_iter().with_min_len(UNITS.div_ceil(dims.hidden)).for_each(f);
+    }
+}
+
+/// `N` neighbouring runs of `len` elements: those of the gates of a row.
+#[inline(always)]
+pub(super) fn runs<const N: usize, T>(row: &[T], len: usize) -> [&[T]; N] {
+    std::array::from_fn(|i| &row[i * len..][..len])
+}
+
+/// As [`runs`], to write.
+#[inline(always)]
+pub(super) fn runs_mut<const N: usize, T>(row: &mut [T], len: usize) -> [&mut [T]; N] {
+    let mut rest = row;
+    std::array::from_fn(|_| {
+        let (run, after) = std::mem::take(&mut rest).split_at_mut(len);
+        rest = after;
+        run
+    })
+}
+
+/// `dst += state × weight` of one step: `dst` holds the gates of all steps, `(b, t, gates)`, and
+/// `weight` is `(n, gates)`.
+pub(super) fn add_recurrent<A: Gate>(
+    state: &[A],
+    weight: &[A],
+    dst: &mut [A],
+    step: usize,
+    dims: Dims,
+) {
+    let gates = weight.len() / dims.hidden;
+    let state = Matrix::new(state, dims.batch, dims.hidden);
+    let weight = Matrix::new(weight, dims.hidden, gates);
+    product(state, weight, &mut dst[step * gates..], dims.steps * gates, true, Threads::All);
+}
+
+/// `dst (b, n) = slopes × weight` of one step, or `+=`: `slopes` holds those of all steps, `(b, t,
+/// gates)`, and `weight` is `(gates, n)`.
+pub(super) fn recurrent_gradient<A: Gate>(
+    slopes: &[A],
+    weight: &[A],
+    dst: &mut [A],
+    step: usize,
+    accumulate: bool,
+    dims: Dims,
+) {
+    let gates = weight.len() / dims.hidden;
+    let slopes = Matrix {
+        data: &slopes[step * gates..],
+        rows: dims.batch,
+        cols: gates,
+        row_stride: dims.steps * gates,
+        col_stride: 1,
+    };
+    let weight = Matrix::new(weight, gates, dims.hidden);
+    product(slopes, weight, dst, dims.hidden, accumulate, Threads::All);
+}

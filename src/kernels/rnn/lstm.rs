@@ -1,0 +1,155 @@
+//! The LSTM: gates `i`, `f`, `g`, `o`; `c' = f c + i g`, `h' = o tanh(c')`.
+
+use candle_core::{Result, Tensor};
+
+use super::cpu::{add_recurrent, for_each_row, recurrent_gradient, runs, runs_mut, widened};
+use super::gate::Gate;
+use super::{Dims, Sequence, Slopes, portable};
+use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::in_place;
+use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::vectorise;
+
+/// Hidden and cell states after every step, `(2, b, t, n)`, and what goes into the gates' functions,
+/// `(b, t, 4 n)`, both in the dtype of `x`.
+pub(crate) fn lstm(of: &Sequence, c0: &Tensor) -> Result<(Tensor, Tensor)> {
+    let Dims { batch, steps, hidden, .. } = of.dims()?;
+    let bias = match (&of.b_ih, &of.b_hh) {
+        (Some(a), Some(b)) => Some((a.to_dtype(of.wide())? + b.to_dtype(of.wide())?)?),
+        (a, b) => a.as_ref().or(b.as_ref()).cloned(),
+    };
+    let gates = of.project(bias.as_ref())?.reshape((batch, steps, 4 * hidden))?;
+    if !of.x.device().is_cpu() {
+        return portable::lstm(of, c0, &gates);
+    }
+    let y = with_element!(of.x.dtype(), T => forward::<T>(of, c0, &gates)?);
+    Ok((y, of.save(gates)?))
+}
+
+/// The gradient of [`lstm`], from its results: the slopes, and the gradient of `c0`, `(b, n)`.
+pub(crate) fn lstm_backward(
+    of: &Sequence,
+    c0: &Tensor,
+    gates: &Tensor,
+    y: &Tensor,
+    grad: &Tensor,
+) -> Result<(Slopes, Tensor)> {
+    if !of.x.device().is_cpu() {
+        return portable::lstm_backward(of, c0, gates, y, grad);
+    }
+    let (slopes, h0, c0) = with_element!(of.x.dtype(), T => backward::<T>(of, c0, gates, y, grad)?);
+    Ok((Slopes { of_h: slopes.clone(), of_x: slopes, h0 }, c0))
+}
+
+/// Completes the gates, to which each step adds its part.
+fn forward<T: Lane<Acc: Gate>>(of: &Sequence, c0: &Tensor, gates: &Tensor) -> Result<Tensor> {
+    let dims = of.dims()?;
+    let Dims { batch, steps, hidden: n, .. } = dims;
+    let weight = widened::<T::Acc>(&of.w_hh.t()?)?;
+    let (mut h, mut c) = (widened::<T::Acc>(&of.h0)?, widened::<T::Acc>(c0)?);
+    let mut y = vec![T::default(); 2 * batch * steps * n];
+    if y.is_empty() {
+        return Ok(tensor(y, &[2, batch, steps, n])); // candle does not write to empty tensors
+    }
+    let (y_h, y_c) = y.split_at_mut(batch * steps * n);
+    in_place::write(gates, |gates: &mut [T::Acc]| {
+        for step in dims.order() {
+            add_recurrent(&h, &weight, gates, step, dims);
+            let states = h.chunks_mut(n).zip(c.chunks_mut(n));
+            let outputs = y_h.chunks_mut(steps * n).zip(y_c.chunks_mut(steps * n));
+            let rows = gates.chunks(steps * 4 * n).zip(states.zip(outputs));
+            for_each_row(dims, rows, |(gates, ((h, c), (y_h, y_c)))| {
+                let gates = &gates[step * 4 * n..][..4 * n];
+                let (y_h, y_c) = (&mut y_h[step * n..][..n], &mut y_c[step * n..][..n]);
+                vectorise(
+                    #[inline(always)]
+                    || {
+                        unit(gates, h, c);
+                        T::narrow(h, y_h);
+                        T::narrow(c, y_c);
+                    },
+                );
+            });
+        }
+    })?;
+    Ok(tensor(y, &[2, batch, steps, n]))
+}
+
+#[inline(always)]
+fn unit<A: Gate>(gates: &[A], h: &mut [A], c: &mut [A]) {
+    let n = h.len();
+    let ([i, f, g, o], c) = (runs(gates, n), &mut c[..n]);
+    for k in 0..n {
+        let kept = f[k].sigmoid() * c[k];
+        c[k] = kept + i[k].sigmoid() * g[k].tangent();
+        h[k] = o[k].sigmoid() * c[k].tangent();
+    }
+}
+
+/// Slopes of the gates, `(b t, 4 n)`, and gradients of `h0` and `c0`.
+fn backward<T: Lane<Acc: Gate>>(
+    of: &Sequence,
+    c0: &Tensor,
+    gates: &Tensor,
+    y: &Tensor,
+    grad: &Tensor,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let dims = of.dims()?;
+    let Dims { batch, steps, hidden: n, .. } = dims;
+    let weight = widened::<T::Acc>(&of.w_hh)?;
+    let c0 = c0.contiguous()?;
+    let (c0, gates) = (&*Elements::<T>::of(&c0)?, &*Elements::<T>::of(gates)?);
+    let (y, grad) = (&*Elements::<T>::of(y)?, &*Elements::<T>::of(grad)?);
+    let y_c = &y[batch * steps * n..];
+    let (grad_h, grad_c) = grad.split_at(batch * steps * n);
+    let mut slopes = vec![T::Acc::of(0.0); batch * steps * 4 * n];
+    let (mut dh, mut dc) = (vec![T::Acc::of(0.0); batch * n], vec![T::Acc::of(0.0); batch * n]);
+    for step in dims.order().rev() {
+        let rows = dh.chunks(n).zip(dc.chunks_mut(n)).zip(slopes.chunks_mut(steps * 4 * n));
+        for_each_row(dims, rows.enumerate(), |(row, ((dh, dc), slopes))| {
+            let at = |step| (row * steps + step) * n;
+            let before = match dims.before(step) {
+                Some(before) => &y_c[at(before)..][..n],
+                None => &c0[row * n..][..n],
+            };
+            let cells = [before, &y_c[at(step)..][..n]];
+            let grads = [&grad_h[at(step)..][..n], &grad_c[at(step)..][..n]];
+            let gates = runs(&gates[4 * at(step)..], n);
+            let slopes = &mut slopes[step * 4 * n..][..4 * n];
+            vectorise(
+                #[inline(always)]
+                || unit_backward(gates, cells, grads, dh, dc, slopes),
+            );
+        });
+        recurrent_gradient(&slopes, &weight, &mut dh, step, false, dims);
+    }
+    let slopes = tensor(slopes, &[batch * steps, 4 * n]);
+    Ok((slopes, tensor(dh, &[batch, n]), tensor(dc, &[batch, n])))
+}
+
+#[inline(always)]
+fn unit_backward<T: Lane<Acc: Gate>>(
+    gates: [&[T]; 4],
+    cells: [&[T]; 2],
+    grads: [&[T]; 2],
+    dh: &[T::Acc],
+    dc: &mut [T::Acc],
+    slopes: &mut [T::Acc],
+) {
+    let (n, one) = (dh.len(), T::Acc::of(1.0));
+    let ([i, f, g, o], [before, after]) = (gates.map(|g| &g[..n]), cells.map(|c| &c[..n]));
+    let ([grad_h, grad_c], dc) = (grads.map(|g| &g[..n]), &mut dc[..n]);
+    let [di, df, dg, do_] = runs_mut(slopes, n);
+    for k in 0..n {
+        let (i, f) = (i[k].raise().sigmoid(), f[k].raise().sigmoid());
+        let (g, o) = (g[k].raise().tangent(), o[k].raise().sigmoid());
+        let tangent = after[k].raise().tangent();
+        let dh = dh[k] + grad_h[k].raise();
+        let cell = dc[k] + grad_c[k].raise() + dh * o * (one - tangent * tangent);
+        di[k] = cell * g * i * (one - i);
+        df[k] = cell * before[k].raise() * f * (one - f);
+        dg[k] = cell * i * (one - g * g);
+        do_[k] = dh * tangent * o * (one - o);
+        dc[k] = cell * f;
+    }
+}

@@ -1,0 +1,210 @@
+//! `F32` masters for half-precision variables.
+
+mod backend;
+pub(crate) mod held;
+mod missing;
+mod refreshing;
+mod vars;
+
+use std::collections::HashSet;
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Result, Tensor, TensorId, Var};
+use candle_nn::Optimizer;
+
+use crate::autograd::stepped;
+use crate::master::held::Held;
+use crate::scaler::{Gradients, Step};
+use crate::{autocast, kernels};
+
+pub use missing::{MissingGradients, MissingReason};
+pub use refreshing::Refreshing;
+pub use vars::MasterVars;
+
+/// A variable and the one the optimizer sees: an `F32` copy of a half variable, or itself.
+#[derive(Debug)]
+struct Pair {
+    variable: Var,
+    master: Var,
+}
+
+/// The pairs of the floating-point variables among `variables`, each once.
+fn pairs(variables: Vec<Var>) -> Result<Vec<Pair>> {
+    let mut seen = HashSet::new();
+    let pair = |variable: Var| {
+        let master = match variable.dtype() {
+            DType::F16 | DType::BF16 => Var::from_tensor(&kernels::cast(&variable, DType::F32)?)?,
+            _ => variable.clone(),
+        };
+        Ok(Pair { variable, master })
+    };
+    let chosen = variables.into_iter().filter(|v| v.dtype().is_float() && seen.insert(v.id()));
+    chosen.map(pair).collect()
+}
+
+/// Any candle optimizer, over `F32` masters of half-precision variables.
+///
+/// A half variable cannot be trained as it is: an update below its last bit is lost, and candle's
+/// AdamW turns `F16` variables to NaN. So the optimizer inside sees an `F32` copy of each, and the
+/// variable is rewritten from it, rounded once, after every step. `F32` and `F64` variables pass
+/// through.
+///
+/// | model's variables | memory a parameter, without optimizer state |
+/// |---|---|
+/// | `F32`, under autocast | 4 bytes, and 2 while a scope holds its half copy |
+/// | half, with masters | 2 + 4 bytes |
+///
+/// Masters are `F32` tensors, always: the optimizer inside wants variables. The crate's own
+/// optimizers ([`optim`](crate::optim)) keep half variables themselves, in 6, 4 or 2 bytes a
+/// parameter ([`Masters`](crate::optim::Masters)), update everything in one pass, and their state can
+/// be saved; they need no `MasterWeights`.
+///
+/// It implements [`Step`], not candle's `Optimizer`, so that [`GradScaler::step`] can hand it `F32`
+/// gradients; [`as_candle`](Self::as_candle) is for code that asks for candle's trait.
+///
+/// [`GradScaler::step`]: crate::GradScaler::step
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::MasterWeights;
+/// use candle_core::{DType, Device, Var};
+/// use candle_nn::SGD;
+///
+/// let w = Var::ones(1, DType::BF16, &Device::Cpu)?;
+/// let mut sgd = MasterWeights::<SGD>::new(vec![w.clone()], 1e-3)?;
+/// for _ in 0..100 {
+///     sgd.backward_step(&w.to_dtype(DType::F32)?.sum_all()?)?; // 1 - 1e-3 is 1 in BF16
+/// }
+/// assert!((w.to_dtype(DType::F32)?.to_vec1::<f32>()?[0] - 0.9).abs() < 4e-3);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct MasterWeights<O> {
+    optimizer: O,
+    pairs: Vec<Pair>,
+}
+
+impl<O: Optimizer> MasterWeights<O> {
+    /// Masters for `variables` (those of a model; repeated ones count once, integers are left out)
+    /// and the optimizer over them.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the optimizer's constructor returns.
+    pub fn new(variables: Vec<Var>, config: O::Config) -> Result<Self> {
+        let pairs = pairs(variables)?;
+        let masters = pairs.iter().map(|pair| pair.master.clone()).collect();
+        Ok(Self { optimizer: O::new(masters, config)?, pairs })
+    }
+
+    /// Steps with gradients keyed by the model's variables, in any floating-point dtype.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the optimizer returns.
+    pub fn step(&mut self, gradients: &GradStore) -> Result<()> {
+        self.step_with(|variable| gradients.get(variable))
+    }
+
+    fn step_with<'a>(&mut self, gradient: impl Fn(&Tensor) -> Option<&'a Tensor>) -> Result<()> {
+        let mut store = GradStore::default();
+        for Pair { variable, master } in &self.pairs {
+            if let Some(gradient) = gradient(variable) {
+                store.insert(master, kernels::cast(gradient, master.dtype())?);
+            }
+        }
+        self.optimizer.step(&store)?;
+        let stepped = self.pairs.iter().filter(|pair| store.get(&pair.master).is_some());
+        stepped::note(stepped.map(|pair| pair.variable.as_tensor()));
+        self.refresh()
+    }
+
+    /// Back-propagates `loss` and steps, without loss scaling: for `BF16`.
+    ///
+    /// # Errors
+    ///
+    /// As [`step`](Self::step).
+    pub fn backward_step(&mut self, loss: &Tensor) -> Result<()> {
+        self.step(&loss.backward()?)
+    }
+
+    /// Rewrites the half variables from their masters: after writing to a master by hand.
+    ///
+    /// # Errors
+    ///
+    /// What the copy meets.
+    pub fn refresh(&self) -> Result<()> {
+        let half = self.pairs.iter().filter(|pair| pair.variable.id() != pair.master.id());
+        let pairs = half.map(|pair| (pair.variable.as_tensor(), pair.master.as_tensor()));
+        kernels::cast_all(&pairs.collect::<Vec<_>>())?;
+        autocast::clear_cast_cache();
+        Ok(())
+    }
+
+    /// The optimizer's learning rate.
+    pub fn learning_rate(&self) -> f64 {
+        self.optimizer.learning_rate()
+    }
+
+    /// Sets the optimizer's learning rate.
+    pub fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.optimizer.set_learning_rate(learning_rate)
+    }
+
+    /// The master of `variable`: an `F32` copy of a half variable, or the variable itself.
+    pub fn master(&self, variable: &Tensor) -> Option<&Var> {
+        let pair = self.pairs.iter().find(|pair| pair.variable.id() == variable.id());
+        pair.map(|pair| &pair.master)
+    }
+
+    /// The optimizer inside.
+    pub fn inner(&self) -> &O {
+        &self.optimizer
+    }
+
+    /// The optimizer inside.
+    pub fn inner_mut(&mut self) -> &mut O {
+        &mut self.optimizer
+    }
+
+    /// This, where a `candle_nn::Optimizer` is asked for. Given to a scaler in this form it is
+    /// like any of candle's: gradients come in the variable's dtype.
+    pub fn as_candle(&mut self) -> AsCandle<'_, O> {
+        AsCandle(Held::Borrowed(self))
+    }
+}
+
+impl<O: Optimizer> Step for MasterWeights<O> {
+    fn variables(&self) -> Option<Vec<TensorId>> {
+        Some(self.pairs.iter().map(|pair| pair.variable.id()).collect())
+    }
+
+    fn apply(&mut self, gradients: &Gradients<'_>) -> Result<()> {
+        self.step_with(|variable| gradients.get(variable))
+    }
+}
+
+/// [`MasterWeights`] as a `candle_nn::Optimizer`; see [`MasterWeights::as_candle`].
+#[derive(Debug)]
+pub struct AsCandle<'a, O>(Held<'a, MasterWeights<O>>);
+
+impl<O: Optimizer> Optimizer for AsCandle<'_, O> {
+    type Config = O::Config;
+
+    fn new(variables: Vec<Var>, config: O::Config) -> Result<Self> {
+        Ok(Self(Held::Owned(MasterWeights::new(variables, config)?)))
+    }
+
+    fn step(&mut self, gradients: &GradStore) -> Result<()> {
+        self.0.step(gradients)
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.0.learning_rate()
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.0.set_learning_rate(learning_rate)
+    }
+}

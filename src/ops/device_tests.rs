@@ -1,0 +1,330 @@
+//! The scaler and the crate's optimizers on a GPU: what a CPU does, without a wait.
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::{Optimizer, SGD};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::kernels::cuda::Gpu;
+use crate::kernels::devices::gpus;
+use crate::optim::{
+    AdamW, AdamWConfig, Lamb, LambConfig, Masters, Schedule, Scheduler, Sgd, SgdConfig,
+};
+use crate::{
+    GradScaler, Gradients, MasterWeights, Parameters, ScaleConfig, Step, backend::device_reads,
+};
+
+/// Lengths of the variables: more than a chunk, and no multiple of a vector.
+const LENGTHS: [usize; 3] = [(1 << 14) + 3, 5, 1024];
+
+/// Numbers for variable `number` in step `step`; those of `bad` steps hold an infinity.
+fn numbers(seed: u64, len: usize, bad: bool) -> Vec<f32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut all: Vec<f32> = (0..len).map(|_| rng.random_range(-1f32..1.0)).collect();
+    if bad {
+        all[len / 2] = f32::INFINITY;
+        all[0] = f32::NAN;
+    }
+    all
+}
+
+struct Run {
+    device: Device,
+    parameters: Parameters,
+    scaler: GradScaler,
+}
+
+impl Run {
+    fn new(device: &Device, dtype: DType) -> Self {
+        let variable = |(number, &len): (usize, &usize)| {
+            let values = Tensor::new(numbers(number as u64, len, false), device).unwrap();
+            let var = Var::from_tensor(&values.to_dtype(dtype).unwrap()).unwrap();
+            (format!("w{number}"), var)
+        };
+        let named: Vec<_> = LENGTHS.iter().enumerate().map(variable).collect();
+        let config =
+            ScaleConfig { init_scale: 1024.0, growth_interval: 2, ..ScaleConfig::default() };
+        Self {
+            device: device.clone(),
+            parameters: Parameters::named(named).unwrap(),
+            scaler: GradScaler::new(config).unwrap(),
+        }
+    }
+
+    /// Back-propagates a loss whose gradients are random numbers; those of variable 1 overflow in a
+    /// `bad` step.
+    fn backward(&mut self, step: u64, bad: bool) -> Result<()> {
+        let mut loss: Option<Tensor> = None;
+        for (number, var) in self.parameters.vars().iter().enumerate() {
+            let seed = 100 * step + number as u64;
+            let values = numbers(seed, var.elem_count(), bad && number == 1);
+            let x = Tensor::new(values, &self.device)?;
+            let term = (var.to_dtype(DType::F32)? * x)?.sum_all()?;
+            loss = Some(match loss {
+                Some(loss) => (loss + term)?,
+                None => term,
+            });
+        }
+        self.scaler.scale(&loss.unwrap()).unwrap().backward().unwrap();
+        Ok(())
+    }
+
+    fn values(&self) -> Vec<Vec<f32>> {
+        let value = |var: &Var| var.to_dtype(DType::F32)?.to_vec1::<f32>();
+        self.parameters.vars().iter().map(|var| value(var).unwrap()).collect()
+    }
+}
+
+const BAD: [bool; 8] = [false, true, false, false, true, true, false, false];
+
+#[test]
+fn a_run_on_a_gpu_is_that_on_the_cpu_and_waits_for_nothing() -> Result<()> {
+    for gpu in gpus() {
+        for (dtype, masters, clip) in [
+            (DType::F32, Masters::F32, None),
+            (DType::BF16, Masters::F32, Some(f64::INFINITY)),
+            (DType::BF16, Masters::Remainder, None),
+            (DType::F16, Masters::Stochastic, None),
+        ] {
+            let run = |device: &Device| {
+                let _fork = crate::random::fork_rng();
+                crate::random::manual_seed(7);
+                let mut run = Run::new(device, dtype);
+                let config = AdamWConfig { lr: 0.1, ..AdamWConfig::default() };
+                let adamw = AdamW::new(&run.parameters, config).unwrap();
+                let mut adamw = adamw.with_masters(masters).unwrap();
+                let before = device_reads();
+                let mut outcomes = Vec::new();
+                for (step, bad) in BAD.into_iter().enumerate() {
+                    // A CPU draws random bits for the steps it takes alone, a GPU for all.
+                    let bad = bad && masters != Masters::Stochastic;
+                    run.backward(step as u64, bad).unwrap();
+                    if let Some(max_norm) = clip {
+                        run.scaler.clip_grad_norm(max_norm).unwrap();
+                    }
+                    outcomes.push(run.scaler.step(&mut adamw).unwrap());
+                    run.scaler.update().unwrap();
+                }
+                assert_eq!(device_reads(), before, "a step waited");
+                let told: Vec<String> = outcomes
+                    .iter()
+                    .map(|outcome| {
+                        let skipped = outcome.skipped().unwrap();
+                        let report = outcome.report(&run.parameters).unwrap();
+                        format!("{skipped} {report}")
+                    })
+                    .collect();
+                let state = adamw.state().unwrap();
+                (run.values(), told, run.scaler.state(), run.scaler.history(), state.steps)
+            };
+            assert_eq!(run(&gpu), run(&Device::Cpu), "{dtype:?} {masters:?} {clip:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_outcome_may_be_read_on_another_thread() -> Result<()> {
+    for gpu in gpus() {
+        let mut run = Run::new(&gpu, DType::F32);
+        let mut sgd = Sgd::new(run.parameters.vars(), SgdConfig::default())?;
+        let busy = Tensor::ones((256, 256), DType::F32, &gpu)?;
+        for (step, bad) in BAD.into_iter().enumerate() {
+            // What the flag comes after on this thread's stream, and another's does not wait for.
+            (0..8).try_for_each(|_| busy.matmul(&busy).map(drop))?;
+            run.backward(step as u64, bad)?;
+            let outcome = run.scaler.step(&mut sgd)?;
+            run.scaler.update()?;
+            let elsewhere = outcome.clone();
+            let parameters = &run.parameters;
+            let told = std::thread::scope(|scope| {
+                let reader =
+                    scope.spawn(move || elsewhere.report(parameters).map(|r| r.to_string()));
+                reader.join().expect("it does not panic")
+            })?;
+            assert_eq!(told, outcome.report(parameters)?.to_string());
+            assert_eq!(outcome.skipped()?, bad);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn clipping_on_a_gpu_is_that_on_the_cpu() -> Result<()> {
+    for gpu in gpus() {
+        let run = |device: &Device| {
+            let mut run = Run::new(device, DType::F32);
+            let mut lamb = Lamb::new(&run.parameters, LambConfig::default()).unwrap();
+            let mut norms = Vec::new();
+            for (step, bad) in BAD.into_iter().enumerate() {
+                run.backward(step as u64, bad).unwrap();
+                // Micro-batches, the second after unscaling.
+                let norm = run.scaler.clip_grad_norm(0.5).unwrap();
+                run.backward(1000 + step as u64, false).unwrap();
+                run.scaler.clip_grad_value(0.01).unwrap();
+                run.scaler.step(&mut lamb).unwrap();
+                run.scaler.update().unwrap();
+                norms.push(norm.to_scalar::<f32>().unwrap());
+            }
+            (run.values(), norms, run.scaler.state())
+        };
+        let ((ours, norms, scale), (theirs, expected, same_scale)) = (run(&gpu), run(&Device::Cpu));
+        assert_eq!(scale, same_scale);
+        // Norms and LAMB's trust ratio are sums in another order, in F64, rounded to F32; a weight
+        // near zero loses digits to the others in its sums.
+        for (a, b) in norms.iter().zip(&expected) {
+            assert!((a / b - 1.0).abs() <= f32::EPSILON || !a.is_finite() && !b.is_finite());
+        }
+        for (a, b) in ours.iter().flatten().zip(theirs.iter().flatten()) {
+            assert!((a - b).abs() <= 16.0 * f32::EPSILON, "{a} {b}");
+        }
+    }
+    Ok(())
+}
+
+/// An optimizer of candle's cannot skip on the device: one wait a step, for the flag.
+#[test]
+fn a_foreign_optimizer_costs_one_wait() -> Result<()> {
+    for gpu in gpus() {
+        let run = |device: &Device| {
+            let mut run = Run::new(device, DType::F16);
+            let mut sgd = SGD::new(run.parameters.vars(), 0.1).unwrap();
+            let mut waits = Vec::new();
+            for (step, bad) in BAD.into_iter().enumerate() {
+                run.backward(step as u64, bad).unwrap();
+                let before = device_reads();
+                let outcome = run.scaler.step(&mut sgd).unwrap();
+                assert_eq!(outcome.skipped().unwrap(), bad);
+                waits.push(device_reads() - before);
+                run.scaler.update().unwrap();
+            }
+            (run.values(), run.scaler.state(), waits)
+        };
+        let ((ours, scale, waits), (theirs, same_scale, _)) = (run(&gpu), run(&Device::Cpu));
+        assert_eq!((ours, scale), (theirs, same_scale));
+        assert_eq!(waits, [1; 8]);
+        // Masters around one, likewise.
+        let mut run = Run::new(&gpu, DType::BF16);
+        let mut masters = MasterWeights::<SGD>::new(run.parameters.vars(), 0.1).unwrap();
+        run.backward(0, false)?;
+        let before = device_reads();
+        run.scaler.step(&mut masters).unwrap();
+        assert_eq!(device_reads() - before, 1);
+    }
+    Ok(())
+}
+
+/// Two optimizers, two fates.
+#[test]
+fn optimizers_are_skipped_on_their_own() -> Result<()> {
+    for gpu in gpus() {
+        let mut run = Run::new(&gpu, DType::F32);
+        let one = |name: &str| {
+            let vars = run.parameters.iter().filter(|(own, _)| *own == name);
+            let vars: Vec<_> = vars.map(|(name, var)| (name.to_owned(), var.clone())).collect();
+            let parameters = Parameters::named(vars).unwrap();
+            AdamW::new(&parameters, AdamWConfig::default()).unwrap()
+        };
+        let (mut first, mut second) = (one("w0"), one("w1"));
+        let before = run.values();
+        run.backward(0, true)?;
+        let waits = device_reads();
+        let taken = run.scaler.step(&mut first).unwrap();
+        let skipped = run.scaler.step(&mut second).unwrap();
+        run.scaler.update().unwrap();
+        assert_eq!(device_reads(), waits);
+        assert!(!taken.skipped().unwrap() && skipped.skipped().unwrap());
+        assert_eq!(run.scaler.current_scale(), 512.0);
+        let after = run.values();
+        assert!(after[0] != before[0] && after[1] == before[1]);
+        assert_eq!(skipped.overflowed(&run.parameters).unwrap(), ["w1"]);
+        assert_eq!(skipped.scale(), 1024.0);
+    }
+    Ok(())
+}
+
+/// The schedule reads a step late, and ends where that on a CPU does.
+#[test]
+fn schedules_follow_a_step_late() -> Result<()> {
+    for gpu in gpus() {
+        let mut run = Run::new(&gpu, DType::F32);
+        let mut adamw = AdamW::new(&run.parameters, AdamWConfig::default()).unwrap();
+        let schedule = Schedule::step(1, 0.5);
+        let mut scheduler = Scheduler::new(schedule, &mut adamw).unwrap();
+        let mut rates = Vec::new();
+        for (step, bad) in BAD.into_iter().enumerate() {
+            run.backward(step as u64, bad)?;
+            let outcome = run.scaler.step(&mut adamw).unwrap();
+            run.scaler.update().unwrap();
+            let before = device_reads();
+            scheduler.step(&outcome, &mut adamw).unwrap();
+            // That of the step before.
+            assert_eq!(device_reads() - before, u64::from(step > 0));
+            rates.push((scheduler.learning_rate() / 1e-3).log2().round());
+        }
+        // Steps 1, 4 and 5 were skipped: taken for taken at first, and known by the next.
+        assert_eq!(rates, [-1.0, -2.0, -2.0, -3.0, -4.0, -4.0, -4.0, -5.0]);
+        assert_eq!(scheduler.taken(), 5);
+    }
+    Ok(())
+}
+
+/// An optimizer that keeps the gradients alive: what was allocated before a capture must not be freed
+/// in it.
+struct Keeping<'a> {
+    optimizer: &'a mut AdamW,
+    variables: Vec<Var>,
+    gradients: Vec<Tensor>,
+}
+
+impl Step for Keeping<'_> {
+    fn variables(&self) -> Option<Vec<candle_core::TensorId>> {
+        self.optimizer.variables()
+    }
+
+    fn skips_on_device(&self) -> bool {
+        self.optimizer.skips_on_device()
+    }
+
+    fn apply(&mut self, gradients: &Gradients<'_>) -> Result<()> {
+        self.gradients.extend(self.variables.iter().filter_map(|var| gradients.get(var)).cloned());
+        self.optimizer.apply(gradients)
+    }
+}
+
+/// A step is captured whole: nothing in it waits, in candle's calls neither.
+#[test]
+fn a_step_can_be_captured() -> Result<()> {
+    for device in gpus() {
+        let gpu = Gpu::of(&device).unwrap();
+        for masters in [Masters::F32, Masters::Remainder, Masters::Stochastic] {
+            let mut run = Run::new(&device, DType::BF16);
+            let adamw = AdamW::new(&run.parameters, AdamWConfig::default()).unwrap();
+            let mut adamw = adamw.with_masters(masters).unwrap();
+            let variables = run.parameters.vars();
+            // Kernels are compiled and states made in the first.
+            for step in 0..2 {
+                run.backward(step, false)?;
+                let (optimizer, variables) = (&mut adamw, variables.clone());
+                let mut keeping = Keeping { optimizer, variables, gradients: Vec::new() };
+                let scaler = &mut run.scaler;
+                let mut whole = || {
+                    let norm = scaler.clip_grad_norm(1.0).unwrap();
+                    let outcome = scaler.step(&mut keeping).unwrap();
+                    scaler.update().unwrap();
+                    (norm, outcome)
+                };
+                if step == 0 {
+                    whole();
+                } else {
+                    // What was allocated in the graph that is gone must not be freed either.
+                    std::mem::forget(gpu.capture(whole)?);
+                }
+            }
+        }
+        // And a wait is an error: this test can fail.
+        let x = Tensor::new(1f32, &device)?;
+        assert!(matches!(gpu.capture(|| x.to_scalar::<f32>()), Err(_) | Ok(Err(_))));
+    }
+    Ok(())
+}

@@ -1,0 +1,388 @@
+//! The gradients a scaler collects between `update`s: accumulate, unscale, clip.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use candle_core::{DType, Tensor, TensorId};
+
+use super::found_inf::FoundInf;
+use crate::autograd::{self, Gradient, Graph};
+use crate::kernels::multi_tensor::{self, Clip, Due, Factor, Flag, Found, Multiplier};
+use crate::scaler::diagnostics::NonFinite;
+use crate::{Error, Result, diagnostics::Exponents, kernels};
+
+/// Gradients of variables, in the order backward first reached them.
+#[derive(Debug, Default)]
+pub(crate) struct Collected {
+    entries: Vec<Entry>,
+    index: HashMap<TensorId, usize>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) variable: Tensor,
+    /// `F32`, or `F64` for an `F64` variable; contiguous, in storage of its own.
+    gradient: Tensor,
+    /// What `gradient` is yet to be multiplied by, from [`Stage::Unscaled`] on: an optimizer does
+    /// that in its own pass.
+    by: Multiplier,
+    pub(crate) stage: Stage,
+    /// From [`Stage::Unscaled`] on.
+    pub(crate) overflow: Overflow,
+    /// What was found in those it was clipped with, by then: where the norm is not finite because of
+    /// one of them, none is worth a step.
+    clipped_with: Vec<Arc<[Finding]>>,
+}
+
+/// What an unscaled gradient has of infinities and NaN, before it was clipped.
+#[derive(Clone, Debug)]
+pub(crate) enum Overflow {
+    Known(Option<NonFinite>),
+    /// A GPU counts them.
+    Device(Vec<Flag>),
+}
+
+/// What was found in the gradient of a variable.
+#[derive(Clone, Debug)]
+pub(crate) struct Finding {
+    pub(crate) variable: TensorId,
+    pub(crate) elements: usize,
+    pub(crate) overflow: Overflow,
+}
+
+impl Finding {
+    pub(crate) fn flags(&self) -> &[Flag] {
+        match &self.overflow {
+            Overflow::Known(_) => &[],
+            Overflow::Device(flags) => flags,
+        }
+    }
+
+    /// As far as the host knows.
+    pub(crate) fn known(&self) -> Option<(TensorId, NonFinite)> {
+        match self.overflow {
+            Overflow::Known(found) => Some((self.variable, found?)),
+            Overflow::Device(_) => None,
+        }
+    }
+
+    /// Whether one of `findings` is an overflow.
+    pub(crate) fn any(findings: &[Self]) -> Result<FoundInf> {
+        let known = findings.iter().any(|finding| finding.known().is_some());
+        let flags: Vec<&Flag> = findings.iter().flat_map(Self::flags).collect();
+        match known || flags.is_empty() {
+            true => Ok(FoundInf::Host(known)),
+            false => Ok(FoundInf::Device(multi_tensor::any(&flags)?)),
+        }
+    }
+}
+
+impl Entry {
+    /// The gradient as it lies in memory, and what it is to be multiplied by.
+    pub(crate) fn due(&self) -> Due<'_> {
+        (&self.gradient, &self.by)
+    }
+
+    /// The true gradient, where it is unscaled: a copy.
+    pub(crate) fn value(&self) -> Result<Tensor> {
+        self.times(&self.by)
+    }
+
+    /// A copy of the gradient, multiplied.
+    pub(crate) fn times(&self, by: &Multiplier) -> Result<Tensor> {
+        let copy = self.gradient.copy()?;
+        Ok(multi_tensor::settle(vec![copy.clone()], &[by])?.pop().unwrap_or(copy))
+    }
+
+    fn finding(&self) -> Finding {
+        let (variable, elements) = (self.variable.id(), self.gradient.elem_count());
+        Finding { variable, elements, overflow: self.overflow.clone() }
+    }
+
+    fn found(&mut self, found: Found) -> Result<()> {
+        match (found, &mut self.overflow) {
+            (Found::Device(flag), Overflow::Device(flags)) => flags.push(flag),
+            (Found::Device(flag), overflow) => *overflow = Overflow::Device(vec![flag]),
+            // A pass of its own, which a clean step does without.
+            (Found::Host(true), overflow @ Overflow::Known(None)) => {
+                let gradient = multi_tensor::multiplied((&self.gradient, &self.by))?;
+                *overflow = Overflow::Known(Some(NonFinite::of(&gradient)?));
+            }
+            (Found::Host(_), _) => {}
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Scaled,
+    Unscaled,
+    /// An optimizer was given it, or skipped because of it. Later losses add nothing to it.
+    Stepped,
+}
+
+/// How gradients are unscaled: by what, and whether anybody asks for overflows.
+#[derive(Clone, Debug)]
+pub(crate) struct Unscale {
+    pub(crate) factor: Factor,
+    pub(crate) check: bool,
+}
+
+impl Collected {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.entries.clear();
+        self.index.clear();
+    }
+
+    pub(crate) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    pub(crate) fn variables(&self) -> impl Iterator<Item = TensorId> + '_ {
+        self.entries.iter().map(|entry| entry.variable.id())
+    }
+
+    pub(crate) fn get(&self, variable: &Tensor) -> Option<&Entry> {
+        self.index.get(&variable.id()).map(|&at| &self.entries[at])
+    }
+
+    /// Back-propagates `loss` and adds the gradients of its variables, `F32` from here on.
+    ///
+    /// A gradient that was unscaled before stays so: what is added to it is unscaled first.
+    ///
+    /// Returns whether `F16` gradients were among those on the way.
+    pub(crate) fn backward(
+        &mut self,
+        loss: &Tensor,
+        graph: Graph,
+        unscale: &Unscale,
+    ) -> Result<bool> {
+        let nodes = loss.sorted_nodes();
+        autograd::stale::check(&nodes)?;
+        let f16_nodes = nodes.iter().any(|node| node.dtype() == DType::F16);
+        let variables: Vec<Tensor> =
+            nodes.into_iter().filter(|t| t.is_variable()).cloned().collect();
+        autograd::saw_f16();
+        let (mut store, mut sink) = autograd::backward_into(loss, graph)?;
+        let f16 = autograd::saw_f16() || f16_nodes;
+        let mut arrived = Vec::new();
+        for variable in variables {
+            let dtype = if variable.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+            // What candle's own operators have for the variable, and what the crate's have.
+            let from_candle = match store.remove(&variable) {
+                Some(g) => Some(Gradient::shared(g.detach()).into_dtype(dtype)?),
+                None => None,
+            };
+            let gradient = match (from_candle, sink.remove(&variable.id())) {
+                (None, None) => continue,
+                (Some(one), None) | (None, Some(one)) => one,
+                (Some(one), Some(other)) => one.add(other)?,
+            };
+            arrived.push((variable, gradient.into_owned()?.into_tensor()));
+        }
+        if arrived.is_empty() {
+            return Err(Error::NoGradient);
+        }
+        for (variable, gradient) in arrived {
+            self.add(variable, gradient, unscale)?;
+        }
+        Ok(f16)
+    }
+
+    fn add(&mut self, variable: Tensor, gradient: Tensor, unscale: &Unscale) -> Result<()> {
+        let Some(&at) = self.index.get(&variable.id()) else {
+            self.index.insert(variable.id(), self.entries.len());
+            self.entries.push(Entry {
+                variable,
+                gradient,
+                by: Multiplier::ONE,
+                stage: Stage::Scaled,
+                overflow: Overflow::Known(None),
+                clipped_with: Vec::new(),
+            });
+            return Ok(());
+        };
+        if self.entries[at].stage == Stage::Unscaled {
+            self.settle(&[at])?;
+        }
+        let entry = &mut self.entries[at];
+        match entry.stage {
+            Stage::Stepped => return Ok(()),
+            Stage::Scaled => {
+                entry.gradient = kernels::add_assign(entry.gradient.clone(), &gradient)?;
+            }
+            Stage::Unscaled => {
+                let by = Multiplier::new(unscale.factor.clone());
+                let more = multi_tensor::settle(vec![gradient], &[&by])?;
+                entry.gradient = kernels::add_assign(entry.gradient.clone(), &more[0])?;
+                if unscale.check {
+                    let found = multi_tensor::check(&[entry.due()])?;
+                    found.into_iter().try_for_each(|found| entry.found(found))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The entries of `variables`, or of all where those are `None`, that no optimizer has had.
+    pub(crate) fn select(&self, variables: Option<&[TensorId]>) -> Vec<usize> {
+        let wanted: Option<HashSet<_>> = variables.map(|ids| ids.iter().collect());
+        let chosen = |entry: &Entry| {
+            entry.stage != Stage::Stepped
+                && wanted.as_ref().is_none_or(|ids| ids.contains(&entry.variable.id()))
+        };
+        (0..self.entries.len()).filter(|&at| chosen(&self.entries[at])).collect()
+    }
+
+    /// Unscales those of `chosen` that are not yet, noting which overflowed: one pass that reads.
+    pub(crate) fn unscale(&mut self, chosen: &[usize], unscale: &Unscale) -> Result<()> {
+        let scaled = self.scaled(chosen);
+        let by = Multiplier::new(unscale.factor.clone());
+        let dues: Vec<Due<'_>> =
+            scaled.iter().map(|&at| (&self.entries[at].gradient, &by)).collect();
+        let found = match unscale.check {
+            true if !dues.is_empty() => multi_tensor::check(&dues)?,
+            _ => Vec::new(),
+        };
+        self.unscaled(&scaled, by, found)
+    }
+
+    fn scaled(&self, chosen: &[usize]) -> Vec<usize> {
+        let scaled = |at: &usize| self.entries[*at].stage == Stage::Scaled;
+        chosen.iter().copied().filter(scaled).collect()
+    }
+
+    /// From here on `entries` are to be multiplied by `by`; `found` is of each, or of none.
+    fn unscaled(&mut self, entries: &[usize], by: Multiplier, found: Vec<Found>) -> Result<()> {
+        for &at in entries {
+            let entry = &mut self.entries[at];
+            (entry.by, entry.stage) = (by.clone(), Stage::Unscaled);
+            entry.overflow = Overflow::Known(None);
+        }
+        entries.iter().zip(found).try_for_each(|(&at, found)| self.entries[at].found(found))
+    }
+
+    /// Multiplies the unscaled gradients of `chosen`, where that is still to be done.
+    pub(crate) fn settle(&mut self, chosen: &[usize]) -> Result<()> {
+        let due = |at: &usize| !self.entries[*at].by.is_one();
+        let due: Vec<usize> = chosen.iter().copied().filter(due).collect();
+        let by: Vec<&Multiplier> = due.iter().map(|&at| &self.entries[at].by).collect();
+        if due.is_empty() {
+            return Ok(());
+        }
+        let gradients = multi_tensor::settle(self.gradients(&due), &by)?;
+        self.put_back(&due, gradients);
+        due.iter().for_each(|&at| self.entries[at].by = Multiplier::ONE);
+        Ok(())
+    }
+
+    /// Notes which of the unscaled gradients of `chosen` would overflow in their variable's dtype.
+    pub(crate) fn check_rounding(&mut self, chosen: &[usize]) -> Result<()> {
+        let half = chosen.iter().copied().filter(|&at| {
+            let Entry { variable, overflow, .. } = &self.entries[at];
+            variable.dtype() == DType::F16 && !matches!(overflow, Overflow::Known(Some(_)))
+        });
+        let half: Vec<usize> = half.collect();
+        self.settle(&half)?;
+        let gradients = self.gradients(&half);
+        let gradients: Vec<&Tensor> = gradients.iter().collect();
+        if let Some(gpu) = multi_tensor::gpu_of(&gradients)? {
+            let flags = multi_tensor::overflows_f16(&gpu, &gradients)?;
+            let found = flags.into_iter().map(Found::Device).zip(&half);
+            return found.into_iter().try_for_each(|(f, &at)| self.entries[at].found(f));
+        }
+        for at in half {
+            let entry = &mut self.entries[at];
+            let counts = kernels::multi_tensor::histogram::exponents(&entry.gradient, 1.0)?;
+            let infinite = Exponents::of(counts).in_f16(1.0).overflow as usize;
+            let elements = entry.gradient.elem_count();
+            let found = (infinite > 0).then_some(NonFinite { infinite, nan: 0, elements });
+            entry.overflow = Overflow::Known(found);
+        }
+        Ok(())
+    }
+
+    /// Scales the gradients of `chosen` down to `max_norm` together, unscaled; their norm before.
+    pub(crate) fn clip_norm(
+        &mut self,
+        chosen: &[usize],
+        max_norm: f64,
+        unscale: &Unscale,
+    ) -> Result<Tensor> {
+        let clipped = |at: &usize| self.entries[*at].by.clip.is_some();
+        let clipped: Vec<usize> = chosen.iter().copied().filter(clipped).collect();
+        self.settle(&clipped)?;
+        // What nobody has checked is checked by the pass that measures.
+        let (scaled, by) = (self.scaled(chosen), Multiplier::new(unscale.factor.clone()));
+        let dues = chosen.iter().map(|&at| match &self.entries[at] {
+            entry if entry.stage == Stage::Scaled => (&entry.gradient, &by),
+            entry => entry.due(),
+        });
+        let (norm, found) = multi_tensor::norm(&dues.collect::<Vec<_>>())?;
+        let fresh = |at: usize| unscale.check && self.entries[at].stage == Stage::Scaled;
+        let found = chosen.iter().zip(found).filter(|(at, _)| fresh(**at));
+        let found = found.map(|(_, found)| found).collect();
+        self.unscaled(&scaled, by, found)?;
+        // Only measured. A norm beyond `F32` is infinite, and would make NaN of finite gradients.
+        if max_norm.is_finite() {
+            for &at in chosen {
+                self.entries[at].by.clip = Some(Clip { norm: norm.clone(), max_norm });
+            }
+        }
+        let findings: Arc<[Finding]> = self.findings(chosen).into();
+        // Without one there is nothing that a companion could be told.
+        if findings.iter().any(|f| f.known().is_some() || !f.flags().is_empty()) {
+            for &at in chosen {
+                self.entries[at].clipped_with.push(findings.clone());
+            }
+        }
+        Ok(norm)
+    }
+
+    /// Of `entries` alone.
+    pub(crate) fn findings(&self, entries: &[usize]) -> Vec<Finding> {
+        entries.iter().map(|&at| self.entries[at].finding()).collect()
+    }
+
+    /// Of `chosen`, and of what they were clipped with: one norm, one fate.
+    pub(crate) fn concerned(&self, chosen: &[usize]) -> Vec<Finding> {
+        let mut all = self.findings(chosen);
+        let mut seen: HashSet<TensorId> = all.iter().map(|finding| finding.variable).collect();
+        let together = chosen.iter().flat_map(|&at| &self.entries[at].clipped_with);
+        for finding in together.flat_map(|findings| findings.iter()) {
+            if seen.insert(finding.variable) {
+                all.push(finding.clone());
+            }
+        }
+        all
+    }
+
+    /// Limits the elements of the unscaled gradients of `chosen`.
+    pub(crate) fn clip_value(&mut self, chosen: &[usize], limit: f64) -> Result<()> {
+        self.settle(chosen)?;
+        let gradients = multi_tensor::clip_value(self.gradients(chosen), limit)?;
+        self.put_back(chosen, gradients);
+        Ok(())
+    }
+
+    pub(crate) fn mark_stepped(&mut self, chosen: &[usize]) {
+        for &at in chosen {
+            self.entries[at].stage = Stage::Stepped;
+        }
+    }
+
+    fn gradients(&self, chosen: &[usize]) -> Vec<Tensor> {
+        chosen.iter().map(|&at| self.entries[at].gradient.clone()).collect()
+    }
+
+    fn put_back(&mut self, chosen: &[usize], gradients: Vec<Tensor>) {
+        for (&at, gradient) in chosen.iter().zip(gradients) {
+            self.entries[at].gradient = gradient;
+        }
+    }
+}

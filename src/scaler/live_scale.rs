@@ -1,0 +1,214 @@
+//! The loss scale of a run: on the host, or on the GPU the gradients are on, with the host following.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use candle_core::{Device, Tensor};
+
+use super::found_inf::FoundInf;
+use crate::autograd::{self, Backward, Gradient, Operator};
+use crate::kernels::cuda::Gpu;
+use crate::kernels::multi_tensor::{DeviceScale, Factor, Growth};
+use crate::scaler::diagnostics::warnings::Watch;
+use crate::{Cast, Error, LossScale, Op, Result};
+
+/// The rule, and where its state is.
+///
+/// On a GPU the state moves there, by flags that the host has not seen. The host reads them when
+/// somebody asks for the scale or its history, or every 1,024 updates, and applies the same rule.
+#[derive(Debug)]
+pub(crate) struct LiveScale(Mutex<State>);
+
+#[derive(Debug)]
+pub(crate) struct State {
+    /// As of the last flag read; `None` when disabled.
+    pub(crate) rule: Option<LossScale>,
+    device: Option<DeviceScale>,
+    pub(crate) watch: Watch,
+    /// What reading met in a call that cannot return it.
+    failure: Option<Error>,
+}
+
+/// A product with a constant of the same shape and dtype: an operator, so that a loss which operators of this
+/// crate alone have made goes back without candle.
+struct Times(Tensor);
+
+impl Operator for Times {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("scale", Cast::Keep)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> candle_core::Result<(Tensor, ())> {
+        Ok(((&inputs[0] * &self.0)?, ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> candle_core::Result<Vec<Option<Gradient>>> {
+        Ok(vec![Some(Gradient::owned((ctx.gradient * &self.0)?))])
+    }
+}
+
+impl LiveScale {
+    pub(crate) fn new(rule: Option<LossScale>) -> Self {
+        let (device, watch, failure) = (None, Watch::default(), None);
+        Self(Mutex::new(State { rule, device, watch, failure }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.lock().rule.is_some()
+    }
+
+    pub(crate) fn state_mut(&mut self) -> &mut State {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state after the last update. Waits for a GPU that has it; where that cannot be read, what
+    /// was known before, and the error waits for [`check`](Self::check).
+    pub(crate) fn settled(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        if let Err(error) = state.settle() {
+            state.failure = Some(error);
+        }
+        state
+    }
+
+    /// What [`settled`](Self::settled) could not return.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        self.state_mut().failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Goes on from another state.
+    pub(crate) fn load(&mut self, rule: Option<LossScale>) -> Result<()> {
+        let state = self.state_mut();
+        state.settle()?;
+        (state.rule, state.device) = (rule, None);
+        Ok(())
+    }
+
+    /// `loss` times the scale, in its dtype.
+    pub(crate) fn multiply(&mut self, loss: &Tensor) -> Result<Tensor> {
+        let state = self.state_mut();
+        let Some(rule) = state.rule else { return Ok(loss.clone()) };
+        let scale = match state.on(loss.device())? {
+            Some(device) => device.scale()?,
+            None => Tensor::full(rule.get(), loss.shape(), loss.device())?,
+        };
+        let scale = scale.to_dtype(loss.dtype())?.reshape(loss.shape())?;
+        match autograd::is_output(loss) && !autograd::second_order::is_wanted() {
+            true => Ok(autograd::apply(Times(scale), &[loss])?),
+            false => Ok((loss * scale)?), // which can be differentiated twice
+        }
+    }
+
+    /// What unscales gradients on `device`.
+    pub(crate) fn factor(&self, device: &Device) -> Result<Factor> {
+        let mut state = self.lock();
+        let Some(rule) = state.rule else { return Ok(Factor::Host(1.0)) };
+        match state.on(device)? {
+            Some(scale) => Ok(Factor::Device(scale.state().clone())),
+            None => Ok(Factor::Host(rule.inverse())),
+        }
+    }
+
+    /// The scale now: a copy on the GPU that has it.
+    pub(crate) fn snapshot(&self) -> Result<Snapshot> {
+        let state = self.lock();
+        Ok(match (&state.device, state.rule) {
+            (Some(device), _) => Snapshot::Device(device.snapshot()?),
+            (None, rule) => Snapshot::Host(rule.map_or(1.0, |rule| rule.get())),
+        })
+    }
+
+    /// Moves the scale.
+    pub(crate) fn update(&mut self, found: FoundInf) -> Result<()> {
+        let state = self.state_mut();
+        match (found, &mut state.device) {
+            (FoundInf::Device(found), Some(device)) => {
+                let Some(rule) = state.rule else { return Ok(()) };
+                device.update(&found, &growth(&rule))?;
+                if device.is_full() {
+                    state.settle()?;
+                }
+            }
+            (FoundInf::Device(found), None) => {
+                let found = Gpu::to_host::<u32>(&found)?;
+                state.after(found.iter().any(|&flag| flag != 0));
+            }
+            (FoundInf::Host(found), _) => {
+                state.settle()?;
+                state.device = None;
+                state.after(found);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A scale, for a [`StepOutcome`](crate::StepOutcome).
+#[derive(Clone, Debug)]
+pub(crate) enum Snapshot {
+    Host(f32),
+    /// `F32`, one element.
+    Device(Tensor),
+}
+
+impl State {
+    fn after(&mut self, found_inf: bool) {
+        self.watch.after_update(self.rule, found_inf);
+        self.rule = self.rule.map(|rule| rule.after(found_inf));
+    }
+
+    fn settle(&mut self) -> Result<()> {
+        let Some(device) = &mut self.device else { return Ok(()) };
+        for found in device.read()? {
+            self.after(found);
+        }
+        Ok(())
+    }
+
+    /// The state on `device`, if that is a GPU that can have it.
+    fn on(&mut self, device: &Device) -> Result<Option<&DeviceScale>> {
+        let Some(gpu) = Gpu::of(device) else {
+            // The host's, then: nothing may be on its way.
+            self.settle()?;
+            self.device = None;
+            return Ok(None);
+        };
+        let there = |scale: &DeviceScale| scale.gpu().device().same_device(device);
+        if !self.device.as_ref().is_some_and(there) {
+            self.settle()?;
+            let Some(rule) = self.rule else { return Ok(None) };
+            let trackers = [rule.growth_tracker(), rule.hysteresis_tracker()];
+            self.device = Some(DeviceScale::new(gpu, rule.get(), rule.inverse(), trackers)?);
+        }
+        Ok(self.device.as_ref())
+    }
+}
+
+fn growth(rule: &LossScale) -> Growth {
+    let config = rule.config();
+    Growth {
+        growth_factor: config.growth_factor,
+        backoff_factor: config.backoff_factor,
+        growth_interval: config.growth_interval,
+        hysteresis: config.hysteresis,
+        min_scale: config.min_scale,
+        max_scale: config.max_scale,
+    }
+}
+
+impl Snapshot {
+    pub(crate) fn read(&self) -> Result<f32> {
+        match self {
+            Self::Host(scale) => Ok(*scale),
+            Self::Device(scale) => {
+                let scale = Gpu::to_host::<f32>(scale)?;
+                Ok(scale.first().copied().unwrap_or(f32::NAN))
+            }
+        }
+    }
+}

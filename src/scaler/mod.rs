@@ -1,0 +1,515 @@
+//! Loss scaling on candle's autograd.
+
+pub mod diagnostics;
+mod found_inf;
+mod gradients;
+mod live_scale;
+mod loss_scale;
+mod outcome;
+mod step;
+
+use candle_core::{DType, Device, Tensor};
+
+use crate::autograd::Graph;
+use crate::kernels::multi_tensor::Multiplier;
+use crate::{Error, Parameters, Result, autocast};
+use diagnostics::{GradientHistogram, ScaleHistory, Warnings};
+use found_inf::FoundInf;
+use gradients::{Collected, Finding, Stage, Unscale};
+use live_scale::LiveScale;
+
+pub use loss_scale::{LossScale, ScaleConfig};
+pub use outcome::StepOutcome;
+pub use step::{Bound, Gradients, Step};
+
+/// Keeps small half-precision gradients from vanishing, by scaling the loss they come from; and
+/// holds the gradients between `backward` and the optimizer.
+///
+/// The loop is PyTorch's, except that gradients collect here rather than in the variables, and
+/// [`update`](Self::update) forgets them (there is no `zero_grad`). Calling `backward` again before
+/// `step` accumulates, over micro-batches or over several losses.
+///
+/// Collected are the gradients of variables only, in `F32`, whatever the variable's dtype: what an
+/// operator of this crate computed for a half variable never was rounded to half.
+///
+/// | call | gradients | scale |
+/// |---|---|---|
+/// | `scale(&loss)?.backward()?` | added, scaled | |
+/// | `unscale()?`, `clip_grad_norm(..)?` | unscaled and checked, once | |
+/// | `step(&mut opt)?` | unscaled if they are not yet; given to `opt` if all are finite | |
+/// | `update()?` | forgotten | moves |
+///
+/// A skipped step explains itself in [`StepOutcome::report`], the scale's past in
+/// [`history`](Self::history), and gradients that `F16` loses in [`histogram`](Self::histogram). What
+/// goes wrong for longer it warns of, through `tracing`; see [`Warnings`].
+///
+/// # Examples
+///
+/// An overflow costs one step, and the next one is tried at half the scale:
+///
+/// ```
+/// use candle_amp::GradScaler;
+/// use candle_core::{Device, Var};
+/// use candle_nn::{Optimizer, SGD};
+///
+/// let w = Var::new(1f32, &Device::Cpu)?;
+/// let mut sgd = SGD::new(vec![w.clone()], 0.1)?;
+/// let mut scaler = GradScaler::default();
+///
+/// let loss = (w.as_tensor() * 1e38)?; // times 65536 overflows F32
+/// scaler.scale(&loss)?.backward()?;
+/// let outcome = scaler.step(&mut sgd)?;
+/// scaler.update()?;
+///
+/// assert!(outcome.skipped()?);
+/// assert_eq!(scaler.current_scale(), 32768.0);
+/// assert_eq!(w.to_scalar::<f32>()?, 1.0);
+/// # Ok::<(), candle_amp::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.amp.GradScaler`; Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740).
+#[derive(Debug)]
+pub struct GradScaler {
+    scale: LiveScale,
+    collected: Collected,
+    /// An optimizer that keeps its variables to itself was stepped since the last `update`.
+    foreign_stepped: bool,
+}
+
+impl Default for GradScaler {
+    /// Scale 65536, doubled after 2000 clean steps in a row, halved after an overflow.
+    fn default() -> Self {
+        match Self::new(ScaleConfig::default()) {
+            Ok(scaler) => scaler,
+            Err(error) => unreachable!("the default settings are valid: {error}"),
+        }
+    }
+}
+
+impl GradScaler {
+    /// A scaler that follows `config`; [`ScaleConfig::constant`] for a scale that stays.
+    ///
+    /// # Errors
+    ///
+    /// As [`LossScale::new`].
+    pub fn new(config: ScaleConfig) -> Result<Self> {
+        Ok(Self::following(Some(LossScale::new(config)?)))
+    }
+
+    /// A scaler that scales nothing, checks nothing and never skips a step, but collects and clips
+    /// gradients all the same, so that one loop serves every precision.
+    ///
+    /// `BF16` and `F32` have the exponent range to do without scaling; `F16` has not.
+    pub fn disabled() -> Self {
+        Self::following(None)
+    }
+
+    fn following(scale: Option<LossScale>) -> Self {
+        let scale = LiveScale::new(scale);
+        Self { scale, collected: Collected::default(), foreign_stepped: false }
+    }
+
+    /// Whether it scales.
+    pub fn is_enabled(&self) -> bool {
+        self.scale.is_enabled()
+    }
+
+    /// The factor the next loss is multiplied by; 1 when disabled.
+    ///
+    /// # Synchronisation
+    ///
+    /// None on a CPU. On a GPU, where the scale moves by itself, one read after an `update`; should
+    /// that fail, the answer is the last known scale, and the next `scale` or `update` returns the
+    /// error. [`state`](Self::state) and [`history`](Self::history) are alike.
+    pub fn current_scale(&self) -> f32 {
+        self.state().map_or(1.0, |scale| scale.get())
+    }
+
+    /// Scale, tracker and settings, to save; `None` when disabled. Take it after `update`.
+    pub fn state(&self) -> Option<LossScale> {
+        self.scale.settled().rule
+    }
+
+    /// Whether it is between `backward` and `update`.
+    pub(crate) fn has_gradients(&self) -> bool {
+        !self.collected.is_empty()
+    }
+
+    /// Goes on from a saved state.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::GradientsInFlight`] between `backward` and `update`.
+    pub fn load_state(&mut self, state: Option<LossScale>) -> Result<()> {
+        if !self.collected.is_empty() {
+            return Err(Error::GradientsInFlight { call: "load_state" });
+        }
+        self.scale.load(state)
+    }
+
+    /// Multiplies `loss` by the current scale, in its own dtype.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::HalfLoss`]: a half-precision loss must have been reduced in `F32`, before it got
+    /// here. [`Error::LossShape`]: `loss` is not one number. [`Error::DType`]: it is an integer.
+    pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss<'_>> {
+        self.scale.check()?;
+        if loss.elem_count() != 1 {
+            return Err(Error::LossShape { got: loss.shape().clone() });
+        }
+        if !loss.dtype().is_float() {
+            let (op, name, got) = ("scale", "the loss", loss.dtype());
+            return Err(Error::DType { op, name, got, expected: "F32 or F64".into() });
+        }
+        if self.is_enabled() && !matches!(loss.dtype(), DType::F32 | DType::F64) {
+            return Err(Error::HalfLoss { got: loss.dtype() });
+        }
+        Ok(ScaledLoss { loss: self.scale.multiply(loss)?, graph: Graph::FREED, scaler: self })
+    }
+
+    fn unscaling(&self, device: &Device) -> Result<Unscale> {
+        Ok(Unscale { factor: self.scale.factor(device)?, check: self.is_enabled() })
+    }
+
+    /// Divides the collected gradients by the scale and notes which are infinite or NaN then.
+    ///
+    /// Optional: `step` and the clipping calls do it themselves. A second call changes nothing;
+    /// gradients that a later `backward` adds are unscaled as they arrive.
+    ///
+    /// It reads the gradients and writes none: the crate's optimizers multiply where they read, and
+    /// whoever else asks for a gradient gets it multiplied. The same goes for clipping by a norm.
+    ///
+    /// # Precision
+    ///
+    /// `F32`, times the reciprocal of the scale, which is exact for a power of two.
+    ///
+    /// # Synchronisation
+    ///
+    /// None on a CPU or on CUDA; one read on another GPU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoBackward`]; gradients on several devices.
+    pub fn unscale(&mut self) -> Result<()> {
+        self.prepare("unscale", None).map(|_| ())
+    }
+
+    /// The entries of `parameters`, or all that no optimizer has had.
+    fn choose(&self, call: &'static str, parameters: Option<&Parameters>) -> Result<Vec<usize>> {
+        if self.collected.is_empty() {
+            return Err(Error::NoBackward { call });
+        }
+        let ids = parameters.map(|p| p.vars().iter().map(|var| var.id()).collect::<Vec<_>>());
+        Ok(self.collected.select(ids.as_deref()))
+    }
+
+    /// As [`choose`](Self::choose), unscaled.
+    fn prepare(
+        &mut self,
+        call: &'static str,
+        parameters: Option<&Parameters>,
+    ) -> Result<Vec<usize>> {
+        let chosen = self.choose(call, parameters)?;
+        self.unscale_chosen(&chosen)?;
+        Ok(chosen)
+    }
+
+    fn unscale_chosen(&mut self, chosen: &[usize]) -> Result<()> {
+        let Some(unscaling) = self.unscaling_of(chosen)? else { return Ok(()) };
+        self.collected.unscale(chosen, &unscaling)
+    }
+
+    /// What unscales these entries, if there are any.
+    fn unscaling_of(&self, chosen: &[usize]) -> Result<Option<Unscale>> {
+        let Some(&first) = chosen.first() else { return Ok(None) };
+        let (gradient, _) = self.collected.entries()[first].due();
+        self.unscaling(gradient.device()).map(Some)
+    }
+
+    /// Scales all gradients that no optimizer has had down together, so that their L2 norm is at
+    /// most `max_norm`; unscales them first. Returns the norm before, an `F32` scalar.
+    ///
+    /// With an infinite `max_norm` it only measures. Where a gradient overflowed, the norm is
+    /// infinite or NaN, and `step` will skip, for every optimizer that has one of these gradients.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoBackward`]; [`Error::Setting`] for a `max_norm` that is negative or NaN.
+    ///
+    /// # References
+    ///
+    /// `torch.nn.utils.clip_grad_norm_`.
+    pub fn clip_grad_norm(&mut self, max_norm: f64) -> Result<Tensor> {
+        self.clip_norm(None, max_norm)
+    }
+
+    /// As [`clip_grad_norm`](Self::clip_grad_norm), for the gradients of `parameters`: with
+    /// several optimizers, each has its own norm.
+    pub fn clip_grad_norm_of(&mut self, parameters: &Parameters, max_norm: f64) -> Result<Tensor> {
+        self.clip_norm(Some(parameters), max_norm)
+    }
+
+    fn clip_norm(&mut self, parameters: Option<&Parameters>, max_norm: f64) -> Result<Tensor> {
+        limit("max_norm", max_norm)?;
+        let chosen = self.choose("clip_grad_norm", parameters)?;
+        let Some(unscaling) = self.unscaling_of(&chosen)? else {
+            return Ok(Tensor::new(0f32, &Device::Cpu)?);
+        };
+        self.collected.clip_norm(&chosen, max_norm, &unscaling)
+    }
+
+    /// Limits every element of the gradients that no optimizer has had to `-limit..=limit`;
+    /// unscales them first. NaN stays NaN.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoBackward`]; [`Error::Setting`] for a `limit` that is negative or NaN.
+    ///
+    /// # References
+    ///
+    /// `torch.nn.utils.clip_grad_value_`.
+    pub fn clip_grad_value(&mut self, limit: f64) -> Result<()> {
+        self::limit("limit", limit)?;
+        let chosen = self.prepare("clip_grad_value", None)?;
+        self.collected.clip_value(&chosen, limit)
+    }
+
+    /// Steps `optimizer`, unless one of its gradients is infinite or NaN.
+    ///
+    /// | gradients        | variables, optimizer | [`StepOutcome`] |
+    /// |------------------|----------------------|-----------------|
+    /// | all finite       | updated              | taken           |
+    /// | any `inf`, `NaN` | untouched            | skipped         |
+    ///
+    /// An optimizer that knows its variables ([`MasterWeights`](crate::MasterWeights), those of
+    /// the crate, [`Parameters::bind`]) is given, and judged by, its own gradients. One of candle's
+    /// is given all that are left, in the dtypes of their variables; a gradient that overflows in
+    /// one of those counts as infinite.
+    ///
+    /// # Precision
+    ///
+    /// Gradients are unscaled, then clipped, in `F32`, rounded after each: in the pass of the crate's
+    /// optimizers, in place before any other's. The bits are the same.
+    ///
+    /// # Synchronisation
+    ///
+    /// None on a CPU. On CUDA none with an optimizer that
+    /// [skips by itself](Step::skips_on_device), as the crate's do; with any other, one. On another
+    /// GPU one, and one more for each gradient that overflowed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoBackward`], [`Error::NoGradientForOptimizer`], [`Error::AlreadyStepped`],
+    /// [`Error::SecondForeignStep`], before anything has changed; and whatever `optimizer` returns.
+    pub fn step<S: Step>(&mut self, optimizer: &mut S) -> Result<StepOutcome> {
+        if self.collected.is_empty() {
+            return Err(Error::NoBackward { call: "step" });
+        }
+        let variables = optimizer.variables();
+        let chosen = self.collected.select(variables.as_deref());
+        match &variables {
+            None if self.foreign_stepped => return Err(Error::SecondForeignStep),
+            Some(ids) if chosen.is_empty() && !self.any_stepped(ids) => {
+                return Err(Error::NoGradientForOptimizer { variables: ids.len() });
+            }
+            Some(ids) if self.any_stepped(ids) && self.foreign_stepped => {
+                return Err(Error::SecondForeignStep);
+            }
+            Some(ids) if self.any_stepped(ids) => return Err(Error::AlreadyStepped),
+            _ if chosen.is_empty() => return Err(Error::AlreadyStepped),
+            _ => {}
+        }
+        self.unscale_chosen(&chosen)?;
+        if self.is_enabled() && optimizer.rounds_gradients() {
+            self.collected.check_rounding(&chosen)?;
+        }
+        let findings = self.collected.concerned(&chosen);
+        let found_inf = Finding::any(&findings)?;
+        let outcome = StepOutcome::new(self.scale.snapshot()?, chosen.len(), &found_inf, findings);
+        let flag = match &found_inf {
+            FoundInf::Device(flag) if optimizer.skips_on_device() => Some(flag),
+            _ => None,
+        };
+        if flag.is_some() || !outcome.skipped()? {
+            if !optimizer.multiplies() {
+                self.collected.settle(&chosen)?;
+            }
+            let entries = chosen.iter().map(|&at| &self.collected.entries()[at]);
+            let pairs = entries.map(|entry| (&entry.variable, entry.due()));
+            optimizer.apply(&Gradients::new(pairs, flag))?;
+            autocast::clear_cast_cache();
+        }
+        self.collected.mark_stepped(&chosen);
+        self.foreign_stepped |= variables.is_none();
+        Ok(outcome)
+    }
+
+    fn any_stepped(&self, ids: &[candle_core::TensorId]) -> bool {
+        let stepped = self.collected.entries().iter().filter(|e| e.stage == Stage::Stepped);
+        stepped.into_iter().any(|e| ids.contains(&e.variable.id()))
+    }
+
+    /// Moves the scale by what `step` and `unscale` found since the last `update`, and forgets the
+    /// gradients.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NothingChecked`]: neither was called.
+    ///
+    /// # Synchronisation
+    ///
+    /// None on a CPU. On CUDA the scale moves there; the host reads what became of it when it is
+    /// asked for, or every 1,024 updates, and warns then of what [`Warnings`] names.
+    pub fn update(&mut self) -> Result<()> {
+        self.scale.check()?;
+        let entries = self.collected.entries().iter().enumerate();
+        let checked = entries.filter(|(_, entry)| entry.stage != Stage::Scaled).map(|(at, _)| at);
+        let checked: Vec<usize> = checked.collect();
+        if checked.is_empty() {
+            return Err(Error::NothingChecked);
+        }
+        self.scale.update(Finding::any(&self.collected.findings(&checked))?)?;
+        self.scale.state_mut().watch.saw(self.collected.variables());
+        self.forget();
+        Ok(())
+    }
+
+    /// Forgets the collected gradients without moving the scale: for an iteration given up.
+    pub fn forget(&mut self) {
+        self.collected.clear();
+        self.foreign_stepped = false;
+        autocast::clear_cast_cache();
+    }
+
+    /// The true gradient collected for `variable`, unscaled; `None` where there is none.
+    ///
+    /// # Errors
+    ///
+    /// What the arithmetic meets.
+    pub fn gradient(&self, variable: &Tensor) -> Result<Option<Tensor>> {
+        let Some(entry) = self.collected.get(variable) else { return Ok(None) };
+        let gradient = match entry.stage {
+            Stage::Scaled => {
+                let (gradient, _) = entry.due();
+                entry.times(&Multiplier::new(self.unscaling(gradient.device())?.factor))
+            }
+            Stage::Unscaled | Stage::Stepped => entry.value(),
+        };
+        gradient.map(Some)
+    }
+
+    /// The names of those `parameters` that have got no gradient since the last `update`: unused
+    /// ones, and those behind an operator that cuts gradients.
+    pub fn missing<'p>(&self, parameters: &'p Parameters) -> Vec<&'p str> {
+        let missing = parameters.iter().filter(|(_, var)| self.collected.get(var).is_none());
+        missing.map(|(name, _)| name).collect()
+    }
+
+    /// The exponents of the gradients collected so far, unscaled, by the names of `parameters`; those
+    /// of other variables go into the total alone.
+    ///
+    /// # Synchronisation
+    ///
+    /// One pass over the gradients. On a GPU each is copied to the host for it: not for every step.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoBackward`], and what copying meets.
+    pub fn histogram(&self, parameters: &Parameters) -> Result<GradientHistogram> {
+        if self.collected.is_empty() {
+            return Err(Error::NoBackward { call: "histogram" });
+        }
+        let mut histogram = GradientHistogram::default();
+        let inverse = self.state().map_or(1.0, |scale| scale.inverse());
+        for entry in self.collected.entries() {
+            let name = parameters.name_of(&entry.variable);
+            match entry.stage {
+                Stage::Scaled => histogram.add(name, entry.due().0, inverse)?,
+                Stage::Unscaled | Stage::Stepped => histogram.add(name, &entry.value()?, 1.0)?,
+            }
+        }
+        Ok(histogram)
+    }
+
+    /// The scale of the last steps, and which were skipped: a line for each `update`, also where
+    /// only one of several optimizers was. A disabled scaler has none.
+    pub fn history(&self) -> ScaleHistory {
+        self.scale.settled().watch.history().clone()
+    }
+
+    /// Goes on with another history: a longer one, or one that was saved.
+    pub fn set_history(&mut self, history: ScaleHistory) {
+        self.scale.state_mut().watch.set_history(history);
+    }
+
+    /// When to warn, instead of the default.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`], [`Error::Order`] for settings outside their range.
+    pub fn set_warnings(&mut self, warnings: Warnings) -> Result<()> {
+        self.scale.state_mut().watch.set_warnings(warnings)
+    }
+
+    /// Warns of those `parameters` that never get a gradient, once enough updates have passed; see
+    /// [`Warnings`].
+    pub fn watch(&mut self, parameters: &Parameters) {
+        self.scale.state_mut().watch.set_parameters(parameters);
+    }
+}
+
+fn limit(name: &'static str, got: f64) -> Result<()> {
+    if got >= 0.0 {
+        Ok(())
+    } else {
+        Err(Error::Setting { name, got, expected: "a number not below zero" })
+    }
+}
+
+/// A loss multiplied by a [`GradScaler`]'s scale.
+#[derive(Debug)]
+#[must_use = "call `backward`, or the loss was scaled for nothing"]
+pub struct ScaledLoss<'a> {
+    loss: Tensor,
+    graph: Graph,
+    scaler: &'a mut GradScaler,
+}
+
+impl ScaledLoss<'_> {
+    /// The scaled loss itself.
+    pub fn loss(&self) -> &Tensor {
+        &self.loss
+    }
+
+    /// Has [`backward`](Self::backward) keep the graph, for the loss, or another computed from the same
+    /// tensors later, to go back once more: PyTorch's `backward(retain_graph=True)`.
+    pub fn retain_graph(self) -> Self {
+        Self { graph: Graph::Kept, ..self }
+    }
+
+    /// Back-propagates, and adds the gradients of the loss's variables to those in the scaler. A
+    /// variable that was stepped since the last `update` takes no more.
+    ///
+    /// # Memory
+    ///
+    /// What operators of this crate keep for backward is freed as each has gone back, so that a loss goes back
+    /// once. What another of them has been given meanwhile, for another loss, stays until that has
+    /// gone back too, or is dropped. [`retain_graph`](Self::retain_graph) keeps all, as candle's own `backward`
+    /// does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoGradient`], [`Error::StaleGraph`], [`Error::GraphFreed`], and whatever backward meets;
+    /// nothing is added then, but the loss may not go back again.
+    pub fn backward(self) -> Result<()> {
+        let Self { loss, graph, scaler } = self;
+        let unscaling = scaler.unscaling(loss.device())?;
+        let f16 = scaler.collected.backward(&loss, graph, &unscaling)?;
+        let enabled = scaler.is_enabled();
+        scaler.scale.state_mut().watch.after_backward(f16, enabled);
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! What the scaler asks of an optimizer, and tells of a step.
+
+use std::collections::HashMap;
+
+use candle_core::backprop::GradStore;
+use candle_core::{DType, Tensor, TensorId};
+use candle_nn::Optimizer;
+
+use crate::autograd::stepped;
+use crate::kernels::multi_tensor::Due;
+use crate::{Parameters, kernels};
+
+/// An optimizer that [`GradScaler::step`](crate::GradScaler::step) can drive.
+///
+/// Every `candle_nn::Optimizer` is one, and [`MasterWeights`](crate::MasterWeights), the
+/// optimizers of this crate, and [`Bound`]. Implement it for an optimizer that wants `F32`
+/// gradients of half variables; implement candle's trait otherwise.
+pub trait Step {
+    /// The variables it updates, or `None` where it keeps them to itself, as candle's do. Then it
+    /// is given every gradient, and can be the only such optimizer in an iteration.
+    fn variables(&self) -> Option<Vec<TensorId>>;
+
+    /// Whether it rounds gradients to the dtype of their variable, as candle's optimizers do. What
+    /// is finite in `F32` may then overflow in `F16`, and the scaler skips the step. `false` unless
+    /// said otherwise.
+    fn rounds_gradients(&self) -> bool {
+        false
+    }
+
+    /// Whether [`apply`](Self::apply) heeds [`Gradients::skip`]. Then a step on a GPU costs no wait;
+    /// otherwise the scaler reads the flag first, and calls `apply` where the step is taken. `false`
+    /// unless said otherwise.
+    fn skips_on_device(&self) -> bool {
+        false
+    }
+
+    /// Whether [`apply`](Self::apply) multiplies by what [`Gradients::due`] gives.
+    #[doc(hidden)]
+    fn multiplies(&self) -> bool {
+        false
+    }
+
+    /// Updates the variables from unscaled, finite gradients; or not, where
+    /// [`skip`](Gradients::skip) says so.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the update meets.
+    fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()>;
+}
+
+/// Unscaled gradients by variable, as an optimizer gets them: `F32`, whatever the dtype of the
+/// variable (`F64` for `F64` ones), contiguous.
+#[derive(Debug)]
+pub struct Gradients<'a> {
+    by_variable: HashMap<TensorId, (&'a Tensor, Due<'a>)>,
+    skip: Option<&'a Tensor>,
+}
+
+impl<'a> Gradients<'a> {
+    pub(crate) fn new(
+        pairs: impl Iterator<Item = (&'a Tensor, Due<'a>)>,
+        skip: Option<&'a Tensor>,
+    ) -> Self {
+        Self { by_variable: pairs.map(|(var, due)| (var.id(), (var, due))).collect(), skip }
+    }
+
+    /// The gradient of `variable`, and what it is to be multiplied by: for an optimizer that
+    /// [does so](Step::multiplies) in the pass that reads it. For others it is multiplied already.
+    pub(crate) fn due(&self, variable: &Tensor) -> Option<Due<'a>> {
+        self.by_variable.get(&variable.id()).map(|(_, due)| *due)
+    }
+
+    /// A flag on the GPU of the gradients, one `U32`: unless it is 0, a gradient is not finite, and
+    /// nothing may be written. `None` where the step is taken; and always, unless the optimizer
+    /// [asks for it](Step::skips_on_device).
+    pub fn skip(&self) -> Option<&'a Tensor> {
+        self.skip
+    }
+
+    /// The gradient of `variable`, or `None` where backward did not reach it.
+    pub fn get(&self, variable: &Tensor) -> Option<&'a Tensor> {
+        self.due(variable).map(|(gradient, _)| gradient)
+    }
+
+    /// The gradients in the dtypes of their variables, as candle's optimizers expect them.
+    fn to_store(&self) -> candle_core::Result<GradStore> {
+        let mut store = GradStore::default();
+        for (variable, (gradient, _)) in self.by_variable.values() {
+            store.insert(variable, cast(gradient, variable.dtype())?);
+        }
+        Ok(store)
+    }
+}
+
+fn cast(gradient: &Tensor, dtype: DType) -> candle_core::Result<Tensor> {
+    if gradient.dtype() == dtype { Ok(gradient.clone()) } else { kernels::cast(gradient, dtype) }
+}
+
+impl<O: Optimizer> Step for O {
+    fn variables(&self) -> Option<Vec<TensorId>> {
+        None
+    }
+
+    fn rounds_gradients(&self) -> bool {
+        true
+    }
+
+    fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
+        self.step(&gradients.to_store()?)
+    }
+}
+
+/// A candle optimizer and the variables it has; see [`Parameters::bind`].
+#[derive(Debug)]
+pub struct Bound<'a, O> {
+    parameters: &'a Parameters,
+    optimizer: &'a mut O,
+}
+
+impl Parameters {
+    /// A candle optimizer together with the variables it has, so that the scaler can tell its
+    /// gradients from those of another optimizer in the same iteration.
+    ///
+    /// ```no_run
+    /// # fn f(scaler: &mut candle_amp::GradScaler, generator: candle_amp::Parameters,
+    /// #     critic: candle_amp::Parameters, mut g: candle_nn::AdamW, mut c: candle_nn::AdamW)
+    /// # -> candle_amp::Result<()> {
+    /// scaler.step(&mut generator.bind(&mut g))?;
+    /// scaler.step(&mut critic.bind(&mut c))?; // skipped or not on its own account
+    /// scaler.update()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn bind<'a, O: Optimizer>(&'a self, optimizer: &'a mut O) -> Bound<'a, O> {
+        Bound { parameters: self, optimizer }
+    }
+}
+
+impl<O: Optimizer> Step for Bound<'_, O> {
+    fn variables(&self) -> Option<Vec<TensorId>> {
+        Some(self.parameters.vars().iter().map(|var| var.id()).collect())
+    }
+
+    fn rounds_gradients(&self) -> bool {
+        true
+    }
+
+    fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
+        self.optimizer.apply(gradients)?;
+        let vars = self.parameters.vars();
+        stepped::note(
+            vars.iter().map(|var| var.as_tensor()).filter(|var| gradients.get(var).is_some()),
+        );
+        Ok(())
+    }
+}

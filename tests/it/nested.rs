@@ -1,0 +1,184 @@
+//! Backward within backward, and what a failed one leaves.
+
+use candle_amp::autograd::{Backward, Gradient, Operator, apply};
+use candle_amp::{
+    Cast, GradScaler, Op, Parameters, Result, ScaleConfig, checkpoint, nn, no_grad, ops,
+};
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, Var};
+use candle_nn::VarMap;
+
+use crate::util::random;
+
+fn var(seed: u64, shape: &[usize], dtype: DType) -> Result<Var> {
+    Ok(Var::from_tensor(&random(seed, shape, dtype))?)
+}
+
+fn values(gradient: Option<Tensor>) -> Result<Vec<f32>> {
+    Ok(gradient.expect("a gradient").flatten_all()?.to_vec1()?)
+}
+
+/// Of 128 times 1,024, which is infinite in F16.
+#[test]
+fn a_checkpoint_of_many_variables_has_f32_gradients() -> Result<()> {
+    let of = |shape: &[usize]| -> Result<Var> {
+        let half = Tensor::full(0.5f32, shape, &Device::Cpu)?.to_dtype(DType::F16)?;
+        Ok(Var::from_tensor(&half)?)
+    };
+    let (w1, b1, w2, b2) = (of(&[2, 2])?, of(&[2])?, of(&[2, 2])?, of(&[2])?);
+    let x = Tensor::ones((128, 2), DType::F16, &Device::Cpu)?;
+    let variables = [w1.clone(), b1.clone(), w2.clone(), b2.clone()];
+    let block = move |x: &Tensor| ops::linear(&ops::linear(x, &w1, Some(&b1))?, &w2, Some(&b2));
+    let run = |y: Tensor| -> Result<Vec<Vec<f32>>> {
+        let loss = (ops::sum(&y.to_dtype(DType::F32)?)? * (1.0 / 64.0))?;
+        let mut scaler = GradScaler::default();
+        scaler.scale(&loss)?.backward()?;
+        variables.iter().map(|var| values(scaler.gradient(var)?)).collect()
+    };
+    let (plain, checkpointed) = (run(block(&x)?)?, run(checkpoint(block, &x)?)?);
+    assert_eq!(plain[3], [2.0, 2.0]);
+    assert_eq!(plain, checkpointed);
+    Ok(())
+}
+
+#[test]
+fn an_lstm_of_16_bit_variables_has_f32_gradients() -> Result<()> {
+    for dtype in [DType::F16, DType::BF16] {
+        let varmap = VarMap::new();
+        let lstm =
+            nn::lstm(3, 4, Default::default(), nn::var_builder(&varmap, dtype, &Device::Cpu))?;
+        use candle_nn::RNN;
+        let x = random(7, (2, 5, 3), dtype);
+        let states = lstm.seq(&x)?;
+        let y = lstm.states_to_tensor(&states)?.to_dtype(DType::F32)?;
+        let scale = 1024.0;
+        let mut scaler = GradScaler::new(ScaleConfig::constant(scale))?;
+        scaler.scale(&ops::sum(&y)?)?.backward()?;
+        for (name, var) in Parameters::from_varmap(&varmap).iter() {
+            let gradient = scaler.gradient(var)?.expect("a gradient");
+            assert_eq!(gradient.dtype(), DType::F32, "{name}");
+            let values = gradient.flatten_all()?.to_vec1::<f32>()?;
+            assert!(values.iter().all(|x| x.is_finite()), "{name}: {values:?}");
+            let scaled = values.iter().map(|x| x * scale);
+            let rounded = |x: f32| match dtype {
+                DType::F16 => half::f16::from_f32(x).to_f32(),
+                _ => half::bf16::from_f32(x).to_f32(),
+            };
+            assert!(scaled.clone().any(|x| x != rounded(x)), "{name} was rounded to {dtype:?}");
+        }
+    }
+    Ok(())
+}
+
+/// gelu, whose backward builds a graph and runs backward through it.
+struct Own;
+
+impl Operator for Own {
+    type Saved = Tensor;
+
+    fn op(&self) -> Op {
+        Op::user("own", Cast::Keep)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> candle_core::Result<(Tensor, Tensor)> {
+        Ok((ops::gelu(&inputs[0])?, inputs[0].clone()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Tensor>) -> candle_core::Result<Vec<Option<Gradient>>> {
+        let x = Var::from_tensor(ctx.saved)?;
+        let y = ops::sum(&ops::mul(&ops::gelu(&x)?, ctx.gradient)?)?;
+        let gradient = y.backward()?.remove(&x);
+        assert!(gradient.is_some(), "the inner backward has its own gradients");
+        Ok(vec![gradient.map(Gradient::owned)])
+    }
+}
+
+#[test]
+fn a_users_backward_may_run_backward() -> Result<()> {
+    let w = var(11, &[5], DType::F32)?;
+    let h = ops::mul(&w, &w)?;
+    let loss = ops::sum(&ops::add(&apply(Own, &[&h])?, &h)?)?;
+    let plain = ops::sum(&ops::add(&ops::gelu(&h)?, &h)?)?;
+    let expected = values(plain.backward()?.get(&w).cloned())?;
+    assert_eq!(values(loss.backward()?.get(&w).cloned())?, expected);
+    assert_eq!(values(no_grad(|| loss.backward())?.get(&w).cloned())?, expected);
+    for through_candle in [false, true] {
+        let loss = if through_candle { (&loss * 1.0)? } else { loss.clone() };
+        let mut scaler = GradScaler::disabled();
+        scaler.scale(&loss)?.retain_graph().backward()?;
+        assert_eq!(values(scaler.gradient(&w)?)?, expected);
+    }
+    Ok(())
+}
+
+/// A candle operator whose backward runs one through the crate's operators.
+struct Inner;
+
+impl CustomOp1 for Inner {
+    fn name(&self) -> &'static str {
+        "inner"
+    }
+
+    fn cpu_fwd(&self, s: &CpuStorage, l: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        Ok((s.clone(), l.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        let x = Var::from_tensor(&x.detach())?;
+        let y = ops::sum(&ops::mul(&x, &grad.detach())?)?;
+        Ok(y.backward()?.remove(&x))
+    }
+}
+
+/// Nobody can tell the crate that candle's operator has begun a pass of its own.
+#[test]
+fn a_nested_backward_of_candles_operators_is_refused() -> Result<()> {
+    let w = var(13, &[4], DType::F32)?;
+    let loss = ops::sum(&ops::mul(&w, &w)?.apply_op1(Inner)?)?;
+    let expected: Vec<f32> = w.to_vec1::<f32>()?.iter().map(|x| 2.0 * x).collect();
+    assert_eq!(values(loss.backward()?.get(&w).cloned())?, expected);
+    let mut scaler = GradScaler::disabled();
+    let error = scaler.scale(&loss)?.backward().expect_err("it would collect the inner gradients");
+    assert!(error.to_string().contains("autograd::Operator"), "{error}");
+    assert!(scaler.gradient(&w)?.is_none());
+    Ok(())
+}
+
+#[test]
+fn a_checkpoint_does_not_mind_no_grad_at_backward() -> Result<()> {
+    let w = var(17, &[4, 4], DType::F32)?;
+    let block = {
+        let w = w.clone();
+        move |x: &Tensor| ops::tanh(&ops::matmul(x, &w)?)
+    };
+    let x = random(18, (2, 4), DType::F32);
+    let loss = ops::sum(&checkpoint(block, &x)?)?;
+    let expected = values(loss.backward()?.get(&w).cloned())?;
+    assert_eq!(values(no_grad(|| loss.backward())?.get(&w).cloned())?, expected);
+    Ok(())
+}
+
+/// candle has no gradient for this pooling. What had arrived before that must not be added to the next one's.
+#[test]
+fn a_candle_operator_that_fails_leaves_no_gradients() -> Result<()> {
+    let w = Var::ones((3, 3), DType::F32, &Device::Cpu)?;
+    let h = ops::relu(&w)?;
+    let pool = h.reshape((1, 1, 3, 3))?.max_pool2d_with_stride(2, 1)?.sum_all()?;
+    let mut scaler = GradScaler::disabled();
+    let loss = ops::add(&pool, &ops::sum(&h)?)?;
+    assert!(scaler.scale(&loss)?.retain_graph().backward().is_err());
+    scaler.scale(&ops::sum(&h)?)?.backward()?;
+    assert_eq!(values(scaler.gradient(&w)?)?, [1.0; 9]);
+    Ok(())
+}
+
+/// Backward reads the statistics that forward had.
+#[test]
+fn evaluation_keeps_its_statistics() -> Result<()> {
+    let norm = nn::batch_norm(2, 1e-5, nn::var_builder(&VarMap::new(), DType::F32, &Device::Cpu))?;
+    let x = Var::new(&[[1f32, 2.0], [3.0, 4.0]], &Device::Cpu)?;
+    let loss = ops::sum(&norm.forward_eval(&x)?)?;
+    let before = values(loss.backward()?.get(&x).cloned())?;
+    norm.forward_train(&Tensor::new(&[[0f32, 0.0], [100.0, 100.0]], &Device::Cpu)?)?;
+    assert_eq!(values(loss.backward()?.get(&x).cloned())?, before);
+    Ok(())
+}
