@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use crc32fast::Hasher;
@@ -178,7 +179,8 @@ pub(super) struct Reader {
     pub(super) path: PathBuf,
     pub(super) header: Header,
     metadata: Metadata,
-    file: File,
+    /// Locked from a seek to the end of what is read there: threads share the position.
+    file: Mutex<File>,
     /// Where the tensors start.
     start: u64,
 }
@@ -188,12 +190,12 @@ impl Reader {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let failed = io("cannot read", path);
         let damaged = |fault: String| Error::Damaged { path: path.to_owned(), fault };
-        let mut file = File::open(path).map_err(&failed)?;
-        let about = file.metadata().map_err(&failed)?;
-        if !about.is_file() {
+        // Before it is opened: that would wait for the other end of a pipe.
+        if !fs::metadata(path).map_err(&failed)?.is_file() {
             return Err(damaged("it is not a file".to_owned()));
         }
-        let length = about.len();
+        let mut file = File::open(path).map_err(&failed)?;
+        let length = file.metadata().map_err(&failed)?.len();
         let mut size = [0; 8];
         if length < 8 {
             return Err(damaged(format!("it has {length} bytes")));
@@ -215,7 +217,13 @@ impl Reader {
             )));
         }
         let header = metadata.metadata().clone().unwrap_or_default().into_iter().collect();
-        Ok(Self { path: path.to_owned(), header, metadata, file, start: 8 + size })
+        Ok(Self {
+            path: path.to_owned(),
+            header,
+            metadata,
+            file: Mutex::new(file),
+            start: 8 + size,
+        })
     }
 
     pub(super) fn damaged(&self, fault: impl Into<String>) -> Error {
@@ -225,7 +233,7 @@ impl Reader {
     /// Reads the whole file, and compares its checksum. Whatever bit has changed, this finds it.
     pub(super) fn verify(&self) -> Result<()> {
         let failed = io("cannot read", &self.path);
-        let mut file = &self.file;
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         file.rewind().map_err(&failed)?;
         let mut head = vec![0; self.start as usize];
         file.read_exact(&mut head).map_err(&failed)?;
@@ -260,14 +268,15 @@ impl Reader {
     /// The tensors whose name starts with `prefix`, without it.
     pub(super) fn tensors(&self, prefix: &str) -> Result<BTreeMap<String, Tensor>> {
         let failed = io("cannot read", &self.path);
-        let mut file = &self.file;
         self.each(prefix, |dtype, info| {
             let (from, to) = info.data_offsets;
             let mut bytes = Vec::new();
             bytes.try_reserve_exact(to - from).map_err(|error| failed(io::Error::other(error)))?;
             bytes.resize(to - from, 0);
+            let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
             file.seek(SeekFrom::Start(self.start + from as u64)).map_err(&failed)?;
             file.read_exact(&mut bytes).map_err(&failed)?;
+            drop(file);
             Ok(Tensor::from_raw_buffer(&bytes, dtype, &info.shape, &Device::Cpu)?)
         })
     }

@@ -61,7 +61,9 @@ template <class A> DEVICE A mish_gate(A x) {
     return n / (n + A(2));
 }
 
+// Limited where the second term is 0, which it would not be once it is multiplied by x.
 template <class A> DEVICE A mish_slope(A x) {
+    x = limit(x, A(-1e4), A(20));
     A n = mish_odds(x);
     A share = A(1) / (n + A(2));
     return n * share + x * (A(4) * (n + A(1)) * share * share) * sigmoid(x);
@@ -75,7 +77,7 @@ CURVE(Tanh, tangent(x), (A(1) - tangent(x)) * (A(1) + tangent(x)))
 CURVE(Relu6, limit(x, A(0), A(6)), inside(x, A(0), A(6), A(1)))
 CURVE(Relu2, x <= A(0) ? A(0) : x * x, x <= A(0) ? A(0) : x + x)
 CURVE(HardSigmoid, hard_sigmoid(x), inside(x, A(-3), A(3), A(1.0 / 6)))
-CURVE(HardSwish, x * hard_sigmoid(x), hard_sigmoid(x) + x * inside(x, A(-3), A(3), A(1.0 / 6)))
+CURVE(HardSwish, x * hard_sigmoid(x), hard_sigmoid(x) + limit(x, A(-3), A(3)) * inside(x, A(-3), A(3), A(1.0 / 6)))
 CURVE(Mish, x * mish_gate(x), mish_slope(x))
 CURVE(Elu, this->scale * (x > A(0) ? x : this->alpha * less_one(x)),
       this->scale * (x > A(0) ? A(1) : this->alpha * exponential(x)))

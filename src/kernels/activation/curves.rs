@@ -263,7 +263,9 @@ impl<A: Math> Point<A> for HardSwish {
     }
     #[inline(always)]
     fn slope(self, x: A) -> A {
-        hard_sigmoid(x) + x * inside(x, A::of(-3.0), A::of(3.0), A::of(1.0 / 6.0))
+        // Limited, as infinity times 0 is NaN.
+        let (low, high) = (A::of(-3.0), A::of(3.0));
+        hard_sigmoid(x) + limit(x, low, high) * inside(x, low, high, A::of(1.0 / 6.0))
     }
 }
 
@@ -278,7 +280,9 @@ impl<A: Math> Point<A> for Mish {
     }
     #[inline(always)]
     fn slope(self, x: A) -> A {
-        // The slope of the tangent, without the cancellation of 1 - tanh².
+        // The slope of the tangent, without the cancellation of 1 - tanh². Beyond these limits it is 0, and would
+        // not be once it is multiplied by `x`.
+        let x = limit(x, A::of(-1e4), A::of(20.0));
         let n = Self::odds(x);
         let share = A::one() / (n + A::of(2.0));
         n * share + x * (A::of(4.0) * (n + A::one()) * share * share) * sigmoid(x)

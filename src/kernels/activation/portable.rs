@@ -51,9 +51,13 @@ pub(super) fn slope(curve: Curve, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
         Curve::Relu6 => between(0.0, 6.0, 1.0)?,
         Curve::Relu2 => (wide.relu()? * 2.0)?,
         Curve::HardSigmoid => between(-3.0, 3.0, 1.0 / 6.0)?,
-        Curve::HardSwish => (hard_sigmoid(&wide)? + (&wide * between(-3.0, 3.0, 1.0 / 6.0)?)?)?,
+        Curve::HardSwish => {
+            let near = wide.clamp(-3.0, 3.0)?;
+            (hard_sigmoid(&wide)? + (near * between(-3.0, 3.0, 1.0 / 6.0)?)?)?
+        }
         Curve::Mish => {
             // The slope of the tangent, without the cancellation of 1 - tanh².
+            let wide = wide.clamp(-1e4, 20.0)?;
             let n = mish_odds(&wide)?;
             let bend = ((&n + 1.0)? * ((&n + 2.0)?.sqr()?.recip()? * 4.0)?)?;
             (mish_gate(&wide)? + ((&wide * bend)? * sigmoid(&wide)?)?)?

@@ -204,3 +204,21 @@ fn gpus_agree_on_infinities_and_large_numbers() {
         }
     }
 }
+
+/// Where a factor of the slope is 0, and what it is multiplied by grows without bound.
+#[test]
+fn slopes_far_from_zero_are_those_of_the_asymptotes() {
+    let far = [1e4, 1e20, f64::INFINITY, -1e4, -1e20, f64::NEG_INFINITY];
+    for curve in [Curve::Mish, Curve::HardSwish, Curve::HardSigmoid, Curve::Relu6] {
+        let above = if matches!(curve, Curve::Mish | Curve::HardSwish) { 1.0 } else { 0.0 };
+        let expected: Vec<f64> =
+            far.iter().map(|&x| if x > 0.0 { 3.0 * above } else { 0.0 }).collect();
+        for dtype in DTYPES {
+            // Long enough for vectors.
+            let x = of(far.repeat(8), &[48], dtype);
+            let grad = of(vec![3.0; 48], &[48], dtype);
+            assert_close(&slope(curve, &x, &grad).unwrap(), &expected.repeat(8), 2.0);
+            assert_close(&portable::slope(curve, &x, &grad).unwrap(), &expected.repeat(8), 2.0);
+        }
+    }
+}

@@ -8,13 +8,13 @@ use num_traits::Zero;
 use super::cpu::{Sizes, opened, split, spread, threads, views};
 use super::scores::{Mask, Query, probabilities, score};
 use super::{Saved, Settings, sum_to};
+use crate::kernels::activation::Math;
 use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{BLOCK, for_each_task, pieces, vectorise};
 use crate::kernels::gemm::{Arithmetic, Matrix, Threads, product};
 use crate::kernels::heads::{Heads, View};
 use crate::kernels::reduce::channels::block_sums;
-use crate::kernels::softmax::cpu::Exp;
 
 pub(super) fn backward(
     saved: Saved<'_>,
@@ -46,7 +46,7 @@ fn backward_typed<T, O>(
     wants: [Option<DType>; 4],
 ) -> Result<[Option<Tensor>; 4]>
 where
-    T: Lane<Acc: Arithmetic + Exp>,
+    T: Lane<Acc: Arithmetic + Math>,
     O: Lane<Acc = T::Acc>,
 {
     let Saved { q, k, v, mask, .. } = saved;
@@ -107,7 +107,7 @@ struct Backward<'a, T: Lane> {
     threads: Threads,
 }
 
-impl<T: Lane<Acc: Arithmetic + Exp>> Backward<'_, T> {
+impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
     fn unit<O: Lane<Acc = T::Acc>>(&self, unit: Unit<'_, O, T::Acc>) {
         let Sizes { kv_heads, queries, keys, width, value_width, .. } = self.sizes;
         let block = self.sizes.block().min(queries);

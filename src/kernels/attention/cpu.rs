@@ -5,12 +5,12 @@ use num_traits::{Float, Zero};
 
 use super::scores::{Mask, Query, exponentials, score};
 use super::{Settings, unrepeated};
+use crate::kernels::activation::Math;
 use crate::kernels::cpu::dtype::{Element, tensor, with_element};
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{for_each_task, vectorise};
 use crate::kernels::gemm::{Arithmetic, Matrix, Threads, product};
 use crate::kernels::heads::View;
-use crate::kernels::softmax::cpu::Exp;
 
 /// The sizes of an attention.
 #[derive(Clone, Copy)]
@@ -87,7 +87,7 @@ pub(super) fn forward(
     with_element!(q.dtype(), T => forward_typed::<T>(q, k, v, mask, settings))
 }
 
-fn forward_typed<T: Lane<Acc: Arithmetic + Exp>>(
+fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,

@@ -1,6 +1,7 @@
 //! From products to probabilities, a row of scores at a time.
 
 use super::Settings;
+use crate::kernels::activation::Math;
 use crate::kernels::cpu::simd::BLOCK;
 use crate::kernels::heads::Heads;
 use crate::kernels::reduce::channels::block_sums;
@@ -27,7 +28,7 @@ pub(super) struct Query {
 /// Turns products of a query with the keys into scores; what is hidden becomes a negative infinity.
 /// Writes the slopes of the soft cap, where there is one.
 #[inline(always)]
-pub(super) fn score<A: Exp>(
+pub(super) fn score<A: Math>(
     row: &mut [A],
     slopes: &mut [A],
     query: Query,
@@ -40,7 +41,7 @@ pub(super) fn score<A: Exp>(
         Some(cap) => {
             let (inner, cap) = (A::of(settings.scale / cap), A::of(cap));
             for x in row.iter_mut() {
-                *x = tanh(*x * inner);
+                *x = (*x * inner).hyperbolic_tangent();
             }
             for (slope, x) in slopes.iter_mut().zip(&*row) {
                 *slope = A::one() - *x * *x;
@@ -103,11 +104,4 @@ pub(super) fn exponentials<A: Exp>(row: &mut [A]) -> (A, A) {
 #[inline(always)]
 pub(super) fn probabilities<A: Exp>(row: &mut [A], log_sum_exp: A) {
     row.iter_mut().for_each(|x| *x = (*x - log_sum_exp).exponential());
-}
-
-/// Good to an epsilon of 1, which is what a cap makes an epsilon of the largest score.
-#[inline(always)]
-fn tanh<A: Exp>(x: A) -> A {
-    let two = A::of(2.0);
-    A::one() - two / ((x * two).exponential() + A::one())
 }

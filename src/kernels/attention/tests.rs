@@ -394,3 +394,14 @@ fn rows_of_heads_are_those_of_every_head() {
         assert_eq!((there(&rows), there(&sums)), (there(&turned), there(&other)));
     }
 }
+
+/// Scores far below the cap are those without one: the tangent has its digits near 0.
+#[test]
+fn a_cap_far_above_the_scores_changes_nothing() {
+    let sizes = [2, 4, 2, 7, 9, 5, 3];
+    let [q, k, v, _] = inputs(sizes, DType::F32);
+    let capped = Settings { softcap: Some(5000.0), ..CAUSAL };
+    let [capped, plain] = [capped, CAUSAL].map(|set| forward(&q, &k, &v, None, set).unwrap().0);
+    // A third of (score / cap)² is less than an epsilon.
+    assert_close(&capped, &values(&plain), 4.0);
+}

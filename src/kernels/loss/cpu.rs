@@ -24,12 +24,11 @@ pub(super) fn cross_entropy_forward(
         let data: &[T] = &Elements::of(logits)?;
         let layout = Channels::rows(n, classes);
         let (max, sum) = maxima_and_sums(data, layout);
-        let log_sum_exp: Vec<f64> =
-            max.iter().zip(sum).map(|(max, sum)| max.to_double() + sum.ln()).collect();
+        let log_sums: Vec<f64> = sum.into_iter().map(f64::ln).collect();
         let mut loss = 0.0;
         for (row, &target) in targets.iter().enumerate() {
             let logit = data[row * classes + target as usize].raise().to_double();
-            loss += log_sum_exp[row] - (1.0 - label_smoothing) * logit;
+            loss += max[row].to_double() + log_sums[row] - (1.0 - label_smoothing) * logit;
         }
         // Without smoothing, the logits of other classes may be negative infinities.
         if label_smoothing != 0.0 {
@@ -43,9 +42,11 @@ pub(super) fn cross_entropy_forward(
                 loss -= label_smoothing * sum / classes as f64;
             }
         }
-        let log_sum_exp = log_sum_exp.into_iter().map(T::Acc::of).collect();
+        // Apart, as their sum would be rounded to the last place of the larger: `exp(x - log_sum_exp)` would lose as
+        // many digits as the logits are far from 0.
+        let parts = max.into_iter().chain(log_sums.into_iter().map(T::Acc::of)).collect();
         let loss = tensor(vec![T::Acc::of(loss / n as f64)], &[]);
-        Ok((loss, tensor::<T::Acc>(log_sum_exp, &[n])))
+        Ok((loss, tensor::<T::Acc>(parts, &[2, n])))
     }
     with_slice(
         targets,
@@ -67,7 +68,7 @@ pub(super) fn cross_entropy_backward(
     ) -> Result<Tensor> {
         let (n, classes) = logits.dims2()?;
         let data: &[T] = &Elements::of(logits)?;
-        let log_sum_exp: &[T::Acc] = &Elements::of(log_sum_exp)?;
+        let parts: &[T::Acc] = &Elements::of(log_sum_exp)?;
         let slope = Slope::<T::Acc>::new([n, classes], scalar(grad_scale)?, label_smoothing);
         let dx = generate(
             n * classes,
@@ -75,15 +76,15 @@ pub(super) fn cross_entropy_backward(
             |start, out: &mut [O]| {
                 let own = slope; // a copy that writes to `out` cannot change
                 for (row, run) in runs(start, out.len(), classes) {
-                    let log_sum_exp = log_sum_exp[row];
+                    let (max, log_sum) = (parts[row], parts[n + row]);
                     let (from, out) = (start + run.start, &mut out[run]);
                     let data = &data[from..from + out.len()];
                     for (out, x) in out.iter_mut().zip(data) {
-                        *out = O::lower(own.elsewhere(x.raise() - log_sum_exp));
+                        *out = O::lower(own.elsewhere(x.raise() - max - log_sum));
                     }
                     let target = (row * classes + targets[row] as usize).wrapping_sub(from);
                     if let (Some(out), Some(x)) = (out.get_mut(target), data.get(target)) {
-                        *out = O::lower(own.at_target(x.raise() - log_sum_exp));
+                        *out = O::lower(own.at_target(x.raise() - max - log_sum));
                     }
                 }
             },
@@ -158,7 +159,7 @@ impl InplaceOp1 for Slopes<'_> {
         ) -> Result<()> {
             let ((n, classes), start) = (layout.shape().dims2()?, layout.start_offset());
             let data = &mut T::slice_mut(storage)?[start..][..layout.shape().elem_count()];
-            let log_sum_exp: &[T::Acc] = &Elements::of(this.log_sum_exp)?;
+            let parts: &[T::Acc] = &Elements::of(this.log_sum_exp)?;
             let slope = Slope::<T::Acc>::new([n, classes], this.grad_scale, this.label_smoothing);
             for_each_chunk(
                 data,
@@ -167,16 +168,16 @@ impl InplaceOp1 for Slopes<'_> {
                 |chunk, data| {
                     let (own, start) = (slope, chunk * GRAIN);
                     for (row, run) in runs(start, data.len(), classes) {
-                        let log_sum_exp = log_sum_exp[row];
+                        let (max, log_sum) = (parts[row], parts[n + row]);
                         let (from, data) = (start + run.start, &mut data[run]);
                         let target = row * classes + this.targets[row] as usize;
                         let target = target.wrapping_sub(from);
                         let logit = data.get(target).map(|x| x.raise());
                         for x in data.iter_mut() {
-                            *x = T::lower(own.elsewhere(x.raise() - log_sum_exp));
+                            *x = T::lower(own.elsewhere(x.raise() - max - log_sum));
                         }
                         if let (Some(x), Some(logit)) = (data.get_mut(target), logit) {
-                            *x = T::lower(own.at_target(logit - log_sum_exp));
+                            *x = T::lower(own.at_target(logit - max - log_sum));
                         }
                     }
                 },

@@ -40,7 +40,7 @@ pub(super) fn cross_entropy_forward(
     label_smoothing: f64,
 ) -> Result<(Tensor, Tensor)> {
     let ((rows, apart), wide) = (logits.dims2()?, arithmetic(logits.dtype()));
-    let (losses, log_sums) = (gpu.empty(rows, DType::F64)?, gpu.empty(rows, wide)?);
+    let (losses, log_sums) = (gpu.empty(rows, DType::F64)?, gpu.empty((2, rows), wide)?);
     let (grid, team) = Grid::rows(rows, classes);
     // Rows before `rows` of logits, targets and both results; of a row, what is before `classes`.
     launch(gpu, "cross_entropy", &[logits.dtype()])?

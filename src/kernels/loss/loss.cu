@@ -34,7 +34,9 @@ DEVICE void cross_entropy(double *losses, Acc<T> *log_sums, const T *x, const u3
             double loss = log_sum - (1 - smoothing) * logit;
             if (smoothing != 0) loss -= smoothing * (double)sum / (double)classes;
             losses[row] = loss;
-            log_sums[row] = (A)log_sum;
+            // Apart, as their sum would be rounded to the last place of the larger.
+            log_sums[row] = all.largest;
+            log_sums[rows + row] = (A)log((double)all.sum);
         }
     }
 }
@@ -50,7 +52,7 @@ DEVICE void cross_entropy_backward(O *dx, const T *x, const u32 *targets, const 
     A scale = *grad_scale / (A)rows, other = (A)(smoothing / (double)classes), rest = (A)(1 - smoothing);
     for (size_t row = team.row; row < rows; row += team.teams) {
         u32 target = targets[row];
-        A log_sum = log_sums[row], factor = target < classes ? scale : nan_of<A>();
+        A largest = log_sums[row], log_sum = log_sums[rows + row], factor = target < classes ? scale : nan_of<A>();
         const T *from = x + row * apart;
         O *to = dx + row * apart;
         auto take = [&](size_t i, auto width) {
@@ -59,7 +61,7 @@ DEVICE void cross_entropy_backward(O *dx, const T *x, const u32 *targets, const 
             read(from + i, u);
 #pragma unroll
             for (int k = 0; k < N; k++) {
-                A p = exponential(u[k] - log_sum);
+                A p = exponential(u[k] - largest - log_sum);
                 u[k] = ((i + k == target ? p - rest : p) - other) * factor;
             }
             write(to + i, u);

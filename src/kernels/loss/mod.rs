@@ -17,7 +17,8 @@ use crate::kernels::elementwise::plain;
 use crate::kernels::elementwise::portable::arithmetic;
 
 /// The mean over `n` of the cross entropy of `logits` `(n, c)` with the classes `targets` `(n)`,
-/// U32, and every row's `ln(sum(exp(logits)))`, both in the dtype of the arithmetic.
+/// U32, and every row's `ln(sum(exp(logits)))`, both in the dtype of the arithmetic. The latter is in two parts, `(2, n)`,
+/// the maximum and the rest, as one number could not hold the digits of both.
 ///
 /// The target distribution gives each class `label_smoothing / c`, and the target the rest.
 /// A target that is no class is an error; on a GPU, where naming it would wait, its loss is NaN.

@@ -11,13 +11,13 @@ pub(super) fn cross_entropy_forward(
     let wide = upcast(logits)?;
     let max = wide.max_keepdim(1)?;
     let log_sum = wide.broadcast_sub(&max)?.exp()?.sum_keepdim(1)?.log()?;
-    let log_sum_exp = (max + log_sum)?;
+    let log_sum_exp = (&max + &log_sum)?;
     let target = wide.gather(&targets.unsqueeze(1)?, 1)?;
     let mut losses = (&log_sum_exp - (target * (1.0 - label_smoothing))?)?;
     if label_smoothing != 0.0 {
         losses = (losses - (wide.mean_keepdim(1)? * label_smoothing)?)?;
     }
-    Ok((losses.mean_all()?, log_sum_exp.squeeze(1)?))
+    Ok((losses.mean_all()?, Tensor::stack(&[max.squeeze(1)?, log_sum.squeeze(1)?], 0)?))
 }
 
 pub(super) fn cross_entropy_backward(
@@ -27,7 +27,8 @@ pub(super) fn cross_entropy_backward(
 ) -> Result<Tensor> {
     let (n, classes) = logits.dims2()?;
     let wide = upcast(logits)?;
-    let probabilities = wide.broadcast_sub(&log_sum_exp.unsqueeze(1)?)?.exp()?;
+    let part = |i: usize| log_sum_exp.get(i)?.unsqueeze(1);
+    let probabilities = wide.broadcast_sub(&part(0)?)?.broadcast_sub(&part(1)?)?.exp()?;
     let rest = Tensor::full(label_smoothing - 1.0, (n, 1), wide.device())?;
     let difference = (probabilities - label_smoothing / classes as f64)?.scatter_add(
         &targets.unsqueeze(1)?,

@@ -56,7 +56,7 @@ fn cross_entropy_matches_a_loop() {
                     portable::cross_entropy_forward(&plain(&logits).unwrap(), &targets, smoothing)
                         .unwrap();
                 let wide = arithmetic(dtype);
-                assert_eq!((loss.rank(), loss.dtype(), lse.dims()), (0, wide, &shape[..1]));
+                assert_eq!((loss.rank(), loss.dtype(), lse.dims()), (0, wide, &[2, shape[0]][..]));
                 // Of one class, the loss is the difference of equal numbers near 1.
                 let slack = 8.0 * epsilon(wide) * (1.0 + expected);
                 let slack = slack * naive_slack(dtype, logits.elem_count());
@@ -378,4 +378,35 @@ fn gpus_agree_on_infinite_logits() {
             });
         }
     }
+}
+
+/// A logarithm that is kept as one number loses the digits of `log_sum_exp - logit` as the logits grow.
+#[test]
+fn an_offset_of_the_logits_does_not_matter() -> Result<()> {
+    let near = strided(&[5, 9], DType::F32, 8);
+    // Whole steps of 2^-8, which every offset leaves exact.
+    let near = ((near * 256.0)?.round()? / 256.0)?;
+    let (targets, scale) = (targets(5, 9), one(DType::F32));
+    for offset in [0.0, 100.0, 10_000.0, -10_000.0] {
+        let logits = (&near + offset)?;
+        let exact = near.to_dtype(DType::F64)?;
+        let (_, lse) = forward(&exact, &targets, 0.1)?;
+        let expected = values(&backward(&exact, &targets, &lse, &scale, 0.1, DType::F64)?);
+        let (_, lse) = forward(&logits, &targets, 0.1)?;
+        let ours = backward(&logits, &targets, &lse, &scale, 0.1, DType::F32)?;
+        let (_, lse) = portable::cross_entropy_forward(&logits, &targets, 0.1)?;
+        let tensors = [&logits, &targets, &lse, &scale];
+        let oracle = portable::cross_entropy_backward(tensors, 0.1, DType::F32)?;
+        for dx in [ours, oracle] {
+            for (actual, expected) in values(&dx).into_iter().zip(&expected) {
+                // Of numbers up to 1/5, from an exponential and a logarithm of a few places each.
+                let error = (actual - expected).abs();
+                assert!(
+                    error <= 2.0 * f64::from(f32::EPSILON),
+                    "{offset}: {actual}, not {expected}"
+                );
+            }
+        }
+    }
+    Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use candle_amp::{Checkpoint, Error, Result, Stateful, random};
 use rand::{Rng, SeedableRng};
@@ -234,4 +235,18 @@ fn a_generator_s_state_is_a_number() -> Result<()> {
     let refused = Checkpoint::open(&path)?.load(&mut [("random", &mut random::Generator)]);
     assert!(matches!(refused, Err(Error::Mismatch { .. })), "{refused:?}");
     Ok(())
+}
+
+/// Opening a pipe would wait for somebody to write to it.
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_refused_without_opening_it() {
+    let folder = Folder::new();
+    let (pipe, inner) = (folder.file("pipe"), folder.file("folder"));
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    fs::create_dir(&inner).unwrap();
+    for path in [pipe, inner] {
+        let opened = Checkpoint::open(&path);
+        assert!(matches!(opened, Err(Error::Damaged { .. })), "{opened:?}");
+    }
 }

@@ -363,3 +363,33 @@ fn loading_inside_of_a_scope_is_seen() -> Result<()> {
         Ok(())
     })
 }
+
+/// Threads that load from one open file read at places of their own.
+#[test]
+fn threads_may_share_an_open_checkpoint() -> Result<()> {
+    let folder = Folder::new();
+    let path = folder.file("run");
+    let part = |value: f32| -> Result<State> {
+        let tensors = (0..16).map(|i| (format!("{i}"), Tensor::full(value, 1 << 14, &Device::Cpu)));
+        let tensors = tensors.map(|(name, tensor)| Ok((name, tensor?)));
+        Ok(State { tensors: tensors.collect::<Result<_>>()?, ..Default::default() })
+    };
+    Checkpoint::new(1).with("a", &part(1.25)?)?.with("b", &part(2.5)?)?.save(&path)?;
+    let saved = &Checkpoint::open(&path)?;
+    let load = |name: &str, value: f32| -> Result<()> {
+        for _ in 0..50 {
+            let mut state = State::default();
+            saved.load(&mut [(name, &mut state)])?;
+            for tensor in state.tensors.values() {
+                assert!(tensor.to_vec1::<f32>()?.iter().all(|x| *x == value), "{name}");
+            }
+        }
+        Ok(())
+    };
+    let [a, b] = std::thread::scope(|scope| {
+        [("a", 1.25), ("b", 2.5)]
+            .map(|(name, value)| scope.spawn(move || load(name, value)))
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    a.and(b)
+}
