@@ -21,14 +21,14 @@ What `Autocast` does with each operator. *Rule* is that of the crate's own prese
 | `Full` | cast to `F32` | `F32` | `F32` |
 | `FullMath` | as they are | `F32` | dtype of the first input |
 | `Promote` | cast to the widest among them; `F16` with `BF16` is `F32` | `F32` | that dtype |
-| `Keep` | as they are | `F32`, where there is any | dtype of the first input |
-| `Banned` | an error, where the compute dtype is a half | | |
+| `Keep` | as they are | `F32`, if the operator does arithmetic | dtype of the first input |
+| `Banned` | an error, if the compute dtype has 16 bits | | |
 
 Integers and `F64` are never cast, and an operator given any `F64` runs as it is, in `F64`. The
 losses return `F32` under every rule (`F64` for `F64` inputs).
 
-Every rule, for every input dtype, is proved by `tests/it/dtype_flow.rs`; every gradient, in every
-dtype and layout, by `tests/it/gradients.rs` on the cases in the last column.
+`tests/it/dtype_flow.rs` tests every rule, for every input dtype. `tests/it/gradients.rs` tests every gradient, in every
+dtype and layout, on the cases in the last column.
 
 This file is written by `UPDATE_DOCS=1 cargo test operator_table`, and checked by `cargo test`.
 
@@ -36,7 +36,7 @@ This file is written by `UPDATE_DOCS=1 cargo test operator_table`, and checked b
 
 fn table() -> String {
     let mut text = HEAD.to_owned();
-    text += "| operator | rule | PyTorch | reason | proved on |\n|---|---|---|---|---|\n";
+    text += "| operator | rule | PyTorch | reason | test cases |\n|---|---|---|---|---|\n";
     let files = cases::files();
     for op in Op::ALL {
         let proof = files.iter().find(|(of, _)| of == op).map_or("", |(_, file)| *file);
