@@ -114,6 +114,16 @@ pub enum Error {
         /// The operator.
         op: &'static str,
     },
+    /// candle's backward reached a chain of operators that its recursion could not walk.
+    #[error(
+        "the graph below `{op}` is too deep for candle's recursive backward: run backward by \
+         `scaler.scale(&loss)?.backward()?`, which does not recurse through this crate's operators (with candle's \
+         operators in between it does), or split the chain"
+    )]
+    GraphTooDeep {
+        /// The operator.
+        op: &'static str,
+    },
     /// A backward pass that a candle operator runs within its own, while a scaler collects gradients.
     #[error(
         "backward reached `{op}`, which is not in the graph of the scaled loss: an operator of \

@@ -1,18 +1,18 @@
 //! What an operator is, and how it joins candle's graph.
 
-mod backward;
-mod call;
-mod f16_gradients;
+mod engine;
 mod gradient;
 mod no_grad;
-pub(crate) mod recompute;
+mod node;
+mod pass;
+mod reclaim;
+mod recompute;
 pub(crate) mod second_order;
-mod sink;
-pub(crate) mod stale;
-pub(crate) mod stepped;
 mod storage;
 mod token;
+pub(crate) mod version;
 
+use std::cell::RefCell;
 use std::fmt;
 
 use candle_core::{DType, Result, Tensor};
@@ -21,14 +21,13 @@ use crate::autocast;
 use crate::autocast::Op;
 use crate::autocast::trace::{self, TraceRow};
 
-pub(crate) use backward::{backward_from, backward_into};
-pub(crate) use call::Graph;
-pub(crate) use f16_gradients::saw_f16;
+pub(crate) use engine::{Gradients, backward_from, backward_into};
 pub use gradient::Gradient;
 pub(crate) use no_grad::is_active as no_grad_is_active;
 pub use no_grad::{NoGradGuard, no_grad, no_grad_guard};
+pub(crate) use pass::Graph;
 pub use recompute::checkpoint;
-pub(crate) use stale::number as age;
+pub(crate) use recompute::is_active as is_recomputing;
 pub(crate) use storage::share_storage;
 pub(crate) use token::is_output;
 #[doc(hidden)]
@@ -132,17 +131,43 @@ pub struct Backward<'a, S> {
     pub last: bool,
     /// For each input, the dtype its gradient is wanted in, or `None` where none is wanted.
     pub wants: &'a [Option<DType>],
-    waiting: Waiting<'a>,
+    arrivals: Arrivals<'a>,
 }
 
-/// Takes what waits for an input.
-#[derive(Clone, Copy)]
-struct Waiting<'a>(&'a dyn Fn(usize) -> Result<Option<Gradient>>);
+/// What the pass has for the inputs of an operator that is running backward.
+trait Arrive {
+    /// Takes what other consumers of an input have sent so far.
+    fn take_pending(&self, input: usize) -> Result<Option<Gradient>>;
+    /// Notes that a pass within this one met a gradient in F16.
+    fn note_f16(&self);
+}
 
-impl fmt::Debug for Waiting<'_> {
+#[derive(Clone, Copy)]
+struct Arrivals<'a>(&'a dyn Arrive);
+
+impl fmt::Debug for Arrivals<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Waiting")
+        f.write_str("Arrivals")
     }
+}
+
+impl Arrive for (&[node::Edge], RefCell<&mut pass::Pass>) {
+    fn take_pending(&self, input: usize) -> Result<Option<Gradient>> {
+        let (edges, pass) = self;
+        edges.get(input).map_or(Ok(None), |edge| edge.take_pending(&mut pass.borrow_mut()))
+    }
+
+    fn note_f16(&self) {
+        self.1.borrow_mut().note_f16();
+    }
+}
+
+impl Arrive for () {
+    fn take_pending(&self, _: usize) -> Result<Option<Gradient>> {
+        Ok(None)
+    }
+
+    fn note_f16(&self) {}
 }
 
 impl<S> Backward<'_, S> {
@@ -165,8 +190,8 @@ impl<S> Backward<'_, S> {
     /// # Errors
     ///
     /// candle's, where it has to be copied to be contiguous.
-    pub fn take_waiting(&self, input: usize) -> Result<Option<Gradient>> {
-        (self.waiting.0)(input)
+    pub fn take_pending(&self, input: usize) -> Result<Option<Gradient>> {
+        self.arrivals.0.take_pending(input)
     }
 
     /// The same for an operator within this one, that has another gradient and other inputs.
@@ -175,8 +200,8 @@ impl<S> Backward<'_, S> {
         gradient: &'b Tensor,
         wants: &'b [Option<DType>],
     ) -> Backward<'b, S> {
-        let waiting = Waiting(&|_| Ok(None));
-        Backward { gradient, owns_gradient: false, output: None, wants, waiting, ..*self }
+        let arrivals = Arrivals(&());
+        Backward { gradient, owns_gradient: false, output: None, wants, arrivals, ..*self }
     }
 }
 
@@ -206,6 +231,8 @@ pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
         cast_inputs.push(cast);
     }
     let op = operator.op();
+    // Before the inputs are read, so that a write by another thread meanwhile is later.
+    let number = version::tick();
     let (output, saved) = {
         let _alone = op.is_user().then(autocast::suspend);
         operator.forward(&cast_inputs)?
@@ -227,7 +254,7 @@ pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
     let reads: Vec<bool> = inputs.iter().zip(&cast_inputs).enumerate().map(reads).collect();
     drop(cast_inputs);
     let output = if aliased { output.force_contiguous()? } else { output };
-    token::link(operator, saved, inputs, &reads, output)
+    token::link(operator, saved, number, inputs, &reads, output)
 }
 
 /// Whether those that are floating point are all F16, or all BF16.

@@ -1,10 +1,12 @@
 //! Activation checkpointing: memory for arithmetic.
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
+use super::{token, version};
 use crate::autograd::{self, Backward, Gradient, Graph, Operator, apply};
 use crate::random::{self, RandomState};
 use crate::{Autocast, Cast, Op};
@@ -73,18 +75,16 @@ where
         return f(x);
     }
     let autocast = Autocast::current();
-    let before = autograd::age(&Tensor::zeros((), DType::U8, &Device::Cpu)?);
+    let (time, newest) =
+        (version::now(), version::number(&Tensor::zeros((), DType::U8, &Device::Cpu)?));
     // The graph of this first pass lives only here: it tells which variables `f` uses.
     let (y, draws) = random::record(|| f(&x.detach()));
     let y = y?;
-    let nodes = y.sorted_nodes();
+    let (variables, older) = token::variables_below(&y, time, newest)?;
     // The storage of the result will be taken, unless it is that of something older: a tensor that
     // `f` has captured. Of an untracked result nothing is known.
-    let older = |node: &&Tensor| autograd::age(node) < before && autograd::share_storage(node, &y);
-    let borrowed = !y.track_op() || nodes.iter().any(older);
+    let borrowed = !y.track_op() || older;
     let result = if borrowed { y.force_contiguous()?.detach() } else { y.detach() };
-    let variables: Vec<Tensor> =
-        nodes.into_iter().filter(|node| node.is_variable()).cloned().collect();
     drop(y);
     let result = Mutex::new(Some(result));
     let inputs: Vec<Tensor> = std::iter::once(x).chain(&variables).cloned().collect();
@@ -136,20 +136,17 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
                 ctx.gradient.shape()
             )
         }
-        let (mut store, mut sink) = autograd::backward_from(&y, ctx.gradient.clone(), graph)?;
+        let gradients = autograd::backward_from(&y, ctx.gradient.clone(), graph)?;
+        if gradients.saw_f16 {
+            ctx.arrivals.0.note_f16();
+        }
+        let leaves = gradients.leaves.into_iter();
+        let mut leaves: HashMap<_, _> = leaves.map(|(var, g)| (var.id(), g)).collect();
         let inputs = std::iter::once(&x).chain(&self.variables);
-        let gradients = inputs.zip(ctx.wants).map(|(input, want)| {
-            let stored = store.remove(input).map(Gradient::owned);
-            match (want, stored, sink.remove(&input.id())) {
-                (None, ..) => Ok(None),
-                (_, Some(a), Some(b)) => {
-                    let wide = b.tensor().dtype();
-                    b.add(a.into_dtype(wide)?).map(Some)
-                }
-                (_, a, b) => Ok(a.or(b)),
-            }
-        });
-        gradients.collect()
+        let gradients = inputs.zip(ctx.wants);
+        Ok(gradients
+            .map(|(input, want)| leaves.remove(&input.id()).filter(|_| want.is_some()))
+            .collect())
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use candle_core::Tensor;
+use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result, Storage, Tensor};
+
+use crate::kernels::cuda;
 
 /// A panic elsewhere leaves nothing half written in what these locks guard.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -18,4 +20,65 @@ pub(super) fn place(tensor: &Tensor) -> usize {
 pub(crate) fn share_storage(a: &Tensor, b: &Tensor) -> bool {
     let ((a, _), (b, _)) = (a.storage_and_layout(), b.storage_and_layout());
     std::ptr::eq(&*a, &*b)
+}
+
+/// Moves the storage out of a tensor that owns it.
+pub(super) fn into_storage(tensor: Tensor) -> Result<Storage> {
+    struct Take(Mutex<Option<Storage>>);
+    impl InplaceOp1 for Take {
+        fn name(&self) -> &'static str {
+            "take"
+        }
+        fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
+            let taken = std::mem::replace(storage, CpuStorage::U8(Vec::new()));
+            *lock(&self.0) = Some(Storage::Cpu(taken));
+            Ok(())
+        }
+        fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
+            *lock(&self.0) = Some(Storage::Cuda(cuda::take(storage)?));
+            Ok(())
+        }
+    }
+    let whole = {
+        let (storage, layout) = tensor.storage_and_layout();
+        match &*storage {
+            // candle takes strides of 0, which dimensions before an empty one have, for repeats,
+            // and does not write to those.
+            storage if layout.shape().elem_count() == 0 => return storage.try_clone(layout),
+            Storage::Cpu(cpu) => {
+                layout.is_contiguous() && cpu_len(cpu) == layout.shape().elem_count()
+            }
+            Storage::Cuda(gpu) => {
+                layout.is_contiguous() && cuda::len(gpu) == layout.shape().elem_count()
+            }
+            Storage::Metal(_) => layout.is_contiguous() && layout.start_offset() == 0,
+        }
+    };
+    // Not `copy`, which keeps the strides, and all of a storage that is viewed in part.
+    let tensor = if whole { tensor } else { tensor.force_contiguous()? };
+    if tensor.device().is_metal() {
+        let (storage, layout) = tensor.storage_and_layout();
+        return storage.try_clone(layout);
+    }
+    let take = Take(Mutex::new(None));
+    tensor.inplace_op1(&take)?;
+    match take.0.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(storage) => Ok(storage),
+        None => candle_core::bail!("candle did not run an in-place operator"),
+    }
+}
+
+fn cpu_len(storage: &CpuStorage) -> usize {
+    match storage {
+        CpuStorage::U8(v) => v.len(),
+        CpuStorage::U32(v) => v.len(),
+        CpuStorage::I16(v) => v.len(),
+        CpuStorage::I32(v) => v.len(),
+        CpuStorage::I64(v) => v.len(),
+        CpuStorage::BF16(v) => v.len(),
+        CpuStorage::F16(v) => v.len(),
+        CpuStorage::F32(v) => v.len(),
+        CpuStorage::F64(v) => v.len(),
+        _ => usize::MAX,
+    }
 }

@@ -1,96 +1,134 @@
-//! The token form: how an operator sits in candle's graph without paying for candle's edges.
+//! How an operator sits in candle's graph without paying for candle's edges.
 //!
-//! candle's `backward` fills zeros, adds and allocates for every edge, in the size of the tensor.
-//! So an operator is two nodes. Its *token*, of one element, is a custom op over the tokens of its
-//! inputs; its *emit* is a custom op from the token to the real output. Operators of this crate
-//! link token to token; candle's use the emitted tensor. A full-size gradient waits in the cell of
-//! the operator whose output it belongs to: consumers put it there, and the token's backward, which
-//! candle schedules after every consumer, takes it. candle's edges carry one element each.
+//! candle's `backward` fills zeros, adds and allocates for every edge, in the size of the tensor. So an operator is two
+//! of candle's nodes. Its *token*, of one element, is a custom op over the tokens of its inputs. Its *output* is a custom
+//! op over the token. Operators of this crate link token to token; candle's use the output. A full-size gradient is
+//! pending in the pass, for the node whose output it belongs to. The token's backward, which candle schedules after every
+//! consumer, takes it. candle's edges carry one element each.
 //!
 //! ```text
-//!   x ──▶ token ──────────▶ token          backward:  cell ◀─── cell ◀─── emit
-//!           │ emit            │ emit
+//!   x ──▶ token ──────────▶ token          backward:  pending ◀─── pending ◀─── output
+//!           │                 │
 //!           ▼                 ▼
 //!        output            output ──▶ an operator of candle's
 //! ```
 //!
-//! A view of an output with the same elements in the same order, as candle's `reshape` makes it, is taken
-//! for the output. And where operators of this crate and variables are all that a loss is made of, the
-//! scaler goes from cell to cell without candle, whose edges are two launches each on a GPU.
+//! A view of an output with the same elements in the same order, as candle's `reshape` makes it, is taken for the output.
+//!
+//! candle walks a graph by recursion. A chain of more than [`MAX_DEPTH`] tokens is therefore cut: candle sees a token
+//! there that depends on nothing else. A scaler's backward goes on below it by itself; candle's own is an error.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, Weak};
 
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, InplaceOp1, Layout,
-    MetalStorage, Result, Shape, Storage, Tensor, TensorId,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, MetalStorage, Result,
+    Shape, Storage, Tensor, TensorId, Var,
 };
 
-use super::call::{Asked, Call, Edge, Inner, LEAF, Pass, Run, Target};
 use super::no_grad::{EnableGrad, enable_grad};
-use super::storage::{lock, place};
-use super::{Backward, Gradient, Operator, sink, stale, stepped};
+use super::node::{Arguments, Edge, LEAF, Node, Run, Target};
+use super::reclaim::{Link, drop_links};
+use super::storage::{into_storage, lock, place};
+use super::version::{self, Read};
+use super::{Backward, Gradient, Operator, pass};
 use crate::Error;
 use crate::autocast::{self, AutocastGuard};
 use crate::kernels::cuda;
 
-/// The nodes whose emitted tensor is alive, by where its storage is: no other has that place meanwhile.
-static NODES: LazyLock<Mutex<HashMap<usize, Weak<Node>>>> = LazyLock::new(Mutex::default);
+/// Tokens above one another that candle walks. Its recursion takes some 200 bytes of stack for each, 600 unoptimised; a
+/// thread has 2 MiB or more.
+pub(super) const MAX_DEPTH: usize = 3000;
 
-/// What the emitted tensor keeps alive, and consumers find.
-struct Node {
+/// The shape of tokens, which no other tensor is likely to have.
+const TOKEN_SHAPE: [usize; 6] = [1; 6];
+
+/// The outputs that are alive, by where their storage is: no other has that place meanwhile.
+static OUTPUTS: LazyLock<Mutex<HashMap<usize, Weak<Output>>>> = LazyLock::new(Mutex::default);
+
+/// What an output keeps alive, and consumers find.
+struct Output {
     token: Tensor,
-    call: Arc<Call>,
-    /// Set once there is an emitted tensor.
-    emitted: OnceLock<Emitted>,
+    node: Arc<Node>,
+    /// Set once the tensor exists.
+    made: OnceLock<Made>,
 }
 
-struct Emitted {
+struct Made {
     id: TensorId,
-    /// Keeps the storage, and so its place, as long as the node is found there.
+    /// Keeps the storage, and so its place, as long as the output is found there.
     detached: Tensor,
 }
 
-impl Node {
-    /// The node whose output `tensor` is, and the output's shape where it has another; `None` for a
-    /// variable.
-    fn of(tensor: &Tensor) -> Option<(Arc<Node>, Option<Shape>)> {
+impl Output {
+    /// The output that `tensor` is, and its shape where the tensor has another; `None` for a variable.
+    fn of(tensor: &Tensor) -> Option<(Arc<Self>, Option<Shape>)> {
         if tensor.is_variable() {
             return None;
         }
-        let node = lock(&NODES).get(&place(tensor)).and_then(Weak::upgrade)?;
-        let Emitted { id, detached } = node.emitted.get()?;
+        let output = lock(&OUTPUTS).get(&place(tensor)).and_then(Weak::upgrade)?;
+        let Made { id, detached } = output.made.get()?;
         if *id == tensor.id() {
-            return Some((node, None));
+            return Some((output, None));
         }
         // It is contiguous and as long, so that it begins where the storage does.
         let whole = tensor.elem_count() == detached.elem_count() && tensor.is_contiguous();
         let shape = detached.shape().clone();
-        whole.then_some((node, Some(shape)))
+        whole.then_some((output, Some(shape)))
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Some(Made { detached, .. }) = self.made.get() {
+            lock(&OUTPUTS).remove(&place(detached));
+        }
     }
 }
 
 /// Whether an operator of this crate has made `tensor`, or what it is a view of.
 pub(crate) fn is_output(tensor: &Tensor) -> bool {
-    Node::of(tensor).is_some()
+    Output::of(tensor).is_some()
 }
 
-impl Drop for Node {
-    fn drop(&mut self) {
-        if let Some(Emitted { detached, .. }) = self.emitted.get() {
-            lock(&NODES).remove(&place(detached));
-        }
+/// Whether a tensor in candle's graph is an output or a token.
+pub(super) fn is_of_this_crate(tensor: &Tensor) -> bool {
+    tensor.dims() == TOKEN_SHAPE || is_output(tensor)
+}
+
+/// The node of `loss`, where only operators of this crate lie between it and its variables.
+pub(super) fn whole_node(loss: &Tensor) -> Option<Arc<Node>> {
+    match Output::of(loss) {
+        Some((output, None)) if output.node.is_whole => Some(output.node.clone()),
+        _ => None,
     }
 }
 
-/// Back-propagates `loss` into the sink, from cell to cell; `false` where candle has to do it.
-pub(super) fn backward(loss: &Tensor) -> Result<bool> {
-    let Some((node, None)) = Node::of(loss).filter(|(node, _)| node.call.whole) else {
-        return Ok(false);
+/// The variables below `y`, which `f` has computed, and whether its storage is older: of a tensor that `f` has captured.
+/// `time` is when `f` began, `newest` the number that candle had given last.
+pub(super) fn variables_below(y: &Tensor, time: u64, newest: u64) -> Result<(Vec<Tensor>, bool)> {
+    let (mut variables, mut seen) = (Vec::new(), std::collections::HashSet::new());
+    let mut add = |variable: &Tensor| {
+        if seen.insert(variable.id()) {
+            variables.push(variable.clone());
+        }
     };
-    Pass::attempt(|| node.call.send_all(Gradient::owned(loss.ones_like()?)))?;
-    Ok(true)
+    if let Some((output, _)) = Output::of(y)
+        && output.node.is_whole
+    {
+        output.node.for_each_variable(&mut add);
+        return Ok((variables, output.node.number() < time));
+    }
+    let nodes = y.sorted_nodes();
+    if nodes.iter().any(|node| node.is_variable() && node.dims() == TOKEN_SHAPE) {
+        return Err(Error::GraphTooDeep { op: "checkpoint" }.into());
+    }
+    let mut older =
+        nodes.iter().filter(|node| version::number(node) < newest).map(|node| place(node));
+    let older = older.any(|other| other == place(y));
+    nodes.into_iter().filter(|node| node.is_variable()).for_each(add);
+    Ok((variables, older))
 }
 
 /// Links `output` into the graph as the result of `operator` on `inputs`, at least one of which is
@@ -98,6 +136,7 @@ pub(super) fn backward(loss: &Tensor) -> Result<bool> {
 pub(super) fn link<O: Operator>(
     operator: O,
     saved: O::Saved,
+    number: u64,
     inputs: &[&Tensor],
     reads: &[bool],
     output: Tensor,
@@ -106,7 +145,7 @@ pub(super) fn link<O: Operator>(
     let (name, is_user) = (operator.op().name(), operator.op().is_user());
     let run = Box::new({
         let kept = kept.clone();
-        move |Asked { gradient, wants, last, waiting }: Asked<'_>| {
+        move |Arguments { gradient, wants, last, arrivals }: Arguments<'_>| {
             let _alone = is_user.then(alone);
             operator.backward(&Backward {
                 saved: &saved,
@@ -115,31 +154,31 @@ pub(super) fn link<O: Operator>(
                 owns_gradient: gradient.is_owned(),
                 last,
                 wants,
-                waiting,
+                arrivals,
             })
         }
     });
-    let node = join(name, run, inputs, reads)?;
-    let emitted = emit(node, output)?;
+    let output = emit(join(name, number, run, inputs, reads)?, output)?;
     if O::KEEPS_OUTPUT {
-        kept.get_or_init(|| emitted.detach());
+        kept.get_or_init(|| output.detach());
     }
-    Ok(emitted)
+    Ok(output)
 }
 
-/// Keeps the caller's state from a user's backward, which may build a graph and run backward through it: the
-/// autocast scope, `no_grad`, the collected gradients and those that wait for the outer pass.
-fn alone() -> (Option<AutocastGuard>, EnableGrad, sink::Outer, Inner) {
-    (autocast::suspend(), enable_grad(), sink::close(), Pass::inner())
+/// Keeps the caller's autocast scope and `no_grad` from a user's backward, which may build a graph and run backward
+/// through it.
+fn alone() -> (Option<AutocastGuard>, EnableGrad) {
+    (autocast::suspend(), enable_grad())
 }
 
-/// The node of an operator over `inputs`, some of which it `reads` in backward, where they are.
+/// The node of an operator over `inputs`, some of which backward `reads`; and its token.
 fn join(
     name: &'static str,
+    number: u64,
     run: Box<Run>,
     inputs: &[&Tensor],
     reads: &[bool],
-) -> Result<Arc<Node>> {
+) -> Result<Output> {
     let tracked = |t: &Tensor| t.track_op() && t.dtype().is_float();
     // candle's custom ops have at most three arguments. With more, inputs without a token get one,
     // and tokens, which carry no gradient of their own, are joined.
@@ -149,21 +188,24 @@ fn join(
     for (&input, &reads) in inputs.iter().zip(reads) {
         let (dtype, shape) = (input.dtype(), input.shape().clone());
         if !tracked(input) {
-            let read = (reads && dtype.is_float()).then(|| place(input));
-            let read = read.filter(|&place| stepped::is_known(place));
+            let read = (reads && dtype.is_float()).then(|| Read::of(input));
             edges.push(Edge { dtype, shape, read, target: Target::Nowhere });
             continue;
         }
-        let node = Node::of(input);
-        let read = (node.is_none() && reads).then(|| place(input));
-        let node = match node {
-            None if crowded => Some((leaf(input)?, None)),
-            node => node,
+        let output = Output::of(input);
+        let read = (output.is_none() && reads).then(|| Read::of(input));
+        let made_by = match output {
+            None if crowded => {
+                let Output { token, node, .. } = &leaf(input)?;
+                Some((token.clone(), node.consume(), None))
+            }
+            None => None,
+            Some((output, shape)) => Some((output.token.clone(), output.node.consume(), shape)),
         };
-        let target = match node {
-            Some((node, output)) => {
-                args.push(node.token.clone());
-                Target::Cell(node.call.consume(), output)
+        let target = match made_by {
+            Some((token, node, shape)) => {
+                args.push(token);
+                Target::Node(node, shape)
             }
             None => {
                 args.push(input.clone());
@@ -172,136 +214,113 @@ fn join(
         };
         edges.push(Edge { dtype, shape, read, target });
     }
+    let node = Node::new(name, number, run, edges, MAX_DEPTH);
+    if node.is_cut {
+        args = match args.first() {
+            Some(arg) => vec![Var::zeros(&TOKEN_SHAPE, DType::F32, arg.device())?.into_inner()],
+            None => args,
+        };
+    }
     while args.len() > 3 {
         let rest = args.split_off(3);
-        let joined = args[0].apply_op3(&args[1], &args[2], Token::join())?;
-        args = rest;
-        args.push(joined);
+        args = [vec![token_over(&args, None)?], rest].concat();
     }
-    let call = Call::new(name, run, edges);
-    let op = Token(call.clone());
-    let token = match args.as_slice() {
-        [a] => a.apply_op1(op)?,
-        [a, b] => a.apply_op2(b, op)?,
-        [a, b, c] => a.apply_op3(b, c, op)?,
-        _ => candle_core::bail!("{name} has no tracked input to link to"),
-    };
-    Ok(Arc::new(Node { token, call, emitted: OnceLock::new() }))
+    let token = token_over(&args, Some(node.clone()))?;
+    Ok(Output { token, node, made: OnceLock::new() })
 }
 
-/// A node that hands the gradient put into its cell to `input`.
-fn leaf(input: &Tensor) -> Result<Arc<Node>> {
-    let pass_on = |asked: Asked<'_>| Ok(vec![Some(asked.gradient.clone())]);
-    join(LEAF, Box::new(pass_on), &[input], &[false])
-}
-
-fn emit(node: Arc<Node>, output: Tensor) -> Result<Tensor> {
-    let shape = output.shape().clone();
-    let output = Mutex::new(Some(into_storage(output)?));
-    let emitted = node.token.apply_op1(Emit { node: node.clone(), output, shape })?;
-    let detached = emitted.detach();
-    lock(&NODES).insert(place(&detached), Arc::downgrade(&node));
-    node.emitted.get_or_init(|| Emitted { id: emitted.id(), detached });
-    Ok(emitted)
-}
-
-/// Moves the storage out of a tensor that owns it.
-fn into_storage(tensor: Tensor) -> Result<Storage> {
-    struct Take(Mutex<Option<Storage>>);
-    impl InplaceOp1 for Take {
-        fn name(&self) -> &'static str {
-            "take"
-        }
-        fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
-            let taken = std::mem::replace(storage, CpuStorage::U8(Vec::new()));
-            *lock(&self.0) = Some(Storage::Cpu(taken));
-            Ok(())
-        }
-        fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
-            *lock(&self.0) = Some(Storage::Cuda(cuda::take(storage)?));
-            Ok(())
-        }
-    }
-    let whole = {
-        let (storage, layout) = tensor.storage_and_layout();
-        match &*storage {
-            // candle takes strides of 0, which dimensions before an empty one have, for repeats,
-            // and does not write to those.
-            storage if layout.shape().elem_count() == 0 => return storage.try_clone(layout),
-            Storage::Cpu(cpu) => {
-                layout.is_contiguous() && cpu_len(cpu) == layout.shape().elem_count()
-            }
-            Storage::Cuda(gpu) => {
-                layout.is_contiguous() && cuda::len(gpu) == layout.shape().elem_count()
-            }
-            Storage::Metal(_) => layout.is_contiguous() && layout.start_offset() == 0,
-        }
-    };
-    // Not `copy`, which keeps the strides, and all of a storage that is viewed in part.
-    let tensor = if whole { tensor } else { tensor.force_contiguous()? };
-    if tensor.device().is_metal() {
-        let (storage, layout) = tensor.storage_and_layout();
-        return storage.try_clone(layout);
-    }
-    let take = Take(Mutex::new(None));
-    tensor.inplace_op1(&take)?;
-    match take.0.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(storage) => Ok(storage),
-        None => candle_core::bail!("candle did not run an in-place operator"),
+/// A token of `node` over one to three tokens or inputs; without a node one that hands nothing on.
+fn token_over(args: &[Tensor], node: Option<Arc<Node>>) -> Result<Tensor> {
+    let token = Token { node, args: args.to_vec() };
+    match args {
+        [a] => a.apply_op1(token),
+        [a, b] => a.apply_op2(b, token),
+        [a, b, c] => a.apply_op3(b, c, token),
+        _ => candle_core::bail!("an operator has no tracked input to link to"),
     }
 }
 
-fn cpu_len(storage: &CpuStorage) -> usize {
-    match storage {
-        CpuStorage::U8(v) => v.len(),
-        CpuStorage::U32(v) => v.len(),
-        CpuStorage::I16(v) => v.len(),
-        CpuStorage::I32(v) => v.len(),
-        CpuStorage::I64(v) => v.len(),
-        CpuStorage::BF16(v) => v.len(),
-        CpuStorage::F16(v) => v.len(),
-        CpuStorage::F32(v) => v.len(),
-        CpuStorage::F64(v) => v.len(),
-        _ => usize::MAX,
-    }
+/// A node that hands its gradient to `input`.
+fn leaf(input: &Tensor) -> Result<Output> {
+    let pass_on = |arguments: Arguments<'_>| Ok(vec![Some(arguments.gradient.clone())]);
+    join(LEAF, version::tick(), Box::new(pass_on), &[input], &[false])
+}
+
+/// The tensor that users get.
+fn emit(output: Output, tensor: Tensor) -> Result<Tensor> {
+    let shape = tensor.shape().clone();
+    let storage = Mutex::new(Some(into_storage(tensor)?));
+    let output = Arc::new(output);
+    let tensor = output.token.apply_op1(Emit { output: output.clone(), storage, shape })?;
+    let detached = tensor.detach();
+    lock(&OUTPUTS).insert(place(&detached), Arc::downgrade(&output));
+    output.made.get_or_init(|| Made { id: tensor.id(), detached });
+    Ok(tensor)
 }
 
 /// The custom op of a token.
-struct Token(Arc<Call>);
+struct Token {
+    /// `None` for one that joins others.
+    node: Option<Arc<Node>>,
+    /// What candle's op holds as well, so that it is freed [by links](super::reclaim).
+    args: Vec<Tensor>,
+}
 
-impl Token {
-    /// An op over tokens alone, which hands nothing on.
-    fn join() -> Self {
-        let run = Box::new(|_: Asked<'_>| Ok(Vec::new()));
-        Self(Call::new("join", run, Vec::new()))
-    }
-
-    fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
-        Pass::attempt(|| self.0.backward(args))
-    }
-
-    fn cpu(&self) -> Result<(CpuStorage, Shape)> {
-        Ok((CpuStorage::F32(vec![0.0]), Shape::from(1)))
+impl Drop for Token {
+    fn drop(&mut self) {
+        drop_links(self.args.drain(..).map(Link::Tensor));
     }
 }
 
-macro_rules! custom_op {
-    ($trait:ident, ($($s:ident $l:ident),*), $grads:ty) => {
-        impl $trait for Token {
+impl Token {
+    fn name(&self) -> &'static str {
+        self.node.as_ref().map_or("join", |node| node.name)
+    }
+
+    fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
+        pass::within(|pass| match &self.node {
+            Some(node) => node.backward_for_candle(pass, args),
+            None => args.iter().map(|token| pass.token_gradient(token).map(Some)).collect(),
+        })
+    }
+}
+
+/// The gradient of `token` in a pass of candle's own, which keeps `alive`.
+pub(super) fn alive(token: &Tensor, alive: Arc<()>) -> Result<Tensor> {
+    token.apply_op1(Alive { _alive: alive })
+}
+
+struct Alive {
+    _alive: Arc<()>,
+}
+
+impl Alive {
+    fn name(&self) -> &'static str {
+        "token gradient"
+    }
+
+    fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
+        Ok(vec![None; args.len()])
+    }
+}
+
+macro_rules! one_element_op {
+    ($op:ty, $trait:ident, ($($s:ident $l:ident),*), $grads:ty) => {
+        impl $trait for $op {
             fn name(&self) -> &'static str {
-                self.0.name
+                self.name()
             }
             fn cpu_fwd(&self, $($s: &CpuStorage, $l: &Layout),*) -> Result<(CpuStorage, Shape)> {
                 let _ = ($($s, $l),*);
-                self.cpu()
+                Ok((CpuStorage::F32(vec![0.0]), Shape::from(&TOKEN_SHAPE)))
             }
             fn cuda_fwd(&self, $($s: &CudaStorage, $l: &Layout),*) -> Result<(CudaStorage, Shape)> {
                 let _ = ($($l),*,);
-                Ok((cuda::of_one([$($s),*][0])?, Shape::from(1)))
+                Ok((cuda::of_one([$($s),*][0])?, Shape::from(&TOKEN_SHAPE)))
             }
             fn metal_fwd(&self, $($s: &MetalStorage, $l: &Layout),*) -> Result<(MetalStorage, Shape)> {
                 let _ = ($($l),*,);
-                let shape = Shape::from(1);
+                let shape = Shape::from(&TOKEN_SHAPE);
                 Ok(([$($s.device()),*][0].zeros_impl(&shape, DType::F32)?, shape))
             }
             fn bwd(&self, $($s: &Tensor),*, _: &Tensor, _: &Tensor) -> Result<$grads> {
@@ -312,20 +331,22 @@ macro_rules! custom_op {
     };
 }
 
-custom_op!(CustomOp1, (s1 l1), Option<Tensor>);
-custom_op!(CustomOp2, (s1 l1, s2 l2), (Option<Tensor>, Option<Tensor>));
-custom_op!(CustomOp3, (s1 l1, s2 l2, s3 l3), (Option<Tensor>, Option<Tensor>, Option<Tensor>));
+one_element_op!(Token, CustomOp1, (s1 l1), Option<Tensor>);
+one_element_op!(Token, CustomOp2, (s1 l1, s2 l2), (Option<Tensor>, Option<Tensor>));
+one_element_op!(Token, CustomOp3, (s1 l1, s2 l2, s3 l3), (Option<Tensor>, Option<Tensor>, Option<Tensor>));
+
+one_element_op!(Alive, CustomOp1, (s1 l1), Option<Tensor>);
 
 /// The custom op from a token to the operator's output.
 struct Emit {
-    node: Arc<Node>,
-    output: Mutex<Option<Storage>>,
+    output: Arc<Output>,
+    storage: Mutex<Option<Storage>>,
     shape: Shape,
 }
 
 impl Emit {
     fn take(&self) -> Result<Storage> {
-        let storage = lock(&self.output).take();
+        let storage = lock(&self.storage).take();
         storage.ok_or_else(|| candle_core::Error::msg("an operator's output was emitted twice"))
     }
 }
@@ -343,30 +364,31 @@ macro_rules! emit_on {
 
 impl CustomOp1 for Emit {
     fn name(&self) -> &'static str {
-        self.node.call.name
+        self.output.node.name
     }
     emit_on!(cpu_fwd, CpuStorage, Cpu);
     emit_on!(cuda_fwd, CudaStorage, Cuda);
     emit_on!(metal_fwd, MetalStorage, Metal);
 
     fn bwd(&self, token: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        Pass::attempt(|| {
-            if !sink::covers(output) {
-                return Err(Error::NestedBackward { op: self.node.call.name }.into());
+        pass::within(|pass| {
+            let node = &self.output.node;
+            if !pass.covers(output) {
+                return Err(Error::NestedBackward { op: node.name }.into());
             }
             // Most likely the loss, given to candle's `backward`. The scaler has checked its own.
-            if output.elem_count() == 1 && !sink::is_open() {
-                stale::check(&output.sorted_nodes())?;
+            if output.elem_count() == 1 && pass.leaves.is_none() {
+                version::check(&output.sorted_nodes())?;
             }
-            self.node.call.cell.add(Gradient::shared(gradient.clone()))?;
-            Ok(Some(token.detach()))
+            pass.send(&node.consume(), Some(Gradient::shared(gradient.clone())))?;
+            pass.token_gradient(token).map(Some)
         })
     }
 }
 
 /// How many operators have a live output. For tests: nothing may be alive after drop.
 pub fn live_nodes() -> usize {
-    lock(&NODES).len()
+    lock(&OUTPUTS).len()
 }
 
 #[cfg(test)]
@@ -377,7 +399,7 @@ mod tests {
     use crate::ops;
 
     #[test]
-    fn a_loss_of_this_crates_operators_goes_back_without_candle() -> Result<()> {
+    fn a_loss_of_this_crates_operators_runs_backward_without_candle() -> Result<()> {
         let var = |shape: [usize; 2]| Var::randn(0f32, 1.0, &shape, &Device::Cpu);
         let (x, w) = (var([5, 3])?, var([4, 3])?);
         let output = ops::linear(&x, &w, None)?;
@@ -393,7 +415,7 @@ mod tests {
             ("candle's operator", output.relu()?, false),
         ] {
             let loss = ops::sum(&y)?;
-            assert_eq!(backward(&loss)?, alone, "{what}");
+            assert_eq!(whole_node(&loss).is_some(), alone, "{what}");
             assert!(is_output(&loss));
         }
         assert!(

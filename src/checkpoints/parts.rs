@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Shape, Var};
 
 use super::state::{State, Stateful};
-use crate::autograd::stepped;
+use crate::autograd::version;
 use crate::optim::{
     Config, Ema, EmaState, GroupState, Optim, OptimizerState, PlateauState, ReduceOnPlateau,
     Scheduler,
@@ -34,7 +34,8 @@ impl Stateful for Parameters {
                 var.set(&tensor.to_device(var.device())?)?;
             }
         }
-        stepped::note(self.iter().map(|(_, var)| var.as_tensor()));
+        let all = self.iter().chain(self.buffers());
+        version::written(all.map(|(_, var)| var.as_tensor()));
         autocast::clear_cast_cache();
         Ok(())
     }

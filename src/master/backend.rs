@@ -8,7 +8,7 @@ use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
 
 use super::MasterVars;
-use crate::autograd::stale;
+use crate::autograd::version;
 use crate::parameters::is_buffer;
 use crate::{kernels, random};
 
@@ -29,14 +29,14 @@ pub(super) struct Handed {
 
 impl Handed {
     /// Notes that the tensor has just been written.
-    pub(super) fn written(&self) -> Result<()> {
-        stale::note(&self.tensor, &self.master, &self.name)
+    pub(super) fn written(&self) {
+        version::refreshed(&self.tensor, &self.master, &self.name);
     }
 }
 
 impl Drop for Handed {
     fn drop(&mut self) {
-        stale::forget(&self.tensor);
+        version::forget(&self.tensor);
     }
 }
 
@@ -103,7 +103,7 @@ impl MasterVars {
         let tensor = master.to_dtype(dtype)?;
         let one = Handed { name: name.to_owned(), master, tensor: tensor.clone() };
         if one.tensor.id() != one.master.id() {
-            one.written()?;
+            one.written();
         }
         state.handed.push(one);
         Ok(tensor)

@@ -12,7 +12,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Result, Tensor, TensorId, Var};
 use candle_nn::Optimizer;
 
-use crate::autograd::stepped;
+use crate::autograd::version;
 use crate::master::held::Held;
 use crate::scaler::{Gradients, Step};
 use crate::{autocast, kernels};
@@ -116,8 +116,8 @@ impl<O: Optimizer> MasterWeights<O> {
         }
         self.optimizer.step(&store)?;
         let stepped = self.pairs.iter().filter(|pair| store.get(&pair.master).is_some());
-        stepped::note(stepped.map(|pair| pair.variable.as_tensor()));
-        self.refresh()
+        version::written(stepped.map(|pair| pair.variable.as_tensor()));
+        self.rewrite()
     }
 
     /// Back-propagates `loss` and steps, without loss scaling: for `BF16`.
@@ -135,11 +135,20 @@ impl<O: Optimizer> MasterWeights<O> {
     ///
     /// What the copy meets.
     pub fn refresh(&self) -> Result<()> {
-        let half = self.pairs.iter().filter(|pair| pair.variable.id() != pair.master.id());
-        let pairs = half.map(|pair| (pair.variable.as_tensor(), pair.master.as_tensor()));
+        version::written(self.copies().map(|pair| pair.variable.as_tensor()));
+        self.rewrite()
+    }
+
+    fn rewrite(&self) -> Result<()> {
+        let pairs = self.copies().map(|pair| (pair.variable.as_tensor(), pair.master.as_tensor()));
         kernels::cast_all(&pairs.collect::<Vec<_>>())?;
         autocast::clear_cast_cache();
         Ok(())
+    }
+
+    /// The pairs whose master is a copy.
+    fn copies(&self) -> impl Iterator<Item = &Pair> {
+        self.pairs.iter().filter(|pair| pair.variable.id() != pair.master.id())
     }
 
     /// The optimizer's learning rate.

@@ -9,6 +9,7 @@ use candle_nn::{Init, VarBuilder, VarMap};
 
 use super::backend::{Backend, Handed, State, converted};
 use super::{MissingGradients, Refreshing};
+use crate::autograd::version;
 use crate::{Error, Parameters, Step, autocast, kernels};
 
 type DTypeRule = dyn Fn(&str, DType) -> DType + Send + Sync;
@@ -222,7 +223,8 @@ impl MasterVars {
         let pairs: Vec<(&Tensor, &Tensor)> =
             copies.map(|one| (&one.tensor, one.master.as_tensor())).collect();
         kernels::cast_all(&pairs)?;
-        ours().try_for_each(Handed::written)
+        ours().for_each(Handed::written);
+        Ok(())
     }
 
     /// The variables that get no gradient from `loss`, and what can be said of why.
@@ -255,6 +257,7 @@ impl MasterVars {
         }
         for (value, var) in values {
             var.set(&value.to_device(var.device())?)?;
+            version::written([var.as_tensor()]);
         }
         self.refresh()
     }

@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
 
-use crate::autograd::recompute;
+use crate::autograd;
 use crate::kernels::format::Format;
 use crate::{Error, kernels, ops};
 
@@ -176,7 +176,7 @@ impl BatchNorm {
 
     /// Updates the running averages.
     fn remember(&self, statistics: &ops::BatchStatistics) -> Result<()> {
-        if recompute::is_active() {
+        if autograd::is_recomputing() {
             return Ok(());
         }
         let count = statistics.count as f64;

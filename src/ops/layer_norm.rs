@@ -135,7 +135,7 @@ impl Operator for RowNorm {
         let (grad, weight) = (ctx.gradient, weight.as_ref());
         // A residual's, mostly.
         let adds = wants[0].is_some_and(|want| kernel::adds(x.dtype(), want));
-        let waiting = if adds { ctx.take_waiting(0)? } else { None };
+        let waiting = if adds { ctx.take_pending(0)? } else { None };
         let waiting = waiting.as_ref().map(Gradient::tensor);
         let gradients =
             kernel::backward(x, grad, weight, statistics, self.centred, wants, waiting)?;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Tensor, Var};
 
 use super::config::check_fractions;
+use crate::autograd::version;
 use crate::kernels::multi_tensor::Multiplier;
 use crate::kernels::{self, multi_tensor::optimizer as kernel};
 use crate::{Error, Parameters, Result, autocast};
@@ -211,7 +212,7 @@ impl Ema {
         let Some(weights) = self.weights.take() else { return Ok(()) };
         let pairs = self.averages.iter().zip(&weights).map(|(to, w)| (to.variable.as_tensor(), w));
         kernels::cast_all(&pairs.collect::<Vec<_>>())?;
-        autocast::clear_cast_cache();
+        self.written();
         Ok(())
     }
 
@@ -232,8 +233,14 @@ impl Ema {
     fn write(&self) -> Result<()> {
         let pairs = self.averages.iter().map(|a| (a.variable.as_tensor(), &a.average));
         kernels::cast_all(&pairs.collect::<Vec<_>>())?;
-        autocast::clear_cast_cache();
+        self.written();
         Ok(())
+    }
+
+    /// Notes that the weights have other values now.
+    fn written(&self) {
+        version::written(self.averages.iter().map(|a| a.variable.as_tensor()));
+        autocast::clear_cast_cache();
     }
 
     /// The averages themselves, by name.

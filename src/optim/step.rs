@@ -7,7 +7,7 @@ use super::config::Config;
 use super::masters::Masters;
 use super::optimizer::{Optim, dtype};
 use super::slot::Slot;
-use crate::autograd::stepped;
+use crate::autograd::version;
 use crate::kernels::multi_tensor::Due;
 use crate::kernels::{self, multi_tensor::optimizer as kernel};
 use crate::scaler::{Gradients, Step};
@@ -74,7 +74,7 @@ impl<C: Config> Optim<C> {
         }
         if skip.is_none() {
             let stepped = self.slots.iter().zip(&gradients).filter(|(_, g)| g.is_some());
-            stepped::note(stepped.map(|(slot, _)| slot.variable.as_tensor()));
+            version::written(stepped.map(|(slot, _)| slot.variable.as_tensor()));
         } // else a GPU decides, and to ask it would wait
         autocast::clear_cast_cache();
         Ok(())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor, TensorId};
 
 use super::found_inf::FoundInf;
-use crate::autograd::{self, Gradient, Graph};
+use crate::autograd::{self, Graph};
 use crate::kernels::multi_tensor::{self, Clip, Due, Factor, Flag, Found, Multiplier};
 use crate::scaler::diagnostics::NonFinite;
 use crate::{Error, Result, diagnostics::Exponents, kernels};
@@ -162,27 +162,9 @@ impl Collected {
         graph: Graph,
         unscale: &Unscale,
     ) -> Result<bool> {
-        let nodes = loss.sorted_nodes();
-        autograd::stale::check(&nodes)?;
-        let f16_nodes = nodes.iter().any(|node| node.dtype() == DType::F16);
-        let variables: Vec<Tensor> =
-            nodes.into_iter().filter(|t| t.is_variable()).cloned().collect();
-        autograd::saw_f16();
-        let (mut store, mut sink) = autograd::backward_into(loss, graph)?;
-        let f16 = autograd::saw_f16() || f16_nodes;
+        let autograd::Gradients { leaves, saw_f16 } = autograd::backward_into(loss, graph)?;
         let mut arrived = Vec::new();
-        for variable in variables {
-            let dtype = if variable.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-            // What candle's own operators have for the variable, and what the crate's have.
-            let from_candle = match store.remove(&variable) {
-                Some(g) => Some(Gradient::shared(g.detach()).into_dtype(dtype)?),
-                None => None,
-            };
-            let gradient = match (from_candle, sink.remove(&variable.id())) {
-                (None, None) => continue,
-                (Some(one), None) | (None, Some(one)) => one,
-                (Some(one), Some(other)) => one.add(other)?,
-            };
+        for (variable, gradient) in leaves {
             arrived.push((variable, gradient.into_owned()?.into_tensor()));
         }
         if arrived.is_empty() {
@@ -191,7 +173,7 @@ impl Collected {
         for (variable, gradient) in arrived {
             self.add(variable, gradient, unscale)?;
         }
-        Ok(f16)
+        Ok(saw_f16)
     }
 
     fn add(&mut self, variable: Tensor, gradient: Tensor, unscale: &Unscale) -> Result<()> {

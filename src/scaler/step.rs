@@ -6,7 +6,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor, TensorId};
 use candle_nn::Optimizer;
 
-use crate::autograd::stepped;
+use crate::autograd::version;
 use crate::kernels::multi_tensor::Due;
 use crate::{Parameters, kernels};
 
@@ -148,7 +148,7 @@ impl<O: Optimizer> Step for Bound<'_, O> {
     fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
         self.optimizer.apply(gradients)?;
         let vars = self.parameters.vars();
-        stepped::note(
+        version::written(
             vars.iter().map(|var| var.as_tensor()).filter(|var| gradients.get(var).is_some()),
         );
         Ok(())

@@ -4,6 +4,7 @@ mod autocast;
 mod bad_input;
 mod cases;
 mod checkpoint;
+mod deep_graphs;
 #[path = "../../src/kernels/devices.rs"]
 mod devices;
 mod dtype_flow;
@@ -35,5 +36,6 @@ mod tidy;
 mod trace;
 mod transformer;
 mod util;
+mod versions;
 
 mod workers;

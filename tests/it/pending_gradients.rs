@@ -23,8 +23,8 @@ impl Operator for Double {
     }
 
     fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
-        let waiting = ctx.take_waiting(0)?;
-        assert!(ctx.take_waiting(0)?.is_none() && ctx.take_waiting(1)?.is_none());
+        let waiting = ctx.take_pending(0)?;
+        assert!(ctx.take_pending(0)?.is_none() && ctx.take_pending(1)?.is_none());
         let shape = waiting.as_ref().map(|waiting| waiting.tensor().dims().to_vec());
         self.0.lock().unwrap().push(shape);
         let gradient = (ctx.gradient * 2.0)?;

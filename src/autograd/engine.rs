@@ -1,0 +1,76 @@
+//! Backward from a loss, into collected gradients.
+
+use candle_core::{DType, Result, Tensor};
+
+use super::node::Node;
+use super::pass::{self, Graph, Leaves, Pass};
+use super::{Backward, Gradient, Operator, token, version};
+use crate::{Cast, Op};
+
+/// What a backward pass has computed.
+pub(crate) struct Gradients {
+    /// Of variables, in `F32` for 16-bit ones, in the order of their arrival.
+    pub(crate) leaves: Vec<(Tensor, Gradient)>,
+    /// Whether a gradient or a variable was in F16.
+    pub(crate) saw_f16: bool,
+}
+
+/// Runs backward from `loss`.
+///
+/// Where only operators of this crate lie between the loss and its variables, nodes run latest first, without candle
+/// and without recursion. Otherwise candle schedules.
+pub(crate) fn backward_into(loss: &Tensor, graph: Graph) -> crate::Result<Gradients> {
+    let mut pass = Pass::collecting(graph);
+    let mut f16 = false;
+    let mut from_candle = Vec::new();
+    match token::whole_node(loss) {
+        Some(node) => {
+            pass.send(&node.consume(), Some(Gradient::owned(loss.ones_like()?)))?;
+            drop(node);
+        }
+        None => {
+            let nodes = loss.sorted_nodes();
+            version::check(&nodes)?;
+            f16 = nodes.iter().any(|node| node.dtype() == DType::F16);
+            let mut store;
+            (store, pass) = pass::walked_by_candle(pass, &nodes, || loss.backward())?;
+            let variables = nodes.iter().filter(|node| node.is_variable());
+            from_candle =
+                variables.filter_map(|v| Some(((*v).clone(), store.remove(v)?))).collect();
+        }
+    }
+    // All of it, or what is below candle's part.
+    Node::run_pending(&mut pass)?;
+    let mut leaves = pass.leaves.unwrap_or_default();
+    for (variable, gradient) in from_candle {
+        let gradient = Gradient::shared(gradient.detach());
+        leaves.add(&variable, gradient.into_dtype(Leaves::dtype(variable.dtype()))?)?;
+    }
+    let leaves = leaves.into_vec();
+    f16 |= pass.saw_f16 || leaves.iter().any(|(variable, _)| variable.dtype() == DType::F16);
+    Ok(Gradients { leaves, saw_f16: f16 })
+}
+
+/// Runs backward from `y`, whose gradient is the given one: a pass of its own within another.
+pub(crate) fn backward_from(
+    y: &Tensor,
+    gradient: Tensor,
+    graph: Graph,
+) -> crate::Result<Gradients> {
+    /// A number whose gradient in `y` is the given one.
+    struct Seed(Tensor);
+    impl Operator for Seed {
+        type Saved = ();
+        fn op(&self) -> Op {
+            Op::user("seed", Cast::Keep)
+        }
+        fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+            Ok((Tensor::zeros((), DType::F32, inputs[0].device())?, ()))
+        }
+        fn backward(&self, _: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+            Ok(vec![Some(Gradient::shared(self.0.clone()))])
+        }
+    }
+    let seed = super::apply(Seed(gradient), &[y])?;
+    backward_into(&seed, graph)
+}

@@ -1,0 +1,314 @@
+//! Nodes of the graph: what an operator keeps for backward, and where the gradients of its inputs go.
+
+use std::sync::{Arc, Mutex};
+
+use candle_core::{DType, Result, Shape, Tensor};
+
+use super::pass::{Leaves, Pass};
+use super::reclaim::{Link, drop_links};
+use super::storage::lock;
+use super::version::{self, Read};
+use super::{Arrivals, Gradient, second_order};
+use crate::{Error, autocast};
+
+/// One application of an operator.
+pub(super) struct Node {
+    pub(super) name: &'static str,
+    /// The time it was applied. Its inputs' nodes have lower numbers.
+    number: u64,
+    /// Whether only operators of this crate lie between it and its variables.
+    pub(super) is_whole: bool,
+    /// Whether it hands its gradient to a variable as it is: in `F32`, where that is collected.
+    is_leaf: bool,
+    /// How many nodes candle walks below it, one above the other.
+    pub(super) depth: usize,
+    /// Whether candle does not see what is below it: a chain that its recursion could not walk.
+    pub(super) is_cut: bool,
+    /// `None` once a pass has freed it.
+    saved: Mutex<Option<Arc<Saved>>>,
+    /// Cloned for every consumer that is yet to run backward.
+    consumers: Arc<()>,
+}
+
+/// What is kept for backward.
+struct Saved {
+    /// One for each input.
+    edges: Vec<Edge>,
+    /// Calls the operator's backward.
+    run: Box<Run>,
+}
+
+impl Drop for Saved {
+    fn drop(&mut self) {
+        drop_links(self.edges.drain(..).map(Link::Edge));
+    }
+}
+
+/// The name of a node that hands a gradient to an input as it is.
+pub(super) const LEAF: &str = "leaf";
+
+pub(super) type Run = dyn Fn(Arguments<'_>) -> Result<Vec<Option<Gradient>>> + Send + Sync;
+
+/// What an operator's backward is given.
+pub(super) struct Arguments<'a> {
+    pub(super) gradient: &'a Gradient,
+    pub(super) wants: &'a [Option<DType>],
+    pub(super) last: bool,
+    pub(super) arrivals: Arrivals<'a>,
+}
+
+/// Where the gradient of an input goes.
+pub(super) struct Edge {
+    pub(super) dtype: DType,
+    /// Of the input, and so of its gradient.
+    pub(super) shape: Shape,
+    /// The input's storage, if backward may read it and no operator of the crate has made it.
+    pub(super) read: Option<Read>,
+    pub(super) target: Target,
+}
+
+pub(super) enum Target {
+    /// The input is not tracked.
+    Nowhere,
+    /// To the node that made the input, in the shape of that node's output where the input is a view of it.
+    Node(Consumed, Option<Shape>),
+    /// To a variable, or to candle as the gradient of the argument of that number.
+    Argument(Tensor, usize),
+}
+
+/// A node, as one of its consumers has it.
+#[derive(Clone)]
+pub(super) struct Consumed {
+    node: Arc<Node>,
+    _alive: Arc<()>,
+}
+
+impl Consumed {
+    pub(super) fn number(&self) -> u64 {
+        self.node.number
+    }
+
+    pub(super) fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+}
+
+impl Node {
+    /// A node of this `number`, taken from the clock before the operator read its inputs.
+    pub(super) fn new(
+        name: &'static str,
+        number: u64,
+        run: Box<Run>,
+        edges: Vec<Edge>,
+        max_depth: usize,
+    ) -> Arc<Self> {
+        let below = edges.iter().filter_map(Edge::depth).max();
+        let depth = below.map_or(0, |depth| depth + 1);
+        let is_cut = depth > max_depth;
+        Arc::new(Self {
+            name,
+            number,
+            is_whole: edges.iter().all(Edge::is_whole),
+            is_leaf: name == LEAF && edges.iter().any(Edge::is_variable),
+            depth: if is_cut { 0 } else { depth },
+            is_cut,
+            saved: Mutex::new(Some(Arc::new(Saved { edges, run }))),
+            consumers: Arc::new(()),
+        })
+    }
+
+    pub(super) fn consume(self: &Arc<Self>) -> Consumed {
+        Consumed { node: self.clone(), _alive: self.consumers.clone() }
+    }
+
+    /// What backward needs, and whether nobody else has it, now or later. It leaves the node where the graph is freed and
+    /// no consumer is left.
+    fn begin(&self, pass: &Pass) -> Result<(Arc<Saved>, bool)> {
+        let mut saved = lock(&self.saved);
+        let unused = Arc::strong_count(&self.consumers) == 1;
+        let freed = unused && pass.graph.frees(self.number);
+        let taken = if freed { saved.take() } else { saved.clone() };
+        let taken = taken.ok_or(Error::GraphFreed { op: self.name })?;
+        let last = Arc::strong_count(&taken) == 1;
+        Ok((taken, last))
+    }
+
+    /// Computes the gradients of the inputs from that of the output, and sends them on. Returns those for candle, with
+    /// the numbers of its arguments.
+    fn run(
+        &self,
+        pass: &mut Pass,
+        gradient: Gradient,
+        saved: &Saved,
+        last: bool,
+    ) -> Result<Vec<(usize, Tensor)>> {
+        if second_order::is_wanted() && pass.leaves.is_none() {
+            return Err(Error::SecondOrder { op: self.name }.into());
+        }
+        let reads = saved.edges.iter().map(|edge| edge.read);
+        if let Some(input) = version::written_since(self.number, reads) {
+            let shape = saved.edges[input].shape.clone();
+            return Err(Error::SteppedVariable { op: self.name, input, shape }.into());
+        }
+        autocast::clear_cast_cache();
+        let wants: Vec<_> = saved.edges.iter().map(|edge| edge.wants(pass)).collect();
+        let dtype = gradient.tensor().dtype();
+        let gradient = gradient.into_dtype(dtype)?;
+        if dtype == DType::F16 {
+            pass.note_f16();
+        }
+        let arrivals = (&saved.edges[..], std::cell::RefCell::new(&mut *pass));
+        let arrivals = Arrivals(&arrivals);
+        let gradients =
+            (saved.run)(Arguments { gradient: &gradient, wants: &wants, last, arrivals })?;
+        if gradients.len() != wants.len() {
+            let (got, expected) = (gradients.len(), wants.len());
+            return Err(Error::GradientCount { op: self.name, got, expected }.into());
+        }
+        let mut arguments = Vec::new();
+        let sends = saved.edges.iter().zip(wants).zip(gradients);
+        for (input, ((edge, want), gradient)) in sends.enumerate() {
+            let (Some(want), Some(gradient)) = (want, gradient) else { continue };
+            if gradient.tensor().shape() != &edge.shape {
+                let (got, expected) = (gradient.tensor().shape().clone(), edge.shape.clone());
+                return Err(Error::GradientShape { op: self.name, input, got, expected }.into());
+            }
+            let gradient = gradient.into_dtype(want)?;
+            match (&edge.target, &mut pass.leaves) {
+                (Target::Nowhere, _) => {}
+                (Target::Node(node, None), _) => pass.send(node, Some(gradient))?,
+                (Target::Node(node, Some(output)), _) => {
+                    pass.send(node, Some(gradient.reshape(output)?))?
+                }
+                (Target::Argument(input, _), Some(leaves)) if input.is_variable() => {
+                    leaves.add(input, gradient)?
+                }
+                (Target::Argument(_, i), _) => arguments.push((*i, gradient.into_tensor())),
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// Runs backward where candle schedules it. Returns the gradients of the custom op's arguments.
+    pub(super) fn backward_for_candle(
+        &self,
+        pass: &mut Pass,
+        args: &[&Tensor],
+    ) -> Result<Vec<Option<Tensor>>> {
+        let mut out = vec![None; args.len()];
+        if self.is_cut {
+            // The one argument is a variable, so that candle asks for no gradient.
+            return match pass.leaves {
+                Some(_) => Ok(out),
+                None => Err(Error::GraphTooDeep { op: self.name }.into()),
+            };
+        }
+        let gradient = pass.take(self.number);
+        let (saved, last) = self.begin(pass)?;
+        if let Some(gradient) = gradient {
+            for (i, gradient) in self.run(pass, gradient, &saved, last)? {
+                out[i] = Some(gradient);
+            }
+        }
+        // candle panics where a tracked argument that is no variable gets no gradient.
+        for edge in &saved.edges {
+            if let Target::Argument(arg, i) = &edge.target
+                && out[*i].is_none()
+                && !arg.is_variable()
+            {
+                out[*i] = Some(arg.zeros_like()?);
+            }
+        }
+        for (gradient, arg) in out.iter_mut().zip(args) {
+            if gradient.is_none() && !arg.is_variable() {
+                *gradient = Some(pass.token_gradient(arg)?);
+            }
+        }
+        Ok(out)
+    }
+
+    /// Runs backward through every node with a pending gradient and those below, latest first, without candle.
+    pub(super) fn run_pending(pass: &mut Pass) -> Result<()> {
+        while let Some(pending) = pass.next() {
+            let node = pending.node.node().clone();
+            drop(pending.node);
+            if !node.is_whole {
+                return Err(Error::GraphTooDeep { op: node.name }.into());
+            }
+            let (saved, last) = node.begin(pass)?;
+            if let Some(gradient) = pending.gradient {
+                node.run(pass, gradient, &saved, last)?;
+            }
+            // Those that get no gradient are freed as well.
+            for edge in &saved.edges {
+                if let Target::Node(node, _) = &edge.target {
+                    pass.send(node, None)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `f` with every variable below a whole node.
+    pub(super) fn for_each_variable(self: &Arc<Self>, mut f: impl FnMut(&Tensor)) {
+        let mut seen = std::collections::HashSet::from([self.number]);
+        let mut rest = vec![self.clone()];
+        while let Some(node) = rest.pop() {
+            let Some(saved) = lock(&node.saved).clone() else { continue };
+            for edge in &saved.edges {
+                match &edge.target {
+                    Target::Node(below, _) if seen.insert(below.number()) => {
+                        rest.push(below.node().clone());
+                    }
+                    Target::Argument(input, _) if input.is_variable() => f(input),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Edge {
+    fn is_variable(&self) -> bool {
+        matches!(&self.target, Target::Argument(arg, _) if arg.is_variable())
+    }
+
+    fn depth(&self) -> Option<usize> {
+        match &self.target {
+            Target::Node(node, _) => Some(node.node.depth),
+            _ => None,
+        }
+    }
+
+    /// The dtype that the input's gradient is wanted in.
+    fn wants(&self, pass: &Pass) -> Option<DType> {
+        let leaf = match &self.target {
+            Target::Nowhere => return None,
+            Target::Node(node, _) => node.node.is_leaf,
+            Target::Argument(arg, _) => arg.is_variable(),
+        };
+        Some(if leaf && pass.leaves.is_some() { Leaves::dtype(self.dtype) } else { self.dtype })
+    }
+
+    /// What other consumers have sent so far where this edge goes, in the dtype and the shape of the input.
+    pub(super) fn take_pending(&self, pass: &mut Pass) -> Result<Option<Gradient>> {
+        let Target::Node(node, _) = &self.target else { return Ok(None) };
+        if node.node.is_leaf {
+            return Ok(None);
+        }
+        let Some(gradient) = pass.take_so_far(node.number()) else { return Ok(None) };
+        gradient.into_dtype(self.dtype)?.reshape(&self.shape).map(Some)
+    }
+
+    fn is_whole(&self) -> bool {
+        match &self.target {
+            Target::Nowhere => true,
+            Target::Node(node, _) => node.node.is_whole,
+            Target::Argument(arg, _) => arg.is_variable(),
+        }
+    }
+}

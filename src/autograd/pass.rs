@@ -1,0 +1,222 @@
+//! The state of one backward pass.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use candle_core::{DType, Result, Tensor, TensorId};
+
+use super::node::Consumed;
+use super::{Gradient, token, version};
+
+/// What a pass leaves of the graph it goes through.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Graph {
+    /// All of it, as candle does.
+    Kept,
+    /// Nodes created before this time. It frees the others once no consumer needs them.
+    FreedFrom(u64),
+}
+
+impl Graph {
+    pub(crate) const FREED: Self = Self::FreedFrom(0);
+
+    /// What exists by now is kept.
+    pub(crate) fn freed_from_here() -> Self {
+        Self::FreedFrom(version::now())
+    }
+
+    pub(super) fn frees(self, number: u64) -> bool {
+        matches!(self, Self::FreedFrom(first) if number >= first)
+    }
+}
+
+/// One backward pass: the gradients on their way, and where those of variables go.
+///
+/// It is handed from node to node. Where candle schedules the nodes, through callbacks that it hands nothing of ours,
+/// it lies in the thread's place between them; see [`within`]. A pass that fails is dropped with all it holds.
+pub(super) struct Pass {
+    /// The gradients that nodes have yet to receive, by the node's number. Consumers have higher numbers.
+    pending: BTreeMap<u64, Pending>,
+    /// The gradients of variables; `None` where candle's store takes them.
+    pub(super) leaves: Option<Leaves>,
+    pub(super) graph: Graph,
+    /// The graph of the loss, where candle walks it for a scaler: whatever else calls is another backward pass.
+    nodes: Option<HashSet<TensorId>>,
+    /// Whether a gradient was in F16.
+    pub(super) saw_f16: bool,
+    /// Shared with the tensors that stand for token gradients in candle's store: the pass is alive while one of
+    /// them is. Only of candle's own passes, whose end nobody tells us.
+    alive: Option<Arc<()>>,
+}
+
+/// What a node has yet to receive. It counts as a consumer of the node, so that no other pass frees that meanwhile.
+pub(super) struct Pending {
+    pub(super) node: Consumed,
+    /// `None` where its consumers sent none.
+    pub(super) gradient: Option<Gradient>,
+}
+
+/// The gradients of variables, `F32` for 16-bit ones, in the order of their arrival.
+#[derive(Default)]
+pub(super) struct Leaves {
+    gradients: Vec<(Tensor, Gradient)>,
+    index: HashMap<TensorId, usize>,
+}
+
+impl Leaves {
+    /// The dtype that the gradient of a variable is accumulated in.
+    pub(super) fn dtype(variable: DType) -> DType {
+        if variable == DType::F64 { DType::F64 } else { DType::F32 }
+    }
+
+    /// Adds to the gradient of `variable`.
+    pub(super) fn add(&mut self, variable: &Tensor, gradient: Gradient) -> Result<()> {
+        match self.index.get(&variable.id()) {
+            Some(&at) => {
+                let before = &mut self.gradients[at].1;
+                // Where the sum fails, the pass does.
+                let taken = std::mem::replace(before, Gradient::shared(variable.clone()));
+                *before = taken.add(gradient)?;
+            }
+            None => {
+                self.index.insert(variable.id(), self.gradients.len());
+                self.gradients.push((variable.clone(), gradient));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn into_vec(self) -> Vec<(Tensor, Gradient)> {
+        self.gradients
+    }
+}
+
+impl Pass {
+    /// A pass that collects the gradients of variables.
+    pub(super) fn collecting(graph: Graph) -> Self {
+        Self { leaves: Some(Leaves::default()), graph, ..Self::of_candle() }
+    }
+
+    /// candle's own, which keeps the graph and has a store for the gradients of variables.
+    fn of_candle() -> Self {
+        Self {
+            pending: BTreeMap::new(),
+            leaves: None,
+            graph: Graph::Kept,
+            nodes: None,
+            saw_f16: false,
+            alive: None,
+        }
+    }
+
+    /// Whether `output` belongs to the graph that this pass is for.
+    pub(super) fn covers(&self, output: &Tensor) -> bool {
+        self.nodes.as_ref().is_none_or(|nodes| nodes.contains(&output.id()))
+    }
+
+    /// Whether candle still holds a gradient of a pass that it has begun. Gradients are pending only as long: each node
+    /// that has one has a token with a gradient in candle's store.
+    fn is_alive(&self) -> bool {
+        self.leaves.is_some()
+            || self.alive.as_ref().is_some_and(|alive| Arc::strong_count(alive) > 1)
+    }
+
+    /// Adds to what `node` receives.
+    pub(super) fn send(&mut self, node: &Consumed, gradient: Option<Gradient>) -> Result<()> {
+        let pending = self.pending.entry(node.number());
+        let pending = pending.or_insert_with(|| Pending { node: node.clone(), gradient: None });
+        pending.gradient = match (pending.gradient.take(), gradient) {
+            (Some(before), Some(gradient)) => Some(before.add(gradient)?),
+            (before, gradient) => before.or(gradient),
+        };
+        Ok(())
+    }
+
+    /// The pending gradient of a node, which leaves the pass.
+    pub(super) fn take(&mut self, number: u64) -> Option<Gradient> {
+        self.pending.remove(&number)?.gradient
+    }
+
+    /// The pending gradient of a node that other consumers may still add to.
+    pub(super) fn take_so_far(&mut self, number: u64) -> Option<Gradient> {
+        self.pending.get_mut(&number)?.gradient.take()
+    }
+
+    /// The node whose consumers have all run: the latest.
+    pub(super) fn next(&mut self) -> Option<Pending> {
+        self.pending.pop_last().map(|(_, pending)| pending)
+    }
+
+    /// A gradient for candle's edge to `token`: it is added up and never read.
+    pub(super) fn token_gradient(&mut self, token: &Tensor) -> Result<Tensor> {
+        if self.leaves.is_some() {
+            return Ok(token.detach());
+        }
+        let alive = self.alive.get_or_insert_default().clone();
+        token::alive(token, alive)
+    }
+
+    /// An operator's backward was given a gradient in F16, which needs a loss scale.
+    pub(super) fn note_f16(&mut self) {
+        self.saw_f16 = true;
+        let warned = || PLACE.with_borrow_mut(|place| std::mem::replace(&mut place.warned, true));
+        if self.leaves.is_none() && !warned() {
+            tracing::warn!(
+                "F16 gradients without a GradScaler: those below 2^-25 become zero; run backward \
+                 by `scaler.scale(&loss)?.backward()?`, or compute in BF16"
+            );
+        }
+    }
+}
+
+/// A thread's place for the pass that candle walks.
+struct Place {
+    pass: Option<Pass>,
+    /// Whether this thread has warned of F16 gradients without a scaler.
+    warned: bool,
+}
+
+thread_local! {
+    static PLACE: RefCell<Place> = const { RefCell::new(Place { pass: None, warned: false }) };
+}
+
+fn replace(pass: Option<Pass>) -> Option<Pass> {
+    PLACE.with_borrow_mut(|place| std::mem::replace(&mut place.pass, pass))
+}
+
+/// Gives the pass that candle walks to `f`, one of its callbacks: that of a scaler, or candle's own, a new one where
+/// the last has ended.
+///
+/// Meanwhile the thread's place is empty, so that a backward pass that `f` runs has one of its own.
+pub(super) fn within<T>(f: impl FnOnce(&mut Pass) -> Result<T>) -> Result<T> {
+    let mut pass = replace(None).filter(Pass::is_alive).unwrap_or_else(Pass::of_candle);
+    let result = f(&mut pass);
+    let pass = if result.is_ok() || pass.leaves.is_some() { Some(pass) } else { None };
+    drop(replace(pass));
+    result
+}
+
+/// Has candle `walk` the graph of these `nodes` for `pass`. What is pending then is below what candle sees.
+pub(super) fn walked_by_candle<T>(
+    mut pass: Pass,
+    nodes: &[&Tensor],
+    walk: impl FnOnce() -> Result<T>,
+) -> Result<(T, Pass)> {
+    /// Puts the outer pass back, on error and panic too.
+    struct Outer(Option<Pass>);
+    impl Drop for Outer {
+        fn drop(&mut self) {
+            drop(replace(self.0.take()));
+        }
+    }
+    pass.nodes = Some(nodes.iter().map(|node| node.id()).collect());
+    let outer = Outer(replace(Some(pass)));
+    let result = walk();
+    let pass = replace(None);
+    drop(outer);
+    match (result?, pass) {
+        (result, Some(pass)) => Ok((result, pass)),
+        (_, None) => candle_core::bail!("a backward pass has lost its gradients"),
+    }
+}

@@ -1,0 +1,267 @@
+//! Versions: when each tensor's storage was last written, on the clock that numbers the nodes of a graph.
+//!
+//! An operator keeps the tensors that backward needs, not copies of them. Once one is written in place, backward
+//! would differentiate a function that was never computed. PyTorch gives each tensor a version counter and compares it in
+//! backward. Here whatever of this crate writes in place (an optimizer's step, an average put in place of the
+//! weights, a checkpoint that is loaded) calls [`written`]. A node that reads a storage whose last write is later than
+//! the node itself refuses to run.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex};
+
+use candle_core::{DType, Device, Tensor, TensorId};
+
+use super::storage::{lock, place, share_storage};
+use super::token;
+use crate::Error;
+
+/// Counts nodes and writes.
+static CLOCK: AtomicU64 = AtomicU64::new(0);
+
+/// The time of the last write of any. A training loop has none between forward and backward.
+static LATEST: AtomicU64 = AtomicU64::new(0);
+
+static VERSIONS: LazyLock<Mutex<Versions>> = LazyLock::new(Mutex::default);
+
+#[derive(Default)]
+struct Versions {
+    /// The last write, by where the storage is.
+    writes: HashMap<usize, Write>,
+    /// Tensors that are rewritten from another after each step, by their id.
+    copies: HashMap<TensorId, Copy>,
+}
+
+struct Write {
+    at: u64,
+    /// What candle had numbered by then: tensors with lower numbers existed before.
+    newest: u64,
+    /// candle's number of the tensor that was written. Its views have higher numbers. A lower one was another
+    /// tensor's, whose storage was in the same place before.
+    tensor: u64,
+}
+
+/// A 16-bit tensor and the master that it is rewritten from.
+struct Copy {
+    name: String,
+    at: u64,
+    newest: u64,
+    /// Where the master's storage is, if it has one of its own.
+    master: Option<usize>,
+}
+
+/// A storage that backward reads.
+#[derive(Clone, Copy)]
+pub(super) struct Read {
+    place: usize,
+    tensor: u64,
+}
+
+impl Read {
+    pub(super) fn of(tensor: &Tensor) -> Self {
+        Self { place: place(tensor), tensor: number(tensor) }
+    }
+}
+
+/// The next time of the clock, for a node or a write.
+pub(super) fn tick() -> u64 {
+    CLOCK.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The time that the next node gets, or a later one.
+pub(crate) fn now() -> u64 {
+    CLOCK.load(Ordering::Relaxed)
+}
+
+/// Notes that each of `tensors` has just been written in place. They have to be the variables themselves, not views.
+pub(crate) fn written<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) {
+    let (at, newest) = (tick(), newest());
+    let writes = tensors.into_iter().map(|tensor| {
+        let Read { place, tensor } = Read::of(tensor);
+        (place, Write { at, newest, tensor })
+    });
+    lock(&VERSIONS).writes.extend(writes);
+    LATEST.fetch_max(at, Ordering::Relaxed);
+}
+
+/// Notes that `copy` has just been written, or rewritten, from `master`; `name` is for errors.
+pub(crate) fn refreshed(copy: &Tensor, master: &Tensor, name: &str) {
+    let master = (!share_storage(copy, master)).then(|| place(master));
+    let note = Copy { name: name.to_owned(), at: tick(), newest: newest(), master };
+    lock(&VERSIONS).copies.insert(copy.id(), note);
+}
+
+/// Forgets `copy`, which is not rewritten any more.
+pub(crate) fn forget(copy: &Tensor) {
+    lock(&VERSIONS).copies.remove(&copy.id());
+}
+
+/// candle numbers tensors in the order it makes them. The number is private; hashing gives it.
+pub(crate) fn number(tensor: &Tensor) -> u64 {
+    #[derive(Default)]
+    struct Number(u64);
+    impl Hasher for Number {
+        fn write(&mut self, bytes: &[u8]) {
+            self.0 = bytes.iter().fold(self.0, |number, byte| (number << 8) | u64::from(*byte));
+        }
+        fn write_usize(&mut self, number: usize) {
+            self.0 = number as u64;
+        }
+        fn finish(&self) -> u64 {
+            self.0
+        }
+    }
+    let mut number = Number::default();
+    tensor.id().hash(&mut number);
+    number.finish()
+}
+
+/// candle's number for a tensor that is made now.
+fn newest() -> u64 {
+    // Should there be none, every tensor counts as older: an error too many, not one too few.
+    Tensor::zeros((), DType::U8, &Device::Cpu).map_or(u64::MAX, |tensor| number(&tensor))
+}
+
+/// Which of `reads`, storages that a node of this time reads, has been written since.
+pub(super) fn written_since(
+    time: u64,
+    mut reads: impl Iterator<Item = Option<Read>>,
+) -> Option<usize> {
+    if LATEST.load(Ordering::Relaxed) <= time {
+        return None;
+    }
+    let versions = lock(&VERSIONS);
+    reads.position(|read| {
+        let Some(Read { place, tensor }) = read else { return false };
+        versions.writes.get(&place).is_some_and(|w| w.at > time && w.tensor <= tensor)
+    })
+}
+
+/// Fails where a node of candle's among `nodes`, those of a loss, was computed from what has been written since;
+/// nodes of this crate [see for themselves](written_since).
+pub(crate) fn check(nodes: &[&Tensor]) -> crate::Result<()> {
+    let versions = lock(&VERSIONS);
+    versions.check_copies(nodes)?;
+    let Some(latest) = versions.writes.values().map(|write| write.newest).max() else {
+        return Ok(());
+    };
+    // A copy was computed from its master too, and is checked above.
+    let candles = |node: &&&Tensor| {
+        let other = node.is_variable() || versions.copies.contains_key(&node.id());
+        !other && !token::is_of_this_crate(node)
+    };
+    for node in nodes.iter().filter(|node| number(node) < latest).filter(candles) {
+        let (made, args) = (number(node), arguments(node));
+        let changed = args.iter().position(|arg| {
+            let write = versions.writes.get(&place(arg));
+            let write = write.filter(|w| w.newest > made && w.tensor <= number(arg));
+            write.is_some() && !share_storage(node, arg)
+        });
+        if let Some(input) = changed {
+            let (op, shape) = ("an operator of candle's", args[input].shape().clone());
+            return Err(Error::SteppedVariable { op, input, shape });
+        }
+    }
+    Ok(())
+}
+
+impl Versions {
+    /// Fails where a copy was not rewritten after its master's last step, and where a tensor was computed from a copy
+    /// that has been rewritten since. Views are fine: they are rewritten with it.
+    fn check_copies(&self, nodes: &[&Tensor]) -> crate::Result<()> {
+        let mut latest = None;
+        for copy in nodes.iter().filter_map(|node| self.copies.get(&node.id())) {
+            let write = copy.master.and_then(|master| self.writes.get(&master));
+            if write.is_some_and(|write| write.at > copy.at) {
+                return Err(Error::NotRefreshed { name: copy.name.clone() });
+            }
+            latest = latest.max(Some(copy.newest));
+        }
+        let Some(latest) = latest else { return Ok(()) };
+        let computed =
+            |node: &&&Tensor| !node.is_variable() && !self.copies.contains_key(&node.id());
+        for node in nodes.iter().filter(|node| number(node) <= latest).filter(computed) {
+            for source in node.sorted_nodes() {
+                if let Some(copy) = self.copies.get(&source.id())
+                    && copy.newest > number(node)
+                    && !share_storage(node, source)
+                {
+                    return Err(Error::StaleGraph { name: copy.name.clone() });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The tracked arguments of candle's operator that made `node`, except for those that lie on the way to another one.
+///
+/// candle keeps its operators to itself, but lists the nodes below each argument one argument after the other, and
+/// those below before the argument itself, backwards. So the first that no argument before it leads to is the next
+/// argument.
+fn arguments(node: &Tensor) -> Vec<&Tensor> {
+    let (mut below, mut arguments) = (HashSet::from([node.id()]), Vec::new());
+    for candidate in node.sorted_nodes() {
+        if !below.contains(&candidate.id()) {
+            below.extend(candidate.sorted_nodes().into_iter().map(Tensor::id));
+            below.insert(candidate.id());
+            arguments.push(candidate);
+        }
+    }
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Result, Var};
+
+    use super::*;
+
+    /// What all of this rests on.
+    #[test]
+    fn candle_numbers_tensors_in_the_order_it_makes_them() -> Result<()> {
+        let mut last = 0;
+        for _ in 0..3 {
+            let made = Tensor::zeros(1, DType::F32, &Device::Cpu)?;
+            let computed = made.affine(2.0, 0.0)?;
+            assert!(last < number(&made) && number(&made) < number(&computed));
+            last = number(&computed);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn arguments_are_found_again() -> Result<()> {
+        let v = |x: f32| Var::new(&[[x, 1.0], [2.0, 3.0]], &Device::Cpu);
+        let (a, b, c) = (v(1.0)?, v(2.0)?, v(3.0)?);
+        let deep = (a.as_tensor() * b.as_tensor())?.relu()?;
+        let ids = |t: &Tensor| arguments(t).into_iter().map(Tensor::id).collect::<HashSet<_>>();
+        let product = deep.matmul(&c.t()?)?;
+        let found = arguments(&product);
+        assert!(found.iter().any(|t| t.id() == deep.id()) && found.len() == 2);
+        assert!(found.iter().any(|t| share_storage(t, &c)));
+        assert_eq!(ids(&(a.as_tensor() * c.as_tensor())?), HashSet::from([a.id(), c.id()]));
+        assert_eq!(ids(&(c.as_tensor() + &deep)?), HashSet::from([c.id(), deep.id()]));
+        assert_eq!(ids(&deep.relu()?), HashSet::from([deep.id()]));
+        let chosen = deep.ge(0f32)?.where_cond(&c, &deep)?;
+        assert_eq!(ids(&chosen), HashSet::from([c.id(), deep.id()]));
+        Ok(())
+    }
+
+    /// A storage in the place of one that is gone is another one.
+    #[test]
+    fn a_place_that_is_used_again_is_another_storage() -> Result<()> {
+        let x = Tensor::zeros(1, DType::F32, &Device::Cpu)?;
+        let (read, time) = (Read::of(&x), tick());
+        let at = tick();
+        LATEST.fetch_max(at, Ordering::Relaxed);
+        let later = Write { at, newest: newest(), tensor: newest() };
+        lock(&VERSIONS).writes.insert(read.place, later);
+        assert_eq!(written_since(time, [Some(read)].into_iter()), None);
+        written([&x]);
+        assert_eq!(written_since(time, [None, Some(read)].into_iter()), Some(1));
+        assert_eq!(written_since(tick(), [Some(read)].into_iter()), None);
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! What is written in place between forward and backward.
+
+use candle_amp::optim::{Ema, EmaConfig, Sgd, SgdConfig};
+use candle_amp::{Checkpoint, GradScaler, MasterWeights, Parameters, ops};
+use candle_core::{DType, Result, Tensor, Var};
+use candle_nn::SGD;
+
+use crate::util::{assert_same, random};
+
+fn var(seed: u64) -> Result<Var> {
+    Var::from_tensor(&random(seed, (3, 3), DType::F32))
+}
+
+fn parameters(w: &Var) -> candle_amp::Result<Parameters> {
+    Parameters::named([("w", w.clone())])
+}
+
+fn step(w: &Var) -> candle_amp::Result<()> {
+    let mut sgd = Sgd::new(&parameters(w)?, SgdConfig { lr: 0.5, ..Default::default() })?;
+    let mut scaler = GradScaler::disabled();
+    scaler.scale(&ops::sum(w)?)?.backward()?;
+    scaler.step(&mut sgd)?;
+    Ok(())
+}
+
+/// Runs backward by a scaler and by candle, each of which has to refuse.
+fn assert_refused(what: &str, losses: [Tensor; 2]) {
+    let [by_scaler, by_candle] = losses;
+    let mut scaler = GradScaler::disabled();
+    let by_scaler = scaler.scale(&by_scaler).and_then(|loss| loss.backward());
+    for error in
+        [by_scaler.err().map(|e| e.to_string()), by_candle.backward().err().map(|e| e.to_string())]
+    {
+        let error = error.unwrap_or_else(|| panic!("{what}: no error"));
+        assert!(error.contains("its old values are gone"), "{what}: {error}");
+    }
+}
+
+#[test]
+fn whatever_the_crate_writes_is_noticed() -> candle_amp::Result<()> {
+    let file = std::env::temp_dir().join(format!("candle-amp-versions-{}", std::process::id()));
+    let file = file.with_extension("safetensors");
+    type Write = Box<dyn Fn(&Var) -> candle_amp::Result<()>>;
+    let ema = |w: &Var| Ema::new(&parameters(w)?, EmaConfig { decay: 0.5, ..Default::default() });
+    let path = file.clone();
+    let writes: [(&str, Write); 6] = [
+        ("a step", Box::new(step)),
+        ("averages put in place", Box::new(move |w| ema(w)?.swap_in())),
+        (
+            "averages put in place and back",
+            Box::new(move |w| {
+                let mut ema = ema(w)?;
+                ema.swap_in()?;
+                ema.swap_out()
+            }),
+        ),
+        ("averages for good", Box::new(move |w| ema(w)?.copy_to())),
+        (
+            "a master's refresh",
+            Box::new(|w| {
+                let half = Var::from_tensor(&w.to_dtype(DType::BF16)?)?;
+                let loss = ops::sum(&ops::mul(&half, &half)?)?.to_dtype(DType::F32)?;
+                let second = ops::sum(&ops::mul(&half, &half)?)?.to_dtype(DType::F32)?;
+                let masters = MasterWeights::<SGD>::new(vec![half.clone()], 0.5)?;
+                masters.refresh()?;
+                assert_refused("a master's refresh", [loss, second]);
+                step(w)
+            }),
+        ),
+        (
+            "a checkpoint that is loaded",
+            Box::new(move |w| {
+                let mut parameters = parameters(w)?;
+                Checkpoint::new(1).with("model", &parameters)?.save(&path)?;
+                Checkpoint::open(&path)?.load(&mut [("model", &mut parameters)])
+            }),
+        ),
+    ];
+    for (what, write) in writes {
+        type Model = fn(&Tensor) -> Result<Tensor>;
+        let models: [(&str, Model); 6] = [
+            ("the crate's", |w| ops::sum(&ops::mul(w, w)?)),
+            ("the crate's, of a view", |w| ops::sum(&ops::gelu(&w.t()?)?)),
+            ("candle's", |w| (w * w)?.sum_all()),
+            ("candle's, of a view", |w| w.relu()?.matmul(&w.t()?)?.sum_all()),
+            ("candle's, the first operand", |w| (w * ops::relu(w)?.affine(2.0, 1.0)?)?.sum_all()),
+            ("candle's below the crate's", |w| ops::sum(&ops::relu(&w.sqr()?)?)),
+        ];
+        for (kind, model) in models {
+            let w = var(3)?;
+            // candle's backward passes no operator of the crate where the loss is candle's alone.
+            let loss = |w: &Tensor| ops::sum(&model(w)?);
+            let losses = [loss(&w)?, loss(&w)?];
+            write(&w)?;
+            assert_refused(&format!("{what}, {kind}"), losses);
+            let mut scaler = GradScaler::disabled();
+            scaler.scale(&loss(&w)?)?.backward()?;
+        }
+    }
+    std::fs::remove_file(file).map_err(candle_core::Error::from)?;
+    Ok(())
+}
+
+/// The first iteration of a GAN: the critic, detached, is read by the generator's loss and then stepped.
+#[test]
+fn a_detached_weight_s_first_step_is_noticed() -> candle_amp::Result<()> {
+    let (generator, critic) = (var(1)?, var(2)?);
+    let loss = || ops::sum(&ops::linear(&generator, &critic.detach(), None)?);
+    let losses = [loss()?, loss()?];
+    step(&critic)?;
+    assert_refused("a detached weight", losses);
+    Ok(())
+}
+
+#[test]
+fn what_candle_made_of_other_variables_may_be_stepped_around() -> candle_amp::Result<()> {
+    let (w, other) = (var(1)?, var(2)?);
+    let loss = || -> Result<Tensor> { ops::sum(&ops::relu(&(w.as_tensor() * w.as_tensor())?)?) };
+    let (before, kept) = (loss()?, loss()?);
+    let expected = before.backward()?.get(&w).expect("a gradient").clone();
+    step(&other)?;
+    let mut scaler = GradScaler::disabled();
+    scaler.scale(&kept)?.backward()?;
+    assert_same("another's step", &scaler.gradient(&w)?.expect("a gradient"), &expected);
+    Ok(())
+}
