@@ -4,7 +4,7 @@ mod autocast;
 pub mod autograd;
 pub mod backend;
 mod checkpoints;
-mod error;
+pub mod error;
 mod kernels;
 mod master;
 pub mod nn;

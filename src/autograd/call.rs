@@ -9,7 +9,8 @@ use candle_core::{DType, Result, Shape, Tensor};
 
 use super::storage::lock;
 use super::{Gradient, Waiting, f16_gradients, second_order, sink, stepped};
-use crate::{Error, autocast};
+use crate::autocast;
+use crate::error::GraphError;
 
 /// One application of an operator.
 pub(super) struct Call {
@@ -223,7 +224,7 @@ impl Call {
         let unused = Arc::strong_count(&self.consumed) == 1 && self.cell.is_empty();
         let freed = unused && sink::graph().frees(self.number);
         let taken = if freed { way.take() } else { way.clone() };
-        let way = taken.ok_or(Error::GraphFreed { op: self.name })?;
+        let way = taken.ok_or(GraphError::Freed { op: self.name })?;
         let last = Arc::strong_count(&way) == 1;
         Ok((gradient, way, last))
     }
@@ -232,11 +233,11 @@ impl Call {
     /// those for candle, with the numbers of its arguments.
     fn send_on(&self, gradient: Gradient, way: &Way, last: bool) -> Result<Vec<(usize, Tensor)>> {
         if second_order::is_wanted() && !sink::is_open() {
-            return Err(Error::SecondOrder { op: self.name }.into());
+            return Err(GraphError::SecondOrder { op: self.name }.into());
         }
         if let Some(input) = stepped::since(self.number, way.edges.iter().map(|edge| edge.read)) {
             let shape = way.edges[input].shape.clone();
-            return Err(Error::SteppedVariable { op: self.name, input, shape }.into());
+            return Err(GraphError::Modified { op: self.name, input, shape }.into());
         }
         autocast::clear_cast_cache();
         let wants: Vec<_> = way.edges.iter().map(Edge::wants).collect();
@@ -252,7 +253,7 @@ impl Call {
         let gradients = (way.run)(Asked { gradient: &gradient, wants: &wants, last, waiting })?;
         if gradients.len() != wants.len() {
             let (got, expected) = (gradients.len(), wants.len());
-            return Err(Error::GradientCount { op: self.name, got, expected }.into());
+            return Err(GraphError::GradientCount { op: self.name, got, expected }.into());
         }
         let mut arguments = Vec::new();
         let sends = way.edges.iter().zip(wants).zip(gradients);
@@ -260,7 +261,9 @@ impl Call {
             let (Some(want), Some(gradient)) = (want, gradient) else { continue };
             if gradient.tensor().shape() != &edge.shape {
                 let (got, expected) = (gradient.tensor().shape().clone(), edge.shape.clone());
-                return Err(Error::GradientShape { op: self.name, input, got, expected }.into());
+                return Err(
+                    GraphError::GradientShape { op: self.name, input, got, expected }.into()
+                );
             }
             let gradient = gradient.into_dtype(want)?;
             match &edge.target {

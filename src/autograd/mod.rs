@@ -187,7 +187,7 @@ impl<S> Backward<'_, S> {
 ///
 /// # Errors
 ///
-/// Those of the operator's `forward`, and [`Error::ComputeDType`](crate::Error::ComputeDType) of
+/// Those of the operator's `forward`, and [`AutocastError::ComputeDType`](crate::error::AutocastError::ComputeDType) of
 /// the active scope.
 pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
     let rule = autocast::target(operator.op(), inputs.iter().map(|t| t.dtype()))?;

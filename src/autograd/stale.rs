@@ -11,7 +11,7 @@ use candle_core::{DType, Device, Result, Tensor, TensorId};
 
 use super::stepped;
 use super::storage::{place, share_storage};
-use crate::Error;
+use crate::error::GraphError;
 
 /// When each tensor was last rewritten, by its id.
 static REWRITTEN: LazyLock<Mutex<HashMap<TensorId, Rewrite>>> = LazyLock::new(Mutex::default);
@@ -69,7 +69,7 @@ pub(crate) fn check(nodes: &[&Tensor]) -> crate::Result<()> {
     let mut latest = None;
     for rewrite in nodes.iter().filter_map(|node| rewritten.get(&node.id())) {
         if rewrite.source.is_some_and(|(source, at)| stepped::is_after(at, source)) {
-            return Err(Error::NotRefreshed { name: rewrite.name.clone() });
+            return Err(GraphError::NotRefreshed { name: rewrite.name.clone() }.into());
         }
         latest = latest.max(Some(rewrite.at));
     }
@@ -85,7 +85,7 @@ pub(crate) fn check(nodes: &[&Tensor]) -> crate::Result<()> {
                 && rewrite.at > made
                 && !share_storage(node, source)
             {
-                return Err(Error::StaleGraph { name: rewrite.name.clone() });
+                return Err(GraphError::Stale { name: rewrite.name.clone() }.into());
             }
         }
     }

@@ -31,8 +31,8 @@ use super::call::{Asked, Call, Edge, Inner, LEAF, Pass, Run, Target};
 use super::no_grad::{EnableGrad, enable_grad};
 use super::storage::{lock, place};
 use super::{Backward, Gradient, Operator, sink, stale, stepped};
-use crate::Error;
 use crate::autocast::{self, AutocastGuard};
+use crate::error::GraphError;
 use crate::kernels::cuda;
 
 /// The nodes whose emitted tensor is alive, by where its storage is: no other has that place meanwhile.
@@ -352,7 +352,7 @@ impl CustomOp1 for Emit {
     fn bwd(&self, token: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         Pass::attempt(|| {
             if !sink::covers(output) {
-                return Err(Error::NestedBackward { op: self.node.call.name }.into());
+                return Err(GraphError::Nested { op: self.node.call.name }.into());
             }
             // Most likely the loss, given to candle's `backward`. The scaler has checked its own.
             if output.elem_count() == 1 && !sink::is_open() {

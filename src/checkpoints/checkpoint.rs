@@ -5,7 +5,8 @@ use std::path::Path;
 
 use super::file::{self, Entry, Header, Reader};
 use super::state::{State, Stateful};
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::CheckpointError;
 
 const FORMAT: &str = "candle-amp checkpoint";
 /// Of the layout described at [`Checkpoint`].
@@ -99,11 +100,11 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::PartName`] for a name that is empty, taken, or has a dot in it; whatever the part
+    /// [`CheckpointError::PartName`] for a name that is empty, taken, or has a dot in it; whatever the part
     /// returns.
     pub fn with<S: Stateful>(mut self, name: &str, part: &S) -> Result<Self> {
         if name.is_empty() || name.contains('.') || self.parts.contains_key(name) {
-            return Err(Error::PartName { name: name.to_owned() });
+            return Err(CheckpointError::PartName { name: name.to_owned() }.into());
         }
         self.parts.insert(name.to_owned(), part.save()?);
         Ok(self)
@@ -149,8 +150,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::File`]; [`Error::Damaged`] for a file that was cut off, changed, or is none of this
-    /// crate's; [`Error::CheckpointVersion`] for one of a later crate.
+    /// [`Error::File`]; [`CheckpointError::Damaged`] for a file that was cut off, changed, or is none of this
+    /// crate's; [`CheckpointError::Version`] for one of a later crate.
     pub fn open(path: impl AsRef<Path>) -> Result<SavedCheckpoint> {
         let saved = SavedCheckpoint::peek(path.as_ref())?;
         saved.reader.verify()?;
@@ -182,7 +183,9 @@ impl SavedCheckpoint {
         let version = number("version")?;
         if version != u64::from(VERSION) {
             let (path, by) = (path.to_owned(), get("candle_amp").unwrap_or("?").to_owned());
-            return Err(Error::CheckpointVersion { path, got: version, by, supported: VERSION });
+            return Err(
+                CheckpointError::Version { path, got: version, by, supported: VERSION }.into()
+            );
         }
         let step = number("step")?;
         let metric = match get("metric").map(str::parse) {
@@ -220,14 +223,14 @@ impl SavedCheckpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::NoPart`], [`Error::Mismatch`] and whatever else does not fit; [`Error::File`].
+    /// [`CheckpointError::NoPart`], [`CheckpointError::Mismatch`] and whatever else does not fit; [`Error::File`].
     /// Nothing is changed then. Only a device that fails in the middle of copying leaves a part
     /// loaded and another not.
     pub fn load(&self, parts: &mut [(&str, &mut dyn Stateful)]) -> Result<()> {
         for (name, part) in parts.iter() {
             if !self.parts().any(|found| found == *name) {
                 let found = self.parts.clone();
-                return Err(Error::NoPart { name: (*name).to_owned(), found });
+                return Err(CheckpointError::NoPart { name: (*name).to_owned(), found }.into());
             }
             let tensors = self.reader.hollow(&format!("{name}."))?;
             let state = State { tensors, values: self.values(name) };

@@ -15,8 +15,9 @@ impl Parameters {
     ///
     /// # Errors
     ///
-    /// [`Error::TooLarge`](crate::Error::TooLarge) for a weight that `F16` would make infinite; [`Error::DType`](crate::Error::DType) for a
-    /// `dtype` that is not floating point; [`Error::File`](crate::Error::File).
+    /// [`CheckpointError::TooLarge`](crate::error::CheckpointError::TooLarge) for a weight that `F16` would make
+    /// infinite; [`ArgumentError::DType`](crate::error::ArgumentError::DType) for a `dtype` that is not floating
+    /// point; [`Error::File`](crate::Error::File).
     pub fn export(&self, path: impl AsRef<Path>, dtype: DType) -> Result<()> {
         export(self, path.as_ref(), dtype)
     }

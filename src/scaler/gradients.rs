@@ -7,9 +7,10 @@ use candle_core::{DType, Tensor, TensorId};
 
 use super::found_inf::FoundInf;
 use crate::autograd::{self, Gradient, Graph};
+use crate::error::GraphError;
 use crate::kernels::multi_tensor::{self, Clip, Due, Factor, Flag, Found, Multiplier};
 use crate::scaler::diagnostics::NonFinite;
-use crate::{Error, Result, diagnostics::Exponents, kernels};
+use crate::{Result, diagnostics::Exponents, kernels};
 
 /// Gradients of variables, in the order backward first reached them.
 #[derive(Debug, Default)]
@@ -186,7 +187,7 @@ impl Collected {
             arrived.push((variable, gradient.into_owned()?.into_tensor()));
         }
         if arrived.is_empty() {
-            return Err(Error::NoGradient);
+            return Err(GraphError::NoGradient.into());
         }
         for (variable, gradient) in arrived {
             self.add(variable, gradient, unscale)?;

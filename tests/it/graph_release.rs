@@ -3,6 +3,7 @@
 use std::sync::{Arc, Barrier, Mutex};
 
 use candle_amp::autograd::{Backward, Gradient, Operator, apply};
+use candle_amp::error::GraphError;
 use candle_amp::{Cast, Error, GradScaler, Op, checkpoint, ops};
 use candle_core::{DType, Result, Tensor, Var};
 use rand::seq::SliceRandom;
@@ -137,7 +138,7 @@ fn a_loss_that_was_freed_does_not_go_back() -> candle_amp::Result<()> {
     let later = ops::sum(&ops::relu(&features)?)?;
     for (what, loss, freed) in [("again", &loss, "sum"), ("a later one", &later, "noted")] {
         let error = scaler.scale(loss)?.backward().expect_err(what);
-        let says = |op| Error::GraphFreed { op }.to_string();
+        let says = |op| Error::Graph(GraphError::Freed { op }).to_string();
         assert!(says(freed).contains("retain_graph()"));
         assert!(error.to_string().contains(&says(freed)), "{what}: {error}");
         // As far as the scaler came, the later one is freed as well.

@@ -1,5 +1,6 @@
 //! Parameter groups: settings of their own, and one learning rate that moves them all.
 
+use candle_amp::error::ArgumentError;
 use candle_amp::optim::{
     AdamW, AdamWConfig, AsCandle, Group, Lamb, LambConfig, Lion, LionConfig, Masters, Schedule,
     Scheduler, Sgd, SgdConfig, decay_groups,
@@ -63,7 +64,10 @@ fn one_learning_rate_keeps_the_groups_apart() -> candle_amp::Result<()> {
         [(3, SgdConfig::default()), (0, SgdConfig { lr: -1.0, ..Default::default() })]
     {
         let before = rates(&sgd);
-        assert!(matches!(sgd.set_config(group, config), Err(Error::Setting { .. })));
+        assert!(matches!(
+            sgd.set_config(group, config),
+            Err(Error::Argument(ArgumentError::Setting { .. }))
+        ));
         assert_eq!(rates(&sgd), before);
     }
     Ok(())
@@ -105,7 +109,9 @@ fn a_variable_belongs_to_one_group() -> candle_amp::Result<()> {
     let other = Parameters::named([("deep.w", Var::ones(1, DType::F32, &Device::Cpu)?)])?;
     let groups = [&named, &other].map(|part| Group::new(part, SgdConfig::default()));
     let result = Sgd::from_groups(groups.into());
-    assert!(matches!(result, Err(Error::DuplicateName { name }) if name == "deep.w"));
+    assert!(
+        matches!(result, Err(Error::Argument(ArgumentError::DuplicateName { name })) if name == "deep.w")
+    );
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! Half variables: what each way to keep them saves, and what it costs.
 
+use candle_amp::error::OptimizerError;
 use candle_amp::optim::{AdamW, AdamWConfig, Config, LionConfig, Masters, Optim, Sgd, SgdConfig};
 use candle_amp::{Error, random};
 use candle_core::backprop::GradStore;
@@ -82,7 +83,10 @@ fn masters_are_chosen_before_the_first_step() -> candle_amp::Result<()> {
     let mut sgd = Sgd::new(vars.clone(), SGD)?;
     sgd.step(&gradients(&vars, 1, DType::F32)?)?;
     let late = sgd.with_masters(Masters::Remainder);
-    assert!(matches!(late, Err(Error::AfterFirstStep { call: "with_masters" })));
+    assert!(matches!(
+        late,
+        Err(Error::Optimizer(OptimizerError::AfterFirstStep { call: "with_masters" }))
+    ));
     Ok(())
 }
 
