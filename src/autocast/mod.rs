@@ -95,6 +95,15 @@ impl Autocast {
         Self { dtype: None, policy: Policy::default() }
     }
 
+    /// Drops the 16-bit copies of variables that the scopes of every thread keep. Needed only after a
+    /// variable was written by hand inside a scope: [`Var::set`](candle_core::Var::set) keeps its id. Steps,
+    /// `update` and backward do it themselves.
+    ///
+    /// `torch.clear_autocast_cache`.
+    pub fn clear_cache() {
+        clear_cast_cache();
+    }
+
     /// The autocast active on this thread, to enter on another; [`disabled`](Self::disabled)
     /// outside any scope.
     pub fn current() -> Self {
@@ -238,7 +247,7 @@ pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> candle_core::Result<(Tensor
 /// Needed only after writing to a variable *inside* a scope by other means than this crate
 /// (`Var::set` leaves no trace that could be seen): the end of the outermost scope, every backward
 /// of a crate operator, and every scaler or optimizer step of the crate do it themselves.
-pub fn clear_cast_cache() {
+pub(crate) fn clear_cast_cache() {
     CACHE_EPOCH.fetch_add(1, Ordering::Release);
 }
 

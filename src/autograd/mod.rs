@@ -31,8 +31,7 @@ pub use recompute::checkpoint;
 pub(crate) use stale::number as age;
 pub(crate) use storage::share_storage;
 pub(crate) use token::is_output;
-#[doc(hidden)]
-pub use token::live_nodes;
+pub(crate) use token::live_nodes;
 
 /// A differentiable operator: its forward, its backward, and what one hands to the other.
 ///

@@ -365,7 +365,7 @@ impl CustomOp1 for Emit {
 }
 
 /// How many operators have a live output. For tests: nothing may be alive after drop.
-pub fn live_nodes() -> usize {
+pub(crate) fn live_nodes() -> usize {
     lock(&NODES).len()
 }
 

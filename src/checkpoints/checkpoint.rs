@@ -28,7 +28,8 @@ const VERSION: u32 = 1;
 ///
 /// ```
 /// use candle_amp::optim::{Sgd, SgdConfig};
-/// use candle_amp::{Checkpoint, GradScaler, Parameters, ops, random};
+/// use candle_amp::checkpoints::Checkpoint;
+/// use candle_amp::{GradScaler, Parameters, ops, random};
 /// use candle_core::{Device, Var};
 ///
 /// # let folder = std::env::temp_dir().join(format!("candle-amp-doc-{}", std::process::id()));
@@ -72,7 +73,7 @@ const VERSION: u32 = 1;
 ///
 /// ```compile_fail,E0277
 /// # fn f(adamw: &candle_nn::AdamW) -> candle_amp::Result<()> {
-/// candle_amp::Checkpoint::new(1).with("optimizer", adamw)?;
+/// candle_amp::checkpoints::Checkpoint::new(1).with("optimizer", adamw)?;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
@@ -89,7 +90,7 @@ impl Checkpoint {
         Self { step, metric: None, parts: BTreeMap::new() }
     }
 
-    /// The same with what [`Checkpointer::keep_best`](crate::Checkpointer::keep_best) compares: a
+    /// The same with what [`Checkpointer::keep_best`](crate::checkpoints::Checkpointer::keep_best) compares: a
     /// validation loss, an accuracy. NaN is never the best.
     pub fn metric(mut self, metric: f64) -> Self {
         self.metric = Some(metric);

@@ -21,7 +21,7 @@ pub enum Best {
 /// `step-00000100.safetensors`. One process at a time saves in it; others may read.
 ///
 /// ```
-/// use candle_amp::{Best, Checkpoint, Checkpointer, State};
+/// use candle_amp::checkpoints::{Best, Checkpoint, Checkpointer, State};
 ///
 /// # let folder = std::env::temp_dir().join(format!("candle-amp-keeps-{}", std::process::id()));
 /// let checkpointer = Checkpointer::new(&folder)?.keep_last(2).keep_best(Best::Lowest);

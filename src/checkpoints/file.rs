@@ -311,7 +311,7 @@ pub(crate) fn export(parameters: &crate::Parameters, path: &Path, dtype: DType) 
     }
     for (name, var) in parameters.iter().filter(|_| dtype == DType::F16) {
         let fit = kernels::multi_tensor::histogram::exponents(var, 1.0)?;
-        let count = crate::diagnostics::Exponents::of(fit).in_f16(1.0).overflow;
+        let count = crate::scaler::diagnostics::Exponents::of(fit).in_f16(1.0).overflow;
         if count > 0 {
             return Err(CheckpointError::TooLarge { name: name.to_owned(), count }.into());
         }

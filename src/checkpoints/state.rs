@@ -20,7 +20,7 @@ pub struct State {
     pub values: BTreeMap<String, String>,
 }
 
-/// A part of a run that can be saved in a [`Checkpoint`](crate::Checkpoint) and loaded from one:
+/// A part of a run that can be saved in a [`Checkpoint`](crate::checkpoints::Checkpoint) and loaded from one:
 /// [`Parameters`](crate::Parameters), [`MasterVars`](crate::MasterVars),
 /// [`GradScaler`](crate::GradScaler), the optimizers of [`optim`](crate::optim),
 /// [`random::Generator`](crate::random::Generator), and what you implement it for.

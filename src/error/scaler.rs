@@ -55,7 +55,7 @@ pub enum ScalerError {
     /// A change of state while gradients of the old scale wait for `update`.
     #[error(
         "`{call}` between `backward` and `update` would mix two scales, and lose the gradients collected: call \
-         `update` first, or `forget` to give them up"
+         `update` first, or `zero_grad` to drop them"
     )]
     PendingGradients {
         /// The method called.

@@ -10,7 +10,8 @@ use candle_nn::{Init, VarBuilder, VarMap};
 use super::backend::{Backend, Handed, State, converted};
 use super::{MissingGradients, Refreshing};
 use crate::error::ArgumentError;
-use crate::{Parameters, Step, autocast, kernels};
+use crate::scaler::Step;
+use crate::{Parameters, autocast, kernels};
 
 type DTypeRule = dyn Fn(&str, DType) -> DType + Send + Sync;
 type InitRule = dyn Fn(&str, Init) -> Option<Init> + Send + Sync;

@@ -131,7 +131,7 @@ impl BatchNorm {
     }
 
     /// Normalises by the batch, and updates the running averages; not where a
-    /// [`checkpoint`](crate::checkpoint) recomputes.
+    /// [`checkpoint`](crate::autograd::checkpoint) recomputes.
     ///
     /// # Errors
     ///

@@ -47,7 +47,7 @@ use crate::{Error, Result};
 ///
 /// # As an optimizer of candle's
 ///
-/// It implements [`Step`](crate::Step), not candle's trait, so that [`GradScaler::step`] can hand it `F32`
+/// It implements [`Step`](crate::optim::Step), not candle's trait, so that [`GradScaler::step`] can hand it `F32`
 /// gradients of half variables. [`as_candle`](Self::as_candle) and [`AsCandle`] are for code that
 /// asks for candle's.
 ///
@@ -289,7 +289,7 @@ impl<C: Config> Optim<C> {
 
     /// This, where a `candle_nn::Optimizer` is asked for. Given to a scaler in this form it is
     /// like any of candle's: gradients come in the variable's dtype.
-    pub fn as_candle(&mut self) -> AsCandle<'_, C> {
+    pub fn as_candle(&mut self) -> AsCandle<'_, Self> {
         AsCandle::new(self)
     }
 }

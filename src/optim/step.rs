@@ -11,7 +11,7 @@ use crate::autograd::stepped;
 use crate::error::ArgumentError;
 use crate::kernels::multi_tensor::Due;
 use crate::kernels::{self, multi_tensor::optimizer as kernel};
-use crate::scaler::{Gradients, Step};
+use crate::scaler::{Step, UnscaledGradients};
 use crate::{autocast, random};
 
 impl<C: Config> Optim<C> {
@@ -122,7 +122,7 @@ impl<C: Config> Step for Optim<C> {
         Some(self.slots.iter().map(|slot| slot.variable.id()).collect())
     }
 
-    fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
+    fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()> {
         self.step_with(|variable| gradients.due(variable), gradients.skip())
     }
 

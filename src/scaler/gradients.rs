@@ -9,8 +9,8 @@ use super::found_inf::FoundInf;
 use crate::autograd::{self, Gradient, Graph};
 use crate::error::GraphError;
 use crate::kernels::multi_tensor::{self, Clip, Due, Factor, Flag, Found, Multiplier};
-use crate::scaler::diagnostics::NonFinite;
-use crate::{Result, diagnostics::Exponents, kernels};
+use crate::scaler::diagnostics::{Exponents, NonFinite};
+use crate::{Result, kernels};
 
 /// Gradients of variables, in the order backward first reached them.
 #[derive(Debug, Default)]

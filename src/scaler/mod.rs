@@ -1,6 +1,6 @@
 //! Loss scaling on candle's autograd.
 
-pub mod diagnostics;
+pub(crate) mod diagnostics;
 mod found_inf;
 mod gradients;
 mod live_scale;
@@ -21,13 +21,13 @@ use live_scale::LiveScale;
 
 pub use loss_scale::{LossScale, ScaleConfig};
 pub use outcome::StepOutcome;
-pub use step::{Bound, Gradients, Step};
+pub use step::{Bound, Step, UnscaledGradients};
 
 /// Keeps small half-precision gradients from vanishing, by scaling the loss they come from; and
 /// holds the gradients between `backward` and the optimizer.
 ///
 /// The loop is PyTorch's, except that gradients collect here rather than in the variables, and
-/// [`update`](Self::update) forgets them (there is no `zero_grad`). Calling `backward` again before
+/// [`update`](Self::update) drops them. Calling `backward` again before
 /// `step` accumulates, over micro-batches or over several losses.
 ///
 /// Collected are the gradients of variables only, in `F32`, whatever the variable's dtype: what an
@@ -342,7 +342,7 @@ impl GradScaler {
             }
             let entries = chosen.iter().map(|&at| &self.collected.entries()[at]);
             let pairs = entries.map(|entry| (&entry.variable, entry.due()));
-            optimizer.apply(&Gradients::new(pairs, flag))?;
+            optimizer.apply(&UnscaledGradients::new(pairs, flag))?;
             autocast::clear_cast_cache();
         }
         self.collected.mark_stepped(&chosen);
@@ -376,12 +376,12 @@ impl GradScaler {
         }
         self.scale.update(Finding::any(&self.collected.findings(&checked))?)?;
         self.scale.state_mut().watch.saw(self.collected.variables());
-        self.forget();
+        self.zero_grad();
         Ok(())
     }
 
-    /// Forgets the collected gradients without moving the scale: for an iteration given up.
-    pub fn forget(&mut self) {
+    /// Drops the collected gradients without moving the scale: for an iteration given up. `update` does so itself.
+    pub fn zero_grad(&mut self) {
         self.collected.clear();
         self.foreign_stepped = false;
         autocast::clear_cast_cache();
@@ -392,7 +392,7 @@ impl GradScaler {
     /// # Errors
     ///
     /// What the arithmetic meets.
-    pub fn gradient(&self, variable: &Tensor) -> Result<Option<Tensor>> {
+    pub fn grad(&self, variable: &Tensor) -> Result<Option<Tensor>> {
         let Some(entry) = self.collected.get(variable) else { return Ok(None) };
         let gradient = match entry.stage {
             Stage::Scaled => {

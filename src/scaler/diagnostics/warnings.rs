@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use candle_core::TensorId;
 
 use crate::error::ArgumentError;
-use crate::{LossScale, Parameters, Result, diagnostics::ScaleHistory};
+use crate::scaler::diagnostics::ScaleHistory;
+use crate::{LossScale, Parameters, Result};
 
 /// When a scaler warns, through `tracing`. Each warning comes once, and again only after its cause
 /// was gone.

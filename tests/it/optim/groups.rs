@@ -231,7 +231,7 @@ fn it_serves_where_a_candle_optimizer_is_asked_for() -> candle_core::Result<()> 
         Lion::new(vec![w.clone()], LionConfig::default())?.with_masters(Masters::Remainder)?;
     assert_eq!(train(&mut lion.as_candle(), &w)?, 0.25);
     assert_eq!((to_vec(&w), lion.learning_rate()), (vec![0.75], 0.25));
-    let mut owned = AsCandle::<LionConfig>::new(vec![w.clone()], LionConfig::default())?;
+    let mut owned = AsCandle::<Lion>::new(vec![w.clone()], LionConfig::default())?;
     train(&mut owned, &w)?;
     assert_eq!(to_vec(&w), [0.5]);
     assert_eq!(owned.inner().masters(), Masters::F32);

@@ -35,7 +35,7 @@ fn safetensors(tensors: &BTreeMap<String, Tensor>) -> candle_core::Result<Vec<u8
 }
 
 fn resumes<C: Config>(config: C) -> candle_amp::Result<()> {
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     for (masters, state, dtypes) in CHOICES {
         random::manual_seed(5);
         let vars = variables(dtypes)?;

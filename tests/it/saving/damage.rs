@@ -4,8 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use candle_amp::checkpoints::{Checkpoint, Stateful};
 use candle_amp::error::CheckpointError;
-use candle_amp::{Checkpoint, Error, Result, Stateful, random};
+use candle_amp::{Error, Result, random};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -183,7 +184,7 @@ fn foreign_and_hostile_files_are_errors() -> Result<()> {
 /// and never half of one.
 #[test]
 fn changes_that_the_checksum_covers_up_do_not_panic() -> Result<()> {
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     let folder = Folder::new();
     let path = folder.file("run");
     let mut run = Run::new()?;
@@ -256,7 +257,7 @@ fn in_little_memory() -> Result<()> {
 fn a_generator_s_state_is_a_number() -> Result<()> {
     let folder = Folder::new();
     let path = folder.file("run");
-    let state = candle_amp::State::default().with("seed", "-1").with("draws", 3);
+    let state = candle_amp::checkpoints::State::default().with("seed", "-1").with("draws", 3);
     Checkpoint::new(1).with("random", &state)?.save(&path)?;
     let refused = Checkpoint::open(&path)?.load(&mut [("random", &mut random::Generator)]);
     assert!(

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use candle_amp::checkpoints::{Best, Checkpoint, Checkpointer, State};
 use candle_amp::error::CheckpointError;
-use candle_amp::{Best, Checkpoint, Checkpointer, Error, Parameters, Result, State};
+use candle_amp::{Error, Parameters, Result};
 use candle_core::{DType, Device, Var};
 
 use super::Folder;

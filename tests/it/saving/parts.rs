@@ -2,14 +2,14 @@
 
 use std::fs;
 
+use candle_amp::checkpoints::{Checkpoint, State, Stateful};
 use candle_amp::error::CheckpointError;
 use candle_amp::optim::{
     AdamW, AdamWConfig, Ema, EmaConfig, PlateauConfig, ReduceOnPlateau, Schedule, Scheduler, Sgd,
     SgdConfig,
 };
 use candle_amp::{
-    Checkpoint, Error, GradScaler, LossScale, MasterVars, Parameters, Result, ScaleConfig, State,
-    Stateful, ops, random,
+    Error, GradScaler, LossScale, MasterVars, Parameters, Result, ScaleConfig, ops, random,
 };
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, VarBuilder};
@@ -36,7 +36,7 @@ fn values(parameters: &Parameters) -> Vec<Vec<f64>> {
 
 #[test]
 fn everything_comes_back_as_it_was() -> Result<()> {
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     let folder = Folder::new();
     let path = folder.file("run.safetensors");
     let config = ScaleConfig {
@@ -340,7 +340,7 @@ fn loading_masters_rewrites_the_half_weights() -> Result<()> {
         let layer = candle_nn::linear(3, 2, masters.var_builder())?;
         Ok((masters, layer))
     };
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     let (masters, layer) = build()?;
     let (mut other, other_layer) = build()?;
     Checkpoint::new(1).with("masters", &masters)?.save(&path)?;
