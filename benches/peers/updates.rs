@@ -4,8 +4,7 @@
 //! fresh copies; PyTorch's side copies into its gradients too, so that caches are alike.
 
 use anyhow::Result;
-use candle_amp::optim::{AdamW, AdamWConfig, Sgd};
-use candle_amp::optim::Step;
+use candle_amp::optim::{AdamW, AdamWConfig, Sgd, Step};
 use candle_amp::{GradScaler, ScaleConfig};
 use candle_amp_benches::measure::{Runner, seconds};
 use candle_amp_benches::networks::SGD;

@@ -2,8 +2,7 @@
 
 use std::sync::{Arc, Barrier, Mutex};
 
-use candle_amp::autograd::checkpoint;
-use candle_amp::autograd::{Backward, Gradient, Operator, apply};
+use candle_amp::autograd::{Backward, Gradient, Operator, apply, checkpoint};
 use candle_amp::error::GraphError;
 use candle_amp::{Cast, Error, GradScaler, Op, ops};
 use candle_core::{DType, Result, Tensor, Var};

@@ -1,7 +1,6 @@
 //! Backward within backward, and what a failed one leaves.
 
-use candle_amp::autograd::checkpoint;
-use candle_amp::autograd::{Backward, Gradient, Operator, apply};
+use candle_amp::autograd::{Backward, Gradient, Operator, apply, checkpoint};
 use candle_amp::{Cast, GradScaler, Op, Parameters, Result, ScaleConfig, nn, no_grad, ops};
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, Var};
 use candle_nn::VarMap;

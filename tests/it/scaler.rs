@@ -1,8 +1,7 @@
 //! The scaler on real graphs: the scale never moves the weights, overflows skip, gradients
 //! accumulate and clip, and several optimizers keep out of each other's way.
 
-use candle_amp::optim::Step;
-use candle_amp::optim::{Sgd, SgdConfig};
+use candle_amp::optim::{Sgd, SgdConfig, Step};
 use candle_amp::{Autocast, GradScaler, MasterWeights, Parameters, ScaleConfig, ops};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, SGD};

@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use candle_amp::optim::Step;
-use candle_amp::optim::{Sgd, SgdConfig};
+use candle_amp::optim::{Sgd, SgdConfig, Step};
 use candle_amp::{Autocast, GradScaler, MasterWeights, Parameters, Policy, ScaleConfig, nn, ops};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{AdamW, ParamsAdamW, VarMap};
