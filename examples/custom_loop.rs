@@ -2,7 +2,8 @@
 //! evaluation, a checkpoint, and an operator of one's own.
 
 use candle_amp::autograd::{Backward, Gradient, Operator, apply};
-use candle_amp::{Autocast, Cast, Checkpoint, GradScaler, Op, Parameters, ScaleConfig};
+use candle_amp::checkpoints::Checkpoint;
+use candle_amp::{Autocast, Cast, GradScaler, Op, Parameters, ScaleConfig};
 use candle_amp::{nn, no_grad, ops, random};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{AdamW, Optimizer, SGD, VarMap};

@@ -3,8 +3,8 @@
 mod autocast;
 pub mod autograd;
 pub mod backend;
-mod checkpoints;
-mod error;
+pub mod checkpoints;
+pub mod error;
 mod kernels;
 mod master;
 pub mod nn;
@@ -14,18 +14,31 @@ mod parameters;
 pub mod random;
 mod scaler;
 
-pub use autocast::{Autocast, AutocastGuard, Cast, Op, Policy, Trace, TraceRow, clear_cast_cache};
-pub use autograd::{NoGradGuard, checkpoint, no_grad, no_grad_guard};
-pub use checkpoints::{Best, Checkpoint, Checkpointer, SavedCheckpoint, State, Stateful};
+pub use autocast::{Autocast, AutocastGuard, Cast, Op, Policy};
+pub use autograd::no_grad;
 pub use error::{Error, Result};
-pub use master::{
-    AsCandle, MasterVars, MasterWeights, MissingGradients, MissingReason, Refreshing,
-};
+pub use master::{MasterVars, MasterWeights};
 pub use parameters::Parameters;
-pub use scaler::diagnostics;
-pub use scaler::{
-    Bound, GradScaler, Gradients, LossScale, ScaleConfig, ScaledLoss, Step, StepOutcome,
-};
+pub use scaler::{GradScaler, LossScale, ScaleConfig, ScaledLoss, StepOutcome};
+
+/// Why steps were skipped, which gradients are lost or missing, and in which dtype operators ran.
+pub mod diagnostics {
+    pub use crate::autocast::{Trace, TraceRow};
+    pub use crate::master::{MissingGradients, MissingReason};
+    pub use crate::scaler::diagnostics::{
+        Exponents, F16Fit, GradientHistogram, NonFinite, OverflowReport, ScaleHistory, ScaleStep,
+        Warnings,
+    };
+}
+
+/// What this crate's own tests count, and no other code should: it may change in any release.
+#[doc(hidden)]
+pub mod testing {
+    /// How many graph nodes are alive, over all threads.
+    pub fn live_nodes() -> usize {
+        crate::autograd::live_nodes()
+    }
+}
 
 /// Compiles the programs in `docs/porting.md`.
 #[cfg(doctest)]

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use candle_core::{Tensor, TensorId, Var};
 use candle_nn::VarMap;
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::ArgumentError;
 
 /// The trainable variables of a model by name, in the order of their names, and its other state
 /// (running statistics, integers) apart.
@@ -57,13 +58,13 @@ impl Parameters {
     ///
     /// # Errors
     ///
-    /// [`Error::DuplicateName`].
+    /// [`ArgumentError::DuplicateName`].
     pub fn named<N: Into<String>>(variables: impl IntoIterator<Item = (N, Var)>) -> Result<Self> {
         let mut sorted = BTreeMap::new();
         for (name, var) in variables {
             let name = name.into();
             if sorted.insert(name.clone(), var).is_some() {
-                return Err(Error::DuplicateName { name });
+                return Err(ArgumentError::DuplicateName { name }.into());
             }
         }
         Ok(Self { trainable: sorted.into_iter().collect(), buffers: Vec::new() })

@@ -31,7 +31,7 @@ pub struct RandomState {
     pub draws: u64,
 }
 
-/// The process's generator, as a part of a [`Checkpoint`](crate::Checkpoint).
+/// The process's generator, as a part of a [`Checkpoint`](crate::checkpoints::Checkpoint).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Generator;
 
@@ -54,7 +54,8 @@ fn with_state<T>(f: impl FnOnce(&mut RandomState) -> T) -> T {
     }
 }
 
-/// Starts the process's generator, or [the thread's own](fork_rng), over from `seed`. Without it the seed is 0, in every run.
+/// Starts the process's generator, or [the thread's own](fork_rng), over from `seed`. Without it the seed
+/// is 0, in every run.
 ///
 /// ```standalone_crate
 /// use candle_amp::{ops, random};
@@ -83,11 +84,10 @@ pub fn set_state(state: RandomState) {
     with_state(|current| *current = state);
 }
 
-/// A generator of this thread's own until the guard is dropped, from where it stands now: what is
-/// drawn or seeded meanwhile, on this thread or another, does not disturb the other side.
+/// Runs `f` with a generator of this thread's own, from where the generator stands now: what `f` draws or seeds
+/// does not disturb the process's generator, and what others draw meanwhile does not disturb `f`.
 ///
 /// For samples and evaluations in the middle of a training, and for tests, which run side by side.
-/// Guards are dropped in the reverse order of their making.
 ///
 /// PyTorch's `torch.random.fork_rng`.
 ///
@@ -95,27 +95,44 @@ pub fn set_state(state: RandomState) {
 /// use candle_amp::random;
 ///
 /// random::manual_seed(7);
+/// random::fork_rng(|| random::manual_seed(1)); // for this thread alone
+/// assert_eq!(random::state().seed, 7);
+/// ```
+pub fn fork_rng<T>(f: impl FnOnce() -> T) -> T {
+    let _guard = fork_rng_guard();
+    f()
+}
+
+/// As [`fork_rng`], for the block that the returned guard lives in: a generator of this thread's own until the guard is dropped, from where it stands now: what is
+/// drawn or seeded meanwhile, on this thread or another, does not disturb the other side.
+///
+/// Guards are dropped in the reverse order of their making.
+///
+/// ```standalone_crate
+/// use candle_amp::random;
+///
+/// random::manual_seed(7);
 /// {
-///     let _fork = random::fork_rng();
+///     let _fork = random::fork_rng_guard();
 ///     random::manual_seed(1); // for this thread alone
 /// }
 /// assert_eq!(random::state().seed, 7);
 /// ```
-pub fn fork_rng() -> ForkRng {
+pub fn fork_rng_guard() -> ForkRngGuard {
     let outer = FORK.get();
     FORK.set(Some(state()));
-    ForkRng { outer, on_its_thread: PhantomData }
+    ForkRngGuard { outer, on_its_thread: PhantomData }
 }
 
-/// Ends what [`fork_rng`] began when dropped.
+/// Keeps a generator of its own on the thread that made it; see [`fork_rng_guard`].
 #[must_use = "the fork ends when this is dropped"]
 #[derive(Debug)]
-pub struct ForkRng {
+pub struct ForkRngGuard {
     outer: Option<RandomState>,
     on_its_thread: PhantomData<*const ()>,
 }
 
-impl Drop for ForkRng {
+impl Drop for ForkRngGuard {
     fn drop(&mut self) {
         FORK.set(self.outer);
     }

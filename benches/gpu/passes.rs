@@ -5,8 +5,8 @@
 //! none of the next one's.
 
 use anyhow::Result;
-use candle_amp::optim::{AdamW, AdamWConfig, Ema, EmaConfig, Masters, Sgd};
-use candle_amp::{GradScaler, MasterVars, MasterWeights, ScaleConfig, Step};
+use candle_amp::optim::{AdamW, AdamWConfig, Ema, EmaConfig, Masters, Sgd, Step};
+use candle_amp::{GradScaler, MasterVars, MasterWeights, ScaleConfig};
 use candle_amp_benches::loss_with;
 use candle_amp_benches::measure::{Runner, seconds};
 use candle_amp_benches::networks::SGD;

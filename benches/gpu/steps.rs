@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use candle_amp::nn::var_builder;
-use candle_amp::optim::{AdamW, AdamWConfig, Sgd};
-use candle_amp::{Parameters, Step, ops};
+use candle_amp::optim::{AdamW, AdamWConfig, Sgd, Step};
+use candle_amp::{Parameters, ops};
 use candle_amp_benches::measure::{Runner, seconds};
 use candle_amp_benches::networks::{Gpt, GptSize, ResNet, ResNetSize, SGD, images, tokens};
 use candle_amp_benches::precision::Precision;

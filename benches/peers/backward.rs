@@ -21,7 +21,7 @@ fn backward_of(
     Box::new(move || {
         let loss = loss_with(&[&forward()?], vec![gradient.clone()])?;
         let seconds = seconds(|| Ok(scaler.scale(&loss)?.backward()?))?;
-        scaler.forget();
+        scaler.zero_grad();
         Ok(seconds)
     })
 }

@@ -45,7 +45,7 @@ fn layer(
             let y = amp.scope(|| layer(&x))?;
             let loss = loss_with(&[&y], vec![gradient.clone()])?;
             scaler.scale(&loss)?.backward()?;
-            scaler.forget();
+            scaler.zero_grad();
             Ok(())
         })
     }))

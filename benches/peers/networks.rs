@@ -45,7 +45,7 @@ fn forward_backward(precision: Precision, loss: impl Fn() -> Result<Tensor> + 's
         seconds(|| {
             let loss = amp.scope(&loss)?;
             scaler.scale(&loss)?.backward()?;
-            scaler.forget();
+            scaler.zero_grad();
             Ok(())
         })
     })

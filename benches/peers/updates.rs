@@ -4,8 +4,8 @@
 //! fresh copies; PyTorch's side copies into its gradients too, so that caches are alike.
 
 use anyhow::Result;
-use candle_amp::optim::{AdamW, AdamWConfig, Sgd};
-use candle_amp::{GradScaler, ScaleConfig, Step};
+use candle_amp::optim::{AdamW, AdamWConfig, Sgd, Step};
+use candle_amp::{GradScaler, ScaleConfig};
 use candle_amp_benches::measure::{Runner, seconds};
 use candle_amp_benches::networks::SGD;
 use candle_amp_benches::{loss_with, normal};
@@ -41,7 +41,7 @@ impl Updates {
         Box::new(move || {
             self.collect(&mut scaler)?;
             let seconds = update(&mut scaler)?;
-            scaler.forget();
+            scaler.zero_grad();
             Ok(seconds)
         })
     }

@@ -4,7 +4,7 @@ use super::*;
 
 /// The report of a short training with `arguments`.
 fn train(name: &str, arguments: &str) -> Result<serde_json::Value> {
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     let file = format!("candle-amp-{}-{name}.json", std::process::id());
     let path = std::env::temp_dir().join(file);
     let fixed = ["cifar10", "--smoke", "--report"].map(Into::into);

@@ -1,7 +1,8 @@
 //! The network, built of the crate's layers and operators.
 
+use candle_amp::autograd::checkpoint;
 use candle_amp::nn::{Embedding, LayerNorm, Linear, layer_norm};
-use candle_amp::{checkpoint, ops};
+use candle_amp::ops;
 use candle_core::{D, Result, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 

@@ -8,7 +8,7 @@ fn options(arguments: &str) -> Options {
 }
 
 fn outcome(arguments: &str) -> Result<Outcome> {
-    let (options, _fork) = (options(arguments), random::fork_rng());
+    let (options, _fork) = (options(arguments), random::fork_rng_guard());
     let corpus = load(&options)?;
     Ok(train::train(&options, &corpus, options.precision, &Device::Cpu)?.outcome)
 }
@@ -52,7 +52,7 @@ fn a_step_that_overflows_is_skipped_and_halves_the_scale() -> Result<()> {
 #[test]
 fn a_sample_is_as_long_as_asked_and_the_same_for_the_same_seed() -> Result<()> {
     let sample = |arguments: &str| {
-        let (options, _fork) = (options(arguments), random::fork_rng());
+        let (options, _fork) = (options(arguments), random::fork_rng_guard());
         let corpus = load(&options)?;
         let trained = train::train(&options, &corpus, options.precision, &Device::Cpu)?;
         train::sample(&options, &corpus, &trained, &Device::Cpu)
@@ -68,7 +68,7 @@ fn a_sample_is_as_long_as_asked_and_the_same_for_the_same_seed() -> Result<()> {
 
 #[test]
 fn the_program_runs_alone_and_as_a_report() -> Result<()> {
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     run(&options(""))?;
     run(&options("--report --master-weights --steps 2"))
 }

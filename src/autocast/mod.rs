@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::{DType, Tensor, TensorId};
 
-use crate::{Error, Result, kernels};
+use crate::error::AutocastError;
+use crate::{Result, kernels};
 use policy::is_castable;
 
 pub use policy::{Cast, Op, Policy};
@@ -71,7 +72,7 @@ impl Autocast {
     /// Autocast to `dtype`: [`DType::F16`] or [`DType::BF16`], or [`DType::F32`] for the casts of
     /// a policy without half precision.
     ///
-    /// Another `dtype` is an [`Error::ComputeDType`] from the first operator in the scope; see
+    /// Another `dtype` is an [`AutocastError::ComputeDType`] from the first operator in the scope; see
     /// [`try_new`](Self::try_new) to have it here.
     pub fn new(dtype: DType) -> Self {
         Self { dtype: Some(dtype), policy: Policy::default() }
@@ -81,7 +82,7 @@ impl Autocast {
     ///
     /// # Errors
     ///
-    /// [`Error::ComputeDType`].
+    /// [`AutocastError::ComputeDType`].
     pub fn try_new(dtype: DType) -> Result<Self> {
         let amp = Self::new(dtype);
         check(dtype).map(|()| amp)
@@ -92,6 +93,15 @@ impl Autocast {
     /// Entered inside another scope, it turns that scope off for its duration.
     pub fn disabled() -> Self {
         Self { dtype: None, policy: Policy::default() }
+    }
+
+    /// Drops the 16-bit copies of variables that the scopes of every thread keep. Needed only after a
+    /// variable was written by hand inside a scope: [`Var::set`](candle_core::Var::set) keeps its id. Steps,
+    /// `update` and backward do it themselves.
+    ///
+    /// `torch.clear_autocast_cache`.
+    pub fn clear_cache() {
+        clear_cast_cache();
     }
 
     /// The autocast active on this thread, to enter on another; [`disabled`](Self::disabled)
@@ -187,7 +197,7 @@ pub(crate) fn suspend() -> Option<AutocastGuard> {
 }
 
 fn check(dtype: DType) -> Result<()> {
-    if is_castable(dtype) { Ok(()) } else { Err(Error::ComputeDType { got: dtype }) }
+    if is_castable(dtype) { Ok(()) } else { Err(AutocastError::ComputeDType { got: dtype }.into()) }
 }
 
 /// The dtype to cast the inputs of `op` to under the active scope, or `None` to leave them alone.
@@ -200,7 +210,7 @@ pub(crate) fn target(op: Op, inputs: impl Iterator<Item = DType> + Clone) -> Res
     check(compute)?;
     if cast == Cast::Banned && compute != DType::F32 {
         let (name, reason) = (op.name(), op.reason());
-        return Err(Error::Banned { op: name, reason, dtype: compute });
+        return Err(AutocastError::Banned { op: name, reason, dtype: compute }.into());
     }
     Ok(cast.target(compute, inputs))
 }
@@ -237,7 +247,7 @@ pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> candle_core::Result<(Tensor
 /// Needed only after writing to a variable *inside* a scope by other means than this crate
 /// (`Var::set` leaves no trace that could be seen): the end of the outermost scope, every backward
 /// of a crate operator, and every scaler or optimizer step of the crate do it themselves.
-pub fn clear_cast_cache() {
+pub(crate) fn clear_cast_cache() {
     CACHE_EPOCH.fetch_add(1, Ordering::Release);
 }
 

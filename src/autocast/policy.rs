@@ -26,7 +26,7 @@ pub enum Cast {
     Promote,
     /// Nothing. For operators without rounding of their own.
     Keep,
-    /// An error, [`Error::Banned`](crate::Error::Banned), where the compute dtype is a half. For
+    /// An error, [`AutocastError::Banned`](crate::error::AutocastError::Banned), where the compute dtype is a half. For
     /// operators whose inputs have already lost what counts.
     Banned,
 }

@@ -30,8 +30,7 @@ pub use recompute::checkpoint;
 pub(crate) use recompute::is_active as is_recomputing;
 pub(crate) use storage::share_storage;
 pub(crate) use token::is_output;
-#[doc(hidden)]
-pub use token::live_nodes;
+pub(crate) use token::live_nodes;
 
 /// A differentiable operator: its forward, its backward, and what one hands to the other.
 ///
@@ -212,7 +211,7 @@ impl<S> Backward<'_, S> {
 ///
 /// # Errors
 ///
-/// Those of the operator's `forward`, and [`Error::ComputeDType`](crate::Error::ComputeDType) of
+/// Those of the operator's `forward`, and [`AutocastError::ComputeDType`](crate::error::AutocastError::ComputeDType) of
 /// the active scope.
 pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
     let rule = autocast::target(operator.op(), inputs.iter().map(|t| t.dtype()))?;

@@ -9,7 +9,8 @@ use super::reclaim::{Link, drop_links};
 use super::storage::lock;
 use super::version::{self, Read};
 use super::{Arrivals, Gradient, second_order};
-use crate::{Error, autocast};
+use crate::autocast;
+use crate::error::GraphError;
 
 /// One application of an operator.
 pub(super) struct Node {
@@ -128,7 +129,7 @@ impl Node {
         let unused = Arc::strong_count(&self.consumers) == 1;
         let freed = unused && pass.graph.frees(self.number);
         let taken = if freed { saved.take() } else { saved.clone() };
-        let taken = taken.ok_or(Error::GraphFreed { op: self.name })?;
+        let taken = taken.ok_or(GraphError::Freed { op: self.name })?;
         let last = Arc::strong_count(&taken) == 1;
         Ok((taken, last))
     }
@@ -143,12 +144,12 @@ impl Node {
         last: bool,
     ) -> Result<Vec<(usize, Tensor)>> {
         if second_order::is_wanted() && pass.leaves.is_none() {
-            return Err(Error::SecondOrder { op: self.name }.into());
+            return Err(GraphError::SecondOrder { op: self.name }.into());
         }
         let reads = saved.edges.iter().map(|edge| edge.read);
         if let Some(input) = version::written_since(self.number, reads) {
             let shape = saved.edges[input].shape.clone();
-            return Err(Error::SteppedVariable { op: self.name, input, shape }.into());
+            return Err(GraphError::Modified { op: self.name, input, shape }.into());
         }
         autocast::clear_cast_cache();
         let wants: Vec<_> = saved.edges.iter().map(|edge| edge.wants(pass)).collect();
@@ -163,7 +164,7 @@ impl Node {
             (saved.run)(Arguments { gradient: &gradient, wants: &wants, last, arrivals })?;
         if gradients.len() != wants.len() {
             let (got, expected) = (gradients.len(), wants.len());
-            return Err(Error::GradientCount { op: self.name, got, expected }.into());
+            return Err(GraphError::GradientCount { op: self.name, got, expected }.into());
         }
         let mut arguments = Vec::new();
         let sends = saved.edges.iter().zip(wants).zip(gradients);
@@ -171,7 +172,9 @@ impl Node {
             let (Some(want), Some(gradient)) = (want, gradient) else { continue };
             if gradient.tensor().shape() != &edge.shape {
                 let (got, expected) = (gradient.tensor().shape().clone(), edge.shape.clone());
-                return Err(Error::GradientShape { op: self.name, input, got, expected }.into());
+                return Err(
+                    GraphError::GradientShape { op: self.name, input, got, expected }.into()
+                );
             }
             let gradient = gradient.into_dtype(want)?;
             match (&edge.target, &mut pass.leaves) {
@@ -200,7 +203,7 @@ impl Node {
             // The one argument is a variable, so that candle asks for no gradient.
             return match pass.leaves {
                 Some(_) => Ok(out),
-                None => Err(Error::GraphTooDeep { op: self.name }.into()),
+                None => Err(GraphError::TooDeep { op: self.name }.into()),
             };
         }
         let gradient = pass.take(self.number);
@@ -233,7 +236,7 @@ impl Node {
             let node = pending.node.node().clone();
             drop(pending.node);
             if !node.is_whole {
-                return Err(Error::GraphTooDeep { op: node.name }.into());
+                return Err(GraphError::TooDeep { op: node.name }.into());
             }
             let (saved, last) = node.begin(pass)?;
             if let Some(gradient) = pending.gradient {

@@ -43,7 +43,8 @@ pub(crate) fn is_active() -> bool {
 /// # Examples
 ///
 /// ```
-/// use candle_amp::{Autocast, checkpoint, nn, ops};
+/// use candle_amp::autograd::checkpoint;
+/// use candle_amp::{Autocast, nn, ops};
 /// use candle_core::{DType, Device, Module, Tensor};
 ///
 /// let varmap = nn::VarMap::new();

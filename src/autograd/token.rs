@@ -33,8 +33,8 @@ use super::reclaim::{Link, drop_links};
 use super::storage::{into_storage, lock, place};
 use super::version::{self, Read};
 use super::{Backward, Gradient, Operator, pass};
-use crate::Error;
 use crate::autocast::{self, AutocastGuard};
+use crate::error::GraphError;
 use crate::kernels::cuda;
 
 /// Tokens above one another that candle walks. Its recursion takes some 200 bytes of stack for each, 600 unoptimised; a
@@ -122,7 +122,7 @@ pub(super) fn variables_below(y: &Tensor, time: u64, newest: u64) -> Result<(Vec
     }
     let nodes = y.sorted_nodes();
     if nodes.iter().any(|node| node.is_variable() && node.dims() == TOKEN_SHAPE) {
-        return Err(Error::GraphTooDeep { op: "checkpoint" }.into());
+        return Err(GraphError::TooDeep { op: "checkpoint" }.into());
     }
     let mut older =
         nodes.iter().filter(|node| version::number(node) < newest).map(|node| place(node));
@@ -374,7 +374,7 @@ impl CustomOp1 for Emit {
         pass::within(|pass| {
             let node = &self.output.node;
             if !pass.covers(output) {
-                return Err(Error::NestedBackward { op: node.name }.into());
+                return Err(GraphError::Nested { op: node.name }.into());
             }
             // Most likely the loss, given to candle's `backward`. The scaler has checked its own.
             if output.elem_count() == 1 && pass.leaves.is_none() {
@@ -387,7 +387,7 @@ impl CustomOp1 for Emit {
 }
 
 /// How many operators have a live output. For tests: nothing may be alive after drop.
-pub fn live_nodes() -> usize {
+pub(crate) fn live_nodes() -> usize {
     lock(&OUTPUTS).len()
 }
 

@@ -15,7 +15,7 @@ use candle_core::{DType, Device, Tensor, TensorId};
 
 use super::storage::{lock, place, share_storage};
 use super::token;
-use crate::Error;
+use crate::error::GraphError;
 
 /// Counts nodes and writes.
 static CLOCK: AtomicU64 = AtomicU64::new(0);
@@ -160,7 +160,7 @@ pub(crate) fn check(nodes: &[&Tensor]) -> crate::Result<()> {
         });
         if let Some(input) = changed {
             let (op, shape) = ("an operator of candle's", args[input].shape().clone());
-            return Err(Error::SteppedVariable { op, input, shape });
+            return Err(GraphError::Modified { op, input, shape }.into());
         }
     }
     Ok(())
@@ -174,7 +174,7 @@ impl Versions {
         for copy in nodes.iter().filter_map(|node| self.copies.get(&node.id())) {
             let write = copy.master.and_then(|master| self.writes.get(&master));
             if write.is_some_and(|write| write.at > copy.at) {
-                return Err(Error::NotRefreshed { name: copy.name.clone() });
+                return Err(GraphError::NotRefreshed { name: copy.name.clone() }.into());
             }
             latest = latest.max(Some(copy.newest));
         }
@@ -187,7 +187,7 @@ impl Versions {
                     && copy.newest > number(node)
                     && !share_storage(node, source)
                 {
-                    return Err(Error::StaleGraph { name: copy.name.clone() });
+                    return Err(GraphError::Stale { name: copy.name.clone() }.into());
                 }
             }
         }

@@ -14,7 +14,7 @@ const STACK_BYTES: usize = 8 << 20;
 /// The threads are this call's: `rayon::current_num_threads()` (`RAYON_NUM_THREADS`, or else the
 /// processor's), with 8 MiB of stack, and have ended when it returns. So no other work comes between two
 /// lines of `f`. What belongs to a thread is to be entered inside: an [`Autocast`](crate::Autocast) scope,
-/// [`no_grad_guard`](crate::no_grad_guard), [`fork_rng`](crate::random::fork_rng). Results are those
+/// [`no_grad_guard`](crate::autograd::no_grad_guard), [`fork_rng_guard`](crate::random::fork_rng_guard). Results are those
 /// outside, to the bit.
 ///
 /// On one of rayon's threads, `f` runs where it is called; also where no threads can be started. On a GPU

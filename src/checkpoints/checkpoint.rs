@@ -5,7 +5,8 @@ use std::path::Path;
 
 use super::file::{self, Entry, Header, Reader};
 use super::state::{State, Stateful};
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::CheckpointError;
 
 const FORMAT: &str = "candle-amp checkpoint";
 /// Of the layout described at [`Checkpoint`].
@@ -27,7 +28,8 @@ const VERSION: u32 = 1;
 ///
 /// ```
 /// use candle_amp::optim::{Sgd, SgdConfig};
-/// use candle_amp::{Checkpoint, GradScaler, Parameters, ops, random};
+/// use candle_amp::checkpoints::Checkpoint;
+/// use candle_amp::{GradScaler, Parameters, ops, random};
 /// use candle_core::{Device, Var};
 ///
 /// # let folder = std::env::temp_dir().join(format!("candle-amp-doc-{}", std::process::id()));
@@ -71,7 +73,7 @@ const VERSION: u32 = 1;
 ///
 /// ```compile_fail,E0277
 /// # fn f(adamw: &candle_nn::AdamW) -> candle_amp::Result<()> {
-/// candle_amp::Checkpoint::new(1).with("optimizer", adamw)?;
+/// candle_amp::checkpoints::Checkpoint::new(1).with("optimizer", adamw)?;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
@@ -88,7 +90,7 @@ impl Checkpoint {
         Self { step, metric: None, parts: BTreeMap::new() }
     }
 
-    /// The same with what [`Checkpointer::keep_best`](crate::Checkpointer::keep_best) compares: a
+    /// The same with what [`Checkpointer::keep_best`](crate::checkpoints::Checkpointer::keep_best) compares: a
     /// validation loss, an accuracy. NaN is never the best.
     pub fn metric(mut self, metric: f64) -> Self {
         self.metric = Some(metric);
@@ -99,11 +101,11 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::PartName`] for a name that is empty, taken, or has a dot in it; whatever the part
+    /// [`CheckpointError::PartName`] for a name that is empty, taken, or has a dot in it; whatever the part
     /// returns.
     pub fn with<S: Stateful>(mut self, name: &str, part: &S) -> Result<Self> {
         if name.is_empty() || name.contains('.') || self.parts.contains_key(name) {
-            return Err(Error::PartName { name: name.to_owned() });
+            return Err(CheckpointError::PartName { name: name.to_owned() }.into());
         }
         self.parts.insert(name.to_owned(), part.save()?);
         Ok(self)
@@ -149,8 +151,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::File`]; [`Error::Damaged`] for a file that was cut off, changed, or is none of this
-    /// crate's; [`Error::CheckpointVersion`] for one of a later crate.
+    /// [`Error::File`]; [`CheckpointError::Damaged`] for a file that was cut off, changed, or is none of this
+    /// crate's; [`CheckpointError::Version`] for one of a later crate.
     pub fn open(path: impl AsRef<Path>) -> Result<SavedCheckpoint> {
         let saved = SavedCheckpoint::peek(path.as_ref())?;
         saved.reader.verify()?;
@@ -182,7 +184,9 @@ impl SavedCheckpoint {
         let version = number("version")?;
         if version != u64::from(VERSION) {
             let (path, by) = (path.to_owned(), get("candle_amp").unwrap_or("?").to_owned());
-            return Err(Error::CheckpointVersion { path, got: version, by, supported: VERSION });
+            return Err(
+                CheckpointError::Version { path, got: version, by, supported: VERSION }.into()
+            );
         }
         let step = number("step")?;
         let metric = match get("metric").map(str::parse) {
@@ -220,14 +224,14 @@ impl SavedCheckpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::NoPart`], [`Error::Mismatch`] and whatever else does not fit; [`Error::File`].
+    /// [`CheckpointError::NoPart`], [`CheckpointError::Mismatch`] and whatever else does not fit; [`Error::File`].
     /// Nothing is changed then. Only a device that fails in the middle of copying leaves a part
     /// loaded and another not.
     pub fn load(&self, parts: &mut [(&str, &mut dyn Stateful)]) -> Result<()> {
         for (name, part) in parts.iter() {
             if !self.parts().any(|found| found == *name) {
                 let found = self.parts.clone();
-                return Err(Error::NoPart { name: (*name).to_owned(), found });
+                return Err(CheckpointError::NoPart { name: (*name).to_owned(), found }.into());
             }
             let tensors = self.reader.hollow(&format!("{name}."))?;
             let state = State { tensors, values: self.values(name) };

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::checkpoint::{Checkpoint, SavedCheckpoint};
+use crate::error::CheckpointError;
 use crate::{Error, Result};
 
 /// Which metric is the best.
@@ -20,7 +21,7 @@ pub enum Best {
 /// `step-00000100.safetensors`. One process at a time saves in it; others may read.
 ///
 /// ```
-/// use candle_amp::{Best, Checkpoint, Checkpointer, State};
+/// use candle_amp::checkpoints::{Best, Checkpoint, Checkpointer, State};
 ///
 /// # let folder = std::env::temp_dir().join(format!("candle-amp-keeps-{}", std::process::id()));
 /// let checkpointer = Checkpointer::new(&folder)?.keep_last(2).keep_best(Best::Lowest);
@@ -74,13 +75,13 @@ impl Checkpointer {
     ///
     /// # Errors
     ///
-    /// [`Error::StepBehind`] where a later step is in the folder: a run that went back, which
+    /// [`CheckpointError::StepBehind`] where a later step is in the folder: a run that went back, which
     /// [`discard_after`](Self::discard_after) clears the way for. [`Error::File`]; the checkpoints
     /// before are all there then.
     pub fn save(&self, checkpoint: &Checkpoint) -> Result<PathBuf> {
         if let Some(&latest) = self.steps()?.last().filter(|latest| **latest > checkpoint.step) {
             let (folder, step) = (self.folder.clone(), checkpoint.step);
-            return Err(Error::StepBehind { folder, step, latest });
+            return Err(CheckpointError::StepBehind { folder, step, latest }.into());
         }
         let path = self.path(checkpoint.step);
         checkpoint.save(&path)?;

@@ -10,13 +10,14 @@ use crate::{Parameters, Result};
 impl Parameters {
     /// Writes the weights to a safetensors file, in `dtype`, rounded once to nearest even, and the
     /// buffers in their own: for inference, in half the size. candle's `VarBuilder` reads it under
-    /// the names it has here. The file is written in one step, as [`Checkpoint`](crate::Checkpoint)s
+    /// the names it has here. The file is written in one step, as [`Checkpoint`](crate::checkpoints::Checkpoint)s
     /// are.
     ///
     /// # Errors
     ///
-    /// [`Error::TooLarge`](crate::Error::TooLarge) for a weight that `F16` would make infinite; [`Error::DType`](crate::Error::DType) for a
-    /// `dtype` that is not floating point; [`Error::File`](crate::Error::File).
+    /// [`CheckpointError::TooLarge`](crate::error::CheckpointError::TooLarge) for a weight that `F16` would make
+    /// infinite; [`ArgumentError::DType`](crate::error::ArgumentError::DType) for a `dtype` that is not floating
+    /// point; [`Error::File`](crate::Error::File).
     pub fn export(&self, path: impl AsRef<Path>, dtype: DType) -> Result<()> {
         export(self, path.as_ref(), dtype)
     }

@@ -12,6 +12,7 @@ use crc32fast::Hasher;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::state::State;
+use crate::error::{ArgumentError, CheckpointError};
 use crate::{Error, Result, kernels};
 
 /// Bytes read or written at a time.
@@ -167,7 +168,9 @@ fn write_elements(
         DType::F64 => elements!(f64),
         got => {
             let expected = "an integer, F16, BF16, F32 or F64".to_owned();
-            return Err(Error::DType { op: "checkpoint", name: "a tensor", got, expected });
+            return Err(
+                ArgumentError::DType { op: "checkpoint", name: "a tensor", got, expected }.into()
+            );
         }
     }
     Ok(())
@@ -189,7 +192,8 @@ impl Reader {
     /// Reads the header, and nothing else.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let failed = io("cannot read", path);
-        let damaged = |fault: String| Error::Damaged { path: path.to_owned(), fault };
+        let damaged =
+            |fault: String| CheckpointError::Damaged { path: path.to_owned(), fault }.into();
         // Before it is opened: that would wait for the other end of a pipe.
         if !fs::metadata(path).map_err(&failed)?.is_file() {
             return Err(damaged("it is not a file".to_owned()));
@@ -227,7 +231,7 @@ impl Reader {
     }
 
     pub(super) fn damaged(&self, fault: impl Into<String>) -> Error {
-        Error::Damaged { path: self.path.clone(), fault: fault.into() }
+        CheckpointError::Damaged { path: self.path.clone(), fault: fault.into() }.into()
     }
 
     /// Reads the whole file, and compares its checksum. Whatever bit has changed, this finds it.
@@ -301,13 +305,15 @@ impl Reader {
 pub(crate) fn export(parameters: &crate::Parameters, path: &Path, dtype: DType) -> Result<()> {
     if !dtype.is_float() {
         let expected = "F16, BF16, F32 or F64".to_owned();
-        return Err(Error::DType { op: "export", name: "the dtype", got: dtype, expected });
+        return Err(
+            ArgumentError::DType { op: "export", name: "the dtype", got: dtype, expected }.into()
+        );
     }
     for (name, var) in parameters.iter().filter(|_| dtype == DType::F16) {
         let fit = kernels::multi_tensor::histogram::exponents(var, 1.0)?;
-        let count = crate::diagnostics::Exponents::of(fit).in_f16(1.0).overflow;
+        let count = crate::scaler::diagnostics::Exponents::of(fit).in_f16(1.0).overflow;
         if count > 0 {
-            return Err(Error::TooLarge { name: name.to_owned(), count });
+            return Err(CheckpointError::TooLarge { name: name.to_owned(), count }.into());
         }
     }
     let entry = |dtype: Option<DType>| {

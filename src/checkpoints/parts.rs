@@ -6,12 +6,13 @@ use candle_core::{DType, Shape, Var};
 
 use super::state::{State, Stateful};
 use crate::autograd::version;
+use crate::error::{CheckpointError, ScalerError};
 use crate::optim::{
     Config, Ema, EmaState, GroupState, Optim, OptimizerState, PlateauState, ReduceOnPlateau,
     Scheduler,
 };
 use crate::random::{self, RandomState};
-use crate::{Error, GradScaler, LossScale, MasterVars, Parameters, Result, ScaleConfig, autocast};
+use crate::{GradScaler, LossScale, MasterVars, Parameters, Result, ScaleConfig, autocast};
 
 /// Weights and buffers, each in its own dtype.
 impl Stateful for Parameters {
@@ -62,7 +63,7 @@ impl Stateful for MasterVars {
 impl Stateful for GradScaler {
     fn save(&self) -> Result<State> {
         if self.has_gradients() {
-            return Err(Error::GradientsInFlight { call: "save" });
+            return Err(ScalerError::PendingGradients { call: "save" }.into());
         }
         let state = State::default().with("enabled", self.is_enabled());
         Ok(match self.state() {
@@ -75,7 +76,7 @@ impl Stateful for GradScaler {
 
     fn check(&self, state: &State) -> Result<()> {
         if self.has_gradients() {
-            return Err(Error::GradientsInFlight { call: "load" });
+            return Err(ScalerError::PendingGradients { call: "load" }.into());
         }
         let (saved, here) = (read_scale(state)?.is_some(), self.is_enabled());
         if saved == here {
@@ -87,7 +88,8 @@ impl Stateful for GradScaler {
             "`GradScaler::new` scales"
         };
         let expected = format!("{here}, as this scaler is: {cure}; or do not load this part");
-        Err(Error::State { name: "enabled".into(), got: saved.to_string(), expected })
+        Err(CheckpointError::State { name: "enabled".into(), got: saved.to_string(), expected }
+            .into())
     }
 
     fn load(&mut self, state: &State) -> Result<()> {
@@ -179,11 +181,14 @@ impl<C: Config> Stateful for Optim<C> {
 }
 
 fn optimizer_state(state: &State) -> Result<OptimizerState> {
-    let unknown = |name: &str| Error::Mismatch {
-        part: String::new(),
-        missing: Vec::new(),
-        extra: vec![name.to_owned()],
-        wrong: Vec::new(),
+    let unknown = |name: &str| {
+        CheckpointError::Mismatch {
+            part: String::new(),
+            missing: Vec::new(),
+            extra: vec![name.to_owned()],
+            wrong: Vec::new(),
+        }
+        .into()
     };
     let (mut steps, mut groups) = (BTreeMap::new(), BTreeMap::<usize, GroupState>::new());
     for name in state.values.keys().filter(|name| *name != "optimizer") {

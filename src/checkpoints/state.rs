@@ -6,7 +6,8 @@ use std::str::FromStr;
 
 use candle_core::{DType, Device, Shape, Tensor};
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::CheckpointError;
 
 /// What is saved of one part of a run: tensors, and numbers or words as text, by name.
 ///
@@ -19,7 +20,7 @@ pub struct State {
     pub values: BTreeMap<String, String>,
 }
 
-/// A part of a run that can be saved in a [`Checkpoint`](crate::Checkpoint) and loaded from one:
+/// A part of a run that can be saved in a [`Checkpoint`](crate::checkpoints::Checkpoint) and loaded from one:
 /// [`Parameters`](crate::Parameters), [`MasterVars`](crate::MasterVars),
 /// [`GradScaler`](crate::GradScaler), the optimizers of [`optim`](crate::optim),
 /// [`random::Generator`](crate::random::Generator), and what you implement it for.
@@ -80,13 +81,11 @@ impl State {
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`] where there is none, or it is no `T`.
+    /// [`CheckpointError::Mismatch`] where there is none, or it is no `T`.
     pub fn value<T: FromStr>(&self, name: &str) -> Result<T> {
-        let wrong = |missing, wrong| Error::Mismatch {
-            part: String::new(),
-            missing,
-            extra: Vec::new(),
-            wrong,
+        let wrong = |missing, wrong| {
+            CheckpointError::Mismatch { part: String::new(), missing, extra: Vec::new(), wrong }
+                .into()
         };
         let Some(text) = self.values.get(name) else {
             return Err(wrong(vec![name.to_owned()], Vec::new()));
@@ -99,7 +98,7 @@ impl State {
     ///
     /// # Errors
     ///
-    /// [`Error::Mismatch`], which lists everything that is missing, is too many, or has another
+    /// [`CheckpointError::Mismatch`], which lists everything that is missing, is too many, or has another
     /// shape or dtype.
     pub fn expect<'n>(
         &self,
@@ -127,7 +126,7 @@ impl State {
             return Ok(());
         }
         let extra = extra.into_iter().map(str::to_owned).collect();
-        Err(Error::Mismatch { part: String::new(), missing, extra, wrong })
+        Err(CheckpointError::Mismatch { part: String::new(), missing, extra, wrong }.into())
     }
 
     /// A tensor to check against: of that shape and dtype, and of no size in memory.

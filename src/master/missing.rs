@@ -19,7 +19,8 @@ use crate::Parameters;
 /// residual connection around a norm, is not among them. Its gradient lacks the part that was cut.
 ///
 /// ```
-/// use candle_amp::{MasterVars, MissingReason, ops};
+/// use candle_amp::diagnostics::MissingReason;
+/// use candle_amp::{MasterVars, ops};
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{LayerNormConfig, Module};
 ///

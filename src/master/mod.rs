@@ -1,7 +1,7 @@
 //! `F32` masters for half-precision variables.
 
+mod as_candle;
 mod backend;
-pub(crate) mod held;
 mod missing;
 mod refreshing;
 mod vars;
@@ -13,10 +13,10 @@ use candle_core::{DType, Result, Tensor, TensorId, Var};
 use candle_nn::Optimizer;
 
 use crate::autograd::version;
-use crate::master::held::Held;
-use crate::scaler::{Gradients, Step};
+use crate::scaler::{Step, UnscaledGradients};
 use crate::{autocast, kernels};
 
+pub use as_candle::AsCandle;
 pub use missing::{MissingGradients, MissingReason};
 pub use refreshing::Refreshing;
 pub use vars::MasterVars;
@@ -179,8 +179,8 @@ impl<O: Optimizer> MasterWeights<O> {
 
     /// This, where a `candle_nn::Optimizer` is asked for. Given to a scaler in this form it is
     /// like any of candle's: gradients come in the variable's dtype.
-    pub fn as_candle(&mut self) -> AsCandle<'_, O> {
-        AsCandle(Held::Borrowed(self))
+    pub fn as_candle(&mut self) -> AsCandle<'_, Self> {
+        AsCandle::new(self)
     }
 }
 
@@ -189,31 +189,27 @@ impl<O: Optimizer> Step for MasterWeights<O> {
         Some(self.pairs.iter().map(|pair| pair.variable.id()).collect())
     }
 
-    fn apply(&mut self, gradients: &Gradients<'_>) -> Result<()> {
+    fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> Result<()> {
         self.step_with(|variable| gradients.get(variable))
     }
 }
 
-/// [`MasterWeights`] as a `candle_nn::Optimizer`; see [`MasterWeights::as_candle`].
-#[derive(Debug)]
-pub struct AsCandle<'a, O>(Held<'a, MasterWeights<O>>);
-
-impl<O: Optimizer> Optimizer for AsCandle<'_, O> {
+impl<O: Optimizer> Optimizer for AsCandle<'_, MasterWeights<O>> {
     type Config = O::Config;
 
     fn new(variables: Vec<Var>, config: O::Config) -> Result<Self> {
-        Ok(Self(Held::Owned(MasterWeights::new(variables, config)?)))
+        Ok(Self::owned(MasterWeights::new(variables, config)?))
     }
 
     fn step(&mut self, gradients: &GradStore) -> Result<()> {
-        self.0.step(gradients)
+        self.inner_mut().step(gradients)
     }
 
     fn learning_rate(&self) -> f64 {
-        self.0.learning_rate()
+        self.inner().learning_rate()
     }
 
     fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.0.set_learning_rate(learning_rate)
+        self.inner_mut().set_learning_rate(learning_rate)
     }
 }

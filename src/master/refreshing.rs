@@ -3,7 +3,7 @@
 use candle_core::{Result, TensorId};
 
 use super::MasterVars;
-use crate::scaler::{Gradients, Step};
+use crate::scaler::{Step, UnscaledGradients};
 
 /// An optimizer of [`MasterVars`], whose steps rewrite the half tensors; see [`MasterVars::bind`].
 ///
@@ -32,7 +32,7 @@ impl<S: Step> Step for Refreshing<'_, S> {
         Some(self.ids())
     }
 
-    fn apply(&mut self, gradients: &Gradients<'_>) -> Result<()> {
+    fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> Result<()> {
         let stepped = self.optimizer.apply(gradients);
         // After a failure too: some variables may have been updated.
         let ids = self.ids();

@@ -10,7 +10,9 @@ use candle_nn::{Init, VarBuilder, VarMap};
 use super::backend::{Backend, Handed, State, converted};
 use super::{MissingGradients, Refreshing};
 use crate::autograd::version;
-use crate::{Error, Parameters, Step, autocast, kernels};
+use crate::error::ArgumentError;
+use crate::scaler::Step;
+use crate::{Parameters, autocast, kernels};
 
 type DTypeRule = dyn Fn(&str, DType) -> DType + Send + Sync;
 type InitRule = dyn Fn(&str, Init) -> Option<Init> + Send + Sync;
@@ -39,13 +41,13 @@ type InitRule = dyn Fn(&str, Init) -> Option<Init> + Send + Sync;
 /// # After a step
 ///
 /// Run the forward pass again. Backward through a graph from before a refresh would use new
-/// weights with old activations. It is [`Error::StaleGraph`] in
+/// weights with old activations. It is [`GraphError::Stale`](crate::error::GraphError::Stale) in
 /// [`ScaledLoss::backward`](crate::ScaledLoss::backward), and in candle's own `backward` of a loss
 /// made by one of this crate's operators. candle's `backward` of candle's loss asks nobody; there
 /// it goes unnoticed.
 ///
 /// Where an optimizer of this crate was stepped and nothing refreshed, so that what the model has
-/// would never change, it is [`Error::NotRefreshed`].
+/// would never change, it is [`GraphError::NotRefreshed`](crate::error::GraphError::NotRefreshed).
 ///
 /// A model that computes a tensor from its variables when it is built (a view of one is fine)
 /// would go on with its old value. That is the same error.
@@ -131,7 +133,7 @@ impl MasterVars {
     ///
     /// # Errors
     ///
-    /// A file that cannot be read; [`Error::DuplicateName`] for a name in two of them.
+    /// A file that cannot be read; [`ArgumentError::DuplicateName`] for a name in two of them.
     pub fn from_safetensors<P: AsRef<Path>>(
         paths: &[P],
         dtype: DType,
@@ -141,7 +143,7 @@ impl MasterVars {
         for path in paths {
             for (name, tensor) in safetensors::load(path, &Device::Cpu)? {
                 if masters.state().files.insert(name.clone(), tensor).is_some() {
-                    return Err(Error::DuplicateName { name });
+                    return Err(ArgumentError::DuplicateName { name }.into());
                 }
             }
         }

@@ -4,8 +4,9 @@ use candle_core::{DType, Result, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
 
 use crate::autograd;
+use crate::error::ArgumentError;
 use crate::kernels::format::Format;
-use crate::{Error, kernels, ops};
+use crate::{kernels, ops};
 
 /// [`ops::batch_norm`] with its parameters `weight` and `bias`, and the running averages
 /// `running_mean` and `running_var` that evaluation uses.
@@ -69,7 +70,8 @@ impl BatchNorm {
         config: BatchNormConfig,
     ) -> Result<Self> {
         let BatchNormConfig { eps, momentum, remove_mean, .. } = config;
-        let setting = |name, got, expected| Err(Error::Setting { name, got, expected }.into());
+        let setting =
+            |name, got, expected| Err(ArgumentError::Setting { name, got, expected }.into());
         if !(eps >= 0.0 && eps.is_finite()) {
             return setting("eps", eps, "a finite number, not below zero");
         }
@@ -84,7 +86,7 @@ impl BatchNorm {
         for (name, tensor) in affine.chain(statistics) {
             if tensor.dims() != [num_features] {
                 let (got, expected) = (tensor.shape().clone(), format!("[{num_features}]"));
-                return Err(Error::Shape { op: "batch_norm", name, got, expected }.into());
+                return Err(ArgumentError::Shape { op: "batch_norm", name, got, expected }.into());
             }
         }
         Ok(Self {
@@ -129,7 +131,7 @@ impl BatchNorm {
     }
 
     /// Normalises by the batch, and updates the running averages; not where a
-    /// [`checkpoint`](crate::checkpoint) recomputes.
+    /// [`checkpoint`](crate::autograd::checkpoint) recomputes.
     ///
     /// # Errors
     ///

@@ -3,7 +3,8 @@
 use candle_core::{Result, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 
-use crate::{Error, ops};
+use crate::error::ArgumentError;
+use crate::ops;
 
 /// [`ops::group_norm`] with its parameters `weight` and `bias`.
 #[derive(Clone, Debug)]
@@ -30,7 +31,7 @@ impl GroupNorm {
     ) -> Result<Self> {
         if num_groups == 0 || !num_channels.is_multiple_of(num_groups) {
             let (got, expected) = (num_groups as f64, "a divisor of the number of channels");
-            return Err(Error::Setting { name: "num_groups", got, expected }.into());
+            return Err(ArgumentError::Setting { name: "num_groups", got, expected }.into());
         }
         Ok(Self { weight, bias, eps, num_channels, num_groups })
     }
@@ -41,7 +42,7 @@ impl Module for GroupNorm {
         if x.dims().get(1) != Some(&self.num_channels) {
             let expected = format!("(n, {}, …)", self.num_channels);
             let got = x.shape().clone();
-            return Err(Error::Shape { op: "group_norm", name: "x", got, expected }.into());
+            return Err(ArgumentError::Shape { op: "group_norm", name: "x", got, expected }.into());
         }
         ops::group_norm(x, self.num_groups, Some(&self.weight), Some(&self.bias), self.eps)
     }

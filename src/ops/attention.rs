@@ -3,9 +3,10 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{check_operand, shape_error};
+use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::error::ArgumentError;
 use crate::kernels::attention::{self as kernel, Kept, Settings};
-use crate::{Error, Op};
 
 /// Scaled dot product attention: `softmax(q · kᵀ · scale + mask) · v`.
 ///
@@ -89,7 +90,7 @@ pub fn sdpa_softcapped(
 ) -> Result<Tensor> {
     if !(softcap > 0.0 && softcap.is_finite()) {
         let expected = "a finite number above zero";
-        return Err(Error::Setting { name: "softcap", got: softcap, expected }.into());
+        return Err(ArgumentError::Setting { name: "softcap", got: softcap, expected }.into());
     }
     run(q, k, v, mask, Settings { scale, causal, softcap: Some(softcap) })
 }
@@ -103,7 +104,7 @@ fn run(
 ) -> Result<Tensor> {
     if !settings.scale.is_finite() {
         let (got, expected) = (settings.scale, "a finite number");
-        return Err(Error::Setting { name: "scale", got, expected }.into());
+        return Err(ArgumentError::Setting { name: "scale", got, expected }.into());
     }
     let inputs: Vec<&Tensor> = [q, k, v].into_iter().chain(mask).collect();
     apply(Sdpa(settings), &inputs)
@@ -175,14 +176,14 @@ impl Sdpa {
             if !mask.dtype().is_float() {
                 let expected = "U8, where 1 attends, or floating point, to add".to_string();
                 let (op, got) = (self.op().name(), mask.dtype());
-                return Err(Error::DType { op, name: "mask", got, expected }.into());
+                return Err(ArgumentError::DType { op, name: "mask", got, expected }.into());
             }
             check_operand(self.op(), q, "mask", mask, false)?;
         }
         let (got, expected) = (mask.device().location(), q.device().location());
         if got != expected {
             let op = self.op().name();
-            return Err(Error::Device { op, name: "mask", got, expected }.into());
+            return Err(ArgumentError::Device { op, name: "mask", got, expected }.into());
         }
         let mut pairs = mask.dims().iter().rev().zip(dims.iter().rev());
         if mask.rank() > 4 || !pairs.all(|(&got, &size)| got == 1 || got == size) {

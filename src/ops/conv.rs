@@ -4,11 +4,12 @@ use candle_core::{Result, Tensor};
 use candle_nn::{Conv1dConfig, Conv2dConfig};
 
 use super::{check_dims, check_operand, shape_error};
+use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::error::ArgumentError;
 use crate::kernels::conv::{self, Geometry};
 use crate::kernels::format::Format;
 use crate::kernels::reduce;
-use crate::{Error, Op};
 
 /// The cross-correlation of sequences with `weight`, plus `bias`.
 ///
@@ -120,7 +121,7 @@ pub(super) fn check_geometry(geometry: Geometry) -> Result<()> {
     let Geometry { stride, dilation, groups, .. } = geometry;
     for (name, got) in [("stride", stride), ("dilation", dilation), ("groups", groups)] {
         if got == 0 {
-            return Err(Error::Setting { name, got: 0.0, expected: "at least 1" }.into());
+            return Err(ArgumentError::Setting { name, got: 0.0, expected: "at least 1" }.into());
         }
     }
     Ok(())

@@ -10,9 +10,8 @@ use crate::kernels::devices::gpus;
 use crate::optim::{
     AdamW, AdamWConfig, Lamb, LambConfig, Masters, Schedule, Scheduler, Sgd, SgdConfig,
 };
-use crate::{
-    GradScaler, Gradients, MasterWeights, Parameters, ScaleConfig, Step, backend::device_reads,
-};
+use crate::optim::{Step, UnscaledGradients};
+use crate::{GradScaler, MasterWeights, Parameters, ScaleConfig, backend::device_reads};
 
 /// Lengths of the variables: more than a chunk, and no multiple of a vector.
 const LENGTHS: [usize; 3] = [(1 << 14) + 3, 5, 1024];
@@ -87,7 +86,7 @@ fn a_run_on_a_gpu_is_that_on_the_cpu_and_waits_for_nothing() -> Result<()> {
             (DType::F16, Masters::Stochastic, None),
         ] {
             let run = |device: &Device| {
-                let _fork = crate::random::fork_rng();
+                let _fork = crate::random::fork_rng_guard();
                 crate::random::manual_seed(7);
                 let mut run = Run::new(device, dtype);
                 let config = AdamWConfig { lr: 0.1, ..AdamWConfig::default() };
@@ -286,7 +285,7 @@ impl Step for Keeping<'_> {
         self.optimizer.skips_on_device()
     }
 
-    fn apply(&mut self, gradients: &Gradients<'_>) -> Result<()> {
+    fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> Result<()> {
         self.gradients.extend(self.variables.iter().filter_map(|var| gradients.get(var)).cloned());
         self.optimizer.apply(gradients)
     }

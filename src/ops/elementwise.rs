@@ -4,8 +4,9 @@ use candle_core::{Result, Tensor};
 
 use super::{check_dims, check_operand};
 use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::error::ArgumentError;
 use crate::kernels::elementwise;
-use crate::{Error, Op, random};
+use crate::{Op, random};
 
 /// `max(x, 0)`; NaN stays NaN.
 ///
@@ -105,7 +106,7 @@ impl Operator for AddRelu {
 pub fn dropout(x: &Tensor, p: f32) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&p) {
         let expected = "a probability, from 0 to 1";
-        return Err(Error::Setting { name: "p", got: p.into(), expected }.into());
+        return Err(ArgumentError::Setting { name: "p", got: p.into(), expected }.into());
     }
     let keep = 1.0 - f64::from(p);
     let scale = if keep > 0.0 { 1.0 / keep } else { 0.0 };

@@ -3,9 +3,10 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{check_operand, shape_error};
+use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::error::ArgumentError;
 use crate::kernels::embedding as kernel;
-use crate::{Error, Op};
 
 /// The rows of `table` that `ids` name.
 ///
@@ -65,7 +66,7 @@ impl Operator for Embedding {
         if !matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64) {
             let expected = "U8, U32 or I64 numbers of rows".to_string();
             let (op, got) = (self.op().name(), ids.dtype());
-            return Err(Error::DType { op, name: "ids", got, expected }.into());
+            return Err(ArgumentError::DType { op, name: "ids", got, expected }.into());
         }
         if !ids.device().is_cuda() {
             check_ids(ids, rows)?;

@@ -3,9 +3,10 @@
 use candle_core::{Result, Tensor};
 
 use super::{affine_wants, check_dims, check_eps, check_operand, shape_error};
+use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::error::ArgumentError;
 use crate::kernels::group_norm as kernel;
-use crate::{Error, Op};
 
 /// Normalises each group of `c / num_groups` channels of each sample by its own mean and variance,
 /// then scales and shifts each channel.
@@ -37,7 +38,7 @@ pub fn group_norm(
     check_eps(eps)?;
     if num_groups == 0 {
         let (name, expected) = ("num_groups", "at least 1");
-        return Err(Error::Setting { name, got: 0.0, expected }.into());
+        return Err(ArgumentError::Setting { name, got: 0.0, expected }.into());
     }
     let op = GroupNorm { groups: num_groups, eps, weight: weight.is_some() };
     let inputs: Vec<&Tensor> = [Some(x), weight, bias].into_iter().flatten().collect();

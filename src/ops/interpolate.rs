@@ -3,9 +3,10 @@
 use candle_core::{Result, Tensor};
 
 use super::{check_operand, shape_error};
+use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::error::ArgumentError;
 use crate::kernels::interpolate::{self, Grid};
-use crate::{Error, Op};
 
 /// `x` stretched to `target_size`, each element the nearest one of `x`.
 ///
@@ -102,7 +103,7 @@ pub fn upsample_bilinear2d_with_scale(
     for (name, got) in [("scale_h", scale_h), ("scale_w", scale_w)] {
         if !(got > 0.0 && got.is_finite()) {
             let expected = "a finite number above 0";
-            return Err(Error::Setting { name, got, expected }.into());
+            return Err(ArgumentError::Setting { name, got, expected }.into());
         }
     }
     let &[_, _, h, w] = x.dims() else {
@@ -121,7 +122,7 @@ pub fn upsample_bilinear2d_with_scale(
 
 fn target(name: &'static str, size: usize) -> Result<usize> {
     match size {
-        0 => Err(Error::Setting { name, got: 0.0, expected: "at least 1" }.into()),
+        0 => Err(ArgumentError::Setting { name, got: 0.0, expected: "at least 1" }.into()),
         _ => Ok(size),
     }
 }

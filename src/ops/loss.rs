@@ -3,9 +3,10 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{check_dims, check_operand, shape_error};
+use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply, of_one_half};
+use crate::error::ArgumentError;
 use crate::kernels::{embedding, loss};
-use crate::{Error, Op};
 
 /// The mean cross entropy of `logits` with the classes `targets`. Of the logits of a language model's head,
 /// [`linear_cross_entropy`](super::linear_cross_entropy) is faster on a GPU.
@@ -60,7 +61,7 @@ pub fn cross_entropy_smoothed(
 pub(super) fn check_smoothing(label_smoothing: f64) -> Result<()> {
     if !(0.0..=1.0).contains(&label_smoothing) {
         let (name, expected) = ("label_smoothing", "a number from 0 to 1");
-        return Err(Error::Setting { name, got: label_smoothing, expected }.into());
+        return Err(ArgumentError::Setting { name, got: label_smoothing, expected }.into());
     }
     Ok(())
 }
@@ -111,7 +112,7 @@ pub(super) fn class_indices(op: Op, targets: &Tensor, n: usize, classes: usize) 
     if !matches!(targets.dtype(), DType::U8 | DType::U32 | DType::I64) {
         let expected = "U8, U32 or I64 class indices".to_string();
         let (op, got) = (op.name(), targets.dtype());
-        return Err(Error::DType { op, name: "targets", got, expected }.into());
+        return Err(ArgumentError::DType { op, name: "targets", got, expected }.into());
     }
     check_dims(op, "targets", targets, &[n])?;
     if targets.dtype() == DType::I64 && !targets.device().is_cuda() {

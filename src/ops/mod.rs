@@ -36,7 +36,8 @@ mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
-use crate::{Error, Op};
+use crate::Op;
+use crate::error::ArgumentError;
 
 pub use activation::{
     elu, exp, gelu, gelu_erf, hard_sigmoid, hard_swish, leaky_relu, log, mish, prelu, relu2, relu6,
@@ -76,7 +77,7 @@ fn arithmetic(dtype: DType) -> DType {
 
 fn shape_error<T>(op: Op, name: &'static str, got: &Tensor, expected: String) -> Result<T> {
     let got = got.shape().clone();
-    Err(Error::Shape { op: op.name(), name, got, expected }.into())
+    Err(ArgumentError::Shape { op: op.name(), name, got, expected }.into())
 }
 
 /// `got` is floating point, on the device of `first` and, where `same_dtype`, of its dtype.
@@ -90,7 +91,7 @@ fn check_operand(
     let op = op.name();
     if !matches!(got.dtype(), DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
         let expected = "F16, BF16, F32 or F64".to_string();
-        return Err(Error::DType { op, name, got: got.dtype(), expected }.into());
+        return Err(ArgumentError::DType { op, name, got: got.dtype(), expected }.into());
     }
     if same_dtype && got.dtype() != first.dtype() {
         let cure = match (got.dtype(), first.dtype()) {
@@ -98,11 +99,11 @@ fn check_operand(
             _ => "run it in an `Autocast` scope, which casts, or cast one",
         };
         let expected = format!("{:?} as the first argument: {cure}", first.dtype());
-        return Err(Error::DType { op, name, got: got.dtype(), expected }.into());
+        return Err(ArgumentError::DType { op, name, got: got.dtype(), expected }.into());
     }
     let (got, expected) = (got.device().location(), first.device().location());
     if got != expected {
-        return Err(Error::Device { op, name, got, expected }.into());
+        return Err(ArgumentError::Device { op, name, got, expected }.into());
     }
     Ok(())
 }
@@ -122,7 +123,7 @@ fn check_eps(eps: f64) -> Result<()> {
         return Ok(());
     }
     let expected = "a finite number, not below zero";
-    Err(Error::Setting { name: "eps", got: eps, expected }.into())
+    Err(ArgumentError::Setting { name: "eps", got: eps, expected }.into())
 }
 
 /// `got` has exactly the dimensions `expected`.

@@ -3,9 +3,10 @@
 use candle_core::{IndexOp, Result, Tensor};
 
 use super::{check_operand, shape_error};
+use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::error::ArgumentError;
 use crate::kernels::attention::{self as kernel, Kept, Settings};
-use crate::{Error, Op};
 
 /// [`sdpa`](super::sdpa) of queries, keys and values that one linear layer made, one after another
 /// in the last dimension, each of `heads` heads.
@@ -44,10 +45,12 @@ use crate::{Error, Op};
 pub fn sdpa_packed(qkv: &Tensor, heads: usize, causal: bool, scale: f64) -> Result<Tensor> {
     if !scale.is_finite() {
         let expected = "a finite number";
-        return Err(Error::Setting { name: "scale", got: scale, expected }.into());
+        return Err(ArgumentError::Setting { name: "scale", got: scale, expected }.into());
     }
     if heads == 0 {
-        return Err(Error::Setting { name: "heads", got: 0.0, expected: "at least 1" }.into());
+        return Err(
+            ArgumentError::Setting { name: "heads", got: 0.0, expected: "at least 1" }.into()
+        );
     }
     apply(Packed { heads, settings: Settings { scale, causal, softcap: None } }, &[qkv])
 }

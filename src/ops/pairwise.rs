@@ -3,9 +3,10 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{check_dims, check_operand, shape_error};
+use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply, of_one_half};
+use crate::error::ArgumentError;
 use crate::kernels::loss::{self, Pairwise, Side};
-use crate::{Error, Op};
 
 /// The mean of `(input - target)²`.
 ///
@@ -46,7 +47,7 @@ pub fn mse(input: &Tensor, target: &Tensor) -> Result<Tensor> {
 pub fn huber(input: &Tensor, target: &Tensor, delta: f64) -> Result<Tensor> {
     if !(delta > 0.0 && delta.is_finite()) {
         let expected = "a finite number above 0";
-        return Err(Error::Setting { name: "delta", got: delta, expected }.into());
+        return Err(ArgumentError::Setting { name: "delta", got: delta, expected }.into());
     }
     apply(Pairwise::Huber { delta }, &[input, target])
 }
@@ -103,7 +104,7 @@ pub fn binary_cross_entropy_with_logit(logits: &Tensor, target: &Tensor) -> Resu
 ///
 /// # Errors
 ///
-/// As [`mse`]; [`Error::Banned`] in a half scope.
+/// As [`mse`]; [`AutocastError::Banned`](crate::error::AutocastError::Banned) in a half scope.
 ///
 /// # References
 ///

@@ -3,10 +3,11 @@
 use candle_core::{Result, Tensor, ToUsize2};
 
 use super::{check_operand, shape_error};
+use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::error::ArgumentError;
 use crate::kernels::format::Format;
 use crate::kernels::pool::{self, Window};
-use crate::{Error, Op};
 
 /// The maximum of every window of `x`.
 ///
@@ -115,7 +116,7 @@ fn window(
 ) -> Result<Window> {
     let pair = |name, least: usize, (a, b): (usize, usize)| match a.min(b) {
         least_of_two if least_of_two >= least => Ok((a, b)),
-        got => Err(Error::Setting { name, got: got as f64, expected: "at least 1" }),
+        got => Err(ArgumentError::Setting { name, got: got as f64, expected: "at least 1" }),
     };
     let kernel = pair("kernel", 1, kernel.to_usize2())?;
     let stride = pair("stride", 1, stride.to_usize2())?;
@@ -123,7 +124,7 @@ fn window(
     if padding.0 > kernel.0 / 2 || padding.1 > kernel.1 / 2 {
         let got = padding.0.max(padding.1) as f64;
         let expected = "at most half the kernel";
-        return Err(Error::Setting { name: "padding", got, expected }.into());
+        return Err(ArgumentError::Setting { name: "padding", got, expected }.into());
     }
     Ok(Window { kernel, stride, padding, format })
 }

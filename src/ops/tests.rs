@@ -93,10 +93,10 @@ fn a_head_and_its_loss_are_as_two_operators() -> Result<()> {
                 scaler.scale(&loss)?.retain_graph().backward()?;
                 let mut passes = Vec::new();
                 for _ in 0..2 {
-                    let of = |var: &Var| scaler.gradient(var).map(Option::unwrap);
+                    let of = |var: &Var| scaler.grad(var).map(Option::unwrap);
                     let [x, weight] = [of(&x)?, of(&weight)?].map(|g| g.to_device(&Device::Cpu));
                     passes.push([values(&x?), values(&weight?)]);
-                    scaler.forget();
+                    scaler.zero_grad();
                     if passes.len() == 1 {
                         scaler.scale(&loss)?.backward()?;
                     }
@@ -109,7 +109,7 @@ fn a_head_and_its_loss_are_as_two_operators() -> Result<()> {
                 let before = values(&weights()?);
                 let loss = ops::linear_cross_entropy(&x, &weight, bias_tensor, &next)?;
                 scaler.scale(&loss)?.backward()?;
-                let gradient = scaler.gradient(&weight)?.expect("a gradient");
+                let gradient = scaler.grad(&weight)?.expect("a gradient");
                 let gradient = values(&gradient.to_device(&Device::Cpu)?);
                 let config = SgdConfig { lr: 0.5, ..Default::default() };
                 assert!(!scaler.step(&mut Sgd::new(vec![weight.clone()], config)?)?.skipped()?);
@@ -135,7 +135,7 @@ fn a_head_takes_targets_of_any_strides() -> Result<()> {
             let mut scaler = GradScaler::disabled();
             let loss = ops::linear_cross_entropy(&x, &weight, None, &targets)?;
             scaler.scale(&loss)?.backward()?;
-            let gradient = scaler.gradient(&x)?.expect("a gradient");
+            let gradient = scaler.grad(&x)?.expect("a gradient");
             gradients.push(values(&gradient.to_device(&Device::Cpu)?));
         }
         assert_eq!(gradients[0], gradients[1]);

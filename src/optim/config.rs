@@ -2,8 +2,9 @@
 
 use std::fmt::Debug;
 
+use crate::Result;
+use crate::error::ArgumentError;
 use crate::kernels::multi_tensor::optimizer::Rule;
-use crate::{Error, Result};
 
 /// The settings of one of this crate's optimizers: [`SgdConfig`](super::SgdConfig),
 /// [`AdamWConfig`](super::AdamWConfig), [`LionConfig`](super::LionConfig) and
@@ -72,7 +73,7 @@ pub(crate) trait Formula: Copy + Debug + PartialEq + Send + Sync + 'static {
 
 /// That a setting is in its range.
 pub(crate) fn check(name: &'static str, got: f64, ok: bool, expected: &'static str) -> Result<()> {
-    if ok { Ok(()) } else { Err(Error::Setting { name, got, expected }) }
+    if ok { Ok(()) } else { Err(ArgumentError::Setting { name, got, expected }.into()) }
 }
 
 /// That all of these are finite and not below zero.

@@ -6,9 +6,10 @@ use candle_core::{DType, Tensor, Var};
 
 use super::config::check_fractions;
 use crate::autograd::version;
+use crate::error::OptimizerError;
 use crate::kernels::multi_tensor::Multiplier;
 use crate::kernels::{self, multi_tensor::optimizer as kernel};
-use crate::{Error, Parameters, Result, autocast};
+use crate::{Parameters, Result, autocast};
 
 /// The settings of an [`Ema`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,7 +95,7 @@ impl Ema {
     ///
     /// # Errors
     ///
-    /// [`Error::Setting`] for a `decay` that is not from 0 to below 1.
+    /// [`ArgumentError::Setting`](crate::error::ArgumentError::Setting) for a `decay` that is not from 0 to below 1.
     pub fn new(parameters: &Parameters, config: EmaConfig) -> Result<Self> {
         check_fractions([("decay", config.decay)])?;
         let mut averages: Vec<Average> = Vec::with_capacity(parameters.len());
@@ -113,11 +114,11 @@ impl Ema {
     ///
     /// # Errors
     ///
-    /// [`Error::AveragesInPlace`] between [`swap_in`](Self::swap_in) and
+    /// [`OptimizerError::AveragesInPlace`] between [`swap_in`](Self::swap_in) and
     /// [`swap_out`](Self::swap_out).
     pub fn update(&mut self) -> Result<()> {
         if self.weights.is_some() {
-            return Err(Error::AveragesInPlace { call: "update" });
+            return Err(OptimizerError::AveragesInPlace { call: "update" }.into());
         }
         let rule = kernel::Rule::Average(1.0 - self.decay());
         let slot = |Average { variable, average, .. }: &'_ Average| {
@@ -191,10 +192,10 @@ impl Ema {
     ///
     /// # Errors
     ///
-    /// [`Error::AveragesInPlace`] where they are already.
+    /// [`OptimizerError::AveragesInPlace`] where they are already.
     pub fn swap_in(&mut self) -> Result<()> {
         if self.weights.is_some() {
-            return Err(Error::AveragesInPlace { call: "swap_in" });
+            return Err(OptimizerError::AveragesInPlace { call: "swap_in" }.into());
         }
         let keep = |a: &Average| a.variable.detach().copy();
         self.weights =
@@ -221,11 +222,11 @@ impl Ema {
     ///
     /// # Errors
     ///
-    /// [`Error::AveragesInPlace`] between [`swap_in`](Self::swap_in) and
+    /// [`OptimizerError::AveragesInPlace`] between [`swap_in`](Self::swap_in) and
     /// [`swap_out`](Self::swap_out).
     pub fn copy_to(&self) -> Result<()> {
         if self.weights.is_some() {
-            return Err(Error::AveragesInPlace { call: "copy_to" });
+            return Err(OptimizerError::AveragesInPlace { call: "copy_to" }.into());
         }
         self.write()
     }
@@ -263,7 +264,8 @@ impl Ema {
     ///
     /// # Errors
     ///
-    /// [`Error::State`] where names, shapes or dtypes do not fit; nothing is changed then.
+    /// [`CheckpointError::State`](crate::error::CheckpointError::State) where names, shapes or dtypes do not fit;
+    /// nothing is changed then.
     pub fn load_state(&mut self, state: &EmaState) -> Result<()> {
         let names: Vec<&String> = self.averages.iter().map(|a| &a.name).collect();
         let found: Vec<&String> = state.averages.keys().collect();

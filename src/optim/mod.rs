@@ -29,8 +29,9 @@ mod slot;
 mod state;
 mod step;
 
+pub use crate::master::{AsCandle, Refreshing};
+pub use crate::scaler::{Bound, Step, UnscaledGradients};
 pub use adamw::{AdamW, AdamWConfig};
-pub use candle::AsCandle;
 pub use config::Config;
 pub use ema::{Ema, EmaConfig, EmaState};
 pub use lamb::{Lamb, LambConfig};

@@ -10,6 +10,7 @@ use super::config::{Config, check};
 use super::masters::Masters;
 use super::parameters::{Group, Variables};
 use super::slot::{Slot, label};
+use crate::error::{ArgumentError, OptimizerError};
 use crate::kernels::multi_tensor::Multiplier;
 use crate::kernels::multi_tensor::optimizer as kernel;
 use crate::{Error, Result};
@@ -46,7 +47,7 @@ use crate::{Error, Result};
 ///
 /// # As an optimizer of candle's
 ///
-/// It implements [`Step`](crate::Step), not candle's trait, so that [`GradScaler::step`] can hand it `F32`
+/// It implements [`Step`](crate::optim::Step), not candle's trait, so that [`GradScaler::step`] can hand it `F32`
 /// gradients of half variables. [`as_candle`](Self::as_candle) and [`AsCandle`] are for code that
 /// asks for candle's.
 ///
@@ -97,7 +98,7 @@ impl<C: Config> Optim<C> {
     ///
     /// # Errors
     ///
-    /// [`Error::Setting`] for a setting outside its range; [`Error::DType`] for a float that is not
+    /// [`ArgumentError::Setting`] for a setting outside its range; [`ArgumentError::DType`] for a float that is not
     /// `F16`, `BF16`, `F32` or `F64`.
     pub fn new(parameters: impl Into<Variables>, config: C) -> Result<Self> {
         Self::from_groups(vec![Group::new(parameters, config)])
@@ -107,8 +108,8 @@ impl<C: Config> Optim<C> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new); [`Error::TwoGroups`] for a variable that is in two of them,
-    /// [`Error::DuplicateName`] for two variables of one name.
+    /// As [`new`](Self::new); [`OptimizerError::TwoGroups`] for a variable that is in two of them,
+    /// [`ArgumentError::DuplicateName`] for two variables of one name.
     pub fn from_groups(groups: Vec<Group<C>>) -> Result<Self> {
         let (mut slots, mut settings) = (Vec::new(), Vec::new());
         let mut seen: HashMap<TensorId, usize> = HashMap::new();
@@ -122,14 +123,17 @@ impl<C: Config> Optim<C> {
                 match seen.insert(variable.id(), group) {
                     Some(first) if first == group => continue,
                     Some(_) => {
-                        return Err(Error::TwoGroups { variable: label(name.as_deref(), number) });
+                        return Err(OptimizerError::TwoGroups {
+                            variable: label(name.as_deref(), number),
+                        }
+                        .into());
                     }
                     None => {}
                 }
                 if let Some(name) = &name
                     && !names.insert(name.clone())
                 {
-                    return Err(Error::DuplicateName { name: name.clone() });
+                    return Err(ArgumentError::DuplicateName { name: name.clone() }.into());
                 }
                 match variable.dtype() {
                     DType::F16 | DType::BF16 | DType::F32 | DType::F64 => {}
@@ -151,15 +155,15 @@ impl<C: Config> Optim<C> {
     ///
     /// # Errors
     ///
-    /// [`Error::Remainder`] for [`Masters::Remainder`] where a variable is F16;
-    /// [`Error::AfterFirstStep`].
+    /// [`OptimizerError::Remainder`] for [`Masters::Remainder`] where a variable is F16;
+    /// [`OptimizerError::AfterFirstStep`].
     pub fn with_masters(mut self, masters: Masters) -> Result<Self> {
         self.before_the_first_step("with_masters")?;
         let f16 = self.slots.iter().position(|slot| slot.variable.dtype() == DType::F16);
         match f16 {
             Some(number) if masters == Masters::Remainder => {
                 let variable = label(self.slots[number].name.as_deref(), number);
-                return Err(Error::Remainder { variable, got: DType::F16 });
+                return Err(OptimizerError::Remainder { variable, got: DType::F16 }.into());
             }
             _ => self.masters = masters,
         }
@@ -174,12 +178,12 @@ impl<C: Config> Optim<C> {
     ///
     /// # Errors
     ///
-    /// [`Error::DType`], [`Error::AfterFirstStep`].
+    /// [`ArgumentError::DType`], [`OptimizerError::AfterFirstStep`].
     pub fn with_state_dtype(mut self, dtype: DType) -> Result<Self> {
         self.before_the_first_step("with_state_dtype")?;
         if !matches!(dtype, DType::F32 | DType::BF16) {
             let (op, name, expected) = (C::NAME, "state", "F32 or BF16".to_owned());
-            return Err(Error::DType { op, name, got: dtype, expected });
+            return Err(ArgumentError::DType { op, name, got: dtype, expected }.into());
         }
         self.state_dtype = dtype;
         Ok(self)
@@ -188,7 +192,7 @@ impl<C: Config> Optim<C> {
     fn before_the_first_step(&self, call: &'static str) -> Result<()> {
         match self.slots.iter().all(|slot| slot.steps == 0) {
             true => Ok(()),
-            false => Err(Error::AfterFirstStep { call }),
+            false => Err(OptimizerError::AfterFirstStep { call }.into()),
         }
     }
 
@@ -240,7 +244,7 @@ impl<C: Config> Optim<C> {
     ///
     /// # Errors
     ///
-    /// [`Error::Setting`], also for a group there is not; nothing is changed then.
+    /// [`ArgumentError::Setting`], also for a group there is not; nothing is changed then.
     pub fn set_config(&mut self, number: usize, config: C) -> Result<()> {
         config.validate()?;
         let groups = self.groups.len();
@@ -285,11 +289,12 @@ impl<C: Config> Optim<C> {
 
     /// This, where a `candle_nn::Optimizer` is asked for. Given to a scaler in this form it is
     /// like any of candle's: gradients come in the variable's dtype.
-    pub fn as_candle(&mut self) -> AsCandle<'_, C> {
+    pub fn as_candle(&mut self) -> AsCandle<'_, Self> {
         AsCandle::new(self)
     }
 }
 
 pub(super) fn dtype<C: Config>(name: &'static str, got: DType) -> Error {
-    Error::DType { op: C::NAME, name, got, expected: "F16, BF16, F32 or F64".to_owned() }
+    ArgumentError::DType { op: C::NAME, name, got, expected: "F16, BF16, F32 or F64".to_owned() }
+        .into()
 }

@@ -91,7 +91,7 @@ impl ReduceOnPlateau {
     ///
     /// # Errors
     ///
-    /// [`Error::Setting`](crate::Error::Setting) for a number outside its range.
+    /// [`ArgumentError::Setting`](crate::error::ArgumentError::Setting) for a number outside its range.
     pub fn new(config: PlateauConfig) -> Result<Self> {
         Self::restore(config, PlateauState::default())
     }

@@ -119,7 +119,7 @@ impl Scheduler {
     ///
     /// # Errors
     ///
-    /// [`Error::Setting`](crate::Error::Setting) for a number outside its range.
+    /// [`ArgumentError::Setting`](crate::error::ArgumentError::Setting) for a number outside its range.
     pub fn new(schedule: Schedule, optimizer: &mut impl LearningRate) -> Result<Self> {
         schedule.validate()?;
         let (base_lr, taken) = (optimizer.learning_rate(), 0);

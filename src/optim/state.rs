@@ -6,6 +6,7 @@ use candle_core::{DType, Shape, Tensor};
 
 use super::config::Config;
 use super::optimizer::{Optim, Settings};
+use crate::error::{CheckpointError, OptimizerError};
 use crate::kernels::cuda::Gpu;
 use crate::{Error, Result};
 
@@ -55,7 +56,7 @@ impl<C: Config> Optim<C> {
     ///
     /// # Errors
     ///
-    /// [`Error::Unnamed`] where the optimizer was not made from [`Parameters`](crate::Parameters).
+    /// [`OptimizerError::Unnamed`] where the optimizer was not made from [`Parameters`](crate::Parameters).
     pub fn state(&self) -> Result<OptimizerState> {
         let mut state = OptimizerState {
             optimizer: C::NAME.to_owned(),
@@ -69,7 +70,9 @@ impl<C: Config> Optim<C> {
             state.groups.push(GroupState { base_lr, settings, variables: Vec::new() });
         }
         for (slot, steps) in self.slots.iter().zip(self.steps_taken()?) {
-            let Some(name) = &slot.name else { return Err(Error::Unnamed { call: "state" }) };
+            let Some(name) = &slot.name else {
+                return Err(OptimizerError::Unnamed { call: "state" }.into());
+            };
             state.groups[slot.group].variables.push(name.clone());
             if steps == 0 {
                 continue;
@@ -93,7 +96,8 @@ impl<C: Config> Optim<C> {
     ///
     /// # Errors
     ///
-    /// [`Error::State`] for whatever does not fit, [`Error::Setting`], [`Error::Unnamed`]; nothing is
+    /// [`CheckpointError::State`] for whatever does not fit,
+    /// [`ArgumentError::Setting`](crate::error::ArgumentError::Setting), [`OptimizerError::Unnamed`]; nothing is
     /// changed then.
     pub fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
         let (settings, loaded) = self.fitting(state)?;
@@ -134,7 +138,9 @@ impl<C: Config> Optim<C> {
         let mut loaded = Vec::with_capacity(self.slots.len());
         let (mut tensors, mut steps) = (0, 0);
         for slot in &self.slots {
-            let Some(name) = &slot.name else { return Err(Error::Unnamed { call: "load_state" }) };
+            let Some(name) = &slot.name else {
+                return Err(OptimizerError::Unnamed { call: "load_state" }.into());
+            };
             let Some(&count) = state.steps.get(name) else {
                 loaded.push((0, None, Vec::new()));
                 continue;
@@ -170,7 +176,7 @@ impl<C: Config> Optim<C> {
             let Some(variables) =
                 slots.map(|slot| slot.name.as_deref()).collect::<Option<Vec<_>>>()
             else {
-                return Err(Error::Unnamed { call: "load_state" });
+                return Err(OptimizerError::Unnamed { call: "load_state" }.into());
             };
             expect(&format!("group {number} of variables"), &saved.variables, &variables)?;
             let names: Vec<&str> =
@@ -200,7 +206,8 @@ impl<C: Config> Optim<C> {
         let name = names.find(|name| !known(name)).or_else(|| tensors.find(|t| !belongs(t)));
         let expected = format!("{} of this kind, masters and state dtype alone", C::NAME);
         let name = name.map_or("it".to_owned(), |name| format!("`{name}`"));
-        Error::State { name, got: "more than there is a place for".to_owned(), expected }
+        CheckpointError::State { name, got: "more than there is a place for".to_owned(), expected }
+            .into()
     }
 }
 
@@ -214,7 +221,7 @@ pub(super) fn expect<A: std::fmt::Debug + PartialEq<B>, B: std::fmt::Debug>(
         return Ok(());
     }
     let (got, expected) = (format!("{got:?}"), format!("{expected:?}"));
-    Err(Error::State { name: name.to_owned(), got, expected })
+    Err(CheckpointError::State { name: name.to_owned(), got, expected }.into())
 }
 
 /// That a tensor of a state is there and fits.
@@ -227,11 +234,11 @@ pub(super) fn checked<'t>(
     let expected = format!("{dtype:?} of shape {shape:?}");
     let name = format!("`{name}`");
     let Some(tensor) = tensor else {
-        return Err(Error::State { name, got: "missing".to_owned(), expected });
+        return Err(CheckpointError::State { name, got: "missing".to_owned(), expected }.into());
     };
     if tensor.shape() == shape && tensor.dtype() == dtype {
         return Ok(tensor);
     }
     let got = format!("{:?} of shape {:?}", tensor.dtype(), tensor.shape());
-    Err(Error::State { name, got, expected })
+    Err(CheckpointError::State { name, got, expected }.into())
 }

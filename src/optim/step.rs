@@ -8,10 +8,11 @@ use super::masters::Masters;
 use super::optimizer::{Optim, dtype};
 use super::slot::Slot;
 use crate::autograd::version;
+use crate::error::ArgumentError;
 use crate::kernels::multi_tensor::Due;
 use crate::kernels::{self, multi_tensor::optimizer as kernel};
-use crate::scaler::{Gradients, Step};
-use crate::{Error, autocast, random};
+use crate::scaler::{Step, UnscaledGradients};
+use crate::{autocast, random};
 
 impl<C: Config> Optim<C> {
     /// `skip`, on the GPU of the gradients, decides there whether the step is taken.
@@ -86,11 +87,13 @@ impl<C: Config> Optim<C> {
         if got != expected {
             let expected = format!("{expected:?}, that of its variable");
             let (op, name, got) = (C::NAME, "a gradient", got.clone());
-            return Err(Error::Shape { op, name, got, expected }.into());
+            return Err(ArgumentError::Shape { op, name, got, expected }.into());
         }
         let (got, expected) = (gradient.device().location(), variable.device().location());
         if got != expected {
-            return Err(Error::Device { op: C::NAME, name: "a gradient", got, expected }.into());
+            return Err(
+                ArgumentError::Device { op: C::NAME, name: "a gradient", got, expected }.into()
+            );
         }
         if !gradient.dtype().is_float() {
             return Err(dtype::<C>("a gradient", gradient.dtype()).into());
@@ -119,7 +122,7 @@ impl<C: Config> Step for Optim<C> {
         Some(self.slots.iter().map(|slot| slot.variable.id()).collect())
     }
 
-    fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
+    fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()> {
         self.step_with(|variable| gradients.due(variable), gradients.skip())
     }
 

@@ -7,9 +7,10 @@ use candle_core::{DType, Tensor, TensorId};
 
 use super::found_inf::FoundInf;
 use crate::autograd::{self, Graph};
+use crate::error::GraphError;
 use crate::kernels::multi_tensor::{self, Clip, Due, Factor, Flag, Found, Multiplier};
-use crate::scaler::diagnostics::NonFinite;
-use crate::{Error, Result, diagnostics::Exponents, kernels};
+use crate::scaler::diagnostics::{Exponents, NonFinite};
+use crate::{Result, kernels};
 
 /// Gradients of variables, in the order backward first reached them.
 #[derive(Debug, Default)]
@@ -168,7 +169,7 @@ impl Collected {
             arrived.push((variable, gradient.into_owned()?.into_tensor()));
         }
         if arrived.is_empty() {
-            return Err(Error::NoGradient);
+            return Err(GraphError::NoGradient.into());
         }
         for (variable, gradient) in arrived {
             self.add(variable, gradient, unscale)?;

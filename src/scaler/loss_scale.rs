@@ -1,6 +1,7 @@
 //! The loss-scale rule as a state machine: no tensors, no device.
 
-use crate::{Error, Result};
+use crate::Result;
+use crate::error::ArgumentError;
 
 /// When the loss scale grows, how it backs off, and the range it stays in.
 ///
@@ -59,7 +60,7 @@ impl ScaleConfig {
     fn validate(&self) -> Result<()> {
         let check = |name, got: f64, ok: bool, expected| match ok {
             true => Ok(()),
-            false => Err(Error::Setting { name, got, expected }),
+            false => Err(ArgumentError::Setting { name, got, expected }),
         };
         let (growth, backoff) = (self.growth_factor, self.backoff_factor);
         let finite = "a finite number above 1";
@@ -80,10 +81,15 @@ impl ScaleConfig {
         }
         let order = |low_name, low: f32, high_name, high: f32| match low <= high {
             true => Ok(()),
-            false => Err(Error::Order { low_name, low: low.into(), high_name, high: high.into() }),
+            false => Err(ArgumentError::Order {
+                low_name,
+                low: low.into(),
+                high_name,
+                high: high.into(),
+            }),
         };
         order("min_scale", self.min_scale, "init_scale", self.init_scale)?;
-        order("init_scale", self.init_scale, "max_scale", self.max_scale)
+        Ok(order("init_scale", self.init_scale, "max_scale", self.max_scale)?)
     }
 }
 

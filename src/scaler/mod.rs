@@ -1,6 +1,6 @@
 //! Loss scaling on candle's autograd.
 
-pub mod diagnostics;
+pub(crate) mod diagnostics;
 mod found_inf;
 mod gradients;
 mod live_scale;
@@ -11,8 +11,9 @@ mod step;
 use candle_core::{DType, Device, Tensor};
 
 use crate::autograd::Graph;
+use crate::error::{ArgumentError, ScalerError};
 use crate::kernels::multi_tensor::Multiplier;
-use crate::{Error, Parameters, Result, autocast};
+use crate::{Parameters, Result, autocast};
 use diagnostics::{GradientHistogram, ScaleHistory, Warnings};
 use found_inf::FoundInf;
 use gradients::{Collected, Finding, Stage, Unscale};
@@ -20,13 +21,13 @@ use live_scale::LiveScale;
 
 pub use loss_scale::{LossScale, ScaleConfig};
 pub use outcome::StepOutcome;
-pub use step::{Bound, Gradients, Step};
+pub use step::{Bound, Step, UnscaledGradients};
 
 /// Keeps small half-precision gradients from vanishing, by scaling the loss they come from; and
 /// holds the gradients between `backward` and the optimizer.
 ///
 /// The loop is PyTorch's, except that gradients collect here rather than in the variables, and
-/// [`update`](Self::update) forgets them (there is no `zero_grad`). Calling `backward` again before
+/// [`update`](Self::update) drops them. Calling `backward` again before
 /// `step` accumulates, over micro-batches or over several losses.
 ///
 /// Collected are the gradients of variables only, in `F32`, whatever the variable's dtype: what an
@@ -141,10 +142,10 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`Error::GradientsInFlight`] between `backward` and `update`.
+    /// [`ScalerError::PendingGradients`] between `backward` and `update`.
     pub fn load_state(&mut self, state: Option<LossScale>) -> Result<()> {
         if !self.collected.is_empty() {
-            return Err(Error::GradientsInFlight { call: "load_state" });
+            return Err(ScalerError::PendingGradients { call: "load_state" }.into());
         }
         self.scale.load(state)
     }
@@ -153,19 +154,21 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`Error::HalfLoss`]: a half-precision loss must have been reduced in `F32`, before it got
-    /// here. [`Error::LossShape`]: `loss` is not one number. [`Error::DType`]: it is an integer.
+    /// [`ScalerError::LossDType`]: a half-precision loss must have been reduced in `F32`, before it got
+    /// here. [`ScalerError::LossShape`]: `loss` is not one number. [`ArgumentError::DType`]: it is an integer.
     pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss<'_>> {
         self.scale.check()?;
         if loss.elem_count() != 1 {
-            return Err(Error::LossShape { got: loss.shape().clone() });
+            return Err(ScalerError::LossShape { got: loss.shape().clone() }.into());
         }
         if !loss.dtype().is_float() {
             let (op, name, got) = ("scale", "the loss", loss.dtype());
-            return Err(Error::DType { op, name, got, expected: "F32 or F64".into() });
+            return Err(
+                ArgumentError::DType { op, name, got, expected: "F32 or F64".into() }.into()
+            );
         }
         if self.is_enabled() && !matches!(loss.dtype(), DType::F32 | DType::F64) {
-            return Err(Error::HalfLoss { got: loss.dtype() });
+            return Err(ScalerError::LossDType { got: loss.dtype() }.into());
         }
         Ok(ScaledLoss { loss: self.scale.multiply(loss)?, graph: Graph::FREED, scaler: self })
     }
@@ -192,7 +195,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`Error::NoBackward`]; gradients on several devices.
+    /// [`ScalerError::NoBackward`]; gradients on several devices.
     pub fn unscale(&mut self) -> Result<()> {
         self.prepare("unscale", None).map(|_| ())
     }
@@ -200,7 +203,7 @@ impl GradScaler {
     /// The entries of `parameters`, or all that no optimizer has had.
     fn choose(&self, call: &'static str, parameters: Option<&Parameters>) -> Result<Vec<usize>> {
         if self.collected.is_empty() {
-            return Err(Error::NoBackward { call });
+            return Err(ScalerError::NoBackward { call }.into());
         }
         let ids = parameters.map(|p| p.vars().iter().map(|var| var.id()).collect::<Vec<_>>());
         Ok(self.collected.select(ids.as_deref()))
@@ -237,7 +240,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`Error::NoBackward`]; [`Error::Setting`] for a `max_norm` that is negative or NaN.
+    /// [`ScalerError::NoBackward`]; [`ArgumentError::Setting`] for a `max_norm` that is negative or NaN.
     ///
     /// # References
     ///
@@ -266,7 +269,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`Error::NoBackward`]; [`Error::Setting`] for a `limit` that is negative or NaN.
+    /// [`ScalerError::NoBackward`]; [`ArgumentError::Setting`] for a `limit` that is negative or NaN.
     ///
     /// # References
     ///
@@ -302,24 +305,24 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`Error::NoBackward`], [`Error::NoGradientForOptimizer`], [`Error::AlreadyStepped`],
-    /// [`Error::SecondForeignStep`], before anything has changed; and whatever `optimizer` returns.
+    /// [`ScalerError::NoBackward`], [`ScalerError::NoGradientForOptimizer`], [`ScalerError::AlreadyStepped`],
+    /// [`ScalerError::SecondForeignStep`], before anything has changed; and whatever `optimizer` returns.
     pub fn step<S: Step>(&mut self, optimizer: &mut S) -> Result<StepOutcome> {
         if self.collected.is_empty() {
-            return Err(Error::NoBackward { call: "step" });
+            return Err(ScalerError::NoBackward { call: "step" }.into());
         }
         let variables = optimizer.variables();
         let chosen = self.collected.select(variables.as_deref());
         match &variables {
-            None if self.foreign_stepped => return Err(Error::SecondForeignStep),
+            None if self.foreign_stepped => return Err(ScalerError::SecondForeignStep.into()),
             Some(ids) if chosen.is_empty() && !self.any_stepped(ids) => {
-                return Err(Error::NoGradientForOptimizer { variables: ids.len() });
+                return Err(ScalerError::NoGradientForOptimizer { variables: ids.len() }.into());
             }
             Some(ids) if self.any_stepped(ids) && self.foreign_stepped => {
-                return Err(Error::SecondForeignStep);
+                return Err(ScalerError::SecondForeignStep.into());
             }
-            Some(ids) if self.any_stepped(ids) => return Err(Error::AlreadyStepped),
-            _ if chosen.is_empty() => return Err(Error::AlreadyStepped),
+            Some(ids) if self.any_stepped(ids) => return Err(ScalerError::AlreadyStepped.into()),
+            _ if chosen.is_empty() => return Err(ScalerError::AlreadyStepped.into()),
             _ => {}
         }
         self.unscale_chosen(&chosen)?;
@@ -339,7 +342,7 @@ impl GradScaler {
             }
             let entries = chosen.iter().map(|&at| &self.collected.entries()[at]);
             let pairs = entries.map(|entry| (&entry.variable, entry.due()));
-            optimizer.apply(&Gradients::new(pairs, flag))?;
+            optimizer.apply(&UnscaledGradients::new(pairs, flag))?;
             autocast::clear_cast_cache();
         }
         self.collected.mark_stepped(&chosen);
@@ -357,7 +360,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`Error::NothingChecked`]: neither was called.
+    /// [`ScalerError::NothingChecked`]: neither was called.
     ///
     /// # Synchronisation
     ///
@@ -369,16 +372,16 @@ impl GradScaler {
         let checked = entries.filter(|(_, entry)| entry.stage != Stage::Scaled).map(|(at, _)| at);
         let checked: Vec<usize> = checked.collect();
         if checked.is_empty() {
-            return Err(Error::NothingChecked);
+            return Err(ScalerError::NothingChecked.into());
         }
         self.scale.update(Finding::any(&self.collected.findings(&checked))?)?;
         self.scale.state_mut().watch.saw(self.collected.variables());
-        self.forget();
+        self.zero_grad();
         Ok(())
     }
 
-    /// Forgets the collected gradients without moving the scale: for an iteration given up.
-    pub fn forget(&mut self) {
+    /// Drops the collected gradients without moving the scale: for an iteration given up. `update` does so itself.
+    pub fn zero_grad(&mut self) {
         self.collected.clear();
         self.foreign_stepped = false;
         autocast::clear_cast_cache();
@@ -389,7 +392,7 @@ impl GradScaler {
     /// # Errors
     ///
     /// What the arithmetic meets.
-    pub fn gradient(&self, variable: &Tensor) -> Result<Option<Tensor>> {
+    pub fn grad(&self, variable: &Tensor) -> Result<Option<Tensor>> {
         let Some(entry) = self.collected.get(variable) else { return Ok(None) };
         let gradient = match entry.stage {
             Stage::Scaled => {
@@ -417,10 +420,10 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`Error::NoBackward`], and what copying meets.
+    /// [`ScalerError::NoBackward`], and what copying meets.
     pub fn histogram(&self, parameters: &Parameters) -> Result<GradientHistogram> {
         if self.collected.is_empty() {
-            return Err(Error::NoBackward { call: "histogram" });
+            return Err(ScalerError::NoBackward { call: "histogram" }.into());
         }
         let mut histogram = GradientHistogram::default();
         let inverse = self.state().map_or(1.0, |scale| scale.inverse());
@@ -449,7 +452,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`Error::Setting`], [`Error::Order`] for settings outside their range.
+    /// [`ArgumentError::Setting`], [`ArgumentError::Order`] for settings outside their range.
     pub fn set_warnings(&mut self, warnings: Warnings) -> Result<()> {
         self.scale.state_mut().watch.set_warnings(warnings)
     }
@@ -465,7 +468,7 @@ fn limit(name: &'static str, got: f64) -> Result<()> {
     if got >= 0.0 {
         Ok(())
     } else {
-        Err(Error::Setting { name, got, expected: "a number not below zero" })
+        Err(ArgumentError::Setting { name, got, expected: "a number not below zero" }.into())
     }
 }
 
@@ -502,8 +505,10 @@ impl ScaledLoss<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::NoGradient`], [`Error::StaleGraph`], [`Error::GraphFreed`], and whatever backward meets;
-    /// nothing is added then, but the loss may not go back again.
+    /// [`GraphError::NoGradient`](crate::error::GraphError::NoGradient),
+    /// [`GraphError::Stale`](crate::error::GraphError::Stale),
+    /// [`GraphError::Freed`](crate::error::GraphError::Freed), and whatever backward meets; nothing is added then,
+    /// but the loss may not go back again.
     pub fn backward(self) -> Result<()> {
         let Self { loss, graph, scaler } = self;
         let unscaling = scaler.unscaling(loss.device())?;

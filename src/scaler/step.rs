@@ -27,37 +27,37 @@ pub trait Step {
         false
     }
 
-    /// Whether [`apply`](Self::apply) heeds [`Gradients::skip`]. Then a step on a GPU costs no wait;
+    /// Whether [`apply`](Self::apply) heeds [`UnscaledGradients::skip`]. Then a step on a GPU costs no wait;
     /// otherwise the scaler reads the flag first, and calls `apply` where the step is taken. `false`
     /// unless said otherwise.
     fn skips_on_device(&self) -> bool {
         false
     }
 
-    /// Whether [`apply`](Self::apply) multiplies by what [`Gradients::due`] gives.
+    /// Whether [`apply`](Self::apply) multiplies by what [`UnscaledGradients::due`] gives.
     #[doc(hidden)]
     fn multiplies(&self) -> bool {
         false
     }
 
     /// Updates the variables from unscaled, finite gradients; or not, where
-    /// [`skip`](Gradients::skip) says so.
+    /// [`skip`](UnscaledGradients::skip) says so.
     ///
     /// # Errors
     ///
     /// Whatever the update meets.
-    fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()>;
+    fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()>;
 }
 
 /// Unscaled gradients by variable, as an optimizer gets them: `F32`, whatever the dtype of the
 /// variable (`F64` for `F64` ones), contiguous.
 #[derive(Debug)]
-pub struct Gradients<'a> {
+pub struct UnscaledGradients<'a> {
     by_variable: HashMap<TensorId, (&'a Tensor, Due<'a>)>,
     skip: Option<&'a Tensor>,
 }
 
-impl<'a> Gradients<'a> {
+impl<'a> UnscaledGradients<'a> {
     pub(crate) fn new(
         pairs: impl Iterator<Item = (&'a Tensor, Due<'a>)>,
         skip: Option<&'a Tensor>,
@@ -106,7 +106,7 @@ impl<O: Optimizer> Step for O {
         true
     }
 
-    fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
+    fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()> {
         self.step(&gradients.to_store()?)
     }
 }
@@ -145,7 +145,7 @@ impl<O: Optimizer> Step for Bound<'_, O> {
         true
     }
 
-    fn apply(&mut self, gradients: &Gradients<'_>) -> candle_core::Result<()> {
+    fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()> {
         self.optimizer.apply(gradients)?;
         let vars = self.parameters.vars();
         version::written(

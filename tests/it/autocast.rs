@@ -1,6 +1,6 @@
 //! The scope as operators see it: the cast cache, gradients, threads.
 
-use candle_amp::{Autocast, Op, Policy, clear_cast_cache, ops};
+use candle_amp::{Autocast, Op, Policy, ops};
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 use crate::util::{assert_close, assert_same, epsilon, random, to_vec};
@@ -22,7 +22,7 @@ fn a_weight_is_cast_anew_in_the_next_scope_and_on_request() -> Result<()> {
         assert_eq!(product(&x, &w)?, 1.0);
         // `Var::set` cannot be seen: the copy of this scope may stay, until it is cleared.
         w.set(&Tensor::full(2f32, (1, 1), &Device::Cpu)?)?;
-        clear_cast_cache();
+        Autocast::clear_cache();
         assert_eq!(product(&x, &w)?, 2.0);
         w.set(&Tensor::full(3f32, (1, 1), &Device::Cpu)?)?;
         Ok::<_, candle_core::Error>(())

@@ -1,6 +1,7 @@
 //! Every misuse has a message that says what was asked, what was given and what would do, and
 //! leaves nothing half done.
 
+use candle_amp::error::ScalerError;
 use candle_amp::optim::{Sgd, SgdConfig};
 use candle_amp::{
     Autocast, Error, GradScaler, LossScale, MasterWeights, Parameters, ScaleConfig, ops,
@@ -33,7 +34,7 @@ fn a_half_loss_cannot_be_scaled() -> Result<()> {
         let mut scaler = GradScaler::default();
         let loss = w.sum_all()?;
         assert_says(scaler.scale(&loss), &[&format!("{dtype:?} loss"), "reduce the loss in F32"]);
-        assert!(matches!(scaler.unscale(), Err(Error::NoBackward { .. })));
+        assert!(matches!(scaler.unscale(), Err(Error::Scaler(ScalerError::NoBackward { .. }))));
         // A disabled scaler multiplies nothing, so it takes it.
         assert!(GradScaler::disabled().scale(&loss).is_ok());
     }
@@ -65,7 +66,7 @@ fn a_loss_without_variables_is_refused() -> Result<()> {
     let mut scaler = GradScaler::default();
     let constant = Tensor::new(1f32, &Device::Cpu)?;
     assert_says(scaler.scale(&constant)?.backward(), &["no variable got a gradient", "detached"]);
-    assert!(matches!(scaler.update(), Err(Error::NothingChecked)));
+    assert!(matches!(scaler.update(), Err(Error::Scaler(ScalerError::NothingChecked))));
     Ok(())
 }
 
@@ -74,7 +75,7 @@ fn update_needs_a_check() -> candle_amp::Result<()> {
     let w = var(&[1.0]);
     let mut scaler = GradScaler::default();
     scaler.scale(&w.sum_all()?)?.backward()?;
-    assert!(matches!(scaler.update(), Err(Error::NothingChecked)));
+    assert!(matches!(scaler.update(), Err(Error::Scaler(ScalerError::NothingChecked))));
     scaler.unscale()?;
     scaler.update()
 }
@@ -172,7 +173,7 @@ fn clipping_limits_are_checked_before_anything_is_unscaled() -> candle_amp::Resu
     scaler.scale(&w.sum_all()?)?.backward()?;
     assert_says(scaler.clip_grad_norm(f64::NAN), &["max_norm is NaN"]);
     assert_says(scaler.clip_grad_value(-1.0), &["limit is -1"]);
-    assert!(matches!(scaler.update(), Err(Error::NothingChecked)));
+    assert!(matches!(scaler.update(), Err(Error::Scaler(ScalerError::NothingChecked))));
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Recomputing gives what keeping gives.
 
-use candle_amp::{Autocast, GradScaler, Op, checkpoint, nn, no_grad, ops, random as generator};
+use candle_amp::autograd::checkpoint;
+use candle_amp::{Autocast, GradScaler, Op, nn, no_grad, ops, random as generator};
 use candle_core::{DType, Device, Module, ModuleT, Result, Tensor, Var};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -65,9 +66,7 @@ fn run(dtype: DType, with_scaler: bool, recompute: bool) -> candle_amp::Result<R
     let gradients = if with_scaler {
         let mut scaler = GradScaler::default();
         scaler.scale(&loss)?.backward()?;
-        trained
-            .map(|var| Ok(scaler.gradient(var)?.expect("a gradient")))
-            .collect::<Result<Vec<_>>>()?
+        trained.map(|var| Ok(scaler.grad(var)?.expect("a gradient"))).collect::<Result<Vec<_>>>()?
     } else {
         let store = loss.backward()?;
         trained.map(|var| store.get(var).expect("a gradient").clone()).collect()
@@ -78,7 +77,7 @@ fn run(dtype: DType, with_scaler: bool, recompute: bool) -> candle_amp::Result<R
 
 #[test]
 fn recomputed_gradients_are_the_same_bits() -> candle_amp::Result<()> {
-    let _fork = generator::fork_rng();
+    let _fork = generator::fork_rng_guard();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for with_scaler in [false, true] {
             let kept = run(dtype, with_scaler, false)?;
@@ -99,7 +98,7 @@ fn recomputed_gradients_are_the_same_bits() -> candle_amp::Result<()> {
 /// Each recomputes the draws of its own, whatever the process's generator does meanwhile.
 #[test]
 fn dropout_is_the_same_the_second_time_inside_of_checkpoints_too() -> Result<()> {
-    let _fork = generator::fork_rng();
+    let _fork = generator::fork_rng_guard();
     let x = Var::from_tensor(&random(1, (4, 33), DType::F32))?;
     let drop = |x: &Tensor| ops::dropout(x, 0.5);
     let nested = move |x: &Tensor| checkpoint(drop, &drop(&checkpoint(drop, x)?)?);

@@ -1,6 +1,7 @@
 //! Graphs that are deeper than recursion could walk.
 
-use candle_amp::{GradScaler, checkpoint, no_grad, ops};
+use candle_amp::autograd::checkpoint;
+use candle_amp::{GradScaler, no_grad, ops};
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 /// Far more than a test thread's 2 MiB of stack have room for, at 16 bytes a frame.
@@ -24,7 +25,7 @@ fn expected(depth: usize) -> [f32; 3] {
 fn gradient(loss: &Tensor, w: &Var) -> candle_amp::Result<Vec<f32>> {
     let mut scaler = GradScaler::disabled();
     scaler.scale(loss)?.backward()?;
-    Ok(scaler.gradient(w)?.expect("a gradient").to_vec1()?)
+    Ok(scaler.grad(w)?.expect("a gradient").to_vec1()?)
 }
 
 #[test]
@@ -74,7 +75,7 @@ fn what_candle_cannot_walk_is_an_error() -> candle_amp::Result<()> {
     let mut scaler = GradScaler::disabled();
     let error = scaler.scale(&ops::sum(&mixed)?)?.backward().expect_err("candle has to walk it");
     assert!(error.to_string().contains("too deep"), "{error}");
-    assert!(scaler.gradient(&w)?.is_none());
+    assert!(scaler.grad(&w)?.is_none());
     // What is as deep as candle can walk goes through candle as before.
     let loss = ops::sum(&chain(&w, 2_500)?)?;
     let gradient = loss.backward()?.get(&w).expect("a gradient").to_vec1::<f32>()?;
@@ -87,7 +88,7 @@ fn a_deep_graph_is_dropped_without_recursion() -> Result<()> {
     let w = w()?;
     drop(chain(&w, DEPTH)?);
     // With an operator of candle's between each two.
-    let mixed = (0..DEPTH / 2).try_fold(w.as_tensor().clone(), |x, _| (ops::relu(&x)? * 1.0));
+    let mixed = (0..DEPTH / 2).try_fold(w.as_tensor().clone(), |x, _| ops::relu(&x)? * 1.0);
     drop(mixed?);
     // A tree whose every node has three inputs, and one with more inputs than candle's operators have.
     let wide = (0..DEPTH / 8)

@@ -4,7 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use candle_amp::autograd::{Backward, Gradient, Operator, apply, live_nodes};
+use candle_amp::autograd::{Backward, Gradient, Operator, apply};
+use candle_amp::testing::live_nodes;
 use candle_amp::{Cast, GradScaler, Op, ScaleConfig, ops};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use rand::{Rng, SeedableRng};
@@ -85,7 +86,7 @@ fn random_graphs_have_candles_gradients() -> Result<()> {
             }
             for (i, var) in vars.iter().enumerate() {
                 let what = format!("seed {seed}, variable {i}");
-                let scalers = scaler.gradient(var)?;
+                let scalers = scaler.grad(var)?;
                 match (first.get(var), candles.get(var)) {
                     (Some(ours), Some(candles)) => {
                         assert_close(&what, ours, candles, DType::F64, 1e4);
@@ -216,7 +217,7 @@ fn a_backward_that_failed_leaves_nothing_for_the_next() -> Result<()> {
             }
             let mut scaler = GradScaler::default();
             scaler.scale(&loss)?.retain_graph().backward()?;
-            Ok(scaler.gradient(&v)?)
+            Ok(scaler.grad(&v)?)
         };
         for _ in 0..2 {
             let outcome = catch_unwind(AssertUnwindSafe(gradient));

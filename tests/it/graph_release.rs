@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Barrier, Mutex};
 
-use candle_amp::autograd::{Backward, Gradient, Operator, apply};
-use candle_amp::{Cast, Error, GradScaler, Op, checkpoint, ops};
+use candle_amp::autograd::{Backward, Gradient, Operator, apply, checkpoint};
+use candle_amp::error::GraphError;
+use candle_amp::{Cast, Error, GradScaler, Op, ops};
 use candle_core::{DType, Result, Tensor, Var};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -115,7 +116,7 @@ fn what_another_loss_needs_stays() -> candle_amp::Result<()> {
     scaler.scale(&other)?.backward()?;
     assert_eq!(log.take(), "last 2, freed 2, last 0, freed 0");
     scaler.unscale()?;
-    let gradient = scaler.gradient(&v)?.expect("a gradient");
+    let gradient = scaler.grad(&v)?.expect("a gradient");
     assert_same("of both", &gradient, &(v.ones_like()? * 2.0)?);
 
     let shared = noted(0, &log, &v)?;
@@ -137,14 +138,14 @@ fn a_loss_that_was_freed_does_not_go_back() -> candle_amp::Result<()> {
     let later = ops::sum(&ops::relu(&features)?)?;
     for (what, loss, freed) in [("again", &loss, "sum"), ("a later one", &later, "noted")] {
         let error = scaler.scale(loss)?.backward().expect_err(what);
-        let says = |op| Error::GraphFreed { op }.to_string();
+        let says = |op| Error::Graph(GraphError::Freed { op }).to_string();
         assert!(says(freed).contains("retain_graph()"));
         assert!(error.to_string().contains(&says(freed)), "{what}: {error}");
         // As far as the scaler came, the later one is freed as well.
         let error = loss.backward().expect_err(what);
         assert!(error.to_string().contains(&says("sum")), "{what}, by candle: {error}");
     }
-    let gradient = scaler.gradient(&v)?.expect("a gradient");
+    let gradient = scaler.grad(&v)?.expect("a gradient");
     assert_same("only of the first", &gradient, &v.ones_like()?);
     assert_eq!(features.to_vec2::<f32>()?, v.to_vec2::<f32>()?, "it can be read");
     Ok(())
@@ -182,7 +183,7 @@ fn losses_of_one_graph_go_back_in_any_order() -> candle_amp::Result<()> {
             scaler.scale(loss)?.backward()?;
         }
         for (i, v) in vars.iter().enumerate() {
-            match (scaler.gradient(v)?, expected.get(v)) {
+            match (scaler.grad(v)?, expected.get(v)) {
                 // Of numbers around 1, which may cancel.
                 (Some(got), Some(want)) => {
                     let off = (got - want)?.abs()?.max_all()?.to_scalar::<f64>()?;
@@ -303,7 +304,7 @@ fn losses_of_one_graph_go_back_on_several_threads() -> candle_amp::Result<()> {
                     scope.spawn(|| -> candle_amp::Result<()> {
                         let mut scaler = GradScaler::disabled();
                         scaler.scale(loss)?.backward()?;
-                        let gradient = scaler.gradient(&v)?.expect("a gradient");
+                        let gradient = scaler.grad(&v)?.expect("a gradient");
                         assert_same("on a thread", &gradient, &expected);
                         Ok(())
                     })

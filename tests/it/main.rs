@@ -25,6 +25,7 @@ mod optim;
 mod overflow;
 mod pending_gradients;
 mod pointwise;
+mod public_api;
 mod readme;
 mod saving;
 mod scale_rule;

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use candle_amp::diagnostics::MissingReason;
 use candle_amp::optim::{Sgd, SgdConfig};
-use candle_amp::{GradScaler, MasterVars, MissingReason, Parameters, ScaleConfig, ops, random};
+use candle_amp::{GradScaler, MasterVars, Parameters, ScaleConfig, ops, random};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{
     AdamW, Embedding, Init, LayerNormConfig, Linear, Module, ModuleT, Optimizer, ParamsAdamW, SGD,
@@ -61,7 +62,7 @@ impl Model {
 
 /// Reads a model's masters, initialised from `seed`.
 fn seeded(seed: u64, dtype: DType) -> Result<(MasterVars, Model)> {
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     random::manual_seed(seed);
     let masters = MasterVars::new(dtype, &CPU);
     let model = Model::new(masters.var_builder())?;
@@ -116,7 +117,7 @@ fn gradients_arrive_in_f32_on_the_masters_by_either_backward() -> candle_amp::Re
             assert_same(&what, again.get(var).unwrap(), gradient);
             // A rounding for the weight, and one for each of the operators in front and behind.
             assert_close(&what, gradient, &expected(name), dtype, 16.0);
-            let scaled = scaler.gradient(var)?.unwrap();
+            let scaled = scaler.grad(var)?.unwrap();
             assert_close(&format!("{what}, scaled"), &scaled, &expected(name), dtype, 16.0);
         }
     }
@@ -125,7 +126,7 @@ fn gradients_arrive_in_f32_on_the_masters_by_either_backward() -> candle_amp::Re
 
 #[test]
 fn tied_weights_are_one_variable_with_one_gradient() -> Result<()> {
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     let masters = MasterVars::new(DType::BF16, &CPU);
     let vb = masters.var_builder();
     let (a, b) = (vb.get((2, 2), "w")?, vb.get((2, 2), "w")?);
@@ -266,7 +267,7 @@ fn backward_through_a_graph_from_before_a_step_is_an_error() -> candle_amp::Resu
         scaler.scale(&loss)?.backward()?;
         for (name, var) in masters.parameters().iter() {
             let once = first.get(var).unwrap();
-            let twice = scaler.gradient(var)?.unwrap();
+            let twice = scaler.grad(var)?.unwrap();
             assert_close(name, &twice, &(once * 2.0)?, dtype, 8.0);
         }
     }
@@ -275,7 +276,7 @@ fn backward_through_a_graph_from_before_a_step_is_an_error() -> candle_amp::Resu
 
 #[test]
 fn only_what_a_step_rewrote_makes_a_graph_stale() -> candle_amp::Result<()> {
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     let masters = MasterVars::new(DType::BF16, &CPU);
     let vb = masters.var_builder();
     let (a, b) = (vb.get((2, 2), "a")?, vb.get((2, 2), "b")?);
@@ -300,7 +301,7 @@ fn only_what_a_step_rewrote_makes_a_graph_stale() -> candle_amp::Result<()> {
 
 #[test]
 fn what_a_model_derives_when_it_is_built_may_be_a_view_and_not_a_copy() -> candle_amp::Result<()> {
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     let masters = MasterVars::new(DType::F16, &CPU);
     let w = masters.var_builder().get((2, 3), "w")?;
     let (view, copy) = (w.t()?.unsqueeze(0)?, (w.as_ref() + 1.0)?);
@@ -357,7 +358,7 @@ fn running_statistics_are_written_to_where_they_are_saved() -> Result<()> {
 
 #[test]
 fn initial_values_are_sane_where_a_model_names_none() -> Result<()> {
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     random::manual_seed(1);
     let masters = MasterVars::new(DType::F32, &CPU);
     let vb = masters.var_builder();
@@ -464,7 +465,7 @@ fn a_file_that_does_not_fit_is_an_error_and_changes_nothing() -> candle_amp::Res
 
 #[test]
 fn missing_gradients_are_named_with_what_can_be_known() -> candle_amp::Result<()> {
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     let masters = MasterVars::new(DType::F16, &CPU);
     let vb = masters.var_builder();
     let layer = |name: &str| candle_nn::linear_no_bias(4, 4, vb.pp(name));
@@ -526,7 +527,7 @@ fn a_step_without_a_refresh_is_an_error_at_the_next_backward() -> candle_amp::Re
         let mut sgd = Sgd::new(masters.parameters(), config)?;
         let mut scaler = GradScaler::disabled();
         let mut step = |refresh: bool, bind: bool| {
-            scaler.forget();
+            scaler.zero_grad();
             scaler.scale(&model.loss()?)?.backward()?;
             match bind {
                 true => scaler.step(&mut masters.bind(&mut sgd))?,

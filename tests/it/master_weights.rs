@@ -18,7 +18,7 @@ fn half_follows_full<O: Optimizer>(config: impl Fn() -> O::Config) -> candle_amp
             let x = random(100 + step, (3, 5), dtype);
             let loss = ops::sum(&ops::matmul(&x, &half)?.to_dtype(DType::F32)?)?;
             scaler.scale(&loss)?.backward()?;
-            let gradient = scaler.gradient(&half)?.expect("a gradient");
+            let gradient = scaler.grad(&half)?.expect("a gradient");
             assert!(!scaler.step(&mut masters)?.skipped()?);
             scaler.update()?;
             let mut store = candle_core::backprop::GradStore::default();
@@ -94,7 +94,7 @@ fn it_serves_where_a_candle_optimizer_is_asked_for() -> Result<()> {
     assert_eq!(train(&mut masters.as_candle(), &w)?, 0.25);
     assert_eq!(to_vec(&w), [0.75]);
     assert_eq!(masters.learning_rate(), 0.25);
-    let mut owned = candle_amp::AsCandle::<SGD>::new(vec![w.clone()], 1.0)?;
+    let mut owned = candle_amp::optim::AsCandle::<MasterWeights<SGD>>::new(vec![w.clone()], 1.0)?;
     train(&mut owned, &w)?;
     assert_eq!(to_vec(&w), [0.5]);
     Ok(())

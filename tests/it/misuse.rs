@@ -60,17 +60,14 @@ fn a_graph_from_before_a_step_is_an_error() -> candle_amp::Result<()> {
                 for error in [by_scaler, by_candle] {
                     let error = error.unwrap_or_default();
                     assert!(
-                        error.contains("stepped since"),
+                        error.contains("written in place since"),
                         "{optimizer} {dtype:?} {what}: {error}"
                     );
                 }
                 let mut scaler = GradScaler::disabled();
-                assert!(scaler.scale(&loss)?.backward().is_err() && scaler.gradient(&w)?.is_none());
+                assert!(scaler.scale(&loss)?.backward().is_err() && scaler.grad(&w)?.is_none());
                 scaler.scale(&forward()?)?.backward()?;
-                assert!(
-                    scaler.gradient(&w)?.is_some(),
-                    "{optimizer} {dtype:?} {what}: forward again"
-                );
+                assert!(scaler.grad(&w)?.is_some(), "{optimizer} {dtype:?} {what}: forward again");
             }
         }
     }
@@ -88,14 +85,14 @@ fn a_graph_with_copies_of_what_is_stepped_goes_back() -> candle_amp::Result<()> 
     let loss = forward(&w)?;
     let before = gradient(&loss)?;
     let scaler = after_a_step(&w, "Sgd", &loss)?;
-    assert_same("cast before the step", &scaler.gradient(&w)?.expect("one"), &before);
+    assert_same("cast before the step", &scaler.grad(&w)?.expect("one"), &before);
     assert!(gradient(&forward(&w)?)?.sub(&before)?.abs()?.max_all()?.to_scalar::<f32>()? > 0.01);
 
     // A step of another variable, and no step between two passes.
     let loss = ops::sum(&ops::matmul(&w, &w)?)?;
     let before = gradient(&loss)?;
     let scaler = after_a_step(&other, "Sgd", &loss)?;
-    assert_same("another's step", &scaler.gradient(&w)?.expect("one"), &before);
+    assert_same("another's step", &scaler.grad(&w)?.expect("one"), &before);
     Ok(())
 }
 
@@ -117,8 +114,8 @@ fn what_backward_does_not_read_may_be_stepped() -> candle_amp::Result<()> {
             let forward = || ops::sum(&model(&x, &w)?);
             let mut scaler = GradScaler::disabled();
             scaler.scale(&forward()?)?.backward()?;
-            let before = scaler.gradient(&w)?.expect("one");
-            let after = after_a_step(&w, optimizer, &forward()?)?.gradient(&w)?.expect("one");
+            let before = scaler.grad(&w)?.expect("one");
+            let after = after_a_step(&w, optimizer, &forward()?)?.grad(&w)?.expect("one");
             assert_same(&format!("{optimizer}, {what}"), &after, &before);
         }
     }
@@ -148,7 +145,7 @@ fn a_frozen_weight_that_is_stepped_is_seen() -> candle_amp::Result<()> {
     let step = |loss: &Tensor| after_a_step(&critic, "Sgd", loss);
     step(&forward()?).err(); // from here on it is known to be a variable
     let error = step(&forward()?).expect_err("a step in between").to_string();
-    assert!(error.contains("stepped since"), "{error}");
+    assert!(error.contains("written in place since"), "{error}");
     Ok(())
 }
 
@@ -203,7 +200,7 @@ fn gradients_of_nothing_go_back() -> candle_amp::Result<()> {
         let loss = ops::sum(&ops::linear(&ops::add(&curve(&h)?, &h)?, &a, None)?)?;
         let mut scaler = GradScaler::default();
         scaler.scale(&loss)?.backward()?;
-        assert_eq!(scaler.gradient(&x)?.expect("one").dims(), [2, 0, 4]);
+        assert_eq!(scaler.grad(&x)?.expect("one").dims(), [2, 0, 4]);
     }
     Ok(())
 }
@@ -248,7 +245,7 @@ fn a_gradient_of_another_shape_is_an_error() -> candle_amp::Result<()> {
                 "backward of `misshapen` returned a gradient of shape {shape:?} for input 0"
             );
             assert!(error.contains(&said), "{error}");
-            assert!(scaler.gradient(&w)?.is_none());
+            assert!(scaler.grad(&w)?.is_none());
             assert!(loss.backward().is_err());
         }
     }

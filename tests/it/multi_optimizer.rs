@@ -68,7 +68,7 @@ fn a_critic_that_overflows_does_not_hold_the_generator() -> Result<()> {
             scaler.scale(&loss)?.backward()?;
             let norm = scaler.clip_grad_norm_of(&gan.generator, 1e-3)?.to_scalar::<f32>()?;
             assert!(norm.is_finite() && norm > 1e-3, "the generator's norm is {norm}");
-            let clipped = scaler.gradient(&gan.g)?.expect("a gradient");
+            let clipped = scaler.grad(&gan.g)?.expect("a gradient");
             let clipped = clipped.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>()?;
             assert!((clipped - 1e-3).abs() < 1e-6, "clipped to {clipped}");
             assert!(!scaler.step(&mut of_generator)?.skipped()?);
@@ -115,8 +115,8 @@ fn micro_batches_add_up_to_the_batch() -> Result<()> {
         for part in batch.chunk(4, 0)? {
             parts.scale(&(loss(&part)? / 4.0)?)?.backward()?;
         }
-        let expected = whole.gradient(&gan.c)?.expect("a gradient");
-        let sum = parts.gradient(&gan.c)?.expect("a gradient");
+        let expected = whole.grad(&gan.c)?.expect("a gradient");
+        let sum = parts.grad(&gan.c)?.expect("a gradient");
         assert_eq!(sum.dtype(), DType::F32);
         // The half gradients that meet the weight are rounded in either case, the sums are not.
         assert_close("micro-batches", &sum, &expected, dtype, 4.0);
@@ -154,7 +154,7 @@ fn in_a_process_that_keeps_the_graph_of_gradients() -> Result<()> {
     scaler.scale(&loss)?.backward()?;
 
     let w64 = to_vec(&w);
-    let gradient = scaler.gradient(&w)?.expect("a gradient");
+    let gradient = scaler.grad(&w)?.expect("a gradient");
     for ((got, w), x) in to_vec(&gradient).into_iter().zip(w64).zip(to_vec(&x)) {
         let expected = 3.0 * w * w * x.powi(3) + 36.0 * w.powi(3) * x.powi(6);
         let error = (got - expected).abs();
@@ -170,6 +170,6 @@ fn in_a_process_that_keeps_the_graph_of_gradients() -> Result<()> {
     scaler.scale(&loss)?.backward()?;
     let expected: Vec<f64> = to_vec(&w).iter().map(|w| 1.0 - w.tanh().powi(2)).collect();
     let expected = Tensor::new(expected, &Device::Cpu)?;
-    assert_close("tanh", &scaler.gradient(&w)?.expect("a gradient"), &expected, DType::F32, 8.0);
+    assert_close("tanh", &scaler.grad(&w)?.expect("a gradient"), &expected, DType::F32, 8.0);
     Ok(())
 }

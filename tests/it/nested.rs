@@ -1,9 +1,7 @@
 //! Backward within backward, and what a failed one leaves.
 
-use candle_amp::autograd::{Backward, Gradient, Operator, apply};
-use candle_amp::{
-    Cast, GradScaler, Op, Parameters, Result, ScaleConfig, checkpoint, nn, no_grad, ops,
-};
+use candle_amp::autograd::{Backward, Gradient, Operator, apply, checkpoint};
+use candle_amp::{Cast, GradScaler, Op, Parameters, Result, ScaleConfig, nn, no_grad, ops};
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, Var};
 use candle_nn::VarMap;
 
@@ -32,7 +30,7 @@ fn a_checkpoint_of_many_variables_has_f32_gradients() -> Result<()> {
         let loss = (ops::sum(&y.to_dtype(DType::F32)?)? * (1.0 / 64.0))?;
         let mut scaler = GradScaler::default();
         scaler.scale(&loss)?.backward()?;
-        variables.iter().map(|var| values(scaler.gradient(var)?)).collect()
+        variables.iter().map(|var| values(scaler.grad(var)?)).collect()
     };
     let (plain, checkpointed) = (run(block(&x)?)?, run(checkpoint(block, &x)?)?);
     assert_eq!(plain[3], [2.0, 2.0]);
@@ -54,7 +52,7 @@ fn an_lstm_of_16_bit_variables_has_f32_gradients() -> Result<()> {
         let mut scaler = GradScaler::new(ScaleConfig::constant(scale))?;
         scaler.scale(&ops::sum(&y)?)?.backward()?;
         for (name, var) in Parameters::from_varmap(&varmap).iter() {
-            let gradient = scaler.gradient(var)?.expect("a gradient");
+            let gradient = scaler.grad(var)?.expect("a gradient");
             assert_eq!(gradient.dtype(), DType::F32, "{name}");
             let values = gradient.flatten_all()?.to_vec1::<f32>()?;
             assert!(values.iter().all(|x| x.is_finite()), "{name}: {values:?}");
@@ -105,7 +103,7 @@ fn a_users_backward_may_run_backward() -> Result<()> {
         let loss = if through_candle { (&loss * 1.0)? } else { loss.clone() };
         let mut scaler = GradScaler::disabled();
         scaler.scale(&loss)?.retain_graph().backward()?;
-        assert_eq!(values(scaler.gradient(&w)?)?, expected);
+        assert_eq!(values(scaler.grad(&w)?)?, expected);
     }
     Ok(())
 }
@@ -139,7 +137,7 @@ fn a_nested_backward_of_candles_operators_is_refused() -> Result<()> {
     let mut scaler = GradScaler::disabled();
     let error = scaler.scale(&loss)?.backward().expect_err("it would collect the inner gradients");
     assert!(error.to_string().contains("autograd::Operator"), "{error}");
-    assert!(scaler.gradient(&w)?.is_none());
+    assert!(scaler.grad(&w)?.is_none());
     Ok(())
 }
 
@@ -167,7 +165,7 @@ fn a_candle_operator_that_fails_leaves_no_gradients() -> Result<()> {
     let loss = ops::add(&pool, &ops::sum(&h)?)?;
     assert!(scaler.scale(&loss)?.retain_graph().backward().is_err());
     scaler.scale(&ops::sum(&h)?)?.backward()?;
-    assert_eq!(values(scaler.gradient(&w)?)?, [1.0; 9]);
+    assert_eq!(values(scaler.grad(&w)?)?, [1.0; 9]);
     Ok(())
 }
 

@@ -259,7 +259,7 @@ fn f16_gradients_without_a_scale_are_told() -> Result<()> {
         };
         let backward = |scaler: &mut GradScaler, dtype| -> Result<()> {
             scaler.scale(&loss(dtype)?)?.backward()?;
-            scaler.forget();
+            scaler.zero_grad();
             Ok(())
         };
         let (mut disabled, mut enabled) = (GradScaler::disabled(), GradScaler::default());

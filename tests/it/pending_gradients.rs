@@ -43,7 +43,7 @@ fn gradient(loss: &Tensor, v: &Var, by_candle: bool) -> candle_amp::Result<Tenso
         let config = ScaleConfig { init_scale: 256.0, ..Default::default() };
         let mut scaler = GradScaler::new(config)?;
         scaler.scale(loss)?.backward()?;
-        scaler.gradient(v)?
+        scaler.grad(v)?
     };
     Ok(gradient.expect("a gradient"))
 }

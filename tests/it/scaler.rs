@@ -1,8 +1,8 @@
 //! The scaler on real graphs: the scale never moves the weights, overflows skip, gradients
 //! accumulate and clip, and several optimizers keep out of each other's way.
 
-use candle_amp::optim::{Sgd, SgdConfig};
-use candle_amp::{Autocast, GradScaler, MasterWeights, Parameters, ScaleConfig, Step, ops};
+use candle_amp::optim::{Sgd, SgdConfig, Step};
+use candle_amp::{Autocast, GradScaler, MasterWeights, Parameters, ScaleConfig, ops};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, SGD};
 
@@ -104,7 +104,7 @@ fn scaling_saves_gradients_that_f16_cannot_hold() -> candle_amp::Result<()> {
         let y = Autocast::new(DType::F16).scope(|| ops::matmul(&x, &w))?;
         let loss = (ops::mean(&y.to_dtype(DType::F32)?)? * 1e-9)?;
         scaler.scale(&loss)?.backward()?;
-        Ok(to_vec(&scaler.gradient(&w)?.expect("a gradient"))[0])
+        Ok(to_vec(&scaler.grad(&w)?.expect("a gradient"))[0])
     };
     assert_eq!(gradient(GradScaler::disabled())?, 0.0);
     let scaled = gradient(GradScaler::default())?;
@@ -123,7 +123,7 @@ fn only_variables_decide_whether_to_skip() -> candle_amp::Result<()> {
     let mut sgd = SGD::new(vec![w.clone()], 0.5)?;
     let mut scaler = GradScaler::default();
     scaler.scale(&loss)?.backward()?;
-    assert!(scaler.gradient(&constant)?.is_none());
+    assert!(scaler.grad(&constant)?.is_none());
     assert!(!scaler.step(&mut sgd)?.skipped()?);
     assert_eq!(values(&w), [0.5]);
     Ok(())
@@ -202,7 +202,7 @@ fn backward_again_accumulates() -> candle_amp::Result<()> {
         for i in 0..4 {
             parts.scale(&loss(&x.narrow(0, 2 * i, 2)?)?)?.backward()?;
         }
-        let gradient = |scaler: &GradScaler| scaler.gradient(&w).map(|g| g.expect("a gradient"));
+        let gradient = |scaler: &GradScaler| scaler.grad(&w).map(|g| g.expect("a gradient"));
         let (whole, parts) = (gradient(&whole)?, gradient(&parts)?);
         assert_eq!(parts.dtype(), DType::F32, "gradients of {dtype:?} variables collect in F32");
         assert_close("accumulated", &parts, &whole, DType::F32, 4.0);
@@ -218,7 +218,7 @@ fn accumulation_does_not_saturate() -> candle_amp::Result<()> {
     for _ in 0..1000 {
         scaler.scale(&ops::sum(&ops::relu(&w)?.to_dtype(DType::F32)?)?)?.backward()?;
     }
-    assert_eq!(to_vec(&scaler.gradient(&w)?.expect("a gradient")), [1000.0]);
+    assert_eq!(to_vec(&scaler.grad(&w)?.expect("a gradient")), [1000.0]);
     Ok(())
 }
 
@@ -231,7 +231,7 @@ fn unscaling_twice_and_accumulating_afterwards_is_harmless() -> candle_amp::Resu
     scaler.unscale()?;
     scaler.unscale()?;
     scaler.scale(&loss()?)?.backward()?;
-    assert_eq!(to_vec(&scaler.gradient(&w)?.expect("a gradient")), [6.0]);
+    assert_eq!(to_vec(&scaler.grad(&w)?.expect("a gradient")), [6.0]);
     let mut sgd = SGD::new(vec![w.clone()], 0.5)?;
     assert!(!scaler.step(&mut sgd)?.skipped()?);
     assert_eq!(values(&w), [-2.0]);
@@ -326,13 +326,13 @@ fn gradients_are_multiplied_by_whoever_reads_them() -> candle_amp::Result<()> {
                 let loss = (loss + (b.as_tensor() * &gradients[1])?.sum_all()?)?;
                 scaler.scale(&loss)?.backward()?;
                 between(&mut scaler)?;
-                let before = scaler.gradient(&a)?.expect("a gradient");
+                let before = scaler.grad(&a)?.expect("a gradient");
                 let outcome = match as_candle {
                     true => scaler.step(&mut sgd.as_candle())?,
                     false => scaler.step(&mut sgd)?,
                 };
                 assert!(!outcome.skipped()?);
-                let after = scaler.gradient(&a)?.expect("a gradient");
+                let after = scaler.grad(&a)?.expect("a gradient");
                 assert_eq!(to_vec(&before), to_vec(&after));
                 seen.push(to_vec(&before));
                 scaler.update()?;
@@ -352,7 +352,7 @@ fn clip_grad_value_limits_elements() -> candle_amp::Result<()> {
     let mut scaler = GradScaler::default();
     scaler.scale(&(w.as_tensor() * gradient)?.sum_all()?)?.backward()?;
     scaler.clip_grad_value(0.5)?;
-    assert_eq!(to_vec(&scaler.gradient(&w)?.expect("a gradient")), [0.25, -0.5, 0.5]);
+    assert_eq!(to_vec(&scaler.grad(&w)?.expect("a gradient")), [0.25, -0.5, 0.5]);
     Ok(())
 }
 
@@ -470,7 +470,7 @@ fn half_variables_are_served_in_the_dtype_an_optimizer_wants() -> candle_amp::Re
         fn variables(&self) -> Option<Vec<candle_core::TensorId>> {
             Some(vec![self.0.id()])
         }
-        fn apply(&mut self, gradients: &candle_amp::Gradients<'_>) -> Result<()> {
+        fn apply(&mut self, gradients: &candle_amp::optim::UnscaledGradients<'_>) -> Result<()> {
             self.1 = gradients.get(&self.0).map(|g| g.dtype());
             Ok(())
         }
@@ -505,7 +505,7 @@ fn a_gradient_too_large_for_its_variable_is_an_overflow() -> candle_amp::Result<
     let mut masters = MasterWeights::<SGD>::new(vec![w.clone()], 1e-6)?;
     let backward = |scaler: &mut GradScaler| -> candle_amp::Result<()> {
         scaler.scale(&ops::sum(&ops::matmul(&x, &w)?.to_dtype(DType::F32)?)?)?.backward()?;
-        assert_eq!(to_vec(&scaler.gradient(&w)?.expect("a gradient")), [f64::from(gradient)]);
+        assert_eq!(to_vec(&scaler.grad(&w)?.expect("a gradient")), [f64::from(gradient)]);
         Ok(())
     };
     backward(&mut scaler)?;

@@ -21,7 +21,7 @@ fn builders(varmap: &VarMap) -> (VarBuilder<'static>, VarBuilder<'static>) {
 
 #[test]
 fn convolution_layers_compute_what_candle_nn_computes() -> Result<()> {
-    let _fork = generator::fork_rng();
+    let _fork = generator::fork_rng_guard();
     let varmap = VarMap::new();
     let (ours, theirs) = builders(&varmap);
     let (x, image) = (random(1, (2, 4, 19), DType::F32), random(2, (2, 4, 5, 7), DType::F32));
@@ -96,7 +96,7 @@ fn upsampling_adds_to_other_gradients() -> Result<()> {
 
 #[test]
 fn recurrent_layers_compute_what_candle_nn_computes() -> Result<()> {
-    let _fork = generator::fork_rng();
+    let _fork = generator::fork_rng_guard();
     let varmap = VarMap::new();
     let (ours, theirs) = builders(&varmap);
     let x = random(1, (3, 6, 4), DType::F32);
@@ -176,7 +176,7 @@ fn recurrent_layers_compute_what_candle_nn_computes() -> Result<()> {
 
 #[test]
 fn a_backward_sequence_is_the_reversed_one_reversed() -> Result<()> {
-    let _fork = generator::fork_rng();
+    let _fork = generator::fork_rng_guard();
     let varmap = VarMap::new();
     let config = nn::LSTMConfig { direction: Direction::Backward, ..Default::default() };
     let lstm = nn::lstm(3, 4, config, nn::var_builder(&varmap, DType::F32, &CPU))?;
@@ -198,7 +198,7 @@ fn a_backward_sequence_is_the_reversed_one_reversed() -> Result<()> {
 /// States taken by themselves, and all as one tensor, have one gradient.
 #[test]
 fn states_can_be_taken_apart_and_put_together() -> Result<()> {
-    let _fork = generator::fork_rng();
+    let _fork = generator::fork_rng_guard();
     let varmap = VarMap::new();
     let vb = nn::var_builder(&varmap, DType::F32, &CPU);
     let lstm = nn::lstm(3, 4, Default::default(), vb.pp("lstm"))?;
@@ -314,7 +314,7 @@ fn autocast_is_a_cast_by_hand_and_gradients_stay_f32() -> candle_amp::Result<()>
         scaler.scale(&loss)?.backward()?;
         scaler.unscale()?;
         for var in [&w_ih, &w_hh, &b] {
-            assert_eq!(scaler.gradient(var)?.map(|g| g.dtype()), Some(DType::F32));
+            assert_eq!(scaler.grad(var)?.map(|g| g.dtype()), Some(DType::F32));
         }
     }
     Ok(())
@@ -335,7 +335,7 @@ fn empty_batches_and_sequences() -> Result<()> {
         assert_eq!(to_vec(grads.get(&w_hh).unwrap()), [0.0; 100]);
     }
     let varmap = VarMap::new();
-    let _fork = generator::fork_rng();
+    let _fork = generator::fork_rng_guard();
     let lstm = nn::lstm(3, 5, Default::default(), nn::var_builder(&varmap, DType::F32, &CPU))?;
     assert!(lstm.seq(&random(1, (2, 0, 3), DType::F32))?.is_empty());
     let (_, last) = lstm.sequence(&random(1, (2, 0, 3), DType::F32), None)?;
@@ -353,7 +353,7 @@ fn empty_batches_and_sequences() -> Result<()> {
 /// The same parameters, whatever the format: outputs, in F32 and BF16, and what does not fit.
 #[test]
 fn layers_with_channels_last_are_those_with_channels_first() -> Result<()> {
-    let _fork = generator::fork_rng();
+    let _fork = generator::fork_rng_guard();
     let vb = nn::var_builder(&VarMap::new(), DType::F32, &CPU);
     let config = nn::Conv1dConfig { stride: 2, padding: 1, groups: 2, ..Default::default() };
     let conv1d = nn::conv1d(4, 18, 3, config, vb.pp("a"))?;

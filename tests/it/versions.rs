@@ -1,7 +1,8 @@
 //! What is written in place between forward and backward.
 
+use candle_amp::checkpoints::Checkpoint;
 use candle_amp::optim::{Ema, EmaConfig, Sgd, SgdConfig};
-use candle_amp::{Checkpoint, GradScaler, MasterWeights, Parameters, ops};
+use candle_amp::{GradScaler, MasterWeights, Parameters, ops};
 use candle_core::{DType, Result, Tensor, Var};
 use candle_nn::SGD;
 
@@ -121,6 +122,6 @@ fn what_candle_made_of_other_variables_may_be_stepped_around() -> candle_amp::Re
     step(&other)?;
     let mut scaler = GradScaler::disabled();
     scaler.scale(&kept)?.backward()?;
-    assert_same("another's step", &scaler.gradient(&w)?.expect("a gradient"), &expected);
+    assert_same("another's step", &scaler.grad(&w)?.expect("a gradient"), &expected);
     Ok(())
 }

@@ -4,7 +4,9 @@ use std::collections::HashSet;
 
 use candle_core::TensorId;
 
-use crate::{Error, LossScale, Parameters, Result, diagnostics::ScaleHistory};
+use crate::error::ArgumentError;
+use crate::scaler::diagnostics::ScaleHistory;
+use crate::{LossScale, Parameters, Result};
 
 /// When a scaler warns, through `tracing`. Each warning comes once, and again only after its cause
 /// was gone.
@@ -40,18 +42,19 @@ impl Warnings {
     fn validate(&self) -> Result<()> {
         let check = |name, got: f64, ok: bool, expected| match ok {
             true => Ok(()),
-            false => Err(Error::Setting { name, got, expected }),
+            false => Err(ArgumentError::Setting { name, got, expected }),
         };
         check("skipped", self.skipped as f64, self.skipped >= 1, "at least 1 step")?;
         check("missing_after", self.missing_after as f64, self.missing_after >= 1, "at least 1")?;
         match self.skipped <= self.of_last {
             true => Ok(()),
-            false => Err(Error::Order {
+            false => Err(ArgumentError::Order {
                 low_name: "skipped",
                 low: self.skipped as f64,
                 high_name: "of_last",
                 high: self.of_last as f64,
-            }),
+            }
+            .into()),
         }
     }
 }

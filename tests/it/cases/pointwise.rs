@@ -9,7 +9,7 @@ pub(super) fn cases() -> Vec<Case> {
     vec![
         case(Op::Relu, "relu", &[&[4, 9]], |t| ops::relu(&t[0])),
         case(Op::Dropout, "dropout", &[&[8, 9]], |t| {
-            let _fork = generator::fork_rng();
+            let _fork = generator::fork_rng_guard();
             generator::manual_seed(5);
             ops::dropout(&t[0], 0.25)
         }),

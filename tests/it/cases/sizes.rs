@@ -34,7 +34,7 @@ pub(super) fn cases() -> Vec<Case> {
         (Op::Flatten, ops::flatten),
         (Op::Cat, |x| ops::cat(&[x], 1)),
         (Op::Dropout, |x| {
-            let _fork = generator::fork_rng();
+            let _fork = generator::fork_rng_guard();
             generator::manual_seed(5);
             ops::dropout(x, 0.25)
         }),

@@ -194,9 +194,12 @@ impl Model {
     }
 }
 
-/// The name of an error's variant.
+/// The name of an error's variant, those of a scaler by their own.
 fn kind(error: &Error) -> String {
-    let text = format!("{error:?}");
+    let text = match error {
+        Error::Scaler(error) => format!("{error:?}"),
+        other => format!("{other:?}"),
+    };
     text.split([' ', '(', '{']).next().unwrap_or_default().to_owned()
 }
 
@@ -306,7 +309,7 @@ fn run(rng: &mut ChaCha8Rng) {
                 let state =
                     LossScale::restore(config, 2f32.powi(rng.random_range(-8..24)), 1).unwrap();
                 let expected = if model.gradients.iter().any(Option::is_some) {
-                    Err("GradientsInFlight")
+                    Err("PendingGradients")
                 } else {
                     (model.scale, model.clean, model.forgiven) = (state.get().into(), 1, 0);
                     Ok(0.0)
@@ -320,10 +323,10 @@ fn run(rng: &mut ChaCha8Rng) {
                 for (at, name) in ["a", "b"].into_iter().enumerate() {
                     let missing = scaler.missing(&parameters).contains(&name);
                     assert_eq!(missing, model.gradients[at].is_none());
-                    assert_eq!(scaler.gradient(&vars[at]).unwrap().is_none(), missing);
+                    assert_eq!(scaler.grad(&vars[at]).unwrap().is_none(), missing);
                 }
                 if rng.random_bool(0.2) {
-                    scaler.forget();
+                    scaler.zero_grad();
                     model.forget();
                 }
                 (Ok(0.0), Ok(0.0))

@@ -12,7 +12,7 @@ fn gradients(weights: &[Var; 2], x: &Tensor) -> Result<Vec<Tensor>> {
     let mut scaler = GradScaler::default();
     scaler.scale(&loss)?.backward()?;
     scaler.unscale()?;
-    weights.iter().map(|w| Ok(scaler.gradient(w)?.expect("a gradient"))).collect()
+    weights.iter().map(|w| Ok(scaler.grad(w)?.expect("a gradient"))).collect()
 }
 
 #[test]

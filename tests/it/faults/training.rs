@@ -1,7 +1,7 @@
 //! A tiny model in every precision, fed with what data should never have.
 
-use candle_amp::optim::{Sgd, SgdConfig};
-use candle_amp::{Autocast, GradScaler, MasterWeights, ScaleConfig, Step, ops};
+use candle_amp::optim::{Sgd, SgdConfig, Step};
+use candle_amp::{Autocast, GradScaler, MasterWeights, ScaleConfig, ops};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, SGD};
 use rand::Rng;

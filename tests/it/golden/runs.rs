@@ -2,10 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use candle_amp::optim::{Sgd, SgdConfig};
-use candle_amp::{
-    Autocast, GradScaler, MasterWeights, Parameters, Policy, ScaleConfig, Step, nn, ops,
-};
+use candle_amp::optim::{Sgd, SgdConfig, Step};
+use candle_amp::{Autocast, GradScaler, MasterWeights, Parameters, Policy, ScaleConfig, nn, ops};
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{AdamW, ParamsAdamW, VarMap};
 
@@ -147,7 +145,7 @@ impl Recipe {
                 run.insert("loss".into(), loss.detach().reshape(1)?);
                 run.insert("logits".into(), logits.detach());
                 for (name, var) in parameters.iter() {
-                    let gradient = scaler.gradient(var)?.expect("none is missing");
+                    let gradient = scaler.grad(var)?.expect("none is missing");
                     run.insert(format!("first.{name}"), gradient);
                 }
             }

@@ -1,5 +1,6 @@
 //! The average of the weights.
 
+use candle_amp::error::OptimizerError;
 use candle_amp::optim::{Ema, EmaConfig, EmaState};
 use candle_amp::{Error, Parameters};
 use candle_core::{DType, Tensor, Var};
@@ -70,7 +71,7 @@ fn the_weights_come_back_bit_for_bit() -> candle_amp::Result<()> {
     same("after a panic", &before);
     ema.swap_in()?;
     for error in [ema.update(), ema.swap_in(), ema.copy_to()] {
-        assert!(matches!(error, Err(Error::AveragesInPlace { .. })));
+        assert!(matches!(error, Err(Error::Optimizer(OptimizerError::AveragesInPlace { .. }))));
     }
     ema.swap_out()?;
     same("swapped back", &before);

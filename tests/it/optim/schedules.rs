@@ -1,5 +1,6 @@
 //! Schedules in a run: groups, any optimizer, skipped steps, going on.
 
+use candle_amp::error::ArgumentError;
 use candle_amp::optim::{AdamW, AdamWConfig, LearningRate, Schedule, Scheduler, Shape};
 use candle_amp::{Error, GradScaler, MasterWeights, ops};
 use candle_core::{DType, Device, Var};
@@ -104,7 +105,7 @@ fn bad_schedules_name_the_setting() -> candle_amp::Result<()> {
     ];
     for (schedule, part) in cases {
         match Scheduler::new(schedule, &mut sgd) {
-            Err(error @ Error::Setting { .. }) => {
+            Err(error @ Error::Argument(ArgumentError::Setting { .. })) => {
                 assert!(error.to_string().contains(part), "{error}");
             }
             other => panic!("{other:?}"),

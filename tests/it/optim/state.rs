@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use candle_amp::error::OptimizerError;
 use candle_amp::optim::{
     AdamW, AdamWConfig, Config, Group, Masters, Optim, OptimizerState, Sgd, SgdConfig,
 };
@@ -34,7 +35,7 @@ fn safetensors(tensors: &BTreeMap<String, Tensor>) -> candle_core::Result<Vec<u8
 }
 
 fn resumes<C: Config>(config: C) -> candle_amp::Result<()> {
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     for (masters, state, dtypes) in CHOICES {
         random::manual_seed(5);
         let vars = variables(dtypes)?;
@@ -202,6 +203,9 @@ fn variables_without_names_have_no_state_to_save() -> candle_amp::Result<()> {
     let message = unnamed.state().unwrap_err().to_string();
     assert!(message.contains("`Parameters`"), "{message}");
     let state = Sgd::new(&named(&vars)?, SGD)?.state()?;
-    assert!(matches!(unnamed.load_state(&state), Err(Error::Unnamed { call: "load_state" })));
+    assert!(matches!(
+        unnamed.load_state(&state),
+        Err(Error::Optimizer(OptimizerError::Unnamed { call: "load_state" }))
+    ));
     Ok(())
 }

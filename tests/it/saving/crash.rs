@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use candle_amp::{Best, Checkpoint, Checkpointer, Parameters, Result, State};
+use candle_amp::checkpoints::{Best, Checkpoint, Checkpointer, State};
+use candle_amp::{Parameters, Result};
 use candle_core::{DType, Device, Tensor, Var};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use candle_amp::{Checkpoint, Error, Result, Stateful, random};
+use candle_amp::checkpoints::{Checkpoint, Stateful};
+use candle_amp::error::CheckpointError;
+use candle_amp::{Error, Result, random};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -23,11 +25,20 @@ fn no_file_that_was_cut_off_is_taken() -> Result<()> {
     for length in 0..bytes.len() {
         write(&path, &bytes[..length]);
         let opened = Checkpoint::open(&path);
-        assert!(matches!(opened, Err(Error::Damaged { .. })), "{length} bytes: {opened:?}");
+        assert!(
+            matches!(opened, Err(Error::Checkpoint(CheckpointError::Damaged { .. }))),
+            "{length} bytes: {opened:?}"
+        );
     }
     for more in [1, 8, 1000] {
         write(&path, &[&bytes[..], &vec![0; more]].concat());
-        assert!(matches!(Checkpoint::open(&path), Err(Error::Damaged { .. })), "{more} more");
+        assert!(
+            matches!(
+                Checkpoint::open(&path),
+                Err(Error::Checkpoint(CheckpointError::Damaged { .. }))
+            ),
+            "{more} more"
+        );
     }
     write(&path, &bytes);
     Checkpoint::open(&path).map(|_| ())
@@ -43,8 +54,11 @@ fn no_flipped_bit_goes_unseen() -> Result<()> {
             bytes[at] ^= 1 << bit;
             write(&path, &bytes);
             let opened = Checkpoint::open(&path);
-            let seen =
-                matches!(opened, Err(Error::Damaged { .. } | Error::CheckpointVersion { .. }));
+            let seen = matches!(
+                opened,
+                Err(Error::Checkpoint(CheckpointError::Damaged { .. })
+                    | Error::Checkpoint(CheckpointError::Version { .. }))
+            );
             assert!(seen, "byte {at}, bit {bit}: {opened:?}");
             bytes[at] ^= 1 << bit;
         }
@@ -143,14 +157,24 @@ fn foreign_and_hostile_files_are_errors() -> Result<()> {
     for (what, bytes) in hostile() {
         write(&path, &bytes);
         let opened = Checkpoint::open(&path);
-        assert!(matches!(opened, Err(Error::Damaged { .. })), "{what}: {opened:?}");
+        assert!(
+            matches!(opened, Err(Error::Checkpoint(CheckpointError::Damaged { .. }))),
+            "{what}: {opened:?}"
+        );
     }
     for (what, bytes) in misfits() {
         write(&path, &bytes);
         assert!(Checkpoint::open(&path).is_ok(), "{what}");
         let mut parts: [(&str, &mut dyn Stateful); 1] = [("model", &mut run.parameters)];
         let refused = Checkpoint::open(&path)?.load(&mut parts);
-        assert!(matches!(refused, Err(Error::Mismatch { .. } | Error::Damaged { .. })), "{what}");
+        assert!(
+            matches!(
+                refused,
+                Err(Error::Checkpoint(CheckpointError::Mismatch { .. })
+                    | Error::Checkpoint(CheckpointError::Damaged { .. }))
+            ),
+            "{what}"
+        );
     }
     assert_eq!(run.weights(), before);
     Ok(())
@@ -160,7 +184,7 @@ fn foreign_and_hostile_files_are_errors() -> Result<()> {
 /// and never half of one.
 #[test]
 fn changes_that_the_checksum_covers_up_do_not_panic() -> Result<()> {
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     let folder = Folder::new();
     let path = folder.file("run");
     let mut run = Run::new()?;
@@ -222,7 +246,10 @@ fn in_little_memory() -> Result<()> {
     write(&path, &with_tensors(tensor, 0));
     let length = fs::metadata(&path).unwrap().len() + (1 << 31);
     fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(length).unwrap();
-    assert!(matches!(Checkpoint::open(&path), Err(Error::Damaged { .. })), "its checksum is wrong");
+    assert!(
+        matches!(Checkpoint::open(&path), Err(Error::Checkpoint(CheckpointError::Damaged { .. }))),
+        "its checksum is wrong"
+    );
     Ok(())
 }
 
@@ -230,10 +257,13 @@ fn in_little_memory() -> Result<()> {
 fn a_generator_s_state_is_a_number() -> Result<()> {
     let folder = Folder::new();
     let path = folder.file("run");
-    let state = candle_amp::State::default().with("seed", "-1").with("draws", 3);
+    let state = candle_amp::checkpoints::State::default().with("seed", "-1").with("draws", 3);
     Checkpoint::new(1).with("random", &state)?.save(&path)?;
     let refused = Checkpoint::open(&path)?.load(&mut [("random", &mut random::Generator)]);
-    assert!(matches!(refused, Err(Error::Mismatch { .. })), "{refused:?}");
+    assert!(
+        matches!(refused, Err(Error::Checkpoint(CheckpointError::Mismatch { .. }))),
+        "{refused:?}"
+    );
     Ok(())
 }
 
@@ -247,6 +277,9 @@ fn what_is_no_regular_file_is_refused_without_opening_it() {
     fs::create_dir(&inner).unwrap();
     for path in [pipe, inner] {
         let opened = Checkpoint::open(&path);
-        assert!(matches!(opened, Err(Error::Damaged { .. })), "{opened:?}");
+        assert!(
+            matches!(opened, Err(Error::Checkpoint(CheckpointError::Damaged { .. }))),
+            "{opened:?}"
+        );
     }
 }

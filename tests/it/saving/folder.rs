@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use candle_amp::{Best, Checkpoint, Checkpointer, Error, Parameters, Result, State};
+use candle_amp::checkpoints::{Best, Checkpoint, Checkpointer, State};
+use candle_amp::error::CheckpointError;
+use candle_amp::{Error, Parameters, Result};
 use candle_core::{DType, Device, Var};
 
 use super::Folder;
@@ -81,7 +83,10 @@ fn a_damaged_checkpoint_is_passed_over_and_leftovers_are_removed() -> Result<()>
     for step in [2, 4] {
         fs::remove_file(folder.file(&format!("step-0000000{step}.safetensors"))).unwrap();
     }
-    assert!(matches!(checkpointer.latest(), Err(Error::Damaged { .. })));
+    assert!(matches!(
+        checkpointer.latest(),
+        Err(Error::Checkpoint(CheckpointError::Damaged { .. }))
+    ));
     Ok(())
 }
 

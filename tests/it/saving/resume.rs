@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
+use candle_amp::checkpoints::{Checkpoint, Stateful};
 use candle_amp::optim::{
     AdamWConfig, Config, LambConfig, LionConfig, Masters, Optim, Schedule, Scheduler, SgdConfig,
 };
-use candle_amp::{
-    Autocast, Checkpoint, GradScaler, Parameters, Result, ScaleConfig, Stateful, nn, ops, random,
-};
+use candle_amp::{Autocast, GradScaler, Parameters, Result, ScaleConfig, nn, ops, random};
 use candle_core::{DType, Device, Module, ModuleT, Tensor};
 
 use super::{Folder, elsewhere, workplace};
@@ -183,7 +182,7 @@ impl Work for Compare<'_> {
 
 #[test]
 fn a_resumed_run_is_the_run_bit_for_bit() -> Result<()> {
-    let _fork = random::fork_rng();
+    let _fork = random::fork_rng_guard();
     let folder = Folder::new();
     for_each_case(&Whole(&folder.0))?;
     let output = elsewhere("saving::resume::the_second_half", &folder.0).output().unwrap();

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use candle_amp::checkpoints::Checkpoint;
 use candle_amp::optim::{AdamW, AdamWConfig};
-use candle_amp::{Checkpoint, GradScaler, Parameters, Result};
+use candle_amp::{GradScaler, Parameters, Result};
 use candle_core::{DType, Device, Tensor, Var};
 
 pub(crate) struct Run {

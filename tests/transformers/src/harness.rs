@@ -60,7 +60,7 @@ struct Subject {
 impl Subject {
     /// With initial values that depend on nothing but the order it asks for them.
     fn new(dtype: DType, all_half: bool, build: &Build) -> candle_core::Result<Self> {
-        let _fork = random::fork_rng();
+        let _fork = random::fork_rng_guard();
         random::manual_seed(1);
         let mut masters = MasterVars::new(dtype, &CPU);
         if all_half {
@@ -74,7 +74,7 @@ impl Subject {
         let mut scaler = GradScaler::new(ScaleConfig::constant(1024.0))?;
         scaler.scale(&(self.loss)()?)?.backward()?;
         let parameters = self.masters.parameters();
-        let all = parameters.iter().map(|(name, var)| Ok((name.to_owned(), scaler.gradient(var)?)));
+        let all = parameters.iter().map(|(name, var)| Ok((name.to_owned(), scaler.grad(var)?)));
         let all = all.collect::<Result<Vec<_>>>()?;
         Ok(all.into_iter().filter_map(|(name, gradient)| Some((name, gradient?))).collect())
     }

@@ -1,0 +1,146 @@
+//! What can go wrong, in groups: [`Error`] has a variant for each, with an enum of the cases.
+//!
+//! ```
+//! use candle_amp::error::{Error, ScalerError};
+//! use candle_amp::{GradScaler, Result};
+//!
+//! let updated: Result<_> = GradScaler::default().update();
+//! match updated {
+//!     Err(Error::Scaler(ScalerError::NothingChecked)) => println!("`step` was not called"),
+//!     Err(Error::Checkpoint(_) | Error::File { .. }) => unreachable!("`update` reads no file"),
+//!     other => panic!("{other:?}"),
+//! }
+//! ```
+
+mod argument;
+mod autocast;
+mod checkpoint;
+mod graph;
+mod optimizer;
+mod scaler;
+
+use std::path::PathBuf;
+
+pub use argument::ArgumentError;
+pub use autocast::AutocastError;
+pub use checkpoint::CheckpointError;
+pub use graph::GraphError;
+pub use optimizer::OptimizerError;
+pub use scaler::ScalerError;
+
+/// `Result` with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error from this crate: what was asked, what was given, and what would do.
+///
+/// After an error of this crate's own, nothing is half done. Gradients that overflow are *not* an error: F16
+/// training skips a step now and then by design, and [`StepOutcome`](crate::StepOutcome) says so.
+///
+/// Operators and layers return candle's error type, so that they fit where candle's do. candle's error then
+/// carries this one. `?` converts either way.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Autocast cannot compute what it was asked for.
+    #[error(transparent)]
+    Autocast(#[from] AutocastError),
+    /// Backward cannot run, or would give wrong gradients.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// A call of [`GradScaler`](crate::GradScaler) is out of order, or its loss does not fit.
+    #[error(transparent)]
+    Scaler(#[from] ScalerError),
+    /// An argument does not fit: its value, shape, dtype, device or name.
+    #[error(transparent)]
+    Argument(#[from] ArgumentError),
+    /// An optimizer, or a moving average of weights, refuses a call.
+    #[error(transparent)]
+    Optimizer(#[from] OptimizerError),
+    /// A checkpoint or a saved state cannot be loaded or written.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The system refuses to read or write a file or a folder.
+    #[error("{action} {}: {source}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// candle refused an operation.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}
+
+impl Error {
+    /// The same error, knowing the part of a checkpoint it is about.
+    pub(crate) fn in_part(self, name: &str) -> Self {
+        match self {
+            Self::Checkpoint(CheckpointError::Mismatch { missing, extra, wrong, .. }) => {
+                CheckpointError::Mismatch { part: name.to_owned(), missing, extra, wrong }.into()
+            }
+            other => other,
+        }
+    }
+}
+
+/// So that `?` works inside candle's traits.
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Candle(inner) => inner,
+            other => candle_core::Error::wrap(other),
+        }
+    }
+}
+
+/// So that `.into()` on a group's error gives candle's, which carries an [`Error`].
+macro_rules! into_candle {
+    ($($group:ty),*) => {
+        $(impl From<$group> for candle_core::Error {
+            fn from(error: $group) -> Self {
+                Error::from(error).into()
+            }
+        })*
+    };
+}
+
+into_candle!(
+    AutocastError,
+    GraphError,
+    ScalerError,
+    ArgumentError,
+    OptimizerError,
+    CheckpointError
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_keep_their_message_through_candle_and_back() {
+        fn ours() -> Result<()> {
+            Err(ScalerError::NothingChecked.into())
+        }
+        fn theirs() -> candle_core::Result<()> {
+            Ok(ours()?)
+        }
+        fn back() -> Result<()> {
+            Ok(theirs()?)
+        }
+        let message = back().unwrap_err().to_string();
+        assert!(message.contains("call `step` or `unscale` first"), "{message}");
+    }
+
+    #[test]
+    fn a_group_s_error_is_an_error_in_candle_s_with_the_same_message() {
+        let message = GraphError::Freed { op: "relu" }.to_string();
+        assert_eq!(Error::from(GraphError::Freed { op: "relu" }).to_string(), message);
+        // A backtrace may follow.
+        let in_candle = candle_core::Error::from(GraphError::Freed { op: "relu" }).to_string();
+        assert!(in_candle.starts_with(&message), "{in_candle}");
+    }
+}

@@ -1,0 +1,47 @@
+//! Errors of optimizers and moving averages.
+
+use candle_core::DType;
+
+/// An optimizer, or a moving average of weights, refuses a call.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptimizerError {
+    /// One variable in two parameter groups.
+    #[error("{variable} is in two parameter groups: each variable belongs to one")]
+    TwoGroups {
+        /// The variable, by name where it has one.
+        variable: String,
+    },
+    /// A remainder for a variable that is not BF16.
+    #[error(
+        "{variable} is {got:?}: only a BF16 number and 16 bits more make an F32 one; use \
+         `Masters::F32` or `Masters::Stochastic`, or BF16 variables"
+    )]
+    Remainder {
+        /// The variable, by name where it has one.
+        variable: String,
+        /// Its dtype.
+        got: DType,
+    },
+    /// A choice that comes too late.
+    #[error("`{call}` after the first step would lose state: call it when the optimizer is made")]
+    AfterFirstStep {
+        /// The method called.
+        call: &'static str,
+    },
+    /// State of variables without names.
+    #[error(
+        "`{call}` needs the names of the variables: make it from `Parameters`, not from a list of \
+         variables"
+    )]
+    Unnamed {
+        /// The method called.
+        call: &'static str,
+    },
+    /// A moving average is in place of the weights, where the weights are needed.
+    #[error("`{call}` while the averages are in place of the weights: call `swap_out` first")]
+    AveragesInPlace {
+        /// The method called.
+        call: &'static str,
+    },
+}
