@@ -11,6 +11,9 @@
 //! [docs/performance-log.md]: https://docs.rs/crate/candle-amp/latest/source/docs/performance-log.md
 //! [docs/architecture.md]: https://docs.rs/crate/candle-amp/latest/source/docs/architecture.md
 //! [docs/design.md]: https://docs.rs/crate/candle-amp/latest/source/docs/design.md
+//! [CHANGELOG.md]: https://docs.rs/crate/candle-amp/latest/source/CHANGELOG.md
+//! [CONTRIBUTING.md]: https://docs.rs/crate/candle-amp/latest/source/CONTRIBUTING.md
+//! [SECURITY.md]: https://docs.rs/crate/candle-amp/latest/source/SECURITY.md
 //!
 #![doc = include_str!("../README.md")]
 
