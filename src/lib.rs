@@ -1,4 +1,3 @@
-#![cfg_attr(docsrs, feature(doc_cfg))]
 // On docs.rs the README's relative links lead nowhere, so its pages are those of the packaged source. The first
 // definition of a link wins.
 //! [docs/examples.md]: https://docs.rs/crate/candle-amp/latest/source/docs/examples.md
