@@ -5,9 +5,9 @@ epoch, storage, test accuracy as mean and spread.
     scripts/cifar10-table.py --data DIR --gpu --model resnet18 --epochs 30
     scripts/cifar10-table.py --smoke
 
-Half runs keep the model in half with F32 masters; --autocast keeps it in F32. F16 has a dynamic loss
-scale. What this script does not know goes to the example, once for each run. --program is the built
-example, for a machine without cargo.
+The 16-bit runs keep 16-bit variables with F32 masters; --autocast keeps F32 variables. F16 has a dynamic
+loss scale. Options that this script does not know are passed to every run of the example. --program is the
+built example, for a machine without cargo.
 """
 import argparse
 import json
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 def device_memory() -> int:
-    """Bytes in use on the first GPU; 0 where nobody tells."""
+    """Bytes in use on the first GPU; 0 without nvidia-smi."""
     command = ["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) * MIB
@@ -38,7 +38,7 @@ def device_memory() -> int:
 
 
 class DevicePeak(threading.Thread):
-    """The most that was in use on the GPU while it ran, beyond what was before."""
+    """The peak of memory in use on the GPU while it runs, less what was in use before."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -55,7 +55,7 @@ class DevicePeak(threading.Thread):
 
 
 def run(command: list[str], arguments: list[str]) -> dict:
-    """What one run reports, and its time and memory on the GPU from outside."""
+    """The report of one run, with its time and GPU memory as seen from outside."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
         peak, start = DevicePeak(), time.monotonic()
@@ -104,7 +104,7 @@ def main() -> None:
     )
     parser.add_argument("--program", help="the built example; otherwise cargo builds it")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--autocast", action="store_true", help="F32 variables in half runs too")
+    parser.add_argument("--autocast", action="store_true", help="F32 variables in the 16-bit runs too")
     parser.add_argument("--json", type=pathlib.Path, help="also writes the nine reports")
     options, arguments = parser.parse_known_args()
     command = [options.program] if options.program else build(arguments)

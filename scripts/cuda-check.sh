@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Type-checks and lints the CUDA code on a machine without CUDA. Arguments go to `cargo clippy`.
+# Type-checks, lints and documents the CUDA code on a machine without CUDA. Arguments go to cargo.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,3 +12,6 @@ export CUDARC_CUDA_VERSION=13000 # else cudarc asks the nvcc on the PATH
 cargo clippy --features cuda --all-targets "$@" -- -D warnings
 cargo clippy --features cudnn "$@" -- -D warnings
 cargo clippy --manifest-path benches/Cargo.toml --features cudnn --bin gpu "$@" -- -D warnings
+
+# docs.rs has no nvcc, and documents the crate without these features (see Cargo.toml).
+RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings" cargo doc --no-deps --features cudnn,serde "$@"

@@ -2,15 +2,15 @@
 """Writes libraries to link against where there is no CUDA: cuda-stubs.py CUDARC FOLDER.
 
 CUDARC is the source of the crate cudarc, whose bindings name every function that a program can call.
-The libraries have those functions, which do nothing, and the names that CUDA 13's have, under which the
-program finds the real ones on a machine with them.
+The libraries have those functions, which do nothing, and the sonames of CUDA 13's, so that on a machine
+with CUDA the program finds the real ones.
 """
 import pathlib
 import re
 import subprocess
 import sys
 
-LIBRARIES = {  # cudarc's module: what the linker calls the library, and what the program does
+LIBRARIES = {  # cudarc's module: the library's name for the linker, and its soname
     "driver": ("cuda", "libcuda.so.1"),
     "runtime": ("cudart", "libcudart.so.13"),
     "cublas": ("cublas", "libcublas.so.13"),

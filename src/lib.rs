@@ -1,3 +1,19 @@
+// On docs.rs the README's relative links lead nowhere, so its pages are those of the packaged source. The first
+// definition of a link wins.
+//! [docs/examples.md]: https://docs.rs/crate/candle-amp/latest/source/docs/examples.md
+//! [docs/guide.md]: https://docs.rs/crate/candle-amp/latest/source/docs/guide.md
+//! [docs/porting.md]: https://docs.rs/crate/candle-amp/latest/source/docs/porting.md
+//! [docs/tuning.md]: https://docs.rs/crate/candle-amp/latest/source/docs/tuning.md
+//! [docs/operators.md]: https://docs.rs/crate/candle-amp/latest/source/docs/operators.md
+//! [docs/numerics.md]: https://docs.rs/crate/candle-amp/latest/source/docs/numerics.md
+//! [docs/performance.md]: https://docs.rs/crate/candle-amp/latest/source/docs/performance.md
+//! [docs/performance-log.md]: https://docs.rs/crate/candle-amp/latest/source/docs/performance-log.md
+//! [docs/architecture.md]: https://docs.rs/crate/candle-amp/latest/source/docs/architecture.md
+//! [docs/design.md]: https://docs.rs/crate/candle-amp/latest/source/docs/design.md
+//! [CHANGELOG.md]: https://docs.rs/crate/candle-amp/latest/source/CHANGELOG.md
+//! [CONTRIBUTING.md]: https://docs.rs/crate/candle-amp/latest/source/CONTRIBUTING.md
+//! [SECURITY.md]: https://docs.rs/crate/candle-amp/latest/source/SECURITY.md
+//!
 #![doc = include_str!("../README.md")]
 
 mod autocast;

@@ -73,10 +73,9 @@ impl<C: Config> Optim<C> {
         for (slot, _) in self.slots.iter_mut().zip(&gradients).filter(|(_, g)| g.is_some()) {
             slot.steps += 1;
         }
-        if skip.is_none() {
-            let stepped = self.slots.iter().zip(&gradients).filter(|(_, g)| g.is_some());
-            version::written(stepped.map(|(slot, _)| slot.variable.as_tensor()));
-        } // else a GPU decides, and to ask it would wait
+        // Where a GPU decides whether to skip, asking would wait: a graph from before is refused either way.
+        let stepped = self.slots.iter().zip(&gradients).filter(|(_, g)| g.is_some());
+        version::written(stepped.map(|(slot, _)| slot.variable.as_tensor()));
         autocast::clear_cast_cache();
         Ok(())
     }

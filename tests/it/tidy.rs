@@ -149,6 +149,59 @@ fn the_readme_has_the_two_commands() {
     }
 }
 
+/// The versions of `name` in a lock file.
+fn locked(lock: &str, name: &str) -> Vec<String> {
+    let heading = format!("[[package]]\nname = \"{name}\"\nversion = \"");
+    let version = |(at, _)| {
+        let rest: &str = &lock[at + heading.len()..];
+        rest.split('"').next().unwrap_or_default().to_owned()
+    };
+    lock.match_indices(&heading).map(version).collect()
+}
+
+/// The version of `dependency` that `package` asks for in its manifest.
+fn required(packages: &serde_json::Value, package: &str, dependency: &str) -> String {
+    let named = |values: &serde_json::Value, name: &str| {
+        let mut all = values.as_array().into_iter().flatten();
+        all.find(|value| value["name"] == name && value["kind"].is_null()).cloned()
+    };
+    let package = named(packages, package).unwrap_or_else(|| panic!("cargo knows no {package}"));
+    let found = named(&package["dependencies"], dependency);
+    let found = found.unwrap_or_else(|| panic!("{} has no {dependency}", package["name"]));
+    found["req"].as_str().expect("a requirement is text").to_owned()
+}
+
+/// The kernels work on candle's streams and tensors, and so have to mean the same cudarc as candle.
+#[test]
+fn cudarc_is_the_one_that_candle_has() {
+    for lock in files().iter().filter(|path| path.ends_with("Cargo.lock")) {
+        let versions = locked(&read(lock), "cudarc");
+        assert!(versions.len() <= 1, "{}: cudarc {versions:?}", lock.display());
+    }
+    let lock = read("Cargo.lock");
+    assert_eq!(locked(&lock, "cudarc").len(), 1, "Cargo.lock has no cudarc");
+    assert_eq!(locked(&lock, "candle-core").len(), 1, "Cargo.lock has not one candle-core");
+
+    // For this platform alone, so that cargo downloads nothing that the tests were not built of.
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let rustc = Command::new("rustc").arg("-vV").output().expect("rustc runs").stdout;
+    let rustc = String::from_utf8(rustc).expect("rustc writes UTF-8");
+    let host = rustc.lines().find_map(|line| line.strip_prefix("host: ")).expect("a host");
+    let metadata = Command::new(cargo)
+        .args(["metadata", "--locked", "--format-version", "1", "--filter-platform", host])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    let errors = String::from_utf8_lossy(&metadata.stderr);
+    assert!(metadata.status.success(), "cargo metadata: {errors}");
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&metadata.stdout).expect("cargo metadata writes JSON");
+    let packages = &metadata["packages"];
+    let (ours, candles) =
+        (required(packages, "candle-amp", "cudarc"), required(packages, "candle-core", "cudarc"));
+    assert_eq!(ours, candles, "Cargo.toml requires another cudarc than candle-core does");
+}
+
 #[test]
 fn unsafe_is_only_in_the_kernels() {
     let kernels = Path::new("src").join("kernels");

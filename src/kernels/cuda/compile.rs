@@ -5,9 +5,9 @@ use std::ffi::{CStr, CString};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::driver::{CudaFunction, CudaModule};
-use candle_core::cuda_backend::cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 use candle_core::{CudaDevice, Result, bail};
+use cudarc::driver::{CudaFunction, CudaModule};
+use cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 
 use super::Source;
 use super::cache::Cache;

@@ -3,10 +3,8 @@
 use std::sync::Arc;
 
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::driver::{
-    CudaFunction, CudaStream, LaunchConfig, PushKernelArg, sys,
-};
 use candle_core::{Result, Tensor, bail};
+use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg, sys};
 
 use super::{Grid, address, address_mut, start};
 

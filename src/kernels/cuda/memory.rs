@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use candle_core::cuda_backend::cudarc::driver::sys::{self, CUmemPool_attribute as Attribute};
-use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaStream, DeviceRepr};
 use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, Result};
+use cudarc::driver::sys::{self, CUmemPool_attribute as Attribute};
+use cudarc::driver::{CudaContext, CudaStream, DeviceRepr};
 
 /// What a driver calls the stream that each thread has by itself, which candle's devices use.
 const PER_THREAD: usize = 2;

@@ -23,13 +23,13 @@ mod strided;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_core::cuda_backend::cudarc::driver::DevicePtr;
 use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
 use candle_core::op::BackpropOp;
 use candle_core::{
     CudaDevice, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
     bail,
 };
+use cudarc::driver::DevicePtr;
 use half::{bf16, f16};
 
 pub(crate) use convolution::{Convolution, Pass};
@@ -140,7 +140,7 @@ impl Gpu {
 impl Gpu {
     /// Records what `f` launches on the stream instead of running it. Any wait is an error then.
     pub(crate) fn capture<T>(&self, f: impl FnOnce() -> T) -> Result<T> {
-        use candle_core::cuda_backend::cudarc::driver::sys;
+        use cudarc::driver::sys;
         let stream = self.0.cuda_stream();
         stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).w()?;
         let result = f();

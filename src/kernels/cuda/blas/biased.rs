@@ -5,9 +5,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::cublaslt::{result as lt, sys};
-use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{DType, Error, Result, Tensor};
+use cudarc::cublaslt::{result as lt, sys};
+use cudarc::driver::CudaStream;
 
 use super::{Handles, Operand, Product, Scalar, Sizes, of};
 use crate::kernels::cuda::{Gpu, address, address_mut};
@@ -79,7 +79,7 @@ impl Layout {
 
     /// Of an operand of `k` by `other`, before it is transposed.
     fn operand(dtype: DType, it: &Operand, rows: i32, columns: i32, batch: i32) -> Result<Self> {
-        use candle_core::cuda_backend::cudarc::cublas::sys::cublasOperation_t::CUBLAS_OP_T;
+        use cudarc::cublas::sys::cublasOperation_t::CUBLAS_OP_T;
         let sizes = if it.operation == CUBLAS_OP_T { [columns, rows] } else { [rows, columns] };
         Self::of(dtype, sizes, it.ld, (batch, it.stride))
     }

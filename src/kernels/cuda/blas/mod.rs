@@ -12,9 +12,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::cublas::{result as cublas, sys};
-use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{DType, Result, bail};
+use cudarc::cublas::{result as cublas, sys};
+use cudarc::driver::CudaStream;
 
 use super::{Gpu, Matrices, Product, address_mut, start};
 

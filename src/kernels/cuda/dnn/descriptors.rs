@@ -2,9 +2,9 @@
 
 use std::ffi::c_int;
 
-use candle_core::cuda_backend::cudarc::cudnn::result::{self as cudnn, CudnnError};
-use candle_core::cuda_backend::cudarc::cudnn::sys;
 use candle_core::{DType, Error, Result};
+use cudarc::cudnn::result::{self as cudnn, CudnnError};
+use cudarc::cudnn::sys;
 
 use crate::kernels::cuda::Convolution;
 use crate::kernels::format::Format;

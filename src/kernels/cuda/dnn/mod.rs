@@ -14,10 +14,10 @@ use std::sync::Arc;
 
 use candle_core::cuda_backend::DeviceId;
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::cudnn::result::{self as cudnn, CudnnError};
-use candle_core::cuda_backend::cudarc::cudnn::sys::{self, cudnnStatus_t as Status};
-use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{DType, Error, Result, Tensor};
+use cudarc::cudnn::result::{self as cudnn, CudnnError};
+use cudarc::cudnn::sys::{self, cudnnStatus_t as Status};
+use cudarc::driver::CudaStream;
 
 use super::{Convolution, Gpu, Pass, address, address_mut};
 use plan::{Algorithm, Plan};

@@ -2,8 +2,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use candle_core::cuda_backend::cudarc::cudnn::{result as cudnn, sys};
 use candle_core::{DType, Error, Result};
+use cudarc::cudnn::{result as cudnn, sys};
 
 use super::descriptors::{Descriptors, math};
 use super::{Addresses, Key, PLACE, WORKSPACE};
