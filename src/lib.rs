@@ -16,7 +16,7 @@ mod scaler;
 
 pub use autocast::{Autocast, AutocastGuard, Cast, Op, Policy, Trace, TraceRow, clear_cast_cache};
 pub use autograd::{NoGradGuard, checkpoint, no_grad, no_grad_guard};
-pub use checkpoints::{Best, Checkpoint, Checkpointer, SavedCheckpoint, State, Stateful};
+pub use checkpoints::{Best, Checkpoint, Checkpointer, Resumed, SavedCheckpoint, State, Stateful};
 pub use error::{Error, Result};
 pub use master::{
     AsCandle, MasterVars, MasterWeights, MissingGradients, MissingReason, Refreshing,

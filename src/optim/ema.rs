@@ -140,7 +140,7 @@ impl Ema {
             seed: 0,
         });
         kernel::step(slots.collect(), None)?;
-        self.updates += 1;
+        self.updates = self.updates.saturating_add(1);
         Ok(())
     }
 
