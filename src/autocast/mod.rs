@@ -1,17 +1,18 @@
 //! The autocast scope: which policy is active on this thread, and the casts it has made.
 
+mod cache;
 mod policy;
 pub(crate) mod trace;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_core::{DType, Tensor, TensorId};
+use candle_core::{DType, Tensor};
 
 use crate::error::AutocastError;
 use crate::{Result, kernels};
+use cache::CastCache;
 use policy::is_castable;
 
 pub use policy::{Cast, Op, Policy};
@@ -25,13 +26,6 @@ thread_local! {
 
 /// Counts the events after which a cached cast may be stale, on any thread.
 static CACHE_EPOCH: AtomicU64 = AtomicU64::new(0);
-
-/// Half copies of variables, made once a scope.
-#[derive(Default)]
-struct CastCache {
-    epoch: u64,
-    casts: HashMap<(TensorId, DType), Tensor>,
-}
 
 /// Chooses, operator by operator, the dtype a forward pass runs in.
 ///
@@ -184,7 +178,7 @@ impl Drop for AutocastGuard {
             scopes.is_empty()
         });
         if outermost {
-            CACHE.with_borrow_mut(|cache| cache.casts.clear());
+            CACHE.with_borrow_mut(CastCache::clear);
         }
     }
 }
@@ -225,20 +219,13 @@ pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> candle_core::Result<(Tensor
     if !(tensor.is_variable() && in_scope) {
         return Ok((kernels::cast(tensor, dtype)?, false));
     }
-    let key = (tensor.id(), dtype);
     let epoch = CACHE_EPOCH.load(Ordering::Acquire);
-    let cached = CACHE.with_borrow_mut(|cache| {
-        if cache.epoch != epoch {
-            cache.casts.clear();
-            cache.epoch = epoch;
-        }
-        cache.casts.get(&key).cloned()
-    });
+    let cached = CACHE.with_borrow_mut(|cache| cache.get(tensor, dtype, epoch));
     if let Some(cached) = cached {
         return Ok((cached, true));
     }
     let fresh = kernels::cast(tensor, dtype)?;
-    CACHE.with_borrow_mut(|cache| cache.casts.insert(key, fresh.clone()));
+    CACHE.with_borrow_mut(|cache| cache.insert(tensor, fresh.clone()));
     Ok((fresh, false))
 }
 

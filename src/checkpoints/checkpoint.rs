@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::file::{self, Entry, Header, Reader};
+use super::file::{self, Entry, Header, Reader, Written};
 use super::state::{State, Stateful};
 use crate::Result;
 use crate::error::CheckpointError;
@@ -80,7 +80,7 @@ const VERSION: u32 = 1;
 #[must_use = "a checkpoint does nothing before `save`"]
 pub struct Checkpoint {
     pub(super) step: u64,
-    metric: Option<f64>,
+    pub(super) metric: Option<f64>,
     parts: BTreeMap<String, State>,
 }
 
@@ -111,7 +111,9 @@ impl Checkpoint {
         Ok(self)
     }
 
-    /// Writes it to `path`, over what is there, in one step.
+    /// Writes it to `path`, over what is there, in one step. Where the folder cannot be synced to
+    /// the disk, that is a warning through `tracing`: the new file is there, and the old one may
+    /// come back if the system stops.
     ///
     /// # Synchronisation
     ///
@@ -121,6 +123,10 @@ impl Checkpoint {
     ///
     /// [`Error::File`]. What was at `path` is untouched then.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.write(path.as_ref()).map(|_| ())
+    }
+
+    pub(super) fn write(&self, path: &Path) -> Result<Written> {
         let mut header = Header::new();
         let mut put = |name: &str, value: String| header.insert(name.to_owned(), value);
         put("format", FORMAT.to_owned());
@@ -143,7 +149,7 @@ impl Checkpoint {
                 entries.push(Entry { name, tensor, dtype: tensor.dtype() });
             }
         }
-        file::write(path.as_ref(), header, entries)
+        file::write(path, header, entries)
     }
 
     /// Opens the checkpoint at `path`, and checks it whole: its header, and the checksum of every
@@ -151,8 +157,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::File`]; [`CheckpointError::Damaged`] for a file that was cut off, changed, or is none of this
-    /// crate's; [`CheckpointError::Version`] for one of a later crate.
+    /// [`Error::File`]; [`CheckpointError::Damaged`](crate::error::CheckpointError::Damaged) for a file that was cut off, changed, is none of this
+    /// crate's, or has one name twice; [`CheckpointError::Version`](crate::error::CheckpointError::Version) for one of a later crate.
     pub fn open(path: impl AsRef<Path>) -> Result<SavedCheckpoint> {
         let saved = SavedCheckpoint::peek(path.as_ref())?;
         saved.reader.verify()?;
@@ -173,7 +179,7 @@ impl SavedCheckpoint {
     /// Reads the header alone.
     pub(super) fn peek(path: &Path) -> Result<Self> {
         let reader = Reader::open(path)?;
-        let get = |name: &str| reader.header.get(name).map(String::as_str);
+        let get = |name: &str| reader.index.value(name);
         if get("format") != Some(FORMAT) {
             return Err(reader.damaged("it is a safetensors file of something else"));
         }
@@ -249,10 +255,8 @@ impl SavedCheckpoint {
     }
 
     fn values(&self, part: &str) -> BTreeMap<String, String> {
-        let values = self.reader.header.iter().filter_map(|(name, value)| {
-            let (of, name) = name.split_once('.')?;
-            (of == part).then(|| (name.to_owned(), value.clone()))
-        });
-        values.collect()
+        let prefix = format!("{part}.");
+        let values = self.reader.index.values(&prefix);
+        values.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 }

@@ -1,6 +1,6 @@
 //! The file: a safetensors file with a checksum, written beside its place and moved there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -9,8 +9,10 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use crc32fast::Hasher;
-use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::tensor::TensorInfo;
 
+use super::header::{Index, MAX_ENTRIES, Stored};
+use super::names;
 use super::state::State;
 use crate::error::{ArgumentError, CheckpointError};
 use crate::{Error, Result, kernels};
@@ -39,29 +41,59 @@ fn io(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
     move |source| Error::File { action, path: path.clone(), source }
 }
 
+/// Whether what was written lasts when the system stops now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    /// It does, or the file system has no way to ask for that.
+    ToLast,
+    /// The old file may come back, as whole as it was: the folder could not be synced.
+    ForNow,
+}
+
 /// Writes `path` in one step: whoever looks finds the old file or the new one, whole, whenever this
 /// process or the system stops. After an error the old one is where it was.
-pub(super) fn write(path: &Path, header: Header, entries: Vec<Entry<'_>>) -> Result<()> {
+pub(super) fn write(path: &Path, header: Header, entries: Vec<Entry<'_>>) -> Result<Written> {
+    write_and_sync(path, header, entries, sync)
+}
+
+/// The new name of a file lasts when its folder does.
+fn sync(folder: &Path) -> io::Result<()> {
+    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+}
+
+fn write_and_sync(
+    path: &Path,
+    header: Header,
+    entries: Vec<Entry<'_>>,
+    sync: impl Fn(&Path) -> io::Result<()>,
+) -> Result<Written> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let (Some(name), folder) = (path.file_name(), folder_of(path)) else {
         let source = io::Error::new(io::ErrorKind::InvalidInput, "not the name of a file");
         return Err(io("cannot write", path)(source));
     };
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    let process = std::process::id();
-    let temporary = folder.join(format!(".{}.{process}.{number}.tmp", name.to_string_lossy()));
+    let name = names::temporary(&name.to_string_lossy(), std::process::id(), number);
+    let temporary = folder.join(name);
     let failed = io("cannot write", path);
     let written = write_new(&temporary, path, header, entries)
         .and_then(|()| fs::rename(&temporary, path).map_err(&failed));
-    if written.is_err() {
+    if let Err(error) = written {
         // What is left of it is found by the next `Checkpointer` if this fails too.
         let _ = fs::remove_file(&temporary);
-        return written;
+        return Err(error);
     }
-    // The new name lasts when its folder does.
-    #[cfg(unix)]
-    File::open(&folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
-    Ok(())
+    // From here on it is written, and no error may say that the old file is there.
+    match sync(&folder) {
+        Ok(()) => Ok(Written::ToLast),
+        Err(error) => {
+            let (file, folder) = (path.display(), folder.display());
+            tracing::warn!("wrote {file}, but could not sync {folder} to the disk: {error}");
+            let never =
+                matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput);
+            Ok(if never { Written::ToLast } else { Written::ForNow })
+        }
+    }
 }
 
 fn folder_of(path: &Path) -> PathBuf {
@@ -80,7 +112,7 @@ fn write_new(
     let failed = io("cannot write", path);
     // Widest first, so that every tensor is aligned to its elements.
     entries.sort_by_cached_key(|e| (std::cmp::Reverse(e.dtype.size_in_bytes()), e.name.clone()));
-    let head = head(&header, &entries).map_err(|error| failed(error.into()))?;
+    let head = head(&header, &entries).map_err(&failed)?;
     let file = OpenOptions::new().write(true).create_new(true).open(temporary).map_err(&failed)?;
     let mut out = Checked { inner: BufWriter::with_capacity(BUFFER, &file), sum: Hasher::new() };
     out.write_all(&head).map_err(&failed)?;
@@ -100,7 +132,14 @@ fn write_new(
 }
 
 /// Length and header, as they are in the file.
-fn head(header: &Header, entries: &[Entry<'_>]) -> serde_json::Result<Vec<u8>> {
+fn head(header: &Header, entries: &[Entry<'_>]) -> io::Result<Vec<u8>> {
+    let refused = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
+    if header.len() > MAX_ENTRIES || entries.len() > MAX_ENTRIES {
+        let (values, tensors) = (header.len(), entries.len());
+        let most =
+            format!("{values} values and {tensors} tensors, and may have {MAX_ENTRIES} each");
+        return Err(refused(format!("it would have {most}")));
+    }
     let mut all = BTreeMap::new();
     all.insert("__metadata__", serde_json::to_value(header)?);
     let mut end = 0;
@@ -109,10 +148,17 @@ fn head(header: &Header, entries: &[Entry<'_>]) -> serde_json::Result<Vec<u8>> {
         end += tensor.elem_count() * dtype.size_in_bytes();
         let (shape, data_offsets) = (tensor.dims().to_vec(), (start, end));
         let info = TensorInfo { dtype: (*dtype).into(), shape, data_offsets };
-        all.insert(name, serde_json::to_value(info)?);
+        if all.insert(name, serde_json::to_value(info)?).is_some() {
+            return Err(refused(format!("it would have two of the name `{name}`")));
+        }
     }
     let mut json = serde_json::to_vec(&all)?;
     json.resize(json.len().next_multiple_of(8), b' ');
+    if json.len() as u64 > MAX_HEADER {
+        let size = json.len();
+        let most = "rename what has long names, or save tensors, not values";
+        return Err(refused(format!("its header would have {size} of {MAX_HEADER} bytes: {most}")));
+    }
     let mut head = (json.len() as u64).to_le_bytes().to_vec();
     head.append(&mut json);
     Ok(head)
@@ -140,6 +186,12 @@ impl<W: Write> Write for Checked<W> {
     fn flush(&mut self) -> io::Result<()> {
         self.inner.flush()
     }
+}
+
+/// Whether a file may have tensors of that dtype.
+fn is_stored(dtype: DType) -> bool {
+    let integer = matches!(dtype, DType::U8 | DType::U32 | DType::I16 | DType::I32 | DType::I64);
+    integer || matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
 }
 
 fn write_elements(
@@ -180,8 +232,7 @@ fn write_elements(
 #[derive(Debug)]
 pub(super) struct Reader {
     pub(super) path: PathBuf,
-    pub(super) header: Header,
-    metadata: Metadata,
+    pub(super) index: Index,
     /// Locked from a seek to the end of what is read there: threads share the position.
     file: Mutex<File>,
     /// Where the tensors start.
@@ -211,23 +262,16 @@ impl Reader {
         }
         let mut json = vec![0; size as usize];
         file.read_exact(&mut json).map_err(&failed)?;
-        let metadata: Metadata = serde_json::from_slice(&json)
-            .map_err(|error| damaged(format!("its header makes no sense: {error}")))?;
-        let expected = (8 + size).checked_add(metadata.data_len() as u64);
+        let index = Index::parse(&json)
+            .map_err(|fault| damaged(format!("its header makes no sense: {fault}")))?;
+        let data = index.data_len();
+        let expected = (8 + size).checked_add(data as u64);
         if expected != Some(length) {
-            let data = metadata.data_len();
             return Err(damaged(format!(
                 "it has {length} bytes, and its header tells of 8 + {size} + {data}"
             )));
         }
-        let header = metadata.metadata().clone().unwrap_or_default().into_iter().collect();
-        Ok(Self {
-            path: path.to_owned(),
-            header,
-            metadata,
-            file: Mutex::new(file),
-            start: 8 + size,
-        })
+        Ok(Self { path: path.to_owned(), index, file: Mutex::new(file), start: 8 + size })
     }
 
     pub(super) fn damaged(&self, fault: impl Into<String>) -> Error {
@@ -266,44 +310,57 @@ impl Reader {
     /// The tensors whose name starts with `prefix`, without it: of their shapes and dtypes, but of
     /// no size in memory.
     pub(super) fn hollow(&self, prefix: &str) -> Result<BTreeMap<String, Tensor>> {
-        self.each(prefix, |dtype, info| State::hollow(dtype, &info.shape))
+        self.each(prefix, true)
     }
 
     /// The tensors whose name starts with `prefix`, without it.
     pub(super) fn tensors(&self, prefix: &str) -> Result<BTreeMap<String, Tensor>> {
-        let failed = io("cannot read", &self.path);
-        self.each(prefix, |dtype, info| {
-            let (from, to) = info.data_offsets;
-            let mut bytes = Vec::new();
-            bytes.try_reserve_exact(to - from).map_err(|error| failed(io::Error::other(error)))?;
-            bytes.resize(to - from, 0);
-            let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-            file.seek(SeekFrom::Start(self.start + from as u64)).map_err(&failed)?;
-            file.read_exact(&mut bytes).map_err(&failed)?;
-            drop(file);
-            Ok(Tensor::from_raw_buffer(&bytes, dtype, &info.shape, &Device::Cpu)?)
-        })
+        self.each(prefix, false)
     }
 
-    fn each(
-        &self,
-        prefix: &str,
-        mut tensor: impl FnMut(DType, &TensorInfo) -> Result<Tensor>,
-    ) -> Result<BTreeMap<String, Tensor>> {
-        let mut tensors = BTreeMap::new();
-        for (name, info) in self.metadata.tensors() {
-            let Some(short) = name.strip_prefix(prefix) else { continue };
-            let dtype = DType::try_from(info.dtype)
-                .map_err(|_| self.damaged(format!("`{name}` is {:?}", info.dtype)))?;
-            tensors.insert(short.to_owned(), tensor(dtype, info)?);
+    /// Those that are hollow, or have no elements, are one tensor where they have one shape.
+    fn each(&self, prefix: &str, hollow: bool) -> Result<BTreeMap<String, Tensor>> {
+        let (mut tensors, mut alike) = (BTreeMap::new(), HashMap::new());
+        for stored in self.index.tensors(prefix) {
+            let Stored { name, shape, size, .. } = stored;
+            let dtype = DType::try_from(stored.dtype).ok().filter(|dtype| is_stored(*dtype));
+            let unknown = || self.damaged(format!("`{name}` is {:?}", stored.dtype));
+            let dtype = dtype.ok_or_else(unknown)?;
+            let tensor = match hollow || size == 0 {
+                false => self.read(&stored, dtype)?,
+                true => match alike.get(&(dtype.as_str(), shape)) {
+                    Some(tensor) => Tensor::clone(tensor),
+                    None => {
+                        let tensor = match hollow {
+                            true => State::hollow(dtype, shape)?,
+                            false => Tensor::zeros(shape, dtype, &Device::Cpu)?,
+                        };
+                        alike.insert((dtype.as_str(), shape), tensor.clone());
+                        tensor
+                    }
+                },
+            };
+            tensors.insert(name.to_owned(), tensor);
         }
         Ok(tensors)
+    }
+
+    fn read(&self, stored: &Stored<'_>, dtype: DType) -> Result<Tensor> {
+        let failed = io("cannot read", &self.path);
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(stored.size).map_err(|error| failed(io::Error::other(error)))?;
+        bytes.resize(stored.size, 0);
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(SeekFrom::Start(self.start + stored.start as u64)).map_err(&failed)?;
+        file.read_exact(&mut bytes).map_err(&failed)?;
+        drop(file);
+        Ok(Tensor::from_raw_buffer(&bytes, dtype, stored.shape, &Device::Cpu)?)
     }
 }
 
 /// A file of weights alone, in `dtype` where they are trainable.
 pub(crate) fn export(parameters: &crate::Parameters, path: &Path, dtype: DType) -> Result<()> {
-    if !dtype.is_float() {
+    if !(dtype.is_float() && is_stored(dtype)) {
         let expected = "F16, BF16, F32 or F64".to_owned();
         return Err(
             ArgumentError::DType { op: "export", name: "the dtype", got: dtype, expected }.into()
@@ -328,5 +385,43 @@ pub(crate) fn export(parameters: &crate::Parameters, path: &Path, dtype: DType) 
         tensor,
         dtype: dtype.unwrap_or(tensor.dtype()),
     });
-    write(path, Header::from([("format".to_owned(), "pt".to_owned())]), entries.collect())
+    let header = Header::from([("format".to_owned(), "pt".to_owned())]);
+    write(path, header, entries.collect()).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The folder of a test, which the test removes.
+    fn folder(name: &str) -> PathBuf {
+        let name = format!("candle-amp-file-{name}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn what_is_written_is_written_where_its_folder_cannot_be_synced() {
+        let folder = folder("sync");
+        let path = folder.join("run");
+        let header = |value: &str| Header::from([("a".to_owned(), value.to_owned())]);
+        assert_eq!(write(&path, header("old"), Vec::new()).unwrap(), Written::ToLast);
+        for (kind, expected) in [
+            (io::ErrorKind::PermissionDenied, Written::ForNow),
+            (io::ErrorKind::Other, Written::ForNow),
+            (io::ErrorKind::InvalidInput, Written::ToLast), // a file system that never syncs folders
+        ] {
+            let value = format!("{kind:?}");
+            let fails = |synced: &Path| {
+                assert_eq!(synced, folder);
+                Err(io::Error::from(kind))
+            };
+            let written = write_and_sync(&path, header(&value), Vec::new(), fails);
+            assert_eq!(written.unwrap(), expected, "{kind:?}");
+            assert_eq!(Reader::open(&path).unwrap().index.value("a"), Some(&*value));
+        }
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+        fs::remove_dir_all(folder).unwrap();
+    }
 }

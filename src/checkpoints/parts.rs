@@ -128,8 +128,19 @@ fn read_scale(state: &State) -> Result<Option<LossScale>> {
         min_scale: state.value("min_scale")?,
         max_scale: state.value("max_scale")?,
     };
-    let scale = LossScale::restore(config, state.value("scale")?, state.value("growth_tracker")?)?;
-    Ok(Some(scale.with_hysteresis_tracker(state.value("hysteresis_tracker")?)))
+    let trackers = [state.value("growth_tracker")?, state.value("hysteresis_tracker")?];
+    LossScale::saved(config, state.value("scale")?, trackers).map(Some)
+}
+
+/// A number of steps, draws or updates: no run has taken so many that it cannot take more.
+fn count(state: &State, name: &str) -> Result<u64> {
+    const MOST: u64 = 1 << 62;
+    let got = state.value::<u64>(name)?;
+    if got <= MOST {
+        return Ok(got);
+    }
+    let expected = format!("a count of at most {MOST}");
+    Err(CheckpointError::State { name: format!("`{name}`"), got: got.to_string(), expected }.into())
 }
 
 /// Where the process's generator stands.
@@ -141,11 +152,14 @@ impl Stateful for random::Generator {
 
     fn check(&self, state: &State) -> Result<()> {
         state.expect([], &["seed", "draws"])?;
-        state.value::<u64>("seed").and_then(|_| state.value::<u64>("draws")).map(|_| ())
+        state.value::<u64>("seed").and_then(|_| count(state, "draws")).map(|_| ())
     }
 
     fn load(&mut self, state: &State) -> Result<()> {
-        random::set_state(RandomState { seed: state.value("seed")?, draws: state.value("draws")? });
+        random::set_state(RandomState {
+            seed: state.value("seed")?,
+            draws: count(state, "draws")?,
+        });
         Ok(())
     }
 }
@@ -193,7 +207,7 @@ fn optimizer_state(state: &State) -> Result<OptimizerState> {
     let (mut steps, mut groups) = (BTreeMap::new(), BTreeMap::<usize, GroupState>::new());
     for name in state.values.keys().filter(|name| *name != "optimizer") {
         if let Some(variable) = name.strip_prefix("steps.") {
-            steps.insert(variable.to_owned(), state.value(name)?);
+            steps.insert(variable.to_owned(), count(state, name)?);
             continue;
         }
         let group = name.strip_prefix("group.").and_then(|rest| rest.split_once('.'));
@@ -236,12 +250,12 @@ impl Stateful for Scheduler {
 
     fn check(&self, state: &State) -> Result<()> {
         state.expect([], &["base_lr", "taken"])?;
-        state.value::<u64>("taken")?;
+        count(state, "taken")?;
         Self::at(self.schedule().clone(), state.value("base_lr")?, 0).map(|_| ())
     }
 
     fn load(&mut self, state: &State) -> Result<()> {
-        let (base_lr, taken) = (state.value("base_lr")?, state.value("taken")?);
+        let (base_lr, taken) = (state.value("base_lr")?, count(state, "taken")?);
         *self = Self::at(self.schedule().clone(), base_lr, taken)?;
         Ok(())
     }
@@ -257,7 +271,7 @@ impl Stateful for ReduceOnPlateau {
 
     fn check(&self, state: &State) -> Result<()> {
         state.expect([], &["bad", "best", "cooldown"])?;
-        plateau_state(state).map(|_| ())
+        Self::restore(*self.config(), plateau_state(state)?).map(|_| ())
     }
 
     fn load(&mut self, state: &State) -> Result<()> {
@@ -284,11 +298,11 @@ impl Stateful for Ema {
     fn check(&self, state: &State) -> Result<()> {
         let expected = self.averages().map(|(name, a)| (name, a.dtype(), a.shape()));
         state.expect(expected, &["updates"])?;
-        state.value::<u64>("updates").map(|_| ())
+        count(state, "updates").map(|_| ())
     }
 
     fn load(&mut self, state: &State) -> Result<()> {
-        let (averages, updates) = (state.tensors.clone(), state.value("updates")?);
+        let (averages, updates) = (state.tensors.clone(), count(state, "updates")?);
         self.load_state(&EmaState { averages, updates })
     }
 }

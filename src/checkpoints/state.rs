@@ -1,6 +1,6 @@
 //! What a part of a run is on disk: tensors and short values, by name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::str::FromStr;
 
@@ -106,9 +106,9 @@ impl State {
         values: &[&str],
     ) -> Result<()> {
         let (mut missing, mut wrong) = (Vec::new(), Vec::new());
-        let mut extra: Vec<&str> = self.tensors.keys().map(String::as_str).collect();
+        let mut extra: BTreeSet<&str> = self.tensors.keys().map(String::as_str).collect();
         for (name, dtype, shape) in tensors {
-            extra.retain(|other| *other != name);
+            extra.remove(name);
             match self.tensors.get(name) {
                 None => missing.push(name.to_owned()),
                 Some(found) if found.dtype() == dtype && found.shape() == shape => {}
@@ -121,6 +121,7 @@ impl State {
         }
         let has = |name: &&&str| !self.values.contains_key(**name);
         missing.extend(values.iter().filter(has).map(|name| (*name).to_owned()));
+        let mut extra: Vec<&str> = extra.into_iter().collect();
         extra.extend(self.values.keys().map(String::as_str).filter(|name| !values.contains(name)));
         if missing.is_empty() && extra.is_empty() && wrong.is_empty() {
             return Ok(());

@@ -24,6 +24,7 @@ pub(crate) mod embedding;
 pub(crate) mod format;
 pub(crate) mod gemm;
 pub(crate) mod group_norm;
+mod handle;
 mod heads;
 pub(crate) mod interpolate;
 pub(crate) mod layer_norm;
@@ -38,3 +39,4 @@ pub(crate) mod tf32;
 
 pub(crate) use cast::{cast, cast_all, in_dtype};
 pub(crate) use elementwise::{add, add_assign};
+pub(crate) use handle::WeakTensor;

@@ -1,7 +1,7 @@
 //! Adam with decoupled weight decay.
 
 use super::Optim;
-use super::config::{Field, Formula, check_fractions, check_not_negative};
+use super::config::{Field, Formula, check_fractions, check_lr, check_settings};
 use crate::{Result, kernels::multi_tensor::optimizer as kernel};
 
 /// The settings of [`AdamW`], PyTorch's names and defaults.
@@ -55,8 +55,9 @@ impl Formula for AdamWConfig {
 
     fn validate(&self) -> Result<()> {
         let Self { lr, eps, weight_decay, .. } = *self;
-        check_not_negative([("lr", lr), ("eps", eps), ("weight_decay", weight_decay)])?;
-        check_fractions([("beta1", self.beta1), ("beta2", self.beta2)])
+        check_settings([("lr", lr), ("eps", eps), ("weight_decay", weight_decay)])?;
+        check_fractions([("beta1", self.beta1), ("beta2", self.beta2)])?;
+        check_lr(lr, weight_decay, self.beta1)
     }
 
     fn states(&self) -> &'static [&'static str] {

@@ -76,6 +76,28 @@ pub(crate) fn check(name: &'static str, got: f64, ok: bool, expected: &'static s
     if ok { Ok(()) } else { Err(ArgumentError::Setting { name, got, expected }.into()) }
 }
 
+/// That all of these are numbers that `F32` has, in which optimizers compute, and not below zero.
+pub(crate) fn check_settings<const N: usize>(settings: [(&'static str, f64); N]) -> Result<()> {
+    settings.into_iter().try_for_each(|(name, got)| {
+        let expected = "a number from 0 to 3.4e38, where F32 ends";
+        check(name, got, got >= 0.0 && fits_f32(got), expected)
+    })
+}
+
+/// Whether it is finite in `F32`.
+pub(crate) fn fits_f32(number: f64) -> bool {
+    (number as f32).is_finite()
+}
+
+/// That what a rule makes of the learning rate is finite in `F32` too: its product with the weight
+/// decay, and, for rules that correct the bias of a mean, the first step's size.
+pub(crate) fn check_lr(lr: f64, weight_decay: f64, beta1: f64) -> Result<()> {
+    let expected = "a rate whose product with weight_decay ends below 3.4e38, where F32 ends";
+    check("lr", lr, fits_f32(lr * weight_decay), expected)?;
+    let expected = "a rate that divided by 1 - beta1 ends below 3.4e38, where F32 ends";
+    check("lr", lr, fits_f32(lr / (1.0 - beta1)), expected)
+}
+
 /// That all of these are finite and not below zero.
 pub(crate) fn check_not_negative<const N: usize>(settings: [(&'static str, f64); N]) -> Result<()> {
     settings.into_iter().try_for_each(|(name, got)| {

@@ -142,7 +142,7 @@ impl Ema {
             seed: 0,
         });
         kernel::step(slots.collect(), None)?;
-        self.updates += 1;
+        self.updates = self.updates.saturating_add(1);
         Ok(())
     }
 

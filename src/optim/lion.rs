@@ -1,7 +1,7 @@
 //! Lion: the sign of a momentum.
 
 use super::Optim;
-use super::config::{Field, Formula, check_fractions, check_not_negative};
+use super::config::{Field, Formula, check_fractions, check_lr, check_settings};
 use crate::{Result, kernels::multi_tensor::optimizer as kernel};
 
 /// The settings of [`Lion`], with the defaults of its authors' implementation.
@@ -41,8 +41,9 @@ impl Formula for LionConfig {
     }
 
     fn validate(&self) -> Result<()> {
-        check_not_negative([("lr", self.lr), ("weight_decay", self.weight_decay)])?;
-        check_fractions([("beta1", self.beta1), ("beta2", self.beta2)])
+        check_settings([("lr", self.lr), ("weight_decay", self.weight_decay)])?;
+        check_fractions([("beta1", self.beta1), ("beta2", self.beta2)])?;
+        check_lr(self.lr, self.weight_decay, 0.0)
     }
 
     fn states(&self) -> &'static [&'static str] {

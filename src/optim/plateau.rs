@@ -1,6 +1,6 @@
 //! A learning rate that falls when a measure stops improving.
 
-use super::config::{check, check_not_negative};
+use super::config::{check, check_not_negative, check_settings};
 use super::scheduler::LearningRate;
 use crate::Result;
 
@@ -69,9 +69,27 @@ impl Default for PlateauConfig {
 /// `torch.optim.lr_scheduler.ReduceLROnPlateau`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "Saved"))]
 pub struct ReduceOnPlateau {
     config: PlateauConfig,
     state: PlateauState,
+}
+
+/// A [`ReduceOnPlateau`] that nobody has checked yet.
+#[cfg(feature = "serde")]
+#[derive(serde::Deserialize)]
+struct Saved {
+    config: PlateauConfig,
+    state: PlateauState,
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<Saved> for ReduceOnPlateau {
+    type Error = crate::Error;
+
+    fn try_from(Saved { config, state }: Saved) -> Result<Self> {
+        Self::restore(config, state)
+    }
 }
 
 /// What a [`ReduceOnPlateau`] remembers, to save.
@@ -100,11 +118,14 @@ impl ReduceOnPlateau {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new), and for a best measure that is NaN, which nothing is better than.
     pub fn restore(config: PlateauConfig, state: PlateauState) -> Result<Self> {
         let PlateauConfig { factor, threshold, min_lr, eps, .. } = config;
         check("factor", factor, (0.0..1.0).contains(&factor), "a number from 0 to below 1")?;
-        check_not_negative([("threshold", threshold), ("min_lr", min_lr), ("eps", eps)])?;
+        check_not_negative([("threshold", threshold), ("eps", eps)])?;
+        check_settings([("min_lr", min_lr)])?;
+        let best = state.best.unwrap_or(0.0);
+        check("best", best, !best.is_nan(), "a measure that can be compared")?;
         Ok(Self { config, state })
     }
 

@@ -115,7 +115,7 @@ impl Schedule {
     /// The factor after `taken` steps: that of the first step is `factor(0)`.
     pub fn factor(&self, taken: u64) -> f64 {
         if taken < self.warm_up {
-            return (taken + 1) as f64 / (self.warm_up + 1) as f64;
+            return (taken as f64 + 1.0) / (self.warm_up as f64 + 1.0);
         }
         self.shape.factor(taken - self.warm_up)
     }
@@ -180,7 +180,7 @@ impl Shape {
                     anneal(1.0, end, share(taken - top, last - top))
                 }
             }
-            Self::Step { size, gamma } => gamma.powf((taken / size) as f64),
+            Self::Step { size, gamma } => gamma.powf((taken / size.max(&1)) as f64),
             Self::MultiStep { milestones, gamma } => {
                 let passed = milestones.iter().filter(|&&milestone| milestone <= taken).count();
                 gamma.powf(passed as f64)

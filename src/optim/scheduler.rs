@@ -3,7 +3,7 @@
 
 use candle_nn::Optimizer;
 
-use super::config::{Config, check_not_negative};
+use super::config::{Config, check_settings};
 use super::{Optim, Schedule};
 use crate::{MasterWeights, Result, StepOutcome};
 
@@ -72,7 +72,7 @@ impl<O: Optimizer> LearningRate for MasterWeights<O> {
 /// [`resume`](Self::resume) goes on from there.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(into = "Saved", from = "Saved"))]
+#[cfg_attr(feature = "serde", serde(into = "Saved", try_from = "Saved"))]
 pub struct Scheduler {
     schedule: Schedule,
     base_lr: f64,
@@ -107,9 +107,11 @@ impl From<Scheduler> for Saved {
 }
 
 #[cfg(feature = "serde")]
-impl From<Saved> for Scheduler {
-    fn from(Saved { schedule, base_lr, taken }: Saved) -> Self {
-        Self { schedule, base_lr, taken, late: None }
+impl TryFrom<Saved> for Scheduler {
+    type Error = crate::Error;
+
+    fn try_from(Saved { schedule, base_lr, taken }: Saved) -> Result<Self> {
+        Self::at(schedule, base_lr, taken)
     }
 }
 
@@ -148,7 +150,7 @@ impl Scheduler {
     /// As [`resume`](Self::resume), of an optimizer that has its learning rate.
     pub(crate) fn at(schedule: Schedule, base_lr: f64, taken: u64) -> Result<Self> {
         schedule.validate()?;
-        check_not_negative([("base_lr", base_lr)])?;
+        check_settings([("base_lr", base_lr)])?;
         Ok(Self { schedule, base_lr, taken, late: None })
     }
 

@@ -1,7 +1,7 @@
 //! Stochastic gradient descent with momentum.
 
 use super::Optim;
-use super::config::{Field, Formula, check, check_not_negative};
+use super::config::{Field, Formula, check, check_lr, check_settings, fits_f32};
 use crate::{Result, kernels::multi_tensor::optimizer as kernel};
 
 /// The settings of [`Sgd`], PyTorch's names and defaults.
@@ -50,12 +50,14 @@ impl Formula for SgdConfig {
     }
 
     fn validate(&self) -> Result<()> {
-        check_not_negative([
+        check_settings([
             ("lr", self.lr),
             ("momentum", self.momentum),
             ("weight_decay", self.weight_decay),
         ])?;
-        check("dampening", self.dampening, self.dampening.is_finite(), "a finite number")?;
+        check_lr(self.lr, self.weight_decay, 0.0)?;
+        let finite = fits_f32(self.dampening);
+        check("dampening", self.dampening, finite, "a number that is finite in F32")?;
         let nesterov = !self.nesterov || self.momentum > 0.0;
         check("momentum", self.momentum, nesterov, "more than 0 with nesterov")?;
         let undampened = !self.nesterov || self.dampening == 0.0;

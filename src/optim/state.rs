@@ -189,7 +189,7 @@ impl<C: Config> Optim<C> {
                 saved.settings.get(name).map_or(config, |&value| config.with(name, value))
             });
             config.validate()?;
-            super::config::check_not_negative([("base_lr", saved.base_lr)])?;
+            super::config::check_settings([("base_lr", saved.base_lr)])?;
             all.push(Settings { config, base_lr: saved.base_lr });
         }
         Ok(all)

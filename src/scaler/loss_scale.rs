@@ -58,10 +58,6 @@ impl ScaleConfig {
     }
 
     fn validate(&self) -> Result<()> {
-        let check = |name, got: f64, ok: bool, expected| match ok {
-            true => Ok(()),
-            false => Err(ArgumentError::Setting { name, got, expected }),
-        };
         let (growth, backoff) = (self.growth_factor, self.backoff_factor);
         let finite = "a finite number above 1";
         check("growth_factor", growth, growth > 1.0 && growth.is_finite(), finite)?;
@@ -79,17 +75,22 @@ impl ScaleConfig {
             let ok = scale.is_normal() && scale > 0.0;
             check(name, scale.into(), ok, "a finite number, not below f32::MIN_POSITIVE")?;
         }
-        let order = |low_name, low: f32, high_name, high: f32| match low <= high {
-            true => Ok(()),
-            false => Err(ArgumentError::Order {
-                low_name,
-                low: low.into(),
-                high_name,
-                high: high.into(),
-            }),
-        };
         order("min_scale", self.min_scale, "init_scale", self.init_scale)?;
         Ok(order("init_scale", self.init_scale, "max_scale", self.max_scale)?)
+    }
+}
+
+fn check(name: &'static str, got: f64, ok: bool, expected: &'static str) -> Result<()> {
+    if ok { Ok(()) } else { Err(ArgumentError::Setting { name, got, expected }.into()) }
+}
+
+fn order(low_name: &'static str, low: f32, high_name: &'static str, high: f32) -> Result<()> {
+    match low <= high {
+        true => Ok(()),
+        false => {
+            Err(ArgumentError::Order { low_name, low: low.into(), high_name, high: high.into() }
+                .into())
+        }
     }
 }
 
@@ -108,12 +109,33 @@ impl ScaleConfig {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "Saved"))]
 pub struct LossScale {
     config: ScaleConfig,
     scale: f32,
     growth_tracker: u32,
-    #[cfg_attr(feature = "serde", serde(default))]
     hysteresis_tracker: u32,
+}
+
+/// A [`LossScale`] that nobody has checked yet.
+#[cfg(feature = "serde")]
+#[derive(serde::Deserialize)]
+struct Saved {
+    config: ScaleConfig,
+    scale: f32,
+    growth_tracker: u32,
+    #[serde(default)]
+    hysteresis_tracker: u32,
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<Saved> for LossScale {
+    type Error = Error;
+
+    fn try_from(saved: Saved) -> Result<Self> {
+        let trackers = [saved.growth_tracker, saved.hysteresis_tracker];
+        Self::saved(saved.config, saved.scale, trackers)
+    }
 }
 
 impl LossScale {
@@ -130,19 +152,44 @@ impl LossScale {
     /// A state as saved: `config`, the current `scale`, and the clean steps since it moved. With a
     /// hysteresis above 1, [`with_hysteresis_tracker`](Self::with_hysteresis_tracker) belongs to it.
     ///
+    /// `config` may be another than the state was saved with. Where its interval is shorter than
+    /// `growth_tracker`, the next clean step grows, and the tracker is the last before that.
+    ///
     /// # Errors
     ///
     /// As [`new`](Self::new), and a `scale` outside the floor and the ceiling.
     pub fn restore(config: ScaleConfig, scale: f32, growth_tracker: u32) -> Result<Self> {
-        ScaleConfig { init_scale: scale, ..config }.validate()?;
         config.validate()?;
+        let number = "a finite number, not below f32::MIN_POSITIVE";
+        check("scale", scale.into(), scale.is_normal() && scale > 0.0, number)?;
+        order("min_scale", config.min_scale, "scale", scale)?;
+        order("scale", scale, "max_scale", config.max_scale)?;
+        let growth_tracker = growth_tracker.min(config.growth_interval - 1);
         Ok(Self { config, scale, growth_tracker, hysteresis_tracker: 0 })
     }
 
-    /// The same state, with this many overflows forgiven since the scale last grew.
+    /// The same state, with this many overflows forgiven since the scale last grew; of more than
+    /// its hysteresis has room for, all that there is room for.
     #[must_use]
     pub fn with_hysteresis_tracker(self, forgiven: u32) -> Self {
-        Self { hysteresis_tracker: forgiven, ..self }
+        let hysteresis_tracker = forgiven.min(self.config.hysteresis - 1);
+        Self { hysteresis_tracker, ..self }
+    }
+
+    /// A state as it was saved with this `config`, growth tracker and hysteresis tracker. No state
+    /// has a tracker at its limit, so one that does was not saved.
+    pub(crate) fn saved(
+        config: ScaleConfig,
+        scale: f32,
+        [growth, hysteresis]: [u32; 2],
+    ) -> Result<Self> {
+        let state = Self::restore(config, scale, growth)?.with_hysteresis_tracker(hysteresis);
+        let limit = "less than growth_interval";
+        check("growth_tracker", growth.into(), growth == state.growth_tracker, limit)?;
+        let limit = "less than hysteresis";
+        let fits = hysteresis == state.hysteresis_tracker;
+        check("hysteresis_tracker", hysteresis.into(), fits, limit)?;
+        Ok(state)
     }
 
     /// The rule it follows.

@@ -100,6 +100,90 @@ fn a_state_without_hysteresis_is_read_as_pytorch_s() {
     assert_eq!(serde_json::from_str::<LossScale>(&saved).unwrap(), read.after(true));
 }
 
+/// Whatever is wrong with a saved state is an error when it is read: a minimum over the maximum
+/// would panic at the next step, and a scale of NaN would skip every step, for ever.
+#[cfg(feature = "serde")]
+#[test]
+fn a_state_that_cannot_be_is_not_read() {
+    let config = ScaleConfig {
+        init_scale: 8.0,
+        growth_interval: 7,
+        hysteresis: 3,
+        min_scale: 0.5,
+        max_scale: 64.0,
+        ..Default::default()
+    };
+    let state = LossScale::restore(config, 4.0, 6).unwrap().with_hysteresis_tracker(2);
+    let saved = serde_json::to_value(state).unwrap();
+    assert_eq!(serde_json::from_value::<LossScale>(saved.clone()).unwrap(), state);
+    for (field, value, says) in [
+        ("scale", 0.25, "min_scale 0.5 is above scale 0.25"),
+        ("scale", 65.0, "scale 65 is above max_scale 64"),
+        ("scale", 0.0, "scale is 0"),
+        ("scale", -4.0, "scale is -4"),
+        ("scale", 1e-40, "scale is 0.0000"),
+        ("growth_tracker", 7.0, "growth_tracker is 7, expected less than growth_interval"),
+        ("hysteresis_tracker", 3.0, "hysteresis_tracker is 3, expected less than hysteresis"),
+        ("config.min_scale", 128.0, "min_scale 128 is above"),
+        ("config.min_scale", 0.0, "min_scale is 0"),
+        ("config.max_scale", 0.25, "above max_scale 0.25"),
+        ("config.growth_factor", 1.0, "growth_factor is 1"),
+        ("config.backoff_factor", 1.0, "backoff_factor is 1"),
+        ("config.growth_interval", 0.0, "growth_interval is 0"),
+        ("config.hysteresis", 0.0, "hysteresis is 0"),
+    ] {
+        let mut changed = saved.clone();
+        let at = field.split('.').fold(&mut changed, |at, name| &mut at[name]);
+        *at = match at.is_u64() {
+            true => serde_json::json!(value as u64),
+            false => serde_json::json!(value),
+        };
+        let read = serde_json::from_value::<LossScale>(changed);
+        let error = read.expect_err(field).to_string();
+        assert!(error.contains(says), "{field} {value}: {error}");
+    }
+    // Formats that have NaN and infinities give them to the same check.
+    for scale in [f32::NAN, f32::INFINITY] {
+        assert!(LossScale::restore(config, scale, 0).is_err());
+    }
+}
+
+/// The other states that are read are checked as those are that are made.
+#[cfg(feature = "serde")]
+#[test]
+fn a_schedule_that_cannot_be_is_not_read() {
+    use candle_amp::optim::{ReduceOnPlateau, Scheduler};
+    let plateau = |factor: f64| {
+        let counts = r#""patience":1,"threshold":0.0,"relative":false,"cooldown":0"#;
+        let config =
+            format!(r#""maximize":false,"factor":{factor},{counts},"min_lr":0.0,"eps":0.0"#);
+        let state = r#"{"best":null,"bad":0,"cooldown":0}"#;
+        serde_json::from_str::<ReduceOnPlateau>(&format!(
+            r#"{{"config":{{{config}}},"state":{state}}}"#
+        ))
+    };
+    assert!(plateau(0.5).is_ok() && plateau(1.5).is_err());
+    let scheduler = |size: u64, base_lr: &str| {
+        let schedule =
+            format!(r#"{{"warm_up":0,"shape":{{"Step":{{"size":{size},"gamma":0.5}}}}}}"#);
+        let text = format!(r#"{{"schedule":{schedule},"base_lr":{base_lr},"taken":3}}"#);
+        serde_json::from_str::<Scheduler>(&text)
+    };
+    assert!(scheduler(2, "0.1").is_ok());
+    assert!(scheduler(0, "0.1").is_err(), "it would divide by zero");
+    assert!(scheduler(2, "1e300").is_err() && scheduler(2, "-1").is_err());
+}
+
+/// A tracker past its limit is of other settings; it counts as the last before the limit.
+#[test]
+fn trackers_stay_below_their_limits() {
+    let config = ScaleConfig { growth_interval: 3, hysteresis: 2, ..Default::default() };
+    let scale = LossScale::restore(config, 512.0, u32::MAX).unwrap();
+    let scale = scale.with_hysteresis_tracker(u32::MAX);
+    assert_eq!((scale.growth_tracker(), scale.hysteresis_tracker()), (2, 1));
+    assert_eq!((scale.after(false).get(), scale.after(true).get()), (1024.0, 256.0));
+}
+
 /// `test_grad_scaling_update_scale` of PyTorch: growth 2, backoff 0.25, interval 2.
 #[test]
 fn pytorch_update_scale() {

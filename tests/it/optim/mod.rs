@@ -5,6 +5,7 @@ mod groups;
 mod masters;
 mod pytorch;
 mod schedules;
+mod settings;
 mod state;
 
 use std::collections::HashMap;

@@ -67,7 +67,7 @@ fn no_flipped_bit_goes_unseen() -> Result<()> {
 }
 
 /// A file with this header, its length right, and so many bytes of data.
-fn with_header(json: &str, data: usize) -> Vec<u8> {
+pub(super) fn with_header(json: &str, data: usize) -> Vec<u8> {
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
     bytes.extend(json.as_bytes());
     bytes.resize(bytes.len() + data, 0);
@@ -75,19 +75,32 @@ fn with_header(json: &str, data: usize) -> Vec<u8> {
 }
 
 /// A checkpoint's header with these tensors.
-fn with_tensors(tensors: &str, data: usize) -> Vec<u8> {
+pub(super) fn with_tensors(tensors: &str, data: usize) -> Vec<u8> {
     let metadata = r#""checksum":"00000000","format":"candle-amp checkpoint","version":"1""#;
     let rest = r#""step":"9","parts":"model","candle_amp":"0.1.0""#;
     with_header(&format!("{{\"__metadata__\":{{{metadata},{rest}}}{tensors}}}"), data)
 }
 
-fn hostile() -> Vec<(&'static str, Vec<u8>)> {
+/// The file with another header.
+fn map_header(file: Vec<u8>, change: impl Fn(&str) -> String) -> Vec<u8> {
+    let (length, rest) = file.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    with_header(&change(std::str::from_utf8(header).unwrap()), data.len())
+}
+
+pub(super) fn hostile() -> Vec<(&'static str, Vec<u8>)> {
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     let tensor = |shape: &str, from: &str, to: &str| {
         format!(r#","model.a":{{"dtype":"F32","shape":[{shape}],"data_offsets":[{from},{to}]}}"#)
     };
     let two = |a: [&str; 2], b: [&str; 2]| {
         tensor("1", a[0], a[1]) + &tensor("1", b[0], b[1]).replace("model.a", "model.b")
+    };
+    let one_name = |tensors: String| tensors.replace("model.b", "model.a");
+    let with_value = |value: &str| {
+        map_header(with_tensors("", 0), |header| {
+            header.replacen("\"step\"", &format!("{value},\"step\""), 1)
+        })
     };
     let header = |length: u64| [&length.to_le_bytes()[..], b"{}"].concat();
     vec![
@@ -121,13 +134,22 @@ fn hostile() -> Vec<(&'static str, Vec<u8>)> {
         ("a negative count", with_tensors(&tensor("-1", "0", "4"), 4)),
         ("a shape of another size", with_tensors(&tensor("3", "0", "4"), 4)),
         ("bytes of no tensor", with_tensors(&tensor("1", "0", "4"), 400)),
+        ("one tensor twice", with_tensors(&one_name(two(["0", "4"], ["4", "8"])), 8)),
+        ("one tensor twice, in one place", with_tensors(&one_name(two(["0", "4"], ["0", "4"])), 4)),
+        ("strides that overflow", with_tensors(&tensor("0,4294967296,4294967296", "0", "0"), 0)),
+        ("one value twice", with_value(r#""step":"10""#)),
+        ("one value twice, escaped", with_value(r#""st\u0065p":"10""#)),
+        ("metadata twice", with_tensors(r#","__metadata__":{}"#, 0)),
+        ("something after the header", with_header(r#"{"__metadata__":{}}{}"#, 0)),
+        ("no comma", with_header(r#"{"__metadata__":{"format":"pt" "a":"b"}}"#, 0)),
+        ("a comma too many", with_header(r#"{"__metadata__":{"format":"pt",}}"#, 0)),
         ("a dtype of its own", with_tensors(&tensor("1", "0", "4").replace("F32", "F77"), 4)),
         ("a count of letters", with_tensors(&tensor("\"one\"", "0", "4"), 4)),
     ]
 }
 
 /// Those that are whole, and only do not fit.
-fn misfits() -> Vec<(&'static str, Vec<u8>)> {
+pub(super) fn misfits() -> Vec<(&'static str, Vec<u8>)> {
     let tensor = |dtype: &str, shape: &str, to: usize| {
         let a = format!(
             r#","model.a":{{"dtype":"{dtype}","shape":[{shape}],"data_offsets":[0,{to}]}}"#

@@ -1,12 +1,19 @@
 //! Checkpoints: resumed bit for bit, never half written, never trusted.
 
+mod corpus;
 mod crash;
 mod damage;
+mod every;
 mod folder;
+mod header;
 mod parts;
+mod ranked;
+mod recovery;
 mod resume;
 mod signed;
 mod small;
+mod stray;
+mod values;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -58,4 +65,13 @@ fn elsewhere(name: &str, folder: &Path) -> Command {
 
 fn workplace() -> PathBuf {
     std::env::var(WORKPLACE).expect("this is the other half of a test, which runs it").into()
+}
+
+/// Bytes that this process has, by a line of its `/proc/self/status`; none where there is no such
+/// file.
+fn memory(line: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let found = status.lines().find_map(|found| found.strip_prefix(line));
+    let kib = found.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
 }
