@@ -2,11 +2,13 @@
 
 mod autocast;
 mod bad_input;
+mod broadcast;
 mod cases;
 mod checkpoint;
 #[path = "../../src/kernels/devices.rs"]
 mod devices;
 mod dtype_flow;
+mod edges;
 mod faults;
 mod golden;
 mod gradients;
@@ -31,6 +33,7 @@ mod scaler;
 mod sequence;
 
 mod sgd;
+mod threads;
 mod tidy;
 mod trace;
 mod transformer;
