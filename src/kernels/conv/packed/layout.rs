@@ -226,6 +226,7 @@ mod tests {
             ((1, 2048), (1, 1024), 256, 1, (0, 0)),
             ((3, 3), (1, 1), 2, 1, (0, 0)),
             ((2, 2), (3, 3), 5, 4, (4, 4)),
+            ((3, 3), (3, 3), 5, 1, (2, 2)), // a phase that begins where the image ends
         ] {
             let format = Format::ChannelsFirst;
             let geometry = Geometry { stride, padding, dilation, groups: 1, format };

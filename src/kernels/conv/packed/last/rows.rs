@@ -156,7 +156,7 @@ mod tests {
         for first in -5..=5 {
             for (columns, step) in [(1, 1), (2, 1), (4, 1), (1, 3), (2, 3), (1, 100_000)] {
                 let taps = Taps {
-                    rows: vec![(-1, 0), (0, 1)],
+                    rows: vec![(-1, 0), (0, 1), (1, 2)],
                     columns: vec![(first, 0), (first + 1, 1)],
                     step,
                     grid: (1, columns),
@@ -164,7 +164,7 @@ mod tests {
                 };
                 let part = Part { images: 1, rows: 0..1, columns: 0..columns };
                 let lines = Lines::new(&taps, &part, channels);
-                assert!(lines.len() <= 2 * 2 * (columns * step.min(2) + 3 * columns) * channels);
+                assert!(lines.len() <= 3 * (columns * step.min(3) + 3) * channels);
                 let source =
                     Pixels { x: &x, size: (height, width), channels: 0..channels, all: channels };
                 let mut out = vec![-1f32; lines.len()];
