@@ -28,7 +28,7 @@ use crate::kernels::attention::{self as kernel, Kept, Settings};
 /// once, to the dtype of `q`. Probabilities are not rounded in between, but on CUDA: there they are,
 /// and in backward the gradients of scores too, to the dtype of `q`, before the next product.
 ///
-/// Of what has a size of `t · s`, nothing is kept: backward makes the scores again, from one number
+/// Of what has a size of `t · s`, nothing is kept: backward makes the scores again, from two numbers
 /// a query; and on CUDA, of halves, the output in `F32`. The gradient of a mask, where it is wanted,
 /// takes that much in `F32` for a while.
 ///

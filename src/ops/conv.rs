@@ -67,7 +67,8 @@ pub(super) fn conv1d_of(
 ///
 /// # Errors
 ///
-/// Shapes, dtypes or devices that do not fit; a stride, dilation or number of groups of 0.
+/// Shapes, dtypes or devices that do not fit; a stride, dilation or number of groups of 0; a stride, dilation or padding
+/// beyond 2³¹ - 1.
 ///
 /// # Examples
 ///
@@ -117,11 +118,21 @@ fn convolve(op: Conv, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Res
     }
 }
 
+/// Pixels from one to another, of a stride, a dilation or a padding: what cuDNN takes, and so few that offsets, products
+/// of two of them, do not overflow.
+pub(super) const FURTHEST: usize = i32::MAX as usize;
+
 pub(super) fn check_geometry(geometry: Geometry) -> Result<()> {
-    let Geometry { stride, dilation, groups, .. } = geometry;
+    let Geometry { stride, dilation, groups, padding, .. } = geometry;
     for (name, got) in [("stride", stride), ("dilation", dilation), ("groups", groups)] {
         if got == 0 {
             return Err(ArgumentError::Setting { name, got: 0.0, expected: "at least 1" }.into());
+        }
+    }
+    for (name, got) in [("stride", stride), ("dilation", dilation), ("padding", padding.1)] {
+        if got > FURTHEST {
+            let expected = "at most 2147483647";
+            return Err(Error::Setting { name, got: got as f64, expected }.into());
         }
     }
     Ok(())
@@ -185,7 +196,7 @@ impl Operator for Conv {
         let fits = weight.rank() == self.rank() && {
             let (c_out, c) = (weight.dims()[0], weight.dims()[1]);
             let full = weight.elem_count() > 0;
-            full && c * groups == c_in && c_out % groups == 0
+            full && c.checked_mul(groups) == Some(c_in) && c_out % groups == 0
         };
         if !fits {
             let expected = format!("(c_out, {c_in} / {groups}, {of_kernel}), {groups} | c_out");
@@ -195,7 +206,7 @@ impl Operator for Conv {
         let (c_out, _, kh, kw) = kernels.dims4()?;
         let [_, _, h, w] = format.split(images.dims4()?.into());
         let size = self.geometry.out_size((h, w), (kh, kw));
-        if size.0 * size.1 == 0 {
+        if size.0 == 0 || size.1 == 0 {
             let padding = padding.1;
             let expected = format!("a kernel that fits {h} x {w} pixels padded by {padding}");
             return shape_error(self.op, "weight", weight, expected);

@@ -3,13 +3,13 @@
 use candle_core::{Result, Tensor};
 use candle_nn::{ConvTranspose1dConfig, ConvTranspose2dConfig};
 
-use super::conv::{WEIGHTS, check_geometry, expected, images, of_rank};
+use super::conv::{FURTHEST, WEIGHTS, check_geometry, expected, images, of_rank};
 use super::{check_dims, check_operand, shape_error};
-use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::conv::{self, Geometry};
 use crate::kernels::format::Format;
 use crate::kernels::reduce;
+use crate::{Error, Op};
 
 /// The transposed cross-correlation of sequences with `weight`, plus `bias`.
 ///
@@ -102,6 +102,10 @@ fn transpose(
     bias: Option<&Tensor>,
 ) -> Result<Tensor> {
     check_geometry(op.geometry)?;
+    if op.output_padding > FURTHEST {
+        let (name, got) = ("output_padding", op.output_padding as f64);
+        return Err(Error::Setting { name, got, expected: "at most 2147483647" }.into());
+    }
     match bias {
         Some(bias) => apply(op, &[x, weight, bias]),
         None => apply(op, &[x, weight]),
@@ -127,13 +131,15 @@ impl ConvTranspose {
         if self.rank() == 3 { (0, self.output_padding) } else { [self.output_padding; 2].into() }
     }
 
-    /// The output's height and width; none where the padding leaves nothing.
+    /// The output's height and width; none where the padding leaves nothing, or it has more pixels than there are numbers.
     fn out_size(&self, size: (usize, usize), kernel: (usize, usize)) -> Option<(usize, usize)> {
         let Geometry { stride, padding, dilation, .. } = self.geometry;
         let added = self.output_padding();
         let axis = |input: usize, kernel: usize, padding: usize, added: usize| {
-            let full = input.checked_sub(1)? * stride + dilation * (kernel - 1) + 1 + added;
-            full.checked_sub(2 * padding).filter(|&out| out > 0)
+            let reach = dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
+            let full = input.checked_sub(1)?.checked_mul(stride)?.checked_add(reach)?;
+            let full = full.checked_add(added)?;
+            full.checked_sub(padding.checked_mul(2)?).filter(|&out| out > 0)
         };
         let height = axis(size.0, kernel.0, padding.0, added.0)?;
         Some((height, axis(size.1, kernel.1, padding.1, added.1)?))
@@ -181,10 +187,17 @@ impl Operator for ConvTranspose {
         let (_, group_out, kh, kw) = kernels.dims4()?;
         let [b, _, h, w] = format.split(image.dims4()?.into());
         let Some((out_h, out_w)) = self.out_size((h, w), (kh, kw)) else {
-            let expected = format!("a kernel that reaches beyond the padding of {padding}");
+            let Geometry { stride, dilation, .. } = self.geometry;
+            let expected = format!(
+                "a kernel that, with {h} x {w} pixels {stride} apart and taps {dilation} apart, reaches beyond the \
+                 padding of {padding}, and no further than there are numbers"
+            );
             return shape_error(self.op, "weight", weight, expected);
         };
-        let c_out = group_out * groups;
+        let Some(c_out) = group_out.checked_mul(groups) else {
+            let expected = format!("({c_in}, c_out / {groups}, {of_kernel}), {groups} | {c_in}");
+            return shape_error(self.op, "weight", weight, expected);
+        };
         if let Some(bias) = bias {
             check_operand(self.op, x, "bias", bias, false)?;
             check_dims(self.op, "bias", bias, &[c_out])?;

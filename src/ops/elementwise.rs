@@ -137,7 +137,7 @@ impl Operator for Dropout {
     }
 }
 
-/// `x (n, …)` as `(n, product of the rest)`.
+/// `x (n, …)` as `(n, product of the rest)`. One dimension stays as it is, and none becomes one of 1.
 ///
 /// # Precision
 ///
@@ -158,7 +158,9 @@ impl Operator for Flatten {
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Vec<usize>)> {
-        Ok((inputs[0].flatten_from(1)?, inputs[0].dims().to_vec()))
+        let x = &inputs[0];
+        let y = if x.rank() > 1 { x.flatten_from(1)? } else { x.reshape(x.elem_count())? };
+        Ok((y, x.dims().to_vec()))
     }
 
     fn backward(&self, ctx: &Backward<'_, Vec<usize>>) -> Result<Vec<Option<Gradient>>> {

@@ -23,7 +23,7 @@ use crate::kernels::embedding as kernel;
 ///
 /// # Errors
 ///
-/// Shapes, dtypes or devices that do not fit; an id that names no row, with its position. On a CUDA
+/// Shapes, dtypes or devices that do not fit; more than 2³² - 1 ids or rows; an id that names no row, with its position. On a CUDA
 /// device nobody waits to look at the ids: one that names no row gives NaN, and gets no gradient.
 ///
 /// # Examples
@@ -49,6 +49,9 @@ pub fn embedding(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
 
 struct Embedding;
 
+/// The most ids, and rows of a table.
+const MOST: usize = u32::MAX as usize;
+
 impl Operator for Embedding {
     /// The ids, `(n)`, and the number of rows.
     type Saved = (Tensor, usize);
@@ -67,6 +70,15 @@ impl Operator for Embedding {
             let expected = "U8, U32 or I64 numbers of rows".to_string();
             let (op, got) = (self.op().name(), ids.dtype());
             return Err(ArgumentError::DType { op, name: "ids", got, expected }.into());
+        }
+        // Kernels number ids, and rows, by U32.
+        if rows > MOST {
+            let expected = format!("(rows, d) of at most {MOST} rows");
+            return shape_error(self.op(), "table", table, expected);
+        }
+        let count = ids.dims().iter().try_fold(1usize, |count, &size| count.checked_mul(size));
+        if !ids.dims().contains(&0) && count.is_none_or(|count| count > MOST) {
+            return shape_error(self.op(), "ids", ids, format!("at most {MOST} ids: split them"));
         }
         if !ids.device().is_cuda() {
             check_ids(ids, rows)?;

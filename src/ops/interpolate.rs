@@ -85,15 +85,17 @@ pub fn upsample_bilinear2d(
 }
 
 /// As [`upsample_bilinear2d`], to the size of `x` times the scales, rounded down. Pixels are placed
-/// by the scales as given, not by the sizes; where the size stays, so does `x`.
+/// by the scales as given, not by the sizes. An axis that keeps its size, such as one of 3 pixels times 1.3, is copied.
 ///
 /// # Errors
 ///
-/// A shape that does not fit; a scale that is not above 0 and finite, or leaves no pixel.
+/// A shape that does not fit; a scale that is not above 0 and finite, or leaves no pixel, or more than memory has
+/// addresses for.
 ///
 /// # References
 ///
-/// `torch.nn.functional.interpolate` with `scale_factor`.
+/// `torch.nn.functional.interpolate` with `scale_factor`, on a CPU. Its CUDA kernel copies an image that keeps both
+/// sizes, and places the pixels of one that keeps one of them by the scale.
 pub fn upsample_bilinear2d_with_scale(
     x: &Tensor,
     scale_h: f64,
@@ -109,6 +111,7 @@ pub fn upsample_bilinear2d_with_scale(
     let &[_, _, h, w] = x.dims() else {
         return shape_error(Op::UpsampleBilinear2d, "x", x, "(b, c, h, w)".into());
     };
+    // Of a number too large, the largest.
     let scaled = |size: usize, scale: f64| (size as f64 * scale).floor() as usize;
     let size = (scaled(h, scale_h), scaled(w, scale_w));
     if size.0 == 0 || size.1 == 0 {
@@ -125,6 +128,18 @@ fn target(name: &'static str, size: usize) -> Result<usize> {
         0 => Err(ArgumentError::Setting { name, got: 0.0, expected: "at least 1" }.into()),
         _ => Ok(size),
     }
+}
+
+/// Slices hold `planes` images of that height and width, and `U32` their rows and columns.
+fn check_size(op: Op, x: &Tensor, planes: usize, (height, width): (usize, usize)) -> Result<()> {
+    let count = height.checked_mul(width).and_then(|pixels| pixels.checked_mul(planes.max(1)));
+    let most = isize::MAX as usize / 8;
+    if height.max(width) <= u32::MAX as usize && count.is_some_and(|count| count <= most) {
+        return Ok(());
+    }
+    let expected =
+        format!("one that is not to be {height} x {width}: that is more than memory has addresses");
+    shape_error(op, "x", x, expected)
 }
 
 /// To that length.
@@ -145,6 +160,7 @@ impl Operator for UpsampleNearest1d {
             [b, c, l] if l > 0 => (b, c, l),
             _ => return shape_error(self.op(), "x", x, "(b, c, l), at least one element".into()),
         };
+        check_size(self.op(), x, b * c, (1, self.0))?;
         let grid = Grid::nearest((1, l), (1, self.0));
         let y = interpolate::forward(&x.unsqueeze(2)?, &grid)?.squeeze(2)?;
         Ok((y, ((b, c, 1, l), grid)))
@@ -183,9 +199,11 @@ impl Operator for Upsample2d {
         let x = &inputs[0];
         check_operand(self.op, x, "x", x, false)?;
         let from = match *x.dims() {
-            [_, _, h, w] if h * w > 0 => (h, w),
+            [_, _, h, w] if h > 0 && w > 0 => (h, w),
             _ => return shape_error(self.op, "x", x, "(b, c, h, w), at least one pixel".into()),
         };
+        let planes = x.dims()[..2].iter().product::<usize>();
+        check_size(self.op, x, planes, self.size)?;
         let grid = match self.kind {
             Kind::Nearest => Grid::nearest(from, self.size),
             // Nothing to average: not even infinities with nothing.

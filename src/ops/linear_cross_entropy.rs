@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::loss::{check_smoothing, class_indices};
+use super::loss::{check_smoothing, class_indices, rows_and_classes};
 use super::{check_dims, product, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
@@ -98,7 +98,8 @@ impl Operator for LinearCrossEntropy {
         let (x, weight, targets, bias) = (&inputs[0], &inputs[1], &inputs[2], inputs.get(3));
         let classes = product::outputs(self.op(), x, weight, bias)?;
         if x.elem_count() == 0 || classes == 0 {
-            return shape_error(self.op(), "x", x, "at least one row and class".into());
+            let rows = x.dims()[..x.rank() - 1].iter().product();
+            return shape_error(self.op(), "x", x, rows_and_classes(rows));
         }
         check_dims(self.op(), "targets", targets, &x.dims()[..x.rank() - 1])?;
         let rows = product::rows(x)?;

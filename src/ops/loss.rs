@@ -66,6 +66,17 @@ pub(super) fn check_smoothing(label_smoothing: f64) -> Result<()> {
     Ok(())
 }
 
+/// What a loss expects of its first argument, which has `n` rows.
+pub(super) fn rows_and_classes(n: usize) -> String {
+    let most = "at least one row and class";
+    match n {
+        0 => format!(
+            "{most}: where every row of a batch is ignored, and none left, skip the batch, whose mean is NaN"
+        ),
+        _ => most.into(),
+    }
+}
+
 struct CrossEntropy {
     label_smoothing: f64,
 }
@@ -89,7 +100,7 @@ impl Operator for CrossEntropy {
             return shape_error(self.op(), "logits", logits, "(n, classes)".into());
         };
         if n == 0 || classes == 0 {
-            return shape_error(self.op(), "logits", logits, "at least one row and class".into());
+            return shape_error(self.op(), "logits", logits, rows_and_classes(n));
         }
         let targets = class_indices(self.op(), targets, n, classes)?;
         let (loss, log_sum_exp) =
@@ -172,8 +183,7 @@ impl Operator for Nll {
             return shape_error(self.op(), "log_probs", log_probs, "(n, classes)".into());
         };
         if n == 0 || classes == 0 {
-            let expected = "at least one row and class".into();
-            return shape_error(self.op(), "log_probs", log_probs, expected);
+            return shape_error(self.op(), "log_probs", log_probs, rows_and_classes(n));
         }
         let targets = class_indices(self.op(), targets, n, classes)?;
         Ok((loss::nll_forward(log_probs, &targets)?, (targets, classes)))

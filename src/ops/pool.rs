@@ -24,7 +24,7 @@ use crate::kernels::pool::{self, Window};
 ///
 /// # Errors
 ///
-/// Shapes, a kernel or a padding that do not fit.
+/// Shapes, a kernel or a padding that do not fit; an image of more than 2³² - 1 pixels.
 ///
 /// # References
 ///
@@ -120,6 +120,12 @@ fn window(
     };
     let kernel = pair("kernel", 1, kernel.to_usize2())?;
     let stride = pair("stride", 1, stride.to_usize2())?;
+    for (name, (a, b)) in [("kernel", kernel), ("stride", stride)] {
+        if a.max(b) > i32::MAX as usize {
+            let (got, expected) = (a.max(b) as f64, "at most 2147483647");
+            return Err(Error::Setting { name, got, expected }.into());
+        }
+    }
     let padding = padding.to_usize2();
     if padding.0 > kernel.0 / 2 || padding.1 > kernel.1 / 2 {
         let got = padding.0.max(padding.1) as f64;
@@ -135,9 +141,15 @@ fn check(op: Op, x: &Tensor, window: Window) -> Result<()> {
         return shape_error(op, "x", x, shape_of(window.format).into());
     };
     let [_, _, h, w] = window.format.split([a, b, c, d]);
-    let Window { kernel, padding, .. } = window;
-    if h + 2 * padding.0 < kernel.0 || w + 2 * padding.1 < kernel.1 {
+    if !window.fits((h, w)) {
+        let kernel = window.kernel;
         return shape_error(op, "x", x, format!("at least as large as the kernel, {kernel:?}"));
+    }
+    // Pixels, and windows, are numbered by U32.
+    if h.checked_mul(w).is_none_or(|pixels| pixels > u32::MAX as usize) {
+        let expected =
+            format!("{} of at most {} pixels an image", shape_of(window.format), u32::MAX);
+        return shape_error(op, "x", x, expected);
     }
     Ok(())
 }

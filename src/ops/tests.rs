@@ -173,3 +173,53 @@ fn an_output_may_be_a_part_of_what_is_kept() -> Result<()> {
     }
     Ok(())
 }
+
+/// The bias moves all logits, and changes neither loss nor gradients.
+#[test]
+fn an_offset_of_a_heads_logits_does_not_matter() -> Result<()> {
+    // Whole steps of 2^-4, so that the logits are exact at every offset.
+    let steps = |shape: &[usize], seed| (random(shape, DType::F32, seed) * 16.0)?.round()? / 16.0;
+    let (x, table, bias) = (steps(&[7, 5], 1)?, steps(&[11, 5], 2)?, steps(&[11], 3)?);
+    let targets = Tensor::new(&[3u32, 0, 10, 2, 2, 9, 5], &Device::Cpu)?;
+    for smoothing in [0.0, 0.1] {
+        let run = |dtype: DType, offset: f64| -> Result<Vec<Vec<f64>>> {
+            let of = |x: &Tensor| Var::from_tensor(&x.to_dtype(dtype)?);
+            let (x, table, bias) = (of(&x)?, of(&table)?, of(&(&bias + offset)?)?);
+            let targets = &targets;
+            let loss =
+                ops::linear_cross_entropy_smoothed(&x, &table, Some(&bias), targets, smoothing)?;
+            let gradients = loss.backward()?;
+            let all = [&x, &table, &bias].map(|var| values(gradients.get(var).unwrap()));
+            Ok(all.into())
+        };
+        let exact = run(DType::F64, 0.0)?;
+        for offset in [0.0, 100.0, 10_000.0, -10_000.0] {
+            for (ours, exact) in run(DType::F32, offset)?.into_iter().zip(&exact) {
+                // Sums of seven or eleven probabilities, each off by a few places.
+                assert_close(&of(ours, &[exact.len()], DType::F32), exact, 8.0);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn flatten_takes_any_rank() -> Result<()> {
+    for (dims, expected) in [
+        (&[][..], &[1][..]),
+        (&[4], &[4]),
+        (&[0], &[0]),
+        (&[2, 3], &[2, 3]),
+        (&[2, 3, 4, 5], &[2, 60]),
+        (&[2, 0, 4], &[2, 0]),
+    ] {
+        let x = Var::from_tensor(&random(dims, DType::F32, 1))?;
+        let y = ops::flatten(&x)?;
+        assert_eq!((y.dims(), values(&y)), (expected, values(&x)));
+        let weights = random(expected, DType::F32, 2);
+        let gradients = ops::sum(&ops::mul(&y, &weights)?)?.backward()?;
+        let gradient = gradients.get(&x).unwrap();
+        assert_eq!((gradient.dims(), values(gradient)), (dims, values(&weights)));
+    }
+    Ok(())
+}

@@ -7,7 +7,9 @@ use candle_amp::{
     Autocast, Error, GradScaler, LossScale, MasterWeights, Parameters, ScaleConfig, ops,
 };
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_nn::{Conv2dConfig, Optimizer, SGD};
+use candle_nn::{
+    Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig, Optimizer, SGD,
+};
 
 use crate::util::random;
 
@@ -191,7 +193,7 @@ fn a_compute_dtype_must_be_a_float_of_at_most_32_bits() {
 fn shapes_that_do_not_fit_name_the_argument() {
     let t = |dims: &[usize]| random(1, dims, DType::F32);
     assert_says(ops::matmul(&t(&[2, 3]), &t(&[4, 5])), &["matmul: rhs has shape [4, 5]", "[2, 3]"]);
-    assert_says(ops::matmul(&t(&[2, 3]), &t(&[3])), &["matmul: rhs has shape [3]"]);
+    assert_says(ops::matmul(&t(&[2, 3]), &t(&[2])), &["matmul: rhs has shape [2]"]);
     assert_says(ops::linear(&t(&[2, 3]), &t(&[4, 5]), None), &["linear: weight", "(n, 3)"]);
     let bias = t(&[3]);
     assert_says(
@@ -223,6 +225,100 @@ fn shapes_that_do_not_fit_name_the_argument() {
     assert_says(ops::batch_norm(&t(&[1, 3]), None, None, 1e-5), &["batch_norm: x", "variance"]);
     assert_says(ops::batch_norm(&t(&[4, 3]), None, None, -1.0), &["eps is -1"]);
     assert_says(ops::dropout(&t(&[4]), 1.5), &["p is 1.5", "from 0 to 1"]);
+}
+
+/// Sizes so large that offsets, or numbers of pixels, would overflow.
+#[test]
+fn sizes_beyond_numbers_are_errors() -> Result<()> {
+    let t = |dims: &[usize]| random(1, dims, DType::F32);
+    let (x, w) = (t(&[1, 3, 8, 8]), t(&[4, 3, 3, 3]));
+    let (x1, w1) = (t(&[1, 3, 8]), t(&[4, 3, 3]));
+    let most = "at most 2147483647";
+    for far in [usize::MAX, usize::MAX / 2, 1 << 40] {
+        let config = Conv2dConfig::default();
+        for (config, name) in [
+            (Conv2dConfig { padding: far, ..config }, "padding"),
+            (Conv2dConfig { stride: far, ..config }, "stride"),
+            (Conv2dConfig { dilation: far, ..config }, "dilation"),
+        ] {
+            assert_says(ops::conv2d(&x, &w, None, config), &[name, most]);
+            let last = x.permute((0, 2, 3, 1))?;
+            assert_says(ops::channels_last::conv2d(&last, &w, None, config), &[name, most]);
+        }
+        let groups = Conv2dConfig { groups: far, ..config };
+        assert_says(ops::conv2d(&x, &w, None, groups), &["conv2d: weight"]);
+        let config = Conv1dConfig { padding: far, ..Default::default() };
+        assert_says(ops::conv1d(&x1, &w1, None, config), &["padding", most]);
+        let config = ConvTranspose1dConfig::default();
+        let w1 = w1.transpose(0, 1)?;
+        for (config, name) in [
+            (ConvTranspose1dConfig { padding: far, ..config }, "padding"),
+            (ConvTranspose1dConfig { stride: far, ..config }, "stride"),
+            (ConvTranspose1dConfig { dilation: far, ..config }, "dilation"),
+            (ConvTranspose1dConfig { output_padding: far, ..config }, "output_padding"),
+        ] {
+            assert_says(ops::conv_transpose1d(&x1, &w1, None, config), &[name, most]);
+        }
+        assert_says(ops::max_pool2d(&x, far, 1, far / 2), &["kernel", most]);
+        assert_says(ops::avg_pool2d(&x, 3, far, 1), &["stride", most]);
+        for size in [(far, 1), (1, far), (far, far)] {
+            assert_says(ops::upsample_nearest2d(&x, size.0, size.1), &["upsample_nearest2d: x"]);
+        }
+        assert_says(ops::upsample_nearest1d(&x1, far), &["upsample_nearest1d: x"]);
+    }
+    let scaled = ops::upsample_bilinear2d_with_scale(&x, 1e300, 1.0, false);
+    assert_says(scaled, &["upsample_bilinear2d: x", "addresses"]);
+    // All that settings allow, and yet too much.
+    let far = i32::MAX as usize;
+    let config = Conv2dConfig { padding: far, ..Default::default() };
+    assert_says(ops::conv2d(&x, &w, None, config), &["padding (2147483647", "addresses"]);
+    let config = Conv2dConfig { dilation: far, ..Default::default() };
+    assert_says(ops::conv2d(&x, &w, None, config), &["conv2d: weight", "fits 8 x 8 pixels"]);
+    let config = ConvTranspose2dConfig { stride: far, ..Default::default() };
+    let many = ops::conv_transpose2d(&x, &w.transpose(0, 1)?.contiguous()?, None, config);
+    assert_says(many, &["addresses"]);
+    // A kernel far larger than the image and its padding: one window.
+    let far = far / 2 * 2;
+    let one = ops::avg_pool2d(&x, far, 1, far / 2 - 4)?;
+    assert_eq!(one.dims(), [1, 3, 1, 1]);
+    Ok(())
+}
+
+/// Numbers of pixels, rows and ids are U32: views of one element have more for nothing.
+#[test]
+fn more_elements_than_u32_can_number_are_errors() -> Result<()> {
+    let one = Tensor::zeros((1, 1, 1, 1), DType::F32, &Device::Cpu)?;
+    let image = one.broadcast_as((1, 1, 1usize << 17, 1usize << 17))?;
+    for result in [ops::max_pool2d(&image, 2, 2, 0), ops::avg_pool2d(&image, 2, 2, 0)] {
+        assert_says(result, &["pool2d: x", "4294967295 pixels"]);
+    }
+    let last = image.permute((0, 2, 3, 1))?;
+    let result = ops::channels_last::max_pool2d(&last, 2, 2, 0);
+    assert_says(result, &["max_pool2d: x", "4294967295 pixels"]);
+    let table = one.reshape((1, 1))?.broadcast_as((1usize << 33, 1))?;
+    let id = Tensor::new(&[1i64 << 32], &Device::Cpu)?;
+    assert_says(ops::embedding(&id, &table), &["embedding: table", "4294967295 rows"]);
+    let table = random(1, (3, 2), DType::F32);
+    let ids = Tensor::zeros(1, DType::U32, &Device::Cpu)?.broadcast_as(1usize << 33)?;
+    assert_says(ops::embedding(&ids, &table), &["embedding: ids", "4294967295 ids"]);
+    let tall = one.reshape((1, 1))?.broadcast_as((1usize << 40, 1))?;
+    assert_says(ops::matmul(&tall, &tall.t()?), &["more elements than memory has addresses"]);
+    Ok(())
+}
+
+/// A batch that is padding alone has no row left once its rows are dropped, as `ignore_index` is to be replaced.
+#[test]
+fn a_batch_whose_every_row_is_ignored_says_so() -> Result<()> {
+    let (logits, targets) =
+        (random(1, (3, 4), DType::F32), Tensor::new(&[-100i64; 3], &Device::Cpu)?);
+    let kept = Tensor::zeros(0, DType::U32, &Device::Cpu)?;
+    let (logits, targets) = (logits.index_select(&kept, 0)?, targets.index_select(&kept, 0)?);
+    let says = ["at least one row", "every row of a batch is ignored", "skip the batch"];
+    assert_says(ops::cross_entropy(&logits, &targets), &says);
+    assert_says(ops::nll(&logits, &targets), &says);
+    let table = random(2, (7, 4), DType::F32);
+    assert_says(ops::linear_cross_entropy(&logits, &table, None, &targets), &says);
+    Ok(())
 }
 
 #[test]

@@ -2,12 +2,14 @@
 
 mod autocast;
 mod bad_input;
+mod broadcast;
 mod cases;
 mod checkpoint;
 mod deep_graphs;
 #[path = "../../src/kernels/devices.rs"]
 mod devices;
 mod dtype_flow;
+mod edges;
 mod faults;
 mod golden;
 mod gradients;
@@ -33,6 +35,7 @@ mod scaler;
 mod sequence;
 
 mod sgd;
+mod threads;
 mod tidy;
 mod trace;
 mod transformer;

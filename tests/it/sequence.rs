@@ -81,6 +81,70 @@ fn upsampling_is_candles() -> Result<()> {
     Ok(())
 }
 
+/// The numbers of PyTorch 2.15 on a CPU. An axis that keeps its size is copied, whatever its scale.
+#[test]
+fn upsampling_by_a_scale_is_pytorchs() -> Result<()> {
+    let x = Tensor::new(&[0f32, 1., 2., 3., 4., 5.], &CPU)?.reshape((1, 1, 2, 3))?;
+    let rows = [0., 1., 2., 0.75, 1.75, 2.75, 2.25, 3.25, 4.25, 3., 4., 5.];
+    let same = [0., 1., 2., 3., 4., 5.];
+    let sevenths = [9. / 14., 23. / 14., 37. / 14.];
+    type Golden<'a> = ((f64, f64), bool, &'a [f32], [f32; 6]);
+    let golden: [Golden<'_>; 8] = [
+        ((2., 1.3), false, &rows, [5.75, 7.75, 9.75, 16.25, 18.25, 20.25]),
+        ((2., 1.), false, &rows, [5.75, 7.75, 9.75, 16.25, 18.25, 20.25]),
+        ((1., 1.3), false, &same, [1., 2., 3., 4., 5., 6.]),
+        ((1.4, 1.3), false, &same, [1., 2., 3., 4., 5., 6.]),
+        ((1.4, 1.3), true, &same, [1., 2., 3., 4., 5., 6.]),
+        ((1.4, 0.5), false, &[0.5, 3.5], [0.5, 0.5, 0., 1., 1., 0.]),
+        (
+            (0.7, 1.3),
+            false,
+            &sevenths,
+            [11. / 14., 11. / 7., 33. / 14., 3. / 14., 3. / 7., 9. / 14.],
+        ),
+        ((0.7, 1.3), true, &[0., 1., 2.], [1., 2., 3., 0., 0., 0.]),
+    ];
+    for ((h, w), align_corners, expected, gradient) in golden {
+        let v = Var::from_tensor(&x)?;
+        let y = ops::upsample_bilinear2d_with_scale(&v, h, w, align_corners)?;
+        let what = format!("{h} {w} {align_corners}");
+        let expected = Tensor::new(expected, &CPU)?.reshape(y.shape())?;
+        assert_close(&what, &y, &expected, DType::F32, 2.0);
+        let weights = (1..=y.elem_count()).map(|i| i as f32).collect::<Vec<_>>();
+        let weights = Tensor::from_vec(weights, y.shape(), &CPU)?;
+        let gradients = ops::sum(&ops::mul(&y, &weights)?)?.backward()?;
+        let gradient = Tensor::new(&gradient, &CPU)?.reshape(x.shape())?;
+        assert_close(&what, gradients.get(&v).unwrap(), &gradient, DType::F32, 4.0);
+    }
+    Ok(())
+}
+
+/// Along an axis that is copied, an infinity reaches no neighbour, forward or backward.
+#[test]
+fn an_axis_that_keeps_its_size_is_copied() -> Result<()> {
+    let row = [1., f32::INFINITY, 2.];
+    for (h, w) in [(2., 1.3), (2., 1.)] {
+        let x = Tensor::new(&[row, [3., 4., 5.]], &CPU)?.reshape((1, 1, 2, 3))?;
+        let y = ops::upsample_bilinear2d_with_scale(&x, h, w, false)?;
+        for across in [y.clone(), ops::upsample_bilinear2d_with_scale(&x.t()?, w, h, false)?.t()?] {
+            let rows = across.reshape((4, 3))?.to_vec2::<f32>()?;
+            for (at, row) in rows.iter().enumerate() {
+                assert!(row[0].is_finite() && row[2].is_finite(), "{row:?}");
+                assert_eq!(row[1].is_finite(), at == 3, "{row:?}");
+            }
+        }
+        let v = Var::from_tensor(&x.zeros_like()?)?;
+        let y = ops::upsample_bilinear2d_with_scale(&v, h, w, false)?;
+        let weights = Tensor::new(&[row; 4], &CPU)?.reshape((1, 1, 4, 3))?;
+        let gradients = ops::sum(&ops::mul(&y, &weights)?)?.backward()?;
+        let gradient = gradients.get(&v).unwrap().reshape((2, 3))?.to_vec2::<f32>()?;
+        for row in gradient {
+            assert_eq!((row[0], row[2]), (2., 4.), "{row:?}");
+        }
+    }
+    Ok(())
+}
+
 /// candle's upsampling forgets the gradient that another operator gave its input.
 #[test]
 fn upsampling_adds_to_other_gradients() -> Result<()> {

@@ -48,7 +48,7 @@ fn traces_nest_and_end() -> Result<()> {
     outer_y?;
     assert_eq!(inner.rows().len(), 1);
     assert_eq!(outer.rows().len(), 2);
-    let failed = amp.trace(|| ops::matmul(&x, &x));
+    let failed = amp.trace(|| ops::matmul(&x, &x.narrow(0, 0, 3)?));
     assert!(failed.0.is_err() && failed.1.rows().is_empty());
     let panicked = std::panic::catch_unwind(|| amp.trace(|| panic!("in the forward pass")));
     assert!(panicked.is_err());

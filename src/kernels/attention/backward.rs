@@ -71,7 +71,8 @@ where
             v: views[2].heads()?,
             grad: views[3].heads()?,
             mask: opened(mask_view.as_ref(), mask.as_ref().map(Tensor::dtype))?,
-            log_sum_exp: &Elements::of(&saved.kept.log_sum_exp)?,
+            maxima: &Elements::of(&saved.kept.max)?,
+            shares: &Elements::of(&saved.kept.share)?,
             threads: threads(batch * kv_heads),
         };
         let (count, group) = (batch * kv_heads, sizes.group());
@@ -103,7 +104,8 @@ struct Backward<'a, T: Lane> {
     v: Heads<'a, T>,
     grad: Heads<'a, T>,
     mask: Mask<'a, T::Acc>,
-    log_sum_exp: &'a [T::Acc],
+    maxima: &'a [T::Acc],
+    shares: &'a [T::Acc],
     threads: Threads,
 }
 
@@ -168,7 +170,9 @@ impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
         let lengths =
             [rows * width, rows * value_width, rows * width, rows * seen, rows * seen, capped];
         let [q, grad, dq, scores, dscores, slopes] = split(buffer, lengths);
-        let sums = &self.log_sum_exp[(batch * heads + head) * queries + first..][..rows];
+        let of_rows = (batch * heads + head) * queries + first;
+        let maxima = &self.maxima[of_rows..][..rows];
+        let shares = &self.shares[of_rows..][..rows];
         vectorise(
             #[inline(always)]
             || {
@@ -184,13 +188,13 @@ impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
         vectorise(
             #[inline(always)]
             || {
-                for (at, &sum) in sums.iter().enumerate() {
+                for (at, (&max, &share)) in maxima.iter().zip(shares).enumerate() {
                     let row = at * seen..(at + 1) * seen;
                     let query = Query { number: first + at, ..query };
                     let slopes = slopes.get_mut(row.clone()).unwrap_or_default();
                     let (p, dp) = (&mut scores[row.clone()], &mut dscores[row]);
                     score(p, slopes, query, self.mask, self.settings);
-                    probabilities(p, sum);
+                    probabilities(p, max, share);
                     slope(p, dp);
                     if let Some(dmask) = parts.dmask.get_mut(at * keys..) {
                         dmask.iter_mut().zip(&*dp).for_each(|(d, s)| *d = *s);

@@ -1,10 +1,10 @@
 //! Attention on the CPU: a block of queries at a time, their scores in cache.
 
 use candle_core::{DType, Result, Tensor, WithDType};
-use num_traits::{Float, Zero};
+use num_traits::Zero;
 
 use super::scores::{Mask, Query, exponentials, score};
-use super::{Settings, unrepeated};
+use super::{Kept, Settings, unrepeated};
 use crate::kernels::activation::Math;
 use crate::kernels::cpu::dtype::{Element, tensor, with_element};
 use crate::kernels::cpu::lane::Lane;
@@ -83,7 +83,7 @@ pub(super) fn forward(
     v: &Tensor,
     mask: Option<&Tensor>,
     settings: Settings,
-) -> Result<(Tensor, Tensor)> {
+) -> Result<(Tensor, Kept)> {
     with_element!(q.dtype(), T => forward_typed::<T>(q, k, v, mask, settings))
 }
 
@@ -93,11 +93,12 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
     v: &Tensor,
     mask: Option<&Tensor>,
     settings: Settings,
-) -> Result<(Tensor, Tensor)> {
+) -> Result<(Tensor, Kept)> {
     let sizes = Sizes::of(q, k, v)?;
     let Sizes { batch, heads, queries, width, value_width, .. } = sizes;
     let mut out = T::zeros(batch * heads * queries * value_width);
-    let mut log_sum_exp = vec![T::Acc::infinity(); batch * heads * queries];
+    let mut maxima = vec![T::Acc::zero(); batch * heads * queries];
+    let mut shares = maxima.clone();
     if !sizes.is_empty() {
         let mask = spread(mask, sizes, T::Acc::DTYPE)?;
         let (views, mask_view) = (views([q, k, v])?, mask.as_ref().map(View::of).transpose()?);
@@ -106,17 +107,18 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
         let block = sizes.block();
         let outs = out.chunks_mut(queries * value_width);
         let tasks: Vec<_> = outs
-            .zip(log_sum_exp.chunks_mut(queries))
+            .zip(maxima.chunks_mut(queries).zip(shares.chunks_mut(queries)))
             .enumerate()
-            .flat_map(|(head, (out, sums))| {
-                let blocks = out.chunks_mut(block * value_width).zip(sums.chunks_mut(block));
-                blocks.enumerate().map(move |(at, (out, sums))| (head, at * block, out, sums))
+            .flat_map(|(head, (out, (maxima, shares)))| {
+                let rows = maxima.chunks_mut(block).zip(shares.chunks_mut(block));
+                let blocks = out.chunks_mut(block * value_width).zip(rows);
+                blocks.enumerate().map(move |(at, (out, rows))| (head, at * block, out, rows))
             })
             .collect();
         let threads = threads(tasks.len());
-        for_each_task(tasks, |(index, first, out, sums)| {
+        for_each_task(tasks, |(index, first, out, (maxima, shares))| {
             let (batch, head) = (index / heads, index % heads);
-            let rows = sums.len();
+            let rows = shares.len();
             let seen = sizes.seen(first + rows, settings);
             let lengths =
                 [rows * width, seen * width, seen * value_width, rows * seen, rows * value_width];
@@ -133,15 +135,15 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
                 );
                 let keys = Matrix::new(k_rows, seen, width).t();
                 product(Matrix::new(q_rows, rows, width), keys, scores, seen, false, threads);
-                let mut shares = [T::Acc::zero(); 64];
                 vectorise(
                     #[inline(always)]
                     || {
-                        let rows = scores.chunks_exact_mut(seen).zip(sums.iter_mut());
-                        for (at, (row, sum)) in rows.enumerate() {
+                        let of_rows = maxima.iter_mut().zip(shares.iter_mut());
+                        let rows = scores.chunks_exact_mut(seen).zip(of_rows);
+                        for (at, (row, (max, share))) in rows.enumerate() {
                             let query = Query { batch, head, number: first + at };
                             score(row, &mut [], query, mask, settings);
-                            (shares[at], *sum) = exponentials(row);
+                            (*max, *share) = exponentials(row);
                         }
                     },
                 );
@@ -152,7 +154,7 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
                     #[inline(always)]
                     || {
                         let result = result.chunks_exact(value_width);
-                        let rows = out.chunks_exact_mut(value_width).zip(result).zip(&shares);
+                        let rows = out.chunks_exact_mut(value_width).zip(result).zip(&*shares);
                         for ((out, result), &share) in rows {
                             for (out, x) in out.iter_mut().zip(result) {
                                 *out = T::lower(*x * share);
@@ -164,7 +166,8 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
         });
     }
     let out = tensor(out, &[batch, heads, queries, value_width]);
-    Ok((out, tensor(log_sum_exp, &[batch, heads, queries])))
+    let [max, share] = [maxima, shares].map(|of_rows| tensor(of_rows, &[batch, heads, queries]));
+    Ok((out, Kept { max, share, unrounded: None }))
 }
 
 pub(super) fn views<'a, const N: usize>(tensors: [&'a Tensor; N]) -> Result<Vec<View<'a>>> {

@@ -47,8 +47,7 @@ pub(super) fn forward(
     if flash::fits(gpu, q, k, v)? {
         return flash::forward(gpu, [q, k, v], mask, settings, false);
     }
-    let (out, sums) = products(gpu, q, k, v, mask, settings)?;
-    Ok((out, sums.into()))
+    products(gpu, q, k, v, mask, settings)
 }
 
 /// As [`forward`], where the output may be a view of `(b, t, h, d)`.
@@ -62,8 +61,7 @@ pub(super) fn forward_rows(
     if flash::fits(gpu, q, k, v)? {
         return flash::forward(gpu, [q, k, v], None, settings, true);
     }
-    let (out, sums) = products(gpu, q, k, v, None, settings)?;
-    Ok((out, sums.into()))
+    products(gpu, q, k, v, None, settings)
 }
 
 fn products(
@@ -73,15 +71,13 @@ fn products(
     v: &Tensor,
     mask: Option<&Tensor>,
     settings: Settings,
-) -> Result<(Tensor, Tensor)> {
+) -> Result<(Tensor, Kept)> {
     let ((b, h, t, _), wide) = (q.dims4()?, arithmetic(q.dtype()));
     let (_, kv_heads, s, dv) = v.dims4()?;
     if b * h * t * s == 0 {
-        let sums = match b * h * t {
-            0 => gpu.empty((b, h, t), wide)?,
-            _ => Tensor::full(f32::INFINITY, (b, h, t), q.device())?.to_dtype(wide)?,
-        };
-        return Ok((gpu.zeros((b, h, t, dv), q.dtype())?, sums));
+        let zeros = gpu.zeros((b, h, t), wide)?;
+        let kept = Kept { max: zeros.clone(), share: zeros, unrounded: None };
+        return Ok((gpu.zeros((b, h, t, dv), q.dtype())?, kept));
     }
     let step = samples(q, k)?;
     if step < b {
@@ -91,11 +87,14 @@ fn products(
             products(gpu, &some(q)?, &some(k)?, &some(v)?, mask.as_ref(), settings)
         };
         let parts: Vec<_> = (0..b).step_by(step).map(part).collect::<Result<_>>()?;
-        let (outs, sums): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
-        return Ok((Tensor::cat(&outs, 0)?, Tensor::cat(&sums, 0)?));
+        let (outs, kept): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        let (maxima, shares): (Vec<_>, Vec<_>) =
+            kept.into_iter().map(|kept: Kept| (kept.max, kept.share)).unzip();
+        let (max, share) = (Tensor::cat(&maxima, 0)?, Tensor::cat(&shares, 0)?);
+        return Ok((Tensor::cat(&outs, 0)?, Kept { max, share, unrounded: None }));
     }
     let products = gemm(&by_group(q, kv_heads)?, &k.transpose(2, 3)?, None, wide)?;
-    let sums = gpu.empty((b, h, t), wide)?;
+    let (max, share) = (gpu.empty((b, h, t), wide)?, gpu.empty((b, h, t), wide)?);
     let p = match q.dtype() {
         dtype if dtype == wide => products.clone(),
         dtype => gpu.empty(products.shape(), dtype)?,
@@ -104,13 +103,13 @@ fn products(
     let (grid, team) = Grid::rows(b * h * t, s);
     // Rows before `b * h * t` of `s`, each read and written by one team; the mask by its strides.
     let launch = gpu.launch(&SOURCE, &format!("probabilities_{}", suffix(q.dtype())?))?;
-    mask.settings(launch.write(&p)?.write(&sums)?.read(&products)?, settings)?
+    mask.settings(launch.write(&p)?.write(&max)?.write(&share)?.read(&products)?, settings)?
         .sizes(&[b * h * t, h, t, s])
         .int(settings.causal.into())
         .int(team)
         .run(grid)?;
     let out = gemm(&p, v, None, q.dtype())?;
-    Ok((out.reshape((b, h, t, dv))?, sums))
+    Ok((out.reshape((b, h, t, dv))?, Kept { max, share, unrounded: None }))
 }
 
 /// Some samples of a mask that broadcasts to `(b, h, t, s)`.
@@ -162,8 +161,10 @@ pub(super) fn backward(
     // As forward.
     let launch = gpu.launch(&SOURCE, &format!("slopes_{}", suffix(q.dtype())?))?;
     let launch = launch.write(&p)?.write(&dx)?.write_or_null(dmask.as_ref())?;
+    let launch = launch.read(&products)?.read(&dp)?;
+    let launch = launch.read(&plain(&kept.max)?)?.read(&plain(&kept.share)?)?;
     spread
-        .settings(launch.read(&products)?.read(&dp)?.read(&plain(&kept.log_sum_exp)?)?, settings)?
+        .settings(launch, settings)?
         .sizes(&[b * h * t, h, t, s])
         .int(settings.causal.into())
         .int(team)
@@ -208,12 +209,12 @@ fn in_parts(
     let mut parts: [Vec<Tensor>; 3] = Default::default();
     for first in (0..b).step_by(step) {
         let count = step.min(b - first);
-        let all = [saved.q, saved.k, saved.v, &saved.kept.log_sum_exp, saved.grad];
+        let all = [saved.q, saved.k, saved.v, &saved.kept.max, &saved.kept.share, saved.grad];
         let some: Vec<Tensor> =
             all.iter().map(|x| x.narrow(0, first, count)).collect::<Result<_>>()?;
-        let [q, k, v, log_sum_exp, grad] = &some[..] else { continue };
+        let [q, k, v, max, share, grad] = &some[..] else { continue };
         let mask = saved.mask.map(|mask| sample(mask, first, count)).transpose()?;
-        let kept = &log_sum_exp.clone().into();
+        let kept = &Kept { max: max.clone(), share: share.clone(), unrounded: None };
         let saved = Saved { q, k, v, mask: mask.as_ref(), kept, grad };
         let gradients = backward(gpu, saved, settings, wants)?;
         for (parts, gradient) in parts.iter_mut().zip(gradients) {

@@ -7,7 +7,7 @@
 // values whatever the rounding: backward needs that, of the output before it is rounded.
 
 template <int D, class T>
-DEVICE void flash(const Output &out, float *unrounded, float *log_sums, const Attention<T> &in) {
+DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *shares, const Attention<T> &in) {
     constexpr int KEYS = TILE<D>;
     __shared__ __align__(16) T key_tiles[2][KEYS][D + 8], value_tiles[2][KEYS][D + 8];
     const Sizes &sizes = in.sizes;
@@ -18,7 +18,8 @@ DEVICE void flash(const Output &out, float *unrounded, float *log_sums, const At
     u32 left[D / 16][4];
     load_left<D>(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
 
-    float sum[2] = {0, 0}, most[2] = {-infinity<float>(), -infinity<float>()};
+    // `base`: what exponents are relative to. It is rounded, so that nothing may be made relative to another one.
+    float sum[2] = {0, 0}, most[2] = {-infinity<float>(), -infinity<float>()}, base[2] = {0, 0};
     float result[D / 8][4] = {}, rounded_sum[4] = {};
     u32 one = pack<T>(1, 1);
     size_t end = sizes.end(block);
@@ -42,16 +43,15 @@ DEVICE void flash(const Output &out, float *unrounded, float *log_sums, const At
 #pragma unroll
             for (int e = 0; e < 4; e++) largest[e / 2] = fmaxf(largest[e / 2], p[n][e]); // NaN is in the sum
         }
-        float base[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
 #pragma unroll
             for (int offset = 1; offset < 4; offset *= 2) {
                 largest[i] = fmaxf(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], offset));
             }
-            // Where all are hidden, so far.
-            base[i] = largest[i] == -infinity<float>() ? 0.f : largest[i] * unit;
-            float shrink = power_of_two(most[i] * unit - base[i]);
+            float before = most[i] == -infinity<float>() ? most[i] : base[i];
+            base[i] = in.base(in.largest(largest[i]));
+            float shrink = power_of_two(before - base[i]);
             sum[i] *= shrink, rounded_sum[2 * i] *= shrink;
             most[i] = largest[i];
 #pragma unroll
@@ -82,8 +82,8 @@ DEVICE void flash(const Output &out, float *unrounded, float *log_sums, const At
 #pragma unroll
         for (int n = 0; n < D / 8; n++) result[n][2 * i] *= share, result[n][2 * i + 1] *= share;
         if (t > 0 || block.row[i] >= sizes.queries) continue;
-        float log_sum = (most[i] == -infinity<float>() ? 0.f : most[i] * (unit / LOG2_E)) + logarithm(sum[i]);
-        log_sums[sizes.at(batch, head, block.row[i])] = hidden ? infinity<float>() : log_sum;
+        size_t at = sizes.at(batch, head, block.row[i]);
+        maxima[at] = in.largest(most[i]), shares[at] = hidden ? 0.f : 1 / sum[i];
     }
     out.store<T>(result, block, sizes.queries, sizes.width);
     Output{unrounded, out.s0, out.s1, out.s2, 1}.store<T>(result, block, sizes.queries, sizes.width);
@@ -91,9 +91,9 @@ DEVICE void flash(const Output &out, float *unrounded, float *log_sums, const At
 
 #define FLASH(t, T, D)                                                                            \
     extern "C" __global__ void __launch_bounds__(128, 3) flash_##D##_##t(                         \
-        T *out, float *unrounded, size_t o0, size_t o1, size_t o2, float *log_sums,               \
+        T *out, float *unrounded, size_t o0, size_t o1, size_t o2, float *maxima, float *shares,  \
         ATTENTION(T)) {                                                                           \
-        flash<D, T>({out, o0, o1, o2, 0}, unrounded, log_sums, ATTENDED);                         \
+        flash<D, T>({out, o0, o1, o2, 0}, unrounded, maxima, shares, ATTENDED);                   \
     }
 OF_F16(FLASH(f16, f16, 64) FLASH(f16, f16, 128))
 OF_BF16(FLASH(bf16, bf16, 64) FLASH(bf16, bf16, 128))

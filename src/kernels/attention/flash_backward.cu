@@ -1,4 +1,4 @@
-// Attention backward without the scores in memory, on tensor cores: they are made again from one number
+// Attention backward without the scores in memory, on tensor cores: they are made again from two numbers
 // a query, in one kernel for the gradient of queries and one for those of keys and values, so that each is
 // added up by one block, in order. Sums are F32; probabilities and the gradients of scores are rounded to
 // the inputs' dtype for the products that they go into. Tri Dao, FlashAttention-2.
@@ -16,8 +16,8 @@ DEVICE float gradient(float p, float dp, float average, float slope) {
 
 // The averages, and the gradient of queries where there is a place for it.
 template <int D, class T>
-DEVICE void of_queries(const Output &dq, float *averages, const float *log_sums, const Heads<const T> &grad,
-                       const Heads<const float> &output, const Attention<T> &in) {
+DEVICE void of_queries(const Output &dq, float *averages, const float *maxima, const float *shares,
+                       const Heads<const T> &grad, const Heads<const float> &output, const Attention<T> &in) {
     constexpr int KEYS = TILE<D>;
     __shared__ __align__(16) T key_tiles[2][KEYS][D + 8], value_tiles[2][KEYS][D + 8];
     const Sizes &sizes = in.sizes;
@@ -37,9 +37,12 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *log_sums,
     if (!dq.to) return;
 
     load_left<D>(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
-    float log_sum[2], result[D / 8][4] = {}, unit = in.unit();
-    for (int i = 0; i < 2; i++)
-        log_sum[i] = block.row[i] < sizes.queries ? log_sums[sizes.at(batch, head, block.row[i])] * LOG2_E : 0;
+    float base[2] = {0, 0}, share[2] = {0, 0}, result[D / 8][4] = {}, unit = in.unit();
+    for (int i = 0; i < 2; i++) {
+        if (block.row[i] >= sizes.queries) continue;
+        size_t at = sizes.at(batch, head, block.row[i]);
+        base[i] = in.base(maxima[at]), share[i] = shares[at];
+    }
     size_t end = sizes.end(block);
     in.template fetch<D>(key_tiles[0], value_tiles[0], batch, shared, 0);
     int stage = 0;
@@ -63,8 +66,8 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *log_sums,
             for (int half = 0; half < 2; half++) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    float share = power_of_two(fmaf(p[half][e], unit, -log_sum[e / 2]));
-                    dp[half][e] = gradient(share, dp[half][e], average[e / 2], slopes[half][e]);
+                    float weight = power_of_two(fmaf(p[half][e], unit, -base[e / 2])) * share[e / 2];
+                    dp[half][e] = gradient(weight, dp[half][e], average[e / 2], slopes[half][e]);
                 }
             }
             u32 weights[4];
@@ -78,11 +81,11 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *log_sums,
 // The gradients of keys and of values, each where there is a place for it, from the queries of all heads
 // that share them.
 template <int D, class T>
-DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, const float *log_sums,
-                    const Heads<const T> &grad, const Attention<T> &in) {
+DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, const float *maxima,
+                    const float *shares, const Heads<const T> &grad, const Attention<T> &in) {
     constexpr int QUERIES = TILE<D>;
     __shared__ __align__(16) T query_tiles[2][QUERIES][D + 8], grad_tiles[2][QUERIES][D + 8];
-    __shared__ float log_sum[2][QUERIES], average[2][QUERIES];
+    __shared__ float largest[2][QUERIES], share[2][QUERIES], average[2][QUERIES];
     const Sizes &sizes = in.sizes;
     Block block(sizes.keys, sizes.heads / sizes.group, false);
     size_t batch = block.batch, begin = sizes.begin(block);
@@ -93,7 +96,8 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
         if (threadIdx.x < QUERIES) {
             size_t at = sizes.at(batch, head, first + threadIdx.x);
             bool there = first + threadIdx.x < sizes.queries;
-            copy_async<4>(&log_sum[stage][threadIdx.x], log_sums + at, there);
+            copy_async<4>(&largest[stage][threadIdx.x], maxima + at, there);
+            copy_async<4>(&share[stage][threadIdx.x], shares + at, there);
             copy_async<4>(&average[stage][threadIdx.x], averages + at, there && dk.to);
         }
     };
@@ -126,7 +130,8 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     int at = from + half * 8 + 2 * t + e % 2;
-                    p[half][e] = power_of_two(fmaf(p[half][e], unit, log_sum[stage][at] * -LOG2_E));
+                    float base = in.base(largest[stage][at]);
+                    p[half][e] = power_of_two(fmaf(p[half][e], unit, -base)) * share[stage][at];
                     dp[half][e] = gradient(p[half][e], dp[half][e], average[stage][at], slopes[half][e]);
                 }
             }
@@ -146,15 +151,17 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
 #define STORED(x) {x, x##0, x##1, x##2, x##_wide}
 #define FLASH(t, T, D)                                                                            \
     extern "C" __global__ void __launch_bounds__(128) flash_queries_##D##_##t(                    \
-        OUTPUT(dq), float *averages, const float *log_sums, const T *grad, size_t g0, size_t g1,  \
-        size_t g2, const float *output, size_t o0, size_t o1, size_t o2, ATTENTION(T)) {          \
-        of_queries<D, T>(STORED(dq), averages, log_sums, {grad, g0, g1, g2}, {output, o0, o1, o2}, \
-                         ATTENDED);                                                               \
+        OUTPUT(dq), float *averages, const float *maxima, const float *shares, const T *grad,     \
+        size_t g0, size_t g1, size_t g2, const float *output, size_t o0, size_t o1, size_t o2,    \
+        ATTENTION(T)) {                                                                           \
+        of_queries<D, T>(STORED(dq), averages, maxima, shares, {grad, g0, g1, g2},                \
+                         {output, o0, o1, o2}, ATTENDED);                                         \
     }                                                                                             \
     extern "C" __global__ void __launch_bounds__(128, 192 / D) flash_keys_##D##_##t(              \
-        OUTPUT(dk), OUTPUT(dv), const float *averages, const float *log_sums, const T *grad,      \
-        size_t g0, size_t g1, size_t g2, ATTENTION(T)) {                                          \
-        of_keys<D, T>(STORED(dk), STORED(dv), averages, log_sums, {grad, g0, g1, g2}, ATTENDED);  \
+        OUTPUT(dk), OUTPUT(dv), const float *averages, const float *maxima,                       \
+        const float *shares, const T *grad, size_t g0, size_t g1, size_t g2, ATTENTION(T)) {      \
+        of_keys<D, T>(STORED(dk), STORED(dv), averages, maxima, shares, {grad, g0, g1, g2},       \
+                      ATTENDED);                                                                  \
     }
 OF_F16(FLASH(f16, f16, 64) FLASH(f16, f16, 128))
 OF_BF16(FLASH(bf16, bf16, 64) FLASH(bf16, bf16, 128))

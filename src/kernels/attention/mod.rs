@@ -31,24 +31,23 @@ pub(crate) struct Settings {
 }
 
 /// What forward leaves for [`backward`].
-#[derive(Debug)]
+///
+/// The maximum and the sum are apart. Their logarithm, one number, would be rounded to the last place of the larger, so that
+/// `exp(score - log_sum_exp)` lost as many digits as the scores are far from 0.
+#[derive(Clone, Debug)]
 pub(crate) struct Kept {
-    /// The logarithm of the sum of `exp(scores)`, `(b, h, t)`, in the dtype of the arithmetic.
-    pub(crate) log_sum_exp: Tensor,
+    /// The largest score of each query, `(b, h, t)`, in the dtype of the arithmetic; 0 where it sees no key.
+    pub(crate) max: Tensor,
+    /// One over the sum of `exp(scores - max)`, likewise.
+    pub(crate) share: Tensor,
     /// The output in `F32`, of kernels whose backward sums over it.
     pub(crate) unrounded: Option<Tensor>,
-}
-
-impl From<Tensor> for Kept {
-    fn from(log_sum_exp: Tensor) -> Self {
-        Self { log_sum_exp, unrounded: None }
-    }
 }
 
 /// `softmax(scores) v`, `(b, h, t, dv)`, in the dtype of `q`.
 ///
 /// `mask` broadcasts to `(b, h, t, s)`: U8, where 0 hides, or a float to add. A query that sees no
-/// key gets zeros, and an infinite sum.
+/// key gets zeros, and a share of 0.
 pub(crate) fn forward(
     q: &Tensor,
     k: &Tensor,
@@ -59,12 +58,11 @@ pub(crate) fn forward(
     if let Some(gpu) = Gpu::of(q.device()) {
         return cuda::forward(&gpu, q, k, v, mask, settings);
     }
-    let (out, log_sum_exp) = if q.device().is_cpu() {
-        cpu::forward(q, k, v, mask, settings)?
+    if q.device().is_cpu() {
+        cpu::forward(q, k, v, mask, settings)
     } else {
-        portable::forward(q, k, v, mask, settings)?
-    };
-    Ok((out, log_sum_exp.into()))
+        portable::forward(q, k, v, mask, settings)
+    }
 }
 
 /// [`forward`] without a mask, and with the heads of each query after one another: `(b, t, h * dv)`.

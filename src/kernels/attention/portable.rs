@@ -1,6 +1,6 @@
 use candle_core::{D, DType, Result, Tensor};
 
-use super::{Saved, Settings, sum_to};
+use super::{Kept, Saved, Settings, sum_to};
 use crate::kernels::elementwise::portable::{arithmetic, upcast};
 
 pub(super) fn forward(
@@ -9,12 +9,13 @@ pub(super) fn forward(
     v: &Tensor,
     mask: Option<&Tensor>,
     settings: Settings,
-) -> Result<(Tensor, Tensor)> {
+) -> Result<(Tensor, Kept)> {
     let (b, h, t, _) = q.dims4()?;
     if k.elem_count() == 0 || q.elem_count() == 0 {
         let out = Tensor::zeros((b, h, t, v.dim(3)?), q.dtype(), q.device())?;
         let wide = arithmetic(q.dtype());
-        return Ok((out, Tensor::full(f32::INFINITY, (b, h, t), q.device())?.to_dtype(wide)?));
+        let zeros = Tensor::zeros((b, h, t), wide, q.device())?;
+        return Ok((out, Kept { max: zeros.clone(), share: zeros, unrounded: None }));
     }
     let (scores, _) = scores(q, k, mask, settings)?;
     let max = scores.max_keepdim(D::Minus1)?;
@@ -22,14 +23,12 @@ pub(super) fn forward(
     let max = hidden.where_cond(&max.zeros_like()?, &max)?;
     let exp = scores.broadcast_sub(&max)?.exp()?;
     let sum = exp.sum_keepdim(D::Minus1)?;
-    // A query that sees nothing has a sum of 0, and divides by 1.
-    let hidden = sum.eq(0.0)?;
-    let p = exp.broadcast_div(&hidden.where_cond(&sum.ones_like()?, &sum)?)?;
+    // A query that sees nothing has a sum of 0, and a share of 0.
+    let share = sum.eq(0.0)?.where_cond(&sum, &sum.recip()?)?;
+    let p = exp.broadcast_mul(&share)?;
     let out = by_group(&p, k)?.matmul(&upcast(v)?.contiguous()?)?;
-    let infinity = (sum.ones_like()? * f64::INFINITY)?;
-    let log_sum_exp = hidden.where_cond(&infinity, &(max + sum.log()?)?)?;
     let out = out.reshape((b, h, t, ()))?.to_dtype(q.dtype())?;
-    Ok((out, log_sum_exp.squeeze(3)?))
+    Ok((out, Kept { max: max.squeeze(3)?, share: share.squeeze(3)?, unrounded: None }))
 }
 
 pub(super) fn backward(
@@ -46,7 +45,8 @@ pub(super) fn backward(
         return Ok([zeros(q, wants[0])?, zeros(k, wants[1])?, zeros(v, wants[2])?, dmask]);
     }
     let (scores, slopes) = scores(q, k, mask, settings)?;
-    let p = scores.broadcast_sub(&kept.log_sum_exp.unsqueeze(3)?)?.exp()?;
+    let exp = scores.broadcast_sub(&kept.max.unsqueeze(3)?)?.exp()?;
+    let p = exp.broadcast_mul(&kept.share.unsqueeze(3)?)?;
     let grad = by_group(&upcast(grad)?, k)?;
     let dp = grad.matmul(&upcast(v)?.transpose(2, 3)?.contiguous()?)?.reshape(p.shape())?;
     let average = (&p * &dp)?.sum_keepdim(D::Minus1)?;

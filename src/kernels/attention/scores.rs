@@ -80,8 +80,8 @@ pub(super) fn score<A: Math>(
     }
 }
 
-/// Turns scores into their exponentials, relative to the largest. Returns one over their sum, and
-/// the logarithm of the sum of `exp(scores)`; 0 and infinity where every key is hidden.
+/// Turns scores into their exponentials, relative to the largest. Returns that, and one over their sum; 0 and 0 where
+/// every key is hidden.
 #[inline(always)]
 pub(super) fn exponentials<A: Exp>(row: &mut [A]) -> (A, A) {
     let max = largest(row);
@@ -94,14 +94,11 @@ pub(super) fn exponentials<A: Exp>(row: &mut [A]) -> (A, A) {
         }
         sum += block_sums([&*row], |x| x)[0];
     }
-    if sum == 0.0 {
-        return (A::zero(), A::infinity());
-    }
-    (A::of(1.0 / sum), A::of(max.to_double() + sum.ln()))
+    (max, if sum == 0.0 { A::zero() } else { A::of(1.0 / sum) })
 }
 
-/// Turns scores into probabilities, from the logarithm of the sum of their exponentials.
+/// Turns scores into probabilities, from what [`exponentials`] returned for them.
 #[inline(always)]
-pub(super) fn probabilities<A: Exp>(row: &mut [A], log_sum_exp: A) {
-    row.iter_mut().for_each(|x| *x = (*x - log_sum_exp).exponential());
+pub(super) fn probabilities<A: Exp>(row: &mut [A], max: A, share: A) {
+    row.iter_mut().for_each(|x| *x = (*x - max).exponential() * share);
 }

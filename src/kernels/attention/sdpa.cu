@@ -9,9 +9,9 @@ struct Query {
           mask_row(mask.row(row / queries / heads, row / queries % heads, number)) {}
 };
 
-// Probabilities, and ln(sum(exp(scores))): zeros and infinity where no key is seen. y may be x.
+// Probabilities, the largest score, and 1 / sum(exp(scores - largest)): zeros where no key is seen. y may be x.
 template <class T, class A>
-DEVICE void probabilities(T *y, A *log_sums, const A *x, const Scores<A> &scores, size_t rows, size_t heads,
+DEVICE void probabilities(T *y, A *maxima, A *shares, const A *x, const Scores<A> &scores, size_t rows, size_t heads,
                           size_t queries, size_t keys, int causal, int size) {
     constexpr int V = PACK<T, A>;
     Team team(size);
@@ -31,7 +31,7 @@ DEVICE void probabilities(T *y, A *log_sums, const A *x, const Scores<A> &scores
         all.join(team);
         bool hidden = all.sum == A(0);
         A share = hidden ? A(0) : A(1) / all.sum, largest = all.largest == -infinity<A>() ? A(0) : all.largest;
-        if (team.rank == 0) log_sums[row] = hidden ? infinity<A>() : largest + logarithm(all.sum);
+        if (team.rank == 0) maxima[row] = largest, shares[row] = share;
         along<V>(keys, packed, team.rank, team.size, [&](size_t i, auto width) {
             constexpr int N = decltype(width)::value;
             A u[N];
@@ -49,14 +49,14 @@ DEVICE void probabilities(T *y, A *log_sums, const A *x, const Scores<A> &scores
 // From the products again, and the gradients of probabilities: probabilities, and the gradients of the
 // products and of the mask. p may be x, and dx may be dp.
 template <class T, class A>
-DEVICE void slopes(T *p, T *dx, A *dmask, const A *x, const A *dp, const A *log_sums, const Scores<A> &scores,
-                   size_t rows, size_t heads, size_t queries, size_t keys, int causal, int size) {
+DEVICE void slopes(T *p, T *dx, A *dmask, const A *x, const A *dp, const A *maxima, const A *shares,
+                   const Scores<A> &scores, size_t rows, size_t heads, size_t queries, size_t keys, int causal, int size) {
     constexpr int V = PACK<T, A>;
     Team team(size);
     bool packed = aligned(x) && aligned(dp) && aligned(p) && aligned(dx) && aligned(dmask) && keys % V == 0;
     for (size_t row = team.row; row < rows; row += team.teams) {
         Query query(row, heads, queries, keys, causal, scores.mask);
-        A log_sum = log_sums[row], average = A(0);
+        A largest = maxima[row], share = shares[row], average = A(0);
         along<V>(query.seen, packed, team.rank, team.size, [&](size_t i, auto width) {
             constexpr int N = decltype(width)::value;
             A u[N], d[N], slope;
@@ -65,7 +65,7 @@ DEVICE void slopes(T *p, T *dx, A *dmask, const A *x, const A *dp, const A *log_
 #pragma unroll
             for (int k = 0; k < N; k++) {
                 A score = scores.of(u[k], query.mask_row, i + k, slope);
-                average += i + k < query.seen ? exponential(score - log_sum) * d[k] : A(0);
+                average += i + k < query.seen ? exponential(score - largest) * share * d[k] : A(0);
             }
         });
         average = team.reduce<Sum>(average, A(0));
@@ -76,8 +76,8 @@ DEVICE void slopes(T *p, T *dx, A *dmask, const A *x, const A *dp, const A *log_
             read(dp + row * keys + i, d);
 #pragma unroll
             for (int k = 0; k < N; k++) {
-                A share = exponential(scores.of(u[k], query.mask_row, i + k, s[k]) - log_sum);
-                u[k] = i + k < query.seen ? share : A(0);
+                A p = exponential(scores.of(u[k], query.mask_row, i + k, s[k]) - largest) * share;
+                u[k] = i + k < query.seen ? p : A(0);
                 d[k] = i + k < query.seen ? u[k] * (d[k] - average) : A(0);
             }
             write(p + row * keys + i, u);
@@ -92,15 +92,17 @@ DEVICE void slopes(T *p, T *dx, A *dmask, const A *x, const A *dp, const A *log_
 #define SETTINGS double scale, double cap, const void *mask, size_t s0, size_t s1, size_t s2, size_t s3, int kind
 #define SCORES(A) {(A)scale, (A)cap, {mask, s0, s1, s2, s3, kind}}
 #define SDPA(t, T)                                                                                \
-    ROW_KERNEL probabilities_##t(T *y, Acc<T> *log_sums, const Acc<T> *x, SETTINGS, size_t rows,  \
-                                 size_t heads, size_t queries, size_t keys, int causal, int team) { \
+    ROW_KERNEL probabilities_##t(T *y, Acc<T> *maxima, Acc<T> *shares, const Acc<T> *x, SETTINGS, \
+                                 size_t rows, size_t heads, size_t queries, size_t keys,          \
+                                 int causal, int team) {                                          \
         Scores<Acc<T>> scores = SCORES(Acc<T>);                                                   \
-        probabilities(y, log_sums, x, scores, rows, heads, queries, keys, causal, team);          \
+        probabilities(y, maxima, shares, x, scores, rows, heads, queries, keys, causal, team);    \
     }                                                                                             \
     ROW_KERNEL slopes_##t(T *p, T *dx, Acc<T> *dmask, const Acc<T> *x, const Acc<T> *dp,          \
-                          const Acc<T> *log_sums, SETTINGS, size_t rows, size_t heads,            \
-                          size_t queries, size_t keys, int causal, int team) {                    \
+                          const Acc<T> *maxima, const Acc<T> *shares, SETTINGS, size_t rows,      \
+                          size_t heads, size_t queries, size_t keys, int causal, int team) {      \
         Scores<Acc<T>> scores = SCORES(Acc<T>);                                                   \
-        slopes(p, dx, dmask, x, dp, log_sums, scores, rows, heads, queries, keys, causal, team);  \
+        slopes(p, dx, dmask, x, dp, maxima, shares, scores, rows, heads, queries, keys, causal,   \
+               team);                                                                             \
     }
 EACH_FLOAT(SDPA)

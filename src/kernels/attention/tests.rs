@@ -92,6 +92,11 @@ fn naive(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, set: Setting
     out
 }
 
+/// The logarithm of the sum of `exp(scores)`.
+fn log_sum_exp(kept: &Kept) -> Tensor {
+    (&kept.max - kept.share.log().unwrap()).unwrap()
+}
+
 #[test]
 fn forward_matches_a_loop() {
     for dtype in DTYPES {
@@ -102,7 +107,7 @@ fn forward_matches_a_loop() {
                     let mask = mask.as_ref();
                     let expected = naive(&q, &k, &v, mask, settings);
                     let (out, kept) = forward(&q, &k, &v, mask, settings).unwrap();
-                    let sum = kept.log_sum_exp;
+                    let sum = log_sum_exp(&kept);
                     assert_eq!((out.dtype(), sum.dtype()), (dtype, arithmetic(dtype)));
                     assert_eq!(
                         (out.dims(), sum.dims()),
@@ -113,10 +118,10 @@ fn forward_matches_a_loop() {
                     );
                     let count = 32.0 * naive_slack(dtype, sizes[4]);
                     assert_close(&out, &expected, count);
-                    let (oracle, oracle_sum) =
-                        portable::forward(&q, &k, &v, mask, settings).unwrap();
+                    let (oracle, kept) = portable::forward(&q, &k, &v, mask, settings).unwrap();
                     assert_close(&oracle, &expected, 4.0 * count);
-                    assert_within(&sum, &values(&oracle_sum), sum.dtype(), 4.0 * count);
+                    let oracle = values(&log_sum_exp(&kept));
+                    assert_within(&sum, &oracle, sum.dtype(), 4.0 * count);
                 }
             }
         }
@@ -328,7 +333,7 @@ fn gpus_agree() {
                     assert_gpus_agree(&[&q, &k, &v, mask_or_q], count, |t| {
                         let mask = mask.as_ref().map(|_| &t[3]);
                         let (y, kept) = forward(&t[0], &t[1], &t[2], mask, settings)?;
-                        Ok(vec![y, kept.log_sum_exp])
+                        Ok(vec![y, log_sum_exp(&kept)])
                     });
                     let wants_mask = mask.as_ref().filter(|m| m.dtype().is_float()).map(|_| dtype);
                     for out in [dtype, DType::F32] {
@@ -360,7 +365,7 @@ fn gpus_give_zeros_to_a_query_that_sees_nothing() {
         for mask in [hide.to_dtype(DType::U8).unwrap(), hide.log().unwrap()] {
             assert_gpus_agree(&[&q, &k, &v, &mask], 64.0, |t| {
                 let (y, kept) = forward(&t[0], &t[1], &t[2], Some(&t[3]), PLAIN)?;
-                Ok(vec![y, kept.log_sum_exp])
+                Ok(vec![y, log_sum_exp(&kept)])
             });
         }
         let q = Tensor::full(200.0, (1, 1, 2, 4), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
@@ -387,7 +392,7 @@ fn rows_of_heads_are_those_of_every_head() {
         let v = v.to_device(&device).unwrap();
         let (rows, kept) = forward_rows(&v, &v, &v, CAUSAL).unwrap();
         let (heads, other) = forward(&v, &v, &v, None, CAUSAL).unwrap();
-        let (sums, other) = (kept.log_sum_exp, other.log_sum_exp);
+        let (sums, other) = (log_sum_exp(&kept), log_sum_exp(&other));
         let there = |t: &Tensor| values(&t.to_device(&Device::Cpu).unwrap());
         assert_eq!((rows.dims(), rows.is_contiguous()), (&[2, 70, 48][..], true));
         let turned = heads.transpose(1, 2).unwrap().contiguous().unwrap();
@@ -404,4 +409,48 @@ fn a_cap_far_above_the_scores_changes_nothing() {
     let [capped, plain] = [capped, CAUSAL].map(|set| forward(&q, &k, &v, None, set).unwrap().0);
     // A third of (score / cap)² is less than an epsilon.
     assert_close(&capped, &values(&plain), 4.0);
+}
+
+/// Scores that are all moved by one number leave the probabilities as they are, in forward and backward. One logarithm of
+/// the sum of their exponentials, in place of maximum and sum, would lose the digits of `score - log_sum_exp`.
+#[test]
+fn an_offset_of_the_scores_does_not_matter() {
+    // Whole steps of 2^-4, so that products and scores are exact at every offset.
+    let steps = |x: Tensor| ((x * 16.0).unwrap().round().unwrap() / 16.0).unwrap();
+    for sizes in [[2, 4, 2, 7, 9, 5, 3], [1, 2, 1, 67, 70, 7, 9]] {
+        let [q, k, v, grad] = inputs(sizes, DType::F32);
+        let (q, k) = (steps(q), steps(k));
+        let ones = q.narrow(3, 0, 1).unwrap().ones_like().unwrap();
+        let q = Tensor::cat(&[&q, &ones], 3).unwrap();
+        let [b, _, h_kv, _, s, ..] = sizes;
+        for offset in [0f32, 100.0, 10_000.0, -10_000.0] {
+            let moved = Tensor::full(2.0 * offset, (b, h_kv, s, 1), &Device::Cpu).unwrap();
+            let k = Tensor::cat(&[&k, &moved], 3).unwrap();
+            for settings in [PLAIN, CAUSAL] {
+                let all = [q.clone(), k.clone(), v.clone(), grad.clone()];
+                let [exact, _] = gradients(&all.each_ref().map(double), None, settings, DType::F64);
+                let expected = naive(&q, &k, &v, None, settings);
+                let y = forward(&q, &k, &v, None, settings).unwrap().0;
+                if offset.abs() < 700.0 {
+                    assert_close(&y, &expected, 32.0); // where F64 has the exponentials
+                }
+                for ours in gradients(&all, None, settings, DType::F32) {
+                    // The gradient of queries by what moves the scores is a sum of terms as large as the offset.
+                    let dq = |dq: &Tensor| values(&dq.narrow(3, 0, sizes[5]).unwrap());
+                    let [ours_dq, exact_dq] =
+                        [&ours[0], &exact[0]].map(|x| dq(x.as_ref().unwrap()));
+                    assert_within(
+                        &of(ours_dq, &[exact_dq.len()], DType::F64),
+                        &exact_dq,
+                        DType::F32,
+                        32.0,
+                    );
+                    for i in [1, 2] {
+                        let (ours, exact) = (ours[i].as_ref().unwrap(), exact[i].as_ref().unwrap());
+                        assert_within(ours, &values(exact), DType::F32, 32.0);
+                    }
+                }
+            }
+        }
+    }
 }

@@ -194,6 +194,15 @@ template <class T> struct Attention {
     // What `score` gives, times this, is the exponent of two.
     DEVICE float unit() const { return plain() ? scores.scale * LOG2_E : LOG2_E; }
 
+    // The score of the largest of what `score` gives; 0 where all are hidden.
+    DEVICE float largest(float x) const {
+        return x == -infinity<float>() ? 0.f : plain() ? x * scores.scale : x;
+    }
+
+    // The exponent of two that those of all scores are relative to, of that: the same in forward and backward to the
+    // bit, as its rounding, of a large score, would be seen in the probabilities.
+    DEVICE float base(float largest) const { return largest * LOG2_E; }
+
     // The keys and the values of a tile begin to come, from `first` on.
     template <int D>
     DEVICE void fetch(T (*keys)[D + 8], T (*values)[D + 8], size_t batch, size_t head, size_t first) const {

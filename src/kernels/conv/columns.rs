@@ -63,8 +63,9 @@ impl Part {
 
 /// The layout of a group's strips: `(channel, kernel column, phase, row, image, output column)`.
 ///
-/// Row `q` of phase `p` is row `q * stride + p` of the padded images, so that the rows that a row of
-/// the kernel meets lie one after the other.
+/// Row `r` of the kernel meets rows `r * dilation` of the padded images, a stride apart. Those with one remainder by the
+/// stride are a phase: row `q` of it is the `q * stride`th after its first, so that the rows that a row of the kernel meets
+/// lie one after the other. Remainders that no row of the kernel has, of which a large stride has many, take no room.
 #[derive(Clone, Debug)]
 pub(super) struct Strips {
     images: usize,
@@ -80,9 +81,13 @@ impl Strips {
         Self { images, depth: part.rows.len() + reach / shape.geometry.stride, part }
     }
 
-    /// Phases there is room for.
+    /// Phases that rows of the kernel are in. Rows so far apart are in one.
     pub(super) fn phases(shape: &Shape) -> usize {
-        if shape.kernel_height == 1 { 1 } else { shape.geometry.stride }
+        let (mut stride, mut rest) = (shape.geometry.stride, shape.geometry.dilation);
+        while rest > 0 {
+            (stride, rest) = (rest, stride % rest);
+        }
+        shape.kernel_height.min(shape.geometry.stride / stride)
     }
 
     /// Elements of all strips.
@@ -106,9 +111,8 @@ impl Strips {
 
     /// Where the matrix of row `kernel_row` of the kernel starts.
     pub(super) fn start(&self, shape: &Shape, kernel_row: usize) -> usize {
-        let row = kernel_row * shape.geometry.dilation;
-        let stride = shape.geometry.stride;
-        (row % stride * self.depth + row / stride) * self.row()
+        let row = kernel_row * shape.geometry.dilation / shape.geometry.stride;
+        (kernel_row % Self::phases(shape) * self.depth + row) * self.row()
     }
 
     /// The matrix of row `kernel_row` of the kernel, `(row_taps, pixels)`.
@@ -139,11 +143,8 @@ impl Strips {
             let channel = group * shape.group_in() + tap / shape.kernel_width;
             let column = left + tap % shape.kernel_width * dilation;
             for phase in 0..phases {
-                if !(0..shape.kernel_height).any(|row| row * dilation % stride == phase) {
-                    continue;
-                }
                 let strip = (tap * phases + phase) * self.depth;
-                let first = self.part.rows.start * stride + phase;
+                let first = self.part.rows.start * stride + phase * dilation % stride;
                 for (row, y) in (first..height).step_by(stride).take(self.depth).enumerate() {
                     for image in 0..self.images {
                         let run = (strip + row) * self.images + image;

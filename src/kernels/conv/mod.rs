@@ -52,12 +52,11 @@ impl Geometry {
         (rows, columns): (usize, usize),
     ) -> (usize, usize) {
         let positions = |input: usize, padding: usize, kernel: usize| {
-            let reach = self.dilation * (kernel - 1) + 1;
-            match (input + 2 * padding).checked_sub(reach) {
-                Some(room) => room / self.stride + 1,
-                None => 0,
-            }
+            let reach = self.dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
+            let room = padding.checked_mul(2)?.checked_add(input)?.checked_sub(reach)?;
+            (room / self.stride).checked_add(1)
         };
+        let positions = |input, padding, kernel| positions(input, padding, kernel).unwrap_or(0);
         (positions(height, self.padding.0, rows), positions(width, self.padding.1, columns))
     }
 }

@@ -4,6 +4,9 @@ use candle_core::{Result, bail};
 
 use super::Geometry;
 
+/// Elements that a slice can have, of any dtype.
+const MOST: usize = isize::MAX as usize / 8;
+
 /// The dimensions of a convolution's input, weight and output.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
@@ -25,11 +28,29 @@ impl Shape {
             bail!("a convolution of {input:?} by {weight:?} is not two-dimensional")
         };
         let [batch, c_in, height, width] = geometry.format.split([a, b, c, d]);
-        if c_in * c_out * kernel_height * kernel_width == 0 {
+        if [c_in, c_out, kernel_height, kernel_width].contains(&0) {
             bail!("a convolution of {input:?} by {weight:?} has no channels or no taps")
         }
         let (out_height, out_width) =
             geometry.out_size((height, width), (kernel_height, kernel_width));
+        // All offsets into images, with and without their padding, are products of these.
+        let padded = |size: usize, padding: usize| padding.checked_mul(2)?.checked_add(size);
+        let padded_size = (padded(height, geometry.padding.0), padded(width, geometry.padding.1));
+        let fits = |sizes: [Option<usize>; 4]| {
+            let nothing = sizes.contains(&Some(0));
+            let count = sizes.into_iter().try_fold(1usize, |count, size| count.checked_mul(size?));
+            nothing || count.is_some_and(|count| count <= MOST)
+        };
+        if !fits([Some(batch), Some(c_in), padded_size.0, padded_size.1])
+            || !fits([batch, c_out, out_height, out_width].map(Some))
+        {
+            let Geometry { padding, stride, .. } = geometry;
+            bail!(
+                "a convolution of {input:?} by {weight:?} with padding {padding:?} and stride {stride} has more \
+                 elements than memory has addresses: {c_in} channels of {height} x {width} pixels in, {c_out} of \
+                 {out_height} x {out_width} out"
+            )
+        }
         Ok(Self {
             batch,
             c_in,

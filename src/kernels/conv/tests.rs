@@ -291,6 +291,64 @@ fn sequences() {
     }
 }
 
+/// Most pixels of the input meet no tap, or there are fewer of them than the stride has remainders.
+#[test]
+fn strides_beyond_the_image() {
+    let mut rng = generator(12);
+    for (dims, c_out, kernel) in [
+        ([2, 3, 5, 7], 4, [3, 3]),
+        ([1, 33, 4, 9], 18, [2, 3]),
+        ([3, 2, 1, 40], 3, [1, 9]),
+        ([2, 2, 1, 3], 2, [1, 2]),
+    ] {
+        for (stride, dilation) in
+            [(2, 2), (2, 4), (4, 2), (6, 4), (50, 1), (100_000, 1), (99_999, 2)]
+        {
+            for padding in [(0, 0), (1, 3), (0, 8)] {
+                let x = random(&mut rng, &dims, DType::F32);
+                let weight = random(&mut rng, &[c_out, dims[1], kernel[0], kernel[1]], DType::F32);
+                let bias = random(&mut rng, &[c_out], DType::F32);
+                let geometry = Geometry { padding, ..geometry(stride, 0, dilation, 1) };
+                let size = geometry.out_size((dims[2], dims[3]), (kernel[0], kernel[1]));
+                if size.0 * size.1 > 0 {
+                    compare(&x, &weight, Some(&bias), DType::F32, geometry, DType::F32);
+                }
+            }
+        }
+    }
+}
+
+/// As many taps as PyTorch's longest filters have, or more: no more work than pixels and taps.
+#[test]
+fn many_taps_at_a_large_stride() -> Result<()> {
+    let mut rng = generator(13);
+    let weight = random(&mut rng, &[2, 2, 1, 1024], DType::F32);
+    let grad = random(&mut rng, &[1, 2, 1, 5], DType::F32);
+    let geometry = Geometry { padding: (0, 0), ..geometry(256, 0, 1, 1) };
+    let dims = [1, 2, 1, 4 * 256 + 1024];
+    let shape = Shape::new(&dims, weight.dims(), geometry)?;
+    let x = random(&mut rng, &dims, DType::F32);
+    let operands = [&x, &weight, &grad].map(doubles);
+    let [_, dx, _] = plain_loops(&shape, operands.each_ref().map(Vec::as_slice));
+    for dx_of in [input_gradient, input_gradient_last] {
+        let actual = dx_of(&grad, &weight, None, &dims, geometry, DType::F32)?;
+        check(&actual, &dx, &[DType::F32], "1024 taps");
+    }
+    Ok(())
+}
+
+#[test]
+fn sizes_beyond_memory_are_errors() {
+    for (padding, stride) in [(i32::MAX as usize, 1), (usize::MAX / 2, 1), (1 << 62, 1 << 62)] {
+        let geometry = geometry(stride, padding, 1, 1);
+        let shape = Shape::new(&[1, 1, 4, 4], &[1, 1, 3, 3], geometry);
+        let error = shape.unwrap_err().to_string();
+        assert!(error.contains("more elements than memory has addresses"), "{error}");
+    }
+    let far = Geometry { dilation: usize::MAX, ..geometry(1, 1, 1, 1) };
+    assert_eq!(far.out_size((4, 4), (3, 3)), (0, 0));
+}
+
 #[test]
 fn padding_that_differs_and_one_channel() {
     let mut rng = generator(9);

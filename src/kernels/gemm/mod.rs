@@ -13,7 +13,7 @@ mod product;
 #[cfg(test)]
 pub(super) mod tests;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Result, Tensor, bail};
 
 pub(super) use cuda::add_bias;
 pub(super) use operand::{Arithmetic, Source, narrow};
@@ -36,6 +36,7 @@ pub(crate) fn gemm(
     bias: Option<&Tensor>,
     out: DType,
 ) -> Result<Tensor> {
+    check_size(lhs, rhs)?;
     if let Some(gpu) = Gpu::of(lhs.device()) {
         return cuda::gemm(&gpu, lhs, rhs, bias, out);
     }
@@ -57,6 +58,23 @@ pub(crate) fn gemm(
     }
     with_element!(out, O => cpu::gemm::<O>(lhs, rhs, bias))
 }
+
+/// Whether a slice holds the product: operands that are repeated by strides of 0 may have more elements than memory.
+fn check_size(lhs: &Tensor, rhs: &Tensor) -> Result<()> {
+    let dims = lhs.dims().iter().rev().skip(1).chain(rhs.dims().last());
+    let count = dims.clone().try_fold(1usize, |count, &size| count.checked_mul(size));
+    if dims.clone().any(|&size| size == 0) || count.is_some_and(|count| count <= MOST) {
+        return Ok(());
+    }
+    bail!(
+        "the product of {:?} and {:?} has more elements than memory has addresses",
+        lhs.shape(),
+        rhs.shape()
+    )
+}
+
+/// Elements that a slice can have, of any dtype.
+const MOST: usize = isize::MAX as usize / 8;
 
 /// What a product of these tensors is computed in: F64 where one of them is F64, else F32.
 pub(super) fn arithmetic<const N: usize>(operands: [Option<&Tensor>; N]) -> DType {

@@ -23,7 +23,7 @@ use laid::{Laid, laid_out};
 
 /// The unit that multiplies these operands, where this module does.
 pub(super) fn unit(lhs: &Tensor, rhs: &Tensor) -> Option<Unit> {
-    if lhs.elem_count() * rhs.elem_count() == 0 {
+    if lhs.dims().contains(&0) || rhs.dims().contains(&0) {
         return None;
     }
     let (rows, columns) = (lhs.rank() - 2, rhs.rank() - 1);
@@ -107,7 +107,8 @@ fn typed<T: Planes + Element, O: Rounded>(
             let places = &Places { first: out.as_mut_ptr(), stride: rhs.cols() };
             Product { left, right, bias, unit, places, finite: &finite }.run(sharing);
         };
-        match together && matrices * size * lhs.cols() > short(unit) {
+        let terms = (matrices * size).saturating_mul(lhs.cols());
+        match together && terms > short(unit) {
             true => out.par_chunks_mut(size).enumerate().for_each(each),
             false => out.chunks_mut(size).enumerate().for_each(each),
         }
@@ -137,12 +138,13 @@ enum Sharing {
 impl Sharing {
     /// Of a product of so many rows and columns, and terms of each sum.
     fn of([rows, depth, columns]: [usize; 3], planes: usize, unit: Unit) -> Self {
-        let (terms, short) = (rows * depth * columns, short(unit));
+        let terms = rows.saturating_mul(columns).saturating_mul(depth);
+        let short = short(unit);
         match terms {
             _ if rayon::current_num_threads() == 1 || terms <= short => Self::Alone,
             _ if terms <= 16 * short => Self::Parts,
             // The larger side is laid out where it is multiplied: by the smaller one, from a cache.
-            _ if rows < columns && rows * depth * planes <= NEAR => Self::Columns,
+            _ if rows < columns && rows.saturating_mul(depth * planes) <= NEAR => Self::Columns,
             _ => Self::Rows,
         }
     }

@@ -119,9 +119,30 @@ unsafe impl<A: Send> Sync for Destination<A> {}
 /// Terms of the products that are cut up here. Of these sizes the `gemm` crate's threads wait for each
 /// other longer than they multiply; smaller ones are one thread's.
 const CUT: std::ops::RangeInclusive<usize> = 1 << 20..=1 << 25;
-/// Rows or columns of a part: not as many as there are threads for, as how the `gemm` crate adds up
-/// depends on the shape.
+/// Rows or columns of a part, at most about.
 const PART: usize = 128;
+/// Parts start at multiples of this: of the lanes of every vector.
+const LANES: usize = 16;
+
+/// How many parts a product of `lines` times `others` elements is cut into, by its longer side.
+///
+/// A part has the bits that it has in the whole, so that bits depend neither on the number of threads nor on who cuts. The
+/// `gemm` crate adds up in another order where there are at most 256 elements, or at most 64 rows and 64 columns: no part
+/// is that small.
+fn parts(lines: usize, others: usize) -> usize {
+    let least = (256 / others.max(1) + 1).max(65);
+    let most = PART.max(2 * least / 256 * 256);
+    lines.div_ceil(most).min(lines / (least + LANES))
+}
+
+/// The rows or columns of a part.
+fn part(index: usize, parts: usize, lines: usize) -> std::ops::Range<usize> {
+    let start = |index: usize| match index == parts {
+        true => lines,
+        false => index * lines / parts / LANES * LANES,
+    };
+    start(index)..start(index + 1)
+}
 
 /// # Safety
 /// The elements of `to` are nobody else's, and initialised where it is to be read.
@@ -141,12 +162,14 @@ unsafe fn multiply<A: Arithmetic>(
     assert!(rhs.extent() <= rhs.data.len(), "the right matrix reaches beyond its data");
     // The longer side is cut, as every thread packs the other one.
     let (tall, lines) = (m >= n, m.max(n));
+    let parts = parts(lines, m.min(n));
     let terms = m.saturating_mul(n).saturating_mul(k);
     match threads {
-        Threads::All if lines > PART && CUT.contains(&terms) => {
-            (0..lines.div_ceil(PART)).into_par_iter().for_each(|part| {
+        Threads::All if parts > 1 && CUT.contains(&terms) => {
+            (0..parts).into_par_iter().for_each(|index| {
                 let to = &to;
-                let (start, count) = (part * PART, PART.min(lines - part * PART));
+                let lines = part(index, parts, lines);
+                let (start, count) = (lines.start, lines.len());
                 let (lhs, rhs, offset) = match tall {
                     true => (lhs.rows(start, count), rhs, start * to.row_stride),
                     false => (lhs, rhs.t().rows(start, count).t(), start),

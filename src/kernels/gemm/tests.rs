@@ -3,7 +3,7 @@ use half::{bf16, f16};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{cpu, gemm, portable};
+use super::{Matrix, Threads, cpu, gemm, portable, product};
 use crate::kernels::elementwise::testing::on_device;
 
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
@@ -148,6 +148,62 @@ fn threads_share_small_products() -> Result<()> {
             check(&cut, &naive(&lhs, &rhs, bias), &[DType::F32], "cut up");
         }
     }
+    Ok(())
+}
+
+/// One thread, several, and parts of a product have the same bits, with and without something to add to: at the edges of
+/// what the `gemm` crate adds up in its own ways.
+#[test]
+fn bits_do_not_depend_on_who_multiplies() -> Result<()> {
+    let mut rng = generator(43);
+    let pools = [1, 2, 3, 5]
+        .map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap());
+    let sides = [1, 2, 3, 4, 17, 40, 64, 65, 130, 257];
+    for case in 0..80 {
+        let lines = rng.random_range(120..1200);
+        let other = sides[case % sides.len()];
+        let least = (1 << 20) / (lines * other) + 1;
+        let more = if other > 65 { 60 } else { 700 };
+        let k = if case % 4 == 0 { least } else { rng.random_range(least..least + more) };
+        let (m, n) = if case % 2 == 0 { (lines, other) } else { (other, lines) };
+        let matrices = |rng: &mut _, rows: usize, columns: usize, turned: bool| match turned {
+            true => random(rng, &[columns, rows], DType::F32).t(),
+            false => Ok(random(rng, &[rows, columns], DType::F32)),
+        };
+        let (lhs, rhs) =
+            (matrices(&mut rng, m, k, case % 3 == 0)?, matrices(&mut rng, k, n, case % 5 == 0)?);
+        let [left, right] =
+            [&lhs, &rhs].map(|x| x.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+        let of = |threads: Threads| {
+            let (left, right) = (Matrix::new(&left, m, k), Matrix::new(&right, k, n));
+            let mut sums = vec![0.5f32; m * n];
+            product(left, right, &mut sums, n, case % 7 < 3, threads);
+            sums.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let expected = of(Threads::One);
+        for pool in &pools {
+            let same = pool.install(|| of(Threads::All)) == expected;
+            assert!(same, "{m} x {k} x {n}, {} threads", pool.current_num_threads());
+        }
+        // Whole operands, by their strides.
+        let whole = |bias: Option<&Tensor>| doubles(&cpu::gemm::<f32>(&lhs, &rhs, bias).unwrap());
+        let bias = random(&mut rng, &[n], DType::F32);
+        for bias in [None, Some(&bias)] {
+            let expected = pools[0].install(|| whole(bias));
+            for pool in &pools[1..] {
+                assert!(pool.install(|| whole(bias)) == expected, "{m} x {k} x {n} {bias:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_product_beyond_memory_is_an_error() -> Result<()> {
+    let one = Tensor::zeros((1, 1), DType::F32, &Device::Cpu)?;
+    let tall = one.broadcast_as((1usize << 40, 1))?;
+    let error = gemm(&tall, &tall.t()?, None, DType::F32).unwrap_err().to_string();
+    assert!(error.contains("more elements than memory has addresses"), "{error}");
     Ok(())
 }
 

@@ -13,6 +13,7 @@ pub(super) fn forward(x: &Tensor, grid: &Grid) -> Result<Tensor> {
         let (oh, ow) = grid.size();
         let data: &[T] = &Elements::of(x)?;
         let weights = Weights::of(grid);
+        let (down_kept, across_kept) = (h == oh, w == ow);
         let y = planes(
             &mut [(); 0],
             n * c,
@@ -36,9 +37,9 @@ pub(super) fn forward(x: &Tensor, grid: &Grid) -> Result<Tensor> {
                             let columns = columns.iter().zip(&weights.columns);
                             for (out, (column, across)) in out.iter_mut().zip(columns) {
                                 let mix = |row: &[T::Acc]| {
-                                    row[column.low] * across.low + row[column.high] * across.high
+                                    across.mix(row[column.low], row[column.high], across_kept)
                                 };
-                                *out = mix(top) * down.low + mix(bottom) * down.high;
+                                *out = down.mix(mix(top), mix(bottom), down_kept);
                             }
                         }
                     }
@@ -64,6 +65,7 @@ pub(super) fn backward(
         let (oh, ow) = grid.size();
         let grad: &[G] = &Elements::of(grad)?;
         let weights = Weights::of(grid);
+        let (down_kept, across_kept) = (h == oh, w == ow);
         let dx = planes(
             &mut [(); 0],
             n * c,
@@ -84,12 +86,15 @@ pub(super) fn backward(
                     Grid::Linear { rows, columns, .. } => {
                         let rows = rows.iter().zip(&weights.rows);
                         for ((row, down), grad) in rows.zip(wide.chunks_exact(ow)) {
-                            for (row, down) in [(row.low, down.low), (row.high, down.high)] {
+                            let sides = [(row.low, down.low), (row.high, down.high)];
+                            for (row, down) in &sides[..if down_kept { 1 } else { 2 }] {
                                 let row = &mut out[row * w..][..w];
                                 let columns = columns.iter().zip(&weights.columns);
                                 for (&grad, (column, across)) in grad.iter().zip(columns) {
-                                    row[column.low] += grad * down * across.low;
-                                    row[column.high] += grad * down * across.high;
+                                    row[column.low] += grad * *down * across.low;
+                                    if !across_kept {
+                                        row[column.high] += grad * *down * across.high;
+                                    }
                                 }
                             }
                         }
@@ -107,6 +112,14 @@ pub(super) fn backward(
 struct Weight<A> {
     low: A,
     high: A,
+}
+
+impl<A: Real> Weight<A> {
+    /// The average of two neighbours; the first, where an axis is `kept`: not even an infinity times 0 is added to it.
+    #[inline(always)]
+    fn mix(self, low: A, high: A, kept: bool) -> A {
+        if kept { low } else { low * self.low + high * self.high }
+    }
 }
 
 /// Those of every row and column; none where the grid has none.

@@ -59,7 +59,8 @@ impl Grid {
     }
 
     /// As [`nearest`](Self::nearest); `scales`, vertical and horizontal, where the output's size
-    /// was made of them by rounding.
+    /// was made of them by rounding. An axis that keeps its size is copied, whatever its scale, as in PyTorch's kernels of
+    /// the CPU.
     pub(crate) fn linear(
         from: (usize, usize),
         to: (usize, usize),
@@ -67,6 +68,7 @@ impl Grid {
         scales: Option<(f64, f64)>,
     ) -> Self {
         let step = |from: usize, to: usize, scale: Option<f64>| match scale {
+            _ if from == to => 1.0,
             _ if align_corners && to == 1 => 0.0,
             _ if align_corners => (from - 1) as f64 / (to - 1) as f64,
             Some(scale) => 1.0 / scale,
@@ -77,6 +79,9 @@ impl Grid {
         let rule = Rule { steps, centre: if align_corners { 0.0 } else { 0.5 } };
         let axis = |from: usize, to: usize, step: f64| {
             let between = |i: usize| {
+                if from == to {
+                    return Between { low: i, high: i, weight: 0.0 };
+                }
                 let place = rule.place(i, step);
                 let low = (place as usize).min(from - 1);
                 let weight = (place - low as f64).clamp(0.0, 1.0);

@@ -39,6 +39,9 @@ pub(super) fn backward(
 
 /// The averages of neighbours in one dimension.
 fn blend(x: &Tensor, places: &[Between], dim: usize) -> Result<Tensor> {
+    if x.dim(dim)? == places.len() {
+        return Ok(x.clone());
+    }
     let part = |(at, count): Side| {
         let picked = x.index_select(&index(&places.iter().map(at).collect::<Vec<_>>(), x)?, dim)?;
         picked.broadcast_mul(&weights(places, count, dim, x)?)
@@ -48,6 +51,9 @@ fn blend(x: &Tensor, places: &[Between], dim: usize) -> Result<Tensor> {
 
 /// The gradient of [`blend`], over `size` neighbours.
 fn spread(grad: &Tensor, places: &[Between], dim: usize, size: usize) -> Result<Tensor> {
+    if size == places.len() {
+        return Ok(grad.clone());
+    }
     let mut sum = resized(grad, dim, size)?;
     for (at, count) in SIDES {
         let index = index(&places.iter().map(at).collect::<Vec<_>>(), grad)?;

@@ -12,7 +12,11 @@ template <class I> struct Axis {
     double step, centre;
     bool linear;
 
+    // Copied, where nothing is averaged: not even an infinity times 0 is added.
+    DEVICE bool kept() const { return from == to; }
+
     DEVICE Between<I> at(I i) const {
+        if (kept()) return {i, i, 0};
         double place = ((double)i + centre) * step - centre;
         if (place < 0) place = 0;
         I low = (I)place;
@@ -50,11 +54,12 @@ DEVICE void forward(const T *x, T *y, I i, Axis<I> vertical, Axis<I> horizontal)
         y[i] = from[row.low * w + column.low];
         return;
     }
-    A left = (A)(1 - column.weight), right = (A)column.weight;
-    const T *top = from + row.low * w, *bottom = from + row.high * w;
-    A above = widen(top[column.low]) * left + widen(top[column.high]) * right;
-    A below = widen(bottom[column.low]) * left + widen(bottom[column.high]) * right;
-    narrow(above * (A)(1 - row.weight) + below * (A)row.weight, y[i]);
+    auto across = [&](const T *x) {
+        A low = widen(x[column.low]), high = widen(x[column.high]);
+        return horizontal.kept() ? low : low * (A)(1 - column.weight) + high * (A)column.weight;
+    };
+    A above = across(from + row.low * w), below = across(from + row.high * w);
+    narrow(vertical.kept() ? above : above * (A)(1 - row.weight) + below * (A)row.weight, y[i]);
 }
 
 template <class I, class G, class O>
@@ -68,7 +73,7 @@ DEVICE void backward(const G *g, O *dx, I i, Axis<I> vertical, Axis<I> horizonta
     A sum = 0;
     for (I oy = top; oy < bottom; oy++) {
         Between<I> row = vertical.at(oy);
-        for (int side = 0; side < (vertical.linear ? 2 : 1); side++) {
+        for (int side = 0; side < (vertical.linear && !vertical.kept() ? 2 : 1); side++) {
             if ((side ? row.high : row.low) != y) continue;
             A down = (A)(side ? row.weight : 1 - row.weight);
             for (I ox = left; ox < right; ox++) {
@@ -80,7 +85,7 @@ DEVICE void backward(const G *g, O *dx, I i, Axis<I> vertical, Axis<I> horizonta
                     continue;
                 }
                 if (column.low == x) sum += grad * down * (A)(1 - column.weight);
-                if (column.high == x) sum += grad * down * (A)column.weight;
+                if (column.high == x && !horizontal.kept()) sum += grad * down * (A)column.weight;
             }
         }
     }

@@ -250,11 +250,14 @@ fn for_each_strip((h, w): (usize, usize), window: Window, mut f: impl FnMut(Rang
         let from = padding.1.saturating_sub(kx).div_ceil(stride.1);
         from..(w + padding.1).saturating_sub(kx).div_ceil(stride.1).min(ow)
     };
-    let inside: Vec<Range<usize>> = (0..kernel.1).map(inside).collect();
+    // Those that any window has inside: a kernel may be much wider than the plane.
+    let first = padding.1.saturating_sub(ow.saturating_sub(1) * stride.1);
+    let last = kernel.1.min(w + padding.1);
+    let inside: Vec<Range<usize>> = (first..last).map(inside).collect();
     for oy in 0..oh {
         let top = oy * stride.0;
         for row in top.saturating_sub(padding.0)..h.min(top + kernel.0 - padding.0) {
-            for (kx, inside) in inside.iter().enumerate() {
+            for (kx, inside) in (first..).zip(&inside) {
                 for from in inside.clone().step_by(STRIP) {
                     let to = inside.end.min(from + STRIP);
                     let column = from * stride.1 + kx - padding.1;

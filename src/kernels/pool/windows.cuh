@@ -38,7 +38,7 @@ template <class I> struct Cover {
 // `body` for each of `count` elements `i`. Nothing in it, padded places included, is more than all
 // elements of both sides and the padding together.
 #define FOR_EACH(count, body)                                                                      \
-    if (planes * (h + 2 * ph + kh) * (w + 2 * pw + kw) < 1ull << 31 && planes * oh * ow < 1ull << 31) { \
+    if ((double)planes * (h + 2 * ph + kh) * (w + 2 * pw + kw) < 2147483648.0 && planes * oh * ow < 1ull << 31) { \
         typedef u32 I;                                                                             \
         for (I i = (I)global_thread(); i < (I)(count); i += (I)global_threads()) body;             \
     } else {                                                                                       \

@@ -11,6 +11,14 @@ pub(super) fn cases() -> Vec<Case> {
         case(Op::Matmul, "matmul", &[&[3, 5], &[5, 2]], |t| ops::matmul(&t[0], &t[1])),
         case(Op::Matmul, "batched", &[&[2, 3, 17], &[2, 17, 4]], |t| ops::matmul(&t[0], &t[1])),
         case(Op::Matmul, "transposed", &[&[3, 5], &[4, 5]], |t| ops::matmul(&t[0], &t[1].t()?)),
+        case(Op::Matmul, "shared", &[&[2, 3, 4], &[4, 5]], |t| ops::matmul(&t[0], &t[1])),
+        case(Op::Matmul, "broadcast", &[&[2, 1, 3, 4], &[1, 5, 4, 2]], |t| {
+            ops::matmul(&t[0], &t[1])
+        }),
+        case(Op::Matmul, "shared left", &[&[3, 4], &[2, 4, 5]], |t| ops::matmul(&t[0], &t[1])),
+        case(Op::Matmul, "row", &[&[4], &[2, 4, 3]], |t| ops::matmul(&t[0], &t[1])),
+        case(Op::Matmul, "column", &[&[2, 3, 4], &[4]], |t| ops::matmul(&t[0], &t[1])),
+        case(Op::Matmul, "dot", &[&[5], &[5]], |t| ops::matmul(&t[0], &t[1])),
         case(Op::Linear, "bias", &[&[3, 7], &[5, 7], &[5]], |t| {
             ops::linear(&t[0], &t[1], Some(&t[2]))
         }),

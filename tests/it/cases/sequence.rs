@@ -49,6 +49,11 @@ fn transposed() -> Vec<Case> {
         case(op1, "padded far", &[&[1, 2, 5], &[2, 3, 2]], one(1, 2, 0, 1, 1)),
         case(op1, "room for more", &[&[2, 2, 3], &[2, 2, 3], &[2]], one(2, 1, 5, 4, 1)),
         case(op1, "1", &[&[1, 1, 1], &[1, 1, 1], &[1]], one(1, 0, 0, 1, 1)),
+        case(op1, "far apart", &[&[1, 2, 1], &[2, 2, 2], &[2]], one(2, 3, 0, 7, 1)),
+        case(op1, "far strides", &[&[2, 3, 2], &[3, 2, 3]], one(40, 1, 0, 1, 1)),
+        // Most of its pixels are the bias alone, whose gradient is a sum of 231.
+        case(op2, "far strides", &[&[1, 2, 2, 3], &[2, 2, 2, 3], &[2]], two(9, 0, 0, 1))
+            .within(16.0),
         case(op2, "3x3", &[&[2, 3, 4, 5], &[3, 4, 3, 3], &[4]], two(1, 1, 0, 1)),
         case(op2, "stride 2", &[&[2, 3, 3, 4], &[3, 2, 3, 3], &[2]], two(2, 1, 1, 1)),
         case(op2, "oblong, dilated", &[&[1, 2, 3, 3], &[2, 2, 2, 3]], two(1, 1, 0, 2)),
@@ -79,6 +84,8 @@ fn with_channels_last() -> Vec<Case> {
         case(op1, "last", &[&[2, 5, 3], &[3, 2, 3], &[2]], one(2, 1, 1, 1, 1)),
         case(op1, "last, groups", &[&[2, 5, 4], &[4, 3, 3], &[6]], one(2, 0, 0, 2, 2)),
         case(op1, "last, room for more", &[&[2, 3, 2], &[2, 2, 3]], one(2, 1, 5, 4, 1)),
+        case(op1, "last, far apart", &[&[1, 1, 2], &[2, 2, 2], &[2]], one(2, 3, 0, 7, 1)),
+        case(op1, "last, far strides", &[&[2, 2, 3], &[3, 2, 3]], one(40, 1, 0, 1, 1)),
         case(op2, "last", &[&[2, 3, 4, 3], &[3, 2, 3, 3], &[2]], two(2, 1, 1, 1)),
         case(op2, "last, oblong", &[&[1, 3, 4, 2], &[2, 5, 2, 3], &[5]], two(1, 1, 0, 2)),
         case(op2, "last, room for more", &[&[2, 2, 3, 2], &[2, 3, 2, 2]], two(1, 0, 1, 1)),
@@ -109,6 +116,8 @@ fn resampling() -> Vec<Case> {
         case(op3, "scaled", &[&[1, 2, 5, 4]], scaled(1.7, 2.4, false)),
         case(op3, "scaled, corners", &[&[1, 2, 5, 4]], scaled(1.7, 2.4, true)),
         case(op3, "scaled to the same size", &[&[1, 2, 3, 4]], scaled(1.1, 1.2, false)),
+        case(op3, "scaled to the same width", &[&[1, 2, 3, 4]], scaled(1.9, 1.2, false)),
+        case(op3, "scaled to the same height", &[&[1, 2, 3, 4]], scaled(1.3, 0.6, false)),
     ]
 }
 

@@ -1,7 +1,9 @@
 //! What a convolution reads and writes, as offsets.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crate::kernels::conv::Geometry;
 use crate::kernels::conv::shape::Shape;
 
 /// Sums over some taps at a grid of positions: a convolution, or one of the `stride²` parts of its
@@ -37,26 +39,34 @@ impl Taps {
     }
 
     /// The gradient by the input: the input pixels that lie `row, column` beyond a multiple of the
-    /// stride meet the taps that do.
-    pub(super) fn backward(shape: &Shape) -> impl Iterator<Item = Self> {
-        let (stride, dilation) = (shape.geometry.stride, shape.geometry.dilation as isize);
-        let (padding, shape) = (shape.geometry.padding, *shape);
-        let offsets = move |phase: usize, taps: usize, padding: usize| {
-            let place = |tap: usize| (phase + padding) as isize - tap as isize * dilation;
-            let meets = move |&tap: &usize| place(tap) % stride as isize == 0;
-            let taps = (0..taps).filter(meets);
-            taps.map(|tap| (place(tap) / stride as isize, tap)).collect::<Vec<_>>()
+    /// stride, a phase, meet the taps that do. The phases with their taps, row by row, as many columns in each: those
+    /// that have a pixel and meet a tap. Pixels of others meet none.
+    pub(super) fn backward(shape: &Shape) -> Vec<((usize, usize), Self)> {
+        let Geometry { stride, dilation, padding, .. } = shape.geometry;
+        // The phases of a dimension, with the taps that each meets.
+        let phases = |size: usize, taps: usize, padding: usize| {
+            let mut phases = BTreeMap::<usize, Vec<(isize, usize)>>::new();
+            for tap in 0..taps {
+                let offset = (tap * dilation) as isize - padding as isize;
+                let phase = offset.rem_euclid(stride as isize);
+                let place = (phase - offset) / stride as isize;
+                phases.entry(phase as usize).or_default().push((place, tap));
+            }
+            phases.retain(|&phase, _| phase < size);
+            phases
         };
-        let phases = (0..stride).flat_map(move |row| (0..stride).map(move |column| (row, column)));
-        let positions =
-            move |size: usize, phase: usize| size.saturating_sub(phase).div_ceil(stride);
-        phases.map(move |(row, column)| Self {
-            rows: offsets(row, shape.kernel_height, padding.0),
-            columns: offsets(column, shape.kernel_width, padding.1),
-            step: 1,
-            grid: (positions(shape.height, row), positions(shape.width, column)),
-            out_step: stride,
-        })
+        let rows = phases(shape.height, shape.kernel_height, padding.0);
+        let columns = phases(shape.width, shape.kernel_width, padding.1);
+        let positions = |size: usize, phase: usize| (size - phase).div_ceil(stride);
+        let of_row = |(&row, rows): (&usize, &Vec<(isize, usize)>)| {
+            let of_column = |(&column, columns): (&usize, &Vec<(isize, usize)>)| {
+                let grid = (positions(shape.height, row), positions(shape.width, column));
+                let (rows, columns) = (rows.clone(), columns.clone());
+                ((row, column), Self { rows, columns, step: 1, grid, out_step: stride })
+            };
+            columns.iter().map(of_column).collect::<Vec<_>>()
+        };
+        rows.iter().flat_map(of_row).collect()
     }
 
     /// One tap at every position of a grid.
@@ -138,7 +148,10 @@ impl Strips {
         let step = taps.step as isize;
         let line = (part.images * part.columns.len()).next_multiple_of(multiple);
         let (mut starts, mut slots) = (vec![0; taps.rows.len()], Vec::new());
-        for phase in 0..step {
+        let mut phases: Vec<_> = taps.rows.iter().map(|row| row.0.rem_euclid(step)).collect();
+        phases.sort_unstable();
+        phases.dedup();
+        for phase in phases {
             let of_phase = || taps.rows.iter().filter(|row| row.0.rem_euclid(step) == phase);
             let quotients = || of_phase().map(|row| row.0.div_euclid(step));
             let (Some(least), Some(most)) = (quotients().min(), quotients().max()) else {
@@ -194,5 +207,73 @@ impl Cut {
                 columns,
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::format::Format;
+
+    /// Every product of a transposed convolution belongs to one phase, which has it once.
+    #[test]
+    fn phases_have_every_product_once() {
+        for (size, kernel, stride, dilation, padding) in [
+            ((5, 7), (3, 3), 2, 1, (1, 1)),
+            ((5, 7), (3, 2), 3, 2, (0, 2)),
+            ((1, 2), (1, 2), 2, 7, (0, 3)),
+            ((4, 9), (2, 3), 100_000, 1, (0, 0)),
+            ((1, 2048), (1, 1024), 256, 1, (0, 0)),
+            ((3, 3), (1, 1), 2, 1, (0, 0)),
+            ((2, 2), (3, 3), 5, 4, (4, 4)),
+            ((3, 3), (3, 3), 5, 1, (2, 2)), // a phase that begins where the image ends
+        ] {
+            let format = Format::ChannelsFirst;
+            let geometry = Geometry { stride, padding, dilation, groups: 1, format };
+            let weight = [1, 1, kernel.0, kernel.1];
+            let shape = Shape::new(&[1, 1, size.0, size.1], &weight, geometry).unwrap();
+            let phases = Taps::backward(&shape);
+            assert!(phases.len() <= kernel.0 * kernel.1, "{} phases", phases.len());
+            assert!(phases.is_sorted_by_key(|(at, _)| *at));
+            let mut met = Vec::new();
+            for ((row, column), taps) in &phases {
+                assert!(!taps.is_empty() && (*row, *column) < size);
+                let next = (row + (taps.grid.0 - 1) * stride, column + (taps.grid.1 - 1) * stride);
+                assert!(next.0 < size.0 && next.0 + stride >= size.0);
+                assert!(next.1 < size.1 && next.1 + stride >= size.1);
+                for ((y, &(dy, ky)), (x, &(dx, kx))) in (0..taps.grid.0)
+                    .flat_map(|y| taps.rows.iter().map(move |row| (y, row)))
+                    .flat_map(|row| {
+                        let columns = (0..taps.grid.1)
+                            .flat_map(|x| taps.columns.iter().map(move |column| (x, column)));
+                        columns.map(move |column| (row, column))
+                    })
+                {
+                    let (oy, ox) = (y as isize + dy, x as isize + dx);
+                    let inside = (0..shape.out_height as isize).contains(&oy)
+                        && (0..shape.out_width as isize).contains(&ox);
+                    if inside {
+                        met.push((row + y * stride, column + x * stride, ky, kx));
+                    }
+                }
+            }
+            let mut expected = Vec::new();
+            for oy in 0..shape.out_height {
+                for ox in 0..shape.out_width {
+                    for ky in 0..kernel.0 {
+                        for kx in 0..kernel.1 {
+                            let y = (oy * stride + ky * dilation).wrapping_sub(padding.0);
+                            let x = (ox * stride + kx * dilation).wrapping_sub(padding.1);
+                            if y < size.0 && x < size.1 {
+                                expected.push((y, x, ky, kx));
+                            }
+                        }
+                    }
+                }
+            }
+            met.sort_unstable();
+            expected.sort_unstable();
+            assert_eq!(met, expected);
+        }
     }
 }

@@ -37,7 +37,9 @@ pub(super) fn unit(operands: [&Tensor; 2], shape: &Shape) -> Option<Unit> {
     let double = operands.iter().any(|operand| operand.dtype() == DType::F64);
     // A channel by itself fills no tile.
     let suits = shape.group_in().min(shape.group_out()) > 1
-        && shape.batch * shape.image() * shape.pixels() > 0;
+        && shape.batch > 0
+        && shape.image() > 0
+        && shape.pixels() > 0;
     if double || !suits { None } else { Unit::of(operands) }
 }
 
@@ -59,7 +61,7 @@ pub(super) fn forward<O: Rounded>(
     let taps = Taps::forward(shape);
     let weight = weights::pack(&weight, shape, &taps, Order::Forward, unit);
     let pass = Pass::forward(shape, unit);
-    let data = pass.run::<O>(x, &[(taps, weight)], bias.as_deref())?;
+    let data = pass.run::<O>(x, &[Phase { at: (0, 0), taps, weight }], bias.as_deref())?;
     Ok(tensor(data, &shape.out_dims()))
 }
 
@@ -78,14 +80,13 @@ pub(super) fn input_gradient<O: Rounded>(
             return Ok(tensor::<O>(data, &shape.input_dims()));
         }
     }
-    let parts: Vec<_> = Taps::backward(shape)
-        .map(|taps| {
-            let weight = weights::pack(&weight, shape, &taps, Order::Backward, unit);
-            (taps, weight)
-        })
-        .collect();
+    let phases = Taps::backward(shape).into_iter().map(|(at, taps)| {
+        let weight = weights::pack(&weight, shape, &taps, Order::Backward, unit);
+        Phase { at, taps, weight }
+    });
+    let phases: Vec<_> = phases.collect();
     let pass = Pass::backward(shape, unit);
-    let data = pass.run::<O>(grad, &parts, bias.as_deref())?;
+    let data = pass.run::<O>(grad, &phases, bias.as_deref())?;
     Ok(tensor(data, &shape.input_dims()))
 }
 
@@ -111,6 +112,13 @@ macro_rules! with_stored {
 }
 
 use with_stored;
+
+/// The output pixels that meet the same taps: every `out_step`th from `at` on, in both directions.
+struct Phase {
+    at: (usize, usize),
+    taps: Taps,
+    weight: Cells,
+}
 
 /// Channels of a group, sizes of images, and their number.
 struct Pass {
@@ -142,11 +150,11 @@ impl Pass {
         Self { ins: outs, outs: ins, size: out_size, out_size: size, ..Self::forward(shape, unit) }
     }
 
-    /// Convolves by parts that together write every output pixel.
+    /// Convolves by phases. Pixels of no phase are the bias, or zeros.
     fn run<O: Rounded>(
         &self,
         x: &Tensor,
-        parts: &[(Taps, Cells)],
+        phases: &[Phase],
         bias: Option<&[f32]>,
     ) -> Result<Vec<O>> {
         let out_image = self.groups * self.outs * self.out_size.0 * self.out_size.1;
@@ -156,15 +164,17 @@ impl Pass {
             Ok(fresh(self.batch * out_image, |out: &mut [MaybeUninit<O>]| {
                 // Tasks of the images that the smallest grid is cut by, so that all parts of an
                 // image are one thread's.
-                let cuts: Vec<_> = parts.iter().map(|(taps, _)| self.cut(taps)).collect();
+                let cuts: Vec<_> = phases.iter().map(|phase| self.cut(&phase.taps)).collect();
                 let images = cuts.iter().map(|cut| cut.images).max().unwrap_or(1);
                 let fair = self.batch.div_ceil(rayon::current_num_threads());
                 let images = images.min(fair).max(1);
                 out.par_chunks_mut((images * out_image).max(1)).enumerate().for_each(|(i, out)| {
                     let x = &x[i * images * image..][..out.len() / out_image * image];
-                    match (parts, cuts.as_slice()) {
-                        ([(taps, weight)], [cut]) => self.images(x, taps, weight, *cut, bias, out),
-                        _ => self.woven(x, parts, &cuts, bias, out),
+                    match (phases, cuts.as_slice()) {
+                        ([Phase { taps, weight, .. }], [cut]) if taps.out_step == 1 => {
+                            self.images(x, taps, weight, *cut, bias, out);
+                        }
+                        _ => self.woven(x, phases, &cuts, bias, out),
                     }
                 });
             }))
@@ -179,22 +189,37 @@ impl Pass {
         Cut::new(taps.grid, self.batch, self.cells() * taps.columns.len() * taps.step)
     }
 
-    /// Convolves each part by itself, then takes their pixels in turn.
+    /// Convolves each phase by itself, then takes their pixels in turn.
     fn woven<S: Stored + 'static, O: Rounded>(
         &self,
         x: &[S],
-        parts: &[(Taps, Cells)],
+        phases: &[Phase],
         cuts: &[Cut],
         bias: Option<&[f32]>,
         out: &mut [MaybeUninit<O>],
     ) {
         let (height, width) = self.out_size;
-        let stride = parts[0].0.out_step;
-        let images = out.len() / (self.groups * self.outs * height * width).max(1);
+        let channels = self.groups * self.outs;
+        let images = out.len() / (channels * height * width).max(1);
+        let met = phases.iter().map(|phase| phase.taps.grid.0 * phase.taps.grid.1).sum::<usize>();
+        if met < height * width {
+            for (channel, out) in out.chunks_mut(height * width).enumerate() {
+                let bias = bias.map_or(0.0, |bias| bias[channel % channels]);
+                out.fill(MaybeUninit::new(O::lower(bias)));
+            }
+        }
+        let Some(Phase { at: (first, _), taps: Taps { out_step: stride, .. }, .. }) =
+            phases.first()
+        else {
+            return;
+        };
+        let stride = *stride;
+        let across = phases.iter().take_while(|phase| phase.at.0 == *first).count();
+        let down: Vec<_> = phases.iter().step_by(across).map(|phase| phase.at.0).collect();
         with_cells([out.len()], |[scratch]| {
             let mut rest = &mut places::<O>(scratch)[..out.len()];
-            let mut pixels = Vec::with_capacity(parts.len());
-            for ((taps, weight), cut) in parts.iter().zip(cuts) {
+            let mut pixels = Vec::with_capacity(phases.len());
+            for (Phase { taps, weight, .. }, cut) in phases.iter().zip(cuts) {
                 let (rows, columns) = taps.grid;
                 let len = images * self.groups * self.outs * rows * columns;
                 let (own, after) = rest.split_at_mut(len);
@@ -210,13 +235,15 @@ impl Pass {
                 || {
                     for (channel, out) in out.chunks_mut(height * width).enumerate() {
                         for (y, out) in out.chunks_mut(width).enumerate() {
-                            let row = |phase: usize| {
-                                let phase = y % stride * stride + phase;
-                                let (rows, columns) = parts[phase].0.grid;
+                            let Ok(first) = down.binary_search(&(y % stride)) else { continue };
+                            let of_row = first * across..(first + 1) * across;
+                            let rows = phases[of_row.clone()].iter().zip(&pixels[of_row]);
+                            let rows = rows.map(|(Phase { at, taps, .. }, pixels)| {
+                                let (rows, columns) = taps.grid;
                                 let start = (channel * rows + y / stride) * columns;
-                                &pixels[phase][start..start + columns]
-                            };
-                            weave(stride, row, out);
+                                (at.1, &pixels[start..start + columns])
+                            });
+                            weave(stride, rows, out);
                         }
                     }
                 },
@@ -338,20 +365,26 @@ impl<O> Place<O> {
     }
 }
 
-/// `out[i] = row(i % stride)[i / stride]`
+/// `out[phase + i * stride] = row[i]` of each `(phase, row)`, which are in order.
 #[inline(always)]
-fn weave<'a, T: Copy + 'a>(stride: usize, row: impl Fn(usize) -> &'a [T], out: &mut [T]) {
-    if stride == 2 {
+fn weave<'a, T: Copy + 'a>(
+    stride: usize,
+    mut rows: impl ExactSizeIterator<Item = (usize, &'a [T])>,
+    out: &mut [T],
+) {
+    if stride == 2
+        && rows.len() == 2
+        && let (Some((_, even)), Some((_, odd))) = (rows.next(), rows.next())
+    {
         let (pairs, last) = out.as_chunks_mut::<2>();
-        let (even, odd) = (row(0), row(1));
         for ((pair, even), odd) in pairs.iter_mut().zip(even).zip(odd) {
             *pair = [*even, *odd];
         }
         last.iter_mut().zip(even.last()).for_each(|(last, even)| *last = *even);
         return;
     }
-    for phase in 0..stride {
-        out.iter_mut().skip(phase).step_by(stride).zip(row(phase)).for_each(|(out, e)| *out = *e);
+    for (phase, row) in rows {
+        out.iter_mut().skip(phase).step_by(stride).zip(row).for_each(|(out, e)| *out = *e);
     }
 }
 
@@ -360,4 +393,32 @@ fn places<O>(cells: &mut [u32]) -> &mut [MaybeUninit<O>] {
     const { assert!(size_of::<O>() <= 4 && 4 % align_of::<O>() == 0) };
     // SAFETY: a cell has room for an element, and alignment.
     unsafe { std::slice::from_raw_parts_mut(cells.as_mut_ptr().cast(), cells.len()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::weave;
+
+    #[test]
+    fn rows_are_woven_where_they_belong() {
+        for width in 1..9 {
+            for stride in [1, 2, 3, 5, 100_000] {
+                let phases: Vec<usize> = (0..stride.min(width)).collect();
+                for kept in [phases.clone(), phases.iter().copied().step_by(2).collect(), vec![]] {
+                    let rows: Vec<Vec<usize>> = kept
+                        .iter()
+                        .map(|phase| {
+                            (0..width).skip(*phase).step_by(stride).map(|x| x + 1).collect()
+                        })
+                        .collect();
+                    let mut out = vec![0; width];
+                    let rows = kept.iter().zip(&rows).map(|(&phase, row)| (phase, row.as_slice()));
+                    weave(stride, rows, &mut out);
+                    for (x, out) in out.iter().enumerate() {
+                        assert_eq!(*out, if kept.contains(&(x % stride)) { x + 1 } else { 0 });
+                    }
+                }
+            }
+        }
+    }
 }

@@ -32,8 +32,9 @@ impl Lines {
         let offset = |column: Option<&(isize, usize)>| column.map_or(0, |column| column.0);
         let (first, last) = (offset(taps.columns.first()), offset(taps.columns.last()));
         let reach = (last - first) as usize + 1;
-        let pixels =
-            (taps.grid.1.saturating_sub(1) * taps.step + reach).next_multiple_of(taps.step);
+        // Of one position a line, the next is that of the next line, however large the step.
+        let step = if taps.grid.1 > 1 { taps.step } else { taps.step.min(reach) };
+        let pixels = (taps.grid.1.saturating_sub(1) * step + reach).next_multiple_of(step);
         let run = if Self::close(taps) { taps.columns.len() } else { 1 };
         Self {
             slots,
@@ -41,8 +42,8 @@ impl Lines {
             column: first,
             pixels,
             cells,
-            positions: pixels / taps.step,
-            step: taps.step * cells,
+            positions: pixels / step,
+            step: step * cells,
             depth: if taps.is_empty() { 0 } else { run * cells },
         }
     }

@@ -85,12 +85,10 @@ pub(in crate::kernels::conv) fn input_gradient<O: Rounded>(
     unit: Unit,
 ) -> Result<Tensor> {
     let pass = Pass::backward(shape, unit);
-    let stride = shape.geometry.stride;
     let kernel = weights::widened(weight)?;
-    let phases = Taps::backward(shape).enumerate().map(|(number, taps)| {
-        let at = (number / stride, number % stride);
-        Phase::new(taps, at, &kernel, shape, Order::Backward, unit)
-    });
+    let phases = Taps::backward(shape).into_iter();
+    let phases =
+        phases.map(|(at, taps)| Phase::new(taps, at, &kernel, shape, Order::Backward, unit));
     match Phases::new(pass, phases.collect()).run::<O>(grad, bias)? {
         Some(data) => Ok(tensor(data, &shape.input_dims())),
         None => input_gradient::<O>(grad, weight, bias, shape, Unit::Fma),
@@ -121,7 +119,7 @@ impl Phase {
     }
 }
 
-/// A convolution by phases that together write every output pixel.
+/// A convolution by phases. Pixels of no phase are the bias, or zeros.
 struct Phases {
     pass: Pass,
     phases: Vec<Phase>,
@@ -154,12 +152,20 @@ impl Phases {
             wanted.min(1024_usize.div_ceil(pass.out_size.1)).clamp(1, pass.out_size.0.max(1));
         let rows = rows.next_multiple_of(step);
         let few = pass.batch < rayon::current_num_threads();
+        let met: usize = phases.iter().map(|phase| phase.taps.grid.0 * phase.taps.grid.1).sum();
+        let channels = pass.groups * pass.outs;
         with_stored!(x, x => {
             let x: &[_] = &x;
             assert!(x.len() == pass.batch * image, "every image has a result");
             Ok(fresh_if(pass.batch * out_image, |out: &mut [MaybeUninit<O>]| {
                 out.par_chunks_mut(out_image).zip(x.par_chunks(image)).for_each(|(out, x)| {
                     let each = |(task, out): (usize, &mut [MaybeUninit<O>])| {
+                        if met < pass.out_size.0 * pass.out_size.1 {
+                            for (i, out) in out.iter_mut().enumerate() {
+                                let bias = bias.map_or(0.0, |bias| bias[i % channels]);
+                                out.write(O::lower(bias));
+                            }
+                        }
                         for phase in phases {
                             self.rows(x, phase, task * rows, bias, out);
                         }

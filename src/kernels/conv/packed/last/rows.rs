@@ -61,7 +61,8 @@ impl<S: Stored + 'static> Pixels<'_, S> {
     ) {
         let (height, width) = self.size;
         let before = ((-lines.column).max(0) as usize).min(lines.pixels);
-        let first = lines.column.max(0) as usize;
+        // A line may begin beyond the image.
+        let first = (lines.column.max(0) as usize).min(width);
         let inside = width.saturating_sub(first).min(lines.pixels - before);
         for (&y, line) in lines.slots.iter().zip(out.chunks_exact_mut(lines.pixels * own)) {
             let Some(y) = usize::try_from(y).ok().filter(|&y| y < height) else {
@@ -140,4 +141,59 @@ impl<S: Stored + 'static> Pixels<'_, S> {
 
 pub(super) fn copy(from: &[bf16], to: &mut [bf16]) {
     to.copy_from_slice(from);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::layout::{Part, Taps};
+    use super::*;
+
+    /// Lines that begin before the image, in it and beyond its last column, by any step.
+    #[test]
+    fn lines_are_rows_with_their_padding() {
+        let (height, width, channels) = (2, 3, 2);
+        let x: Vec<f32> = (1..=height * width * channels).map(|x| x as f32).collect();
+        for first in -5..=5 {
+            for (columns, step) in [(1, 1), (2, 1), (4, 1), (1, 3), (2, 3), (1, 100_000)] {
+                let taps = Taps {
+                    rows: vec![(-1, 0), (0, 1), (1, 2)],
+                    columns: vec![(first, 0), (first + 1, 1)],
+                    step,
+                    grid: (1, columns),
+                    out_step: 1,
+                };
+                let part = Part { images: 1, rows: 0..1, columns: 0..columns };
+                let lines = Lines::new(&taps, &part, channels);
+                assert!(lines.len() <= 3 * (columns * step.min(3) + 3) * channels);
+                let source =
+                    Pixels { x: &x, size: (height, width), channels: 0..channels, all: channels };
+                let mut out = vec![-1f32; lines.len()];
+                let copied = |row: &[f32], line: &mut [f32]| line.copy_from_slice(row);
+                source.lay(&lines, channels, 0.0, copied, &mut out);
+                for (slot, y) in lines.slots.iter().enumerate() {
+                    for position in 0..columns {
+                        for tap in 0..2 {
+                            let at = first + (position * step + tap) as isize;
+                            let inside = *y >= 0
+                                && (*y as usize) < height
+                                && (0..width as isize).contains(&at);
+                            for channel in 0..channels {
+                                let place = slot * lines.pixels * channels
+                                    + position * lines.step
+                                    + tap * channels
+                                    + channel;
+                                let pixel = *y * width as isize + at;
+                                let expected = if inside {
+                                    x[pixel as usize * channels + channel]
+                                } else {
+                                    0.0
+                                };
+                                assert_eq!(out[place], expected, "{first} {columns} {step} {slot}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
