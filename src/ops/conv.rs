@@ -132,7 +132,7 @@ pub(super) fn check_geometry(geometry: Geometry) -> Result<()> {
     for (name, got) in [("stride", stride), ("dilation", dilation), ("padding", padding.1)] {
         if got > FURTHEST {
             let expected = "at most 2147483647";
-            return Err(Error::Setting { name, got: got as f64, expected }.into());
+            return Err(ArgumentError::Setting { name, got: got as f64, expected }.into());
         }
     }
     Ok(())

@@ -5,11 +5,12 @@ use candle_nn::{ConvTranspose1dConfig, ConvTranspose2dConfig};
 
 use super::conv::{FURTHEST, WEIGHTS, check_geometry, expected, images, of_rank};
 use super::{check_dims, check_operand, shape_error};
+use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::error::ArgumentError;
 use crate::kernels::conv::{self, Geometry};
 use crate::kernels::format::Format;
 use crate::kernels::reduce;
-use crate::{Error, Op};
 
 /// The transposed cross-correlation of sequences with `weight`, plus `bias`.
 ///
@@ -104,7 +105,7 @@ fn transpose(
     check_geometry(op.geometry)?;
     if op.output_padding > FURTHEST {
         let (name, got) = ("output_padding", op.output_padding as f64);
-        return Err(Error::Setting { name, got, expected: "at most 2147483647" }.into());
+        return Err(ArgumentError::Setting { name, got, expected: "at most 2147483647" }.into());
     }
     match bias {
         Some(bias) => apply(op, &[x, weight, bias]),

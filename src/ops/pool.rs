@@ -123,7 +123,7 @@ fn window(
     for (name, (a, b)) in [("kernel", kernel), ("stride", stride)] {
         if a.max(b) > i32::MAX as usize {
             let (got, expected) = (a.max(b) as f64, "at most 2147483647");
-            return Err(Error::Setting { name, got, expected }.into());
+            return Err(ArgumentError::Setting { name, got, expected }.into());
         }
     }
     let padding = padding.to_usize2();
