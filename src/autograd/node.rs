@@ -1,10 +1,12 @@
 //! Nodes of the graph: what an operator keeps for backward, and where the gradients of its inputs go.
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Result, Shape, Tensor};
 
-use super::pass::{Leaves, Pass};
+use super::pass::{Leaves, Pass, Pending};
 use super::reclaim::{Link, drop_links};
 use super::storage::lock;
 use super::version::{self, Read};
@@ -15,7 +17,7 @@ use crate::error::GraphError;
 /// One application of an operator.
 pub(super) struct Node {
     pub(super) name: &'static str,
-    /// The time it was applied. Its inputs' nodes have lower numbers.
+    /// The time it was applied, or for a leaf made. The nodes of an operator's inputs have lower numbers, except for leaves.
     number: u64,
     /// Whether only operators of this crate lie between it and its variables.
     pub(super) is_whole: bool,
@@ -41,7 +43,9 @@ struct Saved {
 
 impl Drop for Saved {
     fn drop(&mut self) {
-        drop_links(self.edges.drain(..).map(Link::Edge));
+        // What an operator saved may hold an earlier part of the graph too, as a checkpoint's function does.
+        let run = std::mem::replace(&mut self.run, Box::new(|_| Ok(Vec::new())));
+        drop_links(self.edges.drain(..).map(Link::Edge).chain([Link::Run(run)]));
     }
 }
 
@@ -75,6 +79,16 @@ pub(super) enum Target {
     Node(Consumed, Option<Shape>),
     /// To a variable, or to candle as the gradient of the argument of that number.
     Argument(Tensor, usize),
+}
+
+/// What a graph depends on.
+#[derive(Default)]
+pub(super) struct Below {
+    pub(super) variables: Vec<Tensor>,
+    /// Nodes of an earlier graph whose outputs it reads. They count as consumed as long as this lives.
+    pub(super) captured: Vec<Consumed>,
+    /// The storages that backward reads.
+    pub(super) reads: Vec<Read>,
 }
 
 /// A node, as one of its consumers has it.
@@ -122,10 +136,12 @@ impl Node {
         Consumed { node: self.clone(), _alive: self.consumers.clone() }
     }
 
-    /// What backward needs, and whether nobody else has it, now or later. It leaves the node where the graph is freed and
-    /// no consumer is left.
-    fn begin(&self, pass: &Pass) -> Result<(Arc<Saved>, bool)> {
+    /// What backward needs, and whether this is its last use. If the pass frees the graph and no consumer is left but
+    /// `own`, which the pass has had pending, the node gives it up.
+    fn begin(&self, pass: &Pass, own: Option<Consumed>) -> Result<(Arc<Saved>, bool)> {
         let mut saved = lock(&self.saved);
+        // Under the lock: of two passes that begin at once, the first still counts the second.
+        drop(own);
         let unused = Arc::strong_count(&self.consumers) == 1;
         let freed = unused && pass.graph.frees(self.number);
         let taken = if freed { saved.take() } else { saved.clone() };
@@ -158,7 +174,7 @@ impl Node {
         if dtype == DType::F16 {
             pass.note_f16();
         }
-        let arrivals = (&saved.edges[..], std::cell::RefCell::new(&mut *pass));
+        let arrivals = (&saved.edges[..], RefCell::new(&mut *pass));
         let arrivals = Arrivals(&arrivals);
         let gradients =
             (saved.run)(Arguments { gradient: &gradient, wants: &wants, last, arrivals })?;
@@ -206,12 +222,14 @@ impl Node {
                 None => Err(GraphError::TooDeep { op: self.name }.into()),
             };
         }
-        let gradient = pass.take(self.number);
-        let (saved, last) = self.begin(pass)?;
-        if let Some(gradient) = gradient {
-            for (i, gradient) in self.run(pass, gradient, &saved, last)? {
-                out[i] = Some(gradient);
-            }
+        // Whoever gave the token a gradient has sent something, if only that there is none.
+        let pending = pass.take(self.number).filter(|_| pass.runs(self.number));
+        let Some(Pending { node, gradient }) = pending else {
+            return Err(GraphError::Nested { op: self.name }.into());
+        };
+        let (saved, last) = self.begin(pass, Some(node))?;
+        for (i, gradient) in self.run_or_skip(pass, gradient, &saved, last)? {
+            out[i] = Some(gradient);
         }
         // candle panics where a tracked argument that is no variable gets no gradient.
         for edge in &saved.edges {
@@ -224,7 +242,7 @@ impl Node {
         }
         for (gradient, arg) in out.iter_mut().zip(args) {
             if gradient.is_none() && !arg.is_variable() {
-                *gradient = Some(pass.token_gradient(arg)?);
+                *gradient = pass.token_gradient(arg)?;
             }
         }
         Ok(out)
@@ -234,40 +252,63 @@ impl Node {
     pub(super) fn run_pending(pass: &mut Pass) -> Result<()> {
         while let Some(pending) = pass.next() {
             let node = pending.node.node().clone();
-            drop(pending.node);
             if !node.is_whole {
                 return Err(GraphError::TooDeep { op: node.name }.into());
             }
-            let (saved, last) = node.begin(pass)?;
-            if let Some(gradient) = pending.gradient {
-                node.run(pass, gradient, &saved, last)?;
-            }
-            // Those that get no gradient are freed as well.
-            for edge in &saved.edges {
-                if let Target::Node(node, _) = &edge.target {
-                    pass.send(node, None)?;
-                }
-            }
+            let (saved, last) = node.begin(pass, Some(pending.node))?;
+            node.run_or_skip(pass, pending.gradient, &saved, last)?;
         }
         Ok(())
     }
 
-    /// Calls `f` with every variable below a whole node.
-    pub(super) fn for_each_variable(self: &Arc<Self>, mut f: impl FnMut(&Tensor)) {
-        let mut seen = std::collections::HashSet::from([self.number]);
-        let mut rest = vec![self.clone()];
+    /// [Runs](Self::run) if there is a gradient, and sends to every input's node at least that there is none: it is
+    /// run or freed all the same.
+    fn run_or_skip(
+        &self,
+        pass: &mut Pass,
+        gradient: Option<Gradient>,
+        saved: &Saved,
+        last: bool,
+    ) -> Result<Vec<(usize, Tensor)>> {
+        let arguments = match gradient {
+            Some(gradient) => self.run(pass, gradient, saved, last)?,
+            None => Vec::new(),
+        };
+        for edge in &saved.edges {
+            if let Target::Node(node, _) = &edge.target {
+                pass.send(node, None)?;
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// What the graph below a whole node depends on; nodes from before `time` are another graph's.
+    pub(super) fn below(self: &Arc<Self>, time: u64) -> Result<Below> {
+        let mut seen = HashSet::from([self.number]);
+        let mut variables = HashSet::new();
+        let (mut rest, mut below) = (vec![self.clone()], Below::default());
         while let Some(node) = rest.pop() {
-            let Some(saved) = lock(&node.saved).clone() else { continue };
-            for edge in &saved.edges {
-                match &edge.target {
-                    Target::Node(below, _) if seen.insert(below.number()) => {
-                        rest.push(below.node().clone());
+            let saved = lock(&node.saved).clone().ok_or(GraphError::Freed { op: node.name })?;
+            let own = node.number >= time;
+            for Edge { read, target, .. } in &saved.edges {
+                below.reads.extend(read.filter(|_| own));
+                match target {
+                    Target::Node(input, _) if seen.insert(input.number()) => {
+                        if own && input.number() < time {
+                            below.captured.push(input.clone());
+                        }
+                        rest.push(input.node().clone());
                     }
-                    Target::Argument(input, _) if input.is_variable() => f(input),
+                    Target::Argument(input, _)
+                        if input.is_variable() && variables.insert(input.id()) =>
+                    {
+                        below.variables.push(input.clone());
+                    }
                     _ => {}
                 }
             }
         }
+        Ok(below)
     }
 
     pub(super) fn number(&self) -> u64 {

@@ -36,13 +36,18 @@ impl Graph {
 /// It is handed from node to node. Where candle schedules the nodes, through callbacks that it hands nothing of ours,
 /// it lies in the thread's place between them; see [`within`]. A pass that fails is dropped with all it holds.
 pub(super) struct Pass {
-    /// The gradients that nodes have yet to receive, by the node's number. Consumers have higher numbers.
+    /// The gradients that nodes have yet to receive, by the node's number. The consumers of a node have higher numbers,
+    /// except for a leaf's only one.
     pending: BTreeMap<u64, Pending>,
     /// The gradients of variables; `None` where candle's store takes them.
     pub(super) leaves: Option<Leaves>,
     pub(super) graph: Graph,
-    /// The graph of the loss, where candle walks it for a scaler: whatever else calls is another backward pass.
-    nodes: Option<HashSet<TensorId>>,
+    /// What candle walks. A scaler's pass begins with all of it; candle's own tells with its first callback.
+    covered: HashSet<TensorId>,
+    /// Tokens that have a gradient in candle's store. One is enough: it is never read.
+    given: HashSet<TensorId>,
+    /// The nodes that candle has run.
+    ran: HashSet<u64>,
     /// Whether a gradient was in F16.
     pub(super) saw_f16: bool,
     /// Shared with the tensors that stand for token gradients in candle's store: the pass is alive while one of
@@ -104,19 +109,31 @@ impl Pass {
             pending: BTreeMap::new(),
             leaves: None,
             graph: Graph::Kept,
-            nodes: None,
+            covered: HashSet::new(),
+            given: HashSet::new(),
+            ran: HashSet::new(),
             saw_f16: false,
             alive: None,
         }
     }
 
-    /// Whether `output` belongs to the graph that this pass is for.
+    /// Whether candle is known to walk `output` in this pass.
     pub(super) fn covers(&self, output: &Tensor) -> bool {
-        self.nodes.as_ref().is_none_or(|nodes| nodes.contains(&output.id()))
+        self.covered.contains(&output.id())
     }
 
-    /// Whether candle still holds a gradient of a pass that it has begun. Gradients are pending only as long: each node
-    /// that has one has a token with a gradient in candle's store.
+    /// Notes what candle walks.
+    pub(super) fn cover(&mut self, nodes: &[&Tensor]) {
+        self.covered.extend(nodes.iter().map(|node| node.id()));
+    }
+
+    /// Notes that candle runs a node. `false` if it has before in this pass: a second pass is under way within it.
+    pub(super) fn runs(&mut self, number: u64) -> bool {
+        self.ran.insert(number)
+    }
+
+    /// Whether candle still holds a gradient of a pass that it has begun. As long as a node that candle will run has a
+    /// pending gradient, the node's token has a gradient in candle's store, which candle takes out when it runs the token.
     fn is_alive(&self) -> bool {
         self.leaves.is_some()
             || self.alive.as_ref().is_some_and(|alive| Arc::strong_count(alive) > 1)
@@ -133,9 +150,9 @@ impl Pass {
         Ok(())
     }
 
-    /// The pending gradient of a node, which leaves the pass.
-    pub(super) fn take(&mut self, number: u64) -> Option<Gradient> {
-        self.pending.remove(&number)?.gradient
+    /// What a node receives, which leaves the pass.
+    pub(super) fn take(&mut self, number: u64) -> Option<Pending> {
+        self.pending.remove(&number)
     }
 
     /// The pending gradient of a node that other consumers may still add to.
@@ -148,13 +165,17 @@ impl Pass {
         self.pending.pop_last().map(|(_, pending)| pending)
     }
 
-    /// A gradient for candle's edge to `token`: it is added up and never read.
-    pub(super) fn token_gradient(&mut self, token: &Tensor) -> Result<Tensor> {
+    /// A gradient for candle's edge to `token`, which is never read. `None` if the token has one, or if candle does not
+    /// walk it: no variable is below.
+    pub(super) fn token_gradient(&mut self, token: &Tensor) -> Result<Option<Tensor>> {
+        if !self.covers(token) || !self.given.insert(token.id()) {
+            return Ok(None);
+        }
         if self.leaves.is_some() {
-            return Ok(token.detach());
+            return Ok(Some(token.detach()));
         }
         let alive = self.alive.get_or_insert_default().clone();
-        token::alive(token, alive)
+        token::alive(token, alive).map(Some)
     }
 
     /// An operator's backward was given a gradient in F16, which needs a loss scale.
@@ -185,8 +206,8 @@ fn replace(pass: Option<Pass>) -> Option<Pass> {
     PLACE.with_borrow_mut(|place| std::mem::replace(&mut place.pass, pass))
 }
 
-/// Gives the pass that candle walks to `f`, one of its callbacks: that of a scaler, or candle's own, a new one where
-/// the last has ended.
+/// Gives `f`, one of candle's callbacks, the pass that candle walks: a scaler's, or candle's own. Of candle's own it
+/// is a new one if the last has ended.
 ///
 /// Meanwhile the thread's place is empty, so that a backward pass that `f` runs has one of its own.
 pub(super) fn within<T>(f: impl FnOnce(&mut Pass) -> Result<T>) -> Result<T> {
@@ -197,7 +218,8 @@ pub(super) fn within<T>(f: impl FnOnce(&mut Pass) -> Result<T>) -> Result<T> {
     result
 }
 
-/// Has candle `walk` the graph of these `nodes` for `pass`. What is pending then is below what candle sees.
+/// Has candle `walk` the graph of these `nodes` for `pass`. What is pending afterwards is for cut nodes, below which
+/// candle does not see.
 pub(super) fn walked_by_candle<T>(
     mut pass: Pass,
     nodes: &[&Tensor],
@@ -210,13 +232,17 @@ pub(super) fn walked_by_candle<T>(
             drop(replace(self.0.take()));
         }
     }
-    pass.nodes = Some(nodes.iter().map(|node| node.id()).collect());
-    let outer = Outer(replace(Some(pass)));
+    pass.cover(nodes);
+    let outer = Outer(replace(Some(pass)).filter(Pass::is_alive));
     let result = walk();
     let pass = replace(None);
     drop(outer);
     match (result?, pass) {
-        (result, Some(pass)) => Ok((result, pass)),
+        (result, Some(mut pass)) => {
+            // candle does not run nodes above no variable, so that theirs is left as well.
+            pass.pending.retain(|_, pending| pending.node.node().is_cut);
+            Ok((result, pass))
+        }
         (_, None) => candle_core::bail!("a backward pass has lost its gradients"),
     }
 }

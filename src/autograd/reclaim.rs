@@ -4,21 +4,25 @@
 //! operators would be freed within the drop of the one above it, and the stack would end first.
 
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 
 use candle_core::Tensor;
 
-use super::node::Edge;
+use super::node::{Edge, Run};
 
 /// What keeps an earlier part of the graph alive.
 #[expect(dead_code, reason = "it is there to be dropped")]
 pub(super) enum Link {
     Edge(Edge),
     Tensor(Tensor),
+    Run(Box<Run>),
 }
 
 thread_local! {
-    /// The links that are yet to be dropped, while some are being dropped further up the stack.
-    static QUEUE: RefCell<Option<Vec<Link>>> = const { RefCell::new(None) };
+    /// The links that are yet to be dropped, while some are being dropped further up the stack. It has no destructor, so
+    /// that it is there until the thread ends; nothing is in it then.
+    static QUEUE: RefCell<ManuallyDrop<Option<Vec<Link>>>> =
+        const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
 /// Drops `links`: at once, or after those that are being dropped further up the stack.
@@ -27,14 +31,12 @@ pub(super) fn drop_links(links: impl IntoIterator<Item = Link>) {
     if links.is_empty() {
         return;
     }
-    // Beyond a thread's end there is no queue: what is left then is dropped by recursion.
-    let first = QUEUE.try_with(|queue| {
-        let mut queue = queue.borrow_mut();
-        let first = queue.is_none();
+    let is_first = QUEUE.with_borrow_mut(|queue| {
+        let is_first = queue.is_none();
         queue.get_or_insert_default().extend(links);
-        first
+        is_first
     });
-    if !first.unwrap_or(false) {
+    if !is_first {
         return;
     }
     let _end = End;
@@ -49,6 +51,7 @@ struct End;
 
 impl Drop for End {
     fn drop(&mut self) {
-        QUEUE.set(None);
+        // Not within the borrow: what is left may have links of its own.
+        drop(QUEUE.with_borrow_mut(|queue| queue.take()));
     }
 }

@@ -6,19 +6,25 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
+use super::node::Below;
 use super::{token, version};
 use crate::autograd::{self, Backward, Gradient, Graph, Operator, apply};
+use crate::error::GraphError;
 use crate::random::{self, RandomState};
 use crate::{Autocast, Cast, Op};
 
+/// Checkpoints within one another: each level of recomputing takes stack.
+const MAX_LEVELS: usize = 32;
+
 thread_local! {
-    static RECOMPUTING: Cell<bool> = const { Cell::new(false) };
+    /// How many functions this thread is recomputing, one within the backward of another.
+    static RECOMPUTING: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Whether this thread is computing what it has computed before: effects on anything but the result
 /// have been had.
 pub(crate) fn is_active() -> bool {
-    RECOMPUTING.get()
+    RECOMPUTING.get() > 0
 }
 
 /// `f(x)`, whose intermediate tensors are not kept: backward computes them once more.
@@ -29,7 +35,8 @@ pub(crate) fn is_active() -> bool {
 /// Gradients reach `x` and the variables that `f` uses, the same numbers as without.
 ///
 /// `f` is called twice and must do the same both times. It is kept until backward: give it clones
-/// of the layers, which share their variables.
+/// of the layers, which share their variables. A tracked tensor that `f` captures gets its gradient by a backward pass within
+/// backward, through all that it was computed from: hand a recurrent state in as `x` instead.
 ///
 /// # Precision
 ///
@@ -38,7 +45,9 @@ pub(crate) fn is_active() -> bool {
 /// # Errors
 ///
 /// Those of `f`, when it is called and in backward; in backward, also a result of another shape or
-/// dtype than the first.
+/// dtype than the first, and
+/// [`GraphError::Recomputed`](crate::error::GraphError::Recomputed) where an operator of this crate within `f` read a tensor
+/// that has been written in place since. What candle's operators read is not checked, except for variables.
 ///
 /// # Examples
 ///
@@ -81,16 +90,15 @@ where
     // The graph of this first pass lives only here: it tells which variables `f` uses.
     let (y, draws) = random::record(|| f(&x.detach()));
     let y = y?;
-    let (variables, older) = token::variables_below(&y, time, newest)?;
-    // The storage of the result will be taken, unless it is that of something older: a tensor that
-    // `f` has captured. Of an untracked result nothing is known.
-    let borrowed = !y.track_op() || older;
-    let result = if borrowed { y.force_contiguous()?.detach() } else { y.detach() };
+    let (below, is_captured) = token::below(&y, time, newest)?;
+    // The storage of the result will be taken, unless it is a captured tensor's. Of an untracked result nothing is known.
+    let is_borrowed = !y.track_op() || is_captured;
+    let result = if is_borrowed { y.force_contiguous()?.detach() } else { y.detach() };
     drop(y);
     let result = Mutex::new(Some(result));
-    let inputs: Vec<Tensor> = std::iter::once(x).chain(&variables).cloned().collect();
+    let inputs: Vec<Tensor> = std::iter::once(x).chain(&below.variables).cloned().collect();
     let inputs: Vec<&Tensor> = inputs.iter().collect();
-    apply(Checkpoint { f, autocast, draws, variables, result }, &inputs)
+    apply(Checkpoint { f, autocast, draws, time, below, result }, &inputs)
 }
 
 struct Checkpoint<F> {
@@ -98,8 +106,10 @@ struct Checkpoint<F> {
     autocast: Autocast,
     /// The random numbers of the first pass.
     draws: Vec<RandomState>,
-    /// The inputs after the first.
-    variables: Vec<Tensor>,
+    /// When the first pass began.
+    time: u64,
+    /// What the first pass depended on. Its variables are the inputs after the first.
+    below: Below,
     /// What the first pass computed, until it is handed out.
     result: Mutex<Option<Tensor>>,
 }
@@ -125,6 +135,10 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
             Some(_) => Var::from_tensor(ctx.saved)?.into_inner(),
             None => ctx.saved.clone(),
         };
+        let reads = self.below.reads.iter().copied().map(Some);
+        if version::written_since(self.time, reads).is_some() {
+            return Err(GraphError::Recomputed.into());
+        }
         let graph = Graph::freed_from_here();
         let y = self.recompute(&x)?;
         if (y.shape(), y.dtype()) != (ctx.gradient.shape(), ctx.gradient.dtype()) {
@@ -143,7 +157,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
         }
         let leaves = gradients.leaves.into_iter();
         let mut leaves: HashMap<_, _> = leaves.map(|(var, g)| (var.id(), g)).collect();
-        let inputs = std::iter::once(&x).chain(&self.variables);
+        let inputs = std::iter::once(&x).chain(&self.below.variables);
         let gradients = inputs.zip(ctx.wants);
         Ok(gradients
             .map(|(input, want)| leaves.remove(&input.id()).filter(|_| want.is_some()))
@@ -154,14 +168,18 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
 impl<F: Fn(&Tensor) -> Result<Tensor>> Checkpoint<F> {
     /// `f(x)` as the first time.
     fn recompute(&self, x: &Tensor) -> Result<Tensor> {
-        /// Puts back what recomputing sets, on error and panic too.
-        struct Restore(bool);
-        impl Drop for Restore {
+        /// Leaves a level of recomputing, on error and panic too.
+        struct Level;
+        impl Drop for Level {
             fn drop(&mut self) {
-                RECOMPUTING.set(self.0);
+                RECOMPUTING.set(RECOMPUTING.get() - 1);
             }
         }
-        let _restore = Restore(RECOMPUTING.replace(true));
+        if RECOMPUTING.get() == MAX_LEVELS {
+            return Err(GraphError::TooDeep { op: "checkpoint" }.into());
+        }
+        RECOMPUTING.set(RECOMPUTING.get() + 1);
+        let _level = Level;
         random::replay(&self.draws, || self.autocast.scope(|| (self.f)(x)))
     }
 }

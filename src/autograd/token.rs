@@ -28,7 +28,7 @@ use candle_core::{
 };
 
 use super::no_grad::{EnableGrad, enable_grad};
-use super::node::{Arguments, Edge, LEAF, Node, Run, Target};
+use super::node::{Arguments, Below, Edge, LEAF, Node, Run, Target};
 use super::reclaim::{Link, drop_links};
 use super::storage::{into_storage, lock, place};
 use super::version::{self, Read};
@@ -67,7 +67,8 @@ impl Output {
         if tensor.is_variable() {
             return None;
         }
-        let output = lock(&OUTPUTS).get(&place(tensor)).and_then(Weak::upgrade)?;
+        let place = place(tensor);
+        let output = lock(&OUTPUTS).get(&place).and_then(Weak::upgrade)?;
         let Made { id, detached } = output.made.get()?;
         if *id == tensor.id() {
             return Some((output, None));
@@ -82,7 +83,8 @@ impl Output {
 impl Drop for Output {
     fn drop(&mut self) {
         if let Some(Made { detached, .. }) = self.made.get() {
-            lock(&OUTPUTS).remove(&place(detached));
+            let place = place(detached);
+            lock(&OUTPUTS).remove(&place);
         }
     }
 }
@@ -105,30 +107,22 @@ pub(super) fn whole_node(loss: &Tensor) -> Option<Arc<Node>> {
     }
 }
 
-/// The variables below `y`, which `f` has computed, and whether its storage is older: of a tensor that `f` has captured.
-/// `time` is when `f` began, `newest` the number that candle had given last.
-pub(super) fn variables_below(y: &Tensor, time: u64, newest: u64) -> Result<(Vec<Tensor>, bool)> {
-    let (mut variables, mut seen) = (Vec::new(), std::collections::HashSet::new());
-    let mut add = |variable: &Tensor| {
-        if seen.insert(variable.id()) {
-            variables.push(variable.clone());
-        }
-    };
+/// What `y` depends on, and whether it has the storage of a tensor from before: `y` was computed since `time`, and since
+/// candle had numbered `newest`.
+pub(super) fn below(y: &Tensor, time: u64, newest: u64) -> Result<(Below, bool)> {
     if let Some((output, _)) = Output::of(y)
         && output.node.is_whole
     {
-        output.node.for_each_variable(&mut add);
-        return Ok((variables, output.node.number() < time));
+        return Ok((output.node.below(time)?, output.node.number() < time));
     }
     let nodes = y.sorted_nodes();
     if nodes.iter().any(|node| node.is_variable() && node.dims() == TOKEN_SHAPE) {
         return Err(GraphError::TooDeep { op: "checkpoint" }.into());
     }
-    let mut older =
-        nodes.iter().filter(|node| version::number(node) < newest).map(|node| place(node));
-    let older = older.any(|other| other == place(y));
-    nodes.into_iter().filter(|node| node.is_variable()).for_each(add);
-    Ok((variables, older))
+    let place_of_y = place(y);
+    let old = nodes.iter().any(|node| version::number(node) < newest && place(node) == place_of_y);
+    let variables = nodes.into_iter().filter(|node| node.is_variable()).cloned().collect();
+    Ok((Below { variables, ..Below::default() }, old))
 }
 
 /// Links `output` into the graph as the result of `operator` on `inputs`, at least one of which is
@@ -221,9 +215,13 @@ fn join(
             None => args,
         };
     }
+    // A tree, not a chain: candle walks it by recursion.
     while args.len() > 3 {
-        let rest = args.split_off(3);
-        args = [vec![token_over(&args, None)?], rest].concat();
+        let join = |some: &[Tensor]| match some {
+            [one] => Ok(one.clone()),
+            several => token_over(several, None),
+        };
+        args = args.chunks(3).map(join).collect::<Result<_>>()?;
     }
     let token = token_over(&args, Some(node.clone()))?;
     Ok(Output { token, node, made: OnceLock::new() })
@@ -253,7 +251,8 @@ fn emit(output: Output, tensor: Tensor) -> Result<Tensor> {
     let output = Arc::new(output);
     let tensor = output.token.apply_op1(Emit { output: output.clone(), storage, shape })?;
     let detached = tensor.detach();
-    lock(&OUTPUTS).insert(place(&detached), Arc::downgrade(&output));
+    let place = place(&detached);
+    lock(&OUTPUTS).insert(place, Arc::downgrade(&output));
     output.made.get_or_init(|| Made { id: tensor.id(), detached });
     Ok(tensor)
 }
@@ -280,7 +279,7 @@ impl Token {
     fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
         pass::within(|pass| match &self.node {
             Some(node) => node.backward_for_candle(pass, args),
-            None => args.iter().map(|token| pass.token_gradient(token).map(Some)).collect(),
+            None => args.iter().map(|token| pass.token_gradient(token)).collect(),
         })
     }
 }
@@ -374,14 +373,16 @@ impl CustomOp1 for Emit {
         pass::within(|pass| {
             let node = &self.output.node;
             if !pass.covers(output) {
-                return Err(GraphError::Nested { op: node.name }.into());
-            }
-            // Most likely the loss, given to candle's `backward`. The scaler has checked its own.
-            if output.elem_count() == 1 && pass.leaves.is_none() {
-                version::check(&output.sorted_nodes())?;
+                if pass.leaves.is_some() {
+                    return Err(GraphError::Nested { op: node.name }.into());
+                }
+                // The loss of a pass of candle's own, or the first of this crate's outputs below it.
+                let nodes = output.sorted_nodes();
+                version::check(&nodes)?;
+                pass.cover(&nodes);
             }
             pass.send(&node.consume(), Some(Gradient::shared(gradient.clone())))?;
-            pass.token_gradient(token).map(Some)
+            pass.token_gradient(token)
         })
     }
 }

@@ -37,8 +37,8 @@ struct Write {
     at: u64,
     /// What candle had numbered by then: tensors with lower numbers existed before.
     newest: u64,
-    /// candle's number of the tensor that was written. Its views have higher numbers. A lower one was another
-    /// tensor's, whose storage was in the same place before.
+    /// candle's number of the tensor that was written, which its views exceed. A tensor in this place with a lower number
+    /// had an earlier storage, which is gone.
     tensor: u64,
 }
 
@@ -76,11 +76,11 @@ pub(crate) fn now() -> u64 {
 
 /// Notes that each of `tensors` has just been written in place. They have to be the variables themselves, not views.
 pub(crate) fn written<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) {
+    // Each tensor's lock before that of the versions, never within it.
+    let reads: Vec<Read> = tensors.into_iter().map(Read::of).collect();
     let (at, newest) = (tick(), newest());
-    let writes = tensors.into_iter().map(|tensor| {
-        let Read { place, tensor } = Read::of(tensor);
-        (place, Write { at, newest, tensor })
-    });
+    let writes =
+        reads.into_iter().map(|Read { place, tensor }| (place, Write { at, newest, tensor }));
     lock(&VERSIONS).writes.extend(writes);
     LATEST.fetch_max(at, Ordering::Relaxed);
 }
@@ -140,12 +140,15 @@ pub(super) fn written_since(
 
 /// Fails where a node of candle's among `nodes`, those of a loss, was computed from what has been written since;
 /// nodes of this crate [see for themselves](written_since).
+///
+/// Not seen are operands that are not tracked, and one that also lies [below another operand](arguments). candle does
+/// not say which operands an operator's backward reads: all count.
 pub(crate) fn check(nodes: &[&Tensor]) -> crate::Result<()> {
     let versions = lock(&VERSIONS);
     versions.check_copies(nodes)?;
-    let Some(latest) = versions.writes.values().map(|write| write.newest).max() else {
-        return Ok(());
-    };
+    let variables = nodes.iter().filter(|node| node.is_variable());
+    let writes = variables.filter_map(|variable| versions.writes.get(&place(variable)));
+    let Some(latest) = writes.map(|write| write.newest).max() else { return Ok(()) };
     // A copy was computed from its master too, and is checked above.
     let candles = |node: &&&Tensor| {
         let other = node.is_variable() || versions.copies.contains_key(&node.id());
@@ -195,11 +198,10 @@ impl Versions {
     }
 }
 
-/// The tracked arguments of candle's operator that made `node`, except for those that lie on the way to another one.
+/// The tracked arguments of candle's operator that made `node`, except for those that are also below another argument.
 ///
-/// candle keeps its operators to itself, but lists the nodes below each argument one argument after the other, and
-/// those below before the argument itself, backwards. So the first that no argument before it leads to is the next
-/// argument.
+/// candle keeps an operator's arguments private. `sorted_nodes` lists what is below them argument by argument, each
+/// argument before what is below it. So an argument is what no argument listed before it has below itself.
 fn arguments(node: &Tensor) -> Vec<&Tensor> {
     let (mut below, mut arguments) = (HashSet::from([node.id()]), Vec::new());
     for candidate in node.sorted_nodes() {

@@ -58,10 +58,18 @@ pub enum GraphError {
         /// The operator.
         op: &'static str,
     },
-    /// candle's backward reached a chain of operators that its recursion could not walk.
+    /// A checkpoint whose function read what was written in place since.
     #[error(
-        "the graph below `{op}` is too deep for candle's recursive backward: run backward by \
-         `scaler.scale(&loss)?.backward()?`, which recurses only through candle's own operators, or split the chain"
+        "backward through `checkpoint`, whose function read a tensor that was written in place since: recomputed, it \
+         would be another function. Run the forward pass again after every step"
+    )]
+    Recomputed,
+    /// Recursion that would end the stack: candle's backward through a chain of operators, or checkpoints whose functions
+    /// captured one another's results.
+    #[error(
+        "the graph below `{op}` is too deep to recurse through: run backward by `scaler.scale(&loss)?.backward()?`, \
+         which recurses only through candle's own operators; and hand what a checkpoint's function needs in as its \
+         argument"
     )]
     TooDeep {
         /// The operator.
