@@ -94,22 +94,6 @@ macro_rules! ops {
                 match self { $(Op::$op => $reason,)* Op::User(..) => "chosen where it is defined" }
             }
 
-            /// Whether backward may need the value of an input, given which ones a gradient is wanted of.
-            pub(crate) fn reads(self, input: usize, wanted: &[bool]) -> bool {
-                let other = |at: usize| wanted.get(at).is_some_and(|&wanted| wanted);
-                match self {
-                    Op::Add | Op::Sub | Op::Sum | Op::Mean | Op::Cat | Op::Flatten | Op::Embedding => false,
-                    Op::Matmul
-                    | Op::Mul
-                    | Op::Linear
-                    | Op::Conv1d
-                    | Op::Conv2d
-                    | Op::ConvTranspose1d
-                    | Op::ConvTranspose2d => input < 2 && other(1 - input), // and no bias
-                    _ => true,
-                }
-            }
-
             /// Whether it is defined outside this crate.
             pub(crate) const fn is_user(self) -> bool {
                 matches!(self, Op::User(..))

@@ -3,7 +3,7 @@
 use candle_core::shape::Dim;
 use candle_core::{DType, Result, Tensor};
 
-use super::{check_operand, shape_error};
+use super::{check_operand, reads_other_operand, shape_error};
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::{cast, elementwise, reduce};
 use crate::{Op, autocast};
@@ -97,6 +97,14 @@ impl Operator for Arithmetic {
             Self::Sub => Op::Sub,
             Self::Mul => Op::Mul,
             Self::Div => Op::Div,
+        }
+    }
+
+    fn reads(&self, input: usize, wanted: &[bool]) -> bool {
+        match self {
+            Self::Add | Self::Sub => false,
+            Self::Mul => reads_other_operand(input, wanted),
+            Self::Div => true,
         }
     }
 
@@ -248,6 +256,10 @@ impl Operator for Cat {
 
     fn op(&self) -> Op {
         Op::Cat
+    }
+
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Vec<usize>)> {

@@ -30,6 +30,10 @@ impl Operator for Relu {
         Op::Relu
     }
 
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
         check_operand(self.op(), &inputs[0], "x", &inputs[0], false)?;
         Ok((elementwise::relu(&inputs[0])?, ()))
@@ -70,6 +74,10 @@ impl Operator for AddRelu {
 
     fn op(&self) -> Op {
         Op::AddRelu
+    }
+
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
@@ -125,6 +133,10 @@ impl Operator for Dropout {
         Op::Dropout
     }
 
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
         check_operand(self.op(), &inputs[0], "x", &inputs[0], false)?;
         Ok((elementwise::dropout(&inputs[0], &self.mask, self.scale)?, ()))
@@ -154,6 +166,10 @@ impl Operator for Flatten {
 
     fn op(&self) -> Op {
         Op::Flatten
+    }
+
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Vec<usize>)> {

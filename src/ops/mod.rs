@@ -79,6 +79,11 @@ fn shape_error<T>(op: Op, name: &'static str, got: &Tensor, expected: String) ->
     Err(Error::Shape { op: op.name(), name, got, expected }.into())
 }
 
+/// What backward of a product reads: an operand, where the gradient of the other one is wanted, and no bias.
+fn reads_other_operand(input: usize, wanted: &[bool]) -> bool {
+    input < 2 && wanted.get(1 - input).is_some_and(|&wanted| wanted)
+}
+
 /// `got` is floating point, on the device of `first` and, where `same_dtype`, of its dtype.
 fn check_operand(
     op: Op,

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{check_dims, check_operand, shape_error};
+use super::{check_dims, check_operand, reads_other_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels;
@@ -50,6 +50,10 @@ impl Operator for Matmul {
 
     fn op(&self) -> Op {
         Op::Matmul
+    }
+
+    fn reads(&self, input: usize, wanted: &[bool]) -> bool {
+        reads_other_operand(input, wanted)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
@@ -122,6 +126,10 @@ impl Operator for Linear {
 
     fn op(&self) -> Op {
         Op::Linear
+    }
+
+    fn reads(&self, input: usize, wanted: &[bool]) -> bool {
+        reads_other_operand(input, wanted)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {

@@ -1,6 +1,8 @@
 //! Activations, arithmetic and losses beside candle_nn's, where those are right.
 
-use candle_amp::{Autocast, Cast, Op, Policy, nn, ops};
+use candle_amp::autograd::{Backward, Gradient, Operator, apply};
+use candle_amp::optim::{Sgd, SgdConfig};
+use candle_amp::{Autocast, Cast, GradScaler, Op, Policy, nn, ops};
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 
 use crate::util::{FLOATS, assert_close, random, to_vec};
@@ -41,6 +43,60 @@ fn activations_are_candles() -> Result<()> {
             (ours.weight().dims(), ours.is_scalar()),
             (theirs.weight().dims(), theirs.is_scalar())
         );
+    }
+    Ok(())
+}
+
+/// `v` as it is, or with `READS` what the default says of an operator.
+struct Same<const READS: bool>;
+
+impl<const READS: bool> Operator for Same<READS> {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("same", Cast::Keep)
+    }
+
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        READS
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+        Ok((inputs[0].clone(), ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+        Ok(vec![Some(Gradient::shared(ctx.gradient.clone()))])
+    }
+}
+
+/// An optimizer's step between forward and backward is an error only where backward reads what it wrote.
+#[test]
+fn operators_say_which_inputs_backward_reads() -> candle_amp::Result<()> {
+    type Function = fn(&Tensor) -> Result<Tensor>;
+    let operators: [(&str, Function, bool); 12] = [
+        ("relu", ops::relu, false),
+        ("add_relu", |x| ops::add_relu(x, x), false),
+        ("dropout", |x| ops::dropout(x, 0.5), false),
+        ("flatten", ops::flatten, false),
+        ("add", |x| ops::add(x, x), false),
+        ("cat", |x| ops::cat(&[x, x], 0), false),
+        ("mean", |x| ops::mean_dims(x, 1), false),
+        ("silu", ops::silu, true),
+        ("mul", |x| ops::mul(x, x), true),
+        ("mul by a constant", |x| ops::mul(x, &x.detach().ones_like()?), false),
+        ("a user's", |x| apply(Same::<true>, &[x]), true),
+        ("a user's that reads nothing", |x| apply(Same::<false>, &[x]), false),
+    ];
+    for (name, f, reads) in operators {
+        let w = Var::from_tensor(&random(1, (3, 4), DType::F32))?;
+        let old = ops::sum(&f(&w)?)?;
+        let mut scaler = GradScaler::disabled();
+        let mut sgd = Sgd::new(vec![w.clone()], SgdConfig::default())?;
+        scaler.scale(&ops::sum(&w)?)?.backward()?;
+        assert!(!scaler.step(&mut sgd)?.skipped()?);
+        scaler.update()?;
+        assert_eq!(scaler.scale(&old)?.backward().is_err(), reads, "{name}");
     }
     Ok(())
 }
