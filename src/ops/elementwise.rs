@@ -11,7 +11,8 @@ use crate::{Error, Op, random};
 ///
 /// # Precision
 ///
-/// The dtype of `x` in and out; nothing is rounded. The gradient at 0 is 0.
+/// The dtype of `x` in and out; nothing is rounded. The gradient is 0 where `x <= 0`; where `x` is NaN it is
+/// passed on.
 ///
 /// # References
 ///
@@ -57,7 +58,8 @@ pub(super) fn relu_backward<S>(ctx: &Backward<'_, S>) -> Result<Tensor> {
 ///
 /// # Precision
 ///
-/// As [`add`](super::add), and rounded once.
+/// As [`add`](super::add), and rounded once. The gradient is 0 where the sum is not above 0; where it is NaN the
+/// gradient is passed on, as that of [`relu`].
 ///
 /// # Errors
 ///

@@ -47,6 +47,36 @@ fn activations_are_candles() -> Result<()> {
     Ok(())
 }
 
+/// PyTorch's `threshold_backward` and `hardtanh_backward` compare NaN with the ends, and pass its gradient on.
+#[test]
+fn relus_pass_on_the_gradient_of_nan() -> Result<()> {
+    type Function = fn(&Tensor) -> Result<Tensor>;
+    let relus: [Function; 4] = [
+        ops::relu,
+        ops::relu6,
+        |x| ops::add_relu(x, &x.zeros_like()?),
+        |x| {
+            let shape = (x.elem_count(), 1);
+            let zeros = Tensor::zeros(shape, x.dtype(), &CPU)?;
+            // Normalised, zeros are zeros.
+            Ok(ops::batch_norm_relu(&zeros, None, None, Some(&x.reshape(shape)?), 1.0)?.0)
+        },
+    ];
+    for (number, relu) in relus.into_iter().enumerate() {
+        for dtype in FLOATS {
+            let x =
+                Tensor::new(&[f64::NAN, -1.0, 0.0, 2.0, -0.0, f64::NEG_INFINITY, f64::NAN], &CPU)?;
+            let x = Var::from_tensor(&x.to_dtype(dtype)?)?;
+            let y = relu(&x)?.flatten_all()?;
+            let weights = Tensor::arange(1f64, 8.0, &CPU)?.to_dtype(dtype)?;
+            let store = ops::sum(&ops::mul(&y, &weights)?)?.backward()?;
+            let expected = [1.0, 0.0, 0.0, 4.0, 0.0, 0.0, 7.0];
+            assert_eq!(to_vec(store.get(&x).unwrap()), expected, "{number} {dtype:?}");
+        }
+    }
+    Ok(())
+}
+
 /// `v` as it is, or with `READS` what the default says of an operator.
 struct Same<const READS: bool>;
 

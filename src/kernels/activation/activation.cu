@@ -74,7 +74,7 @@ CURVE(GeluErf, x * probability(x), probability(x) + x * (A(DENSITY_AT_0) * expon
 CURVE(Silu, x * sigmoid(x), silu_slope(x))
 CURVE(Sigmoid, sigmoid(x), sigmoid(x) * sigmoid(-x)) // not s (1 - s), which is zero where s rounds to 1
 CURVE(Tanh, tangent(x), (A(1) - tangent(x)) * (A(1) + tangent(x)))
-CURVE(Relu6, limit(x, A(0), A(6)), inside(x, A(0), A(6), A(1)))
+CURVE(Relu6, limit(x, A(0), A(6)), x <= A(0) || x >= A(6) ? A(0) : A(1))
 CURVE(Relu2, x <= A(0) ? A(0) : x * x, x <= A(0) ? A(0) : x + x)
 CURVE(HardSigmoid, hard_sigmoid(x), inside(x, A(-3), A(3), A(1.0 / 6)))
 CURVE(HardSwish, x * hard_sigmoid(x), hard_sigmoid(x) + limit(x, A(-3), A(3)) * inside(x, A(-3), A(3), A(1.0 / 6)))

@@ -221,7 +221,8 @@ impl<A: Math> Point<A> for Relu6 {
     }
     #[inline(always)]
     fn slope(self, x: A) -> A {
-        inside(x, A::zero(), A::of(6.0), A::one())
+        // Not "where x is inside", which a NaN is not.
+        if x <= A::zero() || x >= A::of(6.0) { A::zero() } else { A::one() }
     }
 }
 

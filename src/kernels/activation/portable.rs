@@ -48,7 +48,10 @@ pub(super) fn slope(curve: Curve, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
         Curve::Silu => silu_slope(&wide)?,
         Curve::Sigmoid => (sigmoid(&wide)? * sigmoid(&wide.neg()?)?)?,
         Curve::Tanh => tangent(&wide)?.sqr()?.affine(-1.0, 1.0)?,
-        Curve::Relu6 => between(0.0, 6.0, 1.0)?,
+        Curve::Relu6 => {
+            let outside = (wide.le(0.0)? + wide.ge(6.0)?)?;
+            outside.where_cond(&wide.zeros_like()?, &wide.ones_like()?)?
+        }
         Curve::Relu2 => (wide.relu()? * 2.0)?,
         Curve::HardSigmoid => between(-3.0, 3.0, 1.0 / 6.0)?,
         Curve::HardSwish => {

@@ -34,7 +34,7 @@ pub(super) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
             y,
             grad,
             #[inline(always)]
-            |y, g| if y > T::Acc::zero() { g } else { T::Acc::zero() },
+            |y, g| rectified_gradient(y, g),
         )
     }
     with_element!(y.dtype(), T => typed::<T>(y, grad))
@@ -224,7 +224,7 @@ impl Update for ReluBackward {
 
     #[inline(always)]
     fn of<A: Real>(grad: A, y: A) -> A {
-        if y > A::zero() { grad } else { A::zero() }
+        rectified_gradient(y, grad)
     }
 }
 
@@ -289,6 +289,12 @@ fn update<U: Update, D: Lane, S: Lane<Acc = D::Acc>>(dst: &mut [D], src: &[S]) {
 #[inline(always)]
 pub(in crate::kernels) fn rectify<A: Real>(x: A) -> A {
     if x <= A::zero() { A::zero() } else { x }
+}
+
+/// The gradient before [`rectify`], which gave `y`: 0 where that is 0. A NaN lets it through, as PyTorch's does.
+#[inline(always)]
+pub(in crate::kernels) fn rectified_gradient<A: Real>(y: A, grad: A) -> A {
+    if y <= A::zero() { A::zero() } else { grad }
 }
 
 #[inline(always)]

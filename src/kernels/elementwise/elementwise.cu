@@ -16,8 +16,9 @@ struct Relu {
 struct AddRelu {
     template <class A> static DEVICE A of(A a, A b) { return Relu::of(a + b); }
 };
+// A NaN lets the gradient through, as in PyTorch.
 struct ReluBackward {
-    template <class A> static DEVICE A of(A y, A grad) { return y > A(0) ? grad : A(0); }
+    template <class A> static DEVICE A of(A y, A grad) { return y <= A(0) ? A(0) : grad; }
 };
 
 template <class Op, class T, class S, class O> DEVICE void binary(O *y, const T *a, const S *b, size_t n) {

@@ -34,7 +34,7 @@ pub(crate) fn relu(x: &Tensor) -> Result<Tensor> {
     if x.device().is_cpu() { cpu::relu(&x) } else { portable::relu(&x) }
 }
 
-/// The gradient of [`relu`], from its result: `grad` where `y > 0`, else 0.
+/// The gradient of [`relu`], from its result: 0 where `y <= 0`, else `grad`, also where `y` is NaN.
 pub(crate) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let (y, grad) = (plain(y)?, plain(grad)?);
     if let Some(gpu) = Gpu::of(y.device()) {

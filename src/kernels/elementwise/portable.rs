@@ -10,14 +10,15 @@ pub(crate) fn upcast(x: &Tensor) -> Result<Tensor> {
     x.detach().to_dtype(arithmetic(x.dtype()))
 }
 
-pub(super) fn relu(x: &Tensor) -> Result<Tensor> {
+/// NaN stays NaN, which candle's own makes 0.
+pub(in crate::kernels) fn relu(x: &Tensor) -> Result<Tensor> {
     let zeros = x.zeros_like()?;
     x.le(&zeros)?.where_cond(&zeros, x)
 }
 
 pub(super) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let zeros = y.zeros_like()?;
-    y.gt(&zeros)?.where_cond(grad, &zeros)
+    y.le(&zeros)?.where_cond(&zeros, grad)
 }
 
 pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {

@@ -99,13 +99,20 @@ fn quotients_and_products_are_rounded_once_to_the_dtype_asked_for() {
 }
 
 #[test]
-fn relu_keeps_nan_and_infinities() {
+fn relu_and_its_gradient_keep_nan_and_infinities() {
     for dtype in DTYPES {
         let x = of(vec![f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0], &[4], dtype);
         let expected = [f64::NAN, f64::INFINITY, 0.0, 0.0];
         assert_close(&relu(&x).unwrap(), &expected, 0.0);
         assert_close(&portable::relu(&x).unwrap(), &expected, 0.0);
         assert_close(&add_relu(&x, &x).unwrap(), &expected, 0.0);
+        // As PyTorch's threshold_backward: NaN is not at most 0. Long enough for vectors, and a rest.
+        let y = of([f64::NAN, f64::INFINITY, 0.0, -0.0].repeat(9)[..35].into(), &[35], dtype);
+        let grad = of(vec![3.0; 35], &[35], dtype);
+        let expected = &[3.0, 3.0, 0.0, 0.0].repeat(9)[..35];
+        assert_close(&relu_backward(&y, &grad).unwrap(), expected, 0.0);
+        assert_close(&portable::relu_backward(&y, &grad).unwrap(), expected, 0.0);
+        assert_close(&relu_backward_assign(grad, &y).unwrap(), expected, 0.0);
     }
 }
 
@@ -268,7 +275,10 @@ fn gpus_keep_nan_and_infinities() {
     for dtype in DTYPES {
         let x = of(vec![f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 1.0], &[5], dtype);
         assert_gpus_agree(&[&x], 0.0, |x| {
-            Ok(vec![relu(&x[0])?, add_relu(&x[0], &x[0])?, relu_backward(&x[0], &x[0])?])
+            let ones = Tensor::ones(5, DType::F32, x[0].device())?.to_dtype(dtype)?;
+            let into = relu_backward_assign(ones.copy()?, &x[0])?;
+            let backward = relu_backward(&x[0], &ones)?;
+            Ok(vec![relu(&x[0])?, add_relu(&x[0], &x[0])?, backward, into])
         });
     }
 }
