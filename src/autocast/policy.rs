@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use candle_core::DType;
 
+use crate::kernels::activation::table::pointwise;
+
 /// What autocast does with the floating-point inputs of an operator.
 ///
 /// Integer and `F64` inputs are never cast, and an operator given any `F64` runs as it is.
@@ -60,7 +62,7 @@ fn widest(a: DType, b: DType) -> DType {
 }
 
 macro_rules! ops {
-    ($($(#[$doc:meta])* $op:ident $name:literal $default:ident $pytorch:ident $reason:literal;)*) => {
+    ($($(#[$doc:meta])* $op:ident $name:tt $default:ident $pytorch:ident $reason:literal;)*) => {
         /// An operator that autocast knows about: a row of the table, or a user's own.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
@@ -107,7 +109,24 @@ macro_rules! ops {
     };
 }
 
-ops! {
+/// Names the operators given, and after them those of the table of pointwise ones.
+macro_rules! with_pointwise {
+    ([$($given:tt)*] $(
+        $(#[$doc:meta])* $name:ident => $op:ident $parameters:tt, {
+            rule: $default:ident, pytorch: $pytorch:ident, reason: $reason:literal
+        }, $facts:tt;
+    )*) => {
+        ops! {
+            $($given)*
+            $(
+                #[doc = concat!("[`ops::", stringify!($name), "`](crate::ops::", stringify!($name), ").")]
+                $op (stringify!($name)) $default $pytorch $reason;
+            )*
+        }
+    };
+}
+
+pointwise!(with_pointwise [
     /// [`ops::matmul`](crate::ops::matmul).
     Matmul "matmul" Lower Lower "tensor cores multiply halves and accumulate in F32";
     /// [`ops::linear`](crate::ops::linear).
@@ -136,40 +155,10 @@ ops! {
     GroupNorm "group_norm" FullMath Full "statistics over a group need F32; the result fits a half";
     /// [`ops::relu`](crate::ops::relu).
     Relu "relu" Keep Keep "selects, never rounds";
-    /// [`ops::gelu`](crate::ops::gelu).
-    Gelu "gelu" FullMath Keep "a cube and a tangent need F32; the result fits a half";
-    /// [`ops::gelu_erf`](crate::ops::gelu_erf).
-    GeluErf "gelu_erf" FullMath Keep "a tail near zero needs F32; the result fits a half";
-    /// [`ops::silu`](crate::ops::silu).
-    Silu "silu" FullMath Keep "an exponential needs F32; the result fits a half";
-    /// [`ops::sigmoid`](crate::ops::sigmoid).
-    Sigmoid "sigmoid" FullMath Keep "an exponential needs F32; the result fits a half";
-    /// [`ops::tanh`](crate::ops::tanh).
-    Tanh "tanh" FullMath Keep "an exponential needs F32; the result fits a half";
-    /// [`ops::relu6`](crate::ops::relu6).
-    Relu6 "relu6" Keep Keep "selects, never rounds";
-    /// [`ops::hard_sigmoid`](crate::ops::hard_sigmoid).
-    HardSigmoid "hard_sigmoid" FullMath Keep "rounded once, into a half";
-    /// [`ops::hard_swish`](crate::ops::hard_swish).
-    HardSwish "hard_swish" FullMath Keep "rounded once, into a half";
-    /// [`ops::mish`](crate::ops::mish).
-    Mish "mish" FullMath Keep "exponentials need F32; the result fits a half";
-    /// [`ops::elu`](crate::ops::elu) and [`ops::selu`](crate::ops::selu).
-    Elu "elu" FullMath Keep "an exponential needs F32; the result fits a half";
-    /// [`ops::leaky_relu`](crate::ops::leaky_relu).
-    LeakyRelu "leaky_relu" Keep Keep "selects and scales once";
-    /// [`ops::relu2`](crate::ops::relu2).
-    Relu2 "relu2" Keep Keep "a square, rounded once: F16 ends at 256 squared";
-    /// [`ops::softplus`](crate::ops::softplus).
-    Softplus "softplus" FullMath Full "an exponential and a logarithm need F32; the result fits a half";
     /// [`ops::prelu`](crate::ops::prelu).
     Prelu "prelu" Lower Lower "selects and scales once; its slope's gradient is summed in F32";
     /// [`ops::swiglu`](crate::ops::swiglu).
     Swiglu "swiglu" FullMath Keep "an exponential needs F32; gated and rounded once";
-    /// [`ops::exp`](crate::ops::exp).
-    Exp "exp" Full Full "F16 ends at e to the 11";
-    /// [`ops::log`](crate::ops::log).
-    Log "log" Full Full "halves are coarse where a logarithm is steep";
     /// [`ops::dropout`](crate::ops::dropout).
     Dropout "dropout" Keep Keep "selects and scales once";
     /// [`ops::add`](crate::ops::add).
@@ -226,7 +215,7 @@ ops! {
     BinaryCrossEntropyWithLogit "binary_cross_entropy_with_logit" Full Full "logarithms and a sum; the scaler needs an F32 loss";
     /// [`ops::binary_cross_entropy`](crate::ops::binary_cross_entropy).
     BinaryCrossEntropy "binary_cross_entropy" Banned Banned "a half probability has rounded its logarithm away; give logits to binary_cross_entropy_with_logit";
-}
+]);
 
 impl Op {
     /// An operator of the user's own, known to policies by `name`, that follows `cast` unless a

@@ -38,10 +38,7 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::{Error, Op};
 
-pub use activation::{
-    elu, exp, gelu, gelu_erf, hard_sigmoid, hard_swish, leaky_relu, log, mish, prelu, relu2, relu6,
-    selu, sigmoid, silu, softplus, swiglu, tanh,
-};
+pub use activation::*;
 pub use arithmetic::{add, cat, div, mul, sub};
 pub use attention::{sdpa, sdpa_softcapped};
 pub use conv::{conv1d, conv2d};

@@ -1,9 +1,13 @@
-//! What the curves are made of, in forms that loops over them vectorise with.
+//! What pointwise operators are made of, in forms that loops over them vectorise with.
 
+use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::softmax::cpu::Exp;
 
 /// Functions within a few units in the last place, without branches for `f32`.
 pub(crate) trait Math: Exp {
+    /// Overwrites each of `x` with `f` of it. For `f32` compiled for every instruction set; `f64`, whose functions
+    /// are the library's, for one.
+    fn for_each(x: &mut [Self], f: impl Fn(Self) -> Self + Copy);
     fn hyperbolic_tangent(self) -> Self;
     /// The probability that a normal number is below `self`: small ones to a relative precision.
     fn normal_probability(self) -> Self;
@@ -12,6 +16,10 @@ pub(crate) trait Math: Exp {
 }
 
 impl Math for f64 {
+    #[inline(always)]
+    fn for_each(x: &mut [f64], f: impl Fn(f64) -> f64 + Copy) {
+        x.iter_mut().for_each(|x| *x = f(*x));
+    }
     #[inline(always)]
     fn hyperbolic_tangent(self) -> f64 {
         self.tanh()
@@ -27,6 +35,19 @@ impl Math for f64 {
 }
 
 impl Math for f32 {
+    #[inline(always)]
+    fn for_each(x: &mut [f32], f: impl Fn(f32) -> f32 + Copy) {
+        vectorise(
+            #[inline(always)]
+            || {
+                // Copies, that writes to `x` cannot change.
+                let (f, x) = (f, &mut *x);
+                for x in x {
+                    *x = f(*x);
+                }
+            },
+        );
+    }
     #[inline(always)]
     fn hyperbolic_tangent(self) -> f32 {
         // Cephes' tanhf: an odd polynomial near zero, where the quotient would cancel.

@@ -11,22 +11,8 @@ type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    let unary: [(Op, Unary); 23] = [
+    let unary: [(Op, Unary); 8] = [
         (Op::Relu, ops::relu),
-        (Op::Gelu, ops::gelu),
-        (Op::GeluErf, ops::gelu_erf),
-        (Op::Silu, ops::silu),
-        (Op::Sigmoid, ops::sigmoid),
-        (Op::Tanh, ops::tanh),
-        (Op::Relu6, ops::relu6),
-        (Op::Relu2, ops::relu2),
-        (Op::HardSigmoid, ops::hard_sigmoid),
-        (Op::HardSwish, ops::hard_swish),
-        (Op::Mish, ops::mish),
-        (Op::Softplus, ops::softplus),
-        (Op::Exp, ops::exp),
-        (Op::Elu, |x| ops::elu(x, 0.75)),
-        (Op::LeakyRelu, |x| ops::leaky_relu(x, 0.2)),
         (Op::Softmax, |x| ops::softmax(x, 1)),
         (Op::LogSoftmax, |x| ops::log_softmax(x, 1)),
         (Op::Sum, ops::sum),
@@ -38,14 +24,9 @@ pub(super) fn cases() -> Vec<Case> {
             generator::manual_seed(5);
             ops::dropout(x, 0.25)
         }),
-        (Op::Log, ops::log),
     ];
     for (op, f) in unary {
-        // Where a logarithm is defined, on numbers that every dtype has.
-        let sized = |name, dims: &[usize]| {
-            let case = case(op, name, &[dims], move |t| f(&t[0]));
-            if op == Op::Log { case.on(|x| x.abs()? + 1.0) } else { case }
-        };
+        let sized = |name, dims: &[usize]| case(op, name, &[dims], move |t| f(&t[0]));
         cases.push(sized("one element", &[1, 1]));
         // The sum of that many logarithms is too large for the differences it is checked by.
         if op != Op::LogSoftmax {
