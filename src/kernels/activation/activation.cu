@@ -88,6 +88,7 @@ POINTWISE(Selu, b * (x > A(0) ? x : a * less_one(x)), b * (x > A(0) ? A(1) : a *
 POINTWISE(LeakyRelu, x > A(0) ? x : a * x, x > A(0) ? A(1) : a)
 POINTWISE(Exp, exponential(x), exponential(x))
 POINTWISE(Log, logarithm(x), A(1) / x)
+POINTWISE(Square, x * x, x + x)
 
 constexpr int FUNCTIONS = __COUNTER__ - FIRST;
 

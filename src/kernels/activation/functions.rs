@@ -113,6 +113,7 @@ functions! {
         if x > A::zero() { A::one() } else { negative_slope };
     Exp {}: |x| x.exponential(), x.exponential();
     Log {}: |x| x.ln(), A::one() / x;
+    Square {}: |x| x * x, x + x;
 }
 
 /// `1 / (1 + exp(-x))`.

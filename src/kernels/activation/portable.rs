@@ -26,6 +26,7 @@ pub(super) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
         Pointwise::Softplus {} => (relu(&wide)? + (wide.abs()?.neg()?.exp()? + 1.0)?.log()?)?,
         Pointwise::Exp {} => wide.exp()?,
         Pointwise::Log {} => wide.log()?,
+        Pointwise::Square {} => wide.sqr()?,
     };
     y.to_dtype(x.dtype())
 }
@@ -76,6 +77,7 @@ pub(super) fn derivative(function: Pointwise, x: &Tensor, grad: &Tensor) -> Resu
         Pointwise::Softplus {} => sigmoid(&wide)?,
         Pointwise::Exp {} => wide.exp()?,
         Pointwise::Log {} => wide.recip()?,
+        Pointwise::Square {} => (&wide * 2.0)?,
     };
     (derivative * grad)?.to_dtype(x.dtype())
 }

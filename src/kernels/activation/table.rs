@@ -193,6 +193,16 @@ macro_rules! pointwise {
             value: [NAN, -INF, INF, NAN];
             derivative: [0.0, INF, 0.0, NAN];
         };
+    /// `x²`.
+    square => Square (),
+        { rule: Full, pytorch: Full, reason: "squares overflow F16 from 256 on" },
+        {
+            torch: "pow", reference: "`torch.square`; `candle_core::Tensor::sqr`",
+            inputs: -12.0, 12.0;
+            example: 3.0, 9.0;
+            value: [INF, 0.0, INF, NAN];
+            derivative: [-INF, 0.0, INF, NAN];
+        };
     } };
 }
 pub(crate) use pointwise;
