@@ -70,25 +70,51 @@ struct Function {
     function: Pointwise,
 }
 
+impl Function {
+    /// The derivative, where it is the same everywhere: backward then needs no input.
+    fn constant_derivative(&self) -> Option<f64> {
+        match self.function {
+            Pointwise::Neg {} => Some(-1.0),
+            Pointwise::Affine { mul, .. } => Some(mul),
+            _ => None,
+        }
+    }
+}
+
+enum Saved {
+    Input(Tensor),
+    Derivative(f64),
+}
+
 impl Operator for Function {
-    /// The input.
-    type Saved = Tensor;
+    type Saved = Saved;
 
     fn op(&self) -> Op {
         self.op
     }
 
-    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Tensor)> {
-        let x = &inputs[0];
-        check_operand(self.op, x, "x", x, false)?;
-        Ok((activation::value(self.function, x)?, x.clone()))
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        self.constant_derivative().is_none()
     }
 
-    fn backward(&self, ctx: &Backward<'_, Tensor>) -> Result<Vec<Option<Gradient>>> {
-        // Somebody else's operator may have given what this one saved for a gradient of its own.
-        let dx = match ctx.owns_gradient && !share_storage(ctx.gradient, ctx.saved) {
-            true => activation::derivative_assign(self.function, ctx.gradient.clone(), ctx.saved),
-            false => activation::derivative(self.function, ctx.saved, ctx.gradient),
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Saved)> {
+        let x = &inputs[0];
+        check_operand(self.op, x, "x", x, false)?;
+        let constant = self.constant_derivative().map(Saved::Derivative);
+        let saved = constant.unwrap_or_else(|| Saved::Input(x.clone()));
+        Ok((activation::value(self.function, x)?, saved))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
+        let dx = match ctx.saved {
+            Saved::Derivative(mul) => {
+                activation::value(Pointwise::Affine { mul: *mul, add: 0.0 }, ctx.gradient)
+            }
+            // Somebody else's operator may have given what this one saved for a gradient of its own.
+            Saved::Input(x) if ctx.owns_gradient && !share_storage(ctx.gradient, x) => {
+                activation::derivative_assign(self.function, ctx.gradient.clone(), x)
+            }
+            Saved::Input(x) => activation::derivative(self.function, x, ctx.gradient),
         };
         Ok(vec![Some(Gradient::owned(dx?))])
     }

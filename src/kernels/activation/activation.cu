@@ -12,6 +12,14 @@ DEVICE float one_more(float x) { return log1pf(x); }
 DEVICE double one_more(double x) { return log1p(x); }
 DEVICE float magnitude(float x) { return fabsf(x); }
 DEVICE double magnitude(double x) { return fabs(x); }
+DEVICE float sine(float x) { return sinf(x); }
+DEVICE double sine(double x) { return sin(x); }
+DEVICE float cosine(float x) { return cosf(x); }
+DEVICE double cosine(double x) { return cos(x); }
+DEVICE float power(float x, float y) { return powf(x, y); }
+DEVICE double power(double x, double y) { return pow(x, y); }
+DEVICE float error_function(float x) { return erff(x); }
+DEVICE double error_function(double x) { return erf(x); }
 // The probability that a normal number is below x.
 DEVICE float probability(float x) { return 0.5f * erfcf(x * -0.70710678118654752f); }
 DEVICE double probability(double x) { return 0.5 * erfc(x * -0.70710678118654752); }
@@ -24,9 +32,18 @@ template <class A> DEVICE A limit(A x, A low, A high) {
     return x > high ? high : x;
 }
 
+// NaN stays NaN, and a bound that is NaN makes it one.
+template <class A> DEVICE A clamp(A x, A low, A high) {
+    x = x >= low || x != x ? x : low;
+    return x <= high || x != x ? x : high;
+}
+
+template <class A> DEVICE A cube(A x) { return x * x * x; }
+
 template <class A> DEVICE A hard_sigmoid(A x) { return limit(x * A(1.0 / 6) + A(0.5), A(0), A(1)); }
 
-constexpr double GELU_INNER = 0.79788456080286536, GELU_CUBE = 0.044715, DENSITY_AT_0 = 0.39894228040143268;
+constexpr double GELU_INNER = 0.79788456080286536, GELU_CUBE = 0.044715, DENSITY_AT_0 = 0.39894228040143268,
+                 TWO_BY_ROOT_PI = 1.1283791670955126;
 
 template <class A> DEVICE A gelu_tangent(A x) { return tangent(A(GELU_INNER) * (x + A(GELU_CUBE) * x * x * x)); }
 
@@ -89,6 +106,18 @@ POINTWISE(LeakyRelu, x > A(0) ? x : a * x, x > A(0) ? A(1) : a)
 POINTWISE(Exp, exponential(x), exponential(x))
 POINTWISE(Log, logarithm(x), A(1) / x)
 POINTWISE(Square, x * x, x + x)
+POINTWISE(Sqrt, root(x), A(0.5) / root(x))
+POINTWISE(Rsqrt, A(1) / root(x), A(-0.5) * cube(A(1) / root(x)))
+POINTWISE(Recip, A(1) / x, -((A(1) / x) * (A(1) / x)))
+POINTWISE(Abs, magnitude(x), x > A(0) ? A(1) : x < A(0) ? A(-1) : A(0))
+POINTWISE(Neg, -x, A(-1))
+POINTWISE(Affine, a * x + b, a)
+POINTWISE(Clamp, clamp(x, a, b), x >= a && x <= b ? A(1) : A(0))
+POINTWISE(Powf, power(x, a), a == A(0) ? A(0) : a * power(x, a - A(1)))
+POINTWISE(Sin, sine(x), cosine(x))
+POINTWISE(Cos, cosine(x), -sine(x))
+POINTWISE(Erf, error_function(x), A(TWO_BY_ROOT_PI) * exponential(-x * x))
+POINTWISE(Log1p, one_more(x), A(1) / (A(1) + x))
 
 constexpr int FUNCTIONS = __COUNTER__ - FIRST;
 

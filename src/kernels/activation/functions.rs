@@ -114,6 +114,25 @@ functions! {
     Exp {}: |x| x.exponential(), x.exponential();
     Log {}: |x| x.ln(), A::one() / x;
     Square {}: |x| x * x, x + x;
+    Sqrt {}: |x| x.sqrt(), A::of(0.5) / x.sqrt();
+    Rsqrt {}: |x| A::one() / x.sqrt(), { let y = A::one() / x.sqrt(); A::of(-0.5) * y * y * y };
+    Recip {}: |x| A::one() / x, { let y = A::one() / x; -(y * y) };
+    Abs {}: |x| x.abs(), if x > A::zero() { A::one() } else if x < A::zero() { -A::one() } else { A::zero() };
+    Neg {}: |x| -x, { let _ = x; -A::one() };
+    Affine { mul, add }: |x| mul * x + add, { let _ = x; mul };
+    // Comparisons that NaN, of x or of a bound, passes through.
+    Clamp { min, max }: |x| {
+        let x = if x >= min || x.is_nan() { x } else { min };
+        if x <= max || x.is_nan() { x } else { max }
+    }, if x >= min && x <= max { A::one() } else { A::zero() };
+    Powf { exponent }: |x| x.powf(exponent),
+        if exponent == A::zero() { A::zero() } else { exponent * x.powf(exponent - A::one()) };
+    Sin {}: |x| x.sin(), x.cos();
+    Cos {}: |x| x.cos(), -x.sin();
+    Erf {}: |x| x.error_function(), A::of(std::f64::consts::FRAC_2_SQRT_PI) * (-x * x).exponential();
+    // The series where it holds: elsewhere 1 + x loses no digits that matter.
+    Log1p {}: |x| if x >= A::of(-0.5) && x <= A::one() { x.log_of_one_more() } else { (A::one() + x).ln() },
+        A::one() / (A::one() + x);
 }
 
 /// `1 / (1 + exp(-x))`.

@@ -19,7 +19,7 @@ pub(crate) use math::Math;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 #[cfg(test)]
-use tests::{INF, LN_2, NAN};
+use tests::{FRAC_2_SQRT_PI, INF, LN_2, NAN};
 
 macro_rules! operators {
     ([] $(

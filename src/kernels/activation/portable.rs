@@ -27,6 +27,31 @@ pub(super) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
         Pointwise::Exp {} => wide.exp()?,
         Pointwise::Log {} => wide.log()?,
         Pointwise::Square {} => wide.sqr()?,
+        Pointwise::Sqrt {} => wide.sqrt()?,
+        Pointwise::Rsqrt {} => wide.sqrt()?.recip()?,
+        Pointwise::Recip {} => wide.recip()?,
+        Pointwise::Abs {} => wide.abs()?,
+        Pointwise::Neg {} => wide.neg()?,
+        Pointwise::Affine { mul, add } => wide.affine(mul, add)?,
+        Pointwise::Clamp { min, max } => {
+            // candle's own keeps a number where a bound is NaN.
+            let (min, max) = ((wide.zeros_like()? + min)?, (wide.zeros_like()? + max)?);
+            let nan = wide.ne(&wide)?;
+            let y = (wide.ge(&min)? + &nan)?.where_cond(&wide, &min)?;
+            let nan = y.ne(&y)?;
+            (y.le(&max)? + nan)?.where_cond(&y, &max)?
+        }
+        Pointwise::Powf { exponent } => wide.powf(exponent)?,
+        Pointwise::Sin {} => wide.sin()?,
+        Pointwise::Cos {} => wide.cos()?,
+        Pointwise::Erf {} => wide.erf()?,
+        // 1 + x = w is rounded: the quotient takes back what that changes.
+        Pointwise::Log1p {} => {
+            let w = (&wide + 1.0)?;
+            let exact = (w.log()? * (&wide / (&w - 1.0)?)?)?;
+            let (tiny, infinite) = (w.eq(1.0)?, w.eq(f64::INFINITY)?);
+            (tiny + infinite)?.where_cond(&wide, &exact)?
+        }
     };
     y.to_dtype(x.dtype())
 }
@@ -78,6 +103,25 @@ pub(super) fn derivative(function: Pointwise, x: &Tensor, grad: &Tensor) -> Resu
         Pointwise::Exp {} => wide.exp()?,
         Pointwise::Log {} => wide.recip()?,
         Pointwise::Square {} => (&wide * 2.0)?,
+        Pointwise::Sqrt {} => (wide.sqrt()?.recip()? * 0.5)?,
+        Pointwise::Rsqrt {} => {
+            let y = wide.sqrt()?.recip()?;
+            ((y.sqr()? * &y)? * -0.5)?
+        }
+        Pointwise::Recip {} => wide.recip()?.sqr()?.neg()?,
+        Pointwise::Abs {} => {
+            let (above, below) = (wide.gt(0.0)?, wide.lt(0.0)?);
+            (above.to_dtype(wide.dtype())? - below.to_dtype(wide.dtype())?)?
+        }
+        Pointwise::Neg {} => (wide.zeros_like()? - 1.0)?,
+        Pointwise::Affine { mul, .. } => (wide.zeros_like()? + mul)?,
+        Pointwise::Clamp { min, max } => (wide.ge(min)? * wide.le(max)?)?.to_dtype(wide.dtype())?,
+        Pointwise::Powf { exponent: 0.0 } => wide.zeros_like()?,
+        Pointwise::Powf { exponent } => (wide.powf(exponent - 1.0)? * exponent)?,
+        Pointwise::Sin {} => wide.cos()?,
+        Pointwise::Cos {} => wide.sin()?.neg()?,
+        Pointwise::Erf {} => (wide.sqr()?.neg()?.exp()? * std::f64::consts::FRAC_2_SQRT_PI)?,
+        Pointwise::Log1p {} => (&wide + 1.0)?.recip()?,
     };
     (derivative * grad)?.to_dtype(x.dtype())
 }

@@ -203,6 +203,131 @@ macro_rules! pointwise {
             value: [INF, 0.0, INF, NAN];
             derivative: [-INF, 0.0, INF, NAN];
         };
+    /// `√x`.
+    sqrt => Sqrt (),
+        { rule: FullMath, pytorch: Keep, reason: "half the exponent: the result fits a half" },
+        {
+            torch: "sqrt", reference: "`torch.sqrt`",
+            inputs: 0.01, 12.0;
+            example: 9.0, 3.0;
+            value: [NAN, 0.0, INF, NAN];
+            derivative: [NAN, INF, 0.0, NAN];
+        };
+    /// `1 / √x`.
+    rsqrt => Rsqrt (),
+        { rule: Full, pytorch: Full, reason: "halves are coarse where it is steep" },
+        {
+            torch: "rsqrt", reference: "`torch.rsqrt`",
+            inputs: 0.05, 12.0;
+            example: 4.0, 0.5;
+            value: [NAN, INF, 0.0, NAN];
+            derivative: [NAN, -INF, 0.0, NAN];
+        };
+    /// `1 / x`.
+    recip => Recip (),
+        { rule: Full, pytorch: Full, reason: "F16 ends at the reciprocal of 2 to the -16" },
+        {
+            torch: "reciprocal", reference: "`torch.reciprocal`",
+            inputs: 0.05, 12.0;
+            example: 4.0, 0.25;
+            value: [0.0, INF, 0.0, NAN];
+            derivative: [0.0, -INF, 0.0, NAN];
+        };
+    /// `|x|`. The gradient at 0, and of NaN, is 0.
+    abs => Abs (),
+        { rule: Keep, pytorch: Keep, reason: "drops a sign, never rounds" },
+        {
+            torch: "abs", reference: "`torch.abs`",
+            inputs: -12.0, 12.0;
+            example: -2.0, 2.0;
+            value: [INF, 0.0, INF, NAN];
+            derivative: [-1.0, 0.0, 1.0, 0.0];
+        };
+    /// `-x`.
+    neg => Neg (),
+        { rule: Keep, pytorch: Keep, reason: "turns a sign, never rounds" },
+        {
+            torch: "neg", reference: "`torch.neg`",
+            inputs: -12.0, 12.0;
+            example: 2.0, -2.0;
+            value: [INF, 0.0, -INF, NAN];
+            derivative: [-1.0, -1.0, -1.0, -1.0];
+        };
+    /// `mul x + add`.
+    affine => Affine (mul: f64 = -0.5, add: f64 = 0.25),
+        { rule: Keep, pytorch: Keep, reason: "scales and shifts, rounded once" },
+        {
+            torch: "mul", reference: "`x * mul + add` in PyTorch, rounded once; `candle_core::Tensor::affine`",
+            inputs: -12.0, 12.0;
+            example: 2.0, -0.75;
+            value: [INF, 0.25, -INF, NAN];
+            derivative: [-0.5, -0.5, -0.5, -0.5];
+        };
+    /// `min(max(x, min), max)`: `max` everywhere, if it is below `min`. NaN stays NaN, and a bound that is NaN makes
+    /// all of it NaN.
+    ///
+    /// The gradient is passed on where `min <= x <= max`, the bounds included, and is 0 elsewhere and for NaN.
+    clamp => Clamp (min: f64 = -1.5, max: f64 = 2.5),
+        { rule: Keep, pytorch: Keep, reason: "selects; rounds nothing but its bounds" },
+        {
+            torch: "clamp", reference: "`torch.clamp`",
+            inputs: -12.0, 12.0;
+            example: 3.0, 2.5;
+            value: [-1.5, 0.0, 2.5, NAN];
+            derivative: [0.0, 1.0, 0.0, 0.0];
+        };
+    /// `x` to the power of `exponent`: NaN where `x` is below 0 and `exponent` no integer; 1 where `exponent` is 0.
+    ///
+    /// The derivative is `exponent x^(exponent - 1)`, and 0 where `exponent` is 0.
+    powf => Powf (exponent: f64 = 2.5),
+        { rule: Full, pytorch: Full, reason: "powers outgrow F16" },
+        {
+            torch: "pow", reference: "`torch.pow` of a tensor and a number; `candle_core::Tensor::powf`",
+            inputs: 0.05, 4.0;
+            example: 4.0, 32.0;
+            value: [INF, 0.0, INF, NAN];
+            derivative: [INF, 0.0, INF, NAN];
+        };
+    /// The sine of `x` radians.
+    sin => Sin (),
+        { rule: FullMath, pytorch: Keep, reason: "an angle is reduced in F32; the result fits a half" },
+        {
+            torch: "sin", reference: "`torch.sin`",
+            inputs: -12.0, 12.0;
+            example: 1.0, 0.841471;
+            value: [NAN, 0.0, NAN, NAN];
+            derivative: [NAN, 1.0, NAN, NAN];
+        };
+    /// The cosine of `x` radians.
+    cos => Cos (),
+        { rule: FullMath, pytorch: Keep, reason: "an angle is reduced in F32; the result fits a half" },
+        {
+            torch: "cos", reference: "`torch.cos`",
+            inputs: -12.0, 12.0;
+            example: 1.0, 0.540302;
+            value: [NAN, 1.0, NAN, NAN];
+            derivative: [NAN, 0.0, NAN, NAN];
+        };
+    /// The error function, `2/√π` times the integral of `exp(-t²)` from 0 to `x`.
+    erf => Erf (),
+        { rule: FullMath, pytorch: Keep, reason: "a polynomial needs F32; the result fits a half" },
+        {
+            torch: "erf", reference: "`torch.erf`",
+            inputs: -4.0, 4.0;
+            example: 1.0, 0.842701;
+            value: [-1.0, 0.0, 1.0, NAN];
+            derivative: [0.0, FRAC_2_SQRT_PI, 0.0, NAN];
+        };
+    /// `ln(1 + x)`, without the cancellation near 0.
+    log1p => Log1p (),
+        { rule: Full, pytorch: Full, reason: "halves are coarse where a logarithm is steep" },
+        {
+            torch: "log1p", reference: "`torch.log1p`",
+            inputs: -0.9, 12.0;
+            example: 1.0, 0.693147;
+            value: [NAN, 0.0, INF, NAN];
+            derivative: [0.0, 1.0, 0.0, NAN];
+        };
     } };
 }
 pub(crate) use pointwise;

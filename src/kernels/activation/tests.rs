@@ -36,7 +36,7 @@ macro_rules! row {
 pub(super) use row;
 
 /// As the table writes them.
-pub(super) use std::f64::consts::LN_2;
+pub(super) use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
 pub(super) const INF: f64 = f64::INFINITY;
 pub(super) const NAN: f64 = f64::NAN;
 
@@ -165,6 +165,52 @@ fn values_and_derivatives_at_zero_infinities_and_nan() {
                 let dx = portable::derivative(row.function, &x, &twos).unwrap();
                 check("derivative's oracle", dx, row.derivative, 2.0);
             }
+        }
+    }
+}
+
+/// As PyTorch: at the bounds of a clamp, with bounds that cross or are NaN, and of powers of zero and negative numbers.
+#[test]
+fn parameters_at_their_edges() {
+    let clamp = |min, max| Pointwise::Clamp { min, max };
+    let powf = |exponent| Pointwise::Powf { exponent };
+    let cases = [
+        (clamp(-1.0, 2.0), [-1.0, 2.0, 3.0, -2.0], [-1.0, 2.0, 2.0, -1.0], [1.0, 1.0, 0.0, 0.0]),
+        (clamp(2.0, -1.0), [0.0, 1.5, 3.0, NAN], [-1.0, -1.0, -1.0, NAN], [0.0; 4]),
+        (clamp(NAN, 1.0), [0.0, 1.5, -3.0, NAN], [NAN; 4], [0.0; 4]),
+        (clamp(-1.0, NAN), [0.0, 1.5, -3.0, NAN], [NAN; 4], [0.0; 4]),
+        (powf(2.0), [-2.0, 0.0, -0.0, INF], [4.0, 0.0, 0.0, INF], [-4.0, 0.0, 0.0, INF]),
+        (powf(3.0), [-2.0, 0.0, 2.0, -INF], [-8.0, 0.0, 8.0, -INF], [12.0, 0.0, 12.0, INF]),
+        (powf(1.0), [-2.0, 0.0, NAN, INF], [-2.0, 0.0, NAN, INF], [1.0, 1.0, 1.0, 1.0]),
+        (powf(0.0), [-2.0, 0.0, NAN, INF], [1.0; 4], [0.0; 4]),
+        (powf(0.5), [-2.0, 0.0, 4.0, INF], [NAN, 0.0, 2.0, INF], [NAN, INF, 0.25, 0.0]),
+        (powf(-1.0), [-2.0, 0.0, 4.0, INF], [-0.5, INF, 0.25, 0.0], [-0.25, -INF, -0.0625, 0.0]),
+    ];
+    for dtype in DTYPES {
+        for (function, x, y, dy) in cases {
+            let x = of(x.repeat(9), &[36], dtype);
+            let ones = x.ones_like().unwrap();
+            assert_close(&value(function, &x).unwrap(), &y.repeat(9), 2.0);
+            assert_close(&portable::value(function, &x).unwrap(), &y.repeat(9), 2.0);
+            assert_close(&derivative(function, &x, &ones).unwrap(), &dy.repeat(9), 2.0);
+            assert_close(&portable::derivative(function, &x, &ones).unwrap(), &dy.repeat(9), 2.0);
+            assert_gpus_agree(&[&x, &ones], 4.0, |t| {
+                Ok(vec![value(function, &t[0])?, derivative(function, &t[0], &t[1])?])
+            });
+        }
+    }
+}
+
+/// Where `ln(1 + x)` would be rounded to 0, and near the ends of its series.
+#[test]
+fn small_logarithms_keep_their_digits() {
+    let x = [1e-7, -1e-7, 3e-20, -0.49, -0.51, 0.99, 1.01, -0.9375, 1e30, -0.0];
+    for dtype in [DType::BF16, DType::F32, DType::F64] {
+        let x = of(x.to_vec(), &[10], dtype);
+        let y = values(&value(Pointwise::Log1p {}, &x).unwrap());
+        for (x, y) in values(&x).iter().zip(y) {
+            let error = (y - x.ln_1p()).abs();
+            assert!(error <= 4.0 * epsilon(dtype) * x.ln_1p().abs(), "{x}: {y}, not {}", x.ln_1p());
         }
     }
 }
