@@ -169,6 +169,12 @@ pointwise!(with_pointwise [
     Mul "mul" Promote Promote "operands must agree; candle promotes nothing";
     /// [`ops::div`](crate::ops::div).
     Div "div" Promote Promote "operands must agree; candle promotes nothing";
+    /// [`ops::maximum`](crate::ops::maximum).
+    Maximum "maximum" Promote Promote "operands must agree; selects, never rounds";
+    /// [`ops::minimum`](crate::ops::minimum).
+    Minimum "minimum" Promote Promote "operands must agree; selects, never rounds";
+    /// [`ops::where_cond`](crate::ops::where_cond).
+    WhereCond "where_cond" Promote Promote "operands must agree; selects, never rounds";
     /// [`ops::cat`](crate::ops::cat).
     Cat "cat" Promote Promote "parts must agree; candle promotes nothing";
     /// [`ops::add_relu`](crate::ops::add_relu).

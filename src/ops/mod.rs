@@ -39,7 +39,7 @@ use candle_core::{DType, Result, Tensor};
 use crate::{Error, Op};
 
 pub use activation::*;
-pub use arithmetic::{add, cat, div, mul, sub};
+pub use arithmetic::{add, cat, div, maximum, minimum, mul, sub, where_cond};
 pub use attention::{sdpa, sdpa_softcapped};
 pub use conv::{conv1d, conv2d};
 pub use conv_transpose::{conv_transpose1d, conv_transpose2d};

@@ -182,6 +182,9 @@ fn what_is_broadcast_gets_a_gradient_that_does_not_saturate() -> Result<()> {
         assert_eq!(gradient(ops::sub)?, [-4096.0; 3], "{dtype:?}");
         assert_eq!(gradient(ops::mul)?, [4096.0; 3], "{dtype:?}");
         assert_eq!(gradient(ops::div)?, [-4096.0; 3], "{dtype:?}");
+        assert_eq!(gradient(ops::maximum)?, [2048.0; 3], "{dtype:?}");
+        assert_eq!(gradient(|x, b| ops::minimum(&(x + 1.0)?, b))?, [4096.0; 3], "{dtype:?}");
+        assert_eq!(gradient(|x, b| ops::where_cond(&x.eq(1f64)?, b, x))?, [4096.0; 3], "{dtype:?}");
         let slope = Var::ones(1, dtype, &CPU)?;
         let store = ops::sum(&ops::prelu(&x.neg()?, &slope)?)?.backward()?;
         assert_eq!(to_vec(store.get(&slope).unwrap()), [-3.0 * 4096.0], "{dtype:?}");
@@ -212,6 +215,14 @@ fn errors_say_what_would_do() {
         (
             message(ops::mul(&t(&[2, 3]), &t(&[2]))),
             "mul: b has shape [2], expected one that broadcasts with that of a, [2, 3]",
+        ),
+        (
+            message(ops::where_cond(&t(&[2]), &t(&[2]), &t(&[2]))),
+            "where_cond: condition is F32, expected U8, U32 or I64, as comparisons give",
+        ),
+        (
+            message(ops::where_cond(&t(&[2]).gt(0f32).unwrap(), &t(&[3]), &t(&[1]))),
+            "condition has shape [2], expected one that broadcasts with that of the others, [3]",
         ),
         (message(ops::swiglu(&t(&[2, 3]))), "an even last dimension"),
         (message(ops::prelu(&t(&[2, 3]), &t(&[2]))), "one element, or one a channel of x, [2, 3]"),

@@ -2,7 +2,7 @@ use candle_core::{
     CpuStorage, DType, InplaceOp2, Layout, Result, Storage, Tensor, WithDType, bail,
 };
 use half::{bf16, f16};
-use num_traits::Zero;
+use num_traits::{Float, Zero};
 
 use super::portable::arithmetic;
 use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
@@ -110,6 +110,47 @@ pub(super) fn div(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
         )
     }
     with_element!(a.dtype(), T => with_output!(T, out, O => typed::<T, O>(a, b)))
+}
+
+pub(super) fn maximum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        binary::<T, T>(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| if a > b || a.is_nan() { a } else { b },
+        )
+    }
+    with_element!(a.dtype(), T => typed::<T>(a, b))
+}
+
+pub(super) fn minimum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        binary::<T, T>(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| if a < b || a.is_nan() { a } else { b },
+        )
+    }
+    with_element!(a.dtype(), T => typed::<T>(a, b))
+}
+
+pub(super) fn selection_gradient(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane>(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
+        let dims = a.dims();
+        let (a, b, grad) = (Elements::<T>::of(a)?, Elements::<T>::of(b)?, Elements::<T>::of(grad)?);
+        let gradient = map::<T, T, 3>(
+            [&a, &b, &grad],
+            #[inline(always)]
+            |[a, b, grad]: [T::Acc; 3]| {
+                let shared = if a == b { grad * T::Acc::of(0.5) } else { grad };
+                if a < b { T::Acc::zero() } else { shared }
+            },
+        );
+        Ok(tensor::<T>(gradient, dims))
+    }
+    with_element!(a.dtype(), T => typed::<T>(a, b, grad))
 }
 
 pub(super) fn divisor_gradient(

@@ -97,6 +97,14 @@ pub(super) fn divisor_gradient(
     })
 }
 
+pub(super) fn selection_gradient(gpu: &Gpu, [a, b, grad]: [&Tensor; 3]) -> Result<Tensor> {
+    let (y, n) = (gpu.empty(a.shape(), a.dtype())?, a.elem_count());
+    let launch = gpu.launch(&SOURCE, &format!("selection_{}", suffix(a.dtype())?))?;
+    let launch = launch.write(&y)?.read(a)?.read(b)?.read(grad)?.size(n);
+    launch.run(Grid::over(n, pack(a.dtype(), a.dtype())))?;
+    Ok(y)
+}
+
 /// `dst` is contiguous, and `src` of its dtype, or cast to that of its arithmetic.
 pub(super) fn add_assign(gpu: &Gpu, dst: Tensor, src: &Tensor) -> Result<Tensor> {
     let wide = arithmetic(dst.dtype());

@@ -134,6 +134,38 @@ pub(crate) fn div(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
     if a.device().is_cpu() { cpu::div(&a, &b, out) } else { portable::div(&a, &b, out) }
 }
 
+/// The larger of `a` and `b`; NaN where either is.
+pub(crate) fn maximum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if let Some(gpu) = Gpu::of(a.device()) {
+        return cuda::binary(&gpu, "maximum", a, b, a.dtype());
+    }
+    let (a, b) = (plain(a)?, plain(b)?);
+    if a.device().is_cpu() { cpu::maximum(&a, &b) } else { portable::maximum(&a, &b) }
+}
+
+/// The smaller of `a` and `b`; NaN where either is.
+pub(crate) fn minimum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if let Some(gpu) = Gpu::of(a.device()) {
+        return cuda::binary(&gpu, "minimum", a, b, a.dtype());
+    }
+    let (a, b) = (plain(a)?, plain(b)?);
+    if a.device().is_cpu() { cpu::minimum(&a, &b) } else { portable::minimum(&a, &b) }
+}
+
+/// The gradient of [`maximum`] in `a`, and that of [`minimum`] in `b`: `grad`, half of it where the two are equal,
+/// and 0 where `a < b`.
+pub(crate) fn selection_gradient(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    let (a, b, grad) = (plain(a)?, plain(b)?, plain(grad)?);
+    if let Some(gpu) = Gpu::of(a.device()) {
+        return cuda::selection_gradient(&gpu, [&a, &b, &grad]);
+    }
+    if a.device().is_cpu() {
+        cpu::selection_gradient(&a, &b, &grad)
+    } else {
+        portable::selection_gradient(&a, &b, &grad)
+    }
+}
+
 /// `-(grad * (a / b)) / b`, in `out`: the gradient of [`div`] in `b`.
 pub(crate) fn divisor_gradient(
     a: &Tensor,

@@ -37,6 +37,19 @@ pub(super) fn div(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
     upcast(a)?.div(&upcast(b)?)?.to_dtype(out)
 }
 
+pub(super) fn maximum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    (a.gt(b)? + a.ne(a)?)?.where_cond(a, b)
+}
+
+pub(super) fn minimum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    (a.lt(b)? + a.ne(a)?)?.where_cond(a, b)
+}
+
+pub(super) fn selection_gradient(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    let half = a.eq(b)?.where_cond(&(grad * 0.5)?, grad)?;
+    a.lt(b)?.where_cond(&grad.zeros_like()?, &half)
+}
+
 pub(super) fn divisor_gradient(
     a: &Tensor,
     b: &Tensor,

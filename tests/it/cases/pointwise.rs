@@ -81,11 +81,28 @@ fn others() -> Vec<Case> {
         case(Op::Add, "bias", &[&[4, 9], &[9]], |t| ops::add(&t[0], &t[1])),
         case(Op::Add, "both broadcast", &[&[4, 1], &[1, 9]], |t| ops::add(&t[0], &t[1])),
         case(Op::Add, "a number", &[&[4, 9], &[]], |t| ops::add(&t[0], &t[1])),
+        case(Op::Maximum, "maximum", &[&[4, 9], &[4, 9]], |t| ops::maximum(&t[0], &apart(&t[1])?)),
+        case(Op::Maximum, "broadcast", &[&[4, 1, 3], &[5, 1]], |t| {
+            ops::maximum(&t[0], &apart(&t[1])?)
+        }),
+        case(Op::Minimum, "minimum", &[&[4, 9], &[4, 9]], |t| ops::minimum(&t[0], &apart(&t[1])?)),
+        case(Op::Minimum, "broadcast", &[&[9], &[4, 9]], |t| ops::minimum(&t[0], &apart(&t[1])?)),
+        case(Op::WhereCond, "where_cond", &[&[4, 9], &[4, 9]], |t| {
+            ops::where_cond(&t[0].gt(0f64)?, &t[0], &t[1])
+        }),
+        case(Op::WhereCond, "broadcast", &[&[4, 1], &[]], |t| {
+            ops::where_cond(&t[0].lt(0f64)?, &t[0], &t[1])
+        }),
         case(Op::Cat, "cat", &[&[4, 2], &[4, 3]], |t| ops::cat(&[&t[0], &t[1]], 1)),
         case(Op::Cat, "five", &[&[1, 2], &[3, 2], &[2, 2], &[1, 2], &[1, 2]], |t| {
             ops::cat(&t.iter().collect::<Vec<_>>(), 0)
         }),
     ]
+}
+
+/// Even multiples of 1/128, so that none is equal to an input, where the gradient is shared.
+fn apart(x: &Tensor) -> Result<Tensor> {
+    x + 1.0 / 128.0
 }
 
 fn away_from_0(x: &Tensor) -> Result<Tensor> {

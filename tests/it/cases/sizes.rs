@@ -33,12 +33,15 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(sized("past a block", &[3, 1031]));
         }
     }
-    let binary: [(Op, Binary); 9] = [
+    let binary: [(Op, Binary); 12] = [
         (Op::Add, ops::add),
         (Op::Sub, ops::sub),
         (Op::Mul, ops::mul),
         (Op::Div, |a, b| ops::div(a, &ops::add(b, &(b.ones_like()? * 1.5)?)?)),
         (Op::AddRelu, |a, b| ops::add_relu(a, &(b + 1.0 / 3.0)?)),
+        (Op::Maximum, |a, b| ops::maximum(a, &(b + 1.0 / 128.0)?)),
+        (Op::Minimum, |a, b| ops::minimum(a, &(b + 1.0 / 128.0)?)),
+        (Op::WhereCond, |a, b| ops::where_cond(&a.gt(0f64)?, a, b)),
         (Op::Mse, ops::mse),
         (Op::Huber, |a, b| ops::huber(a, b, 0.7)),
         (Op::BinaryCrossEntropyWithLogit, ops::binary_cross_entropy_with_logit),
