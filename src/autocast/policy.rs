@@ -15,7 +15,7 @@ use crate::kernels::activation::table::pointwise;
 #[non_exhaustive]
 pub enum Cast {
     /// Inputs to the compute dtype; the output has it too. For matrix products and convolutions,
-    /// which are fast in half precision and accumulate in `F32` inside.
+    /// which are fast in 16 bits and accumulate in `F32` inside.
     Lower,
     /// Inputs to `F32`; the output is `F32`. For results whose range or cancellation outgrows 16
     /// bits: sums, logarithms, losses.
@@ -28,7 +28,7 @@ pub enum Cast {
     Promote,
     /// Nothing. For operators without rounding of their own.
     Keep,
-    /// An error, [`Error::Banned`](crate::Error::Banned), where the compute dtype is a half. For
+    /// An error, [`Error::Banned`](crate::Error::Banned), where the compute dtype has 16 bits. For
     /// operators whose inputs have already lost what counts.
     Banned,
 }
@@ -128,7 +128,7 @@ macro_rules! with_pointwise {
 
 pointwise!(with_pointwise [
     /// [`ops::matmul`](crate::ops::matmul).
-    Matmul "matmul" Lower Lower "tensor cores multiply halves and accumulate in F32";
+    Matmul "matmul" Lower Lower "tensor cores multiply 16-bit numbers and accumulate in F32";
     /// [`ops::linear`](crate::ops::linear).
     Linear "linear" Lower Lower "a matrix product; bias and its gradient are summed in F32";
     /// [`ops::conv2d`](crate::ops::conv2d).
@@ -144,15 +144,15 @@ pointwise!(with_pointwise [
     /// [`ops::gru`](crate::ops::gru).
     Gru "gru" Lower Lower "products a step; gates and states stay F32 inside";
     /// [`ops::batch_norm`](crate::ops::batch_norm).
-    BatchNorm "batch_norm" FullMath Keep "statistics over a batch need F32; the result fits a half";
+    BatchNorm "batch_norm" FullMath Keep "statistics over a batch need F32; the result fits 16 bits";
     /// [`ops::batch_norm_relu`](crate::ops::batch_norm_relu).
     BatchNormRelu "batch_norm_relu" FullMath Keep "a batch norm, an add and a selection, rounded once";
     /// [`ops::layer_norm`](crate::ops::layer_norm).
-    LayerNorm "layer_norm" FullMath Full "statistics over a row need F32; the result fits a half";
+    LayerNorm "layer_norm" FullMath Full "statistics over a row need F32; the result fits 16 bits";
     /// [`ops::rms_norm`](crate::ops::rms_norm).
-    RmsNorm "rms_norm" FullMath Full "squares overflow F16 from 256 on; the result fits a half";
+    RmsNorm "rms_norm" FullMath Full "squares overflow F16 from 256 on; the result fits 16 bits";
     /// [`ops::group_norm`](crate::ops::group_norm).
-    GroupNorm "group_norm" FullMath Full "statistics over a group need F32; the result fits a half";
+    GroupNorm "group_norm" FullMath Full "statistics over a group need F32; the result fits 16 bits";
     /// [`ops::relu`](crate::ops::relu).
     Relu "relu" Keep Keep "selects, never rounds";
     /// [`ops::prelu`](crate::ops::prelu).
@@ -182,15 +182,15 @@ pointwise!(with_pointwise [
     /// [`ops::max_pool2d`](crate::ops::max_pool2d).
     MaxPool2d "max_pool2d" Keep Keep "selects, never rounds";
     /// [`ops::avg_pool2d`](crate::ops::avg_pool2d).
-    AvgPool2d "avg_pool2d" FullMath Keep "a window's sum saturates in half; its mean fits";
+    AvgPool2d "avg_pool2d" FullMath Keep "a window's sum saturates in 16 bits; its mean fits";
     /// [`ops::global_avg_pool2d`](crate::ops::global_avg_pool2d).
-    GlobalAvgPool2d "global_avg_pool2d" FullMath Keep "a plane's sum saturates in half; its mean fits";
+    GlobalAvgPool2d "global_avg_pool2d" FullMath Keep "a plane's sum saturates in 16 bits; its mean fits";
     /// [`ops::upsample_nearest1d`](crate::ops::upsample_nearest1d).
     UpsampleNearest1d "upsample_nearest1d" Keep Full "moves, never rounds";
     /// [`ops::upsample_nearest2d`](crate::ops::upsample_nearest2d).
     UpsampleNearest2d "upsample_nearest2d" Keep Full "moves, never rounds";
     /// [`ops::upsample_bilinear2d`](crate::ops::upsample_bilinear2d).
-    UpsampleBilinear2d "upsample_bilinear2d" FullMath Full "an average of four pixels; it fits a half";
+    UpsampleBilinear2d "upsample_bilinear2d" FullMath Full "an average of four pixels; it fits 16 bits";
     /// [`ops::flatten`](crate::ops::flatten).
     Flatten "flatten" Keep Keep "moves, never rounds";
     /// [`ops::embedding`](crate::ops::embedding).
@@ -200,9 +200,9 @@ pointwise!(with_pointwise [
     /// [`ops::sdpa`](crate::ops::sdpa).
     Sdpa "sdpa" Lower Lower "two matrix products; the softmax between them stays in F32";
     /// [`ops::softmax`](crate::ops::softmax).
-    Softmax "softmax" FullMath Full "exponentials and their sum need F32; probabilities fit a half";
+    Softmax "softmax" FullMath Full "exponentials and their sum need F32; probabilities fit 16 bits";
     /// [`ops::log_softmax`](crate::ops::log_softmax).
-    LogSoftmax "log_softmax" Full Full "the result feeds a loss, and halves are coarse far from zero";
+    LogSoftmax "log_softmax" Full Full "the result feeds a loss, and 16 bits are coarse far from zero";
     /// [`ops::sum`](crate::ops::sum).
     Sum "sum" Full Full "4,096 ones sum to 2,048 in F16";
     /// [`ops::mean`](crate::ops::mean).
@@ -220,7 +220,7 @@ pointwise!(with_pointwise [
     /// [`ops::binary_cross_entropy_with_logit`](crate::ops::binary_cross_entropy_with_logit).
     BinaryCrossEntropyWithLogit "binary_cross_entropy_with_logit" Full Full "logarithms and a sum; the scaler needs an F32 loss";
     /// [`ops::binary_cross_entropy`](crate::ops::binary_cross_entropy).
-    BinaryCrossEntropy "binary_cross_entropy" Banned Banned "a half probability has rounded its logarithm away; give logits to binary_cross_entropy_with_logit";
+    BinaryCrossEntropy "binary_cross_entropy" Banned Banned "a 16-bit probability has rounded its logarithm away; give logits to binary_cross_entropy_with_logit";
 ]);
 
 impl Op {
@@ -247,8 +247,8 @@ pub struct Policy {
 }
 
 impl Default for Policy {
-    /// The crate's own preset: PyTorch's lists, with half-precision results where only the
-    /// arithmetic needs `F32`, and `F32` where a half sum would saturate.
+    /// The crate's own preset: PyTorch's lists, with 16-bit results where only the
+    /// arithmetic needs `F32`, and `F32` where a 16-bit sum would saturate.
     fn default() -> Self {
         Self::preset(Op::default_cast)
     }

@@ -149,12 +149,12 @@ impl Operator for Arithmetic {
         }
     }
 
-    /// A sum of `F32` and a half, in either order.
+    /// A sum of `F32` and of 16 bits, in either order.
     fn widens(&self, inputs: &[DType]) -> bool {
-        let is_half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
+        let is_16_bit = |dtype| matches!(dtype, DType::F16 | DType::BF16);
         match (self, inputs) {
             (Self::Add, &[a, b]) => {
-                (a == DType::F32 && is_half(b)) || (is_half(a) && b == DType::F32)
+                (a == DType::F32 && is_16_bit(b)) || (is_16_bit(a) && b == DType::F32)
             }
             _ => false,
         }

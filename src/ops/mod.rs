@@ -66,7 +66,7 @@ pub use softmax::{log_softmax, softmax};
 /// candle's own, which only move: their gradients are right in every dtype, and they ask no scope.
 pub use candle_nn::ops::{pixel_shuffle, pixel_unshuffle, replication_pad2d};
 
-/// What halves are computed in.
+/// What 16-bit numbers are computed in.
 fn arithmetic(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }

@@ -32,7 +32,7 @@ macro_rules! pointwise {
     /// `x Φ(x)`, where `Φ` is the normal distribution, by the approximation
     /// `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`.
     gelu => Gelu (),
-        { rule: FullMath, pytorch: Keep, reason: "a cube and a tangent need F32; the result fits a half" },
+        { rule: FullMath, pytorch: Keep, reason: "a cube and a tangent need F32; the result fits 16 bits" },
         {
             torch: "gelu", reference: "`torch.nn.functional.gelu` with `approximate=\"tanh\"`; `candle_core::Tensor::gelu`",
             inputs: -12.0, 12.0;
@@ -42,7 +42,7 @@ macro_rules! pointwise {
         };
     /// `x Φ(x)`, where `Φ` is the normal distribution.
     gelu_erf => GeluErf (),
-        { rule: FullMath, pytorch: Keep, reason: "a tail near zero needs F32; the result fits a half" },
+        { rule: FullMath, pytorch: Keep, reason: "a tail near zero needs F32; the result fits 16 bits" },
         {
             torch: "gelu", reference: "`torch.nn.functional.gelu`; `candle_core::Tensor::gelu_erf`",
             inputs: -12.0, 12.0;
@@ -52,7 +52,7 @@ macro_rules! pointwise {
         };
     /// `x σ(x)`, where `σ(x) = 1 / (1 + exp(-x))`; also known as swish.
     silu => Silu (),
-        { rule: FullMath, pytorch: Keep, reason: "an exponential needs F32; the result fits a half" },
+        { rule: FullMath, pytorch: Keep, reason: "an exponential needs F32; the result fits 16 bits" },
         {
             torch: "silu", reference: "`torch.nn.functional.silu`",
             inputs: -12.0, 12.0;
@@ -62,7 +62,7 @@ macro_rules! pointwise {
         };
     /// `1 / (1 + exp(-x))`.
     sigmoid => Sigmoid (),
-        { rule: FullMath, pytorch: Keep, reason: "an exponential needs F32; the result fits a half" },
+        { rule: FullMath, pytorch: Keep, reason: "an exponential needs F32; the result fits 16 bits" },
         {
             torch: "sigmoid", reference: "`torch.sigmoid`",
             inputs: -12.0, 12.0;
@@ -72,7 +72,7 @@ macro_rules! pointwise {
         };
     /// The hyperbolic tangent.
     tanh => Tanh (),
-        { rule: FullMath, pytorch: Keep, reason: "an exponential needs F32; the result fits a half" },
+        { rule: FullMath, pytorch: Keep, reason: "an exponential needs F32; the result fits 16 bits" },
         {
             torch: "tanh", reference: "`torch.tanh`",
             inputs: -12.0, 12.0;
@@ -102,7 +102,7 @@ macro_rules! pointwise {
         };
     /// `min(max(x / 6 + 1/2, 0), 1)`.
     hard_sigmoid => HardSigmoid (),
-        { rule: FullMath, pytorch: Keep, reason: "rounded once, into a half" },
+        { rule: FullMath, pytorch: Keep, reason: "rounded once; the result fits 16 bits" },
         {
             torch: "hardsigmoid", reference: "`torch.nn.functional.hardsigmoid`",
             inputs: -12.0, 12.0;
@@ -112,7 +112,7 @@ macro_rules! pointwise {
         };
     /// `x hard_sigmoid(x)`.
     hard_swish => HardSwish (),
-        { rule: FullMath, pytorch: Keep, reason: "rounded once, into a half" },
+        { rule: FullMath, pytorch: Keep, reason: "rounded once; the result fits 16 bits" },
         {
             torch: "hardswish", reference: "`torch.nn.functional.hardswish`",
             inputs: -12.0, 12.0;
@@ -122,7 +122,7 @@ macro_rules! pointwise {
         };
     /// `x tanh(softplus(x))`.
     mish => Mish (),
-        { rule: FullMath, pytorch: Keep, reason: "exponentials need F32; the result fits a half" },
+        { rule: FullMath, pytorch: Keep, reason: "exponentials need F32; the result fits 16 bits" },
         {
             torch: "mish", reference: "`torch.nn.functional.mish`",
             inputs: -12.0, 12.0;
@@ -132,7 +132,7 @@ macro_rules! pointwise {
         };
     /// `ln(1 + exp(x))`.
     softplus => Softplus (),
-        { rule: FullMath, pytorch: Full, reason: "an exponential and a logarithm need F32; the result fits a half" },
+        { rule: FullMath, pytorch: Full, reason: "an exponential and a logarithm need F32; the result fits 16 bits" },
         {
             torch: "softplus", reference: "`torch.nn.functional.softplus`",
             inputs: -12.0, 12.0;
@@ -142,7 +142,7 @@ macro_rules! pointwise {
         };
     /// `x` above 0, `alpha (exp(x) - 1)` below.
     elu => Elu (alpha: f64 = 0.75),
-        { rule: FullMath, pytorch: Keep, reason: "an exponential needs F32; the result fits a half" },
+        { rule: FullMath, pytorch: Keep, reason: "an exponential needs F32; the result fits 16 bits" },
         {
             torch: "elu", reference: "`torch.nn.functional.elu`",
             inputs: -12.0, 12.0;
@@ -155,7 +155,7 @@ macro_rules! pointwise {
     /// Klambauer et al., [Self-Normalizing Neural Networks](https://arxiv.org/abs/1706.02515), has
     /// `alpha` 1.6732632423543772 and `gamma` 1.0507009873554805.
     selu => Selu (alpha: f32 = 1.5, gamma: f32 = 1.0625),
-        { rule: FullMath, pytorch: Keep, reason: "an exponential needs F32; the result fits a half" },
+        { rule: FullMath, pytorch: Keep, reason: "an exponential needs F32; the result fits 16 bits" },
         {
             torch: "selu", reference: "`torch.nn.functional.selu`",
             inputs: -12.0, 12.0;
@@ -185,7 +185,7 @@ macro_rules! pointwise {
         };
     /// The natural logarithm.
     log => Log (),
-        { rule: Full, pytorch: Full, reason: "halves are coarse where a logarithm is steep" },
+        { rule: Full, pytorch: Full, reason: "16 bits are coarse where a logarithm is steep" },
         {
             torch: "log", reference: "`torch.log`",
             inputs: 0.01, 12.0;
@@ -205,7 +205,7 @@ macro_rules! pointwise {
         };
     /// `√x`.
     sqrt => Sqrt (),
-        { rule: FullMath, pytorch: Keep, reason: "half the exponent: the result fits a half" },
+        { rule: FullMath, pytorch: Keep, reason: "half the exponent; result fits 16 bits" },
         {
             torch: "sqrt", reference: "`torch.sqrt`",
             inputs: 0.01, 12.0;
@@ -215,7 +215,7 @@ macro_rules! pointwise {
         };
     /// `1 / √x`.
     rsqrt => Rsqrt (),
-        { rule: Full, pytorch: Full, reason: "halves are coarse where it is steep" },
+        { rule: Full, pytorch: Full, reason: "16 bits are coarse where it is steep" },
         {
             torch: "rsqrt", reference: "`torch.rsqrt`",
             inputs: 0.05, 12.0;
@@ -290,7 +290,7 @@ macro_rules! pointwise {
         };
     /// The sine of `x` radians.
     sin => Sin (),
-        { rule: FullMath, pytorch: Keep, reason: "an angle is reduced in F32; the result fits a half" },
+        { rule: FullMath, pytorch: Keep, reason: "an angle is reduced in F32; the result fits 16 bits" },
         {
             torch: "sin", reference: "`torch.sin`",
             inputs: -12.0, 12.0;
@@ -300,7 +300,7 @@ macro_rules! pointwise {
         };
     /// The cosine of `x` radians.
     cos => Cos (),
-        { rule: FullMath, pytorch: Keep, reason: "an angle is reduced in F32; the result fits a half" },
+        { rule: FullMath, pytorch: Keep, reason: "an angle is reduced in F32; the result fits 16 bits" },
         {
             torch: "cos", reference: "`torch.cos`",
             inputs: -12.0, 12.0;
@@ -310,7 +310,7 @@ macro_rules! pointwise {
         };
     /// The error function, `2/√π` times the integral of `exp(-t²)` from 0 to `x`.
     erf => Erf (),
-        { rule: FullMath, pytorch: Keep, reason: "a polynomial needs F32; the result fits a half" },
+        { rule: FullMath, pytorch: Keep, reason: "a polynomial needs F32; the result fits 16 bits" },
         {
             torch: "erf", reference: "`torch.erf`",
             inputs: -4.0, 4.0;
@@ -320,7 +320,7 @@ macro_rules! pointwise {
         };
     /// `ln(1 + x)`, without the cancellation near 0.
     log1p => Log1p (),
-        { rule: Full, pytorch: Full, reason: "halves are coarse where a logarithm is steep" },
+        { rule: Full, pytorch: Full, reason: "16 bits are coarse where a logarithm is steep" },
         {
             torch: "log1p", reference: "`torch.log1p`",
             inputs: -0.9, 12.0;

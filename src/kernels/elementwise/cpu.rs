@@ -52,8 +52,8 @@ pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     with_element!(a.dtype(), T => typed::<T>(a, b))
 }
 
-/// `a`, `F32`, and `b`, a half.
-pub(super) fn add_half(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+/// `a`, `F32`, and `b`, of 16 bits.
+pub(super) fn add_mixed(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane<Acc = f32>>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
         let (a_elements, b_elements) = (Elements::<f32>::of(a)?, Elements::<T>::of(b)?);
         let (from_a, from_b): (&[f32], &[T]) = (&a_elements, &b_elements);
@@ -72,7 +72,7 @@ pub(super) fn add_half(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     match b.dtype() {
         DType::F16 => typed::<f16>(a, b),
         DType::BF16 => typed::<bf16>(a, b),
-        other => bail!("expected a half, got {other:?}"),
+        other => bail!("expected F16 or BF16, got {other:?}"),
     }
 }
 

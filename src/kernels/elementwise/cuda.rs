@@ -67,10 +67,10 @@ pub(super) fn flat_over(gpu: &Gpu, name: &str, [a, b]: [&Tensor; 2], y: &Tensor)
     launch.write(y)?.read(a)?.read(b)?.size(n).run(Grid::over(n, pack(dtype, dtype)))
 }
 
-/// `a`, `F32`, and `b`, a half, both contiguous.
-pub(super) fn add_half(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+/// `a`, `F32`, and `b`, of 16 bits, both contiguous.
+pub(super) fn add_mixed(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (y, n) = (gpu.empty(a.shape(), a.dtype())?, a.elem_count());
-    let launch = gpu.launch(&SOURCE, &format!("add_half_{}", suffix(b.dtype())?))?;
+    let launch = gpu.launch(&SOURCE, &format!("add_mixed_{}", suffix(b.dtype())?))?;
     let launch = launch.write(&y)?.read(a)?.read(b)?.size(n);
     launch.run(Grid::over(n, pack(a.dtype(), b.dtype())))?;
     Ok(y)

@@ -1,4 +1,4 @@
-// Pointwise kernels: elements are widened, go through the operation, and are rounded once.
+// Element-wise arithmetic: a thread reads a pack of 16 bytes of each operand, widens it, and rounds each result once.
 
 struct Sub {
     template <class A> static DEVICE A of(A a, A b) { return a - b; }
@@ -57,8 +57,8 @@ DEVICE void binary_strided(O *y, const T *a, const T *b, size_t n, int packed, s
 
 #define FLAT(name, Op, t, T, o, O)                                                                \
     KERNEL name##_##t##_##o(O *y, const T *a, const T *b, size_t n) { binary<Op>(y, a, b, n); }
-#define ADD_HALF(t, T)                                                                            \
-    KERNEL add_half_##t(float *y, const float *a, const T *b, size_t n) { binary<Sum>(y, a, b, n); }
+#define ADD_MIXED(t, T)                                                                            \
+    KERNEL add_mixed_##t(float *y, const float *a, const T *b, size_t n) { binary<Sum>(y, a, b, n); }
 #define STRIDED(name, Op, t, T, o, O)                                                             \
     KERNEL name##_strided_##t##_##o(O *y, const T *a, const T *b, size_t n, int packed, size_t d1, \
                                     size_t d2, size_t d3, size_t a0, size_t a1, size_t a2,         \
@@ -72,7 +72,7 @@ DEVICE void binary_strided(O *y, const T *a, const T *b, size_t n, int packed, s
     SAME(X, name, Op)                                                                             \
     OF_F16(X(name, Op, f16, f16, f32, float)) OF_BF16(X(name, Op, bf16, bf16, f32, float))
 SAME(FLAT, add, Sum)
-OF_F16(ADD_HALF(f16, f16)) OF_BF16(ADD_HALF(bf16, bf16))
+OF_F16(ADD_MIXED(f16, f16)) OF_BF16(ADD_MIXED(bf16, bf16))
 SAME(FLAT, sub, Sub)
 ANY(FLAT, mul, Mul)
 ANY(FLAT, div, Div)

@@ -1,4 +1,11 @@
-//! Pointwise kernels: activations, sums, dropout.
+//! Element-wise arithmetic on two tensors, ReLU and dropout.
+//!
+//! A kernel reads its operands once: elements are widened to F32 (F64 for F64), go through the operation in
+//! registers, and are rounded once. On a CPU a closure over numbers is compiled for each dtype and instruction set
+//! (`cpu/simd.rs`), and threads take blocks whose bounds depend on the length alone. On CUDA a thread takes a pack
+//! of 16 bytes; operands that were broadcast are read by their strides, and elsewhere are copied first. ReLU's
+//! gradient needs the result alone, and those of ReLU and of products can take the place of the gradient that
+//! they get. NaN is neither below nor above zero: a maximum keeps it, and ReLU passes its gradient on.
 //!
 //! Both operands of a binary kernel have one shape and, but for [`add_assign`], one dtype; the
 //! result has theirs, unless it is asked for in another.
@@ -64,11 +71,11 @@ pub(crate) fn relu_backward_assign(grad: Tensor, y: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// `a + b`; in `F32`, where one has that dtype and the other is half.
+/// `a + b`; in `F32`, where one has that dtype and the other has 16 bits.
 pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if a.dtype() != b.dtype() {
-        let (wide, half) = if a.dtype() == DType::F32 { (a, b) } else { (b, a) };
-        return add_half(wide, half);
+        let (wide, narrow) = if a.dtype() == DType::F32 { (a, b) } else { (b, a) };
+        return add_mixed(wide, narrow);
     }
     if let Some(gpu) = Gpu::of(a.device()) {
         return cuda::binary(&gpu, "add", a, b, a.dtype());
@@ -77,16 +84,16 @@ pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if a.device().is_cpu() { cpu::add(&a, &b) } else { portable::add(&a, &b) }
 }
 
-/// `a + b`, of `F32` and of a half, in `F32`.
-fn add_half(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+/// `a + b`, of `F32` and of 16 bits, in `F32`.
+fn add_mixed(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     // Of what is repeated, a copy is small.
     let gpu = Gpu::of(a.device());
     if !(a.is_contiguous() && b.is_contiguous()) || !(gpu.is_some() || a.device().is_cpu()) {
         return add(a, &super::cast(b, DType::F32)?);
     }
     match gpu {
-        Some(gpu) => cuda::add_half(&gpu, a, b),
-        None => cpu::add_half(a, b),
+        Some(gpu) => cuda::add_mixed(&gpu, a, b),
+        None => cpu::add_mixed(a, b),
     }
 }
 

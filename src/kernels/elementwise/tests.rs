@@ -148,7 +148,7 @@ fn a_selection_shares_its_gradient_at_ties() {
 }
 
 #[test]
-fn the_gradient_of_relu_is_its_slope() {
+fn the_gradient_of_relu_is_its_derivative() {
     let (x, weights) = (random(&[33], DType::F64, 3), random(&[33], DType::F64, 4));
     let dx = relu_backward(&relu(&x).unwrap(), &weights).unwrap();
     let expected = numeric_gradient(&x, &weights, |x| relu(x).unwrap());
