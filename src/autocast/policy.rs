@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use candle_core::DType;
 
+use crate::kernels::activation::table::pointwise;
+
 /// What autocast does with the floating-point inputs of an operator.
 ///
 /// Integer and `F64` inputs are never cast, and an operator given any `F64` runs as it is.
@@ -13,7 +15,7 @@ use candle_core::DType;
 #[non_exhaustive]
 pub enum Cast {
     /// Inputs to the compute dtype; the output has it too. For matrix products and convolutions,
-    /// which are fast in half precision and accumulate in `F32` inside.
+    /// which are fast in 16 bits and accumulate in `F32` inside.
     Lower,
     /// Inputs to `F32`; the output is `F32`. For results whose range or cancellation outgrows 16
     /// bits: sums, logarithms, losses.
@@ -26,7 +28,7 @@ pub enum Cast {
     Promote,
     /// Nothing. For operators without rounding of their own.
     Keep,
-    /// An error, [`AutocastError::Banned`](crate::error::AutocastError::Banned), where the compute dtype is a half. For
+    /// An error, [`AutocastError::Banned`](crate::error::AutocastError::Banned), where the compute dtype has 16 bits. For
     /// operators whose inputs have already lost what counts.
     Banned,
 }
@@ -60,7 +62,7 @@ fn widest(a: DType, b: DType) -> DType {
 }
 
 macro_rules! ops {
-    ($($(#[$doc:meta])* $op:ident $name:literal $default:ident $pytorch:ident $reason:literal;)*) => {
+    ($($(#[$doc:meta])* $op:ident $name:tt $default:ident $pytorch:ident $reason:literal;)*) => {
         /// An operator that autocast knows about: a row of the table, or a user's own.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
@@ -94,22 +96,6 @@ macro_rules! ops {
                 match self { $(Op::$op => $reason,)* Op::User(..) => "chosen where it is defined" }
             }
 
-            /// Whether backward may need the value of an input, given which ones a gradient is wanted of.
-            pub(crate) fn reads(self, input: usize, wanted: &[bool]) -> bool {
-                let other = |at: usize| wanted.get(at).is_some_and(|&wanted| wanted);
-                match self {
-                    Op::Add | Op::Sub | Op::Sum | Op::Mean | Op::Cat | Op::Flatten | Op::Embedding => false,
-                    Op::Matmul
-                    | Op::Mul
-                    | Op::Linear
-                    | Op::Conv1d
-                    | Op::Conv2d
-                    | Op::ConvTranspose1d
-                    | Op::ConvTranspose2d => input < 2 && other(1 - input), // and no bias
-                    _ => true,
-                }
-            }
-
             /// Whether it is defined outside this crate.
             pub(crate) const fn is_user(self) -> bool {
                 matches!(self, Op::User(..))
@@ -123,9 +109,26 @@ macro_rules! ops {
     };
 }
 
-ops! {
+/// Names the operators given, and after them those of the table of pointwise ones.
+macro_rules! with_pointwise {
+    ([$($given:tt)*] $(
+        $(#[$doc:meta])* $name:ident => $op:ident $parameters:tt, {
+            rule: $default:ident, pytorch: $pytorch:ident, reason: $reason:literal
+        }, $facts:tt;
+    )*) => {
+        ops! {
+            $($given)*
+            $(
+                #[doc = concat!("[`ops::", stringify!($name), "`](crate::ops::", stringify!($name), ").")]
+                $op (stringify!($name)) $default $pytorch $reason;
+            )*
+        }
+    };
+}
+
+pointwise!(with_pointwise [
     /// [`ops::matmul`](crate::ops::matmul).
-    Matmul "matmul" Lower Lower "tensor cores multiply halves and accumulate in F32";
+    Matmul "matmul" Lower Lower "tensor cores multiply 16-bit numbers and accumulate in F32";
     /// [`ops::linear`](crate::ops::linear).
     Linear "linear" Lower Lower "a matrix product; bias and its gradient are summed in F32";
     /// [`ops::conv2d`](crate::ops::conv2d).
@@ -141,51 +144,21 @@ ops! {
     /// [`ops::gru`](crate::ops::gru).
     Gru "gru" Lower Lower "products a step; gates and states stay F32 inside";
     /// [`ops::batch_norm`](crate::ops::batch_norm).
-    BatchNorm "batch_norm" FullMath Keep "statistics over a batch need F32; the result fits a half";
+    BatchNorm "batch_norm" FullMath Keep "statistics over a batch need F32; the result fits 16 bits";
     /// [`ops::batch_norm_relu`](crate::ops::batch_norm_relu).
     BatchNormRelu "batch_norm_relu" FullMath Keep "a batch norm, an add and a selection, rounded once";
     /// [`ops::layer_norm`](crate::ops::layer_norm).
-    LayerNorm "layer_norm" FullMath Full "statistics over a row need F32; the result fits a half";
+    LayerNorm "layer_norm" FullMath Full "statistics over a row need F32; the result fits 16 bits";
     /// [`ops::rms_norm`](crate::ops::rms_norm).
-    RmsNorm "rms_norm" FullMath Full "squares overflow F16 from 256 on; the result fits a half";
+    RmsNorm "rms_norm" FullMath Full "squares overflow F16 from 256 on; the result fits 16 bits";
     /// [`ops::group_norm`](crate::ops::group_norm).
-    GroupNorm "group_norm" FullMath Full "statistics over a group need F32; the result fits a half";
+    GroupNorm "group_norm" FullMath Full "statistics over a group need F32; the result fits 16 bits";
     /// [`ops::relu`](crate::ops::relu).
     Relu "relu" Keep Keep "selects, never rounds";
-    /// [`ops::gelu`](crate::ops::gelu).
-    Gelu "gelu" FullMath Keep "a cube and a tangent need F32; the result fits a half";
-    /// [`ops::gelu_erf`](crate::ops::gelu_erf).
-    GeluErf "gelu_erf" FullMath Keep "a tail near zero needs F32; the result fits a half";
-    /// [`ops::silu`](crate::ops::silu).
-    Silu "silu" FullMath Keep "an exponential needs F32; the result fits a half";
-    /// [`ops::sigmoid`](crate::ops::sigmoid).
-    Sigmoid "sigmoid" FullMath Keep "an exponential needs F32; the result fits a half";
-    /// [`ops::tanh`](crate::ops::tanh).
-    Tanh "tanh" FullMath Keep "an exponential needs F32; the result fits a half";
-    /// [`ops::relu6`](crate::ops::relu6).
-    Relu6 "relu6" Keep Keep "selects, never rounds";
-    /// [`ops::hard_sigmoid`](crate::ops::hard_sigmoid).
-    HardSigmoid "hard_sigmoid" FullMath Keep "rounded once, into a half";
-    /// [`ops::hard_swish`](crate::ops::hard_swish).
-    HardSwish "hard_swish" FullMath Keep "rounded once, into a half";
-    /// [`ops::mish`](crate::ops::mish).
-    Mish "mish" FullMath Keep "exponentials need F32; the result fits a half";
-    /// [`ops::elu`](crate::ops::elu) and [`ops::selu`](crate::ops::selu).
-    Elu "elu" FullMath Keep "an exponential needs F32; the result fits a half";
-    /// [`ops::leaky_relu`](crate::ops::leaky_relu).
-    LeakyRelu "leaky_relu" Keep Keep "selects and scales once";
-    /// [`ops::relu2`](crate::ops::relu2).
-    Relu2 "relu2" Keep Keep "a square, rounded once: F16 ends at 256 squared";
-    /// [`ops::softplus`](crate::ops::softplus).
-    Softplus "softplus" FullMath Full "an exponential and a logarithm need F32; the result fits a half";
     /// [`ops::prelu`](crate::ops::prelu).
     Prelu "prelu" Lower Lower "selects and scales once; its slope's gradient is summed in F32";
     /// [`ops::swiglu`](crate::ops::swiglu).
     Swiglu "swiglu" FullMath Keep "an exponential needs F32; gated and rounded once";
-    /// [`ops::exp`](crate::ops::exp).
-    Exp "exp" Full Full "F16 ends at e to the 11";
-    /// [`ops::log`](crate::ops::log).
-    Log "log" Full Full "halves are coarse where a logarithm is steep";
     /// [`ops::dropout`](crate::ops::dropout).
     Dropout "dropout" Keep Keep "selects and scales once";
     /// [`ops::add`](crate::ops::add).
@@ -196,6 +169,12 @@ ops! {
     Mul "mul" Promote Promote "operands must agree; candle promotes nothing";
     /// [`ops::div`](crate::ops::div).
     Div "div" Promote Promote "operands must agree; candle promotes nothing";
+    /// [`ops::maximum`](crate::ops::maximum).
+    Maximum "maximum" Promote Promote "operands must agree; selects, never rounds";
+    /// [`ops::minimum`](crate::ops::minimum).
+    Minimum "minimum" Promote Promote "operands must agree; selects, never rounds";
+    /// [`ops::where_cond`](crate::ops::where_cond).
+    WhereCond "where_cond" Promote Promote "operands must agree; selects, never rounds";
     /// [`ops::cat`](crate::ops::cat).
     Cat "cat" Promote Promote "parts must agree; candle promotes nothing";
     /// [`ops::add_relu`](crate::ops::add_relu).
@@ -203,15 +182,15 @@ ops! {
     /// [`ops::max_pool2d`](crate::ops::max_pool2d).
     MaxPool2d "max_pool2d" Keep Keep "selects, never rounds";
     /// [`ops::avg_pool2d`](crate::ops::avg_pool2d).
-    AvgPool2d "avg_pool2d" FullMath Keep "a window's sum saturates in half; its mean fits";
+    AvgPool2d "avg_pool2d" FullMath Keep "a window's sum saturates in 16 bits; its mean fits";
     /// [`ops::global_avg_pool2d`](crate::ops::global_avg_pool2d).
-    GlobalAvgPool2d "global_avg_pool2d" FullMath Keep "a plane's sum saturates in half; its mean fits";
+    GlobalAvgPool2d "global_avg_pool2d" FullMath Keep "a plane's sum saturates in 16 bits; its mean fits";
     /// [`ops::upsample_nearest1d`](crate::ops::upsample_nearest1d).
     UpsampleNearest1d "upsample_nearest1d" Keep Full "moves, never rounds";
     /// [`ops::upsample_nearest2d`](crate::ops::upsample_nearest2d).
     UpsampleNearest2d "upsample_nearest2d" Keep Full "moves, never rounds";
     /// [`ops::upsample_bilinear2d`](crate::ops::upsample_bilinear2d).
-    UpsampleBilinear2d "upsample_bilinear2d" FullMath Full "an average of four pixels; it fits a half";
+    UpsampleBilinear2d "upsample_bilinear2d" FullMath Full "an average of four pixels; it fits 16 bits";
     /// [`ops::flatten`](crate::ops::flatten).
     Flatten "flatten" Keep Keep "moves, never rounds";
     /// [`ops::embedding`](crate::ops::embedding).
@@ -221,9 +200,9 @@ ops! {
     /// [`ops::sdpa`](crate::ops::sdpa).
     Sdpa "sdpa" Lower Lower "two matrix products; the softmax between them stays in F32";
     /// [`ops::softmax`](crate::ops::softmax).
-    Softmax "softmax" FullMath Full "exponentials and their sum need F32; probabilities fit a half";
+    Softmax "softmax" FullMath Full "exponentials and their sum need F32; probabilities fit 16 bits";
     /// [`ops::log_softmax`](crate::ops::log_softmax).
-    LogSoftmax "log_softmax" Full Full "the result feeds a loss, and halves are coarse far from zero";
+    LogSoftmax "log_softmax" Full Full "the result feeds a loss, and 16 bits are coarse far from zero";
     /// [`ops::sum`](crate::ops::sum).
     Sum "sum" Full Full "4,096 ones sum to 2,048 in F16";
     /// [`ops::mean`](crate::ops::mean).
@@ -241,8 +220,8 @@ ops! {
     /// [`ops::binary_cross_entropy_with_logit`](crate::ops::binary_cross_entropy_with_logit).
     BinaryCrossEntropyWithLogit "binary_cross_entropy_with_logit" Full Full "logarithms and a sum; the scaler needs an F32 loss";
     /// [`ops::binary_cross_entropy`](crate::ops::binary_cross_entropy).
-    BinaryCrossEntropy "binary_cross_entropy" Banned Banned "a half probability has rounded its logarithm away; give logits to binary_cross_entropy_with_logit";
-}
+    BinaryCrossEntropy "binary_cross_entropy" Banned Banned "a 16-bit probability has rounded its logarithm away; give logits to binary_cross_entropy_with_logit";
+]);
 
 impl Op {
     /// An operator of the user's own, known to policies by `name`, that follows `cast` unless a
@@ -268,8 +247,8 @@ pub struct Policy {
 }
 
 impl Default for Policy {
-    /// The crate's own preset: PyTorch's lists, with half-precision results where only the
-    /// arithmetic needs `F32`, and `F32` where a half sum would saturate.
+    /// The crate's own preset: PyTorch's lists, with 16-bit results where only the
+    /// arithmetic needs `F32`, and `F32` where a 16-bit sum would saturate.
     fn default() -> Self {
         Self::preset(Op::default_cast)
     }

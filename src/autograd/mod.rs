@@ -99,6 +99,15 @@ pub trait Operator: Send + Sync + 'static {
         false
     }
 
+    /// Whether `backward` may read the value of input number `input`, where `wanted` says which inputs need a
+    /// gradient. Writing to an input that it reads, between forward and backward, is an error; writing to
+    /// another is not.
+    ///
+    /// By default it reads all of them, which is always safe.
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        true
+    }
+
     /// Computes the output from detached inputs, and what backward needs of them.
     ///
     /// # Errors
@@ -248,7 +257,7 @@ pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
     // Which inputs backward may read where they are: no copies that were cast.
     let wanted: Vec<bool> = inputs.iter().map(tracked).collect();
     let reads = |(at, (input, cast)): (usize, (&&Tensor, &Tensor))| {
-        input.dtype() == cast.dtype() && op.reads(at, &wanted)
+        input.dtype() == cast.dtype() && operator.reads(at, &wanted)
     };
     let reads: Vec<bool> = inputs.iter().zip(&cast_inputs).enumerate().map(reads).collect();
     drop(cast_inputs);

@@ -1,262 +1,120 @@
-//! Activations: functions of one number.
+//! Pointwise operators, functions of one number, by the table in `kernels/activation/table.rs`; and gated ones.
 
 use candle_core::{D, Result, Tensor};
 
 use super::{check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply, share_storage};
-use crate::kernels::activation::{self, Curve, prelu};
+use crate::kernels::activation::table::pointwise;
+use crate::kernels::activation::{self, Pointwise, prelu};
 
-/// `x Φ(x)`, where `Φ` is the normal distribution, by the approximation
-/// `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`.
-///
-/// # Precision
-///
-/// The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from
-/// `x` as it was.
-///
-/// # References
-///
-/// `torch.nn.functional.gelu` with `approximate="tanh"`; `candle_core::Tensor::gelu`.
-pub fn gelu(x: &Tensor) -> Result<Tensor> {
-    apply(Activation { op: Op::Gelu, curve: Curve::Gelu }, &[x])
+/// What the documentation says of dtypes, by the crate's own rule.
+macro_rules! precision {
+    (Full) => {
+        "Under autocast `F32` in and out; outside, the dtype of `x`, computed in `F32` and rounded once. The \
+         gradient likewise, from `x` as it was."
+    };
+    ($rule:ident) => {
+        "The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from `x` as it was."
+    };
 }
 
-/// `x Φ(x)`, where `Φ` is the normal distribution.
-///
-/// # Precision
-///
-/// The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from
-/// `x` as it was.
-///
-/// # References
-///
-/// `torch.nn.functional.gelu`; `candle_core::Tensor::gelu_erf`.
-pub fn gelu_erf(x: &Tensor) -> Result<Tensor> {
-    apply(Activation { op: Op::GeluErf, curve: Curve::GeluErf }, &[x])
+macro_rules! functions {
+    ([] $(
+        $(#[$doc:meta])* $name:ident => $variant:ident (
+            $($parameter:ident: $type:ty = $sample:literal),*
+        ), { rule: $rule:ident, pytorch: $pytorch:ident, reason: $reason:literal }, {
+            torch: $torch:literal, reference: $reference:literal,
+            inputs: $low:literal, $high:literal;
+            example: $x:literal, $y:literal;
+            value: [$($value:expr),*];
+            derivative: [$($derivative:expr),*];
+        };
+    )*) => { $(
+        $(#[$doc])*
+        ///
+        /// # Precision
+        ///
+        #[doc = precision!($rule)]
+        ///
+        #[doc = concat!("| `x`", $(", `", stringify!($parameter), "` = ", stringify!($sample),)* " | -∞ | 0 | ∞ | NaN |")]
+        /// |---|---|---|---|---|
+        #[doc = concat!("| value |", $(" `", stringify!($value), "` |"),*)]
+        #[doc = concat!("| derivative |", $(" `", stringify!($derivative), "` |"),*)]
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// use candle_amp::ops;
+        /// use candle_core::{Device, Tensor};
+        ///
+        #[doc = concat!("let x = Tensor::new(", stringify!($x), "f32, &Device::Cpu)?;")]
+        #[doc = concat!("let y = ops::", stringify!($name), "(&x", $(", ", stringify!($sample),)* ")?;")]
+        #[doc = concat!("assert!((y.to_scalar::<f32>()? - (", stringify!($y), ")).abs() < 1e-6);")]
+        /// # Ok::<(), candle_core::Error>(())
+        /// ```
+        ///
+        /// # References
+        ///
+        #[doc = concat!($reference, ".")]
+        pub fn $name(x: &Tensor, $($parameter: $type),*) -> Result<Tensor> {
+            let function = Pointwise::$variant { $($parameter: f64::from($parameter)),* };
+            apply(Function { op: Op::$variant, function }, &[x])
+        }
+    )* };
 }
+pointwise!(functions []);
 
-/// `x σ(x)`, where `σ(x) = 1 / (1 + exp(-x))`; also known as swish.
-///
-/// # Precision
-///
-/// The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from
-/// `x` as it was.
-///
-/// # References
-///
-/// `torch.nn.functional.silu`.
-pub fn silu(x: &Tensor) -> Result<Tensor> {
-    apply(Activation { op: Op::Silu, curve: Curve::Silu }, &[x])
-}
-
-/// `1 / (1 + exp(-x))`.
-///
-/// # Precision
-///
-/// The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from
-/// `x` as it was.
-///
-/// # References
-///
-/// `torch.sigmoid`.
-pub fn sigmoid(x: &Tensor) -> Result<Tensor> {
-    apply(Activation { op: Op::Sigmoid, curve: Curve::Sigmoid }, &[x])
-}
-
-/// The hyperbolic tangent.
-///
-/// # Precision
-///
-/// The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from
-/// `x` as it was.
-///
-/// # References
-///
-/// `torch.tanh`.
-pub fn tanh(x: &Tensor) -> Result<Tensor> {
-    apply(Activation { op: Op::Tanh, curve: Curve::Tanh }, &[x])
-}
-
-/// `min(max(x, 0), 6)`.
-///
-/// # Precision
-///
-/// The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from
-/// `x` as it was.
-///
-/// # References
-///
-/// `torch.nn.functional.relu6`.
-pub fn relu6(x: &Tensor) -> Result<Tensor> {
-    apply(Activation { op: Op::Relu6, curve: Curve::Relu6 }, &[x])
-}
-
-/// `max(x, 0)²`.
-///
-/// # Precision
-///
-/// The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from
-/// `x` as it was.
-///
-/// # References
-///
-/// So et al., [Primer](https://arxiv.org/abs/2109.08668).
-pub fn relu2(x: &Tensor) -> Result<Tensor> {
-    apply(Activation { op: Op::Relu2, curve: Curve::Relu2 }, &[x])
-}
-
-/// `min(max(x / 6 + 1/2, 0), 1)`.
-///
-/// # Precision
-///
-/// The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from
-/// `x` as it was.
-///
-/// # References
-///
-/// `torch.nn.functional.hardsigmoid`.
-pub fn hard_sigmoid(x: &Tensor) -> Result<Tensor> {
-    apply(Activation { op: Op::HardSigmoid, curve: Curve::HardSigmoid }, &[x])
-}
-
-/// `x hard_sigmoid(x)`.
-///
-/// # Precision
-///
-/// The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from
-/// `x` as it was.
-///
-/// # References
-///
-/// `torch.nn.functional.hardswish`.
-pub fn hard_swish(x: &Tensor) -> Result<Tensor> {
-    apply(Activation { op: Op::HardSwish, curve: Curve::HardSwish }, &[x])
-}
-
-/// `x tanh(softplus(x))`.
-///
-/// # Precision
-///
-/// The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from
-/// `x` as it was.
-///
-/// # References
-///
-/// `torch.nn.functional.mish`.
-pub fn mish(x: &Tensor) -> Result<Tensor> {
-    apply(Activation { op: Op::Mish, curve: Curve::Mish }, &[x])
-}
-
-/// `ln(1 + exp(x))`.
-///
-/// # Precision
-///
-/// The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from
-/// `x` as it was.
-///
-/// # References
-///
-/// `torch.nn.functional.softplus`.
-pub fn softplus(x: &Tensor) -> Result<Tensor> {
-    apply(Activation { op: Op::Softplus, curve: Curve::Softplus }, &[x])
-}
-
-/// `x` above 0, `alpha (exp(x) - 1)` below.
-///
-/// # Precision
-///
-/// The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from
-/// `x` as it was.
-///
-/// # References
-///
-/// `torch.nn.functional.elu`.
-pub fn elu(x: &Tensor, alpha: f64) -> Result<Tensor> {
-    apply(Activation { op: Op::Elu, curve: Curve::Elu { alpha, scale: 1.0 } }, &[x])
-}
-
-/// `gamma` times [`elu`] with `alpha`.
-///
-/// # Precision
-///
-/// The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from
-/// `x` as it was.
-///
-/// # References
-///
-/// Klambauer et al., [Self-Normalizing Neural Networks](https://arxiv.org/abs/1706.02515), has
-/// `alpha` 1.6732632423543772 and `gamma` 1.0507009873554805; `torch.nn.functional.selu`.
-pub fn selu(x: &Tensor, alpha: f32, gamma: f32) -> Result<Tensor> {
-    let curve = Curve::Elu { alpha: alpha.into(), scale: gamma.into() };
-    apply(Activation { op: Op::Elu, curve }, &[x])
-}
-
-/// `x` above 0, `negative_slope x` below.
-///
-/// # Precision
-///
-/// The dtype of `x` in and out, computed in `F32` and rounded once; the gradient likewise, from
-/// `x` as it was.
-///
-/// # References
-///
-/// `torch.nn.functional.leaky_relu`.
-pub fn leaky_relu(x: &Tensor, negative_slope: f64) -> Result<Tensor> {
-    let curve = Curve::LeakyRelu { slope: negative_slope };
-    apply(Activation { op: Op::LeakyRelu, curve }, &[x])
-}
-
-/// `exp(x)`.
-///
-/// # Precision
-///
-/// Under autocast `F32` in and out; outside, the dtype of `x`, computed in `F32` and rounded once.
-///
-/// # References
-///
-/// `torch.exp`.
-pub fn exp(x: &Tensor) -> Result<Tensor> {
-    apply(Activation { op: Op::Exp, curve: Curve::Exp }, &[x])
-}
-
-/// The natural logarithm.
-///
-/// # Precision
-///
-/// As [`exp`].
-///
-/// # References
-///
-/// `torch.log`.
-pub fn log(x: &Tensor) -> Result<Tensor> {
-    apply(Activation { op: Op::Log, curve: Curve::Log }, &[x])
-}
-
-struct Activation {
+struct Function {
     op: Op,
-    curve: Curve,
+    function: Pointwise,
 }
 
-impl Operator for Activation {
-    /// The input.
-    type Saved = Tensor;
+impl Function {
+    /// The derivative, where it is the same everywhere: backward then needs no input.
+    fn constant_derivative(&self) -> Option<f64> {
+        match self.function {
+            Pointwise::Neg {} => Some(-1.0),
+            Pointwise::Affine { mul, .. } => Some(mul),
+            _ => None,
+        }
+    }
+}
+
+enum Saved {
+    Input(Tensor),
+    Derivative(f64),
+}
+
+impl Operator for Function {
+    type Saved = Saved;
 
     fn op(&self) -> Op {
         self.op
     }
 
-    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Tensor)> {
-        let x = &inputs[0];
-        check_operand(self.op, x, "x", x, false)?;
-        Ok((activation::value(self.curve, x)?, x.clone()))
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        self.constant_derivative().is_none()
     }
 
-    fn backward(&self, ctx: &Backward<'_, Tensor>) -> Result<Vec<Option<Gradient>>> {
-        // Somebody else's operator may have given what this one saved for a gradient of its own.
-        let dx = match ctx.owns_gradient && !share_storage(ctx.gradient, ctx.saved) {
-            true => activation::slope_assign(self.curve, ctx.gradient.clone(), ctx.saved),
-            false => activation::slope(self.curve, ctx.saved, ctx.gradient),
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Saved)> {
+        let x = &inputs[0];
+        check_operand(self.op, x, "x", x, false)?;
+        let constant = self.constant_derivative().map(Saved::Derivative);
+        let saved = constant.unwrap_or_else(|| Saved::Input(x.clone()));
+        Ok((activation::value(self.function, x)?, saved))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
+        let dx = match ctx.saved {
+            Saved::Derivative(mul) => {
+                activation::value(Pointwise::Affine { mul: *mul, add: 0.0 }, ctx.gradient)
+            }
+            // Somebody else's operator may have given what this one saved for a gradient of its own.
+            Saved::Input(x) if ctx.owns_gradient && !share_storage(ctx.gradient, x) => {
+                activation::derivative_assign(self.function, ctx.gradient.clone(), x)
+            }
+            Saved::Input(x) => activation::derivative(self.function, x, ctx.gradient),
         };
         Ok(vec![Some(Gradient::owned(dx?))])
     }

@@ -3,8 +3,9 @@
 use candle_core::shape::Dim;
 use candle_core::{DType, Result, Tensor};
 
-use super::{check_operand, shape_error};
+use super::{check_operand, reads_other_operand, shape_error};
 use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::error::ArgumentError;
 use crate::kernels::{cast, elementwise, reduce};
 use crate::{Op, autocast};
 
@@ -72,19 +73,58 @@ pub fn div(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     apply(Arithmetic::Div, &[a, b])
 }
 
+/// The larger of `a` and `b`, element by element; NaN where either is. Otherwise as [`add`].
+///
+/// # Precision
+///
+/// Under autocast, operands of different dtypes are cast to the wider; outside they share a dtype. Nothing else is
+/// rounded. Where the two are equal, each gets half of the gradient; where either is NaN, each gets all of it.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::ops;
+/// use candle_core::{Device, Var};
+///
+/// let (a, b) = (Var::new(&[1f32, 2.0, 3.0], &Device::Cpu)?, Var::new(&[3f32, 2.0, 1.0], &Device::Cpu)?);
+/// let larger = ops::maximum(&a, &b)?;
+/// assert_eq!(larger.to_vec1::<f32>()?, [3.0, 2.0, 3.0]);
+/// let grads = ops::sum(&larger)?.backward()?;
+/// assert_eq!(grads.get(&a).unwrap().to_vec1::<f32>()?, [0.0, 0.5, 1.0]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.maximum`; `candle_core::Tensor::broadcast_maximum`.
+pub fn maximum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    apply(Arithmetic::Maximum, &[a, b])
+}
+
+/// The smaller of `a` and `b`, element by element; NaN where either is. Otherwise as [`maximum`].
+///
+/// # References
+///
+/// `torch.minimum`; `candle_core::Tensor::broadcast_minimum`.
+pub fn minimum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    apply(Arithmetic::Minimum, &[a, b])
+}
+
 #[derive(Clone, Copy)]
 enum Arithmetic {
     Add,
     Sub,
     Mul,
     Div,
+    Maximum,
+    Minimum,
 }
 
-/// What the gradients of products and quotients are made of; sums need only shapes.
+/// What gradients are made of; those of sums need only shapes.
 struct Saved {
     a_dims: Vec<usize>,
     b_dims: Vec<usize>,
-    /// The operands of a product or quotient.
+    /// The operands, but those of a sum.
     pair: Option<(Tensor, Tensor)>,
 }
 
@@ -97,15 +137,25 @@ impl Operator for Arithmetic {
             Self::Sub => Op::Sub,
             Self::Mul => Op::Mul,
             Self::Div => Op::Div,
+            Self::Maximum => Op::Maximum,
+            Self::Minimum => Op::Minimum,
         }
     }
 
-    /// A sum of `F32` and a half, in either order.
+    fn reads(&self, input: usize, wanted: &[bool]) -> bool {
+        match self {
+            Self::Add | Self::Sub => false,
+            Self::Mul => reads_other_operand(input, wanted),
+            Self::Div | Self::Maximum | Self::Minimum => true,
+        }
+    }
+
+    /// A sum of `F32` and of 16 bits, in either order.
     fn widens(&self, inputs: &[DType]) -> bool {
-        let is_half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
+        let is_16_bit = |dtype| matches!(dtype, DType::F16 | DType::BF16);
         match (self, inputs) {
             (Self::Add, &[a, b]) => {
-                (a == DType::F32 && is_half(b)) || (is_half(a) && b == DType::F32)
+                (a == DType::F32 && is_16_bit(b)) || (is_16_bit(a) && b == DType::F32)
             }
             _ => false,
         }
@@ -129,8 +179,10 @@ impl Operator for Arithmetic {
             Self::Sub => elementwise::sub(&wide_a, &wide_b),
             Self::Mul => elementwise::mul(&wide_a, &wide_b, a.dtype()),
             Self::Div => elementwise::div(&wide_a, &wide_b, a.dtype()),
+            Self::Maximum => elementwise::maximum(&wide_a, &wide_b),
+            Self::Minimum => elementwise::minimum(&wide_a, &wide_b),
         }?;
-        let pair = matches!(self, Self::Mul | Self::Div).then(|| (a.clone(), b.clone()));
+        let pair = (!matches!(self, Self::Add | Self::Sub)).then(|| (a.clone(), b.clone()));
         let saved = Saved { a_dims: a.dims().to_vec(), b_dims: b.dims().to_vec(), pair };
         Ok((y, saved))
     }
@@ -150,22 +202,26 @@ impl Operator for Arithmetic {
             }
         }
         let da = ctx.wants[0].map(|want| {
-            let Some((_, b)) = pair else { return handed_on(gradient, a_dims, want) };
-            let b = b.broadcast_as(dims)?;
-            let slope = |out| match self {
+            let Some((a, b)) = pair else { return handed_on(gradient, a_dims, want) };
+            let (a, b) = (a.broadcast_as(dims)?, b.broadcast_as(dims)?);
+            let products = |out| match self {
                 Self::Div => elementwise::div(gradient, &b, out),
+                Self::Maximum => cast(&elementwise::selection_gradient(&a, &b, gradient)?, out),
+                Self::Minimum => cast(&elementwise::selection_gradient(&b, &a, gradient)?, out),
                 _ => elementwise::mul(gradient, &b, out),
             };
-            summed(slope, a_dims, dims, want)
+            summed(products, a_dims, dims, want)
         });
         let db = ctx.wants[1].map(|want| match (self, pair) {
             (_, Some((a, b))) => {
                 let (a, b) = (a.broadcast_as(dims)?, b.broadcast_as(dims)?);
-                let slope = |out| match self {
+                let products = |out| match self {
                     Self::Div => elementwise::divisor_gradient(&a, &b, gradient, out),
+                    Self::Maximum => cast(&elementwise::selection_gradient(&b, &a, gradient)?, out),
+                    Self::Minimum => cast(&elementwise::selection_gradient(&a, &b, gradient)?, out),
                     _ => elementwise::mul(gradient, &a, out),
                 };
-                summed(slope, b_dims, dims, want)
+                summed(products, b_dims, dims, want)
             }
             (Self::Sub, None) => {
                 let sum = handed_on(gradient, b_dims, want)?.into_tensor();
@@ -212,6 +268,94 @@ fn common_dims(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     (0..rank).map(common).collect()
 }
 
+/// `on_true` where `condition` is not 0, else `on_false`.
+///
+/// # Shapes
+///
+/// Any three that broadcast → their common shape.
+///
+/// # Precision
+///
+/// Under autocast, the two are cast to the wider of their dtypes (`F16` with `BF16` to `F32`); outside they share a
+/// dtype. Nothing else is rounded. The gradient of each is that of the output where it was chosen, and 0 elsewhere;
+/// where it was broadcast, they are summed in `F32`.
+///
+/// # Errors
+///
+/// Shapes that do not broadcast; dtypes or devices that differ; a condition that is not of integers.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::ops;
+/// use candle_core::{Device, Tensor};
+///
+/// let x = Tensor::new(&[-1f32, 2.0], &Device::Cpu)?;
+/// let y = ops::where_cond(&x.gt(0f32)?, &x, &Tensor::new(0.5f32, &Device::Cpu)?)?;
+/// assert_eq!(y.to_vec1::<f32>()?, [0.5, 2.0]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.where`; `candle_core::Tensor::where_cond`.
+pub fn where_cond(condition: &Tensor, on_true: &Tensor, on_false: &Tensor) -> Result<Tensor> {
+    apply(WhereCond, &[condition, on_true, on_false])
+}
+
+struct WhereCond;
+
+impl Operator for WhereCond {
+    /// The condition, broadcast, and the dimensions of the two.
+    type Saved = (Tensor, [Vec<usize>; 2]);
+
+    fn op(&self) -> Op {
+        Op::WhereCond
+    }
+
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
+        let (condition, on_true, on_false) = (&inputs[0], &inputs[1], &inputs[2]);
+        if !matches!(condition.dtype(), DType::U8 | DType::U32 | DType::I64) {
+            let (op, got) = (self.op().name(), condition.dtype());
+            let expected = "U8, U32 or I64, as comparisons give".to_string();
+            return Err(ArgumentError::DType { op, name: "condition", got, expected }.into());
+        }
+        check_operand(self.op(), condition, "on_true", on_true, false)?;
+        check_operand(self.op(), on_true, "on_false", on_false, true)?;
+        let Some(dims) = common_dims(on_true.dims(), on_false.dims()) else {
+            let expected =
+                format!("one that broadcasts with that of on_true, {:?}", on_true.shape());
+            return shape_error(self.op(), "on_false", on_false, expected);
+        };
+        let Some(dims) = common_dims(condition.dims(), &dims) else {
+            let expected = format!("one that broadcasts with that of the others, {dims:?}");
+            return shape_error(self.op(), "condition", condition, expected);
+        };
+        let spread = |x: &Tensor| x.broadcast_as(dims.as_slice())?.contiguous();
+        let condition = spread(condition)?;
+        let y = condition.where_cond(&spread(on_true)?, &spread(on_false)?)?;
+        Ok((y, (condition, [on_true.dims().to_vec(), on_false.dims().to_vec()])))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
+        let (gradient, (condition, [of_true, of_false])) = (ctx.gradient, ctx.saved);
+        let zeros = gradient.zeros_like()?;
+        let part = |number: usize, dims: &[usize], [on_true, on_false]: [&Tensor; 2]| {
+            let part = ctx.wants[number].map(|want| {
+                let chosen = condition.where_cond(on_true, on_false)?;
+                summed(|out| cast(&chosen, out), dims, gradient.dims(), want)
+            });
+            part.transpose()
+        };
+        let on_true = part(1, of_true, [gradient, &zeros])?;
+        Ok(vec![None, on_true, part(2, of_false, [&zeros, gradient])?])
+    }
+}
+
 /// The `parts` one after another along `dim`.
 ///
 /// # Shapes
@@ -248,6 +392,10 @@ impl Operator for Cat {
 
     fn op(&self) -> Op {
         Op::Cat
+    }
+
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Vec<usize>)> {

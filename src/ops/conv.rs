@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 use candle_nn::{Conv1dConfig, Conv2dConfig};
 
-use super::{check_dims, check_operand, shape_error};
+use super::{check_dims, check_operand, reads_other_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
@@ -180,6 +180,10 @@ impl Operator for Conv {
 
     fn op(&self) -> Op {
         self.op
+    }
+
+    fn reads(&self, input: usize, wanted: &[bool]) -> bool {
+        reads_other_operand(input, wanted)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {

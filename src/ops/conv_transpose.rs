@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 use candle_nn::{ConvTranspose1dConfig, ConvTranspose2dConfig};
 
 use super::conv::{FURTHEST, WEIGHTS, check_geometry, expected, images, of_rank};
-use super::{check_dims, check_operand, shape_error};
+use super::{check_dims, check_operand, reads_other_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
@@ -166,6 +166,10 @@ impl Operator for ConvTranspose {
 
     fn op(&self) -> Op {
         self.op
+    }
+
+    fn reads(&self, input: usize, wanted: &[bool]) -> bool {
+        reads_other_operand(input, wanted)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {

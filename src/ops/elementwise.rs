@@ -12,7 +12,8 @@ use crate::{Op, random};
 ///
 /// # Precision
 ///
-/// The dtype of `x` in and out; nothing is rounded. The gradient at 0 is 0.
+/// The dtype of `x` in and out; nothing is rounded. The gradient is 0 where `x <= 0`; where `x` is NaN it is
+/// passed on.
 ///
 /// # References
 ///
@@ -29,6 +30,10 @@ impl Operator for Relu {
 
     fn op(&self) -> Op {
         Op::Relu
+    }
+
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
@@ -54,7 +59,8 @@ pub(super) fn relu_backward<S>(ctx: &Backward<'_, S>) -> Result<Tensor> {
 ///
 /// # Precision
 ///
-/// As [`add`](super::add), and rounded once.
+/// As [`add`](super::add), and rounded once. The gradient is 0 where the sum is not above 0; where it is NaN the
+/// gradient is passed on, as that of [`relu`].
 ///
 /// # Errors
 ///
@@ -71,6 +77,10 @@ impl Operator for AddRelu {
 
     fn op(&self) -> Op {
         Op::AddRelu
+    }
+
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
@@ -126,6 +136,10 @@ impl Operator for Dropout {
         Op::Dropout
     }
 
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
         check_operand(self.op(), &inputs[0], "x", &inputs[0], false)?;
         Ok((elementwise::dropout(&inputs[0], &self.mask, self.scale)?, ()))
@@ -155,6 +169,10 @@ impl Operator for Flatten {
 
     fn op(&self) -> Op {
         Op::Flatten
+    }
+
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Vec<usize>)> {

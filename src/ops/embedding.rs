@@ -60,6 +60,10 @@ impl Operator for Embedding {
         Op::Embedding
     }
 
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
         let (ids, table) = (&inputs[0], &inputs[1]);
         check_operand(self.op(), ids, "table", table, false)?;

@@ -39,11 +39,8 @@ use candle_core::{DType, Result, Tensor};
 use crate::Op;
 use crate::error::ArgumentError;
 
-pub use activation::{
-    elu, exp, gelu, gelu_erf, hard_sigmoid, hard_swish, leaky_relu, log, mish, prelu, relu2, relu6,
-    selu, sigmoid, silu, softplus, swiglu, tanh,
-};
-pub use arithmetic::{add, cat, div, mul, sub};
+pub use activation::*;
+pub use arithmetic::{add, cat, div, maximum, minimum, mul, sub, where_cond};
 pub use attention::{sdpa, sdpa_softcapped};
 pub use conv::{conv1d, conv2d};
 pub use conv_transpose::{conv_transpose1d, conv_transpose2d};
@@ -70,7 +67,7 @@ pub use softmax::{log_softmax, softmax};
 /// candle's own, which only move: their gradients are right in every dtype, and they ask no scope.
 pub use candle_nn::ops::{pixel_shuffle, pixel_unshuffle, replication_pad2d};
 
-/// What halves are computed in.
+/// What 16-bit numbers are computed in.
 fn arithmetic(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
@@ -78,6 +75,11 @@ fn arithmetic(dtype: DType) -> DType {
 fn shape_error<T>(op: Op, name: &'static str, got: &Tensor, expected: String) -> Result<T> {
     let got = got.shape().clone();
     Err(ArgumentError::Shape { op: op.name(), name, got, expected }.into())
+}
+
+/// What backward of a product reads: an operand, where the gradient of the other one is wanted, and no bias.
+fn reads_other_operand(input: usize, wanted: &[bool]) -> bool {
+    input < 2 && wanted.get(1 - input).is_some_and(|&wanted| wanted)
 }
 
 /// `got` is floating point, on the device of `first` and, where `same_dtype`, of its dtype.

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{check_dims, check_operand, shape_error};
+use super::{check_dims, check_operand, reads_other_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels;
@@ -197,6 +197,10 @@ impl Operator for Matmul {
         Op::Matmul
     }
 
+    fn reads(&self, input: usize, wanted: &[bool]) -> bool {
+        reads_other_operand(input, wanted)
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
         let (lhs, rhs) = (&inputs[0], &inputs[1]);
         check_operand(self.op(), lhs, "lhs", lhs, false)?;
@@ -271,6 +275,10 @@ impl Operator for Linear {
 
     fn op(&self) -> Op {
         Op::Linear
+    }
+
+    fn reads(&self, input: usize, wanted: &[bool]) -> bool {
+        reads_other_operand(input, wanted)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {

@@ -186,6 +186,10 @@ impl Operator for Sum {
         if self.mean { Op::Mean } else { Op::Sum }
     }
 
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Shape)> {
         let x = &inputs[0];
         check_operand(self.op(), x, "x", x, false)?;

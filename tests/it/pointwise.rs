@@ -1,6 +1,8 @@
 //! Activations, arithmetic and losses beside candle_nn's, where those are right.
 
-use candle_amp::{Autocast, Cast, Op, Policy, nn, ops};
+use candle_amp::autograd::{Backward, Gradient, Operator, apply};
+use candle_amp::optim::{Sgd, SgdConfig};
+use candle_amp::{Autocast, Cast, GradScaler, Op, Policy, nn, ops};
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 
 use crate::util::{FLOATS, assert_close, random, to_vec};
@@ -41,6 +43,90 @@ fn activations_are_candles() -> Result<()> {
             (ours.weight().dims(), ours.is_scalar()),
             (theirs.weight().dims(), theirs.is_scalar())
         );
+    }
+    Ok(())
+}
+
+/// PyTorch's `threshold_backward` and `hardtanh_backward` compare NaN with the ends, and pass its gradient on.
+#[test]
+fn relus_pass_on_the_gradient_of_nan() -> Result<()> {
+    type Function = fn(&Tensor) -> Result<Tensor>;
+    let relus: [Function; 4] = [
+        ops::relu,
+        ops::relu6,
+        |x| ops::add_relu(x, &x.zeros_like()?),
+        |x| {
+            let shape = (x.elem_count(), 1);
+            let zeros = Tensor::zeros(shape, x.dtype(), &CPU)?;
+            // Normalised, zeros are zeros.
+            Ok(ops::batch_norm_relu(&zeros, None, None, Some(&x.reshape(shape)?), 1.0)?.0)
+        },
+    ];
+    for (number, relu) in relus.into_iter().enumerate() {
+        for dtype in FLOATS {
+            let x =
+                Tensor::new(&[f64::NAN, -1.0, 0.0, 2.0, -0.0, f64::NEG_INFINITY, f64::NAN], &CPU)?;
+            let x = Var::from_tensor(&x.to_dtype(dtype)?)?;
+            let y = relu(&x)?.flatten_all()?;
+            let weights = Tensor::arange(1f64, 8.0, &CPU)?.to_dtype(dtype)?;
+            let store = ops::sum(&ops::mul(&y, &weights)?)?.backward()?;
+            let expected = [1.0, 0.0, 0.0, 4.0, 0.0, 0.0, 7.0];
+            assert_eq!(to_vec(store.get(&x).unwrap()), expected, "{number} {dtype:?}");
+        }
+    }
+    Ok(())
+}
+
+/// `v` as it is, or with `READS` what the default says of an operator.
+struct Same<const READS: bool>;
+
+impl<const READS: bool> Operator for Same<READS> {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("same", Cast::Keep)
+    }
+
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        READS
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+        Ok((inputs[0].clone(), ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+        Ok(vec![Some(Gradient::shared(ctx.gradient.clone()))])
+    }
+}
+
+/// An optimizer's step between forward and backward is an error only where backward reads what it wrote.
+#[test]
+fn operators_say_which_inputs_backward_reads() -> candle_amp::Result<()> {
+    type Function = fn(&Tensor) -> Result<Tensor>;
+    let operators: [(&str, Function, bool); 12] = [
+        ("relu", ops::relu, false),
+        ("add_relu", |x| ops::add_relu(x, x), false),
+        ("dropout", |x| ops::dropout(x, 0.5), false),
+        ("flatten", ops::flatten, false),
+        ("add", |x| ops::add(x, x), false),
+        ("cat", |x| ops::cat(&[x, x], 0), false),
+        ("mean", |x| ops::mean_dims(x, 1), false),
+        ("silu", ops::silu, true),
+        ("mul", |x| ops::mul(x, x), true),
+        ("mul by a constant", |x| ops::mul(x, &x.detach().ones_like()?), false),
+        ("a user's", |x| apply(Same::<true>, &[x]), true),
+        ("a user's that reads nothing", |x| apply(Same::<false>, &[x]), false),
+    ];
+    for (name, f, reads) in operators {
+        let w = Var::from_tensor(&random(1, (3, 4), DType::F32))?;
+        let old = ops::sum(&f(&w)?)?;
+        let mut scaler = GradScaler::disabled();
+        let mut sgd = Sgd::new(vec![w.clone()], SgdConfig::default())?;
+        scaler.scale(&ops::sum(&w)?)?.backward()?;
+        assert!(!scaler.step(&mut sgd)?.skipped()?);
+        scaler.update()?;
+        assert_eq!(scaler.scale(&old)?.backward().is_err(), reads, "{name}");
     }
     Ok(())
 }
@@ -96,6 +182,9 @@ fn what_is_broadcast_gets_a_gradient_that_does_not_saturate() -> Result<()> {
         assert_eq!(gradient(ops::sub)?, [-4096.0; 3], "{dtype:?}");
         assert_eq!(gradient(ops::mul)?, [4096.0; 3], "{dtype:?}");
         assert_eq!(gradient(ops::div)?, [-4096.0; 3], "{dtype:?}");
+        assert_eq!(gradient(ops::maximum)?, [2048.0; 3], "{dtype:?}");
+        assert_eq!(gradient(|x, b| ops::minimum(&(x + 1.0)?, b))?, [4096.0; 3], "{dtype:?}");
+        assert_eq!(gradient(|x, b| ops::where_cond(&x.eq(1f64)?, b, x))?, [4096.0; 3], "{dtype:?}");
         let slope = Var::ones(1, dtype, &CPU)?;
         let store = ops::sum(&ops::prelu(&x.neg()?, &slope)?)?.backward()?;
         assert_eq!(to_vec(store.get(&slope).unwrap()), [-3.0 * 4096.0], "{dtype:?}");
@@ -126,6 +215,14 @@ fn errors_say_what_would_do() {
         (
             message(ops::mul(&t(&[2, 3]), &t(&[2]))),
             "mul: b has shape [2], expected one that broadcasts with that of a, [2, 3]",
+        ),
+        (
+            message(ops::where_cond(&t(&[2]), &t(&[2]), &t(&[2]))),
+            "where_cond: condition is F32, expected U8, U32 or I64, as comparisons give",
+        ),
+        (
+            message(ops::where_cond(&t(&[2]).gt(0f32).unwrap(), &t(&[3]), &t(&[1]))),
+            "condition has shape [2], expected one that broadcasts with that of the others, [3]",
         ),
         (message(ops::swiglu(&t(&[2, 3]))), "an even last dimension"),
         (message(ops::prelu(&t(&[2, 3]), &t(&[2]))), "one element, or one a channel of x, [2, 3]"),

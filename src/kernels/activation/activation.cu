@@ -1,5 +1,8 @@
-// Curves and their slopes, as in curves.rs: computed in the type of the arithmetic, rounded once. Which
-// curve is the same for a whole launch; alpha and scale are what some take.
+// Pointwise operators and their derivatives, as functions.rs has them for a CPU: computed in the type of the
+// arithmetic, rounded once. A line is POINTWISE(name, value of x, derivative at x); `a` and `b` are an operator's
+// parameters, if it has any. Their order is that of table.rs: a line's number chooses the operator, which is the
+// same for a whole launch. A thread reads a pack, branches to the operator, and writes the pack, so that reading
+// and writing are compiled once a dtype.
 
 DEVICE float tangent(float x) { return tanhf(x); }
 DEVICE double tangent(double x) { return tanh(x); }
@@ -9,6 +12,14 @@ DEVICE float one_more(float x) { return log1pf(x); }
 DEVICE double one_more(double x) { return log1p(x); }
 DEVICE float magnitude(float x) { return fabsf(x); }
 DEVICE double magnitude(double x) { return fabs(x); }
+DEVICE float sine(float x) { return sinf(x); }
+DEVICE double sine(double x) { return sin(x); }
+DEVICE float cosine(float x) { return cosf(x); }
+DEVICE double cosine(double x) { return cos(x); }
+DEVICE float power(float x, float y) { return powf(x, y); }
+DEVICE double power(double x, double y) { return pow(x, y); }
+DEVICE float error_function(float x) { return erff(x); }
+DEVICE double error_function(double x) { return erf(x); }
 // The probability that a normal number is below x.
 DEVICE float probability(float x) { return 0.5f * erfcf(x * -0.70710678118654752f); }
 DEVICE double probability(double x) { return 0.5 * erfc(x * -0.70710678118654752); }
@@ -21,29 +32,28 @@ template <class A> DEVICE A limit(A x, A low, A high) {
     return x > high ? high : x;
 }
 
+// NaN stays NaN, and a bound that is NaN makes it one.
+template <class A> DEVICE A clamp(A x, A low, A high) {
+    x = x >= low || x != x ? x : low;
+    return x <= high || x != x ? x : high;
+}
+
+template <class A> DEVICE A cube(A x) { return x * x * x; }
+
 template <class A> DEVICE A hard_sigmoid(A x) { return limit(x * A(1.0 / 6) + A(0.5), A(0), A(1)); }
 
-template <class A> struct Curve {
-    A alpha, scale;
-};
-
-#define CURVE(Name, VALUE, SLOPE)                                                                 \
-    template <class A> struct Name : Curve<A> {                                                   \
-        DEVICE A value(A x) const { return VALUE; }                                               \
-        DEVICE A slope(A x) const { return SLOPE; }                                               \
-    };
-
-constexpr double GELU_INNER = 0.79788456080286536, GELU_CUBE = 0.044715, DENSITY_AT_0 = 0.39894228040143268;
+constexpr double GELU_INNER = 0.79788456080286536, GELU_CUBE = 0.044715, DENSITY_AT_0 = 0.39894228040143268,
+                 TWO_BY_ROOT_PI = 1.1283791670955126;
 
 template <class A> DEVICE A gelu_tangent(A x) { return tangent(A(GELU_INNER) * (x + A(GELU_CUBE) * x * x * x)); }
 
-template <class A> DEVICE A gelu_slope(A x) {
+template <class A> DEVICE A gelu_derivative(A x) {
     A t = gelu_tangent(x);
     A inner = A(GELU_INNER) * (A(1) + A(3 * GELU_CUBE) * x * x);
     return A(0.5) * (A(1) + t) + A(0.5) * x * (A(1) - t * t) * inner;
 }
 
-template <class A> DEVICE A silu_slope(A x) {
+template <class A> DEVICE A silu_derivative(A x) {
     A s = sigmoid(x);
     return s * (A(1) + x * (A(1) - s));
 }
@@ -62,85 +72,101 @@ template <class A> DEVICE A mish_gate(A x) {
 }
 
 // Limited where the second term is 0, which it would not be once it is multiplied by x.
-template <class A> DEVICE A mish_slope(A x) {
+template <class A> DEVICE A mish_derivative(A x) {
     x = limit(x, A(-1e4), A(20));
     A n = mish_odds(x);
     A share = A(1) / (n + A(2));
     return n * share + x * (A(4) * (n + A(1)) * share * share) * sigmoid(x);
 }
 
-CURVE(Gelu, A(0.5) * x * (A(1) + gelu_tangent(x)), gelu_slope(x))
-CURVE(GeluErf, x * probability(x), probability(x) + x * (A(DENSITY_AT_0) * exponential(A(-0.5) * x * x)))
-CURVE(Silu, x * sigmoid(x), silu_slope(x))
-CURVE(Sigmoid, sigmoid(x), sigmoid(x) * sigmoid(-x)) // not s (1 - s), which is zero where s rounds to 1
-CURVE(Tanh, tangent(x), (A(1) - tangent(x)) * (A(1) + tangent(x)))
-CURVE(Relu6, limit(x, A(0), A(6)), inside(x, A(0), A(6), A(1)))
-CURVE(Relu2, x <= A(0) ? A(0) : x * x, x <= A(0) ? A(0) : x + x)
-CURVE(HardSigmoid, hard_sigmoid(x), inside(x, A(-3), A(3), A(1.0 / 6)))
-CURVE(HardSwish, x * hard_sigmoid(x), hard_sigmoid(x) + limit(x, A(-3), A(3)) * inside(x, A(-3), A(3), A(1.0 / 6)))
-CURVE(Mish, x * mish_gate(x), mish_slope(x))
-CURVE(Elu, this->scale * (x > A(0) ? x : this->alpha * less_one(x)),
-      this->scale * (x > A(0) ? A(1) : this->alpha * exponential(x)))
-CURVE(LeakyRelu, x > A(0) ? x : this->alpha * x, x > A(0) ? A(1) : this->alpha)
-CURVE(Softplus, (x < A(0) ? A(0) : x) + one_more(exponential(-magnitude(x))), sigmoid(x))
-CURVE(Exp, exponential(x), exponential(x))
-CURVE(Log, logarithm(x), A(1) / x)
+template <int NUMBER, class A> struct Function;
+constexpr int FIRST = __COUNTER__ + 1;
 
-template <class T, class C> DEVICE void values(T *y, const T *x, size_t n, C curve) {
+#define POINTWISE(Name, VALUE, DERIVATIVE)                                                        \
+    template <class A> struct Function<__COUNTER__ - FIRST, A> {                                  \
+        A a, b;                                                                                   \
+        DEVICE A value(A x) const { return VALUE; }                                               \
+        DEVICE A derivative(A x) const { return DERIVATIVE; }                                     \
+    };
+
+POINTWISE(Gelu, A(0.5) * x * (A(1) + gelu_tangent(x)), gelu_derivative(x))
+POINTWISE(GeluErf, x * probability(x), probability(x) + x * (A(DENSITY_AT_0) * exponential(A(-0.5) * x * x)))
+POINTWISE(Silu, x * sigmoid(x), silu_derivative(x))
+POINTWISE(Sigmoid, sigmoid(x), sigmoid(x) * sigmoid(-x)) // not s (1 - s), which is zero where s rounds to 1
+POINTWISE(Tanh, tangent(x), (A(1) - tangent(x)) * (A(1) + tangent(x)))
+POINTWISE(Relu6, limit(x, A(0), A(6)), x <= A(0) || x >= A(6) ? A(0) : A(1)) // a NaN is not outside
+POINTWISE(Relu2, x <= A(0) ? A(0) : x * x, x <= A(0) ? A(0) : x + x)
+POINTWISE(HardSigmoid, hard_sigmoid(x), inside(x, A(-3), A(3), A(1.0 / 6)))
+POINTWISE(HardSwish, x * hard_sigmoid(x), hard_sigmoid(x) + limit(x, A(-3), A(3)) * inside(x, A(-3), A(3), A(1.0 / 6)))
+POINTWISE(Mish, x * mish_gate(x), mish_derivative(x))
+POINTWISE(Softplus, (x < A(0) ? A(0) : x) + one_more(exponential(-magnitude(x))), sigmoid(x))
+POINTWISE(Elu, x > A(0) ? x : a * less_one(x), x > A(0) ? A(1) : a * exponential(x))
+POINTWISE(Selu, b * (x > A(0) ? x : a * less_one(x)), b * (x > A(0) ? A(1) : a * exponential(x)))
+POINTWISE(LeakyRelu, x > A(0) ? x : a * x, x > A(0) ? A(1) : a)
+POINTWISE(Exp, exponential(x), exponential(x))
+POINTWISE(Log, logarithm(x), A(1) / x)
+POINTWISE(Square, x * x, x + x)
+POINTWISE(Sqrt, root(x), A(0.5) / root(x))
+POINTWISE(Rsqrt, A(1) / root(x), A(-0.5) * cube(A(1) / root(x)))
+POINTWISE(Recip, A(1) / x, -((A(1) / x) * (A(1) / x)))
+POINTWISE(Abs, magnitude(x), x > A(0) ? A(1) : x < A(0) ? A(-1) : A(0))
+POINTWISE(Neg, -x, A(-1))
+POINTWISE(Affine, a * x + b, a)
+POINTWISE(Clamp, clamp(x, a, b), x >= a && x <= b ? A(1) : A(0))
+POINTWISE(Powf, power(x, a), a == A(0) ? A(0) : a * power(x, a - A(1)))
+POINTWISE(Sin, sine(x), cosine(x))
+POINTWISE(Cos, cosine(x), -sine(x))
+POINTWISE(Erf, error_function(x), A(TWO_BY_ROOT_PI) * exponential(-x * x))
+POINTWISE(Log1p, one_more(x), A(1) / (A(1) + x))
+
+constexpr int FUNCTIONS = __COUNTER__ - FIRST;
+
+// Calls f with the function of that number.
+template <class A, int NUMBER = 0, class F> DEVICE void with_function(int number, A a, A b, const F &f) {
+    if constexpr (NUMBER < FUNCTIONS) {
+        if (number == NUMBER) return f(Function<NUMBER, A>{a, b});
+        with_function<A, NUMBER + 1>(number, a, b, f);
+    }
+}
+
+template <class T> DEVICE void values(T *y, const T *x, size_t n, int number, Acc<T> a, Acc<T> b) {
     along<PACK<T>>(n, aligned(x) && aligned(y), global_thread(), global_threads(), [&](size_t i, auto width) {
         constexpr int N = decltype(width)::value;
         Acc<T> u[N];
         read(x + i, u);
+        with_function(number, a, b, [&](auto function) {
 #pragma unroll
-        for (int k = 0; k < N; k++) u[k] = curve.value(u[k]);
+            for (int k = 0; k < N; k++) u[k] = function.value(u[k]);
+        });
         write(y + i, u);
     });
 }
 
-template <class T, class C> DEVICE void slopes(T *dx, const T *x, const T *grad, size_t n, C curve) {
+template <class T>
+DEVICE void derivatives(T *dx, const T *x, const T *grad, size_t n, int number, Acc<T> a, Acc<T> b) {
     bool packed = aligned(x) && aligned(grad) && aligned(dx);
     along<PACK<T>>(n, packed, global_thread(), global_threads(), [&](size_t i, auto width) {
         constexpr int N = decltype(width)::value;
         Acc<T> u[N], g[N];
         read(x + i, u);
         read(grad + i, g);
+        with_function(number, a, b, [&](auto function) {
 #pragma unroll
-        for (int k = 0; k < N; k++) u[k] = curve.slope(u[k]) * g[k];
+            for (int k = 0; k < N; k++) u[k] = function.derivative(u[k]) * g[k];
+        });
         write(dx + i, u);
     });
 }
 
-// Calls f with the curve, by its number in cuda.rs.
-template <class A, class F> DEVICE void with_curve(int curve, double alpha, double scale, const F &f) {
-    Curve<A> parameters = {(A)alpha, (A)scale};
-    switch (curve) {
-    case 0: return f(Gelu<A>{parameters});
-    case 1: return f(GeluErf<A>{parameters});
-    case 2: return f(Silu<A>{parameters});
-    case 3: return f(Sigmoid<A>{parameters});
-    case 4: return f(Tanh<A>{parameters});
-    case 5: return f(Relu6<A>{parameters});
-    case 6: return f(Relu2<A>{parameters});
-    case 7: return f(HardSigmoid<A>{parameters});
-    case 8: return f(HardSwish<A>{parameters});
-    case 9: return f(Mish<A>{parameters});
-    case 10: return f(Elu<A>{parameters});
-    case 11: return f(LeakyRelu<A>{parameters});
-    case 12: return f(Softplus<A>{parameters});
-    case 13: return f(Exp<A>{parameters});
-    case 14: return f(Log<A>{parameters});
-    }
-}
-
-#define CURVES(t, T)                                                                              \
-    KERNEL value_##t(T *y, const T *x, size_t n, int curve, double alpha, double scale) {         \
-        with_curve<Acc<T>>(curve, alpha, scale, [&](auto c) { values(y, x, n, c); });             \
+#define POINTWISE_KERNELS(t, T)                                                                   \
+    KERNEL value_##t(T *y, const T *x, size_t n, int number, double a, double b) {                \
+        values(y, x, n, number, (Acc<T>)a, (Acc<T>)b);                                            \
     }                                                                                             \
-    KERNEL slope_##t(T *dx, const T *x, const T *grad, size_t n, int curve, double alpha,         \
-                     double scale) {                                                              \
-        with_curve<Acc<T>>(curve, alpha, scale, [&](auto c) { slopes(dx, x, grad, n, c); });      \
+    KERNEL derivative_##t(T *dx, const T *x, const T *grad, size_t n, int number, double a,       \
+                          double b) {                                                             \
+        derivatives(dx, x, grad, n, number, (Acc<T>)a, (Acc<T>)b);                                \
     }
-EACH_FLOAT(CURVES)
+EACH_FLOAT(POINTWISE_KERNELS)
 
 // silu(gate) * up: rows of x are `width` gates and as many that they gate.
 template <class T> DEVICE void swiglu(T *y, const T *x, size_t n, size_t width) {
@@ -171,9 +197,9 @@ template <class T> DEVICE void swiglu_backward(T *dx, const T *x, const T *grad,
         read(grad + i, g);
 #pragma unroll
         for (int k = 0; k < N; k++) {
-            A share = sigmoid(gate[k]), slope = up[k] * share * (gate[k] * (A(1) - share) + A(1));
+            A share = sigmoid(gate[k]), derivative = up[k] * share * (gate[k] * (A(1) - share) + A(1));
             up[k] = g[k] * (gate[k] * share);
-            gate[k] = g[k] * slope;
+            gate[k] = g[k] * derivative;
         }
         write(dx + at, gate);
         write(dx + at + width, up);

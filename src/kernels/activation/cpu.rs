@@ -1,18 +1,18 @@
-//! The CPU side: a block is widened to the arithmetic type, goes through its curve there, and is
-//! rounded. The curves are compiled for the arithmetic types alone.
+//! On a CPU: a block is widened to the arithmetic type, goes through its function there, and is rounded. Functions
+//! are compiled for the arithmetic types alone, and this for the dtypes.
 
 use candle_core::{Result, Tensor};
 
-use super::curves::{sigmoid, slopes, values};
+use super::functions::{derivatives, sigmoid, values};
 use super::math::Math;
-use super::{Curve, half_dims};
+use super::{Pointwise, half_dims};
 use crate::kernels::cpu::dtype::{Elements, tensor, with_element};
 use crate::kernels::cpu::in_place::write;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, generate, runs};
 
-pub(super) fn value(curve: Curve, x: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane<Acc: Math>>(curve: Curve, x: &Tensor) -> Result<Tensor> {
+pub(super) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane<Acc: Math>>(function: Pointwise, x: &Tensor) -> Result<Tensor> {
         let data: &[T] = &Elements::of(x)?;
         let y = generate(
             data.len(),
@@ -23,7 +23,7 @@ pub(super) fn value(curve: Curve, x: &Tensor) -> Result<Tensor> {
                 for (wide, x) in wide.iter_mut().zip(&data[start..]) {
                     *wide = x.raise();
                 }
-                values(curve, wide);
+                values(function, wide);
                 for (out, wide) in out.iter_mut().zip(wide) {
                     *out = T::lower(*wide);
                 }
@@ -31,27 +31,27 @@ pub(super) fn value(curve: Curve, x: &Tensor) -> Result<Tensor> {
         );
         Ok(tensor(y, x.dims()))
     }
-    with_element!(x.dtype(), T => typed::<T>(curve, x))
+    with_element!(x.dtype(), T => typed::<T>(function, x))
 }
 
-pub(super) fn slope(curve: Curve, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane<Acc: Math>>(curve: Curve, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+pub(super) fn derivative(function: Pointwise, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane<Acc: Math>>(function: Pointwise, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
         let (data, grad): (&[T], &[T]) = (&Elements::of(x)?, &Elements::of(grad)?);
         let dx = generate(
             data.len(),
             #[inline(always)]
             |start, out: &mut [T]| {
                 out.copy_from_slice(&grad[start..][..out.len()]);
-                times_slope(curve, out, &data[start..]);
+                times_derivative(function, out, &data[start..]);
             },
         );
         Ok(tensor(dx, x.dims()))
     }
-    with_element!(x.dtype(), T => typed::<T>(curve, x, grad))
+    with_element!(x.dtype(), T => typed::<T>(function, x, grad))
 }
 
-pub(super) fn slope_assign(curve: Curve, grad: &Tensor, x: &Tensor) -> Result<()> {
-    fn typed<T: Lane<Acc: Math>>(curve: Curve, grad: &Tensor, x: &Tensor) -> Result<()> {
+pub(super) fn derivative_assign(function: Pointwise, grad: &Tensor, x: &Tensor) -> Result<()> {
+    fn typed<T: Lane<Acc: Math>>(function: Pointwise, grad: &Tensor, x: &Tensor) -> Result<()> {
         let data: &[T] = &Elements::of(x)?;
         write(grad, |grad| {
             for_each_chunk(
@@ -61,24 +61,24 @@ pub(super) fn slope_assign(curve: Curve, grad: &Tensor, x: &Tensor) -> Result<()
                 |chunk, grad| {
                     for (grad, x) in grad.chunks_mut(BLOCK).zip(data[chunk * GRAIN..].chunks(BLOCK))
                     {
-                        times_slope(curve, grad, x);
+                        times_derivative(function, grad, x);
                     }
                 },
             );
         })
     }
-    with_element!(x.dtype(), T => typed::<T>(curve, grad, x))
+    with_element!(x.dtype(), T => typed::<T>(function, grad, x))
 }
 
-/// Multiplies a block by the slope at each `x`.
+/// Multiplies a block by the derivative at each `x`.
 #[inline(always)]
-fn times_slope<T: Lane<Acc: Math>>(curve: Curve, grad: &mut [T], x: &[T]) {
+fn times_derivative<T: Lane<Acc: Math>>(function: Pointwise, grad: &mut [T], x: &[T]) {
     let mut wide = [T::Acc::default(); BLOCK];
     let wide = &mut wide[..grad.len()];
     for (wide, x) in wide.iter_mut().zip(x) {
         *wide = x.raise();
     }
-    slopes(curve, wide);
+    derivatives(function, wide);
     for (grad, wide) in grad.iter_mut().zip(wide) {
         *grad = T::lower(*wide * grad.raise());
     }
@@ -131,8 +131,8 @@ pub(super) fn swiglu_backward(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
                         let (gate, up, grad) = (gate.raise(), up.raise(), grad.raise());
                         let share = sigmoid(gate);
                         let one = num_traits::One::one();
-                        let slope = up * share * (gate * (one - share) + one);
-                        *out = T::lower(grad * if second { gate * share } else { slope });
+                        let derivative = up * share * (gate * (one - share) + one);
+                        *out = T::lower(grad * if second { gate * share } else { derivative });
                     }
                 }
             },

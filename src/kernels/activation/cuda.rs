@@ -2,32 +2,11 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Curve, half_dims};
+use super::{Pointwise, half_dims};
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, pack, suffix};
 use crate::kernels::elementwise::portable::arithmetic;
 
 static SOURCE: Source = Source { name: "activation", code: include_str!("activation.cu") };
-
-/// The number of a curve in the source, and its parameters.
-fn number(curve: Curve) -> (i32, f64, f64) {
-    match curve {
-        Curve::Gelu => (0, 0.0, 0.0),
-        Curve::GeluErf => (1, 0.0, 0.0),
-        Curve::Silu => (2, 0.0, 0.0),
-        Curve::Sigmoid => (3, 0.0, 0.0),
-        Curve::Tanh => (4, 0.0, 0.0),
-        Curve::Relu6 => (5, 0.0, 0.0),
-        Curve::Relu2 => (6, 0.0, 0.0),
-        Curve::HardSigmoid => (7, 0.0, 0.0),
-        Curve::HardSwish => (8, 0.0, 0.0),
-        Curve::Mish => (9, 0.0, 0.0),
-        Curve::Elu { alpha, scale } => (10, alpha, scale),
-        Curve::LeakyRelu { slope } => (11, slope, 0.0),
-        Curve::Softplus => (12, 0.0, 0.0),
-        Curve::Exp => (13, 0.0, 0.0),
-        Curve::Log => (14, 0.0, 0.0),
-    }
-}
 
 fn launch(gpu: &Gpu, name: &str, dtype: DType) -> Result<Launch> {
     gpu.launch(&SOURCE, &format!("{name}_{}", suffix(dtype)?))
@@ -37,32 +16,37 @@ fn over(x: &Tensor, count: usize) -> Grid {
     Grid::over(count, pack(x.dtype(), x.dtype()))
 }
 
-pub(super) fn value(gpu: &Gpu, curve: Curve, x: &Tensor) -> Result<Tensor> {
+pub(super) fn value(gpu: &Gpu, function: Pointwise, x: &Tensor) -> Result<Tensor> {
     let (y, n) = (gpu.empty(x.shape(), x.dtype())?, x.elem_count());
-    let (curve, alpha, scale) = number(curve);
+    let (number, [a, b]) = function.number();
     let launch = launch(gpu, "value", x.dtype())?.write(&y)?.read(x)?.size(n);
-    launch.int(curve).double(alpha).double(scale).run(over(x, n))?;
+    launch.int(number).double(a).double(b).run(over(x, n))?;
     Ok(y)
 }
 
-pub(super) fn slope(gpu: &Gpu, curve: Curve, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+pub(super) fn derivative(
+    gpu: &Gpu,
+    function: Pointwise,
+    x: &Tensor,
+    grad: &Tensor,
+) -> Result<Tensor> {
     let dx = gpu.empty(x.shape(), x.dtype())?;
-    slope_over(gpu, curve, x, grad, &dx)?;
+    derivative_over(gpu, function, x, grad, &dx)?;
     Ok(dx)
 }
 
-/// [`slope`] in `dx`, which may be `grad`: each thread reads an element before it writes it.
-pub(super) fn slope_over(
+/// [`derivative`] in `dx`, which may be `grad`: each thread reads an element before it writes it.
+pub(super) fn derivative_over(
     gpu: &Gpu,
-    curve: Curve,
+    function: Pointwise,
     x: &Tensor,
     grad: &Tensor,
     dx: &Tensor,
 ) -> Result<()> {
     let n = x.elem_count();
-    let (curve, alpha, scale) = number(curve);
-    let launch = launch(gpu, "slope", x.dtype())?.write(dx)?.read(x)?.read(grad)?.size(n);
-    launch.int(curve).double(alpha).double(scale).run(over(x, n))
+    let (number, [a, b]) = function.number();
+    let launch = launch(gpu, "derivative", x.dtype())?.write(dx)?.read(x)?.read(grad)?.size(n);
+    launch.int(number).double(a).double(b).run(over(x, n))
 }
 
 pub(super) fn swiglu(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {

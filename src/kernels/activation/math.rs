@@ -1,17 +1,27 @@
-//! What the curves are made of, in forms that loops over them vectorise with.
+//! What pointwise operators are made of, in forms that loops over them vectorise with.
 
+use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::softmax::cpu::Exp;
 
 /// Functions within a few units in the last place, without branches for `f32`.
 pub(crate) trait Math: Exp {
+    /// Overwrites each of `x` with `f` of it. For `f32` compiled for every instruction set; `f64`, whose functions
+    /// are the library's, for one.
+    fn for_each(x: &mut [Self], f: impl Fn(Self) -> Self + Copy);
     fn hyperbolic_tangent(self) -> Self;
     /// The probability that a normal number is below `self`: small ones to a relative precision.
     fn normal_probability(self) -> Self;
-    /// `ln(1 + self)`, for `self` from 0 to 1.
+    /// `2/√π` times the integral of `exp(-t²)` from 0 to `self`.
+    fn error_function(self) -> Self;
+    /// `ln(1 + self)`, for `self` from -1/2 to 1.
     fn log_of_one_more(self) -> Self;
 }
 
 impl Math for f64 {
+    #[inline(always)]
+    fn for_each(x: &mut [f64], f: impl Fn(f64) -> f64 + Copy) {
+        x.iter_mut().for_each(|x| *x = f(*x));
+    }
     #[inline(always)]
     fn hyperbolic_tangent(self) -> f64 {
         self.tanh()
@@ -21,12 +31,29 @@ impl Math for f64 {
         0.5 * candle_core::cpu::erf::erfc_f64(-self * std::f64::consts::FRAC_1_SQRT_2)
     }
     #[inline(always)]
+    fn error_function(self) -> f64 {
+        candle_core::cpu::erf::erf_f64(self)
+    }
+    #[inline(always)]
     fn log_of_one_more(self) -> f64 {
         self.ln_1p()
     }
 }
 
 impl Math for f32 {
+    #[inline(always)]
+    fn for_each(x: &mut [f32], f: impl Fn(f32) -> f32 + Copy) {
+        vectorise(
+            #[inline(always)]
+            || {
+                // Copies, that writes to `x` cannot change.
+                let (f, x) = (f, &mut *x);
+                for x in x {
+                    *x = f(*x);
+                }
+            },
+        );
+    }
     #[inline(always)]
     fn hyperbolic_tangent(self) -> f32 {
         // Cephes' tanhf: an odd polynomial near zero, where the quotient would cancel.
@@ -44,28 +71,30 @@ impl Math for f32 {
 
     #[inline(always)]
     fn normal_probability(self) -> f32 {
-        // erfc of z >= 0 as t exp(-z² + p(t)) with t = 1 / (1 + z / 2), to 1.2e-7 of its value:
-        // Numerical Recipes, 6.2.
-        let z = self.abs() * std::f32::consts::FRAC_1_SQRT_2;
-        let t = 1.0 / (1.0 + 0.5 * z);
-        let p = 0.170_872_77;
-        let p = p * t - 0.822_152_2;
-        let p = p * t + 1.488_515_9;
-        let p = p * t - 1.135_204;
-        let p = p * t + 0.278_868_07;
-        let p = p * t - 0.186_288_06;
-        let p = p * t + 0.096_784_18;
-        let p = p * t + 0.374_091_96;
-        let p = p * t + 1.000_023_7;
-        let p = p * t - 1.265_512_2;
-        let tail = 0.5 * t * (p - z * z).exponential();
+        let tail = 0.5 * complementary(self.abs() * std::f32::consts::FRAC_1_SQRT_2);
         let result = if self < 0.0 { tail } else { 1.0 - tail };
         if self.is_nan() { self } else { result }
     }
 
     #[inline(always)]
+    fn error_function(self) -> f32 {
+        // Taylor's series near zero, where the difference would cancel.
+        let z = self * self;
+        let p = 1.205_533_3e-4;
+        let p = p * z - 8.548_327e-4;
+        let p = p * z + 5.223_977_6e-3;
+        let p = p * z - 2.686_617_1e-2;
+        let p = p * z + 1.128_379_2e-1;
+        let p = p * z - 3.761_263_9e-1;
+        let p = p * z + std::f32::consts::FRAC_2_SQRT_PI;
+        let far = (1.0 - complementary(self.abs())).copysign(self);
+        let result = if self.abs() < 0.5 { p * self } else { far };
+        if self.is_nan() { self } else { result }
+    }
+
+    #[inline(always)]
     fn log_of_one_more(self) -> f32 {
-        // 2 artanh(s) with s = x / (2 + x), at most 1/3: the series to s¹³.
+        // 2 artanh(s) with s = x / (2 + x), from -1/3 to 1/3: the series to s¹³.
         let s = self / (2.0 + self);
         let z = s * s;
         let p = 2.0 / 13.0;
@@ -77,6 +106,23 @@ impl Math for f32 {
         let p = p * z + 2.0;
         p * s
     }
+}
+
+/// erfc of `z >= 0` as `t exp(-z² + p(t))` with `t = 1 / (1 + z / 2)`, to 1.2e-7 of its value: Numerical Recipes, 6.2.
+#[inline(always)]
+fn complementary(z: f32) -> f32 {
+    let t = 1.0 / (1.0 + 0.5 * z);
+    let p = 0.170_872_77;
+    let p = p * t - 0.822_152_2;
+    let p = p * t + 1.488_515_9;
+    let p = p * t - 1.135_204;
+    let p = p * t + 0.278_868_07;
+    let p = p * t - 0.186_288_06;
+    let p = p * t + 0.096_784_18;
+    let p = p * t + 0.374_091_96;
+    let p = p * t + 1.000_023_7;
+    let p = p * t - 1.265_512_2;
+    t * (p - z * z).exponential()
 }
 
 #[cfg(test)]
@@ -128,7 +174,18 @@ mod tests {
 
     #[test]
     fn logarithms_are_exact_to_three_places() {
-        let worst = error(0.0..1.0, 1e-30, Math::log_of_one_more, f64::ln_1p);
+        let worst = error(-0.5..1.0, 1e-30, Math::log_of_one_more, f64::ln_1p);
         assert!(worst <= 3.0, "{worst}");
+    }
+
+    #[test]
+    fn error_functions_are_exact_to_four_places() {
+        let exact = |x: f64| x.error_function();
+        let worst = error(-6.0..6.0, 1e-30, Math::error_function, exact);
+        assert!(worst <= 4.0, "{worst}");
+        assert_eq!(f32::INFINITY.error_function(), 1.0);
+        assert_eq!(f32::NEG_INFINITY.error_function(), -1.0);
+        assert!(f32::NAN.error_function().is_nan());
+        assert_eq!((-0.0f32).error_function().to_bits(), (-0.0f32).to_bits());
     }
 }

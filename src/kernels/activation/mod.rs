@@ -1,13 +1,14 @@
-//! Functions of one number, their slopes, and the gated form of one.
+//! Pointwise operators and their derivatives, and the gated form of one.
 //!
-//! Computed in F32 (F64 for F64) from the input as stored, rounded once.
+//! Computed in F32 (F64 for F64) from the input as stored, rounded once. `table.rs` lists the operators.
 
 mod cpu;
 mod cuda;
-mod curves;
+mod functions;
 mod math;
 mod portable;
 pub(crate) mod prelu;
+pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 
@@ -17,79 +18,83 @@ pub(crate) use math::Math;
 
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
+#[cfg(test)]
+use tests::{FRAC_2_SQRT_PI, INF, LN_2, NAN};
 
-/// A function of one number.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Curve {
-    /// `x Φ(x)` by its tanh approximation.
-    Gelu,
-    /// `x Φ(x)`.
-    GeluErf,
-    /// `x σ(x)`.
-    Silu,
-    Sigmoid,
-    Tanh,
-    /// `min(max(x, 0), 6)`.
-    Relu6,
-    /// `max(x, 0)²`.
-    Relu2,
-    /// `min(max(x / 6 + 1/2, 0), 1)`.
-    HardSigmoid,
-    /// `x hard_sigmoid(x)`.
-    HardSwish,
-    /// `x tanh(softplus(x))`.
-    Mish,
-    /// `scale x` above 0, `scale alpha (exp(x) - 1)` below.
-    Elu {
-        alpha: f64,
-        scale: f64,
-    },
-    LeakyRelu {
-        slope: f64,
-    },
-    /// `ln(1 + exp(x))`.
-    Softplus,
-    Exp,
-    Log,
+macro_rules! operators {
+    ([] $(
+        $(#[$doc:meta])* $name:ident => $variant:ident (
+            $($parameter:ident: $type:ty = $sample:literal),*
+        ), $policy:tt, { $($facts:tt)* };
+    )*) => {
+        /// A pointwise operator: a row of the table, with its parameters.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub(crate) enum Pointwise {
+            $($(#[$doc])* $variant { $($parameter: f64),* },)*
+        }
+
+        impl Pointwise {
+            /// The number of its row, which is that of its line in `activation.cu`, and its parameters, which are
+            /// two at most.
+            fn number(self) -> (i32, [f64; 2]) {
+                enum Row { $($variant),* }
+                let mut parameters = [0.0; 2];
+                let row = match self {
+                    $(Self::$variant { $($parameter),* } => {
+                        let given: &[f64] = &[$($parameter),*];
+                        parameters.iter_mut().zip(given).for_each(|(to, from)| *to = *from);
+                        Row::$variant
+                    })*
+                };
+                (row as i32, parameters)
+            }
+        }
+
+        #[cfg(test)]
+        const ROWS: &[tests::Row] = &[$(
+            tests::row!($variant { $($parameter: $sample),* } $($facts)*),
+        )*];
+    };
 }
+table::pointwise!(operators []);
 
-/// `curve(x)`, in the dtype of `x`.
-pub(crate) fn value(curve: Curve, x: &Tensor) -> Result<Tensor> {
+/// `function(x)`, in the dtype of `x`.
+pub(crate) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
     let x = plain(x)?;
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::value(&gpu, curve, &x);
+        return cuda::value(&gpu, function, &x);
     }
-    if x.device().is_cpu() { cpu::value(curve, &x) } else { portable::value(curve, &x) }
+    if x.device().is_cpu() { cpu::value(function, &x) } else { portable::value(function, &x) }
 }
 
-/// The gradient of [`value`]: `curve'(x) * grad`, in the dtype of `x`, which `grad` has too.
-pub(crate) fn slope(curve: Curve, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+/// The gradient of [`value`]: `function'(x) * grad`, in the dtype of `x`, which `grad` has too.
+pub(crate) fn derivative(function: Pointwise, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let (x, grad) = (plain(x)?, plain(grad)?);
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::slope(&gpu, curve, &x, &grad);
+        return cuda::derivative(&gpu, function, &x, &grad);
     }
     if x.device().is_cpu() {
-        cpu::slope(curve, &x, &grad)
+        cpu::derivative(function, &x, &grad)
     } else {
-        portable::slope(curve, &x, &grad)
+        portable::derivative(function, &x, &grad)
     }
 }
 
-/// [`slope`] in the place of `grad`, of the shape and in the dtype of `x`.
-pub(crate) fn slope_assign(curve: Curve, grad: Tensor, x: &Tensor) -> Result<Tensor> {
+/// [`derivative`] in the place of `grad`, of the shape and in the dtype of `x`.
+pub(crate) fn derivative_assign(function: Pointwise, grad: Tensor, x: &Tensor) -> Result<Tensor> {
     if grad.elem_count() == 0 {
         return Ok(grad); // strides of 0, which candle takes for repeats
     }
     let x = plain(x)?;
     if let Some(gpu) = Gpu::of(x.device()).filter(|_| grad.is_contiguous()) {
-        cuda::slope_over(&gpu, curve, &x, &grad, &grad)?;
+        cuda::derivative_over(&gpu, function, &x, &grad, &grad)?;
         return Ok(grad);
     }
     if x.device().is_cpu() && grad.is_contiguous() {
-        cpu::slope_assign(curve, &grad, &x)?;
+        cpu::derivative_assign(function, &grad, &x)?;
         return Ok(grad);
     }
-    slope(curve, &x, &grad)
+    derivative(function, &x, &grad)
 }
 
 /// `silu(a) * b` of the halves of the last dimension of `x (…, 2 n)`: `(…, n)`.

@@ -3,7 +3,7 @@ use candle_core::{Result, Tensor};
 use super::{Finish, Statistics};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::elementwise::cpu::rectify;
+use crate::kernels::elementwise::cpu::{rectified_gradient, rectify};
 use crate::kernels::reduce::channels::Channels;
 
 type Gradients = (Tensor, Tensor, Tensor);
@@ -58,7 +58,7 @@ pub(super) fn backward_train(
     with_element!(x.dtype(), T => through::<T, false>(x, grad, weight, None, statistics))
 }
 
-/// From the gradient of what [`Finish::Relu`] leaves: it flows where that is positive, which is seen from
+/// From the gradient of what [`Finish::Relu`] leaves: it stops where that is 0, which is seen from
 /// `x` again, so that no gradient in between is written and read twice.
 pub(super) fn backward_relu(
     x: &Tensor,
@@ -114,15 +114,14 @@ fn through<T: Lane, const RELU: bool>(
     Ok((tensor(dx, x.dims()), dweight, dbias))
 }
 
-/// The gradient, or zero where relu left none, told by the rounded result.
+/// The gradient, or zero where relu left zero, told by the rounded result.
 #[inline(always)]
 fn flowing<T: Lane, const RELU: bool>(
     x: T::Acc,
     g: T::Acc,
     [mean, scale, bias]: [T::Acc; 3],
 ) -> T::Acc {
-    let positive = || T::lower((x - mean) * scale + bias).raise() > T::Acc::of(0.0);
-    if !RELU || positive() { g } else { T::Acc::of(0.0) }
+    if RELU { rectified_gradient(T::lower((x - mean) * scale + bias).raise(), g) } else { g }
 }
 
 pub(super) fn backward_eval(

@@ -24,7 +24,7 @@ template <class A> DEVICE A affine(A x, A mean, A scale, A shift) {
     return (x - mean) * scale + shift;
 }
 
-// Lets a gradient through where relu left its result, rounded to T, positive: told again from x, so that
+// Stops a gradient where relu left zero of its result, rounded to T, and lets it through where that is NaN: told again from x, so that
 // no gradient in between is written and read twice. `on` is 0 where there is no relu.
 template <class T, class A> struct Gate {
     A mean, scale, shift;
@@ -34,7 +34,7 @@ template <class T, class A> struct Gate {
         if (!on) return g;
         T y;
         narrow(affine(x, mean, scale, shift), y);
-        return widen(y) > 0 ? g : A(0);
+        return widen(y) <= 0 ? A(0) : g;
     }
 };
 

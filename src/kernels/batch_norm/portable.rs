@@ -1,7 +1,7 @@
 use candle_core::{Result, Tensor};
 
 use super::{Finish, Statistics};
-use crate::kernels::elementwise::portable::{arithmetic, upcast};
+use crate::kernels::elementwise::portable::{arithmetic, relu, upcast};
 
 type Gradients = (Tensor, Tensor, Tensor);
 
@@ -19,8 +19,8 @@ pub(super) fn forward_train(
     let y = wide_affine(x, &mean, &inv_std, weight, bias)?;
     let y = match finish {
         Finish::Plain => y,
-        Finish::Relu => y.relu()?,
-        Finish::AddRelu(residual) => (y + upcast(residual)?)?.relu()?,
+        Finish::Relu => relu(&y)?,
+        Finish::AddRelu(residual) => relu(&(y + upcast(residual)?)?)?,
     };
     Ok((y.to_dtype(x.dtype())?, Statistics { mean, var, inv_std }))
 }

@@ -300,7 +300,31 @@ fn what_follows_keeps_nan() {
         for (i, y) in values(&y).iter().enumerate() {
             assert_eq!(y.is_nan(), i / 7 % 3 == 1);
         }
+        let (oracle, _) = portable::forward_train(&x, None, None, finish, EPS).unwrap();
+        for (oracle, y) in values(&oracle).iter().zip(values(&y)) {
+            assert_eq!(oracle.is_nan(), y.is_nan());
+        }
     }
+}
+
+/// As PyTorch's: where the result is NaN, relu passes the gradient on.
+#[test]
+fn the_gradient_of_nan_reaches_the_bias() -> Result<()> {
+    for (device, dtype) in devices().into_iter().flat_map(|d| DTYPES.map(|t| (d.clone(), t))) {
+        let mut data = values(&random(&[5, 3, 7], DType::F32, 9));
+        data[7] = f64::NAN; // all of channel 1 is NaN, once it is normalised
+        let x = of(data, &[5, 3, 7], dtype).to_device(&device)?;
+        let grad = x.ones_like()?;
+        let (y, statistics) = forward_train(&x, None, None, Finish::Relu, EPS)?;
+        let (_, _, dbias) = backward_relu(&x, &y, &grad, [None, None], &statistics)?;
+        let positive = |c| values(&y.narrow(1, c, 1).unwrap()).iter().filter(|&&y| y > 0.0).count();
+        assert_eq!(
+            values(&dbias),
+            [positive(0) as f64, 35.0, positive(2) as f64],
+            "{device:?} {dtype:?}"
+        );
+    }
+    Ok(())
 }
 
 /// Where a gradient flows is told from `x` again: also where a result was rounded to zero, and for NaN.

@@ -2,7 +2,7 @@ use candle_core::{
     CpuStorage, DType, InplaceOp2, Layout, Result, Storage, Tensor, WithDType, bail,
 };
 use half::{bf16, f16};
-use num_traits::Zero;
+use num_traits::{Float, Zero};
 
 use super::portable::arithmetic;
 use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
@@ -34,7 +34,7 @@ pub(super) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
             y,
             grad,
             #[inline(always)]
-            |y, g| if y > T::Acc::zero() { g } else { T::Acc::zero() },
+            |y, g| rectified_gradient(y, g),
         )
     }
     with_element!(y.dtype(), T => typed::<T>(y, grad))
@@ -52,8 +52,8 @@ pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     with_element!(a.dtype(), T => typed::<T>(a, b))
 }
 
-/// `a`, `F32`, and `b`, a half.
-pub(super) fn add_half(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+/// `a`, `F32`, and `b`, of 16 bits.
+pub(super) fn add_mixed(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane<Acc = f32>>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
         let (a_elements, b_elements) = (Elements::<f32>::of(a)?, Elements::<T>::of(b)?);
         let (from_a, from_b): (&[f32], &[T]) = (&a_elements, &b_elements);
@@ -72,7 +72,7 @@ pub(super) fn add_half(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     match b.dtype() {
         DType::F16 => typed::<f16>(a, b),
         DType::BF16 => typed::<bf16>(a, b),
-        other => bail!("expected a half, got {other:?}"),
+        other => bail!("expected F16 or BF16, got {other:?}"),
     }
 }
 
@@ -110,6 +110,47 @@ pub(super) fn div(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
         )
     }
     with_element!(a.dtype(), T => with_output!(T, out, O => typed::<T, O>(a, b)))
+}
+
+pub(super) fn maximum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        binary::<T, T>(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| if a > b || a.is_nan() { a } else { b },
+        )
+    }
+    with_element!(a.dtype(), T => typed::<T>(a, b))
+}
+
+pub(super) fn minimum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        binary::<T, T>(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| if a < b || a.is_nan() { a } else { b },
+        )
+    }
+    with_element!(a.dtype(), T => typed::<T>(a, b))
+}
+
+pub(super) fn selection_gradient(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    fn typed<T: Lane>(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
+        let dims = a.dims();
+        let (a, b, grad) = (Elements::<T>::of(a)?, Elements::<T>::of(b)?, Elements::<T>::of(grad)?);
+        let gradient = map::<T, T, 3>(
+            [&a, &b, &grad],
+            #[inline(always)]
+            |[a, b, grad]: [T::Acc; 3]| {
+                let shared = if a == b { grad * T::Acc::of(0.5) } else { grad };
+                if a < b { T::Acc::zero() } else { shared }
+            },
+        );
+        Ok(tensor::<T>(gradient, dims))
+    }
+    with_element!(a.dtype(), T => typed::<T>(a, b, grad))
 }
 
 pub(super) fn divisor_gradient(
@@ -224,7 +265,7 @@ impl Update for ReluBackward {
 
     #[inline(always)]
     fn of<A: Real>(grad: A, y: A) -> A {
-        if y > A::zero() { grad } else { A::zero() }
+        rectified_gradient(y, grad)
     }
 }
 
@@ -289,6 +330,12 @@ fn update<U: Update, D: Lane, S: Lane<Acc = D::Acc>>(dst: &mut [D], src: &[S]) {
 #[inline(always)]
 pub(in crate::kernels) fn rectify<A: Real>(x: A) -> A {
     if x <= A::zero() { A::zero() } else { x }
+}
+
+/// The gradient before [`rectify`], which gave `y`: 0 where that is 0. A NaN lets it through, as PyTorch's does.
+#[inline(always)]
+pub(in crate::kernels) fn rectified_gradient<A: Real>(y: A, grad: A) -> A {
+    if y <= A::zero() { A::zero() } else { grad }
 }
 
 #[inline(always)]

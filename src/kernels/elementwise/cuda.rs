@@ -67,10 +67,10 @@ pub(super) fn flat_over(gpu: &Gpu, name: &str, [a, b]: [&Tensor; 2], y: &Tensor)
     launch.write(y)?.read(a)?.read(b)?.size(n).run(Grid::over(n, pack(dtype, dtype)))
 }
 
-/// `a`, `F32`, and `b`, a half, both contiguous.
-pub(super) fn add_half(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+/// `a`, `F32`, and `b`, of 16 bits, both contiguous.
+pub(super) fn add_mixed(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (y, n) = (gpu.empty(a.shape(), a.dtype())?, a.elem_count());
-    let launch = gpu.launch(&SOURCE, &format!("add_half_{}", suffix(b.dtype())?))?;
+    let launch = gpu.launch(&SOURCE, &format!("add_mixed_{}", suffix(b.dtype())?))?;
     let launch = launch.write(&y)?.read(a)?.read(b)?.size(n);
     launch.run(Grid::over(n, pack(a.dtype(), b.dtype())))?;
     Ok(y)
@@ -95,6 +95,14 @@ pub(super) fn divisor_gradient(
         launch.run(Grid::over(n, pack(a.dtype(), out)))?;
         Ok(y)
     })
+}
+
+pub(super) fn selection_gradient(gpu: &Gpu, [a, b, grad]: [&Tensor; 3]) -> Result<Tensor> {
+    let (y, n) = (gpu.empty(a.shape(), a.dtype())?, a.elem_count());
+    let launch = gpu.launch(&SOURCE, &format!("selection_{}", suffix(a.dtype())?))?;
+    let launch = launch.write(&y)?.read(a)?.read(b)?.read(grad)?.size(n);
+    launch.run(Grid::over(n, pack(a.dtype(), a.dtype())))?;
+    Ok(y)
 }
 
 /// `dst` is contiguous, and `src` of its dtype, or cast to that of its arithmetic.

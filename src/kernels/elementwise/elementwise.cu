@@ -1,4 +1,4 @@
-// Pointwise kernels: elements are widened, go through the operation, and are rounded once.
+// Element-wise arithmetic: a thread reads a pack of 16 bytes of each operand, widens it, and rounds each result once.
 
 struct Sub {
     template <class A> static DEVICE A of(A a, A b) { return a - b; }
@@ -9,6 +9,10 @@ struct Mul {
 struct Div {
     template <class A> static DEVICE A of(A a, A b) { return a / b; }
 };
+// NaN wins, as in Max.
+struct Min {
+    template <class A> static DEVICE A of(A a, A b) { return a < b || a != a ? a : b; }
+};
 // Zero where x is negative; NaN is not.
 struct Relu {
     template <class A> static DEVICE A of(A x) { return x <= A(0) ? A(0) : x; }
@@ -16,8 +20,9 @@ struct Relu {
 struct AddRelu {
     template <class A> static DEVICE A of(A a, A b) { return Relu::of(a + b); }
 };
+// A NaN lets the gradient through, as in PyTorch.
 struct ReluBackward {
-    template <class A> static DEVICE A of(A y, A grad) { return y > A(0) ? grad : A(0); }
+    template <class A> static DEVICE A of(A y, A grad) { return y <= A(0) ? A(0) : grad; }
 };
 
 template <class Op, class T, class S, class O> DEVICE void binary(O *y, const T *a, const S *b, size_t n) {
@@ -52,8 +57,8 @@ DEVICE void binary_strided(O *y, const T *a, const T *b, size_t n, int packed, s
 
 #define FLAT(name, Op, t, T, o, O)                                                                \
     KERNEL name##_##t##_##o(O *y, const T *a, const T *b, size_t n) { binary<Op>(y, a, b, n); }
-#define ADD_HALF(t, T)                                                                            \
-    KERNEL add_half_##t(float *y, const float *a, const T *b, size_t n) { binary<Sum>(y, a, b, n); }
+#define ADD_MIXED(t, T)                                                                            \
+    KERNEL add_mixed_##t(float *y, const float *a, const T *b, size_t n) { binary<Sum>(y, a, b, n); }
 #define STRIDED(name, Op, t, T, o, O)                                                             \
     KERNEL name##_strided_##t##_##o(O *y, const T *a, const T *b, size_t n, int packed, size_t d1, \
                                     size_t d2, size_t d3, size_t a0, size_t a1, size_t a2,         \
@@ -67,7 +72,7 @@ DEVICE void binary_strided(O *y, const T *a, const T *b, size_t n, int packed, s
     SAME(X, name, Op)                                                                             \
     OF_F16(X(name, Op, f16, f16, f32, float)) OF_BF16(X(name, Op, bf16, bf16, f32, float))
 SAME(FLAT, add, Sum)
-OF_F16(ADD_HALF(f16, f16)) OF_BF16(ADD_HALF(bf16, bf16))
+OF_F16(ADD_MIXED(f16, f16)) OF_BF16(ADD_MIXED(bf16, bf16))
 SAME(FLAT, sub, Sub)
 ANY(FLAT, mul, Mul)
 ANY(FLAT, div, Div)
@@ -75,6 +80,10 @@ SAME(STRIDED, add, Sum)
 SAME(STRIDED, sub, Sub)
 ANY(STRIDED, mul, Mul)
 ANY(STRIDED, div, Div)
+SAME(FLAT, maximum, Max)
+SAME(FLAT, minimum, Min)
+SAME(STRIDED, maximum, Max)
+SAME(STRIDED, minimum, Min)
 SAME(FLAT, add_relu, AddRelu)
 SAME(FLAT, relu_backward, ReluBackward)
 
@@ -90,7 +99,15 @@ template <class T> DEVICE void relu(T *y, const T *x, size_t n) {
 }
 
 // The gradient of a quotient in its divisor.
-template <class T, class O> DEVICE void divisor(O *y, const T *a, const T *b, const T *grad, size_t n) {
+struct Divisor {
+    template <class A> static DEVICE A of(A a, A b, A grad) { return -(grad * (a / b)) / b; }
+};
+// The gradient of a maximum in a, and of a minimum in b.
+struct Selection {
+    template <class A> static DEVICE A of(A a, A b, A grad) { return a < b ? A(0) : a == b ? grad * A(0.5) : grad; }
+};
+
+template <class Op, class T, class O> DEVICE void ternary(O *y, const T *a, const T *b, const T *grad, size_t n) {
     bool packed = aligned(a) && aligned(b) && aligned(grad) && aligned(y);
     along<PACK<T, O>>(n, packed, global_thread(), global_threads(), [&](size_t i, auto width) {
         constexpr int N = decltype(width)::value;
@@ -99,7 +116,7 @@ template <class T, class O> DEVICE void divisor(O *y, const T *a, const T *b, co
         read(b + i, v);
         read(grad + i, g);
 #pragma unroll
-        for (int k = 0; k < N; k++) u[k] = -(g[k] * (u[k] / v[k])) / v[k];
+        for (int k = 0; k < N; k++) u[k] = Op::of(u[k], v[k], g[k]);
         write(y + i, u);
     });
 }
@@ -133,6 +150,9 @@ template <class T> DEVICE void dropout(T *y, const T *x, const u8 *keep, double 
 
 #define UNARY(t, T)                                                                               \
     KERNEL relu_##t(T *y, const T *x, size_t n) { relu(y, x, n); }                                \
+    KERNEL selection_##t(T *y, const T *a, const T *b, const T *grad, size_t n) {                 \
+        ternary<Selection>(y, a, b, grad, n);                                                     \
+    }                                                                                             \
     KERNEL dropout_##t(T *y, const T *x, const u8 *keep, double scale, size_t n) {                \
         dropout(y, x, keep, scale, n);                                                            \
     }
@@ -140,7 +160,7 @@ EACH_FLOAT(UNARY)
 
 #define MIXED(t, T, o, O)                                                                         \
     KERNEL divisor_##t##_##o(O *y, const T *a, const T *b, const T *grad, size_t n) {             \
-        divisor(y, a, b, grad, n);                                                                \
+        ternary<Divisor>(y, a, b, grad, n);                                                              \
     }                                                                                             \
     KERNEL add_assign_##t##_##o(T *y, const O *x, size_t n) { add_assign(y, x, n); }
 EACH_PAIR(MIXED)

@@ -1,4 +1,11 @@
-//! Pointwise kernels: activations, sums, dropout.
+//! Element-wise arithmetic on two tensors, ReLU and dropout.
+//!
+//! A kernel reads its operands once: elements are widened to F32 (F64 for F64), go through the operation in
+//! registers, and are rounded once. On a CPU a closure over numbers is compiled for each dtype and instruction set
+//! (`cpu/simd.rs`), and threads take blocks whose bounds depend on the length alone. On CUDA a thread takes a pack
+//! of 16 bytes; operands that were broadcast are read by their strides, and elsewhere are copied first. ReLU's
+//! gradient needs the result alone, and those of ReLU and of products can take the place of the gradient that
+//! they get. NaN is neither below nor above zero: a maximum keeps it, and ReLU passes its gradient on.
 //!
 //! Both operands of a binary kernel have one shape and, but for [`add_assign`], one dtype; the
 //! result has theirs, unless it is asked for in another.
@@ -34,7 +41,7 @@ pub(crate) fn relu(x: &Tensor) -> Result<Tensor> {
     if x.device().is_cpu() { cpu::relu(&x) } else { portable::relu(&x) }
 }
 
-/// The gradient of [`relu`], from its result: `grad` where `y > 0`, else 0.
+/// The gradient of [`relu`], from its result: 0 where `y <= 0`, else `grad`, also where `y` is NaN.
 pub(crate) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let (y, grad) = (plain(y)?, plain(grad)?);
     if let Some(gpu) = Gpu::of(y.device()) {
@@ -64,11 +71,11 @@ pub(crate) fn relu_backward_assign(grad: Tensor, y: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// `a + b`; in `F32`, where one has that dtype and the other is half.
+/// `a + b`; in `F32`, where one has that dtype and the other has 16 bits.
 pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if a.dtype() != b.dtype() {
-        let (wide, half) = if a.dtype() == DType::F32 { (a, b) } else { (b, a) };
-        return add_half(wide, half);
+        let (wide, narrow) = if a.dtype() == DType::F32 { (a, b) } else { (b, a) };
+        return add_mixed(wide, narrow);
     }
     if let Some(gpu) = Gpu::of(a.device()) {
         return cuda::binary(&gpu, "add", a, b, a.dtype());
@@ -77,16 +84,16 @@ pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if a.device().is_cpu() { cpu::add(&a, &b) } else { portable::add(&a, &b) }
 }
 
-/// `a + b`, of `F32` and of a half, in `F32`.
-fn add_half(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+/// `a + b`, of `F32` and of 16 bits, in `F32`.
+fn add_mixed(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     // Of what is repeated, a copy is small.
     let gpu = Gpu::of(a.device());
     if !(a.is_contiguous() && b.is_contiguous()) || !(gpu.is_some() || a.device().is_cpu()) {
         return add(a, &super::cast(b, DType::F32)?);
     }
     match gpu {
-        Some(gpu) => cuda::add_half(&gpu, a, b),
-        None => cpu::add_half(a, b),
+        Some(gpu) => cuda::add_mixed(&gpu, a, b),
+        None => cpu::add_mixed(a, b),
     }
 }
 
@@ -132,6 +139,38 @@ pub(crate) fn div(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
     }
     let (a, b) = (plain(a)?, plain(b)?);
     if a.device().is_cpu() { cpu::div(&a, &b, out) } else { portable::div(&a, &b, out) }
+}
+
+/// The larger of `a` and `b`; NaN where either is.
+pub(crate) fn maximum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if let Some(gpu) = Gpu::of(a.device()) {
+        return cuda::binary(&gpu, "maximum", a, b, a.dtype());
+    }
+    let (a, b) = (plain(a)?, plain(b)?);
+    if a.device().is_cpu() { cpu::maximum(&a, &b) } else { portable::maximum(&a, &b) }
+}
+
+/// The smaller of `a` and `b`; NaN where either is.
+pub(crate) fn minimum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    if let Some(gpu) = Gpu::of(a.device()) {
+        return cuda::binary(&gpu, "minimum", a, b, a.dtype());
+    }
+    let (a, b) = (plain(a)?, plain(b)?);
+    if a.device().is_cpu() { cpu::minimum(&a, &b) } else { portable::minimum(&a, &b) }
+}
+
+/// The gradient of [`maximum`] in `a`, and that of [`minimum`] in `b`: `grad`, half of it where the two are equal,
+/// and 0 where `a < b`.
+pub(crate) fn selection_gradient(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    let (a, b, grad) = (plain(a)?, plain(b)?, plain(grad)?);
+    if let Some(gpu) = Gpu::of(a.device()) {
+        return cuda::selection_gradient(&gpu, [&a, &b, &grad]);
+    }
+    if a.device().is_cpu() {
+        cpu::selection_gradient(&a, &b, &grad)
+    } else {
+        portable::selection_gradient(&a, &b, &grad)
+    }
 }
 
 /// `-(grad * (a / b)) / b`, in `out`: the gradient of [`div`] in `b`.

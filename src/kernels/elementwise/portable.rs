@@ -10,14 +10,15 @@ pub(crate) fn upcast(x: &Tensor) -> Result<Tensor> {
     x.detach().to_dtype(arithmetic(x.dtype()))
 }
 
-pub(super) fn relu(x: &Tensor) -> Result<Tensor> {
+/// NaN stays NaN, which candle's own makes 0.
+pub(in crate::kernels) fn relu(x: &Tensor) -> Result<Tensor> {
     let zeros = x.zeros_like()?;
     x.le(&zeros)?.where_cond(&zeros, x)
 }
 
 pub(super) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let zeros = y.zeros_like()?;
-    y.gt(&zeros)?.where_cond(grad, &zeros)
+    y.le(&zeros)?.where_cond(&zeros, grad)
 }
 
 pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
@@ -34,6 +35,19 @@ pub(super) fn mul(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
 
 pub(super) fn div(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
     upcast(a)?.div(&upcast(b)?)?.to_dtype(out)
+}
+
+pub(super) fn maximum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    (a.gt(b)? + a.ne(a)?)?.where_cond(a, b)
+}
+
+pub(super) fn minimum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    (a.lt(b)? + a.ne(a)?)?.where_cond(a, b)
+}
+
+pub(super) fn selection_gradient(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    let half = a.eq(b)?.where_cond(&(grad * 0.5)?, grad)?;
+    a.lt(b)?.where_cond(&grad.zeros_like()?, &half)
 }
 
 pub(super) fn divisor_gradient(

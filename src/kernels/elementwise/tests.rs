@@ -29,6 +29,8 @@ fn binary_kernels_match_the_exact_result() {
     check_binary(add, portable::add, |a, b| a + b);
     check_binary(add_relu, portable::add_relu, |a, b| (a + b).max(0.0));
     check_binary(sub, portable::sub, |a, b| a - b);
+    check_binary(maximum, portable::maximum, f64::max);
+    check_binary(minimum, portable::minimum, f64::min);
     check_binary(|a, b| mul(a, b, a.dtype()), |a, b| portable::mul(a, b, a.dtype()), |a, b| a * b);
     check_binary(relu_backward, portable::relu_backward, |y, g| if y > 0.0 { g } else { 0.0 });
     check_binary(|x, _| relu(x), |x, _| portable::relu(x), |x, _| x.max(0.0));
@@ -99,18 +101,54 @@ fn quotients_and_products_are_rounded_once_to_the_dtype_asked_for() {
 }
 
 #[test]
-fn relu_keeps_nan_and_infinities() {
+fn relu_and_its_gradient_keep_nan_and_infinities() {
     for dtype in DTYPES {
         let x = of(vec![f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0], &[4], dtype);
         let expected = [f64::NAN, f64::INFINITY, 0.0, 0.0];
         assert_close(&relu(&x).unwrap(), &expected, 0.0);
         assert_close(&portable::relu(&x).unwrap(), &expected, 0.0);
         assert_close(&add_relu(&x, &x).unwrap(), &expected, 0.0);
+        // As PyTorch's threshold_backward: NaN is not at most 0. Long enough for vectors, and a rest.
+        let y = of([f64::NAN, f64::INFINITY, 0.0, -0.0].repeat(9)[..35].into(), &[35], dtype);
+        let grad = of(vec![3.0; 35], &[35], dtype);
+        let expected = &[3.0, 3.0, 0.0, 0.0].repeat(9)[..35];
+        assert_close(&relu_backward(&y, &grad).unwrap(), expected, 0.0);
+        assert_close(&portable::relu_backward(&y, &grad).unwrap(), expected, 0.0);
+        assert_close(&relu_backward_assign(grad, &y).unwrap(), expected, 0.0);
+    }
+}
+
+/// As PyTorch's: halves at ties, the infinite among them, and all of it for both where one is NaN.
+#[test]
+fn a_selection_shares_its_gradient_at_ties() {
+    let inf = f64::INFINITY;
+    let a = [1.0, 2.0, 3.0, f64::NAN, 1.0, f64::NAN, inf, -inf, 0.0];
+    let b = [2.0, 2.0, 1.0, 1.0, f64::NAN, f64::NAN, inf, inf, -0.0];
+    let larger = [2.0, 2.0, 3.0, f64::NAN, f64::NAN, f64::NAN, inf, inf, 0.0];
+    let smaller = [1.0, 2.0, 1.0, f64::NAN, f64::NAN, f64::NAN, inf, -inf, 0.0];
+    let gradient = [0.0, 1.5, 3.0, 3.0, 3.0, 3.0, 1.5, 0.0, 1.5];
+    for dtype in DTYPES {
+        let [a, b] = [a, b].map(|x| of(x.repeat(7), &[63], dtype));
+        let grad = of(vec![3.0; 63], &[63], dtype);
+        for (actual, expected) in [
+            (maximum(&a, &b), larger),
+            (portable::maximum(&a, &b), larger),
+            (minimum(&a, &b), smaller),
+            (portable::minimum(&a, &b), smaller),
+            (selection_gradient(&a, &b, &grad), gradient),
+            (portable::selection_gradient(&a, &b, &grad), gradient),
+        ] {
+            assert_close(&actual.unwrap(), &expected.repeat(7), 0.0);
+        }
+        assert_gpus_agree(&[&a, &b, &grad], 0.0, |t| {
+            let gradient = selection_gradient(&t[0], &t[1], &t[2])?;
+            Ok(vec![maximum(&t[0], &t[1])?, minimum(&t[0], &t[1])?, gradient])
+        });
     }
 }
 
 #[test]
-fn the_gradient_of_relu_is_its_slope() {
+fn the_gradient_of_relu_is_its_derivative() {
     let (x, weights) = (random(&[33], DType::F64, 3), random(&[33], DType::F64, 4));
     let dx = relu_backward(&relu(&x).unwrap(), &weights).unwrap();
     let expected = numeric_gradient(&x, &weights, |x| relu(x).unwrap());
@@ -219,6 +257,9 @@ fn gpus_agree() {
                     add(a, b)?,
                     sub(a, b)?,
                     add_relu(a, b)?,
+                    maximum(a, b)?,
+                    minimum(a, b)?,
+                    selection_gradient(a, b, a)?,
                     dropout(a, &t[2], 1.0 / 0.75)?,
                     dropout(&(a / 0.0)?, &t[2], 2.0)?,
                 ];
@@ -256,7 +297,11 @@ fn gpus_broadcast_without_a_copy() {
             for b in [row, channel, sample, one] {
                 let b = b.broadcast_as(wide).unwrap();
                 assert_gpus_agree(&[&a, &b], 0.0, |t| {
-                    Ok(vec![add(&t[0], &t[1])?, sub(&t[1], &t[0])?, mul(&t[0], &t[1], DType::F32)?])
+                    let (a, b) = (&t[0], &t[1]);
+                    let selected = [maximum(a, b)?, minimum(b, a)?];
+                    let mut all = vec![add(a, b)?, sub(b, a)?, mul(a, b, DType::F32)?];
+                    all.extend(selected);
+                    Ok(all)
                 });
             }
         }
@@ -268,7 +313,10 @@ fn gpus_keep_nan_and_infinities() {
     for dtype in DTYPES {
         let x = of(vec![f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 1.0], &[5], dtype);
         assert_gpus_agree(&[&x], 0.0, |x| {
-            Ok(vec![relu(&x[0])?, add_relu(&x[0], &x[0])?, relu_backward(&x[0], &x[0])?])
+            let ones = Tensor::ones(5, DType::F32, x[0].device())?.to_dtype(dtype)?;
+            let into = relu_backward_assign(ones.copy()?, &x[0])?;
+            let backward = relu_backward(&x[0], &ones)?;
+            Ok(vec![relu(&x[0])?, add_relu(&x[0], &x[0])?, backward, into])
         });
     }
 }

@@ -4,6 +4,8 @@ mod basic;
 mod pointwise;
 mod sequence;
 mod sizes;
+#[path = "../../../src/kernels/activation/table.rs"]
+mod table;
 mod transformer;
 mod vision;
 
@@ -11,6 +13,8 @@ use candle_amp::Op;
 use candle_core::{DType, Device, Result, Tensor};
 
 use crate::util::{random, to_vec};
+
+pub(crate) use pointwise::ROWS;
 
 type Function = Box<dyn Fn(&[Tensor]) -> Result<Tensor>>;
 

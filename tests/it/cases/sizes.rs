@@ -11,22 +11,8 @@ type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    let unary: [(Op, Unary); 23] = [
+    let unary: [(Op, Unary); 8] = [
         (Op::Relu, ops::relu),
-        (Op::Gelu, ops::gelu),
-        (Op::GeluErf, ops::gelu_erf),
-        (Op::Silu, ops::silu),
-        (Op::Sigmoid, ops::sigmoid),
-        (Op::Tanh, ops::tanh),
-        (Op::Relu6, ops::relu6),
-        (Op::Relu2, ops::relu2),
-        (Op::HardSigmoid, ops::hard_sigmoid),
-        (Op::HardSwish, ops::hard_swish),
-        (Op::Mish, ops::mish),
-        (Op::Softplus, ops::softplus),
-        (Op::Exp, ops::exp),
-        (Op::Elu, |x| ops::elu(x, 0.75)),
-        (Op::LeakyRelu, |x| ops::leaky_relu(x, 0.2)),
         (Op::Softmax, |x| ops::softmax(x, 1)),
         (Op::LogSoftmax, |x| ops::log_softmax(x, 1)),
         (Op::Sum, ops::sum),
@@ -38,26 +24,24 @@ pub(super) fn cases() -> Vec<Case> {
             generator::manual_seed(5);
             ops::dropout(x, 0.25)
         }),
-        (Op::Log, ops::log),
     ];
     for (op, f) in unary {
-        // Where a logarithm is defined, on numbers that every dtype has.
-        let sized = |name, dims: &[usize]| {
-            let case = case(op, name, &[dims], move |t| f(&t[0]));
-            if op == Op::Log { case.on(|x| x.abs()? + 1.0) } else { case }
-        };
+        let sized = |name, dims: &[usize]| case(op, name, &[dims], move |t| f(&t[0]));
         cases.push(sized("one element", &[1, 1]));
         // The sum of that many logarithms is too large for the differences it is checked by.
         if op != Op::LogSoftmax {
             cases.push(sized("past a block", &[3, 1031]));
         }
     }
-    let binary: [(Op, Binary); 9] = [
+    let binary: [(Op, Binary); 12] = [
         (Op::Add, ops::add),
         (Op::Sub, ops::sub),
         (Op::Mul, ops::mul),
         (Op::Div, |a, b| ops::div(a, &ops::add(b, &(b.ones_like()? * 1.5)?)?)),
         (Op::AddRelu, |a, b| ops::add_relu(a, &(b + 1.0 / 3.0)?)),
+        (Op::Maximum, |a, b| ops::maximum(a, &(b + 1.0 / 128.0)?)),
+        (Op::Minimum, |a, b| ops::minimum(a, &(b + 1.0 / 128.0)?)),
+        (Op::WhereCond, |a, b| ops::where_cond(&a.gt(0f64)?, a, b)),
         (Op::Mse, ops::mse),
         (Op::Huber, |a, b| ops::huber(a, b, 0.7)),
         (Op::BinaryCrossEntropyWithLogit, ops::binary_cross_entropy_with_logit),
