@@ -49,6 +49,16 @@ fn the_corpus_is_written() -> Result<()> {
         let path = scratch.file("x");
         Checkpoint::new(9).with(name, &part.save()?)?.save(&path)?;
         write(&format!("part-{name}"), &fs::read(&path).unwrap());
+        // Counts that cannot go on.
+        let mut state = part.save()?;
+        let last = |value: &mut String| match value.parse::<u64>() {
+            Ok(_) => std::mem::replace(value, u64::MAX.to_string()) != *value,
+            Err(_) => false,
+        };
+        if state.values.values_mut().map(last).filter(|changed| *changed).count() > 0 {
+            Checkpoint::new(9).with(name, &state)?.save(&path)?;
+            write(&format!("counts-{name}"), &fs::read(&path).unwrap());
+        }
     }
     for (name, bytes) in damage::hostile().into_iter().chain(damage::misfits()) {
         if bytes.len() <= LONGEST {

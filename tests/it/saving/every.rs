@@ -49,8 +49,8 @@ impl Every {
         let config = AdamWConfig { amsgrad: true, ..Default::default() };
         let adamw = AdamW::from_groups(decay_groups(&model, config))?;
         let config = SgdConfig { momentum: 0.9, ..Default::default() };
-        let mut sgd = Sgd::new(&model.filter(|name| name != "c"), config)?
-            .with_masters(Masters::Remainder)?;
+        let mut sgd =
+            Sgd::new(model.filter(|name| name != "c"), config)?.with_masters(Masters::Remainder)?;
         let lion = Lion::new(&model, LionConfig::default())?.with_masters(Masters::Stochastic)?;
         let lamb = Lamb::new(&model, LambConfig::default())?.with_state_dtype(DType::BF16)?;
         let config = ScaleConfig { init_scale: 4.0, hysteresis: 3, ..Default::default() };
