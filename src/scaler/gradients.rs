@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor, TensorId};
 
-use super::found_inf::FoundInf;
 use crate::autograd::{self, Graph};
 use crate::error::GraphError;
-use crate::kernels::multi_tensor::{self, Clip, Due, Factor, Flag, Found, Multiplier};
+use crate::kernels::multi_tensor::{self, Clip, Due, Flag, FoundInf, Multiplier, Number};
 use crate::scaler::diagnostics::{Exponents, NonFinite};
 use crate::{Result, kernels};
 
@@ -28,19 +27,13 @@ pub(crate) struct Entry {
     /// that in its own pass.
     by: Multiplier,
     pub(crate) stage: Stage,
-    /// From [`Stage::Unscaled`] on.
-    pub(crate) overflow: Overflow,
+    /// Infinities and NaN of the unscaled gradient, before it was clipped, as far as the host has counted them.
+    non_finite: Option<NonFinite>,
+    /// Where a GPU counts them.
+    flags: Vec<Flag>,
     /// What was found in those it was clipped with, by then: where the norm is not finite because of
     /// one of them, none is worth a step.
     clipped_with: Vec<Arc<[Finding]>>,
-}
-
-/// What an unscaled gradient has of infinities and NaN, before it was clipped.
-#[derive(Clone, Debug)]
-pub(crate) enum Overflow {
-    Known(Option<NonFinite>),
-    /// A GPU counts them.
-    Device(Vec<Flag>),
 }
 
 /// What was found in the gradient of a variable.
@@ -48,33 +41,40 @@ pub(crate) enum Overflow {
 pub(crate) struct Finding {
     pub(crate) variable: TensorId,
     pub(crate) elements: usize,
-    pub(crate) overflow: Overflow,
+    /// As far as the host has counted.
+    pub(crate) non_finite: Option<NonFinite>,
+    /// Where a GPU counts.
+    pub(crate) flags: Vec<Flag>,
 }
 
 impl Finding {
-    pub(crate) fn flags(&self) -> &[Flag] {
-        match &self.overflow {
-            Overflow::Known(_) => &[],
-            Overflow::Device(flags) => flags,
-        }
+    fn is_empty(&self) -> bool {
+        self.non_finite.is_none() && self.flags.is_empty()
     }
 
-    /// As far as the host knows.
-    pub(crate) fn known(&self) -> Option<(TensorId, NonFinite)> {
-        match self.overflow {
-            Overflow::Known(found) => Some((self.variable, found?)),
-            Overflow::Device(_) => None,
-        }
-    }
-
-    /// Whether one of `findings` is an overflow.
+    /// Whether one of `findings` is an infinity or NaN: the verdict on a step.
     pub(crate) fn any(findings: &[Self]) -> Result<FoundInf> {
-        let known = findings.iter().any(|finding| finding.known().is_some());
-        let flags: Vec<&Flag> = findings.iter().flat_map(Self::flags).collect();
+        let known = findings.iter().any(|finding| finding.non_finite.is_some());
+        let flags: Vec<&Flag> = findings.iter().flat_map(|finding| &finding.flags).collect();
         match known || flags.is_empty() {
             true => Ok(FoundInf::Host(known)),
             false => Ok(FoundInf::Device(multi_tensor::any(&flags)?)),
         }
+    }
+
+    /// Infinities and NaN by variable. Reads what GPUs have counted, and synchronises for it.
+    pub(crate) fn count(findings: &[Self]) -> Result<Vec<(TensorId, NonFinite)>> {
+        let flags: Vec<&Flag> = findings.iter().flat_map(|finding| &finding.flags).collect();
+        let mut counts = Flag::read(&flags)?.into_iter();
+        let mut found = Vec::new();
+        for Self { variable, elements, non_finite, flags } in findings {
+            let own = counts.by_ref().take(flags.len());
+            let [infinite, nan] = own.fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
+            let on_device = NonFinite { infinite, nan, elements: *elements };
+            let counted = (infinite + nan > 0).then_some(on_device);
+            found.extend(non_finite.or(counted).map(|non_finite| (*variable, non_finite)));
+        }
+        Ok(found)
     }
 }
 
@@ -96,20 +96,23 @@ impl Entry {
     }
 
     fn finding(&self) -> Finding {
-        let (variable, elements) = (self.variable.id(), self.gradient.elem_count());
-        Finding { variable, elements, overflow: self.overflow.clone() }
+        Finding {
+            variable: self.variable.id(),
+            elements: self.gradient.elem_count(),
+            non_finite: self.non_finite,
+            flags: self.flags.clone(),
+        }
     }
 
-    fn found(&mut self, found: Found) -> Result<()> {
-        match (found, &mut self.overflow) {
-            (Found::Device(flag), Overflow::Device(flags)) => flags.push(flag),
-            (Found::Device(flag), overflow) => *overflow = Overflow::Device(vec![flag]),
+    fn found(&mut self, found: FoundInf) -> Result<()> {
+        match found {
+            FoundInf::Device(flag) => self.flags.push(flag),
             // A pass of its own, which a clean step does without.
-            (Found::Host(true), overflow @ Overflow::Known(None)) => {
+            FoundInf::Host(true) if self.non_finite.is_none() => {
                 let gradient = multi_tensor::multiplied((&self.gradient, &self.by))?;
-                *overflow = Overflow::Known(Some(NonFinite::of(&gradient)?));
+                self.non_finite = Some(NonFinite::of(&gradient)?);
             }
-            (Found::Host(_), _) => {}
+            FoundInf::Host(_) => {}
         }
         Ok(())
     }
@@ -126,7 +129,7 @@ pub(crate) enum Stage {
 /// How gradients are unscaled: by what, and whether anybody asks for overflows.
 #[derive(Clone, Debug)]
 pub(crate) struct Unscale {
-    pub(crate) factor: Factor,
+    pub(crate) factor: Number,
     pub(crate) check: bool,
 }
 
@@ -185,7 +188,8 @@ impl Collected {
                 gradient,
                 by: Multiplier::ONE,
                 stage: Stage::Scaled,
-                overflow: Overflow::Known(None),
+                non_finite: None,
+                flags: Vec::new(),
                 clipped_with: Vec::new(),
             });
             return Ok(());
@@ -241,11 +245,11 @@ impl Collected {
     }
 
     /// From here on `entries` are to be multiplied by `by`; `found` is of each, or of none.
-    fn unscaled(&mut self, entries: &[usize], by: Multiplier, found: Vec<Found>) -> Result<()> {
+    fn unscaled(&mut self, entries: &[usize], by: Multiplier, found: Vec<FoundInf>) -> Result<()> {
         for &at in entries {
             let entry = &mut self.entries[at];
             (entry.by, entry.stage) = (by.clone(), Stage::Unscaled);
-            entry.overflow = Overflow::Known(None);
+            (entry.non_finite, entry.flags) = (None, Vec::new());
         }
         entries.iter().zip(found).try_for_each(|(&at, found)| self.entries[at].found(found))
     }
@@ -267,8 +271,8 @@ impl Collected {
     /// Notes which of the unscaled gradients of `chosen` would overflow in their variable's dtype.
     pub(crate) fn check_rounding(&mut self, chosen: &[usize]) -> Result<()> {
         let half = chosen.iter().copied().filter(|&at| {
-            let Entry { variable, overflow, .. } = &self.entries[at];
-            variable.dtype() == DType::F16 && !matches!(overflow, Overflow::Known(Some(_)))
+            let Entry { variable, non_finite, .. } = &self.entries[at];
+            variable.dtype() == DType::F16 && non_finite.is_none()
         });
         let half: Vec<usize> = half.collect();
         self.settle(&half)?;
@@ -276,7 +280,7 @@ impl Collected {
         let gradients: Vec<&Tensor> = gradients.iter().collect();
         if let Some(gpu) = multi_tensor::gpu_of(&gradients)? {
             let flags = multi_tensor::overflows_f16(&gpu, &gradients)?;
-            let found = flags.into_iter().map(Found::Device).zip(&half);
+            let found = flags.into_iter().map(FoundInf::Device).zip(&half);
             return found.into_iter().try_for_each(|(f, &at)| self.entries[at].found(f));
         }
         for at in half {
@@ -285,7 +289,7 @@ impl Collected {
             let infinite = Exponents::of(counts).in_f16(1.0).overflow as usize;
             let elements = entry.gradient.elem_count();
             let found = (infinite > 0).then_some(NonFinite { infinite, nan: 0, elements });
-            entry.overflow = Overflow::Known(found);
+            entry.non_finite = found;
         }
         Ok(())
     }
@@ -319,7 +323,7 @@ impl Collected {
         }
         let findings: Arc<[Finding]> = self.findings(chosen).into();
         // Without one there is nothing that a companion could be told.
-        if findings.iter().any(|f| f.known().is_some() || !f.flags().is_empty()) {
+        if findings.iter().any(|finding| !finding.is_empty()) {
             for &at in chosen {
                 self.entries[at].clipped_with.push(findings.clone());
             }

@@ -4,10 +4,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{Device, Tensor};
 
-use super::found_inf::FoundInf;
 use crate::autograd::{self, Backward, Gradient, Operator};
 use crate::kernels::cuda::Gpu;
-use crate::kernels::multi_tensor::{DeviceScale, Factor, Growth};
+use crate::kernels::multi_tensor::{DeviceScale, FoundInf, Growth, Number};
 use crate::scaler::diagnostics::warnings::Watch;
 use crate::{Cast, Error, LossScale, Op, Result};
 
@@ -105,21 +104,21 @@ impl LiveScale {
     }
 
     /// What unscales gradients on `device`.
-    pub(crate) fn factor(&self, device: &Device) -> Result<Factor> {
+    pub(crate) fn factor(&self, device: &Device) -> Result<Number> {
         let mut state = self.lock();
-        let Some(rule) = state.rule else { return Ok(Factor::Host(1.0)) };
+        let Some(rule) = state.rule else { return Ok(Number::Host(1.0)) };
         match state.on(device)? {
-            Some(scale) => Ok(Factor::Device(scale.state().clone())),
-            None => Ok(Factor::Host(rule.inverse())),
+            Some(scale) => Ok(scale.inverse()?),
+            None => Ok(Number::Host(rule.inverse())),
         }
     }
 
     /// The scale now: a copy on the GPU that has it.
-    pub(crate) fn snapshot(&self) -> Result<Snapshot> {
+    pub(crate) fn snapshot(&self) -> Result<Number> {
         let state = self.lock();
         Ok(match (&state.device, state.rule) {
-            (Some(device), _) => Snapshot::Device(device.snapshot()?),
-            (None, rule) => Snapshot::Host(rule.map_or(1.0, |rule| rule.get())),
+            (Some(device), _) => device.snapshot()?,
+            (None, rule) => Number::Host(rule.map_or(1.0, |rule| rule.get())),
         })
     }
 
@@ -129,14 +128,14 @@ impl LiveScale {
         match (found, &mut state.device) {
             (FoundInf::Device(found), Some(device)) => {
                 let Some(rule) = state.rule else { return Ok(()) };
-                device.update(&found, &growth(&rule))?;
+                device.update(found.tensor(), &growth(&rule))?;
                 if device.is_full() {
                     state.settle()?;
                 }
             }
             (FoundInf::Device(found), None) => {
-                let found = Gpu::to_host::<u32>(&found)?;
-                state.after(found.iter().any(|&flag| flag != 0));
+                let found = found.is_set()?;
+                state.after(found);
             }
             (FoundInf::Host(found), _) => {
                 state.settle()?;
@@ -146,14 +145,6 @@ impl LiveScale {
         }
         Ok(())
     }
-}
-
-/// A scale, for a [`StepOutcome`](crate::StepOutcome).
-#[derive(Clone, Debug)]
-pub(crate) enum Snapshot {
-    Host(f32),
-    /// `F32`, one element.
-    Device(Tensor),
 }
 
 impl State {
@@ -198,17 +189,5 @@ fn growth(rule: &LossScale) -> Growth {
         hysteresis: config.hysteresis,
         min_scale: config.min_scale,
         max_scale: config.max_scale,
-    }
-}
-
-impl Snapshot {
-    pub(crate) fn read(&self) -> Result<f32> {
-        match self {
-            Self::Host(scale) => Ok(*scale),
-            Self::Device(scale) => {
-                let scale = Gpu::to_host::<f32>(scale)?;
-                Ok(scale.first().copied().unwrap_or(f32::NAN))
-            }
-        }
     }
 }

@@ -1,7 +1,6 @@
 //! Loss scaling on candle's autograd.
 
 pub(crate) mod diagnostics;
-mod found_inf;
 mod gradients;
 mod live_scale;
 mod loss_scale;
@@ -12,10 +11,9 @@ use candle_core::{DType, Device, Tensor};
 
 use crate::autograd::Graph;
 use crate::error::{ArgumentError, ScalerError};
-use crate::kernels::multi_tensor::Multiplier;
+use crate::kernels::multi_tensor::{FoundInf, Multiplier};
 use crate::{Parameters, Result, autocast};
 use diagnostics::{GradientHistogram, ScaleHistory, Warnings};
-use found_inf::FoundInf;
 use gradients::{Collected, Finding, Stage, Unscale};
 use live_scale::LiveScale;
 
@@ -77,6 +75,8 @@ pub struct GradScaler {
     collected: Collected,
     /// An optimizer that keeps its variables to itself was stepped since the last `update`.
     foreign_stepped: bool,
+    /// The gradients of the last step, and whether one of them was not finite.
+    verdict: Option<(Vec<usize>, FoundInf)>,
 }
 
 impl Default for GradScaler {
@@ -109,7 +109,7 @@ impl GradScaler {
 
     fn following(scale: Option<LossScale>) -> Self {
         let scale = LiveScale::new(scale);
-        Self { scale, collected: Collected::default(), foreign_stepped: false }
+        Self { scale, collected: Collected::default(), foreign_stepped: false, verdict: None }
     }
 
     /// Whether it scales.
@@ -331,11 +331,8 @@ impl GradScaler {
         }
         let findings = self.collected.concerned(&chosen);
         let found_inf = Finding::any(&findings)?;
-        let outcome = StepOutcome::new(self.scale.snapshot()?, chosen.len(), &found_inf, findings);
-        let flag = match &found_inf {
-            FoundInf::Device(flag) if optimizer.skips_on_device() => Some(flag),
-            _ => None,
-        };
+        let outcome = StepOutcome::new(self.scale.snapshot()?, chosen.len(), found_inf, findings);
+        let flag = outcome.flag().filter(|_| optimizer.skips_on_device());
         if flag.is_some() || !outcome.skipped()? {
             if !optimizer.multiplies() {
                 self.collected.settle(&chosen)?;
@@ -346,6 +343,7 @@ impl GradScaler {
             autocast::clear_cast_cache();
         }
         self.collected.mark_stepped(&chosen);
+        self.verdict = Some((chosen, outcome.found_inf().clone()));
         self.foreign_stepped |= variables.is_none();
         Ok(outcome)
     }
@@ -374,7 +372,12 @@ impl GradScaler {
         if checked.is_empty() {
             return Err(ScalerError::NothingChecked.into());
         }
-        self.scale.update(Finding::any(&self.collected.findings(&checked))?)?;
+        // Mostly there is one optimizer, and its step has asked already.
+        let found_inf = match self.verdict.take() {
+            Some((chosen, found_inf)) if chosen == checked => found_inf,
+            _ => Finding::any(&self.collected.findings(&checked))?,
+        };
+        self.scale.update(found_inf)?;
         self.scale.state_mut().watch.saw(self.collected.variables());
         self.zero_grad();
         Ok(())
@@ -383,7 +386,7 @@ impl GradScaler {
     /// Drops the collected gradients without moving the scale: for an iteration given up. `update` does so itself.
     pub fn zero_grad(&mut self) {
         self.collected.clear();
-        self.foreign_stepped = false;
+        (self.foreign_stepped, self.verdict) = (false, None);
         autocast::clear_cast_cache();
     }
 

@@ -5,10 +5,8 @@ use std::thread::{self, ThreadId};
 
 use candle_core::{Device, Tensor, TensorId};
 
-use super::found_inf::FoundInf;
-use super::live_scale::Snapshot;
 use crate::kernels::cuda::Gpu;
-use crate::kernels::multi_tensor::Flag;
+use crate::kernels::multi_tensor::{FoundInf, Number};
 use crate::scaler::diagnostics::{NonFinite, OverflowReport};
 use crate::scaler::gradients::Finding;
 use crate::{Parameters, Result};
@@ -38,48 +36,31 @@ use crate::{Parameters, Result};
 /// ```
 #[derive(Clone, Debug)]
 pub struct StepOutcome {
-    scale: Lazy<f32>,
+    /// On a GPU a copy of its own.
+    scale: Number,
     checked: usize,
-    skipped: Lazy<bool>,
-    overflowed: Lazy<Overflowed>,
+    found_inf: FoundInf,
+    findings: Vec<Finding>,
     /// The thread that stepped on a GPU: each has a stream of its own there.
     stepped: Option<(ThreadId, Device)>,
+    read: Read,
 }
 
-type Overflowed = Vec<(TensorId, NonFinite)>;
-
-/// What is known, or on a GPU until somebody asks; an outcome has copies of its own there.
-#[derive(Clone, Debug)]
-struct Lazy<T> {
-    known: OnceLock<T>,
-    unread: Unread,
+/// What has been read of it.
+#[derive(Clone, Debug, Default)]
+struct Read {
+    scale: OnceLock<f32>,
+    skipped: OnceLock<bool>,
+    non_finite: OnceLock<Vec<(TensorId, NonFinite)>>,
 }
 
-/// Where what is not known yet can be read.
-#[derive(Clone, Debug)]
-enum Unread {
-    Nothing,
-    Scale(Snapshot),
-    Flag(Tensor),
-    Counts(Vec<Finding>),
-}
-
-impl<T: Clone> Lazy<T> {
-    fn known(value: T) -> Self {
-        Self { known: OnceLock::from(value), unread: Unread::Nothing }
-    }
-
-    fn unread(unread: Unread) -> Self {
-        Self { known: OnceLock::new(), unread }
-    }
-
-    fn get(&self, read: impl FnOnce(&Unread) -> Result<T>) -> Result<T> {
-        match self.known.get() {
-            Some(value) => Ok(value.clone()),
-            None => {
-                let value = read(&self.unread)?;
-                Ok(self.known.get_or_init(|| value).clone())
-            }
+/// What `known` holds, or else is read now.
+fn once<T: Clone>(known: &OnceLock<T>, read: impl FnOnce() -> Result<T>) -> Result<T> {
+    match known.get() {
+        Some(value) => Ok(value.clone()),
+        None => {
+            let value = read()?;
+            Ok(known.get_or_init(|| value).clone())
         }
     }
 }
@@ -87,30 +68,29 @@ impl<T: Clone> Lazy<T> {
 impl StepOutcome {
     /// Of the step that `found_inf` decides, which is of `findings`.
     pub(crate) fn new(
-        scale: Snapshot,
+        scale: Number,
         checked: usize,
-        found_inf: &FoundInf,
+        found_inf: FoundInf,
         findings: Vec<Finding>,
     ) -> Self {
-        let scale = match scale {
-            Snapshot::Host(scale) => Lazy::known(scale),
-            on_device => Lazy::unread(Unread::Scale(on_device)),
-        };
-        let stepped = match found_inf {
+        let device = match &found_inf {
             FoundInf::Host(_) => None,
-            FoundInf::Device(flag) => Some((thread::current().id(), flag.device().clone())),
+            FoundInf::Device(flag) => Some(flag.tensor().device().clone()),
         };
-        let (skipped, overflowed) = match found_inf {
-            FoundInf::Host(skipped) => {
-                let known = findings.iter().filter_map(Finding::known).collect();
-                (Lazy::known(*skipped), Lazy::known(known))
-            }
-            FoundInf::Device(flag) => {
-                let counts = Lazy::unread(Unread::Counts(findings));
-                (Lazy::unread(Unread::Flag(flag.clone())), counts)
-            }
-        };
-        Self { scale, checked, skipped, overflowed, stepped }
+        let stepped = device.map(|device| (thread::current().id(), device));
+        Self { scale, checked, found_inf, findings, stepped, read: Read::default() }
+    }
+
+    /// The flag on a GPU that decides whether the step is taken; `None` where the host knows.
+    pub(crate) fn flag(&self) -> Option<&Tensor> {
+        match &self.found_inf {
+            FoundInf::Host(_) => None,
+            FoundInf::Device(flag) => Some(flag.tensor()),
+        }
+    }
+
+    pub(crate) fn found_inf(&self) -> &FoundInf {
+        &self.found_inf
     }
 
     /// Waits for the thread that stepped, where it is another: the read itself waits for this one's launches.
@@ -137,19 +117,19 @@ impl StepOutcome {
     ///
     /// What reading it from the device meets.
     pub fn skipped(&self) -> Result<bool> {
-        self.skipped.get(|unread| match unread {
-            Unread::Flag(flag) => {
+        match &self.found_inf {
+            FoundInf::Host(found) => Ok(*found),
+            FoundInf::Device(flag) => once(&self.read.skipped, || {
                 self.launched()?;
-                Ok(Gpu::to_host::<u32>(flag)?.iter().any(|&flag| flag != 0))
-            }
-            _ => Ok(false),
-        })
+                Ok(flag.is_set()?)
+            }),
+        }
     }
 
     /// Whether [`skipped`](Self::skipped) answers without waiting: always on a CPU, on a GPU from
     /// the second call on.
     pub fn is_known(&self) -> bool {
-        self.skipped.known.get().is_some()
+        matches!(self.found_inf, FoundInf::Host(_)) || self.read.skipped.get().is_some()
     }
 
     /// The scale the gradients were made with; 1 for a disabled scaler.
@@ -158,34 +138,24 @@ impl StepOutcome {
     ///
     /// One read on a GPU, the first time; NaN should that fail.
     pub fn scale(&self) -> f32 {
-        let read = |unread: &Unread| match unread {
-            Unread::Scale(scale) => self.launched().and_then(|()| scale.read()),
-            _ => Ok(1.0),
-        };
-        self.scale.get(read).unwrap_or(f32::NAN)
+        match self.scale {
+            Number::Host(scale) => scale,
+            Number::Device(_) => {
+                let read = || self.launched().and_then(|()| Ok(self.scale.read()?));
+                once(&self.read.scale, read).unwrap_or(f32::NAN)
+            }
+        }
     }
 
     /// The gradients that were not finite.
-    fn non_finite(&self) -> Result<Overflowed> {
+    fn non_finite(&self) -> Result<Vec<(TensorId, NonFinite)>> {
         // Mostly there are none, and one flag says so.
         if !self.skipped()? {
             return Ok(Vec::new());
         }
-        self.overflowed.get(|unread| {
-            let Unread::Counts(findings) = unread else { return Ok(Vec::new()) };
+        once(&self.read.non_finite, || {
             self.launched()?;
-            let flags: Vec<&Flag> = findings.iter().flat_map(Finding::flags).collect();
-            let mut counts = Flag::read(&flags)?.into_iter();
-            let mut found = Vec::new();
-            for finding in findings {
-                let own = counts.by_ref().take(finding.flags().len());
-                let [infinite, nan] = own.fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
-                if infinite + nan > 0 {
-                    let elements = finding.elements;
-                    found.push((finding.variable, NonFinite { infinite, nan, elements }));
-                }
-            }
-            Ok(found)
+            Finding::count(&self.findings)
         })
     }
 

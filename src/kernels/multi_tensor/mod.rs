@@ -15,7 +15,7 @@ mod scale;
 
 use candle_core::{Device, Result, Tensor, bail};
 
-pub(crate) use multiplier::{Clip, Factor, Multiplier};
+pub(crate) use multiplier::{Clip, Multiplier, Number};
 pub(crate) use scale::{DeviceScale, Growth};
 
 use super::cuda::Gpu;
@@ -23,15 +23,30 @@ use super::cuda::Gpu;
 /// A gradient, and what it is to be multiplied by.
 pub(crate) type Due<'a> = (&'a Tensor, &'a Multiplier);
 
-/// Where a device counts what is not finite in a gradient.
+/// Where a GPU counts what is not finite in a gradient, or says whether anything is in several.
 #[derive(Clone, Debug)]
 pub(crate) struct Flag {
-    /// `U32`, infinities and NaN of every gradient of a pass.
+    /// `U32`: infinities and NaN of every gradient of a pass; or one number of [`any`], 0 where all are finite.
     counts: Tensor,
     at: usize,
 }
 
 impl Flag {
+    /// Of one number, in a tensor of its own.
+    fn of_one(found: Tensor) -> Self {
+        Self { counts: found, at: 0 }
+    }
+
+    /// The tensor that the flag is in.
+    pub(crate) fn tensor(&self) -> &Tensor {
+        &self.counts
+    }
+
+    /// Whether the flag of [`any`] is set. Synchronises.
+    pub(crate) fn is_set(&self) -> Result<bool> {
+        Ok(Gpu::to_host::<u32>(&self.counts)?.iter().any(|&found| found != 0))
+    }
+
     /// Infinities and NaN of each of `flags`, read together where they are of one pass.
     pub(crate) fn read(flags: &[&Self]) -> Result<Vec<[usize; 2]>> {
         let mut passes: Vec<(candle_core::TensorId, Vec<u32>)> = Vec::new();
@@ -49,10 +64,11 @@ impl Flag {
     }
 }
 
-/// Whether a gradient holds an infinity or NaN.
+/// Whether a gradient, or one of several, holds an infinity or NaN: PyTorch's `found_inf`.
 #[derive(Clone, Debug)]
-pub(crate) enum Found {
+pub(crate) enum FoundInf {
     Host(bool),
+    /// On the GPU of the gradients. Reading it synchronises.
     Device(Flag),
 }
 
@@ -85,13 +101,13 @@ fn on_cpu(gradients: &[&Tensor]) -> bool {
 /// # Synchronisation
 ///
 /// None on CUDA; one read of all flags together on another GPU.
-pub(crate) fn check(gradients: &[Due<'_>]) -> Result<Vec<Found>> {
+pub(crate) fn check(gradients: &[Due<'_>]) -> Result<Vec<FoundInf>> {
     let all = tensors(gradients);
     if let Some(gpu) = gpu_of(&all)? {
-        return Ok(cuda::check(&gpu, gradients)?.into_iter().map(Found::Device).collect());
+        return Ok(cuda::check(&gpu, gradients)?.into_iter().map(FoundInf::Device).collect());
     }
     let found = if on_cpu(&all) { cpu::check(gradients)? } else { portable::check(gradients)? };
-    Ok(found.into_iter().map(Found::Host).collect())
+    Ok(found.into_iter().map(FoundInf::Host).collect())
 }
 
 /// Multiplies the gradients.
@@ -118,26 +134,26 @@ pub(crate) fn overflows_f16(gpu: &Gpu, gradients: &[&Tensor]) -> Result<Vec<Flag
     cuda::overflows_f16(gpu, gradients)
 }
 
-/// One `U32` on their GPU: 1 where one of `flags`, of which there are some, counted anything, else 0.
-pub(crate) fn any(flags: &[&Flag]) -> Result<Tensor> {
+/// Whether one of `flags`, of which there are some, counted anything: one `U32` on their GPU, 1 or 0.
+pub(crate) fn any(flags: &[&Flag]) -> Result<Flag> {
     let counts: Vec<&Tensor> = flags.iter().map(|flag| &flag.counts).collect();
     match gpu_of(&counts)? {
-        Some(gpu) => cuda::any(&gpu, flags),
+        Some(gpu) => cuda::any(&gpu, flags).map(Flag::of_one),
         None => bail!("flags are on a GPU, and there are some"),
     }
 }
 
 /// The L2 norm of all gradients together, multiplied, an `F32` scalar, and what [`check`] finds, in
 /// the same pass. Squares are summed in `f64` on the CPU and on CUDA, in `F32` elsewhere.
-pub(crate) fn norm(gradients: &[Due<'_>]) -> Result<(Tensor, Vec<Found>)> {
+pub(crate) fn norm(gradients: &[Due<'_>]) -> Result<(Tensor, Vec<FoundInf>)> {
     let all = tensors(gradients);
     if let Some(gpu) = gpu_of(&all)? {
         let (norm, flags) = cuda::norm(&gpu, gradients)?;
-        Ok((norm, flags.into_iter().map(Found::Device).collect()))
+        Ok((norm, flags.into_iter().map(FoundInf::Device).collect()))
     } else if on_cpu(&all) {
         let squares = cpu::squares(gradients)?;
         let sum: f64 = squares.iter().map(|(sum, _)| sum).sum();
-        let found = squares.into_iter().map(|(_, found)| Found::Host(found)).collect();
+        let found = squares.into_iter().map(|(_, found)| FoundInf::Host(found)).collect();
         Ok((Tensor::new(sum.sqrt() as f32, &Device::Cpu)?, found))
     } else {
         Ok((portable::norm(gradients)?, check(gradients)?))

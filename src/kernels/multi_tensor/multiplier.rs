@@ -2,14 +2,26 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use crate::kernels::cuda::address;
+use crate::kernels::cuda::{Gpu, address};
 
-/// The inverse of a scale.
+/// A scale or its inverse.
 #[derive(Clone, Debug)]
-pub(crate) enum Factor {
+pub(crate) enum Number {
     Host(f32),
-    /// On the device of the gradients: [`DeviceScale`](super::DeviceScale)'s state.
+    /// `F32`, one element, on the device of the gradients.
     Device(Tensor),
+}
+
+impl Number {
+    /// The number. Synchronises if it is on a device.
+    pub(crate) fn read(&self) -> Result<f32> {
+        match self {
+            Self::Host(number) => Ok(*number),
+            Self::Device(number) => {
+                Ok(Gpu::to_host::<f32>(number)?.first().copied().unwrap_or(f32::NAN))
+            }
+        }
+    }
 }
 
 /// `min(1, max_norm / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_`; NaN where `norm` is.
@@ -24,27 +36,27 @@ pub(crate) struct Clip {
 /// when it is taken.
 #[derive(Clone, Debug)]
 pub(crate) struct Multiplier {
-    pub(crate) inverse: Factor,
+    pub(crate) inverse: Number,
     pub(crate) clip: Option<Clip>,
 }
 
 impl Multiplier {
-    pub(crate) const ONE: Self = Self { inverse: Factor::Host(1.0), clip: None };
+    pub(crate) const ONE: Self = Self { inverse: Number::Host(1.0), clip: None };
 
-    pub(crate) fn new(inverse: Factor) -> Self {
+    pub(crate) fn new(inverse: Number) -> Self {
         Self { inverse, clip: None }
     }
 
     /// Whether it is 1, as far as the host knows.
     pub(crate) fn is_one(&self) -> bool {
-        matches!(self, Self { inverse: Factor::Host(1.0), clip: None })
+        matches!(self, Self { inverse: Number::Host(1.0), clip: None })
     }
 
     /// The factors, of a gradient on the CPU.
     pub(crate) fn on_host(&self) -> Result<[f64; 2]> {
         let inverse = match &self.inverse {
-            Factor::Host(inverse) => f64::from(*inverse),
-            Factor::Device(_) => bail!("a scale on another device than gradients"),
+            Number::Host(inverse) => f64::from(*inverse),
+            Number::Device(_) => bail!("a scale on another device than gradients"),
         };
         let clip = match &self.clip {
             Some(Clip { norm, max_norm }) => {
@@ -67,15 +79,14 @@ impl Multiplier {
             None => None,
         };
         let state = Tensor::new(&[0.0, inverse as f32, 0.0, 0.0], device)?;
-        Ok(Self { inverse: Factor::Device(state), clip })
+        Ok(Self { inverse: Number::Device(state.narrow(0, 1, 1)?), clip })
     }
 
     /// `Multiplier` of `many.cuh`.
     pub(crate) fn words(&self) -> Result<[u64; 4]> {
         let (inverse_at, inverse) = match &self.inverse {
-            Factor::Host(inverse) => (0, f64::from(*inverse)),
-            // The second of the state's words.
-            Factor::Device(state) => (address(&state.narrow(0, 1, 1)?)?, 1.0),
+            Number::Host(inverse) => (0, f64::from(*inverse)),
+            Number::Device(inverse) => (address(inverse)?, 1.0),
         };
         let (norm, max_norm) = match &self.clip {
             Some(Clip { norm, max_norm }) => (address(norm)?, *max_norm),

@@ -2,15 +2,15 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Due, Factor, Multiplier};
+use super::{Due, Multiplier, Number};
 
 /// Candle's scalar operators round the scalar to the tensor's dtype, here `F32` or `F64`.
 pub(super) fn multiplied(gradient: &Tensor, by: &Multiplier) -> Result<Tensor> {
     let unscaled = match &by.inverse {
-        Factor::Host(1.0) => gradient.clone(),
-        Factor::Host(inverse) => gradient.affine((*inverse).into(), 0.0)?,
-        Factor::Device(state) => {
-            gradient.broadcast_mul(&state.get(1)?.to_dtype(gradient.dtype())?)?
+        Number::Host(1.0) => gradient.clone(),
+        Number::Host(inverse) => gradient.affine((*inverse).into(), 0.0)?,
+        Number::Device(inverse) => {
+            gradient.broadcast_mul(&inverse.get(0)?.to_dtype(gradient.dtype())?)?
         }
     };
     let Some(clip) = &by.clip else { return Ok(unscaled) };

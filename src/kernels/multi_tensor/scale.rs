@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::cuda;
+use super::{Number, cuda};
 use crate::kernels::cuda::Gpu;
 
 /// When a scale moves: the settings of `ScaleConfig`, as the kernel takes them.
@@ -44,9 +44,15 @@ impl DeviceScale {
         &self.gpu
     }
 
-    /// What [`Factor::Device`](super::Factor::Device) takes.
-    pub(crate) fn state(&self) -> &Tensor {
+    /// Scale, inverse and trackers, as the kernel has them.
+    #[cfg(test)]
+    pub(super) fn state(&self) -> &Tensor {
         &self.state
+    }
+
+    /// Its inverse, which the device moves with it.
+    pub(crate) fn inverse(&self) -> Result<Number> {
+        Ok(Number::Device(self.state.narrow(0, 1, 1)?))
     }
 
     /// The scale itself, `F32`, one element.
@@ -54,9 +60,9 @@ impl DeviceScale {
         self.state.narrow(0, 0, 1)
     }
 
-    /// A copy of the scale as it is now, `F32`, one element.
-    pub(crate) fn snapshot(&self) -> Result<Tensor> {
-        self.scale()?.copy()
+    /// A copy of the scale as it is now.
+    pub(crate) fn snapshot(&self) -> Result<Number> {
+        self.scale()?.copy().map(Number::Device)
     }
 
     /// Moves the scale by `found`, one `U32`.

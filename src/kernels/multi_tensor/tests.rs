@@ -6,8 +6,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::{
-    Clip, DeviceScale, Due, Factor, Flag, Found, Growth, Multiplier, any, clip_value, multiplied,
-    portable,
+    Clip, DeviceScale, Due, Flag, FoundInf, Growth, Multiplier, Number, any, clip_value,
+    multiplied, portable,
 };
 use crate::kernels::cuda::Gpu;
 use crate::kernels::devices::gpus;
@@ -32,7 +32,7 @@ fn doubles(t: &Tensor) -> Vec<f64> {
 fn by(inverse: f32, clip: Option<(f32, f64)>) -> Multiplier {
     let clip = clip
         .map(|(norm, max_norm)| Clip { norm: Tensor::new(norm, &Device::Cpu).unwrap(), max_norm });
-    Multiplier { inverse: Factor::Host(inverse), clip }
+    Multiplier { inverse: Number::Host(inverse), clip }
 }
 
 fn due<'a>(gradients: &'a [Tensor], by: &'a Multiplier) -> Vec<Due<'a>> {
@@ -47,7 +47,7 @@ fn settle(gradients: Vec<Tensor>, by: &Multiplier) -> Result<Vec<Tensor>> {
 /// On the CPU.
 fn check(gradients: &[Tensor], by: &Multiplier) -> Result<Vec<bool>> {
     let found = super::check(&due(gradients, by))?.into_iter();
-    Ok(found.map(|found| matches!(found, Found::Host(true))).collect())
+    Ok(found.map(|found| matches!(found, FoundInf::Host(true))).collect())
 }
 
 fn norm(gradients: &[Tensor], by: &Multiplier) -> Result<f32> {
@@ -72,7 +72,7 @@ fn each_tensor_is_checked_and_multiplied() -> Result<()> {
                 assert_eq!(flags, [false, len > 0], "{dtype:?}, {len} elements, {bad} at {at}");
                 assert_eq!(flags, portable::check(&due(&both, &by))?);
                 let (_, found) = super::norm(&due(&both, &by))?;
-                let found = found.iter().map(|found| matches!(found, Found::Host(true)));
+                let found = found.iter().map(|found| matches!(found, FoundInf::Host(true)));
                 assert_eq!(flags, found.collect::<Vec<_>>());
                 let portable: Vec<Tensor> =
                     due(&both, &by).into_iter().map(multiplied).collect::<Result<_>>()?;
@@ -99,7 +99,7 @@ fn what_is_found_is_of_the_product() -> Result<()> {
     for (factor, expected) in [(1.5, false), (f32::INFINITY, true)] {
         let (norm, found) = super::norm(&due(&square, &by(factor, None)))?;
         assert!(norm.to_scalar::<f32>()?.is_infinite());
-        assert_eq!(matches!(found[..], [Found::Host(true)]), expected);
+        assert_eq!(matches!(found[..], [FoundInf::Host(true)]), expected);
     }
     Ok(())
 }
@@ -190,12 +190,12 @@ fn bits(t: &Tensor) -> Vec<u64> {
     all.into_iter().map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() }).collect()
 }
 
-fn device_flags(found: Vec<Found>) -> Vec<Flag> {
-    let flag = |found| if let Found::Device(flag) = found { Some(flag) } else { None };
+fn device_flags(found: Vec<FoundInf>) -> Vec<Flag> {
+    let flag = |found| if let FoundInf::Device(flag) = found { Some(flag) } else { None };
     found.into_iter().filter_map(flag).collect()
 }
 
-fn counts(found: &[Found]) -> Result<Vec<[usize; 2]>> {
+fn counts(found: &[FoundInf]) -> Result<Vec<[usize; 2]>> {
     Flag::read(&device_flags(found.to_vec()).iter().collect::<Vec<_>>())
 }
 
@@ -222,7 +222,8 @@ fn cuda_multiplies_and_counts_as_the_cpu() -> Result<()> {
                     assert_eq!(*counts, [infinite, all.iter().filter(|x| x.is_nan()).count()]);
                     assert_eq!(counts[0] + counts[1] > 0, *flag);
                 }
-                let flag = |chosen: &[&Flag]| any(chosen).and_then(|t| t.to_vec1::<u32>());
+                let flag =
+                    |chosen: &[&Flag]| any(chosen).and_then(|flag| flag.tensor().to_vec1::<u32>());
                 for (one, set) in found.iter().zip(&flags) {
                     assert_eq!(flag(&[one])?, [u32::from(*set)]);
                 }

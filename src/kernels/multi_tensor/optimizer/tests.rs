@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use super::{AdamW, Lamb, Lion, Master, Rule, Sgd, Slot, cpu, portable};
 use crate::kernels::elementwise::testing::{epsilon, random, values};
-use crate::kernels::multi_tensor::{Clip, Factor, Multiplier};
+use crate::kernels::multi_tensor::{Clip, Multiplier, Number};
 
 /// Shorter and longer than a vector, a block and a task, and none of their multiples.
 pub(super) const LENGTHS: [usize; 5] = [1, 17, 1025, (1 << 16) + 3, (2 << 16) + 1030];
@@ -94,7 +94,7 @@ impl Start {
         let by = match len % 2 {
             0 => Multiplier::ONE,
             _ => {
-                Multiplier { inverse: Factor::Host(1.1), clip: Some(Clip { norm, max_norm: 2.5 }) }
+                Multiplier { inverse: Number::Host(1.1), clip: Some(Clip { norm, max_norm: 2.5 }) }
             }
         };
         Ok(Self { variable, extra, states, gradient: random(&shape, gradient, 9), by })
