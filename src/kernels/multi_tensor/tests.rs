@@ -298,14 +298,14 @@ fn cuda_takes_any_number_of_tensors() -> Result<()> {
         }
         // Every other flag: as many ranges.
         let apart: Vec<&Flag> = flags.iter().skip(1).step_by(2).collect();
-        assert_eq!(any(&apart)?.to_vec1::<u32>()?, [1]);
+        assert_eq!(any(&apart)?.tensor().to_vec1::<u32>()?, [1]);
         let clean: Vec<&Flag> = flags
             .iter()
             .enumerate()
             .filter(|(i, _)| !i.is_multiple_of(7))
             .map(|(_, f)| f)
             .collect();
-        assert_eq!(any(&clean)?.to_vec1::<u32>()?, [0]);
+        assert_eq!(any(&clean)?.tensor().to_vec1::<u32>()?, [0]);
         assert_eq!(norm(&got[1..5], &Multiplier::ONE)?, (4f32 + 16.0 + 36.0 + 64.0 + 16.0).sqrt());
     }
     Ok(())
