@@ -2,10 +2,10 @@
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
-
-use rayon::prelude::*;
+use std::ops::Range;
 
 use super::Arithmetic;
+use crate::kernels::cpu::parallel;
 
 /// A view of `rows × cols` elements of a slice: element `(i, j)` is `data[i * row_stride + j *
 /// col_stride]`.
@@ -36,9 +36,9 @@ impl<'a, A> Matrix<'a, A> {
     }
 
     /// Some of the rows.
-    fn rows(self, start: usize, count: usize) -> Self {
-        let data = self.data.get(start * self.row_stride..).unwrap_or_default();
-        Self { data, rows: count, ..self }
+    fn rows(self, rows: Range<usize>) -> Self {
+        let data = self.data.get(rows.start * self.row_stride..).unwrap_or_default();
+        Self { data, rows: rows.len(), ..self }
     }
 
     /// The number of elements a slice needs to hold this view.
@@ -59,7 +59,7 @@ impl<'a, A> Matrix<'a, A> {
 pub(in crate::kernels) enum Threads {
     /// The calling thread: for a caller that runs many products side by side.
     One,
-    /// Rayon's current pool.
+    /// That, and those of rayon's current pool that are free.
     All,
 }
 
@@ -116,12 +116,41 @@ struct Destination<A> {
 // SAFETY: threads are given parts without an element in common; see `multiply`.
 unsafe impl<A: Send> Sync for Destination<A> {}
 
-/// Terms of the products that are cut up here. Of these sizes the `gemm` crate's threads wait for each
-/// other longer than they multiply; smaller ones are one thread's.
-const CUT: std::ops::RangeInclusive<usize> = 1 << 20..=1 << 25;
-/// Rows or columns of a part: not as many as there are threads for, as how the `gemm` crate adds up
-/// depends on the shape.
+/// Terms of a product from which on it is cut up: a smaller one takes a thread some 20 µs.
+const CUT: usize = 1 << 20;
+/// Rows or columns of a part, at least, but for the last: a part packs the other side for itself.
 const PART: usize = 128;
+/// Rows and columns, and elements, up to which the `gemm` crate adds up terms in other ways. Beyond, the order
+/// depends on the number of terms alone, so that a product's bits depend neither on where it is cut nor on how
+/// many threads there are; `cuts_do_not_change_a_bit` tests it.
+const ALONE: usize = 64;
+const FEW: usize = 256;
+/// Rows and columns from which on packing is so little that there are two parts a thread, which end together.
+const LARGE: usize = 512;
+
+/// The parts of a product of `m` rows and `n` columns for so many threads: of how many rows, and columns.
+fn part(m: usize, n: usize, threads: usize) -> (usize, usize) {
+    // In halves, as often as there are threads for, of the longer side.
+    let (mut rows, mut columns, mut parts) = (m, n, 1);
+    let wanted = |rows: usize, columns: usize| match rows.min(columns) >= LARGE {
+        true => 2 * threads,
+        false => threads,
+    };
+    while parts < wanted(rows, columns) {
+        let (side, end, other) = match rows >= columns {
+            true => (&mut rows, m, columns),
+            false => (&mut columns, n, rows),
+        };
+        let half = side.div_ceil(2).next_multiple_of(16);
+        let last = end - (end.div_ceil(half) - 1) * half;
+        // A side that is cut has parts of more than `ALONE`.
+        if half < PART || last <= ALONE || last * other.min(ALONE) <= FEW {
+            break;
+        }
+        (*side, parts) = (half, 2 * parts);
+    }
+    (rows, columns)
+}
 
 /// # Safety
 /// The elements of `to` are nobody else's, and initialised where it is to be read.
@@ -139,40 +168,31 @@ unsafe fn multiply<A: Arithmetic>(
     assert!(written.extent() <= to.len, "the destination is too small");
     assert!(lhs.extent() <= lhs.data.len(), "the left matrix reaches beyond its data");
     assert!(rhs.extent() <= rhs.data.len(), "the right matrix reaches beyond its data");
-    // The longer side is cut, as every thread packs the other one.
-    let (tall, lines) = (m >= n, m.max(n));
     let terms = m.saturating_mul(n).saturating_mul(k);
-    match threads {
-        Threads::All if lines > PART && CUT.contains(&terms) => {
-            (0..lines.div_ceil(PART)).into_par_iter().for_each(|part| {
-                let to = &to;
-                let (start, count) = (part * PART, PART.min(lines - part * PART));
-                let (lhs, rhs, offset) = match tall {
-                    true => (lhs.rows(start, count), rhs, start * to.row_stride),
-                    false => (lhs, rhs.t().rows(start, count).t(), start),
-                };
-                let to =
-                    Destination { at: to.at.wrapping_add(offset), len: to.len - offset, ..*to };
-                // SAFETY: parts of the matrices and of the destination, other rows or columns than
-                // those of other threads.
-                unsafe { call(lhs, rhs, to, gemm::Parallelism::None) };
-            });
-        }
+    let (rows, columns) = match threads {
+        Threads::All if terms >= CUT => part(m, n, parallel::threads()),
+        _ => (m, n),
+    };
+    if (rows, columns) == (m, n) {
         // SAFETY: as asserted; the caller's.
-        Threads::All => unsafe { call(lhs, rhs, to, gemm::Parallelism::Rayon(0)) },
-        // SAFETY: likewise.
-        Threads::One => unsafe { call(lhs, rhs, to, gemm::Parallelism::None) },
+        return unsafe { call(lhs, rhs, to) };
     }
+    let down = m.div_ceil(rows);
+    parallel::for_each(down * n.div_ceil(columns), |part| {
+        let range = |at: usize, size: usize, end: usize| at * size..end.min((at + 1) * size);
+        let (rows, columns) = (range(part % down, rows, m), range(part / down, columns, n));
+        let to = &to;
+        let offset = rows.start * to.row_stride + columns.start;
+        let to = Destination { at: to.at.wrapping_add(offset), len: to.len - offset, ..*to };
+        let (lhs, rhs) = (lhs.rows(rows), rhs.t().rows(columns).t());
+        // SAFETY: parts of the matrices and of the destination, whose elements no other part has.
+        unsafe { call(lhs, rhs, to) };
+    });
 }
 
 /// # Safety
 /// As [`multiply`], and what that asserts.
-unsafe fn call<A: Arithmetic>(
-    lhs: Matrix<'_, A>,
-    rhs: Matrix<'_, A>,
-    to: Destination<A>,
-    threads: gemm::Parallelism,
-) {
+unsafe fn call<A: Arithmetic>(lhs: Matrix<'_, A>, rhs: Matrix<'_, A>, to: Destination<A>) {
     let (m, k, n) = (lhs.rows, lhs.cols, rhs.cols);
     // SAFETY: gemm reads lhs at i * row_stride + p * col_stride and rhs at p * row_stride + j *
     // col_stride, and reads (if `accumulate`) and writes dst at i * row_stride + j, for i < m, p <
@@ -180,8 +200,8 @@ unsafe fn call<A: Arithmetic>(
     // offset, and was compared with the length. As j < n <= row_stride, each place in dst is named
     // once, so threads do not share one. A slice has at most isize::MAX bytes, so every stride that
     // is multiplied by more than zero fits an isize. dst is the caller's alone, so it overlaps
-    // neither operand; the slices outlive the call, which returns when its threads are done, and
-    // what is read is initialised. `A` is f32 or f64 (gemm panics on any other type).
+    // neither operand; the slices outlive the call, and what is read is initialised. `A` is f32 or f64
+    // (gemm panics on any other type).
     unsafe {
         gemm::gemm(
             m,
@@ -202,7 +222,7 @@ unsafe fn call<A: Arithmetic>(
             false,
             false,
             false,
-            threads,
+            gemm::Parallelism::None,
         );
     }
 }
