@@ -132,7 +132,7 @@ const LARGE: usize = 512;
 fn part(m: usize, n: usize, threads: usize) -> (usize, usize) {
     // In halves, as often as there are threads for, of the longer side.
     let (mut rows, mut columns, mut parts) = (m, n, 1);
-    let wanted = |rows: usize, columns: usize| match rows.min(columns) >= LARGE {
+    let wanted = |rows: usize, columns: usize| match rows.min(columns) >= LARGE && threads > 1 {
         true => 2 * threads,
         false => threads,
     };
@@ -224,5 +224,76 @@ unsafe fn call<A: Arithmetic>(lhs: Matrix<'_, A>, rhs: Matrix<'_, A>, to: Destin
             false,
             gemm::Parallelism::None,
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Result};
+
+    use super::part;
+    use crate::kernels::gemm::cpu;
+    use crate::kernels::gemm::tests::{generator, random};
+
+    const SHAPES: [[usize; 3]; 10] = [
+        [300, 300, 300],
+        [1000, 33, 40],
+        [5000, 300, 1],
+        [1, 300, 5000],
+        [2, 600, 1500],
+        [1500, 600, 2],
+        [130, 129, 131],
+        [700, 520, 3],
+        [513, 600, 1025],
+        [17, 2000, 400],
+    ];
+
+    /// How the `gemm` crate adds up terms must not depend on where products are cut. If a new version fails
+    /// here, `ALONE` and `FEW` are no longer its limits.
+    #[test]
+    fn cuts_do_not_change_a_bit() -> Result<()> {
+        let (mut rng, mut cut) = (generator(77), 0);
+        for [m, k, n] in SHAPES {
+            for transposed in [false, true] {
+                let lhs = random(&mut rng, &[m, k], DType::F32);
+                let rhs = match transposed {
+                    true => random(&mut rng, &[n, k], DType::F32).t()?,
+                    false => random(&mut rng, &[k, n], DType::F32),
+                };
+                let results = [1, 2, 3, 16, 64].map(|threads| {
+                    cut += usize::from(part(m, n, threads) != (m, n));
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+                    let product =
+                        || cpu::gemm::<f32>(&lhs, &rhs, None)?.flatten_all()?.to_vec1::<f32>();
+                    pool.unwrap().install(product)
+                });
+                let mut results = results.into_iter();
+                let alone = results.next().unwrap()?;
+                for result in results {
+                    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    assert!(bits(&result?) == bits(&alone), "{m} {k} {n}, {transposed}");
+                }
+            }
+        }
+        assert!(cut > SHAPES.len() * 4, "{cut} of these products were cut up");
+        Ok(())
+    }
+
+    #[test]
+    fn parts_cover_a_product_and_are_large() {
+        for [m, _, n] in SHAPES {
+            assert_eq!(part(m, n, 1), (m, n));
+            for threads in [2, 3, 16, 64] {
+                let (rows, columns) = part(m, n, threads);
+                for (size, all) in [(rows, m), (columns, n)] {
+                    let last = all - (all.div_ceil(size) - 1) * size;
+                    assert!(size == all || size >= super::PART && last > super::ALONE, "{m} {n}");
+                }
+            }
+        }
+        assert_eq!(part(256, 256, 2), (128, 256));
+        assert_eq!(part(1024, 1024, 2), (512, 512));
+        assert_eq!(part(1, 5000, 4), (1, 1264));
+        assert_eq!(part(100, 100, 4), (100, 100));
     }
 }
