@@ -31,6 +31,7 @@ mod scaler;
 mod sequence;
 
 mod sgd;
+mod threads;
 mod tidy;
 mod trace;
 mod transformer;
