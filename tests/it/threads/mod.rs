@@ -1,5 +1,6 @@
 //! Many threads, one model: nobody waits for ever, and nobody runs in another task's state.
 
+mod aliased;
 mod beside;
 mod state;
 
