@@ -1,15 +1,15 @@
-//! A training loop on one of its kernels' threads.
+//! A training loop on a thread of a pool of its own.
 
 use std::thread::{self, JoinHandle};
 
 /// Of Linux's main thread: graphs are walked by recursion.
 const STACK_BYTES: usize = 8 << 20;
 
-/// Runs `f` on one of the threads that the CPU's kernels are shared by, and returns what it returns.
+/// Runs `f` in a pool of threads of its own, which the CPU's kernels share, and returns what it returns.
 ///
-/// Call it once, around a training loop. An operator that is called from another thread, such as that of
-/// `main`, wakes one of rayon's, waits for it, and is woken: 15 to 30 µs for each operator that is large
-/// enough for two threads. A network of many small ones takes a third of its time for that.
+/// Call it once, around a training loop. An operator does its arithmetic on the thread that calls it, and asks the
+/// free threads of rayon's current pool to help. From another thread, such as that of `main`, it asks through a
+/// queue that all threads share, and the pool is the program's: whatever else runs there is in the way.
 ///
 /// The threads are this call's: `rayon::current_num_threads()` (`RAYON_NUM_THREADS`, or else the
 /// processor's), with 8 MiB of stack, and have ended when it returns. So no other work comes between two

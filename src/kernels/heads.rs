@@ -3,17 +3,21 @@
 //! Queries, keys and values are mostly views, of `(b, n, h, d)` or of all three in one tensor: what
 //! is widened on the way needs no contiguous copy first.
 
+use std::marker::PhantomData;
 use std::ops::Range;
+use std::rc::Rc;
 
-use candle_core::{Layout, Result, Storage, StorageRef, Tensor, WithDType, bail};
+use candle_core::{Layout, Result, Storage, Tensor, WithDType, bail};
 
+use crate::kernels::cpu::guard::{Guard, guard};
 use crate::kernels::cpu::lane::Lane;
 
 /// A CPU tensor of rank 4, of any strides.
 pub(super) struct View<'a> {
-    storage: StorageRef<'a>,
+    guard: Rc<Guard>,
     start: usize,
     strides: [usize; 4],
+    _tensor: PhantomData<&'a Tensor>,
 }
 
 impl<'a> View<'a> {
@@ -24,12 +28,13 @@ impl<'a> View<'a> {
                 ref other => bail!("a kernel over heads was given a tensor of strides {other:?}"),
             }
         }
-        let (storage, layout) = tensor.storage_and_layout();
-        Ok(Self { storage, start: layout.start_offset(), strides: strides(layout)? })
+        let layout = tensor.layout();
+        let (start, strides) = (layout.start_offset(), strides(layout)?);
+        Ok(Self { guard: guard(tensor), start, strides, _tensor: PhantomData })
     }
 
     pub(super) fn heads<T: WithDType>(&self) -> Result<Heads<'_, T>> {
-        match &*self.storage {
+        match self.guard.storage() {
             Storage::Cpu(cpu) => {
                 let data = &T::cpu_storage_as_slice(cpu)?[self.start..];
                 Ok(Heads { data, strides: self.strides })

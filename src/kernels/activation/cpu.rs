@@ -7,6 +7,7 @@ use super::functions::{derivatives, sigmoid, values};
 use super::math::Math;
 use super::{Pointwise, half_dims};
 use crate::kernels::cpu::dtype::{Elements, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::in_place::write;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, generate, runs};
@@ -36,6 +37,7 @@ pub(super) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
 
 pub(super) fn derivative(function: Pointwise, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane<Acc: Math>>(function: Pointwise, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+        let _held = hold([x, grad]);
         let (data, grad): (&[T], &[T]) = (&Elements::of(x)?, &Elements::of(grad)?);
         let dx = generate(
             data.len(),
@@ -112,6 +114,7 @@ pub(super) fn swiglu(x: &Tensor) -> Result<Tensor> {
 pub(super) fn swiglu_backward(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane<Acc: Math>>(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
         let dims = half_dims(x);
+        let _held = hold([x, grad]);
         let (data, grad): (&[T], &[T]) = (&Elements::of(x)?, &Elements::of(grad)?);
         let width = dims[dims.len() - 1];
         let dx = generate(

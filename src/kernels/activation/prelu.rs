@@ -5,6 +5,7 @@ use num_traits::Zero;
 
 use super::cuda;
 use crate::kernels::cpu::dtype::{Elements, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
@@ -15,6 +16,7 @@ use crate::kernels::{cast, reduce};
 /// `x` above 0, `weight x` below, in the dtype of `x`.
 pub(crate) fn prelu(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane>(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+        let _held = hold([x, weight]);
         let (data, weight) = (Elements::<T>::of(x)?, Elements::<T::Acc>::of(weight)?);
         let y = channels(x, weight.len()).map::<T, T, 1, 1>(
             [&data],
@@ -39,6 +41,7 @@ pub(crate) fn prelu(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 /// The gradient of [`prelu`] in `x`, in its dtype.
 pub(crate) fn input_gradient(x: &Tensor, weight: &Tensor, grad: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane>(x: &Tensor, weight: &Tensor, grad: &Tensor) -> Result<Tensor> {
+        let _held = hold([x, grad, weight]);
         let (data, grad) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
         let weight = Elements::<T::Acc>::of(weight)?;
         let dx = channels(x, weight.len()).map::<T, T, 2, 1>(
@@ -68,6 +71,7 @@ pub(crate) fn weight_gradient(
     out: DType,
 ) -> Result<Tensor> {
     fn typed<T: Lane>(x: &Tensor, grad: &Tensor, count: usize) -> Result<Vec<f64>> {
+        let _held = hold([x, grad]);
         let (data, grad) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
         let sums = channels(x, count).sums::<T, 2, 0, 1>(
             [&data, &grad],

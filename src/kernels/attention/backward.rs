@@ -10,6 +10,7 @@ use super::scores::{Mask, Query, probabilities, score};
 use super::{Saved, Settings, sum_to};
 use crate::kernels::activation::Math;
 use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{BLOCK, for_each_task, pieces, vectorise};
 use crate::kernels::gemm::{Arithmetic, Matrix, Threads, product};
@@ -61,6 +62,7 @@ where
     let mut dmask = vec![T::Acc::zero(); mask_len];
     if !sizes.is_empty() {
         let mask = spread(mask, sizes, T::Acc::DTYPE)?;
+        let _held = hold([q, k, v, saved.grad].into_iter().chain(&mask));
         let mask_view = mask.as_ref().map(View::of).transpose()?;
         let views = views([q, k, v, saved.grad])?;
         let work = Backward::<T> {

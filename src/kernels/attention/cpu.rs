@@ -7,7 +7,9 @@ use super::scores::{Mask, Query, exponentials, score};
 use super::{Kept, Settings, unrepeated};
 use crate::kernels::activation::Math;
 use crate::kernels::cpu::dtype::{Element, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::parallel::threads as threads_of_pool;
 use crate::kernels::cpu::simd::{for_each_task, vectorise};
 use crate::kernels::gemm::{Arithmetic, Matrix, Threads, product};
 use crate::kernels::heads::View;
@@ -74,7 +76,7 @@ pub(super) fn opened<'a, A: Element>(
 
 /// One thread a task where there are enough tasks.
 pub(super) fn threads(tasks: usize) -> Threads {
-    if tasks < rayon::current_num_threads() { Threads::All } else { Threads::One }
+    if tasks < threads_of_pool() { Threads::All } else { Threads::One }
 }
 
 pub(super) fn forward(
@@ -101,6 +103,7 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
     let mut shares = maxima.clone();
     if !sizes.is_empty() {
         let mask = spread(mask, sizes, T::Acc::DTYPE)?;
+        let _held = hold([q, k, v].into_iter().chain(&mask));
         let (views, mask_view) = (views([q, k, v])?, mask.as_ref().map(View::of).transpose()?);
         let [q, k, v] = [views[0].heads::<T>()?, views[1].heads()?, views[2].heads()?];
         let mask = opened(mask_view.as_ref(), mask.as_ref().map(Tensor::dtype))?;

@@ -2,6 +2,7 @@ use candle_core::{Result, Tensor};
 
 use super::{Finish, Statistics};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::elementwise::cpu::{rectified_gradient, rectify};
 use crate::kernels::reduce::channels::Channels;
@@ -22,6 +23,8 @@ pub(super) fn forward_train(
         finish: Finish<'_>,
         eps: f64,
     ) -> Result<(Tensor, Statistics)> {
+        let residual = if let Finish::AddRelu(residual) = &finish { Some(*residual) } else { None };
+        let _held = hold([x].into_iter().chain(residual));
         let (elements, layout) = (Elements::<T>::of(x)?, Channels::of(x.dims(), 1));
         let (mean, var) = moments::<T>(&elements, layout);
         let inv_std: Vec<_> = var.iter().map(|&v| inv_std::<T::Acc>(v, eps)).collect();
@@ -78,6 +81,7 @@ fn through<T: Lane, const RELU: bool>(
     statistics: &Statistics,
 ) -> Result<Gradients> {
     let layout = Channels::of(x.dims(), 1);
+    let _held = hold([x, grad]);
     let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
     let mean = vector::<T::Acc>(&statistics.mean)?;
     // As it was multiplied by in [`affine`], for the same numbers to be positive.
@@ -140,6 +144,8 @@ pub(super) fn backward_eval(
         weight: Option<&Tensor>,
     ) -> Result<Gradients> {
         let layout = Channels::of(x.dims(), 1);
+        let _held = hold([x, grad]);
+        let _held = hold([x, grad]);
         let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
         let sums = gradient_sums::<T>(layout, &x_data, &grad_data, &vector(mean)?);
         let scale: Vec<_> = scales(weight, inv_std)?.into_iter().map(T::Acc::of).collect();

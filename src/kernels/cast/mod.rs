@@ -8,7 +8,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::cuda::Gpu;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
-use crate::kernels::cpu::in_place;
+use crate::kernels::cpu::in_place::{self, Access};
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, generate};
 
@@ -53,15 +53,18 @@ pub(crate) fn cast_into(dst: &Tensor, src: &Tensor) -> Result<()> {
         return dst.detach().flatten_all()?.slice_set(&src, 0, 0);
     }
     with_element!(src.dtype(), S => with_element!(dst.dtype(), D => {
-        let src = Elements::<S>::of(&src)?;
-        in_place::write::<D>(dst, |dst| {
-            for_each_chunk(
-                dst,
-                GRAIN,
-                #[inline(always)]
-                |chunk, dst| convert(&src[chunk * GRAIN..][..dst.len()], dst),
-            );
-        })
+        let mut locked = in_place::lock_sets(&[vec![Access::Write(dst), Access::Read(&src)]])?;
+        let Some([dst, src]) = locked.first_mut().map(Vec::as_mut_slice) else {
+            candle_core::bail!("two tensors are locked")
+        };
+        let (src, dst) = (src.slice::<S>()?, dst.elements_mut::<D>()?);
+        for_each_chunk(
+            dst,
+            GRAIN,
+            #[inline(always)]
+            |chunk, dst| convert(&src[chunk * GRAIN..][..dst.len()], dst),
+        );
+        Ok(())
     }))
 }
 

@@ -7,11 +7,12 @@
 use std::ops::Range;
 
 use candle_core::{Result, Tensor};
-use rayon::prelude::*;
 
 use super::columns::{Part, Strips, crop, pad};
 use super::shape::Shape;
 use crate::kernels::cpu::dtype::{Element, tensor};
+use crate::kernels::cpu::guard::hold;
+use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::gemm::{Arithmetic, Matrix, Source, Threads, narrow, product};
 
@@ -57,6 +58,7 @@ pub(super) fn weight_gradient<A: Arithmetic>(
     grad: &Tensor,
     shape: &Shape,
 ) -> Result<Tensor> {
+    let _held = hold([x, grad]);
     let sums = correlate(&*A::open(x)?, &*A::open(grad)?, shape);
     Ok(tensor(sums, &shape.weight_dims()))
 }
@@ -228,9 +230,8 @@ where
     let (taps, outs) = (shape.row_taps(), shape.group_out());
     let weight = by_kernel_row(weight, shape);
     let tile = Tile::new(shape);
-    let blocks = out.par_chunks_mut(tile.images * shape.out_image());
-    let threads = threads(blocks.len());
-    blocks.enumerate().for_each(|(block, out)| {
+    let threads = threads(shape.batch.div_ceil(tile.images));
+    parallel::for_each_chunk(&mut out, tile.images * shape.out_image(), |block, out| {
         let images = out.len() / shape.out_image();
         let first = block * tile.images;
         let work = |padded: &[O::Acc]| {
@@ -264,7 +265,7 @@ where
 
 /// One thread a task where there are enough tasks.
 fn threads(tasks: usize) -> Threads {
-    if tasks < rayon::current_num_threads() { Threads::All } else { Threads::One }
+    if tasks < parallel::threads() { Threads::All } else { Threads::One }
 }
 
 /// Rounds a tile of a group's channels, `(channels, rows, images, width)`, into output images.
@@ -307,9 +308,8 @@ where
     let (taps, outs) = (shape.row_taps(), shape.group_out());
     let weight = by_kernel_row(weight, shape);
     let tile = Tile { images: 1, ..Tile::new(shape) };
-    let images = out.par_chunks_mut(shape.image());
-    let threads = threads(images.len());
-    images.enumerate().for_each(|(index, out)| {
+    let threads = threads(shape.batch);
+    parallel::for_each_chunk(&mut out, shape.image(), |index, out| {
         let space = tile.largest(shape).len(shape);
         let plain = if grad.borrowed().is_some() { 0 } else { shape.out_image() };
         let sizes = space + plain + shape.padded_image() + shape.image();
@@ -370,13 +370,10 @@ fn correlate<A: Arithmetic>(x: &dyn Source<A>, grad: &dyn Source<A>, shape: &Sha
         return weight;
     }
     let len = shape.batch.div_ceil(RUNS);
-    let runs = (0..shape.batch.div_ceil(len)).into_par_iter();
-    let sums: Vec<Vec<A>> = runs
-        .map(|run| {
-            let images = run * len..shape.batch.min((run + 1) * len);
-            correlate_run(x, grad, images, shape)
-        })
-        .collect();
+    let sums = parallel::map(shape.batch.div_ceil(len), |run| {
+        let images = run * len..shape.batch.min((run + 1) * len);
+        correlate_run(x, grad, images, shape)
+    });
     let mut total = vec![A::zero(); weight.len()];
     for sum in sums {
         total.iter_mut().zip(sum).for_each(|(total, sum)| *total += sum);

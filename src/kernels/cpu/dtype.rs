@@ -3,12 +3,19 @@
 //! A kernel is written once, over the arithmetic type: half formats are storage, and are widened
 //! to `f32` on the way in and rounded once, to nearest even, on the way out.
 
-use candle_core::{CpuStorage, DType, Result, Storage, StorageRef, Tensor, WithDType, bail};
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use candle_core::{CpuStorage, DType, Result, Storage, Tensor, WithDType, bail};
 use half::slice::HalfFloatSliceExt;
 use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
 
 use super::convert::{bf16_to_f32, f32_to_bf16};
+use super::guard::{Guard, guard};
 
 /// A type the arithmetic of a kernel runs in: `f32`, or `f64` for `f64` tensors.
 pub(crate) trait Real: Element<Acc = Self> + num_traits::Float + std::iter::Sum {
@@ -116,24 +123,25 @@ element!(
 );
 
 /// Read access to the elements of a contiguous CPU tensor.
+///
+/// Several of one storage share a guard. A kernel that reads several tensors [holds](super::guard::hold) them
+/// first.
 pub(crate) struct Elements<'a, T> {
-    storage: StorageRef<'a>,
-    range: std::ops::Range<usize>,
-    _element: std::marker::PhantomData<T>,
+    data: NonNull<[T]>,
+    _guard: Rc<Guard>,
+    _tensor: PhantomData<&'a Tensor>,
 }
+
+// SAFETY: through a reference, another thread gets the slice alone, of `Sync` elements. It does not reach the
+// guard, whose count is not atomic, and which is dropped where it was made: this is not `Send`.
+unsafe impl<T: Sync> Sync for Elements<'_, T> {}
 
 impl<'a, T: Element> Elements<'a, T> {
     /// Borrows the elements of `tensor`, which is on the CPU, contiguous and of dtype `T`.
     pub(crate) fn of(tensor: &'a Tensor) -> Result<Self> {
-        let (storage, layout) = tensor.storage_and_layout();
-        let Some((start, end)) = layout.contiguous_offsets() else {
-            bail!("a kernel was given a strided tensor, {layout:?}")
-        };
-        match &*storage {
-            Storage::Cpu(cpu) => T::cpu_storage_as_slice(cpu)?,
-            _ => bail!("a CPU kernel was given a tensor on {:?}", tensor.device().location()),
-        };
-        Ok(Self { storage, range: start..end, _element: std::marker::PhantomData })
+        let guard = guard(tensor);
+        let data = NonNull::from(contiguous::<T>(guard.storage(), tensor)?);
+        Ok(Self { data, _guard: guard, _tensor: PhantomData })
     }
 }
 
@@ -141,13 +149,22 @@ impl<T: Element> std::ops::Deref for Elements<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        match &*self.storage {
-            Storage::Cpu(cpu) => match T::cpu_storage_as_slice(cpu) {
-                Ok(data) => &data[self.range.clone()],
-                Err(_) => unreachable!("the dtype was checked when this was made"),
-            },
-            _ => unreachable!("the device was checked when this was made"),
-        }
+        // SAFETY: a slice of the storage, which the guard keeps alive and from being written.
+        unsafe { self.data.as_ref() }
+    }
+}
+
+/// The elements in `storage` of `tensor`, which is on the CPU, contiguous and of dtype `T`.
+pub(in crate::kernels) fn contiguous<'s, T: WithDType>(
+    storage: &'s Storage,
+    tensor: &Tensor,
+) -> Result<&'s [T]> {
+    let Some((start, end)) = tensor.layout().contiguous_offsets() else {
+        bail!("a kernel was given a strided tensor, {:?}", tensor.layout())
+    };
+    match storage {
+        Storage::Cpu(cpu) => Ok(&T::cpu_storage_as_slice(cpu)?[start..end]),
+        _ => bail!("a CPU kernel was given a tensor on {:?}", tensor.device().location()),
     }
 }
 

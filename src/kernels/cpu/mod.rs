@@ -2,6 +2,7 @@
 
 mod convert;
 pub(in crate::kernels) mod dtype;
+pub(in crate::kernels) mod guard;
 pub(in crate::kernels) mod in_place;
 pub(in crate::kernels) mod lane;
 pub(in crate::kernels) mod parallel;

@@ -6,9 +6,8 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::lane::Lane;
+use super::parallel;
 use crate::kernels::cpu::uninit::fresh;
 
 /// Elements handled at a time: a few of these fit the first-level cache together.
@@ -45,12 +44,7 @@ pub(crate) fn for_each_chunk<T: Send>(
 ) {
     // Only the inner loops are compiled for every kernel, and every set of vector instructions.
     fn run<T: Send>(data: &mut [T], size: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
-        let each = |(chunk, data): (usize, &mut [T])| f(chunk, data);
-        if data.len() <= size {
-            data.chunks_mut(size.max(1)).enumerate().for_each(each);
-        } else {
-            data.par_chunks_mut(size.max(1)).enumerate().for_each(each);
-        }
+        parallel::for_each_chunk(data, size, f);
     }
     run(data, size, &|chunk, data| {
         vectorise(
@@ -62,11 +56,7 @@ pub(crate) fn for_each_chunk<T: Send>(
 
 /// Calls `f` with each of `tasks`, in parallel.
 pub(crate) fn for_each_task<T: Send>(tasks: Vec<T>, f: impl Fn(T) + Send + Sync) {
-    if tasks.len() <= 1 {
-        tasks.into_iter().for_each(f);
-    } else {
-        tasks.into_par_iter().for_each(f);
-    }
+    parallel::for_each_item(tasks, f);
 }
 
 /// `data` cut into `count` pieces of `size`: the parts of tasks that write it. Of nothing, each
@@ -105,12 +95,12 @@ pub(crate) fn generate_in_place<T: Lane>(
     fill: impl Fn(usize, &mut [MaybeUninit<T>]) + Sync,
 ) -> Vec<T> {
     fn run<T: Lane>(len: usize, fill: &(dyn Fn(usize, &mut [MaybeUninit<T>]) + Sync)) -> Vec<T> {
-        let task = |(number, out): (usize, &mut [MaybeUninit<T>])| fill(number * GRAIN, out);
+        let task = |number: usize, out: &mut [MaybeUninit<T>]| fill(number * GRAIN, out);
         fresh(len, |out| {
             if len < 2 * GRAIN {
-                out.chunks_mut(GRAIN).enumerate().for_each(task);
+                out.chunks_mut(GRAIN).enumerate().for_each(|(number, out)| task(number, out));
             } else {
-                out.par_chunks_mut(GRAIN).enumerate().for_each(task);
+                parallel::for_each_chunk(out, GRAIN, task);
             }
         })
     }

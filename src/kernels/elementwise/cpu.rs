@@ -1,11 +1,10 @@
-use candle_core::{
-    CpuStorage, DType, InplaceOp2, Layout, Result, Storage, Tensor, WithDType, bail,
-};
+use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor, WithDType, bail};
 use half::{bf16, f16};
 use num_traits::{Float, Zero};
 
 use super::portable::arithmetic;
-use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
+use crate::kernels::cpu::dtype::{Element, Elements, Real, contiguous, tensor, with_element};
+use crate::kernels::cpu::guard::{guard, hold};
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, generate, map, with_output};
 
@@ -14,11 +13,7 @@ pub(crate) fn with_slice<T: WithDType, R>(
     tensor: &Tensor,
     f: impl FnOnce(&[T]) -> Result<R>,
 ) -> Result<R> {
-    let (storage, layout) = tensor.storage_and_layout();
-    match (&*storage, layout.contiguous_offsets()) {
-        (Storage::Cpu(cpu), Some((start, end))) => f(&T::cpu_storage_as_slice(cpu)?[start..end]),
-        _ => bail!("expected a contiguous tensor on the CPU, got {layout:?}"),
-    }
+    f(contiguous(guard(tensor).storage(), tensor)?)
 }
 
 pub(super) fn relu(x: &Tensor) -> Result<Tensor> {
@@ -55,6 +50,7 @@ pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// `a`, `F32`, and `b`, of 16 bits.
 pub(super) fn add_mixed(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane<Acc = f32>>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let _held = hold([a, b]);
         let (a_elements, b_elements) = (Elements::<f32>::of(a)?, Elements::<T>::of(b)?);
         let (from_a, from_b): (&[f32], &[T]) = (&a_elements, &b_elements);
         let y = generate(
@@ -164,6 +160,7 @@ pub(super) fn divisor_gradient(
         b: &Tensor,
         grad: &Tensor,
     ) -> Result<Tensor> {
+        let _held = hold([a, b, grad]);
         let (a, b, grad) = (Elements::<T>::of(a)?, Elements::<T>::of(b)?, Elements::<T>::of(grad)?);
         let db = map::<T, O, 3>(
             [&a, &b, &grad],
@@ -207,6 +204,7 @@ pub(super) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
         );
         Ok(tensor(y, x.dims()))
     }
+    let _held = hold([x, keep]);
     with_slice(keep, |keep| with_element!(x.dtype(), T => typed::<T>(x, keep, scale)))
 }
 
@@ -357,6 +355,7 @@ fn binary<T: Lane, O: Lane<Acc = T::Acc>>(
     b: &Tensor,
     f: impl Fn(T::Acc, T::Acc) -> T::Acc + Sync + Copy,
 ) -> Result<Tensor> {
+    let _held = hold([a, b]);
     let (a_elements, b_elements) = (Elements::<T>::of(a)?, Elements::<T>::of(b)?);
     Ok(tensor(
         map::<T, O, 2>(

@@ -2,6 +2,7 @@ use candle_core::{DType, Result, Tensor};
 use num_traits::Zero;
 
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, with_output};
 use crate::kernels::elementwise::cpu::with_slice;
@@ -26,6 +27,7 @@ pub(super) fn gather(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
         );
         Ok(tensor(y, &[ids.len(), d]))
     }
+    let _held = hold([ids, table]);
     with_slice(ids, |ids: &[u32]| with_element!(table.dtype(), T => typed::<T>(ids, table)))
 }
 
@@ -75,6 +77,7 @@ pub(super) fn scatter_add(ids: &Tensor, grad: &Tensor, rows: usize, out: DType) 
         );
         Ok(tensor(sums, &[rows, d]))
     }
+    let _held = hold([ids, grad]);
     with_slice(
         ids,
         |ids: &[u32]| with_element!(grad.dtype(), T => with_output!(T, out, O => typed::<T, O>(ids, grad, rows))),

@@ -5,12 +5,13 @@
 use std::mem::MaybeUninit;
 
 use candle_core::{Result, Tensor, WithDType};
-use rayon::prelude::*;
 
 use super::operand::{Arithmetic, BLOCK, narrow};
 use super::product::product_fresh;
 use super::{Matrix, Threads, product};
 use crate::kernels::cpu::dtype::{Element, tensor};
+use crate::kernels::cpu::guard::hold;
+use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::fresh;
 
 /// See [`super::gemm`]; the operands are of formats whose arithmetic is `O::Acc`, the result `O`.
@@ -27,6 +28,7 @@ where
         return Ok(tensor::<O>(Vec::new(), &shape));
     }
     let bias = bias.map(Tensor::contiguous).transpose()?;
+    let _held = hold([&lhs.tensor, &rhs.tensor].into_iter().chain(&bias));
     let (left, right) = (O::Acc::open(&lhs.tensor)?, O::Acc::open(&rhs.tensor)?);
     let bias = bias.as_ref().map(O::Acc::open).transpose()?;
 
@@ -41,18 +43,20 @@ where
             let right = right.read_all(right_buffer);
             let bias = bias.as_ref().map(|bias| bias.read(0..bias_len, bias_buffer));
             let matrices = dst.len() / size;
-            let threads = match matrices < rayon::current_num_threads() {
+            let threads = match matrices < parallel::threads() {
                 true => Threads::All,
                 false => Threads::One,
             };
-            dst.par_chunks_mut(size).enumerate().for_each(|(index, dst)| {
+            parallel::for_each_chunk(dst, size, |index, dst| {
                 let (left, right) = (lhs.matrix(left, index), rhs.matrix(right, index));
                 let Some(bias) = bias else {
                     return product_fresh(left, right, dst, threads);
                 };
-                let rows = dst.par_chunks_mut(bias.len());
-                rows.with_min_len(BLOCK / bias.len() + 1).for_each(|row| {
-                    row.write_copy_of_slice(bias);
+                let rows = BLOCK / bias.len() + 1;
+                parallel::for_each_chunk(dst, rows * bias.len(), |_, rows| {
+                    rows.chunks_mut(bias.len()).for_each(|row| {
+                        row.write_copy_of_slice(bias);
+                    });
                 });
                 // SAFETY: the rows have all been written.
                 let dst = unsafe { dst.assume_init_mut() };
@@ -68,8 +72,8 @@ where
     O::Acc::with_scratch(count, |wide| {
         // SAFETY: only initialised elements are written to it.
         multiply(unsafe { &mut *(std::ptr::from_mut(&mut *wide) as *mut [MaybeUninit<O::Acc>]) });
-        let blocks = result.par_chunks_mut(BLOCK).zip(wide.par_chunks(BLOCK));
-        blocks.for_each(|(narrowed, wide)| narrow(wide, narrowed));
+        let to_narrow = |_, narrowed: &mut [O], wide: &[O::Acc]| narrow(wide, narrowed);
+        parallel::for_each_chunk_zipped(&mut result, BLOCK, wide, BLOCK, to_narrow);
     });
     Ok(tensor(result, &shape))
 }

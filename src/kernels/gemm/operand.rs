@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use candle_core::{DType, Result, Tensor, WithDType, bail};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use crate::kernels::cpu::dtype::{Element, Elements, Real};
+use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 
 /// The elements of a contiguous CPU tensor, as `A`.
@@ -39,8 +39,9 @@ impl<'a, A: Arithmetic> dyn Source<A> + 'a {
         match self.borrowed() {
             Some(data) => data,
             None => {
-                let chunks = scratch.par_chunks_mut(BLOCK).enumerate();
-                chunks.for_each(|(index, chunk)| self.widen(index * BLOCK, chunk));
+                parallel::for_each_chunk(scratch, BLOCK, |index, chunk| {
+                    self.widen(index * BLOCK, chunk);
+                });
                 scratch
             }
         }
@@ -113,8 +114,7 @@ macro_rules! arithmetic {
                 thread_local!(static KEEP: RefCell<Vec<Vec<$ty>>> = const {
                     RefCell::new(Vec::new())
                 });
-                // A stack of buffers, as calls nest: `f` may come here again, or wait for other
-                // threads and be handed a task that does.
+                // A stack of buffers, as calls nest: `f` may come here again.
                 let mut buffer = KEEP.with_borrow_mut(Vec::pop).unwrap_or_default();
                 if buffer.len() < len {
                     buffer = vec![0.; len];

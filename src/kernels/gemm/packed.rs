@@ -13,10 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{DType, Result, Tensor};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::cpu::Operand;
 use crate::kernels::cpu::dtype::{Element, Elements, tensor};
+use crate::kernels::cpu::guard::hold;
+use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::fresh_if;
 use crate::kernels::gemm::micro::{Panel, Planes, Rounded, Side, Unit};
 use laid::{Laid, laid_out};
@@ -85,17 +86,18 @@ fn typed<T: Planes + Element, O: Rounded>(
     let mut dims = lhs.dims.clone();
     dims[lhs.dims.len() - 1] = rhs.cols();
     let size = lhs.rows() * rhs.cols();
+    let _held = hold([&lhs.tensor, &rhs.tensor]);
     let (left, right) = (Elements::<T>::of(&lhs.tensor)?, Elements::<T>::of(&rhs.tensor)?);
     let (left, right): (&[T], &[T]) = (&left, &right);
     let matrices = dims.iter().product::<usize>() / size;
-    let together = matrices >= rayon::current_num_threads();
+    let together = matrices >= parallel::threads();
     let sharing = match together {
         true => Sharing::Alone,
         false => Sharing::of([lhs.rows(), lhs.cols(), rhs.cols()], T::COUNT, unit),
     };
     let finite = AtomicBool::new(true);
     let result = fresh_if(matrices * size, |out: &mut [MaybeUninit<O>]| {
-        let each = |(index, out): (usize, &mut [MaybeUninit<O>])| {
+        let each = |index: usize, out: &mut [MaybeUninit<O>]| {
             let (left, right) = (lhs.matrix(left, index), rhs.matrix(right, index).t());
             let [left, right] = [left, right].map(|matrix| Side {
                 data: matrix.data,
@@ -109,8 +111,8 @@ fn typed<T: Planes + Element, O: Rounded>(
         };
         let terms = (matrices * size).saturating_mul(lhs.cols());
         match together && terms > short(unit) {
-            true => out.par_chunks_mut(size).enumerate().for_each(each),
-            false => out.chunks_mut(size).enumerate().for_each(each),
+            true => parallel::for_each_chunk(out, size, each),
+            false => out.chunks_mut(size).enumerate().for_each(|(index, out)| each(index, out)),
         }
         finite.load(Ordering::Relaxed)
     });
@@ -141,7 +143,7 @@ impl Sharing {
         let terms = rows.saturating_mul(columns).saturating_mul(depth);
         let short = short(unit);
         match terms {
-            _ if rayon::current_num_threads() == 1 || terms <= short => Self::Alone,
+            _ if parallel::threads() == 1 || terms <= short => Self::Alone,
             _ if terms <= 16 * short => Self::Parts,
             // The larger side is laid out where it is multiplied: by the smaller one, from a cache.
             _ if rows < columns && rows.saturating_mul(depth * planes) <= NEAR => Self::Columns,
@@ -188,28 +190,28 @@ impl<T: Planes, O: Rounded> Product<'_, T, O> {
     /// Writes the product.
     fn run(&self, sharing: Sharing) {
         let (rows, columns) = (0..self.left.lines, 0..self.right.lines);
-        let threads = rayon::current_num_threads();
+        let threads = parallel::threads();
         match sharing {
             Sharing::Alone => self.part(rows, columns),
             Sharing::Parts => {
                 // The longer side is cut, as the other one is packed by every thread.
                 let tall = rows.end >= columns.end;
                 let lines = if tall { &rows } else { &columns };
-                parts(lines, lines.end.div_ceil(threads)).for_each(|part| match tall {
+                parts(lines, lines.end.div_ceil(threads), |part| match tall {
                     true => self.part(part, columns.clone()),
                     false => self.part(rows.clone(), part),
                 });
             }
             Sharing::Rows => laid_out(self.columns(&columns), false, true, |right| {
                 let most = rows_of::<T>(self.left.depth);
-                parts(&rows, rows.end.div_ceil(threads).min(most)).for_each(|rows| {
+                parts(&rows, rows.end.div_ceil(threads).min(most), |rows| {
                     laid_out(self.rows(&rows), true, false, |left| {
                         self.block(rows, columns.clone(), left, right);
                     });
                 });
             }),
             Sharing::Columns => laid_out(self.rows(&rows), true, true, |left| {
-                parts(&columns, columns.end.div_ceil(threads).min(COLUMNS)).for_each(|columns| {
+                parts(&columns, columns.end.div_ceil(threads).min(COLUMNS), |columns| {
                     laid_out(self.columns(&columns), false, false, |right| {
                         self.block(rows.clone(), columns, left, right);
                     });
@@ -301,11 +303,8 @@ impl<T: Planes, O: Rounded> Product<'_, T, O> {
     }
 }
 
-/// Lines from 0 on, in parts of about `each`, for whichever thread comes first.
-fn parts(
-    lines: &Range<usize>,
-    each: usize,
-) -> impl IndexedParallelIterator<Item = Range<usize>> + use<> {
+/// Calls `f` with the lines from 0 on, in parts of about `each`, on whichever thread comes first.
+fn parts(lines: &Range<usize>, each: usize, f: impl Fn(Range<usize>) + Sync) {
     let (end, each) = (lines.end, each.next_multiple_of(16));
-    (0..end.div_ceil(each)).into_par_iter().map(move |n| n * each..end.min((n + 1) * each))
+    parallel::for_each(end.div_ceil(each), |n| f(n * each..end.min((n + 1) * each)));
 }

@@ -2,10 +2,10 @@
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
-
-use rayon::prelude::*;
+use std::ops::Range;
 
 use super::Arithmetic;
+use crate::kernels::cpu::parallel;
 
 /// A view of `rows × cols` elements of a slice: element `(i, j)` is `data[i * row_stride + j *
 /// col_stride]`.
@@ -36,9 +36,9 @@ impl<'a, A> Matrix<'a, A> {
     }
 
     /// Some of the rows.
-    fn rows(self, start: usize, count: usize) -> Self {
-        let data = self.data.get(start * self.row_stride..).unwrap_or_default();
-        Self { data, rows: count, ..self }
+    fn rows(self, rows: Range<usize>) -> Self {
+        let data = self.data.get(rows.start * self.row_stride..).unwrap_or_default();
+        Self { data, rows: rows.len(), ..self }
     }
 
     /// The number of elements a slice needs to hold this view.
@@ -59,7 +59,7 @@ impl<'a, A> Matrix<'a, A> {
 pub(in crate::kernels) enum Threads {
     /// The calling thread: for a caller that runs many products side by side.
     One,
-    /// Rayon's current pool.
+    /// That, and those of rayon's current pool that are free.
     All,
 }
 
@@ -116,32 +116,40 @@ struct Destination<A> {
 // SAFETY: threads are given parts without an element in common; see `multiply`.
 unsafe impl<A: Send> Sync for Destination<A> {}
 
-/// Terms of the products that are cut up here. Of these sizes the `gemm` crate's threads wait for each
-/// other longer than they multiply; smaller ones are one thread's.
-const CUT: std::ops::RangeInclusive<usize> = 1 << 20..=1 << 25;
-/// Rows or columns of a part, at most about.
+/// Terms of a product from which on it is cut up: a smaller one takes a thread some 20 µs.
+const CUT: usize = 1 << 20;
+/// Rows or columns of a part, at least, but for the last: a part packs the other side for itself.
 const PART: usize = 128;
-/// Parts start at multiples of this: of the lanes of every vector.
-const LANES: usize = 16;
+/// Rows and columns, and elements, up to which the `gemm` crate adds up terms in other ways. Beyond, the order
+/// depends on the number of terms alone, so that a product's bits depend neither on where it is cut nor on how
+/// many threads there are; `cuts_do_not_change_a_bit` tests it.
+const ALONE: usize = 64;
+const FEW: usize = 256;
+/// Rows and columns from which on packing is so little that there are two parts a thread, which end together.
+const LARGE: usize = 512;
 
-/// How many parts a product of `lines` times `others` elements is cut into, by its longer side.
-///
-/// A part has the bits that it has in the whole, so that bits depend neither on the number of threads nor on who cuts. The
-/// `gemm` crate adds up in another order where there are at most 256 elements, or at most 64 rows and 64 columns: no part
-/// is that small.
-fn parts(lines: usize, others: usize) -> usize {
-    let least = (256 / others.max(1) + 1).max(65);
-    let most = PART.max(2 * least / 256 * 256);
-    lines.div_ceil(most).min(lines / (least + LANES))
-}
-
-/// The rows or columns of a part.
-fn part(index: usize, parts: usize, lines: usize) -> std::ops::Range<usize> {
-    let start = |index: usize| match index == parts {
-        true => lines,
-        false => index * lines / parts / LANES * LANES,
+/// The parts of a product of `m` rows and `n` columns for so many threads: of how many rows, and columns.
+fn part(m: usize, n: usize, threads: usize) -> (usize, usize) {
+    // In halves, as often as there are threads for, of the longer side.
+    let (mut rows, mut columns, mut parts) = (m, n, 1);
+    let wanted = |rows: usize, columns: usize| match rows.min(columns) >= LARGE && threads > 1 {
+        true => 2 * threads,
+        false => threads,
     };
-    start(index)..start(index + 1)
+    while parts < wanted(rows, columns) {
+        let (side, end, other) = match rows >= columns {
+            true => (&mut rows, m, columns),
+            false => (&mut columns, n, rows),
+        };
+        let half = side.div_ceil(2).next_multiple_of(16);
+        let last = end - (end.div_ceil(half) - 1) * half;
+        // A side that is cut has parts of more than `ALONE`.
+        if half < PART || last <= ALONE || last * other.min(ALONE) <= FEW {
+            break;
+        }
+        (*side, parts) = (half, 2 * parts);
+    }
+    (rows, columns)
 }
 
 /// # Safety
@@ -160,42 +168,31 @@ unsafe fn multiply<A: Arithmetic>(
     assert!(written.extent() <= to.len, "the destination is too small");
     assert!(lhs.extent() <= lhs.data.len(), "the left matrix reaches beyond its data");
     assert!(rhs.extent() <= rhs.data.len(), "the right matrix reaches beyond its data");
-    // The longer side is cut, as every thread packs the other one.
-    let (tall, lines) = (m >= n, m.max(n));
-    let parts = parts(lines, m.min(n));
     let terms = m.saturating_mul(n).saturating_mul(k);
-    match threads {
-        Threads::All if parts > 1 && CUT.contains(&terms) => {
-            (0..parts).into_par_iter().for_each(|index| {
-                let to = &to;
-                let lines = part(index, parts, lines);
-                let (start, count) = (lines.start, lines.len());
-                let (lhs, rhs, offset) = match tall {
-                    true => (lhs.rows(start, count), rhs, start * to.row_stride),
-                    false => (lhs, rhs.t().rows(start, count).t(), start),
-                };
-                let to =
-                    Destination { at: to.at.wrapping_add(offset), len: to.len - offset, ..*to };
-                // SAFETY: parts of the matrices and of the destination, other rows or columns than
-                // those of other threads.
-                unsafe { call(lhs, rhs, to, gemm::Parallelism::None) };
-            });
-        }
+    let (rows, columns) = match threads {
+        Threads::All if terms >= CUT => part(m, n, parallel::threads()),
+        _ => (m, n),
+    };
+    if (rows, columns) == (m, n) {
         // SAFETY: as asserted; the caller's.
-        Threads::All => unsafe { call(lhs, rhs, to, gemm::Parallelism::Rayon(0)) },
-        // SAFETY: likewise.
-        Threads::One => unsafe { call(lhs, rhs, to, gemm::Parallelism::None) },
+        return unsafe { call(lhs, rhs, to) };
     }
+    let down = m.div_ceil(rows);
+    parallel::for_each(down * n.div_ceil(columns), |part| {
+        let range = |at: usize, size: usize, end: usize| at * size..end.min((at + 1) * size);
+        let (rows, columns) = (range(part % down, rows, m), range(part / down, columns, n));
+        let to = &to;
+        let offset = rows.start * to.row_stride + columns.start;
+        let to = Destination { at: to.at.wrapping_add(offset), len: to.len - offset, ..*to };
+        let (lhs, rhs) = (lhs.rows(rows), rhs.t().rows(columns).t());
+        // SAFETY: parts of the matrices and of the destination, whose elements no other part has.
+        unsafe { call(lhs, rhs, to) };
+    });
 }
 
 /// # Safety
 /// As [`multiply`], and what that asserts.
-unsafe fn call<A: Arithmetic>(
-    lhs: Matrix<'_, A>,
-    rhs: Matrix<'_, A>,
-    to: Destination<A>,
-    threads: gemm::Parallelism,
-) {
+unsafe fn call<A: Arithmetic>(lhs: Matrix<'_, A>, rhs: Matrix<'_, A>, to: Destination<A>) {
     let (m, k, n) = (lhs.rows, lhs.cols, rhs.cols);
     // SAFETY: gemm reads lhs at i * row_stride + p * col_stride and rhs at p * row_stride + j *
     // col_stride, and reads (if `accumulate`) and writes dst at i * row_stride + j, for i < m, p <
@@ -203,8 +200,8 @@ unsafe fn call<A: Arithmetic>(
     // offset, and was compared with the length. As j < n <= row_stride, each place in dst is named
     // once, so threads do not share one. A slice has at most isize::MAX bytes, so every stride that
     // is multiplied by more than zero fits an isize. dst is the caller's alone, so it overlaps
-    // neither operand; the slices outlive the call, which returns when its threads are done, and
-    // what is read is initialised. `A` is f32 or f64 (gemm panics on any other type).
+    // neither operand; the slices outlive the call, and what is read is initialised. `A` is f32 or f64
+    // (gemm panics on any other type).
     unsafe {
         gemm::gemm(
             m,
@@ -225,7 +222,78 @@ unsafe fn call<A: Arithmetic>(
             false,
             false,
             false,
-            threads,
+            gemm::Parallelism::None,
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Result};
+
+    use super::part;
+    use crate::kernels::gemm::cpu;
+    use crate::kernels::gemm::tests::{generator, random};
+
+    const SHAPES: [[usize; 3]; 10] = [
+        [300, 300, 300],
+        [1000, 33, 40],
+        [5000, 300, 1],
+        [1, 300, 5000],
+        [2, 600, 1500],
+        [1500, 600, 2],
+        [130, 129, 131],
+        [700, 520, 3],
+        [513, 600, 1025],
+        [17, 2000, 400],
+    ];
+
+    /// How the `gemm` crate adds up terms must not depend on where products are cut. If a new version fails
+    /// here, `ALONE` and `FEW` are no longer its limits.
+    #[test]
+    fn cuts_do_not_change_a_bit() -> Result<()> {
+        let (mut rng, mut cut) = (generator(77), 0);
+        for [m, k, n] in SHAPES {
+            for transposed in [false, true] {
+                let lhs = random(&mut rng, &[m, k], DType::F32);
+                let rhs = match transposed {
+                    true => random(&mut rng, &[n, k], DType::F32).t()?,
+                    false => random(&mut rng, &[k, n], DType::F32),
+                };
+                let results = [1, 2, 3, 16, 64].map(|threads| {
+                    cut += usize::from(part(m, n, threads) != (m, n));
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+                    let product =
+                        || cpu::gemm::<f32>(&lhs, &rhs, None)?.flatten_all()?.to_vec1::<f32>();
+                    pool.unwrap().install(product)
+                });
+                let mut results = results.into_iter();
+                let alone = results.next().unwrap()?;
+                for result in results {
+                    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    assert!(bits(&result?) == bits(&alone), "{m} {k} {n}, {transposed}");
+                }
+            }
+        }
+        assert!(cut > SHAPES.len() * 4, "{cut} of these products were cut up");
+        Ok(())
+    }
+
+    #[test]
+    fn parts_cover_a_product_and_are_large() {
+        for [m, _, n] in SHAPES {
+            assert_eq!(part(m, n, 1), (m, n));
+            for threads in [2, 3, 16, 64] {
+                let (rows, columns) = part(m, n, threads);
+                for (size, all) in [(rows, m), (columns, n)] {
+                    let last = all - (all.div_ceil(size) - 1) * size;
+                    assert!(size == all || size >= super::PART && last > super::ALONE, "{m} {n}");
+                }
+            }
+        }
+        assert_eq!(part(256, 256, 2), (128, 256));
+        assert_eq!(part(1024, 1024, 2), (512, 512));
+        assert_eq!(part(1, 5000, 4), (1, 1264));
+        assert_eq!(part(100, 100, 4), (100, 100));
     }
 }

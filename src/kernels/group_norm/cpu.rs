@@ -2,6 +2,7 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::kernels::cast;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::with_output;
 use crate::kernels::reduce::channels::Channels;
@@ -138,6 +139,7 @@ fn gradient_sums<T: Lane>(
     layouts: &Layouts,
     statistics: &[[f64; 3]],
 ) -> Result<Vec<[f64; 2]>> {
+    let _held = hold([x, grad]);
     let (x, grad) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
     let mean = layouts.of_planes(statistics, |_, _, [mean, ..]| mean);
     let sums = layouts.planes.sums::<T, 2, 1, 2>(
@@ -185,6 +187,7 @@ fn input_gradient<T: Lane, O: Lane<Acc = T::Acc>>(
         let [average, along] = averages[plane / size];
         (rest * along * inv_std - average) * inv_std
     });
+    let _held = hold([x, grad]);
     let dx = layouts.planes.map::<T, O, 2, 4>(
         [&Elements::of(x)?, &Elements::of(grad)?],
         [&mean, &scale, &slope, &shift],

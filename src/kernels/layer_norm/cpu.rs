@@ -3,6 +3,7 @@ use num_traits::Zero;
 
 use crate::kernels::cast;
 use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, for_each_task, pieces, vectorise};
 use crate::kernels::reduce::channels::block_sums;
@@ -108,6 +109,7 @@ pub(super) fn backward(
     wants: [Option<DType>; 3],
     waiting: Option<&Tensor>,
 ) -> Result<[Option<Tensor>; 3]> {
+    let _held = hold([x, grad, statistics]);
     let (dx, sums) = with_element!(x.dtype(), T => {
         let backward = Backward::<T> {
             x: &Elements::of(x)?,

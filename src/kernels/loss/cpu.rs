@@ -4,6 +4,7 @@ use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Tensor,
 use super::pairwise::{self, Pairwise, Side};
 use crate::kernels::activation::Math;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, generate, runs, with_output};
 use crate::kernels::elementwise::cpu::with_slice;
@@ -48,6 +49,7 @@ pub(super) fn cross_entropy_forward(
         let loss = tensor(vec![T::Acc::of(loss / n as f64)], &[]);
         Ok((loss, tensor::<T::Acc>(parts, &[2, n])))
     }
+    let _held = hold([logits, targets]);
     with_slice(
         targets,
         |targets: &[u32]| with_element!(logits.dtype(), T => typed::<T>(logits, targets, label_smoothing)),
@@ -91,6 +93,7 @@ pub(super) fn cross_entropy_backward(
         );
         Ok(tensor(dx, &[n, classes]))
     }
+    let _held = hold([logits, targets, log_sum_exp]);
     with_slice(targets, |targets: &[u32]| {
         with_element!(logits.dtype(), T => with_output!(T, out, O => {
             typed::<T, O>(logits, targets, log_sum_exp, grad_scale, label_smoothing)
@@ -197,6 +200,7 @@ pub(super) fn nll_forward(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor
         let sum: f64 = picked.map(|at| data[at].raise().to_double()).sum();
         Ok(tensor(vec![T::Acc::of(-sum / n as f64)], &[]))
     }
+    let _held = hold([log_probs, targets]);
     with_slice(
         targets,
         |targets: &[u32]| with_element!(log_probs.dtype(), T => typed::<T>(log_probs, targets)),
@@ -209,6 +213,7 @@ pub(super) fn pairwise_forward(loss: Pairwise, input: &Tensor, target: &Tensor) 
         input: &Tensor,
         target: &Tensor,
     ) -> Result<Tensor> {
+        let _held = hold([input, target]);
         let (a, b): (&[T], &[T]) = (&Elements::of(input)?, &Elements::of(target)?);
         let terms = generate(
             a.len(),
@@ -244,6 +249,7 @@ pub(super) fn pairwise_backward(
         target: &Tensor,
         grad_scale: &Tensor,
     ) -> Result<Tensor> {
+        let _held = hold([input, target]);
         let (a, b): (&[T], &[T]) = (&Elements::of(input)?, &Elements::of(target)?);
         let scale = T::Acc::of(scalar(grad_scale)? / a.len() as f64);
         let dx = generate(

@@ -1,77 +1,129 @@
 //! The CPU side: one pass over memory each, on all cores.
 
-use candle_core::{DType, Result, Tensor};
-use rayon::prelude::*;
+use candle_core::{DType, Result, Tensor, bail};
 
 use super::Due;
-use crate::kernels::cpu::dtype::{Elements, Real};
-use crate::kernels::cpu::in_place;
-use crate::kernels::cpu::parallel::{By, TASK, share};
+use crate::kernels::cpu::dtype::{Element, Real};
+use crate::kernels::cpu::in_place::{Access, Locked, lock_sets};
+use crate::kernels::cpu::parallel::{TASK, map_sized};
 use crate::kernels::cpu::prefetch::prefetch;
 use crate::kernels::cpu::simd::vectorise;
 
-macro_rules! with_real {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        if $dtype == DType::F64 {
-            type $T = f64;
-            $body
-        } else {
-            type $T = f32;
-            $body
+/// At most [`TASK`] elements of a gradient.
+enum Part<'a> {
+    F32(&'a [f32]),
+    F64(&'a [f64]),
+}
+
+impl Part<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(x) => x.len(),
+            Self::F64(x) => x.len(),
         }
-    };
-}
-
-/// Calls `f` on parts of `x`, vectorised for this processor.
-fn each<T: Real>(x: &Tensor, by: By, f: impl Fn(&mut [T]) + Sync) -> Result<()> {
-    let on_part = |part: &mut [T]| {
-        vectorise(
-            #[inline(always)]
-            || f(part),
-        )
-    };
-    in_place::write::<T>(x, |x| match by {
-        By::All => x.par_chunks_mut(TASK).for_each(on_part),
-        By::One => x.chunks_mut(TASK).for_each(on_part),
-    })
-}
-
-/// `f` of every part of `x`, vectorised for this processor.
-fn of_parts<T: Real, R: Send>(x: &[T], by: By, f: impl Fn(&[T]) -> R + Sync) -> Vec<R> {
-    let of_part = |part: &[T]| {
-        let mut result = None;
-        vectorise(
-            #[inline(always)]
-            || result = Some(f(part)),
-        );
-        result
-    };
-    match by {
-        By::All => x.par_chunks(TASK).filter_map(of_part).collect(),
-        By::One => x.chunks(TASK).filter_map(of_part).collect(),
     }
 }
 
+/// As [`Part`], to write.
+enum PartMut<'a> {
+    F32(&'a mut [f32]),
+    F64(&'a mut [f64]),
+}
+
+impl PartMut<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(x) => x.len(),
+            Self::F64(x) => x.len(),
+        }
+    }
+}
+
+/// Runs `$body`, vectorised for this processor, with `$x` bound to the elements of a part.
+macro_rules! with_part {
+    ($Part:ident, $part:expr, $x:ident: $T:ident => $body:expr) => {{
+        let mut result = None;
+        match $part {
+            $Part::F32($x) => {
+                type $T = f32;
+                vectorise(
+                    #[inline(always)]
+                    || result = Some($body),
+                );
+            }
+            $Part::F64($x) => {
+                type $T = f64;
+                vectorise(
+                    #[inline(always)]
+                    || result = Some($body),
+                );
+            }
+        }
+        result
+    }};
+}
+
+/// What `f` returns for the parts of each gradient, in their order: the same on any number of threads.
+fn of_parts<R: Send>(
+    gradients: &[Due<'_>],
+    f: impl Fn(Part<'_>, [f64; 2]) -> Option<R> + Sync,
+) -> Result<Vec<Vec<R>>> {
+    let factors: Vec<_> = gradients.iter().map(|(_, by)| by.on_host()).collect::<Result<_>>()?;
+    let set = gradients.iter().map(|(gradient, _)| Access::Read(gradient)).collect();
+    let locked = lock_sets(&[set])?;
+    let mut parts = Vec::new();
+    for (number, tensor) in locked.iter().flatten().enumerate() {
+        let (gradient, factors) = (gradients[number].0, factors[number]);
+        if gradient.dtype() == DType::F64 {
+            let cut = tensor.slice::<f64>()?.chunks(TASK);
+            parts.extend(cut.map(|part| (number, Part::F64(part), factors)));
+        } else {
+            let cut = tensor.slice::<f32>()?.chunks(TASK);
+            parts.extend(cut.map(|part| (number, Part::F32(part), factors)));
+        }
+    }
+    let run = |(number, part, factors)| Some((number, f(part, factors)?));
+    let mut all: Vec<Vec<R>> = gradients.iter().map(|_| Vec::new()).collect();
+    for (number, result) in map_sized(parts, |(_, part, _)| part.len(), run).into_iter().flatten() {
+        all[number].push(result);
+    }
+    Ok(all)
+}
+
+/// Calls `f` with the parts of each tensor, and its number.
+fn each_part(tensors: &[&Tensor], f: impl Fn(usize, PartMut<'_>) + Sync) -> Result<()> {
+    fn cut<'a, T: Element>(x: &'a mut Locked<'_>) -> Result<impl Iterator<Item = &'a mut [T]>> {
+        Ok(x.elements_mut::<T>()?.chunks_mut(TASK))
+    }
+    let sets: Vec<_> = tensors.iter().map(|&tensor| vec![Access::Write(tensor)]).collect();
+    let mut done = 0;
+    while done < tensors.len() {
+        let mut locked = lock_sets(&sets[done..])?;
+        if locked.is_empty() {
+            bail!("no tensor could be locked");
+        }
+        let mut parts = Vec::new();
+        for (number, tensor) in locked.iter_mut().flatten().enumerate() {
+            let number = done + number;
+            if tensors[number].dtype() == DType::F64 {
+                parts.extend(cut(tensor)?.map(|part| (number, PartMut::F64(part))));
+            } else {
+                parts.extend(cut(tensor)?.map(|part| (number, PartMut::F32(part))));
+            }
+        }
+        map_sized(parts, |(_, part)| part.len(), |(number, part)| f(number, part));
+        done += locked.len();
+    }
+    Ok(())
+}
+
 pub(super) fn check(gradients: &[Due<'_>]) -> Result<Vec<bool>> {
-    share(gradients, elements, |due, by| check_one(*due, by))
-}
-
-fn elements((gradient, _): &Due<'_>) -> usize {
-    gradient.elem_count()
-}
-
-fn check_one((gradient, factors): Due<'_>, by: By) -> Result<bool> {
-    Ok(with_real!(gradient.dtype(), T => {
-        let (gradient, factors) = (Elements::<T>::of(gradient)?, factors.on_host()?.map(T::of));
-        // Every part, as a step without an overflow does: no other is worth an early end.
-        let parts = of_parts(
-            &gradient,
-            by,
-            #[inline(always)]
-            |part| check_part(part, factors),
-        );
-        parts.into_iter().any(|found| found)
-    }))
+    // Every part, as a step without an overflow does: no other is worth an early end.
+    let parts = of_parts(
+        gradients,
+        |part, by| with_part!(Part, part, x: T => check_part(x, by.map(T::of))),
+    )?;
+    Ok(parts.into_iter().map(|found| found.contains(&true)).collect())
 }
 
 /// Places of a part that are read side by side: a processor asks memory ahead along each, and along
@@ -115,23 +167,17 @@ fn check_part<T: Real>(part: &[T], [inverse, clip]: [T; 2]) -> bool {
 
 /// The sums of squares, and what [`check`] finds.
 pub(super) fn squares(gradients: &[Due<'_>]) -> Result<Vec<(f64, bool)>> {
-    share(gradients, elements, |due, by| squares_of_one(*due, by))
-}
-
-fn squares_of_one((gradient, multiplier): Due<'_>, by: By) -> Result<(f64, bool)> {
-    let sum: f64 = with_real!(gradient.dtype(), T => {
-        let (gradient, factors) = (Elements::<T>::of(gradient)?, multiplier.on_host()?.map(T::of));
-        let parts = of_parts(
-            &gradient,
-            by,
-            #[inline(always)]
-            |part| squares_of_part(part, factors),
-        );
+    let parts = of_parts(
+        gradients,
+        |part, by| with_part!(Part, part, x: T => squares_of_part(x, by.map(T::of))),
+    )?;
+    let each = parts.into_iter().zip(gradients).map(|(parts, due)| {
         // In the order of the parts: the same sum on any number of threads.
-        parts.iter().sum()
+        let sum: f64 = parts.iter().sum();
+        // A sum is finite if its terms are, but for squares of F64 that are not.
+        Ok((sum, !sum.is_finite() && check(&[*due])?.contains(&true)))
     });
-    // A sum is finite if its terms are, but for squares of F64 that are not.
-    Ok((sum, !sum.is_finite() && check_one((gradient, multiplier), by)?))
+    each.collect()
 }
 
 #[inline(always)]
@@ -149,33 +195,26 @@ fn squares_of_part<T: Real>(part: &[T], [inverse, clip]: [T; 2]) -> f64 {
 }
 
 pub(super) fn settle(gradients: &[Due<'_>]) -> Result<()> {
-    share(gradients, elements, |due, by| settle_one(*due, by)).map(|_| ())
-}
-
-fn settle_one((gradient, multiplier): Due<'_>, by: By) -> Result<()> {
-    with_real!(gradient.dtype(), T => {
-        let factors = multiplier.on_host()?;
-        if factors == [1.0; 2] {
-            return Ok(());
-        }
-        let [inverse, clip] = factors.map(T::of);
-        each::<T>(gradient, by, #[inline(always)] |part| {
-            part.iter_mut().for_each(|x| *x = *x * inverse * clip)
-        })
+    let factors: Vec<_> = gradients.iter().map(|(_, by)| by.on_host()).collect::<Result<_>>()?;
+    let due = gradients.iter().zip(&factors).filter(|(_, factors)| **factors != [1.0; 2]);
+    let due = due.map(|((gradient, _), factors)| (*gradient, *factors));
+    let (tensors, factors): (Vec<&Tensor>, Vec<[f64; 2]>) = due.unzip();
+    each_part(&tensors, |number, part| {
+        with_part!(PartMut, part, x: T => {
+            let [inverse, clip] = factors[number].map(T::of);
+            x.iter_mut().for_each(|x| *x = *x * inverse * clip);
+        });
     })
 }
 
 pub(super) fn clip_value(gradients: &[&Tensor], limit: f64) -> Result<()> {
-    let clip = |gradient: &&Tensor, by: By| {
-        with_real!(gradient.dtype(), T => {
+    each_part(gradients, |_, part| {
+        with_part!(PartMut, part, x: T => {
             let limit = T::of(limit);
-            each::<T>(gradient, by, #[inline(always)] |part| {
-                for x in part {
-                    // Comparisons, not `min` and `max`: those turn NaN into a number.
-                    *x = if *x > limit { limit } else if *x < -limit { -limit } else { *x };
-                }
-            })
-        })
-    };
-    share(gradients, |gradient| gradient.elem_count(), clip).map(|_| ())
+            for x in x.iter_mut() {
+                // Comparisons, not `min` and `max`: those turn NaN into a number.
+                *x = if *x > limit { limit } else if *x < -limit { -limit } else { *x };
+            }
+        });
+    })
 }

@@ -2,12 +2,13 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Result, Tensor};
 use num_traits::Zero;
-use rayon::prelude::*;
 
 use super::Window;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::cpu::simd::{GRAIN, vectorise, with_output};
+use crate::kernels::cpu::parallel;
+use crate::kernels::cpu::simd::{GRAIN, pieces, vectorise, with_output};
 use crate::kernels::elementwise::cpu::with_slice;
 use crate::kernels::reduce::channels::Channels;
 
@@ -68,6 +69,7 @@ pub(super) fn max_backward(
         );
         Ok(tensor::<O>(dx, &[n, c, h, w]))
     }
+    let _held = hold([index, grad]);
     with_slice(index, |index: &[u32]| {
         with_element!(grad.dtype(), G => with_output!(G, out, O => {
             typed::<G, O>(grad, index, (n, c, h, w))
@@ -222,19 +224,20 @@ fn run_planes<A: Real, O: Lane<Acc = A>, S: Send>(
     f: &Plane<A, O, S>,
 ) -> Vec<O> {
     let mut result = vec![O::default(); count * output];
-    let buffers = || (vec![A::zero(); input], vec![A::zero(); output]);
-    let per_task = GRAIN.div_ceil(input.max(output).max(1));
-    let chunks = result.par_chunks_mut(output.max(1)).with_min_len(per_task).enumerate();
-    if side.is_empty() {
-        chunks.for_each_init(buffers, |(wide, out), (number, result)| {
-            f(number, &mut [], wide, out, result);
-        });
-    } else {
-        let chunks = chunks.zip(side.par_chunks_mut(output.max(1)));
-        chunks.for_each_init(buffers, |(wide, out), ((number, result), side)| {
-            f(number, side, wide, out, result);
-        });
-    }
+    // Few tasks a thread, as each has buffers of its own.
+    let few = count.div_ceil(4 * parallel::threads());
+    let per_task = GRAIN.div_ceil(input.max(output).max(1)).max(few);
+    let task = per_task * output.max(1);
+    let sides = pieces(side, task, result.len().div_ceil(task));
+    let tasks = result.chunks_mut(task).zip(sides).enumerate();
+    parallel::for_each_item(tasks, |(task, (results, mut sides))| {
+        let (mut wide, mut out) = (vec![A::zero(); input], vec![A::zero(); output]);
+        for (plane, result) in results.chunks_mut(output.max(1)).enumerate() {
+            let len = result.len().min(sides.len());
+            let side = sides.split_off_mut(..len).unwrap_or_default();
+            f(task * per_task + plane, side, &mut wide, &mut out, result);
+        }
+    });
     result
 }
 

@@ -8,6 +8,7 @@ use num_traits::{Float, Zero};
 use super::Window;
 use super::cpu::{keep_larger, planes};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::with_output;
 use crate::kernels::elementwise::cpu::with_slice;
@@ -80,6 +81,7 @@ pub(super) fn max_backward(
         );
         Ok(tensor::<O>(dx, &[n, h, w, c]))
     }
+    let _held = hold([index, grad]);
     with_slice(index, |index: &[u32]| {
         with_element!(grad.dtype(), G => with_output!(G, out, O => {
             typed::<G, O>(grad, index, dims)

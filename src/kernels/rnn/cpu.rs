@@ -1,10 +1,10 @@
 //! What the steps of both networks share.
 
 use candle_core::{Result, Tensor};
-use rayon::prelude::*;
 
 use super::Dims;
 use super::gate::Gate;
+use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::GRAIN;
 use crate::kernels::gemm::{Matrix, Threads, product};
 
@@ -28,8 +28,11 @@ pub(super) fn for_each_row<I: Send>(
     if dims.batch * dims.hidden < 2 * UNITS {
         rows.for_each(f);
     } else {
-        let rows: Vec<I> = rows.collect();
-        rows.into_par_iter().with_min_len(UNITS.div_ceil(dims.hidden)).for_each(f);
+        let (mut rows, few) = (rows.peekable(), UNITS.div_ceil(dims.hidden));
+        let tasks = std::iter::from_fn(|| {
+            rows.peek().is_some().then(|| rows.by_ref().take(few).collect::<Vec<I>>())
+        });
+        parallel::for_each_item(tasks, |rows| rows.into_iter().for_each(&f));
     }
 }
 

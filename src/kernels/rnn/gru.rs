@@ -6,6 +6,7 @@ use super::cpu::{add_recurrent, for_each_row, recurrent_gradient, runs, runs_mut
 use super::gate::Gate;
 use super::{Dims, Saved, Sequence, Slopes, portable};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::in_place;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::vectorise;
@@ -97,6 +98,7 @@ fn backward<T: Lane<Acc: Gate>>(
     let dims = of.dims()?;
     let Dims { batch, steps, hidden: n, .. } = dims;
     let (weight, h0) = (widened::<T::Acc>(&of.w_hh)?, of.h0.contiguous()?);
+    let _held = hold([&h0, &saved.gates, y, &saved.inner, grad]);
     let (h0, gates) = (&*Elements::<T>::of(&h0)?, &*Elements::<T>::of(&saved.gates)?);
     let (y, inner) = (&*Elements::<T>::of(y)?, &*Elements::<T>::of(&saved.inner)?);
     let grad = &*Elements::<T>::of(grad)?;

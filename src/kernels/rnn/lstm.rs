@@ -6,6 +6,7 @@ use super::cpu::{add_recurrent, for_each_row, recurrent_gradient, runs, runs_mut
 use super::gate::Gate;
 use super::{Dims, Sequence, Slopes, portable};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::in_place;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::vectorise;
@@ -98,6 +99,7 @@ fn backward<T: Lane<Acc: Gate>>(
     let Dims { batch, steps, hidden: n, .. } = dims;
     let weight = widened::<T::Acc>(&of.w_hh)?;
     let c0 = c0.contiguous()?;
+    let _held = hold([&c0, gates, y, grad]);
     let (c0, gates) = (&*Elements::<T>::of(&c0)?, &*Elements::<T>::of(gates)?);
     let (y, grad) = (&*Elements::<T>::of(y)?, &*Elements::<T>::of(grad)?);
     let y_c = &y[batch * steps * n..];

@@ -2,6 +2,7 @@ use candle_core::{D, DType, Result, Tensor};
 
 use super::Form;
 use crate::kernels::cpu::dtype::{Elements, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, with_output};
 use crate::kernels::heads::View;
@@ -28,6 +29,7 @@ fn typed<T: Lane, O: Lane<Acc = T::Acc>>(
     let (_, first, second, d) = x.dims4()?;
     let positions = cos.dim(D::Minus2)?;
     let per_batch = cos.rank() == 3;
+    let _held = hold([x, cos, sin]);
     let (cos, sin) = (Elements::<T::Acc>::of(cos)?, Elements::<T::Acc>::of(sin)?);
     let view = View::of(x)?;
     let rows = view.heads::<T>()?;

@@ -3,6 +3,7 @@ use num_traits::{Float, Zero};
 
 pub(crate) use super::exp::Exp;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, with_output};
 use crate::kernels::reduce::channels::{Channels, block_sums};
@@ -25,6 +26,7 @@ pub(super) fn softmax(x: &Tensor, out: DType) -> Result<Tensor> {
 
 pub(super) fn softmax_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane>(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
+        let _held = hold([y, grad]);
         let (layout, data, grad) = (rows(y), Elements::<T>::of(y)?, Elements::<T>::of(grad)?);
         let dots = layout.sums::<T, 2, 0, 1>(
             [&data, &grad],
@@ -65,6 +67,7 @@ pub(super) fn log_softmax_backward(y: &Tensor, grad: &Tensor, out: DType) -> Res
         y: &Tensor,
         grad: &Tensor,
     ) -> Result<Tensor> {
+        let _held = hold([y, grad]);
         let (layout, data, grad) = (rows(y), Elements::<T>::of(y)?, Elements::<T>::of(grad)?);
         let sums = layout.sums::<T, 1, 0, 1>(
             [&grad],

@@ -5,13 +5,14 @@ use std::ops::Range;
 
 use candle_core::{DType, Result, Tensor, bail};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::layout::{Cut, Part, Strips, Taps};
 use super::rows::Stored;
 use super::source::Source;
 use super::{Shape, winograd, with_stored};
 use crate::kernels::cpu::dtype::{Elements, tensor};
+use crate::kernels::cpu::guard::hold;
+use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::gemm::micro::{Panel, Unit, transpose, with_cells};
 
@@ -63,10 +64,10 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
             blocks.map(move |first| (group, first..outs.min(first + BLOCK)))
         })
         .collect();
+    let _held = hold([x, grad]);
     let mut sums: Vec<Vec<f32>> = with_stored!(x, x => with_stored!(grad, grad => {
         let (x, grad): (&[_], &[_]) = (&x, &grad);
-        let tasks = (0..runs * blocks.len()).into_par_iter();
-        tasks.map(|task| {
+        parallel::map(runs * blocks.len(), |task| {
             let (group, channels) = blocks[task / runs].clone();
             let first = task % runs * run;
             let images = first..shape.batch.min(first + run);
@@ -77,7 +78,6 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
                 How::Tiles => winograd::Correlation { shape, channels }.run(x, grad, images),
             }
         })
-        .collect()
     }));
     let kernel = shape.kernel_height * shape.kernel_width;
     let mut total = vec![0f32; shape.c_out * shape.taps()];
@@ -88,8 +88,8 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
         places.push(own);
         rest = after;
     }
-    let tasks = places.into_par_iter().zip(sums.par_chunks_mut(runs));
-    tasks.for_each(|(places, sums)| {
+    let tasks = places.into_iter().zip(sums.chunks_mut(runs));
+    parallel::for_each_item(tasks, |(places, sums)| {
         let Some((sum, others)) = sums.split_first_mut() else { return };
         others.iter().for_each(|other| add_all(sum, other));
         // `(kernel row, kernel column, channel, output channel)`

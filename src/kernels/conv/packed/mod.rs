@@ -18,10 +18,10 @@ use std::mem::MaybeUninit;
 
 use candle_core::{DType, Result, Tensor, bail};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::shape::Shape;
 use crate::kernels::cpu::dtype::{Elements, tensor};
+use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::fresh;
 use crate::kernels::gemm::micro::{Cells, Panel, Rounded, Unit, with_cells};
@@ -166,9 +166,9 @@ impl Pass {
                 // image are one thread's.
                 let cuts: Vec<_> = phases.iter().map(|phase| self.cut(&phase.taps)).collect();
                 let images = cuts.iter().map(|cut| cut.images).max().unwrap_or(1);
-                let fair = self.batch.div_ceil(rayon::current_num_threads());
+                let fair = self.batch.div_ceil(parallel::threads());
                 let images = images.min(fair).max(1);
-                out.par_chunks_mut((images * out_image).max(1)).enumerate().for_each(|(i, out)| {
+                parallel::for_each_chunk(out, images * out_image, |i, out| {
                     let x = &x[i * images * image..][..out.len() / out_image * image];
                     match (phases, cuts.as_slice()) {
                         ([Phase { taps, weight, .. }], [cut]) if taps.out_step == 1 => {
@@ -273,8 +273,8 @@ impl Pass {
                 self.part(x, taps, weight, &part, group, bias, &place);
             };
             // Few images do not keep all threads busy by themselves.
-            if self.batch < rayon::current_num_threads() {
-                tasks.collect::<Vec<_>>().into_par_iter().for_each(work);
+            if self.batch < parallel::threads() {
+                parallel::for_each_item(tasks, work);
             } else {
                 tasks.for_each(work);
             }

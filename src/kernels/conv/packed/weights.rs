@@ -6,13 +6,13 @@ use std::mem::MaybeUninit;
 
 use candle_core::{DType, Result, Tensor, bail};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::layout::Taps;
 use super::rows::widen_into;
 use super::with_stored;
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::Elements;
+use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::fresh;
 use crate::kernels::gemm::micro::{Cells, Unit, first_plane, planed, split};
 
@@ -31,8 +31,8 @@ pub(super) fn widened(tensor: &Tensor) -> Result<Vec<f32>> {
         let data: &[_] = &data;
         fresh(data.len(), |places: &mut [MaybeUninit<f32>]| match data.len() > SHORT {
             true => {
-                let places = places.par_chunks_mut(SHORT);
-                places.zip(data.par_chunks(SHORT)).for_each(|(to, from)| widen_into(from, to));
+                let widen = |_, to: &mut [_], from: &[_]| widen_into(from, to);
+                parallel::for_each_chunk_zipped(places, SHORT, data, SHORT, widen);
             }
             false => widen_into(data, places),
         })
@@ -87,7 +87,7 @@ fn arrange(
     let (row, channel) = if order == Order::Forward { (row, kernel) } else { (kernel, row) };
     let used = used.enumerate().map(|(index, tap)| (tap, index * column * across)).collect();
     let arrangement = Arrangement { unit, ins, row, channel, kernel, used, across, down };
-    let pack = |(block, places): (usize, &mut [u32])| {
+    let pack = |block: usize, places: &mut [u32]| {
         let (group, first) = (block / blocks, block % blocks * rows);
         let start = group * shape.group_out() * shape.group_in() * kernel + first * row;
         // SAFETY: a `Unit` has the features.
@@ -96,8 +96,10 @@ fn arrange(
     let (places, block) = (shape.geometry.groups * blocks * rows * sum, (rows * sum).max(1));
     let places = &mut packed.as_mut_slice()[..places];
     match places.len() > SHORT {
-        true => places.par_chunks_mut(block).enumerate().for_each(pack),
-        false => places.chunks_mut(block).enumerate().for_each(pack),
+        true => parallel::for_each_chunk(places, block, pack),
+        false => {
+            places.chunks_mut(block).enumerate().for_each(|(block, places)| pack(block, places))
+        }
     }
     packed
 }

@@ -1,7 +1,6 @@
 //! The sides of a product, in the order that the panel reads.
 
-use rayon::prelude::*;
-
+use crate::kernels::cpu::parallel;
 use crate::kernels::gemm::micro::{Planes, Side, with_cells};
 
 /// Elements of a sum taken at a time: a block of 64 columns of them is half of a second-level cache: of 1
@@ -50,15 +49,17 @@ pub(super) fn laid_out<T: Planes>(
         let laid = parts.map(|part| {
             let stride = stride(&part);
             let cells = rest.split_off_mut(..lines * stride).unwrap_or_default();
-            let pack = |(index, out): (usize, &mut [u32])| {
+            let pack = |index: usize, out: &mut [u32]| {
                 let first = index * 64;
                 let count = (out.len() / stride).min(part.lines - first);
                 let lines = part.part(first, count, 0, part.depth);
                 if by_line { lines.pack_lines(stride, out) } else { lines.pack_blocks(out) }
             };
             match shared {
-                true => cells.par_chunks_mut(64 * stride).enumerate().for_each(pack),
-                false => cells.chunks_mut(64 * stride).enumerate().for_each(pack),
+                true => parallel::for_each_chunk(cells, 64 * stride, pack),
+                false => {
+                    cells.chunks_mut(64 * stride).enumerate().for_each(|(i, out)| pack(i, out))
+                }
             }
             Laid { depth: depth(&part), cells, stride }
         });

@@ -1,10 +1,10 @@
 //! The CPU side: one pass over memory each, on all cores.
 
 use candle_core::{Result, Tensor};
-use rayon::prelude::*;
 
 use super::{BINS, Counts, HIGHEST, LOWEST};
 use crate::kernels::cpu::dtype::{Elements, Real};
+use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 
 /// Elements a task; they are counted in 32 bits.
@@ -17,8 +17,8 @@ pub(super) fn exponents<T: Real>(tensor: &Tensor, factor: f32) -> Result<Counts>
         a.add(&b);
         a
     };
-    let parts = elements.par_chunks(TASK).map(|part| count(part, factor));
-    Ok(parts.reduce(Counts::default, merge))
+    let parts = parallel::map_items(elements.chunks(TASK), |part| count(part, factor));
+    Ok(parts.into_iter().fold(Counts::default(), merge))
 }
 
 fn count<T: Real>(part: &[T], factor: T) -> Counts {
@@ -66,5 +66,5 @@ pub(super) fn non_finite<T: Real>(tensor: &Tensor) -> Result<[usize; 2]> {
         counts
     };
     let add = |a: [usize; 2], b: [usize; 2]| [a[0] + b[0], a[1] + b[1]];
-    Ok(elements.par_chunks(TASK).map(count).reduce(|| [0; 2], add))
+    Ok(parallel::map_items(elements.chunks(TASK), count).into_iter().fold([0; 2], add))
 }

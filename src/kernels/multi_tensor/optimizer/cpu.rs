@@ -1,87 +1,146 @@
 //! The CPU side: each tensor's gradient, weight and states are read and written in one pass.
 
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, bail};
 
 use super::planes::{Gradient, Number, Part, Source};
 use super::rule::{Rule, Squares};
 use super::{Master, Slot};
-use crate::kernels::cpu::dtype::Elements;
-use crate::kernels::cpu::in_place::{SliceMut, write_all};
-use crate::kernels::cpu::parallel::{By, TASK, share};
+use crate::kernels::cpu::in_place::{Access, Locked, SliceMut, lock_sets};
+use crate::kernels::cpu::parallel::{TASK, map_sized};
 use crate::kernels::cpu::simd::vectorise;
+
+/// Elements of the variables that are locked together: an evaluation on another thread waits for a pass over
+/// them, and not for the whole step.
+const TOGETHER: usize = 1 << 22;
 
 /// One pass over all slots; the sums of squares of each.
 ///
-/// Nobody holds the lock of more than one variable: whoever reads several, in any order, waits for none
-/// forever.
+/// What belongs to some slots is locked, without waiting while anything is ([`lock_sets`]), and updated by all
+/// threads. So whoever reads several variables, in any order, waits for a pass, and never for ever.
 pub(super) fn pass(slots: &[Slot<'_>]) -> Result<Vec<Squares>> {
-    share(slots, |slot| slot.variable.elem_count(), update)
-}
-
-fn update(slot: &Slot<'_>, by: By) -> Result<Squares> {
-    match slot.variable.dtype() {
-        DType::F64 => {
-            let gradient = Elements::<f64>::of(slot.gradient)?;
-            typed(slot, Source::Own(&gradient), by)
+    let mut squares = Vec::with_capacity(slots.len());
+    while squares.len() < slots.len() {
+        let (rest, mut elements) = (&slots[squares.len()..], 0);
+        let few = rest.iter().take_while(|slot| {
+            let before = elements;
+            elements += slot.variable.elem_count();
+            before < TOGETHER
+        });
+        let sets: Vec<_> = few.map(accesses).collect();
+        let mut locked = lock_sets(&sets)?;
+        if locked.is_empty() {
+            bail!("no variable could be locked");
         }
-        _ => match slot.gradient.dtype() {
-            DType::F16 => typed::<f32>(slot, Source::F16(&Elements::of(slot.gradient)?), by),
-            DType::BF16 => typed::<f32>(slot, Source::BF16(&Elements::of(slot.gradient)?), by),
-            _ => typed::<f32>(slot, Source::Own(&Elements::of(slot.gradient)?), by),
-        },
+        squares.extend(update(rest, &mut locked)?);
     }
+    Ok(squares)
 }
 
-fn typed<T: Number>(slot: &Slot<'_>, gradient: Source<'_, T>, by: By) -> Result<Squares> {
-    let mut squares = Ok([0.0; 2]);
-    let gradient = Gradient { source: gradient, by: slot.by.on_host()?.map(T::of) };
+/// The variable, its gradient, its master if it has one, and its states. The variable comes first: that others
+/// have it, and nobody the rest, makes it the one to wait for.
+fn accesses<'a>(slot: &Slot<'a>) -> Vec<Access<'a>> {
     let master = match slot.master {
         Master::Full(master) | Master::Remainder(master) => Some(master),
         Master::Itself | Master::Stochastic => None,
     };
-    let mut tensors: [&Tensor; 5] = [slot.variable; 5];
-    let mut count = 1;
-    for tensor in master.into_iter().chain(slot.states) {
-        let Some(place) = tensors.get_mut(count) else { bail!("more than three states") };
-        *place = tensor;
-        count += 1;
+    let mut all = vec![Access::Write(slot.variable), Access::Read(slot.gradient)];
+    all.extend(master.into_iter().chain(slot.states).map(Access::Write));
+    all
+}
+
+/// A part of a slot, in the type of its arithmetic.
+enum Typed<'a> {
+    F32(Part<'a, f32>),
+    F64(Part<'a, f64>),
+}
+
+impl Typed<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(part) => part.len(),
+            Self::F64(part) => part.len(),
+        }
     }
-    let without_master = master.is_none();
-    write_all(&tensors[..count], &mut |slices: [SliceMut<'_>; 5]| {
-        let [weight, a, b, c, d] = slices;
-        let slices = match without_master {
-            true => [weight, SliceMut::None, a, b, c],
-            false => [weight, a, b, c, d],
-        };
-        let len = slot.variable.elem_count();
-        squares =
-            Part::new(slices, gradient, len, slot.seed).map(|part| divide(part, slot.rule, by));
-    })?;
+}
+
+/// Updates the slots whose tensors are locked, by tasks of all together.
+fn update(slots: &[Slot<'_>], locked: &mut [Vec<Locked<'_>>]) -> Result<Vec<Squares>> {
+    let mut tasks = Vec::new();
+    for (slot, locked) in slots.iter().zip(&mut *locked) {
+        let mut add = |part| tasks.push((part, slot.rule));
+        match slot.variable.dtype() {
+            DType::F64 => cut(part::<f64>(slot, locked)?, |part| add(Typed::F64(part))),
+            _ => cut(part::<f32>(slot, locked)?, |part| add(Typed::F32(part))),
+        }
+    }
+    let run = |(part, rule)| match part {
+        Typed::F32(part) => run(part, rule),
+        Typed::F64(part) => run(part, rule),
+    };
+    let squares = map_sized(tasks, |(part, _)| part.len(), run);
+    let mut squares = squares.as_slice();
+    let sum = |slot: &Slot<'_>| {
+        let parts = slot.variable.elem_count().div_ceil(TASK).max(1);
+        Ok(add_up(squares.split_off(..parts).unwrap_or_default()))
+    };
+    slots[..locked.len()].iter().map(sum).collect()
+}
+
+/// All of a slot.
+fn part<'a, T: Number>(slot: &Slot<'_>, locked: &'a mut [Locked<'_>]) -> Result<Part<'a, T>> {
+    let [variable, gradient, others @ ..] = locked else { bail!("a variable and its gradient") };
+    let source = match slot.gradient.dtype() {
+        DType::F16 => Source::F16(gradient.slice()?),
+        DType::BF16 => Source::BF16(gradient.slice()?),
+        _ => Source::Own(gradient.slice()?),
+    };
+    let gradient = Gradient { source, by: slot.by.on_host()?.map(T::of) };
+    let without_master = matches!(slot.master, Master::Itself | Master::Stochastic);
+    // The weight, its master, and three states.
+    let mut slices: [SliceMut<'a>; 5] = Default::default();
+    let first = if without_master { 2 } else { 1 };
+    if first + others.len() > slices.len() {
+        bail!("more than three states");
+    }
+    slices[0] = variable.slice_mut()?;
+    for (place, other) in slices[first..].iter_mut().zip(others) {
+        *place = other.slice_mut()?;
+    }
+    Part::new(slices, gradient, slot.variable.elem_count(), slot.seed)
+}
+
+/// Cuts a part where multiples of a task's size fall.
+fn cut<'a, T: Number>(mut part: Part<'a, T>, mut each: impl FnMut(Part<'a, T>)) {
+    while part.len() > TASK {
+        let (first, rest) = part.split_at(TASK);
+        each(first);
+        part = rest;
+    }
+    each(part);
+}
+
+fn run<T: Number>(part: Part<'_, T>, rule: Rule) -> Squares {
+    let (mut part, mut squares) = (Some(part), [0.0; 2]);
+    vectorise(
+        #[inline(always)]
+        || {
+            if let Some(part) = part.take() {
+                squares = part.run(rule);
+            }
+        },
+    );
     squares
 }
 
-/// Runs a part in tasks, cut where multiples of a task's size fall: the sums are added in the same
-/// order for any number of threads.
-fn divide<T: Number>(part: Part<'_, T>, rule: Rule, by: By) -> Squares {
-    if part.len() <= TASK {
-        let (mut part, mut squares) = (Some(part), [0.0; 2]);
-        vectorise(
-            #[inline(always)]
-            || {
-                if let Some(part) = part.take() {
-                    squares = part.run(rule);
-                }
-            },
-        );
-        return squares;
+/// Adds halves, in the same order for any number of threads.
+fn add_up(parts: &[Squares]) -> Squares {
+    match parts {
+        [] => [0.0; 2],
+        [one] => *one,
+        _ => {
+            let (a, b) = parts.split_at(parts.len() / 2);
+            let (a, b) = (add_up(a), add_up(b));
+            [a[0] + b[0], a[1] + b[1]]
+        }
     }
-    let (a, b) = {
-        let mid = part.len().div_ceil(TASK) / 2 * TASK;
-        part.split_at(mid)
-    };
-    let (a, b) = match by {
-        By::All => rayon::join(|| divide(a, rule, by), || divide(b, rule, by)),
-        By::One => (divide(a, rule, by), divide(b, rule, by)),
-    };
-    [a[0] + b[0], a[1] + b[1]]
 }

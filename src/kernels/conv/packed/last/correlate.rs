@@ -5,7 +5,6 @@ use std::ops::Range;
 
 use candle_core::{DType, Result, Tensor, bail};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::lines::Lines;
 use super::rows::{Pixels, copy};
@@ -15,6 +14,8 @@ use crate::kernels::conv::packed::layout::{Cut, Part, Strips, Taps};
 use crate::kernels::conv::packed::rows::{Stored, widen};
 use crate::kernels::conv::packed::source::{floats, halves, pairs};
 use crate::kernels::cpu::dtype::{Elements, tensor};
+use crate::kernels::cpu::guard::hold;
+use crate::kernels::cpu::parallel;
 use crate::kernels::gemm::micro::{Panel, Planes, Side, Tile, Unit, with_cells};
 
 /// See [`super::super::weight_gradient`].
@@ -29,18 +30,17 @@ pub(in crate::kernels::conv) fn weight_gradient(
     let groups = shape.geometry.groups;
     let (taps, wide) = (Taps::forward(shape), shape.group_in().next_multiple_of(16));
     let correlation = Correlation { shape, taps: &taps, unit, wide };
+    let _held = hold([x, grad]);
     let sums: Vec<Vec<f32>> = with_stored!(x, x => with_stored!(grad, grad => {
         let (x, grad): (&[_], &[_]) = (&x, &grad);
-        let tasks = (0..runs * groups).into_par_iter();
-        tasks.map(|task| {
+        parallel::map(runs * groups, |task| {
             let first = task % runs * run;
             correlation.run(x, grad, task / runs, first..shape.batch.min(first + run))
         })
-        .collect()
     }));
     let mut total = vec![0f32; shape.c_out * shape.taps()];
     let (outs, width) = (shape.group_out(), shape.kernel_width * wide);
-    let gather = |(out, places): (usize, &mut [f32])| {
+    let gather = |out: usize, places: &mut [f32]| {
         let (group, out) = (out / outs, out % outs);
         let mut line = vec![0f32; width];
         for row in 0..shape.kernel_height {
@@ -57,8 +57,11 @@ pub(in crate::kernels::conv) fn weight_gradient(
         }
     };
     match total.len() * runs > weights::SHORT {
-        true => total.par_chunks_mut(shape.taps()).enumerate().for_each(gather),
-        false => total.chunks_mut(shape.taps()).enumerate().for_each(gather),
+        true => parallel::for_each_chunk(&mut total, shape.taps(), gather),
+        false => {
+            let outs = total.chunks_mut(shape.taps()).enumerate();
+            outs.for_each(|(out, places)| gather(out, places));
+        }
     }
     if unit == Unit::Planes && !total.iter().all(|sum| sum.is_finite()) {
         return weight_gradient(x, grad, shape, Unit::Fma);

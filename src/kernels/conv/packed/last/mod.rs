@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{DType, Result, Tensor, bail};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::layout::{Part, Taps};
 use super::rows::Stored;
 use super::weights::{self, Order};
 use super::{Pass, Shape, with_stored};
 use crate::kernels::cpu::dtype::{Elements, tensor};
+use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::fresh_if;
 use crate::kernels::gemm::micro::{Cells, Panel, Rounded, Unit, planed, with_cells};
 pub(in crate::kernels::conv) use correlate::weight_gradient;
@@ -151,15 +151,15 @@ impl Phases {
         let rows =
             wanted.min(1024_usize.div_ceil(pass.out_size.1)).clamp(1, pass.out_size.0.max(1));
         let rows = rows.next_multiple_of(step);
-        let few = pass.batch < rayon::current_num_threads();
+        let few = pass.batch < parallel::threads();
         let met: usize = phases.iter().map(|phase| phase.taps.grid.0 * phase.taps.grid.1).sum();
         let channels = pass.groups * pass.outs;
         with_stored!(x, x => {
             let x: &[_] = &x;
             assert!(x.len() == pass.batch * image, "every image has a result");
             Ok(fresh_if(pass.batch * out_image, |out: &mut [MaybeUninit<O>]| {
-                out.par_chunks_mut(out_image).zip(x.par_chunks(image)).for_each(|(out, x)| {
-                    let each = |(task, out): (usize, &mut [MaybeUninit<O>])| {
+                parallel::for_each_chunk_zipped(out, out_image, x, image, |_, out, x| {
+                    let each = |task: usize, out: &mut [MaybeUninit<O>]| {
                         if met < pass.out_size.0 * pass.out_size.1 {
                             for (i, out) in out.iter_mut().enumerate() {
                                 let bias = bias.map_or(0.0, |bias| bias[i % channels]);
@@ -171,8 +171,11 @@ impl Phases {
                         }
                     };
                     match few {
-                        true => out.par_chunks_mut(rows * row).enumerate().for_each(each),
-                        false => out.chunks_mut(rows * row).enumerate().for_each(each),
+                        true => parallel::for_each_chunk(out, rows * row, each),
+                        false => {
+                            let tasks = out.chunks_mut(rows * row).enumerate();
+                            tasks.for_each(|(task, out)| each(task, out));
+                        }
                     }
                 });
                 self.finite.load(Ordering::Relaxed)

@@ -23,12 +23,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{DType, Result, Tensor, bail};
 use half::{bf16, f16};
-use rayon::prelude::*;
 
 use super::rows::Stored;
 use super::weights::Order;
 use super::{Shape, with_stored};
 use crate::kernels::cpu::dtype::Elements;
+use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::fresh_if;
 use crate::kernels::gemm::micro::{Cells, Rounded, Unit, with_cells};
@@ -98,8 +98,8 @@ fn pack(weight: &[f32], shape: &Shape, order: Order) -> Cells {
     let (ins, outs) = (shape.c_in, shape.c_out);
     let block = PLACES * ins * ROWS;
     let mut packed = Cells::new(outs.div_ceil(ROWS) * block);
-    let blocks = packed.as_mut_slice()[..outs.div_ceil(ROWS) * block].par_chunks_mut(block);
-    blocks.enumerate().for_each(|(index, places)| {
+    let blocks = &mut packed.as_mut_slice()[..outs.div_ceil(ROWS) * block];
+    parallel::for_each_chunk(blocks, block, |index, places| {
         let first = index * ROWS;
         vectorise(
             #[inline(always)]
@@ -163,9 +163,9 @@ impl Pass<'_> {
         let out = Images(out.as_mut_ptr().cast::<O>());
         let vectors = self.grid.vectors();
         // Enough for all threads to end together, in whole products.
-        let task = vectors.div_ceil(4 * rayon::current_num_threads());
+        let task = vectors.div_ceil(4 * parallel::threads());
         let task = task.next_multiple_of(VECTORS).clamp(VECTORS, 16 * VECTORS);
-        (0..vectors.div_ceil(task)).into_par_iter().for_each(|index| {
+        parallel::for_each(vectors.div_ceil(task), |index| {
             let last = vectors.min((index + 1) * task);
             let sizes = [PLACES * self.place(), PLACES * ROWS * TILES];
             with_cells(sizes, |[tiles, sums]| {

@@ -1,0 +1,44 @@
+//! Every operator on variables that others write all the time, one tensor given for all inputs of its shape.
+
+use candle_amp::ops;
+use candle_core::{DType, Var};
+
+use super::{beside_writers, watched};
+use crate::cases;
+
+/// Times that every operator runs.
+const ROUNDS: usize = 6;
+
+#[test]
+fn every_operator_reads_a_storage_once() {
+    let name = |number: u64| {
+        let all = cases::all();
+        let case = &all[(number as usize).min(all.len() - 1)];
+        format!("{} ({})", case.op.name(), case.name)
+    };
+    watched(name, |progress| {
+        for case in cases::all() {
+            // One variable for each shape.
+            let mut variables: Vec<Var> = Vec::new();
+            let mut inputs = Vec::new();
+            for input in &case.inputs {
+                let known = variables.iter().find(|var| var.dims() == input.dims()).cloned();
+                let variable = known.unwrap_or_else(|| {
+                    let value = input.to_dtype(DType::F32).unwrap();
+                    variables.push(Var::from_tensor(&value).unwrap());
+                    variables[variables.len() - 1].clone()
+                });
+                inputs.push(variable.as_tensor().clone());
+            }
+            beside_writers(&progress, &variables, || {
+                for _ in 0..ROUNDS {
+                    // What the writers do may make a backward an error, as may two inputs that must
+                    // differ: what matters is that it ends.
+                    let Ok(output) = (case.f)(&inputs) else { continue };
+                    let _ = ops::sum(&output).and_then(|loss| loss.backward());
+                }
+            });
+            progress.step();
+        }
+    });
+}
