@@ -1,7 +1,7 @@
 //! Layer norm and RMS norm on the CPU.
 //!
-//! A row stays in the first-level cache, so that reading it several times costs little. Forward takes the mean first and
-//! then the squares about it, as the sum of squares alone loses all digits where the mean is large. The mean is
+//! A row stays in the first-level cache, so that reading it several times costs little. Forward takes the mean first
+//! and then the squares about it, as the sum of squares alone loses all digits where the mean is large. The mean is
 //! saved as two numbers, because rounded to one it is off by up to half its last place.
 //!
 //! Backward gets, for each row, `dx = (g - mean(g) - normal · mean(g · normal)) / std` with `g = grad · weight`. RMS

@@ -8,7 +8,7 @@
 //!
 //! | version | operands |
 //! |---|---|
-//! | `of_pairs` | BF16. Each image is a segment of one sum. Where rows have no gap, it packs straight from the tensors. |
+//! | `of_pairs` | BF16. Each image is a segment of one sum. Rows without a gap are packed straight from the tensors. |
 //! | `of_planes` | F32 and F16 as BF16x3. A line joins rows of several small images, so that registers are full. |
 //! | `of_floats` | F32 with AVX-512, whose kernel reads any stride: nothing is transposed. |
 //!
