@@ -2,7 +2,7 @@
 //!
 //! A task has one head of keys, because every query that attends to it adds to the gradients of `k` and `v`: with
 //! one thread a head, the sums need no locks and have one order. It goes through its queries block by block. For
-//! each block it computes the probabilities `p` again, from the saved logarithms of the sums, and then
+//! each block it computes the probabilities `p` again, from the saved statistics of their rows, and then
 //! `dv += pᵀ × dy`, `dp = dy × vᵀ`, `ds = p ⊙ (dp - sum(p ⊙ dp))`, `dq = ds × k` and `dk += dsᵀ × q`.
 
 use std::ops::Range;

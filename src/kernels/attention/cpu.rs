@@ -6,8 +6,8 @@
 //! row, where the scores have one a key. So scores never reach main memory, and there is no online softmax, as a
 //! block sees all its keys.
 //!
-//! Only the logarithm of each row's sum is saved. Backward computes the scores again and gets the probabilities from
-//! that logarithm without a second softmax. Heads, batches and blocks are tasks of the threads.
+//! Only the statistics of each row's softmax are saved. Backward computes the scores again and gets the probabilities
+//! from these without a second softmax. Heads, batches and blocks are tasks of the threads.
 
 use candle_core::{DType, Result, Tensor, WithDType};
 use num_traits::{Float, Zero};

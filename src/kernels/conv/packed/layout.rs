@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::kernels::conv::shape::Shape;
 
-/// Sums over some taps at a grid of positions: a whole convolution, or one of the `stride²` phases of dgrad.
+/// Sums over some taps at a grid of positions: a whole convolution, or one phase of dgrad.
 #[derive(Clone, Debug)]
 pub(super) struct Taps {
     /// For each kernel row in use, the input row that position 0 meets, and its index.
@@ -38,8 +38,8 @@ impl Taps {
         }
     }
 
-    /// The phases of dgrad. Phase `(row, column)` has the input pixels at that distance from a multiple of the
-    /// stride. Only taps at the same distance meet them.
+    /// The gradient by the input: the input pixels that lie `row, column` beyond a multiple of the
+    /// stride meet the taps that do.
     pub(super) fn backward(shape: &Shape) -> impl Iterator<Item = Self> {
         let (stride, dilation) = (shape.geometry.stride, shape.geometry.dilation as isize);
         let (padding, shape) = (shape.geometry.padding, *shape);

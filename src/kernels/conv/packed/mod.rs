@@ -10,7 +10,7 @@
 //! registers over all taps and rounded once.
 //!
 //! dgrad, the gradient by the input, is the same loop over the output's gradient. With a stride, input pixels fall
-//! into `stride²` phases that meet different taps. Each phase is a convolution; their results are interleaved.
+//! into up to `stride²` phases that meet different taps. Each is a convolution; their results are interleaved.
 //! wgrad, the gradient by the weight, has loops of its own. Plain 3 × 3 convolutions in F32 take Winograd's.
 #![allow(unsafe_code)]
 
@@ -151,7 +151,7 @@ impl Pass {
         Self { ins: outs, outs: ins, size: out_size, out_size: size, ..Self::forward(shape, unit) }
     }
 
-    /// Runs the phases in `parts`, which together write every output pixel.
+    /// Convolves by parts that together write every output pixel.
     fn run<O: Rounded>(
         &self,
         x: &Tensor,
@@ -188,7 +188,7 @@ impl Pass {
         Cut::new(taps.grid, self.batch, self.cells() * taps.columns.len() * taps.step)
     }
 
-    /// Convolves each phase by itself, then interleaves their pixels.
+    /// Convolves each part by itself, then takes their pixels in turn.
     fn woven<S: Stored + 'static, O: Rounded>(
         &self,
         x: &[S],
