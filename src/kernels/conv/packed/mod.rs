@@ -121,7 +121,7 @@ macro_rules! with_stored {
 
 use with_stored;
 
-/// The sizes of a convolution in one direction, forward or dgrad: channels of a group, images, their number.
+/// Channels of a group, sizes of images, and their number.
 struct Pass {
     unit: Unit,
     groups: usize,
