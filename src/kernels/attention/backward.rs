@@ -1,4 +1,9 @@
-//! The gradients of attention on the CPU: a head of keys and its queries at a time.
+//! The gradients of attention on the CPU, a head of keys and all its queries at a time.
+//!
+//! A task has one head of keys, because every query that attends to it adds to the gradients of `k` and `v`: with
+//! one thread a head, the sums need no locks and have one order. It goes through its queries block by block. For
+//! each block it computes the probabilities `p` again, from the saved statistics of their rows, and then
+//! `dv += pᵀ × dy`, `dp = dy × vᵀ`, `ds = p ⊙ (dp - sum(p ⊙ dp))`, `dq = ds × k` and `dk += dsᵀ × q`.
 
 use std::ops::Range;
 
@@ -236,7 +241,7 @@ fn slice<'a, T>(data: &'a mut [T], rows: &Range<usize>, width: usize) -> &'a mut
     data.get_mut(rows.start * width..rows.end * width).unwrap_or_default()
 }
 
-/// From the gradients of probabilities to those of their scores.
+/// The softmax's backward: turns the gradients `dp` of the probabilities into those of the scores.
 #[inline(always)]
 fn slope<A: Real + Lane<Acc = A>>(p: &[A], dp: &mut [A]) {
     let mut average = 0.0;

@@ -1,4 +1,13 @@
-//! Attention on the CPU: a block of queries at a time, their scores in cache.
+//! Attention on the CPU, a block of queries of one head at a time.
+//!
+//! For a block, `q × kᵀ` gives all its scores at once: about half a megabyte, which stays in the second-level
+//! cache. A row of scores is scaled, masked and turned into exponentials relative to its largest, and `scores × v`
+//! gives the output. The division by the sum of the exponentials comes last, on the output: it has `dv` elements a
+//! row, where the scores have one a key. So scores never reach main memory, and there is no online softmax, as a
+//! block sees all its keys.
+//!
+//! Only the statistics of each row's softmax are saved. Backward computes the scores again and gets the probabilities
+//! from these without a second softmax. Heads, batches and blocks are tasks of the threads.
 
 use candle_core::{DType, Result, Tensor, WithDType};
 use num_traits::Zero;
@@ -38,8 +47,8 @@ impl Sizes {
         self.heads / self.kv_heads
     }
 
-    /// Queries whose scores are held at a time: as many as fit half a megabyte of F32, but enough
-    /// for a product to be worth its packing.
+    /// Queries of a block: as many as have half a megabyte of F32 scores, but enough for the product to be worth
+    /// its packing.
     pub(super) fn block(&self) -> usize {
         ((1 << 17) / self.keys.max(1)).clamp(16, 64)
     }
@@ -54,7 +63,7 @@ impl Sizes {
     }
 }
 
-/// A mask as the kernel reads it, of the shape of the scores.
+/// The mask broadcast to the shape of the scores, in the dtype that the kernel reads.
 pub(super) fn spread(mask: Option<&Tensor>, sizes: Sizes, dtype: DType) -> Result<Option<Tensor>> {
     let Some(mask) = mask else { return Ok(None) };
     let mask = unrepeated(mask)?;

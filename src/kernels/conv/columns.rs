@@ -1,8 +1,8 @@
-//! Images as matrices: one row a tap of the kernel, one column a pixel of the output.
+//! im2col: an image as a matrix with a row for each tap of the kernel and a column for each output pixel.
 //!
-//! Only the taps of one row of the kernel are laid out, for all rows of the image that some row of
-//! the kernel meets: the matrices of the kernel's other rows are the same elements, some image rows
-//! further on. A third of the copies, for a kernel of three rows.
+//! Only the taps of *one* row of the kernel are gathered, for all image rows that any row of the kernel meets. The
+//! matrix of another row of the kernel is the same memory, starting some image rows further on. For a kernel of
+//! three rows this saves two thirds of the copies.
 
 use std::ops::Range;
 

@@ -1,8 +1,13 @@
-//! Convolutions on the CPU, as products with matrices of columns.
+//! NCHW convolutions on any CPU, by im2col and the `gemm` crate.
 //!
-//! A thread gathers the strips of a tile of output pixels, some rows of an image or some small
-//! images, into memory that stays in its cache, widened to the arithmetic type, and multiplies them
-//! there, a product a row of the kernel. Images are spread over the threads.
+//! A thread takes a tile of output pixels: some rows of an image, or some small images. It widens their inputs to
+//! the type of the arithmetic and gathers their row panels, which stay in its cache, and multiplies the weights by
+//! them there. There is one product for each row of the kernel, added into the same sums, because all rows of the
+//! kernel share the row panels: see [`super::columns`].
+//!
+//! dgrad at stride 1 is a convolution with the kernel turned by 180°. At other strides it is a product with the
+//! transposed weights, scattered back (col2im). wgrad is a product over pixels; runs of images have sums of their own,
+//! which are added in a fixed order. Images are spread over the threads.
 
 use std::ops::Range;
 
@@ -86,7 +91,7 @@ fn turned<A: Arithmetic>(weight: &[A], shape: &Shape) -> Vec<A> {
     turned
 }
 
-/// What a thread works on at a time.
+/// The size of a tile: what a thread works on at a time.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
     images: usize,

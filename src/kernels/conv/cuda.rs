@@ -1,9 +1,19 @@
-//! On CUDA: by cuDNN, where it is there, else matrix products over columns, in tiles of the batch's
-//! pixels, so that columns take no more than [`WORKSPACE`]; convolutions of one channel a group by
-//! themselves.
+//! NCHW convolutions on CUDA.
 //!
-//! Products read halves where both operands have one half dtype, else F32 (F64), and add up in F32
-//! (F64). What they write is rounded once: halves where nothing is added to them, else F32.
+//! The first of these that applies computes a pass:
+//!
+//! 1. A kernel of this crate, if each group has one input channel (depthwise).
+//! 2. cuDNN, if it can be loaded and has a deterministic algorithm without transforms.
+//! 3. cuBLAS on the images as they are, if they are their own columns (1 × 1 kernels) and there is no bias.
+//! 4. im2col and cuBLAS: a kernel writes the columns of a tile of output pixels, so many that they fit
+//!    [`WORKSPACE`], and cuBLAS multiplies them by the weights. The product is `(channels, pixels of all images)`, so
+//!    another kernel moves it into NCHW, and adds the bias.
+//!
+//! Forward, dgrad and wgrad are mirror images: the product of the three matrices weights, columns and outputs that
+//! has the wanted one as its result. dgrad ends in col2im, which adds each pixel's columns.
+//!
+//! Products read 16-bit operands if both have the same 16-bit dtype, else F32 (F64), and sum in F32 (F64). The sums
+//! are rounded once: to 16 bits if nothing is added to them later, else to F32.
 
 mod last;
 
@@ -25,7 +35,7 @@ static SOURCE: Source =
 
 /// Bytes of columns at a time, unless a single image has more.
 const WORKSPACE: usize = 256 << 20;
-/// Pixels of an output channel, from which on a product for every image is large enough by itself.
+/// From this many pixels of an output channel on, one product an image is large enough to use the GPU well.
 const LARGE: usize = 64;
 
 /// See [`super::forward`]. Nothing is empty.
@@ -235,8 +245,8 @@ pub(super) fn weight_gradient(
     in_dtype(&sum.unwrap_or(dw), out)
 }
 
-/// By cuDNN, with a `bias` for each channel, where all are of one dtype: the result begins as the bias, which then is
-/// added before the one rounding, and of halves no wider result is needed.
+/// Asks cuDNN for the convolution with its bias, if all have one dtype. The output is filled with the bias first, and
+/// cuDNN adds to it before it rounds. So 16-bit outputs need no F32 copy.
 fn biased_library(
     gpu: &Gpu,
     pass: Pass,
@@ -253,8 +263,8 @@ fn biased_library(
     }
 }
 
-/// By cuDNN: the third tensor of two, in the dtype `written`, with a bias of that dtype if there is one; a weight's
-/// gradient as the library's weights lie. `None` where it does not do that.
+/// Asks cuDNN for the pass of these two tensors, in the dtype `written`, with a bias of that dtype if there is one.
+/// A weight's gradient has the layout of cuDNN's weights. `None` if cuDNN does not do it.
 fn library(
     gpu: &Gpu,
     pass: Pass,
@@ -329,20 +339,20 @@ fn library_gradient(dtype: DType, out: DType, wide: DType) -> DType {
     if exact { wide } else { dtype }
 }
 
-/// With a bias for each channel, in `out`.
+/// Adds the bias of each channel, and rounds to `out`.
 fn finish(y: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
     let Some(bias) = bias else { return in_dtype(y, out) };
     let bias = bias.reshape((1, (), 1, 1))?.broadcast_as(y.shape())?;
     in_dtype(&add(y, &bias)?, out)
 }
 
-/// Whether each image, as it is, is a matrix of columns, and one that products like.
+/// Whether each image is already its own matrix of columns, large enough for a product of its own.
 fn images_are_matrices(shape: &Shape) -> bool {
     let pixels = shape.pixels();
     shape.pointwise() && shape.geometry.groups == 1 && pixels >= LARGE && pixels.is_multiple_of(8)
 }
 
-/// Both contiguous, in the dtype that a product reads.
+/// Both operands, contiguous and in the dtype that products read.
 fn operands(gpu: &Gpu, tensors: [&Tensor; 2], wide: DType) -> Result<[Tensor; 2]> {
     let [a, b] = tensors;
     // Products of BF16 came with compute capability 8.0.
@@ -357,7 +367,7 @@ fn rows(tensor: &Tensor, ld: usize, stride: usize) -> Matrices<'_> {
     Matrices { tensor, transposed: false, ld, stride }
 }
 
-/// What kernels are told of a shape.
+/// The sizes in the order of the kernels' parameters.
 fn sizes(shape: &Shape) -> [usize; 12] {
     let Geometry { stride, padding: (above, left), dilation, .. } = shape.geometry;
     let Shape { c_in, c_out, height, width, out_height, out_width, .. } = *shape;
@@ -378,11 +388,11 @@ fn sizes(shape: &Shape) -> [usize; 12] {
     ]
 }
 
-/// The output's pixels, counted through the batch, in tiles of so many.
+/// Tiles of output pixels, which are numbered through the batch.
 struct Tiles<'a> {
     shape: &'a Shape,
     count: usize,
-    /// Elements from a row to the next: rows begin at addresses that products like.
+    /// Elements from a row to the next. It is padded so that cuBLAS gets aligned rows.
     ld: usize,
 }
 

@@ -1,8 +1,10 @@
 //! Two-dimensional convolutions and their gradients.
 //!
-//! Images are `(batch, channels, height, width)`, or `(batch, height, width, channels)` as their
-//! [`Format`] says, weights `(c_out, c_in / groups, kh, kw)`. Every argument is F16, BF16, F32 or F64, not necessarily the same → F64 where one of them is F64, else
-//! F32 → rounded once to `out`.
+//! Images are `(batch, channels, height, width)` or `(batch, height, width, channels)`, as their [`Format`] says.
+//! Weights are `(c_out, c_in / groups, kh, kw)`. Every argument is F16, BF16, F32 or F64, not necessarily the same →
+//! F64 where one of them is F64, else F32 → rounded once to `out`.
+//!
+//! As in cuDNN, *dgrad* is the gradient by the data, which is the input, and *wgrad* is the gradient by the weight.
 
 mod columns;
 mod cpu;

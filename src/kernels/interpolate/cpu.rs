@@ -1,3 +1,9 @@
+//! NCHW interpolation on the CPU, a plane (one channel of one image) at a time.
+//!
+//! Where each output row and column reads, and with which weights, is computed once for all planes. A plane is widened
+//! into scratch that stays in the cache. Backward scatters: each output gradient is added to the one or four inputs
+//! that it was made of. One thread has a whole plane, so it needs no locks and has one order of additions.
+
 use candle_core::{DType, Result, Tensor};
 use num_traits::Zero;
 

@@ -88,7 +88,8 @@ DEVICE void norm(T *y, Acc<T> *statistics, const T *x, const P *weight, const P 
     }
 }
 
-// dx = (slope - average(slope) - normal * average(slope * normal)) / std, of slope = weight * grad; and what waits.
+// dx = (slope - average(slope) - normal * average(slope * normal)) / std + the pending gradient, with
+// slope = weight * grad.
 template <class T, class P, class O>
 DEVICE void norm_backward(O *dx, const T *x, const T *grad, const P *weight, const O *waiting,
                           const Acc<T> *statistics, size_t rows, size_t columns, size_t groups, size_t inner,

@@ -1,3 +1,12 @@
+//! Losses on the CPU.
+//!
+//! Cross entropy never stores probabilities. Forward keeps two numbers a row: the largest logit, and the logarithm of
+//! the sum of exponentials relative to it. Backward gets each probability from these as `exp((x - largest) - log_sum)`,
+//! and turns it into the gradient in the same pass. If nothing else needs the logits, it overwrites them, which saves
+//! the largest buffer of a language model's step.
+//!
+//! Pairwise losses read both tensors once, and their backward is one pass that computes the derivative.
+
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Tensor, WithDType};
 

@@ -1,3 +1,10 @@
+//! NCHW pooling on the CPU, a plane (one channel of one image) at a time.
+//!
+//! A plane is widened to the arithmetic's type into scratch that stays in the cache, and its result is rounded on the
+//! way out. Inside a plane the loops go over the taps of the window, and for each tap over a strip of neighbouring
+//! windows. So the inner loop is over contiguous or evenly strided elements and vectorises; a loop over windows with
+//! the taps inside would not.
+
 use std::ops::Range;
 
 use candle_core::{DType, Device, Result, Tensor};

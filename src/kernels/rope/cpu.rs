@@ -1,3 +1,8 @@
+//! Rotary position embedding on the CPU: each pair of elements of a row is turned by its position's angle.
+//!
+//! The pairs are neighbours (`adjacent`), or element `i` and element `i + d / 2`. Views such as the heads of one fused
+//! projection are read in place. Backward is the same rotation by the negative angle.
+
 use candle_core::{D, DType, Result, Tensor};
 
 use super::Form;

@@ -1,3 +1,12 @@
+//! Softmax and log-softmax on the CPU: a pass for each row's largest element and sum, and a pass for the result.
+//!
+//! The largest element is subtracted before the exponential, so that nothing overflows. Exponentials are computed into
+//! a block of memory first and summed after, because a loop with both does not vectorise. Sums of blocks are in F64.
+//! log-softmax subtracts the largest element and the logarithm of the sum one after the other: their sum, rounded,
+//! would lose the digits of small differences between large logits.
+//!
+//! Backward needs only the output: a sum over each row, then one pass.
+
 use candle_core::{DType, Result, Tensor};
 use num_traits::{Float, Zero};
 

@@ -1,5 +1,8 @@
-//! Of images `(b, h, w, c)`: a matrix has a row a pixel of the batch, and a kernel's taps side by side
-//! as such a row has them, `(c_out, kh, kw, c_in / groups)`. What a product writes is an image.
+//! NHWC convolutions on CUDA, where cuDNN does not do them.
+//!
+//! im2row writes a row for each pixel of the batch: its taps, in the order `(kh, kw, channels)`. The weights are
+//! transposed to `(c_out, kh, kw, c_in / groups)`. Then `rows × weightsᵀ` is the output in NHWC already, so nothing has
+//! to be moved after the product, and cuBLASLt can add the bias in it.
 
 use candle_core::{DType, Result, Tensor};
 
@@ -167,7 +170,7 @@ pub(super) fn weight_gradient(
     from_taps(gpu, &sum, shape, tiles.row, out)
 }
 
-/// `weight` with the channels of a tap side by side, and zeros up to `row` elements.
+/// Transposes `weight` so that the channels of a tap are contiguous, and pads each row with zeros to `row` elements.
 pub(super) fn to_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize) -> Result<Tensor> {
     let taps = shape.kernel_height * shape.kernel_width;
     if taps == 1 && row == shape.taps() {
@@ -187,7 +190,7 @@ fn from_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize, out: DType) 
     turn(gpu, weight, dims, [row, shape.taps()], out)?.reshape(&shape.weight_dims()[..])
 }
 
-/// Each of `count` matrices `(a, b)` transposed, their rows as many elements apart as `lds` says, in `out`.
+/// Transposes each of `count` matrices `(a, b)`, whose rows are `lds` elements apart, into `out`.
 fn turn(
     gpu: &Gpu,
     from: &Tensor,
@@ -253,8 +256,7 @@ fn depthwise_weight(
     Ok(dw)
 }
 
-/// A product, with a bias for each column if there is one; `false`, and nothing done, where the library
-/// has no such.
+/// Multiplies, and adds the bias of each column if there is one. Returns `false` and does nothing if cuBLASLt cannot.
 fn product(gpu: &Gpu, product: Product<'_>, bias: Option<&Tensor>) -> Result<bool> {
     match bias {
         Some(bias) => gpu.biased_product(&product, bias),
@@ -297,7 +299,7 @@ fn biased(gpu: &Gpu, y: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Te
     add_bias(gpu, Some(y), Some(&bias), y.dtype(), y.dims().to_vec(), out)
 }
 
-/// The pixels of a batch in parts, so that their rows find room.
+/// Tiles of a batch's pixels, small enough for their rows to fit the workspace.
 struct Tiles<'a> {
     shape: &'a Shape,
     /// Elements of a group's row: its taps, or so many that each row begins as matrices like it.
@@ -368,7 +370,7 @@ impl<'a> Tiles<'a> {
         rows(weight, self.row, self.shape.group_out() * self.row)
     }
 
-    /// What the pixels of a tile see of `x`.
+    /// The im2row matrix of a tile of `x`.
     fn columns(&self, gpu: &Gpu, x: &Tensor, tile: &Tile) -> Result<Columns> {
         let (shape, groups) = (self.shape, self.shape.geometry.groups);
         if shape.pointwise() {

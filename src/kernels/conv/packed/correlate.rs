@@ -1,5 +1,11 @@
-//! The gradient by the weight: strips of input rows times transposed strips of the output's
-//! gradient, summed over positions.
+//! wgrad, the gradient by the weight, of NCHW images: `x (taps × positions) × gradᵀ (positions × channels)`.
+//!
+//! The depth of this product is the positions of all images: long, where the result is small. So threads take runs
+//! of images, each with sums of its own, and the sums are added in a fixed order. The number of runs depends on
+//! shapes alone, so the result does not depend on the number of threads.
+//!
+//! A run goes block by block. Both operands are packed with neighbouring pixels in a word, and the gradient is
+//! transposed. As in the forward pass, a kernel row reads the row panels of `x` from another input row on.
 
 use std::ops::Range;
 
@@ -19,8 +25,8 @@ use crate::kernels::gemm::micro::{Panel, Unit, transpose, with_cells};
 /// Output channels of a task: a multiple of the columns of all tiles.
 const BLOCK: usize = 64;
 
-/// Runs of images whose sums are kept apart, then added in order: enough for the threads of most
-/// processors, and few enough that the sums stay small beside the images.
+/// How many runs of images have sums of their own: enough for the threads of most processors, and few enough that
+/// the sums stay small beside the images.
 pub(super) fn runs(weights: usize) -> usize {
     ((1 << 20) / weights.max(1)).clamp(2, 16)
 }
@@ -41,7 +47,7 @@ pub(in crate::kernels::conv) fn weight_gradient(
     Ok(tensor(total(x, grad, shape, How::Strips(unit))?, &shape.weight_dims()))
 }
 
-/// What sums are taken by.
+/// The algorithm.
 #[derive(Clone, Copy)]
 enum How {
     Strips(Unit),

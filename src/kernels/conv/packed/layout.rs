@@ -1,4 +1,7 @@
-//! What a convolution reads and writes, as offsets.
+//! Index arithmetic of a convolution: which input rows and columns meet which taps, and where im2col puts them.
+//!
+//! Nothing here touches data. `Taps` has the offsets of a kernel's rows and columns, `Part` a block of output
+//! pixels, `Cut` how large blocks are, and `Strips` where each input row of a block is in the row panels.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,8 +9,7 @@ use std::ops::Range;
 use crate::kernels::conv::Geometry;
 use crate::kernels::conv::shape::Shape;
 
-/// Sums over some taps at a grid of positions: a convolution, or one of the `stride²` parts of its
-/// gradient by the input.
+/// Sums over some taps at a grid of positions: a whole convolution, or one phase of dgrad.
 #[derive(Clone, Debug)]
 pub(super) struct Taps {
     /// For each kernel row in use, the input row that position 0 meets, and its index.
@@ -81,7 +83,7 @@ impl Taps {
     }
 }
 
-/// Some positions of some images.
+/// A block of positions (output pixels): some rows and columns, of `images` images.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) images: usize,
@@ -89,9 +91,8 @@ pub(super) struct Part {
     pub(super) columns: Range<usize>,
 }
 
-/// Input rows side by side, a strip for each kernel column and channel. A slot of a strip is an
-/// input row that some kernel row meets, as a line of positions, `(image, column)`; rows that a
-/// kernel row meets one after the other are slots one after the other.
+/// The layout of the row panels: one for each kernel column and channel. A slot of a row panel is an input row that
+/// some kernel row meets, as a line of positions, `(image, column)`. A kernel row meets consecutive slots.
 #[derive(Clone, Debug)]
 pub(super) struct Strips {
     /// Where the slots of each kernel row start.
@@ -169,7 +170,7 @@ impl Strips {
     }
 }
 
-/// How the positions are cut up.
+/// The size of the blocks that positions are cut into.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     pub(super) images: usize,

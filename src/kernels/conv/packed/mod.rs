@@ -1,8 +1,17 @@
-//! Convolutions on processors with AVX-512: strips of input rows, multiplied as packed panels.
+//! NCHW convolutions by packed GEMM, on processors with AVX-512.
 //!
-//! A thread takes the input rows that a part of the positions meets and lays them out once for
-//! each kernel *column*, in memory that stays in its cache. Kernel rows are then the same strips,
-//! read from another row on; so all taps are summed in registers, and rounded once into the output.
+//! The weights are the left matrix, packed once a pass. The right matrix is im2col of the image, and a thread makes
+//! it block by block: it takes some output pixels, and packs the input rows that they need into row panels that
+//! stay in its second-level cache.
+//!
+//! A row panel holds one input channel as one *column* of the kernel sees it. Rows of the kernel need no copies of
+//! their own: they read the same row panels, starting at another input row. That divides the copying by the
+//! kernel's height. The micro-kernel takes the rows as segments of one sum, so every output element is summed in
+//! registers over all taps and rounded once.
+//!
+//! dgrad, the gradient by the input, is the same loop over the output's gradient. With a stride, input pixels fall
+//! into up to `stride²` phases that meet different taps. Each is a convolution; their results are interleaved.
+//! wgrad, the gradient by the weight, has loops of its own. Plain 3 × 3 convolutions in F32 take Winograd's.
 #![allow(unsafe_code)]
 
 mod correlate;
@@ -32,10 +41,10 @@ use source::Source;
 use store::Places;
 use weights::Order;
 
-/// The unit that convolves these operands, where this module does.
+/// The instruction set for these operands; `None` where this module does not convolve them.
 pub(super) fn unit(operands: [&Tensor; 2], shape: &Shape) -> Option<Unit> {
     let double = operands.iter().any(|operand| operand.dtype() == DType::F64);
-    // A channel by itself fills no tile.
+    // One channel leaves most of a tile empty.
     let suits = shape.group_in().min(shape.group_out()) > 1
         && shape.batch > 0
         && shape.image() > 0
@@ -144,7 +153,7 @@ impl Pass {
         }
     }
 
-    /// From the output's gradient to the input's.
+    /// dgrad: from the output's gradient to the input's.
     fn backward(shape: &Shape, unit: Unit) -> Self {
         let Self { ins, outs, size, out_size, .. } = Self::forward(shape, unit);
         Self { ins: outs, outs: ins, size: out_size, out_size: size, ..Self::forward(shape, unit) }
@@ -281,6 +290,8 @@ impl Pass {
         }
     }
 
+    /// Convolves one block of output pixels of one group: packs its row panels, multiplies the weights by them, and
+    /// rounds the sums into `out`.
     #[allow(clippy::too_many_arguments)]
     fn part<S: Stored + 'static, O: Rounded>(
         &self,
@@ -304,7 +315,7 @@ impl Pass {
         let (height, width) = self.out_size;
         let columns = part.columns.len();
         let positions = part.rows.len() * strips.line;
-        // Rows of one image follow each other without a gap.
+        // The block covers whole rows of one image, which are contiguous: one run instead of one a row.
         let whole = part.images == 1 && columns == width && strips.line == width;
         let places = Places {
             run: if whole { positions } else { columns },
@@ -347,7 +358,7 @@ impl Pass {
     }
 }
 
-/// Images that are written in parts, by several threads.
+/// Output images that several threads write, each other elements.
 #[derive(Debug)]
 struct Place<O> {
     at: *mut O,
@@ -388,7 +399,7 @@ fn weave<'a, T: Copy + 'a>(
     }
 }
 
-/// Cells as room for elements of 32 bits or less.
+/// Scratch words as uninitialised elements of 32 bits or less.
 fn places<O>(cells: &mut [u32]) -> &mut [MaybeUninit<O>] {
     const { assert!(size_of::<O>() <= 4 && 4 % align_of::<O>() == 0) };
     // SAFETY: a cell has room for an element, and alignment.

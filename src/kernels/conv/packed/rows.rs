@@ -1,4 +1,4 @@
-//! Rows of images, copied into strips, sixteen or thirty-two elements at a time.
+//! Copies rows of images into row panels, sixteen or thirty-two elements at a time.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;

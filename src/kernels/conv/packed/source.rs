@@ -1,4 +1,8 @@
-//! Strips, filled from images.
+//! im2col: packs the rows of NCHW images into row panels.
+//!
+//! A row of an image becomes a few masked vectors. [`rows::moves`] computes once, for a kernel column, which pixels
+//! each vector loads, which of them are padding, and where it goes. The same list then serves every channel and
+//! every input row, so the loop over channels is loads and stores only.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -33,8 +37,8 @@ impl<S: Stored + 'static> Source<'_, S> {
         }
     }
 
-    /// Fills strips with elements as they follow each other: widened to F32, or BF16 as they are
-    /// where `halved`, two a cell. What lines are padded by is zero.
+    /// As [`Self::fill`], but neighbouring elements of a row stay neighbours: widened to F32, or with `halved` kept
+    /// as BF16, two in a word. wgrad sums over them. The padding of lines is zero.
     pub(super) fn copy(
         &self,
         taps: &Taps,
@@ -116,7 +120,7 @@ unsafe fn lay<L: Strip>(
                 let row = |c: usize| x.wrapping_add(index * image + c * channel + y * width);
                 let second = (per == 2 && first + 1 < channels.end).then(|| row(first + 1));
                 let rows = [Some(row(first)), second];
-                // Loops with one kind of load each.
+                // One loop for each kind of load, so that `step` is a constant in it.
                 macro_rules! carry {
                     ($step:expr) => {
                         for &by in moves {

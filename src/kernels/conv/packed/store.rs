@@ -1,4 +1,4 @@
-//! Sums, rounded into images.
+//! Rounds tiles of sums into NCHW images.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;

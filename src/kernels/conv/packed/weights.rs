@@ -1,4 +1,7 @@
-//! Weights, packed once a pass.
+//! Packs weights, once a pass, in the order in which the micro-kernel reads them.
+//!
+//! The elements of one word or row are `kernel` or `channels × kernel` apart in memory, so each vector is gathered.
+//! dgrad sums over output channels instead of input channels: [`Order`] exchanges the two strides.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;

@@ -1,4 +1,13 @@
-//! The choice of an algorithm.
+//! Chooses a cuDNN algorithm for a convolution, dgrad or wgrad.
+//!
+//! cuDNN answers with a list of algorithms, fastest first: by its heuristics, or by running each
+//! (`backend::set_cudnn_benchmark`). The choice is the first that is deterministic, fits the workspace, and sums the
+//! products themselves rather than their Winograd or Fourier transforms. It is made once a shape and remembered.
+//!
+//! cuDNN has one function a pass for the heuristics, for the measurement and for the workspace's size, each with
+//! enumerations of its own and with the tensors in another order. So three matches over the pass stand here;
+//! `candidates!` is what they have in common. `x`, `w` and `y` are the input, the weight and the output; the
+//! gradient of one has its descriptor.
 
 use std::ffi::{c_int, c_void};
 
@@ -9,7 +18,7 @@ use super::descriptors::{Descriptors, math};
 use super::{Addresses, Key, PLACE, WORKSPACE};
 use crate::kernels::cuda::{Gpu, Pass, address_mut};
 
-/// Of each pass.
+/// cuDNN's name of an algorithm: each pass has an enumeration of its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Algorithm {
     Forward(sys::cudnnConvolutionFwdAlgo_t),
@@ -18,8 +27,8 @@ pub(super) enum Algorithm {
 }
 
 impl Algorithm {
-    /// Whether it adds up the products that a convolution is made of, and not something that is
-    /// equal but for roundings.
+    /// Whether it sums the products of inputs and weights themselves. Winograd and Fourier transforms round
+    /// differently, and are left out.
     fn is_direct(self) -> bool {
         use sys::cudnnConvolutionBwdDataAlgo_t as Input;
         use sys::cudnnConvolutionBwdFilterAlgo_t as Weight;
@@ -46,16 +55,16 @@ impl Algorithm {
     }
 }
 
-/// An algorithm, and what it works on.
+/// A chosen algorithm, with the descriptors it runs on.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) descriptors: Descriptors,
     pub(super) algorithm: Algorithm,
-    /// Bytes.
+    /// The workspace that it needs, in bytes.
     pub(super) workspace: usize,
 }
 
-/// What the library says of an algorithm.
+/// cuDNN's answer about one algorithm.
 struct Candidate {
     algorithm: Algorithm,
     status: sys::cudnnStatus_t,
@@ -64,13 +73,13 @@ struct Candidate {
     math: sys::cudnnMathType_t,
 }
 
-/// More than there are.
+/// Room for answers: more than cuDNN has algorithms.
 const MOST: usize = 16;
 
 impl Plan {
-    /// The first of the library's algorithms, fastest first, that gives the same result every time
-    /// and finds room; `None` where there is none. Where the choice is by measuring, what is written
-    /// is written over, and the device waited for.
+    /// The fastest algorithm that is deterministic, direct and fits the workspace; `None` if there is none.
+    ///
+    /// With `measure`, cuDNN runs the candidates: it overwrites the tensor that the pass writes, and synchronises.
     pub(super) fn choose(
         gpu: &Gpu,
         handle: sys::cudnnHandle_t,
@@ -93,7 +102,7 @@ impl Plan {
                 && candidate.algorithm.is_direct()
         };
         let Some(best) = found.into_iter().find(fits) else { return Ok(None) };
-        // What the algorithm was judged with; of F32 that stays F32, no other than that.
+        // The math type that the answer is about. F32 without TF32 keeps its own, whatever the answer says.
         let allowed = math(dtype, convolution.tf32);
         let exact = dtype == DType::F32 && !convolution.tf32;
         let math = if exact { allowed } else { best.math };
@@ -103,7 +112,7 @@ impl Plan {
     }
 }
 
-/// Bytes that `algorithm` needs as it will be run.
+/// The workspace that `algorithm` needs, in bytes, with the math type that it will run with.
 #[allow(unsafe_code)]
 fn workspace(
     handle: sys::cudnnHandle_t,
@@ -143,14 +152,14 @@ fn workspace(
 }
 
 fn unsupported(status: sys::cudnnStatus_t) -> bool {
-    // With its kinds.
+    // CUDNN_STATUS_NOT_SUPPORTED and its sub-codes.
     (3000..4000).contains(&(status as u32))
 }
 
 type Found = std::result::Result<Vec<Candidate>, sys::cudnnStatus_t>;
 
-/// Gives `ask` room for the library's answers, numbers and enumerations that have a zero, and reads
-/// them. Within `unsafe`, for what it asks.
+/// Calls `ask` with room for cuDNN's answers, and turns them into candidates. The room starts as zeros, which every
+/// field of an answer allows. It belongs inside `unsafe`, for `ask`.
 macro_rules! candidates {
     ($performance:ty, $variant:ident, $ask:expr) => {{
         let mut count: c_int = 0;
@@ -170,7 +179,7 @@ macro_rules! candidates {
     }};
 }
 
-/// By the library's rules.
+/// cuDNN's heuristics: nothing runs on the device.
 #[allow(unsafe_code)]
 fn expected(handle: sys::cudnnHandle_t, pass: Pass, descriptors: &Descriptors) -> Found {
     let ((x, w, y, convolution), most) = (descriptors.raw(), MOST as c_int);
@@ -224,7 +233,7 @@ fn expected(handle: sys::cudnnHandle_t, pass: Pass, descriptors: &Descriptors) -
     }
 }
 
-/// By running them.
+/// cuDNN's measurement: it runs every algorithm that fits the workspace.
 #[allow(unsafe_code)]
 fn measured(
     gpu: &Gpu,

@@ -1,4 +1,8 @@
-//! Tiles of 8 rows by up to 48 columns, in registers.
+//! The AVX-512 micro-kernels: 8 rows by up to 48 columns of sums, in registers.
+//!
+//! 24 of the 32 vector registers hold sums, 3 hold columns of the right matrix, one an element of the left matrix
+//! in every lane. Each step along the depth loads the columns once and uses them for 8 rows. `vfmadd` multiplies
+//! F32, `vdpbf16ps` pairs of BF16; a macro writes both kernels, as only that instruction differs.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
@@ -18,7 +22,7 @@ macro_rules! unit {
     ($name:ident, $tile:ident, $features:literal, |$sum:ident, $left:ident, $right:ident| $add:expr) => {
         pub(super) fn $name(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
             let mut sums = [[0f32; WIDTH]; ROWS];
-            // Equal parts: a last one of a single vector would wait for its loads.
+            // Equal parts: a last part of one vector would spend its time waiting for loads.
             let vectors = panel.columns.div_ceil(16);
             let each = vectors.div_ceil(vectors.div_ceil(3));
             for vector in (0..vectors).step_by(each) {
@@ -51,7 +55,7 @@ macro_rules! unit {
             vector: usize,
             out: &mut [[f32; WIDTH]; ROWS],
         ) {
-            // Of a single vector, two cells at a time: an addition waits four cycles for the one before.
+            // With one vector, two sums a row: an addition takes four cycles, and the next one needs its result.
             let mut sums = [[[_mm512_setzero_ps(); VECTORS]; ROWS]; CELLS];
             let (mut count, mut before) = (0, false);
             macro_rules! put {

@@ -1,4 +1,4 @@
-//! What a processor multiplies panels with.
+//! The instruction sets that multiply packed matrices, and which of them this processor has.
 
 use std::sync::LazyLock;
 

@@ -1,16 +1,18 @@
-//! Products of packed matrices: the innermost loops of convolutions and matrix products.
+//! Packed GEMM for AVX-512 and AMX: the innermost loops of matrix products and convolutions.
 //!
-//! A matrix is packed into *cells* of 32 bits: one F32, or two BF16 that follow each other along the
-//! sum. So packing, addresses and loops are the same for both, and only the instruction differs.
-//! Every sum is in F32.
+//! Packing copies both matrices into the order in which a micro-kernel reads them. The unit is a VNNI word of 32
+//! bits: one F32, or two BF16 that are neighbours along the depth. `vdpbf16ps` and `tdpbf16ps` multiply such
+//! pairs. With words, packing, addresses and loops are the same for F32 and BF16, and only the instruction
+//! differs. Every sum is in F32.
 //!
-//! For tile registers, which have no F32, a number may be the sum of several of BF16, its *planes*: 16
-//! cells of the first, then of each other, then the next 16 of the first. An F32 has three, and six of
-//! the nine products of two are multiplied, all that an F32 can tell from zero beside the largest. An F16
-//! has two. A number that is not finite, or that BF16 rounds to infinity, makes every sum that it enters
-//! infinite or NaN, and not always the one it ought to be.
+//! AMX has no F32. An F32 is therefore split into three BF16 terms whose sum it is (BF16x3), an F16 into two. 16
+//! words of the first term are followed by 16 of each other term, so that a tile register loads one term. Six of
+//! the nine products of terms are multiplied: the others are too small to change an F32 sum.
 //!
-//! Other processors take the `gemm` crate's products, which are also what the tests compare with.
+//! An element that is not finite, or that BF16 rounds to infinity, makes its sums infinite or NaN, but not always
+//! the right one of the two. Callers check the sums and fall back to F32.
+//!
+//! Other processors use the `gemm` crate. The tests compare with it.
 
 mod amx;
 mod avx512;

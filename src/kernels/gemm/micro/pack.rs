@@ -1,4 +1,8 @@
-//! Matrices packed into cells.
+//! Packs matrices into VNNI words, tile by tile.
+//!
+//! The unit of work is a tile of 16 rows by 16 words, which sixteen AVX-512 registers hold. A tile is read along
+//! the direction in which the matrix is contiguous. If the micro-kernel wants the other direction, the tile is
+//! transposed in registers. So no element is read or written one at a time, whatever the strides are.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;

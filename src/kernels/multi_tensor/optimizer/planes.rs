@@ -1,5 +1,13 @@
-//! What a pass over a tensor reads and writes: the weight, its states and its gradient, each in the
-//! dtype it is kept in, a block at a time in the type of the arithmetic.
+//! The storage of a weight, its states and its gradient, and their conversions to and from the arithmetic's type.
+//!
+//! An optimizer step is bound by memory, so each tensor is read and written once. A block of 1024 elements is widened
+//! into buffers in the first-level cache, updated there, and narrowed back. Tensors already in the arithmetic's
+//! type are updated where they are, without a buffer.
+//!
+//! A weight in F16 or BF16 needs more bits than it has, because an update is often smaller than half its last place.
+//! There are three ways to keep them: an F32 master; for BF16 the remainder, the 16 bits of an F32 that BF16 lacks
+//! ([`split`]); or no bits, but rounding up or down at random so that the mean is right. States may be BF16 too,
+//! and are then rounded at random.
 
 use candle_core::{Result, bail};
 use half::{bf16, f16};
@@ -31,7 +39,7 @@ impl Number for f64 {
     }
 }
 
-// Through f64 and back is through f32 where `T` is that: the compiler sees that it is exact.
+// `Real` converts from f64 only. For f32, the compiler sees that f32 → f64 → f32 is exact, and removes it.
 #[inline(always)]
 fn raise<T: Real, H: Lane<Acc = f32>>(src: &[H], dst: &mut [T]) {
     for (d, s) in dst.iter_mut().zip(src) {
@@ -44,23 +52,23 @@ fn single<T: Real>(x: T) -> f32 {
     f32::of(x.to_double())
 }
 
-/// A weight in 16 bits.
+/// A weight in 16 bits: F16 or BF16.
 #[derive(Debug)]
 enum Half<'a> {
     F16(&'a mut [f16]),
     BF16(&'a mut [bf16]),
 }
 
-/// How a weight is kept.
+/// How a weight is stored.
 #[derive(Debug)]
 enum Weight<'a, T> {
-    /// As it is computed.
+    /// In the arithmetic's type.
     Own(&'a mut [T]),
-    /// In half, with a master.
+    /// In 16 bits, beside a master in the arithmetic's type.
     Master(&'a mut [T], Half<'a>),
-    /// In BF16, with the rest of an F32.
+    /// In BF16, with the remainder that makes it an F32.
     Remainder(&'a mut [bf16], &'a mut [i16]),
-    /// In half, rounded at random.
+    /// In 16 bits, rounded at random.
     Stochastic(Half<'a>, Key),
 }
 
@@ -168,7 +176,7 @@ fn at_random<T: Real, H: Stochastic>(src: &[T], dst: &mut [H], key: Key, start: 
     H::round_all(block, dst, key, start);
 }
 
-/// How a state is kept.
+/// How a state is stored.
 #[derive(Debug)]
 enum State<'a, T> {
     None,
@@ -264,7 +272,7 @@ impl<T: Number> Gradient<'_, T> {
     }
 }
 
-/// A stretch of a tensor and what belongs to it.
+/// A range of a tensor's elements: weight, states and gradient.
 #[derive(Debug)]
 pub(super) struct Part<'a, T> {
     weight: Weight<'a, T>,

@@ -1,5 +1,19 @@
-//! The gradient by the weight: output channels times kernel columns and input channels, summed over
-//! positions, a kernel row at a time.
+//! wgrad, the gradient by the weight, of NHWC images.
+//!
+//! For each row of the kernel it is one product: `gradᵀ (outs × positions) × x (positions × kw · channels)`. As for
+//! NCHW, threads take runs of images with sums of their own, which are then added in a fixed order.
+//!
+//! The depth is the positions, but in NHWC neighbours in memory are channels. So both operands are transposed while
+//! they are packed. Three versions differ in how:
+//!
+//! | version | operands |
+//! |---|---|
+//! | `of_pairs` | BF16. Each image is a segment of one sum. Rows without a gap are packed straight from the tensors. |
+//! | `of_planes` | F32 and F16 as BF16x3. A line joins rows of several small images, so that registers are full. |
+//! | `of_floats` | F32 with AVX-512, whose kernel reads any stride: nothing is transposed. |
+//!
+//! A row of the kernel reads the same packed `x`, starting at another input row. If a BF16x3 sum is not finite,
+//! everything is computed again in F32.
 
 use std::ops::Range;
 
@@ -125,7 +139,7 @@ impl Correlation<'_> {
         }
     }
 
-    /// Lines of so many images.
+    /// The layout of lines that join a row of each of `images` images.
     fn strips(&self, part: &Part, images: usize) -> Strips {
         let mut strips = Strips::new(self.taps, part, 1);
         // A line starts with a cell, or with a register of each plane.
@@ -134,7 +148,7 @@ impl Correlation<'_> {
         strips
     }
 
-    /// Images of which a line has a row each, so that little of a register is nothing.
+    /// How many images a line joins: the number that leaves the least of a register empty.
     fn together(&self, images: usize) -> usize {
         let width = self.shape.out_width;
         let nothing = |&images: &usize| {
@@ -145,7 +159,8 @@ impl Correlation<'_> {
         (1..=most).min_by_key(nothing).unwrap_or(1)
     }
 
-    /// Of several images, segments of one sum: small ones have few terms, and sums are added to in memory.
+    /// BF16. All images are segments of one sum: one small image has few terms, and the sums would be loaded and
+    /// stored for each.
     fn of_pairs(&self, x: &[bf16], grad: &[bf16], group: usize, part: &Part, sums: &mut [f32]) {
         let (shape, strips) = (self.shape, self.strips(part, 1));
         let (ins, outs) = (shape.group_in(), shape.group_out());
@@ -153,7 +168,7 @@ impl Correlation<'_> {
         let met = strips.slots.len() * strips.line;
         let x_cells = side::<bf16>(&[], ins, met).cells();
         let lines = Lines::new(self.taps, part, ins.div_ceil(2));
-        // Rows of pixels without a gap are read where they lie.
+        // Rows without a gap are packed straight from the tensor.
         let whole = part.columns.len() == shape.out_width && strips.line == shape.out_width;
         let lay = |i: usize, stride: usize, [straight, left, right]: [&mut [u32]; 3]| {
             let x = &x[i * shape.image()..][..shape.image()];
@@ -188,7 +203,7 @@ impl Correlation<'_> {
         self.add::<bf16>(x.len() / shape.image().max(1), part, &strips, straight, lay, sums);
     }
 
-    /// As [`Self::of_pairs`], of elements in planes, whose lines have a row of several images.
+    /// As [`Self::of_pairs`], as BF16x3. A line joins a row of several images.
     fn of_planes<S: Stored + 'static, G: Stored + 'static>(
         &self,
         x: &[S],
@@ -222,8 +237,8 @@ impl Correlation<'_> {
         self.add::<f32>(images.div_ceil(together), part, &strips, straight, lay, sums);
     }
 
-    /// Adds sums over `segments`, each of which `lay` packs, on the left into lines of so many cells;
-    /// `straight` are cells for it to work with.
+    /// Adds the product over all segments to `sums`. `lay` packs one segment: into the left operand, with a stride,
+    /// and into the right one. It may use `straight` as scratch.
     fn add<T: Planes>(
         &self,
         segments: usize,
@@ -252,7 +267,7 @@ impl Correlation<'_> {
         ];
         with_cells(sizes, |[straight, left, right]| {
             for i in 0..segments {
-                // What a segment's squares leave beyond its end, the next one's cover.
+                // A segment's last tile may reach beyond its end; the next segment overwrites that.
                 lay(i, stride, [&mut *straight, &mut left[i * cells..], &mut right[i * each..]]);
             }
             let columns = shape.kernel_width * self.wide;
@@ -282,8 +297,8 @@ impl Correlation<'_> {
         });
     }
 
-    /// What each kernel column meets, out of lines with padding. A square of cells reaches beyond a
-    /// line that is no multiple of it, into what is written next.
+    /// Packs `x` for every kernel column from one padded copy, shifted. The last tile of a line may reach beyond it,
+    /// into what is written next.
     fn pack_shifted(&self, lines: &Lines, x: &[bf16], cells: usize, out: &mut [u32]) {
         let (ins, width) = (self.shape.group_in(), self.shape.out_width);
         let own = 2 * lines.cells;
@@ -348,7 +363,7 @@ impl Correlation<'_> {
         });
     }
 
-    /// The gradient at each position of some images, `(line, image, position, out)`.
+    /// Copies the gradient at each position of some images: `(line, image, position, out)`.
     #[allow(clippy::too_many_arguments)]
     fn lay_grad<G, P: Copy>(
         &self,
@@ -375,7 +390,8 @@ impl Correlation<'_> {
         }
     }
 
-    /// What a kernel column meets at each position of some images, `(line, image, position, channel)`.
+    /// Copies the pixels that a kernel column meets at each position of some images: `(line, image, position,
+    /// channel)`.
     #[allow(clippy::too_many_arguments)]
     fn lay_x<S, P: Copy>(
         &self,
@@ -407,7 +423,7 @@ impl Correlation<'_> {
     }
 }
 
-/// A line a channel, summed over pixels.
+/// Pixels of `lines` channels as a matrix: a line for each channel, to be summed over pixels.
 fn side<T>(data: &[T], lines: usize, depth: usize) -> Side<'_, T> {
     Side { data, lines, depth, line_stride: 1, depth_stride: lines }
 }

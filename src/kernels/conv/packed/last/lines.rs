@@ -1,4 +1,4 @@
-//! Rows of images with their padding, as offsets.
+//! The layout of padded image rows: where each input row, pixel and tap is in the scratch copy.
 
 use crate::kernels::conv::packed::layout::{Part, Strips, Taps};
 

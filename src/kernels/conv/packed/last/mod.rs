@@ -1,8 +1,15 @@
-//! Convolutions of images whose channels come last.
+//! NHWC convolutions by packed GEMM.
 //!
-//! There, a row of the kernel meets numbers that follow each other: no strips are laid out, and tiles
-//! read a copy of the image with its padding. Positions are the rows of a product, output channels its
-//! columns.
+//! In NHWC, the pixels that one row of the kernel meets are contiguous: `kw × channels` elements. So there is no
+//! im2col. A thread copies some input rows with their padding into scratch, and the micro-kernel reads overlapping
+//! stretches of that copy as the rows of the left matrix. Positions are the rows of the product, output channels
+//! its columns, and each row of the kernel is a segment of the sum. Sums are rounded into whole pixels.
+//!
+//! Between two image rows the left matrix has positions that no output pixel belongs to. They are computed and
+//! dropped, which costs less than leaving them out.
+//!
+//! F32 and F16 run on AMX as BF16x3 where the channels fill its registers. If a sum is not finite, the whole
+//! convolution is computed again in F32, because BF16x3 cannot tell infinity from NaN.
 
 mod correlate;
 mod lines;
@@ -28,9 +35,9 @@ use lines::Lines;
 use rows::Pixels;
 use store::Places;
 
-/// The unit that convolves these operands, where this module does.
+/// The instruction set for these operands; `None` where this module does not convolve them.
 ///
-/// F32 and F16 in planes where that is faster: a pixel is whole registers of 32 channels.
+/// BF16x3 for F32 and F16 where it is faster: a pixel is padded to whole registers of 32 channels.
 pub(in crate::kernels::conv) fn unit(
     operands: [&Tensor; 2],
     bias: Option<&Tensor>,
@@ -43,7 +50,7 @@ pub(in crate::kernels::conv) fn unit(
     super::unit(operands, shape).filter(|_| !double).map(|unit| in_planes(unit, planes))
 }
 
-/// The same for the gradient by the weight, of which a row is an output channel.
+/// The same for wgrad, where an output channel is a row of the product.
 pub(in crate::kernels::conv) fn gradient_unit(
     operands: [&Tensor; 2],
     shape: &Shape,
@@ -95,7 +102,7 @@ pub(in crate::kernels::conv) fn input_gradient<O: Rounded>(
     }
 }
 
-/// The output pixels that meet the same taps: every `out_step`th from a phase on, in both directions.
+/// The output pixels that meet the same taps: in both directions every `out_step`th, from `at` on.
 struct Phase {
     taps: Taps,
     at: (usize, usize),
@@ -123,7 +130,7 @@ impl Phase {
 struct Phases {
     pass: Pass,
     phases: Vec<Phase>,
-    /// Whether all sums are, of a unit for which that matters.
+    /// Whether all BF16x3 sums are finite.
     finite: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! Lines, filled from images.
+//! Copies rows of NHWC images with their padding, widened to F32, kept as BF16, or split into BF16x3.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;

@@ -1,11 +1,11 @@
-//! Tiles, rounded into pixels.
+//! Rounds tiles of sums into the channels of NHWC pixels.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
 
 use crate::kernels::gemm::micro::{Rounded, Tile, Unit, store_all};
 
-/// Where positions go: lines of `positions`, of which the first `columns` are pixels.
+/// Where positions go. Of each line of `positions`, the first `columns` are output pixels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
     pub(super) positions: usize,

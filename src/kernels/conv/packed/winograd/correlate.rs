@@ -1,5 +1,8 @@
-//! The gradient by the weight: transformed images times transformed gradients, summed over tiles,
-//! transformed back once.
+//! wgrad, the gradient by the weight, in Winograd's transform.
+//!
+//! Images and gradients are transformed tile by tile. Each of the 16 elements of a tile gives one product, `channels
+//! × tiles` by `tiles × output channels`, summed over all tiles of a run of images. Only these sums are transformed
+//! back, once a run, so the inverse transform costs little.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;

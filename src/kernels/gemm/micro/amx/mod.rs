@@ -1,4 +1,9 @@
-//! Tiles of 16 rows by up to 64 columns, in AMX's tile registers.
+//! Products in AMX's tile registers: 16 rows by up to 64 columns of sums at a time.
+//!
+//! A thread must ask Linux for the registers once ([`enable`]), configure them before use, and release them after,
+//! because the system saves configured registers at every switch of threads. [`multiply`] chooses the order of
+//! tiles so that what several tiles read stays in the nearest caches; `tile.rs` has the loop along the depth;
+//! `rounded.rs` also rounds the sums of one block while the next one is multiplied.
 //!
 //! The standard library has no stable AMX intrinsics, so [`instructions`] has the instructions themselves. Tests
 //! without AMX run the same code on a stand-in for the registers.
@@ -107,16 +112,16 @@ impl Configuration {
     }
 }
 
-/// Cells of columns that stay near while all rows pass: half of a second-level cache of 1 MiB.
+/// Words of the right matrix that stay in the second-level cache while all rows pass: half of 1 MiB.
 const NEAR: usize = 1 << 17;
 
-/// Cells that stay in the nearest cache, of 48 KiB.
+/// Words that stay in the first-level cache of 48 KiB.
 const NEAREST: usize = 10 << 10;
 
 /// Blocks of rows at most, where a tile has one block of columns.
 const TALL: usize = 4;
 
-/// Who takes the product.
+/// What happens to the sums.
 pub(super) enum To<'a, F> {
     /// Called with every tile.
     Tiles(F),

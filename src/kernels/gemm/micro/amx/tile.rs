@@ -1,11 +1,30 @@
-//! Blocks of sums in tile registers, over all of a sum.
+//! The AMX micro-kernel: one to four tiles of sums, kept in registers over the whole depth.
+//!
+//! AMX has eight tile registers of 16 rows by 64 bytes. Four hold sums, so that an instruction does not wait for
+//! the one before it. The other four hold operands. Two by two tiles read each operand for two products:
+//!
+//! ```text
+//!                      tmm6          tmm7         right: 16 words of depth, 16 columns each
+//!                  +------------+------------+
+//!     left   tmm4  | tmm0  sums | tmm1  sums |    one tdpbf16ps: 16 x 16 sums in F32 +=
+//!                  +------------+------------+    16 rows x 32 BF16  times  32 BF16 x 16 columns
+//!            tmm5  | tmm2  sums | tmm3  sums |
+//!                  +------------+------------+
+//!     16 rows each, 16 words of depth
+//! ```
+//!
+//! One by four and four by one tiles use the same four registers of sums. They reload an operand's register for
+//! each product. A rest of the depth takes registers 5 and 7, which [`super::Configuration`] makes that much smaller.
+//!
+//! An F32 operand is a sum of three BF16 terms. The kernel multiplies six of the nine pairs of terms. They are
+//! ordered so that each pair shares an operand with the one before, and the largest product comes last.
 
 use super::instructions::Tiles;
 use super::{CELLS, ROWS};
 use crate::kernels::gemm::micro::Panel;
 
-/// Planes of the left and of the right side that are multiplied. Of three times three, those that are left
-/// out are at most 2^-23 of a product together.
+/// The pairs of BF16 terms, left and right, that are multiplied. The three of nine that are left out add up to at
+/// most 2^-23 of a product.
 const fn pairs<const PLANES: usize>() -> &'static [(usize, usize)] {
     match PLANES {
         1 => &[(0, 0)],
@@ -14,7 +33,7 @@ const fn pairs<const PLANES: usize>() -> &'static [(usize, usize)] {
     }
 }
 
-/// Where a tile's sums are, rows `stride` elements apart; `add`, to what is there.
+/// Memory of the sums, in rows `stride` elements apart. With `add`, the kernel adds to what is there.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) sums: *mut f32,
@@ -22,7 +41,7 @@ pub(super) struct Place {
     pub(super) add: bool,
 }
 
-/// Multiplies blocks of rows and columns from these on; see [`tile`].
+/// Multiplies some blocks of rows and columns, from the given row block and column block on. See [`tile`].
 pub(super) type Kernel = unsafe fn(&Panel<'_>, usize, usize, Place);
 
 pub(super) fn kernel<I: Tiles, const PLANES: usize>(
@@ -43,8 +62,8 @@ pub(super) fn kernel<I: Tiles, const PLANES: usize>(
     }
 }
 
-/// `DOWN` by `ACROSS` blocks, at most four. Two by two of a `WHOLE` panel, its depth full registers, keep
-/// rows and columns in registers from one pair of planes to the next.
+/// Computes `DOWN` by `ACROSS` blocks of sums, at most four. With `WHOLE`, the depth is a multiple of a register,
+/// and two by two blocks keep operands in registers from one pair of terms to the next.
 ///
 /// # Safety
 /// Tiles configured for the panel's depth; blocks of rows from `block` on, and of columns from `first`
@@ -82,7 +101,7 @@ unsafe fn tile<
             I::zero();
         }
     }
-    // Registers for rows, two for columns, and where their cells are.
+    // The registers for rows, for the first columns and for later ones, and where to load them from.
     macro_rules! multiply {
         ($rows:literal, $columns:literal, $last:literal, $left:ident, $right:ident) => {
             // SAFETY: see above.
@@ -160,7 +179,7 @@ unsafe fn tile<
             right = right.wrapping_add(PLANES * CELLS * panel.right_step);
         }
         if !panel.depth.is_multiple_of(CELLS) {
-            // These registers hold only as many cells of a row as are left.
+            // Registers 5 and 7 are configured to hold only what is left of the depth.
             multiply!(5, 7, 7, left, right);
         }
     }
