@@ -1,5 +1,6 @@
 //! The integration tests, one binary.
 
+mod aliasing;
 mod autocast;
 mod bad_input;
 mod cases;
@@ -24,6 +25,7 @@ mod optim;
 mod overflow;
 mod pending_gradients;
 mod pointwise;
+mod random_graphs;
 mod readme;
 mod saving;
 mod scale_rule;
