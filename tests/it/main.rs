@@ -1,5 +1,6 @@
 //! The integration tests, one binary.
 
+mod aliasing;
 mod autocast;
 mod bad_input;
 mod broadcast;
@@ -28,6 +29,7 @@ mod overflow;
 mod pending_gradients;
 mod pointwise;
 mod public_api;
+mod random_graphs;
 mod readme;
 mod saving;
 mod scale_rule;
