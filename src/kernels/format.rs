@@ -41,11 +41,11 @@ impl Format {
 }
 
 /// `(b, h, w, c)` as `(b, c, h, w)`.
-pub(crate) fn first(images: &Tensor) -> Result<Tensor> {
+pub(crate) fn to_nchw(images: &Tensor) -> Result<Tensor> {
     images.detach().permute((0, 3, 1, 2))?.contiguous()
 }
 
 /// `(b, c, h, w)` as `(b, h, w, c)`.
-pub(crate) fn last(images: &Tensor) -> Result<Tensor> {
+pub(crate) fn to_nhwc(images: &Tensor) -> Result<Tensor> {
     images.permute((0, 2, 3, 1))?.contiguous()
 }

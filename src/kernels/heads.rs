@@ -72,10 +72,10 @@ impl<'a, T: Copy> Heads<'a, T> {
     {
         for (row, dst) in rows.zip(dst.chunks_exact_mut(width.max(1))) {
             match self.row(batch, head, row) {
-                (src, 1) => dst.iter_mut().zip(src).for_each(|(d, s)| *d = s.raise()),
+                (src, 1) => dst.iter_mut().zip(src).for_each(|(d, s)| *d = s.widened()),
                 (src, stride) => {
                     for (i, d) in dst.iter_mut().enumerate() {
-                        *d = src[i * stride].raise();
+                        *d = src[i * stride].widened();
                     }
                 }
             }

@@ -227,9 +227,9 @@ impl Operator for Conv {
         let (rank, format) = (self.rank(), self.geometry.format);
         let ((x, weight), gradient) = (ctx.saved, images(ctx.gradient, format)?);
         let dx = ctx.wants[0]
-            .map(|out| conv::input_gradient(&gradient, weight, None, x.dims(), self.geometry, out));
-        let dweight = ctx.wants[1]
-            .map(|out| conv::weight_gradient(x, &gradient, weight.dims(), self.geometry, out));
+            .map(|out| conv::dgrad(&gradient, weight, None, x.dims(), self.geometry, out));
+        let dweight =
+            ctx.wants[1].map(|out| conv::wgrad(x, &gradient, weight.dims(), self.geometry, out));
         let mut gradients = Vec::with_capacity(3);
         for (gradient, format) in [(dx, format), (dweight, WEIGHTS)] {
             let gradient = gradient.transpose()?.map(|g| of_rank(g, rank, format));

@@ -208,7 +208,7 @@ impl Operator for ConvTranspose {
             check_dims(self.op, "bias", bias, &[c_out])?;
         }
         let (image, dims) = (self.extend(&image)?, format.join([b, c_out, out_h, out_w]));
-        let y = conv::input_gradient(&image, &kernels, bias, &dims, self.geometry, x.dtype())?;
+        let y = conv::dgrad(&image, &kernels, bias, &dims, self.geometry, x.dtype())?;
         Ok((of_rank(y, self.rank(), format)?, (image, kernels, (h, w))))
     }
 
@@ -219,8 +219,8 @@ impl Operator for ConvTranspose {
             let dx = conv::forward(&gradient, weight, None, self.geometry, out)?;
             dx.narrow(format.height(), 0, *h)?.narrow(format.height() + 1, 0, *w)?.contiguous()
         });
-        let dweight = ctx.wants[1]
-            .map(|out| conv::weight_gradient(&gradient, x, weight.dims(), self.geometry, out));
+        let dweight =
+            ctx.wants[1].map(|out| conv::wgrad(&gradient, x, weight.dims(), self.geometry, out));
         let mut gradients = Vec::with_capacity(3);
         for (gradient, format) in [(dx, format), (dweight, WEIGHTS)] {
             let gradient = gradient.transpose()?.map(|g| of_rank(g, rank, format));

@@ -135,10 +135,10 @@ impl Operator for RowNorm {
         let (grad, weight) = (ctx.gradient, weight.as_ref());
         // A residual's, mostly.
         let adds = wants[0].is_some_and(|want| kernel::adds(x.dtype(), want));
-        let waiting = if adds { ctx.take_pending(0)? } else { None };
-        let waiting = waiting.as_ref().map(Gradient::tensor);
+        let pending = if adds { ctx.take_pending(0)? } else { None };
+        let pending = pending.as_ref().map(Gradient::tensor);
         let gradients =
-            kernel::backward(x, grad, weight, statistics, self.centred, wants, waiting)?;
+            kernel::backward(x, grad, weight, statistics, self.centred, wants, pending)?;
         let gradients = gradients.into_iter().zip(given).filter(|&(_, given)| given);
         Ok(gradients.map(|(gradient, _)| gradient.map(Gradient::owned)).collect())
     }

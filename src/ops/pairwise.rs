@@ -150,9 +150,9 @@ impl Operator for Pairwise {
         let (input, target) = ctx.saved;
         let sides = [Side::Input, Side::Target].into_iter().zip(ctx.wants);
         let gradients = sides.map(|(side, want)| {
-            let slope =
+            let derivative =
                 |out| loss::pairwise_backward((*self, side), input, target, ctx.gradient, out);
-            want.map(slope).transpose().map(|slope| slope.map(Gradient::owned))
+            want.map(derivative).transpose().map(|derivative| derivative.map(Gradient::owned))
         });
         gradients.collect()
     }

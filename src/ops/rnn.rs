@@ -35,7 +35,7 @@ pub struct RecurrentWeights<'a> {
 /// Under autocast all are cast to the compute dtype. Outside, all but the biases share a dtype.
 /// Products, gates and the states handed from step to step are `F32`; the results are rounded once,
 /// to the dtype of `x`. What goes into the gates is saved in that dtype, and the gates are computed
-/// again by backward, because a rounded gate near 1 has lost its slope. Gradients run back through
+/// again by backward, because a rounded gate near 1 has lost its derivative. Gradients run back through
 /// time in `F32`; those of weights and biases are accumulated in `F32` over all steps of the batch,
 /// in one order for any number of threads.
 ///
@@ -196,8 +196,8 @@ impl Operator for Lstm {
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
         let ((sequence, c0, gates), y) = (ctx.saved, ctx.kept_output()?);
-        let (slopes, dc0) = rnn::lstm_backward(sequence, c0, gates, y, ctx.gradient)?;
-        let gradients = slopes.gradients(sequence, &y.get(0)?, self.0.wants(ctx)?)?;
+        let (gate_gradients, dc0) = rnn::lstm_backward(sequence, c0, gates, y, ctx.gradient)?;
+        let gradients = gate_gradients.gradients(sequence, &y.get(0)?, self.0.wants(ctx)?)?;
         let mut gradients = self.0.in_order(gradients);
         let want = ctx.wants.last().copied().flatten();
         let dc0 = want.map(|want| dc0.to_dtype(want)).transpose()?;
@@ -224,7 +224,7 @@ impl Operator for Gru {
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
         let ((sequence, saved), y) = (ctx.saved, ctx.kept_output()?);
-        let slopes = rnn::gru_backward(sequence, saved, y, ctx.gradient)?;
-        Ok(self.0.in_order(slopes.gradients(sequence, y, self.0.wants(ctx)?)?))
+        let gate_gradients = rnn::gru_backward(sequence, saved, y, ctx.gradient)?;
+        Ok(self.0.in_order(gate_gradients.gradients(sequence, y, self.0.wants(ctx)?)?))
     }
 }

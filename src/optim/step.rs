@@ -9,7 +9,7 @@ use super::optimizer::{Optim, dtype};
 use super::slot::Slot;
 use crate::autograd::version;
 use crate::error::ArgumentError;
-use crate::kernels::multi_tensor::Due;
+use crate::kernels::multi_tensor::ScaledGradient;
 use crate::kernels::{self, multi_tensor::optimizer as kernel};
 use crate::scaler::{Step, UnscaledGradients};
 use crate::{autocast, random};
@@ -18,7 +18,7 @@ impl<C: Config> Optim<C> {
     /// `skip`, on the GPU of the gradients, decides there whether the step is taken.
     pub(super) fn step_with<'a>(
         &mut self,
-        gradient: impl Fn(&Tensor) -> Option<Due<'a>>,
+        gradient: impl Fn(&Tensor) -> Option<ScaledGradient<'a>>,
         skip: Option<&Tensor>,
     ) -> candle_core::Result<()> {
         // A learning rate may have been set since.
@@ -122,7 +122,7 @@ impl<C: Config> Step for Optim<C> {
     }
 
     fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()> {
-        self.step_with(|variable| gradients.due(variable), gradients.skip())
+        self.step_with(|variable| gradients.scaled_gradient(variable), gradients.skip())
     }
 
     fn multiplies(&self) -> bool {

@@ -7,7 +7,9 @@ use candle_core::{DType, Tensor, TensorId};
 
 use crate::autograd::{self, Graph};
 use crate::error::GraphError;
-use crate::kernels::multi_tensor::{self, Clip, Due, Flag, FoundInf, Multiplier, Number};
+use crate::kernels::multi_tensor::{
+    self, Clip, DeviceFoundInf, FoundInf, Multiplier, Number, ScaledGradient,
+};
 use crate::scaler::diagnostics::{Exponents, NonFinite};
 use crate::{Result, kernels};
 
@@ -30,7 +32,7 @@ pub(crate) struct Entry {
     /// Infinities and NaN of the unscaled gradient, before it was clipped, as far as the host has counted them.
     non_finite: Option<NonFinite>,
     /// Where a GPU counts them.
-    flags: Vec<Flag>,
+    flags: Vec<DeviceFoundInf>,
     /// What was found in those it was clipped with, by then: where the norm is not finite because of
     /// one of them, none is worth a step.
     clipped_with: Vec<Arc<[Finding]>>,
@@ -44,7 +46,7 @@ pub(crate) struct Finding {
     /// As far as the host has counted.
     pub(crate) non_finite: Option<NonFinite>,
     /// Where a GPU counts.
-    pub(crate) flags: Vec<Flag>,
+    pub(crate) flags: Vec<DeviceFoundInf>,
 }
 
 impl Finding {
@@ -55,7 +57,8 @@ impl Finding {
     /// Whether one of `findings` is an infinity or NaN: the verdict on a step.
     pub(crate) fn any(findings: &[Self]) -> Result<FoundInf> {
         let known = findings.iter().any(|finding| finding.non_finite.is_some());
-        let flags: Vec<&Flag> = findings.iter().flat_map(|finding| &finding.flags).collect();
+        let flags: Vec<&DeviceFoundInf> =
+            findings.iter().flat_map(|finding| &finding.flags).collect();
         match known || flags.is_empty() {
             true => Ok(FoundInf::Host(known)),
             false => Ok(FoundInf::Device(multi_tensor::any(&flags)?)),
@@ -64,8 +67,9 @@ impl Finding {
 
     /// Infinities and NaN by variable. Reads what GPUs have counted, and synchronises for it.
     pub(crate) fn count(findings: &[Self]) -> Result<Vec<(TensorId, NonFinite)>> {
-        let flags: Vec<&Flag> = findings.iter().flat_map(|finding| &finding.flags).collect();
-        let mut counts = Flag::read(&flags)?.into_iter();
+        let flags: Vec<&DeviceFoundInf> =
+            findings.iter().flat_map(|finding| &finding.flags).collect();
+        let mut counts = DeviceFoundInf::read(&flags)?.into_iter();
         let mut found = Vec::new();
         for Self { variable, elements, non_finite, flags } in findings {
             let own = counts.by_ref().take(flags.len());
@@ -80,7 +84,7 @@ impl Finding {
 
 impl Entry {
     /// The gradient as it lies in memory, and what it is to be multiplied by.
-    pub(crate) fn due(&self) -> Due<'_> {
+    pub(crate) fn scaled_gradient(&self) -> ScaledGradient<'_> {
         (&self.gradient, &self.by)
     }
 
@@ -92,7 +96,7 @@ impl Entry {
     /// A copy of the gradient, multiplied.
     pub(crate) fn times(&self, by: &Multiplier) -> Result<Tensor> {
         let copy = self.gradient.copy()?;
-        Ok(multi_tensor::settle(vec![copy.clone()], &[by])?.pop().unwrap_or(copy))
+        Ok(multi_tensor::apply_scale(vec![copy.clone()], &[by])?.pop().unwrap_or(copy))
     }
 
     fn finding(&self) -> Finding {
@@ -195,7 +199,7 @@ impl Collected {
             return Ok(());
         };
         if self.entries[at].stage == Stage::Unscaled {
-            self.settle(&[at])?;
+            self.apply_scale(&[at])?;
         }
         let entry = &mut self.entries[at];
         match entry.stage {
@@ -205,10 +209,10 @@ impl Collected {
             }
             Stage::Unscaled => {
                 let by = Multiplier::new(unscale.factor.clone());
-                let more = multi_tensor::settle(vec![gradient], &[&by])?;
+                let more = multi_tensor::apply_scale(vec![gradient], &[&by])?;
                 entry.gradient = kernels::add_assign(entry.gradient.clone(), &more[0])?;
                 if unscale.check {
-                    let found = multi_tensor::check(&[entry.due()])?;
+                    let found = multi_tensor::check(&[entry.scaled_gradient()])?;
                     found.into_iter().try_for_each(|found| entry.found(found))?;
                 }
             }
@@ -230,10 +234,10 @@ impl Collected {
     pub(crate) fn unscale(&mut self, chosen: &[usize], unscale: &Unscale) -> Result<()> {
         let scaled = self.scaled(chosen);
         let by = Multiplier::new(unscale.factor.clone());
-        let dues: Vec<Due<'_>> =
+        let scaled_gradients: Vec<ScaledGradient<'_>> =
             scaled.iter().map(|&at| (&self.entries[at].gradient, &by)).collect();
         let found = match unscale.check {
-            true if !dues.is_empty() => multi_tensor::check(&dues)?,
+            true if !scaled_gradients.is_empty() => multi_tensor::check(&scaled_gradients)?,
             _ => Vec::new(),
         };
         self.unscaled(&scaled, by, found)
@@ -255,14 +259,14 @@ impl Collected {
     }
 
     /// Multiplies the unscaled gradients of `chosen`, where that is still to be done.
-    pub(crate) fn settle(&mut self, chosen: &[usize]) -> Result<()> {
+    pub(crate) fn apply_scale(&mut self, chosen: &[usize]) -> Result<()> {
         let due = |at: &usize| !self.entries[*at].by.is_one();
         let due: Vec<usize> = chosen.iter().copied().filter(due).collect();
         let by: Vec<&Multiplier> = due.iter().map(|&at| &self.entries[at].by).collect();
         if due.is_empty() {
             return Ok(());
         }
-        let gradients = multi_tensor::settle(self.gradients(&due), &by)?;
+        let gradients = multi_tensor::apply_scale(self.gradients(&due), &by)?;
         self.put_back(&due, gradients);
         due.iter().for_each(|&at| self.entries[at].by = Multiplier::ONE);
         Ok(())
@@ -275,7 +279,7 @@ impl Collected {
             variable.dtype() == DType::F16 && non_finite.is_none()
         });
         let half: Vec<usize> = half.collect();
-        self.settle(&half)?;
+        self.apply_scale(&half)?;
         let gradients = self.gradients(&half);
         let gradients: Vec<&Tensor> = gradients.iter().collect();
         if let Some(gpu) = multi_tensor::gpu_of(&gradients)? {
@@ -303,14 +307,14 @@ impl Collected {
     ) -> Result<Tensor> {
         let clipped = |at: &usize| self.entries[*at].by.clip.is_some();
         let clipped: Vec<usize> = chosen.iter().copied().filter(clipped).collect();
-        self.settle(&clipped)?;
+        self.apply_scale(&clipped)?;
         // What nobody has checked is checked by the pass that measures.
         let (scaled, by) = (self.scaled(chosen), Multiplier::new(unscale.factor.clone()));
-        let dues = chosen.iter().map(|&at| match &self.entries[at] {
+        let scaled_gradients = chosen.iter().map(|&at| match &self.entries[at] {
             entry if entry.stage == Stage::Scaled => (&entry.gradient, &by),
-            entry => entry.due(),
+            entry => entry.scaled_gradient(),
         });
-        let (norm, found) = multi_tensor::norm(&dues.collect::<Vec<_>>())?;
+        let (norm, found) = multi_tensor::norm(&scaled_gradients.collect::<Vec<_>>())?;
         let fresh = |at: usize| unscale.check && self.entries[at].stage == Stage::Scaled;
         let found = chosen.iter().zip(found).filter(|(at, _)| fresh(**at));
         let found = found.map(|(_, found)| found).collect();
@@ -351,7 +355,7 @@ impl Collected {
 
     /// Limits the elements of the unscaled gradients of `chosen`.
     pub(crate) fn clip_value(&mut self, chosen: &[usize], limit: f64) -> Result<()> {
-        self.settle(chosen)?;
+        self.apply_scale(chosen)?;
         let gradients = multi_tensor::clip_value(self.gradients(chosen), limit)?;
         self.put_back(chosen, gradients);
         Ok(())

@@ -67,15 +67,15 @@ impl LiveScale {
 
     /// The state after the last update. Waits for a GPU that has it; where that cannot be read, what
     /// was known before, and the error waits for [`check`](Self::check).
-    pub(crate) fn settled(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn synchronised(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
-        if let Err(error) = state.settle() {
+        if let Err(error) = state.synchronise() {
             state.failure = Some(error);
         }
         state
     }
 
-    /// What [`settled`](Self::settled) could not return.
+    /// What [`synchronised`](Self::settled) could not return.
     pub(crate) fn check(&mut self) -> Result<()> {
         self.state_mut().failure.take().map_or(Ok(()), Err)
     }
@@ -83,7 +83,7 @@ impl LiveScale {
     /// Goes on from another state.
     pub(crate) fn load(&mut self, rule: Option<LossScale>) -> Result<()> {
         let state = self.state_mut();
-        state.settle()?;
+        state.synchronise()?;
         (state.rule, state.device) = (rule, None);
         Ok(())
     }
@@ -130,7 +130,7 @@ impl LiveScale {
                 let Some(rule) = state.rule else { return Ok(()) };
                 device.update(found.tensor(), &growth(&rule))?;
                 if device.is_full() {
-                    state.settle()?;
+                    state.synchronise()?;
                 }
             }
             (FoundInf::Device(found), None) => {
@@ -138,7 +138,7 @@ impl LiveScale {
                 state.after(found);
             }
             (FoundInf::Host(found), _) => {
-                state.settle()?;
+                state.synchronise()?;
                 state.device = None;
                 state.after(found);
             }
@@ -153,7 +153,7 @@ impl State {
         self.rule = self.rule.map(|rule| rule.after(found_inf));
     }
 
-    fn settle(&mut self) -> Result<()> {
+    fn synchronise(&mut self) -> Result<()> {
         let Some(device) = &mut self.device else { return Ok(()) };
         for found in device.read()? {
             self.after(found);
@@ -165,13 +165,13 @@ impl State {
     fn on(&mut self, device: &Device) -> Result<Option<&DeviceScale>> {
         let Some(gpu) = Gpu::of(device) else {
             // The host's, then: nothing may be on its way.
-            self.settle()?;
+            self.synchronise()?;
             self.device = None;
             return Ok(None);
         };
         let there = |scale: &DeviceScale| scale.gpu().device().same_device(device);
         if !self.device.as_ref().is_some_and(there) {
-            self.settle()?;
+            self.synchronise()?;
             let Some(rule) = self.rule else { return Ok(None) };
             let trackers = [rule.growth_tracker(), rule.hysteresis_tracker()];
             self.device = Some(DeviceScale::new(gpu, rule.get(), rule.inverse(), trackers)?);

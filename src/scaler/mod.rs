@@ -130,7 +130,7 @@ impl GradScaler {
 
     /// Scale, tracker and settings, to save; `None` when disabled. Take it after `update`.
     pub fn state(&self) -> Option<LossScale> {
-        self.scale.settled().rule
+        self.scale.synchronised().rule
     }
 
     /// Whether it is between `backward` and `update`.
@@ -228,7 +228,7 @@ impl GradScaler {
     /// What unscales these entries, if there are any.
     fn unscaling_of(&self, chosen: &[usize]) -> Result<Option<Unscale>> {
         let Some(&first) = chosen.first() else { return Ok(None) };
-        let (gradient, _) = self.collected.entries()[first].due();
+        let (gradient, _) = self.collected.entries()[first].scaled_gradient();
         self.unscaling(gradient.device()).map(Some)
     }
 
@@ -335,10 +335,10 @@ impl GradScaler {
         let flag = outcome.flag().filter(|_| optimizer.skips_on_device());
         if flag.is_some() || !outcome.skipped()? {
             if !optimizer.multiplies() {
-                self.collected.settle(&chosen)?;
+                self.collected.apply_scale(&chosen)?;
             }
             let entries = chosen.iter().map(|&at| &self.collected.entries()[at]);
-            let pairs = entries.map(|entry| (&entry.variable, entry.due()));
+            let pairs = entries.map(|entry| (&entry.variable, entry.scaled_gradient()));
             optimizer.apply(&UnscaledGradients::new(pairs, flag))?;
             autocast::clear_cast_cache();
         }
@@ -399,7 +399,7 @@ impl GradScaler {
         let Some(entry) = self.collected.get(variable) else { return Ok(None) };
         let gradient = match entry.stage {
             Stage::Scaled => {
-                let (gradient, _) = entry.due();
+                let (gradient, _) = entry.scaled_gradient();
                 entry.times(&Multiplier::new(self.unscaling(gradient.device())?.factor))
             }
             Stage::Unscaled | Stage::Stepped => entry.value(),
@@ -433,7 +433,7 @@ impl GradScaler {
         for entry in self.collected.entries() {
             let name = parameters.name_of(&entry.variable);
             match entry.stage {
-                Stage::Scaled => histogram.add(name, entry.due().0, inverse)?,
+                Stage::Scaled => histogram.add(name, entry.scaled_gradient().0, inverse)?,
                 Stage::Unscaled | Stage::Stepped => histogram.add(name, &entry.value()?, 1.0)?,
             }
         }
@@ -443,7 +443,7 @@ impl GradScaler {
     /// The scale of the last steps, and which were skipped: a line for each `update`, also where
     /// only one of several optimizers was. A disabled scaler has none.
     pub fn history(&self) -> ScaleHistory {
-        self.scale.settled().watch.history().clone()
+        self.scale.synchronised().watch.history().clone()
     }
 
     /// Goes on with another history: a longer one, or one that was saved.

@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor, TensorId};
 use candle_nn::Optimizer;
 
 use crate::autograd::version;
-use crate::kernels::multi_tensor::Due;
+use crate::kernels::multi_tensor::ScaledGradient;
 use crate::{Parameters, kernels};
 
 /// An optimizer that [`GradScaler::step`](crate::GradScaler::step) can drive.
@@ -34,7 +34,7 @@ pub trait Step {
         false
     }
 
-    /// Whether [`apply`](Self::apply) multiplies by what [`UnscaledGradients::due`] gives.
+    /// Whether [`apply`](Self::apply) multiplies by what [`UnscaledGradients::scaled_gradient`] gives.
     #[doc(hidden)]
     fn multiplies(&self) -> bool {
         false
@@ -53,13 +53,13 @@ pub trait Step {
 /// variable (`F64` for `F64` ones), contiguous.
 #[derive(Debug)]
 pub struct UnscaledGradients<'a> {
-    by_variable: HashMap<TensorId, (&'a Tensor, Due<'a>)>,
+    by_variable: HashMap<TensorId, (&'a Tensor, ScaledGradient<'a>)>,
     skip: Option<&'a Tensor>,
 }
 
 impl<'a> UnscaledGradients<'a> {
     pub(crate) fn new(
-        pairs: impl Iterator<Item = (&'a Tensor, Due<'a>)>,
+        pairs: impl Iterator<Item = (&'a Tensor, ScaledGradient<'a>)>,
         skip: Option<&'a Tensor>,
     ) -> Self {
         Self { by_variable: pairs.map(|(var, due)| (var.id(), (var, due))).collect(), skip }
@@ -67,7 +67,7 @@ impl<'a> UnscaledGradients<'a> {
 
     /// The gradient of `variable`, and what it is to be multiplied by: for an optimizer that
     /// [does so](Step::multiplies) in the pass that reads it. For others it is multiplied already.
-    pub(crate) fn due(&self, variable: &Tensor) -> Option<Due<'a>> {
+    pub(crate) fn scaled_gradient(&self, variable: &Tensor) -> Option<ScaledGradient<'a>> {
         self.by_variable.get(&variable.id()).map(|(_, due)| *due)
     }
 
@@ -80,7 +80,7 @@ impl<'a> UnscaledGradients<'a> {
 
     /// The gradient of `variable`, or `None` where backward did not reach it.
     pub fn get(&self, variable: &Tensor) -> Option<&'a Tensor> {
-        self.due(variable).map(|(gradient, _)| gradient)
+        self.scaled_gradient(variable).map(|(gradient, _)| gradient)
     }
 
     /// The gradients in the dtypes of their variables, as candle's optimizers expect them.

@@ -23,13 +23,13 @@ impl Operator for Double {
     }
 
     fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
-        let waiting = ctx.take_pending(0)?;
+        let pending = ctx.take_pending(0)?;
         assert!(ctx.take_pending(0)?.is_none() && ctx.take_pending(1)?.is_none());
-        let shape = waiting.as_ref().map(|waiting| waiting.tensor().dims().to_vec());
+        let shape = pending.as_ref().map(|pending| pending.tensor().dims().to_vec());
         self.0.lock().unwrap().push(shape);
         let gradient = (ctx.gradient * 2.0)?;
-        let sum = match waiting {
-            Some(waiting) => (gradient + waiting.tensor())?,
+        let sum = match pending {
+            Some(pending) => (gradient + pending.tensor())?,
             None => gradient,
         };
         Ok(vec![Some(Gradient::owned(sum))])

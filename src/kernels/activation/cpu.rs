@@ -22,11 +22,11 @@ pub(super) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
                 let mut wide = [T::Acc::default(); BLOCK];
                 let wide = &mut wide[..out.len()];
                 for (wide, x) in wide.iter_mut().zip(&data[start..]) {
-                    *wide = x.raise();
+                    *wide = x.widened();
                 }
                 values(function, wide);
                 for (out, wide) in out.iter_mut().zip(wide) {
-                    *out = T::lower(*wide);
+                    *out = T::narrowed(*wide);
                 }
             },
         );
@@ -78,11 +78,11 @@ fn times_derivative<T: Lane<Acc: Math>>(function: Pointwise, grad: &mut [T], x: 
     let mut wide = [T::Acc::default(); BLOCK];
     let wide = &mut wide[..grad.len()];
     for (wide, x) in wide.iter_mut().zip(x) {
-        *wide = x.raise();
+        *wide = x.widened();
     }
     derivatives(function, wide);
     for (grad, wide) in grad.iter_mut().zip(wide) {
-        *grad = T::lower(*wide * grad.raise());
+        *grad = T::narrowed(*wide * grad.widened());
     }
 }
 
@@ -100,8 +100,8 @@ pub(super) fn swiglu(x: &Tensor) -> Result<Tensor> {
                     let gates = &data[from..from + out.len()];
                     let ups = &data[from + width..from + width + out.len()];
                     for ((out, gate), up) in out.iter_mut().zip(gates).zip(ups) {
-                        let gate = gate.raise();
-                        *out = T::lower(gate * sigmoid(gate) * up.raise());
+                        let gate = gate.widened();
+                        *out = T::narrowed(gate * sigmoid(gate) * up.widened());
                     }
                 }
             },
@@ -131,11 +131,11 @@ pub(super) fn swiglu_backward(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
                     let ups = &data[from + width..from + width + out.len()];
                     let grads = &grad[row * width + column..][..out.len()];
                     for (((out, gate), up), grad) in out.iter_mut().zip(gates).zip(ups).zip(grads) {
-                        let (gate, up, grad) = (gate.raise(), up.raise(), grad.raise());
+                        let (gate, up, grad) = (gate.widened(), up.widened(), grad.widened());
                         let share = sigmoid(gate);
                         let one = num_traits::One::one();
                         let derivative = up * share * (gate * (one - share) + one);
-                        *out = T::lower(grad * if second { gate * share } else { derivative });
+                        *out = T::narrowed(grad * if second { gate * share } else { derivative });
                     }
                 }
             },

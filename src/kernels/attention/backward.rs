@@ -79,7 +79,7 @@ where
             grad: views[3].heads()?,
             mask: opened(mask_view.as_ref(), mask.as_ref().map(Tensor::dtype))?,
             maxima: &Elements::of(&saved.kept.max)?,
-            shares: &Elements::of(&saved.kept.share)?,
+            inverse_sums: &Elements::of(&saved.kept.inverse_sum)?,
             threads: threads(batch * kv_heads),
         };
         let (count, group) = (batch * kv_heads, sizes.group());
@@ -112,7 +112,7 @@ struct Backward<'a, T: Lane> {
     grad: Heads<'a, T>,
     mask: Mask<'a, T::Acc>,
     maxima: &'a [T::Acc],
-    shares: &'a [T::Acc],
+    inverse_sums: &'a [T::Acc],
     threads: Threads,
 }
 
@@ -154,7 +154,7 @@ impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
             for (wide, gradient) in [(&*dk, unit.dk), (&*dv, unit.dv)] {
                 vectorise(
                     #[inline(always)]
-                    || lower(wide, gradient),
+                    || narrow_into(wide, gradient),
                 );
             }
         });
@@ -176,10 +176,10 @@ impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
         let capped = if self.settings.softcap.is_some() { rows * seen } else { 0 };
         let lengths =
             [rows * width, rows * value_width, rows * width, rows * seen, rows * seen, capped];
-        let [q, grad, dq, scores, dscores, slopes] = split(buffer, lengths);
+        let [q, grad, dq, scores, dscores, derivatives] = split(buffer, lengths);
         let of_rows = (batch * heads + head) * queries + first;
         let maxima = &self.maxima[of_rows..][..rows];
-        let shares = &self.shares[of_rows..][..rows];
+        let inverse_sums = &self.inverse_sums[of_rows..][..rows];
         vectorise(
             #[inline(always)]
             || {
@@ -195,18 +195,18 @@ impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
         vectorise(
             #[inline(always)]
             || {
-                for (at, (&max, &share)) in maxima.iter().zip(shares).enumerate() {
+                for (at, (&max, &inverse_sum)) in maxima.iter().zip(inverse_sums).enumerate() {
                     let row = at * seen..(at + 1) * seen;
                     let query = Query { number: first + at, ..query };
-                    let slopes = slopes.get_mut(row.clone()).unwrap_or_default();
+                    let derivatives = derivatives.get_mut(row.clone()).unwrap_or_default();
                     let (p, dp) = (&mut scores[row.clone()], &mut dscores[row]);
-                    score(p, slopes, query, self.mask, self.settings);
-                    probabilities(p, max, share);
-                    slope(p, dp);
+                    score(p, derivatives, query, self.mask, self.settings);
+                    probabilities(p, max, inverse_sum);
+                    derivative(p, dp);
                     if let Some(dmask) = parts.dmask.get_mut(at * keys..) {
                         dmask.iter_mut().zip(&*dp).for_each(|(d, s)| *d = *s);
                     }
-                    dp.iter_mut().zip(&*slopes).for_each(|(d, s)| *d *= *s);
+                    dp.iter_mut().zip(&*derivatives).for_each(|(d, s)| *d *= *s);
                     dp.iter_mut().for_each(|d| *d *= scale);
                 }
             },
@@ -216,7 +216,7 @@ impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
             product(dscores, k, dq, width, false, self.threads);
             vectorise(
                 #[inline(always)]
-                || lower(dq, parts.dq),
+                || narrow_into(dq, parts.dq),
             );
         }
         if !parts.dk.is_empty() {
@@ -243,7 +243,7 @@ fn slice<'a, T>(data: &'a mut [T], rows: &Range<usize>, width: usize) -> &'a mut
 
 /// The softmax's backward: turns the gradients `dp` of the probabilities into those of the scores.
 #[inline(always)]
-fn slope<A: Real + Lane<Acc = A>>(p: &[A], dp: &mut [A]) {
+fn derivative<A: Real + Lane<Acc = A>>(p: &[A], dp: &mut [A]) {
     let mut average = 0.0;
     for (p, dp) in p.chunks(BLOCK).zip(dp.chunks(BLOCK)) {
         average += block_sums(
@@ -257,6 +257,6 @@ fn slope<A: Real + Lane<Acc = A>>(p: &[A], dp: &mut [A]) {
 }
 
 #[inline(always)]
-fn lower<O: Lane>(wide: &[O::Acc], dst: &mut [O]) {
-    dst.iter_mut().zip(wide).for_each(|(d, w)| *d = O::lower(*w));
+fn narrow_into<O: Lane>(wide: &[O::Acc], dst: &mut [O]) {
+    dst.iter_mut().zip(wide).for_each(|(d, w)| *d = O::narrowed(*w));
 }

@@ -109,7 +109,7 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
     let Sizes { batch, heads, queries, width, value_width, .. } = sizes;
     let mut out = T::zeros(batch * heads * queries * value_width);
     let mut maxima = vec![T::Acc::zero(); batch * heads * queries];
-    let mut shares = maxima.clone();
+    let mut inverse_sums = maxima.clone();
     if !sizes.is_empty() {
         let mask = spread(mask, sizes, T::Acc::DTYPE)?;
         let _held = hold([q, k, v].into_iter().chain(&mask));
@@ -119,18 +119,18 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
         let block = sizes.block();
         let outs = out.chunks_mut(queries * value_width);
         let tasks: Vec<_> = outs
-            .zip(maxima.chunks_mut(queries).zip(shares.chunks_mut(queries)))
+            .zip(maxima.chunks_mut(queries).zip(inverse_sums.chunks_mut(queries)))
             .enumerate()
-            .flat_map(|(head, (out, (maxima, shares)))| {
-                let rows = maxima.chunks_mut(block).zip(shares.chunks_mut(block));
+            .flat_map(|(head, (out, (maxima, inverse_sums)))| {
+                let rows = maxima.chunks_mut(block).zip(inverse_sums.chunks_mut(block));
                 let blocks = out.chunks_mut(block * value_width).zip(rows);
                 blocks.enumerate().map(move |(at, (out, rows))| (head, at * block, out, rows))
             })
             .collect();
         let threads = threads(tasks.len());
-        for_each_task(tasks, |(index, first, out, (maxima, shares))| {
+        for_each_task(tasks, |(index, first, out, (maxima, inverse_sums))| {
             let (batch, head) = (index / heads, index % heads);
-            let rows = shares.len();
+            let rows = inverse_sums.len();
             let seen = sizes.seen(first + rows, settings);
             let lengths =
                 [rows * width, seen * width, seen * value_width, rows * seen, rows * value_width];
@@ -150,12 +150,12 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
                 vectorise(
                     #[inline(always)]
                     || {
-                        let of_rows = maxima.iter_mut().zip(shares.iter_mut());
+                        let of_rows = maxima.iter_mut().zip(inverse_sums.iter_mut());
                         let rows = scores.chunks_exact_mut(seen).zip(of_rows);
-                        for (at, (row, (max, share))) in rows.enumerate() {
+                        for (at, (row, (max, inverse_sum))) in rows.enumerate() {
                             let query = Query { batch, head, number: first + at };
                             score(row, &mut [], query, mask, settings);
-                            (*max, *share) = exponentials(row);
+                            (*max, *inverse_sum) = exponentials(row);
                         }
                     },
                 );
@@ -166,10 +166,11 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
                     #[inline(always)]
                     || {
                         let result = result.chunks_exact(value_width);
-                        let rows = out.chunks_exact_mut(value_width).zip(result).zip(&*shares);
-                        for ((out, result), &share) in rows {
+                        let rows =
+                            out.chunks_exact_mut(value_width).zip(result).zip(&*inverse_sums);
+                        for ((out, result), &inverse_sum) in rows {
                             for (out, x) in out.iter_mut().zip(result) {
-                                *out = T::lower(*x * share);
+                                *out = T::narrowed(*x * inverse_sum);
                             }
                         }
                     },
@@ -178,8 +179,9 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
         });
     }
     let out = tensor(out, &[batch, heads, queries, value_width]);
-    let [max, share] = [maxima, shares].map(|of_rows| tensor(of_rows, &[batch, heads, queries]));
-    Ok((out, Kept { max, share, unrounded: None }))
+    let [max, inverse_sum] =
+        [maxima, inverse_sums].map(|of_rows| tensor(of_rows, &[batch, heads, queries]));
+    Ok((out, Kept { max, inverse_sum, unrounded: None }))
 }
 
 pub(super) fn views<'a, const N: usize>(tensors: [&'a Tensor; N]) -> Result<Vec<View<'a>>> {

@@ -76,7 +76,7 @@ fn products(
     let (_, kv_heads, s, dv) = v.dims4()?;
     if b * h * t * s == 0 {
         let zeros = gpu.zeros((b, h, t), wide)?;
-        let kept = Kept { max: zeros.clone(), share: zeros, unrounded: None };
+        let kept = Kept { max: zeros.clone(), inverse_sum: zeros, unrounded: None };
         return Ok((gpu.zeros((b, h, t, dv), q.dtype())?, kept));
     }
     let step = samples(q, k)?;
@@ -88,13 +88,13 @@ fn products(
         };
         let parts: Vec<_> = (0..b).step_by(step).map(part).collect::<Result<_>>()?;
         let (outs, kept): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
-        let (maxima, shares): (Vec<_>, Vec<_>) =
-            kept.into_iter().map(|kept: Kept| (kept.max, kept.share)).unzip();
-        let (max, share) = (Tensor::cat(&maxima, 0)?, Tensor::cat(&shares, 0)?);
-        return Ok((Tensor::cat(&outs, 0)?, Kept { max, share, unrounded: None }));
+        let (maxima, inverse_sums): (Vec<_>, Vec<_>) =
+            kept.into_iter().map(|kept: Kept| (kept.max, kept.inverse_sum)).unzip();
+        let (max, inverse_sum) = (Tensor::cat(&maxima, 0)?, Tensor::cat(&inverse_sums, 0)?);
+        return Ok((Tensor::cat(&outs, 0)?, Kept { max, inverse_sum, unrounded: None }));
     }
     let products = gemm(&by_group(q, kv_heads)?, &k.transpose(2, 3)?, None, wide)?;
-    let (max, share) = (gpu.empty((b, h, t), wide)?, gpu.empty((b, h, t), wide)?);
+    let (max, inverse_sum) = (gpu.empty((b, h, t), wide)?, gpu.empty((b, h, t), wide)?);
     let p = match q.dtype() {
         dtype if dtype == wide => products.clone(),
         dtype => gpu.empty(products.shape(), dtype)?,
@@ -103,13 +103,13 @@ fn products(
     let (grid, team) = Grid::rows(b * h * t, s);
     // Rows before `b * h * t` of `s`, each read and written by one team; the mask by its strides.
     let launch = gpu.launch(&SOURCE, &format!("probabilities_{}", suffix(q.dtype())?))?;
-    mask.settings(launch.write(&p)?.write(&max)?.write(&share)?.read(&products)?, settings)?
+    mask.settings(launch.write(&p)?.write(&max)?.write(&inverse_sum)?.read(&products)?, settings)?
         .sizes(&[b * h * t, h, t, s])
         .int(settings.causal.into())
         .int(team)
         .run(grid)?;
     let out = gemm(&p, v, None, q.dtype())?;
-    Ok((out.reshape((b, h, t, dv))?, Kept { max, share, unrounded: None }))
+    Ok((out.reshape((b, h, t, dv))?, Kept { max, inverse_sum, unrounded: None }))
 }
 
 /// Some samples of a mask that broadcasts to `(b, h, t, s)`.
@@ -162,7 +162,7 @@ pub(super) fn backward(
     let launch = gpu.launch(&SOURCE, &format!("slopes_{}", suffix(q.dtype())?))?;
     let launch = launch.write(&p)?.write(&dx)?.write_or_null(dmask.as_ref())?;
     let launch = launch.read(&products)?.read(&dp)?;
-    let launch = launch.read(&plain(&kept.max)?)?.read(&plain(&kept.share)?)?;
+    let launch = launch.read(&plain(&kept.max)?)?.read(&plain(&kept.inverse_sum)?)?;
     spread
         .settings(launch, settings)?
         .sizes(&[b * h * t, h, t, s])
@@ -209,12 +209,12 @@ fn in_parts(
     let mut parts: [Vec<Tensor>; 3] = Default::default();
     for first in (0..b).step_by(step) {
         let count = step.min(b - first);
-        let all = [saved.q, saved.k, saved.v, &saved.kept.max, &saved.kept.share, saved.grad];
+        let all = [saved.q, saved.k, saved.v, &saved.kept.max, &saved.kept.inverse_sum, saved.grad];
         let some: Vec<Tensor> =
             all.iter().map(|x| x.narrow(0, first, count)).collect::<Result<_>>()?;
-        let [q, k, v, max, share, grad] = &some[..] else { continue };
+        let [q, k, v, max, inverse_sum, grad] = &some[..] else { continue };
         let mask = saved.mask.map(|mask| sample(mask, first, count)).transpose()?;
-        let kept = &Kept { max: max.clone(), share: share.clone(), unrounded: None };
+        let kept = &Kept { max: max.clone(), inverse_sum: inverse_sum.clone(), unrounded: None };
         let saved = Saved { q, k, v, mask: mask.as_ref(), kept, grad };
         let gradients = backward(gpu, saved, settings, wants)?;
         for (parts, gradient) in parts.iter_mut().zip(gradients) {

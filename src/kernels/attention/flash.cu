@@ -32,10 +32,10 @@ DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *sha
         size_t next = first + KEYS;
         if (next < end) in.template fetch<D>(key_tiles[stage ^ 1], value_tiles[stage ^ 1], batch, shared, next);
 
-        float p[KEYS / 8][4] = {}, slopes[KEYS / 8][4], largest[2] = {most[0], most[1]};
+        float p[KEYS / 8][4] = {}, derivatives[KEYS / 8][4], largest[2] = {most[0], most[1]};
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++) times_turned<D>(p[n], left, key_tiles[stage], n * 8);
-        in.score(p, slopes, batch, head, sizes.is_edge(block.first(), first, KEYS), [&](int n, int e) {
+        in.score(p, derivatives, batch, head, sizes.is_edge(block.first(), first, KEYS), [&](int n, int e) {
             return Seen{block.row[e / 2], first + n * 8 + 2 * t + e % 2};
         });
 #pragma unroll

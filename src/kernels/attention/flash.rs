@@ -90,14 +90,14 @@ pub(super) fn forward(
         false => gpu.empty((b, h, t, d), dtype),
     };
     let (out, unrounded) = (output(q.dtype())?, output(DType::F32)?);
-    let (max, share) = (gpu.empty((b, h, t), DType::F32)?, gpu.empty((b, h, t), DType::F32)?);
+    let (max, inverse_sum) = (gpu.empty((b, h, t), DType::F32)?, gpu.empty((b, h, t), DType::F32)?);
     let mask = Mask::of(mask, [b, h, t, s], DType::F32)?;
     // Queries before `t` are written, at the same places of both.
     let launch = launch(gpu, &FORWARD, "flash", q)?.write_strided(&out)?;
     let launch = launch.write_strided(&unrounded)?.sizes(&out.stride()[..3]);
-    attention(launch.write(&max)?.write(&share)?, [q, k, v], &mask, settings)?
+    attention(launch.write(&max)?.write(&inverse_sum)?, [q, k, v], &mask, settings)?
         .run(Grid::flat(b * h * t.div_ceil(ROWS), THREADS))?;
-    Ok((out, Kept { max, share, unrounded: Some(unrounded) }))
+    Ok((out, Kept { max, inverse_sum, unrounded: Some(unrounded) }))
 }
 
 /// See [`super::backward`], of what [`fits`] and has the `output` in F32.
@@ -154,7 +154,7 @@ fn write(
     let ((b, h, t, _), (_, kv_heads, s, _)) = (q.dims4()?, k.dims4()?);
     let grad = in_dtype(grad, q.dtype())?;
     let grad = if lies_well(&grad)? { grad } else { cast(&grad, q.dtype())? };
-    let (max, share) = (plain(&kept.max)?, plain(&kept.share)?);
+    let (max, inverse_sum) = (plain(&kept.max)?, plain(&kept.inverse_sum)?);
     let averages = gpu.empty((b, h, t), DType::F32)?;
     let mask = Mask::of(mask, [b, h, t, s], DType::F32)?;
     let into = |launch: Launch, x: Option<&Tensor>| {
@@ -166,7 +166,7 @@ fn write(
         // Rows before `t` of `dq` and the averages are written, and as many maxima, shares and rows of the output
         // read.
         let launch = into(launch(gpu, &BACKWARD, "flash_queries", q)?, dq)?;
-        let launch = read_rows(launch.write(&averages)?.read(&max)?.read(&share)?, &grad)?;
+        let launch = read_rows(launch.write(&averages)?.read(&max)?.read(&inverse_sum)?, &grad)?;
         let launch = read_rows(launch, output)?;
         attention(launch, [q, k, v], &mask, settings)?
             .run(Grid::flat(b * h * t.div_ceil(ROWS), THREADS))?;
@@ -174,7 +174,7 @@ fn write(
     if dk.is_some() || dv.is_some() {
         // Rows before `s` of `dk` and `dv` are written, and averages read where there is a `dk`.
         let launch = into(into(launch(gpu, &BACKWARD, "flash_keys", q)?, dk)?, dv)?;
-        let launch = read_rows(launch.read(&averages)?.read(&max)?.read(&share)?, &grad)?;
+        let launch = read_rows(launch.read(&averages)?.read(&max)?.read(&inverse_sum)?, &grad)?;
         attention(launch, [q, k, v], &mask, settings)?
             .run(Grid::flat(b * kv_heads * s.div_ceil(ROWS), THREADS))?;
     }

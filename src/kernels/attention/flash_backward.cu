@@ -10,8 +10,8 @@
 
 // The gradient of a product of a query and a key; zero where the one does not see the other, whatever NaN
 // there is.
-DEVICE float gradient(float p, float dp, float average, float slope) {
-    return p == 0 ? 0.f : p * (dp - average) * slope;
+DEVICE float gradient(float p, float dp, float average, float derivative) {
+    return p == 0 ? 0.f : p * (dp - average) * derivative;
 }
 
 // The averages, and the gradient of queries where there is a place for it.
@@ -52,14 +52,14 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *maxima, c
         size_t next = first + KEYS;
         if (next < end) in.template fetch<D>(key_tiles[stage ^ 1], value_tiles[stage ^ 1], batch, shared, next);
         for (int from = 0; from < KEYS; from += 16) {
-            float p[2][4] = {}, dp[2][4] = {}, slopes[2][4];
+            float p[2][4] = {}, dp[2][4] = {}, derivatives[2][4];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 times_turned<D>(p[half], left, key_tiles[stage], from + half * 8);
                 times_turned<D>(dp[half], grad_left, value_tiles[stage], from + half * 8);
             }
             bool edge = sizes.is_edge(block.first(), first + from, 16);
-            in.score(p, slopes, batch, head, edge, [&](int half, int e) {
+            in.score(p, derivatives, batch, head, edge, [&](int half, int e) {
                 return Seen{block.row[e / 2], first + from + half * 8 + 2 * t + e % 2};
             });
 #pragma unroll
@@ -67,7 +67,7 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *maxima, c
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     float weight = power_of_two(fmaf(p[half][e], unit, -base[e / 2])) * share[e / 2];
-                    dp[half][e] = gradient(weight, dp[half][e], average[e / 2], slopes[half][e]);
+                    dp[half][e] = gradient(weight, dp[half][e], average[e / 2], derivatives[half][e]);
                 }
             }
             u32 weights[4];
@@ -115,14 +115,14 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
         size_t next = first + QUERIES < sizes.queries ? first + QUERIES : begin, its_head = head + (next == begin);
         if (its_head < last) fetch(stage ^ 1, its_head, next);
         for (int from = 0; from < QUERIES; from += 16) {
-            float p[2][4] = {}, dp[2][4] = {}, slopes[2][4];
+            float p[2][4] = {}, dp[2][4] = {}, derivatives[2][4];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 times_turned<D>(p[half], left, query_tiles[stage], from + half * 8);
                 times_turned<D>(dp[half], value_left, grad_tiles[stage], from + half * 8);
             }
             bool edge = first + from + 16 > sizes.queries || sizes.is_edge(first + from, block.first(), 16);
-            in.score(p, slopes, batch, head, edge, [&](int half, int e) {
+            in.score(p, derivatives, batch, head, edge, [&](int half, int e) {
                 return Seen{first + from + half * 8 + 2 * t + e % 2, block.row[e / 2]};
             });
 #pragma unroll
@@ -132,7 +132,7 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
                     int at = from + half * 8 + 2 * t + e % 2;
                     float base = in.base(largest[stage][at]);
                     p[half][e] = power_of_two(fmaf(p[half][e], unit, -base)) * share[stage][at];
-                    dp[half][e] = gradient(p[half][e], dp[half][e], average[stage][at], slopes[half][e]);
+                    dp[half][e] = gradient(p[half][e], dp[half][e], average[stage][at], derivatives[half][e]);
                 }
             }
             u32 weights[4];

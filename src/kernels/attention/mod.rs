@@ -39,7 +39,7 @@ pub(crate) struct Kept {
     /// The largest score of each query, `(b, h, t)`, in the dtype of the arithmetic; 0 where it sees no key.
     pub(crate) max: Tensor,
     /// One over the sum of `exp(scores - max)`, likewise.
-    pub(crate) share: Tensor,
+    pub(crate) inverse_sum: Tensor,
     /// The output in `F32`, of kernels whose backward sums over it.
     pub(crate) unrounded: Option<Tensor>,
 }

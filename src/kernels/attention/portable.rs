@@ -15,7 +15,7 @@ pub(super) fn forward(
         let out = Tensor::zeros((b, h, t, v.dim(3)?), q.dtype(), q.device())?;
         let wide = arithmetic(q.dtype());
         let zeros = Tensor::zeros((b, h, t), wide, q.device())?;
-        return Ok((out, Kept { max: zeros.clone(), share: zeros, unrounded: None }));
+        return Ok((out, Kept { max: zeros.clone(), inverse_sum: zeros, unrounded: None }));
     }
     let (scores, _) = scores(q, k, mask, settings)?;
     let max = scores.max_keepdim(D::Minus1)?;
@@ -24,11 +24,11 @@ pub(super) fn forward(
     let exp = scores.broadcast_sub(&max)?.exp()?;
     let sum = exp.sum_keepdim(D::Minus1)?;
     // A query that sees nothing has a sum of 0, and a share of 0.
-    let share = sum.eq(0.0)?.where_cond(&sum, &sum.recip()?)?;
-    let p = exp.broadcast_mul(&share)?;
+    let inverse_sum = sum.eq(0.0)?.where_cond(&sum, &sum.recip()?)?;
+    let p = exp.broadcast_mul(&inverse_sum)?;
     let out = by_group(&p, k)?.matmul(&upcast(v)?.contiguous()?)?;
     let out = out.reshape((b, h, t, ()))?.to_dtype(q.dtype())?;
-    Ok((out, Kept { max: max.squeeze(3)?, share: share.squeeze(3)?, unrounded: None }))
+    Ok((out, Kept { max: max.squeeze(3)?, inverse_sum: inverse_sum.squeeze(3)?, unrounded: None }))
 }
 
 pub(super) fn backward(
@@ -44,14 +44,15 @@ pub(super) fn backward(
         let dmask = mask.map(|mask| zeros(mask, wants[3])).transpose()?.flatten();
         return Ok([zeros(q, wants[0])?, zeros(k, wants[1])?, zeros(v, wants[2])?, dmask]);
     }
-    let (scores, slopes) = scores(q, k, mask, settings)?;
+    let (scores, derivatives) = scores(q, k, mask, settings)?;
     let exp = scores.broadcast_sub(&kept.max.unsqueeze(3)?)?.exp()?;
-    let p = exp.broadcast_mul(&kept.share.unsqueeze(3)?)?;
+    let p = exp.broadcast_mul(&kept.inverse_sum.unsqueeze(3)?)?;
     let grad = by_group(&upcast(grad)?, k)?;
     let dp = grad.matmul(&upcast(v)?.transpose(2, 3)?.contiguous()?)?.reshape(p.shape())?;
     let average = (&p * &dp)?.sum_keepdim(D::Minus1)?;
     let dmask = p.mul(&dp.broadcast_sub(&average)?)?;
-    let dscores = (slopes.map_or_else(|| Ok(dmask.clone()), |s| &dmask * s)? * settings.scale)?;
+    let dscores =
+        (derivatives.map_or_else(|| Ok(dmask.clone()), |s| &dmask * s)? * settings.scale)?;
     let dscores = by_group(&dscores, k)?;
     let turned = |x: &Tensor| x.transpose(2, 3)?.contiguous();
     let dq = |dtype| {
@@ -79,7 +80,7 @@ fn by_group(x: &Tensor, k: &Tensor) -> Result<Tensor> {
     x.contiguous()?.reshape((b, kv_heads, h / kv_heads * t, d))
 }
 
-/// The scores `(b, h, t, s)`, and the slopes of the soft cap, where there is one.
+/// The scores `(b, h, t, s)`, and the derivatives of the soft cap, where there is one.
 fn scores(
     q: &Tensor,
     k: &Tensor,
@@ -91,12 +92,12 @@ fn scores(
     let shape = (b, h, t, s);
     let product = by_group(&upcast(q)?, k)?.matmul(&upcast(k)?.transpose(2, 3)?.contiguous()?)?;
     let mut scores = product.reshape(shape)?;
-    let mut slopes = None;
+    let mut derivatives = None;
     match settings.softcap {
         None => scores = (scores * settings.scale)?,
         Some(cap) => {
             let tanh = (scores * (settings.scale / cap))?.tanh()?;
-            slopes = Some(tanh.sqr()?.affine(-1.0, 1.0)?);
+            derivatives = Some(tanh.sqr()?.affine(-1.0, 1.0)?);
             scores = (tanh * cap)?;
         }
     }
@@ -113,5 +114,5 @@ fn scores(
         let seen = (0..t).flat_map(|i| (0..s).map(move |j| u8::from(j <= i))).collect();
         scores = keep(&Tensor::from_vec(seen, (1, 1, t, s), q.device())?, &scores)?;
     }
-    Ok((scores, slopes))
+    Ok((scores, derivatives))
 }

@@ -16,13 +16,13 @@ template <class A> struct Scores {
     A scale, cap; // a cap of 0 is none
     Mask mask;
 
-    // The score of a product; `slope` is that of the cap.
-    DEVICE A of(A product, size_t mask_row, size_t key, A &slope) const {
+    // The score of a product; `derivative` is that of the cap.
+    DEVICE A of(A product, size_t mask_row, size_t key, A &derivative) const {
         A score = product * scale;
-        slope = A(1);
+        derivative = A(1);
         if (cap != A(0)) {
             A t = tangent(product * (scale / cap));
-            slope = A(1) - t * t;
+            derivative = A(1) - t * t;
             score = t * cap;
         }
         size_t at = mask_row + key * mask.s3;

@@ -26,11 +26,11 @@ pub(super) struct Query {
 }
 
 /// Turns products of a query with the keys into scores; what is hidden becomes a negative infinity.
-/// Writes the slopes of the soft cap, where there is one.
+/// Writes the derivatives of the soft cap, where there is one.
 #[inline(always)]
 pub(super) fn score<A: Math>(
     row: &mut [A],
-    slopes: &mut [A],
+    derivatives: &mut [A],
     query: Query,
     mask: Mask<'_, A>,
     settings: Settings,
@@ -43,8 +43,8 @@ pub(super) fn score<A: Math>(
             for x in row.iter_mut() {
                 *x = (*x * inner).hyperbolic_tangent();
             }
-            for (slope, x) in slopes.iter_mut().zip(&*row) {
-                *slope = A::one() - *x * *x;
+            for (derivative, x) in derivatives.iter_mut().zip(&*row) {
+                *derivative = A::one() - *x * *x;
             }
             row.iter_mut().for_each(|x| *x *= cap);
         }
@@ -99,6 +99,6 @@ pub(super) fn exponentials<A: Exp>(row: &mut [A]) -> (A, A) {
 
 /// Turns scores into probabilities, from what [`exponentials`] returned for them.
 #[inline(always)]
-pub(super) fn probabilities<A: Exp>(row: &mut [A], max: A, share: A) {
-    row.iter_mut().for_each(|x| *x = (*x - max).exponential() * share);
+pub(super) fn probabilities<A: Exp>(row: &mut [A], max: A, inverse_sum: A) {
+    row.iter_mut().for_each(|x| *x = (*x - max).exponential() * inverse_sum);
 }

@@ -19,13 +19,13 @@ DEVICE void probabilities(T *y, A *maxima, A *shares, const A *x, const Scores<A
     for (size_t row = team.row; row < rows; row += team.teams) {
         Query query(row, heads, queries, keys, causal, scores.mask);
         LargestAndSum<A> all;
-        A slope;
+        A derivative;
         along<V>(query.seen, packed, team.rank, team.size, [&](size_t i, auto width) {
             constexpr int N = decltype(width)::value;
             A u[N];
             read(x + row * keys + i, u);
 #pragma unroll
-            for (int k = 0; k < N; k++) u[k] = scores.of(u[k], query.mask_row, i + k, slope);
+            for (int k = 0; k < N; k++) u[k] = scores.of(u[k], query.mask_row, i + k, derivative);
             all.add(u);
         });
         all.join(team);
@@ -38,7 +38,7 @@ DEVICE void probabilities(T *y, A *maxima, A *shares, const A *x, const Scores<A
             read(x + row * keys + i, u);
 #pragma unroll
             for (int k = 0; k < N; k++) {
-                A p = exponential(scores.of(u[k], query.mask_row, i + k, slope) - largest) * share;
+                A p = exponential(scores.of(u[k], query.mask_row, i + k, derivative) - largest) * share;
                 u[k] = i + k < query.seen ? p : A(0);
             }
             write(y + row * keys + i, u);
@@ -49,7 +49,7 @@ DEVICE void probabilities(T *y, A *maxima, A *shares, const A *x, const Scores<A
 // From the products again, and the gradients of probabilities: probabilities, and the gradients of the
 // products and of the mask. p may be x, and dx may be dp.
 template <class T, class A>
-DEVICE void slopes(T *p, T *dx, A *dmask, const A *x, const A *dp, const A *maxima, const A *shares,
+DEVICE void derivatives(T *p, T *dx, A *dmask, const A *x, const A *dp, const A *maxima, const A *shares,
                    const Scores<A> &scores, size_t rows, size_t heads, size_t queries, size_t keys, int causal, int size) {
     constexpr int V = PACK<T, A>;
     Team team(size);
@@ -59,12 +59,12 @@ DEVICE void slopes(T *p, T *dx, A *dmask, const A *x, const A *dp, const A *maxi
         A largest = maxima[row], share = shares[row], average = A(0);
         along<V>(query.seen, packed, team.rank, team.size, [&](size_t i, auto width) {
             constexpr int N = decltype(width)::value;
-            A u[N], d[N], slope;
+            A u[N], d[N], derivative;
             read(x + row * keys + i, u);
             read(dp + row * keys + i, d);
 #pragma unroll
             for (int k = 0; k < N; k++) {
-                A score = scores.of(u[k], query.mask_row, i + k, slope);
+                A score = scores.of(u[k], query.mask_row, i + k, derivative);
                 average += i + k < query.seen ? exponential(score - largest) * share * d[k] : A(0);
             }
         });
@@ -102,7 +102,7 @@ DEVICE void slopes(T *p, T *dx, A *dmask, const A *x, const A *dp, const A *maxi
                           const Acc<T> *maxima, const Acc<T> *shares, SETTINGS, size_t rows,      \
                           size_t heads, size_t queries, size_t keys, int causal, int team) {      \
         Scores<Acc<T>> scores = SCORES(Acc<T>);                                                   \
-        slopes(p, dx, dmask, x, dp, maxima, shares, scores, rows, heads, queries, keys, causal,   \
+        derivatives(p, dx, dmask, x, dp, maxima, shares, scores, rows, heads, queries, keys, causal,   \
                team);                                                                             \
     }
 EACH_FLOAT(SDPA)

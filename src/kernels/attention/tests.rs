@@ -83,10 +83,10 @@ fn naive(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, set: Setting
         };
         let exps: Vec<f64> = (0..s).map(score).collect();
         let sum: f64 = exps.iter().sum();
-        let share = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+        let inverse_sum = if sum == 0.0 { 0.0 } else { 1.0 / sum };
         for x in 0..dv {
             let weigh = |(j, e): (usize, &f64)| e * v[(keys + j) * dv + x];
-            out.push(exps.iter().enumerate().map(weigh).sum::<f64>() * share);
+            out.push(exps.iter().enumerate().map(weigh).sum::<f64>() * inverse_sum);
         }
     }
     out
@@ -94,7 +94,7 @@ fn naive(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, set: Setting
 
 /// The logarithm of the sum of `exp(scores)`.
 fn log_sum_exp(kept: &Kept) -> Tensor {
-    (&kept.max - kept.share.log().unwrap()).unwrap()
+    (&kept.max - kept.inverse_sum.log().unwrap()).unwrap()
 }
 
 #[test]
@@ -166,17 +166,17 @@ fn gradients_are_slopes() {
                 forward(q, k, v, mask, settings).unwrap().0
             };
             let mask = mask.as_ref();
-            let mut slopes = vec![
+            let mut derivatives = vec![
                 numeric_gradient(q, grad, |q| y(q, k, v, mask)),
                 numeric_gradient(k, grad, |k| y(q, k, v, mask)),
                 numeric_gradient(v, grad, |v| y(q, k, v, mask)),
             ];
             if let Some(mask) = mask.filter(|mask| mask.dtype().is_float()) {
-                slopes.push(numeric_gradient(mask, grad, |mask| y(q, k, v, Some(mask))));
+                derivatives.push(numeric_gradient(mask, grad, |mask| y(q, k, v, Some(mask))));
             }
-            for (i, slopes) in slopes.iter().enumerate() {
-                assert_near(ours[i].as_ref().unwrap(), slopes, tolerance);
-                assert_near(oracle[i].as_ref().unwrap(), slopes, tolerance);
+            for (i, derivatives) in derivatives.iter().enumerate() {
+                assert_near(ours[i].as_ref().unwrap(), derivatives, tolerance);
+                assert_near(oracle[i].as_ref().unwrap(), derivatives, tolerance);
             }
         }
     }

@@ -212,15 +212,15 @@ template <class T> struct Attention {
 
     // From products to scores: -infinity where a query does not see a key, which is looked at where the
     // tile is at an `edge` of what is seen. `place` says of which query and which key a product is;
-    // slopes are those of scores, in units of e, by products.
+    // derivatives are those of scores, in units of e, by products.
     template <int N, class P>
-    DEVICE void score(float (&x)[N][4], float (&slopes)[N][4], size_t batch, size_t head, bool edge,
+    DEVICE void score(float (&x)[N][4], float (&derivatives)[N][4], size_t batch, size_t head, bool edge,
                       const P &place) const {
         bool simple = plain();
 #pragma unroll
         for (int n = 0; n < N; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) slopes[n][e] = scores.scale;
+            for (int e = 0; e < 4; e++) derivatives[n][e] = scores.scale;
         }
         if (simple && !edge) return;
 #pragma unroll
@@ -232,8 +232,8 @@ template <class T> struct Attention {
                     x[n][e] = -infinity<float>();
                 } else if (!simple) {
                     size_t row = scores.mask.row(batch, head, at.query);
-                    x[n][e] = scores.of(x[n][e], row, at.key, slopes[n][e]);
-                    slopes[n][e] *= scores.scale;
+                    x[n][e] = scores.of(x[n][e], row, at.key, derivatives[n][e]);
+                    derivatives[n][e] *= scores.scale;
                 }
             }
         }

@@ -132,7 +132,7 @@ fn flowing<T: Lane, const RELU: bool>(
     g: T::Acc,
     [mean, scale, bias]: [T::Acc; 3],
 ) -> T::Acc {
-    if RELU { rectified_gradient(T::lower((x - mean) * scale + bias).raise(), g) } else { g }
+    if RELU { rectified_gradient(T::narrowed((x - mean) * scale + bias).widened(), g) } else { g }
 }
 
 pub(super) fn backward_eval(

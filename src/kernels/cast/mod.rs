@@ -87,6 +87,6 @@ fn convert<S: Lane, D: Lane>(src: &[S], dst: &mut [D]) {
     for (dst, src) in dst.iter_mut().zip(src) {
         // Of two `f32`, the way there and back is nothing. From `f64` to a half this rounds twice, as
         // `half` does on x86.
-        *dst = D::lower(D::Acc::of(src.raise().to_double()));
+        *dst = D::narrowed(D::Acc::of(src.widened().to_double()));
     }
 }

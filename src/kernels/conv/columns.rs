@@ -61,13 +61,13 @@ impl Part {
     }
 }
 
-/// The layout of a group's strips: `(channel, kernel column, phase, row, image, output column)`.
+/// The layout of a group's row panels: `(channel, kernel column, phase, row, image, output column)`.
 ///
 /// Row `r` of the kernel meets rows `r * dilation` of the padded images, a stride apart. Those with one remainder by the
 /// stride are a phase: row `q` of it is the `q * stride`th after its first, so that the rows that a row of the kernel meets
 /// lie one after the other. Remainders that no row of the kernel has, of which a large stride has many, take no room.
 #[derive(Clone, Debug)]
-pub(super) struct Strips {
+pub(super) struct RowPanels {
     images: usize,
     /// The output pixels they serve.
     part: Part,
@@ -75,7 +75,7 @@ pub(super) struct Strips {
     depth: usize,
 }
 
-impl Strips {
+impl RowPanels {
     pub(super) fn new(shape: &Shape, images: usize, part: Part) -> Self {
         let reach = (shape.kernel_height - 1) * shape.geometry.dilation;
         Self { images, depth: part.rows.len() + reach / shape.geometry.stride, part }
@@ -90,12 +90,12 @@ impl Strips {
         shape.kernel_height.min(shape.geometry.stride / stride)
     }
 
-    /// Elements of all strips.
+    /// Elements of all row panels.
     pub(super) fn len(&self, shape: &Shape) -> usize {
         shape.row_taps() * self.stride(shape)
     }
 
-    /// Elements of the strips of one tap.
+    /// Elements of the row panels of one tap.
     pub(super) fn stride(&self, shape: &Shape) -> usize {
         Self::phases(shape) * self.depth * self.row()
     }
@@ -118,12 +118,12 @@ impl Strips {
     /// The matrix of row `kernel_row` of the kernel, `(row_taps, pixels)`.
     pub(super) fn matrix<'a, A>(
         &self,
-        strips: &'a [A],
+        row_panels: &'a [A],
         shape: &Shape,
         kernel_row: usize,
     ) -> Matrix<'a, A> {
         Matrix {
-            data: &strips[self.start(shape, kernel_row)..],
+            data: &row_panels[self.start(shape, kernel_row)..],
             rows: shape.row_taps(),
             cols: self.pixels(),
             row_stride: self.stride(shape),
@@ -131,8 +131,8 @@ impl Strips {
         }
     }
 
-    /// Calls `f(strip, pixel)` for every run of elements in use, as long as the part has columns:
-    /// where it starts in the strips, and in the padded images.
+    /// Calls `f(row_panel, pixel)` for every run of elements in use, as long as the part has columns:
+    /// where it starts in the row panels, and in the padded images.
     #[inline(always)]
     fn for_each(&self, shape: &Shape, group: usize, mut f: impl FnMut(usize, usize)) {
         let (stride, dilation) = (shape.geometry.stride, shape.geometry.dilation);
@@ -143,11 +143,11 @@ impl Strips {
             let channel = group * shape.group_in() + tap / shape.kernel_width;
             let column = left + tap % shape.kernel_width * dilation;
             for phase in 0..phases {
-                let strip = (tap * phases + phase) * self.depth;
+                let row_panel = (tap * phases + phase) * self.depth;
                 let first = self.part.rows.start * stride + phase * dilation % stride;
                 for (row, y) in (first..height).step_by(stride).take(self.depth).enumerate() {
                     for image in 0..self.images {
-                        let run = (strip + row) * self.images + image;
+                        let run = (row_panel + row) * self.images + image;
                         let line = (image * shape.c_in + channel) * height + y;
                         f(run * len, line * width + column);
                     }
@@ -156,36 +156,38 @@ impl Strips {
         }
     }
 
-    /// Writes the strips of a group, from that many padded images.
+    /// Writes the row panels of a group, from that many padded images.
     pub(super) fn gather<A: Real>(
         &self,
         padded: &[A],
         shape: &Shape,
         group: usize,
-        strips: &mut [A],
+        row_panels: &mut [A],
     ) {
         let (stride, len) = (shape.geometry.stride, self.part.columns.len());
         vectorise(
             #[inline(always)]
             || match (stride, len) {
-                (1, 8) => self.gather_fixed::<A, 8>(padded, shape, group, strips),
-                (1, 16) => self.gather_fixed::<A, 16>(padded, shape, group, strips),
-                (1, 32) => self.gather_fixed::<A, 32>(padded, shape, group, strips),
-                (1, _) => self.for_each(shape, group, |strip, pixel| {
-                    strips[strip..strip + len].copy_from_slice(&padded[pixel..pixel + len]);
+                (1, 8) => self.gather_fixed::<A, 8>(padded, shape, group, row_panels),
+                (1, 16) => self.gather_fixed::<A, 16>(padded, shape, group, row_panels),
+                (1, 32) => self.gather_fixed::<A, 32>(padded, shape, group, row_panels),
+                (1, _) => self.for_each(shape, group, |row_panel, pixel| {
+                    row_panels[row_panel..row_panel + len]
+                        .copy_from_slice(&padded[pixel..pixel + len]);
                 }),
-                (2, _) => self.for_each(shape, group, |strip, pixel| {
+                (2, _) => self.for_each(shape, group, |row_panel, pixel| {
                     // Pairs, not steps, so that the loop vectorises; the last pair may be halved by
                     // the end of the image.
-                    let (dst, src) = (&mut strips[strip..strip + len], &padded[pixel..]);
+                    let (dst, src) =
+                        (&mut row_panels[row_panel..row_panel + len], &padded[pixel..]);
                     let pairs = src.as_chunks::<2>().0;
                     for (d, [s, _]) in dst.iter_mut().zip(pairs) {
                         *d = *s;
                     }
                     dst[len - 1] = src[2 * (len - 1)];
                 }),
-                _ => self.for_each(shape, group, |strip, pixel| {
-                    let dst = &mut strips[strip..strip + len];
+                _ => self.for_each(shape, group, |row_panel, pixel| {
+                    let dst = &mut row_panels[row_panel..row_panel + len];
                     for (d, s) in dst.iter_mut().zip(padded[pixel..].iter().step_by(stride)) {
                         *d = *s;
                     }
@@ -201,10 +203,10 @@ impl Strips {
         padded: &[A],
         shape: &Shape,
         group: usize,
-        strips: &mut [A],
+        row_panels: &mut [A],
     ) {
-        self.for_each(shape, group, |strip, pixel| {
-            let dst = strips[strip..strip + LEN].first_chunk_mut::<LEN>();
+        self.for_each(shape, group, |row_panel, pixel| {
+            let dst = row_panels[row_panel..row_panel + LEN].first_chunk_mut::<LEN>();
             let src = padded[pixel..pixel + LEN].first_chunk::<LEN>();
             if let (Some(dst), Some(src)) = (dst, src) {
                 *dst = *src;
@@ -212,10 +214,10 @@ impl Strips {
         });
     }
 
-    /// Adds the strips to the pixels they are gathered from, in a fixed order.
+    /// Adds the row panels to the pixels they are gathered from, in a fixed order.
     pub(super) fn scatter_add<A: Real>(
         &self,
-        strips: &[A],
+        row_panels: &[A],
         shape: &Shape,
         group: usize,
         padded: &mut [A],
@@ -224,8 +226,8 @@ impl Strips {
         vectorise(
             #[inline(always)]
             || {
-                self.for_each(shape, group, |strip, pixel| {
-                    let src = &strips[strip..strip + len];
+                self.for_each(shape, group, |row_panel, pixel| {
+                    let src = &row_panels[row_panel..row_panel + len];
                     for (d, s) in padded[pixel..].iter_mut().step_by(stride).zip(src) {
                         *d += *s;
                     }

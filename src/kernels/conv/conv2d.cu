@@ -120,7 +120,7 @@ DEVICE void depthwise(const T *x, const T *weight, const Acc<T> *bias, O *y, siz
 
 // A thread has an input pixel.
 template <class T, class O>
-DEVICE void depthwise_input(const T *g, const T *weight, const Acc<T> *bias, O *dx, size_t batch,
+DEVICE void depthwise_dgrad(const T *g, const T *weight, const Acc<T> *bias, O *dx, size_t batch,
                             const Shape &of) {
     size_t each = of.c_out / of.c_in;
     for (size_t i = global_thread(); i < batch * of.c_in * of.h * of.w; i += global_threads()) {
@@ -146,7 +146,7 @@ DEVICE void depthwise_input(const T *g, const T *weight, const Acc<T> *bias, O *
 
 // A block has a weight, and goes over the batch.
 template <class T>
-DEVICE void depthwise_weight(const T *x, const T *g, Acc<T> *dw, size_t batch, const Shape &of) {
+DEVICE void depthwise_wgrad(const T *x, const T *g, Acc<T> *dw, size_t batch, const Shape &of) {
     size_t kx = blockIdx.x % of.kw, ky = blockIdx.x / of.kw % of.kh, out = blockIdx.x / of.kw / of.kh;
     size_t channel = out / (of.c_out / of.c_in), area = of.oh * of.ow;
     Acc<T> sum = 0;
@@ -169,8 +169,8 @@ DEVICE void depthwise_weight(const T *x, const T *g, Acc<T> *dw, size_t batch, c
     KERNEL to_rows_##t(const T *images, T *rows, size_t first, size_t count, size_t ld, SHAPE) {   \
         to_rows(images, rows, first, count, ld, AS_SHAPE);                                         \
     }                                                                                              \
-    KERNEL depthwise_weight_##t(const T *x, const T *g, Acc<T> *dw, size_t batch, SHAPE) {         \
-        depthwise_weight(x, g, dw, batch, AS_SHAPE);                                               \
+    KERNEL depthwise_wgrad_##t(const T *x, const T *g, Acc<T> *dw, size_t batch, SHAPE) {         \
+        depthwise_wgrad(x, g, dw, batch, AS_SHAPE);                                               \
     }
 EACH_FLOAT(MOVES)
 
@@ -195,8 +195,8 @@ EACH_ROUNDED(COLUMNS)
     KERNEL depthwise_##t##_##o(const T *x, const T *weight, const Acc<T> *bias, O *y, size_t batch, SHAPE) { \
         depthwise(x, weight, bias, y, batch, AS_SHAPE);                                            \
     }                                                                                              \
-    KERNEL depthwise_input_##t##_##o(const T *g, const T *weight, const Acc<T> *bias, O *dx, size_t batch, \
+    KERNEL depthwise_dgrad_##t##_##o(const T *g, const T *weight, const Acc<T> *bias, O *dx, size_t batch, \
                                  SHAPE) {                                                          \
-        depthwise_input(g, weight, bias, dx, batch, AS_SHAPE);                                     \
+        depthwise_dgrad(g, weight, bias, dx, batch, AS_SHAPE);                                     \
     }
 EACH_PAIR(DEPTHWISE)

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use candle_core::{Result, Tensor};
 
-use super::columns::{Part, Strips, crop, pad};
+use super::columns::{Part, RowPanels, crop, pad};
 use super::shape::Shape;
 use crate::kernels::cpu::dtype::{Element, tensor};
 use crate::kernels::cpu::guard::hold;
@@ -37,8 +37,8 @@ where
     Ok(tensor(out, &shape.out_dims()))
 }
 
-/// See [`super::input_gradient`]; operands as for [`forward`].
-pub(super) fn input_gradient<O: Element>(
+/// See [`super::dgrad`]; operands as for [`forward`].
+pub(super) fn dgrad<O: Element>(
     grad: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
@@ -57,14 +57,10 @@ where
     Ok(tensor::<O>(out, &shape.input_dims()))
 }
 
-/// See [`super::weight_gradient`]; operands as for [`forward`], result in `A`.
-pub(super) fn weight_gradient<A: Arithmetic>(
-    x: &Tensor,
-    grad: &Tensor,
-    shape: &Shape,
-) -> Result<Tensor> {
+/// See [`super::wgrad`]; operands as for [`forward`], result in `A`.
+pub(super) fn wgrad<A: Arithmetic>(x: &Tensor, grad: &Tensor, shape: &Shape) -> Result<Tensor> {
     let _held = hold([x, grad]);
-    let sums = correlate(&*A::open(x)?, &*A::open(grad)?, shape);
+    let sums = wgrad_batch(&*A::open(x)?, &*A::open(grad)?, shape);
     Ok(tensor(sums, &shape.weight_dims()))
 }
 
@@ -108,13 +104,13 @@ const PIXELS: usize = 512;
 /// The fewest pixels a row is cut into.
 const LEAST: usize = 64;
 
-/// Elements of a tile's strips: half of a level 2 cache of 2 MiB, in F32.
-const STRIPS: usize = 1 << 18;
+/// Elements of a tile's row panels: half of a level 2 cache of 2 MiB, in F32.
+const ROW_PANELS: usize = 1 << 18;
 
 impl Tile {
-    /// About [`PIXELS`] output pixels, or fewer where their strips take too much memory.
+    /// About [`PIXELS`] output pixels, or fewer where their row panels take too much memory.
     fn new(shape: &Shape) -> Self {
-        let wanted = PIXELS.min(STRIPS / (shape.row_taps() * Strips::phases(shape))).max(1);
+        let wanted = PIXELS.min(ROW_PANELS / (shape.row_taps() * RowPanels::phases(shape))).max(1);
         let (height, width) = (shape.out_height, shape.out_width);
         if wanted < shape.pixels() || shape.pointwise() {
             let rows = height.div_ceil(shape.pixels().div_ceil(wanted));
@@ -131,13 +127,13 @@ impl Tile {
         self.images * self.rows * self.columns
     }
 
-    /// Elements of the strips, at most.
-    fn strips(&self, shape: &Shape) -> usize {
+    /// Elements of the row panels, at most.
+    fn row_panels(&self, shape: &Shape) -> usize {
         if shape.pointwise() { 0 } else { self.largest(shape).len(shape) }
     }
 
-    fn largest(&self, shape: &Shape) -> Strips {
-        Strips::new(shape, self.images, Part { rows: 0..self.rows, columns: 0..self.columns })
+    fn largest(&self, shape: &Shape) -> RowPanels {
+        RowPanels::new(shape, self.images, Part { rows: 0..self.rows, columns: 0..self.columns })
     }
 
     /// The tiles of an image, or of all where there are several images.
@@ -183,14 +179,14 @@ fn matrices<'a, A: Arithmetic>(
     shape: &'a Shape,
     buffer: &'a mut [A],
 ) -> impl Iterator<Item = Matrix<'a, A>> {
-    let strips = Strips::new(shape, images, part.clone());
+    let row_panels = RowPanels::new(shape, images, part.clone());
     if !shape.pointwise() {
-        strips.gather(padded, shape, group, buffer);
+        row_panels.gather(padded, shape, group, buffer);
     }
     let buffer = &*buffer;
     (0..shape.kernel_height).map(move |kernel_row| {
         if !shape.pointwise() {
-            return strips.matrix(buffer, shape, kernel_row);
+            return row_panels.matrix(buffer, shape, kernel_row);
         }
         let start = group * shape.group_in() * shape.pixels() + part.start(shape);
         Matrix {
@@ -240,9 +236,9 @@ where
         let images = out.len() / shape.out_image();
         let first = block * tile.images;
         let work = |padded: &[O::Acc]| {
-            let space = tile.strips(shape);
+            let space = tile.row_panels(shape);
             O::Acc::with_scratch(space + outs * tile.pixels(), |buffer| {
-                let (strips, result) = buffer.split_at_mut(space);
+                let (row_panels, result) = buffer.split_at_mut(space);
                 for group in 0..shape.geometry.groups {
                     let weight = &weight[group * outs * shape.taps()..];
                     for part in tile.parts(shape) {
@@ -252,7 +248,8 @@ where
                             let channels = result.chunks_exact_mut(pixels);
                             channels.zip(&bias[group * outs..]).for_each(|(c, b)| c.fill(*b));
                         }
-                        let matrices = matrices(padded, images, group, part.clone(), shape, strips);
+                        let matrices =
+                            matrices(padded, images, group, part.clone(), shape, row_panels);
                         for (index, matrix) in matrices.enumerate() {
                             let weight = Matrix::new(&weight[index * outs * taps..], outs, taps);
                             let accumulate = index > 0 || bias.is_some();
@@ -329,15 +326,15 @@ where
                 let weight = &weight[group * outs * shape.taps()..];
                 for part in tile.parts(shape) {
                     let grad = output_part(grad, group, &part, shape);
-                    let strips = Strips::new(shape, 1, part);
-                    let buffer = &mut buffer[..strips.len(shape)];
+                    let row_panels = RowPanels::new(shape, 1, part);
+                    let buffer = &mut buffer[..row_panels.len(shape)];
                     buffer.fill(O::Acc::default());
                     for kernel_row in 0..shape.kernel_height {
                         let weight = Matrix::new(&weight[kernel_row * outs * taps..], outs, taps);
-                        let dst = &mut buffer[strips.start(shape, kernel_row)..];
-                        product(weight.t(), grad, dst, strips.stride(shape), true, threads);
+                        let dst = &mut buffer[row_panels.start(shape, kernel_row)..];
+                        product(weight.t(), grad, dst, row_panels.stride(shape), true, threads);
                     }
-                    strips.scatter_add(buffer, shape, group, padded);
+                    row_panels.scatter_add(buffer, shape, group, padded);
                 }
             }
             crop(padded, shape, cropped);
@@ -368,7 +365,7 @@ fn output_part<'a, A>(image: &'a [A], group: usize, part: &Part, shape: &Shape) 
 const RUNS: usize = 16;
 
 /// `columns × gradᵀ` over the batch, transposed.
-fn correlate<A: Arithmetic>(x: &dyn Source<A>, grad: &dyn Source<A>, shape: &Shape) -> Vec<A> {
+fn wgrad_batch<A: Arithmetic>(x: &dyn Source<A>, grad: &dyn Source<A>, shape: &Shape) -> Vec<A> {
     let outs = shape.group_out();
     let mut weight = vec![A::zero(); shape.c_out * shape.taps()];
     if shape.batch * shape.pixels() == 0 {
@@ -377,7 +374,7 @@ fn correlate<A: Arithmetic>(x: &dyn Source<A>, grad: &dyn Source<A>, shape: &Sha
     let len = shape.batch.div_ceil(RUNS);
     let sums = parallel::map(shape.batch.div_ceil(len), |run| {
         let images = run * len..shape.batch.min((run + 1) * len);
-        correlate_run(x, grad, images, shape)
+        wgrad_run(x, grad, images, shape)
     });
     let mut total = vec![A::zero(); weight.len()];
     for sum in sums {
@@ -395,7 +392,7 @@ fn correlate<A: Arithmetic>(x: &dyn Source<A>, grad: &dyn Source<A>, shape: &Sha
 }
 
 /// The sum over some images, `(groups, kh, c_in / groups, kw, c_out / groups)`.
-fn correlate_run<A: Arithmetic>(
+fn wgrad_run<A: Arithmetic>(
     x: &dyn Source<A>,
     grad: &dyn Source<A>,
     images: Range<usize>,
@@ -405,13 +402,13 @@ fn correlate_run<A: Arithmetic>(
     let mut sums = vec![A::zero(); shape.c_out * taps];
     let tile = Tile::new(shape);
     let plain = if grad.borrowed().is_some() { 0 } else { tile.images * shape.out_image() };
-    let space = tile.strips(shape);
+    let space = tile.row_panels(shape);
     for first in images.clone().step_by(tile.images) {
         let range = first..images.end.min(first + tile.images);
         let count = range.len();
         let work = |padded: &[A]| {
             A::with_scratch(space + plain + outs * tile.pixels(), |buffer| {
-                let (strips, rest) = buffer.split_at_mut(space);
+                let (row_panels, rest) = buffer.split_at_mut(space);
                 let (plain, turned) = rest.split_at_mut(plain);
                 let pixels = range.start * shape.out_image()..range.end * shape.out_image();
                 let plain_len = plain.len().min(pixels.len());
@@ -420,7 +417,7 @@ fn correlate_run<A: Arithmetic>(
                     let sums = &mut sums[group * taps * outs..][..taps * outs];
                     for part in tile.parts(shape) {
                         let grad = by_pixel(grad, group, &part, shape, turned);
-                        let matrices = matrices(padded, count, group, part, shape, strips);
+                        let matrices = matrices(padded, count, group, part, shape, row_panels);
                         let sums = sums.chunks_exact_mut(shape.row_taps() * outs);
                         for (matrix, sums) in matrices.zip(sums) {
                             product(matrix, grad, sums, outs, true, Threads::One);

@@ -15,7 +15,7 @@
 //! Products read 16-bit operands if both have the same 16-bit dtype, else F32 (F64), and sum in F32 (F64). The sums
 //! are rounded once: to 16 bits if nothing is added to them later, else to F32.
 
-mod last;
+mod nhwc;
 
 use candle_core::{DType, Result, Tensor};
 
@@ -54,7 +54,7 @@ pub(super) fn forward(
     }
     let bias = bias.map(|bias| plain(&in_dtype(bias, wide)?)).transpose()?;
     if shape.geometry.format == Format::ChannelsLast {
-        return last::forward(gpu, [&x, &weight], bias.as_ref(), shape, wide, out);
+        return nhwc::forward(gpu, [&x, &weight], bias.as_ref(), shape, wide, out);
     }
     let dtype = x.dtype();
     if shape.depthwise() {
@@ -112,8 +112,8 @@ pub(super) fn forward(
     in_dtype(&y, out)
 }
 
-/// See [`super::input_gradient`]. Nothing is empty.
-pub(super) fn input_gradient(
+/// See [`super::dgrad`]. Nothing is empty.
+pub(super) fn dgrad(
     gpu: &Gpu,
     grad: &Tensor,
     weight: &Tensor,
@@ -128,12 +128,12 @@ pub(super) fn input_gradient(
     }
     let bias = bias.map(|bias| plain(&in_dtype(bias, wide)?)).transpose()?;
     if shape.geometry.format == Format::ChannelsLast {
-        return last::input_gradient(gpu, [&grad, &weight], bias.as_ref(), shape, wide, out);
+        return nhwc::dgrad(gpu, [&grad, &weight], bias.as_ref(), shape, wide, out);
     }
     let dtype = grad.dtype();
     if shape.depthwise() {
         let dx = gpu.empty(&shape.input_dims(), if out == dtype { out } else { wide })?;
-        let name = format!("depthwise_input_{}_{}", suffix(dtype)?, suffix(dx.dtype())?);
+        let name = format!("depthwise_dgrad_{}_{}", suffix(dtype)?, suffix(dx.dtype())?);
         // A thread writes one of `dx`'s elements, and reads those of its channels in its image.
         let kernel = gpu.launch(&SOURCE, &name)?.read(&grad)?.read(&weight)?;
         let kernel = kernel.read_or_null(bias.as_ref())?.write(&dx)?.size(shape.batch);
@@ -188,8 +188,8 @@ pub(super) fn input_gradient(
     in_dtype(&dx, out)
 }
 
-/// See [`super::weight_gradient`]. Nothing is empty.
-pub(super) fn weight_gradient(
+/// See [`super::wgrad`]. Nothing is empty.
+pub(super) fn wgrad(
     gpu: &Gpu,
     x: &Tensor,
     grad: &Tensor,
@@ -199,13 +199,13 @@ pub(super) fn weight_gradient(
     let wide = arithmetic([Some(x), Some(grad)]);
     let [x, grad] = operands(gpu, [x, grad], wide)?;
     if shape.geometry.format == Format::ChannelsLast {
-        return last::weight_gradient(gpu, [&x, &grad], shape, wide, out);
+        return nhwc::wgrad(gpu, [&x, &grad], shape, wide, out);
     }
     let dtype = x.dtype();
     let dw = gpu.empty(&shape.weight_dims(), wide)?;
     if shape.depthwise() {
         // A block writes one of `dw`'s elements, and reads those of its channels.
-        let kernel = gpu.launch(&SOURCE, &format!("depthwise_weight_{}", suffix(dtype)?))?;
+        let kernel = gpu.launch(&SOURCE, &format!("depthwise_wgrad_{}", suffix(dtype)?))?;
         let kernel = kernel.read(&x)?.read(&grad)?.write(&dw)?.size(shape.batch);
         let grid = Grid::flat(dw.elem_count(), Grid::THREADS);
         kernel.sizes(&sizes(shape)).run(grid)?;
@@ -286,7 +286,7 @@ fn library(
     // The channels of a tap lie side by side where those of a pixel do.
     let turned = |weight: &Tensor| match format {
         Format::ChannelsFirst => Ok(weight.clone()),
-        Format::ChannelsLast => last::to_taps(gpu, weight, shape, shape.taps()),
+        Format::ChannelsLast => nhwc::to_taps(gpu, weight, shape, shape.taps()),
     };
     let given = |tensor: &Tensor| match widened {
         true => in_dtype(tensor, written),

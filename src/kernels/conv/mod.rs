@@ -19,7 +19,7 @@ mod tests;
 use candle_core::{DType, Result, Tensor};
 
 use super::cuda::Gpu;
-use super::format::{Format, first, last};
+use super::format::{Format, to_nchw, to_nhwc};
 use super::gemm::{arithmetic, exact};
 use crate::kernels::cpu::dtype::with_element;
 #[cfg(target_arch = "x86_64")]
@@ -79,7 +79,7 @@ pub(crate) fn forward(
     }
     if !x.device().is_cpu() {
         if geometry.format == Format::ChannelsLast {
-            return last(&forward(&first(x)?, weight, bias, geometry.channels_first(), out)?);
+            return to_nhwc(&forward(&to_nchw(x)?, weight, bias, geometry.channels_first(), out)?);
         }
         return portable::forward(x, weight, bias, &shape, out);
     }
@@ -87,13 +87,13 @@ pub(crate) fn forward(
     let bias = bias.map(Tensor::contiguous).transpose()?;
     if geometry.format == Format::ChannelsLast {
         #[cfg(target_arch = "x86_64")]
-        if let Some(unit) = packed::last::unit([&x, &weight], bias.as_ref(), &shape, out) {
+        if let Some(isa) = packed::nhwc::isa([&x, &weight], bias.as_ref(), &shape, out) {
             return with_single!(out, O => {
-                packed::last::forward::<O>(&x, &weight, bias.as_ref(), &shape, unit)
+                packed::nhwc::forward::<O>(&x, &weight, bias.as_ref(), &shape, isa)
             });
         }
-        let y = forward(&first(&x)?, &weight, bias.as_ref(), geometry.channels_first(), out)?;
-        return last(&y);
+        let y = forward(&to_nchw(&x)?, &weight, bias.as_ref(), geometry.channels_first(), out)?;
+        return to_nhwc(&y);
     }
     if arithmetic([Some(&x), Some(&weight), bias.as_ref()]) == DType::F64 {
         let bias = bias.as_ref().map(exact).transpose()?;
@@ -104,8 +104,8 @@ pub(crate) fn forward(
         return forward(&x, &weight, bias.as_ref(), geometry, DType::F32)?.to_dtype(out);
     }
     #[cfg(target_arch = "x86_64")]
-    if let Some(unit) = packed::unit([&x, &weight], &shape) {
-        return with_single!(out, O => packed::forward::<O>(&x, &weight, bias.as_ref(), &shape, unit));
+    if let Some(isa) = packed::isa([&x, &weight], &shape) {
+        return with_single!(out, O => packed::forward::<O>(&x, &weight, bias.as_ref(), &shape, isa));
     }
     with_element!(out, O => cpu::forward::<O>(&x, &weight, bias.as_ref(), &shape))
 }
@@ -114,7 +114,7 @@ pub(crate) fn forward(
 /// (b,c_out,h_out,w_out)`, plus `bias (c_in)`: a transposed convolution is this one's gradient.
 ///
 /// A bias wants a `grad` of at least one pixel.
-pub(crate) fn input_gradient(
+pub(crate) fn dgrad(
     grad: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
@@ -124,52 +124,52 @@ pub(crate) fn input_gradient(
 ) -> Result<Tensor> {
     let shape = Shape::new(input_dims, weight.dims(), geometry)?;
     if let Some(gpu) = gpu_of(grad, &shape) {
-        return cuda::input_gradient(&gpu, grad, weight, bias, &shape, out);
+        return cuda::dgrad(&gpu, grad, weight, bias, &shape, out);
     }
     if !grad.device().is_cpu() {
         if geometry.format == Format::ChannelsLast {
             let dims = [shape.batch, shape.c_in, shape.height, shape.width];
-            let (grad, geometry) = (first(grad)?, geometry.channels_first());
-            return last(&input_gradient(&grad, weight, bias, &dims, geometry, out)?);
+            let (grad, geometry) = (to_nchw(grad)?, geometry.channels_first());
+            return to_nhwc(&dgrad(&grad, weight, bias, &dims, geometry, out)?);
         }
-        return portable::input_gradient(grad, weight, bias, &shape, out);
+        return portable::dgrad(grad, weight, bias, &shape, out);
     }
     let (grad, weight) = (grad.contiguous()?, weight.contiguous()?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
     if geometry.format == Format::ChannelsLast {
         #[cfg(target_arch = "x86_64")]
-        if let Some(unit) = packed::last::unit([&grad, &weight], bias.as_ref(), &shape, out) {
+        if let Some(isa) = packed::nhwc::isa([&grad, &weight], bias.as_ref(), &shape, out) {
             return with_single!(out, O => {
-                packed::last::input_gradient::<O>(&grad, &weight, bias.as_ref(), &shape, unit)
+                packed::nhwc::dgrad::<O>(&grad, &weight, bias.as_ref(), &shape, isa)
             });
         }
         let dims = [shape.batch, shape.c_in, shape.height, shape.width];
-        let (grad, geometry) = (first(&grad)?, geometry.channels_first());
-        return last(&input_gradient(&grad, &weight, bias.as_ref(), &dims, geometry, out)?);
+        let (grad, geometry) = (to_nchw(&grad)?, geometry.channels_first());
+        return to_nhwc(&dgrad(&grad, &weight, bias.as_ref(), &dims, geometry, out)?);
     }
     if arithmetic([Some(&grad), Some(&weight), bias.as_ref()]) == DType::F64 {
         let (grad, weight) = (exact(&grad)?, exact(&weight)?);
         let bias = bias.as_ref().map(exact).transpose()?;
-        return cpu::input_gradient::<f64>(&grad, &weight, bias.as_ref(), &shape)?.to_dtype(out);
+        return cpu::dgrad::<f64>(&grad, &weight, bias.as_ref(), &shape)?.to_dtype(out);
     }
     if out == DType::F64 {
-        let dx = input_gradient(&grad, &weight, bias.as_ref(), input_dims, geometry, DType::F32)?;
+        let dx = dgrad(&grad, &weight, bias.as_ref(), input_dims, geometry, DType::F32)?;
         return dx.to_dtype(out);
     }
     #[cfg(target_arch = "x86_64")]
-    if let Some(unit) = packed::unit([&grad, &weight], &shape) {
+    if let Some(isa) = packed::isa([&grad, &weight], &shape) {
         return with_single!(out, O => {
-            packed::input_gradient::<O>(&grad, &weight, bias.as_ref(), &shape, unit)
+            packed::dgrad::<O>(&grad, &weight, bias.as_ref(), &shape, isa)
         });
     }
-    with_element!(out, O => cpu::input_gradient::<O>(&grad, &weight, bias.as_ref(), &shape))
+    with_element!(out, O => cpu::dgrad::<O>(&grad, &weight, bias.as_ref(), &shape))
 }
 
 /// The gradient of [`forward`] by the weight, of dimensions `weight_dims`, from `x (b,c_in,h,w)`
 /// and `grad (b,c_out,h_out,w_out)`.
 ///
 /// The sum over the batch has one order, whatever the number of threads.
-pub(crate) fn weight_gradient(
+pub(crate) fn wgrad(
     x: &Tensor,
     grad: &Tensor,
     weight_dims: &[usize],
@@ -178,32 +178,32 @@ pub(crate) fn weight_gradient(
 ) -> Result<Tensor> {
     let shape = Shape::new(x.dims(), weight_dims, geometry)?;
     if let Some(gpu) = gpu_of(x, &shape) {
-        return cuda::weight_gradient(&gpu, x, grad, &shape, out);
+        return cuda::wgrad(&gpu, x, grad, &shape, out);
     }
     if !x.device().is_cpu() {
         if geometry.format == Format::ChannelsLast {
-            let (x, grad) = (first(x)?, first(grad)?);
-            return weight_gradient(&x, &grad, weight_dims, geometry.channels_first(), out);
+            let (x, grad) = (to_nchw(x)?, to_nchw(grad)?);
+            return wgrad(&x, &grad, weight_dims, geometry.channels_first(), out);
         }
-        return portable::weight_gradient(x, grad, &shape, out);
+        return portable::wgrad(x, grad, &shape, out);
     }
     let (x, grad) = (x.contiguous()?, grad.contiguous()?);
     if geometry.format == Format::ChannelsLast {
         #[cfg(target_arch = "x86_64")]
-        if let Some(unit) = packed::last::gradient_unit([&x, &grad], &shape, out) {
-            return packed::last::weight_gradient(&x, &grad, &shape, unit)?.to_dtype(out);
+        if let Some(isa) = packed::nhwc::wgrad_isa([&x, &grad], &shape, out) {
+            return packed::nhwc::wgrad(&x, &grad, &shape, isa)?.to_dtype(out);
         }
-        let (x, grad) = (first(&x)?, first(&grad)?);
-        return weight_gradient(&x, &grad, weight_dims, geometry.channels_first(), out);
+        let (x, grad) = (to_nchw(&x)?, to_nchw(&grad)?);
+        return wgrad(&x, &grad, weight_dims, geometry.channels_first(), out);
     }
     if arithmetic([Some(&x), Some(&grad)]) == DType::F64 {
-        return cpu::weight_gradient::<f64>(&exact(&x)?, &exact(&grad)?, &shape)?.to_dtype(out);
+        return cpu::wgrad::<f64>(&exact(&x)?, &exact(&grad)?, &shape)?.to_dtype(out);
     }
     #[cfg(target_arch = "x86_64")]
-    if let Some(unit) = packed::unit([&x, &grad], &shape) {
-        return packed::weight_gradient(&x, &grad, &shape, unit)?.to_dtype(out);
+    if let Some(isa) = packed::isa([&x, &grad], &shape) {
+        return packed::wgrad(&x, &grad, &shape, isa)?.to_dtype(out);
     }
-    cpu::weight_gradient::<f32>(&x, &grad, &shape)?.to_dtype(out)
+    cpu::wgrad::<f32>(&x, &grad, &shape)?.to_dtype(out)
 }
 
 /// Where a convolution is, if that is a GPU and there is something to convolve.

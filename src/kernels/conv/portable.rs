@@ -26,8 +26,8 @@ pub(super) fn forward(
     y.to_dtype(out)?.contiguous()
 }
 
-/// See [`super::input_gradient`].
-pub(super) fn input_gradient(
+/// See [`super::dgrad`].
+pub(super) fn dgrad(
     grad: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
@@ -62,13 +62,8 @@ pub(super) fn input_gradient(
     dx.to_dtype(out)?.contiguous()
 }
 
-/// See [`super::weight_gradient`].
-pub(super) fn weight_gradient(
-    x: &Tensor,
-    grad: &Tensor,
-    shape: &Shape,
-    out: DType,
-) -> Result<Tensor> {
+/// See [`super::wgrad`].
+pub(super) fn wgrad(x: &Tensor, grad: &Tensor, shape: &Shape, out: DType) -> Result<Tensor> {
     let wide = arithmetic([Some(x), Some(grad)]);
     let dims = &shape.weight_dims();
     if x.elem_count() == 0 || grad.elem_count() == 0 {

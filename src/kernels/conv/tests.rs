@@ -2,8 +2,8 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use super::super::gemm::tests::{Sum, check, doubles, generator, random};
 use super::shape::Shape;
-use super::{Geometry, forward, input_gradient, portable, weight_gradient};
-use crate::kernels::format::{Format, first, last};
+use super::{Geometry, dgrad, forward, portable, wgrad};
+use crate::kernels::format::{Format, to_nchw, to_nhwc};
 
 mod gpus;
 #[cfg(target_arch = "x86_64")]
@@ -36,10 +36,10 @@ fn forward_last(
     geometry: Geometry,
     out: DType,
 ) -> Result<Tensor> {
-    first(&forward(&last(x)?, weight, bias, turned(geometry), out)?)
+    to_nchw(&forward(&to_nhwc(x)?, weight, bias, turned(geometry), out)?)
 }
 
-/// [`input_gradient`] with channels last.
+/// [`dgrad`] with channels last.
 fn input_gradient_last(
     grad: &Tensor,
     weight: &Tensor,
@@ -50,10 +50,10 @@ fn input_gradient_last(
 ) -> Result<Tensor> {
     let &[b, c, h, w] = input_dims else { unreachable!() };
     let (dims, geometry) = ([b, h, w, c], turned(geometry));
-    first(&input_gradient(&last(grad)?, weight, bias, &dims, geometry, out)?)
+    to_nchw(&dgrad(&to_nhwc(grad)?, weight, bias, &dims, geometry, out)?)
 }
 
-/// [`weight_gradient`] with channels last.
+/// [`wgrad`] with channels last.
 fn weight_gradient_last(
     x: &Tensor,
     grad: &Tensor,
@@ -61,7 +61,7 @@ fn weight_gradient_last(
     geometry: Geometry,
     out: DType,
 ) -> Result<Tensor> {
-    weight_gradient(&last(x)?, &last(grad)?, weight_dims, turned(geometry), out)
+    wgrad(&to_nhwc(x)?, &to_nhwc(grad)?, weight_dims, turned(geometry), out)
 }
 
 /// The sums of a convolution of `x` by `weight` without bias, and of its gradients by both.
@@ -147,16 +147,8 @@ fn compare(
     }
     let inputs = [grad_dtype, weight.dtype()];
     for (name, actual, dx) in [
-        (
-            "input",
-            input_gradient(&grad, weight, None, x.dims(), geometry, out).unwrap(),
-            &dx_by_tiles,
-        ),
-        (
-            "portable input",
-            portable::input_gradient(&grad, weight, None, &shape, out).unwrap(),
-            &dx,
-        ),
+        ("input", dgrad(&grad, weight, None, x.dims(), geometry, out).unwrap(), &dx_by_tiles),
+        ("portable input", portable::dgrad(&grad, weight, None, &shape, out).unwrap(), &dx),
         (
             "channels last, input",
             input_gradient_last(&grad, weight, None, x.dims(), geometry, out).unwrap(),
@@ -175,12 +167,8 @@ fn compare(
         let inputs = [grad_dtype, weight.dtype(), out];
         let (dims, bias) = (x.dims(), Some(&bias));
         for (name, actual, dx) in [
-            (
-                "transposed",
-                input_gradient(&grad, weight, bias, dims, geometry, out).unwrap(),
-                &dx_by_tiles,
-            ),
-            ("portable", portable::input_gradient(&grad, weight, bias, &shape, out).unwrap(), &dx),
+            ("transposed", dgrad(&grad, weight, bias, dims, geometry, out).unwrap(), &dx_by_tiles),
+            ("portable", portable::dgrad(&grad, weight, bias, &shape, out).unwrap(), &dx),
             (
                 "transposed, channels last",
                 input_gradient_last(&grad, weight, bias, dims, geometry, out).unwrap(),
@@ -192,8 +180,8 @@ fn compare(
     }
     let inputs = [grad_dtype, x.dtype()];
     for (name, actual, dw) in [
-        ("weight", weight_gradient(x, &grad, weight.dims(), geometry, out).unwrap(), &dw_by_tiles),
-        ("portable weight", portable::weight_gradient(x, &grad, &shape, out).unwrap(), &dw),
+        ("weight", wgrad(x, &grad, weight.dims(), geometry, out).unwrap(), &dw_by_tiles),
+        ("portable weight", portable::wgrad(x, &grad, &shape, out).unwrap(), &dw),
         (
             "channels last, weight",
             weight_gradient_last(x, &grad, weight.dims(), geometry, out).unwrap(),
@@ -330,7 +318,7 @@ fn many_taps_at_a_large_stride() -> Result<()> {
     let x = random(&mut rng, &dims, DType::F32);
     let operands = [&x, &weight, &grad].map(doubles);
     let [_, dx, _] = plain_loops(&shape, operands.each_ref().map(Vec::as_slice));
-    for dx_of in [input_gradient, input_gradient_last] {
+    for dx_of in [dgrad, input_gradient_last] {
         let actual = dx_of(&grad, &weight, None, &dims, geometry, DType::F32)?;
         check(&actual, &dx, &[DType::F32], "1024 taps");
     }
@@ -376,9 +364,9 @@ fn strided_operands() -> Result<()> {
         compare(&x, &weight, None, dtype, geometry(1, 0, 1, 1), dtype);
         let shape = Shape::new(x.dims(), weight.dims(), geometry(1, 1, 1, 1))?;
         let grad = random(&mut rng, &[3, 5, 6, 5], dtype).t()?;
-        let dx = input_gradient(&grad, &weight, None, x.dims(), shape.geometry, dtype)?;
+        let dx = dgrad(&grad, &weight, None, x.dims(), shape.geometry, dtype)?;
         let grad = grad.contiguous()?;
-        let dense = input_gradient(&grad, &weight, None, x.dims(), shape.geometry, dtype)?;
+        let dense = dgrad(&grad, &weight, None, x.dims(), shape.geometry, dtype)?;
         assert_eq!(doubles(&dx), doubles(&dense));
     }
     Ok(())
@@ -391,10 +379,10 @@ fn long_sums_of_halves_do_not_saturate() -> Result<()> {
     let (x, weight) = (ones(&[2, 1024, 2, 2])?, ones(&[3, 1024, 2, 2])?);
     assert_eq!(doubles(&forward(&x, &weight, None, geometry, DType::F16)?), [4096.; 6]);
     let (grad, weight) = (ones(&[1, 1024, 1, 1])?, ones(&[1024, 1, 2, 2])?);
-    let dx = input_gradient(&grad, &weight, None, &[1, 1, 2, 2], geometry, DType::F16)?;
+    let dx = dgrad(&grad, &weight, None, &[1, 1, 2, 2], geometry, DType::F16)?;
     assert_eq!(doubles(&dx), [1024.; 4]);
     let (x, grad) = (ones(&[64, 1, 8, 8])?, ones(&[64, 1, 8, 8])?);
-    let dw = weight_gradient(&x, &grad, &[1, 1, 1, 1], geometry, DType::F16)?;
+    let dw = wgrad(&x, &grad, &[1, 1, 1, 1], geometry, DType::F16)?;
     assert_eq!(doubles(&dw), [4096.]);
     Ok(())
 }
@@ -432,9 +420,9 @@ fn nan_and_infinity_reach_what_they_enter_alone() -> Result<()> {
                 for (name, actual, hit) in [
                     ("y", forward(&x, &weight, None, geometry, dtype)?, &y),
                     ("y last", forward_last(&x, &weight, None, geometry, dtype)?, &y),
-                    ("dw", weight_gradient(&x, &plain, &w_dims, geometry, dtype)?, &dw),
+                    ("dw", wgrad(&x, &plain, &w_dims, geometry, dtype)?, &dw),
                     ("dw last", weight_gradient_last(&x, &plain, &w_dims, geometry, dtype)?, &dw),
-                    ("dx", input_gradient(&grad, &weight, None, &x_dims, geometry, dtype)?, &dx),
+                    ("dx", dgrad(&grad, &weight, None, &x_dims, geometry, dtype)?, &dx),
                     ("dx last", dx_last, &dx),
                 ] {
                     for (index, (value, &hit)) in doubles(&actual).into_iter().zip(hit).enumerate()
@@ -461,9 +449,9 @@ fn one_result_for_any_number_of_threads() -> Result<()> {
         pool.install(|| {
             let geometry = geometry(1, 1, 1, 1);
             [
-                weight_gradient(&x, &grad, weight.dims(), geometry, DType::F32).unwrap(),
+                wgrad(&x, &grad, weight.dims(), geometry, DType::F32).unwrap(),
                 forward(&x, &weight, None, geometry, DType::F32).unwrap(),
-                input_gradient(&grad, &weight, None, &dims, geometry, DType::F32).unwrap(),
+                dgrad(&grad, &weight, None, &dims, geometry, DType::F32).unwrap(),
                 weight_gradient_last(&x, &grad, weight.dims(), geometry, DType::F32).unwrap(),
                 forward_last(&x, &weight, None, geometry, DType::F32).unwrap(),
             ]
@@ -500,11 +488,13 @@ fn edges() -> [([usize; 4], usize, usize, Geometry); 12] {
 #[test]
 fn every_unit_agrees_with_plain_loops() -> Result<()> {
     use super::packed;
-    use crate::kernels::gemm::micro::Unit;
+    use crate::kernels::gemm::micro::InstructionSet;
     use half::bf16;
 
-    let units = [Unit::Fma, Unit::Dot, Unit::Tiles].into_iter().filter(|unit| unit.is_runnable());
-    let units: Vec<_> = units.filter(|_| Unit::Fma.is_available()).collect();
+    let isas = [InstructionSet::Avx512F32, InstructionSet::Avx512Bf16, InstructionSet::AmxBf16]
+        .into_iter()
+        .filter(|isa| isa.is_runnable());
+    let isas: Vec<_> = isas.filter(|_| InstructionSet::Avx512F32.is_available()).collect();
     let mut rng = generator(21);
     for (dims, c_out, kernel, geometry) in edges() {
         let weight_dims = [c_out, dims[1] / geometry.groups, kernel, kernel];
@@ -518,42 +508,42 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
         y.iter_mut().enumerate().for_each(|(i, y)| y.add(bs[i / shape.pixels() % c_out]));
         let inputs = [DType::BF16, DType::F32];
         let by_tiles = tolerant([&y, &dx, &dw], [&xs, &ws, &gs], &shape);
-        for &unit in &units {
-            let (y, dx, dw) = match unit {
-                Unit::Fma => (&by_tiles[0], &by_tiles[1], &by_tiles[2]),
+        for &isa in &isas {
+            let (y, dx, dw) = match isa {
+                InstructionSet::Avx512F32 => (&by_tiles[0], &by_tiles[1], &by_tiles[2]),
                 _ => (&y, &dx, &dw),
             };
-            let what = format!("{unit:?} {shape:?}");
-            let single = packed::forward::<f32>(&x, &weight, Some(&bias), &shape, unit)?;
+            let what = format!("{isa:?} {shape:?}");
+            let single = packed::forward::<f32>(&x, &weight, Some(&bias), &shape, isa)?;
             check(&single, y, &inputs, &what);
-            let half = packed::forward::<bf16>(&x, &weight, Some(&bias), &shape, unit)?;
+            let half = packed::forward::<bf16>(&x, &weight, Some(&bias), &shape, isa)?;
             check(&half, y, &inputs, &what);
-            let back = packed::input_gradient::<f32>(&grad, &weight, None, &shape, unit)?;
+            let back = packed::dgrad::<f32>(&grad, &weight, None, &shape, isa)?;
             check(&back, dx, &inputs, &what);
-            let back = packed::input_gradient::<bf16>(&grad, &weight, None, &shape, unit)?;
+            let back = packed::dgrad::<bf16>(&grad, &weight, None, &shape, isa)?;
             check(&back, dx, &inputs, &what);
-            let dweight = packed::weight_gradient(&x, &grad, &shape, unit)?;
+            let dweight = packed::wgrad(&x, &grad, &shape, isa)?;
             check(&dweight, dw, &inputs, &what);
 
             let what = format!("channels last, {what}");
-            let [x, grad] = [last(&x)?, last(&grad)?];
+            let [x, grad] = [to_nhwc(&x)?, to_nhwc(&grad)?];
             let shape = Shape::new(x.dims(), &weight_dims, turned(geometry))?;
-            let single = packed::last::forward::<f32>(&x, &weight, Some(&bias), &shape, unit)?;
-            check(&first(&single)?, y, &inputs, &what);
-            let half = packed::last::forward::<bf16>(&x, &weight, Some(&bias), &shape, unit)?;
-            check(&first(&half)?, y, &inputs, &what);
-            let back = packed::last::input_gradient::<f32>(&grad, &weight, None, &shape, unit)?;
-            check(&first(&back)?, dx, &inputs, &what);
-            let back = packed::last::input_gradient::<bf16>(&grad, &weight, None, &shape, unit)?;
-            check(&first(&back)?, dx, &inputs, &what);
-            let dweight = packed::last::weight_gradient(&x, &grad, &shape, unit)?;
+            let single = packed::nhwc::forward::<f32>(&x, &weight, Some(&bias), &shape, isa)?;
+            check(&to_nchw(&single)?, y, &inputs, &what);
+            let half = packed::nhwc::forward::<bf16>(&x, &weight, Some(&bias), &shape, isa)?;
+            check(&to_nchw(&half)?, y, &inputs, &what);
+            let back = packed::nhwc::dgrad::<f32>(&grad, &weight, None, &shape, isa)?;
+            check(&to_nchw(&back)?, dx, &inputs, &what);
+            let back = packed::nhwc::dgrad::<bf16>(&grad, &weight, None, &shape, isa)?;
+            check(&to_nchw(&back)?, dx, &inputs, &what);
+            let dweight = packed::nhwc::wgrad(&x, &grad, &shape, isa)?;
             check(&dweight, dw, &inputs, &what);
         }
         let what = format!("no unit {shape:?}");
         check(&super::cpu::forward::<bf16>(&x, &weight, Some(&bias), &shape)?, &y, &inputs, &what);
-        let back = super::cpu::input_gradient::<bf16>(&grad, &weight, None, &shape)?;
+        let back = super::cpu::dgrad::<bf16>(&grad, &weight, None, &shape)?;
         check(&back, &dx, &inputs, &what);
-        check(&super::cpu::weight_gradient::<f32>(&x, &grad, &shape)?, &dw, &inputs, &what);
+        check(&super::cpu::wgrad::<f32>(&x, &grad, &shape)?, &dw, &inputs, &what);
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::lane::Lane;
 use super::parallel;
-use crate::kernels::cpu::uninit::fresh;
+use crate::kernels::cpu::uninit::uninit_vec;
 
 /// Elements handled at a time: a few of these fit the first-level cache together.
 pub(crate) const BLOCK: usize = 1024;
@@ -96,7 +96,7 @@ pub(crate) fn generate_in_place<T: Lane>(
 ) -> Vec<T> {
     fn run<T: Lane>(len: usize, fill: &(dyn Fn(usize, &mut [MaybeUninit<T>]) + Sync)) -> Vec<T> {
         let task = |number: usize, out: &mut [MaybeUninit<T>]| fill(number * GRAIN, out);
-        fresh(len, |out| {
+        uninit_vec(len, |out| {
             if len < 2 * GRAIN {
                 out.chunks_mut(GRAIN).enumerate().for_each(|(number, out)| task(number, out));
             } else {
@@ -154,7 +154,7 @@ pub(crate) fn map<T: Lane, O: Lane<Acc = T::Acc>, const M: usize>(
                 inputs,
                 [],
                 #[inline(always)]
-                |x, []| O::lower(f(x.map(T::raise))),
+                |x, []| O::narrowed(f(x.map(T::widened))),
             );
         },
     )

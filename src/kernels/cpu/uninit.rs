@@ -4,7 +4,7 @@
 use std::mem::MaybeUninit;
 
 /// A vector whose elements `fill` writes, every one of them.
-pub(in crate::kernels) fn fresh<T: Copy>(
+pub(in crate::kernels) fn uninit_vec<T: Copy>(
     len: usize,
     fill: impl FnOnce(&mut [MaybeUninit<T>]),
 ) -> Vec<T> {
@@ -15,9 +15,9 @@ pub(in crate::kernels) fn fresh<T: Copy>(
     data
 }
 
-/// As [`fresh`], where `fill` says that it has written every element; else nothing.
+/// As [`uninit_vec`], where `fill` says that it has written every element; else nothing.
 #[cfg(target_arch = "x86_64")]
-pub(in crate::kernels) fn fresh_if<T: Copy>(
+pub(in crate::kernels) fn try_uninit_vec<T: Copy>(
     len: usize,
     fill: impl FnOnce(&mut [MaybeUninit<T>]) -> bool,
 ) -> Option<Vec<T>> {

@@ -59,7 +59,7 @@ pub(super) fn add_mixed(a: &Tensor, b: &Tensor) -> Result<Tensor> {
             |start, out: &mut [f32]| {
                 let (a, b) = (&from_a[start..][..out.len()], &from_b[start..][..out.len()]);
                 for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
-                    *out = a + b.raise();
+                    *out = a + b.widened();
                 }
             },
         );
@@ -197,8 +197,8 @@ pub(super) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
                 let scale = T::Acc::of(scale);
                 let (data, keep) = (&data[start..][..out.len()], &keep[start..][..out.len()]);
                 for ((out, x), &keep) in out.iter_mut().zip(data).zip(keep) {
-                    let kept = x.raise() * scale;
-                    *out = T::lower(if keep != 0 { kept } else { T::Acc::zero() });
+                    let kept = x.widened() * scale;
+                    *out = T::narrowed(if keep != 0 { kept } else { T::Acc::zero() });
                 }
             },
         );
@@ -318,7 +318,7 @@ fn update<U: Update, D: Lane, S: Lane<Acc = D::Acc>>(dst: &mut [D], src: &[S]) {
         #[inline(always)]
         |chunk, dst| {
             for (dst, src) in dst.iter_mut().zip(&src[chunk * GRAIN..]) {
-                *dst = D::lower(U::of(dst.raise(), src.raise()));
+                *dst = D::narrowed(U::of(dst.widened(), src.widened()));
             }
         },
     );

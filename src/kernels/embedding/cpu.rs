@@ -67,7 +67,7 @@ pub(super) fn scatter_add(ids: &Tensor, grad: &Tensor, rows: usize, out: DType) 
                         for &place in places {
                             let grad = &data[place as usize * d..][..d];
                             for (sum, grad) in panel.iter_mut().zip(grad) {
-                                *sum += grad.raise();
+                                *sum += grad.widened();
                             }
                         }
                         for (total, sum) in total.iter_mut().zip(&panel) {
@@ -76,7 +76,7 @@ pub(super) fn scatter_add(ids: &Tensor, grad: &Tensor, rows: usize, out: DType) 
                     }
                     if !places.is_empty() {
                         for (sum, total) in sums.iter_mut().zip(&total) {
-                            *sum = O::lower(T::Acc::of(*total));
+                            *sum = O::narrowed(T::Acc::of(*total));
                         }
                     }
                 }

@@ -7,12 +7,12 @@ use std::mem::MaybeUninit;
 use candle_core::{Result, Tensor, WithDType};
 
 use super::operand::{Arithmetic, BLOCK, narrow};
-use super::product::product_fresh;
+use super::product::product_uninit;
 use super::{Matrix, Threads, product};
 use crate::kernels::cpu::dtype::{Element, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
-use crate::kernels::cpu::uninit::fresh;
+use crate::kernels::cpu::uninit::uninit_vec;
 
 /// See [`super::gemm`]; the operands are of formats whose arithmetic is `O::Acc`, the result `O`.
 pub(super) fn gemm<O: Element>(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>) -> Result<Tensor>
@@ -50,7 +50,7 @@ where
             parallel::for_each_chunk(dst, size, |index, dst| {
                 let (left, right) = (lhs.matrix(left, index), rhs.matrix(right, index));
                 let Some(bias) = bias else {
-                    return product_fresh(left, right, dst, threads);
+                    return product_uninit(left, right, dst, threads);
                 };
                 let rows = BLOCK / bias.len() + 1;
                 parallel::for_each_chunk(dst, rows * bias.len(), |_, rows| {
@@ -66,7 +66,7 @@ where
     };
 
     if O::DTYPE == O::Acc::DTYPE {
-        return Ok(tensor::<O::Acc>(fresh(count, multiply), &shape));
+        return Ok(tensor::<O::Acc>(uninit_vec(count, multiply), &shape));
     }
     let mut result = vec![O::default(); count];
     O::Acc::with_scratch(count, |wide| {

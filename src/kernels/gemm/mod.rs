@@ -51,8 +51,8 @@ pub(crate) fn gemm(
         return gemm(lhs, rhs, bias, DType::F32)?.to_dtype(out);
     }
     #[cfg(target_arch = "x86_64")]
-    if let Some(unit) = packed::unit(lhs, rhs)
-        && let Some(product) = with_single!(out, O => packed::gemm::<O>(lhs, rhs, bias, unit))?
+    if let Some(isa) = packed::isa(lhs, rhs)
+        && let Some(product) = with_single!(out, O => packed::gemm::<O>(lhs, rhs, bias, isa))?
     {
         return Ok(product);
     }

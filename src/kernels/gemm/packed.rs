@@ -2,7 +2,7 @@
 //! tiles.
 #![allow(unsafe_code)]
 
-mod laid;
+mod pack;
 #[cfg(test)]
 mod tests;
 
@@ -18,12 +18,12 @@ use super::cpu::Operand;
 use crate::kernels::cpu::dtype::{Element, Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
-use crate::kernels::cpu::uninit::fresh_if;
-use crate::kernels::gemm::micro::{Panel, Planes, Rounded, Side, Unit};
-use laid::{Laid, laid_out};
+use crate::kernels::cpu::uninit::try_uninit_vec;
+use crate::kernels::gemm::micro::{Bf16Terms, InstructionSet, MatrixView, PackedGemm, Rounded};
+use pack::{Packed, with_packed};
 
 /// The unit that multiplies these operands, where this module does.
-pub(super) fn unit(lhs: &Tensor, rhs: &Tensor) -> Option<Unit> {
+pub(super) fn isa(lhs: &Tensor, rhs: &Tensor) -> Option<InstructionSet> {
     if lhs.dims().contains(&0) || rhs.dims().contains(&0) {
         return None;
     }
@@ -33,21 +33,21 @@ pub(super) fn unit(lhs: &Tensor, rhs: &Tensor) -> Option<Unit> {
     let fits = |least: [usize; 3]| sizes.iter().zip(least).all(|(size, least)| *size >= least);
     match (lhs.dtype(), rhs.dtype()) {
         (DType::BF16, DType::BF16) if fits([4, 4, 1]) => {
-            Unit::of([lhs, rhs]).filter(|unit| unit.pairs())
+            InstructionSet::of([lhs, rhs]).filter(|isa| isa.is_bf16())
         }
         // Without tiles the `gemm` crate's products are faster.
         (DType::F32, DType::F32) | (DType::F16, DType::F16) if fits(THIN) => {
-            Some(Unit::Planes).filter(|unit| unit.is_available())
+            Some(InstructionSet::AmxBf16x3).filter(|isa| isa.is_available())
         }
         _ => None,
     }
 }
 
-/// Rows, columns and terms of a sum from which on a product in planes is faster.
+/// Rows, columns and terms of a sum from which on a product as BF16x3 is faster.
 const THIN: [usize; 3] = [32, 32, 16];
 
 /// Rows that a task takes at a time: at most half of what is near, in whole blocks.
-fn rows_of<T: Planes>(depth: usize) -> usize {
+fn rows_of<T: Bf16Terms>(depth: usize) -> usize {
     (NEAR / 2 / (depth * T::COUNT) / 32 * 32).clamp(32, 128)
 }
 
@@ -57,25 +57,25 @@ const COLUMNS: usize = 64;
 /// Numbers of BF16 of a side that a second-level cache of 2 MiB holds.
 const NEAR: usize = 1 << 20;
 
-/// See [`super::gemm`]; `None` where a sum in planes is not finite.
+/// See [`super::gemm`]; `None` where a sum as BF16x3 is not finite.
 pub(super) fn gemm<O: Rounded>(
     lhs: &Tensor,
     rhs: &Tensor,
     bias: Option<&Tensor>,
-    unit: Unit,
+    isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
     match lhs.dtype() {
-        DType::F32 => typed::<f32, O>(lhs, rhs, bias, unit),
-        DType::F16 => typed::<f16, O>(lhs, rhs, bias, unit),
-        _ => typed::<bf16, O>(lhs, rhs, bias, unit),
+        DType::F32 => typed::<f32, O>(lhs, rhs, bias, isa),
+        DType::F16 => typed::<f16, O>(lhs, rhs, bias, isa),
+        _ => typed::<bf16, O>(lhs, rhs, bias, isa),
     }
 }
 
-fn typed<T: Planes + Element, O: Rounded>(
+fn typed<T: Bf16Terms + Element, O: Rounded>(
     lhs: &Tensor,
     rhs: &Tensor,
     bias: Option<&Tensor>,
-    unit: Unit,
+    isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
     let bias: Option<Vec<f32>> = match bias {
         Some(bias) => Some(bias.detach().to_dtype(DType::F32)?.to_vec1()?),
@@ -93,24 +93,24 @@ fn typed<T: Planes + Element, O: Rounded>(
     let together = matrices >= parallel::threads();
     let sharing = match together {
         true => Sharing::Alone,
-        false => Sharing::of([lhs.rows(), lhs.cols(), rhs.cols()], T::COUNT, unit),
+        false => Sharing::of([lhs.rows(), lhs.cols(), rhs.cols()], T::COUNT, isa),
     };
     let finite = AtomicBool::new(true);
-    let result = fresh_if(matrices * size, |out: &mut [MaybeUninit<O>]| {
+    let result = try_uninit_vec(matrices * size, |out: &mut [MaybeUninit<O>]| {
         let each = |index: usize, out: &mut [MaybeUninit<O>]| {
             let (left, right) = (lhs.matrix(left, index), rhs.matrix(right, index).t());
-            let [left, right] = [left, right].map(|matrix| Side {
+            let [left, right] = [left, right].map(|matrix| MatrixView {
                 data: matrix.data,
                 lines: matrix.rows,
                 depth: matrix.cols,
                 line_stride: matrix.row_stride,
                 depth_stride: matrix.col_stride,
             });
-            let places = &Places { first: out.as_mut_ptr(), stride: rhs.cols() };
-            Product { left, right, bias, unit, places, finite: &finite }.run(sharing);
+            let output = &OutputMatrix { first: out.as_mut_ptr(), stride: rhs.cols() };
+            Product { left, right, bias, isa, output, finite: &finite }.run(sharing);
         };
         let terms = (matrices * size).saturating_mul(lhs.cols());
-        match together && terms > short(unit) {
+        match together && terms > short(isa) {
             true => parallel::for_each_chunk(out, size, each),
             false => out.chunks_mut(size).enumerate().for_each(|(index, out)| each(index, out)),
         }
@@ -120,8 +120,8 @@ fn typed<T: Planes + Element, O: Rounded>(
 }
 
 /// Terms of a product that take a thread some 20 µs.
-fn short(unit: Unit) -> usize {
-    if unit == Unit::Tiles { 1 << 22 } else { 1 << 20 }
+fn short(isa: InstructionSet) -> usize {
+    if isa == InstructionSet::AmxBf16 { 1 << 22 } else { 1 << 20 }
 }
 
 /// How threads share a product.
@@ -139,29 +139,29 @@ enum Sharing {
 
 impl Sharing {
     /// Of a product of so many rows and columns, and terms of each sum.
-    fn of([rows, depth, columns]: [usize; 3], planes: usize, unit: Unit) -> Self {
+    fn of([rows, depth, columns]: [usize; 3], bf16_terms: usize, isa: InstructionSet) -> Self {
         let terms = rows.saturating_mul(columns).saturating_mul(depth);
-        let short = short(unit);
+        let short = short(isa);
         match terms {
             _ if parallel::threads() == 1 || terms <= short => Self::Alone,
             _ if terms <= 16 * short => Self::Parts,
             // The larger side is laid out where it is multiplied: by the smaller one, from a cache.
-            _ if rows < columns && rows.saturating_mul(depth * planes) <= NEAR => Self::Columns,
+            _ if rows < columns && rows.saturating_mul(depth * bf16_terms) <= NEAR => Self::Columns,
             _ => Self::Rows,
         }
     }
 }
 
 /// Where a product goes: lines of `stride` places, of which every thread writes others.
-struct Places<O> {
+struct OutputMatrix<O> {
     first: *mut MaybeUninit<O>,
     stride: usize,
 }
 
 // SAFETY: see `line`.
-unsafe impl<O: Send> Sync for Places<O> {}
+unsafe impl<O: Send> Sync for OutputMatrix<O> {}
 
-impl<O> Places<O> {
+impl<O> OutputMatrix<O> {
     fn at(&self, row: usize, column: usize) -> *mut MaybeUninit<O> {
         self.first.wrapping_add(row * self.stride + column)
     }
@@ -177,16 +177,16 @@ impl<O> Places<O> {
 
 /// A product, or what one thread makes of it: these rows and columns.
 struct Product<'a, T, O> {
-    left: Side<'a, T>,
-    right: Side<'a, T>,
+    left: MatrixView<'a, T>,
+    right: MatrixView<'a, T>,
     bias: Option<&'a [f32]>,
-    unit: Unit,
-    places: &'a Places<O>,
+    isa: InstructionSet,
+    output: &'a OutputMatrix<O>,
     /// Whether all sums are, of a unit for which that matters.
     finite: &'a AtomicBool,
 }
 
-impl<T: Planes, O: Rounded> Product<'_, T, O> {
+impl<T: Bf16Terms, O: Rounded> Product<'_, T, O> {
     /// Writes the product.
     fn run(&self, sharing: Sharing) {
         let (rows, columns) = (0..self.left.lines, 0..self.right.lines);
@@ -202,17 +202,17 @@ impl<T: Planes, O: Rounded> Product<'_, T, O> {
                     false => self.part(rows.clone(), part),
                 });
             }
-            Sharing::Rows => laid_out(self.columns(&columns), false, true, |right| {
+            Sharing::Rows => with_packed(self.columns(&columns), false, true, |right| {
                 let most = rows_of::<T>(self.left.depth);
                 parts(&rows, rows.end.div_ceil(threads).min(most), |rows| {
-                    laid_out(self.rows(&rows), true, false, |left| {
+                    with_packed(self.rows(&rows), true, false, |left| {
                         self.block(rows, columns.clone(), left, right);
                     });
                 });
             }),
-            Sharing::Columns => laid_out(self.rows(&rows), true, true, |left| {
+            Sharing::Columns => with_packed(self.rows(&rows), true, true, |left| {
                 parts(&columns, columns.end.div_ceil(threads).min(COLUMNS), |columns| {
-                    laid_out(self.columns(&columns), false, false, |right| {
+                    with_packed(self.columns(&columns), false, false, |right| {
                         self.block(rows.clone(), columns, left, right);
                     });
                 });
@@ -222,23 +222,23 @@ impl<T: Planes, O: Rounded> Product<'_, T, O> {
 
     /// Packs and multiplies on this thread.
     fn part(&self, rows: Range<usize>, columns: Range<usize>) {
-        laid_out(self.columns(&columns), false, false, |right| {
+        with_packed(self.columns(&columns), false, false, |right| {
             let most = rows_of::<T>(self.left.depth);
             for first in rows.clone().step_by(most) {
                 let rows = first..rows.end.min(first + most);
-                laid_out(self.rows(&rows), true, false, |left| {
+                with_packed(self.rows(&rows), true, false, |left| {
                     self.block(rows, columns.clone(), left, right);
                 });
             }
         });
     }
 
-    fn rows(&self, rows: &Range<usize>) -> Side<'_, T> {
-        self.left.part(rows.start, rows.len(), 0, self.left.depth)
+    fn rows(&self, rows: &Range<usize>) -> MatrixView<'_, T> {
+        self.left.submatrix(rows.start, rows.len(), 0, self.left.depth)
     }
 
-    fn columns(&self, columns: &Range<usize>) -> Side<'_, T> {
-        self.right.part(columns.start, columns.len(), 0, self.right.depth)
+    fn columns(&self, columns: &Range<usize>) -> MatrixView<'_, T> {
+        self.right.submatrix(columns.start, columns.len(), 0, self.right.depth)
     }
 
     /// Writes a block of the product.
@@ -246,41 +246,41 @@ impl<T: Planes, O: Rounded> Product<'_, T, O> {
         &self,
         rows: Range<usize>,
         columns: Range<usize>,
-        left: &[Laid<'_>],
-        right: &[Laid<'_>],
+        left: &[Packed<'_>],
+        right: &[Packed<'_>],
     ) {
         let (count, width) = (rows.len(), columns.len());
         let whole = left.len() == 1;
         let mut sums = if whole { Vec::new() } else { vec![0f32; count * width] };
         for (left, right) in left.iter().zip(right) {
-            let panel = Panel {
-                left: left.cells,
-                left_block: self.unit.rows() * left.stride,
+            let gemm = PackedGemm {
+                left: left.words,
+                left_block: self.isa.rows() * left.stride,
                 left_row: left.stride,
                 left_step: 1,
                 left_starts: &[0],
-                right: right.cells,
+                right: right.words,
                 right_block: 16 * right.stride,
                 right_step: 16,
                 right_starts: &[0],
                 rows: count,
                 columns: width,
                 depth: left.depth,
-                planes: T::COUNT,
-                strips: false,
+                terms: T::COUNT,
+                row_panels: false,
             };
             if whole && T::COUNT == 1 {
                 let bias = self.bias.map(|bias| &bias[columns.clone()]);
-                let out = self.places.at(rows.start, columns.start);
+                let out = self.output.at(rows.start, columns.start);
                 // SAFETY: inside of the product, and the block is this thread's.
-                unsafe { panel.round::<O>(self.unit, bias, out, self.places.stride) };
+                unsafe { gemm.round::<O>(self.isa, bias, out, self.output.stride) };
                 return;
             }
             if T::COUNT == 1 {
-                panel.add_to(self.unit, &mut sums, width);
+                gemm.add_to(self.isa, &mut sums, width);
                 continue;
             }
-            panel.multiply(self.unit, |tile| {
+            gemm.multiply(self.isa, |tile| {
                 if !tile.is_finite() {
                     self.finite.store(false, Ordering::Relaxed);
                 }
@@ -290,15 +290,15 @@ impl<T: Planes, O: Rounded> Product<'_, T, O> {
                 }
                 let column = columns.start + tile.column;
                 let bias = self.bias.map(|bias| &bias[column..]);
-                let out = self.places.at(rows.start + tile.row, column);
+                let out = self.output.at(rows.start + tile.row, column);
                 // SAFETY: inside of the product, and the block is this thread's.
-                unsafe { O::store_tile(&tile, bias, out, self.places.stride) };
+                unsafe { O::store_tile(&tile, bias, out, self.output.stride) };
             });
         }
         let bias = self.bias.map(|bias| &bias[columns.clone()]);
         for (row, sums) in rows.zip(sums.chunks(width)) {
             // SAFETY: as above.
-            O::store_all(sums, bias, unsafe { self.places.line(row, columns.clone()) });
+            O::store_all(sums, bias, unsafe { self.output.line(row, columns.clone()) });
         }
     }
 }

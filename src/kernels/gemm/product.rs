@@ -87,7 +87,7 @@ pub(in crate::kernels) fn product<A: Arithmetic>(
 ///
 /// # Panics
 /// As [`product`], and when `dst` has other elements too.
-pub(super) fn product_fresh<A: Arithmetic>(
+pub(super) fn product_uninit<A: Arithmetic>(
     lhs: Matrix<'_, A>,
     rhs: Matrix<'_, A>,
     dst: &mut [MaybeUninit<A>],
@@ -137,17 +137,17 @@ fn part(m: usize, n: usize, threads: usize) -> (usize, usize) {
         false => threads,
     };
     while parts < wanted(rows, columns) {
-        let (side, end, other) = match rows >= columns {
+        let (view, end, other) = match rows >= columns {
             true => (&mut rows, m, columns),
             false => (&mut columns, n, rows),
         };
-        let half = side.div_ceil(2).next_multiple_of(16);
+        let half = view.div_ceil(2).next_multiple_of(16);
         let last = end - (end.div_ceil(half) - 1) * half;
         // A side that is cut has parts of more than `ALONE`.
         if half < PART || last <= ALONE || last * other.min(ALONE) <= FEW {
             break;
         }
-        (*side, parts) = (half, 2 * parts);
+        (*view, parts) = (half, 2 * parts);
     }
     (rows, columns)
 }

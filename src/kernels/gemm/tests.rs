@@ -333,20 +333,20 @@ fn a_view_beyond_its_data_panics() {
 #[test]
 fn every_unit_agrees_with_plain_loops() -> Result<()> {
     use super::packed;
-    use crate::kernels::gemm::micro::Unit;
+    use crate::kernels::gemm::micro::InstructionSet;
     use half::{bf16, f16};
 
-    if !Unit::Fma.is_available() {
+    if !InstructionSet::Avx512F32.is_available() {
         return Ok(());
     }
     let mut rng = generator(31);
-    let units = [
-        (Unit::Dot, DType::BF16),
-        (Unit::Tiles, DType::BF16),
-        (Unit::Planes, DType::F32),
-        (Unit::Planes, DType::F16),
+    let isas = [
+        (InstructionSet::Avx512Bf16, DType::BF16),
+        (InstructionSet::AmxBf16, DType::BF16),
+        (InstructionSet::AmxBf16x3, DType::F32),
+        (InstructionSet::AmxBf16x3, DType::F16),
     ];
-    for (unit, stored) in units.into_iter().filter(|(unit, _)| unit.is_runnable()) {
+    for (isa, stored) in isas.into_iter().filter(|(isa, _)| isa.is_runnable()) {
         for [m, k, n] in [
             [1, 1, 1],
             [4, 31, 5],
@@ -368,13 +368,13 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
                     rhs = rhs.t()?.contiguous()?.t()?;
                 }
                 let expected = naive(&lhs, &rhs, Some(&bias));
-                let what = format!("{unit:?} {m} {k} {n}, turned {turned}");
+                let what = format!("{isa:?} {m} {k} {n}, turned {turned}");
                 let inputs = [stored, DType::F32];
-                let y = packed::gemm::<f32>(&lhs, &rhs, Some(&bias), unit)?.unwrap();
+                let y = packed::gemm::<f32>(&lhs, &rhs, Some(&bias), isa)?.unwrap();
                 check(&y, &expected, &inputs, &what);
-                let y = packed::gemm::<bf16>(&lhs, &rhs, Some(&bias), unit)?.unwrap();
+                let y = packed::gemm::<bf16>(&lhs, &rhs, Some(&bias), isa)?.unwrap();
                 check(&y, &expected, &inputs, &what);
-                let y = packed::gemm::<f16>(&lhs, &rhs, Some(&bias), unit)?.unwrap();
+                let y = packed::gemm::<f16>(&lhs, &rhs, Some(&bias), isa)?.unwrap();
                 check(&y, &expected, &inputs, &what);
             }
         }
@@ -385,8 +385,8 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
                 random(&mut rng, &[batch, 60, 40], stored),
             );
             let (lhs, rhs) = (lhs.narrow(2, 3, 37)?, rhs.narrow(1, 5, 37)?.narrow(2, 1, 21)?);
-            let y = packed::gemm::<f32>(&lhs, &rhs, None, unit)?.unwrap();
-            check(&y, &naive(&lhs, &rhs, None), &[stored], &format!("{unit:?}, {batch} matrices"));
+            let y = packed::gemm::<f32>(&lhs, &rhs, None, isa)?.unwrap();
+            check(&y, &naive(&lhs, &rhs, None), &[stored], &format!("{isa:?}, {batch} matrices"));
         }
         // Infinity and NaN stay in their rows, whatever lies in the padding.
         let lhs = random(&mut rng, &[20, 40], DType::F32);
@@ -394,26 +394,26 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
             lhs.slice_assign(&[3..4, 39..40], &Tensor::full(f32::INFINITY, (1, 1), &Device::Cpu)?)?;
         let rhs = random(&mut rng, &[40, 20], stored);
         let spoiled = spoiled.to_dtype(stored)?;
-        let y = packed::gemm::<f32>(&spoiled, &rhs, None, unit)?;
+        let y = packed::gemm::<f32>(&spoiled, &rhs, None, isa)?;
         if stored != DType::BF16 {
-            assert!(y.is_none(), "planes give NaN where infinity may be due");
+            assert!(y.is_none(), "terms give NaN where infinity may be due");
             continue;
         }
         for (row, values) in y.unwrap().to_vec2::<f32>()?.into_iter().enumerate() {
-            assert!(values.iter().all(|v| v.is_finite() != (row == 3)), "{unit:?}, row {row}");
+            assert!(values.iter().all(|v| v.is_finite() != (row == 3)), "{isa:?}, row {row}");
         }
     }
     Ok(())
 }
 
-/// Single terms: what three planes leave out is 2^-23 of a product at most, and its last rounding 2^-24.
+/// Single terms: what three terms leave out is 2^-23 of a product at most, and its last rounding 2^-24.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn planes_leave_out_less_than_f32_rounds() -> Result<()> {
     use super::packed;
-    use crate::kernels::gemm::micro::Unit;
+    use crate::kernels::gemm::micro::InstructionSet;
 
-    if !Unit::Fma.is_available() {
+    if !InstructionSet::Avx512F32.is_available() {
         return Ok(());
     }
     let mut rng = generator(91);
@@ -422,7 +422,8 @@ fn planes_leave_out_less_than_f32_rounds() -> Result<()> {
         Tensor::from_vec((0..dims.0 * dims.1).map(number).collect(), dims, &Device::Cpu)
     };
     let (lhs, rhs) = (numbers((257, 1))?, numbers((1, 131))?);
-    let product = packed::gemm::<f32>(&lhs, &rhs, None, Unit::Planes)?.expect("finite");
+    let product =
+        packed::gemm::<f32>(&lhs, &rhs, None, InstructionSet::AmxBf16x3)?.expect("finite");
     for (actual, expected) in doubles(&product).iter().zip(naive(&lhs, &rhs, None)) {
         let error = (actual - expected.value).abs();
         assert!(error <= 1.6 * f64::from(f32::EPSILON) * expected.value.abs(), "{actual}");
@@ -435,13 +436,13 @@ fn planes_leave_out_less_than_f32_rounds() -> Result<()> {
         let squares = doubles(product).into_iter().zip(&expected);
         squares.map(|(actual, sum)| (actual - sum.value).powi(2)).sum::<f64>().sqrt()
     };
-    let planes = packed::gemm::<f32>(&lhs, &rhs, None, Unit::Planes)?.expect("finite");
-    let [planes, plain] = [planes, cpu::gemm::<f32>(&lhs, &rhs, None)?].map(|y| error(&y));
-    assert!(planes <= plain, "{planes}, and {plain} without planes");
+    let bf16x3 = packed::gemm::<f32>(&lhs, &rhs, None, InstructionSet::AmxBf16x3)?.expect("finite");
+    let [bf16x3, plain] = [bf16x3, cpu::gemm::<f32>(&lhs, &rhs, None)?].map(|y| error(&y));
+    assert!(bf16x3 <= plain, "{bf16x3}, and {plain} without terms");
     Ok(())
 }
 
-/// Infinity, NaN and what BF16 rounds to infinity: the product is what it is without planes.
+/// Infinity, NaN and what BF16 rounds to infinity: the product is what it is without terms.
 #[test]
 fn products_of_what_is_not_finite_are_those_of_f32() -> Result<()> {
     let mut rng = generator(93);

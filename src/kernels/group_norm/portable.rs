@@ -40,13 +40,13 @@ pub(super) fn backward(
         .broadcast_mul(&statistic(2)?)?;
     let grad = upcast(grad)?;
     let dx = |dtype| {
-        let slope = match weight {
+        let weighted = match weight {
             Some(weight) => grad.broadcast_mul(&along(weight, x)?)?,
             None => grad.clone(),
         };
-        let slope = as_rows(&slope)?;
-        let through_std = normal.broadcast_mul(&(&slope * &normal)?.mean_keepdim(1)?)?;
-        let dx = slope.broadcast_sub(&slope.mean_keepdim(1)?)?.sub(&through_std)?;
+        let weighted = as_rows(&weighted)?;
+        let through_std = normal.broadcast_mul(&(&weighted * &normal)?.mean_keepdim(1)?)?;
+        let dx = weighted.broadcast_sub(&weighted.mean_keepdim(1)?)?.sub(&through_std)?;
         dx.broadcast_mul(&statistic(2)?)?.reshape(x.shape())?.to_dtype(dtype)
     };
     let sum = |x: &Tensor, dtype: DType| {

@@ -7,7 +7,7 @@ use crate::kernels::cuda::{self, Gpu, Launch, Source, suffix};
 use crate::kernels::elementwise::portable::arithmetic;
 use crate::kernels::in_dtype;
 
-static SOURCE: Source = Source { name: "resample", code: include_str!("resample.cu") };
+static SOURCE: Source = Source { name: "interpolate", code: include_str!("interpolate.cu") };
 
 type Dims = (usize, usize, usize, usize);
 

@@ -99,7 +99,7 @@ pub(super) fn forward(
                         let row = Row::of(x, eps, centred);
                         statistics.copy_from_slice(&[row.mean, row.rest, row.inv_std]);
                         for (((y, x), w), b) in y.iter_mut().zip(x).zip(&weight).zip(&bias) {
-                            *y = T::lower(row.normalise(x.raise()) * *w + *b);
+                            *y = T::narrowed(row.normalise(x.widened()) * *w + *b);
                         }
                     }
                 },
@@ -117,7 +117,7 @@ pub(super) fn backward(
     statistics: &Tensor,
     centred: bool,
     wants: [Option<DType>; 3],
-    waiting: Option<&Tensor>,
+    pending: Option<&Tensor>,
 ) -> Result<[Option<Tensor>; 3]> {
     let _held = hold([x, grad, statistics]);
     let (dx, sums) = with_element!(x.dtype(), T => {
@@ -131,8 +131,8 @@ pub(super) fn backward(
         };
         match wants[0] {
             None => (None, backward.run::<T>(&mut [], &[])),
-            Some(T::DTYPE) => backward.with_input::<T>(x.dims(), waiting)?,
-            Some(_) => backward.with_input::<<T as Element>::Acc>(x.dims(), waiting)?,
+            Some(T::DTYPE) => backward.with_input::<T>(x.dims(), pending)?,
+            Some(_) => backward.with_input::<<T as Element>::Acc>(x.dims(), pending)?,
         }
     });
     let columns = sums.len() / 2;
@@ -159,17 +159,17 @@ impl<T: Lane<Acc: Lane>> Backward<'_, T> {
     fn with_input<O: Lane<Acc = T::Acc>>(
         &self,
         dims: &[usize],
-        waiting: Option<&Tensor>,
+        pending: Option<&Tensor>,
     ) -> Result<(Option<Tensor>, Vec<f64>)> {
         let mut dx = O::zeros(self.x.len());
-        let waiting = waiting.map(Elements::<O>::of).transpose()?;
-        let sums = self.run(&mut dx, waiting.as_deref().unwrap_or(&[]));
+        let pending = pending.map(Elements::<O>::of).transpose()?;
+        let sums = self.run(&mut dx, pending.as_deref().unwrap_or(&[]));
         Ok((Some(tensor(dx, dims)), sums))
     }
 
     /// Writes the gradient of `x` to `dx`, and returns the gradients of weight and bias, one after the other. Adds
-    /// the pending gradient `waiting`, unless it is empty. An empty `dx` is not wanted.
-    fn run<O: Lane<Acc = T::Acc>>(&self, dx: &mut [O], waiting: &[O]) -> Vec<f64> {
+    /// the pending gradient `pending`, unless it is empty. An empty `dx` is not wanted.
+    fn run<O: Lane<Acc = T::Acc>>(&self, dx: &mut [O], pending: &[O]) -> Vec<f64> {
         let columns = self.weight.len();
         let rows = self.x.len() / columns.max(1);
         // Rows whose sums are kept apart: enough for the sums to be small beside them, and few
@@ -185,7 +185,7 @@ impl<T: Lane<Acc: Lane>> Backward<'_, T> {
             let mut scratch = vec![T::Acc::zero(); 2 * columns];
             vectorise(
                 #[inline(always)]
-                || self.panel(rows.clone(), dx, waiting, sums, &mut scratch),
+                || self.panel(rows.clone(), dx, pending, sums, &mut scratch),
             );
         });
         let mut totals = vec![0.0; 2 * columns];
@@ -211,12 +211,12 @@ impl<T: Lane<Acc: Lane>> Backward<'_, T> {
         &self,
         rows: std::ops::Range<usize>,
         dx: &mut [O],
-        waiting: &[O],
+        pending: &[O],
         sums: &mut [T::Acc],
         scratch: &mut [T::Acc],
     ) {
         let columns = self.weight.len();
-        let (normal, slope) = scratch.split_at_mut(columns);
+        let (normal, gradient) = scratch.split_at_mut(columns);
         let weight = &self.weight[..columns];
         for (at, row) in rows.enumerate() {
             let first = row * columns;
@@ -225,42 +225,42 @@ impl<T: Lane<Acc: Lane>> Backward<'_, T> {
             let &[mean, rest, inv_std] = &self.statistics[row * 3..][..3] else { return };
             let row = Row { mean, rest, inv_std };
             for i in 0..columns {
-                normal[i] = row.normalise(x[i].raise());
-                slope[i] = grad[i].raise() * weight[i];
+                normal[i] = row.normalise(x[i].widened());
+                gradient[i] = grad[i].widened() * weight[i];
             }
             if !sums.is_empty() {
                 let (dweight, dbias) = sums.split_at_mut(columns);
                 for i in 0..columns {
-                    dweight[i] += grad[i].raise() * normal[i];
-                    dbias[i] += grad[i].raise();
+                    dweight[i] += grad[i].widened() * normal[i];
+                    dbias[i] += grad[i].widened();
                 }
             }
             if dx.is_empty() {
                 continue;
             }
-            // `slope` is the gradient by `normal` here. The last loops turn it into `dx`, in the same scratch:
-            // dx = (slope - average(slope) - normal * average(slope * normal)) / std
+            // `gradient` is the gradient by `normal` here. The last loops turn it into `dx`, in the same scratch:
+            // dx = (gradient - average(gradient) - normal * average(gradient * normal)) / std
             let (mut average, mut along) = (0.0, 0.0);
-            for (slope, normal) in slope.chunks(BLOCK).zip(normal.chunks(BLOCK)) {
+            for (gradient, normal) in gradient.chunks(BLOCK).zip(normal.chunks(BLOCK)) {
                 let [sum, dot] = block_sums(
-                    [slope, normal],
+                    [gradient, normal],
                     #[inline(always)]
-                    |[slope, normal]| [slope, slope * normal],
+                    |[gradient, normal]| [gradient, gradient * normal],
                 );
                 (average, along) = (average + sum, along + dot);
             }
             let average = if self.centred { average / columns as f64 } else { 0.0 };
             let (average, along) = (T::Acc::of(average), T::Acc::of(along / columns as f64));
-            for (slope, normal) in slope.iter_mut().zip(&*normal) {
-                *slope = (*slope - average - *normal * along) * inv_std;
+            for (gradient, normal) in gradient.iter_mut().zip(&*normal) {
+                *gradient = (*gradient - average - *normal * along) * inv_std;
             }
-            if let Some(waiting) = waiting.get(first..first + columns) {
-                for (slope, waiting) in slope.iter_mut().zip(waiting) {
-                    *slope += waiting.raise();
+            if let Some(pending) = pending.get(first..first + columns) {
+                for (gradient, pending) in gradient.iter_mut().zip(pending) {
+                    *gradient += pending.widened();
                 }
             }
-            for (dx, slope) in dx[at * columns..][..columns].iter_mut().zip(&*slope) {
-                *dx = O::lower(*slope);
+            for (dx, gradient) in dx[at * columns..][..columns].iter_mut().zip(&*gradient) {
+                *dx = O::narrowed(*gradient);
             }
         }
     }

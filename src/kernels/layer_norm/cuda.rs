@@ -74,7 +74,7 @@ pub(crate) fn forward(
     Ok((y, statistics))
 }
 
-/// The gradient of `x`, in `out`, with `waiting`, of that dtype too; `x` and `grad` are contiguous and of one
+/// The gradient of `x`, in `out`, with `pending`, of that dtype too; `x` and `grad` are contiguous and of one
 /// dtype.
 pub(crate) fn input_gradient(
     gpu: &Gpu,
@@ -83,7 +83,7 @@ pub(crate) fn input_gradient(
     weight: Option<&Tensor>,
     centred: bool,
     out: DType,
-    waiting: Option<&Tensor>,
+    pending: Option<&Tensor>,
 ) -> Result<Tensor> {
     let ([weight], dtype) = parameters(x, [weight])?;
     in_dtype(x.dtype(), out, |out| {
@@ -96,7 +96,7 @@ pub(crate) fn input_gradient(
             .read(x)?
             .read(grad)?
             .read_or_null(weight.as_ref())?
-            .read_or_null(waiting)?
+            .read_or_null(pending)?
             .read(statistics)?
             .sizes(&[rows.count, rows.columns, rows.groups, rows.inner])
             .int(centred.into())
@@ -131,11 +131,11 @@ pub(super) fn backward(
     weight: Option<&Tensor>,
     centred: bool,
     wants: [Option<DType>; 3],
-    waiting: Option<&Tensor>,
+    pending: Option<&Tensor>,
 ) -> Result<[Option<Tensor>; 3]> {
     let [x, grad, statistics] = tensors;
     let rows = Rows::of(x)?;
-    let dx = |out| input_gradient(gpu, tensors, rows, weight, centred, out, waiting);
+    let dx = |out| input_gradient(gpu, tensors, rows, weight, centred, out, pending);
     let dx = wants[0].map(dx).transpose()?;
     if wants[1].or(wants[2]).is_none() {
         return Ok([dx, None, None]);

@@ -88,16 +88,16 @@ DEVICE void norm(T *y, Acc<T> *statistics, const T *x, const P *weight, const P 
     }
 }
 
-// dx = (slope - average(slope) - normal * average(slope * normal)) / std + the pending gradient, with
-// slope = weight * grad.
+// dx = (weighted - average(weighted) - normal * average(weighted * normal)) / std + the pending gradient, with
+// weighted = weight * grad.
 template <class T, class P, class O>
-DEVICE void norm_backward(O *dx, const T *x, const T *grad, const P *weight, const O *waiting,
+DEVICE void norm_backward(O *dx, const T *x, const T *grad, const P *weight, const O *pending,
                           const Acc<T> *statistics, size_t rows, size_t columns, size_t groups, size_t inner,
                           int centred, int size) {
     typedef Acc<T> A;
     constexpr int V = PACK<T, P> > PACK<T, O> ? PACK<T, P> : PACK<T, O>;
     Team team(size);
-    bool packed = aligned(x) && aligned(grad) && aligned(dx) && aligned(waiting) &&
+    bool packed = aligned(x) && aligned(grad) && aligned(dx) && aligned(pending) &&
                   packs<V>(columns, inner, weight, weight);
     for (size_t row = team.row; row < rows; row += team.teams) {
         size_t first = row * columns;
@@ -112,9 +112,9 @@ DEVICE void norm_backward(O *dx, const T *x, const T *grad, const P *weight, con
             channels.get(weight, i, A(1), w);
 #pragma unroll
             for (int k = 0; k < N; k++) {
-                A slope = g[k] * w[k];
-                average += slope;
-                dot += slope * normal.of(u[k]);
+                A weighted = g[k] * w[k];
+                average += weighted;
+                dot += weighted * normal.of(u[k]);
             }
         });
         average = centred ? team.reduce<Sum>(average, A(0)) / (A)columns : A(0);
@@ -129,8 +129,8 @@ DEVICE void norm_backward(O *dx, const T *x, const T *grad, const P *weight, con
             for (int k = 0; k < N; k++) {
                 u[k] = (g[k] * w[k] - average - normal.of(u[k]) * dot) * normal.inv_std;
             }
-            if (waiting) {
-                read(waiting + first + i, other);
+            if (pending) {
+                read(pending + first + i, other);
 #pragma unroll
                 for (int k = 0; k < N; k++) u[k] += other[k];
             }
@@ -194,10 +194,10 @@ DEVICE void norm_planes(double *y, const T *x, const T *grad, const Acc<T> *stat
     }
 #define BACKWARD(t, T, p, P, o, O)                                                                \
     ROW_KERNEL norm_backward_##t##_##p##_##o(                                                     \
-        O *dx, const T *x, const T *grad, const P *weight, const O *waiting,                      \
+        O *dx, const T *x, const T *grad, const P *weight, const O *pending,                      \
         const Acc<T> *statistics, size_t rows, size_t columns, size_t groups, size_t inner,       \
         int centred, int team) {                                                                  \
-        norm_backward(dx, x, grad, weight, waiting, statistics, rows, columns, groups, inner,     \
+        norm_backward(dx, x, grad, weight, pending, statistics, rows, columns, groups, inner,     \
                       centred, team);                                                             \
     }
 #define SUMS(t, T)                                                                                \

@@ -41,7 +41,7 @@ pub(crate) fn adds(dtype: DType, out: DType) -> bool {
     out == dtype || out == arithmetic(dtype)
 }
 
-/// The gradients of `x`, weight and bias, each in the dtype it is wanted in. `waiting`, contiguous, is added
+/// The gradients of `x`, weight and bias, each in the dtype it is wanted in. `pending`, contiguous, is added
 /// to the first, which is rounded once; see [`adds`].
 pub(crate) fn backward(
     x: &Tensor,
@@ -50,15 +50,15 @@ pub(crate) fn backward(
     statistics: &Tensor,
     centred: bool,
     wants: [Option<DType>; 3],
-    waiting: Option<&Tensor>,
+    pending: Option<&Tensor>,
 ) -> Result<[Option<Tensor>; 3]> {
     let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::backward(&gpu, [&x, &grad, statistics], weight, centred, wants, waiting);
+        return cuda::backward(&gpu, [&x, &grad, statistics], weight, centred, wants, pending);
     }
     if x.device().is_cpu() {
-        cpu::backward(&x, &grad, weight, statistics, centred, wants, waiting)
+        cpu::backward(&x, &grad, weight, statistics, centred, wants, pending)
     } else {
-        portable::backward(&x, &grad, weight, statistics, centred, wants, waiting)
+        portable::backward(&x, &grad, weight, statistics, centred, wants, pending)
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn backward(
     statistics: &Tensor,
     centred: bool,
     wants: [Option<DType>; 3],
-    waiting: Option<&Tensor>,
+    pending: Option<&Tensor>,
 ) -> Result<[Option<Tensor>; 3]> {
     let columns = x.dim(D::Minus1)?;
     let (wide, grad) = (upcast(x)?.reshape(((), columns))?, upcast(grad)?.reshape(((), columns))?);
@@ -44,16 +44,16 @@ pub(super) fn backward(
         .broadcast_sub(&statistic(1)?)?
         .broadcast_mul(&statistic(2)?)?;
     let dx = |dtype| {
-        let slope = match weight {
+        let weighted = match weight {
             Some(weight) => grad.broadcast_mul(&widened(weight, x)?)?,
             None => grad.clone(),
         };
-        let along = (&slope * &normal)?.mean_keepdim(1)?;
-        let average = slope.mean_keepdim(1)?;
+        let along = (&weighted * &normal)?.mean_keepdim(1)?;
+        let average = weighted.mean_keepdim(1)?;
         let average = if centred { average } else { average.zeros_like()? };
-        let dx = slope.broadcast_sub(&average)?.sub(&normal.broadcast_mul(&along)?)?;
+        let dx = weighted.broadcast_sub(&average)?.sub(&normal.broadcast_mul(&along)?)?;
         let dx = dx.broadcast_mul(&statistic(2)?)?.reshape(x.shape())?;
-        let dx = if let Some(waiting) = waiting { dx.add(&upcast(waiting)?)? } else { dx };
+        let dx = if let Some(pending) = pending { dx.add(&upcast(pending)?)? } else { dx };
         dx.to_dtype(dtype)
     };
     let dweight = |dtype| (&grad * &normal)?.sum(0)?.to_dtype(dtype);

@@ -93,13 +93,13 @@ fn gradients_are_slopes() {
         let wants = [Some(DType::F64); 3];
         let [dx, dw, db] =
             backward(&x, &grad, Some(&weight), &statistics, centred, wants, None).unwrap();
-        let slopes = [
+        let derivatives = [
             numeric_gradient(&x, &grad, |x| y(x, &weight, &bias).0),
             numeric_gradient(&weight, &grad, |w| y(&x, w, &bias).0),
             numeric_gradient(&bias, &grad, |b| y(&x, &weight, b).0),
         ];
-        for (gradient, slopes) in [dx, dw, db].iter().zip(&slopes) {
-            assert_close(gradient.as_ref().unwrap(), slopes, tolerance);
+        for (gradient, derivatives) in [dx, dw, db].iter().zip(&derivatives) {
+            assert_close(gradient.as_ref().unwrap(), derivatives, tolerance);
         }
     }
 }
@@ -148,11 +148,11 @@ fn what_waits_is_added_before_rounding() {
             let (weight, _) = parameters(shape, DType::F32);
             let statistics = forward(&x, Some(&weight), None, EPS, true).unwrap().1;
             let wide = arithmetic(dtype);
-            let dx = |out, waiting: Option<&Tensor>| {
+            let dx = |out, pending: Option<&Tensor>| {
                 let wants = [Some(out), None, None];
                 let run = [super::backward, portable::backward];
                 run.map(|run| {
-                    run(&x, &grad, Some(&weight), &statistics, true, wants, waiting).unwrap()[0]
+                    run(&x, &grad, Some(&weight), &statistics, true, wants, pending).unwrap()[0]
                         .clone()
                         .unwrap()
                 })
@@ -160,10 +160,10 @@ fn what_waits_is_added_before_rounding() {
             for out in [dtype, wide] {
                 assert!(adds(dtype, out));
                 // Of the gradient's size, so that rounding twice would show.
-                let waiting = random(shape, out, 6);
-                let sums = dx(out, Some(&waiting)).map(|sum| (sum.dtype(), values(&sum)));
+                let pending = random(shape, out, 6);
+                let sums = dx(out, Some(&pending)).map(|sum| (sum.dtype(), values(&sum)));
                 let apart = dx(wide, None).map(|dx| {
-                    let sum = (dx + waiting.to_dtype(wide).unwrap()).unwrap();
+                    let sum = (dx + pending.to_dtype(wide).unwrap()).unwrap();
                     (out, values(&sum.to_dtype(out).unwrap()))
                 });
                 assert_eq!(sums, apart, "{dtype:?} {out:?} {shape:?}");
@@ -265,10 +265,10 @@ fn gpus_agree() {
                             Ok(all.into_iter().flatten().collect())
                         });
                         let Some(out) = wants[0].filter(|&out| adds(dtype, out)) else { continue };
-                        let waiting = random(shape, out, 3);
-                        let tensors = [&x, &grad, &weight, &statistics, &waiting];
+                        let pending = random(shape, out, 3);
+                        let tensors = [&x, &grad, &weight, &statistics, &pending];
                         assert_gpus_agree(&tensors, 256.0, |t| {
-                            let waiting = Some(&t[4]);
+                            let pending = Some(&t[4]);
                             let all = backward(
                                 &t[0],
                                 &t[1],
@@ -276,7 +276,7 @@ fn gpus_agree() {
                                 &t[3],
                                 centred,
                                 wants,
-                                waiting,
+                                pending,
                             )?;
                             Ok(all.into_iter().flatten().collect())
                         });

@@ -37,7 +37,7 @@ pub(super) fn cross_entropy_forward(
         let log_sums: Vec<f64> = sum.into_iter().map(f64::ln).collect();
         let mut loss = 0.0;
         for (row, &target) in targets.iter().enumerate() {
-            let logit = data[row * classes + target as usize].raise().to_double();
+            let logit = data[row * classes + target as usize].widened().to_double();
             loss += max[row].to_double() + log_sums[row] - (1.0 - label_smoothing) * logit;
         }
         // Without smoothing, the logits of other classes may be negative infinities.
@@ -80,22 +80,23 @@ pub(super) fn cross_entropy_backward(
         let (n, classes) = logits.dims2()?;
         let data: &[T] = &Elements::of(logits)?;
         let parts: &[T::Acc] = &Elements::of(log_sum_exp)?;
-        let slope = Slope::<T::Acc>::new([n, classes], scalar(grad_scale)?, label_smoothing);
+        let derivative =
+            LogitsGradient::<T::Acc>::new([n, classes], scalar(grad_scale)?, label_smoothing);
         let dx = generate(
             n * classes,
             #[inline(always)]
             |start, out: &mut [O]| {
-                let own = slope; // a copy that writes to `out` cannot change
+                let own = derivative; // a copy that writes to `out` cannot change
                 for (row, run) in runs(start, out.len(), classes) {
                     let (max, log_sum) = (parts[row], parts[n + row]);
                     let (from, out) = (start + run.start, &mut out[run]);
                     let data = &data[from..from + out.len()];
                     for (out, x) in out.iter_mut().zip(data) {
-                        *out = O::lower(own.elsewhere(x.raise() - max - log_sum));
+                        *out = O::narrowed(own.elsewhere(x.widened() - max - log_sum));
                     }
                     let target = (row * classes + targets[row] as usize).wrapping_sub(from);
                     if let (Some(out), Some(x)) = (out.get_mut(target), data.get(target)) {
-                        *out = O::lower(own.at_target(x.raise() - max - log_sum));
+                        *out = O::narrowed(own.at_target(x.widened() - max - log_sum));
                     }
                 }
             },
@@ -112,14 +113,14 @@ pub(super) fn cross_entropy_backward(
 
 /// The gradient of a logit, from the logarithm of its probability.
 #[derive(Clone, Copy)]
-struct Slope<A> {
+struct LogitsGradient<A> {
     scale: A,
     /// What the target distribution gives every class, and the target more than that.
     every: A,
     more: A,
 }
 
-impl<A: Exp> Slope<A> {
+impl<A: Exp> LogitsGradient<A> {
     fn new([n, classes]: [usize; 2], grad_scale: f64, label_smoothing: f64) -> Self {
         Self {
             scale: A::of(grad_scale / n as f64),
@@ -145,20 +146,20 @@ pub(super) fn cross_entropy_backward_assign(
 ) -> Result<Tensor> {
     let grad_scale = scalar(grad_scale)?;
     with_slice(targets, |targets: &[u32]| {
-        logits.inplace_op1(&Slopes { targets, log_sum_exp, grad_scale, label_smoothing })
+        logits.inplace_op1(&GradientInPlace { targets, log_sum_exp, grad_scale, label_smoothing })
     })?;
     Ok(logits.clone())
 }
 
 /// Makes logits their gradient.
-struct Slopes<'a> {
+struct GradientInPlace<'a> {
     targets: &'a [u32],
     log_sum_exp: &'a Tensor,
     grad_scale: f64,
     label_smoothing: f64,
 }
 
-impl InplaceOp1 for Slopes<'_> {
+impl InplaceOp1 for GradientInPlace<'_> {
     fn name(&self) -> &'static str {
         "cross_entropy_backward_assign"
     }
@@ -167,29 +168,30 @@ impl InplaceOp1 for Slopes<'_> {
         fn typed<T: Lane<Acc: Exp>>(
             storage: &mut CpuStorage,
             layout: &Layout,
-            this: &Slopes<'_>,
+            this: &GradientInPlace<'_>,
         ) -> Result<()> {
             let ((n, classes), start) = (layout.shape().dims2()?, layout.start_offset());
             let data = &mut T::slice_mut(storage)?[start..][..layout.shape().elem_count()];
             let parts: &[T::Acc] = &Elements::of(this.log_sum_exp)?;
-            let slope = Slope::<T::Acc>::new([n, classes], this.grad_scale, this.label_smoothing);
+            let derivative =
+                LogitsGradient::<T::Acc>::new([n, classes], this.grad_scale, this.label_smoothing);
             for_each_chunk(
                 data,
                 GRAIN,
                 #[inline(always)]
                 |chunk, data| {
-                    let (own, start) = (slope, chunk * GRAIN);
+                    let (own, start) = (derivative, chunk * GRAIN);
                     for (row, run) in runs(start, data.len(), classes) {
                         let (max, log_sum) = (parts[row], parts[n + row]);
                         let (from, data) = (start + run.start, &mut data[run]);
                         let target = row * classes + this.targets[row] as usize;
                         let target = target.wrapping_sub(from);
-                        let logit = data.get(target).map(|x| x.raise());
+                        let logit = data.get(target).map(|x| x.widened());
                         for x in data.iter_mut() {
-                            *x = T::lower(own.elsewhere(x.raise() - max - log_sum));
+                            *x = T::narrowed(own.elsewhere(x.widened() - max - log_sum));
                         }
                         if let (Some(x), Some(logit)) = (data.get_mut(target), logit) {
-                            *x = T::lower(own.at_target(logit - max - log_sum));
+                            *x = T::narrowed(own.at_target(logit - max - log_sum));
                         }
                     }
                 },
@@ -206,7 +208,7 @@ pub(super) fn nll_forward(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor
         let data: &[T] = &Elements::of(log_probs)?;
         let picked =
             targets.iter().enumerate().map(|(row, &target)| row * classes + target as usize);
-        let sum: f64 = picked.map(|at| data[at].raise().to_double()).sum();
+        let sum: f64 = picked.map(|at| data[at].widened().to_double()).sum();
         Ok(tensor(vec![T::Acc::of(-sum / n as f64)], &[]))
     }
     let _held = hold([log_probs, targets]);
@@ -265,12 +267,12 @@ pub(super) fn pairwise_backward(
             a.len(),
             #[inline(always)]
             |start, out: &mut [O]| {
-                let [mut slopes, mut wide] = [[T::Acc::default(); BLOCK]; 2];
+                let [mut derivatives, mut wide] = [[T::Acc::default(); BLOCK]; 2];
                 let wide = widened(&b[start..], &mut wide[..out.len()]);
-                let slopes = widened(&a[start..], &mut slopes[..out.len()]);
-                pairwise::slopes(loss, side, slopes, wide);
-                for (out, slope) in out.iter_mut().zip(slopes) {
-                    *out = O::lower(*slope * scale);
+                let derivatives = widened(&a[start..], &mut derivatives[..out.len()]);
+                pairwise::derivatives(loss, side, derivatives, wide);
+                for (out, derivative) in out.iter_mut().zip(derivatives) {
+                    *out = O::narrowed(*derivative * scale);
                 }
             },
         );
@@ -285,7 +287,7 @@ pub(super) fn pairwise_backward(
 #[inline(always)]
 fn widened<'a, T: Lane>(src: &[T], dst: &'a mut [T::Acc]) -> &'a mut [T::Acc] {
     for (dst, src) in dst.iter_mut().zip(src) {
-        *dst = src.raise();
+        *dst = src.widened();
     }
     dst
 }

@@ -67,8 +67,8 @@ pub(super) fn terms<A: Math>(loss: Pairwise, a: &mut [A], b: &[A]) {
     }
 }
 
-/// Overwrites `a` with the slopes of the losses in one of the arguments.
-pub(super) fn slopes<A: Math>(loss: Pairwise, side: Side, a: &mut [A], b: &[A]) {
+/// Overwrites `a` with the derivatives of the losses in one of the arguments.
+pub(super) fn derivatives<A: Math>(loss: Pairwise, side: Side, a: &mut [A], b: &[A]) {
     let (one, two) = (A::one(), A::of(2.0));
     match (loss, side) {
         (Pairwise::Mse, Side::Input) => each(

@@ -74,7 +74,7 @@ pub(super) fn pairwise_backward(
 ) -> Result<Tensor> {
     let (a, b) = (upcast(input)?, upcast(target)?);
     let sign = if side == Side::Input { 1.0 } else { -1.0 };
-    let slopes = match (loss, side) {
+    let derivatives = match (loss, side) {
         (Pairwise::Mse, _) => (a.sub(&b)? * (2.0 * sign))?,
         (Pairwise::Huber { delta }, _) => (a.sub(&b)?.clamp(-delta, delta)? * sign)?,
         (Pairwise::BinaryCrossEntropy, Side::Input) => {
@@ -88,9 +88,9 @@ pub(super) fn pairwise_backward(
         }
         (Pairwise::BinaryCrossEntropyWithLogit, Side::Target) => a.neg()?,
     };
-    let scale = grad_scale.detach().to_dtype(slopes.dtype())?;
+    let scale = grad_scale.detach().to_dtype(derivatives.dtype())?;
     let scale = (scale / input.elem_count() as f64)?;
-    slopes.broadcast_mul(&scale)?.to_dtype(out)
+    derivatives.broadcast_mul(&scale)?.to_dtype(out)
 }
 
 fn one_minus(x: &Tensor) -> Result<Tensor> {

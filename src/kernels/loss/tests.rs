@@ -75,9 +75,9 @@ fn cross_entropy_gradient_is_its_slope() {
         let scale = of(vec![3.0], &[], DType::F32);
         let (_, lse) = forward(&logits, &targets, smoothing).unwrap();
         let dx = backward(&logits, &targets, &lse, &scale, smoothing, DType::F64).unwrap();
-        let slope =
+        let derivative =
             numeric_gradient(&logits, &scale, |x| forward(x, &targets, smoothing).unwrap().0);
-        assert_close(&dx, &slope, difference_tolerance(5.0 * 17.0));
+        assert_close(&dx, &derivative, difference_tolerance(5.0 * 17.0));
     }
 }
 
@@ -204,7 +204,7 @@ fn pairwise_gradients_are_slopes_in_every_dtype() {
     for loss in PAIRWISE {
         for side in [Side::Input, Side::Target] {
             let (a, b) = pair(loss, &[3, 11], DType::F64);
-            let slope = |a: &Tensor, b: &Tensor, out| {
+            let derivative = |a: &Tensor, b: &Tensor, out| {
                 let scale = of(vec![3.0], &[], DType::F32);
                 pairwise_backward((loss, side), a, b, &scale, out).unwrap()
             };
@@ -214,16 +214,16 @@ fn pairwise_gradients_are_slopes_in_every_dtype() {
                 let (a, b) = if side == Side::Input { (x, &b) } else { (&a, x) };
                 pairwise_forward(loss, a, b).unwrap()
             });
-            assert_close(&slope(&a, &b, DType::F64), &expected, difference_tolerance(99.0));
+            assert_close(&derivative(&a, &b, DType::F64), &expected, difference_tolerance(99.0));
             for dtype in DTYPES {
                 for shape in SHAPES {
                     let (a, b) = pair(loss, &shape, dtype);
-                    let exact = values(&slope(&double(&a), &double(&b), DType::F64));
+                    let exact = values(&derivative(&double(&a), &double(&b), DType::F64));
                     let scale = of(vec![3.0], &[], DType::F32);
                     for out in [dtype, DType::F32] {
                         let (a, b) = (plain(&a).unwrap(), plain(&b).unwrap());
                         let count = 8.0 * (epsilon(arithmetic(dtype)) / epsilon(out)).max(1.0);
-                        let ours = slope(&a, &b, out);
+                        let ours = derivative(&a, &b, out);
                         assert_eq!((ours.dtype(), ours.dims()), (out, &shape[..]));
                         assert_close(&ours, &exact, count);
                         let kind = (loss, side);
@@ -242,8 +242,8 @@ fn certain_probabilities_cost_a_hundred_at_most() {
     let loss = pairwise_forward(Pairwise::BinaryCrossEntropy, &p, &t).unwrap();
     assert_eq!(values(&loss), [50.0]);
     let kind = (Pairwise::BinaryCrossEntropy, Side::Input);
-    let slope = pairwise_backward(kind, &p, &t, &one(DType::F32), DType::F32).unwrap();
-    assert!(values(&slope).iter().all(|x| x.is_finite()));
+    let derivative = pairwise_backward(kind, &p, &t, &one(DType::F32), DType::F32).unwrap();
+    assert!(values(&derivative).iter().all(|x| x.is_finite()));
     // A logit has no such end.
     let logits = of(vec![-300.0, 300.0], &[2], DType::F32);
     let loss = pairwise_forward(Pairwise::BinaryCrossEntropyWithLogit, &logits, &t).unwrap();
@@ -265,11 +265,11 @@ fn nll_picks_and_its_gradient_puts_back() {
             }
             let scale = of(vec![4.0 * shape[0] as f64], &[], DType::F32);
             let dx = nll_backward(&targets, shape[1], &scale, dtype).unwrap();
-            let (classes, mut slopes) = (values(&targets), vec![0.0; x.elem_count()]);
+            let (classes, mut derivatives) = (values(&targets), vec![0.0; x.elem_count()]);
             for (row, class) in classes.iter().enumerate() {
-                slopes[row * shape[1] + *class as usize] = -4.0;
+                derivatives[row * shape[1] + *class as usize] = -4.0;
             }
-            assert_eq!((dx.dtype(), values(&dx)), (dtype, slopes));
+            assert_eq!((dx.dtype(), values(&dx)), (dtype, derivatives));
         }
     }
     let x = random(&[2, 3], DType::F32, 8);

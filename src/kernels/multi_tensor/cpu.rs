@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor, bail};
 
-use super::Due;
+use super::ScaledGradient;
 use crate::kernels::cpu::dtype::{Element, Real};
 use crate::kernels::cpu::in_place::{Access, Locked, lock_sets};
 use crate::kernels::cpu::parallel::{TASK, map_sized};
@@ -65,7 +65,7 @@ macro_rules! with_part {
 
 /// What `f` returns for the parts of each gradient, in their order: the same on any number of threads.
 fn of_parts<R: Send>(
-    gradients: &[Due<'_>],
+    gradients: &[ScaledGradient<'_>],
     f: impl Fn(Part<'_>, [f64; 2]) -> Option<R> + Sync,
 ) -> Result<Vec<Vec<R>>> {
     let factors: Vec<_> = gradients.iter().map(|(_, by)| by.on_host()).collect::<Result<_>>()?;
@@ -117,7 +117,7 @@ fn each_part(tensors: &[&Tensor], f: impl Fn(usize, PartMut<'_>) + Sync) -> Resu
     Ok(())
 }
 
-pub(super) fn check(gradients: &[Due<'_>]) -> Result<Vec<bool>> {
+pub(super) fn check(gradients: &[ScaledGradient<'_>]) -> Result<Vec<bool>> {
     // Every part, as a step without an overflow does: no other is worth an early end.
     let parts = of_parts(
         gradients,
@@ -166,7 +166,7 @@ fn check_part<T: Real>(part: &[T], [inverse, clip]: [T; 2]) -> bool {
 }
 
 /// The sums of squares, and what [`check`] finds.
-pub(super) fn squares(gradients: &[Due<'_>]) -> Result<Vec<(f64, bool)>> {
+pub(super) fn squares(gradients: &[ScaledGradient<'_>]) -> Result<Vec<(f64, bool)>> {
     let parts = of_parts(
         gradients,
         |part, by| with_part!(Part, part, x: T => squares_of_part(x, by.map(T::of))),
@@ -194,7 +194,7 @@ fn squares_of_part<T: Real>(part: &[T], [inverse, clip]: [T; 2]) -> f64 {
     sums.iter().sum()
 }
 
-pub(super) fn settle(gradients: &[Due<'_>]) -> Result<()> {
+pub(super) fn apply_scale(gradients: &[ScaledGradient<'_>]) -> Result<()> {
     let factors: Vec<_> = gradients.iter().map(|(_, by)| by.on_host()).collect::<Result<_>>()?;
     let due = gradients.iter().zip(&factors).filter(|(_, factors)| **factors != [1.0; 2]);
     let due = due.map(|((gradient, _), factors)| (*gradient, *factors));

@@ -2,10 +2,10 @@
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
-use super::{Due, Flag, Growth, Multiplier, tensors};
+use super::{DeviceFoundInf, Growth, Multiplier, ScaledGradient, tensors};
 use crate::kernels::cuda::{Gpu, Grid, Launch, Many, Source, address, address_mut};
 
-static SOURCE: Source = Source { name: "update", code: include_str!("update.cu") };
+static SOURCE: Source = Source { name: "multi_tensor", code: include_str!("multi_tensor.cu") };
 
 /// Of as many words as `Row` in the `.cu`.
 type Rows = Many<8>;
@@ -18,7 +18,7 @@ const ONE: Grid = Grid { blocks: [1, 1, 1], threads: Grid::THREADS, shared: 0 };
 fn each(
     gpu: &Gpu,
     kernel: &str,
-    gradients: &[Due<'_>],
+    gradients: &[ScaledGradient<'_>],
     arguments: impl Fn(Launch, usize, usize) -> Result<Launch>,
 ) -> Result<()> {
     for (number, part) in gradients.chunks(Rows::ROWS).enumerate() {
@@ -41,7 +41,7 @@ fn each(
 }
 
 /// What is multiplied already.
-fn as_they_are<'a>(gradients: &[&'a Tensor]) -> Vec<Due<'a>> {
+fn as_they_are<'a>(gradients: &[&'a Tensor]) -> Vec<ScaledGradient<'a>> {
     gradients.iter().map(|gradient| (*gradient, &Multiplier::ONE)).collect()
 }
 
@@ -50,8 +50,8 @@ fn counts(gpu: &Gpu, gradients: usize) -> Result<Tensor> {
     Tensor::zeros(2 * gradients, DType::U32, &gpu.device())
 }
 
-fn flags(counts: &Tensor) -> Vec<Flag> {
-    let flag = |at| Flag { counts: counts.clone(), at };
+fn flags(counts: &Tensor) -> Vec<DeviceFoundInf> {
+    let flag = |at| DeviceFoundInf { counts: counts.clone(), at };
     (0..counts.elem_count() / 2).map(flag).collect()
 }
 
@@ -61,19 +61,19 @@ fn counts_from(counts: &Tensor, first: usize) -> Result<Tensor> {
 }
 
 /// See [`super::check`].
-pub(super) fn check(gpu: &Gpu, gradients: &[Due<'_>]) -> Result<Vec<Flag>> {
+pub(super) fn check(gpu: &Gpu, gradients: &[ScaledGradient<'_>]) -> Result<Vec<DeviceFoundInf>> {
     let found = counts(gpu, gradients.len())?;
     each(gpu, "check", gradients, |launch, first, _| launch.write(&counts_from(&found, first)?))?;
     Ok(flags(&found))
 }
 
-/// See [`super::settle`].
-pub(super) fn settle(gpu: &Gpu, gradients: &[Due<'_>]) -> Result<()> {
-    each(gpu, "settle", gradients, |launch, _, _| Ok(launch))
+/// See [`super::apply_scale`].
+pub(super) fn apply_scale(gpu: &Gpu, gradients: &[ScaledGradient<'_>]) -> Result<()> {
+    each(gpu, "apply_scale", gradients, |launch, _, _| Ok(launch))
 }
 
 /// See [`super::overflows_f16`].
-pub(super) fn overflows_f16(gpu: &Gpu, gradients: &[&Tensor]) -> Result<Vec<Flag>> {
+pub(super) fn overflows_f16(gpu: &Gpu, gradients: &[&Tensor]) -> Result<Vec<DeviceFoundInf>> {
     let found = counts(gpu, gradients.len())?;
     each(gpu, "overflows_f16", &as_they_are(gradients), |launch, first, _| {
         launch.write(&counts_from(&found, first)?)
@@ -82,7 +82,10 @@ pub(super) fn overflows_f16(gpu: &Gpu, gradients: &[&Tensor]) -> Result<Vec<Flag
 }
 
 /// See [`super::norm`].
-pub(super) fn norm(gpu: &Gpu, gradients: &[Due<'_>]) -> Result<(Tensor, Vec<Flag>)> {
+pub(super) fn norm(
+    gpu: &Gpu,
+    gradients: &[ScaledGradient<'_>],
+) -> Result<(Tensor, Vec<DeviceFoundInf>)> {
     let blocks = |part: &[&Tensor]| -> usize {
         part.iter().map(|gradient| Rows::blocks_of(gradient.elem_count())).sum()
     };
@@ -105,7 +108,7 @@ pub(super) fn clip_value(gpu: &Gpu, gradients: &[&Tensor], limit: f64) -> Result
 }
 
 /// See [`super::any`].
-pub(super) fn any(gpu: &Gpu, flags: &[&Flag]) -> Result<Tensor> {
+pub(super) fn any(gpu: &Gpu, flags: &[&DeviceFoundInf]) -> Result<Tensor> {
     // Flags of one pass lie side by side: mostly this is one range.
     let mut ranges: Vec<(u64, usize)> = Vec::new();
     for flag in flags {

@@ -21,17 +21,17 @@ pub(crate) use scale::{DeviceScale, Growth};
 use super::cuda::Gpu;
 
 /// A gradient, and what it is to be multiplied by.
-pub(crate) type Due<'a> = (&'a Tensor, &'a Multiplier);
+pub(crate) type ScaledGradient<'a> = (&'a Tensor, &'a Multiplier);
 
 /// Where a GPU counts what is not finite in a gradient, or says whether anything is in several.
 #[derive(Clone, Debug)]
-pub(crate) struct Flag {
+pub(crate) struct DeviceFoundInf {
     /// `U32`: infinities and NaN of every gradient of a pass; or one number of [`any`], 0 where all are finite.
     counts: Tensor,
     at: usize,
 }
 
-impl Flag {
+impl DeviceFoundInf {
     /// Of one number, in a tensor of its own.
     fn of_one(found: Tensor) -> Self {
         Self { counts: found, at: 0 }
@@ -69,7 +69,7 @@ impl Flag {
 pub(crate) enum FoundInf {
     Host(bool),
     /// On the GPU of the gradients. Reading it synchronises.
-    Device(Flag),
+    Device(DeviceFoundInf),
 }
 
 /// The GPU that all of `tensors` are on.
@@ -85,7 +85,7 @@ pub(crate) fn gpu_of(tensors: &[&Tensor]) -> Result<Option<Gpu>> {
     }
 }
 
-fn tensors<'a>(gradients: &[Due<'a>]) -> Vec<&'a Tensor> {
+fn tensors<'a>(gradients: &[ScaledGradient<'a>]) -> Vec<&'a Tensor> {
     gradients.iter().map(|(gradient, _)| *gradient).collect()
 }
 
@@ -101,7 +101,7 @@ fn on_cpu(gradients: &[&Tensor]) -> bool {
 /// # Synchronisation
 ///
 /// None on CUDA; one read of all flags together on another GPU.
-pub(crate) fn check(gradients: &[Due<'_>]) -> Result<Vec<FoundInf>> {
+pub(crate) fn check(gradients: &[ScaledGradient<'_>]) -> Result<Vec<FoundInf>> {
     let all = tensors(gradients);
     if let Some(gpu) = gpu_of(&all)? {
         return Ok(cuda::check(&gpu, gradients)?.into_iter().map(FoundInf::Device).collect());
@@ -111,41 +111,45 @@ pub(crate) fn check(gradients: &[Due<'_>]) -> Result<Vec<FoundInf>> {
 }
 
 /// Multiplies the gradients.
-pub(crate) fn settle(gradients: Vec<Tensor>, multipliers: &[&Multiplier]) -> Result<Vec<Tensor>> {
-    let dues: Vec<Due<'_>> = gradients.iter().zip(multipliers.iter().copied()).collect();
-    let all = tensors(&dues);
+pub(crate) fn apply_scale(
+    gradients: Vec<Tensor>,
+    multipliers: &[&Multiplier],
+) -> Result<Vec<Tensor>> {
+    let scaled_gradients: Vec<ScaledGradient<'_>> =
+        gradients.iter().zip(multipliers.iter().copied()).collect();
+    let all = tensors(&scaled_gradients);
     if let Some(gpu) = gpu_of(&all)? {
-        cuda::settle(&gpu, &dues)?;
+        cuda::apply_scale(&gpu, &scaled_gradients)?;
     } else if on_cpu(&all) {
-        cpu::settle(&dues)?;
+        cpu::apply_scale(&scaled_gradients)?;
     } else {
-        return dues.iter().map(|due| multiplied(*due)).collect();
+        return scaled_gradients.iter().map(|due| multiplied(*due)).collect();
     }
     Ok(gradients)
 }
 
 /// The product, out of candle's operators; nothing is written. No wait.
-pub(crate) fn multiplied((gradient, by): Due<'_>) -> Result<Tensor> {
+pub(crate) fn multiplied((gradient, by): ScaledGradient<'_>) -> Result<Tensor> {
     portable::multiplied(gradient, by)
 }
 
 /// Counts, on their GPU, the finite elements of `gradients` that `F16` rounds to infinity.
-pub(crate) fn overflows_f16(gpu: &Gpu, gradients: &[&Tensor]) -> Result<Vec<Flag>> {
+pub(crate) fn overflows_f16(gpu: &Gpu, gradients: &[&Tensor]) -> Result<Vec<DeviceFoundInf>> {
     cuda::overflows_f16(gpu, gradients)
 }
 
 /// Whether one of `flags`, of which there are some, counted anything: one `U32` on their GPU, 1 or 0.
-pub(crate) fn any(flags: &[&Flag]) -> Result<Flag> {
+pub(crate) fn any(flags: &[&DeviceFoundInf]) -> Result<DeviceFoundInf> {
     let counts: Vec<&Tensor> = flags.iter().map(|flag| &flag.counts).collect();
     match gpu_of(&counts)? {
-        Some(gpu) => cuda::any(&gpu, flags).map(Flag::of_one),
+        Some(gpu) => cuda::any(&gpu, flags).map(DeviceFoundInf::of_one),
         None => bail!("flags are on a GPU, and there are some"),
     }
 }
 
 /// The L2 norm of all gradients together, multiplied, an `F32` scalar, and what [`check`] finds, in
 /// the same pass. Squares are summed in `f64` on the CPU and on CUDA, in `F32` elsewhere.
-pub(crate) fn norm(gradients: &[Due<'_>]) -> Result<(Tensor, Vec<FoundInf>)> {
+pub(crate) fn norm(gradients: &[ScaledGradient<'_>]) -> Result<(Tensor, Vec<FoundInf>)> {
     let all = tensors(gradients);
     if let Some(gpu) = gpu_of(&all)? {
         let (norm, flags) = cuda::norm(&gpu, gradients)?;

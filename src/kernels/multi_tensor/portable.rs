@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Due, Multiplier, Number};
+use super::{Multiplier, Number, ScaledGradient};
 
 /// Candle's scalar operators round the scalar to the tensor's dtype, here `F32` or `F64`.
 pub(super) fn multiplied(gradient: &Tensor, by: &Multiplier) -> Result<Tensor> {
@@ -21,7 +21,7 @@ pub(super) fn multiplied(gradient: &Tensor, by: &Multiplier) -> Result<Tensor> {
     unscaled.broadcast_mul(&share)
 }
 
-pub(super) fn check(gradients: &[Due<'_>]) -> Result<Vec<bool>> {
+pub(super) fn check(gradients: &[ScaledGradient<'_>]) -> Result<Vec<bool>> {
     // x * 0 is 0 for a finite x and NaN for the rest.
     let canaries = gradients.iter().map(|(gradient, by)| {
         multiplied(gradient, by)?.affine(0.0, 0.0)?.sum_all()?.to_dtype(DType::F32)
@@ -30,7 +30,7 @@ pub(super) fn check(gradients: &[Due<'_>]) -> Result<Vec<bool>> {
     Ok(canaries.iter().map(|c| c.is_nan()).collect())
 }
 
-pub(super) fn norm(gradients: &[Due<'_>]) -> Result<Tensor> {
+pub(super) fn norm(gradients: &[ScaledGradient<'_>]) -> Result<Tensor> {
     let squares = gradients
         .iter()
         .map(|(gradient, by)| multiplied(gradient, by)?.to_dtype(DType::F32)?.sqr()?.sum_all());

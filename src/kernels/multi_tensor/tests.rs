@@ -6,8 +6,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::{
-    Clip, DeviceScale, Due, Flag, FoundInf, Growth, Multiplier, Number, any, clip_value,
-    multiplied, portable,
+    Clip, DeviceFoundInf, DeviceScale, FoundInf, Growth, Multiplier, Number, ScaledGradient, any,
+    clip_value, multiplied, portable,
 };
 use crate::kernels::cuda::Gpu;
 use crate::kernels::devices::gpus;
@@ -35,13 +35,13 @@ fn by(inverse: f32, clip: Option<(f32, f64)>) -> Multiplier {
     Multiplier { inverse: Number::Host(inverse), clip }
 }
 
-fn due<'a>(gradients: &'a [Tensor], by: &'a Multiplier) -> Vec<Due<'a>> {
+fn due<'a>(gradients: &'a [Tensor], by: &'a Multiplier) -> Vec<ScaledGradient<'a>> {
     gradients.iter().map(|gradient| (gradient, by)).collect()
 }
 
-fn settle(gradients: Vec<Tensor>, by: &Multiplier) -> Result<Vec<Tensor>> {
+fn apply_scale(gradients: Vec<Tensor>, by: &Multiplier) -> Result<Vec<Tensor>> {
     let all = vec![by; gradients.len()];
-    super::settle(gradients, &all)
+    super::apply_scale(gradients, &all)
 }
 
 /// On the CPU.
@@ -76,7 +76,7 @@ fn each_tensor_is_checked_and_multiplied() -> Result<()> {
                 assert_eq!(flags, found.collect::<Vec<_>>());
                 let portable: Vec<Tensor> =
                     due(&both, &by).into_iter().map(multiplied).collect::<Result<_>>()?;
-                let got = settle(both.to_vec(), &by)?;
+                let got = apply_scale(both.to_vec(), &by)?;
                 for (got, portable) in got.iter().zip(&portable) {
                     assert_eq!(bits(got), bits(portable));
                 }
@@ -135,9 +135,9 @@ fn clipping_scales_all_by_one_factor_or_none() -> Result<()> {
             tensor(&[0.0, -4.0], DType::F64)?,
         ])
     };
-    type Settle = fn(Vec<Tensor>, &Multiplier) -> Result<Vec<Tensor>>;
-    let portably: Settle = |all, by| due(&all, by).into_iter().map(multiplied).collect();
-    for clip in [settle as Settle, portably] {
+    type ApplyScale = fn(Vec<Tensor>, &Multiplier) -> Result<Vec<Tensor>>;
+    let portably: ApplyScale = |all, by| due(&all, by).into_iter().map(multiplied).collect();
+    for clip in [apply_scale as ApplyScale, portably] {
         let clipped = clip(make()?, &by(1.0, Some((5.0, 2.5))))?;
         let (a, b) = (doubles(&clipped[0]), doubles(&clipped[1]));
         let close =
@@ -190,13 +190,13 @@ fn bits(t: &Tensor) -> Vec<u64> {
     all.into_iter().map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() }).collect()
 }
 
-fn device_flags(found: Vec<FoundInf>) -> Vec<Flag> {
+fn device_flags(found: Vec<FoundInf>) -> Vec<DeviceFoundInf> {
     let flag = |found| if let FoundInf::Device(flag) = found { Some(flag) } else { None };
     found.into_iter().filter_map(flag).collect()
 }
 
 fn counts(found: &[FoundInf]) -> Result<Vec<[usize; 2]>> {
-    Flag::read(&device_flags(found.to_vec()).iter().collect::<Vec<_>>())
+    DeviceFoundInf::read(&device_flags(found.to_vec()).iter().collect::<Vec<_>>())
 }
 
 #[test]
@@ -205,30 +205,31 @@ fn cuda_multiplies_and_counts_as_the_cpu() -> Result<()> {
         for factor in [0.375f32, 1e-30, f32::MAX] {
             let host = by(factor, None);
             let flags = check(&gradients(&Device::Cpu)?, &host)?;
-            let expected = settle(gradients(&Device::Cpu)?, &host)?;
+            let expected = apply_scale(gradients(&Device::Cpu)?, &host)?;
             for on in [host.clone(), host.on(&device)?] {
                 let ours = gradients(&device)?;
                 let found = super::check(&due(&ours, &on))?;
                 let (_, again) = super::norm(&due(&ours, &on))?;
                 assert_eq!(counts(&found)?, counts(&again)?);
-                for (got, expected) in settle(ours, &on)?.iter().zip(&expected) {
+                for (got, expected) in apply_scale(ours, &on)?.iter().zip(&expected) {
                     assert_eq!(bits(got), bits(expected), "{factor}");
                 }
                 let found = device_flags(found);
-                let counts = Flag::read(&found.iter().collect::<Vec<_>>())?;
+                let counts = DeviceFoundInf::read(&found.iter().collect::<Vec<_>>())?;
                 for ((counts, expected), flag) in counts.iter().zip(&expected).zip(&flags) {
                     let all = doubles(expected);
                     let infinite = all.iter().filter(|x| x.is_infinite()).count();
                     assert_eq!(*counts, [infinite, all.iter().filter(|x| x.is_nan()).count()]);
                     assert_eq!(counts[0] + counts[1] > 0, *flag);
                 }
-                let flag =
-                    |chosen: &[&Flag]| any(chosen).and_then(|flag| flag.tensor().to_vec1::<u32>());
+                let flag = |chosen: &[&DeviceFoundInf]| {
+                    any(chosen).and_then(|flag| flag.tensor().to_vec1::<u32>())
+                };
                 for (one, set) in found.iter().zip(&flags) {
                     assert_eq!(flag(&[one])?, [u32::from(*set)]);
                 }
                 // Ranges with gaps: all that are clean, then those and one that is not.
-                let clean: Vec<&Flag> =
+                let clean: Vec<&DeviceFoundInf> =
                     found.iter().zip(&flags).filter(|(_, set)| !**set).map(|(f, _)| f).collect();
                 assert_eq!(flag(&clean)?, [0]);
                 assert_eq!(flag(&[&clean[..], &[&found[2]]].concat())?, [1]);
@@ -245,7 +246,7 @@ fn cuda_finds_what_f16_cannot_hold() -> Result<()> {
         let values = [65519.9f32, 65520.0, -65520.0, -1e30, f32::INFINITY, f32::NAN, 1.0];
         let x = Tensor::new(&values, &device)?;
         let flags = super::overflows_f16(&gpu, &[&x, &x.narrow(0, 6, 1)?])?;
-        assert_eq!(Flag::read(&flags.iter().collect::<Vec<_>>())?, [[3, 0], [0, 0]]);
+        assert_eq!(DeviceFoundInf::read(&flags.iter().collect::<Vec<_>>())?, [[3, 0], [0, 0]]);
     }
     Ok(())
 }
@@ -268,8 +269,8 @@ fn cuda_measures_and_clips_as_the_cpu() -> Result<()> {
         assert!((a / b - 1.0).abs() <= f32::EPSILON, "{a} {b}");
         for (limit, factor) in [(0.5, 1.0), (1e9, 1.0), (2.0, f32::NAN)] {
             let host = by(1.1, Some((b * factor, limit)));
-            let got = settle(finite(&device)?, &host.on(&device)?)?;
-            for (got, expected) in got.iter().zip(&settle(finite(&Device::Cpu)?, &host)?) {
+            let got = apply_scale(finite(&device)?, &host.on(&device)?)?;
+            for (got, expected) in got.iter().zip(&apply_scale(finite(&Device::Cpu)?, &host)?) {
                 assert_eq!(bits(got), bits(expected), "{limit} {factor}");
             }
         }
@@ -290,16 +291,16 @@ fn cuda_takes_any_number_of_tensors() -> Result<()> {
         };
         let all = (0..2100).map(one).collect::<Result<Vec<_>>>()?;
         let flags = device_flags(super::check(&due(&all, &Multiplier::ONE))?);
-        let got = settle(all, &by(2.0, None))?;
-        let counts = Flag::read(&flags.iter().collect::<Vec<_>>())?;
+        let got = apply_scale(all, &by(2.0, None))?;
+        let counts = DeviceFoundInf::read(&flags.iter().collect::<Vec<_>>())?;
         for (i, (got, counts)) in got.iter().zip(counts).enumerate() {
             assert_eq!(got.narrow(0, 0, 1)?.to_vec1::<f32>()?, [2.0 * i as f32]);
             assert_eq!(counts, [0, usize::from(i.is_multiple_of(7))], "{i}");
         }
         // Every other flag: as many ranges.
-        let apart: Vec<&Flag> = flags.iter().skip(1).step_by(2).collect();
+        let apart: Vec<&DeviceFoundInf> = flags.iter().skip(1).step_by(2).collect();
         assert_eq!(any(&apart)?.tensor().to_vec1::<u32>()?, [1]);
-        let clean: Vec<&Flag> = flags
+        let clean: Vec<&DeviceFoundInf> = flags
             .iter()
             .enumerate()
             .filter(|(i, _)| !i.is_multiple_of(7))

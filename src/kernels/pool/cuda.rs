@@ -14,8 +14,8 @@ type Dims = (usize, usize, usize, usize);
 static SOURCE: Source =
     Source { name: "pool", code: concat!(include_str!("windows.cuh"), include_str!("pool.cu")) };
 static LAST: Source = Source {
-    name: "pool_last",
-    code: concat!(include_str!("windows.cuh"), include_str!("pool_last.cu")),
+    name: "pool_nhwc",
+    code: concat!(include_str!("windows.cuh"), include_str!("pool_nhwc.cu")),
 };
 
 /// The sizes of some images, `[n, c, h, w]`, and the order a tensor has them in.

@@ -6,7 +6,7 @@
 
 pub(crate) mod cpu;
 mod cuda;
-mod last;
+mod nhwc;
 mod portable;
 #[cfg(test)]
 mod tests;
@@ -61,10 +61,10 @@ pub(crate) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)
     }
     if window.format == Format::ChannelsLast {
         if x.device().is_cpu() {
-            return last::max_forward(&x, window);
+            return nhwc::max_forward(&x, window);
         }
-        let (y, index) = max_forward(&format::first(&x)?, window.channels_first())?;
-        return Ok((format::last(&y)?, format::last(&index)?));
+        let (y, index) = max_forward(&format::to_nchw(&x)?, window.channels_first())?;
+        return Ok((format::to_nhwc(&y)?, format::to_nhwc(&index)?));
     }
     if x.device().is_cpu() {
         cpu::max_forward(&x, window)
@@ -87,12 +87,12 @@ pub(crate) fn max_backward(
     }
     if window.format == Format::ChannelsLast {
         if grad.device().is_cpu() {
-            return last::max_backward(&grad, &index, input_dims, out);
+            return nhwc::max_backward(&grad, &index, input_dims, out);
         }
-        let (grad, index) = (format::first(&grad)?, format::first(&index)?);
+        let (grad, index) = (format::to_nchw(&grad)?, format::to_nchw(&index)?);
         let (n, h, w, c) = input_dims;
         let dx = max_backward(&grad, &index, (n, c, h, w), window.channels_first(), out)?;
-        return format::last(&dx);
+        return format::to_nhwc(&dx);
     }
     if grad.device().is_cpu() {
         cpu::max_backward(&grad, &index, input_dims, out)
@@ -109,9 +109,9 @@ pub(crate) fn avg_forward(x: &Tensor, window: Window) -> Result<Tensor> {
     }
     if window.format == Format::ChannelsLast {
         if x.device().is_cpu() {
-            return last::avg_forward(&x, window);
+            return nhwc::avg_forward(&x, window);
         }
-        return format::last(&avg_forward(&format::first(&x)?, window.channels_first())?);
+        return format::to_nhwc(&avg_forward(&format::to_nchw(&x)?, window.channels_first())?);
     }
     if x.device().is_cpu() {
         cpu::avg_forward(&x, window)
@@ -133,10 +133,10 @@ pub(crate) fn avg_backward(
     }
     if window.format == Format::ChannelsLast {
         if grad.device().is_cpu() {
-            return last::avg_backward(&grad, input_dims, window, out);
+            return nhwc::avg_backward(&grad, input_dims, window, out);
         }
-        let (grad, (n, h, w, c)) = (format::first(&grad)?, input_dims);
-        return format::last(&avg_backward(&grad, (n, c, h, w), window.channels_first(), out)?);
+        let (grad, (n, h, w, c)) = (format::to_nchw(&grad)?, input_dims);
+        return format::to_nhwc(&avg_backward(&grad, (n, c, h, w), window.channels_first(), out)?);
     }
     if grad.device().is_cpu() {
         cpu::avg_backward(&grad, input_dims, window, out)
@@ -153,9 +153,9 @@ pub(crate) fn global_avg_forward(x: &Tensor, format: Format) -> Result<Tensor> {
     }
     if format == Format::ChannelsLast {
         if x.device().is_cpu() {
-            return last::global_avg_forward(&x);
+            return nhwc::global_avg_forward(&x);
         }
-        return global_avg_forward(&format::first(&x)?, Format::ChannelsFirst);
+        return global_avg_forward(&format::to_nchw(&x)?, Format::ChannelsFirst);
     }
     if x.device().is_cpu() { cpu::global_avg_forward(&x) } else { portable::global_avg_forward(&x) }
 }
@@ -173,11 +173,11 @@ pub(crate) fn global_avg_backward(
     }
     if format == Format::ChannelsLast {
         if grad.device().is_cpu() {
-            return last::global_avg_backward(&grad, input_dims, out);
+            return nhwc::global_avg_backward(&grad, input_dims, out);
         }
         let (n, h, w, c) = input_dims;
         let dx = global_avg_backward(&grad, (n, c, h, w), Format::ChannelsFirst, out)?;
-        return format::last(&dx);
+        return format::to_nhwc(&dx);
     }
     if grad.device().is_cpu() {
         cpu::global_avg_backward(&grad, input_dims, out)

@@ -97,11 +97,11 @@ fn gradients_are_slopes() {
         let grad = random(y.dims(), DType::F64, 4);
         let tolerance = difference_tolerance(y.elem_count() as f64);
         let dx = max_backward(&grad, &index, dims(shape), window, DType::F64).unwrap();
-        let slope = numeric_gradient(&x, &grad, |x| max_forward(x, window).unwrap().0);
-        assert_close(&dx, &slope, tolerance);
+        let derivative = numeric_gradient(&x, &grad, |x| max_forward(x, window).unwrap().0);
+        assert_close(&dx, &derivative, tolerance);
         let dx = avg_backward(&grad, dims(shape), window, DType::F64).unwrap();
-        let slope = numeric_gradient(&x, &grad, |x| avg_forward(x, window).unwrap());
-        assert_close(&dx, &slope, tolerance);
+        let derivative = numeric_gradient(&x, &grad, |x| avg_forward(x, window).unwrap());
+        assert_close(&dx, &derivative, tolerance);
     }
 }
 
@@ -251,7 +251,7 @@ fn channels_last_is_channels_first_turned() {
     for (device, dtype) in
         devices().into_iter().flat_map(|d| DTYPES.map(|dtype| (d.clone(), dtype)))
     {
-        let turn = |x: &Tensor| format::last(x).unwrap().to_device(&device).unwrap();
+        let turn = |x: &Tensor| format::to_nhwc(x).unwrap().to_device(&device).unwrap();
         // And of whole packs of channels.
         let packs = [([2, 16, 5, 7], window(3, 2, 1)), ([1, 272, 3, 4], window(2, 1, 0))];
         for (shape, window) in CASES.into_iter().chain(packs) {
@@ -265,11 +265,11 @@ fn channels_last_is_channels_first_turned() {
             let x = Tensor::from_vec(data, &shape, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
             let first = max_forward(&x, window).unwrap();
             let last = max_forward(&turn(&x), turned).unwrap();
-            close(&last.0, &format::last(&first.0).unwrap(), 0.0);
-            assert_eq!(values(&last.1), values(&format::last(&first.1).unwrap()));
+            close(&last.0, &format::to_nhwc(&first.0).unwrap(), 0.0);
+            assert_eq!(values(&last.1), values(&format::to_nhwc(&first.1).unwrap()));
             let x = strided(&shape, dtype, 2);
             let y = avg_forward(&x, window).unwrap();
-            close(&avg_forward(&turn(&x), turned).unwrap(), &format::last(&y).unwrap(), 8.0);
+            close(&avg_forward(&turn(&x), turned).unwrap(), &format::to_nhwc(&y).unwrap(), 8.0);
             let mean = global_avg_forward(&x, Format::ChannelsFirst).unwrap();
             close(&global_avg_forward(&turn(&x), Format::ChannelsLast).unwrap(), &mean, 8.0);
             let (grad, plane) = (strided(y.dims(), dtype, 6), strided(mean.dims(), dtype, 8));
@@ -279,15 +279,15 @@ fn channels_last_is_channels_first_turned() {
                 let count = 8.0 * (epsilon(DType::F32) / epsilon(out)).max(1.0);
                 let first = max_backward(&grad, &first.1, before, window, out).unwrap();
                 let dx = max_backward(&turn(&grad), &last.1, after, turned, out).unwrap();
-                close(&dx, &format::last(&first).unwrap(), count);
+                close(&dx, &format::to_nhwc(&first).unwrap(), count);
                 let first = avg_backward(&grad, before, window, out).unwrap();
                 let dx = avg_backward(&turn(&grad), after, turned, out).unwrap();
-                close(&dx, &format::last(&first).unwrap(), count);
+                close(&dx, &format::to_nhwc(&first).unwrap(), count);
                 let first =
                     global_avg_backward(&plane, before, Format::ChannelsFirst, out).unwrap();
                 let last = Format::ChannelsLast;
                 let dx = global_avg_backward(&plane_there, after, last, out).unwrap();
-                close(&dx, &format::last(&first).unwrap(), count);
+                close(&dx, &format::to_nhwc(&first).unwrap(), count);
             }
         }
     }

@@ -203,7 +203,7 @@ impl Channels {
                     for row in (0..rows[0].len()).step_by(wide) {
                         let rest = row + if row < full { whole } else { 0 };
                         for at in rest..rows[0].len().min(row + wide) {
-                            let x = rows.map(|row| row[at].raise());
+                            let x = rows.map(|row| row[at].widened());
                             let terms = term(x, parameters.map(|p| p[at - row]));
                             let partial = &mut partials[(at - row) % columns];
                             *partial = from_fn(|k| partial[k] + terms[k].to_double());
@@ -245,7 +245,7 @@ impl Channels {
                             inputs,
                             parameters,
                             #[inline(always)]
-                            |x, p| O::lower(f(x.map(T::raise), p)),
+                            |x, p| O::narrowed(f(x.map(T::widened), p)),
                         );
                     } else {
                         let parameters = parameters.map(|p| p[channel]);
@@ -255,7 +255,7 @@ impl Channels {
                             inputs,
                             [],
                             #[inline(always)]
-                            |x, []| O::lower(f(x.map(T::raise), parameters)),
+                            |x, []| O::narrowed(f(x.map(T::widened), parameters)),
                         );
                     }
                 }
@@ -278,7 +278,7 @@ fn lane_sums<T: Lane, const M: usize, const P: usize, const K: usize, const L: u
     for row in 0..rows[0].len() / wide {
         let x = rows.map(|input| &input[row * wide + from..][..L]);
         for lane in 0..L {
-            let terms = term(x.map(|x| x[lane].raise()), parameters.each_ref().map(|p| p[lane]));
+            let terms = term(x.map(|x| x[lane].widened()), parameters.each_ref().map(|p| p[lane]));
             for k in 0..K {
                 sums[k][lane] += terms[k];
             }
@@ -310,7 +310,7 @@ fn add_block<T: Lane, const M: usize, const K: usize>(
     for i in 0..chunks[0].0.len() {
         let block: [&[T; LANES]; M] = from_fn(|m| &chunks[m].0[i]);
         for lane in 0..LANES {
-            let terms = term(block.map(|x| x[lane].raise()));
+            let terms = term(block.map(|x| x[lane].widened()));
             for k in 0..K {
                 sums[k][lane] += terms[k];
             }
@@ -318,7 +318,7 @@ fn add_block<T: Lane, const M: usize, const K: usize>(
     }
     let rest = chunks.map(|(_, rest)| rest);
     for lane in 0..rest[0].len().min(LANES) {
-        let terms = term(rest.map(|x| x[lane].raise()));
+        let terms = term(rest.map(|x| x[lane].widened()));
         for k in 0..K {
             sums[k][lane] += terms[k];
         }

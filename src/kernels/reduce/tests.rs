@@ -83,7 +83,7 @@ fn what_was_broadcast_is_summed_back() {
             let x = random(wide, dtype, 9);
             let sums = sum_to(&x, dims, arithmetic(dtype)).unwrap();
             assert_eq!(sums.dims(), dims);
-            // The slope of the sum of what is broadcast is the number of repeats: by linearity the
+            // The derivative of the sum of what is broadcast is the number of repeats: by linearity the
             // two agree on weights that differ everywhere.
             let weights = random(dims, DType::F64, 10);
             let spread = weights.broadcast_as(wide).unwrap();

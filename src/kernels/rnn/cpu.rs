@@ -68,10 +68,10 @@ pub(super) fn add_recurrent<A: Gate>(
     product(state, weight, &mut dst[step * gates..], dims.steps * gates, true, Threads::All);
 }
 
-/// `dst (b, n) = slopes × weight` of one step, or `+=`: `slopes` holds those of all steps, `(b, t,
+/// `dst (b, n) = gate_gradients × weight` of one step, or `+=`: `gate_gradients` holds those of all steps, `(b, t,
 /// gates)`, and `weight` is `(gates, n)`.
 pub(super) fn recurrent_gradient<A: Gate>(
-    slopes: &[A],
+    gate_gradients: &[A],
     weight: &[A],
     dst: &mut [A],
     step: usize,
@@ -79,13 +79,13 @@ pub(super) fn recurrent_gradient<A: Gate>(
     dims: Dims,
 ) {
     let gates = weight.len() / dims.hidden;
-    let slopes = Matrix {
-        data: &slopes[step * gates..],
+    let gate_gradients = Matrix {
+        data: &gate_gradients[step * gates..],
         rows: dims.batch,
         cols: gates,
         row_stride: dims.steps * gates,
         col_stride: 1,
     };
     let weight = Matrix::new(weight, gates, dims.hidden);
-    product(slopes, weight, dst, dims.hidden, accumulate, Threads::All);
+    product(gate_gradients, weight, dst, dims.hidden, accumulate, Threads::All);
 }

@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 
 use super::cpu::{add_recurrent, for_each_row, recurrent_gradient, runs, runs_mut, widened};
 use super::gate::Gate;
-use super::{Dims, Saved, Sequence, Slopes, portable};
+use super::{Dims, GateGradients, Saved, Sequence, portable};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::in_place;
@@ -28,7 +28,7 @@ pub(crate) fn gru_backward(
     saved: &Saved,
     y: &Tensor,
     grad: &Tensor,
-) -> Result<Slopes> {
+) -> Result<GateGradients> {
     if !of.x.device().is_cpu() {
         return portable::gru_backward(of, saved, y, grad);
     }
@@ -94,7 +94,7 @@ fn backward<T: Lane<Acc: Gate>>(
     saved: &Saved,
     y: &Tensor,
     grad: &Tensor,
-) -> Result<Slopes> {
+) -> Result<GateGradients> {
     let dims = of.dims()?;
     let Dims { batch, steps, hidden: n, .. } = dims;
     let (weight, h0) = (widened::<T::Acc>(&of.w_hh)?, of.h0.contiguous()?);
@@ -106,8 +106,8 @@ fn backward<T: Lane<Acc: Gate>>(
     let (mut of_x, mut of_h) = (zeros(batch * steps * 3 * n), zeros(batch * steps * 3 * n));
     let mut dh = zeros(batch * n);
     for step in dims.order().rev() {
-        let slopes = of_x.chunks_mut(steps * 3 * n).zip(of_h.chunks_mut(steps * 3 * n));
-        let rows = dh.chunks_mut(n).zip(slopes).enumerate();
+        let gate_gradients = of_x.chunks_mut(steps * 3 * n).zip(of_h.chunks_mut(steps * 3 * n));
+        let rows = dh.chunks_mut(n).zip(gate_gradients).enumerate();
         for_each_row(dims, rows, |(row, (dh, (of_x, of_h)))| {
             let at = |step| (row * steps + step) * n;
             let before = match dims.before(step) {
@@ -116,7 +116,8 @@ fn backward<T: Lane<Acc: Gate>>(
             };
             let [r, z, new] = runs(&gates[3 * at(step)..], n);
             let values = [r, z, new, &inner[at(step)..][..n], before, &grad[at(step)..][..n]];
-            let [of_x, of_h] = [of_x, of_h].map(|slopes| &mut slopes[step * 3 * n..][..3 * n]);
+            let [of_x, of_h] =
+                [of_x, of_h].map(|gate_gradients| &mut gate_gradients[step * 3 * n..][..3 * n]);
             vectorise(
                 #[inline(always)]
                 || unit_backward(values, dh, of_x, of_h),
@@ -124,9 +125,10 @@ fn backward<T: Lane<Acc: Gate>>(
         });
         recurrent_gradient(&of_h, &weight, &mut dh, step, true, dims);
     }
-    let slopes = [of_x, of_h].map(|slopes| tensor(slopes, &[batch * steps, 3 * n]));
-    let [of_x, of_h] = slopes;
-    Ok(Slopes { of_x, of_h, h0: tensor(dh, &[batch, n]) })
+    let gate_gradients =
+        [of_x, of_h].map(|gate_gradients| tensor(gate_gradients, &[batch * steps, 3 * n]));
+    let [of_x, of_h] = gate_gradients;
+    Ok(GateGradients { of_x, of_h, h0: tensor(dh, &[batch, n]) })
 }
 
 #[inline(always)]
@@ -140,12 +142,12 @@ fn unit_backward<T: Lane<Acc: Gate>>(
     let [r, z, n, inner, before, grad] = values.map(|v| &v[..size]);
     let ([dr, dz, dn], [dr_h, dz_h, dn_h]) = (runs_mut(of_x, size), runs_mut(of_h, size));
     for k in 0..size {
-        let (r, z) = (r[k].raise().sigmoid(), z[k].raise().sigmoid());
-        let n = n[k].raise().tangent();
-        let gradient = dh[k] + grad[k].raise();
-        dz[k] = gradient * (before[k].raise() - n) * z * (one - z);
+        let (r, z) = (r[k].widened().sigmoid(), z[k].widened().sigmoid());
+        let n = n[k].widened().tangent();
+        let gradient = dh[k] + grad[k].widened();
+        dz[k] = gradient * (before[k].widened() - n) * z * (one - z);
         dn[k] = gradient * (one - z) * (one - n * n);
-        dr[k] = dn[k] * inner[k].raise() * r * (one - r);
+        dr[k] = dn[k] * inner[k].widened() * r * (one - r);
         (dr_h[k], dz_h[k], dn_h[k]) = (dr[k], dz[k], dn[k] * r);
         dh[k] = gradient * z;
     }

@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 
 use super::cpu::{add_recurrent, for_each_row, recurrent_gradient, runs, runs_mut, widened};
 use super::gate::Gate;
-use super::{Dims, Sequence, Slopes, portable};
+use super::{Dims, GateGradients, Sequence, portable};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::in_place;
@@ -27,19 +27,20 @@ pub(crate) fn lstm(of: &Sequence, c0: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((y, of.save(gates)?))
 }
 
-/// The gradient of [`lstm`], from its results: the slopes, and the gradient of `c0`, `(b, n)`.
+/// The gradient of [`lstm`], from its results: the gates' gradients, and the gradient of `c0`, `(b, n)`.
 pub(crate) fn lstm_backward(
     of: &Sequence,
     c0: &Tensor,
     gates: &Tensor,
     y: &Tensor,
     grad: &Tensor,
-) -> Result<(Slopes, Tensor)> {
+) -> Result<(GateGradients, Tensor)> {
     if !of.x.device().is_cpu() {
         return portable::lstm_backward(of, c0, gates, y, grad);
     }
-    let (slopes, h0, c0) = with_element!(of.x.dtype(), T => backward::<T>(of, c0, gates, y, grad)?);
-    Ok((Slopes { of_h: slopes.clone(), of_x: slopes, h0 }, c0))
+    let (gate_gradients, h0, c0) =
+        with_element!(of.x.dtype(), T => backward::<T>(of, c0, gates, y, grad)?);
+    Ok((GateGradients { of_h: gate_gradients.clone(), of_x: gate_gradients, h0 }, c0))
 }
 
 /// Completes the gates, to which each step adds its part.
@@ -104,11 +105,11 @@ fn backward<T: Lane<Acc: Gate>>(
     let (y, grad) = (&*Elements::<T>::of(y)?, &*Elements::<T>::of(grad)?);
     let y_c = &y[batch * steps * n..];
     let (grad_h, grad_c) = grad.split_at(batch * steps * n);
-    let mut slopes = vec![T::Acc::of(0.0); batch * steps * 4 * n];
+    let mut gate_gradients = vec![T::Acc::of(0.0); batch * steps * 4 * n];
     let (mut dh, mut dc) = (vec![T::Acc::of(0.0); batch * n], vec![T::Acc::of(0.0); batch * n]);
     for step in dims.order().rev() {
-        let rows = dh.chunks(n).zip(dc.chunks_mut(n)).zip(slopes.chunks_mut(steps * 4 * n));
-        for_each_row(dims, rows.enumerate(), |(row, ((dh, dc), slopes))| {
+        let rows = dh.chunks(n).zip(dc.chunks_mut(n)).zip(gate_gradients.chunks_mut(steps * 4 * n));
+        for_each_row(dims, rows.enumerate(), |(row, ((dh, dc), gate_gradients))| {
             let at = |step| (row * steps + step) * n;
             let before = match dims.before(step) {
                 Some(before) => &y_c[at(before)..][..n],
@@ -117,16 +118,16 @@ fn backward<T: Lane<Acc: Gate>>(
             let cells = [before, &y_c[at(step)..][..n]];
             let grads = [&grad_h[at(step)..][..n], &grad_c[at(step)..][..n]];
             let gates = runs(&gates[4 * at(step)..], n);
-            let slopes = &mut slopes[step * 4 * n..][..4 * n];
+            let gate_gradients = &mut gate_gradients[step * 4 * n..][..4 * n];
             vectorise(
                 #[inline(always)]
-                || unit_backward(gates, cells, grads, dh, dc, slopes),
+                || unit_backward(gates, cells, grads, dh, dc, gate_gradients),
             );
         });
-        recurrent_gradient(&slopes, &weight, &mut dh, step, false, dims);
+        recurrent_gradient(&gate_gradients, &weight, &mut dh, step, false, dims);
     }
-    let slopes = tensor(slopes, &[batch * steps, 4 * n]);
-    Ok((slopes, tensor(dh, &[batch, n]), tensor(dc, &[batch, n])))
+    let gate_gradients = tensor(gate_gradients, &[batch * steps, 4 * n]);
+    Ok((gate_gradients, tensor(dh, &[batch, n]), tensor(dc, &[batch, n])))
 }
 
 #[inline(always)]
@@ -136,20 +137,20 @@ fn unit_backward<T: Lane<Acc: Gate>>(
     grads: [&[T]; 2],
     dh: &[T::Acc],
     dc: &mut [T::Acc],
-    slopes: &mut [T::Acc],
+    gate_gradients: &mut [T::Acc],
 ) {
     let (n, one) = (dh.len(), T::Acc::of(1.0));
     let ([i, f, g, o], [before, after]) = (gates.map(|g| &g[..n]), cells.map(|c| &c[..n]));
     let ([grad_h, grad_c], dc) = (grads.map(|g| &g[..n]), &mut dc[..n]);
-    let [di, df, dg, do_] = runs_mut(slopes, n);
+    let [di, df, dg, do_] = runs_mut(gate_gradients, n);
     for k in 0..n {
-        let (i, f) = (i[k].raise().sigmoid(), f[k].raise().sigmoid());
-        let (g, o) = (g[k].raise().tangent(), o[k].raise().sigmoid());
-        let tangent = after[k].raise().tangent();
-        let dh = dh[k] + grad_h[k].raise();
-        let cell = dc[k] + grad_c[k].raise() + dh * o * (one - tangent * tangent);
+        let (i, f) = (i[k].widened().sigmoid(), f[k].widened().sigmoid());
+        let (g, o) = (g[k].widened().tangent(), o[k].widened().sigmoid());
+        let tangent = after[k].widened().tangent();
+        let dh = dh[k] + grad_h[k].widened();
+        let cell = dc[k] + grad_c[k].widened() + dh * o * (one - tangent * tangent);
         di[k] = cell * g * i * (one - i);
-        df[k] = cell * before[k].raise() * f * (one - f);
+        df[k] = cell * before[k].widened() * f * (one - f);
         dg[k] = cell * i * (one - g * g);
         do_[k] = dh * tangent * o * (one - o);
         dc[k] = cell * f;

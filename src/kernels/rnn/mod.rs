@@ -4,7 +4,7 @@
 //! The projection of all inputs is one product, each step one more, and each gradient of a
 //! parameter one over all steps. Gates are computed, and states handed from step to step, in F32
 //! (F64 for F64). Backward recomputes the gates from what went into their sigmoids and tangents,
-//! saved in the dtype of `x`: a gate near 1, rounded itself, would lose its slope, `gate (1 -
+//! saved in the dtype of `x`: a gate near 1, rounded itself, would lose its derivative, `gate (1 -
 //! gate)`.
 
 mod cpu;
@@ -119,10 +119,10 @@ impl Sequence {
     }
 }
 
-/// What the gates' slopes are, in the dtype of the arithmetic: of the products with `x` and with the
+/// What the gates' gradients are, in the dtype of the arithmetic: of the products with `x` and with the
 /// states, `(b t, gates n)`; and the gradient of `h0`, `(b, n)`.
 #[derive(Debug)]
-pub(crate) struct Slopes {
+pub(crate) struct GateGradients {
     of_x: Tensor,
     of_h: Tensor,
     h0: Tensor,
@@ -150,7 +150,7 @@ pub(crate) struct Gradients {
     pub(crate) b_hh: Option<Tensor>,
 }
 
-impl Slopes {
+impl GateGradients {
     /// The gradients wanted, each over all steps at once; `h` are the states the steps ended in.
     pub(crate) fn gradients(&self, of: &Sequence, h: &Tensor, wants: Wants) -> Result<Gradients> {
         let x = wants
@@ -158,7 +158,7 @@ impl Slopes {
             .map(|want| gemm(&self.of_x, &of.w_ih.detach(), None, want)?.reshape(of.x.shape()));
         let w_ih = wants.w_ih.map(|want| gemm(&self.of_x.t()?, &of.rows()?, None, want));
         let w_hh = wants.w_hh.map(|want| gemm(&self.of_h.t()?, &of.previous(h)?, None, want));
-        let bias = |slopes, want| reduce::sum_to_channel(slopes, 1, want);
+        let bias = |gate_gradients, want| reduce::sum_to_channel(gate_gradients, 1, want);
         Ok(Gradients {
             x: x.transpose()?,
             h0: wants.h0.map(|want| self.h0.to_dtype(want)).transpose()?,

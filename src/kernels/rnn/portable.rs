@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Dims, Saved, Sequence, Slopes};
+use super::{Dims, GateGradients, Saved, Sequence};
 use crate::kernels::elementwise::portable::upcast;
 
 /// See [`super::lstm`]; `gates` are the projected inputs, `(b, t, 4 n)`.
@@ -29,7 +29,7 @@ pub(super) fn lstm_backward(
     gates: &Tensor,
     y: &Tensor,
     grad: &Tensor,
-) -> Result<(Slopes, Tensor)> {
+) -> Result<(GateGradients, Tensor)> {
     let (dims, weight) = (of.dims()?, upcast(&of.w_hh)?.contiguous()?);
     let (gates, y, grad) = (upcast(gates)?, upcast(y)?, upcast(grad)?);
     let (y_c, grad_h, grad_c) = (y.get(1)?, grad.get(0)?, grad.get(1)?);
@@ -45,21 +45,21 @@ pub(super) fn lstm_backward(
         };
         let tangent = at(&y_c, step)?.tanh()?;
         dh = (dh + at(&grad_h, step)?)?;
-        let cell = ((dc + at(&grad_c, step)?)? + (&dh * (&o * slope(&tangent)?)?)?)?;
-        let slopes = [
+        let cell = ((dc + at(&grad_c, step)?)? + (&dh * (&o * derivative(&tangent)?)?)?)?;
+        let gate_gradients = [
             ((&cell * &g)? * logistic(&i)?)?,
             ((&cell * before)? * logistic(&f)?)?,
-            ((&cell * &i)? * slope(&g)?)?,
+            ((&cell * &i)? * derivative(&g)?)?,
             ((&dh * tangent)? * logistic(&o)?)?,
         ];
         dc = (cell * f)?;
-        let slopes = Tensor::cat(&slopes, 1)?;
-        dh = slopes.matmul(&weight)?;
-        steps.put(step, [slopes]);
+        let gate_gradients = Tensor::cat(&gate_gradients, 1)?;
+        dh = gate_gradients.matmul(&weight)?;
+        steps.put(step, [gate_gradients]);
     }
-    let [slopes] = steps.stack(Dims::shapes(dims, &[4], &gates)?)?;
-    let slopes = slopes.reshape((dims.batch * dims.steps, 4 * dims.hidden))?;
-    Ok((Slopes { of_h: slopes.clone(), of_x: slopes, h0: dh }, dc))
+    let [gate_gradients] = steps.stack(Dims::shapes(dims, &[4], &gates)?)?;
+    let gate_gradients = gate_gradients.reshape((dims.batch * dims.steps, 4 * dims.hidden))?;
+    Ok((GateGradients { of_h: gate_gradients.clone(), of_x: gate_gradients, h0: dh }, dc))
 }
 
 /// See [`super::gru`]; `gates` are the projected inputs, `(b, t, 3 n)`.
@@ -92,7 +92,7 @@ pub(super) fn gru_backward(
     saved: &Saved,
     y: &Tensor,
     grad: &Tensor,
-) -> Result<Slopes> {
+) -> Result<GateGradients> {
     let (dims, weight) = (of.dims()?, upcast(&of.w_hh)?.contiguous()?);
     let (gates, inner) = (upcast(&saved.gates)?, upcast(&saved.inner)?);
     let (y, grad) = (upcast(y)?, upcast(grad)?);
@@ -107,16 +107,16 @@ pub(super) fn gru_backward(
         };
         dh = (dh + at(&grad, step)?)?;
         let dz = ((&dh * (before - &n)?)? * logistic(&z)?)?;
-        let dn = ((&dh * (1.0 - &z)?)? * slope(&n)?)?;
+        let dn = ((&dh * (1.0 - &z)?)? * derivative(&n)?)?;
         let dr = ((&dn * at(&inner, step)?)? * logistic(&r)?)?;
         let of_h = Tensor::cat(&[&dr, &dz, &(&dn * r)?], 1)?;
         dh = ((dh * z)? + of_h.matmul(&weight)?)?;
         steps.put(step, [Tensor::cat(&[dr, dz, dn], 1)?, of_h]);
     }
-    let slopes = steps.stack(Dims::shapes(dims, &[3, 3], &gates)?)?;
+    let gate_gradients = steps.stack(Dims::shapes(dims, &[3, 3], &gates)?)?;
     let rows = (dims.batch * dims.steps, 3 * dims.hidden);
-    let [of_x, of_h] = slopes.map(|slopes| slopes.reshape(rows));
-    Ok(Slopes { of_x: of_x?, of_h: of_h?, h0: dh })
+    let [of_x, of_h] = gate_gradients.map(|gate_gradients| gate_gradients.reshape(rows));
+    Ok(GateGradients { of_x: of_x?, of_h: of_h?, h0: dh })
 }
 
 /// One step of a sequence, `(b, features)`.
@@ -133,13 +133,13 @@ fn sigmoid(x: &Tensor) -> Result<Tensor> {
     (x.neg()?.exp()? + 1.0)?.recip()
 }
 
-/// The slope of a sigmoid, from its value.
+/// The derivative of a sigmoid, from its value.
 fn logistic(y: &Tensor) -> Result<Tensor> {
     y * (1.0 - y)?
 }
 
-/// The slope of a hyperbolic tangent, from its value.
-fn slope(y: &Tensor) -> Result<Tensor> {
+/// The derivative of a hyperbolic tangent, from its value.
+fn derivative(y: &Tensor) -> Result<Tensor> {
     1.0 - y.sqr()?
 }
 

@@ -50,7 +50,7 @@ fn list(gradients: Gradients) -> Vec<Tensor> {
 
 /// Output, then gradients, of an LSTM; by the portable version where `portable`.
 fn run_lstm(of: &Sequence, c0: &Tensor, grad: &Tensor, out: DType, by_candle: bool) -> Vec<Tensor> {
-    let (y, slopes, dc0) = if by_candle {
+    let (y, gate_gradients, dc0) = if by_candle {
         let Dims { batch, steps, hidden, .. } = of.dims().unwrap();
         let bias = of.b_hh.as_ref().map(|bias| {
             let [a, b] = [of.b_ih.as_ref().unwrap(), bias].map(|b| b.to_dtype(of.wide()).unwrap());
@@ -59,32 +59,32 @@ fn run_lstm(of: &Sequence, c0: &Tensor, grad: &Tensor, out: DType, by_candle: bo
         let gates = of.project(bias.as_ref().or(of.b_ih.as_ref())).unwrap();
         let gates = gates.reshape((batch, steps, 4 * hidden)).unwrap();
         let (y, gates) = portable::lstm(of, c0, &gates).unwrap();
-        let (slopes, dc0) = portable::lstm_backward(of, c0, &gates, &y, grad).unwrap();
-        (y, slopes, dc0)
+        let (gate_gradients, dc0) = portable::lstm_backward(of, c0, &gates, &y, grad).unwrap();
+        (y, gate_gradients, dc0)
     } else {
         let (y, gates) = lstm(of, c0).unwrap();
         assert_eq!(gates.dtype(), of.x.dtype());
-        let (slopes, dc0) = lstm_backward(of, c0, &gates, &y, grad).unwrap();
-        (y, slopes, dc0)
+        let (gate_gradients, dc0) = lstm_backward(of, c0, &gates, &y, grad).unwrap();
+        (y, gate_gradients, dc0)
     };
-    let gradients = slopes.gradients(of, &y.get(0).unwrap(), all(out)).unwrap();
+    let gradients = gate_gradients.gradients(of, &y.get(0).unwrap(), all(out)).unwrap();
     [y, dc0.to_dtype(out).unwrap()].into_iter().chain(list(gradients)).collect()
 }
 
 fn run_gru(of: &Sequence, grad: &Tensor, out: DType, by_candle: bool) -> Vec<Tensor> {
-    let (y, slopes) = if by_candle {
+    let (y, gate_gradients) = if by_candle {
         let Dims { batch, steps, hidden, .. } = of.dims().unwrap();
         let gates = of.project(of.b_ih.as_ref()).unwrap();
         let gates = gates.reshape((batch, steps, 3 * hidden)).unwrap();
         let (y, saved) = portable::gru(of, &gates).unwrap();
-        let slopes = portable::gru_backward(of, &saved, &y, grad).unwrap();
-        (y, slopes)
+        let gate_gradients = portable::gru_backward(of, &saved, &y, grad).unwrap();
+        (y, gate_gradients)
     } else {
         let (y, saved) = gru(of).unwrap();
-        let slopes = gru_backward(of, &saved, &y, grad).unwrap();
-        (y, slopes)
+        let gate_gradients = gru_backward(of, &saved, &y, grad).unwrap();
+        (y, gate_gradients)
     };
-    let gradients = slopes.gradients(of, &y, all(out)).unwrap();
+    let gradients = gate_gradients.gradients(of, &y, all(out)).unwrap();
     [y].into_iter().chain(list(gradients)).collect()
 }
 
@@ -108,7 +108,7 @@ fn every_dtype_and_the_portable_version_agree_with_f64() {
                         assert_eq!(actual.dims(), expected.dims());
                         assert_eq!(actual.dtype(), if i == 0 { dtype } else { out });
                         // Each step's roundings, of what is saved, reach all before it; and
-                        // those of a gate, which is a part of 1, a slope near 0.
+                        // those of a gate, which is a part of 1, a derivative near 0.
                         let expected = values(expected);
                         let largest = expected.iter().fold(1.0, |m: f64, e| m.max(e.abs()));
                         let tolerance = (8.0 + size[1] as f64) * epsilon(dtype) * largest;
@@ -163,7 +163,7 @@ fn gradients_are_slopes() {
     }
 }
 
-/// A gate of 1 in half precision still has a slope.
+/// A gate of 1 in half precision still has a derivative.
 #[test]
 fn gates_near_one_keep_their_slope() {
     for dtype in [DType::F16, DType::BF16] {
@@ -180,11 +180,11 @@ fn gates_near_one_keep_their_slope() {
             reverse: false,
         };
         let grad = of(vec![0.0, 1.0], &[2, 1, 1, 1], dtype);
-        let slope = |of: &Sequence, c0: &Tensor, grad: &Tensor, out| {
+        let derivative = |of: &Sequence, c0: &Tensor, grad: &Tensor, out| {
             values(&run_lstm(of, c0, grad, out, false)[6])[1] // of the forget gate's bias
         };
-        let exact = slope(&doubled(&sequence), &double(&one), &double(&grad), DType::F64);
-        let half = slope(&sequence, &one, &grad, DType::F32);
+        let exact = derivative(&doubled(&sequence), &double(&one), &double(&grad), DType::F64);
+        let half = derivative(&sequence, &one, &grad, DType::F32);
         assert!(exact > 1e-4 && (half - exact).abs() < 4.0 * epsilon(dtype) * exact, "{half}");
     }
 }

@@ -73,8 +73,8 @@ fn turn_adjacent<T: Lane, O: Lane<Acc = T::Acc>>(
 ) {
     let pairs = y.as_chunks_mut::<2>().0.iter_mut().zip(x.as_chunks::<2>().0);
     for ((y, [a, b]), (&cos, &sin)) in pairs.zip(cos.iter().zip(sin)) {
-        let (a, b) = (a.raise(), b.raise());
-        *y = [O::lower(a * cos - b * sin), O::lower(a * sin + b * cos)];
+        let (a, b) = (a.widened(), b.widened());
+        *y = [O::narrowed(a * cos - b * sin), O::narrowed(a * sin + b * cos)];
     }
 }
 
@@ -89,8 +89,8 @@ fn turn_halves<T: Lane, O: Lane<Acc = T::Acc>>(
     let ((a, b), (first, second)) = (x.split_at(half), y.split_at_mut(half));
     let (b, second, sin) = (&b[..half], &mut second[..half], &sin[..half]);
     for i in 0..half {
-        let (a, b) = (a[i].raise(), b[i].raise());
-        first[i] = O::lower(a * cos[i] - b * sin[i]);
-        second[i] = O::lower(a * sin[i] + b * cos[i]);
+        let (a, b) = (a[i].widened(), b[i].widened());
+        first[i] = O::narrowed(a * cos[i] - b * sin[i]);
+        second[i] = O::narrowed(a * sin[i] + b * cos[i]);
     }
 }

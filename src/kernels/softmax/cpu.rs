@@ -123,7 +123,7 @@ pub(crate) fn maxima_and_sums<T: Lane<Acc: Exp>>(
                 for x in row.chunks(BLOCK) {
                     // In a loop of its own, the exponential is vectorised.
                     for (wide, x) in wide.iter_mut().zip(x) {
-                        *wide = (x.raise() - largest).exponential();
+                        *wide = (x.widened() - largest).exponential();
                     }
                     *sum += block_sums([&wide[..x.len()]], |x| x)[0];
                 }
@@ -141,9 +141,9 @@ pub(crate) fn largest<T: Lane>(x: &[T]) -> T::Acc {
     let (chunks, rest) = x.as_chunks::<LANES>();
     for x in chunks {
         for (lane, x) in lanes.iter_mut().zip(x) {
-            *lane = if x.raise() > *lane { x.raise() } else { *lane };
+            *lane = if x.widened() > *lane { x.widened() } else { *lane };
         }
     }
-    let rest = rest.iter().map(|x| x.raise());
+    let rest = rest.iter().map(|x| x.widened());
     lanes.into_iter().chain(rest).fold(T::Acc::neg_infinity(), |a, b| if b > a { b } else { a })
 }

@@ -1,7 +1,7 @@
 //! Index arithmetic of a convolution: which input rows and columns meet which taps, and where im2col puts them.
 //!
 //! Nothing here touches data. `Taps` has the offsets of a kernel's rows and columns, `Part` a block of output
-//! pixels, `Cut` how large blocks are, and `Strips` where each input row of a block is in the row panels.
+//! pixels, `Cut` how large blocks are, and `RowPanels` where each input row of a block is in the row panels.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -94,53 +94,53 @@ pub(super) struct Part {
 /// The layout of the row panels: one for each kernel column and channel. A slot of a row panel is an input row that
 /// some kernel row meets, as a line of positions, `(image, column)`. A kernel row meets consecutive slots.
 #[derive(Clone, Debug)]
-pub(super) struct Strips {
+pub(super) struct RowPanels {
     /// Where the slots of each kernel row start.
     pub(super) starts: Vec<usize>,
     /// The input row of each slot; beyond the image where it is padding.
     pub(super) slots: Vec<isize>,
     /// Positions of a line, with those it is padded by.
     pub(super) line: usize,
-    /// Elements from a strip to the next, from a slot to the next, and from 16 positions of a line
+    /// Elements from a row panel to the next, from a slot to the next, and from 16 positions of a line
     /// to the next.
-    pub(super) strip: usize,
+    pub(super) row_panel: usize,
     pub(super) slot: usize,
     pub(super) block: usize,
 }
 
-impl Strips {
-    /// Strips one after the other: `(strip, slot, position)`. Lines are padded to a multiple of
+impl RowPanels {
+    /// Row panels one after the other: `(row_panel, slot, position)`. Lines are padded to a multiple of
     /// `multiple` positions.
     pub(super) fn long(taps: &Taps, part: &Part, multiple: usize) -> Self {
-        let mut strips = Self::new(taps, part, multiple);
-        let len = strips.slots.len() * strips.line;
+        let mut row_panels = Self::new(taps, part, multiple);
+        let len = row_panels.slots.len() * row_panels.line;
         // A kilobyte apart, or a multiple, they would share few lines of the first-level cache.
-        strips.strip = if len.is_multiple_of(256) { len + 32 } else { len };
-        strips.slot = strips.line;
-        strips.block = 16;
-        strips.starts.iter_mut().for_each(|start| *start *= strips.slot);
-        strips
+        row_panels.row_panel = if len.is_multiple_of(256) { len + 32 } else { len };
+        row_panels.slot = row_panels.line;
+        row_panels.block = 16;
+        row_panels.starts.iter_mut().for_each(|start| *start *= row_panels.slot);
+        row_panels
     }
 
-    /// The `count` strips of 16 positions together, so that a product reads memory in order:
-    /// `(slot, position / 16, strip, position % 16)`.
+    /// The `count` row panels of 16 positions together, so that a product reads memory in order:
+    /// `(slot, position / 16, row_panel, position % 16)`.
     pub(super) fn blocked(taps: &Taps, part: &Part, count: usize) -> Self {
-        let mut strips = Self::new(taps, part, 16);
-        strips.strip = 16;
-        strips.block = 16 * count;
-        strips.slot = strips.line * count;
-        strips.starts.iter_mut().for_each(|start| *start *= strips.slot);
-        strips
+        let mut row_panels = Self::new(taps, part, 16);
+        row_panels.row_panel = 16;
+        row_panels.block = 16 * count;
+        row_panels.slot = row_panels.line * count;
+        row_panels.starts.iter_mut().for_each(|start| *start *= row_panels.slot);
+        row_panels
     }
 
-    /// Elements from the start of `count` strips to the end of the last.
+    /// Elements from the start of `count` row panels to the end of the last.
     pub(super) fn len(&self, count: usize) -> usize {
         let last = |count: usize, step: usize| count.saturating_sub(1) * step;
         let blocks = self.line.div_ceil(16);
         if count * self.slots.len() * blocks == 0 {
             return 0;
         }
-        let start = last(count, self.strip) + last(self.slots.len(), self.slot);
+        let start = last(count, self.row_panel) + last(self.slots.len(), self.slot);
         start + last(blocks, self.block) + self.line - last(blocks, 16)
     }
 
@@ -166,7 +166,7 @@ impl Strips {
             let rows = part.rows.start as isize + least..part.rows.end as isize + most;
             slots.extend(rows.map(|row| row * step + phase));
         }
-        Self { starts, slots, line, strip: 0, slot: 0, block: 0 }
+        Self { starts, slots, line, row_panel: 0, slot: 0, block: 0 }
     }
 }
 
@@ -179,12 +179,12 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Parts of about a thousand positions whose strips, `cells` for a position, stay in half of a
+    /// Parts of about a thousand positions whose row panels, `words` for a position, stay in half of a
     /// second-level cache of 1 MiB.
-    pub(super) fn new(grid: (usize, usize), batch: usize, cells: usize) -> Self {
+    pub(super) fn new(grid: (usize, usize), batch: usize, words: usize) -> Self {
         const POSITIONS: usize = 1024;
-        const CELLS: usize = 1 << 17;
-        let wanted = (CELLS / cells.max(1)).clamp(32, POSITIONS);
+        const WORDS: usize = 1 << 17;
+        let wanted = (WORDS / words.max(1)).clamp(32, POSITIONS);
         let (height, width) = grid;
         if height * width <= wanted {
             // Lines of several images are whole vectors more often than those of one.

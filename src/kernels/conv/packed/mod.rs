@@ -14,13 +14,13 @@
 //! wgrad, the gradient by the weight, has loops of its own. Plain 3 × 3 convolutions in F32 take Winograd's.
 #![allow(unsafe_code)]
 
-mod correlate;
-pub(super) mod last;
 mod layout;
+pub(super) mod nhwc;
 mod rows;
 mod source;
 mod store;
 mod weights;
+mod wgrad;
 pub(super) mod winograd;
 
 use std::mem::MaybeUninit;
@@ -32,24 +32,24 @@ use super::shape::Shape;
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
-use crate::kernels::cpu::uninit::fresh;
-use crate::kernels::gemm::micro::{Cells, Panel, Rounded, Unit, with_cells};
-pub(super) use correlate::weight_gradient;
-use layout::{Cut, Part, Strips, Taps};
+use crate::kernels::cpu::uninit::uninit_vec;
+use crate::kernels::gemm::micro::{InstructionSet, PackedGemm, PackedWords, Rounded, with_words};
+use layout::{Cut, Part, RowPanels, Taps};
 use rows::Stored;
-use source::Source;
-use store::Places;
+use source::NchwImages;
+use store::NchwStore;
 use weights::Order;
+pub(super) use wgrad::wgrad;
 
 /// The instruction set for these operands; `None` where this module does not convolve them.
-pub(super) fn unit(operands: [&Tensor; 2], shape: &Shape) -> Option<Unit> {
+pub(super) fn isa(operands: [&Tensor; 2], shape: &Shape) -> Option<InstructionSet> {
     let double = operands.iter().any(|operand| operand.dtype() == DType::F64);
     // One channel leaves most of a tile empty.
     let suits = shape.group_in().min(shape.group_out()) > 1
         && shape.batch > 0
         && shape.image() > 0
         && shape.pixels() > 0;
-    if double || !suits { None } else { Unit::of(operands) }
+    if double || !suits { None } else { InstructionSet::of(operands) }
 }
 
 /// See [`super::forward`]; contiguous operands, no F64.
@@ -58,43 +58,45 @@ pub(super) fn forward<O: Rounded>(
     weight: &Tensor,
     bias: Option<&Tensor>,
     shape: &Shape,
-    unit: Unit,
+    isa: InstructionSet,
 ) -> Result<Tensor> {
     let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
-    if unit == Unit::Fma && winograd::suits(shape) {
+    if isa == InstructionSet::Avx512F32 && winograd::suits(shape) {
         let data = winograd::convolve(x, &weight, bias.as_deref(), shape, Order::Forward)?;
         if let Some(data) = data {
             return Ok(tensor::<O>(data, &shape.out_dims()));
         }
     }
     let taps = Taps::forward(shape);
-    let weight = weights::pack(&weight, shape, &taps, Order::Forward, unit);
-    let pass = Pass::forward(shape, unit);
+    let weight = weights::pack(&weight, shape, &taps, Order::Forward, isa);
+    let pass = ConvPass::forward(shape, isa);
     let data = pass.run::<O>(x, &[Phase { at: (0, 0), taps, weight }], bias.as_deref())?;
     Ok(tensor(data, &shape.out_dims()))
 }
 
-/// See [`super::input_gradient`]; contiguous operands, no F64.
-pub(super) fn input_gradient<O: Rounded>(
+/// See [`super::dgrad`]; contiguous operands, no F64.
+pub(super) fn dgrad<O: Rounded>(
     grad: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
     shape: &Shape,
-    unit: Unit,
+    isa: InstructionSet,
 ) -> Result<Tensor> {
     let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
-    if let (Unit::Fma, Some(back)) = (unit, shape.transposed().filter(winograd::suits)) {
+    if let (InstructionSet::Avx512F32, Some(back)) =
+        (isa, shape.transposed().filter(winograd::suits))
+    {
         let data = winograd::convolve(grad, &weight, bias.as_deref(), &back, Order::Backward)?;
         if let Some(data) = data {
             return Ok(tensor::<O>(data, &shape.input_dims()));
         }
     }
     let phases = Taps::backward(shape).into_iter().map(|(at, taps)| {
-        let weight = weights::pack(&weight, shape, &taps, Order::Backward, unit);
+        let weight = weights::pack(&weight, shape, &taps, Order::Backward, isa);
         Phase { at, taps, weight }
     });
     let phases: Vec<_> = phases.collect();
-    let pass = Pass::backward(shape, unit);
+    let pass = ConvPass::backward(shape, isa);
     let data = pass.run::<O>(grad, &phases, bias.as_deref())?;
     Ok(tensor(data, &shape.input_dims()))
 }
@@ -126,12 +128,12 @@ use with_stored;
 struct Phase {
     at: (usize, usize),
     taps: Taps,
-    weight: Cells,
+    weight: PackedWords,
 }
 
 /// Channels of a group, sizes of images, and their number.
-struct Pass {
-    unit: Unit,
+struct ConvPass {
+    isa: InstructionSet,
     groups: usize,
     ins: usize,
     outs: usize,
@@ -140,10 +142,10 @@ struct Pass {
     batch: usize,
 }
 
-impl Pass {
-    fn forward(shape: &Shape, unit: Unit) -> Self {
+impl ConvPass {
+    fn forward(shape: &Shape, isa: InstructionSet) -> Self {
         Self {
-            unit,
+            isa,
             groups: shape.geometry.groups,
             ins: shape.group_in(),
             outs: shape.group_out(),
@@ -154,9 +156,9 @@ impl Pass {
     }
 
     /// dgrad: from the output's gradient to the input's.
-    fn backward(shape: &Shape, unit: Unit) -> Self {
-        let Self { ins, outs, size, out_size, .. } = Self::forward(shape, unit);
-        Self { ins: outs, outs: ins, size: out_size, out_size: size, ..Self::forward(shape, unit) }
+    fn backward(shape: &Shape, isa: InstructionSet) -> Self {
+        let Self { ins, outs, size, out_size, .. } = Self::forward(shape, isa);
+        Self { ins: outs, outs: ins, size: out_size, out_size: size, ..Self::forward(shape, isa) }
     }
 
     /// Convolves by phases. Pixels of no phase are the bias, or zeros.
@@ -170,7 +172,7 @@ impl Pass {
         with_stored!(x, x => {
             let x: &[_] = &x;
             let image = self.groups * self.ins * self.size.0 * self.size.1;
-            Ok(fresh(self.batch * out_image, |out: &mut [MaybeUninit<O>]| {
+            Ok(uninit_vec(self.batch * out_image, |out: &mut [MaybeUninit<O>]| {
                 // Tasks of the images that the smallest grid is cut by, so that all parts of an
                 // image are one thread's.
                 let cuts: Vec<_> = phases.iter().map(|phase| self.cut(&phase.taps)).collect();
@@ -183,23 +185,23 @@ impl Pass {
                         ([Phase { taps, weight, .. }], [cut]) if taps.out_step == 1 => {
                             self.images(x, taps, weight, *cut, bias, out);
                         }
-                        _ => self.woven(x, phases, &cuts, bias, out),
+                        _ => self.interleaved(x, phases, &cuts, bias, out),
                     }
                 });
             }))
         })
     }
 
-    fn cells(&self) -> usize {
-        self.ins.div_ceil(self.unit.per_cell())
+    fn words(&self) -> usize {
+        self.ins.div_ceil(self.isa.per_word())
     }
 
     fn cut(&self, taps: &Taps) -> Cut {
-        Cut::new(taps.grid, self.batch, self.cells() * taps.columns.len() * taps.step)
+        Cut::new(taps.grid, self.batch, self.words() * taps.columns.len() * taps.step)
     }
 
     /// Convolves each phase by itself, then takes their pixels in turn.
-    fn woven<S: Stored + 'static, O: Rounded>(
+    fn interleaved<S: Stored + 'static, O: Rounded>(
         &self,
         x: &[S],
         phases: &[Phase],
@@ -214,7 +216,7 @@ impl Pass {
         if met < height * width {
             for (channel, out) in out.chunks_mut(height * width).enumerate() {
                 let bias = bias.map_or(0.0, |bias| bias[channel % channels]);
-                out.fill(MaybeUninit::new(O::lower(bias)));
+                out.fill(MaybeUninit::new(O::narrowed(bias)));
             }
         }
         let Some(Phase { at: (first, _), taps: Taps { out_step: stride, .. }, .. }) =
@@ -225,15 +227,15 @@ impl Pass {
         let stride = *stride;
         let across = phases.iter().take_while(|phase| phase.at.0 == *first).count();
         let down: Vec<_> = phases.iter().step_by(across).map(|phase| phase.at.0).collect();
-        with_cells([out.len()], |[scratch]| {
-            let mut rest = &mut places::<O>(scratch)[..out.len()];
+        with_words([out.len()], |[scratch]| {
+            let mut rest = &mut as_elements::<O>(scratch)[..out.len()];
             let mut pixels = Vec::with_capacity(phases.len());
             for (Phase { taps, weight, .. }, cut) in phases.iter().zip(cuts) {
                 let (rows, columns) = taps.grid;
                 let len = images * self.groups * self.outs * rows * columns;
                 let (own, after) = rest.split_at_mut(len);
                 rest = after;
-                let pass = Pass { out_size: taps.grid, ..*self };
+                let pass = ConvPass { out_size: taps.grid, ..*self };
                 if len > 0 {
                     pass.images(x, taps, weight, *cut, bias, own);
                 }
@@ -252,7 +254,7 @@ impl Pass {
                                 let start = (channel * rows + y / stride) * columns;
                                 (at.1, &pixels[start..start + columns])
                             });
-                            weave(stride, rows, out);
+                            interleave(stride, rows, out);
                         }
                     }
                 },
@@ -264,7 +266,7 @@ impl Pass {
         &self,
         x: &[S],
         taps: &Taps,
-        weight: &Cells,
+        weight: &PackedWords,
         cut: Cut,
         bias: Option<&[f32]>,
         out: &mut [MaybeUninit<O>],
@@ -274,12 +276,12 @@ impl Pass {
         let weight = weight.as_slice();
         for (x, out) in x.chunks(cut.images * image).zip(out.chunks_mut(cut.images * out_image)) {
             let images = out.len() / out_image;
-            let place = Place { at: out.as_mut_ptr().cast::<O>(), len: out.len() };
+            let place = OutputImages { at: out.as_mut_ptr().cast::<O>(), len: out.len() };
             let parts = cut.parts(taps.grid, images);
             let tasks =
                 parts.flat_map(|part| (0..self.groups).map(move |group| (part.clone(), group)));
             let work = |(part, group): (Part, usize)| {
-                self.part(x, taps, weight, &part, group, bias, &place);
+                self.run_part(x, taps, weight, &part, group, bias, &place);
             };
             // Few images do not keep all threads busy by themselves.
             if self.batch < parallel::threads() {
@@ -293,7 +295,7 @@ impl Pass {
     /// Convolves one block of output pixels of one group: packs its row panels, multiplies the weights by them, and
     /// rounds the sums into `out`.
     #[allow(clippy::too_many_arguments)]
-    fn part<S: Stored + 'static, O: Rounded>(
+    fn run_part<S: Stored + 'static, O: Rounded>(
         &self,
         x: &[S],
         taps: &Taps,
@@ -301,12 +303,12 @@ impl Pass {
         part: &Part,
         group: usize,
         bias: Option<&[f32]>,
-        out: &Place<O>,
+        out: &OutputImages<O>,
     ) {
-        let (cells, rows) = (self.cells(), self.unit.rows());
-        let depth = if taps.is_empty() { 0 } else { cells * taps.columns.len() };
-        let strips = Strips::blocked(taps, part, depth);
-        let source = Source {
+        let (words, rows) = (self.words(), self.isa.rows());
+        let depth = if taps.is_empty() { 0 } else { words * taps.columns.len() };
+        let row_panels = RowPanels::blocked(taps, part, depth);
+        let source = NchwImages {
             x,
             size: self.size,
             channels: group * self.ins..(group + 1) * self.ins,
@@ -314,13 +316,13 @@ impl Pass {
         };
         let (height, width) = self.out_size;
         let columns = part.columns.len();
-        let positions = part.rows.len() * strips.line;
+        let positions = part.rows.len() * row_panels.line;
         // The block covers whole rows of one image, which are contiguous: one run instead of one a row.
-        let whole = part.images == 1 && columns == width && strips.line == width;
-        let places = Places {
+        let whole = part.images == 1 && columns == width && row_panels.line == width;
+        let places = NchwStore {
             run: if whole { positions } else { columns },
             images: part.images,
-            line: if whole { positions } else { strips.line },
+            line: if whole { positions } else { row_panels.line },
             start: part.rows.start * width + part.columns.start,
             row: width,
             channel: height * width,
@@ -330,29 +332,29 @@ impl Pass {
         let block = rows * depth * taps.rows.len();
         let bias = bias.map(|bias| &bias[group * self.outs..]);
         let out = out.from(group * self.outs * height * width);
-        let segment = if self.unit.tiles() { depth } else { rows * depth };
+        let segment = if self.isa.is_amx() { depth } else { rows * depth };
         let left_starts: Vec<_> = (0..taps.rows.len()).map(|row| row * segment).collect();
-        with_cells([strips.slots.len() * strips.slot + 16], |[right]| {
-            source.fill(taps, part, &strips, self.unit.pairs(), right);
-            let panel = Panel {
+        with_words([row_panels.slots.len() * row_panels.slot + 16], |[right]| {
+            source.fill(taps, part, &row_panels, self.isa.is_bf16(), right);
+            let gemm = PackedGemm {
                 left: &weight[group * blocks * block..],
                 left_block: block,
-                left_row: if self.unit.tiles() { depth * taps.rows.len() } else { 1 },
-                left_step: if self.unit.tiles() { 1 } else { rows },
+                left_row: if self.isa.is_amx() { depth * taps.rows.len() } else { 1 },
+                left_step: if self.isa.is_amx() { 1 } else { rows },
                 left_starts: &left_starts,
                 right,
-                right_block: strips.block,
-                right_step: strips.strip,
-                right_starts: &strips.starts,
+                right_block: row_panels.block,
+                right_step: row_panels.row_panel,
+                right_starts: &row_panels.starts,
                 rows: self.outs,
                 columns: positions,
                 depth,
-                planes: 1,
-                strips: true,
+                terms: 1,
+                row_panels: true,
             };
-            panel.multiply(self.unit, |tile| {
+            gemm.multiply(self.isa, |tile| {
                 // SAFETY: `store` checks that the places lie in `out`; other parts and groups have others.
-                unsafe { places.store::<O>(self.unit, &tile, bias, out.at, out.len) }
+                unsafe { places.store::<O>(self.isa, &tile, bias, out.at, out.len) }
             });
         });
     }
@@ -360,15 +362,15 @@ impl Pass {
 
 /// Output images that several threads write, each other elements.
 #[derive(Debug)]
-struct Place<O> {
+struct OutputImages<O> {
     at: *mut O,
     len: usize,
 }
 
 // SAFETY: no two parts write the same place, and none reads.
-unsafe impl<O: Send> Sync for Place<O> {}
+unsafe impl<O: Send> Sync for OutputImages<O> {}
 
-impl<O> Place<O> {
+impl<O> OutputImages<O> {
     /// The elements from `start` on.
     fn from(&self, start: usize) -> Self {
         assert!(start <= self.len);
@@ -378,7 +380,7 @@ impl<O> Place<O> {
 
 /// `out[phase + i * stride] = row[i]` of each `(phase, row)`, which are in order.
 #[inline(always)]
-fn weave<'a, T: Copy + 'a>(
+fn interleave<'a, T: Copy + 'a>(
     stride: usize,
     mut rows: impl ExactSizeIterator<Item = (usize, &'a [T])>,
     out: &mut [T],
@@ -400,15 +402,15 @@ fn weave<'a, T: Copy + 'a>(
 }
 
 /// Scratch words as uninitialised elements of 32 bits or less.
-fn places<O>(cells: &mut [u32]) -> &mut [MaybeUninit<O>] {
+fn as_elements<O>(words: &mut [u32]) -> &mut [MaybeUninit<O>] {
     const { assert!(size_of::<O>() <= 4 && 4 % align_of::<O>() == 0) };
-    // SAFETY: a cell has room for an element, and alignment.
-    unsafe { std::slice::from_raw_parts_mut(cells.as_mut_ptr().cast(), cells.len()) }
+    // SAFETY: a word has room for an element, and alignment.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::weave;
+    use super::interleave;
 
     #[test]
     fn rows_are_woven_where_they_belong() {
@@ -424,7 +426,7 @@ mod tests {
                         .collect();
                     let mut out = vec![0; width];
                     let rows = kept.iter().zip(&rows).map(|(&phase, row)| (phase, row.as_slice()));
-                    weave(stride, rows, &mut out);
+                    interleave(stride, rows, &mut out);
                     for (x, out) in out.iter().enumerate() {
                         assert_eq!(*out, if kept.contains(&(x % stride)) { x + 1 } else { 0 });
                     }

@@ -75,7 +75,7 @@ pub(super) fn widen_into<S: Stored>(from: &[S], to: &mut [MaybeUninit<f32>]) {
         }
     }
     assert!(from.len() == to.len());
-    // SAFETY: a `Unit` has the features.
+    // SAFETY: an `InstructionSet` has the features.
     unsafe { run(from, to) };
 }
 
@@ -84,7 +84,7 @@ pub(super) fn widen_into<S: Stored>(from: &[S], to: &mut [MaybeUninit<f32>]) {
 pub(super) struct Move {
     /// The pixel of the first position; may lie before the row.
     from: isize,
-    /// Its place, from the start of the slot in the first strip.
+    /// Its place, from the start of the slot in the first row panel.
     to: usize,
     /// The pixels, from there on, that are in the row.
     inside: u64,
@@ -124,17 +124,17 @@ pub(super) fn moves(
     }
 }
 
-/// A kind of strip: what a vector of it is loaded from, and how.
+/// A kind of row panel: what a vector of it is loaded from, and how.
 ///
 /// # Safety
 /// Of all methods: AVX-512 F, BW and VL. A row has the pixels that a move has inside; `dst` the
 /// places.
-pub(super) trait Strip {
+pub(super) trait RowPanel {
     type Source: Copy + Sync;
     type Place: Copy;
     /// Positions of a vector.
     const LANES: usize;
-    unsafe fn carry(
+    unsafe fn copy_row(
         rows: [Option<*const Self::Source>; 2],
         by: Move,
         step: usize,
@@ -146,13 +146,13 @@ pub(super) trait Strip {
 /// Elements, widened.
 pub(super) struct Widened<S>(std::marker::PhantomData<S>);
 
-impl<S: Stored> Strip for Widened<S> {
+impl<S: Stored> RowPanel for Widened<S> {
     type Source = S;
     type Place = f32;
     const LANES: usize = 16;
 
     #[inline(always)]
-    unsafe fn carry([row, _]: [Option<*const S>; 2], by: Move, step: usize, dst: *mut f32) {
+    unsafe fn copy_row([row, _]: [Option<*const S>; 2], by: Move, step: usize, dst: *mut f32) {
         let Some(row) = row else { return };
         // SAFETY: the caller's; vectors touch only what their masks say.
         unsafe {
@@ -185,15 +185,15 @@ impl<S: Stored> Strip for Widened<S> {
 }
 
 /// BF16 as they are.
-pub(super) struct Halves;
+pub(super) struct Bf16Rows;
 
-impl Strip for Halves {
+impl RowPanel for Bf16Rows {
     type Source = bf16;
     type Place = bf16;
     const LANES: usize = 32;
 
     #[inline(always)]
-    unsafe fn carry([row, _]: [Option<*const bf16>; 2], by: Move, step: usize, dst: *mut bf16) {
+    unsafe fn copy_row([row, _]: [Option<*const bf16>; 2], by: Move, step: usize, dst: *mut bf16) {
         let Some(row) = row else { return };
         // SAFETY: the caller's; vectors touch only what their masks say.
         unsafe {
@@ -228,20 +228,20 @@ impl Strip for Halves {
 }
 
 /// Pairs of the BF16 of two channels; of one channel and zeros where there is no second.
-pub(super) struct Pairs;
+pub(super) struct Bf16Pairs;
 
-impl Strip for Pairs {
+impl RowPanel for Bf16Pairs {
     type Source = bf16;
     type Place = u32;
     const LANES: usize = 16;
 
     #[inline(always)]
-    unsafe fn carry(rows: [Option<*const bf16>; 2], by: Move, step: usize, dst: *mut u32) {
+    unsafe fn copy_row(rows: [Option<*const bf16>; 2], by: Move, step: usize, dst: *mut u32) {
         // SAFETY: the caller's; vectors touch only what their masks say.
         unsafe {
             let (first, second) = (spread(rows[0], by, step), spread(rows[1], by, step));
-            let cells = _mm512_or_si512(first, _mm512_slli_epi32::<16>(second));
-            _mm512_mask_storeu_epi32(dst.add(by.to).cast(), by.places as u16, cells);
+            let words = _mm512_or_si512(first, _mm512_slli_epi32::<16>(second));
+            _mm512_mask_storeu_epi32(dst.add(by.to).cast(), by.places as u16, words);
         }
     }
 
@@ -255,10 +255,10 @@ impl Strip for Pairs {
     }
 }
 
-/// The positions of a row, in the lower half of a cell each.
+/// The positions of a row, in the lower half of a word each.
 ///
 /// # Safety
-/// As [`Strip`]'s.
+/// As [`RowPanel`]'s.
 #[inline(always)]
 unsafe fn spread(row: Option<*const bf16>, by: Move, step: usize) -> __m512i {
     // SAFETY: the caller's; vectors touch only what their masks say.

@@ -9,11 +9,11 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::layout::{Part, Strips, Taps};
-use super::rows::{self, Halves, Move, Pairs, Stored, Strip, Widened};
+use super::layout::{Part, RowPanels, Taps};
+use super::rows::{self, Bf16Pairs, Bf16Rows, Move, RowPanel, Stored, Widened};
 
-/// The images that strips are filled from.
-pub(super) struct Source<'a, S> {
+/// The images that row panels are filled from.
+pub(super) struct NchwImages<'a, S> {
     pub(super) x: &'a [S],
     pub(super) size: (usize, usize),
     pub(super) channels: Range<usize>,
@@ -21,94 +21,98 @@ pub(super) struct Source<'a, S> {
     pub(super) image: usize,
 }
 
-impl<S: Stored + 'static> Source<'_, S> {
-    /// Fills strips with cells: elements widened to F32, or pairs of channels where `pairs`.
+impl<S: Stored + 'static> NchwImages<'_, S> {
+    /// Fills row panels with words: elements widened to F32, or pairs of channels where `pairs`.
     pub(super) fn fill(
         &self,
         taps: &Taps,
         part: &Part,
-        strips: &Strips,
+        row_panels: &RowPanels,
         pairs: bool,
         out: &mut [u32],
     ) {
-        match (pairs, halves(self.x)) {
-            (true, Some(x)) => self.lay::<Pairs>(x, taps, part, strips, 2, out),
-            _ => self.lay::<Widened<S>>(self.x, taps, part, strips, 1, floats(out)),
+        match (pairs, as_bf16(self.x)) {
+            (true, Some(x)) => self.pack::<Bf16Pairs>(x, taps, part, row_panels, 2, out),
+            _ => self.pack::<Widened<S>>(self.x, taps, part, row_panels, 1, as_f32_mut(out)),
         }
     }
 
-    /// As [`Self::fill`], but neighbouring elements of a row stay neighbours: widened to F32, or with `halved` kept
+    /// As [`Self::fill`], but neighbouring elements of a row stay neighbours: widened to F32, or with `keep_bf16` kept
     /// as BF16, two in a word. wgrad sums over them. The padding of lines is zero.
     pub(super) fn copy(
         &self,
         taps: &Taps,
         part: &Part,
-        strips: &Strips,
-        halved: bool,
+        row_panels: &RowPanels,
+        keep_bf16: bool,
         out: &mut [u32],
     ) {
-        match (halved, halves(self.x)) {
-            (true, Some(x)) => self.lay::<Halves>(x, taps, part, strips, 1, pairs(out)),
-            _ => self.lay::<Widened<S>>(self.x, taps, part, strips, 1, floats(out)),
+        match (keep_bf16, as_bf16(self.x)) {
+            (true, Some(x)) => {
+                self.pack::<Bf16Rows>(x, taps, part, row_panels, 1, as_bf16_mut(out))
+            }
+            _ => self.pack::<Widened<S>>(self.x, taps, part, row_panels, 1, as_f32_mut(out)),
         }
     }
 
-    /// Fills strips of `per` channels each.
-    fn lay<L: Strip>(
+    /// Fills row panels of `per` channels each.
+    fn pack<L: RowPanel>(
         &self,
         x: &[L::Source],
         taps: &Taps,
         part: &Part,
-        strips: &Strips,
+        row_panels: &RowPanels,
         per: usize,
         out: &mut [L::Place],
     ) {
         let (len, (height, width)) = (part.columns.len(), self.size);
-        let cells = self.channels.len().div_ceil(per);
+        let words = self.channels.len().div_ceil(per);
         // A move for each vector of a line, an image after the other, and those of the padding.
         let mut moves = vec![Vec::new(); part.images + 1];
         for (column, &(offset, _)) in taps.columns.iter().enumerate() {
             let first = (part.columns.start * taps.step) as isize + offset;
             let place = |position: usize| {
-                column * cells * strips.strip + position / 16 * strips.block + position % 16
+                column * words * row_panels.row_panel
+                    + position / 16 * row_panels.block
+                    + position % 16
             };
             for (image, moves) in moves.iter_mut().enumerate() {
                 let (width, count) = match image < part.images {
                     true => (width, len),
-                    false => (0, strips.line - image * len),
+                    false => (0, row_panels.line - image * len),
                 };
                 let row = (first, taps.step, width);
                 rows::moves(row, (image * len, count), L::LANES, place, moves);
             }
         }
-        assert!(strips.len(taps.columns.len() * cells) <= out.len());
+        assert!(row_panels.len(taps.columns.len() * words) <= out.len());
         assert!(part.images * self.image <= x.len());
         let images = (x.as_ptr(), self.image, height * width);
-        let strips = (strips.slots.as_slice(), strips.strip, strips.slot);
+        let row_panels = (row_panels.slots.as_slice(), row_panels.row_panel, row_panels.slot);
         let shape = (self.channels.clone(), per, self.size, taps.step);
-        // SAFETY: a `Unit` needs the features. Rows lie in the images of `x`, lines in the strips of
+        // SAFETY: an `InstructionSet` needs the features. Rows lie in the images of `x`, lines in the row panels of
         // `out`, as asserted.
-        unsafe { lay::<L>(images, shape, strips, &moves, out.as_mut_ptr()) };
+        unsafe { pack::<L>(images, shape, row_panels, &moves, out.as_mut_ptr()) };
     }
 }
 
-/// See [`Source::lay`].
+/// See [`NchwImages::pack`].
 ///
 /// # Safety
 /// AVX-512 F, BW and VL; rows and lines in bounds.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 #[allow(clippy::type_complexity)]
-unsafe fn lay<L: Strip>(
+unsafe fn pack<L: RowPanel>(
     (x, image, channel): (*const L::Source, usize, usize),
     (channels, per, (height, width), step): (Range<usize>, usize, (usize, usize), usize),
-    (slots, strip, line): (&[isize], usize, usize),
+    (slots, row_panel, line): (&[isize], usize, usize),
     moves_of: &[Vec<Move>],
     out: *mut L::Place,
 ) {
-    for (cell, first) in channels.clone().step_by(per).enumerate() {
+    for (word, first) in channels.clone().step_by(per).enumerate() {
         for (slot, &y) in slots.iter().enumerate() {
             let y = usize::try_from(y).ok().filter(|&y| y < height);
-            let dst = out.wrapping_add(cell * strip + slot * line);
+            let dst = out.wrapping_add(word * row_panel + slot * line);
             for (index, moves) in moves_of.iter().enumerate() {
                 let (Some(y), true) = (y, index + 1 < moves_of.len()) else {
                     for &by in moves {
@@ -121,18 +125,18 @@ unsafe fn lay<L: Strip>(
                 let second = (per == 2 && first + 1 < channels.end).then(|| row(first + 1));
                 let rows = [Some(row(first)), second];
                 // One loop for each kind of load, so that `step` is a constant in it.
-                macro_rules! carry {
+                macro_rules! copy_row {
                     ($step:expr) => {
                         for &by in moves {
                             // SAFETY: the caller's.
-                            unsafe { L::carry(rows, by, $step, dst) };
+                            unsafe { L::copy_row(rows, by, $step, dst) };
                         }
                     };
                 }
                 match step {
-                    1 => carry!(1),
-                    2 => carry!(2),
-                    step => carry!(step),
+                    1 => copy_row!(1),
+                    2 => copy_row!(2),
+                    step => copy_row!(step),
                 }
             }
         }
@@ -140,20 +144,20 @@ unsafe fn lay<L: Strip>(
 }
 
 /// The elements, where they are BF16.
-pub(super) fn halves<S: 'static>(x: &[S]) -> Option<&[bf16]> {
+pub(super) fn as_bf16<S: 'static>(x: &[S]) -> Option<&[bf16]> {
     let same = std::any::TypeId::of::<S>() == std::any::TypeId::of::<bf16>();
     // SAFETY: it is the same type.
     same.then(|| unsafe { std::slice::from_raw_parts(x.as_ptr().cast(), x.len()) })
 }
 
-/// Cells as the BF16 they hold.
-pub(super) fn pairs(cells: &mut [u32]) -> &mut [bf16] {
-    // SAFETY: a cell is two BF16, any bits of them valid.
-    unsafe { std::slice::from_raw_parts_mut(cells.as_mut_ptr().cast(), 2 * cells.len()) }
+/// Words as the BF16 they hold.
+pub(super) fn as_bf16_mut(words: &mut [u32]) -> &mut [bf16] {
+    // SAFETY: a word is two BF16, any bits of them valid.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 2 * words.len()) }
 }
 
-/// Cells as the F32 they hold.
-pub(super) fn floats(cells: &mut [u32]) -> &mut [f32] {
+/// Words as the F32 they hold.
+pub(super) fn as_f32_mut(words: &mut [u32]) -> &mut [f32] {
     // SAFETY: both are 32 bits, any of them valid.
-    unsafe { std::slice::from_raw_parts_mut(cells.as_mut_ptr().cast(), cells.len()) }
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
 }

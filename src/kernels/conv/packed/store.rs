@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::kernels::gemm::micro::{Rounded, Tile, Unit, WIDTH};
+use crate::kernels::gemm::micro::{InstructionSet, Rounded, Tile, WIDTH};
 
 /// A part of a vector of sums that goes to consecutive pixels.
 #[derive(Clone, Copy, Default)]
@@ -15,7 +15,7 @@ struct Piece {
 }
 
 /// Where the columns of tiles go: lines of `images` runs of consecutive pixels.
-pub(super) struct Places {
+pub(super) struct NchwStore {
     /// Columns of a run.
     pub(super) run: usize,
     /// Runs of a line.
@@ -30,23 +30,23 @@ pub(super) struct Places {
     pub(super) image: usize,
 }
 
-impl Places {
+impl NchwStore {
     /// Writes a tile of a unit, plus the bias of each row, to `out`, which starts with the channel of row 0.
     ///
     /// # Safety
     /// All places of the tile lie in `len` elements from `out` on.
     pub(super) unsafe fn store<O: Rounded>(
         &self,
-        unit: Unit,
+        isa: InstructionSet,
         tile: &Tile<'_>,
         bias: Option<&[f32]>,
         out: *mut O,
         len: usize,
     ) {
-        // SAFETY: a `Unit` has the features; the caller's.
+        // SAFETY: an `InstructionSet` has the features; the caller's.
         unsafe {
-            match unit.rounds_normal() {
-                true => self.write_normal(tile, bias, out, len),
+            match isa.rounds_ftz() {
+                true => self.write_ftz(tile, bias, out, len),
                 false => self.write_any(tile, bias, out, len),
             }
         }
@@ -55,7 +55,7 @@ impl Places {
     /// # Safety
     /// As [`Self::write`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn write_normal<O: Rounded>(
+    unsafe fn write_ftz<O: Rounded>(
         &self,
         tile: &Tile<'_>,
         bias: Option<&[f32]>,
@@ -83,9 +83,9 @@ impl Places {
     /// Inlined where the features are.
     ///
     /// # Safety
-    /// AVX-512 F, BW and VL, and BF16 if `NORMAL`; all places of the tile lie in `len` elements from `out` on.
+    /// AVX-512 F, BW and VL, and BF16 if `FTZ`; all places of the tile lie in `len` elements from `out` on.
     #[inline(always)]
-    unsafe fn write<O: Rounded, const NORMAL: bool>(
+    unsafe fn write<O: Rounded, const FTZ: bool>(
         &self,
         tile: &Tile<'_>,
         bias: Option<&[f32]>,
@@ -125,8 +125,8 @@ impl Places {
                 unsafe {
                     let sums = _mm512_add_ps(_mm512_loadu_ps(sums), bias);
                     let at = channel.wrapping_offset(piece.offset);
-                    match NORMAL {
-                        true => O::store_normal(at, piece.mask, sums),
+                    match FTZ {
+                        true => O::store_ftz(at, piece.mask, sums),
                         false => O::store(at, piece.mask, sums),
                     }
                 }

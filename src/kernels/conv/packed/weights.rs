@@ -16,8 +16,8 @@ use super::with_stored;
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
-use crate::kernels::cpu::uninit::fresh;
-use crate::kernels::gemm::micro::{Cells, Unit, first_plane, planed, split};
+use crate::kernels::cpu::uninit::uninit_vec;
+use crate::kernels::gemm::micro::{InstructionSet, PackedWords, first_term, padded_words, split};
 
 /// Which channels are summed over.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,7 +32,7 @@ pub(super) enum Order {
 pub(super) fn widened(tensor: &Tensor) -> Result<Vec<f32>> {
     Ok(with_stored!(tensor, data => {
         let data: &[_] = &data;
-        fresh(data.len(), |places: &mut [MaybeUninit<f32>]| match data.len() > SHORT {
+        uninit_vec(data.len(), |places: &mut [MaybeUninit<f32>]| match data.len() > SHORT {
             true => {
                 let widen = |_, to: &mut [_], from: &[_]| widen_into(from, to);
                 parallel::for_each_chunk_zipped(places, SHORT, data, SHORT, widen);
@@ -42,25 +42,31 @@ pub(super) fn widened(tensor: &Tensor) -> Result<Vec<f32>> {
     }))
 }
 
-/// `(group, block of rows, …)` as [`Panel`](crate::kernels::gemm::micro::Panel) reads the left matrix: a row
-/// a channel that is not summed over, a segment a kernel row, a cell `(kernel column, channel)`.
-pub(super) fn pack(weight: &[f32], shape: &Shape, taps: &Taps, order: Order, unit: Unit) -> Cells {
-    arrange(weight, shape, taps, order, unit, (unit.rows(), unit.tiles()))
+/// `(group, block of rows, …)` as [`PackedGemm`](crate::kernels::gemm::micro::Panel) reads the left matrix: a row
+/// a channel that is not summed over, a segment a kernel row, a word `(kernel column, channel)`.
+pub(super) fn pack(
+    weight: &[f32],
+    shape: &Shape,
+    taps: &Taps,
+    order: Order,
+    isa: InstructionSet,
+) -> PackedWords {
+    arrange(weight, shape, taps, order, isa, (isa.rows(), isa.is_amx()))
 }
 
-/// The same as the right matrix: `(group, channel / 16, kernel row, kernel column, cell, channel % 16)`,
-/// a column's cells in whole registers where they have planes.
+/// The same as the right matrix: `(group, channel / 16, kernel row, kernel column, word, channel % 16)`,
+/// a column's words in whole registers where they have terms.
 pub(super) fn pack_blocks(
     weight: &[f32],
     shape: &Shape,
     taps: &Taps,
     order: Order,
-    unit: Unit,
-) -> Cells {
-    arrange(weight, shape, taps, order, unit, (16, false))
+    isa: InstructionSet,
+) -> PackedWords {
+    arrange(weight, shape, taps, order, isa, (16, false))
 }
 
-/// Elements, or cells, that are packed before another thread is awake.
+/// Elements, or words, that are packed before another thread is awake.
 pub(super) const SHORT: usize = 1 << 14;
 
 /// In blocks of `rows` channels, each by itself where `lines`, else side by side.
@@ -69,19 +75,19 @@ fn arrange(
     shape: &Shape,
     taps: &Taps,
     order: Order,
-    unit: Unit,
+    isa: InstructionSet,
     (rows, lines): (usize, bool),
-) -> Cells {
+) -> PackedWords {
     let (ins, outs) = match order {
         Order::Forward => (shape.group_in(), shape.group_out()),
         Order::Backward => (shape.group_out(), shape.group_in()),
     };
     let kernel = shape.kernel_height * shape.kernel_width;
     let row = shape.group_in() * kernel;
-    let column = planed(ins.div_ceil(unit.per_cell()), unit.planes());
+    let column = padded_words(ins.div_ceil(isa.per_word()), isa.terms());
     let sum = column * taps.columns.len() * taps.rows.len();
     let blocks = outs.div_ceil(rows);
-    let mut packed = Cells::new(shape.geometry.groups * blocks * rows * sum);
+    let mut packed = PackedWords::new(shape.geometry.groups * blocks * rows * sum);
     let rows_of = taps.rows.iter();
     let used = rows_of.flat_map(|&(_, row)| {
         taps.columns.iter().map(move |&(_, column)| row * shape.kernel_width + column)
@@ -89,11 +95,11 @@ fn arrange(
     let (across, down) = if lines { (1, sum) } else { (rows, 1) };
     let (row, channel) = if order == Order::Forward { (row, kernel) } else { (kernel, row) };
     let used = used.enumerate().map(|(index, tap)| (tap, index * column * across)).collect();
-    let arrangement = Arrangement { unit, ins, row, channel, kernel, used, across, down };
+    let arrangement = Arrangement { isa, ins, row, channel, kernel, used, across, down };
     let pack = |block: usize, places: &mut [u32]| {
         let (group, first) = (block / blocks, block % blocks * rows);
         let start = group * shape.group_out() * shape.group_in() * kernel + first * row;
-        // SAFETY: a `Unit` has the features.
+        // SAFETY: an `InstructionSet` has the features.
         unsafe { arrangement.fill(&weight[start..], rows.min(outs - first), places) };
     };
     let (places, block) = (shape.geometry.groups * blocks * rows * sum, (rows * sum).max(1));
@@ -107,18 +113,18 @@ fn arrange(
     packed
 }
 
-/// Where weights come from, and where their cells go in a block.
+/// Where weights come from, and where their words go in a block.
 struct Arrangement {
-    unit: Unit,
+    isa: InstructionSet,
     /// Channels that are summed over.
     ins: usize,
     /// Weights from a row to the next, from a channel to the next, and of a kernel.
     row: usize,
     channel: usize,
     kernel: usize,
-    /// Of every tap in use, its weight in a kernel, and its first cell.
+    /// Of every tap in use, its weight in a kernel, and its first word.
     used: Vec<(usize, usize)>,
-    /// Cells from a cell of a sum to the next, and from a row to the next.
+    /// Words from a word of a sum to the next, and from a row to the next.
     across: usize,
     down: usize,
 }
@@ -127,31 +133,31 @@ impl Arrangement {
     /// Packs so many rows, the first of which `weight` starts with.
     #[target_feature(enable = "avx512f")]
     fn fill(&self, weight: &[f32], rows: usize, places: &mut [u32]) {
-        let (per, planes) = (self.unit.per_cell(), self.unit.planes());
-        let cells = self.ins.div_ceil(per);
+        let (per, terms) = (self.isa.per_word(), self.isa.terms());
+        let words = self.ins.div_ceil(per);
         if self.across > 1 {
-            // The same cell of all rows.
-            for cell in 0..cells {
-                let pairs = if self.ins > per * cell + 1 { rows } else { 0 };
-                let from = (per * cell * self.channel, self.row);
-                let at = first_plane(cell, planes) * self.across;
+            // The same word of all rows.
+            for word in 0..words {
+                let pairs = if self.ins > per * word + 1 { rows } else { 0 };
+                let from = (per * word * self.channel, self.row);
+                let at = first_term(word, terms) * self.across;
                 self.vectors(weight, from, [rows, pairs], &mut places[at..]);
             }
             return;
         }
         for row in 0..rows {
-            // Cells of a row, the last of which may have one channel.
-            for cell in (0..cells).step_by(16) {
-                let channels = (self.ins - per * cell).min(16 * per);
-                let from = (row * self.row + per * cell * self.channel, per * self.channel);
-                let at = row * self.down + first_plane(cell, planes);
+            // Words of a row, the last of which may have one channel.
+            for word in (0..words).step_by(16) {
+                let channels = (self.ins - per * word).min(16 * per);
+                let from = (row * self.row + per * word * self.channel, per * self.channel);
+                let at = row * self.down + first_term(word, terms);
                 let counts = [channels.div_ceil(per), channels / 2];
                 self.vectors(weight, from, counts, &mut places[at..]);
             }
         }
     }
 
-    /// The vector of every tap: `count` cells of weights `step` apart, `pairs` of them with the next channel's.
+    /// The vector of every tap: `count` words of weights `step` apart, `pairs` of them with the next channel's.
     #[target_feature(enable = "avx512f")]
     #[inline]
     fn vectors(
@@ -161,7 +167,7 @@ impl Arrangement {
         [count, pairs]: [usize; 2],
         places: &mut [u32],
     ) {
-        let pairs = if self.unit.pairs() { pairs } else { 0 };
+        let pairs = if self.isa.is_bf16() { pairs } else { 0 };
         let reach = |count: usize| (count - 1) * step + self.kernel;
         assert!(1 <= count && pairs <= count && count <= 16 && reach(16) <= i32::MAX as usize);
         assert!(from + reach(count) <= weight.len());
@@ -186,19 +192,18 @@ impl Arrangement {
             let pair = |low, high| {
                 _mm512_or_si512(_mm512_srli_epi32::<16>(low), _mm512_and_si512(high, upper))
             };
-            let mut store = |plane: usize, cells: __m512i| {
-                let places = &mut places[start + plane * 16 * self.across..][..count];
+            let mut store = |term: usize, words: __m512i| {
+                let places = &mut places[start + term * 16 * self.across..][..count];
                 // SAFETY: as many places as the mask has.
-                unsafe { _mm512_mask_storeu_epi32(places.as_mut_ptr().cast(), mask, cells) };
+                unsafe { _mm512_mask_storeu_epi32(places.as_mut_ptr().cast(), mask, words) };
             };
-            match self.unit {
-                Unit::Fma => store(0, low),
+            match self.isa {
+                InstructionSet::Avx512F32 => store(0, low),
                 // These are BF16, so that nothing is rounded.
-                Unit::Dot | Unit::Tiles => store(0, pair(low, high)),
-                Unit::Planes => {
-                    for (plane, (low, high)) in split(low).into_iter().zip(split(high)).enumerate()
-                    {
-                        store(plane, pair(low, high));
+                InstructionSet::Avx512Bf16 | InstructionSet::AmxBf16 => store(0, pair(low, high)),
+                InstructionSet::AmxBf16x3 => {
+                    for (term, (low, high)) in split(low).into_iter().zip(split(high)).enumerate() {
+                        store(term, pair(low, high));
                     }
                 }
             }

@@ -55,9 +55,9 @@ fn gpus_agree() {
                     Ok(vec![
                         forward(x, weight, None, geometry, out)?,
                         forward(x, weight, Some(&t[3]), geometry, out)?,
-                        input_gradient(grad, weight, None, &dims, geometry, out)?,
-                        input_gradient(grad, weight, Some(&t[4]), &dims, geometry, out)?,
-                        weight_gradient(x, grad, &weight_dims, geometry, out)?,
+                        dgrad(grad, weight, None, &dims, geometry, out)?,
+                        dgrad(grad, weight, Some(&t[4]), &dims, geometry, out)?,
+                        wgrad(x, grad, &weight_dims, geometry, out)?,
                         forward_last(x, weight, None, geometry, out)?,
                         forward_last(x, weight, Some(&t[3]), geometry, out)?,
                         input_gradient_last(grad, weight, None, &dims, geometry, out)?,
@@ -80,20 +80,20 @@ fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> 
         let x = random(&mut rng, &[3, 8, 9, 7], dtype);
         let grad = random(&mut rng, &[3, 16, 9, 7], dtype);
         let dims = [16, 8, 3, 3];
-        let expected = values(&weight_gradient(&x, &grad, &dims, geometry, DType::F32)?);
+        let expected = values(&wgrad(&x, &grad, &dims, geometry, DType::F32)?);
         let largest = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
         let (x, grad) = (x.to_device(device)?, grad.to_device(device)?);
         for exact in [false, true] {
             crate::kernels::cudnn::set_cudnn_f32_weight_gradients(exact);
             for dw in [
-                weight_gradient(&x, &grad, &dims, geometry, DType::F32)?,
+                wgrad(&x, &grad, &dims, geometry, DType::F32)?,
                 weight_gradient_last(&x, &grad, &dims, geometry, DType::F32)?,
             ] {
                 let rounded = dw.to_dtype(dtype)?.to_dtype(DType::F32)?;
                 let by_cudnn = Gpu::of(device).is_some_and(|gpu| gpu.has_convolutions());
                 assert_eq!(values(&rounded) == values(&dw), by_cudnn && !exact, "{dtype:?}");
-                let unit = if by_cudnn && !exact { dtype } else { DType::F32 };
-                let within = largest * (epsilon(unit) + 32.0 * epsilon(DType::F32));
+                let isa = if by_cudnn && !exact { dtype } else { DType::F32 };
+                let within = largest * (epsilon(isa) + 32.0 * epsilon(DType::F32));
                 for (dw, expected) in values(&dw).into_iter().zip(&expected) {
                     assert!((dw - expected).abs() <= within, "{dw} {expected} {dtype:?} {exact}");
                 }
@@ -120,8 +120,8 @@ fn gpus_agree_on_mixed_and_strided_operands() {
         assert_gpus_agree(&[&x, &weight, &grad], 32.0, |t| {
             Ok(vec![
                 forward(&t[0], &t[1], None, geometry, DType::F32)?,
-                input_gradient(&t[2], &t[1], None, &[2, 4, 7, 6], geometry, DType::F32)?,
-                weight_gradient(&t[0], &t[2], &[5, 4, 3, 3], geometry, DType::F32)?,
+                dgrad(&t[2], &t[1], None, &[2, 4, 7, 6], geometry, DType::F32)?,
+                wgrad(&t[0], &t[2], &[5, 4, 3, 3], geometry, DType::F32)?,
                 forward_last(&t[0], &t[1], None, geometry, DType::F32)?,
                 input_gradient_last(&t[2], &t[1], None, &[2, 4, 7, 6], geometry, DType::F32)?,
                 weight_gradient_last(&t[0], &t[2], &[5, 4, 3, 3], geometry, DType::F32)?,
@@ -146,8 +146,8 @@ fn gpus_keep_nan_and_infinity_where_they_enter() {
             assert_gpus_agree(&[&x, &grad, &plain, &weight], 64.0, |t| {
                 Ok(vec![
                     forward(&t[0], &t[3], None, geometry, dtype)?,
-                    input_gradient(&t[1], &t[3], None, &[3, 4, 8, 8], geometry, dtype)?,
-                    weight_gradient(&t[0], &t[2], &w_dims, geometry, dtype)?,
+                    dgrad(&t[1], &t[3], None, &[3, 4, 8, 8], geometry, dtype)?,
+                    wgrad(&t[0], &t[2], &w_dims, geometry, dtype)?,
                     forward_last(&t[0], &t[3], None, geometry, dtype)?,
                     input_gradient_last(&t[1], &t[3], None, &[3, 4, 8, 8], geometry, dtype)?,
                     weight_gradient_last(&t[0], &t[2], &w_dims, geometry, dtype)?,

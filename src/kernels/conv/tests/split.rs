@@ -3,15 +3,15 @@
 use candle_core::{DType, Device, Result, Tensor};
 use half::f16;
 
-use super::{Shape, edges, first, geometry, last, plain_loops, turned};
-use crate::kernels::conv::packed::last::{forward, input_gradient, weight_gradient};
-use crate::kernels::gemm::micro::Unit;
+use super::{Shape, edges, geometry, plain_loops, to_nchw, to_nhwc, turned};
+use crate::kernels::conv::packed::nhwc::{dgrad, forward, wgrad};
+use crate::kernels::gemm::micro::InstructionSet;
 use crate::kernels::gemm::tests::{check, doubles, generator, mixed, random};
 
-/// Numbers that need all planes, on both sides.
+/// Numbers that need all terms, on both sides.
 #[test]
 fn planes_agree_with_plain_loops() -> Result<()> {
-    if !Unit::Fma.is_available() {
+    if !InstructionSet::Avx512F32.is_available() {
         return Ok(());
     }
     let mut rng = generator(62);
@@ -29,22 +29,22 @@ fn planes_agree_with_plain_loops() -> Result<()> {
                 sums.iter().map(|sum| sum.with_error_of(lost, 0.0)).collect::<Vec<_>>()
             });
             let what = format!("{dtypes:?} {shape:?}");
-            let [x, grad] = [last(&x)?, last(&grad)?];
+            let [x, grad] = [to_nhwc(&x)?, to_nhwc(&grad)?];
             let shape = Shape::new(x.dims(), &weight_dims, turned(geometry))?;
-            let single = forward::<f32>(&x, &weight, None, &shape, Unit::Planes)?;
-            check(&first(&single)?, &y, &dtypes, &what);
-            let back = input_gradient::<f32>(&grad, &weight, None, &shape, Unit::Planes)?;
-            check(&first(&back)?, &dx, &dtypes, &what);
-            check(&weight_gradient(&x, &grad, &shape, Unit::Planes)?, &dw, &dtypes, &what);
+            let single = forward::<f32>(&x, &weight, None, &shape, InstructionSet::AmxBf16x3)?;
+            check(&to_nchw(&single)?, &y, &dtypes, &what);
+            let back = dgrad::<f32>(&grad, &weight, None, &shape, InstructionSet::AmxBf16x3)?;
+            check(&to_nchw(&back)?, &dx, &dtypes, &what);
+            check(&wgrad(&x, &grad, &shape, InstructionSet::AmxBf16x3)?, &dw, &dtypes, &what);
         }
     }
     Ok(())
 }
 
-/// What planes cannot sum is summed without: infinity, NaN, and what BF16 rounds to infinity.
+/// What terms cannot sum is summed without: infinity, NaN, and what BF16 rounds to infinity.
 #[test]
 fn what_is_not_finite_in_planes_is_taken_again() -> Result<()> {
-    if !Unit::Fma.is_available() {
+    if !InstructionSet::Avx512F32.is_available() {
         return Ok(());
     }
     let mut rng = generator(61);
@@ -62,18 +62,20 @@ fn what_is_not_finite_in_planes_is_taken_again() -> Result<()> {
         (x[1501], grad[777]) = (odd, odd);
         let x = Tensor::from_vec(x, &dims, &Device::Cpu)?;
         let grad = Tensor::from_vec(grad, &shape.out_dims(), &Device::Cpu)?;
-        let of = |unit: Unit| -> Result<[Tensor; 3]> {
+        let of = |isa: InstructionSet| -> Result<[Tensor; 3]> {
             Ok([
-                forward::<f32>(&x, &weight, None, &shape, unit)?,
-                input_gradient::<f32>(&grad, &weight, None, &shape, unit)?,
-                weight_gradient(&x, &grad, &shape, unit)?,
+                forward::<f32>(&x, &weight, None, &shape, isa)?,
+                dgrad::<f32>(&grad, &weight, None, &shape, isa)?,
+                wgrad(&x, &grad, &shape, isa)?,
             ])
         };
-        for (planes, plain) in of(Unit::Planes)?.iter().zip(of(Unit::Fma)?) {
-            let (planes, plain) = (doubles(planes), doubles(&plain));
+        for (bf16x3, plain) in
+            of(InstructionSet::AmxBf16x3)?.iter().zip(of(InstructionSet::Avx512F32)?)
+        {
+            let (bf16x3, plain) = (doubles(bf16x3), doubles(&plain));
             let same = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
-            let same = planes.iter().zip(&plain).all(same);
-            // Else there are sums in planes, in another order.
+            let same = bf16x3.iter().zip(&plain).all(same);
+            // Else there are sums as BF16x3, in another order.
             assert_eq!(same, what != "none", "{what}");
         }
     }
@@ -83,7 +85,7 @@ fn what_is_not_finite_in_planes_is_taken_again() -> Result<()> {
 /// NaNs of F16 whose rounding to BF16 carries, and some others, in each operand.
 #[test]
 fn nans_of_f16_reach_what_planes_sum() -> Result<()> {
-    if !Unit::Fma.is_available() {
+    if !InstructionSet::Avx512F32.is_available() {
         return Ok(());
     }
     let mut rng = generator(63);
@@ -100,15 +102,15 @@ fn nans_of_f16_reach_what_planes_sum() -> Result<()> {
                 data[at] = f16::from_bits(bits);
                 Tensor::from_vec(data, tensor.dims(), &Device::Cpu)
             };
-            let (unit, y) = (Unit::Planes, spoil(&x)?);
-            assert!(any_nan(&forward::<f32>(&y, &weight, None, &shape, unit)?), "{bits:x}");
-            assert!(any_nan(&weight_gradient(&y, &grad, &shape, unit)?), "{bits:x}");
+            let (isa, y) = (InstructionSet::AmxBf16x3, spoil(&x)?);
+            assert!(any_nan(&forward::<f32>(&y, &weight, None, &shape, isa)?), "{bits:x}");
+            assert!(any_nan(&wgrad(&y, &grad, &shape, isa)?), "{bits:x}");
             let y = spoil(&weight)?;
-            assert!(any_nan(&forward::<f32>(&x, &y, None, &shape, unit)?), "{bits:x}");
-            assert!(any_nan(&input_gradient::<f32>(&grad, &y, None, &shape, unit)?), "{bits:x}");
+            assert!(any_nan(&forward::<f32>(&x, &y, None, &shape, isa)?), "{bits:x}");
+            assert!(any_nan(&dgrad::<f32>(&grad, &y, None, &shape, isa)?), "{bits:x}");
             let y = spoil(&grad)?;
-            assert!(any_nan(&input_gradient::<f32>(&y, &weight, None, &shape, unit)?), "{bits:x}");
-            assert!(any_nan(&weight_gradient(&x, &y, &shape, unit)?), "{bits:x}");
+            assert!(any_nan(&dgrad::<f32>(&y, &weight, None, &shape, isa)?), "{bits:x}");
+            assert!(any_nan(&wgrad(&x, &y, &shape, isa)?), "{bits:x}");
         }
     }
     Ok(())

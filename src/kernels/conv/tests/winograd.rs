@@ -1,9 +1,9 @@
 //! Convolutions by tiles: [`packed::winograd`].
 
-use super::super::packed::winograd::{suits, suits_gradient};
-use super::super::packed::{forward, input_gradient, weight_gradient};
+use super::super::packed::winograd::{suits, suits_wgrad};
+use super::super::packed::{dgrad, forward, wgrad};
 use super::*;
-use crate::kernels::gemm::micro::Unit;
+use crate::kernels::gemm::micro::InstructionSet;
 
 /// The error of a tile grows with the sum of the magnitudes of what is added in its transform, which
 /// can be more than that of a result's own terms. Four and eight roundings are those of the
@@ -138,7 +138,7 @@ pub(super) fn tolerant(sums: [&[Sum]; 3], operands: [&[f64]; 3], shape: &Shape) 
         let magnitudes = magnitudes(grad, &turned(weight, shape), &back);
         result[1] = loosened(dx, &magnitudes, back.c_in);
     }
-    if suits_gradient(shape) {
+    if suits_wgrad(shape) {
         let tiles = shape.batch * shape.out_height.div_ceil(2) * shape.out_width.div_ceil(2);
         result[2] = loosened(dw, &gradient_magnitudes(x, grad, shape), tiles);
     }
@@ -153,26 +153,24 @@ fn shape(dims: [usize; 4], c_out: usize, padding: (usize, usize)) -> Shape {
 #[test]
 fn tiles_are_chosen_by_shape() {
     for (dims, c_out) in [([128, 16, 32, 32], 16), ([128, 64, 8, 8], 64), ([64, 256, 8, 8], 256)] {
-        assert!(suits(&shape(dims, c_out, (1, 1))) && suits_gradient(&shape(dims, c_out, (1, 1))));
+        assert!(suits(&shape(dims, c_out, (1, 1))) && suits_wgrad(&shape(dims, c_out, (1, 1))));
     }
     let wide = shape([8, 16, 20, 20], 16, (1, 1));
     assert!(suits(&wide));
     for geometry in [geometry(2, 1, 1, 1), geometry(1, 1, 2, 1), geometry(1, 1, 1, 2)] {
-        assert!(
-            !suits(&Shape { geometry, ..wide }) && !suits_gradient(&Shape { geometry, ..wide })
-        );
+        assert!(!suits(&Shape { geometry, ..wide }) && !suits_wgrad(&Shape { geometry, ..wide }));
     }
     assert!(!suits(&Shape { kernel_height: 1, ..wide }));
     // Most lanes would be empty.
     assert!(!suits(&shape([1, 512, 7, 7], 512, (1, 1))));
     assert!(!suits(&shape([64, 16, 2, 2], 16, (1, 1))));
-    assert!(!suits_gradient(&shape([64, 16, 17, 17], 16, (1, 1))));
-    assert!(!suits_gradient(&shape([128, 3, 32, 32], 16, (1, 1))));
+    assert!(!suits_wgrad(&shape([64, 16, 17, 17], 16, (1, 1))));
+    assert!(!suits_wgrad(&shape([128, 3, 32, 32], 16, (1, 1))));
 }
 
 #[test]
 fn tiles_agree_with_plain_loops() -> Result<()> {
-    if !Unit::Fma.is_available() {
+    if !InstructionSet::Avx512F32.is_available() {
         return Ok(());
     }
     let mut rng = generator(31);
@@ -191,7 +189,7 @@ fn tiles_agree_with_plain_loops() -> Result<()> {
     for (index, (dims, c_out, padding)) in shapes.into_iter().enumerate() {
         let shape = shape(dims, c_out, padding);
         assert!(suits(&shape) && shape.transposed().is_some_and(|back| suits(&back)), "{shape:?}");
-        gradients += usize::from(suits_gradient(&shape));
+        gradients += usize::from(suits_wgrad(&shape));
         let dtype = [DType::F32, DType::F16][index % 2];
         let x = random(&mut rng, &dims, dtype);
         let weight = random(&mut rng, &shape.weight_dims(), dtype);
@@ -203,15 +201,16 @@ fn tiles_agree_with_plain_loops() -> Result<()> {
         let [y, dx, dw] = tolerant([&y, &dx, &dw], [&xs, &ws, &gs], &shape);
         let what = format!("{dtype:?} {shape:?}");
         let inputs = [dtype];
-        let single = forward::<f32>(&x, &weight, Some(&bias), &shape, Unit::Fma)?;
+        let single = forward::<f32>(&x, &weight, Some(&bias), &shape, InstructionSet::Avx512F32)?;
         check(&single, &y, &inputs, &what);
-        let half = forward::<half::bf16>(&x, &weight, Some(&bias), &shape, Unit::Fma)?;
+        let half =
+            forward::<half::bf16>(&x, &weight, Some(&bias), &shape, InstructionSet::Avx512F32)?;
         check(&half, &y, &inputs, &what);
-        let back = input_gradient::<f32>(&grad, &weight, None, &shape, Unit::Fma)?;
+        let back = dgrad::<f32>(&grad, &weight, None, &shape, InstructionSet::Avx512F32)?;
         check(&back, &dx, &inputs, &what);
-        let back = input_gradient::<half::f16>(&grad, &weight, None, &shape, Unit::Fma)?;
+        let back = dgrad::<half::f16>(&grad, &weight, None, &shape, InstructionSet::Avx512F32)?;
         check(&back, &dx, &inputs, &what);
-        check(&weight_gradient(&x, &grad, &shape, Unit::Fma)?, &dw, &inputs, &what);
+        check(&wgrad(&x, &grad, &shape, InstructionSet::Avx512F32)?, &dw, &inputs, &what);
     }
     assert!(gradients > 4);
     Ok(())
@@ -221,7 +220,7 @@ fn tiles_agree_with_plain_loops() -> Result<()> {
 #[test]
 fn overflow_in_a_tile_does_not_show() -> Result<()> {
     let shape = shape([8, 8, 8, 8], 8, (1, 1));
-    assert!(suits(&shape) && suits_gradient(&shape));
+    assert!(suits(&shape) && suits_wgrad(&shape));
     let mut rng = generator(32);
     let scaled =
         |rng: &mut _, dims: &[usize], by: f64| random(rng, dims, DType::F32).affine(by, 0.);
@@ -237,7 +236,7 @@ fn overflow_in_a_tile_does_not_show() -> Result<()> {
     let inputs = [DType::F32];
     let geometry = shape.geometry;
     check(&super::forward(&x, &weight, None, geometry, DType::F32)?, &y, &inputs, "y");
-    let actual = super::weight_gradient(&x, &grad, &shape.weight_dims(), geometry, DType::F32)?;
+    let actual = super::wgrad(&x, &grad, &shape.weight_dims(), geometry, DType::F32)?;
     check(&actual, &dw, &inputs, "dw");
     let actual = super::forward(&x, &weight.affine(1e6, 0.)?, None, geometry, DType::F32)?;
     let expected: Vec<_> = y.iter().map(|y| y.value * 1e6).collect();
@@ -255,7 +254,7 @@ fn nan_and_infinity_reach_what_they_enter_alone() -> Result<()> {
     for poison in [f64::NAN, f64::NEG_INFINITY] {
         for dims in [[2, 8, 12, 32], [2, 8, 9, 16], [8, 8, 8, 8]] {
             let shape = shape(dims, 9, (1, 1));
-            assert!(suits(&shape) && suits_gradient(&shape), "{shape:?}");
+            assert!(suits(&shape) && suits_wgrad(&shape), "{shape:?}");
             let (x_place, y_place) = (shape.image() + 70, shape.out_image() + shape.pixels() + 1);
             let x = poisoned(dims, x_place, poison, DType::F32);
             let grad = poisoned(shape.out_dims(), y_place, poison, DType::F32);
@@ -272,8 +271,8 @@ fn nan_and_infinity_reach_what_they_enter_alone() -> Result<()> {
             let (geometry, out) = (shape.geometry, DType::F32);
             for (name, actual, hit) in [
                 ("y", super::forward(&x, &weight, None, geometry, out)?, y),
-                ("dw", super::weight_gradient(&x, &plain, weight.dims(), geometry, out)?, dw),
-                ("dx", super::input_gradient(&grad, &weight, None, &dims, geometry, out)?, dx),
+                ("dw", super::wgrad(&x, &plain, weight.dims(), geometry, out)?, dw),
+                ("dx", super::dgrad(&grad, &weight, None, &dims, geometry, out)?, dx),
             ] {
                 for (index, (value, hit)) in doubles(&actual).into_iter().zip(hit).enumerate() {
                     let same = value == poison || value.is_nan() && poison.is_nan();

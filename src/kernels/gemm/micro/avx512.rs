@@ -11,24 +11,24 @@ use std::arch::x86_64::{
 };
 use std::mem::transmute;
 
-use super::{Panel, Tile, WIDTH};
+use super::{PackedGemm, Tile, WIDTH};
 
 const ROWS: usize = 8;
-/// Cells added up in a register, before their sum is added to those of earlier ones: the error of a sum
+/// Words added up in a register, before their sum is added to those of earlier ones: the error of a sum
 /// grows with the terms added one after the other.
 const LONGEST: usize = 256;
 
-macro_rules! unit {
+macro_rules! micro_kernel {
     ($name:ident, $tile:ident, $features:literal, |$sum:ident, $left:ident, $right:ident| $add:expr) => {
-        pub(super) fn $name(panel: &Panel<'_>, mut f: impl FnMut(Tile<'_>)) {
+        pub(super) fn $name(gemm: &PackedGemm<'_>, mut f: impl FnMut(Tile<'_>)) {
             let mut sums = [[0f32; WIDTH]; ROWS];
             // Equal parts: a last part of one vector would spend its time waiting for loads.
-            let vectors = panel.columns.div_ceil(16);
+            let vectors = gemm.columns.div_ceil(16);
             let each = vectors.div_ceil(vectors.div_ceil(3));
             for vector in (0..vectors).step_by(each) {
                 let column = vector * 16;
-                for row in (0..panel.rows).step_by(ROWS) {
-                    let run = match (each.min(vectors - vector), panel.left_row == 1) {
+                for row in (0..gemm.rows).step_by(ROWS) {
+                    let run = match (each.min(vectors - vector), gemm.left_row == 1) {
                         (1, true) => $tile::<1, 2, true>,
                         (1, false) => $tile::<1, 2, false>,
                         (2, true) => $tile::<2, 1, true>,
@@ -36,11 +36,11 @@ macro_rules! unit {
                         (_, true) => $tile::<3, 1, true>,
                         (_, false) => $tile::<3, 1, false>,
                     };
-                    // SAFETY: `Panel::multiply` has seen that the processor has the instructions,
-                    // and that whole blocks of rows and columns of the panel lie in its slices.
-                    unsafe { run(panel, row / ROWS, vector, &mut sums) };
-                    let rows = ROWS.min(panel.rows - row);
-                    let columns = (each * 16).min(panel.columns - column);
+                    // SAFETY: `PackedGemm::multiply` has seen that the processor has the instructions,
+                    // and that whole blocks of rows and columns of the product lie in its slices.
+                    unsafe { run(gemm, row / ROWS, vector, &mut sums) };
+                    let rows = ROWS.min(gemm.rows - row);
+                    let columns = (each * 16).min(gemm.columns - column);
                     f(Tile { row, column, rows, columns, sums: &sums });
                 }
             }
@@ -49,14 +49,14 @@ macro_rules! unit {
         /// # Safety
         /// The features, and row block `block` and `VECTORS` vectors of columns in the slices.
         #[target_feature(enable = $features)]
-        unsafe fn $tile<const VECTORS: usize, const CELLS: usize, const CLOSE: bool>(
-            panel: &Panel<'_>,
+        unsafe fn $tile<const VECTORS: usize, const WORDS: usize, const CLOSE: bool>(
+            gemm: &PackedGemm<'_>,
             block: usize,
             vector: usize,
             out: &mut [[f32; WIDTH]; ROWS],
         ) {
             // With one vector, two sums a row: an addition takes four cycles, and the next one needs its result.
-            let mut sums = [[[_mm512_setzero_ps(); VECTORS]; ROWS]; CELLS];
+            let mut sums = [[[_mm512_setzero_ps(); VECTORS]; ROWS]; WORDS];
             let (mut count, mut before) = (0, false);
             macro_rules! put {
                 () => {
@@ -64,8 +64,8 @@ macro_rules! unit {
                         let places = out.as_chunks_mut::<16>().0.iter_mut();
                         for (v, place) in places.enumerate().take(VECTORS) {
                             let mut sum = sums[0][i][v];
-                            if CELLS > 1 {
-                                sum = _mm512_add_ps(sum, sums[CELLS - 1][i][v]);
+                            if WORDS > 1 {
+                                sum = _mm512_add_ps(sum, sums[WORDS - 1][i][v]);
                             }
                             // SAFETY: a place has 16 elements.
                             unsafe {
@@ -79,25 +79,25 @@ macro_rules! unit {
                 };
             }
             // Where rows are known to be neighbours, no address is computed for each.
-            let row = if CLOSE { 1 } else { panel.left_row };
-            let step = panel.left_step;
-            let (across, down) = (panel.right_block, panel.right_step);
-            for (left, right) in panel.left_starts.iter().zip(panel.right_starts) {
-                let left = block * panel.left_block + left;
-                let right = vector * panel.right_block + right;
-                let mut left = panel.left.as_ptr().wrapping_add(left).cast::<f32>();
-                let mut right = panel.right.as_ptr().wrapping_add(right).cast::<f32>();
-                macro_rules! cell {
-                    ($sums:expr, $cell:expr) => {
+            let row = if CLOSE { 1 } else { gemm.left_row };
+            let step = gemm.left_step;
+            let (across, down) = (gemm.right_block, gemm.right_step);
+            for (left, right) in gemm.left_starts.iter().zip(gemm.right_starts) {
+                let left = block * gemm.left_block + left;
+                let right = vector * gemm.right_block + right;
+                let mut left = gemm.left.as_ptr().wrapping_add(left).cast::<f32>();
+                let mut right = gemm.right.as_ptr().wrapping_add(right).cast::<f32>();
+                macro_rules! word {
+                    ($sums:expr, $word:expr) => {
                         let mut columns = [_mm512_setzero_ps(); VECTORS];
                         for (v, column) in columns.iter_mut().enumerate() {
-                            let at = right.wrapping_add(v * across + $cell * down);
-                            // SAFETY: these 16 cells are columns of the panel.
+                            let at = right.wrapping_add(v * across + $word * down);
+                            // SAFETY: these 16 words are columns of the product.
                             *column = unsafe { _mm512_loadu_ps(at) };
                         }
                         for (i, sums) in $sums.iter_mut().enumerate() {
-                            let at = left.wrapping_add(i * row + $cell * step);
-                            // SAFETY: this cell is a row of the block.
+                            let at = left.wrapping_add(i * row + $word * step);
+                            // SAFETY: this word is a row of the block.
                             let $left = unsafe { _mm512_set1_ps(*at) };
                             for ($sum, $right) in sums.iter_mut().zip(columns) {
                                 *$sum = $add;
@@ -105,19 +105,19 @@ macro_rules! unit {
                         }
                     };
                 }
-                let mut depth = panel.depth;
+                let mut depth = gemm.depth;
                 while depth > 0 {
                     let run = depth.min(LONGEST - count);
-                    for _ in 0..run / CELLS {
-                        cell!(sums[0], 0);
-                        if CELLS > 1 {
-                            cell!(sums[CELLS - 1], 1);
+                    for _ in 0..run / WORDS {
+                        word!(sums[0], 0);
+                        if WORDS > 1 {
+                            word!(sums[WORDS - 1], 1);
                         }
-                        left = left.wrapping_add(CELLS * step);
-                        right = right.wrapping_add(CELLS * down);
+                        left = left.wrapping_add(WORDS * step);
+                        right = right.wrapping_add(WORDS * down);
                     }
-                    if run % CELLS > 0 {
-                        cell!(sums[0], 0);
+                    if run % WORDS > 0 {
+                        word!(sums[0], 0);
                         left = left.wrapping_add(step);
                         right = right.wrapping_add(down);
                     }
@@ -125,7 +125,7 @@ macro_rules! unit {
                     count += run;
                     if count == LONGEST {
                         put!();
-                        sums = [[[_mm512_setzero_ps(); VECTORS]; ROWS]; CELLS];
+                        sums = [[[_mm512_setzero_ps(); VECTORS]; ROWS]; WORDS];
                         (count, before) = (0, true);
                     }
                 }
@@ -135,15 +135,15 @@ macro_rules! unit {
     };
 }
 
-unit!(fma, fma_tile, "avx512f", |sum, left, right| _mm512_fmadd_ps(left, right, *sum));
-unit!(dot, dot_tile, "avx512f,avx512bf16", |sum, left, right| _mm512_dpbf16_ps(
+micro_kernel!(fma, fma_tile, "avx512f", |sum, left, right| _mm512_fmadd_ps(left, right, *sum));
+micro_kernel!(dot, dot_tile, "avx512f,avx512bf16", |sum, left, right| _mm512_dpbf16_ps(
     *sum,
     pairs(left),
     pairs(right)
 ));
 
 #[inline(always)]
-fn pairs(cells: __m512) -> __m512bh {
+fn pairs(words: __m512) -> __m512bh {
     // SAFETY: both are 64 bytes, any of them valid.
-    unsafe { transmute(cells) }
+    unsafe { transmute(words) }
 }

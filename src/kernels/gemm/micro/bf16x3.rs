@@ -6,43 +6,43 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::pack::{Planes, Side, transposed};
+use super::pack::{Bf16Terms, MatrixView, transposed};
 
-impl Planes for f32 {
+impl Bf16Terms for f32 {
     const COUNT: usize = 3;
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn square(
-        side: &Side<'_, Self>,
+    unsafe fn pack_tile(
+        view: &MatrixView<'_, Self>,
         from: [usize; 2],
         by_line: bool,
         out: *mut u32,
         stride: usize,
     ) {
         // SAFETY: the caller's.
-        unsafe { split_square(side, from, by_line, out, stride) }
+        unsafe { split_tile(view, from, by_line, out, stride) }
     }
 }
 
-impl Planes for f16 {
+impl Bf16Terms for f16 {
     /// Of 11 bits, nothing is left for a third.
     const COUNT: usize = 2;
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn square(
-        side: &Side<'_, Self>,
+    unsafe fn pack_tile(
+        view: &MatrixView<'_, Self>,
         from: [usize; 2],
         by_line: bool,
         out: *mut u32,
         stride: usize,
     ) {
         // SAFETY: the caller's.
-        unsafe { split_square(side, from, by_line, out, stride) }
+        unsafe { split_tile(view, from, by_line, out, stride) }
     }
 }
 
 /// What is split as F32.
-trait Widened: Planes {
+trait Widened: Bf16Terms {
     /// Zeros for the elements not in `mask`.
     ///
     /// # Safety
@@ -66,46 +66,46 @@ impl Widened for f16 {
     }
 }
 
-/// See [`Planes::square`]. A cell has the elements `k` and `k + 16`, not `k` and `k + 1`, so that none has
+/// See [`Bf16Terms::pack_tile`]. A word has the elements `k` and `k + 16`, not `k` and `k + 1`, so that none has
 /// to move: the order of a sum is the same on both sides.
 ///
 /// # Safety
 /// As there.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn split_square<T: Widened>(
-    side: &Side<'_, T>,
-    [line, cell]: [usize; 2],
+unsafe fn split_tile<T: Widened>(
+    view: &MatrixView<'_, T>,
+    [line, word]: [usize; 2],
     by_line: bool,
     out: *mut u32,
     stride: usize,
 ) {
-    let along = side.depth_stride == 1;
-    let lines = side.lines - line;
+    let along = view.depth_stride == 1;
+    let lines = view.lines - line;
     let mut halves = [[_mm512_setzero_si512(); 16]; 2];
-    for (half, square) in halves.iter_mut().enumerate() {
-        let k = 2 * cell + 16 * half;
-        let elements = side.depth.saturating_sub(k);
+    for (half, tile) in halves.iter_mut().enumerate() {
+        let k = 2 * word + 16 * half;
+        let elements = view.depth.saturating_sub(k);
         let (rows, columns) = if along { (lines, elements) } else { (elements, lines) };
         let mask = if columns >= 16 { u16::MAX } else { (1 << columns) - 1 };
-        let from = line * side.line_stride + k * side.depth_stride;
-        let from = side.data.as_ptr().wrapping_add(from);
-        let step = if along { side.line_stride } else { side.depth_stride };
-        for (i, row) in square.iter_mut().enumerate().take(rows) {
+        let from = line * view.line_stride + k * view.depth_stride;
+        let from = view.data.as_ptr().wrapping_add(from);
+        let step = if along { view.line_stride } else { view.depth_stride };
+        for (i, row) in tile.iter_mut().enumerate().take(rows) {
             // SAFETY: only elements of the matrix are in the mask.
             *row = _mm512_castps_si512(unsafe { T::load(from.wrapping_add(i * step), mask) });
         }
         if along != by_line {
-            *square = transposed(*square);
+            *tile = transposed(*tile);
         }
     }
     let next = if by_line { 16 } else { 256 };
     let [first, last] = &halves;
     for (row, (first, last)) in first.iter().zip(last).enumerate() {
         let (first, last) = (split(*first), split(*last));
-        for plane in 0..T::COUNT {
-            let cells = _mm512_or_si512(_mm512_srli_epi32::<16>(first[plane]), last[plane]);
+        for term in 0..T::COUNT {
+            let words = _mm512_or_si512(_mm512_srli_epi32::<16>(first[term]), last[term]);
             // SAFETY: the caller's.
-            unsafe { _mm512_storeu_si512(out.add(plane * next + row * stride).cast(), cells) };
+            unsafe { _mm512_storeu_si512(out.add(term * next + row * stride).cast(), words) };
         }
     }
 }

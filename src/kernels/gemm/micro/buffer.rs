@@ -3,23 +3,23 @@
 
 use std::cell::RefCell;
 
-/// Cells on a cache line: a tile register that reads rows across two lines takes twice the time.
+/// Words on a cache line: a tile register that reads rows across two lines takes twice the time.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 pub(in crate::kernels) struct Line([u32; 16]);
 
-/// Packed cells that a value keeps, such as a weight's.
+/// Packed words that a value keeps, such as a weight's.
 #[derive(Debug, Default)]
-pub(in crate::kernels) struct Cells(Vec<Line>);
+pub(in crate::kernels) struct PackedWords(Vec<Line>);
 
-impl Cells {
+impl PackedWords {
     /// Zeros.
     pub(in crate::kernels) fn new(len: usize) -> Self {
         Self(vec![Line::default(); len.div_ceil(16)])
     }
 
     pub(in crate::kernels) fn as_slice(&self) -> &[u32] {
-        // SAFETY: a line is 16 cells without padding.
+        // SAFETY: a line is 16 words without padding.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * 16) }
     }
 
@@ -29,23 +29,23 @@ impl Cells {
     }
 }
 
-/// The largest scratch, in cells, a thread keeps.
+/// The largest scratch, in words, a thread keeps.
 const KEPT: usize = 1 << 24;
 
-/// Calls `f` with buffers of at least these numbers of cells, each on a cache line and of unspecified
+/// Calls `f` with buffers of at least these numbers of words, each on a cache line and of unspecified
 /// value, from memory the thread keeps: fresh memory costs page faults, which can take longer than
 /// the arithmetic.
-pub(in crate::kernels) fn with_cells<const N: usize, R>(
+pub(in crate::kernels) fn with_words<const N: usize, R>(
     sizes: [usize; N],
     f: impl FnOnce([&mut [u32]; N]) -> R,
 ) -> R {
-    thread_local!(static KEEP: RefCell<Vec<Cells>> = const { RefCell::new(Vec::new()) });
+    thread_local!(static KEEP: RefCell<Vec<PackedWords>> = const { RefCell::new(Vec::new()) });
     let sizes = sizes.map(|size| size.next_multiple_of(16));
     let len = sizes.iter().sum();
     // A stack of buffers, as calls nest: see `Arithmetic::with_scratch`.
     let mut buffer = KEEP.with_borrow_mut(Vec::pop).unwrap_or_default();
     if buffer.as_slice().len() < len {
-        buffer = Cells::new(len);
+        buffer = PackedWords::new(len);
     }
     let mut rest = buffer.as_mut_slice();
     let parts = sizes.map(|size| {

@@ -24,7 +24,7 @@ pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
     /// # Safety
     /// As there, and AVX-512 BF16.
     #[inline(always)]
-    unsafe fn store_normal(at: *mut Self, mask: u16, sums: __m512) {
+    unsafe fn store_ftz(at: *mut Self, mask: u16, sums: __m512) {
         // SAFETY: the caller's.
         unsafe { Self::store(at, mask, sums) }
     }
@@ -47,7 +47,7 @@ pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
     /// # Safety
     /// As there, and AVX-512 BF16.
     #[inline(always)]
-    unsafe fn store_normal_pair(at: *mut Self, sums: [__m512; 2]) {
+    unsafe fn store_ftz_pair(at: *mut Self, sums: [__m512; 2]) {
         // SAFETY: the caller's.
         unsafe { Self::store_pair(at, sums) }
     }
@@ -66,13 +66,13 @@ pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
         out: *mut MaybeUninit<Self>,
         stride: usize,
     ) {
-        assert!(super::Unit::Fma.is_available(), "rounding needs AVX-512");
+        assert!(super::InstructionSet::Avx512F32.is_available(), "rounding needs AVX-512");
         assert!(bias.is_none_or(|bias| bias.len() >= tile.columns));
         let bias = bias.map(<[f32]>::as_ptr);
         // SAFETY: the features, as asserted or asked for, and the caller's.
         unsafe {
             match is_x86_feature_detected!("avx512bf16") {
-                true => store_normal_tile(tile, bias, out, stride),
+                true => store_ftz_tile(tile, bias, out, stride),
                 false => store_tile::<Self, false>(tile, bias, out, stride),
             }
         }
@@ -83,7 +83,7 @@ pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
     /// # Panics
     /// When there are fewer, or the processor has no AVX-512.
     fn store_all(sums: &[f32], bias: Option<&[f32]>, out: &mut [MaybeUninit<Self>]) {
-        assert!(super::Unit::Fma.is_available(), "rounding needs AVX-512");
+        assert!(super::InstructionSet::Avx512F32.is_available(), "rounding needs AVX-512");
         assert!(sums.len() >= out.len() && bias.is_none_or(|bias| bias.len() >= out.len()));
         // SAFETY: the features and lengths, as asserted.
         unsafe { store_line(sums.as_ptr(), bias.map(<[f32]>::as_ptr), out) };
@@ -96,7 +96,7 @@ pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
 /// # Safety
 /// As there, and AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn store_normal_tile<O: Rounded>(
+unsafe fn store_ftz_tile<O: Rounded>(
     tile: &Tile<'_>,
     bias: Option<*const f32>,
     out: *mut MaybeUninit<O>,
@@ -109,9 +109,9 @@ unsafe fn store_normal_tile<O: Rounded>(
 /// See [`Rounded::store_tile`]. Inlined where the features are.
 ///
 /// # Safety
-/// AVX-512 F, BW and VL, and BF16 if `NORMAL`; places for every row, and numbers in the bias.
+/// AVX-512 F, BW and VL, and BF16 if `FTZ`; places for every row, and numbers in the bias.
 #[inline(always)]
-unsafe fn store_tile<O: Rounded, const NORMAL: bool>(
+unsafe fn store_tile<O: Rounded, const FTZ: bool>(
     tile: &Tile<'_>,
     bias: Option<*const f32>,
     out: *mut MaybeUninit<O>,
@@ -127,9 +127,7 @@ unsafe fn store_tile<O: Rounded, const NORMAL: bool>(
             asm!("prefetchw [{}]", in(reg) next, options(nostack, readonly, preserves_flags))
         };
         // SAFETY: the caller's.
-        unsafe {
-            store_all::<O, NORMAL>(sums.as_ptr(), bias, from_raw_parts_mut(at, tile.columns))
-        };
+        unsafe { store_all::<O, FTZ>(sums.as_ptr(), bias, from_raw_parts_mut(at, tile.columns)) };
     }
 }
 
@@ -150,9 +148,9 @@ unsafe fn store_line<O: Rounded>(
 /// As [`store_line`]. Inlined where the features are.
 ///
 /// # Safety
-/// As there, and AVX-512 BF16 if `NORMAL`.
+/// As there, and AVX-512 BF16 if `FTZ`.
 #[inline(always)]
-pub(in crate::kernels) unsafe fn store_all<O: Rounded, const NORMAL: bool>(
+pub(in crate::kernels) unsafe fn store_all<O: Rounded, const FTZ: bool>(
     sums: *const f32,
     bias: Option<*const f32>,
     out: &mut [MaybeUninit<O>],
@@ -165,7 +163,7 @@ pub(in crate::kernels) unsafe fn store_all<O: Rounded, const NORMAL: bool>(
         unsafe {
             let first = sum(sums, bias, i * 32, u16::MAX);
             let pair = [first, sum(sums, bias, i * 32 + 16, u16::MAX)];
-            if NORMAL { O::store_normal_pair(at, pair) } else { O::store_pair(at, pair) }
+            if FTZ { O::store_ftz_pair(at, pair) } else { O::store_pair(at, pair) }
         }
     }
     for (i, places) in rest.chunks_mut(16).enumerate() {
@@ -173,7 +171,7 @@ pub(in crate::kernels) unsafe fn store_all<O: Rounded, const NORMAL: bool>(
         // SAFETY: as many places, and sums, as the mask has elements.
         unsafe {
             let (at, sums) = (places.as_mut_ptr().cast(), sum(sums, bias, done + i * 16, mask));
-            if NORMAL { O::store_normal(at, mask, sums) } else { O::store(at, mask, sums) }
+            if FTZ { O::store_ftz(at, mask, sums) } else { O::store(at, mask, sums) }
         }
     }
 }
@@ -213,7 +211,7 @@ impl Rounded for bf16 {
     }
 
     #[inline(always)]
-    unsafe fn store_normal(at: *mut Self, mask: u16, sums: __m512) {
+    unsafe fn store_ftz(at: *mut Self, mask: u16, sums: __m512) {
         // SAFETY: the caller's; the two are of 32 bytes.
         unsafe {
             let rounded: __m256i = transmute(_mm512_cvtneps_pbh(sums));
@@ -231,7 +229,7 @@ impl Rounded for bf16 {
     }
 
     #[inline(always)]
-    unsafe fn store_normal_pair(at: *mut Self, sums: [__m512; 2]) {
+    unsafe fn store_ftz_pair(at: *mut Self, sums: [__m512; 2]) {
         // SAFETY: the caller's; the two are of 64 bytes.
         unsafe {
             let both: __m512i = transmute(_mm512_cvtne2ps_pbh(sums[1], sums[0]));

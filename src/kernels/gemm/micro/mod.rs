@@ -27,21 +27,21 @@ mod tests;
 
 use crate::kernels::cpu::simd::vectorise;
 pub(in crate::kernels) use bf16x3::split;
-pub(in crate::kernels) use buffer::{Cells, with_cells};
+pub(in crate::kernels) use buffer::{PackedWords, with_words};
 pub(in crate::kernels) use epilogue::{Rounded, store_all, upper_halves};
-pub(in crate::kernels) use isa::Unit;
-pub(in crate::kernels) use pack::{Planes, Side, transpose, transposed};
+pub(in crate::kernels) use isa::InstructionSet;
+pub(in crate::kernels) use pack::{Bf16Terms, MatrixView, transpose, transposed};
 
 /// `left (rows × depth) × right (depth × columns)`, the depth in equal segments.
 ///
-/// In cells, element `(m, k)` of segment `s` is at `left[m / R * left_block + m % R * left_row +
+/// In words, element `(m, k)` of segment `s` is at `left[m / R * left_block + m % R * left_row +
 /// k * left_step + left_starts[s]]`, `R` being [`Unit::rows`], and element `(k, n)` is at
 /// `right[n / 16 * right_block + n % 16 + k * right_step + right_starts[s]]`.
 ///
 /// Rows are read in whole blocks of `R`, columns in whole blocks of 16; what is there beyond the
 /// matrix is multiplied and dropped.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::kernels) struct Panel<'a> {
+pub(in crate::kernels) struct PackedGemm<'a> {
     pub(in crate::kernels) left: &'a [u32],
     pub(in crate::kernels) left_block: usize,
     pub(in crate::kernels) left_row: usize,
@@ -54,23 +54,23 @@ pub(in crate::kernels) struct Panel<'a> {
     pub(in crate::kernels) right_starts: &'a [usize],
     pub(in crate::kernels) rows: usize,
     pub(in crate::kernels) columns: usize,
-    /// Cells of a sum in one segment, of all planes.
+    /// Words of a sum in one segment, of all terms.
     pub(in crate::kernels) depth: usize,
-    /// More than one for [`Unit::Planes`] only, and in whole registers.
-    pub(in crate::kernels) planes: usize,
-    /// Whether columns are positions whose cells lie apart, along strips: tiles are as wide as can be.
-    pub(in crate::kernels) strips: bool,
+    /// More than one for [`InstructionSet::AmxBf16x3`] only, and in whole registers.
+    pub(in crate::kernels) terms: usize,
+    /// Whether columns are positions whose words lie apart, along row panels: tiles are as wide as can be.
+    pub(in crate::kernels) row_panels: bool,
 }
 
-/// Cells of a sum with all its planes, in whole registers where there are several.
-pub(in crate::kernels) fn planed(cells: usize, planes: usize) -> usize {
-    if planes == 1 { cells } else { cells.next_multiple_of(16) * planes }
+/// Words of a sum with all its terms, in whole registers where there are several.
+pub(in crate::kernels) fn padded_words(words: usize, terms: usize) -> usize {
+    if terms == 1 { words } else { words.next_multiple_of(16) * terms }
 }
 
-/// Where a cell's first plane is; the next one is 16 cells further.
+/// Where a word's first term is; the next one is 16 words further.
 #[inline(always)]
-pub(in crate::kernels) fn first_plane(cell: usize, planes: usize) -> usize {
-    cell / 16 * 16 * planes + cell % 16
+pub(in crate::kernels) fn first_term(word: usize, terms: usize) -> usize {
+    word / 16 * 16 * terms + word % 16
 }
 
 /// Columns of a tile of results in memory.
@@ -81,7 +81,7 @@ pub(in crate::kernels) struct Tile<'a> {
     /// Where it lies in the product.
     pub(in crate::kernels) row: usize,
     pub(in crate::kernels) column: usize,
-    /// Its size; at most [`Unit::rows`] by [`WIDTH`].
+    /// Its size; at most [`InstructionSet::rows`] by [`WIDTH`].
     pub(in crate::kernels) rows: usize,
     pub(in crate::kernels) columns: usize,
     pub(in crate::kernels) sums: &'a [[f32; WIDTH]],
@@ -118,38 +118,38 @@ impl Tile<'_> {
     }
 }
 
-impl Panel<'_> {
+impl PackedGemm<'_> {
     /// Calls `f` with every tile of the product.
     ///
     /// # Panics
-    /// When the panel reaches beyond its data, or the processor has no such unit.
-    pub(in crate::kernels) fn multiply(&self, unit: Unit, f: impl FnMut(Tile<'_>)) {
-        assert!(unit.is_runnable(), "{unit:?} is not available");
+    /// When the product reaches beyond its data, or the processor has no such instruction set.
+    pub(in crate::kernels) fn multiply(&self, isa: InstructionSet, f: impl FnMut(Tile<'_>)) {
+        assert!(isa.is_runnable(), "{isa:?} is not available");
         if self.rows * self.columns == 0 {
             return;
         }
-        self.check(unit);
-        unit.multiply(self, f);
+        self.check(isa);
+        isa.multiply(self, f);
     }
 
-    fn check(&self, unit: Unit) {
+    fn check(&self, isa: InstructionSet) {
         let last = |count: usize, step: usize| count.saturating_sub(1) * step;
-        assert!(!unit.tiles() || self.left_step == 1, "tile registers read whole rows");
-        let whole = unit == Unit::Planes && self.depth.is_multiple_of(16 * self.planes);
-        assert!(whole || self.planes == 1, "planes are whole tile registers");
+        assert!(!isa.is_amx() || self.left_step == 1, "tile registers read whole rows");
+        let whole = isa == InstructionSet::AmxBf16x3 && self.depth.is_multiple_of(16 * self.terms);
+        assert!(whole || self.terms == 1, "terms are whole tile registers");
         assert!(self.left_starts.len() == self.right_starts.len(), "segments have two sides");
         let starts = self.left_starts.iter().max().zip(self.right_starts.iter().max());
         let (Some((left_start, start)), true) = (starts, self.depth > 0) else { return };
-        let blocks = self.rows.div_ceil(unit.rows());
+        let blocks = self.rows.div_ceil(isa.rows());
         let left = last(blocks, self.left_block)
-            + last(unit.rows(), self.left_row)
+            + last(isa.rows(), self.left_row)
             + last(self.depth, self.left_step)
             + left_start;
-        assert!(left < self.left.len(), "the left panel reaches beyond its cells");
+        assert!(left < self.left.len(), "the left matrix reaches beyond its words");
         let right = last(self.columns.div_ceil(16), self.right_block)
             + 15
             + last(self.depth, self.right_step)
             + start;
-        assert!(right < self.right.len(), "the right panel reaches beyond its cells");
+        assert!(right < self.right.len(), "the right matrix reaches beyond its words");
     }
 }

@@ -11,9 +11,9 @@ use half::bf16;
 
 /// A matrix, seen from a product: `lines` sums' worth of elements, each of `depth` elements along the
 /// sum. Element `(line, k)` is `data[line * line_stride + k * depth_stride]`, and one of the strides is
-/// 1. BF16 is packed as it is, F32 into three of it: see [`super::Panel`].
+/// 1. BF16 is packed as it is, F32 into three of it: see [`super::PackedGemm`].
 #[derive(Clone, Copy, Debug)]
-pub(in crate::kernels) struct Side<'a, T = bf16> {
+pub(in crate::kernels) struct MatrixView<'a, T = bf16> {
     pub(in crate::kernels) data: &'a [T],
     pub(in crate::kernels) lines: usize,
     pub(in crate::kernels) depth: usize,
@@ -21,20 +21,20 @@ pub(in crate::kernels) struct Side<'a, T = bf16> {
     pub(in crate::kernels) depth_stride: usize,
 }
 
-/// What is packed into cells of BF16: an element is the exact sum of its numbers in all planes.
-pub(in crate::kernels) trait Planes: Copy + Send + Sync {
-    /// How many planes.
+/// What is packed into words of BF16: an element is the exact sum of its numbers in all terms.
+pub(in crate::kernels) trait Bf16Terms: Copy + Send + Sync {
+    /// How many terms.
     const COUNT: usize;
 
-    /// Writes 16 lines by 16 cells of each plane: a row a line, or else a row a cell, `stride` cells
-    /// apart; zeros beyond the matrix. The next plane's are after those, 16 cells or 16 rows further.
+    /// Writes 16 lines by 16 words of each term: a row a line, or else a row a word, `stride` words
+    /// apart; zeros beyond the matrix. The next term's are after those, 16 words or 16 rows further.
     ///
     /// One function with the features: without, every instruction would be a call of its own.
     ///
     /// # Safety
-    /// AVX-512 F, BW and VL; 16 rows can be written. [`Side::check`] has passed.
-    unsafe fn square(
-        side: &Side<'_, Self>,
+    /// AVX-512 F, BW and VL; 16 rows can be written. [`MatrixView::check`] has passed.
+    unsafe fn pack_tile(
+        view: &MatrixView<'_, Self>,
         from: [usize; 2],
         by_line: bool,
         out: *mut u32,
@@ -42,9 +42,9 @@ pub(in crate::kernels) trait Planes: Copy + Send + Sync {
     );
 }
 
-impl<'a, T: Planes> Side<'a, T> {
+impl<'a, T: Bf16Terms> MatrixView<'a, T> {
     /// Some of the lines, and some elements of each.
-    pub(in crate::kernels) fn part(
+    pub(in crate::kernels) fn submatrix(
         self,
         line: usize,
         lines: usize,
@@ -55,65 +55,65 @@ impl<'a, T: Planes> Side<'a, T> {
         Self { data, lines, depth, ..self }
     }
 
-    /// Cells of a line, in whole vectors of every plane.
-    pub(in crate::kernels) fn cells(&self) -> usize {
+    /// Words of a line, in whole vectors of every term.
+    pub(in crate::kernels) fn words(&self) -> usize {
         self.depth.div_ceil(2).next_multiple_of(16) * T::COUNT
     }
 
-    /// Cells of lines, and how many from a line to the next, where they can be read as they lie: pairs
+    /// Words of lines, and how many from a line to the next, where they can be read as they lie: pairs
     /// along the sum, in whole blocks of 16 lines that begin on cache lines.
-    pub(in crate::kernels) fn in_place(&self) -> Option<(&'a [u32], usize)> {
+    pub(in crate::kernels) fn as_packed(&self) -> Option<(&'a [u32], usize)> {
         let pairs = T::COUNT == 1 && self.depth_stride == 1 && self.depth.is_multiple_of(2);
         let blocks = self.lines.is_multiple_of(16) && self.line_stride.is_multiple_of(32);
         let whole = pairs && blocks && self.data.as_ptr().addr().is_multiple_of(64);
-        // SAFETY: two BF16 are a cell of their bits, the lower one first, as packing writes it.
-        let (_, cells, _) = unsafe { self.data.align_to::<u32>() };
-        whole.then_some((cells, self.line_stride / 2))
+        // SAFETY: two BF16 are a word of their bits, the lower one first, as packing writes it.
+        let (_, words, _) = unsafe { self.data.align_to::<u32>() };
+        whole.then_some((words, self.line_stride / 2))
     }
 
-    /// Writes `(line, cell)`, each line `stride` cells after the one before; of the first `lines`
+    /// Writes `(line, word)`, each line `stride` words after the one before; of the first `lines`
     /// in whole blocks of 16.
     ///
     /// # Panics
     /// When there is no room, the matrix reaches beyond its data, or the processor has no AVX-512.
     pub(in crate::kernels) fn pack_lines(&self, stride: usize, out: &mut [u32]) {
         let rows = self.lines.next_multiple_of(16);
-        assert!(self.cells() <= stride && rows * stride <= out.len());
+        assert!(self.words() <= stride && rows * stride <= out.len());
         self.check();
-        for (line, cell) in self.squares() {
-            let out = &mut out[line * stride + cell * T::COUNT..][..15 * stride + 16 * T::COUNT];
+        for (line, word) in self.tile_origins() {
+            let out = &mut out[line * stride + word * T::COUNT..][..15 * stride + 16 * T::COUNT];
             // SAFETY: `check` has seen the features and the data; `out` has 16 rows.
-            unsafe { T::square(self, [line, cell], true, out.as_mut_ptr(), stride) };
+            unsafe { T::pack_tile(self, [line, word], true, out.as_mut_ptr(), stride) };
         }
     }
 
-    /// Writes `(line / 16, cell, line % 16)`.
+    /// Writes `(line / 16, word, line % 16)`.
     ///
     /// # Panics
     /// As [`Self::pack_lines`].
     pub(in crate::kernels) fn pack_blocks(&self, out: &mut [u32]) {
         self.check();
-        assert!(self.lines.next_multiple_of(16) * self.cells() <= out.len());
-        for (line, cell) in self.squares() {
-            let out = &mut out[line * self.cells() + cell * 16 * T::COUNT..][..256 * T::COUNT];
+        assert!(self.lines.next_multiple_of(16) * self.words() <= out.len());
+        for (line, word) in self.tile_origins() {
+            let out = &mut out[line * self.words() + word * 16 * T::COUNT..][..256 * T::COUNT];
             // SAFETY: `check` has seen the features and the data; `out` has 16 rows.
-            unsafe { T::square(self, [line, cell], false, out.as_mut_ptr(), 16) };
+            unsafe { T::pack_tile(self, [line, word], false, out.as_mut_ptr(), 16) };
         }
     }
 
-    /// Lines and cells of a plane, 16 by 16, what shares cache lines after each other.
-    fn squares(&self) -> impl Iterator<Item = (usize, usize)> + use<T> {
-        let (lines, cells) = (self.lines, self.cells() / T::COUNT);
+    /// Lines and words of a term, 16 by 16, what shares cache lines after each other.
+    fn tile_origins(&self) -> impl Iterator<Item = (usize, usize)> + use<T> {
+        let (lines, words) = (self.lines, self.words() / T::COUNT);
         let beside = if self.depth_stride == 1 { 16 } else { 64 };
         (0..lines).step_by(beside).flat_map(move |first| {
             let end = lines.min(first + beside);
-            let across = move |cell| (first..end).step_by(16).map(move |line| (line, cell));
-            (0..cells).step_by(16).flat_map(across)
+            let across = move |word| (first..end).step_by(16).map(move |line| (line, word));
+            (0..words).step_by(16).flat_map(across)
         })
     }
 
     fn check(&self) {
-        assert!(super::Unit::Fma.is_available(), "packing needs AVX-512");
+        assert!(super::InstructionSet::Avx512F32.is_available(), "packing needs AVX-512");
         assert!(self.line_stride == 1 || self.depth_stride == 1, "a matrix has rows or columns");
         if self.lines * self.depth > 0 {
             let last = (self.lines - 1) * self.line_stride + (self.depth - 1) * self.depth_stride;
@@ -122,55 +122,54 @@ impl<'a, T: Planes> Side<'a, T> {
     }
 }
 
-impl Planes for bf16 {
+impl Bf16Terms for bf16 {
     const COUNT: usize = 1;
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn square(
-        side: &Side<'_, Self>,
-        [line, cell]: [usize; 2],
+    unsafe fn pack_tile(
+        view: &MatrixView<'_, Self>,
+        [line, word]: [usize; 2],
         by_line: bool,
         out: *mut u32,
         stride: usize,
     ) {
-        let along = side.depth_stride == 1;
+        let along = view.depth_stride == 1;
         // SAFETY: the features; the stride of 1 is that of the direction.
-        let square =
-            unsafe { if along { side.along(line, cell) } else { side.across(line, cell) } };
-        let square = if along == by_line { square } else { transposed(square) };
-        for (row, vector) in square.iter().enumerate() {
+        let tile = unsafe { if along { view.along(line, word) } else { view.across(line, word) } };
+        let tile = if along == by_line { tile } else { transposed(tile) };
+        for (row, vector) in tile.iter().enumerate() {
             // SAFETY: the caller's.
             unsafe { _mm512_storeu_si512(out.add(row * stride).cast(), *vector) };
         }
     }
 }
 
-impl Side<'_, bf16> {
-    /// A row a line, 16 cells from `cell` on; zeros beyond the matrix.
+impl MatrixView<'_, bf16> {
+    /// A row a line, 16 words from `word` on; zeros beyond the matrix.
     ///
     /// # Safety
     /// AVX-512 F, BW and VL; elements along the sum follow each other.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     #[inline]
-    unsafe fn along(&self, line: usize, cell: usize) -> [__m512i; 16] {
-        let left = self.depth.saturating_sub(2 * cell);
+    unsafe fn along(&self, line: usize, word: usize) -> [__m512i; 16] {
+        let left = self.depth.saturating_sub(2 * word);
         let mask = if left >= 32 { u32::MAX } else { (1 << left) - 1 };
-        let mut square = [_mm512_setzero_si512(); 16];
-        for (i, vector) in square.iter_mut().enumerate().take(self.lines - line) {
-            let at = self.data.as_ptr().wrapping_add((line + i) * self.line_stride + 2 * cell);
+        let mut tile = [_mm512_setzero_si512(); 16];
+        for (i, vector) in tile.iter_mut().enumerate().take(self.lines - line) {
+            let at = self.data.as_ptr().wrapping_add((line + i) * self.line_stride + 2 * word);
             // SAFETY: only elements of the matrix are in the mask.
             *vector = unsafe { _mm512_maskz_loadu_epi16(mask, at.cast()) };
         }
-        square
+        tile
     }
 
-    /// A row a cell, 16 lines from `line` on; zeros beyond the matrix.
+    /// A row a word, 16 lines from `line` on; zeros beyond the matrix.
     ///
     /// # Safety
     /// AVX-512 F, BW and VL; elements of consecutive lines follow each other.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     #[inline]
-    unsafe fn across(&self, line: usize, cell: usize) -> [__m512i; 16] {
+    unsafe fn across(&self, line: usize, word: usize) -> [__m512i; 16] {
         let left = self.lines - line;
         let mask = if left >= 16 { u16::MAX } else { (1 << left) - 1 };
         let load = |k: usize| {
@@ -179,16 +178,16 @@ impl Side<'_, bf16> {
             // SAFETY: only elements of the matrix are in the mask.
             unsafe { _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, at.cast())) }
         };
-        let mut square = [_mm512_setzero_si512(); 16];
-        for (i, vector) in square.iter_mut().enumerate() {
-            let k = 2 * (cell + i);
+        let mut tile = [_mm512_setzero_si512(); 16];
+        for (i, vector) in tile.iter_mut().enumerate() {
+            let k = 2 * (word + i);
             *vector = _mm512_or_si512(load(k), _mm512_slli_epi32::<16>(load(k + 1)));
         }
-        square
+        tile
     }
 }
 
-/// Writes the transpose of `src`, rows of `stride` cells of which `columns` count, to `dst`: blocks of
+/// Writes the transpose of `src`, rows of `stride` words of which `columns` count, to `dst`: blocks of
 /// 16 rows, each `(columns, 16)`. Rows and columns are read in whole blocks of 16.
 ///
 /// # Panics
@@ -202,7 +201,7 @@ pub(in crate::kernels) fn transpose(
 ) {
     let columns = columns.next_multiple_of(16);
     let last = rows.next_multiple_of(16).saturating_sub(1) * stride;
-    assert!(super::Unit::Fma.is_available(), "packing needs AVX-512");
+    assert!(super::InstructionSet::Avx512F32.is_available(), "packing needs AVX-512");
     assert!(last + columns <= src.len());
     assert!(rows.next_multiple_of(16) * columns <= dst.len());
     for block in 0..rows.div_ceil(16) {
@@ -216,21 +215,21 @@ pub(in crate::kernels) fn transpose(
 }
 
 /// # Safety
-/// AVX-512 F; 16 rows of 16 cells.
+/// AVX-512 F; 16 rows of 16 words.
 #[target_feature(enable = "avx512f")]
 unsafe fn transpose_block(src: *const u32, stride: usize, dst: *mut u32) {
-    let mut square = [_mm512_setzero_si512(); 16];
-    for (i, row) in square.iter_mut().enumerate() {
+    let mut tile = [_mm512_setzero_si512(); 16];
+    for (i, row) in tile.iter_mut().enumerate() {
         // SAFETY: the caller's.
         *row = unsafe { _mm512_loadu_si512(src.add(i * stride).cast()) };
     }
-    for (i, row) in transposed(square).iter().enumerate() {
+    for (i, row) in transposed(tile).iter().enumerate() {
         // SAFETY: the caller's.
         unsafe { _mm512_storeu_si512(dst.add(i * 16).cast(), *row) };
     }
 }
 
-/// The transpose of 16 rows of 16 cells.
+/// The transpose of 16 rows of 16 words.
 #[target_feature(enable = "avx512f")]
 #[inline]
 pub(in crate::kernels) fn transposed(mut r: [__m512i; 16]) -> [__m512i; 16] {

@@ -3,21 +3,21 @@
 
 use std::mem::MaybeUninit;
 
-use super::{Panel, Rounded, Tile, Unit, amx};
+use super::{InstructionSet, PackedGemm, Rounded, Tile, amx};
 
-impl Panel<'_> {
+impl PackedGemm<'_> {
     /// Adds the product to sums, whose rows have `columns` elements.
     ///
     /// # Panics
     /// As [`Self::multiply`], and when there are fewer sums.
-    pub(in crate::kernels) fn add_to(&self, unit: Unit, sums: &mut [f32], columns: usize) {
-        if unit != Unit::Tiles || self.rows * self.columns == 0 {
-            // F32 in planes too: sums of sums are the more exact ones.
-            return self.multiply(unit, |tile| tile.add_to(sums, columns));
+    pub(in crate::kernels) fn add_to(&self, isa: InstructionSet, sums: &mut [f32], columns: usize) {
+        if isa != InstructionSet::AmxBf16 || self.rows * self.columns == 0 {
+            // F32 as BF16x3 too: sums of sums are the more exact ones.
+            return self.multiply(isa, |tile| tile.add_to(sums, columns));
         }
-        assert!(unit.is_runnable(), "{unit:?} is not available");
-        self.check(unit);
-        amx::multiply(self, amx::To::<fn(Tile<'_>)>::Sums(sums, columns));
+        assert!(isa.is_runnable(), "{isa:?} is not available");
+        self.check(isa);
+        amx::multiply(self, amx::Output::<fn(Tile<'_>)>::Sums(sums, columns));
     }
 
     /// Writes the product, plus the bias of each column, to rows of results `stride` elements apart. Subnormals
@@ -30,24 +30,24 @@ impl Panel<'_> {
     /// As [`Self::multiply`], and when the bias has fewer columns.
     pub(in crate::kernels) unsafe fn round<O: Rounded>(
         &self,
-        unit: Unit,
+        isa: InstructionSet,
         bias: Option<&[f32]>,
         out: *mut MaybeUninit<O>,
         stride: usize,
     ) {
-        assert!(unit.is_runnable(), "{unit:?} is not available");
+        assert!(isa.is_runnable(), "{isa:?} is not available");
         assert!(bias.is_none_or(|bias| bias.len() >= self.columns));
-        let woven = unit == Unit::Tiles
-            && self.planes == 1
+        let interleaved = isa == InstructionSet::AmxBf16
+            && self.terms == 1
             && self.left_starts.len() == 1
             && self.depth.is_multiple_of(16)
             && is_x86_feature_detected!("avx512bf16");
-        let whole = |lines: usize| if woven { lines / amx::SIDE * amx::SIDE } else { 0 };
+        let whole = |lines: usize| if interleaved { lines / amx::BLOCK * amx::BLOCK } else { 0 };
         let (rows, columns) = (whole(self.rows), whole(self.columns));
         if rows * columns > 0 {
-            self.check(unit);
-            let whole = Panel { rows, columns, ..*self };
-            // SAFETY: a `Unit` has tiles; what else is asked for, as just seen, and the caller's.
+            self.check(isa);
+            let whole = PackedGemm { rows, columns, ..*self };
+            // SAFETY: an `InstructionSet` has tiles; what else is asked for, as just seen, and the caller's.
             unsafe { amx::rounded(&whole, bias, out, stride) };
         }
         // What is left of the columns, and of the rows.
@@ -58,14 +58,14 @@ impl Panel<'_> {
             if rows.is_empty() || columns.is_empty() {
                 continue;
             }
-            let panel = Panel {
-                left: &self.left[rows.start / unit.rows() * self.left_block..],
+            let gemm = PackedGemm {
+                left: &self.left[rows.start / isa.rows() * self.left_block..],
                 right: &self.right[columns.start / 16 * self.right_block..],
                 rows: rows.len(),
                 columns: columns.len(),
                 ..*self
             };
-            panel.multiply(unit, |tile| {
+            gemm.multiply(isa, |tile| {
                 let column = columns.start + tile.column;
                 let bias = bias.map(|bias| &bias[column..]);
                 let out = out.wrapping_add((rows.start + tile.row) * stride + column);

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use rand::Rng;
 
-use super::{Panel, Planes, Side, Unit};
+use super::{Bf16Terms, InstructionSet, MatrixView, PackedGemm};
 use crate::kernels::gemm::tests::generator;
 
 /// An element in the three terms that [`crate::kernels::gemm::micro::bf16x3`] gives, one at a time.
@@ -18,23 +18,23 @@ fn split_one(x: f32) -> [u32; 3] {
     [first, second, (rest - f32::from_bits(second)).to_bits() & !0xffff]
 }
 
-/// The cells of lines of 32 elements each, in three terms: `(line, term, cell)`.
+/// The words of lines of 32 elements each, in three terms: `(line, term, word)`.
 fn pack_portably(lines: &[[f32; 32]]) -> Vec<u32> {
     let pack = |line: &[f32; 32]| {
         let split = line.map(split_one);
-        let cell = move |i: usize| split[i % 16][i / 16] >> 16 | split[i % 16 + 16][i / 16];
-        (0..48).map(cell)
+        let word = move |i: usize| split[i % 16][i / 16] >> 16 | split[i % 16 + 16][i / 16];
+        (0..48).map(word)
     };
     lines.iter().flat_map(pack).collect()
 }
 
 /// What `left` and `right`, both `(line, 48)`, give: `(line of left, line of right)`.
 fn multiply_portably(left: &[[f32; 32]], right: &[[f32; 32]]) -> Vec<f32> {
-    let cells = pack_portably(right);
-    let blocks = cells.chunks(16 * 48);
+    let words = pack_portably(right);
+    let blocks = words.chunks(16 * 48);
     let turned = blocks.flat_map(|block| (0..48 * 16).map(|i| block[i % 16 * 48 + i / 16]));
     let right_cells: Vec<u32> = turned.collect();
-    let panel = Panel {
+    let gemm = PackedGemm {
         left: &pack_portably(left),
         left_block: 16 * 48,
         left_row: 48,
@@ -47,15 +47,15 @@ fn multiply_portably(left: &[[f32; 32]], right: &[[f32; 32]]) -> Vec<f32> {
         rows: left.len(),
         columns: right.len(),
         depth: 48,
-        planes: 3,
-        strips: false,
+        terms: 3,
+        row_panels: false,
     };
-    sums(&panel, Unit::Planes)
+    sums(&gemm, InstructionSet::AmxBf16x3)
 }
 
-fn sums(panel: &Panel<'_>, unit: Unit) -> Vec<f32> {
-    let mut sums = vec![0f32; panel.rows * panel.columns];
-    panel.multiply(unit, |tile| tile.add_to(&mut sums, panel.columns));
+fn sums(gemm: &PackedGemm<'_>, isa: InstructionSet) -> Vec<f32> {
+    let mut sums = vec![0f32; gemm.rows * gemm.columns];
+    gemm.multiply(isa, |tile| tile.add_to(&mut sums, gemm.columns));
     sums
 }
 
@@ -112,7 +112,7 @@ fn terms_add_up_to_the_element() {
 /// What the vector instructions pack is what one element at a time gives, both ways it can lie in memory.
 #[test]
 fn vectors_pack_what_single_elements_give() {
-    if !Unit::Fma.is_available() {
+    if !InstructionSet::Avx512F32.is_available() {
         return;
     }
     let numbers = every_exponent();
@@ -120,51 +120,53 @@ fn vectors_pack_what_single_elements_give() {
     for lines in lines.chunks(16) {
         let data = lines.as_flattened();
         let expected = pack_portably(lines);
-        let side = Side { data, lines: lines.len(), depth: 32, line_stride: 32, depth_stride: 1 };
+        let view =
+            MatrixView { data, lines: lines.len(), depth: 32, line_stride: 32, depth_stride: 1 };
         let mut packed = vec![0; 16 * 48];
-        side.pack_lines(48, &mut packed);
+        view.pack_lines(48, &mut packed);
         assert!(packed.starts_with(&expected));
 
         let turned: Vec<f32> =
             (0..data.len()).map(|i| lines[i % lines.len()][i / lines.len()]).collect();
-        let side = Side { data: &turned, line_stride: 1, depth_stride: lines.len(), ..side };
-        side.pack_lines(48, &mut packed);
+        let view = MatrixView { data: &turned, line_stride: 1, depth_stride: lines.len(), ..view };
+        view.pack_lines(48, &mut packed);
         assert!(packed.starts_with(&expected));
         let mut blocks = vec![0; 16 * 48];
-        side.pack_blocks(&mut blocks);
+        view.pack_blocks(&mut blocks);
         let in_blocks = (0..16 * 48).all(|i| packed[i % 16 * 48 + i / 16] == blocks[i]);
         assert!(in_blocks);
     }
 }
 
 /// Each line of `left` times lines of ones.
-fn times_ones<T: Planes>(left: &[T], one: T, unit: Unit) -> Vec<f32> {
+fn times_ones<T: Bf16Terms>(left: &[T], one: T, isa: InstructionSet) -> Vec<f32> {
     let lines = left.len() / 32;
-    let side = |data, lines| Side { data, lines, depth: 32, line_stride: 32, depth_stride: 1 };
+    let view =
+        |data, lines| MatrixView { data, lines, depth: 32, line_stride: 32, depth_stride: 1 };
     let ones = vec![one; 16 * 32];
-    let (left, right) = (side(left, lines), side(&ones, 16));
-    // Elements of 16 cells are packed; without AMX, pairs are multiplied by rows of 8.
-    let cells = left.cells();
-    let mut packed = [vec![0; lines.next_multiple_of(16) * cells], vec![0; 16 * cells]];
-    left.pack_lines(cells, &mut packed[0]);
+    let (left, right) = (view(left, lines), view(&ones, 16));
+    // Elements of 16 words are packed; without AMX, pairs are multiplied by rows of 8.
+    let words = left.words();
+    let mut packed = [vec![0; lines.next_multiple_of(16) * words], vec![0; 16 * words]];
+    left.pack_lines(words, &mut packed[0]);
     right.pack_blocks(&mut packed[1]);
-    let panel = Panel {
+    let gemm = PackedGemm {
         left: &packed[0],
-        left_block: unit.rows() * cells,
-        left_row: cells,
+        left_block: isa.rows() * words,
+        left_row: words,
         left_step: 1,
         left_starts: &[0],
         right: &packed[1],
-        right_block: 16 * cells,
+        right_block: 16 * words,
         right_step: 16,
         right_starts: &[0],
         rows: lines,
         columns: 16,
-        depth: cells,
-        planes: T::COUNT,
-        strips: false,
+        depth: words,
+        terms: T::COUNT,
+        row_panels: false,
     };
-    sums(&panel, unit)
+    sums(&gemm, isa)
 }
 
 /// A line for each NaN, at another place each time, among ones.
@@ -175,7 +177,7 @@ fn nans<T: Copy>(patterns: impl Iterator<Item = T>, one: T) -> Vec<T> {
 
 #[test]
 fn every_nan_makes_its_sums_nan() {
-    if !Unit::Fma.is_available() {
+    if !InstructionSet::Avx512F32.is_available() {
         return;
     }
     let half = (0..=u16::MAX).map(f16::from_bits).filter(|x| x.is_nan());
@@ -184,14 +186,16 @@ fn every_nan_makes_its_sums_nan() {
     let (half, brain) = (nans(half, f16::ONE), nans(brain, bf16::ONE));
     let single = nans(single, 1f32);
     assert_eq!((half.len(), brain.len()), (2046 * 32, 254 * 32));
-    let units = [Unit::Dot, Unit::Tiles].into_iter().filter(|unit| unit.is_runnable());
+    let isas = [InstructionSet::Avx512Bf16, InstructionSet::AmxBf16]
+        .into_iter()
+        .filter(|isa| isa.is_runnable());
     let mut all = vec![
-        (Unit::Planes, times_ones(&half, f16::ONE, Unit::Planes)),
-        (Unit::Planes, times_ones(&single, 1.0, Unit::Planes)),
+        (InstructionSet::AmxBf16x3, times_ones(&half, f16::ONE, InstructionSet::AmxBf16x3)),
+        (InstructionSet::AmxBf16x3, times_ones(&single, 1.0, InstructionSet::AmxBf16x3)),
     ];
-    all.extend(units.map(|unit| (unit, times_ones(&brain, bf16::ONE, unit))));
-    for (unit, sums) in all {
+    all.extend(isas.map(|isa| (isa, times_ones(&brain, bf16::ONE, isa))));
+    for (isa, sums) in all {
         let finite = sums.iter().position(|sum| !sum.is_nan());
-        assert_eq!(finite, None, "{unit:?}");
+        assert_eq!(finite, None, "{isa:?}");
     }
 }

@@ -5,7 +5,7 @@ use candle_core::{DType, Result, Tensor};
 use super::{BINS, Counts};
 use crate::kernels::cuda::{Gpu, Grid, Source, suffix};
 
-static SOURCE: Source = Source { name: "exponents", code: include_str!("exponents.cu") };
+static SOURCE: Source = Source { name: "histogram", code: include_str!("histogram.cu") };
 
 /// Elements a block counts at least, and blocks at most: each counts below 2^32.
 const EACH: usize = 1 << 14;

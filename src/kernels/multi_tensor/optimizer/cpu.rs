@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Result, bail};
 
-use super::planes::{Gradient, Number, Part, Source};
 use super::rule::{Rule, Squares};
+use super::storage::{Gradient, GradientSlice, Number, Part};
 use super::{Master, Slot};
 use crate::kernels::cpu::in_place::{Access, Locked, SliceMut, lock_sets};
 use crate::kernels::cpu::parallel::{TASK, map_sized};
@@ -90,9 +90,9 @@ fn update(slots: &[Slot<'_>], locked: &mut [Vec<Locked<'_>>]) -> Result<Vec<Squa
 fn part<'a, T: Number>(slot: &Slot<'_>, locked: &'a mut [Locked<'_>]) -> Result<Part<'a, T>> {
     let [variable, gradient, others @ ..] = locked else { bail!("a variable and its gradient") };
     let source = match slot.gradient.dtype() {
-        DType::F16 => Source::F16(gradient.slice()?),
-        DType::BF16 => Source::BF16(gradient.slice()?),
-        _ => Source::Own(gradient.slice()?),
+        DType::F16 => GradientSlice::F16(gradient.slice()?),
+        DType::BF16 => GradientSlice::BF16(gradient.slice()?),
+        _ => GradientSlice::Own(gradient.slice()?),
     };
     let gradient = Gradient { source, by: slot.by.on_host()?.map(T::of) };
     let without_master = matches!(slot.master, Master::Itself | Master::Stochastic);

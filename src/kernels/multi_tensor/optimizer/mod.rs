@@ -6,10 +6,10 @@
 
 mod cpu;
 mod cuda;
-mod planes;
 mod portable;
 mod rounding;
 mod rule;
+mod storage;
 
 use candle_core::{DType, Result, Tensor};
 

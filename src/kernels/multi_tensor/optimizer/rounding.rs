@@ -92,7 +92,7 @@ impl Stochastic for bf16 {
         let rounded = (bits.wrapping_add(random >> 16) >> 16) as u16;
         let finite = bits & 0x7fff_ffff < INFINITY;
         // A conditional on bits, so that the loop vectorises.
-        let nearest = bf16::lower(value).to_bits();
+        let nearest = bf16::narrowed(value).to_bits();
         bf16::from_bits(if finite { rounded } else { nearest })
     }
 }
@@ -113,7 +113,7 @@ impl Stochastic for f16 {
         let small = magnitude < (127 - 14) << 23;
         let rounded = if small { subnormal } else { normal };
         let rounded = if magnitude < INFINITY { rounded.to_bits() } else { magnitude };
-        f16::lower(f32::from_bits(rounded | (bits & 0x8000_0000)))
+        f16::narrowed(f32::from_bits(rounded | (bits & 0x8000_0000)))
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(back.to_bits(), bits, "{bits:#x}");
         // The nearest, and away from zero from half way between two.
         let tie = bits & 0xffff == 0x8000;
-        let even = bf16::lower(value).to_bits();
+        let even = bf16::narrowed(value).to_bits();
         let expected = if tie { (bits >> 16) as u16 + 1 } else { even };
         assert_eq!(high.to_bits(), expected, "{bits:#x}");
     }
@@ -159,7 +159,7 @@ mod tests {
         const DRAWS: usize = 1 << 16;
         let mut rounded = vec![T::default(); DRAWS];
         T::round_all(&[value; DRAWS], &mut rounded, Key::new(7, 3), 5);
-        rounded.iter().map(|x| f64::from(x.raise())).sum::<f64>() / DRAWS as f64
+        rounded.iter().map(|x| f64::from(x.widened())).sum::<f64>() / DRAWS as f64
     }
 
     fn is_unbiased<T: Stochastic>(value: f32, gap: f64) {
@@ -188,7 +188,7 @@ mod tests {
     fn keeps_what_fits<T: Stochastic>(all: impl Iterator<Item = T>) {
         for x in all {
             for random in [0, 1, 0x1234_5678, u32::MAX] {
-                let (a, b) = (T::stochastic(x.raise(), random).raise(), x.raise());
+                let (a, b) = (T::stochastic(x.widened(), random).widened(), x.widened());
                 assert!(a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan(), "{b:e}");
             }
         }

@@ -17,7 +17,7 @@ pub(super) struct Grid {
 
 /// The tiles of a vector.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Place {
+pub(super) struct VectorTiles {
     pub(super) image: usize,
     /// The images there are, at most [`Grid::together`].
     pub(super) images: usize,
@@ -61,10 +61,10 @@ impl Grid {
     }
 
     /// Where vector `vector` of [`Self::vectors`] lies.
-    pub(super) fn place(&self, vector: usize) -> Place {
+    pub(super) fn place(&self, vector: usize) -> VectorTiles {
         let (across, rows) = (self.across(), self.rows());
         let image = vector / across / rows * self.together;
-        Place {
+        VectorTiles {
             image,
             images: self.together.min(self.batch - image),
             row: vector / across % rows,

@@ -10,11 +10,11 @@
 //! that it is infinite or NaN as it ought to be.
 #![allow(unsafe_code)]
 
-mod correlate;
 mod grid;
 mod multiply;
 mod pixels;
 mod transform;
+mod wgrad;
 
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -30,13 +30,13 @@ use super::{Shape, with_stored};
 use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
-use crate::kernels::cpu::uninit::fresh_if;
-use crate::kernels::gemm::micro::{Cells, Rounded, Unit, with_cells};
-pub(super) use correlate::Correlation;
-pub(in crate::kernels::conv) use correlate::suits_gradient;
-use grid::{Grid, Place};
+use crate::kernels::cpu::uninit::try_uninit_vec;
+use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_words};
+use grid::{Grid, VectorTiles};
 use multiply::multiply;
 use pixels::{Reader, Writer};
+pub(super) use wgrad::Wgrad;
+pub(in crate::kernels::conv) use wgrad::suits_wgrad;
 
 /// Output channels of a product.
 const ROWS: usize = 8;
@@ -44,7 +44,7 @@ const ROWS: usize = 8;
 const VECTORS: usize = 3;
 const TILES: usize = 16 * VECTORS;
 /// Products for a tile, channel and output channel.
-const PLACES: usize = 16;
+const TILE_ELEMENTS: usize = 16;
 
 /// Whether a convolution is of the kind taken here.
 fn is_plain(shape: &Shape) -> bool {
@@ -53,7 +53,7 @@ fn is_plain(shape: &Shape) -> bool {
     kernel == (3, 3) && (geometry.stride, geometry.dilation, geometry.groups) == (1, 1, 1)
 }
 
-/// Whether tiles are faster than strips.
+/// Whether tiles are faster than row panels.
 pub(in crate::kernels::conv) fn suits(shape: &Shape) -> bool {
     is_plain(shape) && pays(grid(shape).vectors(), 1.2, shape)
 }
@@ -61,7 +61,7 @@ pub(in crate::kernels::conv) fn suits(shape: &Shape) -> bool {
 /// Whether the products of so many vectors are at most `share` of a direct convolution's: not where
 /// tiles leave lanes empty.
 fn pays(vectors: usize, share: f64, shape: &Shape) -> bool {
-    (PLACES * 16 * vectors) as f64 <= share * (9 * shape.batch * shape.pixels()) as f64
+    (TILE_ELEMENTS * 16 * vectors) as f64 <= share * (9 * shape.batch * shape.pixels()) as f64
 }
 
 fn grid(shape: &Shape) -> Grid {
@@ -80,7 +80,7 @@ pub(super) fn convolve<O: Rounded>(
 ) -> Result<Option<Vec<O>>> {
     let weight = pack(weight, shape, order);
     let grid = grid(shape);
-    let pass = Pass {
+    let pass = WinogradConv {
         ins: shape.c_in,
         outs: shape.c_out,
         grid,
@@ -90,14 +90,14 @@ pub(super) fn convolve<O: Rounded>(
         bias,
     };
     let len = shape.batch * shape.out_image();
-    Ok(with_stored!(x, x => fresh_if(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out))))
+    Ok(with_stored!(x, x => try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out))))
 }
 
 /// Transforms weights: `(block of output channels, place, channel, output channel)`.
-fn pack(weight: &[f32], shape: &Shape, order: Order) -> Cells {
+fn pack(weight: &[f32], shape: &Shape, order: Order) -> PackedWords {
     let (ins, outs) = (shape.c_in, shape.c_out);
-    let block = PLACES * ins * ROWS;
-    let mut packed = Cells::new(outs.div_ceil(ROWS) * block);
+    let block = TILE_ELEMENTS * ins * ROWS;
+    let mut packed = PackedWords::new(outs.div_ceil(ROWS) * block);
     let blocks = &mut packed.as_mut_slice()[..outs.div_ceil(ROWS) * block];
     parallel::for_each_chunk(blocks, block, |index, places| {
         let first = index * ROWS;
@@ -129,7 +129,7 @@ fn pack(weight: &[f32], shape: &Shape, order: Order) -> Cells {
 }
 
 /// A convolution of images of `ins` channels to images of `outs`.
-struct Pass<'a> {
+struct WinogradConv<'a> {
     ins: usize,
     outs: usize,
     grid: Grid,
@@ -145,7 +145,7 @@ struct Images<O>(*mut O);
 // SAFETY: no two threads write the same pixel, and none reads.
 unsafe impl<O: Send> Sync for Images<O> {}
 
-impl Pass<'_> {
+impl WinogradConv<'_> {
     /// Elements of a place of transformed tiles. Were they a multiple of a page, the places of a
     /// tile would share few lines of the nearest cache.
     fn place(&self) -> usize {
@@ -155,10 +155,10 @@ impl Pass<'_> {
     /// Whether all results are finite: then all are written.
     fn run<S: Stored, O: Rounded>(&self, x: &[S], out: &mut [MaybeUninit<O>]) -> bool {
         let (batch, size, out_size) = (self.grid.batch, self.grid.size, self.grid.out_size);
-        assert!(Unit::Fma.is_available(), "tiles need AVX-512");
+        assert!(InstructionSet::Avx512F32.is_available(), "tiles need AVX-512");
         assert_eq!(x.len(), batch * self.ins * size.0 * size.1);
         assert_eq!(out.len(), batch * self.outs * out_size.0 * out_size.1);
-        assert!(self.outs.div_ceil(ROWS) * PLACES * self.ins * ROWS <= self.weight.len());
+        assert!(self.outs.div_ceil(ROWS) * TILE_ELEMENTS * self.ins * ROWS <= self.weight.len());
         let finite = AtomicBool::new(true);
         let out = Images(out.as_mut_ptr().cast::<O>());
         let vectors = self.grid.vectors();
@@ -167,8 +167,8 @@ impl Pass<'_> {
         let task = task.next_multiple_of(VECTORS).clamp(VECTORS, 16 * VECTORS);
         parallel::for_each(vectors.div_ceil(task), |index| {
             let last = vectors.min((index + 1) * task);
-            let sizes = [PLACES * self.place(), PLACES * ROWS * TILES];
-            with_cells(sizes, |[tiles, sums]| {
+            let sizes = [TILE_ELEMENTS * self.place(), TILE_ELEMENTS * ROWS * TILES];
+            with_words(sizes, |[tiles, sums]| {
                 let (tiles, sums) = (tiles.as_mut_ptr().cast(), sums.as_mut_ptr().cast());
                 for first in (index * task..last).step_by(VECTORS) {
                     if !finite.load(Ordering::Relaxed) {
@@ -202,7 +202,7 @@ impl Pass<'_> {
         let (size, out_size) = (self.grid.size, self.grid.out_size);
         let (pixels, out_pixels) = (size.0 * size.1, out_size.0 * out_size.1);
         let count = vectors.len();
-        let mut places = [Place::default(); VECTORS];
+        let mut places = [VectorTiles::default(); VECTORS];
         for (place, vector) in places.iter_mut().zip(vectors) {
             *place = self.grid.place(vector);
         }
@@ -222,9 +222,10 @@ impl Pass<'_> {
         }
         let mut finite = true;
         for block in 0..self.outs.div_ceil(ROWS) {
-            for i in 0..PLACES {
+            for i in 0..TILE_ELEMENTS {
                 let weight = self.weight.as_ptr().cast::<f32>();
-                let left = (weight.wrapping_add((block * PLACES + i) * self.ins * ROWS), ROWS);
+                let left =
+                    (weight.wrapping_add((block * TILE_ELEMENTS + i) * self.ins * ROWS), ROWS);
                 let right = (tiles.wrapping_add(i * self.place()).cast_const(), count * 16);
                 let sums = (sums.wrapping_add(i * ROWS * count * 16), count * 16);
                 // SAFETY: a block has `ROWS` weights a place and channel, and there are `count`

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::super::rows::{Stored, bits};
-use super::grid::{Grid, Place};
+use super::grid::{Grid, VectorTiles};
 use crate::kernels::gemm::micro::Rounded;
 
 /// Picks tiles from rows of pixels.
@@ -51,7 +51,7 @@ impl Reader {
     #[inline]
     pub(super) unsafe fn read<S: Stored, const N: usize>(
         &self,
-        place: Place,
+        place: VectorTiles,
         x: *const S,
         image: usize,
     ) -> [[__m512; N]; N] {
@@ -135,7 +135,7 @@ impl Writer {
     #[inline]
     pub(super) unsafe fn write<O: Rounded>(
         &self,
-        place: Place,
+        place: VectorTiles,
         tile: [[__m512; 2]; 2],
         out: *mut O,
         image: usize,

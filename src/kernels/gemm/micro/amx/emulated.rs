@@ -2,16 +2,16 @@
 
 use std::cell::RefCell;
 
-use super::instructions::Tiles;
-use super::{CELLS, Configuration, ROWS};
+use super::instructions::TileRegisters;
+use super::{Configuration, ROWS, WORDS};
 
 thread_local!(static REGISTERS: RefCell<Option<Registers>> = const { RefCell::new(None) });
 
 /// The registers of a thread, as bits.
 #[derive(Clone, Copy)]
 struct Registers {
-    cells: [[[u32; CELLS]; ROWS]; 8],
-    /// Rows, and cells of a row.
+    words: [[[u32; WORDS]; ROWS]; 8],
+    /// Rows, and words of a row.
     sizes: [[usize; 2]; 8],
 }
 
@@ -21,15 +21,15 @@ fn with<R>(f: impl FnOnce(&mut Registers) -> R) -> R {
     REGISTERS.with_borrow_mut(|registers| f(registers.as_mut().expect("tiles are not configured")))
 }
 
-impl Tiles for Emulated {
+impl TileRegisters for Emulated {
     unsafe fn configure(configuration: &Configuration) {
         let size = |register: usize| {
             let bytes = usize::from(configuration.row_bytes[register]);
             [usize::from(configuration.rows[register]), bytes / 4]
         };
         // What the registers hold before they are loaded is nobody's to rely on.
-        let cells = [[[f32::NAN.to_bits(); CELLS]; ROWS]; 8];
-        REGISTERS.set(Some(Registers { cells, sizes: std::array::from_fn(size) }));
+        let words = [[[f32::NAN.to_bits(); WORDS]; ROWS]; 8];
+        REGISTERS.set(Some(Registers { words, sizes: std::array::from_fn(size) }));
     }
 
     unsafe fn release() {
@@ -37,19 +37,19 @@ impl Tiles for Emulated {
     }
 
     unsafe fn zero() {
-        with(|registers| registers.cells[..4].fill(Default::default()));
+        with(|registers| registers.words[..4].fill(Default::default()));
     }
 
     unsafe fn load<T, const REGISTER: usize>(from: *const T, stride: usize) {
         with(|registers| {
-            let [rows, cells] = registers.sizes[REGISTER];
-            let register = &mut registers.cells[REGISTER];
+            let [rows, words] = registers.sizes[REGISTER];
+            let register = &mut registers.words[REGISTER];
             *register = Default::default();
             for (row, places) in register.iter_mut().enumerate().take(rows) {
                 let from = from.wrapping_byte_add(row * stride).cast::<u32>();
-                for (cell, place) in places.iter_mut().enumerate().take(cells) {
+                for (word, place) in places.iter_mut().enumerate().take(words) {
                     // SAFETY: the caller's.
-                    *place = unsafe { from.add(cell).read() };
+                    *place = unsafe { from.add(word).read() };
                 }
             }
         });
@@ -57,12 +57,12 @@ impl Tiles for Emulated {
 
     unsafe fn store<const REGISTER: usize>(to: *mut f32, stride: usize) {
         with(|registers| {
-            let [rows, cells] = registers.sizes[REGISTER];
-            for (row, values) in registers.cells[REGISTER].iter().enumerate().take(rows) {
+            let [rows, words] = registers.sizes[REGISTER];
+            for (row, values) in registers.words[REGISTER].iter().enumerate().take(rows) {
                 let to = to.wrapping_byte_add(row * stride);
-                for (cell, value) in values.iter().enumerate().take(cells) {
+                for (word, value) in values.iter().enumerate().take(words) {
                     // SAFETY: the caller's.
-                    unsafe { to.add(cell).write(f32::from_bits(*value)) };
+                    unsafe { to.add(word).write(f32::from_bits(*value)) };
                 }
             }
         });
@@ -73,16 +73,16 @@ impl Tiles for Emulated {
         with(|registers| {
             let [rows, width] = registers.sizes[SUM];
             let depth = registers.sizes[ROWS][1].min(registers.sizes[COLUMNS][0]);
-            let mut right = [[[0f32; CELLS]; 2]; CELLS];
-            for (pairs, cells) in right.iter_mut().zip(registers.cells[COLUMNS]).take(depth) {
-                for (column, cell) in cells.into_iter().enumerate().take(width) {
-                    [pairs[0][column], pairs[1][column]] = pair(cell);
+            let mut right = [[[0f32; WORDS]; 2]; WORDS];
+            for (pairs, words) in right.iter_mut().zip(registers.words[COLUMNS]).take(depth) {
+                for (column, word) in words.into_iter().enumerate().take(width) {
+                    [pairs[0][column], pairs[1][column]] = pair(word);
                 }
             }
             for row in 0..rows {
-                let mut sums = [[0f32; CELLS]; 2];
-                for (pairs, cell) in right.iter().zip(registers.cells[ROWS][row]).take(depth) {
-                    for ((sums, right), left) in sums.iter_mut().zip(pairs).zip(pair(cell)) {
+                let mut sums = [[0f32; WORDS]; 2];
+                for (pairs, word) in right.iter().zip(registers.words[ROWS][row]).take(depth) {
+                    for ((sums, right), left) in sums.iter_mut().zip(pairs).zip(pair(word)) {
                         for (sum, right) in sums.iter_mut().zip(right) {
                             // A product of two BF16 is exact.
                             *sum = normal(*sum + left * right);
@@ -90,7 +90,7 @@ impl Tiles for Emulated {
                     }
                 }
                 let [even, odd] = sums;
-                let places = registers.cells[SUM][row].iter_mut().take(width);
+                let places = registers.words[SUM][row].iter_mut().take(width);
                 for ((place, even), odd) in places.zip(even).zip(odd) {
                     let before = normal(f32::from_bits(*place));
                     *place = normal(before + normal(even + odd)).to_bits();
@@ -101,8 +101,8 @@ impl Tiles for Emulated {
 }
 
 /// The lower element first.
-fn pair(cell: u32) -> [f32; 2] {
-    [cell << 16, cell & !0xffff].map(|bits| normal(f32::from_bits(bits)))
+fn pair(word: u32) -> [f32; 2] {
+    [word << 16, word & !0xffff].map(|bits| normal(f32::from_bits(bits)))
 }
 
 fn normal(x: f32) -> f32 {

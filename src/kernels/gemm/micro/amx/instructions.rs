@@ -10,7 +10,7 @@ use super::Configuration;
 /// Of all functions but [`configure`](Self::configure): the thread has configured its tiles; as many rows,
 /// `stride` bytes apart, as the register is configured for can be read or written; and no other code uses the
 /// registers.
-pub(super) trait Tiles {
+pub(super) trait TileRegisters {
     /// # Safety
     /// The processor has tiles and the system allows them.
     unsafe fn configure(configuration: &Configuration);
@@ -32,7 +32,7 @@ pub(super) trait Tiles {
 /// The processor's.
 pub(super) struct Amx;
 
-impl Tiles for Amx {
+impl TileRegisters for Amx {
     #[inline(always)]
     unsafe fn configure(configuration: &Configuration) {
         // SAFETY: the caller's. A `Configuration` is valid, and 64 bytes long.

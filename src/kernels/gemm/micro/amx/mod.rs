@@ -21,14 +21,14 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::LazyLock;
 
-use super::{Panel, Rounded, Tile, WIDTH};
-use instructions::{Amx, Tiles};
-pub(super) use rounded::SIDE;
-use tile::{Place, kernel};
+use super::{PackedGemm, Rounded, Tile, WIDTH};
+use instructions::{Amx, TileRegisters};
+pub(super) use rounded::BLOCK;
+use tile::{Accumulators, kernel};
 
 const ROWS: usize = 16;
-/// Cells of a row of a tile register.
-const CELLS: usize = 16;
+/// Words of a row of a tile register.
+const WORDS: usize = 16;
 
 /// Whether the processor has tiles of BF16, allowed or not.
 pub(super) fn exists() -> bool {
@@ -96,7 +96,7 @@ struct Configuration {
 
 impl Configuration {
     /// Registers 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns; where there is a tail, 5 is rows and 7
-    /// columns of so many cells.
+    /// columns of so many words.
     fn new(tail: usize) -> Self {
         let mut configuration =
             Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
@@ -122,7 +122,7 @@ const NEAREST: usize = 10 << 10;
 const TALL: usize = 4;
 
 /// What happens to the sums.
-pub(super) enum To<'a, F> {
+pub(super) enum Output<'a, F> {
     /// Called with every tile.
     Tiles(F),
     /// Sums that it is added to, and how many a row of them has.
@@ -130,12 +130,12 @@ pub(super) enum To<'a, F> {
 }
 
 /// Multiplies in the processor's registers, or in tests where it has none in the stand-in.
-pub(super) fn multiply<F: FnMut(Tile<'_>)>(panel: &Panel<'_>, to: To<'_, F>) {
+pub(super) fn multiply<F: FnMut(Tile<'_>)>(gemm: &PackedGemm<'_>, to: Output<'_, F>) {
     #[cfg(test)]
-    if !super::Unit::Tiles.is_available() {
-        return multiply_on::<emulated::Emulated, F>(panel, to);
+    if !super::InstructionSet::AmxBf16.is_available() {
+        return multiply_on::<emulated::Emulated, F>(gemm, to);
     }
-    multiply_on::<Amx, F>(panel, to);
+    multiply_on::<Amx, F>(gemm, to);
 }
 
 /// See [`rounded::rounded`]; in tests in the stand-in where there is no AMX.
@@ -143,76 +143,76 @@ pub(super) fn multiply<F: FnMut(Tile<'_>)>(panel: &Panel<'_>, to: To<'_, F>) {
 /// # Safety
 /// As there, and the processor has tiles unless this is a test.
 pub(super) unsafe fn rounded<O: Rounded>(
-    panel: &Panel<'_>,
+    gemm: &PackedGemm<'_>,
     bias: Option<&[f32]>,
     out: *mut MaybeUninit<O>,
     stride: usize,
 ) {
     #[cfg(test)]
-    if !super::Unit::Tiles.is_available() {
+    if !super::InstructionSet::AmxBf16.is_available() {
         // SAFETY: the caller's.
-        return unsafe { rounded::rounded::<emulated::Emulated, O>(panel, bias, out, stride) };
+        return unsafe { rounded::rounded::<emulated::Emulated, O>(gemm, bias, out, stride) };
     }
     // SAFETY: the caller's.
-    unsafe { rounded::rounded::<Amx, O>(panel, bias, out, stride) };
+    unsafe { rounded::rounded::<Amx, O>(gemm, bias, out, stride) };
 }
 
-fn multiply_on<I: Tiles, F: FnMut(Tile<'_>)>(panel: &Panel<'_>, mut to: To<'_, F>) {
+fn multiply_on<I: TileRegisters, F: FnMut(Tile<'_>)>(gemm: &PackedGemm<'_>, mut to: Output<'_, F>) {
     #[repr(C, align(64))]
     struct Sums([[[f32; WIDTH]; ROWS]; TALL]);
     let mut sums = Sums([[[0.0; WIDTH]; ROWS]; TALL]);
-    let configuration = Configuration::new(panel.depth % CELLS);
-    let whole = panel.depth.is_multiple_of(CELLS);
-    let kernel = match panel.planes {
+    let configuration = Configuration::new(gemm.depth % WORDS);
+    let whole = gemm.depth.is_multiple_of(WORDS);
+    let kernel = match gemm.terms {
         1 => kernel::<I, 1>,
         2 => kernel::<I, 2>,
         _ => kernel::<I, 3>,
     };
-    // SAFETY: the processor has tiles and the system allows them, as `Panel::multiply` has seen.
+    // SAFETY: the processor has tiles and the system allows them, as `PackedGemm::multiply` has seen.
     unsafe { I::configure(&configuration) };
-    let (row_blocks, blocks) = (panel.rows.div_ceil(ROWS), panel.columns.div_ceil(CELLS));
+    let (row_blocks, blocks) = (gemm.rows.div_ceil(ROWS), gemm.columns.div_ceil(WORDS));
     let mut run = |rows: Range<usize>, columns: Range<usize>| {
         let run = kernel(rows.len(), columns.len(), whole);
-        let (row, column) = (rows.start * ROWS, columns.start * CELLS);
-        let size = [ROWS * rows.len(), CELLS * columns.len()];
-        if let To::Sums(sums, stride) = &mut to
-            && row + size[0] <= panel.rows
-            && column + size[1] <= panel.columns
+        let (row, column) = (rows.start * ROWS, columns.start * WORDS);
+        let size = [ROWS * rows.len(), WORDS * columns.len()];
+        if let Output::Sums(sums, stride) = &mut to
+            && row + size[0] <= gemm.rows
+            && column + size[1] <= gemm.columns
         {
             let first = row * *stride + column;
             assert!(size[1] <= *stride && first + (size[0] - 1) * *stride + size[1] <= sums.len());
             let sums = sums.as_mut_ptr().wrapping_add(first);
-            let place = Place { sums, stride: *stride, add: true };
+            let place = Accumulators { sums, stride: *stride, add: true };
             // SAFETY: configured above; whole blocks lie in the slices, and in the sums as asserted.
-            unsafe { run(panel, rows.start, columns.start, place) };
+            unsafe { run(gemm, rows.start, columns.start, place) };
             return;
         }
-        let place = Place { sums: sums.0.as_mut_ptr().cast(), stride: WIDTH, add: false };
+        let place = Accumulators { sums: sums.0.as_mut_ptr().cast(), stride: WIDTH, add: false };
         // SAFETY: configured above; whole blocks of rows and columns lie in the slices, four in `sums`.
-        unsafe { run(panel, rows.start, columns.start, place) };
-        let columns = size[1].min(panel.columns - column);
+        unsafe { run(gemm, rows.start, columns.start, place) };
+        let columns = size[1].min(gemm.columns - column);
         for (sums, row) in sums.0.iter().zip(rows) {
             let row = row * ROWS;
-            let tile = Tile { row, column, rows: ROWS.min(panel.rows - row), columns, sums };
+            let tile = Tile { row, column, rows: ROWS.min(gemm.rows - row), columns, sums };
             match &mut to {
-                To::Tiles(f) => f(tile),
-                To::Sums(sums, stride) => tile.add_to(sums, *stride),
+                Output::Tiles(f) => f(tile),
+                Output::Sums(sums, stride) => tile.add_to(sums, *stride),
             }
         }
     };
-    // Rows of matrices: as tall as wide reads the fewest cells, and results are written along rows.
-    let matrices = !panel.strips && panel.left_row >= panel.depth * panel.left_starts.len();
+    // Rows of matrices: as tall as wide reads the fewest words, and results are written along rows.
+    let matrices = !gemm.row_panels && gemm.left_row >= gemm.depth * gemm.left_starts.len();
     if matrices && row_blocks.min(blocks) > 1 {
-        let near = (NEAR / panel.right_block.max(1)).next_multiple_of(2).max(2);
+        let near = (NEAR / gemm.right_block.max(1)).next_multiple_of(2).max(2);
         for near in parts(0..blocks, near) {
             for rows in parts(0..row_blocks, 2) {
                 parts(near.clone(), 2).for_each(|columns| run(rows.clone(), columns));
             }
         }
     } else {
-        // Rows share cells, so that they are near whatever comes between: as wide as columns go, unless
+        // Rows share words, so that they are near whatever comes between: as wide as columns go, unless
         // those of one tile are too many to stay near.
-        let far = !panel.strips && blocks * panel.right_block > NEAREST && row_blocks > 1;
+        let far = !gemm.row_panels && blocks * gemm.right_block > NEAREST && row_blocks > 1;
         let most = if far { 2 } else { 4 };
         let wide = blocks.div_ceil(blocks.div_ceil(most));
         for columns in parts(0..blocks, wide) {

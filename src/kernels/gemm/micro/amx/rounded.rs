@@ -9,18 +9,18 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::instructions::Tiles;
-use super::{CELLS, Configuration, NEAR, ROWS, parts};
-use crate::kernels::gemm::micro::{Panel, Rounded, with_cells};
+use super::instructions::TileRegisters;
+use super::{Configuration, NEAR, ROWS, WORDS, parts};
+use crate::kernels::gemm::micro::{PackedGemm, Rounded, with_words};
 
 /// Rows and columns of a block.
-pub(in crate::kernels::gemm::micro) const SIDE: usize = 2 * ROWS;
+pub(in crate::kernels::gemm::micro) const BLOCK: usize = 2 * ROWS;
 
 /// Sums of a block.
 #[repr(C, align(64))]
-struct Sums([[f32; SIDE]; SIDE]);
+struct Sums([[f32; BLOCK]; BLOCK]);
 
-/// Cells of a part of a sum: 32 rows of them are two thirds of a cache of 48 KiB.
+/// Words of a part of a sum: 32 rows of them are two thirds of a cache of 48 KiB.
 const PART: usize = 256;
 
 /// Rows of a block that are rounded at each step along the sum.
@@ -30,10 +30,10 @@ const EACH: usize = 4;
 /// may become zero.
 ///
 /// # Safety
-/// The processor has tiles and AVX-512 BF16. A panel of rows, one segment and one plane, its depth whole
-/// registers, in whole blocks of [`SIDE`]; places for all, and numbers in the bias.
-pub(super) unsafe fn rounded<I: Tiles, O: Rounded>(
-    panel: &Panel<'_>,
+/// The processor has tiles and AVX-512 BF16. A product of rows, one segment and one term, its depth whole
+/// registers, in whole blocks of [`BLOCK`]; places for all, and numbers in the bias.
+pub(super) unsafe fn rounded<I: TileRegisters, O: Rounded>(
+    gemm: &PackedGemm<'_>,
     bias: Option<&[f32]>,
     out: *mut MaybeUninit<O>,
     stride: usize,
@@ -42,32 +42,32 @@ pub(super) unsafe fn rounded<I: Tiles, O: Rounded>(
     // SAFETY: the caller's.
     unsafe { I::configure(&configuration) };
     // Rows that share few lines of the nearest cache stay there if they are short.
-    let far = panel.left_row.is_multiple_of(512) && panel.depth > PART;
-    let part = if far { PART } else { panel.depth };
-    let near = (NEAR / panel.right_block.max(1)).next_multiple_of(2).max(2);
+    let far = gemm.left_row.is_multiple_of(512) && gemm.depth > PART;
+    let part = if far { PART } else { gemm.depth };
+    let near = (NEAR / gemm.right_block.max(1)).next_multiple_of(2).max(2);
     let kept = if far { near.div_ceil(2) } else { 2 };
-    with_cells([kept * size_of::<Sums>() / 4], |[sums]| {
+    with_words([kept * size_of::<Sums>() / 4], |[sums]| {
         let sums: *mut Sums = sums.as_mut_ptr().cast();
-        let mut last: Option<(*const Sums, Places<O>)> = None;
-        for near in parts(0..panel.columns / CELLS, near) {
-            for row in (0..panel.rows / ROWS).step_by(2) {
-                for part in parts(0..panel.depth, part) {
+        let mut last: Option<(*const Sums, Epilogue<O>)> = None;
+        for near in parts(0..gemm.columns / WORDS, near) {
+            for row in (0..gemm.rows / ROWS).step_by(2) {
+                for part in parts(0..gemm.depth, part) {
                     for (n, column) in near.clone().step_by(2).enumerate() {
                         let sums = sums.wrapping_add(n % kept);
                         // SAFETY: the caller's, and as many sums as blocks of a row, or two.
-                        unsafe { block::<I, O>(panel, [row, column], &part, sums, last.take()) };
-                        if part.end == panel.depth {
-                            let out = out.wrapping_add(row * ROWS * stride + column * CELLS);
-                            let bias = bias.map(|bias| bias[column * CELLS..].as_ptr());
-                            last = Some((sums, Places { bias, out: out.cast(), stride }));
+                        unsafe { block::<I, O>(gemm, [row, column], &part, sums, last.take()) };
+                        if part.end == gemm.depth {
+                            let out = out.wrapping_add(row * ROWS * stride + column * WORDS);
+                            let bias = bias.map(|bias| bias[column * WORDS..].as_ptr());
+                            last = Some((sums, Epilogue { bias, out: out.cast(), stride }));
                         }
                     }
                 }
             }
         }
-        if let Some((sums, places)) = last {
+        if let Some((sums, epilogue)) = last {
             // SAFETY: the caller's.
-            unsafe { places.round_from(0, sums) };
+            unsafe { epilogue.round_from(0, sums) };
         }
     });
     // SAFETY: configured above.
@@ -76,18 +76,18 @@ pub(super) unsafe fn rounded<I: Tiles, O: Rounded>(
 
 /// Where a block goes.
 #[derive(Clone, Copy)]
-struct Places<O> {
+struct Epilogue<O> {
     bias: Option<*const f32>,
     out: *mut O,
     stride: usize,
 }
 
 /// # Safety
-/// Of all methods: AVX-512 F, BW, VL and BF16, places and bias as [`rounded`] has them, `row < SIDE`.
-impl<O: Rounded> Places<O> {
+/// Of all methods: AVX-512 F, BW, VL and BF16, places and bias as [`rounded`] has them, `row < BLOCK`.
+impl<O: Rounded> Epilogue<O> {
     #[inline(always)]
     unsafe fn round(&self, row: usize, sums: *const Sums) {
-        let sums = sums.cast::<f32>().wrapping_add(row * SIDE);
+        let sums = sums.cast::<f32>().wrapping_add(row * BLOCK);
         // SAFETY: the caller's; a row has two vectors of sums.
         unsafe {
             let mut pair = [_mm512_loadu_ps(sums), _mm512_loadu_ps(sums.add(16))];
@@ -95,13 +95,13 @@ impl<O: Rounded> Places<O> {
                 pair[0] = _mm512_add_ps(pair[0], _mm512_loadu_ps(bias));
                 pair[1] = _mm512_add_ps(pair[1], _mm512_loadu_ps(bias.add(16)));
             }
-            O::store_normal_pair(self.out.add(row * self.stride), pair);
+            O::store_ftz_pair(self.out.add(row * self.stride), pair);
         }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
     unsafe fn round_from(&self, first: usize, sums: *const Sums) {
-        for row in first..SIDE {
+        for row in first..BLOCK {
             // SAFETY: the caller's.
             unsafe { self.round(row, sums) };
         }
@@ -110,8 +110,8 @@ impl<O: Rounded> Places<O> {
     /// Most often the next block's: the line comes, to be written, while that is computed. The standard
     /// library's function gives the instruction for reading.
     #[inline(always)]
-    unsafe fn ask_for_next(&self, row: usize) {
-        let next = self.out.wrapping_add(row * self.stride + SIDE);
+    unsafe fn prefetch_next(&self, row: usize) {
+        let next = self.out.wrapping_add(row * self.stride + BLOCK);
         // SAFETY: a hint, of any address; every processor with AVX-512 has it.
         unsafe {
             asm!("prefetchw [{}]", in(reg) next, options(nostack, readonly, preserves_flags))
@@ -124,73 +124,73 @@ impl<O: Rounded> Places<O> {
 /// # Safety
 /// As [`rounded`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn block<I: Tiles, O: Rounded>(
-    panel: &Panel<'_>,
+unsafe fn block<I: TileRegisters, O: Rounded>(
+    gemm: &PackedGemm<'_>,
     [row, column]: [usize; 2],
     part: &Range<usize>,
     sums: *mut Sums,
-    before: Option<(*const Sums, Places<O>)>,
+    before: Option<(*const Sums, Epilogue<O>)>,
 ) {
-    let (across, down) = (panel.left_row * 4, panel.right_step * 4);
-    let mut left = panel.left.as_ptr();
-    let mut right = panel.right.as_ptr();
-    left = left.wrapping_add(row * panel.left_block + panel.left_starts[0] + part.start);
-    let start = panel.right_starts[0] + part.start * panel.right_step;
-    right = right.wrapping_add(column * panel.right_block + start);
-    let (first, width) = (sums.cast::<f32>(), SIDE * 4);
-    let last = first.wrapping_add(ROWS * SIDE);
+    let (across, down) = (gemm.left_row * 4, gemm.right_step * 4);
+    let mut left = gemm.left.as_ptr();
+    let mut right = gemm.right.as_ptr();
+    left = left.wrapping_add(row * gemm.left_block + gemm.left_starts[0] + part.start);
+    let start = gemm.right_starts[0] + part.start * gemm.right_step;
+    right = right.wrapping_add(column * gemm.right_block + start);
+    let (first, width) = (sums.cast::<f32>(), BLOCK * 4);
+    let last = first.wrapping_add(ROWS * BLOCK);
     // SAFETY: the caller's, of all below.
     unsafe {
         if part.start == 0 {
             I::zero();
         } else {
             I::load::<_, 0>(first, width);
-            I::load::<_, 1>(first.add(CELLS), width);
+            I::load::<_, 1>(first.add(WORDS), width);
             I::load::<_, 2>(last, width);
-            I::load::<_, 3>(last.add(CELLS), width);
+            I::load::<_, 3>(last.add(WORDS), width);
         }
     }
     let mut done = 0;
-    for _ in 0..part.len() / CELLS {
-        let before = before.filter(|_| done < SIDE);
+    for _ in 0..part.len() / WORDS {
+        let before = before.filter(|_| done < BLOCK);
         // SAFETY: see above.
         unsafe {
             I::load::<_, 4>(left, across);
             I::load::<_, 6>(right, down);
             I::multiply::<0, 4, 6>();
-            if let Some((sums, places)) = before {
+            if let Some((sums, epilogue)) = before {
                 for row in done..done + EACH / 2 {
-                    places.round(row, sums);
+                    epilogue.round(row, sums);
                 }
             }
-            I::load::<_, 7>(right.wrapping_add(panel.right_block), down);
+            I::load::<_, 7>(right.wrapping_add(gemm.right_block), down);
             I::multiply::<1, 4, 7>();
-            if let Some((sums, places)) = before {
+            if let Some((sums, epilogue)) = before {
                 for row in done + EACH / 2..done + EACH {
-                    places.round(row, sums);
+                    epilogue.round(row, sums);
                 }
             }
-            I::load::<_, 5>(left.wrapping_add(panel.left_block), across);
+            I::load::<_, 5>(left.wrapping_add(gemm.left_block), across);
             I::multiply::<2, 5, 6>();
-            if let Some((_, places)) = before {
+            if let Some((_, epilogue)) = before {
                 for row in done..done + EACH {
-                    places.ask_for_next(row);
+                    epilogue.prefetch_next(row);
                 }
             }
             I::multiply::<3, 5, 7>();
         }
         done += EACH;
-        left = left.wrapping_add(CELLS * panel.left_step);
-        right = right.wrapping_add(CELLS * panel.right_step);
+        left = left.wrapping_add(WORDS * gemm.left_step);
+        right = right.wrapping_add(WORDS * gemm.right_step);
     }
     // SAFETY: see above.
     unsafe {
-        if let Some((sums, places)) = before {
-            places.round_from(done.min(SIDE), sums);
+        if let Some((sums, epilogue)) = before {
+            epilogue.round_from(done.min(BLOCK), sums);
         }
         I::store::<0>(first, width);
-        I::store::<1>(first.add(CELLS), width);
+        I::store::<1>(first.add(WORDS), width);
         I::store::<2>(last, width);
-        I::store::<3>(last.add(CELLS), width);
+        I::store::<3>(last.add(WORDS), width);
     }
 }

@@ -19,14 +19,14 @@
 //! An F32 operand is a sum of three BF16 terms. The kernel multiplies six of the nine pairs of terms. They are
 //! ordered so that each pair shares an operand with the one before, and the largest product comes last.
 
-use super::instructions::Tiles;
-use super::{CELLS, ROWS};
-use crate::kernels::gemm::micro::Panel;
+use super::instructions::TileRegisters;
+use super::{ROWS, WORDS};
+use crate::kernels::gemm::micro::PackedGemm;
 
 /// The pairs of BF16 terms, left and right, that are multiplied. The three of nine that are left out add up to at
 /// most 2^-23 of a product.
-const fn pairs<const PLANES: usize>() -> &'static [(usize, usize)] {
-    match PLANES {
+const fn pairs<const TERMS: usize>() -> &'static [(usize, usize)] {
+    match TERMS {
         1 => &[(0, 0)],
         2 => &[(1, 0), (1, 1), (0, 1), (0, 0)],
         _ => &[(2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0)],
@@ -35,30 +35,30 @@ const fn pairs<const PLANES: usize>() -> &'static [(usize, usize)] {
 
 /// Memory of the sums, in rows `stride` elements apart. With `add`, the kernel adds to what is there.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct Accumulators {
     pub(super) sums: *mut f32,
     pub(super) stride: usize,
     pub(super) add: bool,
 }
 
 /// Multiplies some blocks of rows and columns, from the given row block and column block on. See [`tile`].
-pub(super) type Kernel = unsafe fn(&Panel<'_>, usize, usize, Place);
+pub(super) type Kernel = unsafe fn(&PackedGemm<'_>, usize, usize, Accumulators);
 
-pub(super) fn kernel<I: Tiles, const PLANES: usize>(
+pub(super) fn kernel<I: TileRegisters, const TERMS: usize>(
     down: usize,
     across: usize,
     whole: bool,
 ) -> Kernel {
     match (down, across) {
-        (1, 1) => tile::<I, PLANES, 1, 1, false>,
-        (1, 2) => tile::<I, PLANES, 1, 2, false>,
-        (1, 3) => tile::<I, PLANES, 1, 3, false>,
-        (1, _) => tile::<I, PLANES, 1, 4, false>,
-        (2, 1) => tile::<I, PLANES, 2, 1, false>,
-        (2, _) if whole => tile::<I, PLANES, 2, 2, true>,
-        (2, _) => tile::<I, PLANES, 2, 2, false>,
-        (3, _) => tile::<I, PLANES, 3, 1, false>,
-        (_, _) => tile::<I, PLANES, 4, 1, false>,
+        (1, 1) => tile::<I, TERMS, 1, 1, false>,
+        (1, 2) => tile::<I, TERMS, 1, 2, false>,
+        (1, 3) => tile::<I, TERMS, 1, 3, false>,
+        (1, _) => tile::<I, TERMS, 1, 4, false>,
+        (2, 1) => tile::<I, TERMS, 2, 1, false>,
+        (2, _) if whole => tile::<I, TERMS, 2, 2, true>,
+        (2, _) => tile::<I, TERMS, 2, 2, false>,
+        (3, _) => tile::<I, TERMS, 3, 1, false>,
+        (_, _) => tile::<I, TERMS, 4, 1, false>,
     }
 }
 
@@ -66,25 +66,25 @@ pub(super) fn kernel<I: Tiles, const PLANES: usize>(
 /// and two by two blocks keep operands in registers from one pair of terms to the next.
 ///
 /// # Safety
-/// Tiles configured for the panel's depth; blocks of rows from `block` on, and of columns from `first`
+/// Tiles configured for the product's depth; blocks of rows from `block` on, and of columns from `first`
 /// on, in the slices; a place for each sum.
 unsafe fn tile<
-    I: Tiles,
-    const PLANES: usize,
+    I: TileRegisters,
+    const TERMS: usize,
     const DOWN: usize,
     const ACROSS: usize,
     const WHOLE: bool,
 >(
-    panel: &Panel<'_>,
+    gemm: &PackedGemm<'_>,
     block: usize,
     first: usize,
-    to: Place,
+    to: Accumulators,
 ) {
-    let (row, down) = (panel.left_row * 4, panel.right_step * 4);
-    let place = |n: usize| to.sums.wrapping_add(n / ACROSS * ROWS * to.stride + n % ACROSS * CELLS);
+    let (row, down) = (gemm.left_row * 4, gemm.right_step * 4);
+    let place = |n: usize| to.sums.wrapping_add(n / ACROSS * ROWS * to.stride + n % ACROSS * WORDS);
     let stride = to.stride * 4;
-    // SAFETY: of this block and all below: configured by the caller; addresses are those of cells of the
-    // panel, or of sums.
+    // SAFETY: of this block and all below: configured by the caller; addresses are those of words of the
+    // product, or of sums.
     unsafe {
         if to.add {
             I::load::<_, 0>(place(0), stride);
@@ -106,8 +106,8 @@ unsafe fn tile<
         ($rows:literal, $columns:literal, $last:literal, $left:ident, $right:ident) => {
             // SAFETY: see above.
             unsafe {
-                let left_block = |n: usize| $left.wrapping_add(n * panel.left_block);
-                let right_block = |n: usize| $right.wrapping_add(n * panel.right_block);
+                let left_block = |n: usize| $left.wrapping_add(n * gemm.left_block);
+                let right_block = |n: usize| $right.wrapping_add(n * gemm.right_block);
                 I::load::<_, $rows>(left_block(0), row);
                 I::load::<_, $columns>(right_block(0), down);
                 I::multiply::<0, $rows, $columns>();
@@ -144,16 +144,16 @@ unsafe fn tile<
             }
         };
     }
-    for (left, right) in panel.left_starts.iter().zip(panel.right_starts) {
-        let left = block * panel.left_block + left;
-        let right = first * panel.right_block + right;
-        let mut left = panel.left.as_ptr().wrapping_add(left);
-        let mut right = panel.right.as_ptr().wrapping_add(right);
-        for _ in 0..panel.depth / (PLANES * CELLS) {
-            let mut loaded = (PLANES, PLANES);
-            for &(l, r) in pairs::<PLANES>() {
-                let left = left.wrapping_add(l * CELLS * panel.left_step);
-                let right = right.wrapping_add(r * CELLS * panel.right_step);
+    for (left, right) in gemm.left_starts.iter().zip(gemm.right_starts) {
+        let left = block * gemm.left_block + left;
+        let right = first * gemm.right_block + right;
+        let mut left = gemm.left.as_ptr().wrapping_add(left);
+        let mut right = gemm.right.as_ptr().wrapping_add(right);
+        for _ in 0..gemm.depth / (TERMS * WORDS) {
+            let mut loaded = (TERMS, TERMS);
+            for &(l, r) in pairs::<TERMS>() {
+                let left = left.wrapping_add(l * WORDS * gemm.left_step);
+                let right = right.wrapping_add(r * WORDS * gemm.right_step);
                 if !WHOLE {
                     multiply!(4, 6, 6, left, right);
                     continue;
@@ -162,11 +162,11 @@ unsafe fn tile<
                 unsafe {
                     if l != loaded.0 {
                         I::load::<_, 4>(left, row);
-                        I::load::<_, 5>(left.wrapping_add(panel.left_block), row);
+                        I::load::<_, 5>(left.wrapping_add(gemm.left_block), row);
                     }
                     if r != loaded.1 {
                         I::load::<_, 6>(right, down);
-                        I::load::<_, 7>(right.wrapping_add(panel.right_block), down);
+                        I::load::<_, 7>(right.wrapping_add(gemm.right_block), down);
                     }
                     I::multiply::<0, 4, 6>();
                     I::multiply::<1, 4, 7>();
@@ -175,10 +175,10 @@ unsafe fn tile<
                 }
                 loaded = (l, r);
             }
-            left = left.wrapping_add(PLANES * CELLS * panel.left_step);
-            right = right.wrapping_add(PLANES * CELLS * panel.right_step);
+            left = left.wrapping_add(TERMS * WORDS * gemm.left_step);
+            right = right.wrapping_add(TERMS * WORDS * gemm.right_step);
         }
-        if !panel.depth.is_multiple_of(CELLS) {
+        if !gemm.depth.is_multiple_of(WORDS) {
             // Registers 5 and 7 are configured to hold only what is left of the depth.
             multiply!(5, 7, 7, left, right);
         }

@@ -12,15 +12,15 @@ use std::ops::Range;
 use candle_core::{DType, Result, Tensor, bail};
 use half::{bf16, f16};
 
-use super::layout::{Cut, Part, Strips, Taps};
+use super::layout::{Cut, Part, RowPanels, Taps};
 use super::rows::Stored;
-use super::source::Source;
+use super::source::NchwImages;
 use super::{Shape, winograd, with_stored};
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
-use crate::kernels::gemm::micro::{Panel, Unit, transpose, with_cells};
+use crate::kernels::gemm::micro::{InstructionSet, PackedGemm, transpose, with_words};
 
 /// Output channels of a task: a multiple of the columns of all tiles.
 const BLOCK: usize = 64;
@@ -31,26 +31,26 @@ pub(super) fn runs(weights: usize) -> usize {
     ((1 << 20) / weights.max(1)).clamp(2, 16)
 }
 
-/// See [`super::super::weight_gradient`]; contiguous operands, no F64; in F32.
-pub(in crate::kernels::conv) fn weight_gradient(
+/// See [`super::super::wgrad`]; contiguous operands, no F64; in F32.
+pub(in crate::kernels::conv) fn wgrad(
     x: &Tensor,
     grad: &Tensor,
     shape: &Shape,
-    unit: Unit,
+    isa: InstructionSet,
 ) -> Result<Tensor> {
-    if unit == Unit::Fma && winograd::suits_gradient(shape) {
+    if isa == InstructionSet::Avx512F32 && winograd::suits_wgrad(shape) {
         let total = total(x, grad, shape, How::Tiles)?;
         if total.iter().all(|sum| sum.is_finite()) {
             return Ok(tensor(total, &shape.weight_dims()));
         }
     }
-    Ok(tensor(total(x, grad, shape, How::Strips(unit))?, &shape.weight_dims()))
+    Ok(tensor(total(x, grad, shape, How::RowPanels(isa))?, &shape.weight_dims()))
 }
 
 /// The algorithm.
 #[derive(Clone, Copy)]
 enum How {
-    Strips(Unit),
+    RowPanels(InstructionSet),
     /// Winograd's.
     Tiles,
 }
@@ -59,8 +59,8 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
     let taps = Taps::forward(shape);
     let (ins, outs) = (shape.group_in(), shape.group_out());
     let run = match how {
-        How::Strips(_) => shape.batch.div_ceil(runs(shape.c_out * shape.taps())),
-        How::Tiles => winograd::Correlation::run_images(shape),
+        How::RowPanels(_) => shape.batch.div_ceil(runs(shape.c_out * shape.taps())),
+        How::Tiles => winograd::Wgrad::run_images(shape),
     };
     let run = run.max(1);
     let runs = shape.batch.div_ceil(run);
@@ -78,10 +78,10 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
             let first = task % runs * run;
             let images = first..shape.batch.min(first + run);
             match how {
-                How::Strips(unit) => {
-                    Correlation { shape, taps: &taps, unit, group, channels }.run(x, grad, images)
+                How::RowPanels(isa) => {
+                    Wgrad { shape, taps: &taps, isa, group, channels }.run(x, grad, images)
                 }
-                How::Tiles => winograd::Correlation { shape, channels }.run(x, grad, images),
+                How::Tiles => winograd::Wgrad { shape, channels }.run(x, grad, images),
             }
         })
     }));
@@ -119,15 +119,15 @@ pub(super) fn add_all(sum: &mut [f32], other: &[f32]) {
 }
 
 /// A group's sums for some of its output channels.
-struct Correlation<'a> {
+struct Wgrad<'a> {
     shape: &'a Shape,
     taps: &'a Taps,
-    unit: Unit,
+    isa: InstructionSet,
     group: usize,
     channels: Range<usize>,
 }
 
-impl Correlation<'_> {
+impl Wgrad<'_> {
     /// The sum over some images.
     fn run<S: Stored + 'static, G: Stored + 'static>(
         &self,
@@ -137,63 +137,63 @@ impl Correlation<'_> {
     ) -> Vec<f32> {
         let shape = self.shape;
         let mut sums = vec![0f32; self.channels.len() * shape.taps()];
-        let cells = (shape.group_in() * shape.kernel_width * shape.geometry.stride
+        let words = (shape.group_in() * shape.kernel_width * shape.geometry.stride
             + self.channels.len())
-        .div_ceil(self.unit.per_cell());
-        let cut = Cut::new(self.taps.grid, images.len(), cells);
+        .div_ceil(self.isa.per_word());
+        let cut = Cut::new(self.taps.grid, images.len(), words);
         for first in images.clone().step_by(cut.images) {
             let count = cut.images.min(images.end - first);
             let x = &x[first * shape.image()..][..count * shape.image()];
             let grad = &grad[first * shape.out_image()..][..count * shape.out_image()];
             for part in cut.parts(self.taps.grid, count) {
-                self.part(x, grad, &part, &mut sums);
+                self.run_part(x, grad, &part, &mut sums);
             }
         }
         sums
     }
 
-    fn part<S: Stored + 'static, G: Stored + 'static>(
+    fn run_part<S: Stored + 'static, G: Stored + 'static>(
         &self,
         x: &[S],
         grad: &[G],
         part: &Part,
         sums: &mut [f32],
     ) {
-        let (shape, unit) = (self.shape, self.unit);
+        let (shape, isa) = (self.shape, self.isa);
         let (ins, outs) = (shape.group_in(), self.channels.len());
-        let per_cell = unit.per_cell();
-        // A kernel row starts at a cell, and for tile registers on a cache line if it can.
-        let multiple = if unit == Unit::Tiles { 32 } else { per_cell };
-        let of_x = Strips::long(self.taps, part, multiple);
-        let of_grad = Strips::long(&Taps::identity(self.taps.grid), part, multiple);
-        let x = Source {
+        let per_word = isa.per_word();
+        // A kernel row starts at a word, and for tile registers on a cache line if it can.
+        let multiple = if isa == InstructionSet::AmxBf16 { 32 } else { per_word };
+        let of_x = RowPanels::long(self.taps, part, multiple);
+        let of_grad = RowPanels::long(&Taps::identity(self.taps.grid), part, multiple);
+        let x = NchwImages {
             x,
             size: (shape.height, shape.width),
             channels: self.group * ins..(self.group + 1) * ins,
             image: shape.image(),
         };
         let first = self.group * shape.group_out() + self.channels.start;
-        let grad = Source {
+        let grad = NchwImages {
             x: grad,
             size: (shape.out_height, shape.out_width),
             channels: first..first + outs,
             image: shape.out_image(),
         };
         let rows = shape.kernel_width * ins;
-        let depth = (part.rows.len() * of_grad.line).div_ceil(per_cell);
-        let (x_step, grad_step) = (of_x.strip / per_cell, of_grad.strip / per_cell);
+        let depth = (part.rows.len() * of_grad.line).div_ceil(per_word);
+        let (x_step, grad_step) = (of_x.row_panel / per_word, of_grad.row_panel / per_word);
         let columns = depth.next_multiple_of(16);
         let (x_rows, grad_rows) = (rows.next_multiple_of(16), outs.next_multiple_of(16));
         let sizes = [x_rows * x_step + 16, grad_rows * grad_step + 16, grad_rows * columns];
-        with_cells(sizes, |[left, straight, right]| {
-            x.copy(self.taps, part, &of_x, unit.pairs(), left);
-            grad.copy(&Taps::identity(self.taps.grid), part, &of_grad, unit.pairs(), straight);
+        with_words(sizes, |[left, straight, right]| {
+            x.copy(self.taps, part, &of_x, isa.is_bf16(), left);
+            grad.copy(&Taps::identity(self.taps.grid), part, &of_grad, isa.is_bf16(), straight);
             transpose(straight, outs, grad_step, depth, right);
             for (row, start) in of_x.starts.iter().enumerate() {
                 let sums = &mut sums[row * rows * outs..];
-                let panel = Panel {
-                    left: &left[start / per_cell..],
-                    left_block: unit.rows() * x_step,
+                let gemm = PackedGemm {
+                    left: &left[start / per_word..],
+                    left_block: isa.rows() * x_step,
                     left_row: x_step,
                     left_step: 1,
                     left_starts: &[0],
@@ -204,10 +204,10 @@ impl Correlation<'_> {
                     rows,
                     columns: outs,
                     depth,
-                    planes: 1,
-                    strips: false,
+                    terms: 1,
+                    row_panels: false,
                 };
-                panel.add_to(unit, sums, outs);
+                gemm.add_to(isa, sums, outs);
             }
         });
     }

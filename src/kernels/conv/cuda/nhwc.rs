@@ -15,8 +15,8 @@ use crate::kernels::in_dtype;
 use crate::kernels::reduce::cuda::Tiling;
 
 static SOURCE: Source = Source {
-    name: "conv2d_last",
-    code: concat!(include_str!("../shape.cuh"), include_str!("../conv2d_last.cu")),
+    name: "conv2d_nhwc",
+    code: concat!(include_str!("../shape.cuh"), include_str!("../conv2d_nhwc.cu")),
 };
 
 /// Pixels a thread lays out, as in the source.
@@ -67,8 +67,8 @@ pub(super) fn forward(
     })
 }
 
-/// See [`super::input_gradient`], of operands in `wide` or a half.
-pub(super) fn input_gradient(
+/// See [`super::dgrad`], of operands in `wide` or a half.
+pub(super) fn dgrad(
     gpu: &Gpu,
     [grad, weight]: [&Tensor; 2],
     bias: Option<&Tensor>,
@@ -79,7 +79,7 @@ pub(super) fn input_gradient(
     let (dtype, dims) = (grad.dtype(), shape.input_dims());
     if shape.depthwise() {
         let dx = gpu.empty(&dims, if out == dtype { out } else { wide })?;
-        return depthwise(gpu, "depthwise_input", [grad, weight, &dx], bias, shape, out);
+        return depthwise(gpu, "depthwise_dgrad", [grad, weight, &dx], bias, shape, out);
     }
     let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
     if let Some(dx) = library(gpu, Pass::Input, shape, [grad, weight], product_dtype, None)? {
@@ -124,8 +124,8 @@ pub(super) fn input_gradient(
     in_dtype(&dx, out)
 }
 
-/// See [`super::weight_gradient`], of operands in `wide` or a half.
-pub(super) fn weight_gradient(
+/// See [`super::wgrad`], of operands in `wide` or a half.
+pub(super) fn wgrad(
     gpu: &Gpu,
     [x, grad]: [&Tensor; 2],
     shape: &Shape,
@@ -134,7 +134,7 @@ pub(super) fn weight_gradient(
 ) -> Result<Tensor> {
     let dtype = x.dtype();
     if shape.depthwise() {
-        return in_dtype(&depthwise_weight(gpu, x, grad, shape, wide)?, out);
+        return in_dtype(&depthwise_wgrad(gpu, x, grad, shape, wide)?, out);
     }
     let written = library_gradient(dtype, out, wide);
     if let Some(dw) = library(gpu, Pass::Weight, shape, [x, grad], written, None)? {
@@ -228,7 +228,7 @@ fn depthwise(
     in_dtype(to, out)
 }
 
-fn depthwise_weight(
+fn depthwise_wgrad(
     gpu: &Gpu,
     x: &Tensor,
     grad: &Tensor,
@@ -243,7 +243,7 @@ fn depthwise_weight(
     let sums = gpu.empty((taps, tiling.parts, shape.c_out), DType::F64)?;
     // Block `p * tiles + t` of row `y` has tap `y`: it reads pixels of part `p` and channels of tile `t`,
     // and writes its sums of those.
-    let kernel = gpu.launch(&SOURCE, &format!("depthwise_weight_{}", suffix(x.dtype())?))?;
+    let kernel = gpu.launch(&SOURCE, &format!("depthwise_wgrad_{}", suffix(x.dtype())?))?;
     let kernel = kernel.write(&sums)?.read(x)?.read(grad)?.size(shape.batch);
     let kernel = kernel.sizes(&[tiling.parts, tiling.tiles]).int(tiling.packed.into());
     let grid = tiling.grid();

@@ -74,7 +74,7 @@ struct Nothing {
 };
 
 // Multiplies, in place; nothing is read or written where that changes nothing.
-KERNEL settle(const __grid_constant__ Table<Row> table) {
+KERNEL apply_scale(const __grid_constant__ Table<Row> table) {
     const Row &row = table.rows[table.row()];
     Factors<double> by(row.by);
     if (by.inverse == 1.0 && by.clip == 1.0) return;

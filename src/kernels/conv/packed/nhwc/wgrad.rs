@@ -8,9 +8,9 @@
 //!
 //! | version | operands |
 //! |---|---|
-//! | `of_pairs` | BF16. Each image is a segment of one sum. Rows without a gap are packed straight from the tensors. |
-//! | `of_planes` | F32 and F16 as BF16x3. A line joins rows of several small images, so that registers are full. |
-//! | `of_floats` | F32 with AVX-512, whose kernel reads any stride: nothing is transposed. |
+//! | `of_bf16` | BF16. Each image is a segment of one sum. Rows without a gap are packed straight from the tensors. |
+//! | `of_bf16x3` | F32 and F16 as BF16x3. A line joins rows of several small images, so that registers are full. |
+//! | `of_f32` | F32 with AVX-512, whose kernel reads any stride: nothing is transposed. |
 //!
 //! A row of the kernel reads the same packed `x`, starting at another input row. If a BF16x3 sum is not finite,
 //! everything is computed again in F32.
@@ -21,35 +21,37 @@ use candle_core::{DType, Result, Tensor, bail};
 use half::{bf16, f16};
 
 use super::lines::Lines;
-use super::rows::{Pixels, copy};
+use super::rows::{NhwcImage, copy};
 use super::{Shape, weights, with_stored};
-use crate::kernels::conv::packed::correlate::{add_all, runs};
-use crate::kernels::conv::packed::layout::{Cut, Part, Strips, Taps};
+use crate::kernels::conv::packed::layout::{Cut, Part, RowPanels, Taps};
 use crate::kernels::conv::packed::rows::{Stored, widen};
-use crate::kernels::conv::packed::source::{floats, halves, pairs};
+use crate::kernels::conv::packed::source::{as_bf16, as_bf16_mut, as_f32_mut};
+use crate::kernels::conv::packed::wgrad::{add_all, runs};
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
-use crate::kernels::gemm::micro::{Panel, Planes, Side, Tile, Unit, with_cells};
+use crate::kernels::gemm::micro::{
+    Bf16Terms, InstructionSet, MatrixView, PackedGemm, Tile, with_words,
+};
 
-/// See [`super::super::weight_gradient`].
-pub(in crate::kernels::conv) fn weight_gradient(
+/// See [`super::super::wgrad`].
+pub(in crate::kernels::conv) fn wgrad(
     x: &Tensor,
     grad: &Tensor,
     shape: &Shape,
-    unit: Unit,
+    isa: InstructionSet,
 ) -> Result<Tensor> {
     let run = shape.batch.div_ceil(runs(shape.c_out * shape.taps())).max(1);
     let runs = shape.batch.div_ceil(run);
     let groups = shape.geometry.groups;
     let (taps, wide) = (Taps::forward(shape), shape.group_in().next_multiple_of(16));
-    let correlation = Correlation { shape, taps: &taps, unit, wide };
+    let weight_sums = Wgrad { shape, taps: &taps, isa, wide };
     let _held = hold([x, grad]);
     let sums: Vec<Vec<f32>> = with_stored!(x, x => with_stored!(grad, grad => {
         let (x, grad): (&[_], &[_]) = (&x, &grad);
         parallel::map(runs * groups, |task| {
             let first = task % runs * run;
-            correlation.run(x, grad, task / runs, first..shape.batch.min(first + run))
+            weight_sums.run(x, grad, task / runs, first..shape.batch.min(first + run))
         })
     }));
     let mut total = vec![0f32; shape.c_out * shape.taps()];
@@ -77,21 +79,21 @@ pub(in crate::kernels::conv) fn weight_gradient(
             outs.for_each(|(out, places)| gather(out, places));
         }
     }
-    if unit == Unit::Planes && !total.iter().all(|sum| sum.is_finite()) {
-        return weight_gradient(x, grad, shape, Unit::Fma);
+    if isa == InstructionSet::AmxBf16x3 && !total.iter().all(|sum| sum.is_finite()) {
+        return wgrad(x, grad, shape, InstructionSet::Avx512F32);
     }
     Ok(tensor(total, &shape.weight_dims()))
 }
 
-struct Correlation<'a> {
+struct Wgrad<'a> {
     shape: &'a Shape,
     taps: &'a Taps,
-    unit: Unit,
+    isa: InstructionSet,
     /// Input channels of a group, in whole vectors.
     wide: usize,
 }
 
-impl Correlation<'_> {
+impl Wgrad<'_> {
     /// The sums of a group over some images: `(kernel row, out, kernel column, channel)`.
     fn run<S: Stored + 'static, G: Stored + 'static>(
         &self,
@@ -103,22 +105,22 @@ impl Correlation<'_> {
         let shape = self.shape;
         let columns = shape.kernel_width * self.wide;
         let mut sums = vec![0f32; shape.kernel_height * shape.group_out() * columns];
-        let cells =
-            (columns * shape.geometry.stride + shape.group_out()).div_ceil(self.unit.per_cell());
-        let cut = Cut::new(self.taps.grid, images.len(), cells * self.unit.planes());
+        let words =
+            (columns * shape.geometry.stride + shape.group_out()).div_ceil(self.isa.per_word());
+        let cut = Cut::new(self.taps.grid, images.len(), words * self.isa.terms());
         let count = cut.images.max(self.together(images.len()));
         for first in images.clone().step_by(count) {
             let end = images.end.min(first + count);
             let x = &x[first * shape.image()..end * shape.image()];
             let grad = &grad[first * shape.out_image()..end * shape.out_image()];
             for part in cut.parts(self.taps.grid, 1) {
-                self.part(x, grad, group, &part, &mut sums);
+                self.run_part(x, grad, group, &part, &mut sums);
             }
         }
         sums
     }
 
-    fn part<S: Stored + 'static, G: Stored + 'static>(
+    fn run_part<S: Stored + 'static, G: Stored + 'static>(
         &self,
         x: &[S],
         grad: &[G],
@@ -126,26 +128,26 @@ impl Correlation<'_> {
         part: &Part,
         sums: &mut [f32],
     ) {
-        match (self.unit, halves(x), halves(grad)) {
-            (Unit::Planes, ..) => self.of_planes(x, grad, group, part, sums),
-            (Unit::Dot | Unit::Tiles, Some(x), Some(grad)) => {
-                self.of_pairs(x, grad, group, part, sums);
+        match (self.isa, as_bf16(x), as_bf16(grad)) {
+            (InstructionSet::AmxBf16x3, ..) => self.of_bf16x3(x, grad, group, part, sums),
+            (InstructionSet::Avx512Bf16 | InstructionSet::AmxBf16, Some(x), Some(grad)) => {
+                self.of_bf16(x, grad, group, part, sums);
             }
             _ => {
                 let images = x.chunks_exact(self.shape.image().max(1));
                 let grads = grad.chunks_exact(self.shape.out_image().max(1));
-                images.zip(grads).for_each(|(x, grad)| self.of_floats(x, grad, group, part, sums));
+                images.zip(grads).for_each(|(x, grad)| self.of_f32(x, grad, group, part, sums));
             }
         }
     }
 
     /// The layout of lines that join a row of each of `images` images.
-    fn strips(&self, part: &Part, images: usize) -> Strips {
-        let mut strips = Strips::new(self.taps, part, 1);
-        // A line starts with a cell, or with a register of each plane.
-        let whole = if self.unit == Unit::Planes { 32 } else { self.unit.per_cell() };
-        strips.line = (images * part.columns.len()).next_multiple_of(whole);
-        strips
+    fn row_panels(&self, part: &Part, images: usize) -> RowPanels {
+        let mut row_panels = RowPanels::new(self.taps, part, 1);
+        // A line starts with a word, or with a register of each term.
+        let whole = if self.isa == InstructionSet::AmxBf16x3 { 32 } else { self.isa.per_word() };
+        row_panels.line = (images * part.columns.len()).next_multiple_of(whole);
+        row_panels
     }
 
     /// How many images a line joins: the number that leaves the least of a register empty.
@@ -155,56 +157,56 @@ impl Correlation<'_> {
             let line = (images * width).max(1);
             (1000 * line.next_multiple_of(32) / line, images)
         };
-        let most = if self.unit == Unit::Planes { images.clamp(1, 8) } else { 1 };
+        let most = if self.isa == InstructionSet::AmxBf16x3 { images.clamp(1, 8) } else { 1 };
         (1..=most).min_by_key(nothing).unwrap_or(1)
     }
 
     /// BF16. All images are segments of one sum: one small image has few terms, and the sums would be loaded and
     /// stored for each.
-    fn of_pairs(&self, x: &[bf16], grad: &[bf16], group: usize, part: &Part, sums: &mut [f32]) {
-        let (shape, strips) = (self.shape, self.strips(part, 1));
+    fn of_bf16(&self, x: &[bf16], grad: &[bf16], group: usize, part: &Part, sums: &mut [f32]) {
+        let (shape, row_panels) = (self.shape, self.row_panels(part, 1));
         let (ins, outs) = (shape.group_in(), shape.group_out());
-        let positions = part.rows.len() * strips.line;
-        let met = strips.slots.len() * strips.line;
-        let x_cells = side::<bf16>(&[], ins, met).cells();
+        let positions = part.rows.len() * row_panels.line;
+        let met = row_panels.slots.len() * row_panels.line;
+        let x_cells = view::<bf16>(&[], ins, met).words();
         let lines = Lines::new(self.taps, part, ins.div_ceil(2));
         // Rows without a gap are packed straight from the tensor.
-        let whole = part.columns.len() == shape.out_width && strips.line == shape.out_width;
-        let lay = |i: usize, stride: usize, [straight, left, right]: [&mut [u32]; 3]| {
+        let whole = part.columns.len() == shape.out_width && row_panels.line == shape.out_width;
+        let pack = |i: usize, stride: usize, [straight, left, right]: [&mut [u32]; 3]| {
             let x = &x[i * shape.image()..][..shape.image()];
             let grad = &grad[i * shape.out_image()..][..shape.out_image()];
             if whole {
                 let first = part.rows.start * shape.out_width * shape.c_out + group * outs;
-                let of_grad = side(&grad[first..], outs, positions);
-                Side { depth_stride: shape.c_out, ..of_grad }.pack_lines(stride, left);
+                let of_grad = view(&grad[first..], outs, positions);
+                MatrixView { depth_stride: shape.c_out, ..of_grad }.pack_lines(stride, left);
             } else {
-                let places = &mut pairs(straight)[..positions * outs];
-                self.lay_grad(grad, group, part, &strips, bf16::ZERO, copy, places);
-                side(places, outs, positions).pack_lines(stride, left);
+                let places = &mut as_bf16_mut(straight)[..positions * outs];
+                self.pack_grad(grad, group, part, &row_panels, bf16::ZERO, copy, places);
+                view(places, outs, positions).pack_lines(stride, left);
             }
             if whole && self.taps.step == 1 && shape.out_width >= 16 {
-                let of_image = Pixels {
+                let of_image = NhwcImage {
                     x,
                     size: (shape.height, shape.width),
                     channels: group * ins..(group + 1) * ins,
                     all: shape.c_in,
                 };
-                of_image.fill(&lines, self.unit, straight);
-                self.pack_shifted(&lines, pairs(straight), x_cells, right);
+                of_image.fill(&lines, self.isa, straight);
+                self.pack_shifted(&lines, as_bf16_mut(straight), x_cells, right);
             } else {
                 for column in 0..shape.kernel_width {
-                    let places = &mut pairs(straight)[..met * ins];
-                    self.lay_x(x, group, part, &strips, column, bf16::ZERO, copy, places);
-                    side(places, ins, met).pack_blocks(&mut right[column * self.wide * x_cells..]);
+                    let places = &mut as_bf16_mut(straight)[..met * ins];
+                    self.pack_x(x, group, part, &row_panels, column, bf16::ZERO, copy, places);
+                    view(places, ins, met).pack_blocks(&mut right[column * self.wide * x_cells..]);
                 }
             }
         };
         let straight = (met * ins).max(positions * outs).div_ceil(2).max(lines.len());
-        self.add::<bf16>(x.len() / shape.image().max(1), part, &strips, straight, lay, sums);
+        self.add::<bf16>(x.len() / shape.image().max(1), part, &row_panels, straight, pack, sums);
     }
 
-    /// As [`Self::of_pairs`], as BF16x3. A line joins a row of several images.
-    fn of_planes<S: Stored + 'static, G: Stored + 'static>(
+    /// As [`Self::of_bf16`], as BF16x3. A line joins a row of several images.
+    fn of_bf16x3<S: Stored + 'static, G: Stored + 'static>(
         &self,
         x: &[S],
         grad: &[G],
@@ -215,70 +217,70 @@ impl Correlation<'_> {
         let shape = self.shape;
         let images = x.len() / shape.image().max(1);
         let together = self.together(images);
-        let strips = self.strips(part, together);
+        let row_panels = self.row_panels(part, together);
         let (ins, outs) = (shape.group_in(), shape.group_out());
-        let positions = part.rows.len() * strips.line;
-        let met = strips.slots.len() * strips.line;
-        let x_cells = side::<f32>(&[], ins, met).cells();
-        let lay = |i: usize, stride: usize, [straight, left, right]: [&mut [u32]; 3]| {
+        let positions = part.rows.len() * row_panels.line;
+        let met = row_panels.slots.len() * row_panels.line;
+        let x_cells = view::<f32>(&[], ins, met).words();
+        let pack = |i: usize, stride: usize, [straight, left, right]: [&mut [u32]; 3]| {
             let (first, end) = (i * together, images.min((i + 1) * together));
             let x = &x[first * shape.image()..end * shape.image()];
             let grad = &grad[first * shape.out_image()..end * shape.out_image()];
-            let places = &mut floats(straight)[..positions * outs];
-            self.lay_grad(grad, group, part, &strips, 0.0, widen, places);
-            side(places, outs, positions).pack_lines(stride, left);
+            let places = &mut as_f32_mut(straight)[..positions * outs];
+            self.pack_grad(grad, group, part, &row_panels, 0.0, widen, places);
+            view(places, outs, positions).pack_lines(stride, left);
             for column in 0..shape.kernel_width {
-                let places = &mut floats(straight)[..met * ins];
-                self.lay_x(x, group, part, &strips, column, 0.0, widen, places);
-                side(places, ins, met).pack_blocks(&mut right[column * self.wide * x_cells..]);
+                let places = &mut as_f32_mut(straight)[..met * ins];
+                self.pack_x(x, group, part, &row_panels, column, 0.0, widen, places);
+                view(places, ins, met).pack_blocks(&mut right[column * self.wide * x_cells..]);
             }
         };
         let straight = (met * ins).max(positions * outs);
-        self.add::<f32>(images.div_ceil(together), part, &strips, straight, lay, sums);
+        self.add::<f32>(images.div_ceil(together), part, &row_panels, straight, pack, sums);
     }
 
-    /// Adds the product over all segments to `sums`. `lay` packs one segment: into the left operand, with a stride,
+    /// Adds the product over all segments to `sums`. `pack` packs one segment: into the left operand, with a stride,
     /// and into the right one. It may use `straight` as scratch.
-    fn add<T: Planes>(
+    fn add<T: Bf16Terms>(
         &self,
         segments: usize,
         part: &Part,
-        strips: &Strips,
+        row_panels: &RowPanels,
         straight: usize,
-        lay: impl Fn(usize, usize, [&mut [u32]; 3]),
+        pack: impl Fn(usize, usize, [&mut [u32]; 3]),
         sums: &mut [f32],
     ) {
         let shape = self.shape;
         let (ins, outs) = (shape.group_in(), shape.group_out());
-        let positions = part.rows.len() * strips.line;
-        let met = strips.slots.len() * strips.line;
-        let x_cells = side::<T>(&[], ins, met).cells();
-        let cells = side::<T>(&[], outs, positions).cells();
-        let stride = match segments * cells {
-            cells if cells.is_multiple_of(256) => cells + 16,
-            cells => cells,
+        let positions = part.rows.len() * row_panels.line;
+        let met = row_panels.slots.len() * row_panels.line;
+        let x_cells = view::<T>(&[], ins, met).words();
+        let words = view::<T>(&[], outs, positions).words();
+        let stride = match segments * words {
+            words if words.is_multiple_of(256) => words + 16,
+            words => words,
         };
         let (block, depth) = (16 * x_cells, positions.div_ceil(2) * T::COUNT);
         let each = shape.kernel_width * self.wide * x_cells;
         let sizes = [
             straight,
-            outs.next_multiple_of(16) * stride + segments * cells,
+            outs.next_multiple_of(16) * stride + segments * words,
             segments * each + block,
         ];
-        with_cells(sizes, |[straight, left, right]| {
+        with_words(sizes, |[straight, left, right]| {
             for i in 0..segments {
                 // A segment's last tile may reach beyond its end; the next segment overwrites that.
-                lay(i, stride, [&mut *straight, &mut left[i * cells..], &mut right[i * each..]]);
+                pack(i, stride, [&mut *straight, &mut left[i * words..], &mut right[i * each..]]);
             }
             let columns = shape.kernel_width * self.wide;
-            let left_starts: Vec<_> = (0..segments).map(|i| i * cells).collect();
-            for (row, start) in strips.starts.iter().enumerate() {
+            let left_starts: Vec<_> = (0..segments).map(|i| i * words).collect();
+            for (row, start) in row_panels.starts.iter().enumerate() {
                 let sums = &mut sums[row * outs * columns..][..outs * columns];
-                let start = start * strips.line / 2 * 16 * T::COUNT;
+                let start = start * row_panels.line / 2 * 16 * T::COUNT;
                 let right_starts: Vec<_> = (0..segments).map(|i| i * each + start).collect();
-                let panel = Panel {
+                let gemm = PackedGemm {
                     left,
-                    left_block: self.unit.rows() * stride,
+                    left_block: self.isa.rows() * stride,
                     left_row: stride,
                     left_step: 1,
                     left_starts: &left_starts,
@@ -289,33 +291,34 @@ impl Correlation<'_> {
                     rows: outs,
                     columns,
                     depth,
-                    planes: T::COUNT,
-                    strips: false,
+                    terms: T::COUNT,
+                    row_panels: false,
                 };
-                panel.add_to(self.unit, sums, columns);
+                gemm.add_to(self.isa, sums, columns);
             }
         });
     }
 
     /// Packs `x` for every kernel column from one padded copy, shifted. The last tile of a line may reach beyond it,
     /// into what is written next.
-    fn pack_shifted(&self, lines: &Lines, x: &[bf16], cells: usize, out: &mut [u32]) {
+    fn pack_shifted(&self, lines: &Lines, x: &[bf16], words: usize, out: &mut [u32]) {
         let (ins, width) = (self.shape.group_in(), self.shape.out_width);
-        let own = 2 * lines.cells;
+        let own = 2 * lines.words;
         for (column, &(offset, _)) in self.taps.columns.iter().enumerate() {
             let shift = (offset - lines.column) as usize;
             for first in (0..ins).step_by(16) {
                 for slot in 0..lines.slots.len() {
                     let data = &x[(slot * lines.pixels + shift) * own..];
-                    let all = Side { depth_stride: own, ..side(data, ins, width) };
-                    let block = (column * self.wide + first) * cells + slot * width / 2 * 16;
-                    all.part(first, (ins - first).min(16), 0, width).pack_blocks(&mut out[block..]);
+                    let all = MatrixView { depth_stride: own, ..view(data, ins, width) };
+                    let block = (column * self.wide + first) * words + slot * width / 2 * 16;
+                    all.submatrix(first, (ins - first).min(16), 0, width)
+                        .pack_blocks(&mut out[block..]);
                 }
             }
         }
     }
 
-    fn of_floats<S: Stored + 'static, G: Stored + 'static>(
+    fn of_f32<S: Stored + 'static, G: Stored + 'static>(
         &self,
         x: &[S],
         grad: &[G],
@@ -323,38 +326,38 @@ impl Correlation<'_> {
         part: &Part,
         sums: &mut [f32],
     ) {
-        let (shape, strips) = (self.shape, self.strips(part, 1));
+        let (shape, row_panels) = (self.shape, self.row_panels(part, 1));
         let (ins, outs) = (shape.group_in(), shape.group_out());
-        let positions = part.rows.len() * strips.line;
-        let met = strips.slots.len() * strips.line;
+        let positions = part.rows.len() * row_panels.line;
+        let met = row_panels.slots.len() * row_panels.line;
         // Whole tiles are read, beyond the last channel too.
         let sizes = [positions * outs + 16, met * ins + self.wide];
-        with_cells(sizes, |[left, right]| {
-            let places = &mut floats(left)[..positions * outs];
-            self.lay_grad(grad, group, part, &strips, 0.0, widen, places);
+        with_words(sizes, |[left, right]| {
+            let places = &mut as_f32_mut(left)[..positions * outs];
+            self.pack_grad(grad, group, part, &row_panels, 0.0, widen, places);
             let columns = shape.kernel_width * self.wide;
             for column in 0..shape.kernel_width {
-                let places = &mut floats(right)[..met * ins];
-                self.lay_x(x, group, part, &strips, column, 0.0, widen, places);
-                for (row, start) in strips.starts.iter().enumerate() {
+                let places = &mut as_f32_mut(right)[..met * ins];
+                self.pack_x(x, group, part, &row_panels, column, 0.0, widen, places);
+                for (row, start) in row_panels.starts.iter().enumerate() {
                     let sums = &mut sums[row * outs * columns..][..outs * columns];
-                    let panel = Panel {
+                    let gemm = PackedGemm {
                         left,
-                        left_block: self.unit.rows(),
+                        left_block: self.isa.rows(),
                         left_row: 1,
                         left_step: outs,
                         left_starts: &[0],
                         right,
                         right_block: 16,
                         right_step: ins,
-                        right_starts: &[start * strips.line * ins],
+                        right_starts: &[start * row_panels.line * ins],
                         rows: outs,
                         columns: ins,
                         depth: positions,
-                        planes: 1,
-                        strips: false,
+                        terms: 1,
+                        row_panels: false,
                     };
-                    panel.multiply(self.unit, |tile| {
+                    gemm.multiply(self.isa, |tile| {
                         let column = column * self.wide + tile.column;
                         Tile { column, ..tile }.add_to(sums, columns);
                     });
@@ -365,25 +368,25 @@ impl Correlation<'_> {
 
     /// Copies the gradient at each position of some images: `(line, image, position, out)`.
     #[allow(clippy::too_many_arguments)]
-    fn lay_grad<G, P: Copy>(
+    fn pack_grad<G, P: Copy>(
         &self,
         grad: &[G],
         group: usize,
         part: &Part,
-        strips: &Strips,
+        row_panels: &RowPanels,
         zero: P,
-        carry: impl Fn(&[G], &mut [P]),
+        convert: impl Fn(&[G], &mut [P]),
         out: &mut [P],
     ) {
         let outs = self.shape.group_out();
         let channels = group * outs..(group + 1) * outs;
         let pixels = part.columns.start as isize;
-        for (y, line) in part.rows.clone().zip(out.chunks_exact_mut(strips.line * outs)) {
+        for (y, line) in part.rows.clone().zip(out.chunks_exact_mut(row_panels.line * outs)) {
             let row = Row { width: self.shape.out_width, all: self.shape.c_out, step: 1 };
             let grads = grad.chunks_exact(self.shape.out_image());
             let mut lines = line.chunks_exact_mut(part.columns.len() * outs);
             for (grad, line) in grads.zip(&mut lines) {
-                row.lay(grad, y, pixels, channels.clone(), zero, &carry, line);
+                row.pack(grad, y, pixels, channels.clone(), zero, &convert, line);
             }
             lines.by_ref().for_each(|line| line.fill(zero));
             lines.into_remainder().fill(zero);
@@ -393,21 +396,21 @@ impl Correlation<'_> {
     /// Copies the pixels that a kernel column meets at each position of some images: `(line, image, position,
     /// channel)`.
     #[allow(clippy::too_many_arguments)]
-    fn lay_x<S, P: Copy>(
+    fn pack_x<S, P: Copy>(
         &self,
         x: &[S],
         group: usize,
         part: &Part,
-        strips: &Strips,
+        row_panels: &RowPanels,
         column: usize,
         zero: P,
-        carry: impl Fn(&[S], &mut [P]),
+        convert: impl Fn(&[S], &mut [P]),
         out: &mut [P],
     ) {
         let (shape, ins) = (self.shape, self.shape.group_in());
         let channels = group * ins..(group + 1) * ins;
         let first = (part.columns.start * self.taps.step) as isize + self.taps.columns[column].0;
-        for (&y, line) in strips.slots.iter().zip(out.chunks_exact_mut(strips.line * ins)) {
+        for (&y, line) in row_panels.slots.iter().zip(out.chunks_exact_mut(row_panels.line * ins)) {
             let Some(y) = usize::try_from(y).ok().filter(|&y| y < shape.height) else {
                 line.fill(zero);
                 continue;
@@ -415,7 +418,7 @@ impl Correlation<'_> {
             let row = Row { width: shape.width, all: shape.c_in, step: self.taps.step };
             let mut lines = line.chunks_exact_mut(part.columns.len() * ins);
             for (x, line) in x.chunks_exact(shape.image()).zip(&mut lines) {
-                row.lay(x, y, first, channels.clone(), zero, &carry, line);
+                row.pack(x, y, first, channels.clone(), zero, &convert, line);
             }
             lines.by_ref().for_each(|line| line.fill(zero));
             lines.into_remainder().fill(zero);
@@ -424,8 +427,8 @@ impl Correlation<'_> {
 }
 
 /// Pixels of `lines` channels as a matrix: a line for each channel, to be summed over pixels.
-fn side<T>(data: &[T], lines: usize, depth: usize) -> Side<'_, T> {
-    Side { data, lines, depth, line_stride: 1, depth_stride: lines }
+fn view<T>(data: &[T], lines: usize, depth: usize) -> MatrixView<'_, T> {
+    MatrixView { data, lines, depth, line_stride: 1, depth_stride: lines }
 }
 
 /// How a row of an image is read.
@@ -440,14 +443,14 @@ struct Row {
 impl Row {
     /// Some channels of every `step`th pixel of row `y` from `first` on; zeros beside the image.
     #[allow(clippy::too_many_arguments)]
-    fn lay<S, P: Copy>(
+    fn pack<S, P: Copy>(
         &self,
         x: &[S],
         y: usize,
         first: isize,
         channels: Range<usize>,
         zero: P,
-        carry: &impl Fn(&[S], &mut [P]),
+        convert: &impl Fn(&[S], &mut [P]),
         line: &mut [P],
     ) {
         let row = &x[y * self.width * self.all..][..self.width * self.all];
@@ -461,13 +464,13 @@ impl Row {
             let (middle, right) = rest.split_at_mut(inside * own);
             left.fill(zero);
             right.fill(zero);
-            carry(&row[from * own..][..inside * own], middle);
+            convert(&row[from * own..][..inside * own], middle);
             return;
         }
         for (position, place) in line.chunks_exact_mut(own).enumerate() {
             let at = first + (position * self.step) as isize;
             match usize::try_from(at).ok().filter(|&at| at < self.width) {
-                Some(at) => carry(&row[at * self.all..][channels.clone()], place),
+                Some(at) => convert(&row[at * self.all..][channels.clone()], place),
                 None => place.fill(zero),
             }
         }

@@ -1,8 +1,8 @@
 //! The layout of padded image rows: where each input row, pixel and tap is in the scratch copy.
 
-use crate::kernels::conv::packed::layout::{Part, Strips, Taps};
+use crate::kernels::conv::packed::layout::{Part, RowPanels, Taps};
 
-/// Input rows that some positions meet, a line each: pixels of `cells` cells, with padding. Rows that a
+/// Input rows that some positions meet, a line each: pixels of `words` words, with padding. Rows that a
 /// kernel row meets one after the other are lines one after the other, so that all positions of a part
 /// are one sequence; between two rows of it are positions of nothing.
 #[derive(Clone, Debug)]
@@ -15,20 +15,20 @@ pub(super) struct Lines {
     pub(super) column: isize,
     /// Pixels of a line.
     pub(super) pixels: usize,
-    /// Cells of a pixel.
-    pub(super) cells: usize,
+    /// Words of a pixel.
+    pub(super) words: usize,
     /// Positions of a line.
     pub(super) positions: usize,
-    /// Cells from a position to the next.
+    /// Words from a position to the next.
     pub(super) step: usize,
-    /// Cells that follow each other in a sum.
+    /// Words that follow each other in a sum.
     pub(super) depth: usize,
 }
 
 impl Lines {
     /// `part` is of whole rows of positions; columns of `taps` are in order.
-    pub(super) fn new(taps: &Taps, part: &Part, cells: usize) -> Self {
-        let Strips { slots, starts, .. } = Strips::new(taps, part, 1);
+    pub(super) fn new(taps: &Taps, part: &Part, words: usize) -> Self {
+        let RowPanels { slots, starts, .. } = RowPanels::new(taps, part, 1);
         let offset = |column: Option<&(isize, usize)>| column.map_or(0, |column| column.0);
         let (first, last) = (offset(taps.columns.first()), offset(taps.columns.last()));
         let reach = (last - first) as usize + 1;
@@ -41,10 +41,10 @@ impl Lines {
             starts,
             column: first,
             pixels,
-            cells,
+            words,
             positions: pixels / step,
-            step: step * cells,
-            depth: if taps.is_empty() { 0 } else { run * cells },
+            step: step * words,
+            depth: if taps.is_empty() { 0 } else { run * words },
         }
     }
 
@@ -53,7 +53,7 @@ impl Lines {
         taps.columns.windows(2).all(|pair| pair[0].0 + 1 == pair[1].0)
     }
 
-    /// Where the cells of each part of a sum start, for the first position: a kernel row, or a tap.
+    /// Where the words of each part of a sum start, for the first position: a kernel row, or a tap.
     pub(super) fn segments(&self, taps: &Taps) -> Vec<usize> {
         let columns = if Self::close(taps) {
             &taps.columns[..taps.columns.len().min(1)]
@@ -61,14 +61,14 @@ impl Lines {
             &taps.columns
         };
         let start = |line: usize, offset: isize| {
-            (line * self.pixels + (offset - self.column) as usize) * self.cells
+            (line * self.pixels + (offset - self.column) as usize) * self.words
         };
         let rows = self.starts.iter();
         rows.flat_map(|&line| columns.iter().map(move |&(offset, _)| start(line, offset))).collect()
     }
 
-    /// Cells in all.
+    /// Words in all.
     pub(super) fn len(&self) -> usize {
-        self.slots.len() * self.pixels * self.cells
+        self.slots.len() * self.pixels * self.words
     }
 }

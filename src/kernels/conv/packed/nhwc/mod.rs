@@ -11,10 +11,10 @@
 //! F32 and F16 run on AMX as BF16x3 where the channels fill its registers. If a sum is not finite, the whole
 //! convolution is computed again in F32, because BF16x3 cannot tell infinity from NaN.
 
-mod correlate;
 mod lines;
 mod rows;
 mod store;
+mod wgrad;
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,44 +25,47 @@ use half::{bf16, f16};
 use super::layout::{Part, Taps};
 use super::rows::Stored;
 use super::weights::{self, Order};
-use super::{Pass, Shape, with_stored};
+use super::{ConvPass, Shape, with_stored};
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::parallel;
-use crate::kernels::cpu::uninit::fresh_if;
-use crate::kernels::gemm::micro::{Cells, Panel, Rounded, Unit, planed, with_cells};
-pub(in crate::kernels::conv) use correlate::weight_gradient;
+use crate::kernels::cpu::uninit::try_uninit_vec;
+use crate::kernels::gemm::micro::{
+    InstructionSet, PackedGemm, PackedWords, Rounded, padded_words, with_words,
+};
 use lines::Lines;
-use rows::Pixels;
-use store::Places;
+use rows::NhwcImage;
+use store::NhwcStore;
+pub(in crate::kernels::conv) use wgrad::wgrad;
 
 /// The instruction set for these operands; `None` where this module does not convolve them.
 ///
 /// BF16x3 for F32 and F16 where it is faster: a pixel is padded to whole registers of 32 channels.
-pub(in crate::kernels::conv) fn unit(
+pub(in crate::kernels::conv) fn isa(
     operands: [&Tensor; 2],
     bias: Option<&Tensor>,
     shape: &Shape,
     out: DType,
-) -> Option<Unit> {
+) -> Option<InstructionSet> {
     let double = out == DType::F64 || bias.is_some_and(|bias| bias.dtype() == DType::F64);
     let pays = |channels: usize| 2 * channels.next_multiple_of(32) <= 3 * channels;
-    let planes = pays(shape.group_in()) && pays(shape.group_out());
-    super::unit(operands, shape).filter(|_| !double).map(|unit| in_planes(unit, planes))
+    let bf16x3 = pays(shape.group_in()) && pays(shape.group_out());
+    super::isa(operands, shape).filter(|_| !double).map(|isa| prefer_bf16x3(isa, bf16x3))
 }
 
 /// The same for wgrad, where an output channel is a row of the product.
-pub(in crate::kernels::conv) fn gradient_unit(
+pub(in crate::kernels::conv) fn wgrad_isa(
     operands: [&Tensor; 2],
     shape: &Shape,
     out: DType,
-) -> Option<Unit> {
-    let unit = super::unit(operands, shape).filter(|_| out != DType::F64);
-    unit.map(|unit| in_planes(unit, shape.group_out() >= 16))
+) -> Option<InstructionSet> {
+    let isa = super::isa(operands, shape).filter(|_| out != DType::F64);
+    isa.map(|isa| prefer_bf16x3(isa, shape.group_out() >= 16))
 }
 
-fn in_planes(unit: Unit, pays: bool) -> Unit {
-    let planes = unit == Unit::Fma && pays && Unit::Planes.is_available();
-    if planes { Unit::Planes } else { unit }
+fn prefer_bf16x3(isa: InstructionSet, pays: bool) -> InstructionSet {
+    let bf16x3 =
+        isa == InstructionSet::Avx512F32 && pays && InstructionSet::AmxBf16x3.is_available();
+    if bf16x3 { InstructionSet::AmxBf16x3 } else { isa }
 }
 
 /// See [`super::forward`].
@@ -71,34 +74,34 @@ pub(in crate::kernels::conv) fn forward<O: Rounded>(
     weight: &Tensor,
     bias: Option<&Tensor>,
     shape: &Shape,
-    unit: Unit,
+    isa: InstructionSet,
 ) -> Result<Tensor> {
-    let pass = Pass::forward(shape, unit);
+    let pass = ConvPass::forward(shape, isa);
     let kernel = weights::widened(weight)?;
     let taps = Taps::forward(shape);
-    let phases = vec![Phase::new(taps, (0, 0), &kernel, shape, Order::Forward, unit)];
+    let phases = vec![Phase::new(taps, (0, 0), &kernel, shape, Order::Forward, isa)];
     match Phases::new(pass, phases).run::<O>(x, bias)? {
         Some(data) => Ok(tensor(data, &shape.out_dims())),
-        None => forward::<O>(x, weight, bias, shape, Unit::Fma),
+        None => forward::<O>(x, weight, bias, shape, InstructionSet::Avx512F32),
     }
 }
 
-/// See [`super::input_gradient`].
-pub(in crate::kernels::conv) fn input_gradient<O: Rounded>(
+/// See [`super::dgrad`].
+pub(in crate::kernels::conv) fn dgrad<O: Rounded>(
     grad: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
     shape: &Shape,
-    unit: Unit,
+    isa: InstructionSet,
 ) -> Result<Tensor> {
-    let pass = Pass::backward(shape, unit);
+    let pass = ConvPass::backward(shape, isa);
     let kernel = weights::widened(weight)?;
     let phases = Taps::backward(shape).into_iter();
     let phases =
-        phases.map(|(at, taps)| Phase::new(taps, at, &kernel, shape, Order::Backward, unit));
+        phases.map(|(at, taps)| Phase::new(taps, at, &kernel, shape, Order::Backward, isa));
     match Phases::new(pass, phases.collect()).run::<O>(grad, bias)? {
         Some(data) => Ok(tensor(data, &shape.input_dims())),
-        None => input_gradient::<O>(grad, weight, bias, shape, Unit::Fma),
+        None => dgrad::<O>(grad, weight, bias, shape, InstructionSet::Avx512F32),
     }
 }
 
@@ -106,8 +109,8 @@ pub(in crate::kernels::conv) fn input_gradient<O: Rounded>(
 struct Phase {
     taps: Taps,
     at: (usize, usize),
-    /// `(group, channel / 16, segment, cell, channel % 16)`
-    weight: Cells,
+    /// `(group, channel / 16, segment, word, channel % 16)`
+    weight: PackedWords,
 }
 
 impl Phase {
@@ -117,34 +120,34 @@ impl Phase {
         weight: &[f32],
         shape: &Shape,
         order: Order,
-        unit: Unit,
+        isa: InstructionSet,
     ) -> Self {
         // Neighbours in the image are neighbours in a sum.
         taps.columns.sort_unstable();
-        let weight = weights::pack_blocks(weight, shape, &taps, order, unit);
+        let weight = weights::pack_blocks(weight, shape, &taps, order, isa);
         Self { taps, at, weight }
     }
 }
 
 /// A convolution by phases. Pixels of no phase are the bias, or zeros.
 struct Phases {
-    pass: Pass,
+    pass: ConvPass,
     phases: Vec<Phase>,
     /// Whether all BF16x3 sums are finite.
     finite: AtomicBool,
 }
 
 impl Phases {
-    fn new(pass: Pass, phases: Vec<Phase>) -> Self {
+    fn new(pass: ConvPass, phases: Vec<Phase>) -> Self {
         Self { pass, phases, finite: AtomicBool::new(true) }
     }
 
-    /// Cells of a pixel.
-    fn cells(&self) -> usize {
-        planed(self.pass.ins.div_ceil(self.pass.unit.per_cell()), self.pass.unit.planes())
+    /// Words of a pixel.
+    fn words(&self) -> usize {
+        padded_words(self.pass.ins.div_ceil(self.pass.isa.per_word()), self.pass.isa.terms())
     }
 
-    /// `None` where a sum of planes is not finite.
+    /// `None` where a sum of terms is not finite.
     fn run<O: Rounded>(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Option<Vec<O>>> {
         let (pass, phases) = (&self.pass, &self.phases);
         let bias = bias.map(weights::widened).transpose()?;
@@ -154,7 +157,7 @@ impl Phases {
         let out_image = row * pass.out_size.0;
         let step = phases.first().map_or(1, |phase| phase.taps.out_step);
         // Rows of a task: as many as keep a task's input in the cache, in whole steps.
-        let wanted = (1 << 16) / (self.cells() * pass.size.1 * step).max(1);
+        let wanted = (1 << 16) / (self.words() * pass.size.1 * step).max(1);
         let rows =
             wanted.min(1024_usize.div_ceil(pass.out_size.1)).clamp(1, pass.out_size.0.max(1));
         let rows = rows.next_multiple_of(step);
@@ -164,13 +167,13 @@ impl Phases {
         with_stored!(x, x => {
             let x: &[_] = &x;
             assert!(x.len() == pass.batch * image, "every image has a result");
-            Ok(fresh_if(pass.batch * out_image, |out: &mut [MaybeUninit<O>]| {
+            Ok(try_uninit_vec(pass.batch * out_image, |out: &mut [MaybeUninit<O>]| {
                 parallel::for_each_chunk_zipped(out, out_image, x, image, |_, out, x| {
                     let each = |task: usize, out: &mut [MaybeUninit<O>]| {
                         if met < pass.out_size.0 * pass.out_size.1 {
                             for (i, out) in out.iter_mut().enumerate() {
                                 let bias = bias.map_or(0.0, |bias| bias[i % channels]);
-                                out.write(O::lower(bias));
+                                out.write(O::narrowed(bias));
                             }
                         }
                         for phase in phases {
@@ -210,7 +213,7 @@ impl Phases {
             return;
         }
         let part = Part { images: 1, rows, columns: 0..taps.grid.1 };
-        let lines = Lines::new(taps, &part, self.cells());
+        let lines = Lines::new(taps, &part, self.words());
         let segments = lines.segments(taps);
         let block = 16 * lines.depth * segments.len();
         let right_starts: Vec<_> = (0..segments.len()).map(|s| s * 16 * lines.depth).collect();
@@ -218,18 +221,18 @@ impl Phases {
         let weight = phase.weight.as_slice();
         let positions = (part.rows.len() - 1) * lines.positions + taps.grid.1;
         // Rows are read in whole blocks, beyond the last position too.
-        with_cells([lines.len() + 16 * lines.step], |[left]| {
+        with_words([lines.len() + 16 * lines.step], |[left]| {
             for group in 0..pass.groups {
-                let source = Pixels {
+                let source = NhwcImage {
                     x,
                     size: pass.size,
                     channels: group * pass.ins..(group + 1) * pass.ins,
                     all: pass.groups * pass.ins,
                 };
-                source.fill(&lines, pass.unit, left);
-                let panel = Panel {
+                source.fill(&lines, pass.isa, left);
+                let gemm = PackedGemm {
                     left,
-                    left_block: pass.unit.rows() * lines.step,
+                    left_block: pass.isa.rows() * lines.step,
                     left_row: lines.step,
                     left_step: 1,
                     left_starts: &segments,
@@ -240,10 +243,10 @@ impl Phases {
                     rows: positions,
                     columns: pass.outs,
                     depth: lines.depth,
-                    planes: pass.unit.planes(),
-                    strips: false,
+                    terms: pass.isa.terms(),
+                    row_panels: false,
                 };
-                let places = Places {
+                let places = NhwcStore {
                     positions: lines.positions,
                     columns: taps.grid.1,
                     start: phase.at.0 * width + phase.at.1,
@@ -251,13 +254,13 @@ impl Phases {
                     column: step,
                     channels,
                 };
-                panel.multiply(pass.unit, |tile| {
-                    if pass.unit == Unit::Planes && !tile.is_finite() {
+                gemm.multiply(pass.isa, |tile| {
+                    if pass.isa == InstructionSet::AmxBf16x3 && !tile.is_finite() {
                         self.finite.store(false, Ordering::Relaxed);
                     }
                     let from = group * pass.outs + tile.column;
                     let bias = bias.map(|bias| &bias[from..from + tile.columns]);
-                    places.store(pass.unit, &tile, from, bias, out);
+                    places.store(pass.isa, &tile, from, bias, out);
                 });
             }
         });

@@ -3,11 +3,11 @@
 
 use std::mem::MaybeUninit;
 
-use crate::kernels::gemm::micro::{Rounded, Tile, Unit, store_all};
+use crate::kernels::gemm::micro::{InstructionSet, Rounded, Tile, store_all};
 
 /// Where positions go. Of each line of `positions`, the first `columns` are output pixels.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
+pub(super) struct NhwcStore {
     pub(super) positions: usize,
     pub(super) columns: usize,
     /// The pixel of the first position, and pixels from a line to the next and from a position to the
@@ -19,11 +19,11 @@ pub(super) struct Places {
     pub(super) channels: usize,
 }
 
-impl Places {
+impl NhwcStore {
     /// Writes a tile of a unit, plus the bias of each column, to the channels from `from` on.
     pub(super) fn store<O: Rounded>(
         &self,
-        unit: Unit,
+        isa: InstructionSet,
         tile: &Tile<'_>,
         from: usize,
         bias: Option<&[f32]>,
@@ -35,10 +35,10 @@ impl Places {
         assert!(end <= out.len() && from + tile.columns <= self.channels);
         assert!(bias.is_none_or(|bias| bias.len() >= tile.columns));
         let (bias, out) = (bias.map(<[f32]>::as_ptr), out.as_mut_ptr().cast());
-        // SAFETY: a `Unit` has the features. The last pixel of the last line is in `out`, as asserted.
+        // SAFETY: an `InstructionSet` has the features. The last pixel of the last line is in `out`, as asserted.
         unsafe {
-            match unit.rounds_normal() {
-                true => self.write_normal::<O>(tile, from, bias, out),
+            match isa.rounds_ftz() {
+                true => self.write_ftz::<O>(tile, from, bias, out),
                 false => self.write_any::<O>(tile, from, bias, out),
             }
         }
@@ -47,7 +47,7 @@ impl Places {
     /// # Safety
     /// As [`Self::write`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-    unsafe fn write_normal<O: Rounded>(
+    unsafe fn write_ftz<O: Rounded>(
         &self,
         tile: &Tile<'_>,
         from: usize,
@@ -75,10 +75,10 @@ impl Places {
     /// Inlined where the features are.
     ///
     /// # Safety
-    /// AVX-512 F, BW and VL, and BF16 if `NORMAL`; the pixels of all lines of the tile in `out`, the bias of
+    /// AVX-512 F, BW and VL, and BF16 if `FTZ`; the pixels of all lines of the tile in `out`, the bias of
     /// its columns.
     #[inline(always)]
-    unsafe fn write<O: Rounded, const NORMAL: bool>(
+    unsafe fn write<O: Rounded, const FTZ: bool>(
         &self,
         tile: &Tile<'_>,
         from: usize,
@@ -93,7 +93,7 @@ impl Places {
                 // SAFETY: as many sums, numbers in the bias and elements from `out` on as columns.
                 unsafe {
                     let out = std::slice::from_raw_parts_mut(out.cast(), tile.columns);
-                    store_all::<O, NORMAL>(sums.as_ptr(), bias, out);
+                    store_all::<O, FTZ>(sums.as_ptr(), bias, out);
                 }
             }
             position += 1;

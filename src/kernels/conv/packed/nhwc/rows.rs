@@ -8,11 +8,11 @@ use half::bf16;
 
 use super::lines::Lines;
 use crate::kernels::conv::packed::rows::{Stored, widen};
-use crate::kernels::conv::packed::source::{floats, halves, pairs};
-use crate::kernels::gemm::micro::{Unit, split, upper_halves};
+use crate::kernels::conv::packed::source::{as_bf16, as_bf16_mut, as_f32_mut};
+use crate::kernels::gemm::micro::{InstructionSet, split, upper_halves};
 
 /// An image that lines are filled from.
-pub(super) struct Pixels<'a, S> {
+pub(super) struct NhwcImage<'a, S> {
     pub(super) x: &'a [S],
     pub(super) size: (usize, usize),
     pub(super) channels: Range<usize>,
@@ -20,43 +20,47 @@ pub(super) struct Pixels<'a, S> {
     pub(super) all: usize,
 }
 
-impl<S: Stored + 'static> Pixels<'_, S> {
-    /// Fills lines with cells: elements widened to F32, or pairs, of BF16 or of planes; the odd
+impl<S: Stored + 'static> NhwcImage<'_, S> {
+    /// Fills lines with words: elements widened to F32, or pairs, of BF16 or of terms; the odd
     /// channel's partner is zero.
-    pub(super) fn fill(&self, lines: &Lines, unit: Unit, out: &mut [u32]) {
+    pub(super) fn fill(&self, lines: &Lines, isa: InstructionSet, out: &mut [u32]) {
         let len = lines.len();
-        match (unit, halves(self.x)) {
-            (Unit::Planes, _) => {
-                let own = 2 * lines.cells;
-                let out = &mut pairs(out)[..2 * len];
-                self.lay(lines, own, bf16::ZERO, |row, line| self.planes(row, own, line), out);
+        match (isa, as_bf16(self.x)) {
+            (InstructionSet::AmxBf16x3, _) => {
+                let own = 2 * lines.words;
+                let out = &mut as_bf16_mut(out)[..2 * len];
+                self.pack(lines, own, bf16::ZERO, |row, line| self.terms(row, own, line), out);
             }
-            (Unit::Dot | Unit::Tiles, Some(x)) => {
-                let of =
-                    Pixels { x, size: self.size, channels: self.channels.clone(), all: self.all };
-                let each = |x: bf16| x;
-                let (own, out) = (2 * lines.cells, &mut pairs(out)[..2 * len]);
-                let carry = |row: &[bf16], line: &mut [bf16]| {
-                    of.carry(row, own, bf16::ZERO, (copy, each), line);
+            (InstructionSet::Avx512Bf16 | InstructionSet::AmxBf16, Some(x)) => {
+                let of = NhwcImage {
+                    x,
+                    size: self.size,
+                    channels: self.channels.clone(),
+                    all: self.all,
                 };
-                of.lay(lines, own, bf16::ZERO, carry, out);
+                let each = |x: bf16| x;
+                let (own, out) = (2 * lines.words, &mut as_bf16_mut(out)[..2 * len]);
+                let convert = |row: &[bf16], line: &mut [bf16]| {
+                    of.convert(row, own, bf16::ZERO, (copy, each), line);
+                };
+                of.pack(lines, own, bf16::ZERO, convert, out);
             }
             _ => {
-                let carry = |row: &[S], line: &mut [f32]| {
-                    self.carry(row, lines.cells, 0.0, (widen, S::widen), line);
+                let convert = |row: &[S], line: &mut [f32]| {
+                    self.convert(row, lines.words, 0.0, (widen, S::widen), line);
                 };
-                self.lay(lines, lines.cells, 0.0, carry, &mut floats(out)[..len]);
+                self.pack(lines, lines.words, 0.0, convert, &mut as_f32_mut(out)[..len]);
             }
         }
     }
 
-    /// Fills lines whose pixels have `own` elements, with what `carry` makes of rows of pixels.
-    fn lay<P: Copy>(
+    /// Fills lines whose pixels have `own` elements, with what `convert` makes of rows of pixels.
+    fn pack<P: Copy>(
         &self,
         lines: &Lines,
         own: usize,
         zero: P,
-        carry: impl Fn(&[S], &mut [P]),
+        convert: impl Fn(&[S], &mut [P]),
         out: &mut [P],
     ) {
         let (height, width) = self.size;
@@ -73,12 +77,12 @@ impl<S: Stored + 'static> Pixels<'_, S> {
             let (line, right) = rest.split_at_mut(inside * own);
             left.fill(zero);
             right.fill(zero);
-            carry(&self.x[(y * width + first) * self.all..][..inside * self.all], line);
+            convert(&self.x[(y * width + first) * self.all..][..inside * self.all], line);
         }
     }
 
     /// What becomes of many channels of some pixels, or of each.
-    fn carry<P: Copy>(
+    fn convert<P: Copy>(
         &self,
         row: &[S],
         own: usize,
@@ -111,8 +115,8 @@ impl<S: Stored + 'static> Pixels<'_, S> {
         }
     }
 
-    /// Splits the channels of some pixels: 32 numbers of a plane, then those of the others.
-    fn planes(&self, row: &[S], own: usize, line: &mut [bf16]) {
+    /// Splits the channels of some pixels: 32 numbers of a term, then those of the others.
+    fn terms(&self, row: &[S], own: usize, line: &mut [bf16]) {
         /// # Safety
         /// AVX-512 F, BW and VL.
         #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -133,7 +137,7 @@ impl<S: Stored + 'static> Pixels<'_, S> {
             }
         }
         for (pixel, places) in row.chunks_exact(self.all).zip(line.chunks_exact_mut(own)) {
-            // SAFETY: a `Unit` has the features.
+            // SAFETY: an `InstructionSet` has the features.
             unsafe { run(&pixel[self.channels.clone()], places.as_chunks_mut::<32>().0) };
         }
     }
@@ -165,11 +169,15 @@ mod tests {
                 let part = Part { images: 1, rows: 0..1, columns: 0..columns };
                 let lines = Lines::new(&taps, &part, channels);
                 assert!(lines.len() <= 3 * (columns * step.min(3) + 3) * channels);
-                let source =
-                    Pixels { x: &x, size: (height, width), channels: 0..channels, all: channels };
+                let source = NhwcImage {
+                    x: &x,
+                    size: (height, width),
+                    channels: 0..channels,
+                    all: channels,
+                };
                 let mut out = vec![-1f32; lines.len()];
                 let copied = |row: &[f32], line: &mut [f32]| line.copy_from_slice(row);
-                source.lay(&lines, channels, 0.0, copied, &mut out);
+                source.pack(&lines, channels, 0.0, copied, &mut out);
                 for (slot, y) in lines.slots.iter().enumerate() {
                     for position in 0..columns {
                         for tap in 0..2 {

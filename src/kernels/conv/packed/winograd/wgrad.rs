@@ -10,18 +10,18 @@ use std::ops::Range;
 
 use super::super::Shape;
 use super::super::rows::Stored;
-use super::grid::{Grid, Place};
+use super::grid::{Grid, VectorTiles};
 use super::pixels::Reader;
-use super::{PLACES, ROWS, TILES, VECTORS, grid, is_plain, multiply, pays, transform};
-use crate::kernels::gemm::micro::{Unit, transposed, with_cells};
+use super::{ROWS, TILE_ELEMENTS, TILES, VECTORS, grid, is_plain, multiply, pays, transform};
+use crate::kernels::gemm::micro::{InstructionSet, transposed, with_words};
 
 /// Whether tiles are faster for the gradient. The sums of each run are transformed, as long as a few
 /// vectors.
-pub(in crate::kernels::conv) fn suits_gradient(shape: &Shape) -> bool {
+pub(in crate::kernels::conv) fn suits_wgrad(shape: &Shape) -> bool {
     if !is_plain(shape) || shape.c_in.min(shape.c_out) < 8 {
         return false;
     }
-    let run = Correlation::run_images(shape);
+    let run = Wgrad::run_images(shape);
     let runs = shape.batch.div_ceil(run);
     let vectors = Grid { batch: run, ..grid(shape) }.vectors();
     pays(runs * (vectors + 2), 0.78, shape)
@@ -32,17 +32,17 @@ pub(in crate::kernels::conv) fn suits_gradient(shape: &Shape) -> bool {
 const CHANNELS: usize = 128;
 
 /// The sums for some output channels.
-pub(in super::super) struct Correlation<'a> {
+pub(in super::super) struct Wgrad<'a> {
     pub(in super::super) shape: &'a Shape,
     pub(in super::super) channels: Range<usize>,
 }
 
-impl Correlation<'_> {
+impl Wgrad<'_> {
     /// Images of a run, whose sums are kept apart: whole vectors, and enough of them that
     /// transforming the sums is little beside.
     pub(in super::super) fn run_images(shape: &Shape) -> usize {
         let grid = grid(shape);
-        let most = super::super::correlate::runs(shape.c_out * shape.taps());
+        let most = super::super::wgrad::runs(shape.c_out * shape.taps());
         let runs = (grid.vectors() / 24).clamp(2, most);
         shape.batch.div_ceil(runs).next_multiple_of(grid.together).max(1)
     }
@@ -55,7 +55,7 @@ impl Correlation<'_> {
         images: Range<usize>,
     ) -> Vec<f32> {
         let shape = self.shape;
-        assert!(Unit::Fma.is_available(), "tiles need AVX-512");
+        assert!(InstructionSet::Avx512F32.is_available(), "tiles need AVX-512");
         assert!(self.channels.end <= shape.c_out);
         let of_x = Grid { batch: images.len(), ..grid(shape) };
         let of_grad = Grid { size: of_x.out_size, padding: (0, 0), ..of_x };
@@ -64,9 +64,10 @@ impl Correlation<'_> {
         // Were places a multiple of a page, those of a tile would share few lines of the nearest
         // cache.
         let (left_place, right_place) = (ins * TILES + 16, outs * TILES + 16);
-        let sizes = [PLACES * left_place, PLACES * right_place, PLACES * ins * outs];
+        let sizes =
+            [TILE_ELEMENTS * left_place, TILE_ELEMENTS * right_place, TILE_ELEMENTS * ins * outs];
         let mut sums = vec![0f32; 9 * shape.c_in * self.channels.len()];
-        with_cells(sizes, |[left, right, products]| {
+        with_words(sizes, |[left, right, products]| {
             let mut work = Work {
                 shape,
                 inputs: 0..0,
@@ -131,11 +132,11 @@ struct Work<'a, S, G> {
 }
 
 /// # Safety
-/// Of all methods: AVX-512 F, BW, DQ and VL; images and scratch as [`Correlation::run`] has them.
+/// Of all methods: AVX-512 F, BW, DQ and VL; images and scratch as [`Wgrad::run`] has them.
 impl<S: Stored, G: Stored> Work<'_, S, G> {
     /// Transforms vector `n` of images.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn images(&self, place: Place, n: usize) {
+    unsafe fn images(&self, place: VectorTiles, n: usize) {
         let shape = self.shape;
         for (index, channel) in self.inputs.clone().enumerate() {
             let from = (place.image * shape.c_in + channel) * shape.height * shape.width;
@@ -152,24 +153,24 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
 
     /// Transforms vector `n` of the gradient: lanes become channels.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn gradients(&self, place: Place, n: usize) {
+    unsafe fn gradients(&self, place: VectorTiles, n: usize) {
         let shape = self.shape;
         for block in (0..self.outs).step_by(16) {
-            let mut squares = [[_mm512_setzero_si512(); 16]; 4];
+            let mut transposes = [[_mm512_setzero_si512(); 16]; 4];
             let channels = self.channels.start + block..self.channels.end;
             for (row, channel) in channels.take(16).enumerate() {
                 let from = (place.image * shape.c_out + channel) * shape.pixels();
                 let grad = self.grad.as_ptr().wrapping_add(from);
                 // SAFETY: the images of a place are in the run.
                 let y = unsafe { self.of_grad.read::<G, 2>(place, grad, shape.out_image()) };
-                for (square, y) in squares.iter_mut().zip(y.as_flattened()) {
-                    square[row] = _mm512_castps_si512(*y);
+                for (transpose, y) in transposes.iter_mut().zip(y.as_flattened()) {
+                    transpose[row] = _mm512_castps_si512(*y);
                 }
             }
-            for square in &mut squares {
-                *square = transposed(*square);
+            for transpose in &mut transposes {
+                *transpose = transposed(*transpose);
             }
-            let [a, b, c, d] = &squares;
+            let [a, b, c, d] = &transposes;
             for (tile, (((a, b), c), d)) in a.iter().zip(b).zip(c).zip(d).enumerate() {
                 let [a, b] = [_mm512_castsi512_ps(*a), _mm512_castsi512_ps(*b)];
                 let [c, d] = [_mm512_castsi512_ps(*c), _mm512_castsi512_ps(*d)];
@@ -186,7 +187,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
     /// Adds the products over `depth` tiles.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     unsafe fn add(&self, depth: usize) {
-        for place in 0..PLACES {
+        for place in 0..TILE_ELEMENTS {
             let mut row = 0;
             while row < self.inputs.len() {
                 // Sixteen sums at a time, as one waits four cycles for the one before.

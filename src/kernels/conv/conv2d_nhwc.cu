@@ -97,7 +97,7 @@ DEVICE void depthwise(const T *x, const T *weight, const Acc<T> *bias, O *y, siz
 
 // A thread has V channels of an input pixel.
 template <int V, class T, class O>
-DEVICE void depthwise_input(const T *g, const T *weight, const Acc<T> *bias, O *dx, size_t batch,
+DEVICE void depthwise_dgrad(const T *g, const T *weight, const Acc<T> *bias, O *dx, size_t batch,
                             const Shape &of) {
     typedef Acc<T> A;
     size_t each = quotient(of.c_out, of.c_in), packs = of.c_in / V;
@@ -128,7 +128,7 @@ DEVICE void depthwise_input(const T *g, const T *weight, const Acc<T> *bias, O *
 // The sums of a part of the batch's output pixels: `sums (kh * kw, parts, c_out)`. Blocks of one `y` have
 // a tap.
 template <int V, class T>
-DEVICE void depthwise_weight(double *sums, const T *x, const T *g, size_t batch, size_t parts, size_t tiles,
+DEVICE void depthwise_wgrad(double *sums, const T *x, const T *g, size_t batch, size_t parts, size_t tiles,
                              const Shape &of) {
     typedef Acc<T> A;
     size_t ky = quotient(blockIdx.y, of.kw), kx = blockIdx.y - ky * of.kw, each = quotient(of.c_out, of.c_in);
@@ -170,10 +170,10 @@ DEVICE void depthwise_merge(const double *sums, A *dw, size_t taps, size_t parts
         else                                                                                       \
             im2row<1>(x, rows, first, count, row, groups, AS_SHAPE);                               \
     }                                                                                              \
-    ROW_KERNEL depthwise_weight_##t(double *sums, const T *x, const T *g, size_t batch, size_t parts, \
+    ROW_KERNEL depthwise_wgrad_##t(double *sums, const T *x, const T *g, size_t batch, size_t parts, \
                                     size_t tiles, int packed, SHAPE) {                             \
-        if (packed) depthwise_weight<PACK<T>>(sums, x, g, batch, parts, tiles, AS_SHAPE);          \
-        else depthwise_weight<1>(sums, x, g, batch, parts, tiles, AS_SHAPE);                       \
+        if (packed) depthwise_wgrad<PACK<T>>(sums, x, g, batch, parts, tiles, AS_SHAPE);          \
+        else depthwise_wgrad<1>(sums, x, g, batch, parts, tiles, AS_SHAPE);                       \
     }
 
 // Whether so many neighbours are read and written at a time, of rows of `channels`.
@@ -211,11 +211,11 @@ EACH_ROUNDED(ROWS)
         else                                                                                       \
             depthwise<1>(x, weight, bias, y, batch, AS_SHAPE);                                     \
     }                                                                                              \
-    KERNEL depthwise_input_##t##_##o(const T *g, const T *weight, const Acc<T> *bias, O *dx, size_t batch, \
+    KERNEL depthwise_dgrad_##t##_##o(const T *g, const T *weight, const Acc<T> *bias, O *dx, size_t batch, \
                                  SHAPE) {                                                          \
         if (c_in == c_out && of_packs(PACK<T>, c_out, g, dx))                                      \
-            depthwise_input<PACK<T>>(g, weight, bias, dx, batch, AS_SHAPE);                        \
+            depthwise_dgrad<PACK<T>>(g, weight, bias, dx, batch, AS_SHAPE);                        \
         else                                                                                       \
-            depthwise_input<1>(g, weight, bias, dx, batch, AS_SHAPE);                              \
+            depthwise_dgrad<1>(g, weight, bias, dx, batch, AS_SHAPE);                              \
     }
 EACH_PAIR(PAIRS)

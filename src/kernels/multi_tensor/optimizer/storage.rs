@@ -41,9 +41,9 @@ impl Number for f64 {
 
 // `Real` converts from f64 only. For f32, the compiler sees that f32 → f64 → f32 is exact, and removes it.
 #[inline(always)]
-fn raise<T: Real, H: Lane<Acc = f32>>(src: &[H], dst: &mut [T]) {
+fn widen_into<T: Real, H: Lane<Acc = f32>>(src: &[H], dst: &mut [T]) {
     for (d, s) in dst.iter_mut().zip(src) {
-        *d = T::of(s.raise().to_double());
+        *d = T::of(s.widened().to_double());
     }
 }
 
@@ -54,7 +54,7 @@ fn single<T: Real>(x: T) -> f32 {
 
 /// A weight in 16 bits: F16 or BF16.
 #[derive(Debug)]
-enum Half<'a> {
+enum Reduced<'a> {
     F16(&'a mut [f16]),
     BF16(&'a mut [bf16]),
 }
@@ -65,26 +65,28 @@ enum Weight<'a, T> {
     /// In the arithmetic's type.
     Own(&'a mut [T]),
     /// In 16 bits, beside a master in the arithmetic's type.
-    Master(&'a mut [T], Half<'a>),
+    Master(&'a mut [T], Reduced<'a>),
     /// In BF16, with the remainder that makes it an F32.
     Remainder(&'a mut [bf16], &'a mut [i16]),
     /// In 16 bits, rounded at random.
-    Stochastic(Half<'a>, Key),
+    Stochastic(Reduced<'a>, Key),
 }
 
 impl<'a, T: Number> Weight<'a, T> {
     fn new(weight: SliceMut<'a>, master: SliceMut<'a>, key: Key) -> Result<Self> {
-        let half = match T::own(weight) {
+        let reduced = match T::own(weight) {
             Ok(own) => return Ok(Self::Own(own)),
-            Err(SliceMut::F16(x)) => Half::F16(x),
-            Err(SliceMut::BF16(x)) => Half::BF16(x),
+            Err(SliceMut::F16(x)) => Reduced::F16(x),
+            Err(SliceMut::BF16(x)) => Reduced::BF16(x),
             Err(other) => bail!("no weight of an optimizer: {other:?}"),
         };
-        match (half, T::own(master)) {
-            (half, Ok(master)) => Ok(Self::Master(master, half)),
-            (Half::BF16(half), Err(SliceMut::I16(rest))) => Ok(Self::Remainder(half, rest)),
-            (half, Err(SliceMut::None)) => Ok(Self::Stochastic(half, key)),
-            (half, Err(other)) => bail!("no master of {half:?}: {other:?}"),
+        match (reduced, T::own(master)) {
+            (reduced, Ok(master)) => Ok(Self::Master(master, reduced)),
+            (Reduced::BF16(reduced), Err(SliceMut::I16(remainder))) => {
+                Ok(Self::Remainder(reduced, remainder))
+            }
+            (reduced, Err(SliceMut::None)) => Ok(Self::Stochastic(reduced, key)),
+            (reduced, Err(other)) => bail!("no master of {reduced:?}: {other:?}"),
         }
     }
 
@@ -93,13 +95,15 @@ impl<'a, T: Number> Weight<'a, T> {
         let range = start..start + block.len();
         match self {
             Self::Own(x) | Self::Master(x, _) => return &mut x[range],
-            Self::Remainder(half, rest) => {
-                for ((d, h), r) in block.iter_mut().zip(&half[range.clone()]).zip(&rest[range]) {
+            Self::Remainder(reduced, remainder) => {
+                for ((d, h), r) in
+                    block.iter_mut().zip(&reduced[range.clone()]).zip(&remainder[range])
+                {
                     *d = T::of(rebuild(*h, *r).to_double());
                 }
             }
-            Self::Stochastic(Half::F16(x), _) => raise(&x[range], block),
-            Self::Stochastic(Half::BF16(x), _) => raise(&x[range], block),
+            Self::Stochastic(Reduced::F16(x), _) => widen_into(&x[range], block),
+            Self::Stochastic(Reduced::BF16(x), _) => widen_into(&x[range], block),
         }
         block
     }
@@ -110,32 +114,36 @@ impl<'a, T: Number> Weight<'a, T> {
         let range = start..start + block.len();
         match self {
             Self::Own(_) => {}
-            Self::Master(x, Half::F16(half)) => lower(&x[range.clone()], &mut half[range]),
-            Self::Master(x, Half::BF16(half)) => lower(&x[range.clone()], &mut half[range]),
-            Self::Remainder(half, rest) => {
-                let halves = half[range.clone()].iter_mut().zip(&mut rest[range]);
-                for ((h, r), x) in halves.zip(block) {
+            Self::Master(x, Reduced::F16(reduced)) => {
+                narrow_into(&x[range.clone()], &mut reduced[range])
+            }
+            Self::Master(x, Reduced::BF16(reduced)) => {
+                narrow_into(&x[range.clone()], &mut reduced[range])
+            }
+            Self::Remainder(reduced, remainder) => {
+                let pairs = reduced[range.clone()].iter_mut().zip(&mut remainder[range]);
+                for ((h, r), x) in pairs.zip(block) {
                     (*h, *r) = split(single(*x));
                 }
             }
-            Self::Stochastic(Half::F16(x), key) => {
+            Self::Stochastic(Reduced::F16(x), key) => {
                 at_random(block, &mut x[range], *key, first + start);
             }
-            Self::Stochastic(Half::BF16(x), key) => {
+            Self::Stochastic(Reduced::BF16(x), key) => {
                 at_random(block, &mut x[range], *key, first + start);
             }
         }
     }
 
     fn split_at(self, mid: usize) -> (Self, Self) {
-        let halves = |half: Half<'a>| match half {
-            Half::F16(x) => {
+        let split_reduced = |reduced: Reduced<'a>| match reduced {
+            Reduced::F16(x) => {
                 let (a, b) = x.split_at_mut(mid);
-                (Half::F16(a), Half::F16(b))
+                (Reduced::F16(a), Reduced::F16(b))
             }
-            Half::BF16(x) => {
+            Reduced::BF16(x) => {
                 let (a, b) = x.split_at_mut(mid);
-                (Half::BF16(a), Half::BF16(b))
+                (Reduced::BF16(a), Reduced::BF16(b))
             }
         };
         match self {
@@ -143,16 +151,16 @@ impl<'a, T: Number> Weight<'a, T> {
                 let (a, b) = x.split_at_mut(mid);
                 (Self::Own(a), Self::Own(b))
             }
-            Self::Master(x, half) => {
-                let ((a, b), (c, d)) = (x.split_at_mut(mid), halves(half));
+            Self::Master(x, reduced) => {
+                let ((a, b), (c, d)) = (x.split_at_mut(mid), split_reduced(reduced));
                 (Self::Master(a, c), Self::Master(b, d))
             }
-            Self::Remainder(half, rest) => {
-                let ((a, b), (c, d)) = (half.split_at_mut(mid), rest.split_at_mut(mid));
+            Self::Remainder(reduced, remainder) => {
+                let ((a, b), (c, d)) = (reduced.split_at_mut(mid), remainder.split_at_mut(mid));
                 (Self::Remainder(a, c), Self::Remainder(b, d))
             }
-            Self::Stochastic(half, key) => {
-                let (a, b) = halves(half);
+            Self::Stochastic(reduced, key) => {
+                let (a, b) = split_reduced(reduced);
                 (Self::Stochastic(a, key), Self::Stochastic(b, key))
             }
         }
@@ -160,9 +168,9 @@ impl<'a, T: Number> Weight<'a, T> {
 }
 
 #[inline(always)]
-fn lower<T: Real, H: Lane<Acc = f32>>(src: &[T], dst: &mut [H]) {
+fn narrow_into<T: Real, H: Lane<Acc = f32>>(src: &[T], dst: &mut [H]) {
     for (d, s) in dst.iter_mut().zip(src) {
-        *d = H::lower(single(*s));
+        *d = H::narrowed(single(*s));
     }
 }
 
@@ -201,7 +209,7 @@ impl<'a, T: Number> State<'a, T> {
             Self::None => &mut [],
             Self::Own(x) => &mut x[range],
             Self::BF16(x, _) => {
-                raise(&x[range], block);
+                widen_into(&x[range], block);
                 block
             }
         }
@@ -231,13 +239,13 @@ impl<'a, T: Number> State<'a, T> {
 
 /// A gradient, in the dtype it came in.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Source<'a, T> {
+pub(super) enum GradientSlice<'a, T> {
     Own(&'a [T]),
     F16(&'a [f16]),
     BF16(&'a [bf16]),
 }
 
-impl<T> Source<'_, T> {
+impl<T> GradientSlice<'_, T> {
     fn split_at(self, mid: usize) -> (Self, Self) {
         match self {
             Self::Own(x) => (Self::Own(&x[..mid]), Self::Own(&x[mid..])),
@@ -250,7 +258,7 @@ impl<T> Source<'_, T> {
 /// A gradient, and the two factors it is multiplied by.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gradient<'a, T> {
-    pub(super) source: Source<'a, T>,
+    pub(super) source: GradientSlice<'a, T>,
     pub(super) by: [T; 2],
 }
 
@@ -259,9 +267,9 @@ impl<T: Number> Gradient<'_, T> {
     fn load<'b>(&'b self, start: usize, block: &'b mut [T]) -> &'b [T] {
         let range = start..start + block.len();
         match self.source {
-            Source::Own(x) => return &x[range],
-            Source::F16(x) => raise(&x[range], block),
-            Source::BF16(x) => raise(&x[range], block),
+            GradientSlice::Own(x) => return &x[range],
+            GradientSlice::F16(x) => widen_into(&x[range], block),
+            GradientSlice::BF16(x) => widen_into(&x[range], block),
         }
         block
     }
