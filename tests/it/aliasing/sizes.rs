@@ -73,7 +73,8 @@ fn same(faults: &mut Faults, what: &str, got: &Tensor, exact: &Tensor, error: f6
     let largest = exact.iter().filter(|x| x.is_finite()).fold(0.0f64, |most, x| most.max(x.abs()));
     for (at, (got, exact)) in got.iter().zip(&exact).enumerate() {
         let equal = got == exact || got.is_nan() && exact.is_nan();
-        if !equal && !((got - exact).abs() <= error * largest.max(0.25)) {
+        let near = (got - exact).abs() <= error * largest.max(0.25);
+        if !equal && !near {
             return faults.note(format!("{what}, {at}: {got} is not {exact}"));
         }
     }

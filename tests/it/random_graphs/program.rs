@@ -111,15 +111,17 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Whether operators of the crate alone have made it, and reshapes.
+    /// Whether operators of the crate alone have made it, and reshapes, and no loss is part of another.
     pub(super) fn is_whole(&self) -> bool {
-        self.steps.iter().all(|step| match &step.kind {
-            Kind::Leaf { .. } => true,
+        let own = |step: &Step| match &step.kind {
+            Kind::Leaf { .. } | Kind::Checkpoint(_) => true,
             // Its two results are joined by candle.
-            Kind::Call(row, _) if row.name == "lstm" => false,
-            Kind::Call(row, _) => row.op.is_some() || row.name == "reshape",
-            Kind::Checkpoint(_) => true,
-        })
+            Kind::Call(row, _) => row.name != "lstm" && (row.op.is_some() || row.name == "reshape"),
+        };
+        let view = |step: &Step| matches!(&step.kind, Kind::Call(row, _) if row.op.is_none());
+        let used = |loss: &usize| self.steps.iter().any(|step| step.inputs.contains(loss));
+        let apart = |loss: &usize| !view(&self.steps[*loss]) && !used(loss);
+        self.steps.iter().all(own) && self.losses.iter().all(apart)
     }
 }
 

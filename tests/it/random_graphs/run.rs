@@ -128,7 +128,8 @@ fn close(kind: Kindof, what: &str, got: &Tensor, lanes: &[Lanes], factor: f64) -
     for (at, (got, lanes)) in to_vec(got).into_iter().zip(lanes).enumerate() {
         let exact = factor * lanes[0];
         // An infinite or NaN one is not near either.
-        if !((got - exact).abs() <= tolerance) {
+        let near = (got - exact).abs() <= tolerance;
+        if !near {
             let text = format!("{what}, element {at}: {got} is not {exact} ± {tolerance:.2e}");
             return Err(failure(kind, text));
         }
