@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
-use candle_core::{DType, Result, Shape, Tensor};
+use candle_core::{DType, Result, Shape, Tensor, TensorId};
 
 use super::pass::{Leaves, Pass, Pending};
 use super::reclaim::{Link, drop_links};
@@ -81,14 +81,72 @@ pub(super) enum Target {
     Argument(Tensor, usize),
 }
 
-/// What a graph depends on.
-#[derive(Default)]
+/// What a graph depends on that was begun at some time.
 pub(super) struct Below {
-    pub(super) variables: Vec<Tensor>,
+    time: u64,
+    seen: HashSet<u64>,
+    /// In the order they were found, so that sums over them are the same each time.
+    variables: Vec<Tensor>,
+    known: HashSet<TensorId>,
     /// Nodes of an earlier graph whose outputs it reads. They count as consumed as long as this lives.
-    pub(super) captured: Vec<Consumed>,
+    captured: Vec<Consumed>,
     /// The storages that backward reads.
-    pub(super) reads: Vec<Read>,
+    reads: Vec<Read>,
+}
+
+impl Below {
+    pub(super) fn since(time: u64) -> Self {
+        Self {
+            time,
+            seen: HashSet::new(),
+            variables: Vec::new(),
+            known: HashSet::new(),
+            captured: Vec::new(),
+            reads: Vec::new(),
+        }
+    }
+
+    pub(super) fn variables(&self) -> &[Tensor] {
+        &self.variables
+    }
+
+    pub(super) fn add(&mut self, variable: &Tensor) {
+        if self.known.insert(variable.id()) {
+            self.variables.push(variable.clone());
+        }
+    }
+
+    /// Adds what is below `node`, as far as it is reached without candle.
+    pub(super) fn visit(&mut self, node: Consumed) -> Result<()> {
+        let mut rest = vec![(node, true)];
+        while let Some((consumed, from_own)) = rest.pop() {
+            let node = consumed.node().clone();
+            if !self.seen.insert(node.number) {
+                continue;
+            }
+            let own = node.number >= self.time;
+            if from_own && !own {
+                self.captured.push(consumed);
+            }
+            let saved = lock(&node.saved).clone().ok_or(GraphError::Freed { op: node.name })?;
+            for Edge { read, target, .. } in &saved.edges {
+                self.reads.extend(read.filter(|_| own));
+                match target {
+                    Target::Node(input, _) => rest.push((input.clone(), own)),
+                    Target::Argument(input, _) if input.is_variable() => {
+                        self.add(input);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether backward reads what has been written since.
+    pub(super) fn is_modified(&self) -> bool {
+        version::written_since(self.time, self.reads.iter().copied().map(Some)).is_some()
+    }
 }
 
 /// A node, as one of its consumers has it.
@@ -280,35 +338,6 @@ impl Node {
             }
         }
         Ok(arguments)
-    }
-
-    /// What the graph below a whole node depends on; nodes from before `time` are another graph's.
-    pub(super) fn below(self: &Arc<Self>, time: u64) -> Result<Below> {
-        let mut seen = HashSet::from([self.number]);
-        let mut variables = HashSet::new();
-        let (mut rest, mut below) = (vec![self.clone()], Below::default());
-        while let Some(node) = rest.pop() {
-            let saved = lock(&node.saved).clone().ok_or(GraphError::Freed { op: node.name })?;
-            let own = node.number >= time;
-            for Edge { read, target, .. } in &saved.edges {
-                below.reads.extend(read.filter(|_| own));
-                match target {
-                    Target::Node(input, _) if seen.insert(input.number()) => {
-                        if own && input.number() < time {
-                            below.captured.push(input.clone());
-                        }
-                        rest.push(input.node().clone());
-                    }
-                    Target::Argument(input, _)
-                        if input.is_variable() && variables.insert(input.id()) =>
-                    {
-                        below.variables.push(input.clone());
-                    }
-                    _ => {}
-                }
-            }
-        }
-        Ok(below)
     }
 
     pub(super) fn number(&self) -> u64 {

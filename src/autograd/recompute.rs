@@ -96,9 +96,9 @@ where
     let result = if is_borrowed { y.force_contiguous()?.detach() } else { y.detach() };
     drop(y);
     let result = Mutex::new(Some(result));
-    let inputs: Vec<Tensor> = std::iter::once(x).chain(&below.variables).cloned().collect();
+    let inputs: Vec<Tensor> = std::iter::once(x).chain(below.variables()).cloned().collect();
     let inputs: Vec<&Tensor> = inputs.iter().collect();
-    apply(Checkpoint { f, autocast, draws, time, below, result }, &inputs)
+    apply(Checkpoint { f, autocast, draws, below, result }, &inputs)
 }
 
 struct Checkpoint<F> {
@@ -106,8 +106,6 @@ struct Checkpoint<F> {
     autocast: Autocast,
     /// The random numbers of the first pass.
     draws: Vec<RandomState>,
-    /// When the first pass began.
-    time: u64,
     /// What the first pass depended on. Its variables are the inputs after the first.
     below: Below,
     /// What the first pass computed, until it is handed out.
@@ -135,8 +133,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
             Some(_) => Var::from_tensor(ctx.saved)?.into_inner(),
             None => ctx.saved.clone(),
         };
-        let reads = self.below.reads.iter().copied().map(Some);
-        if version::written_since(self.time, reads).is_some() {
+        if self.below.is_modified() {
             return Err(GraphError::Recomputed.into());
         }
         let graph = Graph::freed_from_here();
@@ -157,7 +154,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
         }
         let leaves = gradients.leaves.into_iter();
         let mut leaves: HashMap<_, _> = leaves.map(|(var, g)| (var.id(), g)).collect();
-        let inputs = std::iter::once(&x).chain(&self.below.variables);
+        let inputs = std::iter::once(&x).chain(self.below.variables());
         let gradients = inputs.zip(ctx.wants);
         Ok(gradients
             .map(|(input, want)| leaves.remove(&input.id()).filter(|_| want.is_some()))

@@ -110,10 +110,12 @@ pub(super) fn whole_node(loss: &Tensor) -> Option<Arc<Node>> {
 /// What `y` depends on, and whether it has the storage of a tensor from before: `y` was computed since `time`, and since
 /// candle had numbered `newest`.
 pub(super) fn below(y: &Tensor, time: u64, newest: u64) -> Result<(Below, bool)> {
+    let mut below = Below::since(time);
     if let Some((output, _)) = Output::of(y)
         && output.node.is_whole
     {
-        return Ok((output.node.below(time)?, output.node.number() < time));
+        below.visit(output.node.consume())?;
+        return Ok((below, output.node.number() < time));
     }
     let nodes = y.sorted_nodes();
     if nodes.iter().any(|node| node.is_variable() && node.dims() == TOKEN_SHAPE) {
@@ -121,8 +123,14 @@ pub(super) fn below(y: &Tensor, time: u64, newest: u64) -> Result<(Below, bool)>
     }
     let place_of_y = place(y);
     let old = nodes.iter().any(|node| version::number(node) < newest && place(node) == place_of_y);
-    let variables = nodes.into_iter().filter(|node| node.is_variable()).cloned().collect();
-    Ok((Below { variables, ..Below::default() }, old))
+    for node in nodes {
+        if node.is_variable() {
+            below.add(node);
+        } else if let Some((output, None)) = Output::of(node) {
+            below.visit(output.node.consume())?;
+        }
+    }
+    Ok((below, old))
 }
 
 /// Links `output` into the graph as the result of `operator` on `inputs`, at least one of which is

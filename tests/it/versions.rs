@@ -84,7 +84,10 @@ fn whatever_the_crate_writes_is_noticed() -> candle_amp::Result<()> {
             ("the crate's, of a view", |w| ops::sum(&ops::gelu(&w.t()?)?)),
             ("candle's", |w| (w * w)?.sum_all()),
             ("candle's, of a view", |w| w.relu()?.matmul(&w.t()?)?.sum_all()),
-            ("candle's, the first operand", |w| (w * ops::relu(w)?.affine(2.0, 1.0)?)?.sum_all()),
+            ("candle's, the first operand", |w| {
+                let other = Var::from_tensor(&w.ones_like()?)?;
+                (w * ops::relu(&other)?.affine(2.0, 1.0)?)?.sum_all()
+            }),
             ("candle's below the crate's", |w| ops::sum(&ops::relu(&w.sqr()?)?)),
         ];
         for (kind, model) in models {

@@ -162,8 +162,10 @@ pub(in crate::kernels) fn contiguous<'s, T: WithDType>(
     let Some((start, end)) = tensor.layout().contiguous_offsets() else {
         bail!("a kernel was given a strided tensor, {:?}", tensor.layout())
     };
+    // A part of nothing may start beyond the end of its storage.
+    let range = if start == end { 0..0 } else { start..end };
     match storage {
-        Storage::Cpu(cpu) => Ok(&T::cpu_storage_as_slice(cpu)?[start..end]),
+        Storage::Cpu(cpu) => Ok(&T::cpu_storage_as_slice(cpu)?[range]),
         _ => bail!("a CPU kernel was given a tensor on {:?}", tensor.device().location()),
     }
 }

@@ -44,12 +44,14 @@ fn sides_are_read_where_they_lie_if_they_are_whole() {
     let whole = view(0, 32, 70, 96);
     let (words, stride) = whole.as_packed().expect("whole");
     assert_eq!(stride, 48);
-    with_words([32 * 48], |[packed]| {
-        whole.pack_lines(48, packed);
-        for line in (0..32).map(|line| line * 48) {
-            assert_eq!(words[line..line + 35], packed[line..line + 35]);
-        }
-    });
+    if InstructionSet::Avx512F32.is_available() {
+        with_words([32 * 48], |[packed]| {
+            whole.pack_lines(48, packed);
+            for line in (0..32).map(|line| line * 48) {
+                assert_eq!(words[line..line + 35], packed[line..line + 35]);
+            }
+        });
+    }
     for [from, lines, depth, stride] in
         [[0, 32, 71, 96], [0, 31, 70, 96], [0, 16, 70, 80], [1, 16, 70, 96], [8, 16, 70, 96]]
     {

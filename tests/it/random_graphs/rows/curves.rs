@@ -54,6 +54,18 @@ macro_rules! curve {
     };
 }
 
+macro_rules! of_positive {
+    ($op:ident, $name:literal, $run:expr, $f:expr) => {
+        row(
+            Some(Op::$op),
+            $name,
+            |d, x| Some((vec![positive(d, x)?], vec![])),
+            |t, _| $run(&t[0]),
+            |tape, x, _| x[0].map(tape, $f),
+        )
+    };
+}
+
 pub(super) fn rows() -> Vec<Row> {
     vec![
         curve!(Relu, "relu", [0.0], ops::relu, |x| (x.max(0.0), f64::from(x > 0.0))).exact(),
@@ -83,7 +95,7 @@ pub(super) fn rows() -> Vec<Row> {
         curve!(Mish, "mish", [], ops::mish, mish),
         curve!(Softplus, "softplus", [], ops::softplus, |x| (x.exp().ln_1p(), sigmoid(x).0)),
         curve!(Elu, "elu", [0.0], |x| ops::elu(x, 0.75), |x| elu(x, 0.75)),
-        curve!(Elu, "selu", [0.0], |x| ops::selu(x, 1.5, 1.25), |x| {
+        curve!(Selu, "selu", [0.0], |x| ops::selu(x, 1.5, 1.25), |x| {
             let (value, slope) = elu(x, 1.5);
             (1.25 * value, 1.25 * slope)
         }),
@@ -91,6 +103,24 @@ pub(super) fn rows() -> Vec<Row> {
             if x > 0.0 { (x, 1.0) } else { (0.25 * x, 0.25) }
         }),
         curve!(Exp, "exp", [], ops::exp, |x| (x.exp(), x.exp())),
+        curve!(Square, "square", [], ops::square, |x| (x * x, 2.0 * x)),
+        curve!(Abs, "abs", [0.0], ops::abs, |x| (x.abs(), x.signum())).exact(),
+        curve!(Neg, "neg", [], ops::neg, |x| (-x, -1.0)).exact(),
+        curve!(Affine, "affine", [], |x| ops::affine(x, -0.75, 0.3), |x| (0.3 - 0.75 * x, -0.75)),
+        curve!(Clamp, "clamp", [-0.75, 1.25], |x| ops::clamp(x, -0.75, 1.25), |x| {
+            (x.clamp(-0.75, 1.25), f64::from((-0.75..=1.25).contains(&x)))
+        }),
+        curve!(Sin, "sin", [], ops::sin, |x| (x.sin(), x.cos())),
+        curve!(Cos, "cos", [], ops::cos, |x| (x.cos(), -x.sin())),
+        curve!(Erf, "erf", [], ops::erf, |x| {
+            let (p, density) = normal(x * std::f64::consts::SQRT_2);
+            (2.0 * p - 1.0, 2.0 * std::f64::consts::SQRT_2 * density)
+        }),
+        of_positive!(Sqrt, "sqrt", ops::sqrt, |x| (x.sqrt(), 0.5 / x.sqrt())),
+        of_positive!(Rsqrt, "rsqrt", ops::rsqrt, |x| (1.0 / x.sqrt(), -0.5 / (x * x.sqrt()))),
+        of_positive!(Recip, "recip", ops::recip, |x| (1.0 / x, -1.0 / (x * x))),
+        of_positive!(Powf, "powf", |x| ops::powf(x, 1.7), |x| (x.powf(1.7), 1.7 * x.powf(0.7))),
+        of_positive!(Log1p, "log1p", ops::log1p, |x| (x.ln_1p(), 1.0 / (1.0 + x))),
         row(
             Some(Op::Log),
             "log",

@@ -7,7 +7,7 @@ use candle_core::{Result, Tensor};
 use super::super::array::{Array, broadcast_dims};
 use super::super::draft::Draft;
 use super::super::program::{Call, Row};
-use super::super::tape::Tape;
+use super::super::tape::{Scalar, Tape};
 use super::row;
 
 /// With itself, with another of the same dimensions, or with one that is repeated.
@@ -50,6 +50,12 @@ pub(super) fn mul(tape: &mut Tape, x: &[Array], _: &[usize]) -> Array {
 
 pub(super) fn div(tape: &mut Tape, x: &[Array], _: &[usize]) -> Array {
     x[0].zip(&x[1], |a, b| tape.div(a, b))
+}
+
+/// How much `a` is above `b`, or 0.
+fn above(tape: &mut Tape, a: Scalar, b: Scalar) -> Scalar {
+    let difference = tape.sub(a, b);
+    tape.kinked(difference, &[0.0], |x| (x.max(0.0), f64::from(x > 0.0)))
 }
 
 pub(super) fn product(d: &mut Draft, x: usize) -> Option<Call> {
@@ -167,6 +173,50 @@ pub(super) fn rows() -> Vec<Row> {
             |_, x, args| Array::cat(&x.iter().collect::<Vec<_>>(), args[0]),
         )
         .exact(),
+        row(
+            Some(Op::Maximum),
+            "maximum",
+            pair,
+            |t, _| ops::maximum(&t[0], &t[1]),
+            |tape, x, _| {
+                x[0].zip(&x[1], |a, b| {
+                    let above = above(tape, a, b);
+                    tape.sum(&[b, above])
+                })
+            },
+        ),
+        row(
+            Some(Op::Minimum),
+            "minimum",
+            pair,
+            |t, _| ops::minimum(&t[0], &t[1]),
+            |tape, x, _| {
+                x[0].zip(&x[1], |a, b| {
+                    let above = above(tape, a, b);
+                    tape.sub(a, above)
+                })
+            },
+        ),
+        row(
+            Some(Op::WhereCond),
+            "where_cond",
+            |d, x| {
+                let other = d.operand(&d.dims(x))?;
+                Some((vec![x, other], vec![]))
+            },
+            |t, _| {
+                let chosen = (0..t[0].elem_count()).map(|i| u8::from(i % 3 == 0)).collect();
+                let chosen = Tensor::from_vec(chosen, t[0].shape(), t[0].device())?;
+                ops::where_cond(&chosen, &t[0], &t[1])
+            },
+            |_, x, _| {
+                let mut i = 0;
+                x[0].zip(&x[1], |a, b| {
+                    i += 1;
+                    if (i - 1) % 3 == 0 { a } else { b }
+                })
+            },
+        ),
         row(Some(Op::Matmul), "matmul", product, |t, _| ops::matmul(&t[0], &t[1]), matmul),
         row(
             Some(Op::Linear),
