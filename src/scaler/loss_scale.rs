@@ -76,7 +76,7 @@ impl ScaleConfig {
             check(name, scale.into(), ok, "a finite number, not below f32::MIN_POSITIVE")?;
         }
         order("min_scale", self.min_scale, "init_scale", self.init_scale)?;
-        Ok(order("init_scale", self.init_scale, "max_scale", self.max_scale)?)
+        order("init_scale", self.init_scale, "max_scale", self.max_scale)
     }
 }
 

@@ -18,7 +18,7 @@ fn chain(w: &Tensor, depth: usize) -> Result<Tensor> {
 
 fn expected(depth: usize) -> [f32; 3] {
     let power = (depth + 1) as f32;
-    let sign = if depth % 2 == 0 { 1.0 } else { -1.0 };
+    let sign = if depth.is_multiple_of(2) { 1.0 } else { -1.0 };
     [power, power * sign, power]
 }
 

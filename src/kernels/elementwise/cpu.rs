@@ -25,12 +25,7 @@ pub(super) fn relu(x: &Tensor) -> Result<Tensor> {
 
 pub(super) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane>(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
-        binary::<T, T>(
-            y,
-            grad,
-            #[inline(always)]
-            |y, g| rectified_gradient(y, g),
-        )
+        binary::<T, T>(y, grad, rectified_gradient)
     }
     with_element!(y.dtype(), T => typed::<T>(y, grad))
 }
@@ -134,6 +129,7 @@ pub(super) fn minimum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 pub(super) fn selection_gradient(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane>(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
+        let _held = hold([a, b, grad]);
         let dims = a.dims();
         let (a, b, grad) = (Elements::<T>::of(a)?, Elements::<T>::of(b)?, Elements::<T>::of(grad)?);
         let gradient = map::<T, T, 3>(
