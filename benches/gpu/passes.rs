@@ -68,7 +68,7 @@ fn on_gradients(
             scalers.iter_mut().try_for_each(&mut pass)?;
             Ok(device.synchronize()?)
         })?;
-        scalers.iter_mut().for_each(GradScaler::forget);
+        scalers.iter_mut().for_each(GradScaler::zero_grad);
         Ok(all / scalers.len() as f64)
     }))
 }
