@@ -80,15 +80,16 @@ template <class A> DEVICE A mish_derivative(A x) {
 }
 
 template <int NUMBER, class A> struct Function;
-constexpr int FIRST = __COUNTER__ + 1;
 
 #define POINTWISE(Name, VALUE, DERIVATIVE)                                                        \
-    template <class A> struct Function<__COUNTER__ - FIRST, A> {                                  \
+    template <class A> struct Function<__LINE__ - FIRST, A> {                                     \
         A a, b;                                                                                   \
         DEVICE A value(A x) const { return VALUE; }                                               \
         DEVICE A derivative(A x) const { return DERIVATIVE; }                                     \
     };
 
+// A line each, so that a row's line numbers it.
+constexpr int FIRST = __LINE__ + 1;
 POINTWISE(Gelu, A(0.5) * x * (A(1) + gelu_tangent(x)), gelu_derivative(x))
 POINTWISE(GeluErf, x * probability(x), probability(x) + x * (A(DENSITY_AT_0) * exponential(A(-0.5) * x * x)))
 POINTWISE(Silu, x * sigmoid(x), silu_derivative(x))
@@ -118,8 +119,7 @@ POINTWISE(Sin, sine(x), cosine(x))
 POINTWISE(Cos, cosine(x), -sine(x))
 POINTWISE(Erf, error_function(x), A(TWO_BY_ROOT_PI) * exponential(-x * x))
 POINTWISE(Log1p, one_more(x), A(1) / (A(1) + x))
-
-constexpr int FUNCTIONS = __COUNTER__ - FIRST;
+constexpr int FUNCTIONS = __LINE__ - FIRST;
 
 // Calls f with the function of that number.
 template <class A, int NUMBER = 0, class F> DEVICE void with_function(int number, A a, A b, const F &f) {
