@@ -121,7 +121,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::File`]. What was at `path` is untouched then.
+    /// [`Error::File`](crate::Error::File). What was at `path` is untouched then.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         self.write(path.as_ref()).map(|_| ())
     }
@@ -157,7 +157,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::File`]; [`CheckpointError::Damaged`](crate::error::CheckpointError::Damaged) for a file that was cut off, changed, is none of this
+    /// [`Error::File`](crate::Error::File); [`CheckpointError::Damaged`](crate::error::CheckpointError::Damaged) for a file that was cut off, changed, is none of this
     /// crate's, or has one name twice; [`CheckpointError::Version`](crate::error::CheckpointError::Version) for one of a later crate.
     pub fn open(path: impl AsRef<Path>) -> Result<SavedCheckpoint> {
         let saved = SavedCheckpoint::peek(path.as_ref())?;
@@ -230,7 +230,7 @@ impl SavedCheckpoint {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::NoPart`], [`CheckpointError::Mismatch`] and whatever else does not fit; [`Error::File`].
+    /// [`CheckpointError::NoPart`], [`CheckpointError::Mismatch`] and whatever else does not fit; [`Error::File`](crate::Error::File).
     /// Nothing is changed then. Only a device that fails in the middle of copying leaves a part
     /// loaded and another not.
     pub fn load(&self, parts: &mut [(&str, &mut dyn Stateful)]) -> Result<()> {
