@@ -130,7 +130,7 @@ struct Saved {
 
 #[cfg(feature = "serde")]
 impl TryFrom<Saved> for LossScale {
-    type Error = Error;
+    type Error = crate::Error;
 
     fn try_from(saved: Saved) -> Result<Self> {
         let trackers = [saved.growth_tracker, saved.hysteresis_tracker];
