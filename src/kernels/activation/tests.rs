@@ -159,11 +159,16 @@ fn values_and_derivatives_at_zero_infinities_and_nan() {
                     }
                 };
                 check("value", value(row.function, &x).unwrap(), row.value, 1.0);
-                check("oracle", portable::value(row.function, &x).unwrap(), row.value, 1.0);
+                // candle's own operators on a GPU drop a NaN where they limit numbers.
+                if device.is_cpu() {
+                    check("oracle", portable::value(row.function, &x).unwrap(), row.value, 1.0);
+                }
                 let dx = derivative(row.function, &x, &twos).unwrap();
                 check("derivative", dx, row.derivative, 2.0);
-                let dx = portable::derivative(row.function, &x, &twos).unwrap();
-                check("derivative's oracle", dx, row.derivative, 2.0);
+                if device.is_cpu() {
+                    let dx = portable::derivative(row.function, &x, &twos).unwrap();
+                    check("derivative's oracle", dx, row.derivative, 2.0);
+                }
             }
         }
     }
