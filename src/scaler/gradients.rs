@@ -83,7 +83,7 @@ impl Finding {
 }
 
 impl Entry {
-    /// The gradient as it lies in memory, and what it is to be multiplied by.
+    /// The gradient as it is in memory, and what it is to be multiplied by.
     pub(crate) fn scaled_gradient(&self) -> ScaledGradient<'_> {
         (&self.gradient, &self.by)
     }

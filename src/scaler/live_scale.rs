@@ -28,7 +28,7 @@ pub(crate) struct State {
 }
 
 /// A product with a constant of the same shape and dtype: an operator, so that a loss which operators of this
-/// crate alone have made goes back without candle.
+/// crate alone have made runs backward without candle.
 struct Times(Tensor);
 
 impl Operator for Times {

@@ -501,7 +501,7 @@ impl ScaledLoss<'_> {
     ///
     /// # Memory
     ///
-    /// What operators of this crate keep for backward is freed as each has gone back, so that a loss goes back
+    /// What operators of this crate keep for backward is freed as each has gone back, so that a loss runs backward
     /// once. What another of them has been given meanwhile, for another loss, stays until that has
     /// gone back too, or is dropped. [`retain_graph`](Self::retain_graph) keeps all, as candle's own `backward`
     /// does.

@@ -59,7 +59,7 @@ impl Warnings {
     }
 }
 
-/// A condition that is told once, and again after it was gone.
+/// A condition that is reported once, and again after it was gone.
 #[derive(Debug, Default)]
 struct Alarm {
     told: bool,
