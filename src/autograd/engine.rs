@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::node::Node;
-use super::pass::{self, Graph, Leaves, Pass};
+use super::node::{Graph, Node};
+use super::pass::{self, Leaves, Pass};
 use super::{Backward, Gradient, Operator, token, version};
 use crate::{Cast, Op};
 
@@ -30,7 +30,7 @@ pub(crate) fn backward_into(loss: &Tensor, graph: Graph) -> crate::Result<Gradie
         }
         None => {
             let nodes = loss.sorted_nodes();
-            version::check(&nodes)?;
+            version::check(&nodes, token::is_of_this_crate)?;
             f16 = nodes.iter().any(|node| node.dtype() == DType::F16);
             let mut store;
             (store, pass) = pass::walked_by_candle(pass, &nodes, || loss.backward())?;

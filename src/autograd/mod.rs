@@ -1,7 +1,9 @@
 //! What an operator is, and how it joins candle's graph.
 
+mod below;
 mod engine;
 mod gradient;
+mod marker;
 mod no_grad;
 mod node;
 mod pass;
@@ -11,8 +13,8 @@ pub(crate) mod second_order;
 mod storage;
 mod token;
 pub(crate) mod version;
+mod walk;
 
-use std::cell::RefCell;
 use std::fmt;
 
 use candle_core::{DType, Result, Tensor};
@@ -25,7 +27,7 @@ pub(crate) use engine::{Gradients, backward_from, backward_into};
 pub use gradient::Gradient;
 pub(crate) use no_grad::is_active as no_grad_is_active;
 pub use no_grad::{NoGradGuard, no_grad, no_grad_guard};
-pub(crate) use pass::Graph;
+pub(crate) use node::Graph;
 pub use recompute::checkpoint;
 pub(crate) use recompute::is_active as is_recomputing;
 pub(crate) use storage::share_storage;
@@ -156,17 +158,6 @@ struct Arrivals<'a>(&'a dyn Arrive);
 impl fmt::Debug for Arrivals<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Arrivals")
-    }
-}
-
-impl Arrive for (&[node::Edge], RefCell<&mut pass::Pass>) {
-    fn take_pending(&self, input: usize) -> Result<Option<Gradient>> {
-        let (edges, pass) = self;
-        edges.get(input).map_or(Ok(None), |edge| edge.take_pending(&mut pass.borrow_mut()))
-    }
-
-    fn note_f16(&self) {
-        self.1.borrow_mut().note_f16();
     }
 }
 

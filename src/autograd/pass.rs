@@ -6,30 +6,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor, TensorId};
 
-use super::node::Consumed;
-use super::{Gradient, token, version};
-
-/// What a pass leaves of the graph it goes through.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Graph {
-    /// All of it, as candle does.
-    Kept,
-    /// Nodes created before this time. It frees the others once no consumer needs them.
-    FreedFrom(u64),
-}
-
-impl Graph {
-    pub(crate) const FREED: Self = Self::FreedFrom(0);
-
-    /// What exists by now is kept.
-    pub(crate) fn freed_from_here() -> Self {
-        Self::FreedFrom(version::now())
-    }
-
-    pub(super) fn frees(self, number: u64) -> bool {
-        matches!(self, Self::FreedFrom(first) if number >= first)
-    }
-}
+use super::node::{Consumed, Graph};
+use super::{Gradient, marker};
 
 /// One backward pass: the gradients on their way, and where those of variables go.
 ///
@@ -175,7 +153,7 @@ impl Pass {
             return Ok(Some(token.detach()));
         }
         let alive = self.alive.get_or_insert_default().clone();
-        token::alive(token, alive).map(Some)
+        marker::alive(token, alive).map(Some)
     }
 
     /// An operator's backward was given a gradient in F16, which needs a loss scale.
@@ -240,7 +218,7 @@ pub(super) fn walked_by_candle<T>(
     match (result?, pass) {
         (result, Some(mut pass)) => {
             // candle does not run nodes above no variable, so that theirs is left as well.
-            pass.pending.retain(|_, pending| pending.node.node().is_cut);
+            pass.pending.retain(|_, pending| pending.node.node.is_cut);
             Ok((result, pass))
         }
         (_, None) => candle_core::bail!("a backward pass has lost its gradients"),

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-use super::node::Below;
+use super::below::Below;
 use super::{token, version};
 use crate::autograd::{self, Backward, Gradient, Graph, Operator, apply};
 use crate::error::GraphError;

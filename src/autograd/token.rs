@@ -21,28 +21,25 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, Weak};
 
-use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, MetalStorage, Result,
     Shape, Storage, Tensor, TensorId, Var,
 };
 
+use super::below::Below;
+use super::marker::{TOKEN_SHAPE, one_element_op};
 use super::no_grad::{EnableGrad, enable_grad};
-use super::node::{Arguments, Below, Edge, LEAF, Node, Run, Target};
-use super::reclaim::{Link, drop_links};
+use super::node::{Arguments, Edge, LEAF, Node, Run, Target};
+use super::reclaim::drop_later;
 use super::storage::{into_storage, lock, place};
 use super::version::{self, Read};
 use super::{Backward, Gradient, Operator, pass};
 use crate::autocast::{self, AutocastGuard};
 use crate::error::GraphError;
-use crate::kernels::cuda;
 
 /// Tokens above one another that candle walks. Its recursion takes some 200 bytes of stack for each, 600 unoptimised; a
 /// thread has 2 MiB or more.
 pub(super) const MAX_DEPTH: usize = 3000;
-
-/// The shape of tokens, which no other tensor is likely to have.
-const TOKEN_SHAPE: [usize; 6] = [1; 6];
 
 /// The outputs that are alive, by where their storage is: no other has that place meanwhile.
 static OUTPUTS: LazyLock<Mutex<HashMap<usize, Weak<Output>>>> = LazyLock::new(Mutex::default);
@@ -115,7 +112,7 @@ pub(super) fn below(y: &Tensor, time: u64, newest: u64) -> Result<(Below, bool)>
         && output.node.is_whole
     {
         below.visit(output.node.consume())?;
-        return Ok((below, output.node.number() < time));
+        return Ok((below, output.node.number < time));
     }
     let nodes = y.sorted_nodes();
     if nodes.iter().any(|node| node.is_variable() && node.dims() == TOKEN_SHAPE) {
@@ -269,13 +266,13 @@ fn emit(output: Output, tensor: Tensor) -> Result<Tensor> {
 struct Token {
     /// `None` for one that joins others.
     node: Option<Arc<Node>>,
-    /// What candle's op holds as well, so that it is freed [by links](super::reclaim).
+    /// What candle's op holds as well, so that it is freed [without recursion](super::reclaim).
     args: Vec<Tensor>,
 }
 
 impl Drop for Token {
     fn drop(&mut self) {
-        drop_links(self.args.drain(..).map(Link::Tensor));
+        drop_later(std::mem::take(&mut self.args));
     }
 }
 
@@ -292,57 +289,9 @@ impl Token {
     }
 }
 
-/// The gradient of `token` in a pass of candle's own, which keeps `alive`.
-pub(super) fn alive(token: &Tensor, alive: Arc<()>) -> Result<Tensor> {
-    token.apply_op1(Alive { _alive: alive })
-}
-
-struct Alive {
-    _alive: Arc<()>,
-}
-
-impl Alive {
-    fn name(&self) -> &'static str {
-        "token gradient"
-    }
-
-    fn backward(&self, args: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
-        Ok(vec![None; args.len()])
-    }
-}
-
-macro_rules! one_element_op {
-    ($op:ty, $trait:ident, ($($s:ident $l:ident),*), $grads:ty) => {
-        impl $trait for $op {
-            fn name(&self) -> &'static str {
-                self.name()
-            }
-            fn cpu_fwd(&self, $($s: &CpuStorage, $l: &Layout),*) -> Result<(CpuStorage, Shape)> {
-                let _ = ($($s, $l),*);
-                Ok((CpuStorage::F32(vec![0.0]), Shape::from(&TOKEN_SHAPE)))
-            }
-            fn cuda_fwd(&self, $($s: &CudaStorage, $l: &Layout),*) -> Result<(CudaStorage, Shape)> {
-                let _ = ($($l),*,);
-                Ok((cuda::of_one([$($s),*][0])?, Shape::from(&TOKEN_SHAPE)))
-            }
-            fn metal_fwd(&self, $($s: &MetalStorage, $l: &Layout),*) -> Result<(MetalStorage, Shape)> {
-                let _ = ($($l),*,);
-                let shape = Shape::from(&TOKEN_SHAPE);
-                Ok(([$($s.device()),*][0].zeros_impl(&shape, DType::F32)?, shape))
-            }
-            fn bwd(&self, $($s: &Tensor),*, _: &Tensor, _: &Tensor) -> Result<$grads> {
-                let mut gradients = self.backward(&[$($s),*])?.into_iter();
-                Ok(($({ let _ = $s; gradients.next().flatten() }),*))
-            }
-        }
-    };
-}
-
 one_element_op!(Token, CustomOp1, (s1 l1), Option<Tensor>);
 one_element_op!(Token, CustomOp2, (s1 l1, s2 l2), (Option<Tensor>, Option<Tensor>));
 one_element_op!(Token, CustomOp3, (s1 l1, s2 l2, s3 l3), (Option<Tensor>, Option<Tensor>, Option<Tensor>));
-
-one_element_op!(Alive, CustomOp1, (s1 l1), Option<Tensor>);
 
 /// The custom op from a token to the operator's output.
 struct Emit {
@@ -386,7 +335,7 @@ impl CustomOp1 for Emit {
                 }
                 // The loss of a pass of candle's own, or the first of this crate's outputs below it.
                 let nodes = output.sorted_nodes();
-                version::check(&nodes)?;
+                version::check(&nodes, is_of_this_crate)?;
                 pass.cover(&nodes);
             }
             pass.send(&node.consume(), Some(Gradient::shared(gradient.clone())))?;

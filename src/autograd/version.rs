@@ -14,7 +14,6 @@ use std::sync::{LazyLock, Mutex};
 use candle_core::{DType, Device, Tensor, TensorId};
 
 use super::storage::{lock, place, share_storage};
-use super::token;
 use crate::error::GraphError;
 
 /// Counts nodes and writes.
@@ -143,7 +142,7 @@ pub(super) fn written_since(
 ///
 /// Not seen are operands that are not tracked, and one that also lies [below another operand](arguments). candle does
 /// not say which operands an operator's backward reads: all count.
-pub(crate) fn check(nodes: &[&Tensor]) -> crate::Result<()> {
+pub(super) fn check(nodes: &[&Tensor], is_of_this_crate: fn(&Tensor) -> bool) -> crate::Result<()> {
     let versions = lock(&VERSIONS);
     versions.check_copies(nodes)?;
     let variables = nodes.iter().filter(|node| node.is_variable());
@@ -152,7 +151,7 @@ pub(crate) fn check(nodes: &[&Tensor]) -> crate::Result<()> {
     // A copy was computed from its master too, and is checked above.
     let candles = |node: &&&Tensor| {
         let other = node.is_variable() || versions.copies.contains_key(&node.id());
-        !other && !token::is_of_this_crate(node)
+        !other && !is_of_this_crate(node)
     };
     for node in nodes.iter().filter(|node| number(node) < latest).filter(candles) {
         let (made, args) = (number(node), arguments(node));

@@ -1,0 +1,178 @@
+//! How a pass goes through the nodes: each receives the sum of what its consumers sent, and sends on.
+
+use std::cell::RefCell;
+
+use candle_core::{DType, Result, Tensor};
+
+use super::node::{Arguments, Edge, Node, Saved, Target};
+use super::pass::{Leaves, Pass, Pending};
+use super::{Arrivals, Arrive, Gradient, second_order, version};
+use crate::autocast;
+use crate::error::GraphError;
+
+impl Node {
+    /// Computes the gradients of the inputs from that of the output, and sends them on. Returns those for candle, with
+    /// the numbers of its arguments.
+    fn run(
+        &self,
+        pass: &mut Pass,
+        gradient: Gradient,
+        saved: &Saved,
+        last: bool,
+    ) -> Result<Vec<(usize, Tensor)>> {
+        if second_order::is_wanted() && pass.leaves.is_none() {
+            return Err(GraphError::SecondOrder { op: self.name }.into());
+        }
+        let reads = saved.edges.iter().map(|edge| edge.read);
+        if let Some(input) = version::written_since(self.number, reads) {
+            let shape = saved.edges[input].shape.clone();
+            return Err(GraphError::Modified { op: self.name, input, shape }.into());
+        }
+        autocast::clear_cast_cache();
+        let wants: Vec<_> = saved.edges.iter().map(|edge| edge.wants(pass)).collect();
+        let dtype = gradient.tensor().dtype();
+        let gradient = gradient.into_dtype(dtype)?;
+        if dtype == DType::F16 {
+            pass.note_f16();
+        }
+        let arrivals = (&saved.edges[..], RefCell::new(&mut *pass));
+        let arrivals = Arrivals(&arrivals);
+        let gradients =
+            (saved.run)(Arguments { gradient: &gradient, wants: &wants, last, arrivals })?;
+        if gradients.len() != wants.len() {
+            let (got, expected) = (gradients.len(), wants.len());
+            return Err(GraphError::GradientCount { op: self.name, got, expected }.into());
+        }
+        let mut arguments = Vec::new();
+        let sends = saved.edges.iter().zip(wants).zip(gradients);
+        for (input, ((edge, want), gradient)) in sends.enumerate() {
+            let (Some(want), Some(gradient)) = (want, gradient) else { continue };
+            if gradient.tensor().shape() != &edge.shape {
+                let (got, expected) = (gradient.tensor().shape().clone(), edge.shape.clone());
+                return Err(
+                    GraphError::GradientShape { op: self.name, input, got, expected }.into()
+                );
+            }
+            let gradient = gradient.into_dtype(want)?;
+            match (&edge.target, &mut pass.leaves) {
+                (Target::Nowhere, _) => {}
+                (Target::Node(node, None), _) => pass.send(node, Some(gradient))?,
+                (Target::Node(node, Some(output)), _) => {
+                    pass.send(node, Some(gradient.reshape(output)?))?
+                }
+                (Target::Argument(input, _), Some(leaves)) if input.is_variable() => {
+                    leaves.add(input, gradient)?
+                }
+                (Target::Argument(_, i), _) => arguments.push((*i, gradient.into_tensor())),
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// Runs backward where candle schedules it. Returns the gradients of the custom op's arguments.
+    pub(super) fn backward_for_candle(
+        &self,
+        pass: &mut Pass,
+        args: &[&Tensor],
+    ) -> Result<Vec<Option<Tensor>>> {
+        let mut out = vec![None; args.len()];
+        if self.is_cut {
+            // The one argument is a variable, so that candle asks for no gradient.
+            return match pass.leaves {
+                Some(_) => Ok(out),
+                None => Err(GraphError::TooDeep { op: self.name }.into()),
+            };
+        }
+        // Whoever gave the token a gradient has sent something, if only that there is none.
+        let pending = pass.take(self.number).filter(|_| pass.runs(self.number));
+        let Some(Pending { node, gradient }) = pending else {
+            return Err(GraphError::Nested { op: self.name }.into());
+        };
+        let (saved, last) = self.begin(pass.graph, node)?;
+        for (i, gradient) in self.run_or_skip(pass, gradient, &saved, last)? {
+            out[i] = Some(gradient);
+        }
+        // candle panics where a tracked argument that is no variable gets no gradient.
+        for edge in &saved.edges {
+            if let Target::Argument(arg, i) = &edge.target
+                && out[*i].is_none()
+                && !arg.is_variable()
+            {
+                out[*i] = Some(arg.zeros_like()?);
+            }
+        }
+        for (gradient, arg) in out.iter_mut().zip(args) {
+            if gradient.is_none() && !arg.is_variable() {
+                *gradient = pass.token_gradient(arg)?;
+            }
+        }
+        Ok(out)
+    }
+
+    /// Runs backward through every node with a pending gradient and those below, latest first, without candle.
+    pub(super) fn run_pending(pass: &mut Pass) -> Result<()> {
+        while let Some(pending) = pass.next() {
+            let node = pending.node.node.clone();
+            if !node.is_whole {
+                return Err(GraphError::TooDeep { op: node.name }.into());
+            }
+            let (saved, last) = node.begin(pass.graph, pending.node)?;
+            node.run_or_skip(pass, pending.gradient, &saved, last)?;
+        }
+        Ok(())
+    }
+
+    /// [Runs](Self::run) if there is a gradient, and sends to every input's node at least that there is none: it is
+    /// run or freed all the same.
+    fn run_or_skip(
+        &self,
+        pass: &mut Pass,
+        gradient: Option<Gradient>,
+        saved: &Saved,
+        last: bool,
+    ) -> Result<Vec<(usize, Tensor)>> {
+        let arguments = match gradient {
+            Some(gradient) => self.run(pass, gradient, saved, last)?,
+            None => Vec::new(),
+        };
+        for edge in &saved.edges {
+            if let Target::Node(node, _) = &edge.target {
+                pass.send(node, None)?;
+            }
+        }
+        Ok(arguments)
+    }
+}
+
+impl Edge {
+    /// The dtype that the input's gradient is wanted in.
+    fn wants(&self, pass: &Pass) -> Option<DType> {
+        let leaf = match &self.target {
+            Target::Nowhere => return None,
+            Target::Node(node, _) => node.node.is_leaf,
+            Target::Argument(arg, _) => arg.is_variable(),
+        };
+        Some(if leaf && pass.leaves.is_some() { Leaves::dtype(self.dtype) } else { self.dtype })
+    }
+
+    /// What other consumers have sent so far where this edge goes, in the dtype and the shape of the input.
+    fn take_pending(&self, pass: &mut Pass) -> Result<Option<Gradient>> {
+        let Target::Node(node, _) = &self.target else { return Ok(None) };
+        if node.node.is_leaf {
+            return Ok(None);
+        }
+        let Some(gradient) = pass.take_so_far(node.number()) else { return Ok(None) };
+        gradient.into_dtype(self.dtype)?.reshape(&self.shape).map(Some)
+    }
+}
+
+impl Arrive for (&[Edge], RefCell<&mut Pass>) {
+    fn take_pending(&self, input: usize) -> Result<Option<Gradient>> {
+        let (edges, pass) = self;
+        edges.get(input).map_or(Ok(None), |edge| edge.take_pending(&mut pass.borrow_mut()))
+    }
+
+    fn note_f16(&self) {
+        self.1.borrow_mut().note_f16();
+    }
+}
