@@ -7,11 +7,13 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 
+/// What nodes owned, and nobody needs any more.
+type Links = Vec<Box<dyn Any>>;
+
 thread_local! {
     /// What is yet to be dropped, while something is being dropped further up the stack. It has no destructor, so that it
     /// is there until the thread ends; nothing is in it then.
-    static QUEUE: RefCell<ManuallyDrop<Option<Vec<Box<dyn Any>>>>> =
-        const { RefCell::new(ManuallyDrop::new(None)) };
+    static QUEUE: RefCell<ManuallyDrop<Option<Links>>> = const { RefCell::new(ManuallyDrop::new(None)) };
 }
 
 /// Drops `links`, which keep earlier parts of the graph alive: at once, or after what is being dropped further up the

@@ -6,19 +6,22 @@ use candle_core::Tensor;
 use super::super::program::Row;
 use super::{alone, row};
 
-/// Value and derivative of the normal distribution.
-fn normal(x: f64) -> (f64, f64) {
-    // erf as a series of positive terms: nothing cancels.
-    let z = x.abs() / std::f64::consts::SQRT_2;
+/// The error function, as a series of positive terms: nothing cancels.
+fn erf(x: f64) -> f64 {
+    let z = x.abs();
     let (mut term, mut sum, mut odd) = (z, 0.0, 1.0);
     while term > sum * 1e-18 && odd < 600.0 {
         sum += term;
         odd += 2.0;
         term *= 2.0 * z * z / odd;
     }
-    let erf = 2.0 / std::f64::consts::PI.sqrt() * (-z * z).exp() * sum;
+    (2.0 / std::f64::consts::PI.sqrt() * (-z * z).exp() * sum).copysign(x)
+}
+
+/// Value and derivative of the normal distribution.
+fn normal(x: f64) -> (f64, f64) {
     let density = (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
-    (0.5 * (1.0 + erf.copysign(x)), density)
+    (0.5 * (1.0 + erf(x / std::f64::consts::SQRT_2)), density)
 }
 
 pub(super) fn sigmoid(x: f64) -> (f64, f64) {
@@ -26,11 +29,11 @@ pub(super) fn sigmoid(x: f64) -> (f64, f64) {
     (s, s * (1.0 - s))
 }
 
-fn gelu(x: f64) -> (f64, f64) {
+/// The hyperbolic tangent in gelu.
+fn gelu_tangent(x: f64) -> (f64, f64) {
     let c = (2.0 / std::f64::consts::PI).sqrt();
     let t = (c * (x + 0.044715 * x * x * x)).tanh();
-    let inner = c * (1.0 + 3.0 * 0.044715 * x * x);
-    (0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
+    (t, (1.0 - t * t) * c * (1.0 + 3.0 * 0.044715 * x * x))
 }
 
 fn mish(x: f64) -> (f64, f64) {
@@ -74,7 +77,20 @@ pub(super) fn rows() -> Vec<Row> {
         })
         .exact(),
         curve!(Relu2, "relu2", [], ops::relu2, |x| (x.max(0.0).powi(2), 2.0 * x.max(0.0))),
-        curve!(Gelu, "gelu", [], ops::gelu, gelu),
+        row(
+            Some(Op::Gelu),
+            "gelu",
+            alone,
+            |t, _| ops::gelu(&t[0]),
+            // By steps, as 1 and the tangent cancel in the tail.
+            |tape, x, _| {
+                x[0].each(|x| {
+                    let tangent = tape.map(x, gelu_tangent);
+                    let product = tape.mul(x, tangent);
+                    tape.linear(&[(x, 0.5), (product, 0.5)])
+                })
+            },
+        ),
         curve!(GeluErf, "gelu_erf", [], ops::gelu_erf, |x| {
             let (p, density) = normal(x);
             (x * p, p + x * density)
@@ -113,8 +129,7 @@ pub(super) fn rows() -> Vec<Row> {
         curve!(Sin, "sin", [], ops::sin, |x| (x.sin(), x.cos())),
         curve!(Cos, "cos", [], ops::cos, |x| (x.cos(), -x.sin())),
         curve!(Erf, "erf", [], ops::erf, |x| {
-            let (p, density) = normal(x * std::f64::consts::SQRT_2);
-            (2.0 * p - 1.0, 2.0 * std::f64::consts::SQRT_2 * density)
+            (erf(x), 2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp())
         }),
         of_positive!(Sqrt, "sqrt", ops::sqrt, |x| (x.sqrt(), 0.5 / x.sqrt())),
         of_positive!(Rsqrt, "rsqrt", ops::rsqrt, |x| (1.0 / x.sqrt(), -0.5 / (x * x.sqrt()))),
