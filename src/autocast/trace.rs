@@ -25,8 +25,11 @@ pub struct TraceRow {
     pub cast: Option<DType>,
     /// The dtype that came out.
     pub output: DType,
-    /// Half copies of variables that were found in the cache of the scope rather than made.
+    /// 16-bit copies of variables that were found in the cache of the scope rather than made.
     pub cache_hits: usize,
+    /// How a convolution, a product or attention was computed, as
+    /// [`Autocast::trace`] lists it; `None` for other operators.
+    pub algorithm: Option<&'static str>,
 }
 
 /// Which dtypes a forward pass ran in, from [`Autocast::trace`]: printed, a table.
@@ -47,11 +50,12 @@ impl Trace {
     }
 }
 
+/// A table; `{:#}` adds the algorithms, which depend on the machine.
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |dtype: DType| format!("{dtype:?}");
-        let mut table =
-            vec![["operator", "inputs", "cast to", "output", "cached"].map(str::to_owned)];
+        let head = ["operator", "inputs", "cast to", "output", "cached", "algorithm"];
+        let mut table = vec![head.map(str::to_owned)];
         for row in &self.rows {
             let inputs: Vec<_> = row.inputs.iter().map(|&dtype| name(dtype)).collect();
             table.push([
@@ -60,13 +64,15 @@ impl fmt::Display for Trace {
                 row.cast.map_or("-".to_owned(), name),
                 name(row.output),
                 if row.cache_hits == 0 { String::new() } else { row.cache_hits.to_string() },
+                row.algorithm.unwrap_or_default().to_owned(),
             ]);
         }
+        let columns = if f.alternate() { 6 } else { 5 };
         let width = |column: usize| table.iter().map(|row| row[column].len()).max().unwrap_or(0);
-        let widths: [usize; 5] = std::array::from_fn(width);
+        let widths: Vec<_> = (0..columns).map(width).collect();
         for row in &table {
             let cells: Vec<_> =
-                row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+                row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
             writeln!(f, "{}", cells.join("  ").trim_end())?;
         }
         Ok(())
@@ -79,6 +85,25 @@ impl Autocast {
     ///
     /// candle's own operators ask nobody for their dtype, and leave no row. Operators that
     /// `backward` recomputes run outside of `f`.
+    ///
+    /// `{:#}` prints how convolutions, products and attention were computed, too:
+    ///
+    /// | algorithm | runs on | is |
+    /// |---|---|---|
+    /// | `packed, avx512` | CPU | packed GEMM in F32, AVX-512; for convolutions direct or Winograd's |
+    /// | `packed, avx512-bf16`, `packed, amx-bf16` | CPU | packed GEMM of BF16 pairs, by the instructions named |
+    /// | `packed, amx-bf16x3` | CPU | F32 or F16 as sums of three BF16 terms, on AMX |
+    /// | `im2col`, `gemm crate` | CPU | operands widened to F32, and the product of the `gemm` crate |
+    /// | `im2col, f64`, `gemm crate, f64` | CPU | the same in F64 |
+    /// | `blocks` | CPU | attention, a block of queries at a time |
+    /// | `cudnn`, `cublas`, `cublaslt` | CUDA | the library named |
+    /// | `im2col, cublas` | CUDA | a convolution that cuDNN did not take |
+    /// | `depthwise kernel` | CUDA | a kernel of this crate |
+    /// | `flash`, `products` | CUDA | attention in one kernel, or as two products and a softmax |
+    /// | `candle` | other devices | candle's operators |
+    ///
+    /// Backward has no rows, but logs the same names: each choice is a `tracing` event of level `TRACE` and target
+    /// `candle_amp::algorithm`, with the fields `pass`, `algorithm` and `sizes`.
     ///
     /// # Examples
     ///

@@ -3,8 +3,9 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::node::{Graph, Node};
-use super::pass::{self, Leaves, Pass};
+use super::pass::{self, Pass};
 use super::{Backward, Gradient, Operator, token, version};
+use crate::kernels::accumulator;
 use crate::{Cast, Op};
 
 /// What a backward pass has computed.
@@ -44,7 +45,7 @@ pub(crate) fn backward_into(loss: &Tensor, graph: Graph) -> crate::Result<Gradie
     let mut leaves = pass.leaves.unwrap_or_default();
     for (variable, gradient) in from_candle {
         let gradient = Gradient::shared(gradient.detach());
-        leaves.add(&variable, gradient.into_dtype(Leaves::dtype(variable.dtype()))?)?;
+        leaves.add(&variable, gradient.into_dtype(accumulator(variable.dtype()))?)?;
     }
     let leaves = leaves.into_vec();
     f16 |= pass.saw_f16 || leaves.iter().any(|(variable, _)| variable.dtype() == DType::F16);

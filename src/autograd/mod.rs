@@ -22,6 +22,7 @@ use candle_core::{DType, Result, Tensor};
 use crate::autocast;
 use crate::autocast::Op;
 use crate::autocast::trace::{self, TraceRow};
+use crate::kernels::algorithm;
 
 pub(crate) use engine::{Gradients, backward_from, backward_into};
 pub use gradient::Gradient;
@@ -230,6 +231,9 @@ pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
         cast_inputs.push(cast);
     }
     let op = operator.op();
+    if trace::is_active() {
+        algorithm::take();
+    }
     // Before the inputs are read, so that a write by another thread meanwhile is later.
     let number = version::tick();
     let (output, saved) = {
@@ -238,7 +242,8 @@ pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
     };
     if trace::is_active() {
         let (inputs, output) = (inputs.iter().map(|t| t.dtype()).collect(), output.dtype());
-        trace::record(&TraceRow { op, inputs, cast: rule, output, cache_hits });
+        let algorithm = algorithm::take();
+        trace::record(&TraceRow { op, inputs, cast: rule, output, cache_hits, algorithm });
     }
     let tracked = |t: &&Tensor| t.track_op() && t.dtype().is_float();
     if no_grad::is_active() || !inputs.iter().any(tracked) {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use candle_core::{DType, Result, Tensor, TensorId};
+use candle_core::{Result, Tensor, TensorId};
 
 use super::node::{Consumed, Graph};
 use super::{Gradient, marker};
@@ -48,11 +48,6 @@ pub(super) struct Leaves {
 }
 
 impl Leaves {
-    /// The dtype that the gradient of a variable is accumulated in.
-    pub(super) fn dtype(variable: DType) -> DType {
-        if variable == DType::F64 { DType::F64 } else { DType::F32 }
-    }
-
     /// Adds to the gradient of `variable`.
     pub(super) fn add(&mut self, variable: &Tensor, gradient: Gradient) -> Result<()> {
         match self.index.get(&variable.id()) {

@@ -5,10 +5,11 @@ use std::cell::RefCell;
 use candle_core::{DType, Result, Tensor};
 
 use super::node::{Arguments, Edge, Node, Saved, Target};
-use super::pass::{Leaves, Pass, Pending};
+use super::pass::{Pass, Pending};
 use super::{Arrivals, Arrive, Gradient, second_order, version};
 use crate::autocast;
 use crate::error::GraphError;
+use crate::kernels::accumulator;
 
 impl Node {
     /// Computes the gradients of the inputs from that of the output, and sends them on. Returns those for candle, with
@@ -152,7 +153,7 @@ impl Edge {
             Target::Node(node, _) => node.node.is_leaf,
             Target::Argument(arg, _) => arg.is_variable(),
         };
-        Some(if leaf && pass.leaves.is_some() { Leaves::dtype(self.dtype) } else { self.dtype })
+        Some(if leaf && pass.leaves.is_some() { accumulator(self.dtype) } else { self.dtype })
     }
 
     /// What other consumers have sent so far where this edge goes, in the dtype and the shape of the input.

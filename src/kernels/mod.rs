@@ -9,6 +9,7 @@
 //! `f64` tensors) whatever the storage dtype.
 
 pub(crate) mod activation;
+pub(crate) mod algorithm;
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
 mod cast;
@@ -37,6 +38,6 @@ pub(crate) mod rope;
 pub(crate) mod softmax;
 pub(crate) mod tf32;
 
-pub(crate) use cast::{cast, cast_all, in_dtype};
+pub(crate) use cast::{accumulator, cast, cast_all, in_dtype};
 pub(crate) use elementwise::{add, add_assign};
 pub(crate) use handle::WeakTensor;

@@ -1,10 +1,11 @@
 //! Batch normalisation with running statistics.
 
-use candle_core::{DType, Result, Tensor, Var};
+use candle_core::{Result, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
 
 use crate::autograd;
 use crate::error::ArgumentError;
+use crate::kernels::accumulator;
 use crate::kernels::format::Format;
 use crate::{kernels, ops};
 
@@ -231,7 +232,7 @@ pub fn batch_norm<C: Into<BatchNormConfig>>(
     vb: VarBuilder,
 ) -> Result<BatchNorm> {
     let config = config.into();
-    let dtype = if vb.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let dtype = accumulator(vb.dtype());
     let get = |name, value| vb.get_with_hints_dtype(num_features, name, Init::Const(value), dtype);
     let affine = match config.affine {
         true => Some((get("weight", 1.0)?, get("bias", 0.0)?)),

@@ -6,6 +6,7 @@ use candle_core::{DType, Result, Tensor};
 use super::{check_operand, reads_other_operand, shape_error};
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
+use crate::kernels::accumulator;
 use crate::kernels::{cast, elementwise, reduce};
 use crate::{Op, autocast};
 
@@ -252,7 +253,7 @@ fn summed(
     if dims == wide {
         return Ok(Gradient::owned(products(want)?));
     }
-    let full = if want == DType::F64 { DType::F64 } else { DType::F32 };
+    let full = accumulator(want);
     Ok(Gradient::owned(reduce::sum_to(&products(full)?, dims, want)?))
 }
 

@@ -67,11 +67,6 @@ pub use softmax::{log_softmax, softmax};
 /// candle's own, which only move: their gradients are right in every dtype, and they ask no scope.
 pub use candle_nn::ops::{pixel_shuffle, pixel_unshuffle, replication_pad2d};
 
-/// What 16-bit numbers are computed in.
-fn arithmetic(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
 fn shape_error<T>(op: Op, name: &'static str, got: &Tensor, expected: String) -> Result<T> {
     let got = got.shape().clone();
     Err(ArgumentError::Shape { op: op.name(), name, got, expected }.into())

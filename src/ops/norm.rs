@@ -5,9 +5,10 @@ use std::sync::{Arc, OnceLock};
 use candle_core::{Result, Tensor};
 
 use super::elementwise::relu_backward;
-use super::{arithmetic, check_dims, check_eps, check_operand, shape_error};
+use super::{check_dims, check_eps, check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{self, Backward, Gradient, Operator, apply};
+use crate::kernels::accumulator;
 use crate::kernels::format::Format;
 use crate::kernels::{self, batch_norm as kernel};
 
@@ -363,7 +364,7 @@ impl BatchNorm {
 
     /// Given statistics in the dtype of the arithmetic.
     fn given(&self, x: &Tensor, mean: &Tensor, var: &Tensor) -> Result<[Tensor; 2]> {
-        let dtype = arithmetic(x.dtype());
+        let dtype = accumulator(x.dtype());
         Ok([kernels::cast(mean, dtype)?, kernels::cast(var, dtype)?])
     }
 }

@@ -3,9 +3,10 @@
 use candle_core::shape::Dims;
 use candle_core::{Result, Shape, Tensor};
 
-use super::{arithmetic, check_operand, shape_error};
+use super::{check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::kernels::accumulator;
 use crate::kernels::{self, reduce};
 
 /// The sum of all elements.
@@ -196,14 +197,14 @@ impl Operator for Sum {
         if self.mean && x.elem_count() == 0 && !self.to.contains(&0) {
             return shape_error(self.op(), "x", x, "at least one element for each mean".into());
         }
-        let sum = reduce::sum_to(x, &self.to, arithmetic(x.dtype()))?;
+        let sum = reduce::sum_to(x, &self.to, accumulator(x.dtype()))?;
         let sum = if self.mean { sum.affine(self.factor(x.shape()), 0.0)? } else { sum };
         Ok((kernels::cast(&sum, x.dtype())?, x.shape().clone()))
     }
 
     fn backward(&self, ctx: &Backward<'_, Shape>) -> Result<Vec<Option<Gradient>>> {
         let Some(dtype) = ctx.wants[0] else { return Ok(vec![None]) };
-        let gradient = kernels::cast(ctx.gradient, arithmetic(dtype))?;
+        let gradient = kernels::cast(ctx.gradient, accumulator(dtype))?;
         let gradient = gradient.affine(self.factor(ctx.saved), 0.0)?;
         let spread = kernels::cast(&gradient, dtype)?.broadcast_as(ctx.saved)?;
         Ok(vec![Some(Gradient::shared(spread))])

@@ -104,7 +104,7 @@ impl Ema {
             if repeated || !variable.dtype().is_float() {
                 continue;
             }
-            let average = kernels::cast(variable, kernel::arithmetic(variable.dtype()))?;
+            let average = kernels::cast(variable, kernels::accumulator(variable.dtype()))?;
             averages.push(Average { name: name.to_owned(), variable: variable.clone(), average });
         }
         Ok(Self { config, averages, updates: 0, weights: None })

@@ -76,7 +76,7 @@ impl Slot {
         match self.kernel_master(masters) {
             kernel::Master::Full(master) => master.copy(),
             kernel::Master::Remainder(rest) => kernel::rebuild(&self.variable, rest),
-            _ => kernels::cast(&self.variable, kernel::arithmetic(self.variable.dtype())),
+            _ => kernels::cast(&self.variable, kernels::accumulator(self.variable.dtype())),
         }
     }
 }

@@ -97,7 +97,7 @@ impl<C: Config> Optim<C> {
         if !gradient.dtype().is_float() {
             return Err(dtype::<C>("a gradient", gradient.dtype()).into());
         }
-        let wanted = kernel::arithmetic(variable.dtype());
+        let wanted = kernels::accumulator(variable.dtype());
         let half = matches!(gradient.dtype(), DType::F16 | DType::BF16);
         if gradient.dtype() != wanted && !(half && wanted == DType::F32) {
             return kernels::cast(gradient, wanted);

@@ -56,3 +56,26 @@ fn traces_nest_and_end() -> Result<()> {
     assert_eq!(after.rows().len(), 1);
     Ok(())
 }
+
+/// Each operator that has a choice, and only those, on every kind of processor.
+#[test]
+fn a_row_names_the_algorithm_of_its_own_operator() -> Result<()> {
+    let (x, weight) = (random(1, (2, 3, 8, 8), DType::F32), random(2, (4, 3, 3, 3), DType::F32));
+    let heads = random(3, (1, 2, 5, 8), DType::F32);
+    let double = random(4, (6, 6), DType::F64);
+    let (done, trace) = Autocast::disabled().trace(|| {
+        ops::relu(&ops::conv2d(&x, &weight, None, Default::default())?)?;
+        ops::relu(&ops::sdpa(&heads, &heads, &heads, None, false, 1.0)?)?;
+        ops::matmul(&double, &double)
+    });
+    done?;
+    let named: Vec<_> = trace.rows().iter().map(|row| row.algorithm).collect();
+    let [Some(conv), None, Some("blocks"), None, Some("gemm crate, f64")] = named[..] else {
+        panic!("{named:?}")
+    };
+    assert!(conv == "im2col" || conv == "packed, avx512", "{conv}");
+    let table = format!("{trace:#}");
+    assert!(table.contains("algorithm") && table.contains(conv), "{table}");
+    assert!(!trace.to_string().contains(conv));
+    Ok(())
+}

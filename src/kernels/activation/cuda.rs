@@ -3,8 +3,8 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{Pointwise, half_dims};
+use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, pack, suffix};
-use crate::kernels::elementwise::portable::arithmetic;
 
 static SOURCE: Source = Source { name: "activation", code: include_str!("activation.cu") };
 
@@ -92,7 +92,7 @@ pub(super) fn prelu(
 
 /// `min(x, 0) grad`, in the dtype of the arithmetic.
 pub(super) fn prelu_terms(gpu: &Gpu, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    let (y, n) = (gpu.empty(x.shape(), arithmetic(x.dtype()))?, x.elem_count());
+    let (y, n) = (gpu.empty(x.shape(), accumulator(x.dtype()))?, x.elem_count());
     let launch = launch(gpu, "prelu_terms", x.dtype())?.write(&y)?.read(x)?.read(grad)?;
     launch.size(n).run(over(x, n))?;
     Ok(y)

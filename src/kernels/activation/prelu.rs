@@ -4,12 +4,13 @@ use candle_core::{DType, Result, Tensor};
 use num_traits::Zero;
 
 use super::cuda;
+use crate::kernels::accumulator;
 use crate::kernels::cpu::dtype::{Elements, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
-use crate::kernels::elementwise::portable::{arithmetic, upcast};
+use crate::kernels::elementwise::portable::upcast;
 use crate::kernels::reduce::channels::Channels;
 use crate::kernels::{cast, reduce};
 
@@ -102,7 +103,7 @@ fn channels(x: &Tensor, count: usize) -> Channels {
 }
 
 fn wide(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    cast(weight, arithmetic(x.dtype()))?.flatten_all()
+    cast(weight, accumulator(x.dtype()))?.flatten_all()
 }
 
 fn spread(x: &Tensor, weight: &Tensor) -> Result<Tensor> {

@@ -8,10 +8,10 @@ use candle_core::{DType, Result, Tensor};
 
 use super::mask::Mask;
 use super::{Kept, Saved, Settings, flash, sum_to};
+use crate::kernels::accumulator;
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Source, suffix};
 use crate::kernels::elementwise::plain;
-use crate::kernels::elementwise::portable::arithmetic;
 use crate::kernels::gemm::gemm;
 
 static SOURCE: Source =
@@ -23,7 +23,7 @@ const SCORES: usize = 1 << 29;
 /// Samples whose scores fit.
 fn samples(q: &Tensor, k: &Tensor) -> Result<usize> {
     let (_, h, t, _) = q.dims4()?;
-    let bytes = h * t * k.dim(2)? * arithmetic(q.dtype()).size_in_bytes();
+    let bytes = h * t * k.dim(2)? * accumulator(q.dtype()).size_in_bytes();
     Ok((SCORES / bytes.max(1)).max(1))
 }
 
@@ -36,6 +36,7 @@ fn by_group(x: &Tensor, kv_heads: usize) -> Result<Tensor> {
     plain(x)?.reshape((b, kv_heads, h / kv_heads * t, d))
 }
 
+/// See [`super::forward`]; where [`flash`] has no kernel.
 pub(super) fn forward(
     gpu: &Gpu,
     q: &Tensor,
@@ -44,35 +45,7 @@ pub(super) fn forward(
     mask: Option<&Tensor>,
     settings: Settings,
 ) -> Result<(Tensor, Kept)> {
-    if flash::fits(gpu, q, k, v)? {
-        return flash::forward(gpu, [q, k, v], mask, settings, false);
-    }
-    products(gpu, q, k, v, mask, settings)
-}
-
-/// As [`forward`], where the output may be a view of `(b, t, h, d)`.
-pub(super) fn forward_rows(
-    gpu: &Gpu,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    settings: Settings,
-) -> Result<(Tensor, Kept)> {
-    if flash::fits(gpu, q, k, v)? {
-        return flash::forward(gpu, [q, k, v], None, settings, true);
-    }
-    products(gpu, q, k, v, None, settings)
-}
-
-fn products(
-    gpu: &Gpu,
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    mask: Option<&Tensor>,
-    settings: Settings,
-) -> Result<(Tensor, Kept)> {
-    let ((b, h, t, _), wide) = (q.dims4()?, arithmetic(q.dtype()));
+    let ((b, h, t, _), wide) = (q.dims4()?, accumulator(q.dtype()));
     let (_, kv_heads, s, dv) = v.dims4()?;
     if b * h * t * s == 0 {
         let zeros = gpu.zeros((b, h, t), wide)?;
@@ -84,7 +57,7 @@ fn products(
         let part = |first: usize| {
             let some = |x: &Tensor| x.narrow(0, first, step.min(b - first));
             let mask = mask.map(|mask| sample(mask, first, step.min(b - first))).transpose()?;
-            products(gpu, &some(q)?, &some(k)?, &some(v)?, mask.as_ref(), settings)
+            forward(gpu, &some(q)?, &some(k)?, &some(v)?, mask.as_ref(), settings)
         };
         let parts: Vec<_> = (0..b).step_by(step).map(part).collect::<Result<_>>()?;
         let (outs, kept): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
@@ -128,7 +101,7 @@ pub(super) fn backward(
     wants: [Option<DType>; 4],
 ) -> Result<[Option<Tensor>; 4]> {
     let Saved { q, k, v, mask, kept, grad } = saved;
-    let ((b, h, t, _), wide) = (q.dims4()?, arithmetic(q.dtype()));
+    let ((b, h, t, _), wide) = (q.dims4()?, accumulator(q.dtype()));
     let (_, kv_heads, s, _) = v.dims4()?;
     if b * h * t * s * v.dim(3)? == 0 {
         let zeros = |like: &Tensor, want: Option<DType>| {

@@ -16,6 +16,7 @@ mod tests;
 
 use candle_core::{D, DType, Result, Tensor};
 
+use crate::kernels::algorithm::chosen;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 use crate::kernels::in_dtype;
@@ -55,13 +56,46 @@ pub(crate) fn forward(
     mask: Option<&Tensor>,
     settings: Settings,
 ) -> Result<(Tensor, Kept)> {
-    if let Some(gpu) = Gpu::of(q.device()) {
-        return cuda::forward(&gpu, q, k, v, mask, settings);
+    match Algorithm::of(q, k, v)? {
+        Algorithm::Flash(gpu) => flash::forward(&gpu, [q, k, v], mask, settings, false),
+        Algorithm::Products(gpu) => cuda::forward(&gpu, q, k, v, mask, settings),
+        Algorithm::Blocks => cpu::forward(q, k, v, mask, settings),
+        Algorithm::Portable => portable::forward(q, k, v, mask, settings),
     }
-    if q.device().is_cpu() {
-        cpu::forward(q, k, v, mask, settings)
-    } else {
-        portable::forward(q, k, v, mask, settings)
+}
+
+/// How attention is computed.
+enum Algorithm {
+    /// On a GPU, by one kernel that keeps no scores.
+    Flash(Gpu),
+    /// On a GPU, by two products and a softmax between them.
+    Products(Gpu),
+    /// On the CPU, a block of queries at a time.
+    Blocks,
+    /// By candle's operators, on devices that this crate has no kernels for.
+    Portable,
+}
+
+impl Algorithm {
+    fn of(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Self> {
+        let algorithm = match Gpu::of(q.device()) {
+            Some(gpu) if flash::fits(&gpu, q, k, v)? => Self::Flash(gpu),
+            Some(gpu) => Self::Products(gpu),
+            None if q.device().is_cpu() => Self::Blocks,
+            None => Self::Portable,
+        };
+        chosen("attention", algorithm.name(), &[q.shape(), k.shape(), v.shape()]);
+        Ok(algorithm)
+    }
+
+    /// What a trace shows.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Flash(_) => "flash",
+            Self::Products(_) => "products",
+            Self::Blocks => "blocks",
+            Self::Portable => "candle",
+        }
     }
 }
 
@@ -72,9 +106,9 @@ pub(crate) fn forward_rows(
     v: &Tensor,
     settings: Settings,
 ) -> Result<(Tensor, Kept)> {
-    let (out, kept) = match Gpu::of(q.device()) {
-        Some(gpu) => cuda::forward_rows(&gpu, q, k, v, settings)?,
-        None => forward(q, k, v, None, settings)?,
+    let (out, kept) = match Algorithm::of(q, k, v)? {
+        Algorithm::Flash(gpu) => flash::forward(&gpu, [q, k, v], None, settings, true)?,
+        _ => forward(q, k, v, None, settings)?,
     };
     Ok((plain(&out.transpose(1, 2)?)?.flatten_from(2)?, kept))
 }

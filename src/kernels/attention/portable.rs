@@ -1,7 +1,8 @@
 use candle_core::{D, DType, Result, Tensor};
 
 use super::{Kept, Saved, Settings, sum_to};
-use crate::kernels::elementwise::portable::{arithmetic, upcast};
+use crate::kernels::accumulator;
+use crate::kernels::elementwise::portable::upcast;
 
 pub(super) fn forward(
     q: &Tensor,
@@ -13,7 +14,7 @@ pub(super) fn forward(
     let (b, h, t, _) = q.dims4()?;
     if k.elem_count() == 0 || q.elem_count() == 0 {
         let out = Tensor::zeros((b, h, t, v.dim(3)?), q.dtype(), q.device())?;
-        let wide = arithmetic(q.dtype());
+        let wide = accumulator(q.dtype());
         let zeros = Tensor::zeros((b, h, t), wide, q.device())?;
         return Ok((out, Kept { max: zeros.clone(), inverse_sum: zeros, unrounded: None }));
     }

@@ -3,7 +3,7 @@ mod flash;
 use candle_core::{DType, Device, Tensor};
 
 use super::*;
-use crate::kernels::elementwise::portable::arithmetic;
+use crate::kernels::accumulator;
 use crate::kernels::elementwise::testing::*;
 
 const PLAIN: Settings = Settings { scale: 0.5, causal: false, softcap: None };
@@ -108,7 +108,7 @@ fn forward_matches_a_loop() {
                     let expected = naive(&q, &k, &v, mask, settings);
                     let (out, kept) = forward(&q, &k, &v, mask, settings).unwrap();
                     let sum = log_sum_exp(&kept);
-                    assert_eq!((out.dtype(), sum.dtype()), (dtype, arithmetic(dtype)));
+                    assert_eq!((out.dtype(), sum.dtype()), (dtype, accumulator(dtype)));
                     assert_eq!(
                         (out.dims(), sum.dims()),
                         (

@@ -6,8 +6,9 @@ mod rows;
 use candle_core::{DType, Result, Tensor};
 
 use super::{Finish, Statistics};
+use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
-use crate::kernels::elementwise::{plain, portable::arithmetic};
+use crate::kernels::elementwise::plain;
 use crate::kernels::in_dtype;
 use crate::kernels::reduce::channels::Channels;
 
@@ -219,11 +220,11 @@ impl<'a> Plan<'a> {
     /// `values` of every part of every channel.
     fn partials(&self, values: usize) -> Result<Tensor> {
         let shape = (self.parts, self.layout.channels, values);
-        self.gpu.empty(shape, arithmetic(self.dtype))
+        self.gpu.empty(shape, accumulator(self.dtype))
     }
 
     fn vectors<const N: usize>(&self) -> Result<[Tensor; N]> {
-        self.gpu.vectors(self.layout.channels, arithmetic(self.dtype))
+        self.gpu.vectors(self.layout.channels, accumulator(self.dtype))
     }
 
     fn parameter(&self, parameter: Option<&Tensor>) -> Result<Option<Tensor>> {
@@ -231,6 +232,6 @@ impl<'a> Plan<'a> {
     }
 
     fn wide(&self, vector: &Tensor) -> Result<Tensor> {
-        plain(&in_dtype(vector, arithmetic(self.dtype))?)
+        plain(&in_dtype(vector, accumulator(self.dtype))?)
     }
 }

@@ -1,7 +1,8 @@
 use candle_core::{Result, Tensor};
 
 use super::{Finish, Statistics};
-use crate::kernels::elementwise::portable::{arithmetic, relu, upcast};
+use crate::kernels::accumulator;
+use crate::kernels::elementwise::portable::{relu, upcast};
 
 type Gradients = (Tensor, Tensor, Tensor);
 
@@ -97,7 +98,7 @@ fn normalise(x: &Tensor, mean: &Tensor, inv_std: &Tensor) -> Result<Tensor> {
 }
 
 fn scale(inv_std: &Tensor, weight: Option<&Tensor>, x: &Tensor) -> Result<Tensor> {
-    let inv_std = inv_std.detach().to_dtype(arithmetic(x.dtype()))?;
+    let inv_std = inv_std.detach().to_dtype(accumulator(x.dtype()))?;
     match weight {
         Some(weight) => weight.detach().to_dtype(inv_std.dtype())?.mul(&inv_std),
         None => Ok(inv_std),
@@ -105,14 +106,14 @@ fn scale(inv_std: &Tensor, weight: Option<&Tensor>, x: &Tensor) -> Result<Tensor
 }
 
 fn inv_std(var: &Tensor, x: &Tensor, eps: f64) -> Result<Tensor> {
-    (var.detach().to_dtype(arithmetic(x.dtype()))? + eps)?.sqrt()?.recip()
+    (var.detach().to_dtype(accumulator(x.dtype()))? + eps)?.sqrt()?.recip()
 }
 
 /// A channel vector, shaped to broadcast over `x`, in the dtype of its arithmetic.
 fn along(vector: &Tensor, x: &Tensor) -> Result<Tensor> {
     let mut shape = vec![1; x.rank()];
     shape[1] = vector.elem_count();
-    vector.detach().to_dtype(arithmetic(x.dtype()))?.reshape(shape)
+    vector.detach().to_dtype(accumulator(x.dtype()))?.reshape(shape)
 }
 
 /// Sums over every dimension but the second.

@@ -1,8 +1,8 @@
 use candle_core::{DType, Tensor};
 
 use super::*;
+use crate::kernels::accumulator;
 use crate::kernels::devices::devices;
-use crate::kernels::elementwise::portable::arithmetic;
 use crate::kernels::elementwise::testing::*;
 
 const EPS: f64 = 1e-5;
@@ -55,7 +55,7 @@ fn training_matches_a_loop() {
             let (weight, bias) = affine_parameters(shape[1], dtype);
             let (mean, var) = naive_statistics(&x);
             let expected = naive_affine(&x, &mean, &var, &weight, &bias);
-            let wide = arithmetic(dtype);
+            let wide = accumulator(dtype);
             let ours = forward_train(&x, Some(&weight), Some(&bias), Finish::Plain, EPS).unwrap();
             let oracle =
                 portable::forward_train(&x, Some(&weight), Some(&bias), Finish::Plain, EPS)
@@ -249,7 +249,7 @@ fn check_gradients(
     expected: &(Tensor, Tensor, Tensor),
     dtype: DType,
 ) {
-    let wide = arithmetic(dtype);
+    let wide = accumulator(dtype);
     assert_eq!((ours.0.dtype(), ours.1.dtype(), ours.2.dtype()), (dtype, wide, wide));
     assert_close(&ours.0, &values(&expected.0), 16.0);
     let terms = (expected.0.elem_count() as f64).sqrt();
@@ -275,7 +275,7 @@ fn what_follows_is_rounded_with_it() {
                 let (oracle, _) = portable::forward_train(&x, weight, bias, finish, EPS).unwrap();
                 // Where terms cancel, an error is relative to the terms.
                 let largest = expected.iter().fold(1f64, |a, b| a.max(b.abs()));
-                let slack = 8.0 * naive_slack(dtype, x.elem_count()) * epsilon(arithmetic(dtype));
+                let slack = 8.0 * naive_slack(dtype, x.elem_count()) * epsilon(accumulator(dtype));
                 for (y, expected) in [ours, oracle].iter().flat_map(|y| {
                     assert_eq!(y.dtype(), dtype);
                     values(y).into_iter().zip(expected.clone()).collect::<Vec<_>>()

@@ -12,6 +12,12 @@ use crate::kernels::cpu::in_place::{self, Access};
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, generate};
 
+/// What arithmetic on tensors of `dtype` runs in, and what masters and states of such variables are: F64 for F64, else
+/// F32.
+pub(crate) fn accumulator(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
 /// `x`, detached and contiguous, in the floating-point `dtype`; rounded once to nearest even.
 ///
 /// Overflow gives an infinity, NaN stays NaN.

@@ -22,6 +22,7 @@ use candle_core::{DType, Result, Tensor};
 use super::super::gemm::arithmetic;
 use super::Geometry;
 use super::shape::Shape;
+use crate::kernels::algorithm::chosen;
 use crate::kernels::cast::cast_into;
 use crate::kernels::cuda::{
     Convolution, Gpu, Grid, Launch, Matrices, Pass, Product, Source, pack, suffix,
@@ -58,6 +59,7 @@ pub(super) fn forward(
     }
     let dtype = x.dtype();
     if shape.depthwise() {
+        chosen(Pass::Forward.name(), "depthwise kernel", shape);
         let y = gpu.empty(&shape.out_dims(), if out == dtype { out } else { wide })?;
         let name = format!("depthwise_{}_{}", suffix(dtype)?, suffix(y.dtype())?);
         // A thread writes one of `y`'s elements, and reads those of its channels in its image.
@@ -73,6 +75,7 @@ pub(super) fn forward(
         return finish(&y, bias.as_ref(), out);
     }
     if bias.is_none() && images_are_matrices(shape) {
+        chosen(Pass::Forward.name(), "cublas", shape);
         let y = gpu.empty(&shape.out_dims(), product_dtype)?;
         gpu.product(&Product {
             batch: shape.batch,
@@ -85,6 +88,7 @@ pub(super) fn forward(
         })?;
         return in_dtype(&y, out);
     }
+    chosen(Pass::Forward.name(), "im2col, cublas", shape);
     let y = gpu.empty(
         &shape.out_dims(),
         if wide == DType::F32 && out != DType::F64 { out } else { wide },
@@ -123,7 +127,7 @@ pub(super) fn dgrad(
 ) -> Result<Tensor> {
     let wide = arithmetic([Some(grad), Some(weight), bias]);
     let [grad, weight] = operands(gpu, [grad, weight], wide)?;
-    if let Some(dx) = biased_library(gpu, Pass::Input, shape, [&grad, &weight], bias, out)? {
+    if let Some(dx) = biased_library(gpu, Pass::Dgrad, shape, [&grad, &weight], bias, out)? {
         return Ok(dx);
     }
     let bias = bias.map(|bias| plain(&in_dtype(bias, wide)?)).transpose()?;
@@ -132,6 +136,7 @@ pub(super) fn dgrad(
     }
     let dtype = grad.dtype();
     if shape.depthwise() {
+        chosen(Pass::Dgrad.name(), "depthwise kernel", shape);
         let dx = gpu.empty(&shape.input_dims(), if out == dtype { out } else { wide })?;
         let name = format!("depthwise_dgrad_{}_{}", suffix(dtype)?, suffix(dx.dtype())?);
         // A thread writes one of `dx`'s elements, and reads those of its channels in its image.
@@ -142,10 +147,11 @@ pub(super) fn dgrad(
     }
     let (outs, taps) = (shape.group_out(), shape.taps());
     let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
-    if let Some(dx) = library(gpu, Pass::Input, shape, [&grad, &weight], product_dtype, None)? {
+    if let Some(dx) = library(gpu, Pass::Dgrad, shape, [&grad, &weight], product_dtype, None)? {
         return finish(&dx, bias.as_ref(), out);
     }
     if bias.is_none() && images_are_matrices(shape) {
+        chosen(Pass::Dgrad.name(), "cublas", shape);
         let dx = gpu.empty(&shape.input_dims(), product_dtype)?;
         gpu.product(&Product {
             batch: shape.batch,
@@ -158,6 +164,7 @@ pub(super) fn dgrad(
         })?;
         return in_dtype(&dx, out);
     }
+    chosen(Pass::Dgrad.name(), "im2col, cublas", shape);
     let dx = gpu.empty(
         &shape.input_dims(),
         if wide == DType::F32 && out != DType::F64 { out } else { wide },
@@ -204,6 +211,7 @@ pub(super) fn wgrad(
     let dtype = x.dtype();
     let dw = gpu.empty(&shape.weight_dims(), wide)?;
     if shape.depthwise() {
+        chosen(Pass::Wgrad.name(), "depthwise kernel", shape);
         // A block writes one of `dw`'s elements, and reads those of its channels.
         let kernel = gpu.launch(&SOURCE, &format!("depthwise_wgrad_{}", suffix(dtype)?))?;
         let kernel = kernel.read(&x)?.read(&grad)?.write(&dw)?.size(shape.batch);
@@ -213,9 +221,10 @@ pub(super) fn wgrad(
     }
     let (outs, taps) = (shape.group_out(), shape.taps());
     let written = library_gradient(dtype, out, wide);
-    if let Some(dw) = library(gpu, Pass::Weight, shape, [&x, &grad], written, None)? {
+    if let Some(dw) = library(gpu, Pass::Wgrad, shape, [&x, &grad], written, None)? {
         return in_dtype(&dw, out);
     }
+    chosen(Pass::Wgrad.name(), "im2col, cublas", shape);
     let tiles = Tiles::new(shape, dtype, dtype);
     let columns = gpu.scratch(0, tiles.columns(), dtype)?;
     let outputs = gpu.scratch(1, tiles.outputs(), dtype)?;
@@ -293,7 +302,7 @@ fn library(
         false => Ok(tensor.clone()),
     };
     let [a, b] = [given(tensors[0])?, given(tensors[1])?];
-    let b = if pass == Pass::Weight { b } else { turned(&b)? };
+    let b = if pass == Pass::Wgrad { b } else { turned(&b)? };
     let Geometry { stride, padding: (above, left), dilation, groups, .. } = shape.geometry;
     let Shape { batch, c_in, c_out, height, width, out_height, out_width, .. } = *shape;
     let (padding, tf32) = ([above, left], widened || crate::kernels::tf32::allow_tf32());
@@ -310,8 +319,8 @@ fn library(
     };
     let (dims, order) = match pass {
         Pass::Forward => (shape.out_dims(), [0, 1, 2]),
-        Pass::Input => (shape.input_dims(), [2, 1, 0]),
-        Pass::Weight => (shape.weight_dims(), [0, 2, 1]),
+        Pass::Dgrad => (shape.input_dims(), [2, 1, 0]),
+        Pass::Wgrad => (shape.weight_dims(), [0, 2, 1]),
     };
     let result = gpu.empty(&dims, written)?;
     let all = [&a, &b, &result];
@@ -329,6 +338,9 @@ fn library(
     });
     let begin = begin.as_ref().map(|begin| begin as &dyn Fn() -> Result<()>);
     let done = gpu.convolution(pass, &convolution, order.map(|at| all[at]), begin)?;
+    if done {
+        chosen(pass.name(), "cudnn", shape);
+    }
     Ok(done.then_some(result))
 }
 

@@ -6,6 +6,7 @@
 //!
 //! As in cuDNN, *dgrad* is the gradient by the data, which is the input, and *wgrad* is the gradient by the weight.
 
+mod algorithm;
 mod columns;
 mod cpu;
 mod cuda;
@@ -18,12 +19,13 @@ mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
-use super::cuda::Gpu;
+use super::cuda::Pass;
 use super::format::{Format, to_nchw, to_nhwc};
-use super::gemm::{arithmetic, exact};
+use super::gemm::exact;
 use crate::kernels::cpu::dtype::with_element;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::cpu::dtype::with_single;
+use algorithm::Algorithm;
 use shape::Shape;
 
 /// How a kernel moves over an image. Of an image and a kernel of one row, which is how a sequence
@@ -74,40 +76,34 @@ pub(crate) fn forward(
     out: DType,
 ) -> Result<Tensor> {
     let shape = Shape::new(x.dims(), weight.dims(), geometry)?;
-    if let Some(gpu) = gpu_of(x, &shape) {
-        return cuda::forward(&gpu, x, weight, bias, &shape, out);
-    }
-    if !x.device().is_cpu() {
-        if geometry.format == Format::ChannelsLast {
+    let algorithm = Algorithm::of(Pass::Forward, [x, weight], bias, &shape);
+    match algorithm {
+        Algorithm::Cuda(gpu) => return cuda::forward(&gpu, x, weight, bias, &shape, out),
+        Algorithm::Portable => return portable::forward(x, weight, bias, &shape, out),
+        Algorithm::ViaNchw => {
             return to_nhwc(&forward(&to_nchw(x)?, weight, bias, geometry.channels_first(), out)?);
         }
-        return portable::forward(x, weight, bias, &shape, out);
+        _ => {}
     }
-    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+    let (x, weight) = (&x.contiguous()?, &weight.contiguous()?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
-    if geometry.format == Format::ChannelsLast {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(isa) = packed::nhwc::isa([&x, &weight], bias.as_ref(), &shape, out) {
-            return with_single!(out, O => {
-                packed::nhwc::forward::<O>(&x, &weight, bias.as_ref(), &shape, isa)
-            });
+    let (bias, near) = (bias.as_ref(), of_f32(out));
+    let y = match algorithm {
+        Algorithm::Im2colF64 => {
+            let bias = bias.map(exact).transpose()?;
+            cpu::forward::<f64>(&exact(x)?, &exact(weight)?, bias.as_ref(), &shape)
         }
-        let y = forward(&to_nchw(&x)?, &weight, bias.as_ref(), geometry.channels_first(), out)?;
-        return to_nhwc(&y);
-    }
-    if arithmetic([Some(&x), Some(&weight), bias.as_ref()]) == DType::F64 {
-        let bias = bias.as_ref().map(exact).transpose()?;
-        let y = cpu::forward::<f64>(&exact(&x)?, &exact(&weight)?, bias.as_ref(), &shape)?;
-        return y.to_dtype(out);
-    }
-    if out == DType::F64 {
-        return forward(&x, &weight, bias.as_ref(), geometry, DType::F32)?.to_dtype(out);
-    }
-    #[cfg(target_arch = "x86_64")]
-    if let Some(isa) = packed::isa([&x, &weight], &shape) {
-        return with_single!(out, O => packed::forward::<O>(&x, &weight, bias.as_ref(), &shape, isa));
-    }
-    with_element!(out, O => cpu::forward::<O>(&x, &weight, bias.as_ref(), &shape))
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::Packed(isa) => {
+            with_single!(near, O => packed::forward::<O>(x, weight, bias, &shape, isa))
+        }
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::PackedNhwc(isa) => {
+            with_single!(near, O => packed::nhwc::forward::<O>(x, weight, bias, &shape, isa))
+        }
+        _ => with_element!(near, O => cpu::forward::<O>(x, weight, bias, &shape)),
+    };
+    y?.to_dtype(out)
 }
 
 /// The gradient of [`forward`] by `x`, of dimensions `input_dims`, from `grad
@@ -123,46 +119,36 @@ pub(crate) fn dgrad(
     out: DType,
 ) -> Result<Tensor> {
     let shape = Shape::new(input_dims, weight.dims(), geometry)?;
-    if let Some(gpu) = gpu_of(grad, &shape) {
-        return cuda::dgrad(&gpu, grad, weight, bias, &shape, out);
-    }
-    if !grad.device().is_cpu() {
-        if geometry.format == Format::ChannelsLast {
+    let algorithm = Algorithm::of(Pass::Dgrad, [grad, weight], bias, &shape);
+    match algorithm {
+        Algorithm::Cuda(gpu) => return cuda::dgrad(&gpu, grad, weight, bias, &shape, out),
+        Algorithm::Portable => return portable::dgrad(grad, weight, bias, &shape, out),
+        Algorithm::ViaNchw => {
             let dims = [shape.batch, shape.c_in, shape.height, shape.width];
             let (grad, geometry) = (to_nchw(grad)?, geometry.channels_first());
             return to_nhwc(&dgrad(&grad, weight, bias, &dims, geometry, out)?);
         }
-        return portable::dgrad(grad, weight, bias, &shape, out);
+        _ => {}
     }
-    let (grad, weight) = (grad.contiguous()?, weight.contiguous()?);
+    let (grad, weight) = (&grad.contiguous()?, &weight.contiguous()?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
-    if geometry.format == Format::ChannelsLast {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(isa) = packed::nhwc::isa([&grad, &weight], bias.as_ref(), &shape, out) {
-            return with_single!(out, O => {
-                packed::nhwc::dgrad::<O>(&grad, &weight, bias.as_ref(), &shape, isa)
-            });
+    let (bias, near) = (bias.as_ref(), of_f32(out));
+    let dx = match algorithm {
+        Algorithm::Im2colF64 => {
+            let bias = bias.map(exact).transpose()?;
+            cpu::dgrad::<f64>(&exact(grad)?, &exact(weight)?, bias.as_ref(), &shape)
         }
-        let dims = [shape.batch, shape.c_in, shape.height, shape.width];
-        let (grad, geometry) = (to_nchw(&grad)?, geometry.channels_first());
-        return to_nhwc(&dgrad(&grad, &weight, bias.as_ref(), &dims, geometry, out)?);
-    }
-    if arithmetic([Some(&grad), Some(&weight), bias.as_ref()]) == DType::F64 {
-        let (grad, weight) = (exact(&grad)?, exact(&weight)?);
-        let bias = bias.as_ref().map(exact).transpose()?;
-        return cpu::dgrad::<f64>(&grad, &weight, bias.as_ref(), &shape)?.to_dtype(out);
-    }
-    if out == DType::F64 {
-        let dx = dgrad(&grad, &weight, bias.as_ref(), input_dims, geometry, DType::F32)?;
-        return dx.to_dtype(out);
-    }
-    #[cfg(target_arch = "x86_64")]
-    if let Some(isa) = packed::isa([&grad, &weight], &shape) {
-        return with_single!(out, O => {
-            packed::dgrad::<O>(&grad, &weight, bias.as_ref(), &shape, isa)
-        });
-    }
-    with_element!(out, O => cpu::dgrad::<O>(&grad, &weight, bias.as_ref(), &shape))
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::Packed(isa) => {
+            with_single!(near, O => packed::dgrad::<O>(grad, weight, bias, &shape, isa))
+        }
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::PackedNhwc(isa) => {
+            with_single!(near, O => packed::nhwc::dgrad::<O>(grad, weight, bias, &shape, isa))
+        }
+        _ => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
+    };
+    dx?.to_dtype(out)
 }
 
 /// The gradient of [`forward`] by the weight, of dimensions `weight_dims`, from `x (b,c_in,h,w)`
@@ -177,37 +163,29 @@ pub(crate) fn wgrad(
     out: DType,
 ) -> Result<Tensor> {
     let shape = Shape::new(x.dims(), weight_dims, geometry)?;
-    if let Some(gpu) = gpu_of(x, &shape) {
-        return cuda::wgrad(&gpu, x, grad, &shape, out);
-    }
-    if !x.device().is_cpu() {
-        if geometry.format == Format::ChannelsLast {
+    let algorithm = Algorithm::of(Pass::Wgrad, [x, grad], None, &shape);
+    match algorithm {
+        Algorithm::Cuda(gpu) => return cuda::wgrad(&gpu, x, grad, &shape, out),
+        Algorithm::Portable => return portable::wgrad(x, grad, &shape, out),
+        Algorithm::ViaNchw => {
             let (x, grad) = (to_nchw(x)?, to_nchw(grad)?);
             return wgrad(&x, &grad, weight_dims, geometry.channels_first(), out);
         }
-        return portable::wgrad(x, grad, &shape, out);
+        _ => {}
     }
-    let (x, grad) = (x.contiguous()?, grad.contiguous()?);
-    if geometry.format == Format::ChannelsLast {
+    let (x, grad) = (&x.contiguous()?, &grad.contiguous()?);
+    let dw = match algorithm {
+        Algorithm::Im2colF64 => cpu::wgrad::<f64>(&exact(x)?, &exact(grad)?, &shape),
         #[cfg(target_arch = "x86_64")]
-        if let Some(isa) = packed::nhwc::wgrad_isa([&x, &grad], &shape, out) {
-            return packed::nhwc::wgrad(&x, &grad, &shape, isa)?.to_dtype(out);
-        }
-        let (x, grad) = (to_nchw(&x)?, to_nchw(&grad)?);
-        return wgrad(&x, &grad, weight_dims, geometry.channels_first(), out);
-    }
-    if arithmetic([Some(&x), Some(&grad)]) == DType::F64 {
-        return cpu::wgrad::<f64>(&exact(&x)?, &exact(&grad)?, &shape)?.to_dtype(out);
-    }
-    #[cfg(target_arch = "x86_64")]
-    if let Some(isa) = packed::isa([&x, &grad], &shape) {
-        return packed::wgrad(&x, &grad, &shape, isa)?.to_dtype(out);
-    }
-    cpu::wgrad::<f32>(&x, &grad, &shape)?.to_dtype(out)
+        Algorithm::Packed(isa) => packed::wgrad(x, grad, &shape, isa),
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::PackedNhwc(isa) => packed::nhwc::wgrad(x, grad, &shape, isa),
+        _ => cpu::wgrad::<f32>(x, grad, &shape),
+    };
+    dw?.to_dtype(out)
 }
 
-/// Where a convolution is, if that is a GPU and there is something to convolve.
-fn gpu_of(x: &Tensor, shape: &Shape) -> Option<Gpu> {
-    let nothing = shape.input_dims().contains(&0) || shape.out_dims().contains(&0);
-    Gpu::of(x.device()).filter(|_| !nothing)
+/// What a kernel with F32 sums writes, for a result in `out`.
+fn of_f32(out: DType) -> DType {
+    if out == DType::F64 { DType::F32 } else { out }
 }

@@ -8,9 +8,19 @@ pub(crate) enum Pass {
     /// The output.
     Forward,
     /// The gradient of the input.
-    Input,
+    Dgrad,
     /// The gradient of the weight.
-    Weight,
+    Wgrad,
+}
+
+impl Pass {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "conv forward",
+            Self::Dgrad => "conv dgrad",
+            Self::Wgrad => "conv wgrad",
+        }
+    }
 }
 
 /// Sizes `[n, c, h, w]`, vertical first where there are two. All are contiguous, of images and weights

@@ -2,7 +2,7 @@ use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor, WithDTy
 use half::{bf16, f16};
 use num_traits::{Float, Zero};
 
-use super::portable::arithmetic;
+use crate::kernels::accumulator;
 use crate::kernels::cpu::dtype::{Element, Elements, Real, contiguous, tensor, with_element};
 use crate::kernels::cpu::guard::{guard, hold};
 use crate::kernels::cpu::lane::Lane;
@@ -208,7 +208,7 @@ pub(super) fn add_assign(dst: Tensor, src: &Tensor) -> Result<Tensor> {
     if src.dtype() == dst.dtype() {
         dst.inplace_op2(src, &Assign(Add))?;
     } else {
-        dst.inplace_op2(&src.to_dtype(arithmetic(dst.dtype()))?, &Assign(Add))?;
+        dst.inplace_op2(&src.to_dtype(accumulator(dst.dtype()))?, &Assign(Add))?;
     }
     Ok(dst)
 }

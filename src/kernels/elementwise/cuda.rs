@@ -5,7 +5,7 @@ use candle_core::{DType, Result, Shape, Tensor};
 use rand_chacha::ChaCha8Rng;
 
 use super::plain;
-use super::portable::arithmetic;
+use crate::kernels::accumulator;
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Source, Strided, pack, suffix};
 
@@ -18,7 +18,7 @@ pub(crate) fn in_dtype(
     out: DType,
     kernel: impl FnOnce(DType) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    let near = if out == dtype { dtype } else { arithmetic(dtype) };
+    let near = if out == dtype { dtype } else { accumulator(dtype) };
     let y = kernel(near)?;
     if near == out { Ok(y) } else { cast(&y, out) }
 }
@@ -107,7 +107,7 @@ pub(super) fn selection_gradient(gpu: &Gpu, [a, b, grad]: [&Tensor; 3]) -> Resul
 
 /// `dst` is contiguous, and `src` of its dtype, or cast to that of its arithmetic.
 pub(super) fn add_assign(gpu: &Gpu, dst: Tensor, src: &Tensor) -> Result<Tensor> {
-    let wide = arithmetic(dst.dtype());
+    let wide = accumulator(dst.dtype());
     if src.dtype() != dst.dtype() && src.dtype() != wide {
         return add_assign(gpu, dst, &cast(src, wide)?);
     }

@@ -1,13 +1,9 @@
+use crate::kernels::accumulator;
 use candle_core::{DType, Result, Tensor};
-
-/// The dtype that arithmetic on tensors of `dtype` runs in.
-pub(crate) fn arithmetic(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
 
 /// `x`, detached, in the dtype of its arithmetic.
 pub(crate) fn upcast(x: &Tensor) -> Result<Tensor> {
-    x.detach().to_dtype(arithmetic(x.dtype()))
+    x.detach().to_dtype(accumulator(x.dtype()))
 }
 
 /// NaN stays NaN, which candle's own makes 0.
@@ -65,7 +61,7 @@ pub(super) fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn add_assign(dst: &Tensor, src: &Tensor) -> Result<Tensor> {
-    let sum = upcast(dst)?.add(&src.to_dtype(arithmetic(dst.dtype()))?)?;
+    let sum = upcast(dst)?.add(&src.to_dtype(accumulator(dst.dtype()))?)?;
     sum.to_dtype(dst.dtype())
 }
 

@@ -79,7 +79,7 @@ fn quotients_and_products_are_rounded_once_to_the_dtype_asked_for() {
                 let b = (random(&shape, dtype, 12).abs().unwrap() + 0.5).unwrap();
                 let grad = random(&shape, dtype, 13);
                 let pairs: Vec<_> = values(&a).into_iter().zip(values(&b)).collect();
-                let count = (epsilon(portable::arithmetic(dtype)) / epsilon(out)).max(1.0);
+                let count = (epsilon(crate::kernels::accumulator(dtype)) / epsilon(out)).max(1.0);
                 let check = |ours: Tensor, oracle: Tensor, exact: Vec<f64>| {
                     assert_eq!((ours.dtype(), ours.dims()), (out, &shape[..]));
                     assert_close(&ours, &exact, 4.0 * count);

@@ -1,8 +1,8 @@
 use candle_core::{DType, Result, Tensor, bail};
 
+use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Source, pack, suffix};
 use crate::kernels::elementwise::cuda::in_dtype;
-use crate::kernels::elementwise::portable::arithmetic;
 
 static SOURCE: Source = Source { name: "embedding", code: include_str!("embedding.cu") };
 
@@ -33,7 +33,7 @@ pub(super) fn scatter_add(
 ) -> Result<Tensor> {
     let ((n, d), dtype) = (grad.dims2()?, grad.dtype());
     // Sums of several sorts meet in the dtype of the arithmetic.
-    let sums = if n > SORTED { arithmetic(dtype) } else { out };
+    let sums = if n > SORTED { accumulator(dtype) } else { out };
     let y = in_dtype(dtype, sums, |out| {
         let y = gpu.zeros((rows, d), out)?;
         for first in (0..n).step_by(SORTED) {

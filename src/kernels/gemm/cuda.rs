@@ -2,6 +2,7 @@ use candle_core::{DType, Result, Tensor, bail};
 
 use super::arithmetic;
 use super::layout::readable;
+use crate::kernels::algorithm::chosen;
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Matrices, Product, Source, pack, suffix};
 
@@ -54,7 +55,13 @@ pub(super) fn gemm(
         let out = Matrices { tensor: y, transposed: false, ld: n, stride: m * n };
         let product = Product { batch, m, k, n, lhs, rhs, out };
         match bias {
-            Some(bias) => gpu.biased_product(&product, bias),
+            Some(bias) => {
+                let done = gpu.biased_product(&product, bias)?;
+                if done {
+                    chosen("gemm", "cublaslt", &[m, k, n]);
+                }
+                Ok(done)
+            }
             None => gpu.product(&product).map(|()| true),
         }
     };

@@ -19,6 +19,7 @@ pub(super) use cuda::add_bias;
 pub(super) use operand::{Arithmetic, Source, narrow};
 pub(super) use product::{Matrix, Threads, product};
 
+use super::algorithm::chosen;
 use super::cuda::Gpu;
 use crate::kernels::cpu::dtype::with_element;
 #[cfg(target_arch = "x86_64")]
@@ -37,26 +38,75 @@ pub(crate) fn gemm(
     out: DType,
 ) -> Result<Tensor> {
     check_size(lhs, rhs)?;
-    if let Some(gpu) = Gpu::of(lhs.device()) {
-        return cuda::gemm(&gpu, lhs, rhs, bias, out);
-    }
-    if !lhs.device().is_cpu() {
-        return portable::gemm(lhs, rhs, bias, out);
-    }
-    if arithmetic([Some(lhs), Some(rhs), bias]) == DType::F64 {
-        let bias = bias.map(exact).transpose()?;
-        return cpu::gemm::<f64>(&exact(lhs)?, &exact(rhs)?, bias.as_ref())?.to_dtype(out);
-    }
-    if out == DType::F64 {
-        return gemm(lhs, rhs, bias, DType::F32)?.to_dtype(out);
-    }
+    let near = if out == DType::F64 { DType::F32 } else { out };
+    let product = match Algorithm::of(lhs, rhs, bias) {
+        Algorithm::Cuda(gpu) => return cuda::gemm(&gpu, lhs, rhs, bias, out),
+        Algorithm::Portable => return portable::gemm(lhs, rhs, bias, out),
+        Algorithm::GemmCrateF64 => {
+            let bias = bias.map(exact).transpose()?;
+            cpu::gemm::<f64>(&exact(lhs)?, &exact(rhs)?, bias.as_ref())?
+        }
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::Packed(isa) => {
+            match with_single!(near, O => packed::gemm::<O>(lhs, rhs, bias, isa))? {
+                Some(product) => product,
+                None => with_element!(near, O => cpu::gemm::<O>(lhs, rhs, bias))?,
+            }
+        }
+        Algorithm::GemmCrate => with_element!(near, O => cpu::gemm::<O>(lhs, rhs, bias))?,
+    };
+    product.to_dtype(out)
+}
+
+/// How a product is computed.
+enum Algorithm {
+    Cuda(Gpu),
+    /// By candle's operators, on devices that this crate has no kernels for.
+    Portable,
+    /// By the `gemm` crate, in F64.
+    GemmCrateF64,
+    /// The same in F32.
+    GemmCrate,
+    /// By packed GEMM, and again by the `gemm` crate where a BF16x3 sum is not finite.
     #[cfg(target_arch = "x86_64")]
-    if let Some(isa) = packed::isa(lhs, rhs)
-        && let Some(product) = with_single!(out, O => packed::gemm::<O>(lhs, rhs, bias, isa))?
-    {
-        return Ok(product);
+    Packed(micro::InstructionSet),
+}
+
+impl Algorithm {
+    fn of(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>) -> Self {
+        let algorithm = Self::choose(lhs, rhs, bias);
+        chosen("gemm", algorithm.name(), &[lhs.shape(), rhs.shape()]);
+        algorithm
     }
-    with_element!(out, O => cpu::gemm::<O>(lhs, rhs, bias))
+
+    fn choose(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>) -> Self {
+        if let Some(gpu) = Gpu::of(lhs.device()) {
+            return Self::Cuda(gpu);
+        }
+        if !lhs.device().is_cpu() {
+            return Self::Portable;
+        }
+        if arithmetic([Some(lhs), Some(rhs), bias]) == DType::F64 {
+            return Self::GemmCrateF64;
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(isa) = packed::isa(lhs, rhs) {
+            return Self::Packed(isa);
+        }
+        Self::GemmCrate
+    }
+
+    /// What a trace shows.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Cuda(_) => "cublas",
+            Self::Portable => "candle",
+            Self::GemmCrateF64 => "gemm crate, f64",
+            Self::GemmCrate => "gemm crate",
+            #[cfg(target_arch = "x86_64")]
+            Self::Packed(isa) => isa.name(),
+        }
+    }
 }
 
 /// Whether a slice holds the product: operands that are repeated by strides of 0 may have more elements than memory.

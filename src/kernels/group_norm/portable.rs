@@ -1,6 +1,7 @@
 use candle_core::{DType, Result, Tensor};
 
-use crate::kernels::elementwise::portable::{arithmetic, upcast};
+use crate::kernels::accumulator;
+use crate::kernels::elementwise::portable::upcast;
 
 pub(super) fn forward(
     x: &Tensor,
@@ -64,5 +65,5 @@ pub(super) fn backward(
 fn along(vector: &Tensor, x: &Tensor) -> Result<Tensor> {
     let mut shape = vec![1; x.rank()];
     shape[1] = vector.elem_count();
-    vector.detach().to_dtype(arithmetic(x.dtype()))?.reshape(shape)
+    vector.detach().to_dtype(accumulator(x.dtype()))?.reshape(shape)
 }

@@ -3,8 +3,8 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{Grid, Rule};
+use crate::kernels::accumulator;
 use crate::kernels::cuda::{self, Gpu, Launch, Source, suffix};
-use crate::kernels::elementwise::portable::arithmetic;
 use crate::kernels::in_dtype;
 
 static SOURCE: Source = Source { name: "interpolate", code: include_str!("interpolate.cu") };
@@ -29,7 +29,7 @@ pub(super) fn backward(
     grid: &Grid,
     out: DType,
 ) -> Result<Tensor> {
-    let dtype = if out == grad.dtype() { out } else { arithmetic(grad.dtype()) };
+    let dtype = if out == grad.dtype() { out } else { accumulator(grad.dtype()) };
     let dx = gpu.empty(dims, dtype)?;
     let name = format!("backward_{}_{}", suffix(grad.dtype())?, suffix(dtype)?);
     let kernel = gpu.launch(&SOURCE, &name)?.read(grad)?.write(&dx)?;

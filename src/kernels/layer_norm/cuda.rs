@@ -2,10 +2,10 @@
 
 use candle_core::{D, DType, Result, Tensor};
 
+use crate::kernels::accumulator;
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Source, suffix};
 use crate::kernels::elementwise::cuda::in_dtype;
-use crate::kernels::elementwise::portable::arithmetic;
 use crate::kernels::reduce::cuda as reduce;
 
 static SOURCE: Source = Source { name: "layer_norm", code: include_str!("layer_norm.cu") };
@@ -33,7 +33,7 @@ fn parameters<const N: usize>(
     parameters: [Option<&Tensor>; N],
 ) -> Result<([Option<Tensor>; N], DType)> {
     let same = parameters.iter().flatten().all(|p| p.dtype() == x.dtype());
-    let dtype = if same { x.dtype() } else { arithmetic(x.dtype()) };
+    let dtype = if same { x.dtype() } else { accumulator(x.dtype()) };
     let mut near = [const { None }; N];
     for (near, parameter) in near.iter_mut().zip(parameters) {
         let like = |p: &Tensor| {
@@ -56,7 +56,7 @@ pub(crate) fn forward(
 ) -> Result<(Tensor, Tensor)> {
     let ([weight, bias], dtype) = parameters(x, affine)?;
     let y = gpu.empty(x.shape(), x.dtype())?;
-    let statistics = gpu.empty((rows.count, 3), arithmetic(x.dtype()))?;
+    let statistics = gpu.empty((rows.count, 3), accumulator(x.dtype()))?;
     let (grid, team) = Grid::rows(rows.count, rows.columns);
     // Rows before `count`, columns before `columns`, channels before `groups * columns / inner`,
     // which weight and bias have.

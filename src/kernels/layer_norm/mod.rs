@@ -12,9 +12,9 @@ mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
+use crate::kernels::accumulator;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
-use crate::kernels::elementwise::portable::arithmetic;
 
 /// Normalises each row: about its mean where `centred`, else about zero. Returns the statistics
 /// too: `(rows, 3)`, a mean in two parts, the second what the first is short of, and `1 / std`.
@@ -38,7 +38,7 @@ pub(crate) fn forward(
 
 /// Whether [`backward`] adds what waits for an `x` of `dtype`, and is of `out`, to a gradient in `out`.
 pub(crate) fn adds(dtype: DType, out: DType) -> bool {
-    out == dtype || out == arithmetic(dtype)
+    out == dtype || out == accumulator(dtype)
 }
 
 /// The gradients of `x`, weight and bias, each in the dtype it is wanted in. `pending`, contiguous, is added

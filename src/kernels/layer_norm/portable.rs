@@ -1,6 +1,7 @@
 use candle_core::{D, DType, Result, Tensor};
 
-use crate::kernels::elementwise::portable::{arithmetic, upcast};
+use crate::kernels::accumulator;
+use crate::kernels::elementwise::portable::upcast;
 
 pub(super) fn forward(
     x: &Tensor,
@@ -66,5 +67,5 @@ pub(super) fn backward(
 }
 
 fn widened(parameter: &Tensor, x: &Tensor) -> Result<Tensor> {
-    parameter.detach().to_dtype(arithmetic(x.dtype()))
+    parameter.detach().to_dtype(accumulator(x.dtype()))
 }

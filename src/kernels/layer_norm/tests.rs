@@ -1,7 +1,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::*;
-use crate::kernels::elementwise::portable::arithmetic;
+use crate::kernels::accumulator;
 use crate::kernels::elementwise::testing::*;
 
 const EPS: f64 = 1e-5;
@@ -40,7 +40,7 @@ fn forward_matches_a_loop() {
                     let (weight, bias) = (Some(&weight), Some(&bias));
                     let (y, statistics) = forward(&x, weight, bias, EPS, centred).unwrap();
                     assert_eq!((y.dtype(), y.dims()), (dtype, shape));
-                    assert_eq!(statistics.dtype(), arithmetic(dtype));
+                    assert_eq!(statistics.dtype(), accumulator(dtype));
                     assert_close(&y, &expected, count);
                     let oracle = portable::forward(&x, weight, bias, EPS, centred).unwrap().0;
                     assert_close(&oracle, &expected, 4.0 * count);
@@ -147,7 +147,7 @@ fn what_waits_is_added_before_rounding() {
             let (x, grad) = (strided(shape, dtype, 4), strided(shape, dtype, 5));
             let (weight, _) = parameters(shape, DType::F32);
             let statistics = forward(&x, Some(&weight), None, EPS, true).unwrap().1;
-            let wide = arithmetic(dtype);
+            let wide = accumulator(dtype);
             let dx = |out, pending: Option<&Tensor>| {
                 let wants = [Some(out), None, None];
                 let run = [super::backward, portable::backward];

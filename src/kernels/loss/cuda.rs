@@ -3,10 +3,10 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::pairwise::{Pairwise, Side};
+use crate::kernels::accumulator;
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, pack, suffix};
 use crate::kernels::elementwise::cuda::in_dtype;
-use crate::kernels::elementwise::portable::arithmetic;
 
 static SOURCE: Source = Source { name: "loss", code: include_str!("loss.cu") };
 
@@ -28,7 +28,7 @@ fn mean(gpu: &Gpu, terms: &Tensor, count: usize, out: DType) -> Result<Tensor> {
 
 /// A scalar in the dtype that a kernel for `dtype` takes it in.
 fn scalar(scale: &Tensor, dtype: DType) -> Result<Tensor> {
-    let wide = arithmetic(dtype);
+    let wide = accumulator(dtype);
     if scale.dtype() == wide { Ok(scale.detach()) } else { cast(scale, wide) }
 }
 
@@ -39,7 +39,7 @@ pub(super) fn cross_entropy_forward(
     classes: usize,
     label_smoothing: f64,
 ) -> Result<(Tensor, Tensor)> {
-    let ((rows, apart), wide) = (logits.dims2()?, arithmetic(logits.dtype()));
+    let ((rows, apart), wide) = (logits.dims2()?, accumulator(logits.dtype()));
     let (losses, log_sums) = (gpu.empty(rows, DType::F64)?, gpu.empty((2, rows), wide)?);
     let (grid, team) = Grid::rows(rows, classes);
     // Rows before `rows` of logits, targets and both results; of a row, what is before `classes`.
@@ -104,7 +104,7 @@ pub(super) fn nll_forward(gpu: &Gpu, log_probs: &Tensor, targets: &Tensor) -> Re
     let launch = launch(gpu, "pick", &[log_probs.dtype()])?.write(&losses)?;
     let launch = launch.read(log_probs)?.read(targets)?.size(rows).size(classes);
     launch.run(Grid::over(rows, 1))?;
-    mean(gpu, &losses, rows, arithmetic(log_probs.dtype()))
+    mean(gpu, &losses, rows, accumulator(log_probs.dtype()))
 }
 
 pub(super) fn nll_backward(
@@ -145,7 +145,7 @@ pub(super) fn pairwise_forward(
     let (kind, delta) = number(loss);
     let launch = launch(gpu, "pairwise", &[dtype])?.write(&parts)?.read(input)?.read(target)?;
     launch.size(n).int(kind).double(delta).run(grid)?;
-    mean(gpu, &parts, n, arithmetic(dtype))
+    mean(gpu, &parts, n, accumulator(dtype))
 }
 
 pub(super) fn pairwise_backward(

@@ -11,9 +11,9 @@ use candle_core::{DType, Device, Result, Tensor, bail};
 
 pub(crate) use pairwise::{Pairwise, Side};
 
+use crate::kernels::accumulator;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
-use crate::kernels::elementwise::portable::arithmetic;
 
 /// The mean over `n` of the cross entropy of `logits` `(n, c)` with the classes `targets` `(n)`,
 /// U32, and every row's `ln(sum(exp(logits)))`, both in the dtype of the arithmetic. The latter is in two parts, `(2, n)`,
@@ -112,7 +112,7 @@ pub(crate) fn nll_backward(
     if let Some(gpu) = Gpu::of(targets.device()) {
         return cuda::nll_backward(&gpu, &plain(targets)?, classes, grad_scale, out);
     }
-    let (n, wide) = (targets.dim(0)?, arithmetic(out));
+    let (n, wide) = (targets.dim(0)?, accumulator(out));
     let share = (grad_scale.detach().to_dtype(wide)? / -(n as f64))?.reshape((1, 1))?;
     let zeros = Tensor::zeros((n, classes), wide, targets.device())?;
     let share = share.broadcast_as((n, 1))?.contiguous()?;

@@ -1,7 +1,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::*;
-use crate::kernels::elementwise::portable::arithmetic;
+use crate::kernels::accumulator;
 use crate::kernels::elementwise::testing::*;
 
 const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 17], [33, 10], [1025, 3], [3, 4099], [300, 130]];
@@ -55,7 +55,7 @@ fn cross_entropy_matches_a_loop() {
                 let oracle =
                     portable::cross_entropy_forward(&plain(&logits).unwrap(), &targets, smoothing)
                         .unwrap();
-                let wide = arithmetic(dtype);
+                let wide = accumulator(dtype);
                 assert_eq!((loss.rank(), loss.dtype(), lse.dims()), (0, wide, &[2, shape[0]][..]));
                 // Of one class, the loss is the difference of equal numbers near 1.
                 let slack = 8.0 * epsilon(wide) * (1.0 + expected);
@@ -102,7 +102,7 @@ fn cross_entropy_gradients_in_every_dtype_are_those_of_f64() {
                 );
                 let ours = backward(&logits, &lse, out);
                 assert_eq!(ours.dtype(), out);
-                let count = 16.0 * (epsilon(arithmetic(dtype)) / epsilon(out)).max(1.0);
+                let count = 16.0 * (epsilon(accumulator(dtype)) / epsilon(out)).max(1.0);
                 assert_close(&ours, &expected, count);
                 assert_close(&oracle.unwrap(), &expected, count);
             }
@@ -115,7 +115,7 @@ fn fifty_thousand_classes_in_half() {
     for dtype in DTYPES {
         let logits = Tensor::ones((2, 50_257), dtype, &Device::Cpu).unwrap();
         let (loss, _) = forward(&logits, &targets(2, 50_257), 0.0).unwrap();
-        assert_within(&loss, &[50_257f64.ln()], arithmetic(dtype), 2.0);
+        assert_within(&loss, &[50_257f64.ln()], accumulator(dtype), 2.0);
     }
 }
 
@@ -189,7 +189,7 @@ fn pairwise_losses_match_a_loop() {
                 let pairs = values(&a).into_iter().zip(values(&b));
                 let expected = pairs.map(|(a, b)| exact(loss, a, b)).sum::<f64>() / count;
                 let mean = pairwise_forward(loss, &a, &b).unwrap();
-                assert_eq!((mean.rank(), mean.dtype()), (0, arithmetic(dtype)));
+                assert_eq!((mean.rank(), mean.dtype()), (0, accumulator(dtype)));
                 let slack = naive_slack(dtype, a.elem_count());
                 assert_close(&mean, &[expected], 16.0 * slack);
                 let oracle = portable::pairwise_forward(loss, &plain(&a).unwrap(), &b).unwrap();
@@ -222,7 +222,7 @@ fn pairwise_gradients_are_slopes_in_every_dtype() {
                     let scale = of(vec![3.0], &[], DType::F32);
                     for out in [dtype, DType::F32] {
                         let (a, b) = (plain(&a).unwrap(), plain(&b).unwrap());
-                        let count = 8.0 * (epsilon(arithmetic(dtype)) / epsilon(out)).max(1.0);
+                        let count = 8.0 * (epsilon(accumulator(dtype)) / epsilon(out)).max(1.0);
                         let ours = derivative(&a, &b, out);
                         assert_eq!((ours.dtype(), ours.dims()), (out, &shape[..]));
                         assert_close(&ours, &exact, count);
@@ -258,7 +258,7 @@ fn nll_picks_and_its_gradient_puts_back() {
             let rows: Vec<_> = values(&x).chunks(shape[1]).map(<[f64]>::to_vec).collect();
             let picked = rows.iter().zip(values(&targets)).map(|(row, class)| row[class as usize]);
             let expected = -picked.sum::<f64>() / shape[0] as f64;
-            let tolerance = 8.0 * epsilon(arithmetic(dtype));
+            let tolerance = 8.0 * epsilon(accumulator(dtype));
             let oracle = portable::nll_forward(&plain(&x).unwrap(), &targets).unwrap();
             for loss in [nll_forward(&x, &targets).unwrap(), oracle] {
                 assert!((values(&loss)[0] - expected).abs() <= tolerance);
@@ -290,7 +290,7 @@ fn gpus_agree() {
                 });
                 let (_, sums) = forward(&x, &targets, smoothing).unwrap();
                 for out in DTYPES.into_iter().filter(|_| shape[1] > 1) {
-                    let count = 64.0 * (epsilon(arithmetic(dtype)) / epsilon(out)).max(1.0);
+                    let count = 64.0 * (epsilon(accumulator(dtype)) / epsilon(out)).max(1.0);
                     assert_gpus_agree(&[&x, &targets, &sums, &scale], count, |t| {
                         let dx = backward(&t[0], &t[1], &t[2], &t[3], smoothing, out)?;
                         Ok(vec![dx])

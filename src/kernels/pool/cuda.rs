@@ -3,8 +3,8 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::Window;
+use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, pack, suffix};
-use crate::kernels::elementwise::portable::arithmetic;
 use crate::kernels::format::Format;
 use crate::kernels::in_dtype;
 use crate::kernels::reduce::cuda::Tiling;
@@ -169,7 +169,7 @@ pub(super) fn global_avg_backward(
 
 /// In `out`, or where no kernel writes that, in the dtype of the arithmetic, to be rounded after.
 fn gradient(gpu: &Gpu, grad: &Tensor, dims: Dims, out: DType) -> Result<Tensor> {
-    let dtype = if out == grad.dtype() { out } else { arithmetic(grad.dtype()) };
+    let dtype = if out == grad.dtype() { out } else { accumulator(grad.dtype()) };
     gpu.empty(dims, dtype)
 }
 

@@ -1,7 +1,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::*;
-use crate::kernels::elementwise::portable::arithmetic;
+use crate::kernels::accumulator;
 use crate::kernels::elementwise::testing::*;
 
 /// Sums over every dimension but `dim`.
@@ -34,7 +34,7 @@ fn sums_match_a_loop() {
             for dim in 0..shape.len() {
                 // Rounding errors are relative to what is added up, not to the sum.
                 let expected = naive(&x, dim);
-                let (wide, count) = (arithmetic(dtype), x.elem_count() as f64);
+                let (wide, count) = (accumulator(dtype), x.elem_count() as f64);
                 let sums = sum_to_channel(&x, dim, wide).unwrap();
                 assert_eq!((sums.dtype(), sums.dims()), (wide, &shape[dim..=dim]));
                 let terms = count / shape[dim] as f64;
@@ -48,7 +48,7 @@ fn sums_match_a_loop() {
             }
             let (sum, exact) = (sum_all(&x, DType::F64).unwrap(), compensated_sum(&values(&x)));
             let sum = values(&sum)[0];
-            let wide = arithmetic(dtype);
+            let wide = accumulator(dtype);
             let tolerance = (x.elem_count() as f64).sqrt() * 8.0 * epsilon(wide);
             assert!((sum - exact).abs() <= tolerance, "{sum}, not {exact}");
         }
@@ -81,7 +81,7 @@ fn what_was_broadcast_is_summed_back() {
     ] {
         for dtype in DTYPES {
             let x = random(wide, dtype, 9);
-            let sums = sum_to(&x, dims, arithmetic(dtype)).unwrap();
+            let sums = sum_to(&x, dims, accumulator(dtype)).unwrap();
             assert_eq!(sums.dims(), dims);
             // The derivative of the sum of what is broadcast is the number of repeats: by linearity the
             // two agree on weights that differ everywhere.
@@ -91,7 +91,7 @@ fn what_was_broadcast_is_summed_back() {
                 values(a).iter().zip(values(b)).map(|(a, b)| a * b).sum()
             };
             let (ours, exact) = (dot(&sums, &weights), dot(&x, &spread));
-            let tolerance = 64.0 * epsilon(arithmetic(dtype)) * x.elem_count() as f64;
+            let tolerance = 64.0 * epsilon(accumulator(dtype)) * x.elem_count() as f64;
             assert!((ours - exact).abs() <= tolerance, "{dims:?} of {wide:?}: {ours}, not {exact}");
         }
     }
@@ -218,7 +218,7 @@ fn sums_over_any_dimensions_are_those_of_f64() {
             let sums = sum_to(&x, &to, dtype).unwrap();
             assert_eq!((sums.dims(), sums.dtype()), (&to[..], dtype));
             let terms = (x.elem_count() / sums.elem_count()) as f64;
-            let count = if dtype == arithmetic(dtype) { 16.0 + terms } else { 2.0 };
+            let count = if dtype == accumulator(dtype) { 16.0 + terms } else { 2.0 };
             assert_close(&sums, &values(&exact), count);
             assert_gpus_agree(&[&x], count, |x| Ok(vec![sum_to(&x[0], &to, dtype)?]));
         }

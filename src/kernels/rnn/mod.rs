@@ -19,6 +19,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::gemm::gemm;
 use super::{cast, reduce};
+use crate::kernels::accumulator;
 pub(crate) use gru::{gru, gru_backward};
 pub(crate) use lstm::{lstm, lstm_backward};
 
@@ -84,7 +85,7 @@ impl Sequence {
 
     /// The dtype of the arithmetic.
     fn wide(&self) -> DType {
-        if self.x.dtype() == DType::F64 { DType::F64 } else { DType::F32 }
+        accumulator(self.x.dtype())
     }
 
     /// `x` with batch and steps in one dimension.

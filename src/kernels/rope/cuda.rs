@@ -1,11 +1,11 @@
 use candle_core::{D, DType, Result, Tensor};
 
 use super::Form;
+use crate::kernels::accumulator;
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Source, pack, suffix};
 use crate::kernels::elementwise::cuda::in_dtype;
 use crate::kernels::elementwise::plain;
-use crate::kernels::elementwise::portable::arithmetic;
 
 static SOURCE: Source = Source { name: "rope", code: include_str!("rope.cu") };
 
@@ -19,7 +19,7 @@ pub(super) fn rotate(
     out: DType,
 ) -> Result<Tensor> {
     let same = [cos, sin].iter().all(|angles| angles.dtype() == x.dtype());
-    let angles = if same { x.dtype() } else { arithmetic(x.dtype()) };
+    let angles = if same { x.dtype() } else { accumulator(x.dtype()) };
     let near = |t: &Tensor| if t.dtype() == angles { plain(t) } else { cast(t, angles) };
     let (cos, sin) = (near(cos)?, near(sin)?);
     let (b, first, second, d) = x.dims4()?;

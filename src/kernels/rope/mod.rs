@@ -11,9 +11,9 @@ mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
+use crate::kernels::accumulator;
 use crate::kernels::cast;
 use crate::kernels::cuda::Gpu;
-use crate::kernels::elementwise::portable::arithmetic;
 
 /// What `x` looks like.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ pub(crate) fn rotate(
     if let Some(gpu) = Gpu::of(x.device()) {
         return cuda::rotate(&gpu, &x.detach(), [cos, sin], form, back, out);
     }
-    let wide = arithmetic(x.dtype());
+    let wide = accumulator(x.dtype());
     let (x, cos, sin) = (x.detach(), cast(cos, wide)?, cast(sin, wide)?);
     // Backwards is forwards with the sines' signs changed.
     let sin = if back { sin.neg()? } else { sin };

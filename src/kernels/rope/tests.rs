@@ -1,6 +1,7 @@
 use candle_core::{DType, Tensor};
 
 use super::*;
+use crate::kernels::accumulator;
 use crate::kernels::elementwise::testing::*;
 
 const FORMS: [Form; 4] = [
@@ -58,7 +59,7 @@ fn pairs_turn_by_the_angle_of_their_position() {
                             assert_eq!((y.dtype(), y.dims()), (out, &shape[..]));
                             assert_close(&y, &expected, 4.0);
                         }
-                        let wide = |t: &Tensor| cast(t, arithmetic(dtype)).unwrap();
+                        let wide = |t: &Tensor| cast(t, accumulator(dtype)).unwrap();
                         let oracle = portable::rotate(&x, &wide(&cos), &wide(&sin), form, dtype);
                         assert_close(&oracle.unwrap(), &expected, 4.0);
                     }

@@ -116,7 +116,7 @@ fn gpus_agree() {
         for shape in shapes {
             let (x, grad) = (strided(shape, dtype, 1), strided(shape, dtype, 2));
             for out in DTYPES {
-                let wide = crate::kernels::elementwise::portable::arithmetic(dtype);
+                let wide = crate::kernels::accumulator(dtype);
                 let count = 32.0 * (epsilon(wide) / epsilon(out)).max(1.0);
                 assert_gpus_agree(&[&x, &grad], count, |t| {
                     let y = softmax(&t[0], out)?;

@@ -3,8 +3,9 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{Finish, Gradients, Relu, Spread, Statistics, spread_of};
+use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
-use crate::kernels::elementwise::{plain, portable::arithmetic};
+use crate::kernels::elementwise::plain;
 use crate::kernels::in_dtype;
 use crate::kernels::reduce::channels::Channels;
 use crate::kernels::reduce::cuda::Tiling;
@@ -101,7 +102,7 @@ struct Plan<'a> {
 impl<'a> Plan<'a> {
     fn new(gpu: &'a Gpu, x: &Tensor) -> Self {
         let Channels { outer: rows, channels, .. } = Channels::of(x.dims(), 1);
-        Self { gpu, rows, channels, dtype: x.dtype(), wide: arithmetic(x.dtype()) }
+        Self { gpu, rows, channels, dtype: x.dtype(), wide: accumulator(x.dtype()) }
     }
 
     fn tiling(&self, tensors: &[&Tensor]) -> Result<Tiling> {

@@ -7,6 +7,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{Shape, WORKSPACE, library, library_gradient, rows, sizes};
+use crate::kernels::algorithm::chosen;
 use crate::kernels::cuda::{Gpu, Grid, Matrices, Pass, Product, Source, pack, suffix};
 use crate::kernels::elementwise::cuda::in_dtype as near;
 use crate::kernels::elementwise::{add_assign, plain};
@@ -33,6 +34,7 @@ pub(super) fn forward(
 ) -> Result<Tensor> {
     let (dtype, dims) = (x.dtype(), shape.out_dims());
     if shape.depthwise() {
+        chosen(Pass::Forward.name(), "depthwise kernel", shape);
         let y = gpu.empty(&dims, if out == dtype { out } else { wide })?;
         return depthwise(gpu, "depthwise", [x, weight, &y], bias, shape, out);
     }
@@ -40,6 +42,7 @@ pub(super) fn forward(
     if let Some(y) = library(gpu, Pass::Forward, shape, [x, weight], product_dtype, None)? {
         return biased(gpu, &y, bias, out);
     }
+    chosen(Pass::Forward.name(), "im2col, cublas", shape);
     let tiles = Tiles::new(shape, dtype);
     let weight = tiles.weight(gpu, weight)?;
     let groups = shape.geometry.groups;
@@ -78,14 +81,16 @@ pub(super) fn dgrad(
 ) -> Result<Tensor> {
     let (dtype, dims) = (grad.dtype(), shape.input_dims());
     if shape.depthwise() {
+        chosen(Pass::Dgrad.name(), "depthwise kernel", shape);
         let dx = gpu.empty(&dims, if out == dtype { out } else { wide })?;
         return depthwise(gpu, "depthwise_dgrad", [grad, weight, &dx], bias, shape, out);
     }
     let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
-    if let Some(dx) = library(gpu, Pass::Input, shape, [grad, weight], product_dtype, None)? {
+    if let Some(dx) = library(gpu, Pass::Dgrad, shape, [grad, weight], product_dtype, None)? {
         return biased(gpu, &dx, bias, out);
     }
     // Summed after the product, so not rounded by it.
+    chosen(Pass::Dgrad.name(), "im2col, cublas", shape);
     let tiles = Tiles::of_images(shape, wide);
     let weight = tiles.weight(gpu, weight)?;
     let (groups, outs) = (shape.geometry.groups, shape.group_out());
@@ -134,12 +139,14 @@ pub(super) fn wgrad(
 ) -> Result<Tensor> {
     let dtype = x.dtype();
     if shape.depthwise() {
+        chosen(Pass::Wgrad.name(), "depthwise kernel", shape);
         return in_dtype(&depthwise_wgrad(gpu, x, grad, shape, wide)?, out);
     }
     let written = library_gradient(dtype, out, wide);
-    if let Some(dw) = library(gpu, Pass::Weight, shape, [x, grad], written, None)? {
+    if let Some(dw) = library(gpu, Pass::Wgrad, shape, [x, grad], written, None)? {
         return from_taps(gpu, &dw, shape, shape.taps(), out);
     }
+    chosen(Pass::Wgrad.name(), "im2col, cublas", shape);
     let tiles = Tiles::new(shape, dtype);
     let (groups, outs) = (shape.geometry.groups, shape.group_out());
     let mut sum: Option<Tensor> = None;

@@ -70,8 +70,8 @@ impl Addresses {
     fn of(pass: Pass, tensors: [&Tensor; 3]) -> Result<Self> {
         let written = match pass {
             Pass::Forward => 2,
-            Pass::Input => 0,
-            Pass::Weight => 1,
+            Pass::Dgrad => 0,
+            Pass::Wgrad => 1,
         };
         let mut addresses = [0; 3];
         for (i, (at, tensor)) in addresses.iter_mut().zip(tensors).enumerate() {

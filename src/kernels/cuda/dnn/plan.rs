@@ -22,16 +22,16 @@ use crate::kernels::cuda::{Gpu, Pass, address_mut};
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Algorithm {
     Forward(sys::cudnnConvolutionFwdAlgo_t),
-    Input(sys::cudnnConvolutionBwdDataAlgo_t),
-    Weight(sys::cudnnConvolutionBwdFilterAlgo_t),
+    Dgrad(sys::cudnnConvolutionBwdDataAlgo_t),
+    Wgrad(sys::cudnnConvolutionBwdFilterAlgo_t),
 }
 
 impl Algorithm {
     /// Whether it sums the products of inputs and weights themselves. Winograd and Fourier transforms round
     /// differently, and are left out.
     fn is_direct(self) -> bool {
-        use sys::cudnnConvolutionBwdDataAlgo_t as Input;
-        use sys::cudnnConvolutionBwdFilterAlgo_t as Weight;
+        use sys::cudnnConvolutionBwdDataAlgo_t as Dgrad;
+        use sys::cudnnConvolutionBwdFilterAlgo_t as Wgrad;
         use sys::cudnnConvolutionFwdAlgo_t as Forward;
         match self {
             Self::Forward(algorithm) => matches!(
@@ -41,15 +41,15 @@ impl Algorithm {
                     | Forward::CUDNN_CONVOLUTION_FWD_ALGO_GEMM
                     | Forward::CUDNN_CONVOLUTION_FWD_ALGO_DIRECT
             ),
-            Self::Input(algorithm) => matches!(
+            Self::Dgrad(algorithm) => matches!(
                 algorithm,
-                Input::CUDNN_CONVOLUTION_BWD_DATA_ALGO_0 | Input::CUDNN_CONVOLUTION_BWD_DATA_ALGO_1
+                Dgrad::CUDNN_CONVOLUTION_BWD_DATA_ALGO_0 | Dgrad::CUDNN_CONVOLUTION_BWD_DATA_ALGO_1
             ),
-            Self::Weight(algorithm) => matches!(
+            Self::Wgrad(algorithm) => matches!(
                 algorithm,
-                Weight::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0
-                    | Weight::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1
-                    | Weight::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3
+                Wgrad::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0
+                    | Wgrad::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1
+                    | Wgrad::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3
             ),
         }
     }
@@ -131,7 +131,7 @@ fn workspace(
                 y,
                 algorithm,
             ),
-            Algorithm::Input(algorithm) => cudnn::get_convolution_backward_data_workspace_size(
+            Algorithm::Dgrad(algorithm) => cudnn::get_convolution_backward_data_workspace_size(
                 handle,
                 w,
                 y,
@@ -139,7 +139,7 @@ fn workspace(
                 x,
                 algorithm,
             ),
-            Algorithm::Weight(algorithm) => cudnn::get_convolution_backward_filter_workspace_size(
+            Algorithm::Wgrad(algorithm) => cudnn::get_convolution_backward_filter_workspace_size(
                 handle,
                 x,
                 y,
@@ -201,7 +201,7 @@ fn expected(handle: sys::cudnnHandle_t, pass: Pass, descriptors: &Descriptors) -
                     )
                 })
             }
-            Pass::Input => {
+            Pass::Dgrad => {
                 candidates!(sys::cudnnConvolutionBwdDataAlgoPerf_t, Input, |count, answers| {
                     sys::cudnnGetConvolutionBackwardDataAlgorithm_v7(
                         handle,
@@ -215,7 +215,7 @@ fn expected(handle: sys::cudnnHandle_t, pass: Pass, descriptors: &Descriptors) -
                     )
                 })
             }
-            Pass::Weight => {
+            Pass::Wgrad => {
                 candidates!(sys::cudnnConvolutionBwdFilterAlgoPerf_t, Weight, |count, answers| {
                     sys::cudnnGetConvolutionBackwardFilterAlgorithm_v7(
                         handle,
@@ -269,7 +269,7 @@ fn measured(
                     )
                 })
             }
-            Pass::Input => {
+            Pass::Dgrad => {
                 candidates!(sys::cudnnConvolutionBwdDataAlgoPerf_t, Input, |count, answers| {
                     sys::cudnnFindConvolutionBackwardDataAlgorithmEx(
                         handle,
@@ -288,7 +288,7 @@ fn measured(
                     )
                 })
             }
-            Pass::Weight => {
+            Pass::Wgrad => {
                 candidates!(sys::cudnnConvolutionBwdFilterAlgoPerf_t, Weight, |count, answers| {
                     sys::cudnnFindConvolutionBackwardFilterAlgorithmEx(
                         handle,

@@ -28,6 +28,16 @@ impl InstructionSet {
         wanted.into_iter().flatten().find(|isa| isa.is_available())
     }
 
+    /// What a trace shows of packed GEMM.
+    pub(in crate::kernels) fn name(self) -> &'static str {
+        match self {
+            Self::Avx512F32 => "packed, avx512",
+            Self::Avx512Bf16 => "packed, avx512-bf16",
+            Self::AmxBf16 => "packed, amx-bf16",
+            Self::AmxBf16x3 => "packed, amx-bf16x3",
+        }
+    }
+
     /// Whether a word is a pair of BF16.
     pub(in crate::kernels) fn is_bf16(self) -> bool {
         self != Self::Avx512F32

@@ -7,6 +7,7 @@ mod tests;
 
 use candle_core::{DType, Device, Result, Tensor};
 
+use crate::kernels::accumulator;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 
@@ -56,7 +57,7 @@ pub(crate) fn exponents(tensor: &Tensor, factor: f32) -> Result<Counts> {
     if let Some(gpu) = Gpu::of(tensor.device()) {
         return cuda::exponents(&gpu, &plain(tensor)?, factor);
     }
-    let dtype = if tensor.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let dtype = accumulator(tensor.dtype());
     let tensor = tensor.detach().to_device(&Device::Cpu)?.to_dtype(dtype)?.contiguous()?;
     match dtype {
         DType::F64 => cpu::exponents::<f64>(&tensor, factor),

@@ -11,7 +11,7 @@ mod rounding;
 mod rule;
 mod storage;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{Result, Tensor};
 
 pub(crate) use rule::{AdamW, Lamb, Lion, Rule, Sgd};
 
@@ -111,11 +111,6 @@ pub(crate) fn rebuild(rounded: &Tensor, rest: &Tensor) -> Result<Tensor> {
 pub(crate) fn address(tensor: &Tensor) -> usize {
     let (storage, _) = tensor.storage_and_layout();
     std::ptr::from_ref(&*storage).addr()
-}
-
-/// The dtype of the arithmetic, masters and states of a variable.
-pub(crate) fn arithmetic(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 #[cfg(test)]

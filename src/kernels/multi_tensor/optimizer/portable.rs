@@ -7,12 +7,13 @@ use half::bf16;
 
 use super::rounding::{Key, Stochastic, rebuild as join, split};
 use super::rule::{AdamW, Lamb, Lion, Rule, Sgd, Squares};
-use super::{Master, Slot, arithmetic};
+use super::{Master, Slot};
+use crate::kernels::accumulator;
 use crate::kernels::cast;
 use crate::kernels::multi_tensor::multiplied;
 
 pub(super) fn update(slot: &Slot<'_>) -> Result<Squares> {
-    let dtype = arithmetic(slot.variable.dtype());
+    let dtype = accumulator(slot.variable.dtype());
     let weight = match slot.master {
         Master::Itself => slot.variable.detach(),
         Master::Full(master) => master.clone(),

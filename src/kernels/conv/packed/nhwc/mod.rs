@@ -29,9 +29,9 @@ use super::{ConvPass, Shape, with_stored};
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
-use crate::kernels::gemm::micro::{
-    InstructionSet, PackedGemm, PackedWords, Rounded, padded_words, with_words,
-};
+use crate::kernels::cuda::Pass;
+use crate::kernels::gemm::micro::InstructionSet::{self, AmxBf16x3};
+use crate::kernels::gemm::micro::{PackedGemm, PackedWords, Rounded, padded_words, with_words};
 use lines::Lines;
 use rows::NhwcImage;
 use store::NhwcStore;
@@ -39,33 +39,20 @@ pub(in crate::kernels::conv) use wgrad::wgrad;
 
 /// The instruction set for these operands; `None` where this module does not convolve them.
 ///
-/// BF16x3 for F32 and F16 where it is faster: a pixel is padded to whole registers of 32 channels.
+/// BF16x3 for F32 and F16 where it is faster: a pixel is padded to whole registers of 32 channels, and in wgrad an
+/// output channel is a row of the product.
 pub(in crate::kernels::conv) fn isa(
+    pass: Pass,
     operands: [&Tensor; 2],
-    bias: Option<&Tensor>,
     shape: &Shape,
-    out: DType,
 ) -> Option<InstructionSet> {
-    let double = out == DType::F64 || bias.is_some_and(|bias| bias.dtype() == DType::F64);
     let pays = |channels: usize| 2 * channels.next_multiple_of(32) <= 3 * channels;
-    let bf16x3 = pays(shape.group_in()) && pays(shape.group_out());
-    super::isa(operands, shape).filter(|_| !double).map(|isa| prefer_bf16x3(isa, bf16x3))
-}
-
-/// The same for wgrad, where an output channel is a row of the product.
-pub(in crate::kernels::conv) fn wgrad_isa(
-    operands: [&Tensor; 2],
-    shape: &Shape,
-    out: DType,
-) -> Option<InstructionSet> {
-    let isa = super::isa(operands, shape).filter(|_| out != DType::F64);
-    isa.map(|isa| prefer_bf16x3(isa, shape.group_out() >= 16))
-}
-
-fn prefer_bf16x3(isa: InstructionSet, pays: bool) -> InstructionSet {
-    let bf16x3 =
-        isa == InstructionSet::Avx512F32 && pays && InstructionSet::AmxBf16x3.is_available();
-    if bf16x3 { InstructionSet::AmxBf16x3 } else { isa }
+    let bf16x3 = match pass {
+        Pass::Forward | Pass::Dgrad => pays(shape.group_in()) && pays(shape.group_out()),
+        Pass::Wgrad => shape.group_out() >= 16,
+    };
+    let faster = |isa| isa == InstructionSet::Avx512F32 && bf16x3 && AmxBf16x3.is_available();
+    super::isa(operands, shape).map(|isa| if faster(isa) { AmxBf16x3 } else { isa })
 }
 
 /// See [`super::forward`].

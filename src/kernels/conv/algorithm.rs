@@ -1,0 +1,98 @@
+//! Which algorithm computes a pass of a convolution.
+
+use candle_core::{DType, Tensor};
+
+#[cfg(target_arch = "x86_64")]
+use super::packed;
+use super::shape::Shape;
+use crate::kernels::algorithm::chosen;
+use crate::kernels::cuda::{Gpu, Pass};
+use crate::kernels::format::Format;
+use crate::kernels::gemm::arithmetic;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::gemm::micro::InstructionSet;
+
+/// How a pass is computed.
+pub(super) enum Algorithm {
+    /// On a GPU: `cuda` chooses further, as it has to ask cuDNN.
+    Cuda(Gpu),
+    /// By candle's operators, on devices that this crate has no kernels for.
+    Portable,
+    /// In NCHW, and moved there and back.
+    ViaNchw,
+    /// By im2col and the `gemm` crate, in F64.
+    Im2colF64,
+    /// The same in F32.
+    Im2col,
+    /// By packed GEMM, from NCHW images.
+    #[cfg(target_arch = "x86_64")]
+    Packed(InstructionSet),
+    /// By packed GEMM, from NHWC images.
+    #[cfg(target_arch = "x86_64")]
+    PackedNhwc(InstructionSet),
+}
+
+impl Algorithm {
+    /// The algorithm for a pass over these operands, the image or its gradient first.
+    pub(super) fn of(
+        pass: Pass,
+        operands: [&Tensor; 2],
+        bias: Option<&Tensor>,
+        shape: &Shape,
+    ) -> Self {
+        let algorithm = Self::choose(pass, operands, bias, shape);
+        chosen(pass.name(), algorithm.name(), shape);
+        algorithm
+    }
+
+    fn choose(pass: Pass, operands: [&Tensor; 2], bias: Option<&Tensor>, shape: &Shape) -> Self {
+        let nhwc = shape.geometry.format == Format::ChannelsLast;
+        let empty = shape.input_dims().contains(&0) || shape.out_dims().contains(&0);
+        if let Some(gpu) = Gpu::of(operands[0].device()).filter(|_| !empty) {
+            return Self::Cuda(gpu);
+        }
+        if !operands[0].device().is_cpu() {
+            return if nhwc { Self::ViaNchw } else { Self::Portable };
+        }
+        let double = arithmetic([Some(operands[0]), Some(operands[1]), bias]) == DType::F64;
+        match (nhwc, double) {
+            (true, true) => Self::ViaNchw,
+            (false, true) => Self::Im2colF64,
+            (true, false) => Self::nhwc(pass, operands, shape).unwrap_or(Self::ViaNchw),
+            (false, false) => Self::nchw(operands, shape).unwrap_or(Self::Im2col),
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn nhwc(pass: Pass, operands: [&Tensor; 2], shape: &Shape) -> Option<Self> {
+        packed::nhwc::isa(pass, operands, shape).map(Self::PackedNhwc)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn nchw(operands: [&Tensor; 2], shape: &Shape) -> Option<Self> {
+        packed::isa(operands, shape).map(Self::Packed)
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn nhwc(_: Pass, _: [&Tensor; 2], _: &Shape) -> Option<Self> {
+        None
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn nchw(_: [&Tensor; 2], _: &Shape) -> Option<Self> {
+        None
+    }
+
+    /// What a trace shows.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Cuda(_) => "cuda",
+            Self::Portable => "candle",
+            Self::ViaNchw => "via nchw",
+            Self::Im2colF64 => "im2col, f64",
+            Self::Im2col => "im2col",
+            #[cfg(target_arch = "x86_64")]
+            Self::Packed(isa) | Self::PackedNhwc(isa) => isa.name(),
+        }
+    }
+}
