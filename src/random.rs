@@ -191,7 +191,7 @@ pub(crate) fn next_stream() -> ChaCha8Rng {
         let drawn = again.unwrap_or_else(|| {
             with_state(|state| {
                 let drawn = *state;
-                state.draws += 1;
+                state.draws = state.draws.wrapping_add(1);
                 drawn
             })
         });

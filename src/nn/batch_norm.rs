@@ -211,7 +211,7 @@ impl ModuleT for BatchNorm {
 }
 
 /// Batch norm over `num_features` channels; variables `weight`, `bias` (unless the configuration
-/// says otherwise), `running_mean` and `running_var`, `F32` even in a half builder.
+/// says otherwise), `running_mean` and `running_var`, `F32` even in a 16-bit builder.
 ///
 /// ```
 /// use candle_amp::nn;

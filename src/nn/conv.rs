@@ -1,37 +1,52 @@
-//! Convolution layers.
+//! Convolution layers, and transposed ones.
 
 use candle_core::{Result, Tensor};
-use candle_nn::{Conv1dConfig, Conv2dConfig, Init, Module, VarBuilder};
+use candle_nn::{
+    Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig, Init, Module,
+    VarBuilder,
+};
 
 use crate::kernels::format::Format;
 use crate::ops;
 
-/// [`ops::conv1d`] with its weight `(c_out, c_in / groups, k)` and bias `(c_out)`.
+/// A convolution with its parameters: a [`Conv1d`], [`Conv2d`], [`ConvTranspose1d`] or [`ConvTranspose2d`].
 #[derive(Clone, Debug)]
-pub struct Conv1d {
+pub struct Convolution<C> {
     weight: Tensor,
     bias: Option<Tensor>,
-    config: Conv1dConfig,
+    config: C,
     format: Format,
 }
 
-impl Conv1d {
+/// [`ops::conv1d`] with its weight `(c_out, c_in / groups, k)` and bias `(c_out)`.
+pub type Conv1d = Convolution<Conv1dConfig>;
+
+/// [`ops::conv2d`] with its weight `(c_out, c_in / groups, k, k)` and bias `(c_out)`.
+pub type Conv2d = Convolution<Conv2dConfig>;
+
+/// [`ops::conv_transpose1d`] with its weight `(c_in, c_out / groups, k)` and bias `(c_out)`.
+pub type ConvTranspose1d = Convolution<ConvTranspose1dConfig>;
+
+/// [`ops::conv_transpose2d`] with its weight `(c_in, c_out, k, k)` and bias `(c_out)`.
+pub type ConvTranspose2d = Convolution<ConvTranspose2dConfig>;
+
+impl<C> Convolution<C> {
     /// A layer of given parameters.
-    pub fn new(weight: Tensor, bias: Option<Tensor>, config: Conv1dConfig) -> Self {
+    pub fn new(weight: Tensor, bias: Option<Tensor>, config: C) -> Self {
         Self { weight, bias, config, format: Format::ChannelsFirst }
     }
 
-    /// The layer for sequences `(b, l, c)`: [`ops::channels_last::conv1d`]. The weight is the same.
+    /// The layer for sequences `(b, l, c)` and images `(b, h, w, c)`, of [`ops::channels_last`]. The weight is the same.
     pub fn channels_last(self) -> Self {
         Self { format: Format::ChannelsLast, ..self }
     }
 
     /// Stride, padding, dilation, groups.
-    pub fn config(&self) -> &Conv1dConfig {
+    pub fn config(&self) -> &C {
         &self.config
     }
 
-    /// The weight, `(c_out, c_in / groups, k)`.
+    /// The weight.
     pub fn weight(&self) -> &Tensor {
         &self.weight
     }
@@ -40,16 +55,37 @@ impl Conv1d {
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
+
+    /// With a bias of this size.
+    fn with_bias(self, size: usize, init: Init, vb: VarBuilder) -> Result<Self> {
+        let bias = Some(vb.get_with_hints(size, "bias", init)?);
+        Ok(Self { bias, ..self })
+    }
 }
 
-impl Module for Conv1d {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let convolve = match self.format {
-            Format::ChannelsFirst => ops::conv1d,
-            Format::ChannelsLast => ops::channels_last::conv1d,
-        };
-        convolve(x, &self.weight, self.bias.as_ref(), self.config)
-    }
+macro_rules! modules {
+    ($($layer:ident: $op:ident),*) => { $(
+        impl Module for $layer {
+            fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                let convolve = match self.format {
+                    Format::ChannelsFirst => ops::$op,
+                    Format::ChannelsLast => ops::channels_last::$op,
+                };
+                convolve(x, &self.weight, self.bias.as_ref(), self.config)
+            }
+        }
+    )* };
+}
+
+modules! {
+    Conv1d: conv1d, Conv2d: conv2d,
+    ConvTranspose1d: conv_transpose1d, ConvTranspose2d: conv_transpose2d
+}
+
+/// candle_nn's initial values, of so many weights to an output.
+fn uniform(fan_in: usize) -> Init {
+    let bound = 1.0 / (fan_in as f64).sqrt();
+    Init::Uniform { lo: -bound, up: bound }
 }
 
 /// A convolution of sequences with a bias; parameters `weight` and `bias`.
@@ -60,10 +96,8 @@ pub fn conv1d(
     config: Conv1dConfig,
     vb: VarBuilder,
 ) -> Result<Conv1d> {
-    let bound = 1.0 / ((in_channels * kernel_size) as f64).sqrt();
     let layer = conv1d_no_bias(in_channels, out_channels, kernel_size, config, vb.clone())?;
-    let bias = vb.get_with_hints(out_channels, "bias", Init::Uniform { lo: -bound, up: bound })?;
-    Ok(Conv1d { bias: Some(bias), ..layer })
+    layer.with_bias(out_channels, uniform(in_channels * kernel_size), vb)
 }
 
 /// A convolution of sequences with no bias; parameter `weight`.
@@ -74,57 +108,9 @@ pub fn conv1d_no_bias(
     config: Conv1dConfig,
     vb: VarBuilder,
 ) -> Result<Conv1d> {
-    let groups = config.groups.max(1);
-    let shape = (out_channels, in_channels / groups, kernel_size);
+    let shape = (out_channels, in_channels / config.groups.max(1), kernel_size);
     let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
-    let weight = vb.get_with_hints(shape, "weight", init)?;
-    Ok(Conv1d::new(weight, None, config))
-}
-
-/// [`ops::conv2d`] with its weight `(c_out, c_in / groups, k, k)` and bias `(c_out)`.
-#[derive(Clone, Debug)]
-pub struct Conv2d {
-    weight: Tensor,
-    bias: Option<Tensor>,
-    config: Conv2dConfig,
-    format: Format,
-}
-
-impl Conv2d {
-    /// A layer of given parameters.
-    pub fn new(weight: Tensor, bias: Option<Tensor>, config: Conv2dConfig) -> Self {
-        Self { weight, bias, config, format: Format::ChannelsFirst }
-    }
-
-    /// The layer for images `(b, h, w, c)`: [`ops::channels_last::conv2d`]. The weight is the same.
-    pub fn channels_last(self) -> Self {
-        Self { format: Format::ChannelsLast, ..self }
-    }
-
-    /// Stride, padding, dilation, groups.
-    pub fn config(&self) -> &Conv2dConfig {
-        &self.config
-    }
-
-    /// The weight, `(c_out, c_in / groups, k, k)`.
-    pub fn weight(&self) -> &Tensor {
-        &self.weight
-    }
-
-    /// The bias, `(c_out)`.
-    pub fn bias(&self) -> Option<&Tensor> {
-        self.bias.as_ref()
-    }
-}
-
-impl Module for Conv2d {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let convolve = match self.format {
-            Format::ChannelsFirst => ops::conv2d,
-            Format::ChannelsLast => ops::channels_last::conv2d,
-        };
-        convolve(x, &self.weight, self.bias.as_ref(), self.config)
-    }
+    Ok(Conv1d::new(vb.get_with_hints(shape, "weight", init)?, None, config))
 }
 
 /// A convolution with a square kernel and a bias; parameters `weight` and `bias`.
@@ -135,10 +121,8 @@ pub fn conv2d(
     config: Conv2dConfig,
     vb: VarBuilder,
 ) -> Result<Conv2d> {
-    let bound = 1.0 / ((in_channels * kernel_size * kernel_size) as f64).sqrt();
     let layer = conv2d_no_bias(in_channels, out_channels, kernel_size, config, vb.clone())?;
-    let bias = vb.get_with_hints(out_channels, "bias", Init::Uniform { lo: -bound, up: bound })?;
-    Ok(Conv2d { bias: Some(bias), ..layer })
+    layer.with_bias(out_channels, uniform(in_channels * kernel_size * kernel_size), vb)
 }
 
 /// A convolution with a square kernel and no bias; parameter `weight`.
@@ -149,9 +133,59 @@ pub fn conv2d_no_bias(
     config: Conv2dConfig,
     vb: VarBuilder,
 ) -> Result<Conv2d> {
-    let groups = config.groups.max(1);
-    let shape = (out_channels, in_channels / groups, kernel_size, kernel_size);
+    let shape = (out_channels, in_channels / config.groups.max(1), kernel_size, kernel_size);
     let init = candle_nn::init::DEFAULT_KAIMING_NORMAL;
-    let weight = vb.get_with_hints(shape, "weight", init)?;
-    Ok(Conv2d::new(weight, None, config))
+    Ok(Conv2d::new(vb.get_with_hints(shape, "weight", init)?, None, config))
+}
+
+/// A transposed convolution of sequences with a bias; parameters `weight` and `bias`.
+pub fn conv_transpose1d(
+    in_channels: usize,
+    out_channels: usize,
+    kernel_size: usize,
+    config: ConvTranspose1dConfig,
+    vb: VarBuilder,
+) -> Result<ConvTranspose1d> {
+    let layer =
+        conv_transpose1d_no_bias(in_channels, out_channels, kernel_size, config, vb.clone())?;
+    layer.with_bias(out_channels, uniform(out_channels * kernel_size), vb)
+}
+
+/// A transposed convolution of sequences with no bias; parameter `weight`.
+pub fn conv_transpose1d_no_bias(
+    in_channels: usize,
+    out_channels: usize,
+    kernel_size: usize,
+    config: ConvTranspose1dConfig,
+    vb: VarBuilder,
+) -> Result<ConvTranspose1d> {
+    let shape = (in_channels, out_channels / config.groups.max(1), kernel_size);
+    let init = uniform(out_channels * kernel_size);
+    Ok(ConvTranspose1d::new(vb.get_with_hints(shape, "weight", init)?, None, config))
+}
+
+/// A transposed convolution with a square kernel and a bias; parameters `weight` and `bias`.
+pub fn conv_transpose2d(
+    in_channels: usize,
+    out_channels: usize,
+    kernel_size: usize,
+    config: ConvTranspose2dConfig,
+    vb: VarBuilder,
+) -> Result<ConvTranspose2d> {
+    let layer =
+        conv_transpose2d_no_bias(in_channels, out_channels, kernel_size, config, vb.clone())?;
+    layer.with_bias(out_channels, uniform(out_channels * kernel_size * kernel_size), vb)
+}
+
+/// A transposed convolution with a square kernel and no bias; parameter `weight`.
+pub fn conv_transpose2d_no_bias(
+    in_channels: usize,
+    out_channels: usize,
+    kernel_size: usize,
+    config: ConvTranspose2dConfig,
+    vb: VarBuilder,
+) -> Result<ConvTranspose2d> {
+    let shape = (in_channels, out_channels, kernel_size, kernel_size);
+    let init = uniform(out_channels * kernel_size * kernel_size);
+    Ok(ConvTranspose2d::new(vb.get_with_hints(shape, "weight", init)?, None, config))
 }

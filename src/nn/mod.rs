@@ -1,12 +1,11 @@
-//! Layers on this crate's operators, with candle_nn's names, constructors and parameter names: a
-//! model moves over by changing `use candle_nn::` to `use candle_amp::nn::`, and a checkpoint made
-//! with one loads in the other.
+//! Layers on this crate's operators, with candle_nn's names, constructors and parameter names. Import them from here
+//! instead of `candle_nn` to move a model; a checkpoint of one loads in the other. Optimizers stay in `candle_nn`, or are in
+//! [`optim`](crate::optim).
 
 mod activation;
 mod batch_norm;
 mod builder;
 mod conv;
-mod conv_transpose;
 mod dropout;
 mod embedding;
 mod group_norm;
@@ -20,10 +19,10 @@ pub mod rotary_emb;
 pub use activation::{Activation, PReLU, prelu};
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use builder::var_builder;
-pub use conv::{Conv1d, Conv2d, conv1d, conv1d_no_bias, conv2d, conv2d_no_bias};
-pub use conv_transpose::{
-    ConvTranspose1d, ConvTranspose2d, conv_transpose1d, conv_transpose1d_no_bias, conv_transpose2d,
-    conv_transpose2d_no_bias,
+pub use conv::{
+    Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Convolution, conv_transpose1d,
+    conv_transpose1d_no_bias, conv_transpose2d, conv_transpose2d_no_bias, conv1d, conv1d_no_bias,
+    conv2d, conv2d_no_bias,
 };
 pub use dropout::Dropout;
 pub use embedding::{Embedding, embedding};

@@ -250,3 +250,17 @@ fn a_small_network_learns_in_every_precision() -> candle_amp::Result<()> {
     }
     Ok(())
 }
+
+/// A checkpoint may say that any number of tensors was drawn.
+#[test]
+fn the_generator_goes_on_after_its_last_stream() -> Result<()> {
+    let _fork = generator::fork_rng_guard();
+    let x = Tensor::ones(64, DType::F32, &CPU)?;
+    generator::set_state(generator::RandomState { seed: 1, draws: u64::MAX });
+    let (last, first) = (ops::dropout(&x, 0.5)?, ops::dropout(&x, 0.5)?);
+    assert_eq!(generator::state(), generator::RandomState { seed: 1, draws: 1 });
+    generator::manual_seed(1);
+    assert_eq!(to_vec(&first), to_vec(&ops::dropout(&x, 0.5)?));
+    assert_ne!(to_vec(&first), to_vec(&last));
+    Ok(())
+}
