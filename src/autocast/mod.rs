@@ -64,7 +64,7 @@ pub struct Autocast {
 
 impl Autocast {
     /// Autocast to `dtype`: [`DType::F16`] or [`DType::BF16`], or [`DType::F32`] for the casts of
-    /// a policy without half precision.
+    /// a policy without 16-bit dtypes.
     ///
     /// Another `dtype` is an [`AutocastError::ComputeDType`] from the first operator in the scope; see
     /// [`try_new`](Self::try_new) to have it here.
@@ -202,7 +202,8 @@ pub(crate) fn target(op: Op, inputs: impl Iterator<Item = DType> + Clone) -> Res
     });
     let Some((compute, cast)) = rule else { return Ok(None) };
     check(compute)?;
-    if cast == Cast::Banned && compute != DType::F32 {
+    let doubles = inputs.clone().any(|dtype| dtype == DType::F64);
+    if cast == Cast::Banned && compute != DType::F32 && !doubles {
         let (name, reason) = (op.name(), op.reason());
         return Err(AutocastError::Banned { op: name, reason, dtype: compute }.into());
     }
@@ -229,7 +230,7 @@ pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> candle_core::Result<(Tensor
     Ok((fresh, false))
 }
 
-/// Forgets the half copies of variables that autocast scopes hold, on every thread.
+/// Forgets the 16-bit copies of variables that autocast scopes hold, on every thread.
 ///
 /// Needed only after writing to a variable *inside* a scope by other means than this crate
 /// (`Var::set` leaves no trace that could be seen): the end of the outermost scope, every backward

@@ -31,8 +31,8 @@ fn is_loss(op: Op) -> bool {
 /// `None` where the operator is refused.
 fn expected(op: Op, cast: Cast, compute: DType, input: DType) -> Option<DType> {
     Some(match cast {
-        Cast::Banned if compute != DType::F32 => return None,
         _ if input == DType::F64 => DType::F64,
+        Cast::Banned if compute != DType::F32 => return None,
         _ if is_loss(op) => DType::F32,
         Cast::Lower => compute,
         Cast::Full => DType::F32,
