@@ -156,7 +156,7 @@ pointwise!(with_pointwise [
     /// [`ops::relu`](crate::ops::relu).
     Relu "relu" Keep Keep "selects, never rounds";
     /// [`ops::prelu`](crate::ops::prelu).
-    Prelu "prelu" Lower Lower "selects and scales once; its slope's gradient is summed in F32";
+    Prelu "prelu" Lower Lower "as in PyTorch: its two inputs are cast alike; the slope's gradient is summed in F32";
     /// [`ops::swiglu`](crate::ops::swiglu).
     Swiglu "swiglu" FullMath Keep "an exponential needs F32; gated and rounded once";
     /// [`ops::dropout`](crate::ops::dropout).

@@ -44,7 +44,7 @@ impl Trace {
         &self.rows
     }
 
-    /// How many half copies of variables were found in the cache rather than made.
+    /// How many 16-bit copies of variables were found in the cache rather than made.
     pub fn cache_hits(&self) -> usize {
         self.rows.iter().map(|row| row.cache_hits).sum()
     }

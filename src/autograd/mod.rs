@@ -44,9 +44,9 @@ pub(crate) use token::live_nodes;
 /// # Precision
 ///
 /// `forward` sees inputs already cast and chooses the dtype it returns. `backward` gets the
-/// gradient of the output in the output's dtype, and is told for each input which dtype is wanted:
+/// gradient of the output in the output's dtype, and for each input the dtype in which its gradient is wanted:
 /// that of the input *before* the cast, so that an `F32` variable gets an `F32` gradient, straight
-/// from the accumulator, of a product computed in half.
+/// from the accumulator, of a product computed in 16 bits.
 ///
 /// Within both, autocast is off, whatever scope is active: an operator says by [`op`](Self::op) what it is
 /// computed in. PyTorch has `custom_fwd(cast_inputs=…)` and `custom_bwd` for that.
@@ -137,8 +137,8 @@ pub struct Backward<'a, S> {
     pub gradient: &'a Tensor,
     /// Whether nobody else holds the storage of `gradient`, so that it may be written over.
     pub owns_gradient: bool,
-    /// Whether the operator goes back for the last time, so that what it saved and has never shared may be
-    /// written over.
+    /// Whether this is the operator's last backward, so that it may write over what it saved and has never
+    /// shared.
     pub last: bool,
     /// For each input, the dtype its gradient is wanted in, or `None` where none is wanted.
     pub wants: &'a [Option<DType>],

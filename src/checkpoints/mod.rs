@@ -1,4 +1,4 @@
-//! A training run on disk: all of it in one file, written whole or not at all.
+//! Saves a training run to one file, atomically, and resumes it.
 
 mod checkpoint;
 mod checkpointer;

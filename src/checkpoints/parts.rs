@@ -42,7 +42,7 @@ impl Stateful for Parameters {
     }
 }
 
-/// The masters. The half tensors are rewritten from them.
+/// The masters. The 16-bit tensors are rewritten from them.
 impl Stateful for MasterVars {
     fn save(&self) -> Result<State> {
         self.parameters().save()

@@ -30,13 +30,13 @@ pub fn cudnn_benchmark() -> bool {
     MEASURED.load(Ordering::Relaxed)
 }
 
-/// Has cuDNN leave the weight gradients of convolutions of halves in `F32`, where that is wanted, for all
-/// threads from now on. `false` at the start: they are rounded to the half once, as PyTorch's always are.
+/// Has cuDNN write the weight gradients of 16-bit convolutions in `F32`, where that is wanted, for all threads from
+/// now on. `false` at the start: they are rounded to 16 bits once, as PyTorch's always are.
 ///
-/// cuDNN's sums are `F32` either way, but of halves it writes halves. Told otherwise it is given copies of both
-/// operands in `F32`, and multiplies in TF32, in which halves are exact: a gradient's relative error goes from
-/// 2⁻⁹ (`BF16`) or 2⁻¹² (`F16`) to that of an `F32` sum, an `F16` one neither overflows nor underflows, and the
-/// pass takes two to three times as long. Convolutions without cuDNN leave `F32` in any case, at no cost.
+/// cuDNN sums in `F32` either way, but rounds the result to its operands' dtype. With this set, it gets copies of both
+/// operands in `F32`, and multiplies in TF32, which holds 16-bit numbers exactly. A gradient's relative error goes from
+/// 2⁻⁹ (`BF16`) or 2⁻¹² (`F16`) to that of an `F32` sum, and `F16` gradients neither overflow nor underflow. The pass
+/// reads and writes five times as many bytes. Convolutions without cuDNN write `F32` in any case.
 ///
 /// ```
 /// candle_amp::backend::set_cudnn_f32_weight_gradients(true);

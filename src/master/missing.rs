@@ -11,8 +11,8 @@ use crate::Parameters;
 /// The variables of [`MasterVars`](crate::MasterVars) that get no gradient from a loss, in the
 /// order the model asked for them.
 ///
-/// Printed, it names them and the operators of candle that cut gradients without an error. Which
-/// of these it was, or whether the forward pass uses the variable at all, cannot be told: a cut
+/// Printed, it names them and the operators of candle that cut gradients without an error. It
+/// cannot say which of these it was, or whether the forward pass uses the variable at all: a cut
 /// leaves no trace in candle's graph.
 ///
 /// For the same reason a variable that is cut off on one path and reached on another, such as a

@@ -1,4 +1,4 @@
-//! `F32` masters for half-precision variables.
+//! `F32` masters for 16-bit variables.
 
 mod as_candle;
 mod backend;
@@ -21,7 +21,7 @@ pub use missing::{MissingGradients, MissingReason};
 pub use refreshing::Refreshing;
 pub use vars::MasterVars;
 
-/// A variable and the one the optimizer sees: an `F32` copy of a half variable, or itself.
+/// A variable and the one the optimizer sees: an `F32` copy of a 16-bit variable, or itself.
 #[derive(Debug)]
 struct Pair {
     variable: Var,
@@ -42,20 +42,20 @@ fn pairs(variables: Vec<Var>) -> Result<Vec<Pair>> {
     chosen.map(pair).collect()
 }
 
-/// Any candle optimizer, over `F32` masters of half-precision variables.
+/// Any candle optimizer, over `F32` masters of 16-bit variables.
 ///
-/// A half variable cannot be trained as it is: an update below its last bit is lost, and candle's
+/// A 16-bit variable cannot be trained as it is: an update below its last bit is lost, and candle's
 /// AdamW turns `F16` variables to NaN. So the optimizer inside sees an `F32` copy of each, and the
 /// variable is rewritten from it, rounded once, after every step. `F32` and `F64` variables pass
 /// through.
 ///
 /// | model's variables | memory a parameter, without optimizer state |
 /// |---|---|
-/// | `F32`, under autocast | 4 bytes, and 2 while a scope holds its half copy |
-/// | half, with masters | 2 + 4 bytes |
+/// | `F32`, under autocast | 4 bytes, and 2 while a scope holds its 16-bit copy |
+/// | 16-bit, with masters | 2 + 4 bytes |
 ///
 /// Masters are `F32` tensors, always: the optimizer inside wants variables. The crate's own
-/// optimizers ([`optim`](crate::optim)) keep half variables themselves, in 6, 4 or 2 bytes a
+/// optimizers ([`optim`](crate::optim)) keep 16-bit variables themselves, in 6, 4 or 2 bytes a
 /// parameter ([`Masters`](crate::optim::Masters)), update everything in one pass, and their state can
 /// be saved; they need no `MasterWeights`.
 ///
@@ -129,7 +129,7 @@ impl<O: Optimizer> MasterWeights<O> {
         self.step(&loss.backward()?)
     }
 
-    /// Rewrites the half variables from their masters: after writing to a master by hand.
+    /// Rewrites the 16-bit variables from their masters: after writing to a master by hand.
     ///
     /// # Errors
     ///
@@ -161,7 +161,7 @@ impl<O: Optimizer> MasterWeights<O> {
         self.optimizer.set_learning_rate(learning_rate)
     }
 
-    /// The master of `variable`: an `F32` copy of a half variable, or the variable itself.
+    /// The master of `variable`: an `F32` copy of a 16-bit variable, or the variable itself.
     pub fn master(&self, variable: &Tensor) -> Option<&Var> {
         let pair = self.pairs.iter().find(|pair| pair.variable.id() == variable.id());
         pair.map(|pair| &pair.master)

@@ -5,7 +5,7 @@ use candle_core::{Result, TensorId};
 use super::MasterVars;
 use crate::scaler::{Step, UnscaledGradients};
 
-/// An optimizer of [`MasterVars`], whose steps rewrite the half tensors; see [`MasterVars::bind`].
+/// An optimizer of [`MasterVars`], whose steps rewrite the 16-bit tensors; see [`MasterVars::bind`].
 ///
 /// An optimizer that keeps its variables to itself is given the gradients of all masters. Several
 /// optimizers each have their [`Parameters`](crate::Parameters):

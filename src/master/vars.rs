@@ -17,12 +17,12 @@ use crate::{Parameters, autocast, kernels};
 type DTypeRule = dyn Fn(&str, DType) -> DType + Send + Sync;
 type InitRule = dyn Fn(&str, Init) -> Option<Init> + Send + Sync;
 
-/// `F32` masters that a model gets half copies of: mixed precision for a model that cannot be
+/// `F32` masters that a model gets 16-bit copies of: mixed precision for a model that cannot be
 /// edited, such as those of `candle-transformers`.
 ///
 /// Give the model [`var_builder`](Self::var_builder) in place of candle's. It makes a variable in
-/// `F32` for each name and hands out a half tensor cast from it, so that the model computes in
-/// half, and backward, candle's own too, gives the variable an `F32` gradient. Layers that ask for
+/// `F32` for each name and hands out a 16-bit tensor cast from it, so that the model computes in
+/// 16 bits, and backward, candle's own too, gives the variable an `F32` gradient. Layers that ask for
 /// one name share one tensor: tied weights have one gradient. [`bind`](Self::bind) has the half
 /// tensors rewritten in place after every step.
 ///
@@ -32,7 +32,7 @@ type InitRule = dyn Fn(&str, Init) -> Option<Init> + Send + Sync;
 ///
 /// The model's operators stay candle's: they compute in the dtype of what they are given and, on a
 /// CPU, add up in half. Cast the input yourself, and reduce the loss in `F32`, as those in
-/// [`ops`](crate::ops) do. Gradients are rounded to half once more where they leave the half
+/// [`ops`](crate::ops) do. Gradients are rounded to 16 bits once more where they leave the 16-bit
 /// tensor. Memory is 4 + 2 bytes a parameter, without optimizer state.
 ///
 /// What was asked for in `F32`, or is kept so by [`dtypes`](Self::dtypes), is the variable itself:
@@ -115,7 +115,7 @@ impl MasterVars {
         Self::from_varmap(&VarMap::new(), dtype, device)
     }
 
-    /// Masters that are the variables of `varmap`, which must not be half. What a model asks for
+    /// Masters that are the variables of `varmap`, which must not have 16 bits. What a model asks for
     /// besides is added to the map, with initial values as in [`new`](Self::new).
     pub fn from_varmap(varmap: &VarMap, dtype: DType, device: &Device) -> Self {
         Self {
@@ -206,7 +206,7 @@ impl MasterVars {
         Refreshing::new(self, optimizer)
     }
 
-    /// Rewrites the half tensors from their masters: after a step of an optimizer that is not
+    /// Rewrites the 16-bit tensors from their masters: after a step of an optimizer that is not
     /// bound, or after writing to a master by hand.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ use crate::kernels::attention::{self as kernel, Kept, Settings};
 /// and in backward the gradients of scores too, to the dtype of `q`, before the next product.
 ///
 /// Of what has a size of `t · s`, nothing is kept: backward makes the scores again, from two numbers
-/// a query; and on CUDA, of halves, the output in `F32`. The gradient of a mask, where it is wanted,
+/// a query; and on CUDA, for 16-bit inputs, the output in `F32`. The gradient of a mask, where it is wanted,
 /// takes that much in `F32` for a while.
 ///
 /// A query that sees no key gets zeros, and gives no gradient. So it does in PyTorch since 2.5;

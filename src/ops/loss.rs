@@ -18,7 +18,7 @@ use crate::kernels::{embedding, loss};
 /// # Precision
 ///
 /// `logits` in any floating-point dtype, `targets` in `U8`, `U32` or `I64`. Exponentials,
-/// logarithm and mean in `F32`; the loss is `F32` even for half logits.
+/// logarithm and mean in `F32`; the loss is `F32` even for 16-bit logits.
 ///
 /// # Errors
 ///

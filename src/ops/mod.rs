@@ -1,11 +1,10 @@
-//! Operators that ask autocast for their dtype, and whose gradient is right in every dtype.
+//! Operators that follow the autocast scope, with right gradients in every dtype.
 //!
-//! Each states which dtype it takes, computes in, accumulates in and returns. "half" is `F16` or
-//! `BF16`; with `F64` inputs, `F32` below reads `F64`. All are [`Operator`](crate::autograd::Operator)s:
-//! they work among candle's own operators and under plain `loss.backward()`.
+//! Each states which dtype it takes, computes in, accumulates in and returns. "16-bit" is `F16` or `BF16`; for `F64`
+//! inputs, read `F64` where it says `F32`. All are [`Operator`](crate::autograd::Operator)s: they work among candle's own
+//! operators and under plain `loss.backward()`.
 //!
-//! They return candle's `Result`, so that they fit in `candle_core::Module`s; errors of this
-//! crate's are carried inside.
+//! They return candle's `Result`, so that they fit in `candle_core::Module`s; errors of this crate are inside.
 
 mod activation;
 mod arithmetic;

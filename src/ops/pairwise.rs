@@ -17,7 +17,7 @@ use crate::kernels::loss::{self, Pairwise, Side};
 /// # Precision
 ///
 /// Under autocast both are cast to `F32`; outside they share a dtype. Differences, squares and
-/// mean in `F32`; the loss is `F32` even for half inputs. Both get gradients.
+/// mean in `F32`; the loss is `F32` even for 16-bit inputs. Both get gradients.
 ///
 /// # Errors
 ///
@@ -89,8 +89,8 @@ pub fn binary_cross_entropy_with_logit(logits: &Tensor, target: &Tensor) -> Resu
 
 /// The mean binary cross entropy of the probabilities `input` with the probabilities `target`.
 ///
-/// Prefer [`binary_cross_entropy_with_logit`]: a half probability is 1 from about 0.9998 (`F16`)
-/// or 0.998 (`BF16`) on, and what the loss depends on is its distance from 1. Autocast to a half
+/// Prefer [`binary_cross_entropy_with_logit`]: a 16-bit probability is 1 from about 0.9998 (`F16`)
+/// or 0.998 (`BF16`) on, and what the loss depends on is its distance from 1. Autocast to a 16-bit
 /// dtype therefore refuses this one, as PyTorch's does.
 ///
 /// # Shapes
@@ -104,7 +104,7 @@ pub fn binary_cross_entropy_with_logit(logits: &Tensor, target: &Tensor) -> Resu
 ///
 /// # Errors
 ///
-/// As [`mse`]; [`AutocastError::Banned`](crate::error::AutocastError::Banned) in a half scope.
+/// As [`mse`]; [`AutocastError::Banned`](crate::error::AutocastError::Banned) in a 16-bit scope.
 ///
 /// # References
 ///

@@ -35,7 +35,7 @@ pub fn sum(x: &Tensor) -> Result<Tensor> {
 ///
 /// # Precision
 ///
-/// As [`sum`]. PyTorch leaves the mean of half inputs in half, even under autocast.
+/// As [`sum`]. PyTorch leaves the mean of 16-bit inputs in 16 bits, even under autocast.
 ///
 /// # References
 ///
@@ -99,7 +99,7 @@ pub fn sum_keepdim(x: &Tensor, dims: impl Dims) -> Result<Tensor> {
 ///
 /// # Precision
 ///
-/// As [`sum`]. PyTorch leaves the mean of half inputs in half, even under autocast.
+/// As [`sum`]. PyTorch leaves the mean of 16-bit inputs in 16 bits, even under autocast.
 ///
 /// # Errors
 ///

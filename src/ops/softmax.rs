@@ -12,7 +12,7 @@ use crate::kernels::softmax as kernel;
 ///
 /// # Precision
 ///
-/// Exponentials and sum in `F32`, rounded once to the dtype of `x`, so that half probabilities sum
+/// Exponentials and sum in `F32`, rounded once to the dtype of `x`, so that 16-bit probabilities sum
 /// to 1 however many there are. Under PyTorch's lists, `F32` in and out.
 ///
 /// # References

@@ -40,7 +40,7 @@ impl Default for EmaConfig {
 /// # Precision
 ///
 /// The average and its arithmetic are `F32` (`F64` for `F64` variables). In half the change, a
-/// thousandth of a difference, would be lost. What is averaged are the variables it is given: of a half model
+/// thousandth of a difference, would be lost. What is averaged are the variables it is given: of a 16-bit model
 /// with masters, the rounded ones.
 ///
 /// # Examples
@@ -217,7 +217,7 @@ impl Ema {
         Ok(())
     }
 
-    /// Overwrites the weights with the averages for good: at the end of training. A half variable's
+    /// Overwrites the weights with the averages for good: at the end of training. A 16-bit variable's
     /// master, if an optimizer has one, does not follow.
     ///
     /// # Errors

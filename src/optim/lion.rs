@@ -71,7 +71,7 @@ impl Formula for LionConfig {
 /// ```
 ///
 /// The sign of 0 is 0, that of NaN is NaN. A step moves every weight by `lr`, however small its
-/// gradient: a half variable without a master would need an `lr` of half its last bit.
+/// gradient: a 16-bit variable without a master would need an `lr` of half its last bit.
 ///
 /// Precision, and everything else, is that of [`Optim`].
 ///

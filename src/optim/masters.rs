@@ -1,6 +1,6 @@
-//! How half variables are kept.
+//! How 16-bit variables are kept.
 
-/// How a half variable keeps its exact value between steps. `F32` and `F64` variables are their own.
+/// How a 16-bit variable keeps its exact value between steps. `F32` and `F64` variables are their own.
 ///
 /// | | bytes a parameter, variable included | for | the exact value |
 /// |---|---|---|---|

@@ -1,7 +1,7 @@
-//! Optimizers with state in `F32`, for half and full variables alike; parameter groups, schedules
-//! and an average of the weights.
+//! Optimizers whose state is `F32`, for 16-bit and `F32` variables; parameter groups, schedules, and averages of the
+//! weights.
 //!
-//! | | state | numbers a parameter, beyond the weight |
+//! | | state | numbers per parameter, beyond the weight |
 //! |---|---|---|
 //! | [`Sgd`] | momentum, if any | 0 or 1 |
 //! | [`AdamW`] | two moments, three with AMSGrad | 2 or 3 |
@@ -9,7 +9,7 @@
 //! | [`Lamb`] | two moments | 2 |
 //!
 //! All are an [`Optim`] with settings of their own. State is `F32`, or `BF16` where
-//! [`Optim::with_state_dtype`] says so. A half variable keeps its exact value in one of three ways,
+//! [`Optim::with_state_dtype`] says so. A 16-bit variable keeps its exact value in one of three ways,
 //! [`Masters`].
 
 mod adamw;

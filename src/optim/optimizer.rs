@@ -21,7 +21,7 @@ use crate::{Error, Result};
 /// # Precision
 ///
 /// Arithmetic is `F32`, whatever the dtype of variable and gradient, and `F64` for `F64` variables.
-/// State is the same, or `BF16`. A half variable has a master, from which it is rewritten, rounded
+/// State is the same, or `BF16`. A 16-bit variable has a master, from which it is rewritten, rounded
 /// once, in the same pass; see [`Masters`]. In a formula a sum with a product is one fused
 /// multiply-add, as in PyTorch's CPU kernels (on other devices, candle's two operations). Results do
 /// not depend on the number of threads.
@@ -34,7 +34,7 @@ use crate::{Error, Result};
 /// # State
 ///
 /// Masters and states are made at a variable's first step: what is written to a variable before
-/// (loaded weights) counts. What is written later to a half variable with a master is lost, unless
+/// (loaded weights) counts. What is written later to a 16-bit variable with a master is lost, unless
 /// [`reload_masters`](Self::reload_masters) follows. A variable without a gradient is left alone,
 /// and its step is not counted.
 ///
@@ -48,7 +48,7 @@ use crate::{Error, Result};
 /// # As an optimizer of candle's
 ///
 /// It implements [`Step`](crate::optim::Step), not candle's trait, so that [`GradScaler::step`] can hand it `F32`
-/// gradients of half variables. [`as_candle`](Self::as_candle) and [`AsCandle`] are for code that
+/// gradients of 16-bit variables. [`as_candle`](Self::as_candle) and [`AsCandle`] are for code that
 /// asks for candle's.
 ///
 /// [`GradScaler::step`]: crate::GradScaler::step
@@ -151,7 +151,7 @@ impl<C: Config> Optim<C> {
         Ok(Self { groups: settings, slots, masters, state_dtype, addresses, skips: None })
     }
 
-    /// The same with another way to keep half variables.
+    /// The same with another way to keep 16-bit variables.
     ///
     /// # Errors
     ///
@@ -265,7 +265,7 @@ impl<C: Config> Optim<C> {
         Ok(slot.map(|slot| slot.exact(self.masters)).transpose()?)
     }
 
-    /// Takes the masters from the variables again: after writing to half variables by hand.
+    /// Takes the masters from the variables again: after writing to 16-bit variables by hand.
     ///
     /// # Errors
     ///
@@ -282,7 +282,7 @@ impl<C: Config> Optim<C> {
         Ok(())
     }
 
-    /// How half variables are kept.
+    /// How 16-bit variables are kept.
     pub fn masters(&self) -> Masters {
         self.masters
     }

@@ -78,7 +78,7 @@ pub struct Scheduler {
     base_lr: f64,
     /// With the last step, if that is `late`.
     taken: u64,
-    /// The last step, of which a GPU had not told whether it was taken.
+    /// The last step, if a GPU had not decided yet whether it was taken.
     late: Option<StepOutcome>,
 }
 

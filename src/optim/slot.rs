@@ -12,7 +12,7 @@ pub(super) struct Slot {
     pub(super) group: usize,
     /// Steps taken. Master and states are there from the first on.
     pub(super) steps: u64,
-    /// The `F32` master of a half variable, or its remainder.
+    /// The `F32` master of a 16-bit variable, or its remainder.
     pub(super) master: Option<Tensor>,
     pub(super) states: Vec<Tensor>,
 }
@@ -31,7 +31,7 @@ impl Slot {
         }
     }
 
-    /// The dtype of its states, where half variables are given `dtype`.
+    /// The dtype of its states, where 16-bit variables are given `dtype`.
     pub(super) fn state_dtype(&self, dtype: DType) -> DType {
         if self.variable.dtype() == DType::F64 { DType::F64 } else { dtype }
     }

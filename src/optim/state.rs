@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// | `w.momentum_buffer` | of [`Sgd`](super::Sgd) with momentum |
 /// | `w.exp_avg` | the first moment of [`AdamW`](super::AdamW), [`Lamb`](super::Lamb) and [`Lion`](super::Lion) |
 /// | `w.exp_avg_sq`, `w.max_exp_avg_sq` | the second moment, and the largest so far with AMSGrad |
-/// | `w.master` | the `F32` master of a half variable |
+/// | `w.master` | the `F32` master of a 16-bit variable |
 /// | `w.remainder` | the rest of one, `I16`, with [`Masters::Remainder`](super::Masters) |
 ///
 /// A variable that has not been stepped has none, and no entry in `steps`.

@@ -326,7 +326,7 @@ impl Collected {
             }
         }
         let findings: Arc<[Finding]> = self.findings(chosen).into();
-        // Without one there is nothing that a companion could be told.
+        // Without a found_inf the others have nothing to learn.
         if findings.iter().any(|finding| !finding.is_empty()) {
             for &at in chosen {
                 self.entries[at].clipped_with.push(findings.clone());

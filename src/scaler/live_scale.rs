@@ -75,7 +75,7 @@ impl LiveScale {
         state
     }
 
-    /// What [`synchronised`](Self::settled) could not return.
+    /// The error that a synchronisation could not return.
     pub(crate) fn check(&mut self) -> Result<()> {
         self.state_mut().failure.take().map_or(Ok(()), Err)
     }

@@ -21,26 +21,26 @@ pub use loss_scale::{LossScale, ScaleConfig};
 pub use outcome::StepOutcome;
 pub use step::{Bound, Step, UnscaledGradients};
 
-/// Keeps small half-precision gradients from vanishing, by scaling the loss they come from; and
-/// holds the gradients between `backward` and the optimizer.
+/// Scales the loss, so that small 16-bit gradients do not vanish, and holds the gradients between `backward` and the
+/// optimizer.
 ///
 /// The loop is PyTorch's, except that gradients collect here rather than in the variables, and
 /// [`update`](Self::update) drops them. Calling `backward` again before
 /// `step` accumulates, over micro-batches or over several losses.
 ///
-/// Collected are the gradients of variables only, in `F32`, whatever the variable's dtype: what an
-/// operator of this crate computed for a half variable never was rounded to half.
+/// It collects the gradients of variables only, in `F32`, whatever the variable's dtype: a gradient that an operator of
+/// this crate computed for a 16-bit variable is never rounded to 16 bits.
 ///
 /// | call | gradients | scale |
 /// |---|---|---|
 /// | `scale(&loss)?.backward()?` | added, scaled | |
 /// | `unscale()?`, `clip_grad_norm(..)?` | unscaled and checked, once | |
 /// | `step(&mut opt)?` | unscaled if they are not yet; given to `opt` if all are finite | |
-/// | `update()?` | forgotten | moves |
+/// | `update()?` | dropped | moves |
 ///
-/// A skipped step explains itself in [`StepOutcome::report`], the scale's past in
-/// [`history`](Self::history), and gradients that `F16` loses in [`histogram`](Self::histogram). What
-/// goes wrong for longer it warns of, through `tracing`; see [`Warnings`].
+/// [`StepOutcome::report`] explains a skipped step, [`history`](Self::history) has the scale of the last steps, and
+/// [`histogram`](Self::histogram) counts the gradients that `F16` loses. Slow failures are logged as warnings, through
+/// `tracing`: see [`Warnings`].
 ///
 /// # Examples
 ///
@@ -154,7 +154,7 @@ impl GradScaler {
     ///
     /// # Errors
     ///
-    /// [`ScalerError::LossDType`]: a half-precision loss must have been reduced in `F32`, before it got
+    /// [`ScalerError::LossDType`]: a 16-bit loss must have been reduced in `F32`, before it got
     /// here. [`ScalerError::LossShape`]: `loss` is not one number. [`ArgumentError::DType`]: it is an integer.
     pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss<'_>> {
         self.scale.check()?;
@@ -501,10 +501,9 @@ impl ScaledLoss<'_> {
     ///
     /// # Memory
     ///
-    /// What operators of this crate keep for backward is freed as each has gone back, so that a loss runs backward
-    /// once. What another of them has been given meanwhile, for another loss, stays until that has
-    /// gone back too, or is dropped. [`retain_graph`](Self::retain_graph) keeps all, as candle's own `backward`
-    /// does.
+    /// Each operator of this crate frees what it saved once its backward has run, so a loss runs backward once.
+    /// What it shares with the graph of another loss stays until that loss has run backward too, or is dropped.
+    /// [`retain_graph`](Self::retain_graph) keeps everything, as candle's own `backward` does.
     ///
     /// # Errors
     ///

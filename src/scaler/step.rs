@@ -14,7 +14,7 @@ use crate::{Parameters, kernels};
 ///
 /// Every `candle_nn::Optimizer` is one, and [`MasterWeights`](crate::MasterWeights), the
 /// optimizers of this crate, and [`Bound`]. Implement it for an optimizer that wants `F32`
-/// gradients of half variables; implement candle's trait otherwise.
+/// gradients of 16-bit variables; implement candle's trait otherwise.
 pub trait Step {
     /// The variables it updates, or `None` where it keeps them to itself, as candle's do. Then it
     /// is given every gradient, and can be the only such optimizer in an iteration.

@@ -13,22 +13,24 @@ const HEAD: &str = "\
 
 What `Autocast` does with each operator. *Rule* is that of the crate's own preset,
 `Policy::default()`; *PyTorch* that of `Policy::pytorch()`, the CUDA lists of PyTorch 2.15.
-`amp.allow(op)` makes a rule `Lower`, `amp.deny(op)` makes it `Full`, `policy.with(op, cast)` any.
+`amp.allow(op)` makes a rule `Lower`, and `amp.deny(op)` makes it `Full`. `policy.with(op, cast)` sets any rule, and
+`amp.with_policy(policy)` applies it.
 
-| rule | inputs | arithmetic | output |
-|---|---|---|---|
-| `Lower` | cast to the compute dtype | `F32` | compute dtype |
-| `Full` | cast to `F32` | `F32` | `F32` |
-| `FullMath` | as they are | `F32` | dtype of the first input |
-| `Promote` | cast to the widest among them; `F16` with `BF16` is `F32` | `F32` | that dtype |
-| `Keep` | as they are | `F32`, if the operator does arithmetic | dtype of the first input |
-| `Banned` | an error, if the compute dtype has 16 bits | | |
+| rule | inputs | output |
+|---|---|---|
+| `Lower` | cast to the compute dtype | compute dtype |
+| `Full` | cast to `F32` | `F32` |
+| `FullMath` | as they are | dtype of the first input |
+| `Promote` | cast to the widest among them; `F16` with `BF16` is `F32` | that dtype |
+| `Keep` | as they are | dtype of the first input |
+| `Banned` | an error, if the compute dtype has 16 bits | |
 
-Integers and `F64` are never cast, and an operator given any `F64` runs as it is, in `F64`. The
-losses return `F32` under every rule (`F64` for `F64` inputs).
+Arithmetic is `F32` under every rule. Integers and `F64` are never cast, and an operator given any `F64` runs as it is,
+in `F64`. The losses return `F32` under every rule (`F64` for `F64` inputs). `pixel_shuffle`, `pixel_unshuffle` and
+`replication_pad2d` are candle's, and ignore scopes.
 
-`tests/it/dtype_flow.rs` tests every rule, for every input dtype. `tests/it/gradients.rs` tests every gradient, in every
-dtype and layout, on the cases in the last column.
+For contributors: `tests/it/dtype_flow.rs` tests every rule, for every input dtype. `tests/it/gradients.rs` tests every
+gradient, in every dtype and layout, on the cases in the last column.
 
 This file is written by `UPDATE_DOCS=1 cargo test operator_table`, and checked by `cargo test`.
 

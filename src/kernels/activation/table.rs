@@ -92,7 +92,7 @@ macro_rules! pointwise {
         };
     /// `max(x, 0)²`; NaN stays NaN.
     relu2 => Relu2 (),
-        { rule: Keep, pytorch: Keep, reason: "a square, rounded once: F16 ends at 256 squared" },
+        { rule: Keep, pytorch: Keep, reason: "a square, rounded once; it overflows F16 from 256 on" },
         {
             torch: "", reference: "So et al., [Primer](https://arxiv.org/abs/2109.08668)",
             inputs: -12.0, 12.0;
@@ -175,7 +175,7 @@ macro_rules! pointwise {
         };
     /// `exp(x)`.
     exp => Exp (),
-        { rule: Full, pytorch: Full, reason: "F16 ends at e to the 11" },
+        { rule: Full, pytorch: Full, reason: "exp(x) overflows F16 above 11.09" },
         {
             torch: "exp", reference: "`torch.exp`",
             inputs: -6.0, 6.0;
@@ -225,7 +225,7 @@ macro_rules! pointwise {
         };
     /// `1 / x`.
     recip => Recip (),
-        { rule: Full, pytorch: Full, reason: "F16 ends at the reciprocal of 2 to the -16" },
+        { rule: Full, pytorch: Full, reason: "1 / x overflows F16 below 2 to the -16" },
         {
             torch: "reciprocal", reference: "`torch.reciprocal`",
             inputs: 0.05, 12.0;

@@ -125,7 +125,7 @@ fn through<T: Lane, const RELU: bool>(
     Ok((tensor(dx, x.dims()), dweight, dbias))
 }
 
-/// The gradient, or zero where relu left zero, told by the rounded result.
+/// The gradient, or zero where relu left zero, decided by the rounded result.
 #[inline(always)]
 fn flowing<T: Lane, const RELU: bool>(
     x: T::Acc,
@@ -151,7 +151,6 @@ pub(super) fn backward_eval(
         weight: Option<&Tensor>,
     ) -> Result<Gradients> {
         let layout = Channels::of(x.dims(), 1);
-        let _held = hold([x, grad]);
         let _held = hold([x, grad]);
         let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
         let sums = gradient_sums::<T>(layout, &x_data, &grad_data, &vector(mean)?);

@@ -24,8 +24,8 @@ template <class A> DEVICE A affine(A x, A mean, A scale, A shift) {
     return (x - mean) * scale + shift;
 }
 
-// Stops a gradient where relu left zero of its result, rounded to T, and lets it through where that is NaN: told again from x, so that
-// no gradient in between is written and read twice. `on` is 0 where there is no relu.
+// Stops a gradient where relu left zero of its result, rounded to T, and lets it through where that is NaN. Computes the
+// result from x again, so that no gradient in between is written and read twice. `on` is 0 where there is no relu.
 template <class T, class A> struct Gate {
     A mean, scale, shift;
     int on;

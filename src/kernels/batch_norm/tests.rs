@@ -327,7 +327,7 @@ fn the_gradient_of_nan_reaches_the_bias() -> Result<()> {
     Ok(())
 }
 
-/// Where a gradient flows is told from `x` again: also where a result was rounded to zero, and for NaN.
+/// Backward decides from `x` again where a gradient flows: also where a result was rounded to zero, and for NaN.
 #[test]
 fn the_gradient_through_relu_is_that_of_its_parts() -> Result<()> {
     for (device, dtype) in devices().into_iter().flat_map(|d| DTYPES.map(|t| (d.clone(), t))) {

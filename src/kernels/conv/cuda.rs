@@ -286,8 +286,8 @@ fn library(
     if dtype == DType::F64 || !gpu.has_convolutions() {
         return Ok(None);
     }
-    // Of halves, the library writes halves. But halves are TF32 as they are, so that their products
-    // are exact in it, and those it writes in F32.
+    // From 16-bit operands cuDNN writes 16 bits. But a 16-bit number is exact in TF32, and from TF32 operands cuDNN
+    // writes F32.
     let widened = dtype != written;
     if widened && gpu.compute_capability()? < (8, 0) {
         return Ok(None);

@@ -31,8 +31,8 @@ const KEPT: Duration = Duration::from_hours(90 * 24);
 #[derive(Debug)]
 pub(super) struct Cache {
     folder: PathBuf,
-    /// That the folder could not be written to was said.
-    told: AtomicBool,
+    /// Whether a failed write was logged already.
+    warned: AtomicBool,
 }
 
 impl Cache {
@@ -42,7 +42,7 @@ impl Cache {
     }
 
     pub(super) fn new(folder: PathBuf) -> Self {
-        Self { folder, told: AtomicBool::new(false) }
+        Self { folder, warned: AtomicBool::new(false) }
     }
 
     /// The machine code for `key`, and what `compile` makes where there is none, which is kept.
@@ -62,7 +62,7 @@ impl Cache {
         let code = compile()?;
         self.remove_old();
         if let Err(error) = self.store(&path, &pack(key, &code))
-            && !self.told.swap(true, Ordering::Relaxed)
+            && !self.warned.swap(true, Ordering::Relaxed)
         {
             tracing::warn!(
                 folder = %self.folder.display(),
@@ -298,7 +298,7 @@ mod tests {
         let cache = folder.cache();
         for _ in 0..2 {
             assert_eq!(look_up(&cache, "key", CODE), None);
-            assert!(cache.told.load(Ordering::Relaxed));
+            assert!(cache.warned.load(Ordering::Relaxed));
         }
         // Nor is a folder in the file's place, and nothing is left behind.
         let cache = Cache::new(folder.0.join("folder"));

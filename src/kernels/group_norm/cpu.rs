@@ -16,7 +16,7 @@ use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::with_output;
 use crate::kernels::reduce::channels::Channels;
 
-/// The groups as rows, and the planes of each channel of each sample as rows.
+/// Two views of the images as matrices: a row per group, and a row per channel of each sample.
 struct Layouts {
     channels: usize,
     groups: Channels,

@@ -1,6 +1,6 @@
 //! Sums that do not saturate.
 //!
-//! A half-precision tensor is widened before it is added up; blocks are added up in F32 (F64 for
+//! A 16-bit tensor is widened before it is added up; blocks are added up in F32 (F64 for
 //! F64), blocks in F64 and in a fixed order, and the sum is rounded once to the dtype asked for.
 
 pub(crate) mod channels;

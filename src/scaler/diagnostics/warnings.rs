@@ -1,4 +1,4 @@
-//! What goes wrong slowly, told once: warnings through `tracing`.
+//! Warnings about slow failures, through `tracing`.
 
 use std::collections::HashSet;
 
@@ -8,8 +8,8 @@ use crate::error::ArgumentError;
 use crate::scaler::diagnostics::ScaleHistory;
 use crate::{LossScale, Parameters, Result};
 
-/// When a scaler warns, through `tracing`. Each warning comes once, and again only after its cause
-/// was gone.
+/// When a scaler warns, through `tracing`. Each warning comes once, and again only after its cause has gone and
+/// come back.
 ///
 /// | it warns when | cured by |
 /// |---|---|
@@ -23,7 +23,7 @@ use crate::{LossScale, Parameters, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Warnings {
     /// Skipped steps among the last `of_last` that are worth a warning; at least 1. Default `25`:
-    /// one more than a scale takes to find its height, from 2¹⁶ down to 2⁻⁸.
+    /// one more than a scale takes to settle, from 2¹⁶ down to 2⁻⁸.
     pub skipped: usize,
     /// How far back skipped steps are counted; at least `skipped`, and what the history has room
     /// for. Default `100`.
@@ -62,14 +62,14 @@ impl Warnings {
 /// A condition that is reported once, and again after it was gone.
 #[derive(Debug, Default)]
 struct Alarm {
-    told: bool,
+    reported: bool,
 }
 
 impl Alarm {
-    /// Whether to tell.
+    /// Whether to report it now.
     fn sets_in(&mut self, now: bool, gone: bool) -> bool {
-        self.told &= !gone;
-        now && !std::mem::replace(&mut self.told, true)
+        self.reported &= !gone;
+        now && !std::mem::replace(&mut self.reported, true)
     }
 }
 

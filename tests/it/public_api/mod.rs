@@ -1,8 +1,9 @@
 //! The public surface of the crate, as a file that a test compares: `docs/public-api.txt`.
 //!
 //! The listing reads the sources, not the compiler's output: rustdoc's JSON needs a nightly compiler. It starts at
-//! `src/lib.rs` and follows public modules and re-exports. Variants of `Op`, which a macro makes, are in
-//! `docs/operators.md`, which a test compares too.
+//! `src/lib.rs` and follows public modules and re-exports. The functions that a macro makes from the table of pointwise
+//! operators are read from there. Variants of `Op`, which a macro makes too, are in `docs/operators.md`, which another
+//! test compares.
 
 mod source;
 mod tests;
@@ -307,6 +308,20 @@ impl Listing<'_> {
     }
 }
 
+/// The functions of the table of pointwise operators, whose rows begin as `name => Variant (parameter: type = value),`.
+fn pointwise(table: &str) -> Vec<String> {
+    let function = |line: &str| {
+        let (name, row) = line.strip_prefix("    ")?.split_once(" => ")?;
+        let parameters = row.split_once('(')?.1.strip_suffix("),")?;
+        let parameters = split(parameters, ',');
+        let parameters = parameters.iter().filter_map(|one| one.split_once(" = "));
+        let parameters: String =
+            parameters.map(|(parameter, _)| format!(", {parameter}")).collect();
+        Some(format!("pub fn candle_amp::ops::{name}(x: &Tensor{parameters}) -> Result<Tensor>"))
+    };
+    table.lines().filter_map(function).collect()
+}
+
 /// `Optimizer` of `candle_nn::Optimizer<T>`.
 fn last(path: &str) -> &str {
     path.split('<').next().unwrap_or_default().rsplit("::").next().unwrap_or_default().trim()
@@ -316,7 +331,14 @@ fn last(path: &str) -> &str {
 fn the_public_surface_changes_on_purpose() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &Path| fs::read_to_string(root.join("src").join(path)).ok();
-    let found = Crate::new(&read).listing().join("\n") + "\n";
+    let mut found = Crate::new(&read).listing();
+    let table = read(Path::new("kernels/activation/table.rs")).expect("the pointwise operators");
+    found.extend(pointwise(&table));
+    assert!(
+        found.iter().any(|line| line.contains("ops::leaky_relu(x: &Tensor, negative_slope: f64)"))
+    );
+    found.sort();
+    let found = found.join("\n") + "\n";
     let file = root.join("docs").join("public-api.txt");
     if env::var_os("UPDATE_DOCS").is_some() {
         fs::write(&file, &found).expect("docs/public-api.txt is writable");

@@ -70,7 +70,7 @@ fn gpus_agree() {
     }
 }
 
-/// By cuDNN, that is, unless it is told otherwise; everything else leaves F32.
+/// By cuDNN, unless `set_cudnn_f32_weight_gradients` is on; all other algorithms write F32.
 #[test]
 fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> {
     let _held = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! What cuDNN is told of a convolution's tensors.
+//! cuDNN's descriptors of a convolution and its tensors.
 
 use std::ffi::c_int;
 

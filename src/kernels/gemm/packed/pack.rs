@@ -16,8 +16,8 @@ pub(super) struct Packed<'a> {
     pub(super) stride: usize,
 }
 
-/// Calls `f` with the parts of `view`: by line, as it lies where it can be; or else packed, by all threads
-/// or by this one.
+/// Calls `f` with the parts of `view`. With `by_line`, an operand whose lines the instruction set can read is not
+/// packed. Otherwise all threads pack it if it is `shared`, or this one does.
 pub(super) fn with_packed<T: Bf16Terms>(
     view: MatrixView<'_, T>,
     by_line: bool,

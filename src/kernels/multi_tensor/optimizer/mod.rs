@@ -27,7 +27,7 @@ pub(crate) enum Master<'a> {
     Full(&'a Tensor),
     /// In the variable, `BF16`, and an `I16` tensor: what [`split`](rounding::split) makes.
     Remainder(&'a Tensor),
-    /// Nowhere: the half variable is rounded at random.
+    /// Nowhere: the 16-bit variable is rounded at random.
     Stochastic,
 }
 
