@@ -1,7 +1,12 @@
 //! A trace says what ran, in the order it ran.
 
+use std::sync::{Arc, Mutex};
+
 use candle_amp::{Autocast, Op, ops};
 use candle_core::{DType, Device, Result, Tensor, Var};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::util::random;
 
@@ -77,5 +82,59 @@ fn a_row_names_the_algorithm_of_its_own_operator() -> Result<()> {
     let table = format!("{trace:#}");
     assert!(table.contains("algorithm") && table.contains(conv), "{table}");
     assert!(!trace.to_string().contains(conv));
+    Ok(())
+}
+
+/// Keeps the passes and algorithms of the log.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<(String, String)>>>);
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "candle_amp::algorithm"
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        #[derive(Default)]
+        struct Fields(String, String, String);
+        impl Visit for Fields {
+            fn record_str(&mut self, field: &Field, value: &str) {
+                match field.name() {
+                    "pass" => self.0 = value.to_owned(),
+                    "algorithm" => self.1 = value.to_owned(),
+                    _ => {}
+                }
+            }
+            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "sizes" {
+                    self.2 = format!("{value:?}");
+                }
+            }
+        }
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        assert_eq!(*event.metadata().level(), Level::TRACE);
+        assert!(!fields.2.is_empty());
+        self.0.lock().unwrap().push((fields.0, fields.1));
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn backward_logs_its_algorithms() -> Result<()> {
+    let log = Log::default();
+    tracing::subscriber::with_default(log.clone(), || {
+        let x = Var::from_tensor(&random(1, (2, 3, 5, 5), DType::F64))?;
+        let weight = Var::from_tensor(&random(2, (4, 3, 3, 3), DType::F64))?;
+        ops::mean(&ops::conv2d(&x, &weight, None, Default::default())?)?.backward()
+    })?;
+    let passes = ["conv forward", "conv dgrad", "conv wgrad"];
+    let expected = passes.map(|pass| (pass.to_owned(), "im2col, f64".to_owned()));
+    assert_eq!(*log.0.lock().unwrap(), expected);
     Ok(())
 }
