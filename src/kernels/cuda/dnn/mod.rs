@@ -175,7 +175,7 @@ fn run(
                 y,
                 output,
             ),
-            Algorithm::Input(algorithm) => cudnn::convolution_backward_data(
+            Algorithm::Dgrad(algorithm) => cudnn::convolution_backward_data(
                 handle,
                 one,
                 w,
@@ -190,7 +190,7 @@ fn run(
                 x,
                 input,
             ),
-            Algorithm::Weight(algorithm) => cudnn::convolution_backward_filter(
+            Algorithm::Wgrad(algorithm) => cudnn::convolution_backward_filter(
                 handle,
                 one,
                 x,

@@ -202,7 +202,7 @@ fn expected(handle: sys::cudnnHandle_t, pass: Pass, descriptors: &Descriptors) -
                 })
             }
             Pass::Dgrad => {
-                candidates!(sys::cudnnConvolutionBwdDataAlgoPerf_t, Input, |count, answers| {
+                candidates!(sys::cudnnConvolutionBwdDataAlgoPerf_t, Dgrad, |count, answers| {
                     sys::cudnnGetConvolutionBackwardDataAlgorithm_v7(
                         handle,
                         w,
@@ -216,7 +216,7 @@ fn expected(handle: sys::cudnnHandle_t, pass: Pass, descriptors: &Descriptors) -
                 })
             }
             Pass::Wgrad => {
-                candidates!(sys::cudnnConvolutionBwdFilterAlgoPerf_t, Weight, |count, answers| {
+                candidates!(sys::cudnnConvolutionBwdFilterAlgoPerf_t, Wgrad, |count, answers| {
                     sys::cudnnGetConvolutionBackwardFilterAlgorithm_v7(
                         handle,
                         x,
@@ -270,7 +270,7 @@ fn measured(
                 })
             }
             Pass::Dgrad => {
-                candidates!(sys::cudnnConvolutionBwdDataAlgoPerf_t, Input, |count, answers| {
+                candidates!(sys::cudnnConvolutionBwdDataAlgoPerf_t, Dgrad, |count, answers| {
                     sys::cudnnFindConvolutionBackwardDataAlgorithmEx(
                         handle,
                         w,
@@ -289,7 +289,7 @@ fn measured(
                 })
             }
             Pass::Wgrad => {
-                candidates!(sys::cudnnConvolutionBwdFilterAlgoPerf_t, Weight, |count, answers| {
+                candidates!(sys::cudnnConvolutionBwdFilterAlgoPerf_t, Wgrad, |count, answers| {
                     sys::cudnnFindConvolutionBackwardFilterAlgorithmEx(
                         handle,
                         x,
