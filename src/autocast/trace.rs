@@ -92,7 +92,7 @@ impl Autocast {
     /// |---|---|---|
     /// | `packed, avx512` | CPU | packed GEMM in F32, AVX-512; for convolutions direct or Winograd's |
     /// | `packed, avx512-bf16`, `packed, amx-bf16` | CPU | packed GEMM of BF16 pairs, by the instructions named |
-    /// | `packed, amx-bf16x3` | CPU | F32 or F16 as sums of three BF16 terms, on AMX |
+    /// | `packed, amx-bf16x3` | CPU | F32 or F16 as sums of three BF16 terms, on AMX; computed again in F32 if a sum is not finite |
     /// | `im2col`, `gemm crate` | CPU | operands widened to F32, and the product of the `gemm` crate |
     /// | `im2col, f64`, `gemm crate, f64` | CPU | the same in F64 |
     /// | `blocks` | CPU | attention, a block of queries at a time |
@@ -102,7 +102,7 @@ impl Autocast {
     /// | `flash`, `products` | CUDA | attention in one kernel, or as two products and a softmax |
     /// | `candle` | other devices | candle's operators |
     ///
-    /// Backward has no rows, but logs the same names: each choice is a `tracing` event of level `TRACE` and target
+    /// Backward has no rows, but its convolutions and products are logged by the same names: each choice is a `tracing` event of level `TRACE` and target
     /// `candle_amp::algorithm`, with the fields `pass`, `algorithm` and `sizes`.
     ///
     /// # Examples

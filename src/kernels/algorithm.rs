@@ -8,8 +8,7 @@ thread_local! {
     static CHOSEN: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
-/// Says that `pass` of these `sizes` runs by `algorithm`. Where one algorithm fails or calls another, the last one
-/// counts.
+/// Says that `pass` of these `sizes` runs by `algorithm`. Of several choices for one operator, the last one counts.
 pub(super) fn chosen(pass: &'static str, algorithm: &'static str, sizes: &dyn Debug) {
     CHOSEN.set(Some(algorithm));
     tracing::trace!(target: "candle_amp::algorithm", pass, algorithm, ?sizes);

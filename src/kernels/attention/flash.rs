@@ -75,8 +75,8 @@ fn attention(
     Ok(launch.int(settings.causal.into()))
 }
 
-/// See [`super::forward`], of what [`fits`]. With `rows` the output, in both dtypes, lies as
-/// `(b, t, h, d)` does, and is a view of that.
+/// See [`super::forward`], of what [`fits`]. With `rows` the output, in both dtypes, is a view of
+/// `(b, t, h, d)`.
 pub(super) fn forward(
     gpu: &Gpu,
     [q, k, v]: [&Tensor; 3],

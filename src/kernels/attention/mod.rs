@@ -56,7 +56,16 @@ pub(crate) fn forward(
     mask: Option<&Tensor>,
     settings: Settings,
 ) -> Result<(Tensor, Kept)> {
-    match Algorithm::of(q, k, v)? {
+    run(Algorithm::of(q, k, v)?, [q, k, v], mask, settings)
+}
+
+fn run(
+    algorithm: Algorithm,
+    [q, k, v]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    settings: Settings,
+) -> Result<(Tensor, Kept)> {
+    match algorithm {
         Algorithm::Flash(gpu) => flash::forward(&gpu, [q, k, v], mask, settings, false),
         Algorithm::Products(gpu) => cuda::forward(&gpu, q, k, v, mask, settings),
         Algorithm::Blocks => cpu::forward(q, k, v, mask, settings),
@@ -108,7 +117,7 @@ pub(crate) fn forward_rows(
 ) -> Result<(Tensor, Kept)> {
     let (out, kept) = match Algorithm::of(q, k, v)? {
         Algorithm::Flash(gpu) => flash::forward(&gpu, [q, k, v], None, settings, true)?,
-        _ => forward(q, k, v, None, settings)?,
+        algorithm => run(algorithm, [q, k, v], None, settings)?,
     };
     Ok((plain(&out.transpose(1, 2)?)?.flatten_from(2)?, kept))
 }
