@@ -9,3 +9,5 @@ pub(in crate::kernels) mod parallel;
 pub(in crate::kernels) mod prefetch;
 pub(in crate::kernels) mod simd;
 pub(in crate::kernels) mod uninit;
+#[cfg(target_arch = "x86_64")]
+pub(in crate::kernels) mod vector;

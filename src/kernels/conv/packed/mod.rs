@@ -1,4 +1,4 @@
-//! NCHW convolutions by packed GEMM, on processors with AVX-512.
+//! NCHW convolutions by packed GEMM, on processors with AVX2.
 //!
 //! The weights are the left matrix, packed once a pass. The right matrix is im2col of the image, and a thread makes
 //! it block by block: it takes some output pixels, and packs the input rows that they need into row panels that
@@ -61,8 +61,8 @@ pub(super) fn forward<O: Rounded>(
     isa: InstructionSet,
 ) -> Result<Tensor> {
     let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
-    if isa == InstructionSet::Avx512F32 && winograd::suits(shape) {
-        let data = winograd::convolve(x, &weight, bias.as_deref(), shape, Order::Forward)?;
+    if isa.is_f32() && winograd::suits(shape) {
+        let data = winograd::convolve(x, &weight, bias.as_deref(), shape, Order::Forward, isa)?;
         if let Some(data) = data {
             return Ok(tensor::<O>(data, &shape.out_dims()));
         }
@@ -83,10 +83,9 @@ pub(super) fn dgrad<O: Rounded>(
     isa: InstructionSet,
 ) -> Result<Tensor> {
     let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
-    if let (InstructionSet::Avx512F32, Some(back)) =
-        (isa, shape.transposed().filter(winograd::suits))
-    {
-        let data = winograd::convolve(grad, &weight, bias.as_deref(), &back, Order::Backward)?;
+    if let (true, Some(back)) = (isa.is_f32(), shape.transposed().filter(winograd::suits)) {
+        let bias = bias.as_deref();
+        let data = winograd::convolve(grad, &weight, bias, &back, Order::Backward, isa)?;
         if let Some(data) = data {
             return Ok(tensor::<O>(data, &shape.input_dims()));
         }
@@ -335,7 +334,7 @@ impl ConvPass {
         let segment = if self.isa.is_amx() { depth } else { rows * depth };
         let left_starts: Vec<_> = (0..taps.rows.len()).map(|row| row * segment).collect();
         with_words([row_panels.slots.len() * row_panels.slot + 16], |[right]| {
-            source.fill(taps, part, &row_panels, self.isa.is_bf16(), right);
+            source.fill(taps, part, &row_panels, self.isa, right);
             let gemm = PackedGemm {
                 left: &weight[group * blocks * block..],
                 left_block: block,

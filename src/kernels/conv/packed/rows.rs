@@ -6,21 +6,23 @@ use std::mem::MaybeUninit;
 
 use half::{bf16, f16};
 
+use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
+
 /// What an image is stored in.
 pub(super) trait Stored: Copy + Sync {
     /// Loads the elements of `mask`, and zeros for the others, which are not touched.
     ///
     /// # Safety
-    /// AVX-512 F, BW and VL; the elements of `mask` from `at` on can be read.
-    unsafe fn load(at: *const Self, mask: u16) -> __m512;
+    /// As [`Vector::load_masked`].
+    unsafe fn load<V: Vector>(at: *const Self, mask: u16) -> V;
     fn widen(self) -> f32;
 }
 
 impl Stored for f32 {
     #[inline(always)]
-    unsafe fn load(at: *const Self, mask: u16) -> __m512 {
+    unsafe fn load<V: Vector>(at: *const Self, mask: u16) -> V {
         // SAFETY: the caller's.
-        unsafe { _mm512_maskz_loadu_ps(mask, at) }
+        unsafe { V::load_masked(at, mask) }
     }
     fn widen(self) -> f32 {
         self
@@ -29,12 +31,9 @@ impl Stored for f32 {
 
 impl Stored for bf16 {
     #[inline(always)]
-    unsafe fn load(at: *const Self, mask: u16) -> __m512 {
+    unsafe fn load<V: Vector>(at: *const Self, mask: u16) -> V {
         // SAFETY: the caller's.
-        unsafe {
-            let bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, at.cast()));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
-        }
+        unsafe { V::load_bf16(at, mask) }
     }
     fn widen(self) -> f32 {
         self.to_f32()
@@ -43,9 +42,9 @@ impl Stored for bf16 {
 
 impl Stored for f16 {
     #[inline(always)]
-    unsafe fn load(at: *const Self, mask: u16) -> __m512 {
+    unsafe fn load<V: Vector>(at: *const Self, mask: u16) -> V {
         // SAFETY: the caller's.
-        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, at.cast())) }
+        unsafe { V::load_f16(at, mask) }
     }
     fn widen(self) -> f32 {
         self.to_f32()
@@ -62,21 +61,21 @@ pub(super) fn widen<S: Stored>(from: &[S], to: &mut [f32]) {
 /// [`widen`], to places of no value yet.
 pub(super) fn widen_into<S: Stored>(from: &[S], to: &mut [MaybeUninit<f32>]) {
     /// # Safety
-    /// AVX-512 F, BW and VL; as many places as elements.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn run<S: Stored>(from: &[S], to: &mut [MaybeUninit<f32>]) {
+    /// The features of `V`; as many places as elements.
+    #[inline(always)]
+    unsafe fn run<S: Stored, V: Vector>(from: &[S], to: &mut [MaybeUninit<f32>]) {
         for (from, to) in from.chunks(16).zip(to.chunks_mut(16)) {
             let mask = ((1u32 << from.len()) - 1) as u16;
             // SAFETY: the mask has no more elements than there are, on both sides.
             unsafe {
-                let widened = S::load(from.as_ptr(), mask);
-                _mm512_mask_storeu_ps(to.as_mut_ptr().cast(), mask, widened);
+                S::load::<V>(from.as_ptr(), mask).store_masked(to.as_mut_ptr().cast(), mask);
             }
         }
     }
     assert!(from.len() == to.len());
-    // SAFETY: an `InstructionSet` has the features.
-    unsafe { run(from, to) };
+    let vectors = Vectors::widest().unwrap_or(Vectors::Avx2);
+    // SAFETY: the features of the vectors; the lengths, as asserted.
+    with_vectors!(vectors, V => unsafe { run::<S, V>(from, to) });
 }
 
 /// A vector of positions of an image row, and where it goes.
@@ -127,20 +126,20 @@ pub(super) fn moves(
 /// A kind of row panel: what a vector of it is loaded from, and how.
 ///
 /// # Safety
-/// Of all methods: AVX-512 F, BW and VL. A row has the pixels that a move has inside; `dst` the
-/// places.
+/// Of all methods: the features of `V`, and for BF16 AVX-512 F, BW and VL. A row has the pixels that a move has inside;
+/// `dst` the places.
 pub(super) trait RowPanel {
     type Source: Copy + Sync;
     type Place: Copy;
     /// Positions of a vector.
     const LANES: usize;
-    unsafe fn copy_row(
+    unsafe fn copy_row<V: Vector>(
         rows: [Option<*const Self::Source>; 2],
         by: Move,
         step: usize,
         dst: *mut Self::Place,
     );
-    unsafe fn clear(by: Move, dst: *mut Self::Place);
+    unsafe fn clear<V: Vector>(by: Move, dst: *mut Self::Place);
 }
 
 /// Elements, widened.
@@ -152,35 +151,36 @@ impl<S: Stored> RowPanel for Widened<S> {
     const LANES: usize = 16;
 
     #[inline(always)]
-    unsafe fn copy_row([row, _]: [Option<*const S>; 2], by: Move, step: usize, dst: *mut f32) {
+    unsafe fn copy_row<V: Vector>(
+        [row, _]: [Option<*const S>; 2],
+        by: Move,
+        step: usize,
+        dst: *mut f32,
+    ) {
         let Some(row) = row else { return };
         // SAFETY: the caller's; vectors touch only what their masks say.
         unsafe {
             let load = |at: isize| {
                 let mask = (by.inside >> at) as u16;
-                S::load(row.wrapping_offset(by.from + at), mask)
+                S::load::<V>(row.wrapping_offset(by.from + at), mask)
             };
             let vector = match step {
                 1 => load(0),
-                2 => {
-                    let even =
-                        _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-                    _mm512_permutex2var_ps(load(0), even, load(16))
-                }
+                2 => load(0).evens(load(16)),
                 _ => {
                     let mut lanes = [0f32; 16];
                     each_pixel(by, step, |i, at| lanes[i] = (*row.wrapping_offset(at)).widen());
-                    _mm512_loadu_ps(lanes.as_ptr())
+                    V::load(lanes.as_ptr())
                 }
             };
-            _mm512_mask_storeu_ps(dst.add(by.to), by.places as u16, vector);
+            vector.store_masked(dst.add(by.to), by.places as u16);
         }
     }
 
     #[inline(always)]
-    unsafe fn clear(by: Move, dst: *mut f32) {
+    unsafe fn clear<V: Vector>(by: Move, dst: *mut f32) {
         // SAFETY: the caller's.
-        unsafe { _mm512_mask_storeu_ps(dst.add(by.to), by.places as u16, _mm512_setzero_ps()) }
+        unsafe { V::zero().store_masked(dst.add(by.to), by.places as u16) }
     }
 }
 
@@ -193,7 +193,12 @@ impl RowPanel for Bf16Rows {
     const LANES: usize = 32;
 
     #[inline(always)]
-    unsafe fn copy_row([row, _]: [Option<*const bf16>; 2], by: Move, step: usize, dst: *mut bf16) {
+    unsafe fn copy_row<V: Vector>(
+        [row, _]: [Option<*const bf16>; 2],
+        by: Move,
+        step: usize,
+        dst: *mut bf16,
+    ) {
         let Some(row) = row else { return };
         // SAFETY: the caller's; vectors touch only what their masks say.
         unsafe {
@@ -219,7 +224,7 @@ impl RowPanel for Bf16Rows {
     }
 
     #[inline(always)]
-    unsafe fn clear(by: Move, dst: *mut bf16) {
+    unsafe fn clear<V: Vector>(by: Move, dst: *mut bf16) {
         // SAFETY: the caller's.
         unsafe {
             _mm512_mask_storeu_epi16(dst.add(by.to).cast(), by.places, _mm512_setzero_si512());
@@ -236,7 +241,12 @@ impl RowPanel for Bf16Pairs {
     const LANES: usize = 16;
 
     #[inline(always)]
-    unsafe fn copy_row(rows: [Option<*const bf16>; 2], by: Move, step: usize, dst: *mut u32) {
+    unsafe fn copy_row<V: Vector>(
+        rows: [Option<*const bf16>; 2],
+        by: Move,
+        step: usize,
+        dst: *mut u32,
+    ) {
         // SAFETY: the caller's; vectors touch only what their masks say.
         unsafe {
             let (first, second) = (spread(rows[0], by, step), spread(rows[1], by, step));
@@ -246,7 +256,7 @@ impl RowPanel for Bf16Pairs {
     }
 
     #[inline(always)]
-    unsafe fn clear(by: Move, dst: *mut u32) {
+    unsafe fn clear<V: Vector>(by: Move, dst: *mut u32) {
         // SAFETY: the caller's.
         unsafe {
             let at = dst.add(by.to).cast();

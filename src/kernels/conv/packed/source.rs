@@ -11,6 +11,8 @@ use half::bf16;
 
 use super::layout::{Part, RowPanels, Taps};
 use super::rows::{self, Bf16Pairs, Bf16Rows, Move, RowPanel, Stored, Widened};
+use crate::kernels::cpu::vector::{Vector, with_vectors};
+use crate::kernels::gemm::micro::InstructionSet;
 
 /// The images that row panels are filled from.
 pub(super) struct NchwImages<'a, S> {
@@ -22,36 +24,43 @@ pub(super) struct NchwImages<'a, S> {
 }
 
 impl<S: Stored + 'static> NchwImages<'_, S> {
-    /// Fills row panels with words: elements widened to F32, or pairs of channels where `pairs`.
+    /// Fills row panels with the words that `isa` multiplies: elements widened to F32, or pairs of channels.
     pub(super) fn fill(
         &self,
         taps: &Taps,
         part: &Part,
         row_panels: &RowPanels,
-        pairs: bool,
+        isa: InstructionSet,
         out: &mut [u32],
     ) {
-        match (pairs, as_bf16(self.x)) {
-            (true, Some(x)) => self.pack::<Bf16Pairs>(x, taps, part, row_panels, 2, out),
-            _ => self.pack::<Widened<S>>(self.x, taps, part, row_panels, 1, as_f32_mut(out)),
+        match (isa.is_bf16(), as_bf16(self.x)) {
+            (true, Some(x)) => self.pack::<Bf16Pairs>(x, taps, part, row_panels, (2, isa), out),
+            _ => {
+                let out = as_f32_mut(out);
+                self.pack::<Widened<S>>(self.x, taps, part, row_panels, (1, isa), out);
+            }
         }
     }
 
-    /// As [`Self::fill`], but neighbouring elements of a row stay neighbours: widened to F32, or with `keep_bf16` kept
-    /// as BF16, two in a word. wgrad sums over them. The padding of lines is zero.
+    /// As [`Self::fill`], but neighbouring elements of a row stay neighbours: widened to F32, or kept as BF16, two
+    /// in a word. wgrad sums over them. The padding of lines is zero.
     pub(super) fn copy(
         &self,
         taps: &Taps,
         part: &Part,
         row_panels: &RowPanels,
-        keep_bf16: bool,
+        isa: InstructionSet,
         out: &mut [u32],
     ) {
-        match (keep_bf16, as_bf16(self.x)) {
+        match (isa.is_bf16(), as_bf16(self.x)) {
             (true, Some(x)) => {
-                self.pack::<Bf16Rows>(x, taps, part, row_panels, 1, as_bf16_mut(out))
+                let out = as_bf16_mut(out);
+                self.pack::<Bf16Rows>(x, taps, part, row_panels, (1, isa), out);
             }
-            _ => self.pack::<Widened<S>>(self.x, taps, part, row_panels, 1, as_f32_mut(out)),
+            _ => {
+                let out = as_f32_mut(out);
+                self.pack::<Widened<S>>(self.x, taps, part, row_panels, (1, isa), out);
+            }
         }
     }
 
@@ -62,7 +71,7 @@ impl<S: Stored + 'static> NchwImages<'_, S> {
         taps: &Taps,
         part: &Part,
         row_panels: &RowPanels,
-        per: usize,
+        (per, isa): (usize, InstructionSet),
         out: &mut [L::Place],
     ) {
         let (len, (height, width)) = (part.columns.len(), self.size);
@@ -90,21 +99,24 @@ impl<S: Stored + 'static> NchwImages<'_, S> {
         let images = (x.as_ptr(), self.image, height * width);
         let row_panels = (row_panels.slots.as_slice(), row_panels.row_panel, row_panels.slot);
         let shape = (self.channels.clone(), per, self.size, taps.step);
-        // SAFETY: an `InstructionSet` needs the features. Rows lie in the images of `x`, lines in the row panels of
-        // `out`, as asserted.
-        unsafe { pack::<L>(images, shape, row_panels, &moves, out.as_mut_ptr()) };
+        let out = out.as_mut_ptr();
+        // SAFETY: the features of the vectors. Rows lie in the images of `x`, lines in the row panels of `out`, as
+        // asserted.
+        with_vectors!(isa.vectors(), V => unsafe {
+            pack::<L, V>(images, &shape, row_panels, &moves, out)
+        });
     }
 }
 
 /// See [`NchwImages::pack`].
 ///
 /// # Safety
-/// AVX-512 F, BW and VL; rows and lines in bounds.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+/// As [`RowPanel`]'s; rows and lines in bounds.
+#[inline(always)]
 #[allow(clippy::type_complexity)]
-unsafe fn pack<L: RowPanel>(
+unsafe fn pack<L: RowPanel, V: Vector>(
     (x, image, channel): (*const L::Source, usize, usize),
-    (channels, per, (height, width), step): (Range<usize>, usize, (usize, usize), usize),
+    &(ref channels, per, (height, width), step): &(Range<usize>, usize, (usize, usize), usize),
     (slots, row_panel, line): (&[isize], usize, usize),
     moves_of: &[Vec<Move>],
     out: *mut L::Place,
@@ -117,7 +129,7 @@ unsafe fn pack<L: RowPanel>(
                 let (Some(y), true) = (y, index + 1 < moves_of.len()) else {
                     for &by in moves {
                         // SAFETY: the caller's.
-                        unsafe { L::clear(by, dst) };
+                        unsafe { L::clear::<V>(by, dst) };
                     }
                     continue;
                 };
@@ -129,7 +141,7 @@ unsafe fn pack<L: RowPanel>(
                     ($step:expr) => {
                         for &by in moves {
                             // SAFETY: the caller's.
-                            unsafe { L::copy_row(rows, by, $step, dst) };
+                            unsafe { L::copy_row::<V>(rows, by, $step, dst) };
                         }
                     };
                 }

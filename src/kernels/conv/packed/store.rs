@@ -1,8 +1,7 @@
 //! Rounds tiles of sums into NCHW images.
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::*;
-
+use crate::kernels::cpu::vector::{Avx512, Vector, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, Rounded, Tile, WIDTH};
 
 /// A part of a vector of sums that goes to consecutive pixels.
@@ -47,14 +46,16 @@ impl NchwStore {
         unsafe {
             match isa.rounds_ftz() {
                 true => self.write_ftz(tile, bias, out, len),
-                false => self.write_any(tile, bias, out, len),
+                false => with_vectors!(isa.vectors(), V => {
+                    self.write::<O, V, false>(tile, bias, out, len)
+                }),
             }
         }
     }
 
     /// # Safety
     /// As [`Self::write`].
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn write_ftz<O: Rounded>(
         &self,
         tile: &Tile<'_>,
@@ -63,29 +64,15 @@ impl NchwStore {
         len: usize,
     ) {
         // SAFETY: the caller's.
-        unsafe { self.write::<O, true>(tile, bias, out, len) }
-    }
-
-    /// # Safety
-    /// As [`Self::write`].
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn write_any<O: Rounded>(
-        &self,
-        tile: &Tile<'_>,
-        bias: Option<&[f32]>,
-        out: *mut O,
-        len: usize,
-    ) {
-        // SAFETY: the caller's.
-        unsafe { self.write::<O, false>(tile, bias, out, len) }
+        unsafe { self.write::<O, Avx512, true>(tile, bias, out, len) }
     }
 
     /// Inlined where the features are.
     ///
     /// # Safety
-    /// AVX-512 F, BW and VL, and BF16 if `FTZ`; all places of the tile lie in `len` elements from `out` on.
+    /// The features of `V`, and AVX-512 BF16 if `FTZ`; all places of the tile lie in `len` elements from `out` on.
     #[inline(always)]
-    unsafe fn write<O: Rounded, const FTZ: bool>(
+    unsafe fn write<O: Rounded, V: Vector, const FTZ: bool>(
         &self,
         tile: &Tile<'_>,
         bias: Option<&[f32]>,
@@ -118,12 +105,12 @@ impl NchwStore {
         for (row, sums) in tile.sums.iter().enumerate().take(tile.rows) {
             let channel = out.wrapping_add((tile.row + row) * self.channel);
             // SAFETY: the features.
-            let bias = unsafe { _mm512_set1_ps(bias(row)) };
+            let bias = unsafe { V::splat(bias(row)) };
             for piece in &pieces[..count] {
                 let sums = sums.as_chunks::<16>().0[piece.vector].as_ptr();
                 // SAFETY: 16 sums; the places of the mask were checked to lie in `out`.
                 unsafe {
-                    let sums = _mm512_add_ps(_mm512_loadu_ps(sums), bias);
+                    let sums = V::load(sums).add(bias);
                     let at = channel.wrapping_offset(piece.offset);
                     match FTZ {
                         true => O::store_ftz(at, piece.mask, sums),

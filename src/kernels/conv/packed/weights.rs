@@ -99,8 +99,12 @@ fn arrange(
     let pack = |block: usize, places: &mut [u32]| {
         let (group, first) = (block / blocks, block % blocks * rows);
         let start = group * shape.group_out() * shape.group_in() * kernel + first * row;
-        // SAFETY: an `InstructionSet` has the features.
-        unsafe { arrangement.fill(&weight[start..], rows.min(outs - first), places) };
+        let (weight, rows) = (&weight[start..], rows.min(outs - first));
+        match isa {
+            InstructionSet::Avx2F32 => arrangement.fill_singly(weight, rows, places),
+            // SAFETY: the other instruction sets have AVX-512.
+            _ => unsafe { arrangement.fill(weight, rows, places) },
+        }
     };
     let (places, block) = (shape.geometry.groups * blocks * rows * sum, (rows * sum).max(1));
     let places = &mut packed.as_mut_slice()[..places];
@@ -157,6 +161,19 @@ impl Arrangement {
         }
     }
 
+    /// [`Self::fill`] with words of F32, one at a time: AVX2 gathers no faster.
+    fn fill_singly(&self, weight: &[f32], rows: usize, places: &mut [u32]) {
+        for &(tap, start) in &self.used {
+            for channel in 0..self.ins {
+                let from = channel * self.channel + tap;
+                let at = start + channel * self.across;
+                for row in 0..rows {
+                    places[at + row * self.down] = weight[from + row * self.row].to_bits();
+                }
+            }
+        }
+    }
+
     /// The vector of every tap: `count` words of weights `step` apart, `pairs` of them with the next channel's.
     #[target_feature(enable = "avx512f")]
     #[inline]
@@ -198,7 +215,7 @@ impl Arrangement {
                 unsafe { _mm512_mask_storeu_epi32(places.as_mut_ptr().cast(), mask, words) };
             };
             match self.isa {
-                InstructionSet::Avx512F32 => store(0, low),
+                InstructionSet::Avx2F32 | InstructionSet::Avx512F32 => store(0, low),
                 // These are BF16, so that nothing is rounded.
                 InstructionSet::Avx512Bf16 | InstructionSet::AmxBf16 => store(0, pair(low, high)),
                 InstructionSet::AmxBf16x3 => {

@@ -20,6 +20,7 @@ use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
+use crate::kernels::cpu::vector::Vectors;
 use crate::kernels::gemm::micro::{InstructionSet, PackedGemm, transpose, with_words};
 
 /// Output channels of a task: a multiple of the columns of all tiles.
@@ -38,8 +39,8 @@ pub(in crate::kernels::conv) fn wgrad(
     shape: &Shape,
     isa: InstructionSet,
 ) -> Result<Tensor> {
-    if isa == InstructionSet::Avx512F32 && winograd::suits_wgrad(shape) {
-        let total = total(x, grad, shape, How::Tiles)?;
+    if isa.is_f32() && winograd::suits_wgrad(shape) {
+        let total = total(x, grad, shape, How::Tiles(isa.vectors()))?;
         if total.iter().all(|sum| sum.is_finite()) {
             return Ok(tensor(total, &shape.weight_dims()));
         }
@@ -52,7 +53,7 @@ pub(in crate::kernels::conv) fn wgrad(
 enum How {
     RowPanels(InstructionSet),
     /// Winograd's.
-    Tiles,
+    Tiles(Vectors),
 }
 
 fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>> {
@@ -60,7 +61,7 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
     let (ins, outs) = (shape.group_in(), shape.group_out());
     let run = match how {
         How::RowPanels(_) => shape.batch.div_ceil(runs(shape.c_out * shape.taps())),
-        How::Tiles => winograd::Wgrad::run_images(shape),
+        How::Tiles(_) => winograd::Wgrad::run_images(shape),
     };
     let run = run.max(1);
     let runs = shape.batch.div_ceil(run);
@@ -81,7 +82,9 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
                 How::RowPanels(isa) => {
                     Wgrad { shape, taps: &taps, isa, group, channels }.run(x, grad, images)
                 }
-                How::Tiles => winograd::Wgrad { shape, channels }.run(x, grad, images),
+                How::Tiles(vectors) => {
+                    winograd::Wgrad { shape, channels, vectors }.run(x, grad, images)
+                }
             }
         })
     }));
@@ -186,9 +189,9 @@ impl Wgrad<'_> {
         let (x_rows, grad_rows) = (rows.next_multiple_of(16), outs.next_multiple_of(16));
         let sizes = [x_rows * x_step + 16, grad_rows * grad_step + 16, grad_rows * columns];
         with_words(sizes, |[left, straight, right]| {
-            x.copy(self.taps, part, &of_x, isa.is_bf16(), left);
-            grad.copy(&Taps::identity(self.taps.grid), part, &of_grad, isa.is_bf16(), straight);
-            transpose(straight, outs, grad_step, depth, right);
+            x.copy(self.taps, part, &of_x, isa, left);
+            grad.copy(&Taps::identity(self.taps.grid), part, &of_grad, isa, straight);
+            transpose(straight, outs, grad_step, depth, right, isa.vectors());
             for (row, start) in of_x.starts.iter().enumerate() {
                 let sums = &mut sums[row * rows * outs..];
                 let gemm = PackedGemm {

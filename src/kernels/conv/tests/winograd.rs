@@ -170,9 +170,15 @@ fn tiles_are_chosen_by_shape() {
 
 #[test]
 fn tiles_agree_with_plain_loops() -> Result<()> {
-    if !InstructionSet::Avx512F32.is_available() {
-        return Ok(());
+    for isa in [InstructionSet::Avx2F32, InstructionSet::Avx512F32] {
+        if isa.is_available() {
+            tiles_agree(isa)?;
+        }
     }
+    Ok(())
+}
+
+fn tiles_agree(isa: InstructionSet) -> Result<()> {
     let mut rng = generator(31);
     let mut gradients = 0;
     let shapes = [
@@ -199,18 +205,17 @@ fn tiles_agree_with_plain_loops() -> Result<()> {
         let [mut y, dx, dw] = plain_loops(&shape, [&xs, &ws, &gs]);
         y.iter_mut().enumerate().for_each(|(i, y)| y.add(bs[i / shape.pixels() % c_out]));
         let [y, dx, dw] = tolerant([&y, &dx, &dw], [&xs, &ws, &gs], &shape);
-        let what = format!("{dtype:?} {shape:?}");
+        let what = format!("{isa:?} {dtype:?} {shape:?}");
         let inputs = [dtype];
-        let single = forward::<f32>(&x, &weight, Some(&bias), &shape, InstructionSet::Avx512F32)?;
+        let single = forward::<f32>(&x, &weight, Some(&bias), &shape, isa)?;
         check(&single, &y, &inputs, &what);
-        let half =
-            forward::<half::bf16>(&x, &weight, Some(&bias), &shape, InstructionSet::Avx512F32)?;
+        let half = forward::<half::bf16>(&x, &weight, Some(&bias), &shape, isa)?;
         check(&half, &y, &inputs, &what);
-        let back = dgrad::<f32>(&grad, &weight, None, &shape, InstructionSet::Avx512F32)?;
+        let back = dgrad::<f32>(&grad, &weight, None, &shape, isa)?;
         check(&back, &dx, &inputs, &what);
-        let back = dgrad::<half::f16>(&grad, &weight, None, &shape, InstructionSet::Avx512F32)?;
+        let back = dgrad::<half::f16>(&grad, &weight, None, &shape, isa)?;
         check(&back, &dx, &inputs, &what);
-        check(&wgrad(&x, &grad, &shape, InstructionSet::Avx512F32)?, &dw, &inputs, &what);
+        check(&wgrad(&x, &grad, &shape, isa)?, &dw, &inputs, &what);
     }
     assert!(gradients > 4);
     Ok(())

@@ -6,7 +6,8 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::pack::{Bf16Terms, MatrixView, transposed};
+use super::pack::{Bf16Terms, MatrixView};
+use crate::kernels::cpu::vector::transposed;
 
 impl Bf16Terms for f32 {
     const COUNT: usize = 3;

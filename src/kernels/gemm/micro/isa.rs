@@ -4,9 +4,13 @@ use std::sync::LazyLock;
 
 use candle_core::{DType, Tensor};
 
+use crate::kernels::cpu::vector::Vectors;
+
 /// A kind of instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::kernels) enum InstructionSet {
+    /// F32 words, AVX2's multiply-add.
+    Avx2F32,
     /// F32 words, AVX-512's multiply-add.
     Avx512F32,
     /// Pairs of BF16, `vdpbf16ps`. Subnormal elements and sums count as zero.
@@ -22,15 +26,17 @@ impl InstructionSet {
     pub(in crate::kernels) fn of<const N: usize>(operands: [&Tensor; N]) -> Option<Self> {
         let all = |dtype| operands.iter().all(|operand| operand.dtype() == dtype);
         let wanted = match all(DType::BF16) {
-            true => [Some(Self::AmxBf16), avx512_bf16(), Some(Self::Avx512F32)],
-            false => [Some(Self::Avx512F32), None, None],
+            true => [Some(Self::AmxBf16), avx512_bf16()],
+            false => [None, None],
         };
-        wanted.into_iter().flatten().find(|isa| isa.is_available())
+        let single = [Self::Avx512F32, Self::Avx2F32];
+        wanted.into_iter().flatten().chain(single).find(|isa| isa.is_available())
     }
 
     /// What a trace shows of packed GEMM.
     pub(in crate::kernels) fn name(self) -> &'static str {
         match self {
+            Self::Avx2F32 => "packed, avx2",
             Self::Avx512F32 => "packed, avx512",
             Self::Avx512Bf16 => "packed, avx512-bf16",
             Self::AmxBf16 => "packed, amx-bf16",
@@ -38,9 +44,19 @@ impl InstructionSet {
         }
     }
 
+    /// Whether a word is an F32.
+    pub(in crate::kernels) fn is_f32(self) -> bool {
+        matches!(self, Self::Avx2F32 | Self::Avx512F32)
+    }
+
     /// Whether a word is a pair of BF16.
     pub(in crate::kernels) fn is_bf16(self) -> bool {
-        self != Self::Avx512F32
+        !self.is_f32()
+    }
+
+    /// What packs its words and rounds its sums.
+    pub(in crate::kernels) fn vectors(self) -> Vectors {
+        if self == Self::Avx2F32 { Vectors::Avx2 } else { Vectors::Avx512 }
     }
 
     /// Elements of a word.
@@ -70,15 +86,11 @@ impl InstructionSet {
     }
 
     pub(in crate::kernels) fn is_available(self) -> bool {
-        static AVAILABLE: LazyLock<[bool; 4]> = LazyLock::new(|| {
-            // Packing and rounding use the first four throughout.
-            let avx512 = is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512dq");
+        static AVAILABLE: LazyLock<[bool; 5]> = LazyLock::new(|| {
+            let avx512 = Vectors::Avx512.is_available();
             let dot = avx512 && is_x86_feature_detected!("avx512bf16");
             let tiles = avx512 && super::amx::enable();
-            [avx512, dot, tiles, tiles]
+            [Vectors::Avx2.is_available(), avx512, dot, tiles, tiles]
         });
         AVAILABLE[self as usize]
     }
@@ -90,6 +102,7 @@ impl InstructionSet {
 
     pub(super) fn multiply(self, gemm: &super::PackedGemm<'_>, f: impl FnMut(super::Tile<'_>)) {
         match self {
+            Self::Avx2F32 => super::avx2::multiply(gemm, f),
             Self::Avx512F32 => super::avx512::fma(gemm, f),
             Self::Avx512Bf16 => super::avx512::dot(gemm, f),
             Self::AmxBf16 | Self::AmxBf16x3 => {

@@ -1,4 +1,4 @@
-//! Packed GEMM for AVX-512 and AMX: the innermost loops of matrix products and convolutions.
+//! Packed GEMM for AVX2, AVX-512 and AMX: the innermost loops of matrix products and convolutions.
 //!
 //! Packing copies both matrices into the order in which a micro-kernel reads them. The unit is a VNNI word of 32
 //! bits: one F32, or two BF16 that are neighbours along the depth. `vdpbf16ps` and `tdpbf16ps` multiply such
@@ -15,6 +15,7 @@
 //! Other processors use the `gemm` crate. The tests compare with it.
 
 mod amx;
+mod avx2;
 mod avx512;
 mod bf16x3;
 mod buffer;
@@ -28,9 +29,9 @@ mod tests;
 use crate::kernels::cpu::simd::vectorise;
 pub(in crate::kernels) use bf16x3::split;
 pub(in crate::kernels) use buffer::{PackedWords, with_words};
-pub(in crate::kernels) use epilogue::{Rounded, store_all, upper_halves};
+pub(in crate::kernels) use epilogue::{Rounded, store_all};
 pub(in crate::kernels) use isa::InstructionSet;
-pub(in crate::kernels) use pack::{Bf16Terms, MatrixView, transpose, transposed};
+pub(in crate::kernels) use pack::{Bf16Terms, MatrixView, transpose};
 
 /// `left (rows × depth) × right (depth × columns)`, the depth in equal segments.
 ///

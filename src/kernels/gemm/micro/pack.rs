@@ -9,6 +9,8 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
+use crate::kernels::cpu::vector::{Vector, Vectors, transposed, with_vectors};
+
 /// A matrix, seen from a product: `lines` sums' worth of elements, each of `depth` elements along the
 /// sum. Element `(line, k)` is `data[line * line_stride + k * depth_stride]`, and one of the strides is
 /// 1. BF16 is packed as it is, F32 into three of it: see [`super::PackedGemm`].
@@ -191,69 +193,43 @@ impl MatrixView<'_, bf16> {
 /// 16 rows, each `(columns, 16)`. Rows and columns are read in whole blocks of 16.
 ///
 /// # Panics
-/// When they do not fit, or the processor has no AVX-512.
+/// When they do not fit, or the processor has no such vectors.
 pub(in crate::kernels) fn transpose(
     src: &[u32],
     rows: usize,
     stride: usize,
     columns: usize,
     dst: &mut [u32],
+    vectors: Vectors,
 ) {
     let columns = columns.next_multiple_of(16);
     let last = rows.next_multiple_of(16).saturating_sub(1) * stride;
-    assert!(super::InstructionSet::Avx512F32.is_available(), "packing needs AVX-512");
     assert!(last + columns <= src.len());
     assert!(rows.next_multiple_of(16) * columns <= dst.len());
-    for block in 0..rows.div_ceil(16) {
-        for column in (0..columns).step_by(16) {
-            let src = src[block * 16 * stride + column..].as_ptr();
-            let dst = dst[block * 16 * columns + column * 16..].as_mut_ptr();
-            // SAFETY: the features and whole blocks of `src` and `dst`, as asserted.
-            unsafe { transpose_block(src, stride, dst) };
+    with_vectors!(vectors, V => {
+        for block in 0..rows.div_ceil(16) {
+            for column in (0..columns).step_by(16) {
+                let src = src[block * 16 * stride + column..].as_ptr();
+                let dst = dst[block * 16 * columns + column * 16..].as_mut_ptr();
+                // SAFETY: the features, and whole blocks of `src` and `dst`, as asserted.
+                unsafe { transpose_block::<V>(src.cast(), stride, dst.cast()) };
+            }
         }
-    }
+    });
 }
 
 /// # Safety
-/// AVX-512 F; 16 rows of 16 words.
-#[target_feature(enable = "avx512f")]
-unsafe fn transpose_block(src: *const u32, stride: usize, dst: *mut u32) {
-    let mut tile = [_mm512_setzero_si512(); 16];
-    for (i, row) in tile.iter_mut().enumerate() {
-        // SAFETY: the caller's.
-        *row = unsafe { _mm512_loadu_si512(src.add(i * stride).cast()) };
-    }
-    for (i, row) in transposed(tile).iter().enumerate() {
-        // SAFETY: the caller's.
-        unsafe { _mm512_storeu_si512(dst.add(i * 16).cast(), *row) };
-    }
-}
-
-/// The transpose of 16 rows of 16 words.
-#[target_feature(enable = "avx512f")]
-#[inline]
-pub(in crate::kernels) fn transposed(mut r: [__m512i; 16]) -> [__m512i; 16] {
-    let mut t = r;
-    for i in 0..8 {
-        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-    // Row `4 i + c` now gets columns `c`, `4 + c`, `8 + c` and `12 + c` of rows `4 i` to `4 i + 3`.
-    for i in 0..4 {
-        for j in 0..2 {
-            r[4 * i + 2 * j] = _mm512_unpacklo_epi64(t[4 * i + j], t[4 * i + 2 + j]);
-            r[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(t[4 * i + j], t[4 * i + 2 + j]);
+/// The features of `V`; 16 rows of 16 words, of any bits.
+#[inline(always)]
+unsafe fn transpose_block<V: Vector>(src: *const f32, stride: usize, dst: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut tile = [V::zero(); 16];
+        for (i, row) in tile.iter_mut().enumerate() {
+            *row = V::load(src.add(i * stride));
+        }
+        for (i, row) in V::transpose(tile).into_iter().enumerate() {
+            row.store(dst.add(i * 16));
         }
     }
-    for i in 0..4 {
-        t[i] = _mm512_shuffle_i32x4::<0x88>(r[i], r[4 + i]);
-        t[4 + i] = _mm512_shuffle_i32x4::<0xdd>(r[i], r[4 + i]);
-        t[8 + i] = _mm512_shuffle_i32x4::<0x88>(r[8 + i], r[12 + i]);
-        t[12 + i] = _mm512_shuffle_i32x4::<0xdd>(r[8 + i], r[12 + i]);
-    }
-    for i in 0..8 {
-        r[i] = _mm512_shuffle_i32x4::<0x88>(t[i], t[8 + i]);
-        r[8 + i] = _mm512_shuffle_i32x4::<0xdd>(t[i], t[8 + i]);
-    }
-    r
 }

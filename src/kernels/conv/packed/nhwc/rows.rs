@@ -9,7 +9,8 @@ use half::bf16;
 use super::lines::Lines;
 use crate::kernels::conv::packed::rows::{Stored, widen};
 use crate::kernels::conv::packed::source::{as_bf16, as_bf16_mut, as_f32_mut};
-use crate::kernels::gemm::micro::{InstructionSet, split, upper_halves};
+use crate::kernels::cpu::vector::{Avx512, upper_halves};
+use crate::kernels::gemm::micro::{InstructionSet, split};
 
 /// An image that lines are filled from.
 pub(super) struct NhwcImage<'a, S> {
@@ -119,14 +120,15 @@ impl<S: Stored + 'static> NhwcImage<'_, S> {
     fn terms(&self, row: &[S], own: usize, line: &mut [bf16]) {
         /// # Safety
         /// AVX-512 F, BW and VL.
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
         unsafe fn run<S: Stored>(from: &[S], to: &mut [[bf16; 32]]) {
             for (from, to) in from.chunks(32).zip(to.as_chunks_mut::<3>().0) {
                 let mask = (1u64 << from.len()) - 1;
                 let half = |n: usize| {
                     let at = from.as_ptr().wrapping_add(16 * n);
                     // SAFETY: the mask has no more elements than there are.
-                    split(_mm512_castps_si512(unsafe { S::load(at, (mask >> (16 * n)) as u16) }))
+                    let x = unsafe { S::load::<Avx512>(at, (mask >> (16 * n)) as u16) };
+                    split(_mm512_castps_si512(x.register()))
                 };
                 for ((first, last), to) in half(0).into_iter().zip(half(1)).zip(to) {
                     // SAFETY: the features; 32 places.

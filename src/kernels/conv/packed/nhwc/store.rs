@@ -3,6 +3,7 @@
 
 use std::mem::MaybeUninit;
 
+use crate::kernels::cpu::vector::{Avx512, Vector, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, Rounded, Tile, store_all};
 
 /// Where positions go. Of each line of `positions`, the first `columns` are output pixels.
@@ -39,14 +40,16 @@ impl NhwcStore {
         unsafe {
             match isa.rounds_ftz() {
                 true => self.write_ftz::<O>(tile, from, bias, out),
-                false => self.write_any::<O>(tile, from, bias, out),
+                false => with_vectors!(isa.vectors(), V => {
+                    self.write::<O, V, false>(tile, from, bias, out)
+                }),
             }
         }
     }
 
     /// # Safety
     /// As [`Self::write`].
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn write_ftz<O: Rounded>(
         &self,
         tile: &Tile<'_>,
@@ -55,30 +58,16 @@ impl NhwcStore {
         out: *mut O,
     ) {
         // SAFETY: the caller's.
-        unsafe { self.write::<O, true>(tile, from, bias, out) }
-    }
-
-    /// # Safety
-    /// As [`Self::write`].
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn write_any<O: Rounded>(
-        &self,
-        tile: &Tile<'_>,
-        from: usize,
-        bias: Option<*const f32>,
-        out: *mut O,
-    ) {
-        // SAFETY: the caller's.
-        unsafe { self.write::<O, false>(tile, from, bias, out) }
+        unsafe { self.write::<O, Avx512, true>(tile, from, bias, out) }
     }
 
     /// Inlined where the features are.
     ///
     /// # Safety
-    /// AVX-512 F, BW and VL, and BF16 if `FTZ`; the pixels of all lines of the tile in `out`, the bias of
+    /// The features of `V`, and AVX-512 BF16 if `FTZ`; the pixels of all lines of the tile in `out`, the bias of
     /// its columns.
     #[inline(always)]
-    unsafe fn write<O: Rounded, const FTZ: bool>(
+    unsafe fn write<O: Rounded, V: Vector, const FTZ: bool>(
         &self,
         tile: &Tile<'_>,
         from: usize,
@@ -93,7 +82,7 @@ impl NhwcStore {
                 // SAFETY: as many sums, numbers in the bias and elements from `out` on as columns.
                 unsafe {
                     let out = std::slice::from_raw_parts_mut(out.cast(), tile.columns);
-                    store_all::<O, FTZ>(sums.as_ptr(), bias, out);
+                    store_all::<O, V, FTZ>(sums.as_ptr(), bias, out);
                 }
             }
             position += 1;

@@ -11,12 +11,10 @@
 #![allow(unsafe_code)]
 
 mod grid;
-mod multiply;
 mod pixels;
 mod transform;
 mod wgrad;
 
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,9 +29,9 @@ use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
+use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_words};
 use grid::{Grid, VectorTiles};
-use multiply::multiply;
 use pixels::{Reader, Writer};
 pub(super) use wgrad::Wgrad;
 pub(in crate::kernels::conv) use wgrad::suits_wgrad;
@@ -77,6 +75,7 @@ pub(super) fn convolve<O: Rounded>(
     bias: Option<&[f32]>,
     shape: &Shape,
     order: Order,
+    isa: InstructionSet,
 ) -> Result<Option<Vec<O>>> {
     let weight = pack(weight, shape, order);
     let grid = grid(shape);
@@ -88,6 +87,7 @@ pub(super) fn convolve<O: Rounded>(
         writer: Writer::new(&grid),
         weight: weight.as_slice(),
         bias,
+        vectors: isa.vectors(),
     };
     let len = shape.batch * shape.out_image();
     Ok(with_stored!(x, x => try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out))))
@@ -137,6 +137,7 @@ struct WinogradConv<'a> {
     writer: Writer,
     weight: &'a [u32],
     bias: Option<&'a [f32]>,
+    vectors: Vectors,
 }
 
 /// Images that threads write different pixels of.
@@ -155,7 +156,6 @@ impl WinogradConv<'_> {
     /// Whether all results are finite: then all are written.
     fn run<S: Stored, O: Rounded>(&self, x: &[S], out: &mut [MaybeUninit<O>]) -> bool {
         let (batch, size, out_size) = (self.grid.batch, self.grid.size, self.grid.out_size);
-        assert!(InstructionSet::Avx512F32.is_available(), "tiles need AVX-512");
         assert_eq!(x.len(), batch * self.ins * size.0 * size.1);
         assert_eq!(out.len(), batch * self.outs * out_size.0 * out_size.1);
         assert!(self.outs.div_ceil(ROWS) * TILE_ELEMENTS * self.ins * ROWS <= self.weight.len());
@@ -175,8 +175,11 @@ impl WinogradConv<'_> {
                         return;
                     }
                     let vectors = first..last.min(first + VECTORS);
-                    // SAFETY: the features and sizes, as asserted, and scratch as asked for.
-                    if !unsafe { self.vectors(x, vectors, tiles, sums, &out) } {
+                    // SAFETY: the features of the vectors, the sizes as asserted, and scratch as asked for.
+                    let finite_ones = with_vectors!(self.vectors, V => unsafe {
+                        self.vectors::<V, S, O>(x, &vectors, tiles, sums, &out)
+                    });
+                    if !finite_ones {
                         finite.store(false, Ordering::Relaxed);
                     }
                 }
@@ -188,13 +191,13 @@ impl WinogradConv<'_> {
     /// Convolves at most three vectors of tiles. Whether the results are finite.
     ///
     /// # Safety
-    /// AVX-512 F, BW, DQ and VL; `x` and `out` are all images, `tiles` and `sums` scratch as
+    /// The features of `V`; `x` and `out` are all images, `tiles` and `sums` scratch as
     /// [`Self::run`] makes it.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn vectors<S: Stored, O: Rounded>(
+    #[inline(always)]
+    unsafe fn vectors<V: Vector, S: Stored, O: Rounded>(
         &self,
         x: &[S],
-        vectors: Range<usize>,
+        vectors: &Range<usize>,
         tiles: *mut f32,
         sums: *mut f32,
         out: &Images<O>,
@@ -203,7 +206,7 @@ impl WinogradConv<'_> {
         let (pixels, out_pixels) = (size.0 * size.1, out_size.0 * out_size.1);
         let count = vectors.len();
         let mut places = [VectorTiles::default(); VECTORS];
-        for (place, vector) in places.iter_mut().zip(vectors) {
+        for (place, vector) in places.iter_mut().zip(vectors.clone()) {
             *place = self.grid.place(vector);
         }
         let places = &places[..count];
@@ -212,11 +215,13 @@ impl WinogradConv<'_> {
                 let from = (place.image * self.ins + channel) * pixels;
                 let x = x.as_ptr().wrapping_add(from);
                 // SAFETY: the images of a place are in the batch.
-                let d = unsafe { self.reader.read::<S, 4>(place, x, self.ins * pixels) };
-                for (i, v) in transform::pixels(d).as_flattened().iter().enumerate() {
+                let d = unsafe { self.reader.read::<V, S, 4>(place, x, self.ins * pixels) };
+                // SAFETY: the features.
+                let v = unsafe { transform::pixels(d) };
+                for (i, v) in v.as_flattened().iter().enumerate() {
                     let at = tiles.wrapping_add(i * self.place() + (channel * count + n) * 16);
                     // SAFETY: a place has `TILES` elements a channel.
-                    unsafe { _mm512_storeu_ps(at, *v) };
+                    unsafe { v.store(at) };
                 }
             }
         }
@@ -232,26 +237,26 @@ impl WinogradConv<'_> {
                 // vectors of tiles and sums.
                 unsafe {
                     match count {
-                        1 => multiply::<ROWS, 1, 1, false>(left, right, self.ins, sums),
-                        2 => multiply::<ROWS, 2, 1, false>(left, right, self.ins, sums),
-                        _ => multiply::<ROWS, 3, 1, false>(left, right, self.ins, sums),
+                        1 => V::multiply::<ROWS, 1, 1, false>(left, right, self.ins, sums),
+                        2 => V::multiply::<ROWS, 2, 1, false>(left, right, self.ins, sums),
+                        _ => V::multiply::<ROWS, 3, 1, false>(left, right, self.ins, sums),
                     }
                 }
             }
             for row in 0..ROWS.min(self.outs - block * ROWS) {
                 let channel = block * ROWS + row;
-                let bias = _mm512_set1_ps(self.bias.map_or(0.0, |bias| bias[channel]));
+                let bias = self.bias.map_or(0.0, |bias| bias[channel]);
+                // SAFETY: the features.
+                let bias = unsafe { V::splat(bias) };
                 for (n, &place) in places.iter().enumerate() {
                     let mut m = [[bias; 4]; 4];
                     for (i, m) in m.as_flattened_mut().iter_mut().enumerate() {
                         let at = sums.wrapping_add(((i * ROWS + row) * count + n) * 16);
                         // SAFETY: these have been written.
-                        *m = unsafe { _mm512_loadu_ps(at) };
+                        *m = unsafe { V::load(at) };
                     }
-                    let mut y = transform::sums(m);
-                    for y in y.as_flattened_mut() {
-                        *y = _mm512_add_ps(*y, bias);
-                    }
+                    // SAFETY: the features.
+                    let y = unsafe { transform::sums(m).map(|y| y.map(|y| y.add(bias))) };
                     let to = (place.image * self.outs + channel) * out_pixels;
                     let out = out.0.wrapping_add(to);
                     // SAFETY: the images of a place are in the batch, and nobody else writes these

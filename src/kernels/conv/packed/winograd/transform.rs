@@ -6,85 +6,105 @@
 //! tiles, `Aᵀ [(G g Gᵀ) ⊙ (Bᵀ d B)] A`.
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::*;
+use crate::kernels::cpu::vector::Vector;
 
 /// `Bᵀ d B`
-#[target_feature(enable = "avx512f")]
-#[inline]
-pub(super) fn pixels(d: [[__m512; 4]; 4]) -> [[__m512; 4]; 4] {
-    let mut rows = d;
-    for (row, [a, b, c, d]) in rows.iter_mut().zip(d) {
-        *row = [_mm512_sub_ps(a, c), _mm512_add_ps(b, c), _mm512_sub_ps(c, b), _mm512_sub_ps(b, d)];
+///
+/// # Safety
+/// The features of `V`.
+#[inline(always)]
+pub(super) unsafe fn pixels<V: Vector>(d: [[V; 4]; 4]) -> [[V; 4]; 4] {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut rows = d;
+        for (row, [a, b, c, d]) in rows.iter_mut().zip(d) {
+            *row = [V::sub(a, c), V::add(b, c), V::sub(c, b), V::sub(b, d)];
+        }
+        let mut v = rows;
+        for j in 0..4 {
+            v[0][j] = V::sub(rows[0][j], rows[2][j]);
+            v[1][j] = V::add(rows[1][j], rows[2][j]);
+            v[2][j] = V::sub(rows[2][j], rows[1][j]);
+            v[3][j] = V::sub(rows[1][j], rows[3][j]);
+        }
+        v
     }
-    let mut v = rows;
-    for j in 0..4 {
-        v[0][j] = _mm512_sub_ps(rows[0][j], rows[2][j]);
-        v[1][j] = _mm512_add_ps(rows[1][j], rows[2][j]);
-        v[2][j] = _mm512_sub_ps(rows[2][j], rows[1][j]);
-        v[3][j] = _mm512_sub_ps(rows[1][j], rows[3][j]);
-    }
-    v
 }
 
 /// `Aᵀ m A`
-#[target_feature(enable = "avx512f")]
-#[inline]
-pub(super) fn sums(m: [[__m512; 4]; 4]) -> [[__m512; 2]; 2] {
-    let mut rows = [[m[0][0]; 4]; 2];
-    for j in 0..4 {
-        let sum = _mm512_add_ps(m[1][j], m[2][j]);
-        let difference = _mm512_sub_ps(m[1][j], m[2][j]);
-        rows[0][j] = _mm512_add_ps(m[0][j], sum);
-        rows[1][j] = _mm512_sub_ps(difference, m[3][j]);
+///
+/// # Safety
+/// The features of `V`.
+#[inline(always)]
+pub(super) unsafe fn sums<V: Vector>(m: [[V; 4]; 4]) -> [[V; 2]; 2] {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut rows = [[m[0][0]; 4]; 2];
+        for j in 0..4 {
+            let sum = V::add(m[1][j], m[2][j]);
+            let difference = V::sub(m[1][j], m[2][j]);
+            rows[0][j] = V::add(m[0][j], sum);
+            rows[1][j] = V::sub(difference, m[3][j]);
+        }
+        let mut y = [[m[0][0]; 2]; 2];
+        for (y, [a, b, c, d]) in y.iter_mut().zip(rows) {
+            let (sum, difference) = (V::add(b, c), V::sub(b, c));
+            *y = [V::add(a, sum), V::sub(difference, d)];
+        }
+        y
     }
-    let mut y = [[m[0][0]; 2]; 2];
-    for (y, [a, b, c, d]) in y.iter_mut().zip(rows) {
-        let (sum, difference) = (_mm512_add_ps(b, c), _mm512_sub_ps(b, c));
-        *y = [_mm512_add_ps(a, sum), _mm512_sub_ps(difference, d)];
-    }
-    y
 }
 
 /// `A y Aᵀ`: the gradient of [`sums`].
-#[target_feature(enable = "avx512f")]
-#[inline]
-pub(super) fn sums_gradient(y: [[__m512; 2]; 2]) -> [[__m512; 4]; 4] {
-    let zero = _mm512_setzero_ps();
-    let mut rows = [[zero; 4]; 2];
-    for (row, [a, b]) in rows.iter_mut().zip(y) {
-        *row = [a, _mm512_add_ps(a, b), _mm512_sub_ps(a, b), _mm512_sub_ps(zero, b)];
+///
+/// # Safety
+/// The features of `V`.
+#[inline(always)]
+pub(super) unsafe fn sums_gradient<V: Vector>(y: [[V; 2]; 2]) -> [[V; 4]; 4] {
+    // SAFETY: the caller's.
+    unsafe {
+        let zero = V::zero();
+        let mut rows = [[zero; 4]; 2];
+        for (row, [a, b]) in rows.iter_mut().zip(y) {
+            *row = [a, V::add(a, b), V::sub(a, b), V::sub(zero, b)];
+        }
+        let mut m = [[zero; 4]; 4];
+        for j in 0..4 {
+            let (a, b) = (rows[0][j], rows[1][j]);
+            m[0][j] = a;
+            m[1][j] = V::add(a, b);
+            m[2][j] = V::sub(a, b);
+            m[3][j] = V::sub(zero, b);
+        }
+        m
     }
-    let mut m = [[zero; 4]; 4];
-    for j in 0..4 {
-        let (a, b) = (rows[0][j], rows[1][j]);
-        m[0][j] = a;
-        m[1][j] = _mm512_add_ps(a, b);
-        m[2][j] = _mm512_sub_ps(a, b);
-        m[3][j] = _mm512_sub_ps(zero, b);
-    }
-    m
 }
 
 /// `Gᵀ u G`: the gradient of [`weights`].
-#[target_feature(enable = "avx512f")]
-#[inline]
-pub(super) fn weights_gradient(u: [[__m512; 4]; 4]) -> [[__m512; 3]; 3] {
-    let half = _mm512_set1_ps(0.5);
-    let mut rows = [[half; 4]; 3];
-    for j in 0..4 {
-        let sum = _mm512_mul_ps(half, _mm512_add_ps(u[1][j], u[2][j]));
-        let difference = _mm512_sub_ps(u[1][j], u[2][j]);
-        rows[0][j] = _mm512_add_ps(u[0][j], sum);
-        rows[1][j] = _mm512_mul_ps(half, difference);
-        rows[2][j] = _mm512_add_ps(sum, u[3][j]);
+///
+/// # Safety
+/// The features of `V`.
+#[inline(always)]
+pub(super) unsafe fn weights_gradient<V: Vector>(u: [[V; 4]; 4]) -> [[V; 3]; 3] {
+    // SAFETY: the caller's.
+    unsafe {
+        let half = V::splat(0.5);
+        let mut rows = [[half; 4]; 3];
+        for j in 0..4 {
+            let sum = V::mul(half, V::add(u[1][j], u[2][j]));
+            let difference = V::sub(u[1][j], u[2][j]);
+            rows[0][j] = V::add(u[0][j], sum);
+            rows[1][j] = V::mul(half, difference);
+            rows[2][j] = V::add(sum, u[3][j]);
+        }
+        let mut g = [[half; 3]; 3];
+        for (g, [a, b, c, d]) in g.iter_mut().zip(rows) {
+            let sum = V::mul(half, V::add(b, c));
+            let difference = V::mul(half, V::sub(b, c));
+            *g = [V::add(a, sum), difference, V::add(sum, d)];
+        }
+        g
     }
-    let mut g = [[half; 3]; 3];
-    for (g, [a, b, c, d]) in g.iter_mut().zip(rows) {
-        let sum = _mm512_mul_ps(half, _mm512_add_ps(b, c));
-        let difference = _mm512_mul_ps(half, _mm512_sub_ps(b, c));
-        *g = [_mm512_add_ps(a, sum), difference, _mm512_add_ps(sum, d)];
-    }
-    g
 }
 
 /// `G g Gᵀ`, of `N` weights at once.

@@ -5,15 +5,15 @@
 //! back, once a run, so the inverse transform costs little.
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::Shape;
 use super::super::rows::Stored;
 use super::grid::{Grid, VectorTiles};
 use super::pixels::Reader;
-use super::{ROWS, TILE_ELEMENTS, TILES, VECTORS, grid, is_plain, multiply, pays, transform};
-use crate::kernels::gemm::micro::{InstructionSet, transposed, with_words};
+use super::{ROWS, TILE_ELEMENTS, TILES, VECTORS, grid, is_plain, pays, transform};
+use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
+use crate::kernels::gemm::micro::with_words;
 
 /// Whether tiles are faster for the gradient. The sums of each run are transformed, as long as a few
 /// vectors.
@@ -35,6 +35,7 @@ const CHANNELS: usize = 128;
 pub(in super::super) struct Wgrad<'a> {
     pub(in super::super) shape: &'a Shape,
     pub(in super::super) channels: Range<usize>,
+    pub(in super::super) vectors: Vectors,
 }
 
 impl Wgrad<'_> {
@@ -55,7 +56,6 @@ impl Wgrad<'_> {
         images: Range<usize>,
     ) -> Vec<f32> {
         let shape = self.shape;
-        assert!(InstructionSet::Avx512F32.is_available(), "tiles need AVX-512");
         assert!(self.channels.end <= shape.c_out);
         let of_x = Grid { batch: images.len(), ..grid(shape) };
         let of_grad = Grid { size: of_x.out_size, padding: (0, 0), ..of_x };
@@ -89,18 +89,18 @@ impl Wgrad<'_> {
                 products.fill(0);
                 for vector in (0..of_x.vectors()).step_by(VECTORS) {
                     let count = VECTORS.min(of_x.vectors() - vector);
-                    // SAFETY: the features, as asserted; whole images, and scratch of these sizes.
-                    unsafe {
+                    // SAFETY: the features of the vectors; whole images, and scratch of these sizes.
+                    with_vectors!(self.vectors, V => unsafe {
                         for n in 0..count {
                             let place = of_x.place(vector + n);
-                            work.images(place, n);
-                            work.gradients(place, n);
+                            work.images::<V>(place, n);
+                            work.gradients::<V>(place, n);
                         }
-                        work.add(16 * count);
-                    }
+                        work.add::<V>(16 * count);
+                    });
                 }
                 // SAFETY: as above.
-                unsafe { work.back(&mut sums) };
+                with_vectors!(self.vectors, V => unsafe { work.back::<V>(&mut sums) });
             }
         });
         sums
@@ -132,61 +132,64 @@ struct Work<'a, S, G> {
 }
 
 /// # Safety
-/// Of all methods: AVX-512 F, BW, DQ and VL; images and scratch as [`Wgrad::run`] has them.
+/// Of all methods: the features of `V`; images and scratch as [`Wgrad::run`] has them.
 impl<S: Stored, G: Stored> Work<'_, S, G> {
     /// Transforms vector `n` of images.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn images(&self, place: VectorTiles, n: usize) {
+    #[inline(always)]
+    unsafe fn images<V: Vector>(&self, place: VectorTiles, n: usize) {
         let shape = self.shape;
         for (index, channel) in self.inputs.clone().enumerate() {
             let from = (place.image * shape.c_in + channel) * shape.height * shape.width;
             let x = self.x.as_ptr().wrapping_add(from);
             // SAFETY: the images of a place are in the run.
-            let d = unsafe { self.of_x.read::<S, 4>(place, x, shape.image()) };
-            for (i, v) in transform::pixels(d).as_flattened().iter().enumerate() {
+            let d = unsafe { self.of_x.read::<V, S, 4>(place, x, shape.image()) };
+            // SAFETY: the features.
+            let v = unsafe { transform::pixels(d) };
+            for (i, v) in v.as_flattened().iter().enumerate() {
                 let at = self.left.wrapping_add(i * self.left_place + index * TILES + n * 16);
                 // SAFETY: a place has `TILES` elements a channel.
-                unsafe { _mm512_storeu_ps(at, *v) };
+                unsafe { v.store(at) };
             }
         }
     }
 
     /// Transforms vector `n` of the gradient: lanes become channels.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn gradients(&self, place: VectorTiles, n: usize) {
+    #[inline(always)]
+    unsafe fn gradients<V: Vector>(&self, place: VectorTiles, n: usize) {
         let shape = self.shape;
         for block in (0..self.outs).step_by(16) {
-            let mut transposes = [[_mm512_setzero_si512(); 16]; 4];
+            // SAFETY: the features.
+            let mut transposes = unsafe { [[V::zero(); 16]; 4] };
             let channels = self.channels.start + block..self.channels.end;
             for (row, channel) in channels.take(16).enumerate() {
                 let from = (place.image * shape.c_out + channel) * shape.pixels();
                 let grad = self.grad.as_ptr().wrapping_add(from);
                 // SAFETY: the images of a place are in the run.
-                let y = unsafe { self.of_grad.read::<G, 2>(place, grad, shape.out_image()) };
+                let y = unsafe { self.of_grad.read::<V, G, 2>(place, grad, shape.out_image()) };
                 for (transpose, y) in transposes.iter_mut().zip(y.as_flattened()) {
-                    transpose[row] = _mm512_castps_si512(*y);
+                    transpose[row] = *y;
                 }
             }
             for transpose in &mut transposes {
-                *transpose = transposed(*transpose);
+                // SAFETY: the features.
+                *transpose = unsafe { V::transpose(*transpose) };
             }
             let [a, b, c, d] = &transposes;
             for (tile, (((a, b), c), d)) in a.iter().zip(b).zip(c).zip(d).enumerate() {
-                let [a, b] = [_mm512_castsi512_ps(*a), _mm512_castsi512_ps(*b)];
-                let [c, d] = [_mm512_castsi512_ps(*c), _mm512_castsi512_ps(*d)];
-                let m = transform::sums_gradient([[a, b], [c, d]]);
+                // SAFETY: the features.
+                let m = unsafe { transform::sums_gradient([[*a, *b], [*c, *d]]) };
                 for (i, m) in m.as_flattened().iter().enumerate() {
                     let at = i * self.right_place + (n * 16 + tile) * self.outs + block;
                     // SAFETY: a place has `outs` elements a tile.
-                    unsafe { _mm512_storeu_ps(self.right.wrapping_add(at), *m) };
+                    unsafe { m.store(self.right.wrapping_add(at)) };
                 }
             }
         }
     }
 
     /// Adds the products over `depth` tiles.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn add(&self, depth: usize) {
+    #[inline(always)]
+    unsafe fn add<V: Vector>(&self, depth: usize) {
         for place in 0..TILE_ELEMENTS {
             let mut row = 0;
             while row < self.inputs.len() {
@@ -205,11 +208,11 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
                         * unsafe {
                             match vectors {
                                 1 if tall => {
-                                    multiply::<16, 1, TILES, true>(left, right, depth, sums)
+                                    V::multiply::<16, 1, TILES, true>(left, right, depth, sums)
                                 }
-                                1 => multiply::<ROWS, 1, TILES, true>(left, right, depth, sums),
-                                3 => multiply::<ROWS, 3, TILES, true>(left, right, depth, sums),
-                                _ => multiply::<ROWS, 2, TILES, true>(left, right, depth, sums),
+                                1 => V::multiply::<ROWS, 1, TILES, true>(left, right, depth, sums),
+                                3 => V::multiply::<ROWS, 3, TILES, true>(left, right, depth, sums),
+                                _ => V::multiply::<ROWS, 2, TILES, true>(left, right, depth, sums),
                             }
                             if vectors % 2 == 1 { vectors } else { 2 }
                         };
@@ -220,23 +223,26 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
     }
 
     /// Transforms the sums of products back.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn back(&self, sums: &mut [f32]) {
+    #[inline(always)]
+    unsafe fn back<V: Vector>(&self, sums: &mut [f32]) {
         let (ins, outs) = (self.shape.c_in, self.channels.len());
         assert_eq!(sums.len(), 9 * ins * outs);
         for (index, channel) in self.inputs.clone().enumerate() {
             for out in (0..outs).step_by(16) {
-                let mut u = [[_mm512_setzero_ps(); 4]; 4];
+                // SAFETY: the features.
+                let mut u = unsafe { [[V::zero(); 4]; 4] };
                 for (i, u) in u.as_flattened_mut().iter_mut().enumerate() {
                     let at = (i * self.ins + index) * self.outs + out;
                     // SAFETY: a place has `outs` elements a channel.
-                    *u = unsafe { _mm512_loadu_ps(self.products.wrapping_add(at)) };
+                    *u = unsafe { V::load(self.products.wrapping_add(at)) };
                 }
                 let mask = ((1u32 << (outs - out).min(16)) - 1) as u16;
-                for (tap, g) in transform::weights_gradient(u).as_flattened().iter().enumerate() {
+                // SAFETY: the features.
+                let g = unsafe { transform::weights_gradient(u) };
+                for (tap, g) in g.as_flattened().iter().enumerate() {
                     let at = (tap * ins + channel) * outs + out;
                     // SAFETY: the output channels of the mask are in `sums`.
-                    unsafe { _mm512_mask_storeu_ps(sums.as_mut_ptr().add(at), mask, *g) };
+                    unsafe { g.store_masked(sums.as_mut_ptr().add(at), mask) };
                 }
             }
         }

@@ -5,12 +5,12 @@
 //! loop along the depth rounds four rows of the block before at each step, between two tile instructions.
 
 use std::arch::asm;
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::instructions::TileRegisters;
 use super::{Configuration, NEAR, ROWS, WORDS, parts};
+use crate::kernels::cpu::vector::{Avx512, Vector};
 use crate::kernels::gemm::micro::{PackedGemm, Rounded, with_words};
 
 /// Rows and columns of a block.
@@ -90,16 +90,16 @@ impl<O: Rounded> Epilogue<O> {
         let sums = sums.cast::<f32>().wrapping_add(row * BLOCK);
         // SAFETY: the caller's; a row has two vectors of sums.
         unsafe {
-            let mut pair = [_mm512_loadu_ps(sums), _mm512_loadu_ps(sums.add(16))];
+            let mut pair = [Avx512::load(sums), Avx512::load(sums.add(16))];
             if let Some(bias) = self.bias {
-                pair[0] = _mm512_add_ps(pair[0], _mm512_loadu_ps(bias));
-                pair[1] = _mm512_add_ps(pair[1], _mm512_loadu_ps(bias.add(16)));
+                pair[0] = pair[0].add(Avx512::load(bias));
+                pair[1] = pair[1].add(Avx512::load(bias.add(16)));
             }
             O::store_ftz_pair(self.out.add(row * self.stride), pair);
         }
     }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn round_from(&self, first: usize, sums: *const Sums) {
         for row in first..BLOCK {
             // SAFETY: the caller's.
@@ -123,7 +123,7 @@ impl<O: Rounded> Epilogue<O> {
 ///
 /// # Safety
 /// As [`rounded`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn block<I: TileRegisters, O: Rounded>(
     gemm: &PackedGemm<'_>,
     [row, column]: [usize; 2],

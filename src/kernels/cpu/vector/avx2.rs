@@ -1,0 +1,416 @@
+//! Two registers of AVX2.
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+use std::ptr::copy_nonoverlapping;
+
+use half::{bf16, f16};
+
+use super::{Vector, Vectors};
+
+/// Sixteen F32 in two registers: AVX2, FMA and F16C.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::kernels) struct Avx2([__m256; 2]);
+
+impl Avx2 {
+    /// Calls `f`, compiled for these vectors.
+    ///
+    /// # Panics
+    /// When the processor does not have them.
+    #[inline]
+    pub(in crate::kernels) fn run<R>(f: impl FnMut() -> R) -> R {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn run<R>(mut f: impl FnMut() -> R) -> R {
+            f()
+        }
+        assert!(Vectors::Avx2.is_available(), "the processor has no AVX2");
+        // SAFETY: the features, as asserted.
+        unsafe { run(f) }
+    }
+
+    #[inline(always)]
+    unsafe fn zip(self, other: Self, f: impl Fn(__m256, __m256) -> __m256) -> Self {
+        let ([a, b], [c, d]) = (self.0, other.0);
+        Self([f(a, c), f(b, d)])
+    }
+}
+
+impl Vector for Avx2 {
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self([_mm256_setzero_ps(); 2]) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self([_mm256_set1_ps(x); 2]) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(at: *const f32) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self([_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))]) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, at: *mut f32) {
+        // SAFETY: the caller's.
+        unsafe {
+            _mm256_storeu_ps(at, self.0[0]);
+            _mm256_storeu_ps(at.add(8), self.0[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_masked(at: *const f32, mask: u16) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            if mask == u16::MAX {
+                return Self::load(at);
+            }
+            let half = |at: *const f32, mask: u16| _mm256_maskload_ps(at, lanes(mask));
+            Self([half(at, mask), half(at.wrapping_add(8), mask >> 8)])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(at: *const bf16, mask: u16) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let half = |bits: __m128i| {
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
+            };
+            Self(load_halves(at.cast(), mask).map(half))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(at: *const f16, mask: u16) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self(load_halves(at.cast(), mask).map(|bits| _mm256_cvtph_ps(bits))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_masked(self, at: *mut f32, mask: u16) {
+        // SAFETY: the caller's.
+        unsafe {
+            if mask == u16::MAX {
+                return self.store(at);
+            }
+            for (half, x) in self.0.into_iter().enumerate() {
+                let (at, mask) = (at.wrapping_add(8 * half), mask >> (8 * half) & 0xff);
+                match mask {
+                    0xff => _mm256_storeu_ps(at, x),
+                    0 => {}
+                    // A masked store takes some twenty cycles on processors of AMD.
+                    _ => {
+                        let mut lanes = [0f32; 8];
+                        _mm256_storeu_ps(lanes.as_mut_ptr(), x);
+                        copy_run(lanes.as_ptr(), at, mask);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, at: *mut bf16, mask: u16) {
+        // SAFETY: the caller's.
+        unsafe {
+            let [low, high] = self.0.map(|x| rounded_to_bf16(x));
+            // Packing takes each half of a register by itself.
+            let packed = _mm256_packus_epi32(low, high);
+            let both = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
+            store_halves(both, at.cast(), mask);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, at: *mut f16, mask: u16) {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
+        // SAFETY: the caller's.
+        unsafe {
+            let [low, high] = self.0.map(|x| _mm256_cvtps_ph::<NEAREST>(x));
+            store_halves(_mm256_set_m128i(high, low), at.cast(), mask);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: the caller's.
+        unsafe { self.zip(other, |a, b| _mm256_add_ps(a, b)) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        // SAFETY: the caller's.
+        unsafe { self.zip(other, |a, b| _mm256_sub_ps(a, b)) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: the caller's.
+        unsafe { self.zip(other, |a, b| _mm256_mul_ps(a, b)) }
+    }
+
+    #[inline(always)]
+    unsafe fn or(self, other: Self) -> Self {
+        // SAFETY: the caller's.
+        unsafe { self.zip(other, |a, b| _mm256_or_ps(a, b)) }
+    }
+
+    #[inline(always)]
+    unsafe fn evens(self, high: Self) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let evens = |[a, b]: [__m256; 2]| in_order(_mm256_shuffle_ps::<0b10_00_10_00>(a, b));
+            Self([evens(self.0), evens(high.0)])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn odds(self, high: Self) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let odds = |[a, b]: [__m256; 2]| in_order(_mm256_shuffle_ps::<0b11_01_11_01>(a, b));
+            Self([odds(self.0), odds(high.0)])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn interleave(self, odds: Self) -> [Self; 2] {
+        // SAFETY: the caller's.
+        unsafe {
+            let halves = |a: __m256, b: __m256| {
+                let (low, high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+                Self([
+                    _mm256_permute2f128_ps::<0x20>(low, high),
+                    _mm256_permute2f128_ps::<0x31>(low, high),
+                ])
+            };
+            [halves(self.0[0], odds.0[0]), halves(self.0[1], odds.0[1])]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(rows: [Self; 16]) -> [Self; 16] {
+        let mut columns = rows;
+        for half in 0..2 {
+            for side in 0..2 {
+                let mut block = [rows[0].0[0]; 8];
+                for (i, row) in block.iter_mut().enumerate() {
+                    *row = rows[8 * side + i].0[half];
+                }
+                // SAFETY: the caller's.
+                for (i, row) in unsafe { transposed(block) }.into_iter().enumerate() {
+                    columns[8 * half + i].0[side] = row;
+                }
+            }
+        }
+        columns
+    }
+
+    #[inline(always)]
+    unsafe fn is_finite(self, mask: u16) -> bool {
+        // SAFETY: the caller's.
+        unsafe {
+            let exponent = _mm256_set1_epi32(0x7f80_0000);
+            let wrong = self.0.map(|x| {
+                let bits = _mm256_and_si256(_mm256_castps_si256(x), exponent);
+                _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(bits, exponent)))
+            });
+            (wrong[0] | wrong[1] << 8) as u16 & mask == 0
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply<
+        const ROWS: usize,
+        const COUNT: usize,
+        const LEFT: usize,
+        const ADD: bool,
+    >(
+        left: (*const f32, usize),
+        right: (*const f32, usize),
+        depth: usize,
+        out: (*mut f32, usize),
+    ) {
+        // Sixteen registers: twelve sums, or eight, an element of the left matrix, and columns of the right one.
+        let wide = if COUNT == 3 { 3 } else { 2 };
+        for row in (0..ROWS).step_by(4) {
+            for half in (0..2 * COUNT).step_by(wide) {
+                let left = (left.0.wrapping_add(row * LEFT), left.1);
+                let right = (right.0.wrapping_add(8 * half), right.1);
+                let out = (out.0.wrapping_add(row * out.1 + 8 * half), out.1);
+                // SAFETY: the caller's.
+                unsafe {
+                    match COUNT {
+                        3 => block::<3, LEFT, ADD>(left, right, depth, out),
+                        _ => block::<2, LEFT, ADD>(left, right, depth, out),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// [`Vector::multiply`] of four rows by so many registers of columns.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn block<const COUNT: usize, const LEFT: usize, const ADD: bool>(
+    (mut left, left_step): (*const f32, usize),
+    (mut right, right_step): (*const f32, usize),
+    depth: usize,
+    out: (*mut f32, usize),
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut sums = [[_mm256_setzero_ps(); COUNT]; 4];
+        for _ in 0..depth {
+            let mut columns = [_mm256_setzero_ps(); COUNT];
+            for (n, column) in columns.iter_mut().enumerate() {
+                *column = _mm256_loadu_ps(right.wrapping_add(n * 8));
+            }
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let row = _mm256_broadcast_ss(&*left.wrapping_add(i * LEFT));
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = _mm256_fmadd_ps(row, column, *sum);
+                }
+            }
+            left = left.wrapping_add(left_step);
+            right = right.wrapping_add(right_step);
+        }
+        for (i, sums) in sums.iter().enumerate() {
+            for (n, &sum) in sums.iter().enumerate() {
+                let at = out.0.wrapping_add(i * out.1 + n * 8);
+                let sum = if ADD { _mm256_add_ps(_mm256_loadu_ps(at), sum) } else { sum };
+                _mm256_storeu_ps(at, sum);
+            }
+        }
+    }
+}
+
+/// All bits in the lanes of the lowest eight bits of `mask`.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn lanes(mask: u16) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe {
+        let bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+        let mask = _mm256_set1_epi32(i32::from(mask));
+        _mm256_cmpeq_epi32(_mm256_and_si256(mask, bits), bits)
+    }
+}
+
+/// Sixteen elements of 16 bits; zeros for those that are not in the mask.
+///
+/// # Safety
+/// AVX2; the elements of the mask can be read.
+#[inline(always)]
+unsafe fn load_halves(at: *const u16, mask: u16) -> [__m128i; 2] {
+    // SAFETY: the caller's; a vector has 16 elements.
+    unsafe {
+        let mut elements = [0u16; 16];
+        let at = match mask {
+            u16::MAX => at,
+            _ => {
+                copy_run(at, elements.as_mut_ptr(), mask);
+                elements.as_ptr()
+            }
+        };
+        [_mm_loadu_si128(at.cast()), _mm_loadu_si128(at.add(8).cast())]
+    }
+}
+
+/// Writes the elements of the mask, of sixteen of 16 bits.
+///
+/// # Safety
+/// AVX2; the elements of the mask can be written.
+#[inline(always)]
+unsafe fn store_halves(x: __m256i, at: *mut u16, mask: u16) {
+    // SAFETY: the caller's; a vector has 16 elements.
+    unsafe {
+        if mask == u16::MAX {
+            _mm256_storeu_si256(at.cast(), x);
+            return;
+        }
+        let mut elements = [0u16; 16];
+        _mm256_storeu_si256(elements.as_mut_ptr().cast(), x);
+        copy_run(elements.as_ptr(), at, mask);
+    }
+}
+
+/// Copies the elements of a mask, which is a run.
+///
+/// # Safety
+/// They can be read and written.
+#[inline(always)]
+unsafe fn copy_run<T: Copy>(from: *const T, to: *mut T, mask: u16) {
+    let (first, count) = (mask.trailing_zeros() as usize, mask.count_ones() as usize);
+    // SAFETY: the caller's; of an empty mask there are none.
+    unsafe { copy_nonoverlapping(from.wrapping_add(first), to.wrapping_add(first), count) };
+}
+
+/// Pairs of lanes 0, 2, 1 and 3: undoes what an instruction does that takes each half of a register by itself.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn in_order(x: __m256) -> __m256 {
+    // SAFETY: the caller's.
+    unsafe { _mm256_castpd_ps(_mm256_permute4x64_pd::<0b11_01_10_00>(_mm256_castps_pd(x))) }
+}
+
+/// To nearest even, in the lower halves.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn rounded_to_bf16(x: __m256) -> __m256i {
+    // SAFETY: the caller's.
+    unsafe {
+        let bits = _mm256_castps_si256(x);
+        let last = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let up = _mm256_add_epi32(bits, _mm256_add_epi32(last, _mm256_set1_epi32(0x7fff)));
+        // A NaN stays one: its sign and upper bits, and the quiet bit.
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
+        _mm256_srli_epi32::<16>(_mm256_blendv_epi8(up, quiet, nan))
+    }
+}
+
+/// Eight rows of eight, with rows and columns exchanged.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn transposed(r: [__m256; 8]) -> [__m256; 8] {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut t = r;
+        for i in 0..4 {
+            t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+            t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+        }
+        // Row `4 i + c` now gets columns `c` and `4 + c` of rows `4 i` to `4 i + 3`.
+        let mut s = t;
+        for i in 0..2 {
+            let [a, b, c, d] = [t[4 * i], t[4 * i + 1], t[4 * i + 2], t[4 * i + 3]];
+            s[4 * i] = _mm256_shuffle_ps::<0b01_00_01_00>(a, c);
+            s[4 * i + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(a, c);
+            s[4 * i + 2] = _mm256_shuffle_ps::<0b01_00_01_00>(b, d);
+            s[4 * i + 3] = _mm256_shuffle_ps::<0b11_10_11_10>(b, d);
+        }
+        for i in 0..4 {
+            t[i] = _mm256_permute2f128_ps::<0x20>(s[i], s[4 + i]);
+            t[4 + i] = _mm256_permute2f128_ps::<0x31>(s[i], s[4 + i]);
+        }
+        t
+    }
+}

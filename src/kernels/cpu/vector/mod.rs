@@ -1,0 +1,152 @@
+//! Vectors of sixteen F32, whatever the processor's registers hold.
+//!
+//! An algorithm is written once over [`Vector`]. Each instruction set implements the trait in a file of its own, with
+//! little more than its instructions: one register of AVX-512, two of AVX2. [`with_vectors`] compiles the algorithm
+//! for each of them, and runs the one that its caller chose.
+#![allow(unsafe_code)]
+
+mod avx2;
+mod avx512;
+#[cfg(test)]
+mod tests;
+
+use half::{bf16, f16};
+
+pub(in crate::kernels) use avx2::Avx2;
+pub(in crate::kernels) use avx512::{Avx512, transposed, upper_halves};
+
+/// The instruction sets that vectors are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::kernels) enum Vectors {
+    Avx2,
+    Avx512,
+}
+
+impl Vectors {
+    /// The widest of this processor.
+    pub(in crate::kernels) fn widest() -> Option<Self> {
+        [Self::Avx512, Self::Avx2].into_iter().find(|vectors| vectors.is_available())
+    }
+
+    /// Whether the processor has what [`Vector`] asks for.
+    pub(in crate::kernels) fn is_available(self) -> bool {
+        match self {
+            Self::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            Self::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+            }
+        }
+    }
+}
+
+/// Sixteen F32. The lanes of a mask are a run: the lowest bit is lane 0.
+///
+/// # Safety
+/// Of all methods: the instruction set's features, which the function that they are inlined into enables
+/// ([`with_vectors`]). Of loads and stores: the elements of the mask, or all 16, can be read or written. No other
+/// element is touched.
+pub(in crate::kernels) trait Vector: Copy {
+    unsafe fn zero() -> Self;
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn load(at: *const f32) -> Self;
+    unsafe fn store(self, at: *mut f32);
+
+    /// The elements of `mask`, and zeros for the others.
+    unsafe fn load_masked(at: *const f32, mask: u16) -> Self;
+    /// The same, widened.
+    unsafe fn load_bf16(at: *const bf16, mask: u16) -> Self;
+    /// The same, widened.
+    unsafe fn load_f16(at: *const f16, mask: u16) -> Self;
+
+    /// Writes the elements of `mask`.
+    unsafe fn store_masked(self, at: *mut f32, mask: u16);
+    /// The same, rounded to nearest even. A NaN keeps its sign and upper bits, and becomes quiet.
+    unsafe fn store_bf16(self, at: *mut bf16, mask: u16);
+    /// As [`Self::store_bf16`], but a subnormal may become zero. Needs AVX-512 BF16, where these vectors are AVX-512's.
+    #[inline(always)]
+    unsafe fn store_bf16_ftz(self, at: *mut bf16, mask: u16) {
+        // SAFETY: the caller's.
+        unsafe { self.store_bf16(at, mask) }
+    }
+    /// 32 elements.
+    #[inline(always)]
+    unsafe fn store_bf16_pair([first, last]: [Self; 2], at: *mut bf16) {
+        // SAFETY: the caller's.
+        unsafe {
+            first.store_bf16(at, u16::MAX);
+            last.store_bf16(at.add(16), u16::MAX);
+        }
+    }
+    /// 32 elements, as [`Self::store_bf16_ftz`].
+    #[inline(always)]
+    unsafe fn store_bf16_ftz_pair(pair: [Self; 2], at: *mut bf16) {
+        // SAFETY: the caller's.
+        unsafe { Self::store_bf16_pair(pair, at) }
+    }
+    /// The same, rounded to nearest even.
+    unsafe fn store_f16(self, at: *mut f16, mask: u16);
+
+    unsafe fn add(self, other: Self) -> Self;
+    unsafe fn sub(self, other: Self) -> Self;
+    unsafe fn mul(self, other: Self) -> Self;
+    /// The bits of both.
+    unsafe fn or(self, other: Self) -> Self;
+
+    /// The lanes of even numbers, of these and then of `high`.
+    unsafe fn evens(self, high: Self) -> Self;
+    /// The lanes of odd numbers.
+    unsafe fn odds(self, high: Self) -> Self;
+    /// The lanes of both in turns: of their first halves, and of their last ones.
+    unsafe fn interleave(self, odds: Self) -> [Self; 2];
+    /// Sixteen rows of sixteen, with rows and columns exchanged.
+    unsafe fn transpose(rows: [Self; 16]) -> [Self; 16];
+
+    /// Whether no lane of `mask` is infinite or NaN.
+    unsafe fn is_finite(self, mask: u16) -> bool;
+
+    /// `ROWS` rows of the left matrix, elements `LEFT` apart from row to row, times `COUNT` vectors of columns of the
+    /// right one, over `depth`. Each pointer comes with a step: along the sum, and for `out` from row to row. Written
+    /// to rows of `out`, or added to them where `ADD`.
+    unsafe fn multiply<const ROWS: usize, const COUNT: usize, const LEFT: usize, const ADD: bool>(
+        left: (*const f32, usize),
+        right: (*const f32, usize),
+        depth: usize,
+        out: (*mut f32, usize),
+    );
+}
+
+/// Runs `$body` with `$V` bound to the [`Vector`] of `$vectors`, compiled for its instruction set.
+///
+/// `$body` is a closure that is called once, but may not move out of what it captures. What it calls must be
+/// `#[inline(always)]`, or else has no such instructions.
+///
+/// # Panics
+/// When the processor has no such instruction set.
+macro_rules! with_vectors {
+    ($vectors:expr, $V:ident => $body:expr) => {
+        match $vectors {
+            $crate::kernels::cpu::vector::Vectors::Avx512 => {
+                type $V = $crate::kernels::cpu::vector::Avx512;
+                <$V>::run(
+                    #[inline(always)]
+                    || $body,
+                )
+            }
+            $crate::kernels::cpu::vector::Vectors::Avx2 => {
+                type $V = $crate::kernels::cpu::vector::Avx2;
+                <$V>::run(
+                    #[inline(always)]
+                    || $body,
+                )
+            }
+        }
+    };
+}
+pub(in crate::kernels) use with_vectors;
