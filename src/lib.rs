@@ -7,7 +7,6 @@
 //! [docs/operators.md]: https://docs.rs/crate/candle-amp/latest/source/docs/operators.md
 //! [docs/numerics.md]: https://docs.rs/crate/candle-amp/latest/source/docs/numerics.md
 //! [docs/performance.md]: https://docs.rs/crate/candle-amp/latest/source/docs/performance.md
-//! [docs/performance-log.md]: https://docs.rs/crate/candle-amp/latest/source/docs/performance-log.md
 //! [docs/architecture.md]: https://docs.rs/crate/candle-amp/latest/source/docs/architecture.md
 //! [docs/design.md]: https://docs.rs/crate/candle-amp/latest/source/docs/design.md
 //! [CHANGELOG.md]: https://docs.rs/crate/candle-amp/latest/source/CHANGELOG.md
