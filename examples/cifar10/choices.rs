@@ -2,10 +2,9 @@
 
 use std::{fmt, str::FromStr};
 
-use candle_core::DType;
 use clap::ValueEnum;
 
-use crate::options::positive;
+use crate::common::options::positive;
 
 /// Which network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -31,30 +30,6 @@ impl fmt::Display for Architecture {
             Self::Resnet50 => "resnet50",
             Self::Mlp => "mlp",
         })
-    }
-}
-
-/// What convolutions and matrix products compute in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Precision {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl Precision {
-    pub(crate) fn dtype(self) -> DType {
-        match self {
-            Self::F32 => DType::F32,
-            Self::F16 => DType::F16,
-            Self::Bf16 => DType::BF16,
-        }
-    }
-}
-
-impl fmt::Display for Precision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.dtype().as_str())
     }
 }
 

@@ -2,17 +2,12 @@
 
 use std::time::Duration;
 
-use crate::data::CLASSES;
+use crate::{common::steps::Steps, data::CLASSES};
 
-/// Everything that was measured step by step.
+/// Everything that was measured in training.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    /// The loss of every step, skipped or not.
-    pub(crate) losses: Vec<f32>,
-    pub(crate) times: Vec<Duration>,
-    pub(crate) skipped: usize,
-    /// The loss scale after the last step.
-    pub(crate) scale: f32,
+    pub(crate) steps: Steps,
     pub(crate) epochs: Vec<Epoch>,
 }
 
@@ -26,40 +21,15 @@ pub(crate) struct Epoch {
 }
 
 impl History {
-    pub(crate) fn step(&mut self, loss: f32, time: Duration, skipped: bool, scale: f32) {
-        self.losses.push(loss);
-        self.times.push(time);
-        self.skipped += usize::from(skipped);
-        self.scale = scale;
-    }
-
     /// Ends an epoch of `steps` steps.
     pub(crate) fn epoch(&mut self, steps: usize, test_accuracy: f64) {
-        self.epochs.push(Epoch { steps, loss: self.recent_loss(steps), test_accuracy });
-    }
-
-    /// Steps begun, skipped ones included.
-    pub(crate) fn steps(&self) -> usize {
-        self.losses.len()
-    }
-
-    /// The mean loss of the last `count` steps: one step's alone is noise.
-    pub(crate) fn recent_loss(&self, count: usize) -> f64 {
-        let last = &self.losses[self.steps().saturating_sub(count)..];
-        last.iter().map(|&loss| f64::from(loss)).sum::<f64>() / last.len().max(1) as f64
+        self.epochs.push(Epoch { steps, loss: self.steps.recent_loss(steps), test_accuracy });
     }
 
     pub(crate) fn median_step(&self) -> Duration {
-        let mut times = self.times.clone();
+        let mut times = self.steps.times.clone();
         times.sort_unstable();
         times.get(times.len() / 2).copied().unwrap_or_default()
-    }
-
-    /// Steps a second over the last `count` steps; 0 before the first.
-    pub(crate) fn rate(&self, count: usize) -> f64 {
-        let last = &self.times[self.steps().saturating_sub(count)..];
-        let seconds = last.iter().sum::<Duration>().as_secs_f64();
-        if seconds > 0. { last.len() as f64 / seconds } else { 0. }
     }
 }
 
@@ -99,17 +69,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_history_counts_steps_and_those_skipped() {
+    fn the_median_step_is_not_the_mean() {
         let mut history = History::default();
         assert_eq!(history.median_step(), Duration::ZERO);
-        for (i, skipped) in [false, true, false].into_iter().enumerate() {
-            let time = Duration::from_millis([30, 500, 70][i]);
-            history.step([4., 3., 1.][i], time, skipped, 8.);
+        for time in [30, 500, 70].map(Duration::from_millis) {
+            history.steps.add(1., time, false, 8.);
         }
-        assert_eq!((history.steps(), history.skipped), (3, 1));
         assert_eq!(history.median_step(), Duration::from_millis(70));
-        assert_eq!(history.recent_loss(2), 2.);
-        assert!((history.rate(3) - 5.).abs() < 1e-9);
     }
 
     #[test]

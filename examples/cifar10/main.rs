@@ -7,30 +7,24 @@
 //! cargo run --release --example cifar10 --features cuda -- --gpu --precision f16
 //! ```
 
-use std::{
-    process::{ExitCode, exit},
-    sync::atomic::{AtomicBool, Ordering},
-    time::Instant,
-};
+use std::{process::ExitCode, time::Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use candle_amp::{
-    Autocast, GradScaler, Parameters, ScaleConfig, StepOutcome,
-    backend::on_workers,
-    nn, no_grad, ops,
+    Autocast, GradScaler, Parameters, ScaleConfig, StepOutcome, nn, no_grad, ops,
     optim::{Scheduler, Sgd, SgdConfig},
     random,
 };
 use candle_core::{D, Device, Tensor};
 use candle_nn::VarMap;
-use clap::Parser;
 
 use augment::Augment;
-use choices::{LossScale, Precision};
+use choices::LossScale;
+use common::{interrupted, options::Usage, progress::print};
 use data::{Dataset, Images, Norm};
 use history::{History, Score};
 use models::Model;
-use options::{Options, Usage};
+use options::Options;
 use progress::Progress;
 use report::Report;
 use resident::Resident;
@@ -38,6 +32,8 @@ use schedule::Schedule;
 
 mod augment;
 mod choices;
+#[path = "../common/mod.rs"]
+mod common;
 mod data;
 mod history;
 mod models;
@@ -49,28 +45,13 @@ mod rng;
 mod schedule;
 mod synthetic;
 
-/// Keeps the memory of a step for the next one: the system's own allocator hands large buffers
-/// back, and having them zeroed again costs more than much of the arithmetic in them. What lies
-/// free for a second this one hands back too, unless the environment has MIMALLOC_PURGE_DELAY=-1.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// True once Ctrl-C was pressed.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
 fn main() -> ExitCode {
-    match finish_on_ctrl_c().and_then(|()| on_workers(|| run(&Options::parse()))) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
-        }
-    }
+    common::start(run)
 }
 
 fn run(options: &Options) -> Result<()> {
     options.check()?;
-    let device = options.device()?;
+    let device = common::options::device(options.gpu)?;
     if let Some(path) = &options.report {
         report::check_writable(path)?;
     }
@@ -79,17 +60,14 @@ fn run(options: &Options) -> Result<()> {
 
     random::manual_seed(options.seed);
     let varmap = VarMap::new();
-    let vb = nn::var_builder(&varmap, options.storage(), &device);
+    let vb = nn::var_builder(&varmap, options.precision.storage(options.master_weights), &device);
     let model = Model::new(options.model, vb)?;
     let model = if options.channels_last { model.channels_last() } else { model };
     let vars = Parameters::from_varmap(&varmap).vars();
     let parameters = vars.iter().map(|var| var.elem_count()).sum();
     let weight_bytes = vars.iter().map(|var| var.elem_count() * var.dtype().size_in_bytes()).sum();
 
-    let amp = match options.precision {
-        Precision::F32 => Autocast::disabled(),
-        half => Autocast::new(half.dtype()),
-    };
+    let amp = options.precision.autocast();
     let scaler = match options.loss_scale() {
         LossScale::Dynamic => {
             let init_scale = options.init_scale as f32;
@@ -101,9 +79,9 @@ fn run(options: &Options) -> Result<()> {
     let mut scaler = scaler.map_err(|error| Usage(error.to_string()))?;
     let Options { lr, momentum, weight_decay, seed, .. } = *options;
     let mut opt = Sgd::new(vars, SgdConfig { lr, momentum, weight_decay, ..Default::default() })?;
-    let mut scheduler = Scheduler::new(schedule.rates(), &mut opt)?;
+    let mut scheduler = Scheduler::new(common::rates(schedule.steps), &mut opt)?;
 
-    progress::print(&progress::opening(options, &data, &schedule, parameters));
+    print(&progress::opening(options, &data, &schedule, parameters));
     let mut progress = Progress::new(schedule, options.batch_size());
     let mut history = History::default();
     let mut score = Score::default();
@@ -111,7 +89,7 @@ fn run(options: &Options) -> Result<()> {
     let test = Feed::new(&data.test, &data, &device)?;
     for epoch in 0..schedule.epochs {
         let augment = Some(Augment { seed, epoch });
-        let begun = history.steps();
+        let begun = history.steps.count();
         // A step that is still on its way on a GPU: its loss is read when the next one is, too.
         let (mut taken, mut pending, mut clock) = (begun, None, Instant::now());
         for indices in data.train.shuffled(seed, epoch).chunks_exact(options.batch_size()) {
@@ -133,7 +111,7 @@ fn run(options: &Options) -> Result<()> {
                 done.enter(&mut history, &mut clock)?;
                 progress.step(&history);
             }
-            if taken == schedule.steps || INTERRUPTED.load(Ordering::Relaxed) {
+            if taken == schedule.steps || interrupted() {
                 break;
             }
         }
@@ -141,18 +119,18 @@ fn run(options: &Options) -> Result<()> {
             last.enter(&mut history, &mut clock)?;
         }
         score = evaluate(&amp, &model, &test, data.test.len())?;
-        history.epoch(history.steps() - begun, score.accuracy());
+        history.epoch(history.steps.count() - begun, score.accuracy());
         progress.epoch(&history);
-        if history.steps() == schedule.steps || INTERRUPTED.load(Ordering::Relaxed) {
+        if history.steps.count() == schedule.steps || interrupted() {
             break;
         }
     }
     drop(progress);
 
-    let interrupted = history.steps() < schedule.steps;
-    let report = Report::new(options, &data, &history, &score, weight_bytes, interrupted);
-    progress::print(&progress::closing(&report, &data.classes));
-    progress::print(&progress::hint(options));
+    let cut_short = history.steps.count() < schedule.steps;
+    let report = Report::new(options, &data, &history, &score, weight_bytes, cut_short);
+    print(&progress::closing(&report, &data.classes));
+    print(&progress::hint(options));
     if let Some(path) = &options.report {
         report.write(path)?;
     }
@@ -172,7 +150,7 @@ impl Taken {
     fn enter(&self, history: &mut History, clock: &mut Instant) -> Result<()> {
         let (loss, skipped) = (self.loss.to_scalar()?, self.outcome.skipped()?);
         let started = std::mem::replace(clock, Instant::now());
-        history.step(loss, clock.duration_since(started), skipped, self.scale);
+        history.steps.add(loss, clock.duration_since(started), skipped, self.scale);
         Ok(())
     }
 }
@@ -226,17 +204,6 @@ fn load(options: &Options) -> Result<Dataset> {
     data.train.truncate(train.unwrap_or(usize::MAX));
     data.test.truncate(test.unwrap_or(usize::MAX));
     Ok(data)
-}
-
-/// Makes the first Ctrl-C end the training after its step, and the second one the program.
-fn finish_on_ctrl_c() -> Result<()> {
-    ctrlc::set_handler(|| {
-        if INTERRUPTED.swap(true, Ordering::Relaxed) {
-            exit(130);
-        }
-        progress::print("\nEnding after this step and a test; Ctrl-C again ends at once.\n");
-    })
-    .context("cannot handle Ctrl-C")
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
 //! The command line.
 
-use std::{fmt, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use candle_core::{DType, Device};
 use clap::Parser;
 
-use crate::choices::{Architecture, LossScale, Precision};
+use crate::{
+    choices::{Architecture, LossScale},
+    common::options::{Precision, Usage, check_gpu, positive, up_to_a_million},
+};
 
 /// Images drawn for training when nobody says how many.
 const DRAWN_IMAGES: usize = 5_000;
@@ -80,7 +82,7 @@ pub(crate) struct Options {
     pub(crate) report: Option<PathBuf>,
 
     /// Train on this many images only, or draw this many [default: all, or 5000 drawn]
-    #[arg(long, value_name = "N", value_parser = images)]
+    #[arg(long, value_name = "N", value_parser = up_to_a_million)]
     pub(crate) train_images: Option<usize>,
 
     /// A few steps on few images, to see that everything works
@@ -94,35 +96,11 @@ fn count(text: &str) -> Result<usize, String> {
     number.ok_or_else(|| "expected a whole number above zero".to_owned())
 }
 
-/// A number of images that fits in memory.
-fn images(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|number| (1..=1_000_000).contains(number));
-    number.ok_or_else(|| "expected a whole number from 1 to 1000000".to_owned())
-}
-
-/// A number above zero that F32 can hold.
-pub(crate) fn positive(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|&x: &f64| x as f32 > 0. && (x as f32).is_finite());
-    number.ok_or_else(|| "expected a number above zero".to_owned())
-}
-
 /// A number from 0 up to, but not including, 1.
 fn fraction(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (0. ..1.).contains(number));
     number.ok_or_else(|| "expected a number from 0 up to 1".to_owned())
 }
-
-/// A wrong use of the command line, as opposed to a failure.
-#[derive(Debug)]
-pub(crate) struct Usage(pub(crate) String);
-
-impl fmt::Display for Usage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Usage {}
 
 impl Options {
     /// Checks what clap cannot: options that do not go together.
@@ -135,23 +113,7 @@ impl Options {
             !(self.channels_last && self.model == Architecture::Mlp),
             Usage("--channels-last needs a residual network: an mlp has no channels".into())
         );
-        let cuda = candle_core::utils::cuda_is_available();
-        ensure!(
-            !self.gpu || cuda,
-            Usage("--gpu needs a build with CUDA: add --features cuda to cargo's options".into())
-        );
-        Ok(())
-    }
-
-    /// The device to train on.
-    pub(crate) fn device(&self) -> Result<Device> {
-        if !self.gpu {
-            return Ok(Device::Cpu);
-        }
-        let device = Device::new_cuda(0)
-            .map_err(|error| anyhow::anyhow!("no CUDA device to train on: {error}"))?;
-        candle_amp::backend::keep_memory(&device)?; // as PyTorch: else each wait gives it all back
-        Ok(device)
+        check_gpu(self.gpu)
     }
 
     pub(crate) fn loss_scale(&self) -> LossScale {
@@ -163,11 +125,6 @@ impl Options {
 
     pub(crate) fn batch_size(&self) -> usize {
         self.batch_size.unwrap_or(if self.smoke { 16 } else { 128 })
-    }
-
-    /// The dtype the model's variables are stored in.
-    pub(crate) fn storage(&self) -> DType {
-        if self.master_weights { self.precision.dtype() } else { DType::F32 }
     }
 
     /// How many training and test images to draw, or to keep of those there are.

@@ -1,11 +1,10 @@
-//! How long to train, and the learning rate on the way.
+//! How long to train.
 
 use anyhow::{Result, ensure};
-use candle_amp::optim;
 
-use crate::options::{Options, Usage};
+use crate::{common::options::Usage, options::Options};
 
-/// A cosine over all steps, after a linear warm-up over the first twentieth.
+/// The length of a training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Schedule {
     pub(crate) epochs: usize,
@@ -32,13 +31,6 @@ impl Schedule {
         let all = epochs.saturating_mul(steps_per_epoch);
         let steps = steps.map_or(all, |steps| steps.min(all));
         Ok(Self { epochs, steps_per_epoch, steps })
-    }
-
-    /// The learning rate on the way.
-    pub(crate) fn rates(&self) -> optim::Schedule {
-        let warm_up = self.steps.div_ceil(20);
-        let rest = self.steps.saturating_sub(warm_up).max(1);
-        optim::Schedule::cosine(rest as u64).with_warm_up(warm_up as u64)
     }
 }
 
@@ -73,16 +65,5 @@ mod tests {
         let error = Schedule::new(&options, 64).expect_err("65 of 64 images");
         assert!(error.is::<Usage>());
         assert_eq!(error.to_string(), "--batch-size is 65, but there are 64 training images");
-    }
-
-    #[test]
-    fn the_rate_warms_up_peaks_and_falls_to_nothing() {
-        let schedule = schedule("--steps 200", 1280).rates();
-        let rates: Vec<f64> = (0..200).map(|taken| schedule.factor(taken)).collect();
-        assert_eq!(rates[10], 1.0);
-        assert!(rates[..10].is_sorted() && rates[0] > 0.);
-        assert!(rates[10..].is_sorted_by(|a, b| a > b) && rates[199] > 0.);
-        assert!((rates[105] - 0.5).abs() < 1e-9, "{}", rates[105]);
-        assert!(rates[199] < 2e-3);
     }
 }

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use candle_core::{Device, Tensor};
-use rand::{Rng, SeedableRng};
+use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 /// *Coriolanus* and the first act of *Richard III*, as they stand in Tiny Shakespeare.
@@ -19,12 +19,7 @@ pub(crate) enum Stream {
 
 /// The generator of item `index`: items can be made in any order.
 pub(crate) fn rng(stream: Stream, seed: u64, index: usize) -> ChaCha8Rng {
-    let mut key = [0; 32];
-    let words = [stream as u64, seed, index as u64];
-    for (bytes, word) in key.chunks_exact_mut(8).zip(words) {
-        bytes.copy_from_slice(&word.to_le_bytes());
-    }
-    ChaCha8Rng::from_seed(key)
+    crate::common::rng([stream as u64, seed, index as u64, 0])
 }
 
 /// A text, of which the last tenth is held out.

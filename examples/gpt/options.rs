@@ -1,10 +1,11 @@
 //! The command line.
 
-use std::{fmt, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use candle_core::{DType, Device};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+
+use crate::common::options::{Precision, Usage, check_gpu, positive, up_to_a_million};
 
 /// Trains a small GPT, character by character, in mixed precision: on Shakespeare or your text.
 #[derive(Clone, Debug, Parser)]
@@ -31,27 +32,27 @@ pub(crate) struct Options {
     pub(crate) checkpoint: bool,
 
     /// Steps to train [default: 1000, 500 with --report, 6 with --smoke]
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = up_to_a_million)]
     steps: Option<usize>,
 
     /// Windows of text a step [default: 12, or 2 with --smoke]
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = up_to_a_million)]
     batch_size: Option<usize>,
 
     /// Characters the model sees at once [default: 128, or 32 with --smoke]
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = up_to_a_million)]
     context: Option<usize>,
 
     /// Blocks of attention and perceptron [default: 4, or 2 with --smoke]
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = up_to_a_million)]
     layers: Option<usize>,
 
     /// Heads of the attention [default: 4]
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = up_to_a_million)]
     heads: Option<usize>,
 
     /// Numbers a character becomes, a multiple of the heads [default: 128, or 32 with --smoke]
-    #[arg(long, value_name = "N", value_parser = count)]
+    #[arg(long, value_name = "N", value_parser = up_to_a_million)]
     width: Option<usize>,
 
     /// The highest learning rate of the schedule
@@ -91,59 +92,11 @@ pub(crate) struct Options {
     pub(crate) smoke: bool,
 }
 
-/// What matrix products compute in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Precision {
-    F32,
-    Bf16,
-    F16,
-}
-
-impl Precision {
-    pub(crate) fn dtype(self) -> DType {
-        match self {
-            Self::F32 => DType::F32,
-            Self::Bf16 => DType::BF16,
-            Self::F16 => DType::F16,
-        }
-    }
-}
-
-impl fmt::Display for Precision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.dtype().as_str())
-    }
-}
-
-/// A whole number above zero.
-fn count(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|number| (1..=1_000_000).contains(number));
-    number.ok_or_else(|| "expected a whole number from 1 to 1000000".to_owned())
-}
-
-/// A number above zero that F32 can hold.
-fn positive(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|&x: &f64| x as f32 > 0. && (x as f32).is_finite());
-    number.ok_or_else(|| "expected a number above zero".to_owned())
-}
-
 /// A number that is not below zero.
 fn not_negative(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|&x: &f64| x >= 0. && x.is_finite());
     number.ok_or_else(|| "expected a number not below zero".to_owned())
 }
-
-/// A wrong use of the command line, as opposed to a failure.
-#[derive(Debug)]
-pub(crate) struct Usage(pub(crate) String);
-
-impl fmt::Display for Usage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Usage {}
 
 /// The sizes of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -166,23 +119,7 @@ impl Options {
             !(self.master_weights && self.precision == Precision::F32) || self.report,
             Usage("--master-weights needs --precision bf16 or f16: f32 weights are masters".into())
         );
-        let cuda = candle_core::utils::cuda_is_available();
-        ensure!(
-            !self.gpu || cuda,
-            Usage("--gpu needs a build with CUDA: add --features cuda to cargo's options".into())
-        );
-        Ok(())
-    }
-
-    /// The device to train on.
-    pub(crate) fn device(&self) -> Result<Device> {
-        if !self.gpu {
-            return Ok(Device::Cpu);
-        }
-        let device = Device::new_cuda(0)
-            .map_err(|error| anyhow::anyhow!("no CUDA device to train on: {error}"))?;
-        candle_amp::backend::keep_memory(&device)?; // as PyTorch: else each wait gives it all back
-        Ok(device)
+        check_gpu(self.gpu)
     }
 
     /// The precisions to train in, one after the other.
@@ -191,11 +128,6 @@ impl Options {
             true => vec![Precision::F32, Precision::Bf16, Precision::F16],
             false => vec![self.precision],
         }
-    }
-
-    /// The dtype the model's variables are stored in.
-    pub(crate) fn storage(&self, precision: Precision) -> DType {
-        if self.master_weights { precision.dtype() } else { DType::F32 }
     }
 
     fn or(&self, chosen: Option<usize>, whole: usize, smoke: usize) -> usize {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Result, ensure};
 
-use crate::options::Precision;
+use crate::common::options::Precision;
 
 /// How far, relatively, a half may end from F32.
 const TOLERANCE: f64 = 0.02;

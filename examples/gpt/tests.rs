@@ -1,4 +1,5 @@
 use candle_amp::random;
+use clap::Parser;
 
 use super::*;
 use crate::report::Outcome;

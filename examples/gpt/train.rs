@@ -13,13 +13,18 @@ use candle_nn::VarMap;
 use rand::Rng;
 
 use crate::{
+    common::{
+        self, interrupted,
+        options::{Precision, Usage},
+        progress::print,
+        steps::Steps,
+    },
     data::{self, Corpus, Stream},
-    history::{History, Schedule},
-    interrupted,
     model::Gpt,
-    options::{Options, Precision, Usage},
+    options::Options,
     progress::{self, Progress},
     report::Outcome,
+    schedule::Schedule,
 };
 
 /// A model, and how its training went.
@@ -38,15 +43,12 @@ pub(crate) fn train(
 ) -> Result<Trained> {
     random::manual_seed(options.seed);
     let varmap = VarMap::new();
-    let vb = nn::var_builder(&varmap, options.storage(precision), device);
+    let vb = nn::var_builder(&varmap, precision.storage(options.master_weights), device);
     let model = Gpt::new(corpus.characters(), options.size(), options.checkpoint, vb)?;
     let vars = Parameters::from_varmap(&varmap).vars();
     let parameters = vars.iter().map(|var| var.elem_count()).sum();
 
-    let amp = match precision {
-        Precision::F32 => Autocast::disabled(),
-        half => Autocast::new(half.dtype()),
-    };
+    let amp = precision.autocast();
     let init_scale = options.init_scale as f32;
     let scaler = match precision {
         Precision::F16 => GradScaler::new(ScaleConfig { init_scale, ..Default::default() }),
@@ -57,15 +59,15 @@ pub(crate) fn train(
     let config = AdamWConfig { lr, weight_decay, beta2: 0.99, ..Default::default() };
     let mut adamw = AdamW::new(vars, config)?;
 
-    progress::print(&progress::opening(options, corpus, precision, parameters));
+    print(&progress::opening(options, corpus, precision, parameters));
     let schedule = Schedule { steps: options.steps() };
-    let mut scheduler = Scheduler::new(schedule.rates(), &mut adamw)?;
+    let mut scheduler = Scheduler::new(common::rates(schedule.steps), &mut adamw)?;
     let mut progress = Progress::new(schedule.steps, options.tokens());
-    let mut history = History::default();
+    let mut history = Steps::default();
     let context = options.size().context;
-    while history.steps() < schedule.steps && !interrupted() {
+    while history.count() < schedule.steps && !interrupted() {
         let started = Instant::now();
-        let windows = corpus.train.random(seed, history.steps(), options.batch_size(), context);
+        let windows = corpus.train.random(seed, history.count(), options.batch_size(), context);
         let (x, y) = data::batch(&windows, device)?;
 
         let loss = amp.scope(|| ops::cross_entropy(&model.forward(&x)?, &y))?;
@@ -76,9 +78,9 @@ pub(crate) fn train(
         scaler.update()?;
 
         let (loss, skipped) = (loss.to_scalar()?, outcome.skipped()?);
-        history.step(loss, started.elapsed(), skipped, scaler.current_scale());
+        history.add(loss, started.elapsed(), skipped, scaler.current_scale());
         progress.step(&history);
-        if schedule.pauses_after(history.steps()) {
+        if schedule.pauses_after(history.count()) {
             let held_out = judge(&amp, &model, &corpus.held_out.spread(32, context), device)?;
             progress.pause(&history, held_out);
         }
@@ -92,12 +94,12 @@ pub(crate) fn train(
         precision,
         train_loss: train_loss?,
         held_out_loss: held_out_loss?,
-        seconds: history.seconds(),
+        seconds: history.seconds(usize::MAX),
         tokens_per_second: history.rate(usize::MAX) * options.tokens() as f64,
-        steps: history.steps(),
+        steps: history.count(),
         skipped: history.skipped,
         scale: history.scale,
-        interrupted: history.steps() < schedule.steps,
+        interrupted: history.count() < schedule.steps,
     };
     Ok(Trained { model, amp, outcome })
 }

@@ -1,16 +1,14 @@
-use super::*;
+use candle_core::DType;
 
-/// What `cifar10 ARGUMENTS` parses to.
+use super::*;
+use crate::common::testing;
+
 fn parse(arguments: &str) -> Result<Options, clap::Error> {
-    Options::try_parse_from(std::iter::once("cifar10").chain(arguments.split_whitespace()))
+    testing::parse(arguments)
 }
 
-/// The first line of what clap says to `arguments`.
-#[track_caller]
 fn refusal(arguments: &str) -> String {
-    let error = parse(arguments).expect_err("bad arguments");
-    assert_eq!(error.exit_code(), 2);
-    error.to_string().lines().next().unwrap_or_default().to_owned()
+    testing::refusal::<Options>(arguments)
 }
 
 #[test]
@@ -79,9 +77,14 @@ fn only_f16_scales_its_loss_unless_told() -> anyhow::Result<()> {
 
 #[test]
 fn only_master_weights_store_the_model_in_half() -> anyhow::Result<()> {
-    assert_eq!(parse("--precision bf16")?.storage(), DType::F32);
-    assert_eq!(parse("--precision bf16 --master-weights")?.storage(), DType::BF16);
-    assert_eq!(parse("--precision f16 --master-weights")?.storage(), DType::F16);
+    for (arguments, dtype) in [
+        ("--precision bf16", DType::F32),
+        ("--precision bf16 --master-weights", DType::BF16),
+        ("--precision f16 --master-weights", DType::F16),
+    ] {
+        let options = parse(arguments)?;
+        assert_eq!(options.precision.storage(options.master_weights), dtype, "{arguments}");
+    }
     Ok(())
 }
 

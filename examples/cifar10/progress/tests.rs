@@ -1,15 +1,16 @@
 use std::time::Duration;
 
-use clap::Parser;
-
 use super::*;
-use crate::synthetic;
+use crate::{
+    common::testing::{assert_plain, parse},
+    synthetic,
+};
 
 /// A history of two epochs of four steps, one of them skipped.
 fn history() -> History {
     let mut history = History::default();
     for (step, loss) in [2.5f32, 2.0, 1.5, 1.0, 0.75, 0.5, 0.25, 0.125].into_iter().enumerate() {
-        history.step(loss, Duration::from_millis(500), step == 2, 32768.);
+        history.steps.add(loss, Duration::from_millis(500), step == 2, 32768.);
         if step % 4 == 3 {
             history.epoch(4, 0.25 * step as f64 / 2.);
         }
@@ -18,17 +19,7 @@ fn history() -> History {
 }
 
 fn options(arguments: &str) -> Options {
-    Options::parse_from(std::iter::once("cifar10").chain(arguments.split_whitespace()))
-}
-
-/// Asserts that `text` is plain and fits a terminal of 80 columns.
-#[track_caller]
-fn assert_plain(text: &str) {
-    assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
-    for line in text.lines() {
-        assert!(line.chars().count() < 80, "{line:?}");
-        assert_eq!(line, line.trim_end());
-    }
+    parse(arguments).expect("good arguments")
 }
 
 #[test]
@@ -38,15 +29,6 @@ fn an_epoch_is_one_line_about_its_own_steps() -> anyhow::Result<()> {
     let expected = "epoch  2/12  test 87.50 %  loss 0.406  20 images/s  scale 32768  skipped 1\n";
     assert_eq!(line, expected);
     Ok(())
-}
-
-#[test]
-fn scales_are_short() {
-    for (scale, text) in
-        [(1., "1"), (65536., "65536"), (0.5, "0.5"), (16777216., "1.7e7"), (0.000015, "1.5e-5")]
-    {
-        assert_eq!(short(scale), text);
-    }
 }
 
 #[test]

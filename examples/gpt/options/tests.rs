@@ -1,16 +1,14 @@
-use super::*;
+use candle_core::DType;
 
-/// What `gpt ARGUMENTS` parses to.
+use super::*;
+use crate::common::testing;
+
 fn parse(arguments: &str) -> Result<Options, clap::Error> {
-    Options::try_parse_from(std::iter::once("gpt").chain(arguments.split_whitespace()))
+    testing::parse(arguments)
 }
 
-/// The first line of what clap says to `arguments`.
-#[track_caller]
 fn refusal(arguments: &str) -> String {
-    let error = parse(arguments).expect_err("bad arguments");
-    assert_eq!(error.exit_code(), 2);
-    error.to_string().lines().next().unwrap_or_default().to_owned()
+    testing::refusal::<Options>(arguments)
 }
 
 #[test]
@@ -57,8 +55,8 @@ fn a_report_is_of_every_precision() -> anyhow::Result<()> {
     assert_eq!(parse("--precision f16")?.precisions(), [F16]);
     assert_eq!(parse("--report")?.precisions(), [F32, Bf16, F16]);
     for (precision, storage) in [(F32, DType::F32), (Bf16, DType::BF16), (F16, DType::F16)] {
-        assert_eq!(parse("--report")?.storage(precision), DType::F32);
-        assert_eq!(parse("--report --master-weights")?.storage(precision), storage);
+        assert_eq!(precision.storage(false), DType::F32);
+        assert_eq!(precision.storage(true), storage);
     }
     Ok(())
 }

@@ -1,29 +1,18 @@
 use std::time::Duration;
 
-use clap::Parser;
-
 use super::*;
+use crate::common::testing::{assert_plain, parse};
 
-fn history() -> History {
-    let mut history = History::default();
+fn history() -> Steps {
+    let mut history = Steps::default();
     for (step, loss) in [2.5f32, 2.0, 1.5, 1.0].into_iter().enumerate() {
-        history.step(loss, Duration::from_millis(500), step == 2, 32768.);
+        history.add(loss, Duration::from_millis(500), step == 2, 32768.);
     }
     history
 }
 
 fn options(arguments: &str) -> Options {
-    Options::parse_from(std::iter::once("gpt").chain(arguments.split_whitespace()))
-}
-
-/// Asserts that `text` is plain and fits a terminal of 80 columns.
-#[track_caller]
-fn assert_plain(text: &str) {
-    assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
-    for line in text.lines() {
-        assert!(line.chars().count() < 80, "{line:?}");
-        assert_eq!(line, line.trim_end());
-    }
+    parse(arguments).expect("good arguments")
 }
 
 #[test]

@@ -1,0 +1,89 @@
+//! What the examples share: the program around the training, its options, its display, what it measures.
+
+use std::{
+    process::{ExitCode, exit},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use anyhow::{Context, Result};
+use candle_amp::{backend::on_workers, optim::Schedule};
+use clap::Parser;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use options::Usage;
+
+pub(crate) mod options;
+pub(crate) mod progress;
+pub(crate) mod steps;
+#[cfg(test)]
+pub(crate) mod testing;
+
+/// Keeps the memory of a step for the next one: the system's own allocator hands large buffers
+/// back, and having them zeroed again costs more than much of the arithmetic in them. What lies
+/// free for a second this one hands back too, unless the environment has MIMALLOC_PURGE_DELAY=-1.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// True once Ctrl-C was pressed.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Runs a program with the options of its command line.
+pub(crate) fn start<O: Parser>(run: fn(&O) -> Result<()>) -> ExitCode {
+    match finish_on_ctrl_c().and_then(|()| on_workers(|| run(&O::parse()))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
+        }
+    }
+}
+
+pub(crate) fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// Makes the first Ctrl-C end the training after its step, and the second one the program.
+fn finish_on_ctrl_c() -> Result<()> {
+    ctrlc::set_handler(|| {
+        if INTERRUPTED.swap(true, Ordering::Relaxed) {
+            exit(130);
+        }
+        progress::print("\nEnding after this step and a test; Ctrl-C again ends at once.\n");
+    })
+    .context("cannot handle Ctrl-C")
+}
+
+/// A cosine over `steps` steps, after a linear warm-up over the first twentieth.
+pub(crate) fn rates(steps: usize) -> Schedule {
+    let warm_up = steps.div_ceil(20);
+    let rest = steps.saturating_sub(warm_up).max(1);
+    Schedule::cosine(rest as u64).with_warm_up(warm_up as u64)
+}
+
+/// The random number generator of an item, which `key` names: items can be made in any order, on
+/// any thread.
+pub(crate) fn rng(key: [u64; 4]) -> ChaCha8Rng {
+    let mut seed = [0; 32];
+    for (bytes, word) in seed.chunks_exact_mut(8).zip(key) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    ChaCha8Rng::from_seed(seed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_warms_up_peaks_and_falls_to_nothing() {
+        let schedule = rates(200);
+        let rates: Vec<f64> = (0..200).map(|taken| schedule.factor(taken)).collect();
+        assert_eq!(rates[10], 1.);
+        assert!(rates[..10].is_sorted() && rates[0] > 0.);
+        assert!(rates[10..].is_sorted_by(|a, b| a > b) && rates[199] > 0.);
+        assert!((rates[105] - 0.5).abs() < 1e-9, "{}", rates[105]);
+        assert!(rates[199] < 2e-3);
+        assert_eq!(super::rates(1).factor(0), 0.5);
+    }
+}
