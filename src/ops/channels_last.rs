@@ -38,6 +38,7 @@ use candle_nn::{Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose
 
 use super::BatchStatistics;
 use super::{conv, conv_transpose, norm, pool};
+use crate::kernels::batch_norm::{Affine, Running};
 use crate::kernels::format::Format::ChannelsLast;
 
 /// [`ops::conv2d`](super::conv2d): `x (b, h, w, c_in)`, `weight (c_out, c_in / groups, kh, kw)`,
@@ -144,7 +145,7 @@ pub fn batch_norm(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, BatchStatistics)> {
-    norm::batch_norm_of(ChannelsLast, x, weight, bias, eps)
+    norm::batch_norm_of(ChannelsLast, x, Affine { weight, bias }, eps)
 }
 
 /// [`ops::batch_norm_relu`](super::batch_norm_relu): `x (n, …, c)`, `residual` as `x`.
@@ -159,7 +160,7 @@ pub fn batch_norm_relu(
     residual: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, BatchStatistics)> {
-    norm::batch_norm_relu_of(ChannelsLast, x, weight, bias, residual, eps)
+    norm::batch_norm_relu_of(ChannelsLast, x, Affine { weight, bias }, residual, eps)
 }
 
 /// [`ops::batch_norm_eval`](super::batch_norm_eval): `x (n, …, c)`.
@@ -175,7 +176,8 @@ pub fn batch_norm_eval(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<Tensor> {
-    norm::batch_norm_eval_of(ChannelsLast, x, mean, var, weight, bias, eps)
+    let running = Running { mean, var, eps };
+    norm::batch_norm_eval_of(ChannelsLast, x, running, Affine { weight, bias })
 }
 
 /// [`ops::max_pool2d`](super::max_pool2d): `x (b, h, w, c)` → `(b, h_out, w_out, c)`.

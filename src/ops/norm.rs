@@ -8,9 +8,9 @@ use super::elementwise::relu_backward;
 use super::{check_dims, check_eps, check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{self, Backward, Gradient, Operator, apply};
-use crate::kernels::accumulator;
+use crate::kernels::batch_norm::{self as kernel, Affine, Running};
 use crate::kernels::format::Format;
-use crate::kernels::{self, batch_norm as kernel};
+use crate::kernels::{accumulator, cast};
 
 /// The statistics of one batch, for running averages: `F32`, `(c)`, detached.
 #[derive(Clone, Debug)]
@@ -50,19 +50,18 @@ pub fn batch_norm(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, BatchStatistics)> {
-    batch_norm_of(Format::ChannelsFirst, x, weight, bias, eps)
+    batch_norm_of(Format::ChannelsFirst, x, Affine { weight, bias }, eps)
 }
 
 pub(super) fn batch_norm_of(
     format: Format,
     x: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
+    affine: Affine<'_>,
     eps: f64,
 ) -> Result<(Tensor, BatchStatistics)> {
     let statistics = Arc::new(OnceLock::new());
     let mode = Mode::Train(statistics.clone());
-    let y = run(format, x, weight, bias, eps, mode)?;
+    let y = run(format, x, affine, eps, mode)?;
     Ok((y, taken(&statistics)?))
 }
 
@@ -112,14 +111,13 @@ pub fn batch_norm_relu(
     residual: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, BatchStatistics)> {
-    batch_norm_relu_of(Format::ChannelsFirst, x, weight, bias, residual, eps)
+    batch_norm_relu_of(Format::ChannelsFirst, x, Affine { weight, bias }, residual, eps)
 }
 
 pub(super) fn batch_norm_relu_of(
     format: Format,
     x: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
+    Affine { weight, bias }: Affine<'_>,
     residual: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, BatchStatistics)> {
@@ -190,32 +188,29 @@ pub fn batch_norm_eval(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<Tensor> {
-    batch_norm_eval_of(Format::ChannelsFirst, x, mean, var, weight, bias, eps)
+    let running = Running { mean, var, eps };
+    batch_norm_eval_of(Format::ChannelsFirst, x, running, Affine { weight, bias })
 }
 
 pub(super) fn batch_norm_eval_of(
     format: Format,
     x: &Tensor,
-    mean: &Tensor,
-    var: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
-    eps: f64,
+    running: Running<'_>,
+    affine: Affine<'_>,
 ) -> Result<Tensor> {
     // Backward reads them, and a training step may rewrite running statistics before it does.
     let own = |statistics: &Tensor| match autograd::no_grad_is_active() {
         true => Ok(statistics.detach()),
         false => statistics.detach().force_contiguous(),
     };
-    let mode = Mode::Eval { mean: own(mean)?, var: own(var)? };
-    run(format, x, weight, bias, eps, mode)
+    let mode = Mode::Eval { mean: own(running.mean)?, var: own(running.var)? };
+    run(format, x, affine, running.eps, mode)
 }
 
 fn run(
     format: Format,
     x: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
+    Affine { weight, bias }: Affine<'_>,
     eps: f64,
     mode: Mode,
 ) -> Result<Tensor> {
@@ -276,12 +271,13 @@ impl BatchNorm {
         let (dx, dweight, dbias) = match (&self.mode, statistics) {
             (Mode::Eval { mean, var }, _) => {
                 let [mean, var] = self.given(x, mean, var)?;
-                kernel::backward_eval(x, gradient, &mean, &var, weight, self.eps)?
+                let running = Running { mean: &mean, var: &var, eps: self.eps };
+                kernel::backward_eval(x, gradient, weight, running)?
             }
             (_, Some(statistics)) => match y {
                 Some(y) => {
-                    let (y, parameters) = (self.seen(y)?, [weight, bias]);
-                    kernel::backward_relu(x, &y, gradient, parameters, statistics)?
+                    let affine = Affine { weight, bias };
+                    kernel::backward_relu(x, &self.seen(y)?, gradient, affine, statistics)?
                 }
                 None => kernel::backward_train(x, gradient, weight, statistics)?,
             },
@@ -312,10 +308,10 @@ impl BatchNorm {
             }
         };
         let (given, x) = (x, &self.seen(x)?);
-        let mut affine = parameters.iter();
-        let weight = if self.weight { affine.next() } else { None };
-        let bias = affine.next();
-        for (name, tensor) in [("weight", weight), ("bias", bias)] {
+        let mut parameters = parameters.iter();
+        let weight = if self.weight { parameters.next() } else { None };
+        let affine = Affine { weight, bias: parameters.next() };
+        for (name, tensor) in [("weight", weight), ("bias", affine.bias)] {
             let Some(tensor) = tensor else { continue };
             check_operand(self.op(), x, name, tensor, false)?;
             check_dims(self.op(), name, tensor, &[c])?;
@@ -335,7 +331,7 @@ impl BatchNorm {
                     }
                     finish => finish,
                 };
-                let (y, statistics) = kernel::forward_train(x, weight, bias, finish, self.eps)?;
+                let (y, statistics) = kernel::forward_train(x, affine, finish, self.eps)?;
                 let (mean, var) = (statistics.mean.clone(), statistics.var.clone());
                 out.get_or_init(|| BatchStatistics { mean, var, count });
                 (y, Some(statistics))
@@ -346,11 +342,12 @@ impl BatchNorm {
                     check_dims(self.op(), name, tensor, &[c])?;
                 }
                 let [mean, var] = self.given(x, mean, var)?;
-                (kernel::forward_eval(x, &mean, &var, weight, bias, self.eps)?, None)
+                let running = Running { mean: &mean, var: &var, eps: self.eps };
+                (kernel::forward_eval(x, running, affine)?, None)
             }
         };
         let y = y.reshape(given.dims())?;
-        let (weight, bias) = (weight.cloned(), bias.cloned());
+        let (weight, bias) = (weight.cloned(), affine.bias.cloned());
         Ok((y, Saved { x: given.clone(), weight, bias, statistics }))
     }
 
@@ -365,6 +362,6 @@ impl BatchNorm {
     /// Given statistics in the dtype of the arithmetic.
     fn given(&self, x: &Tensor, mean: &Tensor, var: &Tensor) -> Result<[Tensor; 2]> {
         let dtype = accumulator(x.dtype());
-        Ok([kernels::cast(mean, dtype)?, kernels::cast(var, dtype)?])
+        Ok([cast(mean, dtype)?, cast(var, dtype)?])
     }
 }

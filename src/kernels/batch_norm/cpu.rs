@@ -7,7 +7,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Finish, Statistics};
+use super::{Affine, Finish, Running, Statistics};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
@@ -18,15 +18,13 @@ type Gradients = (Tensor, Tensor, Tensor);
 
 pub(super) fn forward_train(
     x: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
+    affine: Affine<'_>,
     finish: Finish<'_>,
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
     fn typed<T: Lane>(
         x: &Tensor,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
+        affine: Affine<'_>,
         finish: Finish<'_>,
         eps: f64,
     ) -> Result<(Tensor, Statistics)> {
@@ -35,27 +33,21 @@ pub(super) fn forward_train(
         let (elements, layout) = (Elements::<T>::of(x)?, Channels::of(x.dims(), 1));
         let (mean, var) = moments::<T>(&elements, layout);
         let inv_std: Vec<_> = var.iter().map(|&v| inv_std::<T::Acc>(v, eps)).collect();
-        let y = affine::<T>(x.dims(), &elements, &mean, &inv_std, (weight, bias), finish)?;
+        let y = normalised::<T>(x.dims(), &elements, &mean, &inv_std, affine, finish)?;
         let c = &[layout.channels];
         let var = var.into_iter().map(T::Acc::of).collect();
         let (mean, inv_std) = (tensor(mean, c), tensor(inv_std, c));
         Ok((y, Statistics { mean, var: tensor::<T::Acc>(var, c), inv_std }))
     }
-    with_element!(x.dtype(), T => typed::<T>(x, weight, bias, finish, eps))
+    with_element!(x.dtype(), T => typed::<T>(x, affine, finish, eps))
 }
 
-pub(super) fn forward_eval(
-    x: &Tensor,
-    mean: &Tensor,
-    var: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
-    eps: f64,
-) -> Result<Tensor> {
+pub(super) fn forward_eval(x: &Tensor, running: Running<'_>, affine: Affine<'_>) -> Result<Tensor> {
     with_element!(x.dtype(), T => {
-        let inv_std: Vec<_> = vector::<f64>(var)?.iter().map(|&v| inv_std(v, eps)).collect();
-        let (mean, elements) = (vector(mean)?, Elements::of(x)?);
-        affine::<T>(x.dims(), &elements, &mean, &inv_std, (weight, bias), Finish::Plain)
+        let var = vector::<f64>(running.var)?;
+        let inv_std: Vec<_> = var.iter().map(|&v| inv_std(v, running.eps)).collect();
+        let (mean, elements) = (vector(running.mean)?, Elements::of(x)?);
+        normalised::<T>(x.dims(), &elements, &mean, &inv_std, affine, Finish::Plain)
     })
 }
 
@@ -65,7 +57,8 @@ pub(super) fn backward_train(
     weight: Option<&Tensor>,
     statistics: &Statistics,
 ) -> Result<Gradients> {
-    with_element!(x.dtype(), T => through::<T, false>(x, grad, weight, None, statistics))
+    let affine = Affine { weight, bias: None };
+    with_element!(x.dtype(), T => through::<T, false>(x, grad, affine, statistics))
 }
 
 /// From the gradient of what [`Finish::Relu`] leaves: it stops where that is 0, which is seen from
@@ -73,27 +66,25 @@ pub(super) fn backward_train(
 pub(super) fn backward_relu(
     x: &Tensor,
     grad: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
+    affine: Affine<'_>,
     statistics: &Statistics,
 ) -> Result<Gradients> {
-    with_element!(x.dtype(), T => through::<T, true>(x, grad, weight, bias, statistics))
+    with_element!(x.dtype(), T => through::<T, true>(x, grad, affine, statistics))
 }
 
 fn through<T: Lane, const RELU: bool>(
     x: &Tensor,
     grad: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
+    affine: Affine<'_>,
     statistics: &Statistics,
 ) -> Result<Gradients> {
     let layout = Channels::of(x.dims(), 1);
     let _held = hold([x, grad]);
     let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
     let mean = vector::<T::Acc>(&statistics.mean)?;
-    // As it was multiplied by in [`affine`], for the same numbers to be positive.
-    let scale = scales::<T::Acc>(weight, &vector(&statistics.inv_std)?)?;
-    let bias = shift::<T::Acc>(bias, layout)?;
+    // As it was multiplied by in [`normalised`], for the same numbers to be positive.
+    let scale = scales::<T::Acc>(affine.weight, &vector(&statistics.inv_std)?)?;
+    let bias = shift::<T::Acc>(affine.bias, layout)?;
     let sums = layout.sums::<T, 2, 3, 2>(
         [&x_data, &grad_data],
         [&mean, &scale, &bias],
@@ -138,10 +129,8 @@ fn flowing<T: Lane, const RELU: bool>(
 pub(super) fn backward_eval(
     x: &Tensor,
     grad: &Tensor,
-    mean: &Tensor,
-    var: &Tensor,
     weight: Option<&Tensor>,
-    eps: f64,
+    running: Running<'_>,
 ) -> Result<Gradients> {
     fn typed<T: Lane>(
         x: &Tensor,
@@ -164,8 +153,9 @@ pub(super) fn backward_eval(
         let (dweight, dbias) = parameter_gradients::<T>(&sums, inv_std);
         Ok((tensor(dx, x.dims()), dweight, dbias))
     }
-    let inv_std: Vec<f64> = vector::<f64>(var)?.iter().map(|&v| inv_std(v, eps)).collect();
-    with_element!(x.dtype(), T => typed::<T>(x, grad, mean, &inv_std, weight))
+    let var = vector::<f64>(running.var)?;
+    let inv_std: Vec<f64> = var.iter().map(|&v| inv_std(v, running.eps)).collect();
+    with_element!(x.dtype(), T => typed::<T>(x, grad, running.mean, &inv_std, weight))
 }
 
 /// The mean and the biased variance of every channel.
@@ -213,17 +203,17 @@ fn positive(value: f64) -> f64 {
     if value < 0.0 { 0.0 } else { value }
 }
 
-fn affine<T: Lane>(
+fn normalised<T: Lane>(
     dims: &[usize],
     x: &[T],
     mean: &[T::Acc],
     inv_std: &[T::Acc],
-    (weight, bias): (Option<&Tensor>, Option<&Tensor>),
+    affine: Affine<'_>,
     finish: Finish<'_>,
 ) -> Result<Tensor> {
     let layout = Channels::of(dims, 1);
-    let scale = scales(weight, inv_std)?;
-    let bias = shift(bias, layout)?;
+    let scale = scales(affine.weight, inv_std)?;
+    let bias = shift(affine.bias, layout)?;
     // The mean is taken off first: folded into the bias, it would cancel where it is large.
     let parameters = [mean, &scale, &bias];
     let y = match finish {

@@ -5,7 +5,7 @@ mod rows;
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Finish, Statistics};
+use super::{Affine, Finish, Running, Statistics};
 use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
 use crate::kernels::elementwise::plain;
@@ -39,13 +39,12 @@ impl<'a> Finish<'a> {
 pub(super) fn forward_train(
     gpu: &Gpu,
     x: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
+    affine: Affine<'_>,
     finish: Finish<'_>,
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
     if rows::suits(x) {
-        return rows::forward_train(gpu, x, weight, bias, finish, eps);
+        return rows::forward_train(gpu, x, affine, finish, eps);
     }
     let plan = Plan::new(gpu, x);
     let parts = plan.partials(3)?;
@@ -53,7 +52,7 @@ pub(super) fn forward_train(
     let [mean, var, inv_std] = plan.vectors()?;
     let y = gpu.empty(x.dims(), x.dtype())?;
     let (residual, finish) = finish.parts();
-    let (weight, bias) = (plan.parameter(weight)?, plan.parameter(bias)?);
+    let (weight, bias) = (plan.parameter(affine.weight)?, plan.parameter(affine.bias)?);
     let kernel = plan.kernel("normalise")?.read(x)?.read_or_null(residual)?.write(&y)?;
     let kernel = kernel.read_or_null(weight.as_ref())?.read_or_null(bias.as_ref())?;
     let kernel = kernel.read(&parts)?.write(&mean)?.write(&var)?.write(&inv_std)?;
@@ -64,23 +63,20 @@ pub(super) fn forward_train(
 pub(super) fn forward_eval(
     gpu: &Gpu,
     x: &Tensor,
-    mean: &Tensor,
-    var: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
-    eps: f64,
+    running: Running<'_>,
+    affine: Affine<'_>,
 ) -> Result<Tensor> {
     if rows::suits(x) {
-        return rows::forward_eval(gpu, x, mean, var, weight, bias, eps);
+        return rows::forward_eval(gpu, x, running, affine);
     }
     let plan = Plan::new(gpu, x);
     let y = gpu.empty(x.dims(), x.dtype())?;
-    let (weight, bias) = (plan.parameter(weight)?, plan.parameter(bias)?);
-    let (mean, var) = (plan.wide(mean)?, plan.wide(var)?);
+    let (weight, bias) = (plan.parameter(affine.weight)?, plan.parameter(affine.bias)?);
+    let (mean, var) = (plan.wide(running.mean)?, plan.wide(running.var)?);
     let kernel = plan.kernel("normalise")?.read(x)?.read_or_null(None)?.write(&y)?;
     let kernel = kernel.read_or_null(weight.as_ref())?.read_or_null(bias.as_ref())?;
     let kernel = kernel.read_or_null(None)?.read(&mean)?.read(&var)?.write_or_null(None)?;
-    plan.run(kernel.int(0).double(eps))?;
+    plan.run(kernel.int(0).double(running.eps))?;
     Ok(y)
 }
 
@@ -92,8 +88,8 @@ pub(super) fn backward_train(
     weight: Option<&Tensor>,
     statistics: &Statistics,
 ) -> Result<Gradients> {
-    let Statistics { mean, inv_std, .. } = statistics;
-    backward(gpu, x, grad, weight, mean, Spread::InvStd(inv_std), None)
+    let affine = Affine { weight, bias: None };
+    backward(gpu, x, grad, NormalisedBy::Batch(statistics), affine, false)
 }
 
 /// The same from the gradient of what relu left.
@@ -101,68 +97,62 @@ pub(super) fn backward_relu(
     gpu: &Gpu,
     x: &Tensor,
     grad: &Tensor,
-    [weight, bias]: [Option<&Tensor>; 2],
+    affine: Affine<'_>,
     statistics: &Statistics,
 ) -> Result<Gradients> {
-    let Statistics { mean, inv_std, .. } = statistics;
-    backward(gpu, x, grad, weight, mean, Spread::InvStd(inv_std), Some(Relu { bias }))
+    backward(gpu, x, grad, NormalisedBy::Batch(statistics), affine, true)
 }
 
 pub(super) fn backward_eval(
     gpu: &Gpu,
     x: &Tensor,
     grad: &Tensor,
-    mean: &Tensor,
-    var: &Tensor,
     weight: Option<&Tensor>,
-    eps: f64,
+    running: Running<'_>,
 ) -> Result<Gradients> {
-    backward(gpu, x, grad, weight, mean, Spread::Given { var, eps }, None)
+    let affine = Affine { weight, bias: None };
+    backward(gpu, x, grad, NormalisedBy::Running(running), affine, false)
 }
 
-/// That relu followed what this bias was added to.
-struct Relu<'a> {
-    bias: Option<&'a Tensor>,
+/// The statistics that `x` was normalised by.
+#[derive(Clone, Copy)]
+enum NormalisedBy<'a> {
+    /// Of the batch itself, so that the gradient passes through them.
+    Batch(&'a Statistics),
+    Running(Running<'a>),
 }
 
-enum Spread<'a> {
-    /// Of the batch itself, so that the gradient passes through it.
-    InvStd(&'a Tensor),
-    Given {
-        var: &'a Tensor,
-        eps: f64,
-    },
-}
-
-/// What kernels are given of it: values, whether they are of the batch, and epsilon.
-fn spread_of(spread: Spread<'_>) -> (&Tensor, i32, f64) {
-    match spread {
-        Spread::InvStd(inv_std) => (inv_std, 1, 0.0),
-        Spread::Given { var, eps } => (var, 0, eps),
+impl<'a> NormalisedBy<'a> {
+    /// What kernels are given: the mean, the spread (`1 / std` of a batch, else the variance), whether they
+    /// are of the batch, and epsilon.
+    fn parts(self) -> (&'a Tensor, &'a Tensor, i32, f64) {
+        match self {
+            Self::Batch(Statistics { mean, inv_std, .. }) => (mean, inv_std, 1, 0.0),
+            Self::Running(Running { mean, var, eps }) => (mean, var, 0, eps),
+        }
     }
 }
 
+/// The gradients of what was normalised `by` statistics; with `relu`, `grad` is that of relu's result.
 fn backward(
     gpu: &Gpu,
     x: &Tensor,
     grad: &Tensor,
-    weight: Option<&Tensor>,
-    mean: &Tensor,
-    spread: Spread<'_>,
-    relu: Option<Relu<'_>>,
+    by: NormalisedBy<'_>,
+    affine: Affine<'_>,
+    relu: bool,
 ) -> Result<Gradients> {
     if rows::suits(x) {
-        return rows::backward(gpu, x, grad, weight, mean, spread, relu);
+        return rows::backward(gpu, x, grad, by, affine, relu);
     }
     let plan = Plan::new(gpu, x);
-    let (spread, train, eps) = spread_of(spread);
+    let (mean, spread, train, eps) = by.parts();
     let (mean, spread) = (plan.wide(mean)?, plan.wide(spread)?);
     let parts = plan.partials(2)?;
-    let (weight, on) = (plan.parameter(weight)?, relu.is_some().into());
-    let bias = plan.parameter(relu.and_then(|relu| relu.bias))?;
+    let (weight, bias) = (plan.parameter(affine.weight)?, plan.parameter(affine.bias)?);
     let gated = |kernel: Launch| {
         let kernel = kernel.read(&mean)?.read(&spread)?.read_or_null(weight.as_ref())?;
-        Ok::<_, candle_core::Error>(kernel.read_or_null(bias.as_ref())?.int(on))
+        Ok::<_, candle_core::Error>(kernel.read_or_null(bias.as_ref())?.int(relu.into()))
     };
     let kernel = gated(plan.kernel("gradient_sums")?.read(x)?.read(grad)?)?;
     plan.run(kernel.write(&parts)?)?;

@@ -26,6 +26,22 @@ pub(crate) struct Statistics {
     pub(crate) inv_std: Tensor,
 }
 
+/// What a normalised channel is multiplied by, and what is added then.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Affine<'a> {
+    pub(crate) weight: Option<&'a Tensor>,
+    pub(crate) bias: Option<&'a Tensor>,
+}
+
+/// Statistics to normalise by that are not the batch's own: constants.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Running<'a> {
+    pub(crate) mean: &'a Tensor,
+    pub(crate) var: &'a Tensor,
+    /// Added to the variance.
+    pub(crate) eps: f64,
+}
+
 /// What follows the normalisation, before the one rounding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Finish<'a> {
@@ -38,8 +54,7 @@ pub(crate) enum Finish<'a> {
 /// Normalises with the statistics of `x` itself, and returns them.
 pub(crate) fn forward_train(
     x: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
+    affine: Affine<'_>,
     finish: Finish<'_>,
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
@@ -53,28 +68,19 @@ pub(crate) fn forward_train(
         finish => finish,
     };
     match Gpu::of(x.device()) {
-        _ if x.device().is_cpu() => cpu::forward_train(&x, weight, bias, finish, eps),
-        Some(gpu) if x.elem_count() > 0 => cuda::forward_train(&gpu, &x, weight, bias, finish, eps),
-        _ => portable::forward_train(&x, weight, bias, finish, eps),
+        _ if x.device().is_cpu() => cpu::forward_train(&x, affine, finish, eps),
+        Some(gpu) if x.elem_count() > 0 => cuda::forward_train(&gpu, &x, affine, finish, eps),
+        _ => portable::forward_train(&x, affine, finish, eps),
     }
 }
 
 /// Normalises with given statistics.
-pub(crate) fn forward_eval(
-    x: &Tensor,
-    mean: &Tensor,
-    var: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
-    eps: f64,
-) -> Result<Tensor> {
+pub(crate) fn forward_eval(x: &Tensor, running: Running<'_>, affine: Affine<'_>) -> Result<Tensor> {
     let x = plain(x)?;
     match Gpu::of(x.device()) {
-        _ if x.device().is_cpu() => cpu::forward_eval(&x, mean, var, weight, bias, eps),
-        Some(gpu) if x.elem_count() > 0 => {
-            cuda::forward_eval(&gpu, &x, mean, var, weight, bias, eps)
-        }
-        _ => portable::forward_eval(&x, mean, var, weight, bias, eps),
+        _ if x.device().is_cpu() => cpu::forward_eval(&x, running, affine),
+        Some(gpu) if x.elem_count() > 0 => cuda::forward_eval(&gpu, &x, running, affine),
+        _ => portable::forward_eval(&x, running, affine),
     }
 }
 
@@ -100,16 +106,14 @@ pub(crate) fn backward_relu(
     x: &Tensor,
     y: &Tensor,
     grad: &Tensor,
-    [weight, bias]: [Option<&Tensor>; 2],
+    affine: Affine<'_>,
     statistics: &Statistics,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let [x, own] = [plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?];
     match Gpu::of(x.device()) {
-        _ if x.device().is_cpu() => cpu::backward_relu(&x, &own, weight, bias, statistics),
-        Some(gpu) if x.elem_count() > 0 => {
-            cuda::backward_relu(&gpu, &x, &own, [weight, bias], statistics)
-        }
-        _ => portable::backward_train(&x, &relu_backward(y, &own)?, weight, statistics),
+        _ if x.device().is_cpu() => cpu::backward_relu(&x, &own, affine, statistics),
+        Some(gpu) if x.elem_count() > 0 => cuda::backward_relu(&gpu, &x, &own, affine, statistics),
+        _ => portable::backward_train(&x, &relu_backward(y, &own)?, affine.weight, statistics),
     }
 }
 
@@ -144,17 +148,13 @@ pub(crate) fn average(
 pub(crate) fn backward_eval(
     x: &Tensor,
     grad: &Tensor,
-    mean: &Tensor,
-    var: &Tensor,
     weight: Option<&Tensor>,
-    eps: f64,
+    running: Running<'_>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
     match Gpu::of(x.device()) {
-        _ if x.device().is_cpu() => cpu::backward_eval(&x, &grad, mean, var, weight, eps),
-        Some(gpu) if x.elem_count() > 0 => {
-            cuda::backward_eval(&gpu, &x, &grad, mean, var, weight, eps)
-        }
-        _ => portable::backward_eval(&x, &grad, mean, var, weight, eps),
+        _ if x.device().is_cpu() => cpu::backward_eval(&x, &grad, weight, running),
+        Some(gpu) if x.elem_count() > 0 => cuda::backward_eval(&gpu, &x, &grad, weight, running),
+        _ => portable::backward_eval(&x, &grad, weight, running),
     }
 }

@@ -1,6 +1,6 @@
 use candle_core::{Result, Tensor};
 
-use super::{Finish, Statistics};
+use super::{Affine, Finish, Running, Statistics};
 use crate::kernels::accumulator;
 use crate::kernels::elementwise::portable::{relu, upcast};
 
@@ -8,8 +8,7 @@ type Gradients = (Tensor, Tensor, Tensor);
 
 pub(super) fn forward_train(
     x: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
+    affine: Affine<'_>,
     finish: Finish<'_>,
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
@@ -17,7 +16,7 @@ pub(super) fn forward_train(
     let mean = average(&wide)?;
     let var = average(&wide.broadcast_sub(&along(&mean, x)?)?.sqr()?)?;
     let inv_std = inv_std(&var, x, eps)?;
-    let y = wide_affine(x, &mean, &inv_std, weight, bias)?;
+    let y = normalised(x, &mean, &inv_std, affine)?;
     let y = match finish {
         Finish::Plain => y,
         Finish::Relu => relu(&y)?,
@@ -26,15 +25,9 @@ pub(super) fn forward_train(
     Ok((y.to_dtype(x.dtype())?, Statistics { mean, var, inv_std }))
 }
 
-pub(super) fn forward_eval(
-    x: &Tensor,
-    mean: &Tensor,
-    var: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
-    eps: f64,
-) -> Result<Tensor> {
-    affine(x, mean, &inv_std(var, x, eps)?, weight, bias)
+pub(super) fn forward_eval(x: &Tensor, running: Running<'_>, affine: Affine<'_>) -> Result<Tensor> {
+    let Running { mean, var, eps } = running;
+    normalised(x, mean, &inv_std(var, x, eps)?, affine)?.to_dtype(x.dtype())
 }
 
 pub(super) fn backward_train(
@@ -57,33 +50,22 @@ pub(super) fn backward_train(
 pub(super) fn backward_eval(
     x: &Tensor,
     grad: &Tensor,
-    mean: &Tensor,
-    var: &Tensor,
     weight: Option<&Tensor>,
-    eps: f64,
+    running: Running<'_>,
 ) -> Result<Gradients> {
+    let Running { mean, var, eps } = running;
     let inv_std = inv_std(var, x, eps)?;
     let (normalised, grad) = (normalise(x, mean, &inv_std)?, upcast(grad)?);
     let dx = grad.broadcast_mul(&along(&scale(&inv_std, weight, x)?, x)?)?;
     Ok((dx.to_dtype(x.dtype())?, sum(&(&grad * &normalised)?)?, sum(&grad)?))
 }
 
-fn affine(
+/// In the dtype of the arithmetic.
+fn normalised(
     x: &Tensor,
     mean: &Tensor,
     inv_std: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
-) -> Result<Tensor> {
-    wide_affine(x, mean, inv_std, weight, bias)?.to_dtype(x.dtype())
-}
-
-fn wide_affine(
-    x: &Tensor,
-    mean: &Tensor,
-    inv_std: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
+    Affine { weight, bias }: Affine<'_>,
 ) -> Result<Tensor> {
     let centred = upcast(x)?.broadcast_sub(&along(mean, x)?)?;
     let mut y = centred.broadcast_mul(&along(&scale(inv_std, weight, x)?, x)?)?;

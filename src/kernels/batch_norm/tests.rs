@@ -19,6 +19,10 @@ const SHAPES: [&[usize]; 8] = [
     &[2, 1, 4099],
 ];
 
+fn both<'a>(weight: &'a Tensor, bias: &'a Tensor) -> Affine<'a> {
+    Affine { weight: Some(weight), bias: Some(bias) }
+}
+
 fn affine_parameters(c: usize, dtype: DType) -> (Tensor, Tensor) {
     (random(&[c], dtype, 11), random(&[c], dtype, 12))
 }
@@ -56,10 +60,9 @@ fn training_matches_a_loop() {
             let (mean, var) = naive_statistics(&x);
             let expected = naive_affine(&x, &mean, &var, &weight, &bias);
             let wide = accumulator(dtype);
-            let ours = forward_train(&x, Some(&weight), Some(&bias), Finish::Plain, EPS).unwrap();
+            let ours = forward_train(&x, both(&weight, &bias), Finish::Plain, EPS).unwrap();
             let oracle =
-                portable::forward_train(&x, Some(&weight), Some(&bias), Finish::Plain, EPS)
-                    .unwrap();
+                portable::forward_train(&x, both(&weight, &bias), Finish::Plain, EPS).unwrap();
             assert!(ours.0.is_contiguous() && ours.0.dims() == shape && ours.0.dtype() == dtype);
             for ((y, statistics), count) in [(ours, 8.0), (oracle, 64.0)] {
                 let count = count * naive_slack(dtype, x.elem_count());
@@ -117,9 +120,9 @@ fn evaluation_matches_a_loop() {
             let mean = random(&[shape[1]], DType::F32, 3);
             let var = random(&[shape[1]], DType::F32, 4).sqr().unwrap();
             let expected = naive_affine(&x, &values(&mean), &values(&var), &weight, &bias);
-            let y = forward_eval(&x, &mean, &var, Some(&weight), Some(&bias), EPS).unwrap();
-            let oracle =
-                portable::forward_eval(&x, &mean, &var, Some(&weight), Some(&bias), EPS).unwrap();
+            let running = Running { mean: &mean, var: &var, eps: EPS };
+            let y = forward_eval(&x, running, both(&weight, &bias)).unwrap();
+            let oracle = portable::forward_eval(&x, running, both(&weight, &bias)).unwrap();
             assert_close(&y, &expected, 8.0);
             assert_close(&oracle, &expected, 8.0);
         }
@@ -130,8 +133,8 @@ fn evaluation_matches_a_loop() {
 fn without_weight_and_bias() {
     let x = random(&[17, 3, 5], DType::F32, 5);
     let (ones, zeros) = (of(vec![1.0; 3], &[3], DType::F32), of(vec![0.0; 3], &[3], DType::F32));
-    let (y, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
-    let (with, _) = forward_train(&x, Some(&ones), Some(&zeros), Finish::Plain, EPS).unwrap();
+    let (y, statistics) = forward_train(&x, Affine::default(), Finish::Plain, EPS).unwrap();
+    let (with, _) = forward_train(&x, both(&ones, &zeros), Finish::Plain, EPS).unwrap();
     assert_eq!(values(&y), values(&with));
     let (dx, ..) = backward_train(&x, &y, None, &statistics).unwrap();
     let (with, ..) = backward_train(&x, &y, Some(&ones), &statistics).unwrap();
@@ -145,7 +148,7 @@ fn a_large_mean_does_not_drown_the_variance() {
         let x = ((random(&shape, DType::F64, 6) * 0.1).unwrap() + 1000.0).unwrap();
         let x = x.to_dtype(DType::F32).unwrap();
         let (_, var) = naive_statistics(&x);
-        let (_, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
+        let (_, statistics) = forward_train(&x, Affine::default(), Finish::Plain, EPS).unwrap();
         assert_close(&statistics.var, &var, 16.0);
     }
 }
@@ -157,14 +160,14 @@ fn a_misleading_first_sample_does_not_spoil_the_variance() {
     let x = Tensor::cat(&[far, random(&[8000, 2], DType::F64, 8)], 0).unwrap();
     let x = x.to_dtype(DType::F32).unwrap();
     let (_, var) = naive_statistics(&x);
-    let (_, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
+    let (_, statistics) = forward_train(&x, Affine::default(), Finish::Plain, EPS).unwrap();
     assert_close(&statistics.var, &var, 16.0);
 }
 
 #[test]
 fn a_constant_channel_has_no_variance() {
     let x = of(vec![0.1; 33 * 2 * 9], &[33, 2, 3, 3], DType::F32);
-    let (y, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
+    let (y, statistics) = forward_train(&x, Affine::default(), Finish::Plain, EPS).unwrap();
     assert!(values(&statistics.var).iter().all(|v| (0.0..=epsilon(DType::F32)).contains(v)));
     assert!(values(&y).iter().all(|y| y.abs() <= epsilon(DType::F32) / EPS.sqrt()));
 }
@@ -174,7 +177,8 @@ fn nan_stays_in_its_channel() {
     let mut data = values(&random(&[5, 3, 7], DType::F32, 9));
     data[7] = f64::NAN; // channel 1
     let (y, statistics) =
-        forward_train(&of(data, &[5, 3, 7], DType::F32), None, None, Finish::Plain, EPS).unwrap();
+        forward_train(&of(data, &[5, 3, 7], DType::F32), Affine::default(), Finish::Plain, EPS)
+            .unwrap();
     let nan: Vec<bool> = values(&statistics.var).iter().map(|v| v.is_nan()).collect();
     assert_eq!(nan, [false, true, false]);
     for (i, y) in values(&y).iter().enumerate() {
@@ -188,7 +192,7 @@ fn training_gradients_are_slopes() {
         let (x, grad) = (random(&shape, DType::F64, 13), random(&shape, DType::F64, 14));
         let (weight, bias) = affine_parameters(shape[1], DType::F64);
         let forward = |x: &Tensor, w: &Tensor, b: &Tensor| {
-            forward_train(x, Some(w), Some(b), Finish::Plain, EPS).unwrap()
+            forward_train(x, both(w, b), Finish::Plain, EPS).unwrap()
         };
         let (_, statistics) = forward(&x, &weight, &bias);
         let tolerance = difference_tolerance(x.elem_count() as f64);
@@ -208,11 +212,10 @@ fn training_gradients_are_slopes() {
             &numeric_gradient(&bias, &grad, |b| forward(&x, &weight, b).0),
             tolerance,
         );
-        let (mean, var) = (&statistics.mean, &statistics.var);
-        let eval = |x: &Tensor, w: &Tensor, b: &Tensor| {
-            forward_eval(x, mean, var, Some(w), Some(b), EPS).unwrap()
-        };
-        let (dx, dw, db) = backward_eval(&x, &grad, mean, var, Some(&weight), EPS).unwrap();
+        let running = Running { mean: &statistics.mean, var: &statistics.var, eps: EPS };
+        let eval =
+            |x: &Tensor, w: &Tensor, b: &Tensor| forward_eval(x, running, both(w, b)).unwrap();
+        let (dx, dw, db) = backward_eval(&x, &grad, Some(&weight), running).unwrap();
         assert_close(&dx, &numeric_gradient(&x, &grad, |x| eval(x, &weight, &bias)), tolerance);
         assert_close(&dw, &numeric_gradient(&weight, &grad, |w| eval(&x, w, &bias)), tolerance);
         assert_close(&db, &numeric_gradient(&bias, &grad, |b| eval(&x, &weight, b)), tolerance);
@@ -226,17 +229,17 @@ fn gradients_in_every_dtype_are_those_of_f64() {
             let (x, grad) = (strided(shape, dtype, 15), strided(shape, dtype, 16));
             let (weight, _) = affine_parameters(shape[1], dtype);
             let (x64, grad64, weight64) = (double(&x), double(&grad), double(&weight));
-            let (_, exact) = forward_train(&x64, None, None, Finish::Plain, EPS).unwrap();
-            let (_, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
+            let (_, exact) = forward_train(&x64, Affine::default(), Finish::Plain, EPS).unwrap();
+            let (_, statistics) = forward_train(&x, Affine::default(), Finish::Plain, EPS).unwrap();
             let expected = backward_train(&x64, &grad64, Some(&weight64), &exact).unwrap();
             let ours = backward_train(&x, &grad, Some(&weight), &statistics).unwrap();
             let oracle = portable::backward_train(&x, &grad, Some(&weight), &statistics).unwrap();
             check_gradients(&ours, &expected, dtype);
             check_gradients(&oracle, &expected, dtype);
-            let (mean, var) = (&statistics.mean, &statistics.var);
-            let expected = backward_eval(&x64, &grad64, mean, var, Some(&weight64), EPS).unwrap();
-            let ours = backward_eval(&x, &grad, mean, var, Some(&weight), EPS).unwrap();
-            let oracle = portable::backward_eval(&x, &grad, mean, var, Some(&weight), EPS).unwrap();
+            let running = Running { mean: &statistics.mean, var: &statistics.var, eps: EPS };
+            let expected = backward_eval(&x64, &grad64, Some(&weight64), running).unwrap();
+            let ours = backward_eval(&x, &grad, Some(&weight), running).unwrap();
+            let oracle = portable::backward_eval(&x, &grad, Some(&weight), running).unwrap();
             check_gradients(&ours, &expected, dtype);
             check_gradients(&oracle, &expected, dtype);
         }
@@ -270,9 +273,9 @@ fn what_follows_is_rounded_with_it() {
             for (finish, expected) in
                 [(Finish::Relu, relu), (Finish::AddRelu(&residual), sums.collect())]
             {
-                let (weight, bias) = (Some(&weight), Some(&bias));
-                let (ours, _) = forward_train(&x, weight, bias, finish, EPS).unwrap();
-                let (oracle, _) = portable::forward_train(&x, weight, bias, finish, EPS).unwrap();
+                let affine = both(&weight, &bias);
+                let (ours, _) = forward_train(&x, affine, finish, EPS).unwrap();
+                let (oracle, _) = portable::forward_train(&x, affine, finish, EPS).unwrap();
                 // Where terms cancel, an error is relative to the terms.
                 let largest = expected.iter().fold(1f64, |a, b| a.max(b.abs()));
                 let slack = 8.0 * naive_slack(dtype, x.elem_count()) * epsilon(accumulator(dtype));
@@ -296,11 +299,11 @@ fn what_follows_keeps_nan() {
     let x = of(data, &[5, 3, 7], DType::F32);
     let zeros = x.zeros_like().unwrap();
     for finish in [Finish::Relu, Finish::AddRelu(&zeros)] {
-        let (y, _) = forward_train(&x, None, None, finish, EPS).unwrap();
+        let (y, _) = forward_train(&x, Affine::default(), finish, EPS).unwrap();
         for (i, y) in values(&y).iter().enumerate() {
             assert_eq!(y.is_nan(), i / 7 % 3 == 1);
         }
-        let (oracle, _) = portable::forward_train(&x, None, None, finish, EPS).unwrap();
+        let (oracle, _) = portable::forward_train(&x, Affine::default(), finish, EPS).unwrap();
         for (oracle, y) in values(&oracle).iter().zip(values(&y)) {
             assert_eq!(oracle.is_nan(), y.is_nan());
         }
@@ -315,8 +318,8 @@ fn the_gradient_of_nan_reaches_the_bias() -> Result<()> {
         data[7] = f64::NAN; // all of channel 1 is NaN, once it is normalised
         let x = of(data, &[5, 3, 7], dtype).to_device(&device)?;
         let grad = x.ones_like()?;
-        let (y, statistics) = forward_train(&x, None, None, Finish::Relu, EPS)?;
-        let (_, _, dbias) = backward_relu(&x, &y, &grad, [None, None], &statistics)?;
+        let (y, statistics) = forward_train(&x, Affine::default(), Finish::Relu, EPS)?;
+        let (_, _, dbias) = backward_relu(&x, &y, &grad, Affine::default(), &statistics)?;
         let positive = |c| values(&y.narrow(1, c, 1).unwrap()).iter().filter(|&&y| y > 0.0).count();
         assert_eq!(
             values(&dbias),
@@ -342,11 +345,11 @@ fn the_gradient_through_relu_is_that_of_its_parts() -> Result<()> {
             let (weight, bias) = affine_parameters(shape[1], DType::F32);
             let (weight, bias) = ((weight * size)?, (bias * size)?);
             let (weight, bias) = (weight.to_device(&device)?, bias.to_device(&device)?);
-            let (weight, bias) = (Some(&weight), Some(&bias));
-            let (y, statistics) = forward_train(&x, weight, bias, Finish::Relu, EPS)?;
-            let ours = backward_relu(&x, &y, &grad, [weight, bias], &statistics)?;
+            let affine = both(&weight, &bias);
+            let (y, statistics) = forward_train(&x, affine, Finish::Relu, EPS)?;
+            let ours = backward_relu(&x, &y, &grad, affine, &statistics)?;
             let rectified = relu_backward(&y, &grad)?;
-            let parts = backward_train(&x, &rectified, weight, &statistics)?;
+            let parts = backward_train(&x, &rectified, affine.weight, &statistics)?;
             for (ours, parts) in [(ours.0, parts.0), (ours.1, parts.1), (ours.2, parts.2)] {
                 for (ours, parts) in values(&ours).into_iter().zip(values(&parts)) {
                     let same = ours == parts || ours.is_nan() && parts.is_nan();
@@ -386,49 +389,45 @@ fn gpus_agree() {
             let x = (strided(shape, DType::F64, 31) + offset).unwrap().to_dtype(dtype).unwrap();
             let (residual, grad) = (strided(shape, dtype, 32), strided(shape, dtype, 33));
             let (weight, bias) = affine_parameters(shape[1], dtype);
-            let (_, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
+            let (_, statistics) = forward_train(&x, Affine::default(), Finish::Plain, EPS).unwrap();
             let Statistics { mean, var, inv_std } = statistics;
             let inputs = [&x, &residual, &grad, &weight, &bias, &mean, &var, &inv_std];
             // Of the mean's epsilons, where the spread is that much less than the mean.
             let terms = (x.elem_count() as f64).sqrt();
             let count = if half { 2.0 } else { 64.0 * (1.0 + offset) };
-            for affine in [true, false] {
-                let parameters = |t: &[Tensor]| match affine {
-                    true => (Some(t[3].clone()), Some(t[4].clone())),
-                    false => (None, None),
+            for has_affine in [true, false] {
+                fn parameters(t: &[Tensor], has_affine: bool) -> (Affine<'_>, Running<'_>) {
+                    let affine = if has_affine { both(&t[3], &t[4]) } else { Affine::default() };
+                    (affine, Running { mean: &t[5], var: &t[6], eps: EPS })
+                }
+                let statistics = |t: &[Tensor]| Statistics {
+                    mean: t[5].clone(),
+                    var: t[6].clone(),
+                    inv_std: t[7].clone(),
                 };
                 assert_gpus_agree(&inputs, count, |t| {
-                    let (weight, bias) = parameters(t);
-                    let (weight, bias) = (weight.as_ref(), bias.as_ref());
+                    let (affine, running) = parameters(t, has_affine);
                     let forward = |finish| {
-                        Ok::<_, candle_core::Error>(
-                            forward_train(&t[0], weight, bias, finish, EPS)?.0,
-                        )
+                        Ok::<_, candle_core::Error>(forward_train(&t[0], affine, finish, EPS)?.0)
                     };
-                    let statistics =
-                        Statistics { mean: t[5].clone(), var: t[6].clone(), inv_std: t[7].clone() };
                     Ok(vec![
                         forward(Finish::Plain)?,
                         forward(Finish::Relu)?,
                         forward(Finish::AddRelu(&t[1]))?,
-                        forward_eval(&t[0], &t[5], &t[6], weight, bias, EPS)?,
-                        backward_train(&t[0], &t[2], weight, &statistics)?.0,
-                        backward_eval(&t[0], &t[2], &t[5], &t[6], weight, EPS)?.0,
+                        forward_eval(&t[0], running, affine)?,
+                        backward_train(&t[0], &t[2], affine.weight, &statistics(t))?.0,
+                        backward_eval(&t[0], &t[2], affine.weight, running)?.0,
                     ])
                 });
                 assert_gpus_agree(&inputs, 16.0 * terms * (1.0 + offset), |t| {
-                    let weight = parameters(t).0;
-                    let statistics =
-                        Statistics { mean: t[5].clone(), var: t[6].clone(), inv_std: t[7].clone() };
-                    let (_, dw, db) = backward_train(&t[0], &t[2], weight.as_ref(), &statistics)?;
-                    let (mean, var) = (&t[5], &t[6]);
-                    let (_, dw_eval, db_eval) =
-                        backward_eval(&t[0], &t[2], mean, var, weight.as_ref(), EPS)?;
+                    let (Affine { weight, .. }, running) = parameters(t, has_affine);
+                    let (_, dw, db) = backward_train(&t[0], &t[2], weight, &statistics(t))?;
+                    let (_, dw_eval, db_eval) = backward_eval(&t[0], &t[2], weight, running)?;
                     Ok(vec![dw, db, dw_eval, db_eval])
                 });
             }
             assert_gpus_agree(&[&x], 16.0, |t| {
-                let (_, s) = forward_train(&t[0], None, None, Finish::Plain, EPS)?;
+                let (_, s) = forward_train(&t[0], Affine::default(), Finish::Plain, EPS)?;
                 // A mean may be close to 0: its errors are relative to the spread.
                 Ok(vec![(s.mean + 4.0)?, s.var, s.inv_std])
             });
@@ -446,7 +445,8 @@ fn on_every_device_nan_stays_in_its_channel_and_a_first_element_costs_nothing() 
                 data[inner] = poison; // channel 1
                 let x = of(data, shape, DType::F32).to_device(&device).unwrap();
                 for finish in [Finish::Plain, Finish::Relu, Finish::AddRelu(&x)] {
-                    let (y, statistics) = forward_train(&x, None, None, finish, EPS).unwrap();
+                    let (y, statistics) =
+                        forward_train(&x, Affine::default(), finish, EPS).unwrap();
                     let nan: Vec<bool> =
                         values(&statistics.var).iter().map(|v| v.is_nan()).collect();
                     assert_eq!(nan, [false, true, false]);
@@ -463,7 +463,7 @@ fn on_every_device_nan_stays_in_its_channel_and_a_first_element_costs_nothing() 
             let x = of(data, shape, DType::F32);
             let (means, vars) = naive_statistics(&x);
             let x = x.to_device(&device).unwrap();
-            let (_, statistics) = forward_train(&x, None, None, Finish::Plain, EPS).unwrap();
+            let (_, statistics) = forward_train(&x, Affine::default(), Finish::Plain, EPS).unwrap();
             assert_close(&statistics.mean, &means, 4.0);
             assert_close(&statistics.var, &vars, 64.0);
         }

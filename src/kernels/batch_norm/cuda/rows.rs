@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Finish, Gradients, Relu, Spread, Statistics, spread_of};
+use super::{Affine, Finish, Gradients, NormalisedBy, Running, Statistics};
 use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
 use crate::kernels::elementwise::plain;
@@ -23,8 +23,7 @@ pub(super) fn suits(x: &Tensor) -> bool {
 pub(super) fn forward_train(
     gpu: &Gpu,
     x: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
+    affine: Affine<'_>,
     finish: Finish<'_>,
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
@@ -37,41 +36,36 @@ pub(super) fn forward_train(
     let kernel = kernel.write(&mean)?.write(&var)?.write(&inv_std)?.double(eps);
     plan.merge(kernel, &[plan.channels, tiling.parts])?;
     let (residual, code) = finish.parts();
-    let y = plan.normalise(x, residual, [weight, bias], [&mean, &inv_std], [code, 1], eps)?;
+    let y = plan.normalise(x, residual, affine, [&mean, &inv_std], [code, 1], eps)?;
     Ok((y, Statistics { mean, var, inv_std }))
 }
 
 pub(super) fn forward_eval(
     gpu: &Gpu,
     x: &Tensor,
-    mean: &Tensor,
-    var: &Tensor,
-    weight: Option<&Tensor>,
-    bias: Option<&Tensor>,
-    eps: f64,
+    running: Running<'_>,
+    affine: Affine<'_>,
 ) -> Result<Tensor> {
     let plan = Plan::new(gpu, x);
-    let [mean, var] = [plan.widened(mean)?, plan.widened(var)?];
-    plan.normalise(x, None, [weight, bias], [&mean, &var], [0, 0], eps)
+    let [mean, var] = [plan.widened(running.mean)?, plan.widened(running.var)?];
+    plan.normalise(x, None, affine, [&mean, &var], [0, 0], running.eps)
 }
 
 pub(super) fn backward(
     gpu: &Gpu,
     x: &Tensor,
     grad: &Tensor,
-    weight: Option<&Tensor>,
-    mean: &Tensor,
-    spread: Spread<'_>,
-    relu: Option<Relu<'_>>,
+    by: NormalisedBy<'_>,
+    affine: Affine<'_>,
+    relu: bool,
 ) -> Result<Gradients> {
     let plan = Plan::new(gpu, x);
-    let (spread, train, eps) = spread_of(spread);
+    let (mean, spread, train, eps) = by.parts();
     let (mean, spread) = (plan.widened(mean)?, plan.widened(spread)?);
-    let (weight, on) = (plan.parameter(weight)?, relu.is_some().into());
-    let bias = plan.parameter(relu.and_then(|relu| relu.bias))?;
+    let (weight, bias) = (plan.parameter(affine.weight)?, plan.parameter(affine.bias)?);
     let gated = |kernel: Launch| {
         let kernel = kernel.read(&mean)?.read(&spread)?.read_or_null(weight.as_ref())?;
-        Ok::<_, candle_core::Error>(kernel.read_or_null(bias.as_ref())?.int(on))
+        Ok::<_, candle_core::Error>(kernel.read_or_null(bias.as_ref())?.int(relu.into()))
     };
     let tiling = plan.tiling(&[x, grad])?;
     let sums = gpu.empty((tiling.parts, 2, plan.channels), DType::F64)?;
@@ -129,13 +123,13 @@ impl<'a> Plan<'a> {
         &self,
         x: &Tensor,
         residual: Option<&Tensor>,
-        affine: [Option<&Tensor>; 2],
+        affine: Affine<'_>,
         [mean, spread]: [&Tensor; 2],
         [finish, train]: [i32; 2],
         eps: f64,
     ) -> Result<Tensor> {
         let y = self.gpu.empty(x.dims(), x.dtype())?;
-        let [weight, bias] = [self.parameter(affine[0])?, self.parameter(affine[1])?];
+        let (weight, bias) = (self.parameter(affine.weight)?, self.parameter(affine.bias)?);
         let tiling = self.tiling(&[x, &y, residual.unwrap_or(x)])?;
         let kernel = self.kernel("normalise_rows")?.read(x)?.read_or_null(residual)?.write(&y)?;
         let kernel = kernel.read_or_null(weight.as_ref())?.read_or_null(bias.as_ref())?;
