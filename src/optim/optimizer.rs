@@ -28,8 +28,8 @@ use crate::{Error, Result};
 ///
 /// # Synchronisation
 ///
-/// A step waits for nothing, but for LAMB's norms, and for what goes through the host where the
-/// device is not the CPU: remainders, and rounding at random.
+/// None on a CPU or on CUDA. On another GPU, LAMB's norms, remainders and stochastic rounding go through
+/// the host.
 ///
 /// # State
 ///
