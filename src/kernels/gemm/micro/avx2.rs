@@ -125,7 +125,7 @@ unsafe fn tile<const VECTORS: usize, const WORDS: usize, const CLOSE: bool>(
                 left = left.wrapping_add(WORDS * step);
                 right = right.wrapping_add(WORDS * down);
             }
-            if run % WORDS > 0 {
+            if !run.is_multiple_of(WORDS) {
                 word!(sums[0], 0);
                 left = left.wrapping_add(step);
                 right = right.wrapping_add(down);
