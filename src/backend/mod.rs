@@ -7,6 +7,7 @@ pub use crate::kernels::cudnn::{
     cudnn_benchmark, cudnn_f32_weight_gradients, set_cudnn_benchmark,
     set_cudnn_f32_weight_gradients,
 };
+pub use crate::kernels::instructions::{InstructionSets, instruction_sets};
 pub use crate::kernels::tf32::{allow_tf32, set_allow_tf32};
 pub use memory::keep_memory;
 pub use threads::on_workers;

@@ -27,6 +27,7 @@ pub(crate) mod gemm;
 pub(crate) mod group_norm;
 mod handle;
 mod heads;
+pub(crate) mod instructions;
 pub(crate) mod interpolate;
 pub(crate) mod layer_norm;
 pub(crate) mod loss;

@@ -5,6 +5,7 @@ pub(in crate::kernels) mod dtype;
 pub(in crate::kernels) mod guard;
 pub(in crate::kernels) mod in_place;
 pub(in crate::kernels) mod lane;
+pub(crate) mod limit;
 pub(in crate::kernels) mod parallel;
 pub(in crate::kernels) mod prefetch;
 pub(in crate::kernels) mod simd;

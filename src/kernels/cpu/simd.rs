@@ -19,20 +19,18 @@ pub(crate) const GRAIN: usize = 16 * BLOCK;
 
 /// Runs `f`, and what is inlined into it, compiled for the widest vectors of the processor.
 ///
-/// `f` and the closures it calls must be `#[inline(always)]`. pulp takes closures itself, but calls
-/// them as `FnOnce`, through a shim that is not.
+/// `f` and the closures it calls must be `#[inline(always)]`.
 #[inline(always)]
-pub(crate) fn vectorise(f: impl FnMut()) {
-    struct Body<F>(F);
-    impl<F: FnMut()> pulp::WithSimd for Body<F> {
-        type Output = ();
+pub(crate) fn vectorise(mut f: impl FnMut()) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use super::vector::{Vectors, with_vectors};
 
-        #[inline(always)]
-        fn with_simd<S: pulp::Simd>(mut self, _: S) {
-            (self.0)()
+        if let Some(vectors) = Vectors::widest() {
+            return with_vectors!(vectors, V => f());
         }
     }
-    pulp::Arch::new().dispatch(Body(f));
+    f()
 }
 
 /// Calls `f` with the number and the elements of each chunk of `size` elements, in parallel.

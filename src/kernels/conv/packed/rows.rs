@@ -160,13 +160,9 @@ impl<S: Stored> RowPanel for Widened<S> {
         let Some(row) = row else { return };
         // SAFETY: the caller's; vectors touch only what their masks say.
         unsafe {
-            let load = |at: isize| {
-                let mask = (by.inside >> at) as u16;
-                S::load::<V>(row.wrapping_offset(by.from + at), mask)
-            };
             let vector = match step {
-                1 => load(0),
-                2 => load(0).evens(load(16)),
+                1 => inside::<S, V>(row, by, 0),
+                2 => inside::<S, V>(row, by, 0).evens(inside(row, by, 16)),
                 _ => {
                     let mut lanes = [0f32; 16];
                     each_pixel(by, step, |i, at| lanes[i] = (*row.wrapping_offset(at)).widen());
@@ -182,6 +178,16 @@ impl<S: Stored> RowPanel for Widened<S> {
         // SAFETY: the caller's.
         unsafe { V::zero().store_masked(dst.add(by.to), by.places as u16) }
     }
+}
+
+/// The pixels of a move from the `at`th on, and zeros for those beyond the row.
+///
+/// # Safety
+/// As [`RowPanel`]'s.
+#[inline(always)]
+unsafe fn inside<S: Stored, V: Vector>(row: *const S, by: Move, at: isize) -> V {
+    // SAFETY: the caller's; no others are in the mask.
+    unsafe { S::load(row.wrapping_offset(by.from + at), (by.inside >> at) as u16) }
 }
 
 /// BF16 as they are.

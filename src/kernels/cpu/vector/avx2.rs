@@ -27,12 +27,6 @@ impl Avx2 {
         // SAFETY: the features, as asserted.
         unsafe { run(f) }
     }
-
-    #[inline(always)]
-    unsafe fn zip(self, other: Self, f: impl Fn(__m256, __m256) -> __m256) -> Self {
-        let ([a, b], [c, d]) = (self.0, other.0);
-        Self([f(a, c), f(b, d)])
-    }
 }
 
 impl Vector for Avx2 {
@@ -70,8 +64,10 @@ impl Vector for Avx2 {
             if mask == u16::MAX {
                 return Self::load(at);
             }
-            let half = |at: *const f32, mask: u16| _mm256_maskload_ps(at, lanes(mask));
-            Self([half(at, mask), half(at.wrapping_add(8), mask >> 8)])
+            Self([
+                _mm256_maskload_ps(at, lanes(mask)),
+                _mm256_maskload_ps(at.wrapping_add(8), lanes(mask >> 8)),
+            ])
         }
     }
 
@@ -79,17 +75,22 @@ impl Vector for Avx2 {
     unsafe fn load_bf16(at: *const bf16, mask: u16) -> Self {
         // SAFETY: the caller's.
         unsafe {
-            let half = |bits: __m128i| {
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
-            };
-            Self(load_halves(at.cast(), mask).map(half))
+            let [low, high] = load_halves(at.cast(), mask);
+            let (low, high) = (_mm256_cvtepu16_epi32(low), _mm256_cvtepu16_epi32(high));
+            Self([
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+            ])
         }
     }
 
     #[inline(always)]
     unsafe fn load_f16(at: *const f16, mask: u16) -> Self {
         // SAFETY: the caller's.
-        unsafe { Self(load_halves(at.cast(), mask).map(|bits| _mm256_cvtph_ps(bits))) }
+        unsafe {
+            let [low, high] = load_halves(at.cast(), mask);
+            Self([_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)])
+        }
     }
 
     #[inline(always)]
@@ -119,9 +120,9 @@ impl Vector for Avx2 {
     unsafe fn store_bf16(self, at: *mut bf16, mask: u16) {
         // SAFETY: the caller's.
         unsafe {
-            let [low, high] = self.0.map(|x| rounded_to_bf16(x));
+            let [low, high] = self.0;
             // Packing takes each half of a register by itself.
-            let packed = _mm256_packus_epi32(low, high);
+            let packed = _mm256_packus_epi32(rounded_to_bf16(low), rounded_to_bf16(high));
             let both = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
             store_halves(both, at.cast(), mask);
         }
@@ -132,7 +133,8 @@ impl Vector for Avx2 {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
         // SAFETY: the caller's.
         unsafe {
-            let [low, high] = self.0.map(|x| _mm256_cvtps_ph::<NEAREST>(x));
+            let [low, high] = self.0;
+            let (low, high) = (_mm256_cvtps_ph::<NEAREST>(low), _mm256_cvtps_ph::<NEAREST>(high));
             store_halves(_mm256_set_m128i(high, low), at.cast(), mask);
         }
     }
@@ -140,33 +142,48 @@ impl Vector for Avx2 {
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: the caller's.
-        unsafe { self.zip(other, |a, b| _mm256_add_ps(a, b)) }
+        unsafe {
+            let ([a, b], [c, d]) = (self.0, other.0);
+            Self([_mm256_add_ps(a, c), _mm256_add_ps(b, d)])
+        }
     }
 
     #[inline(always)]
     unsafe fn sub(self, other: Self) -> Self {
         // SAFETY: the caller's.
-        unsafe { self.zip(other, |a, b| _mm256_sub_ps(a, b)) }
+        unsafe {
+            let ([a, b], [c, d]) = (self.0, other.0);
+            Self([_mm256_sub_ps(a, c), _mm256_sub_ps(b, d)])
+        }
     }
 
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
         // SAFETY: the caller's.
-        unsafe { self.zip(other, |a, b| _mm256_mul_ps(a, b)) }
+        unsafe {
+            let ([a, b], [c, d]) = (self.0, other.0);
+            Self([_mm256_mul_ps(a, c), _mm256_mul_ps(b, d)])
+        }
     }
 
     #[inline(always)]
     unsafe fn or(self, other: Self) -> Self {
         // SAFETY: the caller's.
-        unsafe { self.zip(other, |a, b| _mm256_or_ps(a, b)) }
+        unsafe {
+            let ([a, b], [c, d]) = (self.0, other.0);
+            Self([_mm256_or_ps(a, c), _mm256_or_ps(b, d)])
+        }
     }
 
     #[inline(always)]
     unsafe fn evens(self, high: Self) -> Self {
         // SAFETY: the caller's.
         unsafe {
-            let evens = |[a, b]: [__m256; 2]| in_order(_mm256_shuffle_ps::<0b10_00_10_00>(a, b));
-            Self([evens(self.0), evens(high.0)])
+            let ([a, b], [c, d]) = (self.0, high.0);
+            Self([
+                in_order(_mm256_shuffle_ps::<0b10_00_10_00>(a, b)),
+                in_order(_mm256_shuffle_ps::<0b10_00_10_00>(c, d)),
+            ])
         }
     }
 
@@ -174,8 +191,11 @@ impl Vector for Avx2 {
     unsafe fn odds(self, high: Self) -> Self {
         // SAFETY: the caller's.
         unsafe {
-            let odds = |[a, b]: [__m256; 2]| in_order(_mm256_shuffle_ps::<0b11_01_11_01>(a, b));
-            Self([odds(self.0), odds(high.0)])
+            let ([a, b], [c, d]) = (self.0, high.0);
+            Self([
+                in_order(_mm256_shuffle_ps::<0b11_01_11_01>(a, b)),
+                in_order(_mm256_shuffle_ps::<0b11_01_11_01>(c, d)),
+            ])
         }
     }
 
@@ -183,14 +203,16 @@ impl Vector for Avx2 {
     unsafe fn interleave(self, odds: Self) -> [Self; 2] {
         // SAFETY: the caller's.
         unsafe {
-            let halves = |a: __m256, b: __m256| {
-                let (low, high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-                Self([
+            let mut result = [self; 2];
+            for (half, result) in result.iter_mut().enumerate() {
+                let (even, odd) = (self.0[half], odds.0[half]);
+                let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
+                *result = Self([
                     _mm256_permute2f128_ps::<0x20>(low, high),
                     _mm256_permute2f128_ps::<0x31>(low, high),
-                ])
-            };
-            [halves(self.0[0], odds.0[0]), halves(self.0[1], odds.0[1])]
+                ]);
+            }
+            result
         }
     }
 
@@ -217,11 +239,13 @@ impl Vector for Avx2 {
         // SAFETY: the caller's.
         unsafe {
             let exponent = _mm256_set1_epi32(0x7f80_0000);
-            let wrong = self.0.map(|x| {
+            let mut wrong = 0;
+            for (half, x) in self.0.into_iter().enumerate() {
                 let bits = _mm256_and_si256(_mm256_castps_si256(x), exponent);
-                _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(bits, exponent)))
-            });
-            (wrong[0] | wrong[1] << 8) as u16 & mask == 0
+                let equal = _mm256_castsi256_ps(_mm256_cmpeq_epi32(bits, exponent));
+                wrong |= (_mm256_movemask_ps(equal) as u16) << (8 * half);
+            }
+            wrong & mask == 0
         }
     }
 

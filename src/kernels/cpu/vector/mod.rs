@@ -10,38 +10,54 @@ mod avx512;
 #[cfg(test)]
 mod tests;
 
+use std::sync::LazyLock;
+
 use half::{bf16, f16};
 
+use super::limit::Limit;
 pub(in crate::kernels) use avx2::Avx2;
 pub(in crate::kernels) use avx512::{Avx512, transposed, upper_halves};
 
 /// The instruction sets that vectors are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::kernels) enum Vectors {
+pub(crate) enum Vectors {
     Avx2,
     Avx512,
 }
 
 impl Vectors {
     /// The widest of this processor.
-    pub(in crate::kernels) fn widest() -> Option<Self> {
-        [Self::Avx512, Self::Avx2].into_iter().find(|vectors| vectors.is_available())
+    pub(crate) fn widest() -> Option<Self> {
+        static WIDEST: LazyLock<Option<Vectors>> = LazyLock::new(|| {
+            [Vectors::Avx512, Vectors::Avx2].into_iter().find(|v| v.is_available())
+        });
+        *WIDEST
     }
 
-    /// Whether the processor has what [`Vector`] asks for.
+    /// Whether the processor has what [`Vector`] asks for, and it may be used.
     pub(in crate::kernels) fn is_available(self) -> bool {
         match self {
             Self::Avx2 => {
-                is_x86_feature_detected!("avx2")
+                Limit::get() >= Limit::Avx2
+                    && is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
             }
             Self::Avx512 => {
-                is_x86_feature_detected!("avx512f")
+                Limit::get() >= Limit::Avx512
+                    && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512dq")
             }
+        }
+    }
+
+    /// As [`VARIABLE`](super::limit::VARIABLE) has it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
         }
     }
 }
@@ -125,7 +141,7 @@ pub(in crate::kernels) trait Vector: Copy {
 /// Runs `$body` with `$V` bound to the [`Vector`] of `$vectors`, compiled for its instruction set.
 ///
 /// `$body` is a closure that is called once, but may not move out of what it captures. What it calls must be
-/// `#[inline(always)]`, or else has no such instructions.
+/// `#[inline(always)]`, closures too, or else calls a function for every instruction. `map` of an array is not.
 ///
 /// # Panics
 /// When the processor has no such instruction set.
@@ -133,6 +149,7 @@ macro_rules! with_vectors {
     ($vectors:expr, $V:ident => $body:expr) => {
         match $vectors {
             $crate::kernels::cpu::vector::Vectors::Avx512 => {
+                #[allow(dead_code)]
                 type $V = $crate::kernels::cpu::vector::Avx512;
                 <$V>::run(
                     #[inline(always)]
@@ -140,6 +157,7 @@ macro_rules! with_vectors {
                 )
             }
             $crate::kernels::cpu::vector::Vectors::Avx2 => {
+                #[allow(dead_code)]
                 type $V = $crate::kernels::cpu::vector::Avx2;
                 <$V>::run(
                     #[inline(always)]

@@ -73,7 +73,7 @@ pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
         unsafe {
             match is_x86_feature_detected!("avx512bf16") {
                 true => store_ftz_tile(tile, bias, out, stride),
-                false => store_tile::<Self, false>(tile, bias, out, stride),
+                false => store_exact_tile(tile, bias, out, stride),
             }
         }
     }
@@ -104,6 +104,21 @@ unsafe fn store_ftz_tile<O: Rounded>(
 ) {
     // SAFETY: the caller's.
     unsafe { store_tile::<O, true>(tile, bias, out, stride) }
+}
+
+/// [`store_tile`] without that instruction.
+///
+/// # Safety
+/// As there.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn store_exact_tile<O: Rounded>(
+    tile: &Tile<'_>,
+    bias: Option<*const f32>,
+    out: *mut MaybeUninit<O>,
+    stride: usize,
+) {
+    // SAFETY: the caller's.
+    unsafe { store_tile::<O, false>(tile, bias, out, stride) }
 }
 
 /// See [`Rounded::store_tile`]. Inlined where the features are.

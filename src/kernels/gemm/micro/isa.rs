@@ -4,6 +4,8 @@ use std::sync::LazyLock;
 
 use candle_core::{DType, Tensor};
 
+use super::calibrate::bf16_over_f32;
+use crate::kernels::cpu::limit::Limit;
 use crate::kernels::cpu::vector::Vectors;
 
 /// A kind of instruction.
@@ -24,13 +26,47 @@ pub(in crate::kernels) enum InstructionSet {
 impl InstructionSet {
     /// The best for products of these tensors; `None` where the `gemm` crate is.
     pub(in crate::kernels) fn of<const N: usize>(operands: [&Tensor; N]) -> Option<Self> {
-        let all = |dtype| operands.iter().all(|operand| operand.dtype() == dtype);
-        let wanted = match all(DType::BF16) {
-            true => [Some(Self::AmxBf16), avx512_bf16()],
-            false => [None, None],
+        let bf16 = operands.iter().all(|operand| operand.dtype() == DType::BF16);
+        if bf16 { Self::best_for_bf16() } else { Self::best_for_f32() }
+    }
+
+    /// The best for products of BF16.
+    pub(in crate::kernels) fn best_for_bf16() -> Option<Self> {
+        static BEST: LazyLock<Option<InstructionSet>> = LazyLock::new(|| {
+            let tiles = Some(InstructionSet::AmxBf16).filter(|isa| isa.is_available());
+            tiles.or_else(avx512_bf16).or_else(InstructionSet::best_for_f32)
+        });
+        *BEST
+    }
+
+    /// The best for products of F32, and of F16 widened.
+    pub(in crate::kernels) fn best_for_f32() -> Option<Self> {
+        [Self::Avx512F32, Self::Avx2F32].into_iter().find(|isa| isa.is_available())
+    }
+
+    /// Why [`Self::best_for_bf16`] is what it is.
+    pub(in crate::kernels) fn bf16_reason() -> String {
+        let ratio = || {
+            bf16_over_f32()
+                .map(|ratio| format!("AVX512-BF16 takes {ratio:.2} times as long as F32: measured"))
         };
-        let single = [Self::Avx512F32, Self::Avx2F32];
-        wanted.into_iter().flatten().chain(single).find(|isa| isa.is_available())
+        match Self::best_for_bf16() {
+            Some(Self::AmxBf16 | Self::AmxBf16x3) => {
+                "tile registers, which the system grants".to_owned()
+            }
+            _ => ratio().unwrap_or_else(|| "no instructions for BF16: widened to F32".to_owned()),
+        }
+    }
+
+    /// Its name in [`Limit`].
+    pub(in crate::kernels) fn set(self) -> &'static str {
+        let limit = match self {
+            Self::Avx2F32 => Limit::Avx2,
+            Self::Avx512F32 => Limit::Avx512,
+            Self::Avx512Bf16 => Limit::Avx512Bf16,
+            Self::AmxBf16 | Self::AmxBf16x3 => Limit::Amx,
+        };
+        limit.name()
     }
 
     /// What a trace shows of packed GEMM.
@@ -88,8 +124,10 @@ impl InstructionSet {
     pub(in crate::kernels) fn is_available(self) -> bool {
         static AVAILABLE: LazyLock<[bool; 5]> = LazyLock::new(|| {
             let avx512 = Vectors::Avx512.is_available();
-            let dot = avx512 && is_x86_feature_detected!("avx512bf16");
-            let tiles = avx512 && super::amx::enable();
+            let limit = Limit::get();
+            let dot =
+                avx512 && limit >= Limit::Avx512Bf16 && is_x86_feature_detected!("avx512bf16");
+            let tiles = avx512 && limit >= Limit::Amx && super::amx::enable();
             [Vectors::Avx2.is_available(), avx512, dot, tiles, tiles]
         });
         AVAILABLE[self as usize]
@@ -112,8 +150,8 @@ impl InstructionSet {
     }
 }
 
-/// Not on processors with AMX: those take two cycles for the instruction, so that F32 is twice as
-/// fast where the system does not let the tiles be used.
+/// Where it is faster than sums of twice as many words in F32, with a margin for what is measured.
 fn avx512_bf16() -> Option<InstructionSet> {
-    if super::amx::exists() { None } else { Some(InstructionSet::Avx512Bf16) }
+    const MOST: f64 = 1.75;
+    bf16_over_f32().filter(|&ratio| ratio < MOST).map(|_| InstructionSet::Avx512Bf16)
 }

@@ -19,6 +19,7 @@ mod avx2;
 mod avx512;
 mod bf16x3;
 mod buffer;
+mod calibrate;
 mod epilogue;
 mod isa;
 mod pack;
@@ -82,7 +83,7 @@ pub(in crate::kernels) struct Tile<'a> {
     /// Where it lies in the product.
     pub(in crate::kernels) row: usize,
     pub(in crate::kernels) column: usize,
-    /// Its size; at most [`InstructionSet::rows`] by [`WIDTH`].
+    /// Its size; at most 32 by [`WIDTH`], in whole blocks of [`InstructionSet::rows`] but for the last.
     pub(in crate::kernels) rows: usize,
     pub(in crate::kernels) columns: usize,
     pub(in crate::kernels) sums: &'a [[f32; WIDTH]],

@@ -256,7 +256,11 @@ impl WinogradConv<'_> {
                         *m = unsafe { V::load(at) };
                     }
                     // SAFETY: the features.
-                    let y = unsafe { transform::sums(m).map(|y| y.map(|y| y.add(bias))) };
+                    let mut y = unsafe { transform::sums(m) };
+                    for y in y.as_flattened_mut() {
+                        // SAFETY: the features.
+                        *y = unsafe { y.add(bias) };
+                    }
                     let to = (place.image * self.outs + channel) * out_pixels;
                     let out = out.0.wrapping_add(to);
                     // SAFETY: the images of a place are in the batch, and nobody else writes these

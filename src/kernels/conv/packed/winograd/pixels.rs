@@ -42,29 +42,28 @@ impl Reader {
                 continue;
             }
             let row = x.wrapping_add(y * width).wrapping_offset(first);
-            // SAFETY: the pixels inside lie in the row of an image, and no others are in the masks. Image `n` takes
-            // `lanes` from `lane` on, and its pixels from `at` on.
-            let load = |n: usize, at: usize, lane: usize, lanes: usize| unsafe {
-                let mask = ((inside >> at) as u16 & (u16::MAX >> (16 - lanes))) << lane;
-                match n < place.images {
-                    true => S::load(row.wrapping_add(n * image + at).wrapping_sub(lane), mask),
-                    false => zero,
-                }
-            };
+            // Image `n` takes `lanes` lanes from `lane` on, and its pixels from `at` on.
+            macro_rules! load {
+                ($n:expr, $at:expr, $lane:expr, $lanes:expr) => {{
+                    let mask = ((inside >> $at) as u16 & (u16::MAX >> (16 - $lanes))) << $lane;
+                    let at = row.wrapping_add($n * image + $at).wrapping_sub($lane);
+                    // SAFETY: the pixels inside lie in the row of an image that is there; no others are in the mask.
+                    if $n < place.images { unsafe { S::load::<V>(at, mask) } } else { zero }
+                }};
+            }
             // Pixels of even columns are the left ones of the tiles' pairs, those of odd columns the right ones. The
             // halo's are two columns further on.
             for half in 0..N / 2 {
                 let at = 2 * half;
                 let (low, high) = match together {
-                    1 => (load(0, at, 0, 16), load(0, at + 16, 0, 16)),
-                    2 => (load(0, at, 0, 16), load(1, at, 0, 16)),
-                    // SAFETY: the features.
-                    _ => unsafe {
-                        (
-                            load(0, at, 0, 8).or(load(1, at, 8, 8)),
-                            load(2, at, 0, 8).or(load(3, at, 8, 8)),
-                        )
-                    },
+                    1 => (load!(0, at, 0, 16), load!(0, at + 16, 0, 16)),
+                    2 => (load!(0, at, 0, 16), load!(1, at, 0, 16)),
+                    _ => {
+                        let [a, b] = [load!(0, at, 0, 8), load!(1, at, 8, 8)];
+                        let [c, d] = [load!(2, at, 0, 8), load!(3, at, 8, 8)];
+                        // SAFETY: the features.
+                        unsafe { (a.or(b), c.or(d)) }
+                    }
                 };
                 // SAFETY: the features.
                 [tile[2 * half], tile[2 * half + 1]] = unsafe { [low.evens(high), low.odds(high)] };
@@ -108,21 +107,25 @@ impl Writer {
             let row = out.wrapping_add(y * width + first);
             // SAFETY: the features.
             let pixels = unsafe { left.interleave(right) };
-            // SAFETY: the pixels of the mask lie in the row.
-            let mut put = |half: usize, at: *mut O, mask: u16| unsafe {
-                finite &= pixels[half].is_finite(mask);
-                O::store(at, mask, pixels[half]);
-            };
+            macro_rules! put {
+                ($half:expr, $at:expr, $mask:expr) => {
+                    // SAFETY: the pixels of the mask lie in the row.
+                    unsafe {
+                        finite &= pixels[$half].is_finite($mask);
+                        O::store($at, $mask, pixels[$half]);
+                    }
+                };
+            }
             if together == 1 {
-                put(0, row, inside as u16);
-                put(1, row.wrapping_add(16), (inside >> 16) as u16);
+                put!(0, row, inside as u16);
+                put!(1, row.wrapping_add(16), (inside >> 16) as u16);
                 continue;
             }
             for n in 0..place.images {
                 let row = row.wrapping_add(n * image);
                 match together {
-                    2 => put(n, row, inside as u16),
-                    _ => put(n / 2, row.wrapping_sub(n % 2 * 8), (inside as u16) << (n % 2 * 8)),
+                    2 => put!(n, row, inside as u16),
+                    _ => put!(n / 2, row.wrapping_sub(n % 2 * 8), (inside as u16) << (n % 2 * 8)),
                 }
             }
         }

@@ -1,0 +1,100 @@
+//! Which instruction sets the CPU's kernels use, and why.
+
+use std::fmt;
+
+use super::cpu::limit::{Limit, VARIABLE};
+
+/// The instruction sets that the CPU's kernels use in this process.
+///
+/// Names are those of the variable `CANDLE_AMP_CPU`: `baseline`, `avx2`, `avx512`, `avx512-bf16` and `amx`. The baseline is
+/// what every processor of the target has; there, and where it says `gemm crate`, that crate computes products with the
+/// instructions that it finds itself. What is displayed says why each was chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InstructionSets {
+    /// Of loops over elements: element by element, norms, optimizers, conversions.
+    pub loops: &'static str,
+    /// Of convolutions of F32 and F16, summed in F32.
+    pub f32_convolutions: &'static str,
+    /// Of convolutions of BF16, summed in F32.
+    pub bf16_convolutions: &'static str,
+    /// Of matrix products of F32 and F16, summed in F32.
+    pub f32_products: &'static str,
+    /// Of matrix products of BF16, summed in F32.
+    pub bf16_products: &'static str,
+    bf16_reason: String,
+}
+
+/// The instruction sets that the CPU's kernels use in this process. The first call, or the first operator that asks,
+/// looks at the processor and the environment, and takes some 100 µs where it has to measure.
+///
+/// The best are taken: AMX where the system grants it, then AVX-512, then AVX2. AVX512-BF16 is measured, as on some
+/// processors its instruction takes longer than two of F32. The environment variable `CANDLE_AMP_CPU` names the best
+/// that may be taken, so that one machine can run and compare the paths of others; results differ from set to set by
+/// rounding. Set it before the process starts: it is read once.
+///
+/// # Examples
+///
+/// ```
+/// let sets = candle_amp::backend::instruction_sets();
+/// println!("{sets}");
+/// assert!(["baseline", "avx2", "avx512"].contains(&sets.loops));
+/// ```
+///
+/// # References
+///
+/// PyTorch: `torch.backends.cpu.get_cpu_capability()`, and the environment variable `ATEN_CPU_CAPABILITY`.
+pub fn instruction_sets() -> InstructionSets {
+    sets()
+}
+
+#[cfg(target_arch = "x86_64")]
+fn sets() -> InstructionSets {
+    use super::cpu::vector::Vectors;
+    use super::gemm::micro::InstructionSet;
+
+    let [f32, bf16] = [InstructionSet::best_for_f32(), InstructionSet::best_for_bf16()];
+    let tiles = Some(InstructionSet::AmxBf16x3).filter(|isa| isa.is_available());
+    InstructionSets {
+        loops: Vectors::widest().map_or(BASELINE, Vectors::name),
+        f32_convolutions: f32.map_or(BASELINE, InstructionSet::set),
+        bf16_convolutions: bf16.map_or(BASELINE, InstructionSet::set),
+        f32_products: tiles.map_or(GEMM_CRATE, InstructionSet::set),
+        bf16_products: bf16.filter(|isa| isa.is_bf16()).map_or(GEMM_CRATE, InstructionSet::set),
+        bf16_reason: InstructionSet::bf16_reason(),
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn sets() -> InstructionSets {
+    InstructionSets {
+        loops: BASELINE,
+        f32_convolutions: BASELINE,
+        bf16_convolutions: BASELINE,
+        f32_products: GEMM_CRATE,
+        bf16_products: GEMM_CRATE,
+        bf16_reason: "there are no kernels of this target's own".to_owned(),
+    }
+}
+
+const BASELINE: &str = "baseline";
+const GEMM_CRATE: &str = "gemm crate";
+
+impl fmt::Display for InstructionSets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let limit = Limit::get();
+        let why = match limit {
+            Limit::Amx => "the best of this processor".to_owned(),
+            _ => format!("the best that {VARIABLE}={limit} allows"),
+        };
+        writeln!(f, "{:<18}{:<13}{why}", "loops", self.loops)?;
+        writeln!(f, "{:<18}{:<13}{why}", "F32 convolutions", self.f32_convolutions)?;
+        writeln!(
+            f,
+            "{:<18}{:<13}{}",
+            "BF16 convolutions", self.bf16_convolutions, self.bf16_reason
+        )?;
+        writeln!(f, "{:<18}{:<13}{why}", "F32 products", self.f32_products)?;
+        write!(f, "{:<18}{:<13}{}", "BF16 products", self.bf16_products, self.bf16_reason)
+    }
+}
