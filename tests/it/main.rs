@@ -17,6 +17,7 @@ mod gradients;
 mod graph;
 mod graph_release;
 mod histogram;
+mod instructions;
 mod layers;
 mod master_vars;
 mod master_weights;
