@@ -12,7 +12,7 @@ use super::Folder;
 use crate::bad_input::assert_says;
 
 /// Saves what `part` is, but for one value, and loads that into it, which must fail and change
-/// nothing.
+/// nothing, nor a part before it.
 #[track_caller]
 fn assert_refuses(part: &mut dyn Stateful, name: &str, value: &str, says: &str) -> Result<()> {
     let before = part.save()?;
@@ -21,8 +21,11 @@ fn assert_refuses(part: &mut dyn Stateful, name: &str, value: &str, says: &str) 
     assert!(old.is_some_and(|old| old != value), "{name} would not change");
     let folder = Folder::new();
     let path = folder.file("run");
-    Checkpoint::new(1).with("part", &changed)?.save(&path)?;
-    assert_says(Checkpoint::open(&path)?.load(&mut [("part", &mut *part)]), &[says]);
+    let (epoch, mut first) = (State::default().with("epoch", 3), State::default());
+    Checkpoint::new(1).with("first", &epoch)?.with("part", &changed)?.save(&path)?;
+    let refused = Checkpoint::open(&path)?.load(&mut [("first", &mut first), ("part", &mut *part)]);
+    assert_says(refused, &[says]);
+    assert!(first.values.is_empty(), "{name}: another part is loaded");
     assert_eq!(part.save()?.values, before.values);
     // The rest is what fits.
     Checkpoint::new(1).with("part", &before)?.save(&path)?;
