@@ -402,6 +402,12 @@ mod tests {
     }
 
     #[test]
+    fn a_bare_name_lies_in_the_working_folder() {
+        assert_eq!(folder_of(Path::new("run.safetensors")), Path::new("."));
+        assert_eq!(folder_of(Path::new("a/run.safetensors")), Path::new("a"));
+    }
+
+    #[test]
     fn what_is_written_is_written_where_its_folder_cannot_be_synced() {
         let folder = folder("sync");
         let path = folder.join("run");

@@ -120,6 +120,13 @@ pub(super) fn hostile() -> Vec<(&'static str, Vec<u8>)> {
         ("a deep header", with_header(&deep, 0)),
         ("no text", with_header("\u{0}\u{1}", 0)),
         ("a number for metadata", with_header(r#"{"__metadata__":3}"#, 0)),
+        (
+            "a checksum cut off",
+            with_header(
+                r#"{"__metadata__":{"format":"candle-amp checkpoint","version":"1","step":"1","checksum":""}}"#,
+                0,
+            ),
+        ),
         ("the format of another", with_header(r#"{"__metadata__":{"format":"pt"}}"#, 0)),
         ("a gap", with_tensors(&tensor("1", "4", "8"), 8)),
         ("an overlap", with_tensors(&two(["0", "4"], ["2", "6"]), 6)),

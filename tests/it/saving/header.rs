@@ -9,6 +9,7 @@ use candle_core::{DType, Device, Var};
 use super::damage::{with_header, with_tensors};
 use super::{Folder, elsewhere, workplace};
 use crate::bad_input::assert_says;
+use crate::util::random;
 
 #[test]
 fn names_are_found_whatever_signs_they_have() -> Result<()> {
@@ -67,6 +68,55 @@ fn more_entries_than_any_run_has_are_refused() -> Result<()> {
     let refused = Checkpoint::new(1).with("loop", &state)?.save(folder.file("y"));
     assert!(matches!(refused, Err(Error::File { .. })), "{refused:?}");
     assert_eq!(folder.names(), ["x"]);
+    Ok(())
+}
+
+/// Bytes of the longest header.
+const LONGEST: usize = 100 << 20;
+
+#[test]
+fn a_header_is_read_up_to_the_longest() -> Result<()> {
+    let folder = Folder::new();
+    let path = folder.file("x");
+    let short = with_tensors("", 0);
+    let json = std::str::from_utf8(&short[8..]).unwrap();
+    let padded = |len: usize| with_header(&format!("{json}{}", " ".repeat(len - json.len())), 0);
+    fs::write(&path, padded(LONGEST)).unwrap();
+    assert_eq!(Checkpoint::open(&path)?.step(), 9);
+    fs::write(&path, padded(LONGEST + 8)).unwrap();
+    assert_says(Checkpoint::open(&path), &["its header would have 104857608 bytes"]);
+    Ok(())
+}
+
+#[test]
+fn no_header_is_written_that_is_too_long_to_read() -> Result<()> {
+    let folder = Folder::new();
+    let state = State::default().with("long", "y".repeat(LONGEST));
+    let refused = Checkpoint::new(1).with("loop", &state)?.save(folder.file("x"));
+    assert_says(refused, &["cannot write", "of 104857600 bytes"]);
+    assert!(folder.names().is_empty());
+    Ok(())
+}
+
+#[test]
+fn a_dtype_that_is_never_written_is_not_read() -> Result<()> {
+    let folder = Folder::new();
+    let path = folder.file("run");
+    let tensor = r#","model.a":{"dtype":"F8_E4M3","shape":[3],"data_offsets":[0,3]}"#;
+    fs::write(&path, with_tensors(tensor, 3)).unwrap();
+    let mut state = State::default();
+    let refused = Checkpoint::open(&path)?.load(&mut [("model", &mut state)]);
+    assert_says(refused, &["`a` is F8_E4M3"]);
+    Ok(())
+}
+
+#[test]
+fn weights_are_not_exported_in_a_dtype_that_is_not_read() -> Result<()> {
+    let folder = Folder::new();
+    let w = Var::from_tensor(&random(1, 3, DType::F32))?;
+    let refused = Parameters::named([("w", w)])?.export(folder.file("x"), DType::F8E4M3);
+    assert_says(refused, &["export", "F16, BF16, F32 or F64"]);
+    assert!(folder.names().is_empty());
     Ok(())
 }
 
