@@ -16,6 +16,7 @@ mod golden;
 mod gradients;
 mod graph;
 mod graph_release;
+mod handed_out;
 mod histogram;
 mod instructions;
 mod layers;

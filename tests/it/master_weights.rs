@@ -83,6 +83,22 @@ fn full_variables_pass_through_and_repeated_ones_count_once() -> candle_amp::Res
 }
 
 #[test]
+fn a_master_written_by_hand_reaches_its_variable_on_refresh() -> candle_amp::Result<()> {
+    let half = Var::from_tensor(&random(1, 5, DType::BF16))?;
+    let full = Var::from_tensor(&random(2, 5, DType::F32))?;
+    let masters = MasterWeights::<SGD>::new(vec![half.clone(), full.clone()], 0.5)?;
+    let (before, written) = (to_vec(&full), random(3, 5, DType::F32));
+    masters.master(&half).expect("it has one").set(&written)?;
+    let loss = ops::sum(&ops::mul(&half, &half)?)?;
+    masters.refresh()?;
+    assert_eq!(to_vec(&half), to_vec(&written.to_dtype(DType::BF16)?));
+    assert_eq!(to_vec(&full), before);
+    let message = loss.backward().unwrap_err().to_string();
+    assert!(message.contains("in place"), "{message}");
+    Ok(())
+}
+
+#[test]
 fn it_serves_where_a_candle_optimizer_is_asked_for() -> Result<()> {
     fn train<O: Optimizer>(opt: &mut O, w: &Var) -> Result<f64> {
         opt.set_learning_rate(0.25);
