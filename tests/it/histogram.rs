@@ -122,6 +122,28 @@ fn a_scaler_s_histogram_is_of_the_unscaled_gradients() -> Result<()> {
 }
 
 #[test]
+fn what_is_not_finite_is_counted_and_fits_nowhere() -> Result<()> {
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    let counts = histogram(&[0.0, nan, inf, 1.5, nan, -inf, nan, 0.0, 2.5, 0.0, -nan, 0.0, 0.0])?;
+    assert_eq!((counts.zeros(), counts.infinite(), counts.nan()), (5, 2, 4));
+    assert_eq!(counts.elements(), 13);
+    assert_eq!(counts.in_f16(1.0).elements(), 2);
+    Ok(())
+}
+
+#[test]
+fn a_scale_that_is_not_above_zero_makes_everything_zero() -> Result<()> {
+    let tensor = Tensor::new(&[2f64.powi(299), 1.5, -2f64.powi(-299)], &Device::Cpu)?;
+    let counts = GradientHistogram::of([("x", &tensor)])?.all().clone();
+    assert_eq!(counts.in_f16(2.0).overflow, 1);
+    for scale in [0.0, -2.0, f32::NAN, f32::NEG_INFINITY] {
+        let fit = counts.in_f16(scale);
+        assert_eq!((fit.to_zero, fit.elements()), (3, 3), "{scale}");
+    }
+    Ok(())
+}
+
+#[test]
 fn merging_adds_and_printing_fits_a_terminal() -> Result<()> {
     let tensors = [(1, 1000, -10), (2, 500, 3)].map(|(seed, len, center)| {
         Tensor::new(gradients(seed, len, center), &Device::Cpu).unwrap()

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_amp::optim::{Sgd, SgdConfig};
 use candle_amp::{
-    Autocast, GradScaler, LossScale, Parameters, Result, ScaleConfig,
+    Autocast, GradScaler, LossScale, Parameters, Result, ScaleConfig, autograd,
     diagnostics::{NonFinite, ScaleHistory, Warnings},
     ops,
 };
@@ -93,6 +93,22 @@ fn infinities_added_after_unscale_are_counted() -> Result<()> {
     Ok(())
 }
 
+/// Clipping by an infinite norm has made NaN of the infinity by then.
+#[test]
+fn a_gradient_that_was_counted_is_not_counted_again() -> Result<()> {
+    let w = var(&[0.5; 3]);
+    let parameters = Parameters::named([("w", w.clone())])?;
+    let mut sgd = Sgd::new(vec![w.clone()], SgdConfig::default())?;
+    let mut scaler = GradScaler::default();
+    scaler.scale(&loss(&w, &[1.0, f32::INFINITY, 2.0]))?.backward()?;
+    scaler.clip_grad_norm(1.0)?;
+    scaler.scale(&loss(&w, &[3.0, 1.0, 2.0]))?.backward()?;
+    let report = scaler.step(&mut sgd)?.report(&parameters)?;
+    let rows: Vec<_> = report.iter().collect();
+    assert_eq!(rows, [(Some("w"), NonFinite { infinite: 1, nan: 0, elements: 3 })]);
+    Ok(())
+}
+
 /// One iteration with a gradient of `factor`.
 fn iterate(scaler: &mut GradScaler, w: &Var, factor: f32) -> Result<()> {
     scaler.scale(&loss(w, &[factor]))?.backward()?;
@@ -123,6 +139,7 @@ fn the_history_is_that_of_the_scale() -> Result<()> {
         history.to_string(),
         "steps  scale  skipped\n2         16        1\n3-4        8        1\n5          4        0"
     );
+    assert!(!history.is_empty());
     let mut disabled = GradScaler::disabled();
     iterate(&mut disabled, &w, 1.0)?;
     assert!(disabled.history().is_empty());
@@ -239,6 +256,27 @@ fn many_skipped_steps_are_told_once_until_there_are_few() -> Result<()> {
 }
 
 #[test]
+fn skipped_steps_are_few_below_half_of_what_is_told() -> Result<()> {
+    warned(|warned| {
+        let w = var(&[0.5]);
+        let mut scaler = GradScaler::new(ScaleConfig::constant(8.0))?;
+        scaler.set_warnings(Warnings { skipped: 6, of_last: 8, ..Default::default() })?;
+        let mut run = |factor: f32, times: usize| {
+            (0..times).try_for_each(|_| iterate(&mut scaler, &w, factor))
+        };
+        run(f32::NAN, 6)?;
+        assert_one(warned.take(), &["many steps are skipped", "skipped=6"]);
+        run(2.0, 5)?; // three of the last eight are left
+        run(f32::NAN, 6)?;
+        assert!(warned.take().is_empty(), "half of six are not few");
+        run(2.0, 6)?; // two
+        run(f32::NAN, 6)?;
+        assert_one(warned.take(), &["many steps are skipped", "skipped=6"]);
+        Ok(())
+    })
+}
+
+#[test]
 fn a_run_that_finds_its_scale_warns_of_nothing() -> Result<()> {
     warned(|warned| {
         let w = var(&[0.0]);
@@ -287,6 +325,21 @@ fn f16_gradients_without_a_scale_are_told() -> Result<()> {
         assert_one(warned.take(), &["without a GradScaler"]);
         loss(DType::F16)?.backward()?;
         assert!(warned.take().is_empty(), "once a thread");
+        Ok(())
+    })
+}
+
+#[test]
+fn f16_gradients_within_a_checkpoint_are_told() -> Result<()> {
+    warned(|warned| {
+        let x = Var::from_tensor(&random(1, (3, 3), DType::F32))?;
+        let inner = |x: &Tensor| {
+            let half = Autocast::new(DType::F16).scope(|| ops::matmul(x, x))?;
+            half.to_dtype(DType::F32)
+        };
+        let loss = ops::sum(&autograd::checkpoint(inner, &x)?)?;
+        GradScaler::disabled().scale(&loss)?.backward()?;
+        assert_one(warned.take(), &["F16 gradients without a loss scale"]);
         Ok(())
     })
 }

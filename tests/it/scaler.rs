@@ -1,8 +1,9 @@
 //! The scaler on real graphs: the scale never moves the weights, overflows skip, gradients
 //! accumulate and clip, and several optimizers keep out of each other's way.
 
+use candle_amp::error::ScalerError;
 use candle_amp::optim::{Sgd, SgdConfig, Step};
-use candle_amp::{Autocast, GradScaler, MasterWeights, Parameters, ScaleConfig, ops};
+use candle_amp::{Autocast, Error, GradScaler, MasterWeights, Parameters, ScaleConfig, ops};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, SGD};
 
@@ -113,6 +114,17 @@ fn scaling_saves_gradients_that_f16_cannot_hold() -> candle_amp::Result<()> {
 }
 
 /// candle has gradients for constants too; an infinite one there is no reason to skip.
+#[test]
+fn a_scaled_loss_is_the_loss_times_the_scale() -> candle_amp::Result<()> {
+    let w = Var::from_tensor(&random(1, 5, DType::F32))?;
+    let mut scaler = GradScaler::new(ScaleConfig::constant(8.0))?;
+    for loss in [ops::mean(&w)?, w.mean_all()?] {
+        let (scaled, expected) = (scaler.scale(&loss)?, (&loss * 8.0)?);
+        assert_same("scaled", scaled.loss(), &expected);
+    }
+    Ok(())
+}
+
 #[test]
 fn only_variables_decide_whether_to_skip() -> candle_amp::Result<()> {
     let w = var(&[1.0]);
@@ -378,6 +390,22 @@ fn optimizers_that_know_their_variables_are_independent() -> candle_amp::Result<
     Ok(())
 }
 
+#[test]
+fn an_optimizer_that_shares_a_variable_with_one_that_has_stepped_is_refused()
+-> candle_amp::Result<()> {
+    let (a, b) = (var(&[1.5]), var(&[2.5]));
+    let config = SgdConfig { lr: 0.5, ..Default::default() };
+    let (mut first, mut both) =
+        (Sgd::new(vec![a.clone()], config)?, Sgd::new(vec![a.clone(), b.clone()], config)?);
+    let mut scaler = GradScaler::default();
+    scaler.scale(&ops::sum(&ops::add(&a, &b)?)?)?.backward()?;
+    scaler.step(&mut first)?;
+    let refused = scaler.step(&mut both);
+    assert!(matches!(refused, Err(Error::Scaler(ScalerError::AlreadyStepped))), "{refused:?}");
+    assert_eq!((values(&a), values(&b)), (vec![1.0], vec![2.5]));
+    Ok(())
+}
+
 /// As in a GAN: the second loss reaches variables that were stepped already.
 #[test]
 fn losses_after_a_step_add_nothing_to_what_was_stepped() -> candle_amp::Result<()> {
@@ -494,6 +522,20 @@ fn half_variables_are_served_in_the_dtype_an_optimizer_wants() -> candle_amp::Re
 }
 
 /// A gradient of 1e6 is finite, but not for an optimizer that gets it in F16.
+#[test]
+fn a_16_bit_variable_steps_where_its_gradient_fits() -> candle_amp::Result<()> {
+    for dtype in [DType::F16, DType::BF16] {
+        let w = Var::from_tensor(&random(1, 5, dtype))?;
+        let expected = (w.to_dtype(DType::F32)? - 0.5)?;
+        let mut sgd = SGD::new(vec![w.clone()], 0.5)?;
+        let mut scaler = GradScaler::new(ScaleConfig::constant(8.0))?;
+        scaler.scale(&ops::sum(&w.to_dtype(DType::F32)?)?)?.backward()?;
+        assert!(!scaler.step(&mut sgd)?.skipped()?, "{dtype:?}");
+        assert_close("weights", &w, &expected, dtype, 1.0);
+    }
+    Ok(())
+}
+
 #[test]
 fn a_gradient_too_large_for_its_variable_is_an_overflow() -> candle_amp::Result<()> {
     let gradient = 1e6f32;
