@@ -74,6 +74,15 @@ fn one_learning_rate_keeps_the_groups_apart() -> candle_amp::Result<()> {
 }
 
 #[test]
+fn groups_keep_their_rates_where_the_first_was_made_with_none() -> candle_amp::Result<()> {
+    let group = |lr| Group::new(Vec::<Var>::new(), SgdConfig { lr, ..SgdConfig::default() });
+    let mut sgd = Sgd::from_groups(vec![group(0.0), group(0.25), group(0.0)])?;
+    sgd.set_learning_rate(0.5);
+    assert_eq!(sgd.configs().map(|config| config.lr).collect::<Vec<_>>(), [0.5, 0.25, 0.0]);
+    Ok(())
+}
+
+#[test]
 fn norms_and_biases_are_spared_the_decay() -> candle_amp::Result<()> {
     let varmap = VarMap::new();
     let vb = nn::var_builder(&varmap, DType::F32, &Device::Cpu);
@@ -112,6 +121,24 @@ fn a_variable_belongs_to_one_group() -> candle_amp::Result<()> {
     assert!(
         matches!(result, Err(Error::Argument(ArgumentError::DuplicateName { name })) if name == "deep.w")
     );
+    Ok(())
+}
+
+#[test]
+fn integers_are_left_out_and_small_floats_are_refused() -> candle_amp::Result<()> {
+    let (w, count) =
+        (variables(&[DType::F32])?[0].clone(), Var::ones(2, DType::U32, &Device::Cpu)?);
+    let mut sgd = Sgd::new(vec![count.clone(), w.clone()], SgdConfig::default())?;
+    assert!(sgd.master(&count)?.is_none());
+    let before = to_vec(&w);
+    sgd.step(&gradients(std::slice::from_ref(&w), 1, DType::F32)?)?;
+    assert!(to_vec(&w) != before && to_vec(&count) == [1.0, 1.0]);
+    let small = Var::ones(2, DType::F8E4M3, &Device::Cpu)?;
+    let refused = Sgd::new(vec![small], SgdConfig::default());
+    assert!(matches!(
+        refused,
+        Err(Error::Argument(ArgumentError::DType { op: "sgd", got: DType::F8E4M3, .. }))
+    ));
     Ok(())
 }
 
@@ -196,6 +223,20 @@ fn gradients_come_in_any_dtype_and_layout() -> candle_amp::Result<()> {
 }
 
 /// A step holds the lock of one variable at a time: who reads two together is not in its way.
+#[test]
+fn a_gradient_in_16_bit_serves_an_f64_variable() -> candle_amp::Result<()> {
+    let gradient = random(1, (5, 3), DType::BF16);
+    let make = || Var::from_tensor(&random(2, (5, 3), DType::F64));
+    let (a, b) = (make()?, make()?);
+    let mut adamw = AdamW::new(vec![a.clone(), b.clone()], ADAMW)?;
+    let mut store = candle_core::backprop::GradStore::default();
+    store.insert(&b, gradient.to_dtype(DType::F64)?);
+    store.insert(&a, gradient);
+    adamw.step(&store)?;
+    assert_same("weights", &a, &b);
+    Ok(())
+}
+
 #[test]
 fn an_evaluation_on_another_thread_and_a_step_do_not_wait_for_each_other() -> candle_amp::Result<()>
 {

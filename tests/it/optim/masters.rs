@@ -105,6 +105,36 @@ fn what_is_written_before_the_first_step_counts() -> candle_amp::Result<()> {
 }
 
 #[test]
+fn masters_taken_again_before_the_first_step_are_those_of_the_first_step() -> candle_amp::Result<()>
+{
+    let w = Var::from_tensor(&Tensor::new(&[0.5f32, -3.0], &Device::Cpu)?.to_dtype(DType::BF16)?)?;
+    let config = SgdConfig { lr: 0.25, ..Default::default() };
+    let mut sgd = optimizer(vec![w.clone()], config, Masters::F32, DType::F32)?;
+    sgd.reload_masters()?;
+    w.set(&Tensor::new(&[3f32, 1.5], &Device::Cpu)?.to_dtype(DType::BF16)?)?;
+    sgd.backward_step(&w.to_dtype(DType::F32)?.sum_all()?)?;
+    assert_eq!(to_vec(&w), [2.75, 1.25]);
+    Ok(())
+}
+
+#[test]
+fn a_step_that_rounds_to_nearest_draws_no_random_numbers() -> candle_amp::Result<()> {
+    let _fork = random::fork_rng_guard();
+    for (masters, dtype, draws) in [
+        (Masters::F32, DType::BF16, false),
+        (Masters::Stochastic, DType::F32, false),
+        (Masters::Stochastic, DType::BF16, true),
+    ] {
+        let vars = variables(&[dtype])?;
+        let mut sgd = optimizer(vars.clone(), SGD, masters, DType::F32)?;
+        let before = random::state();
+        sgd.step(&gradients(&vars, 1, DType::F32)?)?;
+        assert_eq!(random::state() != before, draws, "{masters:?}, {dtype:?}");
+    }
+    Ok(())
+}
+
+#[test]
 fn masters_can_be_taken_from_the_variables_again() -> candle_amp::Result<()> {
     for masters in [Masters::F32, Masters::Remainder] {
         let vars = variables(&[DType::BF16, DType::F32])?;
@@ -113,6 +143,7 @@ fn masters_can_be_taken_from_the_variables_again() -> candle_amp::Result<()> {
         for var in &vars {
             var.set(&var.ones_like()?)?;
         }
+        assert_eq!(sgd.masters(), masters);
         sgd.reload_masters()?;
         for var in &vars {
             let exact = sgd.master(var)?.expect("it has one");

@@ -1,8 +1,10 @@
 //! The crate's optimizers, schedules and averages.
 
 mod ema;
+mod formulas;
 mod groups;
 mod masters;
+mod plateau;
 mod pytorch;
 mod schedules;
 mod settings;

@@ -85,10 +85,21 @@ fn no_schedule_leaves_its_range() {
 #[test]
 fn bad_schedules_name_the_setting() -> candle_amp::Result<()> {
     let mut sgd = SGD::new(vec![], 0.3)?;
+    let one_cycle = |div_factor, final_div_factor| Shape::OneCycle {
+        steps: 9,
+        pct_start: 0.5,
+        div_factor,
+        final_div_factor,
+    };
     let cases = [
         (Schedule::cosine(0), "steps is 0"),
         (Schedule::step(0, 0.1), "size is 0"),
         (Schedule::step(3, f64::NAN), "gamma is NaN"),
+        (Schedule::step(3, -0.5), "gamma is -0.5"),
+        (Schedule::step(3, f64::INFINITY), "gamma is inf"),
+        (Schedule { warm_up: 0, shape: one_cycle(0.0, 1e4) }, "div_factor is 0"),
+        (Schedule { warm_up: 0, shape: one_cycle(f64::INFINITY, 1e4) }, "div_factor is inf"),
+        (Schedule { warm_up: 0, shape: one_cycle(25.0, -1.0) }, "final_div_factor is -1"),
         (Schedule::multi_step(vec![3, 2], 0.1), "milestones is 2"),
         (
             Schedule {
@@ -111,6 +122,34 @@ fn bad_schedules_name_the_setting() -> candle_amp::Result<()> {
             other => panic!("{other:?}"),
         }
         assert_eq!(Optimizer::learning_rate(&sgd), 0.3);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_milestone_that_is_there_twice_counts_twice() -> candle_amp::Result<()> {
+    let mut sgd = SGD::new(vec![], 0.5)?;
+    let mut scheduler = Scheduler::new(Schedule::multi_step(vec![1, 1, 3], 0.25), &mut sgd)?;
+    let mut rates = vec![scheduler.learning_rate()];
+    for _ in 0..3 {
+        scheduler.after(true, &mut sgd);
+        rates.push(scheduler.learning_rate());
+    }
+    assert_eq!(rates, [0.5, 0.03125, 0.03125, 0.0078125]);
+    Ok(())
+}
+
+#[test]
+fn schedulers_are_equal_where_they_stand_at_the_same_step_of_the_same_schedule()
+-> candle_amp::Result<()> {
+    let mut sgd = SGD::new(vec![], 0.5)?;
+    let mut of = |steps, base_lr, taken| {
+        Scheduler::resume(Schedule::cosine(steps), base_lr, taken, &mut sgd)
+    };
+    let scheduler = of(10, 0.5, 3)?;
+    assert_eq!(scheduler, of(10, 0.5, 3)?);
+    for other in [of(11, 0.5, 3)?, of(10, 0.25, 3)?, of(10, 0.5, 4)?] {
+        assert_ne!(scheduler, other);
     }
     Ok(())
 }
