@@ -205,6 +205,17 @@ fn what_a_function_has_captured_stays_the_caller_s() -> Result<()> {
 }
 
 #[test]
+fn what_a_function_has_captured_of_candles_stays_the_caller_s_too() -> Result<()> {
+    let w = Var::from_tensor(&random(1, (3, 4), DType::F32))?;
+    let captured = w.tanh()?;
+    let expected = to_vec(&captured);
+    let kept = captured.clone();
+    let y = checkpoint(move |_| Ok(kept.clone()), &random(2, 1, DType::F32))?;
+    assert_eq!((to_vec(&captured), to_vec(&y)), (expected.clone(), expected));
+    Ok(())
+}
+
+#[test]
 fn a_function_that_changes_its_mind_is_an_error() -> Result<()> {
     let x = Var::from_tensor(&random(2, (3, 4), DType::F32))?;
     let calls = AtomicUsize::new(0);
@@ -215,5 +226,16 @@ fn a_function_that_changes_its_mind_is_an_error() -> Result<()> {
     let y = checkpoint(fickle, &x)?;
     let error = ops::sum(&y)?.backward().unwrap_err().to_string();
     assert!(error.contains("must do the same both times"), "{error}");
+    Ok(())
+}
+
+/// Checkpoints within one another are limited, and not those after one another.
+#[test]
+fn a_thread_recomputes_any_number_of_checkpoints() -> candle_amp::Result<()> {
+    let x = Var::from_tensor(&random(1, (3, 4), DType::F32))?;
+    for _ in 0..40 {
+        let loss = ops::mean(&checkpoint(ops::tanh, &x)?)?;
+        GradScaler::disabled().scale(&loss)?.backward()?;
+    }
     Ok(())
 }

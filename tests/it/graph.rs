@@ -11,7 +11,7 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::util::{FLOATS, assert_close, assert_same, random};
+use crate::util::{FLOATS, assert_close, assert_same, random, to_vec};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Operators {
@@ -395,5 +395,44 @@ fn each_operator_goes_back_once_when_all_its_consumers_have() -> Result<()> {
     let mut scaler = GradScaler::default();
     scaler.scale(&loss)?.backward()?;
     assert_eq!(counts.map(|count| count.load(Relaxed)), [1; 3]);
+    Ok(())
+}
+
+#[test]
+fn live_nodes_counts_every_operator_of_a_graph() -> Result<()> {
+    let v = Var::from_tensor(&random(1, 5, DType::F32))?;
+    let all: Vec<Tensor> = (0..40).map(|_| ops::tanh(&v)).collect::<Result<_>>()?;
+    assert!(live_nodes() >= all.len()); // other tests have theirs
+    Ok(())
+}
+
+/// Sends its input no gradient.
+struct Stop;
+
+impl Operator for Stop {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("stop", Cast::Keep)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+        Ok((inputs[0].affine(3.0, 0.5)?, ()))
+    }
+
+    fn backward(&self, _: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+        Ok(vec![None])
+    }
+}
+
+#[test]
+fn an_operator_without_a_gradient_may_follow_candles() -> candle_amp::Result<()> {
+    let v = Var::from_tensor(&random(1, 5, DType::F32))?;
+    let loss = || ops::sum(&apply(Stop, &[&v.sqr()?])?)? + v.sum_all()?;
+    let grads = loss()?.backward()?;
+    assert_eq!(to_vec(grads.get(&v).expect("it has one")), [1.0; 5]);
+    let mut scaler = GradScaler::disabled();
+    scaler.scale(&loss()?)?.backward()?;
+    assert_eq!(to_vec(&scaler.grad(&v)?.expect("it has one")), [1.0; 5]);
     Ok(())
 }

@@ -10,6 +10,21 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::util::random;
 
+/// Another test's backward may empty the cache in between, but not every time.
+#[test]
+fn a_cast_that_is_found_again_is_counted() -> Result<()> {
+    let (w, x) =
+        (Var::from_tensor(&random(1, (4, 4), DType::F32))?, random(2, (3, 4), DType::BF16));
+    let amp = Autocast::new(DType::BF16);
+    let hits = (0..100).map(|_| {
+        let (y, trace) = amp.trace(|| ops::matmul(&ops::matmul(&x, &w)?, &w));
+        y.map(|_| trace.cache_hits())
+    });
+    let hits: Vec<usize> = hits.collect::<Result<_>>()?;
+    assert_eq!(hits.iter().max(), Some(&1));
+    Ok(())
+}
+
 #[test]
 fn a_trace_has_a_row_an_operator() -> Result<()> {
     let w = Var::from_tensor(&random(1, (4, 4), DType::F32))?;

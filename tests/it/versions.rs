@@ -1,11 +1,13 @@
 //! What is written in place between forward and backward.
 
+use candle_amp::autograd::checkpoint;
 use candle_amp::checkpoints::Checkpoint;
 use candle_amp::optim::{Ema, EmaConfig, Sgd, SgdConfig};
 use candle_amp::{GradScaler, MasterWeights, Parameters, ops};
 use candle_core::{DType, Result, Tensor, Var};
 use candle_nn::SGD;
 
+use crate::bad_input::assert_says;
 use crate::util::{assert_same, random};
 
 fn var(seed: u64) -> Result<Var> {
@@ -126,5 +128,30 @@ fn what_candle_made_of_other_variables_may_be_stepped_around() -> candle_amp::Re
     let mut scaler = GradScaler::disabled();
     scaler.scale(&kept)?.backward()?;
     assert_same("another's step", &scaler.grad(&w)?.expect("a gradient"), &expected);
+    Ok(())
+}
+
+#[test]
+fn a_checkpoint_that_would_read_what_was_written_is_refused() -> candle_amp::Result<()> {
+    let (w, v, x) = (var(1)?, var(2)?, var(3)?);
+    let frozen = w.as_detached_tensor();
+    let loss = ops::sum(&checkpoint(move |x| ops::matmul(&ops::mul(x, &v)?, &frozen), &x)?)?;
+    step(&w)?;
+    let refused = GradScaler::disabled().scale(&loss)?.backward();
+    assert_says(refused, &["`checkpoint`, whose function read a tensor that was written in place"]);
+    Ok(())
+}
+
+/// Only what was written after candle's operator has read it is gone.
+#[test]
+fn a_step_before_the_forward_pass_does_not_spoil_candles_operators() -> candle_amp::Result<()> {
+    let (a, b) = (var(1)?, var(2)?);
+    step(&a)?;
+    let loss = (a.sqr()?.sum_all()? + ops::sum(&b)?)?;
+    step(&b)?;
+    let mut scaler = GradScaler::disabled();
+    scaler.scale(&loss)?.backward()?;
+    let gradient = scaler.grad(&a)?.expect("it has one");
+    assert_same("gradient", &gradient, &(a.as_tensor() * 2.0)?);
     Ok(())
 }
