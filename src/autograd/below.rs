@@ -21,12 +21,13 @@ pub(super) struct Below {
 }
 
 impl Below {
-    pub(super) fn since(time: u64) -> Self {
+    /// `input` is not counted among the variables.
+    pub(super) fn since(time: u64, input: &Tensor) -> Self {
         Self {
             time,
             seen: HashSet::new(),
             variables: Vec::new(),
-            known: HashSet::new(),
+            known: HashSet::from([input.id()]),
             captured: Vec::new(),
             reads: Vec::new(),
         }

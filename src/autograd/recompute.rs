@@ -87,10 +87,15 @@ where
     let autocast = Autocast::current();
     let (time, newest) =
         (version::now(), version::number(&Tensor::zeros((), DType::U8, &Device::Cpu)?));
-    // The graph of this first pass lives only here: it tells which variables `f` uses.
-    let (y, draws) = random::record(|| f(&x.detach()));
+    // The graph of this first pass lives only here: it tells which variables `f` uses, and what operators read. So the
+    // input is tracked where it is outside: an operator on it may read what is not tracked itself, such as frozen weights.
+    let first = match x.track_op() {
+        true => Var::from_tensor(&x.detach())?.into_inner(),
+        false => x.detach(),
+    };
+    let (y, draws) = random::record(|| f(&first));
     let y = y?;
-    let (below, is_captured) = token::below(&y, time, newest)?;
+    let (below, is_captured) = token::below(&y, &first, time, newest)?;
     // The storage of the result will be taken, unless it is a captured tensor's. Of an untracked result nothing is known.
     let is_borrowed = !y.track_op() || is_captured;
     let result = if is_borrowed { y.force_contiguous()?.detach() } else { y.detach() };

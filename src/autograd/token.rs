@@ -105,9 +105,9 @@ pub(super) fn whole_node(loss: &Tensor) -> Option<Arc<Node>> {
 }
 
 /// What `y` depends on, and whether it has the storage of a tensor from before: `y` was computed since `time`, and since
-/// candle had numbered `newest`.
-pub(super) fn below(y: &Tensor, time: u64, newest: u64) -> Result<(Below, bool)> {
-    let mut below = Below::since(time);
+/// candle had numbered `newest`, from `input`.
+pub(super) fn below(y: &Tensor, input: &Tensor, time: u64, newest: u64) -> Result<(Below, bool)> {
+    let mut below = Below::since(time, input);
     if let Some((output, _)) = Output::of(y)
         && output.node.is_whole
     {
@@ -115,7 +115,8 @@ pub(super) fn below(y: &Tensor, time: u64, newest: u64) -> Result<(Below, bool)>
         return Ok((below, output.node.number < time));
     }
     let nodes = y.sorted_nodes();
-    if nodes.iter().any(|node| node.is_variable() && node.dims() == TOKEN_SHAPE) {
+    let is_token = |node: &&Tensor| node.is_variable() && node.dims() == TOKEN_SHAPE;
+    if nodes.iter().any(|node| node.id() != input.id() && is_token(node)) {
         return Err(GraphError::TooDeep { op: "checkpoint" }.into());
     }
     let place_of_y = place(y);

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use candle_amp::{Autocast, backend, ops};
 use candle_core::{DType, Result, Var};
+use candle_nn::Conv2dConfig;
 
 use crate::util::random;
 
@@ -24,7 +25,8 @@ fn convolving() -> Result<()> {
     println!("\n{}", backend::instruction_sets());
     let w = Var::from_tensor(&random(1, (6, 5, 3, 3), DType::F32))?;
     let x = Var::from_tensor(&random(2, (4, 5, 16, 16), DType::F32))?;
-    let (y, trace) = Autocast::disabled().trace(|| ops::conv2d(&x, &w, 1, 1, 1, 1));
+    let config = Conv2dConfig { padding: 1, ..Default::default() };
+    let (y, trace) = Autocast::disabled().trace(|| ops::conv2d(&x, &w, None, config));
     let y = y?;
     println!("algorithm {}", trace.rows()[0].algorithm.unwrap_or("none"));
     let gradients = y.sqr()?.sum_all()?.backward()?;
@@ -49,7 +51,10 @@ fn values(said: &str) -> Vec<Vec<f32>> {
 #[test]
 fn the_environment_bounds_what_is_chosen() {
     let plain = elsewhere("baseline");
-    assert!(plain.contains("loops             baseline") && plain.contains("algorithm im2col"), "{plain}");
+    assert!(
+        plain.contains("loops             baseline") && plain.contains("algorithm im2col"),
+        "{plain}"
+    );
     let expected = values(&plain);
     assert_eq!(expected.len(), 3);
     for (most, best) in SETS.into_iter().enumerate() {

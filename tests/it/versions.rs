@@ -142,6 +142,29 @@ fn a_checkpoint_that_would_read_what_was_written_is_refused() -> candle_amp::Res
     Ok(())
 }
 
+/// Operators on the input alone read frozen weights too, whether a variable comes after them or none at all.
+#[test]
+fn a_checkpoint_of_frozen_weights_that_were_written_is_refused() -> candle_amp::Result<()> {
+    for thawed in [false, true] {
+        let (w, v, x) = (var(1)?, var(2)?, var(3)?);
+        let frozen = w.as_detached_tensor();
+        let f = move |x: &Tensor| {
+            let y = ops::tanh(&ops::matmul(x, &frozen)?)?;
+            if thawed { ops::mul(&y, &v) } else { Ok(y) }
+        };
+        let plain = GradScaler::disabled().scale(&ops::sum(&f(&x)?)?)?.backward();
+        assert!(plain.is_ok(), "nothing has been written");
+        let loss = ops::sum(&checkpoint(f, &x)?)?;
+        step(&w)?;
+        let refused = GradScaler::disabled().scale(&loss)?.backward();
+        assert_says(
+            refused,
+            &["`checkpoint`, whose function read a tensor that was written in place"],
+        );
+    }
+    Ok(())
+}
+
 /// Only what was written after candle's operator has read it is gone.
 #[test]
 fn a_step_before_the_forward_pass_does_not_spoil_candles_operators() -> candle_amp::Result<()> {
