@@ -9,6 +9,7 @@ pub mod precision;
 pub mod table;
 pub mod torch;
 pub mod workload;
+pub mod zoo;
 
 use candle_amp::autograd::{Backward, Gradient, Operator, apply};
 use candle_amp::{Cast, Op};

@@ -231,7 +231,7 @@ impl GptBlock {
 }
 
 /// Which GPT-2.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub struct GptSize {
     /// Blocks.
     pub layers: usize,

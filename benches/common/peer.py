@@ -30,14 +30,17 @@ def answer(request, built, make, layouts_of, numbers):
     """The reply to one request.
 
     `make(work, layout)` returns a function that does the work once and returns the seconds it took;
-    `layouts_of(kind)` the layouts to try, by name; `numbers` has by name what else can be asked for:
-    functions of `make` and how many runs, which return None where nobody counts.
+    `layouts_of(work)` the layouts to try, by name; `numbers` has by name what else can be asked for:
+    functions of `make` and how many runs, which return None where nobody counts, and a dictionary where there
+    are several.
     """
     seconds, fastest = request.pop("seconds", None), request.pop("fastest", False)
     asked = {name: request.pop(name) for name in list(request) if name in numbers}
-    layouts = layouts_of(request["kind"])
+    layouts = layouts_of(request)
     for name, (count, layout) in asked.items():
         number = numbers[name](lambda: make(request, layouts[layout]), count)
+        if isinstance(number, dict):
+            return number
         return {} if number is None else {layout: number}
     key = json.dumps(request, sort_keys=True)
     if key not in built:

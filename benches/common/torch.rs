@@ -27,23 +27,35 @@ pub struct Request<'a, W> {
     /// Instead: of how many steps, in which memory layout, to give the host's part.
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<(usize, &'a str)>,
+    /// Instead: after how many steps, in which memory layout, to give numbers that are not of time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    check: Option<(usize, &'a str)>,
 }
 
 impl<'a, W> Request<'a, W> {
     /// The milliseconds of a run.
     pub fn time(spec: &'a W, settings: Settings) -> Self {
         let Settings { seconds, fastest, .. } = settings;
-        Self { spec, seconds: Some(seconds), fastest, peak: None, host: None }
+        Self { seconds: Some(seconds), fastest, ..Self::nothing(spec) }
     }
 
     /// The most bytes that `steps` runs hold.
     pub fn peak(spec: &'a W, steps: usize, layout: &'a str) -> Self {
-        Self { spec, seconds: None, fastest: false, peak: Some((steps, layout)), host: None }
+        Self { peak: Some((steps, layout)), ..Self::nothing(spec) }
     }
 
     /// The seconds until a step has been asked for, which then still runs: the median of `steps`.
     pub fn host(spec: &'a W, steps: usize, layout: &'a str) -> Self {
-        Self { spec, seconds: None, fastest: false, peak: None, host: Some((steps, layout)) }
+        Self { host: Some((steps, layout)), ..Self::nothing(spec) }
+    }
+
+    /// What the work gives in `steps` runs, by which to see that it is the same work.
+    pub fn check(spec: &'a W, steps: usize, layout: &'a str) -> Self {
+        Self { check: Some((steps, layout)), ..Self::nothing(spec) }
+    }
+
+    fn nothing(spec: &'a W) -> Self {
+        Self { spec, seconds: None, fastest: false, peak: None, host: None, check: None }
     }
 }
 
@@ -56,7 +68,7 @@ enum Reply {
     Version {
         version: String,
     },
-    /// Milliseconds, seconds or bytes, as was asked for, by memory layout.
+    /// Milliseconds, seconds or bytes, as was asked for, by memory layout; or what is checked, by name.
     Numbers(BTreeMap<String, f64>),
 }
 
@@ -111,7 +123,7 @@ impl Torch {
         &self.version
     }
 
-    /// Numbers by memory layout.
+    /// Numbers by memory layout, or by name.
     ///
     /// # Errors
     ///

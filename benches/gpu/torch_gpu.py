@@ -203,8 +203,8 @@ WORK = {
 }
 
 
-def layouts_of(kind):
-    name = "channels-last" if kind == "resnet" else "contiguous"
+def layouts_of(work):
+    name = "channels-last" if work["kind"] == "resnet" else "contiguous"
     return {name: LAYOUTS[name]}
 
 

@@ -1,9 +1,11 @@
 //! The rows of the table, and what is wanted of them.
 
 use candle_amp_benches::list;
-use candle_amp_benches::networks::ResNetSize;
+use candle_amp_benches::networks::{GptSize, ResNetSize};
 use candle_amp_benches::precision::Precision;
+use candle_amp_benches::zoo::Network;
 
+use crate::operators::Operator;
 use crate::workload::{Spec, Work};
 
 use Precision::{Bf16, Bf16Masters, F16, F32};
@@ -26,6 +28,7 @@ pub(crate) fn groups() -> Vec<Group> {
     let mut groups = vec![resnet20(), wide(), blocks(), gemm()];
     groups.extend(convolutions());
     groups.extend([batch_norm(), updates(), backward(), autocast()]);
+    groups.extend(zoo());
     groups
 }
 
@@ -180,4 +183,68 @@ fn autocast() -> Group {
     group.row("autocast: adds, disabled", in_scope(false), bound(20.0), Some(1.0));
     group.row("autocast: enter and leave", Work::EnterScope.at(F32), Peer::Nothing, None);
     group
+}
+
+/// Networks that nobody tuned the crate for, and the operators in them. Each is a group of its own, so
+/// that none stays in memory while another is measured.
+pub(crate) fn zoo() -> Vec<Group> {
+    let group = |name: &str, work, target| {
+        let mut group = Group::default();
+        for precision in [F32, Bf16] {
+            beside_torch(&mut group, name, work, precision, Some(target));
+        }
+        group
+    };
+    let networks = zoo_networks().map(|(name, network, _)| {
+        let work = Work::ZooNetwork { network };
+        group(name, work, 1.0)
+    });
+    let operators = zoo_operators().map(|(name, (operator, batch))| {
+        let work = Work::ZooOperator { operator, batch };
+        group(&format!("zoo: {name}"), work, 1.3)
+    });
+    networks.into_iter().chain(operators).collect()
+}
+
+/// Each with how many parameters PyTorch counts in it.
+pub(crate) fn zoo_networks() -> [(&'static str, Network, usize); 7] {
+    let size = GptSize { layers: 3, width: 192, heads: 6, vocabulary: 65, context: 128 };
+    let (vocabulary, width, layers, context) = (1000, 256, 2, 64);
+    [
+        ("mobilenet_v2", Network::MobilenetV2 { width: 32, batch: 32 }, 2_236_682),
+        ("vit_tiny, 4 layers", Network::VitTiny { layers: 4, batch: 32 }, 1_803_850),
+        ("nanogpt, 3 layers", Network::Nanogpt { size, batch: 12 }, 1_372_032),
+        ("dcgan", Network::Dcgan { width: 64, batch: 32 }, 1_732_224),
+        ("lstm_lm", Network::LstmLm { vocabulary, width, layers, context, batch: 16 }, 1_565_672),
+        ("densenet_bc_40", Network::Densenet { depth: 40, growth: 12, batch: 32 }, 176_122),
+        ("unet", Network::Unet { channels: 16, size: 64, batch: 8 }, 117_361),
+    ]
+}
+
+/// Each with its batch.
+fn zoo_operators() -> [(&'static str, (Operator, usize)); 18] {
+    let conv = |from, to, kernel, stride, groups| {
+        (Operator::Conv { from, to, size: 32, kernel, stride, groups }, 32)
+    };
+    let (rows, width) = (128, 256);
+    [
+        ("depthwise 3x3", conv(64, 64, 3, 1, 64)),
+        ("grouped 3x3, 8 groups", conv(64, 64, 3, 1, 8)),
+        ("transposed 4x4 stride 2", (Operator::ConvTranspose { from: 64, to: 32, size: 16 }, 32)),
+        ("1x1 64 to 128", conv(64, 128, 1, 1, 1)),
+        ("3x3 stride 2", conv(64, 128, 3, 2, 1)),
+        ("first layer 3x3", conv(3, 64, 3, 1, 1)),
+        ("concatenation", (Operator::Cat { channels: 64, size: 32 }, 32)),
+        ("dropout 0.1", (Operator::Dropout { rows, width: 768 }, 16)),
+        ("layer norm of 250", (Operator::LayerNorm { rows, width: 250 }, 64)),
+        ("gelu_erf", (Operator::GeluErf { rows, width: 768 }, 16)),
+        ("softmax, last dimension", (Operator::Softmax { rows, width, dim: 2 }, 64)),
+        ("softmax, first dimension", (Operator::Softmax { rows, width, dim: 0 }, 64)),
+        ("attention 77x40", (Operator::Attention { heads: 8, context: 77, width: 40 }, 16)),
+        ("lstm", (Operator::Lstm { context: 64, width }, 16)),
+        ("gru", (Operator::Gru { context: 64, width }, 16)),
+        ("embedding", (Operator::Embedding { vocabulary: 10_000, context: rows, width }, 16)),
+        ("mean, middle dimension", (Operator::MeanMiddle { rows, width }, 64)),
+        ("relu, transposed", (Operator::ReluTransposed { rows, width }, 64)),
+    ]
 }

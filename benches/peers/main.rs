@@ -4,17 +4,21 @@
 //! cargo run --release --manifest-path benches/Cargo.toml --bin peers -- --python python3
 //! cargo run --release --manifest-path benches/Cargo.toml --bin peers -- --filter resnet20
 //! cargo run --release --manifest-path benches/Cargo.toml --bin peers -- --python python3 --memory
+//! cargo run --release --manifest-path benches/Cargo.toml --bin peers -- --python python3 --check
 //! ```
 
 mod backward;
+mod check;
 mod layers;
 mod list;
 mod memory;
 mod networks;
+mod operators;
 mod products;
 mod scopes;
 mod updates;
 mod workload;
+mod zoo;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -63,6 +67,9 @@ pub(crate) struct Options {
     /// Peak memory of training steps, instead of times
     #[arg(long)]
     memory: bool,
+    /// Whether both sides of the zoo's rows do the same work, instead of times
+    #[arg(long, requires = "python")]
+    check: bool,
     /// Runs everything once, tiny, without PyTorch: to see that it works
     #[arg(long)]
     smoke: bool,
@@ -127,6 +134,13 @@ fn run(options: &Options) -> Result<ExitCode> {
     if let Some(spec) = &options.peak_of {
         println!("{}", memory::of_this_process(&serde_json::from_str(spec)?)?);
         return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(python) = options.python.as_ref().filter(|_| options.check) {
+        check::compare(options, python)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if options.smoke {
+        check::parameters(options)?;
     }
     let mut table = Table::new(options.json.as_deref())?;
     if !options.memory {

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import operators
+import zoo
 from networks import SGD, GptBlock, ResNet
 from peer import serve
 
@@ -204,6 +206,22 @@ def adamw(work, _):
     return update(work, lambda variables, _: torch.optim.AdamW(variables, fused=True).step)
 
 
+def zoo_network(work, layout):
+    training = zoo.Training(work["network"], layout, lambda: autocast(work))
+    return checkable(training)
+
+
+def zoo_operator(work, layout):
+    return checkable(operators.Case(work, layout, dtype_of(work), lambda: autocast(work)))
+
+
+def checkable(subject):
+    """As `timed`, of a subject that can also be asked for what both sides must agree on."""
+    run = timed(subject.step)
+    run.check = subject.check
+    return run
+
+
 WORK = {
     "resnet": resnet,
     "mlp": mlp,
@@ -217,6 +235,8 @@ WORK = {
     "update": scaled_update,
     "sgd": sgd,
     "adamw": adamw,
+    "zoo_network": zoo_network,
+    "zoo_operator": zoo_operator,
 }
 
 
@@ -235,10 +255,20 @@ def peak(make, steps):
     return resident() - before
 
 
+def check(make, steps):
+    return make().check(steps)
+
+
+def layouts_of(work):
+    network, operator = (work.get(part, {}).get("name") for part in ("network", "operator"))
+    both = work["kind"] in IMAGES or network in zoo.IMAGES or operator in operators.IMAGES
+    return LAYOUTS if both else {"contiguous": None}
+
+
 def main():
     torch.set_num_threads(int(sys.argv[1]))
-    layouts_of = lambda kind: LAYOUTS if kind in IMAGES else {"contiguous": None}
-    serve(lambda work, layout: WORK[work["kind"]](work, layout), layouts_of, {"peak": peak})
+    numbers = {"peak": peak, "check": check}
+    serve(lambda work, layout: WORK[work["kind"]](work, layout), layouts_of, numbers)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ use anyhow::Result;
 use candle_amp_benches::measure::{Runner, Workload};
 use candle_amp_benches::networks::ResNetSize;
 use candle_amp_benches::precision::Precision;
+use candle_amp_benches::zoo::Network;
 use candle_core::Device;
 use serde::{Deserialize, Serialize};
 
-use crate::{backward, layers, networks, products, scopes, updates};
+use crate::operators::{self, Operator};
+use crate::{backward, layers, networks, products, scopes, updates, zoo};
 
 /// A workload in a precision.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
@@ -29,6 +31,10 @@ pub(crate) enum Work {
     Mlp { layers: usize, width: usize, batch: usize },
     /// Forward and backward of a transformer block.
     GptBlock { width: usize, heads: usize, context: usize, batch: usize },
+    /// A training step of a network that nobody tuned the crate for.
+    ZooNetwork { network: Network },
+    /// Forward and backward of an operator of such networks.
+    ZooOperator { operator: Operator, batch: usize },
     /// `(m, k) × (k, n)`, or its weight gradient, `(m, k)ᵀ × (m, n)`.
     Gemm { m: usize, k: usize, n: usize, weight_gradient: bool },
     /// Forward and backward of one convolution, `kernel / 2` padded.
@@ -86,6 +92,10 @@ impl Workload for Spec {
             Work::GptBlock { width, heads, context, batch } => {
                 networks::gpt_block(width, heads, [batch, context], self.precision)
             }
+            Work::ZooNetwork { network } => zoo::network(network, self.precision),
+            Work::ZooOperator { operator, batch } => {
+                operators::runner(operator, batch, self.precision)
+            }
             Work::Gemm { m, k, n, weight_gradient } => {
                 products::gemm([m, k, n], weight_gradient, self.precision.dtype())
             }
@@ -141,8 +151,11 @@ impl Workload for Spec {
             Work::GptBlock { width, context, batch, .. } => {
                 (*width, *context, *batch) = (32, 16, 2);
             }
+            Work::ZooNetwork { network } => network.shrink(),
             Work::Gemm { m, k, n, .. } => [m, k, n].into_iter().for_each(|side| *side /= 16),
-            Work::Conv { batch, .. } | Work::BatchNormRelu { batch, .. } => *batch = 2,
+            Work::Conv { batch, .. }
+            | Work::BatchNormRelu { batch, .. }
+            | Work::ZooOperator { batch, .. } => *batch = 2,
             Work::Pass { length, .. }
             | Work::Unscale { length, .. }
             | Work::Clip { length, .. }
