@@ -120,14 +120,15 @@ pub(crate) fn dgrad(
 ) -> Result<Tensor> {
     let shape = Shape::new(input_dims, weight.dims(), geometry)?;
     let algorithm = Algorithm::of(Pass::Dgrad, [grad, weight], bias, &shape);
+    let via_nchw = || {
+        let dims = [shape.batch, shape.c_in, shape.height, shape.width];
+        let (grad, geometry) = (to_nchw(grad)?, geometry.channels_first());
+        to_nhwc(&dgrad(&grad, weight, bias, &dims, geometry, out)?)
+    };
     match algorithm {
         Algorithm::Cuda(gpu) => return cuda::dgrad(&gpu, grad, weight, bias, &shape, out),
         Algorithm::Portable => return portable::dgrad(grad, weight, bias, &shape, out),
-        Algorithm::ViaNchw => {
-            let dims = [shape.batch, shape.c_in, shape.height, shape.width];
-            let (grad, geometry) = (to_nchw(grad)?, geometry.channels_first());
-            return to_nhwc(&dgrad(&grad, weight, bias, &dims, geometry, out)?);
-        }
+        Algorithm::ViaNchw => return via_nchw(),
         _ => {}
     }
     let (grad, weight) = (&grad.contiguous()?, &weight.contiguous()?);
@@ -140,11 +141,18 @@ pub(crate) fn dgrad(
         }
         #[cfg(target_arch = "x86_64")]
         Algorithm::Packed(isa) => {
-            with_single!(near, O => packed::dgrad::<O>(grad, weight, bias, &shape, isa))
+            match with_single!(near, O => packed::dgrad::<O>(grad, weight, bias, &shape, isa))? {
+                Some(dx) => Ok(dx),
+                None => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
+            }
         }
         #[cfg(target_arch = "x86_64")]
         Algorithm::PackedNhwc(isa) => {
-            with_single!(near, O => packed::nhwc::dgrad::<O>(grad, weight, bias, &shape, isa))
+            match with_single!(near, O => packed::nhwc::dgrad::<O>(grad, weight, bias, &shape, isa))?
+            {
+                Some(dx) => Ok(dx),
+                None => return via_nchw(),
+            }
         }
         _ => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
     };

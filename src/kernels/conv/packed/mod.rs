@@ -74,20 +74,24 @@ pub(super) fn forward<O: Rounded>(
     Ok(tensor(data, &shape.out_dims()))
 }
 
-/// See [`super::dgrad`]; contiguous operands, no F64.
+/// See [`super::dgrad`]; contiguous operands, no F64. `None` where an infinite weight would meet padding that im2col has
+/// not: see [`meets_padding`].
 pub(super) fn dgrad<O: Rounded>(
     grad: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
     shape: &Shape,
     isa: InstructionSet,
-) -> Result<Tensor> {
+) -> Result<Option<Tensor>> {
     let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
+    if meets_padding(&weight, shape) {
+        return Ok(None);
+    }
     if let (true, Some(back)) = (isa.is_f32(), shape.transposed().filter(winograd::suits)) {
         let bias = bias.as_deref();
         let data = winograd::convolve(grad, &weight, bias, &back, Order::Backward, isa)?;
         if let Some(data) = data {
-            return Ok(tensor::<O>(data, &shape.input_dims()));
+            return Ok(Some(tensor::<O>(data, &shape.input_dims())));
         }
     }
     let phases = Taps::backward(shape).into_iter().map(|(at, taps)| {
@@ -97,7 +101,18 @@ pub(super) fn dgrad<O: Rounded>(
     let phases: Vec<_> = phases.collect();
     let pass = ConvPass::backward(shape, isa);
     let data = pass.run::<O>(grad, &phases, bias.as_deref())?;
-    Ok(tensor(data, &shape.input_dims()))
+    Ok(Some(tensor(data, &shape.input_dims())))
+}
+
+/// Whether zeros around the gradient, which a phase reads and col2im does not, would make NaN where the gradient has none:
+/// times a weight that is not finite.
+fn meets_padding(weight: &[f32], shape: &Shape) -> bool {
+    let mut finite = true;
+    vectorise(
+        #[inline(always)]
+        || finite = weight.iter().fold(true, |all, x| all & x.is_finite()),
+    );
+    !finite && shape.transposed().is_none()
 }
 
 /// Runs `$body` with `$data` bound to the elements of a tensor.

@@ -25,7 +25,7 @@ use half::{bf16, f16};
 use super::layout::{Part, Taps};
 use super::rows::Stored;
 use super::weights::{self, Order};
-use super::{ConvPass, Shape, with_stored};
+use super::{ConvPass, Shape, meets_padding, with_stored};
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
@@ -80,14 +80,17 @@ pub(in crate::kernels::conv) fn dgrad<O: Rounded>(
     bias: Option<&Tensor>,
     shape: &Shape,
     isa: InstructionSet,
-) -> Result<Tensor> {
+) -> Result<Option<Tensor>> {
     let pass = ConvPass::backward(shape, isa);
     let kernel = weights::widened(weight)?;
+    if meets_padding(&kernel, shape) {
+        return Ok(None);
+    }
     let phases = Taps::backward(shape).into_iter();
     let phases =
         phases.map(|(at, taps)| Phase::new(taps, at, &kernel, shape, Order::Backward, isa));
     match Phases::new(pass, phases.collect()).run::<O>(grad, bias)? {
-        Some(data) => Ok(tensor(data, &shape.input_dims())),
+        Some(data) => Ok(Some(tensor(data, &shape.input_dims()))),
         None => dgrad::<O>(grad, weight, bias, shape, InstructionSet::Avx512F32),
     }
 }
