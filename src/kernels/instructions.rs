@@ -87,14 +87,26 @@ impl fmt::Display for InstructionSets {
             Limit::Amx => "the best of this processor".to_owned(),
             _ => format!("the best that {VARIABLE}={limit} allows"),
         };
-        writeln!(f, "{:<18}{:<13}{why}", "loops", self.loops)?;
-        writeln!(f, "{:<18}{:<13}{why}", "F32 convolutions", self.f32_convolutions)?;
-        writeln!(
-            f,
-            "{:<18}{:<13}{}",
-            "BF16 convolutions", self.bf16_convolutions, self.bf16_reason
-        )?;
-        writeln!(f, "{:<18}{:<13}{why}", "F32 products", self.f32_products)?;
-        write!(f, "{:<18}{:<13}{}", "BF16 products", self.bf16_products, self.bf16_reason)
+        let own = format!("its own choice, which {VARIABLE} does not bound");
+        let of_products = |set, why: &String| match set {
+            GEMM_CRATE => own.clone(),
+            _ => why.clone(),
+        };
+        let rows = [
+            ("loops", self.loops, why.clone()),
+            ("F32 convolutions", self.f32_convolutions, why.clone()),
+            ("BF16 convolutions", self.bf16_convolutions, self.bf16_reason.clone()),
+            ("F32 products", self.f32_products, of_products(self.f32_products, &why)),
+            (
+                "BF16 products",
+                self.bf16_products,
+                of_products(self.bf16_products, &self.bf16_reason),
+            ),
+        ];
+        for (row, (what, set, why)) in rows.iter().enumerate() {
+            let end = if row + 1 < rows.len() { "\n" } else { "" };
+            write!(f, "{what:<18}{set:<13}{why}{end}")?;
+        }
+        Ok(())
     }
 }

@@ -54,7 +54,8 @@ impl InstructionSet {
             Some(Self::AmxBf16 | Self::AmxBf16x3) => {
                 "tile registers, which the system grants".to_owned()
             }
-            _ => ratio().unwrap_or_else(|| "no instructions for BF16: widened to F32".to_owned()),
+            _ => ratio()
+                .unwrap_or_else(|| "without instructions for BF16: widened to F32".to_owned()),
         }
     }
 
