@@ -107,12 +107,15 @@ pub(super) fn dgrad<O: Rounded>(
 /// Whether zeros around the gradient, which a phase reads and col2im does not, would make NaN where the gradient has none:
 /// times a weight that is not finite.
 fn meets_padding(weight: &[f32], shape: &Shape) -> bool {
+    if shape.transposed().is_some() {
+        return false;
+    }
     let mut finite = true;
     vectorise(
         #[inline(always)]
         || finite = weight.iter().fold(true, |all, x| all & x.is_finite()),
     );
-    !finite && shape.transposed().is_none()
+    !finite
 }
 
 /// Runs `$body` with `$data` bound to the elements of a tensor.

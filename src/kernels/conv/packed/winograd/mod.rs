@@ -32,7 +32,6 @@ use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_words};
 use grid::{Grid, VectorTiles};
-use pixels::{Reader, Writer};
 pub(super) use wgrad::Wgrad;
 pub(in crate::kernels::conv) use wgrad::suits_wgrad;
 
@@ -83,8 +82,6 @@ pub(super) fn convolve<O: Rounded>(
         ins: shape.c_in,
         outs: shape.c_out,
         grid,
-        reader: Reader::new(&grid),
-        writer: Writer::new(&grid),
         weight: weight.as_slice(),
         bias,
         vectors: isa.vectors(),
@@ -133,8 +130,6 @@ struct WinogradConv<'a> {
     ins: usize,
     outs: usize,
     grid: Grid,
-    reader: Reader,
-    writer: Writer,
     weight: &'a [u32],
     bias: Option<&'a [f32]>,
     vectors: Vectors,
@@ -215,7 +210,7 @@ impl WinogradConv<'_> {
                 let from = (place.image * self.ins + channel) * pixels;
                 let x = x.as_ptr().wrapping_add(from);
                 // SAFETY: the images of a place are in the batch.
-                let d = unsafe { self.reader.read::<V, S, 4>(place, x, self.ins * pixels) };
+                let d = unsafe { self.grid.read::<V, S, 4>(place, x, self.ins * pixels) };
                 // SAFETY: the features.
                 let v = unsafe { transform::pixels(d) };
                 for (i, v) in v.as_flattened().iter().enumerate() {
@@ -265,7 +260,7 @@ impl WinogradConv<'_> {
                     let out = out.0.wrapping_add(to);
                     // SAFETY: the images of a place are in the batch, and nobody else writes these
                     // tiles.
-                    finite &= unsafe { self.writer.write(place, y, out, self.outs * out_pixels) };
+                    finite &= unsafe { self.grid.write(place, y, out, self.outs * out_pixels) };
                 }
             }
         }

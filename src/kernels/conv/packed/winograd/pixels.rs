@@ -6,15 +6,7 @@ use super::grid::{Grid, VectorTiles};
 use crate::kernels::cpu::vector::Vector;
 use crate::kernels::gemm::micro::Rounded;
 
-/// Picks tiles from rows of pixels.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Reader(Grid);
-
-impl Reader {
-    pub(super) fn new(grid: &Grid) -> Self {
-        Self(*grid)
-    }
-
+impl Grid {
     /// Tiles of a channel, `N` rows of `N` pixels each: four, or the two that are not halo.
     ///
     /// Pixels of the padding are zero. So are those of lanes without a tile, or they are others of
@@ -30,7 +22,7 @@ impl Reader {
         x: *const S,
         image: usize,
     ) -> [[V; N]; N] {
-        let Grid { size: (height, width), padding, together, .. } = self.0;
+        let Grid { size: (height, width), padding, together, .. } = *self;
         // SAFETY: the features.
         let zero = unsafe { V::zero() };
         let mut tile = [[zero; N]; N];
@@ -71,18 +63,8 @@ impl Reader {
         }
         tile
     }
-}
 
-/// Puts tiles of two by two pixels into rows.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Writer(Grid);
-
-impl Writer {
-    pub(super) fn new(grid: &Grid) -> Self {
-        Self(*grid)
-    }
-
-    /// Writes the pixels that lie in the images. Whether they are all finite.
+    /// Writes the pixels, of tiles of two by two, that lie in the images. Whether they are all finite.
     ///
     /// # Safety
     /// The features of `V`; `out` is the channel in the first image of `place`, and those in the others follow `image`
@@ -95,7 +77,7 @@ impl Writer {
         out: *mut O,
         image: usize,
     ) -> bool {
-        let Grid { out_size: (height, width), together, .. } = self.0;
+        let Grid { out_size: (height, width), together, .. } = *self;
         let first = 2 * place.column;
         let inside = bits(0, (width - first) as isize);
         let mut finite = true;

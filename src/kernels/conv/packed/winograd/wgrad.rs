@@ -10,7 +10,6 @@ use std::ops::Range;
 use super::super::Shape;
 use super::super::rows::Stored;
 use super::grid::{Grid, VectorTiles};
-use super::pixels::Reader;
 use super::{ROWS, TILE_ELEMENTS, TILES, VECTORS, grid, is_plain, pays, transform};
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
 use crate::kernels::gemm::micro::with_words;
@@ -74,8 +73,8 @@ impl Wgrad<'_> {
                 channels: self.channels.clone(),
                 x: &x[images.start * shape.image()..images.end * shape.image()],
                 grad: &grad[images.start * shape.out_image()..images.end * shape.out_image()],
-                of_x: Reader::new(&of_x),
-                of_grad: Reader::new(&of_grad),
+                of_x,
+                of_grad,
                 ins,
                 outs,
                 left: left.as_mut_ptr().cast(),
@@ -115,8 +114,8 @@ struct Work<'a, S, G> {
     channels: Range<usize>,
     x: &'a [S],
     grad: &'a [G],
-    of_x: Reader,
-    of_grad: Reader,
+    of_x: Grid,
+    of_grad: Grid,
     /// Those that there is room for, in whole products.
     ins: usize,
     outs: usize,
