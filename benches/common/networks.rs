@@ -188,6 +188,8 @@ fn rectified((conv, norm): &ConvNorm, x: &Tensor, residual: Option<&Tensor>) -> 
 #[derive(Debug)]
 pub struct GptBlock {
     heads: usize,
+    causal: bool,
+    gelu: fn(&Tensor) -> Result<Tensor>,
     norm1: LayerNorm,
     qkv: Linear,
     out: Linear,
@@ -206,6 +208,8 @@ impl GptBlock {
         let linear = if bias { linear } else { linear_no_bias };
         Ok(Self {
             heads,
+            causal: true,
+            gelu: ops::gelu,
             norm1: layer_norm(width, 1e-5, vb.pp("norm1"))?,
             qkv: linear(width, 3 * width, vb.pp("qkv"))?,
             out: linear(width, width, vb.pp("out"))?,
@@ -213,6 +217,12 @@ impl GptBlock {
             up: linear(width, 4 * width, vb.pp("up"))?,
             down: linear(4 * width, width, vb.pp("down"))?,
         })
+    }
+
+    /// With another activation, and attention to all tokens unless `causal`.
+    #[must_use]
+    pub fn with(self, causal: bool, gelu: fn(&Tensor) -> Result<Tensor>) -> Self {
+        Self { causal, gelu, ..self }
     }
 
     /// From `(n, t, width)` to as much.
@@ -223,9 +233,9 @@ impl GptBlock {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let qkv = self.qkv.forward(&self.norm1.forward(x)?)?;
         let scale = ((qkv.dim(D::Minus1)? / (3 * self.heads)) as f64).powf(-0.5);
-        let attended = ops::sdpa_packed(&qkv, self.heads, true, scale)?;
+        let attended = ops::sdpa_packed(&qkv, self.heads, self.causal, scale)?;
         let x = ops::add(x, &self.out.forward(&attended)?)?;
-        let inner = ops::gelu(&self.up.forward(&self.norm2.forward(&x)?)?)?;
+        let inner = (self.gelu)(&self.up.forward(&self.norm2.forward(&x)?)?)?;
         ops::add(&x, &self.down.forward(&inner)?)
     }
 }

@@ -8,45 +8,9 @@ use candle_amp::ops;
 use candle_core::{IndexOp, Result, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 
-use crate::networks::GptSize;
+use crate::networks::{GptBlock, GptSize};
 
 const NORMAL: Init = Init::Randn { mean: 0.0, stdev: 0.02 };
-
-/// A transformer block with the exact GELU.
-struct Block {
-    heads: usize,
-    causal: bool,
-    norm1: LayerNorm,
-    qkv: Linear,
-    out: Linear,
-    norm2: LayerNorm,
-    up: Linear,
-    down: Linear,
-}
-
-impl Block {
-    fn new(width: usize, heads: usize, causal: bool, vb: VarBuilder) -> Result<Self> {
-        Ok(Self {
-            heads,
-            causal,
-            norm1: layer_norm(width, 1e-5, vb.pp("norm1"))?,
-            qkv: linear(width, 3 * width, vb.pp("qkv"))?,
-            out: linear(width, width, vb.pp("out"))?,
-            norm2: layer_norm(width, 1e-5, vb.pp("norm2"))?,
-            up: linear(width, 4 * width, vb.pp("up"))?,
-            down: linear(4 * width, width, vb.pp("down"))?,
-        })
-    }
-
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let scale = ((x.dim(2)? / self.heads) as f64).powf(-0.5);
-        let qkv = self.qkv.forward(&self.norm1.forward(x)?)?;
-        let attended = ops::sdpa_packed(&qkv, self.heads, self.causal, scale)?;
-        let x = ops::add(x, &self.out.forward(&attended)?)?;
-        let inner = ops::gelu_erf(&self.up.forward(&self.norm2.forward(&x)?)?)?;
-        ops::add(&x, &self.down.forward(&inner)?)
-    }
-}
 
 fn blocks(
     layers: usize,
@@ -54,8 +18,9 @@ fn blocks(
     heads: usize,
     causal: bool,
     vb: &VarBuilder,
-) -> Result<Vec<Block>> {
-    (0..layers).map(|i| Block::new(width, heads, causal, vb.pp("blocks").pp(i))).collect()
+) -> Result<Vec<GptBlock>> {
+    let block = |i| GptBlock::new(width, heads, true, vb.pp("blocks").pp(i));
+    (0..layers).map(|i| Ok(block(i)?.with(causal, ops::gelu_erf))).collect()
 }
 
 /// A vision transformer with a token for the class.
@@ -63,7 +28,7 @@ pub(super) struct ViT {
     patches: Conv2d,
     class: Tensor,
     places: Tensor,
-    blocks: Vec<Block>,
+    blocks: Vec<GptBlock>,
     norm: LayerNorm,
     head: Linear,
 }
@@ -102,7 +67,7 @@ impl Module for ViT {
 pub(super) struct NanoGpt {
     tokens: Embedding,
     places: Embedding,
-    blocks: Vec<Block>,
+    blocks: Vec<GptBlock>,
     norm: LayerNorm,
 }
 
