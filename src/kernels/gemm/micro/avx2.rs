@@ -9,7 +9,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{PackedGemm, Tile, WIDTH};
+use super::{PackedGemm, Tile, WIDTH, equal_parts};
 
 /// Rows of a block of the left matrix, of a tile, and of what registers hold of it.
 const ROWS: usize = 8;
@@ -27,19 +27,20 @@ pub(super) fn multiply(gemm: &PackedGemm<'_>, mut f: impl FnMut(Tile<'_>)) {
         for row in (0..gemm.rows).step_by(TILE_ROWS) {
             let rows = TILE_ROWS.min(gemm.rows - row);
             for part in equal_parts(columns.div_ceil(8), 3) {
-                let run = match (part.len(), gemm.left_row == 1) {
-                    (1, true) => add::<1, 2, true>,
-                    (1, false) => add::<1, 2, false>,
-                    (2, true) => add::<2, 1, true>,
-                    (2, false) => add::<2, 1, false>,
-                    (_, true) => add::<3, 1, true>,
-                    (_, false) => add::<3, 1, false>,
+                // One vector of four rows would wait: an addition takes four cycles, and two start in each.
+                let (run, tall): (Add, _) = match (part.len(), gemm.left_row == 1) {
+                    (1, true) => (add::<1, ROWS, true>, ROWS),
+                    (1, false) => (add::<1, ROWS, false>, ROWS),
+                    (2, true) => (add::<2, TALL, true>, TALL),
+                    (2, false) => (add::<2, TALL, false>, TALL),
+                    (_, true) => (add::<3, TALL, true>, TALL),
+                    (_, false) => (add::<3, TALL, false>, TALL),
                 };
                 let (vector, to) = (column / 8 + part.start, 8 * part.start);
                 let mut first = true;
                 for_each_stretch(gemm, |segments, words| {
-                    for top in (0..rows).step_by(TALL) {
-                        let out = &mut sums[top..top + TALL];
+                    for top in (0..rows).step_by(tall) {
+                        let out = &mut sums[top..top + tall];
                         let stretch = (segments.clone(), words.clone());
                         // SAFETY: `PackedGemm::multiply` has seen that the processor has the instructions,
                         // and that whole blocks of rows and columns of the product lie in its slices.
@@ -53,12 +54,14 @@ pub(super) fn multiply(gemm: &PackedGemm<'_>, mut f: impl FnMut(Tile<'_>)) {
     }
 }
 
-/// `0..len` in parts of at most `most`, as equal as can be.
-fn equal_parts(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = len.div_ceil(most);
-    let bound = move |part: usize| part * len / count;
-    (0..count).map(move |part| bound(part)..bound(part + 1))
-}
+/// [`add`] for some numbers of vectors and rows.
+type Add = unsafe fn(
+    &PackedGemm<'_>,
+    (Range<usize>, Range<usize>),
+    (usize, usize),
+    &mut [[f32; WIDTH]],
+    (usize, bool),
+);
 
 /// Calls `f` with segments and words of each, so that together they are all words of the sum, and each time at most
 /// [`LONGEST`]; at least once.
@@ -75,21 +78,20 @@ fn for_each_stretch(gemm: &PackedGemm<'_>, mut f: impl FnMut(Range<usize>, Range
     }
 }
 
-/// Adds a stretch of the sums of four rows, from `row` on, and of `VECTORS` vectors of columns, from `vector` on, to
+/// Adds a stretch of the sums of `TALL` rows, from `row` on, and of `VECTORS` vectors of columns, from `vector` on, to
 /// `out`, from column `to` on, or writes the `first` one.
 ///
 /// # Safety
 /// AVX2 and FMA; the rows and the columns in the slices.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn add<const VECTORS: usize, const WORDS: usize, const CLOSE: bool>(
+unsafe fn add<const VECTORS: usize, const TALL: usize, const CLOSE: bool>(
     gemm: &PackedGemm<'_>,
     (segments, words): (Range<usize>, Range<usize>),
     (row, vector): (usize, usize),
     out: &mut [[f32; WIDTH]],
     (to, first): (usize, bool),
 ) {
-    // With one vector, two sums a row: an addition takes four cycles, and the next one needs its result.
-    let mut sums = [[[_mm256_setzero_ps(); VECTORS]; TALL]; WORDS];
+    let mut sums = [[_mm256_setzero_ps(); VECTORS]; TALL];
     let across = if CLOSE { 1 } else { gemm.left_row };
     let (step, down) = (gemm.left_step, gemm.right_step);
     let mut columns_at = [0; VECTORS];
@@ -102,42 +104,27 @@ unsafe fn add<const VECTORS: usize, const WORDS: usize, const CLOSE: bool>(
         let (left, right) = (gemm.left_starts[segment], gemm.right_starts[segment]);
         let mut left = gemm.left.as_ptr().wrapping_add(left_at + left).cast::<f32>();
         let mut right = gemm.right.as_ptr().wrapping_add(right_at + right).cast::<f32>();
-        macro_rules! word {
-            ($sums:expr, $word:expr) => {
-                let mut columns = [_mm256_setzero_ps(); VECTORS];
-                for (column, at) in columns.iter_mut().zip(columns_at) {
-                    // SAFETY: these 8 words are columns of the product.
-                    *column = unsafe { _mm256_loadu_ps(right.wrapping_add(at + $word * down)) };
-                }
-                for (i, sums) in $sums.iter_mut().enumerate() {
-                    let at = left.wrapping_add(i * across + $word * step);
-                    // SAFETY: this word is a row of the block.
-                    let element = unsafe { _mm256_broadcast_ss(&*at) };
-                    for (sum, column) in sums.iter_mut().zip(columns) {
-                        *sum = _mm256_fmadd_ps(element, column, *sum);
-                    }
-                }
-            };
-        }
-        for _ in 0..words.len() / WORDS {
-            word!(sums[0], 0);
-            if WORDS > 1 {
-                word!(sums[WORDS - 1], 1);
+        for _ in words.clone() {
+            let mut columns = [_mm256_setzero_ps(); VECTORS];
+            for (column, at) in columns.iter_mut().zip(columns_at) {
+                // SAFETY: these 8 words are columns of the product.
+                *column = unsafe { _mm256_loadu_ps(right.wrapping_add(at)) };
             }
-            left = left.wrapping_add(WORDS * step);
-            right = right.wrapping_add(WORDS * down);
-        }
-        if !words.len().is_multiple_of(WORDS) {
-            word!(sums[0], 0);
+            for (i, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: this word is a row of the block.
+                let element = unsafe { _mm256_broadcast_ss(&*left.wrapping_add(i * across)) };
+                for (sum, column) in sums.iter_mut().zip(columns) {
+                    *sum = _mm256_fmadd_ps(element, column, *sum);
+                }
+            }
+            left = left.wrapping_add(step);
+            right = right.wrapping_add(down);
         }
     }
     for (i, out) in out.iter_mut().enumerate().take(TALL) {
         let places = out[to..][..8 * VECTORS].as_chunks_mut::<8>().0.iter_mut();
         for (v, place) in places.enumerate() {
-            let mut sum = sums[0][i][v];
-            if WORDS > 1 {
-                sum = _mm256_add_ps(sum, sums[WORDS - 1][i][v]);
-            }
+            let mut sum = sums[i][v];
             // SAFETY: a place has 8 elements.
             unsafe {
                 if !first {

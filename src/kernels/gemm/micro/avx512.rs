@@ -3,6 +3,8 @@
 //! 24 of the 32 vector registers hold sums, 3 hold columns of the right matrix, one an element of the left matrix
 //! in every lane. Each step along the depth loads the columns once and uses them for 8 rows. `vfmadd` multiplies
 //! F32, `vdpbf16ps` pairs of BF16; a macro writes both kernels, as only that instruction differs.
+//!
+//! The order of a sum does not depend on where in a tile it is, so that a product may be cut anywhere.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
@@ -11,7 +13,7 @@ use std::arch::x86_64::{
 };
 use std::mem::transmute;
 
-use super::{PackedGemm, Tile, WIDTH};
+use super::{PackedGemm, Tile, WIDTH, equal_parts};
 
 const ROWS: usize = 8;
 /// Words added up in a register, before their sum is added to those of earlier ones: the error of a sum
@@ -22,25 +24,22 @@ macro_rules! micro_kernel {
     ($name:ident, $tile:ident, $features:literal, |$sum:ident, $left:ident, $right:ident| $add:expr) => {
         pub(super) fn $name(gemm: &PackedGemm<'_>, mut f: impl FnMut(Tile<'_>)) {
             let mut sums = [[0f32; WIDTH]; ROWS];
-            // Equal parts: a last part of one vector would spend its time waiting for loads.
-            let vectors = gemm.columns.div_ceil(16);
-            let each = vectors.div_ceil(vectors.div_ceil(3));
-            for vector in (0..vectors).step_by(each) {
-                let column = vector * 16;
+            for part in equal_parts(gemm.columns.div_ceil(16), 3) {
+                let (vector, column) = (part.start, part.start * 16);
+                let columns = (part.len() * 16).min(gemm.columns - column);
                 for row in (0..gemm.rows).step_by(ROWS) {
-                    let run = match (each.min(vectors - vector), gemm.left_row == 1) {
-                        (1, true) => $tile::<1, 2, true>,
-                        (1, false) => $tile::<1, 2, false>,
-                        (2, true) => $tile::<2, 1, true>,
-                        (2, false) => $tile::<2, 1, false>,
-                        (_, true) => $tile::<3, 1, true>,
-                        (_, false) => $tile::<3, 1, false>,
+                    let run = match (part.len(), gemm.left_row == 1) {
+                        (1, true) => $tile::<1, true>,
+                        (1, false) => $tile::<1, false>,
+                        (2, true) => $tile::<2, true>,
+                        (2, false) => $tile::<2, false>,
+                        (_, true) => $tile::<3, true>,
+                        (_, false) => $tile::<3, false>,
                     };
                     // SAFETY: `PackedGemm::multiply` has seen that the processor has the instructions,
                     // and that whole blocks of rows and columns of the product lie in its slices.
                     unsafe { run(gemm, row / ROWS, vector, &mut sums) };
                     let rows = ROWS.min(gemm.rows - row);
-                    let columns = (each * 16).min(gemm.columns - column);
                     f(Tile { row, column, rows, columns, sums: &sums });
                 }
             }
@@ -49,24 +48,20 @@ macro_rules! micro_kernel {
         /// # Safety
         /// The features, and row block `block` and `VECTORS` vectors of columns in the slices.
         #[target_feature(enable = $features)]
-        unsafe fn $tile<const VECTORS: usize, const WORDS: usize, const CLOSE: bool>(
+        unsafe fn $tile<const VECTORS: usize, const CLOSE: bool>(
             gemm: &PackedGemm<'_>,
             block: usize,
             vector: usize,
             out: &mut [[f32; WIDTH]; ROWS],
         ) {
-            // With one vector, two sums a row: an addition takes four cycles, and the next one needs its result.
-            let mut sums = [[[_mm512_setzero_ps(); VECTORS]; ROWS]; WORDS];
+            let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
             let (mut count, mut before) = (0, false);
             macro_rules! put {
                 () => {
                     for (i, out) in out.iter_mut().enumerate() {
                         let places = out.as_chunks_mut::<16>().0.iter_mut();
                         for (v, place) in places.enumerate().take(VECTORS) {
-                            let mut sum = sums[0][i][v];
-                            if WORDS > 1 {
-                                sum = _mm512_add_ps(sum, sums[WORDS - 1][i][v]);
-                            }
+                            let mut sum = sums[i][v];
                             // SAFETY: a place has 16 elements.
                             unsafe {
                                 if before {
@@ -87,37 +82,22 @@ macro_rules! micro_kernel {
                 let right = vector * gemm.right_block + right;
                 let mut left = gemm.left.as_ptr().wrapping_add(left).cast::<f32>();
                 let mut right = gemm.right.as_ptr().wrapping_add(right).cast::<f32>();
-                macro_rules! word {
-                    ($sums:expr, $word:expr) => {
+                let mut depth = gemm.depth;
+                while depth > 0 {
+                    let run = depth.min(LONGEST - count);
+                    for _ in 0..run {
                         let mut columns = [_mm512_setzero_ps(); VECTORS];
                         for (v, column) in columns.iter_mut().enumerate() {
-                            let at = right.wrapping_add(v * across + $word * down);
                             // SAFETY: these 16 words are columns of the product.
-                            *column = unsafe { _mm512_loadu_ps(at) };
+                            *column = unsafe { _mm512_loadu_ps(right.wrapping_add(v * across)) };
                         }
-                        for (i, sums) in $sums.iter_mut().enumerate() {
-                            let at = left.wrapping_add(i * row + $word * step);
+                        for (i, sums) in sums.iter_mut().enumerate() {
                             // SAFETY: this word is a row of the block.
-                            let $left = unsafe { _mm512_set1_ps(*at) };
+                            let $left = unsafe { _mm512_set1_ps(*left.wrapping_add(i * row)) };
                             for ($sum, $right) in sums.iter_mut().zip(columns) {
                                 *$sum = $add;
                             }
                         }
-                    };
-                }
-                let mut depth = gemm.depth;
-                while depth > 0 {
-                    let run = depth.min(LONGEST - count);
-                    for _ in 0..run / WORDS {
-                        word!(sums[0], 0);
-                        if WORDS > 1 {
-                            word!(sums[WORDS - 1], 1);
-                        }
-                        left = left.wrapping_add(WORDS * step);
-                        right = right.wrapping_add(WORDS * down);
-                    }
-                    if run % WORDS > 0 {
-                        word!(sums[0], 0);
                         left = left.wrapping_add(step);
                         right = right.wrapping_add(down);
                     }
@@ -125,7 +105,7 @@ macro_rules! micro_kernel {
                     count += run;
                     if count == LONGEST {
                         put!();
-                        sums = [[[_mm512_setzero_ps(); VECTORS]; ROWS]; WORDS];
+                        sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
                         (count, before) = (0, true);
                     }
                 }

@@ -27,6 +27,8 @@ mod results;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use crate::kernels::cpu::simd::vectorise;
 pub(in crate::kernels) use bf16x3::split;
 pub(in crate::kernels) use buffer::{PackedWords, with_words};
@@ -154,4 +156,12 @@ impl PackedGemm<'_> {
             + start;
         assert!(right < self.right.len(), "the right matrix reaches beyond its words");
     }
+}
+
+/// `0..len` in parts of at most `most`, as equal as can be.
+#[cfg(target_arch = "x86_64")]
+fn equal_parts(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = len.div_ceil(most);
+    let bound = move |part: usize| part * len / count;
+    (0..count).map(move |part| bound(part)..bound(part + 1))
 }
