@@ -1,7 +1,7 @@
 //! NaN, infinities and subnormal numbers in each input, and in the gradient of the output.
 
-use candle_amp::Op;
-use candle_core::{DType, Result, Tensor, Var};
+use candle_amp::{GradScaler, Op, ScaleConfig, ops};
+use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::{Faults, Outcome, fresh, outcome, weigh};
 use crate::cases::{self, Case};
@@ -40,6 +40,27 @@ fn run(case: &Case, inputs: &[Tensor], dtype: DType, transposed: bool) -> Result
     let gradients =
         gradients.iter().map(|g| g.as_ref().map(turn).transpose()).collect::<Result<_>>()?;
     Ok(Outcome { output, gradients })
+}
+
+/// As [`run`], by a scaler, and with gradients that end in operators of this crate in `dtype`. candle adds up its own
+/// gradients, and its additions of BF16 flush where the processor has instructions for BF16.
+fn run_without_candle(case: &Case, inputs: &[Tensor], dtype: DType) -> Result<Outcome> {
+    let cast = inputs.iter().map(|x| x.to_dtype(dtype)).collect::<Result<Vec<_>>>()?;
+    let roots = fresh(&cast)?;
+    let within = |root: &Var| ops::neg(&ops::neg(root)?);
+    let output = (case.f)(&roots.iter().map(within).collect::<Result<Vec<_>>>()?)?;
+    let mut scaler = GradScaler::new(ScaleConfig::constant(0.5))?;
+    scaler.scale(&weigh(&output)?)?.backward()?;
+    let gradients = roots.iter().map(|root| Ok(scaler.grad(root)?)).collect::<Result<_>>()?;
+    Ok(Outcome { output: output.detach(), gradients })
+}
+
+/// How far a gradient in BF16 may be off that candle adds to zeros and to another.
+fn flushed_by_candle(dtype: DType) -> Result<f64> {
+    let subnormal = Tensor::full(2f32.powi(-130), 64, &Device::Cpu)?.to_dtype(DType::BF16)?;
+    let sum = to_vec(&(&subnormal + subnormal.zeros_like()?)?);
+    let flushes = dtype == DType::BF16 && sum.contains(&0.0);
+    Ok(if flushes { 2.0 * 2f64.powi(-126) } else { 0.0 })
 }
 
 /// Whether a number is NaN, or infinite and which way.
@@ -196,9 +217,16 @@ fn subnormal_numbers_count() -> Result<()> {
                 let exact = run(&case, &inputs, DType::F64, false)?;
                 let terms = inputs.iter().map(Tensor::elem_count).max().unwrap_or(0);
                 let what = format!("{:?} {}, input {at} subnormal, {dtype:?}", case.op, case.name);
-                let got = run(&case, &inputs, dtype, false)?;
                 let flushed = flushed(case.op, dtype, terms);
                 let comparison = Comparison { what: &what, case: &case, dtype, flushed };
+                if dtype == DType::BF16 {
+                    let got = run_without_candle(&case, &inputs, dtype)?;
+                    comparison.outcome(&mut faults, &got, &exact, &exact);
+                }
+                let (what, flushed) =
+                    (format!("{what}, candle's"), flushed + flushed_by_candle(dtype)?);
+                let comparison = Comparison { what: &what, flushed, ..comparison };
+                let got = run(&case, &inputs, dtype, false)?;
                 comparison.outcome(&mut faults, &got, &exact, &exact);
             }
         }
