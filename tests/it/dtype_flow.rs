@@ -213,6 +213,20 @@ fn autocast_is_casting_by_hand() -> Result<()> {
     Ok(())
 }
 
+/// Losses read 16 bits as they are where they are computed in `F32`, and only there.
+#[test]
+fn a_loss_that_is_to_be_computed_in_16_bits_has_its_inputs_cast() -> Result<()> {
+    let (input, target) = (random(1, 100, DType::F16), random(2, 100, DType::F16));
+    let bf16 = |x: &Tensor| x.to_dtype(DType::BF16);
+    let expected = ops::mse(&bf16(&input)?, &bf16(&target)?)?;
+    for (cast, loss) in [(Cast::Lower, expected), (Cast::Full, ops::mse(&input, &target)?)] {
+        let amp = Autocast::new(DType::BF16).with_policy(Policy::default().with(Op::Mse, cast));
+        let got = amp.scope(|| ops::mse(&input, &target))?;
+        assert_same(&format!("{cast:?}"), &got, &loss);
+    }
+    Ok(())
+}
+
 #[test]
 fn outside_a_scope_and_in_a_disabled_one_nothing_is_cast() -> Result<()> {
     for &op in Op::ALL {

@@ -436,3 +436,50 @@ fn an_operator_without_a_gradient_may_follow_candles() -> candle_amp::Result<()>
     assert_eq!(to_vec(&scaler.grad(&v)?.expect("it has one")), [1.0; 5]);
     Ok(())
 }
+
+/// The sum of its inputs, and a note of the dtypes that their gradients are wanted in.
+struct Noted(Arc<Mutex<Vec<Option<DType>>>>);
+
+impl Operator for Noted {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("noted", Cast::Keep)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+        let sum = inputs[1..].iter().try_fold(inputs[0].clone(), |sum, input| sum + input)?;
+        Ok((sum, ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+        *self.0.lock().unwrap() = ctx.wants.to_vec();
+        let gradient = |want: &Option<DType>| {
+            want.map(|dtype| ctx.gradient.to_dtype(dtype).map(Gradient::shared)).transpose()
+        };
+        ctx.wants.iter().map(gradient).collect()
+    }
+}
+
+/// What a scaler collects is not rounded. What candle's operators go on with has their dtype.
+#[test]
+fn only_the_gradients_of_variables_are_wanted_in_f32() -> candle_amp::Result<()> {
+    for dtype in [DType::F16, DType::BF16] {
+        let v = Var::from_tensor(&random(1, 5, dtype))?;
+        let of_candle = |factor| v.affine(factor, 0.0);
+        let kinds = [v.as_tensor().clone(), of_candle(2.0)?, ops::add(&v, &v)?, v.detach()];
+        let same = Some(dtype);
+        let (scalers, candles) = ([Some(DType::F32), same, same, None], [same, same, same, None]);
+        // candle's custom ops take three: with more that are tracked, candle's tensors get a node each.
+        for times in [1, 2] {
+            let inputs: Vec<&Tensor> = kinds.iter().cycle().take(4 * times).collect();
+            let wants = Arc::new(Mutex::new(Vec::new()));
+            let loss = ops::sum(&apply(Noted(wants.clone()), &inputs)?)?;
+            loss.backward()?;
+            assert_eq!(*wants.lock().unwrap(), candles.repeat(times), "candle's own");
+            GradScaler::disabled().scale(&loss)?.retain_graph().backward()?;
+            assert_eq!(*wants.lock().unwrap(), scalers.repeat(times), "a scaler's");
+        }
+    }
+    Ok(())
+}

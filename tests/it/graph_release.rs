@@ -104,6 +104,22 @@ fn a_checkpoint_frees_what_it_computes_anew() -> candle_amp::Result<()> {
     Ok(())
 }
 
+/// Neither what candle computed in between, nor what that was computed from.
+#[test]
+fn a_checkpoint_with_operators_of_candle_s_keeps_nothing_of_its_first_pass()
+-> candle_amp::Result<()> {
+    let (v, log) = (var()?, Log::default());
+    let block = {
+        let log = log.clone();
+        move |x: &Tensor| ops::relu(&(noted(0, &log, x)? * 2.0)?)
+    };
+    let loss = ops::sum(&checkpoint(block, &v)?)?;
+    assert_eq!(log.take(), "freed 0");
+    GradScaler::default().scale(&loss)?.backward()?;
+    assert_eq!(log.take(), "last 0, freed 0");
+    Ok(())
+}
+
 #[test]
 fn what_another_loss_needs_stays() -> candle_amp::Result<()> {
     let (v, log) = (var()?, Log::default());

@@ -1,5 +1,7 @@
 //! Backward within backward, and what a failed one leaves.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use candle_amp::autograd::{Backward, Gradient, Operator, apply, checkpoint};
 use candle_amp::{Cast, GradScaler, Op, Parameters, Result, ScaleConfig, nn, no_grad, ops};
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, Var};
@@ -218,5 +220,130 @@ fn evaluation_keeps_its_statistics() -> Result<()> {
     let before = values(loss.backward()?.get(&x).cloned())?;
     norm.forward_train(&Tensor::new(&[[0f32, 0.0], [100.0, 100.0]], &Device::Cpu)?)?;
     assert_eq!(values(loss.backward()?.get(&x).cloned())?, before);
+    Ok(())
+}
+
+/// candle takes what is rounded for a constant. A gradient for what is computed from it would stay among the first ones,
+/// as if their pass were under way.
+#[test]
+fn candle_goes_back_again_while_its_first_gradients_are_held() -> Result<()> {
+    let (v, w) = (var(23, &[4], DType::F32)?, var(24, &[4], DType::F32)?);
+    let steps = ops::exp(&v.round()?)?;
+    let loss = ops::sum(&ops::mul(&steps, &w)?)?;
+    let first = loss.backward()?;
+    let second = loss.backward()?;
+    for store in [first, second] {
+        assert_eq!(values(store.get(&w).cloned())?, steps.to_vec1::<f32>()?);
+        assert!(store.get(&v).is_none());
+    }
+    Ok(())
+}
+
+/// How a backward pass within another ends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ends {
+    Well,
+    WithAnError,
+    WithAPanic,
+}
+
+/// Returns its input. Its backward ends so.
+struct Ending(Ends);
+
+impl Operator for Ending {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("ending", Cast::Keep)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> candle_core::Result<(Tensor, ())> {
+        Ok((inputs[0].clone(), ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> candle_core::Result<Vec<Option<Gradient>>> {
+        match self.0 {
+            Ends::Well => Ok(vec![Some(Gradient::shared(ctx.gradient.clone()))]),
+            Ends::WithAnError => candle_core::bail!("told to fail"),
+            Ends::WithAPanic => panic!("told to panic"),
+        }
+    }
+}
+
+/// A candle operator whose backward runs one of a scaler, through candle's operators too, and does not mind how that
+/// ends.
+struct InnerScaled(Ends);
+
+impl CustomOp1 for InnerScaled {
+    fn name(&self) -> &'static str {
+        "inner scaled"
+    }
+
+    fn cpu_fwd(&self, s: &CpuStorage, l: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        Ok((s.clone(), l.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        let x = Var::from_tensor(&x.detach())?;
+        let y = (ops::sum(&apply(Ending(self.0), &[&x])?)? * 1.0)?;
+        let mut scaler = GradScaler::disabled();
+        let end = catch_unwind(AssertUnwindSafe(|| scaler.scale(&y)?.backward()));
+        let end = match end {
+            Ok(Ok(())) => Ends::Well,
+            Ok(Err(_)) => Ends::WithAnError,
+            Err(_) => Ends::WithAPanic,
+        };
+        assert_eq!(end, self.0);
+        Ok(Some(grad.clone()))
+    }
+}
+
+/// The outer pass has sent one gradient to `h` by then, and sends another.
+#[test]
+fn a_pass_goes_on_however_a_scaler_s_within_it_ends() -> Result<()> {
+    let w = var(25, &[4], DType::F32)?;
+    let expected: Vec<f32> = w.to_vec1::<f32>()?.iter().map(|x| 2.0 * (2.0 * x)).collect();
+    for end in [Ends::Well, Ends::WithAnError, Ends::WithAPanic] {
+        let h = ops::mul(&w, &w)?;
+        let (inner, beside) = (ops::sum(&h.apply_op1(InnerScaled(end))?)?, ops::sum(&h)?);
+        for loss in [(&inner + &beside)?, (&beside + &inner)?] {
+            assert_eq!(values(loss.backward()?.get(&w).cloned())?, expected, "candle's, {end:?}");
+            let mut scaler = GradScaler::disabled();
+            scaler.scale(&loss)?.retain_graph().backward()?;
+            assert_eq!(values(scaler.grad(&w)?)?, expected, "a scaler's, {end:?}");
+        }
+    }
+    Ok(())
+}
+
+/// A candle operator whose backward runs one from the tensor that it has.
+struct InnerFrom(Tensor);
+
+impl CustomOp1 for InnerFrom {
+    fn name(&self) -> &'static str {
+        "inner from"
+    }
+
+    fn cpu_fwd(&self, s: &CpuStorage, l: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        Ok((s.clone(), l.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        self.0.backward()?;
+        Ok(Some(grad.clone()))
+    }
+}
+
+/// candle lists the tensor that an operator of this crate has below its output. Who goes back from there, within a pass
+/// that has a gradient on its way there, takes that away.
+#[test]
+fn an_operator_does_not_go_back_twice_in_a_pass() -> Result<()> {
+    let w = var(27, &[4], DType::F32)?;
+    let h = ops::mul(&w, &w)?;
+    let below = h.sorted_nodes()[1].clone();
+    let (inner, beside) = (ops::sum(&h.apply_op1(InnerFrom(below))?)?, ops::sum(&h)?);
+    // candle goes back through the second operand first.
+    let error = (inner + beside)?.backward().expect_err("a part of the gradient is elsewhere");
+    assert!(error.to_string().contains("autograd::Operator"), "{error}");
     Ok(())
 }
