@@ -56,7 +56,7 @@ pub(super) fn derivative_assign(function: Pointwise, grad: &Tensor, x: &Tensor) 
     fn typed<T: Lane<Acc: Math>>(function: Pointwise, grad: &Tensor, x: &Tensor) -> Result<()> {
         let data: &[T] = &Elements::of(x)?;
         write(grad, |grad| {
-            for_each_chunk(
+            for_each_chunk::<T::Acc, _>(
                 grad,
                 GRAIN,
                 #[inline(always)]

@@ -17,7 +17,7 @@ use crate::kernels::activation::Math;
 use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::cpu::simd::{BLOCK, for_each_task, pieces, vectorise};
+use crate::kernels::cpu::simd::{BLOCK, for_each_task, pieces, vectorise_in};
 use crate::kernels::gemm::{Arithmetic, Matrix, Threads, product};
 use crate::kernels::heads::{Heads, View};
 use crate::kernels::reduce::channels::block_sums;
@@ -126,7 +126,7 @@ impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
         T::Acc::with_scratch(lengths.iter().sum(), |buffer| {
             let [k, v, dk, dv, rest] = split(buffer, lengths);
             let [batch, kv_head] = [unit.index / kv_heads, unit.index % kv_heads];
-            vectorise(
+            vectorise_in::<T::Acc>(
                 #[inline(always)]
                 || {
                     self.k.read([batch, kv_head], 0..keys, width, k);
@@ -152,7 +152,7 @@ impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
                 }
             }
             for (wide, gradient) in [(&*dk, unit.dk), (&*dv, unit.dv)] {
-                vectorise(
+                vectorise_in::<T::Acc>(
                     #[inline(always)]
                     || narrow_into(wide, gradient),
                 );
@@ -180,7 +180,7 @@ impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
         let of_rows = (batch * heads + head) * queries + first;
         let maxima = &self.maxima[of_rows..][..rows];
         let inverse_sums = &self.inverse_sums[of_rows..][..rows];
-        vectorise(
+        vectorise_in::<T::Acc>(
             #[inline(always)]
             || {
                 self.q.read([batch, head], first..first + rows, width, q);
@@ -192,7 +192,7 @@ impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
         product(q, k.t(), scores, seen, false, self.threads);
         product(grad, v.t(), dscores, seen, false, self.threads);
         let scale = T::Acc::of(self.settings.scale);
-        vectorise(
+        vectorise_in::<T::Acc>(
             #[inline(always)]
             || {
                 for (at, (&max, &inverse_sum)) in maxima.iter().zip(inverse_sums).enumerate() {
@@ -214,7 +214,7 @@ impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
         let (scores, dscores) = (Matrix::new(scores, rows, seen), Matrix::new(dscores, rows, seen));
         if !parts.dq.is_empty() {
             product(dscores, k, dq, width, false, self.threads);
-            vectorise(
+            vectorise_in::<T::Acc>(
                 #[inline(always)]
                 || narrow_into(dq, parts.dq),
             );

@@ -19,7 +19,7 @@ use crate::kernels::cpu::dtype::{Element, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::parallel::threads as threads_of_pool;
-use crate::kernels::cpu::simd::{for_each_task, vectorise};
+use crate::kernels::cpu::simd::{for_each_task, vectorise_in};
 use crate::kernels::gemm::{Arithmetic, Matrix, Threads, product};
 use crate::kernels::heads::View;
 
@@ -137,7 +137,7 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
             T::Acc::with_scratch(lengths.iter().sum(), |buffer| {
                 let [q_rows, k_rows, v_rows, scores, result] = split(buffer, lengths);
                 let kv = [batch, head / sizes.group()];
-                vectorise(
+                vectorise_in::<T::Acc>(
                     #[inline(always)]
                     || {
                         q.read([batch, head], first..first + rows, width, q_rows);
@@ -147,7 +147,7 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
                 );
                 let keys = Matrix::new(k_rows, seen, width).t();
                 product(Matrix::new(q_rows, rows, width), keys, scores, seen, false, threads);
-                vectorise(
+                vectorise_in::<T::Acc>(
                     #[inline(always)]
                     || {
                         let of_rows = maxima.iter_mut().zip(inverse_sums.iter_mut());
@@ -162,7 +162,7 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
                 let values = Matrix::new(v_rows, seen, value_width);
                 let weights = Matrix::new(scores, rows, seen);
                 product(weights, values, result, value_width, false, threads);
-                vectorise(
+                vectorise_in::<T::Acc>(
                     #[inline(always)]
                     || {
                         let result = result.chunks_exact(value_width);

@@ -64,7 +64,7 @@ pub(crate) fn cast_into(dst: &Tensor, src: &Tensor) -> Result<()> {
             candle_core::bail!("two tensors are locked")
         };
         let (src, dst) = (src.slice::<S>()?, dst.elements_mut::<D>()?);
-        for_each_chunk(
+        for_each_chunk::<f32, _>(
             dst,
             GRAIN,
             #[inline(always)]

@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Tensor};
 
+use super::depthwise;
 #[cfg(target_arch = "x86_64")]
 use super::packed;
 use super::shape::Shape;
@@ -24,6 +25,8 @@ pub(super) enum Algorithm {
     Im2colF64,
     /// The same in F32.
     Im2col,
+    /// By shifted planes, from NCHW images whose every channel is a group, in F32.
+    Depthwise,
     /// By packed GEMM, from NCHW images.
     #[cfg(target_arch = "x86_64")]
     Packed(InstructionSet),
@@ -58,6 +61,7 @@ impl Algorithm {
         match (nhwc, double) {
             (true, true) => Self::ViaNchw,
             (false, true) => Self::Im2colF64,
+            (false, false) if depthwise::suits(shape) && !empty => Self::Depthwise,
             (true, false) => Self::nhwc(pass, operands, shape).unwrap_or(Self::ViaNchw),
             (false, false) => Self::nchw(operands, shape).unwrap_or(Self::Im2col),
         }
@@ -91,6 +95,7 @@ impl Algorithm {
             Self::ViaNchw => "via nchw",
             Self::Im2colF64 => "im2col, f64",
             Self::Im2col => "im2col",
+            Self::Depthwise => "depthwise",
             #[cfg(target_arch = "x86_64")]
             Self::Packed(isa) | Self::PackedNhwc(isa) => isa.name(),
         }

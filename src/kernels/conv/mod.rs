@@ -10,6 +10,7 @@ mod algorithm;
 mod columns;
 mod cpu;
 mod cuda;
+mod depthwise;
 #[cfg(target_arch = "x86_64")]
 mod packed;
 mod portable;
@@ -22,9 +23,7 @@ use candle_core::{DType, Result, Tensor};
 use super::cuda::Pass;
 use super::format::{Format, to_nchw, to_nhwc};
 use super::gemm::exact;
-use crate::kernels::cpu::dtype::with_element;
-#[cfg(target_arch = "x86_64")]
-use crate::kernels::cpu::dtype::with_single;
+use crate::kernels::cpu::dtype::{with_element, with_single};
 use algorithm::Algorithm;
 use shape::Shape;
 
@@ -101,6 +100,9 @@ pub(crate) fn forward(
         Algorithm::PackedNhwc(isa) => {
             with_single!(near, O => packed::nhwc::forward::<O>(x, weight, bias, &shape, isa))
         }
+        Algorithm::Depthwise => {
+            with_single!(near, O => depthwise::forward::<O>(x, weight, bias, &shape))
+        }
         _ => with_element!(near, O => cpu::forward::<O>(x, weight, bias, &shape)),
     };
     y?.to_dtype(out)
@@ -154,6 +156,12 @@ pub(crate) fn dgrad(
                 None => return via_nchw(),
             }
         }
+        Algorithm::Depthwise => {
+            match with_single!(near, O => depthwise::dgrad::<O>(grad, weight, bias, &shape))? {
+                Some(dx) => Ok(dx),
+                None => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
+            }
+        }
         _ => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
     };
     dx?.to_dtype(out)
@@ -188,6 +196,7 @@ pub(crate) fn wgrad(
         Algorithm::Packed(isa) => packed::wgrad(x, grad, &shape, isa),
         #[cfg(target_arch = "x86_64")]
         Algorithm::PackedNhwc(isa) => packed::nhwc::wgrad(x, grad, &shape, isa),
+        Algorithm::Depthwise => depthwise::wgrad(x, grad, &shape),
         _ => cpu::wgrad::<f32>(x, grad, &shape),
     };
     dw?.to_dtype(out)

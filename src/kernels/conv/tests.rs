@@ -399,9 +399,10 @@ fn poisoned(dims: [usize; 4], place: usize, poison: f64, dtype: DType) -> Tensor
 #[test]
 fn nan_and_infinity_reach_what_they_enter_alone() -> Result<()> {
     for poison in [f64::NAN, f64::INFINITY] {
-        for geometry in [geometry(1, 1, 1, 1), geometry(2, 1, 1, 1), geometry(1, 2, 2, 2)] {
+        for geometry in [(1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 2, 2), (1, 1, 1, 4), (2, 0, 2, 4)] {
+            let geometry = self::geometry(geometry.0, geometry.1, geometry.2, geometry.3);
             for dtype in DTYPES {
-                let (x_dims, w_dims) = ([3, 4, 8, 8], [6, 4 / geometry.groups, 3, 3]);
+                let (x_dims, w_dims) = ([3, 4, 8, 8], [8, 4 / geometry.groups, 3, 3]);
                 let shape = Shape::new(&x_dims, &w_dims, geometry)?;
                 let (x_place, y_place) = (2 * 256 + 70, shape.out_image() + shape.pixels() + 1);
                 let x = poisoned(x_dims, x_place, poison, dtype);
@@ -443,20 +444,21 @@ fn one_result_for_any_number_of_threads() -> Result<()> {
     let mut rng = generator(6);
     let dims = [50, 5, 9, 8];
     let (x, grad) = (random(&mut rng, &dims, DType::F32), random(&mut rng, &dims, DType::BF16));
-    let weight = random(&mut rng, &[5, 5, 3, 3], DType::F32);
+    let weights = [5, 1].map(|ins| random(&mut rng, &[5, ins, 3, 3], DType::F32));
     let results = [1, 2, 3].map(|threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| {
-            let geometry = geometry(1, 1, 1, 1);
+        let of = |weight: &Tensor| {
+            let geometry = geometry(1, 1, 1, 5 / weight.dims()[1]);
             [
                 wgrad(&x, &grad, weight.dims(), geometry, DType::F32).unwrap(),
-                forward(&x, &weight, None, geometry, DType::F32).unwrap(),
-                dgrad(&grad, &weight, None, &dims, geometry, DType::F32).unwrap(),
+                forward(&x, weight, None, geometry, DType::F32).unwrap(),
+                dgrad(&grad, weight, None, &dims, geometry, DType::F32).unwrap(),
                 weight_gradient_last(&x, &grad, weight.dims(), geometry, DType::F32).unwrap(),
-                forward_last(&x, &weight, None, geometry, DType::F32).unwrap(),
+                forward_last(&x, weight, None, geometry, DType::F32).unwrap(),
             ]
             .map(|tensor| doubles(&tensor))
-        })
+        };
+        pool.install(|| weights.each_ref().map(of))
     });
     assert_eq!(results[0], results[1]);
     assert_eq!(results[0], results[2]);

@@ -206,7 +206,6 @@ macro_rules! with_element {
 pub(crate) use with_element;
 
 /// Runs `$body` with `$T` bound to the Rust type of `$dtype`, of those with F32 arithmetic.
-#[cfg(target_arch = "x86_64")]
 macro_rules! with_single {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
@@ -226,7 +225,6 @@ macro_rules! with_single {
         }
     };
 }
-#[cfg(target_arch = "x86_64")]
 pub(crate) use with_single;
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What the CPU's kernels share: element types, vector instructions, threads and memory.
 
+pub(in crate::kernels) mod array;
 mod convert;
 pub(in crate::kernels) mod dtype;
 pub(in crate::kernels) mod guard;

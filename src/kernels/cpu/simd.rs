@@ -6,6 +6,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::array::from_fn;
 use super::lane::Lane;
 use super::parallel;
 use crate::kernels::cpu::uninit::uninit_vec;
@@ -33,9 +34,17 @@ pub(crate) fn vectorise(mut f: impl FnMut()) {
     f()
 }
 
-/// Calls `f` with the number and the elements of each chunk of `size` elements, in parallel.
+/// [`vectorise`] for arithmetic in `A`. In `f64`, which gradients are checked in and nothing is trained in, loops are
+/// compiled once, for every processor: such copies would be a tenth of the crate.
 #[inline(always)]
-pub(crate) fn for_each_chunk<T: Send>(
+pub(crate) fn vectorise_in<A>(mut f: impl FnMut()) {
+    if const { size_of::<A>() > size_of::<f32>() } { f() } else { vectorise(f) }
+}
+
+/// Calls `f`, whose arithmetic is in `A`, with the number and the elements of each chunk of `size` elements, in
+/// parallel.
+#[inline(always)]
+pub(crate) fn for_each_chunk<A, T: Send>(
     data: &mut [T],
     size: usize,
     f: impl Fn(usize, &mut [T]) + Sync,
@@ -45,7 +54,7 @@ pub(crate) fn for_each_chunk<T: Send>(
         parallel::for_each_chunk(data, size, f);
     }
     run(data, size, &|chunk, data| {
-        vectorise(
+        vectorise_in::<A>(
             #[inline(always)]
             || f(chunk, data),
         )
@@ -103,7 +112,7 @@ pub(crate) fn generate_in_place<T: Lane>(
         })
     }
     run(len, &|start, out| {
-        vectorise(
+        vectorise_in::<T::Acc>(
             #[inline(always)]
             || fill(start, out),
         )
@@ -122,14 +131,14 @@ pub(crate) fn each_lane<O: Copy, T: Copy, A: Copy, const M: usize, const P: usiz
     let (blocks, rest) = out.as_chunks_mut::<LANES>();
     let start = blocks.len() * LANES;
     for (number, out) in blocks.iter_mut().enumerate() {
-        let x: [&[T; LANES]; M] = inputs.map(|x| &x.as_chunks().0[number]);
-        let p: [&[A; LANES]; P] = parameters.map(|p| &p.as_chunks().0[number]);
+        let x: [&[T; LANES]; M] = from_fn(|m| &inputs[m].as_chunks().0[number]);
+        let p: [&[A; LANES]; P] = from_fn(|m| &parameters[m].as_chunks().0[number]);
         for lane in 0..LANES {
-            out[lane].write(f(x.map(|x| x[lane]), p.map(|p| p[lane])));
+            out[lane].write(f(from_fn(|m| x[m][lane]), from_fn(|m| p[m][lane])));
         }
     }
     for (i, out) in rest.iter_mut().enumerate() {
-        out.write(f(inputs.map(|x| x[start + i]), parameters.map(|p| p[start + i])));
+        out.write(f(from_fn(|m| inputs[m][start + i]), from_fn(|m| parameters[m][start + i])));
     }
 }
 
@@ -146,13 +155,13 @@ pub(crate) fn map<T: Lane, O: Lane<Acc = T::Acc>, const M: usize>(
         inputs[0].len(),
         #[inline(always)]
         |start, out: &mut [MaybeUninit<O>]| {
-            let (f, inputs) = (f, inputs.map(|input| &input[start..start + out.len()]));
+            let (f, inputs) = (f, from_fn(|m| &inputs[m][start..start + out.len()]));
             each_lane::<_, _, T::Acc, M, 0>(
                 out,
                 inputs,
                 [],
                 #[inline(always)]
-                |x, []| O::narrowed(f(x.map(T::widened))),
+                |x: [T; M], []| O::narrowed(f(from_fn(|m| x[m].widened()))),
             );
         },
     )

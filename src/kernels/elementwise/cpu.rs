@@ -308,7 +308,7 @@ fn dtype(storage: &CpuStorage) -> DType {
 }
 
 fn update<U: Update, D: Lane, S: Lane<Acc = D::Acc>>(dst: &mut [D], src: &[S]) {
-    for_each_chunk(
+    for_each_chunk::<D::Acc, _>(
         dst,
         GRAIN,
         #[inline(always)]

@@ -22,7 +22,7 @@ pub(super) fn gather(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
         let (data, (_, d)) = (Elements::<T>::of(table)?, table.dims2()?);
         let mut y = T::zeros(ids.len() * d);
         let per_task = GRAIN.div_ceil(d.max(1));
-        for_each_chunk(
+        for_each_chunk::<T::Acc, _>(
             &mut y,
             per_task * d,
             #[inline(always)]
@@ -48,7 +48,7 @@ pub(super) fn scatter_add(ids: &Tensor, grad: &Tensor, rows: usize, out: DType) 
         let (starts, places) = by_row(ids, rows);
         let mut sums = O::zeros(rows * d);
         let per_task = GRAIN.div_ceil(d.max(1));
-        for_each_chunk(
+        for_each_chunk::<T::Acc, _>(
             &mut sums,
             per_task * d,
             #[inline(always)]

@@ -12,10 +12,13 @@ use candle_core::{D, DType, Result, Tensor, WithDType};
 use num_traits::Zero;
 
 use crate::kernels::cast;
+use crate::kernels::cpu::array::from_fn;
 use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, for_each_task, pieces, vectorise};
+use crate::kernels::cpu::simd::{
+    BLOCK, GRAIN, for_each_chunk, for_each_task, pieces, vectorise_in,
+};
 use crate::kernels::reduce::channels::block_sums;
 
 /// What a row is normalised by.
@@ -60,7 +63,7 @@ fn totals<T: Lane, const K: usize>(x: &[T], term: impl Fn(T::Acc) -> [T::Acc; K]
             #[inline(always)]
             |[x]| term(x),
         );
-        totals = std::array::from_fn(|k| totals[k] + sums[k]);
+        totals = from_fn(|k| totals[k] + sums[k]);
     }
     totals
 }
@@ -91,7 +94,7 @@ pub(super) fn forward(
             .zip(statistics.chunks_mut(per_task * 3))
             .collect();
         for_each_task(tasks, |((y, x), statistics)| {
-            vectorise(
+            vectorise_in::<T::Acc>(
                 #[inline(always)]
                 || {
                     let rows = y.chunks_exact_mut(columns).zip(x.chunks_exact(columns));
@@ -183,14 +186,14 @@ impl<T: Lane<Acc: Lane>> Backward<'_, T> {
         for_each_task(tasks, |(number, (dx, sums))| {
             let rows = number * panel..rows.min((number + 1) * panel);
             let mut scratch = vec![T::Acc::zero(); 2 * columns];
-            vectorise(
+            vectorise_in::<T::Acc>(
                 #[inline(always)]
                 || self.panel(rows.clone(), dx, pending, sums, &mut scratch),
             );
         });
         let mut totals = vec![0.0; 2 * columns];
         if self.affine {
-            for_each_chunk(
+            for_each_chunk::<T::Acc, _>(
                 &mut totals,
                 BLOCK,
                 #[inline(always)]

@@ -175,7 +175,7 @@ impl InplaceOp1 for GradientInPlace<'_> {
             let parts: &[T::Acc] = &Elements::of(this.log_sum_exp)?;
             let derivative =
                 LogitsGradient::<T::Acc>::new([n, classes], this.grad_scale, this.label_smoothing);
-            for_each_chunk(
+            for_each_chunk::<T::Acc, _>(
                 data,
                 GRAIN,
                 #[inline(always)]

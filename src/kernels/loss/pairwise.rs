@@ -1,7 +1,7 @@
 //! Losses of an input and a target of one shape, element by element.
 
 use crate::kernels::activation::Math;
-use crate::kernels::cpu::simd::vectorise;
+use crate::kernels::cpu::simd::vectorise_in;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Pairwise {
@@ -143,7 +143,7 @@ fn bounded_log<A: Math>(x: A) -> A {
 
 #[inline(always)]
 fn each<A: Math>(a: &mut [A], b: &[A], f: impl Fn(A, A) -> A + Copy) {
-    vectorise(
+    vectorise_in::<A>(
         #[inline(always)]
         || {
             // A copy, that writes to `a` cannot change.

@@ -15,7 +15,7 @@ use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::parallel;
-use crate::kernels::cpu::simd::{GRAIN, pieces, vectorise, with_output};
+use crate::kernels::cpu::simd::{GRAIN, pieces, vectorise_in, with_output};
 use crate::kernels::elementwise::cpu::with_slice;
 use crate::kernels::reduce::channels::Channels;
 
@@ -211,7 +211,7 @@ pub(crate) fn planes<A: Real, O: Lane<Acc = A>, S: Send>(
     f: impl Fn(usize, &mut [S], &mut [A], &mut [A]) + Sync,
 ) -> Vec<O> {
     run_planes(side, count, lengths, &|number, side, wide, out, result: &mut [O]| {
-        vectorise(
+        vectorise_in::<A>(
             #[inline(always)]
             || {
                 f(number, side, wide, out);

@@ -1,10 +1,10 @@
 //! A tensor seen as `(outer, channels, inner)`: sums per channel, and maps with channel parameters.
 
-use std::array::from_fn;
 use std::mem::MaybeUninit;
 
 use num_traits::Zero;
 
+use crate::kernels::cpu::array::from_fn;
 use crate::kernels::cpu::dtype::Real;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{BLOCK, GRAIN, each_lane, for_each_chunk, generate_in_place, runs};
@@ -56,9 +56,11 @@ impl Channels {
     }
 
     /// Channel parameters repeated for every column, row after row up to `width`, whole rows.
-    fn expand<A: Copy>(self, parameter: &[A], width: usize) -> Vec<A> {
-        let row = parameter.iter().flat_map(|&p| std::iter::repeat_n(p, self.inner));
-        row.cycle().take(width).collect()
+    fn expand<A: Copy, const P: usize>(self, parameters: [&[A]; P], width: usize) -> [Vec<A>; P] {
+        parameters.map(|parameter| {
+            let row = parameter.iter().flat_map(|&p| std::iter::repeat_n(p, self.inner));
+            row.cycle().take(width).collect()
+        })
     }
 
     /// For every channel, the sum of the `K` values of `term` over its elements.
@@ -108,7 +110,7 @@ impl Channels {
         let together = (BLOCK / self.inner.max(1)).clamp(1, self.outer.max(1));
         let mut partials = vec![[0.0; K]; self.outer.div_ceil(together) * self.channels];
         let per_task = GRAIN.div_ceil((self.inner * together).max(1));
-        for_each_chunk(
+        for_each_chunk::<T::Acc, _>(
             &mut partials,
             per_task,
             #[inline(always)]
@@ -116,7 +118,7 @@ impl Channels {
                 for (i, partial) in partials.iter_mut().enumerate() {
                     let block = task * per_task + i;
                     let channel = block % self.channels;
-                    let parameters = parameters.map(|p| p[channel]);
+                    let parameters = from_fn(|m| parameters[m][channel]);
                     let mut lanes = [[T::Acc::zero(); LANES]; K];
                     let first = block / self.channels * together;
                     for row in first..self.outer.min(first + together) {
@@ -126,20 +128,19 @@ impl Channels {
                             let len = BLOCK.min(end - start);
                             add_block(
                                 &mut lanes,
-                                inputs.map(|input| &input[start..start + len]),
+                                from_fn(|m| &inputs[m][start..start + len]),
                                 #[inline(always)]
                                 |x| term(x, parameters),
                             );
                             if together == 1 {
                                 let lanes =
                                     std::mem::replace(&mut lanes, [[T::Acc::zero(); LANES]; K]);
-                                let sums = lanes.map(total);
-                                *partial = from_fn(|k| partial[k] + sums[k]);
+                                *partial = from_fn(|k| partial[k] + total(lanes[k]));
                             }
                         }
                     }
                     if together > 1 {
-                        *partial = lanes.map(total);
+                        *partial = from_fn(|k| total(lanes[k]));
                     }
                 }
             },
@@ -165,22 +166,23 @@ impl Channels {
         term: impl Fn([T::Acc; M], [T::Acc; P]) -> [T::Acc; K] + Sync,
     ) -> Vec<[f64; K]> {
         let (columns, wide) = (self.columns(), self.wide());
-        let parameters = parameters.map(|p| self.expand(p, wide));
+        let parameters = self.expand(parameters, wide);
         let panel = PANEL * wide;
         let panels = (self.outer * columns).div_ceil(panel);
         let mut partials = vec![[0.0; K]; panels * columns];
         let per_task = GRAIN.div_ceil(panel);
-        for_each_chunk(
+        for_each_chunk::<T::Acc, _>(
             &mut partials,
             per_task * columns,
             #[inline(always)]
             |task, partials| {
                 for (i, partials) in partials.chunks_mut(columns).enumerate() {
                     let start = (task * per_task + i) * panel;
-                    let rows = inputs.map(|input| {
-                        &input[start.min(input.len())..(start + panel).min(input.len())]
+                    let rows: [&[T]; M] = from_fn(|m| {
+                        let len = inputs[m].len();
+                        &inputs[m][start.min(len)..(start + panel).min(len)]
                     });
-                    let parameters = parameters.each_ref().map(|p| &p[..]);
+                    let parameters = from_fn(|m| &parameters[m][..]);
                     let mut whole = 0;
                     macro_rules! columns {
                         ($lanes:expr) => {
@@ -203,8 +205,8 @@ impl Channels {
                     for row in (0..rows[0].len()).step_by(wide) {
                         let rest = row + if row < full { whole } else { 0 };
                         for at in rest..rows[0].len().min(row + wide) {
-                            let x = rows.map(|row| row[at].widened());
-                            let terms = term(x, parameters.map(|p| p[at - row]));
+                            let x = from_fn(|m| rows[m][at].widened());
+                            let terms = term(x, from_fn(|m| parameters[m][at - row]));
                             let partial = &mut partials[(at - row) % columns];
                             *partial = from_fn(|k| partial[k] + terms[k].to_double());
                         }
@@ -225,8 +227,7 @@ impl Channels {
     ) -> Vec<O> {
         let by_columns = self.by_columns();
         let width = if by_columns { self.wide() } else { self.inner };
-        let expanded =
-            parameters.map(|p| if by_columns { self.expand(p, width) } else { Vec::new() });
+        let expanded = self.expand(parameters, if by_columns { width } else { 0 });
         generate_in_place(
             self.outer * self.columns(),
             #[inline(always)]
@@ -235,27 +236,26 @@ impl Channels {
                 for (number, run) in runs(start, out.len(), width) {
                     let from = start + run.start;
                     let out = &mut out[run];
-                    let inputs = inputs.map(|input| &input[from..from + out.len()]);
+                    let inputs = from_fn(|m| &inputs[m][from..from + out.len()]);
                     if by_columns {
                         let column = from - number * width;
-                        let parameters =
-                            expanded.each_ref().map(|p| &p[column..column + out.len()]);
+                        let parameters = from_fn(|m| &expanded[m][column..column + out.len()]);
                         each_lane(
                             out,
                             inputs,
                             parameters,
                             #[inline(always)]
-                            |x, p| O::narrowed(f(x.map(T::widened), p)),
+                            |x: [T; M], p| O::narrowed(f(from_fn(|m| x[m].widened()), p)),
                         );
                     } else {
-                        let parameters = parameters.map(|p| p[channel]);
+                        let parameters = from_fn(|m| parameters[m][channel]);
                         channel = if channel + 1 == self.channels { 0 } else { channel + 1 };
                         each_lane::<_, _, T::Acc, M, 0>(
                             out,
                             inputs,
                             [],
                             #[inline(always)]
-                            |x, []| O::narrowed(f(x.map(T::widened), parameters)),
+                            |x: [T; M], []| O::narrowed(f(from_fn(|m| x[m].widened()), parameters)),
                         );
                     }
                 }
@@ -274,11 +274,11 @@ fn lane_sums<T: Lane, const M: usize, const P: usize, const K: usize, const L: u
     term: &impl Fn([T::Acc; M], [T::Acc; P]) -> [T::Acc; K],
 ) -> [[T::Acc; L]; K] {
     let mut sums = [[T::Acc::zero(); L]; K];
-    let parameters: [[T::Acc; L]; P] = parameters.map(|p| from_fn(|lane| p[from + lane]));
+    let parameters: [[T::Acc; L]; P] = from_fn(|m| from_fn(|lane| parameters[m][from + lane]));
     for row in 0..rows[0].len() / wide {
-        let x = rows.map(|input| &input[row * wide + from..][..L]);
+        let x: [&[T]; M] = from_fn(|m| &rows[m][row * wide + from..][..L]);
         for lane in 0..L {
-            let terms = term(x.map(|x| x[lane].widened()), parameters.each_ref().map(|p| p[lane]));
+            let terms = term(from_fn(|m| x[m][lane].widened()), from_fn(|m| parameters[m][lane]));
             for k in 0..K {
                 sums[k][lane] += terms[k];
             }
@@ -295,7 +295,7 @@ pub(crate) fn block_sums<T: Lane, const M: usize, const K: usize>(
 ) -> [f64; K] {
     let mut lanes = [[T::Acc::zero(); LANES]; K];
     add_block(&mut lanes, inputs, term);
-    lanes.map(total)
+    from_fn(|k| total(lanes[k]))
 }
 
 /// Adds the values of `term` over the elements of `inputs`, element `i` to lane `i % LANES`.
@@ -306,19 +306,19 @@ fn add_block<T: Lane, const M: usize, const K: usize>(
     term: impl Fn([T::Acc; M]) -> [T::Acc; K],
 ) {
     let mut sums = *lanes;
-    let chunks = inputs.map(|input| input.as_chunks::<LANES>());
+    let chunks: [(&[[T; LANES]], &[T]); M] = from_fn(|m| inputs[m].as_chunks());
     for i in 0..chunks[0].0.len() {
         let block: [&[T; LANES]; M] = from_fn(|m| &chunks[m].0[i]);
         for lane in 0..LANES {
-            let terms = term(block.map(|x| x[lane].widened()));
+            let terms = term(from_fn(|m| block[m][lane].widened()));
             for k in 0..K {
                 sums[k][lane] += terms[k];
             }
         }
     }
-    let rest = chunks.map(|(_, rest)| rest);
+    let rest: [&[T]; M] = from_fn(|m| chunks[m].1);
     for lane in 0..rest[0].len().min(LANES) {
-        let terms = term(rest.map(|x| x[lane].widened()));
+        let terms = term(from_fn(|m| rest[m][lane].widened()));
         for k in 0..K {
             sums[k][lane] += terms[k];
         }

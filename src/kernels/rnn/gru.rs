@@ -9,7 +9,7 @@ use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::in_place;
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::cpu::simd::vectorise;
+use crate::kernels::cpu::simd::vectorise_in;
 
 /// The state after every step, `(b, t, n)`, and what backward needs, all in the dtype of `x`.
 pub(crate) fn gru(of: &Sequence) -> Result<(Tensor, Saved)> {
@@ -61,7 +61,7 @@ fn forward<T: Lane<Acc: Gate>>(of: &Sequence, gates: &Tensor) -> Result<(Tensor,
             for_each_row(dims, rows, |(((gates, of_h), h), (y, inner))| {
                 let gates = &mut gates[step * 3 * n..][..3 * n];
                 let (y, inner) = (&mut y[step * n..][..n], &mut inner[step * n..][..n]);
-                vectorise(
+                vectorise_in::<T::Acc>(
                     #[inline(always)]
                     || {
                         unit(gates, of_h, h);
@@ -118,7 +118,7 @@ fn backward<T: Lane<Acc: Gate>>(
             let values = [r, z, new, &inner[at(step)..][..n], before, &grad[at(step)..][..n]];
             let [of_x, of_h] =
                 [of_x, of_h].map(|gate_gradients| &mut gate_gradients[step * 3 * n..][..3 * n]);
-            vectorise(
+            vectorise_in::<T::Acc>(
                 #[inline(always)]
                 || unit_backward(values, dh, of_x, of_h),
             );

@@ -9,7 +9,7 @@ use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::in_place;
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::cpu::simd::vectorise;
+use crate::kernels::cpu::simd::vectorise_in;
 
 /// Hidden and cell states after every step, `(2, b, t, n)`, and what goes into the gates' functions,
 /// `(b, t, 4 n)`, both in the dtype of `x`.
@@ -63,7 +63,7 @@ fn forward<T: Lane<Acc: Gate>>(of: &Sequence, c0: &Tensor, gates: &Tensor) -> Re
             for_each_row(dims, rows, |(gates, ((h, c), (y_h, y_c)))| {
                 let gates = &gates[step * 4 * n..][..4 * n];
                 let (y_h, y_c) = (&mut y_h[step * n..][..n], &mut y_c[step * n..][..n]);
-                vectorise(
+                vectorise_in::<T::Acc>(
                     #[inline(always)]
                     || {
                         unit(gates, h, c);
@@ -119,7 +119,7 @@ fn backward<T: Lane<Acc: Gate>>(
             let grads = [&grad_h[at(step)..][..n], &grad_c[at(step)..][..n]];
             let gates = runs(&gates[4 * at(step)..], n);
             let gate_gradients = &mut gate_gradients[step * 4 * n..][..4 * n];
-            vectorise(
+            vectorise_in::<T::Acc>(
                 #[inline(always)]
                 || unit_backward(gates, cells, grads, dh, dc, gate_gradients),
             );

@@ -40,7 +40,7 @@ fn typed<T: Lane, O: Lane<Acc = T::Acc>>(
     let rows = view.heads::<T>()?;
     let mut y = O::zeros(x.elem_count());
     let per_task = GRAIN.div_ceil(d.max(1));
-    for_each_chunk(
+    for_each_chunk::<T::Acc, _>(
         &mut y,
         per_task * d,
         #[inline(always)]

@@ -110,7 +110,7 @@ pub(crate) fn maxima_and_sums<T: Lane<Acc: Exp>>(
     let columns = layout.count();
     let mut rows = vec![(T::Acc::zero(), 0.0); layout.channels];
     let per_task = GRAIN.div_ceil(columns.max(1));
-    for_each_chunk(
+    for_each_chunk::<T::Acc, _>(
         &mut rows,
         per_task,
         #[inline(always)]
