@@ -16,8 +16,8 @@ pub(super) struct Below {
     known: HashSet<TensorId>,
     /// Nodes of an earlier graph whose outputs it reads. They count as consumed as long as this lives.
     captured: Vec<Consumed>,
-    /// The storages that backward reads.
-    reads: Vec<Read>,
+    /// The storages that recomputing reads, and the time of the node that read them.
+    reads: Vec<(u64, Read)>,
 }
 
 impl Below {
@@ -55,8 +55,12 @@ impl Below {
             if from_own && !own {
                 self.captured.push(consumed);
             }
-            for Edge { read, target, .. } in &node.saved()?.edges {
-                self.reads.extend(read.filter(|_| own));
+            let saved = node.saved()?;
+            if own {
+                let reads = saved.sources.iter().map(|source| (node.number, source.read));
+                self.reads.extend(reads);
+            }
+            for Edge { target, .. } in &saved.edges {
                 match target {
                     Target::Node(input, _) => rest.push((input.clone(), own)),
                     Target::Argument(input, _) if input.is_variable() => {
@@ -69,8 +73,11 @@ impl Below {
         Ok(())
     }
 
-    /// Whether backward reads what has been written since.
+    /// Whether what was read has been written since.
     pub(super) fn is_modified(&self) -> bool {
-        version::written_since(self.time, self.reads.iter().copied().map(Some)).is_some()
+        let written = |(time, read): &(u64, Read)| {
+            version::written_since(*time, std::iter::once(*read)).is_some()
+        };
+        self.reads.iter().any(written)
     }
 }

@@ -111,6 +111,15 @@ pub trait Operator: Send + Sync + 'static {
         true
     }
 
+    /// The tensors besides its inputs that `forward` reads, or, where `in_backward` is set, that `backward` reads. Writing
+    /// to one of the latter between forward and backward is an error, as with an input, and so is writing to one of
+    /// either before a [`checkpoint`] recomputes.
+    ///
+    /// By default there are none.
+    fn captured(&self, _in_backward: bool) -> Vec<&Tensor> {
+        Vec::new()
+    }
+
     /// Computes the output from detached inputs, and what backward needs of them.
     ///
     /// # Errors

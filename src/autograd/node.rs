@@ -6,7 +6,7 @@ use candle_core::{DType, Result, Shape, Tensor};
 
 use super::reclaim::drop_later;
 use super::storage::lock;
-use super::version::{self, Read};
+use super::version::{self, Source};
 use super::{Arrivals, Gradient};
 use crate::error::GraphError;
 
@@ -55,6 +55,7 @@ pub(super) struct Node {
 pub(super) struct Saved {
     /// One for each input.
     pub(super) edges: Vec<Edge>,
+    pub(super) sources: Vec<Source>,
     /// Calls the operator's backward.
     pub(super) run: Box<Run>,
 }
@@ -85,8 +86,6 @@ pub(super) struct Edge {
     pub(super) dtype: DType,
     /// Of the input, and so of its gradient.
     pub(super) shape: Shape,
-    /// The input's storage, if backward may read it and no operator of the crate has made it.
-    pub(super) read: Option<Read>,
     pub(super) target: Target,
 }
 
@@ -119,6 +118,7 @@ impl Node {
         number: u64,
         run: Box<Run>,
         edges: Vec<Edge>,
+        sources: Vec<Source>,
         max_depth: usize,
     ) -> Arc<Self> {
         let below = edges.iter().filter_map(Edge::depth).max();
@@ -131,7 +131,7 @@ impl Node {
             is_leaf: name == LEAF && edges.iter().any(Edge::is_variable),
             depth: if is_cut { 0 } else { depth },
             is_cut,
-            saved: Mutex::new(Some(Arc::new(Saved { edges, run }))),
+            saved: Mutex::new(Some(Arc::new(Saved { edges, sources, run }))),
             consumers: Arc::new(()),
         })
     }

@@ -32,7 +32,7 @@ use super::no_grad::{EnableGrad, enable_grad};
 use super::node::{Arguments, Edge, LEAF, Node, Run, Target};
 use super::reclaim::drop_later;
 use super::storage::{into_storage, lock, place};
-use super::version::{self, Read};
+use super::version::{self, Read, Source};
 use super::{Backward, Gradient, Operator, pass};
 use crate::autocast::{self, AutocastGuard};
 use crate::error::GraphError;
@@ -141,6 +141,13 @@ pub(super) fn link<O: Operator>(
     reads: &[bool],
     output: Tensor,
 ) -> Result<Tensor> {
+    let mut captured = Vec::new();
+    for in_backward in [false, true] {
+        captured.extend(operator.captured(in_backward).iter().enumerate().map(|(at, tensor)| {
+            let (read, shape) = (Read::of(tensor), Some(tensor.shape().clone()));
+            Source { read, input: inputs.len() + at, shape, in_backward }
+        }));
+    }
     let kept = Arc::new(OnceLock::<Tensor>::new());
     let (name, is_user) = (operator.op().name(), operator.op().is_user());
     let run = Box::new({
@@ -158,7 +165,7 @@ pub(super) fn link<O: Operator>(
             })
         }
     });
-    let output = emit(join(name, number, run, inputs, reads)?, output)?;
+    let output = emit(join(name, number, run, inputs, reads, captured)?, output)?;
     if O::KEEPS_OUTPUT {
         kept.get_or_init(|| output.detach());
     }
@@ -171,13 +178,14 @@ fn alone() -> (Option<AutocastGuard>, EnableGrad) {
     (autocast::suspend(), enable_grad())
 }
 
-/// The node of an operator over `inputs`, some of which backward `reads`; and its token.
+/// The node of an operator over `inputs`, some of which backward `reads`, and over other `sources`; and its token.
 fn join(
     name: &'static str,
     number: u64,
     run: Box<Run>,
     inputs: &[&Tensor],
     reads: &[bool],
+    mut sources: Vec<Source>,
 ) -> Result<Output> {
     let tracked = |t: &Tensor| t.track_op() && t.dtype().is_float();
     // candle's custom ops have at most three arguments. With more, inputs without a token get one,
@@ -185,15 +193,16 @@ fn join(
     let crowded = inputs.iter().filter(|t| tracked(t)).count() > 3;
     let mut args: Vec<Tensor> = Vec::new();
     let mut edges = Vec::with_capacity(inputs.len());
-    for (&input, &reads) in inputs.iter().zip(reads) {
+    for (number, (&input, &in_backward)) in inputs.iter().zip(reads).enumerate() {
         let (dtype, shape) = (input.dtype(), input.shape().clone());
+        let output = if tracked(input) { Output::of(input) } else { None };
+        if output.is_none() {
+            sources.push(Source { read: Read::of(input), input: number, shape: None, in_backward });
+        }
         if !tracked(input) {
-            let read = (reads && dtype.is_float()).then(|| Read::of(input));
-            edges.push(Edge { dtype, shape, read, target: Target::Nowhere });
+            edges.push(Edge { dtype, shape, target: Target::Nowhere });
             continue;
         }
-        let output = Output::of(input);
-        let read = (output.is_none() && reads).then(|| Read::of(input));
         let made_by = match output {
             None if crowded => {
                 let Output { token, node, .. } = &leaf(input)?;
@@ -212,9 +221,9 @@ fn join(
                 Target::Argument(input.clone(), args.len() - 1)
             }
         };
-        edges.push(Edge { dtype, shape, read, target });
+        edges.push(Edge { dtype, shape, target });
     }
-    let node = Node::new(name, number, run, edges, MAX_DEPTH);
+    let node = Node::new(name, number, run, edges, sources, MAX_DEPTH);
     if node.is_cut {
         args = match args.first() {
             Some(arg) => vec![Var::zeros(&TOKEN_SHAPE, DType::F32, arg.device())?.into_inner()],
@@ -247,7 +256,7 @@ fn token_over(args: &[Tensor], node: Option<Arc<Node>>) -> Result<Tensor> {
 /// A node that hands its gradient to `input`.
 fn leaf(input: &Tensor) -> Result<Output> {
     let pass_on = |arguments: Arguments<'_>| Ok(vec![Some(arguments.gradient.clone())]);
-    join(LEAF, version::tick(), Box::new(pass_on), &[input], &[false])
+    join(LEAF, version::tick(), Box::new(pass_on), &[input], &[false], Vec::new())
 }
 
 /// The tensor that users get.

@@ -3,7 +3,7 @@
 //! An operator keeps the tensors that backward needs, not copies of them. Once one is written in place, backward
 //! would differentiate a function that was never computed. PyTorch gives each tensor a version counter and compares it in
 //! backward. Here whatever of this crate writes in place (an optimizer's step, an average put in place of the
-//! weights, a checkpoint that is loaded) calls [`written`]. A node that reads a storage whose last write is later than
+//! weights, batch norm's running statistics, a checkpoint that is loaded) calls [`written`]. A node that reads a storage whose last write is later than
 //! the node itself refuses to run.
 
 use std::collections::{HashMap, HashSet};
@@ -11,7 +11,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
-use candle_core::{DType, Device, Tensor, TensorId};
+use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
 use super::storage::{lock, place, share_storage};
 use crate::error::GraphError;
@@ -50,11 +50,22 @@ struct Copy {
     master: Option<usize>,
 }
 
-/// A storage that backward reads.
+/// A storage that an operator read.
 #[derive(Clone, Copy)]
 pub(super) struct Read {
     place: usize,
     tensor: u64,
+}
+
+/// What a node was computed from, unless an operator of this crate has made it.
+pub(super) struct Source {
+    pub(super) read: Read,
+    /// The number of the input; those that the operator captured follow.
+    pub(super) input: usize,
+    /// Of what the operator captured.
+    pub(super) shape: Option<Shape>,
+    /// Whether backward reads it too. A checkpoint that recomputes the node reads all.
+    pub(super) in_backward: bool,
 }
 
 impl Read {
@@ -123,16 +134,12 @@ fn newest() -> u64 {
 }
 
 /// Which of `reads`, storages that a node of this time reads, has been written since.
-pub(super) fn written_since(
-    time: u64,
-    mut reads: impl Iterator<Item = Option<Read>>,
-) -> Option<usize> {
+pub(super) fn written_since(time: u64, mut reads: impl Iterator<Item = Read>) -> Option<usize> {
     if LATEST.load(Ordering::Relaxed) <= time {
         return None;
     }
     let versions = lock(&VERSIONS);
-    reads.position(|read| {
-        let Some(Read { place, tensor }) = read else { return false };
+    reads.position(|Read { place, tensor }| {
         versions.writes.get(&place).is_some_and(|w| w.at > time && w.tensor <= tensor)
     })
 }
@@ -259,10 +266,11 @@ mod tests {
         LATEST.fetch_max(at, Ordering::Relaxed);
         let later = Write { at, newest: newest(), tensor: newest() };
         lock(&VERSIONS).writes.insert(read.place, later);
-        assert_eq!(written_since(time, [Some(read)].into_iter()), None);
+        assert_eq!(written_since(time, [read].into_iter()), None);
         written([&x]);
-        assert_eq!(written_since(time, [None, Some(read)].into_iter()), Some(1));
-        assert_eq!(written_since(tick(), [Some(read)].into_iter()), None);
+        let other = Read::of(&Tensor::zeros(1, DType::F32, &Device::Cpu)?);
+        assert_eq!(written_since(time, [other, read].into_iter()), Some(1));
+        assert_eq!(written_since(tick(), [read].into_iter()), None);
         Ok(())
     }
 }

@@ -6,7 +6,8 @@ use candle_core::{DType, Result, Tensor};
 
 use super::node::{Arguments, Edge, Node, Saved, Target};
 use super::pass::{Pass, Pending};
-use super::{Arrivals, Arrive, Gradient, second_order, version};
+use super::version::{self, Source};
+use super::{Arrivals, Arrive, Gradient, second_order};
 use crate::autocast;
 use crate::error::GraphError;
 use crate::kernels::accumulator;
@@ -24,10 +25,13 @@ impl Node {
         if second_order::is_wanted() && pass.leaves.is_none() {
             return Err(GraphError::SecondOrder { op: self.name }.into());
         }
-        let reads = saved.edges.iter().map(|edge| edge.read);
-        if let Some(input) = version::written_since(self.number, reads) {
-            let shape = saved.edges[input].shape.clone();
-            return Err(GraphError::Modified { op: self.name, input, shape }.into());
+        let read = || saved.sources.iter().filter(|source| source.in_backward);
+        let written = version::written_since(self.number, read().map(|source| source.read));
+        if let Some(Source { input, shape, .. }) = written.and_then(|at| read().nth(at)) {
+            let (op, input) = (self.name, *input);
+            let shape = shape.clone().or_else(|| Some(saved.edges.get(input)?.shape.clone()));
+            let shape = shape.unwrap_or_else(|| ().into());
+            return Err(GraphError::Modified { op, input, shape }.into());
         }
         autocast::clear_cast_cache();
         let wants: Vec<_> = saved.edges.iter().map(|edge| edge.wants(pass)).collect();

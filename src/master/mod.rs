@@ -114,9 +114,12 @@ impl<O: Optimizer> MasterWeights<O> {
                 store.insert(master, kernels::cast(gradient, master.dtype())?);
             }
         }
-        self.optimizer.step(&store)?;
+        let done = self.optimizer.step(&store);
+        // On an error too: some may have been written.
         let stepped = self.pairs.iter().filter(|pair| store.get(&pair.master).is_some());
-        version::written(stepped.map(|pair| pair.variable.as_tensor()));
+        let both = stepped.flat_map(|pair| [pair.variable.as_tensor(), pair.master.as_tensor()]);
+        version::written(both);
+        done?;
         self.rewrite()
     }
 

@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
 
-use crate::autograd;
+use crate::autograd::{self, version};
 use crate::error::ArgumentError;
 use crate::kernels::accumulator;
 use crate::kernels::format::Format;
@@ -186,7 +186,11 @@ impl BatchNorm {
         let unbiased = self.momentum * count / (count - 1.0);
         let running = [&self.running_mean, &self.running_var];
         let batch = [&statistics.mean, &statistics.var];
-        kernels::batch_norm::average(running, batch, 1.0 - self.momentum, [self.momentum, unbiased])
+        let weights = [self.momentum, unbiased];
+        let averaged = kernels::batch_norm::average(running, batch, 1.0 - self.momentum, weights);
+        // On an error too: one of the two may have been written.
+        version::written(running.map(Var::as_tensor));
+        averaged
     }
 
     /// Normalises by the running averages.

@@ -314,8 +314,8 @@ impl Operator for WhereCond {
         Op::WhereCond
     }
 
-    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
-        false
+    fn reads(&self, input: usize, _wanted: &[bool]) -> bool {
+        input == 0
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {

@@ -60,8 +60,8 @@ impl Operator for Embedding {
         Op::Embedding
     }
 
-    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
-        false
+    fn reads(&self, input: usize, _wanted: &[bool]) -> bool {
+        input == 0
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {

@@ -203,7 +203,9 @@ pub(super) fn batch_norm_eval_of(
         true => Ok(statistics.detach()),
         false => statistics.detach().force_contiguous(),
     };
-    let mode = Mode::Eval { mean: own(running.mean)?, var: own(running.var)? };
+    let (mean, var) = (own(running.mean)?, own(running.var)?);
+    let given = [running.mean, running.var].map(Tensor::detach);
+    let mode = Mode::Eval { mean, var, given };
     run(format, x, affine, running.eps, mode)
 }
 
@@ -231,7 +233,12 @@ struct BatchNorm {
 
 enum Mode {
     Train(Arc<OnceLock<BatchStatistics>>),
-    Eval { mean: Tensor, var: Tensor },
+    Eval {
+        mean: Tensor,
+        var: Tensor,
+        /// What those are copies of.
+        given: [Tensor; 2],
+    },
 }
 
 struct Saved {
@@ -246,6 +253,13 @@ impl Operator for BatchNorm {
 
     fn op(&self) -> Op {
         self.op
+    }
+
+    fn captured(&self, in_backward: bool) -> Vec<&Tensor> {
+        match &self.mode {
+            Mode::Eval { given, .. } if !in_backward => given.iter().collect(),
+            _ => Vec::new(),
+        }
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Saved)> {
@@ -269,7 +283,7 @@ impl BatchNorm {
         let (weight, bias, dims) = (weight.as_ref(), bias.as_ref(), x.dims());
         let [x, gradient] = [&self.seen(x)?, &self.seen(ctx.gradient)?];
         let (dx, dweight, dbias) = match (&self.mode, statistics) {
-            (Mode::Eval { mean, var }, _) => {
+            (Mode::Eval { mean, var, .. }, _) => {
                 let [mean, var] = self.given(x, mean, var)?;
                 let running = Running { mean: &mean, var: &var, eps: self.eps };
                 kernel::backward_eval(x, gradient, weight, running)?
@@ -336,7 +350,7 @@ impl BatchNorm {
                 out.get_or_init(|| BatchStatistics { mean, var, count });
                 (y, Some(statistics))
             }
-            Mode::Eval { mean, var } => {
+            Mode::Eval { mean, var, .. } => {
                 for (name, tensor) in [("mean", mean), ("var", var)] {
                     check_operand(self.op(), x, name, tensor, false)?;
                     check_dims(self.op(), name, tensor, &[c])?;

@@ -75,6 +75,10 @@ impl Operator for Rope {
         Op::Rope
     }
 
+    fn captured(&self, _in_backward: bool) -> Vec<&Tensor> {
+        vec![&self.cos, &self.sin]
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
         let x = &inputs[0];
         check_operand(self.op(), x, "x", x, false)?;

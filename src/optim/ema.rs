@@ -142,6 +142,7 @@ impl Ema {
             seed: 0,
         });
         kernel::step(slots.collect(), None)?;
+        version::written(self.averages.iter().map(|a| &a.average));
         self.updates = self.updates.saturating_add(1);
         Ok(())
     }

@@ -33,6 +33,7 @@ mod pointwise;
 mod public_api;
 mod random_graphs;
 mod readme;
+mod saved_tensors;
 mod saving;
 mod scale_rule;
 mod scaler;

@@ -1,7 +1,7 @@
 //! The AVX2 micro-kernel: 4 rows by up to 24 columns of sums, in registers.
 //!
 //! 12 of the 16 vector registers hold sums, 3 hold columns of the right matrix, one an element of the left matrix in
-//! every lane. Each step along the depth loads the columns once and uses them for 4 rows. Up to 256 words of 24 columns
+//! every lane. Each step along the depth loads the columns once and uses them for 4 rows. Up to 128 words of 24 columns
 //! stay in a first-level cache of 32 KiB while all rows of a tile pass, so that the second-level cache is read once for
 //! 32 rows.
 #![allow(unsafe_code)]
@@ -17,7 +17,7 @@ const TALL: usize = 4;
 const TILE_ROWS: usize = 4 * ROWS;
 /// Words added up in a register, before their sum is added to those of earlier ones: the error of a sum
 /// grows with the terms added one after the other.
-const LONGEST: usize = 256;
+const LONGEST: usize = 128;
 
 /// See [`PackedGemm::multiply`], which checks what this relies on.
 pub(super) fn multiply(gemm: &PackedGemm<'_>, mut f: impl FnMut(Tile<'_>)) {

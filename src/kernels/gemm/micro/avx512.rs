@@ -18,7 +18,7 @@ use super::{PackedGemm, Tile, WIDTH, equal_parts};
 const ROWS: usize = 8;
 /// Words added up in a register, before their sum is added to those of earlier ones: the error of a sum
 /// grows with the terms added one after the other.
-const LONGEST: usize = 256;
+const LONGEST: usize = 128;
 
 macro_rules! micro_kernel {
     ($name:ident, $tile:ident, $features:literal, |$sum:ident, $left:ident, $right:ident| $add:expr) => {
