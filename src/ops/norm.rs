@@ -82,7 +82,8 @@ fn taken(statistics: &OnceLock<BatchStatistics>) -> Result<BatchStatistics> {
 /// # Precision
 ///
 /// As [`batch_norm`]; `residual` in the dtype of `x`. Everything is in `F32`, and rounded once, where
-/// three operators round three times.
+/// three operators round three times. Where the result is NaN its gradient is passed on, as by
+/// [`relu`](super::relu).
 ///
 /// # Errors
 ///
