@@ -1,9 +1,12 @@
 //! Backward from a loss, into collected gradients.
 
+use std::sync::Arc;
+
 use candle_core::{DType, Result, Tensor};
 
 use super::node::{Graph, Node};
 use super::pass::{self, Pass};
+use super::stack::with_deep_stack;
 use super::{Backward, Gradient, Operator, token, version};
 use crate::kernels::accumulator;
 use crate::{Cast, Op};
@@ -21,10 +24,18 @@ pub(crate) struct Gradients {
 /// Where only operators of this crate lie between the loss and its variables, nodes run latest first, without candle
 /// and without recursion. Otherwise candle schedules.
 pub(crate) fn backward_into(loss: &Tensor, graph: Graph) -> crate::Result<Gradients> {
+    match token::whole_node(loss) {
+        Some(node) => run(loss, Some(node), graph),
+        None => with_deep_stack(|| run(loss, None, graph)),
+    }
+}
+
+/// [`backward_into`] from the node of the loss, where candle is not needed.
+fn run(loss: &Tensor, whole: Option<Arc<Node>>, graph: Graph) -> crate::Result<Gradients> {
     let mut pass = Pass::collecting(graph);
     let mut f16 = false;
     let mut from_candle = Vec::new();
-    match token::whole_node(loss) {
+    match whole {
         Some(node) => {
             pass.send(&node.consume(), Some(Gradient::owned(loss.ones_like()?)))?;
             drop(node);

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::below::Below;
+use super::stack::with_deep_stack;
 use super::{token, version};
 use crate::autograd::{self, Backward, Gradient, Graph, Operator, apply};
 use crate::error::GraphError;
@@ -95,7 +96,7 @@ where
     };
     let (y, draws) = random::record(|| f(&first));
     let y = y?;
-    let (below, is_captured) = token::below(&y, &first, time, newest)?;
+    let (below, is_captured) = with_deep_stack(|| token::below(&y, &first, time, newest))?;
     // The storage of the result will be taken, unless it is a captured tensor's. Of an untracked result nothing is known.
     let is_borrowed = !y.track_op() || is_captured;
     let result = if is_borrowed { y.force_contiguous()?.detach() } else { y.detach() };

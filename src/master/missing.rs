@@ -7,6 +7,7 @@ use candle_core::Tensor;
 
 use super::backend::Handed;
 use crate::Parameters;
+use crate::autograd::with_deep_stack;
 
 /// The variables of [`MasterVars`](crate::MasterVars) that get no gradient from a loss, in the
 /// order the model asked for them.
@@ -77,7 +78,7 @@ const CUTS: [(&str, &str); 6] = [
 
 impl MissingGradients {
     pub(super) fn of(loss: &Tensor, handed: &[Handed], parameters: &Parameters) -> Self {
-        let nodes = loss.sorted_nodes();
+        let nodes = with_deep_stack(|| loss.sorted_nodes());
         let reached: HashSet<_> =
             nodes.iter().filter(|node| node.is_variable()).map(|var| var.id()).collect();
         let trainable: HashSet<_> = parameters.iter().map(|(_, var)| var.id()).collect();

@@ -62,6 +62,20 @@ fn a_node_above_and_below_what_candle_sees_gets_all_its_gradients() -> candle_am
     Ok(())
 }
 
+/// candle recurses through both kinds: on a stack that has room.
+#[test]
+fn a_scaler_has_candle_walk_a_deep_graph_that_alternates() -> candle_amp::Result<()> {
+    let (w, depth) = (w()?, 100_000);
+    let chain = move |x: &Tensor| {
+        (0..depth / 2).try_fold(x.clone(), |x, _| ops::affine(&x, 1.0, 0.0)?.affine(-1.0, 0.0))
+    };
+    assert_eq!(gradient(&ops::sum(&chain(&w)?)?, &w)?, [1.0; 3]);
+    let x = Var::new(&[1f32, 2.0, 3.0], &Device::Cpu)?;
+    let block = ops::sum(&checkpoint(move |x| ops::mul(&chain(&w)?, x), &x)?)?;
+    assert_eq!(gradient(&block, &x)?, [1.0, -1.0, 1.0]);
+    Ok(())
+}
+
 #[test]
 fn what_candle_cannot_walk_is_an_error() -> candle_amp::Result<()> {
     let w = w()?;
