@@ -30,6 +30,7 @@ mod optim;
 mod overflow;
 mod pending_gradients;
 mod pointwise;
+mod products;
 mod public_api;
 mod random_graphs;
 mod readme;

@@ -81,7 +81,7 @@ fn inputs_that_share_memory_are_as_good_as_copies() -> Result<()> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Layout {
+pub(super) enum Layout {
     /// The first and the last dimension are stored the other way around.
     Transposed,
     /// The last dimension is stored first, and the others after it in order.
@@ -96,7 +96,7 @@ enum Layout {
     Last,
 }
 
-const LAYOUTS: [Layout; 6] = [
+pub(super) const LAYOUTS: [Layout; 6] = [
     Layout::Transposed,
     Layout::Rotated,
     Layout::Sliced,
@@ -107,7 +107,7 @@ const LAYOUTS: [Layout; 6] = [
 
 impl Layout {
     /// What to store for a view like `x`.
-    fn store(self, x: &Tensor) -> Result<Tensor> {
+    pub(super) fn store(self, x: &Tensor) -> Result<Tensor> {
         let (last, dims) = (x.rank() - 1, x.dims());
         match self {
             Layout::Transposed => x.transpose(0, last)?.contiguous(),
@@ -129,7 +129,7 @@ impl Layout {
     }
 
     /// The view, of `dims`, of what was stored.
-    fn view(self, stored: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    pub(super) fn view(self, stored: &Tensor, dims: &[usize]) -> Result<Tensor> {
         match self {
             Layout::Transposed => stored.transpose(0, dims.len() - 1),
             Layout::Rotated => {

@@ -1,8 +1,10 @@
 //! Every operator with inputs that share memory, lie in every layout, have sizes of 0 and 1, and hold numbers that are
 //! not ordinary: forward and backward, against the same computation on fresh contiguous copies, and in `F64`.
 
+mod integers;
 mod layouts;
 mod sizes;
+mod special_pairs;
 mod specials;
 
 use candle_amp::{GradScaler, ScaleConfig};
@@ -63,6 +65,16 @@ fn on_copies(case: &Case, inputs: &[Tensor]) -> Result<Outcome> {
     let roots = fresh(inputs)?;
     let inputs: Vec<Tensor> = roots.iter().map(|root| root.as_tensor().clone()).collect();
     outcome(case, &inputs, &roots, false)
+}
+
+/// What `f` gives for variables of these values, and its gradients.
+fn outcome_of(values: &[Tensor], f: impl Fn(&[Tensor]) -> Result<Tensor>) -> Result<Outcome> {
+    let roots = fresh(values)?;
+    let inputs: Vec<Tensor> = roots.iter().map(|root| root.as_tensor().clone()).collect();
+    let output = f(&inputs)?;
+    let store = weigh(&output)?.backward()?;
+    let gradients = roots.iter().map(|root| store.get(root).cloned()).collect();
+    Ok(Outcome { output: output.detach(), gradients })
 }
 
 /// Views of `roots` as the inputs of an operator.

@@ -7,7 +7,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::{Faults, Outcome, fresh, on_copies, outcome};
 use crate::cases::{self, Case};
-use crate::util::{epsilon, to_vec};
+use crate::util::{FLOATS, epsilon, to_vec};
 
 /// The inputs with every dimension of `old` elements cut to `new`, or only one of them.
 fn cut(
@@ -124,7 +124,7 @@ fn each_dimension_may_be_of_size_0_and_1_or_is_refused() -> Result<()> {
             let inputs = cut(&case.inputs, old, new, only)?;
             let shapes: Vec<_> = inputs.iter().map(|x| x.dims().to_vec()).collect();
             let exact = attempt(&case, &inputs, DType::F64, true);
-            for dtype in [DType::F64, DType::F32, DType::BF16] {
+            for dtype in FLOATS {
                 for copy in [true, false] {
                     let got = attempt(&case, &inputs, dtype, copy);
                     let what = format!("{:?} {}, {shapes:?}, {dtype:?}", case.op, case.name);

@@ -18,13 +18,18 @@ fn least(dtype: DType) -> f64 {
 }
 
 /// `x` with one element replaced.
-fn replaced(x: &Tensor, at: usize, by: f64) -> Result<Tensor> {
+pub(super) fn replaced(x: &Tensor, at: usize, by: f64) -> Result<Tensor> {
     let mut values = to_vec(x);
     values[at] = by;
     Tensor::from_vec(values, x.shape(), x.device())
 }
 
-fn run(case: &Case, inputs: &[Tensor], dtype: DType, transposed: bool) -> Result<Outcome> {
+pub(super) fn run(
+    case: &Case,
+    inputs: &[Tensor],
+    dtype: DType,
+    transposed: bool,
+) -> Result<Outcome> {
     let cast = inputs.iter().map(|x| x.to_dtype(dtype)).collect::<Result<Vec<_>>>()?;
     let last = |x: &Tensor| x.rank().saturating_sub(1);
     if !transposed {
@@ -56,7 +61,7 @@ fn run_without_candle(case: &Case, inputs: &[Tensor], dtype: DType) -> Result<Ou
 }
 
 /// How far a gradient in BF16 may be off that candle adds to zeros and to another.
-fn flushed_by_candle(dtype: DType) -> Result<f64> {
+pub(super) fn flushed_by_candle(dtype: DType) -> Result<f64> {
     let subnormal = Tensor::full(2f32.powi(-130), 64, &Device::Cpu)?.to_dtype(DType::BF16)?;
     let sum = to_vec(&(&subnormal + subnormal.zeros_like()?)?);
     let flushes = dtype == DType::BF16 && sum.contains(&0.0);
@@ -74,12 +79,12 @@ fn kind(x: f64) -> &'static str {
 }
 
 /// A comparison with the same in `F64`.
-struct Comparison<'a> {
-    what: &'a str,
-    case: &'a Case,
-    dtype: DType,
+pub(super) struct Comparison<'a> {
+    pub(super) what: &'a str,
+    pub(super) case: &'a Case,
+    pub(super) dtype: DType,
     /// How far numbers may be off that count as zero.
-    flushed: f64,
+    pub(super) flushed: f64,
 }
 
 impl Comparison<'_> {
@@ -123,7 +128,13 @@ impl Comparison<'_> {
         }
     }
 
-    fn outcome(&self, faults: &mut Faults, got: &Outcome, exact: &Outcome, plain: &Outcome) {
+    pub(super) fn outcome(
+        &self,
+        faults: &mut Faults,
+        got: &Outcome,
+        exact: &Outcome,
+        plain: &Outcome,
+    ) {
         self.tensor(faults, "output", &got.output, &exact.output, &plain.output);
         let gradients = got.gradients.iter().zip(&exact.gradients).zip(&plain.gradients);
         for (number, ((got, exact), plain)) in gradients.enumerate() {
@@ -178,7 +189,7 @@ fn infinities_go_where_they_do_in_f64() -> Result<()> {
 }
 
 /// How far products may be off whose operands are subnormal: instructions for BF16 take those for zero.
-fn flushed(op: Op, dtype: DType, terms: usize) -> f64 {
+pub(super) fn flushed(op: Op, dtype: DType, terms: usize) -> f64 {
     #[cfg(target_arch = "x86_64")]
     let flushes = std::arch::is_x86_feature_detected!("avx512bf16");
     #[cfg(not(target_arch = "x86_64"))]

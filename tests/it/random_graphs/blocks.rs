@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::program::{Kind, Program, Scope, Step};
 
-/// The same program with leaves first, and sometimes with one or two checkpoints.
+/// The same program with leaves first, and sometimes with one or two checkpoints, one of which may be in the other.
 pub(super) fn with_checkpoints(program: Program, rng: &mut ChaCha8Rng, captures: bool) -> Program {
     let mut program = leaves_first(program);
     for _ in 0..rng.random_range(0..3) {
@@ -24,6 +24,14 @@ pub(super) fn with_checkpoints(program: Program, rng: &mut ChaCha8Rng, captures:
         spans.shuffle(rng);
         // Those of several steps say more.
         spans.sort_by_key(|(start, end)| end - start < 2);
+        // So do those around another, or with steps that record nothing.
+        if rng.random_bool(0.5) {
+            let rich = |step: &Step| matches!(step.kind, Kind::Checkpoint(_)) || step.scope.no_grad;
+            spans.sort_by_key(|(start, end)| {
+                let steps = &program.steps[*start..*end];
+                steps.len() < 2 || !steps.iter().any(rich)
+            });
+        }
         let Some((start, end)) = spans.first() else { break };
         program = wrapped(program, *start, *end, rng);
     }
@@ -53,10 +61,9 @@ pub(super) fn reordered(program: Program, order: &[usize]) -> Program {
 /// Whether these steps have one result that others use, the last, and an input.
 fn is_block(program: &Program, start: usize, end: usize) -> bool {
     let steps = &program.steps[start..end];
-    let plain = |step: &Step| matches!(step.kind, Kind::Call(..)) && !step.scope.no_grad;
     let inner = start..end - 1;
     let outside = program.steps[end..].iter().flat_map(|step| &step.inputs).chain(&program.losses);
-    steps.iter().all(plain)
+    steps.iter().all(|step| !step.is_leaf())
         && outside.into_iter().all(|used| !inner.contains(used))
         && steps.iter().any(|step| step.inputs.iter().any(|&input| input < start))
 }

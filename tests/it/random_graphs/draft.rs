@@ -2,6 +2,7 @@
 //! than the crate does.
 
 use candle_core::DType;
+use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -304,9 +305,7 @@ fn losses(draft: &mut Draft) -> Vec<usize> {
             draft.tape.truncate(scalars);
         }
     }
-    if draft.chance(0.5) {
-        losses.reverse();
-    }
+    losses.shuffle(&mut draft.rng);
     losses
 }
 

@@ -108,10 +108,19 @@ fn every_operator_is_drawn() {
     let (mut names, mut missing) = (BTreeSet::new(), Vec::new());
     let all: BTreeSet<&str> = rows::rows().iter().map(|row| row.name).collect();
     let (mut checkpoints, mut no_grads, mut scopes) = (0, 0, 0);
+    let (mut nested, mut without_gradients, mut orders) = (0, 0, BTreeSet::new());
     for seed in 0..400 {
         let program = draw(seed);
         let blocks = program.steps.iter().filter(|step| matches!(step.kind, Kind::Checkpoint(_)));
-        checkpoints += blocks.count();
+        for block in blocks {
+            let Kind::Checkpoint(body) = &block.kind else { continue };
+            checkpoints += 1;
+            nested += body.iter().filter(|step| matches!(step.kind, Kind::Checkpoint(_))).count();
+            without_gradients += calls(body).iter().filter(|step| step.scope.no_grad).count();
+        }
+        if let [a, b, c] = program.losses[..] {
+            orders.insert((a < b, b < c, a < c));
+        }
         for step in calls(&program.steps) {
             no_grads += usize::from(step.scope.no_grad);
             scopes += usize::from(step.scope.autocast.is_some());
@@ -127,6 +136,8 @@ fn every_operator_is_drawn() {
         }
     }
     assert_eq!(missing, Vec::<&str>::new(), "operators without a row");
+    assert!(nested > 20 && without_gradients > 20, "{nested} {without_gradients}");
+    assert_eq!(orders.len(), 6, "three losses go back in every order");
     assert!(checkpoints > 50 && no_grads > 50 && scopes > 500, "{checkpoints} {no_grads} {scopes}");
 }
 

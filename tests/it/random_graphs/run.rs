@@ -215,6 +215,7 @@ fn within(ambient: Scope, step: &Step, values: &[Tensor]) -> Result<Tensor> {
     if step.scope == ambient {
         return result(step, values);
     }
+    let _no_grad = step.scope.no_grad.then(no_grad_guard);
     let autocast = step.scope.autocast.map_or_else(Autocast::disabled, Autocast::new);
     autocast.scope(|| result(step, values))
 }

@@ -1,12 +1,14 @@
 //! Bits do not depend on the number of threads.
 
+use candle_amp::ops::RecurrentWeights;
 use candle_amp::optim::{AdamW, AdamWConfig, Lamb, LambConfig, Lion, LionConfig, Sgd, SgdConfig};
 use candle_amp::{GradScaler, ScaleConfig, ops};
 use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_nn::rnn::Direction;
 use candle_nn::{Conv1dConfig, Conv2dConfig, ConvTranspose2dConfig};
 
 use crate::cases;
-use crate::util::{random, to_vec};
+use crate::util::{FLOATS, random, to_vec};
 
 type Function = Box<dyn Fn(&[Tensor]) -> Result<Tensor> + Sync>;
 
@@ -38,7 +40,7 @@ fn differing<R: PartialEq + Send>(f: impl Fn() -> Result<R> + Sync) -> Vec<usize
 
 #[test]
 fn every_operator_has_the_same_bits() {
-    for dtype in [DType::F32, DType::BF16] {
+    for dtype in FLOATS {
         let all = || {
             let of = |case: cases::Case| {
                 let inputs = case.inputs.iter().map(|x| x.to_dtype(dtype));
@@ -49,6 +51,12 @@ fn every_operator_has_the_same_bits() {
         };
         assert_eq!(differing(all), [0; 0], "{dtype:?}");
     }
+}
+
+/// The weights of a recurrent layer, and the bias beside the first.
+fn recurrent(t: &[Tensor]) -> RecurrentWeights<'_> {
+    let (b_ih, direction) = (Some(&t[2]), Direction::Forward);
+    RecurrentWeights { w_ih: &t[0], w_hh: &t[1], b_ih, b_hh: None, direction }
 }
 
 /// Sizes that threads share: products that are cut up or not, fewer and more images than threads, long rows.
@@ -93,6 +101,17 @@ fn large() -> Vec<(&'static str, Vec<Vec<usize>>, Function)> {
         of("conv2d, depthwise", &[&[2, 48, 20, 21], &[48, 1, 3, 3]], conv(1, 1, 48)),
         of("conv2d, channels last", &[&[2, 20, 21, 64], &[96, 64, 3, 3]], last(1, 1)),
         of("conv2d, last, stride 2", &[&[1, 20, 21, 64], &[96, 64, 3, 3]], last(1, 2)),
+        // 8 or 16 columns are left over where a tile ends, which is elsewhere with more threads.
+        of("conv2d, three images", &[&[3, 24, 13, 16], &[40, 24, 3, 3]], conv(1, 1, 1)),
+        of("conv2d, five images", &[&[5, 24, 20, 21], &[40, 24, 3, 3], &[40]], conv(1, 2, 1)),
+        of("conv2d, pointwise of 3", &[&[3, 70, 10, 20], &[24, 70, 1, 1]], conv(0, 1, 1)),
+        of("conv2d, pointwise of 5", &[&[5, 70, 8, 17], &[33, 70, 1, 1]], conv(0, 2, 1)),
+        of("conv2d, groups of 3", &[&[3, 24, 20, 21], &[48, 8, 3, 3]], conv(1, 1, 3)),
+        of("conv2d, groups of 5", &[&[5, 32, 10, 28], &[32, 16, 3, 3]], conv(1, 2, 2)),
+        of("conv2d, last, of 3", &[&[3, 13, 16, 24], &[40, 24, 3, 3]], last(1, 1)),
+        of("conv2d, last, of 5", &[&[5, 20, 21, 24], &[40, 24, 3, 3]], last(1, 2)),
+        of("matmul, 8 left over", &[&[200, 300], &[300, 136]], |t| ops::matmul(&t[0], &t[1])),
+        of("matmul, 16 left over", &[&[3, 70, 300], &[3, 300, 80]], |t| ops::matmul(&t[0], &t[1])),
         of("conv1d", &[&[1, 40, 1203], &[44, 40, 5]], |t| {
             ops::conv1d(&t[0], &t[1], None, Conv1dConfig { padding: 2, ..Default::default() })
         }),
@@ -105,6 +124,13 @@ fn large() -> Vec<(&'static str, Vec<Vec<usize>>, Function)> {
         }),
         of("sdpa, many heads", &[&[2, 4, 150, 16], &[2, 4, 150, 16], &[2, 4, 150, 40]], |t| {
             ops::sdpa(&t[0], &t[1], &t[2], None, false, 0.25)
+        }),
+        of("lstm", &[&[37, 9, 24], &[37, 40], &[37, 40], &[160, 24], &[160, 40], &[160]], |t| {
+            let (h, c) = ops::lstm(&t[0], &t[1], &t[2], recurrent(&t[3..]))?;
+            ops::cat(&[&h, &c], 2)
+        }),
+        of("gru", &[&[37, 9, 24], &[37, 40], &[120, 24], &[120, 40], &[120]], |t| {
+            ops::gru(&t[0], &t[1], recurrent(&t[2..]))
         }),
         of("sum", &[&[300_007]], |t| ops::sum(&t[0])),
         of("mean of rows", &[&[7, 50_001]], |t| ops::mean_dims(&t[0], 1)),
@@ -141,7 +167,7 @@ fn large() -> Vec<(&'static str, Vec<Vec<usize>>, Function)> {
 #[test]
 fn large_operators_have_the_same_bits() {
     let mut failures = Vec::new();
-    for dtype in [DType::F32, DType::BF16] {
+    for dtype in FLOATS {
         for (name, dims, f) in large() {
             let inputs: Vec<Tensor> =
                 (0..).zip(&dims).map(|(i, dims)| random(i, dims.clone(), dtype)).collect();

@@ -10,6 +10,7 @@ mod losses;
 mod norms;
 mod pairs;
 mod recurrent;
+mod user;
 mod views;
 mod vision;
 
@@ -35,6 +36,7 @@ pub(super) fn rows() -> &'static [Row] {
             norms::rows(),
             pairs::rows(),
             recurrent::rows(),
+            user::rows(),
             views::rows(),
             vision::rows(),
         ];

@@ -1,0 +1,116 @@
+//! NaN, infinities and subnormal numbers in two inputs at once.
+
+use candle_amp::Op;
+use candle_core::{DType, Result, Tensor};
+
+use super::Faults;
+use super::specials::{Comparison, flushed, flushed_by_candle, replaced, run};
+use crate::cases::{self, Case};
+
+const DTYPES: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
+
+/// Calls `f` with every two inputs of every case but those of large ones, which have the code of small ones here.
+fn each_pair(mut f: impl FnMut(&Case, usize, usize) -> Result<()>) -> Result<()> {
+    for case in cases::all() {
+        if case.inputs.iter().any(|x| x.elem_count() > 256) {
+            continue;
+        }
+        for j in 0..case.inputs.len() {
+            for i in 0..j {
+                f(&case, i, j)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Both in their first elements, which meet in most operators, and in elements that mostly do not.
+#[test]
+fn two_special_numbers_go_where_they_do_in_f64() -> Result<()> {
+    let mut faults = Faults::default();
+    let specials = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
+    each_pair(|case, i, j| {
+        let plain = run(case, &case.inputs, DType::F64, false)?;
+        let last = case.inputs[j].elem_count() - 1;
+        for (a, b) in specials.iter().flat_map(|a| specials.map(|b| (*a, b))) {
+            for at in [0, last] {
+                let mut inputs = case.inputs.clone();
+                inputs[i] = replaced(&inputs[i], 0, a)?;
+                inputs[j] = replaced(&inputs[j], at, b)?;
+                let exact = run(case, &inputs, DType::F64, false)?;
+                for dtype in DTYPES {
+                    let name = format!("{:?} {}", case.op, case.name);
+                    let what =
+                        &format!("{name}, {a} in input {i}, {b} in input {j} at {at}, {dtype:?}");
+                    let got = run(case, &inputs, dtype, false)?;
+                    let comparison = Comparison { what, case, dtype, flushed: 0.0 };
+                    comparison.outcome(&mut faults, &got, &exact, &plain);
+                }
+            }
+        }
+        Ok(())
+    })?;
+    faults.none();
+    Ok(())
+}
+
+/// Two whole inputs, so that nothing larger hides what becomes of them.
+#[test]
+fn two_subnormal_inputs_count() -> Result<()> {
+    let mut faults = Faults::default();
+    each_pair(|case, i, j| {
+        for dtype in DTYPES {
+            let tiny = if dtype == DType::F16 { 2f64.powi(-17) } else { 2f64.powi(-126) };
+            let mut inputs = case.inputs.clone();
+            for at in [i, j] {
+                inputs[at] = (&inputs[at] * tiny)?;
+            }
+            // Rounded, so that what ties in this dtype ties in F64.
+            let round = |x: &Tensor| x.to_dtype(dtype)?.to_dtype(DType::F64);
+            let inputs = inputs.iter().map(round).collect::<Result<Vec<_>>>()?;
+            let exact = run(case, &inputs, DType::F64, false)?;
+            // A state is a sum that may cancel: errors come from its terms.
+            let recurrent = matches!(case.op, Op::Lstm | Op::Gru);
+            let plain = if recurrent { &case.inputs } else { &inputs };
+            let plain = run(case, plain, DType::F64, false)?;
+            let terms = inputs.iter().map(Tensor::elem_count).max().unwrap_or(0);
+            let what =
+                &format!("{:?} {}, inputs {i} and {j} subnormal, {dtype:?}", case.op, case.name);
+            let flushed = flushed(case.op, dtype, terms) + flushed_by_candle(dtype)?;
+            let comparison = Comparison { what, case, dtype, flushed };
+            let got = run(case, &inputs, dtype, false)?;
+            comparison.outcome(&mut faults, &got, &exact, &plain);
+        }
+        Ok(())
+    })?;
+    faults.none();
+    Ok(())
+}
+
+/// A NaN among numbers does not get lost where the other input is subnormal.
+#[test]
+fn a_nan_beside_subnormal_numbers_goes_where_it_does_in_f64() -> Result<()> {
+    let mut faults = Faults::default();
+    each_pair(|case, i, j| {
+        for (special, small) in [(i, j), (j, i)] {
+            for dtype in DTYPES {
+                let tiny = if dtype == DType::F16 { 2f64.powi(-17) } else { 2f64.powi(-126) };
+                let mut inputs = case.inputs.clone();
+                inputs[small] = (&inputs[small] * tiny)?.to_dtype(dtype)?.to_dtype(DType::F64)?;
+                let plain = run(case, &inputs, DType::F64, false)?;
+                inputs[special] = replaced(&inputs[special], 0, f64::NAN)?;
+                let exact = run(case, &inputs, DType::F64, false)?;
+                let terms = inputs.iter().map(Tensor::elem_count).max().unwrap_or(0);
+                let name = format!("{:?} {}", case.op, case.name);
+                let what = &format!("{name}, NaN in input {special}, {small} subnormal, {dtype:?}");
+                let flushed = flushed(case.op, dtype, terms) + flushed_by_candle(dtype)?;
+                let comparison = Comparison { what, case, dtype, flushed };
+                let got = run(case, &inputs, dtype, false)?;
+                comparison.outcome(&mut faults, &got, &exact, &plain);
+            }
+        }
+        Ok(())
+    })?;
+    faults.none();
+    Ok(())
+}
