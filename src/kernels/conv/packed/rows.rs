@@ -1,7 +1,6 @@
 //! Copies rows of images into row panels, sixteen or thirty-two elements at a time.
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 use half::{bf16, f16};
@@ -126,13 +125,14 @@ pub(super) fn moves(
 /// A kind of row panel: what a vector of it is loaded from, and how.
 ///
 /// # Safety
-/// Of all methods: the features of `V`, and for BF16 AVX-512 F, BW and VL. A row has the pixels that a move has inside;
-/// `dst` the places.
+/// Of all methods: the features of `V`. A row has the pixels that a move has inside; `dst` the places.
 pub(super) trait RowPanel {
     type Source: Copy + Sync;
     type Place: Copy;
     /// Positions of a vector.
     const LANES: usize;
+    /// Whether its words are those of [`Vectors::for_bf16`].
+    const BF16: bool;
     unsafe fn copy_row<V: Vector>(
         rows: [Option<*const Self::Source>; 2],
         by: Move,
@@ -149,6 +149,7 @@ impl<S: Stored> RowPanel for Widened<S> {
     type Source = S;
     type Place = f32;
     const LANES: usize = 16;
+    const BF16: bool = false;
 
     #[inline(always)]
     unsafe fn copy_row<V: Vector>(
@@ -197,6 +198,7 @@ impl RowPanel for Bf16Rows {
     type Source = bf16;
     type Place = bf16;
     const LANES: usize = 32;
+    const BF16: bool = true;
 
     #[inline(always)]
     unsafe fn copy_row<V: Vector>(
@@ -208,34 +210,34 @@ impl RowPanel for Bf16Rows {
         let Some(row) = row else { return };
         // SAFETY: the caller's; vectors touch only what their masks say.
         unsafe {
-            let load = |at: isize| {
-                let mask = (by.inside >> at) as u32;
-                _mm512_maskz_loadu_epi16(mask, row.wrapping_offset(by.from + at).cast())
-            };
-            let vector = match step {
-                1 => load(0),
-                2 => {
-                    let low = _mm512_cvtepi32_epi16(load(0));
-                    let high = _mm512_cvtepi32_epi16(load(32));
-                    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
-                }
+            let vector: V = match step {
+                1 => inside_pairs(row, by, 0),
+                2 => inside_pairs::<V>(row, by, 0).lower_halves(inside_pairs(row, by, 32)),
                 _ => {
                     let mut lanes = [bf16::ZERO; 32];
                     each_pixel(by, step, |i, at| lanes[i] = *row.wrapping_offset(at));
-                    _mm512_loadu_si512(lanes.as_ptr().cast())
+                    V::load_pairs(lanes.as_ptr(), u32::MAX)
                 }
             };
-            _mm512_mask_storeu_epi16(dst.add(by.to).cast(), by.places, vector);
+            vector.store_pairs(dst.add(by.to), by.places);
         }
     }
 
     #[inline(always)]
     unsafe fn clear<V: Vector>(by: Move, dst: *mut bf16) {
         // SAFETY: the caller's.
-        unsafe {
-            _mm512_mask_storeu_epi16(dst.add(by.to).cast(), by.places, _mm512_setzero_si512());
-        }
+        unsafe { V::zero().store_pairs(dst.add(by.to), by.places) }
     }
+}
+
+/// As [`inside`], twice as many pixels.
+///
+/// # Safety
+/// As [`RowPanel`]'s.
+#[inline(always)]
+unsafe fn inside_pairs<V: Vector>(row: *const bf16, by: Move, at: isize) -> V {
+    // SAFETY: the caller's; no others are in the mask.
+    unsafe { V::load_pairs(row.wrapping_offset(by.from + at), (by.inside >> at) as u32) }
 }
 
 /// Pairs of the BF16 of two channels; of one channel and zeros where there is no second.
@@ -245,6 +247,7 @@ impl RowPanel for Bf16Pairs {
     type Source = bf16;
     type Place = u32;
     const LANES: usize = 16;
+    const BF16: bool = true;
 
     #[inline(always)]
     unsafe fn copy_row<V: Vector>(
@@ -255,44 +258,35 @@ impl RowPanel for Bf16Pairs {
     ) {
         // SAFETY: the caller's; vectors touch only what their masks say.
         unsafe {
-            let (first, second) = (spread(rows[0], by, step), spread(rows[1], by, step));
-            let words = _mm512_or_si512(first, _mm512_slli_epi32::<16>(second));
-            _mm512_mask_storeu_epi32(dst.add(by.to).cast(), by.places as u16, words);
+            let first: V = spread(rows[0], by, step);
+            let words = first.shift_down().or(spread(rows[1], by, step));
+            words.store_masked(dst.add(by.to).cast(), by.places as u16);
         }
     }
 
     #[inline(always)]
     unsafe fn clear<V: Vector>(by: Move, dst: *mut u32) {
         // SAFETY: the caller's.
-        unsafe {
-            let at = dst.add(by.to).cast();
-            _mm512_mask_storeu_epi32(at, by.places as u16, _mm512_setzero_si512());
-        }
+        unsafe { V::zero().store_masked(dst.add(by.to).cast(), by.places as u16) }
     }
 }
 
-/// The positions of a row, in the lower half of a word each.
+/// The positions of a row, in the upper half of a word each.
 ///
 /// # Safety
 /// As [`RowPanel`]'s.
 #[inline(always)]
-unsafe fn spread(row: Option<*const bf16>, by: Move, step: usize) -> __m512i {
+unsafe fn spread<V: Vector>(row: Option<*const bf16>, by: Move, step: usize) -> V {
     // SAFETY: the caller's; vectors touch only what their masks say.
     unsafe {
-        let Some(row) = row else { return _mm512_setzero_si512() };
-        let at = row.wrapping_offset(by.from).cast();
+        let Some(row) = row else { return V::zero() };
         match step {
-            1 => _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(by.inside as u16, at)),
-            2 => {
-                let vector = _mm512_maskz_loadu_epi16(by.inside as u32, at);
-                _mm512_and_si512(vector, _mm512_set1_epi32(0xffff))
-            }
+            1 => inside(row, by, 0),
+            2 => inside_pairs::<V>(row, by, 0).shift_up(),
             _ => {
-                let mut lanes = [0u32; 16];
-                each_pixel(by, step, |i, at| {
-                    lanes[i] = (*row.wrapping_offset(at)).to_bits().into()
-                });
-                _mm512_loadu_si512(lanes.as_ptr().cast())
+                let mut lanes = [0f32; 16];
+                each_pixel(by, step, |i, at| lanes[i] = (*row.wrapping_offset(at)).widen());
+                V::load(lanes.as_ptr())
             }
         }
     }

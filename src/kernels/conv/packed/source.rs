@@ -11,7 +11,7 @@ use half::bf16;
 
 use super::layout::{Part, RowPanels, Taps};
 use super::rows::{self, Bf16Pairs, Bf16Rows, Move, RowPanel, Stored, Widened};
-use crate::kernels::cpu::vector::{Vector, with_vectors};
+use crate::kernels::cpu::vector::{Vector, with_bf16_vectors, with_vectors};
 use crate::kernels::gemm::micro::InstructionSet;
 
 /// The images that row panels are filled from.
@@ -100,11 +100,18 @@ impl<S: Stored + 'static> NchwImages<'_, S> {
         let row_panels = (row_panels.slots.as_slice(), row_panels.row_panel, row_panels.slot);
         let shape = (self.channels.clone(), per, self.size, taps.step);
         let out = out.as_mut_ptr();
-        // SAFETY: the features of the vectors. Rows lie in the images of `x`, lines in the row panels of `out`, as
-        // asserted.
-        with_vectors!(isa.vectors(), V => unsafe {
-            pack::<L, V>(images, &shape, row_panels, &moves, out)
-        });
+        if L::BF16 {
+            // SAFETY: the features of the vectors. Rows lie in the images of `x`, lines in the row panels of `out`, as
+            // asserted.
+            with_bf16_vectors!(V => unsafe {
+                pack::<L, V>(images, &shape, row_panels, &moves, out)
+            });
+        } else {
+            // SAFETY: as above.
+            with_vectors!(isa.vectors(), V => unsafe {
+                pack::<L, V>(images, &shape, row_panels, &moves, out)
+            });
+        }
     }
 }
 

@@ -4,7 +4,6 @@
 //! dgrad sums over output channels instead of input channels: [`Order`] exchanges the two strides.
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 use candle_core::{DType, Result, Tensor, bail};
@@ -17,6 +16,7 @@ use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::uninit_vec;
+use crate::kernels::cpu::vector::{Vector, with_bf16_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, PackedWords, first_term, padded_words, split};
 
 /// Which channels are summed over.
@@ -102,8 +102,8 @@ fn arrange(
         let (weight, rows) = (&weight[start..], rows.min(outs - first));
         match isa {
             InstructionSet::Avx2F32 => arrangement.fill_singly(weight, rows, places),
-            // SAFETY: the other instruction sets have AVX-512.
-            _ => unsafe { arrangement.fill(weight, rows, places) },
+            // SAFETY: the features of the vectors.
+            _ => with_bf16_vectors!(V => unsafe { arrangement.fill::<V>(weight, rows, places) }),
         }
     };
     let (places, block) = (shape.geometry.groups * blocks * rows * sum, (rows * sum).max(1));
@@ -135,28 +135,26 @@ struct Arrangement {
 
 impl Arrangement {
     /// Packs so many rows, the first of which `weight` starts with.
-    #[target_feature(enable = "avx512f")]
-    fn fill(&self, weight: &[f32], rows: usize, places: &mut [u32]) {
+    ///
+    /// # Safety
+    /// The features of `V`.
+    #[inline(always)]
+    unsafe fn fill<V: Vector>(&self, weight: &[f32], rows: usize, places: &mut [u32]) {
         let (per, terms) = (self.isa.per_word(), self.isa.terms());
         let words = self.ins.div_ceil(per);
-        if self.across > 1 {
-            // The same word of all rows.
-            for word in 0..words {
-                let pairs = if self.ins > per * word + 1 { rows } else { 0 };
-                let from = (per * word * self.channel, self.row);
-                let at = first_term(word, terms) * self.across;
-                self.vectors(weight, from, [rows, pairs], &mut places[at..]);
-            }
-            return;
-        }
-        for row in 0..rows {
-            // Words of a row, the last of which may have one channel.
-            for word in (0..words).step_by(16) {
+        // A vector is the same word of all rows, or else words of a row, the last of which may have one channel.
+        let side = self.across > 1;
+        for row in 0..if side { 1 } else { rows } {
+            for word in (0..words).step_by(if side { 1 } else { 16 }) {
                 let channels = (self.ins - per * word).min(16 * per);
-                let from = (row * self.row + per * word * self.channel, per * self.channel);
-                let at = row * self.down + first_term(word, terms);
-                let counts = [channels.div_ceil(per), channels / 2];
-                self.vectors(weight, from, counts, &mut places[at..]);
+                let (step, counts) = match side {
+                    true => (self.row, [rows, if channels > 1 { rows } else { 0 }]),
+                    false => (per * self.channel, [channels.div_ceil(per), channels / 2]),
+                };
+                let from = (row * self.row + per * word * self.channel, step);
+                let at = row * self.down + first_term(word, terms) * self.across;
+                // SAFETY: the caller's.
+                unsafe { self.vectors::<V>(weight, from, counts, &mut places[at..]) };
             }
         }
     }
@@ -175,9 +173,11 @@ impl Arrangement {
     }
 
     /// The vector of every tap: `count` words of weights `step` apart, `pairs` of them with the next channel's.
-    #[target_feature(enable = "avx512f")]
-    #[inline]
-    fn vectors(
+    ///
+    /// # Safety
+    /// The features of `V`.
+    #[inline(always)]
+    unsafe fn vectors<V: Vector>(
         &self,
         weight: &[f32],
         (from, step): (usize, usize),
@@ -189,41 +189,48 @@ impl Arrangement {
         assert!(1 <= count && pairs <= count && count <= 16 && reach(16) <= i32::MAX as usize);
         assert!(from + reach(count) <= weight.len());
         assert!(pairs == 0 || from + self.channel + reach(pairs) <= weight.len());
-        let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-        let lanes = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(step as i32));
-        let zeros = _mm512_setzero_si512();
-        let gather = |from: usize, count: usize| {
-            let mask = ((1u32 << count) - 1) as u16;
-            // SAFETY: the places of the mask are in `weight`, as asserted of the last one.
-            unsafe {
-                let from = weight.as_ptr().add(from).cast();
-                _mm512_mask_i32gather_epi32::<4>(zeros, mask, lanes, from)
-            }
-        };
-        let upper = _mm512_set1_epi32(!0xffff);
         let mask = ((1u32 << count) - 1) as u16;
+        let paired = ((1u32 << pairs) - 1) as u16;
         for &(tap, start) in &self.used {
             assert!(tap < self.kernel);
-            let low = gather(from + tap, count);
-            let high = if pairs > 0 { gather(from + self.channel + tap, pairs) } else { zeros };
-            let pair = |low, high| {
-                _mm512_or_si512(_mm512_srli_epi32::<16>(low), _mm512_and_si512(high, upper))
+            let at = weight.as_ptr().wrapping_add(from + tap);
+            // SAFETY: the caller's; the places of the masks are in `weight`, as asserted of the last ones.
+            let (low, high) = unsafe {
+                let low = V::gather(at, step, mask);
+                let next = at.wrapping_add(self.channel);
+                (low, if pairs > 0 { V::gather(next, step, paired) } else { V::zero() })
             };
-            let mut store = |term: usize, words: __m512i| {
-                let places = &mut places[start + term * 16 * self.across..][..count];
-                // SAFETY: as many places as the mask has.
-                unsafe { _mm512_mask_storeu_epi32(places.as_mut_ptr().cast(), mask, words) };
-            };
-            match self.isa {
-                InstructionSet::Avx2F32 | InstructionSet::Avx512F32 => store(0, low),
-                // These are BF16, so that nothing is rounded.
-                InstructionSet::Avx512Bf16 | InstructionSet::AmxBf16 => store(0, pair(low, high)),
-                InstructionSet::AmxBf16x3 => {
-                    for (term, (low, high)) in split(low).into_iter().zip(split(high)).enumerate() {
-                        store(term, pair(low, high));
+            let places = &mut places[start..];
+            // SAFETY: the caller's.
+            unsafe {
+                match self.isa {
+                    InstructionSet::Avx2F32 | InstructionSet::Avx512F32 => {
+                        store_words(low, mask, places);
+                    }
+                    // These are BF16, so that nothing is rounded.
+                    InstructionSet::Avx512Bf16 | InstructionSet::AmxBf16 => {
+                        store_words(low.shift_down().or(high.upper()), mask, places);
+                    }
+                    InstructionSet::AmxBf16x3 => {
+                        let (low, high) = (split(low), split(high));
+                        for term in 0..3 {
+                            let words = low[term].shift_down().or(high[term]);
+                            store_words(words, mask, &mut places[term * 16 * self.across..]);
+                        }
                     }
                 }
             }
         }
     }
+}
+
+/// Writes the words of `mask`, which are the first ones.
+///
+/// # Safety
+/// The features of `V`.
+#[inline(always)]
+unsafe fn store_words<V: Vector>(words: V, mask: u16, places: &mut [u32]) {
+    let places = &mut places[..mask.count_ones() as usize];
+    // SAFETY: the caller's; as many places as the mask has.
+    unsafe { words.store_masked(places.as_mut_ptr().cast(), mask) };
 }

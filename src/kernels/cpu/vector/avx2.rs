@@ -27,6 +27,18 @@ impl Avx2 {
         // SAFETY: the features, as asserted.
         unsafe { run(f) }
     }
+
+    #[inline(always)]
+    unsafe fn bits(self) -> [__m256i; 2] {
+        // SAFETY: the caller's.
+        unsafe { [_mm256_castps_si256(self.0[0]), _mm256_castps_si256(self.0[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn of([low, high]: [__m256i; 2]) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self([_mm256_castsi256_ps(low), _mm256_castsi256_ps(high)]) }
+    }
 }
 
 impl Vector for Avx2 {
@@ -94,6 +106,29 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_pairs(at: *const bf16, mask: u32) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let [a, b] = load_halves(at.cast(), mask as u16);
+            let [c, d] = load_halves(at.wrapping_add(16).cast(), (mask >> 16) as u16);
+            Self::of([_mm256_set_m128i(b, a), _mm256_set_m128i(d, c)])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn gather(at: *const f32, step: usize, mask: u16) -> Self {
+        let mut lanes = [0f32; 16];
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            if mask >> i & 1 == 1 {
+                // SAFETY: the caller's. One at a time: the instruction is no faster.
+                *lane = unsafe { *at.wrapping_add(i * step) };
+            }
+        }
+        // SAFETY: the caller's; 16 lanes.
+        unsafe { Self::load(lanes.as_ptr()) }
+    }
+
+    #[inline(always)]
     unsafe fn store_masked(self, at: *mut f32, mask: u16) {
         // SAFETY: the caller's.
         unsafe {
@@ -125,6 +160,16 @@ impl Vector for Avx2 {
             let packed = _mm256_packus_epi32(rounded_to_bf16(low), rounded_to_bf16(high));
             let both = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
             store_halves(both, at.cast(), mask);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_pairs(self, at: *mut bf16, mask: u32) {
+        // SAFETY: the caller's.
+        unsafe {
+            let [first, last] = self.bits();
+            store_halves(first, at.cast(), mask as u16);
+            store_halves(last, at.wrapping_add(16).cast(), (mask >> 16) as u16);
         }
     }
 
@@ -172,6 +217,68 @@ impl Vector for Avx2 {
         unsafe {
             let ([a, b], [c, d]) = (self.0, other.0);
             Self([_mm256_or_ps(a, c), _mm256_or_ps(b, d)])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn upper(self) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let ([low, high], upper) = (self.bits(), _mm256_set1_epi32(!0xffff));
+            Self::of([_mm256_and_si256(low, upper), _mm256_and_si256(high, upper)])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn shift_up(self) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let [low, high] = self.bits();
+            Self::of([_mm256_slli_epi32::<16>(low), _mm256_slli_epi32::<16>(high)])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn shift_down(self) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let [low, high] = self.bits();
+            Self::of([_mm256_srli_epi32::<16>(low), _mm256_srli_epi32::<16>(high)])
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn nearest_bf16(self) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let ([low, high], half) = (self.0, _mm256_set1_epi32(0x8000));
+            let is_number = [
+                _mm256_castps_si256(_mm256_cmp_ps::<_CMP_ORD_Q>(low, low)),
+                _mm256_castps_si256(_mm256_cmp_ps::<_CMP_ORD_Q>(high, high)),
+            ];
+            let [low, high] = self.bits();
+            let low = _mm256_add_epi32(low, _mm256_and_si256(half, is_number[0]));
+            let high = _mm256_add_epi32(high, _mm256_and_si256(half, is_number[1]));
+            Self::of([low, high]).upper()
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn lower_halves(self, high: Self) -> Self {
+        // SAFETY: the caller's.
+        unsafe { self.shift_up().upper_halves(high.shift_up()) }
+    }
+
+    #[inline(always)]
+    unsafe fn upper_halves(self, high: Self) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let ([a, b], [c, d]) = (self.shift_down().bits(), high.shift_down().bits());
+            // Packing takes each half of a register by itself.
+            Self::of([
+                _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(a, b)),
+                _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(c, d)),
+            ])
         }
     }
 

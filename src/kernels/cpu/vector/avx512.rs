@@ -46,10 +46,16 @@ impl Avx512 {
         unsafe { run(f) }
     }
 
-    /// The register.
     #[inline(always)]
-    pub(in crate::kernels) fn register(self) -> __m512 {
-        self.0
+    unsafe fn bits(self) -> __m512i {
+        // SAFETY: the caller's.
+        unsafe { _mm512_castps_si512(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn of(bits: __m512i) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self(_mm512_castsi512_ps(bits)) }
     }
 
     #[inline(always)]
@@ -109,6 +115,22 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_pairs(at: *const bf16, mask: u32) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self::of(_mm512_maskz_loadu_epi16(mask, at.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn gather(at: *const f32, step: usize, mask: u16) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+            let lanes = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(step as i32));
+            Self(_mm512_mask_i32gather_ps::<4>(_mm512_setzero_ps(), mask, lanes, at))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store_masked(self, at: *mut f32, mask: u16) {
         // SAFETY: the caller's.
         unsafe { _mm512_mask_storeu_ps(at, mask, self.0) }
@@ -151,6 +173,12 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn store_pairs(self, at: *mut bf16, mask: u32) {
+        // SAFETY: the caller's.
+        unsafe { _mm512_mask_storeu_epi16(at.cast(), mask, self.bits()) }
+    }
+
+    #[inline(always)]
     unsafe fn store_f16(self, at: *mut f16, mask: u16) {
         // SAFETY: the caller's.
         unsafe {
@@ -182,6 +210,49 @@ impl Vector for Avx512 {
     unsafe fn or(self, other: Self) -> Self {
         // SAFETY: the caller's.
         unsafe { Self(_mm512_or_ps(self.0, other.0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn upper(self) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self::of(_mm512_and_si512(self.bits(), _mm512_set1_epi32(!0xffff))) }
+    }
+
+    #[inline(always)]
+    unsafe fn shift_up(self) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self::of(_mm512_slli_epi32::<16>(self.bits())) }
+    }
+
+    #[inline(always)]
+    unsafe fn shift_down(self) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self::of(_mm512_srli_epi32::<16>(self.bits())) }
+    }
+
+    #[inline(always)]
+    unsafe fn nearest_bf16(self) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let is_number = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(self.0, self.0);
+            let (bits, half) = (self.bits(), _mm512_set1_epi32(0x8000));
+            Self::of(_mm512_mask_add_epi32(bits, is_number, bits, half)).upper()
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn lower_halves(self, high: Self) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            let low = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(self.bits()));
+            Self::of(_mm512_inserti64x4::<1>(low, _mm512_cvtepi32_epi16(high.bits())))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn upper_halves(self, high: Self) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self::of(upper_halves(self.bits(), high.bits())) }
     }
 
     #[inline(always)]
@@ -279,7 +350,7 @@ unsafe fn rounded_to_bf16(x: __m512) -> __m512i {
 /// # Safety
 /// AVX-512 F and BW.
 #[inline(always)]
-pub(in crate::kernels) unsafe fn upper_halves(first: __m512i, last: __m512i) -> __m512i {
+unsafe fn upper_halves(first: __m512i, last: __m512i) -> __m512i {
     // SAFETY: the caller's; there are 32 indices.
     unsafe {
         let upper = _mm512_loadu_si512(UPPER.as_ptr().cast());
@@ -298,30 +369,35 @@ const UPPER: [u16; 32] = {
 };
 
 /// The transpose of 16 rows of 16 words.
-#[target_feature(enable = "avx512f")]
-#[inline]
-pub(in crate::kernels) fn transposed(mut r: [__m512i; 16]) -> [__m512i; 16] {
-    let mut t = r;
-    for i in 0..8 {
-        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-    // Row `4 i + c` now gets columns `c`, `4 + c`, `8 + c` and `12 + c` of rows `4 i` to `4 i + 3`.
-    for i in 0..4 {
-        for j in 0..2 {
-            r[4 * i + 2 * j] = _mm512_unpacklo_epi64(t[4 * i + j], t[4 * i + 2 + j]);
-            r[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(t[4 * i + j], t[4 * i + 2 + j]);
+///
+/// # Safety
+/// AVX-512 F.
+#[inline(always)]
+unsafe fn transposed(mut r: [__m512i; 16]) -> [__m512i; 16] {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut t = r;
+        for i in 0..8 {
+            t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+            t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
         }
+        // Row `4 i + c` now gets columns `c`, `4 + c`, `8 + c` and `12 + c` of rows `4 i` to `4 i + 3`.
+        for i in 0..4 {
+            for j in 0..2 {
+                r[4 * i + 2 * j] = _mm512_unpacklo_epi64(t[4 * i + j], t[4 * i + 2 + j]);
+                r[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(t[4 * i + j], t[4 * i + 2 + j]);
+            }
+        }
+        for i in 0..4 {
+            t[i] = _mm512_shuffle_i32x4::<0x88>(r[i], r[4 + i]);
+            t[4 + i] = _mm512_shuffle_i32x4::<0xdd>(r[i], r[4 + i]);
+            t[8 + i] = _mm512_shuffle_i32x4::<0x88>(r[8 + i], r[12 + i]);
+            t[12 + i] = _mm512_shuffle_i32x4::<0xdd>(r[8 + i], r[12 + i]);
+        }
+        for i in 0..8 {
+            r[i] = _mm512_shuffle_i32x4::<0x88>(t[i], t[8 + i]);
+            r[8 + i] = _mm512_shuffle_i32x4::<0xdd>(t[i], t[8 + i]);
+        }
+        r
     }
-    for i in 0..4 {
-        t[i] = _mm512_shuffle_i32x4::<0x88>(r[i], r[4 + i]);
-        t[4 + i] = _mm512_shuffle_i32x4::<0xdd>(r[i], r[4 + i]);
-        t[8 + i] = _mm512_shuffle_i32x4::<0x88>(r[8 + i], r[12 + i]);
-        t[12 + i] = _mm512_shuffle_i32x4::<0xdd>(r[8 + i], r[12 + i]);
-    }
-    for i in 0..8 {
-        r[i] = _mm512_shuffle_i32x4::<0x88>(t[i], t[8 + i]);
-        r[8 + i] = _mm512_shuffle_i32x4::<0xdd>(t[i], t[8 + i]);
-    }
-    r
 }

@@ -16,7 +16,7 @@ use half::{bf16, f16};
 
 use super::limit::Limit;
 pub(in crate::kernels) use avx2::Avx2;
-pub(in crate::kernels) use avx512::{Avx512, transposed, upper_halves};
+pub(in crate::kernels) use avx512::Avx512;
 
 /// The instruction sets that vectors are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,12 @@ impl Vectors {
             [Vectors::Avx512, Vectors::Avx2].into_iter().find(|v| v.is_available())
         });
         *WIDEST
+    }
+
+    /// What packs BF16, and F32 as sums of it: AVX-512, which every processor that multiplies them has. Tests pack for
+    /// the stand-in of tile registers, and with AVX2 where there is no AVX-512.
+    pub(in crate::kernels) fn for_bf16() -> Self {
+        if cfg!(test) && !Self::Avx512.is_available() { Self::Avx2 } else { Self::Avx512 }
     }
 
     /// Whether the processor has what [`Vector`] asks for, and it may be used.
@@ -80,6 +86,11 @@ pub(in crate::kernels) trait Vector: Copy {
     unsafe fn load_bf16(at: *const bf16, mask: u16) -> Self;
     /// The same, widened.
     unsafe fn load_f16(at: *const f16, mask: u16) -> Self;
+    /// 32 elements as they are, two in a lane, the lower half first; zeros for those that are not in the mask.
+    unsafe fn load_pairs(at: *const bf16, mask: u32) -> Self;
+    /// The elements of `mask`, `step` of memory apart, and zeros for the others. The last one is no further than
+    /// [`i32::MAX`].
+    unsafe fn gather(at: *const f32, step: usize, mask: u16) -> Self;
 
     /// Writes the elements of `mask`.
     unsafe fn store_masked(self, at: *mut f32, mask: u16);
@@ -106,7 +117,9 @@ pub(in crate::kernels) trait Vector: Copy {
         // SAFETY: the caller's.
         unsafe { Self::store_bf16_pair(pair, at) }
     }
-    /// The same, rounded to nearest even.
+    /// What [`Self::load_pairs`] loads.
+    unsafe fn store_pairs(self, at: *mut bf16, mask: u32);
+    /// The elements of `mask`, rounded to nearest even.
     unsafe fn store_f16(self, at: *mut f16, mask: u16);
 
     unsafe fn add(self, other: Self) -> Self;
@@ -114,6 +127,20 @@ pub(in crate::kernels) trait Vector: Copy {
     unsafe fn mul(self, other: Self) -> Self;
     /// The bits of both.
     unsafe fn or(self, other: Self) -> Self;
+    /// The upper halves of the bits, and zeros below: BF16, cut.
+    unsafe fn upper(self) -> Self;
+    /// The lower halves of the bits, moved up; zeros below.
+    unsafe fn shift_up(self) -> Self;
+    /// The upper halves of the bits, moved down; zeros above.
+    unsafe fn shift_down(self) -> Self;
+    /// The nearest BF16, and of two the larger in magnitude. A NaN is cut instead: rounded up, its payload could carry
+    /// into a zero.
+    unsafe fn nearest_bf16(self) -> Self;
+
+    /// The lower halves of these lanes and then of `high`, two in a lane.
+    unsafe fn lower_halves(self, high: Self) -> Self;
+    /// The upper halves.
+    unsafe fn upper_halves(self, high: Self) -> Self;
 
     /// The lanes of even numbers, of these and then of `high`.
     unsafe fn evens(self, high: Self) -> Self;
@@ -168,3 +195,28 @@ macro_rules! with_vectors {
     };
 }
 pub(in crate::kernels) use with_vectors;
+
+/// [`with_vectors`] of [`Vectors::for_bf16`]. Only tests compile the body for AVX2.
+macro_rules! with_bf16_vectors {
+    ($V:ident => $body:expr) => {
+        match $crate::kernels::cpu::vector::Vectors::for_bf16() {
+            $crate::kernels::cpu::vector::Vectors::Avx2 if cfg!(test) => {
+                #[allow(dead_code)]
+                type $V = $crate::kernels::cpu::vector::Avx2;
+                <$V>::run(
+                    #[inline(always)]
+                    || $body,
+                )
+            }
+            _ => {
+                #[allow(dead_code)]
+                type $V = $crate::kernels::cpu::vector::Avx512;
+                <$V>::run(
+                    #[inline(always)]
+                    || $body,
+                )
+            }
+        }
+    };
+}
+pub(in crate::kernels) use with_bf16_vectors;

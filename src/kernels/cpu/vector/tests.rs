@@ -37,6 +37,11 @@ fn assert_same(actual: [f32; 16], expected: [f32; 16], what: &str) {
     }
 }
 
+/// The same bits, of NaN too.
+fn assert_bits(actual: [f32; 16], expected: [u32; 16], what: &str) {
+    assert_eq!(actual.map(f32::to_bits), expected, "{what}");
+}
+
 /// Calls `f` with each instruction set that the processor has.
 fn for_each_set(mut f: impl FnMut(Vectors)) {
     let sets = [Vectors::Avx2, Vectors::Avx512].into_iter().filter(|set| set.is_available());
@@ -68,6 +73,19 @@ fn arithmetic_is_lane_by_lane() {
             assert_same(mul, from_fn(|i| a[i] * b[i]), "mul");
             let or = lanes!(set, V => V::load(x).or(V::load(y)));
             assert_same(or, from_fn(|i| f32::from_bits(a[i].to_bits() | b[i].to_bits())), "or");
+            assert_bits(
+                lanes!(set, V => V::load(x).upper()),
+                from_fn(|i| a[i].to_bits() & !0xffff),
+                "upper",
+            );
+            let up = lanes!(set, V => V::load(x).shift_up());
+            assert_bits(up, from_fn(|i| a[i].to_bits() << 16), "shift_up");
+            let down = lanes!(set, V => V::load(x).shift_down());
+            assert_bits(down, from_fn(|i| a[i].to_bits() >> 16), "shift_down");
+            let nearest = lanes!(set, V => V::load(x).nearest_bf16());
+            let up = |x: f32| if x.is_nan() { 0 } else { 0x8000 };
+            let expected = from_fn(|i| (a[i].to_bits() + up(a[i])) & !0xffff);
+            assert_bits(nearest, expected, "nearest_bf16");
             assert_same(lanes!(set, V => V::splat(a[3])), [a[3]; 16], "splat");
             assert_same(lanes!(set, V => V::zero()), [0.0; 16], "zero");
         }
@@ -86,6 +104,13 @@ fn lanes_are_picked_and_exchanged() {
         assert_same(evens, from_fn(|i| both[2 * i]), "evens");
         let odds = lanes!(set, V => V::load(x).odds(V::load(y)));
         assert_same(odds, from_fn(|i| both[2 * i + 1]), "odds");
+        let low = lanes!(set, V => V::load(x).lower_halves(V::load(y)));
+        let halves = |i: usize| [both[2 * i].to_bits(), both[2 * i + 1].to_bits()];
+        let expected = from_fn(|i| halves(i)[0] & 0xffff | halves(i)[1] << 16);
+        assert_bits(low, expected, "lower_halves");
+        let high = lanes!(set, V => V::load(x).upper_halves(V::load(y)));
+        let expected = from_fn(|i| halves(i)[0] >> 16 | halves(i)[1] & !0xffff);
+        assert_bits(high, expected, "upper_halves");
         for half in 0..2 {
             let turns = lanes!(set, V => V::load(x).interleave(V::load(y))[half]);
             assert_same(turns, from_fn(|i| [a, b][i % 2][8 * half + i / 2]), "interleave");
@@ -140,6 +165,39 @@ fn masks_bound_what_is_read_and_written() {
             });
             let expected = rounded.into_iter().chain(before.map(bf16::from_f32));
             assert!(pair.into_iter().map(bf16::to_bits).eq(expected.map(bf16::to_bits)));
+        }
+    });
+}
+
+/// As [`masks_bound_what_is_read_and_written`], of 32 elements, and of elements that lie apart.
+#[test]
+fn masks_bound_pairs_and_what_is_gathered() {
+    let mut rng = generator(85);
+    for_each_set(|set| {
+        for _ in 0..300 {
+            let mut elements = || -> [bf16; 32] { from_fn(|_| bf16::from_bits(rng.random())) };
+            let (x, before) = (elements(), elements());
+            let first = rng.random_range(0..=32);
+            let mask = (((1u64 << rng.random_range(0..=32 - first)) - 1) << first) as u32;
+            let inside = |i: usize| mask >> i & 1 == 1;
+            let loaded = lanes!(set, V => V::load_pairs(x.as_ptr(), mask));
+            let bits = |i: usize| if inside(i) { u32::from(x[i].to_bits()) } else { 0 };
+            assert_bits(loaded, from_fn(|i| bits(2 * i) | bits(2 * i + 1) << 16), "load_pairs");
+            let mut out = before;
+            with_vectors!(set, V => {
+                // SAFETY: the features of the set; 32 elements and places.
+                unsafe { V::load_pairs(x.as_ptr(), u32::MAX).store_pairs(out.as_mut_ptr(), mask) }
+            });
+            for (i, out) in out.into_iter().enumerate() {
+                let expected = if inside(i) { x[i] } else { before[i] };
+                assert_eq!(out.to_bits(), expected.to_bits(), "store_pairs, {i} of {mask:x}");
+            }
+
+            let (step, mask) = (rng.random_range(1..40), run(&mut rng));
+            let x: Vec<_> = (0..step).flat_map(|_| numbers(&mut rng)).collect();
+            let gathered = lanes!(set, V => V::gather(x.as_ptr(), step, mask));
+            let bits = |i: usize| if mask >> i & 1 == 1 { x[i * step].to_bits() } else { 0 };
+            assert_bits(gathered, from_fn(bits), "gather");
         }
     });
 }

@@ -7,9 +7,11 @@ use std::slice::from_raw_parts_mut;
 
 use half::{bf16, f16};
 
-use super::Tile;
+use super::{InstructionSet, Tile};
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::cpu::vector::{Avx512, Vector, Vectors};
+#[cfg(doc)]
+use crate::kernels::cpu::vector::Vectors;
+use crate::kernels::cpu::vector::{Avx512, Vector, with_bf16_vectors};
 
 /// What sums are rounded to.
 pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
@@ -59,21 +61,22 @@ pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
     /// The elements of all rows can be written, and nobody else reads or writes them.
     ///
     /// # Panics
-    /// When the bias has fewer columns, or the processor has no AVX-512.
+    /// When the bias has fewer columns, or the processor has no vectors [for BF16](Vectors::for_bf16).
     unsafe fn store_tile(
         tile: &Tile<'_>,
         bias: Option<&[f32]>,
         out: *mut MaybeUninit<Self>,
         stride: usize,
     ) {
-        assert!(Vectors::Avx512.is_available(), "rounding needs AVX-512");
         assert!(bias.is_none_or(|bias| bias.len() >= tile.columns));
         let bias = bias.map(<[f32]>::as_ptr);
-        // SAFETY: the features, as asserted or asked for, and the caller's.
+        // SAFETY: the features, as asked for, and the caller's.
         unsafe {
-            match is_x86_feature_detected!("avx512bf16") {
+            match InstructionSet::Avx512Bf16.is_available() {
                 true => store_ftz_tile(tile, bias, out, stride),
-                false => store_exact_tile(tile, bias, out, stride),
+                false => with_bf16_vectors!(V => {
+                    store_tile::<Self, V, false>(tile, bias, out, stride)
+                }),
             }
         }
     }
@@ -81,12 +84,12 @@ pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
     /// Writes `sums + bias`, as many as `out` has places.
     ///
     /// # Panics
-    /// When there are fewer, or the processor has no AVX-512.
+    /// When there are fewer, or the processor has no vectors [for BF16](Vectors::for_bf16).
     fn store_all(sums: &[f32], bias: Option<&[f32]>, out: &mut [MaybeUninit<Self>]) {
-        assert!(Vectors::Avx512.is_available(), "rounding needs AVX-512");
         assert!(sums.len() >= out.len() && bias.is_none_or(|bias| bias.len() >= out.len()));
-        // SAFETY: the features and lengths, as asserted.
-        unsafe { store_line(sums.as_ptr(), bias.map(<[f32]>::as_ptr), out) };
+        let (sums, bias) = (sums.as_ptr(), bias.map(<[f32]>::as_ptr));
+        // SAFETY: the features of the vectors; the lengths, as asserted.
+        with_bf16_vectors!(V => unsafe { store_all::<Self, V, false>(sums, bias, out) });
     }
 }
 
@@ -103,30 +106,15 @@ unsafe fn store_ftz_tile<O: Rounded>(
     stride: usize,
 ) {
     // SAFETY: the caller's.
-    unsafe { store_tile::<O, true>(tile, bias, out, stride) }
-}
-
-/// [`store_tile`] without that instruction.
-///
-/// # Safety
-/// As there.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn store_exact_tile<O: Rounded>(
-    tile: &Tile<'_>,
-    bias: Option<*const f32>,
-    out: *mut MaybeUninit<O>,
-    stride: usize,
-) {
-    // SAFETY: the caller's.
-    unsafe { store_tile::<O, false>(tile, bias, out, stride) }
+    unsafe { store_tile::<O, Avx512, true>(tile, bias, out, stride) }
 }
 
 /// See [`Rounded::store_tile`]. Inlined where the features are.
 ///
 /// # Safety
-/// AVX-512 F, BW and VL, and BF16 if `FTZ`; places for every row, and numbers in the bias.
+/// The features of `V`, and AVX-512 BF16 if `FTZ`; places for every row, and numbers in the bias.
 #[inline(always)]
-unsafe fn store_tile<O: Rounded, const FTZ: bool>(
+unsafe fn store_tile<O: Rounded, V: Vector, const FTZ: bool>(
     tile: &Tile<'_>,
     bias: Option<*const f32>,
     out: *mut MaybeUninit<O>,
@@ -137,36 +125,22 @@ unsafe fn store_tile<O: Rounded, const FTZ: bool>(
         // Most often the next tile's: the line comes, to be written, while that is computed. The standard
         // library's function gives the instruction for reading.
         let next = at.wrapping_add(tile.columns);
-        // SAFETY: a hint, of any address; every processor with AVX-512 has it.
+        // SAFETY: a hint, of any address; every processor with AVX2 takes it.
         unsafe {
             asm!("prefetchw [{}]", in(reg) next, options(nostack, readonly, preserves_flags))
         };
         // SAFETY: the caller's.
         unsafe {
             let out = from_raw_parts_mut(at, tile.columns);
-            store_all::<O, Avx512, FTZ>(sums.as_ptr(), bias, out);
+            store_all::<O, V, FTZ>(sums.as_ptr(), bias, out);
         };
     }
 }
 
-/// See [`Rounded::store_all`].
+/// See [`Rounded::store_all`]. Inlined where the features are.
 ///
 /// # Safety
-/// AVX-512 F, BW and VL; as many sums, and numbers in the bias, as places.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn store_line<O: Rounded>(
-    sums: *const f32,
-    bias: Option<*const f32>,
-    out: &mut [MaybeUninit<O>],
-) {
-    // SAFETY: the caller's.
-    unsafe { store_all::<O, Avx512, false>(sums, bias, out) }
-}
-
-/// As [`store_line`]. Inlined where the features are.
-///
-/// # Safety
-/// The features of `V`, and AVX-512 BF16 if `FTZ`; sums and bias as there.
+/// The features of `V`, and AVX-512 BF16 if `FTZ`; as many sums, and numbers in the bias, as places.
 #[inline(always)]
 pub(in crate::kernels) unsafe fn store_all<O: Rounded, V: Vector, const FTZ: bool>(
     sums: *const f32,

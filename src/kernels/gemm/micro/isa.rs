@@ -93,7 +93,19 @@ impl InstructionSet {
 
     /// What packs its words and rounds its sums.
     pub(in crate::kernels) fn vectors(self) -> Vectors {
-        if self == Self::Avx2F32 { Vectors::Avx2 } else { Vectors::Avx512 }
+        match self {
+            Self::Avx2F32 => Vectors::Avx2,
+            Self::Avx512F32 | Self::Avx512Bf16 => Vectors::Avx512,
+            Self::AmxBf16 | Self::AmxBf16x3 => Vectors::for_bf16(),
+        }
+    }
+
+    /// What sums in F32 where sums of terms are not finite.
+    pub(in crate::kernels) fn without_terms(self) -> Self {
+        match self.vectors() {
+            Vectors::Avx2 => Self::Avx2F32,
+            Vectors::Avx512 => Self::Avx512F32,
+        }
     }
 
     /// Elements of a word.
@@ -114,7 +126,7 @@ impl InstructionSet {
     /// Whether subnormal sums are zero already, and the processor rounds to BF16 by an instruction that takes
     /// them for zero too.
     pub(in crate::kernels) fn rounds_ftz(self) -> bool {
-        matches!(self, Self::Avx512Bf16 | Self::AmxBf16) && is_x86_feature_detected!("avx512bf16")
+        matches!(self, Self::Avx512Bf16 | Self::AmxBf16) && Self::Avx512Bf16.is_available()
     }
 
     /// Rows of a tile.
@@ -136,7 +148,7 @@ impl InstructionSet {
 
     /// Whether products can be computed with it: in tests also where a stand-in takes the place of tile registers.
     pub(in crate::kernels) fn is_runnable(self) -> bool {
-        self.is_available() || cfg!(test) && self.is_amx()
+        self.is_available() || cfg!(test) && self.is_amx() && self.vectors().is_available()
     }
 
     pub(super) fn multiply(self, gemm: &super::PackedGemm<'_>, f: impl FnMut(super::Tile<'_>)) {

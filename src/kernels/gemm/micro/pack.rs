@@ -3,13 +3,13 @@
 //! The unit of work is a tile of 16 rows by 16 words, which sixteen AVX-512 registers hold. A tile is read along
 //! the direction in which the matrix is contiguous. If the micro-kernel wants the other direction, the tile is
 //! transposed in registers. So no element is read or written one at a time, whatever the strides are.
+//!
+//! A word is 32 bits, and lies in a lane of a [`Vector`] as the bits of an F32.
 #![allow(unsafe_code)]
-
-use std::arch::x86_64::*;
 
 use half::bf16;
 
-use crate::kernels::cpu::vector::{Vector, Vectors, transposed, with_vectors};
+use crate::kernels::cpu::vector::{Vector, Vectors, with_bf16_vectors, with_vectors};
 
 /// A matrix, seen from a product: `lines` sums' worth of elements, each of `depth` elements along the
 /// sum. Element `(line, k)` is `data[line * line_stride + k * depth_stride]`, and one of the strides is
@@ -31,11 +31,9 @@ pub(in crate::kernels) trait Bf16Terms: Copy + Send + Sync {
     /// Writes 16 lines by 16 words of each term: a row a line, or else a row a word, `stride` words
     /// apart; zeros beyond the matrix. The next term's are after those, 16 words or 16 rows further.
     ///
-    /// One function with the features: without, every instruction would be a call of its own.
-    ///
     /// # Safety
-    /// AVX-512 F, BW and VL; 16 rows can be written. [`MatrixView::check`] has passed.
-    unsafe fn pack_tile(
+    /// The features of `V`; 16 rows can be written. [`MatrixView::check`] has passed.
+    unsafe fn pack_tile<V: Vector>(
         view: &MatrixView<'_, Self>,
         from: [usize; 2],
         by_line: bool,
@@ -77,16 +75,10 @@ impl<'a, T: Bf16Terms> MatrixView<'a, T> {
     /// in whole blocks of 16.
     ///
     /// # Panics
-    /// When there is no room, the matrix reaches beyond its data, or the processor has no AVX-512.
+    /// When there is no room, the matrix reaches beyond its data, or the processor has no vectors
+    /// [for BF16](Vectors::for_bf16).
     pub(in crate::kernels) fn pack_lines(&self, stride: usize, out: &mut [u32]) {
-        let rows = self.lines.next_multiple_of(16);
-        assert!(self.words() <= stride && rows * stride <= out.len());
-        self.check();
-        for (line, word) in self.tile_origins() {
-            let out = &mut out[line * stride + word * T::COUNT..][..15 * stride + 16 * T::COUNT];
-            // SAFETY: `check` has seen the features and the data; `out` has 16 rows.
-            unsafe { T::pack_tile(self, [line, word], true, out.as_mut_ptr(), stride) };
-        }
+        self.pack(true, stride, out);
     }
 
     /// Writes `(line / 16, word, line % 16)`.
@@ -94,12 +86,34 @@ impl<'a, T: Bf16Terms> MatrixView<'a, T> {
     /// # Panics
     /// As [`Self::pack_lines`].
     pub(in crate::kernels) fn pack_blocks(&self, out: &mut [u32]) {
+        self.pack(false, self.words(), out);
+    }
+
+    fn pack(&self, by_line: bool, stride: usize, out: &mut [u32]) {
+        // SAFETY: the features of the vectors.
+        with_bf16_vectors!(V => unsafe { self.pack_tiles::<V>(by_line, stride, out) });
+    }
+
+    /// [`Self::pack_lines`], or else [`Self::pack_blocks`] with a stride of [`Self::words`].
+    ///
+    /// # Safety
+    /// The features of `V`.
+    #[inline(always)]
+    pub(super) unsafe fn pack_tiles<V: Vector>(
+        &self,
+        by_line: bool,
+        stride: usize,
+        out: &mut [u32],
+    ) {
+        assert!(self.words() <= stride && self.lines.next_multiple_of(16) * stride <= out.len());
         self.check();
-        assert!(self.lines.next_multiple_of(16) * self.words() <= out.len());
+        // Words from a word of a line to the next, and from a row of a tile to the next.
+        let (across, down) = if by_line { (1, stride) } else { (16, 16) };
+        let row = if by_line { 16 * T::COUNT } else { 256 * T::COUNT - 15 * 16 };
         for (line, word) in self.tile_origins() {
-            let out = &mut out[line * self.words() + word * 16 * T::COUNT..][..256 * T::COUNT];
-            // SAFETY: `check` has seen the features and the data; `out` has 16 rows.
-            unsafe { T::pack_tile(self, [line, word], false, out.as_mut_ptr(), 16) };
+            let out = &mut out[line * stride + word * across * T::COUNT..][..15 * down + row];
+            // SAFETY: the caller's; `check` has seen the data, and `out` has 16 rows.
+            unsafe { T::pack_tile::<V>(self, [line, word], by_line, out.as_mut_ptr(), down) };
         }
     }
 
@@ -115,7 +129,6 @@ impl<'a, T: Bf16Terms> MatrixView<'a, T> {
     }
 
     fn check(&self) {
-        assert!(super::InstructionSet::Avx512F32.is_available(), "packing needs AVX-512");
         assert!(self.line_stride == 1 || self.depth_stride == 1, "a matrix has rows or columns");
         if self.lines * self.depth > 0 {
             let last = (self.lines - 1) * self.line_stride + (self.depth - 1) * self.depth_stride;
@@ -127,8 +140,8 @@ impl<'a, T: Bf16Terms> MatrixView<'a, T> {
 impl Bf16Terms for bf16 {
     const COUNT: usize = 1;
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn pack_tile(
+    #[inline(always)]
+    unsafe fn pack_tile<V: Vector>(
         view: &MatrixView<'_, Self>,
         [line, word]: [usize; 2],
         by_line: bool,
@@ -136,12 +149,16 @@ impl Bf16Terms for bf16 {
         stride: usize,
     ) {
         let along = view.depth_stride == 1;
-        // SAFETY: the features; the stride of 1 is that of the direction.
-        let tile = unsafe { if along { view.along(line, word) } else { view.across(line, word) } };
-        let tile = if along == by_line { tile } else { transposed(tile) };
-        for (row, vector) in tile.iter().enumerate() {
+        // SAFETY: the caller's; the stride of 1 is that of the direction.
+        let mut tile: [V; 16] =
+            unsafe { if along { view.along(line, word) } else { view.across(line, word) } };
+        if along != by_line {
             // SAFETY: the caller's.
-            unsafe { _mm512_storeu_si512(out.add(row * stride).cast(), *vector) };
+            tile = unsafe { V::transpose(tile) };
+        }
+        for (row, vector) in tile.into_iter().enumerate() {
+            // SAFETY: the caller's.
+            unsafe { vector.store(out.add(row * stride).cast()) };
         }
     }
 }
@@ -150,17 +167,17 @@ impl MatrixView<'_, bf16> {
     /// A row a line, 16 words from `word` on; zeros beyond the matrix.
     ///
     /// # Safety
-    /// AVX-512 F, BW and VL; elements along the sum follow each other.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    #[inline]
-    unsafe fn along(&self, line: usize, word: usize) -> [__m512i; 16] {
+    /// The features of `V`; elements along the sum follow each other.
+    #[inline(always)]
+    unsafe fn along<V: Vector>(&self, line: usize, word: usize) -> [V; 16] {
         let left = self.depth.saturating_sub(2 * word);
         let mask = if left >= 32 { u32::MAX } else { (1 << left) - 1 };
-        let mut tile = [_mm512_setzero_si512(); 16];
+        // SAFETY: the caller's.
+        let mut tile = [unsafe { V::zero() }; 16];
         for (i, vector) in tile.iter_mut().enumerate().take(self.lines - line) {
             let at = self.data.as_ptr().wrapping_add((line + i) * self.line_stride + 2 * word);
-            // SAFETY: only elements of the matrix are in the mask.
-            *vector = unsafe { _mm512_maskz_loadu_epi16(mask, at.cast()) };
+            // SAFETY: the caller's; only elements of the matrix are in the mask.
+            *vector = unsafe { V::load_pairs(at, mask) };
         }
         tile
     }
@@ -168,22 +185,23 @@ impl MatrixView<'_, bf16> {
     /// A row a word, 16 lines from `line` on; zeros beyond the matrix.
     ///
     /// # Safety
-    /// AVX-512 F, BW and VL; elements of consecutive lines follow each other.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    #[inline]
-    unsafe fn across(&self, line: usize, word: usize) -> [__m512i; 16] {
+    /// The features of `V`; elements of consecutive lines follow each other.
+    #[inline(always)]
+    unsafe fn across<V: Vector>(&self, line: usize, word: usize) -> [V; 16] {
         let left = self.lines - line;
         let mask = if left >= 16 { u16::MAX } else { (1 << left) - 1 };
-        let load = |k: usize| {
-            let mask = if k < self.depth { mask } else { 0 };
-            let at = self.data.as_ptr().wrapping_add(line + k * self.depth_stride);
-            // SAFETY: only elements of the matrix are in the mask.
-            unsafe { _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, at.cast())) }
-        };
-        let mut tile = [_mm512_setzero_si512(); 16];
-        for (i, vector) in tile.iter_mut().enumerate() {
-            let k = 2 * (word + i);
-            *vector = _mm512_or_si512(load(k), _mm512_slli_epi32::<16>(load(k + 1)));
+        let elements = self.depth.saturating_sub(2 * word);
+        let from = self.data.as_ptr().wrapping_add(line + 2 * word * self.depth_stride);
+        // SAFETY: the caller's.
+        let mut tile = [unsafe { V::zero() }; 16];
+        for (i, vector) in tile.iter_mut().enumerate().take(elements.div_ceil(2)) {
+            let first = from.wrapping_add(2 * i * self.depth_stride);
+            let second = if 2 * i + 1 < elements { mask } else { 0 };
+            // SAFETY: the caller's; only elements of the matrix are in the masks.
+            *vector = unsafe {
+                let last: V = V::load_bf16(first.wrapping_add(self.depth_stride), second);
+                V::load_bf16(first, mask).shift_down().or(last)
+            };
         }
         tile
     }

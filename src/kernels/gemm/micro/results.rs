@@ -41,7 +41,7 @@ impl PackedGemm<'_> {
             && self.terms == 1
             && self.left_starts.len() == 1
             && self.depth.is_multiple_of(16)
-            && is_x86_feature_detected!("avx512bf16");
+            && isa.rounds_ftz();
         let whole = |lines: usize| if interleaved { lines / amx::BLOCK * amx::BLOCK } else { 0 };
         let (rows, columns) = (whole(self.rows), whole(self.columns));
         if rows * columns > 0 {

@@ -1,56 +1,105 @@
 //! Packed products on every processor: where there is no AMX, in the stand-in for its registers.
 
+#![allow(unsafe_code)]
+
 use half::{bf16, f16};
 use rand::Rng;
 
-use super::{Bf16Terms, InstructionSet, MatrixView, PackedGemm};
+use super::{Bf16Terms, InstructionSet, MatrixView, PackedGemm, split};
+use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
 use crate::kernels::gemm::tests::generator;
 
-/// An element in the three terms that [`crate::kernels::gemm::micro::bf16x3`] gives, one at a time.
-fn split_one(x: f32) -> [u32; 3] {
-    let nearest = |x: f32| {
-        let up = if x.is_nan() { 0 } else { 0x8000 };
-        x.to_bits().wrapping_add(up) & !0xffff
-    };
-    let first = nearest(x);
-    let rest = x - f32::from_bits(first);
-    let second = nearest(rest);
-    [first, second, (rest - f32::from_bits(second)).to_bits() & !0xffff]
+/// What is packed, an element at a time: vectors are compared with this.
+trait Single: Bf16Terms {
+    /// The terms, in upper halves, and zeros for those that it has not.
+    fn terms(self) -> [u32; 3];
 }
 
-/// The words of lines of 32 elements each, in three terms: `(line, term, word)`.
-fn pack_portably(lines: &[[f32; 32]]) -> Vec<u32> {
-    let pack = |line: &[f32; 32]| {
-        let split = line.map(split_one);
-        let word = move |i: usize| split[i % 16][i / 16] >> 16 | split[i % 16 + 16][i / 16];
-        (0..48).map(word)
-    };
-    lines.iter().flat_map(pack).collect()
+impl Single for bf16 {
+    fn terms(self) -> [u32; 3] {
+        [u32::from(self.to_bits()) << 16, 0, 0]
+    }
 }
 
-/// What `left` and `right`, both `(line, 48)`, give: `(line of left, line of right)`.
-fn multiply_portably(left: &[[f32; 32]], right: &[[f32; 32]]) -> Vec<f32> {
-    let words = pack_portably(right);
-    let blocks = words.chunks(16 * 48);
-    let turned = blocks.flat_map(|block| (0..48 * 16).map(|i| block[i % 16 * 48 + i / 16]));
-    let right_cells: Vec<u32> = turned.collect();
+impl Single for f16 {
+    fn terms(self) -> [u32; 3] {
+        let [first, second, _] = self.to_f32().terms();
+        [first, second, 0]
+    }
+}
+
+impl Single for f32 {
+    fn terms(self) -> [u32; 3] {
+        let nearest = |x: f32| {
+            let up = if x.is_nan() { 0 } else { 0x8000 };
+            x.to_bits().wrapping_add(up) & !0xffff
+        };
+        let first = nearest(self);
+        let rest = self - f32::from_bits(first);
+        let second = nearest(rest);
+        [first, second, (rest - f32::from_bits(second)).to_bits() & !0xffff]
+    }
+}
+
+/// The words of lines of `depth` elements, and of lines of zeros up to whole blocks of 16:
+/// `(line, 16 words, term, word)`.
+fn pack_singly<T: Single>(elements: &[T], depth: usize) -> Vec<u32> {
+    let mut words = Vec::new();
+    let lines = elements.chunks(depth);
+    let missing = lines.len().next_multiple_of(16) - lines.len();
+    for line in lines.chain(std::iter::repeat_n(&[][..], missing)) {
+        let terms: Vec<_> = line.iter().map(|x| x.terms()).collect();
+        for first in (0..depth).step_by(32) {
+            for term in 0..T::COUNT {
+                let of = |k: usize| terms.get(first + k).map_or(0, |terms| terms[term]);
+                words.extend((0..16).map(|word| match T::COUNT {
+                    1 => of(2 * word) >> 16 | of(2 * word + 1),
+                    _ => of(word) >> 16 | of(word + 16),
+                }));
+            }
+        }
+    }
+    words
+}
+
+/// The instruction sets of this processor.
+fn sets() -> impl Iterator<Item = Vectors> {
+    [Vectors::Avx2, Vectors::Avx512].into_iter().filter(|set| set.is_available())
+}
+
+/// `left` and `right`, both lines of 32 elements, packed and multiplied: `(line of left, line of right)`.
+fn multiply<T: Bf16Terms>(left: &[T], right: &[T], isa: InstructionSet) -> Vec<f32> {
+    let view = |data| MatrixView {
+        data,
+        lines: data.len() / 32,
+        depth: 32,
+        line_stride: 32,
+        depth_stride: 1,
+    };
+    let (left, right) = (view(left), view(right));
+    // Elements of 16 words are packed; without AMX, pairs are multiplied by rows of 8.
+    let words = left.words();
+    let of = |lines: usize| vec![0; lines.next_multiple_of(16) * words];
+    let mut packed = [of(left.lines), of(right.lines)];
+    left.pack_lines(words, &mut packed[0]);
+    right.pack_blocks(&mut packed[1]);
     let gemm = PackedGemm {
-        left: &pack_portably(left),
-        left_block: 16 * 48,
-        left_row: 48,
+        left: &packed[0],
+        left_block: isa.rows() * words,
+        left_row: words,
         left_step: 1,
         left_starts: &[0],
-        right: &right_cells,
-        right_block: 16 * 48,
+        right: &packed[1],
+        right_block: 16 * words,
         right_step: 16,
         right_starts: &[0],
-        rows: left.len(),
-        columns: right.len(),
-        depth: 48,
-        terms: 3,
+        rows: left.lines,
+        columns: right.lines,
+        depth: words,
+        terms: T::COUNT,
         row_panels: false,
     };
-    sums(&gemm, InstructionSet::AmxBf16x3)
+    sums(&gemm, isa)
 }
 
 fn sums(gemm: &PackedGemm<'_>, isa: InstructionSet) -> Vec<f32> {
@@ -78,13 +127,17 @@ fn every_exponent() -> Vec<f32> {
 /// The bits that a third term has under 2^-110 would be OR-ed into the element 16 before it.
 #[test]
 fn a_small_number_leaves_the_others_alone() {
-    let ones = [[1f32; 32]; 16];
+    let isa = InstructionSet::AmxBf16x3;
+    if !isa.is_runnable() {
+        return;
+    }
+    let ones = [1f32; 16 * 32];
     let small = every_exponent().into_iter().filter(|x| x.abs() < 1e-30);
     for (n, x) in small.enumerate() {
         let mut left = ones;
-        left[n % 16][n % 32] = x;
+        left[n % 16 * 32 + n % 32] = x;
         for (sums, turned) in
-            [(multiply_portably(&left, &ones), false), (multiply_portably(&ones, &left), true)]
+            [(multiply(&left, &ones, isa), false), (multiply(&ones, &left, isa), true)]
         {
             for (i, sum) in sums.iter().enumerate() {
                 let line = if turned { i % 16 } else { i / 16 };
@@ -98,75 +151,88 @@ fn a_small_number_leaves_the_others_alone() {
 /// An element keeps its value to within 2^-126, and what is not finite shows.
 #[test]
 fn terms_add_up_to_the_element() {
-    for x in every_exponent() {
-        let terms = split_one(x).map(f32::from_bits);
-        assert!(terms.iter().all(|term| term.to_bits() & 0xffff == 0), "{x:e}");
-        let sum: f64 = terms.iter().map(|term| f64::from(*term)).sum();
-        match x.is_finite() && terms[0].is_finite() {
-            true => assert!((sum - f64::from(x)).abs() < f64::from(f32::MIN_POSITIVE), "{x:e}"),
-            false => assert!(terms[..2].iter().any(|term| !term.is_finite()), "{x:e}"),
+    let numbers = every_exponent();
+    let (vectors, []) = numbers.as_chunks::<16>() else { unreachable!("whole vectors") };
+    for set in sets() {
+        for x in vectors {
+            let mut terms = [[0f32; 16]; 3];
+            // SAFETY: the features of the set; 16 lanes.
+            with_vectors!(set, V => unsafe {
+                let split: [V; 3] = split(V::load(x.as_ptr()));
+                for (term, places) in split.into_iter().zip(&mut terms) {
+                    term.store(places.as_mut_ptr());
+                }
+            });
+            for (i, &x) in x.iter().enumerate() {
+                let terms = terms.each_ref().map(|term| term[i]);
+                assert!(terms.map(f32::to_bits) == x.terms(), "{set:?} {x:e} {terms:?}");
+                assert!(terms.iter().all(|term| term.to_bits() & 0xffff == 0), "{x:e}");
+                let sum: f64 = terms.iter().map(|term| f64::from(*term)).sum();
+                let error = (sum - f64::from(x)).abs();
+                match x.is_finite() && terms[0].is_finite() {
+                    true => assert!(error < f64::from(f32::MIN_POSITIVE), "{x:e}"),
+                    false => assert!(terms[..2].iter().any(|term| !term.is_finite()), "{x:e}"),
+                }
+            }
         }
     }
 }
 
-/// What the vector instructions pack is what one element at a time gives, both ways it can lie in memory.
+/// Each instruction set packs what one element at a time gives, both ways a matrix can lie in memory and both ways it
+/// can be packed: of any size, beside other elements, into memory of any value.
+fn packs_what_single_elements_give<T: Single>(numbers: &[T], other: T) {
+    let sizes = [[16, 32], [1, 1], [5, 31], [16, 33], [17, 2], [33, 70], [70, 40]];
+    let whole = (0..numbers.len() / 512).map(|part| (part * 512, sizes[0]));
+    let edges = sizes[1..].iter().map(|size| (numbers.len() / 3, *size));
+    for (first, [lines, depth]) in whole.chain(edges) {
+        let elements = &numbers[first..first + lines * depth];
+        let expected = pack_singly(elements, depth);
+        for (set, gap, turned) in sets()
+            .flat_map(|set| [(set, 0, false), (set, 3, false), (set, 0, true), (set, 5, true)])
+        {
+            let [line_stride, depth_stride] =
+                if turned { [1, lines + gap] } else { [depth + gap, 1] };
+            let mut data = vec![other; (lines - 1) * line_stride + (depth - 1) * depth_stride + 1];
+            for (i, x) in elements.iter().enumerate() {
+                data[i / depth * line_stride + i % depth * depth_stride] = *x;
+            }
+            let view = MatrixView { data: &data, lines, depth, line_stride, depth_stride };
+            let what = format!("{set:?}, {} terms, {lines} by {depth}, {gap}, {turned}", T::COUNT);
+            let (rows, words) = (lines.next_multiple_of(16), view.words());
+            assert_eq!(expected.len(), rows * words);
+            let stride = words + gap;
+            let mut out = vec![!0; rows * stride];
+            // SAFETY: the features of the set.
+            with_vectors!(set, V => unsafe { view.pack_tiles::<V>(true, stride, &mut out) });
+            for (line, expected) in out.chunks(stride).zip(expected.chunks(words)) {
+                let (line, beyond) = line.split_at(words);
+                assert!(line == expected && beyond.iter().all(|word| *word == !0), "{what}");
+            }
+            let mut out = vec![!0; rows * words];
+            // SAFETY: as above.
+            with_vectors!(set, V => unsafe { view.pack_tiles::<V>(false, words, &mut out) });
+            for (block, expected) in out.chunks(16 * words).zip(expected.chunks(16 * words)) {
+                let same = |i: usize| block[i] == expected[i % 16 * words + i / 16];
+                assert!((0..16 * words).all(same), "{what}");
+            }
+        }
+    }
+}
+
 #[test]
 fn vectors_pack_what_single_elements_give() {
-    if !InstructionSet::Avx512F32.is_available() {
-        return;
-    }
     let numbers = every_exponent();
-    let (lines, _) = numbers.as_chunks::<32>();
-    for lines in lines.chunks(16) {
-        let data = lines.as_flattened();
-        let expected = pack_portably(lines);
-        let view =
-            MatrixView { data, lines: lines.len(), depth: 32, line_stride: 32, depth_stride: 1 };
-        let mut packed = vec![0; 16 * 48];
-        view.pack_lines(48, &mut packed);
-        assert!(packed.starts_with(&expected));
-
-        let turned: Vec<f32> =
-            (0..data.len()).map(|i| lines[i % lines.len()][i / lines.len()]).collect();
-        let view = MatrixView { data: &turned, line_stride: 1, depth_stride: lines.len(), ..view };
-        view.pack_lines(48, &mut packed);
-        assert!(packed.starts_with(&expected));
-        let mut blocks = vec![0; 16 * 48];
-        view.pack_blocks(&mut blocks);
-        let in_blocks = (0..16 * 48).all(|i| packed[i % 16 * 48 + i / 16] == blocks[i]);
-        assert!(in_blocks);
-    }
+    packs_what_single_elements_give(&numbers, f32::NAN);
+    let bits = || (0..=u16::MAX).step_by(3);
+    let half: Vec<_> = bits().map(f16::from_bits).collect();
+    packs_what_single_elements_give(&half, f16::NAN);
+    let brain: Vec<_> = bits().map(bf16::from_bits).collect();
+    packs_what_single_elements_give(&brain, bf16::NAN);
 }
 
 /// Each line of `left` times lines of ones.
 fn times_ones<T: Bf16Terms>(left: &[T], one: T, isa: InstructionSet) -> Vec<f32> {
-    let lines = left.len() / 32;
-    let view =
-        |data, lines| MatrixView { data, lines, depth: 32, line_stride: 32, depth_stride: 1 };
-    let ones = vec![one; 16 * 32];
-    let (left, right) = (view(left, lines), view(&ones, 16));
-    // Elements of 16 words are packed; without AMX, pairs are multiplied by rows of 8.
-    let words = left.words();
-    let mut packed = [vec![0; lines.next_multiple_of(16) * words], vec![0; 16 * words]];
-    left.pack_lines(words, &mut packed[0]);
-    right.pack_blocks(&mut packed[1]);
-    let gemm = PackedGemm {
-        left: &packed[0],
-        left_block: isa.rows() * words,
-        left_row: words,
-        left_step: 1,
-        left_starts: &[0],
-        right: &packed[1],
-        right_block: 16 * words,
-        right_step: 16,
-        right_starts: &[0],
-        rows: lines,
-        columns: 16,
-        depth: words,
-        terms: T::COUNT,
-        row_panels: false,
-    };
-    sums(&gemm, isa)
+    multiply(left, &[one; 16 * 32], isa)
 }
 
 /// A line for each NaN, at another place each time, among ones.
@@ -177,7 +243,7 @@ fn nans<T: Copy>(patterns: impl Iterator<Item = T>, one: T) -> Vec<T> {
 
 #[test]
 fn every_nan_makes_its_sums_nan() {
-    if !InstructionSet::Avx512F32.is_available() {
+    if !InstructionSet::AmxBf16x3.is_runnable() {
         return;
     }
     let half = (0..=u16::MAX).map(f16::from_bits).filter(|x| x.is_nan());

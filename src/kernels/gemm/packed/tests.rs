@@ -44,7 +44,7 @@ fn sides_are_read_where_they_lie_if_they_are_whole() {
     let whole = view(0, 32, 70, 96);
     let (words, stride) = whole.as_packed().expect("whole");
     assert_eq!(stride, 48);
-    if InstructionSet::Avx512F32.is_available() {
+    if InstructionSet::AmxBf16.is_runnable() {
         with_words([32 * 48], |[packed]| {
             whole.pack_lines(48, packed);
             for line in (0..32).map(|line| line * 48) {
@@ -64,9 +64,6 @@ fn sides_are_read_where_they_lie_if_they_are_whole() {
 
 #[test]
 fn threads_share_products_exactly() -> Result<()> {
-    if !InstructionSet::Avx512F32.is_available() {
-        return Ok(());
-    }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().map_err(Error::wrap)?;
     pool.install(products)
 }

@@ -69,7 +69,7 @@ pub(in crate::kernels::conv) fn forward<O: Rounded>(
     let phases = vec![Phase::new(taps, (0, 0), &kernel, shape, Order::Forward, isa)];
     match Phases::new(pass, phases).run::<O>(x, bias)? {
         Some(data) => Ok(tensor(data, &shape.out_dims())),
-        None => forward::<O>(x, weight, bias, shape, InstructionSet::Avx512F32),
+        None => forward::<O>(x, weight, bias, shape, isa.without_terms()),
     }
 }
 
@@ -91,7 +91,7 @@ pub(in crate::kernels::conv) fn dgrad<O: Rounded>(
         phases.map(|(at, taps)| Phase::new(taps, at, &kernel, shape, Order::Backward, isa));
     match Phases::new(pass, phases.collect()).run::<O>(grad, bias)? {
         Some(data) => Ok(Some(tensor(data, &shape.input_dims()))),
-        None => dgrad::<O>(grad, weight, bias, shape, InstructionSet::Avx512F32),
+        None => dgrad::<O>(grad, weight, bias, shape, isa.without_terms()),
     }
 }
 

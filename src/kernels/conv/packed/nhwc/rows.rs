@@ -1,7 +1,6 @@
 //! Copies rows of NHWC images with their padding, widened to F32, kept as BF16, or split into BF16x3.
 #![allow(unsafe_code)]
 
-use std::arch::x86_64::*;
 use std::ops::Range;
 
 use half::bf16;
@@ -9,7 +8,7 @@ use half::bf16;
 use super::lines::Lines;
 use crate::kernels::conv::packed::rows::{Stored, widen};
 use crate::kernels::conv::packed::source::{as_bf16, as_bf16_mut, as_f32_mut};
-use crate::kernels::cpu::vector::{Avx512, upper_halves};
+use crate::kernels::cpu::vector::{Vector, with_bf16_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, split};
 
 /// An image that lines are filled from.
@@ -119,29 +118,34 @@ impl<S: Stored + 'static> NhwcImage<'_, S> {
     /// Splits the channels of some pixels: 32 numbers of a term, then those of the others.
     fn terms(&self, row: &[S], own: usize, line: &mut [bf16]) {
         /// # Safety
-        /// AVX-512 F, BW and VL.
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-        unsafe fn run<S: Stored>(from: &[S], to: &mut [[bf16; 32]]) {
+        /// The features of `V`.
+        #[inline(always)]
+        unsafe fn run<S: Stored, V: Vector>(from: &[S], to: &mut [[bf16; 32]]) {
             for (from, to) in from.chunks(32).zip(to.as_chunks_mut::<3>().0) {
                 let mask = (1u64 << from.len()) - 1;
-                let half = |n: usize| {
-                    let at = from.as_ptr().wrapping_add(16 * n);
-                    // SAFETY: the mask has no more elements than there are.
-                    let x = unsafe { S::load::<Avx512>(at, (mask >> (16 * n)) as u16) };
-                    split(_mm512_castps_si512(x.register()))
+                // SAFETY: the caller's; the masks have no more elements than there are.
+                let [first, last] = unsafe {
+                    let next = from.as_ptr().wrapping_add(16);
+                    let [first, last]: [V; 2] =
+                        [S::load(from.as_ptr(), mask as u16), S::load(next, (mask >> 16) as u16)];
+                    [split(first), split(last)]
                 };
-                for ((first, last), to) in half(0).into_iter().zip(half(1)).zip(to) {
-                    // SAFETY: the features; 32 places.
+                for (term, to) in to.iter_mut().enumerate() {
+                    // SAFETY: the caller's; 32 places.
                     unsafe {
-                        _mm512_storeu_si512(to.as_mut_ptr().cast(), upper_halves(first, last));
+                        let both = first[term].upper_halves(last[term]);
+                        both.store_pairs(to.as_mut_ptr(), u32::MAX);
                     }
                 }
             }
         }
-        for (pixel, places) in row.chunks_exact(self.all).zip(line.chunks_exact_mut(own)) {
-            // SAFETY: an `InstructionSet` has the features.
-            unsafe { run(&pixel[self.channels.clone()], places.as_chunks_mut::<32>().0) };
-        }
+        with_bf16_vectors!(V => {
+            for (pixel, places) in row.chunks_exact(self.all).zip(line.chunks_exact_mut(own)) {
+                let (from, to) = (&pixel[self.channels.clone()], places.as_chunks_mut::<32>().0);
+                // SAFETY: the features of the vectors.
+                unsafe { run::<S, V>(from, to) };
+            }
+        });
     }
 }
 

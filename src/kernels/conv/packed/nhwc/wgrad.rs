@@ -80,7 +80,7 @@ pub(in crate::kernels::conv) fn wgrad(
         }
     }
     if isa == InstructionSet::AmxBf16x3 && !total.iter().all(|sum| sum.is_finite()) {
-        return wgrad(x, grad, shape, InstructionSet::Avx512F32);
+        return wgrad(x, grad, shape, isa.without_terms());
     }
     Ok(tensor(total, &shape.weight_dims()))
 }
