@@ -136,6 +136,9 @@ impl Autocast {
     }
 
     /// Runs `f` under this autocast and restores what was active before, even if `f` panics.
+    ///
+    /// In a task of a rayon pool, `f` should not wait in rayon, as candle's own `matmul` does on a CPU: another
+    /// task that runs on the thread meanwhile would run in this scope. The crate's operators do not wait there.
     pub fn scope<T>(&self, f: impl FnOnce() -> T) -> T {
         let _guard = self.enter();
         f()

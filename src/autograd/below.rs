@@ -6,6 +6,7 @@ use candle_core::{Result, Tensor, TensorId};
 
 use super::node::{Consumed, Edge, Target};
 use super::version::{self, Read};
+use crate::error::GraphError;
 
 /// What a graph depends on that was begun at some time.
 pub(super) struct Below {
@@ -14,8 +15,10 @@ pub(super) struct Below {
     /// In the order they were found, so that sums over them are the same each time.
     variables: Vec<Tensor>,
     known: HashSet<TensorId>,
-    /// Nodes of an earlier graph whose outputs it reads. They count as consumed as long as this lives.
+    /// Nodes of an earlier graph whose outputs it reads.
     captured: Vec<Consumed>,
+    /// An operator among those whose backward needs what has been freed.
+    freed: Option<&'static str>,
     /// The storages that recomputing reads, and the time of the node that read them.
     reads: Vec<(u64, Read)>,
 }
@@ -29,12 +32,23 @@ impl Below {
             variables: Vec::new(),
             known: HashSet::from([input.id()]),
             captured: Vec::new(),
+            freed: None,
             reads: Vec::new(),
         }
     }
 
     pub(super) fn variables(&self) -> &[Tensor] {
         &self.variables
+    }
+
+    /// Fails if backward through what it depends on would.
+    pub(super) fn check_not_freed(&self) -> Result<()> {
+        self.freed.map_or(Ok(()), |op| Err(GraphError::Freed { op }.into()))
+    }
+
+    /// The nodes of an earlier graph whose outputs it reads.
+    pub(super) fn take_captured(&mut self) -> Vec<Consumed> {
+        std::mem::take(&mut self.captured)
     }
 
     pub(super) fn add(&mut self, variable: &Tensor) {
@@ -44,7 +58,7 @@ impl Below {
     }
 
     /// Adds what is below `node`, as far as it is reached without candle.
-    pub(super) fn visit(&mut self, node: Consumed) -> Result<()> {
+    pub(super) fn visit(&mut self, node: Consumed) {
         let mut rest = vec![(node, true)];
         while let Some((consumed, from_own)) = rest.pop() {
             let node = consumed.node.clone();
@@ -55,7 +69,10 @@ impl Below {
             if from_own && !own {
                 self.captured.push(consumed);
             }
-            let saved = node.saved()?;
+            let Some(saved) = node.saved() else {
+                self.freed = Some(node.name);
+                continue;
+            };
             if own {
                 let reads = saved.sources.iter().map(|source| (node.number, source.read));
                 self.reads.extend(reads);
@@ -69,8 +86,9 @@ impl Below {
                     _ => {}
                 }
             }
+            // What checkpoints within this graph have captured, this one has too.
+            rest.extend(saved.captured.iter().map(|captured| (captured.clone(), own)));
         }
-        Ok(())
     }
 
     /// Whether what was read has been written since.

@@ -21,6 +21,9 @@ pub struct Gradient {
 
 impl Gradient {
     /// A gradient whose storage was made for it and is held by nobody else.
+    ///
+    /// Of an operator outside of this crate, the claim is not relied on, and a sum of gradients is a new tensor:
+    /// `ctx.gradient.clone()` reads like a copy and is none.
     pub fn owned(tensor: Tensor) -> Self {
         Self { tensor, claim: Some(Arc::new(())) }
     }
@@ -33,6 +36,11 @@ impl Gradient {
     /// The gradient itself.
     pub fn tensor(&self) -> &Tensor {
         &self.tensor
+    }
+
+    /// Gives the claim up.
+    pub(crate) fn share(&mut self) {
+        self.claim = None;
     }
 
     pub(crate) fn is_owned(&self) -> bool {
@@ -50,7 +58,7 @@ impl Gradient {
             return Ok(Self::owned(kernels::cast(&self.tensor, dtype)?));
         }
         if !self.tensor.is_contiguous() {
-            return Ok(Self::owned(self.tensor.contiguous()?));
+            return Ok(Self::owned(kernels::contiguous(&self.tensor)?));
         }
         Ok(self)
     }

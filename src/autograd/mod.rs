@@ -24,6 +24,7 @@ use crate::autocast;
 use crate::autocast::Op;
 use crate::autocast::trace::{self, TraceRow};
 use crate::kernels::algorithm;
+use node::Consumed;
 
 pub(crate) use engine::{Gradients, backward_from, backward_into};
 pub use gradient::Gradient;
@@ -226,6 +227,19 @@ impl<S> Backward<'_, S> {
 /// Those of the operator's `forward`, and [`AutocastError::ComputeDType`](crate::error::AutocastError::ComputeDType) of
 /// the active scope.
 pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
+    let trust = Trust { captured: Vec::new(), owned: !operator.op().is_user() };
+    apply_with(operator, inputs, trust)
+}
+
+/// What is known of an operator of the crate alone.
+struct Trust {
+    /// The nodes that its backward goes through in a pass of its own.
+    captured: Vec<Consumed>,
+    /// Whether nobody else holds the gradients that it calls owned.
+    owned: bool,
+}
+
+fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Result<Tensor> {
     let rule = autocast::target(operator.op(), inputs.iter().map(|t| t.dtype()))?;
     let target = rule.filter(|dtype| {
         let dtypes = || inputs.iter().map(|t| t.dtype()).collect::<Vec<_>>();
@@ -269,7 +283,7 @@ pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
     let reads: Vec<bool> = inputs.iter().zip(&cast_inputs).enumerate().map(reads).collect();
     drop(cast_inputs);
     let output = if aliased { output.force_contiguous()? } else { output };
-    token::link(operator, saved, number, inputs, &reads, output)
+    token::link(operator, saved, number, inputs, &reads, trust, output)
 }
 
 /// Whether those that are floating point are all F16, or all BF16.

@@ -14,6 +14,8 @@ pub(crate) fn is_active() -> bool {
 /// Runs `f` without tracking this crate's operators, on this thread: for evaluation, where the
 /// graph and what it saves would be built for nothing. candle's own operators are not affected.
 ///
+/// In a task of a rayon pool, the same holds as for [`Autocast::scope`](crate::Autocast::scope).
+///
 /// ```
 /// use candle_amp::{no_grad, ops};
 /// use candle_core::{DType, Device, Var};

@@ -56,6 +56,8 @@ pub(super) struct Saved {
     /// One for each input.
     pub(super) edges: Vec<Edge>,
     pub(super) sources: Vec<Source>,
+    /// Nodes that backward goes through in a pass of its own: they count as consumed until then.
+    pub(super) captured: Vec<Consumed>,
     /// Calls the operator's backward.
     pub(super) run: Box<Run>,
 }
@@ -64,7 +66,7 @@ impl Drop for Saved {
     fn drop(&mut self) {
         // What an operator saved may hold an earlier part of the graph too, as a checkpoint's function does.
         let run = std::mem::replace(&mut self.run, Box::new(|_| Ok(Vec::new())));
-        drop_later((std::mem::take(&mut self.edges), run));
+        drop_later((std::mem::take(&mut self.edges), std::mem::take(&mut self.captured), run));
     }
 }
 
@@ -116,11 +118,10 @@ impl Node {
     pub(super) fn new(
         name: &'static str,
         number: u64,
-        run: Box<Run>,
-        edges: Vec<Edge>,
-        sources: Vec<Source>,
+        saved: Saved,
         max_depth: usize,
     ) -> Arc<Self> {
+        let edges = &saved.edges;
         let below = edges.iter().filter_map(Edge::depth).max();
         let depth = below.map_or(0, |depth| depth + 1);
         let is_cut = depth > max_depth;
@@ -131,7 +132,7 @@ impl Node {
             is_leaf: name == LEAF && edges.iter().any(Edge::is_variable),
             depth: if is_cut { 0 } else { depth },
             is_cut,
-            saved: Mutex::new(Some(Arc::new(Saved { edges, sources, run }))),
+            saved: Mutex::new(Some(Arc::new(saved))),
             consumers: Arc::new(()),
         })
     }
@@ -154,9 +155,9 @@ impl Node {
         Ok((taken, last))
     }
 
-    /// What backward needs; an error if it is freed.
-    pub(super) fn saved(&self) -> Result<Arc<Saved>> {
-        Ok(lock(&self.saved).clone().ok_or(GraphError::Freed { op: self.name })?)
+    /// What backward needs; `None` if it is freed.
+    pub(super) fn saved(&self) -> Option<Arc<Saved>> {
+        lock(&self.saved).clone()
     }
 }
 

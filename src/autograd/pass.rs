@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use candle_core::{Result, Tensor, TensorId};
 
+use super::no_grad::{EnableGrad, enable_grad};
 use super::node::{Consumed, Graph};
 use super::{Gradient, marker};
+use crate::autocast::{self, AutocastGuard};
 
 /// One backward pass: the gradients on their way, and where those of variables go.
 ///
@@ -179,6 +181,12 @@ fn replace(pass: Option<Pass>) -> Option<Pass> {
     PLACE.with_borrow_mut(|place| std::mem::replace(&mut place.pass, pass))
 }
 
+/// Keeps the caller's autocast scope and `no_grad` from a user's backward, of this crate's operators or of candle's, which
+/// may build a graph and run backward through it.
+pub(super) fn alone() -> (Option<AutocastGuard>, EnableGrad) {
+    (autocast::suspend(), enable_grad())
+}
+
 /// Gives `f`, one of candle's callbacks, the pass that candle walks: a scaler's, or candle's own. Of candle's own it
 /// is a new one if the last has ended.
 ///
@@ -205,6 +213,7 @@ pub(super) fn walked_by_candle<T>(
             drop(replace(self.0.take()));
         }
     }
+    let _alone = alone();
     pass.cover(nodes);
     let outer = Outer(replace(Some(pass)).filter(Pass::is_alive));
     let result = walk();

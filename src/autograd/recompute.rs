@@ -9,7 +9,7 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use super::below::Below;
 use super::stack::with_deep_stack;
 use super::{token, version};
-use crate::autograd::{self, Backward, Gradient, Graph, Operator, apply};
+use crate::autograd::{self, Backward, Gradient, Graph, Operator, Trust};
 use crate::error::GraphError;
 use crate::random::{self, RandomState};
 use crate::{Autocast, Cast, Op};
@@ -96,15 +96,25 @@ where
     };
     let (y, draws) = random::record(|| f(&first));
     let y = y?;
-    let (below, is_captured) = with_deep_stack(|| token::below(&y, &first, time, newest))?;
-    // The storage of the result will be taken, unless it is a captured tensor's. Of an untracked result nothing is known.
-    let is_borrowed = !y.track_op() || is_captured;
-    let result = if is_borrowed { y.force_contiguous()?.detach() } else { y.detach() };
+    let (mut below, is_captured) = with_deep_stack(|| token::below(&y, &first, time, newest))?;
+    // The storage of the result will be taken, where nobody else can have it: not a captured tensor's, nor one that `f` has
+    // kept. Only of this crate's operators is that known.
+    let is_borrowed = is_captured || !token::is_output(&y);
+    let result = y.detach();
     drop(y);
+    let is_borrowed = is_borrowed || token::is_output(&result);
+    let result = if is_borrowed { result.force_contiguous()? } else { result };
     let result = Mutex::new(Some(result));
-    let inputs: Vec<Tensor> = std::iter::once(x).chain(below.variables()).cloned().collect();
+    let mut inputs: Vec<Tensor> = std::iter::once(x).chain(below.variables()).cloned().collect();
+    // While a function is computed again, a pass may have freed what a checkpoint within it captures. That is an error
+    // only where its result is used: the result is tracked, and its backward fails.
+    match below.check_not_freed() {
+        Err(_) if is_active() => inputs.push(Var::zeros((), DType::F32, x.device())?.into_inner()),
+        checked => checked?,
+    }
     let inputs: Vec<&Tensor> = inputs.iter().collect();
-    apply(Checkpoint { f, autocast, draws, below, result }, &inputs)
+    let trust = Trust { captured: below.take_captured(), owned: true };
+    autograd::apply_with(Checkpoint { f, autocast, draws, below, result }, &inputs, trust)
 }
 
 struct Checkpoint<F> {
@@ -139,6 +149,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
             Some(_) => Var::from_tensor(ctx.saved)?.into_inner(),
             None => ctx.saved.clone(),
         };
+        self.below.check_not_freed()?;
         if self.below.is_modified() {
             return Err(GraphError::Recomputed.into());
         }

@@ -28,13 +28,11 @@ use candle_core::{
 
 use super::below::Below;
 use super::marker::{TOKEN_SHAPE, one_element_op};
-use super::no_grad::{EnableGrad, enable_grad};
-use super::node::{Arguments, Edge, LEAF, Node, Run, Target};
+use super::node::{Arguments, Consumed, Edge, LEAF, Node, Run, Saved, Target};
 use super::reclaim::drop_later;
 use super::storage::{into_storage, lock, place};
 use super::version::{self, Read, Source};
-use super::{Backward, Gradient, Operator, pass};
-use crate::autocast::{self, AutocastGuard};
+use super::{Backward, Gradient, Operator, Trust, pass};
 use crate::error::GraphError;
 
 /// Tokens above one another that candle walks. Its recursion takes some 200 bytes of stack for each, 600 unoptimised; a
@@ -111,7 +109,7 @@ pub(super) fn below(y: &Tensor, input: &Tensor, time: u64, newest: u64) -> Resul
     if let Some((output, _)) = Output::of(y)
         && output.node.is_whole
     {
-        below.visit(output.node.consume())?;
+        below.visit(output.node.consume());
         return Ok((below, output.node.number < time));
     }
     let nodes = y.sorted_nodes();
@@ -125,7 +123,7 @@ pub(super) fn below(y: &Tensor, input: &Tensor, time: u64, newest: u64) -> Resul
         if node.is_variable() {
             below.add(node);
         } else if let Some((output, None)) = Output::of(node) {
-            below.visit(output.node.consume())?;
+            below.visit(output.node.consume());
         }
     }
     Ok((below, old))
@@ -139,11 +137,12 @@ pub(super) fn link<O: Operator>(
     number: u64,
     inputs: &[&Tensor],
     reads: &[bool],
+    Trust { captured, owned }: Trust,
     output: Tensor,
 ) -> Result<Tensor> {
-    let mut captured = Vec::new();
+    let mut sources = Vec::new();
     for in_backward in [false, true] {
-        captured.extend(operator.captured(in_backward).iter().enumerate().map(|(at, tensor)| {
+        sources.extend(operator.captured(in_backward).iter().enumerate().map(|(at, tensor)| {
             let (read, shape) = (Read::of(tensor), Some(tensor.shape().clone()));
             Source { read, input: inputs.len() + at, shape, in_backward }
         }));
@@ -153,8 +152,8 @@ pub(super) fn link<O: Operator>(
     let run = Box::new({
         let kept = kept.clone();
         move |Arguments { gradient, wants, last, arrivals }: Arguments<'_>| {
-            let _alone = is_user.then(alone);
-            operator.backward(&Backward {
+            let _alone = is_user.then(pass::alone);
+            let mut gradients = operator.backward(&Backward {
                 saved: &saved,
                 output: kept.get(),
                 gradient: gradient.tensor(),
@@ -162,23 +161,23 @@ pub(super) fn link<O: Operator>(
                 last,
                 wants,
                 arrivals,
-            })
+            })?;
+            if !owned {
+                gradients.iter_mut().flatten().for_each(Gradient::share);
+            }
+            Ok(gradients)
         }
     });
-    let output = emit(join(name, number, run, inputs, reads, captured)?, output)?;
+    let made = join(name, number, run, inputs, reads, sources, captured)?;
+    let output = emit(made, output)?;
     if O::KEEPS_OUTPUT {
         kept.get_or_init(|| output.detach());
     }
     Ok(output)
 }
 
-/// Keeps the caller's autocast scope and `no_grad` from a user's backward, which may build a graph and run backward
-/// through it.
-fn alone() -> (Option<AutocastGuard>, EnableGrad) {
-    (autocast::suspend(), enable_grad())
-}
-
-/// The node of an operator over `inputs`, some of which backward `reads`, and over other `sources`; and its token.
+/// The node of an operator over `inputs`, some of which backward `reads`, and over other `sources`, which has `captured`
+/// other nodes; and its token.
 fn join(
     name: &'static str,
     number: u64,
@@ -186,6 +185,7 @@ fn join(
     inputs: &[&Tensor],
     reads: &[bool],
     mut sources: Vec<Source>,
+    captured: Vec<Consumed>,
 ) -> Result<Output> {
     let tracked = |t: &Tensor| t.track_op() && t.dtype().is_float();
     // candle's custom ops have at most three arguments. With more, inputs without a token get one,
@@ -223,7 +223,8 @@ fn join(
         };
         edges.push(Edge { dtype, shape, target });
     }
-    let node = Node::new(name, number, run, edges, sources, MAX_DEPTH);
+    let saved = Saved { edges, sources, captured, run };
+    let node = Node::new(name, number, saved, MAX_DEPTH);
     if node.is_cut {
         args = match args.first() {
             Some(arg) => vec![Var::zeros(&TOKEN_SHAPE, DType::F32, arg.device())?.into_inner()],
@@ -256,7 +257,7 @@ fn token_over(args: &[Tensor], node: Option<Arc<Node>>) -> Result<Tensor> {
 /// A node that hands its gradient to `input`.
 fn leaf(input: &Tensor) -> Result<Output> {
     let pass_on = |arguments: Arguments<'_>| Ok(vec![Some(arguments.gradient.clone())]);
-    join(LEAF, version::tick(), Box::new(pass_on), &[input], &[false], Vec::new())
+    join(LEAF, version::tick(), Box::new(pass_on), &[input], &[false], Vec::new(), Vec::new())
 }
 
 /// The tensor that users get.

@@ -30,15 +30,16 @@ impl Stateful for Parameters {
     }
 
     fn load(&mut self, state: &State) -> Result<()> {
-        for (name, var) in self.iter().chain(self.buffers()) {
-            if let Some(tensor) = state.tensors.get(name) {
-                var.set(&tensor.to_device(var.device())?)?;
-            }
-        }
+        let mut all = self.iter().chain(self.buffers());
+        let loaded = all.try_for_each(|(name, var)| match state.tensors.get(name) {
+            Some(tensor) => var.set(&tensor.to_device(var.device())?),
+            None => Ok(()),
+        });
+        // Also after an error: some may have been written.
         let all = self.iter().chain(self.buffers());
         version::written(all.map(|(_, var)| var.as_tensor()));
         autocast::clear_cast_cache();
-        Ok(())
+        Ok(loaded?)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use candle_core::{Result, Tensor};
 
+use super::contiguous;
+
 /// The order of an image's dimensions, by shape: no tensor is strided for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Format {
@@ -42,10 +44,10 @@ impl Format {
 
 /// `(b, h, w, c)` as `(b, c, h, w)`.
 pub(crate) fn to_nchw(images: &Tensor) -> Result<Tensor> {
-    images.detach().permute((0, 3, 1, 2))?.contiguous()
+    contiguous(&images.permute((0, 3, 1, 2))?)
 }
 
 /// `(b, c, h, w)` as `(b, h, w, c)`.
 pub(crate) fn to_nhwc(images: &Tensor) -> Result<Tensor> {
-    images.permute((0, 2, 3, 1))?.contiguous()
+    contiguous(&images.permute((0, 2, 3, 1))?)
 }

@@ -13,6 +13,7 @@ pub(crate) mod algorithm;
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
 mod cast;
+mod contiguous;
 pub(crate) mod conv;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs", allow(dead_code))]
@@ -22,6 +23,7 @@ pub(crate) mod cudnn;
 pub(crate) mod devices;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+mod fingerprint;
 pub(crate) mod format;
 pub(crate) mod gemm;
 pub(crate) mod group_norm;
@@ -40,5 +42,7 @@ pub(crate) mod softmax;
 pub(crate) mod tf32;
 
 pub(crate) use cast::{accumulator, cast, cast_all, in_dtype};
+pub(crate) use contiguous::{cat, contiguous};
 pub(crate) use elementwise::{add, add_assign};
+pub(crate) use fingerprint::fingerprint;
 pub(crate) use handle::WeakTensor;

@@ -47,6 +47,7 @@ impl MasterVars {
         state: &mut State,
         name: &str,
         wanted: Option<(&Shape, Init)>,
+        init: Option<Init>,
         dtype: DType,
         device: &Device,
     ) -> Result<Var> {
@@ -69,7 +70,7 @@ impl MasterVars {
                 let dtype = if value.dtype().is_float() { dtype } else { value.dtype() };
                 converted(name, value, shape, dtype)?
             }
-            (None, Some((shape, init))) => match (self.init)(name, or_default(init, name, shape)) {
+            (None, Some((shape, _))) => match init {
                 Some(init) => random::init(init, shape, dtype, device)?,
                 None => bail!("no file has `{name}`, and `init` gives it no value"),
             },
@@ -81,6 +82,16 @@ impl MasterVars {
         Ok(var)
     }
 
+    /// What the rule for variables that no file has says of `name`, where it is one. The rule may look into the
+    /// variables, so nothing is locked meanwhile.
+    fn init_of(&self, name: &str, wanted: Option<(&Shape, Init)>) -> Option<Init> {
+        let (shape, init) = wanted?;
+        let in_file = self.state().files.contains_key(name);
+        let data = self.varmap.data();
+        let made = data.lock().unwrap_or_else(PoisonError::into_inner).contains_key(name);
+        if in_file || made { None } else { (self.init)(name, or_default(init, name, shape)) }
+    }
+
     fn hand_out(
         &self,
         name: &str,
@@ -90,8 +101,9 @@ impl MasterVars {
     ) -> Result<Tensor> {
         let default = if is_buffer(name) && is_half(dtype) { DType::F32 } else { dtype };
         let dtype = (self.dtypes)(name, default);
+        let init = self.init_of(name, wanted);
         let state = &mut *self.state();
-        let master = self.master(state, name, wanted, dtype, device)?;
+        let master = self.master(state, name, wanted, init, dtype, device)?;
         if !master.device().same_device(device) {
             let (held, asked) = (master.device().location(), device.location());
             bail!("`{name}` was asked for on {asked:?}, and is on {held:?}");

@@ -7,7 +7,7 @@ use super::{check_operand, reads_other_operand, shape_error};
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
 use crate::kernels::accumulator;
-use crate::kernels::{cast, elementwise, reduce};
+use crate::kernels::{self, cast, contiguous, elementwise, reduce};
 use crate::{Op, autocast};
 
 /// `a + b`: a residual, a bias, an embedding of positions.
@@ -336,7 +336,7 @@ impl Operator for WhereCond {
             let expected = format!("one that broadcasts with that of the others, {dims:?}");
             return shape_error(self.op(), "condition", condition, expected);
         };
-        let spread = |x: &Tensor| x.broadcast_as(dims.as_slice())?.contiguous();
+        let spread = |x: &Tensor| contiguous(&x.broadcast_as(dims.as_slice())?);
         let condition = spread(condition)?;
         let y = condition.where_cond(&spread(on_true)?, &spread(on_false)?)?;
         Ok((y, (condition, [on_true.dims().to_vec(), on_false.dims().to_vec()])))
@@ -415,7 +415,7 @@ impl Operator for Cat {
             }
         }
         let sizes = inputs.iter().map(|part| part.dims()[self.dim]).collect();
-        Ok((Tensor::cat(inputs, self.dim)?.contiguous()?, sizes))
+        Ok((kernels::cat(inputs, self.dim)?, sizes))
     }
 
     fn backward(&self, ctx: &Backward<'_, Vec<usize>>) -> Result<Vec<Option<Gradient>>> {

@@ -8,6 +8,7 @@ use super::{check_dims, check_operand, reads_other_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
+use crate::kernels::contiguous;
 use crate::kernels::conv::{self, Geometry};
 use crate::kernels::format::Format;
 use crate::kernels::reduce;
@@ -217,7 +218,7 @@ impl Operator for ConvTranspose {
         let ((x, weight, (h, w)), gradient) = (ctx.saved, images(ctx.gradient, format)?);
         let dx = ctx.wants[0].map(|out| {
             let dx = conv::forward(&gradient, weight, None, self.geometry, out)?;
-            dx.narrow(format.height(), 0, *h)?.narrow(format.height() + 1, 0, *w)?.contiguous()
+            contiguous(&dx.narrow(format.height(), 0, *h)?.narrow(format.height() + 1, 0, *w)?)
         });
         let dweight =
             ctx.wants[1].map(|out| conv::wgrad(&gradient, x, weight.dims(), self.geometry, out));

@@ -43,20 +43,6 @@ struct Softmax {
     log: bool,
 }
 
-impl Softmax {
-    /// Runs a kernel over the last dimension on `dim`.
-    fn along(
-        &self,
-        tensors: &[&Tensor],
-        kernel: impl Fn(&[Tensor]) -> Result<Tensor>,
-    ) -> Result<Tensor> {
-        let last = tensors[0].rank() - 1;
-        let turned =
-            tensors.iter().map(|t| t.transpose(self.dim, last)).collect::<Result<Vec<_>>>()?;
-        kernel(&turned)?.transpose(self.dim, last)?.contiguous()
-    }
-}
-
 impl Operator for Softmax {
     type Saved = ();
     const KEEPS_OUTPUT: bool = true;
@@ -69,15 +55,16 @@ impl Operator for Softmax {
         let x = &inputs[0];
         check_operand(self.op(), x, "x", x, false)?;
         let kernel = if self.log { kernel::log_softmax } else { kernel::softmax };
-        Ok((self.along(&[x], |t| kernel(&t[0], x.dtype()))?, ()))
+        Ok((kernel(x, self.dim, x.dtype())?, ()))
     }
 
     fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
         let Some(dtype) = ctx.wants[0] else { return Ok(vec![None]) };
-        let dx = self.along(&[ctx.kept_output()?, ctx.gradient], |t| match self.log {
-            true => kernel::log_softmax_backward(&t[0], &t[1], dtype),
-            false => kernel::softmax_backward(&t[0], &t[1]),
-        })?;
+        let (y, gradient) = (ctx.kept_output()?, ctx.gradient);
+        let dx = match self.log {
+            true => kernel::log_softmax_backward(y, gradient, self.dim, dtype)?,
+            false => kernel::softmax_backward(y, gradient, self.dim)?,
+        };
         Ok(vec![Some(Gradient::owned(dx))])
     }
 }

@@ -102,7 +102,7 @@ impl<C: Config> Optim<C> {
         if gradient.dtype() != wanted && !(half && wanted == DType::F32) {
             return kernels::cast(gradient, wanted);
         }
-        let gradient = gradient.detach().contiguous()?;
+        let gradient = kernels::contiguous(gradient)?;
         match self.addresses.binary_search(&kernel::address(&gradient)) {
             Ok(_) => gradient.copy(),
             Err(_) => Ok(gradient),

@@ -107,7 +107,16 @@ impl<O: Optimizer> Step for O {
     }
 
     fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()> {
-        self.step(&gradients.to_store()?)
+        // It tells nobody which variables it has: those that change. Also after an error, some may have.
+        let variables: Vec<&Tensor> = gradients.by_variable.values().map(|(var, _)| *var).collect();
+        let print = |variables: &[&Tensor]| -> candle_core::Result<Vec<Option<u64>>> {
+            variables.iter().map(|variable| kernels::fingerprint(variable)).collect()
+        };
+        let (store, before) = (gradients.to_store()?, print(&variables)?);
+        let stepped = self.step(&store);
+        let changed = before.into_iter().zip(print(&variables)?).zip(variables);
+        version::written(changed.filter(|((a, b), _)| a != b).map(|(_, variable)| variable));
+        stepped
     }
 }
 
@@ -146,11 +155,12 @@ impl<O: Optimizer> Step for Bound<'_, O> {
     }
 
     fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()> {
-        self.optimizer.apply(gradients)?;
+        let applied = self.optimizer.apply(gradients);
+        // Those on a GPU too, which are not compared.
         let vars = self.parameters.vars();
         version::written(
             vars.iter().map(|var| var.as_tensor()).filter(|var| gradients.get(var).is_some()),
         );
-        Ok(())
+        applied
     }
 }

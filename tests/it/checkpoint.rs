@@ -239,3 +239,78 @@ fn a_thread_recomputes_any_number_of_checkpoints() -> candle_amp::Result<()> {
     }
     Ok(())
 }
+
+/// A checkpoint within a checkpoint captures what the outer one has, which a pass goes through before: what that saved
+/// is not freed under it.
+#[test]
+fn what_an_inner_function_has_captured_is_kept_for_it() -> candle_amp::Result<()> {
+    let w = Var::from_tensor(&random(1, (3, 4), DType::F32))?;
+    let h = ops::tanh(&w)?;
+    let sum = h.sum_all()?; // candle's, so that candle chooses the order
+    let outer = move |x: &Tensor| {
+        let sum = sum.clone();
+        checkpoint(move |x| x.sum_all()? + &sum, x)
+    };
+    let y = checkpoint(outer, &random(2, 3, DType::F32))?;
+    let loss = ops::add(&y, &h.sum_all()?)?;
+    let mut scaler = GradScaler::disabled();
+    scaler.scale(&loss)?.backward()?;
+    let exact = (1.0 - h.detach().sqr()?)?;
+    assert_close("gradient", &scaler.grad(&w)?.unwrap(), &(exact * 2.0)?, DType::F32, 4.0);
+    Ok(())
+}
+
+/// Nor is it missed, where the inner result is not used.
+#[test]
+fn what_no_result_needs_may_have_been_freed() -> candle_amp::Result<()> {
+    let w = Var::from_tensor(&random(1, (3, 4), DType::F32))?;
+    let v = Var::from_tensor(&random(2, (3, 4), DType::F32))?;
+    let h = ops::tanh(&w)?;
+    let outer = {
+        let (h, v) = (h.clone(), v.clone());
+        move |x: &Tensor| {
+            let h = h.clone();
+            checkpoint(move |x| ops::add(x, &h), x)?;
+            ops::exp(&v)
+        }
+    };
+    let y = checkpoint(outer, &random(3, (3, 4), DType::F32))?;
+    let loss = (ops::sum(&y)? + h.mean_all()?)?;
+    let mut scaler = GradScaler::disabled();
+    scaler.scale(&loss)?.backward()?;
+    assert_close("gradient", &scaler.grad(&v)?.unwrap(), &v.exp()?, DType::F32, 4.0);
+    let exact = ((1.0 - h.detach().sqr()?)? * (1.0 / 12.0))?;
+    assert_close("gradient", &scaler.grad(&w)?.unwrap(), &exact, DType::F32, 4.0);
+    Ok(())
+}
+
+#[test]
+fn what_has_been_freed_cannot_be_captured() -> candle_amp::Result<()> {
+    let w = Var::from_tensor(&random(1, (3, 4), DType::F32))?;
+    let h = ops::tanh(&w)?;
+    GradScaler::disabled().scale(&ops::sum(&h)?)?.backward()?;
+    let error = checkpoint(move |x| ops::add(x, &h), &random(3, (3, 4), DType::F32)).unwrap_err();
+    assert!(error.to_string().contains("`tanh` has run backward already"), "{error}");
+    Ok(())
+}
+
+/// A function may keep its result, as a hook does.
+#[test]
+fn what_a_function_keeps_of_its_result_stays_whole() -> Result<()> {
+    let w = Var::from_tensor(&random(1, (3, 4), DType::F32))?;
+    for of_candle in [false, true] {
+        let kept = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let function = {
+            let (kept, w) = (kept.clone(), w.clone());
+            move |x: &Tensor| {
+                let y = if of_candle { x.mul(&w)?.tanh()? } else { ops::tanh(&ops::mul(x, &w)?)? };
+                kept.lock().unwrap().push(y.clone());
+                Ok(y)
+            }
+        };
+        let y = checkpoint(function, &random(2, (3, 4), DType::F32))?;
+        let kept = kept.lock().unwrap();
+        assert_same("what was kept", &kept[0].detach(), &y);
+    }
+    Ok(())
+}

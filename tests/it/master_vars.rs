@@ -553,3 +553,23 @@ fn a_step_without_a_refresh_is_an_error_at_the_next_backward() -> candle_amp::Re
     }
     Ok(())
 }
+
+/// A rule may look into the variables that there are: nothing is locked while it is asked.
+#[test]
+fn the_rule_for_initial_values_may_look_at_others() -> Result<()> {
+    let varmap = VarMap::new();
+    let others = varmap.clone();
+    let masters = MasterVars::from_varmap(&varmap, DType::BF16, &CPU).init(move |_, init| {
+        let count = others.all_vars().len();
+        Some(if count == 0 { init } else { Init::Const(count as f64) })
+    });
+    let (asked, answer) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let vb = masters.var_builder();
+        let all = ["a", "b", "c"].map(|name| to_vec(&vb.get(2, name).unwrap()));
+        asked.send(all).unwrap();
+    });
+    let all = answer.recv_timeout(std::time::Duration::from_secs(60)).expect("an answer in time");
+    assert_eq!(all, [[0.0; 2], [1.0; 2], [2.0; 2]]);
+    Ok(())
+}

@@ -3,9 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use candle_amp::autograd::{Backward, Gradient, Operator, apply, checkpoint};
-use candle_amp::{Cast, GradScaler, Op, Parameters, Result, ScaleConfig, nn, no_grad, ops};
+use candle_amp::{
+    Autocast, Cast, GradScaler, Op, Parameters, Result, ScaleConfig, nn, no_grad, ops,
+};
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, Var};
-use candle_nn::VarMap;
+use candle_nn::{Optimizer, VarMap};
 
 use crate::util::random;
 
@@ -345,5 +347,120 @@ fn an_operator_does_not_go_back_twice_in_a_pass() -> Result<()> {
     // candle goes back through the second operand first.
     let error = (inner + beside)?.backward().expect_err("a part of the gradient is elsewhere");
     assert!(error.to_string().contains("autograd::Operator"), "{error}");
+    Ok(())
+}
+
+/// `x²` whose backward runs one of a scaler through the crate's operators, for its own gradient.
+struct InnerSquare;
+
+impl CustomOp1 for InnerSquare {
+    fn name(&self) -> &'static str {
+        "inner square"
+    }
+
+    fn cpu_fwd(&self, s: &CpuStorage, l: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let squares = s.as_slice::<f32>()?.iter().map(|x| x * x).collect();
+        Ok((CpuStorage::F32(squares), l.shape().clone()))
+    }
+
+    fn bwd(&self, x: &Tensor, _: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        let x = Var::from_tensor(&x.detach())?;
+        let y = ops::sum(&ops::linear(
+            &ops::mul(&x, &x)?,
+            &Tensor::eye(4, DType::F32, x.device())?,
+            None,
+        )?)?;
+        let mut scaler = GradScaler::disabled();
+        let slope = scaler.scale(&y).and_then(|y| y.backward()).and_then(|()| scaler.grad(&x));
+        let slope = slope.map_err(candle_core::Error::wrap)?.expect("a gradient");
+        Ok(Some((slope * grad)?))
+    }
+}
+
+#[test]
+fn the_caller_s_scopes_do_not_reach_a_candle_operator_s_backward() -> Result<()> {
+    // In BF16, products of these would be rounded.
+    let w = Var::new(&[[1.001f32, -2.003, 0.3001, 5.017]], &Device::Cpu)?;
+    let loss = || -> Result<Tensor> { Ok((ops::sum(&w.apply_op1(InnerSquare)?)? * 1.0)?) };
+    let expected: Vec<f32> = w.flatten_all()?.to_vec1::<f32>()?.iter().map(|x| 2.0 * x).collect();
+    for in_scope in [false, true] {
+        let (loss, mut scaler) = (loss()?, GradScaler::disabled());
+        let scaled = scaler.scale(&loss)?;
+        match in_scope {
+            true => Autocast::new(DType::BF16).scope(|| scaled.backward())?,
+            false => no_grad(|| scaled.backward())?,
+        }
+        assert_eq!(values(scaler.grad(&w)?)?, expected);
+    }
+    Ok(())
+}
+
+/// `x`, with a gradient that claims the storage of the one it was given.
+struct StraightThrough;
+
+impl Operator for StraightThrough {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("straight through", Cast::Keep)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> candle_core::Result<(Tensor, ())> {
+        Ok((inputs[0].copy()?, ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> candle_core::Result<Vec<Option<Gradient>>> {
+        Ok(vec![Some(Gradient::owned(ctx.gradient.clone()))])
+    }
+}
+
+/// `s`, `p` and `q` are given one gradient. The first claims it for `h`, where `q`'s is added, and `p` has it yet to receive.
+#[test]
+fn what_a_users_operator_claims_of_others_is_not_written_over() -> Result<()> {
+    let (w, u) = (var(31, &[64], DType::F32)?, var(32, &[64], DType::F32)?);
+    let run = |through: &dyn Fn(&Tensor) -> candle_core::Result<Tensor>| -> Result<Vec<Vec<f32>>> {
+        let h = ops::mul(&w, &w)?;
+        let (p, q) = (ops::exp(&u)?, ops::gelu(&h)?);
+        let s = through(&h)?;
+        let loss = ops::sum(&ops::add(&ops::add(&s, &p)?, &q)?)?;
+        let mut scaler = GradScaler::disabled();
+        scaler.scale(&loss)?.backward()?;
+        [&w, &u].into_iter().map(|var| values(scaler.grad(var)?)).collect()
+    };
+    let expected = run(&|h| ops::mul(h, &h.ones_like()?))?;
+    assert_eq!(run(&|h| apply(StraightThrough, &[h]))?, expected);
+    Ok(())
+}
+
+/// `Σ a b`, whose gradient of `a` claims the storage of `b`.
+struct ClaimsOperand;
+
+impl Operator for ClaimsOperand {
+    type Saved = Tensor;
+
+    fn op(&self) -> Op {
+        Op::user("claims operand", Cast::Keep)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> candle_core::Result<(Tensor, Tensor)> {
+        Ok(((&inputs[0] * &inputs[1])?.sum_all()?, inputs[1].clone()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, Tensor>) -> candle_core::Result<Vec<Option<Gradient>>> {
+        Ok(vec![Some(Gradient::owned(ctx.saved.clone())), None])
+    }
+}
+
+/// candle's optimizers are given gradients multiplied in place.
+#[test]
+fn a_frozen_operand_is_not_unscaled() -> Result<()> {
+    let (w, frozen) = (var(33, &[8], DType::F32)?, random(34, 8, DType::F32));
+    let before = frozen.to_vec1::<f32>()?;
+    let mut scaler = GradScaler::new(ScaleConfig { init_scale: 1024.0, ..Default::default() })?;
+    let mut sgd = candle_nn::SGD::new(vec![w.clone()], 0.5)?;
+    let loss = apply(ClaimsOperand, &[&w, &frozen])?;
+    scaler.scale(&loss)?.backward()?;
+    scaler.step(&mut sgd)?;
+    assert_eq!(frozen.to_vec1::<f32>()?, before);
     Ok(())
 }

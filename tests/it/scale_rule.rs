@@ -278,3 +278,22 @@ fn inverses_are_exact_for_powers_of_two() {
         assert_eq!(scale.inverse() * scale.get(), 1.0);
     }
 }
+
+/// A history with no room, or with more than it has room for, is one with room.
+#[cfg(feature = "serde")]
+#[test]
+fn a_history_that_cannot_be_is_read_as_one_that_can() {
+    use candle_amp::diagnostics::ScaleHistory;
+
+    let mut history = ScaleHistory::new(3);
+    (0..5).for_each(|step| history.push(2.0, step == 4));
+    let saved = serde_json::to_value(&history).unwrap();
+    assert_eq!(serde_json::from_value::<ScaleHistory>(saved.clone()).unwrap(), history);
+    let mut crowded = saved.clone();
+    crowded["capacity"] = 0.into();
+    crowded["total"] = u64::MAX.into();
+    let mut read: ScaleHistory = serde_json::from_value(crowded).unwrap();
+    assert_eq!((read.len(), read.iter().next().unwrap().step), (1, 4));
+    read.push(4.0, true);
+    assert_eq!((read.len(), read.total(), read.total_skipped()), (1, u64::MAX, 2));
+}

@@ -5,7 +5,7 @@ use candle_amp::checkpoints::Checkpoint;
 use candle_amp::optim::{Ema, EmaConfig, Sgd, SgdConfig};
 use candle_amp::{GradScaler, MasterWeights, Parameters, ops};
 use candle_core::{DType, Result, Tensor, Var};
-use candle_nn::SGD;
+use candle_nn::{Optimizer, SGD};
 
 use crate::bad_input::assert_says;
 use crate::util::{assert_same, random};
@@ -23,6 +23,17 @@ fn step(w: &Var) -> candle_amp::Result<()> {
     let mut scaler = GradScaler::disabled();
     scaler.scale(&ops::sum(w)?)?.backward()?;
     scaler.step(&mut sgd)?;
+    Ok(())
+}
+
+fn step_candles(w: &Var, is_bound: bool) -> candle_amp::Result<()> {
+    let mut sgd = SGD::new(vec![w.clone()], 0.5)?;
+    let mut scaler = GradScaler::disabled();
+    scaler.scale(&ops::sum(w)?)?.backward()?;
+    match is_bound {
+        true => scaler.step(&mut parameters(w)?.bind(&mut sgd))?,
+        false => scaler.step(&mut sgd)?,
+    };
     Ok(())
 }
 
@@ -46,8 +57,10 @@ fn whatever_the_crate_writes_is_noticed() -> candle_amp::Result<()> {
     type Write = Box<dyn Fn(&Var) -> candle_amp::Result<()>>;
     let ema = |w: &Var| Ema::new(&parameters(w)?, EmaConfig { decay: 0.5, ..Default::default() });
     let path = file.clone();
-    let writes: [(&str, Write); 6] = [
+    let writes: [(&str, Write); 8] = [
         ("a step", Box::new(step)),
+        ("a step of candle's optimizer", Box::new(|w| step_candles(w, false))),
+        ("a step of candle's optimizer, bound", Box::new(|w| step_candles(w, true))),
         ("averages put in place", Box::new(move |w| ema(w)?.swap_in())),
         (
             "averages put in place and back",

@@ -19,7 +19,7 @@ use candle_core::{D, DType, Result, Tensor};
 use crate::kernels::algorithm::chosen;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
-use crate::kernels::in_dtype;
+use crate::kernels::{cat, contiguous, in_dtype};
 
 /// How scores are made of products.
 #[derive(Clone, Copy, Debug)]
@@ -160,11 +160,11 @@ pub(crate) fn backward_packed(saved: Saved<'_>, settings: Settings, want: DType)
     {
         return Ok(joined);
     }
-    let saved = Saved { grad: &saved.grad.contiguous()?, ..saved };
+    let saved = Saved { grad: &contiguous(saved.grad)?, ..saved };
     let parts = backward(saved, settings, [Some(want), Some(want), Some(want), None])?;
     let parts = parts.into_iter().flatten();
-    let parts = parts.map(|part| part.transpose(1, 2)?.flatten_from(D::Minus2));
-    let joined = Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, D::Minus1)?;
+    let parts = parts.map(|part| contiguous(&part.transpose(1, 2)?)?.flatten_from(D::Minus2));
+    let joined = cat(&parts.collect::<Result<Vec<_>>>()?, 2)?;
     in_dtype(&joined, want)
 }
 

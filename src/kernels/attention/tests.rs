@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Tensor};
 
 use super::*;
 use crate::kernels::accumulator;
+use crate::kernels::devices::devices;
 use crate::kernels::elementwise::testing::*;
 
 const PLAIN: Settings = Settings { scale: 0.5, causal: false, softcap: None };
@@ -404,11 +405,13 @@ fn rows_of_heads_are_those_of_every_head() {
 #[test]
 fn a_cap_far_above_the_scores_changes_nothing() {
     let sizes = [2, 4, 2, 7, 9, 5, 3];
-    let [q, k, v, _] = inputs(sizes, DType::F32);
     let capped = Settings { softcap: Some(5000.0), ..CAUSAL };
-    let [capped, plain] = [capped, CAUSAL].map(|set| forward(&q, &k, &v, None, set).unwrap().0);
-    // A third of (score / cap)² is less than an epsilon.
-    assert_close(&capped, &values(&plain), 4.0);
+    for device in devices() {
+        let [q, k, v, _] = inputs(sizes, DType::F32).map(|x| x.to_device(&device).unwrap());
+        let [capped, plain] = [capped, CAUSAL].map(|set| forward(&q, &k, &v, None, set).unwrap().0);
+        // A third of (score / cap)² is less than an epsilon.
+        assert_close(&capped, &values(&plain), 4.0);
+    }
 }
 
 /// Scores that are all moved by one number leave the probabilities as they are, in forward and backward. One logarithm of
@@ -430,11 +433,16 @@ fn an_offset_of_the_scores_does_not_matter() {
                 let all = [q.clone(), k.clone(), v.clone(), grad.clone()];
                 let [exact, _] = gradients(&all.each_ref().map(double), None, settings, DType::F64);
                 let expected = naive(&q, &k, &v, None, settings);
-                let y = forward(&q, &k, &v, None, settings).unwrap().0;
-                if offset.abs() < 700.0 {
-                    assert_close(&y, &expected, 32.0); // where F64 has the exponentials
+                let mut every = Vec::new();
+                for device in devices() {
+                    let all = all.each_ref().map(|tensor| tensor.to_device(&device).unwrap());
+                    let y = forward(&all[0], &all[1], &all[2], None, settings).unwrap().0;
+                    if offset.abs() < 700.0 {
+                        assert_close(&y, &expected, 32.0); // where F64 has the exponentials
+                    }
+                    every.extend(gradients(&all, None, settings, DType::F32));
                 }
-                for ours in gradients(&all, None, settings, DType::F32) {
+                for ours in every {
                     // The gradient of queries by what moves the scores is a sum of terms as large as the offset.
                     let dq = |dq: &Tensor| values(&dq.narrow(3, 0, sizes[5]).unwrap());
                     let [ours_dq, exact_dq] =

@@ -6,6 +6,7 @@ mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
+use super::contiguous;
 use super::cuda::Gpu;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::in_place::{self, Access};
@@ -29,7 +30,11 @@ pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if !x.device().is_cpu() || !x.dtype().is_float() {
         return x.to_dtype(dtype);
     }
-    let x = x.contiguous()?;
+    let dense = contiguous(&x)?;
+    if !x.is_contiguous() && dense.dtype() == dtype {
+        return Ok(dense);
+    }
+    let x = dense;
     with_element!(x.dtype(), S => with_element!(dtype, D => {
         let src = Elements::<S>::of(&x)?;
         let src: &[S] = &src;
@@ -52,7 +57,7 @@ pub(crate) fn cast_into(dst: &Tensor, src: &Tensor) -> Result<()> {
     if let Some(gpu) = Gpu::of(dst.device()) {
         return cuda::cast_into(&gpu, dst, &src.detach());
     }
-    let src = src.detach().contiguous()?;
+    let src = contiguous(src)?;
     if !dst.device().is_cpu() {
         // Flat, because `slice_set` wants a dimension to slice.
         let src = src.to_dtype(dst.dtype())?.flatten_all()?;

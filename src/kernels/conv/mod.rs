@@ -20,6 +20,7 @@ mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
+use super::contiguous;
 use super::cuda::Pass;
 use super::format::{Format, to_nchw, to_nhwc};
 use super::gemm::exact;
@@ -84,7 +85,7 @@ pub(crate) fn forward(
         }
         _ => {}
     }
-    let (x, weight) = (&x.contiguous()?, &weight.contiguous()?);
+    let (x, weight) = (&contiguous(x)?, &contiguous(weight)?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
     let (bias, near) = (bias.as_ref(), of_f32(out));
     let y = match algorithm {
@@ -133,7 +134,7 @@ pub(crate) fn dgrad(
         Algorithm::ViaNchw => return via_nchw(),
         _ => {}
     }
-    let (grad, weight) = (&grad.contiguous()?, &weight.contiguous()?);
+    let (grad, weight) = (&contiguous(grad)?, &contiguous(weight)?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
     let (bias, near) = (bias.as_ref(), of_f32(out));
     let dx = match algorithm {
@@ -189,7 +190,7 @@ pub(crate) fn wgrad(
         }
         _ => {}
     }
-    let (x, grad) = (&x.contiguous()?, &grad.contiguous()?);
+    let (x, grad) = (&contiguous(x)?, &contiguous(grad)?);
     let dw = match algorithm {
         Algorithm::Im2colF64 => cpu::wgrad::<f64>(&exact(x)?, &exact(grad)?, &shape),
         #[cfg(target_arch = "x86_64")]

@@ -143,6 +143,18 @@ impl<'a, T: Element> Elements<'a, T> {
         let data = NonNull::from(contiguous::<T>(guard.storage(), tensor)?);
         Ok(Self { data, _guard: guard, _tensor: PhantomData })
     }
+
+    /// Borrows the storage of `tensor`, which is on the CPU and of dtype `T`, from its first element on: its strides
+    /// count from there.
+    pub(crate) fn strided(tensor: &'a Tensor) -> Result<Self> {
+        let guard = guard(tensor);
+        let Storage::Cpu(cpu) = guard.storage() else {
+            bail!("a CPU kernel was given a tensor on {:?}", tensor.device().location())
+        };
+        let all = T::cpu_storage_as_slice(cpu)?;
+        let data = NonNull::from(&all[tensor.layout().start_offset()..]);
+        Ok(Self { data, _guard: guard, _tensor: PhantomData })
+    }
 }
 
 impl<T: Element> std::ops::Deref for Elements<'_, T> {

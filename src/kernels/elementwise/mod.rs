@@ -22,6 +22,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
+use super::contiguous;
 use super::cuda::Gpu;
 
 /// `x`, detached and contiguous, as kernels take their arguments.
@@ -29,7 +30,7 @@ pub(crate) fn plain(x: &Tensor) -> Result<Tensor> {
     let x = x.detach();
     // In one launch, where candle's own copy uploads the strides first.
     let gpu = Gpu::of(x.device()).filter(|_| !x.is_contiguous() && x.dtype().is_float());
-    if gpu.is_some() { super::cast(&x, x.dtype()) } else { x.contiguous() }
+    if gpu.is_some() { super::cast(&x, x.dtype()) } else { contiguous(&x) }
 }
 
 /// `max(x, 0)`; NaN stays NaN.

@@ -9,6 +9,7 @@ use candle_core::{Result, Tensor, WithDType};
 use super::operand::{Arithmetic, BLOCK, narrow};
 use super::product::product_uninit;
 use super::{Matrix, Threads, product};
+use crate::kernels::contiguous;
 use crate::kernels::cpu::dtype::{Element, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
@@ -102,7 +103,7 @@ impl Operand {
         if dense.is_contiguous() {
             return Ok(Self { dims, strides, tensor: dense });
         }
-        let tensor = tensor.detach().contiguous()?;
+        let tensor = contiguous(tensor)?;
         Ok(Self { dims, strides: tensor.stride().to_vec(), tensor })
     }
 

@@ -2,6 +2,7 @@ use candle_core::{DType, Device, Tensor};
 
 use super::*;
 use crate::kernels::accumulator;
+use crate::kernels::devices::devices;
 use crate::kernels::elementwise::testing::*;
 
 const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 17], [33, 10], [1025, 3], [3, 4099], [300, 130]];
@@ -392,12 +393,17 @@ fn an_offset_of_the_logits_does_not_matter() -> Result<()> {
         let exact = near.to_dtype(DType::F64)?;
         let (_, lse) = forward(&exact, &targets, 0.1)?;
         let expected = values(&backward(&exact, &targets, &lse, &scale, 0.1, DType::F64)?);
-        let (_, lse) = forward(&logits, &targets, 0.1)?;
-        let ours = backward(&logits, &targets, &lse, &scale, 0.1, DType::F32)?;
         let (_, lse) = portable::cross_entropy_forward(&logits, &targets, 0.1)?;
         let tensors = [&logits, &targets, &lse, &scale];
-        let oracle = portable::cross_entropy_backward(tensors, 0.1, DType::F32)?;
-        for dx in [ours, oracle] {
+        let mut every = vec![portable::cross_entropy_backward(tensors, 0.1, DType::F32)?];
+        for device in devices() {
+            let [logits, targets, scale] =
+                [&logits, &targets, &scale].map(|t| t.to_device(&device));
+            let (logits, targets, scale) = (logits?, targets?, scale?);
+            let (_, lse) = forward(&logits, &targets, 0.1)?;
+            every.push(backward(&logits, &targets, &lse, &scale, 0.1, DType::F32)?);
+        }
+        for dx in every {
             for (actual, expected) in values(&dx).into_iter().zip(&expected) {
                 // Of numbers up to 1/5, from an exponential and a logarithm of a few places each.
                 let error = (actual - expected).abs();

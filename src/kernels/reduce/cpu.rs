@@ -1,6 +1,7 @@
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::channels::Channels;
+use super::lines::Lines;
 use crate::kernels::cpu::dtype::{Elements, with_element};
 use crate::kernels::cpu::lane::Lane;
 
@@ -23,5 +24,19 @@ pub(super) fn sum_to_channel(x: &Tensor, dim: usize, out: DType) -> Result<Tenso
         Ok(sums.into_iter().map(|[sum]| sum).collect())
     }
     let sums = with_element!(x.dtype(), T => typed::<T>(x, dim)?);
+    Tensor::new(sums, &Device::Cpu)?.to_dtype(out)
+}
+
+/// The sum of each line of `x`.
+pub(super) fn sum_lines(x: &Tensor, lines: Lines, out: DType) -> Result<Tensor> {
+    fn typed<T: Lane>(x: &Tensor, lines: Lines) -> Result<Vec<f64>> {
+        Ok(lines.sums::<T, 1, 0>(
+            [&Elements::of(x)?],
+            [],
+            #[inline(always)]
+            |[x], []| x,
+        ))
+    }
+    let sums = with_element!(x.dtype(), T => typed::<T>(x, lines)?);
     Tensor::new(sums, &Device::Cpu)?.to_dtype(out)
 }

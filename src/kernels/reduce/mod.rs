@@ -6,6 +6,7 @@
 pub(crate) mod channels;
 mod cpu;
 pub(crate) mod cuda;
+pub(crate) mod lines;
 mod portable;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use candle_core::{DType, Result, Tensor};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 use channels::Channels;
+use lines::Lines;
 
 /// The sum of all elements: a scalar, in `out`.
 pub(crate) fn sum_all(x: &Tensor, out: DType) -> Result<Tensor> {
@@ -59,6 +61,16 @@ pub(crate) fn sum_to(x: &Tensor, dims: &[usize], out: DType) -> Result<Tensor> {
             [&x.dims()[..first], &x.dims()[first..=last], &x.dims()[last + 1..]].map(count);
         let x = plain(x)?.reshape((before, columns, after))?;
         return sum_to_channel(&x, 1, out)?.reshape(dims);
+    }
+    // Nor on a CPU, of what is summed over, where that follows each other.
+    if let (true, Some(&first), Some(&last)) = (x.device().is_cpu(), summed.first(), summed.last())
+        && last - first + 1 == summed.len()
+    {
+        let count = x.dims()[first..=last].iter().product();
+        let around = [&x.dims()[..first], &[count], &x.dims()[last + 1..]].concat();
+        if let Some(lines) = Lines::of(&around, first) {
+            return cpu::sum_lines(&plain(x)?, lines, out)?.reshape(dims);
+        }
     }
     let order: Vec<usize> = summed.into_iter().chain(kept.iter().copied()).collect();
     let columns: usize = kept.iter().map(|&dim| x.dims()[dim]).product();

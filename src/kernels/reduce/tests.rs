@@ -151,6 +151,10 @@ fn one_thread_and_many_agree() {
         let x = random(&shape, DType::F32, 4);
         let sums = || values(&sum_to_channel(&x, 1, DType::F64).unwrap());
         let all = || values(&sum_all(&x, DType::F64).unwrap());
+        let mut without = shape.clone();
+        without[shape.len() / 2 - 1] = 1;
+        let lines = || values(&sum_to(&x, &without, DType::F64).unwrap());
+        assert_eq!(pool.install(lines), many.install(lines));
         assert_eq!(pool.install(sums), many.install(sums));
         assert_eq!(pool.install(all), many.install(all));
     }

@@ -4,6 +4,7 @@ use candle_core::{Result, Tensor};
 
 use super::Dims;
 use super::gate::Gate;
+use crate::kernels::contiguous;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::GRAIN;
 use crate::kernels::gemm::{Matrix, Threads, product};
@@ -13,7 +14,7 @@ const UNITS: usize = GRAIN / 8;
 
 /// A tensor's elements, contiguous, in the type of the arithmetic.
 pub(super) fn widened<A: Gate>(tensor: &Tensor) -> Result<Vec<A>> {
-    let tensor = tensor.contiguous()?;
+    let tensor = contiguous(tensor)?;
     let mut data = vec![A::zero(); tensor.elem_count()];
     A::open(&tensor)?.widen(0, &mut data);
     Ok(data)

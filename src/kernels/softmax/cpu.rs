@@ -16,13 +16,32 @@ use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, with_output};
 use crate::kernels::reduce::channels::{Channels, block_sums};
+use crate::kernels::reduce::lines::Lines;
 
-pub(super) fn softmax(x: &Tensor, out: DType) -> Result<Tensor> {
-    fn typed<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(x: &Tensor) -> Result<Tensor> {
-        let (layout, data) = (rows(x), Elements::<T>::of(x)?);
-        let (max, sum) = maxima_and_sums::<T>(&data, layout);
+/// Runs `$body` with `$layout` bound to the lines of a contiguous tensor of `$dims` along `$dim`.
+macro_rules! with_layout {
+    ($dims:expr, $dim:expr, $layout:ident => $body:expr) => {
+        match Lines::of($dims, $dim) {
+            Some($layout) => $body,
+            None => {
+                let $layout = Channels::rows($dims[..$dim].iter().product(), $dims[$dim]);
+                $body
+            }
+        }
+    };
+}
+
+/// `exp(x) / sum(exp(x))` along `dim`.
+pub(super) fn softmax(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
+    fn typed<T, O>(x: &Tensor, layout: impl Layout) -> Result<Tensor>
+    where
+        T: Lane<Acc: Exp>,
+        O: Lane<Acc = T::Acc>,
+    {
+        let data = Elements::<T>::of(x)?;
+        let (max, sum) = layout.maxima_and_sums::<T>(&data);
         let share: Vec<_> = sum.into_iter().map(|sum| T::Acc::of(1.0 / sum)).collect();
-        let y = layout.map::<T, O, 1, 2>(
+        let y = layout.each::<T, O, 1, 2>(
             [&data],
             [&max, &share],
             #[inline(always)]
@@ -30,21 +49,22 @@ pub(super) fn softmax(x: &Tensor, out: DType) -> Result<Tensor> {
         );
         Ok(tensor(y, x.dims()))
     }
-    with_element!(x.dtype(), T => with_output!(T, out, O => typed::<T, O>(x)))
+    with_layout!(x.dims(), dim, layout => {
+        with_element!(x.dtype(), T => with_output!(T, out, O => typed::<T, O>(x, layout)))
+    })
 }
 
-pub(super) fn softmax_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane>(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
+pub(super) fn softmax_backward(y: &Tensor, grad: &Tensor, dim: usize) -> Result<Tensor> {
+    fn typed<T: Lane>(y: &Tensor, grad: &Tensor, layout: impl Layout) -> Result<Tensor> {
         let _held = hold([y, grad]);
-        let (layout, data, grad) = (rows(y), Elements::<T>::of(y)?, Elements::<T>::of(grad)?);
-        let dots = layout.sums::<T, 2, 0, 1>(
+        let (data, grad) = (Elements::<T>::of(y)?, Elements::<T>::of(grad)?);
+        let dots = layout.total::<T, 2>(
             [&data, &grad],
-            [],
             #[inline(always)]
-            |[y, g], []| [y * g],
+            |[y, g]| y * g,
         );
-        let dots: Vec<_> = dots.into_iter().map(|[dot]| T::Acc::of(dot)).collect();
-        let dx = layout.map::<T, T, 2, 1>(
+        let dots: Vec<_> = dots.into_iter().map(T::Acc::of).collect();
+        let dx = layout.each::<T, T, 2, 1>(
             [&data, &grad],
             [&dots],
             #[inline(always)]
@@ -52,15 +72,21 @@ pub(super) fn softmax_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
         );
         Ok(tensor(dx, y.dims()))
     }
-    with_element!(y.dtype(), T => typed::<T>(y, grad))
+    with_layout!(y.dims(), dim, layout => {
+        with_element!(y.dtype(), T => typed::<T>(y, grad, layout))
+    })
 }
 
-pub(super) fn log_softmax(x: &Tensor, out: DType) -> Result<Tensor> {
-    fn typed<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(x: &Tensor) -> Result<Tensor> {
-        let (layout, data) = (rows(x), Elements::<T>::of(x)?);
-        let (max, sum) = maxima_and_sums::<T>(&data, layout);
+pub(super) fn log_softmax(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
+    fn typed<T, O>(x: &Tensor, layout: impl Layout) -> Result<Tensor>
+    where
+        T: Lane<Acc: Exp>,
+        O: Lane<Acc = T::Acc>,
+    {
+        let data = Elements::<T>::of(x)?;
+        let (max, sum) = layout.maxima_and_sums::<T>(&data);
         let log_sum: Vec<_> = sum.into_iter().map(|sum| T::Acc::of(sum.ln())).collect();
-        let y = layout.map::<T, O, 1, 2>(
+        let y = layout.each::<T, O, 1, 2>(
             [&data],
             [&max, &log_sum],
             #[inline(always)]
@@ -68,24 +94,31 @@ pub(super) fn log_softmax(x: &Tensor, out: DType) -> Result<Tensor> {
         );
         Ok(tensor(y, x.dims()))
     }
-    with_element!(x.dtype(), T => with_output!(T, out, O => typed::<T, O>(x)))
+    with_layout!(x.dims(), dim, layout => {
+        with_element!(x.dtype(), T => with_output!(T, out, O => typed::<T, O>(x, layout)))
+    })
 }
 
-pub(super) fn log_softmax_backward(y: &Tensor, grad: &Tensor, out: DType) -> Result<Tensor> {
-    fn typed<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
-        y: &Tensor,
-        grad: &Tensor,
-    ) -> Result<Tensor> {
+pub(super) fn log_softmax_backward(
+    y: &Tensor,
+    grad: &Tensor,
+    dim: usize,
+    out: DType,
+) -> Result<Tensor> {
+    fn typed<T, O>(y: &Tensor, grad: &Tensor, layout: impl Layout) -> Result<Tensor>
+    where
+        T: Lane<Acc: Exp>,
+        O: Lane<Acc = T::Acc>,
+    {
         let _held = hold([y, grad]);
-        let (layout, data, grad) = (rows(y), Elements::<T>::of(y)?, Elements::<T>::of(grad)?);
-        let sums = layout.sums::<T, 1, 0, 1>(
+        let (data, grad) = (Elements::<T>::of(y)?, Elements::<T>::of(grad)?);
+        let sums = layout.total::<T, 1>(
             [&grad],
-            [],
             #[inline(always)]
-            |g, []| g,
+            |[g]| g,
         );
-        let sums: Vec<_> = sums.into_iter().map(|[sum]| T::Acc::of(sum)).collect();
-        let dx = layout.map::<T, O, 2, 1>(
+        let sums: Vec<_> = sums.into_iter().map(T::Acc::of).collect();
+        let dx = layout.each::<T, O, 2, 1>(
             [&data, &grad],
             [&sums],
             #[inline(always)]
@@ -93,13 +126,92 @@ pub(super) fn log_softmax_backward(y: &Tensor, grad: &Tensor, out: DType) -> Res
         );
         Ok(tensor(dx, y.dims()))
     }
-    with_element!(y.dtype(), T => with_output!(T, out, O => typed::<T, O>(y, grad)))
+    with_layout!(y.dims(), dim, layout => {
+        with_element!(y.dtype(), T => with_output!(T, out, O => typed::<T, O>(y, grad, layout)))
+    })
 }
 
-/// The tensor as rows of its last dimension.
-fn rows(x: &Tensor) -> Channels {
-    let columns = x.dims().last().copied().unwrap_or(1);
-    Channels::rows(x.elem_count() / columns.max(1), columns)
+/// Where the lines are that a softmax is taken over: rows of the last dimension, or [`Lines`] side by side.
+trait Layout: Copy {
+    /// Every line's largest element, and the sum of `exp(x - largest)`.
+    fn maxima_and_sums<T: Lane<Acc: Exp>>(self, x: &[T]) -> (Vec<T::Acc>, Vec<f64>);
+    /// Every line's sum of the values of `term`.
+    fn total<T: Lane, const M: usize>(
+        self,
+        inputs: [&[T]; M],
+        term: impl Fn([T::Acc; M]) -> T::Acc + Sync,
+    ) -> Vec<f64>;
+    /// `f` of the element of each input and the parameters of its line, at every position.
+    fn each<T: Lane, O: Lane<Acc = T::Acc>, const M: usize, const P: usize>(
+        self,
+        inputs: [&[T]; M],
+        parameters: [&[T::Acc]; P],
+        f: impl Fn([T::Acc; M], [T::Acc; P]) -> T::Acc + Sync,
+    ) -> Vec<O>;
+}
+
+impl Layout for Channels {
+    fn maxima_and_sums<T: Lane<Acc: Exp>>(self, x: &[T]) -> (Vec<T::Acc>, Vec<f64>) {
+        maxima_and_sums(x, self)
+    }
+    #[inline(always)]
+    fn total<T: Lane, const M: usize>(
+        self,
+        inputs: [&[T]; M],
+        term: impl Fn([T::Acc; M]) -> T::Acc + Sync,
+    ) -> Vec<f64> {
+        let sums = self.sums::<T, M, 0, 1>(
+            inputs,
+            [],
+            #[inline(always)]
+            |x, []| [term(x)],
+        );
+        sums.into_iter().map(|[sum]| sum).collect()
+    }
+    #[inline(always)]
+    fn each<T: Lane, O: Lane<Acc = T::Acc>, const M: usize, const P: usize>(
+        self,
+        inputs: [&[T]; M],
+        parameters: [&[T::Acc]; P],
+        f: impl Fn([T::Acc; M], [T::Acc; P]) -> T::Acc + Sync,
+    ) -> Vec<O> {
+        self.map(inputs, parameters, f)
+    }
+}
+
+impl Layout for Lines {
+    fn maxima_and_sums<T: Lane<Acc: Exp>>(self, x: &[T]) -> (Vec<T::Acc>, Vec<f64>) {
+        let maxima = self.maxima(x);
+        let sums = self.sums::<T, 1, 1>(
+            [x],
+            [&maxima],
+            #[inline(always)]
+            |[x], [max]| (x - max).exponential(),
+        );
+        (maxima, sums)
+    }
+    #[inline(always)]
+    fn total<T: Lane, const M: usize>(
+        self,
+        inputs: [&[T]; M],
+        term: impl Fn([T::Acc; M]) -> T::Acc + Sync,
+    ) -> Vec<f64> {
+        self.sums::<T, M, 0>(
+            inputs,
+            [],
+            #[inline(always)]
+            |x, []| term(x),
+        )
+    }
+    #[inline(always)]
+    fn each<T: Lane, O: Lane<Acc = T::Acc>, const M: usize, const P: usize>(
+        self,
+        inputs: [&[T]; M],
+        parameters: [&[T::Acc]; P],
+        f: impl Fn([T::Acc; M], [T::Acc; P]) -> T::Acc + Sync,
+    ) -> Vec<O> {
+        self.map(inputs, parameters, f)
+    }
 }
 
 /// Every row's largest element, and the sum of `exp(x - largest)`.

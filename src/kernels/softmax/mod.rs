@@ -1,4 +1,4 @@
-//! Softmax and log-softmax over the last dimension.
+//! Softmax and log-softmax along one dimension.
 //!
 //! Any float dtype in, F32 arithmetic (F64 for F64), results in the dtype asked for.
 
@@ -13,47 +13,65 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
+use crate::kernels::reduce::lines::Lines;
 
-/// `exp(x) / sum(exp(x))`. A row with an infinity or NaN, or of negative infinities, is NaN.
-pub(crate) fn softmax(x: &Tensor, out: DType) -> Result<Tensor> {
-    let x = plain(x)?;
-    if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::rows(&gpu, "softmax", &[&x], out);
-    }
-    if x.device().is_cpu() { cpu::softmax(&x, out) } else { portable::softmax(&x, out) }
+/// `exp(x) / sum(exp(x))` along `dim`. A line with an infinity or NaN, or of negative infinities, is NaN.
+pub(crate) fn softmax(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
+    along(dim, [x], |[x], dim| match Gpu::of(x.device()) {
+        Some(gpu) => cuda::rows(&gpu, "softmax", &[x], out),
+        None if x.device().is_cpu() => cpu::softmax(x, dim, out),
+        None => portable::softmax(x, out),
+    })
 }
 
 /// The gradient of [`softmax`], from its result: `y * (grad - sum(y * grad))`, in `y`'s dtype.
-pub(crate) fn softmax_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    let (y, grad) = (plain(y)?, plain(&grad.detach().to_dtype(y.dtype())?)?);
-    if let Some(gpu) = Gpu::of(y.device()) {
-        return cuda::rows(&gpu, "softmax_backward", &[&y, &grad], y.dtype());
-    }
-    if y.device().is_cpu() {
-        cpu::softmax_backward(&y, &grad)
-    } else {
-        portable::softmax_backward(&y, &grad)
-    }
+pub(crate) fn softmax_backward(y: &Tensor, grad: &Tensor, dim: usize) -> Result<Tensor> {
+    let grad = grad.detach().to_dtype(y.dtype())?;
+    along(dim, [y, &grad], |[y, grad], dim| match Gpu::of(y.device()) {
+        Some(gpu) => cuda::rows(&gpu, "softmax_backward", &[y, grad], y.dtype()),
+        None if y.device().is_cpu() => cpu::softmax_backward(y, grad, dim),
+        None => portable::softmax_backward(y, grad),
+    })
 }
 
-/// `x - ln(sum(exp(x)))`.
-pub(crate) fn log_softmax(x: &Tensor, out: DType) -> Result<Tensor> {
-    let x = plain(x)?;
-    if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::rows(&gpu, "log_softmax", &[&x], out);
-    }
-    if x.device().is_cpu() { cpu::log_softmax(&x, out) } else { portable::log_softmax(&x, out) }
+/// `x - ln(sum(exp(x)))` along `dim`.
+pub(crate) fn log_softmax(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
+    along(dim, [x], |[x], dim| match Gpu::of(x.device()) {
+        Some(gpu) => cuda::rows(&gpu, "log_softmax", &[x], out),
+        None if x.device().is_cpu() => cpu::log_softmax(x, dim, out),
+        None => portable::log_softmax(x, out),
+    })
 }
 
 /// The gradient of [`log_softmax`], from its result: `grad - exp(y) * sum(grad)`, in `out`.
-pub(crate) fn log_softmax_backward(y: &Tensor, grad: &Tensor, out: DType) -> Result<Tensor> {
-    let (y, grad) = (plain(y)?, plain(&grad.detach().to_dtype(y.dtype())?)?);
-    if let Some(gpu) = Gpu::of(y.device()) {
-        return cuda::rows(&gpu, "log_softmax_backward", &[&y, &grad], out);
+pub(crate) fn log_softmax_backward(
+    y: &Tensor,
+    grad: &Tensor,
+    dim: usize,
+    out: DType,
+) -> Result<Tensor> {
+    let grad = grad.detach().to_dtype(y.dtype())?;
+    along(dim, [y, &grad], |[y, grad], dim| match Gpu::of(y.device()) {
+        Some(gpu) => cuda::rows(&gpu, "log_softmax_backward", &[y, grad], out),
+        None if y.device().is_cpu() => cpu::log_softmax_backward(y, grad, dim, out),
+        None => portable::log_softmax_backward(y, grad, out),
+    })
+}
+
+/// Calls `kernel` with contiguous tensors, and the dimension among theirs: the last, where no kernel goes along another.
+fn along<const N: usize>(
+    dim: usize,
+    tensors: [&Tensor; N],
+    kernel: impl Fn([&Tensor; N], usize) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let last = tensors[0].rank() - 1;
+    let stays =
+        dim == last || tensors[0].device().is_cpu() && Lines::of(tensors[0].dims(), dim).is_some();
+    if stays {
+        let tensors = tensors.into_iter().map(plain).collect::<Result<Vec<_>>>()?;
+        return kernel(std::array::from_fn(|i| &tensors[i]), dim);
     }
-    if y.device().is_cpu() {
-        cpu::log_softmax_backward(&y, &grad, out)
-    } else {
-        portable::log_softmax_backward(&y, &grad, out)
-    }
+    let turned = tensors.into_iter().map(|tensor| plain(&tensor.transpose(dim, last)?));
+    let turned = turned.collect::<Result<Vec<_>>>()?;
+    kernel(std::array::from_fn(|i| &turned[i]), last)?.transpose(dim, last)?.contiguous()
 }

@@ -3,6 +3,22 @@ use candle_core::{DType, Device, Tensor};
 use super::*;
 use crate::kernels::elementwise::testing::*;
 
+fn softmax(x: &Tensor, out: DType) -> Result<Tensor> {
+    super::softmax(x, x.rank() - 1, out)
+}
+
+fn softmax_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    super::softmax_backward(y, grad, y.rank() - 1)
+}
+
+fn log_softmax(x: &Tensor, out: DType) -> Result<Tensor> {
+    super::log_softmax(x, x.rank() - 1, out)
+}
+
+fn log_softmax_backward(y: &Tensor, grad: &Tensor, out: DType) -> Result<Tensor> {
+    super::log_softmax_backward(y, grad, y.rank() - 1, out)
+}
+
 const SHAPES: [&[usize]; 7] =
     [&[1, 1], &[3, 17], &[2, 3, 33], &[1025, 3], &[5, 1025], &[3, 4099], &[300, 130]];
 
@@ -145,6 +161,62 @@ fn gpus_agree_on_what_is_not_finite() {
             assert_gpus_agree(&[&of(rows, &[6, columns], dtype)], 32.0, |t| {
                 Ok(vec![softmax(&t[0], dtype)?, log_softmax(&t[0], DType::F32)?])
             });
+        }
+    }
+}
+
+/// Around the rows, columns and lines that loops take at a time, and with none.
+const LINES: [&[usize]; 7] =
+    [&[70, 16], &[3, 65, 17], &[2, 5, 600], &[40, 3, 20], &[1, 2, 1100], &[0, 3, 20], &[2, 0, 20]];
+
+#[test]
+fn along_any_dimension_as_along_the_last() {
+    for dtype in DTYPES {
+        for shape in LINES {
+            let (x, grad) = (strided(shape, dtype, 1), strided(shape, dtype, 2));
+            for dim in 0..shape.len() {
+                let turn = |x: &Tensor| x.transpose(dim, shape.len() - 1).unwrap();
+                let [x64, grad64] = [&x, &grad].map(|t| double(&turn(t)));
+                for out in [dtype, DType::F32] {
+                    let count = 32.0 * (epsilon(DType::F32) / epsilon(out)).max(1.0);
+                    let check = |ours: Result<Tensor>, exact: Result<Tensor>| {
+                        let ours = ours.unwrap();
+                        assert_eq!((ours.dims(), ours.dtype()), (shape, out));
+                        assert!(ours.is_contiguous());
+                        assert_close(&ours, &values(&turn(&exact.unwrap())), count);
+                    };
+                    check(super::softmax(&x, dim, out), softmax(&x64, DType::F64));
+                    check(super::log_softmax(&x, dim, out), log_softmax(&x64, DType::F64));
+                    let y = super::log_softmax(&x, dim, dtype).unwrap();
+                    check(
+                        super::log_softmax_backward(&y, &grad, dim, out),
+                        log_softmax_backward(&double(&turn(&y)), &grad64, DType::F64),
+                    );
+                    if out == dtype {
+                        let y = super::softmax(&x, dim, dtype).unwrap();
+                        let exact = softmax_backward(&double(&turn(&y)), &grad64);
+                        check(super::softmax_backward(&y, &grad, dim), exact);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_in_its_line() {
+    let (rows, columns) = (70, 40);
+    for dtype in DTYPES {
+        for (row, special) in [(0, f64::NAN), (69, f64::INFINITY), (33, f64::NEG_INFINITY)] {
+            let mut x = values(&random(&[rows, columns], DType::F64, 3));
+            x[row * columns + 7] = special;
+            let x = of(x, &[rows, columns], dtype);
+            let turned = x.t().unwrap().contiguous().unwrap();
+            let expected = values(&softmax(&turned, dtype).unwrap().t().unwrap());
+            let y = super::softmax(&x, 0, dtype).unwrap();
+            assert_close(&y, &expected, 8.0);
+            let lost = values(&y).iter().filter(|y| y.is_nan()).count();
+            assert_eq!(lost, if special < 0.0 { 0 } else { rows });
         }
     }
 }

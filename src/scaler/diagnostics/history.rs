@@ -36,11 +36,33 @@ pub struct ScaleStep {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(from = "Saved"))]
 pub struct ScaleHistory {
     capacity: usize,
     steps: VecDeque<ScaleStep>,
     total: u64,
     total_skipped: u64,
+}
+
+/// A [`ScaleHistory`] that may not be one.
+#[cfg(feature = "serde")]
+#[derive(serde::Deserialize)]
+struct Saved {
+    capacity: usize,
+    steps: VecDeque<ScaleStep>,
+    total: u64,
+    total_skipped: u64,
+}
+
+/// With the last steps that it has room for.
+#[cfg(feature = "serde")]
+impl From<Saved> for ScaleHistory {
+    fn from(saved: Saved) -> Self {
+        let Saved { capacity, mut steps, total, total_skipped } = saved;
+        let capacity = capacity.max(1);
+        steps.drain(..steps.len().saturating_sub(capacity));
+        Self { capacity, steps, total, total_skipped }
+    }
 }
 
 impl Default for ScaleHistory {
@@ -63,8 +85,8 @@ impl ScaleHistory {
             self.steps.pop_front();
         }
         self.steps.push_back(ScaleStep { step: self.total, scale, skipped });
-        self.total += 1;
-        self.total_skipped += u64::from(skipped);
+        self.total = self.total.saturating_add(1);
+        self.total_skipped = self.total_skipped.saturating_add(u64::from(skipped));
     }
 
     /// The steps it still holds, oldest first.
