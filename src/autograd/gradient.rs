@@ -68,6 +68,15 @@ impl Gradient {
         Ok(Self { tensor: self.tensor.reshape(shape)?, claim: self.claim })
     }
 
+    /// The same gradient, contiguous, with its dimensions in another order.
+    pub(crate) fn permute(self, order: &[usize]) -> Result<Self> {
+        let tensor = self.tensor.permute(order)?;
+        if tensor.is_contiguous() {
+            return Ok(Self { tensor, claim: self.claim });
+        }
+        Ok(Self::owned(kernels::contiguous(&tensor)?))
+    }
+
     /// The same gradient in storage of its own.
     pub(crate) fn into_owned(self) -> Result<Self> {
         if self.is_owned() { Ok(self) } else { Ok(Self::owned(self.tensor.force_contiguous()?)) }

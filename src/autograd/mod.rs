@@ -14,6 +14,7 @@ mod stack;
 mod storage;
 mod token;
 pub(crate) mod version;
+mod view;
 mod walk;
 
 use std::fmt;

@@ -7,6 +7,7 @@ use candle_core::{DType, Result, Shape, Tensor};
 use super::reclaim::drop_later;
 use super::storage::lock;
 use super::version::{self, Source};
+use super::view::View;
 use super::{Arrivals, Gradient};
 use crate::error::GraphError;
 
@@ -94,8 +95,8 @@ pub(super) struct Edge {
 pub(super) enum Target {
     /// The input is not tracked.
     Nowhere,
-    /// To the node that made the input, in the shape of that node's output where the input is a view of it.
-    Node(Consumed, Option<Shape>),
+    /// To the node that made the input, or what the input is a view of.
+    Node(Consumed, Option<View>),
     /// To a variable, or to candle as the gradient of the argument of that number.
     Argument(Tensor, usize),
 }

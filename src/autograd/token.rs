@@ -13,7 +13,7 @@
 //!        output            output ──▶ an operator of candle's
 //! ```
 //!
-//! A view of an output with the same elements in the same order, as candle's `reshape` makes it, is taken for the output.
+//! A view of an output that has all of its elements, as candle's `reshape` and `transpose` make it, is taken for the output.
 //!
 //! candle walks a graph by recursion. A chain of more than [`MAX_DEPTH`] tokens is therefore cut: candle sees a token
 //! there that depends on nothing else. A scaler's backward goes on below it by itself; candle's own is an error.
@@ -32,6 +32,7 @@ use super::node::{Arguments, Consumed, Edge, LEAF, Node, Run, Saved, Target};
 use super::reclaim::drop_later;
 use super::storage::{into_storage, lock, place};
 use super::version::{self, Read, Source};
+use super::view::View;
 use super::{Backward, Gradient, Operator, Trust, pass};
 use crate::error::GraphError;
 
@@ -57,8 +58,8 @@ struct Made {
 }
 
 impl Output {
-    /// The output that `tensor` is, and its shape where the tensor has another; `None` for a variable.
-    fn of(tensor: &Tensor) -> Option<(Arc<Self>, Option<Shape>)> {
+    /// The output that `tensor` is, or that it is a view of, and how; `None` for a variable.
+    fn of(tensor: &Tensor) -> Option<(Arc<Self>, Option<View>)> {
         if tensor.is_variable() {
             return None;
         }
@@ -68,10 +69,8 @@ impl Output {
         if *id == tensor.id() {
             return Some((output, None));
         }
-        // It is contiguous and as long, so that it begins where the storage does.
-        let whole = tensor.elem_count() == detached.elem_count() && tensor.is_contiguous();
-        let shape = detached.shape().clone();
-        whole.then_some((output, Some(shape)))
+        let view = View::of(tensor, detached.shape())?;
+        Some((output, Some(view)))
     }
 }
 
@@ -209,12 +208,12 @@ fn join(
                 Some((token.clone(), node.consume(), None))
             }
             None => None,
-            Some((output, shape)) => Some((output.token.clone(), output.node.consume(), shape)),
+            Some((output, view)) => Some((output.token.clone(), output.node.consume(), view)),
         };
         let target = match made_by {
-            Some((token, node, shape)) => {
+            Some((token, node, view)) => {
                 args.push(token);
-                Target::Node(node, shape)
+                Target::Node(node, view)
             }
             None => {
                 args.push(input.clone());
@@ -379,7 +378,7 @@ mod tests {
             ("a reshape", ops::relu(&flat)?, true),
             ("two consumers", ops::add(&flat, &twice)?, true),
             ("a part", ops::relu(&output.narrow(0, 1, 2)?)?, false),
-            ("a transpose", ops::relu(&output.t()?)?, false),
+            ("a transpose", ops::relu(&output.t()?)?, true),
             ("a copy", ops::relu(&copied)?, false),
             ("candle's operator", output.relu()?, false),
         ] {
@@ -388,7 +387,7 @@ mod tests {
             assert!(is_output(&loss));
         }
         assert!(
-            !is_output(&copied) && !is_output(&x) && is_output(&flat) && !is_output(&output.t()?)
+            !is_output(&copied) && !is_output(&x) && is_output(&flat) && is_output(&output.t()?)
         );
         Ok(())
     }

@@ -62,8 +62,8 @@ impl Node {
             match (&edge.target, &mut pass.leaves) {
                 (Target::Nowhere, _) => {}
                 (Target::Node(node, None), _) => pass.send(node, Some(gradient))?,
-                (Target::Node(node, Some(output)), _) => {
-                    pass.send(node, Some(gradient.reshape(output)?))?
+                (Target::Node(node, Some(view)), _) => {
+                    pass.send(node, Some(view.gradient(gradient)?))?
                 }
                 (Target::Argument(input, _), Some(leaves)) if input.is_variable() => {
                     leaves.add(input, gradient)?
@@ -162,8 +162,8 @@ impl Edge {
 
     /// What other consumers have sent so far where this edge goes, in the dtype and the shape of the input.
     fn take_pending(&self, pass: &mut Pass) -> Result<Option<Gradient>> {
-        let Target::Node(node, _) = &self.target else { return Ok(None) };
-        if node.node.is_leaf {
+        let Target::Node(node, view) = &self.target else { return Ok(None) };
+        if node.node.is_leaf || view.as_ref().is_some_and(|view| !view.is_in_order()) {
             return Ok(None);
         }
         let Some(gradient) = pass.take_so_far(node.number()) else { return Ok(None) };

@@ -1,6 +1,8 @@
 //! On a CPU: a block is widened to the arithmetic type, goes through its function there, and is rounded. Functions
 //! are compiled for the arithmetic types alone, and this for the dtypes.
 
+use std::mem::MaybeUninit;
+
 use candle_core::{Result, Tensor};
 
 use super::functions::{derivatives, sigmoid, values};
@@ -10,23 +12,23 @@ use crate::kernels::cpu::dtype::{Elements, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::in_place::write;
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, generate, runs};
+use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, generate, generate_in_place, runs};
 
 pub(super) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane<Acc: Math>>(function: Pointwise, x: &Tensor) -> Result<Tensor> {
         let data: &[T] = &Elements::of(x)?;
-        let y = generate(
+        let y = generate_in_place(
             data.len(),
             #[inline(always)]
-            |start, out: &mut [T]| {
-                let mut wide = [T::Acc::default(); BLOCK];
-                let wide = &mut wide[..out.len()];
-                for (wide, x) in wide.iter_mut().zip(&data[start..]) {
-                    *wide = x.widened();
-                }
-                values(function, wide);
-                for (out, wide) in out.iter_mut().zip(wide) {
-                    *out = T::narrowed(*wide);
+            |start, out: &mut [MaybeUninit<T>]| {
+                for (out, x) in out.chunks_mut(BLOCK).zip(data[start..].chunks(BLOCK)) {
+                    let mut wide = [T::Acc::default(); BLOCK];
+                    let wide = &mut wide[..out.len()];
+                    widen(wide, x);
+                    values(function, wide);
+                    for (out, wide) in out.iter_mut().zip(wide) {
+                        out.write(T::narrowed(*wide));
+                    }
                 }
             },
         );
@@ -39,12 +41,20 @@ pub(super) fn derivative(function: Pointwise, x: &Tensor, grad: &Tensor) -> Resu
     fn typed<T: Lane<Acc: Math>>(function: Pointwise, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
         let _held = hold([x, grad]);
         let (data, grad): (&[T], &[T]) = (&Elements::of(x)?, &Elements::of(grad)?);
-        let dx = generate(
+        let dx = generate_in_place(
             data.len(),
             #[inline(always)]
-            |start, out: &mut [T]| {
-                out.copy_from_slice(&grad[start..][..out.len()]);
-                times_derivative(function, out, &data[start..]);
+            |start, out: &mut [MaybeUninit<T>]| {
+                let inputs = data[start..].chunks(BLOCK).zip(grad[start..].chunks(BLOCK));
+                for (out, (x, grad)) in out.chunks_mut(BLOCK).zip(inputs) {
+                    let mut wide = [T::Acc::default(); BLOCK];
+                    let wide = &mut wide[..out.len()];
+                    widen(wide, x);
+                    derivatives(function, wide);
+                    for ((out, wide), grad) in out.iter_mut().zip(wide).zip(grad) {
+                        out.write(T::narrowed(*wide * grad.widened()));
+                    }
+                }
             },
         );
         Ok(tensor(dx, x.dims()))
@@ -55,7 +65,7 @@ pub(super) fn derivative(function: Pointwise, x: &Tensor, grad: &Tensor) -> Resu
 pub(super) fn derivative_assign(function: Pointwise, grad: &Tensor, x: &Tensor) -> Result<()> {
     fn typed<T: Lane<Acc: Math>>(function: Pointwise, grad: &Tensor, x: &Tensor) -> Result<()> {
         let data: &[T] = &Elements::of(x)?;
-        write(grad, |grad| {
+        write(grad, |grad: &mut [T]| {
             for_each_chunk::<T::Acc, _>(
                 grad,
                 GRAIN,
@@ -63,7 +73,13 @@ pub(super) fn derivative_assign(function: Pointwise, grad: &Tensor, x: &Tensor) 
                 |chunk, grad| {
                     for (grad, x) in grad.chunks_mut(BLOCK).zip(data[chunk * GRAIN..].chunks(BLOCK))
                     {
-                        times_derivative(function, grad, x);
+                        let mut wide = [T::Acc::default(); BLOCK];
+                        let wide = &mut wide[..grad.len()];
+                        widen(wide, x);
+                        derivatives(function, wide);
+                        for (grad, wide) in grad.iter_mut().zip(wide) {
+                            *grad = T::narrowed(*wide * grad.widened());
+                        }
                     }
                 },
             );
@@ -72,17 +88,10 @@ pub(super) fn derivative_assign(function: Pointwise, grad: &Tensor, x: &Tensor) 
     with_element!(x.dtype(), T => typed::<T>(function, grad, x))
 }
 
-/// Multiplies a block by the derivative at each `x`.
 #[inline(always)]
-fn times_derivative<T: Lane<Acc: Math>>(function: Pointwise, grad: &mut [T], x: &[T]) {
-    let mut wide = [T::Acc::default(); BLOCK];
-    let wide = &mut wide[..grad.len()];
+fn widen<T: Lane>(wide: &mut [T::Acc], x: &[T]) {
     for (wide, x) in wide.iter_mut().zip(x) {
         *wide = x.widened();
-    }
-    derivatives(function, wide);
-    for (grad, wide) in grad.iter_mut().zip(wide) {
-        *grad = T::narrowed(*wide * grad.widened());
     }
 }
 

@@ -69,7 +69,7 @@ functions! {
         half * (A::one() + tangent) + half * x * (A::one() - tangent * tangent) * inner
     };
     GeluErf {}: |x| x * x.normal_probability(), {
-        let density = A::of(DENSITY_AT_0) * (A::of(-0.5) * x * x).exponential();
+        let density = A::of(DENSITY_AT_0) * x.bell();
         x.normal_probability() + x * density
     };
     Silu {}: |x| x * sigmoid(x), {

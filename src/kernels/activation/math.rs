@@ -9,6 +9,8 @@ pub(crate) trait Math: Exp {
     /// are the library's, for one.
     fn for_each(x: &mut [Self], f: impl Fn(Self) -> Self + Copy);
     fn hyperbolic_tangent(self) -> Self;
+    /// `exp(-self² / 2)`.
+    fn bell(self) -> Self;
     /// The probability that a normal number is below `self`: small ones to a relative precision.
     fn normal_probability(self) -> Self;
     /// `2/√π` times the integral of `exp(-t²)` from 0 to `self`.
@@ -25,6 +27,10 @@ impl Math for f64 {
     #[inline(always)]
     fn hyperbolic_tangent(self) -> f64 {
         self.tanh()
+    }
+    #[inline(always)]
+    fn bell(self) -> f64 {
+        (-0.5 * self * self).exp()
     }
     #[inline(always)]
     fn normal_probability(self) -> f64 {
@@ -58,20 +64,32 @@ impl Math for f32 {
     fn hyperbolic_tangent(self) -> f32 {
         // Cephes' tanhf: an odd polynomial near zero, where the quotient would cancel.
         let z = self * self;
-        let p = -5.704_988_7e-3;
-        let p = p * z + 2.063_909e-2;
-        let p = p * z - 5.373_971_6e-2;
-        let p = p * z + 1.333_144_2e-1;
-        let p = p * z - 3.333_328e-1;
-        let near = p * z * self + self;
+        let p: f32 = -5.704_988_7e-3;
+        let p = p.mul_add(z, 2.063_909e-2);
+        let p = p.mul_add(z, -5.373_971_6e-2);
+        let p = p.mul_add(z, 1.333_144_2e-1);
+        let p = p.mul_add(z, -3.333_328e-1);
+        let near = (p * z).mul_add(self, self);
         let far = 1.0 - 2.0 / ((self.abs() + self.abs()).exponential() + 1.0);
         let result = if self.abs() < 0.625 { near } else { far };
         if self.is_nan() { self } else { result.copysign(self) }
     }
 
     #[inline(always)]
+    fn bell(self) -> f32 {
+        // With what the square has lost: an error of its last place is one of 50 places of the exponential.
+        let square = self * self;
+        let lost = self.mul_add(self, -square);
+        let bell = (-0.5 * square).exponential();
+        let corrected = (bell * -0.5).mul_add(lost, bell);
+        // The square of a large number is infinite, and loses what is infinite too.
+        if bell > 0.0 { corrected } else { bell }
+    }
+
+    #[inline(always)]
     fn normal_probability(self) -> f32 {
-        let tail = 0.5 * complementary(self.abs() * std::f32::consts::FRAC_1_SQRT_2);
+        let tail =
+            0.5 * scaled_complement(self.abs() * std::f32::consts::FRAC_1_SQRT_2) * self.bell();
         let result = if self < 0.0 { tail } else { 1.0 - tail };
         if self.is_nan() { self } else { result }
     }
@@ -80,14 +98,15 @@ impl Math for f32 {
     fn error_function(self) -> f32 {
         // Taylor's series near zero, where the difference would cancel.
         let z = self * self;
-        let p = 1.205_533_3e-4;
-        let p = p * z - 8.548_327e-4;
-        let p = p * z + 5.223_977_6e-3;
-        let p = p * z - 2.686_617_1e-2;
-        let p = p * z + 1.128_379_2e-1;
-        let p = p * z - 3.761_263_9e-1;
-        let p = p * z + std::f32::consts::FRAC_2_SQRT_PI;
-        let far = (1.0 - complementary(self.abs())).copysign(self);
+        let p: f32 = 1.205_533_3e-4;
+        let p = p.mul_add(z, -8.548_327e-4);
+        let p = p.mul_add(z, 5.223_977_6e-3);
+        let p = p.mul_add(z, -2.686_617_1e-2);
+        let p = p.mul_add(z, 1.128_379_2e-1);
+        let p = p.mul_add(z, -3.761_263_9e-1);
+        let p = p.mul_add(z, std::f32::consts::FRAC_2_SQRT_PI);
+        let complement = scaled_complement(self.abs()) * (-self * self).exponential();
+        let far = (1.0 - complement).copysign(self);
         let result = if self.abs() < 0.5 { p * self } else { far };
         if self.is_nan() { self } else { result }
     }
@@ -97,32 +116,32 @@ impl Math for f32 {
         // 2 artanh(s) with s = x / (2 + x), from -1/3 to 1/3: the series to s¹³.
         let s = self / (2.0 + self);
         let z = s * s;
-        let p = 2.0 / 13.0;
-        let p = p * z + 2.0 / 11.0;
-        let p = p * z + 2.0 / 9.0;
-        let p = p * z + 2.0 / 7.0;
-        let p = p * z + 2.0 / 5.0;
-        let p = p * z + 2.0 / 3.0;
-        let p = p * z + 2.0;
+        let p: f32 = 2.0 / 13.0;
+        let p = p.mul_add(z, 2.0 / 11.0);
+        let p = p.mul_add(z, 2.0 / 9.0);
+        let p = p.mul_add(z, 2.0 / 7.0);
+        let p = p.mul_add(z, 2.0 / 5.0);
+        let p = p.mul_add(z, 2.0 / 3.0);
+        let p = p.mul_add(z, 2.0);
         p * s
     }
 }
 
-/// erfc of `z >= 0` as `t exp(-z² + p(t))` with `t = 1 / (1 + z / 2)`, to 1.2e-7 of its value: Numerical Recipes, 6.2.
+/// `exp(z²) erfc(z)` of `z >= 0`, as `t p(t)` with `t = 1 / (1 + z / 2)`, to 5e-8 of its value up to 9.5, where the
+/// exponential of `-z²` underflows. The coefficients are a minimax fit.
 #[inline(always)]
-fn complementary(z: f32) -> f32 {
-    let t = 1.0 / (1.0 + 0.5 * z);
-    let p = 0.170_872_77;
-    let p = p * t - 0.822_152_2;
-    let p = p * t + 1.488_515_9;
-    let p = p * t - 1.135_204;
-    let p = p * t + 0.278_868_07;
-    let p = p * t - 0.186_288_06;
-    let p = p * t + 0.096_784_18;
-    let p = p * t + 0.374_091_96;
-    let p = p * t + 1.000_023_7;
-    let p = p * t - 1.265_512_2;
-    t * (p - z * z).exponential()
+fn scaled_complement(z: f32) -> f32 {
+    let t = 1.0 / z.mul_add(0.5, 1.0);
+    let p: f32 = -0.058_890_633;
+    let p = p.mul_add(t, 0.283_701_26);
+    let p = p.mul_add(t, -0.485_382_22);
+    let p = p.mul_add(t, 0.275_976_42);
+    let p = p.mul_add(t, -0.025_176_47);
+    let p = p.mul_add(t, 0.202_069_31);
+    let p = p.mul_add(t, 0.243_261_14);
+    let p = p.mul_add(t, 0.282_353_47);
+    let p = p.mul_add(t, 0.282_087_68);
+    t * p
 }
 
 #[cfg(test)]

@@ -11,6 +11,8 @@
 //! product of the gradient with the phase for each tap. Planes stay in the first-level cache. Sums are in F32, and of
 //! blocks in F64, in an order that does not depend on the number of threads.
 
+use std::mem::MaybeUninit;
+
 use candle_core::{Result, Tensor};
 
 use super::shape::Shape;
@@ -18,11 +20,12 @@ use crate::kernels::cpu::dtype::{Element, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::{BLOCK, GRAIN, vectorise};
+use crate::kernels::cpu::uninit::{uninit_vec, zeroed};
 use crate::kernels::gemm::{Arithmetic, narrow};
 use crate::kernels::reduce::channels::block_sums;
 
 /// Elements that the inner loop takes at a time. It may read and write as many beyond the end.
-const LANES: usize = 16;
+const LANES: usize = 64;
 
 /// Whether this module convolves such a shape.
 pub(super) fn suits(shape: &Shape) -> bool {
@@ -39,9 +42,9 @@ pub(super) fn forward<O: Element<Acc = f32>>(
     let (weight, bias) = (widened(weight)?, bias.map(widened).transpose()?);
     let (x, phases) = (f32::open(x)?, Phases::new(shape));
     let (plane, outs, pixels) = (phases.image, shape.group_out(), shape.pixels());
-    let mut out = O::zeros(shape.batch * shape.out_image());
     let per_task = GRAIN.div_ceil(outs * pixels);
-    parallel::for_each_chunk(&mut out, per_task * outs * pixels, |task, out| {
+    let run = |task: usize, out: &mut [MaybeUninit<O>]| {
+        let out = zeroed(out);
         let sizes = [plane, phases.len() + LANES, phases.reach + LANES, pixels];
         with_parts(sizes, |[image, split, sums, result]| {
             for (i, out) in out.chunks_exact_mut(outs * pixels).enumerate() {
@@ -61,6 +64,9 @@ pub(super) fn forward<O: Element<Acc = f32>>(
                 }
             }
         });
+    };
+    let out = uninit_vec(shape.batch * shape.out_image(), |out| {
+        parallel::for_each_chunk(out, per_task * outs * pixels, run);
     });
     Ok(tensor(out, &shape.out_dims()))
 }
@@ -82,9 +88,9 @@ pub(super) fn dgrad<O: Element<Acc = f32>>(
     // As many zeros before the gradient as a tap shifts it back, so that every shift starts within.
     let lead = phases.taps.iter().map(|tap| tap.shift).max().unwrap_or(0);
     let spread_len = lead + phases.plane();
-    let mut out = O::zeros(shape.batch * shape.image());
     let per_task = GRAIN.div_ceil(plane);
-    parallel::for_each_chunk(&mut out, per_task * plane, |task, out| {
+    let run = |task: usize, out: &mut [MaybeUninit<O>]| {
+        let out = zeroed(out);
         let sizes = [outs * pixels, outs * spread_len + LANES, phases.plane() + LANES, plane];
         with_parts(sizes, |[planes, spread, sums, image]| {
             for (i, out) in out.chunks_exact_mut(plane).enumerate() {
@@ -112,6 +118,9 @@ pub(super) fn dgrad<O: Element<Acc = f32>>(
                 narrow(image, out);
             }
         });
+    };
+    let out = uninit_vec(shape.batch * shape.image(), |out| {
+        parallel::for_each_chunk(out, per_task * plane, run);
     });
     Ok(Some(tensor(out, &shape.input_dims())))
 }
@@ -319,9 +328,11 @@ fn sum_of_shifts(out: &mut [f32], source: &[f32], terms: &[(usize, f32)], first:
             for (number, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
                 let mut sums = [first; LANES];
                 for &(start, weight) in terms {
-                    let x = &source[start + number * LANES..][..LANES];
+                    let at = start + number * LANES;
+                    let Some(x) = source.get(at..).and_then(|x| x.first_chunk()) else { break };
+                    let x: [f32; LANES] = *x;
                     for lane in 0..LANES {
-                        sums[lane] += x[lane] * weight;
+                        sums[lane] = x[lane].mul_add(weight, sums[lane]);
                     }
                 }
                 *out = sums;

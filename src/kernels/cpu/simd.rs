@@ -131,8 +131,9 @@ pub(crate) fn each_lane<O: Copy, T: Copy, A: Copy, const M: usize, const P: usiz
     let (blocks, rest) = out.as_chunks_mut::<LANES>();
     let start = blocks.len() * LANES;
     for (number, out) in blocks.iter_mut().enumerate() {
-        let x: [&[T; LANES]; M] = from_fn(|m| &inputs[m].as_chunks().0[number]);
-        let p: [&[A; LANES]; P] = from_fn(|m| &parameters[m].as_chunks().0[number]);
+        // Copies, which writing results does not change: behind references, nothing would be vectorised.
+        let x: [[T; LANES]; M] = from_fn(|m| inputs[m].as_chunks().0[number]);
+        let p: [[A; LANES]; P] = from_fn(|m| parameters[m].as_chunks().0[number]);
         for lane in 0..LANES {
             out[lane].write(f(from_fn(|m| x[m][lane]), from_fn(|m| p[m][lane])));
         }

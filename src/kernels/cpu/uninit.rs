@@ -15,6 +15,14 @@ pub(in crate::kernels) fn uninit_vec<T: Copy>(
     data
 }
 
+/// Zeros in a part of such memory: for a task that writes more than once, or not everything. Whoever goes on with it has it
+/// in the cache by then.
+pub(in crate::kernels) fn zeroed<T: Copy + Default>(part: &mut [MaybeUninit<T>]) -> &mut [T] {
+    part.fill(MaybeUninit::new(T::default()));
+    // SAFETY: all elements are written, and a slice of `MaybeUninit<T>` lies in memory as one of `T` does.
+    unsafe { &mut *(std::ptr::from_mut(part) as *mut [T]) }
+}
+
 /// As [`uninit_vec`], where `fill` says that it has written every element; else nothing.
 #[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) fn try_uninit_vec<T: Copy>(

@@ -8,6 +8,8 @@
 //! norm has no `mean(g)`. The gradients of weight and bias are sums over rows: blocks of rows have sums of their own,
 //! which are added in F64 in a fixed order. So a result does not depend on the number of threads.
 
+use std::mem::MaybeUninit;
+
 use candle_core::{D, DType, Result, Tensor, WithDType};
 use num_traits::Zero;
 
@@ -17,8 +19,9 @@ use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{
-    BLOCK, GRAIN, for_each_chunk, for_each_task, pieces, vectorise_in,
+    BLOCK, GRAIN, each_lane, for_each_chunk, for_each_task, pieces, vectorise_in,
 };
+use crate::kernels::cpu::uninit::{uninit_vec, zeroed};
 use crate::kernels::reduce::channels::block_sums;
 
 /// What a row is normalised by.
@@ -86,27 +89,35 @@ pub(super) fn forward(
         let rows = data.len() / columns.max(1);
         let weight = vector::<T::Acc>(weight, columns, 1.0)?;
         let bias = vector::<T::Acc>(bias, columns, 0.0)?;
-        let (mut y, mut statistics) = (T::zeros(data.len()), vec![T::Acc::zero(); rows * 3]);
+        let mut statistics = vec![T::Acc::zero(); rows * 3];
         let per_task = GRAIN.div_ceil(columns.max(1));
-        let tasks: Vec<_> = y
-            .chunks_mut((per_task * columns).max(1))
-            .zip(data.chunks((per_task * columns).max(1)))
-            .zip(statistics.chunks_mut(per_task * 3))
-            .collect();
-        for_each_task(tasks, |((y, x), statistics)| {
-            vectorise_in::<T::Acc>(
-                #[inline(always)]
-                || {
-                    let rows = y.chunks_exact_mut(columns).zip(x.chunks_exact(columns));
-                    for ((y, x), statistics) in rows.zip(statistics.chunks_exact_mut(3)) {
-                        let row = Row::of(x, eps, centred);
-                        statistics.copy_from_slice(&[row.mean, row.rest, row.inv_std]);
-                        for (((y, x), w), b) in y.iter_mut().zip(x).zip(&weight).zip(&bias) {
-                            *y = T::narrowed(row.normalise(x.widened()) * *w + *b);
+        let y = uninit_vec(data.len(), |y| {
+            let tasks: Vec<_> = y
+                .chunks_mut((per_task * columns).max(1))
+                .zip(data.chunks((per_task * columns).max(1)))
+                .zip(statistics.chunks_mut(per_task * 3))
+                .collect();
+            for_each_task(tasks, |((y, x), statistics)| {
+                vectorise_in::<T::Acc>(
+                    #[inline(always)]
+                    || {
+                        let rows = y.chunks_exact_mut(columns).zip(x.chunks_exact(columns));
+                        for ((y, x), statistics) in rows.zip(statistics.chunks_exact_mut(3)) {
+                            let row = Row::of(x, eps, centred);
+                            statistics.copy_from_slice(&[row.mean, row.rest, row.inv_std]);
+                            each_lane(
+                                y,
+                                [x],
+                                [&weight, &bias],
+                                #[inline(always)]
+                                |[x]: [T; 1], [w, b]| {
+                                    T::narrowed(row.normalise(x.widened()) * w + b)
+                                },
+                            );
                         }
-                    }
-                },
-            );
+                    },
+                );
+            });
         });
         Ok((tensor(y, x.dims()), tensor(statistics, &[rows, 3])))
     }
@@ -164,15 +175,17 @@ impl<T: Lane<Acc: Lane>> Backward<'_, T> {
         dims: &[usize],
         pending: Option<&Tensor>,
     ) -> Result<(Option<Tensor>, Vec<f64>)> {
-        let mut dx = O::zeros(self.x.len());
         let pending = pending.map(Elements::<O>::of).transpose()?;
-        let sums = self.run(&mut dx, pending.as_deref().unwrap_or(&[]));
+        let mut sums = Vec::new();
+        let dx = uninit_vec(self.x.len(), |dx| {
+            sums = self.run(dx, pending.as_deref().unwrap_or(&[]));
+        });
         Ok((Some(tensor(dx, dims)), sums))
     }
 
     /// Writes the gradient of `x` to `dx`, and returns the gradients of weight and bias, one after the other. Adds
     /// the pending gradient `pending`, unless it is empty. An empty `dx` is not wanted.
-    fn run<O: Lane<Acc = T::Acc>>(&self, dx: &mut [O], pending: &[O]) -> Vec<f64> {
+    fn run<O: Lane<Acc = T::Acc>>(&self, dx: &mut [MaybeUninit<O>], pending: &[O]) -> Vec<f64> {
         let columns = self.weight.len();
         let rows = self.x.len() / columns.max(1);
         // Rows whose sums are kept apart: enough for the sums to be small beside them, and few
@@ -185,7 +198,7 @@ impl<T: Lane<Acc: Lane>> Backward<'_, T> {
         let tasks = tasks.zip(pieces(&mut sums, width, panels)).enumerate().collect();
         for_each_task(tasks, |(number, (dx, sums))| {
             let rows = number * panel..rows.min((number + 1) * panel);
-            let mut scratch = vec![T::Acc::zero(); 2 * columns];
+            let (dx, mut scratch) = (zeroed(dx), vec![T::Acc::zero(); 2 * columns]);
             vectorise_in::<T::Acc>(
                 #[inline(always)]
                 || self.panel(rows.clone(), dx, pending, sums, &mut scratch),

@@ -135,12 +135,12 @@ impl Channels {
                             if together == 1 {
                                 let lanes =
                                     std::mem::replace(&mut lanes, [[T::Acc::zero(); LANES]; K]);
-                                *partial = from_fn(|k| partial[k] + total(lanes[k]));
+                                *partial = from_fn(|k| partial[k] + total(&lanes[k]));
                             }
                         }
                     }
                     if together > 1 {
-                        *partial = from_fn(|k| total(lanes[k]));
+                        *partial = from_fn(|k| total(&lanes[k]));
                     }
                 }
             },
@@ -190,10 +190,7 @@ impl Channels {
                                 let sums = lane_sums::<T, M, P, K, { $lanes }>(
                                     rows, whole, wide, parameters, &term,
                                 );
-                                for lane in 0..$lanes {
-                                    let partial = &mut partials[(whole + lane) % columns];
-                                    *partial = from_fn(|k| partial[k] + sums[k][lane].to_double());
-                                }
+                                add_columns(partials, whole, &sums);
                                 whole += $lanes;
                             }
                         };
@@ -287,6 +284,20 @@ fn lane_sums<T: Lane, const M: usize, const P: usize, const K: usize, const L: u
     sums
 }
 
+/// Adds the sums of columns from `from` on to those of a row, which ends and begins again. Not inlined, as [`total`].
+#[inline(never)]
+fn add_columns<A: Real, const K: usize, const L: usize>(
+    row: &mut [[f64; K]],
+    from: usize,
+    sums: &[[A; L]; K],
+) {
+    let columns = row.len();
+    for lane in 0..L {
+        let partial = &mut row[(from + lane) % columns];
+        *partial = from_fn(|k| partial[k] + sums[k][lane].to_double());
+    }
+}
+
 /// Sums of the values of `term` over the elements of `inputs`, no longer than a block.
 #[inline(always)]
 pub(crate) fn block_sums<T: Lane, const M: usize, const K: usize>(
@@ -295,7 +306,7 @@ pub(crate) fn block_sums<T: Lane, const M: usize, const K: usize>(
 ) -> [f64; K] {
     let mut lanes = [[T::Acc::zero(); LANES]; K];
     add_block(&mut lanes, inputs, term);
-    from_fn(|k| total(lanes[k]))
+    from_fn(|k| total(&lanes[k]))
 }
 
 /// Adds the values of `term` over the elements of `inputs`, element `i` to lane `i % LANES`.
@@ -308,7 +319,7 @@ fn add_block<T: Lane, const M: usize, const K: usize>(
     let mut sums = *lanes;
     let chunks: [(&[[T; LANES]], &[T]); M] = from_fn(|m| inputs[m].as_chunks());
     for i in 0..chunks[0].0.len() {
-        let block: [&[T; LANES]; M] = from_fn(|m| &chunks[m].0[i]);
+        let block: [[T; LANES]; M] = from_fn(|m| chunks[m].0[i]);
         for lane in 0..LANES {
             let terms = term(from_fn(|m| block[m][lane].widened()));
             for k in 0..K {
@@ -327,8 +338,10 @@ fn add_block<T: Lane, const M: usize, const K: usize>(
 }
 
 /// The sum of all lanes: by eights, as one addition waits for the one before.
-#[inline(always)]
-fn total<A: Real>(lanes: [A; LANES]) -> f64 {
+///
+/// Not inlined: the compiler would arrange the lanes for these few additions, and leave the loop that fills them scalar.
+#[inline(never)]
+fn total<A: Real>(lanes: &[A; LANES]) -> f64 {
     let mut sums = [0.0; 8];
     for lanes in lanes.as_chunks::<8>().0 {
         for (sum, lane) in sums.iter_mut().zip(lanes) {

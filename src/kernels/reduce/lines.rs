@@ -152,9 +152,12 @@ fn add_row<T: Lane, const M: usize, const P: usize>(
     for (number, sums) in blocks.iter_mut().enumerate() {
         let x: [&[T; FEWEST]; M] = from_fn(|m| &inputs[m].as_chunks().0[number]);
         let p: [&[T::Acc; FEWEST]; P] = from_fn(|m| &parameters[m].as_chunks().0[number]);
+        // In a copy, which the inputs cannot be.
+        let mut row = *sums;
         for lane in 0..FEWEST {
-            sums[lane] += term(from_fn(|m| x[m][lane].widened()), from_fn(|m| p[m][lane]));
+            row[lane] += term(from_fn(|m| x[m][lane].widened()), from_fn(|m| p[m][lane]));
         }
+        *sums = row;
     }
     for (i, sum) in rest.iter_mut().enumerate() {
         let x = from_fn(|m| inputs[m][start + i].widened());

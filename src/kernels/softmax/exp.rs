@@ -26,17 +26,18 @@ impl Exp for f32 {
         const LN_2_HIGH: f32 = 0.693_359_4;
         const LN_2_LOW: f32 = -2.121_944_4e-4;
 
-        let shifted = self * std::f32::consts::LOG2_E + ROUND;
+        // Fused: every processor that vectors are made for does it in one instruction.
+        let shifted = self.mul_add(std::f32::consts::LOG2_E, ROUND);
         let n = shifted - ROUND;
-        let r = (self - n * LN_2_HIGH) - n * LN_2_LOW;
+        let r = n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, self));
         // e^r = 1 + r + r^2 p(r), with the minimax p of Cephes' expf.
-        let p = 1.987_569_1e-4;
-        let p = p * r + 1.398_199_9e-3;
-        let p = p * r + 8.333_452e-3;
-        let p = p * r + 4.166_579_6e-2;
-        let p = p * r + 1.666_666_5e-1;
-        let p = p * r + 0.5;
-        let power = p * r * r + r + 1.0;
+        let p = 1.987_569_1e-4f32;
+        let p = p.mul_add(r, 1.398_199_9e-3);
+        let p = p.mul_add(r, 8.333_452e-3);
+        let p = p.mul_add(r, 4.166_579_6e-2);
+        let p = p.mul_add(r, 1.666_666_5e-1);
+        let p = p.mul_add(r, 0.5);
+        let power = (p * r).mul_add(r, r) + 1.0;
         // n is added to the exponent field; where it does not fit, the bounds below decide.
         let scaled = f32::from_bits(power.to_bits().wrapping_add(shifted.to_bits() << 23));
         let result = if self < LOWEST { 0.0 } else { scaled };

@@ -5,21 +5,34 @@
 pub(crate) mod cpu;
 mod cuda;
 mod exp;
+mod lines;
 mod portable;
 #[cfg(test)]
 mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
+use crate::kernels::cpu::dtype::with_element;
+use crate::kernels::cpu::simd::with_output;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 use crate::kernels::reduce::lines::Lines;
+
+/// `$kernel` along `$dim` of `$x`, in `$out`: of rows, or of lines side by side.
+macro_rules! on_cpu {
+    ($x:ident, $dim:expr, $out:expr, $kernel:ident($($argument:expr),*)) => {
+        with_element!($x.dtype(), T => with_output!(T, $out, O => match Lines::of($x.dims(), $dim) {
+            Some(lines) => lines::$kernel::<T, O>($($argument,)* lines),
+            None => cpu::$kernel::<T, O>($($argument),*),
+        }))
+    };
+}
 
 /// `exp(x) / sum(exp(x))` along `dim`. A line with an infinity or NaN, or of negative infinities, is NaN.
 pub(crate) fn softmax(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
     along(dim, [x], |[x], dim| match Gpu::of(x.device()) {
         Some(gpu) => cuda::rows(&gpu, "softmax", &[x], out),
-        None if x.device().is_cpu() => cpu::softmax(x, dim, out),
+        None if x.device().is_cpu() => on_cpu!(x, dim, out, softmax(x)),
         None => portable::softmax(x, out),
     })
 }
@@ -29,7 +42,12 @@ pub(crate) fn softmax_backward(y: &Tensor, grad: &Tensor, dim: usize) -> Result<
     let grad = grad.detach().to_dtype(y.dtype())?;
     along(dim, [y, &grad], |[y, grad], dim| match Gpu::of(y.device()) {
         Some(gpu) => cuda::rows(&gpu, "softmax_backward", &[y, grad], y.dtype()),
-        None if y.device().is_cpu() => cpu::softmax_backward(y, grad, dim),
+        None if y.device().is_cpu() => {
+            with_element!(y.dtype(), T => match Lines::of(y.dims(), dim) {
+                Some(lines) => lines::softmax_backward::<T>(y, grad, lines),
+                None => cpu::softmax_backward::<T>(y, grad),
+            })
+        }
         None => portable::softmax_backward(y, grad),
     })
 }
@@ -38,7 +56,7 @@ pub(crate) fn softmax_backward(y: &Tensor, grad: &Tensor, dim: usize) -> Result<
 pub(crate) fn log_softmax(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
     along(dim, [x], |[x], dim| match Gpu::of(x.device()) {
         Some(gpu) => cuda::rows(&gpu, "log_softmax", &[x], out),
-        None if x.device().is_cpu() => cpu::log_softmax(x, dim, out),
+        None if x.device().is_cpu() => on_cpu!(x, dim, out, log_softmax(x)),
         None => portable::log_softmax(x, out),
     })
 }
@@ -53,7 +71,7 @@ pub(crate) fn log_softmax_backward(
     let grad = grad.detach().to_dtype(y.dtype())?;
     along(dim, [y, &grad], |[y, grad], dim| match Gpu::of(y.device()) {
         Some(gpu) => cuda::rows(&gpu, "log_softmax_backward", &[y, grad], out),
-        None if y.device().is_cpu() => cpu::log_softmax_backward(y, grad, dim, out),
+        None if y.device().is_cpu() => on_cpu!(y, dim, out, log_softmax_backward(y, grad)),
         None => portable::log_softmax_backward(y, grad, out),
     })
 }
