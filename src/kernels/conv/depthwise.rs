@@ -18,6 +18,7 @@ use candle_core::{Result, Tensor};
 use super::shape::Shape;
 use crate::kernels::cpu::dtype::{Element, tensor};
 use crate::kernels::cpu::guard::hold;
+use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::{BLOCK, GRAIN, vectorise};
 use crate::kernels::cpu::uninit::{uninit_vec, zeroed};
@@ -33,7 +34,7 @@ pub(super) fn suits(shape: &Shape) -> bool {
 }
 
 /// See [`super::forward`]; contiguous operands, no F64.
-pub(super) fn forward<O: Element<Acc = f32>>(
+pub(super) fn forward<O: Lane<Acc = f32>>(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
@@ -44,9 +45,9 @@ pub(super) fn forward<O: Element<Acc = f32>>(
     let (plane, outs, pixels) = (phases.image, shape.group_out(), shape.pixels());
     let per_task = GRAIN.div_ceil(outs * pixels);
     let run = |task: usize, out: &mut [MaybeUninit<O>]| {
-        let out = zeroed(out);
-        let sizes = [plane, phases.len() + LANES, phases.reach + LANES, pixels];
-        with_parts(sizes, |[image, split, sums, result]| {
+        let sizes = [plane, phases.len() + LANES, phases.reach + LANES];
+        with_parts(sizes, |[image, split, sums]| {
+            split.fill(0.0);
             for (i, out) in out.chunks_exact_mut(outs * pixels).enumerate() {
                 let at = task * per_task + i;
                 phases.split(x.read(at * plane..(at + 1) * plane, image), 0, 1, split);
@@ -57,10 +58,7 @@ pub(super) fn forward<O: Element<Acc = f32>>(
                     let terms: Vec<_> = starts.zip(weight.iter().copied()).collect();
                     let bias = bias.as_ref().map_or(0.0, |bias| bias[channel]);
                     sum_of_shifts(sums, split, &terms, bias);
-                    let rows =
-                        sums.chunks(phases.pitch).zip(result.chunks_exact_mut(shape.out_width));
-                    rows.for_each(|(sums, row)| row.copy_from_slice(&sums[..shape.out_width]));
-                    narrow(result, out);
+                    phases.narrow(sums, out);
                 }
             }
         });
@@ -93,12 +91,12 @@ pub(super) fn dgrad<O: Element<Acc = f32>>(
         let out = zeroed(out);
         let sizes = [outs * pixels, outs * spread_len + LANES, phases.plane() + LANES, plane];
         with_parts(sizes, |[planes, spread, sums, image]| {
+            spread.fill(0.0);
             for (i, out) in out.chunks_exact_mut(plane).enumerate() {
                 let at = task * per_task + i;
                 let range = at * outs * pixels..(at + 1) * outs * pixels;
                 let planes = grad.read(range, planes).chunks_exact(pixels);
                 for (spread, plane) in spread.chunks_exact_mut(spread_len).zip(planes) {
-                    spread[..lead].fill(0.0);
                     phases.spread(plane, &mut spread[lead..]);
                 }
                 let channel = at % shape.c_in;
@@ -140,6 +138,10 @@ pub(super) fn wgrad(x: &Tensor, grad: &Tensor, shape: &Shape) -> Result<Tensor> 
                 let images = first..shape.batch.min(first + together);
                 let count = images.len();
                 let split = &mut split[..count * phases.len()];
+                if first == 0 || count != together {
+                    split.fill(0.0);
+                    spread.fill(0.0);
+                }
                 for (i, at) in images.clone().enumerate() {
                     let start = (at * shape.c_in + channel) * plane;
                     phases.split(x.read(start..start + plane, image), i, count, split);
@@ -244,12 +246,12 @@ impl<'a> Phases<'a> {
         })
     }
 
-    /// Writes the phases of plane `at` of `count`, with zeros for the padding: the first phase of all planes first.
+    /// Writes the phases of plane `at` of `count`, the first phase of all planes first, and leaves what is there for the
+    /// padding.
     fn split(&self, image: &[f32], at: usize, count: usize, phases: &mut [f32]) {
         let (stride, width) = (self.shape.geometry.stride, self.shape.width);
         for phase in 0..self.corners.len() {
             let to = &mut phases[(phase * count + at) * self.plane()..][..self.plane()];
-            to.fill(0.0);
             for (from, start) in self.pixels(phase) {
                 let row = &image[from..from - from % width + width];
                 if stride == 1 {
@@ -276,15 +278,29 @@ impl<'a> Phases<'a> {
         }
     }
 
-    /// Writes a plane of the output with rows `pitch` apart, with zeros between them and after.
+    /// Writes a plane of the output with rows `pitch` apart, and leaves what is between them and after.
     fn spread(&self, plane: &[f32], out: &mut [f32]) {
         let width = self.shape.out_width;
         let out = &mut out[..self.plane()];
-        out[self.shape.out_height * self.pitch..].fill(0.0);
         for (row, out) in plane.chunks_exact(width).zip(out.chunks_exact_mut(self.pitch)) {
             out[..width].copy_from_slice(row);
-            out[width..].fill(0.0);
         }
+    }
+
+    /// Writes a plane of the output whose rows are `pitch` apart, rounded, without what is between them.
+    fn narrow<O: Lane<Acc = f32>>(&self, sums: &[f32], out: &mut [MaybeUninit<O>]) {
+        let width = self.shape.out_width;
+        vectorise(
+            #[inline(always)]
+            || {
+                let rows = sums.chunks(self.pitch).zip(out.chunks_exact_mut(width));
+                for (sums, out) in rows {
+                    for (out, sum) in out.iter_mut().zip(&sums[..width]) {
+                        out.write(O::narrowed(*sum));
+                    }
+                }
+            },
+        );
     }
 
     /// The dot product of spread planes of the output with a shifted phase.
@@ -307,7 +323,8 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     vectorise(
         #[inline(always)]
         || {
-            for (a, b) in a.chunks(BLOCK).zip(b[..a.len()].chunks(BLOCK)) {
+            // Longer than a block: the sums of lanes have a hundred terms, and few are added up.
+            for (a, b) in a.chunks(4 * BLOCK).zip(b[..a.len()].chunks(4 * BLOCK)) {
                 sum += block_sums(
                     [a, b],
                     #[inline(always)]
@@ -328,9 +345,8 @@ fn sum_of_shifts(out: &mut [f32], source: &[f32], terms: &[(usize, f32)], first:
             for (number, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
                 let mut sums = [first; LANES];
                 for &(start, weight) in terms {
-                    let at = start + number * LANES;
-                    let Some(x) = source.get(at..).and_then(|x| x.first_chunk()) else { break };
-                    let x: [f32; LANES] = *x;
+                    let mut x = [0.0; LANES];
+                    x.copy_from_slice(&source[start + number * LANES..][..LANES]);
                     for lane in 0..LANES {
                         sums[lane] = x[lane].mul_add(weight, sums[lane]);
                     }
