@@ -173,6 +173,7 @@ mod tests {
     use candle_core::{DType, Device, Var};
 
     use super::*;
+    use crate::kernels::cpu::testing::watched;
 
     fn count() -> usize {
         HELD.with_borrow(Vec::len)
@@ -226,26 +227,29 @@ mod tests {
     /// With a writer waiting for each storage, a thread that has one still gets the other.
     #[test]
     fn waiting_writers_do_not_stop_a_second_guard() -> Result<()> {
-        let [a, b] = [1f32, 2.0].map(|x| Var::from_tensor(&Tensor::new(x, &Device::Cpu).unwrap()));
-        let (a, b) = (a?, b?);
-        let locks = [&a, &b].map(|x| StorageRef::rwlock(&x.storage_and_layout().0));
-        let zero = Tensor::new(0f32, &Device::Cpu)?;
-        thread::scope(|scope| {
-            let first = register(&a, locks[0].read());
-            let other = locks[1].read();
-            for x in [&a, &b] {
-                scope.spawn(|| x.set(&zero).unwrap());
-            }
-            // Until both wait: then no new reader gets in.
-            while locks.iter().any(|lock| lock.try_read().is_some()) {
-                thread::yield_now();
-            }
-            assert!(Rc::ptr_eq(&guard(&a.detach()), &first));
-            let second = register(&b, locks[1].read_recursive());
-            assert!(Rc::ptr_eq(&hold([b.as_tensor(), a.as_tensor()])[0], &second));
-            drop((first, second, other));
-        });
-        assert_eq!(a.to_scalar::<f32>()? + b.to_scalar::<f32>()?, 0.0);
-        Ok(())
+        watched("a second guard", || {
+            let [a, b] =
+                [1f32, 2.0].map(|x| Var::from_tensor(&Tensor::new(x, &Device::Cpu).unwrap()));
+            let (a, b) = (a?, b?);
+            let locks = [&a, &b].map(|x| StorageRef::rwlock(&x.storage_and_layout().0));
+            let zero = Tensor::new(0f32, &Device::Cpu)?;
+            thread::scope(|scope| {
+                let first = register(&a, locks[0].read());
+                let other = locks[1].read();
+                for x in [&a, &b] {
+                    scope.spawn(|| x.set(&zero).unwrap());
+                }
+                // Until both wait: then no new reader gets in.
+                while locks.iter().any(|lock| lock.try_read().is_some()) {
+                    thread::yield_now();
+                }
+                assert!(Rc::ptr_eq(&guard(&a.detach()), &first));
+                let second = register(&b, locks[1].read_recursive());
+                assert!(Rc::ptr_eq(&hold([b.as_tensor(), a.as_tensor()])[0], &second));
+                drop((first, second, other));
+            });
+            assert_eq!(a.to_scalar::<f32>()? + b.to_scalar::<f32>()?, 0.0);
+            Ok(())
+        })
     }
 }

@@ -204,6 +204,7 @@ mod tests {
 
     use super::*;
     use crate::kernels::cpu::guard::{guard, hold};
+    use crate::kernels::cpu::testing::watched;
 
     fn var(value: f32) -> Var {
         Var::from_tensor(&Tensor::full(value, 9, &Device::Cpu).unwrap()).unwrap()
@@ -250,35 +251,37 @@ mod tests {
     /// Sets that name each other's tensors the other way round, and readers of both.
     #[test]
     fn sets_in_any_order_end() {
-        let (a, b) = (var(0.0), var(0.0));
-        let writes = |sets: [Access<'_>; 2]| {
-            let mut locked = lock_sets(&[sets.to_vec()]).unwrap();
-            let [first, second] = locked[0].as_mut_slice() else { panic!("two") };
-            for locked in [first, second] {
-                if let Ok(elements) = locked.elements_mut::<f32>() {
-                    elements.iter_mut().for_each(|x| *x += 1.0);
+        watched("sets in any order", || {
+            let (a, b) = (var(0.0), var(0.0));
+            let writes = |sets: [Access<'_>; 2]| {
+                let mut locked = lock_sets(&[sets.to_vec()]).unwrap();
+                let [first, second] = locked[0].as_mut_slice() else { panic!("two") };
+                for locked in [first, second] {
+                    if let Ok(elements) = locked.elements_mut::<f32>() {
+                        elements.iter_mut().for_each(|x| *x += 1.0);
+                    }
                 }
-            }
-        };
-        thread::scope(|scope| {
-            for (x, y) in [(&a, &b), (&b, &a)] {
-                scope.spawn(move || {
-                    for _ in 0..500 {
-                        writes([Access::Write(x), Access::Read(y)]);
-                        writes([Access::Write(x), Access::Write(y)]);
-                    }
-                });
-                scope.spawn(move || {
-                    for _ in 0..500 {
-                        let held = hold([x.as_tensor(), y.as_tensor()]);
-                        let seen = contiguous::<f32>(held[0].storage(), x).unwrap();
-                        assert!(seen.iter().all(|value| *value == seen[0]));
-                    }
-                });
-            }
+            };
+            thread::scope(|scope| {
+                for (x, y) in [(&a, &b), (&b, &a)] {
+                    scope.spawn(move || {
+                        for _ in 0..500 {
+                            writes([Access::Write(x), Access::Read(y)]);
+                            writes([Access::Write(x), Access::Write(y)]);
+                        }
+                    });
+                    scope.spawn(move || {
+                        for _ in 0..500 {
+                            let held = hold([x.as_tensor(), y.as_tensor()]);
+                            let seen = contiguous::<f32>(held[0].storage(), x).unwrap();
+                            assert!(seen.iter().all(|value| *value == seen[0]));
+                        }
+                    });
+                }
+            });
+            // Each thread adds 500 to its own, and 500 to both.
+            assert_eq!(a.to_vec1::<f32>().unwrap(), [1500.0; 9]);
+            assert_eq!(b.to_vec1::<f32>().unwrap(), [1500.0; 9]);
         });
-        // Each thread adds 500 to its own, and 500 to both.
-        assert_eq!(a.to_vec1::<f32>().unwrap(), [1500.0; 9]);
-        assert_eq!(b.to_vec1::<f32>().unwrap(), [1500.0; 9]);
     }
 }

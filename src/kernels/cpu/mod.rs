@@ -10,6 +10,8 @@ pub(crate) mod limit;
 pub(in crate::kernels) mod parallel;
 pub(in crate::kernels) mod prefetch;
 pub(in crate::kernels) mod simd;
+#[cfg(test)]
+mod testing;
 pub(in crate::kernels) mod uninit;
 #[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) mod vector;

@@ -23,6 +23,7 @@ struct Progress {
 }
 
 impl Progress {
+    /// Only of threads that end by themselves: one that goes on until others end would hide that those are stuck.
     fn step(&self) {
         self.steps.fetch_add(1, Ordering::Relaxed);
     }

@@ -2,10 +2,10 @@ use std::collections::HashSet;
 use std::panic::catch_unwind;
 use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc;
 use std::time::Duration;
 
 use super::*;
+use crate::kernels::cpu::testing::watched;
 
 fn pool(threads: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()
@@ -16,19 +16,6 @@ fn everywhere(f: impl Fn() + Send + Sync) {
     f();
     for threads in [1, 2, 3, 7] {
         pool(threads).install(&f);
-    }
-}
-
-/// Fails, instead of hanging, where `f` takes longer than anything here does.
-fn watched(what: &str, f: impl FnOnce() + Send + 'static) {
-    let (done, ended) = mpsc::channel();
-    let thread = thread::spawn(move || {
-        f();
-        done.send(()).ok();
-    });
-    match ended.recv_timeout(Duration::from_secs(60)) {
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what}: stuck"),
-        _ => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
     }
 }
 
