@@ -29,6 +29,23 @@ pub(in crate::kernels) fn mixed(rng: &mut ChaCha8Rng, dims: &[usize], dtype: DTy
     Tensor::from_vec(data, dims, &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
 }
 
+/// Numbers of every exponent, with first, last and random bits below it, of both signs; and NaNs.
+#[cfg(target_arch = "x86_64")]
+pub(in crate::kernels) fn every_exponent() -> Vec<f32> {
+    let mut rng = generator(71);
+    let mut numbers = Vec::new();
+    for exponent in 0..=u8::MAX {
+        for _ in 0..8 {
+            let random = rng.random_range(0..1u32 << 23);
+            for fraction in [0, 1, 0x7fff, 0x8000, 0x7f_ffff, random] {
+                let bits = u32::from(exponent) << 23 | fraction;
+                numbers.extend([bits, bits | 1 << 31].map(f32::from_bits));
+            }
+        }
+    }
+    numbers
+}
+
 pub(in crate::kernels) fn doubles(tensor: &Tensor) -> Vec<f64> {
     tensor.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }

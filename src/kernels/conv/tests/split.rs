@@ -1,12 +1,12 @@
 //! Convolutions of F32 and F16 as sums of BF16.
 
 use candle_core::{DType, Device, Result, Tensor};
-use half::f16;
+use half::{bf16, f16};
 
 use super::{Shape, edges, geometry, plain_loops, to_nchw, to_nhwc, turned};
 use crate::kernels::conv::packed::nhwc::{dgrad, forward, wgrad};
 use crate::kernels::gemm::micro::InstructionSet;
-use crate::kernels::gemm::tests::{check, doubles, generator, mixed, random};
+use crate::kernels::gemm::tests::{check, doubles, every_exponent, generator, mixed, random};
 
 /// Numbers that need all terms, on both sides.
 #[test]
@@ -37,6 +37,102 @@ fn planes_agree_with_plain_loops() -> Result<()> {
                 dgrad::<f32>(&grad, &weight, None, &shape, InstructionSet::AmxBf16x3)?.unwrap();
             check(&to_nchw(&back)?, &dx, &dtypes, &what);
             check(&wgrad(&x, &grad, &shape, InstructionSet::AmxBf16x3)?, &dw, &dtypes, &what);
+        }
+    }
+    Ok(())
+}
+
+/// Ones where row and column agree, in a matrix of 32 rows: what picks elements of the other operand.
+fn unit(dims: &[usize], dtype: DType) -> Result<Tensor> {
+    let data: Vec<f32> =
+        (0..dims.iter().product()).map(|at| f32::from(at / 32 % 32 == at % 32)).collect();
+    Tensor::from_vec(data, dims, &Device::Cpu)?.to_dtype(dtype)
+}
+
+/// An operand, its numbers, and what they became.
+type Picked = (&'static str, Vec<f64>, Vec<f64>);
+
+/// Each operand of each pass is `numbers`, of which there are a multiple of 32; the other operand picks each once.
+fn picked(numbers: &Tensor) -> Result<Vec<Picked>> {
+    let (isa, dtype, rows) =
+        (InstructionSet::AmxBf16x3, numbers.dtype(), numbers.elem_count() / 32);
+    let geometry = turned(geometry(1, 0, 1, 1));
+    // Pixels by channels, and channels by channels.
+    let shape = Shape::new(&[1, 1, rows, 32], &[32, 32, 1, 1], geometry)?;
+    let (image, unit_weight) = (numbers.reshape((1, 1, rows, 32))?, unit(&[32, 32, 1, 1], dtype)?);
+    let mut all = vec![
+        ("x", &image, forward::<f32>(&image, &unit_weight, None, &shape, isa)?),
+        ("grad of dgrad", &image, dgrad::<f32>(&image, &unit_weight, None, &shape, isa)?.unwrap()),
+    ];
+    // 32 pixels with a one each, in and out.
+    let unit_image = unit(&[1, 1, 32, 32], dtype)?;
+    let (tall, wide) = (numbers.reshape((rows, 32, 1, 1))?, numbers.reshape((32, rows, 1, 1))?);
+    let (tall_image, wide_image) =
+        (tall.reshape((1, 1, rows, 32))?, wide.reshape((1, 1, 32, rows))?);
+    let from_few = Shape::new(&[1, 1, 32, 32], tall.dims(), geometry)?;
+    let to_few = Shape::new(wide_image.dims(), wide.dims(), geometry)?;
+    let turned_tall =
+        forward::<f32>(&unit_image, &tall, None, &from_few, isa)?.reshape((32, rows))?.t()?;
+    all.push(("weight", &tall_image, turned_tall));
+    all.push((
+        "weight of dgrad",
+        &wide_image,
+        dgrad::<f32>(&unit_image, &wide, None, &to_few, isa)?.unwrap(),
+    ));
+    all.push(("x of wgrad", &wide_image, wgrad(&wide_image, &unit_image, &to_few, isa)?));
+    let turned_wide = wgrad(&unit_image, &wide_image, &from_few, isa)?.reshape((rows, 32))?.t()?;
+    all.push(("grad of wgrad", &wide_image, turned_wide));
+    Ok(all.into_iter().map(|(what, of, results)| (what, doubles(of), doubles(&results))).collect())
+}
+
+/// Beside every other number, so that bits of one in another's terms show.
+#[test]
+fn planes_keep_numbers_of_every_exponent() -> Result<()> {
+    if !InstructionSet::AmxBf16x3.is_runnable() {
+        return Ok(());
+    }
+    // What BF16 rounds to infinity is summed without terms, and everything beside it too.
+    let whole = |x: &f32| bf16::from_f32(*x).is_finite();
+    let single: Vec<f32> = every_exponent().into_iter().filter(whole).collect();
+    let half = (0..=u16::MAX).map(f16::from_bits).filter(|x| x.is_finite()).collect::<Vec<_>>();
+    let vector = |data: Tensor| data.narrow(0, 0, data.elem_count() / 32 * 32);
+    let single = vector(Tensor::new(single, &Device::Cpu)?)?;
+    let half = vector(Tensor::new(half, &Device::Cpu)?)?;
+    // What terms of F32 lose, and what a processor takes for zero.
+    for (numbers, lost) in [(single, 2.0 * f64::from(f32::MIN_POSITIVE)), (half, 0.0)] {
+        for (what, numbers, results) in picked(&numbers)? {
+            assert_eq!(numbers.len(), results.len(), "{what}");
+            for (at, (x, y)) in numbers.iter().zip(results).enumerate() {
+                assert!((x - y).abs() <= lost, "{what}, {at}: {y:e}, not {x:e}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Each alone, in every operand. Zeros times what is not finite are NaN, in one row or column.
+#[test]
+fn numbers_without_terms_are_summed_without() -> Result<()> {
+    if !InstructionSet::AmxBf16x3.is_runnable() {
+        return Ok(());
+    }
+    let mut odd: Vec<u32> = every_exponent().into_iter().map(f32::to_bits).collect();
+    odd.retain(|x| !bf16::from_f32(f32::from_bits(*x)).is_finite());
+    odd.sort_unstable();
+    odd.dedup();
+    assert!(odd.len() > 20, "{}", odd.len());
+    for (n, bits) in odd.into_iter().enumerate() {
+        let mut numbers = vec![1f32; 32 * 32];
+        let odd = f32::from_bits(bits);
+        numbers[31 * n] = odd;
+        for (what, numbers, results) in picked(&Tensor::new(numbers, &Device::Cpu)?)? {
+            let mut nans = 0;
+            for (at, (x, y)) in numbers.iter().zip(results).enumerate() {
+                nans += usize::from(y.is_nan());
+                let right = *x == y || y.is_nan() && !odd.is_finite();
+                assert!(right, "{what}, {at}: {y:e}, not {x:e}, {bits:x}");
+            }
+            assert!(nans <= 32, "{what}: {nans} of 1024 are NaN, {bits:x}");
         }
     }
     Ok(())

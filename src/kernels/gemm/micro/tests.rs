@@ -3,11 +3,10 @@
 #![allow(unsafe_code)]
 
 use half::{bf16, f16};
-use rand::Rng;
 
 use super::{Bf16Terms, InstructionSet, MatrixView, PackedGemm, split};
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
-use crate::kernels::gemm::tests::generator;
+use crate::kernels::gemm::tests::every_exponent;
 
 /// What is packed, an element at a time: vectors are compared with this.
 trait Single: Bf16Terms {
@@ -106,22 +105,6 @@ fn sums(gemm: &PackedGemm<'_>, isa: InstructionSet) -> Vec<f32> {
     let mut sums = vec![0f32; gemm.rows * gemm.columns];
     gemm.multiply(isa, |tile| tile.add_to(&mut sums, gemm.columns));
     sums
-}
-
-/// Numbers of every exponent, with first, last and random bits below it, of both signs; and NaNs.
-fn every_exponent() -> Vec<f32> {
-    let mut rng = generator(71);
-    let mut numbers = Vec::new();
-    for exponent in 0..=u8::MAX {
-        for _ in 0..8 {
-            let random = rng.random_range(0..1u32 << 23);
-            for fraction in [0, 1, 0x7fff, 0x8000, 0x7f_ffff, random] {
-                let bits = u32::from(exponent) << 23 | fraction;
-                numbers.extend([bits, bits | 1 << 31].map(f32::from_bits));
-            }
-        }
-    }
-    numbers
 }
 
 /// The bits that a third term has under 2^-110 would be OR-ed into the element 16 before it.
