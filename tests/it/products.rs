@@ -122,6 +122,10 @@ fn convolutions() -> Vec<Product> {
     let weights: &[usize] = &[258, 8, 3, 3];
     let images: &[&[usize]] = &[&[1, 8, 10, 11], weights];
     let images_last: &[&[usize]] = &[&[1, 10, 11, 8], weights];
+    // Enough channels for F16 to be split into BF16, forward and backward.
+    let x_wide: &[usize] = &[2, 33, 35, 32];
+    let wide = in_pixels([2, 32, 33, 35], 5, true);
+    let images_wide: &[&[usize]] = &[&[1, 10, 11, 32], &[258, 32, 3, 3]];
     vec![
         product("conv2d", &[x, &[17, 16, 3, 3], &[17]], 0, planar.clone(), conv(1, 1, 1))
             .winograd(),
@@ -139,6 +143,8 @@ fn convolutions() -> Vec<Product> {
         product("conv2d, depthwise", &[x, &[16, 1, 3, 3]], 0, planar.clone(), conv(1, 1, 16)),
         product("conv2d, last", &[x_last, &[17, 16, 3, 3]], 0, interleaved.clone(), last(1, 1, 1)),
         product("conv2d of weights, last", images_last, 1, in_filters(72), last(1, 1, 1)),
+        product("conv2d, last, split", &[x_wide, &[32, 32, 3, 3]], 0, wide, last(1, 1, 1)),
+        product("conv2d of weights, last, split", images_wide, 1, in_filters(288), last(1, 1, 1)),
         product("conv2d, last, 1x1", &[x_last, &[17, 16, 1, 1]], 0, interleaved, last(0, 1, 1)),
         product("conv_transpose2d", &[x, &[16, 9, 3, 3]], 0, planar, transposed),
         product(
