@@ -49,7 +49,7 @@ pub(super) fn run(
 
 /// As [`run`], by a scaler, and with gradients that end in operators of this crate in `dtype`. candle adds up its own
 /// gradients, and its additions of BF16 flush where the processor has instructions for BF16.
-fn run_without_candle(case: &Case, inputs: &[Tensor], dtype: DType) -> Result<Outcome> {
+pub(super) fn run_without_candle(case: &Case, inputs: &[Tensor], dtype: DType) -> Result<Outcome> {
     let cast = inputs.iter().map(|x| x.to_dtype(dtype)).collect::<Result<Vec<_>>>()?;
     let roots = fresh(&cast)?;
     let within = |root: &Var| ops::neg(&ops::neg(root)?);

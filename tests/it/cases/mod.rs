@@ -76,7 +76,7 @@ pub(crate) fn files() -> Vec<(Op, &'static str)> {
     FAMILIES.iter().flat_map(ops).collect()
 }
 
-fn case(
+pub(crate) fn case(
     op: Op,
     name: &'static str,
     dims: &[&[usize]],
