@@ -1,16 +1,20 @@
-//! Class indices, ids, conditions and masks in every layout.
+//! Class indices, ids, conditions and masks in every layout, and of sizes 0 and 1.
 
-use candle_amp::ops;
+use std::rc::Rc;
+
+use candle_amp::{Op, ops};
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::layouts::{LAYOUTS, Layout};
-use super::outcome_of;
-use crate::util::{assert_same, random};
+use super::sizes::{Attempt, attempt, compare, cut, cuts};
+use super::{Faults, outcome_of};
+use crate::cases::Case;
+use crate::util::{FLOATS, assert_same, random};
 
 const INTEGERS: [DType; 3] = [DType::U8, DType::U32, DType::I64];
 
 /// What takes integers first, and then numbers.
-type Function = Box<dyn Fn(&Tensor, &[Tensor]) -> Result<Tensor>>;
+type Function = Rc<dyn Fn(&Tensor, &[Tensor]) -> Result<Tensor>>;
 
 struct Taker {
     name: &'static str,
@@ -27,7 +31,7 @@ fn taker(
     f: impl Fn(&Tensor, &[Tensor]) -> Result<Tensor> + 'static,
 ) -> Taker {
     let dims = dims.iter().map(|dims| dims.to_vec()).collect();
-    Taker { name, integers: integers.clone(), dtypes: &INTEGERS, dims, f: Box::new(f) }
+    Taker { name, integers: integers.clone(), dtypes: &INTEGERS, dims, f: Rc::new(f) }
 }
 
 /// Integers from 1 on: what lies around a view is 0, or half of a number, so that reading it shows.
@@ -115,5 +119,44 @@ fn integers_may_lie_in_any_layout() -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// Beside numbers that are cut as well, or refused. Zeros are classes where there is but one.
+#[test]
+fn integers_may_be_of_size_0_and_1_or_are_refused() -> Result<()> {
+    let (mut faults, mut taken) = (Faults::default(), 0);
+    for Taker { name, integers, dtypes, dims, f } in takers() {
+        let numbers = (0..).zip(&dims).map(|(i, dims)| random(i, dims.clone(), DType::F64));
+        let all: Vec<Tensor> = std::iter::once(integers.clone()).chain(numbers).collect();
+        for (old, new, only) in cuts(&all) {
+            for (&integer, zeros) in dtypes.iter().flat_map(|dtype| [(dtype, false), (dtype, true)])
+            {
+                let mut all = all.clone();
+                all[0] = if zeros { integers.zeros_like()? } else { integers.clone() };
+                all[0] = all[0].to_dtype(integer)?;
+                let all = cut(&all, old, new, only)?;
+                let of = |integers: Tensor| {
+                    let f = f.clone();
+                    let f = Box::new(move |t: &[Tensor]| f(&integers, t));
+                    // Of which operator, only the name below says.
+                    Case { op: Op::Add, name, inputs: all[1..].to_vec(), f, roundings: 8.0 }
+                };
+                let (view, copy) = (of(all[0].clone()), of(all[0].force_contiguous()?));
+                let exact = attempt(&copy, &copy.inputs, DType::F64, true);
+                taken += usize::from(matches!(exact, Attempt::Taken(_)));
+                let shapes: Vec<_> = all.iter().map(|x| x.dims().to_vec()).collect();
+                for dtype in FLOATS {
+                    for (case, copied) in [(&copy, true), (&view, false)] {
+                        let got = attempt(case, &case.inputs, dtype, copied);
+                        let what = format!("{name}, {integer:?} {zeros} {shapes:?}, {dtype:?}");
+                        compare(&mut faults, &what, case, dtype, &got, &exact);
+                    }
+                }
+            }
+        }
+    }
+    faults.none();
+    assert!(taken > 300, "{taken}");
     Ok(())
 }

@@ -10,7 +10,7 @@ use crate::cases::{self, Case};
 use crate::util::{FLOATS, epsilon, to_vec};
 
 /// The inputs with every dimension of `old` elements cut to `new`, or only one of them.
-fn cut(
+pub(super) fn cut(
     inputs: &[Tensor],
     old: usize,
     new: usize,
@@ -29,14 +29,30 @@ fn cut(
     inputs.iter().enumerate().map(one).collect()
 }
 
-enum Attempt {
+/// An old size, a new one, and which dimension of which input alone has it, if only one has.
+type Cut = (usize, usize, Option<(usize, usize)>);
+
+/// Each size of these inputs, and each dimension alone, to 0 and to 1.
+pub(super) fn cuts(inputs: &[Tensor]) -> Vec<Cut> {
+    let sizes: BTreeSet<usize> = inputs.iter().flat_map(|x| x.dims().to_vec()).collect();
+    let mut cuts = Vec::new();
+    for new in [0, 1] {
+        cuts.extend(sizes.iter().map(|&old| (old, new, None)));
+        for (at, x) in inputs.iter().enumerate() {
+            cuts.extend((0..x.rank()).map(|dim| (x.dims()[dim], new, Some((at, dim)))));
+        }
+    }
+    cuts
+}
+
+pub(super) enum Attempt {
     Taken(Outcome),
     Refused(String),
     Panicked,
 }
 
 /// The operator on views that were cut, as they are or copied.
-fn attempt(case: &Case, inputs: &[Tensor], dtype: DType, copy: bool) -> Attempt {
+pub(super) fn attempt(case: &Case, inputs: &[Tensor], dtype: DType, copy: bool) -> Attempt {
     let cast = |x: &Tensor| x.to_dtype(dtype).expect("CPU tensors are cast");
     let inputs: Vec<Tensor> = inputs.iter().map(cast).collect();
     let run = || match copy {
@@ -80,7 +96,7 @@ fn same(faults: &mut Faults, what: &str, got: &Tensor, exact: &Tensor, error: f6
     }
 }
 
-fn compare(
+pub(super) fn compare(
     faults: &mut Faults,
     what: &str,
     case: &Case,
@@ -112,15 +128,7 @@ fn compare(
 fn each_dimension_may_be_of_size_0_and_1_or_is_refused() -> Result<()> {
     let mut faults = Faults::default();
     for case in cases::all() {
-        let sizes: BTreeSet<usize> = case.inputs.iter().flat_map(|x| x.dims().to_vec()).collect();
-        let mut cuts = Vec::new();
-        for new in [0, 1] {
-            cuts.extend(sizes.iter().map(|&old| (old, new, None)));
-            for (at, x) in case.inputs.iter().enumerate() {
-                cuts.extend((0..x.rank()).map(|dim| (x.dims()[dim], new, Some((at, dim)))));
-            }
-        }
-        for (old, new, only) in cuts {
+        for (old, new, only) in cuts(&case.inputs) {
             let inputs = cut(&case.inputs, old, new, only)?;
             let shapes: Vec<_> = inputs.iter().map(|x| x.dims().to_vec()).collect();
             let exact = attempt(&case, &inputs, DType::F64, true);
