@@ -7,7 +7,7 @@ use candle_amp::{
     Autocast, Cast, GradScaler, Op, Parameters, Result, ScaleConfig, nn, no_grad, ops,
 };
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor, Var};
-use candle_nn::{Optimizer, VarMap};
+use candle_nn::{Optimizer, RNN, VarMap};
 
 use crate::util::random;
 
@@ -42,31 +42,45 @@ fn a_checkpoint_of_many_variables_has_f32_gradients() -> Result<()> {
     Ok(())
 }
 
+/// The gradients of the sum of `y`, which no rounding to the dtype of the variables has reached.
+fn has_f32_gradients(varmap: &VarMap, y: &Tensor) -> Result<()> {
+    let (dtype, scale) = (y.dtype(), 1024.0);
+    let mut scaler = GradScaler::new(ScaleConfig::constant(scale))?;
+    scaler.scale(&ops::sum(&y.to_dtype(DType::F32)?)?)?.backward()?;
+    for (name, var) in Parameters::from_varmap(varmap).iter() {
+        let gradient = scaler.grad(var)?.expect("a gradient");
+        assert_eq!(gradient.dtype(), DType::F32, "{name}");
+        let values = gradient.flatten_all()?.to_vec1::<f32>()?;
+        assert!(values.iter().all(|x| x.is_finite()), "{name}: {values:?}");
+        let scaled = values.iter().map(|x| x * scale);
+        let rounded = |x: f32| match dtype {
+            DType::F16 => half::f16::from_f32(x).to_f32(),
+            _ => half::bf16::from_f32(x).to_f32(),
+        };
+        assert!(scaled.clone().any(|x| x != rounded(x)), "{name} was rounded to {dtype:?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn an_lstm_of_16_bit_variables_has_f32_gradients() -> Result<()> {
     for dtype in [DType::F16, DType::BF16] {
         let varmap = VarMap::new();
         let lstm =
             nn::lstm(3, 4, Default::default(), nn::var_builder(&varmap, dtype, &Device::Cpu))?;
-        use candle_nn::RNN;
-        let x = random(7, (2, 5, 3), dtype);
-        let states = lstm.seq(&x)?;
-        let y = lstm.states_to_tensor(&states)?.to_dtype(DType::F32)?;
-        let scale = 1024.0;
-        let mut scaler = GradScaler::new(ScaleConfig::constant(scale))?;
-        scaler.scale(&ops::sum(&y)?)?.backward()?;
-        for (name, var) in Parameters::from_varmap(&varmap).iter() {
-            let gradient = scaler.grad(var)?.expect("a gradient");
-            assert_eq!(gradient.dtype(), DType::F32, "{name}");
-            let values = gradient.flatten_all()?.to_vec1::<f32>()?;
-            assert!(values.iter().all(|x| x.is_finite()), "{name}: {values:?}");
-            let scaled = values.iter().map(|x| x * scale);
-            let rounded = |x: f32| match dtype {
-                DType::F16 => half::f16::from_f32(x).to_f32(),
-                _ => half::bf16::from_f32(x).to_f32(),
-            };
-            assert!(scaled.clone().any(|x| x != rounded(x)), "{name} was rounded to {dtype:?}");
-        }
+        let states = lstm.seq(&random(7, (2, 5, 3), dtype))?;
+        has_f32_gradients(&varmap, &lstm.states_to_tensor(&states)?)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_gru_of_16_bit_variables_has_f32_gradients() -> Result<()> {
+    for dtype in [DType::F16, DType::BF16] {
+        let varmap = VarMap::new();
+        let gru = nn::gru(3, 4, Default::default(), nn::var_builder(&varmap, dtype, &Device::Cpu))?;
+        let states = gru.seq(&random(7, (2, 5, 3), dtype))?;
+        has_f32_gradients(&varmap, &gru.states_to_tensor(&states)?)?;
     }
     Ok(())
 }
