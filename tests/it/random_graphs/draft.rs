@@ -260,14 +260,18 @@ pub(super) fn draw_with(seed: u64, captures: bool) -> Program {
     }
     draft.scope.no_grad = false;
     let losses = losses(&mut draft);
-    let mut rest: Vec<Way> = Way::ALL[2..].to_vec();
-    let mut ways = Way::ALL[..2].to_vec();
+    let (mut rest, mut ways) = (Way::OTHERS.to_vec(), Way::PLAIN.to_vec());
     ways.push(rest.swap_remove(draft.range(0, rest.len())));
     if draft.chance(0.3) {
         ways.push(rest.swap_remove(draft.range(0, rest.len())));
     }
     let scale = draft.range(0, 12) as i32;
-    let program = Program { steps: draft.steps, losses, ways, scale };
+    let autocast = [None, Some(DType::F16), Some(DType::BF16)][draft.range(0, 3)];
+    let around = match draft.chance(0.5) {
+        true => Scope { autocast, no_grad: draft.chance(0.5) },
+        false => Scope::default(),
+    };
+    let program = Program { steps: draft.steps, losses, ways, scale, around };
     super::blocks::with_checkpoints(program, &mut draft.rng, captures)
 }
 

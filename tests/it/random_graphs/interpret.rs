@@ -5,7 +5,7 @@ use candle_core::DType;
 
 use super::array::Array;
 use super::program::{Kind, Program, Row, Scope, Step};
-use super::tape::{Lanes, Scalar, Tape, epsilon};
+use super::tape::{LANES, Lanes, Scalar, Tape, epsilon};
 
 /// The result of a step, and the dtype that it should have.
 #[derive(Clone)]
@@ -124,12 +124,33 @@ fn call(
     Some(Value { array, dtype: out, tracked: tracked && !cut })
 }
 
+/// The gradient of a variable.
+pub(super) struct OfVariable {
+    /// By its step.
+    pub(super) variable: usize,
+    pub(super) lanes: Vec<Lanes>,
+    /// As a scaler collects it: in F32, where it comes from operators of the crate alone.
+    pub(super) wide: Vec<Lanes>,
+}
+
+/// Whether operators of the crate alone use this step. Others round gradients to the dtype of their inputs.
+fn is_of_crate(steps: &[Step], at: usize) -> bool {
+    steps.iter().filter(|step| step.inputs.contains(&at)).all(|step| match &step.kind {
+        Kind::Call(row, _) => row.op.is_some(),
+        Kind::Checkpoint(body) => {
+            let places = (0..step.inputs.len()).filter(|&place| step.inputs[place] == at);
+            places.into_iter().all(|place| is_of_crate(body, place))
+        }
+        Kind::Leaf { .. } => true,
+    })
+}
+
 /// A program's values, and the gradients of the sum of its losses.
 pub(super) struct Expected {
     pub(super) values: Vec<Value>,
     pub(super) lanes: Vec<Vec<Lanes>>,
-    /// Of each variable, by its step.
-    pub(super) gradients: Vec<(usize, Vec<Lanes>)>,
+    /// Of each variable.
+    pub(super) gradients: Vec<OfVariable>,
     /// The largest gradient of an `F16` tensor on the way.
     pub(super) largest: f64,
 }
@@ -150,8 +171,9 @@ pub(super) fn interpret(program: &Program) -> Option<Expected> {
         }
     }
     let variables = || (0..values.len()).filter(|&at| program.steps[at].is_variable());
+    let zeros = |at: usize| vec![[0.0; LANES]; values[at].array.at.len()];
     let mut gradients: Vec<_> = variables()
-        .map(|at| (at, vec![[0.0; super::tape::LANES]; values[at].array.at.len()]))
+        .map(|at| OfVariable { variable: at, lanes: zeros(at), wide: zeros(at) })
         .collect();
     let mut largest = 0.0f64;
     for &loss in &program.losses {
@@ -162,10 +184,14 @@ pub(super) fn interpret(program: &Program) -> Option<Expected> {
         let of: Vec<Scalar> = variables().flat_map(|at| values[at].array.at.clone()).collect();
         let (found, size) = tape.gradients(value.array.at[0], &of);
         largest = largest.max(size);
-        let sums = gradients.iter_mut().flat_map(|(_, all)| all.iter_mut());
-        for (sum, one) in sums.zip(found) {
+        let sums = gradients.iter_mut().flat_map(|of| of.lanes.iter_mut().zip(&mut of.wide));
+        for ((sum, wide_sum), [one, wide]) in sums.zip(found) {
             sum.iter_mut().zip(one).for_each(|(sum, one)| *sum += one);
+            wide_sum.iter_mut().zip(wide).for_each(|(sum, one)| *sum += one);
         }
+    }
+    for of in gradients.iter_mut().filter(|of| !is_of_crate(&program.steps, of.variable)) {
+        of.wide.clone_from(&of.lanes);
     }
     let lanes = |value: &Value| value.array.at.iter().map(|x| *tape.lanes(*x)).collect();
     let lanes = values.iter().map(lanes).collect();

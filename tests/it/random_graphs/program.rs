@@ -86,12 +86,12 @@ pub(super) enum Way {
 }
 
 impl Way {
-    pub(super) const ALL: [Way; 10] = [
-        Way::Candle,
-        Way::Scaler,
+    /// Those of every program.
+    pub(super) const PLAIN: [Way; 3] = [Way::Candle, Way::Scaler, Way::Retained];
+    /// Those of some.
+    pub(super) const OTHERS: [Way; 7] = [
         Way::CandleOfSum,
         Way::ScalerOfSum,
-        Way::Retained,
         Way::Accumulated,
         Way::CandleThenScaler,
         Way::TwoThreads,
@@ -108,6 +108,8 @@ pub(super) struct Program {
     pub(super) ways: Vec<Way>,
     /// Of the scaler, as a power of two.
     pub(super) scale: i32,
+    /// What backward is called in, which changes nothing.
+    pub(super) around: Scope,
 }
 
 impl Program {
@@ -179,6 +181,13 @@ impl fmt::Display for Program {
         }
         let losses: Vec<String> = self.losses.iter().map(|loss| format!("v{loss}")).collect();
         let (losses, ways, scale) = (losses.join(", "), &self.ways, self.scale);
-        write!(f, "    losses, in this order: {losses}; backward by {ways:?}, scale 2^{scale}")
+        write!(f, "    losses, in this order: {losses}; backward by {ways:?}, scale 2^{scale}")?;
+        if let Some(dtype) = self.around.autocast {
+            write!(f, ", in autocast {dtype:?}")?;
+        }
+        if self.around.no_grad {
+            write!(f, ", in no_grad")?;
+        }
+        Ok(())
     }
 }

@@ -102,16 +102,19 @@ fn compare(program: &Program, expected: &Expected) -> Compared {
         let run = Run { program, leaves: &leaves, scale: 2f32.powi(scale) };
         let found = run.gradients(way).map_err(error(format!("{way:?}")))?;
         for (factor, gradients) in found {
-            for ((number, lanes), gradient) in expected.gradients.iter().zip(gradients) {
+            for (of, gradient) in expected.gradients.iter().zip(gradients) {
+                let (number, lanes) = (&of.variable, &of.lanes);
                 let what = format!("{way:?}: gradient of v{number}");
                 match gradient {
                     Some(gradient) => {
-                        let leaf = &leaves[*number];
-                        let dims = leaf.as_ref().map(|leaf| leaf.dims());
-                        if Some(gradient.dims()) != dims {
+                        let leaf = leaves[*number].as_ref().expect("a variable");
+                        if gradient.dims() != leaf.dims() {
                             let text = format!("{what} has dimensions {:?}", gradient.dims());
                             return Err(failure(Kindof::DType, text));
                         }
+                        // A scaler's is wide.
+                        let own = gradient.dtype() == leaf.dtype();
+                        let lanes = if own { lanes } else { &of.wide };
                         close(Kindof::Gradient, &what, &gradient, lanes, factor)?;
                     }
                     None if lanes.iter().all(|lanes| lanes[0] == 0.0) => {}
@@ -241,6 +244,12 @@ impl Run<'_> {
         Ok(self.program.losses.iter().map(|&loss| values[loss].clone()).collect())
     }
 
+    /// The scopes that backward is called in.
+    fn around(&self) -> impl Sized + use<> {
+        let Scope { autocast, no_grad } = self.program.around;
+        (autocast.map(|dtype| Autocast::new(dtype).enter()), no_grad.then(no_grad_guard))
+    }
+
     /// One number, by an operator of the crate's and one of candle's in turn.
     fn sum(&self, losses: &[Tensor]) -> Result<Tensor> {
         let flat: Vec<Tensor> =
@@ -253,6 +262,7 @@ impl Run<'_> {
     }
 
     fn candle(&self, losses: &[Tensor]) -> Result<Gradients> {
+        let _around = self.around();
         let stores = losses.iter().map(|loss| loss.backward()).collect::<Result<Vec<_>>>()?;
         let sum = |var: &Var| {
             let parts = stores.iter().filter_map(|store| store.get(var));
@@ -291,6 +301,7 @@ impl Run<'_> {
     fn scale_all(&self, scaler: &mut GradScaler, losses: &[Tensor]) -> Result<()> {
         for (at, loss) in losses.iter().enumerate() {
             let scaled = scaler.scale(loss)?;
+            let _around = self.around();
             match at + 1 < losses.len() && !self.program.is_whole() {
                 true => scaled.retain_graph().backward()?,
                 false => scaled.backward()?,
@@ -302,7 +313,9 @@ impl Run<'_> {
     fn retained(&self, losses: &[Tensor]) -> Result<Gradients> {
         let mut scaler = self.scaler()?;
         for loss in losses.iter().chain(losses.iter().rev()) {
-            scaler.scale(loss)?.retain_graph().backward()?;
+            let scaled = scaler.scale(loss)?.retain_graph();
+            let _around = self.around();
+            scaled.backward()?;
         }
         self.collected(&scaler)
     }

@@ -25,10 +25,8 @@ pub(super) fn shrink(program: Program, fails: impl Fn(&Program) -> bool) -> Prog
 
 /// What is to become smaller, most important first.
 fn size(program: &Program) -> (usize, usize, usize, usize) {
-    let scopes = |step: &Step| {
-        let Scope { autocast, no_grad } = step.scope;
-        usize::from(autocast.is_some()) + usize::from(no_grad)
-    };
+    let scopes =
+        |Scope { autocast, no_grad }: Scope| usize::from(autocast.is_some()) + usize::from(no_grad);
     let calls = |step: &Step| match &step.kind {
         Kind::Leaf { .. } => 0,
         Kind::Call(..) => 2,
@@ -41,10 +39,11 @@ fn size(program: &Program) -> (usize, usize, usize, usize) {
     };
     let ways = program.ways.iter().map(|way| 1 + usize::from(*way != Way::Candle)).sum::<usize>();
     let settings = ways + program.losses.len() + program.scale.unsigned_abs() as usize;
+    let all_scopes = program.steps.iter().map(|step| step.scope).chain([program.around]);
     (
         program.steps.iter().map(calls).sum(),
         settings,
-        program.steps.iter().map(scopes).sum(),
+        all_scopes.map(scopes).sum(),
         program.steps.iter().map(elements).sum(),
     )
 }
@@ -91,6 +90,10 @@ fn candidates(program: &Program) -> Vec<Program> {
     }
     all.push(Program { ways: vec![Way::Candle], ..program.clone() });
     all.push(Program { scale: 0, ..program.clone() });
+    let Scope { autocast, no_grad } = program.around;
+    for around in [Scope { autocast: None, no_grad }, Scope { autocast, no_grad: false }] {
+        all.push(Program { around, ..program.clone() });
+    }
     for at in 0..program.losses.len() {
         let mut less = program.clone();
         less.losses.remove(at);

@@ -237,9 +237,11 @@ impl Tape {
         }
     }
 
-    /// The derivatives of `loss` in `of`, and the largest gradient on the way that is a tensor of `F16`.
-    pub(super) fn gradients(&mut self, loss: Scalar, of: &[Scalar]) -> (Vec<Lanes>, f64) {
+    /// The derivatives of `loss` in `of`, rounded to the dtype of each and to F32, and the largest gradient on the way
+    /// that is a tensor of `F16`.
+    pub(super) fn gradients(&mut self, loss: Scalar, of: &[Scalar]) -> (Vec<[Lanes; 2]>, f64) {
         let mut gradients = vec![[0.0; LANES]; self.nodes.len()];
+        let mut wide = vec![[0.0; LANES]; self.nodes.len()];
         let mut sizes = vec![0.0; self.nodes.len()];
         gradients[loss.0 as usize] = [1.0; LANES];
         sizes[loss.0 as usize] = 1.0;
@@ -251,6 +253,9 @@ impl Tape {
             let (rounding, least) = (self.nodes[at].rounding, self.nodes[at].least);
             if rounding > 0.0 {
                 let (noise, error) = (self.noise(), rounding * sizes[at] + least);
+                let narrow = epsilon(DType::F32).min(rounding) * sizes[at];
+                wide[at] = gradients[at];
+                wide[at].iter_mut().zip(noise).for_each(|(lane, noise)| *lane += noise * narrow);
                 gradients[at]
                     .iter_mut()
                     .zip(noise)
@@ -271,7 +276,8 @@ impl Tape {
                 sizes[from] += (gradient[0] * slope[0]).abs();
             }
         }
-        (of.iter().map(|x| gradients[x.0 as usize]).collect(), largest)
+        let both = |x: &Scalar| [gradients[x.0 as usize], wide[x.0 as usize]];
+        (of.iter().map(both).collect(), largest)
     }
 }
 
