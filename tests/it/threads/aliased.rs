@@ -13,7 +13,7 @@ const ROUNDS: usize = 6;
 fn every_operator_reads_a_storage_once() {
     let name = |number: u64| {
         let all = cases::all();
-        let case = &all[(number as usize).min(all.len() - 1)];
+        let case = &all[(number as usize / ROUNDS).min(all.len() - 1)];
         format!("{} ({})", case.op.name(), case.name)
     };
     watched(name, |progress| {
@@ -34,11 +34,12 @@ fn every_operator_reads_a_storage_once() {
                 for _ in 0..ROUNDS {
                     // What the writers do may make a backward an error, as may two inputs that must
                     // differ: what matters is that it ends.
-                    let Ok(output) = (case.f)(&inputs) else { continue };
-                    let _ = ops::sum(&output).and_then(|loss| loss.backward());
+                    let output = (case.f)(&inputs);
+                    let _ = output.and_then(|output| ops::sum(&output)?.backward());
+                    // Not once a case: beside so many writers, one of an LSTM takes seconds on a busy machine.
+                    progress.step();
                 }
             });
-            progress.step();
         }
     });
 }
