@@ -36,6 +36,18 @@ fn a_scaler_walks_a_deep_graph() -> candle_amp::Result<()> {
     Ok(())
 }
 
+/// A million: `cargo test --test it -- --ignored a_million`.
+#[test]
+#[ignore = "takes a gigabyte or two"]
+fn a_million_operators_go_back_and_are_dropped() -> candle_amp::Result<()> {
+    let w = w()?;
+    let x = chain(&w, 1_000_000)?;
+    assert_eq!(gradient(&ops::sum(&x)?, &w)?, expected(1_000_000));
+    drop(x);
+    drop(chain(&w, 1_000_000)?); // with all that it has saved
+    Ok(())
+}
+
 /// candle walks the part that it can, and the scaler the rest.
 #[test]
 fn a_deep_graph_may_have_operators_of_candle_on_top() -> candle_amp::Result<()> {
