@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use candle_core::Var;
 
-/// Longer than anything here takes between two signs of life, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Longer than anything here takes between two signs of life, on a busy machine too: beside many writers, an
+/// operator may wait for seconds for its locks.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a test shows of its progress.
 #[derive(Clone, Default)]
