@@ -4,9 +4,10 @@ use candle_core::{Result, Tensor};
 use candle_nn::rnn::Direction;
 
 use super::{check_dims, check_operand, shape_error};
-use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::kernels;
 use crate::kernels::rnn::{self, Gradients, Sequence, Wants};
+use crate::{Cast, Op};
 
 /// The weights of an [`lstm`] or a [`gru`], of 4 or 3 gates: with `n` hidden units.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +54,7 @@ pub fn lstm(
     weights: RecurrentWeights<'_>,
 ) -> Result<(Tensor, Tensor)> {
     let states = run(Op::Lstm, x, &[h0, c0], weights)?;
-    Ok((states.get(0)?, states.get(1)?))
+    Ok((apply(State { number: 0 }, &[&states])?, apply(State { number: 1 }, &[&states])?))
 }
 
 /// Gated recurrent units over the steps of `x`: the states after each.
@@ -172,6 +173,35 @@ impl Settings {
         let b_hh = self.b_hh.then_some(b_hh);
         let all = [x, w_ih, w_hh].into_iter().chain(b_ih).chain(b_hh).chain([h0]);
         all.map(|gradient| gradient.map(Gradient::owned)).collect()
+    }
+}
+
+/// One of two states. candle's view of it would add its gradient to zeros as large as both.
+struct State {
+    number: usize,
+}
+
+impl Operator for State {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("state", Cast::Keep)
+    }
+
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+        Ok((inputs[0].get(self.number)?, ()))
+    }
+
+    fn backward(&self, ctx: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+        let Some(dtype) = ctx.wants[0] else { return Ok(vec![None]) };
+        let own = kernels::in_dtype(ctx.gradient, dtype)?.unsqueeze(0)?;
+        let other = own.zeros_like()?;
+        let both = if self.number == 0 { [own, other] } else { [other, own] };
+        Ok(vec![Some(Gradient::owned(kernels::cat(&both, 0)?))])
     }
 }
 

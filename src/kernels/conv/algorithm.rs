@@ -5,6 +5,7 @@ use candle_core::{DType, Tensor};
 use super::depthwise;
 #[cfg(target_arch = "x86_64")]
 use super::packed;
+use super::product;
 use super::shape::Shape;
 use crate::kernels::algorithm::chosen;
 use crate::kernels::cuda::{Gpu, Pass};
@@ -27,6 +28,8 @@ pub(super) enum Algorithm {
     Im2col,
     /// By shifted planes, from NCHW images whose every channel is a group, in F32.
     Depthwise,
+    /// As a matrix product.
+    Product,
     /// By packed GEMM, from NCHW images.
     #[cfg(target_arch = "x86_64")]
     Packed(InstructionSet),
@@ -62,6 +65,7 @@ impl Algorithm {
             (true, true) => Self::ViaNchw,
             (false, true) => Self::Im2colF64,
             (false, false) if depthwise::suits(shape) && !empty => Self::Depthwise,
+            (_, false) if product::suits(pass, bias, shape) && !empty => Self::Product,
             (true, false) => Self::nhwc(pass, operands, shape).unwrap_or(Self::ViaNchw),
             (false, false) => Self::nchw(operands, shape).unwrap_or(Self::Im2col),
         }
@@ -96,6 +100,7 @@ impl Algorithm {
             Self::Im2colF64 => "im2col, f64",
             Self::Im2col => "im2col",
             Self::Depthwise => "depthwise",
+            Self::Product => "product",
             #[cfg(target_arch = "x86_64")]
             Self::Packed(isa) | Self::PackedNhwc(isa) => isa.name(),
         }

@@ -14,6 +14,7 @@ mod depthwise;
 #[cfg(target_arch = "x86_64")]
 mod packed;
 mod portable;
+mod product;
 mod shape;
 #[cfg(test)]
 mod tests;
@@ -101,6 +102,7 @@ pub(crate) fn forward(
         Algorithm::PackedNhwc(isa) => {
             with_single!(near, O => packed::nhwc::forward::<O>(x, weight, bias, &shape, isa))
         }
+        Algorithm::Product => return product::forward(x, weight, bias, &shape, out),
         Algorithm::Depthwise => {
             with_single!(near, O => depthwise::forward::<O>(x, weight, bias, &shape))
         }
@@ -157,6 +159,7 @@ pub(crate) fn dgrad(
                 None => return via_nchw(),
             }
         }
+        Algorithm::Product => return product::dgrad(grad, weight, bias, &shape, out),
         Algorithm::Depthwise => {
             match with_single!(near, O => depthwise::dgrad::<O>(grad, weight, bias, &shape))? {
                 Some(dx) => Ok(dx),
@@ -197,6 +200,7 @@ pub(crate) fn wgrad(
         Algorithm::Packed(isa) => packed::wgrad(x, grad, &shape, isa),
         #[cfg(target_arch = "x86_64")]
         Algorithm::PackedNhwc(isa) => packed::nhwc::wgrad(x, grad, &shape, isa),
+        Algorithm::Product => return product::wgrad(x, grad, &shape, out),
         Algorithm::Depthwise => depthwise::wgrad(x, grad, &shape),
         _ => cpu::wgrad::<f32>(x, grad, &shape),
     };

@@ -1,0 +1,73 @@
+//! Convolutions by one tap, which are matrix products: each pixel's channels times the weights.
+
+use candle_core::{DType, Result, Tensor};
+
+use super::shape::Shape;
+use crate::kernels::cuda::Pass;
+use crate::kernels::format::Format;
+use crate::kernels::gemm::gemm;
+
+/// Whether this module computes such a pass, of a bias or without.
+pub(super) fn suits(pass: Pass, bias: Option<&Tensor>, shape: &Shape) -> bool {
+    let geometry = &shape.geometry;
+    let one_tap = (shape.kernel_height, shape.kernel_width) == (1, 1)
+        && geometry.stride == 1
+        && geometry.padding == (0, 0)
+        && geometry.groups == 1;
+    let fits = match geometry.format {
+        Format::ChannelsLast => true,
+        // The bias of a product is one number a column, and here columns are pixels.
+        Format::ChannelsFirst => bias.is_none() && !matches!(pass, Pass::Wgrad),
+    };
+    one_tap && fits
+}
+
+/// See [`super::forward`]; contiguous operands.
+pub(super) fn forward(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    out: DType,
+) -> Result<Tensor> {
+    let weight = matrix(weight, shape)?;
+    let y = match shape.geometry.format {
+        Format::ChannelsLast => gemm(&x.reshape(((), shape.c_in))?, &weight.t()?, bias, out)?,
+        Format::ChannelsFirst => of_images(&weight, x, shape, out)?,
+    };
+    y.reshape(&shape.out_dims()[..])
+}
+
+/// See [`super::dgrad`]; contiguous operands.
+pub(super) fn dgrad(
+    grad: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    out: DType,
+) -> Result<Tensor> {
+    let weight = matrix(weight, shape)?;
+    let dx = match shape.geometry.format {
+        Format::ChannelsLast => gemm(&grad.reshape(((), shape.c_out))?, &weight, bias, out)?,
+        Format::ChannelsFirst => of_images(&weight.t()?, grad, shape, out)?,
+    };
+    dx.reshape(&shape.input_dims()[..])
+}
+
+/// See [`super::wgrad`]; contiguous operands, channels last.
+pub(super) fn wgrad(x: &Tensor, grad: &Tensor, shape: &Shape, out: DType) -> Result<Tensor> {
+    let (x, grad) = (x.reshape(((), shape.c_in))?, grad.reshape(((), shape.c_out))?);
+    gemm(&grad.t()?, &x, None, out)?.reshape(&shape.weight_dims()[..])
+}
+
+/// The weights, `(c_out, c_in)`.
+fn matrix(weight: &Tensor, shape: &Shape) -> Result<Tensor> {
+    weight.reshape((shape.c_out, shape.c_in))
+}
+
+/// `matrix` times each of the images, `(channels, pixels)`.
+fn of_images(matrix: &Tensor, images: &Tensor, shape: &Shape, out: DType) -> Result<Tensor> {
+    let (rows, channels) = matrix.dims2()?;
+    let images = images.reshape((shape.batch, channels, shape.pixels()))?;
+    gemm(&matrix.broadcast_as((shape.batch, rows, channels))?, &images, None, out)
+}
