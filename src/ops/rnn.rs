@@ -185,7 +185,7 @@ impl Operator for State {
     type Saved = ();
 
     fn op(&self) -> Op {
-        Op::user("state", Cast::Keep)
+        Op::user("lstm state", Cast::Keep)
     }
 
     fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {

@@ -155,12 +155,12 @@ impl<O: Optimizer> Step for Bound<'_, O> {
     }
 
     fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()> {
-        let applied = self.optimizer.apply(gradients);
-        // Those on a GPU too, which are not compared.
+        let stepped = self.optimizer.step(&gradients.to_store()?);
+        // Known, so not compared. Also after an error, some may have been written.
         let vars = self.parameters.vars();
         version::written(
             vars.iter().map(|var| var.as_tensor()).filter(|var| gradients.get(var).is_some()),
         );
-        applied
+        stepped
     }
 }

@@ -3,8 +3,8 @@
 use candle_amp::{Op, ops};
 use candle_core::{DType, Result, Tensor};
 
-use super::Faults;
 use super::specials::{Comparison, flushed, flushed_by_candle, replaced, run, run_without_candle};
+use super::{Faults, Outcome};
 use crate::cases::{self, Case};
 
 const DTYPES: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
@@ -62,6 +62,28 @@ fn two_special_numbers_go_where_they_do_in_f64() -> Result<()> {
     Ok(())
 }
 
+/// Compares a case with subnormal inputs: in BF16, whose subnormal numbers candle's own sums may flush, without these too.
+fn subnormal(
+    faults: &mut Faults,
+    what: &str,
+    case: &Case,
+    inputs: &[Tensor],
+    dtype: DType,
+    [exact, plain]: [&Outcome; 2],
+) -> Result<()> {
+    let terms = inputs.iter().map(Tensor::elem_count).max().unwrap_or(0);
+    let what = &format!("{:?} {}, {what}", case.op, case.name);
+    let comparison = Comparison { what, case, dtype, flushed: flushed(case.op, dtype, terms) };
+    if dtype == DType::BF16 {
+        let got = run_without_candle(case, inputs, dtype)?;
+        comparison.outcome(faults, &got, exact, plain);
+    }
+    let flushed = comparison.flushed + flushed_by_candle(dtype)?;
+    let comparison = Comparison { what: &format!("{what}, candle's"), flushed, ..comparison };
+    comparison.outcome(faults, &run(case, inputs, dtype, false)?, exact, plain);
+    Ok(())
+}
+
 /// Two whole inputs, so that nothing larger hides what becomes of them.
 #[test]
 fn two_subnormal_inputs_count() -> Result<()> {
@@ -81,20 +103,8 @@ fn two_subnormal_inputs_count() -> Result<()> {
             let recurrent = matches!(case.op, Op::Lstm | Op::Gru);
             let plain = if recurrent { &case.inputs } else { &inputs };
             let plain = run(case, plain, DType::F64, false)?;
-            let terms = inputs.iter().map(Tensor::elem_count).max().unwrap_or(0);
-            let what =
-                &format!("{:?} {}, inputs {i} and {j} subnormal, {dtype:?}", case.op, case.name);
-            let flushed = flushed(case.op, dtype, terms);
-            let comparison = Comparison { what, case, dtype, flushed };
-            if dtype == DType::BF16 {
-                let got = run_without_candle(case, &inputs, dtype)?;
-                comparison.outcome(&mut faults, &got, &exact, &plain);
-            }
-            let (what, flushed) =
-                (&format!("{what}, candle's"), flushed + flushed_by_candle(dtype)?);
-            let comparison = Comparison { what, flushed, ..comparison };
-            let got = run(case, &inputs, dtype, false)?;
-            comparison.outcome(&mut faults, &got, &exact, &plain);
+            let what = format!("inputs {i} and {j} subnormal, {dtype:?}");
+            subnormal(&mut faults, &what, case, &inputs, dtype, [&exact, &plain])?;
         }
         Ok(())
     })?;
@@ -115,20 +125,8 @@ fn a_nan_beside_subnormal_numbers_goes_where_it_does_in_f64() -> Result<()> {
                 let plain = run(case, &inputs, DType::F64, false)?;
                 inputs[special] = replaced(&inputs[special], 0, f64::NAN)?;
                 let exact = run(case, &inputs, DType::F64, false)?;
-                let terms = inputs.iter().map(Tensor::elem_count).max().unwrap_or(0);
-                let name = format!("{:?} {}", case.op, case.name);
-                let what = &format!("{name}, NaN in input {special}, {small} subnormal, {dtype:?}");
-                let flushed = flushed(case.op, dtype, terms);
-                let comparison = Comparison { what, case, dtype, flushed };
-                if dtype == DType::BF16 {
-                    let got = run_without_candle(case, &inputs, dtype)?;
-                    comparison.outcome(&mut faults, &got, &exact, &plain);
-                }
-                let (what, flushed) =
-                    (&format!("{what}, candle's"), flushed + flushed_by_candle(dtype)?);
-                let comparison = Comparison { what, flushed, ..comparison };
-                let got = run(case, &inputs, dtype, false)?;
-                comparison.outcome(&mut faults, &got, &exact, &plain);
+                let what = format!("NaN in input {special}, {small} subnormal, {dtype:?}");
+                subnormal(&mut faults, &what, case, &inputs, dtype, [&exact, &plain])?;
             }
         }
         Ok(())
