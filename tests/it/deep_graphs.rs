@@ -16,6 +16,11 @@ fn chain(w: &Tensor, depth: usize) -> Result<Tensor> {
     (0..depth).try_fold(w.clone(), |x, _| ops::mul(&x, w))
 }
 
+/// `w`: every second operator is candle's, so that candle has to walk them all.
+fn alternating(w: &Tensor, depth: usize) -> Result<Tensor> {
+    (0..depth / 2).try_fold(w.clone(), |x, _| ops::affine(&x, 1.0, 0.0)?.affine(-1.0, 0.0))
+}
+
 fn expected(depth: usize) -> [f32; 3] {
     let power = (depth + 1) as f32;
     let sign = if depth.is_multiple_of(2) { 1.0 } else { -1.0 };
@@ -33,6 +38,16 @@ fn a_scaler_walks_a_deep_graph() -> candle_amp::Result<()> {
     let w = w()?;
     let x = chain(&w, DEPTH)?;
     assert_eq!(gradient(&ops::sum(&x)?, &w)?, expected(DEPTH));
+    Ok(())
+}
+
+/// A million: `cargo test --test it -- --ignored a_million`.
+#[test]
+#[ignore = "takes a gigabyte or two"]
+fn a_million_operators_of_both_kinds_go_back() -> candle_amp::Result<()> {
+    let w = w()?;
+    let x = alternating(&w, 1_000_000)?;
+    assert_eq!(gradient(&ops::sum(&x)?, &w)?, [1.0; 3]);
     Ok(())
 }
 
@@ -78,12 +93,9 @@ fn a_node_above_and_below_what_candle_sees_gets_all_its_gradients() -> candle_am
 #[test]
 fn a_scaler_has_candle_walk_a_deep_graph_that_alternates() -> candle_amp::Result<()> {
     let (w, depth) = (w()?, 100_000);
-    let chain = move |x: &Tensor| {
-        (0..depth / 2).try_fold(x.clone(), |x, _| ops::affine(&x, 1.0, 0.0)?.affine(-1.0, 0.0))
-    };
-    assert_eq!(gradient(&ops::sum(&chain(&w)?)?, &w)?, [1.0; 3]);
+    assert_eq!(gradient(&ops::sum(&alternating(&w, depth)?)?, &w)?, [1.0; 3]);
     let x = Var::new(&[1f32, 2.0, 3.0], &Device::Cpu)?;
-    let block = ops::sum(&checkpoint(move |x| ops::mul(&chain(&w)?, x), &x)?)?;
+    let block = ops::sum(&checkpoint(move |x| ops::mul(&alternating(&w, depth)?, x), &x)?)?;
     assert_eq!(gradient(&block, &x)?, [1.0, -1.0, 1.0]);
     Ok(())
 }
