@@ -8,8 +8,8 @@ use candle_nn::VarMap;
 use crate::Result;
 use crate::error::ArgumentError;
 
-/// The trainable variables of a model by name, in the order of their names, and its other state
-/// (running statistics, integers) apart.
+/// The variables of a model by name, in the order of their names, and its other state (running statistics, integers)
+/// apart.
 ///
 /// `VarMap::all_vars` comes in another order in every run, and has the running statistics of batch
 /// norm among the variables.
@@ -29,7 +29,7 @@ use crate::error::ArgumentError;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Parameters {
-    trainable: Vec<(String, Var)>,
+    variables: Vec<(String, Var)>,
     buffers: Vec<(String, Var)>,
 }
 
@@ -48,12 +48,12 @@ impl Parameters {
         let data = varmap.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let sorted: BTreeMap<_, _> = data.iter().collect();
         let is_buffer = |(name, var): &(String, Var)| is_buffer(name) || !var.dtype().is_float();
-        let (buffers, trainable) =
+        let (buffers, variables) =
             sorted.into_iter().map(|(k, v)| (k.clone(), v.clone())).partition(is_buffer);
-        Self { trainable, buffers }
+        Self { variables, buffers }
     }
 
-    /// Variables with names of the caller's, all trainable. One variable may have several names
+    /// Variables with names of the caller's, none of them buffers. One variable may have several names
     /// (tied weights); it counts once.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Parameters {
                 return Err(ArgumentError::DuplicateName { name }.into());
             }
         }
-        Ok(Self { trainable: sorted.into_iter().collect(), buffers: Vec::new() })
+        Ok(Self { variables: sorted.into_iter().collect(), buffers: Vec::new() })
     }
 
     /// The parameters whose name `keep` accepts: a group of its own, or the part of one optimizer.
@@ -76,12 +76,18 @@ impl Parameters {
         let mut part = |all: &[(String, Var)]| {
             all.iter().filter(|(name, _)| keep(name)).cloned().collect::<Vec<_>>()
         };
-        Self { trainable: part(&self.trainable), buffers: part(&self.buffers) }
+        Self { variables: part(&self.variables), buffers: part(&self.buffers) }
     }
 
-    /// The trainable variables with their names, by name.
+    /// The variables that `keep` accepts, and no buffers.
+    pub(crate) fn filter_variables(&self, keep: impl Fn(&Var) -> bool) -> Self {
+        let variables = self.variables.iter().filter(|(_, var)| keep(var)).cloned().collect();
+        Self { variables, buffers: Vec::new() }
+    }
+
+    /// The variables with their names, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Var)> {
-        self.trainable.iter().map(|(name, var)| (name.as_str(), var))
+        self.variables.iter().map(|(name, var)| (name.as_str(), var))
     }
 
     /// The rest of the state with its names, by name.
@@ -89,12 +95,13 @@ impl Parameters {
         self.buffers.iter().map(|(name, var)| (name.as_str(), var))
     }
 
-    /// The names of the trainable variables, sorted.
+    /// The names of the variables, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.iter().map(|(name, _)| name)
     }
 
-    /// The trainable variables, by name, each once: what an optimizer takes.
+    /// The variables, by name, each once: what an optimizer takes. Those that are not frozen are
+    /// `trainable().vars()`.
     pub fn vars(&self) -> Vec<Var> {
         let mut seen = HashSet::new();
         self.iter().filter(|(_, var)| seen.insert(var.id())).map(|(_, var)| var.clone()).collect()
@@ -102,15 +109,15 @@ impl Parameters {
 
     /// How many names there are.
     pub fn len(&self) -> usize {
-        self.trainable.len()
+        self.variables.len()
     }
 
-    /// Whether there is no trainable variable.
+    /// Whether there is no variable.
     pub fn is_empty(&self) -> bool {
-        self.trainable.is_empty()
+        self.variables.is_empty()
     }
 
-    /// The name of a trainable variable; the first, where it has several.
+    /// The name of a variable; the first, where it has several.
     pub fn name_of(&self, variable: &Tensor) -> Option<&str> {
         self.name_of_id(variable.id())
     }

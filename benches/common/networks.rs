@@ -209,7 +209,7 @@ impl GptBlock {
         Ok(Self {
             heads,
             causal: true,
-            gelu: ops::gelu,
+            gelu: ops::gelu_tanh,
             norm1: layer_norm(width, 1e-5, vb.pp("norm1"))?,
             qkv: linear(width, 3 * width, vb.pp("qkv"))?,
             out: linear(width, width, vb.pp("out"))?,

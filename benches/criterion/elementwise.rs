@@ -18,7 +18,7 @@ fn main() -> Result<()> {
     let mut criterion = short();
     let operators: [(&str, Operator); 5] = [
         ("relu", ops::relu),
-        ("gelu", ops::gelu),
+        ("gelu_tanh", ops::gelu_tanh),
         ("sigmoid", ops::sigmoid),
         ("mul", |x| ops::mul(x, &x.detach())),
         ("chain", |x| ops::relu(&ops::mul(&ops::sigmoid(x)?, &x.detach())?)),

@@ -91,7 +91,7 @@ impl Block {
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let x = ops::add(x, &self.attention(&self.norm1.forward(x)?)?)?;
-        let inner = ops::gelu(&self.up.forward(&self.norm2.forward(&x)?)?)?;
+        let inner = ops::gelu_tanh(&self.up.forward(&self.norm2.forward(&x)?)?)?;
         ops::add(&x, &self.down.forward(&inner)?)
     }
 

@@ -7,7 +7,7 @@ use candle_core::{DType, Result, Tensor};
 use super::node::{Graph, Node};
 use super::pass::{self, Pass};
 use super::stack::with_deep_stack;
-use super::{Backward, Gradient, Operator, token, version};
+use super::{Backward, Gradient, Operator, frozen, token, version};
 use crate::kernels::accumulator;
 use crate::{Cast, Op};
 
@@ -46,7 +46,8 @@ fn run(loss: &Tensor, whole: Option<Arc<Node>>, graph: Graph) -> crate::Result<G
             f16 = nodes.iter().any(|node| node.dtype() == DType::F16);
             let mut store;
             (store, pass) = pass::walked_by_candle(pass, &nodes, || loss.backward())?;
-            let variables = nodes.iter().filter(|node| node.is_variable());
+            let variables =
+                nodes.iter().filter(|node| node.is_variable() && !frozen::is_frozen(node));
             from_candle =
                 variables.filter_map(|v| Some(((*v).clone(), store.remove(v)?))).collect();
         }

@@ -2,6 +2,7 @@
 
 mod below;
 mod engine;
+mod frozen;
 mod gradient;
 mod marker;
 mod no_grad;
@@ -28,6 +29,7 @@ use crate::kernels::algorithm;
 use node::Consumed;
 
 pub(crate) use engine::{Gradients, backward_from, backward_into};
+pub(crate) use frozen::is_frozen;
 pub use gradient::Gradient;
 pub(crate) use no_grad::is_active as no_grad_is_active;
 pub use no_grad::{NoGradGuard, no_grad, no_grad_guard};
@@ -190,7 +192,7 @@ impl<S> Backward<'_, S> {
     ///
     /// The operator does not set [`Operator::KEEPS_OUTPUT`].
     pub fn kept_output(&self) -> Result<&Tensor> {
-        self.output.ok_or_else(|| candle_core::Error::msg("this operator keeps no output"))
+        self.output.ok_or_else(|| candle_core::Error::Msg("this operator keeps no output".into()))
     }
 
     /// The sum of the gradients that other operators have already sent for an input, contiguous, in the input's
@@ -220,8 +222,8 @@ impl<S> Backward<'_, S> {
 
 /// Applies `operator` to `inputs`: casts them, computes, and links the output into the graph.
 ///
-/// Inputs that are not floating point (targets, masks) get no gradient. Where no input is tracked,
-/// or under [`no_grad`], the output is not tracked either and nothing is saved.
+/// Inputs that are not floating point (targets, masks) get no gradient, nor do [frozen](crate::Parameters::freeze)
+/// variables. Where no input is tracked, or under [`no_grad`], the output is not tracked either and nothing is saved.
 ///
 /// # Errors
 ///
@@ -271,20 +273,21 @@ fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Res
         let algorithm = algorithm::take();
         trace::record(&TraceRow { op, inputs, cast: rule, output, cache_hits, algorithm });
     }
-    let tracked = |t: &&Tensor| t.track_op() && t.dtype().is_float();
-    if no_grad::is_active() || !inputs.iter().any(tracked) {
+    // Asked once: another thread may freeze a variable meanwhile.
+    let wanted: Vec<bool> = inputs.iter().map(|input| frozen::requires_grad(input)).collect();
+    if no_grad::is_active() || !wanted.contains(&true) {
         return Ok(output);
     }
     let aliased = cast_inputs.iter().any(|input| storage::share_storage(input, &output));
-    // Which inputs backward may read where they are: no copies that were cast.
-    let wanted: Vec<bool> = inputs.iter().map(tracked).collect();
-    let reads = |(at, (input, cast)): (usize, (&&Tensor, &Tensor))| {
-        input.dtype() == cast.dtype() && operator.reads(at, &wanted)
-    };
-    let reads: Vec<bool> = inputs.iter().zip(&cast_inputs).enumerate().map(reads).collect();
+    let inputs = inputs.iter().zip(&cast_inputs).enumerate().map(|(at, (tensor, cast))| {
+        // A copy that was cast is not read where the input is.
+        let read = tensor.dtype() == cast.dtype() && operator.reads(at, &wanted);
+        token::Input { tensor, wanted: wanted[at], read }
+    });
+    let inputs: Vec<token::Input<'_>> = inputs.collect();
     drop(cast_inputs);
     let output = if aliased { output.force_contiguous()? } else { output };
-    token::link(operator, saved, number, inputs, &reads, trust, output)
+    token::link(operator, saved, number, &inputs, trust, output)
 }
 
 /// Whether those that are floating point are all F16, or all BF16.

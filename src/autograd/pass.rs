@@ -10,6 +10,7 @@ use super::no_grad::{EnableGrad, enable_grad};
 use super::node::{Consumed, Graph};
 use super::{Gradient, marker};
 use crate::autocast::{self, AutocastGuard};
+use crate::error::bail;
 
 /// One backward pass: the gradients on their way, and where those of variables go.
 ///
@@ -225,6 +226,6 @@ pub(super) fn walked_by_candle<T>(
             pass.pending.retain(|_, pending| pending.node.node.is_cut);
             Ok((result, pass))
         }
-        (_, None) => candle_core::bail!("a backward pass has lost its gradients"),
+        (_, None) => bail!("a backward pass has lost its gradients"),
     }
 }

@@ -11,6 +11,7 @@ use super::stack::with_deep_stack;
 use super::{token, version};
 use crate::autograd::{self, Backward, Gradient, Graph, Operator, Trust};
 use crate::error::GraphError;
+use crate::error::bail;
 use crate::random::{self, RandomState};
 use crate::{Autocast, Cast, Op};
 
@@ -63,7 +64,7 @@ pub(crate) fn is_active() -> bool {
 /// let x = Tensor::ones((2, 4), DType::F32, &Device::Cpu)?;
 /// let loss = Autocast::new(DType::BF16).scope(|| {
 ///     let weight = up.weight().clone();
-///     let block = move |x: &Tensor| down.forward(&ops::gelu(&up.forward(x)?)?);
+///     let block = move |x: &Tensor| down.forward(&ops::gelu_tanh(&up.forward(x)?)?);
 ///     let y = checkpoint(block, &x)?;
 ///     assert_eq!(y.dtype(), DType::BF16);
 ///     ops::mean(&y).map(|loss| (loss, weight))
@@ -140,7 +141,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
         let result = self.result.lock().unwrap_or_else(PoisonError::into_inner).take();
         match result {
             Some(result) => Ok((result, inputs[0].clone())),
-            None => candle_core::bail!("a checkpoint was applied twice"),
+            None => bail!("a checkpoint was applied twice"),
         }
     }
 
@@ -156,7 +157,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
         let graph = Graph::freed_from_here();
         let y = self.recompute(&x)?;
         if (y.shape(), y.dtype()) != (ctx.gradient.shape(), ctx.gradient.dtype()) {
-            candle_core::bail!(
+            bail!(
                 "checkpoint: recomputed {:?} of shape {:?}, the first time it was {:?} of {:?}: the \
                  function must do the same both times",
                 y.dtype(),

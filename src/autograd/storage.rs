@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result, Storage, Tensor};
 
+use crate::error::bail;
 use crate::kernels::cuda;
 
 /// A panic elsewhere leaves nothing half written in what these locks guard.
@@ -64,7 +65,7 @@ pub(super) fn into_storage(tensor: Tensor) -> Result<Storage> {
     tensor.inplace_op1(&take)?;
     match take.0.into_inner().unwrap_or_else(PoisonError::into_inner) {
         Some(storage) => Ok(storage),
-        None => candle_core::bail!("candle did not run an in-place operator"),
+        None => bail!("candle did not run an in-place operator"),
     }
 }
 

@@ -35,6 +35,7 @@ use super::version::{self, Read, Source};
 use super::view::View;
 use super::{Backward, Gradient, Operator, Trust, pass};
 use crate::error::GraphError;
+use crate::error::bail;
 
 /// Tokens above one another that candle walks. Its recursion takes some 200 bytes of stack for each, 600 unoptimised; a
 /// thread has 2 MiB or more.
@@ -128,14 +129,22 @@ pub(super) fn below(y: &Tensor, input: &Tensor, time: u64, newest: u64) -> Resul
     Ok((below, old))
 }
 
+/// An input of an operator.
+pub(super) struct Input<'a> {
+    pub(super) tensor: &'a Tensor,
+    /// Whether it is to get a gradient.
+    pub(super) wanted: bool,
+    /// Whether backward reads it where it is.
+    pub(super) read: bool,
+}
+
 /// Links `output` into the graph as the result of `operator` on `inputs`, at least one of which is
-/// tracked, and some of which backward `reads` where they are. `output` owns its storage, which moves.
+/// to get a gradient. `output` owns its storage, which moves.
 pub(super) fn link<O: Operator>(
     operator: O,
     saved: O::Saved,
     number: u64,
-    inputs: &[&Tensor],
-    reads: &[bool],
+    inputs: &[Input<'_>],
     Trust { captured, owned }: Trust,
     output: Tensor,
 ) -> Result<Tensor> {
@@ -167,7 +176,7 @@ pub(super) fn link<O: Operator>(
             Ok(gradients)
         }
     });
-    let made = join(name, number, run, inputs, reads, sources, captured)?;
+    let made = join(name, number, run, inputs, sources, captured)?;
     let output = emit(made, output)?;
     if O::KEEPS_OUTPUT {
         kept.get_or_init(|| output.detach());
@@ -175,30 +184,27 @@ pub(super) fn link<O: Operator>(
     Ok(output)
 }
 
-/// The node of an operator over `inputs`, some of which backward `reads`, and over other `sources`, which has `captured`
-/// other nodes; and its token.
+/// The node of an operator over `inputs`, and over other `sources`, which has `captured` other nodes; and its token.
 fn join(
     name: &'static str,
     number: u64,
     run: Box<Run>,
-    inputs: &[&Tensor],
-    reads: &[bool],
+    inputs: &[Input<'_>],
     mut sources: Vec<Source>,
     captured: Vec<Consumed>,
 ) -> Result<Output> {
-    let tracked = |t: &Tensor| t.track_op() && t.dtype().is_float();
     // candle's custom ops have at most three arguments. With more, inputs without a token get one,
     // and tokens, which carry no gradient of their own, are joined.
-    let crowded = inputs.iter().filter(|t| tracked(t)).count() > 3;
+    let crowded = inputs.iter().filter(|input| input.wanted).count() > 3;
     let mut args: Vec<Tensor> = Vec::new();
     let mut edges = Vec::with_capacity(inputs.len());
-    for (number, (&input, &in_backward)) in inputs.iter().zip(reads).enumerate() {
+    for (number, &Input { tensor: input, wanted, read: in_backward }) in inputs.iter().enumerate() {
         let (dtype, shape) = (input.dtype(), input.shape().clone());
-        let output = if tracked(input) { Output::of(input) } else { None };
+        let output = if wanted { Output::of(input) } else { None };
         if output.is_none() {
             sources.push(Source { read: Read::of(input), input: number, shape: None, in_backward });
         }
-        if !tracked(input) {
+        if !wanted {
             edges.push(Edge { dtype, shape, target: Target::Nowhere });
             continue;
         }
@@ -249,14 +255,15 @@ fn token_over(args: &[Tensor], node: Option<Arc<Node>>) -> Result<Tensor> {
         [a] => a.apply_op1(token),
         [a, b] => a.apply_op2(b, token),
         [a, b, c] => a.apply_op3(b, c, token),
-        _ => candle_core::bail!("an operator has no tracked input to link to"),
+        _ => bail!("an operator has no tracked input to link to"),
     }
 }
 
 /// A node that hands its gradient to `input`.
 fn leaf(input: &Tensor) -> Result<Output> {
     let pass_on = |arguments: Arguments<'_>| Ok(vec![Some(arguments.gradient.clone())]);
-    join(LEAF, version::tick(), Box::new(pass_on), &[input], &[false], Vec::new(), Vec::new())
+    let input = Input { tensor: input, wanted: true, read: false };
+    join(LEAF, version::tick(), Box::new(pass_on), &[input], Vec::new(), Vec::new())
 }
 
 /// The tensor that users get.
@@ -313,7 +320,8 @@ struct Emit {
 impl Emit {
     fn take(&self) -> Result<Storage> {
         let storage = lock(&self.storage).take();
-        storage.ok_or_else(|| candle_core::Error::msg("an operator's output was emitted twice"))
+        storage
+            .ok_or_else(|| candle_core::Error::Msg("an operator's output was emitted twice".into()))
     }
 }
 
@@ -322,7 +330,7 @@ macro_rules! emit_on {
         fn $fwd(&self, _: &$storage, _: &Layout) -> Result<($storage, Shape)> {
             match self.take()? {
                 Storage::$variant(storage) => Ok((storage, self.shape.clone())),
-                _ => candle_core::bail!("an operator's output is not on its inputs' device"),
+                _ => bail!("an operator's output is not on its inputs' device"),
             }
         }
     };

@@ -46,6 +46,8 @@ struct Copy {
     name: String,
     at: u64,
     newest: u64,
+    /// The master.
+    of: TensorId,
     /// Where the master's storage is, if it has one of its own.
     master: Option<usize>,
 }
@@ -97,9 +99,15 @@ pub(crate) fn written<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) {
 
 /// Notes that `copy` has just been written, or rewritten, from `master`; `name` is for errors.
 pub(crate) fn refreshed(copy: &Tensor, master: &Tensor, name: &str) {
+    let of = master.id();
     let master = (!share_storage(copy, master)).then(|| place(master));
-    let note = Copy { name: name.to_owned(), at: tick(), newest: newest(), master };
+    let note = Copy { name: name.to_owned(), at: tick(), newest: newest(), of, master };
     lock(&VERSIONS).copies.insert(copy.id(), note);
+}
+
+/// The master that `copy` is rewritten from, if it is a copy.
+pub(super) fn master_of(copy: &Tensor) -> Option<TensorId> {
+    lock(&VERSIONS).copies.get(&copy.id()).map(|copy| copy.of)
 }
 
 /// Forgets `copy`, which is not rewritten any more.

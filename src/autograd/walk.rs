@@ -7,7 +7,7 @@ use candle_core::{DType, Result, Tensor};
 use super::node::{Arguments, Edge, Node, Saved, Target};
 use super::pass::{Pass, Pending};
 use super::version::{self, Source};
-use super::{Arrivals, Arrive, Gradient, second_order};
+use super::{Arrivals, Arrive, Gradient, frozen, second_order};
 use crate::autocast;
 use crate::error::GraphError;
 use crate::kernels::accumulator;
@@ -155,6 +155,7 @@ impl Edge {
         let leaf = match &self.target {
             Target::Nowhere => return None,
             Target::Node(node, _) => node.node.is_leaf,
+            Target::Argument(arg, _) if frozen::is_frozen(arg) => return None,
             Target::Argument(arg, _) => arg.is_variable(),
         };
         Some(if leaf && pass.leaves.is_some() { accumulator(self.dtype) } else { self.dtype })

@@ -10,13 +10,14 @@ pub enum GraphError {
     #[error(
         "no variable got a gradient: the loss depends on none, because its inputs were detached, \
          computed under `no_grad`, or went through an operator that cuts gradients (candle's fused \
-         softmax, norms and rotary embedding do)"
+         softmax, norms and rotary embedding do), or because all that it depends on is frozen"
     )]
     NoGradient,
     /// Backward through a graph whose variable was rewritten from its master since.
     #[error(
         "backward through what was computed from `{name}` before its last refresh: its old values \
-         are gone, and the gradients would be wrong. Run the forward pass again after every step; \
+         are gone, and the gradients would be wrong. Run the forward pass again after every step, and `detach` what \
+         one iteration hands to the next, such as the state of a recurrent layer; \
          a tensor that a model computes from its variables once, when it is built, is not refreshed"
     )]
     Stale {
@@ -37,8 +38,9 @@ pub enum GraphError {
     /// step, an average that was put in its place, a checkpoint that was loaded.
     #[error(
         "backward through `{op}`, whose input {input}, a variable or a view of one, of shape {shape:?}, was written in \
-         place since (by an optimizer's step, for one): its old values are gone, and the gradients would be wrong. Run the forward pass again \
-         after every step, or run backward through every loss of the graph before the first step"
+         place since (by an optimizer's step, for one): its old values are gone, and the gradients would be wrong. Run \
+         the forward pass again after every step, and `detach` what one iteration hands to the next, such as the state \
+         of a recurrent layer; or run backward through every loss of the graph before the first step"
     )]
     Modified {
         /// The operator.
@@ -51,8 +53,8 @@ pub enum GraphError {
     /// Backward through an operator whose saved tensors an earlier backward of a scaled loss has freed.
     #[error(
         "`{op}` has run backward already, for a scaled loss, and what it had saved is freed: run the forward pass \
-         again, or let the first backward keep the graph, by \
-         `scaler.scale(&loss)?.retain_graph().backward()`"
+         again, and `detach` what one iteration hands to the next, such as the state of a recurrent layer; or let the \
+         first backward keep the graph, by `scaler.scale(&loss)?.retain_graph().backward()`"
     )]
     Freed {
         /// The operator.

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::sync::PoisonError;
 
-use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
+use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
 
 use super::MasterVars;
 use crate::autograd::version;
+use crate::error::bail;
 use crate::parameters::is_buffer;
 use crate::{kernels, random};
 

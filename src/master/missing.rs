@@ -81,6 +81,7 @@ impl MissingGradients {
         let nodes = with_deep_stack(|| loss.sorted_nodes());
         let reached: HashSet<_> =
             nodes.iter().filter(|node| node.is_variable()).map(|var| var.id()).collect();
+        let parameters = parameters.trainable();
         let trainable: HashSet<_> = parameters.iter().map(|(_, var)| var.id()).collect();
         let reached = |one: &Handed| reached.contains(&one.master.id());
         let trainable = |one: &&Handed| trainable.contains(&one.master.id());

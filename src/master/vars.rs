@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use candle_core::{DType, Device, Result, Tensor, TensorId, Var, bail, safetensors};
+use candle_core::{DType, Device, Result, Tensor, TensorId, Var, safetensors};
 use candle_nn::{Init, VarBuilder, VarMap};
 
 use super::backend::{Backend, Handed, State, converted};
 use super::{MissingGradients, Refreshing};
 use crate::autograd::version;
 use crate::error::ArgumentError;
+use crate::error::bail;
 use crate::scaler::Step;
 use crate::{Parameters, autocast, kernels};
 

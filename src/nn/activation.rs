@@ -27,7 +27,7 @@ pub enum Activation {
     /// [`ops::gelu_erf`].
     #[default]
     Gelu,
-    /// [`ops::gelu`].
+    /// [`ops::gelu_tanh`].
     #[cfg_attr(feature = "serde", serde(alias = "gelu_new"))]
     NewGelu,
     /// [`ops::relu`].
@@ -54,7 +54,7 @@ pub enum Activation {
     Elu(f64),
     /// [`ops::leaky_relu`] of this slope.
     LeakyRelu(f64),
-    /// [`ops::gelu`].
+    /// [`ops::gelu_tanh`].
     #[cfg_attr(feature = "serde", serde(alias = "gelu_pytorch_tanh"))]
     GeluPytorchTanh,
 }
@@ -63,7 +63,7 @@ impl Module for Activation {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match *self {
             Self::Gelu => ops::gelu_erf(x),
-            Self::NewGelu | Self::GeluPytorchTanh => ops::gelu(x),
+            Self::NewGelu | Self::GeluPytorchTanh => ops::gelu_tanh(x),
             Self::Relu => ops::relu(x),
             Self::Relu2 => ops::relu2(x),
             Self::Relu6 => ops::relu6(x),

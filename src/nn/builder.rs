@@ -2,10 +2,11 @@
 
 use std::sync::PoisonError;
 
-use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
+use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 
+use crate::error::bail;
 use crate::random;
 
 /// As `VarBuilder::from_varmap`, with initial values from the crate's generator: after the same

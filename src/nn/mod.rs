@@ -13,6 +13,7 @@ mod layer_norm;
 mod linear;
 pub mod loss;
 pub mod ops;
+mod padding;
 pub mod rnn;
 pub mod rotary_emb;
 

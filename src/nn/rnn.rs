@@ -3,6 +3,7 @@
 use candle_core::{DType, Device, Result, Tensor, TensorId};
 use candle_nn::VarBuilder;
 
+use super::padding::Padding;
 use crate::ops::{self, RecurrentWeights};
 
 pub use candle_nn::rnn::{Direction, GRUConfig, LSTMConfig, RNN};
@@ -32,6 +33,16 @@ impl LSTMState {
     pub fn c(&self) -> &Tensor {
         &self.c
     }
+
+    /// The same numbers without the graph that made them: how a long sequence is trained piece by piece.
+    /// Backward from the next piece ends here.
+    ///
+    /// # References
+    ///
+    /// `torch.Tensor.detach`.
+    pub fn detach(&self) -> Self {
+        Self::new(self.h.detach(), self.c.detach())
+    }
 }
 
 /// The state a GRU is left in by a step, `(b, n)`.
@@ -51,6 +62,11 @@ impl GRUState {
     /// The state, which is the output.
     pub fn h(&self) -> &Tensor {
         &self.h
+    }
+
+    /// As [`LSTMState::detach`].
+    pub fn detach(&self) -> Self {
+        Self::new(self.h.detach())
     }
 }
 
@@ -193,6 +209,65 @@ impl LSTM {
         };
         Ok((h, last))
     }
+
+    /// As [`sequence`](Self::sequence), for a batch of sequences of these `lengths`, padded to one: PyTorch's packed
+    /// sequences.
+    ///
+    /// Nothing depends on the padding, NaN neither. After the end of a sequence the hidden states are 0. The state
+    /// returned is that at its end or, where the configuration says [`Direction::Backward`], at its beginning; the run
+    /// begins at its end then.
+    ///
+    /// # Shapes
+    ///
+    /// `x (b, t, in)`, `b` lengths from 1 to `t` → `(b, t, n)`, and a state of `(b, n)`.
+    ///
+    /// # Precision
+    ///
+    /// That of [`ops::lstm`].
+    ///
+    /// # Errors
+    ///
+    /// Another number of lengths; one that is 0 or larger than `t`; those of [`ops::lstm`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use candle_amp::nn::{self, VarMap};
+    /// use candle_core::{DType, Device, Tensor};
+    ///
+    /// let vb = nn::var_builder(&VarMap::new(), DType::F32, &Device::Cpu);
+    /// let lstm = nn::lstm(1, 5, Default::default(), vb)?;
+    /// let short = Tensor::new(&[[[1f32], [2.0]]], &Device::Cpu)?;
+    /// let padded = Tensor::new(&[[[1f32], [2.0], [f32::NAN]], [[3.0], [4.0], [5.0]]], &Device::Cpu)?;
+    /// let (h, state) = lstm.padded_sequence(&padded, &[2, 3], None)?;
+    /// let (_, of_short) = lstm.sequence(&short, None)?;
+    /// let difference = (state.h().get(0)? - of_short.h().get(0)?)?.abs()?.max(0)?;
+    /// assert!(difference.to_scalar::<f32>()? < 1e-6);
+    /// assert_eq!(h.get(0)?.get(2)?.to_vec1::<f32>()?, [0.0; 5]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    ///
+    /// # References
+    ///
+    /// `torch.nn.utils.rnn.pack_padded_sequence`, `pad_packed_sequence`.
+    pub fn padded_sequence(
+        &self,
+        x: &Tensor,
+        lengths: &[usize],
+        state: Option<&LSTMState>,
+    ) -> Result<(Tensor, LSTMState)> {
+        let padding = Padding::new("lstm", x, lengths)?;
+        let start = match state {
+            Some(state) => state.clone(),
+            None => self.zero_state(lengths.len())?,
+        };
+        let reverse = matches!(self.config.direction, Direction::Backward);
+        let weights = self.parameters.weights(Direction::Forward);
+        let x = padding.inside(&padding.turned(x, reverse)?)?;
+        let (h, c) = ops::lstm(&x, &start.h, &start.c, weights)?;
+        let last = LSTMState::new(padding.last(&h)?, padding.last(&c)?);
+        Ok((padding.inside(&padding.turned(&h, reverse)?)?, last))
+    }
 }
 
 impl RNN for LSTM {
@@ -304,6 +379,27 @@ impl GRU {
             None => start,
         };
         Ok((h, last))
+    }
+
+    /// As [`LSTM::padded_sequence`].
+    ///
+    /// # Errors
+    ///
+    /// As there; those of [`ops::gru`].
+    pub fn padded_sequence(
+        &self,
+        x: &Tensor,
+        lengths: &[usize],
+        state: Option<&GRUState>,
+    ) -> Result<(Tensor, GRUState)> {
+        let padding = Padding::new("gru", x, lengths)?;
+        let start = match state {
+            Some(state) => state.clone(),
+            None => self.zero_state(lengths.len())?,
+        };
+        let weights = self.parameters.weights(Direction::Forward);
+        let h = ops::gru(&padding.inside(x)?, &start.h, weights)?;
+        Ok((padding.inside(&h)?, GRUState::new(padding.last(&h)?)))
     }
 }
 

@@ -6,6 +6,7 @@ use candle_core::{DType, Result, Tensor};
 use super::{check_operand, reads_other_operand, shape_error};
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
+use crate::error::bail;
 use crate::kernels::accumulator;
 use crate::kernels::{self, cast, contiguous, elementwise, reduce};
 use crate::{Op, autocast};
@@ -377,7 +378,7 @@ impl Operator for WhereCond {
 /// `torch.cat`.
 pub fn cat<D: Dim>(parts: &[&Tensor], dim: D) -> Result<Tensor> {
     let Some(first) = parts.first() else {
-        candle_core::bail!("cat was given no tensors, expected at least one")
+        bail!("cat was given no tensors, expected at least one")
     };
     let dim = dim.to_index(first.shape(), "cat")?;
     apply(Cat { dim }, parts)

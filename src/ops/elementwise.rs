@@ -6,7 +6,7 @@ use super::{check_dims, check_operand};
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
 use crate::kernels::elementwise;
-use crate::{Op, random};
+use crate::{Op, autocast, random};
 
 /// `max(x, 0)`; NaN stays NaN.
 ///
@@ -99,7 +99,8 @@ impl Operator for AddRelu {
 
 /// `x` with each element dropped with probability `p`, and the rest divided by `1 - p`.
 ///
-/// Which are dropped is drawn from the crate's generator, [`random`](crate::random).
+/// Which are dropped is drawn from the crate's generator, [`random`](crate::random). With a `p` of 0 it is `x` itself,
+/// and nothing is drawn.
 ///
 /// # Precision
 ///
@@ -117,6 +118,11 @@ pub fn dropout(x: &Tensor, p: f32) -> Result<Tensor> {
     if !(0.0..=1.0).contains(&p) {
         let expected = "a probability, from 0 to 1";
         return Err(ArgumentError::Setting { name: "p", got: p.into(), expected }.into());
+    }
+    let cast = autocast::target(Op::Dropout, std::iter::once(x.dtype()))?;
+    if p == 0.0 && cast.is_none_or(|dtype| dtype == x.dtype()) {
+        check_operand(Op::Dropout, x, "x", x, false)?;
+        return Ok(x.clone());
     }
     let keep = 1.0 - f64::from(p);
     let scale = if keep > 0.0 { 1.0 / keep } else { 0.0 };

@@ -6,6 +6,7 @@ use super::{check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
+use crate::error::bail;
 use crate::kernels::embedding as kernel;
 
 /// The rows of `table` that `ids` name.
@@ -112,7 +113,5 @@ fn check_ids(ids: &Tensor, rows: usize) -> Result<()> {
     for index in position.iter_mut().rev() {
         (at, *index) = (at / *index, at % *index);
     }
-    candle_core::bail!(
-        "embedding: the id at {position:?} is {id}, expected one of {rows} rows, from 0"
-    )
+    bail!("embedding: the id at {position:?} is {id}, expected one of {rows} rows, from 0")
 }

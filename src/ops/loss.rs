@@ -6,6 +6,7 @@ use super::{check_dims, check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply, of_one_half};
 use crate::error::ArgumentError;
+use crate::error::bail;
 use crate::kernels::{embedding, loss};
 
 /// The mean cross entropy of `logits` with the classes `targets`. Of the logits of a language model's head,
@@ -131,10 +132,7 @@ pub(super) fn class_indices(op: Op, targets: &Tensor, n: usize, classes: usize) 
         let wrong = |&(_, &class): &(usize, &i64)| class < 0 || class >= classes as i64;
         if let Some((row, class)) = targets.to_vec1()?.iter().enumerate().find(wrong) {
             let op = op.name();
-            candle_core::bail!(
-                "{op}: the target of row {row} is {class}, expected {}",
-                loss::class_of(classes)
-            )
+            bail!("{op}: the target of row {row} is {class}, expected {}", loss::class_of(classes))
         }
     }
     embedding::numbers(targets)

@@ -8,6 +8,7 @@ use super::elementwise::relu_backward;
 use super::{check_dims, check_eps, check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{self, Backward, Gradient, Operator, apply};
+use crate::error::bail;
 use crate::kernels::batch_norm::{self as kernel, Affine, Running};
 use crate::kernels::format::Format;
 use crate::kernels::{accumulator, cast};
@@ -68,7 +69,7 @@ pub(super) fn batch_norm_of(
 fn taken(statistics: &OnceLock<BatchStatistics>) -> Result<BatchStatistics> {
     match statistics.get() {
         Some(statistics) => Ok(statistics.clone()),
-        None => candle_core::bail!("batch_norm left no statistics"),
+        None => bail!("batch_norm left no statistics"),
     }
 }
 
@@ -296,7 +297,7 @@ impl BatchNorm {
                 }
                 None => kernel::backward_train(x, gradient, weight, statistics)?,
             },
-            (_, None) => candle_core::bail!("batch_norm saved no statistics"),
+            (_, None) => bail!("batch_norm saved no statistics"),
         };
         let mut gradients = vec![dx.reshape(dims)?];
         gradients.extend(self.weight.then_some(dweight));

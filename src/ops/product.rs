@@ -5,6 +5,7 @@ use candle_core::{DType, Result, Tensor};
 use super::{check_dims, check_operand, reads_other_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::error::bail;
 use crate::kernels;
 
 /// The matrix product of `lhs` and `rhs`.
@@ -174,7 +175,7 @@ fn of_rank(x: Tensor, rank: usize) -> Result<Tensor> {
 fn last_two(x: &Tensor) -> Result<[usize; 2]> {
     match x.dims() {
         &[.., rows, columns] => Ok([rows, columns]),
-        dims => candle_core::bail!("{dims:?} are no matrices"),
+        dims => bail!("{dims:?} are no matrices"),
     }
 }
 
@@ -228,7 +229,7 @@ impl Operator for Matmul {
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
         let (lhs, rhs) = ctx.saved;
         let Some(operands) = Operands::of(lhs, rhs)? else {
-            candle_core::bail!("matmul: {:?} and {:?} do not fit", lhs.shape(), rhs.shape())
+            bail!("matmul: {:?} and {:?} do not fit", lhs.shape(), rhs.shape())
         };
         let gradient = operands.gradient(ctx.gradient)?;
         let dlhs = ctx.wants[0].map(|out| operands.dlhs(&gradient, out)?.reshape(lhs.dims()));

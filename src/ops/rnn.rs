@@ -5,6 +5,7 @@ use candle_nn::rnn::Direction;
 
 use super::{check_dims, check_operand, shape_error};
 use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::error::bail;
 use crate::kernels;
 use crate::kernels::rnn::{self, Gradients, Sequence, Wants};
 use crate::{Cast, Op};
@@ -120,7 +121,7 @@ impl Settings {
     fn split<T: Clone>(&self, items: &[T]) -> Result<Operands<T>> {
         let mut items = items.iter().cloned();
         let mut next = || {
-            let missing = || candle_core::Error::msg("an operator was given too few inputs");
+            let missing = || candle_core::Error::Msg("an operator was given too few inputs".into());
             items.next().ok_or_else(missing)
         };
         let (x, w_ih, w_hh) = (next()?, next()?, next()?);
@@ -219,7 +220,7 @@ impl Operator for Lstm {
     /// Hidden and cell states, `(2, b, t, n)`.
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
         let (sequence, c0) = self.0.sequence(inputs)?;
-        let Some(c0) = c0 else { candle_core::bail!("lstm was given no cell state") };
+        let Some(c0) = c0 else { bail!("lstm was given no cell state") };
         let (y, gates) = rnn::lstm(&sequence, &c0)?;
         Ok((y, (sequence, c0, gates)))
     }

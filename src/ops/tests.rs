@@ -13,7 +13,7 @@ fn block(x: &Tensor, p: &[Tensor]) -> Result<Tensor> {
     let attention = ops::sdpa_packed(&ops::linear(&inner, &p[2], None)?, 4, true, 0.25)?;
     let x = ops::add(x, &ops::linear(&attention, &p[3], None)?)?;
     let inner = ops::layer_norm(&x, Some(&p[0]), Some(&p[1]), 1e-5)?;
-    let inner = ops::gelu(&ops::linear(&inner, &p[4], Some(&p[5]))?)?;
+    let inner = ops::gelu_tanh(&ops::linear(&inner, &p[4], Some(&p[5]))?)?;
     ops::add(&x, &ops::linear(&inner, &p[6], None)?)
 }
 

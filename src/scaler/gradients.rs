@@ -147,6 +147,15 @@ impl Collected {
         self.index.clear();
     }
 
+    /// Drops those of `variables` that no optimizer has had.
+    pub(crate) fn remove(&mut self, variables: &HashSet<TensorId>) {
+        self.entries.retain(|entry| {
+            entry.stage == Stage::Stepped || !variables.contains(&entry.variable.id())
+        });
+        let places = self.entries.iter().enumerate().map(|(at, entry)| (entry.variable.id(), at));
+        self.index = places.collect();
+    }
+
     pub(crate) fn entries(&self) -> &[Entry] {
         &self.entries
     }

@@ -9,7 +9,7 @@ mod step;
 
 use candle_core::{DType, Device, Tensor};
 
-use crate::autograd::Graph;
+use crate::autograd::{Graph, is_frozen};
 use crate::error::{ArgumentError, ScalerError};
 use crate::kernels::multi_tensor::{FoundInf, Multiplier};
 use crate::{Parameters, Result, autocast};
@@ -155,7 +155,8 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`ScalerError::LossDType`]: a 16-bit loss must have been reduced in `F32`, before it got
-    /// here. [`ScalerError::LossShape`]: `loss` is not one number. [`ArgumentError::DType`]: it is an integer.
+    /// here. A disabled scaler takes it, as PyTorch's does: it multiplies nothing.
+    /// [`ScalerError::LossShape`]: `loss` is not one number. [`ArgumentError::DType`]: it is an integer.
     pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss<'_>> {
         self.scale.check()?;
         if loss.elem_count() != 1 {
@@ -375,7 +376,7 @@ impl GradScaler {
         // Mostly there is one optimizer, and its step has asked already.
         let found_inf = match self.verdict.take() {
             Some((chosen, found_inf)) if chosen == checked => found_inf,
-            _ => Finding::any(&self.collected.findings(&checked))?,
+            _ => Finding::any(&self.collected.concerned(&checked))?,
         };
         self.scale.update(found_inf)?;
         self.scale.state_mut().watch.saw(self.collected.variables());
@@ -383,11 +384,42 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Drops the collected gradients without moving the scale: for an iteration given up. `update` does so itself.
+    /// Drops all collected gradients without moving the scale: for an iteration given up. `update` does so itself.
     pub fn zero_grad(&mut self) {
         self.collected.clear();
         (self.foreign_stepped, self.verdict) = (false, None);
         autocast::clear_cast_cache();
+    }
+
+    /// Drops the gradients of `parameters` that no optimizer has had. They count as if no loss had reached these
+    /// variables: for the next norm, step and `update`, and what `backward` adds later begins anew.
+    ///
+    /// For variables that a loss reaches, but is not to train. A gradient that was clipped together with others has
+    /// changed them: an infinity in it still skips their step.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use candle_amp::{GradScaler, Parameters, ops};
+    /// use candle_core::{Device, Var};
+    ///
+    /// let (g, c) = (Var::new(&[2f32], &Device::Cpu)?, Var::new(&[3f32], &Device::Cpu)?);
+    /// let generator = Parameters::named([("g", g.clone())])?;
+    /// let mut scaler = GradScaler::default();
+    /// scaler.scale(&ops::sum(&ops::mul(&g, &c)?)?)?.backward()?; // the critic's loss, of samples not detached
+    /// scaler.zero_grad_of(&generator);
+    /// assert!(scaler.grad(&g)?.is_none() && scaler.grad(&c)?.is_some());
+    /// # Ok::<(), candle_amp::Error>(())
+    /// ```
+    ///
+    /// # References
+    ///
+    /// `torch.optim.Optimizer.zero_grad`.
+    pub fn zero_grad_of(&mut self, parameters: &Parameters) {
+        let ids = parameters.vars().iter().map(|var| var.id()).collect();
+        self.collected.remove(&ids);
+        // It names gradients by their places.
+        self.verdict = None;
     }
 
     /// The true gradient collected for `variable`, unscaled; `None` where there is none.
@@ -408,9 +440,10 @@ impl GradScaler {
     }
 
     /// The names of those `parameters` that have got no gradient since the last `update`: unused
-    /// ones, and those behind an operator that cuts gradients.
+    /// ones, and those behind an operator that cuts gradients. Frozen ones are not among them.
     pub fn missing<'p>(&self, parameters: &'p Parameters) -> Vec<&'p str> {
-        let missing = parameters.iter().filter(|(_, var)| self.collected.get(var).is_none());
+        let missing = |var: &Tensor| self.collected.get(var).is_none() && !is_frozen(var);
+        let missing = parameters.iter().filter(|(_, var)| missing(var));
         missing.map(|(name, _)| name).collect()
     }
 

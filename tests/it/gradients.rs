@@ -183,7 +183,7 @@ fn a_batch_of_no_elements_is_taken_or_refused() -> Result<()> {
         Op::Linear,
         Op::Conv2d,
         Op::Relu,
-        Op::Gelu,
+        Op::GeluTanh,
         Op::Softmax,
         Op::MaxPool2d,
         Op::LayerNorm,

@@ -12,6 +12,7 @@ mod devices;
 mod dtype_flow;
 mod edges;
 mod faults;
+mod frozen;
 mod golden;
 mod gradients;
 mod graph;

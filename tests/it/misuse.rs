@@ -44,7 +44,7 @@ fn a_graph_from_before_a_step_is_an_error() -> candle_amp::Result<()> {
                 ("itself", |x, w| ops::linear(&ops::linear(x, w, None)?, w, None)),
                 ("a transpose", |_, w| ops::matmul(w, &w.t()?)),
                 ("a part", |_, w| ops::matmul(&w.narrow(0, 1, 2)?, &w.t()?.narrow(1, 0, 2)?)),
-                ("within a curve", |_, w| ops::gelu(w)),
+                ("within a curve", |_, w| ops::gelu_tanh(w)),
                 ("among four", |_, w| {
                     let (scale, shift) = (w.get(0)?, w.get(1)?);
                     ops::batch_norm_relu(w, Some(&scale), Some(&shift), Some(w), 1e-5)
@@ -125,7 +125,7 @@ fn what_backward_does_not_read_may_be_stepped() -> candle_amp::Result<()> {
 #[test]
 fn features_that_are_computed_once_serve_every_step() -> candle_amp::Result<()> {
     let (frozen, head) = (var(1, DType::F32)?, var(2, DType::F32)?);
-    let features = ops::gelu(&ops::linear(&frozen, &frozen, None)?)?;
+    let features = ops::gelu_tanh(&ops::linear(&frozen, &frozen, None)?)?;
     let (mut sgd, mut scaler) = (SGD::new(vec![head.clone()], 0.1)?, GradScaler::default());
     for _ in 0..3 {
         let loss = ops::mean(&ops::linear(&features, &head, None)?)?;
@@ -172,7 +172,7 @@ impl Operator for Dot {
 fn a_gradient_that_an_activation_has_kept_is_not_written_over() -> Result<()> {
     let x = var(1, DType::F32)?;
     let gradient = |h: &Tensor, other: &Tensor| -> Result<Tensor> {
-        let loss = apply(Dot, &[&ops::gelu(h)?, other])?;
+        let loss = apply(Dot, &[&ops::gelu_tanh(h)?, other])?;
         Ok(loss.backward()?.get(&x).expect("one").clone())
     };
     let h = ops::relu(&x)?;
@@ -188,7 +188,7 @@ fn gradients_of_nothing_go_back() -> candle_amp::Result<()> {
         random(1, (4, 4), DType::F32),
     );
     let curves = [
-        ops::gelu,
+        ops::gelu_tanh,
         ops::silu,
         ops::relu,
         ops::exp,
@@ -234,7 +234,7 @@ fn a_gradient_of_another_shape_is_an_error() -> candle_amp::Result<()> {
             |w| Ok(w.clone()),
             |w| w * 2.0,
             |w| ops::relu(w),
-            |w| ops::gelu(w),
+            |w| ops::gelu_tanh(w),
             |w| ops::linear(w, w, None)?.reshape((3, 3)),
         ];
         for below in below {

@@ -96,12 +96,12 @@ impl Operator for Own {
     }
 
     fn forward(&self, inputs: &[Tensor]) -> candle_core::Result<(Tensor, Tensor)> {
-        Ok((ops::gelu(&inputs[0])?, inputs[0].clone()))
+        Ok((ops::gelu_tanh(&inputs[0])?, inputs[0].clone()))
     }
 
     fn backward(&self, ctx: &Backward<'_, Tensor>) -> candle_core::Result<Vec<Option<Gradient>>> {
         let x = Var::from_tensor(ctx.saved)?;
-        let y = ops::sum(&ops::mul(&ops::gelu(&x)?, ctx.gradient)?)?;
+        let y = ops::sum(&ops::mul(&ops::gelu_tanh(&x)?, ctx.gradient)?)?;
         let gradient = y.backward()?.remove(&x);
         assert!(gradient.is_some(), "the inner backward has its own gradients");
         Ok(vec![gradient.map(Gradient::owned)])
@@ -113,7 +113,7 @@ fn a_users_backward_may_run_backward() -> Result<()> {
     let w = var(11, &[5], DType::F32)?;
     let h = ops::mul(&w, &w)?;
     let loss = ops::sum(&ops::add(&apply(Own, &[&h])?, &h)?)?;
-    let plain = ops::sum(&ops::add(&ops::gelu(&h)?, &h)?)?;
+    let plain = ops::sum(&ops::add(&ops::gelu_tanh(&h)?, &h)?)?;
     let expected = values(plain.backward()?.get(&w).cloned())?;
     assert_eq!(values(loss.backward()?.get(&w).cloned())?, expected);
     assert_eq!(values(no_grad(|| loss.backward())?.get(&w).cloned())?, expected);
@@ -434,7 +434,7 @@ fn what_a_users_operator_claims_of_others_is_not_written_over() -> Result<()> {
     let (w, u) = (var(31, &[64], DType::F32)?, var(32, &[64], DType::F32)?);
     let run = |through: &dyn Fn(&Tensor) -> candle_core::Result<Tensor>| -> Result<Vec<Vec<f32>>> {
         let h = ops::mul(&w, &w)?;
-        let (p, q) = (ops::exp(&u)?, ops::gelu(&h)?);
+        let (p, q) = (ops::exp(&u)?, ops::gelu_tanh(&h)?);
         let s = through(&h)?;
         let loss = ops::sum(&ops::add(&ops::add(&s, &p)?, &q)?)?;
         let mut scaler = GradScaler::disabled();

@@ -90,7 +90,7 @@ template <int NUMBER, class A> struct Function;
 
 // A line each, so that a row's line numbers it.
 constexpr int FIRST = __LINE__ + 1;
-POINTWISE(Gelu, A(0.5) * x * (A(1) + gelu_tangent(x)), gelu_derivative(x))
+POINTWISE(GeluTanh, A(0.5) * x * (A(1) + gelu_tangent(x)), gelu_derivative(x))
 POINTWISE(GeluErf, x * probability(x), probability(x) + x * (A(DENSITY_AT_0) * exponential(A(-0.5) * x * x)))
 POINTWISE(Silu, x * sigmoid(x), silu_derivative(x))
 POINTWISE(Sigmoid, sigmoid(x), sigmoid(x) * sigmoid(-x)) // not s (1 - s), which is zero where s rounds to 1

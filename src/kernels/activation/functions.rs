@@ -63,7 +63,7 @@ macro_rules! functions {
 }
 
 functions! {
-    Gelu {}: |x| A::of(0.5) * x * (A::one() + gelu_inner(x).hyperbolic_tangent()), {
+    GeluTanh {}: |x| A::of(0.5) * x * (A::one() + gelu_inner(x).hyperbolic_tangent()), {
         let (tangent, half) = (gelu_inner(x).hyperbolic_tangent(), A::of(0.5));
         let inner = A::of(GELU_INNER) * (A::one() + A::of(3.0 * GELU_CUBE) * x * x);
         half * (A::one() + tangent) + half * x * (A::one() - tangent * tangent) * inner

@@ -8,7 +8,7 @@ use crate::kernels::elementwise::portable::{relu, upcast};
 pub(super) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
     let wide = upcast(x)?;
     let y = match function {
-        Pointwise::Gelu {} => ((tangent(&gelu_inner(&wide)?)? + 1.0)? * (&wide * 0.5)?)?,
+        Pointwise::GeluTanh {} => ((tangent(&gelu_inner(&wide)?)? + 1.0)? * (&wide * 0.5)?)?,
         Pointwise::GeluErf {} => (&wide * probability(&wide)?)?,
         Pointwise::Silu {} => (&wide * sigmoid(&wide)?)?,
         Pointwise::Sigmoid {} => sigmoid(&wide)?,
@@ -63,7 +63,7 @@ pub(super) fn derivative(function: Pointwise, x: &Tensor, grad: &Tensor) -> Resu
         inside.to_dtype(wide.dtype())? * value
     };
     let derivative = match function {
-        Pointwise::Gelu {} => {
+        Pointwise::GeluTanh {} => {
             let tangent = tangent(&gelu_inner(&wide)?)?;
             let inner = (wide.sqr()?.affine(3.0 * GELU_CUBE, 1.0)? * GELU_INNER)?;
             let curved = ((&wide * inner)? * tangent.sqr()?.affine(-1.0, 1.0)?)?;

@@ -30,8 +30,8 @@
 macro_rules! pointwise {
     ($callback:ident [$($given:tt)*]) => { $callback! { [$($given)*]
     /// `x Φ(x)`, where `Φ` is the normal distribution, by the approximation
-    /// `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`.
-    gelu => Gelu (),
+    /// `x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`: candle's `gelu`, not that of PyTorch, which is [`gelu_erf`].
+    gelu_tanh => GeluTanh (),
         { rule: FullMath, pytorch: Keep, reason: "a cube and a tangent need F32; the result fits 16 bits" },
         {
             torch: "gelu", reference: "`torch.nn.functional.gelu` with `approximate=\"tanh\"`; `candle_core::Tensor::gelu`",
@@ -40,7 +40,7 @@ macro_rules! pointwise {
             value: [NAN, 0.0, INF, NAN];
             derivative: [NAN, 0.5, NAN, NAN];
         };
-    /// `x Φ(x)`, where `Φ` is the normal distribution.
+    /// `x Φ(x)`, where `Φ` is the normal distribution: PyTorch's `gelu`, not that of candle, which is [`gelu_tanh`].
     gelu_erf => GeluErf (),
         { rule: FullMath, pytorch: Keep, reason: "a tail near zero needs F32; the result fits 16 bits" },
         {

@@ -7,10 +7,11 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{DType, Device, Result, Tensor, bail};
+use candle_core::{DType, Device, Result, Tensor};
 
 pub(crate) use pairwise::{Pairwise, Side};
 
+use crate::error::bail;
 use crate::kernels::accumulator;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;

@@ -2,8 +2,9 @@
 
 use std::collections::HashSet;
 
-use candle_core::TensorId;
+use candle_core::{TensorId, Var};
 
+use crate::autograd::is_frozen;
 use crate::error::ArgumentError;
 use crate::scaler::diagnostics::ScaleHistory;
 use crate::{LossScale, Parameters, Result};
@@ -170,9 +171,13 @@ impl Missing {
             self.never.remove(&id);
         }
         self.updates += 1;
-        if self.updates == limit && !self.never.is_empty() {
-            let never = self.parameters.iter().filter(|(_, var)| self.never.contains(&var.id()));
+        if self.updates == limit {
+            let never = |var: &Var| self.never.contains(&var.id()) && !is_frozen(var);
+            let never = self.parameters.iter().filter(|(_, var)| never(var));
             let names: Vec<_> = never.map(|(name, _)| name).collect();
+            if names.is_empty() {
+                return;
+            }
             tracing::warn!(
                 variables = names.join(", "),
                 updates = limit,

@@ -160,7 +160,7 @@ fn large() -> Vec<(&'static str, Vec<Vec<usize>>, Function)> {
             ops::linear_cross_entropy(&t[0], &t[1], Some(&t[2]), &targets(203, 1_031)?)
         }),
         of("mse", &[&[300_007], &[300_007]], |t| ops::mse(&t[0], &t[1])),
-        of("gelu", &[&[300_007]], |t| ops::gelu(&t[0])),
+        of("gelu_tanh", &[&[300_007]], |t| ops::gelu_tanh(&t[0])),
     ]
 }
 

@@ -123,7 +123,7 @@ fn a_pass_is_its_tasks_own() {
                     _ => Autocast::new(DType::F16),
                 };
                 let loss = amp.scope(|| {
-                    let h = ops::gelu(&ops::matmul(&w, &w)?)?;
+                    let h = ops::gelu_tanh(&ops::matmul(&w, &w)?)?;
                     ops::mean(&ops::matmul(&h, &w)?)
                 });
                 let gradients = loss.unwrap().backward().unwrap();

@@ -78,10 +78,10 @@ pub(super) fn rows() -> Vec<Row> {
         .exact(),
         curve!(Relu2, "relu2", [], ops::relu2, |x| (x.max(0.0).powi(2), 2.0 * x.max(0.0))),
         row(
-            Some(Op::Gelu),
-            "gelu",
+            Some(Op::GeluTanh),
+            "gelu_tanh",
             alone,
-            |t, _| ops::gelu(&t[0]),
+            |t, _| ops::gelu_tanh(&t[0]),
             // By steps, as 1 and the tangent cancel in the tail.
             |tape, x, _| {
                 x[0].each(|x| {
