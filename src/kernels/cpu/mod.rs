@@ -11,7 +11,7 @@ pub(in crate::kernels) mod parallel;
 pub(in crate::kernels) mod prefetch;
 pub(in crate::kernels) mod simd;
 #[cfg(test)]
-mod testing;
+pub(in crate::kernels) mod testing;
 pub(in crate::kernels) mod uninit;
 #[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) mod vector;

@@ -19,3 +19,8 @@ pub(super) fn watched<R: Send + 'static>(what: &str, f: impl FnOnce() -> R + Sen
         _ => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
     }
 }
+
+/// What a test goes through: `some` under Miri, which takes some thousand times as long, and `all` elsewhere.
+pub(in crate::kernels) const fn unless_miri<T: Copy>(all: T, some: T) -> T {
+    if cfg!(miri) { some } else { all }
+}

@@ -221,6 +221,31 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
     Ok(())
 }
 
+/// Of ones, results are numbers of taps and pixels, which are exact.
+#[test]
+fn ones_are_counted() -> Result<()> {
+    for isa in [InstructionSet::Avx2F32, InstructionSet::Avx512F32] {
+        if !isa.is_available() {
+            continue;
+        }
+        let (batch, channels, size) = (8, 8, 8);
+        let shape = shape([batch, channels, size, size], channels, (1, 1));
+        assert!(suits(&shape) && suits_wgrad(&shape));
+        let ones = |dims: &[usize]| Tensor::ones(dims, DType::F32, &Device::Cpu);
+        let (x, weight) = (ones(&shape.input_dims())?, ones(&shape.weight_dims())?);
+        let taps = |at: usize| if at == 0 || at == size - 1 { 2 } else { 3 };
+        let of_channel = pairs(size, size).map(|(y, x)| (channels * taps(y) * taps(x)) as f64);
+        let expected = of_channel.collect::<Vec<_>>().repeat(batch * channels);
+        assert_eq!(doubles(&forward::<f32>(&x, &weight, None, &shape, isa)?), expected);
+        assert_eq!(doubles(&dgrad::<f32>(&x, &weight, None, &shape, isa)?.unwrap()), expected);
+        let pixels = |tap: usize| if tap == 1 { size } else { size - 1 };
+        let of_channel = pairs(3, 3).map(|(y, x)| (batch * pixels(y) * pixels(x)) as f64);
+        let expected = of_channel.collect::<Vec<_>>().repeat(channels * channels);
+        assert_eq!(doubles(&wgrad(&x, &x, &shape, isa)?), expected);
+    }
+    Ok(())
+}
+
 /// Sums of pixels that overflow where the convolution does not, and the other way round.
 #[test]
 fn overflow_in_a_tile_does_not_show() -> Result<()> {

@@ -175,11 +175,10 @@ impl Vector for Avx2 {
 
     #[inline(always)]
     unsafe fn store_f16(self, at: *mut f16, mask: u16) {
-        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
         // SAFETY: the caller's.
         unsafe {
             let [low, high] = self.0;
-            let (low, high) = (_mm256_cvtps_ph::<NEAREST>(low), _mm256_cvtps_ph::<NEAREST>(high));
+            let (low, high) = (rounded_to_f16(low), rounded_to_f16(high));
             store_halves(_mm256_set_m128i(high, low), at.cast(), mask);
         }
     }
@@ -513,6 +512,27 @@ unsafe fn rounded_to_bf16(x: __m256) -> __m256i {
         let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
         let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x, x));
         _mm256_srli_epi32::<16>(_mm256_blendv_epi8(up, quiet, nan))
+    }
+}
+
+/// To nearest even.
+///
+/// # Safety
+/// F16C.
+#[cfg(not(miri))]
+#[inline(always)]
+unsafe fn rounded_to_f16(x: __m256) -> __m128i {
+    // SAFETY: the caller's.
+    unsafe { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x) }
+}
+
+/// The same, as Miri does not have the instruction.
+#[cfg(miri)]
+unsafe fn rounded_to_f16(x: __m256) -> __m128i {
+    // SAFETY: both are eight elements without padding.
+    unsafe {
+        let lanes: [f32; 8] = std::mem::transmute(x);
+        std::mem::transmute(lanes.map(f16::from_f32))
     }
 }
 

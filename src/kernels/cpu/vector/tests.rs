@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use rand::Rng;
 
 use super::{Vector, Vectors, with_vectors};
+use crate::kernels::cpu::testing::unless_miri;
 use crate::kernels::gemm::tests::generator;
 
 /// Numbers of every kind, sixteen of them: random bits, so that infinities, NaN and subnormals are among them.
@@ -62,7 +63,7 @@ macro_rules! lanes {
 fn arithmetic_is_lane_by_lane() {
     let mut rng = generator(81);
     for_each_set(|set| {
-        for _ in 0..200 {
+        for _ in 0..unless_miri(200, 4) {
             let (a, b) = (numbers(&mut rng), numbers(&mut rng));
             let [x, y] = [a.as_ptr(), b.as_ptr()];
             let add = lanes!(set, V => V::load(x).add(V::load(y)));
@@ -128,7 +129,7 @@ fn lanes_are_picked_and_exchanged() {
 fn masks_bound_what_is_read_and_written() {
     let mut rng = generator(83);
     for_each_set(|set| {
-        for _ in 0..300 {
+        for _ in 0..unless_miri(300, 8) {
             let (x, before, mask) = (numbers(&mut rng), numbers(&mut rng), run(&mut rng));
             let (from, halves) = (x.as_ptr(), x.map(f16::from_f32));
             let rounded = x.map(bf16::from_f32);
@@ -174,7 +175,7 @@ fn masks_bound_what_is_read_and_written() {
 fn masks_bound_pairs_and_what_is_gathered() {
     let mut rng = generator(85);
     for_each_set(|set| {
-        for _ in 0..300 {
+        for _ in 0..unless_miri(300, 8) {
             let mut elements = || -> [bf16; 32] { from_fn(|_| bf16::from_bits(rng.random())) };
             let (x, before) = (elements(), elements());
             let first = rng.random_range(0..=32);
@@ -209,7 +210,7 @@ fn products_of_every_shape_agree_with_loops() {
     for_each_set(|set| {
         macro_rules! check {
             ($rows:literal, $count:literal, $left:literal, $add:literal) => {
-                for depth in [1usize, 2, 7, 48] {
+                for &depth in unless_miri(&[1usize, 2, 7, 48][..], &[1, 2]) {
                     let step = if $left == 1 { $rows } else { 1 };
                     let len = ($rows - 1) * $left + (depth - 1) * step + 1;
                     let mut random = |len: usize| -> Vec<f32> {

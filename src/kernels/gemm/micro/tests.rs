@@ -5,6 +5,7 @@
 use half::{bf16, f16};
 
 use super::{Bf16Terms, InstructionSet, MatrixView, PackedGemm, split};
+use crate::kernels::cpu::testing::unless_miri;
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
 use crate::kernels::gemm::tests::every_exponent;
 
@@ -116,7 +117,7 @@ fn a_small_number_leaves_the_others_alone() {
     }
     let ones = [1f32; 16 * 32];
     let small = every_exponent().into_iter().filter(|x| x.abs() < 1e-30);
-    for (n, x) in small.enumerate() {
+    for (n, x) in small.enumerate().step_by(unless_miri(1, 101)) {
         let mut left = ones;
         left[n % 16 * 32 + n % 32] = x;
         for (sums, turned) in
@@ -137,7 +138,7 @@ fn terms_add_up_to_the_element() {
     let numbers = every_exponent();
     let (vectors, []) = numbers.as_chunks::<16>() else { unreachable!("whole vectors") };
     for set in sets() {
-        for x in vectors {
+        for x in vectors.iter().step_by(unless_miri(1, 16)) {
             let mut terms = [[0f32; 16]; 3];
             // SAFETY: the features of the set; 16 lanes.
             with_vectors!(set, V => unsafe {
@@ -165,8 +166,9 @@ fn terms_add_up_to_the_element() {
 /// can be packed: of any size, beside other elements, into memory of any value.
 fn packs_what_single_elements_give<T: Single>(numbers: &[T], other: T) {
     let sizes = [[16, 32], [1, 1], [5, 31], [16, 33], [17, 2], [33, 70], [70, 40]];
-    let whole = (0..numbers.len() / 512).map(|part| (part * 512, sizes[0]));
-    let edges = sizes[1..].iter().map(|size| (numbers.len() / 3, *size));
+    let whole = (0..unless_miri(numbers.len() / 512, 1)).map(|part| (part * 512, sizes[0]));
+    let edges =
+        unless_miri(&sizes[1..], &sizes[1..5]).iter().map(|size| (numbers.len() / 3, *size));
     for (first, [lines, depth]) in whole.chain(edges) {
         let elements = &numbers[first..first + lines * depth];
         let expected = pack_singly(elements, depth);
@@ -206,7 +208,7 @@ fn packs_what_single_elements_give<T: Single>(numbers: &[T], other: T) {
 fn vectors_pack_what_single_elements_give() {
     let numbers = every_exponent();
     packs_what_single_elements_give(&numbers, f32::NAN);
-    let bits = || (0..=u16::MAX).step_by(3);
+    let bits = || (0..=u16::MAX).step_by(unless_miri(3, 31));
     let half: Vec<_> = bits().map(f16::from_bits).collect();
     packs_what_single_elements_give(&half, f16::NAN);
     let brain: Vec<_> = bits().map(bf16::from_bits).collect();

@@ -67,25 +67,25 @@ impl Wgrad<'_> {
             [TILE_ELEMENTS * left_place, TILE_ELEMENTS * right_place, TILE_ELEMENTS * ins * outs];
         let mut sums = vec![0f32; 9 * shape.c_in * self.channels.len()];
         with_words(sizes, |[left, right, products]| {
-            let mut work = Work {
-                shape,
-                inputs: 0..0,
-                channels: self.channels.clone(),
-                x: &x[images.start * shape.image()..images.end * shape.image()],
-                grad: &grad[images.start * shape.out_image()..images.end * shape.out_image()],
-                of_x,
-                of_grad,
-                ins,
-                outs,
-                left: left.as_mut_ptr().cast(),
-                right: right.as_mut_ptr().cast(),
-                left_place,
-                right_place,
-                products: products.as_mut_ptr().cast(),
-            };
             for first in (0..shape.c_in).step_by(CHANNELS) {
-                work.inputs = first..shape.c_in.min(first + CHANNELS);
                 products.fill(0);
+                // Its pointers are of after the fill, which invalidates older ones.
+                let work = Work {
+                    shape,
+                    inputs: first..shape.c_in.min(first + CHANNELS),
+                    channels: self.channels.clone(),
+                    x: &x[images.start * shape.image()..images.end * shape.image()],
+                    grad: &grad[images.start * shape.out_image()..images.end * shape.out_image()],
+                    of_x,
+                    of_grad,
+                    ins,
+                    outs,
+                    left: left.as_mut_ptr().cast(),
+                    right: right.as_mut_ptr().cast(),
+                    left_place,
+                    right_place,
+                    products: products.as_mut_ptr().cast(),
+                };
                 for vector in (0..of_x.vectors()).step_by(VECTORS) {
                     let count = VECTORS.min(of_x.vectors() - vector);
                     // SAFETY: the features of the vectors; whole images, and scratch of these sizes.
