@@ -19,8 +19,9 @@ static ANY: AtomicBool = AtomicBool::new(false);
 impl Parameters {
     /// Freezes these variables, on every thread, until [`unfreeze`](Self::unfreeze): PyTorch's `requires_grad_(False)`.
     ///
-    /// The crate's operators compute no gradient of a frozen variable and save nothing for one; below the first
-    /// operator that reads a trained variable they build no graph. No scaler collects, clips or checks a frozen
+    /// The crate's operators compute no gradient of a frozen variable; below the first operator that reads a trained
+    /// variable they build no graph and save nothing. Above it, an operator saves its inputs as if all were trained: the
+    /// input of a frozen linear layer is kept until backward, where PyTorch keeps none. No scaler collects, clips or checks a frozen
     /// variable's gradient, so no optimizer changes it and its overflow skips no step. Its name is not among the
     /// [`missing`](crate::GradScaler::missing). Of [`MasterVars`](crate::MasterVars), freeze the masters.
     ///

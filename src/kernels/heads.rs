@@ -7,8 +7,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::rc::Rc;
 
-use candle_core::{Layout, Result, Storage, Tensor, WithDType, bail};
+use candle_core::{Layout, Result, Storage, Tensor, WithDType};
 
+use crate::error::bail;
 use crate::kernels::cpu::guard::{Guard, guard};
 use crate::kernels::cpu::lane::Lane;
 

@@ -9,15 +9,20 @@ use crate::ops;
 pub(super) struct Padding {
     /// 1 for the steps of each sequence, 0 after them, `(b, t, 1)`.
     mask: Tensor,
-    /// For each step the one that takes its place where sequences run backward, `(b, t)`, counted over the whole batch.
-    turned: Tensor,
-    /// The last step of each, counted likewise, `(b)`.
+    /// The last step of each, counted over the whole batch, `(b)`.
     last: Tensor,
+    /// Where sequences run backward, the step that takes the place of each, counted likewise, `(b, t)`.
+    turned: Option<Tensor>,
 }
 
 impl Padding {
-    /// Of the sequences in `x (b, t, in)`, for the operator `op`.
-    pub(super) fn new(op: &'static str, x: &Tensor, lengths: &[usize]) -> Result<Self> {
+    /// Of the sequences in `x (b, t, in)`, which run backward if `reverse` is set, for the operator `op`.
+    pub(super) fn new(
+        op: &'static str,
+        x: &Tensor,
+        lengths: &[usize],
+        reverse: bool,
+    ) -> Result<Self> {
         let &[b, t, _] = x.dims() else {
             let (got, expected) = (x.shape().clone(), "(b, t, in)".into());
             return Err(ArgumentError::Shape { op, name: "x", got, expected }.into());
@@ -34,14 +39,16 @@ impl Padding {
             || lengths.iter().enumerate().flat_map(|(i, &n)| (0..t).map(move |s| (i, n, s)));
         let mask: Vec<u8> = steps().map(|(_, n, step)| u8::from(step < n)).collect();
         let place = |i: usize, step: usize| (i * t + step) as i64;
-        let turned = |(i, n, step)| place(i, if step < n { n - 1 - step } else { step });
-        let turned: Vec<i64> = steps().map(turned).collect();
         let last: Vec<i64> = lengths.iter().enumerate().map(|(i, n)| place(i, n - 1)).collect();
         let device = x.device();
+        let turned = reverse.then(|| {
+            let turned = |(i, n, step)| place(i, if step < n { n - 1 - step } else { step });
+            Tensor::from_vec(steps().map(turned).collect(), (b, t), device)
+        });
         Ok(Self {
             mask: Tensor::from_vec(mask, (b, t, 1), device)?,
-            turned: Tensor::from_vec(turned, (b, t), device)?,
             last: Tensor::from_vec(last, b, device)?,
+            turned: turned.transpose()?,
         })
     }
 
@@ -50,9 +57,12 @@ impl Padding {
         ops::where_cond(&self.mask, x, &Tensor::zeros((), x.dtype(), x.device())?)
     }
 
-    /// `x (b, t, …)` with each sequence turned around, where `reverse` is set.
-    pub(super) fn turned(&self, x: &Tensor, reverse: bool) -> Result<Tensor> {
-        if reverse { ops::embedding(&self.turned, &x.flatten(0, 1)?) } else { Ok(x.clone()) }
+    /// `x (b, t, …)` in the order of the run, or what is in that order as it was: turning twice changes nothing.
+    pub(super) fn turned(&self, x: &Tensor) -> Result<Tensor> {
+        match &self.turned {
+            Some(turned) => ops::embedding(turned, &x.flatten(0, 1)?),
+            None => Ok(x.clone()),
+        }
     }
 
     /// The last step of each sequence in `x (b, t, n)`, `(b, n)`.

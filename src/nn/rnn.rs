@@ -87,6 +87,11 @@ impl Origin {
     }
 }
 
+/// `state`, or zeros.
+fn start<R: RNN>(layer: &R, state: Option<&R::State>, batch: usize) -> Result<R::State> {
+    state.map_or_else(|| layer.zero_state(batch), |state| Ok(state.clone()))
+}
+
 /// One step of a sequence, `(b, n)`.
 fn at(sequence: &Tensor, step: usize) -> Result<Tensor> {
     sequence.narrow(1, step, 1)?.squeeze(1)?.contiguous()
@@ -193,10 +198,7 @@ impl LSTM {
     /// Those of [`ops::lstm`].
     pub fn sequence(&self, x: &Tensor, state: Option<&LSTMState>) -> Result<(Tensor, LSTMState)> {
         let (batch, steps, _) = x.dims3()?;
-        let start = match state {
-            Some(state) => state.clone(),
-            None => self.zero_state(batch)?,
-        };
+        let start = start(self, state, batch)?;
         let weights = self.parameters.weights(self.config.direction);
         let (h, c) = ops::lstm(x, &start.h, &start.c, weights)?;
         let last = match self.config.direction {
@@ -256,17 +258,15 @@ impl LSTM {
         lengths: &[usize],
         state: Option<&LSTMState>,
     ) -> Result<(Tensor, LSTMState)> {
-        let padding = Padding::new("lstm", x, lengths)?;
-        let start = match state {
-            Some(state) => state.clone(),
-            None => self.zero_state(lengths.len())?,
-        };
         let reverse = matches!(self.config.direction, Direction::Backward);
+        let padding = Padding::new("lstm", x, lengths, reverse)?;
+        let start = start(self, state, lengths.len())?;
+        // The operator runs forward, over sequences that are turned around: their ends are at different steps.
         let weights = self.parameters.weights(Direction::Forward);
-        let x = padding.inside(&padding.turned(x, reverse)?)?;
+        let x = padding.inside(&padding.turned(x)?)?;
         let (h, c) = ops::lstm(&x, &start.h, &start.c, weights)?;
         let last = LSTMState::new(padding.last(&h)?, padding.last(&c)?);
-        Ok((padding.inside(&padding.turned(&h, reverse)?)?, last))
+        Ok((padding.inside(&padding.turned(&h)?)?, last))
     }
 }
 
@@ -369,10 +369,7 @@ impl GRU {
     /// Those of [`ops::gru`].
     pub fn sequence(&self, x: &Tensor, state: Option<&GRUState>) -> Result<(Tensor, GRUState)> {
         let (batch, steps, _) = x.dims3()?;
-        let start = match state {
-            Some(state) => state.clone(),
-            None => self.zero_state(batch)?,
-        };
+        let start = start(self, state, batch)?;
         let h = ops::gru(x, &start.h, self.parameters.weights(Direction::Forward))?;
         let last = match steps.checked_sub(1) {
             Some(last) => GRUState::new(at(&h, last)?),
@@ -392,11 +389,8 @@ impl GRU {
         lengths: &[usize],
         state: Option<&GRUState>,
     ) -> Result<(Tensor, GRUState)> {
-        let padding = Padding::new("gru", x, lengths)?;
-        let start = match state {
-            Some(state) => state.clone(),
-            None => self.zero_state(lengths.len())?,
-        };
+        let padding = Padding::new("gru", x, lengths, false)?;
+        let start = start(self, state, lengths.len())?;
         let weights = self.parameters.weights(Direction::Forward);
         let h = ops::gru(&padding.inside(x)?, &start.h, weights)?;
         Ok((padding.inside(&h)?, GRUState::new(padding.last(&h)?)))

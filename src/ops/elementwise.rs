@@ -1,6 +1,6 @@
 //! Operators on elements, and reshaping.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use super::{check_dims, check_operand};
 use crate::autograd::{Backward, Gradient, Operator, apply};
@@ -99,8 +99,8 @@ impl Operator for AddRelu {
 
 /// `x` with each element dropped with probability `p`, and the rest divided by `1 - p`.
 ///
-/// Which are dropped is drawn from the crate's generator, [`random`](crate::random). With a `p` of 0 it is `x` itself,
-/// and nothing is drawn.
+/// Which are dropped is drawn from the crate's generator, [`random`](crate::random). With a `p` of 0 nothing is drawn,
+/// and the result is `x` itself, unless the policy casts it.
 ///
 /// # Precision
 ///
@@ -119,14 +119,17 @@ pub fn dropout(x: &Tensor, p: f32) -> Result<Tensor> {
         let expected = "a probability, from 0 to 1";
         return Err(ArgumentError::Setting { name: "p", got: p.into(), expected }.into());
     }
-    let cast = autocast::target(Op::Dropout, std::iter::once(x.dtype()))?;
-    if p == 0.0 && cast.is_none_or(|dtype| dtype == x.dtype()) {
+    let mask = if p == 0.0 {
         check_operand(Op::Dropout, x, "x", x, false)?;
-        return Ok(x.clone());
-    }
-    let keep = 1.0 - f64::from(p);
-    let scale = if keep > 0.0 { 1.0 / keep } else { 0.0 };
-    let mask = random::keep_mask(x.shape(), keep, x.device())?;
+        let cast = autocast::target(Op::Dropout, std::iter::once(x.dtype()))?;
+        if cast.is_none_or(|dtype| dtype == x.dtype()) {
+            return Ok(x.clone());
+        }
+        Tensor::ones(x.shape(), DType::U8, x.device())?
+    } else {
+        random::keep_mask(x.shape(), 1.0 - f64::from(p), x.device())?
+    };
+    let scale = if p < 1.0 { 1.0 / (1.0 - f64::from(p)) } else { 0.0 };
     apply(Dropout { mask, scale }, &[x])
 }
 

@@ -5,7 +5,7 @@ use candle_amp::optim::{Sgd, SgdConfig};
 use candle_amp::{Autocast, Cast, GradScaler, Op, Policy, nn, ops};
 use candle_core::{DType, Device, Module, Result, Tensor, Var};
 
-use crate::util::{FLOATS, assert_close, random, to_vec};
+use crate::util::{FLOATS, assert_close, assert_same, random, to_vec};
 
 const CPU: Device = Device::Cpu;
 
@@ -242,4 +242,21 @@ fn errors_say_what_would_do() {
     let integers = Tensor::new(&[1u32, 2], &CPU).unwrap();
     let error = message(ops::silu(&integers));
     assert!(error.contains("silu: x is U32, expected F16, BF16, F32 or F64"), "{error}");
+}
+
+#[test]
+fn dropout_of_nothing_is_its_input_and_draws_nothing() -> Result<()> {
+    let x = random(9, (3, 5), DType::F32);
+    candle_amp::random::manual_seed(3);
+    assert_eq!(ops::dropout(&x, 0.0)?.id(), x.id());
+    let after = ops::dropout(&x, 0.5)?;
+    candle_amp::random::manual_seed(3);
+    assert_same("what is drawn next", &ops::dropout(&x, 0.5)?, &after);
+    // Nor where the policy casts it.
+    let amp = Autocast::new(DType::BF16).allow(Op::Dropout);
+    candle_amp::random::manual_seed(3);
+    let cast = amp.scope(|| ops::dropout(&x, 0.0))?;
+    assert_same("cast", &cast, &x.to_dtype(DType::BF16)?);
+    assert_same("what is drawn next", &ops::dropout(&x, 0.5)?, &after);
+    Ok(())
 }

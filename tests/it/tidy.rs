@@ -263,3 +263,15 @@ fn no_file_names_a_place_on_somebody_s_machine() {
     }
     assert_none(offences, "absolute paths of one machine");
 }
+
+/// candle's `bail!`, `msg` and `wrap` end a message in a backtrace where `RUST_BACKTRACE` is set.
+#[test]
+fn errors_are_made_without_backtraces() {
+    let breaks = |path: &Path, line: &str| {
+        let own = line.contains("crate::error") || path.ends_with("error/mod.rs");
+        let imported = has_word(line, "bail") && !line.contains("bail!") && !own;
+        let named = ["candle_core::bail!", "Error::msg(", "Error::wrap("];
+        imported || named.iter().any(|name| line.contains(name))
+    };
+    assert_none(offences(breaks), "use `crate::error::bail`, `Error::Msg` and `Error::Wrapped`");
+}

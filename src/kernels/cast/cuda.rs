@@ -1,5 +1,6 @@
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor};
 
+use crate::error::bail;
 use crate::kernels::cuda::{Gpu, Grid, Many, Source, Strided, address, address_mut, pack, suffix};
 
 static SOURCE: Source = Source { name: "cast", code: include_str!("cast.cu") };

@@ -8,6 +8,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::contiguous;
 use super::cuda::Gpu;
+use crate::error::bail;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::in_place::{self, Access};
 use crate::kernels::cpu::lane::Lane;
@@ -66,7 +67,7 @@ pub(crate) fn cast_into(dst: &Tensor, src: &Tensor) -> Result<()> {
     with_element!(src.dtype(), S => with_element!(dst.dtype(), D => {
         let mut locked = in_place::lock_sets(&[vec![Access::Write(dst), Access::Read(&src)]])?;
         let Some([dst, src]) = locked.first_mut().map(Vec::as_mut_slice) else {
-            candle_core::bail!("two tensors are locked")
+            bail!("two tensors are locked")
         };
         let (src, dst) = (src.slice::<S>()?, dst.elements_mut::<D>()?);
         for_each_chunk::<f32, _>(

@@ -1,8 +1,9 @@
 //! The sizes of one convolution.
 
-use candle_core::{Result, bail};
+use candle_core::Result;
 
 use super::Geometry;
+use crate::error::bail;
 
 /// Elements that a slice can have, of any dtype.
 const MOST: usize = isize::MAX as usize / 8;

@@ -9,13 +9,14 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use candle_core::{CpuStorage, DType, Result, Storage, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, DType, Result, Storage, Tensor, WithDType};
 use half::slice::HalfFloatSliceExt;
 use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
 
 use super::convert::{bf16_to_f32, f32_to_bf16};
 use super::guard::{Guard, guard};
+use crate::error::bail;
 
 /// A type the arithmetic of a kernel runs in: `f32`, or `f64` for `f64` tensors.
 pub(crate) trait Real: Element<Acc = Self> + num_traits::Float + std::iter::Sum {
@@ -210,7 +211,7 @@ macro_rules! with_element {
                 $body
             }
             other => {
-                candle_core::bail!("expected a tensor of F16, BF16, F32 or F64, got {other:?}")
+                crate::error::bail!("expected a tensor of F16, BF16, F32 or F64, got {other:?}")
             }
         }
     };
@@ -233,7 +234,7 @@ macro_rules! with_single {
                 type $T = half::f16;
                 $body
             }
-            other => candle_core::bail!("expected a tensor of F16, BF16 or F32, got {other:?}"),
+            other => crate::error::bail!("expected a tensor of F16, BF16 or F32, got {other:?}"),
         }
     };
 }

@@ -1,10 +1,11 @@
 //! Writing into a tensor that exists: the one door to candle's mutable storage.
 
 use candle_core::{
-    CpuStorage, DType, InplaceOp1, Layout, Result, Storage, StorageMutRef, StorageRef, Tensor, bail,
+    CpuStorage, DType, InplaceOp1, Layout, Result, Storage, StorageMutRef, StorageRef, Tensor,
 };
 use half::{bf16, f16};
 
+use crate::error::bail;
 use crate::kernels::cpu::dtype::{Element, contiguous};
 use crate::kernels::cpu::guard::held;
 

@@ -7,7 +7,8 @@ mod many;
 mod product;
 mod strided;
 
-use candle_core::{CudaDevice, CudaStorage, DType, Device, Result, Shape, Tensor, bail};
+use crate::error::bail;
+use candle_core::{CudaDevice, CudaStorage, DType, Device, Result, Shape, Tensor};
 
 pub(crate) use convolution::{Convolution, Pass};
 pub(crate) use grid::{Grid, pack, suffix};

@@ -5,12 +5,13 @@ use std::ffi::{CStr, CString};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use candle_core::cuda_backend::WrapErr;
-use candle_core::{CudaDevice, Result, bail};
+use candle_core::{CudaDevice, Result};
 use cudarc::driver::{CudaFunction, CudaModule};
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 
 use super::Source;
 use super::cache::Cache;
+use crate::error::bail;
 
 /// What every source begins with.
 const COMMON: &str = concat!(include_str!("common.cuh"), include_str!("many.cuh"));
@@ -113,7 +114,7 @@ impl Job {
     }
 
     fn explain(&self, error: nvrtc::NvrtcError) -> candle_core::Error {
-        candle_core::Error::msg(format!(
+        candle_core::Error::Msg(format!(
             "NVRTC could not compile the kernels of {} for {}: {error:?}; an architecture it does not \
              know needs a newer CUDA toolkit",
             self.name, self.architecture
@@ -144,7 +145,7 @@ impl Job {
             let log = unsafe { nvrtc::get_program_log(program.0) }.map_err(explain)?;
             let log: Vec<u8> = log.into_iter().map(|c| c as u8).collect();
             let log = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy();
-            return Err(candle_core::Error::msg(format!("{}\n{log}", explain(error))));
+            return Err(candle_core::Error::Msg(format!("{}\n{log}", explain(error))));
         }
         let mut size = 0;
         // SAFETY: the program is compiled, and `size` is there to be written.

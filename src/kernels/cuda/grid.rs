@@ -1,6 +1,7 @@
 //! What a launch is made of beside its arguments: the grid, and names by dtype.
 
-use candle_core::{DType, Result, bail};
+use crate::error::bail;
+use candle_core::{DType, Result};
 
 /// Blocks, threads a block, and bytes of dynamic shared memory a block.
 #[derive(Clone, Copy, Debug)]

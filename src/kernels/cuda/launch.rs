@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use candle_core::cuda_backend::WrapErr;
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Result, Tensor};
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg, sys};
 
 use super::{Grid, address, address_mut, start};
+use crate::error::bail;
 
 /// Shared memory that every kernel may have without asking.
 const SHARED: usize = 48 << 10;

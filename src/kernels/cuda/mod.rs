@@ -27,7 +27,6 @@ use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
 use candle_core::op::BackpropOp;
 use candle_core::{
     CudaDevice, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
-    bail,
 };
 use cudarc::driver::DevicePtr;
 use half::{bf16, f16};
@@ -40,6 +39,7 @@ pub(crate) use memory::{keep, of_one, take};
 pub(crate) use product::{Matrices, Product};
 pub(crate) use strided::Strided;
 
+use crate::error::bail;
 use memory::alloc;
 
 /// The source of a kernel folder: `name` is unique in the crate, `code` goes after `common.cuh` and
@@ -110,7 +110,7 @@ impl Gpu {
         let stride = len.next_multiple_of(16);
         let all = self.empty(N * stride, dtype)?;
         let parts = (0..N).map(|i| all.narrow(0, i * stride, len)).collect::<Result<Vec<_>>>()?;
-        parts.try_into().map_err(|_| candle_core::Error::msg("as many parts as were made"))
+        parts.try_into().map_err(|_| candle_core::Error::Msg("as many parts as were made".into()))
     }
 
     /// A tensor of zeros; of no elements too, for which a driver has no memory.

@@ -1,7 +1,8 @@
-use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor, WithDType};
 use half::{bf16, f16};
 use num_traits::{Float, Zero};
 
+use crate::error::bail;
 use crate::kernels::accumulator;
 use crate::kernels::cpu::dtype::{Element, Elements, Real, contiguous, tensor, with_element};
 use crate::kernels::cpu::guard::{guard, hold};

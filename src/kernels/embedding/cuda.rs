@@ -1,5 +1,6 @@
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor};
 
+use crate::error::bail;
 use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Source, pack, suffix};
 use crate::kernels::elementwise::cuda::in_dtype;

@@ -1,7 +1,8 @@
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor};
 
 use super::arithmetic;
 use super::layout::readable;
+use crate::error::bail;
 use crate::kernels::algorithm::chosen;
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Matrices, Product, Source, pack, suffix};

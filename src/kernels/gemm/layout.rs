@@ -2,6 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
+use crate::error::bail;
 use crate::kernels::cuda::Matrices;
 use crate::kernels::elementwise::plain;
 
@@ -51,9 +52,7 @@ pub(super) fn readable(tensor: &Tensor) -> Result<(Tensor, Layout)> {
     }
     let copy = plain(tensor)?;
     let copy = if Layout::of(&copy).is_some() { copy } else { copy.force_contiguous()? };
-    let Some(layout) = Layout::of(&copy) else {
-        candle_core::bail!("no product of {:?}", tensor.layout())
-    };
+    let Some(layout) = Layout::of(&copy) else { bail!("no product of {:?}", tensor.layout()) };
     Ok((copy, layout))
 }
 

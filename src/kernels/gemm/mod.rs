@@ -13,7 +13,7 @@ mod product;
 #[cfg(test)]
 pub(super) mod tests;
 
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor};
 
 pub(super) use cuda::add_bias;
 pub(super) use operand::{Arithmetic, Source, narrow};
@@ -21,6 +21,7 @@ pub(super) use product::{Matrix, Threads, product};
 
 use super::algorithm::chosen;
 use super::cuda::Gpu;
+use crate::error::bail;
 use crate::kernels::cpu::dtype::with_element;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::cpu::dtype::with_single;

@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use candle_core::{DType, Result, Tensor, WithDType, bail};
+use candle_core::{DType, Result, Tensor, WithDType};
 use half::{bf16, f16};
 
+use crate::error::bail;
 use crate::kernels::cpu::dtype::{Element, Elements, Real};
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;

@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
+use crate::error::bail;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::layer_norm::cuda::{self as norm, Rows};
 
@@ -10,7 +11,7 @@ fn rows(x: &Tensor, groups: usize) -> Result<Rows> {
     let inner: usize = x.dims()[2..].iter().product();
     let (count, columns) = (samples * groups, channels / groups * inner);
     if u32::try_from(columns).is_err() {
-        candle_core::bail!("group norm of {columns} elements a group, more than 2^32 - 1")
+        bail!("group norm of {columns} elements a group, more than 2^32 - 1")
     }
     Ok(Rows { count, columns, groups, inner: inner.max(1) })
 }

@@ -1,8 +1,9 @@
 //! The CPU side: one pass over memory each, on all cores.
 
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor};
 
 use super::ScaledGradient;
+use crate::error::bail;
 use crate::kernels::cpu::dtype::{Element, Real};
 use crate::kernels::cpu::in_place::{Access, Locked, lock_sets};
 use crate::kernels::cpu::parallel::{TASK, map_sized};

@@ -1,8 +1,9 @@
 //! The CUDA side: one launch a pass for all tensors, up to [`Rows::ROWS`] of them. Nothing waits.
 
-use candle_core::{DType, Device, Result, Tensor, bail};
+use candle_core::{DType, Device, Result, Tensor};
 
 use super::{DeviceFoundInf, Growth, Multiplier, ScaledGradient, tensors};
+use crate::error::bail;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Many, Source, address, address_mut};
 
 static SOURCE: Source = Source { name: "multi_tensor", code: include_str!("multi_tensor.cu") };

@@ -13,12 +13,13 @@ pub(crate) mod optimizer;
 mod portable;
 mod scale;
 
-use candle_core::{Device, Result, Tensor, bail};
+use candle_core::{Device, Result, Tensor};
 
 pub(crate) use multiplier::{Clip, Multiplier, Number};
 pub(crate) use scale::{DeviceScale, Growth};
 
 use super::cuda::Gpu;
+use crate::error::bail;
 
 /// A gradient, and what it is to be multiplied by.
 pub(crate) type ScaledGradient<'a> = (&'a Tensor, &'a Multiplier);

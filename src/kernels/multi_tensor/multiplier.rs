@@ -1,7 +1,8 @@
 //! What a gradient is to be multiplied by, which is left to whoever reads it next.
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Result, Tensor};
 
+use crate::error::bail;
 use crate::kernels::cuda::{Gpu, address};
 
 /// A scale or its inverse.

@@ -1,6 +1,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::Window;
+use crate::error::bail;
 use crate::kernels::elementwise::portable::upcast;
 
 type Dims = (usize, usize, usize, usize);
@@ -29,7 +30,7 @@ pub(super) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)
             }
         });
     }
-    let Some((y, index)) = best else { candle_core::bail!("a window of no elements") };
+    let Some((y, index)) = best else { bail!("a window of no elements") };
     let (n, c, _, _) = x.dims4()?;
     let (oh, ow) = window.out_size((h, w));
     Ok((y.to_dtype(x.dtype())?.reshape((n, c, oh, ow))?, index.reshape((n, c, oh, ow))?))

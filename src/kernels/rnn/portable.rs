@@ -126,7 +126,7 @@ fn at(sequence: &Tensor, step: usize) -> Result<Tensor> {
 
 fn chunks<const N: usize>(gates: &Tensor) -> Result<[Tensor; N]> {
     let chunks = gates.chunk(N, 1)?.iter().map(Tensor::contiguous).collect::<Result<Vec<_>>>()?;
-    chunks.try_into().map_err(|_| candle_core::Error::msg("gates that are not of one size"))
+    chunks.try_into().map_err(|_| candle_core::Error::Msg("gates that are not of one size".into()))
 }
 
 fn sigmoid(x: &Tensor) -> Result<Tensor> {
@@ -163,7 +163,9 @@ impl<const N: usize> Steps<N> {
             false => Tensor::stack(&steps.iter().map(|step| &step[i]).collect::<Vec<_>>(), 1),
         });
         let sequences = sequences.collect::<Result<Vec<_>>>()?;
-        sequences.try_into().map_err(|_| candle_core::Error::msg("a step of too few results"))
+        sequences
+            .try_into()
+            .map_err(|_| candle_core::Error::Msg("a step of too few results".into()))
     }
 }
 

@@ -1,6 +1,7 @@
 use candle_core::{D, DType, Result, Tensor};
 
 use super::Form;
+use crate::error::bail;
 use crate::kernels::accumulator;
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Source, pack, suffix};
@@ -23,7 +24,7 @@ pub(super) fn rotate(
     let near = |t: &Tensor| if t.dtype() == angles { plain(t) } else { cast(t, angles) };
     let (cos, sin) = (near(cos)?, near(sin)?);
     let (b, first, second, d) = x.dims4()?;
-    let &[x0, x1, x2, x3] = x.stride() else { candle_core::bail!("expected four dimensions") };
+    let &[x0, x1, x2, x3] = x.stride() else { bail!("expected four dimensions") };
     let (half, pairs) = (d / 2, b * first * second * (d / 2));
     in_dtype(x.dtype(), out, |out| {
         let y = gpu.empty(x.shape(), out)?;

@@ -25,10 +25,11 @@ pub(super) mod winograd;
 
 use std::mem::MaybeUninit;
 
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor};
 use half::{bf16, f16};
 
 use super::shape::Shape;
+use crate::error::bail;
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;

@@ -6,12 +6,13 @@
 
 use std::mem::MaybeUninit;
 
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor};
 use half::{bf16, f16};
 
 use super::layout::Taps;
 use super::rows::widen_into;
 use super::with_stored;
+use crate::error::bail;
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;

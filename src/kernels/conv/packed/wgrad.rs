@@ -9,13 +9,14 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor};
 use half::{bf16, f16};
 
 use super::layout::{Cut, Part, RowPanels, Taps};
 use super::rows::Stored;
 use super::source::NchwImages;
 use super::{Shape, winograd, with_stored};
+use crate::error::bail;
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;

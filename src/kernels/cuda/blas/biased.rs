@@ -10,6 +10,7 @@ use cudarc::cublaslt::{result as lt, sys};
 use cudarc::driver::CudaStream;
 
 use super::{Handles, Operand, Product, Scalar, Sizes, of};
+use crate::error::bail;
 use crate::kernels::cuda::{Gpu, address, address_mut};
 
 /// Memory for products that are cut along the sum: what NVIDIA recommends, for Hopper and before.
@@ -220,6 +221,6 @@ fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
         DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
         DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
         DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
-        other => candle_core::bail!("expected matrices of F16, BF16 or F32, got {other:?}"),
+        other => bail!("expected matrices of F16, BF16 or F32, got {other:?}"),
     })
 }

@@ -12,11 +12,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use candle_core::cuda_backend::WrapErr;
-use candle_core::{DType, Result, bail};
+use candle_core::{DType, Result};
 use cudarc::cublas::{result as cublas, sys};
 use cudarc::driver::CudaStream;
 
 use super::{Gpu, Matrices, Product, address_mut, start};
+use crate::error::bail;
 
 /// A library handle on a stream. One a thread: a handle's workspace is for one product at a time.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use candle_core::{DType, Error, Result};
 use cudarc::cudnn::result::{self as cudnn, CudnnError};
 use cudarc::cudnn::sys;
 
+use crate::error::bail;
 use crate::kernels::cuda::Convolution;
 use crate::kernels::format::Format;
 
@@ -149,6 +150,6 @@ fn data_type(dtype: DType) -> Result<sys::cudnnDataType_t> {
         DType::F16 => sys::cudnnDataType_t::CUDNN_DATA_HALF,
         DType::BF16 => sys::cudnnDataType_t::CUDNN_DATA_BFLOAT16,
         DType::F32 => sys::cudnnDataType_t::CUDNN_DATA_FLOAT,
-        other => candle_core::bail!("expected images of F16, BF16 or F32, got {other:?}"),
+        other => bail!("expected images of F16, BF16 or F32, got {other:?}"),
     })
 }

@@ -136,7 +136,7 @@ impl Gpu {
         match run(library.handle, work, addresses, begin.is_some()) {
             Ok(()) => Ok(true),
             Err(CudnnError(Status::CUDNN_STATUS_NOT_SUPPORTED)) if begin.is_some() => Ok(false),
-            Err(error) => Err(Error::wrap(error)),
+            Err(error) => Err(Error::Wrapped(Box::new(error))),
         }
     }
 }

@@ -93,7 +93,7 @@ impl Plan {
         };
         let found = match found {
             Err(status) if unsupported(status) => return Ok(None),
-            found => found.map_err(|status| Error::wrap(cudnn::CudnnError(status)))?,
+            found => found.map_err(|status| Error::Wrapped(Box::new(cudnn::CudnnError(status))))?,
         };
         let fits = |candidate: &Candidate| {
             candidate.status == sys::cudnnStatus_t::CUDNN_STATUS_SUCCESS

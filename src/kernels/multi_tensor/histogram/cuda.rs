@@ -3,6 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{BINS, Counts};
+use crate::error::bail;
 use crate::kernels::cuda::{Gpu, Grid, Source, suffix};
 
 static SOURCE: Source = Source { name: "histogram", code: include_str!("histogram.cu") };
@@ -24,6 +25,6 @@ pub(super) fn exponents(gpu: &Gpu, x: &Tensor, factor: f32) -> Result<Counts> {
         .run(Grid::flat(n.div_ceil(EACH).min(BLOCKS), Grid::THREADS))?;
     let counts: Vec<u64> = Gpu::to_host::<i64>(&counts)?.into_iter().map(|n| n as u64).collect();
     let (bins, rest) = counts.split_at(BINS * 3);
-    let &[zero, infinite, nan] = rest else { candle_core::bail!("counts that were not made here") };
+    let &[zero, infinite, nan] = rest else { bail!("counts that were not made here") };
     Ok(Counts { bins: bins.as_chunks::<3>().0.to_vec(), zero, infinite, nan })
 }

@@ -1,10 +1,11 @@
 //! The CPU side: each tensor's gradient, weight and states are read and written in one pass.
 
-use candle_core::{DType, Result, bail};
+use candle_core::{DType, Result};
 
 use super::rule::{Rule, Squares};
 use super::storage::{Gradient, GradientSlice, Number, Part};
 use super::{Master, Slot};
+use crate::error::bail;
 use crate::kernels::cpu::in_place::{Access, Locked, SliceMut, lock_sets};
 use crate::kernels::cpu::parallel::{TASK, map_sized};
 use crate::kernels::cpu::simd::vectorise;

@@ -1,10 +1,11 @@
 //! The CUDA side: one launch for all tensors with the same formulas, up to [`Rows::ROWS`] of them; LAMB
 //! two. Nothing waits.
 
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor};
 
 use super::rule::Rule;
 use super::{Master, Skip, Slot};
+use crate::error::bail;
 use crate::kernels::cuda::{Gpu, Grid, Many, Source, address, address_mut};
 
 macro_rules! source {

@@ -8,6 +8,7 @@ use half::bf16;
 use super::rounding::{Key, Stochastic, rebuild as join, split};
 use super::rule::{AdamW, Lamb, Lion, Rule, Sgd, Squares};
 use super::{Master, Slot};
+use crate::error::bail;
 use crate::kernels::accumulator;
 use crate::kernels::cast;
 use crate::kernels::multi_tensor::multiplied;
@@ -119,7 +120,7 @@ impl Rule {
                 Ok(((w - step)?, states, nothing))
             }
             (Rule::Average(share), _) => Ok((lerp(&w, &g, share)?, states, nothing)),
-            (rule, states) => candle_core::bail!("{rule:?} with {} states", states.len()),
+            (rule, states) => bail!("{rule:?} with {} states", states.len()),
         }
     }
 }
@@ -164,7 +165,7 @@ impl AdamW {
         let (m, v, top) = match states {
             [m, v] => (m, v, None),
             [m, v, top] => (m, v, Some(top)),
-            _ => candle_core::bail!("AdamW with {} states", states.len()),
+            _ => bail!("AdamW with {} states", states.len()),
         };
         let g = signed(g, self.maximize)?;
         let (m, v) = moments(m, v, &g, self.beta1, self.beta2)?;

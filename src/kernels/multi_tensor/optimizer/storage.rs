@@ -9,11 +9,12 @@
 //! ([`split`]); or no bits, but rounding up or down at random so that the mean is right. States may be BF16 too,
 //! and are then rounded at random.
 
-use candle_core::{Result, bail};
+use candle_core::Result;
 use half::{bf16, f16};
 
 use super::rounding::{Key, Stochastic, rebuild, split};
 use super::rule::{Rule, Squares};
+use crate::error::bail;
 use crate::kernels::cpu::dtype::Real;
 use crate::kernels::cpu::in_place::SliceMut;
 use crate::kernels::cpu::lane::Lane;

@@ -19,13 +19,14 @@ mod wgrad;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor};
 use half::{bf16, f16};
 
 use super::layout::{Part, Taps};
 use super::rows::Stored;
 use super::weights::{self, Order};
 use super::{ConvPass, Shape, meets_padding, with_stored};
+use crate::error::bail;
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;

@@ -17,12 +17,13 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor};
 use half::{bf16, f16};
 
 use super::lines::Lines;
 use super::rows::{NhwcImage, copy};
 use super::{Shape, weights, with_stored};
+use crate::error::bail;
 use crate::kernels::conv::packed::layout::{Cut, Part, RowPanels, Taps};
 use crate::kernels::conv::packed::rows::{Stored, widen};
 use crate::kernels::conv::packed::source::{as_bf16, as_bf16_mut, as_f32_mut};

@@ -19,12 +19,13 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle_core::{DType, Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor};
 use half::{bf16, f16};
 
 use super::rows::Stored;
 use super::weights::Order;
 use super::{Shape, with_stored};
+use crate::error::bail;
 use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
