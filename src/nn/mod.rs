@@ -14,8 +14,10 @@ mod linear;
 pub mod loss;
 pub mod ops;
 mod padding;
+mod pool;
 pub mod rnn;
 pub mod rotary_emb;
+mod sequential;
 
 pub use activation::{Activation, PReLU, prelu};
 pub use batch_norm::{BatchNorm, batch_norm};
@@ -30,7 +32,9 @@ pub use embedding::{Embedding, embedding};
 pub use group_norm::{GroupNorm, group_norm};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
+pub use pool::{AvgPool2d, Flatten, GlobalAvgPool2d, MaxPool2d};
 pub use rnn::{GRU, GRUConfig, GRUState, LSTM, LSTMConfig, LSTMState, RNN, gru, lstm};
+pub use sequential::{SequentialT, seq_t};
 
 /// candle_nn's own, which need nothing from this crate.
 pub use candle_nn::{

@@ -33,11 +33,11 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 
-use candle_core::{Result, Tensor, ToUsize2};
+use candle_core::{D, Result, Tensor, ToUsize2};
 use candle_nn::{Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig};
 
 use super::BatchStatistics;
-use super::{conv, conv_transpose, norm, pool};
+use super::{conv, conv_transpose, elementwise, norm, pool};
 use crate::kernels::batch_norm::{Affine, Running};
 use crate::kernels::format::Format::ChannelsLast;
 
@@ -215,4 +215,53 @@ pub fn avg_pool2d(
 /// As [`ops::global_avg_pool2d`](super::global_avg_pool2d).
 pub fn global_avg_pool2d(x: &Tensor) -> Result<Tensor> {
     pool::global_avg_pool2d_of(ChannelsLast, x)
+}
+
+/// [`ops::flatten`](super::flatten): `x (b, …, c)` → `(b, c · …)`. The result has the order of channels first, so that a
+/// linear layer behind it has the same weight in both layouts.
+///
+/// # Precision
+///
+/// The dtype of `x` in and out.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::ops::{self, channels_last};
+/// use candle_core::{Device, Tensor};
+///
+/// let first = Tensor::rand(0f32, 1., (2, 3, 4, 5), &Device::Cpu)?;
+/// let last = first.permute((0, 2, 3, 1))?;
+/// let (a, b) = (ops::flatten(&first)?, channels_last::flatten(&last)?);
+/// assert_eq!(a.to_vec2::<f32>()?, b.to_vec2::<f32>()?);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.flatten(x, 1)` of a tensor in `torch.channels_last`.
+pub fn flatten(x: &Tensor) -> Result<Tensor> {
+    let rank = x.rank();
+    if rank < 3 {
+        return elementwise::flatten(x);
+    }
+    let order: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
+    elementwise::flatten(&x.permute(order)?)
+}
+
+/// [`ops::cat`](super::cat) of `(b, …, c)` tensors along their channels.
+///
+/// # Precision
+///
+/// As [`ops::cat`](super::cat).
+///
+/// # Errors
+///
+/// As [`ops::cat`](super::cat).
+///
+/// # References
+///
+/// `torch.cat(parts, 1)` of tensors in `torch.channels_last`.
+pub fn cat(parts: &[&Tensor]) -> Result<Tensor> {
+    super::cat(parts, D::Minus1)
 }

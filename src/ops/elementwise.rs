@@ -5,7 +5,7 @@ use candle_core::{DType, Result, Tensor};
 use super::{check_dims, check_operand};
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
-use crate::kernels::elementwise;
+use crate::kernels::{contiguous, elementwise};
 use crate::{Op, autocast, random};
 
 /// `max(x, 0)`; NaN stays NaN.
@@ -185,7 +185,8 @@ impl Operator for Flatten {
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Vec<usize>)> {
-        let x = &inputs[0];
+        // candle copies a strided tensor element by element.
+        let x = &contiguous(&inputs[0])?;
         let y = if x.rank() > 1 { x.flatten_from(1)? } else { x.reshape(x.elem_count())? };
         Ok((y, x.dims().to_vec()))
     }

@@ -42,6 +42,7 @@ mod saving;
 mod scale_rule;
 mod scaler;
 mod sequence;
+mod sequential;
 mod zero_grad;
 
 mod sgd;
