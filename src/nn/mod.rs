@@ -3,6 +3,7 @@
 //! [`optim`](crate::optim).
 
 mod activation;
+mod attention;
 mod batch_norm;
 mod builder;
 mod conv;
@@ -18,8 +19,10 @@ mod pool;
 pub mod rnn;
 pub mod rotary_emb;
 mod sequential;
+mod transformer;
 
 pub use activation::{Activation, PReLU, prelu};
+pub use attention::{MultiheadAttention, multihead_attention, multihead_attention_no_bias};
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use builder::var_builder;
 pub use conv::{
@@ -35,6 +38,11 @@ pub use linear::{Linear, linear, linear_b, linear_no_bias};
 pub use pool::{AvgPool2d, Flatten, GlobalAvgPool2d, MaxPool2d};
 pub use rnn::{GRU, GRUConfig, GRUState, LSTM, LSTMConfig, LSTMState, RNN, gru, lstm};
 pub use sequential::{SequentialT, seq_t};
+pub use transformer::{
+    TransformerConfig, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
+    TransformerEncoderLayer, transformer_decoder, transformer_decoder_layer, transformer_encoder,
+    transformer_encoder_layer,
+};
 
 /// candle_nn's own, which need nothing from this crate.
 pub use candle_nn::{
