@@ -51,7 +51,9 @@ pub use interpolate::{
 };
 pub(crate) use layer_norm::row_norm;
 pub use layer_norm::{layer_norm, rms_norm};
+pub(crate) use linear_cross_entropy::linear_cross_entropy_with;
 pub use linear_cross_entropy::{linear_cross_entropy, linear_cross_entropy_smoothed};
+pub(crate) use loss::{ClassSettings, cross_entropy_with, nll_with};
 pub use loss::{cross_entropy, cross_entropy_smoothed, nll};
 pub use norm::{BatchStatistics, batch_norm, batch_norm_eval, batch_norm_relu};
 pub use packed_attention::sdpa_packed;
@@ -62,6 +64,8 @@ pub use reduce::{mean, mean_dims, mean_keepdim, sum, sum_dims, sum_keepdim};
 pub use rnn::{RecurrentWeights, gru, lstm};
 pub use rope::{rope, rope_i, rope_thd};
 pub use softmax::{log_softmax, softmax};
+
+pub use crate::kernels::loss::Reduction;
 
 /// candle's own, which only move: their gradients are right in every dtype, and they ask no scope.
 pub use candle_nn::ops::{pixel_shuffle, pixel_unshuffle, replication_pad2d};

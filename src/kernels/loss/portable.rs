@@ -1,46 +1,139 @@
+//! Losses by candle's operators.
+
 use candle_core::{DType, Result, Tensor};
 
+use super::class::{ClassLoss, Reduction};
 use super::pairwise::{LEAST_VARIANCE, LOWEST_LOG, Pairwise, Side};
+use super::{LogitsGradient, Reduced};
+use crate::kernels::accumulator;
 use crate::kernels::elementwise::portable::upcast;
 
+/// What the rows count, as tensors `(n, 1)`.
+struct Rows {
+    /// 1 where a row counts.
+    counted: Tensor,
+    /// Its class, 0 where it does not.
+    targets: Tensor,
+    /// The weight of its target, 0 where it does not count.
+    weights: Tensor,
+}
+
+impl Rows {
+    fn of(loss: &ClassLoss, targets: &Tensor, wide: DType) -> Result<Self> {
+        let targets = targets.detach();
+        let counted = match loss.ignored {
+            Some(ignored) => targets.ne(ignored)?,
+            None => targets.ones_like()?.to_dtype(DType::U8)?,
+        };
+        let targets = counted.where_cond(&targets, &targets.zeros_like()?)?;
+        let weights = match &loss.weights {
+            Some(weights) => weights.index_select(&targets, 0)?,
+            None => targets.ones_like()?.to_dtype(wide)?,
+        };
+        let weights = counted.where_cond(&weights, &weights.zeros_like()?)?;
+        let column = |x: Tensor| x.unsqueeze(1);
+        Ok(Self { counted: column(counted)?, targets: column(targets)?, weights: column(weights)? })
+    }
+
+    /// `x`, `(n, m)`, and zeros where rows do not count.
+    fn mask(&self, x: &Tensor) -> Result<Tensor> {
+        self.counted.broadcast_as(x.shape())?.where_cond(x, &x.zeros_like()?)
+    }
+
+    fn reduce(&self, loss: &ClassLoss, losses: &Tensor) -> Result<Reduced> {
+        let losses = self.mask(losses)?;
+        let total = loss.sums_weights().then(|| self.weights.sum_all()).transpose()?;
+        let loss = match (loss.reduction, &total) {
+            (Reduction::None, _) => losses.squeeze(1)?,
+            (Reduction::Sum, _) => losses.sum_all()?,
+            (Reduction::Mean, None) => losses.mean_all()?,
+            (Reduction::Mean, Some(total)) => (losses.sum_all()? / total)?,
+        };
+        Ok(Reduced { loss, total })
+    }
+}
+
+/// The gradient of each row's loss, `(n, 1)`, or of all rows, `(1, 1)`.
+fn scales(
+    loss: &ClassLoss,
+    n: usize,
+    total: Option<&Tensor>,
+    gradient: &Tensor,
+    wide: DType,
+) -> Result<Tensor> {
+    let gradient = gradient.detach().to_dtype(wide)?.reshape(((), 1))?;
+    match total {
+        Some(total) => gradient.broadcast_div(&total.to_dtype(wide)?),
+        None => gradient / loss.count(n),
+    }
+}
+
 pub(super) fn cross_entropy_forward(
+    loss: &ClassLoss,
     logits: &Tensor,
     targets: &Tensor,
-    label_smoothing: f64,
-) -> Result<(Tensor, Tensor)> {
+) -> Result<(Reduced, Tensor)> {
     let wide = upcast(logits)?;
+    let rows = Rows::of(loss, targets, wide.dtype())?;
     let max = wide.max_keepdim(1)?;
     let log_sum = wide.broadcast_sub(&max)?.exp()?.sum_keepdim(1)?.log()?;
     let log_sum_exp = (&max + &log_sum)?;
-    let target = wide.gather(&targets.unsqueeze(1)?, 1)?;
-    let mut losses = (&log_sum_exp - (target * (1.0 - label_smoothing))?)?;
-    if label_smoothing != 0.0 {
-        losses = (losses - (wide.mean_keepdim(1)? * label_smoothing)?)?;
+    let of_target = (&log_sum_exp - wide.gather(&rows.targets, 1)?)?;
+    let mut losses = (of_target * &rows.weights)?.affine(1.0 - loss.label_smoothing, 0.0)?;
+    if loss.label_smoothing != 0.0 {
+        let mut all = wide.neg()?.broadcast_add(&log_sum_exp)?;
+        if let Some(weights) = &loss.weights {
+            all = all.broadcast_mul(weights)?;
+        }
+        losses = (losses + (all.mean_keepdim(1)? * loss.label_smoothing)?)?;
     }
-    Ok((losses.mean_all()?, Tensor::stack(&[max.squeeze(1)?, log_sum.squeeze(1)?], 0)?))
+    let log_sums = Tensor::stack(&[max.squeeze(1)?, log_sum.squeeze(1)?], 0)?;
+    Ok((rows.reduce(loss, &losses)?, log_sums))
 }
 
-pub(super) fn cross_entropy_backward(
-    [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
-    label_smoothing: f64,
-    out: DType,
-) -> Result<Tensor> {
+pub(super) fn cross_entropy_backward(of: LogitsGradient<'_>, out: DType) -> Result<Tensor> {
+    let LogitsGradient { loss, logits, targets, log_sum_exp, total, gradient } = of;
     let (n, classes) = logits.dims2()?;
     let wide = upcast(logits)?;
+    let rows = Rows::of(loss, targets, wide.dtype())?;
     let part = |i: usize| log_sum_exp.get(i)?.unsqueeze(1);
     let probabilities = wide.broadcast_sub(&part(0)?)?.broadcast_sub(&part(1)?)?.exp()?;
-    let rest = Tensor::full(label_smoothing - 1.0, (n, 1), wide.device())?;
-    let difference = (probabilities - label_smoothing / classes as f64)?.scatter_add(
-        &targets.unsqueeze(1)?,
-        &rest.to_dtype(wide.dtype())?,
-        1,
-    )?;
-    let scale = (grad_scale.detach().to_dtype(wide.dtype())? / n as f64)?;
-    difference.broadcast_mul(&scale)?.to_dtype(out)
+    let every = match &loss.weights {
+        Some(weights) => weights.detach(),
+        None => Tensor::ones(classes, wide.dtype(), wide.device())?,
+    };
+    let every = (every * (loss.label_smoothing / classes as f64))?;
+    let right = (&rows.weights * (1.0 - loss.label_smoothing))?;
+    let mass = right.broadcast_add(&every.sum_all()?)?;
+    let difference = probabilities.broadcast_mul(&mass)?.broadcast_sub(&every)?;
+    let difference = difference.scatter_add(&rows.targets, &right.neg()?, 1)?;
+    let scales = scales(loss, n, total, gradient, wide.dtype())?;
+    rows.mask(&difference.broadcast_mul(&scales)?)?.to_dtype(out)
 }
 
-pub(super) fn nll_forward(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    upcast(log_probs)?.gather(&targets.unsqueeze(1)?, 1)?.mean_all()?.neg()
+pub(super) fn nll_forward(
+    loss: &ClassLoss,
+    log_probs: &Tensor,
+    targets: &Tensor,
+) -> Result<Reduced> {
+    let wide = upcast(log_probs)?;
+    let rows = Rows::of(loss, targets, wide.dtype())?;
+    let losses = (wide.gather(&rows.targets, 1)?.neg()? * &rows.weights)?;
+    rows.reduce(loss, &losses)
+}
+
+pub(super) fn nll_backward(
+    loss: &ClassLoss,
+    [targets, gradient]: [&Tensor; 2],
+    total: Option<&Tensor>,
+    out: DType,
+) -> Result<Tensor> {
+    let (n, wide) = (targets.dim(0)?, accumulator(out));
+    let rows = Rows::of(loss, targets, wide)?;
+    let scales = scales(loss, n, total, gradient, wide)?;
+    let shares = rows.weights.to_dtype(wide)?.broadcast_mul(&scales)?.neg()?;
+    let zeros = Tensor::zeros((n, loss.classes), wide, targets.device())?;
+    zeros.scatter_add(&rows.targets, &rows.mask(&shares)?, 1)?.to_dtype(out)
 }
 
 pub(super) fn pairwise_forward(loss: Pairwise, input: &Tensor, target: &Tensor) -> Result<Tensor> {

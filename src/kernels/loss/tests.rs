@@ -16,8 +16,24 @@ fn one(dtype: DType) -> Tensor {
     of(vec![1.0], &[], dtype)
 }
 
+/// All rows count alike.
+fn even(logits: &Tensor, label_smoothing: f64) -> ClassLoss {
+    let classes = logits.dims()[1];
+    let reduction = Reduction::Mean;
+    ClassLoss { classes, label_smoothing, weights: None, ignored: None, reduction }
+}
+
 fn forward(logits: &Tensor, targets: &Tensor, smoothing: f64) -> Result<(Tensor, Tensor)> {
-    cross_entropy_forward(logits, targets, logits.dim(1)?, smoothing)
+    let (reduced, sums) = cross_entropy_forward(&even(logits, smoothing), logits, targets)?;
+    assert!(reduced.total.is_none());
+    Ok((reduced.loss, sums))
+}
+
+fn of_logits<'a>(
+    loss: &'a ClassLoss,
+    [logits, targets, log_sum_exp, gradient]: [&'a Tensor; 4],
+) -> LogitsGradient<'a> {
+    LogitsGradient { loss, logits, targets, log_sum_exp, total: None, gradient }
 }
 
 fn backward(
@@ -28,8 +44,16 @@ fn backward(
     smoothing: f64,
     out: DType,
 ) -> Result<Tensor> {
-    let tensors = [logits, targets, log_sum_exp, scale];
-    cross_entropy_backward(tensors, logits.dim(1)?, smoothing, out)
+    let loss = even(logits, smoothing);
+    cross_entropy_backward(of_logits(&loss, [logits, targets, log_sum_exp, scale]), out)
+}
+
+fn nll(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    Ok(nll_forward(&even(log_probs, 0.0), log_probs, targets)?.loss)
+}
+
+fn nll_gradient(x: &Tensor, targets: &Tensor, scale: &Tensor, out: DType) -> Result<Tensor> {
+    nll_backward(&even(x, 0.0), targets, None, scale, out)
 }
 
 fn naive_cross_entropy(logits: &Tensor, targets: &Tensor, smoothing: f64) -> f64 {
@@ -53,16 +77,15 @@ fn cross_entropy_matches_a_loop() {
                 let (logits, targets) = (strided(&shape, dtype, 1), targets(shape[0], shape[1]));
                 let expected = naive_cross_entropy(&logits, &targets, smoothing);
                 let (loss, lse) = forward(&logits, &targets, smoothing).unwrap();
-                let oracle =
-                    portable::cross_entropy_forward(&plain(&logits).unwrap(), &targets, smoothing)
-                        .unwrap();
+                let (plain, even) = (plain(&logits).unwrap(), even(&logits, smoothing));
+                let oracle = portable::cross_entropy_forward(&even, &plain, &targets).unwrap();
                 let wide = accumulator(dtype);
                 assert_eq!((loss.rank(), loss.dtype(), lse.dims()), (0, wide, &[2, shape[0]][..]));
                 // Of one class, the loss is the difference of equal numbers near 1.
                 let slack = 8.0 * epsilon(wide) * (1.0 + expected);
                 let slack = slack * naive_slack(dtype, logits.elem_count());
                 assert!((values(&loss)[0] - expected).abs() <= slack);
-                assert!((values(&oracle.0)[0] - expected).abs() <= 16.0 * slack);
+                assert!((values(&oracle.0.loss)[0] - expected).abs() <= 16.0 * slack);
                 assert_close(&oracle.1, &values(&lse), 8.0);
             }
         }
@@ -96,11 +119,9 @@ fn cross_entropy_gradients_in_every_dtype_are_those_of_f64() {
                     backward(logits, &targets, lse, &scale, 0.1, out).unwrap()
                 };
                 let expected = values(&backward(&logits64, &lse64, DType::F64));
-                let oracle = portable::cross_entropy_backward(
-                    [&plain(&logits).unwrap(), &targets, &lse, &scale],
-                    0.1,
-                    out,
-                );
+                let (plain, even) = (plain(&logits).unwrap(), even(&logits, 0.1));
+                let of = of_logits(&even, [&plain, &targets, &lse, &scale]);
+                let oracle = portable::cross_entropy_backward(of, out);
                 let ours = backward(&logits, &lse, out);
                 assert_eq!(ours.dtype(), out);
                 let count = 16.0 * (epsilon(accumulator(dtype)) / epsilon(out)).max(1.0);
@@ -260,12 +281,13 @@ fn nll_picks_and_its_gradient_puts_back() {
             let picked = rows.iter().zip(values(&targets)).map(|(row, class)| row[class as usize]);
             let expected = -picked.sum::<f64>() / shape[0] as f64;
             let tolerance = 8.0 * epsilon(accumulator(dtype));
-            let oracle = portable::nll_forward(&plain(&x).unwrap(), &targets).unwrap();
-            for loss in [nll_forward(&x, &targets).unwrap(), oracle] {
+            let plain = plain(&x).unwrap();
+            let oracle = portable::nll_forward(&even(&x, 0.0), &plain, &targets).unwrap().loss;
+            for loss in [nll(&x, &targets).unwrap(), oracle] {
                 assert!((values(&loss)[0] - expected).abs() <= tolerance);
             }
             let scale = of(vec![4.0 * shape[0] as f64], &[], DType::F32);
-            let dx = nll_backward(&targets, shape[1], &scale, dtype).unwrap();
+            let dx = nll_gradient(&x, &targets, &scale, dtype).unwrap();
             let (classes, mut derivatives) = (values(&targets), vec![0.0; x.elem_count()]);
             for (row, class) in classes.iter().enumerate() {
                 derivatives[row * shape[1] + *class as usize] = -4.0;
@@ -274,7 +296,7 @@ fn nll_picks_and_its_gradient_puts_back() {
         }
     }
     let x = random(&[2, 3], DType::F32, 8);
-    let error = nll_forward(&x, &Tensor::new(&[0u32, 3], &Device::Cpu).unwrap()).unwrap_err();
+    let error = nll(&x, &Tensor::new(&[0u32, 3], &Device::Cpu).unwrap()).unwrap_err();
     assert!(error.to_string().contains("row 1 is 3, expected one of 3 classes"), "{error}");
 }
 
@@ -299,8 +321,8 @@ fn gpus_agree() {
                 }
             }
             assert_gpus_near(&[&x, &targets, &scale], 64.0, |t| {
-                let dx = nll_backward(&t[1], shape[1], &t[2], dtype)?;
-                Ok(vec![nll_forward(&t[0], &t[1])?, dx])
+                let dx = nll_gradient(&t[0], &t[1], &t[2], dtype)?;
+                Ok(vec![nll(&t[0], &t[1])?, dx])
             });
             for loss in PAIRWISE {
                 let (a, b) = pair(loss, &shape, dtype);
@@ -332,9 +354,10 @@ fn rows_on_gpus_may_be_longer_than_their_classes() -> Result<()> {
                 let targets = targets(n, classes).to_device(&gpu)?;
                 let scale = Tensor::new(128f32, &gpu)?;
                 for smoothing in [0.0, 0.1] {
-                    let (loss, sums) = cross_entropy_forward(&long, &targets, classes, smoothing)?;
-                    let tensors = [&long, &targets, &sums, &scale];
-                    let dx = cross_entropy_backward(tensors, classes, smoothing, dtype)?;
+                    let even = even(&x, smoothing);
+                    let (reduced, sums) = cross_entropy_forward(&even, &long, &targets)?;
+                    let of = of_logits(&even, [&long, &targets, &sums, &scale]);
+                    let dx = cross_entropy_backward(of, dtype)?;
                     let (plain, plain_sums) = forward(&x, &targets, smoothing)?;
                     let plain_dx = backward(&x, &targets, &sums, &scale, smoothing, dtype)?;
                     let read = |t: &Tensor| t.to_device(&Device::Cpu).map(|t| values(&t));
@@ -342,7 +365,7 @@ fn rows_on_gpus_may_be_longer_than_their_classes() -> Result<()> {
                     let rest = read(&dx.narrow(1, classes, apart - classes)?)?;
                     assert!(rest.iter().all(|&x| x == 0.0), "{rest:?}");
                     // Threads share out a row by how it lies, and so add it up in another order.
-                    assert_close(&loss.to_device(&Device::Cpu)?, &read(&plain)?, 8.0);
+                    assert_close(&reduced.loss.to_device(&Device::Cpu)?, &read(&plain)?, 8.0);
                     assert_close(&sums.to_device(&Device::Cpu)?, &read(&plain_sums)?, 8.0);
                 }
             }
@@ -360,7 +383,7 @@ fn a_target_that_is_no_class_is_nan_on_gpus() {
         let scale = Tensor::new(1f32, &gpu).unwrap();
         let dx = backward(&x, &targets, &sums, &scale, 0.0, DType::F32).unwrap();
         let read = |t: &Tensor| values(&t.to_device(&Device::Cpu).unwrap());
-        assert!(read(&loss)[0].is_nan() && read(&nll_forward(&x, &targets).unwrap())[0].is_nan());
+        assert!(read(&loss)[0].is_nan() && read(&nll(&x, &targets).unwrap())[0].is_nan());
         let nan: Vec<bool> = read(&dx).iter().map(|x| x.is_nan()).collect();
         assert_eq!(nan, [false, false, false, true, true, true]);
     }
@@ -393,9 +416,10 @@ fn an_offset_of_the_logits_does_not_matter() -> Result<()> {
         let exact = near.to_dtype(DType::F64)?;
         let (_, lse) = forward(&exact, &targets, 0.1)?;
         let expected = values(&backward(&exact, &targets, &lse, &scale, 0.1, DType::F64)?);
-        let (_, lse) = portable::cross_entropy_forward(&logits, &targets, 0.1)?;
-        let tensors = [&logits, &targets, &lse, &scale];
-        let mut every = vec![portable::cross_entropy_backward(tensors, 0.1, DType::F32)?];
+        let even = even(&logits, 0.1);
+        let (_, lse) = portable::cross_entropy_forward(&even, &logits, &targets)?;
+        let of = of_logits(&even, [&logits, &targets, &lse, &scale]);
+        let mut every = vec![portable::cross_entropy_backward(of, DType::F32)?];
         for device in devices() {
             let [logits, targets, scale] =
                 [&logits, &targets, &scale].map(|t| t.to_device(&device));
@@ -403,7 +427,8 @@ fn an_offset_of_the_logits_does_not_matter() -> Result<()> {
             let (_, lse) = forward(&logits, &targets, 0.1)?;
             every.push(backward(&logits, &targets, &lse, &scale, 0.1, DType::F32)?);
             // Last, as it is written over the logits.
-            every.push(cross_entropy_backward_assign([&logits, &targets, &lse, &scale], 9, 0.1)?);
+            let of = of_logits(&even, [&logits, &targets, &lse, &scale]);
+            every.push(cross_entropy_backward_assign(of)?);
         }
         for dx in every {
             for (actual, expected) in values(&dx).into_iter().zip(&expected) {
