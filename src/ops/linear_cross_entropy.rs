@@ -15,6 +15,9 @@ use crate::kernels::loss::{self, ClassLoss, LogitsGradient};
 /// the logits, so that they can lie as products like them: on a GPU 1,024 classes and more, if they are no multiple of
 /// 64, get zeros up to one, because tensor cores are at their best with sizes that are. GPT-2 has 50,257.
 ///
+/// [`nn::CrossEntropyLoss::forward_linear`](crate::nn::CrossEntropyLoss::forward_linear) has an `ignore_index`, class weights
+/// and other reductions.
+///
 /// # Shapes
 ///
 /// `x (…, k)`, `weight (classes, k)`, `bias (classes)`, `targets` as `x` without `k` → `()`.

@@ -2,17 +2,25 @@
 
 use candle_core::{DType, Device, Result, Tensor, WithDType};
 
+use super::class::{Reduction, count};
 use super::pairwise::{self, Pairwise, Side};
 use crate::kernels::activation::Math;
+use crate::kernels::cast;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{BLOCK, generate, with_output};
 use crate::kernels::reduce::channels::Channels;
 
-pub(super) fn pairwise_forward(loss: Pairwise, input: &Tensor, target: &Tensor) -> Result<Tensor> {
+pub(super) fn pairwise_forward(
+    loss: Pairwise,
+    reduction: Reduction,
+    input: &Tensor,
+    target: &Tensor,
+) -> Result<Tensor> {
     fn typed<T: Lane<Acc: Math>>(
         loss: Pairwise,
+        reduction: Reduction,
         input: &Tensor,
         target: &Tensor,
     ) -> Result<Tensor> {
@@ -27,6 +35,9 @@ pub(super) fn pairwise_forward(loss: Pairwise, input: &Tensor, target: &Tensor) 
                 pairwise::terms(loss, widened(&a[start..], out), wide);
             },
         );
+        if reduction == Reduction::None {
+            return Ok(tensor(terms, input.dims()));
+        }
         let layout = Channels::rows(1, terms.len());
         let sums = layout.sums::<T::Acc, 1, 0, 1>(
             [&terms],
@@ -34,27 +45,29 @@ pub(super) fn pairwise_forward(loss: Pairwise, input: &Tensor, target: &Tensor) 
             #[inline(always)]
             |x, []| x,
         );
-        Tensor::new(sums[0][0] / a.len() as f64, &Device::Cpu)?.to_dtype(T::Acc::DTYPE)
+        let mean = sums[0][0] / count(reduction, a.len());
+        Tensor::new(mean, &Device::Cpu)?.to_dtype(T::Acc::DTYPE)
     }
-    with_element!(input.dtype(), T => typed::<T>(loss, input, target))
+    with_element!(input.dtype(), T => typed::<T>(loss, reduction, input, target))
 }
 
 pub(super) fn pairwise_backward(
-    (loss, side): (Pairwise, Side),
-    input: &Tensor,
-    target: &Tensor,
-    grad_scale: &Tensor,
+    of: (Pairwise, Side),
+    reduction: Reduction,
+    tensors: [&Tensor; 3],
     out: DType,
 ) -> Result<Tensor> {
     fn typed<T: Lane<Acc: Math>, O: Lane<Acc = T::Acc>>(
         (loss, side): (Pairwise, Side),
-        input: &Tensor,
-        target: &Tensor,
-        grad_scale: &Tensor,
+        reduction: Reduction,
+        [input, target, gradient]: [&Tensor; 3],
     ) -> Result<Tensor> {
-        let _held = hold([input, target]);
+        let gradient = cast(gradient, T::Acc::DTYPE)?;
+        let _held = hold([input, target, &gradient]);
         let (a, b): (&[T], &[T]) = (&Elements::of(input)?, &Elements::of(target)?);
-        let scale = T::Acc::of(scalar(grad_scale)? / a.len() as f64);
+        let gradient: &[T::Acc] = &Elements::of(&gradient)?;
+        let each = (reduction == Reduction::None).then_some(gradient);
+        let scale = T::Acc::of(gradient[0].to_double() / count(reduction, a.len()));
         let dx = generate(
             a.len(),
             #[inline(always)]
@@ -63,15 +76,25 @@ pub(super) fn pairwise_backward(
                 let wide = widened(&b[start..], &mut wide[..out.len()]);
                 let derivatives = widened(&a[start..], &mut derivatives[..out.len()]);
                 pairwise::derivatives(loss, side, derivatives, wide);
-                for (out, derivative) in out.iter_mut().zip(derivatives) {
-                    *out = O::narrowed(*derivative * scale);
+                match each {
+                    None => {
+                        for (out, derivative) in out.iter_mut().zip(derivatives) {
+                            *out = O::narrowed(*derivative * scale);
+                        }
+                    }
+                    Some(each) => {
+                        let products = derivatives.iter().zip(&each[start..]);
+                        for (out, (derivative, gradient)) in out.iter_mut().zip(products) {
+                            *out = O::narrowed(*derivative * *gradient);
+                        }
+                    }
                 }
             },
         );
         Ok(tensor(dx, input.dims()))
     }
-    with_element!(input.dtype(), T => with_output!(T, out, O => {
-        typed::<T, O>((loss, side), input, target, grad_scale)
+    with_element!(tensors[0].dtype(), T => with_output!(T, out, O => {
+        typed::<T, O>(of, reduction, tensors)
     }))
 }
 
@@ -82,8 +105,4 @@ fn widened<'a, T: Lane>(src: &[T], dst: &'a mut [T::Acc]) -> &'a mut [T::Acc] {
         *dst = src.widened();
     }
     dst
-}
-
-fn scalar(tensor: &Tensor) -> Result<f64> {
-    tensor.detach().to_dtype(DType::F64)?.to_scalar()
 }

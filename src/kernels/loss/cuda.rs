@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::class::{ClassLoss, Reduction};
+use super::class::{ClassLoss, Reduction, count};
 use super::pairwise::{Pairwise, Side};
 use super::{LogitsGradient, Reduced};
 use crate::kernels::accumulator;
@@ -189,33 +189,42 @@ fn number(loss: Pairwise) -> (i32, f64) {
         Pairwise::Huber { delta } => (1, delta),
         Pairwise::BinaryCrossEntropy => (2, 0.0),
         Pairwise::BinaryCrossEntropyWithLogit => (3, 0.0),
+        Pairwise::L1 => (4, 0.0),
+        Pairwise::KlDiv { log_target: false } => (5, 0.0),
+        Pairwise::KlDiv { log_target: true } => (6, 0.0),
     }
 }
 
 pub(super) fn pairwise_forward(
     gpu: &Gpu,
     loss: Pairwise,
-    input: &Tensor,
-    target: &Tensor,
+    reduction: Reduction,
+    [input, target]: [&Tensor; 2],
 ) -> Result<Tensor> {
     let (n, dtype) = (input.elem_count(), input.dtype());
-    let grid = Grid::over(n, pack(dtype, dtype));
+    let ((kind, delta), grid) = (number(loss), Grid::over(n, pack(dtype, dtype)));
+    if reduction == Reduction::None {
+        let y = gpu.empty(input.shape(), accumulator(dtype))?;
+        let launch = launch(gpu, "pairwise_terms", &[dtype])?.write(&y)?.read(input)?;
+        launch.read(target)?.size(n).int(kind).double(delta).run(grid)?;
+        return Ok(y);
+    }
     let grid = Grid::flat(grid.blocks[0].min(BLOCKS), grid.threads);
     let parts = gpu.empty(grid.blocks[0], DType::F64)?;
-    let (kind, delta) = number(loss);
     let launch = launch(gpu, "pairwise", &[dtype])?.write(&parts)?.read(input)?.read(target)?;
     launch.size(n).int(kind).double(delta).run(grid)?;
-    mean(gpu, &parts, n as f64, accumulator(dtype))
+    mean(gpu, &parts, count(reduction, n), accumulator(dtype))
 }
 
 pub(super) fn pairwise_backward(
     gpu: &Gpu,
     (loss, side): (Pairwise, Side),
-    [input, target, grad_scale]: [&Tensor; 3],
+    reduction: Reduction,
+    [input, target, gradient]: [&Tensor; 3],
     out: DType,
 ) -> Result<Tensor> {
     let (n, dtype) = (input.elem_count(), input.dtype());
-    let scale = widened(grad_scale, dtype)?;
+    let gradient = widened(gradient, dtype)?;
     let (kind, delta) = number(loss);
     in_dtype(dtype, out, |out| {
         let dx = gpu.empty(input.shape(), out)?;
@@ -223,7 +232,9 @@ pub(super) fn pairwise_backward(
             .write(&dx)?
             .read(input)?
             .read(target)?
-            .read(&scale)?
+            .read(&gradient)?
+            .int((reduction == Reduction::None).into())
+            .double(count(reduction, n))
             .size(n)
             .int(kind)
             .int((side == Side::Target).into())

@@ -192,6 +192,9 @@ template <class A> DEVICE A pair_loss(int kind, A delta, A a, A b) {
         return d > delta ? delta * (d - A(0.5) * delta) : A(0.5) * d * d;
     }
     if (kind == 2) return -(b * bounded_log(a) + (A(1) - b) * bounded_log(A(1) - a));
+    if (kind == 4) return magnitude(a - b);
+    if (kind == 5) return (b == A(0) ? b : b * logarithm(b)) - b * a;
+    if (kind == 6) return exponential(b) * (b - a);
     return (a < A(0) ? A(0) : a) - a * b + one_more(exponential(-magnitude(a)));
 }
 
@@ -208,6 +211,12 @@ template <class A> DEVICE A pair_slope(int kind, bool of_target, A delta, A a, A
         A variance = a * (A(1) - a), least = A(1e-12);
         return (a - b) / (variance < least ? least : variance);
     }
+    if (kind == 4) {
+        A d = of_target ? b - a : a - b;
+        return d > A(0) ? A(1) : d < A(0) ? A(-1) : d;
+    }
+    if (kind == 5) return of_target ? logarithm(b) + A(1) - a : -b;
+    if (kind == 6) return of_target ? exponential(b) * (b - a + A(1)) : -exponential(b);
     return of_target ? -a : A(1) / (A(1) + exponential(-a)) - b;
 }
 
@@ -231,11 +240,25 @@ DEVICE void pairwise(double *parts, const T *a, const T *b, size_t n, int kind, 
     if (threadIdx.x == 0) parts[blockIdx.x] = total;
 }
 
-template <class T, class O>
-DEVICE void pairwise_backward(O *dx, const T *a, const T *b, const Acc<T> *grad_scale, size_t n, int kind,
-                              int of_target, double width_) {
+template <class T> DEVICE void pairwise_terms(Acc<T> *y, const T *a, const T *b, size_t n, int kind, double width_) {
     typedef Acc<T> A;
-    A delta = (A)width_, scale = *grad_scale / (A)n;
+    along<PACK<T>>(n, aligned(a) && aligned(b), global_thread(), global_threads(), [&](size_t i, auto width) {
+        constexpr int N = decltype(width)::value;
+        A u[N], v[N];
+        read(a + i, u);
+        read(b + i, v);
+#pragma unroll
+        for (int k = 0; k < N; k++) u[k] = pair_loss(kind, (A)width_, u[k], v[k]);
+        write(y + i, u);
+    });
+}
+
+// The gradient of the loss, over `count`: that of each element's loss if `each` is set.
+template <class T, class O>
+DEVICE void pairwise_backward(O *dx, const T *a, const T *b, const Acc<T> *gradient, int each, double count,
+                              size_t n, int kind, int of_target, double width_) {
+    typedef Acc<T> A;
+    A delta = (A)width_, scale = *gradient / (A)count;
     bool packed = aligned(a) && aligned(b) && aligned(dx);
     along<PACK<T, O>>(n, packed, global_thread(), global_threads(), [&](size_t i, auto width) {
         constexpr int N = decltype(width)::value;
@@ -243,7 +266,9 @@ DEVICE void pairwise_backward(O *dx, const T *a, const T *b, const Acc<T> *grad_
         read(a + i, u);
         read(b + i, v);
 #pragma unroll
-        for (int k = 0; k < N; k++) u[k] = pair_slope(kind, of_target, delta, u[k], v[k]) * scale;
+        for (int k = 0; k < N; k++) {
+            u[k] = pair_slope(kind, of_target, delta, u[k], v[k]) * (each ? gradient[i + k] : scale);
+        }
         write(dx + i, u);
     });
 }
@@ -272,6 +297,10 @@ DEVICE void pairwise_backward(O *dx, const T *a, const T *b, const Acc<T> *grad_
     }                                                                                             \
     KERNEL pairwise_##t(double *parts, const T *a, const T *b, size_t n, int kind, double delta) { \
         pairwise(parts, a, b, n, kind, delta);                                                    \
+    }                                                                                             \
+    KERNEL pairwise_terms_##t(Acc<T> *y, const T *a, const T *b, size_t n, int kind,              \
+                              double delta) {                                                     \
+        pairwise_terms(y, a, b, n, kind, delta);                                                  \
     }
 #define BACKWARD(t, T, o, O)                                                                      \
     ROW_KERNEL cross_entropy_backward_##t##_##o(                                                  \
@@ -283,9 +312,10 @@ DEVICE void pairwise_backward(O *dx, const T *a, const T *b, const Acc<T> *grad_
         cross_entropy_backward(dx, x, targets, log_sums, of, scale, rows, apart, smoothing,       \
                                team);                                                             \
     }                                                                                             \
-    KERNEL pairwise_backward_##t##_##o(O *dx, const T *a, const T *b, const Acc<T> *scale,        \
-                                       size_t n, int kind, int of_target, double delta) {         \
-        pairwise_backward(dx, a, b, scale, n, kind, of_target, delta);                            \
+    KERNEL pairwise_backward_##t##_##o(O *dx, const T *a, const T *b, const Acc<T> *gradient,     \
+                                       int each, double count, size_t n, int kind, int of_target, \
+                                       double delta) {                                            \
+        pairwise_backward(dx, a, b, gradient, each, count, n, kind, of_target, delta);            \
     }
 EACH_FLOAT(FORWARD)
 EACH_PAIR(BACKWARD)

@@ -147,34 +147,42 @@ pub(crate) fn nll_backward(
     }
 }
 
-/// The mean of a [`Pairwise`] loss, in the dtype of the arithmetic; both of one shape and dtype.
-pub(crate) fn pairwise_forward(loss: Pairwise, input: &Tensor, target: &Tensor) -> Result<Tensor> {
+/// A [`Pairwise`] loss, in the dtype of the arithmetic; both of one shape and dtype.
+pub(crate) fn pairwise_forward(
+    loss: Pairwise,
+    reduction: Reduction,
+    input: &Tensor,
+    target: &Tensor,
+) -> Result<Tensor> {
     let (input, target) = (plain(input)?, plain(target)?);
-    if let Some(gpu) = Gpu::of(input.device()) {
-        return cuda::pairwise_forward(&gpu, loss, &input, &target);
-    }
-    if input.device().is_cpu() {
-        cpu_pairwise::pairwise_forward(loss, &input, &target)
-    } else {
-        portable::pairwise_forward(loss, &input, &target)
+    match Gpu::of(input.device()) {
+        _ if input.elem_count() == 0 => {
+            portable::pairwise_forward(loss, reduction, &input, &target)
+        }
+        Some(gpu) => cuda::pairwise_forward(&gpu, loss, reduction, [&input, &target]),
+        None if input.device().is_cpu() => {
+            cpu_pairwise::pairwise_forward(loss, reduction, &input, &target)
+        }
+        None => portable::pairwise_forward(loss, reduction, &input, &target),
     }
 }
 
-/// The gradient of [`pairwise_forward`] in one side, times the scalar `grad_scale`, in `out`.
+/// The gradient of [`pairwise_forward`] in one side, in `out`, from that of the loss, which has one element or, of
+/// [`Reduction::None`], as many as the sides.
 pub(crate) fn pairwise_backward(
-    (loss, side): (Pairwise, Side),
-    input: &Tensor,
-    target: &Tensor,
-    grad_scale: &Tensor,
+    of: (Pairwise, Side),
+    reduction: Reduction,
+    [input, target, gradient]: [&Tensor; 3],
     out: DType,
 ) -> Result<Tensor> {
-    let (input, target) = (plain(input)?, plain(target)?);
-    if let Some(gpu) = Gpu::of(input.device()) {
-        return cuda::pairwise_backward(&gpu, (loss, side), [&input, &target, grad_scale], out);
-    }
-    if input.device().is_cpu() {
-        cpu_pairwise::pairwise_backward((loss, side), &input, &target, grad_scale, out)
-    } else {
-        portable::pairwise_backward((loss, side), &input, &target, grad_scale, out)
+    let (input, target, gradient) = (plain(input)?, plain(target)?, plain(gradient)?);
+    let tensors = [&input, &target, &gradient];
+    match Gpu::of(input.device()) {
+        _ if input.elem_count() == 0 => portable::pairwise_backward(of, reduction, tensors, out),
+        Some(gpu) => cuda::pairwise_backward(&gpu, of, reduction, tensors, out),
+        None if input.device().is_cpu() => {
+            cpu_pairwise::pairwise_backward(of, reduction, tensors, out)
+        }
+        None => portable::pairwise_backward(of, reduction, tensors, out),
     }
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::class::{ClassLoss, Reduction};
+use super::class::{ClassLoss, Reduction, count};
 use super::pairwise::{LEAST_VARIANCE, LOWEST_LOG, Pairwise, Side};
 use super::{LogitsGradient, Reduced};
 use crate::kernels::accumulator;
@@ -136,54 +136,91 @@ pub(super) fn nll_backward(
     zeros.scatter_add(&rows.targets, &rows.mask(&shares)?, 1)?.to_dtype(out)
 }
 
-pub(super) fn pairwise_forward(loss: Pairwise, input: &Tensor, target: &Tensor) -> Result<Tensor> {
+/// The loss of each element.
+fn pairwise_terms(loss: Pairwise, input: &Tensor, target: &Tensor) -> Result<Tensor> {
     let (a, b) = (upcast(input)?, upcast(target)?);
-    let terms = match loss {
-        Pairwise::Mse => a.sub(&b)?.sqr()?,
+    match loss {
+        Pairwise::Mse => a.sub(&b)?.sqr(),
         Pairwise::Huber { delta } => {
             let d = a.sub(&b)?.abs()?;
             let far = d.affine(delta, -0.5 * delta * delta)?;
-            d.gt(delta)?.where_cond(&far, &(d.sqr()? * 0.5)?)?
+            d.gt(delta)?.where_cond(&far, &(d.sqr()? * 0.5)?)
         }
         Pairwise::BinaryCrossEntropy => {
             let present = (&b * bounded_log(&a)?)?;
             let absent = (one_minus(&b)? * bounded_log(&one_minus(&a)?)?)?;
-            (present + absent)?.neg()?
+            (present + absent)?.neg()
         }
         Pairwise::BinaryCrossEntropyWithLogit => {
             let log = (a.abs()?.neg()?.exp()? + 1.0)?.log()?;
-            ((a.relu()? - (&a * &b)?)? + log)?
+            (a.relu()? - (&a * &b)?)? + log
         }
-    };
-    terms.mean_all()
+        Pairwise::L1 => a.sub(&b)?.abs(),
+        Pairwise::KlDiv { log_target: false } => {
+            let entropy = b.eq(0.0)?.where_cond(&b, &(&b * b.log()?)?)?;
+            entropy - (&b * &a)?
+        }
+        Pairwise::KlDiv { log_target: true } => b.exp()? * b.sub(&a)?,
+    }
 }
 
-pub(super) fn pairwise_backward(
+pub(super) fn pairwise_forward(
+    loss: Pairwise,
+    reduction: Reduction,
+    input: &Tensor,
+    target: &Tensor,
+) -> Result<Tensor> {
+    let terms = pairwise_terms(loss, input, target)?;
+    match reduction {
+        Reduction::Mean => terms.mean_all(),
+        Reduction::Sum => terms.sum_all(),
+        Reduction::None => Ok(terms),
+    }
+}
+
+/// The derivative of each element's loss in one side.
+fn pairwise_derivatives(
     (loss, side): (Pairwise, Side),
     input: &Tensor,
     target: &Tensor,
-    grad_scale: &Tensor,
-    out: DType,
 ) -> Result<Tensor> {
     let (a, b) = (upcast(input)?, upcast(target)?);
     let sign = if side == Side::Input { 1.0 } else { -1.0 };
-    let derivatives = match (loss, side) {
-        (Pairwise::Mse, _) => (a.sub(&b)? * (2.0 * sign))?,
-        (Pairwise::Huber { delta }, _) => (a.sub(&b)?.clamp(-delta, delta)? * sign)?,
+    match (loss, side) {
+        (Pairwise::Mse, _) => a.sub(&b)? * (2.0 * sign),
+        (Pairwise::Huber { delta }, _) => a.sub(&b)?.clamp(-delta, delta)? * sign,
         (Pairwise::BinaryCrossEntropy, Side::Input) => {
-            (a.sub(&b)? / (&a * one_minus(&a)?)?.maximum(LEAST_VARIANCE)?)?
+            a.sub(&b)? / (&a * one_minus(&a)?)?.maximum(LEAST_VARIANCE)?
         }
         (Pairwise::BinaryCrossEntropy, Side::Target) => {
-            (bounded_log(&one_minus(&a)?)? - bounded_log(&a)?)?
+            bounded_log(&one_minus(&a)?)? - bounded_log(&a)?
         }
         (Pairwise::BinaryCrossEntropyWithLogit, Side::Input) => {
-            ((a.neg()?.exp()? + 1.0)?.recip()? - b)?
+            (a.neg()?.exp()? + 1.0)?.recip()? - b
         }
-        (Pairwise::BinaryCrossEntropyWithLogit, Side::Target) => a.neg()?,
-    };
-    let scale = grad_scale.detach().to_dtype(derivatives.dtype())?;
-    let scale = (scale / input.elem_count() as f64)?;
-    derivatives.broadcast_mul(&scale)?.to_dtype(out)
+        (Pairwise::BinaryCrossEntropyWithLogit, Side::Target) => a.neg(),
+        (Pairwise::L1, _) => {
+            let d = a.sub(&b)?;
+            let up = d.gt(0.0)?.where_cond(&d.ones_like()?, &d)?;
+            d.lt(0.0)?.where_cond(&d.ones_like()?.neg()?, &up)? * sign
+        }
+        (Pairwise::KlDiv { log_target: false }, Side::Input) => b.neg(),
+        (Pairwise::KlDiv { log_target: false }, Side::Target) => (b.log()? + 1.0)? - a,
+        (Pairwise::KlDiv { log_target: true }, Side::Input) => b.exp()?.neg(),
+        (Pairwise::KlDiv { log_target: true }, Side::Target) => b.exp()? * (b.sub(&a)? + 1.0)?,
+    }
+}
+
+pub(super) fn pairwise_backward(
+    of: (Pairwise, Side),
+    reduction: Reduction,
+    [input, target, gradient]: [&Tensor; 3],
+    out: DType,
+) -> Result<Tensor> {
+    let derivatives = pairwise_derivatives(of, input, target)?;
+    let gradient = gradient.detach().to_dtype(derivatives.dtype())?;
+    let gradient = (gradient / count(reduction, input.elem_count()))?;
+    derivatives.broadcast_mul(&gradient)?.to_dtype(out)
 }
 
 fn one_minus(x: &Tensor) -> Result<Tensor> {

@@ -170,11 +170,14 @@ fn infinite_logits() {
     }
 }
 
-const PAIRWISE: [Pairwise; 4] = [
+const PAIRWISE: [Pairwise; 7] = [
     Pairwise::Mse,
     Pairwise::Huber { delta: 0.75 },
     Pairwise::BinaryCrossEntropy,
     Pairwise::BinaryCrossEntropyWithLogit,
+    Pairwise::L1,
+    Pairwise::KlDiv { log_target: false },
+    Pairwise::KlDiv { log_target: true },
 ];
 
 fn exact(loss: Pairwise, a: f64, b: f64) -> f64 {
@@ -186,6 +189,9 @@ fn exact(loss: Pairwise, a: f64, b: f64) -> f64 {
         Pairwise::BinaryCrossEntropyWithLogit => {
             exact(Pairwise::BinaryCrossEntropy, 1.0 / (1.0 + (-a).exp()), b)
         }
+        Pairwise::L1 => (a - b).abs(),
+        Pairwise::KlDiv { log_target: false } => b * (b.ln() - a),
+        Pairwise::KlDiv { log_target: true } => b.exp() * (b - a),
     }
 }
 
@@ -195,7 +201,9 @@ fn pair(loss: Pairwise, shape: &[usize], dtype: DType) -> (Tensor, Tensor) {
     let probability = |x: Tensor| x.affine(0.2, 0.5).unwrap();
     let (a, b) = match loss {
         Pairwise::BinaryCrossEntropy => (probability(a), probability(b)),
-        Pairwise::BinaryCrossEntropyWithLogit => (a, probability(b)),
+        Pairwise::BinaryCrossEntropyWithLogit | Pairwise::KlDiv { log_target: false } => {
+            (a, probability(b))
+        }
         _ => (a, b),
     };
     (a.to_dtype(dtype).unwrap(), b.to_dtype(dtype).unwrap())
@@ -210,11 +218,13 @@ fn pairwise_losses_match_a_loop() {
                 let count = a.elem_count() as f64;
                 let pairs = values(&a).into_iter().zip(values(&b));
                 let expected = pairs.map(|(a, b)| exact(loss, a, b)).sum::<f64>() / count;
-                let mean = pairwise_forward(loss, &a, &b).unwrap();
+                let mean = pairwise_forward(loss, Reduction::Mean, &a, &b).unwrap();
                 assert_eq!((mean.rank(), mean.dtype()), (0, accumulator(dtype)));
                 let slack = naive_slack(dtype, a.elem_count());
                 assert_close(&mean, &[expected], 16.0 * slack);
-                let oracle = portable::pairwise_forward(loss, &plain(&a).unwrap(), &b).unwrap();
+                let oracle =
+                    portable::pairwise_forward(loss, Reduction::Mean, &plain(&a).unwrap(), &b)
+                        .unwrap();
                 assert_close(&oracle, &[expected], 64.0 * slack);
             }
         }
@@ -228,13 +238,13 @@ fn pairwise_gradients_are_slopes_in_every_dtype() {
             let (a, b) = pair(loss, &[3, 11], DType::F64);
             let derivative = |a: &Tensor, b: &Tensor, out| {
                 let scale = of(vec![3.0], &[], DType::F32);
-                pairwise_backward((loss, side), a, b, &scale, out).unwrap()
+                pairwise_backward((loss, side), Reduction::Mean, [a, b, &scale], out).unwrap()
             };
             let weight = of(vec![3.0], &[], DType::F64);
             let moved = if side == Side::Input { &a } else { &b };
             let expected = numeric_gradient(moved, &weight, |x| {
                 let (a, b) = if side == Side::Input { (x, &b) } else { (&a, x) };
-                pairwise_forward(loss, a, b).unwrap()
+                pairwise_forward(loss, Reduction::Mean, a, b).unwrap()
             });
             assert_close(&derivative(&a, &b, DType::F64), &expected, difference_tolerance(99.0));
             for dtype in DTYPES {
@@ -249,7 +259,12 @@ fn pairwise_gradients_are_slopes_in_every_dtype() {
                         assert_eq!((ours.dtype(), ours.dims()), (out, &shape[..]));
                         assert_close(&ours, &exact, count);
                         let kind = (loss, side);
-                        let oracle = portable::pairwise_backward(kind, &a, &b, &scale, out);
+                        let oracle = portable::pairwise_backward(
+                            kind,
+                            Reduction::Mean,
+                            [&a, &b, &scale],
+                            out,
+                        );
                         assert_close(&oracle.unwrap(), &exact, count);
                     }
                 }
@@ -261,15 +276,46 @@ fn pairwise_gradients_are_slopes_in_every_dtype() {
 #[test]
 fn certain_probabilities_cost_a_hundred_at_most() {
     let (p, t) = (of(vec![0.0, 1.0], &[2], DType::F32), of(vec![1.0, 1.0], &[2], DType::F32));
-    let loss = pairwise_forward(Pairwise::BinaryCrossEntropy, &p, &t).unwrap();
+    let loss = pairwise_forward(Pairwise::BinaryCrossEntropy, Reduction::Mean, &p, &t).unwrap();
     assert_eq!(values(&loss), [50.0]);
     let kind = (Pairwise::BinaryCrossEntropy, Side::Input);
-    let derivative = pairwise_backward(kind, &p, &t, &one(DType::F32), DType::F32).unwrap();
+    let derivative =
+        pairwise_backward(kind, Reduction::Mean, [&p, &t, &one(DType::F32)], DType::F32).unwrap();
     assert!(values(&derivative).iter().all(|x| x.is_finite()));
     // A logit has no such end.
     let logits = of(vec![-300.0, 300.0], &[2], DType::F32);
-    let loss = pairwise_forward(Pairwise::BinaryCrossEntropyWithLogit, &logits, &t).unwrap();
+    let loss =
+        pairwise_forward(Pairwise::BinaryCrossEntropyWithLogit, Reduction::Mean, &logits, &t)
+            .unwrap();
     assert_eq!(values(&loss), [150.0]);
+}
+
+#[test]
+fn pairwise_losses_at_their_edges() {
+    let (inf, nan) = (f64::INFINITY, f64::NAN);
+    let pairs = |loss, side, a: &[f64], b: &[f64]| {
+        let (a, b) =
+            (of(a.to_vec(), &[a.len()], DType::F32), of(b.to_vec(), &[b.len()], DType::F32));
+        let n = [a.elem_count() as f64];
+        let scale = of(n.to_vec(), &[], DType::F32);
+        let kind = (loss, side);
+        let ours = pairwise_backward(kind, Reduction::Mean, [&a, &b, &scale], DType::F32).unwrap();
+        let oracle =
+            portable::pairwise_backward(kind, Reduction::Mean, [&a, &b, &scale], DType::F32)
+                .unwrap();
+        let terms = pairwise_forward(loss, Reduction::None, &a, &b).unwrap();
+        let text = |t: &Tensor| format!("{:?}", values(t));
+        assert_eq!(text(&ours), text(&oracle), "{loss:?} {side:?}");
+        (text(&terms), text(&ours))
+    };
+    let (terms, slopes) =
+        pairs(Pairwise::L1, Side::Input, &[2.0, 1.0, -inf, nan], &[2.0, 3.0, 1.0, 1.0]);
+    assert_eq!((&*terms, &*slopes), ("[0.0, 2.0, inf, NaN]", "[0.0, -1.0, -1.0, NaN]"));
+    let kl = |log_target| Pairwise::KlDiv { log_target };
+    let (terms, slopes) = pairs(kl(false), Side::Target, &[-1.0, nan], &[0.0, 1.0]);
+    assert_eq!((&*terms, &*slopes), ("[0.0, NaN]", "[-inf, NaN]"));
+    let (terms, slopes) = pairs(kl(true), Side::Input, &[-1.0, 0.0], &[-1.0, nan]);
+    assert!(terms.starts_with("[0.0, NaN") && slopes.ends_with("NaN]"), "{terms} {slopes}");
 }
 
 #[test]
@@ -326,14 +372,20 @@ fn gpus_agree() {
             });
             for loss in PAIRWISE {
                 let (a, b) = pair(loss, &shape, dtype);
-                assert_gpus_near(&[&a, &b, &scale], 64.0, |t| {
-                    let mut all = vec![pairwise_forward(loss, &t[0], &t[1])?];
-                    for side in [Side::Input, Side::Target] {
-                        all.push(pairwise_backward((loss, side), &t[0], &t[1], &t[2], DType::F32)?);
-                        all.push(pairwise_backward((loss, side), &t[0], &t[1], &t[2], dtype)?);
-                    }
-                    Ok(all)
-                });
+                let each = random(&shape, DType::F32, 9);
+                for reduction in [Reduction::Mean, Reduction::Sum, Reduction::None] {
+                    let gradient = if reduction == Reduction::None { &each } else { &scale };
+                    assert_gpus_near(&[&a, &b, gradient], 64.0, |t| {
+                        let mut all = vec![pairwise_forward(loss, reduction, &t[0], &t[1])?];
+                        for side in [Side::Input, Side::Target] {
+                            for out in [DType::F32, dtype] {
+                                let (of, t) = ((loss, side), [&t[0], &t[1], &t[2]]);
+                                all.push(pairwise_backward(of, reduction, t, out)?);
+                            }
+                        }
+                        Ok(all)
+                    });
+                }
             }
         }
     }

@@ -4,7 +4,7 @@ use candle_amp::nn::{CrossEntropyLoss, NllLoss, Reduction};
 use candle_amp::{Autocast, GradScaler, ops};
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 
-use super::{REDUCTIONS, double, gradient, weighted};
+use super::{REDUCTIONS, double, gradient, near, weighted};
 use crate::bad_input::assert_says;
 use crate::util::{FLOATS, assert_absolute, assert_close, epsilon, largest, random, to_vec};
 
@@ -93,8 +93,8 @@ fn class_losses_with_every_setting() -> candle_amp::Result<()> {
 
                 let grads = weighted(&expected)?.backward()?;
                 let expected = grads.get(&wide_x).expect("a gradient");
-                // The sum of smoothed gradients cancels, so the largest is no measure for one class.
-                let tolerance = 32.0 * epsilon(dtype) * largest(expected).max(1e-3);
+                // For one class it is 1 - 0.9 - 0.1, each rounded, so the largest is no measure there.
+                let tolerance = 32.0 * epsilon(dtype) * largest(expected).max(1e-2);
                 let gradient = gradient(&ours, &x)?;
                 assert_absolute(&what, &gradient, expected, tolerance);
             }
@@ -117,10 +117,6 @@ fn class_losses_are_pytorchs() -> Result<()> {
         reduction,
     };
     let mean = loss(Reduction::Mean).forward(&x, &y)?;
-    let near = |what, got: &Tensor, expected: &[f64]| {
-        let expected = Tensor::new(expected, &Device::Cpu).unwrap();
-        assert_absolute(what, &got.flatten_all().unwrap(), &expected, 1e-9);
-    };
     near("mean", &mean, &[2.117493829231903]);
     let grads = mean.backward()?;
     let expected = [

@@ -1,12 +1,14 @@
 //! Losses with PyTorch's settings, against candle's operators and autograd in F64, and PyTorch's numbers.
 
 mod class;
+mod embedding;
+mod pair;
 
 use candle_amp::GradScaler;
 use candle_amp::nn::Reduction;
-use candle_core::{DType, Result, Tensor, Var};
+use candle_core::{DType, Device, Result, Tensor, Var};
 
-use crate::util::random;
+use crate::util::{assert_absolute, random};
 
 const REDUCTIONS: [Reduction; 3] = [Reduction::Mean, Reduction::Sum, Reduction::None];
 
@@ -24,4 +26,10 @@ fn gradient(loss: &Tensor, of: &Var) -> candle_amp::Result<Tensor> {
 fn weighted(loss: &Tensor) -> Result<Tensor> {
     let factors = random(99, loss.shape(), loss.dtype());
     (loss * factors)?.sum_all()
+}
+
+/// Of PyTorch's numbers, in F64.
+fn near(what: &str, got: &Tensor, expected: &[f64]) {
+    let expected = Tensor::new(expected, &Device::Cpu).unwrap();
+    assert_absolute(what, &got.flatten_all().unwrap(), &expected, 1e-9);
 }
