@@ -217,6 +217,10 @@ pointwise!(with_pointwise [
     Mse "mse" Full Full "squares overflow F16 from 256 on; the scaler needs an F32 loss";
     /// [`ops::huber`](crate::ops::huber).
     Huber "huber" Full Full "squares and a sum; the scaler needs an F32 loss";
+    /// [`ops::l1`](crate::ops::l1).
+    L1 "l1" Full Full "a sum; the scaler needs an F32 loss";
+    /// [`ops::kl_div`](crate::ops::kl_div).
+    KlDiv "kl_div" Full Full "logarithms and a sum; the scaler needs an F32 loss";
     /// [`ops::binary_cross_entropy_with_logit`](crate::ops::binary_cross_entropy_with_logit).
     BinaryCrossEntropyWithLogit "binary_cross_entropy_with_logit" Full Full "logarithms and a sum; the scaler needs an F32 loss";
     /// [`ops::binary_cross_entropy`](crate::ops::binary_cross_entropy).

@@ -35,6 +35,10 @@ pub use embedding::{Embedding, embedding};
 pub use group_norm::{GroupNorm, group_norm};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
+pub use loss::{
+    BceLoss, BceWithLogitsLoss, CosineEmbeddingLoss, CrossEntropyLoss, HuberLoss, KlDivLoss,
+    L1Loss, MseLoss, NllLoss, Reduction, SmoothL1Loss, TripletMarginLoss,
+};
 pub use pool::{AvgPool2d, Flatten, GlobalAvgPool2d, MaxPool2d};
 pub use rnn::{GRU, GRUConfig, GRUState, LSTM, LSTMConfig, LSTMState, RNN, gru, lstm};
 pub use sequential::{SequentialT, seq_t};

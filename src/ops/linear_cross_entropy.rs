@@ -2,18 +2,21 @@
 
 use candle_core::{Result, Tensor};
 
-use super::loss::{check_smoothing, class_indices, rows_and_classes};
-use super::{check_dims, product, shape_error};
+use super::loss::{ClassSettings, of_targets};
+use super::product;
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::gemm::gemm;
-use crate::kernels::loss;
+use crate::kernels::loss::{self, ClassLoss, LogitsGradient};
 
 /// The mean cross entropy of `x · weightᵀ + bias` with the classes `targets`.
 ///
 /// [`linear`](super::linear) and [`cross_entropy`](super::cross_entropy) in one, with the same numbers. Nobody else sees
 /// the logits, so that they can lie as products like them: on a GPU 1,024 classes and more, if they are no multiple of
 /// 64, get zeros up to one, because tensor cores are at their best with sizes that are. GPT-2 has 50,257.
+///
+/// [`nn::CrossEntropyLoss::forward_linear`](crate::nn::CrossEntropyLoss::forward_linear) has an `ignore_index`, class weights
+/// and other reductions.
 ///
 /// # Shapes
 ///
@@ -68,23 +71,32 @@ pub fn linear_cross_entropy_smoothed(
     targets: &Tensor,
     label_smoothing: f64,
 ) -> Result<Tensor> {
-    check_smoothing(label_smoothing)?;
-    let inputs: Vec<&Tensor> = [x, weight, targets].into_iter().chain(bias).collect();
-    apply(LinearCrossEntropy { label_smoothing }, &inputs)
+    linear_cross_entropy_with(x, weight, bias, targets, ClassSettings::smoothed(label_smoothing))
 }
 
-struct LinearCrossEntropy {
-    label_smoothing: f64,
+pub(crate) fn linear_cross_entropy_with(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    targets: &Tensor,
+    settings: ClassSettings,
+) -> Result<Tensor> {
+    settings.check(Op::LinearCrossEntropy)?;
+    let inputs: Vec<&Tensor> = [x, weight, targets].into_iter().chain(bias).collect();
+    apply(LinearCrossEntropy(settings), &inputs)
 }
+
+struct LinearCrossEntropy(ClassSettings);
 
 struct Saved {
+    loss: ClassLoss,
     x: Tensor,
     /// With rows of zeros after the classes, as many as logits have.
     weight: Tensor,
     logits: Tensor,
     targets: Tensor,
     log_sum_exp: Tensor,
-    classes: usize,
+    total: Option<Tensor>,
 }
 
 impl Operator for LinearCrossEntropy {
@@ -97,13 +109,8 @@ impl Operator for LinearCrossEntropy {
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Saved)> {
         let (x, weight, targets, bias) = (&inputs[0], &inputs[1], &inputs[2], inputs.get(3));
         let classes = product::outputs(self.op(), x, weight, bias)?;
-        if x.elem_count() == 0 || classes == 0 {
-            let rows = x.dims()[..x.rank() - 1].iter().product();
-            return shape_error(self.op(), "x", x, rows_and_classes(rows));
-        }
-        check_dims(self.op(), "targets", targets, &x.dims()[..x.rank() - 1])?;
-        let rows = product::rows(x)?;
-        let targets = class_indices(self.op(), &targets.flatten_all()?, rows.dim(0)?, classes)?;
+        let dims = &x.dims()[..x.rank() - 1];
+        let (loss, targets) = self.0.of_rows(self.op(), ("x", x), classes, targets, dims)?;
         let more = loss::room(classes, x.device()) - classes;
         let roomy = |of: &Tensor| match more {
             0 => Ok(of.clone()),
@@ -111,25 +118,26 @@ impl Operator for LinearCrossEntropy {
         };
         let weight = roomy(weight)?;
         let bias = bias.map(roomy).transpose()?;
-        let logits = gemm(&rows, &weight.t()?, bias.as_ref(), x.dtype())?;
-        let (loss, log_sum_exp) =
-            loss::cross_entropy_forward(&logits, &targets, classes, self.label_smoothing)?;
-        Ok((loss, Saved { x: x.clone(), weight, logits, targets, log_sum_exp, classes }))
+        let logits = gemm(&product::rows(x)?, &weight.t()?, bias.as_ref(), x.dtype())?;
+        let (reduced, log_sum_exp) = loss::cross_entropy_forward(&loss, &logits, &targets)?;
+        let y = of_targets(&loss, reduced.loss, dims)?;
+        let (x, total) = (x.clone(), reduced.total);
+        Ok((y, Saved { loss, x, weight, logits, targets, log_sum_exp, total }))
     }
 
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
-        let Saved { x, weight, logits, targets, log_sum_exp, classes } = ctx.saved;
-        let tensors = [logits, targets, log_sum_exp, ctx.gradient];
-        let (smoothing, dtype) = (self.label_smoothing, logits.dtype());
+        let Saved { loss, x, weight, logits, targets, log_sum_exp, total } = ctx.saved;
+        let (total, gradient) = (total.as_ref(), ctx.gradient);
+        let of = LogitsGradient { loss, logits, targets, log_sum_exp, total, gradient };
         // As large as logits, which nobody else has.
         let dlogits = match ctx.last {
-            true => loss::cross_entropy_backward_assign(tensors, *classes, smoothing)?,
-            false => loss::cross_entropy_backward(tensors, *classes, smoothing, dtype)?,
+            true => loss::cross_entropy_backward_assign(of)?,
+            false => loss::cross_entropy_backward(of, logits.dtype())?,
         };
         let wants = [ctx.wants[0], ctx.wants[1], ctx.wants.get(3).copied().flatten()];
         let [dx, dweight, dbias] = product::gradients(x, weight, &dlogits, wants)?;
         let of_classes =
-            |all: Option<Tensor>| all.map(|all| all.narrow(0, 0, *classes)).transpose();
+            |all: Option<Tensor>| all.map(|all| all.narrow(0, 0, loss.classes)).transpose();
         let all = [dx, of_classes(dweight)?, None, of_classes(dbias)?];
         Ok(all.into_iter().take(ctx.wants.len()).map(|dx| dx.map(Gradient::owned)).collect())
     }

@@ -25,6 +25,7 @@ mod norm;
 mod packed_attention;
 mod pairwise;
 mod pool;
+mod positive_weight;
 mod product;
 mod reduce;
 mod rnn;
@@ -51,17 +52,23 @@ pub use interpolate::{
 };
 pub(crate) use layer_norm::row_norm;
 pub use layer_norm::{layer_norm, rms_norm};
+pub(crate) use linear_cross_entropy::linear_cross_entropy_with;
 pub use linear_cross_entropy::{linear_cross_entropy, linear_cross_entropy_smoothed};
+pub(crate) use loss::{ClassSettings, cross_entropy_with, nll_with};
 pub use loss::{cross_entropy, cross_entropy_smoothed, nll};
 pub use norm::{BatchStatistics, batch_norm, batch_norm_eval, batch_norm_relu};
 pub use packed_attention::sdpa_packed;
-pub use pairwise::{binary_cross_entropy, binary_cross_entropy_with_logit, huber, mse};
+pub use pairwise::{binary_cross_entropy, binary_cross_entropy_with_logit, huber, kl_div, l1, mse};
+pub(crate) use pairwise::{huber_with, pair_loss, probabilities};
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d};
+pub(crate) use positive_weight::positive_weighted;
 pub use product::{linear, matmul};
 pub use reduce::{mean, mean_dims, mean_keepdim, sum, sum_dims, sum_keepdim};
 pub use rnn::{RecurrentWeights, gru, lstm};
 pub use rope::{rope, rope_i, rope_thd};
 pub use softmax::{log_softmax, softmax};
+
+pub use crate::kernels::loss::Reduction;
 
 /// candle's own, which only move: their gradients are right in every dtype, and they ask no scope.
 pub use candle_nn::ops::{pixel_shuffle, pixel_unshuffle, replication_pad2d};

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{check_dims, check_operand, shape_error};
+use super::{Reduction, check_dims, check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply, of_one_half};
 use crate::error::ArgumentError;
@@ -27,7 +27,7 @@ use crate::kernels::loss::{self, Pairwise, Side};
 ///
 /// `torch.nn.functional.mse_loss`.
 pub fn mse(input: &Tensor, target: &Tensor) -> Result<Tensor> {
-    apply(Pairwise::Mse, &[input, target])
+    pair_loss(Pairwise::Mse, Reduction::Mean, input, target)
 }
 
 /// The mean of `(input - target)² / 2` where that is no further apart than `delta`, and of
@@ -45,11 +45,83 @@ pub fn mse(input: &Tensor, target: &Tensor) -> Result<Tensor> {
 ///
 /// `torch.nn.functional.huber_loss`.
 pub fn huber(input: &Tensor, target: &Tensor, delta: f64) -> Result<Tensor> {
+    huber_with(input, target, delta, Reduction::Mean)
+}
+
+pub(crate) fn huber_with(
+    input: &Tensor,
+    target: &Tensor,
+    delta: f64,
+    reduction: Reduction,
+) -> Result<Tensor> {
     if !(delta > 0.0 && delta.is_finite()) {
         let expected = "a finite number above 0";
         return Err(ArgumentError::Setting { name: "delta", got: delta, expected }.into());
     }
-    apply(Pairwise::Huber { delta }, &[input, target])
+    pair_loss(Pairwise::Huber { delta }, reduction, input, target)
+}
+
+/// The mean of `|input - target|`.
+///
+/// # Shapes, errors
+///
+/// As [`mse`].
+///
+/// # Precision
+///
+/// As [`mse`]. The derivative is -1, 0 or 1: 0 where both are equal. Where a difference is NaN, so is its derivative;
+/// PyTorch's is 0.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::{Autocast, ops};
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let (x, y) = (Tensor::ones(4096, DType::F16, &Device::Cpu)?, Tensor::zeros(4096, DType::F16, &Device::Cpu)?);
+/// let loss = Autocast::new(DType::F16).scope(|| ops::l1(&x, &y))?;
+/// assert_eq!(loss.to_scalar::<f32>()?, 1.0); // a sum of 4096 ones is 2048 in F16
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.nn.functional.l1_loss`.
+pub fn l1(input: &Tensor, target: &Tensor) -> Result<Tensor> {
+    pair_loss(Pairwise::L1, Reduction::Mean, input, target)
+}
+
+/// The mean of `target (ln(target) - log_probs)`, 0 where `target` is.
+///
+/// As in PyTorch, the mean is over all elements. The divergence of `n` distributions on average, PyTorch's `batchmean`, is
+/// the sum of [`nn::KlDivLoss`](crate::nn::KlDivLoss) divided by `n`.
+///
+/// # Shapes, errors
+///
+/// As [`mse`].
+///
+/// # Precision
+///
+/// As [`mse`]. The derivative in a `target` of 0 is -∞; PyTorch's is NaN.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::ops;
+/// use candle_core::{Device, Tensor};
+///
+/// let log_probs = Tensor::new(&[0.5f32, 0.5], &Device::Cpu)?.log()?;
+/// let loss = ops::kl_div(&log_probs, &Tensor::new(&[1f32, 0.0], &Device::Cpu)?)?;
+/// assert!((loss.to_scalar::<f32>()? - 2f32.ln() / 2.0).abs() < 1e-6);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.nn.functional.kl_div`.
+pub fn kl_div(log_probs: &Tensor, target: &Tensor) -> Result<Tensor> {
+    let loss = Pairwise::KlDiv { log_target: false };
+    pair_loss(loss, Reduction::Mean, log_probs, target)
 }
 
 /// The mean binary cross entropy of the probabilities `σ(logits)` with the probabilities `target`.
@@ -84,7 +156,7 @@ pub fn huber(input: &Tensor, target: &Tensor, delta: f64) -> Result<Tensor> {
 /// `torch.nn.functional.binary_cross_entropy_with_logits`.
 pub fn binary_cross_entropy_with_logit(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
     let target = probabilities(logits, target)?;
-    apply(Pairwise::BinaryCrossEntropyWithLogit, &[logits, &target])
+    pair_loss(Pairwise::BinaryCrossEntropyWithLogit, Reduction::Mean, logits, &target)
 }
 
 /// The mean binary cross entropy of the probabilities `input` with the probabilities `target`.
@@ -111,23 +183,39 @@ pub fn binary_cross_entropy_with_logit(logits: &Tensor, target: &Tensor) -> Resu
 /// `torch.nn.functional.binary_cross_entropy`.
 pub fn binary_cross_entropy(input: &Tensor, target: &Tensor) -> Result<Tensor> {
     let target = probabilities(input, target)?;
-    apply(Pairwise::BinaryCrossEntropy, &[input, &target])
+    pair_loss(Pairwise::BinaryCrossEntropy, Reduction::Mean, input, &target)
+}
+
+pub(crate) fn pair_loss(
+    loss: Pairwise,
+    reduction: Reduction,
+    input: &Tensor,
+    target: &Tensor,
+) -> Result<Tensor> {
+    apply(PairLoss { loss, reduction }, &[input, target])
 }
 
 /// `target`, or integers as numbers.
-fn probabilities(input: &Tensor, target: &Tensor) -> Result<Tensor> {
+pub(crate) fn probabilities(input: &Tensor, target: &Tensor) -> Result<Tensor> {
     if target.dtype().is_int() { target.to_dtype(input.dtype()) } else { Ok(target.clone()) }
 }
 
-impl Operator for Pairwise {
+struct PairLoss {
+    loss: Pairwise,
+    reduction: Reduction,
+}
+
+impl Operator for PairLoss {
     type Saved = (Tensor, Tensor);
 
     fn op(&self) -> Op {
-        match self {
+        match self.loss {
             Pairwise::Mse => Op::Mse,
             Pairwise::Huber { .. } => Op::Huber,
             Pairwise::BinaryCrossEntropy => Op::BinaryCrossEntropy,
             Pairwise::BinaryCrossEntropyWithLogit => Op::BinaryCrossEntropyWithLogit,
+            Pairwise::L1 => Op::L1,
+            Pairwise::KlDiv { .. } => Op::KlDiv,
         }
     }
 
@@ -140,18 +228,20 @@ impl Operator for Pairwise {
         check_operand(self.op(), input, "input", input, false)?;
         check_operand(self.op(), input, "target", target, true)?;
         check_dims(self.op(), "target", target, input.dims())?;
-        if input.elem_count() == 0 {
+        if input.elem_count() == 0 && self.reduction == Reduction::Mean {
             return shape_error(self.op(), "input", input, "at least one element".into());
         }
-        Ok((loss::pairwise_forward(*self, input, target)?, (input.clone(), target.clone())))
+        let y = loss::pairwise_forward(self.loss, self.reduction, input, target)?;
+        Ok((y, (input.clone(), target.clone())))
     }
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
         let (input, target) = ctx.saved;
         let sides = [Side::Input, Side::Target].into_iter().zip(ctx.wants);
         let gradients = sides.map(|(side, want)| {
+            let tensors = [input, target, ctx.gradient];
             let derivative =
-                |out| loss::pairwise_backward((*self, side), input, target, ctx.gradient, out);
+                |out| loss::pairwise_backward((self.loss, side), self.reduction, tensors, out);
             want.map(derivative).transpose().map(|derivative| derivative.map(Gradient::owned))
         });
         gradients.collect()

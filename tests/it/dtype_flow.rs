@@ -23,6 +23,8 @@ fn is_loss(op: Op) -> bool {
             | Op::Nll
             | Op::Mse
             | Op::Huber
+            | Op::L1
+            | Op::KlDiv
             | Op::BinaryCrossEntropyWithLogit
             | Op::BinaryCrossEntropy
     )
@@ -127,6 +129,8 @@ fn the_pytorch_preset_gives_pytorchs_dtypes() {
                 | Op::LinearCrossEntropy
                 | Op::Nll
                 | Op::Huber
+                | Op::L1
+                | Op::KlDiv
                 | Op::BinaryCrossEntropyWithLogit
                 | Op::Mse => Some((DType::F32, DType::F32)),
                 // banned

@@ -21,6 +21,7 @@ mod handed_out;
 mod histogram;
 mod instructions;
 mod layers;
+mod losses;
 mod master_vars;
 mod master_weights;
 mod misuse;

@@ -1,162 +1,332 @@
-//! Losses on the CPU.
+//! Losses of classes on the CPU.
 //!
 //! Cross entropy never stores probabilities. Forward keeps two numbers a row: the largest logit, and the logarithm of
 //! the sum of exponentials relative to it. Backward gets each probability from these as `exp((x - largest) - log_sum)`,
 //! and turns it into the gradient in the same pass. If nothing else needs the logits, it overwrites them, which saves
 //! the largest buffer of a language model's step.
-//!
-//! Pairwise losses read both tensors once, and their backward is one pass that computes the derivative.
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Tensor, WithDType};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Tensor};
 
-use super::pairwise::{self, Pairwise, Side};
-use crate::kernels::activation::Math;
-use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
+use super::class::{ClassLoss, Reduction};
+use super::{LogitsGradient, Reduced};
+use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, generate, runs, with_output};
+use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, generate, runs, with_output};
 use crate::kernels::elementwise::cpu::with_slice;
 use crate::kernels::reduce::channels::Channels;
 use crate::kernels::softmax::cpu::{Exp, maxima_and_sums};
 
+/// The targets of the rows, and how much each counts.
+#[derive(Clone, Copy)]
+struct Targets<'a, A> {
+    classes: &'a [u32],
+    ignored: Option<u32>,
+    weights: Option<&'a [A]>,
+}
+
+impl<A: Real> Targets<'_, A> {
+    /// The class of a row that counts, and its weight.
+    #[inline(always)]
+    fn of(&self, row: usize) -> Option<(usize, f64)> {
+        let class = self.classes[row];
+        if Some(class) == self.ignored {
+            return None;
+        }
+        let class = class as usize;
+        Some((class, self.weights.map_or(1.0, |weights| weights[class].to_double())))
+    }
+
+    /// Reduces the losses of the rows, from which `less` is yet to be taken.
+    fn reduce(&self, loss: &ClassLoss, losses: Vec<f64>, less: &[f64]) -> Reduced {
+        let n = losses.len();
+        if loss.reduction == Reduction::None {
+            let less = less.iter().copied().chain(std::iter::repeat(0.0));
+            let losses = losses.iter().zip(less).map(|(loss, less)| A::of(loss - less)).collect();
+            return Reduced { loss: tensor(losses, &[n]), total: None };
+        }
+        let sum = less.iter().fold(losses.iter().fold(0.0, |a, b| a + b), |a, b| a - b);
+        let total = loss.sums_weights().then(|| {
+            (0..n).filter_map(|row| self.of(row)).fold(0.0, |total, (_, weight)| total + weight)
+        });
+        let mean = A::of(sum / total.unwrap_or(loss.count(n)));
+        let total = total.map(|total| tensor(vec![A::of(total)], &[]));
+        Reduced { loss: tensor(vec![mean], &[]), total }
+    }
+}
+
+/// The weights of the classes, if they have any.
+fn weights<A: Element>(loss: &ClassLoss) -> Result<Option<Elements<'_, A>>> {
+    loss.weights.as_ref().map(Elements::of).transpose()
+}
+
 pub(super) fn cross_entropy_forward(
+    loss: &ClassLoss,
     logits: &Tensor,
     targets: &Tensor,
-    label_smoothing: f64,
-) -> Result<(Tensor, Tensor)> {
+) -> Result<(Reduced, Tensor)> {
     fn typed<T: Lane<Acc: Exp>>(
+        loss: &ClassLoss,
         logits: &Tensor,
         targets: &[u32],
-        label_smoothing: f64,
-    ) -> Result<(Tensor, Tensor)> {
+    ) -> Result<(Reduced, Tensor)> {
         let (n, classes) = logits.dims2()?;
         let data: &[T] = &Elements::of(logits)?;
+        let weights = weights(loss)?;
+        let weights: Option<&[T::Acc]> = weights.as_deref();
+        let targets = Targets { classes: targets, ignored: loss.ignored, weights };
         let layout = Channels::rows(n, classes);
         let (max, sum) = maxima_and_sums(data, layout);
         let log_sums: Vec<f64> = sum.into_iter().map(f64::ln).collect();
-        let mut loss = 0.0;
-        for (row, &target) in targets.iter().enumerate() {
-            let logit = data[row * classes + target as usize].widened().to_double();
-            loss += max[row].to_double() + log_sums[row] - (1.0 - label_smoothing) * logit;
-        }
-        // Without smoothing, the logits of other classes may be negative infinities.
-        if label_smoothing != 0.0 {
-            let sums = layout.sums::<T, 1, 0, 1>(
-                [data],
-                [],
-                #[inline(always)]
-                |x, []| x,
-            );
-            for [sum] in sums {
-                loss -= label_smoothing * sum / classes as f64;
+        let (spread, right) = (loss.label_smoothing, 1.0 - loss.label_smoothing);
+        let of_target = |row: usize| {
+            let Some((target, weight)) = targets.of(row) else { return 0.0 };
+            let logit = data[row * classes + target].widened().to_double();
+            let log_sum = max[row].to_double() + log_sums[row];
+            match weights {
+                None => log_sum - right * logit,
+                Some(_) => right * weight * (log_sum - logit),
             }
-        }
+        };
+        let losses: Vec<f64> = (0..n).map(of_target).collect();
+        // Without smoothing, the logits of other classes may be negative infinities.
+        let less: Vec<f64> = match (spread, weights) {
+            (0.0, _) => Vec::new(),
+            (_, None) => {
+                let sums = layout.sums::<T, 1, 0, 1>(
+                    [data],
+                    [],
+                    #[inline(always)]
+                    |x, []| x,
+                );
+                let counts = |row: usize| targets.of(row).is_some();
+                let less = |(row, [sum]): (usize, [f64; 1])| match counts(row) {
+                    true => spread * sum / classes as f64,
+                    false => 0.0,
+                };
+                sums.into_iter().enumerate().map(less).collect()
+            }
+            (_, Some(weights)) => {
+                let all: f64 = weights.iter().map(|weight| weight.to_double()).sum();
+                let less = |(row, sum): (usize, f64)| match targets.of(row) {
+                    Some(_) => {
+                        let log_sum = max[row].to_double() + log_sums[row];
+                        spread / classes as f64 * (sum - all * log_sum)
+                    }
+                    None => 0.0,
+                };
+                weighted_sums(data, weights).into_iter().enumerate().map(less).collect()
+            }
+        };
+        let reduced = targets.reduce(loss, losses, &less);
         // Apart, as their sum would be rounded to the last place of the larger: `exp(x - log_sum_exp)` would lose as
         // many digits as the logits are far from 0.
         let parts = max.into_iter().chain(log_sums.into_iter().map(T::Acc::of)).collect();
-        let loss = tensor(vec![T::Acc::of(loss / n as f64)], &[]);
-        Ok((loss, tensor::<T::Acc>(parts, &[2, n])))
+        Ok((reduced, tensor::<T::Acc>(parts, &[2, n])))
     }
-    let _held = hold([logits, targets]);
+    let _held = hold([logits, targets].into_iter().chain(&loss.weights));
     with_slice(
         targets,
-        |targets: &[u32]| with_element!(logits.dtype(), T => typed::<T>(logits, targets, label_smoothing)),
+        |targets: &[u32]| with_element!(logits.dtype(), T => typed::<T>(loss, logits, targets)),
     )
 }
 
-pub(super) fn cross_entropy_backward(
-    [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
-    label_smoothing: f64,
-    out: DType,
-) -> Result<Tensor> {
+/// The sum of each row, each class times its weight.
+fn weighted_sums<T: Lane>(data: &[T], weights: &[T::Acc]) -> Vec<f64> {
+    const LANES: usize = 16;
+    let classes = weights.len();
+    let mut sums = vec![0.0; data.len() / classes];
+    let per_task = GRAIN.div_ceil(classes);
+    for_each_chunk::<T::Acc, _>(
+        &mut sums,
+        per_task,
+        #[inline(always)]
+        |task, sums| {
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let row = &data[(task * per_task + row) * classes..][..classes];
+                let mut lanes = [0.0; LANES];
+                for (x, weights) in row.chunks(LANES).zip(weights.chunks(LANES)) {
+                    for ((lane, x), weight) in lanes.iter_mut().zip(x).zip(weights) {
+                        *lane += (x.widened() * *weight).to_double();
+                    }
+                }
+                *sum = lanes.iter().sum();
+            }
+        },
+    );
+    sums
+}
+
+pub(super) fn cross_entropy_backward(of: LogitsGradient<'_>, out: DType) -> Result<Tensor> {
     fn typed<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
-        logits: &Tensor,
+        of: LogitsGradient<'_>,
         targets: &[u32],
-        log_sum_exp: &Tensor,
-        grad_scale: &Tensor,
-        label_smoothing: f64,
     ) -> Result<Tensor> {
-        let (n, classes) = logits.dims2()?;
-        let data: &[T] = &Elements::of(logits)?;
-        let parts: &[T::Acc] = &Elements::of(log_sum_exp)?;
-        let derivative =
-            LogitsGradient::<T::Acc>::new([n, classes], scalar(grad_scale)?, label_smoothing);
+        let (n, classes) = of.logits.dims2()?;
+        let data: &[T] = &Elements::of(of.logits)?;
+        let (parts, weights) = (Elements::of(of.log_sum_exp)?, weights(of.loss)?);
+        let weights: Option<&[T::Acc]> = weights.as_deref();
+        let rows = Rows::<T::Acc>::new(of, &parts, targets, weights)?;
         let dx = generate(
             n * classes,
             #[inline(always)]
             |start, out: &mut [O]| {
-                let own = derivative; // a copy that writes to `out` cannot change
                 for (row, run) in runs(start, out.len(), classes) {
-                    let (max, log_sum) = (parts[row], parts[n + row]);
                     let (from, out) = (start + run.start, &mut out[run]);
+                    let Some((target, own)) = rows.of(row) else {
+                        out.fill(O::default());
+                        continue;
+                    };
+                    let (own, column) = (own, from - row * classes); // a copy that writes to `out` cannot change
                     let data = &data[from..from + out.len()];
-                    for (out, x) in out.iter_mut().zip(data) {
-                        *out = O::narrowed(own.elsewhere(x.widened() - max - log_sum));
+                    match weights {
+                        None => {
+                            for (out, x) in out.iter_mut().zip(data) {
+                                *out = O::narrowed(own.elsewhere(x.widened()));
+                            }
+                        }
+                        Some(weights) => {
+                            let classes = data.iter().zip(&weights[column..]);
+                            for (out, (x, weight)) in out.iter_mut().zip(classes) {
+                                *out = O::narrowed(own.weighted(x.widened(), *weight));
+                            }
+                        }
                     }
-                    let target = (row * classes + targets[row] as usize).wrapping_sub(from);
+                    let target = target.wrapping_sub(column);
                     if let (Some(out), Some(x)) = (out.get_mut(target), data.get(target)) {
-                        *out = O::narrowed(own.at_target(x.widened() - max - log_sum));
+                        *out = O::narrowed(own.at_target(x.widened()));
                     }
                 }
             },
         );
         Ok(tensor(dx, &[n, classes]))
     }
-    let _held = hold([logits, targets, log_sum_exp]);
-    with_slice(targets, |targets: &[u32]| {
-        with_element!(logits.dtype(), T => with_output!(T, out, O => {
-            typed::<T, O>(logits, targets, log_sum_exp, grad_scale, label_smoothing)
+    let _held = hold([of.logits, of.targets, of.log_sum_exp].into_iter().chain(&of.loss.weights));
+    with_slice(of.targets, |targets: &[u32]| {
+        with_element!(of.logits.dtype(), T => with_output!(T, out, O => {
+            typed::<T, O>(of, targets)
         }))
     })
 }
 
-/// The gradient of a logit, from the logarithm of its probability.
-#[derive(Clone, Copy)]
-struct LogitsGradient<A> {
-    scale: A,
+/// What the gradients of all rows are computed from.
+struct Rows<'a, A> {
+    targets: Targets<'a, A>,
+    parts: &'a [A],
+    /// Of each row's loss, or of all rows.
+    scales: Vec<A>,
+    stride: usize,
     /// What the target distribution gives every class, and the target more than that.
+    every: f64,
+    more: f64,
+    /// A row where all classes weigh 1.
+    even: Row<A>,
+    /// The sum of the weights.
+    sum: f64,
+}
+
+/// The gradient of a row's logits.
+#[derive(Clone, Copy)]
+struct Row<A> {
+    max: A,
+    log_sum: A,
+    scale: A,
+    /// The sum of the target distribution.
+    mass: A,
+    /// What it gives every class before weights, the target after them, and the target more than that.
     every: A,
+    target: A,
     more: A,
 }
 
-impl<A: Exp> LogitsGradient<A> {
-    fn new([n, classes]: [usize; 2], grad_scale: f64, label_smoothing: f64) -> Self {
-        Self {
-            scale: A::of(grad_scale / n as f64),
-            every: A::of(label_smoothing / classes as f64),
-            more: A::of(1.0 - label_smoothing),
+impl<'a, A: Exp> Rows<'a, A> {
+    fn new(
+        of: LogitsGradient<'_>,
+        parts: &'a [A],
+        targets: &'a [u32],
+        weights: Option<&'a [A]>,
+    ) -> Result<Self> {
+        let LogitsGradient { loss, total, gradient, .. } = of;
+        let total = total.map(numbers).transpose()?;
+        let total = total.map_or(loss.count(targets.len()), |total| total[0]);
+        let scales = numbers(gradient)?.into_iter().map(|gradient| A::of(gradient / total));
+        let every = loss.label_smoothing / loss.classes as f64;
+        let more = 1.0 - loss.label_smoothing;
+        let (zero, one) = (A::zero(), A::one());
+        Ok(Self {
+            targets: Targets { classes: targets, ignored: loss.ignored, weights },
+            parts,
+            scales: scales.collect(),
+            stride: loss.gradient_stride(),
+            every,
+            more,
+            even: Row {
+                max: zero,
+                log_sum: zero,
+                scale: zero,
+                mass: one,
+                every: A::of(every),
+                target: A::of(every),
+                more: A::of(more),
+            },
+            sum: weights.into_iter().flatten().map(|weight| weight.to_double()).sum(),
+        })
+    }
+
+    /// The class of a row that counts, and its gradient.
+    #[inline(always)]
+    fn of(&self, row: usize) -> Option<(usize, Row<A>)> {
+        let (target, weight) = self.targets.of(row)?;
+        let own = Row {
+            max: self.parts[row],
+            log_sum: self.parts[self.targets.classes.len() + row],
+            scale: self.scales[row * self.stride],
+            ..self.even
+        };
+        if self.targets.weights.is_none() {
+            return Some((target, own));
         }
-    }
-
-    #[inline(always)]
-    fn elsewhere(self, log_probability: A) -> A {
-        (log_probability.exponential() - self.every) * self.scale
-    }
-
-    #[inline(always)]
-    fn at_target(self, log_probability: A) -> A {
-        (log_probability.exponential() - self.more - self.every) * self.scale
+        let mass = A::of(self.more * weight + self.every * self.sum);
+        let (of_target, more) = (A::of(self.every * weight), A::of(self.more * weight));
+        Some((target, Row { mass, target: of_target, more, ..own }))
     }
 }
 
-pub(super) fn cross_entropy_backward_assign(
-    [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
-    label_smoothing: f64,
-) -> Result<Tensor> {
-    let grad_scale = scalar(grad_scale)?;
-    with_slice(targets, |targets: &[u32]| {
-        logits.inplace_op1(&GradientInPlace { targets, log_sum_exp, grad_scale, label_smoothing })
+impl<A: Exp> Row<A> {
+    #[inline(always)]
+    fn probability(self, logit: A) -> A {
+        (logit - self.max - self.log_sum).exponential()
+    }
+
+    /// Of a class that is not the target, where all weigh 1.
+    #[inline(always)]
+    fn elsewhere(self, logit: A) -> A {
+        (self.probability(logit) - self.every) * self.scale
+    }
+
+    #[inline(always)]
+    fn weighted(self, logit: A, weight: A) -> A {
+        (self.probability(logit) * self.mass - self.every * weight) * self.scale
+    }
+
+    #[inline(always)]
+    fn at_target(self, logit: A) -> A {
+        (self.probability(logit) * self.mass - self.more - self.target) * self.scale
+    }
+}
+
+pub(super) fn cross_entropy_backward_assign(of: LogitsGradient<'_>) -> Result<Tensor> {
+    with_slice(of.targets, |targets: &[u32]| {
+        of.logits.inplace_op1(&GradientInPlace { of, targets })
     })?;
-    Ok(logits.clone())
+    Ok(of.logits.clone())
 }
 
 /// Makes logits their gradient.
 struct GradientInPlace<'a> {
+    of: LogitsGradient<'a>,
     targets: &'a [u32],
-    log_sum_exp: &'a Tensor,
-    grad_scale: f64,
-    label_smoothing: f64,
 }
 
 impl InplaceOp1 for GradientInPlace<'_> {
@@ -170,28 +340,40 @@ impl InplaceOp1 for GradientInPlace<'_> {
             layout: &Layout,
             this: &GradientInPlace<'_>,
         ) -> Result<()> {
-            let ((n, classes), start) = (layout.shape().dims2()?, layout.start_offset());
+            let ((_, classes), start) = (layout.shape().dims2()?, layout.start_offset());
             let data = &mut T::slice_mut(storage)?[start..][..layout.shape().elem_count()];
-            let parts: &[T::Acc] = &Elements::of(this.log_sum_exp)?;
-            let derivative =
-                LogitsGradient::<T::Acc>::new([n, classes], this.grad_scale, this.label_smoothing);
+            let (parts, weights) = (Elements::of(this.of.log_sum_exp)?, weights(this.of.loss)?);
+            let weights: Option<&[T::Acc]> = weights.as_deref();
+            let rows = Rows::<T::Acc>::new(this.of, &parts, this.targets, weights)?;
             for_each_chunk::<T::Acc, _>(
                 data,
                 GRAIN,
                 #[inline(always)]
                 |chunk, data| {
-                    let (own, start) = (derivative, chunk * GRAIN);
+                    let start = chunk * GRAIN;
                     for (row, run) in runs(start, data.len(), classes) {
-                        let (max, log_sum) = (parts[row], parts[n + row]);
                         let (from, data) = (start + run.start, &mut data[run]);
-                        let target = row * classes + this.targets[row] as usize;
-                        let target = target.wrapping_sub(from);
+                        let Some((target, own)) = rows.of(row) else {
+                            data.fill(T::default());
+                            continue;
+                        };
+                        let (own, column) = (own, from - row * classes);
+                        let target = target.wrapping_sub(column);
                         let logit = data.get(target).map(|x| x.widened());
-                        for x in data.iter_mut() {
-                            *x = T::narrowed(own.elsewhere(x.widened() - max - log_sum));
+                        match weights {
+                            None => {
+                                for x in data.iter_mut() {
+                                    *x = T::narrowed(own.elsewhere(x.widened()));
+                                }
+                            }
+                            Some(weights) => {
+                                for (x, weight) in data.iter_mut().zip(&weights[column..]) {
+                                    *x = T::narrowed(own.weighted(x.widened(), *weight));
+                                }
+                            }
                         }
                         if let (Some(x), Some(logit)) = (data.get_mut(target), logit) {
-                            *x = T::narrowed(own.at_target(logit - max - log_sum));
+                            *x = T::narrowed(own.at_target(logit));
                         }
                     }
                 },
@@ -202,96 +384,30 @@ impl InplaceOp1 for GradientInPlace<'_> {
     }
 }
 
-pub(super) fn nll_forward(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane>(log_probs: &Tensor, targets: &[u32]) -> Result<Tensor> {
+pub(super) fn nll_forward(
+    loss: &ClassLoss,
+    log_probs: &Tensor,
+    targets: &Tensor,
+) -> Result<Reduced> {
+    fn typed<T: Lane>(loss: &ClassLoss, log_probs: &Tensor, targets: &[u32]) -> Result<Reduced> {
         let (n, classes) = log_probs.dims2()?;
         let data: &[T] = &Elements::of(log_probs)?;
-        let picked =
-            targets.iter().enumerate().map(|(row, &target)| row * classes + target as usize);
-        let sum: f64 = picked.map(|at| data[at].widened().to_double()).sum();
-        Ok(tensor(vec![T::Acc::of(-sum / n as f64)], &[]))
+        let weights = weights(loss)?;
+        let targets: Targets<'_, T::Acc> =
+            Targets { classes: targets, ignored: loss.ignored, weights: weights.as_deref() };
+        let of_row = |row: usize| match targets.of(row) {
+            Some((target, weight)) => -data[row * classes + target].widened().to_double() * weight,
+            None => 0.0,
+        };
+        Ok(targets.reduce(loss, (0..n).map(of_row).collect(), &[]))
     }
-    let _held = hold([log_probs, targets]);
+    let _held = hold([log_probs, targets].into_iter().chain(&loss.weights));
     with_slice(
         targets,
-        |targets: &[u32]| with_element!(log_probs.dtype(), T => typed::<T>(log_probs, targets)),
+        |targets: &[u32]| with_element!(log_probs.dtype(), T => typed::<T>(loss, log_probs, targets)),
     )
 }
 
-pub(super) fn pairwise_forward(loss: Pairwise, input: &Tensor, target: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane<Acc: Math>>(
-        loss: Pairwise,
-        input: &Tensor,
-        target: &Tensor,
-    ) -> Result<Tensor> {
-        let _held = hold([input, target]);
-        let (a, b): (&[T], &[T]) = (&Elements::of(input)?, &Elements::of(target)?);
-        let terms = generate(
-            a.len(),
-            #[inline(always)]
-            |start, out: &mut [T::Acc]| {
-                let mut wide = [T::Acc::default(); BLOCK];
-                let wide = widened(&b[start..], &mut wide[..out.len()]);
-                pairwise::terms(loss, widened(&a[start..], out), wide);
-            },
-        );
-        let layout = Channels::rows(1, terms.len());
-        let sums = layout.sums::<T::Acc, 1, 0, 1>(
-            [&terms],
-            [],
-            #[inline(always)]
-            |x, []| x,
-        );
-        Tensor::new(sums[0][0] / a.len() as f64, &Device::Cpu)?.to_dtype(T::Acc::DTYPE)
-    }
-    with_element!(input.dtype(), T => typed::<T>(loss, input, target))
-}
-
-pub(super) fn pairwise_backward(
-    (loss, side): (Pairwise, Side),
-    input: &Tensor,
-    target: &Tensor,
-    grad_scale: &Tensor,
-    out: DType,
-) -> Result<Tensor> {
-    fn typed<T: Lane<Acc: Math>, O: Lane<Acc = T::Acc>>(
-        (loss, side): (Pairwise, Side),
-        input: &Tensor,
-        target: &Tensor,
-        grad_scale: &Tensor,
-    ) -> Result<Tensor> {
-        let _held = hold([input, target]);
-        let (a, b): (&[T], &[T]) = (&Elements::of(input)?, &Elements::of(target)?);
-        let scale = T::Acc::of(scalar(grad_scale)? / a.len() as f64);
-        let dx = generate(
-            a.len(),
-            #[inline(always)]
-            |start, out: &mut [O]| {
-                let [mut derivatives, mut wide] = [[T::Acc::default(); BLOCK]; 2];
-                let wide = widened(&b[start..], &mut wide[..out.len()]);
-                let derivatives = widened(&a[start..], &mut derivatives[..out.len()]);
-                pairwise::derivatives(loss, side, derivatives, wide);
-                for (out, derivative) in out.iter_mut().zip(derivatives) {
-                    *out = O::narrowed(*derivative * scale);
-                }
-            },
-        );
-        Ok(tensor(dx, input.dims()))
-    }
-    with_element!(input.dtype(), T => with_output!(T, out, O => {
-        typed::<T, O>((loss, side), input, target, grad_scale)
-    }))
-}
-
-/// The first elements of `src` in `dst`.
-#[inline(always)]
-fn widened<'a, T: Lane>(src: &[T], dst: &'a mut [T::Acc]) -> &'a mut [T::Acc] {
-    for (dst, src) in dst.iter_mut().zip(src) {
-        *dst = src.widened();
-    }
-    dst
-}
-
-fn scalar(tensor: &Tensor) -> Result<f64> {
-    tensor.detach().to_dtype(DType::F64)?.to_scalar()
+fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
+    tensor.detach().to_dtype(DType::F64)?.flatten_all()?.to_vec1()
 }

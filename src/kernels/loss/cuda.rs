@@ -1,8 +1,10 @@
-//! Two launches forward, one backward; nothing is read back, targets neither.
+//! Two launches forward, one backward, whatever the settings; nothing is read back, targets neither.
 
 use candle_core::{DType, Result, Tensor};
 
+use super::class::{ClassLoss, Reduction, count};
 use super::pairwise::{Pairwise, Side};
+use super::{LogitsGradient, Reduced};
 use crate::kernels::accumulator;
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, pack, suffix};
@@ -19,106 +21,164 @@ fn launch(gpu: &Gpu, name: &str, dtypes: &[DType]) -> Result<Launch> {
 }
 
 /// The sum of `terms`, F64, over `count`, in `out`.
-fn mean(gpu: &Gpu, terms: &Tensor, count: usize, out: DType) -> Result<Tensor> {
+fn mean(gpu: &Gpu, terms: &Tensor, count: f64, out: DType) -> Result<Tensor> {
     let y = gpu.empty((), out)?;
-    let launch = launch(gpu, "mean", &[out])?.write(&y)?.read(terms)?;
-    launch.size(terms.elem_count()).size(count).run(Grid::flat(1, 512))?;
+    let launch = launch(gpu, "mean", &[out])?.write(&y)?.write_or_null(None)?;
+    let launch = launch.read(terms)?.read_or_null(None)?;
+    launch.size(terms.elem_count()).double(count).run(Grid::flat(1, 512))?;
     Ok(y)
 }
 
-/// A scalar in the dtype that a kernel for `dtype` takes it in.
-fn scalar(scale: &Tensor, dtype: DType) -> Result<Tensor> {
+/// The losses of rows, F64, reduced; by the weights of the rows, F64, where there are any.
+fn reduce(
+    gpu: &Gpu,
+    loss: &ClassLoss,
+    losses: &Tensor,
+    row_weights: Option<&Tensor>,
+    out: DType,
+) -> Result<Reduced> {
+    let rows = losses.elem_count();
+    if loss.reduction == Reduction::None {
+        return Ok(Reduced { loss: cast(losses, out)?, total: None });
+    }
+    let Some(row_weights) = row_weights else {
+        return Ok(Reduced { loss: mean(gpu, losses, loss.count(rows), out)?, total: None });
+    };
+    let (y, total) = (gpu.empty((), out)?, gpu.empty((), out)?);
+    let launch = launch(gpu, "mean", &[out])?.write(&y)?.write(&total)?;
+    let launch = launch.read(losses)?.read(row_weights)?.size(rows).double(0.0);
+    launch.run(Grid::flat(1, 512))?;
+    Ok(Reduced { loss: y, total: Some(total) })
+}
+
+/// Floating-point numbers in the dtype that a kernel for `dtype` takes them in.
+fn widened(numbers: &Tensor, dtype: DType) -> Result<Tensor> {
     let wide = accumulator(dtype);
-    if scale.dtype() == wide { Ok(scale.detach()) } else { cast(scale, wide) }
+    if numbers.dtype() == wide { Ok(numbers.detach()) } else { cast(numbers, wide) }
+}
+
+/// See [`super::class_targets`].
+pub(super) fn targets(gpu: &Gpu, targets: &Tensor, ignored: i64, number: u32) -> Result<Tensor> {
+    let (y, n) = (gpu.empty(targets.shape(), DType::U32)?, targets.elem_count());
+    let launch = gpu.launch(&SOURCE, "targets_i64")?.write(&y)?.read(targets)?.size(n);
+    launch.size(ignored as usize).size(number as usize).run(Grid::over(n, 1))?;
+    Ok(y)
+}
+
+/// The number of rows and classes, and of the target that does not count: of none, more than a target can be.
+fn sizes(loss: &ClassLoss, rows: usize) -> [usize; 3] {
+    [rows, loss.classes, loss.ignored.map_or(usize::MAX, |ignored| ignored as usize)]
 }
 
 pub(super) fn cross_entropy_forward(
     gpu: &Gpu,
+    loss: &ClassLoss,
     logits: &Tensor,
     targets: &Tensor,
-    classes: usize,
-    label_smoothing: f64,
-) -> Result<(Tensor, Tensor)> {
+) -> Result<(Reduced, Tensor)> {
     let ((rows, apart), wide) = (logits.dims2()?, accumulator(logits.dtype()));
     let (losses, log_sums) = (gpu.empty(rows, DType::F64)?, gpu.empty((2, rows), wide)?);
-    let (grid, team) = Grid::rows(rows, classes);
-    // Rows before `rows` of logits, targets and both results; of a row, what is before `classes`.
+    let row_weights = loss.sums_weights().then(|| gpu.empty(rows, DType::F64)).transpose()?;
+    let (grid, team) = Grid::rows(rows, loss.classes);
+    // Rows before `rows` of logits, targets and results; of a row, what is before the classes.
     launch(gpu, "cross_entropy", &[logits.dtype()])?
         .write(&losses)?
+        .write_or_null(row_weights.as_ref())?
         .write(&log_sums)?
         .read(logits)?
         .read(targets)?
-        .size(rows)
-        .size(classes)
+        .read_or_null(loss.weights.as_ref())?
+        .sizes(&sizes(loss, rows))
         .size(apart)
-        .double(label_smoothing)
+        .double(loss.label_smoothing)
         .int(team)
         .run(grid)?;
-    Ok((mean(gpu, &losses, rows, wide)?, log_sums))
+    Ok((reduce(gpu, loss, &losses, row_weights.as_ref(), wide)?, log_sums))
 }
 
 pub(super) fn cross_entropy_backward(
     gpu: &Gpu,
-    tensors: [&Tensor; 4],
-    classes: usize,
-    label_smoothing: f64,
+    of: LogitsGradient<'_>,
     out: DType,
 ) -> Result<Tensor> {
-    let [logits, ..] = tensors;
-    in_dtype(logits.dtype(), out, |out| {
-        let dx = gpu.empty(logits.shape(), out)?;
-        cross_entropy_backward_into(gpu, tensors, classes, label_smoothing, dx)
+    in_dtype(of.logits.dtype(), out, |out| {
+        let dx = gpu.empty(of.logits.shape(), out)?;
+        cross_entropy_backward_into(gpu, of, dx)
     })
 }
 
 /// `dx` may be the logits: a thread reads an element before it writes it.
 pub(super) fn cross_entropy_backward_into(
     gpu: &Gpu,
-    [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
-    classes: usize,
-    label_smoothing: f64,
+    of: LogitsGradient<'_>,
     dx: Tensor,
 ) -> Result<Tensor> {
+    let LogitsGradient { loss, logits, .. } = of;
     let ((rows, apart), dtype) = (logits.dims2()?, logits.dtype());
-    let scale = scalar(grad_scale, dtype)?;
-    let (grid, team) = Grid::rows(rows, classes);
-    // As forward; zeros after `classes`.
+    let gradient = widened(of.gradient, dtype)?;
+    let (grid, team) = Grid::rows(rows, loss.classes);
+    // As forward; zeros after the classes.
     launch(gpu, "cross_entropy_backward", &[dtype, dx.dtype()])?
         .write(&dx)?
         .read(logits)?
-        .read(targets)?
-        .read(log_sum_exp)?
-        .read(&scale)?
-        .size(rows)
-        .size(classes)
+        .read(of.targets)?
+        .read(of.log_sum_exp)?
+        .read_or_null(loss.weights.as_ref())?
+        .read(&gradient)?
+        .read_or_null(of.total)?
+        .sizes(&sizes(loss, rows))
+        .size(loss.gradient_stride())
+        .double(loss.count(rows))
         .size(apart)
-        .double(label_smoothing)
+        .double(loss.label_smoothing)
         .int(team)
         .run(grid)?;
     Ok(dx)
 }
 
-pub(super) fn nll_forward(gpu: &Gpu, log_probs: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    let (rows, classes) = log_probs.dims2()?;
+pub(super) fn nll_forward(
+    gpu: &Gpu,
+    loss: &ClassLoss,
+    log_probs: &Tensor,
+    targets: &Tensor,
+) -> Result<Reduced> {
+    let rows = log_probs.dim(0)?;
     let losses = gpu.empty(rows, DType::F64)?;
-    let launch = launch(gpu, "pick", &[log_probs.dtype()])?.write(&losses)?;
-    let launch = launch.read(log_probs)?.read(targets)?.size(rows).size(classes);
-    launch.run(Grid::over(rows, 1))?;
-    mean(gpu, &losses, rows, accumulator(log_probs.dtype()))
+    let row_weights = loss.sums_weights().then(|| gpu.empty(rows, DType::F64)).transpose()?;
+    launch(gpu, "pick", &[log_probs.dtype()])?
+        .write(&losses)?
+        .write_or_null(row_weights.as_ref())?
+        .read(log_probs)?
+        .read(targets)?
+        .read_or_null(loss.weights.as_ref())?
+        .sizes(&sizes(loss, rows))
+        .run(Grid::over(rows, 1))?;
+    reduce(gpu, loss, &losses, row_weights.as_ref(), accumulator(log_probs.dtype()))
 }
 
 pub(super) fn nll_backward(
     gpu: &Gpu,
-    targets: &Tensor,
-    classes: usize,
-    grad_scale: &Tensor,
+    loss: &ClassLoss,
+    [targets, gradient]: [&Tensor; 2],
+    total: Option<&Tensor>,
     out: DType,
 ) -> Result<Tensor> {
-    let (rows, scale) = (targets.dim(0)?, scalar(grad_scale, out)?);
-    let dx = gpu.empty((rows, classes), out)?;
-    let (grid, team) = Grid::rows(rows, classes);
-    let launch = launch(gpu, "pick_backward", &[out])?.write(&dx)?.read(targets)?.read(&scale)?;
-    launch.size(rows).size(classes).int(team).run(grid)?;
+    let (rows, gradient) = (targets.dim(0)?, widened(gradient, out)?);
+    let wide = |tensor: Option<&Tensor>| tensor.map(|tensor| widened(tensor, out)).transpose();
+    let (weights, total) = (wide(loss.weights.as_ref())?, wide(total)?);
+    let dx = gpu.empty((rows, loss.classes), out)?;
+    let (grid, team) = Grid::rows(rows, loss.classes);
+    launch(gpu, "pick_backward", &[out])?
+        .write(&dx)?
+        .read(targets)?
+        .read_or_null(weights.as_ref())?
+        .read(&gradient)?
+        .read_or_null(total.as_ref())?
+        .sizes(&sizes(loss, rows))
+        .size(loss.gradient_stride())
+        .double(loss.count(rows))
+        .int(team)
+        .run(grid)?;
     Ok(dx)
 }
 
@@ -129,33 +189,42 @@ fn number(loss: Pairwise) -> (i32, f64) {
         Pairwise::Huber { delta } => (1, delta),
         Pairwise::BinaryCrossEntropy => (2, 0.0),
         Pairwise::BinaryCrossEntropyWithLogit => (3, 0.0),
+        Pairwise::L1 => (4, 0.0),
+        Pairwise::KlDiv { log_target: false } => (5, 0.0),
+        Pairwise::KlDiv { log_target: true } => (6, 0.0),
     }
 }
 
 pub(super) fn pairwise_forward(
     gpu: &Gpu,
     loss: Pairwise,
-    input: &Tensor,
-    target: &Tensor,
+    reduction: Reduction,
+    [input, target]: [&Tensor; 2],
 ) -> Result<Tensor> {
     let (n, dtype) = (input.elem_count(), input.dtype());
-    let grid = Grid::over(n, pack(dtype, dtype));
+    let ((kind, delta), grid) = (number(loss), Grid::over(n, pack(dtype, dtype)));
+    if reduction == Reduction::None {
+        let y = gpu.empty(input.shape(), accumulator(dtype))?;
+        let launch = launch(gpu, "pairwise_terms", &[dtype])?.write(&y)?.read(input)?;
+        launch.read(target)?.size(n).int(kind).double(delta).run(grid)?;
+        return Ok(y);
+    }
     let grid = Grid::flat(grid.blocks[0].min(BLOCKS), grid.threads);
     let parts = gpu.empty(grid.blocks[0], DType::F64)?;
-    let (kind, delta) = number(loss);
     let launch = launch(gpu, "pairwise", &[dtype])?.write(&parts)?.read(input)?.read(target)?;
     launch.size(n).int(kind).double(delta).run(grid)?;
-    mean(gpu, &parts, n, accumulator(dtype))
+    mean(gpu, &parts, count(reduction, n), accumulator(dtype))
 }
 
 pub(super) fn pairwise_backward(
     gpu: &Gpu,
     (loss, side): (Pairwise, Side),
-    [input, target, grad_scale]: [&Tensor; 3],
+    reduction: Reduction,
+    [input, target, gradient]: [&Tensor; 3],
     out: DType,
 ) -> Result<Tensor> {
     let (n, dtype) = (input.elem_count(), input.dtype());
-    let scale = scalar(grad_scale, dtype)?;
+    let gradient = widened(gradient, dtype)?;
     let (kind, delta) = number(loss);
     in_dtype(dtype, out, |out| {
         let dx = gpu.empty(input.shape(), out)?;
@@ -163,7 +232,9 @@ pub(super) fn pairwise_backward(
             .write(&dx)?
             .read(input)?
             .read(target)?
-            .read(&scale)?
+            .read(&gradient)?
+            .int((reduction == Reduction::None).into())
+            .double(count(reduction, n))
             .size(n)
             .int(kind)
             .int((side == Side::Target).into())

@@ -1,6 +1,10 @@
-//! Losses: F32 scalars (F64 for F64 inputs), averaged over the batch.
+//! Losses: F32 (F64 for F64 inputs), of rows of classes or of pairs of elements.
 
+mod class;
+#[cfg(test)]
+mod class_tests;
 mod cpu;
+mod cpu_pairwise;
 mod cuda;
 mod pairwise;
 mod portable;
@@ -9,35 +13,45 @@ mod tests;
 
 use candle_core::{DType, Device, Result, Tensor};
 
+pub use class::Reduction;
+pub(crate) use class::{ClassLoss, class_targets};
 pub(crate) use pairwise::{Pairwise, Side};
 
-use crate::error::bail;
-use crate::kernels::accumulator;
+use class::check_targets;
+
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 
-/// The mean over `n` of the cross entropy of `logits` `(n, c)` with the classes `targets` `(n)`,
-/// U32, and every row's `ln(sum(exp(logits)))`, both in the dtype of the arithmetic. The latter is in two parts, `(2, n)`,
-/// the maximum and the rest, as one number could not hold the digits of both.
+/// What forward of a class loss gives, all in the dtype of the arithmetic.
+pub(crate) struct Reduced {
+    /// `()`, or `(n)` of [`Reduction::None`].
+    pub(crate) loss: Tensor,
+    /// What a mean was divided by, `()`, where that is not the number of rows.
+    pub(crate) total: Option<Tensor>,
+}
+
+/// The cross entropy of `logits` `(n, classes)` with the classes `targets` `(n)`, U32, and every row's
+/// `ln(sum(exp(logits)))` in the dtype of the arithmetic. The latter is in two parts, `(2, n)`, the maximum and the rest,
+/// as one number could not hold the digits of both.
 ///
-/// The target distribution gives each class `label_smoothing / c`, and the target the rest.
-/// A target that is no class is an error; on a GPU, where naming it would wait, its loss is NaN.
-/// There rows may be longer than the `classes`: [`room`] says when, and no more of them is read.
+/// The target distribution gives each class `label_smoothing / classes`, and the target the rest; each class times its
+/// weight. A target that is neither a class nor ignored is an error; on a GPU, where naming it would wait, its loss is
+/// NaN, as is a mean of no rows. There rows may be longer than the classes: [`room`] says when, and no more of them is
+/// read.
 pub(crate) fn cross_entropy_forward(
+    loss: &ClassLoss,
     logits: &Tensor,
     targets: &Tensor,
-    classes: usize,
-    label_smoothing: f64,
-) -> Result<(Tensor, Tensor)> {
+) -> Result<(Reduced, Tensor)> {
     let (logits, targets) = (plain(logits)?, plain(targets)?);
     if let Some(gpu) = Gpu::of(logits.device()) {
-        return cuda::cross_entropy_forward(&gpu, &logits, &targets, classes, label_smoothing);
+        return cuda::cross_entropy_forward(&gpu, loss, &logits, &targets);
     }
-    check_targets("cross_entropy", &logits, &targets)?;
+    check_targets("cross_entropy", loss, &targets)?;
     if logits.device().is_cpu() {
-        cpu::cross_entropy_forward(&logits, &targets, label_smoothing)
+        cpu::cross_entropy_forward(loss, &logits, &targets)
     } else {
-        portable::cross_entropy_forward(&logits, &targets, label_smoothing)
+        portable::cross_entropy_forward(loss, &logits, &targets)
     }
 }
 
@@ -48,124 +62,127 @@ pub(crate) fn room(classes: usize, device: &Device) -> usize {
     if classes < MANY || Gpu::of(device).is_none() { classes } else { classes.next_multiple_of(64) }
 }
 
-/// The gradient of the loss in `logits`, times the scalar `grad_scale`, in `out`:
-/// `(softmax - target distribution) * grad_scale / n`; zeros after the `classes`.
-pub(crate) fn cross_entropy_backward(
-    [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
-    classes: usize,
-    label_smoothing: f64,
-    out: DType,
-) -> Result<Tensor> {
-    let (logits, targets, log_sum_exp) = (plain(logits)?, plain(targets)?, plain(log_sum_exp)?);
-    let tensors = [&logits, &targets, &log_sum_exp, grad_scale];
+/// What backward of [`cross_entropy_forward`] reads.
+#[derive(Clone, Copy)]
+pub(crate) struct LogitsGradient<'a> {
+    pub(crate) loss: &'a ClassLoss,
+    pub(crate) logits: &'a Tensor,
+    pub(crate) targets: &'a Tensor,
+    pub(crate) log_sum_exp: &'a Tensor,
+    pub(crate) total: Option<&'a Tensor>,
+    /// That of the loss: one number, or `n`.
+    pub(crate) gradient: &'a Tensor,
+}
+
+/// The gradient of the logits, in `out`: of each row that of its loss over the total, times
+/// `softmax * sum(target distribution) - target distribution`. Zeros where rows are ignored, and after the classes.
+pub(crate) fn cross_entropy_backward(of: LogitsGradient<'_>, out: DType) -> Result<Tensor> {
+    let (logits, targets, log_sum_exp, gradient) =
+        (plain(of.logits)?, plain(of.targets)?, plain(of.log_sum_exp)?, plain(of.gradient)?);
+    let of = LogitsGradient {
+        logits: &logits,
+        targets: &targets,
+        log_sum_exp: &log_sum_exp,
+        gradient: &gradient,
+        ..of
+    };
     if let Some(gpu) = Gpu::of(logits.device()) {
-        return cuda::cross_entropy_backward(&gpu, tensors, classes, label_smoothing, out);
+        return cuda::cross_entropy_backward(&gpu, of, out);
     }
     if logits.device().is_cpu() {
-        cpu::cross_entropy_backward(tensors, label_smoothing, out)
+        cpu::cross_entropy_backward(of, out)
     } else {
-        portable::cross_entropy_backward(tensors, label_smoothing, out)
+        portable::cross_entropy_backward(of, out)
     }
 }
 
-/// As [`cross_entropy_backward`], in the place of `logits`, which nobody else may hold.
-pub(crate) fn cross_entropy_backward_assign(
-    [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
-    classes: usize,
-    label_smoothing: f64,
-) -> Result<Tensor> {
-    let tensors = [logits, &plain(targets)?, &plain(log_sum_exp)?, grad_scale];
-    if !logits.is_contiguous() {
-        return cross_entropy_backward(tensors, classes, label_smoothing, logits.dtype());
+/// As [`cross_entropy_backward`], in the place of the logits, which nobody else may hold.
+pub(crate) fn cross_entropy_backward_assign(of: LogitsGradient<'_>) -> Result<Tensor> {
+    let logits = of.logits;
+    let gpu = Gpu::of(logits.device());
+    if !logits.is_contiguous() || gpu.is_none() && !logits.device().is_cpu() {
+        return cross_entropy_backward(of, logits.dtype());
     }
-    if let Some(gpu) = Gpu::of(logits.device()) {
-        let over = logits.detach();
-        return cuda::cross_entropy_backward_into(&gpu, tensors, classes, label_smoothing, over);
+    let (targets, log_sum_exp, gradient) =
+        (plain(of.targets)?, plain(of.log_sum_exp)?, plain(of.gradient)?);
+    let of =
+        LogitsGradient { targets: &targets, log_sum_exp: &log_sum_exp, gradient: &gradient, ..of };
+    match gpu {
+        Some(gpu) => cuda::cross_entropy_backward_into(&gpu, of, logits.detach()),
+        None => cpu::cross_entropy_backward_assign(of),
     }
-    if logits.device().is_cpu() {
-        return cpu::cross_entropy_backward_assign(tensors, label_smoothing);
-    }
-    portable::cross_entropy_backward(tensors, label_smoothing, logits.dtype())
 }
 
-/// The mean over `n` of minus the `log_probs` `(n, c)` of the classes `targets` `(n)`, U32, in the
-/// dtype of the arithmetic. A target that is no class is an error; on a GPU its loss is NaN.
-pub(crate) fn nll_forward(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+/// Minus the `log_probs` `(n, classes)` of the classes `targets` `(n)`, U32, each times its weight. Targets as
+/// [`cross_entropy_forward`].
+pub(crate) fn nll_forward(
+    loss: &ClassLoss,
+    log_probs: &Tensor,
+    targets: &Tensor,
+) -> Result<Reduced> {
     let (log_probs, targets) = (plain(log_probs)?, plain(targets)?);
     if let Some(gpu) = Gpu::of(log_probs.device()) {
-        return cuda::nll_forward(&gpu, &log_probs, &targets);
+        return cuda::nll_forward(&gpu, loss, &log_probs, &targets);
     }
-    check_targets("nll", &log_probs, &targets)?;
+    check_targets("nll", loss, &targets)?;
     if log_probs.device().is_cpu() {
-        cpu::nll_forward(&log_probs, &targets)
+        cpu::nll_forward(loss, &log_probs, &targets)
     } else {
-        portable::nll_forward(&log_probs, &targets)
+        portable::nll_forward(loss, &log_probs, &targets)
     }
 }
 
-/// The gradient of [`nll_forward`], times the scalar `grad_scale`: of shape `(n, classes)`, in `out`.
+/// The gradient of [`nll_forward`] from that of the loss, one number or `n`: `(n, classes)`, in `out`.
 pub(crate) fn nll_backward(
+    loss: &ClassLoss,
     targets: &Tensor,
-    classes: usize,
-    grad_scale: &Tensor,
+    total: Option<&Tensor>,
+    gradient: &Tensor,
     out: DType,
 ) -> Result<Tensor> {
-    if let Some(gpu) = Gpu::of(targets.device()) {
-        return cuda::nll_backward(&gpu, &plain(targets)?, classes, grad_scale, out);
-    }
-    let (n, wide) = (targets.dim(0)?, accumulator(out));
-    let share = (grad_scale.detach().to_dtype(wide)? / -(n as f64))?.reshape((1, 1))?;
-    let zeros = Tensor::zeros((n, classes), wide, targets.device())?;
-    let share = share.broadcast_as((n, 1))?.contiguous()?;
-    zeros.scatter_add(&targets.detach().unsqueeze(1)?, &share, 1)?.to_dtype(out)
-}
-
-/// The mean of a [`Pairwise`] loss, in the dtype of the arithmetic; both of one shape and dtype.
-pub(crate) fn pairwise_forward(loss: Pairwise, input: &Tensor, target: &Tensor) -> Result<Tensor> {
-    let (input, target) = (plain(input)?, plain(target)?);
-    if let Some(gpu) = Gpu::of(input.device()) {
-        return cuda::pairwise_forward(&gpu, loss, &input, &target);
-    }
-    if input.device().is_cpu() {
-        cpu::pairwise_forward(loss, &input, &target)
-    } else {
-        portable::pairwise_forward(loss, &input, &target)
+    let (targets, gradient) = (plain(targets)?, plain(gradient)?);
+    match Gpu::of(targets.device()) {
+        Some(gpu) => cuda::nll_backward(&gpu, loss, [&targets, &gradient], total, out),
+        None => portable::nll_backward(loss, [&targets, &gradient], total, out),
     }
 }
 
-/// The gradient of [`pairwise_forward`] in one side, times the scalar `grad_scale`, in `out`.
-pub(crate) fn pairwise_backward(
-    (loss, side): (Pairwise, Side),
+/// A [`Pairwise`] loss, in the dtype of the arithmetic; both of one shape and dtype.
+pub(crate) fn pairwise_forward(
+    loss: Pairwise,
+    reduction: Reduction,
     input: &Tensor,
     target: &Tensor,
-    grad_scale: &Tensor,
-    out: DType,
 ) -> Result<Tensor> {
     let (input, target) = (plain(input)?, plain(target)?);
-    if let Some(gpu) = Gpu::of(input.device()) {
-        return cuda::pairwise_backward(&gpu, (loss, side), [&input, &target, grad_scale], out);
-    }
-    if input.device().is_cpu() {
-        cpu::pairwise_backward((loss, side), &input, &target, grad_scale, out)
-    } else {
-        portable::pairwise_backward((loss, side), &input, &target, grad_scale, out)
-    }
-}
-
-/// What would do for a target.
-pub(crate) fn class_of(classes: usize) -> String {
-    format!(
-        "one of {classes} classes, from 0; rows that are not to count, PyTorch's -100, are left out before, by \
-         `index_select`"
-    )
-}
-
-fn check_targets(op: &str, logits: &Tensor, targets: &Tensor) -> Result<()> {
-    let (_, classes) = logits.dims2()?;
-    for (row, &target) in targets.to_vec1::<u32>()?.iter().enumerate() {
-        if target as usize >= classes {
-            bail!("{op}: the target of row {row} is {target}, expected {}", class_of(classes))
+    match Gpu::of(input.device()) {
+        _ if input.elem_count() == 0 => {
+            portable::pairwise_forward(loss, reduction, &input, &target)
         }
+        Some(gpu) => cuda::pairwise_forward(&gpu, loss, reduction, [&input, &target]),
+        None if input.device().is_cpu() => {
+            cpu_pairwise::pairwise_forward(loss, reduction, &input, &target)
+        }
+        None => portable::pairwise_forward(loss, reduction, &input, &target),
     }
-    Ok(())
+}
+
+/// The gradient of [`pairwise_forward`] in one side, in `out`, from that of the loss, which has one element or, of
+/// [`Reduction::None`], as many as the sides.
+pub(crate) fn pairwise_backward(
+    of: (Pairwise, Side),
+    reduction: Reduction,
+    [input, target, gradient]: [&Tensor; 3],
+    out: DType,
+) -> Result<Tensor> {
+    let (input, target, gradient) = (plain(input)?, plain(target)?, plain(gradient)?);
+    let tensors = [&input, &target, &gradient];
+    match Gpu::of(input.device()) {
+        _ if input.elem_count() == 0 => portable::pairwise_backward(of, reduction, tensors, out),
+        Some(gpu) => cuda::pairwise_backward(&gpu, of, reduction, tensors, out),
+        None if input.device().is_cpu() => {
+            cpu_pairwise::pairwise_backward(of, reduction, tensors, out)
+        }
+        None => portable::pairwise_backward(of, reduction, tensors, out),
+    }
 }

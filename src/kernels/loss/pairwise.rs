@@ -13,6 +13,10 @@ pub(crate) enum Pairwise {
     BinaryCrossEntropy,
     /// The same of `σ(a)`.
     BinaryCrossEntropyWithLogit,
+    /// `|a - b|`.
+    L1,
+    /// `b (ln(b) - a)`, 0 where `b` is; or, if `log_target` is set, the same with `exp(b)` for `b`.
+    KlDiv { log_target: bool },
 }
 
 /// Which argument a gradient is for.
@@ -63,6 +67,27 @@ pub(super) fn terms<A: Math>(loss: Pairwise, a: &mut [A], b: &[A]) {
                 let above = if a < A::zero() { A::zero() } else { a };
                 above - a * b + (-a.abs()).exponential().log_of_one_more()
             },
+        ),
+        Pairwise::L1 => each(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| (a - b).abs(),
+        ),
+        Pairwise::KlDiv { log_target: false } => each(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| {
+                let entropy = if b == A::zero() { b } else { b * b.ln() };
+                entropy - b * a
+            },
+        ),
+        Pairwise::KlDiv { log_target: true } => each(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| b.exponential() * (b - a),
         ),
     }
 }
@@ -131,6 +156,44 @@ pub(super) fn derivatives<A: Math>(loss: Pairwise, side: Side, a: &mut [A], b: &
                 |a, _| -a,
             );
         }
+        (Pairwise::L1, side) => {
+            let sign = if side == Side::Input { one } else { -one };
+            each(
+                a,
+                b,
+                #[inline(always)]
+                move |a, b| {
+                    let d = a - b;
+                    // 0 where they are equal, NaN where one is.
+                    let d = if d > A::zero() { one } else { d };
+                    sign * if d < A::zero() { -one } else { d }
+                },
+            );
+        }
+        (Pairwise::KlDiv { log_target: false }, Side::Input) => each(
+            a,
+            b,
+            #[inline(always)]
+            |_, b| -b,
+        ),
+        (Pairwise::KlDiv { log_target: false }, Side::Target) => each(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| b.ln() + one - a,
+        ),
+        (Pairwise::KlDiv { log_target: true }, Side::Input) => each(
+            a,
+            b,
+            #[inline(always)]
+            |_, b| -b.exponential(),
+        ),
+        (Pairwise::KlDiv { log_target: true }, Side::Target) => each(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| b.exponential() * (b - a + one),
+        ),
     }
 }
 

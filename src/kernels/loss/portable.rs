@@ -1,96 +1,226 @@
+//! Losses by candle's operators.
+
 use candle_core::{DType, Result, Tensor};
 
+use super::class::{ClassLoss, Reduction, count};
 use super::pairwise::{LEAST_VARIANCE, LOWEST_LOG, Pairwise, Side};
+use super::{LogitsGradient, Reduced};
+use crate::kernels::accumulator;
 use crate::kernels::elementwise::portable::upcast;
 
+/// What the rows count, as tensors `(n, 1)`.
+struct Rows {
+    /// 1 where a row counts.
+    counted: Tensor,
+    /// Its class, 0 where it does not.
+    targets: Tensor,
+    /// The weight of its target, 0 where it does not count.
+    weights: Tensor,
+}
+
+impl Rows {
+    fn of(loss: &ClassLoss, targets: &Tensor, wide: DType) -> Result<Self> {
+        let targets = targets.detach();
+        let counted = match loss.ignored {
+            Some(ignored) => targets.ne(ignored)?,
+            None => targets.ones_like()?.to_dtype(DType::U8)?,
+        };
+        let targets = counted.where_cond(&targets, &targets.zeros_like()?)?;
+        let weights = match &loss.weights {
+            Some(weights) => weights.index_select(&targets, 0)?,
+            None => targets.ones_like()?.to_dtype(wide)?,
+        };
+        let weights = counted.where_cond(&weights, &weights.zeros_like()?)?;
+        let column = |x: Tensor| x.unsqueeze(1);
+        Ok(Self { counted: column(counted)?, targets: column(targets)?, weights: column(weights)? })
+    }
+
+    /// `x`, `(n, m)`, and zeros where rows do not count.
+    fn mask(&self, x: &Tensor) -> Result<Tensor> {
+        self.counted.broadcast_as(x.shape())?.where_cond(x, &x.zeros_like()?)
+    }
+
+    fn reduce(&self, loss: &ClassLoss, losses: &Tensor) -> Result<Reduced> {
+        let losses = self.mask(losses)?;
+        let total = loss.sums_weights().then(|| self.weights.sum_all()).transpose()?;
+        let loss = match (loss.reduction, &total) {
+            (Reduction::None, _) => losses.squeeze(1)?,
+            (Reduction::Sum, _) => losses.sum_all()?,
+            (Reduction::Mean, None) => losses.mean_all()?,
+            (Reduction::Mean, Some(total)) => (losses.sum_all()? / total)?,
+        };
+        Ok(Reduced { loss, total })
+    }
+}
+
+/// The gradient of each row's loss, `(n, 1)`, or of all rows, `(1, 1)`.
+fn scales(
+    loss: &ClassLoss,
+    n: usize,
+    total: Option<&Tensor>,
+    gradient: &Tensor,
+    wide: DType,
+) -> Result<Tensor> {
+    let gradient = gradient.detach().to_dtype(wide)?.reshape(((), 1))?;
+    match total {
+        Some(total) => gradient.broadcast_div(&total.to_dtype(wide)?),
+        None => gradient / loss.count(n),
+    }
+}
+
 pub(super) fn cross_entropy_forward(
+    loss: &ClassLoss,
     logits: &Tensor,
     targets: &Tensor,
-    label_smoothing: f64,
-) -> Result<(Tensor, Tensor)> {
+) -> Result<(Reduced, Tensor)> {
     let wide = upcast(logits)?;
+    let rows = Rows::of(loss, targets, wide.dtype())?;
     let max = wide.max_keepdim(1)?;
     let log_sum = wide.broadcast_sub(&max)?.exp()?.sum_keepdim(1)?.log()?;
     let log_sum_exp = (&max + &log_sum)?;
-    let target = wide.gather(&targets.unsqueeze(1)?, 1)?;
-    let mut losses = (&log_sum_exp - (target * (1.0 - label_smoothing))?)?;
-    if label_smoothing != 0.0 {
-        losses = (losses - (wide.mean_keepdim(1)? * label_smoothing)?)?;
+    let of_target = (&log_sum_exp - wide.gather(&rows.targets, 1)?)?;
+    let mut losses = (of_target * &rows.weights)?.affine(1.0 - loss.label_smoothing, 0.0)?;
+    if loss.label_smoothing != 0.0 {
+        let mut all = wide.neg()?.broadcast_add(&log_sum_exp)?;
+        if let Some(weights) = &loss.weights {
+            all = all.broadcast_mul(weights)?;
+        }
+        losses = (losses + (all.mean_keepdim(1)? * loss.label_smoothing)?)?;
     }
-    Ok((losses.mean_all()?, Tensor::stack(&[max.squeeze(1)?, log_sum.squeeze(1)?], 0)?))
+    let log_sums = Tensor::stack(&[max.squeeze(1)?, log_sum.squeeze(1)?], 0)?;
+    Ok((rows.reduce(loss, &losses)?, log_sums))
 }
 
-pub(super) fn cross_entropy_backward(
-    [logits, targets, log_sum_exp, grad_scale]: [&Tensor; 4],
-    label_smoothing: f64,
-    out: DType,
-) -> Result<Tensor> {
+pub(super) fn cross_entropy_backward(of: LogitsGradient<'_>, out: DType) -> Result<Tensor> {
+    let LogitsGradient { loss, logits, targets, log_sum_exp, total, gradient } = of;
     let (n, classes) = logits.dims2()?;
     let wide = upcast(logits)?;
+    let rows = Rows::of(loss, targets, wide.dtype())?;
     let part = |i: usize| log_sum_exp.get(i)?.unsqueeze(1);
     let probabilities = wide.broadcast_sub(&part(0)?)?.broadcast_sub(&part(1)?)?.exp()?;
-    let rest = Tensor::full(label_smoothing - 1.0, (n, 1), wide.device())?;
-    let difference = (probabilities - label_smoothing / classes as f64)?.scatter_add(
-        &targets.unsqueeze(1)?,
-        &rest.to_dtype(wide.dtype())?,
-        1,
-    )?;
-    let scale = (grad_scale.detach().to_dtype(wide.dtype())? / n as f64)?;
-    difference.broadcast_mul(&scale)?.to_dtype(out)
+    let every = match &loss.weights {
+        Some(weights) => weights.detach(),
+        None => Tensor::ones(classes, wide.dtype(), wide.device())?,
+    };
+    let every = (every * (loss.label_smoothing / classes as f64))?;
+    let right = (&rows.weights * (1.0 - loss.label_smoothing))?;
+    let mass = right.broadcast_add(&every.sum_all()?)?;
+    let difference = probabilities.broadcast_mul(&mass)?.broadcast_sub(&every)?;
+    let difference = difference.scatter_add(&rows.targets, &right.neg()?, 1)?;
+    let scales = scales(loss, n, total, gradient, wide.dtype())?;
+    rows.mask(&difference.broadcast_mul(&scales)?)?.to_dtype(out)
 }
 
-pub(super) fn nll_forward(log_probs: &Tensor, targets: &Tensor) -> Result<Tensor> {
-    upcast(log_probs)?.gather(&targets.unsqueeze(1)?, 1)?.mean_all()?.neg()
+pub(super) fn nll_forward(
+    loss: &ClassLoss,
+    log_probs: &Tensor,
+    targets: &Tensor,
+) -> Result<Reduced> {
+    let wide = upcast(log_probs)?;
+    let rows = Rows::of(loss, targets, wide.dtype())?;
+    let losses = (wide.gather(&rows.targets, 1)?.neg()? * &rows.weights)?;
+    rows.reduce(loss, &losses)
 }
 
-pub(super) fn pairwise_forward(loss: Pairwise, input: &Tensor, target: &Tensor) -> Result<Tensor> {
+pub(super) fn nll_backward(
+    loss: &ClassLoss,
+    [targets, gradient]: [&Tensor; 2],
+    total: Option<&Tensor>,
+    out: DType,
+) -> Result<Tensor> {
+    let (n, wide) = (targets.dim(0)?, accumulator(out));
+    let rows = Rows::of(loss, targets, wide)?;
+    let scales = scales(loss, n, total, gradient, wide)?;
+    let shares = rows.weights.to_dtype(wide)?.broadcast_mul(&scales)?.neg()?;
+    let zeros = Tensor::zeros((n, loss.classes), wide, targets.device())?;
+    zeros.scatter_add(&rows.targets, &rows.mask(&shares)?, 1)?.to_dtype(out)
+}
+
+/// The loss of each element.
+fn pairwise_terms(loss: Pairwise, input: &Tensor, target: &Tensor) -> Result<Tensor> {
     let (a, b) = (upcast(input)?, upcast(target)?);
-    let terms = match loss {
-        Pairwise::Mse => a.sub(&b)?.sqr()?,
+    match loss {
+        Pairwise::Mse => a.sub(&b)?.sqr(),
         Pairwise::Huber { delta } => {
             let d = a.sub(&b)?.abs()?;
             let far = d.affine(delta, -0.5 * delta * delta)?;
-            d.gt(delta)?.where_cond(&far, &(d.sqr()? * 0.5)?)?
+            d.gt(delta)?.where_cond(&far, &(d.sqr()? * 0.5)?)
         }
         Pairwise::BinaryCrossEntropy => {
             let present = (&b * bounded_log(&a)?)?;
             let absent = (one_minus(&b)? * bounded_log(&one_minus(&a)?)?)?;
-            (present + absent)?.neg()?
+            (present + absent)?.neg()
         }
         Pairwise::BinaryCrossEntropyWithLogit => {
             let log = (a.abs()?.neg()?.exp()? + 1.0)?.log()?;
-            ((a.relu()? - (&a * &b)?)? + log)?
+            (a.relu()? - (&a * &b)?)? + log
         }
-    };
-    terms.mean_all()
+        Pairwise::L1 => a.sub(&b)?.abs(),
+        Pairwise::KlDiv { log_target: false } => {
+            let entropy = b.eq(0.0)?.where_cond(&b, &(&b * b.log()?)?)?;
+            entropy - (&b * &a)?
+        }
+        Pairwise::KlDiv { log_target: true } => b.exp()? * b.sub(&a)?,
+    }
 }
 
-pub(super) fn pairwise_backward(
+pub(super) fn pairwise_forward(
+    loss: Pairwise,
+    reduction: Reduction,
+    input: &Tensor,
+    target: &Tensor,
+) -> Result<Tensor> {
+    let terms = pairwise_terms(loss, input, target)?;
+    match reduction {
+        Reduction::Mean => terms.mean_all(),
+        Reduction::Sum => terms.sum_all(),
+        Reduction::None => Ok(terms),
+    }
+}
+
+/// The derivative of each element's loss in one side.
+fn pairwise_derivatives(
     (loss, side): (Pairwise, Side),
     input: &Tensor,
     target: &Tensor,
-    grad_scale: &Tensor,
-    out: DType,
 ) -> Result<Tensor> {
     let (a, b) = (upcast(input)?, upcast(target)?);
     let sign = if side == Side::Input { 1.0 } else { -1.0 };
-    let derivatives = match (loss, side) {
-        (Pairwise::Mse, _) => (a.sub(&b)? * (2.0 * sign))?,
-        (Pairwise::Huber { delta }, _) => (a.sub(&b)?.clamp(-delta, delta)? * sign)?,
+    match (loss, side) {
+        (Pairwise::Mse, _) => a.sub(&b)? * (2.0 * sign),
+        (Pairwise::Huber { delta }, _) => a.sub(&b)?.clamp(-delta, delta)? * sign,
         (Pairwise::BinaryCrossEntropy, Side::Input) => {
-            (a.sub(&b)? / (&a * one_minus(&a)?)?.maximum(LEAST_VARIANCE)?)?
+            a.sub(&b)? / (&a * one_minus(&a)?)?.maximum(LEAST_VARIANCE)?
         }
         (Pairwise::BinaryCrossEntropy, Side::Target) => {
-            (bounded_log(&one_minus(&a)?)? - bounded_log(&a)?)?
+            bounded_log(&one_minus(&a)?)? - bounded_log(&a)?
         }
         (Pairwise::BinaryCrossEntropyWithLogit, Side::Input) => {
-            ((a.neg()?.exp()? + 1.0)?.recip()? - b)?
+            (a.neg()?.exp()? + 1.0)?.recip()? - b
         }
-        (Pairwise::BinaryCrossEntropyWithLogit, Side::Target) => a.neg()?,
-    };
-    let scale = grad_scale.detach().to_dtype(derivatives.dtype())?;
-    let scale = (scale / input.elem_count() as f64)?;
-    derivatives.broadcast_mul(&scale)?.to_dtype(out)
+        (Pairwise::BinaryCrossEntropyWithLogit, Side::Target) => a.neg(),
+        (Pairwise::L1, _) => {
+            let d = a.sub(&b)?;
+            let up = d.gt(0.0)?.where_cond(&d.ones_like()?, &d)?;
+            d.lt(0.0)?.where_cond(&d.ones_like()?.neg()?, &up)? * sign
+        }
+        (Pairwise::KlDiv { log_target: false }, Side::Input) => b.neg(),
+        (Pairwise::KlDiv { log_target: false }, Side::Target) => (b.log()? + 1.0)? - a,
+        (Pairwise::KlDiv { log_target: true }, Side::Input) => b.exp()?.neg(),
+        (Pairwise::KlDiv { log_target: true }, Side::Target) => b.exp()? * (b.sub(&a)? + 1.0)?,
+    }
+}
+
+pub(super) fn pairwise_backward(
+    of: (Pairwise, Side),
+    reduction: Reduction,
+    [input, target, gradient]: [&Tensor; 3],
+    out: DType,
+) -> Result<Tensor> {
+    let derivatives = pairwise_derivatives(of, input, target)?;
+    let gradient = gradient.detach().to_dtype(derivatives.dtype())?;
+    let gradient = (gradient / count(reduction, input.elem_count()))?;
+    derivatives.broadcast_mul(&gradient)?.to_dtype(out)
 }
 
 fn one_minus(x: &Tensor) -> Result<Tensor> {

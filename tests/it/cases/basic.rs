@@ -58,6 +58,20 @@ pub(super) fn cases() -> Vec<Case> {
             let probability = |x: &Tensor| ops::add(&(x / 4.0)?, &(x.ones_like()? / 2.0)?);
             ops::binary_cross_entropy(&probability(&t[0])?, &t[1])
         }),
+        case(Op::CrossEntropy, "pixels", &[&[2, 5, 3]], |t| {
+            let targets = Tensor::new(&[[0u32, 4, 2], [1, 1, 3]], t[0].device())?;
+            ops::cross_entropy(&t[0], &targets)
+        }),
+        case(Op::Nll, "pixels", &[&[1, 5, 3, 2]], |t| {
+            let targets = Tensor::new(&[[[0u32, 4], [2, 1], [1, 3]]], t[0].device())?;
+            ops::nll(&t[0], &targets)
+        }),
+        case(Op::L1, "l1", &[&[3, 5], &[3, 5]], |t| ops::l1(&t[0], &t[1])),
+        case(Op::KlDiv, "kl_div", &[&[3, 5], &[3, 5]], |t| {
+            // From 1/4 on, exactly: away from where a logarithm is steep.
+            let least = (t[1].ones_like()? / 4.0)?;
+            ops::kl_div(&t[0], &ops::maximum(&t[1].abs()?, &least)?)
+        }),
         case(Op::Mse, "mse", &[&[3, 5], &[3, 5]], |t| ops::mse(&t[0], &t[1])),
     ]
 }

@@ -33,7 +33,7 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(sized("past a block", &[3, 1031]));
         }
     }
-    let binary: [(Op, Binary); 12] = [
+    let binary: [(Op, Binary); 14] = [
         (Op::Add, ops::add),
         (Op::Sub, ops::sub),
         (Op::Mul, ops::mul),
@@ -45,6 +45,8 @@ pub(super) fn cases() -> Vec<Case> {
         (Op::Mse, ops::mse),
         (Op::Huber, |a, b| ops::huber(a, b, 0.7)),
         (Op::BinaryCrossEntropyWithLogit, ops::binary_cross_entropy_with_logit),
+        (Op::L1, |a, b| ops::l1(a, &(b + 1.0 / 256.0)?)),
+        (Op::KlDiv, |a, b| ops::kl_div(a, &ops::maximum(&b.abs()?, &(b.ones_like()? / 4.0)?)?)),
         (Op::Cat, |a, b| ops::cat(&[a, b], 1)),
     ];
     for (op, f) in binary {

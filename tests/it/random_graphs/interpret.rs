@@ -44,6 +44,8 @@ fn returns(row: &Row, args: &[usize], first: DType) -> DType {
         Op::LinearCrossEntropy,
         Op::Nll,
         Op::Mse,
+        Op::L1,
+        Op::KlDiv,
         Op::Huber,
         Op::BinaryCrossEntropyWithLogit,
         Op::BinaryCrossEntropy,

@@ -135,6 +135,39 @@ pub(super) fn rows() -> Vec<Row> {
             },
         ),
         row(
+            Some(Op::L1),
+            "l1",
+            pair,
+            |t, _| ops::l1(&t[0], &t[1]),
+            |tape, x, _| {
+                mean_of(tape, x, |tape, a, b| {
+                    let gap = tape.sub(a, b);
+                    // Of equal ones, as of one tensor with itself, the derivative is 0.
+                    let near = tape.value(gap).abs();
+                    tape.require(near == 0.0 || near > 1e-2, "a gap whose sign is sure");
+                    tape.map(gap, |gap| (gap.abs(), if gap == 0.0 { 0.0 } else { gap.signum() }))
+                })
+            },
+        ),
+        row(
+            Some(Op::KlDiv),
+            "kl_div",
+            |d, x| {
+                let pair = pair(d, x)?.0;
+                let p = d.push("sigmoid", &[pair[1]], &[])?;
+                Some((vec![pair[0], p], vec![]))
+            },
+            |t, _| ops::kl_div(&t[0], &t[1]),
+            |tape, x, _| {
+                mean_of(tape, x, |tape, a, p| {
+                    tape.require((tape.value(p) - 0.5).abs() < 0.4, "a probability near 0");
+                    let log = tape.map(p, |p| (p.ln(), 1.0 / p));
+                    let gap = tape.sub(log, a);
+                    tape.mul(p, gap)
+                })
+            },
+        ),
+        row(
             Some(Op::BinaryCrossEntropyWithLogit),
             "binary_cross_entropy_with_logit",
             pair,
