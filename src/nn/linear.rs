@@ -54,3 +54,17 @@ pub fn linear_b(in_dim: usize, out_dim: usize, bias: bool, vb: VarBuilder) -> Re
     let bias = bias.then(|| vb.get_with_hints(out_dim, "bias", init)).transpose()?;
     Ok(Linear::new(weight, bias))
 }
+
+/// As [`linear_b`], with PyTorch's initial values, for layers that candle_nn has not.
+pub(super) fn pytorch_linear(
+    in_dim: usize,
+    out_dim: usize,
+    bias: bool,
+    vb: VarBuilder,
+) -> Result<Linear> {
+    let bound = 1.0 / (in_dim.max(1) as f64).sqrt();
+    let init = Init::Uniform { lo: -bound, up: bound };
+    let weight = vb.get_with_hints((out_dim, in_dim), "weight", init)?;
+    let bias = bias.then(|| vb.get_with_hints(out_dim, "bias", init)).transpose()?;
+    Ok(Linear::new(weight, bias))
+}

@@ -3,6 +3,7 @@
 //! [`optim`](crate::optim).
 
 mod activation;
+mod attention;
 mod batch_norm;
 mod builder;
 mod conv;
@@ -16,8 +17,10 @@ pub mod ops;
 mod padding;
 pub mod rnn;
 pub mod rotary_emb;
+mod transformer;
 
 pub use activation::{Activation, PReLU, prelu};
+pub use attention::{MultiheadAttention, multihead_attention, multihead_attention_no_bias};
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use builder::var_builder;
 pub use conv::{
@@ -31,6 +34,11 @@ pub use group_norm::{GroupNorm, group_norm};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
 pub use rnn::{GRU, GRUConfig, GRUState, LSTM, LSTMConfig, LSTMState, RNN, gru, lstm};
+pub use transformer::{
+    TransformerConfig, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
+    TransformerEncoderLayer, transformer_decoder, transformer_decoder_layer, transformer_encoder,
+    transformer_encoder_layer,
+};
 
 /// candle_nn's own, which need nothing from this crate.
 pub use candle_nn::{

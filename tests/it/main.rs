@@ -24,6 +24,7 @@ mod layers;
 mod master_vars;
 mod master_weights;
 mod misuse;
+mod modules;
 mod multi_optimizer;
 mod nested;
 mod operator_table;
