@@ -30,6 +30,24 @@ pub type ConvTranspose1d = Convolution<ConvTranspose1dConfig>;
 /// [`ops::conv_transpose2d`] with its weight `(c_in, c_out, k, k)` and bias `(c_out)`.
 pub type ConvTranspose2d = Convolution<ConvTranspose2dConfig>;
 
+/// [`ops::conv_transpose2d_grouped`] with its weight `(c_in, c_out / groups, k, k)` and bias `(c_out)`.
+pub type GroupedConvTranspose2d = Convolution<GroupedConvTranspose2dConfig>;
+
+/// Settings of a [`GroupedConvTranspose2d`]: candle's configuration has no groups.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupedConvTranspose2dConfig {
+    /// Padding, stride, dilation.
+    pub config: ConvTranspose2dConfig,
+    /// How many groups of channels do not see each other. Default `1`.
+    pub groups: usize,
+}
+
+impl Default for GroupedConvTranspose2dConfig {
+    fn default() -> Self {
+        Self { config: ConvTranspose2dConfig::default(), groups: 1 }
+    }
+}
+
 impl<C> Convolution<C> {
     /// A layer of given parameters.
     pub fn new(weight: Tensor, bias: Option<Tensor>, config: C) -> Self {
@@ -56,6 +74,15 @@ impl<C> Convolution<C> {
         self.bias.as_ref()
     }
 
+    /// The layer with another weight.
+    pub(super) fn replace_weight(&self, weight: Tensor) -> Self
+    where
+        C: Clone,
+    {
+        let (bias, config, format) = (self.bias.clone(), self.config.clone(), self.format);
+        Self { weight, bias, config, format }
+    }
+
     /// With a bias of this size.
     fn with_bias(self, size: usize, init: Init, vb: VarBuilder) -> Result<Self> {
         let bias = Some(vb.get_with_hints(size, "bias", init)?);
@@ -80,6 +107,17 @@ macro_rules! modules {
 modules! {
     Conv1d: conv1d, Conv2d: conv2d,
     ConvTranspose1d: conv_transpose1d, ConvTranspose2d: conv_transpose2d
+}
+
+impl Module for GroupedConvTranspose2d {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let convolve = match self.format {
+            Format::ChannelsFirst => ops::conv_transpose2d_grouped,
+            Format::ChannelsLast => ops::channels_last::conv_transpose2d_grouped,
+        };
+        let GroupedConvTranspose2dConfig { config, groups } = self.config;
+        convolve(x, &self.weight, self.bias.as_ref(), config, groups)
+    }
 }
 
 /// candle_nn's initial values, of so many weights to an output.
@@ -188,4 +226,45 @@ pub fn conv_transpose2d_no_bias(
     let shape = (in_channels, out_channels, kernel_size, kernel_size);
     let init = uniform(out_channels * kernel_size * kernel_size);
     Ok(ConvTranspose2d::new(vb.get_with_hints(shape, "weight", init)?, None, config))
+}
+
+/// A transposed convolution of groups of channels with a square kernel and a bias; parameters `weight` and `bias`, with
+/// PyTorch's initial values.
+pub fn grouped_conv_transpose2d(
+    in_channels: usize,
+    out_channels: usize,
+    kernel_size: usize,
+    config: GroupedConvTranspose2dConfig,
+    vb: VarBuilder,
+) -> Result<GroupedConvTranspose2d> {
+    let layer = grouped_conv_transpose2d_no_bias(
+        in_channels,
+        out_channels,
+        kernel_size,
+        config,
+        vb.clone(),
+    )?;
+    layer.with_bias(out_channels, grouped_init(out_channels, kernel_size, config), vb)
+}
+
+/// A transposed convolution of groups of channels with a square kernel and no bias; parameter `weight`.
+pub fn grouped_conv_transpose2d_no_bias(
+    in_channels: usize,
+    out_channels: usize,
+    kernel_size: usize,
+    config: GroupedConvTranspose2dConfig,
+    vb: VarBuilder,
+) -> Result<GroupedConvTranspose2d> {
+    let group_out = out_channels / config.groups.max(1);
+    let shape = (in_channels, group_out, kernel_size, kernel_size);
+    let init = grouped_init(out_channels, kernel_size, config);
+    Ok(GroupedConvTranspose2d::new(vb.get_with_hints(shape, "weight", init)?, None, config))
+}
+
+fn grouped_init(
+    out_channels: usize,
+    kernel_size: usize,
+    config: GroupedConvTranspose2dConfig,
+) -> Init {
+    uniform((out_channels / config.groups.max(1) * kernel_size * kernel_size).max(1))
 }

@@ -3,6 +3,7 @@
 //! [`optim`](crate::optim).
 
 mod activation;
+mod adaptive_pool;
 mod attention;
 mod batch_norm;
 mod builder;
@@ -10,6 +11,7 @@ mod conv;
 mod dropout;
 mod embedding;
 mod group_norm;
+mod instance_norm;
 mod layer_norm;
 mod linear;
 pub mod loss;
@@ -20,19 +22,23 @@ pub mod rnn;
 pub mod rotary_emb;
 mod sequential;
 mod transformer;
+mod weight_norm;
 
 pub use activation::{Activation, PReLU, prelu};
+pub use adaptive_pool::{AdaptiveAvgPool2d, AdaptiveMaxPool2d};
 pub use attention::{MultiheadAttention, multihead_attention, multihead_attention_no_bias};
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use builder::var_builder;
 pub use conv::{
-    Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Convolution, conv_transpose1d,
-    conv_transpose1d_no_bias, conv_transpose2d, conv_transpose2d_no_bias, conv1d, conv1d_no_bias,
-    conv2d, conv2d_no_bias,
+    Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Convolution, GroupedConvTranspose2d,
+    GroupedConvTranspose2dConfig, conv_transpose1d, conv_transpose1d_no_bias, conv_transpose2d,
+    conv_transpose2d_no_bias, conv1d, conv1d_no_bias, conv2d, conv2d_no_bias,
+    grouped_conv_transpose2d, grouped_conv_transpose2d_no_bias,
 };
 pub use dropout::Dropout;
 pub use embedding::{Embedding, embedding};
 pub use group_norm::{GroupNorm, group_norm};
+pub use instance_norm::{InstanceNorm, InstanceNormConfig, instance_norm};
 pub use layer_norm::{LayerNorm, RmsNorm, layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{Linear, linear, linear_b, linear_no_bias};
 pub use loss::{
@@ -47,6 +53,7 @@ pub use transformer::{
     TransformerEncoderLayer, transformer_decoder, transformer_decoder_layer, transformer_encoder,
     transformer_encoder_layer,
 };
+pub use weight_norm::{WeightNorm, Weighted, weight_norm};
 
 /// candle_nn's own, which need nothing from this crate.
 pub use candle_nn::{

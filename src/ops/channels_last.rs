@@ -37,7 +37,7 @@ use candle_core::{D, Result, Tensor, ToUsize2};
 use candle_nn::{Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig};
 
 use super::BatchStatistics;
-use super::{conv, conv_transpose, elementwise, norm, pool};
+use super::{adaptive_pool, conv, conv_transpose, elementwise, norm, pool};
 use crate::kernels::batch_norm::{Affine, Running};
 use crate::kernels::format::Format::ChannelsLast;
 
@@ -112,7 +112,27 @@ pub fn conv_transpose2d(
     bias: Option<&Tensor>,
     config: ConvTranspose2dConfig,
 ) -> Result<Tensor> {
-    conv_transpose::conv_transpose2d_of(ChannelsLast, x, weight, bias, config)
+    conv_transpose::conv_transpose2d_of(ChannelsLast, x, weight, bias, config, 1)
+}
+
+/// [`ops::conv_transpose2d_grouped`](super::conv_transpose2d_grouped): shapes as [`conv_transpose2d`], with
+/// `weight (c_in, c_out / groups, kh, kw)`.
+///
+/// # Precision
+///
+/// As [`ops::conv_transpose2d`](super::conv_transpose2d).
+///
+/// # References
+///
+/// `torch.nn.functional.conv_transpose2d` with `groups`, in `torch.channels_last`.
+pub fn conv_transpose2d_grouped(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: ConvTranspose2dConfig,
+    groups: usize,
+) -> Result<Tensor> {
+    conv_transpose::conv_transpose2d_of(ChannelsLast, x, weight, bias, config, groups)
 }
 
 /// [`ops::conv_transpose1d`](super::conv_transpose1d): `x (b, l, c_in)`,
@@ -264,4 +284,22 @@ pub fn flatten(x: &Tensor) -> Result<Tensor> {
 /// `torch.cat(parts, 1)` of tensors in `torch.channels_last`.
 pub fn cat(parts: &[&Tensor]) -> Result<Tensor> {
     super::cat(parts, D::Minus1)
+}
+
+/// [`ops::adaptive_avg_pool2d`](super::adaptive_avg_pool2d): `x (b, h, w, c)` → `(b, height, width, c)`.
+///
+/// # Precision
+///
+/// As [`ops::adaptive_avg_pool2d`](super::adaptive_avg_pool2d).
+pub fn adaptive_avg_pool2d(x: &Tensor, output: impl ToUsize2) -> Result<Tensor> {
+    adaptive_pool::adaptive_avg_pool2d_of(ChannelsLast, x, output)
+}
+
+/// [`ops::adaptive_max_pool2d`](super::adaptive_max_pool2d): `x (b, h, w, c)` → `(b, height, width, c)`.
+///
+/// # Precision
+///
+/// As [`ops::adaptive_max_pool2d`](super::adaptive_max_pool2d).
+pub fn adaptive_max_pool2d(x: &Tensor, output: impl ToUsize2) -> Result<Tensor> {
+    adaptive_pool::adaptive_max_pool2d_of(ChannelsLast, x, output)
 }

@@ -59,7 +59,8 @@ pub(super) fn conv_transpose1d_of(
 /// # Shapes
 ///
 /// `x (b, c_in, h, w)`, `weight (c_in, c_out, kh, kw)`, `bias (c_out)` → `(b, c_out, h_out, w_out)`,
-/// where `h_out = (h - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1`.
+/// where `h_out = (h - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1`. In groups:
+/// [`conv_transpose2d_grouped`].
 ///
 /// # Precision
 ///
@@ -81,7 +82,51 @@ pub fn conv_transpose2d(
     bias: Option<&Tensor>,
     config: ConvTranspose2dConfig,
 ) -> Result<Tensor> {
-    conv_transpose2d_of(Format::ChannelsFirst, x, weight, bias, config)
+    conv_transpose2d_of(Format::ChannelsFirst, x, weight, bias, config, 1)
+}
+
+/// As [`conv_transpose2d`], of `groups` of channels that do not see each other, which candle's configuration has no
+/// place for.
+///
+/// # Shapes
+///
+/// As [`conv_transpose2d`], with `weight (c_in, c_out / groups, kh, kw)`.
+///
+/// # Precision
+///
+/// As [`conv_transpose2d`], whose row the policy has for it.
+///
+/// # Errors
+///
+/// As [`conv_transpose2d`]; a number of groups that does not divide `c_in`.
+///
+/// # Examples
+///
+/// Upsampling each channel by itself:
+///
+/// ```
+/// use candle_amp::{nn::ConvTranspose2dConfig, ops};
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let x = Tensor::rand(0f32, 1., (2, 8, 5, 5), &Device::Cpu)?;
+/// let weight = Tensor::ones((8, 1, 2, 2), DType::F32, &Device::Cpu)?;
+/// let config = ConvTranspose2dConfig { stride: 2, ..Default::default() };
+/// let y = ops::conv_transpose2d_grouped(&x, &weight, None, config, 8)?;
+/// assert_eq!(y.dims(), [2, 8, 10, 10]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # References
+///
+/// `torch.nn.functional.conv_transpose2d` with `groups`.
+pub fn conv_transpose2d_grouped(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    config: ConvTranspose2dConfig,
+    groups: usize,
+) -> Result<Tensor> {
+    conv_transpose2d_of(Format::ChannelsFirst, x, weight, bias, config, groups)
 }
 
 pub(super) fn conv_transpose2d_of(
@@ -90,9 +135,10 @@ pub(super) fn conv_transpose2d_of(
     weight: &Tensor,
     bias: Option<&Tensor>,
     config: ConvTranspose2dConfig,
+    groups: usize,
 ) -> Result<Tensor> {
     let ConvTranspose2dConfig { padding, output_padding, stride, dilation } = config;
-    let geometry = Geometry { stride, padding: (padding, padding), dilation, groups: 1, format };
+    let geometry = Geometry { stride, padding: (padding, padding), dilation, groups, format };
     let op = Op::ConvTranspose2d;
     transpose(ConvTranspose { op, geometry, output_padding }, x, weight, bias)
 }

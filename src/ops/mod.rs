@@ -7,6 +7,7 @@
 //! They return candle's `Result`, so that they fit in `candle_core::Module`s; errors of this crate are inside.
 
 mod activation;
+mod adaptive_pool;
 mod arithmetic;
 mod attention;
 pub mod channels_last;
@@ -40,10 +41,11 @@ use crate::Op;
 use crate::error::ArgumentError;
 
 pub use activation::*;
+pub use adaptive_pool::{adaptive_avg_pool2d, adaptive_max_pool2d};
 pub use arithmetic::{add, cat, div, maximum, minimum, mul, sub, where_cond};
 pub use attention::{sdpa, sdpa_softcapped};
 pub use conv::{conv1d, conv2d};
-pub use conv_transpose::{conv_transpose1d, conv_transpose2d};
+pub use conv_transpose::{conv_transpose1d, conv_transpose2d, conv_transpose2d_grouped};
 pub use elementwise::{add_relu, dropout, flatten, relu};
 pub use embedding::embedding;
 pub use group_norm::group_norm;

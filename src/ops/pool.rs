@@ -154,7 +154,7 @@ fn check(op: Op, x: &Tensor, window: Window) -> Result<()> {
     Ok(())
 }
 
-fn shape_of(format: Format) -> &'static str {
+pub(super) fn shape_of(format: Format) -> &'static str {
     match format {
         Format::ChannelsFirst => "(b, c, h, w)",
         Format::ChannelsLast => "(b, h, w, c)",

@@ -12,12 +12,14 @@
 //! [`Optim::with_state_dtype`] says so. A 16-bit variable keeps its exact value in one of three ways,
 //! [`Masters`].
 
+mod accumulation;
 mod adamw;
 mod candle;
 mod config;
 mod ema;
 mod lamb;
 mod lion;
+mod lr_finder;
 mod masters;
 mod optimizer;
 mod parameters;
@@ -31,11 +33,13 @@ mod step;
 
 pub use crate::master::{AsCandle, Refreshing};
 pub use crate::scaler::{Bound, Step, UnscaledGradients};
+pub use accumulation::Accumulation;
 pub use adamw::{AdamW, AdamWConfig};
 pub use config::Config;
 pub use ema::{Ema, EmaConfig, EmaState};
 pub use lamb::{Lamb, LambConfig};
 pub use lion::{Lion, LionConfig};
+pub use lr_finder::{LrFinder, LrFinderConfig};
 pub use masters::Masters;
 pub use optimizer::Optim;
 pub use parameters::{Group, Variables, decay_groups};

@@ -101,6 +101,20 @@ pub(crate) fn max_backward(
     }
 }
 
+/// The gradient of maxima at any pixels `index (n, c, …)`, of windows of any sizes.
+pub(crate) fn max_scatter(
+    grad: &Tensor,
+    index: &Tensor,
+    input_dims: (usize, usize, usize, usize),
+    out: DType,
+) -> Result<Tensor> {
+    let (grad, index) = (plain(grad)?, plain(index)?);
+    match grad.device().is_cpu() {
+        true => cpu::max_backward(&grad, &index, input_dims, out),
+        false => portable::max_backward(&grad, &index.flatten_from(2)?, input_dims, out),
+    }
+}
+
 /// The average of every window, padding included as zeros.
 pub(crate) fn avg_forward(x: &Tensor, window: Window) -> Result<Tensor> {
     let x = plain(x)?;

@@ -41,8 +41,18 @@ fn transposed() -> Vec<Case> {
         let config = nn::ConvTranspose2dConfig { padding, output_padding, stride, dilation };
         move |t: &[Tensor]| ops::conv_transpose2d(&t[0], &t[1], t.get(2), config)
     };
+    let grouped = |stride, groups| {
+        let config = nn::ConvTranspose2dConfig { padding: 1, stride, ..Default::default() };
+        move |t: &[Tensor]| ops::conv_transpose2d_grouped(&t[0], &t[1], t.get(2), config, groups)
+    };
     let (op1, op2) = (Op::ConvTranspose1d, Op::ConvTranspose2d);
     vec![
+        case(op2, "groups", &[&[2, 4, 3, 4], &[4, 3, 3, 3], &[6]], grouped(2, 2)),
+        case(op2, "a channel each", &[&[2, 3, 3, 4], &[3, 1, 3, 2], &[3]], grouped(1, 3)),
+        case(op2, "groups, last", &[&[2, 3, 4, 4], &[4, 3, 3, 3], &[6]], |t| {
+            let config = nn::ConvTranspose2dConfig { stride: 2, ..Default::default() };
+            ops::channels_last::conv_transpose2d_grouped(&t[0], &t[1], t.get(2), config, 2)
+        }),
         case(op1, "3", &[&[2, 3, 7], &[3, 4, 3], &[4]], one(1, 1, 0, 1, 1)),
         case(op1, "stride 2", &[&[2, 3, 5], &[3, 2, 3], &[2]], one(2, 1, 1, 1, 1)),
         case(op1, "groups, dilated", &[&[2, 4, 5], &[4, 3, 3], &[6]], one(2, 0, 0, 2, 2)),

@@ -61,6 +61,24 @@ pub(super) fn cases() -> Vec<Case> {
         }),
         case(Op::AvgPool2d, "3/2/1", &[&[2, 2, 7, 5]], |t| ops::avg_pool2d(&t[0], 3, 2, 1)),
         case(Op::AvgPool2d, "2/1", &[&[1, 3, 4, 5]], |t| ops::avg_pool2d(&t[0], 2, 1, 0)),
+        case(Op::AvgPool2d, "adaptive", &[&[2, 2, 7, 5]], |t| {
+            ops::adaptive_avg_pool2d(&t[0], (3, 4))
+        }),
+        case(Op::AvgPool2d, "adaptive, up", &[&[1, 2, 3, 4]], |t| {
+            ops::adaptive_avg_pool2d(&t[0], 5)
+        }),
+        case(Op::AvgPool2d, "adaptive, last", &[&[2, 7, 5, 2]], |t| {
+            channels_last::adaptive_avg_pool2d(&t[0], (3, 4))
+        }),
+        case(Op::MaxPool2d, "adaptive", &[&[2, 2, 7, 5]], |t| {
+            ops::adaptive_max_pool2d(&t[0], (3, 4))
+        }),
+        case(Op::MaxPool2d, "adaptive, up", &[&[1, 2, 3, 4]], |t| {
+            ops::adaptive_max_pool2d(&t[0], 5)
+        }),
+        case(Op::MaxPool2d, "adaptive, last", &[&[2, 7, 5, 2]], |t| {
+            channels_last::adaptive_max_pool2d(&t[0], (3, 4))
+        }),
         case(Op::GlobalAvgPool2d, "global", &[&[2, 3, 5, 7]], |t| ops::global_avg_pool2d(&t[0])),
         case(
             Op::Conv2d,

@@ -1,6 +1,8 @@
 //! Modules of torch.nn, against PyTorch's numbers: `tests/golden/make_modules.py` made the file.
 
+mod adaptive_pool;
 mod attention;
+mod norms;
 
 use std::collections::HashMap;
 

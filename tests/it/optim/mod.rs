@@ -3,6 +3,7 @@
 mod ema;
 mod formulas;
 mod groups;
+mod lr_finder;
 mod masters;
 mod plateau;
 mod pytorch;
