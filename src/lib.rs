@@ -3,6 +3,7 @@
 //! [docs/examples.md]: https://docs.rs/crate/candle-amp/latest/source/docs/examples.md
 //! [docs/guide.md]: https://docs.rs/crate/candle-amp/latest/source/docs/guide.md
 //! [docs/porting.md]: https://docs.rs/crate/candle-amp/latest/source/docs/porting.md
+//! [docs/porting-from.md]: https://docs.rs/crate/candle-amp/latest/source/docs/porting-from.md
 //! [docs/tuning.md]: https://docs.rs/crate/candle-amp/latest/source/docs/tuning.md
 //! [docs/operators.md]: https://docs.rs/crate/candle-amp/latest/source/docs/operators.md
 //! [docs/numerics.md]: https://docs.rs/crate/candle-amp/latest/source/docs/numerics.md
@@ -59,6 +60,11 @@ pub mod testing {
 #[cfg(doctest)]
 #[doc = include_str!("../docs/porting.md")]
 mod porting {}
+
+/// Compiles the programs in `docs/porting-from.md`.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/porting-from.md")]
+mod porting_from {}
 
 /// Compiles the programs in `docs/guide.md`.
 #[cfg(doctest)]
