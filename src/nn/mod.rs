@@ -45,13 +45,13 @@ pub use loss::{
     BceLoss, BceWithLogitsLoss, CosineEmbeddingLoss, CrossEntropyLoss, HuberLoss, KlDivLoss,
     L1Loss, MseLoss, NllLoss, Reduction, SmoothL1Loss, TripletMarginLoss,
 };
-pub use pool::{AvgPool2d, Flatten, GlobalAvgPool2d, MaxPool2d};
+pub use pool::{AvgPool2d, Flatten, GlobalAvgPool2d, MaxPool2d, Pool2d};
 pub use rnn::{GRU, GRUConfig, GRUState, LSTM, LSTMConfig, LSTMState, RNN, gru, lstm};
 pub use sequential::{SequentialT, seq_t};
 pub use transformer::{
     TransformerConfig, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
-    TransformerEncoderLayer, transformer_decoder, transformer_decoder_layer, transformer_encoder,
-    transformer_encoder_layer,
+    TransformerEncoderLayer, TransformerStack, transformer_decoder, transformer_decoder_layer,
+    transformer_encoder, transformer_encoder_layer,
 };
 pub use weight_norm::{WeightNorm, Weighted, weight_norm};
 

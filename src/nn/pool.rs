@@ -24,16 +24,14 @@ use crate::ops;
 /// # References
 ///
 /// `torch.nn.MaxPool2d`, without `dilation`, `ceil_mode` and `return_indices`.
-#[derive(Clone, Copy, Debug)]
-pub struct MaxPool2d(Windows);
+pub type MaxPool2d = Pool2d<true>;
 
 /// [`ops::avg_pool2d`] as a layer. It counts padding as zeros.
 ///
 /// # References
 ///
 /// `torch.nn.AvgPool2d`, without `ceil_mode` and `divisor_override`.
-#[derive(Clone, Copy, Debug)]
-pub struct AvgPool2d(Windows);
+pub type AvgPool2d = Pool2d<false>;
 
 /// [`ops::global_avg_pool2d`] as a layer: the result is `(b, c)` in both layouts.
 ///
@@ -52,71 +50,51 @@ pub struct GlobalAvgPool2d(Format);
 #[derive(Clone, Copy, Debug)]
 pub struct Flatten(Format);
 
-/// What [`MaxPool2d`] and [`AvgPool2d`] are set to.
+/// A window that slides over images: a [`MaxPool2d`] or an [`AvgPool2d`].
 #[derive(Clone, Copy, Debug)]
-struct Windows {
+pub struct Pool2d<const MAX: bool> {
     kernel: (usize, usize),
     stride: (usize, usize),
     padding: (usize, usize),
     format: Format,
 }
 
-impl Windows {
-    fn new(kernel: impl ToUsize2) -> Self {
+impl<const MAX: bool> Pool2d<MAX> {
+    /// A window of this size: one number, or `(height, width)`. As in PyTorch, the stride is the size unless
+    /// [`with_stride`](Self::with_stride) sets it, and nothing is padded.
+    pub fn new(kernel: impl ToUsize2) -> Self {
         let (kernel, format) = (kernel.to_usize2(), Format::ChannelsFirst);
         Self { kernel, stride: kernel, padding: (0, 0), format }
     }
-}
-
-impl MaxPool2d {
-    /// A window of this size: one number, or `(height, width)`. As in PyTorch, the stride is the size unless
-    /// [`with_stride`](Self::with_stride) sets it, and nothing is padded.
-    pub fn new(kernel: impl ToUsize2) -> Self {
-        Self(Windows::new(kernel))
-    }
 
     /// Sets the stride.
     #[must_use]
     pub fn with_stride(self, stride: impl ToUsize2) -> Self {
-        Self(Windows { stride: stride.to_usize2(), ..self.0 })
+        Self { stride: stride.to_usize2(), ..self }
     }
 
     /// Sets the padding of each side, at most half the size.
     #[must_use]
     pub fn with_padding(self, padding: impl ToUsize2) -> Self {
-        Self(Windows { padding: padding.to_usize2(), ..self.0 })
+        Self { padding: padding.to_usize2(), ..self }
     }
 
     /// Takes and returns images `(b, h, w, c)`, as [`ops::channels_last`] does.
     #[must_use]
     pub fn channels_last(self) -> Self {
-        Self(Windows { format: Format::ChannelsLast, ..self.0 })
+        Self { format: Format::ChannelsLast, ..self }
     }
 }
 
-impl AvgPool2d {
-    /// A window of this size: one number, or `(height, width)`. As in PyTorch, the stride is the size unless
-    /// [`with_stride`](Self::with_stride) sets it, and nothing is padded.
-    pub fn new(kernel: impl ToUsize2) -> Self {
-        Self(Windows::new(kernel))
-    }
-
-    /// Sets the stride.
-    #[must_use]
-    pub fn with_stride(self, stride: impl ToUsize2) -> Self {
-        Self(Windows { stride: stride.to_usize2(), ..self.0 })
-    }
-
-    /// Sets the padding of each side, at most half the size.
-    #[must_use]
-    pub fn with_padding(self, padding: impl ToUsize2) -> Self {
-        Self(Windows { padding: padding.to_usize2(), ..self.0 })
-    }
-
-    /// Takes and returns images `(b, h, w, c)`, as [`ops::channels_last`] does.
-    #[must_use]
-    pub fn channels_last(self) -> Self {
-        Self(Windows { format: Format::ChannelsLast, ..self.0 })
+impl<const MAX: bool> Module for Pool2d<MAX> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let pool = match (self.format, MAX) {
+            (Format::ChannelsFirst, true) => ops::max_pool2d,
+            (Format::ChannelsFirst, false) => ops::avg_pool2d,
+            (Format::ChannelsLast, true) => ops::channels_last::max_pool2d,
+            (Format::ChannelsLast, false) => ops::channels_last::avg_pool2d,
+        };
+        pool(x, self.kernel, self.stride, self.padding)
     }
 }
 
@@ -158,29 +136,20 @@ impl Default for Flatten {
     }
 }
 
-macro_rules! modules {
-    (windows: $($pool:ident: $pool_op:ident),*; plain: $($layer:ident: $op:ident),*) => {
-        $(impl Module for $pool {
-            fn forward(&self, x: &Tensor) -> Result<Tensor> {
-                let Windows { kernel, stride, padding, format } = self.0;
-                match format {
-                    Format::ChannelsFirst => ops::$pool_op(x, kernel, stride, padding),
-                    Format::ChannelsLast => ops::channels_last::$pool_op(x, kernel, stride, padding),
-                }
-            }
-        })*
-        $(impl Module for $layer {
-            fn forward(&self, x: &Tensor) -> Result<Tensor> {
-                match self.0 {
-                    Format::ChannelsFirst => ops::$op(x),
-                    Format::ChannelsLast => ops::channels_last::$op(x),
-                }
-            }
-        })*
-    };
+impl Module for GlobalAvgPool2d {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self.0 {
+            Format::ChannelsFirst => ops::global_avg_pool2d(x),
+            Format::ChannelsLast => ops::channels_last::global_avg_pool2d(x),
+        }
+    }
 }
 
-modules! {
-    windows: MaxPool2d: max_pool2d, AvgPool2d: avg_pool2d;
-    plain: GlobalAvgPool2d: global_avg_pool2d, Flatten: flatten
+impl Module for Flatten {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match self.0 {
+            Format::ChannelsFirst => ops::flatten(x),
+            Format::ChannelsLast => ops::channels_last::flatten(x),
+        }
+    }
 }

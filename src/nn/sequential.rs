@@ -5,7 +5,7 @@ use std::fmt;
 use candle_core::{Result, Tensor};
 use candle_nn::ModuleT;
 
-/// A sequence of layers that is told whether it trains: convolutions, norms, activations, dropout and pools in a row.
+/// A sequence of layers with a training mode: convolutions, norms, activations, dropout and pools in a row.
 ///
 /// candle's own [`seq`](super::seq) takes only layers without a training mode. Every [`Module`](super::Module) is a
 /// [`ModuleT`], so this one takes both, other sequences too.

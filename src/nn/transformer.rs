@@ -243,18 +243,51 @@ pub fn transformer_decoder_layer(
 /// # References
 ///
 /// `torch.nn.TransformerEncoder`.
+pub type TransformerEncoder = TransformerStack<TransformerEncoderLayer>;
+
+/// Decoder layers one after another, and a norm behind them if there is one; parameters as [`TransformerEncoder`].
+///
+/// # References
+///
+/// `torch.nn.TransformerDecoder`.
+pub type TransformerDecoder = TransformerStack<TransformerDecoderLayer>;
+
+/// Layers one after another: a [`TransformerEncoder`] or a [`TransformerDecoder`].
 #[derive(Clone, Debug)]
-pub struct TransformerEncoder {
-    layers: Vec<TransformerEncoderLayer>,
+pub struct TransformerStack<L> {
+    layers: Vec<L>,
     norm: Option<LayerNorm>,
 }
 
-impl TransformerEncoder {
+impl<L> TransformerStack<L> {
     /// Given layers. `norm` is wanted where the layers have their norms first.
-    pub fn new(layers: Vec<TransformerEncoderLayer>, norm: Option<LayerNorm>) -> Self {
+    pub fn new(layers: Vec<L>, norm: Option<LayerNorm>) -> Self {
         Self { layers, norm }
     }
 
+    /// So many layers, and the norm that the configuration wants behind them.
+    fn build(
+        num_layers: usize,
+        layer: impl Fn(VarBuilder) -> Result<L>,
+        (d_model, config): (usize, TransformerConfig),
+        vb: &VarBuilder,
+    ) -> Result<Self> {
+        let layers =
+            (0..num_layers).map(|i| layer(vb.pp("layers").pp(i))).collect::<Result<_>>()?;
+        let norm = config.norm_first.then(|| config.norm(d_model, vb.pp("norm"))).transpose()?;
+        Ok(Self { layers, norm })
+    }
+
+    fn fold(&self, x: &Tensor, run: impl Fn(&L, &Tensor) -> Result<Tensor>) -> Result<Tensor> {
+        let x = self.layers.iter().try_fold(x.clone(), |x, layer| run(layer, &x))?;
+        match &self.norm {
+            Some(norm) => norm.forward(&x),
+            None => Ok(x),
+        }
+    }
+}
+
+impl TransformerEncoder {
     /// All layers, with the arguments of [`TransformerEncoderLayer::forward`].
     ///
     /// # Errors
@@ -267,10 +300,7 @@ impl TransformerEncoder {
         causal: bool,
         train: bool,
     ) -> Result<Tensor> {
-        let run =
-            |x: Tensor, layer: &TransformerEncoderLayer| layer.forward(&x, mask, causal, train);
-        let x = self.layers.iter().try_fold(src.clone(), run)?;
-        self.norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x))
+        self.fold(src, |layer, x| layer.forward(x, mask, causal, train))
     }
 }
 
@@ -294,28 +324,11 @@ pub fn transformer_encoder(
     config: TransformerConfig,
     vb: VarBuilder,
 ) -> Result<TransformerEncoder> {
-    let layer = |i| transformer_encoder_layer(d_model, nhead, config, vb.pp("layers").pp(i));
-    let norm = config.norm_first.then(|| config.norm(d_model, vb.pp("norm"))).transpose()?;
-    Ok(TransformerEncoder::new((0..num_layers).map(layer).collect::<Result<_>>()?, norm))
-}
-
-/// Decoder layers one after another, and a norm behind them if there is one; parameters as [`TransformerEncoder`].
-///
-/// # References
-///
-/// `torch.nn.TransformerDecoder`.
-#[derive(Clone, Debug)]
-pub struct TransformerDecoder {
-    layers: Vec<TransformerDecoderLayer>,
-    norm: Option<LayerNorm>,
+    let layer = |vb: VarBuilder| transformer_encoder_layer(d_model, nhead, config, vb);
+    TransformerStack::build(num_layers, layer, (d_model, config), &vb)
 }
 
 impl TransformerDecoder {
-    /// As [`TransformerEncoder::new`].
-    pub fn new(layers: Vec<TransformerDecoderLayer>, norm: Option<LayerNorm>) -> Self {
-        Self { layers, norm }
-    }
-
     /// All layers, with the arguments of [`TransformerDecoderLayer::forward`].
     ///
     /// # Errors
@@ -330,11 +343,7 @@ impl TransformerDecoder {
         causal: bool,
         train: bool,
     ) -> Result<Tensor> {
-        let run = |x: Tensor, layer: &TransformerDecoderLayer| {
-            layer.forward(&x, memory, tgt_mask, memory_mask, causal, train)
-        };
-        let x = self.layers.iter().try_fold(tgt.clone(), run)?;
-        self.norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x))
+        self.fold(tgt, |layer, x| layer.forward(x, memory, tgt_mask, memory_mask, causal, train))
     }
 }
 
@@ -350,7 +359,6 @@ pub fn transformer_decoder(
     config: TransformerConfig,
     vb: VarBuilder,
 ) -> Result<TransformerDecoder> {
-    let layer = |i| transformer_decoder_layer(d_model, nhead, config, vb.pp("layers").pp(i));
-    let norm = config.norm_first.then(|| config.norm(d_model, vb.pp("norm"))).transpose()?;
-    Ok(TransformerDecoder::new((0..num_layers).map(layer).collect::<Result<_>>()?, norm))
+    let layer = |vb: VarBuilder| transformer_decoder_layer(d_model, nhead, config, vb);
+    TransformerStack::build(num_layers, layer, (d_model, config), &vb)
 }

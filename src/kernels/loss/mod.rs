@@ -8,19 +8,20 @@ mod cpu_pairwise;
 mod cuda;
 mod pairwise;
 mod portable;
+mod targets;
 #[cfg(test)]
 mod tests;
 
 use candle_core::{DType, Device, Result, Tensor};
 
+pub(crate) use class::ClassLoss;
 pub use class::Reduction;
-pub(crate) use class::{ClassLoss, class_targets};
 pub(crate) use pairwise::{Pairwise, Side};
-
-use class::check_targets;
+pub(crate) use targets::class_targets;
 
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
+use targets::check_targets;
 
 /// What forward of a class loss gives, all in the dtype of the arithmetic.
 pub(crate) struct Reduced {
