@@ -45,6 +45,7 @@ mod sequence;
 mod zero_grad;
 
 mod sgd;
+mod statistics;
 mod threads;
 mod tidy;
 mod trace;
