@@ -3,6 +3,7 @@
 //! [docs/examples.md]: https://docs.rs/crate/candle-amp/latest/source/docs/examples.md
 //! [docs/guide.md]: https://docs.rs/crate/candle-amp/latest/source/docs/guide.md
 //! [docs/porting.md]: https://docs.rs/crate/candle-amp/latest/source/docs/porting.md
+//! [docs/candle-methods.md]: https://docs.rs/crate/candle-amp/latest/source/docs/candle-methods.md
 //! [docs/tuning.md]: https://docs.rs/crate/candle-amp/latest/source/docs/tuning.md
 //! [docs/operators.md]: https://docs.rs/crate/candle-amp/latest/source/docs/operators.md
 //! [docs/numerics.md]: https://docs.rs/crate/candle-amp/latest/source/docs/numerics.md

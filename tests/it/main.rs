@@ -4,6 +4,7 @@ mod aliasing;
 mod autocast;
 mod bad_input;
 mod broadcast;
+mod candle_methods;
 mod cases;
 mod checkpoint;
 mod deep_graphs;
