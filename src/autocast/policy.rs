@@ -177,6 +177,16 @@ pointwise!(with_pointwise [
     WhereCond "where_cond" Promote Promote "operands must agree; selects, never rounds";
     /// [`ops::cat`](crate::ops::cat).
     Cat "cat" Promote Promote "parts must agree; candle promotes nothing";
+    /// [`ops::stack`](crate::ops::stack).
+    Stack "stack" Promote Promote "parts must agree; candle promotes nothing";
+    /// [`ops::broadcast_as`](crate::ops::broadcast_as).
+    BroadcastAs "broadcast_as" Keep Keep "repeats, never rounds; its gradient is summed in F32";
+    /// [`ops::index_select`](crate::ops::index_select).
+    IndexSelect "index_select" Keep Keep "selects, never rounds; its gradient is summed in F32";
+    /// [`ops::gather`](crate::ops::gather).
+    Gather "gather" Keep Keep "selects, never rounds; its gradient is summed in F32";
+    /// [`ops::scatter_add`](crate::ops::scatter_add).
+    ScatterAdd "scatter_add" Promote Promote "operands must agree; summed in F32, rounded once";
     /// [`ops::add_relu`](crate::ops::add_relu).
     AddRelu "add_relu" Promote Promote "an add and a selection, rounded once";
     /// [`ops::max_pool2d`](crate::ops::max_pool2d).
@@ -207,6 +217,14 @@ pointwise!(with_pointwise [
     Sum "sum" Full Full "4,096 ones sum to 2,048 in F16";
     /// [`ops::mean`](crate::ops::mean).
     Mean "mean" Full Keep "a sum; and a mean is usually the loss";
+    /// [`ops::cumsum`](crate::ops::cumsum).
+    Cumsum "cumsum" Full Full "sums, the last of them over all elements";
+    /// [`ops::var`](crate::ops::var).
+    Var "var" Full Keep "squares overflow F16 from 256 on, and a sum";
+    /// [`ops::norm`](crate::ops::norm).
+    Norm "norm" Full Full "squares overflow F16 from 256 on, and a sum";
+    /// [`ops::log_sum_exp`](crate::ops::log_sum_exp).
+    LogSumExp "log_sum_exp" Full Full "the result feeds a loss, and 16 bits are coarse far from zero";
     /// [`ops::cross_entropy`](crate::ops::cross_entropy).
     CrossEntropy "cross_entropy" Full Full "logarithms and a sum; the scaler needs an F32 loss";
     /// [`ops::linear_cross_entropy`](crate::ops::linear_cross_entropy).

@@ -19,6 +19,7 @@ mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs", allow(dead_code))]
 pub(crate) mod cuda;
 pub(crate) mod cudnn;
+pub(crate) mod cumsum;
 #[cfg(test)]
 pub(crate) mod devices;
 pub(crate) mod elementwise;

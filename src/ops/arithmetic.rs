@@ -1,14 +1,12 @@
-//! Arithmetic on two tensors, and joining several.
+//! Arithmetic on two tensors.
 
-use candle_core::shape::Dim;
 use candle_core::{DType, Result, Tensor};
 
 use super::{check_operand, reads_other_operand, shape_error};
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
-use crate::error::bail;
 use crate::kernels::accumulator;
-use crate::kernels::{self, cast, contiguous, elementwise, reduce};
+use crate::kernels::{cast, contiguous, elementwise, reduce};
 use crate::{Op, autocast};
 
 /// `a + b`: a residual, a bias, an embedding of positions.
@@ -355,78 +353,5 @@ impl Operator for WhereCond {
         };
         let on_true = part(1, of_true, [gradient, &zeros])?;
         Ok(vec![None, on_true, part(2, of_false, [&zeros, gradient])?])
-    }
-}
-
-/// The `parts` one after another along `dim`.
-///
-/// # Shapes
-///
-/// Equal but for dimension `dim`, whose sizes add up.
-///
-/// # Precision
-///
-/// Under autocast, parts of different dtypes are cast to the widest (`F16` with `BF16` to `F32`);
-/// outside they share a dtype. Nothing else is rounded.
-///
-/// # Errors
-///
-/// No parts; shapes, dtypes or devices that do not fit.
-///
-/// # References
-///
-/// `torch.cat`.
-pub fn cat<D: Dim>(parts: &[&Tensor], dim: D) -> Result<Tensor> {
-    let Some(first) = parts.first() else {
-        bail!("cat was given no tensors, expected at least one")
-    };
-    let dim = dim.to_index(first.shape(), "cat")?;
-    apply(Cat { dim }, parts)
-}
-
-struct Cat {
-    dim: usize,
-}
-
-impl Operator for Cat {
-    /// The size of each part.
-    type Saved = Vec<usize>;
-
-    fn op(&self) -> Op {
-        Op::Cat
-    }
-
-    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
-        false
-    }
-
-    fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Vec<usize>)> {
-        let first = &inputs[0];
-        for part in inputs {
-            check_operand(self.op(), first, "a part", part, true)?;
-            let mut expected = part.dims().to_vec();
-            if expected.len() == first.rank() {
-                expected[self.dim] = first.dims()[self.dim];
-            }
-            if expected != first.dims() {
-                let dim = self.dim;
-                let like =
-                    format!("{:?}, that of the first, but for dimension {dim}", first.shape());
-                return shape_error(self.op(), "a part", part, like);
-            }
-        }
-        let sizes = inputs.iter().map(|part| part.dims()[self.dim]).collect();
-        Ok((kernels::cat(inputs, self.dim)?, sizes))
-    }
-
-    fn backward(&self, ctx: &Backward<'_, Vec<usize>>) -> Result<Vec<Option<Gradient>>> {
-        let mut start = 0;
-        let parts = ctx.saved.iter().zip(ctx.wants).map(|(&size, want)| {
-            let from = start;
-            start += size;
-            let part = want.map(|dtype| cast(&ctx.gradient.narrow(self.dim, from, size)?, dtype));
-            part.transpose().map(|part| part.map(Gradient::owned))
-        });
-        parts.collect()
     }
 }

@@ -51,7 +51,7 @@ pub fn embedding(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
 struct Embedding;
 
 /// The most ids, and rows of a table.
-const MOST: usize = u32::MAX as usize;
+pub(super) const MOST: usize = u32::MAX as usize;
 
 impl Operator for Embedding {
     /// The ids, `(n)`, and the number of rows.
@@ -71,11 +71,7 @@ impl Operator for Embedding {
         let &[rows, d] = table.dims() else {
             return shape_error(self.op(), "table", table, "(rows, d)".into());
         };
-        if !matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64) {
-            let expected = "U8, U32 or I64 numbers of rows".to_string();
-            let (op, got) = (self.op().name(), ids.dtype());
-            return Err(ArgumentError::DType { op, name: "ids", got, expected }.into());
-        }
+        check_ids_dtype(self.op(), "rows", ids)?;
         // Kernels number ids, and rows, by U32.
         if rows > MOST {
             let expected = format!("(rows, d) of at most {MOST} rows");
@@ -85,9 +81,7 @@ impl Operator for Embedding {
         if !ids.dims().contains(&0) && count.is_none_or(|count| count > MOST) {
             return shape_error(self.op(), "ids", ids, format!("at most {MOST} ids: split them"));
         }
-        if !ids.device().is_cuda() {
-            check_ids(ids, rows)?;
-        }
+        check_ids(self.op(), "rows", ids, rows)?;
         let flat = kernel::numbers(&ids.flatten_all()?)?;
         let dims = [ids.dims(), &[d]].concat();
         Ok((kernel::gather(&flat, table)?.reshape(dims)?, (flat, rows)))
@@ -104,14 +98,28 @@ impl Operator for Embedding {
     }
 }
 
-/// Each id names one of `rows`; before the cast to U32, which would wrap a negative one around.
-fn check_ids(ids: &Tensor, rows: usize) -> Result<()> {
+/// The ids are numbers of `things`.
+pub(super) fn check_ids_dtype(op: Op, things: &str, ids: &Tensor) -> Result<()> {
+    if matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64) {
+        return Ok(());
+    }
+    let expected = format!("U8, U32 or I64 numbers of {things}");
+    let (op, got) = (op.name(), ids.dtype());
+    Err(ArgumentError::DType { op, name: "ids", got, expected }.into())
+}
+
+/// Each id names one of `count` `things`; before the cast to U32, which would wrap a negative one around. Not on a CUDA
+/// device, where nobody waits to look.
+pub(super) fn check_ids(op: Op, things: &str, ids: &Tensor, count: usize) -> Result<()> {
+    if ids.device().is_cuda() {
+        return Ok(());
+    }
     let numbers = ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
-    let wrong = |&(_, &id): &(usize, &i64)| id < 0 || id >= rows as i64;
+    let wrong = |&(_, &id): &(usize, &i64)| id < 0 || id >= count as i64;
     let Some((mut at, id)) = numbers.iter().enumerate().find(wrong) else { return Ok(()) };
     let mut position = ids.dims().to_vec();
     for index in position.iter_mut().rev() {
         (at, *index) = (at / *index, at % *index);
     }
-    bail!("embedding: the id at {position:?} is {id}, expected one of {rows} rows, from 0")
+    bail!("{}: the id at {position:?} is {id}, expected one of {count} {things}, from 0", op.name())
 }

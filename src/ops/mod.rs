@@ -13,12 +13,15 @@ mod attention;
 pub mod channels_last;
 mod conv;
 mod conv_transpose;
+mod cumsum;
 #[cfg(test)]
 mod device_tests;
 mod elementwise;
 mod embedding;
 mod group_norm;
+mod indexing;
 mod interpolate;
+mod join;
 mod layer_norm;
 mod linear_cross_entropy;
 mod loss;
@@ -32,6 +35,7 @@ mod reduce;
 mod rnn;
 mod rope;
 mod softmax;
+mod statistics;
 #[cfg(test)]
 mod tests;
 
@@ -42,16 +46,19 @@ use crate::error::ArgumentError;
 
 pub use activation::*;
 pub use adaptive_pool::{adaptive_avg_pool2d, adaptive_max_pool2d};
-pub use arithmetic::{add, cat, div, maximum, minimum, mul, sub, where_cond};
+pub use arithmetic::{add, div, maximum, minimum, mul, sub, where_cond};
 pub use attention::{sdpa, sdpa_softcapped};
 pub use conv::{conv1d, conv2d};
 pub use conv_transpose::{conv_transpose1d, conv_transpose2d, conv_transpose2d_grouped};
+pub use cumsum::cumsum;
 pub use elementwise::{add_relu, dropout, flatten, relu};
 pub use embedding::embedding;
 pub use group_norm::group_norm;
+pub use indexing::{gather, index_select, scatter_add};
 pub use interpolate::{
     upsample_bilinear2d, upsample_bilinear2d_with_scale, upsample_nearest1d, upsample_nearest2d,
 };
+pub use join::{broadcast_as, cat, stack};
 pub(crate) use layer_norm::row_norm;
 pub use layer_norm::{layer_norm, rms_norm};
 pub(crate) use linear_cross_entropy::linear_cross_entropy_with;
@@ -69,6 +76,7 @@ pub use reduce::{mean, mean_dims, mean_keepdim, sum, sum_dims, sum_keepdim};
 pub use rnn::{RecurrentWeights, gru, lstm};
 pub use rope::{rope, rope_i, rope_thd};
 pub use softmax::{log_softmax, softmax};
+pub use statistics::{log_sum_exp, norm, norm_dims, norm_keepdim, var, var_dims, var_keepdim};
 
 pub use crate::kernels::loss::Reduction;
 

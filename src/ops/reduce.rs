@@ -149,13 +149,13 @@ fn mean_to(x: &Tensor, dims: &[usize]) -> Result<Tensor> {
 }
 
 /// The shape of `x` with 1 for each of `dims`.
-fn kept(x: &Tensor, dims: &[usize]) -> Vec<usize> {
+pub(super) fn kept(x: &Tensor, dims: &[usize]) -> Vec<usize> {
     let size = |(dim, &size): (usize, &usize)| if dims.contains(&dim) { 1 } else { size };
     x.dims().iter().enumerate().map(size).collect()
 }
 
 /// `reduce` over `dims`, and the result without them.
-fn without(
+pub(super) fn without(
     x: &Tensor,
     dims: impl Dims,
     reduce: fn(&Tensor, &[usize]) -> Result<Tensor>,

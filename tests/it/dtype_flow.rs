@@ -125,6 +125,9 @@ fn the_pytorch_preset_gives_pytorchs_dtypes() {
                 | Op::UpsampleNearest2d
                 | Op::UpsampleBilinear2d
                 | Op::Sum
+                | Op::Cumsum
+                | Op::Norm
+                | Op::LogSumExp
                 | Op::CrossEntropy
                 | Op::LinearCrossEntropy
                 | Op::Nll

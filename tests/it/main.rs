@@ -4,6 +4,7 @@ mod aliasing;
 mod autocast;
 mod bad_input;
 mod broadcast;
+mod candle_methods;
 mod cases;
 mod checkpoint;
 mod deep_graphs;
@@ -48,6 +49,7 @@ mod sequential;
 mod zero_grad;
 
 mod sgd;
+mod statistics;
 mod threads;
 mod tidy;
 mod trace;

@@ -104,7 +104,7 @@ impl<const READS: bool> Operator for Same<READS> {
 #[test]
 fn operators_say_which_inputs_backward_reads() -> candle_amp::Result<()> {
     type Function = fn(&Tensor) -> Result<Tensor>;
-    let operators: [(&str, Function, bool); 12] = [
+    let operators: [(&str, Function, bool); 17] = [
         ("relu", ops::relu, false),
         ("add_relu", |x| ops::add_relu(x, x), false),
         ("dropout", |x| ops::dropout(x, 0.5), false),
@@ -112,6 +112,11 @@ fn operators_say_which_inputs_backward_reads() -> candle_amp::Result<()> {
         ("add", |x| ops::add(x, x), false),
         ("cat", |x| ops::cat(&[x, x], 0), false),
         ("mean", |x| ops::mean_dims(x, 1), false),
+        ("stack", |x| ops::stack(&[x, x], 0), false),
+        ("broadcast_as", |x| ops::broadcast_as(x, (2, 3, 4)), false),
+        ("cumsum", |x| ops::cumsum(x, 0), false),
+        ("index_select", |x| ops::index_select(x, &Tensor::new(&[1u32, 1], &CPU)?, 0), false),
+        ("norm", ops::norm, true),
         ("silu", ops::silu, true),
         ("mul", |x| ops::mul(x, x), true),
         ("mul by a constant", |x| ops::mul(x, &x.detach().ones_like()?), false),

@@ -4,6 +4,7 @@ mod basic;
 mod pointwise;
 mod sequence;
 mod sizes;
+mod statistics;
 #[path = "../../../src/kernels/activation/table.rs"]
 mod table;
 mod transformer;
@@ -53,12 +54,13 @@ impl Case {
 /// A file of this folder, and its cases.
 type Family = (&'static str, fn() -> Vec<Case>);
 
-const FAMILIES: [Family; 6] = [
+const FAMILIES: [Family; 7] = [
     ("tests/it/cases/basic.rs", basic::cases),
     ("tests/it/cases/pointwise.rs", pointwise::cases),
     ("tests/it/cases/vision.rs", vision::cases),
     ("tests/it/cases/sequence.rs", sequence::cases),
     ("tests/it/cases/transformer.rs", transformer::cases),
+    ("tests/it/cases/statistics.rs", statistics::cases),
     ("tests/it/cases/sizes.rs", sizes::cases),
 ];
 

@@ -156,6 +156,12 @@ fn the_oracle_is_right() {
         };
         for OfVariable { variable: number, lanes, .. } in &expected.gradients {
             let element = seed as usize % lanes.len();
+            // The second derivative of relu2 jumps at 0, and differences across it are half a step off.
+            let at_zero = |values: &[f64]| values[element] == 0.0;
+            if matches!(&program.steps[*number].kind, Kind::Leaf { values, .. } if at_zero(values))
+            {
+                continue;
+            }
             let moved = |by: f64| {
                 let mut program = program.clone();
                 if let Kind::Leaf { values, .. } = &mut program.steps[*number].kind {

@@ -145,7 +145,8 @@ pub(super) fn rows() -> Vec<Row> {
                 let rank = d.dims(x).len();
                 if rank == 0 { None } else { Some((vec![x], vec![d.range(0, rank)])) }
             },
-            |t, a| t[0].max_keepdim(a[0]),
+            // candle divides by the stride, which is 0 in a dimension of one that `broadcast_as` made.
+            |t, a| t[0].force_contiguous()?.max_keepdim(a[0]),
             |tape, x, a| x[0].reduce(a, |group| tape.max(&group)),
         )
         .exact(),

@@ -6,6 +6,7 @@ mod attention;
 mod candle;
 mod conv;
 mod curves;
+mod indexing;
 mod losses;
 mod norms;
 mod pairs;
@@ -32,6 +33,7 @@ pub(super) fn rows() -> &'static [Row] {
             candle::rows(),
             conv::rows(),
             curves::rows(),
+            indexing::rows(),
             losses::rows(),
             norms::rows(),
             pairs::rows(),

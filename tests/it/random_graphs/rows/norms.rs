@@ -321,5 +321,56 @@ pub(super) fn rows() -> Vec<Row> {
         reduction!(Sum, "sum_keepdim", ops::sum_keepdim, sum, false),
         reduction!(Mean, "mean_dims", ops::mean_dims, mean, true),
         reduction!(Mean, "mean_keepdim", ops::mean_keepdim, mean, false),
+        row(
+            Some(Op::Var),
+            "var_dims",
+            |d, x| {
+                let (view, dims) = some_dims(d, x)?;
+                let count: usize = dims.iter().map(|&dim| d.dims(x)[dim]).product();
+                if count < 2 { None } else { Some((view, dims)) }
+            },
+            |t, args| ops::var_dims(&t[0], args.to_vec()),
+            |tape, x, args| {
+                let mean = x[0].reduce(args, |group| tape.mean(&group));
+                let centred = x[0].zip(&mean, |x, mean| tape.sub(x, mean));
+                let var = centred.reduce(args, |group| {
+                    let share = 1.0 / (group.len() - 1) as f64;
+                    let squares: Vec<_> = group.iter().map(|x| (tape.mul(*x, *x), share)).collect();
+                    tape.linear(&squares)
+                });
+                squeezed(&var, args)
+            },
+        ),
+        row(
+            Some(Op::Norm),
+            "norm_dims",
+            // Of one element it is the absolute value, which has a row.
+            |d, x| {
+                let (view, dims) = some_dims(d, x)?;
+                let count: usize = dims.iter().map(|&dim| d.dims(x)[dim]).product();
+                if count < 2 { None } else { Some((view, dims)) }
+            },
+            |t, args| ops::norm_dims(&t[0], args.to_vec()),
+            |tape, x, args| {
+                let norm = x[0].reduce(args, |group| {
+                    let squares: Vec<Scalar> = group.iter().map(|x| tape.mul(*x, *x)).collect();
+                    let sum = tape.sum(&squares);
+                    tape.require(tape.value(sum) > 2.0, "a small norm");
+                    tape.map(sum, |x| (x.sqrt(), 0.5 / x.sqrt()))
+                });
+                squeezed(&norm, args)
+            },
+        ),
+        row(
+            Some(Op::LogSumExp),
+            "log_sum_exp",
+            some_dims,
+            |t, args| ops::log_sum_exp(&t[0], args.to_vec()),
+            |tape, x, args| {
+                let powers = x[0].map(tape, |x| (x.exp(), x.exp()));
+                let sums = powers.reduce(args, |group| tape.sum(&group));
+                squeezed(&sums.map(tape, |x| (x.ln(), 1.0 / x)), args)
+            },
+        ),
     ]
 }

@@ -1,0 +1,25 @@
+//! Cumulative sums along a dimension, from its start or from its end.
+//!
+//! Any float dtype in; added up in F64 on a CPU, elsewhere in F32 (F64 for F64); each sum is rounded once.
+
+mod cpu;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Result, Tensor};
+
+use crate::kernels::elementwise::plain;
+
+/// The sums of the elements up to each one along `dim`, or, `from_end`, of those from each one on: in `out`.
+pub(crate) fn cumsum(x: &Tensor, dim: usize, from_end: bool, out: DType) -> Result<Tensor> {
+    if x.elem_count() == 0 {
+        return super::cast(x, out);
+    }
+    let x = plain(x)?;
+    if x.device().is_cpu() {
+        cpu::cumsum(&x, dim, from_end, out)
+    } else {
+        portable::cumsum(&x, dim, from_end, out)
+    }
+}
