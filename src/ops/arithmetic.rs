@@ -337,7 +337,7 @@ impl Operator for WhereCond {
         };
         let spread = |x: &Tensor| contiguous(&x.broadcast_as(dims.as_slice())?);
         let condition = spread(condition)?;
-        let y = condition.where_cond(&spread(on_true)?, &spread(on_false)?)?;
+        let y = elementwise::where_cond(&condition, &spread(on_true)?, &spread(on_false)?)?;
         Ok((y, (condition, [on_true.dims().to_vec(), on_false.dims().to_vec()])))
     }
 
@@ -346,7 +346,7 @@ impl Operator for WhereCond {
         let zeros = gradient.zeros_like()?;
         let part = |number: usize, dims: &[usize], [on_true, on_false]: [&Tensor; 2]| {
             let part = ctx.wants[number].map(|want| {
-                let chosen = condition.where_cond(on_true, on_false)?;
+                let chosen = elementwise::where_cond(condition, on_true, on_false)?;
                 summed(|out| cast(&chosen, out), dims, gradient.dims(), want)
             });
             part.transpose()

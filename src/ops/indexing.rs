@@ -290,7 +290,8 @@ fn places(op: Op, x: &Tensor, ids: &Tensor, dim: usize) -> Result<Tensor> {
     }
     if x.device().is_cuda() {
         let names_one = (ids.ge(0i64)? * ids.lt(size as i64)?)?;
-        places = names_one.where_cond(&places, &places.zeros_like()?.affine(1.0, -1.0)?)?;
+        places =
+            elementwise::where_cond(&names_one, &places, &places.zeros_like()?.affine(1.0, -1.0)?)?;
     }
     kernel::numbers(&places.flatten_all()?)
 }

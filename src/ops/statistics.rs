@@ -228,7 +228,7 @@ impl Statistic {
                 max = max.max_keepdim(dim)?;
             }
         }
-        max.abs()?.lt(f64::INFINITY)?.where_cond(&max, &max.zeros_like()?)
+        elementwise::where_cond(&max.abs()?.lt(f64::INFINITY)?, &max, &max.zeros_like()?)
     }
 
     /// What is added up, or its square: `x` less `offset`, in its exponential where that is what is added up.
@@ -297,7 +297,7 @@ impl Operator for Statistic {
             // Nothing went into a sum of 0.
             Some(divisor) => {
                 let zeros = divisor.zeros_like()?;
-                divisor.eq(&zeros)?.where_cond(&zeros, &(gradient / divisor)?)?
+                elementwise::where_cond(&divisor.eq(&zeros)?, &zeros, &(gradient / divisor)?)?
             }
             None => gradient.affine(2.0 / (self.count(x).saturating_sub(1)) as f64, 0.0)?,
         };

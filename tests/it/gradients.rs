@@ -152,7 +152,8 @@ fn on_every_device_in_every_dtype_and_layout_gradients_are_those_of_f64() -> Res
 #[test]
 fn a_batch_of_no_elements_is_taken_or_refused() -> Result<()> {
     let mut taken = Vec::new();
-    for case in cases::all() {
+    // A number has no batch.
+    for case in cases::all().into_iter().filter(|case| case.inputs[0].rank() > 0) {
         for dtype in [DType::F32, DType::BF16] {
             let cast = |x: &Tensor| Var::from_tensor(&x.to_dtype(dtype)?);
             let vars = case.inputs.iter().map(cast).collect::<Result<Vec<_>>>()?;

@@ -116,6 +116,21 @@ pub(crate) fn mul(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
     if a.device().is_cpu() { cpu::mul(&a, &b, out) } else { portable::mul(&a, &b, out) }
 }
 
+/// candle's, of tensors of one shape. Its CUDA kernel refuses tensors of no elements or of no dimension.
+pub(crate) fn where_cond(
+    condition: &Tensor,
+    on_true: &Tensor,
+    on_false: &Tensor,
+) -> Result<Tensor> {
+    if on_true.elem_count() == 0 {
+        return Ok(on_true.clone());
+    }
+    if on_true.rank() > 0 {
+        return condition.where_cond(on_true, on_false);
+    }
+    condition.reshape(1)?.where_cond(&on_true.reshape(1)?, &on_false.reshape(1)?)?.reshape(())
+}
+
 /// `a * b` in the place of `a`; both of one shape and dtype.
 pub(crate) fn mul_assign(a: Tensor, b: &Tensor) -> Result<Tensor> {
     if a.elem_count() == 0 {

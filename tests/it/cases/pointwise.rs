@@ -93,6 +93,9 @@ fn others() -> Vec<Case> {
         case(Op::WhereCond, "broadcast", &[&[4, 1], &[]], |t| {
             ops::where_cond(&t[0].lt(0f64)?, &t[0], &t[1])
         }),
+        case(Op::WhereCond, "numbers", &[&[], &[]], |t| {
+            ops::where_cond(&t[0].le(0f64)?, &t[0], &t[1])
+        }),
         case(Op::Cat, "cat", &[&[4, 2], &[4, 3]], |t| ops::cat(&[&t[0], &t[1]], 1)),
         case(Op::Cat, "five", &[&[1, 2], &[3, 2], &[2, 2], &[1, 2], &[1, 2]], |t| {
             ops::cat(&t.iter().collect::<Vec<_>>(), 0)
