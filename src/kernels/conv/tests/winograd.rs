@@ -1,7 +1,7 @@
 //! Convolutions by tiles: [`packed::winograd`].
 
 use super::super::packed::winograd::{suits, suits_wgrad};
-use super::super::packed::{dgrad, forward, wgrad};
+use super::super::packed::{self, dgrad, forward, wgrad};
 use super::*;
 use crate::kernels::gemm::micro::InstructionSet;
 
@@ -218,6 +218,60 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
         check(&wgrad(&x, &grad, &shape, isa)?, &dw, &inputs, &what);
     }
     assert!(gradients > 4);
+    Ok(())
+}
+
+#[test]
+fn tiles_of_channels_last_agree_with_plain_loops() -> Result<()> {
+    for isa in [InstructionSet::Avx2F32, InstructionSet::Avx512F32] {
+        if isa.is_available() {
+            tiles_of_channels_last_agree(isa)?;
+        }
+    }
+    Ok(())
+}
+
+fn tiles_of_channels_last_agree(isa: InstructionSet) -> Result<()> {
+    use packed::nhwc::{dgrad, forward, wgrad};
+    let mut rng = generator(33);
+    let shapes = [
+        ([3, 9, 15, 33], 17, (1, 1)),
+        ([2, 8, 31, 39], 10, (0, 2)), // beyond the image by two columns
+        ([6, 16, 14, 14], 33, (2, 0)),
+        ([5, 24, 7, 6], 49, (2, 2)), // two products of columns
+        ([1, 65, 10, 9], 8, (1, 2)), // more channels than lie together
+        ([2, 130, 8, 8], 100, (1, 1)),
+    ];
+    for (index, (dims, c_out, padding)) in shapes.into_iter().enumerate() {
+        let first = shape(dims, c_out, padding);
+        let shape = Shape { geometry: super::turned(first.geometry), ..first };
+        assert!(suits(&shape) && shape.transposed().is_some_and(|back| suits(&back)), "{shape:?}");
+        let dtype = [DType::F32, DType::F16][index % 2];
+        let x = random(&mut rng, &dims, dtype);
+        let weight = random(&mut rng, &shape.weight_dims(), dtype);
+        let grad = random(&mut rng, &first.out_dims(), dtype);
+        let bias = [c_out, dims[1]].map(|size| random(&mut rng, &[size], DType::F32));
+        let (xs, ws, gs) = (doubles(&x), doubles(&weight), doubles(&grad));
+        let [mut y, mut dx, dw] = plain_loops(&shape, [&xs, &ws, &gs]);
+        let biases = bias.each_ref().map(doubles);
+        let each = [shape.pixels(), shape.height * shape.width];
+        for ((sums, bias), each) in [&mut y, &mut dx].into_iter().zip(&biases).zip(each) {
+            sums.iter_mut().enumerate().for_each(|(i, sum)| sum.add(bias[i / each % bias.len()]));
+        }
+        let [y, dx, dw] = tolerant([&y, &dx, &dw], [&xs, &ws, &gs], &shape);
+        let what = format!("{isa:?} {dtype:?} {shape:?}");
+        let inputs = [dtype];
+        let [x, grad] = [to_nhwc(&x)?, to_nhwc(&grad)?];
+        let single = forward::<f32>(&x, &weight, Some(&bias[0]), &shape, isa)?;
+        check(&to_nchw(&single)?, &y, &inputs, &what);
+        let half = forward::<half::bf16>(&x, &weight, Some(&bias[0]), &shape, isa)?;
+        check(&to_nchw(&half)?, &y, &inputs, &what);
+        let back = dgrad::<f32>(&grad, &weight, Some(&bias[1]), &shape, isa)?.unwrap();
+        check(&to_nchw(&back)?, &dx, &inputs, &what);
+        let back = dgrad::<half::f16>(&grad, &weight, Some(&bias[1]), &shape, isa)?.unwrap();
+        check(&to_nchw(&back)?, &dx, &inputs, &what);
+        check(&wgrad(&x, &grad, &shape, isa)?, &dw, &inputs, &what);
+    }
     Ok(())
 }
 

@@ -25,7 +25,7 @@ use half::{bf16, f16};
 use super::layout::{Part, Taps};
 use super::rows::Stored;
 use super::weights::{self, Order};
-use super::{ConvPass, Shape, meets_padding, with_stored};
+use super::{ConvPass, Shape, meets_padding, winograd, with_stored};
 use crate::error::bail;
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::parallel;
@@ -66,6 +66,14 @@ pub(in crate::kernels::conv) fn forward<O: Rounded>(
 ) -> Result<Tensor> {
     let pass = ConvPass::forward(shape, isa);
     let kernel = weights::widened(weight)?;
+    if isa.is_f32() && winograd::suits(shape) {
+        let bias = bias.map(weights::widened).transpose()?;
+        let bias = bias.as_deref();
+        let data = winograd::convolve_nhwc(x, &kernel, bias, shape, Order::Forward, isa)?;
+        if let Some(data) = data {
+            return Ok(tensor::<O>(data, &shape.out_dims()));
+        }
+    }
     let taps = Taps::forward(shape);
     let phases = vec![Phase::new(taps, (0, 0), &kernel, shape, Order::Forward, isa)];
     match Phases::new(pass, phases).run::<O>(x, bias)? {
@@ -86,6 +94,14 @@ pub(in crate::kernels::conv) fn dgrad<O: Rounded>(
     let kernel = weights::widened(weight)?;
     if meets_padding(&kernel, shape) {
         return Ok(None);
+    }
+    if let (true, Some(back)) = (isa.is_f32(), shape.transposed().filter(winograd::suits)) {
+        let bias = bias.map(weights::widened).transpose()?;
+        let bias = bias.as_deref();
+        let data = winograd::convolve_nhwc(grad, &kernel, bias, &back, Order::Backward, isa)?;
+        if let Some(data) = data {
+            return Ok(Some(tensor::<O>(data, &shape.input_dims())));
+        }
     }
     let phases = Taps::backward(shape).into_iter();
     let phases =

@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 mod grid;
+mod nhwc;
 mod pixels;
 mod transform;
 mod wgrad;
@@ -31,8 +32,10 @@ use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
+use crate::kernels::format::Format;
 use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_words};
 use grid::{Grid, VectorTiles};
+pub(super) use nhwc::convolve_nhwc;
 pub(super) use wgrad::Wgrad;
 pub(in crate::kernels::conv) use wgrad::suits_wgrad;
 
@@ -53,7 +56,11 @@ fn is_plain(shape: &Shape) -> bool {
 
 /// Whether tiles are faster than row panels.
 pub(in crate::kernels::conv) fn suits(shape: &Shape) -> bool {
-    is_plain(shape) && pays(grid(shape).vectors(), 1.2, shape)
+    is_plain(shape)
+        && match shape.geometry.format {
+            Format::ChannelsFirst => pays(grid(shape).vectors(), 1.2, shape),
+            Format::ChannelsLast => nhwc::pays(shape),
+        }
 }
 
 /// Whether the products of so many vectors are at most `share` of a direct convolution's: not where
@@ -103,18 +110,7 @@ fn pack(weight: &[f32], shape: &Shape, order: Order) -> PackedWords {
             #[inline(always)]
             || {
                 for channel in 0..ins {
-                    let mut g = [[0f32; ROWS]; 9];
-                    let place = |row: usize| {
-                        // The gradient's are turned by half a turn, and channels exchanged.
-                        let (from, turned) = match order {
-                            Order::Forward => ((first + row) * ins + channel, false),
-                            Order::Backward => (channel * outs + first + row, true),
-                        };
-                        for (tap, weight) in weight[from * 9..][..9].iter().enumerate() {
-                            g[if turned { 8 - tap } else { tap }][row] = *weight;
-                        }
-                    };
-                    (0..ROWS.min(outs - first)).for_each(place);
+                    let g = taps::<ROWS>(weight, (ins, outs), order, channel, first);
                     let planes = places.chunks_exact_mut(ins * ROWS);
                     for (plane, u) in planes.zip(transform::weights(g)) {
                         plane[channel * ROWS..][..ROWS].copy_from_slice(&u.map(f32::to_bits));
@@ -124,6 +120,29 @@ fn pack(weight: &[f32], shape: &Shape, order: Order) -> PackedWords {
         );
     });
     packed
+}
+
+/// The weights of a channel and `N` output channels from `first` on; zeros for those beyond the last.
+#[inline(always)]
+fn taps<const N: usize>(
+    weight: &[f32],
+    (ins, outs): (usize, usize),
+    order: Order,
+    channel: usize,
+    first: usize,
+) -> [[f32; N]; 9] {
+    let mut g = [[0f32; N]; 9];
+    for row in 0..N.min(outs - first) {
+        // The gradient's are turned by half a turn, and channels exchanged.
+        let (from, turned) = match order {
+            Order::Forward => ((first + row) * ins + channel, false),
+            Order::Backward => (channel * outs + first + row, true),
+        };
+        for (tap, weight) in weight[from * 9..][..9].iter().enumerate() {
+            g[if turned { 8 - tap } else { tap }][row] = *weight;
+        }
+    }
+    g
 }
 
 /// A convolution of images of `ins` channels to images of `outs`.

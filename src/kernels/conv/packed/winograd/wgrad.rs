@@ -12,12 +12,16 @@ use super::super::rows::Stored;
 use super::grid::{Grid, VectorTiles};
 use super::{ROWS, TILE_ELEMENTS, TILES, VECTORS, grid, is_plain, pays, transform};
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
+use crate::kernels::format::Format;
 use crate::kernels::gemm::micro::with_words;
 
 /// Whether tiles are faster for the gradient. The sums of each run are transformed, as long as a few
 /// vectors.
 pub(in crate::kernels::conv) fn suits_wgrad(shape: &Shape) -> bool {
-    if !is_plain(shape) || shape.c_in.min(shape.c_out) < 8 {
+    if !is_plain(shape)
+        || shape.c_in.min(shape.c_out) < 8
+        || shape.geometry.format == Format::ChannelsLast
+    {
         return false;
     }
     let run = Wgrad::run_images(shape);

@@ -1,0 +1,368 @@
+//! Winograd's convolution of NHWC images: lanes are channels.
+//!
+//! A thread transforms some tiles of all channels, multiplies them by the transformed weights, one product for each
+//! place of a transformed tile, and transforms the sums back. The rows of a product are tiles, its columns output
+//! channels. Neither images nor results are turned.
+#![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use candle_core::{DType, Result, Tensor};
+use half::{bf16, f16};
+
+use super::super::rows::Stored;
+use super::super::weights::Order;
+use super::super::{Shape, with_stored};
+use super::{Images, TILE_ELEMENTS, taps, transform};
+use crate::error::bail;
+use crate::kernels::cpu::dtype::Elements;
+use crate::kernels::cpu::parallel;
+use crate::kernels::cpu::simd::vectorise;
+use crate::kernels::cpu::uninit::try_uninit_vec;
+use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
+use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_words};
+
+/// Tiles that a thread transforms together, and rows of a product where it has one vector of columns or more.
+const TILES: usize = 48;
+const TALL: usize = 16;
+const ROWS: usize = 8;
+/// Channels of a transformed tile that lie together: the depth of a product.
+const CHANNELS: usize = 64;
+/// Vectors of output channels of a product, at most.
+const VECTORS: usize = 3;
+
+/// Whether tiles are faster than rows of pixels: not where many reach beyond the image.
+pub(super) fn pays(shape: &Shape) -> bool {
+    let tiles = Tiles::new(shape);
+    let products = (TILE_ELEMENTS * tiles.rows * tiles.columns) as f64;
+    products <= 1.2 * (9 * shape.pixels()) as f64 && shape.c_in.min(shape.c_out) >= 8
+}
+
+/// The convolution of `shape` by weights, which lie as `order` says; `None` where a result is not finite.
+pub(in super::super) fn convolve_nhwc<O: Rounded>(
+    x: &Tensor,
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    shape: &Shape,
+    order: Order,
+    isa: InstructionSet,
+) -> Result<Option<Vec<O>>> {
+    let columns = Columns::new(shape.c_out);
+    let weight = pack(weight, shape, columns, order);
+    let pass = NhwcConv {
+        ins: shape.c_in,
+        outs: shape.c_out,
+        columns,
+        tiles: Tiles::new(shape),
+        weight: weight.as_slice(),
+        bias,
+        vectors: isa.vectors(),
+    };
+    let len = shape.batch * shape.out_image();
+    Ok(with_stored!(x, x => try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out))))
+}
+
+/// How output channels are divided into columns of products.
+#[derive(Clone, Copy, Debug)]
+struct Columns {
+    products: usize,
+    /// Vectors of each, but perhaps fewer of the last.
+    vectors: usize,
+}
+
+impl Columns {
+    fn new(outs: usize) -> Self {
+        let vectors = outs.div_ceil(16);
+        let products = vectors.div_ceil(VECTORS);
+        Self { products, vectors: vectors.div_ceil(products) }
+    }
+
+    fn width(self) -> usize {
+        16 * self.vectors
+    }
+}
+
+/// Transforms weights: `(product, place, channel, output channel)`.
+fn pack(weight: &[f32], shape: &Shape, columns: Columns, order: Order) -> PackedWords {
+    let (ins, outs, width) = (shape.c_in, shape.c_out, columns.width());
+    let product = TILE_ELEMENTS * ins * width;
+    let mut packed = PackedWords::new(columns.products * product);
+    let products = &mut packed.as_mut_slice()[..columns.products * product];
+    parallel::for_each_chunk(products, product, |index, places| {
+        let own = index * width..outs.min((index + 1) * width);
+        vectorise(
+            #[inline(always)]
+            || {
+                for channel in 0..ins {
+                    for (vector, first) in own.clone().step_by(16).enumerate() {
+                        let g = taps::<16>(weight, (ins, outs), order, channel, first);
+                        let planes = places.chunks_exact_mut(ins * width);
+                        for (plane, u) in planes.zip(transform::weights(g)) {
+                            let at = channel * width + 16 * vector;
+                            plane[at..][..16].copy_from_slice(&u.map(f32::to_bits));
+                        }
+                    }
+                }
+            },
+        );
+    });
+    packed
+}
+
+/// The tiles of two by two output pixels of images.
+#[derive(Clone, Copy, Debug)]
+struct Tiles {
+    batch: usize,
+    /// Of an image.
+    rows: usize,
+    columns: usize,
+    /// Height and width of what is read, without padding, and of what is written.
+    size: (usize, usize),
+    out_size: (usize, usize),
+    /// Rows above and columns left of an image.
+    padding: (usize, usize),
+}
+
+/// A tile's image, and its first pixel in what is written.
+#[derive(Clone, Copy, Debug)]
+struct Tile {
+    image: usize,
+    row: usize,
+    column: usize,
+}
+
+impl Tiles {
+    fn new(shape: &Shape) -> Self {
+        Self {
+            batch: shape.batch,
+            rows: shape.out_height.div_ceil(2),
+            columns: shape.out_width.div_ceil(2),
+            size: (shape.height, shape.width),
+            out_size: (shape.out_height, shape.out_width),
+            padding: shape.geometry.padding,
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.batch * self.rows * self.columns
+    }
+
+    fn tile(&self, index: usize) -> Tile {
+        let line = index / self.columns;
+        Tile {
+            image: line / self.rows,
+            row: 2 * (line % self.rows),
+            column: 2 * (index % self.columns),
+        }
+    }
+
+    /// The numbers of the pixels that a tile reads; none for those of the padding.
+    fn read(&self, tile: Tile) -> [Option<usize>; 16] {
+        let (height, width) = self.size;
+        let mut pixels = [None; 16];
+        for (i, pixel) in pixels.iter_mut().enumerate() {
+            let y = (tile.row + i / 4).checked_sub(self.padding.0).filter(|&y| y < height);
+            let x = (tile.column + i % 4).checked_sub(self.padding.1).filter(|&x| x < width);
+            *pixel = y.zip(x).map(|(y, x)| (tile.image * height + y) * width + x);
+        }
+        pixels
+    }
+
+    /// The numbers of the pixels that a tile writes.
+    fn written(&self, tile: Tile) -> [Option<usize>; 4] {
+        let (height, width) = self.out_size;
+        let mut pixels = [None; 4];
+        for (i, pixel) in pixels.iter_mut().enumerate() {
+            let (y, x) = (tile.row + i / 2, tile.column + i % 2);
+            *pixel = (y < height && x < width).then(|| (tile.image * height + y) * width + x);
+        }
+        pixels
+    }
+}
+
+/// The bits of the channels that a vector from `first` on has.
+fn channels(first: usize, all: usize) -> u16 {
+    ((1u32 << (all - first).min(16)) - 1) as u16
+}
+
+/// A convolution of images of `ins` channels to images of `outs`.
+struct NhwcConv<'a> {
+    ins: usize,
+    outs: usize,
+    columns: Columns,
+    tiles: Tiles,
+    weight: &'a [u32],
+    bias: Option<&'a [f32]>,
+    vectors: Vectors,
+}
+
+impl NhwcConv<'_> {
+    /// Elements of a place of transformed tiles, `(channel / CHANNELS, tile, channel % CHANNELS)`. Were they a
+    /// multiple of a page, the places of a tile would share few lines of the nearest cache.
+    fn place(&self) -> usize {
+        self.ins.div_ceil(CHANNELS) * TILES * CHANNELS + 16
+    }
+
+    /// Whether all results are finite: then all are written.
+    fn run<S: Stored, O: Rounded>(&self, x: &[S], out: &mut [MaybeUninit<O>]) -> bool {
+        let Tiles { batch, size, out_size, .. } = self.tiles;
+        assert_eq!(x.len(), batch * self.ins * size.0 * size.1);
+        assert_eq!(out.len(), batch * self.outs * out_size.0 * out_size.1);
+        let Columns { products, .. } = self.columns;
+        assert!(products * TILE_ELEMENTS * self.ins * self.columns.width() <= self.weight.len());
+        assert!(self.bias.is_none_or(|bias| bias.len() == self.outs));
+        let finite = AtomicBool::new(true);
+        let out = Images(out.as_mut_ptr().cast::<O>());
+        let count = self.tiles.count();
+        // Enough for all threads to end together, in whole products.
+        let task = count.div_ceil(4 * parallel::threads());
+        let task = task.next_multiple_of(TILES).clamp(TILES, 16 * TILES);
+        parallel::for_each(count.div_ceil(task), |index| {
+            let last = count.min((index + 1) * task);
+            let sizes =
+                [TILE_ELEMENTS * self.place(), TILE_ELEMENTS * TILES * self.columns.width()];
+            with_words(sizes, |[tiles, sums]| {
+                let (tiles, sums) = (tiles.as_mut_ptr().cast(), sums.as_mut_ptr().cast());
+                for first in (index * task..last).step_by(TILES) {
+                    if !finite.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let own = first..last.min(first + TILES);
+                    // SAFETY: the features of the vectors, the sizes as asserted, and scratch as asked for.
+                    let finite_ones = with_vectors!(self.vectors, V => unsafe {
+                        self.transform::<V, S>(x, own.clone(), tiles);
+                        self.multiply::<V, O>(own.clone(), tiles.cast_const(), sums, &out)
+                    });
+                    if !finite_ones {
+                        finite.store(false, Ordering::Relaxed);
+                    }
+                }
+            });
+        });
+        finite.into_inner()
+    }
+
+    /// Transforms at most [`TILES`] tiles.
+    ///
+    /// # Safety
+    /// The features of `V`; `x` is all images, `tiles` scratch as [`Self::run`] makes it.
+    #[inline(always)]
+    unsafe fn transform<V: Vector, S: Stored>(&self, x: &[S], own: Range<usize>, tiles: *mut f32) {
+        let place = self.place();
+        for (row, tile) in own.enumerate() {
+            let pixels = self.tiles.read(self.tiles.tile(tile));
+            for first in (0..self.ins).step_by(16) {
+                let mask = channels(first, self.ins);
+                // SAFETY: the features.
+                let mut d = unsafe { [[V::zero(); 4]; 4] };
+                for (d, pixel) in d.as_flattened_mut().iter_mut().zip(pixels) {
+                    if let Some(pixel) = pixel {
+                        let at = x.as_ptr().wrapping_add(pixel * self.ins + first);
+                        // SAFETY: the pixel lies in an image, and has the channels of the mask.
+                        *d = unsafe { S::load(at, mask) };
+                    }
+                }
+                // SAFETY: the features.
+                let v = unsafe { transform::pixels(d) };
+                let at = first / CHANNELS * TILES * CHANNELS + row * CHANNELS + first % CHANNELS;
+                for (i, v) in v.as_flattened().iter().enumerate() {
+                    // SAFETY: a place has `CHANNELS` elements a tile, of which 16 are left.
+                    unsafe { v.store(tiles.wrapping_add(i * place + at)) };
+                }
+            }
+        }
+    }
+
+    /// Multiplies transformed tiles by the weights, and writes the pixels. Whether they are finite.
+    ///
+    /// # Safety
+    /// The features of `V`; `out` is all images, `tiles` and `sums` scratch as [`Self::run`] makes it.
+    #[inline(always)]
+    unsafe fn multiply<V: Vector, O: Rounded>(
+        &self,
+        own: Range<usize>,
+        tiles: *const f32,
+        sums: *mut f32,
+        out: &Images<O>,
+    ) -> bool {
+        let width = self.columns.width();
+        let mut finite = true;
+        for product in 0..self.columns.products {
+            let first = product * width;
+            let vectors = (self.outs - first).div_ceil(16).min(self.columns.vectors);
+            let rows = if vectors == 1 { TALL } else { ROWS };
+            for i in 0..TILE_ELEMENTS {
+                let of_place = (product * TILE_ELEMENTS + i) * self.ins * width;
+                let weight = self.weight.as_ptr().cast::<f32>().wrapping_add(of_place);
+                for row in (0..own.len()).step_by(rows) {
+                    for channel in (0..self.ins).step_by(CHANNELS) {
+                        let left =
+                            tiles.wrapping_add(i * self.place() + channel * TILES + row * CHANNELS);
+                        let (left, right) =
+                            ((left, 1), (weight.wrapping_add(channel * width), width));
+                        let depth = CHANNELS.min(self.ins - channel);
+                        let sums = (sums.wrapping_add((i * TILES + row) * width), width);
+                        // SAFETY: there are `TILES` tiles and sums, whole `TALL`s, and weights of all channels.
+                        unsafe {
+                            match (vectors, channel) {
+                                (1, 0) => V::multiply::<TALL, 1, CHANNELS, false>(
+                                    left, right, depth, sums,
+                                ),
+                                (1, _) => {
+                                    V::multiply::<TALL, 1, CHANNELS, true>(left, right, depth, sums)
+                                }
+                                (2, 0) => V::multiply::<ROWS, 2, CHANNELS, false>(
+                                    left, right, depth, sums,
+                                ),
+                                (2, _) => {
+                                    V::multiply::<ROWS, 2, CHANNELS, true>(left, right, depth, sums)
+                                }
+                                (_, 0) => V::multiply::<ROWS, 3, CHANNELS, false>(
+                                    left, right, depth, sums,
+                                ),
+                                (_, _) => {
+                                    V::multiply::<ROWS, 3, CHANNELS, true>(left, right, depth, sums)
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+            for (row, tile) in own.clone().enumerate() {
+                let pixels = self.tiles.written(self.tiles.tile(tile));
+                for vector in 0..vectors {
+                    let channel = first + 16 * vector;
+                    let mask = channels(channel, self.outs);
+                    // SAFETY: the features, and the channels of the mask.
+                    let bias = unsafe {
+                        match self.bias {
+                            Some(bias) => V::load_masked(bias.as_ptr().wrapping_add(channel), mask),
+                            None => V::zero(),
+                        }
+                    };
+                    let mut m = [[bias; 4]; 4];
+                    for (i, m) in m.as_flattened_mut().iter_mut().enumerate() {
+                        let at = sums.wrapping_add((i * TILES + row) * width + 16 * vector);
+                        // SAFETY: these have been written.
+                        *m = unsafe { V::load(at) };
+                    }
+                    // SAFETY: the features.
+                    let y = unsafe { transform::sums(m) };
+                    for (y, pixel) in y.as_flattened().iter().zip(pixels) {
+                        let Some(pixel) = pixel else { continue };
+                        let at = out.0.wrapping_add(pixel * self.outs + channel);
+                        // SAFETY: the pixel is in the images, and nobody else writes this tile.
+                        unsafe {
+                            let y = y.add(bias);
+                            finite &= y.is_finite(mask);
+                            O::store(at, mask, y);
+                        }
+                    }
+                }
+            }
+        }
+        finite
+    }
+}
