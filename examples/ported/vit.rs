@@ -1,0 +1,69 @@
+//! ViT-Tiny on patches of 4x4 pixels, with warm-up, a cosine schedule, label smoothing and clipping.
+
+use candle_amp::nn::{self, Activation, Conv2dConfig, Init, Module, TransformerConfig};
+use candle_amp::optim::{AdamW, AdamWConfig, Schedule, Scheduler};
+use candle_amp::{Result, ops};
+use candle_core::{IndexOp, Tensor};
+use candle_nn::VarBuilder;
+
+use crate::run::Run;
+
+const WIDTH: usize = 192;
+const HEADS: usize = 3;
+const PATCH: usize = 4;
+const LAYERS: usize = 4;
+
+struct ViT {
+    patches: nn::Conv2d,
+    class_token: Tensor,
+    positions: Tensor,
+    encoder: nn::TransformerEncoder,
+    head: nn::Linear,
+}
+
+impl ViT {
+    fn new(classes: usize, vb: VarBuilder) -> Result<Self> {
+        let config = Conv2dConfig { stride: PATCH, ..Default::default() };
+        let zeros = |tokens, name| vb.get_with_hints((1, tokens, WIDTH), name, Init::Const(0.0));
+        let layer = TransformerConfig {
+            dim_feedforward: 4 * WIDTH,
+            dropout: 0.0,
+            activation: Activation::Gelu,
+            norm_first: true,
+            ..Default::default()
+        };
+        Ok(Self {
+            patches: nn::conv2d(3, WIDTH, PATCH, config, vb.pp("patches"))?,
+            class_token: zeros(1, "class_token")?,
+            positions: zeros(1 + (32 / PATCH).pow(2), "positions")?,
+            encoder: nn::transformer_encoder(WIDTH, HEADS, LAYERS, layer, vb.pp("encoder"))?,
+            head: nn::linear(WIDTH, classes, vb.pp("head"))?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let x = self.patches.forward(x)?.flatten_from(2)?.transpose(1, 2)?;
+        let class_token = self.class_token.broadcast_as((x.dim(0)?, 1, WIDTH))?;
+        let x = ops::add(&ops::cat(&[&class_token, &x], 1)?, &self.positions)?;
+        self.head.forward(&self.encoder.forward(&x, true)?.i((.., 0))?)
+    }
+}
+
+pub(crate) fn train(run: &mut Run) -> Result<()> {
+    let model = ViT::new(10, run.vb())?;
+    let config = AdamWConfig { weight_decay: 0.05, ..Default::default() };
+    let mut adamw = AdamW::new(run.initialised()?, config)?;
+    let schedule = Schedule::cosine(run.steps as u64 - 2).with_warm_up(2);
+    let mut schedule = Scheduler::new(schedule, &mut adamw)?;
+    for (x, y) in run.images(8)? {
+        let forward = || ops::cross_entropy_smoothed(&model.forward(&x)?, &y, 0.1);
+        let loss = run.amp.scope(forward)?;
+        run.scaler.scale(&loss)?.backward()?;
+        run.scaler.clip_grad_norm(1.0)?;
+        let outcome = run.scaler.step(&mut adamw)?;
+        run.scaler.update()?;
+        schedule.step(&outcome, &mut adamw)?;
+        run.report(&loss)?;
+    }
+    Ok(())
+}
