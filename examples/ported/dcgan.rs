@@ -2,8 +2,8 @@
 
 use candle_amp::nn::{self, Activation, Conv2dConfig, ConvTranspose2dConfig, ModuleT, SequentialT};
 use candle_amp::optim::{AdamW, AdamWConfig};
-use candle_amp::{Result, ops};
-use candle_core::Tensor;
+use candle_amp::ops;
+use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 
 use crate::run::Run;
@@ -41,7 +41,7 @@ fn critic(vb: VarBuilder) -> Result<SequentialT> {
     Ok(layers.add(last))
 }
 
-fn judged(logits: &Tensor, real: bool) -> candle_core::Result<Tensor> {
+fn judged(logits: &Tensor, real: bool) -> Result<Tensor> {
     let target = if real { logits.ones_like()? } else { logits.zeros_like()? };
     ops::binary_cross_entropy_with_logit(logits, &target)
 }

@@ -2,8 +2,8 @@
 
 use candle_amp::nn::{self, Activation, AvgPool2d, Conv2dConfig, ModuleT, SequentialT};
 use candle_amp::optim::{Sgd, SgdConfig};
-use candle_amp::{Result, ops};
-use candle_core::Tensor;
+use candle_amp::ops;
+use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 
 use crate::run::Run;
@@ -32,7 +32,7 @@ impl Dense {
 }
 
 impl ModuleT for Dense {
-    fn forward_t(&self, x: &Tensor, train: bool) -> candle_core::Result<Tensor> {
+    fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         ops::cat(&[x, &self.0.forward_t(x, train)?], 1)
     }
 }

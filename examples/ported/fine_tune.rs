@@ -2,8 +2,8 @@
 
 use candle_amp::nn::{self, Activation, Conv2dConfig, CrossEntropyLoss, Module, ModuleT};
 use candle_amp::optim::{AdamW, AdamWConfig};
-use candle_amp::{Result, ops};
-use candle_core::Tensor;
+use candle_amp::ops;
+use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 
 use crate::run::Run;
@@ -25,7 +25,7 @@ impl Classifier {
         Ok(Self { body, head: nn::linear(64, classes, vb.pp("head"))? })
     }
 
-    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.head.forward(&ops::global_avg_pool2d(&self.body.forward_t(x, false)?)?)
     }
 }

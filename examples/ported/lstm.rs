@@ -2,8 +2,8 @@
 
 use candle_amp::nn::{self, Embedding, LSTM, LSTMConfig, LSTMState, Linear, Module};
 use candle_amp::optim::{AdamW, AdamWConfig};
-use candle_amp::{Result, ops};
-use candle_core::Tensor;
+use candle_amp::ops;
+use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 
 use crate::run::Run;
@@ -38,7 +38,7 @@ pub(crate) fn train(run: &mut Run) -> Result<()> {
     let config = AdamWConfig { lr: 5e-3, ..Default::default() };
     let mut adamw = AdamW::new(run.initialised()?, config)?;
     for (x, following) in run.tokens(VOCABULARY as u32, 8, PIECES * 16)? {
-        let (mut state, mut total) = (None, Tensor::zeros((), x.device())?);
+        let (mut state, mut total) = (None, Tensor::new(0f32, x.device())?);
         for (x, following) in x.chunk(PIECES, 1)?.iter().zip(following.chunk(PIECES, 1)?) {
             let (loss, last) = run.amp.scope(|| {
                 let (logits, last) = model.forward(x, state.as_ref())?;

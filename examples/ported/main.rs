@@ -15,7 +15,7 @@ mod vit;
 
 use std::collections::BTreeMap;
 
-use candle_amp::Result;
+use candle_core::Result;
 use candle_core::{DType, Device};
 use clap::{Parser, ValueEnum};
 

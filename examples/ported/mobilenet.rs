@@ -2,8 +2,8 @@
 
 use candle_amp::nn::{self, Activation, Conv2dConfig, ModuleT, SequentialT};
 use candle_amp::optim::{Sgd, SgdConfig};
-use candle_amp::{Result, ops};
-use candle_core::Tensor;
+use candle_amp::ops;
+use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 
 use crate::run::Run;
@@ -47,7 +47,7 @@ impl Inverted {
 }
 
 impl ModuleT for Inverted {
-    fn forward_t(&self, x: &Tensor, train: bool) -> candle_core::Result<Tensor> {
+    fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         let y = self.layers.forward_t(x, train)?;
         if self.residual { ops::add(x, &y) } else { Ok(y) }
     }

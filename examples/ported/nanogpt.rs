@@ -2,8 +2,8 @@
 
 use candle_amp::nn::{self, Embedding, LayerNorm, Linear, Module};
 use candle_amp::optim::{AdamW, AdamWConfig, decay_groups};
-use candle_amp::{Result, ops};
-use candle_core::Tensor;
+use candle_amp::ops;
+use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 
 use crate::run::Run;
@@ -80,7 +80,7 @@ pub(crate) fn train(run: &mut Run) -> Result<()> {
     let config = AdamWConfig { lr: 3e-3, beta2: 0.95, weight_decay: 0.1, ..Default::default() };
     let mut adamw = AdamW::from_groups(decay_groups(&run.initialised()?, config))?;
     for (x, following) in run.tokens(VOCABULARY as u32, PARTS * 4, CONTEXT)? {
-        let mut total = Tensor::zeros((), x.device())?;
+        let mut total = Tensor::new(0f32, x.device())?;
         for (x, following) in x.chunk(PARTS, 0)?.iter().zip(following.chunk(PARTS, 0)?) {
             let loss = run.amp.scope(|| model.loss(x, &following))?;
             let loss = (loss / PARTS as f64)?;

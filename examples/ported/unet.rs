@@ -2,8 +2,8 @@
 
 use candle_amp::nn::{self, Activation, Conv2dConfig, ConvTranspose2dConfig, Module, ModuleT};
 use candle_amp::optim::{AdamW, AdamWConfig};
-use candle_amp::{Result, ops};
-use candle_core::Tensor;
+use candle_amp::ops;
+use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 
 use crate::run::Run;
@@ -85,7 +85,7 @@ pub(crate) fn train(run: &mut Run) -> Result<()> {
         let loss = run.amp.scope(|| {
             let logits = model.forward(&x)?;
             let entropy = ops::binary_cross_entropy_with_logit(&logits, &mask)?;
-            candle_amp::Result::Ok(ops::add(&entropy, &dice(&logits, &mask)?)?)
+            ops::add(&entropy, &dice(&logits, &mask)?)
         })?;
         run.scaler.scale(&loss)?.backward()?;
         let _ = run.scaler.step(&mut adamw)?;

@@ -1,9 +1,9 @@
 //! ViT-Tiny on patches of 4x4 pixels, with warm-up, a cosine schedule, label smoothing and clipping.
 
-use candle_amp::nn::{self, Activation, Conv2dConfig, Init, Module, TransformerConfig};
+use candle_amp::nn::{self, Activation, Conv2dConfig, Init, Module, ModuleT, TransformerConfig};
 use candle_amp::optim::{AdamW, AdamWConfig, Schedule, Scheduler};
-use candle_amp::{Result, ops};
-use candle_core::{IndexOp, Tensor};
+use candle_amp::ops;
+use candle_core::{IndexOp, Result, Tensor};
 use candle_nn::VarBuilder;
 
 use crate::run::Run;
@@ -36,16 +36,16 @@ impl ViT {
             patches: nn::conv2d(3, WIDTH, PATCH, config, vb.pp("patches"))?,
             class_token: zeros(1, "class_token")?,
             positions: zeros(1 + (32 / PATCH).pow(2), "positions")?,
-            encoder: nn::transformer_encoder(WIDTH, HEADS, LAYERS, layer, vb.pp("encoder"))?,
+            encoder: nn::transformer_encoder(LAYERS, WIDTH, HEADS, layer, vb.pp("encoder"))?,
             head: nn::linear(WIDTH, classes, vb.pp("head"))?,
         })
     }
 
-    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let x = self.patches.forward(x)?.flatten_from(2)?.transpose(1, 2)?;
         let class_token = self.class_token.broadcast_as((x.dim(0)?, 1, WIDTH))?;
         let x = ops::add(&ops::cat(&[&class_token, &x], 1)?, &self.positions)?;
-        self.head.forward(&self.encoder.forward(&x, true)?.i((.., 0))?)
+        self.head.forward(&self.encoder.forward_t(&x, true)?.i((.., 0))?)
     }
 }
 
