@@ -1,22 +1,24 @@
-//! A DCGAN: two networks, two optimizers, one scaler.
+//! A DCGAN: two networks, two optimizers, one scaler. `pytorch/dcgan.py` is the original.
+//!
+//! Look at what is missing: `zero_grad` between the two steps. The scaler gives each optimizer the gradients of its own
+//! variables only, and `update` drops them all.
 
 use candle_amp::nn::{self, Activation, Conv2dConfig, ConvTranspose2dConfig, ModuleT, SequentialT};
-use candle_amp::optim::{AdamW, AdamWConfig};
 use candle_amp::ops;
+use candle_amp::optim::{AdamW, AdamWConfig};
 use candle_core::{Result, Tensor};
-use candle_nn::VarBuilder;
 
 use crate::run::Run;
 
 const LATENT: usize = 32;
 const WIDTH: usize = 16;
 
-fn up(from: usize, to: usize, stride: usize, vb: VarBuilder) -> Result<nn::ConvTranspose2d> {
+fn up(from: usize, to: usize, stride: usize, vb: nn::VarBuilder) -> Result<nn::ConvTranspose2d> {
     let config = ConvTranspose2dConfig { padding: stride - 1, stride, ..Default::default() };
     Ok(nn::conv_transpose2d_no_bias(from, to, 4, config, vb)?)
 }
 
-fn generator(vb: VarBuilder) -> Result<SequentialT> {
+fn generator(vb: nn::VarBuilder) -> Result<SequentialT> {
     let (w, mut layers) = (WIDTH, nn::seq_t());
     for (from, to, stride) in [(LATENT, 4 * w, 1), (4 * w, 2 * w, 2), (2 * w, w, 2)] {
         let i = layers.len();
@@ -27,7 +29,7 @@ fn generator(vb: VarBuilder) -> Result<SequentialT> {
     Ok(layers.add(last).add_fn(ops::tanh))
 }
 
-fn critic(vb: VarBuilder) -> Result<SequentialT> {
+fn critic(vb: nn::VarBuilder) -> Result<SequentialT> {
     let config = Conv2dConfig { padding: 1, stride: 2, ..Default::default() };
     let down = |from, to, i| nn::conv2d_no_bias(from, to, 4, config, vb.pp(i));
     let mut layers = nn::seq_t().add(down(3, WIDTH, 0)?).add(Activation::LeakyRelu(0.2));

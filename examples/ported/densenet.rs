@@ -1,10 +1,11 @@
-//! DenseNet-BC-40: every layer sees what all layers before it returned.
+//! DenseNet-BC-40: every layer sees what all layers before it returned. `pytorch/densenet.py` is the original.
+//!
+//! Look at the one sequence: it takes pools, norms and functions alike, and `len` numbers its parameters as PyTorch does.
 
-use candle_amp::nn::{self, Activation, AvgPool2d, Conv2dConfig, ModuleT, SequentialT};
-use candle_amp::optim::{Sgd, SgdConfig};
+use candle_amp::nn::{self, Activation::Relu, AvgPool2d, ModuleT, SequentialT, VarBuilder};
 use candle_amp::ops;
-use candle_core::{Result, Tensor};
-use candle_nn::VarBuilder;
+use candle_amp::optim::{Sgd, SgdConfig};
+use candle_core::Result;
 
 use crate::run::Run;
 
@@ -12,29 +13,23 @@ const DEPTH: usize = 40;
 const GROWTH: usize = 12;
 
 fn conv(from: usize, to: usize, kernel: usize, vb: VarBuilder) -> Result<nn::Conv2d> {
-    let config = Conv2dConfig { padding: kernel / 2, ..Default::default() };
-    Ok(nn::conv2d_no_bias(from, to, kernel, config, vb)?)
+    let config = nn::Conv2dConfig { padding: kernel / 2, ..Default::default() };
+    nn::conv2d_no_bias(from, to, kernel, config, vb)
 }
 
 fn layer(from: usize, to: usize, kernel: usize, vb: VarBuilder) -> Result<SequentialT> {
     let norm = nn::batch_norm(from, 1e-5, vb.pp(0))?;
-    Ok(nn::seq_t().add(norm).add(Activation::Relu).add(conv(from, to, kernel, vb.pp(2))?))
+    Ok(nn::seq_t().add(norm).add(Relu).add(conv(from, to, kernel, vb.pp(2))?))
 }
 
-struct Dense(SequentialT);
-
-impl Dense {
-    fn new(from: usize, vb: VarBuilder) -> Result<Self> {
-        let narrow = layer(from, 4 * GROWTH, 1, vb.pp("layers.0"))?;
-        let grow = layer(4 * GROWTH, GROWTH, 3, vb.pp("layers.1"))?;
-        Ok(Self(nn::seq_t().add(narrow).add(grow)))
-    }
-}
-
-impl ModuleT for Dense {
-    fn forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
-        ops::cat(&[x, &self.0.forward_t(x, train)?], 1)
-    }
+fn dense(from: usize, vb: VarBuilder) -> Result<nn::FuncT<'static>> {
+    let layers = nn::seq_t().add(layer(from, 4 * GROWTH, 1, vb.pp("layers.0"))?).add(layer(
+        4 * GROWTH,
+        GROWTH,
+        3,
+        vb.pp("layers.1"),
+    )?);
+    Ok(nn::func_t(move |x, train| ops::cat(&[x, &layers.forward_t(x, train)?], 1)))
 }
 
 fn densenet(classes: usize, vb: VarBuilder) -> Result<SequentialT> {
@@ -42,20 +37,20 @@ fn densenet(classes: usize, vb: VarBuilder) -> Result<SequentialT> {
     let mut layers = nn::seq_t().add(conv(3, channels, 3, vb.pp(0))?);
     for stage in 0..3 {
         for _ in 0..(DEPTH - 4) / 6 {
-            let dense = Dense::new(channels, vb.pp(layers.len()))?;
-            layers = layers.add(dense);
+            let i = layers.len();
+            layers = layers.add(dense(channels, vb.pp(i))?);
             channels += GROWTH;
         }
         if stage < 2 {
-            let transition = layer(channels, channels / 2, 1, vb.pp(layers.len()))?;
-            layers = layers.add(transition).add(AvgPool2d::new(2));
+            let i = layers.len();
+            layers = layers.add(layer(channels, channels / 2, 1, vb.pp(i))?).add(AvgPool2d::new(2));
             channels /= 2;
         }
     }
-    let norm = nn::batch_norm(channels, 1e-5, vb.pp(layers.len()))?;
-    let layers = layers.add(norm).add(Activation::Relu).add(nn::GlobalAvgPool2d::new());
-    let head = nn::linear(channels, classes, vb.pp(layers.len() + 1))?;
-    Ok(layers.add(head))
+    let i = layers.len();
+    layers = layers.add(nn::batch_norm(channels, 1e-5, vb.pp(i))?).add(Relu);
+    layers = layers.add(nn::AdaptiveAvgPool2d::new(1)).add(nn::Flatten::new());
+    Ok(layers.add(nn::linear(channels, classes, vb.pp(i + 4))?))
 }
 
 pub(crate) fn train(run: &mut Run) -> Result<()> {

@@ -3,8 +3,8 @@
 //! Both sides start from the same values and see the same data. `losses.json` has the losses of ten steps of the
 //! originals in F32 (`python3 pytorch/losses.py`); this program compares.
 
-mod densenet;
 mod dcgan;
+mod densenet;
 mod fine_tune;
 mod lstm;
 mod mobilenet;

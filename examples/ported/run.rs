@@ -44,8 +44,7 @@ impl Run {
     pub(crate) fn images(&self, batch: usize) -> Result<Vec<(Tensor, Tensor)>> {
         let patterns = self.noise((10, 3, 32, 32), 1000)?;
         let step = |step| {
-            let classes: Vec<u32> =
-                (0..batch).map(|i| scrambled(i, 2000 + step) % 10).collect();
+            let classes: Vec<u32> = (0..batch).map(|i| scrambled(i, 2000 + step) % 10).collect();
             let classes = Tensor::new(classes, &self.device)?;
             let noise = self.noise((batch, 3, 32, 32), step)?;
             Ok((((patterns.index_select(&classes, 0)? * 0.5)? + (noise * 0.5)?)?, classes))
@@ -67,11 +66,12 @@ impl Run {
     /// For every step, sequences that count in steps of 1, 2 or 3, and the tokens that follow.
     pub(crate) fn tokens(
         &self,
-        vocabulary: u32,
+        vocabulary: usize,
         batch: usize,
         length: usize,
     ) -> Result<Vec<(Tensor, Tensor)>> {
         let step = |step| {
+            let vocabulary = vocabulary as u32;
             let token = |row, i: usize| {
                 let first = scrambled(row, 4000 + step) % vocabulary;
                 let pace = scrambled(batch + row, 4000 + step) % 3 + 1;

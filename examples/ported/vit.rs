@@ -1,17 +1,20 @@
-//! ViT-Tiny on patches of 4x4 pixels, with warm-up, a cosine schedule, label smoothing and clipping.
+//! ViT-Tiny on patches of 4x4 pixels, with warm-up, a cosine schedule, label smoothing and clipping. `pytorch/vit.py` is
+//! the original.
+//!
+//! Look at the schedule: it receives the step's outcome, and stands still while steps are skipped.
 
-use candle_amp::nn::{self, Activation, Conv2dConfig, Init, Module, ModuleT, TransformerConfig};
-use candle_amp::optim::{AdamW, AdamWConfig, Schedule, Scheduler};
+use candle_amp::nn::{
+    self, Activation::Gelu, Init, Module, ModuleT, TransformerConfig, VarBuilder,
+};
 use candle_amp::ops;
+use candle_amp::optim::{AdamW, AdamWConfig, Schedule, Scheduler};
 use candle_core::{IndexOp, Result, Tensor};
-use candle_nn::VarBuilder;
 
 use crate::run::Run;
 
 const WIDTH: usize = 192;
 const HEADS: usize = 3;
 const PATCH: usize = 4;
-const LAYERS: usize = 4;
 
 struct ViT {
     patches: nn::Conv2d,
@@ -23,20 +26,16 @@ struct ViT {
 
 impl ViT {
     fn new(classes: usize, vb: VarBuilder) -> Result<Self> {
-        let config = Conv2dConfig { stride: PATCH, ..Default::default() };
+        let config = nn::Conv2dConfig { stride: PATCH, ..Default::default() };
         let zeros = |tokens, name| vb.get_with_hints((1, tokens, WIDTH), name, Init::Const(0.0));
-        let layer = TransformerConfig {
-            dim_feedforward: 4 * WIDTH,
-            dropout: 0.0,
-            activation: Activation::Gelu,
-            norm_first: true,
-            ..Default::default()
-        };
+        let layer =
+            TransformerConfig { dim_feedforward: 4 * WIDTH, dropout: 0.0, ..Default::default() };
+        let layer = TransformerConfig { activation: Gelu, norm_first: true, ..layer };
         Ok(Self {
             patches: nn::conv2d(3, WIDTH, PATCH, config, vb.pp("patches"))?,
             class_token: zeros(1, "class_token")?,
             positions: zeros(1 + (32 / PATCH).pow(2), "positions")?,
-            encoder: nn::transformer_encoder(LAYERS, WIDTH, HEADS, layer, vb.pp("encoder"))?,
+            encoder: nn::transformer_encoder(4, WIDTH, HEADS, layer, vb.pp("encoder"))?,
             head: nn::linear(WIDTH, classes, vb.pp("head"))?,
         })
     }
@@ -53,11 +52,9 @@ pub(crate) fn train(run: &mut Run) -> Result<()> {
     let model = ViT::new(10, run.vb())?;
     let config = AdamWConfig { weight_decay: 0.05, ..Default::default() };
     let mut adamw = AdamW::new(run.initialised()?, config)?;
-    let schedule = Schedule::cosine(run.steps as u64 - 2).with_warm_up(2);
-    let mut schedule = Scheduler::new(schedule, &mut adamw)?;
+    let mut schedule = Scheduler::new(Schedule::cosine(98).with_warm_up(2), &mut adamw)?;
     for (x, y) in run.images(8)? {
-        let forward = || ops::cross_entropy_smoothed(&model.forward(&x)?, &y, 0.1);
-        let loss = run.amp.scope(forward)?;
+        let loss = run.amp.scope(|| ops::cross_entropy_smoothed(&model.forward(&x)?, &y, 0.1))?;
         run.scaler.scale(&loss)?.backward()?;
         run.scaler.clip_grad_norm(1.0)?;
         let outcome = run.scaler.step(&mut adamw)?;

@@ -1,4 +1,4 @@
-"""MobileNetV2 for images of CIFAR-10's size."""
+"""MobileNetV2 for images of CIFAR-10's size: inverted residuals around depthwise convolutions."""
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +46,7 @@ class MobileNet(nn.Module):
             for i in range(count):
                 blocks.append(Inverted(channels, out, expansion, stride if i == 0 else 1))
                 channels = out
-        self.stem, self.blocks = conv(3, 32, 3), nn.Sequential(*blocks)
+        self.stem, self.blocks = conv(3, 32, 3, 2), nn.Sequential(*blocks)
         self.last, self.head = conv(320, 1280, 1), nn.Linear(1280, classes)
 
     def forward(self, x):
@@ -57,7 +57,7 @@ class MobileNet(nn.Module):
 
 def train(run):
     model = run.initialised(MobileNet(10))
-    sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=4e-5)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.003, momentum=0.9, weight_decay=4e-5)
     for x, y in run.images(8):
         with run.autocast():
             loss = F.cross_entropy(model(x), y)

@@ -28,7 +28,7 @@ class ViT(nn.Module):
         return self.head(self.encoder(x)[:, 0])
 
 
-def rate(step, steps, warm_up=2):
+def rate(step, steps=100, warm_up=2):
     if step < warm_up:
         return (step + 1) / (warm_up + 1)
     return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (steps - warm_up)))
@@ -37,7 +37,7 @@ def rate(step, steps, warm_up=2):
 def train(run):
     model = run.initialised(ViT(10))
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.LambdaLR(adamw, lambda step: rate(step, run.steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(adamw, rate)
     for x, y in run.images(8):
         with run.autocast():
             loss = F.cross_entropy(model(x), y, label_smoothing=0.1)
