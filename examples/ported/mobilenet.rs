@@ -60,7 +60,7 @@ fn mobilenet(classes: usize, vb: VarBuilder) -> Result<SequentialT> {
 
 pub(crate) fn train(run: &mut Run) -> Result<()> {
     let model = mobilenet(10, run.vb())?;
-    let config = SgdConfig { lr: 0.003, momentum: 0.9, weight_decay: 4e-5, ..Default::default() };
+    let config = SgdConfig { lr: 0.001, momentum: 0.9, weight_decay: 4e-5, ..Default::default() };
     let mut sgd = Sgd::new(run.initialised()?, config)?;
     for (x, y) in run.images(8)? {
         let loss = run.amp.scope(|| ops::cross_entropy(&model.forward_t(&x, true)?, &y))?;

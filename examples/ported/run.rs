@@ -1,4 +1,5 @@
-//! What the programs share: data and initial values that `pytorch/run.py` has too, precision, and the losses.
+//! What the programs share: data, initial values, precision, and the losses. `pytorch/run.py` has the same data and initial
+//! values.
 
 use candle_amp::nn::{VarBuilder, VarMap, var_builder};
 use candle_amp::{Autocast, GradScaler, Parameters};
@@ -15,7 +16,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    pub(crate) fn new(dtype: DType, steps: usize, device: Device) -> Self {
+    pub(crate) fn new(dtype: DType, steps: usize) -> Self {
         let amp = match dtype {
             DType::F32 => Autocast::disabled(),
             dtype => Autocast::new(dtype),
@@ -24,14 +25,14 @@ impl Run {
             DType::F16 => GradScaler::default(),
             _ => GradScaler::disabled(),
         };
-        Self { device, amp, scaler, steps, losses: Vec::new(), varmap: VarMap::new() }
+        Self { device: Device::Cpu, amp, scaler, steps, losses: vec![], varmap: VarMap::new() }
     }
 
     pub(crate) fn vb(&self) -> VarBuilder<'static> {
         var_builder(&self.varmap, DType::F32, &self.device)
     }
 
-    /// All parameters, set by the order of their names.
+    /// All parameters, set to the values that the original starts from: each by its place in the order of the names.
     pub(crate) fn initialised(&self) -> Result<Parameters> {
         let parameters = Parameters::from_varmap(&self.varmap);
         for (seed, (_, var)) in parameters.iter().enumerate() {

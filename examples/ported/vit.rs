@@ -3,9 +3,7 @@
 //!
 //! Look at the schedule: it receives the step's outcome, and stands still while steps are skipped.
 
-use candle_amp::nn::{
-    self, Activation::Gelu, Init, Module, ModuleT, TransformerConfig, VarBuilder,
-};
+use candle_amp::nn::{self, Activation::Gelu, Module, ModuleT, TransformerConfig, VarBuilder};
 use candle_amp::ops;
 use candle_amp::optim::{AdamW, AdamWConfig, Schedule, Scheduler};
 use candle_core::{IndexOp, Result, Tensor};
@@ -15,6 +13,7 @@ use crate::run::Run;
 const WIDTH: usize = 192;
 const HEADS: usize = 3;
 const PATCH: usize = 4;
+const LAYERS: usize = 4;
 
 struct ViT {
     patches: nn::Conv2d,
@@ -27,15 +26,13 @@ struct ViT {
 impl ViT {
     fn new(classes: usize, vb: VarBuilder) -> Result<Self> {
         let config = nn::Conv2dConfig { stride: PATCH, ..Default::default() };
-        let zeros = |tokens, name| vb.get_with_hints((1, tokens, WIDTH), name, Init::Const(0.0));
-        let layer =
-            TransformerConfig { dim_feedforward: 4 * WIDTH, dropout: 0.0, ..Default::default() };
-        let layer = TransformerConfig { activation: Gelu, norm_first: true, ..layer };
+        let layer = TransformerConfig { dropout: 0.0, norm_first: true, ..Default::default() };
+        let layer = TransformerConfig { dim_feedforward: 4 * WIDTH, activation: Gelu, ..layer };
         Ok(Self {
             patches: nn::conv2d(3, WIDTH, PATCH, config, vb.pp("patches"))?,
-            class_token: zeros(1, "class_token")?,
-            positions: zeros(1 + (32 / PATCH).pow(2), "positions")?,
-            encoder: nn::transformer_encoder(4, WIDTH, HEADS, layer, vb.pp("encoder"))?,
+            class_token: vb.get((1, 1, WIDTH), "class_token")?,
+            positions: vb.get((1, 1 + (32 / PATCH).pow(2), WIDTH), "positions")?,
+            encoder: nn::transformer_encoder(LAYERS, WIDTH, HEADS, layer, vb.pp("encoder"))?,
             head: nn::linear(WIDTH, classes, vb.pp("head"))?,
         })
     }

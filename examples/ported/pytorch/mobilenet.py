@@ -57,7 +57,7 @@ class MobileNet(nn.Module):
 
 def train(run):
     model = run.initialised(MobileNet(10))
-    sgd = torch.optim.SGD(model.parameters(), lr=0.003, momentum=0.9, weight_decay=4e-5)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=4e-5)
     for x, y in run.images(8):
         with run.autocast():
             loss = F.cross_entropy(model(x), y)
