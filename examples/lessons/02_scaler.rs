@@ -24,9 +24,8 @@ pub(crate) fn main() -> candle_amp::Result<()> {
                 let gradient = scaler.grad(&weight)?.expect("the loss reaches the weight"); // unscaled
                 let zeros = gradient.eq(0f32)?.to_dtype(DType::F32)?.mean_all()?;
                 let (loss, zeros) = (loss.to_scalar::<f32>()?, 100.0 * zeros.to_scalar::<f32>()?);
-                println!(
-                    "  step {step:2}: loss {loss:.1e}, {zeros} % of the weight's gradient is 0"
-                );
+                println!("  step {step:2}: loss {loss:.1e}, {zeros:.0} % of the gradient is 0");
+                assert_eq!(zeros > 50.0, init_scale == 1.0);
             }
             let _ = scaler.step(&mut sgd)?; // unscales: a step is as large at every scale
             scaler.update()?;

@@ -23,13 +23,16 @@ pub(crate) fn main() -> candle_amp::Result<()> {
     for _ in 0..500 {
         sgd.backward_step(&loss(&plain, &y)?)?; // rounds the variable to BF16
     }
-    println!("without: loss {:.1e}", loss(&plain, &y)?.to_scalar::<f32>()?);
+    let without = loss(&plain, &y)?.to_scalar::<f32>()?;
+    println!("without: loss {without:.1e}");
 
     let (trained, vars, y) = start(&x)?;
     let mut sgd = MasterWeights::<SGD>::new(vars, 0.02)?;
     for _ in 0..500 {
         sgd.backward_step(&loss(&trained, &y)?)?; // rounds a copy of the master to BF16
     }
-    println!("with:    loss {:.1e}", loss(&trained, &y)?.to_scalar::<f32>()?);
+    let with = loss(&trained, &y)?.to_scalar::<f32>()?;
+    println!("with:    loss {with:.1e}");
+    assert!(with < 0.5 * without);
     Ok(())
 }

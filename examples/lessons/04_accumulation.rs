@@ -28,6 +28,7 @@ pub(crate) fn main() -> candle_amp::Result<()> {
                     let clipped = scaler.clip_grad_norm(f64::INFINITY)?; // only measures
                     let [norm, clipped] = [norm.to_scalar::<f32>()?, clipped.to_scalar()?];
                     println!("  step {step}: loss {total:.3}, norm {norm:.3}, then {clipped:.3}");
+                    assert!(clipped < 5.001);
                     let _ = scaler.step(&mut sgd)?;
                     scaler.update()?; // once: the scale must not move between the parts
                 }

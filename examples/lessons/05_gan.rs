@@ -14,26 +14,25 @@ pub(crate) fn main() -> candle_amp::Result<()> {
     let out = nn::linear(16, 1, vb.pp("critic.out"))?;
     let critic = nn::seq().add(hidden).add(Activation::LeakyRelu(0.2)).add(out);
     let all = Parameters::from_varmap(&varmap);
-    let config = AdamWConfig { lr: 0.01, beta1: 0.5, ..Default::default() };
+    let config = AdamWConfig { lr: 0.02, beta1: 0.0, ..Default::default() };
     let mut of_generator = AdamW::new(all.filter(|n| n.starts_with("generator.")), config)?;
     let mut of_critic = AdamW::new(all.filter(|n| n.starts_with("critic.")), config)?;
     let (mut scaler, amp) = (GradScaler::default(), Autocast::new(DType::F16));
-    let judge = |x: &Tensor, wanted: &Tensor| ops::mse(&critic.forward(x)?, wanted);
-    for step in 0..=600 {
+    let mse = |x: &Tensor, wanted: &Tensor| ops::mse(&critic.forward(x)?, wanted);
+    for step in 0..=1000 {
         let real = Tensor::randn(3f32, 0.5, (64, 1), &Device::Cpu)?;
         let (ones, zeros) = (real.ones_like()?, real.zeros_like()?);
         let fake = amp.scope(|| generator.forward(&real.randn_like(0.0, 1.0)?))?;
-        let loss =
-            amp.scope(|| ops::add(&judge(&real, &ones)?, &judge(&fake.detach(), &zeros)?))?;
+        let loss = amp.scope(|| ops::add(&mse(&real, &ones)?, &mse(&fake.detach(), &zeros)?))?;
         scaler.scale(&loss)?.backward()?;
         let _ = scaler.step(&mut of_critic)?; // its own variables only
-        let loss = amp.scope(|| judge(&fake, &ones))?;
+        let loss = amp.scope(|| mse(&fake, &ones))?;
         scaler.scale(&loss)?.backward()?; // adds nothing to the critic, which was stepped
         let _ = scaler.step(&mut of_generator)?;
         scaler.update()?; // once, at the end
-        if step % 150 == 0 {
+        if step % 200 == 0 {
             let mean = fake.to_dtype(DType::F32)?.mean_all()?.to_scalar::<f32>()?;
-            println!("step {step:3}: generated numbers have a mean of {mean:.2}, real ones of 3");
+            println!("step {step:4}: generated numbers have a mean of {mean:.2}, real ones of 3");
         }
     }
     Ok(())

@@ -2,16 +2,15 @@
 
 use candle_amp::{GradScaler, MasterVars, ops};
 use candle_core::{DType, Device, Tensor};
-use candle_nn::{AdamW, Module, Optimizer, ParamsAdamW, VarBuilder};
+use candle_nn::{AdamW, Module, VarBuilder};
 
 /// Somebody else's model. candle's layer norm has no backward.
 fn model(norm: bool, vb: VarBuilder) -> candle_core::Result<candle_nn::Sequential> {
-    let layers =
-        candle_nn::seq().add(candle_nn::linear(8, 32, vb.pp("hidden"))?).add_fn(Tensor::relu);
-    let layers = match norm {
-        true => layers.add(candle_nn::layer_norm(32, 1e-5, vb.pp("norm"))?),
-        false => layers,
-    };
+    let hidden = candle_nn::linear(8, 32, vb.pp("hidden"))?;
+    let mut layers = candle_nn::seq().add(hidden).add_fn(Tensor::relu);
+    if norm {
+        layers = layers.add(candle_nn::layer_norm(32, 1e-5, vb.pp("norm"))?);
+    }
     Ok(layers.add(candle_nn::linear(32, 2, vb.pp("out"))?))
 }
 
@@ -21,15 +20,13 @@ pub(crate) fn main() -> candle_amp::Result<()> {
     for norm in [true, false] {
         let masters = MasterVars::new(DType::F16, &Device::Cpu);
         let model = model(norm, masters.var_builder())?;
-        let params = ParamsAdamW { lr: 0.01, ..Default::default() };
-        let mut adamw = AdamW::new(masters.parameters().vars(), params)?;
+        let mut adamw = AdamW::new_lr(masters.parameters().vars(), 0.01)?;
         let mut scaler = GradScaler::default();
-        println!(
-            "norm: {norm}. {}",
-            masters.missing(&ops::cross_entropy(&model.forward(&x)?, &y)?)
-        );
         for step in 0..=60 {
             let loss = ops::cross_entropy(&model.forward(&x)?, &y)?; // in F32
+            if step == 0 {
+                println!("norm: {norm}. {}", masters.missing(&loss));
+            }
             scaler.scale(&loss)?.backward()?;
             let _ = scaler.step(&mut masters.bind(&mut adamw))?; // rewrites the F16 copies
             scaler.update()?;

@@ -1,6 +1,6 @@
 //! Lesson 8, checkpoint and resume: a run that was stopped goes on bit for bit.
 
-use candle_amp::checkpoints::{Checkpoint, Checkpointer, Stateful};
+use candle_amp::checkpoints::{Checkpoint, Checkpointer};
 use candle_amp::nn::{self, Module, VarMap};
 use candle_amp::optim::{AdamW, AdamWConfig};
 use candle_amp::{Autocast, GradScaler, Parameters, Result, ops};
@@ -12,19 +12,16 @@ fn train(x: &Tensor, folder: &Checkpointer) -> Result<Vec<f32>> {
     let model = nn::linear(8, 1, nn::var_builder(&varmap, DType::F32, &Device::Cpu))?;
     let mut all = Parameters::from_varmap(&varmap);
     let mut adamw = AdamW::new(&all, AdamWConfig { lr: 0.1, ..Default::default() })?;
-    let (mut scaler, amp, mut losses) =
-        (GradScaler::disabled(), Autocast::new(DType::BF16), vec![]);
-    let parts = &mut [("model", &mut all as &mut dyn Stateful), ("adamw", &mut adamw)];
-    let taken = folder.resume(parts)?.map_or(0, |resumed| resumed.step());
-    for step in taken + 1..=8 {
+    let (amp, mut losses) = (Autocast::new(DType::BF16), vec![]);
+    let mut scaler = GradScaler::disabled(); // of an F16 run, it is a part of the checkpoint too
+    let resumed = folder.resume(&mut [("model", &mut all), ("adamw", &mut adamw)])?;
+    for step in resumed.map_or(0, |resumed| resumed.step()) + 1..=8 {
         let loss = amp.scope(|| ops::mse(&model.forward(x)?, &x.sum_keepdim(1)?))?;
         scaler.scale(&loss)?.backward()?;
         let _ = scaler.step(&mut adamw)?;
         scaler.update()?;
         losses.push(loss.to_scalar()?);
-        if step % 4 == 0 {
-            folder.save(&Checkpoint::new(step).with("model", &all)?.with("adamw", &adamw)?)?;
-        }
+        folder.save(&Checkpoint::new(step).with("model", &all)?.with("adamw", &adamw)?)?;
     }
     Ok(losses)
 }
@@ -32,9 +29,11 @@ fn train(x: &Tensor, folder: &Checkpointer) -> Result<Vec<f32>> {
 pub(crate) fn main() -> Result<()> {
     let x = Tensor::randn(0f32, 1.0, (64, 8), &Device::Cpu)?;
     let path = std::env::temp_dir().join(format!("lesson-8-{}", std::process::id()));
-    let folder = Checkpointer::new(&path)?;
-    println!("steps 1 to 8:         {:?}", train(&x, &folder)?);
-    folder.discard_after(4)?; // as if the run had been stopped before it saved step 8
-    println!("steps 5 to 8, again:  {:?}", train(&x, &folder)?);
+    let folder = Checkpointer::new(&path)?; // keeps the last three
+    let whole = train(&x, &folder)?;
+    folder.discard_after(6)?; // as if the run had been stopped there
+    let rest = train(&x, &folder)?;
+    println!("steps 1 to 8:  {whole:.4?}\nagain from 7:  {rest:.4?}");
+    assert_eq!(whole[6..], rest);
     Ok(std::fs::remove_dir_all(&path).map_err(candle_core::Error::from)?)
 }

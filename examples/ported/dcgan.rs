@@ -15,7 +15,7 @@ const WIDTH: usize = 16;
 
 fn up(from: usize, to: usize, stride: usize, vb: nn::VarBuilder) -> Result<nn::ConvTranspose2d> {
     let config = ConvTranspose2dConfig { padding: stride - 1, stride, ..Default::default() };
-    Ok(nn::conv_transpose2d_no_bias(from, to, 4, config, vb)?)
+    nn::conv_transpose2d_no_bias(from, to, 4, config, vb)
 }
 
 fn generator(vb: nn::VarBuilder) -> Result<SequentialT> {
