@@ -18,7 +18,7 @@ fn up(from: usize, to: usize, stride: usize, vb: nn::VarBuilder) -> Result<nn::C
     nn::conv_transpose2d_no_bias(from, to, 4, config, vb)
 }
 
-fn generator(vb: nn::VarBuilder) -> Result<SequentialT> {
+fn new_generator(vb: nn::VarBuilder) -> Result<SequentialT> {
     let (w, mut layers) = (WIDTH, nn::seq_t());
     for (from, to, stride) in [(LATENT, 4 * w, 1), (4 * w, 2 * w, 2), (2 * w, w, 2)] {
         let i = layers.len();
@@ -29,7 +29,7 @@ fn generator(vb: nn::VarBuilder) -> Result<SequentialT> {
     Ok(layers.add(last).add_fn(ops::tanh))
 }
 
-fn critic(vb: nn::VarBuilder) -> Result<SequentialT> {
+fn new_critic(vb: nn::VarBuilder) -> Result<SequentialT> {
     let config = Conv2dConfig { padding: 1, stride: 2, ..Default::default() };
     let down = |from, to, i| nn::conv2d_no_bias(from, to, 4, config, vb.pp(i));
     let mut layers = nn::seq_t().add(down(3, WIDTH, 0)?).add(Activation::LeakyRelu(0.2));
@@ -43,31 +43,32 @@ fn critic(vb: nn::VarBuilder) -> Result<SequentialT> {
     Ok(layers.add(last))
 }
 
-fn judged(logits: &Tensor, real: bool) -> Result<Tensor> {
+fn loss_of(logits: &Tensor, real: bool) -> Result<Tensor> {
     let target = if real { logits.ones_like()? } else { logits.zeros_like()? };
     ops::binary_cross_entropy_with_logit(logits, &target)
 }
 
 pub(crate) fn train(run: &mut Run) -> Result<()> {
-    let (makes, judges) = (generator(run.vb().pp(0))?, critic(run.vb().pp(1))?);
+    let (generator, critic) = (run.vb().pp("generator"), run.vb().pp("critic"));
+    let (generator, critic) = (new_generator(generator)?, new_critic(critic)?);
     let config = AdamWConfig { lr: 2e-4, beta1: 0.5, weight_decay: 0.0, ..Default::default() };
     let all = run.initialised()?;
     let optimizer = |side| AdamW::new(all.filter(|name| name.starts_with(side)), config);
-    let (mut of_generator, mut of_critic) = (optimizer("0.")?, optimizer("1.")?);
+    let (mut generator_adam, mut critic_adam) = (optimizer("generator.")?, optimizer("critic.")?);
     for (step, (real, _)) in run.images(8)?.iter().enumerate() {
         let latent = run.latent((8, LATENT, 1, 1), step)?;
-        let fake = run.amp.scope(|| makes.forward_t(&latent, true))?;
-        let apart = run.amp.scope(|| {
-            let of_fake = judged(&judges.forward_t(&fake.detach(), true)?, false)?;
-            ops::add(&judged(&judges.forward_t(real, true)?, true)?, &of_fake)
+        let fake = run.amp.scope(|| generator.forward_t(&latent, true))?;
+        let critic_loss = run.amp.scope(|| {
+            let of_fake = loss_of(&critic.forward_t(&fake.detach(), true)?, false)?;
+            ops::add(&loss_of(&critic.forward_t(real, true)?, true)?, &of_fake)
         })?;
-        run.scaler.scale(&apart)?.backward()?;
-        let _ = run.scaler.step(&mut of_critic)?;
-        let alike = run.amp.scope(|| judged(&judges.forward_t(&fake, true)?, true))?;
-        run.scaler.scale(&alike)?.backward()?;
-        let _ = run.scaler.step(&mut of_generator)?;
+        run.scaler.scale(&critic_loss)?.backward()?;
+        let _ = run.scaler.step(&mut critic_adam)?;
+        let generator_loss = run.amp.scope(|| loss_of(&critic.forward_t(&fake, true)?, true))?;
+        run.scaler.scale(&generator_loss)?.backward()?;
+        let _ = run.scaler.step(&mut generator_adam)?;
         run.scaler.update()?;
-        run.report(&(apart + alike)?)?;
+        run.report(&(critic_loss + generator_loss)?)?;
     }
     Ok(())
 }

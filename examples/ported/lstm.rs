@@ -21,12 +21,12 @@ pub(crate) fn train(run: &mut Run) -> Result<()> {
     let head = nn::linear(WIDTH, VOCABULARY, vb.pp("head"))?;
     let config = AdamWConfig { lr: 5e-3, ..Default::default() };
     let mut adamw = AdamW::new(run.initialised()?, config)?;
-    for (x, following) in run.tokens(VOCABULARY, 8, PIECES * 16)? {
+    for (x, targets) in run.tokens(VOCABULARY, 8, PIECES * 16)? {
         let (mut state, mut total) = (None, Tensor::new(0f32, x.device())?);
-        for (x, following) in x.chunk(PIECES, 1)?.iter().zip(following.chunk(PIECES, 1)?) {
+        for (x, targets) in x.chunk(PIECES, 1)?.iter().zip(targets.chunk(PIECES, 1)?) {
             let amp = run.amp.enter();
             let (h, last) = lstm.sequence(&tokens.forward(x)?, state.as_ref())?;
-            let loss = ops::cross_entropy(&head.forward(&h)?.transpose(1, 2)?, &following)?;
+            let loss = ops::cross_entropy(&head.forward(&h)?.transpose(1, 2)?, &targets)?;
             drop(amp);
             run.scaler.scale(&loss)?.backward()?;
             run.scaler.clip_grad_norm(0.25)?;

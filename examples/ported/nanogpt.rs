@@ -16,7 +16,7 @@ const CONTEXT: usize = 32;
 const WIDTH: usize = 96;
 const HEADS: usize = 3;
 const LAYERS: usize = 3;
-const PARTS: usize = 4;
+const MICRO_BATCHES: usize = 4;
 
 fn residual(part: SequentialT) -> nn::FuncT<'static> {
     nn::func_t(move |x, train| ops::add(x, &part.forward_t(x, train)?))
@@ -50,11 +50,11 @@ impl NanoGpt {
         Ok(Self { tokens, positions: nn::embedding(CONTEXT, WIDTH, vb.pp("positions"))?, layers })
     }
 
-    fn loss(&self, x: &Tensor, following: &Tensor) -> Result<Tensor> {
+    fn loss(&self, x: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let positions = Tensor::arange(0, x.dim(1)? as u32, x.device())?;
         let x = ops::add(&self.tokens.forward(x)?, &self.positions.forward(&positions)?)?;
         let x = self.layers.forward_t(&x, true)?;
-        ops::linear_cross_entropy(&x, self.tokens.embeddings(), None, following)
+        ops::linear_cross_entropy(&x, self.tokens.embeddings(), None, targets)
     }
 }
 
@@ -62,10 +62,11 @@ pub(crate) fn train(run: &mut Run) -> Result<()> {
     let model = NanoGpt::new(run.vb())?;
     let config = AdamWConfig { lr: 3e-3, beta2: 0.95, weight_decay: 0.1, ..Default::default() };
     let mut adamw = AdamW::from_groups(decay_groups(&run.initialised()?, config))?;
-    for (x, following) in run.tokens(VOCABULARY, PARTS * 4, CONTEXT)? {
+    for (x, targets) in run.tokens(VOCABULARY, MICRO_BATCHES * 4, CONTEXT)? {
         let mut total = Tensor::new(0f32, x.device())?;
-        for (x, following) in x.chunk(PARTS, 0)?.iter().zip(following.chunk(PARTS, 0)?) {
-            let loss = (run.amp.scope(|| model.loss(x, &following))? / PARTS as f64)?;
+        for (x, targets) in x.chunk(MICRO_BATCHES, 0)?.iter().zip(targets.chunk(MICRO_BATCHES, 0)?)
+        {
+            let loss = (run.amp.scope(|| model.loss(x, &targets))? / MICRO_BATCHES as f64)?;
             run.scaler.scale(&loss)?.backward()?;
             total = (total + loss.detach())?;
         }

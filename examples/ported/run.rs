@@ -45,7 +45,7 @@ impl Run {
     pub(crate) fn images(&self, batch: usize) -> Result<Vec<(Tensor, Tensor)>> {
         let patterns = self.noise((10, 3, 32, 32), 1000)?;
         let step = |step| {
-            let classes: Vec<u32> = (0..batch).map(|i| scrambled(i, 2000 + step) % 10).collect();
+            let classes: Vec<u32> = (0..batch).map(|i| hash(i, 2000 + step) % 10).collect();
             let classes = Tensor::new(classes, &self.device)?;
             let noise = self.noise((batch, 3, 32, 32), step)?;
             Ok((((patterns.index_select(&classes, 0)? * 0.5)? + (noise * 0.5)?)?, classes))
@@ -74,8 +74,8 @@ impl Run {
         let step = |step| {
             let vocabulary = vocabulary as u32;
             let token = |row, i: usize| {
-                let first = scrambled(row, 4000 + step) % vocabulary;
-                let pace = scrambled(batch + row, 4000 + step) % 3 + 1;
+                let first = hash(row, 4000 + step) % vocabulary;
+                let pace = hash(batch + row, 4000 + step) % 3 + 1;
                 (first + i as u32 * pace) % vocabulary
             };
             let text: Vec<u32> =
@@ -101,8 +101,8 @@ impl Run {
     }
 }
 
-/// A whole number of 32 bits, a hash of its position.
-fn scrambled(i: usize, seed: usize) -> u32 {
+/// A whole number of 32 bits, by its position.
+fn hash(i: usize, seed: usize) -> u32 {
     let mut x = (i as u32).wrapping_mul(2_654_435_761).wrapping_add((seed as u32 + 1) * 40_503);
     for (shift, factor) in [(15, 2_246_822_519), (13, 3_266_489_917)] {
         x = (x ^ (x >> shift)).wrapping_mul(factor);
@@ -113,7 +113,7 @@ fn scrambled(i: usize, seed: usize) -> u32 {
 /// Numbers from -1 to 1.
 fn noise(shape: impl Into<Shape>, seed: usize, device: &Device) -> Result<Tensor> {
     let shape = shape.into();
-    let value = |i| (f64::from(scrambled(i, seed)) / f64::from(1u32 << 31) - 1.0) as f32;
+    let value = |i| (f64::from(hash(i, seed)) / f64::from(1u32 << 31) - 1.0) as f32;
     Tensor::from_iter((0..shape.elem_count()).map(value), device)?.reshape(shape)
 }
 

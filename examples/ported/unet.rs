@@ -28,11 +28,11 @@ fn level(
     [down, up]: [VarBuilder; 2],
 ) -> Result<SequentialT> {
     let config = nn::ConvTranspose2dConfig { stride: 2, ..Default::default() };
-    let larger = nn::conv_transpose2d(2 * to, to, 2, config, up.pp("larger"))?;
+    let upsample = nn::conv_transpose2d(2 * to, to, 2, config, up.pp("upsample"))?;
     let convs = double(2 * to, to, up.pp("convs"))?;
     Ok(double(from, to, down)?.add_fn_t(move |x, train| {
         let y = below.forward_t(&ops::max_pool2d(x, 2, 2, 0)?, train)?;
-        convs.forward_t(&ops::cat(&[x, &larger.forward(&y)?], 1)?, train)
+        convs.forward_t(&ops::cat(&[x, &upsample.forward(&y)?], 1)?, train)
     }))
 }
 
@@ -46,9 +46,9 @@ fn unet(c: usize, vb: VarBuilder) -> Result<SequentialT> {
 
 fn dice(logits: &Tensor, mask: &Tensor) -> Result<Tensor> {
     let p = ops::sigmoid(logits)?;
-    let both = ops::sum_dims(&ops::mul(&p, mask)?, (1, 2, 3))?;
-    let all = ops::sum_dims(&ops::add(&p, mask)?, (1, 2, 3))?;
-    1.0 - ops::mean(&ops::div(&ops::affine(&both, 2.0, 1.0)?, &ops::affine(&all, 1.0, 1.0)?)?)?
+    let overlap = ops::sum_dims(&ops::mul(&p, mask)?, (1, 2, 3))?;
+    let total = ops::sum_dims(&ops::add(&p, mask)?, (1, 2, 3))?;
+    1.0 - ops::mean(&ops::div(&ops::affine(&overlap, 2.0, 1.0)?, &ops::affine(&total, 1.0, 1.0)?)?)?
 }
 
 pub(crate) fn train(run: &mut Run) -> Result<()> {

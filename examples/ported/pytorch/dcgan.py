@@ -15,7 +15,7 @@ def up(channels, out, stride):
     ]
 
 
-def generator():
+def new_generator():
     return nn.Sequential(
         *up(LATENT, 4 * WIDTH, 1),
         *up(4 * WIDTH, 2 * WIDTH, 2),
@@ -33,7 +33,7 @@ def down(channels, out):
     ]
 
 
-def critic():
+def new_critic():
     return nn.Sequential(
         nn.Conv2d(3, WIDTH, 4, 2, 1, bias=False),
         nn.LeakyReLU(0.2),
@@ -43,29 +43,30 @@ def critic():
     )
 
 
-def judged(logits, real):
+def loss_of(logits, real):
     target = torch.full_like(logits, 1.0 if real else 0.0)
     return F.binary_cross_entropy_with_logits(logits, target)
 
 
 def train(run):
-    makes, judges = run.initialised(generator(), critic())
+    models = {"generator": new_generator(), "critic": new_critic()}
+    generator, critic = run.initialised(nn.ModuleDict(models)).values()
     settings = {"lr": 2e-4, "betas": (0.5, 0.999)}
-    of_generator = torch.optim.Adam(makes.parameters(), **settings)
-    of_critic = torch.optim.Adam(judges.parameters(), **settings)
+    generator_adam = torch.optim.Adam(generator.parameters(), **settings)
+    critic_adam = torch.optim.Adam(critic.parameters(), **settings)
     for step, (real, _) in enumerate(run.images(8)):
         latent = run.latent((8, LATENT, 1, 1), step)
         with run.autocast():
-            fake = makes(latent)
-            apart = judged(judges(real), True) + judged(judges(fake.detach()), False)
-        run.scaler.scale(apart).backward()
-        run.scaler.step(of_critic)
-        of_critic.zero_grad()
+            fake = generator(latent)
+            critic_loss = loss_of(critic(real), True) + loss_of(critic(fake.detach()), False)
+        run.scaler.scale(critic_loss).backward()
+        run.scaler.step(critic_adam)
+        critic_adam.zero_grad()
         with run.autocast():
-            alike = judged(judges(fake), True)
-        run.scaler.scale(alike).backward()
-        run.scaler.step(of_generator)
+            generator_loss = loss_of(critic(fake), True)
+        run.scaler.scale(generator_loss).backward()
+        run.scaler.step(generator_adam)
         run.scaler.update()
-        of_generator.zero_grad()
-        of_critic.zero_grad()
-        run.report(apart + alike)
+        generator_adam.zero_grad()
+        critic_adam.zero_grad()
+        run.report(critic_loss + generator_loss)

@@ -22,12 +22,12 @@ class LanguageModel(nn.Module):
 def train(run):
     model = run.initialised(LanguageModel())
     adamw = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for x, following in run.tokens(VOCABULARY, 8, PIECES * 16):
+    for x, targets in run.tokens(VOCABULARY, 8, PIECES * 16):
         state, total = None, 0.0
-        for x, following in zip(x.chunk(PIECES, 1), following.chunk(PIECES, 1)):
+        for x, targets in zip(x.chunk(PIECES, 1), targets.chunk(PIECES, 1)):
             with run.autocast():
                 logits, state = model(x, state)
-                loss = F.cross_entropy(logits.transpose(1, 2), following)
+                loss = F.cross_entropy(logits.transpose(1, 2), targets)
             run.scaler.scale(loss).backward()
             run.scaler.unscale_(adamw)
             nn.utils.clip_grad_norm_(model.parameters(), 0.25)

@@ -56,9 +56,10 @@ class MobileNet(nn.Module):
 
 
 def train(run):
-    model = run.initialised(MobileNet(10))
+    model = run.initialised(MobileNet(10)).to(memory_format=torch.channels_last)
     sgd = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=4e-5)
     for x, y in run.images(8):
+        x = x.to(memory_format=torch.channels_last)
         with run.autocast():
             loss = F.cross_entropy(model(x), y)
         run.scaler.scale(loss).backward()

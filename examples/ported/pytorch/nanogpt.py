@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-VOCABULARY, CONTEXT, WIDTH, HEADS, LAYERS, PARTS = 50, 32, 96, 3, 3, 4
+VOCABULARY, CONTEXT, WIDTH, HEADS, LAYERS, MICRO_BATCHES = 50, 32, 96, 3, 3, 4
 
 
 class Block(nn.Module):
@@ -31,11 +31,11 @@ class NanoGpt(nn.Module):
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.norm = nn.LayerNorm(WIDTH)
 
-    def forward(self, x, following):
+    def forward(self, x, targets):
         x = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
         x = self.norm(self.blocks(x))
         logits = F.linear(x, self.tokens.weight)
-        return F.cross_entropy(logits.flatten(0, 1), following.flatten())
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def train(run):
@@ -47,11 +47,11 @@ def train(run):
         {"params": vectors, "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
-    for x, following in run.tokens(VOCABULARY, PARTS * 4, CONTEXT):
+    for x, targets in run.tokens(VOCABULARY, MICRO_BATCHES * 4, CONTEXT):
         total = 0.0
-        for x, following in zip(x.chunk(PARTS), following.chunk(PARTS)):
+        for x, targets in zip(x.chunk(MICRO_BATCHES), targets.chunk(MICRO_BATCHES)):
             with run.autocast():
-                loss = model(x, following) / PARTS
+                loss = model(x, targets) / MICRO_BATCHES
             run.scaler.scale(loss).backward()
             total += loss.detach()
         run.scaler.unscale_(adamw)

@@ -3,7 +3,7 @@
 import torch
 
 
-def scrambled(shape, seed):
+def hashed(shape, seed):
     """Whole numbers from 0 to 2**32 - 1, of a hash of their position."""
     count = torch.Size(shape).numel()
     x = (torch.arange(count) * 2654435761 + (seed + 1) * 40503) & 0xFFFFFFFF
@@ -14,7 +14,7 @@ def scrambled(shape, seed):
 
 def noise(shape, seed):
     """Numbers from -1 to 1."""
-    return (scrambled(shape, seed).double() / 2**31 - 1).float()
+    return (hashed(shape, seed).double() / 2**31 - 1).float()
 
 
 def initial(shape, seed):
@@ -33,20 +33,19 @@ class Run:
     def autocast(self):
         return torch.autocast("cpu", dtype=self.dtype, enabled=self.dtype != torch.float32)
 
-    def initialised(self, *models):
-        """The models, their parameters set by the order of their names."""
-        named = [(f"{i}.{name}", p) for i, m in enumerate(models) for name, p in m.named_parameters()]
+    def initialised(self, model):
+        """The model, its parameters set by the order of their names."""
         with torch.no_grad():
-            for seed, (_, parameter) in enumerate(sorted(named)):
+            for seed, (_, parameter) in enumerate(sorted(model.named_parameters())):
                 parameter.copy_(initial(parameter.shape, seed))
-        return models[0] if len(models) == 1 else models
+        return model
 
-    def images(self, batch, size=32):
+    def images(self, batch):
         """Noise over the pattern of one of ten classes, and the class."""
-        patterns = noise((10, 3, size, size), 1000)
+        patterns = noise((10, 3, 32, 32), 1000)
         for step in range(self.steps):
-            classes = scrambled((batch,), 2000 + step) % 10
-            yield patterns[classes] * 0.5 + noise((batch, 3, size, size), step) * 0.5, classes
+            classes = hashed((batch,), 2000 + step) % 10
+            yield patterns[classes] * 0.5 + noise((batch, 3, 32, 32), step) * 0.5, classes
 
     def masks(self, batch, size):
         """Images of blocks in noise, and where the blocks are."""
@@ -58,7 +57,7 @@ class Run:
     def tokens(self, vocabulary, batch, length):
         """Sequences that count in steps of 1, 2 or 3, and the tokens that follow."""
         for step in range(self.steps):
-            first, pace = scrambled((2, batch, 1), 4000 + step)
+            first, pace = hashed((2, batch, 1), 4000 + step)
             text = (first % vocabulary + torch.arange(length + 1) * (pace % 3 + 1)) % vocabulary
             yield text[:, :-1], text[:, 1:]
 

@@ -19,11 +19,11 @@ def double(channels, out):
 class Up(nn.Module):
     def __init__(self, channels, out):
         super().__init__()
-        self.larger = nn.ConvTranspose2d(channels, out, 2, 2)
+        self.upsample = nn.ConvTranspose2d(channels, out, 2, 2)
         self.convs = double(channels, out)
 
-    def forward(self, x, skipped):
-        return self.convs(torch.cat([skipped, self.larger(x)], 1))
+    def forward(self, x, skip):
+        return self.convs(torch.cat([skip, self.upsample(x)], 1))
 
 
 class UNet(nn.Module):
@@ -35,20 +35,20 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(c, 1, 1)
 
     def forward(self, x):
-        skipped = []
+        skips = []
         for double in self.down:
-            skipped.append(double(x))
-            x = F.max_pool2d(skipped[-1], 2)
+            skips.append(double(x))
+            x = F.max_pool2d(skips[-1], 2)
         x = self.bottom(x)
         for up in self.up:
-            x = up(x, skipped.pop())
+            x = up(x, skips.pop())
         return self.head(x)
 
 
 def dice(logits, mask):
     p = torch.sigmoid(logits)
-    both, all = (p * mask).sum((1, 2, 3)), (p + mask).sum((1, 2, 3))
-    return (1 - (2 * both + 1) / (all + 1)).mean()
+    overlap, total = (p * mask).sum((1, 2, 3)), (p + mask).sum((1, 2, 3))
+    return (1 - (2 * overlap + 1) / (total + 1)).mean()
 
 
 def train(run):
