@@ -28,9 +28,10 @@ fn block(vb: VarBuilder) -> Result<SequentialT> {
     let scale = ((WIDTH / HEADS) as f64).sqrt().recip();
     let attend = move |qkv: &Tensor| ops::sdpa_packed(qkv, HEADS, true, scale);
     let attention = nn::seq_t().add(norm("norm1")?).add(linear(1, 3, "qkv")?).add_fn(attend);
+    let attention = attention.add(linear(1, 1, "out")?);
     let mlp = nn::seq_t().add(norm("norm2")?).add(linear(1, 4, "up")?).add_fn(ops::gelu_tanh);
-    let attention = residual(attention.add(linear(1, 1, "out")?));
-    Ok(nn::seq_t().add(attention).add(residual(mlp.add(linear(4, 1, "down")?))))
+    let mlp = mlp.add(linear(4, 1, "down")?);
+    Ok(nn::seq_t().add(residual(attention)).add(residual(mlp)))
 }
 
 struct NanoGpt {
