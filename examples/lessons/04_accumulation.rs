@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 
 pub(crate) fn main() -> candle_amp::Result<()> {
     let x = Tensor::randn(0f32, 1.0, (64, 8), &Device::Cpu)?;
-    let y = (x.sum_keepdim(1)? * 3.0)?;
+    let y = x.sum_keepdim(1)?;
     let amp = Autocast::new(DType::F16);
     for micro_batches in [1, 4] {
         random::manual_seed(1);
@@ -24,11 +24,11 @@ pub(crate) fn main() -> candle_amp::Result<()> {
                 scaler.scale(&loss)?.backward()?; // adds to the gradients, in F32
                 total += loss.to_scalar::<f32>()?;
                 if parts.is_step(false) {
-                    let norm = scaler.clip_grad_norm(5.0)?; // unscales first
+                    let norm = scaler.clip_grad_norm(2.0)?; // unscales first
                     let clipped = scaler.clip_grad_norm(f64::INFINITY)?; // only measures
                     let [norm, clipped] = [norm.to_scalar::<f32>()?, clipped.to_scalar()?];
                     println!("  step {step}: loss {total:.3}, norm {norm:.3}, then {clipped:.3}");
-                    assert!(clipped < 5.001);
+                    assert!(clipped < 2.001);
                     let _ = scaler.step(&mut sgd)?;
                     scaler.update()?; // once: the scale must not move between the parts
                 }
