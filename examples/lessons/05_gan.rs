@@ -1,0 +1,39 @@
+//! Lesson 5, two optimizers: a GAN learns the mean of a distribution. One scaler serves both sides.
+
+use candle_amp::nn::{self, Activation, Module, VarMap};
+use candle_amp::optim::{AdamW, AdamWConfig};
+use candle_amp::{Autocast, GradScaler, Parameters, ops, random};
+use candle_core::{DType, Device, Tensor};
+
+pub(crate) fn main() -> candle_amp::Result<()> {
+    random::manual_seed(1);
+    let varmap = VarMap::new();
+    let vb = nn::var_builder(&varmap, DType::F32, &Device::Cpu);
+    let generator = nn::linear(1, 1, vb.pp("generator"))?;
+    let hidden = nn::linear(1, 16, vb.pp("critic.hidden"))?;
+    let out = nn::linear(16, 1, vb.pp("critic.out"))?;
+    let critic = nn::seq().add(hidden).add(Activation::LeakyRelu(0.2)).add(out);
+    let all = Parameters::from_varmap(&varmap);
+    let config = AdamWConfig { lr: 0.02, beta1: 0.0, ..Default::default() };
+    let mut of_generator = AdamW::new(all.filter(|n| n.starts_with("generator.")), config)?;
+    let mut of_critic = AdamW::new(all.filter(|n| n.starts_with("critic.")), config)?;
+    let (mut scaler, amp) = (GradScaler::default(), Autocast::new(DType::F16));
+    let mse = |x: &Tensor, wanted: &Tensor| ops::mse(&critic.forward(x)?, wanted);
+    for step in 0..=1000 {
+        let real = Tensor::randn(3f32, 0.5, (64, 1), &Device::Cpu)?;
+        let (ones, zeros) = (real.ones_like()?, real.zeros_like()?);
+        let fake = amp.scope(|| generator.forward(&real.randn_like(0.0, 1.0)?))?;
+        let loss = amp.scope(|| ops::add(&mse(&real, &ones)?, &mse(&fake.detach(), &zeros)?))?;
+        scaler.scale(&loss)?.backward()?;
+        let _ = scaler.step(&mut of_critic)?; // its own variables only
+        let loss = amp.scope(|| mse(&fake, &ones))?;
+        scaler.scale(&loss)?.backward()?; // adds nothing to the critic, which was stepped
+        let _ = scaler.step(&mut of_generator)?;
+        scaler.update()?; // once, at the end
+        if step % 200 == 0 {
+            let mean = fake.to_dtype(DType::F32)?.mean_all()?.to_scalar::<f32>()?;
+            println!("step {step:4}: generated numbers have a mean of {mean:.2}, real ones of 3");
+        }
+    }
+    Ok(())
+}
