@@ -40,13 +40,25 @@ pub(in crate::kernels::conv) fn wgrad(
     shape: &Shape,
     isa: InstructionSet,
 ) -> Result<Tensor> {
-    if isa.is_f32() && winograd::suits_wgrad(shape) {
-        let total = total(x, grad, shape, How::Tiles(isa.vectors()))?;
-        if total.iter().all(|sum| sum.is_finite()) {
-            return Ok(tensor(total, &shape.weight_dims()));
-        }
+    if let Some(sums) = by_tiles(x, grad, shape, isa)? {
+        return Ok(sums);
     }
     Ok(tensor(total(x, grad, shape, How::RowPanels(isa))?, &shape.weight_dims()))
+}
+
+/// By Winograd's transform, of either format; `None` where that is slower, or a sum is not finite.
+pub(super) fn by_tiles(
+    x: &Tensor,
+    grad: &Tensor,
+    shape: &Shape,
+    isa: InstructionSet,
+) -> Result<Option<Tensor>> {
+    if !isa.is_f32() || !winograd::suits_wgrad(shape) {
+        return Ok(None);
+    }
+    let total = total(x, grad, shape, How::Tiles(isa.vectors()))?;
+    let finite = total.iter().all(|sum| sum.is_finite());
+    Ok(finite.then(|| tensor(total, &shape.weight_dims())))
 }
 
 /// The algorithm.

@@ -27,7 +27,7 @@ use crate::error::bail;
 use crate::kernels::conv::packed::layout::{Cut, Part, RowPanels, Taps};
 use crate::kernels::conv::packed::rows::{Stored, widen};
 use crate::kernels::conv::packed::source::{as_bf16, as_bf16_mut, as_f32_mut};
-use crate::kernels::conv::packed::wgrad::{add_all, runs};
+use crate::kernels::conv::packed::wgrad::{add_all, by_tiles, runs};
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
@@ -42,6 +42,9 @@ pub(in crate::kernels::conv) fn wgrad(
     shape: &Shape,
     isa: InstructionSet,
 ) -> Result<Tensor> {
+    if let Some(sums) = by_tiles(x, grad, shape, isa)? {
+        return Ok(sums);
+    }
     let run = shape.batch.div_ceil(runs(shape.c_out * shape.taps())).max(1);
     let runs = shape.batch.div_ceil(run);
     let groups = shape.geometry.groups;

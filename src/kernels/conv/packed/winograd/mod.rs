@@ -1,9 +1,9 @@
 //! Convolutions by three by three weights at stride 1, by Winograd's F(2×2, 3×3): sixteen products
 //! where a tile of two by two pixels takes thirty-six.
 //!
-//! Lanes are tiles. A thread transforms three vectors of tiles of all channels, into memory that
+//! Of NCHW images, lanes are tiles. A thread transforms three vectors of tiles of all channels, into memory that
 //! stays in its cache, multiplies them by the transformed weights, one product for each place of a
-//! transformed tile, and transforms the sums back.
+//! transformed tile, and transforms the sums back. Of NHWC images, lanes are channels: see `nhwc`.
 //!
 //! Infinities, and sums of the transform that overflow, come out as NaN where they enter a result,
 //! and nowhere else. A pass that meets a result that is not finite is taken again without tiles, so
@@ -13,6 +13,7 @@
 mod grid;
 mod nhwc;
 mod pixels;
+mod tiles;
 mod transform;
 mod wgrad;
 
@@ -36,6 +37,7 @@ use crate::kernels::format::Format;
 use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_words};
 use grid::{Grid, VectorTiles};
 pub(super) use nhwc::convolve_nhwc;
+use tiles::Tiles;
 pub(super) use wgrad::Wgrad;
 pub(in crate::kernels::conv) use wgrad::suits_wgrad;
 
@@ -56,15 +58,25 @@ fn is_plain(shape: &Shape) -> bool {
 
 /// Whether tiles are faster than row panels.
 pub(in crate::kernels::conv) fn suits(shape: &Shape) -> bool {
-    is_plain(shape)
-        && match shape.geometry.format {
-            Format::ChannelsFirst => pays(grid(shape).vectors(), 1.2, shape),
-            Format::ChannelsLast => nhwc::pays(shape),
-        }
+    let channels = shape.geometry.format == Format::ChannelsFirst || enough_channels(shape);
+    is_plain(shape) && channels && pays(vectors(shape), 1.2, shape)
+}
+
+/// Whether few lanes are empty where lanes are channels.
+fn enough_channels(shape: &Shape) -> bool {
+    shape.c_in.min(shape.c_out) >= 8
+}
+
+/// Vectors of tiles, or as many as tiles would fill.
+fn vectors(shape: &Shape) -> usize {
+    match shape.geometry.format {
+        Format::ChannelsFirst => grid(shape).vectors(),
+        Format::ChannelsLast => Tiles::new(shape).count().div_ceil(16),
+    }
 }
 
 /// Whether the products of so many vectors are at most `share` of a direct convolution's: not where
-/// tiles leave lanes empty.
+/// tiles leave lanes empty, or many reach beyond the image.
 fn pays(vectors: usize, share: f64, shape: &Shape) -> bool {
     (TILE_ELEMENTS * 16 * vectors) as f64 <= share * (9 * shape.batch * shape.pixels()) as f64
 }

@@ -15,7 +15,8 @@ use half::{bf16, f16};
 use super::super::rows::Stored;
 use super::super::weights::Order;
 use super::super::{Shape, with_stored};
-use super::{Images, TILE_ELEMENTS, taps, transform};
+use super::tiles::{Tiles, lanes, load};
+use super::{Images, ROWS, TILE_ELEMENTS, TILES, VECTORS, taps, transform};
 use crate::error::bail;
 use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
@@ -24,21 +25,10 @@ use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_words};
 
-/// Tiles that a thread transforms together, and rows of a product where it has one vector of columns or more.
-const TILES: usize = 48;
+/// Rows of a product that has one vector of columns; others have [`ROWS`].
 const TALL: usize = 16;
-const ROWS: usize = 8;
 /// Channels of a transformed tile that lie together: the depth of a product.
 const CHANNELS: usize = 64;
-/// Vectors of output channels of a product, at most.
-const VECTORS: usize = 3;
-
-/// Whether tiles are faster than rows of pixels: not where many reach beyond the image.
-pub(super) fn pays(shape: &Shape) -> bool {
-    let tiles = Tiles::new(shape);
-    let products = (TILE_ELEMENTS * tiles.rows * tiles.columns) as f64;
-    products <= 1.2 * (9 * shape.pixels()) as f64 && shape.c_in.min(shape.c_out) >= 8
-}
 
 /// The convolution of `shape` by weights, which lie as `order` says; `None` where a result is not finite.
 pub(in super::super) fn convolve_nhwc<O: Rounded>(
@@ -111,82 +101,6 @@ fn pack(weight: &[f32], shape: &Shape, columns: Columns, order: Order) -> Packed
     packed
 }
 
-/// The tiles of two by two output pixels of images.
-#[derive(Clone, Copy, Debug)]
-struct Tiles {
-    batch: usize,
-    /// Of an image.
-    rows: usize,
-    columns: usize,
-    /// Height and width of what is read, without padding, and of what is written.
-    size: (usize, usize),
-    out_size: (usize, usize),
-    /// Rows above and columns left of an image.
-    padding: (usize, usize),
-}
-
-/// A tile's image, and its first pixel in what is written.
-#[derive(Clone, Copy, Debug)]
-struct Tile {
-    image: usize,
-    row: usize,
-    column: usize,
-}
-
-impl Tiles {
-    fn new(shape: &Shape) -> Self {
-        Self {
-            batch: shape.batch,
-            rows: shape.out_height.div_ceil(2),
-            columns: shape.out_width.div_ceil(2),
-            size: (shape.height, shape.width),
-            out_size: (shape.out_height, shape.out_width),
-            padding: shape.geometry.padding,
-        }
-    }
-
-    fn count(&self) -> usize {
-        self.batch * self.rows * self.columns
-    }
-
-    fn tile(&self, index: usize) -> Tile {
-        let line = index / self.columns;
-        Tile {
-            image: line / self.rows,
-            row: 2 * (line % self.rows),
-            column: 2 * (index % self.columns),
-        }
-    }
-
-    /// The numbers of the pixels that a tile reads; none for those of the padding.
-    fn read(&self, tile: Tile) -> [Option<usize>; 16] {
-        let (height, width) = self.size;
-        let mut pixels = [None; 16];
-        for (i, pixel) in pixels.iter_mut().enumerate() {
-            let y = (tile.row + i / 4).checked_sub(self.padding.0).filter(|&y| y < height);
-            let x = (tile.column + i % 4).checked_sub(self.padding.1).filter(|&x| x < width);
-            *pixel = y.zip(x).map(|(y, x)| (tile.image * height + y) * width + x);
-        }
-        pixels
-    }
-
-    /// The numbers of the pixels that a tile writes.
-    fn written(&self, tile: Tile) -> [Option<usize>; 4] {
-        let (height, width) = self.out_size;
-        let mut pixels = [None; 4];
-        for (i, pixel) in pixels.iter_mut().enumerate() {
-            let (y, x) = (tile.row + i / 2, tile.column + i % 2);
-            *pixel = (y < height && x < width).then(|| (tile.image * height + y) * width + x);
-        }
-        pixels
-    }
-}
-
-/// The bits of the channels that a vector from `first` on has.
-fn channels(first: usize, all: usize) -> u16 {
-    ((1u32 << (all - first).min(16)) - 1) as u16
-}
-
 /// A convolution of images of `ins` channels to images of `outs`.
 struct NhwcConv<'a> {
     ins: usize,
@@ -254,18 +168,15 @@ impl NhwcConv<'_> {
         for (row, tile) in own.enumerate() {
             let pixels = self.tiles.read(self.tiles.tile(tile));
             for first in (0..self.ins).step_by(16) {
-                let mask = channels(first, self.ins);
-                // SAFETY: the features.
-                let mut d = unsafe { [[V::zero(); 4]; 4] };
-                for (d, pixel) in d.as_flattened_mut().iter_mut().zip(pixels) {
-                    if let Some(pixel) = pixel {
-                        let at = x.as_ptr().wrapping_add(pixel * self.ins + first);
-                        // SAFETY: the pixel lies in an image, and has the channels of the mask.
-                        *d = unsafe { S::load(at, mask) };
-                    }
-                }
-                // SAFETY: the features.
-                let v = unsafe { transform::pixels(d) };
+                // SAFETY: the features; the pixels lie in the images, as asserted.
+                let v = unsafe {
+                    transform::pixels(load::<V, S, 4>(
+                        x.as_ptr(),
+                        pixels,
+                        self.ins,
+                        first..self.ins,
+                    ))
+                };
                 let at = first / CHANNELS * TILES * CHANNELS + row * CHANNELS + first % CHANNELS;
                 for (i, v) in v.as_flattened().iter().enumerate() {
                     // SAFETY: a place has `CHANNELS` elements a tile, of which 16 are left.
@@ -334,7 +245,7 @@ impl NhwcConv<'_> {
                 let pixels = self.tiles.written(self.tiles.tile(tile));
                 for vector in 0..vectors {
                     let channel = first + 16 * vector;
-                    let mask = channels(channel, self.outs);
+                    let mask = lanes(&(channel..self.outs));
                     // SAFETY: the features, and the channels of the mask.
                     let bias = unsafe {
                         match self.bias {
@@ -350,7 +261,7 @@ impl NhwcConv<'_> {
                     }
                     // SAFETY: the features.
                     let y = unsafe { transform::sums(m) };
-                    for (y, pixel) in y.as_flattened().iter().zip(pixels) {
+                    for (y, pixel) in y.as_flattened().iter().zip(pixels.as_flattened()) {
                         let Some(pixel) = pixel else { continue };
                         let at = out.0.wrapping_add(pixel * self.outs + channel);
                         // SAFETY: the pixel is in the images, and nobody else writes this tile.

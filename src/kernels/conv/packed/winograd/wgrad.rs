@@ -10,7 +10,10 @@ use std::ops::Range;
 use super::super::Shape;
 use super::super::rows::Stored;
 use super::grid::{Grid, VectorTiles};
-use super::{ROWS, TILE_ELEMENTS, TILES, VECTORS, grid, is_plain, pays, transform};
+use super::tiles::{Tiles, load};
+use super::{
+    ROWS, TILE_ELEMENTS, TILES, VECTORS, enough_channels, grid, is_plain, pays, transform, vectors,
+};
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
 use crate::kernels::format::Format;
 use crate::kernels::gemm::micro::with_words;
@@ -18,16 +21,12 @@ use crate::kernels::gemm::micro::with_words;
 /// Whether tiles are faster for the gradient. The sums of each run are transformed, as long as a few
 /// vectors.
 pub(in crate::kernels::conv) fn suits_wgrad(shape: &Shape) -> bool {
-    if !is_plain(shape)
-        || shape.c_in.min(shape.c_out) < 8
-        || shape.geometry.format == Format::ChannelsLast
-    {
+    if !is_plain(shape) || !enough_channels(shape) {
         return false;
     }
     let run = Wgrad::run_images(shape);
     let runs = shape.batch.div_ceil(run);
-    let vectors = Grid { batch: run, ..grid(shape) }.vectors();
-    pays(runs * (vectors + 2), 0.78, shape)
+    pays(runs * (vectors(&Shape { batch: run, ..*shape }) + 2), 0.78, shape)
 }
 
 /// Channels whose products are summed at a time: those for 64 output channels are half of a
@@ -45,10 +44,13 @@ impl Wgrad<'_> {
     /// Images of a run, whose sums are kept apart: whole vectors, and enough of them that
     /// transforming the sums is little beside.
     pub(in super::super) fn run_images(shape: &Shape) -> usize {
-        let grid = grid(shape);
+        let together = match shape.geometry.format {
+            Format::ChannelsFirst => grid(shape).together,
+            Format::ChannelsLast => 1,
+        };
         let most = super::super::wgrad::runs(shape.c_out * shape.taps());
-        let runs = (grid.vectors() / 24).clamp(2, most);
-        shape.batch.div_ceil(runs).next_multiple_of(grid.together).max(1)
+        let runs = (vectors(shape) / 24).clamp(2, most);
+        shape.batch.div_ceil(runs).next_multiple_of(together).max(1)
     }
 
     /// The sum over some images, `(kernel row, kernel column, channel, output channel)`.
@@ -62,7 +64,8 @@ impl Wgrad<'_> {
         assert!(self.channels.end <= shape.c_out);
         let of_x = Grid { batch: images.len(), ..grid(shape) };
         let of_grad = Grid { size: of_x.out_size, padding: (0, 0), ..of_x };
-        let ins = shape.c_in.min(CHANNELS).next_multiple_of(ROWS);
+        let tiles = Tiles::new(&Shape { batch: images.len(), ..*shape });
+        let ins = shape.c_in.min(CHANNELS).next_multiple_of(16);
         let outs = self.channels.len().next_multiple_of(16);
         // Were places a multiple of a page, those of a tile would share few lines of the nearest
         // cache.
@@ -90,17 +93,29 @@ impl Wgrad<'_> {
                     right_place,
                     products: products.as_mut_ptr().cast(),
                 };
-                for vector in (0..of_x.vectors()).step_by(VECTORS) {
+                // SAFETY, of both: the features of the vectors; whole images, and scratch of these sizes.
+                let nchw = |vector: usize| {
                     let count = VECTORS.min(of_x.vectors() - vector);
-                    // SAFETY: the features of the vectors; whole images, and scratch of these sizes.
                     with_vectors!(self.vectors, V => unsafe {
                         for n in 0..count {
                             let place = of_x.place(vector + n);
                             work.images::<V>(place, n);
                             work.gradients::<V>(place, n);
                         }
-                        work.add::<V>(16 * count);
+                        work.add::<V, TILES>(16 * count);
                     });
+                };
+                let nhwc = |first: usize| {
+                    let own = first..tiles.count().min(first + TILES);
+                    with_vectors!(self.vectors, V => unsafe {
+                        work.nhwc_images::<V>(&tiles, own.clone());
+                        work.nhwc_gradients::<V>(&tiles, own.clone());
+                        work.add::<V, 1>(own.len());
+                    });
+                };
+                match shape.geometry.format {
+                    Format::ChannelsFirst => (0..of_x.vectors()).step_by(VECTORS).for_each(nchw),
+                    Format::ChannelsLast => (0..tiles.count()).step_by(TILES).for_each(nhwc),
                 }
                 // SAFETY: as above.
                 with_vectors!(self.vectors, V => unsafe { work.back::<V>(&mut sums) });
@@ -123,7 +138,8 @@ struct Work<'a, S, G> {
     /// Those that there is room for, in whole products.
     ins: usize,
     outs: usize,
-    /// `(place, channel, tile)`. Channels that are no more than padding have any values.
+    /// `(place, channel, tile)`, of NHWC images `(place, tile, channel)`. Channels that are no more than padding have
+    /// any values.
     left: *mut f32,
     /// `(place, tile, output channel)`
     right: *mut f32,
@@ -190,9 +206,51 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
         }
     }
 
-    /// Adds the products over `depth` tiles.
+    /// Transforms tiles of NHWC images.
     #[inline(always)]
-    unsafe fn add<V: Vector>(&self, depth: usize) {
+    unsafe fn nhwc_images<V: Vector>(&self, tiles: &Tiles, own: Range<usize>) {
+        let (x, all) = (self.x.as_ptr(), self.shape.c_in);
+        for (index, tile) in own.enumerate() {
+            let pixels = tiles.read(tiles.tile(tile));
+            for first in self.inputs.clone().step_by(16) {
+                // SAFETY: the features; the pixels lie in the images of the run.
+                let v = unsafe {
+                    transform::pixels(load::<V, S, 4>(x, pixels, all, first..self.inputs.end))
+                };
+                let at = index * self.ins + first - self.inputs.start;
+                for (i, v) in v.as_flattened().iter().enumerate() {
+                    // SAFETY: a place has `ins` elements a tile, whole vectors.
+                    unsafe { v.store(self.left.wrapping_add(i * self.left_place + at)) };
+                }
+            }
+        }
+    }
+
+    /// Transforms tiles of the gradient of NHWC images.
+    #[inline(always)]
+    unsafe fn nhwc_gradients<V: Vector>(&self, tiles: &Tiles, own: Range<usize>) {
+        let (grad, all) = (self.grad.as_ptr(), self.shape.c_out);
+        for (index, tile) in own.enumerate() {
+            let pixels = tiles.written(tiles.tile(tile));
+            for first in self.channels.clone().step_by(16) {
+                // SAFETY: the features; the pixels lie in the images of the run.
+                let m = unsafe {
+                    let y = load::<V, G, 2>(grad, pixels, all, first..self.channels.end);
+                    transform::sums_gradient(y)
+                };
+                let at = index * self.outs + first - self.channels.start;
+                for (i, m) in m.as_flattened().iter().enumerate() {
+                    // SAFETY: a place has `outs` elements a tile, whole vectors.
+                    unsafe { m.store(self.right.wrapping_add(i * self.right_place + at)) };
+                }
+            }
+        }
+    }
+
+    /// Adds the products over `depth` tiles. Channels of the left matrix are `LEFT` elements apart: 1 in NHWC.
+    #[inline(always)]
+    unsafe fn add<V: Vector, const LEFT: usize>(&self, depth: usize) {
+        let left_step = if LEFT == 1 { self.ins } else { 1 };
         for place in 0..TILE_ELEMENTS {
             let mut row = 0;
             while row < self.inputs.len() {
@@ -200,10 +258,11 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
                 let tall = self.outs == 16 && row + ROWS < self.inputs.len();
                 let mut column = 0;
                 while column < self.outs {
-                    let left = self.left.wrapping_add(place * self.left_place + row * TILES);
+                    let left = self.left.wrapping_add(place * self.left_place + row * LEFT);
                     let right = self.right.wrapping_add(place * self.right_place + column);
                     let to = (place * self.ins + row) * self.outs + column;
-                    let (left, right) = ((left.cast_const(), 1), (right.cast_const(), self.outs));
+                    let (left, right) =
+                        ((left.cast_const(), left_step), (right.cast_const(), self.outs));
                     let sums = (self.products.wrapping_add(to), self.outs);
                     let vectors = (self.outs - column) / 16;
                     // SAFETY: rows and vectors of this place are left.
@@ -211,11 +270,11 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
                         * unsafe {
                             match vectors {
                                 1 if tall => {
-                                    V::multiply::<16, 1, TILES, true>(left, right, depth, sums)
+                                    V::multiply::<16, 1, LEFT, true>(left, right, depth, sums)
                                 }
-                                1 => V::multiply::<ROWS, 1, TILES, true>(left, right, depth, sums),
-                                3 => V::multiply::<ROWS, 3, TILES, true>(left, right, depth, sums),
-                                _ => V::multiply::<ROWS, 2, TILES, true>(left, right, depth, sums),
+                                1 => V::multiply::<ROWS, 1, LEFT, true>(left, right, depth, sums),
+                                3 => V::multiply::<ROWS, 3, LEFT, true>(left, right, depth, sums),
+                                _ => V::multiply::<ROWS, 2, LEFT, true>(left, right, depth, sums),
                             }
                             if vectors % 2 == 1 { vectors } else { 2 }
                         };
