@@ -138,8 +138,8 @@ fn errors(got: &[Tensor], exact: &[Tensor]) -> Result<[f64; 2]> {
 /// between image and loss.
 type Smallest = (&'static str, usize, f64);
 
-/// Whatever rounding does to the largest of four numbers, its gradient goes to one of them.
-const WITH_MAX_POOLS: [Smallest; 2] = [("vgg11", 32, 9.), ("googlenet", 8, 22.)];
+/// Where rounding makes another number of a window the largest, the gradient goes there instead.
+const WITH_MAX_POOLS: [Smallest; 2] = [("vgg11", 32, 9.), ("googlenet", 16, 22.)];
 const WITHOUT: [Smallest; 15] = [
     ("mlp", 32, 3.),
     ("resnet8", 32, 8.),
@@ -159,9 +159,9 @@ const WITHOUT: [Smallest; 15] = [
 ];
 
 /// A norm undoes what layers before it did to the size of an error, so logits of any depth are within two epsilon of
-/// 16 bits; in `F32`, where sums are no more exact than their terms, within sixteen. Gradients are within `factor`
-/// epsilon for each product.
-fn check(&(name, side, depth): &Smallest, factor: f64) -> anyhow::Result<()> {
+/// 16 bits; in `F32`, where sums are no more exact than their terms, within sixteen. Gradients are within two
+/// epsilon for each product. Of maxima, so many epsilon is the part whose gradient may go elsewhere: the error is its root.
+fn check(&(name, side, depth): &Smallest, maxima: bool) -> anyhow::Result<()> {
     let _fork = random::fork_rng_guard();
     let varmap = weights(named(name))?;
     let wide = VarMap::new();
@@ -190,20 +190,21 @@ fn check(&(name, side, depth): &Smallest, factor: f64) -> anyhow::Result<()> {
         let what = format!("{name}, {dtype:?}, channels last: {channels_last}");
         let units = if dtype == DType::F32 { 16. } else { 2. };
         assert!(logits < units * eps, "{what}: logits {logits}");
-        assert!(gradients < (factor * depth * eps).min(0.5), "{what}: gradients {gradients}");
+        let bound = if maxima { 2. * (depth * eps).sqrt() } else { 2. * depth * eps };
+        assert!(gradients < bound.min(0.5), "{what}: gradients {gradients}");
     }
     Ok(())
 }
 
 #[test]
 fn networks_are_as_exact_as_their_dtype() -> anyhow::Result<()> {
-    WITHOUT[..8].iter().try_for_each(|network| check(network, 2.))
+    WITHOUT[..8].iter().try_for_each(|network| check(network, false))
 }
 
 #[test]
 fn other_networks_are_as_exact_as_their_dtype() -> anyhow::Result<()> {
-    WITHOUT[8..].iter().try_for_each(|network| check(network, 2.))?;
-    WITH_MAX_POOLS.iter().try_for_each(|network| check(network, 8.))
+    WITHOUT[8..].iter().try_for_each(|network| check(network, false))?;
+    WITH_MAX_POOLS.iter().try_for_each(|network| check(network, true))
 }
 
 #[test]
