@@ -100,6 +100,9 @@ impl Autocast {
     /// candle's own operators ask nobody for their dtype, and leave no row. Operators that
     /// `backward` recomputes run outside of `f`.
     ///
+    /// Rows also have shapes, from which arithmetic can be counted, and the bytes of activations that backward keeps:
+    /// [`TraceRow::saved_bytes`].
+    ///
     /// `{:#}` prints how convolutions, products and attention were computed, too:
     ///
     /// | algorithm | runs on | is |

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder, VarMap, var_builder::SimpleBackend};
 
 use super::{Architecture, Model};
-use crate::data::SIDE;
+use crate::{common::progress::count, data::SIDE};
 
 #[derive(Debug)]
 pub(super) struct Cost {
@@ -80,21 +80,21 @@ impl SimpleBackend for Zeros {
 
 /// A table of every network.
 pub(crate) fn list() -> Result<String> {
-    let mut text =
-        String::from("model               parameters     MFLOPs  f32 KiB  bf16 KiB  paper\n");
+    let head = ["model", "parameters", "MFLOPs", "f32 KiB", "bf16 KiB", "paper"];
+    let mut rows = vec![head.map(str::to_owned)];
     for architecture in Architecture::all() {
-        let Cost { parameters, flops, saved_bytes: [single, half] } = Cost::of(architecture)?;
-        let (mega, paper) = (flops as f64 / 1e6, architecture.paper());
-        let row = format!(
-            "{architecture:<19} {parameters:>10} {mega:>10.1} {:>8} {:>9}  {paper}",
-            single.div_ceil(1024),
-            half.div_ceil(1024),
-        );
+        let Cost { parameters, flops, saved_bytes } = Cost::of(architecture)?;
+        let [single, half] = saved_bytes.map(|bytes| count(bytes.div_ceil(1024)).to_string());
+        let (parameters, flops) = (count(parameters), format!("{:.1}", flops as f64 / 1e6));
+        let paper = architecture.paper().to_owned();
+        rows.push([architecture.to_string(), parameters.to_string(), flops, single, half, paper]);
+    }
+    let mut text = String::new();
+    for [name, parameters, flops, single, half, paper] in rows {
+        let row = format!("{name:<19} {parameters:>10} {flops:>8} {single:>8} {half:>9}  {paper}");
         text.push_str(row.trim_end());
         text.push('\n');
     }
-    text.push_str(
-        "\nFor one image: FLOPs forward, two for each multiply-add; activations that backward keeps.\n",
-    );
+    text.push_str("\nFor one image: FLOPs forward, two for each multiply-add; activations that backward keeps.\n");
     Ok(text)
 }
