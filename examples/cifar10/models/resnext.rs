@@ -15,7 +15,7 @@ pub(super) fn resnext29(net: &Net, groups: usize, width: usize) -> Result<Sequen
     let mut from = 64;
     let mut layers = seq_t().add(net.pp("stem").conv_norm_relu(3, from, kernel(1))?);
     for stage in 0..3 {
-        let inner = groups * width << stage;
+        let inner = (groups * width) << stage;
         for i in 0..3 {
             let stride = if stage > 0 && i == 0 { 2 } else { 1 };
             let grouped = kernel(3).stride(stride).groups(groups);
