@@ -2,36 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use clap::ValueEnum;
-
 use crate::common::options::positive;
-
-/// Which network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Architecture {
-    /// 8 layers, 78 thousand parameters
-    Resnet8,
-    /// 20 layers, 272 thousand parameters
-    Resnet20,
-    /// 18 layers, 11.2 million parameters
-    Resnet18,
-    /// 50 layers with bottlenecks, 23.5 million parameters
-    Resnet50,
-    /// Two hidden layers of 512, 1.8 million parameters
-    Mlp,
-}
-
-impl fmt::Display for Architecture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Resnet8 => "resnet8",
-            Self::Resnet20 => "resnet20",
-            Self::Resnet18 => "resnet18",
-            Self::Resnet50 => "resnet50",
-            Self::Mlp => "mlp",
-        })
-    }
-}
 
 /// How the loss is scaled before the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq)]

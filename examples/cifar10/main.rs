@@ -1,8 +1,9 @@
-//! Trains a small network in mixed precision: one loop, whatever the precision.
+//! Trains a network in mixed precision: one loop, whatever the network and the precision.
 //!
 //! ```text
 //! cargo run --release --example cifar10                     # drawn shapes, no download
 //! cargo run --release --example cifar10 -- --help
+//! cargo run --release --example cifar10 -- --list-models
 //! cargo run --release --example cifar10 -- --data DIR       # the real CIFAR-10, binary version
 //! cargo run --release --example cifar10 --features cuda -- --gpu --precision f16
 //! ```
@@ -50,6 +51,10 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<()> {
+    if options.list_models {
+        print(&models::list()?);
+        return Ok(());
+    }
     options.check()?;
     let device = common::options::device(options.gpu)?;
     if let Some(path) = &options.report {
@@ -61,8 +66,7 @@ fn run(options: &Options) -> Result<()> {
     random::manual_seed(options.seed);
     let varmap = VarMap::new();
     let vb = nn::var_builder(&varmap, options.precision.storage(options.master_weights), &device);
-    let model = Model::new(options.model, vb)?;
-    let model = if options.channels_last { model.channels_last() } else { model };
+    let model = Model::new(options.model, vb, options.channels_last)?;
     let vars = Parameters::from_varmap(&varmap).vars();
     let parameters = vars.iter().map(|var| var.elem_count()).sum();
     let weight_bytes = vars.iter().map(|var| var.elem_count() * var.dtype().size_in_bytes()).sum();

@@ -6,8 +6,9 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 
 use crate::{
-    choices::{Architecture, LossScale},
+    choices::LossScale,
     common::options::{Precision, Usage, check_gpu, positive, up_to_a_million},
+    models::{self, Architecture},
 };
 
 /// Images drawn for training when nobody says how many.
@@ -22,8 +23,14 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
 
-    #[arg(long, value_enum, default_value_t = Architecture::Resnet20, help = "What to train")]
+    #[arg(long, value_name = "NAME", default_value = "resnet20", help = models::help())]
     pub(crate) model: Architecture,
+
+    /// List the models, with what an image costs each, and end. FLOPs are two for each multiply-add of
+    /// products, convolutions and attention, forward. Activations are the bytes that operators keep
+    /// for backward, without statistics, masks and 16-bit copies of weights; f16 keeps what bf16 keeps
+    #[arg(long)]
+    pub(crate) list_models: bool,
 
     /// What convolutions and matrix products compute in
     #[arg(long, value_enum, default_value_t = Precision::Bf16)]
@@ -33,7 +40,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) master_weights: bool,
 
-    /// Turn images once, to (n, height, width, channels), for a residual network in that order
+    /// Turn images once, to (n, height, width, channels), for a network in that order: any but mlp
     #[arg(long)]
     pub(crate) channels_last: bool,
 
@@ -110,8 +117,10 @@ impl Options {
             Usage("--master-weights needs --precision f16 or bf16: f32 weights are masters".into())
         );
         ensure!(
-            !(self.channels_last && self.model == Architecture::Mlp),
-            Usage("--channels-last needs a residual network: an mlp has no channels".into())
+            !self.channels_last || self.model.has_channels(),
+            Usage(
+                "--channels-last needs a network with convolutions: an mlp has no channels".into()
+            )
         );
         check_gpu(self.gpu)
     }

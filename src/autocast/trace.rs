@@ -1,16 +1,17 @@
 //! What ran in which dtype.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fmt;
 
-use candle_core::DType;
+use candle_core::{DType, Shape};
 
 use crate::autocast::Autocast;
 use crate::autocast::Op;
 
 thread_local! {
-    /// The traces being taken on this thread, innermost last.
-    static TRACES: RefCell<Vec<Trace>> = const { RefCell::new(Vec::new()) };
+    /// The traces being taken on this thread, innermost last, each with the storages that it has counted.
+    static TRACES: RefCell<Vec<(Trace, HashSet<usize>)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// One operator of a traced forward pass.
@@ -23,8 +24,16 @@ pub struct TraceRow {
     /// What its floating-point inputs were cast to, or read as; `None` where they were left as they
     /// were.
     pub cast: Option<DType>,
+    /// The shape of each input.
+    pub input_shapes: Vec<Shape>,
     /// The dtype that came out.
     pub output: DType,
+    /// The shape that came out.
+    pub output_shape: Shape,
+    /// The bytes of activations that backward keeps for this operator, in the dtype they were cast to: inputs and output
+    /// that it reads, but for variables, their copies, and what an earlier row has counted. Statistics of norms, masks of
+    /// dropout and indices of maxima are not counted.
+    pub saved_bytes: usize,
     /// 16-bit copies of variables that were found in the cache of the scope rather than made.
     pub cache_hits: usize,
     /// How a convolution, a product or attention was computed, as
@@ -47,6 +56,11 @@ impl Trace {
     /// How many 16-bit copies of variables were found in the cache rather than made.
     pub fn cache_hits(&self) -> usize {
         self.rows.iter().map(|row| row.cache_hits).sum()
+    }
+
+    /// The bytes of activations that backward keeps, as [`TraceRow::saved_bytes`] counts them.
+    pub fn saved_bytes(&self) -> usize {
+        self.rows.iter().map(|row| row.saved_bytes).sum()
     }
 }
 
@@ -85,6 +99,9 @@ impl Autocast {
     ///
     /// candle's own operators ask nobody for their dtype, and leave no row. Operators that
     /// `backward` recomputes run outside of `f`.
+    ///
+    /// Rows also have shapes, from which arithmetic can be counted, and the bytes of activations that backward keeps:
+    /// [`TraceRow::saved_bytes`].
     ///
     /// `{:#}` prints how convolutions, products and attention were computed, too:
     ///
@@ -134,10 +151,11 @@ impl Autocast {
                 TRACES.with_borrow_mut(Vec::pop);
             }
         }
-        TRACES.with_borrow_mut(|traces| traces.push(Trace::default()));
+        TRACES.with_borrow_mut(|traces| traces.push(Default::default()));
         let open = Open;
         let result = self.scope(f);
-        let trace = TRACES.with_borrow_mut(|traces| traces.last_mut().map(std::mem::take));
+        let trace = TRACES
+            .with_borrow_mut(|traces| traces.last_mut().map(|(trace, _)| std::mem::take(trace)));
         drop(open);
         (result, trace.unwrap_or_default())
     }
@@ -148,11 +166,13 @@ pub(crate) fn is_active() -> bool {
     TRACES.with_borrow(|traces| !traces.is_empty())
 }
 
-/// Adds a row to every trace being taken.
-pub(crate) fn record(row: &TraceRow) {
+/// Adds a row to every trace being taken. `kept` has the storage and the bytes of each activation that backward keeps.
+pub(crate) fn record(row: &TraceRow, kept: &[(usize, usize)]) {
     TRACES.with_borrow_mut(|traces| {
-        for trace in traces {
-            trace.rows.push(row.clone());
+        for (trace, counted) in traces {
+            let new = kept.iter().filter(|&&(storage, _)| counted.insert(storage));
+            let saved_bytes = new.map(|&(_, bytes)| bytes).sum();
+            trace.rows.push(TraceRow { saved_bytes, ..row.clone() });
         }
     });
 }

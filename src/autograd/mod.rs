@@ -268,14 +268,31 @@ fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Res
         let _alone = op.is_user().then(autocast::suspend);
         operator.forward(&cast_inputs)?
     };
-    if trace::is_active() {
-        let (inputs, output) = (inputs.iter().map(|t| t.dtype()).collect(), output.dtype());
-        let algorithm = algorithm::take();
-        trace::record(&TraceRow { op, inputs, cast: rule, output, cache_hits, algorithm });
-    }
     // Asked once: another thread may freeze a variable meanwhile.
     let wanted: Vec<bool> = inputs.iter().map(|input| frozen::requires_grad(input)).collect();
-    if no_grad::is_active() || !wanted.contains(&true) {
+    let tracked = !no_grad::is_active() && wanted.contains(&true);
+    let traced = trace::is_active().then(|| {
+        let row = TraceRow {
+            op,
+            inputs: inputs.iter().map(|t| t.dtype()).collect(),
+            cast: rule,
+            input_shapes: inputs.iter().map(|t| t.shape().clone()).collect(),
+            output: output.dtype(),
+            output_shape: output.shape().clone(),
+            saved_bytes: 0,
+            cache_hits,
+            algorithm: algorithm::take(),
+        };
+        let all = inputs.iter().zip(&cast_inputs).enumerate();
+        let read = all.filter(|&(at, (input, _))| {
+            tracked && operator.reads(at, &wanted) && !input.is_variable()
+        });
+        (row, read.map(|(_, (_, cast))| storage::place_and_bytes(cast)).collect::<Vec<_>>())
+    });
+    if !tracked {
+        if let Some((row, kept)) = traced {
+            trace::record(&row, &kept);
+        }
         return Ok(output);
     }
     let aliased = cast_inputs.iter().any(|input| storage::share_storage(input, &output));
@@ -287,7 +304,13 @@ fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Res
     let inputs: Vec<token::Input<'_>> = inputs.collect();
     drop(cast_inputs);
     let output = if aliased { output.force_contiguous()? } else { output };
-    token::link(operator, saved, number, &inputs, trust, output)
+    let output = token::link(operator, saved, number, &inputs, trust, output)?;
+    if let Some((row, mut kept)) = traced {
+        // By the storage that the graph has moved it to.
+        kept.extend(O::KEEPS_OUTPUT.then(|| storage::place_and_bytes(&output)));
+        trace::record(&row, &kept);
+    }
+    Ok(output)
 }
 
 /// Whether those that are floating point are all F16, or all BF16.

@@ -17,6 +17,11 @@ pub(super) fn place(tensor: &Tensor) -> usize {
     std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
 }
 
+/// Where a tensor's storage is, and the bytes of its elements.
+pub(super) fn place_and_bytes(tensor: &Tensor) -> (usize, usize) {
+    (place(tensor), tensor.elem_count() * tensor.dtype().size_in_bytes())
+}
+
 /// Whether two tensors are views of one storage.
 pub(crate) fn share_storage(a: &Tensor, b: &Tensor) -> bool {
     // One guard after the other: a second one on a storage waits for a writer, and the writer for the first.

@@ -147,6 +147,11 @@ impl Operator for BatchNormRelu {
         self.norm.op
     }
 
+    /// All but the residual.
+    fn reads(&self, input: usize, _wanted: &[bool]) -> bool {
+        !(self.residual && input == 1)
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Saved)> {
         let x = &inputs[0];
         let (residual, parameters) = match self.residual {

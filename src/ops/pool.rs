@@ -171,6 +171,10 @@ impl Operator for MaxPool2d {
         Op::MaxPool2d
     }
 
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
         let x = &inputs[0];
         check(self.op(), x, self.0)?;
@@ -196,6 +200,10 @@ impl Operator for AvgPool2d {
         Op::AvgPool2d
     }
 
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
         let x = &inputs[0];
         check(self.op(), x, self.0)?;
@@ -216,6 +224,10 @@ impl Operator for GlobalAvgPool2d {
 
     fn op(&self) -> Op {
         Op::GlobalAvgPool2d
+    }
+
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use candle_amp::{Autocast, Op, ops};
-use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_amp::{Autocast, Op, no_grad, ops};
+use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -54,6 +54,34 @@ fn a_trace_has_a_row_an_operator() -> Result<()> {
     assert!(rows[1].3 <= 1 && trace.cache_hits() == rows[1].3);
     assert_eq!(trace.rows()[0].inputs, [DType::F16, f32]);
     assert_eq!(trace.rows()[4].inputs, [bf16, DType::U32]);
+    Ok(())
+}
+
+/// What backward keeps: `x` for the first weight, the relu's output for itself and the second weight. Variables are none
+/// of it, sums keep nothing, and what is kept is counted in the dtype it was cast to.
+#[test]
+fn a_trace_counts_the_activations_that_backward_keeps() -> Result<()> {
+    let (v, w) = (Var::from_tensor(&random(1, (8, 4), DType::F32))?, random(3, (4, 8), DType::F32));
+    let w = Var::from_tensor(&w)?;
+    let x = random(2, (3, 4), DType::F32);
+    let forward = || {
+        let y = ops::relu(&ops::linear(&x, &v, None)?)?;
+        let y = ops::linear(&y, &w, None)?;
+        ops::batch_norm_relu(&y, None, None, Some(&ops::add(&y, &y)?), 1e-5)
+    };
+    for (amp, bytes) in [(Autocast::disabled(), 4), (Autocast::new(DType::BF16), 2)] {
+        let (y, trace) = amp.trace(forward);
+        y?;
+        let rows: Vec<_> = trace.rows().iter().map(|row| row.saved_bytes / bytes).collect();
+        assert_eq!(rows, [3 * 4, 3 * 8, 0, 0, 2 * 3 * 4]);
+        assert_eq!(trace.saved_bytes(), bytes * (12 + 24 + 24));
+        let row = &trace.rows()[2];
+        assert_eq!(row.input_shapes, [Shape::from((3, 8)), Shape::from((4, 8))]);
+        assert_eq!(row.output_shape, Shape::from((3, 4)));
+        let (y, trace) = amp.trace(|| no_grad(forward));
+        y?;
+        assert_eq!(trace.saved_bytes(), 0);
+    }
     Ok(())
 }
 

@@ -53,8 +53,23 @@ fn options_that_do_not_go_together_are_usage_errors() -> anyhow::Result<()> {
         assert!(error.to_string().starts_with("--gpu needs a build with CUDA"));
     }
     let error = parse("--model mlp --channels-last")?.check().expect_err("no channels");
-    assert!(error.to_string().starts_with("--channels-last needs a residual network"));
+    assert!(error.to_string().starts_with("--channels-last needs a network with convolutions"));
     parse("--precision bf16 --master-weights")?.check()
+}
+
+#[test]
+fn an_unknown_model_is_refused_in_one_line_with_the_names() {
+    for name in ["resnet19", "ResNet20", ""] {
+        let error = Options::try_parse_from(["cifar10", "--model", name]).expect_err("no model");
+        let text = error.to_string();
+        let line = text.lines().next().unwrap_or_default();
+        let start =
+            "error: invalid value '{}' for '--model <NAME>': expected one of mlp, resnet8, ";
+        assert!(line.starts_with(&start.replace("{}", name)) || name.is_empty(), "{line}");
+        for architecture in Architecture::all() {
+            assert!(line.contains(&format!(" {architecture}")), "{architecture}: {line}");
+        }
+    }
 }
 
 #[test]
