@@ -90,8 +90,8 @@ pub fn var_keepdim(x: &Tensor, dims: impl Dims) -> Result<Tensor> {
 ///
 /// # Precision
 ///
-/// Under autocast `F32` in and out; outside, the dtype of `x`. Squares in `F32`, added up as by [`sum`](super::sum). The
-/// gradient is `x / norm`, computed in `F32` and rounded once, and 0 where the norm is 0.
+/// Under autocast `F32` in and out; outside, the dtype of `x`. Squares in `F32`, of `x` divided by its largest magnitude so
+/// that none overflows or vanishes, added up as by [`sum`](super::sum). The gradient is `x / norm`, computed in `F32` and rounded once, and 0 where the norm is 0.
 ///
 /// # Examples
 ///
@@ -207,7 +207,7 @@ struct Statistic {
 /// What gradients are made of. Both tensors have the shape of the result, before it was rounded.
 struct Saved {
     x: Tensor,
-    /// What is subtracted from `x`.
+    /// What is subtracted from `x`, or what it is divided by: see [`Statistic::terms`].
     offset: Option<Tensor>,
     /// What the gradient is divided by.
     divisor: Option<Tensor>,
@@ -220,9 +220,15 @@ impl Statistic {
         x.elem_count().checked_div(results).unwrap_or(usize::MAX)
     }
 
+    /// The largest magnitude of the elements of each result, or 1 where that is 0 or not finite.
+    fn magnitude(&self, x: &Tensor) -> Result<Tensor> {
+        let max = self.finite_maximum(&x.abs()?)?;
+        elementwise::where_cond(&max.eq(&max.zeros_like()?)?, &max.ones_like()?, &max)
+    }
+
     /// The largest of the elements of each result, or 0 where that is not finite.
     fn finite_maximum(&self, x: &Tensor) -> Result<Tensor> {
-        let mut max = x.clone();
+        let mut max = if self.to.is_empty() { x.flatten_all()?.max(0)? } else { x.clone() };
         for (dim, &size) in self.to.iter().enumerate() {
             if size != max.dims()[dim] {
                 max = max.max_keepdim(dim)?;
@@ -231,14 +237,18 @@ impl Statistic {
         elementwise::where_cond(&max.abs()?.lt(f64::INFINITY)?, &max, &max.zeros_like()?)
     }
 
-    /// What is added up, or its square: `x` less `offset`, in its exponential where that is what is added up.
+    /// What is added up, or its square: `x` less its mean for a variance, the exponential of `x` less its maximum, and
+    /// for a norm `x` divided by its largest magnitude, so that no square overflows or vanishes.
     fn terms(&self, x: &Tensor, offset: Option<&Tensor>) -> Result<Tensor> {
         let wide = kernels::cast(x, accumulator(x.dtype()))?;
         let Some(offset) = offset else { return Ok(wide) };
-        let terms = elementwise::sub(&wide, &offset.broadcast_as(x.shape())?)?;
+        let offset = offset.broadcast_as(x.shape())?;
         match self.kind {
-            Kind::LogSumExp => activation::value(Pointwise::Exp {}, &terms),
-            _ => Ok(terms),
+            Kind::Var => elementwise::sub(&wide, &offset),
+            Kind::Norm => elementwise::div(&wide, &offset, wide.dtype()),
+            Kind::LogSumExp => {
+                activation::value(Pointwise::Exp {}, &elementwise::sub(&wide, &offset)?)
+            }
         }
     }
 }
@@ -267,7 +277,8 @@ impl Operator for Statistic {
             return shape_error(self.op(), "x", x, expected.into());
         }
         let offset = match self.kind {
-            Kind::Norm => None,
+            Kind::Norm if x.elem_count() == 0 => None,
+            Kind::Norm => Some(self.magnitude(&kernels::cast(x, wide)?)?),
             _ if x.elem_count() == 0 => Some(Tensor::zeros(self.to.as_slice(), wide, x.device())?),
             Kind::Var => Some(reduce::sum_to(x, &self.to, wide)?.affine(1.0 / count as f64, 0.0)?),
             Kind::LogSumExp => Some(self.finite_maximum(&kernels::cast(x, wide)?)?),
@@ -282,8 +293,12 @@ impl Operator for Statistic {
             (Kind::LogSumExp, Some(offset)) => ((sum.log()? + offset)?, Some(sum)),
             (Kind::Var, _) => (sum.affine(1.0 / (count - 1) as f64, 0.0)?, None),
             _ => {
-                let norm = sum.sqrt()?;
-                (norm.clone(), Some(norm))
+                let divided = sum.sqrt()?;
+                let norm = match &offset {
+                    Some(magnitude) => (&divided * magnitude)?,
+                    None => divided.clone(),
+                };
+                (norm, Some(divided))
             }
         };
         Ok((kernels::cast(&y, x.dtype())?, Saved { x: x.clone(), offset, divisor }))

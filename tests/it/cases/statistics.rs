@@ -24,7 +24,7 @@ fn reductions() -> Vec<Case> {
         case(Op::Cumsum, "columns", &[&[3, 5, 2]], |t| ops::cumsum(&t[0], 1)),
         case(Op::Cumsum, "first", &[&[7, 2]], |t| ops::cumsum(&t[0], 0)),
         case(Op::Cumsum, "one element", &[&[1, 1]], |t| ops::cumsum(&t[0], D::Minus1)),
-        case(Op::Cumsum, "past a block", &[&[3, 1031]], |t| ops::cumsum(&t[0], 1)),
+        case(Op::Cumsum, "past a block", &[&[3, 261]], |t| ops::cumsum(&t[0], 1)),
         case(Op::Var, "all", &[&[3, 5]], |t| ops::var(&t[0])),
         case(Op::Var, "rows", &[&[3, 5]], |t| ops::var_dims(&t[0], D::Minus1)),
         case(Op::Var, "two of four", &[&[2, 3, 4, 5]], |t| ops::var_dims(&t[0], (1, 3))),
@@ -33,7 +33,8 @@ fn reductions() -> Vec<Case> {
         case(Op::Norm, "all", &[&[3, 5]], |t| ops::norm(&t[0])),
         case(Op::Norm, "rows", &[&[3, 5]], |t| ops::norm_dims(&t[0], 1)),
         case(Op::Norm, "divisor", &[&[2, 7, 3]], |t| {
-            ops::div(&t[0], &ops::norm_keepdim(&t[0], 1)?)
+            // As by itself the quotient's derivatives overflow F16 for small numbers.
+            ops::div(&t[0], &(ops::norm_keepdim(&t[0], 1)? + 0.5)?)
         })
         .within(8.0),
         case(Op::Norm, "one element", &[&[1, 1]], |t| ops::norm(&t[0])),

@@ -3,20 +3,18 @@
 use candle_amp::ops;
 use candle_core::{DType, Var};
 
-use super::{beside_writers, watched};
+use super::{beside_writers, rounds, watched};
 use crate::cases;
-
-/// Times that every operator runs.
-const ROUNDS: usize = 6;
 
 #[test]
 fn every_operator_reads_a_storage_once() {
-    let name = |number: u64| {
+    let rounds = rounds(6);
+    let name = move |number: u64| {
         let all = cases::all();
-        let case = &all[(number as usize / ROUNDS).min(all.len() - 1)];
+        let case = &all[(number as usize / rounds).min(all.len() - 1)];
         format!("{} ({})", case.op.name(), case.name)
     };
-    watched(name, |progress| {
+    watched(name, move |progress| {
         for case in cases::all() {
             // One variable for each shape.
             let mut variables: Vec<Var> = Vec::new();
@@ -31,7 +29,7 @@ fn every_operator_reads_a_storage_once() {
                 inputs.push(variable.as_tensor().clone());
             }
             beside_writers(&progress, &variables, || {
-                for _ in 0..ROUNDS {
+                for _ in 0..rounds {
                     // What the writers do may make a backward an error, as may two inputs that must
                     // differ: what matters is that it ends.
                     let output = (case.f)(&inputs);

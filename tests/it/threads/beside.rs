@@ -11,7 +11,7 @@ use candle_amp::{Autocast, GradScaler, no_grad, ops};
 use candle_core::{DType, Device, Tensor, Var};
 use rayon::prelude::*;
 
-use super::{Progress, beside_writers, pool, watched};
+use super::{Progress, beside_writers, pool, rounds, watched};
 use crate::util::{random, to_vec};
 
 const STEPS: usize = 12;
@@ -176,7 +176,7 @@ fn readers_in_opposite_orders_pass_waiting_writers() {
                     for (x, y) in [(&a, &b), (&b, &a)] {
                         let progress = &progress;
                         scope.spawn(move || {
-                            for _ in 0..300 {
+                            for _ in 0..rounds(300) {
                                 no_grad(|| ops::mul(x, y).and(ops::matmul(x, y))).unwrap();
                                 no_grad(|| ops::mse(x, y).and(ops::linear(x, y, None))).unwrap();
                                 progress.step();

@@ -77,6 +77,12 @@ fn pool(threads: usize) -> rayon::ThreadPool {
 /// twice waits for that one, which waits for the reader.
 const WRITERS: usize = 3;
 
+/// As many of `all` rounds as a test takes: a third, or all where `CANDLE_AMP_LOCK_ROUNDS=all` asks for that.
+fn rounds(all: usize) -> usize {
+    let whole = std::env::var("CANDLE_AMP_LOCK_ROUNDS").is_ok_and(|value| value == "all");
+    if whole { all } else { all / 3 }
+}
+
 /// Calls `f` while others write all of `variables`.
 fn beside_writers<R>(progress: &Progress, variables: &[Var], f: impl FnOnce() -> R) -> R {
     let stop = Progress::default();
