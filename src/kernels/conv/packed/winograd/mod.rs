@@ -144,11 +144,11 @@ fn taps<const N: usize>(
     first: usize,
 ) -> [[f32; N]; 9] {
     let mut g = [[0f32; N]; 9];
-    for row in 0..N.min(outs - first) {
+    for (row, out) in (first..outs).take(N).enumerate() {
         // The gradient's are turned by half a turn, and channels exchanged.
         let (from, turned) = match order {
-            Order::Forward => ((first + row) * ins + channel, false),
-            Order::Backward => (channel * outs + first + row, true),
+            Order::Forward => (out * ins + channel, false),
+            Order::Backward => (channel * outs + out, true),
         };
         for (tap, weight) in weight[from * 9..][..9].iter().enumerate() {
             g[if turned { 8 - tap } else { tap }][row] = *weight;

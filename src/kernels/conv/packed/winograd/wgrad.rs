@@ -93,9 +93,9 @@ impl Wgrad<'_> {
                     right_place,
                     products: products.as_mut_ptr().cast(),
                 };
-                // SAFETY, of both: the features of the vectors; whole images, and scratch of these sizes.
                 let nchw = |vector: usize| {
                     let count = VECTORS.min(of_x.vectors() - vector);
+                    // SAFETY: the features of the vectors; whole images, and scratch of these sizes.
                     with_vectors!(self.vectors, V => unsafe {
                         for n in 0..count {
                             let place = of_x.place(vector + n);
@@ -107,6 +107,7 @@ impl Wgrad<'_> {
                 };
                 let nhwc = |first: usize| {
                     let own = first..tiles.count().min(first + TILES);
+                    // SAFETY: as above.
                     with_vectors!(self.vectors, V => unsafe {
                         work.nhwc_images::<V>(&tiles, own.clone());
                         work.nhwc_gradients::<V>(&tiles, own.clone());
