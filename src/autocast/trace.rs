@@ -1,17 +1,27 @@
 //! What ran in which dtype.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fmt;
 
-use candle_core::{DType, Shape};
+use candle_core::{DType, Shape, Tensor};
 
 use crate::autocast::Autocast;
 use crate::autocast::Op;
 
 thread_local! {
-    /// The traces being taken on this thread, innermost last, each with the storages that it has counted.
-    static TRACES: RefCell<Vec<(Trace, HashSet<usize>)>> = const { RefCell::new(Vec::new()) };
+    /// The traces being taken on this thread, innermost last, each with what it has counted, by place.
+    static TRACES: RefCell<Vec<(Trace, HashMap<usize, Tensor>)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// An activation that backward keeps.
+pub(crate) struct Kept {
+    /// Where its storage is.
+    pub(crate) place: usize,
+    /// Those of its storage.
+    pub(crate) bytes: usize,
+    /// Keeps the storage until the trace ends, so that no other gets its place.
+    pub(crate) handle: Tensor,
 }
 
 /// One operator of a traced forward pass.
@@ -30,9 +40,10 @@ pub struct TraceRow {
     pub output: DType,
     /// The shape that came out.
     pub output_shape: Shape,
-    /// The bytes of activations that backward keeps for this operator, in the dtype they were cast to: inputs and output
-    /// that it reads, but for variables, their copies, and what an earlier row has counted. Statistics of norms, masks of
-    /// dropout and indices of maxima are not counted.
+    /// The bytes of activations that backward keeps for this operator, in the dtype they were cast to: the storages of the
+    /// inputs and the output that it reads, except variables, their casts, and anything counted by an earlier row. Views of
+    /// variables count. Tensors that an operator makes for its backward do not: statistics, masks, indices, gates of
+    /// recurrent layers, the logits of `linear_cross_entropy`.
     pub saved_bytes: usize,
     /// 16-bit copies of variables that were found in the cache of the scope rather than made.
     pub cache_hits: usize,
@@ -101,7 +112,7 @@ impl Autocast {
     /// `backward` recomputes run outside of `f`.
     ///
     /// Rows also have shapes, from which arithmetic can be counted, and the bytes of activations that backward keeps:
-    /// [`TraceRow::saved_bytes`].
+    /// [`TraceRow::saved_bytes`]. What is counted stays in memory until `f` returns.
     ///
     /// `{:#}` prints how convolutions, products and attention were computed, too:
     ///
@@ -166,12 +177,14 @@ pub(crate) fn is_active() -> bool {
     TRACES.with_borrow(|traces| !traces.is_empty())
 }
 
-/// Adds a row to every trace being taken. `kept` has the storage and the bytes of each activation that backward keeps.
-pub(crate) fn record(row: &TraceRow, kept: &[(usize, usize)]) {
+/// Adds a row to every trace being taken.
+pub(crate) fn record(row: &TraceRow, kept: &[Kept]) {
     TRACES.with_borrow_mut(|traces| {
         for (trace, counted) in traces {
-            let new = kept.iter().filter(|&&(storage, _)| counted.insert(storage));
-            let saved_bytes = new.map(|&(_, bytes)| bytes).sum();
+            let new = kept
+                .iter()
+                .filter(|kept| counted.insert(kept.place, kept.handle.clone()).is_none());
+            let saved_bytes = new.map(|kept| kept.bytes).sum();
             trace.rows.push(TraceRow { saved_bytes, ..row.clone() });
         }
     });

@@ -20,9 +20,9 @@ impl Parameters {
     /// Freezes these variables, on every thread, until [`unfreeze`](Self::unfreeze): PyTorch's `requires_grad_(False)`.
     ///
     /// The crate's operators compute no gradient of a frozen variable; below the first operator that reads a trained
-    /// variable they build no graph and save nothing. Above it, an operator saves its inputs as if all were trained: the
-    /// input of a frozen linear layer is kept until backward, where PyTorch keeps none. No scaler collects, clips or checks a frozen
-    /// variable's gradient, so no optimizer changes it and its overflow skips no step. Its name is not among the
+    /// variable they build no graph and save nothing. Above it, frozen linear layers, products and convolutions do not keep
+    /// their inputs; other operators save what they would if all were trained. No scaler collects, clips or checks a
+    /// frozen variable's gradient, so no optimizer changes it and its overflow skips no step. Its name is not among the
     /// [`missing`](crate::GradScaler::missing). Of [`MasterVars`](crate::MasterVars), freeze the masters.
     ///
     /// Freeze before the forward pass, and unfreeze after backward.

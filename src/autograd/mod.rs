@@ -24,7 +24,7 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::autocast;
 use crate::autocast::Op;
-use crate::autocast::trace::{self, TraceRow};
+use crate::autocast::trace::{self, Kept, TraceRow};
 use crate::kernels::algorithm;
 use node::Consumed;
 
@@ -132,6 +132,17 @@ pub trait Operator: Send + Sync + 'static {
     ///
     /// Inputs that do not fit, before anything is computed.
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)>;
+
+    /// Drops from what `forward` has saved what `backward` will not use, where `wanted` says which inputs need a
+    /// gradient: the input of a [frozen](crate::Parameters::freeze) layer, for instance. Called once, where a graph is
+    /// made. By default everything is kept.
+    ///
+    /// # Errors
+    ///
+    /// Of what is put in its place.
+    fn trim(&self, _saved: &mut Self::Saved, _wanted: &[bool]) -> Result<()> {
+        Ok(())
+    }
 
     /// Computes the gradient of each input, in order; `None` where none is wanted or none exists.
     ///
@@ -264,7 +275,7 @@ fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Res
     }
     // Before the inputs are read, so that a write by another thread meanwhile is later.
     let number = version::tick();
-    let (output, saved) = {
+    let (output, mut saved) = {
         let _alone = op.is_user().then(autocast::suspend);
         operator.forward(&cast_inputs)?
     };
@@ -287,14 +298,15 @@ fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Res
         let read = all.filter(|&(at, (input, _))| {
             tracked && operator.reads(at, &wanted) && !input.is_variable()
         });
-        (row, read.map(|(_, (_, cast))| storage::place_and_bytes(cast)).collect::<Vec<_>>())
+        (row, read.map(|(_, (_, cast))| kept(cast)).collect::<Vec<_>>())
     });
     if !tracked {
-        if let Some((row, kept)) = traced {
-            trace::record(&row, &kept);
+        if let Some((row, all)) = traced {
+            trace::record(&row, &all);
         }
         return Ok(output);
     }
+    operator.trim(&mut saved, &wanted)?;
     let aliased = cast_inputs.iter().any(|input| storage::share_storage(input, &output));
     let inputs = inputs.iter().zip(&cast_inputs).enumerate().map(|(at, (tensor, cast))| {
         // A copy that was cast is not read where the input is.
@@ -305,12 +317,18 @@ fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Res
     drop(cast_inputs);
     let output = if aliased { output.force_contiguous()? } else { output };
     let output = token::link(operator, saved, number, &inputs, trust, output)?;
-    if let Some((row, mut kept)) = traced {
+    if let Some((row, mut all)) = traced {
         // By the storage that the graph has moved it to.
-        kept.extend(O::KEEPS_OUTPUT.then(|| storage::place_and_bytes(&output)));
-        trace::record(&row, &kept);
+        all.extend(O::KEEPS_OUTPUT.then(|| kept(&output)));
+        trace::record(&row, &all);
     }
     Ok(output)
+}
+
+/// What a trace counts of an activation.
+fn kept(activation: &Tensor) -> Kept {
+    let (place, bytes) = (storage::place(activation), storage::bytes(activation));
+    Kept { place, bytes, handle: activation.detach() }
 }
 
 /// Whether those that are floating point are all F16, or all BF16.

@@ -17,9 +17,15 @@ pub(super) fn place(tensor: &Tensor) -> usize {
     std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
 }
 
-/// Where a tensor's storage is, and the bytes of its elements.
-pub(super) fn place_and_bytes(tensor: &Tensor) -> (usize, usize) {
-    (place(tensor), tensor.elem_count() * tensor.dtype().size_in_bytes())
+/// The bytes of a tensor's storage, which may hold more than the tensor.
+pub(super) fn bytes(tensor: &Tensor) -> usize {
+    let (storage, layout) = tensor.storage_and_layout();
+    let elements = match &*storage {
+        Storage::Cpu(cpu) => cpu_len(cpu),
+        Storage::Cuda(gpu) => cuda::len(gpu),
+        Storage::Metal(_) => layout.shape().elem_count(),
+    };
+    elements * tensor.dtype().size_in_bytes()
 }
 
 /// Whether two tensors are views of one storage.

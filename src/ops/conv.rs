@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 use candle_nn::{Conv1dConfig, Conv2dConfig};
 
-use super::{check_dims, check_operand, reads_other_operand, shape_error};
+use super::{check_dims, check_operand, reads_other_operand, shape_error, trim_operand};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
@@ -184,6 +184,10 @@ impl Operator for Conv {
 
     fn reads(&self, input: usize, wanted: &[bool]) -> bool {
         reads_other_operand(input, wanted)
+    }
+
+    fn trim(&self, (x, ..): &mut Self::Saved, wanted: &[bool]) -> Result<()> {
+        trim_operand(x, 0, wanted)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {

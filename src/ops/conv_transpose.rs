@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 use candle_nn::{ConvTranspose1dConfig, ConvTranspose2dConfig};
 
 use super::conv::{FURTHEST, WEIGHTS, check_geometry, expected, images, of_rank};
-use super::{check_dims, check_operand, reads_other_operand, shape_error};
+use super::{check_dims, check_operand, reads_other_operand, shape_error, trim_operand};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
@@ -217,6 +217,10 @@ impl Operator for ConvTranspose {
 
     fn reads(&self, input: usize, wanted: &[bool]) -> bool {
         reads_other_operand(input, wanted)
+    }
+
+    fn trim(&self, (x, ..): &mut Self::Saved, wanted: &[bool]) -> Result<()> {
+        trim_operand(x, 0, wanted)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {

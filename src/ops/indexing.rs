@@ -150,8 +150,8 @@ struct Gather {
 }
 
 impl Operator for Gather {
-    /// The number of each element among those of `x`, and the dimensions of `x` and of the ids.
-    type Saved = (Tensor, [Vec<usize>; 2]);
+    /// The number of each element among those of `x`, and the dimensions of `x`.
+    type Saved = (Tensor, Vec<usize>);
 
     fn op(&self) -> Op {
         Op::Gather
@@ -167,11 +167,11 @@ impl Operator for Gather {
         let places = places(self.op(), x, ids, self.dim)?;
         let elements = contiguous(x)?.reshape((x.elem_count(), 1))?;
         let y = kernel::gather(&places, &elements)?.reshape(ids.shape())?;
-        Ok((y, (places, [x.dims().to_vec(), ids.dims().to_vec()])))
+        Ok((y, (places, x.dims().to_vec())))
     }
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
-        let (places, [dims, _]) = ctx.saved;
+        let (places, dims) = ctx.saved;
         let dx = ctx.wants[0].map(|out| summed(places, ctx.gradient, dims, out));
         Ok(vec![dx.transpose()?.map(Gradient::owned), None])
     }
@@ -189,8 +189,8 @@ impl Operator for Gather {
 ///
 /// Under autocast, operands of different dtypes are cast to the wider (`F16` with `BF16` to `F32`); outside they share a
 /// dtype. What is added is summed in `F32`, in the order of `source`, on every device, and rounded once. The gradient of `x`
-/// is that of the result, and that of `source` is gathered from it. candle gives elements of `x` that something was added
-/// to a gradient of 0, or an error if `source` has another size than `x`.
+/// is that of the result, and that of `source` is gathered from it. In candle, elements of `x` that received an
+/// addition get a gradient of 0, and a `source` of another size than `x` is an error.
 ///
 /// # Errors
 ///
@@ -278,6 +278,10 @@ fn places(op: Op, x: &Tensor, ids: &Tensor, dim: usize) -> Result<Tensor> {
     }
     let size = x.dims()[dim];
     check_ids(op, "elements", ids, size)?;
+    // On CUDA, candle launches no kernel over nothing.
+    if ids.elem_count() == 0 {
+        return Tensor::zeros(0, DType::U32, ids.device());
+    }
     let ids = ids.detach().to_dtype(DType::I64)?;
     let stride = |dim: usize| x.dims()[dim + 1..].iter().product::<usize>() as f64;
     let mut places = ids.affine(stride(dim), 0.0)?;

@@ -153,6 +153,10 @@ impl Operator for UpsampleNearest1d {
         Op::UpsampleNearest1d
     }
 
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
         let x = &inputs[0];
         check_operand(self.op(), x, "x", x, false)?;
@@ -193,6 +197,10 @@ impl Operator for Upsample2d {
 
     fn op(&self) -> Op {
         self.op
+    }
+
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {

@@ -285,6 +285,11 @@ impl Operator for Nll {
         Op::Nll
     }
 
+    /// The targets.
+    fn reads(&self, input: usize, _wanted: &[bool]) -> bool {
+        input == 1
+    }
+
     fn widens(&self, inputs: &[DType]) -> bool {
         of_one_half(inputs)
     }

@@ -93,6 +93,15 @@ fn reads_other_operand(input: usize, wanted: &[bool]) -> bool {
     input < 2 && wanted.get(1 - input).is_some_and(|&wanted| wanted)
 }
 
+/// Puts a tensor of its shape, without elements of its own, in the place of operand `input` if backward does not read it.
+fn trim_operand(operand: &mut Tensor, input: usize, wanted: &[bool]) -> Result<()> {
+    if !reads_other_operand(input, wanted) {
+        let zero = Tensor::zeros((), operand.dtype(), operand.device())?;
+        *operand = zero.broadcast_as(operand.shape())?;
+    }
+    Ok(())
+}
+
 /// `got` is floating point, on the device of `first` and, where `same_dtype`, of its dtype.
 fn check_operand(
     op: Op,

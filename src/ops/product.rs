@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{check_dims, check_operand, reads_other_operand, shape_error};
+use super::{check_dims, check_operand, reads_other_operand, shape_error, trim_operand};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::bail;
@@ -49,7 +49,7 @@ pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
     apply(Matmul, &[lhs, rhs])
 }
 
-struct Matmul;
+pub(super) struct Matmul;
 
 /// Two operands of a product, as matrices of one number of leading dimensions.
 struct Operands {
@@ -202,6 +202,11 @@ impl Operator for Matmul {
         reads_other_operand(input, wanted)
     }
 
+    fn trim(&self, (lhs, rhs): &mut Self::Saved, wanted: &[bool]) -> Result<()> {
+        trim_operand(lhs, 0, wanted)?;
+        trim_operand(rhs, 1, wanted)
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {
         let (lhs, rhs) = (&inputs[0], &inputs[1]);
         check_operand(self.op(), lhs, "lhs", lhs, false)?;
@@ -264,7 +269,7 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     }
 }
 
-struct Linear;
+pub(super) struct Linear;
 
 /// `x` with all leading dimensions in one.
 pub(super) fn rows(x: &Tensor) -> Result<Tensor> {
@@ -280,6 +285,10 @@ impl Operator for Linear {
 
     fn reads(&self, input: usize, wanted: &[bool]) -> bool {
         reads_other_operand(input, wanted)
+    }
+
+    fn trim(&self, (x, ..): &mut Self::Saved, wanted: &[bool]) -> Result<()> {
+        trim_operand(x, 0, wanted)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {

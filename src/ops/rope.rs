@@ -75,6 +75,10 @@ impl Operator for Rope {
         Op::Rope
     }
 
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
+    }
+
     fn captured(&self, _in_backward: bool) -> Vec<&Tensor> {
         vec![&self.cos, &self.sin]
     }

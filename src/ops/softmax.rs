@@ -51,6 +51,10 @@ impl Operator for Softmax {
         if self.log { Op::LogSoftmax } else { Op::Softmax }
     }
 
+    fn reads(&self, _input: usize, _wanted: &[bool]) -> bool {
+        false
+    }
+
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
         let x = &inputs[0];
         check_operand(self.op(), x, "x", x, false)?;

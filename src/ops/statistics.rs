@@ -35,7 +35,7 @@ pub fn var(x: &Tensor) -> Result<Tensor> {
     apply(Statistic { kind: Kind::Var, to: Vec::new() }, &[x])
 }
 
-/// The variances over `dims`, which the result has not.
+/// The variances over `dims`, which are removed from the result.
 ///
 /// # Shapes
 ///
@@ -115,7 +115,7 @@ pub fn norm(x: &Tensor) -> Result<Tensor> {
     apply(Statistic { kind: Kind::Norm, to: Vec::new() }, &[x])
 }
 
-/// The L2 norms over `dims`, which the result has not.
+/// The L2 norms over `dims`, which are removed from the result.
 ///
 /// # Shapes
 ///
@@ -149,7 +149,7 @@ pub fn norm_keepdim(x: &Tensor, dims: impl Dims) -> Result<Tensor> {
     over(Kind::Norm, x, &dims.to_indexes(x.shape(), "norm_keepdim")?)
 }
 
-/// `ln(sum(exp(x)))` over `dims`, which the result has not.
+/// `ln(sum(exp(x)))` over `dims`, which are removed from the result.
 ///
 /// # Shapes
 ///
@@ -204,7 +204,7 @@ struct Statistic {
     to: Vec<usize>,
 }
 
-/// What gradients are made of. Both tensors have the shape of the result, before it was rounded.
+/// What gradients are made of: `offset` and `divisor` have the shape of the result, and are not rounded to its dtype.
 struct Saved {
     x: Tensor,
     /// What is subtracted from `x`, or what it is divided by: see [`Statistic::terms`].
@@ -307,6 +307,10 @@ impl Operator for Statistic {
     fn backward(&self, ctx: &Backward<'_, Saved>) -> Result<Vec<Option<Gradient>>> {
         let Some(out) = ctx.wants[0] else { return Ok(vec![None]) };
         let Saved { x, offset, divisor } = ctx.saved;
+        // On CUDA, candle launches no kernel over nothing.
+        if x.elem_count() == 0 {
+            return Ok(vec![Some(Gradient::owned(Tensor::zeros(x.shape(), out, x.device())?))]);
+        }
         let gradient = kernels::cast(ctx.gradient, accumulator(x.dtype()))?;
         let factor = match divisor {
             // Nothing went into a sum of 0.

@@ -1,9 +1,10 @@
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-use crate::autograd::{Backward, Gradient, Operator, apply};
+use crate::autograd::{Backward, Gradient, Operator, apply, share_storage};
 use crate::kernels::cuda::reads;
 use crate::kernels::devices::{devices, gpus};
 use crate::kernels::elementwise::testing::*;
+use crate::ops::product;
 use crate::optim::{Sgd, SgdConfig};
 use crate::{Cast, GradScaler, Op, ScaleConfig, ops};
 
@@ -49,6 +50,25 @@ fn a_transformers_block_and_its_gradients_are_the_cpus_on_gpus() -> Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// What backward would multiply by, if it had a gradient to compute: nothing, for a frozen weight.
+#[test]
+fn a_product_keeps_no_operand_that_backward_does_not_read() -> Result<()> {
+    let (a, b) = (random(&[4, 3], DType::F32, 1), random(&[3, 5], DType::F32, 2));
+    let kept = |wanted: &[bool]| -> Result<[bool; 2]> {
+        let (_, mut saved) = product::Matmul.forward(&[a.clone(), b.clone()])?;
+        product::Matmul.trim(&mut saved, wanted)?;
+        assert_eq!((saved.0.dims(), saved.1.dims()), (a.dims(), b.dims()));
+        Ok([share_storage(&saved.0, &a), share_storage(&saved.1, &b)])
+    };
+    assert_eq!(kept(&[true, true])?, [true, true]);
+    assert_eq!(kept(&[true, false])?, [false, true]);
+    assert_eq!(kept(&[false, true])?, [true, false]);
+    let (_, mut saved) = product::Linear.forward(&[a.clone(), b.t()?])?;
+    product::Linear.trim(&mut saved, &[true, false])?;
+    assert!(!share_storage(&saved.0, &a) && saved.0.dims() == a.dims());
     Ok(())
 }
 

@@ -1,9 +1,9 @@
 //! Convolutions by three by three weights at stride 1, by Winograd's F(2×2, 3×3): sixteen products
 //! where a tile of two by two pixels takes thirty-six.
 //!
-//! Of NCHW images, lanes are tiles. A thread transforms three vectors of tiles of all channels, into memory that
-//! stays in its cache, multiplies them by the transformed weights, one product for each place of a
-//! transformed tile, and transforms the sums back. Of NHWC images, lanes are channels: see `nhwc`.
+//! For NCHW images, each lane holds one tile; for NHWC images, one channel (see `nhwc`). A thread transforms three
+//! vectors of tiles of all channels, into memory that stays in its cache, multiplies them by the transformed weights,
+//! one product for each place of a transformed tile, and transforms the sums back.
 //!
 //! Infinities, and sums of the transform that overflow, come out as NaN where they enter a result,
 //! and nowhere else. A pass that meets a result that is not finite is taken again without tiles, so
@@ -62,12 +62,12 @@ pub(in crate::kernels::conv) fn suits(shape: &Shape) -> bool {
     is_plain(shape) && channels && pays(vectors(shape), 1.2, shape)
 }
 
-/// Whether few lanes are empty where lanes are channels.
+/// Whether there are enough channels to fill most lanes.
 fn enough_channels(shape: &Shape) -> bool {
     shape.c_in.min(shape.c_out) >= 8
 }
 
-/// Vectors of tiles, or as many as tiles would fill.
+/// The number of vectors of tiles; for NHWC, sixteen tiles count as one.
 fn vectors(shape: &Shape) -> usize {
     match shape.geometry.format {
         Format::ChannelsFirst => grid(shape).vectors(),

@@ -2,7 +2,7 @@
 //!
 //! A thread transforms some tiles of all channels, multiplies them by the transformed weights, one product for each
 //! place of a transformed tile, and transforms the sums back. The rows of a product are tiles, its columns output
-//! channels. Neither images nor results are turned.
+//! channels. Neither images nor results are transposed.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;

@@ -76,7 +76,7 @@ impl Wgrad<'_> {
         with_words(sizes, |[left, right, products]| {
             for first in (0..shape.c_in).step_by(CHANNELS) {
                 products.fill(0);
-                // Its pointers are of after the fill, which invalidates older ones.
+                // Its pointers are taken after the fill, which invalidates older ones.
                 let work = Work {
                     shape,
                     inputs: first..shape.c_in.min(first + CHANNELS),
@@ -139,8 +139,8 @@ struct Work<'a, S, G> {
     /// Those that there is room for, in whole products.
     ins: usize,
     outs: usize,
-    /// `(place, channel, tile)`, of NHWC images `(place, tile, channel)`. Channels that are no more than padding have
-    /// any values.
+    /// `(place, channel, tile)`, of NHWC images `(place, tile, channel)`. Padding channels hold unspecified
+    /// values.
     left: *mut f32,
     /// `(place, tile, output channel)`
     right: *mut f32,
