@@ -28,6 +28,7 @@ mod common;
 mod compare;
 mod data;
 mod history;
+mod memory;
 mod models;
 mod options;
 mod progress;
@@ -82,11 +83,12 @@ fn compare(options: &Options, data: &Dataset, schedule: Schedule, device: &Devic
         let heading = (index == 0).then_some(options);
         let (precision, seed, number) = (one.precision, one.seed, index + 1);
         let prefix = format!("{precision}, seed {seed} ({number} of {})  ", runs.len());
-        let before = report::reset_peak_rss();
+        if index > 0 {
+            memory::return_free_memory();
+        }
+        let held = memory::reset_peak_rss();
         let mut report = train(Run { options: one, heading, prefix }, data, schedule, device)?;
-        // No more than what was held before it: the peak of this run is unknown.
-        report.peak_rss_bytes =
-            report.peak_rss_bytes.filter(|peak| before.is_some_and(|b| b < *peak));
+        report.peak_rss_bytes = report.peak_rss_bytes.filter(|&peak| memory::is_of_run(peak, held));
         comparison.add(report);
         // After every run, so that nothing that ends the program loses those before.
         options.report.as_ref().map_or(Ok(()), |path| comparison.write(path))

@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::{
     data::{CLASSES, Dataset},
     history::{Epoch, History, Score},
+    memory::peak_rss_bytes,
     options::Options,
 };
 
@@ -124,24 +125,6 @@ fn scratch_file(path: &Path) -> Result<std::path::PathBuf> {
     let name = path.file_name().with_context(|| format!("{}: no file name", path.display()))?;
     let scratch = format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id());
     Ok(path.with_file_name(scratch))
-}
-
-/// The most memory this process ever held, or held since `reset_peak_rss`, where `/proc` tells.
-pub(crate) fn peak_rss_bytes() -> Option<u64> {
-    parse_peak_rss(&fs::read_to_string("/proc/self/status").ok()?)
-}
-
-/// Makes `peak_rss_bytes` begin anew with the memory held now, and returns that. `None` where the
-/// system does not let it.
-pub(crate) fn reset_peak_rss() -> Option<u64> {
-    fs::write("/proc/self/clear_refs", "5").ok()?;
-    peak_rss_bytes()
-}
-
-fn parse_peak_rss(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }
 
 #[cfg(test)]
