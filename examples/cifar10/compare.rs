@@ -201,6 +201,20 @@ impl Comparison {
         notes
     }
 
+    /// What was trained, in a sentence.
+    fn caption(&self) -> Option<String> {
+        let Report { model, device, data, epochs, batch_size, train_images, .. } =
+            self.runs.first()?;
+        let images = count(*train_images);
+        let epochs = if *epochs == 1 { "1 epoch".to_owned() } else { format!("{epochs} epochs") };
+        let masters = self.runs.iter().any(|run| run.master_weights);
+        let masters = if masters { ", F32 masters of 16-bit weights" } else { "" };
+        Some(format!(
+            "{model} on {data}: {images} training images, batches of {batch_size}, {epochs}, \
+             {device}{masters}."
+        ))
+    }
+
     /// For a terminal.
     pub(crate) fn text(&self) -> String {
         let (rows, mut text) = (self.rows(), String::new());
@@ -223,7 +237,7 @@ impl Comparison {
 
     /// For a page: what was trained, the table, and its notes.
     pub(crate) fn markdown(&self) -> String {
-        let mut parts: Vec<String> = self.runs.first().map(caption).into_iter().collect();
+        let mut parts: Vec<String> = self.caption().into_iter().collect();
         let rows = self.rows();
         if rows[0].len() > 1 {
             let mut lines: Vec<_> =
@@ -255,16 +269,6 @@ impl Comparison {
 
 pub(crate) fn is_markdown(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("md"))
-}
-
-/// What was trained, in a sentence.
-fn caption(run: &Report) -> String {
-    let Report { model, device, data, epochs, batch_size, .. } = run;
-    let images = count(run.train_images);
-    let epochs = if *epochs == 1 { "1 epoch".to_owned() } else { format!("{epochs} epochs") };
-    format!(
-        "{model} on {data}: {images} training images, batches of {batch_size}, {epochs}, {device}."
-    )
 }
 
 #[cfg(test)]

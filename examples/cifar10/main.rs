@@ -74,20 +74,20 @@ fn run(options: &Options) -> Result<()> {
 /// Trains with each seed in each precision, and prints them side by side: after Ctrl-C or an error,
 /// too, those that there are.
 fn compare(options: &Options, data: &Dataset, schedule: Schedule, device: &Device) -> Result<()> {
-    let runs = options.runs();
-    let mut comparison = Comparison::new(runs.len());
-    let outcome = runs.iter().enumerate().try_for_each(|(index, one)| {
+    let count = options.run_count();
+    let mut comparison = Comparison::new(count);
+    let outcome = options.runs().enumerate().try_for_each(|(index, one)| {
         if interrupted() {
             return Ok(());
         }
         let heading = (index == 0).then_some(options);
         let (precision, seed, number) = (one.precision, one.seed, index + 1);
-        let prefix = format!("{precision}, seed {seed} ({number} of {})  ", runs.len());
+        let prefix = format!("{precision}, seed {seed} ({number} of {count})  ");
         if index > 0 {
             memory::return_free_memory();
         }
         let held = memory::reset_peak_rss();
-        let mut report = train(Run { options: one, heading, prefix }, data, schedule, device)?;
+        let mut report = train(Run { options: &one, heading, prefix }, data, schedule, device)?;
         report.peak_rss_bytes = report.peak_rss_bytes.filter(|&peak| memory::is_of_run(peak, held));
         comparison.add(report);
         // After every run, so that nothing that ends the program loses those before.

@@ -48,7 +48,7 @@ pub(crate) struct Options {
     pub(crate) compare: Vec<Precision>,
 
     /// Train with this many seeds, from --seed on, and print means and standard deviations
-    #[arg(long, value_name = "N", default_value = "1", value_parser = count)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = up_to_a_million)]
     pub(crate) seeds: usize,
 
     /// Keep the model in the half precision, and F32 masters of its weights in the optimizer
@@ -91,7 +91,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "X", default_value = "5e-4", value_parser = fraction)]
     pub(crate) weight_decay: f64,
 
-    /// Of initial weights, order, augmentation and drawn images. --seeds draws its images once
+    /// Of initial weights, order, augmentation and drawn images, which all runs of --seeds share
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) seed: u64,
 
@@ -160,20 +160,19 @@ impl Options {
         if self.compare.is_empty() { std::slice::from_ref(&self.precision) } else { &self.compare }
     }
 
-    /// The seeds, first to last.
-    pub(crate) fn seeds(&self) -> impl Iterator<Item = u64> {
-        (0..self.seeds as u64).map(|index| self.seed.wrapping_add(index))
+    pub(crate) fn run_count(&self) -> usize {
+        self.seeds * self.precisions().len()
     }
 
     /// The options of each run. Precisions alternate, so that whatever else slows the machine down
     /// meets all of them.
-    pub(crate) fn runs(&self) -> Vec<Self> {
-        let each = self.seeds().flat_map(|seed| self.precisions().iter().map(move |p| (seed, *p)));
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Self> {
+        let seeds = (0..self.seeds as u64).map(|index| self.seed.wrapping_add(index));
+        let each = seeds.flat_map(|seed| self.precisions().iter().map(move |&one| (seed, one)));
         each.map(|(seed, precision)| {
             let master_weights = self.master_weights && precision != Precision::F32;
             Self { precision, seed, master_weights, compare: vec![], seeds: 1, ..self.clone() }
         })
-        .collect()
     }
 
     pub(crate) fn loss_scale(&self) -> LossScale {

@@ -66,7 +66,7 @@ pub(crate) fn opening(
         more => format!("{more} epochs"),
     };
     let mut rows = vec![("model", format!("{}, {} parameters", options.model, count(parameters)))];
-    for (index, run) in options.runs().iter().take(options.precisions().len()).enumerate() {
+    for (index, run) in options.runs().take(options.precisions().len()).enumerate() {
         let text = precision(run.precision, run.master_weights, run.loss_scale());
         rows.push((if index == 0 { "precision" } else { "" }, text));
     }
@@ -76,12 +76,12 @@ pub(crate) fn opening(
         ("training", format!("{steps} steps of {} images, {epochs}", options.batch_size())),
     ]);
     if options.compares() {
-        let (runs, seeds) = (options.runs().len(), options.seeds().collect::<Vec<_>>());
-        let seeds = match &seeds[..] {
-            [first, .., last] => format!("seeds {first} to {last}"),
-            _ => format!("seed {}", options.seed),
+        let (first, count) = (options.seed, options.seeds);
+        let seeds = match count {
+            1 => format!("seed {first}"),
+            more => format!("seeds {first} to {}", first.wrapping_add(more as u64 - 1)),
         };
-        rows.push(("runs", format!("{runs}, {seeds}")));
+        rows.push(("runs", format!("{}, {seeds}", options.run_count())));
     }
     table(&rows) + "\n"
 }

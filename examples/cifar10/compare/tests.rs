@@ -97,7 +97,9 @@ fn markdown_says_what_was_trained() {
     let mut comparison = Comparison::new(2);
     comparison.add(run("f32", 0, 400., 0.9));
     comparison.add(run("f16", 0, 500., 0.91));
-    let expected = "resnet8 on drawn shapes: 1,050 training images, batches of 100, 3 epochs, cpu.
+    let expected =
+        "resnet8 on drawn shapes: 1,050 training images, batches of 100, 3 epochs, cpu, \
+                    F32 masters of 16-bit weights.
 
 | | f32 | f16 |
 |---|--:|--:|
@@ -118,7 +120,7 @@ fn a_run_cut_short_is_kept_but_not_in_the_table() {
     let mut comparison = Comparison::new(4);
     comparison.add(Report { interrupted: true, ..run("f32", 0, 1., 0.1) });
     assert_eq!(comparison.text(), "Cut short: 0 of 4 runs are complete.\n");
-    assert!(comparison.markdown().ends_with("cpu.\n\nCut short: 0 of 4 runs are complete.\n"));
+    assert!(comparison.markdown().ends_with("weights.\n\nCut short: 0 of 4 runs are complete.\n"));
 
     let mut comparison = super::tests::comparison();
     comparison.runs[3].interrupted = true;

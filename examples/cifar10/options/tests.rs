@@ -71,15 +71,16 @@ fn a_comparison_is_refused_where_it_is_misspelt() {
     );
     let error = "error: invalid value 'f64' for '--compare <LIST>'";
     assert_eq!(refusal("--compare f32,f64"), error);
-    let error = "error: invalid value '0' for '--seeds <N>': expected a whole number above zero";
+    let error =
+        "error: invalid value '0' for '--seeds <N>': expected a whole number from 1 to 1000000";
     assert_eq!(refusal("--seeds 0"), error);
 }
 
 #[test]
 fn precisions_alternate_and_every_one_gets_the_same_seeds() -> anyhow::Result<()> {
     let runs = |arguments| {
-        let runs = parse(arguments)?.runs();
-        let each = runs.iter().map(|run| (run.precision, run.seed, run.master_weights));
+        let options = parse(arguments)?;
+        let each = options.runs().map(|run| (run.precision, run.seed, run.master_weights));
         anyhow::Ok(each.collect::<Vec<_>>())
     };
     let (full, half) = (Precision::F32, Precision::F16);
