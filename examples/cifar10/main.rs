@@ -5,38 +5,30 @@
 //! cargo run --release --example cifar10 -- --help
 //! cargo run --release --example cifar10 -- --list-models
 //! cargo run --release --example cifar10 -- --data DIR       # the real CIFAR-10, binary version
+//! cargo run --release --example cifar10 -- --compare f32,bf16,f16 --seeds 3
 //! cargo run --release --example cifar10 --features cuda -- --gpu --precision f16
 //! ```
 
-use std::{process::ExitCode, time::Instant};
+use std::process::ExitCode;
 
 use anyhow::Result;
-use candle_amp::{
-    Autocast, GradScaler, Parameters, ScaleConfig, StepOutcome, nn, no_grad, ops,
-    optim::{Scheduler, Sgd, SgdConfig},
-    random,
-};
-use candle_core::{D, Device, Tensor};
-use candle_nn::VarMap;
+use candle_core::Device;
 
-use augment::Augment;
-use choices::LossScale;
-use common::{interrupted, options::Usage, progress::print};
-use data::{Dataset, Images, Norm};
-use history::{History, Score};
-use models::Model;
+use common::{interrupted, progress::print};
+use compare::Comparison;
+use data::Dataset;
 use options::Options;
-use progress::Progress;
-use report::Report;
-use resident::Resident;
 use schedule::Schedule;
+use train::{Run, train};
 
 mod augment;
 mod choices;
 #[path = "../common/mod.rs"]
 mod common;
+mod compare;
 mod data;
 mod history;
+mod memory;
 mod models;
 mod options;
 mod progress;
@@ -45,6 +37,7 @@ mod resident;
 mod rng;
 mod schedule;
 mod synthetic;
+mod train;
 
 fn main() -> ExitCode {
     common::start(run)
@@ -62,139 +55,46 @@ fn run(options: &Options) -> Result<()> {
     }
     let data = load(options)?;
     let schedule = Schedule::new(options, data.train.len())?;
-
-    random::manual_seed(options.seed);
-    let varmap = VarMap::new();
-    let vb = nn::var_builder(&varmap, options.precision.storage(options.master_weights), &device);
-    let model = Model::new(options.model, vb, options.channels_last)?;
-    let vars = Parameters::from_varmap(&varmap).vars();
-    let parameters = vars.iter().map(|var| var.elem_count()).sum();
-    let weight_bytes = vars.iter().map(|var| var.elem_count() * var.dtype().size_in_bytes()).sum();
-
-    let amp = options.precision.autocast();
-    let scaler = match options.loss_scale() {
-        LossScale::Dynamic => {
-            let init_scale = options.init_scale as f32;
-            GradScaler::new(ScaleConfig { init_scale, ..Default::default() })
-        }
-        LossScale::None => Ok(GradScaler::disabled()),
-        LossScale::Constant(scale) => GradScaler::new(ScaleConfig::constant(scale)),
-    };
-    let mut scaler = scaler.map_err(|error| Usage(error.to_string()))?;
-    let Options { lr, momentum, weight_decay, seed, .. } = *options;
-    let mut opt = Sgd::new(vars, SgdConfig { lr, momentum, weight_decay, ..Default::default() })?;
-    let mut scheduler = Scheduler::new(common::rates(schedule.steps), &mut opt)?;
-
-    print(&progress::opening(options, &data, &schedule, parameters));
-    let mut progress = Progress::new(schedule, options.batch_size());
-    let mut history = History::default();
-    let mut score = Score::default();
-    let train = Feed::new(&data.train, &data, &device)?;
-    let test = Feed::new(&data.test, &data, &device)?;
-    for epoch in 0..schedule.epochs {
-        let augment = Some(Augment { seed, epoch });
-        let begun = history.steps.count();
-        // A step that is still on its way on a GPU: its loss is read when the next one is, too.
-        let (mut taken, mut pending, mut clock) = (begun, None, Instant::now());
-        for indices in data.train.shuffled(seed, epoch).chunks_exact(options.batch_size()) {
-            let (x, y) = train.batch(indices, augment)?;
-
-            let loss = amp.scope(|| {
-                let logits = model.forward(&x, true)?;
-                ops::cross_entropy(&logits, &y)
-            })?;
-            scaler.scale(&loss)?.backward()?;
-            let outcome = scaler.step(&mut opt)?;
-            scheduler.step(&outcome, &mut opt)?;
-            scaler.update()?;
-
-            taken += 1;
-            let step = Some(Taken { loss: loss.detach(), outcome, scale: scaler.current_scale() });
-            let done = if options.gpu { std::mem::replace(&mut pending, step) } else { step };
-            if let Some(done) = done {
-                done.enter(&mut history, &mut clock)?;
-                progress.step(&history);
-            }
-            if taken == schedule.steps || interrupted() {
-                break;
-            }
-        }
-        if let Some(last) = pending {
-            last.enter(&mut history, &mut clock)?;
-        }
-        score = evaluate(&amp, &model, &test, data.test.len())?;
-        history.epoch(history.steps.count() - begun, score.accuracy());
-        progress.epoch(&history);
-        if history.steps.count() == schedule.steps || interrupted() {
-            break;
+    if options.compares() {
+        compare(options, &data, schedule, &device)?;
+    } else {
+        let run = Run { options, heading: Some(options), prefix: String::new() };
+        let report = train(run, &data, schedule, &device)?;
+        print(&progress::closing(&report, &data.classes));
+        match &options.report {
+            Some(path) if compare::is_markdown(path) => Comparison::of(report).write(path)?,
+            Some(path) => report.write(path)?,
+            None => {}
         }
     }
-    drop(progress);
-
-    let cut_short = history.steps.count() < schedule.steps;
-    let report = Report::new(options, &data, &history, &score, weight_bytes, cut_short);
-    print(&progress::closing(&report, &data.classes));
     print(&progress::hint(options));
-    if let Some(path) = &options.report {
-        report.write(path)?;
-    }
     Ok(())
 }
 
-/// A step, whose numbers may still be on the device.
-struct Taken {
-    loss: Tensor,
-    outcome: StepOutcome,
-    /// The loss scale after it.
-    scale: f32,
-}
-
-impl Taken {
-    /// Waits for the numbers. What passed since the step before is the time it took.
-    fn enter(&self, history: &mut History, clock: &mut Instant) -> Result<()> {
-        let (loss, skipped) = (self.loss.to_scalar()?, self.outcome.skipped()?);
-        let started = std::mem::replace(clock, Instant::now());
-        history.steps.add(loss, clock.duration_since(started), skipped, self.scale);
-        Ok(())
-    }
-}
-
-/// Where batches come from.
-enum Feed<'a> {
-    Host(&'a Images, &'a Norm),
-    Device(Resident),
-}
-
-impl<'a> Feed<'a> {
-    fn new(images: &'a Images, data: &'a Dataset, device: &Device) -> Result<Self> {
-        Ok(match device {
-            Device::Cpu => Self::Host(images, &data.norm),
-            device => Self::Device(Resident::new(images, &data.norm, device)?),
-        })
-    }
-
-    fn batch(
-        &self,
-        indices: &[usize],
-        augment: Option<Augment>,
-    ) -> candle_core::Result<(Tensor, Tensor)> {
-        match self {
-            Self::Host(images, norm) => images.batch(indices, norm, augment, &Device::Cpu),
-            Self::Device(resident) => resident.batch(indices, augment),
+/// Trains with each seed in each precision, and prints them side by side: after Ctrl-C or an error,
+/// too, those that there are.
+fn compare(options: &Options, data: &Dataset, schedule: Schedule, device: &Device) -> Result<()> {
+    let count = options.run_count();
+    let mut comparison = Comparison::new(count);
+    let outcome = options.runs().enumerate().try_for_each(|(index, one)| {
+        if interrupted() {
+            return Ok(());
         }
-    }
-}
-
-/// Recognises all `count` test images, as they are.
-fn evaluate(amp: &Autocast, model: &Model, test: &Feed<'_>, count: usize) -> Result<Score> {
-    let mut score = Score::default();
-    let all: Vec<usize> = (0..count).collect();
-    for indices in all.chunks(500) {
-        let (x, y) = test.batch(indices, None)?;
-        let logits = no_grad(|| amp.scope(|| model.forward(&x, false)))?;
-        score.count(&y.to_vec1()?, &logits.argmax(D::Minus1)?.to_vec1()?);
-    }
-    Ok(score)
+        let heading = (index == 0).then_some(options);
+        let (precision, seed, number) = (one.precision, one.seed, index + 1);
+        let prefix = format!("{precision}, seed {seed} ({number} of {count})  ");
+        if index > 0 {
+            memory::return_free_memory();
+        }
+        let held = memory::reset_peak_rss();
+        let mut report = train(Run { options: &one, heading, prefix }, data, schedule, device)?;
+        report.peak_rss_bytes = report.peak_rss_bytes.filter(|&peak| memory::is_of_run(peak, held));
+        comparison.add(report);
+        // After every run, so that nothing that ends the program loses those before.
+        options.report.as_ref().map_or(Ok(()), |path| comparison.write(path))
+    });
+    print(&format!("\n{}", comparison.text()));
+    outcome
 }
 
 /// The images to train on and to test with.

@@ -36,6 +36,21 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value_t = Precision::Bf16)]
     pub(crate) precision: Precision,
 
+    /// Train in each of these precisions, f32, f16 or bf16, and print them side by side
+    #[arg(
+        long,
+        value_enum,
+        value_name = "LIST",
+        value_delimiter = ',',
+        hide_possible_values = true
+    )]
+    #[arg(conflicts_with = "precision")]
+    pub(crate) compare: Vec<Precision>,
+
+    /// Train with this many seeds, from --seed on, and print means and standard deviations
+    #[arg(long, value_name = "N", default_value = "1", value_parser = up_to_a_million)]
+    pub(crate) seeds: usize,
+
     /// Keep the model in the half precision, and F32 masters of its weights in the optimizer
     #[arg(long)]
     pub(crate) master_weights: bool,
@@ -76,7 +91,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "X", default_value = "5e-4", value_parser = fraction)]
     pub(crate) weight_decay: f64,
 
-    /// Of initial weights, order, augmentation and drawn images
+    /// Of initial weights, order, augmentation and drawn images, which all runs of --seeds share
     #[arg(long, value_name = "N", default_value = "0")]
     pub(crate) seed: u64,
 
@@ -84,7 +99,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) gpu: bool,
 
-    /// Write what was measured to this file, as JSON
+    /// Write what was measured to this file, as JSON; as a table in Markdown if it ends in .md
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
 
@@ -112,9 +127,20 @@ fn fraction(text: &str) -> Result<f64, String> {
 impl Options {
     /// Checks what clap cannot: options that do not go together.
     pub(crate) fn check(&self) -> Result<()> {
+        let precisions = self.precisions();
+        for (index, precision) in precisions.iter().enumerate() {
+            ensure!(
+                !precisions[..index].contains(precision),
+                Usage(format!("--compare has {precision} twice"))
+            );
+        }
         ensure!(
-            !(self.master_weights && self.precision == Precision::F32),
-            Usage("--master-weights needs --precision f16 or bf16: f32 weights are masters".into())
+            !self.master_weights || precisions.iter().any(|&one| one != Precision::F32),
+            Usage(
+                "--master-weights needs --precision f16 or bf16, or one of them in --compare: f32 \
+                 weights are masters"
+                    .into()
+            )
         );
         ensure!(
             !self.channels_last || self.model.has_channels(),
@@ -123,6 +149,30 @@ impl Options {
             )
         );
         check_gpu(self.gpu)
+    }
+
+    /// True for runs to print side by side, rather than one to print alone.
+    pub(crate) fn compares(&self) -> bool {
+        !self.compare.is_empty() || self.seeds > 1
+    }
+
+    pub(crate) fn precisions(&self) -> &[Precision] {
+        if self.compare.is_empty() { std::slice::from_ref(&self.precision) } else { &self.compare }
+    }
+
+    pub(crate) fn run_count(&self) -> usize {
+        self.seeds * self.precisions().len()
+    }
+
+    /// The options of each run. Precisions alternate, so that whatever else slows the machine down
+    /// meets all of them.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Self> {
+        let seeds = (0..self.seeds as u64).map(|index| self.seed.wrapping_add(index));
+        let each = seeds.flat_map(|seed| self.precisions().iter().map(move |&one| (seed, one)));
+        each.map(|(seed, precision)| {
+            let master_weights = self.master_weights && precision != Precision::F32;
+            Self { precision, seed, master_weights, compare: vec![], seeds: 1, ..self.clone() }
+        })
     }
 
     pub(crate) fn loss_scale(&self) -> LossScale {

@@ -3,10 +3,7 @@
 use indicatif::BinaryBytes;
 
 use crate::{
-    common::{
-        options::Precision,
-        progress::{Display, RECENT, count, device, precision, status, table},
-    },
+    common::progress::{Display, RECENT, count, device, precision, status, table},
     data::Dataset,
     history::History,
     options::Options,
@@ -19,26 +16,29 @@ use crate::{
 pub(crate) struct Progress {
     schedule: Schedule,
     batch_size: usize,
+    /// What every line begins with.
+    prefix: String,
     display: Display,
 }
 
 impl Progress {
-    pub(crate) fn new(schedule: Schedule, batch_size: usize) -> Self {
-        Self { schedule, batch_size, display: Display::new(schedule.steps) }
+    pub(crate) fn new(schedule: Schedule, batch_size: usize, prefix: String) -> Self {
+        Self { schedule, batch_size, prefix, display: Display::new(schedule.steps) }
     }
 
     /// After every step.
     pub(crate) fn step(&mut self, history: &History) {
         let (step, epoch) = (history.steps.count(), history.epochs.len() + 1);
         let status = status(&history.steps, RECENT, "", self.batch_size, "images");
-        let line = format!("  step {step}/{}  {status}\n", self.schedule.steps);
-        let prefix = format!("epoch {epoch}/{} ", self.schedule.epochs);
+        let line = format!("{}  step {step}/{}  {status}\n", self.prefix, self.schedule.steps);
+        let prefix = format!("{}epoch {epoch}/{} ", self.prefix, self.schedule.epochs);
         self.display.step(step, prefix, status, &line);
     }
 
     /// After every epoch and its test.
     pub(crate) fn epoch(&mut self, history: &History) {
-        self.display.line(&epoch_line(history, &self.schedule, self.batch_size));
+        let line = epoch_line(history, &self.schedule, self.batch_size);
+        self.display.line(&format!("{}{line}", self.prefix));
     }
 }
 
@@ -65,13 +65,25 @@ pub(crate) fn opening(
         1 => "1 epoch".to_owned(),
         more => format!("{more} epochs"),
     };
-    table(&[
-        ("model", format!("{}, {} parameters", options.model, count(parameters))),
-        ("precision", precision(options.precision, options.master_weights, options.loss_scale())),
+    let mut rows = vec![("model", format!("{}, {} parameters", options.model, count(parameters)))];
+    for (index, run) in options.runs().take(options.precisions().len()).enumerate() {
+        let text = precision(run.precision, run.master_weights, run.loss_scale());
+        rows.push((if index == 0 { "precision" } else { "" }, text));
+    }
+    rows.extend([
         ("device", device(options.gpu)),
         ("data", format!("{}, {train} to train on, {test} to test with", data.name)),
         ("training", format!("{steps} steps of {} images, {epochs}", options.batch_size())),
-    ]) + "\n"
+    ]);
+    if options.compares() {
+        let (first, count) = (options.seed, options.seeds);
+        let seeds = match count {
+            1 => format!("seed {first}"),
+            more => format!("seeds {first} to {}", first.wrapping_add(more as u64 - 1)),
+        };
+        rows.push(("runs", format!("{}, {seeds}", options.run_count())));
+    }
+    table(&rows) + "\n"
 }
 
 /// The table after the last step.
@@ -99,10 +111,12 @@ pub(crate) fn closing(report: &Report, classes: &[&str]) -> String {
 
 /// What to try next.
 pub(crate) fn hint(options: &Options) -> String {
-    let other = if options.precision == Precision::F32 { "bf16" } else { "f32" };
-    let mut text = format!("\nTo compare, try --precision {other} with the same --seed.\n");
+    let mut text = String::new();
+    if !options.compares() {
+        text += "\nTo compare precisions, try --compare f32,bf16,f16.\n";
+    }
     if options.data.is_none() {
-        text += "For the real CIFAR-10, get its binary version from\n\
+        text += "\nFor the real CIFAR-10, get its binary version from\n\
                  https://www.cs.toronto.edu/~kriz/cifar.html and try --data DIR --epochs 30.\n";
     }
     text

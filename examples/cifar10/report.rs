@@ -1,4 +1,4 @@
-//! The JSON of `--report`.
+//! What a run ended with, and the file of `--report`.
 
 use std::{fs, path::Path};
 
@@ -8,10 +8,11 @@ use serde::Serialize;
 use crate::{
     data::{CLASSES, Dataset},
     history::{Epoch, History, Score},
+    memory::peak_rss_bytes,
     options::Options,
 };
 
-/// The file of `--report`.
+/// What a run ended with: the JSON of `--report`.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) model: String,
@@ -42,7 +43,7 @@ pub(crate) struct Report {
     pub(crate) median_step_seconds: f64,
     /// Of all steps together, without evaluation.
     pub(crate) images_per_second: f64,
-    /// `null` where the system does not tell.
+    /// Of the process or, in a comparison, of this run. `null` where the system does not tell.
     pub(crate) peak_rss_bytes: Option<u64>,
     /// All trainable variables, as the model stores them.
     pub(crate) weight_bytes: usize,
@@ -90,16 +91,24 @@ impl Report {
         }
     }
 
-    /// Writes the report to `path`, which holds all of it or what it held before.
+    /// Writes the report to `path`, as JSON.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        let mut json = serde_json::to_vec_pretty(self)?;
-        json.push(b'\n');
-        let scratch = scratch_file(path)?;
-        let written = fs::write(&scratch, json).and_then(|()| fs::rename(&scratch, path));
-        written
-            .inspect_err(|_| drop(fs::remove_file(&scratch)))
-            .with_context(|| format!("cannot write {}", path.display()))
+        write(path, &json(self)?)
     }
+}
+
+/// `value` as lines of JSON.
+pub(crate) fn json(value: &impl Serialize) -> Result<String> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
+/// Writes `text` to `path`, which holds all of it or what it held before.
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
+    let scratch = scratch_file(path)?;
+    let written = fs::write(&scratch, text).and_then(|()| fs::rename(&scratch, path));
+    written
+        .inspect_err(|_| drop(fs::remove_file(&scratch)))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Checks, before hours of training, that a report can be written to `path`.
@@ -116,17 +125,6 @@ fn scratch_file(path: &Path) -> Result<std::path::PathBuf> {
     let name = path.file_name().with_context(|| format!("{}: no file name", path.display()))?;
     let scratch = format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id());
     Ok(path.with_file_name(scratch))
-}
-
-/// The most memory this process ever held, where `/proc` tells.
-pub(crate) fn peak_rss_bytes() -> Option<u64> {
-    parse_peak_rss(&fs::read_to_string("/proc/self/status").ok()?)
-}
-
-fn parse_peak_rss(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }
 
 #[cfg(test)]

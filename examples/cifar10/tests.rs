@@ -75,3 +75,41 @@ fn a_step_that_overflows_is_skipped_and_halves_the_scale() -> Result<()> {
     assert_eq!(report["final_scale"], 2097152.);
     Ok(())
 }
+
+#[test]
+fn a_comparison_reports_every_run_and_a_summary_of_each_precision() -> Result<()> {
+    let report = train("compare", "--model mlp --compare f32,bf16 --seeds 2 --seed 5 --steps 3")?;
+    let runs = report["runs"].as_array().map_or(&[][..], Vec::as_slice);
+    let names: Vec<_> =
+        runs.iter().map(|run| (run["precision"].as_str(), run["seed"].as_u64())).collect();
+    let (full, half) = (Some("f32"), Some("bf16"));
+    assert_eq!(names, [(full, Some(5)), (half, Some(5)), (full, Some(6)), (half, Some(6))]);
+    let loss = |run: usize| runs[run]["final_loss"].as_f64().unwrap_or(f64::NAN);
+    assert!((loss(0) - loss(1)).abs() < 0.05, "one seed: {} and {}", loss(0), loss(1));
+    assert_ne!(loss(0), loss(2), "two seeds");
+    for (index, precision) in ["f32", "bf16"].into_iter().enumerate() {
+        let summary = &report["summary"][index];
+        assert_eq!(summary["precision"], precision);
+        assert_eq!(summary["seeds"], serde_json::json!([5, 6]));
+        assert_eq!(summary["steps"], 6);
+        assert!(summary["epoch_seconds"]["standard_deviation"].is_number(), "{summary}");
+    }
+
+    let alone = train("alone", "--model mlp --precision f32 --seed 5 --steps 3")?;
+    assert_eq!(alone["losses"], runs[0]["losses"], "a comparison trains as a run alone does");
+    Ok(())
+}
+
+#[test]
+fn a_report_in_markdown_is_a_table() -> Result<()> {
+    let _fork = random::fork_rng_guard();
+    let file = format!("candle-amp-{}-table.md", std::process::id());
+    let path = std::env::temp_dir().join(file);
+    let fixed =
+        ["cifar10", "--smoke", "--model", "mlp", "--steps", "1", "--report"].map(Into::into);
+    run(&Options::parse_from(fixed.into_iter().chain([path.clone().into_os_string()])))?;
+    let text = std::fs::read_to_string(&path)?;
+    std::fs::remove_file(&path)?;
+    assert!(text.contains("\n| | bf16 |\n|---|--:|\n| seeds | 1 |\n"), "{text}");
+    Ok(())
+}

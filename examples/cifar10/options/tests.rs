@@ -54,7 +54,43 @@ fn options_that_do_not_go_together_are_usage_errors() -> anyhow::Result<()> {
     }
     let error = parse("--model mlp --channels-last")?.check().expect_err("no channels");
     assert!(error.to_string().starts_with("--channels-last needs a network with convolutions"));
+    let error = parse("--compare bf16,f32,bf16")?.check().expect_err("one twice");
+    assert!(error.is::<Usage>());
+    assert_eq!(error.to_string(), "--compare has bf16 twice");
+    let error = parse("--compare f32 --master-weights")?.check().expect_err("nothing to master");
+    assert!(error.to_string().starts_with("--master-weights needs --precision f16 or bf16"));
+    parse("--compare f32,bf16 --master-weights")?.check()?;
     parse("--precision bf16 --master-weights")?.check()
+}
+
+#[test]
+fn a_comparison_is_refused_where_it_is_misspelt() {
+    assert_eq!(
+        refusal("--compare f32 --precision bf16"),
+        "error: the argument '--compare <LIST>' cannot be used with '--precision <PRECISION>'"
+    );
+    let error = "error: invalid value 'f64' for '--compare <LIST>'";
+    assert_eq!(refusal("--compare f32,f64"), error);
+    let error =
+        "error: invalid value '0' for '--seeds <N>': expected a whole number from 1 to 1000000";
+    assert_eq!(refusal("--seeds 0"), error);
+}
+
+#[test]
+fn precisions_alternate_and_every_one_gets_the_same_seeds() -> anyhow::Result<()> {
+    let runs = |arguments| {
+        let options = parse(arguments)?;
+        let each = options.runs().map(|run| (run.precision, run.seed, run.master_weights));
+        anyhow::Ok(each.collect::<Vec<_>>())
+    };
+    let (full, half) = (Precision::F32, Precision::F16);
+    assert_eq!(
+        runs("--compare f32,f16 --seed 7 --seeds 2 --master-weights")?,
+        [(full, 7, false), (half, 7, true), (full, 8, false), (half, 8, true)]
+    );
+    assert_eq!(runs("--seeds 2")?, [(Precision::Bf16, 0, false), (Precision::Bf16, 1, false)]);
+    assert!(!parse("--seeds 1")?.compares() && parse("--compare f16")?.compares());
+    Ok(())
 }
 
 #[test]

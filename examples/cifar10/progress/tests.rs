@@ -74,8 +74,24 @@ fn the_closing_tells_accuracy_by_class() {
 }
 
 #[test]
-fn the_hint_compares_with_the_other_precision() {
-    assert!(hint(&options("--precision f32")).contains("--precision bf16"));
+fn the_opening_of_a_comparison_names_every_precision() -> anyhow::Result<()> {
+    let data = synthetic::dataset(130, 3, 0);
+    let options = options("--compare f32,f16 --master-weights --seed 3 --seeds 2");
+    let schedule = Schedule::new(&options, data.train.len())?;
+    let text = opening(&options, &data, &schedule, 272_474);
+    assert_plain(&text);
+    let precisions = "precision      f32, loss scale none
+               f16, f16 variables with f32 masters, loss scale dynamic
+device ";
+    assert!(text.contains(precisions), "{text}");
+    assert!(text.ends_with("runs           4, seeds 3 to 4\n\n"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn the_hint_tells_of_what_was_not_tried() {
+    assert!(hint(&options("--precision f32")).contains("--compare f32,bf16,f16"));
+    assert!(!hint(&options("--compare f32,bf16")).contains("--compare"));
     assert!(hint(&options("")).contains("--data DIR"));
     assert!(!hint(&options("--data x")).contains("--data"));
     assert_plain(&hint(&options("")));

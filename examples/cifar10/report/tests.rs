@@ -68,11 +68,3 @@ fn a_report_that_cannot_be_written_is_refused_early() {
     let error = check_writable(&std::env::temp_dir()).expect_err("a folder");
     assert!(error.to_string().ends_with(": this is a folder"), "{error}");
 }
-
-#[test]
-fn peak_memory_is_read_from_the_status_of_the_process() {
-    let status = "VmPeak:\t  999 kB\nVmHWM:\t    1234 kB\nVmRSS:\t 55 kB\n";
-    assert_eq!(parse_peak_rss(status), Some(1234 * 1024));
-    assert_eq!(parse_peak_rss("VmHWM:\t many kB\n"), None);
-    assert_eq!(parse_peak_rss(""), None);
-}
