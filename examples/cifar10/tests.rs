@@ -78,7 +78,8 @@ fn a_step_that_overflows_is_skipped_and_halves_the_scale() -> Result<()> {
 
 #[test]
 fn a_comparison_reports_every_run_and_a_summary_of_each_precision() -> Result<()> {
-    let report = train("compare", "--model mlp --compare f32,bf16 --seeds 2 --seed 5 --steps 3")?;
+    let report =
+        train("compare", "--model mlp --lr 0.001 --compare f32,bf16 --seeds 2 --seed 5 --steps 3")?;
     let runs = report["runs"].as_array().map_or(&[][..], Vec::as_slice);
     let names: Vec<_> =
         runs.iter().map(|run| (run["precision"].as_str(), run["seed"].as_u64())).collect();
@@ -95,7 +96,7 @@ fn a_comparison_reports_every_run_and_a_summary_of_each_precision() -> Result<()
         assert!(summary["epoch_seconds"]["standard_deviation"].is_number(), "{summary}");
     }
 
-    let alone = train("alone", "--model mlp --precision f32 --seed 5 --steps 3")?;
+    let alone = train("alone", "--model mlp --lr 0.001 --precision f32 --seed 5 --steps 3")?;
     assert_eq!(alone["losses"], runs[0]["losses"], "a comparison trains as a run alone does");
     Ok(())
 }

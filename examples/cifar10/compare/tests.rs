@@ -62,15 +62,15 @@ fn a_duration_has_a_unit_that_suits_its_mean() {
 #[test]
 fn the_text_has_a_column_for_each_precision() {
     // Epochs of 1000 images: 2.5 and 2 s, 2 and 1.6 s.
-    let expected = "                            f32              f16
-seeds                         2                2
-time an epoch     2.25 ± 0.35 s    1.80 ± 0.28 s
-images a second        450 ± 71         562 ± 88
-weights                4.00 MiB         2.00 MiB
-peak memory          101.00 MiB       101.00 MiB
-test accuracy    91.00 ± 1.41 %   91.00 ± 0.00 %
-skipped steps           1 of 60          1 of 60
-final scale                   1   32768 to 65536
+    let expected = "                            f32             f16
+seeds                         2               2
+time an epoch     2.25 ± 0.35 s   1.80 ± 0.28 s
+images a second        450 ± 71        562 ± 88
+weights                4.00 MiB        2.00 MiB
+peak memory          101.00 MiB      101.00 MiB
+test accuracy    91.00 ± 1.41 %  91.00 ± 0.00 %
+skipped steps           1 of 60         1 of 60
+final scale                   1  32768 to 65536
 ± is the standard deviation over seeds.
 ";
     assert_eq!(comparison().text(), expected);
@@ -125,7 +125,7 @@ fn a_run_cut_short_is_kept_but_not_in_the_table() {
     let mut comparison = super::tests::comparison();
     comparison.runs[3].interrupted = true;
     let text = comparison.text();
-    assert!(text.contains("seeds                         2        1\n"), "{text}");
+    assert!(text.contains("seeds                         2           1\n"), "{text}");
     assert!(text.ends_with("Cut short: 3 of 4 runs are complete.\n"), "{text}");
     let json = comparison.json();
     assert_eq!(json["runs"][3]["interrupted"], true);
