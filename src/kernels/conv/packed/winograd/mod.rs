@@ -173,6 +173,35 @@ struct Images<O>(*mut O);
 // SAFETY: no two threads write the same pixel, and none reads.
 unsafe impl<O: Send> Sync for Images<O> {}
 
+/// Calls `convolve` with every `block` of `count`, on all threads, and with scratch of these sizes, until a result is
+/// not finite. Whether all are finite.
+fn for_each_block(
+    count: usize,
+    block: usize,
+    sizes: [usize; 2],
+    convolve: impl Fn(Range<usize>, [*mut f32; 2]) -> bool + Sync,
+) -> bool {
+    let finite = AtomicBool::new(true);
+    // Enough for all threads to end together, in whole products.
+    let task = count.div_ceil(4 * parallel::threads());
+    let task = task.next_multiple_of(block).clamp(block, 16 * block);
+    parallel::for_each(count.div_ceil(task), |index| {
+        let last = count.min((index + 1) * task);
+        with_words(sizes, |scratch| {
+            let scratch = scratch.map(|words| words.as_mut_ptr().cast());
+            for first in (index * task..last).step_by(block) {
+                if !finite.load(Ordering::Relaxed) {
+                    return;
+                }
+                if !convolve(first..last.min(first + block), scratch) {
+                    finite.store(false, Ordering::Relaxed);
+                }
+            }
+        });
+    });
+    finite.into_inner()
+}
+
 impl WinogradConv<'_> {
     /// Elements of a place of transformed tiles. Were they a multiple of a page, the places of a
     /// tile would share few lines of the nearest cache.
@@ -186,33 +215,14 @@ impl WinogradConv<'_> {
         assert_eq!(x.len(), batch * self.ins * size.0 * size.1);
         assert_eq!(out.len(), batch * self.outs * out_size.0 * out_size.1);
         assert!(self.outs.div_ceil(ROWS) * TILE_ELEMENTS * self.ins * ROWS <= self.weight.len());
-        let finite = AtomicBool::new(true);
         let out = Images(out.as_mut_ptr().cast::<O>());
-        let vectors = self.grid.vectors();
-        // Enough for all threads to end together, in whole products.
-        let task = vectors.div_ceil(4 * parallel::threads());
-        let task = task.next_multiple_of(VECTORS).clamp(VECTORS, 16 * VECTORS);
-        parallel::for_each(vectors.div_ceil(task), |index| {
-            let last = vectors.min((index + 1) * task);
-            let sizes = [TILE_ELEMENTS * self.place(), TILE_ELEMENTS * ROWS * TILES];
-            with_words(sizes, |[tiles, sums]| {
-                let (tiles, sums) = (tiles.as_mut_ptr().cast(), sums.as_mut_ptr().cast());
-                for first in (index * task..last).step_by(VECTORS) {
-                    if !finite.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    let vectors = first..last.min(first + VECTORS);
-                    // SAFETY: the features of the vectors, the sizes as asserted, and scratch as asked for.
-                    let finite_ones = with_vectors!(self.vectors, V => unsafe {
-                        self.vectors::<V, S, O>(x, &vectors, tiles, sums, &out)
-                    });
-                    if !finite_ones {
-                        finite.store(false, Ordering::Relaxed);
-                    }
-                }
-            });
-        });
-        finite.into_inner()
+        let sizes = [TILE_ELEMENTS * self.place(), TILE_ELEMENTS * ROWS * TILES];
+        for_each_block(self.grid.vectors(), VECTORS, sizes, |vectors, [tiles, sums]| {
+            // SAFETY: the features of the vectors, the sizes as asserted, and scratch as asked for.
+            with_vectors!(self.vectors, V => unsafe {
+                self.vectors::<V, S, O>(x, &vectors, tiles, sums, &out)
+            })
+        })
     }
 
     /// Convolves at most three vectors of tiles. Whether the results are finite.

@@ -7,7 +7,6 @@
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{DType, Result, Tensor};
 use half::{bf16, f16};
@@ -16,14 +15,14 @@ use super::super::rows::Stored;
 use super::super::weights::Order;
 use super::super::{Shape, with_stored};
 use super::tiles::{Tiles, lanes, load};
-use super::{Images, ROWS, TILE_ELEMENTS, TILES, VECTORS, taps, transform};
+use super::{Images, ROWS, TILE_ELEMENTS, TILES, VECTORS, for_each_block, taps, transform};
 use crate::error::bail;
 use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
-use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_words};
+use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded};
 
 /// Rows of a product that has one vector of columns; others have [`ROWS`].
 const TALL: usize = 16;
@@ -127,35 +126,15 @@ impl NhwcConv<'_> {
         let Columns { products, .. } = self.columns;
         assert!(products * TILE_ELEMENTS * self.ins * self.columns.width() <= self.weight.len());
         assert!(self.bias.is_none_or(|bias| bias.len() == self.outs));
-        let finite = AtomicBool::new(true);
         let out = Images(out.as_mut_ptr().cast::<O>());
-        let count = self.tiles.count();
-        // Enough for all threads to end together, in whole products.
-        let task = count.div_ceil(4 * parallel::threads());
-        let task = task.next_multiple_of(TILES).clamp(TILES, 16 * TILES);
-        parallel::for_each(count.div_ceil(task), |index| {
-            let last = count.min((index + 1) * task);
-            let sizes =
-                [TILE_ELEMENTS * self.place(), TILE_ELEMENTS * TILES * self.columns.width()];
-            with_words(sizes, |[tiles, sums]| {
-                let (tiles, sums) = (tiles.as_mut_ptr().cast(), sums.as_mut_ptr().cast());
-                for first in (index * task..last).step_by(TILES) {
-                    if !finite.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    let own = first..last.min(first + TILES);
-                    // SAFETY: the features of the vectors, the sizes as asserted, and scratch as asked for.
-                    let finite_ones = with_vectors!(self.vectors, V => unsafe {
-                        self.transform::<V, S>(x, own.clone(), tiles);
-                        self.multiply::<V, O>(own.clone(), tiles.cast_const(), sums, &out)
-                    });
-                    if !finite_ones {
-                        finite.store(false, Ordering::Relaxed);
-                    }
-                }
-            });
-        });
-        finite.into_inner()
+        let sizes = [TILE_ELEMENTS * self.place(), TILE_ELEMENTS * TILES * self.columns.width()];
+        for_each_block(self.tiles.count(), TILES, sizes, |own, [tiles, sums]| {
+            // SAFETY: the features of the vectors, the sizes as asserted, and scratch as asked for.
+            with_vectors!(self.vectors, V => unsafe {
+                self.transform::<V, S>(x, own.clone(), tiles);
+                self.multiply::<V, O>(own.clone(), tiles.cast_const(), sums, &out)
+            })
+        })
     }
 
     /// Transforms at most [`TILES`] tiles.
