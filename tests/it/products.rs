@@ -141,10 +141,14 @@ fn convolutions() -> Vec<Product> {
         ),
         product("conv2d, groups", &[x, &[6, 8, 3, 3]], 0, planar.clone(), conv(1, 1, 2)),
         product("conv2d, depthwise", &[x, &[16, 1, 3, 3]], 0, planar.clone(), conv(1, 1, 16)),
-        product("conv2d, last", &[x_last, &[17, 16, 3, 3]], 0, interleaved.clone(), last(1, 1, 1)),
-        product("conv2d of weights, last", images_last, 1, in_filters(72), last(1, 1, 1)),
-        product("conv2d, last, split", &[x_wide, &[32, 32, 3, 3]], 0, wide, last(1, 1, 1)),
-        product("conv2d of weights, last, split", images_wide, 1, in_filters(288), last(1, 1, 1)),
+        product("conv2d, last", &[x_last, &[17, 16, 3, 3]], 0, interleaved.clone(), last(1, 1, 1))
+            .winograd(),
+        product("conv2d of weights, last", images_last, 1, in_filters(72), last(1, 1, 1))
+            .winograd(),
+        product("conv2d, last, split", &[x_wide, &[32, 32, 3, 3]], 0, wide, last(1, 1, 1))
+            .winograd(),
+        product("conv2d of weights, last, split", images_wide, 1, in_filters(288), last(1, 1, 1))
+            .winograd(),
         product("conv2d, last, 1x1", &[x_last, &[17, 16, 1, 1]], 0, interleaved, last(0, 1, 1)),
         product("conv_transpose2d", &[x, &[16, 9, 3, 3]], 0, planar, transposed),
         product(
