@@ -8,6 +8,8 @@ use super::packed;
 use super::product;
 use super::shape::Shape;
 use crate::kernels::algorithm::chosen;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::cpu::vector::Vectors;
 use crate::kernels::cuda::{Gpu, Pass};
 use crate::kernels::format::Format;
 use crate::kernels::gemm::arithmetic;
@@ -28,6 +30,9 @@ pub(super) enum Algorithm {
     Im2col,
     /// By shifted planes, from NCHW images whose every channel is a group, in F32.
     Depthwise,
+    /// The same a row of vectors at a time, for the usual kernels.
+    #[cfg(target_arch = "x86_64")]
+    DepthwiseRows(Vectors),
     /// As a matrix product.
     Product,
     /// By packed GEMM, from NCHW images.
@@ -64,11 +69,16 @@ impl Algorithm {
         match (nhwc, double) {
             (true, true) => Self::ViaNchw,
             (false, true) => Self::Im2colF64,
-            (false, false) if depthwise::suits(shape) && !empty => Self::Depthwise,
+            (false, false) if depthwise::suits(shape) && !empty => Self::depthwise(shape),
             (_, false) if product::suits(pass, bias, shape) && !empty => Self::Product,
             (true, false) => Self::nhwc(pass, operands, shape).unwrap_or(Self::ViaNchw),
             (false, false) => Self::nchw(operands, shape).unwrap_or(Self::Im2col),
         }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn depthwise(shape: &Shape) -> Self {
+        depthwise::rows::vectors(shape).map_or(Self::Depthwise, Self::DepthwiseRows)
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -79,6 +89,11 @@ impl Algorithm {
     #[cfg(target_arch = "x86_64")]
     fn nchw(operands: [&Tensor; 2], shape: &Shape) -> Option<Self> {
         packed::isa(operands, shape).map(Self::Packed)
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn depthwise(_: &Shape) -> Self {
+        Self::Depthwise
     }
 
     #[cfg(not(target_arch = "x86_64"))]
@@ -100,6 +115,10 @@ impl Algorithm {
             Self::Im2colF64 => "im2col, f64",
             Self::Im2col => "im2col",
             Self::Depthwise => "depthwise",
+            #[cfg(target_arch = "x86_64")]
+            Self::DepthwiseRows(Vectors::Avx512) => "depthwise, avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::DepthwiseRows(Vectors::Avx2) => "depthwise, avx2",
             Self::Product => "product",
             #[cfg(target_arch = "x86_64")]
             Self::Packed(isa) | Self::PackedNhwc(isa) => isa.name(),

@@ -106,6 +106,10 @@ pub(crate) fn forward(
         Algorithm::Depthwise => {
             with_single!(near, O => depthwise::forward::<O>(x, weight, bias, &shape))
         }
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::DepthwiseRows(v) => {
+            with_single!(near, O => depthwise::rows::forward::<O>(x, weight, bias, &shape, v))
+        }
         _ => with_element!(near, O => cpu::forward::<O>(x, weight, bias, &shape)),
     };
     y?.to_dtype(out)
@@ -166,6 +170,16 @@ pub(crate) fn dgrad(
                 None => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
             }
         }
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::DepthwiseRows(v) => {
+            let dx = with_single!(near, O => {
+                depthwise::rows::dgrad::<O>(grad, weight, bias, &shape, v)
+            })?;
+            match dx {
+                Some(dx) => Ok(dx),
+                None => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
+            }
+        }
         _ => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
     };
     dx?.to_dtype(out)
@@ -202,6 +216,11 @@ pub(crate) fn wgrad(
         Algorithm::PackedNhwc(isa) => packed::nhwc::wgrad(x, grad, &shape, isa),
         Algorithm::Product => return product::wgrad(x, grad, &shape, out),
         Algorithm::Depthwise => depthwise::wgrad(x, grad, &shape),
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::DepthwiseRows(v) => match depthwise::rows::wgrad(x, grad, &shape, v)? {
+            Some(dw) => Ok(dw),
+            None => depthwise::wgrad(x, grad, &shape),
+        },
         _ => cpu::wgrad::<f32>(x, grad, &shape),
     };
     dw?.to_dtype(out)

@@ -5,6 +5,8 @@ use super::shape::Shape;
 use super::{Geometry, dgrad, forward, portable, wgrad};
 use crate::kernels::format::{Format, to_nchw, to_nhwc};
 
+#[cfg(target_arch = "x86_64")]
+mod depthwise;
 mod gpus;
 #[cfg(target_arch = "x86_64")]
 mod split;

@@ -119,6 +119,14 @@ pub(crate) fn generate_in_place<T: Lane>(
     })
 }
 
+/// For the body of a loop over blocks, whose lanes are what is to be vectorised. The compiler may unroll the loop over the
+/// lanes first, and would then vectorise the one over blocks: the same lane of sixteen blocks, by gathers and scatters,
+/// which take several times as long.
+#[inline(always)]
+pub(crate) fn block_by_block() {
+    std::hint::black_box(());
+}
+
 /// `out[i] = f(element i of each input, element i of each parameter)`, in arrays of a length that the
 /// compiler knows: where it has to check each slice, it does not use vectors.
 #[inline(always)]
@@ -131,6 +139,9 @@ pub(crate) fn each_lane<O: Copy, T: Copy, A: Copy, const M: usize, const P: usiz
     let (blocks, rest) = out.as_chunks_mut::<LANES>();
     let start = blocks.len() * LANES;
     for (number, out) in blocks.iter_mut().enumerate() {
+        if const { P == 0 } {
+            block_by_block(); // with parameters the compiler does not unroll
+        }
         // Copies, which writing results does not change: behind references, nothing would be vectorised.
         let x: [[T; LANES]; M] = from_fn(|m| inputs[m].as_chunks().0[number]);
         let p: [[A; LANES]; P] = from_fn(|m| parameters[m].as_chunks().0[number]);

@@ -36,7 +36,7 @@ use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::gemm::micro::{InstructionSet, PackedGemm, PackedWords, Rounded, with_words};
 use layout::{Cut, Part, RowPanels, Taps};
-use rows::Stored;
+pub(super) use rows::Stored;
 use source::NchwImages;
 use store::NchwStore;
 use weights::Order;

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
 
 /// What an image is stored in.
-pub(super) trait Stored: Copy + Sync {
+pub(in super::super) trait Stored: Copy + Sync {
     /// Loads the elements of `mask`, and zeros for the others, which are not touched.
     ///
     /// # Safety

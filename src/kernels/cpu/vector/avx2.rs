@@ -211,6 +211,17 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn mul_add(self, by: Self, sum: Self) -> Self {
+        // SAFETY: the caller's.
+        unsafe {
+            Self([
+                _mm256_fmadd_ps(self.0[0], by.0[0], sum.0[0]),
+                _mm256_fmadd_ps(self.0[1], by.0[1], sum.0[1]),
+            ])
+        }
+    }
+
+    #[inline(always)]
     unsafe fn or(self, other: Self) -> Self {
         // SAFETY: the caller's.
         unsafe {

@@ -207,6 +207,12 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn mul_add(self, by: Self, sum: Self) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self(_mm512_fmadd_ps(self.0, by.0, sum.0)) }
+    }
+
+    #[inline(always)]
     unsafe fn or(self, other: Self) -> Self {
         // SAFETY: the caller's.
         unsafe { Self(_mm512_or_ps(self.0, other.0)) }

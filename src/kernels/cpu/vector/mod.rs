@@ -125,6 +125,8 @@ pub(in crate::kernels) trait Vector: Copy {
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn sub(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
+    /// `self * by + sum`, rounded once.
+    unsafe fn mul_add(self, by: Self, sum: Self) -> Self;
     /// The bits of both.
     unsafe fn or(self, other: Self) -> Self;
     /// The upper halves of the bits, and zeros below: BF16, cut.

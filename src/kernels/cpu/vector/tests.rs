@@ -72,6 +72,9 @@ fn arithmetic_is_lane_by_lane() {
             assert_same(sub, from_fn(|i| a[i] - b[i]), "sub");
             let mul = lanes!(set, V => V::load(x).mul(V::load(y)));
             assert_same(mul, from_fn(|i| a[i] * b[i]), "mul");
+            let c = numbers(&mut rng);
+            let sum = lanes!(set, V => V::load(x).mul_add(V::load(y), V::load(c.as_ptr())));
+            assert_same(sum, from_fn(|i| a[i].mul_add(b[i], c[i])), "mul_add");
             let or = lanes!(set, V => V::load(x).or(V::load(y)));
             assert_same(or, from_fn(|i| f32::from_bits(a[i].to_bits() | b[i].to_bits())), "or");
             assert_bits(

@@ -1,0 +1,102 @@
+//! Depthwise convolutions a row of vectors at a time, by every instruction set.
+
+use candle_core::{DType, Result, Tensor};
+use half::{bf16, f16};
+
+use super::{doubles, generator, geometry, plain_loops, random};
+use crate::kernels::conv::depthwise::{self, rows};
+use crate::kernels::conv::shape::Shape;
+use crate::kernels::conv::wgrad;
+use crate::kernels::cpu::vector::Vectors;
+use crate::kernels::gemm::tests::check;
+
+fn for_each_set(mut f: impl FnMut(Vectors) -> Result<()>) -> Result<()> {
+    let sets = [Vectors::Avx2, Vectors::Avx512].into_iter().filter(|set| set.is_available());
+    sets.into_iter().try_for_each(&mut f)
+}
+
+/// Batch, channels, height, width, kernel, padding.
+const SIZES: [[usize; 6]; 9] = [
+    [2, 3, 8, 8, 3, 1],
+    [1, 4, 5, 37, 3, 1],
+    [3, 2, 7, 33, 5, 2],
+    [2, 2, 1, 1, 3, 1],
+    [1, 2, 9, 16, 3, 0],
+    [2, 3, 6, 50, 5, 1],
+    [1, 2, 140, 18, 3, 2],
+    [1, 2, 5, 5, 5, 0],
+    [40, 2, 3, 4, 3, 1],
+];
+
+#[test]
+fn rows_of_vectors_are_plain_loops() -> Result<()> {
+    let mut rng = generator(95);
+    for [b, c, h, w, kernel, padding] in SIZES {
+        let geometry = geometry(1, padding, 1, c);
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let x = random(&mut rng, &[b, c, h, w], dtype);
+            let weight = random(&mut rng, &[c, 1, kernel, kernel], dtype);
+            let bias = random(&mut rng, &[c], dtype);
+            let shape = Shape::new(x.dims(), weight.dims(), geometry)?;
+            let grad = random(&mut rng, &shape.out_dims(), dtype);
+            let [xs, ws, gs] = [&x, &weight, &grad].map(doubles);
+            let [_, dx, dw] = plain_loops(&shape, [&xs, &ws, &gs]);
+            let inputs = [dtype; 3];
+            assert!(rows::vectors(&shape).is_none() == Vectors::widest().is_none());
+            for_each_set(|set| {
+                let what = format!("{set:?}, {dtype:?}, {shape:?}");
+                let bits = |y: &Tensor| -> Result<Vec<u32>> {
+                    let y = y.to_dtype(DType::F32)?.flatten_all()?;
+                    Ok(y.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
+                };
+                // In the order of the taps, as by shifted planes.
+                let y = rows::forward::<f32>(&x, &weight, Some(&bias), &shape, set)?;
+                let shifted = depthwise::forward::<f32>(&x, &weight, Some(&bias), &shape)?;
+                assert_eq!(bits(&y)?, bits(&shifted)?, "{what}");
+                let y = rows::forward::<bf16>(&x, &weight, None, &shape, set)?;
+                let shifted = depthwise::forward::<bf16>(&x, &weight, None, &shape)?;
+                assert_eq!(bits(&y)?, bits(&shifted)?, "{what}");
+                let back = rows::dgrad::<f32>(&grad, &weight, None, &shape, set)?.unwrap();
+                check(&back, &dx, &inputs, &what);
+                let back = rows::dgrad::<f16>(&grad, &weight, None, &shape, set)?.unwrap();
+                check(&back, &dx, &inputs, &what);
+                let back = rows::wgrad(&x, &grad, &shape, set)?.unwrap();
+                check(&back, &dw, &inputs, &what);
+                Ok(())
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// An infinity in the image reaches what it is part of, and no sum that a zero beyond an edge meets it in.
+#[test]
+fn infinities_stay_where_they_belong() -> Result<()> {
+    let mut rng = generator(96);
+    for [b, c, h, w, kernel, padding] in SIZES {
+        let shape = [b, c, h, w];
+        let (x, grad_of) = (random(&mut rng, &shape, DType::F32), geometry(1, padding, 1, c));
+        let weight = random(&mut rng, &[c, 1, kernel, kernel], DType::F32);
+        let mut values = x.flatten_all()?.to_vec1::<f32>()?;
+        values[0] = f32::INFINITY;
+        let x = Tensor::from_vec(values, &shape, x.device())?;
+        let shape = Shape::new(x.dims(), weight.dims(), grad_of)?;
+        let grad = random(&mut rng, &shape.out_dims(), DType::F32);
+        let kinds = |t: &Tensor| -> Result<Vec<(bool, bool)>> {
+            let values = t.flatten_all()?.to_vec1::<f32>()?;
+            Ok(values.into_iter().map(|x| (x.is_nan(), x.is_infinite())).collect())
+        };
+        let exact = depthwise::wgrad(&x, &grad, &shape)?;
+        assert!(kinds(&exact)?.contains(&(false, true)), "{shape:?}");
+        let got = wgrad(&x, &grad, weight.dims(), grad_of, DType::F32)?;
+        assert_eq!(kinds(&got)?, kinds(&exact)?, "{shape:?}");
+        for_each_set(|set| {
+            assert!(rows::wgrad(&x, &grad, &shape, set)?.is_none(), "{set:?}, {shape:?}");
+            let y = rows::forward::<f32>(&x, &weight, None, &shape, set)?;
+            let shifted = depthwise::forward::<f32>(&x, &weight, None, &shape)?;
+            assert_eq!(kinds(&y)?, kinds(&shifted)?, "{set:?}, {shape:?}");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
