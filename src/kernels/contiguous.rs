@@ -11,10 +11,8 @@ use crate::kernels::cpu::dtype::{Element, Elements, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::GRAIN;
+use crate::kernels::cpu::tile::{TILE, transpose};
 use crate::kernels::cpu::uninit::uninit_vec;
-
-/// The side of a tile: a cache line of `F32`.
-const TILE: usize = 16;
 
 /// `x`, detached and contiguous: itself, where it is.
 pub(crate) fn contiguous(x: &Tensor) -> Result<Tensor> {
@@ -161,6 +159,10 @@ fn copy_tiles<T: Element>(
             for column in (0..last.size).step_by(TILE) {
                 let columns = TILE.min(last.size - column);
                 let from = from + column * last.stride;
+                let whole = across.stride == 1 && lines == TILE && columns == TILE;
+                if whole && transpose(&data[from..], last.stride, &mut out[row + column..], count) {
+                    continue;
+                }
                 let mut tile = [[T::default(); TILE]; TILE];
                 for c in 0..columns {
                     let line = &data[from + c * last.stride..];

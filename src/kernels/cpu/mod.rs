@@ -12,6 +12,7 @@ pub(in crate::kernels) mod prefetch;
 pub(in crate::kernels) mod simd;
 #[cfg(test)]
 pub(in crate::kernels) mod testing;
+pub(in crate::kernels) mod tile;
 pub(in crate::kernels) mod uninit;
 #[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) mod vector;
