@@ -4,6 +4,7 @@ mod cache;
 mod convolution;
 mod grid;
 mod many;
+mod once;
 mod product;
 mod strided;
 

@@ -16,6 +16,7 @@ mod grid;
 mod launch;
 mod many;
 mod memory;
+mod once;
 mod product;
 mod scratch;
 mod strided;
