@@ -3,8 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::*;
+use crate::kernels::algorithm::fallbacks;
 use crate::kernels::cuda::Gpu;
-use crate::kernels::devices::gpus;
+use crate::kernels::devices::{gpus, in_own_process};
 use crate::kernels::elementwise::testing::{assert_gpus_agree, epsilon, values};
 
 /// Held by tests that change how weight gradients are written.
@@ -102,6 +103,65 @@ fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> 
     }
     crate::kernels::cudnn::set_cudnn_f32_weight_gradients(false);
     Ok(())
+}
+
+/// cuDNN and cuBLASLt may say at any step that they do not support something. An emulated GPU's do so by chance.
+#[test]
+fn gpus_agree_whatever_their_libraries_do_not_support() -> Result<()> {
+    let test = "kernels::conv::tests::gpus::gpus_agree_whatever_their_libraries_do_not_support";
+    const SEED: &str = "EMULATED_GPU_REFUSE";
+    if gpus().is_empty() {
+        return Ok(());
+    }
+    let seeds = ["1", "2", "3", "4"];
+    if !seeds.iter().any(|seed| in_own_process(test, &[(SEED, seed)])) {
+        return Ok(());
+    }
+    let mut rng = generator(34);
+    for round in 0..12 {
+        crate::kernels::cudnn::set_cudnn_benchmark(round % 2 == 1);
+        let dtype = DTYPES[round % DTYPES.len()];
+        let [channels, size] = [8 + round, 5 + round / 4];
+        let (dims, w_dims) = ([2, channels, size, 7], [6, channels, 3, 3]);
+        let geometry = geometry(1, 1, 1, 1);
+        let (x, weight) = (random(&mut rng, &dims, dtype), random(&mut rng, &w_dims, dtype));
+        let grad = random(&mut rng, &[2, 6, size, 7], dtype);
+        let bias = random(&mut rng, &[6], dtype);
+        let rows = random(&mut rng, &[channels, 6], dtype);
+        for _ in 0..2 {
+            // The second time, what was refused is known.
+            assert_gpus_agree(&[&x, &weight, &grad, &bias, &rows], 32.0, |t| {
+                Ok(vec![
+                    forward(&t[0], &t[1], None, geometry, dtype)?,
+                    forward(&t[0], &t[1], Some(&t[3]), geometry, dtype)?,
+                    dgrad(&t[2], &t[1], None, &dims, geometry, dtype)?,
+                    wgrad(&t[0], &t[2], &w_dims, geometry, dtype)?,
+                    forward_last(&t[0], &t[1], Some(&t[3]), geometry, dtype)?,
+                    crate::kernels::gemm::gemm(&t[4].t()?, &t[4], Some(&t[3]), dtype)?,
+                ])
+            });
+        }
+    }
+    let counted = |pass: &str| fallbacks().iter().any(|f| f.pass == pass && f.count > 0);
+    for device in gpus() {
+        let (emulated, gpu) = (is_emulated(&device)?, Gpu::of(&device));
+        assert!(!emulated || counted("gemm"), "{:?}", fallbacks());
+        let by_cudnn = emulated && gpu.is_some_and(|gpu| gpu.has_convolutions());
+        assert!(!by_cudnn || ["conv forward", "conv dgrad", "conv wgrad"].into_iter().all(counted));
+    }
+    Ok(())
+}
+
+#[cfg(feature = "cuda")]
+fn is_emulated(device: &Device) -> Result<bool> {
+    use candle_core::cuda_backend::WrapErr;
+    let Device::Cuda(device) = device else { return Ok(false) };
+    Ok(device.cuda_stream().context().name().w()? == "Emulated GPU")
+}
+
+#[cfg(not(feature = "cuda"))]
+fn is_emulated(_: &Device) -> Result<bool> {
+    Ok(false)
 }
 
 /// Whoever chooses cuDNN's algorithms, where they are cuDNN's.
