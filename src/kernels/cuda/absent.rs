@@ -7,6 +7,7 @@ mod many;
 mod once;
 mod product;
 mod strided;
+mod threads;
 
 use crate::error::bail;
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Result, Shape, Tensor};

@@ -11,7 +11,7 @@ use cudarc::driver::CudaStream;
 
 use super::{Handles, Operand, Product, Scalar, Sizes, of};
 use crate::error::bail;
-use crate::kernels::cuda::{Gpu, address, address_mut};
+use crate::kernels::cuda::{Gpu, address, address_mut, launched};
 
 /// Memory for products that are cut along the sum: what NVIDIA recommends, for Hopper and before.
 const WORKSPACE: [usize; 2] = [32 << 20, 4 << 20];
@@ -212,6 +212,7 @@ impl Gpu {
             Err(lt::CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => Ok(false),
             done => {
                 done.map_err(Error::wrap)?;
+                launched(&handle.stream);
                 Ok(true)
             }
         }

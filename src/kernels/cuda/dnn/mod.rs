@@ -20,7 +20,7 @@ use cudarc::cudnn::result::{self as cudnn, CudnnError};
 use cudarc::cudnn::sys;
 use cudarc::driver::CudaStream;
 
-use super::{Convolution, Gpu, Pass, address, address_mut};
+use super::{Convolution, Gpu, Pass, address, address_mut, launched};
 use plan::{Algorithm, Plan};
 use status::supported;
 
@@ -34,7 +34,7 @@ const PLACE: usize = 3;
 struct Library {
     handle: sys::cudnnHandle_t,
     /// Kept alive as long as the handle names it.
-    _stream: Arc<CudaStream>,
+    stream: Arc<CudaStream>,
     /// `None` where the library has nothing that will do.
     plans: RefCell<HashMap<Key, Option<Rc<Plan>>>>,
 }
@@ -47,7 +47,7 @@ impl Library {
     fn new(stream: Arc<CudaStream>) -> Result<Self> {
         stream.context().bind_to_thread().w()?;
         let handle = cudnn::create_handle().map_err(Error::wrap)?;
-        let this = Self { handle, _stream: stream.clone(), plans: RefCell::default() };
+        let this = Self { handle, stream: stream.clone(), plans: RefCell::default() };
         // SAFETY: the handle was made above, and the stream lives as long as it.
         unsafe { cudnn::set_stream(this.handle, stream.cu_stream().cast()) }
             .map_err(Error::wrap)?;
@@ -140,6 +140,7 @@ impl Gpu {
         let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
         let work = (&*plan, address_mut(&scratch)? as *mut c_void);
         let done = supported(run(library.handle, work, addresses, adds))?.is_some();
+        launched(&library.stream);
         // A heuristic may propose what the library then does not do: it is not asked for that again.
         match (done, adds) {
             (true, _) => {}
