@@ -17,7 +17,7 @@ cuda=$CARGO_TARGET_DIR/cuda-13.0
 most=60000000 # bytes of the folder
 
 # Sets of features. GPU_CHECK_FEATURES=cudnn, say, leaves the others out.
-read -ra variants <<<"${GPU_CHECK_FEATURES:-cuda cudnn}"
+read -ra variants <<<"${GPU_CHECK_FEATURES:-cudnn cuda}"
 
 install_nvcc() {
     python3 -m venv "$cuda/venv"
@@ -59,7 +59,8 @@ export LIBRARY_PATH=$cuda/stubs${LIBRARY_PATH:+:$LIBRARY_PATH}
 # CARGO_MANIFEST_DIR, tells them where that is.
 rm -rf "$folder"
 mkdir -p "$folder"
-cp --parents README.md CHANGELOG.md docs/*.md tests/golden/*.safetensors benches/common/*.py benches/gpu/*.py "$folder"
+cp -r --parents README.md CHANGELOG.md Cargo.lock docs src examples/quickstart.rs tests/golden/*.safetensors tests/fuzz/corpus \
+    benches/common/*.py benches/gpu/*.py "$folder"
 cp scripts/gpu-run.sh "$folder/run.sh"
 cp scripts/cifar10-table.py "$folder"
 for features in "${variants[@]}"; do
