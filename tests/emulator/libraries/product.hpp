@@ -60,7 +60,8 @@ struct Product {
     bool backwards = false;
 };
 
-// With EMULATED_GPU_REFUSE=seed, whether a library does not support what it is asked for: every other time, by chance.
+// With EMULATED_GPU_REFUSE=seed, whether a library does not support what it is asked for: every other time, by chance;
+// with `all`, every time.
 bool refuses();
 // Below `count`, by the same chance.
 unsigned choice(unsigned count);

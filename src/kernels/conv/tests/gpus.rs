@@ -152,6 +152,62 @@ fn gpus_agree_whatever_their_libraries_do_not_support() -> Result<()> {
     Ok(())
 }
 
+/// Counts warnings.
+struct Warnings(std::sync::atomic::AtomicUsize);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, of: &tracing::Metadata<'_>) -> bool {
+        *of.level() == tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn what_cudnn_does_not_support_is_remembered_and_logged_once() -> Result<()> {
+    let test =
+        "kernels::conv::tests::gpus::what_cudnn_does_not_support_is_remembered_and_logged_once";
+    if gpus().is_empty() || !in_own_process(test, &[("EMULATED_GPU_REFUSE", "all")]) {
+        return Ok(());
+    }
+    for device in gpus() {
+        let by_cudnn = Gpu::of(&device).is_some_and(|gpu| gpu.has_convolutions());
+        if !(is_emulated(&device)? && by_cudnn) {
+            continue;
+        }
+        let mut rng = generator(35);
+        let dims = [2, 8, 5, 7];
+        let x = random(&mut rng, &dims, DType::F16).to_device(&device)?;
+        let weight = random(&mut rng, &[6, 8, 3, 3], DType::F16).to_device(&device)?;
+        let warnings = tracing::Dispatch::new(Warnings(std::sync::atomic::AtomicUsize::new(0)));
+        let count = |rounds: usize| -> Result<usize> {
+            tracing::dispatcher::with_default(&warnings, || {
+                for _ in 0..rounds {
+                    let y = forward(&x, &weight, None, geometry(1, 1, 1, 1), DType::F16)?;
+                    wgrad(&x, &y, &[6, 8, 3, 3], geometry(1, 1, 1, 1), DType::F16)?;
+                }
+                let seen = warnings.downcast_ref::<Warnings>().expect("made above");
+                Ok(seen.0.load(std::sync::atomic::Ordering::Relaxed))
+            })
+        };
+        assert_eq!((count(1)?, count(3)?), (2, 2));
+        let counted = fallbacks().into_iter().filter(|f| f.wanted == "cudnn");
+        assert_eq!(counted.map(|f| f.count).collect::<Vec<_>>(), [4, 4]);
+    }
+    Ok(())
+}
+
 #[cfg(feature = "cuda")]
 fn is_emulated(device: &Device) -> Result<bool> {
     use candle_core::cuda_backend::WrapErr;

@@ -160,7 +160,7 @@ fn refused((convolution, pass, dtype, _): &Key, step: &str) {
         ?pass,
         ?dtype,
         ?convolution,
-        "cuDNN has nothing that does this convolution ({step}); it runs by matrix products from now on"
+        "cuDNN does not support this convolution ({step}): it is computed in another way from now on"
     );
 }
 

@@ -111,7 +111,7 @@ impl Plan {
         let workspace = set.and_then(|()| workspace(handle, &descriptors, best.algorithm));
         let Some(workspace) = supported(workspace)? else { return Ok(None) };
         let algorithm = best.algorithm;
-        tracing::debug!(target: "candle_amp::algorithm", ?pass, ?dtype, ?convolution, ?algorithm, ?math, "cuDNN");
+        tracing::debug!(target: "candle_amp::cudnn", ?pass, ?dtype, ?convolution, ?algorithm, ?math, "cuDNN");
         Ok(Some(Self { descriptors, algorithm, workspace, adds: Cell::new(true) }))
     }
 }
