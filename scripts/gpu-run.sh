@@ -33,7 +33,8 @@ if [[ ! -d $here/bin ]]; then
     unpacked=$(mktemp -d "$here/unpacked.XXXXXX") || exit
     tar -C "$unpacked" -xJf "$here/bin.tar.xz" ||
         "$python" -m tarfile -e "$here/bin.tar.xz" "$unpacked" || exit
-    mv "$unpacked/bin" "$here/bin" && rmdir "$unpacked" || exit
+    for part in cache bin; do [[ ! -d $unpacked/$part ]] || mv "$unpacked/$part" "$here/$part" || exit; done
+    rmdir "$unpacked"
 fi
 
 # One folder a package: nvidia/cublas/lib, nvidia/cu13/lib and so on.

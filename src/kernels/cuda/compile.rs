@@ -253,6 +253,36 @@ mod tests {
         }
     }
 
+    /// `scripts/fill-kernel-cache.py`, by whose cache a machine with a GPU need not compile.
+    #[test]
+    fn the_script_that_fills_a_cache_knows_the_keys() -> Result<()> {
+        static EMBEDDING: Source =
+            Source { name: "embedding", code: include_str!("../embedding/embedding.cu") };
+        static FLASH: Source = Source {
+            name: "flash",
+            code: concat!(
+                include_str!("../attention/scores.cuh"),
+                include_str!("../attention/tiles.cuh"),
+                include_str!("../attention/flash.cu")
+            ),
+        };
+        let package = std::env::var_os("CARGO_MANIFEST_DIR");
+        let package = package.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+        let script = std::path::Path::new(&package).join("scripts/fill-kernel-cache.py");
+        let (major, minor) = job("sm_90").compiler()?;
+        let output = std::process::Command::new("python3")
+            .arg(script)
+            .args(["--keys", "sm_90", &format!("{major}.{minor}")])
+            .output()?;
+        let keys = String::from_utf8_lossy(&output.stdout).into_owned();
+        for (source, unit) in [(&EMBEDDING, "bf16"), (&EMBEDDING, "f32"), (&FLASH, "f16")] {
+            let job = Job::new(source, unit, "sm_90".to_owned());
+            let line = format!("{} {:08x}\n", job.name, crc32fast::hash(job.key()?.as_bytes()));
+            assert!(keys.contains(&line), "{line} is not in {keys}{output:?}");
+        }
+        Ok(())
+    }
+
     #[test]
     fn a_key_has_all_that_machine_code_depends_on() -> Result<()> {
         let key = job("sm_90").key()?;
