@@ -102,6 +102,10 @@ impl Gpu {
 
 #[cfg(test)]
 impl Gpu {
+    pub(crate) fn name(&self) -> Result<String> {
+        match self.0 {}
+    }
+
     pub(crate) fn capture<T>(&self, _: impl FnOnce() -> T) -> Result<T> {
         match self.0 {}
     }

@@ -143,6 +143,11 @@ impl Gpu {
 
 #[cfg(test)]
 impl Gpu {
+    /// What the driver calls it.
+    pub(crate) fn name(&self) -> Result<String> {
+        self.0.cuda_stream().context().name().w()
+    }
+
     /// Records what `f` launches on the stream instead of running it. Any wait is an error then.
     pub(crate) fn capture<T>(&self, f: impl FnOnce() -> T) -> Result<T> {
         use cudarc::driver::sys;

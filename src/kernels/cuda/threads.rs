@@ -99,7 +99,6 @@ mod tests {
         assert!(waits(ordinal) && !waits(ordinal));
     }
 
-    #[cfg(feature = "cuda")]
     mod on_gpus {
         use candle_core::{DType, Device, Result, Tensor};
 

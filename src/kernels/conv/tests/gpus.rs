@@ -208,16 +208,8 @@ fn what_cudnn_does_not_support_is_remembered_and_logged_once() -> Result<()> {
     Ok(())
 }
 
-#[cfg(feature = "cuda")]
 fn is_emulated(device: &Device) -> Result<bool> {
-    use candle_core::cuda_backend::WrapErr;
-    let Device::Cuda(device) = device else { return Ok(false) };
-    Ok(device.cuda_stream().context().name().w()? == "Emulated GPU")
-}
-
-#[cfg(not(feature = "cuda"))]
-fn is_emulated(_: &Device) -> Result<bool> {
-    Ok(false)
+    Ok(Gpu::of(device).map(|gpu| gpu.name()).transpose()?.as_deref() == Some("Emulated GPU"))
 }
 
 /// Whoever chooses cuDNN's algorithms, where they are cuDNN's.
