@@ -25,7 +25,7 @@ struct Handle {
 };
 
 // Success, or by chance one of the codes of what is not supported.
-int refusal() { return refuses() ? DNN_NOT_SUPPORTED + choice(14) : DNN_SUCCESS; }
+int refusal() { return refuses() ? int(DNN_NOT_SUPPORTED) + int(choice(14)) : int(DNN_SUCCESS); }
 
 // A tensor, or a filter.
 struct Tensor {
