@@ -128,7 +128,11 @@ fn run(options: &Options) -> Result<()> {
         }
         for times in measure::group(&products, &device, settings, &mut torch)? {
             let rate = times.spec.amount().map(|(amount, _)| amount / times.ours);
-            println!("product in {}: {:.1} TFLOP/s", times.spec.precision, rate.unwrap_or(f64::NAN));
+            println!(
+                "product in {}: {:.1} TFLOP/s",
+                times.spec.precision,
+                rate.unwrap_or(f64::NAN)
+            );
             card.products.extend(rate.map(|rate| (times.spec.precision, rate)));
         }
     }

@@ -21,20 +21,60 @@ type Group = list::Group<Spec>;
 #[serde(tag = "operator", rename_all = "snake_case")]
 pub(crate) enum Operator {
     /// Images of `size` by `size`, channels last, and a square kernel; padded to keep the size.
-    Conv { batch: usize, channels: usize, outs: usize, size: usize, kernel: usize, stride: usize },
+    Conv {
+        batch: usize,
+        channels: usize,
+        outs: usize,
+        size: usize,
+        kernel: usize,
+        stride: usize,
+    },
     /// Causal, of as many heads of keys as of queries.
-    Attention { batch: usize, heads: usize, length: usize, width: usize },
-    LayerNorm { rows: usize, width: usize },
+    Attention {
+        batch: usize,
+        heads: usize,
+        length: usize,
+        width: usize,
+    },
+    LayerNorm {
+        rows: usize,
+        width: usize,
+    },
     /// In training, channels last, with the ReLU after it.
-    BatchNorm { batch: usize, channels: usize, size: usize },
-    GroupNorm { batch: usize, channels: usize, size: usize, groups: usize },
-    CrossEntropy { rows: usize, classes: usize },
+    BatchNorm {
+        batch: usize,
+        channels: usize,
+        size: usize,
+    },
+    GroupNorm {
+        batch: usize,
+        channels: usize,
+        size: usize,
+        groups: usize,
+    },
+    CrossEntropy {
+        rows: usize,
+        classes: usize,
+    },
     /// The product with the classes' weights, and its cross entropy.
-    Head { rows: usize, width: usize, classes: usize },
+    Head {
+        rows: usize,
+        width: usize,
+        classes: usize,
+    },
     /// With a bias.
-    Linear { rows: usize, ins: usize, outs: usize },
+    Linear {
+        rows: usize,
+        ins: usize,
+        outs: usize,
+    },
     /// `hot`: of one row, by all numbers.
-    Embedding { numbers: usize, rows: usize, width: usize, hot: bool },
+    Embedding {
+        numbers: usize,
+        rows: usize,
+        width: usize,
+        hot: bool,
+    },
 }
 
 /// What of an operator is timed.

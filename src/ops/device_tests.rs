@@ -6,7 +6,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::kernels::cuda::Gpu;
-use crate::kernels::devices::{gpus, in_own_process};
+use crate::kernels::devices::gpus;
+use crate::kernels::own_process::in_own_process;
 use crate::optim::{
     AdamW, AdamWConfig, Lamb, LambConfig, Masters, Schedule, Scheduler, Sgd, SgdConfig,
 };

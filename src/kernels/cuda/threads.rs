@@ -102,8 +102,9 @@ mod tests {
     mod on_gpus {
         use candle_core::{DType, Device, Result, Tensor};
 
-        use crate::kernels::devices::{gpus, in_own_process};
+        use crate::kernels::devices::gpus;
         use crate::kernels::elementwise::add;
+        use crate::kernels::own_process::in_own_process;
 
         /// With streams that are behind, where the GPU is emulated.
         const BEHIND: [(&str, &str); 1] = [("EMULATED_GPU_DELAY", "3")];

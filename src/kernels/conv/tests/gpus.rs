@@ -5,8 +5,9 @@ use std::sync::{Mutex, PoisonError};
 use super::*;
 use crate::kernels::algorithm::fallbacks;
 use crate::kernels::cuda::Gpu;
-use crate::kernels::devices::{gpus, in_own_process};
+use crate::kernels::devices::gpus;
 use crate::kernels::elementwise::testing::{assert_gpus_agree, epsilon, values};
+use crate::kernels::own_process::in_own_process;
 
 /// Held by tests that change how weight gradients are written.
 static WRITTEN: Mutex<()> = Mutex::new(());
