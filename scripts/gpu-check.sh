@@ -3,8 +3,8 @@
 #
 #   scripts/gpu-check.sh build [FOLDER]   into target/gpu-check, unless said otherwise
 #
-# The folder has the tests, the benchmark `gpu` and the cifar10 example, for every set of features, in an
-# archive; what they read; and run.sh, which needs the driver, the CUDA libraries, a Python with PyTorch and
+# The folder has the tests, the benchmark `gpu` and the cifar10 example, for every set of features, and most
+# kernels compiled, in an archive; what they read; and run.sh, which needs the driver, the CUDA libraries, a Python with PyTorch and
 # room for the programs, a quarter of a GB; no Rust toolchain. CUDA_COMPUTE_CAP is what candle's kernels are
 # compiled for, 90 by default.
 set -euo pipefail
@@ -17,13 +17,13 @@ cuda=$CARGO_TARGET_DIR/cuda-13.0
 most=60000000 # bytes of the folder
 
 # Sets of features. GPU_CHECK_FEATURES=cudnn, say, leaves the others out.
-read -ra variants <<<"${GPU_CHECK_FEATURES:-cuda cudnn}"
+read -ra variants <<<"${GPU_CHECK_FEATURES:-cudnn cuda}"
 
 install_nvcc() {
     python3 -m venv "$cuda/venv"
     "$cuda/venv/bin/pip" install --quiet nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 \
-        nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85
-    touch "$cuda/installed"
+        nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85 nvidia-cuda-nvrtc==13.0.88
+    touch "$cuda/installed-with-nvrtc"
 }
 
 # The source folder of cudarc, as locked.
@@ -48,7 +48,7 @@ for message in map(json.loads, sys.stdin):
         while read -r name path; do strip -o "$into/$name" "$path"; done
 }
 
-[[ -e $cuda/installed ]] || install_nvcc
+[[ -e $cuda/installed-with-nvrtc ]] || install_nvcc
 scripts/cuda-stubs.py "$(cudarc)" "$cuda/stubs"
 CUDA_HOME=$(echo "$cuda"/venv/lib/python3*/site-packages/nvidia/cu13)
 export CUDA_HOME REAL_NVCC=$CUDA_HOME/bin/nvcc NVCC=$PWD/scripts/nvcc-stand-in
@@ -59,7 +59,8 @@ export LIBRARY_PATH=$cuda/stubs${LIBRARY_PATH:+:$LIBRARY_PATH}
 # CARGO_MANIFEST_DIR, tells them where that is.
 rm -rf "$folder"
 mkdir -p "$folder"
-cp --parents README.md CHANGELOG.md docs/*.md tests/golden/*.safetensors benches/common/*.py benches/gpu/*.py "$folder"
+cp -r --parents README.md CHANGELOG.md Cargo.toml Cargo.lock docs src examples/quickstart.rs tests/golden/*.safetensors \
+    tests/fuzz/corpus benches/common/*.py benches/gpu/*.py scripts/*-kernel*.py "$folder"
 cp scripts/gpu-run.sh "$folder/run.sh"
 cp scripts/cifar10-table.py "$folder"
 for features in "${variants[@]}"; do
@@ -69,10 +70,13 @@ for features in "${variants[@]}"; do
     executables "$bin" build --release --features "$features" --manifest-path benches/Cargo.toml --bin gpu
 done
 
+# NVRTC of the version that is there, as the key of a compiled kernel says it.
+"$cuda/venv/bin/python" scripts/fill-kernel-cache.py "$folder/cache" --arch "sm_$CUDA_COMPUTE_CAP"
+
 echo "libraries that the programs ask for:"
 readelf -d "$folder"/bin/*/* | sed -n 's/.*(NEEDED).*\[\(.*\)\]/  \1/p' | sort -u
 # Of a program of 30 MB, 4 are left: most of it is PTX, and tests that resemble one another.
-XZ_OPT=-T0 tar -C "$folder" --remove-files -cJf "$folder/bin.tar.xz" bin
+XZ_OPT=-T0 tar -C "$folder" --remove-files -cJf "$folder/bin.tar.xz" bin cache
 bytes=$(du -sb "$folder" | cut -f1)
 echo "$folder: $((bytes / 1000000)) MB"
 ((bytes <= most)) || { echo "more than $((most / 1000000)) MB" >&2 && exit 1; }

@@ -1,33 +1,40 @@
 #!/usr/bin/env bash
-# Checks the crate on a machine with a GPU: run.sh [OUT] [STEP...]
+# Checks the crate on a machine with a GPU, in three calls that each end within ten minutes:
+#
+#   run.sh tests [OUT]     the tests; those that failed, each by itself; compute-sanitizer
+#   run.sh gpt2 [OUT]      the benchmark: GPT-2, operators, passes over all parameters
+#   run.sh resnets [OUT]   the benchmark: ResNets; the cifar10 example in F32, F16 and BF16
 #
 # Lies in the folder that scripts/gpu-check.sh has built, with all that it needs but a CUDA 13 driver and
 # CUDA's libraries. Those come from LD_LIBRARY_PATH, or from the Python packages that PyTorch's wheels
 # bring. PYTHON, python3 by default, is the one whose PyTorch is measured beside the crate.
 #
-# Steps are lib, it, bench and cifar10, for each set of features; all of them, unless some are named.
-# FEATURES=cudnn, say, leaves the other sets out.
-# BENCH_OPTIONS goes to the benchmark; CIFAR10 is a folder of that data set, without which the example
-# only shows that it runs. No step takes more than SECONDS_A_STEP (600). Output goes to OUT (./out) too,
-# a file a step. All steps run, whatever became of those before; the exit status says whether one failed.
+# OUT (./out) gets two files, CALL.tar.gz with all output and CALL.txt, the summary that also ends this
+# output. Both are written anew after each step, so that a call that is cut short leaves what it has.
+# A call takes at most SECONDS_A_CALL (560), whatever its steps do: what there is no time for is listed. All steps
+# run, whatever became of those before; the exit status says whether one failed.
+#
+# FEATURES ("cudnn cuda") are the variants, the first the most thorough. BENCH_OPTIONS goes to the benchmark; CIFAR10 is
+# a folder of that data set, without which the example draws its images. Compiled kernels are kept in CANDLE_AMP_CACHE,
+# beside this script unless said otherwise. CANDLE_AMP_LINEINFO=1 has compute-sanitizer name lines.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-out=${1:-out}
-shift || true
-steps=("$@")
-((${#steps[@]})) || steps=(lib it bench cifar10)
+call=${1:-}
+[[ $call =~ ^(tests|gpt2|resnets)$ && $# -le 2 ]] || { sed -n '2,/^[^#]/s/^# \?//p' "$0" >&2 && exit 2; }
+mkdir -p "${2:-out}" || exit
+out=$(cd "${2:-out}" && pwd)
 python=${PYTHON:-python3}
-seconds=${SECONDS_A_STEP:-600}
-mkdir -p "$out" || exit
-out=$(cd "$out" && pwd)
+in_all=${SECONDS_A_CALL:-560}
+logs=$(mktemp -d) || exit
+trap 'rm -rf "$logs"' EXIT
 
 if [[ ! -d $here/bin ]]; then
     # Moved into place, so that what is there is whole. Python unpacks where tar has no xz.
     unpacked=$(mktemp -d "$here/unpacked.XXXXXX") || exit
-    trap 'rm -rf "$unpacked"' EXIT
     tar -C "$unpacked" -xJf "$here/bin.tar.xz" ||
         "$python" -m tarfile -e "$here/bin.tar.xz" "$unpacked" || exit
-    mv "$unpacked/bin" "$here/bin" || exit
+    for part in cache bin; do [[ ! -d $unpacked/$part ]] || mv "$unpacked/$part" "$here/$part" || exit; done
+    rmdir "$unpacked"
 fi
 
 # One folder a package: nvidia/cublas/lib, nvidia/cu13/lib and so on.
@@ -38,16 +45,34 @@ roots = spec.submodule_search_locations if spec else []
 print(":".join(sorted(lib for root in roots for lib in glob.glob(f"{root}/*/lib"))))')
 export LD_LIBRARY_PATH=$packages${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export RUST_BACKTRACE=1 REQUIRE_CUDA=1
+export CANDLE_AMP_CACHE=${CANDLE_AMP_CACHE-$here/cache}
 
-failed=() table=""
+bad=0 table=""
 
+# What there is so far, to OUT.
+save() {
+    { printf '%8s  %6s  %s\n' seconds status step; printf '%s' "$table"; } >"$logs/summary.txt"
+    cp "$logs/summary.txt" "$out/$call.txt"
+    tar -C "$logs" -czf "$out/$call.new" . && mv "$out/$call.new" "$out/$call.tar.gz"
+}
+
+note() { # seconds, status, name
+    table+=$(printf '%8s  %6s  %s' "$@")$'\n'
+    save
+}
+
+# Runs a command for so many seconds, or as many as are left; output goes to the name's log.
 step() { # name, seconds at most, command...
-    local name=$1 most=$2 start=$SECONDS status=0
+    local name=$1 most=$2 start=$SECONDS left=$((in_all - SECONDS)) status=0
     shift 2
+    ((left >= most)) || most=$left
+    ((most >= 5)) || { note - - "$name: no time left" && return 1; }
     printf '\n=== %s\n' "$name"
-    timeout --kill-after=10 "$most" "$@" 2>&1 | tee "$out/$name.log" || status=$?
-    ((status == 0)) || failed+=("$name")
-    table+=$(printf '%8d  %6d  %s' $((SECONDS - start)) "$status" "$name")$'\n'
+    timeout --kill-after=5 "$most" "$@" >"$logs/$name.log" 2>&1 || status=$?
+    tail -n "${LINES_SHOWN:-40}" "$logs/$name.log"
+    ((status == 0)) || bad=1
+    note $((SECONDS - start)) "$status" "$name"
+    return "$status"
 }
 
 machine() {
@@ -62,31 +87,74 @@ machine() {
     nproc
 }
 
+# An illegal access spoils the device for every later test of its process. So each test that failed, or that a process
+# which died never came to, runs once more by itself.
+one_by_one() { # name of the step that failed, program, options...
+    local name=$1 program=$2 log=$logs/$1.log test again=() ok=0
+    shift 2
+    mapfile -t again < <(comm -23 <(timeout 10 "$program" --list "$@" 2>/dev/null | sed -n 's/: test$//p' | sort) \
+        <(sed -n 's/^test \(.*\) \.\.\. \(ok\|ignored.*\)$/\1/p' "$log" | sort))
+    for test in "${again[@]}"; do
+        LINES_SHOWN=15 step "$name-alone-${test//:/_}" 60 "$program" --exact "$test" --nocapture && ok=$((ok + 1))
+        ((in_all - SECONDS > 5)) || break
+    done
+    note - - "$name: of ${#again[@]} tests that did not pass, $ok pass alone"
+}
+
+tests() { # variant's folder
+    local features=${1##*/} name options
+    for name in lib it; do
+        # Rules for the repository, which is not here.
+        options=() && [[ $name == it ]] && options=(--skip tidy::)
+        step "$name-$features" 240 "$1/$name" "${options[@]}" ||
+            one_by_one "$name-$features" "$1/$name" "${options[@]}"
+    done
+}
+
+sanitize() { # variant's folder
+    local tool filter
+    command -v compute-sanitizer >/dev/null || { note - - "compute-sanitizer is not installed" && return; }
+    for tool in memcheck synccheck racecheck; do
+        for filter in kernels::attention kernels::multi_tensor kernels::batch_norm kernels::conv::tests::gpus; do
+            step "$tool-${filter//:/_}" 120 compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
+                "$1/lib" "$filter"
+        done
+    done
+}
+
+benchmark() { # parts
+    # shellcheck disable=SC2086 # options, as one types them
+    LINES_SHOWN=300 step "bench-$1" "$in_all" env "CARGO_MANIFEST_DIR=$here/benches" "$best/gpu" --python "$python" \
+        --part "$1" --json "$logs/bench-$1.json" ${BENCH_OPTIONS:-}
+}
+
+cifar10() {
+    local data=()
+    [[ -z ${CIFAR10:-} ]] || data=(--data "$CIFAR10")
+    step cifar10 300 "$python" "$here/cifar10-table.py" --program "$best/cifar10" --seeds 1 --gpu \
+        --json "$logs/cifar10.json" "${data[@]}"
+}
+
 export here python
 export -f machine
-step machine 60 bash -c machine
+read -ra variants <<<"${FEATURES:-cudnn cuda}"
+best=$here/bin/${variants[0]}
 # What programs read lies where it does in the repository; CARGO_MANIFEST_DIR says where that is.
-for variant in "$here"/bin/${FEATURES:-*}; do
-    features=${variant##*/}
-    for name in "${steps[@]}"; do
-        case $name in
-            # Rules for the repository, which is not here.
-            it) run=(env "CARGO_MANIFEST_DIR=$here" "$variant/it" --skip tidy::) ;;
-            lib) run=(env "CARGO_MANIFEST_DIR=$here" "$variant/lib") ;;
-            bench)
-                run=(env "CARGO_MANIFEST_DIR=$here/benches" "$variant/gpu" --python "$python"
-                    --json "$out/bench-$features.json")
-                # shellcheck disable=SC2206 # options, as one types them
-                run+=(${BENCH_OPTIONS:-}) ;;
-            cifar10)
-                run=("$python" "$here/cifar10-table.py" --program "$variant/cifar10"
-                    --json "$out/cifar10-$features.json" --gpu)
-                if [[ -n ${CIFAR10:-} ]]; then run+=(--data "$CIFAR10"); else run+=(--smoke); fi ;;
-            *) echo "no step $name" >&2 && exit 2 ;;
-        esac
-        step "$name-$features" "$seconds" "${run[@]}"
-    done
-done
+export CARGO_MANIFEST_DIR=$here
+step machine 60 bash -c machine
+case $call in
+    tests)
+        tests "$best"
+        sanitize "$best"
+        for variant in "${variants[@]:1}"; do tests "$here/bin/$variant"; done ;;
+    gpt2)
+        benchmark gpt2
+        benchmark operators
+        benchmark passes ;;
+    resnets)
+        cifar10
+        benchmark resnets ;;
+esac
 
-printf '\n%8s  %6s  step\n%s' seconds status "$table" | tee "$out/summary.log"
-((${#failed[@]} == 0)) || { echo "failed: ${failed[*]}" | tee -a "$out/summary.log"; exit 1; }
+printf '\n' && cat "$out/$call.txt"
+exit "$bad"

@@ -97,7 +97,7 @@ impl Line {
     }
 }
 
-/// Prints lines as they come, and keeps them for a file.
+/// Prints lines as they come, and writes them to a file with each, so that a run that is cut short leaves what it has.
 #[derive(Debug)]
 pub struct Table {
     file: Option<PathBuf>,
@@ -105,7 +105,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table that [`finish`](Self::finish) also writes to `file`.
+    /// A table whose lines are also written to `file`, as JSON.
     ///
     /// # Errors
     ///
@@ -118,7 +118,11 @@ impl Table {
     }
 
     /// Prints a line, after the head if it is the first.
-    pub fn print(&mut self, line: Line) {
+    ///
+    /// # Errors
+    ///
+    /// Where the file cannot be written.
+    pub fn print(&mut self, line: Line) -> Result<()> {
         if self.lines.is_empty() {
             println!(
                 "{:<38} {:>11} {:>11} {:>6} {:>6}",
@@ -145,23 +149,17 @@ impl Table {
         );
         println!("{}", text.trim_end());
         self.lines.push(line);
+        let Some(path) = &self.file else { return Ok(()) };
+        let json = serde_json::to_string_pretty(&self.lines)?;
+        fs::write(path, json).with_context(|| format!("writing {}", path.display()))
     }
 
-    /// Says how many targets were met, and writes the file.
-    ///
-    /// # Errors
-    ///
-    /// Where it cannot be written.
-    pub fn finish(self) -> Result<()> {
+    /// Says how many targets were met.
+    pub fn finish(self) {
         let judged: Vec<bool> = self.lines.iter().filter_map(|line| line.ok).collect();
         let good = judged.iter().filter(|ok| **ok).count();
         if !judged.is_empty() {
             println!("\n{good} of {} targets met", judged.len());
         }
-        if let Some(path) = &self.file {
-            let json = serde_json::to_string_pretty(&self.lines)?;
-            fs::write(path, json).with_context(|| format!("writing {}", path.display()))?;
-        }
-        Ok(())
     }
 }

@@ -4,6 +4,9 @@ use candle_amp_benches::list;
 use candle_amp_benches::networks::{GptSize, ResNetSize};
 use candle_amp_benches::precision::Precision;
 
+use clap::ValueEnum;
+
+use crate::operators;
 use crate::parameters::Parameters;
 use crate::passes::Storage;
 use crate::workload::{Spec, Work};
@@ -23,8 +26,47 @@ pub(crate) fn copy() -> Group {
     group
 }
 
-/// All other rows, where copies read and write `copied` GB/s.
-pub(crate) fn groups(copied: f64) -> Vec<Group> {
+/// What a run may be limited to.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(crate) enum Part {
+    /// Passes over all parameters.
+    Passes,
+    /// Operators, forward and backward.
+    Operators,
+    /// Training steps of GPT-2.
+    Gpt2,
+    /// Training steps of residual networks.
+    Resnets,
+}
+
+/// What the card gets through in a second, as it was measured.
+#[derive(Debug)]
+pub(crate) struct Card {
+    /// GB/s that a copy reads and writes.
+    pub(crate) copied: f64,
+    /// TFLOP/s of a large product.
+    pub(crate) products: Vec<(Precision, f64)>,
+}
+
+impl Card {
+    fn rate(&self, unit: &str, precision: Precision) -> f64 {
+        let product = self.products.iter().find(|(of, _)| *of == precision);
+        if unit == "GB/s" { self.copied } else { product.map_or(f64::NAN, |(_, rate)| *rate) }
+    }
+}
+
+/// The rows of these parts.
+pub(crate) fn groups(parts: &[Part], card: &Card) -> Vec<Group> {
+    let rows = |part: &Part| match part {
+        Part::Passes => passes(card.copied),
+        Part::Operators => operators::groups(|unit, precision| card.rate(unit, precision)),
+        Part::Gpt2 => gpt2(),
+        Part::Resnets => resnets(),
+    };
+    parts.iter().flat_map(rows).collect()
+}
+
+fn passes(copied: f64) -> Vec<Group> {
     let mut groups = Vec::new();
     for (name, parameters) in [("resnet50", Parameters::Resnet50), ("gpt2", Parameters::Gpt2)] {
         let mut add = |what: &str, work: Work| groups.push(pass(what, name, work, copied));
@@ -52,7 +94,11 @@ pub(crate) fn groups(copied: f64) -> Vec<Group> {
             groups.push(pass(what, name, Work::Adamw { parameters, storage }, copied));
         }
     }
-    groups.extend(gpt2());
+    groups
+}
+
+fn resnets() -> Vec<Group> {
+    let mut groups = Vec::new();
     for (name, size) in [("resnet18", ResNetSize::RESNET18), ("resnet50", ResNetSize::RESNET50)] {
         for channels_last in [false, true] {
             groups.extend([128, 512].map(|batch| resnet(name, size, batch, channels_last)));

@@ -8,6 +8,7 @@
 
 mod device;
 mod list;
+mod operators;
 mod parameters;
 mod passes;
 mod steps;
@@ -22,8 +23,9 @@ use candle_amp_benches::measure::{self, Settings, Workload};
 use candle_amp_benches::table::{Line, Table, Unit};
 use candle_amp_benches::torch::{self, Request, Torch};
 use candle_core::Device;
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 
+use list::{Card, Part};
 use workload::Spec;
 
 /// Measures candle-amp on a GPU.
@@ -35,6 +37,9 @@ struct Options {
     /// Only rows whose name has this in it
     #[arg(long, value_name = "SUBSTRING", default_value = "")]
     filter: String,
+    /// Only these parts, with commas between them
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
+    part: Vec<Part>,
     /// How often the two sides take turns
     #[arg(long, default_value_t = 3)]
     rounds: usize,
@@ -111,10 +116,27 @@ fn run(options: &Options) -> Result<()> {
     let times = measure::group(&copy, &device, settings, &mut torch)?;
     let copied = times.first().and_then(|times| Some(times.spec.amount()?.0 / times.ours));
     for row in copy.rows.iter().filter(|row| row.name.contains(&options.filter)) {
-        Line::of(row, &times, &[])?.into_iter().for_each(|line| table.print(line));
+        Line::of(row, &times, &[])?.into_iter().try_for_each(|line| table.print(line))?;
     }
     let mut failed = 0;
-    for mut group in list::groups(copied.unwrap_or(f64::NAN)) {
+    let parts = if options.part.is_empty() { Part::value_variants() } else { &options.part };
+    let mut card = Card { copied: copied.unwrap_or(f64::NAN), products: Vec::new() };
+    if parts.contains(&Part::Operators) {
+        let mut products = operators::products();
+        if options.smoke {
+            products.shrink();
+        }
+        for times in measure::group(&products, &device, settings, &mut torch)? {
+            let rate = times.spec.amount().map(|(amount, _)| amount / times.ours);
+            println!(
+                "product in {}: {:.1} TFLOP/s",
+                times.spec.precision,
+                rate.unwrap_or(f64::NAN)
+            );
+            card.products.extend(rate.map(|rate| (times.spec.precision, rate)));
+        }
+    }
+    for mut group in list::groups(parts, &card) {
         group.retain(&options.filter);
         if options.smoke {
             group.shrink();
@@ -127,7 +149,10 @@ fn run(options: &Options) -> Result<()> {
             failed += 1;
         }
     }
-    table.finish()?;
+    table.finish();
+    for fallback in candle_amp::backend::fallbacks() {
+        println!("fell back: {fallback}");
+    }
     ensure!(failed == 0, "{failed} groups of rows could not be measured");
     Ok(())
 }
@@ -142,11 +167,11 @@ fn measured(
 ) -> Result<()> {
     let times = measure::group(group, device, settings, torch)?;
     for row in &group.rows {
-        Line::of(row, &times, &[])?.into_iter().for_each(|line| table.print(line));
+        Line::of(row, &times, &[])?.into_iter().try_for_each(|line| table.print(line))?;
     }
     for row in group.rows.iter().filter(|row| matches!(row.peer, Peer::Torch)) {
         for line in details(&row.name, &row.ours, device, torch)? {
-            table.print(line);
+            table.print(line)?;
         }
     }
     Ok(())

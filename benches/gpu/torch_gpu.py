@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from networks import SGD, Gpt, ResNet
+from operators import operator_step
 from peer import serve
 
 # The CPU is for trying this file out.
@@ -154,6 +155,11 @@ def training(work, model, loss_of, optimizer, max_norm=None):
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
+    return runs(work, step)
+
+
+def runs(work, step):
+    """Runs of as many steps as RUN has, from the second on."""
     count = 1
 
     def run():
@@ -188,8 +194,14 @@ def resnet(work, layout):
     return training(work, model, loss_of, torch.optim.SGD(model.parameters(), **SGD))
 
 
+def operator(work, _):
+    step = operator_step(work["operator"], work["pass"], DTYPES[work["precision"]], DEVICE)
+    return runs(work, step)
+
+
 WORK = {
     "copy": copy,
+    "operator": operator,
     "unscale": unscale,
     "clip": clip,
     "update": scaled_update,

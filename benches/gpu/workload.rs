@@ -7,6 +7,7 @@ use candle_amp_benches::precision::Precision;
 use candle_core::Device;
 use serde::Serialize;
 
+use crate::operators::{Operator, Pass};
 use crate::parameters::Parameters;
 use crate::passes::Storage;
 use crate::steps::TrainingStep;
@@ -42,6 +43,8 @@ pub(crate) enum Work {
     RefreshWeights { parameters: Parameters },
     /// The same of `MasterVars`.
     RefreshVars { parameters: Parameters },
+    /// An operator by itself.
+    Operator { operator: Operator, pass: Pass },
     /// A training step of GPT-2.
     Gpt { size: GptSize, batch: usize },
     /// A training step of a residual network on images of 32x32.
@@ -76,7 +79,10 @@ impl Work {
             Self::RefreshWeights { parameters } | Self::RefreshVars { parameters } => {
                 of(parameters, 4 + 2)
             }
-            Self::Gpt { .. } | Self::Resnet { .. } | Self::CandleResnet { .. } => None,
+            Self::Operator { .. }
+            | Self::Gpt { .. }
+            | Self::Resnet { .. }
+            | Self::CandleResnet { .. } => None,
         }
     }
 }
@@ -106,6 +112,7 @@ impl Workload for Spec {
             return Ok(steps::timed(step, device));
         }
         match self.work {
+            Work::Operator { operator, pass } => operator.runner(pass, self.precision, device),
             Work::Copy { bytes } => device::copy(bytes, device),
             Work::Unscale { parameters } => passes::unscale(parameters, device),
             Work::Clip { parameters } => passes::clip(parameters, device),
@@ -127,6 +134,7 @@ impl Workload for Spec {
             Work::Resnet { batch, .. } | Work::CandleResnet { batch, .. } => {
                 Some((batch as f64, "images/s"))
             }
+            Work::Operator { operator, pass } => operator.amount(pass, self.precision),
             pass => pass.bytes().map(|bytes| (bytes as f64 / 1e9, "GB/s")),
         }
     }
@@ -137,6 +145,7 @@ impl Workload for Spec {
 
     fn shrink(&mut self) {
         match &mut self.work {
+            Work::Operator { operator, .. } => operator.shrink(),
             Work::Copy { bytes } => *bytes = 1 << 16,
             Work::Unscale { parameters }
             | Work::Clip { parameters }

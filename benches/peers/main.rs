@@ -149,7 +149,7 @@ fn run(options: &Options) -> Result<ExitCode> {
     if options.memory || options.smoke && cfg!(target_os = "linux") {
         memory::compare(options, &mut table)?;
     }
-    table.finish()?;
+    table.finish();
     Ok(ExitCode::SUCCESS)
 }
 
@@ -182,7 +182,7 @@ fn compare(options: &Options, table: &mut Table) -> Result<()> {
         let times = candle_amp::backend::on_workers(measure)?;
         for row in &group.rows {
             for line in Line::of(row, &times, &["", ", its default allocator"])? {
-                table.print(line);
+                table.print(line)?;
             }
         }
     }

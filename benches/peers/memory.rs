@@ -42,7 +42,7 @@ pub(crate) fn compare(options: &Options, table: &mut Table) -> Result<()> {
                 peer = Some((layout.to_string(), bytes));
             }
         }
-        table.print(Line::new(name, Unit::Bytes, ours, peer, None));
+        table.print(Line::new(name, Unit::Bytes, ours, peer, None))?;
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 mod memory;
 mod threads;
 
+pub use crate::kernels::algorithm::{Fallback, fallbacks};
 pub use crate::kernels::cudnn::{
     cudnn_benchmark, cudnn_f32_weight_gradients, set_cudnn_benchmark,
     set_cudnn_f32_weight_gradients,

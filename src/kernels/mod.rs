@@ -35,6 +35,8 @@ pub(crate) mod interpolate;
 pub(crate) mod layer_norm;
 pub(crate) mod loss;
 pub(crate) mod multi_tensor;
+#[cfg(test)]
+pub(crate) mod own_process;
 pub(crate) mod pool;
 pub(crate) mod reduce;
 pub(crate) mod rnn;

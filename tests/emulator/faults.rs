@@ -2,40 +2,22 @@
 //!
 //! A fault makes the device useless to the whole process: each has one of its own.
 
-use std::env;
-use std::process::Command;
-
 use anyhow::Result;
 
-use crate::gpu::{assert_error, compile, cudarc, grid, run, stream};
+use crate::gpu::{CHILD, assert_error, child, compile, cudarc, grid, run, stream};
 use cudarc::driver::sys::CUmemPool_attribute::{
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH,
 };
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
 
-/// The variable by which a test's own process knows that it is it.
-const CHILD: &str = "EMULATED_GPU_TEST";
-
 /// Runs a test in a process of its own, and returns what that prints: nothing in that process.
 fn in_process(test: &str, seed: u32) -> Option<String> {
-    child(test, &[("EMULATED_GPU_SEED", &seed.to_string())])
+    in_child(test, &[("EMULATED_GPU_SEED", &seed.to_string())])
 }
 
-fn child(test: &str, variables: &[(&str, &str)]) -> Option<String> {
-    if env::var_os(CHILD).is_some() {
-        return None;
-    }
-    let output = Command::new(env::current_exe().expect("a test is a program"))
-        .args(["--exact", "--nocapture", &format!("faults::{test}")])
-        .env(CHILD, test)
-        .env("EMULATED_GPU_TIMEOUT", "1")
-        .envs(variables.iter().copied())
-        .output()
-        .expect("it runs a second time");
-    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}");
-    Some(text.into_owned())
+fn in_child(test: &str, variables: &[(&str, &str)]) -> Option<String> {
+    child(&format!("faults::{test}"), variables)
 }
 
 /// Runs a kernel with `length` numbers, which shall fail with `error` and say `message`.
@@ -64,7 +46,7 @@ fn fails(
 fn an_idle_device_computes_nothing_and_counts_its_calls() -> Result<()> {
     let test = "an_idle_device_computes_nothing_and_counts_its_calls";
     let variables = [("EMULATED_GPU_IDLE", "1"), ("EMULATED_GPU_COUNT", "1")];
-    if let Some(text) = child(test, &variables) {
+    if let Some(text) = in_child(test, &variables) {
         for (count, call) in [(3, "k"), (3, "cuLaunchKernel"), (2, "cuMemAllocAsync")] {
             let line = format!("emulated GPU: {count:9} {call}\n");
             assert!(text.contains(&line), "{line} is not in {text}");
@@ -175,6 +157,27 @@ fn a_barrier_that_some_never_reach() -> Result<()> {
     fails("a_barrier_that_some_never_reach", source, grid(1, 32), 1, error, message)
 }
 
+/// A kernel without launch bounds may take all 255 registers, of which there are 65536 for a block.
+#[test]
+fn more_threads_than_a_kernel_without_launch_bounds_has_registers_for() -> Result<()> {
+    if in_process("more_threads_than_a_kernel_without_launch_bounds_has_registers_for", 0).is_some()
+    {
+        return Ok(());
+    }
+    let stream = stream()?;
+    let kernel = |bounds: &str| {
+        let head = format!("extern \"C\" __global__ void {bounds}");
+        compile(&stream, &format!("{head} k(float *data, int length) {{ data[threadIdx.x] = 1; }}"))
+    };
+    let mut data = stream.alloc_zeros::<f32>(512)?;
+    run(&stream, &kernel("")?, grid(1, 256), &mut data)?;
+    let error = CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+    assert_error(run(&stream, &kernel("")?, grid(1, 257), &mut data), error);
+    run(&stream, &kernel("__launch_bounds__(512)")?, grid(1, 512), &mut data)?;
+    assert_eq!(stream.clone_dtoh(&data)?, [1.0; 512]);
+    Ok(())
+}
+
 #[test]
 fn an_assertion() -> Result<()> {
     let source = r#"extern "C" __global__ void k(float *data, int length) {
@@ -242,7 +245,7 @@ fn a_barrier_is_missing() -> Result<()> {
         tile[threadIdx.x] = threadIdx.x;
         data[threadIdx.x] = tile[threadIdx.x / 2];
     }"#;
-    if env::var_os(CHILD).is_none() {
+    if std::env::var_os(CHILD).is_none() {
         let ran = |seed| in_process("a_barrier_is_missing", seed).expect("this is the parent");
         assert!(ran(0).contains("all is well"), "in ascending order, nobody notices");
         assert!((1..4).any(|seed| ran(seed).contains("a number is missing")));
@@ -260,8 +263,8 @@ fn a_barrier_is_missing() -> Result<()> {
 /// Runs a kernel with 64 numbers and 64 of them in shared memory where races are looked for; what is
 /// said of it.
 fn race(test: &str, body: &str, blocks: u32) -> Result<Option<String>> {
-    if env::var_os(CHILD).is_none() {
-        return Ok(child(test, &[("EMULATED_GPU_RACES", "1")]));
+    if std::env::var_os(CHILD).is_none() {
+        return Ok(in_child(test, &[("EMULATED_GPU_RACES", "1")]));
     }
     let source = format!(
         r#"extern "C" __global__ void k(float *data, int length) {{

@@ -1,5 +1,7 @@
 //! What the tests share: a stream, and kernels for it.
 
+use std::env;
+use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
@@ -44,4 +46,25 @@ pub(crate) fn run(
 #[track_caller]
 pub(crate) fn assert_error<T>(result: Result<T, DriverError>, error: sys::CUresult) {
     assert_eq!(result.err().map(|error| error.0), Some(error));
+}
+
+/// The variable by which a test's own process knows that it is it.
+pub(crate) const CHILD: &str = "EMULATED_GPU_TEST";
+
+/// Runs the test `test`, by its whole path, in a process of its own with these variables, and returns what that prints:
+/// nothing in that process.
+pub(crate) fn child(test: &str, variables: &[(&str, &str)]) -> Option<String> {
+    if env::var_os(CHILD).is_some() {
+        return None;
+    }
+    let output = Command::new(env::current_exe().expect("a test is a program"))
+        .args(["--exact", "--nocapture", test])
+        .env(CHILD, test)
+        .env("EMULATED_GPU_TIMEOUT", "1")
+        .envs(variables.iter().copied())
+        .output()
+        .expect("it runs a second time");
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    Some(text.into_owned())
 }

@@ -88,10 +88,13 @@ fn a_copy_to_shared_memory_is_garbage_until_it_is_waited_for() -> Result<()> {
     let source = r#"extern "C" __global__ void k(float *data, int length) {
         __shared__ __align__(16) float fours[128], ones[32];
         int i = threadIdx.x;
-        emulated_copy_async(&fours[4 * i], data + 4 * i, 16, i != 5);
-        emulated_copy_async(&ones[i], data + i, 4, i != 6);
+        unsigned to = __cvta_generic_to_shared(&fours[4 * i]), one = __cvta_generic_to_shared(&ones[i]);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                     : : "r"(to), "l"(data + 4 * i), "r"(i != 5 ? 16u : 0u) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+                     : : "r"(one), "l"(data + i), "r"(i != 6 ? 4u : 0u) : "memory");
         float before = fours[4 * i + 1], one_before = ones[i];
-        emulated_copies_arrived();
+        asm volatile("cp.async.wait_all;" : : : "memory");
         __syncthreads();
         data[i] = before == before || one_before == one_before;
         data[32 + i] = fours[4 * (31 - i) + 3];
@@ -110,6 +113,73 @@ fn a_copy_to_shared_memory_is_garbage_until_it_is_waited_for() -> Result<()> {
         assert_eq!([data[32 + i], data[64 + i]], [four, one], "{i}");
     }
     Ok(())
+}
+
+/// PTX's own picture of m16n8k16: which row and column of which matrix each half of each register is.
+#[test]
+fn matrices_are_multiplied_from_registers_as_ptx_lays_them_out() -> Result<()> {
+    let stream = stream()?;
+    let source = r#"
+    __device__ unsigned pair(float low, float high) {
+        unsigned both;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+        return both;
+    }
+    extern "C" __global__ void k(float *data, int length) {
+        int lane = threadIdx.x, group = lane >> 2, in_group = lane % 4;
+        const float *a = data, *b = data + 256; // (16, 16) and (16, 8), row by row
+        float *c = data + 384;                  // (16, 8)
+        unsigned left[4], right[2];
+        for (int i = 0; i < 4; i++) {
+            int row = i % 2 == 0 ? group : group + 8, column = in_group * 2 + (i < 2 ? 0 : 8);
+            left[i] = pair(a[row * 16 + column], a[row * 16 + column + 1]);
+        }
+        for (int i = 0; i < 2; i++) {
+            int row = in_group * 2 + i * 8;
+            right[i] = pair(b[row * 8 + group], b[(row + 1) * 8 + group]);
+        }
+        float d[4], *at[4];
+        for (int i = 0; i < 4; i++) {
+            at[i] = c + (i < 2 ? group : group + 8) * 8 + in_group * 2 + (i & 1);
+            d[i] = *at[i];
+        }
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                     "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
+        for (int i = 0; i < 4; i++) *at[i] = d[i];
+    }"#;
+    let kernel = compile(&stream, source)?;
+    let values: Vec<f32> = (0..512).map(|i| ((i * 37 + i / 7) % 23) as f32 - 11.0).collect();
+    let mut data = stream.clone_htod(&values)?;
+    run(&stream, &kernel, grid(1, 32), &mut data)?;
+    let (a, b, c) = (&values[..256], &values[256..384], &values[384..]);
+    let expected = (0..128).map(|i| {
+        let (row, column) = (i / 8, i % 8);
+        c[i] + (0..16).map(|k| a[row * 16 + k] * b[k * 8 + column]).sum::<f32>()
+    });
+    assert_eq!(stream.clone_dtoh(&data)?[384..], expected.collect::<Vec<_>>());
+    Ok(())
+}
+
+#[test]
+fn ptx_that_is_not_emulated_or_has_other_operands_does_not_compile() {
+    let compiles = |asm: &str| {
+        let source = format!(
+            "extern \"C\" __global__ void k(float *x, unsigned short *y) {{ asm({asm}); }}"
+        );
+        compile_ptx(source).is_ok()
+    };
+    assert!(compiles(r#""cvt.rn.f16.f32 %0, %1;" : "=h"(*y) : "f"(*x)"#));
+    for wrong in [
+        r#""cvt.rz.f16.f32 %0, %1;" : "=h"(*y) : "f"(*x)"#,
+        r#""cvt.rn.f16.f32 %0;" : "=h"(*y) : "f"(*x)"#,
+        r#""cvt.rn.f16.f32 {%0}, %1;" : "=h"(*y) : "f"(*x)"#,
+        r#""cvt.rn.f16.f32 %0, %1;" : "=r"(*y) : "f"(*x)"#,
+        r#""cvt.rn.f16.f32 %0, %1;" : "=h"(*y) : "f"(*y)"#,
+    ] {
+        assert!(!compiles(wrong), "{wrong}");
+    }
 }
 
 #[test]

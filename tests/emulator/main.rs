@@ -7,3 +7,4 @@ mod faults;
 mod gpu;
 mod graphs;
 mod kernels;
+mod streams;

@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
 
 use candle_amp::Op;
 
 use crate::cases;
+use crate::util::package;
 
 const HEAD: &str = "\
 # Operators
@@ -52,7 +52,7 @@ fn table() -> String {
 
 #[test]
 fn operator_table() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operators.md");
+    let path = package().join("docs/operators.md");
     let table = table();
     if std::env::var_os("UPDATE_DOCS").is_some() {
         fs::write(&path, &table).expect("docs/operators.md can be written");

@@ -1,10 +1,11 @@
 //! What the README shows is what runs.
 
 use std::fs;
-use std::path::Path;
+
+use crate::util::package;
 
 fn read(path: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    let path = package().join(path);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 

@@ -9,6 +9,7 @@ use candle_core::{DType, Result, Tensor};
 use super::mask::Mask;
 use super::{Kept, Saved, Settings, flash, sum_to};
 use crate::kernels::accumulator;
+use crate::kernels::algorithm::fell_back;
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Source, suffix};
 use crate::kernels::elementwise::plain;
@@ -115,6 +116,9 @@ pub(super) fn backward(
         let wants = [wants[0], wants[1], wants[2]];
         let [dq, dk, dv] = flash::backward(gpu, saved, output, settings, wants)?;
         return Ok([dq, dk, dv, None]);
+    }
+    if flash::is_for(q) {
+        fell_back("attention backward", "flash", "products", &[q.shape(), k.shape(), v.shape()]);
     }
     let step = samples(q, k)?;
     if step < b && wants[3].is_none() {

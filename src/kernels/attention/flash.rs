@@ -28,12 +28,17 @@ const THREADS: usize = 128;
 /// The widest heads there are kernels for.
 const WIDEST: usize = 128;
 
+/// Whether it is meant for attention of these queries.
+pub(super) fn is_for(q: &Tensor) -> bool {
+    matches!(q.dtype(), DType::F16 | DType::BF16) && q.elem_count() > 0
+}
+
 /// Whether there are kernels for these: halves, on compute capability 8.0 and later, in heads of at
 /// most 128 elements that start at multiples of 16 bytes, keys and values alike, and not none.
 pub(super) fn fits(gpu: &Gpu, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<bool> {
     let d = q.dim(3)?;
-    Ok(q.elem_count() * k.elem_count() > 0
-        && matches!(q.dtype(), DType::F16 | DType::BF16)
+    Ok(is_for(q)
+        && k.elem_count() > 0
         && d.is_multiple_of(8)
         && d <= WIDEST
         && v.dim(3)? == d

@@ -16,7 +16,7 @@ mod tests;
 
 use candle_core::{D, DType, Result, Tensor};
 
-use crate::kernels::algorithm::chosen;
+use crate::kernels::algorithm::{chosen, fell_back};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 use crate::kernels::{cat, contiguous, in_dtype};
@@ -93,7 +93,13 @@ impl Algorithm {
             None if q.device().is_cpu() => Self::Blocks,
             None => Self::Portable,
         };
-        chosen("attention", algorithm.name(), &[q.shape(), k.shape(), v.shape()]);
+        let sizes = [q.shape(), k.shape(), v.shape()];
+        match algorithm {
+            Self::Products(_) if flash::is_for(q) => {
+                fell_back("attention", "flash", algorithm.name(), &sizes);
+            }
+            _ => chosen("attention", algorithm.name(), &sizes),
+        }
         Ok(algorithm)
     }
 

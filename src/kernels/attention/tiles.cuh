@@ -35,14 +35,6 @@ DEVICE float power_of_two(float x) {
 // Four matrices of 8 x 8 halves out of shared memory, a register each. Lane i says where row i % 8 of matrix
 // i / 8 is. Lane 4 g + t gets the elements 2 t and 2 t + 1 of row g, or of column g where TURNED.
 template <bool TURNED> DEVICE void load_matrices(u32 (&to)[4], const void *row) {
-#ifdef EMULATED_GPU
-    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 4; i++) {
-        auto row_of = [&](int r) { return (const u16 *)__shfl_sync(0xffffffffu, (u64)row, i * 8 + r); };
-        const u16 *first = row_of(TURNED ? 2 * t : g), *second = TURNED ? row_of(2 * t + 1) : first;
-        to[i] = TURNED ? first[g] | (u32)second[g] << 16 : *(const u32 *)(first + 2 * t);
-    }
-#else
     u32 at = (u32)__cvta_generic_to_shared(row);
 #define LOAD(turned)                                                                              \
     asm volatile("ldmatrix.sync.aligned.m8n8.x4" turned ".shared.b16 {%0, %1, %2, %3}, [%4];"     \
@@ -54,27 +46,12 @@ template <bool TURNED> DEVICE void load_matrices(u32 (&to)[4], const void *row) 
     } else {
         LOAD("");
     }
-#endif
 }
 
 // c (16, 8) += a (16, 16) b (16, 8), a warp together. Lane 4 g + t has rows g and g + 8 of a and c,
 // column g of b, and of the dimension that is summed, or of c's columns, 2 t and 2 t + 1, and 8 further.
 template <class T> DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#ifdef EMULATED_GPU
-    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    for (int pair = 0; pair < 8; pair++) {
-        u32 left[2], right[2];
-        for (int i = 0; i < 2; i++) {
-            left[i] = __shfl_sync(0xffffffffu, a[pair / 4 * 2 + i], g * 4 + pair % 4);
-            right[i] = __shfl_sync(0xffffffffu, pair < 4 ? b0 : b1, (2 * t + i) * 4 + pair % 4);
-        }
-        for (int e = 0; e < 4; e++) {
-            u32 x = left[e / 2], y = right[e % 2];
-            c[e] += widen(T{(u16)x}) * widen(T{(u16)y});
-            c[e] += widen(T{(u16)(x >> 16)}) * widen(T{(u16)(y >> 16)});
-        }
-    }
-#elif defined(AMPERE)
+#ifdef AMPERE
 #define MULTIPLY(type)                                                                            \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 "                   \
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                 \
@@ -93,9 +70,7 @@ template <class T> DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0
 // Begins to copy 16 or 4 bytes into shared memory; zeros, where there are none. They are there once the thread
 // has called `arrived`, for others of its block after a barrier too.
 template <int BYTES> DEVICE void copy_async(void *to, const void *from, bool there) {
-#ifdef EMULATED_GPU
-    emulated_copy_async(to, from, BYTES, there);
-#elif defined(AMPERE)
+#ifdef AMPERE
     u32 at = (u32)__cvta_generic_to_shared(to), size = there ? BYTES : 0;
     if constexpr (BYTES == 16) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(at), "l"(from), "r"(size) : "memory");
@@ -106,9 +81,7 @@ template <int BYTES> DEVICE void copy_async(void *to, const void *from, bool the
 }
 
 DEVICE void arrived() {
-#ifdef EMULATED_GPU
-    emulated_copies_arrived();
-#elif defined(AMPERE)
+#ifdef AMPERE
     asm volatile("cp.async.wait_all;" : : : "memory");
 #endif
 }

@@ -22,7 +22,7 @@ use candle_core::{DType, Result, Tensor};
 use super::super::gemm::arithmetic;
 use super::Geometry;
 use super::shape::Shape;
-use crate::kernels::algorithm::chosen;
+use crate::kernels::algorithm::{chosen, fell_back};
 use crate::kernels::cast::cast_into;
 use crate::kernels::cuda::{
     Convolution, Gpu, Grid, Launch, Matrices, Pass, Product, Source, pack, suffix,
@@ -75,7 +75,7 @@ pub(super) fn forward(
         return finish(&y, bias.as_ref(), out);
     }
     if bias.is_none() && images_are_matrices(shape) {
-        chosen(Pass::Forward.name(), "cublas", shape);
+        without_cudnn(gpu, Pass::Forward, "cublas", shape, dtype);
         let y = gpu.empty(&shape.out_dims(), product_dtype)?;
         gpu.product(&Product {
             batch: shape.batch,
@@ -88,7 +88,7 @@ pub(super) fn forward(
         })?;
         return in_dtype(&y, out);
     }
-    chosen(Pass::Forward.name(), "im2col, cublas", shape);
+    without_cudnn(gpu, Pass::Forward, "im2col, cublas", shape, dtype);
     let y = gpu.empty(
         &shape.out_dims(),
         if wide == DType::F32 && out != DType::F64 { out } else { wide },
@@ -151,7 +151,7 @@ pub(super) fn dgrad(
         return finish(&dx, bias.as_ref(), out);
     }
     if bias.is_none() && images_are_matrices(shape) {
-        chosen(Pass::Dgrad.name(), "cublas", shape);
+        without_cudnn(gpu, Pass::Dgrad, "cublas", shape, dtype);
         let dx = gpu.empty(&shape.input_dims(), product_dtype)?;
         gpu.product(&Product {
             batch: shape.batch,
@@ -164,7 +164,7 @@ pub(super) fn dgrad(
         })?;
         return in_dtype(&dx, out);
     }
-    chosen(Pass::Dgrad.name(), "im2col, cublas", shape);
+    without_cudnn(gpu, Pass::Dgrad, "im2col, cublas", shape, dtype);
     let dx = gpu.empty(
         &shape.input_dims(),
         if wide == DType::F32 && out != DType::F64 { out } else { wide },
@@ -224,7 +224,7 @@ pub(super) fn wgrad(
     if let Some(dw) = library(gpu, Pass::Wgrad, shape, [&x, &grad], written, None)? {
         return in_dtype(&dw, out);
     }
-    chosen(Pass::Wgrad.name(), "im2col, cublas", shape);
+    without_cudnn(gpu, Pass::Wgrad, "im2col, cublas", shape, dtype);
     let tiles = Tiles::new(shape, dtype, dtype);
     let columns = gpu.scratch(0, tiles.columns(), dtype)?;
     let outputs = gpu.scratch(1, tiles.outputs(), dtype)?;
@@ -342,6 +342,15 @@ fn library(
         chosen(pass.name(), "cudnn", shape);
     }
     Ok(done.then_some(result))
+}
+
+/// Says that `pass` runs by `algorithm`, and counts it where cuDNN was there to do it.
+fn without_cudnn(gpu: &Gpu, pass: Pass, algorithm: &'static str, shape: &Shape, dtype: DType) {
+    if gpu.has_convolutions() && dtype != DType::F64 {
+        fell_back(pass.name(), "cudnn", algorithm, shape);
+    } else {
+        chosen(pass.name(), algorithm, shape);
+    }
 }
 
 /// What the library writes a weight gradient in, from operands in `dtype`: where `out` is wider than those, in

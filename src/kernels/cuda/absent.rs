@@ -4,8 +4,10 @@ mod cache;
 mod convolution;
 mod grid;
 mod many;
+mod once;
 mod product;
 mod strided;
+mod threads;
 
 use crate::error::bail;
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Result, Shape, Tensor};
@@ -100,6 +102,10 @@ impl Gpu {
 
 #[cfg(test)]
 impl Gpu {
+    pub(crate) fn name(&self) -> Result<String> {
+        match self.0 {}
+    }
+
     pub(crate) fn capture<T>(&self, _: impl FnOnce() -> T) -> Result<T> {
         match self.0 {}
     }

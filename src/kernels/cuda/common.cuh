@@ -11,9 +11,7 @@ struct __align__(2) bf16 { u16 bits; };
 
 #define DEVICE __device__ __forceinline__
 #define KERNEL extern "C" __global__ void
-#ifdef EMULATED_GPU
-#define __grid_constant__
-#elif __CUDA_ARCH__ >= 800
+#if __CUDA_ARCH__ >= 800
 #define AMPERE // instructions that there are from compute capability 8.0 on
 #endif
 
@@ -26,13 +24,9 @@ DEVICE float widen(float x) { return x; }
 DEVICE double widen(double x) { return x; }
 
 DEVICE float widen(f16 x) {
-#ifdef EMULATED_GPU
-    return emulated_f16_to_f32(x.bits);
-#else
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
     return y;
-#endif
 }
 
 DEVICE float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
@@ -44,11 +38,7 @@ DEVICE void narrow(float x, double &y) { y = x; }
 
 // To nearest, ties to even; what is too large is infinite; NaN stays NaN.
 DEVICE void narrow(float x, f16 &y) {
-#ifdef EMULATED_GPU
-    y.bits = emulated_f32_to_f16(x);
-#else
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-#endif
 }
 
 DEVICE void narrow(float x, bf16 &y) {
@@ -85,22 +75,14 @@ template <class T> DEVICE Pack<T> load_pack(const T *from) {
 // To global memory, in one access, which an assignment is not where the compiler shares a part of it with
 // another branch.
 DEVICE void store_at_once(uint4 *to, uint4 x) {
-#ifdef EMULATED_GPU
-    *to = x;
-#else
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y),
                  "r"(x.z), "r"(x.w)
                  : "memory");
-#endif
 }
 
 DEVICE void store_at_once(uint2 *to, uint2 x) {
-#ifdef EMULATED_GPU
-    *to = x;
-#else
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(x.x), "r"(x.y)
                  : "memory");
-#endif
 }
 
 template <class T> DEVICE void store_pack(T *to, const Pack<T> &pack) {

@@ -6,11 +6,12 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use candle_core::cuda_backend::WrapErr;
 use candle_core::{CudaDevice, Result};
-use cudarc::driver::{CudaFunction, CudaModule};
+use cudarc::driver::{CudaFunction, CudaModule, sys as driver};
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 
 use super::Source;
 use super::cache::Cache;
+use super::once::OncePerKey;
 use crate::error::bail;
 
 /// What every source begins with.
@@ -19,17 +20,19 @@ const COMMON: &str = concat!(include_str!("common.cuh"), include_str!("many.cuh"
 /// The dtypes of a module's kernels, as names of kernels have them. A program uses two or three of them.
 const UNITS: [&str; 4] = ["f16", "bf16", "f64", "f32"];
 
-/// By unit; and by name, so that a launch does not ask the driver.
-#[derive(Default)]
-struct Loaded {
-    modules: HashMap<&'static str, Arc<CudaModule>>,
-    functions: HashMap<String, CudaFunction>,
-}
+/// A source in a context, as several devices can be of different architectures.
+type InContext = (usize, &'static str);
 
-/// By context, as several devices can be of different architectures; and source.
-type Sources = HashMap<(usize, &'static str), Loaded>;
+/// By source and name, so that a launch does not ask the driver.
+static FUNCTIONS: LazyLock<Mutex<HashMap<InContext, HashMap<String, CudaFunction>>>> =
+    LazyLock::new(Mutex::default);
 
-static SOURCES: LazyLock<Mutex<Sources>> = LazyLock::new(Mutex::default);
+/// By source and unit. What one thread compiles, no other one waits for, unless it wants the same.
+static MODULES: LazyLock<OncePerKey<(InContext, &'static str), Arc<CudaModule>>> =
+    LazyLock::new(OncePerKey::default);
+
+/// Since then a launch carries the 32 KB of arguments that [`Table`](super::Table) has, and a compiler allows it.
+const OLDEST_CUDA: (i32, i32) = (12, 1);
 
 /// The machine code that earlier processes have compiled.
 static CACHE: LazyLock<Option<Cache>> = LazyLock::new(Cache::from_env);
@@ -42,24 +45,41 @@ pub(super) fn function(
 ) -> Result<CudaFunction> {
     let stream = device.cuda_stream();
     let context = stream.context();
-    let mut sources = SOURCES.lock().unwrap_or_else(PoisonError::into_inner);
-    let loaded = sources.entry((context.cu_ctx().addr(), source.name)).or_default();
-    if let Some(function) = loaded.functions.get(name) {
+    let key = (context.cu_ctx().addr(), source.name);
+    let functions = || FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(function) = functions().get(&key).and_then(|functions| functions.get(name)) {
         return Ok(function.clone());
     }
     let unit = unit(name);
-    let module = match loaded.modules.get(unit) {
-        Some(module) => module.clone(),
-        None => {
-            let (major, minor) = context.compute_capability().w()?;
-            let job = Job::new(source, unit, format!("sm_{major}{minor}"));
-            let module = context.load_module(Ptx::from_binary(job.code(CACHE.as_ref())?)).w()?;
-            loaded.modules.entry(unit).or_insert(module).clone()
-        }
-    };
+    let module = MODULES.get_or_make((key, unit), || {
+        let (major, minor) = context.compute_capability().w()?;
+        check_driver()?;
+        let job = Job::new(source, unit, format!("sm_{major}{minor}"));
+        context.load_module(Ptx::from_binary(job.code(CACHE.as_ref())?)).w()
+    })?;
     let function = module.load_function(name).w()?;
-    loaded.functions.insert(name.to_owned(), function.clone());
+    functions().entry(key).or_default().insert(name.to_owned(), function.clone());
     Ok(function)
+}
+
+/// Fails where the driver is too old to launch the kernels.
+#[allow(unsafe_code)]
+fn check_driver() -> Result<()> {
+    let mut version = 0;
+    // SAFETY: `version` is there to be written.
+    unsafe { driver::cuDriverGetVersion(&mut version) }.result().w()?;
+    check_version("this driver supports CUDA", (version / 1000, version % 1000 / 10))
+}
+
+/// Fails where `version`, of `what`, is before [`OLDEST_CUDA`].
+fn check_version(what: &str, version: (i32, i32)) -> Result<()> {
+    let ((major, minor), (oldest, of_oldest)) = (version, OLDEST_CUDA);
+    if version >= OLDEST_CUDA {
+        return Ok(());
+    }
+    bail!(
+        "{what} {major}.{minor}, and candle-amp's kernels need CUDA {oldest}.{of_oldest} or later"
+    )
 }
 
 /// Where a kernel is: the first dtype in its name that is not F32, or else F32.
@@ -80,13 +100,16 @@ impl Job {
     /// For machine code, not PTX: PTX of a newer compiler than the driver's is refused.
     fn new(source: &Source, unit: &str, architecture: String) -> Self {
         // Products and sums are fused where a kernel says so, as on the CPU.
-        let options = vec![
+        let mut options = vec![
             format!("--gpu-architecture={architecture}"),
             "--std=c++17".to_owned(),
             "--fmad=false".to_owned(),
             // Lambdas in kernels are the device's, as all of a source is.
             "--device-as-default-execution-space".to_owned(),
         ];
+        // For tools that say in which line a kernel goes wrong. Not for all: it is another key of the cache.
+        let lines = std::env::var_os("CANDLE_AMP_LINEINFO").is_some_and(|set| set == "1");
+        options.extend(lines.then(|| "--generate-line-info".to_owned()));
         // The macros of common.cuh around kernels of the other dtypes.
         let others = UNITS.into_iter().filter(|&other| other != unit);
         let without = others.map(|other| format!("#define OF_{}(...)\n", other.to_uppercase()));
@@ -102,21 +125,33 @@ impl Job {
     }
 
     /// All that decides what the machine code is.
-    #[allow(unsafe_code)]
     fn key(&self) -> Result<String> {
+        let (major, minor) = self.compiler()?;
+        let (version, options) = (env!("CARGO_PKG_VERSION"), self.options.join(" "));
+        Ok(format!("candle-amp {version}, NVRTC {major}.{minor}, {options}\n{}", self.text))
+    }
+
+    /// The version of NVRTC.
+    #[allow(unsafe_code)]
+    fn compiler(&self) -> Result<(i32, i32)> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both are there to be written.
         unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
             .result()
             .map_err(|error| self.explain(error))?;
-        let (version, options) = (env!("CARGO_PKG_VERSION"), self.options.join(" "));
-        Ok(format!("candle-amp {version}, NVRTC {major}.{minor}, {options}\n{}", self.text))
+        Ok((major, minor))
     }
 
-    fn explain(&self, error: nvrtc::NvrtcError) -> candle_core::Error {
+    fn explain(&self, nvrtc::NvrtcError(error): nvrtc::NvrtcError) -> candle_core::Error {
+        // All options but the architecture are as old as the oldest version.
+        let advice = match error {
+            sys::nvrtcResult::NVRTC_ERROR_INVALID_OPTION => {
+                "; an architecture that it does not know needs a newer CUDA toolkit"
+            }
+            _ => "",
+        };
         candle_core::Error::Msg(format!(
-            "NVRTC could not compile the kernels of {} for {}: {error:?}; an architecture it does not \
-             know needs a newer CUDA toolkit",
+            "NVRTC could not compile the kernels of {} for {}: {error:?}{advice}",
             self.name, self.architecture
         ))
     }
@@ -132,6 +167,7 @@ impl Job {
             }
         }
 
+        check_version("NVRTC is of CUDA", self.compiler()?)?;
         let (Ok(text), Ok(name)) =
             (CString::new(&*self.text), CString::new(format!("candle_amp_{}.cu", self.name)))
         else {
@@ -186,6 +222,22 @@ mod tests {
     }
 
     #[test]
+    fn cuda_before_12_1_is_named_and_not_taken_for_a_missing_architecture() {
+        for old in [(11, 8), (12, 0)] {
+            let error = check_version("NVRTC is of CUDA", old).expect_err("too old").to_string();
+            let expected = format!("NVRTC is of CUDA {}.{}, ", old.0, old.1);
+            assert!(error.starts_with(&expected) && error.contains("need CUDA 12.1"), "{error}");
+        }
+        for new in [(12, 1), (12, 9), (13, 0)] {
+            assert!(check_version("NVRTC is of CUDA", new).is_ok());
+        }
+        use sys::nvrtcResult as Status;
+        let says = |status| job("sm_90").explain(nvrtc::NvrtcError(status)).to_string();
+        assert!(says(Status::NVRTC_ERROR_INVALID_OPTION).contains("newer CUDA toolkit"));
+        assert!(!says(Status::NVRTC_ERROR_COMPILATION).contains("newer CUDA toolkit"));
+    }
+
+    #[test]
     fn a_kernel_is_in_the_module_of_its_dtype() {
         for (name, expected) in [
             ("sort_places", "f32"),
@@ -199,6 +251,36 @@ mod tests {
         ] {
             assert_eq!(unit(name), expected, "{name}");
         }
+    }
+
+    /// `scripts/fill-kernel-cache.py`, by whose cache a machine with a GPU need not compile.
+    #[test]
+    fn the_script_that_fills_a_cache_knows_the_keys() -> Result<()> {
+        static EMBEDDING: Source =
+            Source { name: "embedding", code: include_str!("../embedding/embedding.cu") };
+        static FLASH: Source = Source {
+            name: "flash",
+            code: concat!(
+                include_str!("../attention/scores.cuh"),
+                include_str!("../attention/tiles.cuh"),
+                include_str!("../attention/flash.cu")
+            ),
+        };
+        let package = std::env::var_os("CARGO_MANIFEST_DIR");
+        let package = package.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+        let script = std::path::Path::new(&package).join("scripts/fill-kernel-cache.py");
+        let (major, minor) = job("sm_90").compiler()?;
+        let output = std::process::Command::new("python3")
+            .arg(script)
+            .args(["--keys", "sm_90", &format!("{major}.{minor}")])
+            .output()?;
+        let keys = String::from_utf8_lossy(&output.stdout).into_owned();
+        for (source, unit) in [(&EMBEDDING, "bf16"), (&EMBEDDING, "f32"), (&FLASH, "f16")] {
+            let job = Job::new(source, unit, "sm_90".to_owned());
+            let line = format!("{} {:08x}\n", job.name, crc32fast::hash(job.key()?.as_bytes()));
+            assert!(keys.contains(&line), "{line} is not in {keys}{output:?}");
+        }
+        Ok(())
     }
 
     #[test]

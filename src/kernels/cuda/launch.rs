@@ -6,7 +6,7 @@ use candle_core::cuda_backend::WrapErr;
 use candle_core::{Result, Tensor};
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg, sys};
 
-use super::{Grid, address, address_mut, start};
+use super::{Grid, address, address_mut, launched, start};
 use crate::error::bail;
 
 /// Shared memory that every kernel may have without asking.
@@ -148,6 +148,7 @@ impl Launch {
         // so where it launches, and its tests compare every launch with the CPU's result. The
         // tensors are alive here and freed in stream order, so after the kernel.
         unsafe { launch.launch(config) }.w()?;
+        launched(&self.stream);
         Ok(())
     }
 }

@@ -9,8 +9,7 @@ use candle_core::{CudaDevice, CudaStorage, Result};
 use cudarc::driver::sys::{self, CUmemPool_attribute as Attribute};
 use cudarc::driver::{CudaContext, CudaStream, DeviceRepr};
 
-/// What a driver calls the stream that each thread has by itself, which candle's devices use.
-const PER_THREAD: usize = 2;
+use super::{is_of_each_thread, wait_for_other_threads};
 
 /// That stream in contexts of this crate's own, by ordinal.
 static STREAMS: LazyLock<Mutex<HashMap<usize, Arc<CudaStream>>>> = LazyLock::new(Mutex::default);
@@ -21,6 +20,7 @@ pub(super) fn alloc<T: DeviceRepr + CudaDType>(
     device: &CudaDevice,
     len: usize,
 ) -> Result<CudaStorage> {
+    wait_for_other_threads(&device.cuda_stream())?;
     let stream = without_events(device.cuda_stream())?;
     // SAFETY: nobody reads the elements before the kernel that the memory is for has written them, on
     // the same stream; and any bits are a number. One element at least, as a driver refuses to allocate
@@ -34,8 +34,7 @@ pub(super) fn alloc<T: DeviceRepr + CudaDType>(
 #[allow(unsafe_code)]
 fn without_events(stream: Arc<CudaStream>) -> Result<Arc<CudaStream>> {
     let context = stream.context();
-    let is_alone = stream.cu_stream().addr() == PER_THREAD && !context.is_in_multi_stream_mode();
-    if !is_alone || !context.is_event_tracking() {
+    if !is_of_each_thread(&stream) || !context.is_event_tracking() {
         return Ok(stream);
     }
     let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -4,7 +4,7 @@
 //! that kernels' `cuda.rs` need no `cfg` and are type-checked on every machine.
 //!
 //! Everything runs on candle's stream of the device, in order. Only [`Gpu::to_host`] waits, and a thread
-//! that reads what another has launched: candle's default stream is one of each thread's own.
+//! that uses what another has launched: see `threads`.
 
 mod blas;
 mod cache;
@@ -16,11 +16,14 @@ mod grid;
 mod launch;
 mod many;
 mod memory;
+mod once;
 mod product;
 mod scratch;
 mod strided;
+mod threads;
 
 use std::cell::Cell;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
@@ -28,7 +31,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{
     CudaDevice, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
 };
-use cudarc::driver::DevicePtr;
+use cudarc::driver::{CudaStream, DevicePtr};
 use half::{bf16, f16};
 
 pub(crate) use convolution::{Convolution, Pass};
@@ -119,7 +122,9 @@ impl Gpu {
         if shape.elem_count() == 0 {
             return self.empty(shape, dtype);
         }
-        Tensor::zeros(shape, dtype, &self.device())
+        let zeros = Tensor::zeros(shape, dtype, &self.device());
+        launched(&self.0.cuda_stream());
+        zeros
     }
 
     /// Waits for what every thread of this process has launched.
@@ -138,6 +143,11 @@ impl Gpu {
 
 #[cfg(test)]
 impl Gpu {
+    /// What the driver calls it.
+    pub(crate) fn name(&self) -> Result<String> {
+        self.0.cuda_stream().context().name().w()
+    }
+
     /// Records what `f` launches on the stream instead of running it. Any wait is an error then.
     pub(crate) fn capture<T>(&self, f: impl FnOnce() -> T) -> Result<T> {
         use cudarc::driver::sys;
@@ -149,6 +159,39 @@ impl Gpu {
             Some(_) => Ok(result),
             None => bail!("nothing was captured"),
         }
+    }
+}
+
+/// What a driver calls the stream that each thread has by itself, which candle's devices use.
+const PER_THREAD: usize = 2;
+
+/// Whether each thread has a stream of its own where it says `stream`, and candle orders none of them.
+fn is_of_each_thread(stream: &CudaStream) -> bool {
+    stream.cu_stream().addr() == PER_THREAD && !stream.context().is_in_multi_stream_mode()
+}
+
+/// Called before a tensor is used and before memory is taken.
+fn wait_for_other_threads(stream: &CudaStream) -> Result<()> {
+    static WARNED: Once = Once::new();
+    if !is_of_each_thread(stream) {
+        return Ok(());
+    }
+    let context = stream.context();
+    threads::wait_for_others(context.ordinal(), || {
+        WARNED.call_once(|| {
+            tracing::warn!(
+                "several threads use a CUDA device whose streams are each one thread's: they wait for one another; \
+                 Device::new_cuda_with_stream makes a device with one stream for all threads"
+            );
+        });
+        context.synchronize().w()
+    })
+}
+
+/// Called after something was launched on `stream`.
+fn launched(stream: &CudaStream) {
+    if is_of_each_thread(stream) {
+        threads::launched(stream.context().ordinal());
     }
 }
 
@@ -219,6 +262,7 @@ fn first(storage: &CudaStorage, layout: &Layout) -> Result<u64> {
 
 fn at(storage: &CudaStorage, start: usize) -> Result<u64> {
     let stream = storage.device.cuda_stream();
+    wait_for_other_threads(&stream)?;
     macro_rules! pointer {
         ($($kind:ident),*) => {
             match &storage.slice {

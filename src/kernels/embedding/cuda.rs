@@ -24,7 +24,11 @@ pub(super) fn gather(gpu: &Gpu, ids: &Tensor, table: &Tensor) -> Result<Tensor> 
     Ok(y)
 }
 
-/// See [`super::scatter_add`]; two launches, and zeros before them.
+/// Places in their order, of one number or several, that a warp adds up, as in the source.
+const PIECE: usize = 64;
+
+/// See [`super::scatter_add`]; three launches, and zeros before them. However often a number comes, nobody adds up more
+/// than [`PIECE`] rows, or an eighth of as many sums as there are pieces.
 pub(super) fn scatter_add(
     gpu: &Gpu,
     ids: &Tensor,
@@ -44,14 +48,28 @@ pub(super) fn scatter_add(
             // A thread for each place; the counts of all are a permutation of those before `len`.
             let launch = gpu.launch(&SOURCE, "sort_places")?.write(&order)?.read(&ids)?;
             launch.size(len).run(Grid::over(len, 1))?;
-            // Places before `len`, rows before `rows`, and columns before `d`.
+            let pieces = len.div_ceil(PIECE);
+            let parts = gpu.empty((pieces, 2, d), DType::F64)?;
+            let each = if d.is_multiple_of(pack(dtype, dtype)) { pack(dtype, dtype) } else { 1 };
+            // Places before `len`, rows before `rows`, and columns before `d`, of all three.
             gpu.launch(&SOURCE, &format!("scatter_add_{}_{}", suffix(dtype)?, suffix(out)?))?
                 .write(&y)?
+                .write(&parts)?
                 .read(&order)?
                 .read(&ids)?
                 .read(&grad)?
                 .sizes(&[len, rows, d])
-                .run(Grid::flat(len, 256))?;
+                .run(Grid::over(32 * pieces * d.div_ceil(32 * each), 1))?;
+            if pieces == 1 {
+                continue; // nothing reaches into another
+            }
+            gpu.launch(&SOURCE, &format!("join_parts_{}_{}", suffix(dtype)?, suffix(out)?))?
+                .write(&y)?
+                .read(&parts)?
+                .read(&order)?
+                .read(&ids)?
+                .sizes(&[len, rows, d])
+                .run(Grid::flat(pieces * d.div_ceil(32), 256))?;
         }
         Ok(y)
     })?;

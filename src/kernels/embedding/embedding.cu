@@ -44,52 +44,85 @@ KERNEL sort_places(u32 *order, const u32 *ids, size_t n) {
     if (place < n) order[before] = (u32)place;
 }
 
-// The sums of the rows of `grad` (n, d) with one number, into rows of y that are zero, or hold the sums
-// before. A block has the places of a number that begin at its own; its eight warps take every eighth.
-// At most 64 rows are added up in the type of the arithmetic, and those in F64.
+// The rows of `grad` (n, d) with one number, a *run*, lie one after another in `order`, and their sum is added to the
+// row of y. A run may be all of them, so that it is cut: a warp has PIECE places of `order` and a tile of columns.
+// Runs within a piece are added to y here; of one that reaches into other pieces, the sums of each piece go to
+// `parts` (pieces, 2, d): first the run that holds the piece's first place, then the one that holds its last.
+constexpr int PIECE = 64;
+
+// The number at a place of `order`.
+DEVICE u32 number(const u32 *order, const u32 *ids, size_t at) { return ids[order[at]]; }
+
 template <class T, class O, int V>
-DEVICE void scatter_add(O *y, const u32 *order, const u32 *ids, const T *grad, size_t n, size_t rows, size_t d) {
+DEVICE void scatter_add(O *y, double *parts, const u32 *order, const u32 *ids, const T *grad, size_t n, size_t rows,
+                        size_t d) {
     typedef Acc<T> A;
-    __shared__ double sums[8][32 * V];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (size_t begin = blockIdx.x; begin < n; begin += gridDim.x) {
-        u32 id = ids[order[begin]];
-        if (id >= rows || (begin > 0 && ids[order[begin - 1]] == id)) continue; // for the whole block
-        for (size_t tile = 0; tile < d; tile += 32 * V) {
-            size_t column = tile + lane * V;
-            double total[V] = {};
-            A sum[V] = {};
-            int held = 0;
-            for (size_t at = begin + warp; at < n; at += 8) {
-                u32 place = order[at];
-                if (ids[place] != id) break;
-                if (column < d) {
-                    A u[V];
-                    read(grad + place * d + column, u);
+    constexpr int AHEAD = 4; // rows that are read before the first is added
+    size_t tiles = (d + 32 * V - 1) / (32 * V), pieces = (n + PIECE - 1) / PIECE;
+    for (size_t task = global_thread() / 32; task < pieces * tiles; task += global_threads() / 32) {
+        size_t piece = task / tiles, column = (task % tiles * 32 + threadIdx.x % 32) * V;
+        size_t first = piece * PIECE, end = first + PIECE < n ? first + PIECE : n;
+        if (column >= d) continue;
+        u32 id = number(order, ids, first);
+        bool begins = first == 0 || number(order, ids, first - 1) != id;
+        int which = 0;
+        A sum[V] = {};
+        for (size_t at = first; at < end; at += AHEAD) {
+            A ahead[AHEAD][V];
 #pragma unroll
-                    for (int k = 0; k < V; k++) sum[k] += u[k];
-                }
-                if (++held == 64) {
+            for (int i = 0; i < AHEAD; i++)
+                if (at + i < end) read(grad + order[at + i] * d + column, ahead[i]);
 #pragma unroll
-                    for (int k = 0; k < V; k++) total[k] += sum[k], sum[k] = A(0);
-                    held = 0;
-                }
-            }
-            __syncthreads(); // whoever still reads the sums before
+            for (int i = 0; i < AHEAD; i++) {
+                size_t next = at + i + 1;
+                if (next > end) break;
 #pragma unroll
-            for (int k = 0; k < V; k++) sums[warp][k * 32 + lane] = total[k] + sum[k];
-            __syncthreads();
-            for (int i = threadIdx.x; i < 32 * V; i += 256) {
-                double all = 0;
-                for (int w = 0; w < 8; w++) all += sums[w][i];
-                size_t to = tile + i % 32 * V + i / 32;
-                if (to < d) {
-                    O *sum = y + id * d + to;
-                    narrow((double)widen(*sum) + all, *sum);
+                for (int k = 0; k < V; k++) sum[k] += ahead[i][k];
+                u32 after = next < n ? number(order, ids, next) : ~id;
+                if (next < end && after == id) continue;
+                if (id < rows && begins && after != id) {
+                    O *to = y + id * d + column;
+#pragma unroll
+                    for (int k = 0; k < V; k++) narrow((double)widen(to[k]) + (double)sum[k], to[k]);
+                } else if (id < rows) {
+                    double *to = parts + (piece * 2 + which) * d + column;
+#pragma unroll
+                    for (int k = 0; k < V; k++) to[k] = sum[k];
                 }
+#pragma unroll
+                for (int k = 0; k < V; k++) sum[k] = A(0);
+                id = after, begins = true, which = 1;
             }
         }
     }
+}
+
+// Adds the sums of a run that reaches into other pieces to its row of y: a block for the piece that the run begins in
+// and 32 columns, whose eight warps take every eighth piece.
+template <class O>
+DEVICE void join_parts(O *y, const double *parts, const u32 *order, const u32 *ids, size_t n, size_t rows, size_t d) {
+    __shared__ double sums[8][32];
+    size_t tiles = (d + 31) / 32, pieces = (n + PIECE - 1) / PIECE;
+    size_t piece = blockIdx.x / tiles, first = piece * PIECE, end = first + PIECE;
+    if (end >= n) return; // as below, for the whole block
+    u32 id = number(order, ids, end - 1);
+    if (id >= rows || number(order, ids, end) != id) return;
+    bool whole = number(order, ids, first) == id;
+    if (whole && first > 0 && number(order, ids, first - 1) == id) return; // it begins before
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    size_t column = blockIdx.x % tiles * 32 + lane;
+    double sum = 0;
+    for (size_t at = piece + warp; column < d && at < pieces; at += 8) {
+        if (number(order, ids, at * PIECE) != id && at > piece) break;
+        sum += parts[(at * 2 + (at == piece && !whole)) * d + column];
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || column >= d) return;
+    sum = 0;
+    for (int i = 0; i < 8; i++) sum += sums[i][lane];
+    O *to = y + id * d + column;
+    narrow((double)widen(*to) + sum, *to);
 }
 
 // Numbers as U32; what does not fit names no row.
@@ -107,13 +140,17 @@ KERNEL numbers_u8(u32 *y, const u8 *x, size_t n) { numbers(y, x, n); }
         gather(y, ids, table, n, rows, d);                                                        \
     }
 #define SCATTER(t, T, o, O)                                                                       \
-    KERNEL scatter_add_##t##_##o(O *y, const u32 *order, const u32 *ids, const T *grad, size_t n, \
-                                 size_t rows, size_t d) {                                         \
+    KERNEL scatter_add_##t##_##o(O *y, double *parts, const u32 *order, const u32 *ids,           \
+                                 const T *grad, size_t n, size_t rows, size_t d) {                \
         if (d % PACK<T> == 0 && aligned(grad)) {                                                  \
-            scatter_add<T, O, PACK<T>>(y, order, ids, grad, n, rows, d);                          \
+            scatter_add<T, O, PACK<T>>(y, parts, order, ids, grad, n, rows, d);                   \
         } else {                                                                                  \
-            scatter_add<T, O, 1>(y, order, ids, grad, n, rows, d);                                \
+            scatter_add<T, O, 1>(y, parts, order, ids, grad, n, rows, d);                         \
         }                                                                                         \
+    }                                                                                             \
+    KERNEL join_parts_##t##_##o(O *y, const double *parts, const u32 *order, const u32 *ids,      \
+                                size_t n, size_t rows, size_t d) {                                \
+        join_parts(y, parts, order, ids, n, rows, d);                                             \
     }
 EACH_FLOAT(GATHER)
 EACH_PAIR(SCATTER)

@@ -35,7 +35,7 @@ pub(crate) fn gather(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
 
 /// The sums of the rows of `grad` `(n, d)` with one number: `(rows, d)`, in `out`.
 ///
-/// Added up in F32 (F64 for F64), 64 rows at a time and those in F64, in the order of the rows.
+/// Added up in F32 (F64 for F64), at most 64 rows at a time and those in F64, in an order that is the same every time.
 pub(crate) fn scatter_add(ids: &Tensor, grad: &Tensor, rows: usize, out: DType) -> Result<Tensor> {
     let grad = plain(grad)?;
     if let Some(gpu) = Gpu::of(grad.device()) {

@@ -1,6 +1,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::*;
+use crate::kernels::accumulator;
 use crate::kernels::elementwise::testing::*;
 
 fn numbers(count: usize, rows: usize) -> Vec<u32> {
@@ -107,6 +108,35 @@ fn gpus_agree() {
         assert_gpus_agree(&[&none, &empty], 0.0, |t| {
             Ok(vec![scatter_add(&t[0], &t[1], 4, DType::F32)?, gather(&t[0], &t[1])?])
         });
+    }
+}
+
+/// A warp adds up 64 places on a GPU: runs of one number begin and end at, before and after those borders.
+#[test]
+fn gpus_agree_where_one_number_comes_often() {
+    let runs = |lengths: &[usize]| -> Vec<u32> {
+        let run = |(number, &length): (usize, &usize)| std::iter::repeat_n(number as u32, length);
+        lengths.iter().enumerate().flat_map(run).collect()
+    };
+    for numbers in [
+        runs(&[0, 8192]),
+        runs(&[64, 64, 128, 0, 64]),
+        runs(&[63, 2, 127, 1, 700]),
+        runs(&[1, 64, 65, 129, 1]),
+        runs(&[65, 600, 3]),
+    ] {
+        for (dtype, d) in [(DType::F32, 3), (DType::BF16, 72), (DType::F16, 5), (DType::F64, 33)] {
+            let mixed = numbers.iter().enumerate().map(|(i, &n)| if i % 7 == 0 { 9 } else { n });
+            for numbers in [numbers.clone(), mixed.collect()] {
+                let (ids, grad) = (ids(&numbers), random(&[numbers.len(), d], dtype, 5));
+                assert_gpus_agree(&[&ids, &grad], 32.0, |t| {
+                    Ok(vec![
+                        scatter_add(&t[0], &t[1], 10, dtype)?,
+                        scatter_add(&t[0], &t[1], 10, accumulator(dtype))?,
+                    ])
+                });
+            }
+        }
     }
 }
 

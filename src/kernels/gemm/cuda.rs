@@ -3,7 +3,7 @@ use candle_core::{DType, Result, Tensor};
 use super::arithmetic;
 use super::layout::readable;
 use crate::error::bail;
-use crate::kernels::algorithm::chosen;
+use crate::kernels::algorithm::{chosen, fell_back};
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Matrices, Product, Source, pack, suffix};
 
@@ -58,8 +58,10 @@ pub(super) fn gemm(
         match bias {
             Some(bias) => {
                 let done = gpu.biased_product(&product, bias)?;
-                if done {
-                    chosen("gemm", "cublaslt", &[m, k, n]);
+                match done {
+                    true => chosen("gemm", "cublaslt", &[m, k, n]),
+                    false if dtype == DType::F64 => {}
+                    false => fell_back("gemm", "cublaslt", "cublas", &[m, k, n]),
                 }
                 Ok(done)
             }

@@ -96,7 +96,7 @@ template <class G, class O> DEVICE void global_avg_backward(const G *g, O *dx, s
     KERNEL avg_forward_##t(const T *x, T *y, WINDOW) {                                             \
         FOR_EACH(planes * oh * ow, avg_forward(x, y, i, OF(I)))                                    \
     }                                                                                              \
-    KERNEL global_avg_forward_##t(const T *x, T *y, size_t area) { global_avg_forward(x, y, area); }
+    ROW_KERNEL global_avg_forward_##t(const T *x, T *y, size_t area) { global_avg_forward(x, y, area); }
 EACH_FLOAT(FORWARD)
 
 // From gradients of one dtype to those of another.
@@ -107,5 +107,5 @@ EACH_FLOAT(FORWARD)
     KERNEL avg_backward_##t##_##o(const T *g, O *dx, WINDOW) {                                     \
         FOR_EACH(planes * h * w, avg_backward(g, dx, i, OF(I)))                                    \
     }                                                                                              \
-    KERNEL global_avg_backward_##t##_##o(const T *g, O *dx, size_t area) { global_avg_backward(g, dx, area); }
+    ROW_KERNEL global_avg_backward_##t##_##o(const T *g, O *dx, size_t area) { global_avg_backward(g, dx, area); }
 EACH_PAIR(BACKWARD)

@@ -184,7 +184,9 @@ Compiled compile(const Source &source) {
                     "-D__CUDACC_VER_MINOR__=0", "-DEMULATED_GPU", at + name, "-o", at + "preprocessed"});
     bool well = run(command, log);
     if (well) {
-        write(at + "rewritten.ii", rewrite(read(at + "preprocessed")));
+        // As many threads as fit whatever registers a kernel takes: 255 each, of 65536.
+        const char *unbounded = source.bare ? "256" : "1024";
+        write(at + "rewritten.ii", rewrite(read(at + "preprocessed"), unbounded));
         std::vector<std::string> build = {"g++", "-fpreprocessed", "-c"};
         std::vector<std::string> flags = code_flags(source);
         build.insert(build.end(), flags.begin(), flags.end());

@@ -32,7 +32,8 @@ Compiled load_image(const std::string &image);
 Compiled compile_file(const std::string &path, const std::vector<std::string> &options);
 
 // Takes CUDA's own words out of a preprocessed source, and appends what describes its kernels.
-std::string rewrite(const std::string &preprocessed);
+// A kernel without launch bounds gets `unbounded`.
+std::string rewrite(const std::string &preprocessed, const char *unbounded);
 
 // The folder with `lib`, `cache` and the sources of what kernels include.
 std::string root();

@@ -16,7 +16,8 @@ struct Kernel {
 
 class Rewriter {
   public:
-    explicit Rewriter(const std::string &text) : text(text) {}
+    // A kernel without launch bounds has at most `unbounded` threads a block.
+    Rewriter(const std::string &text, const char *unbounded) : text(text), unbounded(unbounded) {}
 
     std::string run() {
         while (at < text.size())
@@ -24,12 +25,13 @@ class Rewriter {
         out += "\n#pragma GCC diagnostic ignored \"-Wreturn-type-c-linkage\"\n";
         for (const Kernel &kernel : kernels)
             out += "extern \"C\" const emulated::Kernel emulated_kernel_" + kernel.name + " = emulated::Thunk<&" +
-                   kernel.name + ">::describe(" + (kernel.bounds.empty() ? "1024" : kernel.bounds) + ");\n";
+                   kernel.name + ">::describe(" + (kernel.bounds.empty() ? unbounded : kernel.bounds) + ");\n";
         return out;
     }
 
   private:
     const std::string &text;
+    const std::string unbounded;
     std::string out;
     size_t at = 0;
     // For each open brace whether it is a namespace's, or one of `extern "C"`.
@@ -133,6 +135,9 @@ class Rewriter {
         } else if (name == "__shared__") {
             at = end;
             shared();
+        } else if (name == "asm" && in_function()) {
+            at = end;
+            assembly();
         } else {
             copy(end);
         }
@@ -213,6 +218,39 @@ class Rewriter {
         return {start, declarator.substr(start, end - start)};
     }
 
+    // asm volatile("text" : "=r"(y) : "r"(x) : "memory") becomes a call, whose operands say whether they are written.
+    void assembly() {
+        size_t open = after_spaces(at);
+        for (size_t end; is_name(text[open]); open = after_spaces(end))
+            end = after_name(open); // volatile
+        size_t close = after_brackets(open), from = open + 1;
+        std::vector<std::string> parts(1);
+        for (size_t i = from; i + 1 < close;) {
+            size_t end = text[i] == '"'                                        ? after_literal(i)
+                         : text[i] == '(' || text[i] == '[' || text[i] == '{' ? after_brackets(i)
+                                                                               : i + 1;
+            if (text[i] == ':')
+                parts.emplace_back();
+            else
+                parts.back().append(text, i, end - i);
+            i = end;
+        }
+        at = close;
+        std::string operands;
+        for (size_t part = 1; part < parts.size() && part < 3; part++)
+            for (size_t i = parts[part].find('"'); i != std::string::npos;) {
+                size_t quote = parts[part].find('"', i + 1), bracket = parts[part].find('(', quote);
+                char letter = parts[part][quote - 1];
+                size_t end = Rewriter(parts[part], "").after_brackets(bracket);
+                operands += std::string(part == 1 ? "emulated::output<'" : "emulated::input<'") + letter + "'>" +
+                            parts[part].substr(bracket, end - bracket) + ", ";
+                i = parts[part].find('"', end);
+            }
+        out += "({ constexpr emulated::Instruction emulated_ptx = emulated::decode(" + parts[0] +
+               "); emulated::Operand emulated_operands[] = {" + operands +
+               "emulated::Operand{}}; emulated::execute<emulated_ptx.what>(emulated_ptx, emulated_operands); })";
+    }
+
     void shared() {
         size_t end = end_of_statement(at);
         std::string declaration = text.substr(at, end - at);
@@ -253,6 +291,8 @@ class Rewriter {
 
 } // namespace
 
-std::string rewrite(const std::string &preprocessed) { return Rewriter(preprocessed).run(); }
+std::string rewrite(const std::string &preprocessed, const char *unbounded) {
+    return Rewriter(preprocessed, unbounded).run();
+}
 
 } // namespace emulated

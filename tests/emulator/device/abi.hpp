@@ -26,7 +26,7 @@ extern unsigned char *emulated_dynamic_shared;
 namespace emulated {
 
 // Says that a thread has come to a warp function, so that lanes that come to different ones are told.
-enum class Warp : int { sync, shuffle, vote, match, reduce };
+enum class Warp : int { sync, shuffle, vote, match, reduce, matrix };
 
 // The values of all lanes that took part.
 struct Lanes {
@@ -67,6 +67,9 @@ void emulated_yield();
 void emulated_shared(void *variable, unsigned long size);
 // An atomic operation is about to be done.
 void emulated_atomic(const void *address, unsigned long size);
+// Shared memory has addresses of 32 bits of its own, for PTX.
+unsigned emulated_shared_address(const void *pointer);
+void *emulated_shared_pointer(unsigned address);
 // Remembers a copy that the thread has begun.
 void emulated_begin_copy(const Copy &copy);
 // Takes one of them; false where there is none.

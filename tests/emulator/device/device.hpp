@@ -59,6 +59,8 @@ inline int __syncthreads_and(int predicate) {
 
 #include "halves.hpp"
 
+#include "ptx.hpp"
+
 namespace emulated {
 
 // A kernel's parameters, taken from where a launch points to them.

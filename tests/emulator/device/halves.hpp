@@ -56,9 +56,3 @@ inline unsigned short bfloat_bits(float value) {
 inline float bfloat_value(unsigned short half) { return bits_float(static_cast<unsigned>(half) << 16); }
 
 } // namespace emulated
-
-// For kernels whose way on a GPU is inline PTX.
-inline float emulated_f16_to_f32(unsigned short bits) { return emulated::half_value(bits); }
-inline unsigned short emulated_f32_to_f16(float x) { return emulated::half_bits(x); }
-inline float emulated_bf16_to_f32(unsigned short bits) { return emulated::bfloat_value(bits); }
-inline unsigned short emulated_f32_to_bf16(float x) { return emulated::bfloat_bits(x); }

@@ -54,6 +54,12 @@ int submit(void *stream, const char *what, Work work, bool moves = false);
 // The same for work that reads what it is given only now.
 bool capturing(void *stream);
 
+// With EMULATED_GPU_DELAY=seed a stream does nothing before somebody waits for it, or chance will have it.
+bool delayed();
+// Does what the stream was given to do. Not a wait, as a capture sees it.
+int finish(void *stream);
+int finish_all();
+
 // A call that waits for the device, or that may, which a capture forbids.
 int not_while_capturing(const char *name);
 

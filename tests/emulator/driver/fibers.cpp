@@ -328,6 +328,18 @@ Votes emulated_barrier(int predicate) {
     return fiber.votes;
 }
 
+namespace {
+unsigned long long shared_window; // the upper half of every address of shared memory in this launch
+}
+
+unsigned emulated_shared_address(const void *pointer) {
+    auto address = reinterpret_cast<unsigned long long>(pointer);
+    shared_window = address >> 32;
+    return address;
+}
+
+void *emulated_shared_pointer(unsigned address) { return reinterpret_cast<void *>(shared_window << 32 | address); }
+
 void emulated_begin_copy(const Copy &copy) { block.fibers[block.current].copies.push_back(copy); }
 
 bool emulated_next_copy(Copy *copy) {

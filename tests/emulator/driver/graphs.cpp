@@ -178,6 +178,8 @@ int cuGraphLaunch(void *handle, void *stream) {
     auto executable = static_cast<Executable *>(handle);
     if (!executable)
         return INVALID_VALUE;
+    if (int error = finish(stream))
+        return error;
     for (auto &[start, memory] : executable->graph->memory)
         if (memory.first->live) {
             if (!executable->frees_on_launch)

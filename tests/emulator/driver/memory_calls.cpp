@@ -49,8 +49,12 @@ int upload(const char *name, Pointer to, const void *from, size_t size, void *st
         return error;
     if (capturing(stream) && !is_pinned(from))
         complain(SUCCESS, "%s is captured with pageable memory, which each launch of the graph reads anew", name);
+    // Pageable memory is read before the call returns.
+    std::shared_ptr<std::vector<char>> staged;
+    if (delayed() && !capturing(stream) && !is_pinned(from))
+        staged = std::make_shared<std::vector<char>>(static_cast<const char *>(from), static_cast<const char *>(from) + size);
     return submit(stream, name, [=] {
-        memcpy(address(to), from, size);
+        memcpy(address(to), staged ? staged->data() : from, size);
         return SUCCESS;
     }, true);
 }
@@ -61,10 +65,12 @@ int download(const char *name, void *to, Pointer from, size_t size, void *stream
         return error;
     if (capturing(stream) && !is_pinned(to))
         return not_while_capturing(name);
-    return submit(stream, name, [=] {
+    error = submit(stream, name, [=] {
         memcpy(to, address(from), size);
         return SUCCESS;
     }, true);
+    // Into pageable memory the call returns when all is there.
+    return error || capturing(stream) || is_pinned(to) ? error : finish(stream);
 }
 
 template <class T> int fill(const char *name, Pointer to, T value, size_t count, void *stream) {
@@ -136,13 +142,17 @@ int cuMemAllocFromPoolAsync(Pointer *pointer, size_t size, void *, void *stream)
 int cuMemAllocManaged(Pointer *pointer, size_t size, unsigned) { return cuMemAlloc_v2(pointer, size); }
 int cuMemFree_v2(Pointer pointer) {
     UNSAFE(cuMemFree);
+    if (int error = finish_all())
+        return error;
     return release("cuMemFree", pointer);
 }
 int cuMemFreeAsync(Pointer pointer, void *stream) {
     CHECK_STICKY();
     if (capturing(stream))
         return release_in_capture(stream, address(pointer));
-    return release("cuMemFreeAsync", pointer);
+    if (!delayed())
+        return release("cuMemFreeAsync", pointer);
+    return submit(stream, "cuMemFreeAsync", [=] { return release("cuMemFreeAsync", pointer); }, true);
 }
 int cuMemGetInfo_v2(size_t *free, size_t *total) {
     *total = memory::TOTAL;

@@ -154,6 +154,7 @@ int cuModuleLoad(Module **module, const char *path) {
 }
 int cuModuleUnload(Module *module) {
     std::lock_guard guard(device_lock());
+    finish_all();
     for (void *variable : module->variables)
         memory::remove_variable(variable);
     dlclose(module->library);

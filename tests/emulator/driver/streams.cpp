@@ -1,7 +1,9 @@
-// Streams and events. What a stream is given to do is done at once, unless it is being captured.
+// Streams and events. What a stream is given to do is done at once, unless it is being captured, or delayed.
 #include "streams.hpp"
 
+#include <cstdlib>
 #include <ctime>
+#include <random>
 
 namespace emulated {
 namespace {
@@ -17,8 +19,63 @@ std::set<Event *> &events() {
 }
 
 Stream &legacy() {
-    static Stream &stream = *new Stream{true, true, 0, nullptr};
+    static Stream &stream = *new Stream;
+    stream.legacy = true;
     return stream;
+}
+
+// Those that threads have by themselves: never destroyed, as what they were given may outlast the thread.
+std::set<Stream *> &of_threads() {
+    static auto &all = *new std::set<Stream *>;
+    return all;
+}
+
+Stream *of_this_thread() {
+    thread_local Stream *const stream = [] {
+        std::lock_guard guard(device_lock());
+        return *of_threads().insert(new Stream).first;
+    }();
+    return stream;
+}
+
+// Does what a stream was given first, until it has begun so much.
+int finish(Stream &stream, unsigned long long until) {
+    while (stream.begun < until && !stream.pending.empty()) {
+        Work work = std::move(stream.pending.front());
+        stream.pending.pop_front();
+        stream.begun++;
+        int error = work();
+        if (error && !sticky) // whose call has returned
+            sticky = error;
+    }
+    return sticky;
+}
+
+template <class F> void each_stream(F f) {
+    for (Stream *stream : of_threads())
+        f(*stream);
+    for (Stream *stream : streams())
+        f(*stream);
+}
+
+unsigned chance() {
+    static std::minstd_rand numbers(strtoul(getenv("EMULATED_GPU_DELAY"), nullptr, 0));
+    return numbers();
+}
+
+int delay(Stream &stream, Work work) {
+    stream.pending.push_back(std::move(work));
+    stream.given++;
+    constexpr size_t MOST = 1000;
+    if (stream.pending.size() > MOST)
+        finish(stream, stream.begun + MOST / 2);
+    if (chance() % 32 == 0) { // some other stream comes first
+        std::vector<Stream *> all;
+        each_stream([&](Stream &other) { all.push_back(&other); });
+        Stream &other = *all[chance() % all.size()];
+        finish(other, other.begun + chance() % 32);
+    }
+    return sticky;
 }
 
 long long now() {
@@ -48,13 +105,31 @@ std::set<Capture *> &captures() {
     return all;
 }
 
+bool delayed() {
+    static const bool yes = getenv("EMULATED_GPU_DELAY") && *getenv("EMULATED_GPU_DELAY");
+    return yes;
+}
+
+int finish(void *handle) {
+    std::lock_guard guard(device_lock());
+    Stream *stream = stream_of(handle);
+    if (!stream || stream->legacy)
+        return finish_all();
+    return finish(*stream, stream->given);
+}
+
+int finish_all() {
+    std::lock_guard guard(device_lock());
+    each_stream([](Stream &stream) { finish(stream, stream.given); });
+    return sticky;
+}
+
 Stream *stream_of(void *handle) {
-    thread_local Stream of_thread;
     auto number = reinterpret_cast<size_t>(handle);
     if (number < 2)
         return &legacy();
     if (number == 2)
-        return &of_thread;
+        return of_this_thread();
     auto stream = static_cast<Stream *>(handle);
     return streams().count(stream) ? stream : nullptr;
 }
@@ -70,8 +145,19 @@ int submit(void *handle, const char *what, Work work, bool moves) {
     if (stream->legacy)
         if (int error = implicit(what))
             return error;
-    if (!stream->capture)
-        return idle() && !moves ? int(SUCCESS) : work();
+    if (!stream->capture) {
+        if (idle() && !moves)
+            return SUCCESS;
+        if (!delayed())
+            return work();
+        if (!stream->legacy)
+            return delay(*stream, std::move(work));
+        each_stream([](Stream &other) { // which wait for it, and it for them
+            if (other.blocking)
+                finish(other, other.given);
+        });
+        return sticky ? sticky : work();
+    }
     Capture &capture = *stream->capture;
     if (capture.invalid)
         return CAPTURE_INVALIDATED;
@@ -116,11 +202,14 @@ int cuStreamCreateWithPriority(void **result, unsigned flags, int priority) {
 int cuStreamDestroy_v2(void *handle) {
     std::lock_guard guard(device_lock());
     auto stream = static_cast<Stream *>(handle);
-    if (!streams().erase(stream))
+    if (!streams().count(stream))
         return INVALID_HANDLE;
+    finish(*stream, stream->given);
+    streams().erase(stream);
     if (stream->capture && stream->capture->origin == stream)
         captures().erase(stream->capture.get());
-    delete stream;
+    if (!delayed()) // else somebody may still wait for its events
+        delete stream;
     return SUCCESS;
 }
 int cuStreamGetPriority(void *handle, int *priority) {
@@ -147,7 +236,10 @@ int cuStreamSynchronize(void *handle) {
         return INVALID_HANDLE;
     if (stream->capture)
         return invalidate(*stream->capture, CAPTURE_UNSUPPORTED, "cuStreamSynchronize of a stream being captured");
-    return stream->legacy ? implicit("cuStreamSynchronize of the legacy stream") : SUCCESS;
+    if (stream->legacy)
+        if (int error = implicit("cuStreamSynchronize of the legacy stream"))
+            return error;
+    return finish(handle);
 }
 int cuStreamQuery(void *handle) { return cuStreamSynchronize(handle); }
 int cuCtxSynchronize() {
@@ -156,7 +248,7 @@ int cuCtxSynchronize() {
     int error = SUCCESS;
     for (Capture *capture : captures())
         error = invalidate(*capture, CAPTURE_UNSUPPORTED, "cuCtxSynchronize");
-    return error;
+    return error ? error : finish_all();
 }
 int cuStreamAttachMemAsync() { return SUCCESS; }
 int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
@@ -196,6 +288,7 @@ int cuEventRecord(void *handle, void *in) {
     event->recorded = true;
     event->nanoseconds = now();
     event->stream = stream;
+    event->after = stream->given;
     event->capture = stream->capture;
     event->captured = stream->capture != nullptr;
     return stream->capture && stream->capture->invalid ? CAPTURE_INVALIDATED : SUCCESS;
@@ -212,7 +305,9 @@ int cuEventQuery(void *handle) {
             capture->invalid = true;
         return CAPTURED_EVENT;
     }
-    return not_while_capturing("cuEventQuery or cuEventSynchronize");
+    if (int error = not_while_capturing("cuEventQuery or cuEventSynchronize"))
+        return error;
+    return event->stream ? finish(*event->stream, event->after) : SUCCESS;
 }
 int cuEventSynchronize(void *handle) { return cuEventQuery(handle); }
 int cuEventElapsedTime_v2(float *milliseconds, void *start, void *end) {
@@ -253,8 +348,11 @@ int cuStreamWaitEvent(void *handle, void *which, unsigned) {
             capture->others[event->stream] = true;
         return SUCCESS;
     }
-    if (!event->captured)
-        return SUCCESS;
+    if (!event->captured) {
+        if (!delayed() || !event->stream || event->stream->legacy)
+            return SUCCESS;
+        return delay(*stream, [of = event->stream, after = event->after] { return finish(*of, after); });
+    }
     if (!capture)
         return complain(CAPTURED_EVENT, "cuStreamWaitEvent for an event of a capture that has ended");
     stream->capture = capture; // which it thereby becomes a part of

@@ -1,4 +1,5 @@
 #pragma once
+#include <deque>
 #include <map>
 #include <set>
 #include <thread>
@@ -44,6 +45,9 @@ struct Stream {
     bool blocking = true, legacy = false;
     int priority = 0;
     std::shared_ptr<Capture> capture;
+    // What it has yet to do, and how much it has begun, and was ever given.
+    std::deque<Work> pending;
+    unsigned long long begun = 0, given = 0;
 };
 
 struct Event {
@@ -53,6 +57,8 @@ struct Event {
     std::weak_ptr<Capture> capture;
     Stream *stream = nullptr;
     bool captured = false;
+    // How much its stream had been given.
+    unsigned long long after = 0;
 };
 
 // Null where there is no such stream.

@@ -119,7 +119,7 @@ int product_with_vector(Handle *handle, const char *name, int transpose, int m, 
             to = T(factor * sum + (old != 0 ? old * to : 0));
         }
         return int(SUCCESS);
-    }));
+    }) ?: capturing(handle->stream) ? int(SUCCESS) : finish(handle->stream)); // which has read the factors
 }
 
 template <class T> int sum_of_absolutes(Handle *handle, int n, const T *x, int step, T *result) {
@@ -134,7 +134,7 @@ template <class T> int sum_of_absolutes(Handle *handle, int n, const T *x, int s
             sum += std::fabs(double(x[i * step]));
         *result = T(sum);
         return int(SUCCESS);
-    }));
+    }) ?: capturing(handle->stream) ? int(SUCCESS) : finish(handle->stream));
 }
 
 } // namespace

@@ -212,6 +212,15 @@ int cublasLtMatmulAlgoGetHeuristic(void *, const Description *description, const
         return BLAS_INVALID_VALUE;
     results[0] = Result{};
     results[0].waves = 1;
+    if (refuses()) {
+        // By an error, by having nothing, or by having what cannot run.
+        static const int errors[] = {BLAS_INVALID_VALUE, 8 /* another architecture */, 14 /* internal */, BLAS_NOT_SUPPORTED};
+        if (unsigned kind = choice(6); kind < 4)
+            return errors[kind];
+        else if (kind == 4)
+            return BLAS_SUCCESS;
+        results[0].state = BLAS_NOT_SUPPORTED;
+    }
     *found = 1;
     return BLAS_SUCCESS;
 }
@@ -246,6 +255,7 @@ int cublasLtMatmul(void *handle, const Description *given, const void *alpha, co
               matrix(c, c_layout),
               matrix(d, d_layout),
               nullptr};
+    p.backwards = true;
     const int epilogue = description.epilogue, type = p.d.type;
     const int bias_type = description.bias_type < 0 ? type : description.bias_type;
     const bool bias = epilogue & BIAS, gradient = epilogue == BGRADA || epilogue == BGRADB;

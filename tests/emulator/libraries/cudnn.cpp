@@ -16,13 +16,16 @@ enum DnnStatus {
 };
 
 constexpr int MAX = 5;        // dimensions: images, channels, and up to three of space
-constexpr int KNOWN = 8;      // algorithms, all one here
+constexpr int KNOWN = 8;      // algorithms: the first sums in F64, the others in F32
 constexpr int ALGORITHMS = 2; // those proposed: the second needs a workspace, and is deterministic
 constexpr size_t WORKSPACE = 4096;
 
 struct Handle {
     void *stream = nullptr;
 };
+
+// Success, or by chance one of the codes of what is not supported.
+int refusal() { return refuses() ? int(DNN_NOT_SUPPORTED) + int(choice(14)) : int(DNN_SUCCESS); }
 
 // A tensor, or a filter.
 struct Tensor {
@@ -188,6 +191,7 @@ struct Task {
     const void *a, *b; // what is read
     void *to;
     double alpha, beta;
+    bool single; // sums in F32, not in F64
 };
 
 int compute(const Task &work) {
@@ -206,15 +210,16 @@ int compute(const Task &work) {
         if (error)
             return error;
     Values a = read(first, work.a), b = read(second, work.b), sums(result.count());
+    auto add = [&](double &sum, double term) { sum = work.single ? float(sum + term) : sum + term; };
     switch (work.pass) {
     case FORWARD:
-        each(work.x, work.w, work.y, work.convolution, [&](size_t x, size_t w, size_t y) { sums[y] += a[x] * b[w]; });
+        each(work.x, work.w, work.y, work.convolution, [&](size_t x, size_t w, size_t y) { add(sums[y], a[x] * b[w]); });
         break;
     case DATA:
-        each(work.x, work.w, work.y, work.convolution, [&](size_t x, size_t w, size_t y) { sums[x] += a[w] * b[y]; });
+        each(work.x, work.w, work.y, work.convolution, [&](size_t x, size_t w, size_t y) { add(sums[x], a[w] * b[y]); });
         break;
     case FILTER:
-        each(work.x, work.w, work.y, work.convolution, [&](size_t x, size_t w, size_t y) { sums[w] += a[x] * b[y]; });
+        each(work.x, work.w, work.y, work.convolution, [&](size_t x, size_t w, size_t y) { add(sums[w], a[x] * b[y]); });
         break;
     }
     write(result, work.to, sums, work.alpha, work.beta);
@@ -230,6 +235,8 @@ int start(Handle *handle, const char *name, Pass pass, const Tensor *x, const Te
         return DNN_NOT_INITIALIZED;
     if (int status = check(x, w, convolution, y))
         return status;
+    if (int status = refusal())
+        return status;
     if (algorithm < 0 || algorithm >= KNOWN)
         return complain(DNN_NOT_SUPPORTED, "%s: algorithm %d does not exist", name, algorithm);
     size_t needed = workspace_of(algorithm);
@@ -237,7 +244,8 @@ int start(Handle *handle, const char *name, Pass pass, const Tensor *x, const Te
         return complain(DNN_BAD_PARAM, "%s: a workspace of %zu bytes, where %zu are needed", name, workspace_size,
                         needed);
     const int scale = x->type == R_64F ? R_64F : R_32F;
-    Task work{pass, *x, *w, *y, *convolution, a, b, to, load(alpha, scale, 0), load(beta, scale, 0)};
+    Task work{pass, *x, *w, *y, *convolution, a, b, to, load(alpha, scale, 0), load(beta, scale, 0),
+              algorithm >= 1};
     int error = submit(handle->stream, name, [=] {
         if (needed) // so that nobody keeps there what is of use
             std::fill_n(static_cast<unsigned char *>(workspace), needed, GARBAGE);
@@ -247,6 +255,8 @@ int start(Handle *handle, const char *name, Pass pass, const Tensor *x, const Te
 }
 
 int algorithms(const Convolution *convolution, int wanted, int *found, Performance *performances) {
+    if (int status = refusal())
+        return status;
     *found = std::min(wanted, ALGORITHMS);
     for (int i = 0; i < *found; i++) {
         int algorithm = ALGORITHMS - 1 - i;
@@ -346,7 +356,7 @@ int cudnnSetConvolution2dDescriptor(Convolution *convolution, int pad_h, int pad
 }
 int cudnnSetConvolutionGroupCount(Convolution *convolution, int groups) {
     convolution->groups = groups;
-    return groups < 1 ? DNN_BAD_PARAM : DNN_SUCCESS;
+    return groups < 1 ? DNN_BAD_PARAM : refusal();
 }
 int cudnnSetConvolutionMathType(Convolution *convolution, int math) {
     convolution->math = math;
@@ -356,6 +366,8 @@ int cudnnSetConvolutionMathType(Convolution *convolution, int math) {
 int cudnnGetConvolutionForwardWorkspaceSize(Handle *, const Tensor *x, const Tensor *w, const Convolution *convolution,
                                             const Tensor *y, int algorithm, size_t *size) {
     *size = workspace_of(algorithm);
+    if (int status = refusal())
+        return status;
     return algorithm < KNOWN ? check(x, w, convolution, y) : DNN_NOT_SUPPORTED;
 }
 int cudnnGetConvolutionBackwardDataWorkspaceSize(Handle *handle, const Tensor *w, const Tensor *y,
@@ -393,6 +405,8 @@ int cudnnGetConvolutionBackwardFilterAlgorithm_v7(Handle *, const Tensor *x, con
         return DNN_EXECUTION_FAILED;                                                                                   \
     if (int status = check(x, w, convolution, y))                                                                      \
         return status;                                                                                                 \
+    if (!capturing(handle->stream) && finish(handle->stream))                                                          \
+        return DNN_EXECUTION_FAILED;                                                                                   \
     if (!memory::valid(data, RESULT->extent() * size_of(RESULT->type)))                                                \
         return complain(DNN_BAD_PARAM, "cudnnFindConvolution: its result is not in device memory");                    \
     for (size_t i = 0; i < RESULT->count(); i++)                                                                       \

@@ -34,6 +34,8 @@ template <class T, class F> int generate(Generator *generator, T *to, size_t cou
             to[i] = next(*generator);
         return int(SUCCESS);
     });
+    if (!error && !capturing(generator->stream)) // a generator may be gone before its stream is done
+        error = finish(generator->stream);
     return error ? RAND_LAUNCH_FAILURE : RAND_SUCCESS;
 }
 

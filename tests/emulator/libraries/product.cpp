@@ -1,10 +1,25 @@
 #include "product.hpp"
 
+#include <cstdlib>
 #include <cstring>
+#include <random>
 
 #include "../device/halves.hpp"
 
 namespace emulated {
+
+unsigned choice(unsigned count) {
+    static const char *const seed = getenv("EMULATED_GPU_REFUSE");
+    static std::minstd_rand numbers(seed ? strtoul(seed, nullptr, 0) : 0);
+    std::lock_guard guard(device_lock());
+    return numbers() / 16 % count;
+}
+
+bool refuses() {
+    static const char *const seed = getenv("EMULATED_GPU_REFUSE");
+    static const bool all = seed && !strcmp(seed, "all");
+    return all || (seed && *seed && choice(2));
+}
 
 size_t size_of(int type) { return type == R_64F ? 8 : type == R_32F ? 4 : 2; }
 
@@ -118,12 +133,13 @@ template <class T> void multiply_as(const Product &p) {
         pack(b, p.b, p.b.at(batch), p.transpose_b, p.k, p.n, p.compute);
         for (long j = 0; j < p.n; j++) {
             std::fill(sums.begin(), sums.end(), T(0));
-            for (long q = 0; q < p.k; q++) {
+            for (long i = 0; i < p.k; i++) {
+                const long q = p.backwards ? p.k - 1 - i : i;
                 const T factor = b[j * p.k + q];
                 const T *column = &a[q * p.m];
-                for (long i = 0; i < p.m; i++)
-                    sums[i] += column[i] * factor;
-                if (half_sums && (q % 16 == 15 || q + 1 == p.k))
+                for (long row = 0; row < p.m; row++)
+                    sums[row] += column[row] * factor;
+                if (half_sums && (i % 16 == 15 || i + 1 == p.k))
                     for (T &sum : sums)
                         sum = half_value(half_bits(static_cast<float>(sum)));
             }

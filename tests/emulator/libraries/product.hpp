@@ -56,7 +56,15 @@ struct Product {
     Matrix a, b, c, d;
     // What becomes of each result before it is stored.
     std::function<double(int batch, long row, long column, double value)> epilogue;
+    // Sums from their end, so that they round differently.
+    bool backwards = false;
 };
+
+// With EMULATED_GPU_REFUSE=seed, whether a library does not support what it is asked for: every other time, by chance;
+// with `all`, every time.
+bool refuses();
+// Below `count`, by the same chance.
+unsigned choice(unsigned count);
 
 // Whether the matrices lie in memory that is allocated; else the device is in error.
 int check_memory(const Product &product);

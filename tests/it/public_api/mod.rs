@@ -14,6 +14,8 @@ use std::{env, fs};
 
 use source::{Item, clean, closing, items, pointed, split, without_attributes};
 
+use crate::util::package;
+
 /// A crate's modules by path, such as `["ops"]`, and whether each is in a file of its own.
 #[derive(Default)]
 struct Crate {
@@ -329,7 +331,7 @@ fn last(path: &str) -> &str {
 
 #[test]
 fn the_public_surface_changes_on_purpose() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = package();
     let read = |path: &Path| fs::read_to_string(root.join("src").join(path)).ok();
     let mut found = Crate::new(&read).listing();
     let table = read(Path::new("kernels/activation/table.rs")).expect("the pointwise operators");

@@ -6,7 +6,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Shape, WORKSPACE, library, library_gradient, rows, sizes};
+use super::{Shape, WORKSPACE, library, library_gradient, rows, sizes, without_cudnn};
 use crate::kernels::algorithm::chosen;
 use crate::kernels::cuda::{Gpu, Grid, Matrices, Pass, Product, Source, pack, suffix};
 use crate::kernels::elementwise::cuda::in_dtype as near;
@@ -42,7 +42,7 @@ pub(super) fn forward(
     if let Some(y) = library(gpu, Pass::Forward, shape, [x, weight], product_dtype, None)? {
         return biased(gpu, &y, bias, out);
     }
-    chosen(Pass::Forward.name(), "im2col, cublas", shape);
+    without_cudnn(gpu, Pass::Forward, "im2col, cublas", shape, dtype);
     let tiles = Tiles::new(shape, dtype);
     let weight = tiles.weight(gpu, weight)?;
     let groups = shape.geometry.groups;
@@ -90,7 +90,7 @@ pub(super) fn dgrad(
         return biased(gpu, &dx, bias, out);
     }
     // Summed after the product, so not rounded by it.
-    chosen(Pass::Dgrad.name(), "im2col, cublas", shape);
+    without_cudnn(gpu, Pass::Dgrad, "im2col, cublas", shape, dtype);
     let tiles = Tiles::of_images(shape, wide);
     let weight = tiles.weight(gpu, weight)?;
     let (groups, outs) = (shape.geometry.groups, shape.group_out());
@@ -146,7 +146,7 @@ pub(super) fn wgrad(
     if let Some(dw) = library(gpu, Pass::Wgrad, shape, [x, grad], written, None)? {
         return from_taps(gpu, &dw, shape, shape.taps(), out);
     }
-    chosen(Pass::Wgrad.name(), "im2col, cublas", shape);
+    without_cudnn(gpu, Pass::Wgrad, "im2col, cublas", shape, dtype);
     let tiles = Tiles::new(shape, dtype);
     let (groups, outs) = (shape.geometry.groups, shape.group_out());
     let mut sum: Option<Tensor> = None;

@@ -3,9 +3,11 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::*;
+use crate::kernels::algorithm::fallbacks;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::devices::gpus;
 use crate::kernels::elementwise::testing::{assert_gpus_agree, epsilon, values};
+use crate::kernels::own_process::in_own_process;
 
 /// Held by tests that change how weight gradients are written.
 static WRITTEN: Mutex<()> = Mutex::new(());
@@ -102,6 +104,113 @@ fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> 
     }
     crate::kernels::cudnn::set_cudnn_f32_weight_gradients(false);
     Ok(())
+}
+
+/// cuDNN and cuBLASLt may say at any step that they do not support something. An emulated GPU's do so by chance.
+#[test]
+fn gpus_agree_whatever_their_libraries_do_not_support() -> Result<()> {
+    let test = "kernels::conv::tests::gpus::gpus_agree_whatever_their_libraries_do_not_support";
+    const SEED: &str = "EMULATED_GPU_REFUSE";
+    if gpus().is_empty() {
+        return Ok(());
+    }
+    let seeds = ["1", "2", "3", "4"];
+    if !seeds.iter().any(|seed| in_own_process(test, &[(SEED, seed)])) {
+        return Ok(());
+    }
+    let mut rng = generator(34);
+    for round in 0..12 {
+        crate::kernels::cudnn::set_cudnn_benchmark(round % 2 == 1);
+        let dtype = DTYPES[round % DTYPES.len()];
+        let [channels, size] = [8 + round, 5 + round / 4];
+        let (dims, w_dims) = ([2, channels, size, 7], [6, channels, 3, 3]);
+        let geometry = geometry(1, 1, 1, 1);
+        let (x, weight) = (random(&mut rng, &dims, dtype), random(&mut rng, &w_dims, dtype));
+        let grad = random(&mut rng, &[2, 6, size, 7], dtype);
+        let bias = random(&mut rng, &[6], dtype);
+        let rows = random(&mut rng, &[channels, 6], dtype);
+        for _ in 0..2 {
+            // The second time, what was refused is known.
+            assert_gpus_agree(&[&x, &weight, &grad, &bias, &rows], 32.0, |t| {
+                Ok(vec![
+                    forward(&t[0], &t[1], None, geometry, dtype)?,
+                    forward(&t[0], &t[1], Some(&t[3]), geometry, dtype)?,
+                    dgrad(&t[2], &t[1], None, &dims, geometry, dtype)?,
+                    wgrad(&t[0], &t[2], &w_dims, geometry, dtype)?,
+                    forward_last(&t[0], &t[1], Some(&t[3]), geometry, dtype)?,
+                    crate::kernels::gemm::gemm(&t[4].t()?, &t[4], Some(&t[3]), dtype)?,
+                ])
+            });
+        }
+    }
+    let counted = |pass: &str| fallbacks().iter().any(|f| f.pass == pass && f.count > 0);
+    for device in gpus() {
+        let (emulated, gpu) = (is_emulated(&device)?, Gpu::of(&device));
+        assert!(!emulated || counted("gemm"), "{:?}", fallbacks());
+        let by_cudnn = emulated && gpu.is_some_and(|gpu| gpu.has_convolutions());
+        assert!(!by_cudnn || ["conv forward", "conv dgrad", "conv wgrad"].into_iter().all(counted));
+    }
+    Ok(())
+}
+
+/// Counts warnings.
+struct Warnings(std::sync::atomic::AtomicUsize);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, of: &tracing::Metadata<'_>) -> bool {
+        *of.level() == tracing::Level::WARN
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn what_cudnn_does_not_support_is_remembered_and_logged_once() -> Result<()> {
+    let test =
+        "kernels::conv::tests::gpus::what_cudnn_does_not_support_is_remembered_and_logged_once";
+    if gpus().is_empty() || !in_own_process(test, &[("EMULATED_GPU_REFUSE", "all")]) {
+        return Ok(());
+    }
+    for device in gpus() {
+        let by_cudnn = Gpu::of(&device).is_some_and(|gpu| gpu.has_convolutions());
+        if !(is_emulated(&device)? && by_cudnn) {
+            continue;
+        }
+        let mut rng = generator(35);
+        let dims = [2, 8, 5, 7];
+        let x = random(&mut rng, &dims, DType::F16).to_device(&device)?;
+        let weight = random(&mut rng, &[6, 8, 3, 3], DType::F16).to_device(&device)?;
+        let warnings = tracing::Dispatch::new(Warnings(std::sync::atomic::AtomicUsize::new(0)));
+        let count = |rounds: usize| -> Result<usize> {
+            tracing::dispatcher::with_default(&warnings, || {
+                for _ in 0..rounds {
+                    let y = forward(&x, &weight, None, geometry(1, 1, 1, 1), DType::F16)?;
+                    wgrad(&x, &y, &[6, 8, 3, 3], geometry(1, 1, 1, 1), DType::F16)?;
+                }
+                let seen = warnings.downcast_ref::<Warnings>().expect("made above");
+                Ok(seen.0.load(std::sync::atomic::Ordering::Relaxed))
+            })
+        };
+        assert_eq!((count(1)?, count(3)?), (2, 2));
+        let counted = fallbacks().into_iter().filter(|f| f.wanted == "cudnn");
+        assert_eq!(counted.map(|f| f.count).collect::<Vec<_>>(), [4, 4]);
+    }
+    Ok(())
+}
+
+fn is_emulated(device: &Device) -> Result<bool> {
+    Ok(Gpu::of(device).map(|gpu| gpu.name()).transpose()?.as_deref() == Some("Emulated GPU"))
 }
 
 /// Whoever chooses cuDNN's algorithms, where they are cuDNN's.

@@ -11,7 +11,7 @@ use cudarc::driver::CudaStream;
 
 use super::{Handles, Operand, Product, Scalar, Sizes, of};
 use crate::error::bail;
-use crate::kernels::cuda::{Gpu, address, address_mut};
+use crate::kernels::cuda::{Gpu, address, address_mut, launched};
 
 /// Memory for products that are cut along the sum: what NVIDIA recommends, for Hopper and before.
 const WORKSPACE: [usize; 2] = [32 << 20, 4 << 20];
@@ -183,15 +183,12 @@ impl Gpu {
                 preference.0,
             )
         };
-        let found = match found {
-            Err(lt::CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => {
-                return Ok(false);
-            }
-            found => found.map_err(Error::wrap)?,
-        };
+        // Whatever the reason: it has asked the device for nothing yet, and what ails the device shows in the product
+        // that runs instead.
+        let Ok(found) = found else { return Ok(false) };
         // SAFETY: as in `Gpu::product`; besides, `n` elements of the bias are read, and the
         // workspace, which only products on this stream use, is written, as much as it has.
-        unsafe {
+        let done = unsafe {
             lt::matmul(
                 handle.handle,
                 description.0,
@@ -210,9 +207,15 @@ impl Gpu {
                 size,
                 handle.stream.cu_stream().cast(),
             )
+        };
+        match done {
+            Err(lt::CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => Ok(false),
+            done => {
+                done.map_err(Error::wrap)?;
+                launched(&handle.stream);
+                Ok(true)
+            }
         }
-        .map_err(Error::wrap)?;
-        Ok(true)
     }
 }
 

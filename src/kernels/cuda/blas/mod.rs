@@ -16,7 +16,7 @@ use candle_core::{DType, Result};
 use cudarc::cublas::{result as cublas, sys};
 use cudarc::driver::CudaStream;
 
-use super::{Gpu, Matrices, Product, address_mut, start};
+use super::{Gpu, Matrices, Product, address_mut, launched, start};
 use crate::error::bail;
 
 /// A library handle on a stream. One a thread: a handle's workspace is for one product at a time.
@@ -110,7 +110,9 @@ impl Gpu {
                 sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
             )
         }
-        .w()
+        .w()?;
+        launched(&handle.stream);
+        Ok(())
     }
 }
 

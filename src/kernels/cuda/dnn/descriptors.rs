@@ -6,6 +6,7 @@ use candle_core::{DType, Error, Result};
 use cudarc::cudnn::result::{self as cudnn, CudnnError};
 use cudarc::cudnn::sys;
 
+use super::status::supported;
 use crate::error::bail;
 use crate::kernels::cuda::Convolution;
 use crate::kernels::format::Format;
@@ -69,7 +70,7 @@ pub(super) type Raw = (
 
 #[allow(unsafe_code)]
 impl Descriptors {
-    /// `None` where a size is more than the library counts to.
+    /// `None` where a size is more than the library counts to, or the library does not support it.
     pub(super) fn of(convolution: &Convolution, dtype: DType) -> Result<Option<Self>> {
         let Convolution { input, weight, output, padding, stride, dilation, groups, .. } =
             *convolution;
@@ -111,9 +112,8 @@ impl Descriptors {
             )?;
             cudnn::set_convolution_group_count(this.convolution.0, groups)
         };
-        set().map_err(Error::wrap)?;
-        this.set_math(math(dtype, convolution.tf32)).map_err(Error::wrap)?;
-        Ok(Some(this))
+        let set = set().and_then(|()| this.set_math(math(dtype, convolution.tf32)));
+        Ok(supported(set)?.map(|()| this))
     }
 
     pub(super) fn set_math(

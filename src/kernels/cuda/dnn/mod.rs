@@ -5,6 +5,7 @@
 
 mod descriptors;
 mod plan;
+mod status;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,11 +17,12 @@ use candle_core::cuda_backend::DeviceId;
 use candle_core::cuda_backend::WrapErr;
 use candle_core::{DType, Error, Result, Tensor};
 use cudarc::cudnn::result::{self as cudnn, CudnnError};
-use cudarc::cudnn::sys::{self, cudnnStatus_t as Status};
+use cudarc::cudnn::sys;
 use cudarc::driver::CudaStream;
 
-use super::{Convolution, Gpu, Pass, address, address_mut};
+use super::{Convolution, Gpu, Pass, address, address_mut, launched};
 use plan::{Algorithm, Plan};
+use status::supported;
 
 /// Bytes that an algorithm may use beside its tensors.
 const WORKSPACE: usize = 256 << 20;
@@ -32,7 +34,7 @@ const PLACE: usize = 3;
 struct Library {
     handle: sys::cudnnHandle_t,
     /// Kept alive as long as the handle names it.
-    _stream: Arc<CudaStream>,
+    stream: Arc<CudaStream>,
     /// `None` where the library has nothing that will do.
     plans: RefCell<HashMap<Key, Option<Rc<Plan>>>>,
 }
@@ -45,7 +47,7 @@ impl Library {
     fn new(stream: Arc<CudaStream>) -> Result<Self> {
         stream.context().bind_to_thread().w()?;
         let handle = cudnn::create_handle().map_err(Error::wrap)?;
-        let this = Self { handle, _stream: stream.clone(), plans: RefCell::default() };
+        let this = Self { handle, stream: stream.clone(), plans: RefCell::default() };
         // SAFETY: the handle was made above, and the stream lives as long as it.
         unsafe { cudnn::set_stream(this.handle, stream.cu_stream().cast()) }
             .map_err(Error::wrap)?;
@@ -123,22 +125,43 @@ impl Gpu {
             Some(plan) => plan,
             None => {
                 let plan = Plan::choose(self, library.handle, key, addresses)?.map(Rc::new);
+                if plan.is_none() {
+                    refused(&key, "chosen");
+                }
                 library.plans.borrow_mut().insert(key, plan.clone());
                 plan
             }
         };
-        let Some(plan) = plan else { return Ok(false) };
+        let adds = begin.is_some();
+        let Some(plan) = plan.filter(|plan| !adds || plan.adds.get()) else { return Ok(false) };
         if let Some(begin) = begin {
             begin()?;
         }
         let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
         let work = (&*plan, address_mut(&scratch)? as *mut c_void);
-        match run(library.handle, work, addresses, begin.is_some()) {
-            Ok(()) => Ok(true),
-            Err(CudnnError(Status::CUDNN_STATUS_NOT_SUPPORTED)) if begin.is_some() => Ok(false),
-            Err(error) => Err(Error::Wrapped(Box::new(error))),
+        let done = supported(run(library.handle, work, addresses, adds))?.is_some();
+        launched(&library.stream);
+        // A heuristic may propose what the library then does not do: it is not asked for that again.
+        match (done, adds) {
+            (true, _) => {}
+            (false, true) => plan.adds.set(false),
+            (false, false) => drop(library.plans.borrow_mut().insert(key, None)),
         }
+        if !done {
+            refused(&key, if adds { "run with a bias" } else { "run" });
+        }
+        Ok(done)
     }
+}
+
+/// Logs that cuDNN does not support a convolution: once, as it is remembered.
+fn refused((convolution, pass, dtype, _): &Key, step: &str) {
+    tracing::warn!(
+        ?pass,
+        ?dtype,
+        ?convolution,
+        "cuDNN does not support this convolution ({step}): it is computed in another way from now on"
+    );
 }
 
 /// Computes the product, or `adds` it to what is there.

@@ -9,12 +9,14 @@
 //! `candidates!` is what they have in common. `x`, `w` and `y` are the input, the weight and the output; the
 //! gradient of one has its descriptor.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
-use candle_core::{DType, Error, Result};
+use candle_core::{DType, Result};
 use cudarc::cudnn::{result as cudnn, sys};
 
 use super::descriptors::{Descriptors, math};
+use super::status::supported;
 use super::{Addresses, Key, PLACE, WORKSPACE};
 use crate::kernels::cuda::{Gpu, Pass, address_mut};
 
@@ -62,6 +64,8 @@ pub(super) struct Plan {
     pub(super) algorithm: Algorithm,
     /// The workspace that it needs, in bytes.
     pub(super) workspace: usize,
+    /// Whether it adds to what is there: until cuDNN has said that it does not.
+    pub(super) adds: Cell<bool>,
 }
 
 /// cuDNN's answer about one algorithm.
@@ -91,10 +95,7 @@ impl Plan {
             true => measured(gpu, handle, pass, &descriptors, tensors)?,
             false => expected(handle, pass, &descriptors),
         };
-        let found = match found {
-            Err(status) if unsupported(status) => return Ok(None),
-            found => found.map_err(|status| Error::Wrapped(Box::new(cudnn::CudnnError(status))))?,
-        };
+        let Some(found) = supported(found.map_err(cudnn::CudnnError))? else { return Ok(None) };
         let fits = |candidate: &Candidate| {
             candidate.status == sys::cudnnStatus_t::CUDNN_STATUS_SUCCESS
                 && candidate.determinism == sys::cudnnDeterminism_t::CUDNN_DETERMINISTIC
@@ -106,9 +107,12 @@ impl Plan {
         let allowed = math(dtype, convolution.tf32);
         let exact = dtype == DType::F32 && !convolution.tf32;
         let math = if exact { allowed } else { best.math };
-        descriptors.set_math(math).map_err(Error::wrap)?;
-        let workspace = workspace(handle, &descriptors, best.algorithm).map_err(Error::wrap)?;
-        Ok(Some(Self { descriptors, algorithm: best.algorithm, workspace }))
+        let set = descriptors.set_math(math);
+        let workspace = set.and_then(|()| workspace(handle, &descriptors, best.algorithm));
+        let Some(workspace) = supported(workspace)? else { return Ok(None) };
+        let algorithm = best.algorithm;
+        tracing::debug!(target: "candle_amp::cudnn", ?pass, ?dtype, ?convolution, ?algorithm, ?math, "cuDNN");
+        Ok(Some(Self { descriptors, algorithm, workspace, adds: Cell::new(true) }))
     }
 }
 
@@ -149,11 +153,6 @@ fn workspace(
             ),
         }
     }
-}
-
-fn unsupported(status: sys::cudnnStatus_t) -> bool {
-    // CUDNN_STATUS_NOT_SUPPORTED and its sub-codes.
-    (3000..4000).contains(&(status as u32))
 }
 
 type Found = std::result::Result<Vec<Candidate>, sys::cudnnStatus_t>;

@@ -1,0 +1,324 @@
+//! Operators one by one, forward and backward, in the sizes of the networks that are measured.
+//!
+//! A second row of each compares it with what the card can do: with a copy, or with a large matrix product.
+
+use anyhow::Result;
+use candle_amp::{nn, ops};
+use candle_amp_benches::measure::Runner;
+use candle_amp_benches::precision::Precision;
+use candle_amp_benches::{list, loss_with, tracked};
+use candle_core::{DType, Device, Module, Result as CandleResult, Tensor, Var};
+use serde::Serialize;
+
+use crate::steps::timed;
+use crate::workload::{Spec, Work};
+
+type Peer = list::Peer<Spec>;
+type Group = list::Group<Spec>;
+
+/// An operator, and its sizes. PyTorch's side builds the same from these.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "operator", rename_all = "snake_case")]
+pub(crate) enum Operator {
+    /// Images of `size` by `size`, channels last, and a square kernel; padded to keep the size.
+    Conv {
+        batch: usize,
+        channels: usize,
+        outs: usize,
+        size: usize,
+        kernel: usize,
+        stride: usize,
+    },
+    /// Causal, of as many heads of keys as of queries.
+    Attention {
+        batch: usize,
+        heads: usize,
+        length: usize,
+        width: usize,
+    },
+    LayerNorm {
+        rows: usize,
+        width: usize,
+    },
+    /// In training, channels last, with the ReLU after it.
+    BatchNorm {
+        batch: usize,
+        channels: usize,
+        size: usize,
+    },
+    GroupNorm {
+        batch: usize,
+        channels: usize,
+        size: usize,
+        groups: usize,
+    },
+    CrossEntropy {
+        rows: usize,
+        classes: usize,
+    },
+    /// The product with the classes' weights, and its cross entropy.
+    Head {
+        rows: usize,
+        width: usize,
+        classes: usize,
+    },
+    /// With a bias.
+    Linear {
+        rows: usize,
+        ins: usize,
+        outs: usize,
+    },
+    /// `hot`: of one row, by all numbers.
+    Embedding {
+        numbers: usize,
+        rows: usize,
+        width: usize,
+        hot: bool,
+    },
+}
+
+/// What of an operator is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Pass {
+    Forward,
+    /// Forward, and backward to the input and the weights.
+    Both,
+    /// Forward, and backward to the input alone.
+    Dgrad,
+    /// Forward, and backward to the weights alone.
+    Wgrad,
+}
+
+use Operator::{
+    Attention, BatchNorm, Conv, CrossEntropy, Embedding, GroupNorm, Head, LayerNorm, Linear,
+};
+
+const EACH: &[Pass] = &[Pass::Forward, Pass::Both];
+const CONV: &[Pass] = &[Pass::Forward, Pass::Dgrad, Pass::Wgrad, Pass::Both];
+
+const fn conv(sizes: [usize; 5], stride: usize) -> Operator {
+    let [batch, channels, outs, size, kernel] = sizes;
+    Conv { batch, channels, outs, size, kernel, stride }
+}
+
+const fn embedding(hot: bool) -> Operator {
+    Embedding { numbers: 8192, rows: 50257, width: 768, hot }
+}
+
+const ALL: &[(&str, Operator, &[Pass])] = &[
+    ("conv 3x3, 64", conv([128, 64, 64, 32, 3], 1), CONV),
+    ("conv 3x3, 512", conv([128, 512, 512, 4, 3], 1), CONV),
+    ("conv 3x3, stride 2", conv([128, 128, 256, 16, 3], 2), CONV),
+    ("conv 1x1", conv([128, 256, 64, 32, 1], 1), CONV),
+    ("attention, 1024", Attention { batch: 8, heads: 12, length: 1024, width: 64 }, EACH),
+    ("attention, wide", Attention { batch: 4, heads: 8, length: 2048, width: 128 }, EACH),
+    ("layer norm", LayerNorm { rows: 8192, width: 768 }, EACH),
+    ("batch norm", BatchNorm { batch: 128, channels: 64, size: 32 }, EACH),
+    ("group norm", GroupNorm { batch: 32, channels: 128, size: 32, groups: 32 }, EACH),
+    ("cross entropy", CrossEntropy { rows: 8192, classes: 50257 }, EACH),
+    ("fused head", Head { rows: 8192, width: 768, classes: 50257 }, EACH),
+    ("linear", Linear { rows: 8192, ins: 768, outs: 3072 }, EACH),
+    ("embedding", embedding(false), EACH),
+    ("embedding, hot", embedding(true), EACH),
+];
+
+const PRECISIONS: [Precision; 3] = [Precision::Bf16, Precision::F16, Precision::F32];
+
+/// What products are judged by: one so large that nothing but the arithmetic counts.
+pub(crate) fn products() -> Group {
+    let mut group = Group::default();
+    for precision in PRECISIONS {
+        let operator = Linear { rows: 8192, ins: 8192, outs: 8192 };
+        let spec = Work::Operator { operator, pass: Pass::Forward }.at(precision);
+        group.row(format!("product 8192 {precision}"), spec, Peer::Torch, None);
+    }
+    group
+}
+
+/// A group for each operator and precision: what one holds is none of the next one's. `rate` is what the card gets
+/// through in a second, of a unit in a precision.
+pub(crate) fn groups(rate: impl Fn(&str, Precision) -> f64) -> Vec<Group> {
+    let mut groups = Vec::new();
+    for &(name, operator, passes) in ALL {
+        for precision in PRECISIONS {
+            let mut group = Group::default();
+            for &pass in passes {
+                let spec = Work::Operator { operator, pass }.at(precision);
+                let name = format!("{name}, {} {precision}", pass.name());
+                group.row(&name, spec, Peer::Torch, Some(1.0));
+                if let Some((_, unit)) = operator.amount(pass, precision) {
+                    let what = if unit == "GB/s" { "copy" } else { "product" };
+                    let peer = Peer::Rate(rate(unit, precision), what);
+                    group.row(format!("{name} / {what}"), spec, peer, None);
+                }
+            }
+            groups.push(group);
+        }
+    }
+    groups
+}
+
+impl Pass {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Both => "forward+backward",
+            Self::Dgrad => "forward+dgrad",
+            Self::Wgrad => "forward+wgrad",
+        }
+    }
+}
+
+impl Operator {
+    /// Multiplications and additions, or bytes that must be read and written, in a forward pass.
+    fn work(self, element: usize) -> (f64, &'static str) {
+        let flops = |of: usize| (2e-12 * of as f64, "TFLOP/s");
+        let bytes = |elements: usize| (1e-9 * (elements * element) as f64, "GB/s");
+        match self {
+            Conv { batch, channels, outs, size, kernel, stride } => {
+                flops(batch * outs * (size / stride).pow(2) * channels * kernel.pow(2))
+            }
+            // Half of the scores, by two products.
+            Attention { batch, heads, length, width } => {
+                flops(batch * heads * length.pow(2) * width)
+            }
+            LayerNorm { rows, width } => bytes(2 * rows * width),
+            BatchNorm { batch, channels, size } | GroupNorm { batch, channels, size, .. } => {
+                bytes(2 * batch * channels * size.pow(2))
+            }
+            CrossEntropy { rows, classes } => bytes(rows * classes),
+            Head { rows, width, classes } => flops(rows * width * classes),
+            Linear { rows, ins, outs } => flops(rows * ins * outs),
+            Embedding { numbers, width, .. } => bytes(2 * numbers * width),
+        }
+    }
+
+    /// What is got through in a second. `None` where backward's bytes are another matter than forward's.
+    pub(crate) fn amount(self, pass: Pass, precision: Precision) -> Option<(f64, &'static str)> {
+        let (amount, unit) = self.work(precision.dtype().size_in_bytes());
+        // Each gradient of a product is a product of as much work.
+        let passes = match (pass, unit) {
+            (Pass::Forward, _) => 1.0,
+            (Pass::Dgrad | Pass::Wgrad, "TFLOP/s") => 2.0,
+            (Pass::Both, "TFLOP/s") => 3.0,
+            _ => return None,
+        };
+        Some((amount * passes, unit))
+    }
+
+    pub(crate) fn shrink(&mut self) {
+        match self {
+            Conv { batch, channels, outs, size, .. } => {
+                (*batch, *channels, *outs, *size) = (2, 8, 8, 8);
+            }
+            Attention { batch, heads, length, width } => {
+                (*batch, *heads, *length, *width) = (1, 2, 16, 16);
+            }
+            LayerNorm { rows, width } => (*rows, *width) = (4, 16),
+            BatchNorm { batch, channels, size } => (*batch, *channels, *size) = (2, 8, 4),
+            GroupNorm { batch, channels, size, groups } => {
+                (*batch, *channels, *size, *groups) = (2, 8, 4, 4);
+            }
+            CrossEntropy { rows, classes } => (*rows, *classes) = (4, 17),
+            Head { rows, width, classes } => (*rows, *width, *classes) = (4, 16, 17),
+            Linear { rows, ins, outs } => (*rows, *ins, *outs) = (4, 16, 24),
+            Embedding { numbers, rows, width, .. } => (*numbers, *rows, *width) = (80, 17, 16),
+        }
+    }
+
+    /// Times the pass, as many times in a run as training steps are.
+    pub(crate) fn runner(
+        self,
+        pass: Pass,
+        precision: Precision,
+        device: &Device,
+    ) -> Result<Runner> {
+        let run = self.forward(pass, precision.dtype(), device)?;
+        let run = move || precision.autocast().scope(&run);
+        let y = run()?;
+        // Handed to backward as they are: a sum would read all of the result.
+        let ones = Tensor::ones(y.shape(), y.dtype(), device)?;
+        drop(y);
+        let mut scaler = candle_amp::GradScaler::disabled();
+        let step = move || {
+            let y = run()?;
+            if pass != Pass::Forward {
+                let loss = loss_with(&[&y], vec![ones.clone()])?;
+                scaler.scale(&loss)?.backward()?;
+                scaler.zero_grad();
+            }
+            Ok(())
+        };
+        Ok(timed(Box::new(step), device))
+    }
+
+    fn forward(
+        self,
+        pass: Pass,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Box<dyn Fn() -> CandleResult<Tensor>>> {
+        let draw = |shape: &[usize]| Tensor::randn(0f32, 1.0, shape, device)?.to_dtype(dtype);
+        let input = |shape: &[usize]| match pass {
+            Pass::Dgrad | Pass::Both => tracked(&draw(shape)?),
+            _ => draw(shape),
+        };
+        let weight = |shape: &[usize]| match pass {
+            Pass::Wgrad | Pass::Both => Ok(Var::from_tensor(&draw(shape)?)?.into_inner()),
+            _ => draw(shape),
+        };
+        let numbers = |count: usize, below: usize| {
+            let numbers = (0..count).map(|i| (i * 7919 % below) as u32);
+            Tensor::new(numbers.collect::<Vec<_>>(), device)
+        };
+        let norm_vars = nn::VarMap::new();
+        let norm_vb = nn::var_builder(&norm_vars, DType::F32, device);
+        Ok(match self {
+            Conv { batch, channels, outs, size, kernel, stride } => {
+                let x = input(&[batch, size, size, channels])?;
+                let w = weight(&[outs, channels, kernel, kernel])?;
+                let config = nn::Conv2dConfig { padding: kernel / 2, stride, ..Default::default() };
+                Box::new(move || ops::channels_last::conv2d(&x, &w, None, config))
+            }
+            Attention { batch, heads, length, width } => {
+                let draw = || input(&[batch, heads, length, width]);
+                let (q, k, v) = (draw()?, draw()?, draw()?);
+                let scale = 1.0 / (width as f64).sqrt();
+                Box::new(move || ops::sdpa(&q, &k, &v, None, true, scale))
+            }
+            LayerNorm { rows, width } => {
+                let (x, w, b) = (input(&[rows, width])?, weight(&[width])?, weight(&[width])?);
+                Box::new(move || ops::layer_norm(&x, Some(&w), Some(&b), 1e-5))
+            }
+            BatchNorm { batch, channels, size } => {
+                let x = input(&[batch, size, size, channels])?;
+                let norm = nn::batch_norm(channels, 1e-5, norm_vb)?.channels_last();
+                Box::new(move || norm.forward_relu_t(&x, None, true))
+            }
+            GroupNorm { batch, channels, size, groups } => {
+                let x = input(&[batch, channels, size, size])?;
+                let norm = nn::group_norm(groups, channels, 1e-5, norm_vb)?;
+                Box::new(move || norm.forward(&x))
+            }
+            CrossEntropy { rows, classes } => {
+                let (x, y) = (input(&[rows, classes])?, numbers(rows, classes)?);
+                Box::new(move || ops::cross_entropy(&x, &y))
+            }
+            Head { rows, width, classes } => {
+                let (x, w) = (input(&[rows, width])?, weight(&[classes, width])?);
+                let y = numbers(rows, classes)?;
+                Box::new(move || ops::linear_cross_entropy(&x, &w, None, &y))
+            }
+            Linear { rows, ins, outs } => {
+                let (x, w, b) = (input(&[rows, ins])?, weight(&[outs, ins])?, weight(&[outs])?);
+                Box::new(move || ops::linear(&x, &w, Some(&b)))
+            }
+            Embedding { numbers: count, rows, width, hot } => {
+                let table = weight(&[rows, width])?;
+                let ids = numbers(count, if hot { 1 } else { rows })?;
+                Box::new(move || ops::embedding(&ids, &table))
+            }
+        })
+    }
+}

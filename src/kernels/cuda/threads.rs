@@ -1,0 +1,157 @@
+//! Order among threads. candle's default device has a stream of each thread's own, and nothing orders those: a thread
+//! that gets a tensor from another one could read it before it is written.
+//!
+//! So every thread counts what it launches. Before a thread takes the address of a tensor or memory for a new one, it
+//! waits for the device if others have launched anything since it last did. With one thread that never happens. Threads
+//! that launch at the same time wait for one another all the time: for them there is
+//! `Device::new_cuda_with_stream`, one stream for all threads.
+//!
+//! What candle's own operators launch is not counted.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// More than a machine has.
+const DEVICES: usize = 64;
+
+/// What all threads have launched, by the device's ordinal.
+static LAUNCHES: [AtomicU64; DEVICES] = [const { AtomicU64::new(0) }; DEVICES];
+
+/// Of one thread.
+#[derive(Clone, Copy)]
+struct Own {
+    launches: u64,
+    /// How many of other threads' launches were waited for.
+    waited_for: u64,
+}
+
+thread_local! {
+    static OWN: [Cell<Own>; DEVICES] =
+        const { [const { Cell::new(Own { launches: 0, waited_for: 0 }) }; DEVICES] };
+}
+
+/// Says that this thread has launched something: after it has.
+pub(super) fn launched(ordinal: usize) {
+    OWN.with(|own| {
+        let own = &own[ordinal % DEVICES];
+        own.set(Own { launches: own.get().launches + 1, ..own.get() });
+    });
+    LAUNCHES[ordinal % DEVICES].fetch_add(1, Ordering::Release);
+}
+
+/// Calls `wait` where other threads have launched something since this one last waited.
+pub(super) fn wait_for_others<E>(
+    ordinal: usize,
+    wait: impl FnOnce() -> Result<(), E>,
+) -> Result<(), E> {
+    OWN.with(|own| {
+        let own = &own[ordinal % DEVICES];
+        // Of whoever hands a tensor over, this has all launches before that.
+        let all = LAUNCHES[ordinal % DEVICES].load(Ordering::Acquire);
+        let others = all.wrapping_sub(own.get().launches);
+        if others != own.get().waited_for {
+            wait()?;
+            own.set(Own { waited_for: others, ..own.get() });
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// Whether this thread waits, on a device that no test has.
+    fn waits(ordinal: usize) -> bool {
+        let mut waited = false;
+        let Ok(()) = wait_for_others(ordinal, || {
+            waited = true;
+            Ok::<_, std::convert::Infallible>(())
+        });
+        waited
+    }
+
+    #[test]
+    fn a_thread_waits_once_for_what_others_launched_and_never_for_itself() {
+        let ordinal = 63;
+        launched(ordinal);
+        assert!(!waits(ordinal));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(waits(ordinal) && !waits(ordinal));
+                launched(ordinal);
+                assert!(!waits(ordinal));
+            });
+        });
+        assert!(waits(ordinal) && !waits(ordinal));
+        assert!(!waits(62), "another device");
+    }
+
+    #[test]
+    fn a_wait_that_failed_is_tried_again() {
+        let ordinal = 61;
+        thread::scope(|scope| {
+            scope.spawn(|| launched(ordinal));
+        });
+        assert_eq!(wait_for_others(ordinal, || Err("no device")), Err("no device"));
+        assert!(waits(ordinal) && !waits(ordinal));
+    }
+
+    mod on_gpus {
+        use candle_core::{DType, Device, Result, Tensor};
+
+        use crate::kernels::devices::gpus;
+        use crate::kernels::elementwise::add;
+        use crate::kernels::own_process::in_own_process;
+
+        /// With streams that are behind, where the GPU is emulated.
+        const BEHIND: [(&str, &str); 1] = [("EMULATED_GPU_DELAY", "3")];
+        const HERE: &str = "kernels::cuda::threads::tests::on_gpus::";
+
+        fn doubled(x: &Tensor, times: usize) -> Result<Tensor> {
+            (0..times).try_fold(x.clone(), |x, _| add(&x, &x))
+        }
+
+        #[test]
+        fn a_thread_sees_what_another_one_has_made() -> Result<()> {
+            let name = "a_thread_sees_what_another_one_has_made";
+            if gpus().is_empty() || !in_own_process(&format!("{HERE}{name}"), &BEHIND) {
+                return Ok(());
+            }
+            let device = Device::new_cuda(0)?;
+            let ones = Tensor::ones(1 << 16, DType::F32, &device)?;
+            for _ in 0..20 {
+                let eight = doubled(&ones, 3)?;
+                let many = std::thread::spawn(move || doubled(&eight, 5));
+                let many = many.join().expect("nothing panics")?;
+                let more = doubled(&many, 1)?;
+                assert_eq!(more.to_vec1::<f32>()?, [512.0; 1 << 16]);
+            }
+            Ok(())
+        }
+
+        /// One stream for all threads: tensors may be dropped wherever that is.
+        #[test]
+        fn with_one_stream_for_all_threads_tensors_are_dropped_anywhere() -> Result<()> {
+            let name = "with_one_stream_for_all_threads_tensors_are_dropped_anywhere";
+            if gpus().is_empty() || !in_own_process(&format!("{HERE}{name}"), &BEHIND) {
+                return Ok(());
+            }
+            let device = Device::new_cuda_with_stream(0)?;
+            let ones = Tensor::ones(1 << 16, DType::F32, &device)?;
+            for _ in 0..20 {
+                let eight = doubled(&ones, 3)?;
+                let sixteen = doubled(&eight, 1)?;
+                let many = std::thread::spawn(move || {
+                    drop(eight); // which a kernel may still be reading
+                    doubled(&sixteen, 4)
+                });
+                let many = many.join().expect("nothing panics")?;
+                assert_eq!(many.to_vec1::<f32>()?, [256.0; 1 << 16]);
+            }
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,191 @@
+// Inline PTX: the compiler turns an `asm` into `emulated::ptx<instruction>({operands...})`, and what it does is read
+// from its text, here. An instruction that is not in the table, or with other operands, does not compile.
+#pragma once
+
+namespace emulated {
+
+enum class Ptx {
+    f32_of_f16,
+    f16_of_f32,
+    bf16_of_f32,
+    f16x2_of_f32,
+    bf16x2_of_f32,
+    exp2,
+    load_matrices,
+    load_turned_matrices,
+    multiply_f16,
+    multiply_bf16,
+    copy_16,
+    copy_4,
+    wait_for_copies,
+    store_4,
+    store_2,
+};
+
+// An opcode, and its operands: a `%` for each number, without spaces.
+struct Opcode {
+    const char *name, *operands;
+    Ptx what;
+};
+
+#define EMULATED_MMA "{%,%,%,%},{%,%,%,%},{%,%},{%,%,%,%};"
+constexpr Opcode OPCODES[] = {
+    {"cvt.f32.f16", "%,%;", Ptx::f32_of_f16},
+    {"cvt.rn.f16.f32", "%,%;", Ptx::f16_of_f32},
+    {"cvt.rn.bf16.f32", "%,%;", Ptx::bf16_of_f32},
+    {"cvt.rn.f16x2.f32", "%,%,%;", Ptx::f16x2_of_f32},
+    {"cvt.rn.bf16x2.f32", "%,%,%;", Ptx::bf16x2_of_f32},
+    {"ex2.approx.ftz.f32", "%,%;", Ptx::exp2},
+    {"ldmatrix.sync.aligned.m8n8.x4.shared.b16", "{%,%,%,%},[%];", Ptx::load_matrices},
+    {"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "{%,%,%,%},[%];", Ptx::load_turned_matrices},
+    {"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", EMULATED_MMA, Ptx::multiply_f16},
+    {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", EMULATED_MMA, Ptx::multiply_bf16},
+    {"cp.async.cg.shared.global", "[%],[%],16,%;", Ptx::copy_16},
+    {"cp.async.ca.shared.global", "[%],[%],4,%;", Ptx::copy_4},
+    {"cp.async.wait_all", ";", Ptx::wait_for_copies},
+    {"st.global.v4.u32", "[%],{%,%,%,%};", Ptx::store_4},
+    {"st.global.v2.u32", "[%],{%,%};", Ptx::store_2},
+};
+#undef EMULATED_MMA
+
+// What to do, and which operand of the `asm` each number in the text is.
+struct Instruction {
+    Ptx what;
+    int count, at[16];
+};
+
+// Not a constant: a compiler that comes here says so.
+inline Instruction ptx_that_is_not_emulated() { return {}; }
+
+constexpr Instruction decode(const char *text) {
+    for (const Opcode &opcode : OPCODES) {
+        const char *c = text;
+        Instruction found{opcode.what, 0, {}};
+        for (const char *name = opcode.name; c && *name; name++)
+            c = *c == *name ? c + 1 : nullptr;
+        if (!c || (*c != ' ' && *c != ';'))
+            continue;
+        for (const char *part = opcode.operands; c && *part; part++) {
+            while (*c == ' ')
+                c++;
+            if (*c != *part) {
+                c = nullptr;
+                break;
+            }
+            c++;
+            if (*part == '%') {
+                int number = 0, digits = 0;
+                for (; *c >= '0' && *c <= '9'; c++, digits++)
+                    number = 10 * number + (*c - '0');
+                if (!digits)
+                    c = nullptr;
+                found.at[found.count++] = number;
+            }
+        }
+        if (c && !*c)
+            return found;
+    }
+    return ptx_that_is_not_emulated();
+}
+
+// An operand of an `asm`: a value that is read, or a variable that is written.
+struct Operand {
+    unsigned long long bits;
+    void *to;
+};
+
+// Whether a constraint's letter is for values of this type.
+template <char Letter, class T> constexpr bool fits_constraint() {
+    constexpr bool whole = std::is_integral_v<T> || std::is_pointer_v<T>;
+    return Letter == 'f'   ? std::is_same_v<T, float>
+           : Letter == 'd' ? std::is_same_v<T, double>
+           : Letter == 'h' ? whole && sizeof(T) == 2
+           : Letter == 'r' ? whole && sizeof(T) == 4
+                           : Letter == 'l' && whole && sizeof(T) == 8;
+}
+
+template <char Letter, class T> Operand input(const T &value) {
+    using Value = std::decay_t<T>;
+    static_assert(fits_constraint<Letter, Value>(), "the constraint of an operand is for another type");
+    return {bits_of<Value>(value), nullptr};
+}
+
+template <char Letter, class T> Operand output(T &value) {
+    static_assert(fits_constraint<Letter, T>(), "the constraint of an operand is for another type");
+    return {bits_of(value), &value};
+}
+
+template <class T> T aligned_pointer(unsigned long long address, unsigned bytes) {
+    if (address % bytes)
+        emulated_fail(MISALIGNED_ADDRESS, "PTX accesses %u bytes at %#llx", bytes, address);
+    return reinterpret_cast<T>(address);
+}
+
+// One of the two 16-bit numbers of a register.
+inline unsigned short half_of(unsigned long long bits, int which) { return bits >> 16 * which; }
+
+// The fragments of m16n8k16, as PTX defines them: a (16, 16) in four registers of each lane, b (16, 8) in two, and c and
+// d (16, 8) in four, a number each.
+template <class F> float product(const Lanes (&a)[2], const Lanes &b, float c, int row, int column, F value) {
+    for (int k = 0; k < 16; k++) {
+        int left = row % 8 * 4 + k % 8 / 2, of_left = row / 8 + k / 8 * 2;
+        int right = column * 4 + k % 8 / 2, of_right = k / 8;
+        unsigned x = a[of_left / 2].value[left] >> of_left % 2 * 32, y = b.value[right] >> of_right * 32;
+        c += value(half_of(x, k % 2)) * value(half_of(y, k % 2));
+    }
+    return c;
+}
+
+template <Ptx What, int N> void execute(const Instruction &instruction, Operand (&operands)[N]) {
+    auto bits = [&](int i) { return operands[instruction.at[i]].bits; };
+    auto number = [&](int i) { return from_bits<float>(bits(i)); };
+    auto set = [&](int i, auto value) { memcpy(operands[instruction.at[i]].to, &value, sizeof value); };
+    if constexpr (What == Ptx::f32_of_f16) {
+        set(0, half_value(bits(1)));
+    } else if constexpr (What == Ptx::f16_of_f32) {
+        set(0, half_bits(number(1)));
+    } else if constexpr (What == Ptx::bf16_of_f32) {
+        set(0, bfloat_bits(number(1)));
+    } else if constexpr (What == Ptx::f16x2_of_f32) { // the first goes into the upper half
+        set(0, half_bits(number(2)) | unsigned(half_bits(number(1))) << 16);
+    } else if constexpr (What == Ptx::bf16x2_of_f32) {
+        set(0, bfloat_bits(number(2)) | unsigned(bfloat_bits(number(1))) << 16);
+    } else if constexpr (What == Ptx::exp2) {
+        constexpr float least = 1.17549435e-38f; // what is below is 0, before and after
+        float x = number(1), y = exp2f(std::fabs(x) < least ? 0 : x);
+        set(0, y < least ? 0.f : y);
+    } else if constexpr (What == Ptx::load_matrices || What == Ptx::load_turned_matrices) {
+        const int lane = emulated_lane(), g = lane / 4, t = lane % 4;
+        Lanes rows = emulated_exchange(Warp::matrix, ~0u, reinterpret_cast<size_t>(emulated_shared_pointer(bits(4))));
+        for (int i = 0; i < 4; i++) {
+            auto row = [&](int r) { return aligned_pointer<const unsigned short *>(rows.value[i * 8 + r], 16); };
+            set(i, What == Ptx::load_matrices ? row(g)[2 * t] | unsigned(row(g)[2 * t + 1]) << 16
+                                              : row(2 * t)[g] | unsigned(row(2 * t + 1)[g]) << 16);
+        }
+    } else if constexpr (What == Ptx::multiply_f16 || What == Ptx::multiply_bf16) {
+        const int lane = emulated_lane(), g = lane / 4, t = lane % 4;
+        auto both = [&](int i) { return emulated_exchange(Warp::matrix, ~0u, bits(i) | bits(i + 1) << 32); };
+        Lanes a[2] = {both(4), both(6)}, b = both(8);
+        for (int e = 0; e < 4; e++)
+            set(e, product(a, b, number(10 + e), g + e / 2 * 8, 2 * t + e % 2,
+                           What == Ptx::multiply_f16 ? half_value : bfloat_value));
+    } else if constexpr (What == Ptx::copy_16 || What == Ptx::copy_4) {
+        constexpr unsigned size = What == Ptx::copy_16 ? 16 : 4;
+        if (bits(2) && bits(2) != size)
+            emulated_fail(LAUNCH_FAILED, "cp.async of a part of its %u bytes is not emulated", size);
+        auto to = aligned_pointer<void *>(reinterpret_cast<size_t>(emulated_shared_pointer(bits(0))), size);
+        emulated_copy_async(to, aligned_pointer<const void *>(bits(1), size), size, bits(2) != 0);
+    } else if constexpr (What == Ptx::wait_for_copies) {
+        emulated_copies_arrived();
+    } else if constexpr (What == Ptx::store_4) {
+        *aligned_pointer<uint4 *>(bits(0), 16) = {unsigned(bits(1)), unsigned(bits(2)), unsigned(bits(3)),
+                                                  unsigned(bits(4))};
+    } else if constexpr (What == Ptx::store_2) {
+        *aligned_pointer<uint2 *>(bits(0), 8) = {unsigned(bits(1)), unsigned(bits(2))};
+    }
+}
+
+} // namespace emulated
+
+inline size_t __cvta_generic_to_shared(const void *pointer) { return emulated::emulated_shared_address(pointer); }
+inline size_t __cvta_generic_to_global(const void *pointer) { return reinterpret_cast<size_t>(pointer); }
