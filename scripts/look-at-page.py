@@ -24,7 +24,7 @@ WIDTHS = {"desktop": 1280, "phone": 390}
 SCHEMES = {"dark": 0, "light": 1}  # as Blink numbers them
 TALLEST = 8000
 
-# Runs in a copy of the page, which has no script of its own, and leaves what it found in its last element.
+# Runs in a copy of the page, which has no script of its own, and sends what it found to the frame around it.
 AUDIT = """<script>
 const faults = [];
 addEventListener("error", event => faults.push("error: " + (event.message || event.target.outerHTML.slice(0, 80))), true);
@@ -50,13 +50,20 @@ addEventListener("load", () => {
             faults.push(`${text.textContent}: ${height.toFixed(1)} px high`);
     }
     if (root.scrollWidth > innerWidth) faults.push(`the page is ${root.scrollWidth} wide, of ${innerWidth}`);
-    const found = document.createElement("pre");
-    found.id = "audit";
-    found.textContent = JSON.stringify({ faults, dark, paper, pictures: pictures.length, width: innerWidth,
-        height: root.scrollHeight });
-    document.body.append(found);
+    parent.postMessage({ faults, dark, paper, pictures: pictures.length, width: innerWidth, height: root.scrollHeight }, "*");
 });
 </script>"""
+
+# The frame: a window of chromium is 500 wide at least, which no phone is.
+FRAME = """<!DOCTYPE html><html><head><meta name="color-scheme" content="light dark"><script>
+addEventListener("message", event => {
+    const found = document.createElement("pre");
+    found.id = "audit";
+    found.textContent = JSON.stringify(event.data);
+    document.body.append(found);
+});
+</script></head><body style="margin: 0"><iframe style="border: 0; display: block" src="SOURCE" width="WIDTH"
+height="HEIGHT"></iframe></body></html>"""
 
 
 def browser() -> str | None:
@@ -83,12 +90,15 @@ def new_page(folder: pathlib.Path) -> pathlib.Path:
 
 
 def run(program: str, scheme: int, size: tuple[int, int], page: pathlib.Path, *arguments: str) -> str:
-    """What the browser prints."""
+    """What the browser prints, with the page in a frame of the size."""
     with tempfile.TemporaryDirectory() as profile:
+        frame = pathlib.Path(profile) / "frame.html"
+        values = {"SOURCE": page.as_uri(), "WIDTH": str(size[0]), "HEIGHT": str(size[1])}
+        frame.write_text(re.sub("SOURCE|WIDTH|HEIGHT", lambda name: values[name[0]], FRAME))
         command = [
             program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-            f"--user-data-dir={profile}", f"--blink-settings=preferredColorScheme={scheme}",
-            f"--window-size={size[0]},{size[1]}", "--virtual-time-budget=5000", *arguments, page.as_uri(),
+            f"--user-data-dir={profile}/data", f"--blink-settings=preferredColorScheme={scheme}",
+            f"--window-size={size[0]},{size[1]}", "--virtual-time-budget=5000", *arguments, frame.as_uri(),
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode != 0:

@@ -95,7 +95,7 @@ impl<'a> Page<'a> {
             ]);
         }
         let what = "The gradients of the last step as they would be in F16, times the loss scale. \
-                    What goes to zero is lost; overflow skips the step.";
+                    To zero: lost. Overflow: infinite.";
         section("Gradients in F16", &(paragraph(what) + &table(&rows)))
     }
 

@@ -83,8 +83,8 @@ impl Colour {
 const DOTS: u32 = 3;
 /// A picture's size in dots.
 const SIZE: (u32, u32) = (420 * DOTS, 290 * DOTS);
-/// The height of letters.
-const LETTERS: u32 = 12 * DOTS;
+/// The height of letters, of which plotters makes lines: the letters themselves are a fifth smaller.
+const LETTERS: u32 = 15 * DOTS;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
@@ -135,7 +135,7 @@ fn chart(
             let middle = top + 26 * d;
             let bar = [(x, middle - 2 * d), (x + 18 * d, middle + d)];
             area.draw(&Rectangle::new(bar, colour.light.filled()))?;
-            let place = (x + 23 * d, middle - 6 * d);
+            let place = (x + 23 * d, middle - 7 * d);
             area.draw(&Text::new(precision.to_owned(), place, text(LETTERS, INK)))?;
             x += 70 * d;
         }
@@ -144,8 +144,8 @@ fn chart(
             .margin_right(16 * DOTS)
             .margin_bottom(8 * DOTS)
             .margin_left(4 * DOTS)
-            .x_label_area_size(36 * DOTS)
-            .y_label_area_size(46 * DOTS)
+            .x_label_area_size(42 * DOTS)
+            .y_label_area_size(56 * DOTS)
             .build_cartesian_2d(axes.x.clone(), axes.y.clone())?;
         chart
             .configure_mesh()

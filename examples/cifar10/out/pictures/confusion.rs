@@ -13,9 +13,9 @@ use crate::{data::CLASSES, out::folder::Test};
 
 const SIDE: i32 = 420 * DOTS as i32;
 /// Where the cells begin, and how large one is.
-const LEFT: i32 = 84 * DOTS as i32;
+const LEFT: i32 = 92 * DOTS as i32;
 const TOP: i32 = 46 * DOTS as i32;
-const CELL: i32 = 32 * DOTS as i32;
+const CELL: i32 = 31 * DOTS as i32;
 /// The height of the whole: what is under the cells are names, upright.
 const HEIGHT: i32 = TOP + CELL * CLASSES as i32 + 78 * DOTS as i32;
 

@@ -20,9 +20,12 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
     let missing: usize =
         runs.iter().map(|run| steps(run).filter(|step| step.loss.is_none()).count()).sum();
 
+    // The test of a network that has just begun may be far off, and would flatten everything else.
+    let height = top(&train).max(top(&test).min(2. * top(&train)));
+    let above = test.iter().flatten().filter(|point| point.1 > height).count();
     let axes = Axes {
         x: 0.0..last_step(runs),
-        y: 0.0..top(&train).max(top(&test)),
+        y: 0.0..height,
         x_title: "step",
         x_label: &whole,
         y_label: &short,
@@ -32,12 +35,16 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
         for ((run, train), test) in runs.iter().zip(&train).zip(&test) {
             let colour = Colour::of(&run.precision);
             chart.draw_series(LineSeries::new(train.iter().copied(), line(colour, 2 * DOTS)))?;
-            let dots = test.iter().map(|&at| Circle::new(at, 4 * DOTS, colour.light.filled()));
+            let dots = test.iter().filter(|point| point.1 <= height);
+            let dots = dots.map(|&at| Circle::new(at, 4 * DOTS, colour.light.filled()));
             chart.draw_series(dots)?;
         }
         Ok(())
     })?;
     let mut caption = "Lines: training, the mean of neighbouring steps. Dots: test.".to_owned();
+    if above > 0 {
+        caption += &format!(" {above} tests are above the picture.");
+    }
     if missing > 0 {
         caption +=
             &format!(" The loss was infinite or NaN in {missing} steps, which are left out.");
