@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use serde::{Serialize, Serializer};
+
 use crate::common::options::positive;
 
 /// How the loss is scaled before the backward pass.
@@ -23,6 +25,12 @@ impl FromStr for LossScale {
                 .map(|scale| Self::Constant(scale as f32))
                 .map_err(|_| "expected dynamic, none or a number above zero".to_owned()),
         }
+    }
+}
+
+impl Serialize for LossScale {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -159,6 +159,10 @@ impl Comparison {
         self.runs.push(run);
     }
 
+    pub(crate) fn runs(&self) -> &[Report] {
+        &self.runs
+    }
+
     fn complete(&self) -> impl Iterator<Item = &Report> {
         self.runs.iter().filter(|run| !run.interrupted)
     }
@@ -176,7 +180,7 @@ impl Comparison {
     }
 
     /// The table, row by row, with names of rows and columns.
-    fn rows(&self) -> Vec<Vec<String>> {
+    pub(crate) fn rows(&self) -> Vec<Vec<String>> {
         let summaries = self.summaries();
         let columns: Vec<_> = summaries.iter().map(Summary::cells).collect();
         let names = summaries.iter().map(|summary| summary.precision.clone());
@@ -189,7 +193,7 @@ impl Comparison {
     }
 
     /// What a reader of the table must know, in sentences.
-    fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let complete = self.complete().count();
         let mut notes = Vec::new();
         if self.summaries().iter().any(|summary| summary.seeds.len() > 1) {
@@ -202,7 +206,7 @@ impl Comparison {
     }
 
     /// What was trained, in a sentence.
-    fn caption(&self) -> Option<String> {
+    pub(crate) fn caption(&self) -> Option<String> {
         let Report { model, device, data, epochs, batch_size, train_images, .. } =
             self.runs.first()?;
         let images = count(*train_images);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{common::steps::Steps, data::CLASSES};
+use crate::common::steps::Steps;
 
 /// Everything that was measured in training.
 #[derive(Debug, Default)]
@@ -33,37 +33,6 @@ impl History {
     }
 }
 
-/// How many test images there are of every class, and how many were recognised.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Score {
-    pub(crate) hits: [usize; CLASSES],
-    pub(crate) of: [usize; CLASSES],
-}
-
-impl Score {
-    /// Counts images of `labels` that were taken for `predictions`.
-    pub(crate) fn count(&mut self, labels: &[u32], predictions: &[u32]) {
-        for (&label, prediction) in labels.iter().zip(predictions) {
-            self.of[label as usize] += 1;
-            self.hits[label as usize] += usize::from(label == *prediction);
-        }
-    }
-
-    /// The fraction of all images recognised.
-    pub(crate) fn accuracy(&self) -> f64 {
-        ratio(self.hits.iter().sum(), self.of.iter().sum())
-    }
-
-    /// The fraction recognised of every class; 0 for a class without images.
-    pub(crate) fn by_class(&self) -> [f64; CLASSES] {
-        std::array::from_fn(|class| ratio(self.hits[class], self.of[class]))
-    }
-}
-
-fn ratio(part: usize, whole: usize) -> f64 {
-    part as f64 / whole.max(1) as f64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,14 +45,5 @@ mod tests {
             history.steps.add(1., time, false, 8.);
         }
         assert_eq!(history.median_step(), Duration::from_millis(70));
-    }
-
-    #[test]
-    fn a_score_counts_hits_by_class() {
-        let mut score = Score::default();
-        score.count(&[0, 0, 3], &[0, 3, 3]);
-        score.count(&[9], &[0]);
-        assert_eq!(score.accuracy(), 0.5);
-        assert_eq!(score.by_class(), [0.5, 0., 0., 1., 0., 0., 0., 0., 0., 0.]);
     }
 }

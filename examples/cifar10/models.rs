@@ -24,6 +24,7 @@ use std::{fmt, str::FromStr};
 
 use candle_amp::nn::{ModuleT, SequentialT, VarBuilder};
 use candle_core::{Result, Tensor};
+use serde::{Serialize, Serializer};
 
 pub(crate) use cost::list;
 use net::Net;
@@ -112,6 +113,12 @@ impl Architecture {
 impl fmt::Display for Architecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
+    }
+}
+
+impl Serialize for Architecture {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
+use serde::Serialize;
 
 use crate::{
     choices::LossScale,
@@ -15,7 +16,8 @@ use crate::{
 const DRAWN_IMAGES: usize = 5_000;
 
 /// Trains a small network in mixed precision on CIFAR-10 or, without a download, on drawn shapes.
-#[derive(Clone, Debug, Parser)]
+#[derive(Clone, Debug, Parser, Serialize)]
+#[serde(rename_all = "kebab-case")]
 #[command(name = "cifar10", max_term_width = 100, allow_negative_numbers = true)]
 pub(crate) struct Options {
     /// Folder of CIFAR-10's binary version, data_batch_*.bin and test_batch.bin [default: shapes
@@ -30,9 +32,10 @@ pub(crate) struct Options {
     /// products, convolutions and attention, forward. Activations are the bytes that operators keep
     /// for backward, without statistics, masks and 16-bit copies of weights; f16 keeps what bf16 keeps
     #[arg(long)]
+    #[serde(skip)]
     pub(crate) list_models: bool,
 
-    /// What convolutions and matrix products compute in
+    /// What convolutions and matrix products compute in. Without any option, f32 and bf16 are compared
     #[arg(long, value_enum, default_value_t = Precision::Bf16)]
     pub(crate) precision: Precision,
 
@@ -102,6 +105,12 @@ pub(crate) struct Options {
     /// Write what was measured to this file, as JSON; as a table in Markdown if it ends in .md
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
+
+    /// Write history, checkpoints, report and a page with pictures to this folder, which must be new
+    /// or empty [default: a new one in cargo's target folder if no option is given, otherwise none]
+    #[arg(long, value_name = "DIR")]
+    #[serde(skip)]
+    pub(crate) out: Option<PathBuf>,
 
     /// Train on this many images only, or draw this many [default: all, or 5000 drawn]
     #[arg(long, value_name = "N", value_parser = up_to_a_million)]

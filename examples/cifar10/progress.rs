@@ -1,5 +1,7 @@
 //! What a run prints.
 
+use std::path::Path;
+
 use indicatif::BinaryBytes;
 
 use crate::{
@@ -75,6 +77,9 @@ pub(crate) fn opening(
         ("data", format!("{}, {train} to train on, {test} to test with", data.name)),
         ("training", format!("{steps} steps of {} images, {epochs}", options.batch_size())),
     ]);
+    if let Some(path) = &options.out {
+        rows.push(("folder", path.display().to_string()));
+    }
     if options.compares() {
         let (first, count) = (options.seed, options.seeds);
         let seeds = match count {
@@ -109,11 +114,20 @@ pub(crate) fn closing(report: &Report, classes: &[&str]) -> String {
     format!("\n{text}")
 }
 
+/// Where the page of pictures is, as short as that can be said.
+pub(crate) fn page(path: &Path) -> String {
+    let here = std::env::current_dir().unwrap_or_default();
+    format!("\nA page with pictures: {}\n", path.strip_prefix(here).unwrap_or(path).display())
+}
+
 /// What to try next.
 pub(crate) fn hint(options: &Options) -> String {
     let mut text = String::new();
     if !options.compares() {
         text += "\nTo compare precisions, try --compare f32,bf16,f16.\n";
+    }
+    if options.out.is_none() {
+        text += "\nFor a page with pictures, try --out DIR.\n";
     }
     if options.data.is_none() {
         text += "\nFor the real CIFAR-10, get its binary version from\n\

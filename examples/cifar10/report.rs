@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use crate::{
     data::{CLASSES, Dataset},
-    history::{Epoch, History, Score},
+    evaluation::Score,
+    history::{Epoch, History},
     memory::peak_rss_bytes,
     options::Options,
 };
@@ -102,8 +103,8 @@ pub(crate) fn json(value: &impl Serialize) -> Result<String> {
     Ok(serde_json::to_string_pretty(value)? + "\n")
 }
 
-/// Writes `text` to `path`, which holds all of it or what it held before.
-pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
+/// Writes `text`, or other bytes, to `path`, which holds all of it or what it held before.
+pub(crate) fn write(path: &Path, text: impl AsRef<[u8]>) -> Result<()> {
     let scratch = scratch_file(path)?;
     let written = fs::write(&scratch, text).and_then(|()| fs::rename(&scratch, path));
     written

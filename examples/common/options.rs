@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use candle_amp::Autocast;
 use candle_core::{DType, Device};
 use clap::ValueEnum;
+use serde::{Serialize, Serializer};
 
 /// What convolutions and matrix products compute in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -34,6 +35,12 @@ impl Precision {
             Self::F32 => Autocast::disabled(),
             half => Autocast::new(half.dtype()),
         }
+    }
+}
+
+impl Serialize for Precision {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

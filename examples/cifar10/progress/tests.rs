@@ -92,7 +92,18 @@ device ";
 fn the_hint_tells_of_what_was_not_tried() {
     assert!(hint(&options("--precision f32")).contains("--compare f32,bf16,f16"));
     assert!(!hint(&options("--compare f32,bf16")).contains("--compare"));
+    assert!(hint(&options("")).contains("--out DIR"));
+    assert!(!hint(&options("--out x")).contains("--out"));
     assert!(hint(&options("")).contains("--data DIR"));
     assert!(!hint(&options("--data x")).contains("--data"));
     assert_plain(&hint(&options("")));
+}
+
+#[test]
+fn the_page_is_named_from_here() -> anyhow::Result<()> {
+    let inside = std::env::current_dir()?.join("runs").join("index.html");
+    assert_eq!(page(&inside), "\nA page with pictures: runs/index.html\n");
+    let outside = std::env::temp_dir().join("index.html");
+    assert_eq!(page(&outside), format!("\nA page with pictures: {}\n", outside.display()));
+    Ok(())
 }
