@@ -18,7 +18,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use candle_amp::{
     GradScaler, Parameters,
     checkpoints::{Best, Checkpoint, Checkpointer, State},
@@ -193,7 +193,8 @@ impl RunFolder {
             .with("scheduler", training.scheduler)?
             .with("random", &random::Generator)?
             .with("loop", &position)?;
-        Ok(self.checkpointer.save(&checkpoint)?)
+        // The crate's message has the system's in it already.
+        self.checkpointer.save(&checkpoint).map_err(|error| anyhow!("{error}"))
     }
 
     /// Writes what the run ended with.
