@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use serde::{Serialize, Serializer};
+
 use crate::common::options::positive;
 
 /// How the loss is scaled before the backward pass.
@@ -34,5 +36,11 @@ impl fmt::Display for LossScale {
             Self::Constant(scale) if (1e-3..1e7).contains(scale) => scale.fmt(f),
             Self::Constant(scale) => write!(f, "{scale:e}"),
         }
+    }
+}
+
+impl Serialize for LossScale {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }

@@ -26,6 +26,12 @@ impl History {
         self.epochs.push(Epoch { steps, loss: self.steps.recent_loss(steps), test_accuracy });
     }
 
+    /// Steps of the epoch that has not ended yet.
+    pub(crate) fn unfinished(&self) -> usize {
+        let finished: usize = self.epochs.iter().map(|epoch| epoch.steps).sum();
+        self.steps.count() - finished
+    }
+
     pub(crate) fn median_step(&self) -> Duration {
         let mut times = self.steps.times.clone();
         times.sort_unstable();

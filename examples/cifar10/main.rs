@@ -6,6 +6,8 @@
 //! cargo run --release --example cifar10 -- --list-models
 //! cargo run --release --example cifar10 -- --data DIR       # the real CIFAR-10, binary version
 //! cargo run --release --example cifar10 -- --compare f32,bf16,f16 --seeds 3
+//! cargo run --release --example cifar10 -- --out DIR        # and after Ctrl-C: --resume DIR
+//! cargo run --release --example cifar10 -- --smoke --profile
 //! cargo run --release --example cifar10 --features cuda -- --gpu --precision f16
 //! ```
 
@@ -14,7 +16,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use candle_core::Device;
 
-use common::{interrupted, progress::print};
+use common::{exit::BadData, interrupted, progress::print};
 use compare::Comparison;
 use data::Dataset;
 use options::Options;
@@ -26,21 +28,28 @@ mod choices;
 #[path = "../common/mod.rs"]
 mod common;
 mod compare;
+mod config;
 mod data;
+#[cfg(test)]
+mod ends;
 mod history;
 mod memory;
 mod models;
 mod options;
+mod profile;
 mod progress;
 mod report;
 mod resident;
+mod resume;
 mod rng;
 mod schedule;
 mod synthetic;
+#[cfg(test)]
+mod testing;
 mod train;
 
 fn main() -> ExitCode {
-    common::start(run)
+    ExitCode::from(common::start(|| config::parse(std::env::args_os()), run))
 }
 
 fn run(options: &Options) -> Result<()> {
@@ -50,21 +59,36 @@ fn run(options: &Options) -> Result<()> {
     }
     options.check()?;
     let device = common::options::device(options.gpu)?;
-    if let Some(path) = &options.report {
-        report::check_writable(path)?;
+    // Before hours of training.
+    let profile = options.profile_file().filter(|_| options.out.is_none());
+    for (option, path) in [("--report", &options.report), ("--profile", &profile)] {
+        path.as_ref().map_or(Ok(()), |path| report::check_writable(option, path))?;
     }
-    let data = load(options)?;
+    let data = load(options).map_err(BadData::from)?;
     let schedule = Schedule::new(options, data.train.len())?;
+    if let Some(path) = &options.save_config {
+        config::save(options, path)?;
+    }
+    if let Some(dir) = options.out.as_ref().filter(|_| options.resume.is_none()) {
+        resume::create(dir, options)?;
+    }
     if options.compares() {
         compare(options, &data, schedule, &device)?;
     } else {
-        let run = Run { options, heading: Some(options), prefix: String::new() };
+        let stop = |_| interrupted();
+        let run = Run { options, heading: Some(options), prefix: String::new(), stop };
         let report = train(run, &data, schedule, &device)?;
         print(&progress::closing(&report, &data.classes));
         match &options.report {
-            Some(path) if compare::is_markdown(path) => Comparison::of(report).write(path)?,
+            Some(path) if compare::is_markdown(path) => {
+                Comparison::of(report.clone()).write(path)?;
+            }
             Some(path) => report.write(path)?,
             None => {}
+        }
+        if report.interrupted {
+            print(&resume::advice(options));
+            return Ok(());
         }
     }
     print(&progress::hint(options));
@@ -87,7 +111,9 @@ fn compare(options: &Options, data: &Dataset, schedule: Schedule, device: &Devic
             memory::return_free_memory();
         }
         let held = memory::reset_peak_rss();
-        let mut report = train(Run { options: &one, heading, prefix }, data, schedule, device)?;
+        let stop = |_| interrupted();
+        let run = Run { options: &one, heading, prefix, stop };
+        let mut report = train(run, data, schedule, device)?;
         report.peak_rss_bytes = report.peak_rss_bytes.filter(|&peak| memory::is_of_run(peak, held));
         comparison.add(report);
         // After every run, so that nothing that ends the program loses those before.

@@ -24,8 +24,9 @@ use std::{fmt, str::FromStr};
 
 use candle_amp::nn::{ModuleT, SequentialT, VarBuilder};
 use candle_core::{Result, Tensor};
+use serde::{Serialize, Serializer};
 
-pub(crate) use cost::list;
+pub(crate) use cost::{list, products};
 use net::Net;
 use resnet::{BOTTLENECK, PLAIN};
 
@@ -121,6 +122,12 @@ impl FromStr for Architecture {
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let found = Self::all().find(|architecture| architecture.name() == text);
         found.ok_or_else(|| format!("expected one of {}", names()))
+    }
+}
+
+impl Serialize for Architecture {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -111,13 +111,13 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Checks, before hours of training, that a report can be written to `path`.
-pub(crate) fn check_writable(path: &Path) -> Result<()> {
-    ensure!(!path.is_dir(), "--report {}: this is a folder", path.display());
+/// Checks, before hours of training, that the file of `option` can be written.
+pub(crate) fn check_writable(option: &str, path: &Path) -> Result<()> {
+    ensure!(!path.is_dir(), "{option} {}: this is a folder", path.display());
     let scratch = scratch_file(path)?;
     fs::write(&scratch, "")
         .and_then(|()| fs::remove_file(&scratch))
-        .with_context(|| format!("--report {}: cannot write there", path.display()))
+        .with_context(|| format!("{option} {}: cannot write there", path.display()))
 }
 
 /// A file beside `path`, so that renaming it to `path` replaces it at once.

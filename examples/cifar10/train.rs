@@ -14,14 +14,16 @@ use candle_nn::VarMap;
 use crate::{
     augment::Augment,
     choices::LossScale,
-    common::{self, interrupted, options::Usage, progress::print},
+    common::{self, options::Usage, progress::print},
     data::{Dataset, Images, Norm},
     history::{History, Score},
     models::Model,
     options::Options,
+    profile::Profiler,
     progress::{self, Progress},
     report::Report,
     resident::Resident,
+    resume::Training,
     schedule::Schedule,
 };
 
@@ -34,6 +36,8 @@ pub(crate) struct Run<'a> {
     pub(crate) heading: Option<&'a Options>,
     /// What the lines of progress begin with.
     pub(crate) prefix: String,
+    /// Says, after so many steps, whether to end the training here.
+    pub(crate) stop: fn(usize) -> bool,
 }
 
 /// Trains on `data`, and tests after every epoch.
@@ -48,8 +52,9 @@ pub(crate) fn train(
     let varmap = VarMap::new();
     let vb = nn::var_builder(&varmap, options.precision.storage(options.master_weights), device);
     let model = Model::new(options.model, vb, options.channels_last)?;
-    let vars = Parameters::from_varmap(&varmap).vars();
-    let parameters = vars.iter().map(|var| var.elem_count()).sum();
+    let parameters = Parameters::from_varmap(&varmap);
+    let vars = parameters.vars();
+    let elements = vars.iter().map(|var| var.elem_count()).sum();
     let weight_bytes = vars.iter().map(|var| var.elem_count() * var.dtype().size_in_bytes()).sum();
 
     let amp = options.precision.autocast();
@@ -61,61 +66,98 @@ pub(crate) fn train(
         LossScale::None => Ok(GradScaler::disabled()),
         LossScale::Constant(scale) => GradScaler::new(ScaleConfig::constant(scale)),
     };
-    let mut scaler = scaler.map_err(|error| Usage(error.to_string()))?;
+    let scaler = scaler.map_err(|error| Usage(error.to_string()))?;
     let Options { lr, momentum, weight_decay, seed, .. } = *options;
-    let mut opt = Sgd::new(vars, SgdConfig { lr, momentum, weight_decay, ..Default::default() })?;
-    let mut scheduler = Scheduler::new(common::rates(schedule.steps), &mut opt)?;
+    let config = SgdConfig { lr, momentum, weight_decay, ..Default::default() };
+    let mut optimizer = Sgd::new(&parameters, config)?;
+    let scheduler = Scheduler::new(common::rates(schedule.steps), &mut optimizer)?;
+    let history = History::default();
+    let mut on = Training { parameters, optimizer, scheduler, scaler, history };
+    if let Some(dir) = &options.resume {
+        on.load(dir, options, data)?;
+    }
+    let keep = |on: &Training| match &options.out {
+        Some(dir) => on.save(dir, options, data),
+        None => Ok(()),
+    };
 
     if let Some(all) = run.heading {
-        print(&progress::opening(all, data, &schedule, parameters));
+        print(&progress::opening(all, data, &schedule, elements));
     }
-    let mut progress = Progress::new(schedule, options.batch_size(), run.prefix);
-    let mut history = History::default();
-    let mut score = Score::default();
+    let begun = on.history.steps.count();
+    let mut progress = Progress::new(schedule, options.batch_size(), run.prefix, begun);
+    let mut profiler = Profiler::new(options, begun..schedule.steps, device);
+    let mut score = None;
     let train = Feed::new(&data.train, data, device)?;
     let test = Feed::new(&data.test, data, device)?;
-    for epoch in 0..schedule.epochs {
+    for epoch in on.history.epochs.len()..schedule.epochs {
+        let (mut taken, done) = (on.history.steps.count(), on.history.unfinished());
+        if taken == schedule.steps && done == 0 {
+            break;
+        }
         let augment = Some(Augment { seed, epoch });
-        let begun = history.steps.count();
         // A step that is still on its way on a GPU: its loss is read when the next one is, too.
-        let (mut taken, mut pending, mut clock) = (begun, None, Instant::now());
-        for indices in data.train.shuffled(seed, epoch).chunks_exact(options.batch_size()) {
-            let (x, y) = train.batch(indices, augment)?;
-
-            let loss = amp.scope(|| {
-                let logits = model.forward(&x, true)?;
-                ops::cross_entropy(&logits, &y)
+        let (mut pending, mut clock, mut stopped) = (None, Instant::now(), false);
+        let order = data.train.shuffled(seed, epoch);
+        let batches = order.chunks_exact(options.batch_size()).skip(done);
+        for indices in batches.take(schedule.steps - taken) {
+            let Training { optimizer, scheduler, scaler, .. } = &mut on;
+            let (loss, outcome) = profiler.step(taken, |phases| {
+                let (x, y) = phases.run("batch", || train.batch(indices, augment))?;
+                let loss = phases.forward(&amp, || {
+                    let logits = model.forward(&x, true)?;
+                    ops::cross_entropy(&logits, &y)
+                })?;
+                phases.run("backward", || scaler.scale(&loss)?.backward())?;
+                let outcome = phases.run("optimizer", || -> candle_amp::Result<_> {
+                    let outcome = scaler.step(optimizer)?;
+                    scheduler.step(&outcome, optimizer)?;
+                    scaler.update()?;
+                    Ok(outcome)
+                })?;
+                Ok((loss, outcome))
             })?;
-            scaler.scale(&loss)?.backward()?;
-            let outcome = scaler.step(&mut opt)?;
-            scheduler.step(&outcome, &mut opt)?;
-            scaler.update()?;
 
             taken += 1;
-            let step = Some(Taken { loss: loss.detach(), outcome, scale: scaler.current_scale() });
-            let done = if options.gpu { std::mem::replace(&mut pending, step) } else { step };
-            if let Some(done) = done {
-                done.enter(&mut history, &mut clock)?;
-                progress.step(&history);
+            let scale = on.scaler.current_scale();
+            let step = Some(Taken { loss: loss.detach(), outcome, scale });
+            let ready = if options.gpu { std::mem::replace(&mut pending, step) } else { step };
+            if let Some(ready) = ready {
+                ready.enter(&mut on.history, &mut clock)?;
+                progress.step(&on.history);
             }
-            if taken == schedule.steps || interrupted() {
+            if let Some(text) = profiler.news() {
+                progress.note(&text);
+            }
+            stopped = (run.stop)(taken);
+            if stopped {
                 break;
             }
         }
         if let Some(last) = pending {
-            last.enter(&mut history, &mut clock)?;
+            last.enter(&mut on.history, &mut clock)?;
         }
-        score = evaluate(&amp, &model, &test, data.test.len())?;
-        history.epoch(history.steps.count() - begun, score.accuracy());
-        progress.epoch(&history);
-        if history.steps.count() == schedule.steps || interrupted() {
+        if stopped {
+            keep(&on)?; // before the test: its epoch goes on from here
+        }
+        let result = evaluate(&amp, &model, &test, data.test.len())?;
+        on.history.epoch(on.history.unfinished(), result.accuracy());
+        progress.epoch(&on.history);
+        score = Some(result);
+        if stopped {
             break;
         }
+        keep(&on)?;
     }
     drop(progress);
+    profiler.write()?;
 
-    let cut_short = history.steps.count() < schedule.steps;
-    Ok(Report::new(options, data, &history, &score, weight_bytes, cut_short))
+    let score = match score {
+        Some(score) => score,
+        None => evaluate(&amp, &model, &test, data.test.len())?, // the run had ended before
+    };
+    let cut_short = on.history.steps.count() < schedule.steps;
+    Ok(Report::new(options, data, &on.history, &score, weight_bytes, cut_short))
 }
 
 /// A step, whose numbers may still be on the device.

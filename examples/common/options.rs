@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use candle_amp::Autocast;
 use candle_core::{DType, Device};
 use clap::ValueEnum;
+use serde::{Serialize, Serializer};
 
 /// What convolutions and matrix products compute in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -40,6 +41,12 @@ impl Precision {
 impl fmt::Display for Precision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.dtype().as_str())
+    }
+}
+
+impl Serialize for Precision {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

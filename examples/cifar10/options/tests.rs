@@ -150,3 +150,49 @@ fn smoke_shrinks_what_was_not_asked_for() -> anyhow::Result<()> {
     assert_eq!(sizes("--smoke --batch-size 4 --train-images 20")?, (4, (20, 40)));
     Ok(())
 }
+
+#[test]
+fn help_has_headings_and_fits_its_width() {
+    use clap::CommandFactory;
+    let mut command = Options::command();
+    for arg in command.get_arguments() {
+        assert!(arg.get_help_heading().is_some() && arg.get_help().is_some(), "{arg}");
+    }
+    let help = command.render_help().to_string();
+    for line in help.lines() {
+        assert!(line.chars().count() <= 100, "{line}");
+    }
+    for part in
+        ["\nData:\n", "\nTraining:\n", "\nExamples, ", "--resume runs/a", "\nExit codes: 0 "]
+    {
+        assert!(help.contains(part), "{part:?} in {help}");
+    }
+}
+
+#[test]
+fn the_examples_of_help_are_good_options() -> anyhow::Result<()> {
+    let lines = MORE.lines().skip(1).take_while(|line| !line.is_empty());
+    let examples: Vec<_> = lines.filter_map(|line| line.trim().split("   ").next()).collect();
+    assert_eq!(examples.len(), 7);
+    for example in examples {
+        parse(example)?.check()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn what_keeps_one_run_is_refused_for_several() -> anyhow::Result<()> {
+    for (arguments, message) in [
+        ("--out x --seeds 2", "--out keeps one run: leave --compare and --seeds out"),
+        ("--compare f32,f16 --profile=x", "--profile=FILE has room for one run: leave --compare"),
+    ] {
+        let error = parse(arguments)?.check().expect_err("several runs");
+        assert!(error.is::<Usage>() && error.to_string().starts_with(message), "{error}");
+    }
+    parse("--compare f32,f16 --profile --trace")?.check()?;
+    let file = |arguments: &str| anyhow::Ok(parse(arguments)?.profile_file());
+    assert_eq!(file("--profile")?, None);
+    assert_eq!(file("--profile=a.json --out x")?, Some("a.json".into()));
+    assert_eq!(file("--profile --out x")?, Some("x/profile.json".into()));
+    Ok(())
+}

@@ -96,3 +96,14 @@ fn the_hint_tells_of_what_was_not_tried() {
     assert!(!hint(&options("--data x")).contains("--data"));
     assert_plain(&hint(&options("")));
 }
+
+#[test]
+fn the_time_that_remains_is_that_of_the_steps_left() {
+    let after = |seconds, done, left| remaining(Duration::from_secs(seconds), done, left);
+    assert_eq!(after(10, 0, 100), "", "nothing to go by");
+    assert_eq!(after(10, 100, 0), "");
+    assert_eq!(after(10, 100, 25), "  3 s left");
+    assert_eq!(after(10, 2, 12), "  1 min 0 s left");
+    assert_eq!(after(100, 10, 77), "  12 min 50 s left");
+    assert_eq!(after(100, 1, 76), "  2 h 6 min left");
+}

@@ -37,7 +37,7 @@ fn the_report_holds_every_field_and_replaces_what_was_there() -> Result<()> {
     fs::create_dir_all(&dir)?;
     let path = dir.join("run.json");
     fs::write(&path, "old")?;
-    check_writable(&path)?;
+    check_writable("--report", &path)?;
     assert_eq!(fs::read_to_string(&path)?, "old");
     sample().write(&path)?;
     let json: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
@@ -63,8 +63,8 @@ fn the_report_holds_every_field_and_replaces_what_was_there() -> Result<()> {
 #[test]
 fn a_report_that_cannot_be_written_is_refused_early() {
     let missing = std::env::temp_dir().join("candle-amp-no-such-folder").join("run.json");
-    let error = check_writable(&missing).expect_err("no folder");
+    let error = check_writable("--report", &missing).expect_err("no folder");
     assert_eq!(error.to_string(), format!("--report {}: cannot write there", missing.display()));
-    let error = check_writable(&std::env::temp_dir()).expect_err("a folder");
+    let error = check_writable("--report", &std::env::temp_dir()).expect_err("a folder");
     assert!(error.to_string().ends_with(": this is a folder"), "{error}");
 }
