@@ -75,7 +75,7 @@ fn what_is_wrong_with_a_file_is_told_with_its_name() {
         ("epoch = 1", "no option is called epoch; the nearest is epochs"),
         ("batch_size = 1", "no option is called batch_size; the nearest is batch-size"),
         ("lr = -1", "invalid value '-1' for '--lr <X>': expected a number above zero"),
-        ("smoke = 3", "invalid value '3' for '--smoke[=<smoke>]'"),
+        ("smoke = 3", "invalid value '3' for '--smoke[=<SMOKE>]'"),
         ("resume = \"x\"", "resume belongs on the command line"),
         ("lr = {}", "lr is of type table, expected a text, number or yes or no"),
         ("lr = 1\nlr = 2", "line 2: duplicate key"),
