@@ -119,16 +119,12 @@ pub(crate) fn generate_in_place<T: Lane>(
     })
 }
 
-/// For the body of a loop over blocks, whose lanes are what is to be vectorised. The compiler may unroll the loop over the
-/// lanes first, and would then vectorise the one over blocks: the same lane of sixteen blocks, by gathers and scatters,
-/// which take several times as long.
-#[inline(always)]
-pub(crate) fn block_by_block() {
-    std::hint::black_box(());
-}
-
 /// `out[i] = f(element i of each input, element i of each parameter)`, in arrays of a length that the
 /// compiler knows: where it has to check each slice, it does not use vectors.
+///
+/// The last block ends with the slices, and computes some elements once more: none are left for a loop without vectors.
+/// Nor can the compiler take the blocks for its vectors' lanes. Where it unrolls the loop over lanes first, it would,
+/// by gathers and scatters, which take several times as long.
 #[inline(always)]
 pub(crate) fn each_lane<O: Copy, T: Copy, A: Copy, const M: usize, const P: usize>(
     out: &mut [MaybeUninit<O>],
@@ -136,21 +132,22 @@ pub(crate) fn each_lane<O: Copy, T: Copy, A: Copy, const M: usize, const P: usiz
     parameters: [&[A]; P],
     f: impl Fn([T; M], [A; P]) -> O,
 ) {
-    let (blocks, rest) = out.as_chunks_mut::<LANES>();
-    let start = blocks.len() * LANES;
-    for (number, out) in blocks.iter_mut().enumerate() {
-        if const { P == 0 } {
-            block_by_block(); // with parameters the compiler does not unroll
+    let len = out.len();
+    if len < LANES {
+        for (i, out) in out.iter_mut().enumerate() {
+            out.write(f(from_fn(|m| inputs[m][i]), from_fn(|m| parameters[m][i])));
         }
+        return;
+    }
+    for number in 0..len.div_ceil(LANES) {
+        let at = (number * LANES).min(len - LANES);
         // Copies, which writing results does not change: behind references, nothing would be vectorised.
-        let x: [[T; LANES]; M] = from_fn(|m| inputs[m].as_chunks().0[number]);
-        let p: [[A; LANES]; P] = from_fn(|m| parameters[m].as_chunks().0[number]);
+        let x: [[T; LANES]; M] = from_fn(|m| inputs[m][at..at + LANES].as_chunks().0[0]);
+        let p: [[A; LANES]; P] = from_fn(|m| parameters[m][at..at + LANES].as_chunks().0[0]);
+        let out = &mut out[at..at + LANES].as_chunks_mut::<LANES>().0[0];
         for lane in 0..LANES {
             out[lane].write(f(from_fn(|m| x[m][lane]), from_fn(|m| p[m][lane])));
         }
-    }
-    for (i, out) in rest.iter_mut().enumerate() {
-        out.write(f(from_fn(|m| inputs[m][start + i]), from_fn(|m| parameters[m][start + i])));
     }
 }
 

@@ -9,9 +9,7 @@ use num_traits::{Float, Zero};
 use crate::kernels::cpu::array::from_fn;
 use crate::kernels::cpu::dtype::Real;
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::cpu::simd::{
-    GRAIN, block_by_block, each_lane, for_each_chunk, generate_in_place, runs,
-};
+use crate::kernels::cpu::simd::{GRAIN, each_lane, for_each_chunk, generate_in_place, runs};
 
 /// Lines that a loop is over: their sums stay in the first-level cache.
 const COLUMNS: usize = 512;
@@ -152,7 +150,8 @@ fn add_row<T: Lane, const M: usize, const P: usize>(
     let (blocks, rest) = sums.as_chunks_mut::<FEWEST>();
     let start = blocks.len() * FEWEST;
     for (number, sums) in blocks.iter_mut().enumerate() {
-        block_by_block();
+        // Keeps the compiler from taking blocks for the lanes of its vectors, by gathers and scatters.
+        std::hint::black_box(());
         let x: [&[T; FEWEST]; M] = from_fn(|m| &inputs[m].as_chunks().0[number]);
         let p: [&[T::Acc; FEWEST]; P] = from_fn(|m| &parameters[m].as_chunks().0[number]);
         // In a copy, which the inputs cannot be.

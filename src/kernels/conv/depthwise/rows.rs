@@ -14,6 +14,8 @@
 //! Sums are in F32, in the order of the taps; those of wgrad are of at most [`STRIP`] terms in a lane before they are
 //! added up in F64. No order depends on the number of threads.
 #![allow(unsafe_code)]
+// Loops over taps and vectors name both of their indices.
+#![allow(clippy::needless_range_loop)]
 
 use std::mem::MaybeUninit;
 
@@ -228,7 +230,7 @@ impl Plane {
     fn fill<S: Stored>(&self, image: &[S], padded: &mut [f32], vectors: Vectors) {
         let ((height, width), (above, left)) = (self.size, self.padding);
         assert!(image.len() == height * width && padded.len() == self.len());
-        assert!(height + above <= self.out_size.0 + self.kernel - 1 && left + width <= self.pitch);
+        assert!(height + above < self.out_size.0 + self.kernel && left + width <= self.pitch);
         let (from, to) = (image.as_ptr(), padded[above * self.pitch + left..].as_mut_ptr());
         with_vectors!(vectors, V => for row in 0..height {
             for column in (0..width).step_by(LANES) {
