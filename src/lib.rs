@@ -37,9 +37,10 @@ pub use master::{MasterVars, MasterWeights};
 pub use parameters::Parameters;
 pub use scaler::{GradScaler, LossScale, ScaleConfig, ScaledLoss, StepOutcome};
 
-/// Why steps were skipped, which gradients are lost or missing, and in which dtype operators ran.
+/// Why steps were skipped, which gradients are lost or missing, in which dtype operators ran, and how long they took.
 pub mod diagnostics {
     pub use crate::autocast::{Trace, TraceRow};
+    pub use crate::autograd::profile::{Profile, ProfileRow, profile};
     pub use crate::master::{MissingGradients, MissingReason};
     pub use crate::scaler::diagnostics::{
         Exponents, F16Fit, GradientHistogram, NonFinite, OverflowReport, ScaleHistory, ScaleStep,

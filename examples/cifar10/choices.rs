@@ -28,12 +28,6 @@ impl FromStr for LossScale {
     }
 }
 
-impl Serialize for LossScale {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
 impl fmt::Display for LossScale {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -42,5 +36,11 @@ impl fmt::Display for LossScale {
             Self::Constant(scale) if (1e-3..1e7).contains(scale) => scale.fmt(f),
             Self::Constant(scale) => write!(f, "{scale:e}"),
         }
+    }
+}
+
+impl Serialize for LossScale {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }

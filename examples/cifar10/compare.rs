@@ -167,6 +167,15 @@ impl Comparison {
         self.runs.iter().filter(|run| !run.interrupted)
     }
 
+    pub(crate) fn is_complete(&self) -> bool {
+        self.complete().count() == self.planned
+    }
+
+    /// True if the last run did not end by itself.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        self.runs.last().is_some_and(|run| run.interrupted)
+    }
+
     /// Of every precision with a complete run.
     fn summaries(&self) -> Vec<Summary> {
         let mut groups: Vec<Vec<&Report>> = Vec::new();

@@ -11,8 +11,8 @@ use anyhow::{Context, Result};
 use crate::{common::options::Precision, options::Options};
 
 /// True if `arguments` choose nothing: there is none, or only `--smoke`.
-pub(crate) fn chooses_nothing(mut arguments: impl Iterator<Item = OsString>) -> bool {
-    arguments.all(|argument| argument == "--smoke")
+pub(crate) fn chooses_nothing(arguments: &[OsString]) -> bool {
+    arguments.iter().all(|argument| argument == "--smoke")
 }
 
 /// Compares F32 with BF16, and writes a new folder in cargo's.
@@ -52,7 +52,8 @@ mod tests {
     #[test]
     fn any_option_but_smoke_chooses() {
         let chooses_nothing = |arguments: &str| {
-            super::chooses_nothing(arguments.split_whitespace().map(OsString::from))
+            let arguments = arguments.split_whitespace().map(OsString::from);
+            super::chooses_nothing(&arguments.collect::<Vec<_>>())
         };
         assert!(chooses_nothing("") && chooses_nothing("--smoke"));
         assert!(!chooses_nothing("--precision bf16") && !chooses_nothing("--smoke --seed 0"));

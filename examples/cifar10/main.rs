@@ -6,123 +6,98 @@
 //! cargo run --release --example cifar10 -- --list-models
 //! cargo run --release --example cifar10 -- --data DIR       # the real CIFAR-10, binary version
 //! cargo run --release --example cifar10 -- --compare f32,bf16,f16 --seeds 3 --out runs/three
+//! cargo run --release --example cifar10 -- --resume runs/three   # after Ctrl-C
+//! cargo run --release --example cifar10 -- --smoke --profile
 //! cargo run --release --example cifar10 --features cuda -- --gpu --precision f16
 //! ```
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
 use anyhow::Result;
-use candle_core::Device;
 
-use common::{interrupted, progress::print};
-use compare::Comparison;
+use common::{exit::BadData, interrupted, progress::print};
 use data::Dataset;
 use options::Options;
 use out::Folder;
+use runs::All;
 use schedule::Schedule;
-use train::{Run, train};
 
 mod augment;
 mod choices;
 #[path = "../common/mod.rs"]
 mod common;
 mod compare;
+mod config;
 mod data;
 mod demo;
+#[cfg(test)]
+mod ends;
 mod evaluation;
 mod history;
 mod memory;
 mod models;
 mod options;
 mod out;
+mod profile;
 mod progress;
 mod report;
 mod resident;
+mod resume;
 mod rng;
+mod runs;
 mod schedule;
 mod synthetic;
+#[cfg(test)]
+mod testing;
 mod train;
 
 fn main() -> ExitCode {
-    common::start(|options| {
-        if demo::chooses_nothing(std::env::args_os().skip(1)) {
-            run(&demo::options(options)?)
-        } else {
-            run(options)
-        }
-    })
+    ExitCode::from(common::start(|| options(std::env::args_os().collect()), run))
+}
+
+/// What a command line asks for, the program's name first.
+fn options(line: Vec<OsString>) -> Result<Options> {
+    let chooses_nothing = demo::chooses_nothing(line.get(1..).unwrap_or_default());
+    let options = config::parse(line)?;
+    if chooses_nothing { demo::options(&options) } else { Ok(options) }
 }
 
 fn run(options: &Options) -> Result<()> {
+    run_until(options, |_| interrupted())
+}
+
+/// Trains until `stop` says, after so many steps of a run, to end there.
+fn run_until(options: &Options, stop: fn(usize) -> bool) -> Result<()> {
     if options.list_models {
         print(&models::list()?);
         return Ok(());
     }
     options.check()?;
     let device = common::options::device(options.gpu)?;
-    if let Some(path) = &options.report {
-        report::check_writable(path)?;
+    // Before hours of training.
+    let profile = options.profile.clone().flatten();
+    for (option, path) in [("--report", &options.report), ("--profile", &profile)] {
+        path.as_ref().map_or(Ok(()), |path| report::check_writable(option, path))?;
     }
-    let data = load(options)?;
+    let data = load(options).map_err(BadData::from)?;
     let schedule = Schedule::new(options, data.train.len())?;
-    let folder = options.out.as_deref().map(|path| Folder::create(path, options)).transpose()?;
-    if options.compares() {
-        compare(options, &data, schedule, &device, folder.as_ref())?;
-    } else {
-        let heading = Some(options);
-        let own = folder.as_ref().map(|folder| folder.run(options)).transpose()?;
-        let run = Run { options, heading, prefix: String::new(), folder: own };
-        let report = train(run, &data, schedule, &device)?;
-        print(&progress::closing(&report, &data.classes));
-        match &options.report {
-            Some(path) if compare::is_markdown(path) => {
-                Comparison::of(report.clone()).write(path)?
-            }
-            Some(path) => report.write(path)?,
-            None => {}
-        }
-        folder.as_ref().map_or(Ok(()), |folder| folder.finish(&Comparison::of(report)))?;
+    if let Some(path) = &options.save_config {
+        config::save(options, path)?;
     }
-    print(&progress::hint(options));
-    if let Some(folder) = &folder {
+    let folder = Folder::of(options)?;
+    let (data, device, folder) = (&data, &device, folder.as_ref());
+    let all = All { options, data, schedule, device, folder, stop };
+    let is_complete = if options.compares() { all.compare()? } else { all.alone()? };
+    if is_complete {
+        print(&progress::hint(options));
+    }
+    if let Some(folder) = folder {
         print(&progress::page(&folder.page()));
     }
+    if !is_complete {
+        print(&resume::advice(options));
+    }
     Ok(())
-}
-
-/// Trains with each seed in each precision, and prints them side by side: after Ctrl-C or an error,
-/// too, those that there are.
-fn compare(
-    options: &Options,
-    data: &Dataset,
-    schedule: Schedule,
-    device: &Device,
-    folder: Option<&Folder>,
-) -> Result<()> {
-    let count = options.run_count();
-    let mut comparison = Comparison::new(count);
-    let outcome = options.runs().enumerate().try_for_each(|(index, one)| {
-        if interrupted() {
-            return Ok(());
-        }
-        let heading = (index == 0).then_some(options);
-        let (precision, seed, number) = (one.precision, one.seed, index + 1);
-        let prefix = format!("{precision}, seed {seed} ({number} of {count})  ");
-        if index > 0 {
-            memory::return_free_memory();
-        }
-        let held = memory::reset_peak_rss();
-        let own = folder.map(|folder| folder.run(&one)).transpose()?;
-        let run = Run { options: &one, heading, prefix, folder: own };
-        let mut report = train(run, data, schedule, device)?;
-        report.peak_rss_bytes = report.peak_rss_bytes.filter(|&peak| memory::is_of_run(peak, held));
-        comparison.add(report);
-        // After every run, so that nothing that ends the program loses those before.
-        options.report.as_ref().map_or(Ok(()), |path| comparison.write(path))?;
-        folder.map_or(Ok(()), |folder| folder.finish(&comparison))
-    });
-    print(&format!("\n{}", comparison.text()));
-    outcome
 }
 
 /// The images to train on and to test with.

@@ -26,7 +26,7 @@ use candle_amp::nn::{ModuleT, SequentialT, VarBuilder};
 use candle_core::{Result, Tensor};
 use serde::{Serialize, Serializer};
 
-pub(crate) use cost::list;
+pub(crate) use cost::{list, products};
 use net::Net;
 use resnet::{BOTTLENECK, PLAIN};
 

@@ -5,9 +5,11 @@ mod images;
 mod page;
 mod pictures;
 mod rows;
+mod run;
 
-pub(crate) use folder::{Folder, RunFolder, Training};
-pub(crate) use rows::{EpochRow, Gradients, StepRow};
+pub(crate) use folder::Folder;
+pub(crate) use rows::{EpochRow, StepRow};
+pub(crate) use run::RunFolder;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

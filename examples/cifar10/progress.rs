@@ -1,11 +1,14 @@
 //! What a run prints.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use indicatif::BinaryBytes;
 
 use crate::{
-    common::progress::{Display, RECENT, count, device, precision, status, table},
+    common::progress::{Display, RECENT, count, device, precision, print, status, table},
     data::Dataset,
     history::History,
     options::Options,
@@ -20,18 +23,28 @@ pub(crate) struct Progress {
     batch_size: usize,
     /// What every line begins with.
     prefix: String,
+    /// When it began, and after how many steps of an earlier process.
+    began: Instant,
+    begun: usize,
     display: Display,
 }
 
 impl Progress {
-    pub(crate) fn new(schedule: Schedule, batch_size: usize, prefix: String) -> Self {
-        Self { schedule, batch_size, prefix, display: Display::new(schedule.steps) }
+    /// Of a training that goes on after `begun` steps.
+    pub(crate) fn new(schedule: Schedule, batch_size: usize, prefix: String, begun: usize) -> Self {
+        let (began, display) = (Instant::now(), Display::new(schedule.steps));
+        if begun > 0 {
+            print(&format!("{prefix}going on after {begun} of {} steps\n", schedule.steps));
+        }
+        Self { schedule, batch_size, prefix, began, begun, display }
     }
 
     /// After every step.
     pub(crate) fn step(&mut self, history: &History) {
         let (step, epoch) = (history.steps.count(), history.epochs.len() + 1);
         let status = status(&history.steps, RECENT, "", self.batch_size, "images");
+        let (done, left) = (step - self.begun, self.schedule.steps - step);
+        let status = format!("{status}{}", remaining(self.began.elapsed(), done, left));
         let line = format!("{}  step {step}/{}  {status}\n", self.prefix, self.schedule.steps);
         let prefix = format!("{}epoch {epoch}/{} ", self.prefix, self.schedule.epochs);
         self.display.step(step, prefix, status, &line);
@@ -41,6 +54,25 @@ impl Progress {
     pub(crate) fn epoch(&mut self, history: &History) {
         let line = epoch_line(history, &self.schedule, self.batch_size);
         self.display.line(&format!("{}{line}", self.prefix));
+    }
+
+    /// Anything else, in lines of its own.
+    pub(crate) fn note(&mut self, text: &str) {
+        self.display.line(text);
+    }
+}
+
+/// How long the steps that are `left` take if they go on as those that are `done`, tests included.
+fn remaining(elapsed: Duration, done: usize, left: usize) -> String {
+    if done == 0 || left == 0 {
+        return String::new();
+    }
+    let seconds = (elapsed.as_secs_f64() * left as f64 / done as f64).ceil() as u64;
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("  {seconds} s left"),
+        (0, minutes) => format!("  {minutes} min {} s left", seconds % 60),
+        (hours, minutes) => format!("  {hours} h {minutes} min left"),
     }
 }
 

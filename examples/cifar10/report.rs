@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{
     data::{CLASSES, Dataset},
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// What a run ended with: the JSON of `--report`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub(crate) model: String,
     pub(crate) precision: String,
@@ -34,8 +34,10 @@ pub(crate) struct Report {
     /// The loss scale after the last step; 1 without a scaler.
     pub(crate) final_scale: f32,
     /// The mean of the last ten steps.
+    #[serde(deserialize_with = "number")]
     pub(crate) final_loss: f64,
     /// The mean of every epoch.
+    #[serde(deserialize_with = "numbers")]
     pub(crate) losses: Vec<f64>,
     pub(crate) test_accuracy: f64,
     pub(crate) test_accuracy_per_epoch: Vec<f64>,
@@ -50,6 +52,16 @@ pub(crate) struct Report {
     pub(crate) weight_bytes: usize,
     /// True when Ctrl-C ended the training.
     pub(crate) interrupted: bool,
+}
+
+/// A number, or NaN where JSON has `null`: it has no infinite numbers and no NaN.
+fn number<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
+fn numbers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
+    let numbers = Vec::<Option<f64>>::deserialize(from)?.into_iter();
+    Ok(numbers.map(|number| number.unwrap_or(f64::NAN)).collect())
 }
 
 impl Report {
@@ -112,13 +124,13 @@ pub(crate) fn write(path: &Path, text: impl AsRef<[u8]>) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Checks, before hours of training, that a report can be written to `path`.
-pub(crate) fn check_writable(path: &Path) -> Result<()> {
-    ensure!(!path.is_dir(), "--report {}: this is a folder", path.display());
+/// Checks, before hours of training, that the file of `option` can be written.
+pub(crate) fn check_writable(option: &str, path: &Path) -> Result<()> {
+    ensure!(!path.is_dir(), "{option} {}: this is a folder", path.display());
     let scratch = scratch_file(path)?;
     fs::write(&scratch, "")
         .and_then(|()| fs::remove_file(&scratch))
-        .with_context(|| format!("--report {}: cannot write there", path.display()))
+        .with_context(|| format!("{option} {}: cannot write there", path.display()))
 }
 
 /// A file beside `path`, so that renaming it to `path` replaces it at once.

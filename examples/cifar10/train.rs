@@ -14,16 +14,19 @@ use candle_nn::VarMap;
 use crate::{
     augment::Augment,
     choices::LossScale,
-    common::{self, interrupted, options::Usage, progress::print},
+    common::{self, options::Usage, progress::print},
     data::{Dataset, Images, Norm},
     evaluation::Score,
-    history::History,
+    history::{Gradients, History},
+    memory::is_of_run,
     models::Model,
     options::Options,
-    out::{EpochRow, Gradients, RunFolder, StepRow, Training},
+    out::{EpochRow, RunFolder, StepRow},
+    profile::Profiler,
     progress::{self, Progress},
     report::Report,
     resident::Resident,
+    resume::Training,
     schedule::Schedule,
 };
 
@@ -36,8 +39,13 @@ pub(crate) struct Run<'a> {
     pub(crate) heading: Option<&'a Options>,
     /// What the lines of progress begin with.
     pub(crate) prefix: String,
-    /// Where to write the history, checkpoints and the result, if anywhere.
+    /// Says, after so many steps, whether to end the training here.
+    pub(crate) stop: fn(usize) -> bool,
+    /// Where to write the history, checkpoints and the result, if anywhere. A run that began there
+    /// goes on.
     pub(crate) folder: Option<RunFolder>,
+    /// The memory held before it, where the peak is to be that of this run and not of the process.
+    pub(crate) held: Option<Option<u64>>,
 }
 
 /// Trains on `data`, and tests after every epoch.
@@ -54,7 +62,7 @@ pub(crate) fn train(
     let model = Model::new(options.model, vb, options.channels_last)?;
     let parameters = Parameters::from_varmap(&varmap);
     let vars = parameters.vars();
-    let weights = vars.iter().map(|var| var.elem_count()).sum();
+    let elements = vars.iter().map(|var| var.elem_count()).sum();
     let weight_bytes = vars.iter().map(|var| var.elem_count() * var.dtype().size_in_bytes()).sum();
 
     let amp = options.precision.autocast();
@@ -66,81 +74,112 @@ pub(crate) fn train(
         LossScale::None => Ok(GradScaler::disabled()),
         LossScale::Constant(scale) => GradScaler::new(ScaleConfig::constant(scale)),
     };
-    let mut scaler = scaler.map_err(|error| Usage(error.to_string()))?;
+    let scaler = scaler.map_err(|error| Usage(error.to_string()))?;
     let Options { lr, momentum, weight_decay, seed, .. } = *options;
     let config = SgdConfig { lr, momentum, weight_decay, ..Default::default() };
-    let mut opt = Sgd::new(&parameters, config)?;
-    let mut scheduler = Scheduler::new(common::rates(schedule.steps), &mut opt)?;
+    let mut optimizer = Sgd::new(&parameters, config)?;
+    let scheduler = Scheduler::new(common::rates(schedule.steps), &mut optimizer)?;
+    let history = History::default();
+    let mut on = Training { parameters, optimizer, scheduler, scaler, history };
+    if let Some(folder) = &mut run.folder {
+        folder.resume(&mut on, options, data)?;
+    }
+    let save = |folder: &Option<RunFolder>, on: &Training, accuracy| match folder {
+        Some(folder) => folder.save(on, options, data, accuracy),
+        None => Ok(()),
+    };
 
     if let Some(all) = run.heading {
-        print(&progress::opening(all, data, &schedule, weights));
+        print(&progress::opening(all, data, &schedule, elements));
     }
-    let mut progress = Progress::new(schedule, options.batch_size(), run.prefix);
-    let mut history = History::default();
-    let mut score = Score::default();
+    let begun = on.history.steps.count();
+    let mut progress = Progress::new(schedule, options.batch_size(), run.prefix, begun);
+    let mut profiler = Profiler::new(options, begun..schedule.steps, device);
+    let mut score = None;
     let train = Feed::new(&data.train, data, device)?;
     let test = Feed::new(&data.test, data, device)?;
-    for epoch in 0..schedule.epochs {
+    for epoch in on.history.epochs.len()..schedule.epochs {
+        let (mut taken, done) = (on.history.steps.count(), on.history.unfinished());
+        if taken == schedule.steps && done == 0 {
+            break;
+        }
         let augment = Some(Augment { seed, epoch });
-        let begun = history.steps.count();
         // A step that is still on its way on a GPU: its loss is read when the next one is, too.
-        let (mut taken, mut pending, mut clock) = (begun, None, Instant::now());
-        let mut gradients = None;
-        for indices in data.train.shuffled(seed, epoch).chunks_exact(options.batch_size()) {
-            let (x, y) = train.batch(indices, augment)?;
-
-            let loss = amp.scope(|| {
-                let logits = model.forward(&x, true)?;
-                ops::cross_entropy(&logits, &y)
+        let (mut pending, mut clock, mut stopped) = (None, Instant::now(), false);
+        let order = data.train.shuffled(seed, epoch);
+        let batches = order.chunks_exact(options.batch_size()).skip(done);
+        let batches = batches.take(schedule.steps - taken);
+        let end = taken + batches.len();
+        for indices in batches {
+            let Training { parameters, optimizer, scheduler, scaler, history } = &mut on;
+            let lr = optimizer.learning_rate();
+            let (loss, outcome) = profiler.step(taken, |phases| {
+                let (x, y) = phases.run("batch", || train.batch(indices, augment))?;
+                let loss = phases.forward(&amp, || {
+                    let logits = model.forward(&x, true)?;
+                    ops::cross_entropy(&logits, &y)
+                })?;
+                phases.run("backward", || scaler.scale(&loss)?.backward())?;
+                let outcome = phases.run("optimizer", || scaler.step(optimizer))?;
+                stopped = (run.stop)(taken + 1);
+                if run.folder.is_some() && (stopped || taken + 1 == end) {
+                    let exponents = scaler.histogram(parameters)?;
+                    history.gradients = Some(Gradients::new(exponents.all(), outcome.scale()));
+                }
+                phases.run("optimizer", || -> candle_amp::Result<()> {
+                    scheduler.step(&outcome, optimizer)?;
+                    scaler.update()?;
+                    Ok(())
+                })?;
+                Ok((loss, outcome))
             })?;
-            scaler.scale(&loss)?.backward()?;
-            let lr = opt.learning_rate();
-            let outcome = scaler.step(&mut opt)?;
-            taken += 1;
-            let is_last = taken == schedule.steps
-                || taken == begun + schedule.steps_per_epoch
-                || interrupted();
-            if is_last && run.folder.is_some() {
-                let exponents = scaler.histogram(&parameters)?;
-                gradients = Some(Gradients::new(exponents.all(), outcome.scale()));
-            }
-            scheduler.step(&outcome, &mut opt)?;
-            scaler.update()?;
 
-            let (loss, scale) = (loss.detach(), scaler.current_scale());
-            let step = Some(Taken { loss, outcome, scale, epoch, lr });
-            let done = if options.gpu { std::mem::replace(&mut pending, step) } else { step };
-            if let Some(done) = done {
-                done.enter(&mut history, &mut clock, run.folder.as_mut())?;
-                progress.step(&history);
+            taken += 1;
+            let scale = on.scaler.current_scale();
+            let step = Some(Taken { loss: loss.detach(), outcome, scale, epoch, lr });
+            let ready = if options.gpu { std::mem::replace(&mut pending, step) } else { step };
+            if let Some(ready) = ready {
+                ready.enter(&mut on.history, &mut clock, run.folder.as_mut())?;
+                progress.step(&on.history);
             }
-            if is_last {
+            if let Some(text) = profiler.news() {
+                progress.note(&text);
+            }
+            if stopped {
                 break;
             }
         }
         if let Some(last) = pending {
-            last.enter(&mut history, &mut clock, run.folder.as_mut())?;
+            last.enter(&mut on.history, &mut clock, run.folder.as_mut())?;
         }
-        score = evaluate(&amp, &model, &test, data.test.len())?;
-        history.epoch(history.steps.count() - begun, score.accuracy());
-        progress.epoch(&history);
+        if stopped {
+            save(&run.folder, &on, None)?; // before the test: its epoch goes on from here
+        }
+        let result = evaluate(&amp, &model, &test, data.test.len())?;
+        let accuracy = result.accuracy();
+        on.history.epoch(on.history.unfinished(), accuracy);
+        progress.epoch(&on.history);
         if let Some(folder) = &mut run.folder {
-            let step = history.steps.count();
-            folder.epoch(EpochRow::new(epoch + 1, step, &history, &score, gradients))?;
-            let (optimizer, epochs) = (&opt, history.epochs.len());
-            let (parameters, scaler, scheduler) = (&parameters, &scaler, &scheduler);
-            let training =
-                Training { parameters, optimizer, scaler, scheduler, epochs, steps: step };
-            folder.save(&training, score.accuracy())?;
+            folder.epoch(EpochRow::new(&on.history, &result))?;
         }
-        if history.steps.count() == schedule.steps || interrupted() {
+        score = Some(result);
+        if stopped && taken < schedule.steps {
             break;
         }
+        save(&run.folder, &on, Some(accuracy))?;
     }
     drop(progress);
+    profiler.write()?;
 
-    let cut_short = history.steps.count() < schedule.steps;
-    let report = Report::new(options, data, &history, &score, weight_bytes, cut_short);
+    let score = match score {
+        Some(score) => score,
+        None => evaluate(&amp, &model, &test, data.test.len())?, // the run had ended before
+    };
+    let cut_short = on.history.steps.count() < schedule.steps;
+    let mut report = Report::new(options, data, &on.history, &score, weight_bytes, cut_short);
+    if let Some(held) = run.held {
+        report.peak_rss_bytes = report.peak_rss_bytes.filter(|&peak| is_of_run(peak, held));
+    }
     if let Some(folder) = &run.folder {
         folder.finish(&report, &score, data)?;
     }

@@ -1,18 +1,16 @@
 //! What the examples share: the program around the training, its options, its display, what it measures.
 
 use std::{
-    process::{ExitCode, exit},
+    process,
     sync::atomic::{AtomicBool, Ordering},
 };
 
 use anyhow::{Context, Result};
 use candle_amp::{backend::on_workers, optim::Schedule};
-use clap::Parser;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use options::Usage;
-
+pub(crate) mod exit;
 pub(crate) mod options;
 pub(crate) mod progress;
 pub(crate) mod steps;
@@ -28,15 +26,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// True once Ctrl-C was pressed.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Runs a program with the options of its command line.
-pub(crate) fn start<O: Parser>(run: fn(&O) -> Result<()>) -> ExitCode {
-    match finish_on_ctrl_c().and_then(|()| on_workers(|| run(&O::parse()))) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::from(if error.is::<Usage>() { 2 } else { 1 })
-        }
-    }
+/// Runs a program with these options, and prints what goes wrong. Its exit code.
+pub(crate) fn start<O>(
+    options: impl FnOnce() -> Result<O> + Send,
+    run: fn(&O) -> Result<()>,
+) -> u8 {
+    exit::end(&finish_on_ctrl_c().and_then(|()| on_workers(|| run(&options()?))))
 }
 
 pub(crate) fn interrupted() -> bool {
@@ -47,7 +42,7 @@ pub(crate) fn interrupted() -> bool {
 fn finish_on_ctrl_c() -> Result<()> {
     ctrlc::set_handler(|| {
         if INTERRUPTED.swap(true, Ordering::Relaxed) {
-            exit(130);
+            process::exit(130);
         }
         progress::print("\nEnding after this step and a test; Ctrl-C again ends at once.\n");
     })

@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     /// The loss of every step, skipped or not.
-    losses: Vec<f32>,
+    pub(crate) losses: Vec<f32>,
     pub(crate) times: Vec<Duration>,
     pub(crate) skipped: usize,
     /// The loss scale after the last step.

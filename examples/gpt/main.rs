@@ -11,8 +11,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use candle_core::Device;
+use clap::Parser;
 
-use common::{interrupted, progress::print};
+use common::{exit::BadData, interrupted, progress::print};
 use data::Corpus;
 use options::Options;
 use report::Report;
@@ -28,7 +29,7 @@ mod schedule;
 mod train;
 
 fn main() -> ExitCode {
-    common::start(run)
+    ExitCode::from(common::start(|| Ok(Options::try_parse()?), run))
 }
 
 fn run(options: &Options) -> Result<()> {
@@ -68,7 +69,7 @@ fn compare(options: &Options, corpus: &Corpus, device: &Device) -> Result<()> {
 fn load(options: &Options) -> Result<Corpus> {
     let context = options.size().context;
     match &options.text {
-        Some(path) => Corpus::read(path, context),
+        Some(path) => Ok(Corpus::read(path, context).map_err(BadData::from)?),
         None => Corpus::shakespeare(context),
     }
 }

@@ -8,6 +8,7 @@ mod marker;
 mod no_grad;
 mod node;
 mod pass;
+pub(crate) mod profile;
 mod reclaim;
 mod recompute;
 pub(crate) mod second_order;
@@ -27,6 +28,7 @@ use crate::autocast::Op;
 use crate::autocast::trace::{self, Kept, TraceRow};
 use crate::kernels::algorithm;
 use node::Consumed;
+use profile::Timer;
 
 pub(crate) use engine::{Gradients, backward_from, backward_into};
 pub(crate) use frozen::is_frozen;
@@ -254,6 +256,22 @@ struct Trust {
 }
 
 fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Result<Tensor> {
+    let (op, timer) = (operator.op(), Timer::start()?);
+    let (output, algorithm) = run(operator, inputs, trust, timer.is_some())?;
+    if let Some(timer) = timer {
+        let shapes = inputs.iter().map(|input| input.shape().clone()).collect();
+        timer.stop(op.name(), &output, shapes, None, algorithm)?;
+    }
+    Ok(output)
+}
+
+/// The output, and if it is `timed` or traced by which algorithm.
+fn run<O: Operator>(
+    operator: O,
+    inputs: &[&Tensor],
+    trust: Trust,
+    timed: bool,
+) -> Result<(Tensor, Option<&'static str>)> {
     let rule = autocast::target(operator.op(), inputs.iter().map(|t| t.dtype()))?;
     let target = rule.filter(|dtype| {
         let dtypes = || inputs.iter().map(|t| t.dtype()).collect::<Vec<_>>();
@@ -270,7 +288,8 @@ fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Res
         cast_inputs.push(cast);
     }
     let op = operator.op();
-    if trace::is_active() {
+    let observed = timed || trace::is_active();
+    if observed {
         algorithm::take();
     }
     // Before the inputs are read, so that a write by another thread meanwhile is later.
@@ -279,6 +298,7 @@ fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Res
         let _alone = op.is_user().then(autocast::suspend);
         operator.forward(&cast_inputs)?
     };
+    let algorithm = if observed { algorithm::take() } else { None };
     // Asked once: another thread may freeze a variable meanwhile.
     let wanted: Vec<bool> = inputs.iter().map(|input| frozen::requires_grad(input)).collect();
     let tracked = !no_grad::is_active() && wanted.contains(&true);
@@ -292,7 +312,7 @@ fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Res
             output_shape: output.shape().clone(),
             saved_bytes: 0,
             cache_hits,
-            algorithm: algorithm::take(),
+            algorithm,
         };
         let all = inputs.iter().zip(&cast_inputs).enumerate();
         let read = all.filter(|&(at, (input, _))| {
@@ -304,7 +324,7 @@ fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Res
         if let Some((row, all)) = traced {
             trace::record(&row, &all);
         }
-        return Ok(output);
+        return Ok((output, algorithm));
     }
     operator.trim(&mut saved, &wanted)?;
     let aliased = cast_inputs.iter().any(|input| storage::share_storage(input, &output));
@@ -322,7 +342,7 @@ fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Res
         all.extend(O::KEEPS_OUTPUT.then(|| kept(&output)));
         trace::record(&row, &all);
     }
-    Ok(output)
+    Ok((output, algorithm))
 }
 
 /// What a trace counts of an activation.

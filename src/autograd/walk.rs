@@ -4,13 +4,14 @@ use std::cell::RefCell;
 
 use candle_core::{DType, Result, Tensor};
 
-use super::node::{Arguments, Edge, Node, Saved, Target};
+use super::node::{Arguments, Edge, LEAF, Node, Saved, Target};
 use super::pass::{Pass, Pending};
+use super::profile::Timer;
 use super::version::{self, Source};
 use super::{Arrivals, Arrive, Gradient, frozen, second_order};
 use crate::autocast;
 use crate::error::GraphError;
-use crate::kernels::accumulator;
+use crate::kernels::{accumulator, algorithm};
 
 impl Node {
     /// Computes the gradients of the inputs from that of the output, and sends them on. Returns those for candle, with
@@ -33,8 +34,10 @@ impl Node {
             let shape = shape.unwrap_or_else(|| ().into());
             return Err(GraphError::Modified { op, input, shape }.into());
         }
+        let timer = if self.name == LEAF { None } else { Timer::start()? };
         autocast::clear_cast_cache();
         let wants: Vec<_> = saved.edges.iter().map(|edge| edge.wants(pass)).collect();
+        let wanted = timer.is_some().then(|| wants.iter().map(Option::is_some).collect());
         let dtype = gradient.tensor().dtype();
         let gradient = gradient.into_dtype(dtype)?;
         if dtype == DType::F16 {
@@ -42,6 +45,9 @@ impl Node {
         }
         let arrivals = (&saved.edges[..], RefCell::new(&mut *pass));
         let arrivals = Arrivals(&arrivals);
+        if timer.is_some() {
+            algorithm::take();
+        }
         let gradients =
             (saved.run)(Arguments { gradient: &gradient, wants: &wants, last, arrivals })?;
         if gradients.len() != wants.len() {
@@ -70,6 +76,10 @@ impl Node {
                 }
                 (Target::Argument(_, i), _) => arguments.push((*i, gradient.into_tensor())),
             }
+        }
+        if let Some(timer) = timer {
+            let shapes = saved.edges.iter().map(|edge| edge.shape.clone()).collect();
+            timer.stop(self.name, gradient.tensor(), shapes, wanted, algorithm::take())?;
         }
         Ok(arguments)
     }

@@ -36,6 +36,7 @@ mod padded_sequences;
 mod pending_gradients;
 mod pointwise;
 mod products;
+mod profile;
 mod public_api;
 mod random_graphs;
 mod readable_errors;

@@ -1,6 +1,6 @@
 //! What an image costs each network: counted in a forward pass, not written down.
 
-use candle_amp::{Autocast, Op, Parameters, diagnostics::TraceRow, ops};
+use candle_amp::{Autocast, Parameters, diagnostics::TraceRow, ops};
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder, VarMap, var_builder::SimpleBackend};
 
@@ -44,15 +44,18 @@ pub(super) fn blank(architecture: Architecture) -> Result<(Model, usize)> {
     Ok((model, vars.iter().map(|var| var.elem_count()).sum()))
 }
 
-/// Of the operators that networks spend their time in; those of others are not counted.
 fn multiply_adds(row: &TraceRow) -> usize {
-    let input = |i: usize| row.input_shapes[i].dims();
-    let outputs = row.output_shape.elem_count();
-    match row.op {
+    products(row.op.name(), &row.input_shapes, &row.output_shape)
+}
+
+/// The multiply-adds of an operator that networks spend their time in; those of others are not counted.
+pub(crate) fn products(name: &str, inputs: &[Shape], output: &Shape) -> usize {
+    let (input, outputs) = (|i: usize| inputs[i].dims(), output.elem_count());
+    match name {
         // An output is a sum over one filter: the weight but for its first dimension.
-        Op::Conv2d | Op::Linear => outputs * input(1)[1..].iter().product::<usize>(),
+        "conv2d" | "linear" => outputs * input(1)[1..].iter().product::<usize>(),
         // Scores, and what they weigh: queries, keys and values come as one tensor.
-        Op::Sdpa => 2 * outputs * input(0)[1],
+        "sdpa" => 2 * outputs * input(0)[1],
         _ => 0,
     }
 }

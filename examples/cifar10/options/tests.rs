@@ -150,3 +150,46 @@ fn smoke_shrinks_what_was_not_asked_for() -> anyhow::Result<()> {
     assert_eq!(sizes("--smoke --batch-size 4 --train-images 20")?, (4, (20, 40)));
     Ok(())
 }
+
+#[test]
+fn help_has_headings_and_fits_its_width() {
+    use clap::CommandFactory;
+    let mut command = Options::command();
+    for arg in command.get_arguments() {
+        assert!(arg.get_help_heading().is_some() && arg.get_help().is_some(), "{arg}");
+    }
+    let help = command.render_help().to_string();
+    for line in help.lines() {
+        assert!(line.chars().count() <= 100, "{line}");
+    }
+    for part in
+        ["\nData:\n", "\nTraining:\n", "\nExamples, ", "--resume runs/a", "\nExit codes: 0 "]
+    {
+        assert!(help.contains(part), "{part:?} in {help}");
+    }
+}
+
+#[test]
+fn the_examples_of_help_are_good_options() -> anyhow::Result<()> {
+    let lines = MORE.lines().skip(1).take_while(|line| !line.is_empty());
+    let examples: Vec<_> = lines.filter_map(|line| line.trim().split("   ").next()).collect();
+    assert_eq!(examples.len(), 7);
+    for example in examples {
+        parse(example)?.check()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_profile_in_one_file_is_refused_for_several_runs() -> anyhow::Result<()> {
+    let error = parse("--compare f32,f16 --profile=x")?.check().expect_err("several runs");
+    let message = "--profile=FILE has room for one run: leave --compare and --seeds out";
+    assert!(error.is::<Usage>() && error.to_string() == message, "{error}");
+    parse("--compare f32,f16 --profile --trace")?.check()?;
+    parse("--compare f32,f16 --profile --seeds 2 --out x")?.check()?;
+    let file = |arguments: &str| anyhow::Ok(parse(arguments)?.profile_file());
+    assert_eq!(file("--profile")?, None);
+    assert_eq!(file("--profile=a.json --out x")?, Some("a.json".into()));
+    assert_eq!(file("--profile --out x")?, Some("x/bf16-seed-0/profile.json".into()));
+    Ok(())
+}

@@ -5,9 +5,9 @@ use std::fmt::Write;
 use anyhow::Result;
 
 use super::{
-    folder::Finished,
     images,
     pictures::{self, COLOURS, Picture},
+    run::Finished,
 };
 use crate::{common::progress::short, compare::Comparison, report::Report};
 

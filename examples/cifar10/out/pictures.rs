@@ -12,8 +12,8 @@ use plotters::{
 };
 
 use super::{
-    folder::Finished,
     rows::{EpochRow, Row, StepRow},
+    run::Finished,
 };
 
 mod accuracy;

@@ -1,16 +1,18 @@
 //! The history of a run as JSON Lines: a row for every step, and one for every epoch and its test.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::Write,
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result};
-use candle_amp::diagnostics::Exponents;
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::{evaluation::Score, history::History};
+use crate::{
+    evaluation::Score,
+    history::{Gradients, History},
+};
 
 /// A line of the history.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,64 +54,17 @@ pub(crate) struct EpochRow {
 }
 
 impl EpochRow {
-    /// Of the last epoch of `history`, after `step` steps, which `score` tested.
-    pub(crate) fn new(
-        epoch: usize,
-        step: usize,
-        history: &History,
-        score: &Score,
-        gradients: Option<Gradients>,
-    ) -> Self {
+    /// Of the last epoch of `history`, which `score` tested.
+    pub(crate) fn new(history: &History, score: &Score) -> Self {
         let finite = |loss: f64| loss.is_finite().then_some(loss);
-        let train_loss = history.epochs.last().and_then(|epoch| finite(epoch.loss));
-        let (test_loss, test_accuracy) = (finite(score.loss()), score.accuracy());
-        Self { epoch, step, train_loss, test_loss, test_accuracy, gradients }
-    }
-}
-
-/// How large the gradients of a step were, before they were multiplied by the loss scale.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Gradients {
-    /// The loss scale.
-    pub(crate) scale: f32,
-    pub(crate) zeros: u64,
-    pub(crate) infinite: u64,
-    pub(crate) nan: u64,
-    /// How many there are of each `floor(log2(|x|))`.
-    pub(crate) exponents: Vec<(i32, u64)>,
-    pub(crate) in_f16: InF16,
-}
-
-/// What becomes of gradients in F16, at the loss scale.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct InF16 {
-    pub(crate) to_zero: u64,
-    pub(crate) subnormal: u64,
-    pub(crate) normal: u64,
-    pub(crate) overflow: u64,
-}
-
-impl Gradients {
-    pub(crate) fn new(exponents: &Exponents, scale: f32) -> Self {
-        let fit = exponents.in_f16(scale);
         Self {
-            scale,
-            zeros: exponents.zeros(),
-            infinite: exponents.infinite(),
-            nan: exponents.nan(),
-            exponents: exponents.iter().collect(),
-            in_f16: InF16 {
-                to_zero: fit.to_zero,
-                subnormal: fit.subnormal,
-                normal: fit.normal,
-                overflow: fit.overflow,
-            },
+            epoch: history.epochs.len(),
+            step: history.steps.count(),
+            train_loss: history.epochs.last().and_then(|epoch| finite(epoch.loss)),
+            test_loss: finite(score.loss()),
+            test_accuracy: score.accuracy(),
+            gradients: history.gradients.clone(),
         }
-    }
-
-    pub(crate) fn elements(&self) -> u64 {
-        let counted: u64 = self.exponents.iter().map(|(_, count)| count).sum();
-        counted + self.zeros + self.infinite + self.nan
     }
 }
 
@@ -146,22 +101,60 @@ impl Rows {
         self.len += line.len() as u64;
         Ok(())
     }
+
+    /// Waits for the disk, so that a checkpoint never counts rows that a power cut takes.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.file.sync_data().with_context(|| format!("cannot write {}", self.path.display()))
+    }
+
+    /// Drops the rows after `steps` steps and `epochs` epochs: a run goes on from there.
+    pub(crate) fn cut(&mut self, steps: usize, epochs: usize) -> Result<()> {
+        let text = text(&self.path)?;
+        let (mut len, mut has) = (0, (0, 0));
+        for row in lines(&self.path, &text) {
+            let (line, row) = row?;
+            match row {
+                Row::Step(row) if row.step <= steps => has.0 += 1,
+                Row::Epoch(row) if row.epoch <= epochs => has.1 += 1,
+                _ => break,
+            }
+            len += line.len() as u64;
+        }
+        let (path, (found, tests)) = (self.path.display(), has);
+        ensure!(
+            has == (steps, epochs),
+            "{path}: rows of {found} steps and {tests} epochs, expected those of {steps} and \
+             {epochs}, as in the checkpoint"
+        );
+        self.file.set_len(len).with_context(|| format!("cannot write {path}"))?;
+        self.len = len;
+        Ok(())
+    }
 }
 
 /// The rows at `path`. A last one that a crash cut off does not count.
 pub(crate) fn read(path: &Path) -> Result<Vec<Row>> {
-    let shown = path.display();
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
-    let complete = text.rfind('\n').map_or("", |end| &text[..end]);
-    let row = |(number, line)| {
-        serde_json::from_str(line).with_context(|| format!("{shown}: line {number} is no row"))
-    };
-    (1..).zip(complete.lines()).map(row).collect()
+    lines(path, &text(path)?).map(|row| row.map(|(_, row)| row)).collect()
+}
+
+fn text(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The complete lines of `text`, which is at `path`, and the rows they hold.
+fn lines<'a>(path: &Path, text: &'a str) -> impl Iterator<Item = Result<(&'a str, Row)>> {
+    let complete = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    (1..).zip(complete).map(move |(number, line)| {
+        let row = serde_json::from_str(line);
+        let row = row.with_context(|| format!("{}: line {number} is no row", path.display()))?;
+        Ok((line, row))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{history::InF16, testing::Folder};
 
     fn step(step: usize) -> Row {
         let (lr, scale) = (0.1, 65536.);
@@ -202,6 +195,36 @@ mod tests {
         let error = read(&path).expect_err("no row");
         std::fs::remove_file(&path)?;
         assert_eq!(error.to_string(), format!("{}: line 1 is no row", path.display()));
+        Ok(())
+    }
+
+    #[test]
+    fn rows_after_a_checkpoint_are_cut_off() -> Result<()> {
+        let folder = Folder::new()?;
+        let path = folder.path("history.jsonl");
+        let epoch = |epoch, step| {
+            let (train_loss, test_loss, test_accuracy) = (None, None, 0.5);
+            let gradients = None;
+            Row::Epoch(EpochRow { epoch, step, train_loss, test_loss, test_accuracy, gradients })
+        };
+        let all = [step(1), step(2), epoch(1, 2), step(3), epoch(2, 3)];
+        for (steps, epochs, left) in [(3, 2, 5), (3, 1, 4), (2, 1, 3), (2, 0, 2), (0, 0, 0)] {
+            let mut rows = Rows::append(path.clone())?;
+            rows.cut(0, 0)?;
+            all.iter().try_for_each(|row| rows.add(row))?;
+            rows.file.write_all(b"{\"kind\":\"st")?; // where a crash cut the row off
+            rows.cut(steps, epochs)?;
+            assert_eq!(read(&path)?, all[..left]);
+            rows.add(&step(9))?;
+            assert_eq!(read(&path)?.last(), Some(&step(9)));
+        }
+        let mut rows = Rows::append(path.clone())?;
+        let before = fs::read(&path)?;
+        let error = rows.cut(3, 1).expect_err("there are no such rows");
+        let message =
+            "rows of 0 steps and 0 epochs, expected those of 3 and 1, as in the checkpoint";
+        assert_eq!(error.to_string(), format!("{}: {message}", path.display()));
+        assert_eq!(fs::read(&path)?, before);
         Ok(())
     }
 

@@ -4,15 +4,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use candle_amp::{
-    GradScaler, Parameters,
-    checkpoints::{Checkpoint, Checkpointer, State},
-    nn,
-    optim::{Scheduler, Sgd, SgdConfig},
-    random,
-};
-use candle_core::{DType, Device};
-use candle_nn::VarMap;
+use candle_amp::{checkpoints::Checkpointer, random};
 use roxmltree::{Document, ParsingOptions};
 use serde_json::Value;
 
@@ -24,7 +16,6 @@ use crate::{
     common::{self, options::Usage, testing::parse},
     data::CLASSES,
     evaluation::WORST,
-    models::Model,
     options::Options,
     run,
 };
@@ -42,6 +33,17 @@ impl Drop for Place {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+/// The history of the run in `folder`, without what no two runs share.
+pub(crate) fn rows_without_times(folder: &Path) -> Result<Vec<Row>> {
+    let mut rows = read(&folder.join("history.jsonl"))?;
+    for row in &mut rows {
+        if let Row::Step(step) = row {
+            step.ms = 0.;
+        }
+    }
+    Ok(rows)
 }
 
 /// Trains with `arguments` and `--out place`.
@@ -78,10 +80,13 @@ fn a_comparison_leaves_a_folder_with_everything() -> Result<()> {
     train(&place, "--compare f32,bf16,f16 --steps 7 --init-scale 16777216")?;
     let folder = place.0.as_path();
     let runs = ["bf16-seed-0", "f16-seed-0", "f32-seed-0"];
-    let files = ["index.html", "options.json", "pictures", "report.json"];
+    let files = ["index.html", "options.toml", "pictures", "report.json"];
     assert_eq!(names(folder)?, [&runs[..2], &runs[2..], &files].concat());
-    let options = json(&folder.join("options.json"))?;
-    assert_eq!(options["compare"], serde_json::json!(["f32", "bf16", "f16"]));
+    let options: toml::Table = fs::read_to_string(folder.join("options.toml"))?.parse()?;
+    assert_eq!(
+        options["compare"].as_array(),
+        Some(&["f32", "bf16", "f16"].map(Into::into).to_vec())
+    );
     assert_eq!((&options["steps"], &options["model"]), (&7.into(), &"mlp".into()));
     let summary = json(&folder.join("report.json"))?;
     assert_eq!(summary["runs"].as_array().map(Vec::len), Some(3));
@@ -243,33 +248,26 @@ fn the_page_holds_all_pictures_and_needs_nothing_else() -> Result<()> {
 }
 
 #[test]
-fn a_checkpoint_holds_everything_to_go_on_with() -> Result<()> {
+fn the_last_checkpoint_has_the_accuracy_of_the_report() -> Result<()> {
     let place = Place::new("checkpoint");
     train(&place, "--precision f16 --master-weights --steps 6")?;
-    let folder = place.0.join("f16-seed-0").join("checkpoints");
-    let varmap = VarMap::new();
-    let vb = nn::var_builder(&varmap, DType::F16, &Device::Cpu);
-    let options: Options = parse("--model mlp")?;
-    let _model = Model::new(options.model, vb, false)?;
-    let mut parameters = Parameters::from_varmap(&varmap);
-    let mut optimizer = Sgd::new(&parameters, SgdConfig::default())?;
-    let mut scaler = GradScaler::default();
-    let mut scheduler = Scheduler::new(common::rates(6), &mut optimizer)?;
-    let mut position = State::default().with("epochs", 0);
-    let saved = Checkpointer::new(&folder)?.latest()?.context("a checkpoint")?;
-    let _fork = random::fork_rng_guard();
-    Checkpoint::open(saved.path())?.load(&mut [
-        ("model", &mut parameters),
-        ("optimizer", &mut optimizer),
-        ("scaler", &mut scaler),
-        ("scheduler", &mut scheduler),
-        ("random", &mut random::Generator),
-        ("loop", &mut position),
-    ])?;
-    assert_eq!((saved.step(), scheduler.taken()), (6, 6));
-    assert_eq!(position.value::<usize>("epochs")?, 2);
-    let report = json(&place.0.join("f16-seed-0").join("report.json"))?;
-    assert_eq!(saved.metric(), report["test_accuracy"].as_f64());
+    let folder = place.0.join("f16-seed-0");
+    let saved = Checkpointer::new(folder.join("checkpoints"))?.latest()?.context("a checkpoint")?;
+    let parts: Vec<&str> = saved.parts().collect();
+    let all = ["history", "model", "optimizer", "random", "run", "scaler", "scheduler"];
+    assert_eq!((saved.step(), parts), (6, all.to_vec()));
+    assert_eq!(saved.metric(), json(&folder.join("report.json"))?["test_accuracy"].as_f64());
+    Ok(())
+}
+
+#[test]
+fn each_run_of_a_comparison_has_a_profile() -> Result<()> {
+    let place = Place::new("profile");
+    train(&place, "--compare f32,bf16 --steps 5 --profile")?;
+    for run in ["f32-seed-0", "bf16-seed-0"] {
+        let trace = json(&place.0.join(run).join("profile.json"))?;
+        assert!(trace["traceEvents"].as_array().is_some_and(|events| !events.is_empty()), "{run}");
+    }
     Ok(())
 }
 
@@ -282,12 +280,14 @@ fn a_folder_that_will_not_do_is_refused_before_training() -> Result<()> {
     let before = fs::read(place.0.join("report.json"))?;
     let error = train(&place, "--precision bf16 --steps 1").expect_err("a run");
     assert!(error.is::<Usage>());
-    let message = format!("--out {shown}: this folder holds a run; name a new one");
+    let message = format!(
+        "--out {shown}: this folder holds a run; name a new one, or go on with --resume {shown}"
+    );
     assert_eq!(format!("{error:#}"), message);
     assert_eq!(fs::read(place.0.join("report.json"))?, before);
     assert!(!place.0.join("bf16-seed-0").exists(), "nothing was trained");
 
-    fs::remove_file(place.0.join("options.json"))?;
+    fs::remove_file(place.0.join("options.toml"))?;
     let error = train(&place, "--steps 1").expect_err("other files");
     let message = format!("--out {shown}: this folder is not empty; name a new one");
     assert_eq!(format!("{error:#}"), message);

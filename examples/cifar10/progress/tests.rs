@@ -107,3 +107,14 @@ fn the_page_is_named_from_here() -> anyhow::Result<()> {
     assert_eq!(page(&outside), format!("\nA page with pictures: {}\n", outside.display()));
     Ok(())
 }
+
+#[test]
+fn the_time_that_remains_is_that_of_the_steps_left() {
+    let after = |seconds, done, left| remaining(Duration::from_secs(seconds), done, left);
+    assert_eq!(after(10, 0, 100), "", "nothing to go by");
+    assert_eq!(after(10, 100, 0), "");
+    assert_eq!(after(10, 100, 25), "  3 s left");
+    assert_eq!(after(10, 2, 12), "  1 min 0 s left");
+    assert_eq!(after(100, 10, 77), "  12 min 50 s left");
+    assert_eq!(after(100, 1, 76), "  2 h 6 min left");
+}

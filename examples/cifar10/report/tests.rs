@@ -37,7 +37,7 @@ fn the_report_holds_every_field_and_replaces_what_was_there() -> Result<()> {
     fs::create_dir_all(&dir)?;
     let path = dir.join("run.json");
     fs::write(&path, "old")?;
-    check_writable(&path)?;
+    check_writable("--report", &path)?;
     assert_eq!(fs::read_to_string(&path)?, "old");
     sample().write(&path)?;
     let json: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
@@ -61,10 +61,22 @@ fn the_report_holds_every_field_and_replaces_what_was_there() -> Result<()> {
 }
 
 #[test]
+fn a_report_is_read_as_it_was_written() -> Result<()> {
+    let text = json(&sample())?;
+    assert_eq!(json(&serde_json::from_str::<Report>(&text)?)?, text);
+    let report = Report { final_loss: f64::NAN, losses: vec![0.5, f64::INFINITY], ..sample() };
+    let text = json(&report)?;
+    let read: Report = serde_json::from_str(&text)?;
+    assert!(read.final_loss.is_nan() && read.losses[0] == 0.5 && read.losses[1].is_nan());
+    assert_eq!(json(&read)?, text);
+    Ok(())
+}
+
+#[test]
 fn a_report_that_cannot_be_written_is_refused_early() {
     let missing = std::env::temp_dir().join("candle-amp-no-such-folder").join("run.json");
-    let error = check_writable(&missing).expect_err("no folder");
+    let error = check_writable("--report", &missing).expect_err("no folder");
     assert_eq!(error.to_string(), format!("--report {}: cannot write there", missing.display()));
-    let error = check_writable(&std::env::temp_dir()).expect_err("a folder");
+    let error = check_writable("--report", &std::env::temp_dir()).expect_err("a folder");
     assert!(error.to_string().ends_with(": this is a folder"), "{error}");
 }

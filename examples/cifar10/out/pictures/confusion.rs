@@ -9,7 +9,7 @@ use plotters::{
 use super::{
     Colour, DOTS, INK, LETTERS, LINES, MUTED, PAPER, Picture, WARNING, draw, heading, text,
 };
-use crate::{data::CLASSES, out::folder::Test};
+use crate::{data::CLASSES, out::run::Test};
 
 const SIDE: i32 = 420 * DOTS as i32;
 /// Where the cells begin, and how large one is.

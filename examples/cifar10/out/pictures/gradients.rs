@@ -7,7 +7,7 @@ use super::{
     Axes, Chart, Colour, DOTS, Finished, LETTERS, MUTED, Picture, SIZE, WARNING, chart, epochs,
     line, text, top,
 };
-use crate::out::rows::Gradients;
+use crate::history::Gradients;
 
 /// F16 by exponents: from where to where, what becomes of a number there, and whether it is lost.
 const RANGES: [(f64, f64, &str, Option<Colour>); 4] = [

@@ -1,0 +1,80 @@
+//! What a program ends with: its exit code, and one line if it failed.
+
+use std::fmt;
+
+use anyhow::{Error, Result};
+
+use super::{interrupted, options::Usage};
+
+/// Data that are missing, truncated or not what they should be.
+#[derive(Debug)]
+pub(crate) struct BadData(String);
+
+impl From<Error> for BadData {
+    fn from(error: Error) -> Self {
+        Self(format!("{error:#}"))
+    }
+}
+
+impl fmt::Display for BadData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadData {}
+
+/// The exit code of a program that ended so.
+pub(crate) fn code(result: &Result<()>, interrupted: bool) -> u8 {
+    match result {
+        Ok(()) if interrupted => 130, // as a shell says of Ctrl-C
+        Ok(()) => 0,
+        Err(error) => match error.downcast_ref::<clap::Error>() {
+            Some(error) => error.exit_code() as u8, // 0 for --help, 2 otherwise
+            None if error.is::<Usage>() => 2,
+            None if error.is::<BadData>() => 3,
+            None => 1,
+        },
+    }
+}
+
+/// Prints what went wrong, if anything did. The exit code.
+pub(crate) fn end(result: &Result<()>) -> u8 {
+    if let Err(error) = result {
+        match error.downcast_ref::<clap::Error>() {
+            Some(error) => drop(error.print()), // in colours, and help to the standard output
+            None => eprintln!("error: {error:#}"),
+        }
+    }
+    code(result, interrupted())
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+    use clap::Command;
+
+    use super::*;
+
+    #[test]
+    fn every_end_has_its_code() {
+        let of = |error: Error| code(&Err(error), false);
+        assert_eq!((code(&Ok(()), false), code(&Ok(()), true)), (0, 130));
+        assert_eq!(of(anyhow!("no space left")), 1);
+        assert_eq!(of(Usage("no such option".into()).into()), 2);
+        assert_eq!(of(BadData::from(anyhow!("truncated").context("data.bin")).into()), 3);
+        let clap = |argument: &str| Command::new("x").try_get_matches_from(["x", argument]);
+        let error = |argument: &str| clap(argument).map(drop).context("").err();
+        let plain = |argument: &str| clap(argument).err().map(|error| of(error.into()));
+        assert_eq!((plain("--bad"), plain("--help")), (Some(2), Some(0)));
+        assert_eq!(error("--bad").map(of), Some(2), "in a context, too");
+        // A failure outlives Ctrl-C.
+        assert_eq!(code(&Err(anyhow!("no space left")), true), 1);
+    }
+
+    #[test]
+    fn bad_data_are_told_in_one_line() {
+        let error = BadData::from(anyhow!("no such file").context("cannot read test_batch.bin"));
+        assert_eq!(error.to_string(), "cannot read test_batch.bin: no such file");
+    }
+}
