@@ -6,7 +6,7 @@ use candle_amp_benches::precision::Precision;
 
 use clap::ValueEnum;
 
-use crate::operators;
+use crate::operator_rows;
 use crate::parameters::Parameters;
 use crate::passes::Storage;
 use crate::workload::{Spec, Work};
@@ -59,7 +59,7 @@ impl Card {
 pub(crate) fn groups(parts: &[Part], card: &Card) -> Vec<Group> {
     let rows = |part: &Part| match part {
         Part::Passes => passes(card.copied),
-        Part::Operators => operators::groups(|unit, precision| card.rate(unit, precision)),
+        Part::Operators => operator_rows::groups(|unit, precision| card.rate(unit, precision)),
         Part::Gpt2 => gpt2(),
         Part::Resnets => resnets(),
     };

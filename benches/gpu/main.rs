@@ -8,6 +8,7 @@
 
 mod device;
 mod list;
+mod operator_rows;
 mod operators;
 mod parameters;
 mod passes;
@@ -122,7 +123,7 @@ fn run(options: &Options) -> Result<()> {
     let parts = if options.part.is_empty() { Part::value_variants() } else { &options.part };
     let mut card = Card { copied: copied.unwrap_or(f64::NAN), products: Vec::new() };
     if parts.contains(&Part::Operators) {
-        let mut products = operators::products();
+        let mut products = operator_rows::products();
         if options.smoke {
             products.shrink();
         }

@@ -4,6 +4,8 @@
 use std::mem::MaybeUninit;
 
 use super::dtype::Element;
+#[cfg(target_arch = "x86_64")]
+use super::vector::Vector;
 
 /// The side of a tile: a cache line of `F32`.
 pub(in crate::kernels) const TILE: usize = 16;
@@ -22,7 +24,7 @@ pub(in crate::kernels) fn transpose<T: Element>(
 ) -> bool {
     use half::bf16;
 
-    use super::vector::{Vector, Vectors, with_vectors};
+    use super::vector::{Vectors, with_vectors};
 
     let Some(vectors) = Vectors::widest() else { return false };
     let last = |stride: usize| (TILE - 1) * stride + TILE;
@@ -32,13 +34,7 @@ pub(in crate::kernels) fn transpose<T: Element>(
             let (from, to) = (from.as_ptr().cast::<f32>(), to.as_mut_ptr().cast::<f32>());
             // SAFETY: the features; 16 rows of 16 elements of four bytes, as asserted, whose bits are only moved.
             with_vectors!(vectors, V => unsafe {
-                let mut rows = [V::zero(); TILE];
-                for (i, row) in rows.iter_mut().enumerate() {
-                    *row = V::load(from.add(i * from_stride));
-                }
-                for (i, row) in V::transpose(rows).into_iter().enumerate() {
-                    row.store(to.add(i * to_stride));
-                }
+                transpose_words::<V>(from, from_stride, to, to_stride);
             });
         }
         2 => {
@@ -60,6 +56,30 @@ pub(in crate::kernels) fn transpose<T: Element>(
     true
 }
 
+/// Writes a tile of words with rows and columns exchanged.
+///
+/// # Safety
+/// The features of `V`; 16 rows of 16 words, of any bits, can be read and written.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(in crate::kernels) unsafe fn transpose_words<V: Vector>(
+    from: *const f32,
+    from_stride: usize,
+    to: *mut f32,
+    to_stride: usize,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut rows = [V::zero(); TILE];
+        for (i, row) in rows.iter_mut().enumerate() {
+            *row = V::load(from.add(i * from_stride));
+        }
+        for (i, row) in V::transpose(rows).into_iter().enumerate() {
+            row.store(to.add(i * to_stride));
+        }
+    }
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 pub(in crate::kernels) fn transpose<T: Element>(
     _: &[T],
@@ -73,14 +93,14 @@ pub(in crate::kernels) fn transpose<T: Element>(
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use half::{bf16, f16};
-    use rand::Rng;
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
 
     use super::*;
     use crate::kernels::cpu::vector::Vectors;
-    use crate::kernels::gemm::tests::generator;
 
     fn check<T: Element>(bits: impl Fn(T) -> u64, any: impl Fn(u64) -> T) {
-        let mut rng = generator(31);
+        let mut rng = ChaCha8Rng::seed_from_u64(31);
         let (from_stride, to_stride) = (19, 33);
         let from: Vec<T> = (0..15 * from_stride + 16).map(|_| any(rng.random())).collect();
         let untouched = any(7);

@@ -29,7 +29,7 @@ use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::GRAIN;
 use crate::kernels::cpu::uninit::uninit_vec;
-use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
+use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::gemm::micro::Rounded;
 
 /// Lanes of a vector.
@@ -186,11 +186,6 @@ fn add_up(lanes: &mut [f32], sums: &mut [f64]) {
         *sum += lanes.iter().map(|lane| f64::from(*lane)).sum::<f64>();
         lanes.fill(0.0);
     }
-}
-
-/// A mask of the first lanes.
-fn first_lanes(count: usize) -> u16 {
-    if count < LANES { (1 << count) - 1 } else { u16::MAX }
 }
 
 /// Rows of the output, and the first of its columns that a vector takes.

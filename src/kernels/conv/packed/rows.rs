@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use half::{bf16, f16};
 
-use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
+use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 
 /// What an image is stored in.
 pub(in super::super) trait Stored: Copy + Sync {
@@ -64,7 +64,7 @@ pub(super) fn widen_into<S: Stored>(from: &[S], to: &mut [MaybeUninit<f32>]) {
     #[inline(always)]
     unsafe fn run<S: Stored, V: Vector>(from: &[S], to: &mut [MaybeUninit<f32>]) {
         for (from, to) in from.chunks(16).zip(to.chunks_mut(16)) {
-            let mask = ((1u32 << from.len()) - 1) as u16;
+            let mask = first_lanes(from.len());
             // SAFETY: the mask has no more elements than there are, on both sides.
             unsafe {
                 S::load::<V>(from.as_ptr(), mask).store_masked(to.as_mut_ptr().cast(), mask);

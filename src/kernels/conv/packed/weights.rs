@@ -17,7 +17,7 @@ use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::uninit_vec;
-use crate::kernels::cpu::vector::{Vector, with_bf16_vectors};
+use crate::kernels::cpu::vector::{Vector, first_lanes, with_bf16_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, PackedWords, first_term, padded_words, split};
 
 /// Which channels are summed over.
@@ -190,8 +190,8 @@ impl Arrangement {
         assert!(1 <= count && pairs <= count && count <= 16 && reach(16) <= i32::MAX as usize);
         assert!(from + reach(count) <= weight.len());
         assert!(pairs == 0 || from + self.channel + reach(pairs) <= weight.len());
-        let mask = ((1u32 << count) - 1) as u16;
-        let paired = ((1u32 << pairs) - 1) as u16;
+        let mask = first_lanes(count);
+        let paired = first_lanes(pairs);
         for &(tap, start) in &self.used {
             assert!(tap < self.kernel);
             let at = weight.as_ptr().wrapping_add(from + tap);

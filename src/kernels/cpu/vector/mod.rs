@@ -68,6 +68,11 @@ impl Vectors {
     }
 }
 
+/// The mask of the first `count` lanes, or of all.
+pub(in crate::kernels) fn first_lanes(count: usize) -> u16 {
+    ((1u32 << count.min(16)) - 1) as u16
+}
+
 /// Sixteen F32. The lanes of a mask are a run: the lowest bit is lane 0.
 ///
 /// # Safety

@@ -11,7 +11,7 @@ use super::{InstructionSet, Tile};
 use crate::kernels::cpu::lane::Lane;
 #[cfg(doc)]
 use crate::kernels::cpu::vector::Vectors;
-use crate::kernels::cpu::vector::{Avx512, Vector, with_bf16_vectors};
+use crate::kernels::cpu::vector::{Avx512, Vector, first_lanes, with_bf16_vectors};
 
 /// What sums are rounded to.
 pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
@@ -159,7 +159,7 @@ pub(in crate::kernels) unsafe fn store_all<O: Rounded, V: Vector, const FTZ: boo
         }
     }
     for (i, places) in rest.chunks_mut(16).enumerate() {
-        let mask = ((1u32 << places.len()) - 1) as u16;
+        let mask = first_lanes(places.len());
         // SAFETY: as many places, and sums, as the mask has elements.
         unsafe {
             let (at, sums) =

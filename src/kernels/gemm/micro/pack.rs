@@ -9,6 +9,7 @@
 
 use half::bf16;
 
+use crate::kernels::cpu::tile::transpose_words;
 use crate::kernels::cpu::vector::{Vector, Vectors, with_bf16_vectors, with_vectors};
 
 /// A matrix, seen from a product: `lines` sums' worth of elements, each of `depth` elements along the
@@ -230,24 +231,8 @@ pub(in crate::kernels) fn transpose(
                 let src = src[block * 16 * stride + column..].as_ptr();
                 let dst = dst[block * 16 * columns + column * 16..].as_mut_ptr();
                 // SAFETY: the features, and whole blocks of `src` and `dst`, as asserted.
-                unsafe { transpose_block::<V>(src.cast(), stride, dst.cast()) };
+                unsafe { transpose_words::<V>(src.cast(), stride, dst.cast(), 16) };
             }
         }
     });
-}
-
-/// # Safety
-/// The features of `V`; 16 rows of 16 words, of any bits.
-#[inline(always)]
-unsafe fn transpose_block<V: Vector>(src: *const f32, stride: usize, dst: *mut f32) {
-    // SAFETY: the caller's.
-    unsafe {
-        let mut tile = [V::zero(); 16];
-        for (i, row) in tile.iter_mut().enumerate() {
-            *row = V::load(src.add(i * stride));
-        }
-        for (i, row) in V::transpose(tile).into_iter().enumerate() {
-            row.store(dst.add(i * 16));
-        }
-    }
 }

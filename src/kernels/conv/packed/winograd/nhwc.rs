@@ -14,14 +14,14 @@ use half::{bf16, f16};
 use super::super::rows::Stored;
 use super::super::weights::Order;
 use super::super::{Shape, with_stored};
-use super::tiles::{Tiles, lanes, load};
+use super::tiles::{Tiles, load};
 use super::{Images, ROWS, TILE_ELEMENTS, TILES, VECTORS, for_each_block, taps, transform};
 use crate::error::bail;
 use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
-use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
+use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded};
 
 /// Rows of a product that has one vector of columns; others have [`ROWS`].
@@ -224,7 +224,7 @@ impl NhwcConv<'_> {
                 let pixels = self.tiles.written(self.tiles.tile(tile));
                 for vector in 0..vectors {
                     let channel = first + 16 * vector;
-                    let mask = lanes(&(channel..self.outs));
+                    let mask = first_lanes(self.outs.saturating_sub(channel));
                     // SAFETY: the features, and the channels of the mask.
                     let bias = unsafe {
                         match self.bias {

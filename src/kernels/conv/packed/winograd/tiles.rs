@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::Shape;
 use super::super::rows::Stored;
-use crate::kernels::cpu::vector::Vector;
+use crate::kernels::cpu::vector::{Vector, first_lanes};
 
 /// The tiles of two by two output pixels of images, counted along rows.
 #[derive(Clone, Copy, Debug)]
@@ -89,11 +89,6 @@ impl Tiles {
     }
 }
 
-/// The lanes of the first sixteen of `channels`.
-pub(super) fn lanes(channels: &Range<usize>) -> u16 {
-    ((1u32 << channels.len().min(16)) - 1) as u16
-}
-
 /// The first sixteen of `channels` of pixels that have `all`; zeros where there is no pixel.
 ///
 /// # Safety
@@ -105,7 +100,7 @@ pub(super) unsafe fn load<V: Vector, S: Stored, const N: usize>(
     all: usize,
     channels: Range<usize>,
 ) -> [[V; N]; N] {
-    let mask = lanes(&channels);
+    let mask = first_lanes(channels.len());
     // SAFETY: the features.
     let mut vectors = unsafe { [[V::zero(); N]; N] };
     for (vector, pixel) in vectors.as_flattened_mut().iter_mut().zip(pixels.as_flattened()) {

@@ -14,7 +14,7 @@ use super::tiles::{Tiles, load};
 use super::{
     ROWS, TILE_ELEMENTS, TILES, VECTORS, enough_channels, grid, is_plain, pays, transform, vectors,
 };
-use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
+use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::format::Format;
 use crate::kernels::gemm::micro::with_words;
 
@@ -299,7 +299,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
                     // SAFETY: a place has `outs` elements a channel.
                     *u = unsafe { V::load(self.products.wrapping_add(at)) };
                 }
-                let mask = ((1u32 << (outs - out).min(16)) - 1) as u16;
+                let mask = first_lanes(outs - out);
                 // SAFETY: the features.
                 let g = unsafe { transform::weights_gradient(u) };
                 for (tap, g) in g.as_flattened().iter().enumerate() {
