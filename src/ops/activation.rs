@@ -1,5 +1,7 @@
 //! Pointwise operators, functions of one number, by the table in `kernels/activation/table.rs`; and gated ones.
 
+use std::cmp::Reverse;
+
 use candle_core::{D, Result, Tensor};
 
 use super::{check_operand, shape_error};
@@ -33,6 +35,8 @@ macro_rules! functions {
     )*) => { $(
         $(#[$doc])*
         ///
+        /// The result has the strides of `x`; it is contiguous where `x` has gaps or repeats elements.
+        ///
         /// # Precision
         ///
         #[doc = precision!($rule)]
@@ -59,11 +63,28 @@ macro_rules! functions {
         #[doc = concat!($reference, ".")]
         pub fn $name(x: &Tensor, $($parameter: $type),*) -> Result<Tensor> {
             let function = Pointwise::$variant { $($parameter: f64::from($parameter)),* };
-            apply(Function { op: Op::$variant, function }, &[x])
+            in_order_of_memory(x, |x| apply(Function { op: Op::$variant, function }, &[x]))
         }
     )* };
 }
 pointwise!(functions []);
+
+/// `f`, which is pointwise, of `x` in the order of its memory: the result has the strides of `x`, and no element is moved.
+/// Of what has gaps or repeats elements, `f` makes a copy.
+fn in_order_of_memory(x: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    if x.is_contiguous() {
+        return f(x);
+    }
+    let mut order: Vec<usize> = (0..x.rank()).collect();
+    order.sort_by_key(|&dim| Reverse(x.stride()[dim]));
+    let ordered = x.permute(&*order)?;
+    if !ordered.is_contiguous() {
+        return f(x);
+    }
+    let mut back = order.clone();
+    order.iter().enumerate().for_each(|(place, &dim)| back[dim] = place);
+    f(&ordered)?.permute(back)
+}
 
 struct Function {
     op: Op,

@@ -4,19 +4,24 @@
 
 use std::mem::MaybeUninit;
 
-use num_traits::{Float, Zero};
+use num_traits::Zero;
 
 use crate::kernels::cpu::array::from_fn;
 use crate::kernels::cpu::dtype::Real;
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::cpu::simd::{GRAIN, each_lane, for_each_chunk, generate_in_place, runs};
+use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, for_each_task, runs, vectorise_in};
+use crate::kernels::cpu::uninit::uninit_vec;
 
 /// Lines that a loop is over: their sums stay in the first-level cache.
 const COLUMNS: usize = 512;
 /// Elements of a line added up in the arithmetic type before a partial sum moves on to `f64`.
-const PANEL: usize = 64;
+pub(crate) const PANEL: usize = 64;
 /// Fewer lines side by side are not worth a loop.
 const FEWEST: usize = 16;
+/// Elements of a block of lines: with inputs and results of F32 it fits the second-level cache.
+const BLOCK: usize = 32 * 1024;
+/// Lines of a block, at least: rows of fewer are read from memory more slowly.
+const NARROWEST: usize = 64;
 
 /// The shape of a contiguous tensor around the dimension that lines run along.
 #[derive(Clone, Copy, Debug)]
@@ -31,24 +36,6 @@ impl Lines {
     pub(crate) fn of(dims: &[usize], dim: usize) -> Option<Self> {
         let [outer, inner] = [&dims[..dim], &dims[dim + 1..]].map(|dims| dims.iter().product());
         (inner >= FEWEST).then_some(Self { outer, count: dims[dim], inner })
-    }
-
-    /// The largest element of each line; NaN is passed over.
-    pub(crate) fn maxima<T: Lane>(self, x: &[T]) -> Vec<T::Acc> {
-        let mut maxima = vec![T::Acc::neg_infinity(); self.outer * self.inner];
-        self.for_each_block::<T::Acc, _>(
-            &mut maxima,
-            #[inline(always)]
-            |first, _, maxima| {
-                for row in 0..self.count {
-                    let x = &x[first + row * self.inner..][..maxima.len()];
-                    for (max, x) in maxima.iter_mut().zip(x) {
-                        *max = if x.widened() > *max { x.widened() } else { *max };
-                    }
-                }
-            },
-        );
-        maxima
     }
 
     /// For each line, the sum of `term` of the elements of each input and the line's parameters.
@@ -82,32 +69,39 @@ impl Lines {
         sums
     }
 
-    /// `f` of the element of each input and the parameters of its line, at every position.
+    /// What `f` writes, in parallel, for lines side by side: it is given where the first one's elements begin, and the
+    /// lines' part of each row. What it reads and writes stays in the second-level cache, and is read from memory once.
     #[inline(always)]
-    pub(crate) fn map<T: Lane, O: Lane<Acc = T::Acc>, const M: usize, const P: usize>(
+    pub(crate) fn map_blocks<A, O: Lane>(
         self,
-        inputs: [&[T]; M],
-        parameters: [&[T::Acc]; P],
-        f: impl Fn([T::Acc; M], [T::Acc; P]) -> T::Acc + Sync,
+        f: impl Fn(usize, &mut [&mut [MaybeUninit<O>]]) + Sync,
     ) -> Vec<O> {
-        generate_in_place(
-            self.outer * self.count * self.inner,
-            #[inline(always)]
-            |start, out: &mut [MaybeUninit<O>]| {
-                for (row, run) in runs(start, out.len(), self.inner) {
-                    let from = start + run.start;
-                    let line = row / self.count * self.inner + from % self.inner;
-                    let out = &mut out[run];
-                    each_lane(
-                        out,
-                        from_fn(|m| &inputs[m][from..from + out.len()]),
-                        from_fn(|m| &parameters[m][line..line + out.len()]),
-                        #[inline(always)]
-                        |x: [T; M], p| O::narrowed(f(from_fn(|m| x[m].widened()), p)),
-                    );
+        let size = self.count * self.inner;
+        let width = (BLOCK / self.count.max(1)).max(NARROWEST);
+        uninit_vec(self.outer * size, |out| {
+            let mut tasks = Vec::with_capacity(self.outer * self.inner.div_ceil(width));
+            for (outer, out) in out.chunks_mut(size.max(1)).enumerate() {
+                let first = tasks.len();
+                let starts = (0..self.inner).step_by(width);
+                tasks.extend(starts.map(|at| (outer * size + at, Vec::with_capacity(self.count))));
+                for row in out.chunks_mut(self.inner) {
+                    for ((_, rows), part) in tasks[first..].iter_mut().zip(row.chunks_mut(width)) {
+                        rows.push(part);
+                    }
                 }
-            },
-        )
+            }
+            for_each_task(tasks, |(from, mut rows)| {
+                vectorise_in::<A>(
+                    #[inline(always)]
+                    || f(from, &mut rows),
+                )
+            });
+        })
+    }
+
+    /// Elements from a line's one to its next.
+    pub(crate) fn stride(self) -> usize {
+        self.inner
     }
 
     /// Calls `f` with lines side by side, in parallel: where the first one's elements begin, its number, and what
@@ -139,13 +133,13 @@ impl Lines {
     }
 }
 
-/// Adds the values of `term` over a row to `sums`: in arrays of a length that the compiler knows, as in [`each_lane`].
+/// Adds the values of `term` over a row to `sums`: in arrays of a length that the compiler knows, as in `each_lane`.
 #[inline(always)]
-fn add_row<T: Lane, const M: usize, const P: usize>(
+pub(crate) fn add_row<T: Lane, const M: usize, const P: usize>(
     sums: &mut [T::Acc],
     inputs: [&[T]; M],
     parameters: [&[T::Acc]; P],
-    term: &impl Fn([T::Acc; M], [T::Acc; P]) -> T::Acc,
+    term: impl Fn([T::Acc; M], [T::Acc; P]) -> T::Acc,
 ) {
     let (blocks, rest) = sums.as_chunks_mut::<FEWEST>();
     let start = blocks.len() * FEWEST;

@@ -166,8 +166,16 @@ fn gpus_agree_on_what_is_not_finite() {
 }
 
 /// Around the rows, columns and lines that loops take at a time, and with none.
-const LINES: [&[usize]; 7] =
-    [&[70, 16], &[3, 65, 17], &[2, 5, 600], &[40, 3, 20], &[1, 2, 1100], &[0, 3, 20], &[2, 0, 20]];
+const LINES: [&[usize]; 8] = [
+    &[70, 16],
+    &[3, 65, 17],
+    &[2, 5, 600],
+    &[2, 600, 130],
+    &[40, 3, 20],
+    &[1, 2, 1100],
+    &[0, 3, 20],
+    &[2, 0, 20],
+];
 
 #[test]
 fn along_any_dimension_as_along_the_last() {
