@@ -1,5 +1,7 @@
 //! Single operators of the usual zoo, forward and backward, as they are in the middle of a network.
 
+use std::cmp::Reverse;
+
 use anyhow::Context;
 use candle_amp::GradScaler;
 use candle_amp::nn::rnn::Direction;
@@ -158,7 +160,7 @@ impl Case {
         let inputs = inputs?.iter().map(input).collect::<Result<Vec<_>>>()?;
         let parameters = parameters?.iter().map(parameter).collect::<Result<Vec<_>>>()?;
         let y = precision.autocast().scope(|| forward(&inputs, &parameters))?;
-        let gradient = noise(y.shape(), 9, &Device::Cpu)?.to_dtype(y.dtype())?;
+        let gradient = laid_out_as(&y, &noise(y.shape(), 9, &Device::Cpu)?.to_dtype(y.dtype())?)?;
         Ok(Self { inputs, parameters, forward, precision, gradient })
     }
 
@@ -170,6 +172,15 @@ impl Case {
         scaler.scale(&loss)?.backward()?;
         Ok(y)
     }
+}
+
+/// `x` in the order of memory that `y` has.
+fn laid_out_as(y: &Tensor, x: &Tensor) -> Result<Tensor> {
+    let mut order: Vec<usize> = (0..y.rank()).collect();
+    order.sort_by_key(|&dim| Reverse(y.stride()[dim]));
+    let mut back = order.clone();
+    order.iter().enumerate().for_each(|(place, &dim)| back[dim] = place);
+    x.permute(order)?.contiguous()?.permute(back)
 }
 
 /// A variable of the size that parameters have in a network.

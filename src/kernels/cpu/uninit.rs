@@ -4,6 +4,7 @@
 use std::mem::MaybeUninit;
 
 /// A vector whose elements `fill` writes, every one of them.
+#[inline(always)] // `fill` may be a loop that is compiled for some set of instructions
 pub(in crate::kernels) fn uninit_vec<T: Copy>(
     len: usize,
     fill: impl FnOnce(&mut [MaybeUninit<T>]),

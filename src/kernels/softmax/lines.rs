@@ -27,17 +27,21 @@ where
         |from, y| {
             let x = Block { data: &data[from..], stride: lines.stride(), width: y[0].len() };
             let largest = x.largest(y.len());
-            let exponentials = uninit_vec(y.len() * x.width, |rows| {
-                for (i, row) in rows.chunks_mut(x.width).enumerate() {
-                    each_lane(
-                        row,
-                        [x.row(i)],
-                        [&largest],
-                        #[inline(always)]
-                        |[x]: [T; 1], [largest]| (x.widened() - largest).exponential(),
-                    );
-                }
-            });
+            let exponentials = uninit_vec(
+                y.len() * x.width,
+                #[inline(always)]
+                |rows| {
+                    for (i, row) in rows.chunks_mut(x.width).enumerate() {
+                        each_lane(
+                            row,
+                            [x.row(i)],
+                            [&largest],
+                            #[inline(always)]
+                            |[x]: [T; 1], [largest]| (x.widened() - largest).exponential(),
+                        );
+                    }
+                },
+            );
             let share = sums(
                 y.len(),
                 x.width,
