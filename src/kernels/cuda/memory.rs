@@ -50,6 +50,16 @@ fn without_events(stream: Arc<CudaStream>) -> Result<Arc<CudaStream>> {
     Ok(own)
 }
 
+/// Forgets the errors of calls that could not return them, such as a free in a capture that has failed: the next call
+/// would.
+pub(super) fn forget_errors(stream: &CudaStream) {
+    let _ = stream.context().check_err();
+    let streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(own) = streams.get(&stream.context().ordinal()) {
+        let _ = own.context().check_err();
+    }
+}
+
 /// An `F32` that nobody reads, on the device of `storage`.
 pub(crate) fn of_one(storage: &CudaStorage) -> Result<CudaStorage> {
     alloc::<f32>(&storage.device, 1)
