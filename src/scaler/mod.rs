@@ -322,6 +322,8 @@ impl GradScaler {
             return Err(ScalerError::NoBackward { call: "step" }.into());
         }
         if capture::is_active() && !optimizer.skips_on_device() {
+            // Their memory is the capture's, and is gone with it.
+            self.zero_grad();
             return Err(CaptureError::HostOptimizer.into());
         }
         let variables = optimizer.variables();

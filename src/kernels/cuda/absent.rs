@@ -142,6 +142,18 @@ pub(crate) fn keep(_: &CudaDevice) -> Result<()> {
     bail!("this program was built without the feature `cuda`")
 }
 
+pub(crate) fn statistics(_: &CudaDevice) -> Result<[u64; 4]> {
+    bail!("this program was built without the feature `cuda`")
+}
+
+pub(crate) fn forget_peaks(device: &CudaDevice) -> Result<()> {
+    keep(device)
+}
+
+pub(crate) fn trim(device: &CudaDevice) -> Result<()> {
+    keep(device)
+}
+
 pub(crate) fn of_one(_: &CudaStorage) -> Result<CudaStorage> {
     bail!("this program was built without the feature `cuda`")
 }

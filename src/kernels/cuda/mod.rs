@@ -40,7 +40,7 @@ pub(crate) use graph::Graph;
 pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use launch::{Launch, Table};
 pub(crate) use many::Many;
-pub(crate) use memory::{keep, of_one, take};
+pub(crate) use memory::{forget_peaks, keep, of_one, statistics, take, trim};
 pub(crate) use product::{Matrices, Product};
 pub(crate) use strided::Strided;
 

@@ -73,21 +73,21 @@ fn launch(
     let captured = capture::rows(numbers.collect(), per_step)? as usize;
     let suffix = if double { "f64" } else { "f32" };
     // Every tensor of a row has as many elements as its `len`: `Slot` says so.
-    let start = |source, name: &str| {
-        let launch = gpu.launch(source, &format!("{name}_{suffix}"))?.table(table.clone());
+    let start = |source, name: &str, table| {
+        let launch = gpu.launch(source, &format!("{name}_{suffix}"))?.table(table);
         let launch = launch.read_or_null(skip.map(|skip| skip.flag))?;
         Ok::<_, Error>(launch.write_or_null(skip.map(|skip| skip.counts))?.size(captured))
     };
     match rule {
-        Rule::Sgd(_) => start(&SGD, "sgd")?.run(grid),
-        Rule::AdamW(_) => start(&ADAMW, "adamw")?.run(grid),
-        Rule::Lion(_) => start(&LION, "lion")?.run(grid),
-        Rule::Average(_) => start(&AVERAGE, "average")?.run(grid),
+        Rule::Sgd(_) => start(&SGD, "sgd", table)?.run(grid),
+        Rule::AdamW(_) => start(&ADAMW, "adamw", table)?.run(grid),
+        Rule::Lion(_) => start(&LION, "lion", table)?.run(grid),
+        Rule::Average(_) => start(&AVERAGE, "average", table)?.run(grid),
         Rule::LambMoments(_) | Rule::LambUpdate(..) => {
             // Two for every block, that block's own.
             let squares = gpu.empty(2 * grid.blocks[0], DType::F64)?;
-            start(&LAMB, "lamb_moments")?.write(&squares)?.run(grid)?;
-            start(&LAMB, "lamb_update")?.read(&squares)?.run(grid)
+            start(&LAMB, "lamb_moments", table.clone())?.write(&squares)?.run(grid)?;
+            start(&LAMB, "lamb_update", table)?.read(&squares)?.run(grid)
         }
     }
 }
