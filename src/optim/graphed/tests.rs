@@ -289,7 +289,7 @@ fn inputs_of_another_shape_are_refused_on_every_device() -> Result<()> {
     }
     for device in devices() {
         let (varmap, layer) = linear(&device)?;
-        let mut sgd = Sgd::new(&Parameters::from_varmap(&varmap), SgdConfig::default())?;
+        let mut sgd = Sgd::new(Parameters::from_varmap(&varmap), SgdConfig::default())?;
         let mut scaler = GradScaler::default();
         let mut step = GraphedStep::new(|inputs: &[Tensor]| ops::mean(&layer.forward(&inputs[0])?));
         for number in 0..6 {
@@ -377,7 +377,7 @@ fn a_replay_makes_older_graphs_stale() -> Result<()> {
     }
     for device in gpus() {
         let (varmap, layer) = linear(&device)?;
-        let mut lion = Lion::new(&Parameters::from_varmap(&varmap), LionConfig::default())?;
+        let mut lion = Lion::new(Parameters::from_varmap(&varmap), LionConfig::default())?;
         let mut scaler = GradScaler::default();
         let mut step = GraphedStep::new(|inputs: &[Tensor]| ops::mean(&layer.forward(&inputs[0])?));
         for number in 0..5 {
