@@ -184,7 +184,7 @@ impl<F: FnMut(&[Tensor]) -> candle_core::Result<Tensor>> GraphedStep<F> {
         scaler: &mut GradScaler,
         optimizer: &mut Optim<C>,
         inputs: &[Tensor],
-    ) -> Result<Stepped> {
+    ) -> Result<(Tensor, StepOutcome)> {
         let given: Vec<_> = inputs.iter().map(|x| (x.shape().clone(), x.dtype())).collect();
         match &self.inputs {
             Some(expected) if *expected != given => {
@@ -242,7 +242,7 @@ impl<F: FnMut(&[Tensor]) -> candle_core::Result<Tensor>> GraphedStep<F> {
         scaler: &mut GradScaler,
         optimizer: &mut Optim<C>,
         inputs: &[Tensor],
-    ) -> Result<Stepped> {
+    ) -> Result<(Tensor, StepOutcome)> {
         if scaler.has_gradients() {
             return Err(ScalerError::PendingGradients { call: "GraphedStep::eager" }.into());
         }
