@@ -3,7 +3,7 @@
 #
 #   run.sh tests [OUT]     the tests; those that failed, each by itself; compute-sanitizer
 #   run.sh gpt2 [OUT]      the benchmark: GPT-2, operators, passes over all parameters
-#   run.sh resnets [OUT]   the benchmark: ResNets; the cifar10 example in F32, F16 and BF16
+#   run.sh resnets [OUT]   the benchmark: ResNets; the cifar10 example in F32, F16 and BF16, and in PyTorch
 #
 # Lies in the folder that scripts/gpu-check.sh has built, with all that it needs but a CUDA 13 driver and
 # CUDA's libraries. Those come from LD_LIBRARY_PATH, or from the Python packages that PyTorch's wheels
@@ -133,6 +133,8 @@ cifar10() {
     [[ -z ${CIFAR10:-} ]] || data=(--data "$CIFAR10")
     step cifar10 300 "$python" "$here/cifar10-table.py" --program "$best/cifar10" --seeds 1 --gpu \
         --json "$logs/cifar10.json" "${data[@]}"
+    # The same run in PyTorch, for its times.
+    step cifar10-torch 90 "$python" "$here/benches/gpu/cifar10_twin.py" --json "$logs/cifar10-torch.json"
 }
 
 export here python

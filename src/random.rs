@@ -203,8 +203,22 @@ pub(crate) fn next_stream() -> ChaCha8Rng {
         }
         drawn
     });
-    let mut rng = ChaCha8Rng::seed_from_u64(drawn.seed);
-    rng.set_stream(drawn.draws);
+    stream_of(drawn, 0)
+}
+
+/// The next `draws` streams, for who draws from them elsewhere: the state before.
+pub(crate) fn take(draws: u64) -> RandomState {
+    with_state(|state| {
+        let before = *state;
+        state.draws = state.draws.wrapping_add(draws);
+        before
+    })
+}
+
+/// The generator of the `number`th draw after `state`.
+pub(crate) fn stream_of(state: RandomState, number: u64) -> ChaCha8Rng {
+    let mut rng = ChaCha8Rng::seed_from_u64(state.seed);
+    rng.set_stream(state.draws.wrapping_add(number));
     rng
 }
 

@@ -75,6 +75,8 @@ fn passes(copied: f64) -> Vec<Group> {
         add("unscale, adamw", Work::Update { parameters, clip: false });
         add("unscale, clip, adamw", Work::Update { parameters, clip: true });
         add("sgd", Work::Sgd { parameters });
+        add("lion", Work::Lion { parameters });
+        add("lamb", Work::Lamb { parameters });
         add("ema", Work::Ema { parameters });
         add("MasterWeights refresh", Work::RefreshWeights { parameters });
         add("MasterVars refresh", Work::RefreshVars { parameters });
@@ -103,7 +105,10 @@ fn resnets() -> Vec<Group> {
         for channels_last in [false, true] {
             groups.extend([128, 512].map(|batch| resnet(name, size, batch, channels_last)));
         }
-        groups.push(beside_candle(name, size, 128));
+        let batch = 128;
+        let eager = Work::Resnet { size, batch, channels_last: true };
+        groups.extend(by_a_graph(name, Work::GraphedResnet { size, batch }, eager));
+        groups.push(beside_candle(name, size, batch));
     }
     groups
 }
@@ -114,7 +119,8 @@ fn pass(what: &str, whose: &str, work: Work, copied: f64) -> Group {
     let name = format!("{what}, {whose}");
     let mut group = Group::default();
     let is_half = matches!(work, Work::Adamw { storage, .. } if storage != Storage::F32);
-    if !is_half {
+    let has_none = matches!(work, Work::Lion { .. } | Work::Lamb { .. });
+    if !is_half && !has_none {
         group.row(&name, spec, Peer::Torch, Some(1.0));
     }
     let copy = Peer::Rate(copied, "copy");
@@ -130,7 +136,20 @@ fn gpt2() -> Vec<Group> {
         group.row(format!("gpt2 {precision}"), work.at(precision), Peer::Torch, Some(1.0));
         group
     };
-    [F32, Tf32, Bf16, F16].map(beside).into()
+    let mut groups: Vec<_> = [F32, Tf32, Bf16, F16].map(beside).into();
+    let graphed = Work::GraphedGpt { size: GptSize::SMALL, batch: 8 };
+    groups.extend(by_a_graph("gpt2", graphed, work));
+    groups
+}
+
+/// A step as one CUDA graph, beside the same step as always.
+fn by_a_graph(name: &str, graphed: Work, eager: Work) -> [Group; 2] {
+    [Bf16, F16].map(|precision| {
+        let mut group = Group::default();
+        let peer = Peer::Own(eager.at(precision), "own eager");
+        group.row(format!("{name} {precision}, by a graph"), graphed.at(precision), peer, None);
+        group
+    })
 }
 
 fn resnet(name: &str, size: ResNetSize, batch: usize, channels_last: bool) -> Group {

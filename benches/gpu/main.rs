@@ -19,7 +19,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail, ensure};
-use candle_amp_benches::list::{Group, Peer};
+use candle_amp::diagnostics::ProfileRow;
+use candle_amp_benches::list::{Group, Peer, Row};
 use candle_amp_benches::measure::{self, Settings, Workload};
 use candle_amp_benches::table::{Line, Table, Unit};
 use candle_amp_benches::torch::{self, Request, Torch};
@@ -27,7 +28,8 @@ use candle_core::Device;
 use clap::{Parser, ValueEnum};
 
 use list::{Card, Part};
-use workload::Spec;
+use steps::TrainingStep;
+use workload::{Spec, Work};
 
 /// Measures candle-amp on a GPU.
 #[derive(Debug, Parser)]
@@ -170,7 +172,8 @@ fn measured(
     for row in &group.rows {
         Line::of(row, &times, &[])?.into_iter().try_for_each(|line| table.print(line))?;
     }
-    for row in group.rows.iter().filter(|row| matches!(row.peer, Peer::Torch)) {
+    let has_details = |row: &&Row<Spec>| matches!(row.peer, Peer::Torch) || row.ours.is_graphed();
+    for row in group.rows.iter().filter(has_details) {
         for line in details(&row.name, &row.ours, device, torch)? {
             table.print(line)?;
         }
@@ -184,8 +187,28 @@ const STEPS: usize = 3;
 /// Of so many steps the host's part is the median.
 const HOST_STEPS: usize = 20;
 
-/// Of a training step on a GPU: its peak memory and the host's part beside PyTorch's, and how often the crate
-/// waits for the device in it.
+/// The share of the convolutions in a step, forward and backward, that ran by a slower algorithm than the one meant for
+/// them; `None` without any.
+fn fallen_back(step: &mut TrainingStep, device: &Device) -> Result<Option<f64>> {
+    let fallen = || -> u64 {
+        let all = candle_amp::backend::fallbacks();
+        all.iter().filter(|f| f.pass.starts_with("conv")).map(|f| f.count).sum()
+    };
+    let before = fallen();
+    let (done, profile) = candle_amp::diagnostics::profile(device, step)?;
+    done?;
+    let passes = |row: &ProfileRow| match row.backward {
+        // Those of the image and of the weight.
+        true => row.wanted.iter().take(2).filter(|wanted| **wanted).count(),
+        false => 1,
+    };
+    let convolutions = profile.rows().iter().filter(|row| row.name.starts_with("conv"));
+    let all: usize = convolutions.map(passes).sum();
+    Ok((all > 0).then(|| (fallen() - before) as f64 / all as f64))
+}
+
+/// Of a training step on a GPU: its peak memory and the host's part beside PyTorch's, how often the crate waits for the
+/// device in it, and the share of its convolutions that fell back. Of an operator the last two.
 fn details(name: &str, spec: &Spec, device: &Device, torch: &mut [Torch]) -> Result<Vec<Line>> {
     let counted = device::peak_from_here(device)?;
     let Some(mut step) = spec.step(device)?.filter(|_| device.is_cuda()) else {
@@ -203,12 +226,21 @@ fn details(name: &str, spec: &Spec, device: &Device, torch: &mut [Torch]) -> Res
         host.push(measure::seconds(&mut step)?);
     }
     device.synchronize()?;
+    let fallen = fallen_back(&mut step, device)?;
     drop(step);
     let name = |what: &str| format!("{what}, {name}");
-    let mut lines = vec![Line::new(name("reads a step"), Unit::Count, reads as f64, None, None)];
-    if let Some(ours) = device::peak(device)?.filter(|_| counted) {
+    let mut lines = Vec::new();
+    if let Some(share) = fallen {
+        let what = name("share of convolutions that fell back");
+        lines.push(Line::new(what, Unit::Count, share, None, None));
+    }
+    let is_step = !matches!(spec.work, Work::Operator { .. });
+    if is_step {
+        lines.push(Line::new(name("reads a step"), Unit::Count, reads as f64, None, None));
+    }
+    if let Some(ours) = device::peak(device)?.filter(|_| counted && is_step) {
         let mut peer = None;
-        if let Some(torch) = torch.first_mut() {
+        if let Some(torch) = torch.first_mut().filter(|_| !spec.is_graphed()) {
             let bytes = torch.ask(&Request::peak(spec, STEPS, spec.layout()))?;
             peer = bytes.get(spec.layout()).map(|bytes| (String::new(), *bytes));
             torch.forget()?;
@@ -216,7 +248,7 @@ fn details(name: &str, spec: &Spec, device: &Device, torch: &mut [Torch]) -> Res
         lines.push(Line::new(name("peak memory"), Unit::Bytes, ours, peer, None));
     }
     let mut peer = None;
-    if let Some(torch) = torch.first_mut() {
+    if let Some(torch) = torch.first_mut().filter(|_| !spec.is_graphed()) {
         let seconds = torch.ask(&Request::host(spec, HOST_STEPS, spec.layout()))?;
         peer = seconds.get(spec.layout()).map(|seconds| (String::new(), *seconds));
         torch.forget()?;

@@ -7,7 +7,7 @@ use crate::operators::{Operator, Pass};
 use crate::workload::{Spec, Work};
 
 use Operator::{
-    Attention, BatchNorm, Conv, CrossEntropy, Embedding, GroupNorm, Head, LayerNorm, Linear,
+    Attention, BatchNorm, Cast, Conv, CrossEntropy, Embedding, GroupNorm, Head, LayerNorm, Linear,
 };
 
 type Peer = list::Peer<Spec>;
@@ -40,6 +40,7 @@ const ALL: &[(&str, Operator, &[Pass])] = &[
     ("linear", Linear { rows: 8192, ins: 768, outs: 3072 }, EACH),
     ("embedding", embedding(false), EACH),
     ("embedding, hot", embedding(true), EACH),
+    ("cast from F32", Cast { elements: 1 << 26 }, &[Pass::Forward]),
 ];
 
 const PRECISIONS: [Precision; 3] = [Precision::Bf16, Precision::F16, Precision::F32];
@@ -60,7 +61,9 @@ pub(crate) fn products() -> Group {
 pub(crate) fn groups(rate: impl Fn(&str, Precision) -> f64) -> Vec<Group> {
     let mut groups = Vec::new();
     for &(name, operator, passes) in ALL {
-        for precision in PRECISIONS {
+        let sixteen = |precision: &Precision| *precision != Precision::F32;
+        let all = |precision: &Precision| !matches!(operator, Cast { .. }) || sixteen(precision);
+        for precision in PRECISIONS.into_iter().filter(all) {
             let mut group = Group::default();
             for &pass in passes {
                 let spec = Work::Operator { operator, pass }.at(precision);

@@ -63,6 +63,9 @@ def operator_step(sizes, which, dtype, device):
     elif kind == "embedding":
         table, ids = given((s["rows"], s["width"]), of_weight), numbers(s["numbers"], 1 if s["hot"] else s["rows"])
         run = lambda: F.embedding(ids, table)
+    elif kind == "cast":
+        x = torch.randn(s["elements"], device=device)
+        run = lambda: x.to(dtype)
     else:
         raise ValueError(f"no operator {kind}")
 

@@ -3,14 +3,13 @@
 //! A second row of each compares it with what the card can do: with a copy, or with a large matrix product.
 
 use anyhow::Result;
-use candle_amp::{nn, ops};
-use candle_amp_benches::measure::Runner;
+use candle_amp::{Op, autograd, nn, ops};
 use candle_amp_benches::precision::Precision;
 use candle_amp_benches::{loss_with, tracked};
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor, Var};
 use serde::Serialize;
 
-use crate::steps::timed;
+use crate::steps::TrainingStep;
 
 /// An operator, and its sizes. PyTorch's side builds the same from these.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -71,6 +70,10 @@ pub(crate) enum Operator {
         width: usize,
         hot: bool,
     },
+    /// Of F32 numbers, to the precision's dtype.
+    Cast {
+        elements: usize,
+    },
 }
 
 /// What of an operator is timed.
@@ -87,8 +90,30 @@ pub(crate) enum Pass {
 }
 
 use Operator::{
-    Attention, BatchNorm, Conv, CrossEntropy, Embedding, GroupNorm, Head, LayerNorm, Linear,
+    Attention, BatchNorm, Cast, Conv, CrossEntropy, Embedding, GroupNorm, Head, LayerNorm, Linear,
 };
+
+/// An operator that only has its input cast.
+struct Casted;
+
+impl autograd::Operator for Casted {
+    type Saved = ();
+
+    fn op(&self) -> Op {
+        Op::user("cast", candle_amp::Cast::Lower)
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> CandleResult<(Tensor, ())> {
+        Ok((inputs[0].clone(), ()))
+    }
+
+    fn backward(
+        &self,
+        ctx: &autograd::Backward<'_, ()>,
+    ) -> CandleResult<Vec<Option<autograd::Gradient>>> {
+        Ok(vec![Some(autograd::Gradient::owned(ctx.gradient.copy()?))])
+    }
+}
 
 impl Pass {
     pub(crate) fn name(self) -> &'static str {
@@ -122,6 +147,7 @@ impl Operator {
             Head { rows, width, classes } => flops(rows * width * classes),
             Linear { rows, ins, outs } => flops(rows * ins * outs),
             Embedding { numbers, width, .. } => bytes(2 * numbers * width),
+            Cast { elements } => (1e-9 * (elements * (4 + element)) as f64, "GB/s"),
         }
     }
 
@@ -155,16 +181,17 @@ impl Operator {
             Head { rows, width, classes } => (*rows, *width, *classes) = (4, 16, 17),
             Linear { rows, ins, outs } => (*rows, *ins, *outs) = (4, 16, 24),
             Embedding { numbers, rows, width, .. } => (*numbers, *rows, *width) = (80, 17, 16),
+            Cast { elements } => *elements = 1025,
         }
     }
 
-    /// Times the pass, as many times in a run as training steps are.
-    pub(crate) fn runner(
+    /// Runs the pass once.
+    pub(crate) fn step(
         self,
         pass: Pass,
         precision: Precision,
         device: &Device,
-    ) -> Result<Runner> {
+    ) -> Result<TrainingStep> {
         let run = self.forward(pass, precision.dtype(), device)?;
         let run = move || precision.autocast().scope(&run);
         let y = run()?;
@@ -172,7 +199,7 @@ impl Operator {
         let ones = Tensor::ones(y.shape(), y.dtype(), device)?;
         drop(y);
         let mut scaler = candle_amp::GradScaler::disabled();
-        let step = move || {
+        Ok(Box::new(move || {
             let y = run()?;
             if pass != Pass::Forward {
                 let loss = loss_with(&[&y], vec![ones.clone()])?;
@@ -180,8 +207,7 @@ impl Operator {
                 scaler.zero_grad();
             }
             Ok(())
-        };
-        Ok(timed(Box::new(step), device))
+        }))
     }
 
     fn forward(
@@ -249,6 +275,10 @@ impl Operator {
                 let table = weight(&[rows, width])?;
                 let ids = numbers(count, if hot { 1 } else { rows })?;
                 Box::new(move || ops::embedding(&ids, &table))
+            }
+            Cast { elements } => {
+                let x = Tensor::randn(0f32, 1.0, elements, device)?;
+                Box::new(move || autograd::apply(Casted, &[&x]))
             }
         })
     }

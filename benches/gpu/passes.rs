@@ -5,7 +5,9 @@
 //! none of the next one's.
 
 use anyhow::Result;
-use candle_amp::optim::{AdamW, AdamWConfig, Ema, EmaConfig, Masters, Sgd, Step};
+use candle_amp::optim::{
+    AdamW, AdamWConfig, Ema, EmaConfig, Lamb, LambConfig, Lion, LionConfig, Masters, Sgd, Step,
+};
 use candle_amp::{GradScaler, MasterVars, MasterWeights, ScaleConfig};
 use candle_amp_benches::loss_with;
 use candle_amp_benches::measure::{Runner, seconds};
@@ -138,6 +140,18 @@ pub(crate) fn sgd(parameters: Parameters, device: &Device) -> Result<Runner> {
     let variables = variables(parameters, DType::F32, device)?;
     let sgd = Sgd::new(variables.clone(), SGD)?;
     optimizer(parameters, variables, device, sgd)
+}
+
+pub(crate) fn lion(parameters: Parameters, device: &Device) -> Result<Runner> {
+    let variables = variables(parameters, DType::F32, device)?;
+    let lion = Lion::new(variables.clone(), LionConfig::default())?;
+    optimizer(parameters, variables, device, lion)
+}
+
+pub(crate) fn lamb(parameters: Parameters, device: &Device) -> Result<Runner> {
+    let variables = variables(parameters, DType::F32, device)?;
+    let lamb = Lamb::new(variables.clone(), LambConfig::default())?;
+    optimizer(parameters, variables, device, lamb)
 }
 
 pub(crate) fn adamw(parameters: Parameters, storage: Storage, device: &Device) -> Result<Runner> {

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use candle_amp::nn::var_builder;
-use candle_amp::optim::{AdamW, AdamWConfig, Sgd, Step};
+use candle_amp::optim::{AdamW, AdamWConfig, Config, GraphedStep, Optim, Sgd, Step};
 use candle_amp::{Parameters, ops};
 use candle_amp_benches::measure::{Runner, seconds};
 use candle_amp_benches::networks::{Gpt, GptSize, ResNet, ResNetSize, SGD, images, tokens};
@@ -48,6 +48,58 @@ fn training(
         let _ = scaler.step(&mut optimizer)?;
         Ok(scaler.update()?)
     })
+}
+
+/// The same, as one CUDA graph.
+fn graphed<C: Config>(
+    precision: Precision,
+    loss: impl Fn(&[Tensor]) -> CandleResult<Tensor> + 'static,
+    max_norm: Option<f64>,
+    mut optimizer: Optim<C>,
+    inputs: [Tensor; 2],
+) -> TrainingStep {
+    let mut scaler = precision.scaler();
+    let forward = move |inputs: &[Tensor]| precision.autocast().scope(|| loss(inputs));
+    let step = GraphedStep::new(forward);
+    let mut step = match max_norm {
+        Some(max_norm) => step.with_clip_grad_norm(max_norm),
+        None => step,
+    };
+    Box::new(move || {
+        precision.autocast(); // others have run, with TF32 or without
+        step.run(&mut scaler, &mut optimizer, &inputs)?;
+        Ok(())
+    })
+}
+
+pub(crate) fn graphed_gpt(
+    size: GptSize,
+    batch: usize,
+    precision: Precision,
+    device: &Device,
+) -> Result<TrainingStep> {
+    let varmap = VarMap::new();
+    let model = Gpt::new(size, var_builder(&varmap, precision.storage(), device))?;
+    let variables = Parameters::from_varmap(&varmap).vars();
+    let adamw = AdamW::new(variables, AdamWConfig { lr: 1e-4, ..Default::default() })?;
+    let (x, y) = tokens(size, batch, device)?;
+    let loss = move |inputs: &[Tensor]| model.loss(&inputs[0], &inputs[1]);
+    Ok(graphed(precision, loss, Some(1.0), adamw, [x, y]))
+}
+
+pub(crate) fn graphed_resnet(
+    size: ResNetSize,
+    batch: usize,
+    precision: Precision,
+    device: &Device,
+) -> Result<TrainingStep> {
+    let varmap = VarMap::new();
+    let model = ResNet::new(size, var_builder(&varmap, precision.storage(), device))?;
+    let model = model.channels_last();
+    let sgd = Sgd::new(Parameters::from_varmap(&varmap).vars(), SGD)?;
+    let (x, y) = images(batch, device)?;
+    let loss = move |inputs: &[Tensor]| ops::cross_entropy(&model.forward(&inputs[0])?, &inputs[1]);
+    Ok(graphed(precision, loss, None, sgd, [x, y]))
 }
 
 pub(crate) fn gpt(

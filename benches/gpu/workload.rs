@@ -37,6 +37,10 @@ pub(crate) enum Work {
     Sgd { parameters: Parameters },
     /// A step of AdamW.
     Adamw { parameters: Parameters, storage: Storage },
+    /// A step of Lion. PyTorch has none.
+    Lion { parameters: Parameters },
+    /// A step of LAMB. PyTorch has none.
+    Lamb { parameters: Parameters },
     /// An update of averaged weights.
     Ema { parameters: Parameters },
     /// Half variables from their F32 masters, of `MasterWeights`.
@@ -49,7 +53,11 @@ pub(crate) enum Work {
     Gpt { size: GptSize, batch: usize },
     /// A training step of a residual network on images of 32x32.
     Resnet { size: ResNetSize, batch: usize, channels_last: bool },
-    /// The same on candle's own operators.
+    /// A training step of GPT-2 as one CUDA graph.
+    GraphedGpt { size: GptSize, batch: usize },
+    /// A training step of a residual network as one CUDA graph, channels last.
+    GraphedResnet { size: ResNetSize, batch: usize },
+    /// A training step of a residual network on candle's own operators.
     CandleResnet { size: ResNetSize, batch: usize },
 }
 
@@ -75,29 +83,46 @@ impl Work {
                 };
                 of(parameters, 4 + 16 + variable)
             }
+            Self::Lion { parameters } => of(parameters, 4 + 8 + 8),
+            // The moments, with both norms; then the update.
+            Self::Lamb { parameters } => of(parameters, 4 + 4 + 16 + 8 + 8),
             Self::Ema { parameters } => of(parameters, 4 + 8),
             Self::RefreshWeights { parameters } | Self::RefreshVars { parameters } => {
                 of(parameters, 4 + 2)
             }
             Self::Operator { .. }
             | Self::Gpt { .. }
+            | Self::GraphedGpt { .. }
             | Self::Resnet { .. }
+            | Self::GraphedResnet { .. }
             | Self::CandleResnet { .. } => None,
         }
     }
 }
 
 impl Spec {
-    /// A training step, if it is one.
+    /// A training step, or a pass of an operator, if it is one.
     pub(crate) fn step(&self, device: &Device) -> Result<Option<TrainingStep>> {
         Ok(Some(match self.work {
             Work::Gpt { size, batch } => steps::gpt(size, batch, self.precision, device)?,
             Work::Resnet { size, batch, channels_last } => {
                 steps::resnet(size, batch, channels_last, self.precision, device)?
             }
+            Work::GraphedGpt { size, batch } => {
+                steps::graphed_gpt(size, batch, self.precision, device)?
+            }
+            Work::GraphedResnet { size, batch } => {
+                steps::graphed_resnet(size, batch, self.precision, device)?
+            }
             Work::CandleResnet { size, batch } => steps::candle_resnet(size, batch, device)?,
+            Work::Operator { operator, pass } => operator.step(pass, self.precision, device)?,
             _ => return Ok(None),
         }))
+    }
+
+    /// Whether it is a step as one CUDA graph, which PyTorch's side does not have.
+    pub(crate) fn is_graphed(&self) -> bool {
+        matches!(self.work, Work::GraphedGpt { .. } | Work::GraphedResnet { .. })
     }
 
     /// The one that PyTorch's side uses for it.
@@ -112,28 +137,36 @@ impl Workload for Spec {
             return Ok(steps::timed(step, device));
         }
         match self.work {
-            Work::Operator { operator, pass } => operator.runner(pass, self.precision, device),
             Work::Copy { bytes } => device::copy(bytes, device),
             Work::Unscale { parameters } => passes::unscale(parameters, device),
             Work::Clip { parameters } => passes::clip(parameters, device),
             Work::Update { parameters, clip } => passes::update(parameters, clip, device),
             Work::Sgd { parameters } => passes::sgd(parameters, device),
             Work::Adamw { parameters, storage } => passes::adamw(parameters, storage, device),
+            Work::Lion { parameters } => passes::lion(parameters, device),
+            Work::Lamb { parameters } => passes::lamb(parameters, device),
             Work::Ema { parameters } => passes::ema(parameters, device),
             Work::RefreshWeights { parameters } => passes::refresh_weights(parameters, device),
             Work::RefreshVars { parameters } => passes::refresh_vars(parameters, device),
-            Work::Gpt { .. } | Work::Resnet { .. } | Work::CandleResnet { .. } => {
-                unreachable!("these are training steps")
+            Work::Operator { .. }
+            | Work::Gpt { .. }
+            | Work::GraphedGpt { .. }
+            | Work::Resnet { .. }
+            | Work::GraphedResnet { .. }
+            | Work::CandleResnet { .. } => {
+                unreachable!("these are steps")
             }
         }
     }
 
     fn amount(&self) -> Option<(f64, &'static str)> {
         match self.work {
-            Work::Gpt { size, batch } => Some(((size.context * batch) as f64, "tokens/s")),
-            Work::Resnet { batch, .. } | Work::CandleResnet { batch, .. } => {
-                Some((batch as f64, "images/s"))
+            Work::Gpt { size, batch } | Work::GraphedGpt { size, batch } => {
+                Some(((size.context * batch) as f64, "tokens/s"))
             }
+            Work::Resnet { batch, .. }
+            | Work::GraphedResnet { batch, .. }
+            | Work::CandleResnet { batch, .. } => Some((batch as f64, "images/s")),
             Work::Operator { operator, pass } => operator.amount(pass, self.precision),
             pass => pass.bytes().map(|bytes| (bytes as f64 / 1e9, "GB/s")),
         }
@@ -152,16 +185,20 @@ impl Workload for Spec {
             | Work::Update { parameters, .. }
             | Work::Sgd { parameters }
             | Work::Adamw { parameters, .. }
+            | Work::Lion { parameters }
+            | Work::Lamb { parameters }
             | Work::Ema { parameters }
             | Work::RefreshWeights { parameters }
             | Work::RefreshVars { parameters } => {
                 *parameters = Parameters::Even { tensors: 3, length: 1025 };
             }
-            Work::Gpt { size, batch } => {
+            Work::Gpt { size, batch } | Work::GraphedGpt { size, batch } => {
                 *size = GptSize { layers: 2, width: 32, heads: 2, vocabulary: 65, context: 16 };
                 *batch = 2;
             }
-            Work::Resnet { size, batch, .. } | Work::CandleResnet { size, batch } => {
+            Work::Resnet { size, batch, .. }
+            | Work::GraphedResnet { size, batch }
+            | Work::CandleResnet { size, batch } => {
                 size.width = 8;
                 size.stages = size.stages.map(|blocks| blocks.min(1));
                 *batch = 2;

@@ -242,6 +242,11 @@ pub(crate) fn clear_cast_cache() {
     CACHE_EPOCH.fetch_add(1, Ordering::Release);
 }
 
+/// Drops this thread's copies now: memory that a graph is to free, or must not.
+pub(crate) fn drop_cast_cache() {
+    CACHE.with_borrow_mut(CastCache::clear);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

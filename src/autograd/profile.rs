@@ -69,6 +69,11 @@ impl Profile {
     }
 }
 
+/// Whether this thread takes a profile.
+pub(crate) fn is_active() -> bool {
+    RECORDER.with_borrow(Option::is_some)
+}
+
 /// Runs `f`, and measures the crate's operators that run in it on this thread, forward and backward: to see where the time of
 /// a training step goes.
 ///

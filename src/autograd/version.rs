@@ -15,6 +15,7 @@ use candle_core::{DType, Device, Shape, Tensor, TensorId};
 
 use super::storage::{lock, place, share_storage};
 use crate::error::GraphError;
+use crate::kernels::capture;
 
 /// Counts nodes and writes.
 static CLOCK: AtomicU64 = AtomicU64::new(0);
@@ -89,6 +90,8 @@ pub(crate) fn now() -> u64 {
 /// Notes that each of `tensors` has just been written in place. They have to be the variables themselves, not views.
 pub(crate) fn written<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) {
     // Each tensor's lock before that of the versions, never within it.
+    let tensors: Vec<&Tensor> = tensors.into_iter().collect();
+    capture::writes(tensors.iter().copied());
     let reads: Vec<Read> = tensors.into_iter().map(Read::of).collect();
     let (at, newest) = (tick(), newest());
     let writes =

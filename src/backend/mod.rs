@@ -10,7 +10,7 @@ pub use crate::kernels::cudnn::{
 };
 pub use crate::kernels::instructions::{InstructionSets, instruction_sets};
 pub use crate::kernels::tf32::{allow_tf32, set_allow_tf32};
-pub use memory::keep_memory;
+pub use memory::{MemoryStats, keep_memory, memory_stats, release_memory, reset_peak_memory};
 pub use threads::on_workers;
 
 /// How often this thread has waited for a CUDA device, to read from it in this crate; 0 without the

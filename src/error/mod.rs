@@ -14,6 +14,7 @@
 
 mod argument;
 mod autocast;
+mod capture;
 mod checkpoint;
 mod graph;
 mod optimizer;
@@ -23,6 +24,7 @@ use std::path::PathBuf;
 
 pub use argument::ArgumentError;
 pub use autocast::AutocastError;
+pub use capture::CaptureError;
 pub use checkpoint::CheckpointError;
 pub use graph::GraphError;
 pub use optimizer::OptimizerError;
@@ -48,6 +50,9 @@ pub enum Error {
     /// Backward cannot run, or would give wrong gradients.
     #[error(transparent)]
     Graph(#[from] GraphError),
+    /// A step cannot be captured or replayed as a CUDA graph.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
     /// A call of [`GradScaler`](crate::GradScaler) is out of order, or its loss does not fit.
     #[error(transparent)]
     Scaler(#[from] ScalerError),
@@ -117,6 +122,7 @@ macro_rules! into_candle {
 
 into_candle!(
     AutocastError,
+    CaptureError,
     GraphError,
     ScalerError,
     ArgumentError,

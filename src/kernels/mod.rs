@@ -12,6 +12,7 @@ pub(crate) mod activation;
 pub(crate) mod algorithm;
 pub(crate) mod attention;
 pub(crate) mod batch_norm;
+pub(crate) mod capture;
 mod cast;
 mod contiguous;
 pub(crate) mod conv;

@@ -10,7 +10,7 @@ use super::slot::Slot;
 use crate::autograd::version;
 use crate::error::ArgumentError;
 use crate::kernels::multi_tensor::ScaledGradient;
-use crate::kernels::{self, multi_tensor::optimizer as kernel};
+use crate::kernels::{self, capture, multi_tensor::optimizer as kernel};
 use crate::scaler::{Step, UnscaledGradients};
 use crate::{autocast, random};
 
@@ -37,7 +37,9 @@ impl<C: Config> Optim<C> {
             let count = self.groups[slot.group].config.states().len();
             new.push(gradient.is_some() && slot.prepare(masters, count, dtype)?);
         }
-        let seed = if self.is_random() { random::next_stream().random() } else { 0u64 };
+        let bits = self.is_random().then(random::next_stream);
+        let stream = bits.as_ref().map(|bits| bits.get_stream());
+        let seed = bits.map_or(0, |mut bits| bits.random::<u64>());
         // Most variables are at the same step.
         let mut last = None;
         let mut rule = |group: usize, step, new| match last {
@@ -63,21 +65,26 @@ impl<C: Config> Optim<C> {
                 gradient,
                 by,
                 rule: rule(slot.group, slot.steps + 1, new[number]),
-                // Odd, so that tensors are far apart in the seeds.
-                seed: seed.wrapping_add((number as u64).wrapping_mul(0xd134_2543_de82_ef95)),
+                seed: seed_of(seed, number),
             });
         }
         let skip = skip.zip(self.skips.as_ref());
         let skip = skip.map(|(flag, counts)| kernel::Skip { flag, counts, places: &places });
+        capture::stepping(|| capture::Stepped { places: places.clone(), stream })?;
         kernel::step(slots, skip)?;
-        for (slot, _) in self.slots.iter_mut().zip(&gradients).filter(|(_, g)| g.is_some()) {
-            slot.steps += 1;
+        if !capture::is_active() {
+            self.stepped(&places);
         }
         // Where a GPU decides whether to skip, asking would wait: a graph from before is refused either way.
         let stepped = self.slots.iter().zip(&gradients).filter(|(_, g)| g.is_some());
         version::written(stepped.map(|(slot, _)| slot.variable.as_tensor()));
         autocast::clear_cast_cache();
         Ok(())
+    }
+
+    /// Counts a step of these slots.
+    pub(super) fn stepped(&mut self, places: &[usize]) {
+        places.iter().for_each(|&place| self.slots[place].steps += 1);
     }
 
     /// A gradient as the kernel takes it.
@@ -114,6 +121,11 @@ impl<C: Config> Optim<C> {
         let half = self.masters == Masters::Stochastic && self.slots.iter().any(Slot::is_half);
         half || self.state_dtype == DType::BF16
     }
+}
+
+/// The seed of the random bits of the slot `number`: tensors are far apart in the seeds.
+pub(super) fn seed_of(seed: u64, number: usize) -> u64 {
+    seed.wrapping_add((number as u64).wrapping_mul(0xd134_2543_de82_ef95)) // odd
 }
 
 impl<C: Config> Step for Optim<C> {

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use candle_core::{Device, Tensor};
+use candle_core::{Device, Tensor, TensorId};
 
 use crate::autograd::{self, Backward, Gradient, Operator};
 use crate::kernels::cuda::Gpu;
@@ -120,6 +120,24 @@ impl LiveScale {
             (Some(device), _) => device.snapshot()?,
             (None, rule) => Number::Host(rule.map_or(1.0, |rule| rule.get())),
         })
+    }
+
+    /// Which state of a device's this is; `None` on the host.
+    pub(crate) fn device_state(&self) -> Option<TensorId> {
+        self.lock().device.as_ref().map(DeviceScale::id)
+    }
+
+    /// Notes an update by a graph that a device has been given.
+    pub(crate) fn replayed(&mut self) -> Result<()> {
+        let state = self.state_mut();
+        let Some(device) = state.device.as_mut().filter(|_| state.rule.is_some()) else {
+            return Ok(());
+        };
+        device.updated();
+        if device.is_full() {
+            state.synchronise()?;
+        }
+        Ok(())
     }
 
     /// Moves the scale.

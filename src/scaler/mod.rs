@@ -7,10 +7,11 @@ mod loss_scale;
 mod outcome;
 mod step;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, TensorId};
 
 use crate::autograd::{Graph, is_frozen};
-use crate::error::{ArgumentError, ScalerError};
+use crate::error::{ArgumentError, CaptureError, ScalerError};
+use crate::kernels::capture;
 use crate::kernels::multi_tensor::{FoundInf, Multiplier};
 use crate::{Parameters, Result, autocast};
 use diagnostics::{GradientHistogram, ScaleHistory, Warnings};
@@ -77,6 +78,8 @@ pub struct GradScaler {
     foreign_stepped: bool,
     /// The gradients of the last step, and whether one of them was not finite.
     verdict: Option<(Vec<usize>, FoundInf)>,
+    /// The variables with gradients in a step that is being captured.
+    captured: Vec<TensorId>,
 }
 
 impl Default for GradScaler {
@@ -109,7 +112,13 @@ impl GradScaler {
 
     fn following(scale: Option<LossScale>) -> Self {
         let scale = LiveScale::new(scale);
-        Self { scale, collected: Collected::default(), foreign_stepped: false, verdict: None }
+        Self {
+            scale,
+            collected: Collected::default(),
+            foreign_stepped: false,
+            verdict: None,
+            captured: Vec::new(),
+        }
     }
 
     /// Whether it scales.
@@ -312,6 +321,11 @@ impl GradScaler {
         if self.collected.is_empty() {
             return Err(ScalerError::NoBackward { call: "step" }.into());
         }
+        if capture::is_active() && !optimizer.skips_on_device() {
+            // Their memory is the capture's, and is gone with it.
+            self.zero_grad();
+            return Err(CaptureError::HostOptimizer.into());
+        }
         let variables = optimizer.variables();
         let chosen = self.collected.select(variables.as_deref());
         match &variables {
@@ -379,8 +393,29 @@ impl GradScaler {
             _ => Finding::any(&self.collected.concerned(&checked))?,
         };
         self.scale.update(found_inf)?;
-        self.scale.state_mut().watch.saw(self.collected.variables());
+        match capture::is_active() {
+            true => self.captured = self.collected.variables().collect(),
+            false => self.scale.state_mut().watch.saw(self.collected.variables()),
+        }
         self.zero_grad();
+        Ok(())
+    }
+
+    /// What a captured step is bound to on the device; `None` where the scale is on the host.
+    pub(crate) fn device_state(&self) -> Option<TensorId> {
+        self.scale.device_state()
+    }
+
+    /// The variables that had gradients at the last `update` within a capture.
+    pub(crate) fn last_collected(&mut self) -> Vec<TensorId> {
+        std::mem::take(&mut self.captured)
+    }
+
+    /// Notes a captured step that has been replayed, with gradients of these variables.
+    pub(crate) fn replayed(&mut self, variables: &[TensorId]) -> Result<()> {
+        self.scale.replayed()?;
+        self.scale.state_mut().watch.saw(variables.iter().copied());
+        autocast::clear_cast_cache();
         Ok(())
     }
 

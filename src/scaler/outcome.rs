@@ -81,6 +81,36 @@ impl StepOutcome {
         Self { scale, checked, found_inf, findings, stepped, read: Read::default() }
     }
 
+    /// The same outcome with other tensors on the GPU, each that `f` gives for one: of a step that was captured. Nothing of
+    /// it is read yet.
+    pub(crate) fn with_tensors(
+        &self,
+        mut f: impl FnMut(&Tensor) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let mut seen: Vec<(TensorId, Tensor)> = Vec::new();
+        let mut map = |tensor: &Tensor| -> Result<Tensor> {
+            if let Some((_, other)) = seen.iter().find(|(id, _)| *id == tensor.id()) {
+                return Ok(other.clone());
+            }
+            let other = f(tensor)?;
+            seen.push((tensor.id(), other.clone()));
+            Ok(other)
+        };
+        let scale = match &self.scale {
+            Number::Host(scale) => Number::Host(*scale),
+            Number::Device(scale) => Number::Device(map(scale)?),
+        };
+        let found_inf = match &self.found_inf {
+            FoundInf::Host(found) => FoundInf::Host(*found),
+            FoundInf::Device(flag) => FoundInf::Device(flag.with_tensor(map(flag.tensor())?)),
+        };
+        let mut findings = self.findings.clone();
+        for flag in findings.iter_mut().flat_map(|finding| &mut finding.flags) {
+            *flag = flag.with_tensor(map(flag.tensor())?);
+        }
+        Ok(Self::new(scale, self.checked, found_inf, findings))
+    }
+
     /// The flag on a GPU that decides whether the step is taken; `None` where the host knows.
     pub(crate) fn flag(&self) -> Option<&Tensor> {
         match &self.found_inf {

@@ -9,7 +9,7 @@ mod product;
 mod strided;
 mod threads;
 
-use crate::error::bail;
+use crate::error::{CaptureError, bail};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Result, Shape, Tensor};
 
 pub(crate) use convolution::{Convolution, Pass};
@@ -30,6 +30,10 @@ pub(crate) struct Gpu(Never);
 
 #[derive(Clone, Debug)]
 enum Never {}
+
+/// Never made, as no [`Gpu`] is.
+#[derive(Debug)]
+pub(crate) struct Graph;
 
 pub(crate) fn reads() -> u64 {
     0
@@ -69,6 +73,29 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub(crate) fn kept_scratch(&self) -> Vec<Tensor> {
+        match self.0 {}
+    }
+
+    pub(crate) fn rehearse<T>(&self, _: impl FnOnce() -> T) -> T {
+        match self.0 {}
+    }
+
+    pub(crate) fn capture<T>(
+        &self,
+        _: impl FnOnce() -> crate::Result<T>,
+    ) -> crate::Result<(T, Graph), CaptureError> {
+        match self.0 {}
+    }
+
+    pub(crate) fn replay(&self, _: &Graph) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub(crate) fn upload(_: &Tensor, _: &[u64]) -> Result<()> {
+        bail!("this program was built without the feature `cuda`")
+    }
+
     pub(crate) fn has_convolutions(&self) -> bool {
         match self.0 {}
     }
@@ -105,10 +132,6 @@ impl Gpu {
     pub(crate) fn name(&self) -> Result<String> {
         match self.0 {}
     }
-
-    pub(crate) fn capture<T>(&self, _: impl FnOnce() -> T) -> Result<T> {
-        match self.0 {}
-    }
 }
 
 pub(crate) fn len(_: &CudaStorage) -> usize {
@@ -117,6 +140,18 @@ pub(crate) fn len(_: &CudaStorage) -> usize {
 
 pub(crate) fn keep(_: &CudaDevice) -> Result<()> {
     bail!("this program was built without the feature `cuda`")
+}
+
+pub(crate) fn statistics(_: &CudaDevice) -> Result<[u64; 4]> {
+    bail!("this program was built without the feature `cuda`")
+}
+
+pub(crate) fn forget_peaks(device: &CudaDevice) -> Result<()> {
+    keep(device)
+}
+
+pub(crate) fn trim(device: &CudaDevice) -> Result<()> {
+    keep(device)
 }
 
 pub(crate) fn of_one(_: &CudaStorage) -> Result<CudaStorage> {

@@ -1,8 +1,10 @@
 //! From source to a function on a device, once a process; compiled once a machine.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::{Arc, LazyLock};
 
 use candle_core::cuda_backend::WrapErr;
 use candle_core::{CudaDevice, Result};
@@ -23,9 +25,42 @@ const UNITS: [&str; 4] = ["f16", "bf16", "f64", "f32"];
 /// A source in a context, as several devices can be of different architectures.
 type InContext = (usize, &'static str);
 
-/// By source and name, so that a launch does not ask the driver.
-static FUNCTIONS: LazyLock<Mutex<HashMap<InContext, HashMap<String, CudaFunction>>>> =
-    LazyLock::new(Mutex::default);
+/// By context, source and name.
+type Functions = HashMap<(usize, usize), HashMap<String, CudaFunction, Quick>, Quick>;
+
+thread_local! {
+    /// So that a launch asks neither the driver nor a lock. Of each thread: it has every function once.
+    static FUNCTIONS: RefCell<Functions> = RefCell::default();
+}
+
+/// FNV-1a: a launch hashes a name of some twenty bytes, which are the crate's own. The default hash takes ten times as long.
+#[derive(Clone, Copy, Debug)]
+struct Fnv(u64);
+
+type Quick = BuildHasherDefault<Fnv>;
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Hasher for Fnv {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.0 = (self.0 ^ number as u64).wrapping_mul(0x100_0000_01b3);
+    }
+
+    fn finish(&self) -> u64 {
+        // The map looks at the highest bits, too.
+        self.0 ^ self.0.rotate_left(32)
+    }
+}
 
 /// By source and unit. What one thread compiles, no other one waits for, unless it wants the same.
 static MODULES: LazyLock<OncePerKey<(InContext, &'static str), Arc<CudaModule>>> =
@@ -45,12 +80,12 @@ pub(super) fn function(
 ) -> Result<CudaFunction> {
     let stream = device.cuda_stream();
     let context = stream.context();
-    let key = (context.cu_ctx().addr(), source.name);
-    let functions = || FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(function) = functions().get(&key).and_then(|functions| functions.get(name)) {
-        return Ok(function.clone());
+    let in_thread = (context.cu_ctx().addr(), std::ptr::from_ref(source).addr());
+    let known = FUNCTIONS.with_borrow(|all| all.get(&in_thread)?.get(name).cloned());
+    if let Some(function) = known {
+        return Ok(function);
     }
-    let unit = unit(name);
+    let (key, unit) = ((in_thread.0, source.name), unit(name));
     let module = MODULES.get_or_make((key, unit), || {
         let (major, minor) = context.compute_capability().w()?;
         check_driver()?;
@@ -58,7 +93,9 @@ pub(super) fn function(
         context.load_module(Ptx::from_binary(job.code(CACHE.as_ref())?)).w()
     })?;
     let function = module.load_function(name).w()?;
-    functions().entry(key).or_default().insert(name.to_owned(), function.clone());
+    FUNCTIONS.with_borrow_mut(|all| {
+        all.entry(in_thread).or_default().insert(name.to_owned(), function.clone());
+    });
     Ok(function)
 }
 

@@ -50,7 +50,8 @@ pub(crate) struct Launch {
 
 impl Launch {
     pub(super) fn new(function: CudaFunction, stream: Arc<CudaStream>) -> Self {
-        Self { function, stream, values: Vec::new() }
+        // As many as most kernels have, without growing.
+        Self { function, stream, values: Vec::with_capacity(16) }
     }
 
     fn with(mut self, value: Value) -> Self {

@@ -12,6 +12,7 @@ mod compile;
 mod convolution;
 #[cfg_attr(not(feature = "cudnn"), path = "dnn/absent.rs")]
 mod dnn;
+mod graph;
 mod grid;
 mod launch;
 mod many;
@@ -35,10 +36,11 @@ use cudarc::driver::{CudaStream, DevicePtr};
 use half::{bf16, f16};
 
 pub(crate) use convolution::{Convolution, Pass};
+pub(crate) use graph::Graph;
 pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use launch::{Launch, Table};
 pub(crate) use many::Many;
-pub(crate) use memory::{keep, of_one, take};
+pub(crate) use memory::{forget_peaks, keep, of_one, statistics, take, trim};
 pub(crate) use product::{Matrices, Product};
 pub(crate) use strided::Strided;
 
@@ -146,19 +148,6 @@ impl Gpu {
     /// What the driver calls it.
     pub(crate) fn name(&self) -> Result<String> {
         self.0.cuda_stream().context().name().w()
-    }
-
-    /// Records what `f` launches on the stream instead of running it. Any wait is an error then.
-    pub(crate) fn capture<T>(&self, f: impl FnOnce() -> T) -> Result<T> {
-        use cudarc::driver::sys;
-        let stream = self.0.cuda_stream();
-        stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).w()?;
-        let result = f();
-        let free = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        match stream.end_capture(free).w()? {
-            Some(_) => Ok(result),
-            None => bail!("nothing was captured"),
-        }
     }
 }
 

@@ -11,13 +11,22 @@ use super::Gpu;
 /// By device, which has a stream, place and dtype. One a thread: what two threads launch has no order.
 type Kept = HashMap<(DeviceId, usize, DType), Tensor>;
 
+thread_local!(static KEPT: RefCell<Kept> = RefCell::default());
+
 impl Gpu {
+    /// All that this thread has now, for who names its addresses in a graph.
+    pub(crate) fn kept_scratch(&self) -> Vec<Tensor> {
+        let here = |(key, tensor): (&(DeviceId, usize, DType), &Tensor)| {
+            (key.0 == self.0.id()).then(|| tensor.clone())
+        };
+        KEPT.with_borrow(|kept| kept.iter().filter_map(here).collect())
+    }
+
     /// `len` elements of any value, which the next call for the same `place` hands out again: what is
     /// launched before that call may use them, as launches go on in order.
     ///
     /// The most that was ever asked for stays allocated.
     pub(crate) fn scratch(&self, place: usize, len: usize, dtype: DType) -> Result<Tensor> {
-        thread_local!(static KEPT: RefCell<Kept> = RefCell::default());
         KEPT.with_borrow_mut(|kept| {
             let key = (self.0.id(), place, dtype);
             if let Some(kept) = kept.get(&key).filter(|kept| kept.elem_count() >= len) {

@@ -6,6 +6,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::plain;
 use crate::kernels::accumulator;
+use crate::kernels::capture;
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Source, Strided, pack, suffix};
 
@@ -138,16 +139,14 @@ pub(super) fn keep_mask(
     rng: &ChaCha8Rng,
 ) -> Result<Tensor> {
     let (y, n) = (gpu.empty(shape, DType::U8)?, shape.elem_count());
-    let seed = rng.get_seed();
-    let key = seed.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word) as usize);
-    let key: Vec<usize> = key.collect();
+    let words = capture::draw_words(rng);
     // 16 elements a thread, those before `n`.
     gpu.launch(&SOURCE, "keep_mask")?
         .write(&y)?
         .size(n)
         .size(threshold as usize)
-        .sizes(&key)
-        .size(rng.get_stream() as usize)
+        .sizes(&words.map(|word| word as usize))
+        .size(capture::draw(words)? as usize)
         .run(Grid::over(n, 16))?;
     Ok(y)
 }

@@ -176,7 +176,9 @@ DEVICE void quarter(u32 &a, u32 &b, u32 &c, u32 &d) {
     c += d, b = turned(b ^ c, 7);
 }
 
-KERNEL keep_mask(u8 *y, size_t n, u64 threshold, u64 k0, u64 k1, u64 k2, u64 k3, u64 stream) {
+// A captured draw reads key and stream from memory that the host rewrites before each replay.
+KERNEL keep_mask(u8 *y, size_t n, u64 threshold, u64 k0, u64 k1, u64 k2, u64 k3, u64 stream, const u64 *captured) {
+    if (captured) k0 = captured[0], k1 = captured[1], k2 = captured[2], k3 = captured[3], stream = captured[4];
     for (u64 block = global_thread(); block * 16 < n; block += global_threads()) {
         u32 start[16] = {0x61707865, 0x3320646e, 0x79622d32, 0x6b206574, (u32)k0, (u32)(k0 >> 32),
                          (u32)k1,    (u32)(k1 >> 32), (u32)k2, (u32)(k2 >> 32), (u32)k3, (u32)(k3 >> 32),

@@ -141,7 +141,7 @@ pub(super) fn any(gpu: &Gpu, flags: &[&DeviceFoundInf]) -> Result<Tensor> {
 }
 
 /// See [`super::DeviceScale`].
-pub(super) fn upload(device: &Device, words: [u32; 4]) -> Result<Tensor> {
+pub(super) fn upload(device: &Device, words: [u32; 5]) -> Result<Tensor> {
     Tensor::new(&words.map(f32::from_bits), device)
 }
 
@@ -156,6 +156,7 @@ pub(super) fn update_scale(
     let int = |x: u32| i32::from_ne_bytes(x.to_ne_bytes());
     let launch = gpu.launch(&SOURCE, "update_scale")?.write(state)?.read(found)?.write(log)?;
     launch
+        .size(log.elem_count())
         .double(rule.growth_factor)
         .double(rule.backoff_factor)
         .int(int(rule.growth_interval))

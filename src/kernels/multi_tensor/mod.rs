@@ -43,6 +43,11 @@ impl DeviceFoundInf {
         &self.counts
     }
 
+    /// The same flag in another tensor.
+    pub(crate) fn with_tensor(&self, counts: Tensor) -> Self {
+        Self { counts, at: self.at }
+    }
+
     /// Whether the flag of [`any`] is set. Synchronises.
     pub(crate) fn is_set(&self) -> Result<bool> {
         Ok(Gpu::to_host::<u32>(&self.counts)?.iter().any(|&found| found != 0))

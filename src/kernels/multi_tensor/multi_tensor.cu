@@ -159,6 +159,7 @@ KERNEL any_of(const __grid_constant__ Table<Range> table, u32 *to) {
 struct Scale {
     float scale, inverse;
     u32 growth_tracker, hysteresis_tracker;
+    u32 updates;
 };
 
 DEVICE float moved(float scale, double factor, float lowest, float highest) {
@@ -166,10 +167,10 @@ DEVICE float moved(float scale, double factor, float lowest, float highest) {
     return to < lowest ? lowest : to > highest ? highest : to;
 }
 
-KERNEL update_scale(Scale *state, const u32 *found, u32 *log, double growth_factor, double backoff_factor,
-                    int growth_interval, int hysteresis, float min_scale, float max_scale) {
+KERNEL update_scale(Scale *state, const u32 *found, u32 *log, size_t log_length, double growth_factor,
+                    double backoff_factor, int growth_interval, int hysteresis, float min_scale, float max_scale) {
     Scale s = *state;
-    *log = *found;
+    log[s.updates++ % log_length] = *found;
     u32 clean_steps = s.growth_tracker == 0xffffffffu ? s.growth_tracker : s.growth_tracker + 1;
     if (*found != 0) {
         if (s.hysteresis_tracker != 0xffffffffu && s.hysteresis_tracker + 1 < (u32)hysteresis) s.hysteresis_tracker += 1;

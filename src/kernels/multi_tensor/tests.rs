@@ -349,7 +349,7 @@ fn cuda_moves_the_scale_as_the_host() -> Result<()> {
                     scale = scale.after(found == 1);
                     device.update(&flags[found as usize], &rule)?;
                 }
-                let words = device.state().to_vec1::<f32>()?.into_iter().map(f32::to_bits);
+                let words = device.state()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits);
                 let expected = [
                     scale.get().to_bits(),
                     scale.inverse().to_bits(),
@@ -362,6 +362,37 @@ fn cuda_moves_the_scale_as_the_host() -> Result<()> {
                     log.iter().enumerate().all(|(i, &found)| found == (sequence >> i & 1 == 1))
                 );
             }
+        }
+    }
+    Ok(())
+}
+
+/// The log is a ring: what is read late, or across its end, is in order.
+#[test]
+fn the_log_of_a_scale_on_cuda_goes_round() -> Result<()> {
+    for device in gpus() {
+        let Some(gpu) = Gpu::of(&device) else { continue };
+        let flags = [Tensor::new(&[0u32], &device)?, Tensor::new(&[1u32], &device)?];
+        let (growth_factor, backoff_factor, growth_interval, hysteresis) = (2.0, 0.5, 2, 1);
+        let (min_scale, max_scale) = (1.0, 1.0);
+        let rule = Growth {
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+            hysteresis,
+            min_scale,
+            max_scale,
+        };
+        let mut scale = DeviceScale::new(gpu, 1.0, 1.0, [0, 0])?;
+        let mut number = 0usize;
+        for len in [DeviceScale::LOG - 3, 7, DeviceScale::LOG] {
+            let found: Vec<bool> = (number..number + len).map(|i| i * i % 7 == 2).collect();
+            for &found in &found {
+                scale.update(&flags[usize::from(found)], &rule)?;
+            }
+            assert_eq!(scale.is_full(), len == DeviceScale::LOG);
+            assert_eq!(scale.read()?, found);
+            number += len;
         }
     }
     Ok(())

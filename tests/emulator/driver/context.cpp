@@ -182,7 +182,7 @@ int cuDeviceGetUuid_v2(void *uuid, int) {
 }
 int cuDeviceGetUuid(void *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
 int cuDeviceTotalMem_v2(size_t *bytes, int) {
-    *bytes = memory::TOTAL;
+    *bytes = memory::total();
     return SUCCESS;
 }
 int cuDeviceGetAttribute(int *value, int which, int device) {

@@ -102,6 +102,12 @@ auto &freed = *new std::deque<std::unique_ptr<Guarded>>;
 auto &spare = *new std::map<size_t, std::vector<std::unique_ptr<Guarded>>>;
 auto &variables = *new std::map<uintptr_t, size_t>;
 size_t bytes = 0, most = 0;
+size_t pool = 0, most_pool = 0, kept = 0;
+
+bool limited() {
+    static const bool yes = getenv("EMULATED_GPU_MEMORY");
+    return yes;
+}
 
 // With `lock` held: the last allocation that starts at or before `pointer`.
 Guarded *before(const void *pointer) {
@@ -114,7 +120,7 @@ Guarded *before(const void *pointer) {
 void *allocate(size_t size) {
     std::lock_guard guard(lock);
     // What the machine has is less than what the device says: fail rather than be killed.
-    if (bytes + size > TOTAL || size > size_t(8) << 30)
+    if ((limited() ? pool : bytes) + size > total() || size > size_t(8) << 30)
         return nullptr;
     const char *alignment = getenv("EMULATED_GPU_ALIGNMENT");
     std::unique_ptr<Guarded> allocation;
@@ -127,6 +133,8 @@ void *allocate(size_t size) {
     void *start = allocation->start;
     bytes += size;
     most = std::max(most, bytes);
+    pool = limited() ? pool + size : std::max(pool, bytes);
+    most_pool = std::max(most_pool, pool);
     live[reinterpret_cast<uintptr_t>(start)] = std::move(allocation);
     return start;
 }
@@ -203,6 +211,31 @@ size_t peak() {
 void forget_peak() {
     std::lock_guard guard(lock);
     most = bytes;
+}
+size_t reserved() {
+    std::lock_guard guard(lock);
+    return pool;
+}
+size_t peak_reserved() {
+    std::lock_guard guard(lock);
+    return most_pool;
+}
+void forget_peak_reserved() {
+    std::lock_guard guard(lock);
+    most_pool = pool;
+}
+void keep(size_t threshold) {
+    std::lock_guard guard(lock);
+    kept = threshold;
+}
+void trim(size_t threshold) {
+    std::lock_guard guard(lock);
+    pool = std::max(bytes, std::min(pool, threshold));
+}
+void synchronised() { trim(kept); }
+size_t total() {
+    static const char *bytes = getenv("EMULATED_GPU_MEMORY");
+    return bytes ? strtoull(bytes, nullptr, 0) : size_t(139) << 30;
 }
 
 std::string describe(const void *pointer) {

@@ -53,7 +53,18 @@ size_t in_use();
 // The most that was in use at once since the peak was forgotten.
 size_t peak();
 void forget_peak();
-constexpr size_t TOTAL = size_t(139) << 30;
+// What the pool has, and the most that it had: all that was allocated and not given back to the device.
+size_t reserved();
+size_t peak_reserved();
+void forget_peak_reserved();
+// What the pool keeps when somebody waits for the device.
+void keep(size_t bytes);
+void synchronised();
+// Gives back what is not in use, but for so much.
+void trim(size_t bytes);
+// 139 GiB, or EMULATED_GPU_MEMORY bytes, of which the pool hands out nothing twice before it is trimmed: as if what it
+// keeps never fitted.
+size_t total();
 // "12 bytes after the end of an allocation of 64 bytes", or that there is none nearby.
 std::string describe(const void *pointer);
 

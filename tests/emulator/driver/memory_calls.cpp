@@ -70,7 +70,11 @@ int download(const char *name, void *to, Pointer from, size_t size, void *stream
         return SUCCESS;
     }, true);
     // Into pageable memory the call returns when all is there.
-    return error || capturing(stream) || is_pinned(to) ? error : finish(stream);
+    if (error || capturing(stream) || is_pinned(to))
+        return error;
+    error = finish(stream);
+    memory::synchronised();
+    return error;
 }
 
 template <class T> int fill(const char *name, Pointer to, T value, size_t count, void *stream) {
@@ -104,7 +108,8 @@ int release(const char *name, Pointer pointer) {
 }
 
 int pool; // its address is the memory pool
-constexpr int USED_MEM_CURRENT = 7, USED_MEM_HIGH = 8;
+constexpr int RELEASE_THRESHOLD = 4, RESERVED_MEM_CURRENT = 5, RESERVED_MEM_HIGH = 6, USED_MEM_CURRENT = 7,
+              USED_MEM_HIGH = 8;
 std::map<int, unsigned long long> pool_attributes;
 
 } // namespace
@@ -155,8 +160,8 @@ int cuMemFreeAsync(Pointer pointer, void *stream) {
     return submit(stream, "cuMemFreeAsync", [=] { return release("cuMemFreeAsync", pointer); }, true);
 }
 int cuMemGetInfo_v2(size_t *free, size_t *total) {
-    *total = memory::TOTAL;
-    *free = memory::TOTAL - memory::in_use();
+    *total = memory::total();
+    *free = memory::total() - memory::in_use();
     return SUCCESS;
 }
 int cuMemGetAddressRange_v2(Pointer *base, size_t *size, Pointer pointer) {
@@ -275,26 +280,55 @@ int cuDeviceGetMemPool(void **result, int) {
     return SUCCESS;
 }
 int cuDeviceSetMemPool(int, void *) { return SUCCESS; }
-// Remembered, and nothing else: an emulated pool gives back all at once. What is used is all that is allocated.
+// A pool hands out all anew; what it says to have reserved is what a real one would, at the least.
 int cuMemPoolSetAttribute(void *, int attribute, void *value) {
-    if (attribute == USED_MEM_HIGH) {
-        if (*static_cast<unsigned long long *>(value))
+    auto number = *static_cast<unsigned long long *>(value);
+    if (attribute == USED_MEM_HIGH || attribute == RESERVED_MEM_HIGH) {
+        if (number)
             return INVALID_VALUE;
-        memory::forget_peak();
+        attribute == USED_MEM_HIGH ? memory::forget_peak() : memory::forget_peak_reserved();
         return SUCCESS;
     }
+    if (attribute == RELEASE_THRESHOLD)
+        memory::keep(number);
     std::lock_guard guard(host_lock);
-    pool_attributes[attribute] = *static_cast<unsigned long long *>(value);
+    pool_attributes[attribute] = number;
     return SUCCESS;
 }
 int cuMemPoolGetAttribute(void *, int attribute, void *value) {
     std::lock_guard guard(host_lock);
-    *static_cast<unsigned long long *>(value) = attribute == USED_MEM_CURRENT ? memory::in_use()
-                                                : attribute == USED_MEM_HIGH ? memory::peak()
-                                                                             : pool_attributes[attribute];
+    auto &number = *static_cast<unsigned long long *>(value);
+    switch (attribute) {
+    case USED_MEM_CURRENT:
+        number = memory::in_use();
+        break;
+    case USED_MEM_HIGH:
+        number = memory::peak();
+        break;
+    case RESERVED_MEM_CURRENT:
+        number = memory::reserved();
+        break;
+    case RESERVED_MEM_HIGH:
+        number = memory::peak_reserved();
+        break;
+    default:
+        number = pool_attributes[attribute];
+    }
     return SUCCESS;
 }
-int cuMemPoolTrimTo(void *, size_t) { return SUCCESS; }
+int cuMemPoolTrimTo(void *, size_t bytes) {
+    memory::trim(bytes);
+    return SUCCESS;
+}
+// The memory of graphs is counted with the pool's here.
+int cuDeviceGetGraphMemAttribute(int, int, void *value) {
+    *static_cast<unsigned long long *>(value) = 0;
+    return SUCCESS;
+}
+int cuDeviceSetGraphMemAttribute(int, int, void *value) {
+    return *static_cast<unsigned long long *>(value) ? INVALID_VALUE : SUCCESS;
+}
+int cuDeviceGraphMemTrim(int) { return SUCCESS; }
 }
 
 } // namespace emulated

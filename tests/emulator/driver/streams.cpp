@@ -239,7 +239,9 @@ int cuStreamSynchronize(void *handle) {
     if (stream->legacy)
         if (int error = implicit("cuStreamSynchronize of the legacy stream"))
             return error;
-    return finish(handle);
+    int error = finish(handle);
+    memory::synchronised();
+    return error;
 }
 int cuStreamQuery(void *handle) { return cuStreamSynchronize(handle); }
 int cuCtxSynchronize() {
@@ -248,7 +250,11 @@ int cuCtxSynchronize() {
     int error = SUCCESS;
     for (Capture *capture : captures())
         error = invalidate(*capture, CAPTURE_UNSUPPORTED, "cuCtxSynchronize");
-    return error ? error : finish_all();
+    if (error)
+        return error;
+    error = finish_all();
+    memory::synchronised();
+    return error;
 }
 int cuStreamAttachMemAsync() { return SUCCESS; }
 int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {

@@ -1,11 +1,12 @@
 //! The CUDA side: one launch for all tensors with the same formulas, up to [`Rows::ROWS`] of them; LAMB
 //! two. Nothing waits.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Error, Result, Tensor};
 
 use super::rule::Rule;
 use super::{Master, Skip, Slot};
 use crate::error::bail;
+use crate::kernels::capture;
 use crate::kernels::cuda::{Gpu, Grid, Many, Source, address, address_mut};
 
 macro_rules! source {
@@ -67,22 +68,26 @@ fn launch(
         rows.add(slot.variable.elem_count(), &row(slot, place)?);
     }
     let (table, grid) = (rows.table(), rows.grid());
+    let numbers = slots.iter().map(|&(number, _)| number);
+    let per_step = slots.iter().flat_map(|(_, slot)| per_step(slot.rule, slot.seed));
+    let captured = capture::rows(numbers.collect(), per_step)? as usize;
     let suffix = if double { "f64" } else { "f32" };
     // Every tensor of a row has as many elements as its `len`: `Slot` says so.
-    let start = |source, name: &str| {
-        let launch = gpu.launch(source, &format!("{name}_{suffix}"))?.table(table.clone());
-        launch.read_or_null(skip.map(|skip| skip.flag))?.write_or_null(skip.map(|skip| skip.counts))
+    let start = |source, name: &str, table| {
+        let launch = gpu.launch(source, &format!("{name}_{suffix}"))?.table(table);
+        let launch = launch.read_or_null(skip.map(|skip| skip.flag))?;
+        Ok::<_, Error>(launch.write_or_null(skip.map(|skip| skip.counts))?.size(captured))
     };
     match rule {
-        Rule::Sgd(_) => start(&SGD, "sgd")?.run(grid),
-        Rule::AdamW(_) => start(&ADAMW, "adamw")?.run(grid),
-        Rule::Lion(_) => start(&LION, "lion")?.run(grid),
-        Rule::Average(_) => start(&AVERAGE, "average")?.run(grid),
+        Rule::Sgd(_) => start(&SGD, "sgd", table)?.run(grid),
+        Rule::AdamW(_) => start(&ADAMW, "adamw", table)?.run(grid),
+        Rule::Lion(_) => start(&LION, "lion", table)?.run(grid),
+        Rule::Average(_) => start(&AVERAGE, "average", table)?.run(grid),
         Rule::LambMoments(_) | Rule::LambUpdate(..) => {
             // Two for every block, that block's own.
             let squares = gpu.empty(2 * grid.blocks[0], DType::F64)?;
-            start(&LAMB, "lamb_moments")?.write(&squares)?.run(grid)?;
-            start(&LAMB, "lamb_update")?.read(&squares)?.run(grid)
+            start(&LAMB, "lamb_moments", table.clone())?.write(&squares)?.run(grid)?;
+            start(&LAMB, "lamb_update", table)?.read(&squares)?.run(grid)
         }
     }
 }
@@ -115,10 +120,9 @@ fn row(slot: &Slot<'_>, place: usize) -> Result<Vec<u64>> {
         aligned,
     ];
     let kinds = fields.iter().rev().fold(0, |kinds, field| kinds << 4 | field);
-    let (step, settings) = settings(slot.rule);
     let mut row = addresses.to_vec();
-    row.extend([slot.seed, kinds, step, place as u64]);
-    row.extend(settings.map(f64::to_bits));
+    row.extend([kinds, place as u64]);
+    row.extend(per_step(slot.rule, slot.seed));
     row.extend(slot.by.words()?);
     Ok(row)
 }
@@ -131,6 +135,15 @@ fn code(tensor: &Tensor) -> Result<u64> {
         DType::F64 => 3,
         other => bail!("no optimizer reads {other:?}"),
     })
+}
+
+/// `PerStep` in the `.cu`.
+pub(super) fn per_step(rule: Rule, seed: u64) -> [u64; capture::ROW] {
+    let (step, settings) = settings(rule);
+    let mut words = [0; capture::ROW];
+    (words[0], words[1]) = (seed, step);
+    words[2..].copy_from_slice(&settings.map(f64::to_bits));
+    words
 }
 
 /// The number of the step, and the settings in the order in which the `.cu` reads them.

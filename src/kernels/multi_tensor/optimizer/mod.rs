@@ -15,6 +15,7 @@ use candle_core::{Result, Tensor};
 
 pub(crate) use rule::{AdamW, Lamb, Lion, Rule, Sgd};
 
+use crate::kernels::capture;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::multi_tensor::Multiplier;
 
@@ -97,6 +98,11 @@ fn step_on_host(mut slots: Vec<Slot<'_>>) -> Result<()> {
         slots = left;
     }
     Ok(())
+}
+
+/// What a captured step reads anew at each replay: the numbers of `rule`, and the seed of its random bits.
+pub(crate) fn per_step(rule: Rule, seed: u64) -> [u64; capture::ROW] {
+    cuda::per_step(rule, seed)
 }
 
 /// The `F32` value of a `BF16` tensor and its remainder, on any device.

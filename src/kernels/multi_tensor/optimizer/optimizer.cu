@@ -6,15 +6,20 @@
 enum Kind { F32 = 0, F16 = 1, BF16 = 2, F64 = 3 };
 enum Keep { ITSELF = 0, MASTER = 1, REMAINDER = 2, STOCHASTIC = 3 };
 
+// What differs from step to step. A captured step reads it from memory that the host rewrites before each replay.
+struct PerStep {
+    u64 seed, step;
+    double settings[10];
+};
+
 struct Row {
     u64 first_block, len;
     u64 variable, master, state[3], gradient;
-    u64 seed;
     // Four bits each: variable, how its exact value is kept, three states, gradient. Then whether
     // all addresses are multiples of 16.
     u64 kinds;
-    u64 step, slot;
-    double settings[10];
+    u64 slot;
+    PerStep per_step;
     Multiplier by; // the gradient
 };
 
@@ -134,7 +139,7 @@ template <class A> DEVICE void load_weight(const Row &row, size_t i, int n, A (&
     }
 }
 
-template <class A> DEVICE void store_weight(const Row &row, size_t i, int n, const A (&w)[N]) {
+template <class A> DEVICE void store_weight(const Row &row, u64 seed, size_t i, int n, const A (&w)[N]) {
     bool vector = field(row.kinds, ALIGNED), brain = field(row.kinds, VARIABLE) == BF16;
     int keep = field(row.kinds, KEEP);
     if (keep == ITSELF) {
@@ -150,7 +155,7 @@ template <class A> DEVICE void store_weight(const Row &row, size_t i, int n, con
         store_raw(row.variable, i, n, vector, high);
         store_raw(row.master, i, n, vector, low);
     } else {
-        Key key = key_of(row.seed, 0);
+        Key key = key_of(seed, 0);
         if (brain) store_at_random<bf16>(row.variable, i, n, vector, key, w);
         else store_at_random<f16>(row.variable, i, n, vector, key, w);
     }
@@ -166,10 +171,10 @@ template <class A> DEVICE void load_state(const Row &row, int at, size_t i, int 
     load(row.state[at], field(row.kinds, STATE + at), i, n, field(row.kinds, ALIGNED), x);
 }
 
-template <class A> DEVICE void store_state(const Row &row, int at, size_t i, int n, const A (&x)[N]) {
+template <class A> DEVICE void store_state(const Row &row, u64 seed, int at, size_t i, int n, const A (&x)[N]) {
     bool vector = field(row.kinds, ALIGNED);
     if (field(row.kinds, STATE + at) == BF16) {
-        store_at_random<bf16>(row.state[at], i, n, vector, key_of(row.seed, at + 1), x);
+        store_at_random<bf16>(row.state[at], i, n, vector, key_of(seed, at + 1), x);
     } else {
         store_as<A>(row.state[at], i, n, vector, x);
     }
@@ -199,9 +204,9 @@ template <class A> struct Sgd {
     static constexpr int STATES = 1;
     A step, momentum, decay, fresh, kept, sign;
     bool nesterov, buffered;
-    DEVICE Sgd(const Row &row, u64 skips) {
-        const double *s = row.settings;
-        bool first = s[6] != 0.0 || row.step - skips == 1;
+    DEVICE Sgd(const PerStep &now, u64 skips) {
+        const double *s = now.settings;
+        bool first = s[6] != 0.0 || now.step - skips == 1;
         step = (A)-s[0], momentum = (A)s[1], decay = (A)s[3];
         fresh = (A)(first ? 1.0 : 1.0 - s[2]), kept = first ? (A)0 : momentum;
         nesterov = s[4] != 0.0, sign = s[5] != 0.0 ? (A)-1 : (A)1, buffered = s[1] != 0.0;
@@ -221,11 +226,11 @@ template <class A> struct AdamW {
     A keep, eps, step, correction, sign;
     double beta1, beta2;
     bool amsgrad;
-    DEVICE AdamW(const Row &row, u64 skips) {
-        const double *s = row.settings;
+    DEVICE AdamW(const PerStep &now, u64 skips) {
+        const double *s = now.settings;
         double size = s[4], root2 = s[5];
         if (skips > 0) {
-            double taken = (double)(row.step - skips);
+            double taken = (double)(now.step - skips);
             size = s[6] / correction_of(s[1], taken), root2 = sqrt(correction_of(s[2], taken));
         }
         keep = (A)s[0], beta1 = s[1], beta2 = s[2], eps = (A)s[3];
@@ -243,8 +248,8 @@ template <class A> struct AdamW {
 template <class A> struct Lion {
     static constexpr int STATES = 1;
     A step, keep, beta1, beta2, fresh1, fresh2, sign;
-    DEVICE Lion(const Row &row, u64) {
-        const double *s = row.settings;
+    DEVICE Lion(const PerStep &now, u64) {
+        const double *s = now.settings;
         step = (A)-s[0], keep = (A)s[1], beta1 = (A)s[2], beta2 = (A)s[3];
         fresh1 = (A)(1.0 - s[2]), fresh2 = (A)(1.0 - s[3]), sign = s[4] != 0.0 ? (A)-1 : (A)1;
     }
@@ -260,18 +265,18 @@ template <class A> struct Lion {
 template <class A> struct Average {
     static constexpr int STATES = 0;
     double share;
-    DEVICE Average(const Row &row, u64) : share(row.settings[0]) {}
+    DEVICE Average(const PerStep &now, u64) : share(now.settings[0]) {}
     DEVICE void run(A &w, A g, A &, A &, A &) const { w = lerp(w, g, share); }
 };
 
 template <class A> struct Lamb {
     A lr, decay, eps, correction1, correction2, sign;
     double beta1, beta2, rate;
-    DEVICE Lamb(const Row &row, u64 skips) {
-        const double *s = row.settings;
+    DEVICE Lamb(const PerStep &now, u64 skips) {
+        const double *s = now.settings;
         double first = s[5], second = s[6];
         if (skips > 0) {
-            double taken = (double)(row.step - skips);
+            double taken = (double)(now.step - skips);
             first = correction_of(s[2], taken), second = sqrt(correction_of(s[3], taken));
         }
         rate = s[0], decay = (A)s[1], beta1 = s[2], beta2 = s[3], eps = (A)s[4];
@@ -294,10 +299,13 @@ DEVICE bool skipped(const Row &row, const u32 *skip, u32 *skips) {
 
 DEVICE u64 skips_of(const Row &row, const u32 *skips) { return skips == nullptr ? 0 : skips[row.slot]; }
 
-template <class A, class Rule> DEVICE void step(const Table<Row> &table, const u32 *skip, u32 *skips) {
-    const Row &row = table.rows[table.row()];
+template <class A, class Rule>
+DEVICE void step(const Table<Row> &table, const u32 *skip, u32 *skips, const PerStep *captured) {
+    u32 number = table.row();
+    const Row &row = table.rows[number];
     if (skipped(row, skip, skips)) return;
-    const Rule rule(row, skips_of(row, skips));
+    const PerStep &now = captured ? captured[number] : row.per_step;
+    const Rule rule(now, skips_of(row, skips));
     const Factors<A> multiplied(row.by);
     size_t start = start_of(row), end = end_of(row);
     for (size_t i = start + threadIdx.x * N; i < end; i += blockDim.x * N) {
@@ -309,14 +317,15 @@ template <class A, class Rule> DEVICE void step(const Table<Row> &table, const u
             if (row.state[k]) load_state(row, k, i, n, s[k]);
         for (int j = 0; j < N; j++) rule.run(w[j], g[j], s[0][j], s[1][j], s[2][j]);
         for (int k = 0; k < Rule::STATES; k++)
-            if (row.state[k]) store_state(row, k, i, n, s[k]);
-        store_weight(row, i, n, w);
+            if (row.state[k]) store_state(row, now.seed, k, i, n, s[k]);
+        store_weight(row, now.seed, i, n, w);
     }
 }
 
 #define RULE_IN(suffix, A, name, Rule)                                                               \
-    KERNEL name##_##suffix(const __grid_constant__ Table<Row> table, const u32 *skip, u32 *skips) {       \
-        step<A, Rule<A>>(table, skip, skips);                                                        \
+    KERNEL name##_##suffix(const __grid_constant__ Table<Row> table, const u32 *skip, u32 *skips,      \
+                           const PerStep *captured) {                                                \
+        step<A, Rule<A>>(table, skip, skips, captured);                                              \
     }
 #define RULE(name, Rule) OF_F32(RULE_IN(f32, float, name, Rule)) OF_F64(RULE_IN(f64, double, name, Rule))
 
@@ -335,10 +344,13 @@ RULE(average, Average)
 #endif
 
 // LAMB, first: the moments, and each block's sums of squares of the weight and of the update.
-template <class A> DEVICE void lamb_moments(const Table<Row> &table, const u32 *skip, u32 *skips, double *squares) {
-    const Row &row = table.rows[table.row()];
+template <class A>
+DEVICE void lamb_moments(const Table<Row> &table, const u32 *skip, u32 *skips, const PerStep *captured, double *squares) {
+    u32 number = table.row();
+    const Row &row = table.rows[number];
     if (skipped(row, skip, skips)) return;
-    const Lamb<A> rule(row, skips_of(row, skips));
+    const PerStep &now = captured ? captured[number] : row.per_step;
+    const Lamb<A> rule(now, skips_of(row, skips));
     const Factors<A> multiplied(row.by);
     size_t start = start_of(row), end = end_of(row);
     double weight = 0.0, update = 0.0;
@@ -354,8 +366,8 @@ template <class A> DEVICE void lamb_moments(const Table<Row> &table, const u32 *
             double x = (double)w[j], y = (double)rule.direction(w[j], m[j], v[j]);
             weight += x * x, update += y * y;
         }
-        store_state(row, 0, i, n, m);
-        store_state(row, 1, i, n, v);
+        store_state(row, now.seed, 0, i, n, m);
+        store_state(row, now.seed, 1, i, n, v);
     }
     weight = block_reduce<Sum>(weight, 0.0);
     update = block_reduce<Sum>(update, 0.0);
@@ -364,17 +376,20 @@ template <class A> DEVICE void lamb_moments(const Table<Row> &table, const u32 *
 
 // Then: the update, as long as the trust ratio says. Every block adds up its row's sums by itself, in
 // one order.
-template <class A> DEVICE void lamb_update(const Table<Row> &table, const u32 *skip, u32 *skips, const double *squares) {
-    const Row &row = table.rows[table.row()];
+template <class A>
+DEVICE void lamb_update(const Table<Row> &table, const u32 *skip, u32 *skips, const PerStep *captured, const double *squares) {
+    u32 number = table.row();
+    const Row &row = table.rows[number];
     if (skip != nullptr && *skip != 0) return;
-    const Lamb<A> rule(row, skips_of(row, skips));
+    const PerStep &now = captured ? captured[number] : row.per_step;
+    const Lamb<A> rule(now, skips_of(row, skips));
     double weight = 0.0, update = 0.0;
     for (u64 b = threadIdx.x; b < (row.len + CHUNK - 1) / CHUNK; b += blockDim.x) {
         weight += squares[2 * (row.first_block + b)], update += squares[2 * (row.first_block + b) + 1];
     }
     weight = sqrt(block_reduce<Sum>(weight, 0.0));
     update = sqrt(block_reduce<Sum>(update, 0.0));
-    bool adapt = row.settings[8] != 0.0, clip = row.settings[9] != 0.0;
+    bool adapt = now.settings[8] != 0.0, clip = now.settings[9] != 0.0;
     double ratio = adapt && weight > 0.0 && update > 0.0 ? weight / update : 1.0;
     if (clip) ratio = fmin(ratio, 1.0);
     A factor = (A)(-rule.rate * ratio);
@@ -386,18 +401,20 @@ template <class A> DEVICE void lamb_update(const Table<Row> &table, const u32 *s
         load_state(row, 0, i, n, m);
         load_state(row, 1, i, n, v);
         for (int j = 0; j < N; j++) w[j] = fused(factor, rule.direction(w[j], m[j], v[j]), w[j]);
-        store_weight(row, i, n, w);
+        store_weight(row, now.seed, i, n, w);
     }
 }
 
 #define LAMB(suffix, A)                                                                              \
     KERNEL lamb_moments_##suffix(                                                                    \
-        const __grid_constant__ Table<Row> table, const u32 *skip, u32 *skips, double *squares) {         \
-        lamb_moments<A>(table, skip, skips, squares);                                                \
+        const __grid_constant__ Table<Row> table, const u32 *skip, u32 *skips,                      \
+        const PerStep *captured, double *squares) {                                                  \
+        lamb_moments<A>(table, skip, skips, captured, squares);                                      \
     }                                                                                                \
     KERNEL lamb_update_##suffix(                                                                     \
-        const __grid_constant__ Table<Row> table, const u32 *skip, u32 *skips, const double *squares) {   \
-        lamb_update<A>(table, skip, skips, squares);                                                 \
+        const __grid_constant__ Table<Row> table, const u32 *skip, u32 *skips,                      \
+        const PerStep *captured, const double *squares) {                                            \
+        lamb_update<A>(table, skip, skips, captured, squares);                                       \
     }
 
 #if !defined(ONLY) || ONLY == 4
