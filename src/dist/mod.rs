@@ -15,11 +15,17 @@
 
 mod arguments;
 mod communicator;
+mod environment;
 mod host;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod single;
 mod threads;
 mod timeout;
 
 pub use communicator::{Communicator, Pending, Reduction};
+pub use environment::from_environment;
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
 pub use single::Single;
 pub use threads::Threads;
