@@ -63,16 +63,14 @@ struct Processes {
 
 impl Processes {
     fn join(timeout: Duration) -> Result<Self> {
-        let start = |reason: String| DistError::Start { reason };
+        let start = |reason: &str| DistError::Start { reason: reason.to_owned() };
         let (universe, threading) = mpi::initialize_with_threading(Threading::Funneled)
             .ok_or_else(|| {
-                start(
-                    "MPI was initialised before in this process: call `Mpi::init` once".to_owned(),
-                )
+                start("MPI was initialised before: call `Mpi::init` once in a process")
             })?;
         if threading < Threading::Funneled {
             let reason = "this MPI serves processes of one thread only: install one that gives MPI_THREAD_FUNNELED";
-            return Err(start(reason.to_owned()).into());
+            return Err(start(reason).into());
         }
         Ok(Self { all: universe.world().duplicate(), _universe: universe, timeout })
     }

@@ -58,22 +58,17 @@ impl Threads {
         }
         let exchange = Arc::new(Exchange::new(size, timeout));
         let rank = |rank| {
-            let connect = {
+            // Outlives `function`: dropped, it says that this rank has left in order.
+            let mut host = None;
+            let run = || {
                 let exchange = exchange.clone();
-                move || Ok((Rank { rank, exchange }, rank, size))
+                let connect = move || Ok((Rank { rank, exchange }, rank, size));
+                let started = host.insert(Arc::new(Host::start("Threads", segment, connect)?));
+                function(started.clone())
             };
-            let host = Host::start("Threads", segment, connect);
-            let result = host.map(Arc::new).and_then(|host| {
-                let run = AssertUnwindSafe(|| function(host.clone()));
-                let result = catch_unwind(run).unwrap_or_else(|panic| {
-                    let message = message(panic.as_ref());
-                    Err(DistError::Panicked { rank, size, message }.into())
-                });
-                // Before `host` is dropped, which would say that this rank has left.
-                if let Err(error) = &result {
-                    exchange.fail(rank, format!("has failed: {error}"));
-                }
-                result
+            let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+                let message = message(panic.as_ref());
+                Err(DistError::Panicked { rank, size, message }.into())
             });
             if let Err(error) = &result {
                 exchange.fail(rank, format!("has failed: {error}"));
