@@ -1,13 +1,14 @@
 //! Ranks that are processes which `mpirun` starts.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mpi::Threading;
 use mpi::environment::Universe;
-use mpi::request::{Request, Scope, scope};
+use mpi::request::{Request, Scope, multiple_scope, scope};
 use mpi::topology::SimpleCommunicator;
-use mpi::traits::{Communicator as _, CommunicatorCollectives, Root};
+use mpi::traits::{Communicator as _, CommunicatorCollectives, Destination, Root, Source};
 
 use super::communicator::Communicator;
 use super::host::{Fault, Host, SEGMENT, Stuck, Transport};
@@ -16,6 +17,12 @@ use crate::error::{DistError, Result};
 
 /// How long a process may live after a call failed. It is at most the timeout.
 const GRACE: Duration = Duration::from_secs(30);
+
+/// Up to here a rank sends each peer a message of its own. The header of a call is shorter.
+const SHORT: usize = 256;
+
+/// How long a rank asks for an answer all the time.
+const EAGER: Duration = Duration::from_micros(50);
 
 /// The longest sleep between two looks at a call of MPI.
 const LONGEST_SLEEP: Duration = Duration::from_micros(200);
@@ -75,20 +82,58 @@ impl Processes {
         Ok(Self { all: universe.world().duplicate(), _universe: universe, timeout })
     }
 
-    /// Waits for a call that has begun. MPI cannot give it up, and may write its buffers at any time: without an
-    /// answer in time this never returns.
-    fn finish<'a, D: ?Sized, S: Scope<'a>>(
+    /// [`all_gather`](Transport::all_gather) by a message to each peer, so that one which does not answer is known.
+    fn tell_each(&self, mine: &[u8], all: &mut [u8], stuck: Stuck<'_>) {
+        let (rank, size) = (self.all.rank() as usize, self.all.size() as usize);
+        // The peers whose message is awaited, by the place of the request.
+        let mut awaited = vec![None; 2 * size];
+        multiple_scope(2 * size, |scope, requests| {
+            for (peer, theirs) in all.chunks_exact_mut(mine.len()).enumerate() {
+                if peer == rank {
+                    theirs.copy_from_slice(mine);
+                    continue;
+                }
+                let process = self.all.process_at_rank(peer as i32);
+                let place = requests.add(process.immediate_receive_into(scope, theirs));
+                awaited[place] = Some(peer);
+                requests.add(process.immediate_send(scope, mine));
+            }
+            let awaited = RefCell::new(awaited);
+            let is_done = || {
+                while requests.incomplete() > 0 {
+                    let Some((place, ..)) = requests.test_any() else { return false };
+                    awaited.borrow_mut()[place] = None;
+                }
+                true
+            };
+            self.wait(is_done, || awaited.borrow().iter().flatten().copied().collect(), stuck);
+        });
+    }
+
+    /// Waits for a call that has begun.
+    fn finish<'a, D: ?Sized, S: Scope<'a>>(&self, request: Request<'a, D, S>, stuck: Stuck<'_>) {
+        let mut request = Some(request);
+        let is_done = || {
+            request = request.take().and_then(|request| request.test().err());
+            request.is_none()
+        };
+        self.wait(is_done, Vec::new, stuck);
+    }
+
+    /// Waits until what has begun is done. MPI cannot give it up, and may write its buffers at any time: without an
+    /// answer in time this never returns. `missing`: the ranks that are known not to have answered.
+    fn wait(
         &self,
-        mut request: Request<'a, D, S>,
+        mut is_done: impl FnMut() -> bool,
+        missing: impl Fn() -> Vec<usize>,
         stuck: Stuck<'_>,
     ) {
         let began = Instant::now();
         let mut sleep = Duration::ZERO;
-        while let Err(unfinished) = request.test() {
-            request = unfinished;
+        while !is_done() {
             let waited = began.elapsed();
             if waited > self.timeout {
-                stuck(Fault::Timeout { missing: Vec::new(), waited });
+                stuck(Fault::Timeout { missing: missing(), waited });
                 self.end();
             }
             // Soon at first, for short calls; then rarely, as the cores may be computing.
@@ -97,8 +142,8 @@ impl Processes {
             } else {
                 std::thread::sleep(sleep);
             }
-            if waited > Duration::from_micros(50) {
-                sleep = (sleep + Duration::from_micros(10)).min(LONGEST_SLEEP);
+            if waited > EAGER {
+                sleep = (sleep + LONGEST_SLEEP / 20).min(LONGEST_SLEEP);
             }
         }
     }
@@ -113,7 +158,11 @@ impl Processes {
 
 impl Transport for Processes {
     fn all_gather(&mut self, mine: &[u8], all: &mut [u8], stuck: Stuck<'_>) -> Result<(), Fault> {
-        scope(|scope| self.finish(self.all.immediate_all_gather_into(scope, mine, all), stuck));
+        if mine.len() <= SHORT {
+            self.tell_each(mine, all, stuck);
+        } else {
+            scope(|scope| self.finish(self.all.immediate_all_gather_into(scope, mine, all), stuck));
+        }
         Ok(())
     }
 

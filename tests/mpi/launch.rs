@@ -7,10 +7,10 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 /// What to start.
-pub struct Launch(Command);
+pub(crate) struct Launch(Command);
 
 impl Launch {
-    pub fn new(size: usize, role: &str) -> Self {
+    pub(crate) fn new(size: usize, role: &str) -> Self {
         let mut command = Command::new("mpirun");
         // More ranks than cores, as root too, and without waiting for a core each.
         command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n"]);
@@ -25,12 +25,12 @@ impl Launch {
         Self(command)
     }
 
-    pub fn timeout(mut self, timeout: Duration) -> Self {
+    pub(crate) fn timeout(mut self, timeout: Duration) -> Self {
         self.0.env("CANDLE_AMP_DIST_TIMEOUT", timeout.as_secs().to_string());
         self
     }
 
-    pub fn start(mut self) -> Running {
+    pub(crate) fn start(mut self) -> Running {
         let mut child = self.0.spawn().expect("mpirun starts: scripts/mpi.sh installs it");
         let (sender, lines) = mpsc::channel();
         let streams: [Box<dyn Read + Send>; 2] = [
@@ -53,7 +53,7 @@ impl Launch {
 }
 
 /// A started `mpirun`.
-pub struct Running {
+pub(crate) struct Running {
     child: Child,
     lines: Receiver<String>,
     output: String,
@@ -61,14 +61,19 @@ pub struct Running {
 
 /// A `mpirun` that has ended.
 #[derive(Debug)]
-pub struct Ended {
-    pub success: bool,
-    pub output: String,
+pub(crate) struct Ended {
+    pub(crate) success: bool,
+    pub(crate) output: String,
 }
 
 impl Running {
+    /// The id of `mpirun`.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The processes' ids, by rank, as soon as all have printed theirs.
-    pub fn pids(&mut self, size: usize) -> Vec<u32> {
+    pub(crate) fn pids(&mut self, size: usize) -> Vec<u32> {
         let mut pids = vec![None; size];
         while pids.contains(&None) {
             let Ok(line) = self.lines.recv_timeout(Duration::from_secs(60)) else {
@@ -85,7 +90,7 @@ impl Running {
     }
 
     /// Waits for the end of all processes, which must come in time.
-    pub fn end(mut self, time: Duration) -> Ended {
+    pub(crate) fn end(mut self, time: Duration) -> Ended {
         let began = Instant::now();
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("mpirun can be waited for") {
@@ -105,19 +110,19 @@ impl Running {
 
 impl Ended {
     #[track_caller]
-    pub fn says(&self, text: &str) {
+    pub(crate) fn says(&self, text: &str) {
         assert!(self.output.contains(text), "`{text}` is not in:\n{}", self.output);
     }
 }
 
-/// Ends a process without asking it.
-pub fn kill(pid: u32) {
-    let status = Command::new("kill").args(["-9", &pid.to_string()]).status();
-    assert!(status.expect("kill starts").success(), "no process {pid} to kill");
+/// Sends a signal to a process.
+pub(crate) fn signal(name: &str, pid: u32) {
+    let status = Command::new("kill").args(["-s", name, &pid.to_string()]).status();
+    assert!(status.expect("kill starts").success(), "no process {pid}");
 }
 
 /// Checks that the processes end soon, if they have not.
-pub fn assert_gone(pids: &[u32]) {
+pub(crate) fn assert_gone(pids: &[u32]) {
     let began = Instant::now();
     let lives = |pid: &&u32| {
         let state = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"));

@@ -22,13 +22,14 @@ fn main() {
     if arguments.next().as_deref() == Some("rank") {
         return rank::run(&arguments.next().expect("a role"));
     }
-    let cases: [(&str, fn()); 7] = [
+    let cases: [(&str, fn()); 8] = [
         ("results", results),
         ("differing calls", differing_calls),
         ("a rank that fails", failing),
         ("a rank that panics", panicking),
         ("a rank that hangs", hanging),
         ("a rank that goes on after an error", going_on),
+        ("Ctrl-C", interrupted),
         ("a rank that is killed", killed),
     ];
     for (name, case) in cases {
@@ -68,7 +69,7 @@ fn hanging() {
     let ended = Launch::new(2, "hang").timeout(TIMEOUT).start().end(END);
     assert!(!ended.success, "{ended:?}");
     ended.says("rank 0 of 2, call 2, barrier: no answer in 3");
-    ended.says("all ranks made call 1, barrier");
+    ended.says("s from rank 1; all ranks made call 1, barrier");
 }
 
 fn going_on() {
@@ -77,7 +78,16 @@ fn going_on() {
     ended.says("MPI_ABORT was invoked");
 }
 
-/// Kills a rank at a random moment, `CANDLE_AMP_KILLS` times: between calls, within one, or while MPI starts.
+fn interrupted() {
+    let mut running = Launch::new(4, "train").start();
+    let pids = running.pids(4);
+    launch::signal("INT", running.id());
+    let ended = running.end(END);
+    assert!(!ended.success, "{ended:?}");
+    launch::assert_gone(&pids);
+}
+
+/// Kills a rank at a random moment, `CANDLE_AMP_KILLS` times: between calls or within one.
 fn killed() {
     let kills = std::env::var("CANDLE_AMP_KILLS")
         .map_or(5, |kills| kills.parse().expect("CANDLE_AMP_KILLS: a number"));
@@ -88,7 +98,7 @@ fn killed() {
         let pids = running.pids(size);
         std::thread::sleep(Duration::from_micros(rng.random_range(0..300_000)));
         let victim = rng.random_range(0..size);
-        launch::kill(pids[victim]);
+        launch::signal("KILL", pids[victim]);
         let ended = running.end(END);
         assert!(!ended.success, "kill {kill}, rank {victim} of {size}: {ended:?}");
         launch::assert_gone(&pids);

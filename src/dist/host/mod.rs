@@ -216,5 +216,5 @@ impl Waiting {
 /// The elements of `x` in the order of its shape, copied.
 fn bytes(x: &Tensor) -> Result<Vec<u8>> {
     let x = kernels::contiguous(&x.to_device(&Device::Cpu)?)?;
-    Ok((&x).data().into_owned())
+    Ok(x.data().into_owned())
 }
