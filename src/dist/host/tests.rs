@@ -140,8 +140,8 @@ fn gathers_and_broadcasts_keep_every_dtype_and_shape() {
                     Tensor::cat(&parts, 0)?
                 };
                 assert_same(&ranks.all_gather(x)?, &joined, &what);
-                for root in 0..ranks.size() {
-                    assert_same(&ranks.broadcast(x, root)?, &parts[root], &what);
+                for (root, theirs) in parts.iter().enumerate() {
+                    assert_same(&ranks.broadcast(x, root)?, theirs, &what);
                 }
             }
         }
