@@ -21,7 +21,7 @@ pub enum DistError {
     },
     /// Peers did not answer in time.
     #[error(
-        "{call}: no answer in {} s from {missing}; {before}. A rank hangs, is much slower, or makes fewer calls. \
+        "{call}: no answer in {:.1} s from {missing}; {before}. A rank hangs, is much slower, or makes fewer calls. \
          The environment variable CANDLE_AMP_DIST_TIMEOUT sets the time in seconds",
         waited.as_secs_f64()
     )]

@@ -1,7 +1,7 @@
 //! Ranks that are threads against sums computed here, rank after rank.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
 
 use candle_core::{D, DType, Device, Tensor};
 use rand::{Rng, SeedableRng};
@@ -269,11 +269,17 @@ fn arguments_that_do_not_fit_are_errors_on_every_engine() {
 
 /// The errors of all ranks of a program that goes wrong, each rank's own.
 fn errors(size: usize, run: impl Fn(&Arc<dyn Communicator>) -> Result<()> + Sync) -> Vec<String> {
-    let second = Duration::from_secs(1);
-    Threads::run_within(second, size, |ranks| {
-        Ok(run(&ranks).err().map_or(String::new(), |e| e.to_string()))
-    })
-    .unwrap()
+    errors_within(Duration::from_secs(60), size, run)
+}
+
+fn errors_within(
+    timeout: Duration,
+    size: usize,
+    run: impl Fn(&Arc<dyn Communicator>) -> Result<()> + Sync,
+) -> Vec<String> {
+    let message = |error: Error| error.to_string();
+    let run = |ranks| Ok(run(&ranks).err().map_or(String::new(), message));
+    Threads::run_within(timeout, size, run).unwrap()
 }
 
 #[test]
@@ -329,7 +335,8 @@ fn no_call_succeeds_after_one_failed() {
     let after = errors(2, |ranks| {
         let x = mine(0, &[ranks.rank()], DType::F32);
         let later = ranks.start_all_reduce(&x, Reduction::Sum)?;
-        let queued = ranks.start_all_gather(&x);
+        // By itself it would do.
+        let queued = ranks.start_all_gather(&mine(0, &[3], DType::F32));
         assert!(later.wait().is_err());
         let queued = queued.and_then(|queued| queued.wait()).unwrap_err().to_string();
         assert!(queued.contains("all_gather of F32"), "{queued}");
@@ -386,20 +393,20 @@ fn a_rank_that_leaves_early_is_named() {
 #[test]
 fn a_rank_that_hangs_ends_the_others_in_time() {
     // It makes no call until the others have given up.
-    let (given_up, hung) = std::sync::mpsc::channel();
-    let hung = std::sync::Mutex::new(hung);
-    let errors = errors(3, |ranks| {
-        ranks.all_gather(&mine(0, &[2], DType::F64))?;
+    let (given_up, hung) = mpsc::channel();
+    let hung = Mutex::new(hung);
+    let began = Instant::now();
+    let errors = errors_within(Duration::from_secs(3), 3, |ranks| {
+        let gathered = ranks.all_gather(&mine(0, &[2], DType::F64));
         if ranks.rank() == 1 {
-            let hung = hung.lock().unwrap();
-            hung.recv().unwrap();
-            hung.recv().unwrap();
+            (0..2).for_each(|_| hung.lock().unwrap().recv().unwrap());
             return Ok(());
         }
-        let result = ranks.barrier();
-        given_up.clone().send(()).unwrap();
+        let result = gathered.and_then(|_| ranks.barrier());
+        given_up.send(()).unwrap();
         result
     });
+    assert!(began.elapsed() < Duration::from_secs(40));
     for rank in [0, 2] {
         assert!(
             errors[rank].starts_with(&format!("rank {rank} of 3, call 2, barrier: ")),
@@ -407,7 +414,7 @@ fn a_rank_that_hangs_ends_the_others_in_time() {
             errors[rank]
         );
     }
-    let expected = "s from rank 1; all ranks made call 1, all_gather of F64 [2]. A rank hangs";
+    let expected = " s from rank 1; all ranks made call 1, all_gather of F64 [2]. A rank hangs";
     assert!(errors.iter().any(|error| error.contains(expected)), "{errors:?}");
 }
 
