@@ -106,11 +106,11 @@ impl Host {
             failure: self.failure.clone(),
         };
         let job = Job { call, bytes, answer };
-        let queued = self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
-        if queued && self.failure.get().is_none() {
-            Ok(waiting)
-        } else {
-            Err(waiting.failed().into())
+        // Not asked after it is sent: it may be the one that has failed, and has an answer of its own.
+        let failed = self.failure.get().is_some();
+        match &self.jobs {
+            Some(jobs) if !failed && jobs.send(job).is_ok() => Ok(waiting),
+            _ => Err(waiting.failed().into()),
         }
     }
 }
