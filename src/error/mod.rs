@@ -16,6 +16,7 @@ mod argument;
 mod autocast;
 mod capture;
 mod checkpoint;
+mod dist;
 mod graph;
 mod optimizer;
 mod scaler;
@@ -26,6 +27,7 @@ pub use argument::ArgumentError;
 pub use autocast::AutocastError;
 pub use capture::CaptureError;
 pub use checkpoint::CheckpointError;
+pub use dist::{DistError, RankCall};
 pub use graph::GraphError;
 pub use optimizer::OptimizerError;
 pub use scaler::ScalerError;
@@ -65,6 +67,9 @@ pub enum Error {
     /// A checkpoint or a saved state cannot be loaded or written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// A rank cannot exchange tensors with its peers.
+    #[error(transparent)]
+    Dist(#[from] DistError),
     /// The system refuses to read or write a file or a folder.
     #[error("{action} {}: {source}", path.display())]
     File {
@@ -127,7 +132,8 @@ into_candle!(
     ScalerError,
     ArgumentError,
     OptimizerError,
-    CheckpointError
+    CheckpointError,
+    DistError
 );
 
 #[cfg(test)]

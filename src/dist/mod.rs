@@ -1,0 +1,31 @@
+//! Several processes, or threads, that train one model together.
+//!
+//! ```
+//! use candle_amp::dist::{Communicator, Reduction, Threads};
+//! use candle_core::{Device, Tensor};
+//!
+//! let sums = Threads::run(4, |communicator| {
+//!     let mine = Tensor::new(communicator.rank() as f32, &Device::Cpu)?;
+//!     let sum = communicator.all_reduce(&mine, Reduction::Sum)?;
+//!     Ok(sum.to_scalar::<f32>()?)
+//! })?;
+//! assert_eq!(sums, [6.0; 4]);
+//! # Ok::<(), candle_amp::Error>(())
+//! ```
+
+mod arguments;
+mod communicator;
+mod environment;
+mod host;
+#[cfg(feature = "mpi")]
+mod mpi;
+mod single;
+mod threads;
+mod timeout;
+
+pub use communicator::{Communicator, Pending, Reduction};
+pub use environment::from_environment;
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
+pub use single::Single;
+pub use threads::Threads;
