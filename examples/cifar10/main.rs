@@ -40,6 +40,7 @@ mod options;
 mod out;
 mod profile;
 mod progress;
+mod recipe;
 mod report;
 mod resident;
 mod resume;

@@ -10,6 +10,7 @@ use crate::{
     choices::LossScale,
     common::options::{Precision, Usage, check_gpu, positive, up_to_a_million},
     models::{self, Architecture},
+    recipe::Recipe,
 };
 
 /// Images drawn for training when nobody says how many.
@@ -136,6 +137,10 @@ pub(crate) struct Options {
     #[arg(help_heading = TRAINING)]
     pub(crate) weight_decay: f64,
 
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) recipe: Recipe,
+
     /// Of initial weights, order, augmentation and drawn images, which all runs of --seeds share
     #[arg(long, value_name = "N", default_value = "0")]
     #[arg(help_heading = TRAINING)]
@@ -224,7 +229,7 @@ fn count(text: &str) -> Result<usize, String> {
 }
 
 /// A number from 0 up to, but not including, 1.
-fn fraction(text: &str) -> Result<f64, String> {
+pub(crate) fn fraction(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (0. ..1.).contains(number));
     number.ok_or_else(|| "expected a number from 0 up to 1".to_owned())
 }
@@ -257,6 +262,7 @@ impl Options {
             !self.compares() || !matches!(self.profile, Some(Some(_))),
             Usage("--profile=FILE has room for one run: leave --compare and --seeds out".into())
         );
+        self.recipe.check(self.momentum)?;
         check_gpu(self.gpu)
     }
 
