@@ -169,3 +169,6 @@ pub(crate) fn optimizer(options: &Options, parameters: &Parameters) -> Result<Sg
         Group::new(trainable.filter(is_bias), biases),
     ])?)
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,19 +4,19 @@ use std::time::Instant;
 
 use anyhow::Result;
 use candle_amp::{
-    Autocast, GradScaler, Parameters, ScaleConfig, StepOutcome, nn, no_grad,
+    GradScaler, Parameters, ScaleConfig, StepOutcome, nn,
     optim::{Ema, Scheduler},
     random,
 };
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
 
 use crate::{
     augment::Augment,
     choices::LossScale,
     common::{options::Usage, progress::print},
-    data::{Dataset, Images, Norm},
-    evaluation::Score,
+    data::Dataset,
+    feed::Feed,
     history::{Gradients, History},
     memory::is_of_run,
     models::Model,
@@ -24,11 +24,11 @@ use crate::{
     out::{EpochRow, RunFolder, StepRow},
     profile::Profiler,
     progress::{self, Progress},
-    recipe::{self, Recipe},
+    recipe,
     report::Report,
-    resident::Resident,
     resume::Training,
     schedule::Schedule,
+    tester::Tester,
 };
 
 /// What to train, and how to show it.
@@ -173,6 +173,9 @@ pub(crate) fn train(
         }
         save(&run.folder, &on, Some(accuracy))?;
     }
+    if let Some(text) = profiler.rest() {
+        progress.note(&text);
+    }
     drop(progress);
     profiler.write()?;
 
@@ -227,72 +230,8 @@ impl Taken {
     }
 }
 
-/// Where batches come from.
-enum Feed<'a> {
-    Host(&'a Images, &'a Norm),
-    Device(Resident),
-}
-
-impl<'a> Feed<'a> {
-    fn new(images: &'a Images, data: &'a Dataset, device: &Device) -> Result<Self> {
-        Ok(match device {
-            Device::Cpu => Self::Host(images, &data.norm),
-            device => Self::Device(Resident::new(images, &data.norm, device)?),
-        })
-    }
-
-    fn batch(
-        &self,
-        indices: &[usize],
-        augment: Option<Augment>,
-    ) -> candle_core::Result<(Tensor, Tensor)> {
-        match self {
-            Self::Host(images, norm) => images.batch(indices, norm, augment, &Device::Cpu),
-            Self::Device(resident) => resident.batch(indices, augment),
-        }
-    }
-}
-
 /// The first training images, as they are: enough to know their patches by.
 fn first_images(data: &Dataset) -> candle_core::Result<Tensor> {
     let indices: Vec<usize> = (0..data.train.len().min(5_000)).collect();
     Ok(data.train.batch(&indices, &data.norm, None, &Device::Cpu)?.0)
-}
-
-/// Recognises all `count` test images, uncropped.
-struct Tester<'a> {
-    amp: &'a Autocast,
-    model: &'a Model,
-    test: Feed<'a>,
-    count: usize,
-    recipe: Recipe,
-}
-
-impl Tester<'_> {
-    /// With the average, if there is one, in place of the weights.
-    fn test(&self, average: &mut Option<Ema>) -> Result<Score> {
-        match average {
-            Some(average) => average.scope(|| self.score())?,
-            None => self.score(),
-        }
-    }
-
-    fn score(&self) -> Result<Score> {
-        let mut score = Score::default();
-        let all: Vec<usize> = (0..self.count).collect();
-        for indices in all.chunks(500) {
-            let (x, y) = self.test.batch(indices, None)?;
-            let mut logits = self.logits(&x)?;
-            if self.recipe.flip_test {
-                logits = ((logits + self.logits(&x.flip(&[3])?)?)? / 2.)?;
-            }
-            score.add(indices[0], &y.to_vec1()?, &logits.to_vec2()?);
-        }
-        Ok(score)
-    }
-
-    fn logits(&self, x: &Tensor) -> Result<Tensor> {
-        let logits = no_grad(|| self.amp.scope(|| self.model.forward(x, false)))?;
-        Ok(logits.to_dtype(DType::F32)?)
-    }
 }

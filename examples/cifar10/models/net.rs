@@ -7,7 +7,7 @@ use candle_amp::nn::{
 use candle_amp::ops;
 use candle_core::{Result, Tensor};
 
-use crate::data::CLASSES;
+use super::CLASSES;
 
 /// Makes layers. A clone by [`pp`](Self::pp) makes those of a part of the network.
 #[derive(Clone)]

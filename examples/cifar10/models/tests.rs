@@ -201,8 +201,8 @@ fn check(&(name, side, depth): &Smallest, maxima: bool) -> anyhow::Result<()> {
 
 /// A few of them, or all where `CANDLE_AMP_NETWORKS=all` asks for that.
 fn check_all(networks: &[Smallest], maxima: bool) -> anyhow::Result<()> {
-    const SAMPLE: [&str; 6] =
-        ["mlp", "resnet8", "mobilenet-v2", "shufflenet-v2-x0.5", "vit-tiny", "vgg11"];
+    const SAMPLE: [&str; 7] =
+        ["mlp", "resnet8", "mobilenet-v2", "shufflenet-v2-x0.5", "vit-tiny", "vgg11", "airbench"];
     let all = std::env::var("CANDLE_AMP_NETWORKS").is_ok_and(|value| value == "all");
     let mut chosen = networks.iter().filter(|network| all || SAMPLE.contains(&network.0));
     chosen.try_for_each(|network| check(network, maxima))
