@@ -26,7 +26,7 @@ Examples, after cargo run --release --example cifar10 --
   --resume runs/a                    goes on with it, bit for bit
   --smoke --profile                  where the time of a step goes
   --data DIR --epochs 30             the real CIFAR-10
-  --data DIR --config examples/cifar10/recipes/airbench.toml   90 % in minutes
+  --data DIR --config examples/cifar10/recipes/airbench.toml   a fast recipe
 
 A run in f16 prints its loss scale: the loss is multiplied by it, so that small gradients are not
 lost. When gradients overflow, the step is skipped and the scale halved. A few skipped steps at the
