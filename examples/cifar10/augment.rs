@@ -1,28 +1,38 @@
 //! Random crop and horizontal flip, reproducible on any number of threads.
 
 use rand::Rng;
+use rand_chacha::ChaCha8Rng;
 
 use crate::{
     data::{Norm, PLANE, SIDE},
     rng::{Stream, rng},
 };
 
-/// The largest shift of a crop: the padding on every side of the image.
-const PAD: i32 = 4;
-
 /// Draws the crops of one epoch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Augment {
     pub(crate) seed: u64,
     pub(crate) epoch: usize,
+    /// The largest shift of a crop: the padding on every side of the image.
+    pub(crate) shift: u8,
+    /// Flips each image in every other epoch, instead of at random.
+    pub(crate) alternate: bool,
 }
 
 impl Augment {
-    /// The crop of image `index`: any of 9 x 9 shifts, flipped or not.
+    /// The crop of image `index`: any shift, flipped or not.
     pub(crate) fn crop(self, index: usize) -> Crop {
-        let mut rng = rng(Stream::Augment, self.seed, self.epoch, index);
-        let (dx, dy) = (rng.random_range(-PAD..=PAD), rng.random_range(-PAD..=PAD));
-        Crop { dx, dy, flip: rng.random() }
+        let (mut rng, pad) = (self.rng(self.epoch, index), i32::from(self.shift));
+        let (dx, dy) = (rng.random_range(-pad..=pad), rng.random_range(-pad..=pad));
+        let flip = match self.alternate {
+            true => self.rng(0, index).random::<bool>() ^ !self.epoch.is_multiple_of(2),
+            false => rng.random(),
+        };
+        Crop { dx, dy, flip }
+    }
+
+    fn rng(self, epoch: usize, index: usize) -> ChaCha8Rng {
+        rng(Stream::Augment, self.seed, epoch, index)
     }
 }
 
@@ -75,6 +85,12 @@ mod tests {
     use super::*;
     use crate::{data::PIXELS, synthetic};
 
+    const PAD: i32 = 4;
+
+    fn augment(seed: u64, epoch: usize) -> Augment {
+        Augment { seed, epoch, shift: 4, alternate: false }
+    }
+
     /// Every crop that can be drawn.
     fn crops() -> impl Iterator<Item = Crop> {
         let shifts = move || -PAD..=PAD;
@@ -122,10 +138,24 @@ mod tests {
 
     #[test]
     fn draws_cover_every_crop() {
-        let augment = Augment { seed: 3, epoch: 5 };
-        let drawn: Vec<_> = (0..3000).map(|index| augment.crop(index)).collect();
+        let drawn: Vec<_> = (0..3000).map(|index| augment(3, 5).crop(index)).collect();
         assert_eq!(crops().count(), 162);
         assert!(crops().all(|crop| drawn.contains(&crop)));
+    }
+
+    #[test]
+    fn alternate_flips_show_each_image_both_ways_in_two_epochs() {
+        let crops = |epoch| {
+            let augment = Augment { alternate: true, shift: 2, ..augment(3, epoch) };
+            (0..1000).map(move |index| augment.crop(index))
+        };
+        for (first, second) in crops(6).zip(crops(7)) {
+            assert_ne!(first.flip, second.flip);
+            assert!([first.dx, first.dy].iter().all(|shift| shift.abs() <= 2), "{first:?}");
+        }
+        let flipped = crops(0).filter(|crop| crop.flip).count();
+        assert!((400..600).contains(&flipped), "{flipped} of 1000 in an epoch");
+        assert!(crops(0).zip(crops(2)).any(|(a, b)| a.dx != b.dx), "other shifts in each epoch");
     }
 
     #[test]
@@ -134,7 +164,7 @@ mod tests {
         let norm = Norm::of(&images);
         let batch = |seed, epoch, threads| -> anyhow::Result<Vec<f32>> {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-            let augment = Some(Augment { seed, epoch });
+            let augment = Some(augment(seed, epoch));
             let indices: Vec<usize> = (0..24).rev().collect();
             let (x, _) = pool.install(|| images.batch(&indices, &norm, augment, &Device::Cpu))?;
             Ok(x.flatten_all()?.to_vec1()?)

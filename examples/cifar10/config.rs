@@ -160,7 +160,7 @@ pub(crate) fn table(options: &Options) -> Result<Table> {
 /// Writes them to `path`.
 pub(crate) fn save(options: &Options, path: &Path) -> Result<()> {
     let mut table = table(options)?;
-    if let Some(data) = options.data.as_ref().filter(|data| data.exists()) {
+    if let Some(data) = options.data.as_ref().filter(|data| data.exists() && !options.downloads()) {
         // Whoever reads the file may be elsewhere.
         let data = std::path::absolute(data)?.into_os_string().into_string().ok();
         let data = data.context("--data: a TOML file needs a path in UTF-8")?;

@@ -7,6 +7,7 @@
 //! cargo run --release --example cifar10 -- --data DIR       # the real CIFAR-10, binary version
 //! cargo run --release --example cifar10 -- --compare f32,bf16,f16 --seeds 3 --out runs/three
 //! cargo run --release --example cifar10 -- --resume runs/three   # after Ctrl-C
+//! cargo run --release --example cifar10 -- --data DIR --config examples/cifar10/recipes/airbench.toml
 //! cargo run --release --example cifar10 -- --smoke --profile
 //! cargo run --release --example cifar10 --features cuda -- --gpu --precision f16
 //! ```
@@ -33,13 +34,17 @@ mod demo;
 #[cfg(test)]
 mod ends;
 mod evaluation;
+mod feed;
 mod history;
+#[cfg(feature = "hub")]
+mod hub;
 mod memory;
 mod models;
 mod options;
 mod out;
 mod profile;
 mod progress;
+mod recipe;
 mod report;
 mod resident;
 mod resume;
@@ -47,6 +52,7 @@ mod rng;
 mod runs;
 mod schedule;
 mod synthetic;
+mod tester;
 #[cfg(test)]
 mod testing;
 mod train;
@@ -106,6 +112,8 @@ fn load(options: &Options) -> Result<Dataset> {
         let (train, test) = options.drawn_images();
         return Ok(synthetic::dataset(train, test, options.seed));
     };
+    #[cfg(feature = "hub")]
+    let dir = &if options.downloads() { hub::folder()? } else { dir.clone() };
     let mut data = data::read_cifar10(dir)?;
     let (train, test) = options.images();
     data.train.truncate(train.unwrap_or(usize::MAX));

@@ -1,5 +1,6 @@
 //! The networks, one file a family, built of the crate's layers and operators.
 
+mod airbench;
 mod cost;
 mod densenet;
 mod dla;
@@ -19,13 +20,16 @@ mod shufflenet;
 mod tests;
 mod vgg;
 mod vit;
+mod whitening;
 
 use std::{fmt, str::FromStr};
 
+use candle_amp::Parameters;
 use candle_amp::nn::{ModuleT, SequentialT, VarBuilder};
 use candle_core::{Result, Tensor};
 use serde::{Serialize, Serializer};
 
+use crate::data::CLASSES;
 pub(crate) use cost::{list, products};
 use net::Net;
 use resnet::{BOTTLENECK, PLAIN};
@@ -85,6 +89,7 @@ const ZOO: &[Row] = &[
     ("dla-simple", |net| dla::dla(net, true), dla::PAPER),
     ("dla", |net| dla::dla(net, false), dla::PAPER),
     ("vit-tiny", |net| vit::vit(net, 12), vit::PAPER),
+    ("airbench", |net| airbench::airbench(net, &[64, 256, 256]), airbench::PAPER),
 ];
 
 /// Which network, by its place in the list.
@@ -102,6 +107,19 @@ impl Architecture {
 
     fn paper(self) -> &'static str {
         ZOO[self.0].2
+    }
+
+    /// Sets what a new network begins with besides random numbers, from some training images, and freezes what
+    /// it is not to learn.
+    pub(crate) fn prepare(
+        self,
+        parameters: &Parameters,
+        images: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<()> {
+        match self.name() {
+            "airbench" => airbench::prepare(parameters, &images()?),
+            _ => Ok(()),
+        }
     }
 
     /// Whether the layout of images makes a difference.

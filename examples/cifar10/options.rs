@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
@@ -10,6 +10,7 @@ use crate::{
     choices::LossScale,
     common::options::{Precision, Usage, check_gpu, positive, up_to_a_million},
     models::{self, Architecture},
+    recipe::Recipe,
 };
 
 /// Images drawn for training when nobody says how many.
@@ -25,6 +26,7 @@ Examples, after cargo run --release --example cifar10 --
   --resume runs/a                    goes on with it, bit for bit
   --smoke --profile                  where the time of a step goes
   --data DIR --epochs 30             the real CIFAR-10
+  --data DIR --config examples/cifar10/recipes/airbench.toml   a fast recipe
 
 A run in f16 prints its loss scale: the loss is multiplied by it, so that small gradients are not
 lost. When gradients overflow, the step is skipped and the scale halved. A few skipped steps at the
@@ -45,8 +47,8 @@ const FILES: &str = "Options in a file";
 #[command(name = "cifar10", max_term_width = 100, allow_negative_numbers = true, after_help = MORE)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Options {
-    /// Folder of CIFAR-10's binary version, data_batch_*.bin and test_batch.bin [default: shapes
-    /// are drawn]
+    /// Folder of CIFAR-10's binary version, data_batch_*.bin and test_batch.bin; hub downloads it,
+    /// once, in a build with --features hub [default: shapes are drawn]
     #[arg(long, value_name = "DIR")]
     #[arg(help_heading = DATA)]
     pub(crate) data: Option<PathBuf>,
@@ -136,6 +138,10 @@ pub(crate) struct Options {
     #[arg(help_heading = TRAINING)]
     pub(crate) weight_decay: f64,
 
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) recipe: Recipe,
+
     /// Of initial weights, order, augmentation and drawn images, which all runs of --seeds share
     #[arg(long, value_name = "N", default_value = "0")]
     #[arg(help_heading = TRAINING)]
@@ -224,7 +230,7 @@ fn count(text: &str) -> Result<usize, String> {
 }
 
 /// A number from 0 up to, but not including, 1.
-fn fraction(text: &str) -> Result<f64, String> {
+pub(crate) fn fraction(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (0. ..1.).contains(number));
     number.ok_or_else(|| "expected a number from 0 up to 1".to_owned())
 }
@@ -257,7 +263,21 @@ impl Options {
             !self.compares() || !matches!(self.profile, Some(Some(_))),
             Usage("--profile=FILE has room for one run: leave --compare and --seeds out".into())
         );
+        self.recipe.check(self.momentum)?;
+        ensure!(
+            !self.downloads() || cfg!(feature = "hub"),
+            Usage(
+                "--data hub needs a build that can download: add --features hub to cargo's \
+                 options; a folder of that name is ./hub"
+                    .into()
+            )
+        );
         check_gpu(self.gpu)
+    }
+
+    /// Whether the images are to be downloaded.
+    pub(crate) fn downloads(&self) -> bool {
+        self.data.as_deref() == Some(Path::new("hub"))
     }
 
     /// Where the trace of `--profile` goes, of a run with these options.

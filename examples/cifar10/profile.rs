@@ -90,8 +90,7 @@ impl<'a> Profiler<'a> {
         if measured {
             self.steps.push(Step { number, phases: done, profile });
             if number + 1 == self.measured.end {
-                let table = table::table(&self.steps, !self.device.is_cpu());
-                self.news = Some(self.news.take().unwrap_or_default() + &table);
+                self.news = Some(self.news.take().unwrap_or_default() + &self.table());
             }
         }
         result
@@ -100,6 +99,16 @@ impl<'a> Profiler<'a> {
     /// What there is to print after a step.
     pub(crate) fn news(&mut self) -> Option<String> {
         self.news.take()
+    }
+
+    /// What there is to print after a run that ended amid the steps to measure.
+    pub(crate) fn rest(&self) -> Option<String> {
+        let is_amid = !self.steps.is_empty() && self.steps.len() < self.measured.len();
+        is_amid.then(|| self.table())
+    }
+
+    fn table(&self) -> String {
+        table::table(&self.steps, !self.device.is_cpu())
     }
 
     /// Writes the trace of the steps measured to the file asked for.

@@ -109,6 +109,9 @@ pub(crate) fn opening(
         ("data", format!("{}, {train} to train on, {test} to test with", data.name)),
         ("training", format!("{steps} steps of {} images, {epochs}", options.batch_size())),
     ]);
+    if let Some(recipe) = options.recipe.summary() {
+        rows.push(("recipe", recipe));
+    }
     if let Some(path) = &options.out {
         rows.push(("folder", path.display().to_string()));
     }

@@ -96,7 +96,7 @@ mod tests {
         for device in devices {
             let resident = Resident::new(&images, &norm, &device)?;
             let indices: Vec<usize> = (0..40).rev().step_by(3).collect();
-            for augment in [None, Some(Augment { seed: 2, epoch: 1 })] {
+            for augment in [None, Some(Augment { seed: 2, epoch: 1, shift: 4, alternate: false })] {
                 let (x, y) = images.batch(&indices, &norm, augment, &Device::Cpu)?;
                 let (ours, labels) = resident.batch(&indices, augment)?;
                 assert_eq!((ours.dims(), ours.dtype()), (x.dims(), x.dtype()));

@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use candle_amp::{
     GradScaler, Parameters,
-    checkpoints::{Checkpoint, SavedCheckpoint, State},
-    optim::{Scheduler, Sgd},
+    checkpoints::{Checkpoint, SavedCheckpoint, State, Stateful},
+    optim::{Ema, Scheduler, Sgd},
     random::Generator,
 };
 use candle_core::{Device, Tensor};
@@ -26,6 +26,8 @@ pub(crate) struct Training {
     pub(crate) parameters: Parameters,
     /// With momentum and, of 16-bit weights, the masters.
     pub(crate) optimizer: Sgd,
+    /// What to test with instead of the weights.
+    pub(crate) average: Option<Ema>,
     pub(crate) scheduler: Scheduler,
     pub(crate) scaler: GradScaler,
     pub(crate) history: History,
@@ -36,27 +38,35 @@ impl Training {
     pub(crate) fn checkpoint(&self, options: &Options, data: &Dataset) -> Result<Checkpoint> {
         let run = origin(options, data).into_iter();
         let run = run.fold(State::default(), |run, (name, value)| run.with(name, value));
-        Ok(Checkpoint::new(self.history.steps.count() as u64)
+        let checkpoint = Checkpoint::new(self.history.steps.count() as u64)
             .with("run", &run)?
             .with("model", &self.parameters)?
             .with("optimizer", &self.optimizer)?
             .with("scheduler", &self.scheduler)?
             .with("scaler", &self.scaler)?
             .with("random", &Generator)?
-            .with("history", &history_state(&self.history)?)?)
+            .with("history", &history_state(&self.history)?)?;
+        Ok(match &self.average {
+            Some(average) => checkpoint.with("average", average)?,
+            None => checkpoint,
+        })
     }
 
     /// Takes over what a run has saved.
     pub(crate) fn load(&mut self, saved: &SavedCheckpoint) -> Result<()> {
-        let mut history = State::default();
-        saved.load(&mut [
+        let (mut history, mut generator) = (State::default(), Generator);
+        let mut all: Vec<(&str, &mut dyn Stateful)> = vec![
             ("model", &mut self.parameters),
             ("optimizer", &mut self.optimizer),
             ("scheduler", &mut self.scheduler),
             ("scaler", &mut self.scaler),
-            ("random", &mut Generator),
+            ("random", &mut generator),
             ("history", &mut history),
-        ])?;
+        ];
+        if let Some(average) = &mut self.average {
+            all.push(("average", average));
+        }
+        saved.load(&mut all)?;
         self.history = history_from(&history)?;
         Ok(())
     }

@@ -4,19 +4,19 @@ use std::time::Instant;
 
 use anyhow::Result;
 use candle_amp::{
-    Autocast, GradScaler, Parameters, ScaleConfig, StepOutcome, nn, no_grad, ops,
-    optim::{Scheduler, Sgd, SgdConfig},
+    GradScaler, Parameters, ScaleConfig, StepOutcome, nn,
+    optim::{Ema, Scheduler},
     random,
 };
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use candle_nn::VarMap;
 
 use crate::{
     augment::Augment,
     choices::LossScale,
-    common::{self, options::Usage, progress::print},
-    data::{Dataset, Images, Norm},
-    evaluation::Score,
+    common::{options::Usage, progress::print},
+    data::Dataset,
+    feed::Feed,
     history::{Gradients, History},
     memory::is_of_run,
     models::Model,
@@ -24,10 +24,11 @@ use crate::{
     out::{EpochRow, RunFolder, StepRow},
     profile::Profiler,
     progress::{self, Progress},
+    recipe,
     report::Report,
-    resident::Resident,
     resume::Training,
     schedule::Schedule,
+    tester::Tester,
 };
 
 /// What to train, and how to show it.
@@ -61,7 +62,8 @@ pub(crate) fn train(
     let vb = nn::var_builder(&varmap, options.precision.storage(options.master_weights), device);
     let model = Model::new(options.model, vb, options.channels_last)?;
     let parameters = Parameters::from_varmap(&varmap);
-    let vars = parameters.vars();
+    options.model.prepare(&parameters, || first_images(data))?;
+    let vars = parameters.trainable().vars();
     let elements = vars.iter().map(|var| var.elem_count()).sum();
     let weight_bytes = vars.iter().map(|var| var.elem_count() * var.dtype().size_in_bytes()).sum();
 
@@ -75,12 +77,11 @@ pub(crate) fn train(
         LossScale::Constant(scale) => GradScaler::new(ScaleConfig::constant(scale)),
     };
     let scaler = scaler.map_err(|error| Usage(error.to_string()))?;
-    let Options { lr, momentum, weight_decay, seed, .. } = *options;
-    let config = SgdConfig { lr, momentum, weight_decay, ..Default::default() };
-    let mut optimizer = Sgd::new(&parameters, config)?;
-    let scheduler = Scheduler::new(common::rates(schedule.steps), &mut optimizer)?;
-    let history = History::default();
-    let mut on = Training { parameters, optimizer, scheduler, scaler, history };
+    let Options { seed, recipe, .. } = *options;
+    let mut optimizer = recipe::optimizer(options, &parameters)?;
+    let scheduler = Scheduler::new(recipe.rates(schedule.steps), &mut optimizer)?;
+    let (history, average) = (History::default(), recipe.average(&parameters)?);
+    let mut on = Training { parameters, optimizer, average, scheduler, scaler, history };
     if let Some(folder) = &mut run.folder {
         folder.resume(&mut on, options, data)?;
     }
@@ -98,12 +99,14 @@ pub(crate) fn train(
     let mut score = None;
     let train = Feed::new(&data.train, data, device)?;
     let test = Feed::new(&data.test, data, device)?;
+    let tester = Tester { amp: &amp, model: &model, test, count: data.test.len(), recipe };
     for epoch in on.history.epochs.len()..schedule.epochs {
         let (mut taken, done) = (on.history.steps.count(), on.history.unfinished());
         if taken == schedule.steps && done == 0 {
             break;
         }
-        let augment = Some(Augment { seed, epoch });
+        let (shift, alternate) = (recipe.shift, recipe.alternate_flips);
+        let augment = Some(Augment { seed, epoch, shift, alternate });
         // A step that is still on its way on a GPU: its loss is read when the next one is, too.
         let (mut pending, mut clock, mut stopped) = (None, Instant::now(), false);
         let order = data.train.shuffled(seed, epoch);
@@ -111,13 +114,13 @@ pub(crate) fn train(
         let batches = batches.take(schedule.steps - taken);
         let end = taken + batches.len();
         for indices in batches {
-            let Training { parameters, optimizer, scheduler, scaler, history } = &mut on;
+            let Training { parameters, optimizer, average, scheduler, scaler, history } = &mut on;
             let lr = optimizer.learning_rate();
             let (loss, outcome) = profiler.step(taken, |phases| {
                 let (x, y) = phases.run("batch", || train.batch(indices, augment))?;
                 let loss = phases.forward(&amp, || {
                     let logits = model.forward(&x, true)?;
-                    ops::cross_entropy(&logits, &y)
+                    recipe.loss(&logits, &y)
                 })?;
                 phases.run("backward", || scaler.scale(&loss)?.backward())?;
                 let outcome = phases.run("optimizer", || scaler.step(optimizer))?;
@@ -128,6 +131,8 @@ pub(crate) fn train(
                 }
                 phases.run("optimizer", || -> candle_amp::Result<()> {
                     scheduler.step(&outcome, optimizer)?;
+                    // After a skipped step, too: that it was is not known yet on a GPU.
+                    average.as_mut().map_or(Ok(()), Ema::update)?;
                     scaler.update()?;
                     Ok(())
                 })?;
@@ -155,7 +160,7 @@ pub(crate) fn train(
         if stopped {
             save(&run.folder, &on, None)?; // before the test: its epoch goes on from here
         }
-        let result = evaluate(&amp, &model, &test, data.test.len())?;
+        let result = tester.test(&mut on.average)?;
         let accuracy = result.accuracy();
         on.history.epoch(on.history.unfinished(), accuracy);
         progress.epoch(&on.history);
@@ -168,12 +173,15 @@ pub(crate) fn train(
         }
         save(&run.folder, &on, Some(accuracy))?;
     }
+    if let Some(text) = profiler.rest() {
+        progress.note(&text);
+    }
     drop(progress);
     profiler.write()?;
 
     let score = match score {
         Some(score) => score,
-        None => evaluate(&amp, &model, &test, data.test.len())?, // the run had ended before
+        None => tester.test(&mut on.average)?, // the run had ended before
     };
     let cut_short = on.history.steps.count() < schedule.steps;
     let mut report = Report::new(options, data, &on.history, &score, weight_bytes, cut_short);
@@ -222,40 +230,8 @@ impl Taken {
     }
 }
 
-/// Where batches come from.
-enum Feed<'a> {
-    Host(&'a Images, &'a Norm),
-    Device(Resident),
-}
-
-impl<'a> Feed<'a> {
-    fn new(images: &'a Images, data: &'a Dataset, device: &Device) -> Result<Self> {
-        Ok(match device {
-            Device::Cpu => Self::Host(images, &data.norm),
-            device => Self::Device(Resident::new(images, &data.norm, device)?),
-        })
-    }
-
-    fn batch(
-        &self,
-        indices: &[usize],
-        augment: Option<Augment>,
-    ) -> candle_core::Result<(Tensor, Tensor)> {
-        match self {
-            Self::Host(images, norm) => images.batch(indices, norm, augment, &Device::Cpu),
-            Self::Device(resident) => resident.batch(indices, augment),
-        }
-    }
-}
-
-/// Recognises all `count` test images, as they are.
-fn evaluate(amp: &Autocast, model: &Model, test: &Feed<'_>, count: usize) -> Result<Score> {
-    let mut score = Score::default();
-    let all: Vec<usize> = (0..count).collect();
-    for indices in all.chunks(500) {
-        let (x, y) = test.batch(indices, None)?;
-        let logits = no_grad(|| amp.scope(|| model.forward(&x, false)))?;
-        score.add(indices[0], &y.to_vec1()?, &logits.to_dtype(DType::F32)?.to_vec2()?);
-    }
-    Ok(score)
+/// The first training images, as they are: enough to know their patches by.
+fn first_images(data: &Dataset) -> candle_core::Result<Tensor> {
+    let indices: Vec<usize> = (0..data.train.len().min(5_000)).collect();
+    Ok(data.train.batch(&indices, &data.norm, None, &Device::Cpu)?.0)
 }

@@ -47,6 +47,14 @@ pub enum Shape {
         /// The factor at the end.
         end: f64,
     },
+    /// A straight line from 1 to `end` over `steps`, and `end` from there on. PyTorch's `LinearLR` with
+    /// `start_factor = 1`, `end_factor = end` and `total_iters = steps`.
+    Linear {
+        /// Steps from 1 to `end`.
+        steps: u64,
+        /// The factor at the end.
+        end: f64,
+    },
     /// Up and down again in one cycle: from `1 / div_factor` to 1 over the first `pct_start` of
     /// `steps`, and to `1 / (div_factor * final_div_factor)` at the last, each along half a cosine.
     /// PyTorch's `OneCycleLR` with `max_lr = lr`, two phases and `cos` annealing; momentum is left
@@ -89,6 +97,11 @@ impl Schedule {
         Self { warm_up: 0, shape: Shape::Cosine { steps, end: 0.0 } }
     }
 
+    /// [`Shape::Linear`] to 0 in `steps`, a warm-up not counted. With a warm-up it is a triangle.
+    pub fn linear(steps: u64) -> Self {
+        Self { warm_up: 0, shape: Shape::Linear { steps, end: 0.0 } }
+    }
+
     /// [`Shape::OneCycle`] of `steps`, with PyTorch's defaults.
     pub fn one_cycle(steps: u64) -> Self {
         let (pct_start, div_factor, final_div_factor) = (0.3, 25.0, 1e4);
@@ -124,7 +137,7 @@ impl Schedule {
         let some = |name, steps: u64| check(name, steps as f64, steps > 0, "at least 1");
         match &self.shape {
             Shape::Constant => Ok(()),
-            Shape::Cosine { steps, end } => {
+            Shape::Cosine { steps, end } | Shape::Linear { steps, end } => {
                 some("steps", *steps)?;
                 check_not_negative([("end", *end)])
             }
@@ -166,6 +179,13 @@ impl Shape {
                     *end
                 } else {
                     anneal(1.0, *end, taken as f64 / *steps as f64)
+                }
+            }
+            Self::Linear { steps, end } => {
+                if taken >= *steps {
+                    *end
+                } else {
+                    1.0 + (end - 1.0) * taken as f64 / *steps as f64
                 }
             }
             Self::OneCycle { steps, pct_start, div_factor, final_div_factor } => {

@@ -34,7 +34,8 @@ fn every_option_is_written_and_read_again() -> Result<()> {
         "--data /no/such --model vgg11 --precision f16 --seeds 3 --master-weights --channels-last \
          --loss-scale 512 --init-scale 1.5e-5 --epochs 3 --steps 7 --batch-size 4 --lr 0.3 \
          --momentum 0.123456789 --weight-decay 0 --seed 18446744073709551615 --gpu \
-         --report x.json --train-images 70 --smoke",
+         --report x.json --train-images 70 --smoke --schedule triangle --nesterov --bias-lr 64 \
+         --label-smoothing 0.2 --ema 0.95 --shift 2 --alternate-flips --flip-test",
         "--compare f32,bf16",
         "",
     ] {
@@ -89,6 +90,31 @@ fn what_is_wrong_with_a_file_is_told_with_its_name() {
     let error = super::parse(["cifar10", "--config", "/no/such.toml"].map(Into::into));
     let text = error.expect_err("no file").to_string();
     assert!(text.starts_with("--config /no/such.toml: "), "{text}");
+}
+
+#[test]
+fn recipes_are_files_of_options() -> Result<()> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/cifar10/recipes");
+    let mut models = Vec::new();
+    for file in fs::read_dir(&folder)? {
+        let line = format!("cifar10 --compare f32,bf16 --config {}", file?.path().display());
+        let options = super::parse(line.split_whitespace().map(Into::into))?;
+        options.check()?;
+        assert_ne!(options.recipe, plain::<Options>("")?.recipe, "{line}");
+        models.push(options.model.to_string());
+    }
+    models.sort();
+    assert_eq!(models, ["airbench", "resnet18", "resnet20"]);
+    Ok(())
+}
+
+#[test]
+fn a_download_is_written_as_a_download() -> Result<()> {
+    let folder = Folder::new()?;
+    let path = folder.path("options.toml");
+    save(&plain::<Options>("--data hub")?, &path)?;
+    assert_eq!(fs::read_to_string(&path)?.parse::<Table>()?["data"].as_str(), Some("hub"));
+    Ok(())
 }
 
 #[test]

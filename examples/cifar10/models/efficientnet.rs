@@ -10,9 +10,9 @@ use candle_amp::nn::{Activation, Dropout, ModuleT, SequentialT, seq_t};
 use candle_amp::ops;
 use candle_core::{Result, Tensor};
 
+use super::CLASSES;
 use super::net::{Net, kernel};
 use super::senet::SqueezeExcite;
-use crate::data::CLASSES;
 
 pub(super) const PAPER: &str = "https://arxiv.org/abs/1905.11946";
 

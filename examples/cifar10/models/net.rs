@@ -7,7 +7,7 @@ use candle_amp::nn::{
 use candle_amp::ops;
 use candle_core::{Result, Tensor};
 
-use crate::data::CLASSES;
+use super::CLASSES;
 
 /// Makes layers. A clone by [`pp`](Self::pp) makes those of a part of the network.
 #[derive(Clone)]
@@ -23,11 +23,12 @@ pub(super) struct Kernel {
     pub(super) stride: usize,
     groups: usize,
     bias: bool,
+    padded: bool,
 }
 
 /// A square kernel of this size, without stride, groups and bias.
 pub(super) const fn kernel(size: usize) -> Kernel {
-    Kernel { size, stride: 1, groups: 1, bias: false }
+    Kernel { size, stride: 1, groups: 1, bias: false, padded: true }
 }
 
 impl Kernel {
@@ -42,6 +43,10 @@ impl Kernel {
     pub(super) const fn bias(self) -> Self {
         Self { bias: true, ..self }
     }
+
+    pub(super) const fn unpadded(self) -> Self {
+        Self { padded: false, ..self }
+    }
 }
 
 impl Net {
@@ -55,8 +60,9 @@ impl Net {
     }
 
     pub(super) fn conv(&self, from: usize, to: usize, kernel: Kernel) -> Result<Conv2d> {
-        let Kernel { size, stride, groups, bias } = kernel;
-        let config = Conv2dConfig { padding: size / 2, stride, groups, ..Default::default() };
+        let Kernel { size, stride, groups, bias, padded } = kernel;
+        let padding = if padded { size / 2 } else { 0 };
+        let config = Conv2dConfig { padding, stride, groups, ..Default::default() };
         let make = if bias { conv2d } else { conv2d_no_bias };
         Ok(self.turn(make(from, to, size, config, self.vb.clone())?, Conv2d::channels_last))
     }

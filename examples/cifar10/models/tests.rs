@@ -59,6 +59,8 @@ const PARAMETERS: &[(&str, usize)] = &[
     ("dla", 16_291_386),
     // 5,717,416 with the patches, positions and classes of ImageNet.
     ("vit-tiny", 5_717_416 - 720 * 192 - 132 * 192 - 990 * 193),
+    // Without the 24 biases of the first layer.
+    ("airbench", 1_972_792 - 24),
 ];
 
 fn named(name: &str) -> Architecture {
@@ -139,7 +141,8 @@ fn errors(got: &[Tensor], exact: &[Tensor]) -> Result<[f64; 2]> {
 type Smallest = (&'static str, usize, f64);
 
 /// Where rounding makes another number of a window the largest, the gradient goes there instead.
-const WITH_MAX_POOLS: [Smallest; 2] = [("vgg11", 32, 9.), ("googlenet", 16, 22.)];
+const WITH_MAX_POOLS: [Smallest; 3] =
+    [("vgg11", 32, 9.), ("googlenet", 16, 22.), ("airbench", 32, 8.)];
 const WITHOUT: [Smallest; 15] = [
     ("mlp", 32, 3.),
     ("resnet8", 32, 8.),
@@ -198,8 +201,8 @@ fn check(&(name, side, depth): &Smallest, maxima: bool) -> anyhow::Result<()> {
 
 /// A few of them, or all where `CANDLE_AMP_NETWORKS=all` asks for that.
 fn check_all(networks: &[Smallest], maxima: bool) -> anyhow::Result<()> {
-    const SAMPLE: [&str; 6] =
-        ["mlp", "resnet8", "mobilenet-v2", "shufflenet-v2-x0.5", "vit-tiny", "vgg11"];
+    const SAMPLE: [&str; 7] =
+        ["mlp", "resnet8", "mobilenet-v2", "shufflenet-v2-x0.5", "vit-tiny", "vgg11", "airbench"];
     let all = std::env::var("CANDLE_AMP_NETWORKS").is_ok_and(|value| value == "all");
     let mut chosen = networks.iter().filter(|network| all || SAMPLE.contains(&network.0));
     chosen.try_for_each(|network| check(network, maxima))

@@ -27,6 +27,10 @@ fn numbers_out_of_range_are_refused_by_name() {
         ("--lr NaN", "'NaN' for '--lr <X>': expected a number above zero"),
         ("--init-scale 0", "'0' for '--init-scale <X>': expected a number above zero"),
         ("--momentum 1", "'1' for '--momentum <X>': expected a number from 0 up to 1"),
+        ("--ema 1", "'1' for '--ema <X>': expected a number from 0 up to 1"),
+        ("--shift 17", "'17' for '--shift <N>': expected a whole number from 0 to 16"),
+        ("--shift -1", "'-1' for '--shift <N>': expected a whole number from 0 to 16"),
+        ("--bias-lr 0", "'0' for '--bias-lr <X>': expected a number above zero"),
         ("--weight-decay -1", "'-1' for '--weight-decay <X>': expected a number from 0 up to 1"),
     ] {
         assert_eq!(refusal(arguments), format!("error: invalid value {message}"));
@@ -59,6 +63,17 @@ fn options_that_do_not_go_together_are_usage_errors() -> anyhow::Result<()> {
     assert_eq!(error.to_string(), "--compare has bf16 twice");
     let error = parse("--compare f32 --master-weights")?.check().expect_err("nothing to master");
     assert!(error.to_string().starts_with("--master-weights needs --precision f16 or bf16"));
+    let error = parse("--nesterov --momentum 0")?.check().expect_err("nothing to look along");
+    assert!(error.is::<Usage>() && error.to_string() == "--nesterov needs --momentum above 0");
+    let download = parse("--data hub")?.check();
+    match cfg!(feature = "hub") {
+        true => download?,
+        false => {
+            let error = download.expect_err("cannot download");
+            assert!(error.is::<Usage>());
+            assert!(error.to_string().starts_with("--data hub needs a build that can download"));
+        }
+    }
     parse("--compare f32,bf16 --master-weights")?.check()?;
     parse("--precision bf16 --master-weights")?.check()
 }
@@ -173,7 +188,7 @@ fn help_has_headings_and_fits_its_width() {
 fn the_examples_of_help_are_good_options() -> anyhow::Result<()> {
     let lines = MORE.lines().skip(1).take_while(|line| !line.is_empty());
     let examples: Vec<_> = lines.filter_map(|line| line.trim().split("   ").next()).collect();
-    assert_eq!(examples.len(), 7);
+    assert_eq!(examples.len(), 8);
     for example in examples {
         parse(example)?.check()?;
     }

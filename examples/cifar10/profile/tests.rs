@@ -46,6 +46,11 @@ fn a_row_has_its_own_time_without_that_of_rows_within() {
 
 /// Looks at steps 3 to 5 of six, of two layers.
 fn profiler(arguments: &str) -> Result<(Profiler<'static>, Vec<String>)> {
+    profiler_of(arguments, 6)
+}
+
+/// The same, in a run that ends after `taken` of them.
+fn profiler_of(arguments: &str, taken: usize) -> Result<(Profiler<'static>, Vec<String>)> {
     let options = parse(arguments)?;
     let mut profiler = Profiler::new(&options, 0..6, &Device::Cpu);
     let var = |shape: (usize, usize)| Var::randn(0f32, 1., shape, &Device::Cpu);
@@ -54,7 +59,7 @@ fn profiler(arguments: &str) -> Result<(Profiler<'static>, Vec<String>)> {
     let y = Tensor::zeros(8, DType::U32, &Device::Cpu)?;
     let (amp, mut scaler) = (Autocast::new(DType::BF16), GradScaler::disabled());
     let mut news = Vec::new();
-    for number in 0..6 {
+    for number in 0..taken {
         profiler.step(number, |phases| {
             let x = phases.run("batch", || x.copy())?;
             let loss = phases.forward(&amp, || {
@@ -66,6 +71,19 @@ fn profiler(arguments: &str) -> Result<(Profiler<'static>, Vec<String>)> {
         news.extend(profiler.news());
     }
     Ok((profiler, news))
+}
+
+#[test]
+fn a_run_that_ends_amid_has_the_table_of_its_steps() -> Result<()> {
+    let (profiler, news) = profiler_of("--profile", 5)?;
+    assert!(news.is_empty(), "{news:?}");
+    let text = profiler.rest().expect("a table");
+    assert!(text.contains("Profile of 2 steps after step 3"), "{text}");
+    assert!(text.contains("linear") && text.contains("a step"), "{text}");
+    for (arguments, taken) in [("--profile", 6), ("--profile", 3), ("", 5)] {
+        assert!(profiler_of(arguments, taken)?.0.rest().is_none(), "{arguments}, {taken}");
+    }
+    Ok(())
 }
 
 #[test]

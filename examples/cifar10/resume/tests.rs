@@ -127,6 +127,19 @@ fn running_statistics_are_resumed_too() -> Result<()> {
     Ok(())
 }
 
+/// The average, its running statistics, and two groups of the optimizer.
+#[test]
+fn a_recipe_is_resumed_too() -> Result<()> {
+    let length = "--model resnet8 --train-images 12 --smoke --batch-size 4 --epochs 2";
+    let recipe = "--ema 0.9 --schedule triangle --nesterov --bias-lr 4 --label-smoothing 0.1 \
+                  --alternate-flips --flip-test";
+    let all = check(&format!("{length} {recipe}"), &[|step| step == 2])?;
+    let has =
+        |part: &str| all.keys().any(|name| name.starts_with("average.") && name.contains(part));
+    assert!(has("head.weight") && has("running_mean"), "{:?}", all.keys());
+    Ok(())
+}
+
 #[test]
 fn the_generator_goes_on_where_it_stood() -> Result<()> {
     let folder = Folder::new()?;
@@ -142,16 +155,10 @@ fn the_generator_goes_on_where_it_stood() -> Result<()> {
     let vb = candle_amp::nn::var_builder(&varmap, candle_core::DType::F32, &Device::Cpu);
     crate::models::Model::new(options.model, vb, false)?;
     let parameters = Parameters::from_varmap(&varmap);
-    let config = candle_amp::optim::SgdConfig {
-        lr: options.lr,
-        momentum: options.momentum,
-        weight_decay: options.weight_decay,
-        ..Default::default()
-    };
-    let mut optimizer = Sgd::new(&parameters, config)?;
-    let scheduler = Scheduler::new(crate::common::rates(10), &mut optimizer)?;
+    let mut optimizer = crate::recipe::optimizer(&options, &parameters)?;
+    let scheduler = Scheduler::new(options.recipe.rates(10), &mut optimizer)?;
     let (scaler, history) = (GradScaler::disabled(), History::default());
-    let mut on = Training { parameters, optimizer, scheduler, scaler, history };
+    let mut on = Training { parameters, optimizer, average: None, scheduler, scaler, history };
     on.load(&Checkpoint::open(latest(&dir)?)?)?;
     assert_eq!(random::state().seed, 0);
     assert_eq!(format!("\"{}\"", random::state().draws).into_bytes(), draws);

@@ -63,13 +63,31 @@ fn a_warm_up_rises_to_the_whole_rate() {
     assert_eq!(factors, [0.2, 0.4, 0.6, 0.8, 1.0, 1.0]);
 }
 
+/// `LinearLR(sgd, start_factor=1, end_factor=0.07, total_iters=4)` of PyTorch 2.15, at a rate of 1.
+#[test]
+fn a_line_is_pytorchs_linear_lr() {
+    let schedule = Schedule { warm_up: 0, shape: Shape::Linear { steps: 4, end: 0.07 } };
+    for (taken, expected) in [1.0, 0.7675, 0.535, 0.3025, 0.07, 0.07].into_iter().enumerate() {
+        let factor = schedule.factor(taken as u64);
+        assert!((factor - expected).abs() < 1e-12, "step {taken}: {factor} for {expected}");
+    }
+    let triangle = Schedule::linear(3).with_warm_up(2);
+    let factors: Vec<f64> = (0..6).map(|taken| triangle.factor(taken)).collect();
+    let expected = [1.0 / 3.0, 2.0 / 3.0, 1.0, 2.0 / 3.0, 1.0 / 3.0, 0.0];
+    for (factor, expected) in factors.iter().zip(expected) {
+        assert!((factor - expected).abs() < 1e-12, "{factors:?}");
+    }
+}
+
 #[test]
 fn no_schedule_leaves_its_range() {
     for steps in [1, 2, 3, 7, 1000] {
         for pct_start in [0.0, 0.3, 0.5, 0.99] {
             let shape =
                 Shape::OneCycle { steps, pct_start, div_factor: 25.0, final_div_factor: 1e4 };
-            for schedule in [Schedule { warm_up: 2, shape }, Schedule::cosine(steps)] {
+            for schedule in
+                [Schedule { warm_up: 2, shape }, Schedule::cosine(steps), Schedule::linear(steps)]
+            {
                 for taken in (0..2 * steps + 5).chain([u64::MAX]) {
                     let factor = schedule.factor(taken);
                     assert!(

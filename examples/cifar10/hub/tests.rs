@@ -1,0 +1,117 @@
+use std::{
+    io::Write,
+    net::TcpListener,
+    thread::{self, JoinHandle},
+};
+
+use flate2::{Compression, write::GzEncoder};
+
+use super::*;
+use crate::{data, testing::Folder};
+
+/// The archive, of `count` files with one image each.
+fn archive(count: usize) -> Result<Vec<u8>> {
+    let mut tar = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
+    for (label, file) in FILES.iter().take(count).enumerate() {
+        let mut image = vec![7; 3073];
+        image[0] = label as u8;
+        let mut header = tar::Header::new_gnu();
+        header.set_size(image.len() as u64);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, format!("cifar-10-batches-bin/{file}"), &image[..])?;
+    }
+    Ok(tar.into_inner()?.finish()?)
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A server on this machine that answers once: with `body`, of which it says to have `len` bytes.
+fn serve(status: &str, body: Vec<u8>, len: usize) -> Result<(String, JoinHandle<()>)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let url = format!("http://{}/cifar.tar.gz", listener.local_addr()?);
+    let head = format!("HTTP/1.1 {status}\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n");
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a request");
+        let (mut request, mut bytes) = (Vec::new(), [0; 1024]);
+        while !request.ends_with(b"\r\n\r\n") {
+            let count = stream.read(&mut bytes).expect("a request");
+            request.extend_from_slice(&bytes[..count]);
+        }
+        // A client that has seen enough may be gone.
+        let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(&body));
+    });
+    Ok((url, server))
+}
+
+#[test]
+fn what_is_downloaded_is_read_and_not_downloaded_again() -> Result<()> {
+    let parent = Folder::new()?;
+    let folder = parent.path("cifar10");
+    let body = archive(6)?;
+    let (len, sha256) = (body.len(), sha256(&body));
+    let (url, server) = serve("200 OK", body, len)?;
+    let source = Source { url: &url, sha256: &sha256 };
+    fetch(source, &folder)?;
+    server.join().expect("the server ends");
+    let data = data::read_cifar10(&folder)?;
+    assert_eq!((data.train.labels(), data.test.labels()), (&[0, 1, 2, 3, 4][..], &[5][..]));
+    assert!(data.train.pixels().iter().all(|&byte| byte == 7));
+    fetch(source, &folder) // nobody is there any more
+}
+
+#[test]
+fn a_download_that_fails_leaves_nothing() -> Result<()> {
+    let parent = Folder::new()?;
+    let folder = parent.path("data").join("cifar10");
+    let whole = archive(6)?;
+    let half = whole[..whole.len() / 2].to_vec();
+    let few = archive(4)?;
+    let (right, wrong) = (sha256(&whole), sha256(b"another"));
+    for (status, body, len, sha256, message) in [
+        ("404 Not Found", Vec::new(), 0, &right, "404"),
+        ("200 OK", half, whole.len(), &right, ""),
+        ("200 OK", few.clone(), few.len(), &sha256(&few), "the archive has 4 of 6 files"),
+        ("200 OK", whole.clone(), whole.len(), &wrong, "the archive's SHA-256 is "),
+        ("200 OK", b"<html>".to_vec(), 6, &right, ""),
+    ] {
+        let (url, server) = serve(status, body, len)?;
+        let error = fetch(Source { url: &url, sha256 }, &folder).expect_err("no images");
+        let error = format!("{error:#}");
+        server.join().expect("the server ends");
+        assert!(error.contains(message) && !error.contains('\n'), "{error}");
+        assert!(!folder.exists());
+        let left = fs::read_dir(parent.path("data")).map_or(0, Iterator::count);
+        assert_eq!(left, 0, "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn files_of_others_stay_in_the_folder() -> Result<()> {
+    let parent = Folder::new()?;
+    let folder = parent.path("mine");
+    fs::create_dir(&folder)?;
+    fs::write(folder.join(FILES[0]), "mine")?;
+    let body = archive(6)?;
+    let (len, sha256) = (body.len(), sha256(&body));
+    let (url, server) = serve("200 OK", body, len)?;
+    let error = fetch(Source { url: &url, sha256: &sha256 }, &folder).expect_err("not empty");
+    server.join().expect("the server ends");
+    assert!(format!("{error:#}").contains("mine is not empty"), "{error:#}");
+    assert_eq!(fs::read(folder.join(FILES[0]))?, b"mine");
+    assert_eq!(fs::read_dir(parent.path(""))?.count(), 1);
+    Ok(())
+}
+
+#[test]
+fn without_a_network_the_error_is_a_line() -> Result<()> {
+    let parent = Folder::new()?;
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port(); // and closed again
+    let url = format!("http://127.0.0.1:{port}/x");
+    let error = fetch(Source { url: &url, sha256: "" }, &parent.path("x"));
+    let text = format!("{:#}", error.expect_err("nobody listens"));
+    assert!(!text.contains('\n') && text.to_lowercase().contains("refused"), "{text}");
+    Ok(())
+}
