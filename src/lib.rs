@@ -20,6 +20,7 @@ mod autocast;
 pub mod autograd;
 pub mod backend;
 pub mod checkpoints;
+pub mod dist;
 pub mod error;
 mod kernels;
 mod master;

@@ -17,6 +17,7 @@ mod autocast;
 mod checkpoint;
 mod graph;
 mod optimizer;
+mod parallel;
 mod scaler;
 
 use std::path::PathBuf;
@@ -26,6 +27,7 @@ pub use autocast::AutocastError;
 pub use checkpoint::CheckpointError;
 pub use graph::GraphError;
 pub use optimizer::OptimizerError;
+pub use parallel::ParallelError;
 pub use scaler::ScalerError;
 
 /// `Result` with this crate's [`Error`].
@@ -57,6 +59,9 @@ pub enum Error {
     /// An optimizer, or a moving average of weights, refuses a call.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
+    /// Ranks that train together do not agree.
+    #[error(transparent)]
+    Parallel(#[from] ParallelError),
     /// A checkpoint or a saved state cannot be loaded or written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -121,6 +126,7 @@ into_candle!(
     ScalerError,
     ArgumentError,
     OptimizerError,
+    ParallelError,
     CheckpointError
 );
 
