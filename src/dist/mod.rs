@@ -1,12 +1,34 @@
 //! Several processes, or threads, that train one model together.
+//!
+//! ```
+//! use candle_amp::dist::{Communicator, Reduction, Threads};
+//! use candle_core::{Device, Tensor};
+//!
+//! let sums = Threads::run(4, |communicator| {
+//!     let mine = Tensor::new(communicator.rank() as f32, &Device::Cpu)?;
+//!     let sum = communicator.all_reduce(&mine, Reduction::Sum)?;
+//!     Ok(sum.to_scalar::<f32>()?)
+//! })?;
+//! assert_eq!(sums, [6.0; 4]);
+//! # Ok::<(), candle_amp::Error>(())
+//! ```
 
+mod arguments;
 mod batch_norm;
 mod buckets;
 mod communicator;
 mod data_parallel;
 mod exchange;
+mod host;
 mod reducer;
+mod sampler;
+mod single;
+mod threads;
+mod timeout;
 
 pub use batch_norm::sync_batch_norm;
 pub use communicator::{Communicator, Pending, Reduction};
 pub use data_parallel::{DataParallel, DataParallelConfig};
+pub use sampler::{Sampler, Uneven};
+pub use single::Single;
+pub use threads::Threads;

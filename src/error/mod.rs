@@ -15,6 +15,7 @@
 mod argument;
 mod autocast;
 mod checkpoint;
+mod dist;
 mod graph;
 mod optimizer;
 mod parallel;
@@ -25,6 +26,7 @@ use std::path::PathBuf;
 pub use argument::ArgumentError;
 pub use autocast::AutocastError;
 pub use checkpoint::CheckpointError;
+pub use dist::{DistError, RankCall};
 pub use graph::GraphError;
 pub use optimizer::OptimizerError;
 pub use parallel::ParallelError;
@@ -65,6 +67,9 @@ pub enum Error {
     /// A checkpoint or a saved state cannot be loaded or written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// A rank cannot exchange tensors with its peers.
+    #[error(transparent)]
+    Dist(#[from] DistError),
     /// The system refuses to read or write a file or a folder.
     #[error("{action} {}: {source}", path.display())]
     File {
@@ -127,7 +132,8 @@ into_candle!(
     ArgumentError,
     OptimizerError,
     ParallelError,
-    CheckpointError
+    CheckpointError,
+    DistError
 );
 
 #[cfg(test)]
