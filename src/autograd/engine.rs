@@ -19,16 +19,11 @@ pub(crate) struct Gradients {
     pub(crate) saw_f16: bool,
 }
 
-/// Runs backward from `loss`.
+/// Runs backward from `loss`. `on_complete` takes gradients of variables while the pass goes on. Those that it was not
+/// given are in the result: all, where candle schedules.
 ///
 /// Where only operators of this crate lie between the loss and its variables, nodes run latest first, without candle
 /// and without recursion. Otherwise candle schedules.
-pub(crate) fn backward_into(loss: &Tensor, graph: Graph) -> crate::Result<Gradients> {
-    backward_with(loss, graph, None)
-}
-
-/// [`backward_into`], where `on_complete` takes gradients while the pass goes on. Those that it was not given are in
-/// the result: all, where candle schedules.
 pub(crate) fn backward_with(
     loss: &Tensor,
     graph: Graph,
@@ -103,5 +98,5 @@ pub(crate) fn backward_from(
         }
     }
     let seed = super::apply(Seed(gradient), &[y])?;
-    backward_into(&seed, graph)
+    backward_with(&seed, graph, None)
 }

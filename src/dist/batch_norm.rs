@@ -28,7 +28,7 @@ use crate::ops::BatchStatistics;
 ///
 /// # Communication
 ///
-/// One all-gather of `2 c + 1` numbers in forward, one all-reduce of `2 c` in backward. All ranks must run the same graph,
+/// One all-gather of `2 c + 2` numbers in forward, one all-reduce of `2 c` in backward. All ranks must run the same graph,
 /// so that these calls come in the same order.
 ///
 /// # Synchronisation

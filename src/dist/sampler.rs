@@ -1,7 +1,7 @@
 //! Which samples each rank sees.
 
-use rand::seq::SliceRandom;
 use rand::SeedableRng;
+use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
 use super::Communicator;
