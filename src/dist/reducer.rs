@@ -39,8 +39,8 @@ pub(super) struct BucketReducer {
 /// One backward pass.
 #[derive(Debug, Default)]
 struct Pass {
-    /// Gradients whose bucket has not started.
-    gradients: HashMap<usize, Tensor>,
+    /// Gradients whose bucket has not started. Their claims keep the pass from writing over shared storage.
+    gradients: HashMap<usize, Gradient>,
     /// The parameters that have a gradient, in the order in which it was complete.
     order: Vec<usize>,
     /// How many gradients each bucket waits for.
@@ -142,7 +142,7 @@ impl BucketReducer {
             let gradient = self.pass.gradients.remove(&at);
             has.push(gradient.is_some());
             let flat = match gradient {
-                Some(gradient) => gradient.flatten_all()?,
+                Some(gradient) => gradient.tensor().flatten_all()?,
                 None => Tensor::zeros(elements, dtype, &device)?,
             };
             pieces.push(if self.sharded { in_shards(&flat, size)? } else { flat });
@@ -261,8 +261,8 @@ impl Reducer for BucketReducer {
         let held = self.held.get(&at).cloned();
         if self.paused {
             let gradient = match held {
-                Some(held) => kernels::add(&held, gradient.tensor())?,
-                None => gradient.into_owned()?.into_tensor(),
+                Some(held) => Gradient::owned(kernels::add(&held, gradient.tensor())?),
+                None => gradient.into_owned()?,
             };
             self.pass.gradients.insert(at, gradient);
             return Ok(());
@@ -271,7 +271,7 @@ impl Reducer for BucketReducer {
             Some(held) => gradient.add(Gradient::shared(held))?,
             None => gradient,
         };
-        self.pass.gradients.insert(at, gradient.into_tensor());
+        self.pass.gradients.insert(at, gradient);
         self.pass.left[self.buckets.of[at]] -= 1;
         self.start_full()
     }
@@ -285,13 +285,14 @@ impl Reducer for BucketReducer {
             if gradients.is_empty() {
                 return Err(crate::error::GraphError::NoGradient.into());
             }
-            self.held.extend(gradients);
+            self.held
+                .extend(gradients.into_iter().map(|(at, gradient)| (at, gradient.into_tensor())));
             return Ok(Vec::new());
         }
         let seen: HashSet<usize> = self.pass.order.iter().copied().collect();
         for at in (0..self.parameters.len()).rev().filter(|at| !seen.contains(at)) {
             if let Some(held) = self.held.get(&at) {
-                self.pass.gradients.insert(at, held.clone());
+                self.pass.gradients.insert(at, Gradient::shared(held.clone()));
                 self.pass.order.push(at);
             }
             self.pass.left[self.buckets.of[at]] -= 1;

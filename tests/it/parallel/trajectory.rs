@@ -6,7 +6,7 @@ use candle_amp::dist::{self, Communicator, DataParallel, Sampler, Single};
 use candle_amp::optim::{AdamW, AdamWConfig};
 use candle_amp::{Autocast, GradScaler, Parameters, Result, ScaleConfig, nn, ops};
 use candle_core::{DType, Tensor};
-use candle_nn::{Conv2dConfig, Module};
+use candle_nn::{Conv2dConfig, Module, ModuleT};
 
 use super::{cpu, on_ranks, small_buckets};
 use crate::util::{assert_absolute, assert_same, largest, random};
@@ -51,7 +51,8 @@ impl Network {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let mut y = x.clone();
         for (conv, norm) in self.convs.iter().zip(&self.norms) {
-            y = norm.forward_relu_t(&conv.forward(&y)?, None, true)?;
+            // No ReLU: where a number rounds to the other side of zero, its gradient jumps.
+            y = ops::tanh(&norm.forward_t(&conv.forward(&y)?, true)?)?;
         }
         self.head.forward(&ops::global_avg_pool2d(&y)?)
     }
@@ -110,7 +111,7 @@ fn ranks_take_the_path_of_one() -> Result<()> {
                     let what = format!("{dtype:?}, {size} ranks, tensor {at}");
                     assert_same(&what, weight, &all[0].0[at]);
                     // 16-bit activations are rounded alike but where statistics differ by the last bit of F32.
-                    let share = if dtype == DType::F32 { 2e-5 } else { 2e-2 };
+                    let share = if dtype == DType::F32 { 1e-4 } else { 2e-2 };
                     assert_absolute(&what, weight, expected, share * largest(expected).max(0.1));
                 }
             }
