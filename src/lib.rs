@@ -7,6 +7,7 @@
 //! [docs/tuning.md]: https://docs.rs/crate/candle-amp/latest/source/docs/tuning.md
 //! [docs/operators.md]: https://docs.rs/crate/candle-amp/latest/source/docs/operators.md
 //! [docs/numerics.md]: https://docs.rs/crate/candle-amp/latest/source/docs/numerics.md
+//! [docs/distributed.md]: https://docs.rs/crate/candle-amp/latest/source/docs/distributed.md
 //! [docs/performance.md]: https://docs.rs/crate/candle-amp/latest/source/docs/performance.md
 //! [docs/architecture.md]: https://docs.rs/crate/candle-amp/latest/source/docs/architecture.md
 //! [docs/design.md]: https://docs.rs/crate/candle-amp/latest/source/docs/design.md

@@ -18,7 +18,17 @@ pub enum Reduction {
 /// A group of ranks, each with a number from 0.
 ///
 /// Every rank makes the same calls in the same order, with tensors of the same shape and dtype. A call that
-/// starts returns at once, and the next may start before it ends.
+/// starts copies its tensor and returns at once, and the next may start before it ends. Results are new tensors on the
+/// same device, outside of the graph.
+///
+/// # Synchronisation
+///
+/// The engines of this crate work on the host: a tensor on a GPU is copied there, which waits for the GPU, and back.
+///
+/// # Errors
+///
+/// Of the tensor, before anything is sent: [`ArgumentError`](crate::error::ArgumentError). Of the ranks:
+/// [`DistError`](crate::error::DistError), after which no call of this rank succeeds.
 pub trait Communicator: fmt::Debug + Send + Sync {
     /// The number of this rank, below [`size`](Self::size).
     fn rank(&self) -> usize;
@@ -35,7 +45,7 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     /// first dimension, in F32 for F16 and BF16.
     fn start_reduce_scatter(&self, x: &Tensor, reduction: Reduction) -> Result<Pending>;
 
-    /// Starts to join `x` of all ranks along the first dimension, in the order of the ranks.
+    /// Starts to join `x` of all ranks along the first dimension, in the order of the ranks. Numbers become a vector.
     fn start_all_gather(&self, x: &Tensor) -> Result<Pending>;
 
     /// Starts to send `x` of rank `root` to all. The others' `x` gives shape and dtype.

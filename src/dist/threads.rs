@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::communicator::Communicator;
-use super::host::{Fault, Host, Stuck, Transport, left};
+use super::host::{Fault, Host, SEGMENT, Stuck, Transport, left};
 use super::timeout::timeout;
 use crate::error::{ArgumentError, DistError, Error, Result};
 
@@ -43,16 +43,28 @@ impl Threads {
         size: usize,
         function: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
+        Self::run_with(timeout, SEGMENT, size, function)
+    }
+
+    pub(super) fn run_with<T: Send>(
+        timeout: Duration,
+        segment: usize,
+        size: usize,
+        function: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
         if size == 0 {
             let (name, got, expected) = ("size", 0.0, "at least 1 rank");
             return Err(ArgumentError::Setting { name, got, expected }.into());
         }
         let exchange = Arc::new(Exchange::new(size, timeout));
         let rank = |rank| {
+            // Outlives `function`: dropped, it says that this rank has left in order.
+            let mut host = None;
             let run = || {
-                let (exchange, size) = (exchange.clone(), exchange.size);
+                let exchange = exchange.clone();
                 let connect = move || Ok((Rank { rank, exchange }, rank, size));
-                function(Arc::new(Host::start("Threads", connect)?))
+                let started = host.insert(Arc::new(Host::start("Threads", segment, connect)?));
+                function(started.clone())
             };
             let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
                 let message = message(panic.as_ref());
@@ -247,11 +259,11 @@ impl Transport for Rank {
         Ok(())
     }
 
-    fn leave(&mut self, _: &[u8], calls: u64) {
+    fn leave(self, _: &[u8], calls: u64, _: Stuck<'_>) {
         self.exchange.end(self.rank, left(calls));
     }
 
-    fn fail(&mut self, why: &str) {
+    fn fail(self, why: &str) {
         self.exchange.fail(self.rank, format!("has failed: {why}"));
     }
 }

@@ -45,14 +45,6 @@ pub enum DistError {
         /// How it ended.
         reason: String,
     },
-    /// What carries the tensors refuses.
-    #[error("{call}: {reason}")]
-    Engine {
-        /// The call of this rank.
-        call: RankCall,
-        /// What it said.
-        reason: String,
-    },
     /// A sum of integers that its dtype cannot hold.
     #[error("{call}: the sum of all ranks does not fit the dtype: cast to I64 first")]
     IntegerOverflow {

@@ -7,6 +7,8 @@
 mod call;
 mod combine;
 mod moves;
+#[cfg(test)]
+mod tests;
 mod transport;
 mod worker;
 
@@ -30,7 +32,7 @@ use crate::error::{DistError, Result};
 use crate::kernels;
 
 /// The most bytes that a transport moves at once, of all ranks together.
-const SEGMENT: usize = 256 << 20;
+pub(crate) const SEGMENT: usize = 256 << 20;
 
 /// How often a waiting call looks whether the engine has failed.
 const LOOK: Duration = Duration::from_millis(50);
@@ -47,14 +49,9 @@ pub(crate) struct Host {
 
 impl Host {
     /// Starts the thread, in which `connect` gives the transport, this rank and the number of ranks.
+    ///
+    /// `segment`: the most bytes that travel at once, of all ranks together.
     pub(crate) fn start<T: Transport>(
-        name: &'static str,
-        connect: impl FnOnce() -> Result<(T, usize, usize)> + Send + 'static,
-    ) -> Result<Self> {
-        Self::with_segment(name, SEGMENT, connect)
-    }
-
-    fn with_segment<T: Transport>(
         name: &'static str,
         segment: usize,
         connect: impl FnOnce() -> Result<(T, usize, usize)> + Send + 'static,
@@ -219,5 +216,5 @@ impl Waiting {
 /// The elements of `x` in the order of its shape, copied.
 fn bytes(x: &Tensor) -> Result<Vec<u8>> {
     let x = kernels::contiguous(&x.to_device(&Device::Cpu)?)?;
-    Ok((&x).data().into_owned())
+    Ok(x.data().into_owned())
 }

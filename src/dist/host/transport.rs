@@ -6,7 +6,7 @@ use std::time::Duration;
 ///
 /// Each has a time limit of its own. It gives up by an error, or, where what it has begun cannot be given up, calls
 /// `stuck` and ends the process some time later.
-pub(crate) trait Transport {
+pub(crate) trait Transport: Sized {
     /// Joins `mine` of all ranks in `all`, in the order of the ranks.
     fn all_gather(&mut self, mine: &[u8], all: &mut [u8], stuck: Stuck<'_>) -> Result<(), Fault>;
 
@@ -16,11 +16,12 @@ pub(crate) trait Transport {
     /// Sends `bytes` of rank `root` to all.
     fn broadcast(&mut self, bytes: &mut [u8], root: usize, stuck: Stuck<'_>) -> Result<(), Fault>;
 
-    /// Ends this rank's part in order. `header` is the last one for [`all_gather`](Self::all_gather).
-    fn leave(&mut self, header: &[u8], calls: u64);
+    /// Ends this rank's part in order, after so many calls. `header` is its last, for
+    /// [`all_gather`](Self::all_gather).
+    fn leave(self, header: &[u8], calls: u64, stuck: Stuck<'_>);
 
-    /// Tells the peers that this rank has failed, where that is possible.
-    fn fail(&mut self, why: &str);
+    /// Ends this rank's part after an error, and tells the peers, where that is possible.
+    fn fail(self, why: &str);
 }
 
 /// Called once with what went wrong, before the process ends.

@@ -51,7 +51,14 @@ impl<T: Transport> Worker<T> {
         }
         let mut leave = Call::bare(Kind::Leave);
         leave.number = calls + 1;
-        self.transport.leave(&leave.encode(), calls);
+        let Self { transport, rank, size, failure, .. } = self;
+        let this = || RankCall { rank, size, number: leave.number, call: leave.to_string() };
+        transport.leave(&leave.encode(), calls, &|fault| {
+            let why = describe(fault, this(), last.as_ref()).to_string();
+            // Nobody waits for this one's error.
+            tracing::error!("{why}");
+            let _ = failure.set(why);
+        });
     }
 
     fn perform(
