@@ -78,3 +78,8 @@ mod guide {}
 #[cfg(doctest)]
 #[doc = include_str!("../docs/tuning.md")]
 mod tuning {}
+
+/// Compiles the programs in `docs/distributed.md`.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/distributed.md")]
+mod distributed {}

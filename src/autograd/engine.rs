@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{DType, Result, Tensor};
 
 use super::node::{Graph, Node};
-use super::pass::{self, Pass};
+use super::pass::{self, OnComplete, Pass};
 use super::stack::with_deep_stack;
 use super::{Backward, Gradient, Operator, frozen, token, version};
 use crate::kernels::accumulator;
@@ -19,24 +19,37 @@ pub(crate) struct Gradients {
     pub(crate) saw_f16: bool,
 }
 
-/// Runs backward from `loss`.
+/// Runs backward from `loss`. `on_complete` takes gradients of variables while the pass goes on. Those that it was not
+/// given are in the result: all, where candle schedules.
 ///
 /// Where only operators of this crate lie between the loss and its variables, nodes run latest first, without candle
 /// and without recursion. Otherwise candle schedules.
-pub(crate) fn backward_into(loss: &Tensor, graph: Graph) -> crate::Result<Gradients> {
+pub(crate) fn backward_with(
+    loss: &Tensor,
+    graph: Graph,
+    on_complete: Option<OnComplete>,
+) -> crate::Result<Gradients> {
     match token::whole_node(loss) {
-        Some(node) => run(loss, Some(node), graph),
-        None => with_deep_stack(|| run(loss, None, graph)),
+        Some(node) => run(loss, Some(node), graph, on_complete),
+        None => with_deep_stack(|| run(loss, None, graph, None)),
     }
 }
 
-/// [`backward_into`] from the node of the loss, where candle is not needed.
-fn run(loss: &Tensor, whole: Option<Arc<Node>>, graph: Graph) -> crate::Result<Gradients> {
+/// [`backward_with`] from the node of the loss, where candle is not needed.
+fn run(
+    loss: &Tensor,
+    whole: Option<Arc<Node>>,
+    graph: Graph,
+    on_complete: Option<OnComplete>,
+) -> crate::Result<Gradients> {
     let mut pass = Pass::collecting(graph);
     let mut f16 = false;
     let mut from_candle = Vec::new();
     match whole {
         Some(node) => {
+            if let (Some(leaves), Some(on_complete)) = (&mut pass.leaves, on_complete) {
+                leaves.watch(node.uses(), on_complete);
+            }
             pass.send(&node.consume(), Some(Gradient::owned(loss.ones_like()?)))?;
             drop(node);
         }
@@ -85,5 +98,5 @@ pub(crate) fn backward_from(
         }
     }
     let seed = super::apply(Seed(gradient), &[y])?;
-    backward_into(&seed, graph)
+    backward_with(&seed, graph, None)
 }

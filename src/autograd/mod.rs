@@ -30,12 +30,13 @@ use crate::kernels::algorithm;
 use node::Consumed;
 use profile::Timer;
 
-pub(crate) use engine::{Gradients, backward_from, backward_into};
+pub(crate) use engine::{Gradients, backward_from, backward_with};
 pub(crate) use frozen::is_frozen;
 pub use gradient::Gradient;
 pub(crate) use no_grad::is_active as no_grad_is_active;
 pub use no_grad::{NoGradGuard, no_grad, no_grad_guard};
 pub(crate) use node::Graph;
+pub(crate) use pass::OnComplete;
 pub use recompute::checkpoint;
 pub(crate) use recompute::is_active as is_recomputing;
 pub(crate) use stack::with_deep_stack;

@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use candle_core::{Result, Tensor, TensorId};
+use candle_core::{DType, Result, Tensor, TensorId};
 
 use super::no_grad::{EnableGrad, enable_grad};
-use super::node::{Consumed, Graph};
+use super::node::{Consumed, Edge, Graph, Target};
 use super::{Gradient, marker};
 use crate::autocast::{self, AutocastGuard};
 use crate::error::bail;
@@ -48,6 +48,17 @@ pub(super) struct Pending {
 pub(super) struct Leaves {
     gradients: Vec<(Tensor, Gradient)>,
     index: HashMap<TensorId, usize>,
+    watch: Option<Watch>,
+}
+
+/// Is given the gradient of a variable as soon as nothing more is added to it, while the pass goes on.
+pub(crate) type OnComplete = Box<dyn FnMut(&Tensor, Gradient) -> crate::Result<()>>;
+
+/// Who is waiting for complete gradients.
+struct Watch {
+    /// How many uses of each variable have not run backward yet.
+    uses: HashMap<TensorId, usize>,
+    on_complete: OnComplete,
 }
 
 impl Leaves {
@@ -66,6 +77,28 @@ impl Leaves {
             }
         }
         Ok(())
+    }
+
+    /// Has `on_complete` take gradients as soon as all `uses` of their variables have run backward.
+    pub(super) fn watch(&mut self, uses: HashMap<TensorId, usize>, on_complete: OnComplete) {
+        self.watch = Some(Watch { uses, on_complete });
+    }
+
+    /// A use of `variable` has run backward, or was skipped. `true` if its gradient was complete, and is gone.
+    pub(super) fn used(&mut self, variable: &Tensor) -> Result<bool> {
+        let Some(Watch { uses, on_complete }) = &mut self.watch else { return Ok(false) };
+        let Some(left) = uses.get_mut(&variable.id()) else { return Ok(false) };
+        *left = left.saturating_sub(1);
+        if *left > 0 {
+            return Ok(false);
+        }
+        let Some(at) = self.index.remove(&variable.id()) else { return Ok(false) };
+        let (_, gradient) = self.gradients.swap_remove(at);
+        if let Some((moved, _)) = self.gradients.get(at) {
+            self.index.insert(moved.id(), at);
+        }
+        on_complete(variable, gradient)?;
+        Ok(true)
     }
 
     pub(super) fn into_vec(self) -> Vec<(Tensor, Gradient)> {
@@ -134,6 +167,19 @@ impl Pass {
     /// The pending gradient of a node that other consumers may still add to.
     pub(super) fn take_so_far(&mut self, number: u64) -> Option<Gradient> {
         self.pending.get_mut(&number)?.gradient.take()
+    }
+
+    /// Tells whoever waits for complete gradients that a node with these edges has run backward, or was skipped.
+    pub(super) fn has_run(&mut self, edges: &[Edge]) -> Result<()> {
+        let Some(leaves) = &mut self.leaves else { return Ok(()) };
+        for edge in edges {
+            if let Target::Argument(variable, _) = &edge.target
+                && leaves.used(variable)?
+            {
+                self.saw_f16 |= variable.dtype() == DType::F16;
+            }
+        }
+        Ok(())
     }
 
     /// The node whose consumers have all run: the latest.

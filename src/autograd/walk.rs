@@ -1,8 +1,10 @@
 //! How a pass goes through the nodes: each receives the sum of what its consumers sent, and sends on.
 
 use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Result, Tensor, TensorId};
 
 use super::node::{Arguments, Edge, LEAF, Node, Saved, Target};
 use super::pass::{Pass, Pending};
@@ -133,8 +135,31 @@ impl Node {
             }
             let (saved, last) = node.begin(pass.graph, pending.node)?;
             node.run_or_skip(pass, pending.gradient, &saved, last)?;
+            pass.has_run(&saved.edges)?;
         }
         Ok(())
+    }
+
+    /// How often this node and those below use each variable. Every one of these uses runs backward or is skipped,
+    /// once, in a pass from here.
+    pub(super) fn uses(self: &Arc<Self>) -> HashMap<TensorId, usize> {
+        let (mut uses, mut seen) = (HashMap::new(), HashSet::from([self.number]));
+        let mut rest = vec![self.clone()];
+        while let Some(node) = rest.pop() {
+            let Some(saved) = node.saved() else { continue };
+            for edge in &saved.edges {
+                match &edge.target {
+                    Target::Nowhere => {}
+                    Target::Node(node, _) => {
+                        if seen.insert(node.number()) {
+                            rest.push(node.node.clone());
+                        }
+                    }
+                    Target::Argument(input, _) => *uses.entry(input.id()).or_default() += 1,
+                }
+            }
+        }
+        uses
     }
 
     /// [Runs](Self::run) if there is a gradient, and sends to every input's node at least that there is none: it is

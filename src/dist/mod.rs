@@ -14,18 +14,30 @@
 //! ```
 
 mod arguments;
+mod batch_norm;
+mod buckets;
 mod communicator;
+mod data_parallel;
 mod environment;
+mod exchange;
 mod host;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod reducer;
+mod sampler;
+mod sharded;
+mod shards;
 mod single;
 mod threads;
 mod timeout;
 
+pub use batch_norm::sync_batch_norm;
 pub use communicator::{Communicator, Pending, Reduction};
+pub use data_parallel::{DataParallel, DataParallelConfig};
 pub use environment::from_environment;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
+pub use sampler::{Sampler, Uneven};
+pub use sharded::Sharded;
 pub use single::Single;
 pub use threads::Threads;

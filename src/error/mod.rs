@@ -19,6 +19,7 @@ mod checkpoint;
 mod dist;
 mod graph;
 mod optimizer;
+mod parallel;
 mod scaler;
 
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ pub use checkpoint::CheckpointError;
 pub use dist::{DistError, RankCall};
 pub use graph::GraphError;
 pub use optimizer::OptimizerError;
+pub use parallel::ParallelError;
 pub use scaler::ScalerError;
 
 /// `Result` with this crate's [`Error`].
@@ -64,6 +66,9 @@ pub enum Error {
     /// An optimizer, or a moving average of weights, refuses a call.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
+    /// Ranks that train together do not agree.
+    #[error(transparent)]
+    Parallel(#[from] ParallelError),
     /// A checkpoint or a saved state cannot be loaded or written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -132,6 +137,7 @@ into_candle!(
     ScalerError,
     ArgumentError,
     OptimizerError,
+    ParallelError,
     CheckpointError,
     DistError
 );

@@ -1,11 +1,15 @@
 //! Batch normalisation with running statistics.
 
+use std::fmt::Debug;
+use std::sync::Arc;
+
 use candle_core::{Result, Tensor, Var};
 use candle_nn::{BatchNormConfig, Init, ModuleT, VarBuilder};
 
 use crate::autograd::{self, version};
 use crate::error::ArgumentError;
 use crate::kernels::accumulator;
+use crate::kernels::batch_norm::Affine;
 use crate::kernels::format::Format;
 use crate::{kernels, ops};
 
@@ -27,6 +31,19 @@ pub struct BatchNorm {
     eps: f64,
     momentum: f64,
     format: Format,
+    ranks: Option<Arc<dyn OverRanks>>,
+}
+
+/// Normalises by the statistics of the batches of all ranks.
+pub(crate) trait OverRanks: Debug + Send + Sync {
+    /// As [`ops::batch_norm`].
+    fn batch_norm(
+        &self,
+        x: &Tensor,
+        affine: Affine<'_>,
+        eps: f64,
+        format: Format,
+    ) -> Result<(Tensor, ops::BatchStatistics)>;
 }
 
 impl BatchNorm {
@@ -97,6 +114,7 @@ impl BatchNorm {
             eps,
             momentum,
             format: Format::ChannelsFirst,
+            ranks: None,
         })
     }
 
@@ -104,6 +122,11 @@ impl BatchNorm {
     /// statistics are the same.
     pub fn channels_last(self) -> Self {
         Self { format: Format::ChannelsLast, ..self }
+    }
+
+    /// The layer that normalises by the batches of all `ranks` in training.
+    pub(crate) fn over_ranks(self, ranks: Arc<dyn OverRanks>) -> Self {
+        Self { ranks: Some(ranks), ..self }
     }
 
     /// The running average of the mean, `(c)`.
@@ -143,13 +166,16 @@ impl BatchNorm {
             Format::ChannelsFirst => ops::batch_norm,
             Format::ChannelsLast => ops::channels_last::batch_norm,
         };
-        let (y, statistics) = normalise(x, weight, bias, self.eps)?;
+        let (y, statistics) = match &self.ranks {
+            Some(ranks) => ranks.batch_norm(x, Affine { weight, bias }, self.eps, self.format)?,
+            None => normalise(x, weight, bias, self.eps)?,
+        };
         self.remember(&statistics)?;
         Ok(y)
     }
 
     /// The layer, `residual` added where there is one, and a relu: [`ops::batch_norm_relu`] where
-    /// `train`, else operators one after the other.
+    /// `train`, else, and where ranks share their statistics, operators one after the other.
     ///
     /// # Errors
     ///
@@ -160,7 +186,7 @@ impl BatchNorm {
         residual: Option<&Tensor>,
         train: bool,
     ) -> Result<Tensor> {
-        if train {
+        if train && self.ranks.is_none() {
             let (weight, bias) = self.weight_and_bias().unzip();
             let normalise = match self.format {
                 Format::ChannelsFirst => ops::batch_norm_relu,
@@ -170,7 +196,7 @@ impl BatchNorm {
             self.remember(&statistics)?;
             return Ok(y);
         }
-        let y = self.forward_eval(x)?;
+        let y = self.forward_t(x, train)?;
         match residual {
             Some(residual) => ops::add_relu(&y, residual),
             None => ops::relu(&y),

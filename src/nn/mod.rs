@@ -27,6 +27,7 @@ mod weight_norm;
 pub use activation::{Activation, PReLU, prelu};
 pub use adaptive_pool::{AdaptiveAvgPool2d, AdaptiveMaxPool2d};
 pub use attention::{MultiheadAttention, multihead_attention, multihead_attention_no_bias};
+pub(crate) use batch_norm::OverRanks;
 pub use batch_norm::{BatchNorm, batch_norm};
 pub use builder::var_builder;
 pub use conv::{

@@ -37,6 +37,10 @@ pub(crate) trait Formula: Copy + Debug + PartialEq + Send + Sync + 'static {
     /// In errors and saved states.
     const NAME: &'static str;
 
+    /// Whether the update of an element depends on that element alone, so that a part of a tensor is stepped like
+    /// the whole.
+    const ELEMENTWISE: bool = true;
+
     /// Every setting with its name; `lr` and `weight_decay` are among them.
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)>;
 

@@ -43,6 +43,7 @@ impl Default for LambConfig {
 
 impl Formula for LambConfig {
     const NAME: &'static str = "lamb";
+    const ELEMENTWISE: bool = false;
 
     fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
         let Self { lr, beta1, beta2, eps, weight_decay, always_adapt, trust_clip, maximize } = self;

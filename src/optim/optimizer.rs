@@ -282,6 +282,12 @@ impl<C: Config> Optim<C> {
         Ok(())
     }
 
+    /// The bytes of masters and states.
+    pub(crate) fn bytes(&self) -> usize {
+        let all = self.slots.iter().flat_map(|slot| slot.master.iter().chain(&slot.states));
+        all.map(|tensor| tensor.elem_count() * tensor.dtype().size_in_bytes()).sum()
+    }
+
     /// How 16-bit variables are kept.
     pub fn masters(&self) -> Masters {
         self.masters

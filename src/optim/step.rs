@@ -16,7 +16,7 @@ use crate::{autocast, random};
 
 impl<C: Config> Optim<C> {
     /// `skip`, on the GPU of the gradients, decides there whether the step is taken.
-    pub(super) fn step_with<'a>(
+    pub(crate) fn step_with<'a>(
         &mut self,
         gradient: impl Fn(&Tensor) -> Option<ScaledGradient<'a>>,
         skip: Option<&Tensor>,

@@ -8,9 +8,10 @@ use candle_core::{DType, Tensor, TensorId};
 use crate::autograd::{self, Graph};
 use crate::error::GraphError;
 use crate::kernels::multi_tensor::{
-    self, Clip, DeviceFoundInf, FoundInf, Multiplier, Number, ScaledGradient,
+    self, Clip, DeviceFoundInf, FoundInf, Multiplier, NormOfRanks, Number, ScaledGradient,
 };
 use crate::scaler::diagnostics::{Exponents, NonFinite};
+use crate::scaler::reducer::{self, SharedReducer};
 use crate::{Result, kernels};
 
 /// Gradients of variables, in the order backward first reached them.
@@ -178,15 +179,30 @@ impl Collected {
         loss: &Tensor,
         graph: Graph,
         unscale: &Unscale,
+        reducer: Option<&SharedReducer>,
     ) -> Result<bool> {
-        let autograd::Gradients { leaves, saw_f16 } = autograd::backward_into(loss, graph)?;
-        let mut arrived = Vec::new();
-        for (variable, gradient) in leaves {
-            arrived.push((variable, gradient.into_owned()?.into_tensor()));
-        }
-        if arrived.is_empty() {
-            return Err(GraphError::NoGradient.into());
-        }
+        let on_complete = reducer.map(reducer::on_complete);
+        let passed = autograd::backward_with(loss, graph, on_complete);
+        let (arrived, saw_f16) = match reducer {
+            None => {
+                let autograd::Gradients { leaves, saw_f16 } = passed?;
+                let mut arrived = Vec::new();
+                for (variable, gradient) in leaves {
+                    arrived.push((variable, gradient.into_owned()?.into_tensor()));
+                }
+                if arrived.is_empty() {
+                    return Err(GraphError::NoGradient.into());
+                }
+                (arrived, saw_f16)
+            }
+            Some(reducer) => {
+                let mut reducer = reducer::lock(reducer);
+                let finished = passed.and_then(|autograd::Gradients { leaves, saw_f16 }| {
+                    Ok((reducer.finish(leaves)?, saw_f16))
+                });
+                finished.inspect_err(|_| reducer.abort())?
+            }
+        };
         for (variable, gradient) in arrived {
             self.add(variable, gradient, unscale)?;
         }
@@ -313,6 +329,7 @@ impl Collected {
         chosen: &[usize],
         max_norm: f64,
         unscale: &Unscale,
+        ranks: Option<&dyn NormOfRanks>,
     ) -> Result<Tensor> {
         let clipped = |at: &usize| self.entries[*at].by.clip.is_some();
         let clipped: Vec<usize> = chosen.iter().copied().filter(clipped).collect();
@@ -323,7 +340,7 @@ impl Collected {
             entry if entry.stage == Stage::Scaled => (&entry.gradient, &by),
             entry => entry.scaled_gradient(),
         });
-        let (norm, found) = multi_tensor::norm(&scaled_gradients.collect::<Vec<_>>())?;
+        let (norm, found) = multi_tensor::norm(&scaled_gradients.collect::<Vec<_>>(), ranks)?;
         let fresh = |at: usize| unscale.check && self.entries[at].stage == Stage::Scaled;
         let found = chosen.iter().zip(found).filter(|(at, _)| fresh(**at));
         let found = found.map(|(_, found)| found).collect();

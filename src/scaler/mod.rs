@@ -5,14 +5,17 @@ mod gradients;
 mod live_scale;
 mod loss_scale;
 mod outcome;
+mod reducer;
 mod step;
+
+use std::collections::HashSet;
 
 use candle_core::{DType, Device, Tensor, TensorId};
 
 use crate::autograd::{Graph, is_frozen};
 use crate::error::{ArgumentError, CaptureError, ScalerError};
 use crate::kernels::capture;
-use crate::kernels::multi_tensor::{FoundInf, Multiplier};
+use crate::kernels::multi_tensor::{FoundInf, Multiplier, NormOfRanks};
 use crate::{Parameters, Result, autocast};
 use diagnostics::{GradientHistogram, ScaleHistory, Warnings};
 use gradients::{Collected, Finding, Stage, Unscale};
@@ -20,6 +23,7 @@ use live_scale::LiveScale;
 
 pub use loss_scale::{LossScale, ScaleConfig};
 pub use outcome::StepOutcome;
+pub(crate) use reducer::{Reducer, SharedReducer};
 pub use step::{Bound, Step, UnscaledGradients};
 
 /// Scales the loss, so that small 16-bit gradients do not vanish, and holds the gradients between `backward` and the
@@ -80,6 +84,8 @@ pub struct GradScaler {
     verdict: Option<(Vec<usize>, FoundInf)>,
     /// The variables with gradients in a step that is being captured.
     captured: Vec<TensorId>,
+    /// Combines the gradients of several ranks.
+    reducer: Option<SharedReducer>,
 }
 
 impl Default for GradScaler {
@@ -118,6 +124,28 @@ impl GradScaler {
             foreign_stepped: false,
             verdict: None,
             captured: Vec::new(),
+            reducer: None,
+        }
+    }
+
+    /// Has `reducer` combine the gradients of several ranks from the next backward on.
+    pub(crate) fn set_reducer(&mut self, reducer: SharedReducer) -> Result<()> {
+        if self.has_gradients() {
+            return Err(ScalerError::PendingGradients { call: "attach" }.into());
+        }
+        self.reducer = Some(reducer);
+        Ok(())
+    }
+
+    fn check_synchronised(&self, call: &'static str) -> Result<()> {
+        self.reducer.as_ref().map_or(Ok(()), |it| reducer::lock(it).check_synchronised(call))
+    }
+
+    /// What one rank found, as all ranks see it.
+    fn agree(&self, found: FoundInf) -> Result<FoundInf> {
+        match &self.reducer {
+            Some(reducer) => reducer::lock(reducer).agree(found),
+            None => Ok(found),
         }
     }
 
@@ -144,7 +172,8 @@ impl GradScaler {
 
     /// Whether it is between `backward` and `update`.
     pub(crate) fn has_gradients(&self) -> bool {
-        !self.collected.is_empty()
+        let held = |reducer: &SharedReducer| reducer::lock(reducer).has_unsynchronised();
+        !self.collected.is_empty() || self.reducer.as_ref().is_some_and(held)
     }
 
     /// Goes on from a saved state.
@@ -153,7 +182,7 @@ impl GradScaler {
     ///
     /// [`ScalerError::PendingGradients`] between `backward` and `update`.
     pub fn load_state(&mut self, state: Option<LossScale>) -> Result<()> {
-        if !self.collected.is_empty() {
+        if self.has_gradients() {
             return Err(ScalerError::PendingGradients { call: "load_state" }.into());
         }
         self.scale.load(state)
@@ -212,6 +241,7 @@ impl GradScaler {
 
     /// The entries of `parameters`, or all that no optimizer has had.
     fn choose(&self, call: &'static str, parameters: Option<&Parameters>) -> Result<Vec<usize>> {
+        self.check_synchronised(call)?;
         if self.collected.is_empty() {
             return Err(ScalerError::NoBackward { call }.into());
         }
@@ -271,7 +301,9 @@ impl GradScaler {
         let Some(unscaling) = self.unscaling_of(&chosen)? else {
             return Ok(Tensor::new(0f32, &Device::Cpu)?);
         };
-        self.collected.clip_norm(&chosen, max_norm, &unscaling)
+        let reducer = self.reducer.as_ref().map(reducer::lock);
+        let ranks = reducer.as_deref().map(|reducer| reducer as &dyn NormOfRanks);
+        self.collected.clip_norm(&chosen, max_norm, &unscaling, ranks)
     }
 
     /// Limits every element of the gradients that no optimizer has had to `-limit..=limit`;
@@ -318,6 +350,7 @@ impl GradScaler {
     /// [`ScalerError::NoBackward`], [`ScalerError::NoGradientForOptimizer`], [`ScalerError::AlreadyStepped`],
     /// [`ScalerError::SecondForeignStep`], before anything has changed; and whatever `optimizer` returns.
     pub fn step<S: Step>(&mut self, optimizer: &mut S) -> Result<StepOutcome> {
+        self.check_synchronised("step")?;
         if self.collected.is_empty() {
             return Err(ScalerError::NoBackward { call: "step" }.into());
         }
@@ -345,7 +378,7 @@ impl GradScaler {
             self.collected.check_rounding(&chosen)?;
         }
         let findings = self.collected.concerned(&chosen);
-        let found_inf = Finding::any(&findings)?;
+        let found_inf = self.agree(Finding::any(&findings)?)?;
         let outcome = StepOutcome::new(self.scale.snapshot()?, chosen.len(), found_inf, findings);
         let flag = outcome.flag().filter(|_| optimizer.skips_on_device());
         if flag.is_some() || !outcome.skipped()? {
@@ -381,6 +414,7 @@ impl GradScaler {
     /// asked for, or every 1,024 updates, and warns then of what [`Warnings`] names.
     pub fn update(&mut self) -> Result<()> {
         self.scale.check()?;
+        self.check_synchronised("update")?;
         let entries = self.collected.entries().iter().enumerate();
         let checked = entries.filter(|(_, entry)| entry.stage != Stage::Scaled).map(|(at, _)| at);
         let checked: Vec<usize> = checked.collect();
@@ -390,7 +424,7 @@ impl GradScaler {
         // Mostly there is one optimizer, and its step has asked already.
         let found_inf = match self.verdict.take() {
             Some((chosen, found_inf)) if chosen == checked => found_inf,
-            _ => Finding::any(&self.collected.concerned(&checked))?,
+            _ => self.agree(Finding::any(&self.collected.concerned(&checked))?)?,
         };
         self.scale.update(found_inf)?;
         match capture::is_active() {
@@ -422,6 +456,9 @@ impl GradScaler {
     /// Drops all collected gradients without moving the scale: for an iteration given up. `update` does so itself.
     pub fn zero_grad(&mut self) {
         self.collected.clear();
+        if let Some(reducer) = &self.reducer {
+            reducer::lock(reducer).forget(None);
+        }
         (self.foreign_stepped, self.verdict) = (false, None);
         autocast::clear_cast_cache();
     }
@@ -451,8 +488,11 @@ impl GradScaler {
     ///
     /// `torch.optim.Optimizer.zero_grad`.
     pub fn zero_grad_of(&mut self, parameters: &Parameters) {
-        let ids = parameters.vars().iter().map(|var| var.id()).collect();
+        let ids: HashSet<_> = parameters.vars().iter().map(|var| var.id()).collect();
         self.collected.remove(&ids);
+        if let Some(reducer) = &self.reducer {
+            reducer::lock(reducer).forget(Some(&ids));
+        }
         // It names gradients by their places.
         self.verdict = None;
     }
@@ -582,7 +622,11 @@ impl ScaledLoss<'_> {
     pub fn backward(self) -> Result<()> {
         let Self { loss, graph, scaler } = self;
         let unscaling = scaler.unscaling(loss.device())?;
-        let f16 = scaler.collected.backward(&loss, graph, &unscaling)?;
+        if let Some(reducer) = &scaler.reducer {
+            reducer::lock(reducer).begin(&|| scaler.state())?;
+        }
+        let reducer = scaler.reducer.as_ref();
+        let f16 = scaler.collected.backward(&loss, graph, &unscaling, reducer)?;
         let enabled = scaler.is_enabled();
         scaler.scale.state_mut().watch.after_backward(f16, enabled);
         Ok(())

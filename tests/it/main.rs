@@ -33,6 +33,7 @@ mod operator_table;
 mod optim;
 mod overflow;
 mod padded_sequences;
+mod parallel;
 mod pending_gradients;
 mod pointwise;
 mod products;

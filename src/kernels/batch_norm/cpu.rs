@@ -158,7 +158,77 @@ pub(super) fn backward_eval(
     with_element!(x.dtype(), T => typed::<T>(x, grad, running.mean, &inv_std, weight))
 }
 
+pub(super) fn statistics(x: &Tensor) -> Result<(Tensor, Tensor)> {
+    fn typed<T: Lane>(x: &Tensor) -> Result<(Tensor, Tensor)> {
+        let layout = Channels::of(x.dims(), 1);
+        let (mean, var) = moments::<T>(&Elements::of(x)?, layout);
+        let var = var.into_iter().map(T::Acc::of).collect();
+        let c = &[layout.channels];
+        Ok((tensor(mean, c), tensor::<T::Acc>(var, c)))
+    }
+    with_element!(x.dtype(), T => typed::<T>(x))
+}
+
+pub(super) fn parameter_gradients_of(
+    x: &Tensor,
+    grad: &Tensor,
+    statistics: &Statistics,
+) -> Result<(Tensor, Tensor)> {
+    with_element!(x.dtype(), T => {
+        let _held = hold([x, grad]);
+        let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
+        let mean = vector(&statistics.mean)?;
+        let sums = gradient_sums::<T>(Channels::of(x.dims(), 1), &x_data, &grad_data, &mean);
+        Ok(parameter_gradients::<T>(&sums, &vector(&statistics.inv_std)?))
+    })
+}
+
+pub(super) fn backward_part(
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    statistics: &Statistics,
+    [dweight, dbias]: [&Tensor; 2],
+    count: f64,
+) -> Result<Tensor> {
+    fn typed<T: Lane>(
+        x: &Tensor,
+        grad: &Tensor,
+        weight: Option<&Tensor>,
+        statistics: &Statistics,
+        sums: &[[f64; 2]],
+        count: f64,
+    ) -> Result<Tensor> {
+        let layout = Channels::of(x.dims(), 1);
+        let _held = hold([x, grad]);
+        let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
+        let mean = vector::<T::Acc>(&statistics.mean)?;
+        let scale = scales::<T::Acc>(weight, &vector(&statistics.inv_std)?)?;
+        let inv_std = vector::<f64>(&statistics.inv_std)?;
+        let per_channel = |sum: usize| -> Vec<T::Acc> {
+            let all = scale.iter().zip(sums).zip(&inv_std);
+            let per = all.map(|((scale, sums), inv_std)| {
+                let through = if sum == 1 { sums[1] * inv_std } else { sums[0] };
+                T::Acc::of(-scale.to_double() * through / count)
+            });
+            per.collect()
+        };
+        let (slope, back) = (per_channel(1), per_channel(0));
+        let dx = layout.map::<T, T, 2, 4>(
+            [&x_data, &grad_data],
+            [&mean, &scale, &slope, &back],
+            #[inline(always)]
+            |[x, g], [mean, scale, slope, back]| (x - mean) * slope + (g * scale + back),
+        );
+        Ok(tensor(dx, x.dims()))
+    }
+    let sums = vector::<f64>(dbias)?.into_iter().zip(vector::<f64>(dweight)?);
+    let sums: Vec<[f64; 2]> = sums.map(|(dbias, dweight)| [dbias, dweight]).collect();
+    with_element!(x.dtype(), T => typed::<T>(x, grad, weight, statistics, &sums, count))
+}
+
 /// The mean and the biased variance of every channel.
+///
 ///
 /// One pass over distances from a shift. With the mean of a sample as the shift, little cancels;
 /// a shift that turns out to be far from the mean is replaced by it, for a second pass.

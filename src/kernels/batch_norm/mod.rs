@@ -117,6 +117,47 @@ pub(crate) fn backward_relu(
     }
 }
 
+/// The mean and the biased variance of every channel of `x`, which has elements.
+pub(crate) fn statistics(x: &Tensor) -> Result<(Tensor, Tensor)> {
+    let x = plain(x)?;
+    if x.device().is_cpu() {
+        return cpu::statistics(&x);
+    }
+    let (_, Statistics { mean, var, .. }) =
+        forward_train(&x, Affine::default(), Finish::Plain, 0.0)?;
+    Ok((mean, var))
+}
+
+/// `(dweight, dbias)` of `x` alone, which was normalised by these statistics.
+pub(crate) fn parameter_gradients(
+    x: &Tensor,
+    grad: &Tensor,
+    statistics: &Statistics,
+) -> Result<(Tensor, Tensor)> {
+    let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
+    if x.device().is_cpu() {
+        return cpu::parameter_gradients_of(&x, &grad, statistics);
+    }
+    portable::parameter_gradients(&x, &grad, statistics)
+}
+
+/// `dx` where `x` is a part of what the statistics are of: all of that has `count` values a channel, and these
+/// gradients of weight and bias.
+pub(crate) fn backward_part(
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    statistics: &Statistics,
+    [dweight, dbias]: [&Tensor; 2],
+    count: f64,
+) -> Result<Tensor> {
+    let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
+    if x.device().is_cpu() {
+        return cpu::backward_part(&x, &grad, weight, statistics, [dweight, dbias], count);
+    }
+    portable::input_gradient(&x, &grad, weight, statistics, [dweight, dbias], count)
+}
+
 /// `running = running · kept + batch · weight`, in place, for a mean and a variance with a weight each.
 pub(crate) fn average(
     running: [&Var; 2],

@@ -36,15 +36,37 @@ pub(super) fn backward_train(
     weight: Option<&Tensor>,
     statistics: &Statistics,
 ) -> Result<Gradients> {
+    let (dweight, dbias) = parameter_gradients(x, grad, statistics)?;
+    let count = (x.elem_count() / x.dim(1)?) as f64;
+    let dx = input_gradient(x, grad, weight, statistics, [&dweight, &dbias], count)?;
+    Ok((dx, dweight, dbias))
+}
+
+pub(super) fn parameter_gradients(
+    x: &Tensor,
+    grad: &Tensor,
+    statistics: &Statistics,
+) -> Result<(Tensor, Tensor)> {
     let Statistics { mean, inv_std, .. } = statistics;
     let (normalised, grad) = (normalise(x, mean, inv_std)?, upcast(grad)?);
-    let (dweight, dbias) = (sum(&(&grad * &normalised)?)?, sum(&grad)?);
-    let count = (x.elem_count() / x.dim(1)?) as f64;
-    let through_mean = along(&(&dbias / count)?, x)?;
-    let through_std = normalised.broadcast_mul(&along(&(&dweight / count)?, x)?)?;
+    Ok((sum(&(&grad * &normalised)?)?, sum(&grad)?))
+}
+
+pub(super) fn input_gradient(
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    statistics: &Statistics,
+    [dweight, dbias]: [&Tensor; 2],
+    count: f64,
+) -> Result<Tensor> {
+    let Statistics { mean, inv_std, .. } = statistics;
+    let (normalised, grad) = (normalise(x, mean, inv_std)?, upcast(grad)?);
+    let through_mean = along(&(dbias / count)?, x)?;
+    let through_std = normalised.broadcast_mul(&along(&(dweight / count)?, x)?)?;
     let centred = grad.broadcast_sub(&through_mean)?.sub(&through_std)?;
     let dx = centred.broadcast_mul(&along(&scale(inv_std, weight, x)?, x)?)?;
-    Ok((dx.to_dtype(x.dtype())?, dweight, dbias))
+    dx.to_dtype(x.dtype())
 }
 
 pub(super) fn backward_eval(

@@ -34,7 +34,7 @@ pub(crate) struct DeviceFoundInf {
 
 impl DeviceFoundInf {
     /// Of one number, in a tensor of its own.
-    fn of_one(found: Tensor) -> Self {
+    pub(crate) fn of_one(found: Tensor) -> Self {
         Self { counts: found, at: 0 }
     }
 
@@ -153,20 +153,35 @@ pub(crate) fn any(flags: &[&DeviceFoundInf]) -> Result<DeviceFoundInf> {
     }
 }
 
+/// The ranks that have a share each of the gradients whose norm is wanted.
+pub(crate) trait NormOfRanks {
+    /// The sum of `squares` of all ranks.
+    fn sum_of_squares(&self, squares: f64) -> Result<f64>;
+
+    /// The norm of all ranks' gradients, where each rank's have this one: an `F32` scalar on their device.
+    fn norm(&self, norm: Tensor) -> Result<Tensor>;
+}
+
 /// The L2 norm of all gradients together, multiplied, an `F32` scalar, and what [`check`] finds, in
-/// the same pass. Squares are summed in `f64` on the CPU and on CUDA, in `F32` elsewhere.
-pub(crate) fn norm(gradients: &[ScaledGradient<'_>]) -> Result<(Tensor, Vec<FoundInf>)> {
+/// the same pass. Squares are summed in `f64` on the CPU and on CUDA, in `F32` elsewhere. With `ranks`, the norm is of
+/// the gradients of all of them, and what is found is this rank's.
+pub(crate) fn norm(
+    gradients: &[ScaledGradient<'_>],
+    ranks: Option<&dyn NormOfRanks>,
+) -> Result<(Tensor, Vec<FoundInf>)> {
     let all = tensors(gradients);
+    let of_ranks = |norm: Tensor| ranks.map_or(Ok(norm.clone()), |ranks| ranks.norm(norm));
     if let Some(gpu) = gpu_of(&all)? {
         let (norm, flags) = cuda::norm(&gpu, gradients)?;
-        Ok((norm, flags.into_iter().map(FoundInf::Device).collect()))
+        Ok((of_ranks(norm)?, flags.into_iter().map(FoundInf::Device).collect()))
     } else if on_cpu(&all) {
         let squares = cpu::squares(gradients)?;
         let sum: f64 = squares.iter().map(|(sum, _)| sum).sum();
+        let sum = ranks.map_or(Ok(sum), |ranks| ranks.sum_of_squares(sum))?;
         let found = squares.into_iter().map(|(_, found)| FoundInf::Host(found)).collect();
         Ok((Tensor::new(sum.sqrt() as f32, &Device::Cpu)?, found))
     } else {
-        Ok((portable::norm(gradients)?, check(gradients)?))
+        Ok((of_ranks(portable::norm(gradients)?)?, check(gradients)?))
     }
 }
 

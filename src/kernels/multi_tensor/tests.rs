@@ -51,7 +51,7 @@ fn check(gradients: &[Tensor], by: &Multiplier) -> Result<Vec<bool>> {
 }
 
 fn norm(gradients: &[Tensor], by: &Multiplier) -> Result<f32> {
-    super::norm(&due(gradients, by))?.0.to_scalar()
+    super::norm(&due(gradients, by), None)?.0.to_scalar()
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn each_tensor_is_checked_and_multiplied() -> Result<()> {
                 let flags = check(&both, &by)?;
                 assert_eq!(flags, [false, len > 0], "{dtype:?}, {len} elements, {bad} at {at}");
                 assert_eq!(flags, portable::check(&due(&both, &by))?);
-                let (_, found) = super::norm(&due(&both, &by))?;
+                let (_, found) = super::norm(&due(&both, &by), None)?;
                 let found = found.iter().map(|found| matches!(found, FoundInf::Host(true)));
                 assert_eq!(flags, found.collect::<Vec<_>>());
                 let portable: Vec<Tensor> =
@@ -97,7 +97,7 @@ fn what_is_found_is_of_the_product() -> Result<()> {
     assert_eq!(check(&large, &by(1.1, None))?, [false]);
     let square = [tensor(&[1e200], DType::F64)?];
     for (factor, expected) in [(1.5, false), (f32::INFINITY, true)] {
-        let (norm, found) = super::norm(&due(&square, &by(factor, None)))?;
+        let (norm, found) = super::norm(&due(&square, &by(factor, None)), None)?;
         assert!(norm.to_scalar::<f32>()?.is_infinite());
         assert_eq!(matches!(found[..], [FoundInf::Host(true)]), expected);
     }
@@ -209,7 +209,7 @@ fn cuda_multiplies_and_counts_as_the_cpu() -> Result<()> {
             for on in [host.clone(), host.on(&device)?] {
                 let ours = gradients(&device)?;
                 let found = super::check(&due(&ours, &on))?;
-                let (_, again) = super::norm(&due(&ours, &on))?;
+                let (_, again) = super::norm(&due(&ours, &on), None)?;
                 assert_eq!(counts(&found)?, counts(&again)?);
                 for (got, expected) in apply_scale(ours, &on)?.iter().zip(&expected) {
                     assert_eq!(bits(got), bits(expected), "{factor}");

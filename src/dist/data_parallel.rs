@@ -1,0 +1,274 @@
+//! One model on several ranks, which see different samples.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use candle_core::{DType, Var};
+
+use super::Communicator;
+use super::exchange::{Facts, compare};
+use super::reducer::BucketReducer;
+use crate::autograd::version;
+use crate::error::ArgumentError;
+use crate::{GradScaler, Parameters, Result, autocast};
+
+/// How [`DataParallel`] reduces gradients. The same on all ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataParallelConfig {
+    /// How many bytes of gradients the first bucket takes: few, so that communication starts early. Default 1 MiB.
+    pub first_bucket_bytes: usize,
+    /// How many bytes of gradients every other bucket takes. Default 25 MiB.
+    pub bucket_bytes: usize,
+    /// The dtype in which `F32` gradients travel: `F32`, or `BF16` for half the bytes. Sums are `F32` either way.
+    /// Default `F32`.
+    pub wire_dtype: DType,
+    /// Whether a rank may have no gradient of a parameter, which then counts as zero: PyTorch's
+    /// `find_unused_parameters`. A parameter without gradient on any rank is left alone. Default `false`: an error.
+    pub allow_unused: bool,
+    /// After how many averaged backward passes the ranks compare scale, generator and weights. Default 1000.
+    pub check_every: u64,
+}
+
+impl Default for DataParallelConfig {
+    fn default() -> Self {
+        Self {
+            first_bucket_bytes: 1 << 20,
+            bucket_bytes: 25 << 20,
+            wire_dtype: DType::F32,
+            allow_unused: false,
+            check_every: 1000,
+        }
+    }
+}
+
+impl DataParallelConfig {
+    pub(super) fn limits(&self) -> [usize; 2] {
+        [self.first_bucket_bytes, self.bucket_bytes]
+    }
+
+    fn validate(&self) -> Result<()> {
+        if !matches!(self.wire_dtype, DType::F32 | DType::BF16) {
+            let (op, name, got) = ("data_parallel", "wire_dtype", self.wire_dtype);
+            let expected = "F32 or BF16".to_owned();
+            return Err(ArgumentError::DType { op, name, got, expected }.into());
+        }
+        if self.check_every == 0 {
+            let (name, got, expected) = ("check_every", 0.0, "1 or more");
+            return Err(ArgumentError::Setting { name, got, expected }.into());
+        }
+        Ok(())
+    }
+}
+
+/// Averages the gradients of a [`GradScaler`] over all ranks, while backward goes on.
+///
+/// Every rank has the whole model and a part of the batch. Made from a communicator and the model's parameters, then
+/// [attached](Self::attach) to the scaler, it leaves the loop as it is: when `backward` returns, the scaler has
+/// the average of all ranks' gradients, the same bits on each.
+///
+/// # Ranks
+///
+/// All ranks run the same program: they make the same calls in the same order. Making this compares the crate's
+/// version, the settings, and the names, shapes and dtypes of parameters and buffers, and gives all ranks the weights
+/// and buffers of rank 0. Every [`check_every`](DataParallelConfig::check_every) passes they compare the loss scale,
+/// the generator's seed and the weights.
+///
+/// # Buckets
+///
+/// Gradients travel in buckets, in the order in which backward completes them: at first in the reverse of the
+/// parameters' order, then as rank 0 saw them come. A bucket starts as soon as it is full, if only operators of this
+/// crate lie between the loss and the variables. Where candle schedules backward, buckets start at its end.
+///
+/// # Precision
+///
+/// Gradients are `F32` (`F64` of `F64` variables), added in the order of the ranks, and divided by their number. With
+/// `BF16` on the wire each gradient, and the sum, is rounded once. Runs repeat bit for bit.
+///
+/// # Loss scale
+///
+/// An infinity on one rank is in the average on all, so that all skip the step, and all scales move alike.
+///
+/// # Accumulation
+///
+/// Backward within [`no_sync`](Self::no_sync) does not communicate. The next backward outside averages what has
+/// accumulated. `step`, `clip_grad_norm`, `unscale` and `update` before that are errors.
+///
+/// # Synchronisation
+///
+/// `backward` returns once all gradients are averaged. On a GPU it reads which parameters had one.
+///
+/// # Errors
+///
+/// Of `backward`: [`ParallelError`](crate::error::ParallelError) on all ranks, where a rank has no gradient of a
+/// parameter ([`Unused`](crate::error::ParallelError::Unused)), where a variable is not among the parameters, or where
+/// the comparison finds a difference; those of the communicator.
+///
+/// # Examples
+///
+/// Two threads train one model; each has half of the batch:
+///
+/// ```
+/// use candle_amp::dist::{DataParallel, Threads};
+/// use candle_amp::optim::{Sgd, SgdConfig};
+/// use candle_amp::{GradScaler, Parameters, nn, ops, random};
+/// use candle_core::{DType, Device, Module, Tensor};
+///
+/// let weights = Threads::run(2, |communicator| {
+///     let varmap = nn::VarMap::new();
+///     let vb = nn::var_builder(&varmap, DType::F32, &Device::Cpu);
+///     let model = nn::linear(2, 1, vb)?;
+///     let parameters = Parameters::from_varmap(&varmap);
+///     let mut sgd = Sgd::new(&parameters, SgdConfig { lr: 0.1, ..Default::default() })?;
+///     let mut scaler = GradScaler::default();
+///
+///     let parallel = DataParallel::new(communicator.clone(), &parameters)?; // rank 0's weights
+///     parallel.attach(&mut scaler)?;
+///
+///     let x = Tensor::full(1.0 + communicator.rank() as f32, (4, 2), &Device::Cpu)?;
+///     for _ in 0..3 {
+///         let loss = ops::mean(&model.forward(&x)?.sqr()?)?;
+///         scaler.scale(&loss)?.backward()?; // the average of both ranks
+///         scaler.step(&mut sgd)?;
+///         scaler.update()?;
+///     }
+///     Ok(model.weight().flatten_all()?.to_vec1::<f32>()?)
+/// })?;
+/// assert_eq!(weights[0], weights[1]);
+/// # Ok::<(), candle_amp::Error>(())
+/// ```
+///
+/// # References
+///
+/// Li et al., [PyTorch Distributed](https://arxiv.org/abs/2006.15704);
+/// `torch.nn.parallel.DistributedDataParallel`.
+#[derive(Clone, Debug)]
+pub struct DataParallel {
+    reducer: Arc<Mutex<BucketReducer>>,
+    communicator: Arc<dyn Communicator>,
+    parameters: Parameters,
+}
+
+impl DataParallel {
+    /// With the default settings: see [`with_config`](Self::with_config).
+    ///
+    /// # Errors
+    ///
+    /// As [`with_config`](Self::with_config).
+    pub fn new(communicator: Arc<dyn Communicator>, parameters: &Parameters) -> Result<Self> {
+        Self::with_config(communicator, parameters, DataParallelConfig::default())
+    }
+
+    /// Compares the model of all ranks, and gives all the weights and buffers of rank 0.
+    ///
+    /// # Errors
+    ///
+    /// [`ParallelError::Differs`](crate::error::ParallelError::Differs), [`ArgumentError`] for settings that do not
+    /// fit, those of the communicator.
+    pub fn with_config(
+        communicator: Arc<dyn Communicator>,
+        parameters: &Parameters,
+        config: DataParallelConfig,
+    ) -> Result<Self> {
+        config.validate()?;
+        let reducer = BucketReducer::new(communicator.clone(), parameters, config);
+        let facts = facts(parameters, &reducer);
+        compare(&*communicator, "the model", &facts, &reducer.device())?;
+        let reducer = Arc::new(Mutex::new(reducer));
+        let parallel = Self { reducer, communicator, parameters: parameters.clone() };
+        parallel.broadcast(parallel.parameters.vars().iter())?;
+        parallel.broadcast_buffers()?;
+        Ok(parallel)
+    }
+
+    /// Has `scaler` collect averaged gradients.
+    ///
+    /// # Errors
+    ///
+    /// [`ScalerError::PendingGradients`](crate::error::ScalerError::PendingGradients) between `backward` and `update`.
+    pub fn attach(&self, scaler: &mut GradScaler) -> Result<()> {
+        scaler.set_reducer(self.reducer.clone())
+    }
+
+    /// Runs `f`, in which backward accumulates and does not communicate: for all micro-batches but the last.
+    ///
+    /// ```
+    /// # use candle_amp::{GradScaler, Parameters, ops};
+    /// # use candle_amp::dist::{DataParallel, Threads};
+    /// # use candle_core::{Device, Var};
+    /// # Threads::run(2, |communicator| {
+    /// # let w = Var::new(&[1f32], &Device::Cpu)?;
+    /// # let parameters = Parameters::named([("w", w.clone())])?;
+    /// # let mut scaler = GradScaler::disabled();
+    /// # let parallel = DataParallel::new(communicator.clone(), &parameters)?;
+    /// # parallel.attach(&mut scaler)?;
+    /// parallel.no_sync(|| scaler.scale(&ops::sum(&w)?)?.backward())?;
+    /// scaler.scale(&ops::sum(&w)?)?.backward()?; // averages the sum of both
+    /// assert_eq!(scaler.grad(&w)?.unwrap().to_vec1::<f32>()?, [2.0]);
+    /// # Ok(()) })?;
+    /// # Ok::<(), candle_amp::Error>(())
+    /// ```
+    pub fn no_sync<T>(&self, f: impl FnOnce() -> T) -> T {
+        /// Goes back to what was before, on panic too.
+        struct Paused<'a>(&'a DataParallel, bool);
+        impl Drop for Paused<'_> {
+            fn drop(&mut self) {
+                self.0.reducer().paused = self.1;
+            }
+        }
+        let before = std::mem::replace(&mut self.reducer().paused, true);
+        let _paused = Paused(self, before);
+        f()
+    }
+
+    /// Compares the state of `scaler`, the generator's seed and the weights of all ranks now.
+    ///
+    /// # Errors
+    ///
+    /// [`ParallelError::Differs`](crate::error::ParallelError::Differs), which says which rank and what; those of the
+    /// communicator.
+    pub fn check(&self, scaler: &GradScaler) -> Result<()> {
+        self.reducer().check(scaler.state())
+    }
+
+    /// Gives all ranks the buffers of rank 0: running statistics that each rank has averaged over its own samples.
+    /// Before an evaluation or a checkpoint. [`sync_batch_norm`](super::sync_batch_norm) makes it unnecessary.
+    ///
+    /// # Errors
+    ///
+    /// Those of the communicator.
+    pub fn broadcast_buffers(&self) -> Result<()> {
+        self.broadcast(self.parameters.buffers().map(|(_, var)| var))
+    }
+
+    /// The communicator it was made with.
+    pub fn communicator(&self) -> &Arc<dyn Communicator> {
+        &self.communicator
+    }
+
+    pub(super) fn reducer(&self) -> MutexGuard<'_, BucketReducer> {
+        self.reducer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn broadcast<'a>(&self, variables: impl Iterator<Item = &'a Var>) -> Result<()> {
+        for variable in variables {
+            let value = self.communicator.broadcast(&variable.as_detached_tensor(), 0)?;
+            variable.set(&value)?;
+            version::written([variable.as_tensor()]);
+        }
+        autocast::clear_cast_cache();
+        Ok(())
+    }
+}
+
+/// What all ranks must have in common before the first step.
+fn facts(parameters: &Parameters, reducer: &BucketReducer) -> Facts {
+    let mut facts = Facts::from([
+        ("version of candle-amp".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+        ("settings".to_owned(), format!("{:?}", reducer.config)),
+        ("parameters".to_owned(), reducer.parameters.len().to_string()),
+    ]);
+    let all = parameters.iter().map(|named| ("parameter", named));
+    for (kind, (name, var)) in all.chain(parameters.buffers().map(|named| ("buffer", named))) {
+        facts.insert(format!("{kind} `{name}`"), format!("{:?} {:?}", var.dtype(), var.dims()));
+    }
+    facts
+}

@@ -1,0 +1,52 @@
+//! What the scaler asks of whoever combines the gradients of several ranks.
+
+use std::collections::HashSet;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use candle_core::{Tensor, TensorId};
+
+use crate::autograd::{Gradient, OnComplete};
+use crate::kernels::multi_tensor::{FoundInf, NormOfRanks};
+use crate::{LossScale, Result};
+
+/// Combines the gradients of several ranks.
+pub(crate) trait Reducer: NormOfRanks + Debug + Send {
+    /// A backward pass begins. `scale` reads the state of the scaler, should it be compared.
+    fn begin(&mut self, scale: &dyn Fn() -> Option<LossScale>) -> Result<()>;
+
+    /// The pass adds nothing more to the gradient of `variable`.
+    fn complete(&mut self, variable: &Tensor, gradient: Gradient) -> Result<()>;
+
+    /// The pass has ended, with `rest` not handed over before. Returns the gradients of all ranks, in storage of
+    /// their own; none where this pass only accumulates.
+    fn finish(&mut self, rest: Vec<(Tensor, Gradient)>) -> Result<Vec<(Tensor, Tensor)>>;
+
+    /// The pass has failed.
+    fn abort(&mut self);
+
+    /// Fails where passes have only accumulated: `call` needs gradients of all ranks.
+    fn check_synchronised(&self, call: &'static str) -> Result<()>;
+
+    /// Whether passes have only accumulated.
+    fn has_unsynchronised(&self) -> bool;
+
+    /// Drops what was accumulated for `variables`, or everything.
+    fn forget(&mut self, variables: Option<&HashSet<TensorId>>);
+
+    /// Whether a gradient of any rank is not finite.
+    fn agree(&self, found: FoundInf) -> Result<FoundInf>;
+}
+
+/// A reducer that the scaler shares with its owner.
+pub(crate) type SharedReducer = Arc<Mutex<dyn Reducer>>;
+
+pub(super) fn lock(reducer: &SharedReducer) -> MutexGuard<'_, dyn Reducer + 'static> {
+    reducer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Hands complete gradients to `reducer`.
+pub(super) fn on_complete(reducer: &SharedReducer) -> OnComplete {
+    let reducer = reducer.clone();
+    Box::new(move |variable, gradient| lock(&reducer).complete(variable, gradient))
+}

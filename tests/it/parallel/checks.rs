@@ -1,0 +1,159 @@
+//! What ranks must have in common.
+
+use candle_amp::dist::DataParallelConfig;
+use candle_amp::{Parameters, Result, ops, random};
+use candle_core::{DType, Tensor, Var};
+
+use super::{attached, cpu, layers, loss, on_ranks, samples, small_buckets};
+use crate::util::assert_same;
+
+#[test]
+fn all_ranks_start_with_the_weights_of_rank_0() -> Result<()> {
+    let (expected, _) = layers(DType::BF16, 0)?;
+    let all = on_ranks(3, |communicator| {
+        let (vars, parameters) = layers(DType::BF16, communicator.rank())?;
+        attached(communicator, &parameters, small_buckets())?;
+        Ok(vars)
+    })?;
+    for vars in all {
+        for (var, expected) in vars.iter().zip(&expected) {
+            assert_same("a weight", var, expected);
+        }
+    }
+    Ok(())
+}
+
+/// The message of rank 0 of 3, where rank 2's model or settings differ.
+fn message(
+    differ: impl Fn(bool) -> Result<(Parameters, DataParallelConfig)> + Sync,
+) -> Result<Vec<String>> {
+    on_ranks(3, |communicator| {
+        let (parameters, config) = differ(communicator.rank() == 2)?;
+        let error = attached(communicator, &parameters, config).err();
+        Ok(error.map(|error| error.to_string()).unwrap_or_default())
+    })
+}
+
+#[test]
+fn another_model_or_other_settings_are_an_error_on_all_ranks() -> Result<()> {
+    let named = |name: &str, rows: usize, dtype: DType| {
+        Parameters::named([(name, Var::zeros((rows, 2), dtype, &cpu())?)])
+    };
+    let base = DataParallelConfig::default;
+    for (messages, expected) in [
+        (
+            message(|other| Ok((named(if other { "b" } else { "a" }, 3, DType::F32)?, base())))?,
+            "parameter `a`: missing, on rank 0 F32 [3, 2]",
+        ),
+        (
+            message(|other| Ok((named("a", if other { 4 } else { 3 }, DType::F32)?, base())))?,
+            "parameter `a`: F32 [4, 2], on rank 0 F32 [3, 2]",
+        ),
+        (
+            message(|other| {
+                Ok((named("a", 3, if other { DType::F16 } else { DType::F32 })?, base()))
+            })?,
+            "F16 [3, 2]",
+        ),
+        (
+            message(|other| {
+                let bucket_bytes = if other { 7 } else { 8 };
+                Ok((named("a", 3, DType::F32)?, DataParallelConfig { bucket_bytes, ..base() }))
+            })?,
+            "bucket_bytes: 7",
+        ),
+    ] {
+        for message in messages {
+            assert!(
+                message.contains("the model of rank 2 differs from that of rank 0"),
+                "{message}"
+            );
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_rank_whose_state_went_apart_is_named() -> Result<()> {
+    let run = |what: &'static str| {
+        on_ranks(3, move |communicator| {
+            let rank = communicator.rank();
+            random::fork_rng(|| {
+                random::manual_seed(5);
+                let (vars, parameters) = layers(DType::F32, rank)?;
+                let config = DataParallelConfig { check_every: 2, ..small_buckets() };
+                let (_, mut scaler) = attached(communicator, &parameters, config)?;
+                let mut messages = Vec::new();
+                for step in 0..3 {
+                    if step == 1 && rank == 1 {
+                        match what {
+                            "weights" => vars[2].set(&(vars[2].as_tensor() * 1.000001)?)?,
+                            "scale" => scaler
+                                .load_state(Some(scaler.state().expect("enabled").after(true)))?,
+                            "seed" => random::manual_seed(99),
+                            _ => {}
+                        }
+                    }
+                    let loss = loss(&vars, &samples(rank, DType::F32))?;
+                    messages
+                        .push(scaler.scale(&loss)?.backward().err().map(|error| error.to_string()));
+                    scaler.zero_grad();
+                }
+                Ok(messages)
+            })
+        })
+    };
+    for messages in run("nothing")? {
+        assert_eq!(messages, [None, None, None]);
+    }
+    for (what, expected) in [
+        ("weights", "fingerprint of `layer2`: "),
+        ("scale", "scale: 32768, on rank 0 65536"),
+        ("seed", "seed of the generator: 99, on rank 0 5"),
+    ] {
+        for messages in run(what)? {
+            assert_eq!(messages[..2], [None, None], "{what}");
+            let message = messages[2].clone().unwrap_or_default();
+            assert!(message.contains("the state of rank 1 differs"), "{message}");
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_variable_that_is_no_parameter_is_an_error() -> Result<()> {
+    let messages = on_ranks(2, |communicator| {
+        let (a, b) = (Var::new(&[1f32], &cpu())?, Var::new(&[1f32], &cpu())?);
+        let parameters = Parameters::named([("a", a.clone())])?;
+        let (_, mut scaler) = attached(communicator, &parameters, small_buckets())?;
+        let error = scaler.scale(&ops::sum(&ops::mul(&a, &b)?)?)?.backward().unwrap_err();
+        // The next pass begins anew.
+        let again = ops::sum(&ops::mul(&a, &Tensor::new(&[4f32], &cpu())?)?)?;
+        scaler.scale(&again)?.backward()?;
+        assert_eq!(scaler.grad(&a)?.expect("one").to_vec1::<f32>()?, [4.0]);
+        Ok(error.to_string())
+    })?;
+    assert!(messages[0].contains("not among the parameters"), "{}", messages[0]);
+    Ok(())
+}
+
+#[test]
+fn buffers_are_broadcast_too() -> Result<()> {
+    use candle_amp::nn;
+    on_ranks(2, |communicator| {
+        let varmap = nn::VarMap::new();
+        let norm = nn::batch_norm(2, 1e-5, nn::var_builder(&varmap, DType::F32, &cpu()))?;
+        let parameters = Parameters::from_varmap(&varmap);
+        let (parallel, _) = attached(communicator.clone(), &parameters, small_buckets())?;
+        norm.forward_train(&Tensor::new(
+            &[[communicator.rank() as f32, 1.0], [2.0, 3.0]],
+            &cpu(),
+        )?)?;
+        parallel.broadcast_buffers()?;
+        assert_eq!(norm.running_mean().to_vec1::<f32>()?, [0.1, 0.2]);
+        Ok(())
+    })?;
+    Ok(())
+}

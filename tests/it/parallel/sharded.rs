@@ -1,0 +1,276 @@
+//! Sharded masters and optimizer state.
+
+use candle_amp::checkpoints::{Checkpoint, State, Stateful};
+use candle_amp::dist::{DataParallelConfig, Sharded};
+use candle_amp::optim::{
+    AdamW, AdamWConfig, Config, LambConfig, LionConfig, Masters, Optim, SgdConfig, Step,
+};
+use candle_amp::{GradScaler, Parameters, Result, ops};
+use candle_core::{DType, Tensor, Var};
+
+use super::{attached, cpu, layers, loss, on_ranks, samples, small_buckets};
+use crate::util::{assert_same, random, to_vec};
+
+const STEPS: usize = 6;
+
+/// Some steps, clipped, of which one overflows on the last rank alone; which were skipped.
+fn steps<S: Step>(
+    scaler: &mut GradScaler,
+    optimizer: &mut S,
+    vars: &[Var],
+    [rank, size]: [usize; 2],
+    from: usize,
+) -> Result<Vec<(bool, f32)>> {
+    let mut outcomes = Vec::new();
+    for step in from..from + STEPS {
+        let x = samples(10 * step + rank, vars[0].dtype());
+        let factor = if step == 2 && rank + 1 == size { f32::INFINITY } else { 1.0 };
+        let loss = ops::mul(&loss(vars, &x)?, &Tensor::new(factor, &cpu())?)?;
+        scaler.scale(&loss)?.backward()?;
+        let norm = scaler.clip_grad_norm(0.01)?.to_scalar::<f32>()?;
+        outcomes.push((scaler.step(optimizer)?.skipped()?, norm));
+        scaler.update()?;
+    }
+    Ok(outcomes)
+}
+
+/// What a rank ends with: weights, outcomes, scale.
+type End = (Vec<Tensor>, Vec<(bool, f32)>, f32);
+
+fn train<C: Config>(
+    size: usize,
+    dtype: DType,
+    config: C,
+    masters: Masters,
+    sharded: bool,
+) -> Result<Vec<End>> {
+    on_ranks(size, |communicator| {
+        let place = [communicator.rank(), size];
+        let (vars, parameters) = layers(dtype, place[0])?;
+        let (parallel, mut scaler) = attached(communicator, &parameters, small_buckets())?;
+        let outcomes = if sharded {
+            let mut optimizer = Sharded::new(&parallel, &parameters, config, masters)?;
+            steps(&mut scaler, &mut optimizer, &vars, place, 0)?
+        } else {
+            let mut optimizer = Optim::new(&parameters, config)?.with_masters(masters)?;
+            steps(&mut scaler, &mut optimizer, &vars, place, 0)?
+        };
+        let weights = vars.iter().map(|var| var.copy()).collect::<Result<_, _>>()?;
+        Ok((weights, outcomes, scaler.current_scale()))
+    })
+}
+
+fn compare<C: Config>(dtype: DType, config: C, masters: Masters) -> Result<()> {
+    for size in [1, 2, 3, 4] {
+        let plain = train(size, dtype, config, masters, false)?;
+        let sharded = train(size, dtype, config, masters, true)?;
+        for (rank, (weights, outcomes, scale)) in sharded.iter().enumerate() {
+            let (expected, plain_outcomes, plain_scale) = &plain[rank];
+            let what = format!("{config:?}, {dtype:?}, {masters:?}, {size} ranks");
+            assert_eq!((scale, *scale), (plain_scale, 32768.0), "{what}");
+            for (step, (own, other)) in outcomes.iter().zip(plain_outcomes).enumerate() {
+                assert_eq!(own.0, step == 2, "{what}");
+                assert!(own == other || step == 2 && own.0 == other.0, "{what}: {own:?} {other:?}");
+            }
+            for (weight, expected) in weights.iter().zip(expected) {
+                assert_same(&what, weight, expected);
+            }
+        }
+        let start = layers(dtype, 0)?.0;
+        assert_ne!(to_vec(&plain[0].0[0]), to_vec(&start[0]), "nothing was trained");
+    }
+    Ok(())
+}
+
+#[test]
+fn shards_are_plain_data_parallel_to_the_last_bit() -> Result<()> {
+    let adamw = AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() };
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        compare(dtype, adamw, Masters::F32)?;
+        let sgd = SgdConfig { lr: 0.5, momentum: 0.9, ..Default::default() };
+        compare(dtype, sgd, Masters::F32)?;
+        compare(dtype, LionConfig { lr: 1e-3, ..Default::default() }, Masters::F32)?;
+    }
+    compare(DType::BF16, adamw, Masters::Remainder)
+}
+
+#[test]
+fn a_rank_has_the_memory_that_the_formula_says() -> Result<()> {
+    for (masters, dtype, bytes) in [
+        (Masters::F32, DType::BF16, 12),
+        (Masters::F32, DType::F16, 12),
+        (Masters::Remainder, DType::BF16, 12),
+        (Masters::F32, DType::F32, 12),
+    ] {
+        for size in [1, 2, 4] {
+            let all = on_ranks(size, |communicator| {
+                let w = Var::from_tensor(&random(1, (64, 32), dtype))?;
+                let parameters = Parameters::named([("w", w.clone())])?;
+                let (parallel, mut scaler) = attached(communicator, &parameters, small_buckets())?;
+                let mut adamw =
+                    Sharded::new(&parallel, &parameters, AdamWConfig::default(), masters)?;
+                scaler.scale(&ops::mean(&w.to_dtype(DType::F32)?)?)?.backward()?;
+                // What the scaler holds is a part too.
+                assert_eq!(scaler.grad(&w)?.expect("one").elem_count(), 64 * 32 / size);
+                let _ = scaler.step(&mut adamw)?;
+                let saved: usize = adamw
+                    .save()?
+                    .tensors
+                    .values()
+                    .map(|x| x.elem_count() * x.dtype().size_in_bytes())
+                    .sum();
+                Ok((adamw.bytes(), saved))
+            })?;
+            for (held, saved) in all {
+                assert_eq!(held, bytes * 64 * 32 / size, "{masters:?}, {dtype:?}, {size} ranks");
+                // Of a part that is no master, the variable has the value.
+                let itself = if masters == Masters::Remainder { 2 } else { 4 };
+                let master = dtype != DType::F32 && masters == Masters::F32;
+                let unsaved = if master { 0 } else { itself * 64 * 32 / size };
+                assert_eq!(saved + unsaved, held, "{masters:?}, {dtype:?}, {size} ranks");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_checkpoint_loads_on_another_number_of_ranks() -> Result<()> {
+    let config = AdamWConfig { lr: 1e-2, ..Default::default() };
+    for (dtype, masters) in [
+        (DType::BF16, Masters::F32),
+        (DType::BF16, Masters::Remainder),
+        (DType::F16, Masters::F32),
+        (DType::F32, Masters::F32),
+    ] {
+        let folder = std::env::temp_dir()
+            .join(format!("shards-{}-{dtype:?}-{masters:?}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let file = |rank: usize| folder.join(format!("{rank}.safetensors"));
+        // Three ranks save; the same training without shards is what to compare with.
+        let whole = on_ranks(3, |communicator| {
+            let place = [communicator.rank(), 3];
+            let (vars, parameters) = layers(dtype, 0)?;
+            let (parallel, mut scaler) =
+                attached(communicator.clone(), &parameters, small_buckets())?;
+            let mut sharded = Sharded::new(&parallel, &parameters, config, masters)?;
+            steps(&mut scaler, &mut sharded, &vars, place, 0)?;
+            Checkpoint::new(1)
+                .with("model", &parameters)?
+                .with("optimizer", &sharded)?
+                .save(file(place[0]))?;
+
+            let (vars, parameters) = layers(dtype, 0)?;
+            let (_, mut scaler) = attached(communicator, &parameters, small_buckets())?;
+            let mut plain = AdamW::new(&parameters, config)?.with_masters(masters)?;
+            steps(&mut scaler, &mut plain, &vars, place, 0)?;
+            plain.save()
+        })?;
+        let shards: Vec<State> = (0..3)
+            .map(|rank| {
+                let mut shard = State::default();
+                Checkpoint::open(file(rank))?.load(&mut [("optimizer", &mut shard)])?;
+                Ok(shard)
+            })
+            .collect::<Result<_>>()?;
+        for size in [1, 2, 4] {
+            let all = on_ranks(size, |communicator| {
+                let place = [communicator.rank(), size];
+                let go_on = |sharded: bool| -> Result<(State, Vec<Tensor>)> {
+                    let (vars, mut parameters) = layers(dtype, 9)?;
+                    let (parallel, mut scaler) =
+                        attached(communicator.clone(), &parameters, small_buckets())?;
+                    if sharded {
+                        let mut optimizer = Sharded::new(&parallel, &parameters, config, masters)?;
+                        Checkpoint::open(file(0))?.load(&mut [("model", &mut parameters)])?;
+                        let mut shuffled = shards.clone();
+                        shuffled.rotate_left(1);
+                        optimizer.load_shards(&shuffled)?;
+                        let loaded = optimizer.save()?;
+                        steps(&mut scaler, &mut optimizer, &vars, place, 20)?;
+                        return Ok((
+                            loaded,
+                            vars.iter().map(|var| var.copy()).collect::<Result<_, _>>()?,
+                        ));
+                    }
+                    let mut optimizer = AdamW::new(&parameters, config)?.with_masters(masters)?;
+                    Checkpoint::open(file(0))?.load(&mut [("model", &mut parameters)])?;
+                    optimizer.load(&whole[0])?;
+                    steps(&mut scaler, &mut optimizer, &vars, place, 20)?;
+                    Ok((
+                        State::default(),
+                        vars.iter().map(|var| var.copy()).collect::<Result<_, _>>()?,
+                    ))
+                };
+                let ((loaded, sharded), (_, plain)) = (go_on(true)?, go_on(false)?);
+                for (own, expected) in sharded.iter().zip(&plain) {
+                    assert_same("the path after loading", own, expected);
+                }
+                Ok(loaded)
+            })?;
+            // Joined, the shards of any number of ranks are the state of the optimizer that has all.
+            for (name, expected) in &whole[0].tensors {
+                let parts: Vec<&Tensor> = all.iter().map(|state| &state.tensors[name]).collect();
+                let joined = Tensor::cat(&parts, 0)?.narrow(0, 0, expected.elem_count())?;
+                assert_same(name, &joined, &expected.flatten_all()?);
+            }
+        }
+        // Not all of them, or not of this model.
+        let (_, parameters) = layers(dtype, 0)?;
+        let single = std::sync::Arc::new(candle_amp::dist::Single);
+        let (parallel, _) = attached(single, &parameters, small_buckets())?;
+        let mut sharded = Sharded::new(&parallel, &parameters, config, masters)?;
+        let twice = [shards[0].clone(), shards[0].clone(), shards[1].clone()];
+        for (given, expected) in [
+            (&shards[..2], "3 ranks have saved, and 2 shards are given"),
+            (&twice[..], "rank 0 is given twice"),
+            (&[][..], "none is given"),
+        ] {
+            let error = sharded.load_shards(given).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        let error = sharded.check(&shards[1]).unwrap_err().to_string();
+        assert!(error.contains("`load_shards` takes those of other ranks"), "{error}");
+        std::fs::remove_dir_all(&folder).expect("the folder");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_parameter_that_no_rank_used_is_left_alone() -> Result<()> {
+    on_ranks(2, |communicator| {
+        let (a, b) = (Var::new(&[1f32, 2.0, 3.0], &cpu())?, Var::new(&[1f32, 2.0], &cpu())?);
+        let parameters = Parameters::named([("a", a.clone()), ("b", b.clone())])?;
+        let config = DataParallelConfig { allow_unused: true, ..small_buckets() };
+        let (parallel, mut scaler) = attached(communicator, &parameters, config)?;
+        let config = AdamWConfig { lr: 0.1, weight_decay: 0.5, ..Default::default() };
+        let mut adamw = Sharded::new(&parallel, &parameters, config, Masters::F32)?;
+        scaler.scale(&ops::sum(&a)?)?.backward()?;
+        assert_eq!(scaler.missing(&parameters), ["b"]);
+        let _ = scaler.step(&mut adamw)?;
+        scaler.update()?;
+        assert_eq!(b.to_vec1::<f32>()?, [1.0, 2.0]);
+        assert_ne!(a.to_vec1::<f32>()?, [1.0, 2.0, 3.0]);
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_sharded_is_refused() -> Result<()> {
+    let (vars, parameters) = layers(DType::F32, 0)?;
+    let single = std::sync::Arc::new(candle_amp::dist::Single);
+    let (parallel, mut scaler) = attached(single, &parameters, small_buckets())?;
+    let other = Var::new(&[1f32], &cpu())?;
+    let error =
+        Sharded::new(&parallel, vec![other], SgdConfig::default(), Masters::F32).unwrap_err();
+    assert!(error.to_string().contains("not among the parameters"), "{error}");
+    let error =
+        Sharded::new(&parallel, &parameters, LambConfig::default(), Masters::F32).unwrap_err();
+    assert!(error.to_string().contains("`lamb` takes norms"), "{error}");
+    scaler.scale(&loss(&vars, &samples(0, DType::F32))?)?.backward()?;
+    let error =
+        Sharded::new(&parallel, &parameters, SgdConfig::default(), Masters::F32).unwrap_err();
+    assert!(error.to_string().contains("before the first backward"), "{error}");
+    Ok(())
+}
