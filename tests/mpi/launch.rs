@@ -98,13 +98,22 @@ impl Running {
             }
             if began.elapsed() > time {
                 self.output.extend(self.lines.try_iter().map(|line| line + "\n"));
-                let _ = self.child.kill();
                 panic!("the processes have not ended in {time:?}:\n{}", self.output);
             }
             std::thread::sleep(Duration::from_millis(5));
         };
         self.output.extend(self.lines.iter().map(|line| line + "\n"));
-        Ended { success: status.success(), output: self.output }
+        Ended { success: status.success(), output: std::mem::take(&mut self.output) }
+    }
+}
+
+impl Drop for Running {
+    /// A test that fails leaves no process: `mpirun` ends its own when it is asked to end.
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            signal("TERM", self.id());
+            let _ = self.child.wait();
+        }
     }
 }
 
