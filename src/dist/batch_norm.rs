@@ -107,6 +107,9 @@ struct Saved {
     count: usize,
 }
 
+/// Mean, variance and count of a rank.
+type OfRank<'a> = (&'a [f64], &'a [f64], f64);
+
 impl Normalise {
     /// `x` with its channels in the second dimension.
     fn seen(&self, x: &Tensor) -> Result<Tensor> {
@@ -135,7 +138,7 @@ impl Normalise {
         let all = Tensor::cat(&[&mean, &var, &count.to_dtype(dtype)?], 0)?;
         let all = self.communicator.all_gather(&all)?.to_dtype(DType::F64)?;
         let all: Vec<f64> = on_host(&all)?;
-        let ranks: Vec<(&[f64], &[f64], f64)> = all
+        let ranks: Vec<OfRank<'_>> = all
             .chunks(2 * channels + 2)
             .map(|rank| {
                 let (mean, rest) = rank.split_at(channels);
@@ -151,7 +154,7 @@ impl Normalise {
         }
         let (mut mean, mut var, mut inv_std) = (Vec::new(), Vec::new(), Vec::new());
         for c in 0..channels {
-            let of_all = |f: &dyn Fn(&(&[f64], &[f64], f64)) -> f64| {
+            let of_all = |f: &dyn Fn(&OfRank<'_>) -> f64| {
                 ranks
                     .iter()
                     .filter(|rank| rank.2 > 0.0)

@@ -36,6 +36,9 @@ pub(super) struct BucketReducer {
     passes: u64,
 }
 
+/// Variables and their averaged gradients.
+type Averages = Vec<(Tensor, Tensor)>;
+
 /// One backward pass.
 #[derive(Debug, Default)]
 struct Pass {
@@ -210,7 +213,7 @@ impl BucketReducer {
     }
 
     /// Waits for all buckets: the averages, and the names of what lacks a gradient somewhere.
-    fn collect(&mut self) -> Result<(Vec<(Tensor, Tensor)>, Vec<String>)> {
+    fn collect(&mut self) -> Result<(Averages, Vec<String>)> {
         let (mut gradients, mut unused) = (Vec::new(), Vec::new());
         for (bucket, pending) in std::mem::take(&mut self.pass.started).into_iter().enumerate() {
             let reduced = pending.wait()?;

@@ -38,8 +38,9 @@ impl Network {
             norms: [norm("norm0")?, norm("norm1")?],
             head: nn::linear(6, 3, vb.pp("head"))?,
         };
-        for (at, (_, var)) in Parameters::from_varmap(varmap).iter().enumerate() {
-            if var.rank() > 1 {
+        // Seeded here: the process's generator gives every rank, and every run, another head.
+        for (at, (name, var)) in Parameters::from_varmap(varmap).iter().enumerate() {
+            if var.rank() > 1 || name == "head.bias" {
                 let scale = (var.elem_count() as f64 / var.dim(0)? as f64).sqrt().recip();
                 let weights = (random(at as u64, var.shape().clone(), DType::F32) * scale)?;
                 var.set(&weights)?;
