@@ -248,10 +248,10 @@ fn flatten_takes_any_rank() -> Result<()> {
 #[test]
 fn activations_keep_the_strides_of_what_has_no_gaps() -> Result<()> {
     let root = Var::from_tensor(&random(&[3, 5, 4, 7], DType::F32, 1))?;
-    let turned: [&dyn Fn(&Tensor) -> Result<Tensor>; 3] =
-        [&|x| x.transpose(1, 3), &|x| x.permute((2, 0, 3, 1)), &|x| {
-            x.narrow(0, 1, 2)?.permute((3, 1, 0, 2))
-        }];
+    type View<'a> = &'a dyn Fn(&Tensor) -> Result<Tensor>;
+    let turned: [View<'_>; 3] = [&|x| x.transpose(1, 3), &|x| x.permute((2, 0, 3, 1)), &|x| {
+        x.narrow(0, 1, 2)?.permute((3, 1, 0, 2))
+    }];
     for turn in turned {
         let x = turn(&root)?;
         let weights = random(x.dims(), DType::F32, 2);

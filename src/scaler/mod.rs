@@ -6,13 +6,14 @@ mod live_scale;
 mod loss_scale;
 mod outcome;
 mod reducer;
+mod scaled_loss;
 mod step;
 
 use std::collections::HashSet;
 
-use candle_core::{DType, Device, Tensor, TensorId};
+use candle_core::{Device, Tensor, TensorId};
 
-use crate::autograd::{Graph, is_frozen};
+use crate::autograd::is_frozen;
 use crate::error::{ArgumentError, CaptureError, ScalerError};
 use crate::kernels::capture;
 use crate::kernels::multi_tensor::{FoundInf, Multiplier, NormOfRanks};
@@ -24,6 +25,7 @@ use live_scale::LiveScale;
 pub use loss_scale::{LossScale, ScaleConfig};
 pub use outcome::StepOutcome;
 pub(crate) use reducer::{Reducer, SharedReducer};
+pub use scaled_loss::ScaledLoss;
 pub use step::{Bound, Step, UnscaledGradients};
 
 /// Scales the loss, so that small 16-bit gradients do not vanish, and holds the gradients between `backward` and the
@@ -186,30 +188,6 @@ impl GradScaler {
             return Err(ScalerError::PendingGradients { call: "load_state" }.into());
         }
         self.scale.load(state)
-    }
-
-    /// Multiplies `loss` by the current scale, in its own dtype.
-    ///
-    /// # Errors
-    ///
-    /// [`ScalerError::LossDType`]: a 16-bit loss must have been reduced in `F32`, before it got
-    /// here. A disabled scaler takes it, as PyTorch's does: it multiplies nothing.
-    /// [`ScalerError::LossShape`]: `loss` is not one number. [`ArgumentError::DType`]: it is an integer.
-    pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss<'_>> {
-        self.scale.check()?;
-        if loss.elem_count() != 1 {
-            return Err(ScalerError::LossShape { got: loss.shape().clone() }.into());
-        }
-        if !loss.dtype().is_float() {
-            let (op, name, got) = ("scale", "the loss", loss.dtype());
-            return Err(
-                ArgumentError::DType { op, name, got, expected: "F32 or F64".into() }.into()
-            );
-        }
-        if self.is_enabled() && !matches!(loss.dtype(), DType::F32 | DType::F64) {
-            return Err(ScalerError::LossDType { got: loss.dtype() }.into());
-        }
-        Ok(ScaledLoss { loss: self.scale.multiply(loss)?, graph: Graph::FREED, scaler: self })
     }
 
     fn unscaling(&self, device: &Device) -> Result<Unscale> {
@@ -580,55 +558,5 @@ fn limit(name: &'static str, got: f64) -> Result<()> {
         Ok(())
     } else {
         Err(ArgumentError::Setting { name, got, expected: "a number not below zero" }.into())
-    }
-}
-
-/// A loss multiplied by a [`GradScaler`]'s scale.
-#[derive(Debug)]
-#[must_use = "call `backward`, or the loss was scaled for nothing"]
-pub struct ScaledLoss<'a> {
-    loss: Tensor,
-    graph: Graph,
-    scaler: &'a mut GradScaler,
-}
-
-impl ScaledLoss<'_> {
-    /// The scaled loss itself.
-    pub fn loss(&self) -> &Tensor {
-        &self.loss
-    }
-
-    /// Has [`backward`](Self::backward) keep the graph, for the loss, or another computed from the same
-    /// tensors later, to go back once more: PyTorch's `backward(retain_graph=True)`.
-    pub fn retain_graph(self) -> Self {
-        Self { graph: Graph::Kept, ..self }
-    }
-
-    /// Back-propagates, and adds the gradients of the loss's variables to those in the scaler. A
-    /// variable that was stepped since the last `update` takes no more.
-    ///
-    /// # Memory
-    ///
-    /// Each operator of this crate frees what it saved once its backward has run, so a loss runs backward once.
-    /// What it shares with the graph of another loss stays until that loss has run backward too, or is dropped.
-    /// [`retain_graph`](Self::retain_graph) keeps everything, as candle's own `backward` does.
-    ///
-    /// # Errors
-    ///
-    /// [`GraphError::NoGradient`](crate::error::GraphError::NoGradient),
-    /// [`GraphError::Stale`](crate::error::GraphError::Stale),
-    /// [`GraphError::Freed`](crate::error::GraphError::Freed), and whatever backward meets; nothing is added then,
-    /// but the loss may not go back again.
-    pub fn backward(self) -> Result<()> {
-        let Self { loss, graph, scaler } = self;
-        let unscaling = scaler.unscaling(loss.device())?;
-        if let Some(reducer) = &scaler.reducer {
-            reducer::lock(reducer).begin(&|| scaler.state())?;
-        }
-        let reducer = scaler.reducer.as_ref();
-        let f16 = scaler.collected.backward(&loss, graph, &unscaling, reducer)?;
-        let enabled = scaler.is_enabled();
-        scaler.scale.state_mut().watch.after_backward(f16, enabled);
-        Ok(())
     }
 }
