@@ -2,6 +2,7 @@
 //! with PyTorch in turns.
 
 pub mod candle;
+pub mod cifar;
 pub mod list;
 pub mod measure;
 pub mod networks;

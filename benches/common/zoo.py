@@ -3,11 +3,12 @@
 import torch
 import torch.nn.functional as F
 
+from cifar_networks import MODELS
 from networks import SGD
 from zoo_networks import Dcgan, DenseNet, Generator, LstmLm, MobileNet, NanoGpt, UNet, ViT
 
 # Those of images: PyTorch may hold them in either layout.
-IMAGES = {"mobilenet_v2", "dcgan", "densenet", "unet"}
+IMAGES = {"mobilenet_v2", "dcgan", "densenet", "unet", "cifar"}
 
 
 def scrambled(shape, seed):
@@ -66,6 +67,8 @@ def model_of(network):
             return LstmLm(vocabulary, width, layers)
         case {"name": "densenet", "depth": depth, "growth": growth}:
             return DenseNet(depth, growth)
+        case {"name": "cifar", "model": model}:
+            return MODELS[model]()
         case {"name": "unet", "channels": channels}:
             return UNet(channels)
 
@@ -93,7 +96,7 @@ class Training:
             self.step = self.adversarial(network["batch"], layout)
             return
         self.loss = loss_of(self.model, network, layout)
-        if network["name"] in ("mobilenet_v2", "densenet"):
+        if network["name"] in ("mobilenet_v2", "densenet", "cifar"):
             self.optimizer = torch.optim.SGD(self.model.parameters(), **SGD)
         else:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)

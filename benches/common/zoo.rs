@@ -15,6 +15,7 @@ use candle_core::{Device, Result, Tensor};
 use candle_nn::{Module, VarBuilder, VarMap};
 use serde::{Deserialize, Serialize};
 
+use crate::cifar;
 use crate::networks::{GptSize, SGD};
 use crate::precision::Precision;
 use classifiers::{DenseNet, MobileNet};
@@ -77,6 +78,13 @@ pub enum Network {
         /// Images.
         batch: usize,
     },
+    /// One of the cifar10 example.
+    Cifar {
+        /// Which one.
+        model: cifar::Model,
+        /// Images.
+        batch: usize,
+    },
     /// A U-Net of three levels.
     Unet {
         /// Of the first level; each has twice those of the one before.
@@ -89,6 +97,11 @@ pub enum Network {
 }
 
 impl Network {
+    /// Whether either side draws for itself in training, so that losses differ.
+    pub fn is_random(self) -> bool {
+        matches!(self, Self::Cifar { model, .. } if model.drops_out())
+    }
+
     /// Makes it small, for a machine that has no time.
     pub fn shrink(&mut self) {
         match self {
@@ -100,6 +113,7 @@ impl Network {
                 (size.layers, size.width, size.context, *batch) = (1, 48, 16, 2);
             }
             Self::LstmLm { width, context, batch, .. } => (*width, *context, *batch) = (16, 5, 2),
+            Self::Cifar { batch, .. } => *batch = 8,
             Self::Densenet { depth, batch, .. } => (*depth, *batch) = (10, 2),
             Self::Unet { channels, size, batch } => (*channels, *size, *batch) = (4, 16, 2),
         }
@@ -156,6 +170,9 @@ impl Training {
             }
             Network::Densenet { depth, growth, batch } => {
                 sgd(classification(DenseNet::new(depth, growth, vb)?, batch, device)?)
+            }
+            Network::Cifar { model, batch } => {
+                sgd(classification(cifar::Trained::new(model, vb)?, batch, device)?)
             }
             Network::Unet { channels, size, batch } => {
                 adamw(segmentation(UNet::new(channels, vb)?, batch, size, device)?)

@@ -1,5 +1,6 @@
 //! The rows of the table, and what is wanted of them.
 
+use candle_amp_benches::cifar::Model;
 use candle_amp_benches::list;
 use candle_amp_benches::networks::{GptSize, ResNetSize};
 use candle_amp_benches::precision::Precision;
@@ -199,11 +200,15 @@ pub(crate) fn zoo() -> Vec<Group> {
         let work = Work::ZooNetwork { network };
         group(name, work, 1.0)
     });
+    let families = families().map(|(name, network, _)| {
+        let work = Work::ZooNetwork { network };
+        group(&format!("family: {name}"), work, 1.2)
+    });
     let operators = zoo_operators().map(|(name, (operator, batch))| {
         let work = Work::ZooOperator { operator, batch };
         group(&format!("zoo: {name}"), work, 1.3)
     });
-    networks.into_iter().chain(operators).collect()
+    networks.into_iter().chain(families).chain(operators).collect()
 }
 
 /// Each with how many parameters PyTorch counts in it.
@@ -218,6 +223,28 @@ pub(crate) fn zoo_networks() -> [(&'static str, Network, usize); 7] {
         ("lstm_lm", Network::LstmLm { vocabulary, width, layers, context, batch: 16 }, 1_565_672),
         ("densenet_bc_40", Network::Densenet { depth: 40, growth: 12, batch: 32 }, 176_122),
         ("unet", Network::Unet { channels: 16, size: 64, batch: 8 }, 117_361),
+    ]
+}
+
+/// One network of each family of the cifar10 example, with how many parameters PyTorch counts in it.
+pub(crate) fn families() -> [(&'static str, Network, usize); 14] {
+    use Model::*;
+    let cifar = |model, batch| Network::Cifar { model, batch };
+    [
+        ("vgg11", cifar(Vgg11, 32), 9_231_114),
+        ("resnet18", cifar(Resnet18, 16), 11_173_962),
+        ("preact-resnet18", cifar(PreactResnet18, 16), 11_171_146),
+        ("senet18", cifar(Senet18, 16), 11_260_354),
+        ("googlenet", cifar(Googlenet, 8), 6_166_250),
+        ("densenet-cifar", cifar(DensenetCifar, 32), 1_000_618),
+        ("resnext29-32x4d", cifar(Resnext29, 8), 4_774_218),
+        ("dpn26", cifar(Dpn26, 8), 11_574_842),
+        ("mobilenet", cifar(Mobilenet, 64), 3_217_226),
+        ("shufflenet-g2", cifar(ShufflenetG2, 64), 887_582),
+        ("shufflenet-v2-x1", cifar(ShufflenetV2X1, 64), 1_263_854),
+        ("efficientnet-b0", cifar(EfficientnetB0, 64), 3_598_598),
+        ("regnetx-200mf", cifar(Regnetx200mf, 32), 2_321_946),
+        ("dla-simple", cifar(DlaSimple, 8), 15_142_970),
     ]
 }
 
