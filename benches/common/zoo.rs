@@ -113,7 +113,7 @@ impl Network {
                 (size.layers, size.width, size.context, *batch) = (1, 48, 16, 2);
             }
             Self::LstmLm { width, context, batch, .. } => (*width, *context, *batch) = (16, 5, 2),
-            Self::Cifar { batch, .. } => *batch = 8,
+            Self::Cifar { batch, .. } => *batch = 2,
             Self::Densenet { depth, batch, .. } => (*depth, *batch) = (10, 2),
             Self::Unet { channels, size, batch } => (*channels, *size, *batch) = (4, 16, 2),
         }
