@@ -36,11 +36,13 @@ impl View {
         Some(Self { shape, order: Some(order) })
     }
 
-    /// The gradient of the tensor, from that of the view.
+    /// The gradient of the tensor, contiguous, from that of the view: a copy only where that does not lie in memory as the
+    /// view does.
     pub(super) fn gradient(&self, gradient: Gradient) -> Result<Gradient> {
+        let dtype = gradient.tensor().dtype();
         let gradient = match &self.order {
             Some(order) => gradient.permute(order)?,
-            None => gradient,
+            None => gradient.into_dtype(dtype)?,
         };
         gradient.reshape(&self.shape)
     }
@@ -56,6 +58,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
+    use crate::autograd::share_storage;
 
     #[test]
     fn what_has_all_elements_once_is_a_view() -> Result<()> {
@@ -74,6 +77,7 @@ mod tests {
             // Each element is its place, so the view is a gradient that says where each has gone.
             let back = found.gradient(Gradient::shared(view.clone()))?.into_tensor();
             assert_eq!(back.dims(), x.dims());
+            assert!(share_storage(&back, &x), "a copy of {view:?}");
             assert_eq!(back.flatten_all()?.to_vec1::<f32>()?, flat.to_vec1::<f32>()?, "{view:?}");
         }
         for other in [

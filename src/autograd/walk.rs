@@ -66,13 +66,15 @@ impl Node {
                     GraphError::GradientShape { op: self.name, input, got, expected }.into()
                 );
             }
+            let gradient = match &edge.target {
+                // First, as it may lie in memory as the view does: then nothing is copied.
+                Target::Node(_, Some(view)) => view.gradient(gradient)?,
+                _ => gradient,
+            };
             let gradient = gradient.into_dtype(want)?;
             match (&edge.target, &mut pass.leaves) {
                 (Target::Nowhere, _) => {}
-                (Target::Node(node, None), _) => pass.send(node, Some(gradient))?,
-                (Target::Node(node, Some(view)), _) => {
-                    pass.send(node, Some(view.gradient(gradient)?))?
-                }
+                (Target::Node(node, _), _) => pass.send(node, Some(gradient))?,
                 (Target::Argument(input, _), Some(leaves)) if input.is_variable() => {
                     leaves.add(input, gradient)?
                 }

@@ -274,3 +274,48 @@ fn activations_keep_the_strides_of_what_has_no_gaps() -> Result<()> {
     }
     Ok(())
 }
+
+/// A gradient reaches the tensor of a view in whatever order it lies in memory.
+#[test]
+fn a_views_gradient_may_lie_in_memory_in_any_order() -> Result<()> {
+    struct Given(Tensor);
+    impl Operator for Given {
+        type Saved = ();
+
+        fn op(&self) -> Op {
+            Op::user("given", Cast::Keep)
+        }
+
+        fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, ())> {
+            Ok((Tensor::zeros((), DType::F32, inputs[0].device())?, ()))
+        }
+
+        fn backward(&self, _: &Backward<'_, ()>) -> Result<Vec<Option<Gradient>>> {
+            Ok(vec![Some(Gradient::shared(self.0.clone()))])
+        }
+    }
+    let root = Var::from_tensor(&random(&[3, 4, 5], DType::F32, 1))?;
+    type View<'a> = &'a dyn Fn(&Tensor) -> Result<Tensor>;
+    let views: [View<'_>; 4] =
+        [&|x| Ok(x.clone()), &|x| x.reshape((5, 3, 4)), &|x| x.transpose(0, 2), &|x| {
+            x.permute((1, 2, 0))
+        }];
+    for view in views {
+        let y = view(&ops::affine(&root, 2.0, 0.0)?)?;
+        let given = random(y.dims(), DType::F32, 2);
+        // Each element of the gradient at the place in `root` that the view shows there.
+        let place = view(&Tensor::arange(0f32, 60.0, &Device::Cpu)?.reshape((3, 4, 5))?)?;
+        let mut expected = vec![0.0; 60];
+        for (place, given) in values(&place).into_iter().zip(values(&given)) {
+            expected[place as usize] = 2.0 * given;
+        }
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0], [2, 0, 1]] {
+            let mut back = [0; 3];
+            order.iter().enumerate().for_each(|(place, &dim)| back[dim] = place);
+            let laid_out = given.permute(order)?.contiguous()?.permute(back)?;
+            let gradients = apply(Given(laid_out), &[&y])?.backward()?;
+            assert_eq!(values(gradients.get(&root).unwrap()), expected, "{order:?}");
+        }
+    }
+    Ok(())
+}
