@@ -13,6 +13,9 @@ use candle_nn::VarMap;
 /// Takes a step, and does not wait for it.
 pub(crate) type TrainingStep = Box<dyn FnMut() -> Result<()>>;
 
+/// A model's loss, of its inputs.
+type Loss = Box<dyn Fn(&[Tensor]) -> CandleResult<Tensor>>;
+
 /// Seconds of steps that follow one another before somebody waits.
 const RUN: f64 = 0.05;
 
@@ -78,13 +81,8 @@ pub(crate) fn graphed_gpt(
     precision: Precision,
     device: &Device,
 ) -> Result<TrainingStep> {
-    let varmap = VarMap::new();
-    let model = Gpt::new(size, var_builder(&varmap, precision.storage(), device))?;
-    let variables = Parameters::from_varmap(&varmap).vars();
-    let adamw = AdamW::new(variables, AdamWConfig { lr: 1e-4, ..Default::default() })?;
-    let (x, y) = tokens(size, batch, device)?;
-    let loss = move |inputs: &[Tensor]| model.loss(&inputs[0], &inputs[1]);
-    Ok(graphed(precision, loss, Some(1.0), adamw, [x, y]))
+    let (loss, adamw, inputs) = gpt_parts(size, batch, precision, device)?;
+    Ok(graphed(precision, loss, Some(1.0), adamw, inputs))
 }
 
 pub(crate) fn graphed_resnet(
@@ -93,13 +91,8 @@ pub(crate) fn graphed_resnet(
     precision: Precision,
     device: &Device,
 ) -> Result<TrainingStep> {
-    let varmap = VarMap::new();
-    let model = ResNet::new(size, var_builder(&varmap, precision.storage(), device))?;
-    let model = model.channels_last();
-    let sgd = Sgd::new(Parameters::from_varmap(&varmap).vars(), SGD)?;
-    let (x, y) = images(batch, device)?;
-    let loss = move |inputs: &[Tensor]| ops::cross_entropy(&model.forward(&inputs[0])?, &inputs[1]);
-    Ok(graphed(precision, loss, None, sgd, [x, y]))
+    let (loss, sgd, inputs) = resnet_parts(size, batch, true, precision, device)?;
+    Ok(graphed(precision, loss, None, sgd, inputs))
 }
 
 pub(crate) fn gpt(
@@ -108,13 +101,8 @@ pub(crate) fn gpt(
     precision: Precision,
     device: &Device,
 ) -> Result<TrainingStep> {
-    let varmap = VarMap::new();
-    let model = Gpt::new(size, var_builder(&varmap, precision.storage(), device))?;
-    let variables = Parameters::from_varmap(&varmap).vars();
-    let adamw = AdamW::new(variables, AdamWConfig { lr: 1e-4, ..Default::default() })?;
-    let (x, y) = tokens(size, batch, device)?;
-    let loss = move || model.loss(&x, &y);
-    Ok(training(precision, loss, Some(1.0), adamw))
+    let (loss, adamw, inputs) = gpt_parts(size, batch, precision, device)?;
+    Ok(training(precision, move || loss(&inputs), Some(1.0), adamw))
 }
 
 pub(crate) fn resnet(
@@ -124,13 +112,41 @@ pub(crate) fn resnet(
     precision: Precision,
     device: &Device,
 ) -> Result<TrainingStep> {
+    let (loss, sgd, inputs) = resnet_parts(size, batch, channels_last, precision, device)?;
+    Ok(training(precision, move || loss(&inputs), None, sgd))
+}
+
+/// The loss of a model's inputs, its optimizer, and the inputs.
+fn gpt_parts(
+    size: GptSize,
+    batch: usize,
+    precision: Precision,
+    device: &Device,
+) -> Result<(Loss, AdamW, [Tensor; 2])> {
+    let varmap = VarMap::new();
+    let model = Gpt::new(size, var_builder(&varmap, precision.storage(), device))?;
+    let variables = Parameters::from_varmap(&varmap).vars();
+    let adamw = AdamW::new(variables, AdamWConfig { lr: 1e-4, ..Default::default() })?;
+    let (x, y) = tokens(size, batch, device)?;
+    let loss = move |inputs: &[Tensor]| model.loss(&inputs[0], &inputs[1]);
+    Ok((Box::new(loss), adamw, [x, y]))
+}
+
+/// As [`gpt_parts`].
+fn resnet_parts(
+    size: ResNetSize,
+    batch: usize,
+    channels_last: bool,
+    precision: Precision,
+    device: &Device,
+) -> Result<(Loss, Sgd, [Tensor; 2])> {
     let varmap = VarMap::new();
     let model = ResNet::new(size, var_builder(&varmap, precision.storage(), device))?;
     let model = if channels_last { model.channels_last() } else { model };
     let sgd = Sgd::new(Parameters::from_varmap(&varmap).vars(), SGD)?;
     let (x, y) = images(batch, device)?;
-    let loss = move || ops::cross_entropy(&model.forward(&x)?, &y);
-    Ok(training(precision, loss, None, sgd))
+    let loss = move |inputs: &[Tensor]| ops::cross_entropy(&model.forward(&inputs[0])?, &inputs[1]);
+    Ok((Box::new(loss), sgd, [x, y]))
 }
 
 pub(crate) fn candle_resnet(
