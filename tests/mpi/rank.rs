@@ -8,7 +8,10 @@ use candle_core::{DType, Device, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::log::Errors;
+
 pub(crate) fn run(role: &str) {
+    tracing::subscriber::set_global_default(Errors).expect("the first subscriber");
     // As a `main` that returns an error does: the communicator is dropped before the message is printed.
     if let Err(error) = play(role) {
         eprintln!("Error: {error}");
