@@ -1,5 +1,6 @@
 //! The folder of `--out`: what a training leaves behind.
 
+mod canvas;
 mod folder;
 mod images;
 mod page;

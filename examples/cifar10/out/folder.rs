@@ -4,7 +4,7 @@
 //! DIR/options.toml             what was asked for, as --config reads it
 //! DIR/report.json              all runs that ended, and a summary of each precision
 //! DIR/index.html               the page, with all pictures in it
-//! DIR/pictures/*.svg           the same pictures, each a file
+//! DIR/pictures/*.svg, *.png    the same pictures, each two files
 //! DIR/f32-seed-0/              a folder for each run:
 //!     history.jsonl            a row for every step and every epoch
 //!     checkpoints/step-*       the last one, and that of the epoch with the best accuracy
@@ -76,7 +76,9 @@ impl Folder {
         fs::create_dir_all(&pictures)
             .with_context(|| format!("cannot make {}", pictures.display()))?;
         for picture in page.pictures() {
-            report::write(&pictures.join(picture.file_name()), &picture.svg)?;
+            for (ending, bytes) in picture.files()? {
+                report::write(&pictures.join(&picture.name).with_extension(ending), bytes)?;
+            }
         }
         report::write(&self.page(), page.html())
     }

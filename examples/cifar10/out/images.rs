@@ -9,11 +9,16 @@ use crate::data::{PLANE, SIDE};
 pub(crate) fn png(image: &[u8]) -> Result<Vec<u8>> {
     let pixels: Vec<u8> =
         (0..PLANE).flat_map(|at| [image[at], image[PLANE + at], image[2 * PLANE + at]]).collect();
+    png_of_pixels(&pixels, (SIDE as u32, SIDE as u32))
+}
+
+/// A PNG of pixels whose red, green and blue lie together.
+pub(crate) fn png_of_pixels(pixels: &[u8], (width, height): (u32, u32)) -> Result<Vec<u8>> {
     let mut file = Vec::new();
-    let mut encoder = png::Encoder::new(&mut file, SIDE as u32, SIDE as u32);
+    let mut encoder = png::Encoder::new(&mut file, width, height);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
-    encoder.write_header()?.write_image_data(&pixels)?;
+    encoder.write_header()?.write_image_data(pixels)?;
     Ok(file)
 }
 

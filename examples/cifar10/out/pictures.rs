@@ -1,4 +1,4 @@
-//! Pictures of the runs, as SVG. Each file draws one.
+//! Pictures of the runs, as SVG and PNG. Each file draws one.
 //!
 //! They are drawn in the colours of the light page. The page puts names of colours in their place,
 //! so that they follow the reader's choice of light or dark.
@@ -6,12 +6,10 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use plotters::{
-    coord::{Shift, types::RangedCoordf64},
-    prelude::*,
-};
+use plotters::{coord::types::RangedCoordf64, prelude::*};
 
 use super::{
+    canvas::{Area, Canvas, Drawing, FONT},
     rows::{EpochRow, Row, StepRow},
     run::Finished,
 };
@@ -34,8 +32,7 @@ pub(crate) struct Picture {
     pub(crate) name: String,
     pub(crate) title: String,
     pub(crate) caption: String,
-    pub(crate) svg: String,
-    size: (u32, u32),
+    drawing: Drawing,
 }
 
 /// A colour by what it is for: in CSS, on a light page and on a dark one.
@@ -86,8 +83,7 @@ const SIZE: (u32, u32) = (420 * DOTS, 290 * DOTS);
 /// The height of letters, of which plotters makes lines: the letters themselves are a fifth smaller.
 const LETTERS: u32 = 15 * DOTS;
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
+type Chart<'a, 'b> = ChartContext<'a, Canvas<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 /// The axes of a chart.
 struct Axes<'a> {
@@ -100,23 +96,20 @@ struct Axes<'a> {
 
 /// Text of a picture.
 fn text(letters: u32, colour: Colour) -> TextStyle<'static> {
-    ("sans-serif", letters).into_font().color(&colour.light)
+    (FONT, letters).into_font().color(&colour.light)
 }
 
 /// The title of a picture.
 fn heading() -> TextStyle<'static> {
-    ("sans-serif", LETTERS + DOTS, FontStyle::Bold).into_font().color(&INK.light)
+    (FONT, LETTERS + DOTS, FontStyle::Bold).into_font().color(&INK.light)
 }
 
 /// Draws a picture of `size` by what `draw` does.
-fn draw(size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<String> {
-    let mut svg = String::new();
-    let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
-    area.fill(&PAPER.light)?;
-    draw(&area)?;
-    area.present()?;
-    drop(area);
-    Ok(svg)
+fn draw(size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<Drawing> {
+    Drawing::new(size, |area| {
+        area.fill(&PAPER.light)?;
+        draw(area)
+    })
 }
 
 /// Draws a chart with a title and a legend of the precisions.
@@ -125,7 +118,7 @@ fn chart(
     runs: &[Finished],
     axes: &Axes<'_>,
     plot: impl FnOnce(&mut Chart<'_, '_>) -> Result<()>,
-) -> Result<String> {
+) -> Result<Drawing> {
     draw(SIZE, |area| {
         let (left, top, d) = ((14 * DOTS) as i32, (12 * DOTS) as i32, DOTS as i32);
         area.draw(&Text::new(title.to_owned(), (left, top), heading()))?;
@@ -252,19 +245,20 @@ fn short(number: &f64) -> String {
 }
 
 impl Picture {
-    fn new(name: &str, title: &str, caption: String, svg: String, size: (u32, u32)) -> Self {
-        Self { name: name.to_owned(), title: title.to_owned(), caption, svg, size }
+    fn new(name: &str, title: &str, caption: String, drawing: Drawing) -> Self {
+        Self { name: name.to_owned(), title: title.to_owned(), caption, drawing }
     }
 
-    pub(crate) fn file_name(&self) -> String {
-        format!("{}.svg", self.name)
+    /// The files that hold it: their endings, and what is in them.
+    pub(crate) fn files(&self) -> Result<[(&'static str, Vec<u8>); 2]> {
+        Ok([("svg", self.drawing.svg.clone().into_bytes()), ("png", self.drawing.png()?)])
     }
 
     /// The picture as a part of the page: as wide as its place, in the page's colours, with its
     /// title for those who cannot see it.
     pub(crate) fn inline(&self) -> String {
-        let (width, height) = self.size;
-        let body = self.svg.find('>').map_or("", |end| &self.svg[end + 1..]);
+        let Drawing { size: (width, height), svg, .. } = &self.drawing;
+        let body = svg.find('>').map_or("", |end| &svg[end + 1..]);
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" width=\"{width}\" \
              height=\"{height}\" viewBox=\"0 0 {width} {height}\"><title>{}</title>{body}",

@@ -9,7 +9,7 @@ use roxmltree::{Document, ParsingOptions};
 use serde_json::Value;
 
 use super::{
-    pictures::COLOURS,
+    pictures::{COLOURS, Colour},
     rows::{Row, read},
 };
 use crate::{
@@ -194,17 +194,44 @@ fn the_page_holds_all_pictures_and_needs_nothing_else() -> Result<()> {
     train(&place, "--compare f32,f16 --seeds 2 --seed 3 --steps 3")?;
     let pictures = names(&place.0.join("pictures"))?;
     let expected = [
-        "accuracy.svg",
-        "confusion-f16.svg",
-        "confusion-f32.svg",
-        "gradient-exponents.svg",
-        "learning-rate.svg",
-        "loss-scale.svg",
-        "loss.svg",
-        "step-time.svg",
+        "accuracy",
+        "confusion-f16",
+        "confusion-f32",
+        "gradient-exponents",
+        "learning-rate",
+        "loss",
+        "loss-scale",
+        "step-time",
     ];
-    assert_eq!(pictures, expected);
-    for name in &pictures {
+    let files = expected.map(|name| ["png", "svg"].map(|ending| format!("{name}.{ending}")));
+    let mut files = files.concat();
+    files.sort();
+    assert_eq!(pictures, files);
+    let (svgs, pngs): (Vec<_>, Vec<_>) =
+        pictures.into_iter().partition(|name| name.ends_with("svg"));
+    for name in &pngs {
+        let file = fs::read(place.0.join("pictures").join(name))?;
+        let mut reader = png::Decoder::new(std::io::Cursor::new(file)).read_info()?;
+        let mut pixels = vec![0; reader.output_buffer_size().context("its size")?];
+        let info = reader.next_frame(&mut pixels)?;
+        assert_eq!(info.width, 1260, "{name}");
+        let pixels: Vec<_> = pixels
+            .as_chunks()
+            .0
+            .iter()
+            .map(|[r, g, b]| format!("#{r:02X}{g:02X}{b:02X}"))
+            .collect();
+        let has = |name: &str| {
+            let colour = COLOURS.iter().find(|colour| colour.name == name).map(Colour::light);
+            pixels.iter().filter(|&pixel| Some(pixel) == colour.as_ref()).count() > 100
+        };
+        // The colours of a matrix are mixed ones.
+        let line = if name.starts_with("confusion") { "lines" } else { "f16" };
+        for colour in ["paper", "ink", line] {
+            assert!(has(colour), "{name}: no {colour}");
+        }
+    }
+    for name in &svgs {
         let text = fs::read_to_string(place.0.join("pictures").join(name))?;
         let svg = document(&text).with_context(|| name.clone())?;
         assert_eq!(svg.root_element().tag_name().name(), "svg");
@@ -223,7 +250,7 @@ fn the_page_holds_all_pictures_and_needs_nothing_else() -> Result<()> {
     let page = document(&html)?;
     let all =
         |tag: &'static str| page.descendants().filter(move |node| node.tag_name().name() == tag);
-    assert_eq!(all("svg").count(), pictures.len());
+    assert_eq!(all("svg").count(), svgs.len());
     for svg in all("svg") {
         let title = svg.children().find(|node| node.tag_name().name() == "title");
         assert!(title.and_then(|title| title.text()).is_some_and(|text| !text.is_empty()));

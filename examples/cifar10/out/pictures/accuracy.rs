@@ -3,7 +3,7 @@
 use anyhow::Result;
 use plotters::prelude::*;
 
-use super::{Axes, Colour, DOTS, Finished, Picture, SIZE, chart, epochs, line, whole};
+use super::{Axes, Colour, DOTS, Finished, Picture, chart, epochs, line, whole};
 
 pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
     let points = |run| epochs(run).map(|epoch| (epoch.epoch as f64, 100. * epoch.test_accuracy));
@@ -17,7 +17,7 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
         y_label: &|percent| format!("{percent:.0} %"),
     };
     let title = "Test accuracy";
-    let svg = chart(title, runs, &axes, |chart| {
+    let drawing = chart(title, runs, &axes, |chart| {
         for (run, points) in runs.iter().zip(&lines) {
             let colour = Colour::of(&run.precision);
             chart.draw_series(LineSeries::new(points.iter().copied(), line(colour, 2 * DOTS)))?;
@@ -27,5 +27,5 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
         Ok(())
     })?;
     let caption = "The share of all test images that were recognised.".to_owned();
-    Ok(Picture::new("accuracy", title, caption, svg, SIZE))
+    Ok(Picture::new("accuracy", title, caption, drawing))
 }

@@ -24,7 +24,7 @@ pub(crate) fn confusion(precision: &str, test: &Test) -> Result<Picture> {
     let title = format!("Confusion matrix, {precision}");
     let size = (SIDE as u32, HEIGHT as u32);
     let d = DOTS as i32;
-    let svg = draw(size, |area| {
+    let drawing = draw(size, |area| {
         area.draw(&Text::new(title.clone(), (14 * d, 12 * d), heading()))?;
         for (at, class) in test.classes.iter().enumerate() {
             let middle = CELL * at as i32 + CELL / 2;
@@ -60,5 +60,5 @@ pub(crate) fn confusion(precision: &str, test: &Test) -> Result<Picture> {
         crate::common::progress::count(test.images())
     );
     let name = format!("confusion-{precision}");
-    Ok(Picture::new(&name, &title, caption, svg, size))
+    Ok(Picture::new(&name, &title, caption, drawing))
 }

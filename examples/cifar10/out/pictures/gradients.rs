@@ -4,8 +4,8 @@ use anyhow::Result;
 use plotters::prelude::*;
 
 use super::{
-    Axes, Chart, Colour, DOTS, Finished, LETTERS, MUTED, Picture, SIZE, WARNING, chart, epochs,
-    line, text, top,
+    Axes, Chart, Colour, DOTS, Finished, LETTERS, MUTED, Picture, WARNING, chart, epochs, line,
+    text, top, whole,
 };
 use crate::history::Gradients;
 
@@ -26,12 +26,12 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
     let axes = Axes {
         x: low..high,
         y: 0.0..height,
-        x_title: "gradient times loss scale",
-        x_label: &|exponent| power_of_two(*exponent),
+        x_title: "gradient times loss scale, as a power of 2",
+        x_label: &whole,
         y_label: &|percent| format!("{percent:.0} %"),
     };
     let title = "Gradient exponents";
-    let svg = chart(title, runs, &axes, |chart| {
+    let drawing = chart(title, runs, &axes, |chart| {
         ranges(chart, (low, high), height)?;
         for (run, points) in runs.iter().zip(&outlines) {
             let style = line(Colour::of(&run.precision), 2 * DOTS);
@@ -42,7 +42,7 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
     let caption = "Of the last step, as the backward pass computes them: times the loss scale. \
                    Behind them, what F16 makes of a number of that size."
         .to_owned();
-    Ok(Picture::new("gradient-exponents", title, caption, svg, SIZE))
+    Ok(Picture::new("gradient-exponents", title, caption, drawing))
 }
 
 /// The gradients of the last epoch that has some.
@@ -85,19 +85,4 @@ fn ranges(chart: &mut Chart<'_, '_>, (low, high): (f64, f64), height: f64) -> Re
         chart.draw_series([Text::new(name, place, style.pos(centre))])?;
     }
     Ok(())
-}
-
-/// 2⁻¹⁴, for a whole number.
-fn power_of_two(exponent: f64) -> String {
-    if exponent.fract() != 0. {
-        return String::new();
-    }
-    let raised = |digit| match digit {
-        '-' => '⁻',
-        '1' => '¹',
-        '2' => '²',
-        '3' => '³',
-        digit => char::from_u32('⁰' as u32 + digit.to_digit(10).unwrap_or(0)).unwrap_or(digit),
-    };
-    std::iter::once('2').chain(format!("{exponent:.0}").chars().map(raised)).collect()
 }

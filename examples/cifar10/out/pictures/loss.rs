@@ -4,8 +4,8 @@ use anyhow::Result;
 use plotters::prelude::*;
 
 use super::{
-    Axes, Colour, DOTS, Finished, Picture, SIZE, chart, condense, epochs, last_step, line, short,
-    steps, top, whole,
+    Axes, Colour, DOTS, Finished, Picture, chart, condense, epochs, last_step, line, short, steps,
+    top, whole,
 };
 
 /// Points of a line: the loss of a single step is noise.
@@ -31,7 +31,7 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
         y_label: &short,
     };
     let title = "Loss";
-    let svg = chart(title, runs, &axes, |chart| {
+    let drawing = chart(title, runs, &axes, |chart| {
         for ((run, train), test) in runs.iter().zip(&train).zip(&test) {
             let colour = Colour::of(&run.precision);
             chart.draw_series(LineSeries::new(train.iter().copied(), line(colour, 2 * DOTS)))?;
@@ -49,7 +49,7 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
         caption +=
             &format!(" The loss was infinite or NaN in {missing} steps, which are left out.");
     }
-    Ok(Picture::new("loss", title, caption, svg, SIZE))
+    Ok(Picture::new("loss", title, caption, drawing))
 }
 
 fn mean(values: &mut [f64]) -> f64 {

@@ -4,8 +4,8 @@ use anyhow::Result;
 use plotters::prelude::*;
 
 use super::{
-    Axes, Colour, DOTS, Finished, Picture, SIZE, chart, condense, last_step, line, short, steps,
-    top, whole,
+    Axes, Colour, DOTS, Finished, Picture, chart, condense, last_step, line, short, steps, top,
+    whole,
 };
 
 pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
@@ -20,7 +20,7 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
         y_label: &short,
     };
     let title = "Learning rate";
-    let svg = chart(title, runs, &axes, |chart| {
+    let drawing = chart(title, runs, &axes, |chart| {
         // The first run on top, for all may have the same.
         for (run, points) in runs.iter().zip(&lines).rev() {
             let style = line(Colour::of(&run.precision), 2 * DOTS);
@@ -29,5 +29,5 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
         Ok(())
     })?;
     let caption = "A skipped step does not move it. Lines that agree cover each other.".to_owned();
-    Ok(Picture::new("learning-rate", title, caption, svg, SIZE))
+    Ok(Picture::new("learning-rate", title, caption, drawing))
 }

@@ -3,9 +3,7 @@
 use anyhow::Result;
 use plotters::prelude::*;
 
-use super::{
-    Axes, Colour, DOTS, Finished, Picture, SIZE, WARNING, chart, last_step, line, steps, whole,
-};
+use super::{Axes, Colour, DOTS, Finished, Picture, WARNING, chart, last_step, line, steps, whole};
 
 pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
     let lines: Vec<_> = runs.iter().map(stairs).collect();
@@ -20,7 +18,7 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
     };
     let title = "Loss scale";
     let mut skipped = Vec::new();
-    let svg = chart(title, runs, &axes, |chart| {
+    let drawing = chart(title, runs, &axes, |chart| {
         for (run, points) in runs.iter().zip(&lines) {
             let style = line(Colour::of(&run.precision), 2 * DOTS);
             chart.draw_series(LineSeries::new(points.iter().copied(), style))?;
@@ -41,7 +39,7 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
     if skipped.iter().all(|(_, count)| *count == 0) {
         caption = "No step was skipped.".to_owned();
     }
-    Ok(Picture::new("loss-scale", title, caption, svg, SIZE))
+    Ok(Picture::new("loss-scale", title, caption, drawing))
 }
 
 /// The scale after each of its changes, as powers of two.

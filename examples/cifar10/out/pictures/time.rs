@@ -4,8 +4,8 @@ use anyhow::Result;
 use plotters::prelude::*;
 
 use super::{
-    Axes, Colour, DOTS, Finished, Picture, SIZE, chart, condense, last_step, line, short, steps,
-    top, whole,
+    Axes, Colour, DOTS, Finished, Picture, chart, condense, last_step, line, short, steps, top,
+    whole,
 };
 
 /// Points of a line.
@@ -22,7 +22,7 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
         y_label: &|ms| format!("{} ms", short(ms)),
     };
     let title = "Time a step";
-    let svg = chart(title, runs, &axes, |chart| {
+    let drawing = chart(title, runs, &axes, |chart| {
         for (run, points) in runs.iter().zip(&lines) {
             let style = line(Colour::of(&run.precision), 2 * DOTS);
             chart.draw_series(LineSeries::new(points.iter().copied(), style))?;
@@ -34,7 +34,7 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
         0 | 1 => "From making the batch to moving the scale.".to_owned(),
         stretch => format!("The median of {stretch} steps each, without the tests."),
     };
-    Ok(Picture::new("step-time", title, caption, svg, SIZE))
+    Ok(Picture::new("step-time", title, caption, drawing))
 }
 
 fn median(values: &mut [f64]) -> f64 {
