@@ -15,3 +15,4 @@ fi
 
 cargo clippy --features mpi --lib --test mpi "$@" -- -D warnings
 cargo test --features mpi --test mpi "$@"
+cargo test --features mpi --example cifar10 --example gpt "$@" -- mpirun::

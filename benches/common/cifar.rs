@@ -32,7 +32,7 @@ mod shufflenet;
 #[path = "../../examples/cifar10/models/vgg.rs"]
 mod vgg;
 
-use candle_amp::nn::{ModuleT, SequentialT};
+use candle_amp::nn::{BatchNorm, ModuleT, SequentialT};
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,11 @@ use net::Net;
 
 /// What the files above take from the example's.
 const CLASSES: usize = 10;
+
+/// One process trains here.
+fn sync_batch_norm(norm: BatchNorm) -> BatchNorm {
+    norm
+}
 
 /// Which network.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]

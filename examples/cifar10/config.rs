@@ -1,6 +1,7 @@
 //! Options from a TOML file, and to one.
 
 use std::{
+    collections::BTreeMap,
     ffi::OsString,
     fs,
     path::{Path, PathBuf},
@@ -155,6 +156,29 @@ pub(crate) fn table(options: &Options) -> Result<Table> {
     // What does not go together: the default of one with the other.
     table.remove(if options.compare.is_empty() { "compare" } else { "precision" });
     Ok(table)
+}
+
+/// What ranks that train one model must have in common. Images in another place are compared themselves.
+pub(crate) fn facts(options: &Options) -> Result<BTreeMap<String, String>> {
+    let Options { list_models, out, resume, profile, trace, save_config, .. } = options;
+    let named = table(options)?.into_iter();
+    let named = named.filter(|(key, _)| !FREE.contains(&key.as_str()));
+    let mut facts: BTreeMap<_, _> =
+        named.map(|(key, value)| (format!("--{key}"), text(&value).unwrap_or_default())).collect();
+    let path = |path: &Option<PathBuf>| {
+        path.as_ref().map_or("none".to_owned(), |path| path.display().to_string())
+    };
+    for (key, value) in [
+        ("list-models", list_models.to_string()),
+        ("out", path(out)),
+        ("resume", path(resume)),
+        ("profile", profile.is_some().to_string()),
+        ("trace", trace.to_string()),
+        ("save-config", save_config.is_some().to_string()),
+    ] {
+        facts.insert(format!("--{key}"), value);
+    }
+    Ok(facts)
 }
 
 /// Writes them to `path`.

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::{common::options::Precision, options::Options};
+use crate::{common::options::Precision, options::Options, ranks};
 
 /// True if `arguments` choose nothing: there is none, or only `--smoke`.
 pub(crate) fn chooses_nothing(arguments: &[OsString]) -> bool {
@@ -17,8 +17,12 @@ pub(crate) fn chooses_nothing(arguments: &[OsString]) -> bool {
 
 /// Compares F32 with BF16, and writes a new folder in cargo's.
 pub(crate) fn options(options: &Options) -> Result<Options> {
-    let program = std::env::current_exe().context("cannot tell where cargo's folder is")?;
-    let out = Some(new_folder(&target_folder(&program).join("cifar10"))?);
+    let out = ranks::from_first(|| {
+        let program = std::env::current_exe().context("cannot tell where cargo's folder is")?;
+        let folder = new_folder(&target_folder(&program).join("cifar10"))?;
+        folder.into_os_string().into_string().ok().context("cargo's folder is not UTF-8")
+    })?;
+    let out = Some(out.into());
     Ok(Options { compare: vec![Precision::F32, Precision::Bf16], out, ..options.clone() })
 }
 

@@ -1,7 +1,7 @@
 //! How the program ends: exit codes, messages and Ctrl-C, in a process of its own.
 
 use std::{
-    env, fs,
+    fs,
     io::{BufRead, BufReader, Read},
     process::{Command, Output, Stdio, exit},
 };
@@ -10,38 +10,25 @@ use anyhow::{Context, Result, ensure};
 use candle_amp::{checkpoints::Checkpointer, random};
 
 use crate::{
-    common::{self, testing::parse},
+    common::{
+        self,
+        testing::{self, parse},
+    },
     run_until,
     testing::Folder,
 };
 
-/// In a child of these tests, its command line, an argument a line.
-const LINE: &str = "CANDLE_AMP_COMMAND_LINE";
-
 /// The program, where a test runs it.
 #[test]
 fn program() {
-    if let Ok(line) = env::var(LINE) {
-        let line = ["cifar10"].into_iter().chain(line.lines()).map(Into::into);
-        let line: Vec<std::ffi::OsString> = line.collect();
+    if let Some(line) = testing::command_line() {
         exit(common::start(|| crate::options(line), crate::run).into());
     }
 }
 
 /// The program with this command line, by way of `shell` if there is one.
-fn command(line: &str, shell: Option<&str>) -> Result<Command> {
-    let this = env::current_exe()?;
-    let mut command = match shell {
-        None => Command::new(this),
-        Some(script) => {
-            let mut command = Command::new("sh");
-            command.args(["-c", script]).arg(this);
-            command
-        }
-    };
-    let line: Vec<&str> = line.split_whitespace().collect();
-    command.args(["ends::program", "--exact", "--nocapture"]).env(LINE, line.join("\n"));
-    Ok(command)
+pub(crate) fn command(line: &str, shell: Option<&str>) -> Result<Command> {
+    Ok(testing::command("ends::program", line, shell)?)
 }
 
 fn stderr(output: &Output) -> String {

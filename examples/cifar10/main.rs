@@ -10,11 +10,13 @@
 //! cargo run --release --example cifar10 -- --data DIR --config examples/cifar10/recipes/airbench.toml
 //! cargo run --release --example cifar10 -- --smoke --profile
 //! cargo run --release --example cifar10 --features cuda -- --gpu --precision f16
+//! mpirun -n 2 cargo run --release --features mpi --example cifar10 -- --epochs 4   # two ranks, one model
 //! ```
 
 use std::{ffi::OsString, process::ExitCode};
 
 use anyhow::Result;
+use candle_core::Device;
 
 use common::{exit::BadData, interrupted, progress::print};
 use data::Dataset;
@@ -40,10 +42,13 @@ mod history;
 mod hub;
 mod memory;
 mod models;
+#[cfg(all(test, feature = "mpi"))]
+mod mpirun;
 mod options;
 mod out;
 mod profile;
 mod progress;
+mod ranks;
 mod recipe;
 mod report;
 mod resident;
@@ -64,7 +69,8 @@ fn main() -> ExitCode {
 /// What a command line asks for, the program's name first.
 fn options(line: Vec<OsString>) -> Result<Options> {
     let chooses_nothing = demo::chooses_nothing(line.get(1..).unwrap_or_default());
-    let options = config::parse(line)?;
+    let options = ranks::agree(config::parse(line))?;
+    ranks::same(&config::facts(&options)?)?;
     if chooses_nothing { demo::options(&options) } else { Ok(options) }
 }
 
@@ -78,17 +84,10 @@ fn run_until(options: &Options, stop: fn(usize) -> bool) -> Result<()> {
         print(&models::list()?);
         return Ok(());
     }
-    options.check()?;
-    let device = common::options::device(options.gpu)?;
-    // Before hours of training.
-    let profile = options.profile.clone().flatten();
-    for (option, path) in [("--report", &options.report), ("--profile", &profile)] {
-        path.as_ref().map_or(Ok(()), |path| report::check_writable(option, path))?;
-    }
-    let data = load(options).map_err(BadData::from)?;
-    let schedule = Schedule::new(options, data.train.len())?;
-    if let Some(path) = &options.save_config {
-        config::save(options, path)?;
+    let (device, data, schedule) = ranks::agree(prepare(options))?;
+    if ranks::count() > 1 {
+        let origin = resume::origin(options, &data);
+        ranks::same(&origin.map(|(name, value)| (name.to_owned(), value)).into())?;
     }
     let folder = Folder::of(options)?;
     let (data, device, folder) = (&data, &device, folder.as_ref());
@@ -106,6 +105,24 @@ fn run_until(options: &Options, stop: fn(usize) -> bool) -> Result<()> {
     Ok(())
 }
 
+/// Where to train, on what, and for how long: all that can fail before hours of training.
+fn prepare(options: &Options) -> Result<(Device, Dataset, Schedule)> {
+    options.check()?;
+    common::options::check_ranks(ranks::count(), options.batch_size(), options.gpu)?;
+    let device = common::options::device(options.gpu)?;
+    let profile = options.profile.clone().flatten();
+    for (option, path) in [("--report", &options.report), ("--profile", &profile)] {
+        let path = path.as_ref().filter(|_| ranks::is_first());
+        path.map_or(Ok(()), |path| report::check_writable(option, path))?;
+    }
+    let data = load(options).map_err(BadData::from)?;
+    let schedule = Schedule::new(options, data.train.len())?;
+    if let Some(path) = options.save_config.as_ref().filter(|_| ranks::is_first()) {
+        config::save(options, path)?;
+    }
+    Ok((device, data, schedule))
+}
+
 /// The images to train on and to test with.
 fn load(options: &Options) -> Result<Dataset> {
     let Some(dir) = &options.data else {
@@ -113,7 +130,7 @@ fn load(options: &Options) -> Result<Dataset> {
         return Ok(synthetic::dataset(train, test, options.seed));
     };
     #[cfg(feature = "hub")]
-    let dir = &if options.downloads() { hub::folder()? } else { dir.clone() };
+    let dir = &if options.downloads() { ranks::first_on_first(hub::folder)? } else { dir.clone() };
     let mut data = data::read_cifar10(dir)?;
     let (train, test) = options.images();
     data.train.truncate(train.unwrap_or(usize::MAX));

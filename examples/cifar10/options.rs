@@ -28,6 +28,9 @@ Examples, after cargo run --release --example cifar10 --
   --data DIR --epochs 30             the real CIFAR-10
   --data DIR --config examples/cifar10/recipes/airbench.toml   a fast recipe
 
+Several processes train one model, each on its part of a batch, after mpirun -n 2, in a build with
+--features mpi. Set RAYON_NUM_THREADS to the cores that each may use.
+
 A run in f16 prints its loss scale: the loss is multiplied by it, so that small gradients are not
 lost. When gradients overflow, the step is skipped and the scale halved. A few skipped steps at the
 start are normal. bf16 needs no scale.
@@ -118,7 +121,7 @@ pub(crate) struct Options {
     #[arg(help_heading = TRAINING)]
     pub(crate) steps: Option<usize>,
 
-    /// Images a step [default: 128, or 16 with --smoke]
+    /// Images a step, of all ranks together, which must divide them [default: 128, or 16 with --smoke]
     #[arg(long, value_name = "N", value_parser = count)]
     #[arg(help_heading = TRAINING)]
     pub(crate) batch_size: Option<usize>,
@@ -177,6 +180,11 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", value_parser = up_to_a_million)]
     #[arg(help_heading = DATA)]
     pub(crate) train_images: Option<usize>,
+
+    /// Under mpirun, keep masters and momentum in parts, one on each rank (ZeRO, stage 1)
+    #[arg(long)]
+    #[arg(help_heading = TRAINING)]
+    pub(crate) sharded: bool,
 
     /// A few steps on few images, to see that everything works
     #[arg(long)]

@@ -9,6 +9,8 @@ mod rows;
 mod run;
 
 pub(crate) use folder::Folder;
+#[cfg(all(test, feature = "mpi"))]
+pub(crate) use rows::Row;
 pub(crate) use rows::{EpochRow, StepRow};
 pub(crate) use run::RunFolder;
 

@@ -19,7 +19,7 @@ use candle_amp::{
 };
 use candle_core::Device;
 
-use crate::{options::Options, report};
+use crate::{options::Options, ranks, report};
 
 /// Steps that are not measured, while memory and caches fill.
 const WARM_UP: usize = 3;
@@ -55,16 +55,16 @@ pub(crate) struct Profiler<'a> {
 }
 
 impl<'a> Profiler<'a> {
-    /// Of a run that takes these `steps`.
+    /// Of a run that takes these `steps`, on the first rank.
     pub(crate) fn new(options: &Options, steps: Range<usize>, device: &'a Device) -> Self {
         let (first, end) = (steps.start, steps.end);
         let begin = (first + WARM_UP).min(end.saturating_sub(1)).max(first);
         let measured = begin..(begin + MEASURED).min(end);
         Self {
             device,
-            file: options.profile_file(),
-            measured: if options.profile.is_some() { measured } else { 0..0 },
-            traced: options.trace.then_some(first),
+            file: options.profile_file().filter(|_| ranks::is_first()),
+            measured: if options.profile.is_some() && ranks::is_first() { measured } else { 0..0 },
+            traced: (options.trace && ranks::is_first()).then_some(first),
             steps: Vec::new(),
             news: None,
         }

@@ -4,8 +4,10 @@ use std::fmt;
 
 use anyhow::{Result, ensure};
 use candle_amp::{
-    Parameters, ops,
-    optim::{Ema, EmaConfig, Group, Schedule, Sgd, SgdConfig, Shape},
+    Parameters,
+    dist::DataParallel,
+    ops,
+    optim::{Ema, EmaConfig, Group, Schedule, SgdConfig, Shape},
 };
 use candle_core::Tensor;
 use clap::{Args, ValueEnum};
@@ -14,6 +16,7 @@ use serde::{Serialize, Serializer};
 use crate::{
     common::{
         self,
+        optimizer::Optimizer,
         options::{Usage, positive},
     },
     options::{Options, fraction},
@@ -153,21 +156,27 @@ impl Recipe {
     }
 }
 
-/// SGD of the variables that are not frozen.
-pub(crate) fn optimizer(options: &Options, parameters: &Parameters) -> Result<Sgd> {
+/// SGD of the variables that are not frozen; with `--sharded` in parts over the ranks of `parallel`.
+pub(crate) fn optimizer(
+    options: &Options,
+    parameters: &Parameters,
+    parallel: Option<&DataParallel>,
+) -> Result<Optimizer<SgdConfig>> {
     let Options { lr, momentum, weight_decay, .. } = *options;
     let Recipe { nesterov, bias_lr, .. } = options.recipe;
     let config = SgdConfig { lr, momentum, weight_decay, nesterov, ..Default::default() };
     let trainable = parameters.trainable();
+    let parallel = parallel.filter(|_| options.sharded);
     if bias_lr == 1. {
-        return Ok(Sgd::new(&trainable, config)?);
+        return Optimizer::new(vec![Group::new(&trainable, config)], parallel);
     }
     let is_bias = |name: &str| name.ends_with("bias");
     let biases = SgdConfig { lr: lr * bias_lr, weight_decay: weight_decay / bias_lr, ..config };
-    Ok(Sgd::from_groups(vec![
+    let groups = vec![
         Group::new(trainable.filter(|name| !is_bias(name)), config),
         Group::new(trainable.filter(is_bias), biases),
-    ])?)
+    ];
+    Optimizer::new(groups, parallel)
 }
 
 #[cfg(test)]

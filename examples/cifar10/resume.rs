@@ -6,16 +6,17 @@ use anyhow::{Context, Result, ensure};
 use candle_amp::{
     GradScaler, Parameters,
     checkpoints::{Checkpoint, SavedCheckpoint, State, Stateful},
-    optim::{Ema, Scheduler, Sgd},
+    optim::{Ema, Scheduler, SgdConfig},
     random::Generator,
 };
 use candle_core::{Device, Tensor};
 
 use crate::{
-    common::{options::Usage, steps::Steps},
+    common::{optimizer::Optimizer, options::Usage, steps::Steps},
     data::Dataset,
     history::{Epoch, History},
     options::Options,
+    ranks,
 };
 
 /// All that changes from step to step. The order of images and their crops follow from the seed, the epoch
@@ -25,7 +26,7 @@ pub(crate) struct Training {
     /// Weights, and the running statistics of batch norms.
     pub(crate) parameters: Parameters,
     /// With momentum and, of 16-bit weights, the masters.
-    pub(crate) optimizer: Sgd,
+    pub(crate) optimizer: Optimizer<SgdConfig>,
     /// What to test with instead of the weights.
     pub(crate) average: Option<Ema>,
     pub(crate) scheduler: Scheduler,
@@ -94,7 +95,7 @@ pub(crate) fn check_origin(
 }
 
 /// What must be the same where a run goes on, besides its options.
-fn origin(options: &Options, data: &Dataset) -> [(&'static str, String); 3] {
+pub(crate) fn origin(options: &Options, data: &Dataset) -> [(&'static str, String); 3] {
     let mut checksum = crc32fast::Hasher::new();
     for images in [&data.train, &data.test] {
         checksum.update(images.pixels());
@@ -162,8 +163,14 @@ pub(crate) fn advice(options: &Options) -> String {
     let dir = dir.display().to_string();
     let plain = dir.chars().all(|c| c.is_alphanumeric() || "/._-+".contains(c));
     let dir = if plain { dir } else { format!("'{}'", dir.replace('\'', r"'\''")) };
-    let features = if options.gpu { " --features cuda" } else { "" };
-    format!("\nTo go on:\n  cargo run --release --example cifar10{features} -- --resume {dir}\n")
+    let (launcher, features) = match ranks::count() {
+        1 if options.gpu => (String::new(), " --features cuda"),
+        1 => (String::new(), ""),
+        count => (format!("mpirun -n {count} "), " --features mpi"),
+    };
+    format!(
+        "\nTo go on:\n  {launcher}cargo run --release --example cifar10{features} -- --resume {dir}\n"
+    )
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::{
     memory,
     options::Options,
     out::{Folder, RunFolder},
-    progress,
+    progress, ranks,
     report::Report,
     schedule::Schedule,
     train::{Run, train},
@@ -42,12 +42,12 @@ impl All<'_> {
         };
         print(&progress::closing(&report, &self.data.classes));
         let comparison = Comparison::of(report.clone());
-        match &options.report {
+        match options.report.as_ref().filter(|_| ranks::is_first()) {
             Some(path) if compare::is_markdown(path) => comparison.write(path)?,
             Some(path) => report.write(path)?,
             None => {}
         }
-        self.folder.map_or(Ok(()), |folder| folder.finish(&comparison))?;
+        self.finish(&comparison)?;
         Ok(comparison.is_complete())
     }
 
@@ -57,7 +57,7 @@ impl All<'_> {
         let (count, stop) = (self.options.run_count(), self.stop);
         let (mut comparison, mut heading) = (Comparison::new(count), Some(self.options));
         let outcome = self.options.runs().enumerate().try_for_each(|(index, one)| {
-            if interrupted() || comparison.is_cut_short() {
+            if ranks::any(interrupted())? || comparison.is_cut_short() {
                 return Ok(());
             }
             let folder = self.folder_of(&one)?;
@@ -77,8 +77,9 @@ impl All<'_> {
                 comparison.add(self.train(run)?);
             }
             // After every run, so that nothing that ends the program loses those before.
-            self.options.report.as_ref().map_or(Ok(()), |path| comparison.write(path))?;
-            self.folder.map_or(Ok(()), |folder| folder.finish(&comparison))
+            let path = self.options.report.as_ref().filter(|_| ranks::is_first());
+            path.map_or(Ok(()), |path| comparison.write(path))?;
+            self.finish(&comparison)
         });
         print(&format!("\n{}", comparison.text()));
         outcome.map(|()| comparison.is_complete())
@@ -92,8 +93,14 @@ impl All<'_> {
         self.folder.map(|folder| folder.run(run)).transpose()
     }
 
+    /// Writes what the runs ended with, and the page.
+    fn finish(&self, comparison: &Comparison) -> Result<()> {
+        let folder = self.folder.filter(|_| ranks::is_first());
+        folder.map_or(Ok(()), |folder| folder.finish(comparison))
+    }
+
     /// What a run ended with, if it did so before.
     fn ended(&self, folder: Option<&RunFolder>, run: &Options) -> Result<Option<Report>> {
-        folder.map_or(Ok(None), |folder| folder.ended(run, self.data))
+        ranks::agree(folder.map_or(Ok(None), |folder| folder.ended(run, self.data)))
     }
 }

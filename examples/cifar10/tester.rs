@@ -4,9 +4,9 @@ use anyhow::Result;
 use candle_amp::{Autocast, no_grad, optim::Ema};
 use candle_core::{DType, Tensor};
 
-use crate::{evaluation::Score, feed::Feed, models::Model, recipe::Recipe};
+use crate::{evaluation::Score, feed::Feed, models::Model, ranks, recipe::Recipe};
 
-/// Recognises `count` images.
+/// Recognises `count` images. Each rank takes a part of them, and all get the score.
 #[derive(Debug)]
 pub(crate) struct Tester<'a> {
     pub(crate) amp: &'a Autocast,
@@ -28,13 +28,14 @@ impl Tester<'_> {
     fn score(&self) -> Result<Score> {
         let mut score = Score::default();
         let all: Vec<usize> = (0..self.count).collect();
-        for indices in all.chunks(500) {
-            let (x, y) = self.test.batch(indices, None)?;
+        for indices in all.chunks(500 * ranks::count()) {
+            let (x, y) = self.test.batch(&ranks::part(indices), None)?;
             let mut logits = self.logits(&x)?;
             if self.recipe.flip_test {
                 logits = ((logits + self.logits(&x.flip(&[3])?)?)? / 2.)?;
             }
-            score.add(indices[0], &y.to_vec1()?, &logits.to_vec2()?);
+            let [logits, y] = [logits, y].map(|rows| ranks::joined(&rows, indices.len()));
+            score.add(indices[0], &y?.to_vec1()?, &logits?.to_vec2()?);
         }
         Ok(score)
     }

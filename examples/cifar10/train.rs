@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::Result;
 use candle_amp::{
     GradScaler, Parameters, ScaleConfig, StepOutcome, nn,
-    optim::{Ema, Scheduler},
+    optim::{Ema, LearningRate, Scheduler},
     random,
 };
 use candle_core::{Device, Tensor};
@@ -14,7 +14,7 @@ use candle_nn::VarMap;
 use crate::{
     augment::Augment,
     choices::LossScale,
-    common::{options::Usage, progress::print},
+    common::{self, options::Usage, progress::print},
     data::Dataset,
     feed::Feed,
     history::{Gradients, History},
@@ -24,7 +24,7 @@ use crate::{
     out::{EpochRow, RunFolder, StepRow},
     profile::Profiler,
     progress::{self, Progress},
-    recipe,
+    ranks, recipe,
     report::Report,
     resume::Training,
     schedule::Schedule,
@@ -76,15 +76,19 @@ pub(crate) fn train(
         LossScale::None => Ok(GradScaler::disabled()),
         LossScale::Constant(scale) => GradScaler::new(ScaleConfig::constant(scale)),
     };
-    let scaler = scaler.map_err(|error| Usage(error.to_string()))?;
+    let mut scaler = scaler.map_err(|error| Usage(error.to_string()))?;
+    let parallel = ranks::data_parallel(&parameters, &mut scaler, options.sharded)?;
     let Options { seed, recipe, .. } = *options;
-    let mut optimizer = recipe::optimizer(options, &parameters)?;
+    let mut optimizer = recipe::optimizer(options, &parameters, parallel.as_ref())?;
     let scheduler = Scheduler::new(recipe.rates(schedule.steps), &mut optimizer)?;
     let (history, average) = (History::default(), recipe.average(&parameters)?);
     let mut on = Training { parameters, optimizer, average, scheduler, scaler, history };
     if let Some(folder) = &mut run.folder {
-        folder.resume(&mut on, options, data)?;
+        ranks::agree(folder.resume(&mut on, options, data))?;
     }
+    let begun = on.history.steps.count();
+    ranks::same(&[("steps to go on after".to_owned(), begun.to_string())].into())?;
+    ranks::draw_apart();
     let save = |folder: &Option<RunFolder>, on: &Training, accuracy| match folder {
         Some(folder) => folder.save(on, options, data, accuracy),
         None => Ok(()),
@@ -93,7 +97,6 @@ pub(crate) fn train(
     if let Some(all) = run.heading {
         print(&progress::opening(all, data, &schedule, elements));
     }
-    let begun = on.history.steps.count();
     let mut progress = Progress::new(schedule, options.batch_size(), run.prefix, begun);
     let mut profiler = Profiler::new(options, begun..schedule.steps, device);
     let mut score = None;
@@ -117,15 +120,17 @@ pub(crate) fn train(
             let Training { parameters, optimizer, average, scheduler, scaler, history } = &mut on;
             let lr = optimizer.learning_rate();
             let (loss, outcome) = profiler.step(taken, |phases| {
-                let (x, y) = phases.run("batch", || train.batch(indices, augment))?;
-                let loss = phases.forward(&amp, || {
+                let (x, y) = phases.run("batch", || train.batch(&ranks::part(indices), augment))?;
+                let own_loss = phases.forward(&amp, || {
                     let logits = model.forward(&x, true)?;
                     recipe.loss(&logits, &y)
                 })?;
-                phases.run("backward", || scaler.scale(&loss)?.backward())?;
+                phases.run("backward", || scaler.scale(&own_loss)?.backward())?;
                 let outcome = phases.run("optimizer", || scaler.step(optimizer))?;
-                stopped = (run.stop)(taken + 1);
-                if run.folder.is_some() && (stopped || taken + 1 == end) {
+                let loss;
+                (loss, stopped) = common::after_step(&own_loss, (run.stop)(taken + 1))?;
+                // A rank that has a part of the gradients does not know them all.
+                if run.folder.is_some() && !options.sharded && (stopped || taken + 1 == end) {
                     let exponents = scaler.histogram(parameters)?;
                     history.gradients = Some(Gradients::new(exponents.all(), outcome.scale()));
                 }

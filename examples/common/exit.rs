@@ -24,17 +24,34 @@ impl fmt::Display for BadData {
 
 impl std::error::Error for BadData {}
 
+/// An error that another rank tells, with its exit code.
+#[derive(Debug)]
+pub(crate) struct Told(pub(crate) u8);
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("another rank failed")
+    }
+}
+
+impl std::error::Error for Told {}
+
 /// The exit code of a program that ended so.
 pub(crate) fn code(result: &Result<()>, interrupted: bool) -> u8 {
     match result {
         Ok(()) if interrupted => 130, // as a shell says of Ctrl-C
         Ok(()) => 0,
-        Err(error) => match error.downcast_ref::<clap::Error>() {
-            Some(error) => error.exit_code() as u8, // 0 for --help, 2 otherwise
-            None if error.is::<Usage>() => 2,
-            None if error.is::<BadData>() => 3,
-            None => 1,
-        },
+        Err(error) => code_of(error),
+    }
+}
+
+/// The exit code of a program that failed so.
+pub(crate) fn code_of(error: &Error) -> u8 {
+    match error.downcast_ref::<clap::Error>() {
+        Some(error) => error.exit_code() as u8, // 0 for --help, 2 otherwise
+        None if error.is::<Usage>() => 2,
+        None if error.is::<BadData>() => 3,
+        None => error.downcast_ref::<Told>().map_or(1, |told| told.0),
     }
 }
 
@@ -43,6 +60,7 @@ pub(crate) fn end(result: &Result<()>) -> u8 {
     if let Err(error) = result {
         match error.downcast_ref::<clap::Error>() {
             Some(error) => drop(error.print()), // in colours, and help to the standard output
+            None if error.is::<Told>() => {}
             None => eprintln!("error: {error:#}"),
         }
     }
@@ -63,6 +81,7 @@ mod tests {
         assert_eq!(of(anyhow!("no space left")), 1);
         assert_eq!(of(Usage("no such option".into()).into()), 2);
         assert_eq!(of(BadData::from(anyhow!("truncated").context("data.bin")).into()), 3);
+        assert_eq!(of(Told(3).into()), 3);
         let clap = |argument: &str| Command::new("x").try_get_matches_from(["x", argument]);
         let error = |argument: &str| clap(argument).map(drop).context("").err();
         let plain = |argument: &str| clap(argument).err().map(|error| of(error.into()));

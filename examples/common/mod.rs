@@ -2,17 +2,25 @@
 
 use std::{
     process,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use anyhow::{Context, Result};
 use candle_amp::{backend::on_workers, optim::Schedule};
+use candle_core::Tensor;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 pub(crate) mod exit;
+#[cfg(all(test, feature = "mpi"))]
+pub(crate) mod mpirun;
+pub(crate) mod optimizer;
 pub(crate) mod options;
 pub(crate) mod progress;
+pub(crate) mod ranks;
 pub(crate) mod steps;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -26,27 +34,59 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// True once Ctrl-C was pressed.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
+/// True once the launcher of several ranks has asked this one to end.
+static TERMINATED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+
 /// Runs a program with these options, and prints what goes wrong. Its exit code.
 pub(crate) fn start<O>(
     options: impl FnOnce() -> Result<O> + Send,
     run: fn(&O) -> Result<()>,
 ) -> u8 {
-    exit::end(&finish_on_ctrl_c().and_then(|()| on_workers(|| run(&options()?))))
+    let result = ranks::join().and_then(|()| finish_on_ctrl_c());
+    let code = exit::end(&result.and_then(|()| on_workers(|| run(&options()?))));
+    ranks::leave(); // after an error is told: it may wait for the other ranks
+    code
 }
 
 pub(crate) fn interrupted() -> bool {
+    if TERMINATED.load(Ordering::Relaxed) {
+        interrupt();
+    }
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
-/// Makes the first Ctrl-C end the training after its step, and the second one the program.
+/// Makes the first Ctrl-C end the training after its step, and the second one the program. `mpirun` passes
+/// Ctrl-C on to its ranks as SIGTERM.
 fn finish_on_ctrl_c() -> Result<()> {
-    ctrlc::set_handler(|| {
-        if INTERRUPTED.swap(true, Ordering::Relaxed) {
+    #[cfg(unix)]
+    if ranks::count() > 1 {
+        signal_hook::flag::register(signal_hook::consts::SIGTERM, TERMINATED.clone())
+            .context("cannot handle SIGTERM")?;
+    }
+    let handler = || {
+        if !interrupt() {
             process::exit(130);
         }
+    };
+    ctrlc::set_handler(handler).context("cannot handle Ctrl-C")
+}
+
+/// Has the training end after its step. Whether that is new.
+fn interrupt() -> bool {
+    let is_new = !INTERRUPTED.swap(true, Ordering::Relaxed);
+    if is_new {
         progress::print("\nEnding after this step and a test; Ctrl-C again ends at once.\n");
-    })
-    .context("cannot handle Ctrl-C")
+    }
+    is_new
+}
+
+/// The mean of all ranks' losses, and whether to end after this step. Where one of several ranks is to, all are.
+pub(crate) fn after_step(loss: &Tensor, stop: bool) -> Result<(Tensor, bool)> {
+    let (loss, stop) = ranks::mean_and_any(loss, stop)?;
+    if stop && ranks::count() > 1 {
+        interrupt();
+    }
+    Ok((loss, stop))
 }
 
 /// A cosine over `steps` steps, after a linear warm-up over the first twentieth.

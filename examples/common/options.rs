@@ -74,6 +74,21 @@ impl fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
+/// Checks what several ranks ask of the options.
+pub(crate) fn check_ranks(ranks: usize, batch_size: usize, gpu: bool) -> Result<()> {
+    ensure!(
+        batch_size.is_multiple_of(ranks),
+        Usage(format!(
+            "--batch-size is {batch_size}, of all ranks together, and {ranks} ranks do not divide it"
+        ))
+    );
+    ensure!(
+        ranks == 1 || !gpu,
+        Usage("--gpu trains on one device: start one process, without mpirun".into())
+    );
+    Ok(())
+}
+
 /// Checks that `--gpu` can be followed.
 pub(crate) fn check_gpu(gpu: bool) -> Result<()> {
     ensure!(

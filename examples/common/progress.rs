@@ -8,7 +8,7 @@ use std::{
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::{options::Precision, steps::Steps};
+use super::{options::Precision, ranks, steps::Steps};
 
 /// Time between two plain lines.
 const QUIET: Duration = Duration::from_secs(10);
@@ -73,11 +73,14 @@ impl Drop for Display {
 /// True when a bar can be drawn, and redrawn, on the standard output.
 fn interactive() -> bool {
     let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
-    stdout().is_terminal() && !dumb && !cfg!(test)
+    ranks::is_first() && stdout().is_terminal() && !dumb && !cfg!(test)
 }
 
-/// Prints `text`. That nobody listens any more is no reason to stop training.
+/// Prints `text`, once for all ranks. That nobody listens any more is no reason to stop training.
 pub(crate) fn print(text: &str) {
+    if !ranks::is_first() {
+        return;
+    }
     if cfg!(test) {
         return print!("{text}"); // which a test's harness captures
     }
@@ -118,9 +121,13 @@ pub(crate) fn precision(
 /// What a run computes on, for a table.
 pub(crate) fn device(gpu: bool) -> String {
     let threads = rayon::current_num_threads();
-    match gpu {
+    let device = match gpu {
         true => "cuda".to_owned(),
         false => format!("cpu, {threads} thread{}", if threads == 1 { "" } else { "s" }),
+    };
+    match ranks::count() {
+        1 => device,
+        count => format!("{count} ranks, each {device}"),
     }
 }
 

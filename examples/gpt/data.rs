@@ -66,6 +66,16 @@ impl Corpus {
         Ok(Self { name, alphabet, train: Part(train), held_out: Part(held_out) })
     }
 
+    /// What tells it from other texts.
+    pub(crate) fn fingerprint(&self) -> String {
+        let mut checksum = crc32fast::Hasher::new();
+        self.alphabet.iter().for_each(|&c| checksum.update(&u32::from(c).to_le_bytes()));
+        let tokens = self.train.0.iter().chain(&self.held_out.0);
+        tokens.for_each(|token| checksum.update(&token.to_le_bytes()));
+        let characters = self.train.len() + self.held_out.len();
+        format!("{characters} characters of checksum {:08x}", checksum.finalize())
+    }
+
     /// How many characters there are to choose from.
     pub(crate) fn characters(&self) -> usize {
         self.alphabet.len()

@@ -1,18 +1,27 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::common::options::{Precision, Usage, check_gpu, positive, up_to_a_million};
 
+/// What stands below the options in `--help`.
+const MORE: &str = "\
+Several processes train one model, each on its part of a batch, after mpirun -n 2, in a build with
+--features mpi. Set RAYON_NUM_THREADS to the cores that each may use.";
+
 /// Trains a small GPT, character by character, in mixed precision: on Shakespeare or your text.
-#[derive(Clone, Debug, Parser)]
-#[command(name = "gpt", max_term_width = 100, allow_negative_numbers = true)]
+#[derive(Clone, Debug, Parser, Serialize)]
+#[command(name = "gpt", max_term_width = 100, allow_negative_numbers = true, after_help = MORE)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) struct Options {
     /// Text to learn, in UTF-8; its last tenth is held out [default: 200 kB of Shakespeare]
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     pub(crate) text: Option<PathBuf>,
 
     /// What matrix products and attention compute in
@@ -35,7 +44,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", value_parser = up_to_a_million)]
     steps: Option<usize>,
 
-    /// Windows of text a step [default: 12, or 2 with --smoke]
+    /// Windows of text a step, of all ranks together, which must divide them [default: 12, or 2 with --smoke]
     #[arg(long, value_name = "N", value_parser = up_to_a_million)]
     batch_size: Option<usize>,
 
@@ -87,6 +96,10 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) gpu: bool,
 
+    /// Under mpirun, keep masters and moments in parts, one on each rank (ZeRO, stage 1)
+    #[arg(long)]
+    pub(crate) sharded: bool,
+
     /// A few steps of a tiny model, to see that everything works
     #[arg(long)]
     pub(crate) smoke: bool,
@@ -120,6 +133,15 @@ impl Options {
             Usage("--master-weights needs --precision bf16 or f16: f32 weights are masters".into())
         );
         check_gpu(self.gpu)
+    }
+
+    /// What ranks that train one model must have in common; the text is compared itself.
+    pub(crate) fn facts(&self) -> Result<BTreeMap<String, String>> {
+        let facts: BTreeMap<String, Value> = serde_json::from_value(serde_json::to_value(self)?)?;
+        Ok(facts
+            .into_iter()
+            .map(|(name, value)| (format!("--{name}"), value.to_string()))
+            .collect())
     }
 
     /// The precisions to train in, one after the other.

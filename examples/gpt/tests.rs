@@ -73,3 +73,25 @@ fn the_program_runs_alone_and_as_a_report() -> Result<()> {
     run(&options(""))?;
     run(&options("--report --master-weights --steps 2"))
 }
+
+/// The program, where a test runs it.
+#[test]
+fn program() {
+    if let Some(line) = common::testing::command_line() {
+        std::process::exit(common::start(|| crate::options(line), crate::run).into());
+    }
+}
+
+#[test]
+fn each_failure_has_a_line_and_a_code() -> Result<()> {
+    for (line, code, message) in [
+        ("--smoke --width 30", 2, "error: --width is 30, not a multiple of the 4 of --heads\n"),
+        ("--smoke --text no/such/file", 3, "error: cannot read no/such/file: "),
+    ] {
+        let output = common::testing::command("tests::program", line, None)?.output()?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {text}");
+        assert!(text.starts_with(message), "{line}: {text}");
+    }
+    Ok(())
+}

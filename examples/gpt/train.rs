@@ -4,8 +4,10 @@ use std::time::Instant;
 
 use anyhow::Result;
 use candle_amp::{
-    Autocast, GradScaler, Parameters, ScaleConfig, nn, no_grad, ops,
-    optim::{AdamW, AdamWConfig, Scheduler},
+    Autocast, GradScaler, Parameters, ScaleConfig,
+    dist::Reduction,
+    nn, no_grad, ops,
+    optim::{AdamWConfig, Group, Scheduler},
     random,
 };
 use candle_core::{DType, Device, Tensor};
@@ -15,8 +17,10 @@ use rand::Rng;
 use crate::{
     common::{
         self, interrupted,
+        optimizer::Optimizer,
         options::{Precision, Usage},
         progress::print,
+        ranks,
         steps::Steps,
     },
     data::{self, Corpus, Stream},
@@ -45,8 +49,8 @@ pub(crate) fn train(
     let varmap = VarMap::new();
     let vb = nn::var_builder(&varmap, precision.storage(options.master_weights), device);
     let model = Gpt::new(corpus.characters(), options.size(), options.checkpoint, vb)?;
-    let vars = Parameters::from_varmap(&varmap).vars();
-    let parameters = vars.iter().map(|var| var.elem_count()).sum();
+    let parameters = Parameters::from_varmap(&varmap);
+    let elements = parameters.vars().iter().map(|var| var.elem_count()).sum();
 
     let amp = precision.autocast();
     let init_scale = options.init_scale as f32;
@@ -57,26 +61,31 @@ pub(crate) fn train(
     let mut scaler = scaler.map_err(|error| Usage(error.to_string()))?;
     let Options { lr, weight_decay, seed, .. } = *options;
     let config = AdamWConfig { lr, weight_decay, beta2: 0.99, ..Default::default() };
-    let mut adamw = AdamW::new(vars, config)?;
+    let parallel = ranks::data_parallel(&parameters, &mut scaler, options.sharded)?;
+    let sharded = parallel.as_ref().filter(|_| options.sharded);
+    let mut adamw = Optimizer::new(vec![Group::new(&parameters, config)], sharded)?;
 
-    print(&progress::opening(options, corpus, precision, parameters));
+    print(&progress::opening(options, corpus, precision, elements));
     let schedule = Schedule { steps: options.steps() };
     let mut scheduler = Scheduler::new(common::rates(schedule.steps), &mut adamw)?;
     let mut progress = Progress::new(schedule.steps, options.tokens());
     let mut history = Steps::default();
     let context = options.size().context;
-    while history.count() < schedule.steps && !interrupted() {
+    let mut stop = ranks::any(interrupted())?;
+    while history.count() < schedule.steps && !stop {
         let started = Instant::now();
         let windows = corpus.train.random(seed, history.count(), options.batch_size(), context);
-        let (x, y) = data::batch(&windows, device)?;
+        let (x, y) = data::batch(&ranks::part(&windows), device)?;
 
-        let loss = amp.scope(|| ops::cross_entropy(&model.forward(&x)?, &y))?;
-        scaler.scale(&loss)?.backward()?;
+        let own_loss = amp.scope(|| ops::cross_entropy(&model.forward(&x)?, &y))?;
+        scaler.scale(&own_loss)?.backward()?;
         scaler.clip_grad_norm(options.clip)?;
         let outcome = scaler.step(&mut adamw)?;
         scheduler.step(&outcome, &mut adamw)?;
         scaler.update()?;
 
+        let loss;
+        (loss, stop) = common::after_step(&own_loss, interrupted())?;
         let (loss, skipped) = (loss.to_scalar()?, outcome.skipped()?);
         history.add(loss, started.elapsed(), skipped, scaler.current_scale());
         progress.step(&history);
@@ -104,15 +113,16 @@ pub(crate) fn train(
     Ok(Trained { model, amp, outcome })
 }
 
-/// The mean loss over `windows`.
+/// The mean loss over `windows`, of which each rank takes a part.
 fn judge(amp: &Autocast, model: &Gpt, windows: &[&[u32]], device: &Device) -> Result<f64> {
-    let mut sum = 0.;
-    for part in windows.chunks(16) {
+    let (ranks, mut sum) = (ranks::communicator(), 0f64);
+    for part in windows.chunks(16).skip(ranks.rank()).step_by(ranks.size()) {
         let (x, y) = data::batch(part, device)?;
         let loss = no_grad(|| amp.scope(|| ops::cross_entropy(&model.forward(&x)?, &y)))?;
         sum += f64::from(loss.to_scalar::<f32>()?) * part.len() as f64;
     }
-    Ok(sum / windows.len() as f64)
+    let sum = ranks.all_reduce(&Tensor::new(&[sum], &Device::Cpu)?, Reduction::Sum)?;
+    Ok(sum.to_vec1::<f64>()?[0] / windows.len() as f64)
 }
 
 /// Characters as the model would go on from a line break, drawn one by one.

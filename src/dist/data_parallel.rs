@@ -24,7 +24,7 @@ pub struct DataParallelConfig {
     /// Whether a rank may have no gradient of a parameter, which then counts as zero: PyTorch's
     /// `find_unused_parameters`. A parameter without gradient on any rank is left alone. Default `false`: an error.
     pub allow_unused: bool,
-    /// After how many averaged backward passes the ranks compare scale, generator and weights. Default 1000.
+    /// After how many averaged backward passes the ranks compare scale, generator, weights and optimizer. Default 1000.
     pub check_every: u64,
 }
 
@@ -70,7 +70,7 @@ impl DataParallelConfig {
 /// All ranks run the same program: they make the same calls in the same order. Making this compares the crate's
 /// version, the settings, and the names, shapes and dtypes of parameters and buffers, and gives all ranks the weights
 /// and buffers of rank 0. Every [`check_every`](DataParallelConfig::check_every) passes they compare the loss scale,
-/// the generator's seed and the weights.
+/// the generator's seed and the weights, and at the step after it the optimizer's settings and steps.
 ///
 /// # Buckets
 ///

@@ -34,6 +34,8 @@ pub(super) struct BucketReducer {
     pass: Pass,
     /// Passes whose gradients were averaged.
     passes: u64,
+    /// Whether the state was compared before this pass.
+    compared: bool,
 }
 
 /// Variables and their averaged gradients.
@@ -79,6 +81,7 @@ impl BucketReducer {
             held: HashMap::new(),
             pass: Pass::default(),
             passes: 0,
+            compared: false,
         }
     }
 
@@ -246,7 +249,8 @@ pub(super) fn in_shards(flat: &Tensor, size: usize) -> Result<Tensor> {
 
 impl Reducer for BucketReducer {
     fn begin(&mut self, scale: &dyn Fn() -> Option<LossScale>) -> Result<()> {
-        if !self.paused && self.passes.is_multiple_of(self.config.check_every) {
+        self.compared = !self.paused && self.passes.is_multiple_of(self.config.check_every);
+        if self.compared {
             self.check(scale())?;
         }
         let left = self.buckets.members.iter().map(Vec::len).collect();
@@ -337,6 +341,16 @@ impl Reducer for BucketReducer {
         self.held.retain(|&at, _| {
             variables.is_some_and(|ids| !ids.contains(&parameters[at].variable.id()))
         });
+    }
+
+    fn check_optimizer(&self, facts: &dyn Fn() -> Result<Vec<(String, String)>>) -> Result<()> {
+        match self.compared && self.communicator.size() > 1 {
+            true => {
+                let facts = facts()?.into_iter().collect();
+                compare(&*self.communicator, "the optimizer", &facts, &self.device())
+            }
+            false => Ok(()),
+        }
     }
 
     fn agree(&self, found: FoundInf) -> Result<FoundInf> {

@@ -295,6 +295,10 @@ impl<C: Config> Step for Sharded<C> {
         true
     }
 
+    fn common_facts(&self) -> Result<Vec<(String, String)>> {
+        self.inner.common_facts()
+    }
+
     fn skips_on_device(&self) -> bool {
         self.inner.skips_on_device()
     }

@@ -117,7 +117,7 @@ impl<C: Config> Optim<C> {
     }
 
     /// Of every slot; those that a GPU skipped are counted there.
-    fn steps_taken(&self) -> Result<Vec<u64>> {
+    pub(super) fn steps_taken(&self) -> Result<Vec<u64>> {
         let skips = match &self.skips {
             Some(counts) => Gpu::to_host::<u32>(counts)?,
             None => Vec::new(),

@@ -6,7 +6,7 @@ use rand::Rng;
 use super::config::Config;
 use super::masters::Masters;
 use super::optimizer::{Optim, dtype};
-use super::slot::Slot;
+use super::slot::{Slot, label};
 use crate::autograd::version;
 use crate::error::ArgumentError;
 use crate::kernels::multi_tensor::ScaledGradient;
@@ -139,6 +139,18 @@ impl<C: Config> Step for Optim<C> {
 
     fn multiplies(&self) -> bool {
         true
+    }
+
+    fn common_facts(&self) -> crate::Result<Vec<(String, String)>> {
+        let groups = self.groups.iter().enumerate();
+        let settings = groups.map(|(at, group)| {
+            (format!("settings of the optimizer's group {at}"), format!("{:?}", group.config))
+        });
+        let steps = self.steps_taken()?.into_iter().zip(&self.slots).enumerate();
+        let steps = steps.map(|(at, (steps, slot))| {
+            (format!("steps of {}", label(slot.name.as_deref(), at)), steps.to_string())
+        });
+        Ok(settings.chain(steps).collect())
     }
 
     fn skips_on_device(&self) -> bool {

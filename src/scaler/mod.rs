@@ -351,6 +351,9 @@ impl GradScaler {
             _ if chosen.is_empty() => return Err(ScalerError::AlreadyStepped.into()),
             _ => {}
         }
+        if let Some(reducer) = &self.reducer {
+            reducer::lock(reducer).check_optimizer(&|| optimizer.common_facts())?;
+        }
         self.unscale_chosen(&chosen)?;
         if self.is_enabled() && optimizer.rounds_gradients() {
             self.collected.check_rounding(&chosen)?;

@@ -40,6 +40,12 @@ pub trait Step {
         false
     }
 
+    /// What it has in common with the optimizers of other ranks, by name: settings, and steps taken.
+    #[doc(hidden)]
+    fn common_facts(&self) -> crate::Result<Vec<(String, String)>> {
+        Ok(Vec::new())
+    }
+
     /// Updates the variables from unscaled, finite gradients; or not, where
     /// [`skip`](UnscaledGradients::skip) says so.
     ///

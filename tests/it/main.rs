@@ -40,6 +40,8 @@ mod products;
 mod profile;
 mod public_api;
 mod random_graphs;
+#[path = "../ranks/mod.rs"]
+mod ranks;
 mod readable_errors;
 mod readme;
 mod saved_tensors;

@@ -6,6 +6,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
+/// The environment variable with a folder to save to.
+pub(crate) const FOLDER: &str = "CANDLE_AMP_TEST_FOLDER";
+
 /// What to start.
 pub(crate) struct Launch(Command);
 
@@ -27,6 +30,12 @@ impl Launch {
 
     pub(crate) fn timeout(mut self, timeout: Duration) -> Self {
         self.0.env("CANDLE_AMP_DIST_TIMEOUT", timeout.as_secs().to_string());
+        self
+    }
+
+    /// The folder that ranks save to, [`FOLDER`] in their environment.
+    pub(crate) fn folder(mut self, folder: &Path) -> Self {
+        self.0.env(FOLDER, folder);
         self
     }
 

@@ -5,6 +5,11 @@
 mod launch;
 mod log;
 mod rank;
+#[path = "../ranks/mod.rs"]
+mod ranks;
+#[path = "../it/util.rs"]
+#[expect(dead_code, reason = "the integration tests use more of it")]
+mod util;
 
 use std::time::{Duration, Instant};
 
@@ -23,8 +28,10 @@ fn main() {
     if arguments.next().as_deref() == Some("rank") {
         return rank::run(&arguments.next().expect("a role"));
     }
-    let cases: [(&str, fn()); 8] = [
+    let cases: [(&str, fn()); 10] = [
         ("results", results),
+        ("training", training),
+        ("resume on other ranks", resume),
         ("differing calls", differing_calls),
         ("a rank that fails", failing),
         ("a rank that panics", panicking),
@@ -46,6 +53,28 @@ fn results() {
         assert!(ended.success, "{size} ranks: {ended:?}");
         assert_eq!(ended.output.matches("same bits as threads").count(), size, "{ended:?}");
     }
+}
+
+/// The path of one rank in every dtype, with overflows on one rank; parts of optimizers as whole ones.
+fn training() {
+    for size in [2, 4] {
+        let ended = Launch::new(size, "training").start().end(Duration::from_secs(120));
+        assert!(ended.success, "{size} ranks: {ended:?}");
+        assert_eq!(ended.output.matches("the path of one, and shards as whole").count(), size);
+    }
+}
+
+/// Four ranks save their parts; two go on, to where one comes without a break.
+fn resume() {
+    let folder = std::env::temp_dir().join(format!("candle-amp-mpi-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    for (size, role) in [(4, "save half"), (2, "go on from half")] {
+        let launch = Launch::new(size, role).folder(&folder);
+        let ended = launch.start().end(Duration::from_secs(120));
+        assert!(ended.success, "{role}: {ended:?}");
+        assert_eq!(ended.output.matches(&format!("{role}: done")).count(), size, "{ended:?}");
+    }
+    std::fs::remove_dir_all(&folder).expect("the folder");
 }
 
 fn differing_calls() {

@@ -1,5 +1,6 @@
 //! What the processes do that `mpirun` starts.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use candle_amp::Result;
@@ -8,7 +9,9 @@ use candle_core::{DType, Device, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use crate::launch::FOLDER;
 use crate::log::Errors;
+use crate::ranks::{sharded, trajectory};
 
 pub(crate) fn run(role: &str) {
     tracing::subscriber::set_global_default(Errors).expect("the first subscriber");
@@ -35,6 +38,25 @@ fn play(role: &str) -> Result<()> {
                 assert!(again.contains("call `Mpi::init` once"), "{again}");
             }
             println!("same bits as threads");
+        }
+        "training" => {
+            for dtype in trajectory::DTYPES {
+                trajectory::compare(&ranks, dtype, &trajectory::alone(dtype)?)?;
+            }
+            sharded::compare(&ranks)?;
+            println!("the path of one, and shards as whole");
+        }
+        "save half" => {
+            for dtype in trajectory::DTYPES {
+                trajectory::save_half(&ranks, dtype, &folder())?;
+            }
+            println!("{role}: done");
+        }
+        "go on from half" => {
+            for dtype in trajectory::DTYPES {
+                trajectory::go_on(&ranks, dtype, &folder(), 4)?;
+            }
+            println!("{role}: done");
         }
         "differ" => {
             ranks.barrier()?;
@@ -85,6 +107,10 @@ fn play(role: &str) -> Result<()> {
         other => panic!("no role `{other}`"),
     }
     Ok(())
+}
+
+fn folder() -> PathBuf {
+    std::env::var_os(FOLDER).expect(FOLDER).into()
 }
 
 /// The bytes of every call's result, in every dtype and in sizes that travel in one and in two exchanges.

@@ -7,7 +7,7 @@ use candle_amp::nn::{
 use candle_amp::ops;
 use candle_core::{Result, Tensor};
 
-use super::CLASSES;
+use super::{CLASSES, sync_batch_norm};
 
 /// Makes layers. A clone by [`pp`](Self::pp) makes those of a part of the network.
 #[derive(Clone)]
@@ -68,7 +68,8 @@ impl Net {
     }
 
     pub(super) fn norm(&self, width: usize) -> Result<BatchNorm> {
-        Ok(self.turn(batch_norm(width, 1e-5, self.vb.clone())?, BatchNorm::channels_last))
+        let norm = sync_batch_norm(batch_norm(width, 1e-5, self.vb.clone())?);
+        Ok(self.turn(norm, BatchNorm::channels_last))
     }
 
     pub(super) fn conv_norm(&self, from: usize, to: usize, kernel: Kernel) -> Result<ConvNorm> {

@@ -30,7 +30,7 @@ use crate::{
     compare::Comparison,
     config,
     options::{Options, run_name},
-    report,
+    ranks, report,
 };
 
 const REPORT: &str = "report.json";
@@ -48,7 +48,7 @@ impl Folder {
     pub(crate) fn of(options: &Options) -> Result<Option<Self>> {
         let Some(path) = &options.out else { return Ok(None) };
         if options.resume.is_none() {
-            create(path, options)?;
+            ranks::on_first(|| create(path, options))?;
         }
         Ok(Some(Self { path: path.clone() }))
     }
@@ -59,7 +59,8 @@ impl Folder {
 
     /// The folder of a run of `options`, which it makes if there is none.
     pub(crate) fn run(&self, options: &Options) -> Result<RunFolder> {
-        RunFolder::open(self.run_path(&options.precision.to_string(), options.seed))
+        let path = self.run_path(&options.precision.to_string(), options.seed);
+        ranks::agree(ranks::first_on_first(|| RunFolder::open(path)))
     }
 
     fn run_path(&self, precision: &str, seed: u64) -> PathBuf {

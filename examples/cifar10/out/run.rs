@@ -18,6 +18,7 @@ use crate::{
     data::{CLASSES, Dataset},
     evaluation::{Answer, Confusion, Score},
     options::Options,
+    ranks,
     report::{self, Report},
     resume::{self, Training},
 };
@@ -27,11 +28,12 @@ const HISTORY: &str = "history.jsonl";
 const CHECKPOINTS: &str = "checkpoints";
 const TEST: &str = "test.json";
 
-/// The folder of one run.
+/// The folder of one run. All ranks read it, and the first one writes it.
 #[derive(Debug)]
 pub(crate) struct RunFolder {
     path: PathBuf,
-    rows: Rows,
+    /// On the first rank.
+    rows: Option<Rows>,
     checkpointer: Checkpointer,
 }
 
@@ -59,7 +61,7 @@ impl RunFolder {
     pub(super) fn open(path: PathBuf) -> Result<Self> {
         let checkpointer = Checkpointer::new(path.join(CHECKPOINTS)).map_err(in_one_line)?;
         let checkpointer = checkpointer.keep_last(1).keep_best(Best::Highest);
-        let rows = Rows::append(path.join(HISTORY))?;
+        let rows = ranks::is_first().then(|| Rows::append(path.join(HISTORY))).transpose()?;
         Ok(Self { path, rows, checkpointer })
     }
 
@@ -96,16 +98,16 @@ impl RunFolder {
                 print(&format!("A later checkpoint is damaged: going on from {path}\n"));
             }
         }
-        let history = &training.history;
-        self.rows.cut(history.steps.count(), history.epochs.len())
+        let (steps, epochs) = (training.history.steps.count(), training.history.epochs.len());
+        self.rows.as_mut().map_or(Ok(()), |rows| rows.cut(steps, epochs))
     }
 
     pub(crate) fn step(&mut self, row: StepRow) -> Result<()> {
-        self.rows.add(&Row::Step(row))
+        self.rows.as_mut().map_or(Ok(()), |rows| rows.add(&Row::Step(row)))
     }
 
     pub(crate) fn epoch(&mut self, row: EpochRow) -> Result<()> {
-        self.rows.add(&Row::Epoch(row))
+        self.rows.as_mut().map_or(Ok(()), |rows| rows.add(&Row::Epoch(row)))
     }
 
     /// Saves a checkpoint. The last one stays, and the one with the highest accuracy of those after an
@@ -117,8 +119,11 @@ impl RunFolder {
         data: &Dataset,
         accuracy: Option<f64>,
     ) -> Result<()> {
-        self.rows.sync()?;
-        let checkpoint = training.checkpoint(options, data)?;
+        self.rows.as_ref().map_or(Ok(()), Rows::sync)?;
+        let checkpoint = training.checkpoint(options, data)?; // by all ranks, if the optimizer is sharded
+        if self.rows.is_none() {
+            return Ok(());
+        }
         let checkpoint = match accuracy {
             Some(accuracy) => checkpoint.metric(accuracy),
             None => checkpoint,
@@ -128,6 +133,9 @@ impl RunFolder {
 
     /// Writes what the run ended with. The report comes last: it says that the rest is there.
     pub(crate) fn finish(&self, report: &Report, score: &Score, data: &Dataset) -> Result<()> {
+        if self.rows.is_none() {
+            return Ok(());
+        }
         for (at, answer) in score.worst.iter().enumerate() {
             let png = images::png(data.test.image(answer.index))?;
             report::write(&self.path.join(worst_name(at)), png)?;

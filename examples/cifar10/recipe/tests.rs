@@ -52,7 +52,9 @@ fn biases_have_their_own_rate_and_frozen_weights_none() -> Result<()> {
     let parameters = Parameters::from_varmap(&varmap);
     let images = Tensor::randn(0f32, 1., (4, 3, 8, 8), &Device::Cpu)?;
     options.model.prepare(&parameters, || Ok(images))?;
-    let optimizer = optimizer(&options, &parameters)?;
+    let Optimizer::Whole(optimizer) = optimizer(&options, &parameters, None)? else {
+        unreachable!("without --sharded")
+    };
     let settings: Vec<_> =
         optimizer.configs().map(|one| (one.lr, one.weight_decay, one.nesterov)).collect();
     assert_eq!(settings, [(0.5, 0.01, true), (4., 0.00125, true)]);

@@ -155,7 +155,7 @@ fn the_generator_goes_on_where_it_stood() -> Result<()> {
     let vb = candle_amp::nn::var_builder(&varmap, candle_core::DType::F32, &Device::Cpu);
     crate::models::Model::new(options.model, vb, false)?;
     let parameters = Parameters::from_varmap(&varmap);
-    let mut optimizer = crate::recipe::optimizer(&options, &parameters)?;
+    let mut optimizer = crate::recipe::optimizer(&options, &parameters, None)?;
     let scheduler = Scheduler::new(options.recipe.rates(10), &mut optimizer)?;
     let (scaler, history) = (GradScaler::disabled(), History::default());
     let mut on = Training { parameters, optimizer, average: None, scheduler, scaler, history };

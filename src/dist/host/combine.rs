@@ -11,54 +11,74 @@ use crate::dist::communicator::Reduction;
 /// F16 and BF16 are added in F32. The result is in F32 too if it is to be `wide`, and else rounded once. `None`
 /// where a sum of integers does not fit.
 pub(super) fn combine(
-    parts: &[u8],
+    mut parts: Vec<u8>,
     ranks: usize,
     dtype: DType,
     reduction: Reduction,
     wide: bool,
 ) -> Option<Vec<u8>> {
-    let float = |read: fn([u8; 2]) -> f32| match reduction {
-        Reduction::Sum => fold(parts, ranks, read, |a, b| a + b),
-        Reduction::Max => fold(parts, ranks, read, larger),
-    };
     Some(match dtype {
-        DType::F16 | DType::BF16 => {
-            let is_f16 = dtype == DType::F16;
-            let sums = float(if is_f16 {
-                |bytes| f16::from_ne_bytes(bytes).to_f32()
-            } else {
-                |bytes| bf16::from_ne_bytes(bytes).to_f32()
-            });
-            match (wide, is_f16) {
-                (true, _) => flatten(sums, f32::to_ne_bytes),
-                (false, true) => flatten(sums, |sum| f16::from_f32(sum).to_ne_bytes()),
-                (false, false) => flatten(sums, |sum| bf16::from_f32(sum).to_ne_bytes()),
-            }
+        DType::F16 => {
+            let read = |bytes| f16::from_ne_bytes(bytes).to_f32();
+            sixteen_bits(&parts, ranks, reduction, wide, read, |x| f16::from_f32(x).to_ne_bytes())
         }
-        DType::F32 => match reduction {
-            Reduction::Sum => {
-                flatten(fold(parts, ranks, f32::from_ne_bytes, |a, b| a + b), f32::to_ne_bytes)
-            }
-            Reduction::Max => {
-                flatten(fold(parts, ranks, f32::from_ne_bytes, larger), f32::to_ne_bytes)
-            }
-        },
-        DType::F64 => match reduction {
-            Reduction::Sum => {
-                flatten(fold(parts, ranks, f64::from_ne_bytes, |a, b| a + b), f64::to_ne_bytes)
-            }
-            Reduction::Max => {
-                flatten(fold(parts, ranks, f64::from_ne_bytes, larger), f64::to_ne_bytes)
-            }
-        },
-        DType::U8 => integers(parts, ranks, reduction, u8::from_ne_bytes, u8::to_ne_bytes)?,
-        DType::U32 => integers(parts, ranks, reduction, u32::from_ne_bytes, u32::to_ne_bytes)?,
-        DType::I16 => integers(parts, ranks, reduction, i16::from_ne_bytes, i16::to_ne_bytes)?,
-        DType::I32 => integers(parts, ranks, reduction, i32::from_ne_bytes, i32::to_ne_bytes)?,
-        DType::I64 => integers(parts, ranks, reduction, i64::from_ne_bytes, i64::to_ne_bytes)?,
+        DType::BF16 => {
+            let read = |bytes| bf16::from_ne_bytes(bytes).to_f32();
+            sixteen_bits(&parts, ranks, reduction, wide, read, |x| bf16::from_f32(x).to_ne_bytes())
+        }
+        DType::F32 => {
+            in_place(&mut parts, ranks, reduction, f32::from_ne_bytes, f32::to_ne_bytes);
+            parts
+        }
+        DType::F64 => {
+            in_place(&mut parts, ranks, reduction, f64::from_ne_bytes, f64::to_ne_bytes);
+            parts
+        }
+        DType::U8 => integers(&parts, ranks, reduction, u8::from_ne_bytes, u8::to_ne_bytes)?,
+        DType::U32 => integers(&parts, ranks, reduction, u32::from_ne_bytes, u32::to_ne_bytes)?,
+        DType::I16 => integers(&parts, ranks, reduction, i16::from_ne_bytes, i16::to_ne_bytes)?,
+        DType::I32 => integers(&parts, ranks, reduction, i32::from_ne_bytes, i32::to_ne_bytes)?,
+        DType::I64 => integers(&parts, ranks, reduction, i64::from_ne_bytes, i64::to_ne_bytes)?,
         // `can_combine` refuses the rest.
         _ => return None,
     })
+}
+
+/// Combines into the first part, and drops the others.
+fn in_place<T: Float, const N: usize>(
+    parts: &mut Vec<u8>,
+    ranks: usize,
+    reduction: Reduction,
+    read: impl Fn([u8; N]) -> T,
+    write: impl Fn(T) -> [u8; N],
+) {
+    let len = parts.len() / ranks;
+    let (first, rest) = parts.split_at_mut(len);
+    for part in rest.chunks_exact(len.max(1)) {
+        let pairs = first.as_chunks_mut().0.iter_mut().zip(part.as_chunks().0);
+        match reduction {
+            Reduction::Sum => pairs.for_each(|(to, from)| *to = write(read(*to) + read(*from))),
+            Reduction::Max => {
+                pairs.for_each(|(to, from)| *to = write(larger(read(*to), read(*from))))
+            }
+        }
+    }
+    parts.truncate(len);
+}
+
+fn sixteen_bits(
+    parts: &[u8],
+    ranks: usize,
+    reduction: Reduction,
+    wide: bool,
+    read: impl Fn([u8; 2]) -> f32,
+    write: impl Fn(f32) -> [u8; 2],
+) -> Vec<u8> {
+    let results = match reduction {
+        Reduction::Sum => fold(parts, ranks, read, |a, b| a + b),
+        Reduction::Max => fold(parts, ranks, read, larger),
+    };
+    if wide { flatten(results, f32::to_ne_bytes) } else { flatten(results, write) }
 }
 
 /// The larger of two numbers, the first of equal ones; NaN where one is.

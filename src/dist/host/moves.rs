@@ -47,17 +47,17 @@ impl<T: Transport> Moves<'_, T> {
     pub(super) fn all_reduce(&mut self, mut bytes: Vec<u8>, reduction: Reduction) -> Reduced {
         if bytes.len() <= SMALL.min(self.piece) {
             let all = self.gathered(&bytes)?;
-            return Ok(self.combined(&all, reduction, false));
+            return Ok(self.combined(all, reduction, false));
         }
-        let step = self.size * self.dtype.size_in_bytes();
+        let len = bytes.len();
+        // Every segment is of equal pieces then.
+        bytes.resize(len.next_multiple_of(self.size * self.dtype.size_in_bytes()), 0);
         for segment in bytes.chunks_mut(self.piece * self.size) {
-            let mut padded = segment.to_vec();
-            padded.resize(segment.len().next_multiple_of(step), 0);
-            let parts = self.exchanged(&padded)?;
-            let Some(sum) = self.combined(&parts, reduction, false) else { return Ok(None) };
-            self.transport.all_gather(&sum, &mut padded, self.stuck)?;
-            segment.copy_from_slice(&padded[..segment.len()]);
+            let parts = self.exchanged(segment)?;
+            let Some(sum) = self.combined(parts, reduction, false) else { return Ok(None) };
+            self.transport.all_gather(&sum, segment, self.stuck)?;
         }
+        bytes.truncate(len);
         Ok(Some(bytes))
     }
 
@@ -65,7 +65,7 @@ impl<T: Transport> Moves<'_, T> {
         let share = bytes.len() / self.size;
         if share <= self.piece {
             let parts = self.exchanged(bytes)?;
-            return Ok(self.combined(&parts, reduction, true));
+            return Ok(self.combined(parts, reduction, true));
         }
         let mut results = Vec::new();
         for start in (0..share).step_by(self.piece) {
@@ -73,7 +73,7 @@ impl<T: Transport> Moves<'_, T> {
             let pieces: Vec<&[u8]> =
                 bytes.chunks_exact(share).map(|part| &part[start..end]).collect();
             let parts = self.exchanged(&pieces.concat())?;
-            match self.combined(&parts, reduction, true) {
+            match self.combined(parts, reduction, true) {
                 Some(result) => results.extend(result),
                 None => return Ok(None),
             }
@@ -93,7 +93,7 @@ impl<T: Transport> Moves<'_, T> {
         Ok(all)
     }
 
-    fn combined(&self, parts: &[u8], reduction: Reduction, wide: bool) -> Option<Vec<u8>> {
+    fn combined(&self, parts: Vec<u8>, reduction: Reduction, wide: bool) -> Option<Vec<u8>> {
         combine(parts, self.size, self.dtype, reduction, wide)
     }
 }

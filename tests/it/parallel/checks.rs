@@ -1,6 +1,7 @@
 //! What ranks must have in common.
 
-use candle_amp::dist::DataParallelConfig;
+use candle_amp::dist::{DataParallelConfig, Sharded};
+use candle_amp::optim::{Masters, Sgd, SgdConfig};
 use candle_amp::{Parameters, Result, ops, random};
 use candle_core::{DType, Tensor, Var};
 
@@ -116,6 +117,70 @@ fn a_rank_whose_state_went_apart_is_named() -> Result<()> {
             assert_eq!(messages[..2], [None, None], "{what}");
             let message = messages[2].clone().unwrap_or_default();
             assert!(message.contains("the state of rank 1 differs"), "{message}");
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_optimizer_that_went_apart_is_named() -> Result<()> {
+    let run = |what: &'static str, sharded: bool| {
+        on_ranks(2, move |communicator| {
+            let rank = communicator.rank();
+            let (vars, parameters) = layers(DType::F32, 0)?;
+            let config = DataParallelConfig { check_every: 2, ..small_buckets() };
+            let (parallel, mut scaler) = attached(communicator, &parameters, config)?;
+            let mut whole = Sgd::new(&parameters, SgdConfig { lr: 0.0, ..Default::default() })?;
+            let mut parts = match sharded {
+                true => Some(Sharded::new(
+                    &parallel,
+                    &parameters,
+                    SgdConfig { lr: 0.0, ..Default::default() },
+                    Masters::F32,
+                )?),
+                false => None,
+            };
+            let mut messages = Vec::new();
+            for pass in 0..3 {
+                if pass == 1 && rank == 1 {
+                    match (what, &mut parts) {
+                        ("rate", Some(parts)) => parts.set_learning_rate(1e-30),
+                        ("rate", None) => whole.set_learning_rate(1e-30),
+                        ("steps", None) => {
+                            let fresh = Sgd::new(&parameters, SgdConfig::default())?;
+                            whole.load_state(&fresh.state()?)?;
+                            whole.set_learning_rate(0.0);
+                        }
+                        _ => {}
+                    }
+                }
+                let loss = loss(&vars, &samples(rank, DType::F32))?;
+                scaler.scale(&loss)?.backward()?;
+                let stepped = match &mut parts {
+                    Some(parts) => scaler.step(parts),
+                    None => scaler.step(&mut whole),
+                };
+                messages.push(stepped.err().map(|error| error.to_string()));
+                scaler.zero_grad();
+            }
+            Ok(messages)
+        })
+    };
+    for sharded in [false, true] {
+        for messages in run("nothing", sharded)? {
+            assert_eq!(messages, [None, None, None]);
+        }
+    }
+    for (what, sharded, expected) in [
+        ("rate", false, "settings of the optimizer's group 0: SgdConfig { lr: 1e-30, "),
+        ("rate", true, "settings of the optimizer's group 0: SgdConfig { lr: 1e-30, "),
+        ("steps", false, "steps of `layer0`: 1, on rank 0 2"),
+    ] {
+        for messages in run(what, sharded)? {
+            assert_eq!(messages[..2], [None, None], "{what}");
+            let message = messages[2].clone().unwrap_or_default();
+            assert!(message.contains("the optimizer of rank 1 differs"), "{message}");
             assert!(message.contains(expected), "{message}");
         }
     }

@@ -2,96 +2,20 @@
 
 use candle_amp::checkpoints::{Checkpoint, State, Stateful};
 use candle_amp::dist::{DataParallelConfig, Sharded};
-use candle_amp::optim::{
-    AdamW, AdamWConfig, Config, LambConfig, LionConfig, Masters, Optim, SgdConfig, Step,
-};
-use candle_amp::{GradScaler, Parameters, Result, ops};
+use candle_amp::optim::{AdamW, AdamWConfig, LambConfig, Masters, SgdConfig};
+use candle_amp::{Parameters, Result, ops};
 use candle_core::{DType, Tensor, Var};
 
 use super::{attached, cpu, layers, loss, on_ranks, samples, small_buckets};
-use crate::util::{assert_same, random, to_vec};
-
-const STEPS: usize = 6;
-
-/// Some steps, clipped, of which one overflows on the last rank alone; which were skipped.
-fn steps<S: Step>(
-    scaler: &mut GradScaler,
-    optimizer: &mut S,
-    vars: &[Var],
-    [rank, size]: [usize; 2],
-    from: usize,
-) -> Result<Vec<(bool, f32)>> {
-    let mut outcomes = Vec::new();
-    for step in from..from + STEPS {
-        let x = samples(10 * step + rank, vars[0].dtype());
-        let factor = if step == 2 && rank + 1 == size { f32::INFINITY } else { 1.0 };
-        let loss = ops::mul(&loss(vars, &x)?, &Tensor::new(factor, &cpu())?)?;
-        scaler.scale(&loss)?.backward()?;
-        let norm = scaler.clip_grad_norm(0.01)?.to_scalar::<f32>()?;
-        outcomes.push((scaler.step(optimizer)?.skipped()?, norm));
-        scaler.update()?;
-    }
-    Ok(outcomes)
-}
-
-/// What a rank ends with: weights, outcomes, scale.
-type End = (Vec<Tensor>, Vec<(bool, f32)>, f32);
-
-fn train<C: Config>(
-    size: usize,
-    dtype: DType,
-    config: C,
-    masters: Masters,
-    sharded: bool,
-) -> Result<Vec<End>> {
-    on_ranks(size, |communicator| {
-        let place = [communicator.rank(), size];
-        let (vars, parameters) = layers(dtype, place[0])?;
-        let (parallel, mut scaler) = attached(communicator, &parameters, small_buckets())?;
-        let outcomes = if sharded {
-            let mut optimizer = Sharded::new(&parallel, &parameters, config, masters)?;
-            steps(&mut scaler, &mut optimizer, &vars, place, 0)?
-        } else {
-            let mut optimizer = Optim::new(&parameters, config)?.with_masters(masters)?;
-            steps(&mut scaler, &mut optimizer, &vars, place, 0)?
-        };
-        let weights = vars.iter().map(|var| var.copy()).collect::<Result<_, _>>()?;
-        Ok((weights, outcomes, scaler.current_scale()))
-    })
-}
-
-fn compare<C: Config>(dtype: DType, config: C, masters: Masters) -> Result<()> {
-    for size in [1, 2, 3, 4] {
-        let plain = train(size, dtype, config, masters, false)?;
-        let sharded = train(size, dtype, config, masters, true)?;
-        for (rank, (weights, outcomes, scale)) in sharded.iter().enumerate() {
-            let (expected, plain_outcomes, plain_scale) = &plain[rank];
-            let what = format!("{config:?}, {dtype:?}, {masters:?}, {size} ranks");
-            assert_eq!((scale, *scale), (plain_scale, 32768.0), "{what}");
-            for (step, (own, other)) in outcomes.iter().zip(plain_outcomes).enumerate() {
-                assert_eq!(own.0, step == 2, "{what}");
-                assert!(own == other || step == 2 && own.0 == other.0, "{what}: {own:?} {other:?}");
-            }
-            for (weight, expected) in weights.iter().zip(expected) {
-                assert_same(&what, weight, expected);
-            }
-        }
-        let start = layers(dtype, 0)?.0;
-        assert_ne!(to_vec(&plain[0].0[0]), to_vec(&start[0]), "nothing was trained");
-    }
-    Ok(())
-}
+use crate::ranks::sharded::{compare, steps};
+use crate::util::{assert_same, random};
 
 #[test]
 fn shards_are_plain_data_parallel_to_the_last_bit() -> Result<()> {
-    let adamw = AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() };
-    for dtype in [DType::F32, DType::BF16, DType::F16] {
-        compare(dtype, adamw, Masters::F32)?;
-        let sgd = SgdConfig { lr: 0.5, momentum: 0.9, ..Default::default() };
-        compare(dtype, sgd, Masters::F32)?;
-        compare(dtype, LionConfig { lr: 1e-3, ..Default::default() }, Masters::F32)?;
+    for size in [1, 2, 3, 4] {
+        on_ranks(size, |communicator| compare(&communicator))?;
     }
-    compare(DType::BF16, adamw, Masters::Remainder)
+    Ok(())
 }
 
 #[test]
