@@ -10,7 +10,7 @@ export CUDA_COMPUTE_CAP=99
 export CUDARC_CUDA_VERSION=13000 # else cudarc asks the nvcc on the PATH
 
 cargo clippy --features cuda --all-targets "$@" -- -D warnings
-cargo clippy --features cudnn "$@" -- -D warnings
+cargo clippy --features cudnn,nccl "$@" -- -D warnings
 cargo clippy --manifest-path benches/Cargo.toml --features cudnn --bin gpu "$@" -- -D warnings
 
 # docs.rs has no nvcc, and documents the crate without these features (see Cargo.toml).

@@ -18,6 +18,7 @@ LIBRARIES = {  # cudarc's module: the library's name for the linker, and its son
     "curand": ("curand", "libcurand.so.10"),
     "nvrtc": ("nvrtc", "libnvrtc.so.13"),
     "cudnn": ("cudnn", "libcudnn.so.9"),
+    "nccl": ("nccl", "libnccl.so.2"),
 }
 # What host code that nvcc compiled calls; no binding has it.
 NVCC_CALLS = """__cudaRegisterFatBinary __cudaRegisterFatBinaryEnd __cudaUnregisterFatBinary
@@ -31,7 +32,7 @@ def main(cudarc: pathlib.Path, folder: pathlib.Path) -> None:
     for module, (name, soname) in LIBRARIES.items():
         functions = set(NVCC_CALLS if module == "runtime" else [])
         for source in (cudarc / "src" / module / "sys").rglob("*.rs"):
-            functions |= set(re.findall(r"\bfn ((?:cu|nv)\w+)\s*[(<]", source.read_text()))
+            functions |= set(re.findall(r"\bfn ((?:cu|nv|nccl)\w+)\s*[(<]", source.read_text()))
         if len(functions) < 20:
             sys.exit(f"only {len(functions)} functions of {module} in {cudarc}: has its layout changed?")
         code = "\n".join(f"void {function}(void) {{}}" for function in sorted(functions))

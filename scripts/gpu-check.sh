@@ -17,7 +17,7 @@ cuda=$CARGO_TARGET_DIR/cuda-13.0
 most=60000000 # bytes of the folder
 
 # Sets of features. GPU_CHECK_FEATURES=cudnn, say, leaves the others out.
-read -ra variants <<<"${GPU_CHECK_FEATURES:-cudnn cuda}"
+read -ra variants <<<"${GPU_CHECK_FEATURES:-cudnn cuda nccl}"
 
 install_nvcc() {
     python3 -m venv "$cuda/venv"
@@ -65,6 +65,10 @@ cp scripts/gpu-run.sh "$folder/run.sh"
 cp scripts/cifar10-table.py "$folder"
 for features in "${variants[@]}"; do
     bin=$folder/bin/$features
+    if [[ $features == nccl ]]; then # for the tests of its engine alone
+        executables "$bin" test --no-run --features nccl --lib
+        continue
+    fi
     executables "$bin" test --no-run --features "$features" --lib --test it
     executables "$bin" build --release --features "$features" --example cifar10
     executables "$bin" build --release --features "$features" --manifest-path benches/Cargo.toml --bin gpu

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-mkdir -p "$folder/bin/cudnn" "$folder/bin/cuda"
+mkdir -p "$folder"/bin/{cudnn,cuda,nccl}
 cp scripts/gpu-run.sh "$folder/run.sh"
 
 # Dies in its third test of five. By themselves all pass but that one.
@@ -22,6 +22,11 @@ cat >"$folder/bin/cudnn/it" <<'END'
 #!/usr/bin/env bash
 [[ -d $CARGO_MANIFEST_DIR/bin && $REQUIRE_CUDA == 1 && $* == "--skip tidy::" ]] && echo "test c::six ... ok"
 END
+# Takes no two ranks on one GPU.
+cat >"$folder/bin/nccl/lib" <<'END'
+#!/usr/bin/env bash
+[[ $NCCL_MULTI_RANK_GPU_ENABLE == 1 && $* == "--nocapture dist::nccl" ]] && echo "skipped: one rank a GPU"
+END
 # Never ends.
 printf '#!/usr/bin/env bash\n[[ $1 == --list ]] || exec sleep 1000\n' >"$folder/bin/cuda/lib"
 cp "$folder/bin/cudnn/it" "$folder/bin/cuda/it"
@@ -33,7 +38,7 @@ wrong() { echo "gpu-run.sh: $*" >&2 && cat "$folder/output" >&2 && exit 1; }
 ((status == 1)) || wrong "its status is $status, and some tests failed"
 ((SECONDS - start <= 30)) || wrong "it took $((SECONDS - start)) seconds, of 15"
 for line in '139  lib-cudnn' '0  lib-cudnn-alone-b__four' '0  lib-cudnn-alone-b__five' '101  lib-cudnn-alone-b__three' \
-    'lib-cudnn: of 3 tests that did not pass, 2 pass alone' '0  it-cudnn' '124  lib-cuda' 'it-cuda: no time left'; do
+    'lib-cudnn: of 3 tests that did not pass, 2 pass alone' '0  it-cudnn' '0  nccl' 'nccl: skipped: one rank a GPU' '124  lib-cuda' 'it-cuda: no time left'; do
     grep -q -- " $line\$" "$folder/out/tests.txt" || wrong "the summary lacks \"$line\""
 done
 [[ $(ls "$folder/out") == $'tests.tar.gz\ntests.txt' ]] || wrong "it leaves other files: $(ls "$folder/out")"

@@ -122,6 +122,13 @@ sanitize() { # variant's folder
     done
 }
 
+# Ranks that share the GPU, which NCCL allows from 2.30 on. It says so where it does not.
+nccl() {
+    [[ -x $here/bin/nccl/lib ]] || { note - - "nccl: was not built" && return; }
+    step nccl 120 env NCCL_MULTI_RANK_GPU_ENABLE=1 "$here/bin/nccl/lib" --nocapture dist::nccl
+    ! grep -q '^skipped: ' "$logs/nccl.log" || note - - "nccl: $(grep -m1 '^skipped: ' "$logs/nccl.log")"
+}
+
 benchmark() { # parts
     # shellcheck disable=SC2086 # options, as one types them
     LINES_SHOWN=300 step "bench-$1" "$in_all" env "CARGO_MANIFEST_DIR=$here/benches" "$best/gpu" --python "$python" \
@@ -147,6 +154,7 @@ step machine 60 bash -c machine
 case $call in
     tests)
         tests "$best"
+        nccl
         sanitize "$best"
         for variant in "${variants[@]:1}"; do tests "$here/bin/$variant"; done ;;
     gpt2)

@@ -137,7 +137,7 @@ impl Normalise {
         let count = Tensor::new(&[(own >> 16) as f32, (own & 0xffff) as f32], x.device())?;
         let all = Tensor::cat(&[&mean, &var, &count.to_dtype(dtype)?], 0)?;
         let all = self.communicator.all_gather(&all)?.to_dtype(DType::F64)?;
-        let all: Vec<f64> = on_host(&all)?;
+        let all: Vec<f64> = on_host(&*self.communicator, &all)?;
         let ranks: Vec<OfRank<'_>> = all
             .chunks(2 * channels + 2)
             .map(|rank| {

@@ -23,7 +23,9 @@ pub enum Reduction {
 ///
 /// # Synchronisation
 ///
-/// The engines of this crate work on the host: a tensor on a GPU is copied there, which waits for the GPU, and back.
+/// Most engines of this crate work on the host: a tensor on a GPU is copied there, which waits for the GPU, and back.
+/// [`Nccl`](super::Nccl) works on the GPU: [`Pending::wait`] has the stream of the tensor's device wait for the result,
+/// and not the host. An error then comes from a later call. [`synchronize`](Self::synchronize) waits for it.
 ///
 /// # Errors
 ///
@@ -53,6 +55,13 @@ pub trait Communicator: fmt::Debug + Send + Sync {
 
     /// Waits until every rank is here.
     fn barrier(&self) -> Result<()>;
+
+    /// Waits on the host until this rank's calls have ended, and returns their error: before results are read.
+    ///
+    /// The engines on the host have nothing to wait for: [`Pending::wait`] has waited.
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// [`start_all_reduce`](Self::start_all_reduce), waited for.
     fn all_reduce(&self, x: &Tensor, reduction: Reduction) -> Result<Tensor> {

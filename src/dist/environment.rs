@@ -2,18 +2,46 @@
 
 use std::sync::Arc;
 
+use candle_core::Device;
+
 use super::communicator::Communicator;
+use super::nccl::Nccl;
+use super::rendezvous::Place;
 use super::single::Single;
 use crate::error::{DistError, Result};
+use crate::kernels::cuda::HAS_NCCL;
 
-/// What launchers tell each process of how many there are. `WORLD_SIZE` is torchrun's.
-const SIZES: [&str; 5] = [
-    "OMPI_COMM_WORLD_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "SLURM_STEP_NUM_TASKS",
-    "WORLD_SIZE",
-];
+/// The variables by which a launcher tells each process about the others.
+#[derive(Debug, PartialEq, Eq)]
+struct Launcher {
+    size: &'static str,
+    rank: &'static str,
+    /// The number among the processes of its machine.
+    local_rank: &'static str,
+    /// Whether the processes can find one another by MPI.
+    has_mpi: bool,
+}
+
+const fn launcher(
+    size: &'static str,
+    rank: &'static str,
+    local_rank: &'static str,
+    has_mpi: bool,
+) -> Launcher {
+    Launcher { size, rank, local_rank, has_mpi }
+}
+
+const OPEN_MPI: Launcher =
+    launcher("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", true);
+const MVAPICH: Launcher =
+    launcher("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", true);
+const MPICH: Launcher = launcher("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", true);
+/// `srun`; with `--mpi=pmix` MPI knows them.
+const SLURM: Launcher = launcher("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", false);
+const TORCHRUN: Launcher = launcher("WORLD_SIZE", "RANK", "LOCAL_RANK", false);
+
+/// torchrun comes last, as scripts set its variables too, unless it says that it is torchrun.
+const LAUNCHERS: [Launcher; 5] = [OPEN_MPI, MVAPICH, MPICH, SLURM, TORCHRUN];
 
 /// The engine for how this process was started: by `mpirun` `Mpi` (feature `mpi`), and else [`Single`].
 ///
@@ -21,35 +49,175 @@ const SIZES: [&str; 5] = [
 ///
 /// If a launcher has started several processes, and they cannot form one group: each would train alone.
 pub fn from_environment() -> Result<Arc<dyn Communicator>> {
-    let Some((variable, size)) = launched(|name| std::env::var(name).ok())? else {
-        return Ok(Arc::new(Single));
-    };
-    let communicator = join(variable, size)?;
-    if communicator.size() == size {
-        return Ok(communicator);
+    match launched(&variable)? {
+        None => Ok(Arc::new(Single)),
+        Some((launcher, size)) => by_mpi(launcher, size),
     }
-    let found = communicator.size();
-    let reason = format!(
-        "{variable} says that there are {size} processes, and MPI finds {found}: start them by the `mpirun` of the \
-         MPI that this program was built with"
-    );
-    Err(DistError::Start { reason }.into())
 }
 
-/// The number of processes that a launcher has started, and the variable that says so; `None` without a launcher.
-fn launched(variable: impl Fn(&str) -> Option<String>) -> Result<Option<(&'static str, usize)>> {
-    let Some((name, text)) = SIZES.iter().find_map(|name| Some((*name, variable(name)?))) else {
-        return Ok(None);
+/// The engine for tensors on `device`, for how this process was started: several processes that each have a CUDA device
+/// exchange tensors by [`Nccl`] (feature `nccl`). All else is as [`from_environment`] says.
+///
+/// # Errors
+///
+/// As [`from_environment`] and [`Nccl::init`].
+pub fn from_environment_on(device: &Device) -> Result<Arc<dyn Communicator>> {
+    match (device, launched(&variable)?) {
+        (Device::Cuda(_), Some(_)) if HAS_NCCL => Nccl::init(device),
+        _ => from_environment(),
+    }
+}
+
+/// The number of this process among those of its machine, and 0 without a launcher: which GPU to take.
+///
+/// ```no_run
+/// use candle_amp::dist;
+/// use candle_core::Device;
+///
+/// let device = Device::new_cuda(dist::local_rank()?)?;
+/// let ranks = dist::from_environment_on(&device)?;
+/// # Ok::<(), candle_amp::Error>(())
+/// ```
+///
+/// A launcher that shows each process one GPU alone, as Slurm's `--gpus-per-task=1` does, calls it number 0.
+///
+/// # Errors
+///
+/// If a launcher has started several processes and does not number them.
+pub fn local_rank() -> Result<usize> {
+    local_rank_of(&variable)
+}
+
+fn local_rank_of(variable: &Variable<'_>) -> Result<usize> {
+    match launched(variable)? {
+        None => Ok(0),
+        Some((launcher, _)) => number(variable, launcher.local_rank),
+    }
+}
+
+type Variable<'a> = dyn Fn(&str) -> Option<String> + 'a;
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// How the processes of `Nccl` find one another.
+pub(super) enum Start {
+    Communicator(Arc<dyn Communicator>),
+    Place(Place),
+}
+
+pub(super) fn start() -> Result<Start> {
+    let Some((launcher, size)) = launched(&variable)? else {
+        return Ok(Start::Communicator(Arc::new(Single)));
     };
+    let has_mpi = launcher.has_mpi || variable("PMIX_RANK").is_some();
+    if cfg!(feature = "mpi") && has_mpi && launcher != &TORCHRUN {
+        return Ok(Start::Communicator(by_mpi(launcher, size)?));
+    }
+    Ok(Start::Place(place(&variable, launcher, size)?))
+}
+
+/// Where rank 0 is, by the variables of torchrun, which scripts set for other launchers too, or by Slurm's.
+fn place(variable: &Variable<'_>, launcher: &Launcher, size: usize) -> Result<Place> {
+    let rank = number(variable, launcher.rank)?;
+    if rank >= size {
+        return Err(error(format!("{} is {rank}, and there are {size} processes", launcher.rank)));
+    }
+    let nodes = || variable("SLURM_STEP_NODELIST").or_else(|| variable("SLURM_JOB_NODELIST"));
+    let address = variable("MASTER_ADDR").or_else(|| first_node(&nodes()?));
+    let Some(address) = address else {
+        return Err(error(format!(
+            "{} says that there are {size} processes, and nothing says where rank 0 is: set MASTER_ADDR and \
+             MASTER_PORT for all of them, as torchrun does, or build with the feature `mpi` and start by `mpirun`",
+            launcher.size
+        )));
+    };
+    Ok(Place { rank, size, address, port: port(variable)? })
+}
+
+/// The port at which rank 0 listens.
+fn port(variable: &Variable<'_>) -> Result<u16> {
+    let given = |name| match variable(name) {
+        None => Ok(None),
+        Some(text) => match text.trim().parse() {
+            Ok(port) if port > 0 => Ok(Some(port)),
+            _ => Err(error(format!("{name} is `{text}`, expected the number of a port"))),
+        },
+    };
+    if let Some(port) = given("CANDLE_AMP_DIST_PORT")? {
+        return Ok(port);
+    }
+    // torchrun itself listens there.
+    let is_taken = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|is| is == "True");
+    match given("MASTER_PORT")? {
+        Some(port) if is_taken => Ok(port.checked_add(1).unwrap_or(port - 1)),
+        Some(port) => Ok(port),
+        None => match variable("SLURM_JOB_ID").and_then(|job| job.trim().parse::<u64>().ok()) {
+            Some(job) => Ok(10_000 + (job % 20_000) as u16),
+            None => Err(error(
+                "MASTER_PORT is not set: set a port that is free, the same for all".to_owned(),
+            )),
+        },
+    }
+}
+
+/// The first machine of a list such as `gpu[07-09,12],login`.
+fn first_node(list: &str) -> Option<String> {
+    let end = list.find([',', '[']).unwrap_or(list.len());
+    let (name, rest) = list.split_at(end);
+    let Some(numbers) = rest.strip_prefix('[') else {
+        return Some(name.trim().to_owned()).filter(|name| !name.is_empty());
+    };
+    let (numbers, after) = numbers.split_once(']')?;
+    let first = numbers.split([',', '-']).next()?;
+    let after = after.split(',').next().unwrap_or_default();
+    Some(format!("{}{first}{after}", name.trim()))
+}
+
+fn number(variable: &Variable<'_>, name: &str) -> Result<usize> {
+    let text = variable(name);
+    match text.as_ref().and_then(|text| text.trim().parse().ok()) {
+        Some(number) => Ok(number),
+        None => Err(error(match text {
+            Some(text) => format!("{name} is `{text}`, expected a number from 0"),
+            None => {
+                format!("{name} is not set, and a launcher that starts several processes sets it")
+            }
+        })),
+    }
+}
+
+fn error(reason: String) -> crate::Error {
+    DistError::Start { reason }.into()
+}
+
+/// The launcher, and how many processes it has started; `None` for one alone.
+fn launched(variable: &Variable<'_>) -> Result<Option<(&'static Launcher, usize)>> {
+    static ALL: [Launcher; 5] = LAUNCHERS;
+    let is_torchrun = variable("TORCHELASTIC_RUN_ID").is_some();
+    let mut launchers = ALL.iter().filter(|launcher| !is_torchrun || **launcher == TORCHRUN);
+    let found = launchers.find_map(|launcher| Some((launcher, variable(launcher.size)?)));
+    let Some((launcher, text)) = found else { return Ok(None) };
     match text.trim().parse() {
         // A task of Slurm or torchrun alone; mpirun's would be a group of one all the same.
         Ok(1) => Ok(None),
-        Ok(size) if size > 1 => Ok(Some((name, size))),
-        _ => {
-            let reason = format!("{name} is `{text}`, expected the number of processes");
-            Err(DistError::Start { reason }.into())
-        }
+        Ok(size) if size > 1 => Ok(Some((launcher, size))),
+        _ => Err(error(format!("{} is `{text}`, expected the number of processes", launcher.size))),
     }
+}
+
+fn by_mpi(launcher: &Launcher, size: usize) -> Result<Arc<dyn Communicator>> {
+    let communicator = join(launcher.size, size)?;
+    let found = communicator.size();
+    if found == size {
+        return Ok(communicator);
+    }
+    Err(error(format!(
+        "{} says that there are {size} processes, and MPI finds {found}: start them by the `mpirun` of the MPI that \
+         this program was built with, or exchange tensors on GPUs by `dist::from_environment_on`",
+        launcher.size
+    )))
 }
 
 #[cfg(feature = "mpi")]
@@ -59,11 +227,11 @@ fn join(_: &str, _: usize) -> Result<Arc<dyn Communicator>> {
 
 #[cfg(not(feature = "mpi"))]
 fn join(variable: &str, size: usize) -> Result<Arc<dyn Communicator>> {
-    let reason = format!(
+    Err(error(format!(
         "{variable} says that there are {size} processes, and this program can join none, so that each would train \
-         alone: build it with the feature `mpi` of candle-amp, or start it once"
-    );
-    Err(DistError::Start { reason }.into())
+         alone: build it with the feature `mpi` of candle-amp, or with `nccl` for tensors on GPUs and \
+         `dist::from_environment_on`, or start it once"
+    )))
 }
 
 #[cfg(test)]
@@ -78,16 +246,93 @@ mod tests {
 
     #[test]
     fn a_launcher_says_how_many_processes_there_are() {
-        assert_eq!(launched(of(&[])).unwrap(), None);
+        assert_eq!(launched(&of(&[])).unwrap(), None);
         // A batch script's own, which starts one program.
-        assert_eq!(launched(of(&[("SLURM_NTASKS", "4")])).unwrap(), None);
-        assert_eq!(launched(of(&[("OMPI_COMM_WORLD_SIZE", "1")])).unwrap(), None);
-        for name in SIZES {
-            assert_eq!(launched(of(&[(name, "4")])).unwrap(), Some((name, 4)));
+        assert_eq!(launched(&of(&[("SLURM_NTASKS", "4")])).unwrap(), None);
+        assert_eq!(launched(&of(&[("OMPI_COMM_WORLD_SIZE", "1")])).unwrap(), None);
+        for launcher in &LAUNCHERS {
+            assert_eq!(launched(&of(&[(launcher.size, "4")])).unwrap(), Some((launcher, 4)));
         }
         for wrong in ["0", "", "many", "-2"] {
-            let message = launched(of(&[("PMI_SIZE", wrong)])).unwrap_err().to_string();
+            let message = launched(&of(&[("PMI_SIZE", wrong)])).unwrap_err().to_string();
             assert!(message.contains(&format!("PMI_SIZE is `{wrong}`")), "{message}");
+        }
+    }
+
+    #[test]
+    fn torchrun_within_a_job_of_slurm_is_torchrun() {
+        let job = [("SLURM_STEP_NUM_TASKS", "2"), ("WORLD_SIZE", "16")];
+        assert_eq!(launched(&of(&job)).unwrap(), Some((&SLURM, 2)));
+        let both = [&job[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
+        assert_eq!(launched(&of(&both)).unwrap(), Some((&TORCHRUN, 16)));
+    }
+
+    #[test]
+    fn a_launcher_numbers_the_processes_of_a_machine() {
+        assert_eq!(local_rank_of(&of(&[])).unwrap(), 0);
+        let slurm = [("SLURM_STEP_NUM_TASKS", "8"), ("SLURM_LOCALID", "3")];
+        assert_eq!(local_rank_of(&of(&slurm)).unwrap(), 3);
+        for (variables, expected) in [
+            (vec![("WORLD_SIZE", "8")], "LOCAL_RANK is not set"),
+            (vec![("WORLD_SIZE", "8"), ("LOCAL_RANK", "x")], "LOCAL_RANK is `x`"),
+        ] {
+            let message = local_rank_of(&of(&variables)).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn rank_0_is_where_torchrun_or_slurm_say() {
+        let torchrun = [
+            ("WORLD_SIZE", "4"),
+            ("RANK", "2"),
+            ("MASTER_ADDR", "node7"),
+            ("MASTER_PORT", "29500"),
+        ];
+        let place_of = |launcher, extra: &[_], variables: &[_]| {
+            place(&of(&[variables, extra].concat()), launcher, 4)
+        };
+        let expected =
+            |rank, address: &str, port| Place { rank, size: 4, address: address.to_owned(), port };
+        let found = place_of(&TORCHRUN, &[], &torchrun).unwrap();
+        assert_eq!(found, expected(2, "node7", 29_500));
+        let taken = [("TORCHELASTIC_USE_AGENT_STORE", "True")];
+        assert_eq!(place_of(&TORCHRUN, &taken, &torchrun).unwrap().port, 29_501);
+        let own = [("CANDLE_AMP_DIST_PORT", "4000"), taken[0]];
+        assert_eq!(place_of(&TORCHRUN, &own, &torchrun).unwrap().port, 4000);
+        let slurm = [
+            ("SLURM_PROCID", "1"),
+            ("SLURM_STEP_NODELIST", "gpu[07-09,12],login"),
+            ("SLURM_JOB_ID", "1234567"),
+        ];
+        assert_eq!(place_of(&SLURM, &[], &slurm).unwrap(), expected(1, "gpu07", 24_567));
+        assert_eq!(place_of(&SLURM, &torchrun, &slurm).unwrap(), expected(1, "node7", 29_500));
+        for (variables, says) in [
+            (vec![("RANK", "4"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")], "RANK is 4"),
+            (vec![("MASTER_ADDR", "a"), ("MASTER_PORT", "1")], "RANK is not set"),
+            (vec![("RANK", "0"), ("MASTER_PORT", "1")], "set MASTER_ADDR"),
+            (vec![("RANK", "0"), ("MASTER_ADDR", "a")], "MASTER_PORT is not set"),
+            (
+                vec![("RANK", "0"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "no")],
+                "MASTER_PORT is `no`",
+            ),
+        ] {
+            let message = place(&of(&variables), &TORCHRUN, 4).unwrap_err().to_string();
+            assert!(message.contains(says), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_first_machine_of_a_list() {
+        for (list, expected) in [
+            ("gpu1", Some("gpu1")),
+            ("gpu1,gpu2", Some("gpu1")),
+            ("gpu[007-009,012],login", Some("gpu007")),
+            ("rack[2]node,other", Some("rack2node")),
+            ("", None),
+            ("gpu[1", None),
+        ] {
+            assert_eq!(first_node(list).as_deref(), expected, "{list}");
         }
     }
 

@@ -9,8 +9,10 @@ use crate::Result;
 use crate::error::ParallelError;
 use crate::kernels::cuda::Gpu;
 
-/// The elements on the host.
-pub(super) fn on_host<T: WithDType>(x: &Tensor) -> Result<Vec<T>> {
+/// The elements of what ranks have exchanged, on the host.
+pub(super) fn on_host<T: WithDType>(communicator: &dyn Communicator, x: &Tensor) -> Result<Vec<T>> {
+    // Else a call that has failed would keep the host waiting.
+    communicator.synchronize()?;
     if x.device().is_cpu() {
         return Ok(x.flatten_all()?.to_vec1()?);
     }
@@ -24,12 +26,12 @@ pub(super) fn gather_bytes(
     device: &Device,
 ) -> Result<Vec<Vec<u8>>> {
     let length = Tensor::new(&[bytes.len() as u32], device)?;
-    let lengths: Vec<u32> = on_host(&communicator.all_gather(&length)?)?;
+    let lengths: Vec<u32> = on_host(communicator, &communicator.all_gather(&length)?)?;
     let longest = lengths.iter().copied().max().unwrap_or(0).max(1) as usize;
     let mut padded = bytes.to_vec();
     padded.resize(longest, 0);
     let all = communicator.all_gather(&Tensor::from_vec(padded, longest, device)?)?;
-    let all: Vec<u8> = on_host(&all)?;
+    let all: Vec<u8> = on_host(communicator, &all)?;
     let each = all.chunks(longest).zip(lengths);
     Ok(each.map(|(bytes, length)| bytes[..length as usize].to_vec()).collect())
 }

@@ -23,7 +23,9 @@ mod exchange;
 mod host;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod nccl;
 mod reducer;
+mod rendezvous;
 mod sampler;
 mod sharded;
 mod shards;
@@ -34,9 +36,10 @@ mod timeout;
 pub use batch_norm::sync_batch_norm;
 pub use communicator::{Communicator, Pending, Reduction};
 pub use data_parallel::{DataParallel, DataParallelConfig};
-pub use environment::from_environment;
+pub use environment::{from_environment, from_environment_on, local_rank};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
+pub use nccl::Nccl;
 pub use sampler::{Sampler, Uneven};
 pub use sharded::Sharded;
 pub use single::Single;

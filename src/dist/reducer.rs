@@ -107,6 +107,7 @@ impl BucketReducer {
     /// Checks that the ranks have the same scale, generator and weights.
     pub(super) fn check(&self, scale: Option<LossScale>) -> Result<()> {
         let device = self.device();
+        self.communicator.synchronize()?;
         let mut facts = Facts::from([
             ("averaged backward passes".to_owned(), self.passes.to_string()),
             ("seed of the generator".to_owned(), random::state().seed.to_string()),
@@ -195,7 +196,7 @@ impl BucketReducer {
             start += taken;
         }
         let flags = reduced.narrow(0, start, 2 * members.len())?.to_dtype(DType::F32)?;
-        let flags: Vec<f32> = on_host(&flags)?;
+        let flags: Vec<f32> = on_host(&*self.communicator, &flags)?;
         let (with, without) = flags.split_at(members.len());
         let counts = with.iter().zip(without).map(|(&with, &without)| [with, without]);
         let all = members.iter().zip(averages).zip(counts);
@@ -208,7 +209,7 @@ impl BucketReducer {
         order.extend((0..self.parameters.len()).rev().filter(|at| !seen.contains(at)));
         let own: Vec<u32> = order.iter().map(|&at| at as u32).collect();
         let agreed = self.communicator.broadcast(&Tensor::new(own, &self.device())?, 0)?;
-        let agreed: Vec<u32> = on_host(&agreed)?;
+        let agreed: Vec<u32> = on_host(&*self.communicator, &agreed)?;
         let agreed: Vec<usize> = agreed.into_iter().map(|at| at as usize).collect();
         self.buckets = Buckets::new(&self.parameters, &agreed, self.config.limits());
         self.ordered = true;
@@ -361,7 +362,7 @@ impl Reducer for BucketReducer {
             FoundInf::Host(found) => {
                 let flag = Tensor::new(&[f32::from(u8::from(found))], &self.device())?;
                 let flag = self.communicator.all_reduce(&flag, Reduction::Max)?;
-                let flag: Vec<f32> = on_host(&flag)?;
+                let flag: Vec<f32> = on_host(&*self.communicator, &flag)?;
                 Ok(FoundInf::Host(flag.iter().any(|&flag| flag != 0.0)))
             }
             FoundInf::Device(found) => {
@@ -380,7 +381,7 @@ impl NormOfRanks for BucketReducer {
         }
         let squares = Tensor::new(&[squares], &Device::Cpu)?;
         let sum = self.communicator.all_reduce(&squares, Reduction::Sum)?;
-        Ok(on_host(&sum)?[0])
+        Ok(on_host(&*self.communicator, &sum)?[0])
     }
 
     fn norm(&self, norm: Tensor) -> candle_core::Result<Tensor> {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use candle_core::DeviceLocation;
+
 use super::Error;
 
 /// A rank cannot exchange tensors with its peers.
@@ -50,6 +52,33 @@ pub enum DistError {
     IntegerOverflow {
         /// The call of this rank.
         call: RankCall,
+    },
+    /// A tensor on another GPU than the rank's.
+    #[error(
+        "rank {rank} of {size}, {call}: the tensor is on {got:?}, and this rank exchanges tensors on {expected:?}: move \
+         it there"
+    )]
+    Device {
+        /// This rank.
+        rank: usize,
+        /// How many ranks there are.
+        size: usize,
+        /// The call.
+        call: String,
+        /// Where the tensor is.
+        got: DeviceLocation,
+        /// The device of the rank.
+        expected: DeviceLocation,
+    },
+    /// NCCL or CUDA met an error, which may be a peer's.
+    #[error("{call}: {reason}; {before}")]
+    Nccl {
+        /// The call of this rank.
+        call: RankCall,
+        /// What they say.
+        reason: String,
+        /// What the ranks did last.
+        before: String,
     },
     /// A call after another failed.
     #[error(

@@ -35,7 +35,7 @@ stubs() { # cudarc's module, error
         echo '#include <stdio.h>'
         echo '#define STUB(name) __attribute__((weak)) int name(void) \'
         echo "{ fputs(\"emulated GPU: \" #name \" is not implemented\\n\", stderr); return $2; }"
-        grep -rhoE '\bfn (cu|nv)[A-Za-z0-9_]+ *[(<]' "$cudarc/src/$1/sys" |
+        grep -rhoE '\bfn (cu|nv|nccl)[A-Za-z0-9_]+ *[(<]' "$cudarc/src/$1/sys" |
             sed -E 's/fn ([A-Za-z0-9_]+).*/STUB(\1)/' | sort -u
     } >"$out/objects/$1-stubs.c"
     gcc -O1 -fPIC -fno-builtin -c "$out/objects/$1-stubs.c" -o "$out/objects/$1-stubs.o"
@@ -63,6 +63,7 @@ stubs cublaslt 15
 stubs curand 999
 stubs runtime 801
 stubs cudnn 3000
+stubs nccl 3
 
 after=()
 link cuda 1 {fibers,races,faults,memory,memory_calls,context,streams,graphs,modules,compiler,rewrite}.o driver-stubs.o
@@ -73,6 +74,7 @@ link cudnn 9 {cudnn,product}.o cudnn-stubs.o
 link cublas 13 {cublas,product}.o cublas-stubs.o
 link cublasLt 13 {cublaslt,product}.o cublaslt-stubs.o
 link curand 10 curand.o curand-stubs.o
+link nccl 2 nccl.o nccl-stubs.o
 g++ "$out"/objects/{nvcc,compiler,rewrite}.o -o "$out/bin/nvcc.new" -ldl
 mv "$out/bin/nvcc.new" "$out/bin/nvcc"
 echo "$version" >"$out/version"

@@ -9,7 +9,7 @@ use crate::dist::communicator::Reduction;
 use crate::error::{ArgumentError, Result};
 
 /// The bytes of a [`Call`] on the wire: 16, and 8 for each of [`DIMS`] dimensions.
-pub(super) const HEADER: usize = 16 + 8 * DIMS;
+pub(in crate::dist) const HEADER: usize = 16 + 8 * DIMS;
 
 /// The most dimensions of a tensor that travels.
 const DIMS: usize = 14;
@@ -42,7 +42,7 @@ pub(crate) struct Call {
 
 impl Call {
     /// A call with a tensor; the rank numbers it when its turn comes.
-    pub(super) fn with(op: &'static str, kind: Kind, x: &Tensor) -> Result<Self> {
+    pub(in crate::dist) fn with(op: &'static str, kind: Kind, x: &Tensor) -> Result<Self> {
         if x.rank() > DIMS {
             let (name, got) = ("x", x.shape().clone());
             let expected = format!("at most {DIMS} dimensions");
@@ -52,7 +52,7 @@ impl Call {
     }
 
     /// A call without a tensor.
-    pub(super) fn bare(kind: Kind) -> Self {
+    pub(in crate::dist) fn bare(kind: Kind) -> Self {
         Self { kind, number: 0, dtype: None, dims: Vec::new() }
     }
 
@@ -60,7 +60,7 @@ impl Call {
         self.dtype.unwrap_or(DType::U8)
     }
 
-    pub(super) fn encode(&self) -> [u8; HEADER] {
+    pub(in crate::dist) fn encode(&self) -> [u8; HEADER] {
         let sum = |reduction| u32::from(reduction == Reduction::Max);
         let (kind, detail) = match self.kind {
             Kind::AllReduce(reduction) => (0, sum(reduction)),

@@ -8,7 +8,7 @@ mod call;
 mod combine;
 mod moves;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod transport;
 mod worker;
 
@@ -21,11 +21,11 @@ use std::time::Duration;
 use candle_core::{DType, Device, Tensor};
 use safetensors::View;
 
-use self::call::Call;
 pub(crate) use self::call::Kind;
+pub(super) use self::call::{Call, HEADER};
 pub(crate) use self::transport::{Fault, Stuck, Transport};
-pub(crate) use self::worker::left;
 use self::worker::{Job, Worker};
+pub(super) use self::worker::{before, compare, describe, left};
 use super::arguments::{can_combine, can_travel, is_rank, joined, share, wide};
 use super::communicator::{Communicator, Pending, Reduction};
 use crate::error::{DistError, Result};

@@ -14,7 +14,7 @@ use crate::error::{DistError, Error, Result};
 const CPU: &Device = &Device::Cpu;
 
 /// What `rank` brings: some elements not finite, where the dtype knows such.
-fn mine(rank: usize, shape: &[usize], dtype: DType) -> Tensor {
+pub(in crate::dist) fn mine(rank: usize, shape: &[usize], dtype: DType) -> Tensor {
     let mut rng = ChaCha8Rng::seed_from_u64(rank as u64 * 31 + 7);
     let count: usize = shape.iter().product();
     let values: Vec<f32> = (0..count)
@@ -33,7 +33,7 @@ fn mine(rank: usize, shape: &[usize], dtype: DType) -> Tensor {
 }
 
 /// Bits, so that NaN equals NaN and 0 is not -0.
-fn bits(x: &Tensor) -> Vec<u64> {
+pub(in crate::dist) fn bits(x: &Tensor) -> Vec<u64> {
     let x = x.flatten_all().unwrap();
     match x.dtype() {
         DType::F64 => x
@@ -58,7 +58,7 @@ fn bits(x: &Tensor) -> Vec<u64> {
 }
 
 #[track_caller]
-fn assert_same(got: &Tensor, expected: &Tensor, what: &str) {
+pub(in crate::dist) fn assert_same(got: &Tensor, expected: &Tensor, what: &str) {
     assert_eq!((got.dims(), got.dtype()), (expected.dims(), expected.dtype()), "{what}");
     assert_eq!(bits(got), bits(expected), "{what}");
 }

@@ -107,7 +107,11 @@ impl<T: Transport> Worker<T> {
 }
 
 /// Checks that all ranks make the same call.
-fn compare(call: &Call, headers: &[u8], this: impl Fn() -> RankCall) -> Result<(), DistError> {
+pub(in crate::dist) fn compare(
+    call: &Call,
+    headers: &[u8],
+    this: impl Fn() -> RankCall,
+) -> Result<(), DistError> {
     let mut differing = Vec::new();
     for (peer, header) in headers.chunks_exact(HEADER).enumerate() {
         match Call::decode(header) {
@@ -138,17 +142,12 @@ pub(crate) fn left(calls: u64) -> String {
     format!("has left, after {calls} calls")
 }
 
-fn describe(fault: Fault, call: RankCall, done: Option<&Call>) -> DistError {
+/// The error of a call; `done` is the last that all ranks had begun.
+pub(in crate::dist) fn describe(fault: Fault, call: RankCall, done: Option<&Call>) -> DistError {
     match fault {
         Fault::Left { peer, reason } => DistError::Left { call, peer, reason },
         Fault::Timeout { missing, waited } => {
-            let before = match done {
-                Some(done) if done.number == call.number => {
-                    "all ranks had begun this call".to_owned()
-                }
-                Some(done) => format!("all ranks made call {}, {done}", done.number),
-                None => "there was no call before".to_owned(),
-            };
+            let before = before(&call, done);
             let missing = match missing.as_slice() {
                 [] => "the peers".to_owned(),
                 [rank] => format!("rank {rank}"),
@@ -156,5 +155,14 @@ fn describe(fault: Fault, call: RankCall, done: Option<&Call>) -> DistError {
             };
             DistError::Timeout { call, waited, missing, before }
         }
+    }
+}
+
+/// What is known of the other ranks.
+pub(in crate::dist) fn before(call: &RankCall, done: Option<&Call>) -> String {
+    match done {
+        Some(done) if done.number == call.number => "all ranks had begun this call".to_owned(),
+        Some(done) => format!("all ranks made call {}, {done}", done.number),
+        None => "there was no call before".to_owned(),
     }
 }

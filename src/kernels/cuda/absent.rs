@@ -4,6 +4,8 @@ mod cache;
 mod convolution;
 mod grid;
 mod many;
+#[path = "nccl/absent.rs"]
+mod nccl;
 mod once;
 mod product;
 mod strided;
@@ -15,6 +17,7 @@ use candle_core::{CudaDevice, CudaStorage, DType, Device, Result, Shape, Tensor}
 pub(crate) use convolution::{Convolution, Pass};
 pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use many::Many;
+pub(crate) use nccl::{Combine, Event, HAS_NCCL, ID, Id, Link, Step, new_id};
 pub(crate) use product::{Matrices, Product};
 pub(crate) use strided::Strided;
 

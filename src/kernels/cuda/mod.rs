@@ -17,6 +17,8 @@ mod grid;
 mod launch;
 mod many;
 mod memory;
+#[cfg_attr(not(feature = "nccl"), path = "nccl/absent.rs")]
+mod nccl;
 mod once;
 mod product;
 mod scratch;
@@ -41,6 +43,7 @@ pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use launch::{Launch, Table};
 pub(crate) use many::Many;
 pub(crate) use memory::{forget_peaks, keep, of_one, statistics, take, trim};
+pub(crate) use nccl::{Combine, Event, HAS_NCCL, ID, Id, Link, Step, new_id};
 pub(crate) use product::{Matrices, Product};
 pub(crate) use strided::Strided;
 
@@ -100,6 +103,7 @@ impl Gpu {
             DType::U8 => alloc::<u8>(&self.0, len),
             DType::U32 => alloc::<u32>(&self.0, len),
             DType::I16 => alloc::<i16>(&self.0, len),
+            DType::I32 => alloc::<i32>(&self.0, len),
             DType::I64 => alloc::<i64>(&self.0, len),
             DType::F16 => alloc::<f16>(&self.0, len),
             DType::BF16 => alloc::<bf16>(&self.0, len),
@@ -194,7 +198,7 @@ pub(crate) fn len(storage: &CudaStorage) -> usize {
             }
         };
     }
-    len!(U8, U32, I16, I64, F16, BF16, F32, F64)
+    len!(U8, U32, I16, I32, I64, F16, BF16, F32, F64)
 }
 
 /// Where the elements of a contiguous CUDA tensor are.
@@ -260,6 +264,6 @@ fn at(storage: &CudaStorage, start: usize) -> Result<u64> {
             }
         };
     }
-    let base = pointer!(U8, U32, I16, I64, F16, BF16, F32, F64);
+    let base = pointer!(U8, U32, I16, I32, I64, F16, BF16, F32, F64);
     Ok(base + (start * candle_core::backend::BackendStorage::dtype(storage).size_in_bytes()) as u64)
 }

@@ -49,14 +49,20 @@ extern int sticky;
 
 // What a stream is given to do runs at once, or is recorded where the stream is being captured. What moves
 // data between host and device runs on an idle device too.
+//
+// Work that cannot go on before another stream has done something returns BLOCKED, and is called again later. Its
+// stream keeps what comes after it.
 using Work = std::function<int()>;
+constexpr int BLOCKED = -1;
 int submit(void *stream, const char *what, Work work, bool moves = false);
 // The same for work that reads what it is given only now.
 bool capturing(void *stream);
 
 // With EMULATED_GPU_DELAY=seed a stream does nothing before somebody waits for it, or chance will have it.
 bool delayed();
-// Does what the stream was given to do. Not a wait, as a capture sees it.
+// Whether the stream has yet to do something, or may have.
+bool behind(void *stream);
+// Does what the stream was given to do, and waits where that is blocked. Not a wait, as a capture sees it.
 int finish(void *stream);
 int finish_all();
 

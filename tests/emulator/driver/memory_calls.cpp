@@ -51,7 +51,7 @@ int upload(const char *name, Pointer to, const void *from, size_t size, void *st
         complain(SUCCESS, "%s is captured with pageable memory, which each launch of the graph reads anew", name);
     // Pageable memory is read before the call returns.
     std::shared_ptr<std::vector<char>> staged;
-    if (delayed() && !capturing(stream) && !is_pinned(from))
+    if (behind(stream) && !capturing(stream) && !is_pinned(from))
         staged = std::make_shared<std::vector<char>>(static_cast<const char *>(from), static_cast<const char *>(from) + size);
     return submit(stream, name, [=] {
         memcpy(address(to), staged ? staged->data() : from, size);
@@ -155,7 +155,7 @@ int cuMemFreeAsync(Pointer pointer, void *stream) {
     CHECK_STICKY();
     if (capturing(stream))
         return release_in_capture(stream, address(pointer));
-    if (!delayed())
+    if (!behind(stream))
         return release("cuMemFreeAsync", pointer);
     return submit(stream, "cuMemFreeAsync", [=] { return release("cuMemFreeAsync", pointer); }, true);
 }

@@ -1,6 +1,7 @@
-// Streams and events. What a stream is given to do is done at once, unless it is being captured, or delayed.
+// Streams and events. What a stream is given to do is done at once, unless it is being captured, delayed, or blocked.
 #include "streams.hpp"
 
+#include <chrono>
 #include <cstdlib>
 #include <ctime>
 #include <random>
@@ -38,17 +39,33 @@ Stream *of_this_thread() {
     return stream;
 }
 
-// Does what a stream was given first, until it has begun so much.
-int finish(Stream &stream, unsigned long long until) {
-    while (stream.begun < until && !stream.pending.empty()) {
-        Work work = std::move(stream.pending.front());
+// Does what a stream was given first, until it has done so much, or is blocked.
+int advance(Stream &stream, unsigned long long until) {
+    while (stream.begun < until && !stream.pending.empty() && !stream.busy) {
+        stream.busy = true;
+        int error = stream.pending.front()();
+        stream.busy = false;
+        if (error == BLOCKED)
+            return BLOCKED;
         stream.pending.pop_front();
         stream.begun++;
-        int error = work();
         if (error && !sticky) // whose call has returned
             sticky = error;
     }
     return sticky;
+}
+
+// Calls `attempt` until it is not blocked any more. Others come in between, if the caller does not hold the lock.
+template <class F> int until_done(F attempt) {
+    for (;;) {
+        {
+            std::lock_guard guard(device_lock());
+            int error = attempt();
+            if (error != BLOCKED)
+                return error;
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
 }
 
 template <class F> void each_stream(F f) {
@@ -58,22 +75,43 @@ template <class F> void each_stream(F f) {
         f(*stream);
 }
 
+int advance_all() {
+    bool blocked = false;
+    each_stream([&](Stream &stream) { blocked |= advance(stream, stream.given) == BLOCKED; });
+    return sticky ? sticky : blocked ? BLOCKED : int(SUCCESS);
+}
+
 unsigned chance() {
     static std::minstd_rand numbers(strtoul(getenv("EMULATED_GPU_DELAY"), nullptr, 0));
     return numbers();
 }
 
-int delay(Stream &stream, Work work) {
+void push(Stream &stream, Work work) {
     stream.pending.push_back(std::move(work));
     stream.given++;
+}
+
+// At once, unless the stream is blocked, or becomes so.
+int at_once(Stream &stream, Work work) {
+    if (int error = advance(stream, stream.given); error && error != BLOCKED)
+        return error;
+    if (stream.pending.empty())
+        if (int error = work(); error != BLOCKED)
+            return error;
+    push(stream, std::move(work));
+    return SUCCESS;
+}
+
+int delay(Stream &stream, Work work) {
+    push(stream, std::move(work));
     constexpr size_t MOST = 1000;
     if (stream.pending.size() > MOST)
-        finish(stream, stream.begun + MOST / 2);
+        advance(stream, stream.begun + MOST / 2);
     if (chance() % 32 == 0) { // some other stream comes first
         std::vector<Stream *> all;
         each_stream([&](Stream &other) { all.push_back(&other); });
         Stream &other = *all[chance() % all.size()];
-        finish(other, other.begun + chance() % 32);
+        advance(other, other.begun + chance() % 32);
     }
     return sticky;
 }
@@ -110,19 +148,20 @@ bool delayed() {
     return yes;
 }
 
-int finish(void *handle) {
+bool behind(void *handle) {
     std::lock_guard guard(device_lock());
     Stream *stream = stream_of(handle);
-    if (!stream || stream->legacy)
-        return finish_all();
-    return finish(*stream, stream->given);
+    return delayed() || (stream && !stream->pending.empty());
 }
 
-int finish_all() {
-    std::lock_guard guard(device_lock());
-    each_stream([](Stream &stream) { finish(stream, stream.given); });
-    return sticky;
+int finish(void *handle) {
+    return until_done([=] {
+        Stream *stream = stream_of(handle);
+        return stream && !stream->legacy ? advance(*stream, stream->given) : advance_all();
+    });
 }
+
+int finish_all() { return until_done(advance_all); }
 
 Stream *stream_of(void *handle) {
     auto number = reinterpret_cast<size_t>(handle);
@@ -148,13 +187,11 @@ int submit(void *handle, const char *what, Work work, bool moves) {
     if (!stream->capture) {
         if (idle() && !moves)
             return SUCCESS;
-        if (!delayed())
-            return work();
         if (!stream->legacy)
-            return delay(*stream, std::move(work));
+            return delayed() ? delay(*stream, std::move(work)) : at_once(*stream, std::move(work));
         each_stream([](Stream &other) { // which wait for it, and it for them
             if (other.blocking)
-                finish(other, other.given);
+                advance(other, other.given);
         });
         return sticky ? sticky : work();
     }
@@ -204,12 +241,10 @@ int cuStreamDestroy_v2(void *handle) {
     auto stream = static_cast<Stream *>(handle);
     if (!streams().count(stream))
         return INVALID_HANDLE;
-    finish(*stream, stream->given);
-    streams().erase(stream);
+    advance(*stream, stream->given);
+    streams().erase(stream); // but not deleted: somebody may still wait for its events
     if (stream->capture && stream->capture->origin == stream)
         captures().erase(stream->capture.get());
-    if (!delayed()) // else somebody may still wait for its events
-        delete stream;
     return SUCCESS;
 }
 int cuStreamGetPriority(void *handle, int *priority) {
@@ -230,15 +265,17 @@ int cuStreamGetCtx(void *, void **context) {
 }
 int cuStreamSynchronize(void *handle) {
     CHECK_STICKY();
-    std::lock_guard guard(device_lock());
-    Stream *stream = stream_of(handle);
-    if (!stream)
-        return INVALID_HANDLE;
-    if (stream->capture)
-        return invalidate(*stream->capture, CAPTURE_UNSUPPORTED, "cuStreamSynchronize of a stream being captured");
-    if (stream->legacy)
-        if (int error = implicit("cuStreamSynchronize of the legacy stream"))
-            return error;
+    {
+        std::lock_guard guard(device_lock());
+        Stream *stream = stream_of(handle);
+        if (!stream)
+            return INVALID_HANDLE;
+        if (stream->capture)
+            return invalidate(*stream->capture, CAPTURE_UNSUPPORTED, "cuStreamSynchronize of a stream being captured");
+        if (stream->legacy)
+            if (int error = implicit("cuStreamSynchronize of the legacy stream"))
+                return error;
+    }
     int error = finish(handle);
     memory::synchronised();
     return error;
@@ -246,13 +283,15 @@ int cuStreamSynchronize(void *handle) {
 int cuStreamQuery(void *handle) { return cuStreamSynchronize(handle); }
 int cuCtxSynchronize() {
     CHECK_STICKY();
-    std::lock_guard guard(device_lock());
-    int error = SUCCESS;
-    for (Capture *capture : captures())
-        error = invalidate(*capture, CAPTURE_UNSUPPORTED, "cuCtxSynchronize");
-    if (error)
-        return error;
-    error = finish_all();
+    {
+        std::lock_guard guard(device_lock());
+        int error = SUCCESS;
+        for (Capture *capture : captures())
+            error = invalidate(*capture, CAPTURE_UNSUPPORTED, "cuCtxSynchronize");
+        if (error)
+            return error;
+    }
+    int error = finish_all();
     memory::synchronised();
     return error;
 }
@@ -313,9 +352,15 @@ int cuEventQuery(void *handle) {
     }
     if (int error = not_while_capturing("cuEventQuery or cuEventSynchronize"))
         return error;
-    return event->stream ? finish(*event->stream, event->after) : SUCCESS;
+    int error = event->stream ? advance(*event->stream, event->after) : SUCCESS;
+    return error == BLOCKED ? NOT_READY : error;
 }
-int cuEventSynchronize(void *handle) { return cuEventQuery(handle); }
+int cuEventSynchronize(void *handle) {
+    return until_done([=] {
+        int error = cuEventQuery(handle);
+        return error == NOT_READY ? BLOCKED : error;
+    });
+}
 int cuEventElapsedTime_v2(float *milliseconds, void *start, void *end) {
     CHECK_STICKY();
     std::lock_guard guard(device_lock());
@@ -355,9 +400,10 @@ int cuStreamWaitEvent(void *handle, void *which, unsigned) {
         return SUCCESS;
     }
     if (!event->captured) {
-        if (!delayed() || !event->stream || event->stream->legacy)
+        if (!event->stream || event->stream->legacy)
             return SUCCESS;
-        return delay(*stream, [of = event->stream, after = event->after] { return finish(*of, after); });
+        auto waits = [of = event->stream, after = event->after] { return advance(*of, after); };
+        return delayed() ? delay(*stream, waits) : at_once(*stream, waits);
     }
     if (!capture)
         return complain(CAPTURED_EVENT, "cuStreamWaitEvent for an event of a capture that has ended");

@@ -48,6 +48,8 @@ struct Stream {
     // What it has yet to do, and how much it has begun, and was ever given.
     std::deque<Work> pending;
     unsigned long long begun = 0, given = 0;
+    // Whether the first of that is being done.
+    bool busy = false;
 };
 
 struct Event {
