@@ -70,7 +70,7 @@ link cuda 1 {fibers,races,faults,memory,memory_calls,context,streams,graphs,modu
 link nvrtc 13 {nvrtc,compiler,rewrite}.o nvrtc-stubs.o
 link cudart 13 runtime-stubs.o
 after=(-lcuda)
-link cudnn 9 {cudnn,product}.o cudnn-stubs.o
+link cudnn 9 {cudnn,cudnn_graph,product}.o cudnn-stubs.o
 link cublas 13 {cublas,product}.o cublas-stubs.o
 link cublasLt 13 {cublaslt,product}.o cublaslt-stubs.o
 link curand 10 curand.o curand-stubs.o

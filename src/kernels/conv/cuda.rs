@@ -25,7 +25,7 @@ use super::shape::Shape;
 use crate::kernels::algorithm::{chosen, fell_back};
 use crate::kernels::cast::cast_into;
 use crate::kernels::cuda::{
-    Convolution, Gpu, Grid, Launch, Matrices, Pass, Product, Source, pack, suffix,
+    Bias, Convolution, Gpu, Grid, Launch, Matrices, Pass, Product, Source, pack, suffix,
 };
 use crate::kernels::elementwise::{add, add_assign, plain};
 use crate::kernels::format::Format;
@@ -286,32 +286,20 @@ fn library(
     if dtype == DType::F64 || !gpu.has_convolutions() {
         return Ok(None);
     }
-    // From 16-bit operands cuDNN writes 16 bits. But a 16-bit number is exact in TF32, and from TF32 operands cuDNN
-    // writes F32.
-    let widened = dtype != written;
-    if widened && gpu.compute_capability()? < (8, 0) {
-        return Ok(None);
-    }
     // The channels of a tap lie side by side where those of a pixel do.
-    let turned = |weight: &Tensor| match format {
-        Format::ChannelsFirst => Ok(weight.clone()),
-        Format::ChannelsLast => nhwc::to_taps(gpu, weight, shape, shape.taps()),
+    let [a, b] = tensors;
+    let b = match format {
+        Format::ChannelsLast if pass != Pass::Wgrad => &nhwc::to_taps(gpu, b, shape, shape.taps())?,
+        _ => b,
     };
-    let given = |tensor: &Tensor| match widened {
-        true => in_dtype(tensor, written),
-        false => Ok(tensor.clone()),
-    };
-    let [a, b] = [given(tensors[0])?, given(tensors[1])?];
-    let b = if pass == Pass::Wgrad { b } else { turned(&b)? };
     let Geometry { stride, padding: (above, left), dilation, groups, .. } = shape.geometry;
     let Shape { batch, c_in, c_out, height, width, out_height, out_width, .. } = *shape;
-    let (padding, tf32) = ([above, left], widened || crate::kernels::tf32::allow_tf32());
-    let convolution = Convolution {
+    let convolution = |tf32| Convolution {
         format,
         input: [batch, c_in, height, width],
         weight: shape.weight_dims(),
         output: [batch, c_out, out_height, out_width],
-        padding,
+        padding: [above, left],
         stride,
         dilation,
         groups,
@@ -323,7 +311,6 @@ fn library(
         Pass::Wgrad => (shape.weight_dims(), [0, 2, 1]),
     };
     let result = gpu.empty(&dims, written)?;
-    let all = [&a, &b, &result];
     // A number for each channel, at all pixels.
     let spread = bias.map(|bias| {
         let bias = match format {
@@ -332,16 +319,24 @@ fn library(
         };
         bias.broadcast_as(result.shape())
     });
-    let begin = spread.transpose()?.map(|bias| {
-        let result = &result;
-        move || cast_into(result, &bias)
-    });
-    let begin = begin.as_ref().map(|begin| begin as &dyn Fn() -> Result<()>);
-    let done = gpu.convolution(pass, &convolution, order.map(|at| all[at]), begin)?;
-    if done {
-        chosen(pass.name(), "cudnn", shape);
+    let spread = spread.transpose()?;
+    let spread = || spread.as_ref().map_or(Ok(()), |bias| cast_into(&result, bias));
+    let values = bias.map(plain).transpose()?;
+    let bias = values.as_ref().map(|values| Bias { values, spread: &spread });
+    let done_by = |operands: [&Tensor; 2], tf32| {
+        let all = [operands[0], operands[1], &result];
+        gpu.convolution(pass, &convolution(tf32), order.map(|at| all[at]), bias.as_ref())
+    };
+    let mut done = done_by([a, b], crate::kernels::tf32::allow_tf32())?;
+    // From 16-bit operands cuDNN may have no algorithm that writes F32. But a 16-bit number is exact in TF32, and from
+    // TF32 operands it has.
+    if done.is_none() && dtype != written && gpu.compute_capability()? >= (8, 0) {
+        done = done_by([&in_dtype(a, written)?, &in_dtype(b, written)?], true)?;
     }
-    Ok(done.then_some(result))
+    if let Some(by) = done {
+        chosen(pass.name(), by, shape);
+    }
+    Ok(done.is_some().then_some(result))
 }
 
 /// Says that `pass` runs by `algorithm`, and counts it where cuDNN was there to do it.

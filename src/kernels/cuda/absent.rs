@@ -14,7 +14,7 @@ mod threads;
 use crate::error::{CaptureError, bail};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Result, Shape, Tensor};
 
-pub(crate) use convolution::{Convolution, Pass};
+pub(crate) use convolution::{Bias, Convolution, Pass};
 pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use many::Many;
 pub(crate) use nccl::{Combine, Event, HAS_NCCL, ID, Id, Link, Step, new_id};
@@ -108,8 +108,8 @@ impl Gpu {
         _: Pass,
         _: &Convolution,
         [_, _, _]: [&Tensor; 3],
-        _: Option<&dyn Fn() -> Result<()>>,
-    ) -> Result<bool> {
+        _: Option<&Bias<'_>>,
+    ) -> Result<Option<&'static str>> {
         match self.0 {}
     }
 

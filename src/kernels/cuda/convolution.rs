@@ -1,5 +1,7 @@
 //! A convolution, as cuDNN is asked for it.
 
+use candle_core::{Result, Tensor};
+
 use crate::kernels::format::Format;
 
 /// Which of a convolution's three tensors is made of the other two.
@@ -37,4 +39,12 @@ pub(crate) struct Convolution {
     pub(crate) groups: usize,
     /// Whether F32 values are rounded to TF32: of halves, that is exact.
     pub(crate) tf32: bool,
+}
+
+/// What is added to each channel of a convolution's result, before the one rounding.
+pub(crate) struct Bias<'a> {
+    /// A number a channel, contiguous.
+    pub(crate) values: &'a Tensor,
+    /// Writes them to all pixels of the result, for a library that can only add to what is there.
+    pub(crate) spread: &'a dyn Fn() -> Result<()>,
 }

@@ -37,7 +37,7 @@ use candle_core::{
 use cudarc::driver::{CudaStream, DevicePtr};
 use half::{bf16, f16};
 
-pub(crate) use convolution::{Convolution, Pass};
+pub(crate) use convolution::{Bias, Convolution, Pass};
 pub(crate) use graph::Graph;
 pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use launch::{Launch, Table};

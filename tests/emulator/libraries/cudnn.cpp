@@ -1,65 +1,21 @@
-// libcudnn: convolutions, of any layout that strides can tell. What else it has is not written.
+// libcudnn's older interface: convolutions, of any layout that strides can tell. What else it has is not written.
+#include "cudnn.hpp"
+
 #include <algorithm>
 #include <cmath>
 
-#include "product.hpp"
+namespace emulated::dnn {
 
-namespace emulated {
 namespace {
 
-enum DnnStatus {
-    DNN_SUCCESS = 0,
-    DNN_NOT_INITIALIZED = 1001,
-    DNN_BAD_PARAM = 2000,
-    DNN_NOT_SUPPORTED = 3000,
-    DNN_EXECUTION_FAILED = 5000
-};
-
-constexpr int MAX = 5;        // dimensions: images, channels, and up to three of space
 constexpr int KNOWN = 8;      // algorithms: the first sums in F64, the others in F32
 constexpr int ALGORITHMS = 2; // those proposed: the second needs a workspace, and is deterministic
-constexpr size_t WORKSPACE = 4096;
 
-struct Handle {
-    void *stream = nullptr;
-};
+} // namespace
 
-// Success, or by chance one of the codes of what is not supported.
 int refusal() { return refuses() ? int(DNN_NOT_SUPPORTED) + int(choice(14)) : int(DNN_SUCCESS); }
 
-// A tensor, or a filter.
-struct Tensor {
-    int type = 0, rank = 0;
-    int size[MAX], stride[MAX];
-
-    size_t count() const {
-        size_t count = 1;
-        for (int i = 0; i < rank; i++)
-            count *= size[i];
-        return count;
-    }
-    // How many elements its memory has.
-    size_t extent() const {
-        size_t last = 0;
-        for (int i = 0; i < rank; i++)
-            last += size_t(size[i] - 1) * stride[i];
-        return last + 1;
-    }
-    // Where the element of an index in order is.
-    size_t at(size_t index) const {
-        size_t place = 0;
-        for (int i = rank - 1; i >= 0; i--) {
-            place += index % size[i] * stride[i];
-            index /= size[i];
-        }
-        return place;
-    }
-};
-
-struct Convolution {
-    int rank = 0, mode = 0, compute = 0, groups = 1, math = 0;
-    int padding[MAX], stride[MAX], dilation[MAX];
-};
+namespace {
 
 // As cuDNN's headers lay it out.
 struct Performance {
@@ -85,6 +41,8 @@ int known(int type) {
     }
 }
 
+} // namespace
+
 int set(Tensor *tensor, int type, int rank, const int *size, const int *stride) {
     if (known(type) < 0)
         return complain(DNN_NOT_SUPPORTED, "cuDNN: tensors of type %d are not implemented", type);
@@ -100,6 +58,20 @@ int set(Tensor *tensor, int type, int rank, const int *size, const int *stride) 
     }
     return DNN_SUCCESS;
 }
+
+bool fit(const Tensor &x, const Tensor &w, const Convolution &convolution, const Tensor &y) {
+    const int rank = x.rank, groups = convolution.groups;
+    bool fits = w.rank == rank && y.rank == rank && convolution.rank == rank - 2 && groups > 0 &&
+                x.size[1] == w.size[1] * groups && w.size[0] % groups == 0 && y.size[1] == w.size[0] &&
+                y.size[0] == x.size[0];
+    for (int i = 0; fits && i < convolution.rank; i++) {
+        int reach = convolution.dilation[i] * (w.size[i + 2] - 1) + 1;
+        fits = y.size[i + 2] == (x.size[i + 2] + 2 * convolution.padding[i] - reach) / convolution.stride[i] + 1;
+    }
+    return fits;
+}
+
+namespace {
 
 // Packed, with the channels last or not.
 int set_packed(Tensor *tensor, int type, int format, int rank, const int *size) {
@@ -123,14 +95,7 @@ int set_packed(Tensor *tensor, int type, int format, int rank, const int *size) 
 int check(const Tensor *x, const Tensor *w, const Convolution *convolution, const Tensor *y) {
     if (!x || !w || !convolution || !y)
         return DNN_BAD_PARAM;
-    const int rank = x->rank, groups = convolution->groups;
-    bool fits = w->rank == rank && y->rank == rank && convolution->rank == rank - 2 && x->type == w->type &&
-                x->type == y->type && groups > 0 && x->size[1] == w->size[1] * groups && w->size[0] % groups == 0 &&
-                y->size[1] == w->size[0] && y->size[0] == x->size[0];
-    for (int i = 0; fits && i < convolution->rank; i++) {
-        int reach = convolution->dilation[i] * (w->size[i + 2] - 1) + 1;
-        fits = y->size[i + 2] == (x->size[i + 2] + 2 * convolution->padding[i] - reach) / convolution->stride[i] + 1;
-    }
+    bool fits = x->type == w->type && x->type == y->type && fit(*x, *w, *convolution, *y);
     return fits ? DNN_SUCCESS : complain(DNN_BAD_PARAM, "cuDNN: tensors do not fit their convolution");
 }
 
@@ -182,18 +147,6 @@ template <class F> void each(const Tensor &x, const Tensor &w, const Tensor &y, 
     }
 }
 
-enum Pass { FORWARD, DATA, FILTER };
-
-struct Task {
-    Pass pass;
-    Tensor x, w, y;
-    Convolution convolution;
-    const void *a, *b; // what is read
-    void *to;
-    double alpha, beta;
-    bool single; // sums in F32, not in F64
-};
-
 int compute(const Task &work) {
     const Tensor &result = work.pass == FORWARD ? work.y : work.pass == DATA ? work.x : work.w;
     const Tensor &first = work.pass == DATA ? work.w : work.x, &second = work.pass == FORWARD ? work.w : work.y;
@@ -222,9 +175,34 @@ int compute(const Task &work) {
         each(work.x, work.w, work.y, work.convolution, [&](size_t x, size_t w, size_t y) { add(sums[w], a[x] * b[y]); });
         break;
     }
+    if (work.bias) {
+        size_t channels = result.size[1], space = 1;
+        for (int i = 2; i < result.rank; i++)
+            space *= result.size[i];
+        if (!memory::valid(work.bias, channels * size_of(work.bias_type)))
+            return sticky = complain(ILLEGAL_ADDRESS, "cuDNN: the bias is not in device memory");
+        for (size_t i = 0; i < sums.size(); i++)
+            sums[i] += load(work.bias, work.bias_type, i / space % channels);
+    }
     write(result, work.to, sums, work.alpha, work.beta);
     return SUCCESS;
 }
+
+} // namespace
+
+int launch(void *stream, const char *name, const Task &task, size_t needed, void *workspace, size_t workspace_size) {
+    if (needed && (workspace_size < needed || !memory::valid(workspace, needed)))
+        return complain(DNN_BAD_PARAM, "%s: a workspace of %zu bytes, where %zu are needed", name, workspace_size,
+                        needed);
+    int error = submit(stream, name, [=] {
+        if (needed) // so that nobody keeps there what is of use
+            std::fill_n(static_cast<unsigned char *>(workspace), needed, GARBAGE);
+        return compute(task);
+    });
+    return error ? DNN_EXECUTION_FAILED : DNN_SUCCESS;
+}
+
+namespace {
 
 size_t workspace_of(int algorithm) { return algorithm >= 1 ? WORKSPACE : 0; }
 
@@ -239,19 +217,9 @@ int start(Handle *handle, const char *name, Pass pass, const Tensor *x, const Te
         return status;
     if (algorithm < 0 || algorithm >= KNOWN)
         return complain(DNN_NOT_SUPPORTED, "%s: algorithm %d does not exist", name, algorithm);
-    size_t needed = workspace_of(algorithm);
-    if (needed && (workspace_size < needed || !memory::valid(workspace, needed)))
-        return complain(DNN_BAD_PARAM, "%s: a workspace of %zu bytes, where %zu are needed", name, workspace_size,
-                        needed);
     const int scale = x->type == R_64F ? R_64F : R_32F;
-    Task work{pass, *x, *w, *y, *convolution, a, b, to, load(alpha, scale, 0), load(beta, scale, 0),
-              algorithm >= 1};
-    int error = submit(handle->stream, name, [=] {
-        if (needed) // so that nobody keeps there what is of use
-            std::fill_n(static_cast<unsigned char *>(workspace), needed, GARBAGE);
-        return compute(work);
-    });
-    return error ? DNN_EXECUTION_FAILED : DNN_SUCCESS;
+    Task task{pass, *x, *w, *y, *convolution, a, b, to, load(alpha, scale, 0), load(beta, scale, 0), algorithm >= 1};
+    return launch(handle->stream, name, task, workspace_of(algorithm), workspace, workspace_size);
 }
 
 int algorithms(const Convolution *convolution, int wanted, int *found, Performance *performances) {
@@ -453,4 +421,4 @@ int cudnnConvolutionBackwardFilter(Handle *handle, const void *alpha, const Tens
 }
 }
 
-} // namespace emulated
+} // namespace emulated::dnn

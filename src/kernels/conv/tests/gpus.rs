@@ -106,6 +106,41 @@ fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> 
     Ok(())
 }
 
+/// Channels last, halves go to cuDNN's graph API, which adds the bias and may write F32; all else to the older functions.
+#[test]
+fn halves_with_channels_last_go_to_the_graph_api() -> Result<()> {
+    use crate::kernels::algorithm::take;
+    let _held = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut rng = generator(36);
+    let (geometry, dims, w_dims) = (geometry(1, 1, 1, 1), [2, 8, 6, 7], [16, 8, 3, 3]);
+    for device in gpus() {
+        let by_cudnn = Gpu::of(&device).is_some_and(|gpu| gpu.has_convolutions());
+        if !(is_emulated(&device)? && by_cudnn) {
+            continue;
+        }
+        for dtype in [DType::F16, DType::BF16, DType::F32] {
+            let mut on = |dims: &[usize]| random(&mut rng, dims, dtype).to_device(&device);
+            let (x, weight, grad) = (on(&dims)?, on(&w_dims)?, on(&[2, 16, 6, 7])?);
+            let (bias, back_bias) = (on(&[16])?, on(&[8])?);
+            let graph = if dtype == DType::F32 { "cudnn" } else { "cudnn graph" };
+            let expect = |by: &str| assert_eq!(take(), Some(by), "{dtype:?}");
+            for exact in [false, true] {
+                crate::kernels::cudnn::set_cudnn_f32_weight_gradients(exact);
+                forward_last(&x, &weight, Some(&bias), geometry, dtype)?;
+                expect(graph);
+                input_gradient_last(&grad, &weight, Some(&back_bias), &dims, geometry, dtype)?;
+                expect(graph);
+                weight_gradient_last(&x, &grad, &w_dims, geometry, DType::F32)?;
+                expect(graph);
+                wgrad(&x, &grad, &w_dims, geometry, dtype)?;
+                expect("cudnn");
+            }
+            crate::kernels::cudnn::set_cudnn_f32_weight_gradients(false);
+        }
+    }
+    Ok(())
+}
+
 /// cuDNN and cuBLASLt may say at any step that they do not support something. An emulated GPU's do so by chance.
 #[test]
 fn gpus_agree_whatever_their_libraries_do_not_support() -> Result<()> {

@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Convolution, Gpu, Pass};
+use super::{Bias, Convolution, Gpu, Pass};
 
 impl Gpu {
     pub(crate) fn has_convolutions(&self) -> bool {
@@ -14,8 +14,8 @@ impl Gpu {
         _: Pass,
         _: &Convolution,
         [_, _, _]: [&Tensor; 3],
-        _: Option<&dyn Fn() -> Result<()>>,
-    ) -> Result<bool> {
-        Ok(false)
+        _: Option<&Bias<'_>>,
+    ) -> Result<Option<&'static str>> {
+        Ok(None)
     }
 }

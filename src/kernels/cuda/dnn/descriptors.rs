@@ -145,7 +145,7 @@ fn ints(sizes: [usize; 4]) -> Option<[c_int; 4]> {
     Some(sizes.map(|size| size as c_int))
 }
 
-fn data_type(dtype: DType) -> Result<sys::cudnnDataType_t> {
+pub(super) fn data_type(dtype: DType) -> Result<sys::cudnnDataType_t> {
     Ok(match dtype {
         DType::F16 => sys::cudnnDataType_t::CUDNN_DATA_HALF,
         DType::BF16 => sys::cudnnDataType_t::CUDNN_DATA_BFLOAT16,

@@ -3,7 +3,9 @@
 //!
 //! What an algorithm is chosen by, and how, is remembered: once for every shape, dtype and pass.
 
+mod backend;
 mod descriptors;
+mod graph;
 mod plan;
 mod status;
 
@@ -20,7 +22,7 @@ use cudarc::cudnn::result::{self as cudnn, CudnnError};
 use cudarc::cudnn::sys;
 use cudarc::driver::CudaStream;
 
-use super::{Convolution, Gpu, Pass, address, address_mut, launched};
+use super::{Bias, Convolution, Gpu, Pass, address, address_mut, launched};
 use plan::{Algorithm, Plan};
 use status::supported;
 
@@ -37,6 +39,7 @@ struct Library {
     stream: Arc<CudaStream>,
     /// `None` where the library has nothing that will do.
     plans: RefCell<HashMap<Key, Option<Rc<Plan>>>>,
+    graphs: RefCell<HashMap<graph::Key, Option<Rc<graph::Plan>>>>,
 }
 
 /// Convolution, pass, dtype, and whether the choice was by measuring.
@@ -47,7 +50,8 @@ impl Library {
     fn new(stream: Arc<CudaStream>) -> Result<Self> {
         stream.context().bind_to_thread().w()?;
         let handle = cudnn::create_handle().map_err(Error::wrap)?;
-        let this = Self { handle, stream: stream.clone(), plans: RefCell::default() };
+        let (plans, graphs) = Default::default();
+        let this = Self { handle, stream: stream.clone(), plans, graphs };
         // SAFETY: the handle was made above, and the stream lives as long as it.
         unsafe { cudnn::set_stream(this.handle, stream.cu_stream().cast()) }
             .map_err(Error::wrap)?;
@@ -58,6 +62,7 @@ impl Library {
 #[allow(unsafe_code)]
 impl Drop for Library {
     fn drop(&mut self) {
+        self.graphs.borrow_mut().clear(); // their plans name the handle
         // SAFETY: made by `new`, and destroyed here alone. At the end of a process there may be
         // nothing left to destroy, which is no error.
         let _ = unsafe { cudnn::destroy_handle(self.handle) };
@@ -93,33 +98,31 @@ impl Gpu {
         true
     }
 
-    /// Computes the one of `[input, weight, output]` that `pass` says from the others. All are
-    /// contiguous, of the shapes of `convolution`, and of one dtype: F16, BF16 or F32.
+    /// Computes the one of `[input, weight, output]` that `pass` says from the others, and returns the name of what did
+    /// it. All are contiguous, of the shapes of `convolution`, and of F16, BF16 or F32.
     ///
-    /// It is added, before the one rounding, to what `begin` writes there; called once it is known how to compute it,
-    /// as the library may try that there.
+    /// It is added, before the one rounding, to the bias. That may be spread over the result, once it is known how to
+    /// compute it: the library may try that there.
     ///
-    /// `false` where the library has no algorithm for it, and nothing was computed.
+    /// `None` where the library has no algorithm for it, and nothing was computed.
     pub(crate) fn convolution(
         &self,
         pass: Pass,
         convolution: &Convolution,
         tensors: [&Tensor; 3],
-        begin: Option<&dyn Fn() -> Result<()>>,
-    ) -> Result<bool> {
-        thread_local!(static LIBRARIES: RefCell<HashMap<DeviceId, Rc<Library>>> = RefCell::default());
-        let library = LIBRARIES.with(|libraries| {
-            let id = self.0.id();
-            if let Some(library) = libraries.borrow().get(&id) {
-                return Ok::<_, Error>(library.clone());
-            }
-            let library = Rc::new(Library::new(self.0.cuda_stream())?);
-            libraries.borrow_mut().insert(id, library.clone());
-            Ok(library)
-        })?;
+        bias: Option<&Bias<'_>>,
+    ) -> Result<Option<&'static str>> {
+        let (library, measured) = (self.library()?, crate::kernels::cudnn::cudnn_benchmark());
         let dtype = tensors[0].dtype();
         let addresses = Addresses::of(pass, tensors)?;
-        let key = (*convolution, pass, dtype, crate::kernels::cudnn::cudnn_benchmark());
+        // What the graph API's engines would be measured by is not written.
+        if !measured && self.by_graph(&library, (convolution, pass), tensors, addresses, bias)? {
+            return Ok(Some("cudnn graph"));
+        }
+        if tensors.iter().any(|tensor| tensor.dtype() != dtype) {
+            return Ok(None);
+        }
+        let key = (*convolution, pass, dtype, measured);
         let known = library.plans.borrow().get(&key).cloned();
         let plan = match known {
             Some(plan) => plan,
@@ -132,10 +135,10 @@ impl Gpu {
                 plan
             }
         };
-        let adds = begin.is_some();
-        let Some(plan) = plan.filter(|plan| !adds || plan.adds.get()) else { return Ok(false) };
-        if let Some(begin) = begin {
-            begin()?;
+        let adds = bias.is_some();
+        let Some(plan) = plan.filter(|plan| !adds || plan.adds.get()) else { return Ok(None) };
+        if let Some(bias) = bias {
+            (bias.spread)()?;
         }
         let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
         let work = (&*plan, address_mut(&scratch)? as *mut c_void);
@@ -150,7 +153,57 @@ impl Gpu {
         if !done {
             refused(&key, if adds { "run with a bias" } else { "run" });
         }
+        Ok(done.then_some("cudnn"))
+    }
+
+    /// Whether the graph API has computed it.
+    fn by_graph(
+        &self,
+        library: &Library,
+        (convolution, pass): (&Convolution, Pass),
+        tensors: [&Tensor; 3],
+        addresses: Addresses,
+        bias: Option<&Bias<'_>>,
+    ) -> Result<bool> {
+        let bias = bias.map(|bias| bias.values);
+        let mut all = addresses.0.to_vec();
+        all.extend(bias.map(address).transpose()?);
+        let Some(key) = graph::Key::of(convolution, pass, tensors, bias, &all) else {
+            return Ok(false);
+        };
+        let known = library.graphs.borrow().get(&key).cloned();
+        let plan = match known {
+            Some(plan) => plan,
+            None => {
+                let plan = supported(graph::Plan::choose(library.handle, &key)?)?.flatten();
+                let plan = plan.map(Rc::new);
+                library.graphs.borrow_mut().insert(key, plan.clone());
+                plan
+            }
+        };
+        let Some(plan) = plan else { return Ok(false) };
+        let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
+        let run = plan.run(library.handle, &all, address_mut(&scratch)?);
+        let done = supported(run)?.is_some();
+        launched(&library.stream);
+        if !done {
+            library.graphs.borrow_mut().insert(key, None);
+        }
         Ok(done)
+    }
+
+    /// This thread's handle of the device.
+    fn library(&self) -> Result<Rc<Library>> {
+        thread_local!(static LIBRARIES: RefCell<HashMap<DeviceId, Rc<Library>>> = RefCell::default());
+        LIBRARIES.with(|libraries| {
+            let id = self.0.id();
+            if let Some(library) = libraries.borrow().get(&id) {
+                return Ok(library.clone());
+            }
+            let library = Rc::new(Library::new(self.0.cuda_stream())?);
+            libraries.borrow_mut().insert(id, library.clone());
+            Ok(library)
+        })
     }
 }
 
