@@ -8,7 +8,8 @@ static F32_WEIGHT_GRADIENTS: AtomicBool = AtomicBool::new(false);
 /// Lets cuDNN choose the algorithm of every new convolution by running all it has, for all threads
 /// from now on. `false` at the start: it chooses by rules of its own.
 ///
-/// A choice is made once for a shape, a dtype and a pass, and remembered. Measured, it takes some
+/// A choice is made once for a shape, a dtype and a pass, and remembered. What is measured are cuDNN's older functions,
+/// not the engines of its graph API. Measured, it takes some
 /// tenths of a second, waits for the device, and may be another one in the next run. That is worth it
 /// where images have one size, and not where every batch has its own. Without the feature `cudnn`
 /// nothing is chosen.
@@ -33,10 +34,12 @@ pub fn cudnn_benchmark() -> bool {
 /// Has cuDNN write the weight gradients of 16-bit convolutions in `F32`, where that is wanted, for all threads from
 /// now on. `false` at the start: they are rounded to 16 bits once, as PyTorch's always are.
 ///
-/// cuDNN sums in `F32` either way, but rounds the result to its operands' dtype. With this set, it gets copies of both
-/// operands in `F32`, and multiplies in TF32, which holds 16-bit numbers exactly. A gradient's relative error goes from
-/// 2⁻⁹ (`BF16`) or 2⁻¹² (`F16`) to that of an `F32` sum, and `F16` gradients neither overflow nor underflow. The pass
-/// reads and writes five times as many bytes. Convolutions without cuDNN write `F32` in any case.
+/// cuDNN sums in `F32` either way, but rounds the result to its operands' dtype. With this set, it is asked for an engine
+/// that writes `F32` from 16-bit operands (channels last). Where it has none, it gets copies of both operands in `F32`,
+/// and multiplies in TF32, which holds 16-bit numbers exactly; the pass then reads and writes five times as many bytes.
+///
+/// A gradient's relative error goes from 2⁻⁹ (`BF16`) or 2⁻¹² (`F16`) to that of an `F32` sum, and `F16` gradients
+/// neither overflow nor underflow. Convolutions without cuDNN write `F32` in any case.
 ///
 /// ```
 /// candle_amp::backend::set_cudnn_f32_weight_gradients(true);

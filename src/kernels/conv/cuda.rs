@@ -3,7 +3,8 @@
 //! The first of these that applies computes a pass:
 //!
 //! 1. A kernel of this crate, if each group has one input channel (depthwise).
-//! 2. cuDNN, if it can be loaded and has a deterministic algorithm without transforms.
+//! 2. cuDNN, if it can be loaded and has a deterministic algorithm without transforms: 16 bits with channels last by an
+//!    engine of its graph API, all else by its older functions.
 //! 3. cuBLAS on the images as they are, if they are their own columns (1 × 1 kernels) and there is no bias.
 //! 4. im2col and cuBLAS: a kernel writes the columns of a tile of output pixels, so many that they fit
 //!    [`WORKSPACE`], and cuBLAS multiplies them by the weights. The product is `(channels, pixels of all images)`, so
