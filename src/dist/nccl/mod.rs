@@ -190,7 +190,7 @@ impl Rank {
             return Err(ArgumentError::DType { op, name, got, expected }.into());
         }
         let x = match from_host {
-            true if x.elem_count() == 0 => self.gpu.empty(x.shape(), x.dtype())?,
+            true if x.elem_count() == 0 => self.gpu.empty(x.shape().clone(), x.dtype())?,
             true => x.to_device(&self.device)?,
             false => x.detach(),
         };

@@ -17,6 +17,7 @@ use crate::dist::{
     from_environment_on, sync_batch_norm,
 };
 use crate::error::{DistError, Error, Result};
+use crate::kernels::capture;
 use crate::kernels::cuda::{Gpu, HAS_NCCL};
 use crate::kernels::devices::gpus;
 use crate::kernels::own_process::in_own_process;
@@ -358,6 +359,8 @@ fn arguments_that_do_not_fit_are_errors_before_anything_is_sent() {
         assert!(message(nccl.reduce_scatter(&x, Reduction::Sum)).contains("2 ranks divide"));
         let eighths = mine(0, &[4], DType::F8E4M3);
         assert!(message(nccl.all_gather(&eighths)).contains("`Nccl` has no F8E4M3"));
+        let (captured, _) = capture::record(Some((8, 0)), || nccl.all_gather(&x));
+        assert!(message(captured).contains("which `dist::Nccl` does not capture"));
         nccl.barrier()
     });
 }
