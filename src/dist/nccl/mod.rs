@@ -124,6 +124,7 @@ struct Rank {
     rank: usize,
     size: usize,
     device: Device,
+    gpu: Gpu,
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
     failure: Arc<Failure>,
@@ -147,7 +148,7 @@ impl Rank {
         let (jobs, queue) = mpsc::channel();
         let (connected, answer) = mpsc::channel();
         let run = {
-            let failure = failure.clone();
+            let (gpu, failure) = (gpu.clone(), failure.clone());
             move || match Worker::connect(&gpu, &id, [rank, size], timeout, failure) {
                 Ok(worker) => {
                     let _ = connected.send(Ok(()));
@@ -162,7 +163,8 @@ impl Rank {
             .map_err(|error| start(format!("no thread for the calls: {error}")))?;
         answer.recv().map_err(|_| start("the thread for the calls panicked".to_owned()))??;
         let (jobs, thread) = (Some(jobs), Some(thread));
-        Ok(Self { rank, size, device: device.clone(), jobs, thread, failure, _beside: beside })
+        let device = device.clone();
+        Ok(Self { rank, size, device, gpu, jobs, thread, failure, _beside: beside })
     }
 
     /// Starts a call as `plan` says, for a copy of `x` on the device.
@@ -187,11 +189,14 @@ impl Rank {
             let expected = "another dtype: `Nccl` has no F8E4M3, cast it".to_owned();
             return Err(ArgumentError::DType { op, name, got, expected }.into());
         }
-        let x = if from_host { x.to_device(&self.device)? } else { x.detach() };
-        let x = kernels::contiguous(&x)?;
-        let Some(gpu) = Gpu::of(x.device()) else {
-            return Err(start("there is no CUDA device".to_owned()));
+        let x = match from_host {
+            true if x.elem_count() == 0 => self.gpu.empty(x.shape().clone(), x.dtype())?,
+            true => x.to_device(&self.device)?,
+            false => x.detach(),
         };
+        let x = kernels::contiguous(&x)?;
+        // Of the tensor's stream.
+        let gpu = Gpu::of(x.device()).unwrap_or_else(|| self.gpu.clone());
         let Plan { steps, kept, result } = plan(&gpu, &x)?;
         let ready = gpu.record()?;
         let result = Arc::new(Mutex::new(Some(result)));

@@ -153,8 +153,8 @@ int cuModuleLoad(Module **module, const char *path) {
     return load(module, text.str());
 }
 int cuModuleUnload(Module *module) {
+    finish_all(); // before the lock, for what others may have to do first
     std::lock_guard guard(device_lock());
-    finish_all();
     for (void *variable : module->variables)
         memory::remove_variable(variable);
     dlclose(module->library);

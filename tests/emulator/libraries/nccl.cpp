@@ -202,7 +202,6 @@ int give(Comm *comm) {
     std::vector<Call> calls;
     calls.swap(comm->waiting);
     for (Call &call : calls) {
-        comm->launches++;
         if (is_faulty(*comm)) {
             call.work = [aborted = comm->aborted] { return *aborted ? int(SUCCESS) : BLOCKED; };
             comm->why = "connection closed by a peer";
@@ -210,6 +209,7 @@ int give(Comm *comm) {
         }
         if (submit(call.stream, call.name, std::move(call.work)))
             comm->error = UNHANDLED_CUDA;
+        comm->launches++;
     }
     return OK;
 }
