@@ -34,13 +34,17 @@ impl Network {
         }
     }
 
-    fn build(self, vb: VarBuilder) -> candle_core::Result<Box<dyn Module>> {
+    fn build(self, vb: VarBuilder) -> candle_core::Result<Forward> {
         Ok(match self {
-            Self::Resnet20 => Box::new(ResNet::new(ResNetSize::cifar(16, 3), vb)?),
+            Self::Resnet20 => {
+                let network = ResNet::new(ResNetSize::cifar(16, 3), vb)?;
+                Box::new(move |x| network.forward(x))
+            }
             Self::Mlp => {
                 let layer = |at: usize| nn::linear(WIDTHS[at], WIDTHS[at + 1], vb.pp(at));
                 let layers = (0..WIDTHS.len() - 1).map(layer);
-                Box::new(Mlp(layers.collect::<candle_core::Result<_>>()?))
+                let layers = layers.collect::<candle_core::Result<Vec<_>>>()?;
+                Box::new(move |x| perceptron(&layers, x))
             }
         })
     }
@@ -54,19 +58,18 @@ impl Network {
     }
 }
 
-struct Mlp(Vec<Linear>);
+/// A network from a batch to logits.
+type Forward = Box<dyn Fn(&Tensor) -> candle_core::Result<Tensor>>;
 
-impl Module for Mlp {
-    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let mut y = x.clone();
-        for (at, layer) in self.0.iter().enumerate() {
-            y = layer.forward(&y)?;
-            if at + 1 < self.0.len() {
-                y = ops::relu(&y)?;
-            }
+fn perceptron(layers: &[Linear], x: &Tensor) -> candle_core::Result<Tensor> {
+    let mut y = x.clone();
+    for (at, layer) in layers.iter().enumerate() {
+        y = layer.forward(&y)?;
+        if at + 1 < layers.len() {
+            y = ops::relu(&y)?;
         }
-        Ok(y)
     }
+    Ok(y)
 }
 
 /// Trains with the ranks that were started, and prints the time of a step.
@@ -83,7 +86,7 @@ pub(crate) fn measure(network: Network, steps: usize) -> Result<()> {
     let (x, labels) = network.samples(BATCH / communicator.size())?;
     let mut step = || {
         seconds(|| {
-            let loss = ops::cross_entropy(&model.forward(&x)?, &labels)?;
+            let loss = ops::cross_entropy(&model(&x)?, &labels)?;
             scaler.scale(&loss)?.backward()?;
             let _ = scaler.step(&mut sgd)?;
             Ok(scaler.update()?)

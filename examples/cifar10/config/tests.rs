@@ -136,3 +136,20 @@ fn help_shows_switches_without_values_and_errors_are_claps() {
     let error = super::parse(["cifar10", "--nothing"].map(Into::into)).expect_err("no option");
     assert_eq!(error.downcast_ref::<clap::Error>().map(clap::Error::exit_code), Some(2));
 }
+
+#[test]
+fn ranks_compare_every_option_but_where_files_are() -> Result<()> {
+    let facts = super::facts(&plain("--lr 0.25 --out runs/a")?)?;
+    assert_eq!((facts["--lr"].as_str(), facts["--out"].as_str()), ("0.25", "runs/a"));
+    for arg in Options::command().get_arguments() {
+        let name = format!("--{}", arg.get_long().unwrap_or_default());
+        let apart = ["--data", "--report", "--compare", "--config", "--help"];
+        // Without a default, and not given.
+        let unset = ["--loss-scale", "--epochs", "--steps", "--batch-size", "--train-images"];
+        let skipped = [&apart[..], &unset].concat().contains(&name.as_str());
+        assert!(skipped || facts.contains_key(&name), "{name} is not compared");
+    }
+    let facts = super::facts(&plain("--steps 3 --compare f32,bf16")?)?;
+    assert_eq!((facts["--steps"].as_str(), facts["--compare"].as_str()), ("3", "f32,bf16"));
+    Ok(())
+}

@@ -75,3 +75,28 @@ fn smoke_shrinks_what_was_not_asked_for() -> anyhow::Result<()> {
     assert_eq!(sizes(chosen)?, (9, 60, [20, 1, 2, 48]));
     Ok(())
 }
+
+#[test]
+fn ranks_compare_every_option_but_where_the_text_is() -> Result<()> {
+    let facts = parse("--lr 0.25")?.facts()?;
+    assert_eq!(facts["--lr"], "0.25");
+    for arg in <Options as clap::CommandFactory>::command().get_arguments() {
+        let name = format!("--{}", arg.get_long().unwrap_or_default());
+        let skipped = ["--text", "--help"].contains(&name.as_str());
+        assert!(skipped || facts.contains_key(&name), "{name} is not compared");
+    }
+    Ok(())
+}
+
+#[test]
+fn ranks_divide_the_batch_and_train_on_the_host() {
+    let check = |ranks, batch_size, gpu| {
+        let checked = crate::common::options::check_ranks(ranks, batch_size, gpu);
+        checked.err().map(|error| error.to_string())
+    };
+    assert_eq!([check(1, 7, true), check(2, 8, false)], [None, None]);
+    let message = "--batch-size is 16, of all ranks together, and 3 ranks do not divide it";
+    assert_eq!(check(3, 16, false).as_deref(), Some(message));
+    let message = "--gpu trains on one device: start one process, without mpirun";
+    assert_eq!(check(2, 8, true).as_deref(), Some(message));
+}
