@@ -26,6 +26,7 @@ use candle_core::{
     Shape, Storage, Tensor, TensorId, Var,
 };
 
+use super::applied::AnyOperator;
 use super::below::Below;
 use super::marker::{TOKEN_SHAPE, one_element_op};
 use super::node::{Arguments, Consumed, Edge, LEAF, Node, Run, Saved, Target};
@@ -33,7 +34,7 @@ use super::reclaim::drop_later;
 use super::storage::{into_storage, lock, place};
 use super::version::{self, Read, Source};
 use super::view::View;
-use super::{Backward, Gradient, Operator, Trust, pass};
+use super::{Backward, Gradient, Trust, pass};
 use crate::error::GraphError;
 use crate::error::bail;
 
@@ -140,9 +141,8 @@ pub(super) struct Input<'a> {
 
 /// Links `output` into the graph as the result of `operator` on `inputs`, at least one of which is
 /// to get a gradient. `output` owns its storage, which moves.
-pub(super) fn link<O: Operator>(
-    operator: O,
-    saved: O::Saved,
+pub(super) fn link(
+    operator: Box<dyn AnyOperator>,
     number: u64,
     inputs: &[Input<'_>],
     Trust { captured, owned }: Trust,
@@ -155,15 +155,15 @@ pub(super) fn link<O: Operator>(
             Source { read, input: inputs.len() + at, shape, in_backward }
         }));
     }
-    let kept = Arc::new(OnceLock::<Tensor>::new());
+    let kept = operator.keeps_output().then(|| Arc::new(OnceLock::<Tensor>::new()));
     let (name, is_user) = (operator.op().name(), operator.op().is_user());
     let run = Box::new({
         let kept = kept.clone();
         move |Arguments { gradient, wants, last, arrivals }: Arguments<'_>| {
             let _alone = is_user.then(pass::alone);
-            let mut gradients = operator.backward(&Backward {
-                saved: &saved,
-                output: kept.get(),
+            let mut gradients = operator.backward(Backward {
+                saved: &(),
+                output: kept.as_ref().and_then(|kept| kept.get()),
                 gradient: gradient.tensor(),
                 owns_gradient: gradient.is_owned(),
                 last,
@@ -178,7 +178,7 @@ pub(super) fn link<O: Operator>(
     });
     let made = join(name, number, run, inputs, sources, captured)?;
     let output = emit(made, output)?;
-    if O::KEEPS_OUTPUT {
+    if let Some(kept) = kept {
         kept.get_or_init(|| output.detach());
     }
     Ok(output)

@@ -218,6 +218,15 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
+/// Whether kernels of operands in `operand` write `out` themselves: it is the same, or F32. Other pairs are rare, and not
+/// worth a compiled kernel each.
+pub(in crate::kernels) const fn is_near(operand: DType, out: DType) -> bool {
+    matches!(
+        (operand, out),
+        (_, DType::F32) | (DType::BF16, DType::BF16) | (DType::F16, DType::F16)
+    )
+}
+
 /// Runs `$body` with `$T` bound to the Rust type of `$dtype`, of those with F32 arithmetic.
 macro_rules! with_single {
     ($dtype:expr, $T:ident => $body:expr) => {
@@ -239,6 +248,23 @@ macro_rules! with_single {
     };
 }
 pub(crate) use with_single;
+
+/// [`with_single`], of dtypes that [are near](is_near) to the dtype of `$O`.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_near {
+    ($dtype:expr, $O:ident, $T:ident => $body:expr) => {
+        $crate::kernels::cpu::dtype::with_single!($dtype, $T => {
+            const DTYPE: candle_core::DType = <$T as candle_core::WithDType>::DTYPE;
+            if const { $crate::kernels::cpu::dtype::is_near(DTYPE, <$O>::DTYPE) } {
+                $body
+            } else {
+                crate::error::bail!("{:?} of {DTYPE:?} is not written by this kernel", <$O>::DTYPE)
+            }
+        })
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(in crate::kernels) use with_near;
 
 #[cfg(test)]
 mod tests {

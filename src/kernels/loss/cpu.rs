@@ -94,18 +94,12 @@ pub(super) fn cross_entropy_forward(
         let less: Vec<f64> = match (spread, weights) {
             (0.0, _) => Vec::new(),
             (_, None) => {
-                let sums = layout.sums::<T, 1, 0, 1>(
-                    [data],
-                    [],
-                    #[inline(always)]
-                    |x, []| x,
-                );
                 let counts = |row: usize| targets.of(row).is_some();
-                let less = |(row, [sum]): (usize, [f64; 1])| match counts(row) {
+                let less = |(row, sum): (usize, f64)| match counts(row) {
                     true => spread * sum / classes as f64,
                     false => 0.0,
                 };
-                sums.into_iter().enumerate().map(less).collect()
+                layout.sum(data).into_iter().enumerate().map(less).collect()
             }
             (_, Some(weights)) => {
                 let all: f64 = weights.iter().map(|weight| weight.to_double()).sum();

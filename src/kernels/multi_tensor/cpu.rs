@@ -8,7 +8,7 @@ use crate::kernels::cpu::dtype::{Element, Real};
 use crate::kernels::cpu::in_place::{Access, Locked, lock_sets};
 use crate::kernels::cpu::parallel::{TASK, map_sized};
 use crate::kernels::cpu::prefetch::prefetch;
-use crate::kernels::cpu::simd::vectorise;
+use crate::kernels::cpu::simd::vectorise_in;
 
 /// At most [`TASK`] elements of a gradient.
 enum Part<'a> {
@@ -47,14 +47,14 @@ macro_rules! with_part {
         match $part {
             $Part::F32($x) => {
                 type $T = f32;
-                vectorise(
+                vectorise_in::<$T>(
                     #[inline(always)]
                     || result = Some($body),
                 );
             }
             $Part::F64($x) => {
                 type $T = f64;
-                vectorise(
+                vectorise_in::<$T>(
                     #[inline(always)]
                     || result = Some($body),
                 );
