@@ -108,10 +108,8 @@ fn each_part(tensors: &[&Tensor], f: impl Fn(usize, PartMut<'_>) + Sync) -> Resu
 
 pub(super) fn check(gradients: &[ScaledGradient<'_>]) -> Result<Vec<bool>> {
     // Every part, as a step without an overflow does: no other is worth an early end.
-    let parts = of_parts(
-        gradients,
-        |part, by| with_part!(part, x: T => check_part(x, by.map(T::of))),
-    )?;
+    let parts =
+        of_parts(gradients, |part, by| with_part!(part, x: T => check_part(x, by.map(T::of))))?;
     Ok(parts.into_iter().map(|found| found.contains(&true)).collect())
 }
 
