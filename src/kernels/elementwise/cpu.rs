@@ -4,6 +4,7 @@ use num_traits::Zero;
 
 use crate::error::bail;
 use crate::kernels::accumulator;
+use crate::kernels::cpu::array::from_fn;
 use crate::kernels::cpu::dtype::{Element, Elements, Real, contiguous, tensor, with_element};
 use crate::kernels::cpu::guard::{guard, hold};
 use crate::kernels::cpu::in_place::write;
@@ -19,15 +20,17 @@ pub(crate) fn with_slice<T: WithDType, R>(
 }
 
 pub(super) fn relu(x: &Tensor) -> Result<Tensor> {
-    with_element!(x.dtype(), T => unary::<T>(x, rectify))
+    with_element!(x.dtype(), T => pointwise::<T, T, 1>([x], #[inline(always)] |[x]| rectify(x)))
 }
 
 pub(super) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    with_element!(y.dtype(), T => binary::<T, T>(y, grad, rectified_gradient))
+    with_element!(y.dtype(), T => {
+        pointwise::<T, T, 2>([y, grad], #[inline(always)] |[y, grad]| rectified_gradient(y, grad))
+    })
 }
 
 pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    with_element!(a.dtype(), T => binary::<T, T>(a, b, #[inline(always)] |a, b| a + b))
+    with_element!(a.dtype(), T => pointwise::<T, T, 2>([a, b], #[inline(always)] |[a, b]| a + b))
 }
 
 /// `a`, `F32`, and `b`, of 16 bits.
@@ -56,49 +59,38 @@ pub(super) fn add_mixed(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    with_element!(a.dtype(), T => binary::<T, T>(a, b, #[inline(always)] |a, b| a - b))
+    with_element!(a.dtype(), T => pointwise::<T, T, 2>([a, b], #[inline(always)] |[a, b]| a - b))
 }
 
 pub(super) fn mul(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
     with_element!(a.dtype(), T => with_output!(T, out, O => {
-        binary::<T, O>(a, b, #[inline(always)] |a, b| a * b)
+        pointwise::<T, O, 2>([a, b], #[inline(always)] |[a, b]| a * b)
     }))
 }
 
 pub(super) fn div(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
     with_element!(a.dtype(), T => with_output!(T, out, O => {
-        binary::<T, O>(a, b, #[inline(always)] |a, b| a / b)
+        pointwise::<T, O, 2>([a, b], #[inline(always)] |[a, b]| a / b)
     }))
 }
 
 pub(super) fn maximum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     with_element!(a.dtype(), T => {
-        binary::<T, T>(a, b, #[inline(always)] |a, b| if a > b || a.is_nan() { a } else { b })
+        pointwise::<T, T, 2>([a, b], #[inline(always)] |[a, b]| if a > b || a.is_nan() { a } else { b })
     })
 }
 
 pub(super) fn minimum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     with_element!(a.dtype(), T => {
-        binary::<T, T>(a, b, #[inline(always)] |a, b| if a < b || a.is_nan() { a } else { b })
+        pointwise::<T, T, 2>([a, b], #[inline(always)] |[a, b]| if a < b || a.is_nan() { a } else { b })
     })
 }
 
 pub(super) fn selection_gradient(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane>(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
-        let _held = hold([a, b, grad]);
-        let dims = a.dims();
-        let (a, b, grad) = (Elements::<T>::of(a)?, Elements::<T>::of(b)?, Elements::<T>::of(grad)?);
-        let gradient = map::<T, T, 3>(
-            [&a, &b, &grad],
-            #[inline(always)]
-            |[a, b, grad]: [T::Acc; 3]| {
-                let shared = if a == b { grad * T::Acc::of(0.5) } else { grad };
-                if a < b { T::Acc::zero() } else { shared }
-            },
-        );
-        Ok(tensor::<T>(gradient, dims))
-    }
-    with_element!(a.dtype(), T => typed::<T>(a, b, grad))
+    with_element!(a.dtype(), T => pointwise::<T, T, 3>([a, b, grad], #[inline(always)] |[a, b, grad]| {
+        let shared = if a == b { grad * <T as Element>::Acc::of(0.5) } else { grad };
+        if a < b { Zero::zero() } else { shared }
+    }))
 }
 
 pub(super) fn divisor_gradient(
@@ -107,27 +99,13 @@ pub(super) fn divisor_gradient(
     grad: &Tensor,
     out: DType,
 ) -> Result<Tensor> {
-    fn typed<T: Lane, O: Lane<Acc = T::Acc>>(
-        a: &Tensor,
-        b: &Tensor,
-        grad: &Tensor,
-    ) -> Result<Tensor> {
-        let _held = hold([a, b, grad]);
-        let (a, b, grad) = (Elements::<T>::of(a)?, Elements::<T>::of(b)?, Elements::<T>::of(grad)?);
-        let db = map::<T, O, 3>(
-            [&a, &b, &grad],
-            #[inline(always)]
-            |[a, b, grad]: [T::Acc; 3]| -(grad * (a / b)) / b,
-        );
-        Ok(tensor::<O>(db, &[a.len()]))
-    }
-    let dims = a.dims();
-    let db = with_element!(a.dtype(), T => with_output!(T, out, O => typed::<T, O>(a, b, grad)))?;
-    db.reshape(dims)
+    with_element!(a.dtype(), T => with_output!(T, out, O => {
+        pointwise::<T, O, 3>([a, b, grad], #[inline(always)] |[a, b, grad]| -(grad * (a / b)) / b)
+    }))
 }
 
 pub(super) fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    with_element!(a.dtype(), T => binary::<T, T>(a, b, #[inline(always)] |a, b| rectify(a + b)))
+    with_element!(a.dtype(), T => pointwise::<T, T, 2>([a, b], #[inline(always)] |[a, b]| rectify(a + b)))
 }
 
 pub(super) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
@@ -225,33 +203,17 @@ pub(in crate::kernels) fn rectified_gradient<A: Real>(y: A, grad: A) -> A {
     if y <= A::zero() { A::zero() } else { grad }
 }
 
+/// `f` of the elements of `tensors` at every position.
 #[inline(always)]
-fn unary<T: Lane>(x: &Tensor, f: impl Fn(T::Acc) -> T::Acc + Sync + Copy) -> Result<Tensor> {
-    let elements = Elements::<T>::of(x)?;
-    Ok(tensor(
-        map::<T, T, 1>(
-            [&elements],
-            #[inline(always)]
-            move |[x]: [T::Acc; 1]| f(x),
-        ),
-        x.dims(),
-    ))
-}
-
-#[inline(always)]
-fn binary<T: Lane, O: Lane<Acc = T::Acc>>(
-    a: &Tensor,
-    b: &Tensor,
-    f: impl Fn(T::Acc, T::Acc) -> T::Acc + Sync + Copy,
+fn pointwise<T: Lane, O: Lane<Acc = T::Acc>, const M: usize>(
+    tensors: [&Tensor; M],
+    f: impl Fn([T::Acc; M]) -> T::Acc + Sync + Copy,
 ) -> Result<Tensor> {
-    let _held = hold([a, b]);
-    let (a_elements, b_elements) = (Elements::<T>::of(a)?, Elements::<T>::of(b)?);
-    Ok(tensor(
-        map::<T, O, 2>(
-            [&a_elements, &b_elements],
-            #[inline(always)]
-            move |[a, b]: [T::Acc; 2]| f(a, b),
-        ),
-        a.dims(),
-    ))
+    let _held = hold(tensors);
+    let mut elements = [const { None }; M];
+    for (place, tensor) in elements.iter_mut().zip(tensors) {
+        *place = Some(Elements::<T>::of(tensor)?);
+    }
+    let data = from_fn(|m| elements[m].as_deref().unwrap_or_default());
+    Ok(tensor(map::<T, O, M>(data, f), tensors[0].dims()))
 }

@@ -6,15 +6,15 @@ use crate::kernels::cpu::dtype::{Elements, with_element};
 use crate::kernels::cpu::lane::Lane;
 
 pub(super) fn sum_all(x: &Tensor, out: DType) -> Result<Tensor> {
-    with_element!(x.dtype(), T => {
-        let sums = Channels::rows(1, x.elem_count()).sum::<T>(&Elements::of(x)?);
-        Tensor::new(sums[0], &Device::Cpu)?.to_dtype(out)
-    })
+    sum_channels(x, Channels::rows(1, x.elem_count()), out)?.reshape(())
 }
 
 pub(super) fn sum_to_channel(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
-    let sums =
-        with_element!(x.dtype(), T => Channels::of(x.dims(), dim).sum::<T>(&Elements::of(x)?));
+    sum_channels(x, Channels::of(x.dims(), dim), out)
+}
+
+fn sum_channels(x: &Tensor, layout: Channels, out: DType) -> Result<Tensor> {
+    let sums = with_element!(x.dtype(), T => layout.sum::<T>(&Elements::of(x)?));
     Tensor::new(sums, &Device::Cpu)?.to_dtype(out)
 }
 
