@@ -1,5 +1,7 @@
 //! An operator without its types: what applies it and links it into the graph is compiled once, not for each.
 
+use std::sync::{Arc, OnceLock};
+
 use candle_core::{DType, Result, Tensor};
 
 use super::{Backward, Gradient, Operator};
@@ -16,6 +18,42 @@ pub(super) trait AnyOperator: Send + Sync {
     fn forward(&mut self, inputs: &[Tensor]) -> Result<Tensor>;
     fn trim(&mut self, wanted: &[bool]) -> Result<()>;
     fn backward(&self, ctx: Backward<'_, ()>) -> Result<Vec<Option<Gradient>>>;
+}
+
+/// A node's backward.
+pub(super) enum Run {
+    /// Of a leaf: hands its gradient on.
+    Leaf,
+    Operator {
+        operator: Box<dyn AnyOperator>,
+        /// Set once it exists, of an operator that keeps it.
+        output: Option<Arc<OnceLock<Tensor>>>,
+        /// Whether nobody else holds the gradients that it calls owned.
+        owned: bool,
+    },
+}
+
+impl Run {
+    pub(super) fn is_user(&self) -> bool {
+        matches!(self, Self::Operator { operator, .. } if operator.op().is_user())
+    }
+
+    /// The gradients of the inputs, from that of the output, which `ctx` has too.
+    pub(super) fn call(
+        &self,
+        gradient: &Gradient,
+        ctx: Backward<'_, ()>,
+    ) -> Result<Vec<Option<Gradient>>> {
+        let Self::Operator { operator, output, owned } = self else {
+            return Ok(vec![Some(gradient.clone())]);
+        };
+        let output = output.as_ref().and_then(|output| output.get());
+        let mut gradients = operator.backward(Backward { output, ..ctx })?;
+        if !owned {
+            gradients.iter_mut().flatten().for_each(Gradient::share);
+        }
+        Ok(gradients)
+    }
 }
 
 pub(super) struct Applied<O: Operator> {

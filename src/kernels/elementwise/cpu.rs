@@ -209,7 +209,8 @@ fn pointwise<T: Lane, O: Lane<Acc = T::Acc>, const M: usize>(
     tensors: [&Tensor; M],
     f: impl Fn([T::Acc; M]) -> T::Acc + Sync + Copy,
 ) -> Result<Tensor> {
-    let _held = hold(tensors);
+    // One is locked once, and needs nothing held before.
+    let _held = (M > 1).then(|| hold(tensors));
     let mut elements = [const { None }; M];
     for (place, tensor) in elements.iter_mut().zip(tensors) {
         *place = Some(Elements::<T>::of(tensor)?);
