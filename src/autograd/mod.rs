@@ -1,5 +1,6 @@
 //! What an operator is, and how it joins candle's graph.
 
+mod applied;
 mod below;
 mod engine;
 mod frozen;
@@ -27,6 +28,7 @@ use crate::autocast;
 use crate::autocast::Op;
 use crate::autocast::trace::{self, Kept, TraceRow};
 use crate::kernels::algorithm;
+use applied::{AnyOperator, Applied};
 use node::Consumed;
 use profile::Timer;
 
@@ -257,6 +259,10 @@ struct Trust {
 }
 
 fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Result<Tensor> {
+    apply_any(Box::new(Applied::new(operator)), inputs, trust)
+}
+
+fn apply_any(operator: Box<dyn AnyOperator>, inputs: &[&Tensor], trust: Trust) -> Result<Tensor> {
     let (op, timer) = (operator.op(), Timer::start()?);
     let (output, algorithm) = run(operator, inputs, trust, timer.is_some())?;
     if let Some(timer) = timer {
@@ -267,8 +273,8 @@ fn apply_with<O: Operator>(operator: O, inputs: &[&Tensor], trust: Trust) -> Res
 }
 
 /// The output, and if it is `timed` or traced by which algorithm.
-fn run<O: Operator>(
-    operator: O,
+fn run(
+    mut operator: Box<dyn AnyOperator>,
     inputs: &[&Tensor],
     trust: Trust,
     timed: bool,
@@ -295,7 +301,7 @@ fn run<O: Operator>(
     }
     // Before the inputs are read, so that a write by another thread meanwhile is later.
     let number = version::tick();
-    let (output, mut saved) = {
+    let output = {
         let _alone = op.is_user().then(autocast::suspend);
         operator.forward(&cast_inputs)?
     };
@@ -327,7 +333,7 @@ fn run<O: Operator>(
         }
         return Ok((output, algorithm));
     }
-    operator.trim(&mut saved, &wanted)?;
+    operator.trim(&wanted)?;
     let aliased = cast_inputs.iter().any(|input| storage::share_storage(input, &output));
     let inputs = inputs.iter().zip(&cast_inputs).enumerate().map(|(at, (tensor, cast))| {
         // A copy that was cast is not read where the input is.
@@ -337,10 +343,11 @@ fn run<O: Operator>(
     let inputs: Vec<token::Input<'_>> = inputs.collect();
     drop(cast_inputs);
     let output = if aliased { output.force_contiguous()? } else { output };
-    let output = token::link(operator, saved, number, &inputs, trust, output)?;
+    let keeps_output = operator.keeps_output();
+    let output = token::link(operator, number, &inputs, trust, output)?;
     if let Some((row, mut all)) = traced {
         // By the storage that the graph has moved it to.
-        all.extend(O::KEEPS_OUTPUT.then(|| kept(&output)));
+        all.extend(keeps_output.then(|| kept(&output)));
         trace::record(&row, &all);
     }
     Ok((output, algorithm))

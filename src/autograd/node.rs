@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Result, Shape, Tensor};
 
+use super::applied::Run;
 use super::reclaim::drop_later;
 use super::storage::lock;
 use super::version::{self, Source};
 use super::view::View;
-use super::{Arrivals, Gradient};
 use crate::error::GraphError;
 
 /// What a pass leaves of the graph it goes through.
@@ -59,30 +59,19 @@ pub(super) struct Saved {
     pub(super) sources: Vec<Source>,
     /// Nodes that backward goes through in a pass of its own: they count as consumed until then.
     pub(super) captured: Vec<Consumed>,
-    /// Calls the operator's backward.
-    pub(super) run: Box<Run>,
+    pub(super) run: Run,
 }
 
 impl Drop for Saved {
     fn drop(&mut self) {
         // What an operator saved may hold an earlier part of the graph too, as a checkpoint's function does.
-        let run = std::mem::replace(&mut self.run, Box::new(|_| Ok(Vec::new())));
+        let run = std::mem::replace(&mut self.run, Run::Leaf);
         drop_later((std::mem::take(&mut self.edges), std::mem::take(&mut self.captured), run));
     }
 }
 
 /// The name of a node that hands a gradient to an input as it is.
 pub(super) const LEAF: &str = "leaf";
-
-pub(super) type Run = dyn Fn(Arguments<'_>) -> Result<Vec<Option<Gradient>>> + Send + Sync;
-
-/// What an operator's backward is given.
-pub(super) struct Arguments<'a> {
-    pub(super) gradient: &'a Gradient,
-    pub(super) wants: &'a [Option<DType>],
-    pub(super) last: bool,
-    pub(super) arrivals: Arrivals<'a>,
-}
 
 /// Where the gradient of an input goes.
 pub(super) struct Edge {

@@ -26,14 +26,15 @@ use candle_core::{
     Shape, Storage, Tensor, TensorId, Var,
 };
 
+use super::applied::{AnyOperator, Run};
 use super::below::Below;
 use super::marker::{TOKEN_SHAPE, one_element_op};
-use super::node::{Arguments, Consumed, Edge, LEAF, Node, Run, Saved, Target};
+use super::node::{Consumed, Edge, LEAF, Node, Saved, Target};
 use super::reclaim::drop_later;
 use super::storage::{into_storage, lock, place};
 use super::version::{self, Read, Source};
 use super::view::View;
-use super::{Backward, Gradient, Operator, Trust, pass};
+use super::{Gradient, Trust, pass};
 use crate::error::GraphError;
 use crate::error::bail;
 
@@ -140,9 +141,8 @@ pub(super) struct Input<'a> {
 
 /// Links `output` into the graph as the result of `operator` on `inputs`, at least one of which is
 /// to get a gradient. `output` owns its storage, which moves.
-pub(super) fn link<O: Operator>(
-    operator: O,
-    saved: O::Saved,
+pub(super) fn link(
+    operator: Box<dyn AnyOperator>,
     number: u64,
     inputs: &[Input<'_>],
     Trust { captured, owned }: Trust,
@@ -155,30 +155,12 @@ pub(super) fn link<O: Operator>(
             Source { read, input: inputs.len() + at, shape, in_backward }
         }));
     }
-    let kept = Arc::new(OnceLock::<Tensor>::new());
-    let (name, is_user) = (operator.op().name(), operator.op().is_user());
-    let run = Box::new({
-        let kept = kept.clone();
-        move |Arguments { gradient, wants, last, arrivals }: Arguments<'_>| {
-            let _alone = is_user.then(pass::alone);
-            let mut gradients = operator.backward(&Backward {
-                saved: &saved,
-                output: kept.get(),
-                gradient: gradient.tensor(),
-                owns_gradient: gradient.is_owned(),
-                last,
-                wants,
-                arrivals,
-            })?;
-            if !owned {
-                gradients.iter_mut().flatten().for_each(Gradient::share);
-            }
-            Ok(gradients)
-        }
-    });
+    let kept = operator.keeps_output().then(|| Arc::new(OnceLock::<Tensor>::new()));
+    let name = operator.op().name();
+    let run = Run::Operator { operator, output: kept.clone(), owned };
     let made = join(name, number, run, inputs, sources, captured)?;
     let output = emit(made, output)?;
-    if O::KEEPS_OUTPUT {
+    if let Some(kept) = kept {
         kept.get_or_init(|| output.detach());
     }
     Ok(output)
@@ -188,7 +170,7 @@ pub(super) fn link<O: Operator>(
 fn join(
     name: &'static str,
     number: u64,
-    run: Box<Run>,
+    run: Run,
     inputs: &[Input<'_>],
     mut sources: Vec<Source>,
     captured: Vec<Consumed>,
@@ -261,9 +243,8 @@ fn token_over(args: &[Tensor], node: Option<Arc<Node>>) -> Result<Tensor> {
 
 /// A node that hands its gradient to `input`.
 fn leaf(input: &Tensor) -> Result<Output> {
-    let pass_on = |arguments: Arguments<'_>| Ok(vec![Some(arguments.gradient.clone())]);
     let input = Input { tensor: input, wanted: true, read: false };
-    join(LEAF, version::tick(), Box::new(pass_on), &[input], Vec::new(), Vec::new())
+    join(LEAF, version::tick(), Run::Leaf, &[input], Vec::new(), Vec::new())
 }
 
 /// The tensor that users get.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor, TensorId};
 
-use super::node::{Arguments, Edge, LEAF, Node, Saved, Target};
-use super::pass::{Pass, Pending};
+use super::node::{Edge, LEAF, Node, Saved, Target};
+use super::pass::{self, Pass, Pending};
 use super::profile::Timer;
 use super::version::{self, Source};
-use super::{Arrivals, Arrive, Gradient, frozen, second_order};
+use super::{Arrivals, Arrive, Backward, Gradient, frozen, second_order};
 use crate::autocast;
 use crate::error::GraphError;
 use crate::kernels::{accumulator, algorithm};
@@ -50,8 +50,19 @@ impl Node {
         if timer.is_some() {
             algorithm::take();
         }
-        let gradients =
-            (saved.run)(Arguments { gradient: &gradient, wants: &wants, last, arrivals })?;
+        let gradients = {
+            let _alone = saved.run.is_user().then(pass::alone);
+            let ctx = Backward {
+                saved: &(),
+                output: None,
+                gradient: gradient.tensor(),
+                owns_gradient: gradient.is_owned(),
+                last,
+                wants: &wants,
+                arrivals,
+            };
+            saved.run.call(&gradient, ctx)?
+        };
         if gradients.len() != wants.len() {
             let (got, expected) = (gradients.len(), wants.len());
             return Err(GraphError::GradientCount { op: self.name, got, expected }.into());

@@ -12,6 +12,7 @@ use candle_core::{Layout, Result, Storage, Tensor, WithDType};
 use crate::error::bail;
 use crate::kernels::cpu::guard::{Guard, guard};
 use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::simd::vectorise_in;
 
 /// A CPU tensor of rank 4, of any strides.
 pub(super) struct View<'a> {
@@ -61,7 +62,6 @@ impl<'a, T: Copy> Heads<'a, T> {
     }
 
     /// Writes some rows of a head, widened, one after the other; each has `width` elements.
-    #[inline(always)]
     pub(super) fn read(
         &self,
         [batch, head]: [usize; 2],
@@ -71,15 +71,24 @@ impl<'a, T: Copy> Heads<'a, T> {
     ) where
         T: Lane,
     {
-        for (row, dst) in rows.zip(dst.chunks_exact_mut(width.max(1))) {
-            match self.row(batch, head, row) {
-                (src, 1) => dst.iter_mut().zip(src).for_each(|(d, s)| *d = s.widened()),
-                (src, stride) => {
-                    for (i, d) in dst.iter_mut().enumerate() {
-                        *d = src[i * stride].widened();
+        vectorise_in::<T::Acc>(
+            #[inline(always)]
+            || {
+                for (row, dst) in rows.clone().zip(dst.chunks_exact_mut(width.max(1))) {
+                    match self.row(batch, head, row) {
+                        (src, 1) => {
+                            for (d, s) in dst.iter_mut().zip(src) {
+                                *d = s.widened();
+                            }
+                        }
+                        (src, stride) => {
+                            for (i, d) in dst.iter_mut().enumerate() {
+                                *d = src[i * stride].widened();
+                            }
+                        }
                     }
                 }
-            }
-        }
+            },
+        );
     }
 }

@@ -63,7 +63,7 @@ macro_rules! functions {
         #[doc = concat!($reference, ".")]
         pub fn $name(x: &Tensor, $($parameter: $type),*) -> Result<Tensor> {
             let function = Pointwise::$variant { $($parameter: f64::from($parameter)),* };
-            in_order_of_memory(x, |x| apply(Function { op: Op::$variant, function }, &[x]))
+            in_order_of_memory(x, &|x| apply(Function { op: Op::$variant, function }, &[x]))
         }
     )* };
 }
@@ -71,7 +71,7 @@ pointwise!(functions []);
 
 /// `f`, which is pointwise, of `x` in the order of its memory: the result has the strides of `x`, and no element is moved.
 /// Of what has gaps or repeats elements, `f` makes a copy.
-fn in_order_of_memory(x: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+fn in_order_of_memory(x: &Tensor, f: &dyn Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     if x.is_contiguous() {
         return f(x);
     }

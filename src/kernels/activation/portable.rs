@@ -3,7 +3,7 @@
 use candle_core::{D, Result, Tensor};
 
 use super::Pointwise;
-use crate::kernels::elementwise::portable::{relu, upcast};
+use crate::kernels::elementwise::portable::{at_most, clamped, relu, upcast};
 
 pub(super) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
     let wide = upcast(x)?;
@@ -13,7 +13,7 @@ pub(super) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
         Pointwise::Silu {} => (&wide * sigmoid(&wide)?)?,
         Pointwise::Sigmoid {} => sigmoid(&wide)?,
         Pointwise::Tanh {} => tangent(&wide)?,
-        Pointwise::Relu6 {} => wide.clamp(0.0, 6.0)?,
+        Pointwise::Relu6 {} => clamped(&wide, 0.0, 6.0)?,
         Pointwise::Relu2 {} => relu(&wide)?.sqr()?,
         Pointwise::HardSigmoid {} => hard_sigmoid(&wide)?,
         Pointwise::HardSwish {} => (&wide * hard_sigmoid(&wide)?)?,
@@ -83,12 +83,12 @@ pub(super) fn derivative(function: Pointwise, x: &Tensor, grad: &Tensor) -> Resu
         Pointwise::Relu2 {} => (relu(&wide)? * 2.0)?,
         Pointwise::HardSigmoid {} => between(-3.0, 3.0, 1.0 / 6.0)?,
         Pointwise::HardSwish {} => {
-            let near = wide.clamp(-3.0, 3.0)?;
+            let near = clamped(&wide, -3.0, 3.0)?;
             (hard_sigmoid(&wide)? + (near * between(-3.0, 3.0, 1.0 / 6.0)?)?)?
         }
         Pointwise::Mish {} => {
             // The derivative of the tangent, without the cancellation of 1 - tanh².
-            let wide = wide.clamp(-1e4, 20.0)?;
+            let wide = clamped(&wide, -1e4, 20.0)?;
             let n = mish_odds(&wide)?;
             let bend = ((&n + 1.0)? * ((&n + 2.0)?.sqr()?.recip()? * 4.0)?)?;
             (mish_gate(&wide)? + ((&wide * bend)? * sigmoid(&wide)?)?)?
@@ -179,12 +179,12 @@ fn silu_derivative(x: &Tensor) -> Result<Tensor> {
 }
 
 fn hard_sigmoid(x: &Tensor) -> Result<Tensor> {
-    x.affine(1.0 / 6.0, 0.5)?.clamp(0.0, 1.0)
+    clamped(&x.affine(1.0 / 6.0, 0.5)?, 0.0, 1.0)
 }
 
 /// `n` such that `tanh(ln(1 + exp(x)))` is `n / (n + 2)`.
 fn mish_odds(x: &Tensor) -> Result<Tensor> {
-    let e = x.minimum(20.0)?.exp()?;
+    let e = at_most(x, 20.0)?.exp()?;
     &e * (&e + 2.0)?
 }
 

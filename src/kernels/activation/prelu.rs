@@ -10,7 +10,7 @@ use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
-use crate::kernels::elementwise::portable::upcast;
+use crate::kernels::elementwise::portable::{at_most, upcast};
 use crate::kernels::reduce::channels::Channels;
 use crate::kernels::{cast, reduce};
 
@@ -89,7 +89,7 @@ pub(crate) fn weight_gradient(
     }
     let product = match Gpu::of(x.device()) {
         Some(gpu) => cuda::prelu_terms(&gpu, &x, &grad)?,
-        None => (upcast(&x)?.minimum(0.0)? * upcast(&grad)?)?,
+        None => (at_most(&upcast(&x)?, 0.0)? * upcast(&grad)?)?,
     };
     match count {
         1 => reduce::sum_all(&product, out)?.reshape(1),

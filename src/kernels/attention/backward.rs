@@ -18,7 +18,7 @@ use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{BLOCK, for_each_task, pieces, vectorise_in};
-use crate::kernels::gemm::{Arithmetic, Matrix, Threads, product};
+use crate::kernels::gemm::{Arithmetic, Matrix, Threads, narrow, product};
 use crate::kernels::heads::{Heads, View};
 use crate::kernels::reduce::channels::block_sums;
 
@@ -126,13 +126,8 @@ impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
         T::Acc::with_scratch(lengths.iter().sum(), |buffer| {
             let [k, v, dk, dv, rest] = split(buffer, lengths);
             let [batch, kv_head] = [unit.index / kv_heads, unit.index % kv_heads];
-            vectorise_in::<T::Acc>(
-                #[inline(always)]
-                || {
-                    self.k.read([batch, kv_head], 0..keys, width, k);
-                    self.v.read([batch, kv_head], 0..keys, value_width, v);
-                },
-            );
+            self.k.read([batch, kv_head], 0..keys, width, k);
+            self.v.read([batch, kv_head], 0..keys, value_width, v);
             dk.fill(T::Acc::zero());
             dv.fill(T::Acc::zero());
             let Unit { dq, dmask, .. } = unit;
@@ -152,10 +147,9 @@ impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
                 }
             }
             for (wide, gradient) in [(&*dk, unit.dk), (&*dv, unit.dv)] {
-                vectorise_in::<T::Acc>(
-                    #[inline(always)]
-                    || narrow_into(wide, gradient),
-                );
+                if !gradient.is_empty() {
+                    narrow(wide, gradient);
+                }
             }
         });
     }
@@ -180,44 +174,19 @@ impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
         let of_rows = (batch * heads + head) * queries + first;
         let maxima = &self.maxima[of_rows..][..rows];
         let inverse_sums = &self.inverse_sums[of_rows..][..rows];
-        vectorise_in::<T::Acc>(
-            #[inline(always)]
-            || {
-                self.q.read([batch, head], first..first + rows, width, q);
-                self.grad.read([batch, head], first..first + rows, value_width, grad);
-            },
-        );
+        self.q.read([batch, head], first..first + rows, width, q);
+        self.grad.read([batch, head], first..first + rows, value_width, grad);
         let (q, grad) = (Matrix::new(q, rows, width), Matrix::new(grad, rows, value_width));
         let (k, v) = (Matrix::new(k, seen, width), Matrix::new(v, seen, value_width));
         product(q, k.t(), scores, seen, false, self.threads);
         product(grad, v.t(), dscores, seen, false, self.threads);
-        let scale = T::Acc::of(self.settings.scale);
-        vectorise_in::<T::Acc>(
-            #[inline(always)]
-            || {
-                for (at, (&max, &inverse_sum)) in maxima.iter().zip(inverse_sums).enumerate() {
-                    let row = at * seen..(at + 1) * seen;
-                    let query = Query { number: first + at, ..query };
-                    let derivatives = derivatives.get_mut(row.clone()).unwrap_or_default();
-                    let (p, dp) = (&mut scores[row.clone()], &mut dscores[row]);
-                    score(p, derivatives, query, self.mask, self.settings);
-                    probabilities(p, max, inverse_sum);
-                    derivative(p, dp);
-                    if let Some(dmask) = parts.dmask.get_mut(at * keys..) {
-                        dmask.iter_mut().zip(&*dp).for_each(|(d, s)| *d = *s);
-                    }
-                    dp.iter_mut().zip(&*derivatives).for_each(|(d, s)| *d *= *s);
-                    dp.iter_mut().for_each(|d| *d *= scale);
-                }
-            },
-        );
+        let statistics = (maxima, inverse_sums);
+        let of_scores = [&mut *scores, &mut *dscores, derivatives, parts.dmask];
+        score_gradients(of_scores, [seen, keys], query, self.mask, self.settings, statistics);
         let (scores, dscores) = (Matrix::new(scores, rows, seen), Matrix::new(dscores, rows, seen));
         if !parts.dq.is_empty() {
             product(dscores, k, dq, width, false, self.threads);
-            vectorise_in::<T::Acc>(
-                #[inline(always)]
-                || narrow_into(dq, parts.dq),
-            );
+            narrow(dq, parts.dq);
         }
         if !parts.dk.is_empty() {
             product(dscores.t(), q, parts.dk, width, true, self.threads);
@@ -241,6 +210,38 @@ fn slice<'a, T>(data: &'a mut [T], rows: &Range<usize>, width: usize) -> &'a mut
     data.get_mut(rows.start * width..rows.end * width).unwrap_or_default()
 }
 
+/// Turns products of queries, from `first` on, with the keys seen into probabilities, and the gradients of these into those
+/// of the products. `derivatives` are the soft cap's. `dmask` has rows of all keys, or is empty.
+fn score_gradients<A: Math>(
+    [scores, dscores, derivatives, dmask]: [&mut [A]; 4],
+    [seen, keys]: [usize; 2],
+    first: Query,
+    mask: Mask<'_, A>,
+    settings: Settings,
+    (maxima, inverse_sums): (&[A], &[A]),
+) {
+    let scale = A::of(settings.scale);
+    vectorise_in::<A>(
+        #[inline(always)]
+        || {
+            for (at, (&max, &inverse_sum)) in maxima.iter().zip(inverse_sums).enumerate() {
+                let row = at * seen..(at + 1) * seen;
+                let query = Query { number: first.number + at, ..first };
+                let derivatives = derivatives.get_mut(row.clone()).unwrap_or_default();
+                let (p, dp) = (&mut scores[row.clone()], &mut dscores[row]);
+                score(p, derivatives, query, mask, settings);
+                probabilities(p, max, inverse_sum);
+                derivative(p, dp);
+                if let Some(dmask) = dmask.get_mut(at * keys..) {
+                    dmask.iter_mut().zip(&*dp).for_each(|(d, s)| *d = *s);
+                }
+                dp.iter_mut().zip(&*derivatives).for_each(|(d, s)| *d *= *s);
+                dp.iter_mut().for_each(|d| *d *= scale);
+            }
+        },
+    );
+}
+
 /// The softmax's backward: turns the gradients `dp` of the probabilities into those of the scores.
 #[inline(always)]
 fn derivative<A: Real + Lane<Acc = A>>(p: &[A], dp: &mut [A]) {
@@ -254,9 +255,4 @@ fn derivative<A: Real + Lane<Acc = A>>(p: &[A], dp: &mut [A]) {
     }
     let average = A::of(average);
     dp.iter_mut().zip(p).for_each(|(dp, p)| *dp = *p * (*dp - average));
-}
-
-#[inline(always)]
-fn narrow_into<O: Lane>(wide: &[O::Acc], dst: &mut [O]) {
-    dst.iter_mut().zip(wide).for_each(|(d, w)| *d = O::narrowed(*w));
 }

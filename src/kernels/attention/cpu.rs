@@ -137,28 +137,14 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
             T::Acc::with_scratch(lengths.iter().sum(), |buffer| {
                 let [q_rows, k_rows, v_rows, scores, result] = split(buffer, lengths);
                 let kv = [batch, head / sizes.group()];
-                vectorise_in::<T::Acc>(
-                    #[inline(always)]
-                    || {
-                        q.read([batch, head], first..first + rows, width, q_rows);
-                        k.read(kv, 0..seen, width, k_rows);
-                        v.read(kv, 0..seen, value_width, v_rows);
-                    },
-                );
+                q.read([batch, head], first..first + rows, width, q_rows);
+                k.read(kv, 0..seen, width, k_rows);
+                v.read(kv, 0..seen, value_width, v_rows);
                 let keys = Matrix::new(k_rows, seen, width).t();
                 product(Matrix::new(q_rows, rows, width), keys, scores, seen, false, threads);
-                vectorise_in::<T::Acc>(
-                    #[inline(always)]
-                    || {
-                        let of_rows = maxima.iter_mut().zip(inverse_sums.iter_mut());
-                        let rows = scores.chunks_exact_mut(seen).zip(of_rows);
-                        for (at, (row, (max, inverse_sum))) in rows.enumerate() {
-                            let query = Query { batch, head, number: first + at };
-                            score(row, &mut [], query, mask, settings);
-                            (*max, *inverse_sum) = exponentials(row);
-                        }
-                    },
-                );
+                let query = Query { batch, head, number: first };
+                let statistics = [&mut *maxima, &mut *inverse_sums];
+                score_rows(scores, seen, query, mask, settings, statistics);
                 let values = Matrix::new(v_rows, seen, value_width);
                 let weights = Matrix::new(scores, rows, seen);
                 product(weights, values, result, value_width, false, threads);
@@ -182,6 +168,30 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
     let [max, inverse_sum] =
         [maxima, inverse_sums].map(|of_rows| tensor(of_rows, &[batch, heads, queries]));
     Ok((out, Kept { max, inverse_sum, unrounded: None }))
+}
+
+/// Turns products of queries, from `first` on, with the keys seen into exponentials; and writes the maximum of each row and
+/// 1 over its sum.
+fn score_rows<A: Math>(
+    scores: &mut [A],
+    seen: usize,
+    first: Query,
+    mask: Mask<'_, A>,
+    settings: Settings,
+    [maxima, inverse_sums]: [&mut [A]; 2],
+) {
+    vectorise_in::<A>(
+        #[inline(always)]
+        || {
+            let of_rows = maxima.iter_mut().zip(inverse_sums.iter_mut());
+            let rows = scores.chunks_exact_mut(seen).zip(of_rows);
+            for (at, (row, (max, inverse_sum))) in rows.enumerate() {
+                let query = Query { number: first.number + at, ..first };
+                score(row, &mut [], query, mask, settings);
+                (*max, *inverse_sum) = exponentials(row);
+            }
+        },
+    );
 }
 
 pub(super) fn views<'a, const N: usize>(tensors: [&'a Tensor; N]) -> Result<Vec<View<'a>>> {

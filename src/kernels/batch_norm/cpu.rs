@@ -58,7 +58,7 @@ pub(super) fn backward_train(
     statistics: &Statistics,
 ) -> Result<Gradients> {
     let affine = Affine { weight, bias: None };
-    with_element!(x.dtype(), T => through::<T, false>(x, grad, affine, statistics))
+    with_element!(x.dtype(), T => through::<T>(x, grad, affine, statistics, false))
 }
 
 /// From the gradient of what [`Finish::Relu`] leaves: it stops where that is 0, which is seen from
@@ -69,14 +69,16 @@ pub(super) fn backward_relu(
     affine: Affine<'_>,
     statistics: &Statistics,
 ) -> Result<Gradients> {
-    with_element!(x.dtype(), T => through::<T, true>(x, grad, affine, statistics))
+    with_element!(x.dtype(), T => through::<T>(x, grad, affine, statistics, true))
 }
 
-fn through<T: Lane, const RELU: bool>(
+/// Through the ReLU of [`Finish::Relu`] first, if there is one.
+fn through<T: Lane>(
     x: &Tensor,
     grad: &Tensor,
     affine: Affine<'_>,
     statistics: &Statistics,
+    relu: bool,
 ) -> Result<Gradients> {
     let layout = Channels::of(x.dims(), 1);
     let _held = hold([x, grad]);
@@ -85,15 +87,18 @@ fn through<T: Lane, const RELU: bool>(
     // As it was multiplied by in [`normalised`], for the same numbers to be positive.
     let scale = scales::<T::Acc>(affine.weight, &vector(&statistics.inv_std)?)?;
     let bias = shift::<T::Acc>(affine.bias, layout)?;
-    let sums = layout.sums::<T, 2, 3, 2>(
-        [&x_data, &grad_data],
-        [&mean, &scale, &bias],
-        #[inline(always)]
-        |[x, g], parameters| {
-            let g = flowing::<T, RELU>(x, g, parameters);
-            [g, g * (x - parameters[0])]
-        },
-    );
+    let sums = match relu {
+        false => layout.gradient_sums::<T>(&x_data, &grad_data, &mean),
+        true => layout.sums::<T, 2, 3, 2>(
+            [&x_data, &grad_data],
+            [&mean, &scale, &bias],
+            #[inline(always)]
+            |[x, g], parameters| {
+                let g = flowing::<T>(x, g, parameters);
+                [g, g * (x - parameters[0])]
+            },
+        ),
+    };
     // dx = weight * inv_std * (g - average(g) - normalised * average(g * normalised))
     let inv_std = vector::<f64>(&statistics.inv_std)?;
     let count = layout.count() as f64;
@@ -103,27 +108,26 @@ fn through<T: Lane, const RELU: bool>(
     };
     let slope = per_channel(&|c, scale| -scale * inv_std[c].powi(2) * sums[c][1] / count);
     let back = per_channel(&|c, scale| -scale * sums[c][0] / count);
-    let dx = layout.map::<T, T, 2, 5>(
-        [&x_data, &grad_data],
-        [&mean, &scale, &bias, &slope, &back],
-        #[inline(always)]
-        |[x, g], [mean, scale, bias, slope, back]| {
-            let g = flowing::<T, RELU>(x, g, [mean, scale, bias]);
-            (x - mean) * slope + (g * scale + back)
-        },
-    );
+    let dx = match relu {
+        false => layout.input_gradient(&x_data, &grad_data, [&mean, &scale, &slope, &back]),
+        true => layout.map::<T, T, 2, 5>(
+            [&x_data, &grad_data],
+            [&mean, &scale, &bias, &slope, &back],
+            #[inline(always)]
+            |[x, g], [mean, scale, bias, slope, back]| {
+                let g = flowing::<T>(x, g, [mean, scale, bias]);
+                (x - mean) * slope + (g * scale + back)
+            },
+        ),
+    };
     let (dweight, dbias) = parameter_gradients::<T>(&sums, &inv_std);
     Ok((tensor(dx, x.dims()), dweight, dbias))
 }
 
 /// The gradient, or zero where relu left zero, decided by the rounded result.
 #[inline(always)]
-fn flowing<T: Lane, const RELU: bool>(
-    x: T::Acc,
-    g: T::Acc,
-    [mean, scale, bias]: [T::Acc; 3],
-) -> T::Acc {
-    if RELU { rectified_gradient(T::narrowed((x - mean) * scale + bias).widened(), g) } else { g }
+fn flowing<T: Lane>(x: T::Acc, g: T::Acc, [mean, scale, bias]: [T::Acc; 3]) -> T::Acc {
+    rectified_gradient(T::narrowed((x - mean) * scale + bias).widened(), g)
 }
 
 pub(super) fn backward_eval(
@@ -142,7 +146,7 @@ pub(super) fn backward_eval(
         let layout = Channels::of(x.dims(), 1);
         let _held = hold([x, grad]);
         let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
-        let sums = gradient_sums::<T>(layout, &x_data, &grad_data, &vector(mean)?);
+        let sums = layout.gradient_sums::<T>(&x_data, &grad_data, &vector(mean)?);
         let scale: Vec<_> = scales(weight, inv_std)?.into_iter().map(T::Acc::of).collect();
         let dx = layout.map::<T, T, 1, 1>(
             [&grad_data],
@@ -177,8 +181,8 @@ pub(super) fn parameter_gradients_of(
     with_element!(x.dtype(), T => {
         let _held = hold([x, grad]);
         let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
-        let mean = vector(&statistics.mean)?;
-        let sums = gradient_sums::<T>(Channels::of(x.dims(), 1), &x_data, &grad_data, &mean);
+        let (layout, mean) = (Channels::of(x.dims(), 1), vector(&statistics.mean)?);
+        let sums = layout.gradient_sums::<T>(&x_data, &grad_data, &mean);
         Ok(parameter_gradients::<T>(&sums, &vector(&statistics.inv_std)?))
     })
 }
@@ -214,12 +218,8 @@ pub(super) fn backward_part(
             per.collect()
         };
         let (slope, back) = (per_channel(1), per_channel(0));
-        let dx = layout.map::<T, T, 2, 4>(
-            [&x_data, &grad_data],
-            [&mean, &scale, &slope, &back],
-            #[inline(always)]
-            |[x, g], [mean, scale, slope, back]| (x - mean) * slope + (g * scale + back),
-        );
+        let parameters: [&[T::Acc]; 4] = [&mean, &scale, &slope, &back];
+        let dx = layout.input_gradient::<T, T>(&x_data, &grad_data, parameters);
         Ok(tensor(dx, x.dims()))
     }
     let sums = vector::<f64>(dbias)?.into_iter().zip(vector::<f64>(dweight)?);
@@ -228,7 +228,6 @@ pub(super) fn backward_part(
 }
 
 /// The mean and the biased variance of every channel.
-///
 ///
 /// One pass over distances from a shift. With the mean of a sample as the shift, little cancels;
 /// a shift that turns out to be far from the mean is replaced by it, for a second pass.
@@ -239,22 +238,12 @@ fn moments<T: Lane>(x: &[T], layout: Channels) -> (Vec<T::Acc>, Vec<f64>) {
 
     let rows = SAMPLE.div_ceil(layout.inner.max(1)).min(layout.outer);
     let sample = Channels { outer: rows, ..layout };
-    let sample_sums = sample.sums::<T, 1, 0, 1>(
-        [&x[..sample.count() * sample.channels]],
-        [],
-        #[inline(always)]
-        |x, []| x,
-    );
-    let count = sample.count() as f64;
-    let mut mean: Vec<_> = sample_sums.iter().map(|[sum]| T::Acc::of(sum / count)).collect();
+    let (sample_sums, count) =
+        (sample.sum(&x[..sample.count() * sample.channels]), sample.count() as f64);
+    let mut mean: Vec<_> = sample_sums.iter().map(|sum| T::Acc::of(sum / count)).collect();
     let mut var = Vec::new();
     for _ in 0..2 {
-        let sums = layout.sums::<T, 1, 1, 2>(
-            [x],
-            [&mean],
-            #[inline(always)]
-            |[x], [shift]| [x - shift, (x - shift) * (x - shift)],
-        );
+        let sums = layout.deviations(x, &mean);
         let count = layout.count() as f64;
         let errors: Vec<f64> = sums.iter().map(|[sum, _]| sum / count).collect();
         var = sums.iter().zip(&errors).map(|([_, s], e)| positive(s / count - e * e)).collect();
@@ -284,15 +273,9 @@ fn normalised<T: Lane>(
     let layout = Channels::of(dims, 1);
     let scale = scales(affine.weight, inv_std)?;
     let bias = shift(affine.bias, layout)?;
-    // The mean is taken off first: folded into the bias, it would cancel where it is large.
     let parameters = [mean, &scale, &bias];
     let y = match finish {
-        Finish::Plain => layout.map::<T, T, 1, 3>(
-            [x],
-            parameters,
-            #[inline(always)]
-            |[x], [mean, scale, bias]| (x - mean) * scale + bias,
-        ),
+        Finish::Plain => layout.normalise(x, parameters),
         Finish::Relu => layout.map::<T, T, 1, 3>(
             [x],
             parameters,
@@ -307,16 +290,6 @@ fn normalised<T: Lane>(
         ),
     };
     Ok(tensor(y, dims))
-}
-
-/// For every channel, the sums of `grad` and of `grad * (x - mean)`.
-fn gradient_sums<T: Lane>(layout: Channels, x: &[T], grad: &[T], mean: &[T::Acc]) -> Vec<[f64; 2]> {
-    layout.sums::<T, 2, 1, 2>(
-        [x, grad],
-        [mean],
-        #[inline(always)]
-        |[x, g], [mean]| [g, g * (x - mean)],
-    )
 }
 
 fn parameter_gradients<T: Lane>(sums: &[[f64; 2]], inv_std: &[f64]) -> (Tensor, Tensor) {

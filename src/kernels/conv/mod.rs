@@ -25,7 +25,8 @@ use super::contiguous;
 use super::cuda::Pass;
 use super::format::{Format, to_nchw, to_nhwc};
 use super::gemm::exact;
-use crate::kernels::cpu::dtype::{with_element, with_single};
+use crate::kernels::cast;
+use crate::kernels::cpu::dtype::{is_near, with_element, with_single};
 use algorithm::Algorithm;
 use shape::Shape;
 
@@ -88,7 +89,7 @@ pub(crate) fn forward(
     }
     let (x, weight) = (&contiguous(x)?, &contiguous(weight)?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
-    let (bias, near) = (bias.as_ref(), of_f32(out));
+    let (bias, near) = (bias.as_ref(), near(x, out));
     let y = match algorithm {
         Algorithm::Im2colF64 => {
             let bias = bias.map(exact).transpose()?;
@@ -142,7 +143,7 @@ pub(crate) fn dgrad(
     }
     let (grad, weight) = (&contiguous(grad)?, &contiguous(weight)?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
-    let (bias, near) = (bias.as_ref(), of_f32(out));
+    let (bias, near) = (bias.as_ref(), near(grad, out));
     let dx = match algorithm {
         Algorithm::Im2colF64 => {
             let bias = bias.map(exact).transpose()?;
@@ -207,7 +208,12 @@ pub(crate) fn wgrad(
         }
         _ => {}
     }
-    let (x, grad) = (&contiguous(x)?, &contiguous(grad)?);
+    let (mut x, mut grad) = (contiguous(x)?, contiguous(grad)?);
+    if x.dtype() != grad.dtype() && !matches!(algorithm, Algorithm::Im2colF64) {
+        // Rare, and not worth a compiled kernel for each pair.
+        (x, grad) = (cast(&x, DType::F32)?, cast(&grad, DType::F32)?);
+    }
+    let (x, grad) = (&x, &grad);
     let dw = match algorithm {
         Algorithm::Im2colF64 => cpu::wgrad::<f64>(&exact(x)?, &exact(grad)?, &shape),
         #[cfg(target_arch = "x86_64")]
@@ -226,7 +232,7 @@ pub(crate) fn wgrad(
     dw?.to_dtype(out)
 }
 
-/// What a kernel with F32 sums writes, for a result in `out`.
-fn of_f32(out: DType) -> DType {
-    if out == DType::F64 { DType::F32 } else { out }
+/// What a kernel with F32 sums writes of this operand, for a result in `out`.
+fn near(operand: &Tensor, out: DType) -> DType {
+    if is_near(operand.dtype(), out) { out } else { DType::F32 }
 }

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
@@ -53,6 +54,9 @@ pub(crate) trait Element: WithDType + Default {
     fn widen(src: &[Self], dst: &mut [Self::Acc]);
     /// Writes `src`, rounded once to nearest even, to `dst` of the same length.
     fn narrow(src: &[Self::Acc], dst: &mut [Self]);
+    /// The elements themselves, where they are of the arithmetic's type.
+    fn as_wide(data: &[Self]) -> Option<&[Self::Acc]>;
+    fn as_wide_mut(data: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<Self::Acc>]>;
     /// `len` zeros, in memory the system hands out zeroed: nothing is written.
     fn zeros(len: usize) -> Vec<Self>;
     /// The elements of a storage of this dtype.
@@ -60,7 +64,7 @@ pub(crate) trait Element: WithDType + Default {
 }
 
 macro_rules! element {
-    ($ty:ty, $acc:ty, $variant:ident, $widen:expr, $narrow:expr, $zeros:expr) => {
+    ($ty:ty, $acc:ty, $variant:ident, $own:expr, $widen:expr, $narrow:expr, $zeros:expr) => {
         impl Element for $ty {
             type Acc = $acc;
 
@@ -73,6 +77,12 @@ macro_rules! element {
             fn narrow(src: &[$acc], dst: &mut [Self]) {
                 assert_eq!(src.len(), dst.len());
                 $narrow(src, dst)
+            }
+            fn as_wide(data: &[Self]) -> Option<&[$acc]> {
+                $own(data)
+            }
+            fn as_wide_mut(data: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<$acc>]> {
+                $own(data)
             }
             fn zeros(len: usize) -> Vec<Self> {
                 $zeros(len)
@@ -95,12 +105,13 @@ fn copy<T: Copy>(src: &[T], dst: &mut [T]) {
     dst.copy_from_slice(src)
 }
 
-element!(f32, f32, F32, copy, copy, |len| vec![0.0; len]);
-element!(f64, f64, F64, copy, copy, |len| vec![0.0; len]);
+element!(f32, f32, F32, Some, copy, copy, |len| vec![0.0; len]);
+element!(f64, f64, F64, Some, copy, copy, |len| vec![0.0; len]);
 element!(
     f16,
     f32,
     F16,
+    |_| None,
     |src: &[f16], dst: &mut [f32]| src.convert_to_f32_slice(dst),
     |src: &[f32], dst: &mut [f16]| dst.convert_from_f32_slice(src),
     // A vector of a struct would be written, one of integers is not.
@@ -110,6 +121,7 @@ element!(
     bf16,
     f32,
     BF16,
+    |_| None,
     |src: &[bf16], dst: &mut [f32]| {
         for (d, s) in dst.iter_mut().zip(src) {
             *d = bf16_to_f32(*s);
@@ -218,6 +230,15 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
+/// Whether kernels of operands in `operand` write `out` themselves: it is the same, or F32. Other pairs are rare, and not
+/// worth a compiled kernel each.
+pub(in crate::kernels) const fn is_near(operand: DType, out: DType) -> bool {
+    matches!(
+        (operand, out),
+        (_, DType::F32) | (DType::BF16, DType::BF16) | (DType::F16, DType::F16)
+    )
+}
+
 /// Runs `$body` with `$T` bound to the Rust type of `$dtype`, of those with F32 arithmetic.
 macro_rules! with_single {
     ($dtype:expr, $T:ident => $body:expr) => {
@@ -239,6 +260,23 @@ macro_rules! with_single {
     };
 }
 pub(crate) use with_single;
+
+/// [`with_single`], of dtypes that [are near](is_near) to the dtype of `$O`.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_near {
+    ($dtype:expr, $O:ident, $T:ident => $body:expr) => {
+        $crate::kernels::cpu::dtype::with_single!($dtype, $T => {
+            const DTYPE: candle_core::DType = <$T as candle_core::WithDType>::DTYPE;
+            if const { $crate::kernels::cpu::dtype::is_near(DTYPE, <$O>::DTYPE) } {
+                $body
+            } else {
+                crate::error::bail!("{:?} of {DTYPE:?} is not written by this kernel", <$O>::DTYPE)
+            }
+        })
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(in crate::kernels) use with_near;
 
 #[cfg(test)]
 mod tests {

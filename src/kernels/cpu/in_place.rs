@@ -29,8 +29,12 @@ impl<F: Fn(&mut CpuStorage, &Layout) -> Result<()>> InplaceOp1 for Write<F> {
 /// # Errors
 /// If this thread reads the storage.
 pub(crate) fn write<T: Element>(dst: &Tensor, f: impl FnOnce(&mut [T])) -> Result<()> {
-    with_storage(dst, |storage, start, end| {
-        f(&mut T::slice_mut(storage)?[start..end]);
+    let mut f = Some(f);
+    with_storage(dst, &mut |storage, start, end| {
+        let dst = &mut T::slice_mut(storage)?[start..end];
+        if let Some(f) = f.take() {
+            f(dst);
+        }
         Ok(())
     })
 }
@@ -168,10 +172,10 @@ pub(crate) fn lock_sets<'a>(sets: &[Vec<Access<'a>>]) -> Result<Vec<Vec<Locked<'
     Ok(all)
 }
 
-/// Calls `f` with the storage of `dst`, and where in it `dst` starts and ends.
+/// Calls `f` once, with the storage of `dst`, and where in it `dst` starts and ends.
 fn with_storage(
     dst: &Tensor,
-    f: impl FnOnce(&mut CpuStorage, usize, usize) -> Result<()>,
+    f: &mut dyn FnMut(&mut CpuStorage, usize, usize) -> Result<()>,
 ) -> Result<()> {
     if dst.elem_count() == 0 {
         // candle takes strides of 0, which dimensions before an empty one have, for repeats.
@@ -188,12 +192,12 @@ fn with_storage(
     if held(dst).is_some() {
         bail!("a tensor of {:?} is written while the same thread reads it", dst.shape());
     }
-    let f = std::cell::Cell::new(Some(f));
+    let f = std::cell::RefCell::new(f);
     dst.inplace_op1(&Write(|storage: &mut CpuStorage, layout: &Layout| {
         let Some((start, end)) = layout.contiguous_offsets() else {
             bail!("expected a contiguous tensor to write to, found {layout:?}")
         };
-        f.take().map_or(Ok(()), |f| f(storage, start, end))
+        (f.borrow_mut())(storage, start, end)
     }))
 }
 

@@ -45,13 +45,22 @@ pub(in crate::kernels) fn for_each(tasks: usize, f: impl Fn(usize) + Sync) {
 
 /// What `f` returns for every number below `tasks`, in order. See [`for_each`].
 pub(in crate::kernels) fn map<R: Send>(tasks: usize, f: impl Fn(usize) -> R + Sync) -> Vec<R> {
-    let results: Vec<Slot<R>> = (0..tasks).map(|_| Slot::new(None)).collect();
-    for_each(tasks, |task| {
-        let result = f(task);
-        // SAFETY: each task is run once, and its slot is its own.
-        unsafe { *results[task].0.get() = Some(result) };
-    });
-    results.into_iter().filter_map(|slot| slot.0.into_inner()).collect()
+    // Here and below, all but `f` is compiled once for a type, and not for every `f`.
+    fn all<R: Send>(tasks: usize, f: &(dyn Fn(usize) -> R + Sync)) -> Vec<R> {
+        let mut results = Vec::new();
+        results.resize_with(tasks, || Slot::new(None));
+        run(tasks, &|task| {
+            let result = f(task);
+            // SAFETY: each task is run once, and its slot is its own.
+            unsafe { *results[task].0.get() = Some(result) };
+        });
+        let mut all = Vec::with_capacity(tasks);
+        for slot in results {
+            all.extend(slot.0.into_inner());
+        }
+        all
+    }
+    all(tasks, &f)
 }
 
 /// Calls `f` with each of `items`. See [`for_each`].
@@ -59,7 +68,14 @@ pub(in crate::kernels) fn for_each_item<T: Send>(
     items: impl IntoIterator<Item = T>,
     f: impl Fn(T) + Sync,
 ) {
-    map_items(items, f);
+    fn all<T: Send>(items: &[Slot<T>], f: &(dyn Fn(T) + Sync)) {
+        run(items.len(), &|task| {
+            if let Some(item) = items[task].take() {
+                f(item);
+            }
+        });
+    }
+    all(&Slot::all(items), &f);
 }
 
 /// What `f` returns for each of `items`, in order. See [`for_each`].
@@ -67,13 +83,8 @@ pub(in crate::kernels) fn map_items<T: Send, R: Send>(
     items: impl IntoIterator<Item = T>,
     f: impl Fn(T) -> R + Sync,
 ) -> Vec<R> {
-    let items: Vec<Slot<T>> = items.into_iter().map(|item| Slot::new(Some(item))).collect();
-    let run = |task: usize| {
-        // SAFETY: each task is run once, and its slot is its own.
-        let item = unsafe { (*items[task].0.get()).take() };
-        item.map(&f)
-    };
-    map(items.len(), run).into_iter().flatten().collect()
+    let items = Slot::all(items);
+    map(items.len(), |task| items[task].take().map(&f)).into_iter().flatten().collect()
 }
 
 /// Calls `f` with the number and the elements of each chunk of `size` elements. See [`for_each`].
@@ -82,16 +93,19 @@ pub(in crate::kernels) fn for_each_chunk<T: Send>(
     size: usize,
     f: impl Fn(usize, &mut [T]) + Sync,
 ) {
-    let (size, len) = (size.max(1), data.len());
-    let data = Chunks(data.as_mut_ptr());
-    for_each(len.div_ceil(size), |chunk| {
-        let (start, data) = (chunk * size, &data);
-        // SAFETY: from `start`, below `len`, to the next chunk or the end: elements of `data`, which is
-        // borrowed mutably for the whole loop, and no other chunk's. Each task is run once.
-        let part =
-            unsafe { std::slice::from_raw_parts_mut(data.0.add(start), size.min(len - start)) };
-        f(chunk, part);
-    });
+    fn all<T: Send>(data: &mut [T], size: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
+        let (size, len) = (size.max(1), data.len());
+        let data = Chunks(data.as_mut_ptr());
+        run(len.div_ceil(size), &|chunk| {
+            let (start, data) = (chunk * size, &data);
+            // SAFETY: from `start`, below `len`, to the next chunk or the end: elements of `data`, which is
+            // borrowed mutably for the whole loop, and no other chunk's. Each task is run once.
+            let part =
+                unsafe { std::slice::from_raw_parts_mut(data.0.add(start), size.min(len - start)) };
+            f(chunk, part);
+        });
+    }
+    all(data, size, &f);
 }
 
 /// As [`for_each_chunk`], with the same chunk of `other`, of chunks of `other_size`.
@@ -152,6 +166,16 @@ struct Slot<T>(UnsafeCell<Option<T>>);
 impl<T> Slot<T> {
     fn new(value: Option<T>) -> Self {
         Self(UnsafeCell::new(value))
+    }
+
+    fn all(values: impl IntoIterator<Item = T>) -> Vec<Self> {
+        values.into_iter().map(|value| Self::new(Some(value))).collect()
+    }
+
+    /// What the task of this slot's number reads, which is run once.
+    fn take(&self) -> Option<T> {
+        // SAFETY: each task is run once, and its slot is its own.
+        unsafe { (*self.0.get()).take() }
     }
 }
 

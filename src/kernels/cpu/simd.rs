@@ -49,11 +49,7 @@ pub(crate) fn for_each_chunk<A, T: Send>(
     size: usize,
     f: impl Fn(usize, &mut [T]) + Sync,
 ) {
-    // Only the inner loops are compiled for every kernel, and every set of vector instructions.
-    fn run<T: Send>(data: &mut [T], size: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
-        parallel::for_each_chunk(data, size, f);
-    }
-    run(data, size, &|chunk, data| {
+    parallel::for_each_chunk(data, size, |chunk, data| {
         vectorise_in::<A>(
             #[inline(always)]
             || f(chunk, data),

@@ -1,11 +1,13 @@
-use candle_core::{CpuStorage, DType, InplaceOp2, Layout, Result, Tensor, WithDType};
+use candle_core::{DType, Result, Tensor, WithDType};
 use half::{bf16, f16};
-use num_traits::{Float, Zero};
+use num_traits::Zero;
 
 use crate::error::bail;
 use crate::kernels::accumulator;
+use crate::kernels::cpu::array::from_fn;
 use crate::kernels::cpu::dtype::{Element, Elements, Real, contiguous, tensor, with_element};
 use crate::kernels::cpu::guard::{guard, hold};
+use crate::kernels::cpu::in_place::write;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, generate, map, with_output};
 
@@ -18,29 +20,17 @@ pub(crate) fn with_slice<T: WithDType, R>(
 }
 
 pub(super) fn relu(x: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane>(x: &Tensor) -> Result<Tensor> {
-        unary::<T>(x, rectify)
-    }
-    with_element!(x.dtype(), T => typed::<T>(x))
+    with_element!(x.dtype(), T => pointwise::<T, T, 1>([x], #[inline(always)] |[x]| rectify(x)))
 }
 
 pub(super) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane>(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
-        binary::<T, T>(y, grad, rectified_gradient)
-    }
-    with_element!(y.dtype(), T => typed::<T>(y, grad))
+    with_element!(y.dtype(), T => {
+        pointwise::<T, T, 2>([y, grad], #[inline(always)] |[y, grad]| rectified_gradient(y, grad))
+    })
 }
 
 pub(super) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        binary::<T, T>(
-            a,
-            b,
-            #[inline(always)]
-            |a, b| a + b,
-        )
-    }
-    with_element!(a.dtype(), T => typed::<T>(a, b))
+    with_element!(a.dtype(), T => pointwise::<T, T, 2>([a, b], #[inline(always)] |[a, b]| a + b))
 }
 
 /// `a`, `F32`, and `b`, of 16 bits.
@@ -69,81 +59,38 @@ pub(super) fn add_mixed(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        binary::<T, T>(
-            a,
-            b,
-            #[inline(always)]
-            |a, b| a - b,
-        )
-    }
-    with_element!(a.dtype(), T => typed::<T>(a, b))
+    with_element!(a.dtype(), T => pointwise::<T, T, 2>([a, b], #[inline(always)] |[a, b]| a - b))
 }
 
 pub(super) fn mul(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
-    fn typed<T: Lane, O: Lane<Acc = T::Acc>>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        binary::<T, O>(
-            a,
-            b,
-            #[inline(always)]
-            |a, b| a * b,
-        )
-    }
-    with_element!(a.dtype(), T => with_output!(T, out, O => typed::<T, O>(a, b)))
+    with_element!(a.dtype(), T => with_output!(T, out, O => {
+        pointwise::<T, O, 2>([a, b], #[inline(always)] |[a, b]| a * b)
+    }))
 }
 
 pub(super) fn div(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
-    fn typed<T: Lane, O: Lane<Acc = T::Acc>>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        binary::<T, O>(
-            a,
-            b,
-            #[inline(always)]
-            |a, b| a / b,
-        )
-    }
-    with_element!(a.dtype(), T => with_output!(T, out, O => typed::<T, O>(a, b)))
+    with_element!(a.dtype(), T => with_output!(T, out, O => {
+        pointwise::<T, O, 2>([a, b], #[inline(always)] |[a, b]| a / b)
+    }))
 }
 
 pub(super) fn maximum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        binary::<T, T>(
-            a,
-            b,
-            #[inline(always)]
-            |a, b| if a > b || a.is_nan() { a } else { b },
-        )
-    }
-    with_element!(a.dtype(), T => typed::<T>(a, b))
+    with_element!(a.dtype(), T => {
+        pointwise::<T, T, 2>([a, b], #[inline(always)] |[a, b]| if a > b || a.is_nan() { a } else { b })
+    })
 }
 
 pub(super) fn minimum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        binary::<T, T>(
-            a,
-            b,
-            #[inline(always)]
-            |a, b| if a < b || a.is_nan() { a } else { b },
-        )
-    }
-    with_element!(a.dtype(), T => typed::<T>(a, b))
+    with_element!(a.dtype(), T => {
+        pointwise::<T, T, 2>([a, b], #[inline(always)] |[a, b]| if a < b || a.is_nan() { a } else { b })
+    })
 }
 
 pub(super) fn selection_gradient(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane>(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
-        let _held = hold([a, b, grad]);
-        let dims = a.dims();
-        let (a, b, grad) = (Elements::<T>::of(a)?, Elements::<T>::of(b)?, Elements::<T>::of(grad)?);
-        let gradient = map::<T, T, 3>(
-            [&a, &b, &grad],
-            #[inline(always)]
-            |[a, b, grad]: [T::Acc; 3]| {
-                let shared = if a == b { grad * T::Acc::of(0.5) } else { grad };
-                if a < b { T::Acc::zero() } else { shared }
-            },
-        );
-        Ok(tensor::<T>(gradient, dims))
-    }
-    with_element!(a.dtype(), T => typed::<T>(a, b, grad))
+    with_element!(a.dtype(), T => pointwise::<T, T, 3>([a, b, grad], #[inline(always)] |[a, b, grad]| {
+        let shared = if a == b { grad * <T as Element>::Acc::of(0.5) } else { grad };
+        if a < b { Zero::zero() } else { shared }
+    }))
 }
 
 pub(super) fn divisor_gradient(
@@ -152,35 +99,13 @@ pub(super) fn divisor_gradient(
     grad: &Tensor,
     out: DType,
 ) -> Result<Tensor> {
-    fn typed<T: Lane, O: Lane<Acc = T::Acc>>(
-        a: &Tensor,
-        b: &Tensor,
-        grad: &Tensor,
-    ) -> Result<Tensor> {
-        let _held = hold([a, b, grad]);
-        let (a, b, grad) = (Elements::<T>::of(a)?, Elements::<T>::of(b)?, Elements::<T>::of(grad)?);
-        let db = map::<T, O, 3>(
-            [&a, &b, &grad],
-            #[inline(always)]
-            |[a, b, grad]: [T::Acc; 3]| -(grad * (a / b)) / b,
-        );
-        Ok(tensor::<O>(db, &[a.len()]))
-    }
-    let dims = a.dims();
-    let db = with_element!(a.dtype(), T => with_output!(T, out, O => typed::<T, O>(a, b, grad)))?;
-    db.reshape(dims)
+    with_element!(a.dtype(), T => with_output!(T, out, O => {
+        pointwise::<T, O, 3>([a, b, grad], #[inline(always)] |[a, b, grad]| -(grad * (a / b)) / b)
+    }))
 }
 
 pub(super) fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        binary::<T, T>(
-            a,
-            b,
-            #[inline(always)]
-            |a, b| rectify(a + b),
-        )
-    }
-    with_element!(a.dtype(), T => typed::<T>(a, b))
+    with_element!(a.dtype(), T => pointwise::<T, T, 2>([a, b], #[inline(always)] |[a, b]| rectify(a + b)))
 }
 
 pub(super) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
@@ -205,120 +130,65 @@ pub(super) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
     with_slice(keep, |keep| with_element!(x.dtype(), T => typed::<T>(x, keep, scale)))
 }
 
+/// `$dst`, with each element `$f` of itself and of `$src`'s, which has the same dtype or that of the arithmetic.
+macro_rules! assign {
+    ($dst:expr, $src:expr, $f:expr) => {{
+        with_element!($dst.dtype(), D => if $src.dtype() == D::DTYPE {
+            update::<D, D>(&$dst, $src, $f)?
+        } else {
+            update::<D, <D as Element>::Acc>(&$dst, $src, $f)?
+        });
+        Ok($dst)
+    }};
+}
+
 pub(super) fn add_assign(dst: Tensor, src: &Tensor) -> Result<Tensor> {
-    if src.dtype() == dst.dtype() {
-        dst.inplace_op2(src, &Assign(Add))?;
-    } else {
-        dst.inplace_op2(&src.to_dtype(accumulator(dst.dtype()))?, &Assign(Add))?;
-    }
-    Ok(dst)
+    let wide = if src.dtype() == dst.dtype() { dst.dtype() } else { accumulator(dst.dtype()) };
+    let src = src.to_dtype(wide)?;
+    assign!(
+        dst,
+        &src,
+        #[inline(always)]
+        |dst, src| dst + src
+    )
 }
 
 pub(super) fn relu_backward_assign(grad: Tensor, y: &Tensor) -> Result<Tensor> {
-    grad.inplace_op2(y, &Assign(ReluBackward))?;
-    Ok(grad)
+    assign!(
+        grad,
+        y,
+        #[inline(always)]
+        |grad, y| rectified_gradient(y, grad)
+    )
 }
 
 pub(super) fn mul_assign(a: Tensor, b: &Tensor) -> Result<Tensor> {
-    a.inplace_op2(b, &Assign(Mul))?;
-    Ok(a)
-}
-
-/// What becomes of an element, given another.
-trait Update: Send + Sync {
-    const NAME: &'static str;
-
-    fn of<A: Real>(dst: A, src: A) -> A;
-}
-
-struct Add;
-
-impl Update for Add {
-    const NAME: &'static str = "add_assign";
-
-    #[inline(always)]
-    fn of<A: Real>(dst: A, src: A) -> A {
-        dst + src
-    }
-}
-
-struct Mul;
-
-impl Update for Mul {
-    const NAME: &'static str = "mul_assign";
-
-    #[inline(always)]
-    fn of<A: Real>(dst: A, src: A) -> A {
-        dst * src
-    }
-}
-
-struct ReluBackward;
-
-impl Update for ReluBackward {
-    const NAME: &'static str = "relu_backward_assign";
-
-    #[inline(always)]
-    fn of<A: Real>(grad: A, y: A) -> A {
-        rectified_gradient(y, grad)
-    }
-}
-
-/// An update in place, by a tensor of the same dtype or of the dtype of the arithmetic.
-struct Assign<U>(U);
-
-impl<U: Update> InplaceOp2 for Assign<U> {
-    fn name(&self) -> &'static str {
-        U::NAME
-    }
-
-    fn cpu_fwd(
-        &self,
-        dst: &mut CpuStorage,
-        dst_layout: &Layout,
-        src: &CpuStorage,
-        src_layout: &Layout,
-    ) -> Result<()> {
-        fn typed<U: Update, D: Lane, S: Lane<Acc = D::Acc>>(
-            dst: &mut CpuStorage,
-            dst_range: (usize, usize),
-            src: &CpuStorage,
-            src_range: (usize, usize),
-        ) -> Result<()> {
-            let dst = &mut D::slice_mut(dst)?[dst_range.0..dst_range.1];
-            let src = &S::cpu_storage_as_slice(src)?[src_range.0..src_range.1];
-            update::<U, D, S>(dst, src);
-            Ok(())
-        }
-        let (Some(dst_range), Some(src_range)) =
-            (dst_layout.contiguous_offsets(), src_layout.contiguous_offsets())
-        else {
-            bail!("{} needs contiguous tensors, got {dst_layout:?} and {src_layout:?}", U::NAME)
-        };
-        let (to, from) = (dtype(dst), dtype(src));
-        with_element!(to, D => if from == to {
-            typed::<U, D, D>(dst, dst_range, src, src_range)
-        } else {
-            typed::<U, D, <D as Element>::Acc>(dst, dst_range, src, src_range)
-        })
-    }
-}
-
-fn dtype(storage: &CpuStorage) -> DType {
-    candle_core::backend::BackendStorage::dtype(storage)
-}
-
-fn update<U: Update, D: Lane, S: Lane<Acc = D::Acc>>(dst: &mut [D], src: &[S]) {
-    for_each_chunk::<D::Acc, _>(
-        dst,
-        GRAIN,
+    assign!(
+        a,
+        b,
         #[inline(always)]
-        |chunk, dst| {
-            for (dst, src) in dst.iter_mut().zip(&src[chunk * GRAIN..]) {
-                *dst = D::narrowed(U::of(dst.widened(), src.widened()));
-            }
-        },
-    );
+        |a, b| a * b
+    )
+}
+
+fn update<D: Lane, S: Lane<Acc = D::Acc>>(
+    dst: &Tensor,
+    src: &Tensor,
+    f: impl Fn(D::Acc, D::Acc) -> D::Acc + Sync,
+) -> Result<()> {
+    let src: &[S] = &Elements::of(src)?;
+    write(dst, |dst: &mut [D]| {
+        for_each_chunk::<D::Acc, _>(
+            dst,
+            GRAIN,
+            #[inline(always)]
+            |chunk, dst| {
+                for (dst, src) in dst.iter_mut().zip(&src[chunk * GRAIN..]) {
+                    *dst = D::narrowed(f(dst.widened(), src.widened()));
+                }
+            },
+        );
+    })
 }
 
 /// `x`, or zero where it is negative. NaN is neither, and stays.
@@ -333,33 +203,18 @@ pub(in crate::kernels) fn rectified_gradient<A: Real>(y: A, grad: A) -> A {
     if y <= A::zero() { A::zero() } else { grad }
 }
 
+/// `f` of the elements of `tensors` at every position.
 #[inline(always)]
-fn unary<T: Lane>(x: &Tensor, f: impl Fn(T::Acc) -> T::Acc + Sync + Copy) -> Result<Tensor> {
-    let elements = Elements::<T>::of(x)?;
-    Ok(tensor(
-        map::<T, T, 1>(
-            [&elements],
-            #[inline(always)]
-            move |[x]: [T::Acc; 1]| f(x),
-        ),
-        x.dims(),
-    ))
-}
-
-#[inline(always)]
-fn binary<T: Lane, O: Lane<Acc = T::Acc>>(
-    a: &Tensor,
-    b: &Tensor,
-    f: impl Fn(T::Acc, T::Acc) -> T::Acc + Sync + Copy,
+fn pointwise<T: Lane, O: Lane<Acc = T::Acc>, const M: usize>(
+    tensors: [&Tensor; M],
+    f: impl Fn([T::Acc; M]) -> T::Acc + Sync + Copy,
 ) -> Result<Tensor> {
-    let _held = hold([a, b]);
-    let (a_elements, b_elements) = (Elements::<T>::of(a)?, Elements::<T>::of(b)?);
-    Ok(tensor(
-        map::<T, O, 2>(
-            [&a_elements, &b_elements],
-            #[inline(always)]
-            move |[a, b]: [T::Acc; 2]| f(a, b),
-        ),
-        a.dims(),
-    ))
+    // One is locked once, and needs nothing held before.
+    let _held = (M > 1).then(|| hold(tensors));
+    let mut elements = [const { None }; M];
+    for (place, tensor) in elements.iter_mut().zip(tensors) {
+        *place = Some(Elements::<T>::of(tensor)?);
+    }
+    let data = from_fn(|m| elements[m].as_deref().unwrap_or_default());
+    Ok(tensor(map::<T, O, M>(data, f), tensors[0].dims()))
 }

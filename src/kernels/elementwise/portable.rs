@@ -1,9 +1,28 @@
 use crate::kernels::accumulator;
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 
 /// `x`, detached, in the dtype of its arithmetic.
 pub(crate) fn upcast(x: &Tensor) -> Result<Tensor> {
     x.detach().to_dtype(accumulator(x.dtype()))
+}
+
+/// The elements that are larger than `bound`, and for the others `bound`. candle's `maximum` and `minimum` take tensors or
+/// numbers, and are compiled once more, for every dtype, in each crate that calls them; what broadcasts is not.
+pub(in crate::kernels) fn at_least(x: &Tensor, bound: f64) -> Result<Tensor> {
+    x.broadcast_maximum(&number(bound, x)?)
+}
+
+pub(in crate::kernels) fn at_most(x: &Tensor, bound: f64) -> Result<Tensor> {
+    x.broadcast_minimum(&number(bound, x)?)
+}
+
+pub(in crate::kernels) fn clamped(x: &Tensor, low: f64, high: f64) -> Result<Tensor> {
+    at_most(&at_least(x, low)?, high)
+}
+
+/// A scalar to compare the elements of `x` with.
+fn number(value: f64, x: &Tensor) -> Result<Tensor> {
+    Tensor::new(value, &Device::Cpu)?.to_dtype(x.dtype())?.to_device(x.device())
 }
 
 /// NaN stays NaN, which candle's own makes 0.

@@ -22,9 +22,9 @@ pub(super) use product::{Matrix, Threads, product};
 use super::algorithm::chosen;
 use super::cuda::Gpu;
 use crate::error::bail;
-use crate::kernels::cpu::dtype::with_element;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::cpu::dtype::with_single;
+use crate::kernels::cpu::dtype::{is_near, with_element};
 
 /// The batched product `(…,m,k) × (…,k,n) [+ bias (n)] → (…,m,n)`.
 ///
@@ -39,7 +39,7 @@ pub(crate) fn gemm(
     out: DType,
 ) -> Result<Tensor> {
     check_size(lhs, rhs)?;
-    let near = if out == DType::F64 { DType::F32 } else { out };
+    let near = if is_near(lhs.dtype(), out) { out } else { DType::F32 };
     let product = match Algorithm::of(lhs, rhs, bias) {
         Algorithm::Cuda(gpu) => return cuda::gemm(&gpu, lhs, rhs, bias, out),
         Algorithm::Portable => return portable::gemm(lhs, rhs, bias, out),

@@ -112,18 +112,23 @@ macro_rules! arithmetic {
             }
 
             fn with_scratch<R>(len: usize, f: impl FnOnce(&mut [Self]) -> R) -> R {
+                // A stack of buffers, as calls nest: `f` may come here again.
                 thread_local!(static KEEP: RefCell<Vec<Vec<$ty>>> = const {
                     RefCell::new(Vec::new())
                 });
-                // A stack of buffers, as calls nest: `f` may come here again.
-                let mut buffer = KEEP.with_borrow_mut(Vec::pop).unwrap_or_default();
-                if buffer.len() < len {
-                    buffer = vec![0.; len];
+                // Without `f` in their types, these are compiled once.
+                fn take(len: usize) -> Vec<$ty> {
+                    let buffer = KEEP.with_borrow_mut(Vec::pop).unwrap_or_default();
+                    if buffer.len() < len { vec![0.; len] } else { buffer }
                 }
+                fn give_back(buffer: Vec<$ty>) {
+                    if buffer.len() <= KEPT {
+                        KEEP.with_borrow_mut(|kept| kept.push(buffer));
+                    }
+                }
+                let mut buffer = take(len);
                 let result = f(&mut buffer[..len]);
-                if buffer.len() <= KEPT {
-                    KEEP.with_borrow_mut(|kept| kept.push(buffer));
-                }
+                give_back(buffer);
                 result
             }
         }

@@ -12,10 +12,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{DType, Result, Tensor};
-use half::{bf16, f16};
 
 use super::cpu::Operand;
-use crate::kernels::cpu::dtype::{Element, Elements, tensor};
+use crate::kernels::cpu::dtype::{Element, Elements, tensor, with_near};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
@@ -64,11 +63,7 @@ pub(super) fn gemm<O: Rounded>(
     bias: Option<&Tensor>,
     isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
-    match lhs.dtype() {
-        DType::F32 => typed::<f32, O>(lhs, rhs, bias, isa),
-        DType::F16 => typed::<f16, O>(lhs, rhs, bias, isa),
-        _ => typed::<bf16, O>(lhs, rhs, bias, isa),
-    }
+    with_near!(lhs.dtype(), O, T => typed::<T, O>(lhs, rhs, bias, isa))
 }
 
 fn typed<T: Bf16Terms + Element, O: Rounded>(
@@ -202,18 +197,18 @@ impl<T: Bf16Terms, O: Rounded> Product<'_, T, O> {
                     false => self.part(rows.clone(), part),
                 });
             }
-            Sharing::Rows => with_packed(self.columns(&columns), false, true, |right| {
+            Sharing::Rows => with_packed(self.columns(&columns), false, true, &mut |right| {
                 let most = rows_of::<T>(self.left.depth);
                 parts(&rows, rows.end.div_ceil(threads).min(most), |rows| {
-                    with_packed(self.rows(&rows), true, false, |left| {
-                        self.block(rows, columns.clone(), left, right);
+                    with_packed(self.rows(&rows), true, false, &mut |left| {
+                        self.block(rows.clone(), columns.clone(), left, right);
                     });
                 });
             }),
-            Sharing::Columns => with_packed(self.rows(&rows), true, true, |left| {
+            Sharing::Columns => with_packed(self.rows(&rows), true, true, &mut |left| {
                 parts(&columns, columns.end.div_ceil(threads).min(COLUMNS), |columns| {
-                    with_packed(self.columns(&columns), false, false, |right| {
-                        self.block(rows.clone(), columns, left, right);
+                    with_packed(self.columns(&columns), false, false, &mut |right| {
+                        self.block(rows.clone(), columns.clone(), left, right);
                     });
                 });
             }),
@@ -222,12 +217,12 @@ impl<T: Bf16Terms, O: Rounded> Product<'_, T, O> {
 
     /// Packs and multiplies on this thread.
     fn part(&self, rows: Range<usize>, columns: Range<usize>) {
-        with_packed(self.columns(&columns), false, false, |right| {
+        with_packed(self.columns(&columns), false, false, &mut |right| {
             let most = rows_of::<T>(self.left.depth);
             for first in rows.clone().step_by(most) {
                 let rows = first..rows.end.min(first + most);
-                with_packed(self.rows(&rows), true, false, |left| {
-                    self.block(rows, columns.clone(), left, right);
+                with_packed(self.rows(&rows), true, false, &mut |left| {
+                    self.block(rows.clone(), columns.clone(), left, right);
                 });
             }
         });

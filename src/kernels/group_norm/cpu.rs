@@ -67,12 +67,7 @@ pub(super) fn forward(
         let shift = layouts.of_planes(&statistics, |_, c, [_, rest, inv_std]| {
             bias[c] - rest * weight[c] * inv_std
         });
-        let y = layouts.planes.map::<T, T, 1, 3>(
-            [&data],
-            [&mean, &scale, &shift],
-            #[inline(always)]
-            |[x], [mean, scale, shift]| (x - mean) * scale + shift,
-        );
+        let y = layouts.planes.normalise::<T>(&data, [&mean, &scale, &shift]);
         let rows = statistics.len();
         let statistics = statistics.into_iter().flatten().map(T::Acc::of).collect();
         Ok((tensor(y, x.dims()), tensor::<T::Acc>(statistics, &[rows, 3])))
@@ -86,19 +81,8 @@ pub(super) fn forward(
 /// The mean of every group, what it is short of once rounded, and `1 / std`.
 fn statistics<T: Lane>(x: &[T], groups: Channels, eps: f64) -> Vec<[f64; 3]> {
     let count = groups.count() as f64;
-    let sums = groups.sums::<T, 1, 0, 1>(
-        [x],
-        [],
-        #[inline(always)]
-        |x, []| x,
-    );
-    let mean: Vec<_> = sums.into_iter().map(|[sum]| T::Acc::of(sum / count)).collect();
-    let sums = groups.sums::<T, 1, 1, 2>(
-        [x],
-        [&mean],
-        #[inline(always)]
-        |[x], [mean]| [x - mean, (x - mean) * (x - mean)],
-    );
+    let mean: Vec<_> = groups.sum(x).into_iter().map(|sum| T::Acc::of(sum / count)).collect();
+    let sums = groups.deviations(x, &mean);
     let row = |(mean, [sum, squares]): (&T::Acc, [f64; 2])| {
         let rest = sum / count;
         let var = squares / count - rest * rest;
@@ -151,12 +135,7 @@ fn gradient_sums<T: Lane>(
     let _held = hold([x, grad]);
     let (x, grad) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
     let mean = layouts.of_planes(statistics, |_, _, [mean, ..]| mean);
-    let sums = layouts.planes.sums::<T, 2, 1, 2>(
-        [&x, &grad],
-        [&mean],
-        #[inline(always)]
-        |[x, g], [mean]| [g, g * (x - mean)],
-    );
+    let sums = layouts.planes.gradient_sums::<T>(&x, &grad, &mean);
     let dots: Vec<f64> = layouts.of_planes(statistics, |plane, _, [_, rest, inv_std]| {
         (sums[plane][1] - rest * sums[plane][0]) * inv_std
     });
@@ -197,12 +176,9 @@ fn input_gradient<T: Lane, O: Lane<Acc = T::Acc>>(
         (rest * along * inv_std - average) * inv_std
     });
     let _held = hold([x, grad]);
-    let dx = layouts.planes.map::<T, O, 2, 4>(
-        [&Elements::of(x)?, &Elements::of(grad)?],
-        [&mean, &scale, &slope, &shift],
-        #[inline(always)]
-        |[x, g], [mean, scale, slope, shift]| (x - mean) * slope + (g * scale + shift),
-    );
+    let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
+    let parameters: [&[T::Acc]; 4] = [&mean, &scale, &slope, &shift];
+    let dx = layouts.planes.input_gradient::<T, O>(&x_data, &grad_data, parameters);
     Ok(tensor(dx, x.dims()))
 }
 

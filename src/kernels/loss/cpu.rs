@@ -5,13 +5,13 @@
 //! and turns it into the gradient in the same pass. If nothing else needs the logits, it overwrites them, which saves
 //! the largest buffer of a language model's step.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use super::class::{ClassLoss, Reduction};
 use super::{LogitsGradient, Reduced};
 use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
+use crate::kernels::cpu::in_place::write;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, generate, runs, with_output};
 use crate::kernels::elementwise::cpu::with_slice;
@@ -94,18 +94,12 @@ pub(super) fn cross_entropy_forward(
         let less: Vec<f64> = match (spread, weights) {
             (0.0, _) => Vec::new(),
             (_, None) => {
-                let sums = layout.sums::<T, 1, 0, 1>(
-                    [data],
-                    [],
-                    #[inline(always)]
-                    |x, []| x,
-                );
                 let counts = |row: usize| targets.of(row).is_some();
-                let less = |(row, [sum]): (usize, [f64; 1])| match counts(row) {
+                let less = |(row, sum): (usize, f64)| match counts(row) {
                     true => spread * sum / classes as f64,
                     false => 0.0,
                 };
-                sums.into_iter().enumerate().map(less).collect()
+                layout.sum(data).into_iter().enumerate().map(less).collect()
             }
             (_, Some(weights)) => {
                 let all: f64 = weights.iter().map(|weight| weight.to_double()).sum();
@@ -316,35 +310,14 @@ impl<A: Exp> Row<A> {
     }
 }
 
-pub(super) fn cross_entropy_backward_assign(of: LogitsGradient<'_>) -> Result<Tensor> {
-    with_slice(of.targets, |targets: &[u32]| {
-        of.logits.inplace_op1(&GradientInPlace { of, targets })
-    })?;
-    Ok(of.logits.clone())
-}
-
 /// Makes logits their gradient.
-struct GradientInPlace<'a> {
-    of: LogitsGradient<'a>,
-    targets: &'a [u32],
-}
-
-impl InplaceOp1 for GradientInPlace<'_> {
-    fn name(&self) -> &'static str {
-        "cross_entropy_backward_assign"
-    }
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
-        fn typed<T: Lane<Acc: Exp>>(
-            storage: &mut CpuStorage,
-            layout: &Layout,
-            this: &GradientInPlace<'_>,
-        ) -> Result<()> {
-            let ((_, classes), start) = (layout.shape().dims2()?, layout.start_offset());
-            let data = &mut T::slice_mut(storage)?[start..][..layout.shape().elem_count()];
-            let (parts, weights) = (Elements::of(this.of.log_sum_exp)?, weights(this.of.loss)?);
-            let weights: Option<&[T::Acc]> = weights.as_deref();
-            let rows = Rows::<T::Acc>::new(this.of, &parts, this.targets, weights)?;
+pub(super) fn cross_entropy_backward_assign(of: LogitsGradient<'_>) -> Result<Tensor> {
+    fn typed<T: Lane<Acc: Exp>>(of: LogitsGradient<'_>, targets: &[u32]) -> Result<()> {
+        let (_, classes) = of.logits.dims2()?;
+        let (parts, weights) = (Elements::of(of.log_sum_exp)?, weights(of.loss)?);
+        let weights: Option<&[T::Acc]> = weights.as_deref();
+        let rows = Rows::<T::Acc>::new(of, &parts, targets, weights)?;
+        write(of.logits, |data: &mut [T]| {
             for_each_chunk::<T::Acc, _>(
                 data,
                 GRAIN,
@@ -378,10 +351,13 @@ impl InplaceOp1 for GradientInPlace<'_> {
                     }
                 },
             );
-            Ok(())
-        }
-        with_element!(storage.dtype(), T => typed::<T>(storage, layout, self))
+        })
     }
+    with_slice(
+        of.targets,
+        |targets: &[u32]| with_element!(of.logits.dtype(), T => typed::<T>(of, targets)),
+    )?;
+    Ok(of.logits.clone())
 }
 
 pub(super) fn nll_forward(

@@ -38,14 +38,8 @@ pub(super) fn pairwise_forward(
         if reduction == Reduction::None {
             return Ok(tensor(terms, input.dims()));
         }
-        let layout = Channels::rows(1, terms.len());
-        let sums = layout.sums::<T::Acc, 1, 0, 1>(
-            [&terms],
-            [],
-            #[inline(always)]
-            |x, []| x,
-        );
-        let mean = sums[0][0] / count(reduction, a.len());
+        let sums = Channels::rows(1, terms.len()).sum(&terms);
+        let mean = sums[0] / count(reduction, a.len());
         Tensor::new(mean, &Device::Cpu)?.to_dtype(T::Acc::DTYPE)
     }
     with_element!(input.dtype(), T => typed::<T>(loss, reduction, input, target))

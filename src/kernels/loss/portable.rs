@@ -6,7 +6,7 @@ use super::class::{ClassLoss, Reduction, count};
 use super::pairwise::{LEAST_VARIANCE, LOWEST_LOG, Pairwise, Side};
 use super::{LogitsGradient, Reduced};
 use crate::kernels::accumulator;
-use crate::kernels::elementwise::portable::upcast;
+use crate::kernels::elementwise::portable::{at_least, clamped, upcast};
 
 /// What the rows count, as tensors `(n, 1)`.
 struct Rows {
@@ -188,9 +188,9 @@ fn pairwise_derivatives(
     let sign = if side == Side::Input { 1.0 } else { -1.0 };
     match (loss, side) {
         (Pairwise::Mse, _) => a.sub(&b)? * (2.0 * sign),
-        (Pairwise::Huber { delta }, _) => a.sub(&b)?.clamp(-delta, delta)? * sign,
+        (Pairwise::Huber { delta }, _) => clamped(&a.sub(&b)?, -delta, delta)? * sign,
         (Pairwise::BinaryCrossEntropy, Side::Input) => {
-            a.sub(&b)? / (&a * one_minus(&a)?)?.maximum(LEAST_VARIANCE)?
+            a.sub(&b)? / at_least(&(&a * one_minus(&a)?)?, LEAST_VARIANCE)?
         }
         (Pairwise::BinaryCrossEntropy, Side::Target) => {
             bounded_log(&one_minus(&a)?)? - bounded_log(&a)?
@@ -228,5 +228,5 @@ fn one_minus(x: &Tensor) -> Result<Tensor> {
 }
 
 fn bounded_log(x: &Tensor) -> Result<Tensor> {
-    x.log()?.maximum(LOWEST_LOG)
+    at_least(&x.log()?, LOWEST_LOG)
 }

@@ -8,53 +8,41 @@ use crate::kernels::cpu::dtype::{Element, Real};
 use crate::kernels::cpu::in_place::{Access, Locked, lock_sets};
 use crate::kernels::cpu::parallel::{TASK, map_sized};
 use crate::kernels::cpu::prefetch::prefetch;
-use crate::kernels::cpu::simd::vectorise;
+use crate::kernels::cpu::simd::vectorise_in;
 
 /// At most [`TASK`] elements of a gradient.
-enum Part<'a> {
-    F32(&'a [f32]),
-    F64(&'a [f64]),
+enum Typed<A, B> {
+    F32(A),
+    F64(B),
 }
 
-impl Part<'_> {
+type Part<'a> = Typed<&'a [f32], &'a [f64]>;
+type PartMut<'a> = Typed<&'a mut [f32], &'a mut [f64]>;
+
+impl<A: AsRef<[f32]>, B: AsRef<[f64]>> Typed<A, B> {
     fn len(&self) -> usize {
         match self {
-            Self::F32(x) => x.len(),
-            Self::F64(x) => x.len(),
-        }
-    }
-}
-
-/// As [`Part`], to write.
-enum PartMut<'a> {
-    F32(&'a mut [f32]),
-    F64(&'a mut [f64]),
-}
-
-impl PartMut<'_> {
-    fn len(&self) -> usize {
-        match self {
-            Self::F32(x) => x.len(),
-            Self::F64(x) => x.len(),
+            Self::F32(x) => x.as_ref().len(),
+            Self::F64(x) => x.as_ref().len(),
         }
     }
 }
 
 /// Runs `$body`, vectorised for this processor, with `$x` bound to the elements of a part.
 macro_rules! with_part {
-    ($Part:ident, $part:expr, $x:ident: $T:ident => $body:expr) => {{
+    ($part:expr, $x:ident: $T:ident => $body:expr) => {{
         let mut result = None;
         match $part {
-            $Part::F32($x) => {
+            Typed::F32($x) => {
                 type $T = f32;
-                vectorise(
+                vectorise_in::<$T>(
                     #[inline(always)]
                     || result = Some($body),
                 );
             }
-            $Part::F64($x) => {
+            Typed::F64($x) => {
                 type $T = f64;
-                vectorise(
+                vectorise_in::<$T>(
                     #[inline(always)]
                     || result = Some($body),
                 );
@@ -77,10 +65,10 @@ fn of_parts<R: Send>(
         let (gradient, factors) = (gradients[number].0, factors[number]);
         if gradient.dtype() == DType::F64 {
             let cut = tensor.slice::<f64>()?.chunks(TASK);
-            parts.extend(cut.map(|part| (number, Part::F64(part), factors)));
+            parts.extend(cut.map(|part| (number, Typed::F64(part), factors)));
         } else {
             let cut = tensor.slice::<f32>()?.chunks(TASK);
-            parts.extend(cut.map(|part| (number, Part::F32(part), factors)));
+            parts.extend(cut.map(|part| (number, Typed::F32(part), factors)));
         }
     }
     let run = |(number, part, factors)| Some((number, f(part, factors)?));
@@ -107,9 +95,9 @@ fn each_part(tensors: &[&Tensor], f: impl Fn(usize, PartMut<'_>) + Sync) -> Resu
         for (number, tensor) in locked.iter_mut().flatten().enumerate() {
             let number = done + number;
             if tensors[number].dtype() == DType::F64 {
-                parts.extend(cut(tensor)?.map(|part| (number, PartMut::F64(part))));
+                parts.extend(cut(tensor)?.map(|part| (number, Typed::F64(part))));
             } else {
-                parts.extend(cut(tensor)?.map(|part| (number, PartMut::F32(part))));
+                parts.extend(cut(tensor)?.map(|part| (number, Typed::F32(part))));
             }
         }
         map_sized(parts, |(_, part)| part.len(), |(number, part)| f(number, part));
@@ -120,10 +108,8 @@ fn each_part(tensors: &[&Tensor], f: impl Fn(usize, PartMut<'_>) + Sync) -> Resu
 
 pub(super) fn check(gradients: &[ScaledGradient<'_>]) -> Result<Vec<bool>> {
     // Every part, as a step without an overflow does: no other is worth an early end.
-    let parts = of_parts(
-        gradients,
-        |part, by| with_part!(Part, part, x: T => check_part(x, by.map(T::of))),
-    )?;
+    let parts =
+        of_parts(gradients, |part, by| with_part!(part, x: T => check_part(x, by.map(T::of))))?;
     Ok(parts.into_iter().map(|found| found.contains(&true)).collect())
 }
 
@@ -170,7 +156,7 @@ fn check_part<T: Real>(part: &[T], [inverse, clip]: [T; 2]) -> bool {
 pub(super) fn squares(gradients: &[ScaledGradient<'_>]) -> Result<Vec<(f64, bool)>> {
     let parts = of_parts(
         gradients,
-        |part, by| with_part!(Part, part, x: T => squares_of_part(x, by.map(T::of))),
+        |part, by| with_part!(part, x: T => squares_of_part(x, by.map(T::of))),
     )?;
     let each = parts.into_iter().zip(gradients).map(|(parts, due)| {
         // In the order of the parts: the same sum on any number of threads.
@@ -201,7 +187,7 @@ pub(super) fn apply_scale(gradients: &[ScaledGradient<'_>]) -> Result<()> {
     let due = due.map(|((gradient, _), factors)| (*gradient, *factors));
     let (tensors, factors): (Vec<&Tensor>, Vec<[f64; 2]>) = due.unzip();
     each_part(&tensors, |number, part| {
-        with_part!(PartMut, part, x: T => {
+        with_part!(part, x: T => {
             let [inverse, clip] = factors[number].map(T::of);
             x.iter_mut().for_each(|x| *x = *x * inverse * clip);
         });
@@ -210,7 +196,7 @@ pub(super) fn apply_scale(gradients: &[ScaledGradient<'_>]) -> Result<()> {
 
 pub(super) fn clip_value(gradients: &[&Tensor], limit: f64) -> Result<()> {
     each_part(gradients, |_, part| {
-        with_part!(PartMut, part, x: T => {
+        with_part!(part, x: T => {
             let limit = T::of(limit);
             for x in x.iter_mut() {
                 // Comparisons, not `min` and `max`: those turn NaN into a number.

@@ -20,6 +20,7 @@ pub(crate) use scale::{DeviceScale, Growth};
 
 use super::cuda::Gpu;
 use crate::error::bail;
+use crate::kernels::elementwise::portable::clamped;
 
 /// A gradient, and what it is to be multiplied by.
 pub(crate) type ScaledGradient<'a> = (&'a Tensor, &'a Multiplier);
@@ -195,7 +196,7 @@ pub(crate) fn clip_value(gradients: Vec<Tensor>, limit: f64) -> Result<Vec<Tenso
         cpu::clip_value(&all, limit)?;
         Ok(gradients)
     } else {
-        gradients.iter().map(|g| g.clamp(-limit, limit)).collect()
+        gradients.iter().map(|g| clamped(g, -limit, limit)).collect()
     }
 }
 

@@ -167,14 +167,9 @@ pub(super) fn avg_backward(
 pub(super) fn global_avg_forward(x: &Tensor) -> Result<Tensor> {
     fn typed<T: Lane>(x: &Tensor) -> Result<Tensor> {
         let (n, c, h, w) = x.dims4()?;
-        let sums = Channels::rows(n * c, h * w).sums::<T, 1, 0, 1>(
-            [&Elements::of(x)?],
-            [],
-            #[inline(always)]
-            |x, []| x,
-        );
+        let sums = Channels::rows(n * c, h * w).sum::<T>(&Elements::of(x)?);
         let area = (h * w) as f64;
-        let average: Vec<_> = sums.iter().map(|[sum]| T::Acc::of(sum / area)).collect();
+        let average: Vec<_> = sums.iter().map(|sum| T::Acc::of(sum / area)).collect();
         let mut y = vec![T::default(); n * c];
         T::narrow(&average, &mut y);
         Ok(tensor(y, &[n, c]))

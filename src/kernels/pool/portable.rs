@@ -25,7 +25,7 @@ pub(super) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)
                 (value, first)
             }
             Some((top, at)) => {
-                let wins = value.gt(&top)?.maximum(&value.ne(&value)?)?; // only NaN differs from itself
+                let wins = value.gt(&top)?.broadcast_maximum(&value.ne(&value)?)?; // only NaN differs from itself
                 (wins.where_cond(&value, &top)?, wins.where_cond(&index, &at)?)
             }
         });

@@ -76,18 +76,13 @@ impl Channels {
         term: impl Fn([T::Acc; M], [T::Acc; P]) -> [T::Acc; K] + Sync,
     ) -> Vec<[f64; K]> {
         let mut sums = vec![[0.0; K]; self.channels];
-        if self.channels == 1 {
-            // Cut where threads can share the work, whatever the shape was.
-            let layout = Self { outer: self.count().div_ceil(GRAIN), channels: 1, inner: GRAIN };
-            for partial in layout.run_sums(inputs, parameters, term) {
-                sums[0] = from_fn(|k| sums[0][k] + partial[k]);
-            }
-            return sums;
-        }
-        let (partials, repeat) = if self.by_columns() {
-            (self.column_sums(inputs, parameters, term), self.inner)
+        // One channel is cut where threads can share the work, whatever the shape was.
+        let cut = Self { outer: self.count().div_ceil(GRAIN), channels: 1, inner: GRAIN };
+        let layout = if self.channels == 1 { cut } else { self };
+        let (partials, repeat) = if layout.by_columns() {
+            (layout.column_sums(inputs, parameters, term), layout.inner)
         } else {
-            (self.run_sums(inputs, parameters, term), 1)
+            (layout.run_sums(inputs, parameters, term), 1)
         };
         for row in partials.chunks((self.channels * repeat.max(1)).max(1)) {
             for (sum, partials) in sums.iter_mut().zip(row.chunks(repeat.max(1))) {
@@ -97,6 +92,17 @@ impl Channels {
             }
         }
         sums
+    }
+
+    /// For every channel, the sum of its elements.
+    pub(crate) fn sum<T: Lane>(self, x: &[T]) -> Vec<f64> {
+        let sums = self.sums::<T, 1, 0, 1>(
+            [x],
+            [],
+            #[inline(always)]
+            |x, []| x,
+        );
+        sums.into_iter().map(|[sum]| sum).collect()
     }
 
     #[inline(always)]

@@ -9,7 +9,7 @@ use num_traits::Zero;
 use crate::kernels::cpu::array::from_fn;
 use crate::kernels::cpu::dtype::Real;
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, for_each_task, runs, vectorise_in};
+use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, for_each_task, runs};
 use crate::kernels::cpu::uninit::uninit_vec;
 
 /// Lines that a loop is over: their sums stay in the first-level cache.
@@ -71,10 +71,9 @@ impl Lines {
 
     /// What `f` writes, in parallel, for lines side by side: it is given where the first one's elements begin, and the
     /// lines' part of each row. What it reads and writes stays in the second-level cache, and is read from memory once.
-    #[inline(always)]
-    pub(crate) fn map_blocks<A, O: Lane>(
+    pub(crate) fn map_blocks<O: Lane>(
         self,
-        f: impl Fn(usize, &mut [&mut [MaybeUninit<O>]]) + Sync,
+        f: &(dyn Fn(usize, &mut [&mut [MaybeUninit<O>]]) + Sync),
     ) -> Vec<O> {
         let size = self.count * self.inner;
         let width = (BLOCK / self.count.max(1)).max(NARROWEST);
@@ -90,12 +89,7 @@ impl Lines {
                     }
                 }
             }
-            for_each_task(tasks, |(from, mut rows)| {
-                vectorise_in::<A>(
-                    #[inline(always)]
-                    || f(from, &mut rows),
-                )
-            });
+            for_each_task(tasks, |(from, mut rows)| f(from, &mut rows));
         })
     }
 

@@ -7,6 +7,7 @@ pub(crate) mod channels;
 mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod lines;
+mod norm;
 mod portable;
 #[cfg(test)]
 mod tests;

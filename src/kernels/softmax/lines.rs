@@ -6,230 +6,269 @@
 use std::mem::MaybeUninit;
 
 use candle_core::{Result, Tensor};
-use num_traits::Float;
 
 use super::exp::Exp;
+use crate::kernels::cpu::array::from_fn;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
-use crate::kernels::cpu::simd::each_lane;
+use crate::kernels::cpu::simd::{each_lane, vectorise_in};
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::reduce::lines::{Lines, PANEL, add_row};
 
-pub(super) fn softmax<T, O>(x: &Tensor, lines: Lines) -> Result<Tensor>
-where
-    T: Lane<Acc: Exp>,
-    O: Lane<Acc = T::Acc>,
-{
-    let data: &[T] = &Elements::of(x)?;
-    let y = lines.map_blocks::<T::Acc, O>(
-        #[inline(always)]
-        |from, y| {
-            let x = Block { data: &data[from..], stride: lines.stride(), width: y[0].len() };
-            let largest = x.largest(y.len());
-            let exponentials = uninit_vec(
-                y.len() * x.width,
-                #[inline(always)]
-                |rows| {
-                    for (i, row) in rows.chunks_mut(x.width).enumerate() {
-                        each_lane(
-                            row,
+pub(super) fn softmax<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
+    x: &Tensor,
+    lines: Lines,
+) -> Result<Tensor> {
+    fn kernel<A: Exp>([x]: [Block<'_, A>; 1], y: &mut [&mut [MaybeUninit<A>]]) {
+        vectorise_in::<A>(
+            #[inline(always)]
+            || {
+                let largest = x.largest(y.len());
+                let exponentials = uninit_vec(
+                    y.len() * x.width,
+                    #[inline(always)]
+                    |rows| {
+                        for (i, row) in rows.chunks_mut(x.width).enumerate() {
+                            each_lane(
+                                row,
+                                [x.row(i)],
+                                [&largest],
+                                #[inline(always)]
+                                |[x]: [A; 1], [largest]| (x - largest).exponential(),
+                            );
+                        }
+                    },
+                );
+                let share = sums(
+                    y.len(),
+                    x.width,
+                    #[inline(always)]
+                    |i, sums: &mut [A]| {
+                        for (sum, e) in sums.iter_mut().zip(&exponentials[i * x.width..]) {
+                            *sum += *e;
+                        }
+                    },
+                    #[inline(always)]
+                    |sum| 1.0 / sum,
+                );
+                for (y, row) in y.iter_mut().zip(exponentials.chunks(x.width)) {
+                    each_lane(
+                        y,
+                        [row],
+                        [&share],
+                        #[inline(always)]
+                        |[e], [share]| e * share,
+                    );
+                }
+            },
+        );
+    }
+    each_block::<T, O, 1>([x], lines, kernel)
+}
+
+pub(super) fn softmax_backward<T: Lane<Acc: Exp>>(
+    y: &Tensor,
+    grad: &Tensor,
+    lines: Lines,
+) -> Result<Tensor> {
+    fn kernel<A: Exp>([y, g]: [Block<'_, A>; 2], dx: &mut [&mut [MaybeUninit<A>]]) {
+        vectorise_in::<A>(
+            #[inline(always)]
+            || {
+                let dots = sums(
+                    dx.len(),
+                    y.width,
+                    #[inline(always)]
+                    |i, sums| {
+                        add_row(
+                            sums,
+                            [y.row(i), g.row(i)],
+                            [],
+                            #[inline(always)]
+                            |[y, g], []| y * g,
+                        )
+                    },
+                    #[inline(always)]
+                    |dot| dot,
+                );
+                for (i, dx) in dx.iter_mut().enumerate() {
+                    each_lane(
+                        dx,
+                        [y.row(i), g.row(i)],
+                        [&dots],
+                        #[inline(always)]
+                        |[y, g], [dot]| y * (g - dot),
+                    );
+                }
+            },
+        );
+    }
+    each_block::<T, T, 2>([y, grad], lines, kernel)
+}
+
+pub(super) fn log_softmax<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
+    x: &Tensor,
+    lines: Lines,
+) -> Result<Tensor> {
+    fn kernel<A: Exp>([x]: [Block<'_, A>; 1], y: &mut [&mut [MaybeUninit<A>]]) {
+        vectorise_in::<A>(
+            #[inline(always)]
+            || {
+                let largest = x.largest(y.len());
+                let log_sums = sums(
+                    y.len(),
+                    x.width,
+                    #[inline(always)]
+                    |i, sums| {
+                        add_row(
+                            sums,
                             [x.row(i)],
                             [&largest],
                             #[inline(always)]
-                            |[x]: [T; 1], [largest]| (x.widened() - largest).exponential(),
-                        );
-                    }
-                },
-            );
-            let share = sums(
-                y.len(),
-                x.width,
-                #[inline(always)]
-                |i, sums: &mut [T::Acc]| {
-                    for (sum, e) in sums.iter_mut().zip(&exponentials[i * x.width..]) {
-                        *sum += *e;
-                    }
-                },
-                #[inline(always)]
-                |sum| 1.0 / sum,
-            );
-            for (y, row) in y.iter_mut().zip(exponentials.chunks(x.width)) {
-                each_lane(
-                    y,
-                    [row],
-                    [&share],
+                            |[x], [largest]| (x - largest).exponential(),
+                        )
+                    },
                     #[inline(always)]
-                    |[e]: [T::Acc; 1], [share]| O::narrowed(e * share),
+                    |sum| sum.ln(),
                 );
-            }
-        },
-    );
-    Ok(tensor(y, x.dims()))
-}
-
-pub(super) fn softmax_backward<T: Lane>(y: &Tensor, grad: &Tensor, lines: Lines) -> Result<Tensor> {
-    let _held = hold([y, grad]);
-    let (data, grad): (&[T], &[T]) = (&Elements::of(y)?, &Elements::of(grad)?);
-    let dx = lines.map_blocks::<T::Acc, T>(
-        #[inline(always)]
-        |from, dx| {
-            let [y, g] = Block::both([data, grad], from, lines, dx);
-            let dots = sums(
-                dx.len(),
-                y.width,
-                #[inline(always)]
-                |i, sums| {
-                    add_row(
-                        sums,
-                        [y.row(i), g.row(i)],
-                        [],
-                        #[inline(always)]
-                        |[y, g], []| y * g,
-                    )
-                },
-                #[inline(always)]
-                |dot| dot,
-            );
-            for (i, dx) in dx.iter_mut().enumerate() {
-                each_lane(
-                    dx,
-                    [y.row(i), g.row(i)],
-                    [&dots],
-                    #[inline(always)]
-                    |[y, g]: [T; 2], [dot]| T::narrowed(y.widened() * (g.widened() - dot)),
-                );
-            }
-        },
-    );
-    Ok(tensor(dx, y.dims()))
-}
-
-pub(super) fn log_softmax<T, O>(x: &Tensor, lines: Lines) -> Result<Tensor>
-where
-    T: Lane<Acc: Exp>,
-    O: Lane<Acc = T::Acc>,
-{
-    let data: &[T] = &Elements::of(x)?;
-    let y = lines.map_blocks::<T::Acc, O>(
-        #[inline(always)]
-        |from, y| {
-            let x = Block { data: &data[from..], stride: lines.stride(), width: y[0].len() };
-            let largest = x.largest(y.len());
-            let log_sums = sums(
-                y.len(),
-                x.width,
-                #[inline(always)]
-                |i, sums| {
-                    add_row(
-                        sums,
+                for (i, y) in y.iter_mut().enumerate() {
+                    each_lane(
+                        y,
                         [x.row(i)],
-                        [&largest],
+                        [&largest, &log_sums],
                         #[inline(always)]
-                        |[x], [largest]| (x - largest).exponential(),
-                    )
-                },
-                #[inline(always)]
-                |sum| sum.ln(),
-            );
-            for (i, y) in y.iter_mut().enumerate() {
-                each_lane(
-                    y,
-                    [x.row(i)],
-                    [&largest, &log_sums],
-                    #[inline(always)]
-                    |[x]: [T; 1], [largest, log_sum]| {
-                        O::narrowed((x.widened() - largest) - log_sum)
-                    },
-                );
-            }
-        },
-    );
-    Ok(tensor(y, x.dims()))
+                        |[x], [largest, log_sum]| (x - largest) - log_sum,
+                    );
+                }
+            },
+        );
+    }
+    each_block::<T, O, 1>([x], lines, kernel)
 }
 
-pub(super) fn log_softmax_backward<T, O>(y: &Tensor, grad: &Tensor, lines: Lines) -> Result<Tensor>
-where
-    T: Lane<Acc: Exp>,
-    O: Lane<Acc = T::Acc>,
-{
-    let _held = hold([y, grad]);
-    let (data, grad): (&[T], &[T]) = (&Elements::of(y)?, &Elements::of(grad)?);
-    let dx = lines.map_blocks::<T::Acc, O>(
-        #[inline(always)]
-        |from, dx| {
-            let [y, g] = Block::both([data, grad], from, lines, dx);
-            let sums = sums(
-                dx.len(),
-                y.width,
-                #[inline(always)]
-                |i, sums| {
-                    add_row(
-                        sums,
-                        [g.row(i)],
-                        [],
-                        #[inline(always)]
-                        |[g], []| g,
-                    )
-                },
-                #[inline(always)]
-                |sum| sum,
-            );
-            for (i, dx) in dx.iter_mut().enumerate() {
-                each_lane(
-                    dx,
-                    [y.row(i), g.row(i)],
-                    [&sums],
+pub(super) fn log_softmax_backward<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
+    y: &Tensor,
+    grad: &Tensor,
+    lines: Lines,
+) -> Result<Tensor> {
+    fn kernel<A: Exp>([y, g]: [Block<'_, A>; 2], dx: &mut [&mut [MaybeUninit<A>]]) {
+        vectorise_in::<A>(
+            #[inline(always)]
+            || {
+                let sums = sums(
+                    dx.len(),
+                    y.width,
                     #[inline(always)]
-                    |[y, g]: [T; 2], [sum]| {
-                        O::narrowed(g.widened() - y.widened().exponential() * sum)
+                    |i, sums| {
+                        add_row(
+                            sums,
+                            [g.row(i)],
+                            [],
+                            #[inline(always)]
+                            |[g], []| g,
+                        )
                     },
+                    #[inline(always)]
+                    |sum| sum,
                 );
-            }
-        },
-    );
-    Ok(tensor(dx, y.dims()))
+                for (i, dx) in dx.iter_mut().enumerate() {
+                    each_lane(
+                        dx,
+                        [y.row(i), g.row(i)],
+                        [&sums],
+                        #[inline(always)]
+                        |[y, g]: [A; 2], [sum]| g - y.exponential() * sum,
+                    );
+                }
+            },
+        );
+    }
+    each_block::<T, O, 2>([y, grad], lines, kernel)
+}
+
+/// What `kernel` makes of the elements of `tensors`, block by block. It is compiled for the types of the arithmetic alone: a
+/// block of 16-bit elements is widened before, and the result is rounded after, in the second-level cache.
+fn each_block<T: Lane, O: Lane<Acc = T::Acc>, const M: usize>(
+    tensors: [&Tensor; M],
+    lines: Lines,
+    kernel: fn([Block<'_, T::Acc>; M], &mut [&mut [MaybeUninit<T::Acc>]]),
+) -> Result<Tensor> {
+    let _held = hold(tensors);
+    let elements = tensors.into_iter().map(Elements::of).collect::<Result<Vec<_>>>()?;
+    let y = lines.map_blocks(&|from, y: &mut [&mut [MaybeUninit<O>]]| {
+        let (count, width) = (y.len(), y[0].len());
+        let wide: Vec<_> = elements
+            .iter()
+            .map(|x| widened::<T>(&x[from..], lines.stride(), [count, width]))
+            .collect();
+        let blocks = from_fn(|m| match T::as_wide(&elements[m][from..]) {
+            Some(data) => Block { data, stride: lines.stride(), width },
+            None => Block { data: &wide[m], stride: width, width },
+        });
+        let mut own: Vec<_> = y.iter_mut().filter_map(|row| O::as_wide_mut(row)).collect();
+        if !own.is_empty() {
+            return kernel(blocks, &mut own);
+        }
+        drop(own);
+        let result = uninit_vec(count * width, |rows| {
+            kernel(blocks, &mut rows.chunks_mut(width).collect::<Vec<_>>());
+        });
+        vectorise_in::<O::Acc>(
+            #[inline(always)]
+            || {
+                for (y, row) in y.iter_mut().zip(result.chunks_exact(width)) {
+                    for (y, x) in y.iter_mut().zip(row) {
+                        y.write(O::narrowed(*x));
+                    }
+                }
+            },
+        );
+    });
+    Ok(tensor(y, tensors[0].dims()))
+}
+
+/// The first `width` elements of `count` rows, widened; nothing of elements that are wide.
+fn widened<T: Lane>(x: &[T], stride: usize, [count, width]: [usize; 2]) -> Vec<T::Acc> {
+    if T::as_wide(x).is_some() {
+        return Vec::new();
+    }
+    uninit_vec(count * width, |rows| {
+        vectorise_in::<T::Acc>(
+            #[inline(always)]
+            || {
+                for (i, row) in rows.chunks_exact_mut(width).enumerate() {
+                    for (wide, x) in row.iter_mut().zip(&x[i * stride..]) {
+                        wide.write(x.widened());
+                    }
+                }
+            },
+        );
+    })
 }
 
 /// Lines side by side: their part of each row.
 #[derive(Clone, Copy)]
-struct Block<'a, T> {
+struct Block<'a, A> {
     /// From the first line's first element on.
-    data: &'a [T],
+    data: &'a [A],
     stride: usize,
     width: usize,
 }
 
-impl<'a, T: Lane> Block<'a, T> {
-    /// Those of two tensors at `from`, where `out` has the rows of the result.
+impl<'a, A: Real> Block<'a, A> {
     #[inline(always)]
-    fn both<O>(
-        data: [&'a [T]; 2],
-        from: usize,
-        lines: Lines,
-        out: &[&mut [MaybeUninit<O>]],
-    ) -> [Self; 2] {
-        let [a, b] = data;
-        let of = |data: &'a [T]| Self {
-            data: &data[from..],
-            stride: lines.stride(),
-            width: out[0].len(),
-        };
-        [of(a), of(b)]
-    }
-
-    #[inline(always)]
-    fn row(self, index: usize) -> &'a [T] {
+    fn row(self, index: usize) -> &'a [A] {
         &self.data[index * self.stride..][..self.width]
     }
 
     /// Each line's largest element; NaN is passed over, and reaches the result through the sums.
     #[inline(always)]
-    fn largest(self, count: usize) -> Vec<T::Acc> {
-        let mut largest = vec![T::Acc::neg_infinity(); self.width];
+    fn largest(self, count: usize) -> Vec<A> {
+        let mut largest = vec![A::neg_infinity(); self.width];
         for row in 0..count {
             for (largest, x) in largest.iter_mut().zip(self.row(row)) {
-                *largest = if x.widened() > *largest { x.widened() } else { *largest };
+                *largest = if *x > *largest { *x } else { *largest };
             }
         }
         largest

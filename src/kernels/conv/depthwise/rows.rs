@@ -24,7 +24,7 @@ use candle_core::{Result, Tensor};
 use super::super::packed::Stored;
 use super::super::shape::Shape;
 use super::{widened, with_parts};
-use crate::kernels::cpu::dtype::{Element, Elements, tensor, with_single};
+use crate::kernels::cpu::dtype::{Element, Elements, tensor, with_near, with_single};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::GRAIN;
@@ -115,7 +115,7 @@ fn convolve<O: Rounded>(
         tensor(out, &shape.out_dims())
     }
     let bias = bias.map(widened).transpose()?;
-    with_single!(x.dtype(), S => {
+    with_near!(x.dtype(), O, S => {
         let x = Elements::<S>::of(x)?;
         Ok(typed::<S, O>(&x, weight, bias.as_deref(), shape, vectors))
     })
@@ -129,9 +129,9 @@ pub(in super::super) fn wgrad(
     shape: &Shape,
     vectors: Vectors,
 ) -> Result<Option<Tensor>> {
-    fn typed<S: Stored + Element, G: Stored + Element>(
+    fn typed<S: Stored + Element>(
         x: &[S],
-        grad: &[G],
+        grad: &[S],
         shape: &Shape,
         vectors: Vectors,
     ) -> Vec<f64> {
@@ -156,8 +156,8 @@ pub(in super::super) fn wgrad(
                             terms += rows;
                             let strip = Strip { first, rows, column };
                             match plane.kernel {
-                                3 => plane.correlate::<G, 3>(padded, grad, strip, lanes, vectors),
-                                _ => plane.correlate::<G, 5>(padded, grad, strip, lanes, vectors),
+                                3 => plane.correlate::<S, 3>(padded, grad, strip, lanes, vectors),
+                                _ => plane.correlate::<S, 5>(padded, grad, strip, lanes, vectors),
                             }
                         }
                     }
@@ -169,10 +169,10 @@ pub(in super::super) fn wgrad(
         channels.into_iter().flatten().collect()
     }
     let _held = hold([x, grad]);
-    let sums = with_single!(x.dtype(), S => with_single!(grad.dtype(), G => {
-        let (x, grad) = (Elements::<S>::of(x)?, Elements::<G>::of(grad)?);
-        typed::<S, G>(&x, &grad, shape, vectors)
-    }));
+    let sums = with_single!(x.dtype(), S => {
+        let (x, grad) = (Elements::<S>::of(x)?, Elements::<S>::of(grad)?);
+        typed::<S>(&x, &grad, shape, vectors)
+    });
     if !sums.iter().all(|sum| sum.is_finite()) {
         return Ok(None);
     }

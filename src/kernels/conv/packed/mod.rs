@@ -26,11 +26,9 @@ pub(super) mod winograd;
 use std::mem::MaybeUninit;
 
 use candle_core::{DType, Result, Tensor};
-use half::{bf16, f16};
 
 use super::shape::Shape;
-use crate::error::bail;
-use crate::kernels::cpu::dtype::{Elements, tensor};
+use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::uninit_vec;
@@ -119,24 +117,19 @@ fn meets_padding(weight: &[f32], shape: &Shape) -> bool {
     !finite
 }
 
-/// Runs `$body` with `$data` bound to the elements of a tensor.
+/// Runs `$body` with `$data` bound to the elements of a tensor; of one that [is near](is_near) to `$O`, if that is named.
 macro_rules! with_stored {
     ($tensor:expr, $data:ident => $body:expr) => {
-        match $tensor.dtype() {
-            DType::F32 => {
-                let $data = Elements::<f32>::of($tensor)?;
-                $body
-            }
-            DType::BF16 => {
-                let $data = Elements::<bf16>::of($tensor)?;
-                $body
-            }
-            DType::F16 => {
-                let $data = Elements::<f16>::of($tensor)?;
-                $body
-            }
-            other => bail!("a convolution of {other:?} is not computed in F32"),
-        }
+        $crate::kernels::cpu::dtype::with_single!($tensor.dtype(), S => {
+            let $data = $crate::kernels::cpu::dtype::Elements::<S>::of($tensor)?;
+            $body
+        })
+    };
+    ($tensor:expr, $O:ident, $data:ident => $body:expr) => {
+        $crate::kernels::cpu::dtype::with_near!($tensor.dtype(), $O, S => {
+            let $data = $crate::kernels::cpu::dtype::Elements::<S>::of($tensor)?;
+            $body
+        })
     };
 }
 
@@ -187,7 +180,7 @@ impl ConvPass {
         bias: Option<&[f32]>,
     ) -> Result<Vec<O>> {
         let out_image = self.groups * self.outs * self.out_size.0 * self.out_size.1;
-        with_stored!(x, x => {
+        with_stored!(x, O, x => {
             let x: &[_] = &x;
             let image = self.groups * self.ins * self.size.0 * self.size.1;
             Ok(uninit_vec(self.batch * out_image, |out: &mut [MaybeUninit<O>]| {

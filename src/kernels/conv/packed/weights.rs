@@ -6,15 +6,12 @@
 
 use std::mem::MaybeUninit;
 
-use candle_core::{DType, Result, Tensor};
-use half::{bf16, f16};
+use candle_core::{Result, Tensor};
 
 use super::layout::Taps;
 use super::rows::widen_into;
 use super::with_stored;
-use crate::error::bail;
 use crate::kernels::conv::shape::Shape;
-use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::cpu::vector::{Vector, first_lanes, with_bf16_vectors};

@@ -9,14 +9,12 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, Result, Tensor};
-use half::{bf16, f16};
+use candle_core::{Result, Tensor};
 
 use super::layout::{Cut, Part, RowPanels, Taps};
 use super::rows::Stored;
 use super::source::NchwImages;
 use super::{Shape, winograd, with_stored};
-use crate::error::bail;
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
@@ -85,8 +83,10 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
         })
         .collect();
     let _held = hold([x, grad]);
-    let mut sums: Vec<Vec<f32>> = with_stored!(x, x => with_stored!(grad, grad => {
-        let (x, grad): (&[_], &[_]) = (&x, &grad);
+    let mut sums: Vec<Vec<f32>> = with_stored!(x, x => {
+        // Of one dtype.
+        let [x, grad] = &[x, Elements::of(grad)?];
+        let (x, grad): (&[_], &[_]) = (x, grad);
         parallel::map(runs * blocks.len(), |task| {
             let (group, channels) = blocks[task / runs].clone();
             let first = task % runs * run;
@@ -100,7 +100,7 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
                 }
             }
         })
-    }));
+    });
     let kernel = shape.kernel_height * shape.kernel_width;
     let mut total = vec![0f32; shape.c_out * shape.taps()];
     let mut places = Vec::with_capacity(blocks.len());

@@ -1,12 +1,12 @@
 //! Depthwise convolutions a row of vectors at a time, by every instruction set.
 
 use candle_core::{DType, Result, Tensor};
-use half::{bf16, f16};
 
 use super::{doubles, generator, geometry, plain_loops, random};
 use crate::kernels::conv::depthwise::{self, rows};
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::conv::wgrad;
+use crate::kernels::cpu::dtype::with_single;
 use crate::kernels::cpu::vector::Vectors;
 use crate::kernels::gemm::tests::check;
 
@@ -53,12 +53,16 @@ fn rows_of_vectors_are_plain_loops() -> Result<()> {
                 let y = rows::forward::<f32>(&x, &weight, Some(&bias), &shape, set)?;
                 let shifted = depthwise::forward::<f32>(&x, &weight, Some(&bias), &shape)?;
                 assert_eq!(bits(&y)?, bits(&shifted)?, "{what}");
-                let y = rows::forward::<bf16>(&x, &weight, None, &shape, set)?;
-                let shifted = depthwise::forward::<bf16>(&x, &weight, None, &shape)?;
+                let y =
+                    with_single!(dtype, O => rows::forward::<O>(&x, &weight, None, &shape, set)?);
+                let shifted =
+                    with_single!(dtype, O => depthwise::forward::<O>(&x, &weight, None, &shape)?);
                 assert_eq!(bits(&y)?, bits(&shifted)?, "{what}");
                 let back = rows::dgrad::<f32>(&grad, &weight, None, &shape, set)?.unwrap();
                 check(&back, &dx, &inputs, &what);
-                let back = rows::dgrad::<f16>(&grad, &weight, None, &shape, set)?.unwrap();
+                let back = with_single!(dtype, O => {
+                    rows::dgrad::<O>(&grad, &weight, None, &shape, set)?.unwrap()
+                });
                 check(&back, &dx, &inputs, &what);
                 let back = rows::wgrad(&x, &grad, &shape, set)?.unwrap();
                 check(&back, &dw, &inputs, &what);

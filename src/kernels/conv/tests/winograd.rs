@@ -3,6 +3,7 @@
 use super::super::packed::winograd::{suits, suits_wgrad};
 use super::super::packed::{self, dgrad, forward, wgrad};
 use super::*;
+use crate::kernels::cpu::dtype::with_single;
 use crate::kernels::gemm::micro::InstructionSet;
 
 /// The error of a tile grows with the sum of the magnitudes of what is added in its transform, which
@@ -196,7 +197,7 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
         let shape = shape(dims, c_out, padding);
         assert!(suits(&shape) && shape.transposed().is_some_and(|back| suits(&back)), "{shape:?}");
         gradients += usize::from(suits_wgrad(&shape));
-        let dtype = [DType::F32, DType::F16][index % 2];
+        let dtype = [DType::F32, DType::F16, DType::BF16][index % 3];
         let x = random(&mut rng, &dims, dtype);
         let weight = random(&mut rng, &shape.weight_dims(), dtype);
         let grad = random(&mut rng, &shape.out_dims(), dtype);
@@ -209,11 +210,12 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
         let inputs = [dtype];
         let single = forward::<f32>(&x, &weight, Some(&bias), &shape, isa)?;
         check(&single, &y, &inputs, &what);
-        let half = forward::<half::bf16>(&x, &weight, Some(&bias), &shape, isa)?;
+        let half = with_single!(dtype, O => forward::<O>(&x, &weight, Some(&bias), &shape, isa)?);
         check(&half, &y, &inputs, &what);
         let back = dgrad::<f32>(&grad, &weight, None, &shape, isa)?.unwrap();
         check(&back, &dx, &inputs, &what);
-        let back = dgrad::<half::f16>(&grad, &weight, None, &shape, isa)?.unwrap();
+        let back =
+            with_single!(dtype, O => dgrad::<O>(&grad, &weight, None, &shape, isa)?.unwrap());
         check(&back, &dx, &inputs, &what);
         check(&wgrad(&x, &grad, &shape, isa)?, &dw, &inputs, &what);
     }
@@ -247,7 +249,7 @@ fn tiles_of_channels_last_agree(isa: InstructionSet) -> Result<()> {
         let first = shape(dims, c_out, padding);
         let shape = Shape { geometry: super::turned(first.geometry), ..first };
         assert!(suits(&shape) && shape.transposed().is_some_and(|back| suits(&back)), "{shape:?}");
-        let dtype = [DType::F32, DType::F16][index % 2];
+        let dtype = [DType::F32, DType::F16, DType::BF16][index % 3];
         let x = random(&mut rng, &dims, dtype);
         let weight = random(&mut rng, &shape.weight_dims(), dtype);
         let grad = random(&mut rng, &first.out_dims(), dtype);
@@ -265,11 +267,14 @@ fn tiles_of_channels_last_agree(isa: InstructionSet) -> Result<()> {
         let [x, grad] = [to_nhwc(&x)?, to_nhwc(&grad)?];
         let single = forward::<f32>(&x, &weight, Some(&bias[0]), &shape, isa)?;
         check(&to_nchw(&single)?, &y, &inputs, &what);
-        let half = forward::<half::bf16>(&x, &weight, Some(&bias[0]), &shape, isa)?;
+        let half =
+            with_single!(dtype, O => forward::<O>(&x, &weight, Some(&bias[0]), &shape, isa)?);
         check(&to_nchw(&half)?, &y, &inputs, &what);
         let back = dgrad::<f32>(&grad, &weight, Some(&bias[1]), &shape, isa)?.unwrap();
         check(&to_nchw(&back)?, &dx, &inputs, &what);
-        let back = dgrad::<half::f16>(&grad, &weight, Some(&bias[1]), &shape, isa)?.unwrap();
+        let back = with_single!(dtype, O => {
+            dgrad::<O>(&grad, &weight, Some(&bias[1]), &shape, isa)?.unwrap()
+        });
         check(&to_nchw(&back)?, &dx, &inputs, &what);
         check(&wgrad(&x, &grad, &shape, isa)?, &dw, &inputs, &what);
         gradients += usize::from(suits_wgrad(&shape));

@@ -26,7 +26,9 @@ pub(crate) enum Vectors {
 }
 
 impl Vectors {
+    // Neither this nor `is_available` is inlined: both are asked before every loop, and were a part of each.
     /// The widest of this processor.
+    #[inline(never)]
     pub(crate) fn widest() -> Option<Self> {
         static WIDEST: LazyLock<Option<Vectors>> = LazyLock::new(|| {
             [Vectors::Avx512, Vectors::Avx2].into_iter().find(|v| v.is_available())
@@ -41,6 +43,7 @@ impl Vectors {
     }
 
     /// Whether the processor has what [`Vector`] asks for, and it may be used.
+    #[inline(never)]
     pub(in crate::kernels) fn is_available(self) -> bool {
         match self {
             Self::Avx2 => {

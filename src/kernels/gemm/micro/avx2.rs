@@ -20,7 +20,7 @@ const TILE_ROWS: usize = 4 * ROWS;
 const LONGEST: usize = 128;
 
 /// See [`PackedGemm::multiply`], which checks what this relies on.
-pub(super) fn multiply(gemm: &PackedGemm<'_>, mut f: impl FnMut(Tile<'_>)) {
+pub(super) fn multiply(gemm: &PackedGemm<'_>, f: &mut dyn FnMut(Tile<'_>)) {
     let mut sums = [[0f32; WIDTH]; TILE_ROWS];
     for column in (0..gemm.columns).step_by(WIDTH) {
         let columns = WIDTH.min(gemm.columns - column);

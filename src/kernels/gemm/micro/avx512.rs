@@ -22,7 +22,7 @@ const LONGEST: usize = 128;
 
 macro_rules! micro_kernel {
     ($name:ident, $tile:ident, $features:literal, |$sum:ident, $left:ident, $right:ident| $add:expr) => {
-        pub(super) fn $name(gemm: &PackedGemm<'_>, mut f: impl FnMut(Tile<'_>)) {
+        pub(super) fn $name(gemm: &PackedGemm<'_>, f: &mut dyn FnMut(Tile<'_>)) {
             let mut sums = [[0f32; WIDTH]; ROWS];
             for part in equal_parts(gemm.columns.div_ceil(16), 3) {
                 let (vector, column) = (part.start, part.start * 16);

@@ -39,23 +39,35 @@ pub(in crate::kernels) fn with_words<const N: usize, R>(
     sizes: [usize; N],
     f: impl FnOnce([&mut [u32]; N]) -> R,
 ) -> R {
-    thread_local!(static KEEP: RefCell<Vec<PackedWords>> = const { RefCell::new(Vec::new()) });
-    let sizes = sizes.map(|size| size.next_multiple_of(16));
-    let len = sizes.iter().sum();
-    // A stack of buffers, as calls nest: see `Arithmetic::with_scratch`.
-    let mut buffer = KEEP.with_borrow_mut(Vec::pop).unwrap_or_default();
-    if buffer.as_slice().len() < len {
-        buffer = PackedWords::new(len);
-    }
-    let mut rest = buffer.as_mut_slice();
-    let parts = sizes.map(|size| {
-        let (part, after) = std::mem::take(&mut rest).split_at_mut(size);
-        rest = after;
-        part
-    });
-    let result = f(parts);
-    if buffer.as_slice().len() <= KEPT {
-        KEEP.with_borrow_mut(|kept| kept.push(buffer));
-    }
+    let mut buffer = PackedWords::take(&sizes);
+    let result = f(cut(buffer.as_mut_slice(), sizes));
+    buffer.give_back();
     result
+}
+
+/// The first words, in parts of these sizes, whole lines. Without `f` in its type, it is compiled once.
+fn cut<const N: usize>(mut words: &mut [u32], sizes: [usize; N]) -> [&mut [u32]; N] {
+    sizes.map(|size| words.split_off_mut(..whole_lines(size)).unwrap_or_default())
+}
+
+fn whole_lines(size: usize) -> usize {
+    size.next_multiple_of(16)
+}
+
+// A stack of buffers, as calls nest: see `Arithmetic::with_scratch`.
+thread_local!(static KEEP: RefCell<Vec<PackedWords>> = const { RefCell::new(Vec::new()) });
+
+impl PackedWords {
+    /// Words for parts of these sizes, from this thread's buffers.
+    fn take(sizes: &[usize]) -> Self {
+        let len = sizes.iter().map(|&size| whole_lines(size)).sum();
+        let buffer = KEEP.with_borrow_mut(Vec::pop).unwrap_or_default();
+        if buffer.as_slice().len() < len { Self::new(len) } else { buffer }
+    }
+
+    fn give_back(self) {
+        if self.as_slice().len() <= KEPT {
+            KEEP.with_borrow_mut(|kept| kept.push(self));
+        }
+    }
 }

@@ -151,7 +151,7 @@ impl InstructionSet {
         self.is_available() || cfg!(test) && self.is_amx() && self.vectors().is_available()
     }
 
-    pub(super) fn multiply(self, gemm: &super::PackedGemm<'_>, f: impl FnMut(super::Tile<'_>)) {
+    pub(super) fn multiply(self, gemm: &super::PackedGemm<'_>, f: &mut dyn FnMut(super::Tile<'_>)) {
         match self {
             Self::Avx2F32 => super::avx2::multiply(gemm, f),
             Self::Avx512F32 => super::avx512::fma(gemm, f),

@@ -127,13 +127,14 @@ impl PackedGemm<'_> {
     ///
     /// # Panics
     /// When the product reaches beyond its data, or the processor has no such instruction set.
-    pub(in crate::kernels) fn multiply(&self, isa: InstructionSet, f: impl FnMut(Tile<'_>)) {
+    pub(in crate::kernels) fn multiply(&self, isa: InstructionSet, mut f: impl FnMut(Tile<'_>)) {
         assert!(isa.is_runnable(), "{isa:?} is not available");
         if self.rows * self.columns == 0 {
             return;
         }
         self.check(isa);
-        isa.multiply(self, f);
+        // The kernels are compiled once, not for every `f`: a tile is long beside a call.
+        isa.multiply(self, &mut f);
     }
 
     fn check(&self, isa: InstructionSet) {

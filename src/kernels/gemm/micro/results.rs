@@ -3,7 +3,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::{InstructionSet, PackedGemm, Rounded, Tile, amx};
+use super::{InstructionSet, PackedGemm, Rounded, amx};
 
 impl PackedGemm<'_> {
     /// Adds the product to sums, whose rows have `columns` elements.
@@ -17,7 +17,7 @@ impl PackedGemm<'_> {
         }
         assert!(isa.is_runnable(), "{isa:?} is not available");
         self.check(isa);
-        amx::multiply(self, amx::Output::<fn(Tile<'_>)>::Sums(sums, columns));
+        amx::multiply(self, amx::Output::Sums(sums, columns));
     }
 
     /// Writes the product, plus the bias of each column, to rows of results `stride` elements apart. Subnormals

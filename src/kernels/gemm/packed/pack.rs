@@ -22,7 +22,7 @@ pub(super) fn with_packed<T: Bf16Terms>(
     view: MatrixView<'_, T>,
     by_line: bool,
     shared: bool,
-    f: impl FnOnce(&[Packed<'_>]) + Send,
+    f: &mut dyn FnMut(&[Packed<'_>]),
 ) {
     let most = DEPTH[T::COUNT - 1];
     let parts = (0..view.depth).step_by(most);

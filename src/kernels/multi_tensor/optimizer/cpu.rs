@@ -8,7 +8,7 @@ use super::{Master, Slot};
 use crate::error::bail;
 use crate::kernels::cpu::in_place::{Access, Locked, SliceMut, lock_sets};
 use crate::kernels::cpu::parallel::{TASK, map_sized};
-use crate::kernels::cpu::simd::vectorise;
+use crate::kernels::cpu::simd::vectorise_in;
 
 /// Elements of the variables that are locked together: an evaluation on another thread waits for a pass over
 /// them, and not for the whole step.
@@ -122,7 +122,7 @@ fn cut<'a, T: Number>(mut part: Part<'a, T>, mut each: impl FnMut(Part<'a, T>)) 
 
 fn run<T: Number>(part: Part<'_, T>, rule: Rule) -> Squares {
     let (mut part, mut squares) = (Some(part), [0.0; 2]);
-    vectorise(
+    vectorise_in::<T>(
         #[inline(always)]
         || {
             if let Some(part) = part.take() {

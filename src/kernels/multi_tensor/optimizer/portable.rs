@@ -171,7 +171,7 @@ impl AdamW {
         let (m, v) = moments(m, v, &g, self.beta1, self.beta2)?;
         let mut states = vec![m.clone(), v.clone()];
         if let Some(top) = top {
-            states.push(top.maximum(&v)?);
+            states.push(top.broadcast_maximum(&v)?);
         }
         let denominator = ((states[states.len() - 1].sqrt()? / self.correction)? + self.eps)?;
         let step = ((m * -self.step_size)? / denominator)?;

@@ -20,15 +20,13 @@ mod wgrad;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle_core::{DType, Result, Tensor};
-use half::{bf16, f16};
+use candle_core::{Result, Tensor};
 
 use super::layout::{Part, Taps};
 use super::rows::Stored;
 use super::weights::{self, Order};
 use super::{ConvPass, Shape, meets_padding, winograd, with_stored};
-use crate::error::bail;
-use crate::kernels::cpu::dtype::{Elements, tensor};
+use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cuda::Pass;
@@ -172,7 +170,7 @@ impl Phases {
         let few = pass.batch < parallel::threads();
         let met: usize = phases.iter().map(|phase| phase.taps.grid.0 * phase.taps.grid.1).sum();
         let channels = pass.groups * pass.outs;
-        with_stored!(x, x => {
+        with_stored!(x, O, x => {
             let x: &[_] = &x;
             assert!(x.len() == pass.batch * image, "every image has a result");
             Ok(try_uninit_vec(pass.batch * out_image, |out: &mut [MaybeUninit<O>]| {

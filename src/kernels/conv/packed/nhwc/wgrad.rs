@@ -17,13 +17,12 @@
 
 use std::ops::Range;
 
-use candle_core::{DType, Result, Tensor};
-use half::{bf16, f16};
+use candle_core::{Result, Tensor};
+use half::bf16;
 
 use super::lines::Lines;
 use super::rows::{NhwcImage, copy};
 use super::{Shape, weights, with_stored};
-use crate::error::bail;
 use crate::kernels::conv::packed::layout::{Cut, Part, RowPanels, Taps};
 use crate::kernels::conv::packed::rows::{Stored, widen};
 use crate::kernels::conv::packed::source::{as_bf16, as_bf16_mut, as_f32_mut};
@@ -51,13 +50,15 @@ pub(in crate::kernels::conv) fn wgrad(
     let (taps, wide) = (Taps::forward(shape), shape.group_in().next_multiple_of(16));
     let weight_sums = Wgrad { shape, taps: &taps, isa, wide };
     let _held = hold([x, grad]);
-    let sums: Vec<Vec<f32>> = with_stored!(x, x => with_stored!(grad, grad => {
-        let (x, grad): (&[_], &[_]) = (&x, &grad);
+    let sums: Vec<Vec<f32>> = with_stored!(x, x => {
+        // Of one dtype.
+        let [x, grad] = &[x, Elements::of(grad)?];
+        let (x, grad): (&[_], &[_]) = (x, grad);
         parallel::map(runs * groups, |task| {
             let first = task % runs * run;
             weight_sums.run(x, grad, task / runs, first..shape.batch.min(first + run))
         })
-    }));
+    });
     let mut total = vec![0f32; shape.c_out * shape.taps()];
     let (outs, width) = (shape.group_out(), shape.kernel_width * wide);
     let gather = |out: usize, places: &mut [f32]| {

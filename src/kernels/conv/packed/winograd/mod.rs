@@ -21,14 +21,11 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle_core::{DType, Result, Tensor};
-use half::{bf16, f16};
+use candle_core::{Result, Tensor};
 
 use super::rows::Stored;
 use super::weights::Order;
 use super::{Shape, with_stored};
-use crate::error::bail;
-use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
@@ -107,7 +104,7 @@ pub(super) fn convolve<O: Rounded>(
         vectors: isa.vectors(),
     };
     let len = shape.batch * shape.out_image();
-    Ok(with_stored!(x, x => try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out))))
+    Ok(with_stored!(x, O, x => try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out))))
 }
 
 /// Transforms weights: `(block of output channels, place, channel, output channel)`.

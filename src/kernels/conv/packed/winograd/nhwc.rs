@@ -8,16 +8,13 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use candle_core::{DType, Result, Tensor};
-use half::{bf16, f16};
+use candle_core::{Result, Tensor};
 
 use super::super::rows::Stored;
 use super::super::weights::Order;
 use super::super::{Shape, with_stored};
 use super::tiles::{Tiles, load};
 use super::{Images, ROWS, TILE_ELEMENTS, TILES, VECTORS, for_each_block, taps, transform};
-use crate::error::bail;
-use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
@@ -50,7 +47,7 @@ pub(in super::super) fn convolve_nhwc<O: Rounded>(
         vectors: isa.vectors(),
     };
     let len = shape.batch * shape.out_image();
-    Ok(with_stored!(x, x => try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out))))
+    Ok(with_stored!(x, O, x => try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out))))
 }
 
 /// How output channels are divided into columns of products.

@@ -122,20 +122,20 @@ const NEAREST: usize = 10 << 10;
 const TALL: usize = 4;
 
 /// What happens to the sums.
-pub(super) enum Output<'a, F> {
+pub(super) enum Output<'a> {
     /// Called with every tile.
-    Tiles(F),
+    Tiles(&'a mut dyn FnMut(Tile<'_>)),
     /// Sums that it is added to, and how many a row of them has.
     Sums(&'a mut [f32], usize),
 }
 
 /// Multiplies in the processor's registers, or in tests where it has none in the stand-in.
-pub(super) fn multiply<F: FnMut(Tile<'_>)>(gemm: &PackedGemm<'_>, to: Output<'_, F>) {
+pub(super) fn multiply(gemm: &PackedGemm<'_>, to: Output<'_>) {
     #[cfg(test)]
     if !super::InstructionSet::AmxBf16.is_available() {
-        return multiply_on::<emulated::Emulated, F>(gemm, to);
+        return multiply_on::<emulated::Emulated>(gemm, to);
     }
-    multiply_on::<Amx, F>(gemm, to);
+    multiply_on::<Amx>(gemm, to);
 }
 
 /// See [`rounded::rounded`]; in tests in the stand-in where there is no AMX.
@@ -157,7 +157,7 @@ pub(super) unsafe fn rounded<O: Rounded>(
     unsafe { rounded::rounded::<Amx, O>(gemm, bias, out, stride) };
 }
 
-fn multiply_on<I: TileRegisters, F: FnMut(Tile<'_>)>(gemm: &PackedGemm<'_>, mut to: Output<'_, F>) {
+fn multiply_on<I: TileRegisters>(gemm: &PackedGemm<'_>, mut to: Output<'_>) {
     #[repr(C, align(64))]
     struct Sums([[[f32; WIDTH]; ROWS]; TALL]);
     let mut sums = Sums([[[0.0; WIDTH]; ROWS]; TALL]);

@@ -1,0 +1,59 @@
+//! What batch norm and group norm have in common: sums about a mean for each channel, and linear maps. They are compiled
+//! once for each dtype, and not in every kernel.
+
+use super::channels::Channels;
+use crate::kernels::cpu::lane::Lane;
+
+impl Channels {
+    /// For every channel, the sums of the distances from `mean`, and of their squares.
+    pub(crate) fn deviations<T: Lane>(self, x: &[T], mean: &[T::Acc]) -> Vec<[f64; 2]> {
+        self.sums::<T, 1, 1, 2>(
+            [x],
+            [mean],
+            #[inline(always)]
+            |[x], [mean]| [x - mean, (x - mean) * (x - mean)],
+        )
+    }
+
+    /// For every channel, the sums of `grad` and of `grad * (x - mean)`.
+    pub(crate) fn gradient_sums<T: Lane>(
+        self,
+        x: &[T],
+        grad: &[T],
+        mean: &[T::Acc],
+    ) -> Vec<[f64; 2]> {
+        self.sums::<T, 2, 1, 2>(
+            [x, grad],
+            [mean],
+            #[inline(always)]
+            |[x, g], [mean]| [g, g * (x - mean)],
+        )
+    }
+
+    /// `(x - mean) * scale + shift`. The mean is taken off first: folded into the shift, it would cancel where it is
+    /// large.
+    pub(crate) fn normalise<T: Lane>(self, x: &[T], parameters: [&[T::Acc]; 3]) -> Vec<T> {
+        self.map::<T, T, 1, 3>(
+            [x],
+            parameters,
+            #[inline(always)]
+            |[x], [mean, scale, shift]| (x - mean) * scale + shift,
+        )
+    }
+
+    /// The gradient of [`Self::normalise`], where mean and scale depend on `x`:
+    /// `(x - mean) * slope + (grad * scale + back)`, of parameters in that order.
+    pub(crate) fn input_gradient<T: Lane, O: Lane<Acc = T::Acc>>(
+        self,
+        x: &[T],
+        grad: &[T],
+        parameters: [&[T::Acc]; 4],
+    ) -> Vec<O> {
+        self.map::<T, O, 2, 4>(
+            [x, grad],
+            parameters,
+            #[inline(always)]
+            |[x, g], [mean, scale, slope, back]| (x - mean) * slope + (g * scale + back),
+        )
+    }
+}
