@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo build --release --manifest-path benches/Cargo.toml --features mpi --bin ranks
-//! target/release/ranks --python python3
+//! benches/target/release/ranks --python python3
 //! ```
 
 mod step;

@@ -44,6 +44,7 @@ fn play(role: &str) -> Result<()> {
                 trajectory::compare(&ranks, dtype, &trajectory::alone(dtype)?)?;
             }
             sharded::compare(&ranks)?;
+            sharded::one_infinity_skips_everywhere(&ranks)?;
             println!("the path of one, and shards as whole");
         }
         "save half" => {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use candle_amp::dist::{Communicator, Sharded};
 use candle_amp::optim::{AdamWConfig, Config, LionConfig, Masters, Optim, SgdConfig, Step};
-use candle_amp::{GradScaler, Result, ops};
+use candle_amp::{GradScaler, Parameters, Result, ops};
 use candle_core::{DType, Tensor, Var};
 
 use super::{assert_same_everywhere, attached, cpu, layers, loss, samples, small_buckets};
-use crate::util::{assert_same, to_vec};
+use crate::util::{assert_same, random, to_vec};
 
 const STEPS: usize = 6;
 
@@ -92,4 +92,27 @@ pub(crate) fn compare(communicator: &Arc<dyn Communicator>) -> Result<()> {
         compare_one(communicator, dtype, lion, Masters::F32)?;
     }
     compare_one(communicator, DType::BF16, adamw, Masters::Remainder)
+}
+
+/// An infinity that only the last rank sees, and only in the part of the last rank: all skip that step.
+pub(crate) fn one_infinity_skips_everywhere(communicator: &Arc<dyn Communicator>) -> Result<()> {
+    let (rank, size) = (communicator.rank(), communicator.size());
+    let start = random(1, 2 * size, DType::F32);
+    let w = Var::from_tensor(&start)?;
+    let parameters = Parameters::named([("w", w.clone())])?;
+    let (parallel, mut scaler) = attached(communicator.clone(), &parameters, small_buckets())?;
+    let mut sgd = Sharded::new(&parallel, &parameters, SgdConfig::default(), Masters::F32)?;
+    for overflows in [true, false] {
+        let mut factors = vec![1f32; 2 * size];
+        if overflows && rank + 1 == size {
+            factors[2 * size - 1] = f32::INFINITY;
+        }
+        let product = ops::mul(&w, &Tensor::new(factors, &cpu())?)?;
+        scaler.scale(&ops::sum(&product)?)?.backward()?;
+        let what = format!("rank {rank} of {size}, an infinity: {overflows}");
+        assert_eq!(scaler.step(&mut sgd)?.skipped()?, overflows, "{what}");
+        scaler.update()?;
+        assert_eq!(to_vec(&w) == to_vec(&start), overflows, "{what}");
+    }
+    Ok(())
 }

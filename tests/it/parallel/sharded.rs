@@ -7,13 +7,21 @@ use candle_amp::{Parameters, Result, ops};
 use candle_core::{DType, Tensor, Var};
 
 use super::{attached, cpu, layers, loss, on_ranks, samples, small_buckets};
-use crate::ranks::sharded::{compare, steps};
+use crate::ranks::sharded::{compare, one_infinity_skips_everywhere, steps};
 use crate::util::{assert_same, random};
 
 #[test]
 fn shards_are_plain_data_parallel_to_the_last_bit() -> Result<()> {
     for size in [1, 2, 3, 4] {
         on_ranks(size, |communicator| compare(&communicator))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn an_infinity_in_one_part_skips_the_step_of_all() -> Result<()> {
+    for size in [1, 2, 3, 4] {
+        on_ranks(size, |communicator| one_infinity_skips_everywhere(&communicator))?;
     }
     Ok(())
 }
