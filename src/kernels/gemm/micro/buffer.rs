@@ -32,30 +32,59 @@ impl PackedWords {
 /// The largest scratch, in words, a thread keeps.
 const KEPT: usize = 1 << 24;
 
+thread_local!(static KEEP: RefCell<Vec<PackedWords>> = const { RefCell::new(Vec::new()) });
+
+/// Words of unspecified value on cache lines, from memory that the thread keeps: fresh memory costs page faults, which
+/// can take longer than the arithmetic.
+#[derive(Debug)]
+pub(in crate::kernels) struct KeptWords {
+    words: PackedWords,
+    len: usize,
+}
+
+impl KeptWords {
+    /// At least so many: whole lines.
+    pub(in crate::kernels) fn new(len: usize) -> Self {
+        let len = len.next_multiple_of(16);
+        // A stack of buffers, as calls nest: see `Arithmetic::with_scratch`.
+        let mut words = KEEP.with_borrow_mut(Vec::pop).unwrap_or_default();
+        if words.as_slice().len() < len {
+            words = PackedWords::new(len);
+        }
+        Self { words, len }
+    }
+
+    pub(in crate::kernels) fn as_slice(&self) -> &[u32] {
+        &self.words.as_slice()[..self.len]
+    }
+
+    pub(in crate::kernels) fn as_mut_slice(&mut self) -> &mut [u32] {
+        &mut self.words.as_mut_slice()[..self.len]
+    }
+}
+
+impl Drop for KeptWords {
+    fn drop(&mut self) {
+        let words = std::mem::take(&mut self.words);
+        if words.as_slice().len() <= KEPT {
+            // A thread that ends keeps nothing.
+            let _ = KEEP.try_with(|kept| kept.borrow_mut().push(words));
+        }
+    }
+}
+
 /// Calls `f` with buffers of at least these numbers of words, each on a cache line and of unspecified
-/// value, from memory the thread keeps: fresh memory costs page faults, which can take longer than
-/// the arithmetic.
+/// value.
 pub(in crate::kernels) fn with_words<const N: usize, R>(
     sizes: [usize; N],
     f: impl FnOnce([&mut [u32]; N]) -> R,
 ) -> R {
-    thread_local!(static KEEP: RefCell<Vec<PackedWords>> = const { RefCell::new(Vec::new()) });
     let sizes = sizes.map(|size| size.next_multiple_of(16));
-    let len = sizes.iter().sum();
-    // A stack of buffers, as calls nest: see `Arithmetic::with_scratch`.
-    let mut buffer = KEEP.with_borrow_mut(Vec::pop).unwrap_or_default();
-    if buffer.as_slice().len() < len {
-        buffer = PackedWords::new(len);
-    }
+    let mut buffer = KeptWords::new(sizes.iter().sum());
     let mut rest = buffer.as_mut_slice();
-    let parts = sizes.map(|size| {
+    f(sizes.map(|size| {
         let (part, after) = std::mem::take(&mut rest).split_at_mut(size);
         rest = after;
         part
-    });
-    let result = f(parts);
-    if buffer.as_slice().len() <= KEPT {
-        KEEP.with_borrow_mut(|kept| kept.push(buffer));
-    }
-    result
+    }))
 }
