@@ -1,7 +1,7 @@
 //! What pointwise operators are made of, in forms that loops over them vectorise with.
 
 use crate::kernels::cpu::simd::vectorise;
-use crate::kernels::softmax::cpu::Exp;
+use crate::kernels::softmax::cpu::{Exp, small_exponential};
 
 /// Functions within a few units in the last place, without branches for `f32`.
 pub(crate) trait Math: Exp {
@@ -9,7 +9,7 @@ pub(crate) trait Math: Exp {
     /// are the library's, for one.
     fn for_each(x: &mut [Self], f: impl Fn(Self) -> Self + Copy);
     fn hyperbolic_tangent(self) -> Self;
-    /// `exp(-self² / 2)`.
+    /// `exp(-self² / 2)` of a number that is not NaN.
     fn bell(self) -> Self;
     /// The probability that a normal number is below `self`: small ones to a relative precision.
     fn normal_probability(self) -> Self;
@@ -77,13 +77,13 @@ impl Math for f32 {
 
     #[inline(always)]
     fn bell(self) -> f32 {
+        // Beyond 20 it is zero. A NaN is passed over here, and reaches the result through what this is multiplied with.
+        let x = if self.abs() < 20.0 { self.abs() } else { 20.0 };
         // With what the square has lost: an error of its last place is one of 50 places of the exponential.
-        let square = self * self;
-        let lost = self.mul_add(self, -square);
-        let bell = (-0.5 * square).exponential();
-        let corrected = (bell * -0.5).mul_add(lost, bell);
-        // The square of a large number is infinite, and loses what is infinite too.
-        if bell > 0.0 { corrected } else { bell }
+        let square = x * x;
+        let lost = x.mul_add(x, -square);
+        let bell = small_exponential(-0.5 * square);
+        (bell * -0.5).mul_add(lost, bell)
     }
 
     #[inline(always)]

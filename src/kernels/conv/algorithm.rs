@@ -70,7 +70,7 @@ impl Algorithm {
             (true, true) => Self::ViaNchw,
             (false, true) => Self::Im2colF64,
             (false, false) if depthwise::suits(shape) && !empty => Self::depthwise(shape),
-            (_, false) if product::suits(pass, bias, shape) && !empty => Self::Product,
+            (_, false) if product::suits(pass, operands, bias, shape) && !empty => Self::Product,
             (true, false) => Self::nhwc(pass, operands, shape).unwrap_or(Self::ViaNchw),
             (false, false) => Self::nchw(operands, shape).unwrap_or(Self::Im2col),
         }

@@ -2,13 +2,19 @@
 
 use candle_core::{DType, Result, Tensor};
 
+use super::Geometry;
 use super::shape::Shape;
 use crate::kernels::cuda::Pass;
-use crate::kernels::format::Format;
+use crate::kernels::format::{Format, to_nchw, to_nhwc};
 use crate::kernels::gemm::gemm;
 
 /// Whether this module computes such a pass, of a bias or without.
-pub(super) fn suits(pass: Pass, bias: Option<&Tensor>, shape: &Shape) -> bool {
+pub(super) fn suits(
+    pass: Pass,
+    operands: [&Tensor; 2],
+    bias: Option<&Tensor>,
+    shape: &Shape,
+) -> bool {
     let geometry = &shape.geometry;
     let one_tap = (shape.kernel_height, shape.kernel_width) == (1, 1)
         && geometry.stride == 1
@@ -16,10 +22,25 @@ pub(super) fn suits(pass: Pass, bias: Option<&Tensor>, shape: &Shape) -> bool {
         && geometry.groups == 1;
     let fits = match geometry.format {
         Format::ChannelsLast => true,
+        Format::ChannelsFirst if is_small(shape) => true,
+        // One sum over all images, moved to channels last; with channels first each image would be packed by itself.
+        Format::ChannelsFirst if pass == Pass::Wgrad => {
+            shape.pixels() <= 256 && operands.iter().all(|x| x.dtype() == DType::BF16)
+        }
         // The bias of a product is one number a column, and here columns are pixels.
-        Format::ChannelsFirst => bias.is_none() && !matches!(pass, Pass::Wgrad),
+        Format::ChannelsFirst => bias.is_none(),
     };
     one_tap && fits
+}
+
+/// Whether an image has so few pixels that a product of each would read the weights for little: then all are moved to
+/// channels last, for one product.
+fn is_small(shape: &Shape) -> bool {
+    shape.geometry.format == Format::ChannelsFirst && shape.pixels() < 64
+}
+
+fn channels_last(shape: &Shape) -> Shape {
+    Shape { geometry: Geometry { format: Format::ChannelsLast, ..shape.geometry }, ..*shape }
 }
 
 /// See [`super::forward`]; contiguous operands.
@@ -30,6 +51,9 @@ pub(super) fn forward(
     shape: &Shape,
     out: DType,
 ) -> Result<Tensor> {
+    if is_small(shape) {
+        return to_nchw(&forward(&to_nhwc(x)?, weight, bias, &channels_last(shape), out)?);
+    }
     let weight = matrix(weight, shape)?;
     let y = match shape.geometry.format {
         Format::ChannelsLast => gemm(&x.reshape(((), shape.c_in))?, &weight.t()?, bias, out)?,
@@ -46,6 +70,9 @@ pub(super) fn dgrad(
     shape: &Shape,
     out: DType,
 ) -> Result<Tensor> {
+    if is_small(shape) {
+        return to_nchw(&dgrad(&to_nhwc(grad)?, weight, bias, &channels_last(shape), out)?);
+    }
     let weight = matrix(weight, shape)?;
     let dx = match shape.geometry.format {
         Format::ChannelsLast => gemm(&grad.reshape(((), shape.c_out))?, &weight, bias, out)?,
@@ -54,8 +81,11 @@ pub(super) fn dgrad(
     dx.reshape(&shape.input_dims()[..])
 }
 
-/// See [`super::wgrad`]; contiguous operands, channels last.
+/// See [`super::wgrad`]; contiguous operands.
 pub(super) fn wgrad(x: &Tensor, grad: &Tensor, shape: &Shape, out: DType) -> Result<Tensor> {
+    if shape.geometry.format == Format::ChannelsFirst {
+        return wgrad(&to_nhwc(x)?, &to_nhwc(grad)?, &channels_last(shape), out);
+    }
     let (x, grad) = (x.reshape(((), shape.c_in))?, grad.reshape(((), shape.c_out))?);
     gemm(&grad.t()?, &x, None, out)?.reshape(&shape.weight_dims()[..])
 }

@@ -242,6 +242,7 @@ fn batches_tiles_and_kernels_that_are_not_square() {
         ([1, 3, 33, 33], 7, [3, 3]), // tiles of a few rows
         ([5, 3, 33, 32], 7, [3, 3]),
         ([5, 4, 32, 32], 2, [1, 1]), // the image as it is
+        ([5, 4, 3, 7], 6, [1, 1]),   // moved to channels last
         ([40, 3, 8, 8], 3, [3, 3]),  // tiles of several images, and fewer in the last
         ([35, 2, 1, 1], 3, [3, 3]),
         ([5, 2, 9, 6], 3, [1, 3]),
@@ -495,6 +496,8 @@ fn edges() -> Vec<([usize; 4], usize, usize, Geometry)> {
         ([2, 8, 12, 12], 8, 3, geometry(1, 3, 2, 4)),
         ([2, 40, 40, 31], 6, 2, geometry(1, 0, 1, 1)),
         ([2, 20, 40, 31], 33, 3, geometry(1, 1, 1, 1)),
+        ([3, 5, 2, 2], 530, 3, geometry(1, 1, 1, 1)),
+        ([40, 18, 4, 4], 20, 3, geometry(1, 1, 1, 1)),
     ];
     [&small[..], &all].concat()
 }
@@ -505,9 +508,11 @@ fn edges() -> Vec<([usize; 4], usize, usize, Geometry)> {
 #[test]
 fn every_unit_agrees_with_plain_loops() -> Result<()> {
     use super::packed;
-    use crate::kernels::gemm::micro::InstructionSet;
+    use crate::kernels::gemm::micro::{InstructionSet, KeptWords};
     use half::bf16;
 
+    // Weights are packed into memory of any value.
+    KeptWords::new(1 << 16).as_mut_slice().fill(u32::MAX);
     let isas = [
         InstructionSet::Avx2F32,
         InstructionSet::Avx512F32,

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use candle_core::{DType, Device, Result, Tensor};
-use num_traits::Zero;
+use num_traits::{Float, Zero};
 
 use super::Window;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
@@ -32,13 +32,23 @@ pub(super) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)
         let (oh, ow) = window.out_size((h, w));
         let data: &[T] = &Elements::of(x)?;
         let mut index = vec![0u32; n * c * oh * ow];
+        let line = padded_line(w, window, ow);
         let y = planes(
             &mut index,
             n * c,
-            (h * w, oh * ow),
+            (h * line, oh * ow),
             #[inline(always)]
             |plane, index, wide, out| {
-                T::widen(&data[plane * h * w..][..h * w], wide);
+                let rows = data[plane * h * w..][..h * w].chunks_exact(w.max(1));
+                for (row, line) in rows.zip(wide.chunks_exact_mut(line)) {
+                    let (left, rest) = line.split_at_mut(window.padding.1);
+                    let (inside, right) = rest.split_at_mut(w);
+                    left.fill(T::Acc::neg_infinity());
+                    for (place, x) in inside.iter_mut().zip(row) {
+                        *place = x.widened();
+                    }
+                    right.fill(T::Acc::neg_infinity());
+                }
                 max_plane(wide, (h, w), window, out, index);
             },
         );
@@ -273,47 +283,74 @@ fn for_each_strip((h, w): (usize, usize), window: Window, mut f: impl FnMut(Rang
     }
 }
 
+/// The length of a row of [`max_plane`], with its padding and what [`every`] reads of whole chunks of windows.
+fn padded_line(w: usize, window: Window, ow: usize) -> usize {
+    let Window { kernel, stride, padding, .. } = window;
+    let read = ow.next_multiple_of(CHUNK) * stride.1 + kernel.1;
+    (w + 2 * padding.1).max(if stride.1 <= 2 { read } else { 0 })
+}
+
+/// Rows of `x` have their padding on the left, and as much on the right as makes them [`padded_line`]s: of `-∞`, which
+/// no element loses to. Windows beyond the last of a row are computed and dropped, as whole chunks are vectorised.
 #[inline(always)]
 fn max_plane<A: Real>(
     x: &[A],
-    size: (usize, usize),
+    (h, w): (usize, usize),
     window: Window,
     y: &mut [A],
     index: &mut [u32],
 ) {
-    let (_, ow) = window.out_size(size);
-    let first = |o: usize, stride: usize, padding: usize| (o * stride).saturating_sub(padding);
-    for (i, (y, index)) in y.iter_mut().zip(&mut *index).enumerate() {
-        let row = first(i / ow, window.stride.0, window.padding.0);
-        let column = first(i % ow, window.stride.1, window.padding.1);
-        *index = (row * size.1 + column) as u32;
-        *y = A::neg_infinity();
-    }
-    let stride = window.stride.1;
-    let mut buffer = [A::zero(); STRIP];
-    for_each_strip(
-        size,
-        window,
-        #[inline(always)]
-        |windows, first| {
-            let x = gather(&x[first..], stride, &mut buffer[..windows.len()]);
-            let (y, index) = (&mut y[windows.clone()], &mut index[windows]);
-            let at = |i: usize| (first + i * stride) as u32;
-            // Short loops of a known length are vectorised even where a strip is short.
-            let (whole, _) = x.as_chunks::<CHUNK>();
-            let (y_whole, y_rest) = y.as_chunks_mut::<CHUNK>();
-            let (index_whole, index_rest) = index.as_chunks_mut::<CHUNK>();
-            for (c, ((y, index), x)) in y_whole.iter_mut().zip(index_whole).zip(whole).enumerate() {
-                for lane in 0..CHUNK {
-                    keep_larger(&mut y[lane], &mut index[lane], x[lane], at(c * CHUNK + lane));
+    let (_, ow) = window.out_size((h, w));
+    let Window { kernel, stride, padding, .. } = window;
+    let line = padded_line(w, window, ow);
+    let rows = y.chunks_exact_mut(ow).zip(index.chunks_exact_mut(ow));
+    for (oy, (y, index)) in rows.enumerate() {
+        let top = oy * stride.0;
+        let rows = top.saturating_sub(padding.0)..h.min(top + kernel.0 - padding.0);
+        let chunks = y.chunks_mut(CHUNK).zip(index.chunks_mut(CHUNK));
+        for (chunk, (y, index)) in chunks.enumerate() {
+            let (first, last) = (chunk * CHUNK * stride.1, (chunk * CHUNK + CHUNK - 1) * stride.1);
+            // Elements of the kernel that any of these windows has in the plane.
+            let taps = padding.1.saturating_sub(last)..kernel.1.min(w + padding.1 - first);
+            let mut best = [A::neg_infinity(); CHUNK];
+            let mut best_at = [0u32; CHUNK];
+            for (lane, at) in best_at.iter_mut().enumerate() {
+                let column = (first + lane * stride.1).saturating_sub(padding.1);
+                *at = (rows.start * w + column) as u32;
+            }
+            for row in rows.clone() {
+                for tap in taps.clone() {
+                    let x = every::<A, CHUNK>(&x[row * line + first + tap..], stride.1);
+                    // Of the padding it wraps around, and is not taken.
+                    let at = (row * w + first + tap).wrapping_sub(padding.1);
+                    for lane in 0..CHUNK {
+                        let at = at.wrapping_add(lane * stride.1) as u32;
+                        keep_larger(&mut best[lane], &mut best_at[lane], x[lane], at);
+                    }
                 }
             }
-            let done = whole.len() * CHUNK;
-            for (i, (y, index)) in y_rest.iter_mut().zip(index_rest).enumerate() {
-                keep_larger(y, index, x[done + i], at(done + i));
-            }
-        },
-    );
+            y.copy_from_slice(&best[..y.len()]);
+            index.copy_from_slice(&best_at[..index.len()]);
+        }
+    }
+}
+
+/// The first `N` of every `stride`th element: at least `N * stride`, if the stride is 1 or 2, else as many as there are.
+#[inline(always)]
+fn every<A: Real, const N: usize>(x: &[A], stride: usize) -> [A; N] {
+    let mut out = [A::zero(); N];
+    match stride {
+        1 => out.copy_from_slice(&x[..N]),
+        2 => out.iter_mut().zip(x[..2 * N].as_chunks::<2>().0).for_each(
+            #[inline(always)]
+            |(out, x)| *out = x[0],
+        ),
+        _ => out.iter_mut().zip(x.iter().step_by(stride)).for_each(
+            #[inline(always)]
+            |(out, x)| *out = *x,
+        ),
+    }
+    out
 }
 
 #[inline(always)]

@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use candle_core::{Result, Tensor};
 use num_traits::{Float, Zero};
 
-pub(crate) use super::exp::Exp;
+pub(crate) use super::exp::{Exp, small_exponential};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
@@ -200,12 +200,21 @@ pub(crate) fn largest<T: Lane>(x: &[T]) -> T::Acc {
     let mut lanes = [T::Acc::neg_infinity(); LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
     for x in chunks {
-        for (lane, x) in lanes.iter_mut().zip(x) {
-            *lane = if x.widened() > *lane { x.widened() } else { *lane };
+        // A copy: read one by one behind a reference, elements of 16 bits would stay scalar.
+        let x: [T; LANES] = *x;
+        let mut wide = [T::Acc::zero(); LANES];
+        for lane in 0..LANES {
+            wide[lane] = x[lane].widened();
+        }
+        for lane in 0..LANES {
+            lanes[lane] = if wide[lane] > lanes[lane] { wide[lane] } else { lanes[lane] };
         }
     }
-    let rest = rest.iter().map(|x| x.widened());
-    rest.fold(largest_of(&lanes), |a, b| if b > a { b } else { a })
+    let mut largest = largest_of(&lanes);
+    for x in rest {
+        largest = if x.widened() > largest { x.widened() } else { largest };
+    }
+    largest
 }
 
 /// Not inlined: the compiler would arrange the lanes for this, and leave the loop that fills them scalar.

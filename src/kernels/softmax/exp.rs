@@ -6,6 +6,35 @@ pub(crate) trait Exp: Real + Lane {
     fn exponential(self) -> Self;
 }
 
+/// 2^n * e^r with |r| <= ln(2) / 2, of `x` below the logarithm of the largest number. Results below the smallest normal
+/// number are 0. What it makes of NaN is not specified.
+#[inline(always)]
+pub(crate) fn small_exponential(x: f32) -> f32 {
+    /// Adding it leaves the nearest integer in the low bits of the sum.
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
+    /// The logarithm of the smallest normal number.
+    const LOWEST: f32 = -87.336_54;
+    // ln(2) in two parts: products of the first with any n are exact.
+    const LN_2_HIGH: f32 = 0.693_359_4;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+
+    // Fused: every processor that vectors are made for does it in one instruction.
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, x));
+    // e^r = 1 + r + r^2 p(r), with the minimax p of Cephes' expf.
+    let p = 1.987_569_1e-4f32;
+    let p = p.mul_add(r, 1.398_199_9e-3);
+    let p = p.mul_add(r, 8.333_452e-3);
+    let p = p.mul_add(r, 4.166_579_6e-2);
+    let p = p.mul_add(r, 1.666_666_5e-1);
+    let p = p.mul_add(r, 0.5);
+    let power = (p * r).mul_add(r, r) + 1.0;
+    // n is added to the exponent field; where it does not fit, the bound decides.
+    let scaled = f32::from_bits(power.to_bits().wrapping_add(shifted.to_bits() << 23));
+    if x < LOWEST { 0.0 } else { scaled }
+}
+
 impl Exp for f64 {
     #[inline(always)]
     fn exponential(self) -> f64 {
@@ -14,34 +43,13 @@ impl Exp for f64 {
 }
 
 impl Exp for f32 {
-    /// 2^n * e^r with |r| <= ln(2) / 2. Results below the smallest normal number are 0.
     #[inline(always)]
     fn exponential(self) -> f32 {
-        /// Adding it leaves the nearest integer in the low bits of the sum.
-        const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
-        /// Logarithms of the smallest normal and of the largest number.
-        const LOWEST: f32 = -87.336_54;
+        /// The logarithm of the largest number.
         const HIGHEST: f32 = 88.722_83;
-        // ln(2) in two parts: products of the first with any n are exact.
-        const LN_2_HIGH: f32 = 0.693_359_4;
-        const LN_2_LOW: f32 = -2.121_944_4e-4;
 
-        // Fused: every processor that vectors are made for does it in one instruction.
-        let shifted = self.mul_add(std::f32::consts::LOG2_E, ROUND);
-        let n = shifted - ROUND;
-        let r = n.mul_add(-LN_2_LOW, n.mul_add(-LN_2_HIGH, self));
-        // e^r = 1 + r + r^2 p(r), with the minimax p of Cephes' expf.
-        let p = 1.987_569_1e-4f32;
-        let p = p.mul_add(r, 1.398_199_9e-3);
-        let p = p.mul_add(r, 8.333_452e-3);
-        let p = p.mul_add(r, 4.166_579_6e-2);
-        let p = p.mul_add(r, 1.666_666_5e-1);
-        let p = p.mul_add(r, 0.5);
-        let power = (p * r).mul_add(r, r) + 1.0;
-        // n is added to the exponent field; where it does not fit, the bounds below decide.
-        let scaled = f32::from_bits(power.to_bits().wrapping_add(shifted.to_bits() << 23));
-        let result = if self < LOWEST { 0.0 } else { scaled };
-        let result = if self > HIGHEST { f32::INFINITY } else { result };
+        let small = small_exponential(self);
+        let result = if self > HIGHEST { f32::INFINITY } else { small };
         if self.is_nan() { self } else { result }
     }
 }

@@ -189,6 +189,8 @@ impl Cut {
         if height * width <= wanted {
             // Lines of several images are whole vectors more often than those of one.
             let images = (wanted / (height * width).max(1)).clamp(1, batch.max(1));
+            let whole = 16 >> width.trailing_zeros().min(4);
+            let images = if images > whole { images / whole * whole } else { images };
             return Self { images: images.min(32), rows: height.max(1), columns: width.max(1) };
         }
         let rows = (wanted / width).clamp(1, height);

@@ -32,11 +32,11 @@ use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::uninit_vec;
-use crate::kernels::gemm::micro::{InstructionSet, PackedGemm, PackedWords, Rounded, with_words};
+use crate::kernels::gemm::micro::{InstructionSet, KeptWords, PackedGemm, Rounded, with_words};
 use layout::{Cut, Part, RowPanels, Taps};
 pub(super) use rows::Stored;
 use source::NchwImages;
-use store::NchwStore;
+use store::{NchwStore, Runs};
 use weights::Order;
 pub(super) use wgrad::wgrad;
 
@@ -59,15 +59,16 @@ pub(super) fn forward<O: Rounded>(
     shape: &Shape,
     isa: InstructionSet,
 ) -> Result<Tensor> {
-    let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
+    let bias = bias.map(weights::widened).transpose()?;
     if isa.is_f32() && winograd::suits(shape) {
-        let data = winograd::convolve(x, &weight, bias.as_deref(), shape, Order::Forward, isa)?;
+        let (weight, bias) = (weights::widened(weight)?, bias.as_deref());
+        let data = winograd::convolve(x, &weight, bias, shape, Order::Forward, isa)?;
         if let Some(data) = data {
             return Ok(tensor::<O>(data, &shape.out_dims()));
         }
     }
     let taps = Taps::forward(shape);
-    let weight = weights::pack(&weight, shape, &taps, Order::Forward, isa);
+    let weight = weights::pack(weight, shape, &taps, Order::Forward, isa)?;
     let pass = ConvPass::forward(shape, isa);
     let data = pass.run::<O>(x, &[Phase { at: (0, 0), taps, weight }], bias.as_deref())?;
     Ok(tensor(data, &shape.out_dims()))
@@ -82,22 +83,22 @@ pub(super) fn dgrad<O: Rounded>(
     shape: &Shape,
     isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
-    let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
-    if meets_padding(&weight, shape) {
+    let bias = bias.map(weights::widened).transpose()?;
+    if meets_padding(weight, shape)? {
         return Ok(None);
     }
     if let (true, Some(back)) = (isa.is_f32(), shape.transposed().filter(winograd::suits)) {
-        let bias = bias.as_deref();
+        let (weight, bias) = (weights::widened(weight)?, bias.as_deref());
         let data = winograd::convolve(grad, &weight, bias, &back, Order::Backward, isa)?;
         if let Some(data) = data {
             return Ok(Some(tensor::<O>(data, &shape.input_dims())));
         }
     }
     let phases = Taps::backward(shape).into_iter().map(|(at, taps)| {
-        let weight = weights::pack(&weight, shape, &taps, Order::Backward, isa);
-        Phase { at, taps, weight }
+        let weight = weights::pack(weight, shape, &taps, Order::Backward, isa)?;
+        Ok(Phase { at, taps, weight })
     });
-    let phases: Vec<_> = phases.collect();
+    let phases = phases.collect::<Result<Vec<_>>>()?;
     let pass = ConvPass::backward(shape, isa);
     let data = pass.run::<O>(grad, &phases, bias.as_deref())?;
     Ok(Some(tensor(data, &shape.input_dims())))
@@ -105,16 +106,11 @@ pub(super) fn dgrad<O: Rounded>(
 
 /// Whether zeros around the gradient, which a phase reads and col2im does not, would make NaN where the gradient has none:
 /// times a weight that is not finite.
-fn meets_padding(weight: &[f32], shape: &Shape) -> bool {
+fn meets_padding(weight: &Tensor, shape: &Shape) -> Result<bool> {
     if shape.transposed().is_some() {
-        return false;
+        return Ok(false);
     }
-    let mut finite = true;
-    vectorise(
-        #[inline(always)]
-        || finite = weight.iter().fold(true, |all, x| all & x.is_finite()),
-    );
-    !finite
+    Ok(with_stored!(weight, weight => !weights::are_finite(&weight)))
 }
 
 /// Runs `$body` with `$data` bound to the elements of a tensor; of one that [is near](is_near) to `$O`, if that is named.
@@ -139,7 +135,7 @@ use with_stored;
 struct Phase {
     at: (usize, usize),
     taps: Taps,
-    weight: PackedWords,
+    weight: KeptWords,
 }
 
 /// Channels of a group, sizes of images, and their number.
@@ -277,7 +273,7 @@ impl ConvPass {
         &self,
         x: &[S],
         taps: &Taps,
-        weight: &PackedWords,
+        weight: &KeptWords,
         cut: Cut,
         bias: Option<&[f32]>,
         out: &mut [MaybeUninit<O>],
@@ -330,15 +326,15 @@ impl ConvPass {
         let positions = part.rows.len() * row_panels.line;
         // The block covers whole rows of one image, which are contiguous: one run instead of one a row.
         let whole = part.images == 1 && columns == width && row_panels.line == width;
-        let places = NchwStore {
+        let runs = Runs {
             run: if whole { positions } else { columns },
             images: part.images,
             line: if whole { positions } else { row_panels.line },
             start: part.rows.start * width + part.columns.start,
             row: width,
-            channel: height * width,
             image: self.groups * self.outs * height * width,
         };
+        let places = NchwStore::new(&runs, positions, height * width);
         let blocks = self.outs.div_ceil(rows);
         let block = rows * depth * taps.rows.len();
         let bias = bias.map(|bias| &bias[group * self.outs..]);

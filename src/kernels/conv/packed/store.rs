@@ -2,19 +2,18 @@
 #![allow(unsafe_code)]
 
 use crate::kernels::cpu::vector::{Avx512, Vector, with_vectors};
-use crate::kernels::gemm::micro::{InstructionSet, Rounded, Tile, WIDTH};
+use crate::kernels::gemm::micro::{InstructionSet, Rounded, Tile};
 
 /// A part of a vector of sums that goes to consecutive pixels.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Piece {
-    vector: usize,
     mask: u16,
     /// Where lane 0 would go, from the start of the channel in the first image.
     offset: isize,
 }
 
-/// Where the columns of tiles go: lines of `images` runs of consecutive pixels.
-pub(super) struct NchwStore {
+/// Where columns of tiles go: lines of `images` runs of consecutive pixels.
+pub(super) struct Runs {
     /// Columns of a run.
     pub(super) run: usize,
     /// Runs of a line.
@@ -23,13 +22,48 @@ pub(super) struct NchwStore {
     pub(super) line: usize,
     /// The pixel of the first column.
     pub(super) start: usize,
-    /// Pixels from a line to the next, from a channel to the next, and from an image to the next.
+    /// Pixels from a line to the next, and from an image to the next.
     pub(super) row: usize,
-    pub(super) channel: usize,
     pub(super) image: usize,
 }
 
+/// Where every vector of columns goes.
+pub(super) struct NchwStore {
+    pieces: Vec<Piece>,
+    /// Where the pieces of each vector start, and where the last one's end.
+    starts: Vec<usize>,
+    /// One more than the last place of a channel.
+    end: usize,
+    /// Pixels from a channel to the next.
+    channel: usize,
+}
+
 impl NchwStore {
+    /// Of so many columns.
+    pub(super) fn new(runs: &Runs, columns: usize, channel: usize) -> Self {
+        let (mut pieces, mut starts, mut end) = (Vec::new(), Vec::new(), 0);
+        for vector in (0..columns).step_by(16) {
+            starts.push(pieces.len());
+            let (mut at, last) = (vector, columns.min(vector + 16));
+            while at < last {
+                let (row, within) = (at / runs.line, at % runs.line);
+                let (image, pixel) = (within / runs.run, within % runs.run);
+                if image >= runs.images {
+                    at += runs.line - within;
+                    continue;
+                }
+                let (lane, lanes) = (at - vector, (runs.run - pixel).min(last - at));
+                let start = runs.start + row * runs.row + image * runs.image + pixel;
+                let mask = (((1u32 << lanes) - 1) << lane) as u16;
+                pieces.push(Piece { mask, offset: start as isize - lane as isize });
+                end = end.max(start + lanes);
+                at += lanes;
+            }
+        }
+        starts.push(pieces.len());
+        Self { pieces, starts, end, channel }
+    }
+
     /// Writes a tile of a unit, plus the bias of each row, to `out`, which starts with the channel of row 0.
     ///
     /// # Safety
@@ -80,41 +114,24 @@ impl NchwStore {
         len: usize,
     ) {
         let bias = |row| bias.map_or(0.0, |bias| bias[tile.row + row]);
-        let mut pieces = [Piece::default(); 2 * WIDTH];
-        let mut count = 0;
-        let mut column = 0;
-        let mut end = 0;
-        while column < tile.columns {
-            let at = tile.column + column;
-            let (vector, lane) = (column / 16, column % 16);
-            let (row, within) = (at / self.line, at % self.line);
-            let (image, pixel) = (within / self.run, within % self.run);
-            if image >= self.images {
-                column += self.line - within;
-                continue;
-            }
-            let lanes = (16 - lane).min(self.run - pixel).min(tile.columns - column);
-            let start = self.start + row * self.row + image * self.image + pixel;
-            let mask = (((1u32 << lanes) - 1) << lane) as u16;
-            pieces[count] = Piece { vector, mask, offset: start as isize - lane as isize };
-            end = end.max(start + lanes);
-            count += 1;
-            column += lanes;
-        }
-        assert!((tile.row + tile.rows - 1) * self.channel + end <= len);
+        let vectors = tile.column / 16..(tile.column + tile.columns).div_ceil(16);
+        assert!(tile.column.is_multiple_of(16) && vectors.end < self.starts.len());
+        assert!((tile.row + tile.rows - 1) * self.channel + self.end <= len);
         for (row, sums) in tile.sums.iter().enumerate().take(tile.rows) {
             let channel = out.wrapping_add((tile.row + row) * self.channel);
             // SAFETY: the features.
             let bias = unsafe { V::splat(bias(row)) };
-            for piece in &pieces[..count] {
-                let sums = sums.as_chunks::<16>().0[piece.vector].as_ptr();
-                // SAFETY: 16 sums; the places of the mask were checked to lie in `out`.
-                unsafe {
-                    let sums = V::load(sums).add(bias);
+            for (sums, vector) in sums.as_chunks::<16>().0.iter().zip(vectors.clone()) {
+                // SAFETY: 16 sums.
+                let sums = unsafe { V::load(sums.as_ptr()).add(bias) };
+                for piece in &self.pieces[self.starts[vector]..self.starts[vector + 1]] {
                     let at = channel.wrapping_offset(piece.offset);
-                    match FTZ {
-                        true => O::store_ftz(at, piece.mask, sums),
-                        false => O::store(at, piece.mask, sums),
+                    // SAFETY: the places of the mask were checked to lie in `out`.
+                    unsafe {
+                        match FTZ {
+                            true => O::store_ftz(at, piece.mask, sums),
+                            false => O::store(at, piece.mask, sums),
+                        }
                     }
                 }
             }

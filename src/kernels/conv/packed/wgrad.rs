@@ -6,7 +6,9 @@
 //!
 //! A run goes block by block. Both operands are packed with neighbouring pixels in a word, and the gradient is
 //! transposed. As in the forward pass, a kernel row reads the row panels of `x` from another input row on.
+#![allow(unsafe_code)]
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use candle_core::{Result, Tensor};
@@ -18,12 +20,15 @@ use super::{Shape, winograd, with_stored};
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
-use crate::kernels::cpu::simd::vectorise;
-use crate::kernels::cpu::vector::Vectors;
+use crate::kernels::cpu::uninit::uninit_vec;
+use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, PackedGemm, transpose, with_words};
 
-/// Output channels of a task: a multiple of the columns of all tiles.
-const BLOCK: usize = 64;
+/// Output channels of a task: a multiple of the columns of all tiles. Each task packs the image, so that there are more
+/// where tasks are enough.
+fn block(outs: usize) -> usize {
+    if outs >= 512 { 128 } else { 64 }
+}
 
 /// How many runs of images have sums of their own: enough for the threads of most processors, and few enough that
 /// the sums stay small beside the images.
@@ -78,12 +83,12 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
     let runs = shape.batch.div_ceil(run);
     let blocks: Vec<_> = (0..shape.geometry.groups)
         .flat_map(|group| {
-            let blocks = (0..outs).step_by(BLOCK);
-            blocks.map(move |first| (group, first..outs.min(first + BLOCK)))
+            let blocks = (0..outs).step_by(block(outs));
+            blocks.map(move |first| (group, first..outs.min(first + block(outs))))
         })
         .collect();
     let _held = hold([x, grad]);
-    let mut sums: Vec<Vec<f32>> = with_stored!(x, x => {
+    let sums: Vec<Vec<f32>> = with_stored!(x, x => {
         // Of one dtype.
         let [x, grad] = &[x, Elements::of(grad)?];
         let (x, grad): (&[_], &[_]) = (x, grad);
@@ -102,36 +107,76 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
         })
     });
     let kernel = shape.kernel_height * shape.kernel_width;
-    let mut total = vec![0f32; shape.c_out * shape.taps()];
-    let mut places = Vec::with_capacity(blocks.len());
-    let mut rest = total.as_mut_slice();
-    for (_, channels) in &blocks {
-        let (own, after) = std::mem::take(&mut rest).split_at_mut(channels.len() * shape.taps());
-        places.push(own);
-        rest = after;
-    }
-    let tasks = places.into_iter().zip(sums.chunks_mut(runs));
-    parallel::for_each_item(tasks, |(places, sums)| {
-        let Some((sum, others)) = sums.split_first_mut() else { return };
-        others.iter().for_each(|other| add_all(sum, other));
-        // `(kernel row, kernel column, channel, output channel)`
-        let outs = places.len() / shape.taps();
-        for (out, places) in places.chunks_exact_mut(shape.taps()).enumerate() {
-            for (index, place) in places.iter_mut().enumerate() {
-                let (channel, tap) = (index / kernel, index % kernel);
-                *place = sum[(tap * ins + channel) * outs + out];
+    Ok(uninit_vec(shape.c_out * shape.taps(), |total: &mut [MaybeUninit<f32>]| {
+        let mut places = Vec::with_capacity(blocks.len());
+        let mut rest = total;
+        for (_, channels) in &blocks {
+            let (own, after) = rest.split_at_mut(channels.len() * shape.taps());
+            places.push(own);
+            rest = after;
+        }
+        let tasks = places.into_iter().zip(sums.chunks(runs));
+        parallel::for_each_item(tasks, |(places, sums)| {
+            regroup(sums, [kernel, ins, places.len() / shape.taps()], places);
+        });
+    }))
+}
+
+/// Adds runs up, of `(tap, channel, output channel)`, so many each, into weights `(output channel, channel, tap)`.
+fn regroup(runs: &[Vec<f32>], [taps, ins, outs]: [usize; 3], weights: &mut [MaybeUninit<f32>]) {
+    assert!(weights.len() == taps * ins * outs);
+    // Of one tap, the channels are what lies together.
+    let [taps, ins] = if taps == 1 { [ins, 1] } else { [taps, ins] };
+    let offsets: Vec<_> = (0..taps).map(|tap| tap * ins * outs).collect();
+    let vectors = Vectors::widest().unwrap_or(Vectors::Avx2);
+    with_vectors!(vectors, V => {
+        for out in (0..outs).step_by(16) {
+            for channel in 0..ins {
+                let base = channel * outs + out;
+                let kernels = &mut weights[(out * ins + channel) * taps..];
+                let count = (outs - out).min(16);
+                // SAFETY: the features of the vectors.
+                unsafe { write_kernels::<V>(runs, &offsets, base, count, kernels, ins * taps) };
             }
         }
     });
-    Ok(total)
 }
 
-/// Adds `other` to `sum`.
-pub(super) fn add_all(sum: &mut [f32], other: &[f32]) {
-    vectorise(
-        #[inline(always)]
-        || sum.iter_mut().zip(other).for_each(|(sum, other)| *sum += other),
-    );
+/// Adds up the runs of `count` kernels, at most 16, and writes them `stride` apart: tap `i` of theirs lies from `base +
+/// offsets[i]` on in each run.
+///
+/// # Safety
+/// The features of `V`.
+#[inline(always)]
+pub(super) unsafe fn write_kernels<V: Vector>(
+    runs: &[Vec<f32>],
+    offsets: &[usize],
+    base: usize,
+    count: usize,
+    kernels: &mut [MaybeUninit<f32>],
+    stride: usize,
+) {
+    let lanes = first_lanes(count);
+    assert!(1 <= count && count <= 16 && (count - 1) * stride + offsets.len() <= kernels.len());
+    for (first, offsets) in offsets.chunks(16).enumerate() {
+        // SAFETY: the features; masks have no more elements than the runs have from there on, and the kernels taps, as
+        // asserted.
+        unsafe {
+            let mut taps = [V::zero(); 16];
+            for (tap, offset) in taps.iter_mut().zip(offsets) {
+                for (number, run) in runs.iter().enumerate() {
+                    let sums = &run[base + offset..][..count];
+                    let sums = V::load_masked(sums.as_ptr(), lanes);
+                    *tap = if number == 0 { sums } else { tap.add(sums) };
+                }
+            }
+            let mask = first_lanes(offsets.len());
+            for (i, kernel) in V::transpose(taps).into_iter().enumerate().take(count) {
+                let at = kernels.as_mut_ptr().add(i * stride + first * 16);
+                kernel.store_masked(at.cast(), mask);
+            }
+        }
+    }
 }
 
 /// A group's sums for some of its output channels.
@@ -152,28 +197,33 @@ impl Wgrad<'_> {
         images: Range<usize>,
     ) -> Vec<f32> {
         let shape = self.shape;
-        let mut sums = vec![0f32; self.channels.len() * shape.taps()];
         let words = (shape.group_in() * shape.kernel_width * shape.geometry.stride
             + self.channels.len())
         .div_ceil(self.isa.per_word());
         let cut = Cut::new(self.taps.grid, images.len(), words);
-        for first in images.clone().step_by(cut.images) {
-            let count = cut.images.min(images.end - first);
-            let x = &x[first * shape.image()..][..count * shape.image()];
-            let grad = &grad[first * shape.out_image()..][..count * shape.out_image()];
-            for part in cut.parts(self.taps.grid, count) {
-                self.run_part(x, grad, &part, &mut sums);
+        uninit_vec(self.channels.len() * shape.taps(), |sums| {
+            let mut before = false;
+            for first in images.clone().step_by(cut.images) {
+                let count = cut.images.min(images.end - first);
+                let x = &x[first * shape.image()..][..count * shape.image()];
+                let grad = &grad[first * shape.out_image()..][..count * shape.out_image()];
+                for part in cut.parts(self.taps.grid, count) {
+                    self.run_part(x, grad, &part, before, sums);
+                    before = true;
+                }
             }
-        }
-        sums
+            assert!(before, "a run has images, and these have pixels");
+        })
     }
 
+    /// Adds the sums of a part to those of parts before, if there are any.
     fn run_part<S: Stored + 'static, G: Stored + 'static>(
         &self,
         x: &[S],
         grad: &[G],
         part: &Part,
-        sums: &mut [f32],
+        before: bool,
+        sums: &mut [MaybeUninit<f32>],
     ) {
         let (shape, isa) = (self.shape, self.isa);
         let (ins, outs) = (shape.group_in(), self.channels.len());
@@ -206,7 +256,7 @@ impl Wgrad<'_> {
             grad.copy(&Taps::identity(self.taps.grid), part, &of_grad, isa, straight);
             transpose(straight, outs, grad_step, depth, right, isa.vectors());
             for (row, start) in of_x.starts.iter().enumerate() {
-                let sums = &mut sums[row * rows * outs..];
+                let sums = &mut sums[row * rows * outs..][..rows * outs];
                 let gemm = PackedGemm {
                     left: &left[start / per_word..],
                     left_block: isa.rows() * x_step,
@@ -223,7 +273,11 @@ impl Wgrad<'_> {
                     terms: 1,
                     row_panels: false,
                 };
-                gemm.add_to(isa, sums, outs);
+                match before {
+                    // SAFETY: the part before has written them all.
+                    true => gemm.add_to(isa, unsafe { sums.assume_init_mut() }, outs),
+                    false => gemm.write_to(isa, sums, outs),
+                }
             }
         });
     }

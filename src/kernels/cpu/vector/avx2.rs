@@ -116,19 +116,6 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn gather(at: *const f32, step: usize, mask: u16) -> Self {
-        let mut lanes = [0f32; 16];
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            if mask >> i & 1 == 1 {
-                // SAFETY: the caller's. One at a time: the instruction is no faster.
-                *lane = unsafe { *at.wrapping_add(i * step) };
-            }
-        }
-        // SAFETY: the caller's; 16 lanes.
-        unsafe { Self::load(lanes.as_ptr()) }
-    }
-
-    #[inline(always)]
     unsafe fn store_masked(self, at: *mut f32, mask: u16) {
         // SAFETY: the caller's.
         unsafe {

@@ -121,16 +121,6 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn gather(at: *const f32, step: usize, mask: u16) -> Self {
-        // SAFETY: the caller's.
-        unsafe {
-            let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-            let lanes = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(step as i32));
-            Self(_mm512_mask_i32gather_ps::<4>(_mm512_setzero_ps(), mask, lanes, at))
-        }
-    }
-
-    #[inline(always)]
     unsafe fn store_masked(self, at: *mut f32, mask: u16) {
         // SAFETY: the caller's.
         unsafe { _mm512_mask_storeu_ps(at, mask, self.0) }

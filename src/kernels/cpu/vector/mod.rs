@@ -96,9 +96,6 @@ pub(in crate::kernels) trait Vector: Copy {
     unsafe fn load_f16(at: *const f16, mask: u16) -> Self;
     /// 32 elements as they are, two in a lane, the lower half first; zeros for those that are not in the mask.
     unsafe fn load_pairs(at: *const bf16, mask: u32) -> Self;
-    /// The elements of `mask`, `step` of memory apart, and zeros for the others. The last one is no further than
-    /// [`i32::MAX`].
-    unsafe fn gather(at: *const f32, step: usize, mask: u16) -> Self;
 
     /// Writes the elements of `mask`.
     unsafe fn store_masked(self, at: *mut f32, mask: u16);

@@ -173,9 +173,9 @@ fn masks_bound_what_is_read_and_written() {
     });
 }
 
-/// As [`masks_bound_what_is_read_and_written`], of 32 elements, and of elements that lie apart.
+/// As [`masks_bound_what_is_read_and_written`], of 32 elements.
 #[test]
-fn masks_bound_pairs_and_what_is_gathered() {
+fn masks_bound_pairs() {
     let mut rng = generator(85);
     for_each_set(|set| {
         for _ in 0..unless_miri(300, 8) {
@@ -196,12 +196,6 @@ fn masks_bound_pairs_and_what_is_gathered() {
                 let expected = if inside(i) { x[i] } else { before[i] };
                 assert_eq!(out.to_bits(), expected.to_bits(), "store_pairs, {i} of {mask:x}");
             }
-
-            let (step, mask) = (rng.random_range(1..40), run(&mut rng));
-            let x: Vec<_> = (0..step).flat_map(|_| numbers(&mut rng)).collect();
-            let gathered = lanes!(set, V => V::gather(x.as_ptr(), step, mask));
-            let bits = |i: usize| if mask >> i & 1 == 1 { x[i * step].to_bits() } else { 0 };
-            assert_bits(gathered, from_fn(bits), "gather");
         }
     });
 }

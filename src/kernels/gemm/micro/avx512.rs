@@ -12,6 +12,7 @@ use std::arch::x86_64::{
     _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
 };
 use std::mem::transmute;
+use std::ops::Range;
 
 use super::{PackedGemm, Tile, WIDTH, equal_parts};
 
@@ -19,29 +20,37 @@ const ROWS: usize = 8;
 /// Words added up in a register, before their sum is added to those of earlier ones: the error of a sum
 /// grows with the terms added one after the other.
 const LONGEST: usize = 128;
+/// Words of a right matrix that stays in a second-level cache of 1 MiB while rows pass.
+const NEAR: usize = 5 << 15;
 
 macro_rules! micro_kernel {
     ($name:ident, $tile:ident, $features:literal, |$sum:ident, $left:ident, $right:ident| $add:expr) => {
         pub(super) fn $name(gemm: &PackedGemm<'_>, f: &mut dyn FnMut(Tile<'_>)) {
             let mut sums = [[0f32; WIDTH]; ROWS];
-            for part in equal_parts(gemm.columns.div_ceil(16), 3) {
+            let mut tile = |part: Range<usize>, row: usize| {
                 let (vector, column) = (part.start, part.start * 16);
                 let columns = (part.len() * 16).min(gemm.columns - column);
-                for row in (0..gemm.rows).step_by(ROWS) {
-                    let run = match (part.len(), gemm.left_row == 1) {
-                        (1, true) => $tile::<1, true>,
-                        (1, false) => $tile::<1, false>,
-                        (2, true) => $tile::<2, true>,
-                        (2, false) => $tile::<2, false>,
-                        (_, true) => $tile::<3, true>,
-                        (_, false) => $tile::<3, false>,
-                    };
-                    // SAFETY: `PackedGemm::multiply` has seen that the processor has the instructions,
-                    // and that whole blocks of rows and columns of the product lie in its slices.
-                    unsafe { run(gemm, row / ROWS, vector, &mut sums) };
-                    let rows = ROWS.min(gemm.rows - row);
-                    f(Tile { row, column, rows, columns, sums: &sums });
-                }
+                let run = match (part.len(), gemm.left_row == 1) {
+                    (1, true) => $tile::<1, true>,
+                    (1, false) => $tile::<1, false>,
+                    (2, true) => $tile::<2, true>,
+                    (2, false) => $tile::<2, false>,
+                    (_, true) => $tile::<3, true>,
+                    (_, false) => $tile::<3, false>,
+                };
+                // SAFETY: `PackedGemm::multiply` has seen that the processor has the instructions,
+                // and that whole blocks of rows and columns of the product lie in its slices.
+                unsafe { run(gemm, row / ROWS, vector, &mut sums) };
+                let rows = ROWS.min(gemm.rows - row);
+                f(Tile { row, column, rows, columns, sums: &sums });
+            };
+            let parts = || equal_parts(gemm.columns.div_ceil(16), 3);
+            let rows = (0..gemm.rows).step_by(ROWS);
+            if gemm.row_panels && gemm.right.len() <= NEAR {
+                // Results lie along rows, and a block of rows stays in the first-level cache.
+                rows.for_each(|row| parts().for_each(|part| tile(part, row)));
+            } else {
+                parts().for_each(|part| rows.clone().for_each(|row| tile(part.clone(), row)));
             }
         }
 

@@ -32,17 +32,56 @@ impl PackedWords {
 /// The largest scratch, in words, a thread keeps.
 const KEPT: usize = 1 << 24;
 
+thread_local!(static KEEP: RefCell<Vec<PackedWords>> = const { RefCell::new(Vec::new()) });
+
+/// Words of unspecified value on cache lines, from memory that the thread keeps: fresh memory costs page faults, which
+/// can take longer than the arithmetic.
+#[derive(Debug)]
+pub(in crate::kernels) struct KeptWords {
+    words: PackedWords,
+    len: usize,
+}
+
+impl KeptWords {
+    /// At least so many: whole lines.
+    pub(in crate::kernels) fn new(len: usize) -> Self {
+        let len = whole_lines(len);
+        // A stack of buffers, as calls nest: see `Arithmetic::with_scratch`.
+        let mut words = KEEP.with_borrow_mut(Vec::pop).unwrap_or_default();
+        if words.as_slice().len() < len {
+            words = PackedWords::new(len);
+        }
+        Self { words, len }
+    }
+
+    pub(in crate::kernels) fn as_slice(&self) -> &[u32] {
+        &self.words.as_slice()[..self.len]
+    }
+
+    pub(in crate::kernels) fn as_mut_slice(&mut self) -> &mut [u32] {
+        &mut self.words.as_mut_slice()[..self.len]
+    }
+}
+
+impl Drop for KeptWords {
+    fn drop(&mut self) {
+        let words = std::mem::take(&mut self.words);
+        if words.as_slice().len() <= KEPT {
+            // A thread that ends keeps nothing.
+            let _ = KEEP.try_with(|kept| kept.borrow_mut().push(words));
+        }
+    }
+}
+
 /// Calls `f` with buffers of at least these numbers of words, each on a cache line and of unspecified
-/// value, from memory the thread keeps: fresh memory costs page faults, which can take longer than
-/// the arithmetic.
+/// value.
 pub(in crate::kernels) fn with_words<const N: usize, R>(
     sizes: [usize; N],
     f: impl FnOnce([&mut [u32]; N]) -> R,
 ) -> R {
-    let mut buffer = PackedWords::take(&sizes);
-    let result = f(cut(buffer.as_mut_slice(), sizes));
-    buffer.give_back();
-    result
+    let len = sizes.iter().map(|&size| whole_lines(size)).sum();
+    let mut buffer = KeptWords::new(len);
+    f(cut(buffer.as_mut_slice(), sizes))
 }
 
 /// The first words, in parts of these sizes, whole lines. Without `f` in its type, it is compiled once.
@@ -52,22 +91,4 @@ fn cut<const N: usize>(mut words: &mut [u32], sizes: [usize; N]) -> [&mut [u32];
 
 fn whole_lines(size: usize) -> usize {
     size.next_multiple_of(16)
-}
-
-// A stack of buffers, as calls nest: see `Arithmetic::with_scratch`.
-thread_local!(static KEEP: RefCell<Vec<PackedWords>> = const { RefCell::new(Vec::new()) });
-
-impl PackedWords {
-    /// Words for parts of these sizes, from this thread's buffers.
-    fn take(sizes: &[usize]) -> Self {
-        let len = sizes.iter().map(|&size| whole_lines(size)).sum();
-        let buffer = KEEP.with_borrow_mut(Vec::pop).unwrap_or_default();
-        if buffer.as_slice().len() < len { Self::new(len) } else { buffer }
-    }
-
-    fn give_back(self) {
-        if self.as_slice().len() <= KEPT {
-            KEEP.with_borrow_mut(|kept| kept.push(self));
-        }
-    }
 }

@@ -27,11 +27,12 @@ mod results;
 #[cfg(test)]
 mod tests;
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use crate::kernels::cpu::simd::vectorise;
 pub(in crate::kernels) use bf16x3::split;
-pub(in crate::kernels) use buffer::{PackedWords, with_words};
+pub(in crate::kernels) use buffer::{KeptWords, PackedWords, with_words};
 pub(in crate::kernels) use epilogue::{Rounded, store_all};
 pub(in crate::kernels) use isa::InstructionSet;
 pub(in crate::kernels) use pack::{Bf16Terms, MatrixView, transpose};
@@ -62,7 +63,8 @@ pub(in crate::kernels) struct PackedGemm<'a> {
     pub(in crate::kernels) depth: usize,
     /// More than one for [`InstructionSet::AmxBf16x3`] only, and in whole registers.
     pub(in crate::kernels) terms: usize,
-    /// Whether columns are positions whose words lie apart, along row panels: tiles are as wide as can be.
+    /// Whether columns are positions whose words lie apart, along row panels: tiles of AMX are as wide as can be, and those
+    /// of AVX-512 go along rows.
     pub(in crate::kernels) row_panels: bool,
 }
 
@@ -105,6 +107,14 @@ impl Tile<'_> {
             },
         );
         finite
+    }
+
+    /// Writes it to sums of the whole product, whose rows have `columns` elements.
+    fn write_to(&self, sums: &mut [MaybeUninit<f32>], columns: usize) {
+        for (row, line) in self.sums.iter().enumerate().take(self.rows) {
+            let start = (self.row + row) * columns + self.column;
+            sums[start..start + self.columns].write_copy_of_slice(&line[..self.columns]);
+        }
     }
 
     /// Adds it to sums of the whole product, whose rows have `columns` elements.

@@ -4,6 +4,7 @@
 use std::mem::MaybeUninit;
 
 use super::{InstructionSet, PackedGemm, Rounded, amx};
+use crate::kernels::cpu::uninit::zeroed;
 
 impl PackedGemm<'_> {
     /// Adds the product to sums, whose rows have `columns` elements.
@@ -18,6 +19,22 @@ impl PackedGemm<'_> {
         assert!(isa.is_runnable(), "{isa:?} is not available");
         self.check(isa);
         amx::multiply(self, amx::Output::Sums(sums, columns));
+    }
+
+    /// As [`Self::add_to`], to sums of no value yet.
+    ///
+    /// # Panics
+    /// As there.
+    pub(in crate::kernels) fn write_to(
+        &self,
+        isa: InstructionSet,
+        sums: &mut [MaybeUninit<f32>],
+        columns: usize,
+    ) {
+        if isa.is_amx() {
+            return self.add_to(isa, zeroed(sums), columns);
+        }
+        self.multiply(isa, |tile| tile.write_to(sums, columns));
     }
 
     /// Writes the product, plus the bias of each column, to rows of results `stride` elements apart. Subnormals

@@ -31,7 +31,7 @@ use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cuda::Pass;
 use crate::kernels::gemm::micro::InstructionSet::{self, AmxBf16x3};
-use crate::kernels::gemm::micro::{PackedGemm, PackedWords, Rounded, padded_words, with_words};
+use crate::kernels::gemm::micro::{KeptWords, PackedGemm, Rounded, padded_words, with_words};
 use lines::Lines;
 use rows::NhwcImage;
 use store::NhwcStore;
@@ -64,8 +64,8 @@ pub(in crate::kernels::conv) fn forward<O: Rounded>(
     isa: InstructionSet,
 ) -> Result<Tensor> {
     let pass = ConvPass::forward(shape, isa);
-    let kernel = weights::widened(weight)?;
     if isa.is_f32() && winograd::suits(shape) {
+        let kernel = weights::widened(weight)?;
         let bias = bias.map(weights::widened).transpose()?;
         let bias = bias.as_deref();
         let data = winograd::convolve_nhwc(x, &kernel, bias, shape, Order::Forward, isa)?;
@@ -74,7 +74,7 @@ pub(in crate::kernels::conv) fn forward<O: Rounded>(
         }
     }
     let taps = Taps::forward(shape);
-    let phases = vec![Phase::new(taps, (0, 0), &kernel, shape, Order::Forward, isa)];
+    let phases = vec![Phase::new(taps, (0, 0), weight, shape, Order::Forward, isa)?];
     match Phases::new(pass, phases).run::<O>(x, bias)? {
         Some(data) => Ok(tensor(data, &shape.out_dims())),
         None => forward::<O>(x, weight, bias, shape, isa.without_terms()),
@@ -90,11 +90,11 @@ pub(in crate::kernels::conv) fn dgrad<O: Rounded>(
     isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
     let pass = ConvPass::backward(shape, isa);
-    let kernel = weights::widened(weight)?;
-    if meets_padding(&kernel, shape) {
+    if meets_padding(weight, shape)? {
         return Ok(None);
     }
     if let (true, Some(back)) = (isa.is_f32(), shape.transposed().filter(winograd::suits)) {
+        let kernel = weights::widened(weight)?;
         let bias = bias.map(weights::widened).transpose()?;
         let bias = bias.as_deref();
         let data = winograd::convolve_nhwc(grad, &kernel, bias, &back, Order::Backward, isa)?;
@@ -103,9 +103,8 @@ pub(in crate::kernels::conv) fn dgrad<O: Rounded>(
         }
     }
     let phases = Taps::backward(shape).into_iter();
-    let phases =
-        phases.map(|(at, taps)| Phase::new(taps, at, &kernel, shape, Order::Backward, isa));
-    match Phases::new(pass, phases.collect()).run::<O>(grad, bias)? {
+    let phases = phases.map(|(at, taps)| Phase::new(taps, at, weight, shape, Order::Backward, isa));
+    match Phases::new(pass, phases.collect::<Result<_>>()?).run::<O>(grad, bias)? {
         Some(data) => Ok(Some(tensor(data, &shape.input_dims()))),
         None => dgrad::<O>(grad, weight, bias, shape, isa.without_terms()),
     }
@@ -116,22 +115,22 @@ struct Phase {
     taps: Taps,
     at: (usize, usize),
     /// `(group, channel / 16, segment, word, channel % 16)`
-    weight: PackedWords,
+    weight: KeptWords,
 }
 
 impl Phase {
     fn new(
         mut taps: Taps,
         at: (usize, usize),
-        weight: &[f32],
+        weight: &Tensor,
         shape: &Shape,
         order: Order,
         isa: InstructionSet,
-    ) -> Self {
+    ) -> Result<Self> {
         // Neighbours in the image are neighbours in a sum.
         taps.columns.sort_unstable();
-        let weight = weights::pack_blocks(weight, shape, &taps, order, isa);
-        Self { taps, at, weight }
+        let weight = weights::pack_blocks(weight, shape, &taps, order, isa)?;
+        Ok(Self { taps, at, weight })
     }
 }
 

@@ -14,7 +14,9 @@
 //!
 //! A row of the kernel reads the same packed `x`, starting at another input row. If a BF16x3 sum is not finite,
 //! everything is computed again in F32.
+#![allow(unsafe_code)]
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use candle_core::{Result, Tensor};
@@ -26,10 +28,12 @@ use super::{Shape, weights, with_stored};
 use crate::kernels::conv::packed::layout::{Cut, Part, RowPanels, Taps};
 use crate::kernels::conv::packed::rows::{Stored, widen};
 use crate::kernels::conv::packed::source::{as_bf16, as_bf16_mut, as_f32_mut};
-use crate::kernels::conv::packed::wgrad::{add_all, by_tiles, runs};
+use crate::kernels::conv::packed::wgrad::{by_tiles, runs, write_kernels};
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
+use crate::kernels::cpu::uninit::uninit_vec;
+use crate::kernels::cpu::vector::{Vectors, with_vectors};
 use crate::kernels::gemm::micro::{
     Bf16Terms, InstructionSet, MatrixView, PackedGemm, Tile, with_words,
 };
@@ -59,31 +63,32 @@ pub(in crate::kernels::conv) fn wgrad(
             weight_sums.run(x, grad, task / runs, first..shape.batch.min(first + run))
         })
     });
-    let mut total = vec![0f32; shape.c_out * shape.taps()];
     let (outs, width) = (shape.group_out(), shape.kernel_width * wide);
-    let gather = |out: usize, places: &mut [f32]| {
+    let tap = |row: usize| (0..shape.kernel_width).map(move |tap| row * outs * width + tap * wide);
+    let offsets: Vec<_> = (0..shape.kernel_height).flat_map(tap).collect();
+    let gather = |out: usize, places: &mut [MaybeUninit<f32>]| {
         let (group, out) = (out / outs, out % outs);
-        let mut line = vec![0f32; width];
-        for row in 0..shape.kernel_height {
-            line.fill(0.0);
-            for run in &sums[group * runs..][..runs] {
-                add_all(&mut line, &run[(row * outs + out) * width..][..width]);
+        let sums = &sums[group * runs..][..runs];
+        let vectors = Vectors::widest().unwrap_or(Vectors::Avx2);
+        with_vectors!(vectors, V => {
+            let kernels = places.chunks_mut(16 * offsets.len()).enumerate();
+            for (block, kernels) in kernels {
+                let (base, count) = (out * width + block * 16, kernels.len() / offsets.len());
+                // SAFETY: the features of the vectors.
+                unsafe {
+                    write_kernels::<V>(sums, &offsets, base, count, kernels, offsets.len());
+                }
             }
-            for (column, line) in line.chunks_exact(wide).enumerate() {
-                let tap = row * shape.kernel_width + column;
-                let places =
-                    places[tap..].iter_mut().step_by(shape.kernel_height * shape.kernel_width);
-                places.zip(line).for_each(|(place, sum)| *place = *sum);
-            }
-        }
+        });
     };
-    match total.len() * runs > weights::SHORT {
-        true => parallel::for_each_chunk(&mut total, shape.taps(), gather),
+    let count = shape.c_out * shape.taps();
+    let total: Vec<f32> = uninit_vec(count, |total| match count * runs > weights::SHORT {
+        true => parallel::for_each_chunk(total, shape.taps(), gather),
         false => {
             let outs = total.chunks_mut(shape.taps()).enumerate();
             outs.for_each(|(out, places)| gather(out, places));
         }
-    }
+    });
     if isa == InstructionSet::AmxBf16x3 && !total.iter().all(|sum| sum.is_finite()) {
         return wgrad(x, grad, shape, isa.without_terms());
     }
