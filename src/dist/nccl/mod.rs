@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 
@@ -331,14 +331,23 @@ impl Communicator for Rank {
     }
 }
 
+/// How long a rank that ends waits for NCCL to abort.
+const ABORT: Duration = Duration::from_secs(5);
+
 impl Drop for Rank {
-    /// Ends the calls in order, unless one failed: then nothing is left to wait for.
+    /// Ends the calls in order. After an error that somebody knows of nothing is waited for but NCCL's end.
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take()
             && !std::thread::panicking()
         {
-            while !thread.is_finished() && !self.failure.is_set() {
+            let mut failed = None;
+            while !thread.is_finished() && !self.failure.is_untold() {
+                let failed =
+                    self.failure.is_set().then(|| *failed.get_or_insert_with(Instant::now));
+                if failed.is_some_and(|failed| failed.elapsed() > ABORT) {
+                    break;
+                }
                 std::thread::sleep(Duration::from_millis(1));
             }
         }

@@ -173,6 +173,7 @@ impl Worker {
             // Nobody waits for this one's error, nor for a result.
             if let Err(error) = self.part() {
                 tracing::error!("{error}");
+                self.failure.told.store(true, Ordering::Release);
                 self.failure.set(error);
             } else if let Err(reason) = self.link.leave() {
                 tracing::error!("{reason}");

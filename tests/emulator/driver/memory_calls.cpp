@@ -15,7 +15,8 @@ using Pointer = unsigned long long;
 void *address(Pointer pointer) { return reinterpret_cast<void *>(pointer); }
 
 std::mutex host_lock;
-std::map<char *, size_t> pinned;
+// Never destroyed: a thread may outlive `main`.
+auto &pinned = *new std::map<char *, size_t>;
 
 bool is_pinned(const void *pointer) {
     std::lock_guard guard(host_lock);

@@ -60,8 +60,9 @@ struct Ranks {
 
 // Held where ranks are looked at; the device's lock, if any, was taken before.
 std::mutex ranks_lock;
-std::condition_variable somebody_came;
-std::map<std::string, std::shared_ptr<Ranks>> all_ranks;
+std::condition_variable &somebody_came = *new std::condition_variable;
+// Never destroyed, as what is here for threads that outlive `main`.
+auto &all_ranks = *new std::map<std::string, std::shared_ptr<Ranks>>;
 
 struct Call {
     const char *name;
