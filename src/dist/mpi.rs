@@ -21,12 +21,8 @@ const GRACE: Duration = Duration::from_secs(30);
 /// Up to here a rank sends each peer a message of its own. The header of a call is shorter.
 const SHORT: usize = 256;
 
-/// How long a rank asks for an answer all the time, at least.
+/// How long a rank asks for an answer all the time.
 const EAGER: Duration = Duration::from_micros(50);
-
-/// How long it does so for each byte on its way: the header of the call has been exchanged then, so the peers are there,
-/// and MPI moves bytes only while it is asked.
-const EAGER_NANOSECONDS_A_BYTE: u64 = 10;
 
 /// The longest sleep between two looks at a call of MPI.
 const LONGEST_SLEEP: Duration = Duration::from_micros(200);
@@ -110,36 +106,24 @@ impl Processes {
                 }
                 true
             };
-            self.wait(
-                EAGER,
-                is_done,
-                || awaited.borrow().iter().flatten().copied().collect(),
-                stuck,
-            );
+            self.wait(is_done, || awaited.borrow().iter().flatten().copied().collect(), stuck);
         });
     }
 
     /// Waits for a call that has begun.
-    fn finish<'a, D: ?Sized, S: Scope<'a>>(
-        &self,
-        bytes: usize,
-        request: Request<'a, D, S>,
-        stuck: Stuck<'_>,
-    ) {
+    fn finish<'a, D: ?Sized, S: Scope<'a>>(&self, request: Request<'a, D, S>, stuck: Stuck<'_>) {
         let mut request = Some(request);
         let is_done = || {
             request = request.take().and_then(|request| request.test().err());
             request.is_none()
         };
-        let eager = EAGER + Duration::from_nanos(bytes as u64 * EAGER_NANOSECONDS_A_BYTE);
-        self.wait(eager, is_done, Vec::new, stuck);
+        self.wait(is_done, Vec::new, stuck);
     }
 
     /// Waits until what has begun is done. MPI cannot give it up, and may write its buffers at any time: without an
     /// answer in time this never returns. `missing`: the ranks that are known not to have answered.
     fn wait(
         &self,
-        eager: Duration,
         mut is_done: impl FnMut() -> bool,
         missing: impl Fn() -> Vec<usize>,
         stuck: Stuck<'_>,
@@ -158,7 +142,7 @@ impl Processes {
             } else {
                 std::thread::sleep(sleep);
             }
-            if waited > eager {
+            if waited > EAGER {
                 sleep = (sleep + LONGEST_SLEEP / 20).min(LONGEST_SLEEP);
             }
         }
@@ -177,28 +161,19 @@ impl Transport for Processes {
         if mine.len() <= SHORT {
             self.tell_each(mine, all, stuck);
         } else {
-            let bytes = all.len();
-            scope(|scope| {
-                let request = self.all.immediate_all_gather_into(scope, mine, all);
-                self.finish(bytes, request, stuck);
-            });
+            scope(|scope| self.finish(self.all.immediate_all_gather_into(scope, mine, all), stuck));
         }
         Ok(())
     }
 
     fn all_to_all(&mut self, mine: &[u8], all: &mut [u8], stuck: Stuck<'_>) -> Result<(), Fault> {
-        let bytes = all.len();
-        scope(|scope| {
-            let request = self.all.immediate_all_to_all_into(scope, mine, all);
-            self.finish(bytes, request, stuck);
-        });
+        scope(|scope| self.finish(self.all.immediate_all_to_all_into(scope, mine, all), stuck));
         Ok(())
     }
 
     fn broadcast(&mut self, bytes: &mut [u8], root: usize, stuck: Stuck<'_>) -> Result<(), Fault> {
         let root = self.all.process_at_rank(root as i32);
-        let count = bytes.len();
-        scope(|scope| self.finish(count, root.immediate_broadcast_into(scope, bytes), stuck));
+        scope(|scope| self.finish(root.immediate_broadcast_into(scope, bytes), stuck));
         Ok(())
     }
 
