@@ -14,7 +14,7 @@ use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{each_lane, vectorise_in};
 use crate::kernels::cpu::uninit::uninit_vec;
-use crate::kernels::reduce::lines::{Lines, PANEL, add_row};
+use crate::kernels::reduce::lines::{Lines, PANEL, Rows, add_row};
 
 pub(super) fn softmax<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
     x: &Tensor,
@@ -187,12 +187,15 @@ pub(super) fn log_softmax_backward<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
     each_block::<T, O, 2>([y, grad], lines, kernel)
 }
 
+/// Reads a block of each tensor, and writes one of results.
+type Kernel<A, const M: usize> = fn([Block<'_, A>; M], Rows<'_, '_, A>);
+
 /// What `kernel` makes of the elements of `tensors`, block by block. It is compiled for the types of the arithmetic alone: a
 /// block of 16-bit elements is widened before, and the result is rounded after, in the second-level cache.
 fn each_block<T: Lane, O: Lane<Acc = T::Acc>, const M: usize>(
     tensors: [&Tensor; M],
     lines: Lines,
-    kernel: fn([Block<'_, T::Acc>; M], &mut [&mut [MaybeUninit<T::Acc>]]),
+    kernel: Kernel<T::Acc, M>,
 ) -> Result<Tensor> {
     let _held = hold(tensors);
     let elements = tensors.into_iter().map(Elements::of).collect::<Result<Vec<_>>>()?;

@@ -119,10 +119,10 @@ fn arrange<S: Stored>(
         }
         match isa {
             InstructionSet::Avx2F32 => arrangement.fill_singly(weight, count, places),
-            // SAFETY: the features of the vectors.
-            _ => {
-                with_bf16_vectors!(V => unsafe { arrangement.fill::<S, V>(weight, count, places) })
-            }
+            _ => with_bf16_vectors!(V => {
+                // SAFETY: the features of the vectors.
+                unsafe { arrangement.fill::<S, V>(weight, count, places) }
+            }),
         }
     };
     let (places, block) = (shape.geometry.groups * blocks * rows * sum, (rows * sum).max(1));

@@ -157,7 +157,7 @@ pub(super) unsafe fn write_kernels<V: Vector>(
     stride: usize,
 ) {
     let lanes = first_lanes(count);
-    assert!(1 <= count && count <= 16 && (count - 1) * stride + offsets.len() <= kernels.len());
+    assert!((1..=16).contains(&count) && (count - 1) * stride + offsets.len() <= kernels.len());
     for (first, offsets) in offsets.chunks(16).enumerate() {
         // SAFETY: the features; masks have no more elements than the runs have from there on, and the kernels taps, as
         // asserted.
