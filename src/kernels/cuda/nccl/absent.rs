@@ -1,8 +1,11 @@
 //! What `nccl` is without the feature of that name: no ranks.
 
-use candle_core::{DType, Error, Tensor};
+mod step;
+
+use candle_core::{Error, Tensor};
 
 use super::Gpu;
+pub(crate) use step::{Combine, Step};
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -31,27 +34,6 @@ impl Event {
     pub(crate) fn is_done(&self) -> Result<bool, String> {
         match self.0 {}
     }
-}
-
-/// As the one of `mod.rs`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)] // compared by nobody, but so its fields count as used
-pub(crate) enum Step {
-    AllToAll { from: u64, to: u64, bytes: usize },
-    AllGather { from: u64, to: u64, bytes: usize },
-    Broadcast { at: u64, bytes: usize, root: usize },
-    Combine(Combine),
-}
-
-/// As the one of `mod.rs`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)] // compared by nobody, but so its fields count as used
-pub(crate) struct Combine {
-    pub(crate) to: u64,
-    pub(crate) parts: u64,
-    pub(crate) count: usize,
-    pub(crate) piece: usize,
-    pub(crate) dtype: DType,
-    pub(crate) out: DType,
-    pub(crate) max: bool,
 }
 
 #[derive(Debug)]

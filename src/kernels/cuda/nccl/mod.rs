@@ -1,7 +1,9 @@
 //! Ranks that NCCL connects: what one of them starts on a stream of its own.
 //!
-//! No call here waits. NCCL is told not to block: a call may go on in the background, and [`Link::is_settled`] says
-//! when it has given its work to the stream. Nothing else may be given to the stream before.
+//! No call here waits. NCCL's communicators do not block: a call may go on in the background, and [`Link::is_settled`]
+//! says when it has given its work to the stream. Nothing else may be given to the stream before.
+
+mod step;
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -15,6 +17,7 @@ use cudarc::nccl::sys::{self, ncclResult_t};
 
 use super::{Gpu, Grid, Launch, Source, address, address_mut, compile, launched, suffix};
 use crate::error::bail;
+pub(crate) use step::{Combine, Step};
 
 type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -49,43 +52,6 @@ impl Event {
     pub(crate) fn is_done(&self) -> Result<bool, String> {
         self.0.try_is_complete().map_err(of_driver)
     }
-}
-
-/// Something that a rank does on its stream. Numbers of bytes are above 0.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Step {
-    /// Sends the `r`-th of `size` pieces of `bytes` at `from` to rank `r`, and joins what comes at `to`.
-    AllToAll {
-        from: u64,
-        to: u64,
-        bytes: usize,
-    },
-    /// Joins the `bytes` at `from` of all ranks at `to`, also where `from` is this rank's place there.
-    AllGather {
-        from: u64,
-        to: u64,
-        bytes: usize,
-    },
-    /// Sends the `bytes` at `at` of rank `root` to all.
-    Broadcast {
-        at: u64,
-        bytes: usize,
-        root: usize,
-    },
-    Combine(Combine),
-}
-
-/// Combines the first `count` elements of the pieces of all ranks at `parts`, each of `piece` elements.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Combine {
-    pub(crate) to: u64,
-    pub(crate) parts: u64,
-    pub(crate) count: usize,
-    pub(crate) piece: usize,
-    pub(crate) dtype: DType,
-    pub(crate) out: DType,
-    /// The largest in place of the sum.
-    pub(crate) max: bool,
 }
 
 /// NCCL's settings as version 2.14 had them: a prefix of those of every later version.
