@@ -129,7 +129,7 @@ fn ctrl_c_saves_and_says_how_to_go_on() -> Result<()> {
     let dir = folder.path("run");
     let (code, text) = interrupted(&format!("--out {}", dir.display()))?;
     assert_eq!(code, Some(130), "{text}");
-    assert!(text.contains("Ending after this step"), "{text}");
+    assert!(text.contains("after this step and a test; Ctrl-C"), "{text}");
     let advice = format!("cargo run --release --example cifar10 -- --resume {}\n", dir.display());
     assert!(text.ends_with(&advice), "{text}");
     let checkpoints = Checkpointer::new(dir.join("bf16-seed-0").join("checkpoints"))?;

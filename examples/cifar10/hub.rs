@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, ensure};
 use flate2::read::GzDecoder;
 use sha2::{Digest, Sha256};
 use tar::Archive;
 use ureq::Agent;
 
-use crate::common::{interrupted, progress::print};
+use crate::common::{exit::Interrupted, interrupted, progress::print};
 
 /// An archive, and the SHA-256 of all its bytes.
 #[derive(Clone, Copy, Debug)]
@@ -49,13 +49,7 @@ pub(crate) fn folder() -> Result<PathBuf> {
     let folder =
         named("CANDLE_AMP_DATA").or_else(|| Some(cache?.join("candle-amp").join("cifar10")));
     let folder = folder.context("--data hub: set CANDLE_AMP_DATA to a folder for the images")?;
-    fetch(CIFAR10, &folder).with_context(|| {
-        format!(
-            "--data hub cannot download {}; get it another way, unpack it, and give its folder to \
-             --data",
-            CIFAR10.url
-        )
-    })?;
+    fetch(CIFAR10, &folder)?;
     Ok(folder)
 }
 
@@ -64,6 +58,17 @@ fn fetch(source: Source<'_>, folder: &Path) -> Result<()> {
     if FILES.iter().all(|file| folder.join(file).is_file()) {
         return Ok(());
     }
+    download(source, folder).map_err(|error| match interrupted() {
+        true => Error::new(Interrupted).context("--data hub"),
+        false => error.context(format!(
+            "--data hub cannot download {}; get it another way, unpack it, and give its folder to \
+             --data",
+            source.url
+        )),
+    })
+}
+
+fn download(source: Source<'_>, folder: &Path) -> Result<()> {
     print(&format!("downloading {} to {}\n", source.url, folder.display()));
     let config = Agent::config_builder().timeout_connect(PATIENCE).timeout_recv_response(PATIENCE);
     let mut response = config.build().new_agent().get(source.url).call()?;

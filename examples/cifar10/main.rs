@@ -115,7 +115,7 @@ fn prepare(options: &Options) -> Result<(Device, Dataset, Schedule)> {
         let path = path.as_ref().filter(|_| ranks::is_first());
         path.map_or(Ok(()), |path| report::check_writable(option, path))?;
     }
-    let data = load(options).map_err(BadData::from)?;
+    let data = load(options).map_err(BadData::of)?;
     let schedule = Schedule::new(options, data.train.len())?;
     if let Some(path) = options.save_config.as_ref().filter(|_| ranks::is_first()) {
         config::save(options, path)?;

@@ -98,7 +98,7 @@ fn ranks_end_together_and_go_on() -> Result<()> {
     ensure!(killed.success(), "no signal was sent");
     stdout.read_to_string(&mut text)?;
     assert_eq!(child.wait()?.code(), Some(130), "{text}");
-    assert_eq!(text.matches("Ending after this step").count(), 1, "{text}");
+    assert_eq!(text.matches("after this step and a test; Ctrl-C").count(), 1, "{text}");
     let launch = "mpirun -n 2 cargo run --release --example cifar10 --features mpi -- --resume";
     assert!(text.contains(launch), "{text}");
     let saved = Checkpointer::new(run_folder(&broken)?.join("checkpoints"))?.latest()?;

@@ -10,9 +10,10 @@ use super::{interrupted, options::Usage};
 #[derive(Debug)]
 pub(crate) struct BadData(String);
 
-impl From<Error> for BadData {
-    fn from(error: Error) -> Self {
-        Self(format!("{error:#}"))
+impl BadData {
+    /// What went wrong while data were read. Ctrl-C stays what it is.
+    pub(crate) fn of(error: Error) -> Error {
+        if error.is::<Interrupted>() { error } else { Self(format!("{error:#}")).into() }
     }
 }
 
@@ -23,6 +24,21 @@ impl fmt::Display for BadData {
 }
 
 impl std::error::Error for BadData {}
+
+/// Ctrl-C, before there was anything to save.
+#[derive(Debug)]
+pub(crate) struct Interrupted;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// The exit code of Ctrl-C, as a shell says it.
+const INTERRUPTED: u8 = 130;
 
 /// An error that another rank tells, with its exit code.
 #[derive(Debug)]
@@ -39,7 +55,7 @@ impl std::error::Error for Told {}
 /// The exit code of a program that ended so.
 pub(crate) fn code(result: &Result<()>, interrupted: bool) -> u8 {
     match result {
-        Ok(()) if interrupted => 130, // as a shell says of Ctrl-C
+        Ok(()) if interrupted => INTERRUPTED,
         Ok(()) => 0,
         Err(error) => code_of(error),
     }
@@ -51,6 +67,7 @@ pub(crate) fn code_of(error: &Error) -> u8 {
         Some(error) => error.exit_code() as u8, // 0 for --help, 2 otherwise
         None if error.is::<Usage>() => 2,
         None if error.is::<BadData>() => 3,
+        None if error.is::<Interrupted>() => INTERRUPTED,
         None => error.downcast_ref::<Told>().map_or(1, |told| told.0),
     }
 }
@@ -80,8 +97,9 @@ mod tests {
         assert_eq!((code(&Ok(()), false), code(&Ok(()), true)), (0, 130));
         assert_eq!(of(anyhow!("no space left")), 1);
         assert_eq!(of(Usage("no such option".into()).into()), 2);
-        assert_eq!(of(BadData::from(anyhow!("truncated").context("data.bin")).into()), 3);
+        assert_eq!(of(BadData::of(anyhow!("truncated").context("data.bin"))), 3);
         assert_eq!(of(Told(3).into()), 3);
+        assert_eq!(of(BadData::of(Error::new(Interrupted).context("--data hub"))), 130);
         let clap = |argument: &str| Command::new("x").try_get_matches_from(["x", argument]);
         let error = |argument: &str| clap(argument).map(drop).context("").err();
         let plain = |argument: &str| clap(argument).err().map(|error| of(error.into()));
@@ -93,7 +111,7 @@ mod tests {
 
     #[test]
     fn bad_data_are_told_in_one_line() {
-        let error = BadData::from(anyhow!("no such file").context("cannot read test_batch.bin"));
+        let error = BadData::of(anyhow!("no such file").context("cannot read test_batch.bin"));
         assert_eq!(error.to_string(), "cannot read test_batch.bin: no such file");
     }
 }

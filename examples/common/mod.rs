@@ -75,7 +75,9 @@ fn finish_on_ctrl_c() -> Result<()> {
 fn interrupt() -> bool {
     let is_new = !INTERRUPTED.swap(true, Ordering::Relaxed);
     if is_new {
-        progress::print("\nEnding after this step and a test; Ctrl-C again ends at once.\n");
+        progress::print(
+            "\nEnding soon, a training after this step and a test; Ctrl-C again ends at once.\n",
+        );
     }
     is_new
 }

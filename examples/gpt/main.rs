@@ -88,7 +88,7 @@ fn compare(options: &Options, corpus: &Corpus, device: &Device) -> Result<()> {
 fn load(options: &Options) -> Result<Corpus> {
     let context = options.size().context;
     match &options.text {
-        Some(path) => Ok(Corpus::read(path, context).map_err(BadData::from)?),
+        Some(path) => Ok(Corpus::read(path, context).map_err(BadData::of)?),
         None => Corpus::shakespeare(context),
     }
 }

@@ -78,7 +78,7 @@ impl Read {
 }
 
 /// The next time of the clock, for a node or a write.
-pub(super) fn tick() -> u64 {
+pub(crate) fn tick() -> u64 {
     CLOCK.fetch_add(1, Ordering::Relaxed)
 }
 
@@ -153,6 +153,11 @@ pub(super) fn written_since(time: u64, mut reads: impl Iterator<Item = Read>) ->
     reads.position(|Read { place, tensor }| {
         versions.writes.get(&place).is_some_and(|w| w.at > time && w.tensor <= tensor)
     })
+}
+
+/// Whether `tensor` has been written since `time`.
+pub(crate) fn is_written_since(time: u64, tensor: &Tensor) -> bool {
+    written_since(time, std::iter::once(Read::of(tensor))).is_some()
 }
 
 /// Fails where a node of candle's among `nodes`, those of a loss, was computed from what has been written since;

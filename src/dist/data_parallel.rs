@@ -7,7 +7,7 @@ use candle_core::{DType, Var};
 use super::Communicator;
 use super::exchange::{Facts, compare};
 use super::reducer::BucketReducer;
-use crate::autograd::version;
+use crate::autograd::{is_frozen, version};
 use crate::error::ArgumentError;
 use crate::{GradScaler, Parameters, Result, autocast};
 
@@ -70,7 +70,23 @@ impl DataParallelConfig {
 /// All ranks run the same program: they make the same calls in the same order. Making this compares the crate's
 /// version, the settings, and the names, shapes and dtypes of parameters and buffers, and gives all ranks the weights
 /// and buffers of rank 0. Every [`check_every`](DataParallelConfig::check_every) passes they compare the loss scale,
-/// the generator's seed and the weights, and at the step after it the optimizer's settings and steps.
+/// the generator's seed and the weights, and at the step after it the optimizer: its settings and steps, or the learning
+/// rate alone of one of candle's. An optimizer of your own that implements [`Step`](crate::Step) is not compared.
+///
+/// Without [`attach`](Self::attach) nothing is averaged, and each rank trains alone, without an error. So does an optimizer's
+/// own `backward_step`.
+///
+/// # Copies of weights
+///
+/// Make what copies weights after this. A [`MasterWeights`](crate::MasterWeights) made before returns an error at its first
+/// step where rank 0's weights differ, until [`reload_masters`](crate::MasterWeights::reload_masters). Tensors of
+/// [`MasterVars`](crate::MasterVars) need a [`refresh`](crate::MasterVars::refresh), or `backward` returns an error. An
+/// [`Ema`](crate::optim::Ema) made before goes on with other weights, without an error.
+///
+/// # Frozen parameters
+///
+/// What is frozen when this is made is compared by name, shape and dtype, and gets rank 0's values. It does not travel with the
+/// gradients, and is not among the weights that are compared later. A gradient of it is an error. What is frozen later travels as zeros.
 ///
 /// # Buckets
 ///
@@ -179,7 +195,7 @@ impl DataParallel {
         Ok(parallel)
     }
 
-    /// Has `scaler` collect averaged gradients.
+    /// Has `scaler` collect averaged gradients. One scaler at a time: two would share what [`no_sync`](Self::no_sync) holds.
     ///
     /// # Errors
     ///
@@ -255,7 +271,7 @@ impl DataParallel {
             version::written([variable.as_tensor()]);
         }
         autocast::clear_cast_cache();
-        Ok(())
+        self.communicator.synchronize()
     }
 }
 
@@ -264,11 +280,13 @@ fn facts(parameters: &Parameters, reducer: &BucketReducer) -> Facts {
     let mut facts = Facts::from([
         ("version of candle-amp".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         ("settings".to_owned(), format!("{:?}", reducer.config)),
-        ("parameters".to_owned(), reducer.parameters.len().to_string()),
+        ("parameters that are not frozen".to_owned(), reducer.parameters.len().to_string()),
     ]);
     let all = parameters.iter().map(|named| ("parameter", named));
     for (kind, (name, var)) in all.chain(parameters.buffers().map(|named| ("buffer", named))) {
-        facts.insert(format!("{kind} `{name}`"), format!("{:?} {:?}", var.dtype(), var.dims()));
+        let frozen = if is_frozen(var) { ", frozen" } else { "" };
+        let fact = format!("{:?} {:?}{frozen}", var.dtype(), var.dims());
+        facts.insert(format!("{kind} `{name}`"), fact);
     }
     facts
 }

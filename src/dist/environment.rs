@@ -89,10 +89,11 @@ pub fn local_rank() -> Result<usize> {
 }
 
 fn local_rank_of(variable: &Variable<'_>) -> Result<usize> {
-    match launched(variable)? {
-        None => Ok(0),
-        Some((launcher, _)) => number(variable, launcher.local_rank),
-    }
+    let Some((launcher, _)) = launched(variable)? else { return Ok(0) };
+    // Slurm can start processes in the manner of MPICH, and numbers them itself.
+    let is_set = |name: &&str| variable(name).is_some();
+    let name = [launcher.local_rank, SLURM.local_rank].into_iter().find(is_set);
+    number(variable, name.unwrap_or(launcher.local_rank))
 }
 
 type Variable<'a> = dyn Fn(&str) -> Option<String> + 'a;
@@ -196,15 +197,20 @@ fn error(reason: String) -> crate::Error {
 fn launched(variable: &Variable<'_>) -> Result<Option<(&'static Launcher, usize)>> {
     static ALL: [Launcher; 5] = LAUNCHERS;
     let is_torchrun = variable("TORCHELASTIC_RUN_ID").is_some();
-    let mut launchers = ALL.iter().filter(|launcher| !is_torchrun || **launcher == TORCHRUN);
-    let found = launchers.find_map(|launcher| Some((launcher, variable(launcher.size)?)));
-    let Some((launcher, text)) = found else { return Ok(None) };
-    match text.trim().parse() {
-        // A task of Slurm or torchrun alone; mpirun's would be a group of one all the same.
-        Ok(1) => Ok(None),
-        Ok(size) if size > 1 => Ok(Some((launcher, size))),
-        _ => Err(error(format!("{} is `{text}`, expected the number of processes", launcher.size))),
+    for launcher in ALL.iter().filter(|launcher| !is_torchrun || **launcher == TORCHRUN) {
+        let Some(text) = variable(launcher.size) else { continue };
+        match text.trim().parse() {
+            // Alone for this launcher, such as a shell that `srun` has started. Another may have started several in it.
+            Ok(1) => {}
+            Ok(size) if size > 1 => return Ok(Some((launcher, size))),
+            _ => {
+                let reason =
+                    format!("{} is `{text}`, expected the number of processes", launcher.size);
+                return Err(error(reason));
+            }
+        }
     }
+    Ok(None)
 }
 
 fn by_mpi(launcher: &Launcher, size: usize) -> Result<Arc<dyn Communicator>> {
@@ -250,6 +256,14 @@ mod tests {
         // A batch script's own, which starts one program.
         assert_eq!(launched(&of(&[("SLURM_NTASKS", "4")])).unwrap(), None);
         assert_eq!(launched(&of(&[("OMPI_COMM_WORLD_SIZE", "1")])).unwrap(), None);
+        // By hand, in a shell that `srun` has started.
+        let by_hand = of(&[("SLURM_STEP_NUM_TASKS", "1"), ("WORLD_SIZE", "4")]);
+        assert_eq!(launched(&by_hand).unwrap(), Some((&TORCHRUN, 4)));
+        let pmi2 = of(&[("PMI_SIZE", "4"), ("PMI_RANK", "2"), ("SLURM_LOCALID", "1")]);
+        assert_eq!(
+            (launched(&pmi2).unwrap(), local_rank_of(&pmi2).unwrap()),
+            (Some((&MPICH, 4)), 1)
+        );
         for launcher in &LAUNCHERS {
             assert_eq!(launched(&of(&[(launcher.size, "4")])).unwrap(), Some((launcher, 4)));
         }

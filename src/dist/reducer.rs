@@ -34,8 +34,20 @@ pub(super) struct BucketReducer {
     pass: Pass,
     /// Passes whose gradients were averaged.
     passes: u64,
-    /// Whether the state was compared before this pass.
-    compared: bool,
+    /// Whether the optimizers of this step are compared.
+    comparison: Comparison,
+    /// Whether a pass has failed on this rank after some of its gradients had been sent.
+    cut_short: bool,
+}
+
+/// Of the optimizers of a step, which follows one or more passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Comparison {
+    None,
+    /// At the next step.
+    Due,
+    /// Of one optimizer at least; others of the same step follow.
+    Made,
 }
 
 /// Variables and their averaged gradients.
@@ -63,7 +75,7 @@ impl BucketReducer {
         let parameters: Vec<Parameter> = parameters
             .vars()
             .into_iter()
-            .filter(|variable| variable.dtype().is_float())
+            .filter(|variable| variable.dtype().is_float() && !is_frozen(variable))
             .map(|variable| Parameter::new(name(variable.id()), variable))
             .collect();
         let index = parameters.iter().map(|p| p.variable.id()).zip(0..).collect();
@@ -81,7 +93,8 @@ impl BucketReducer {
             held: HashMap::new(),
             pass: Pass::default(),
             passes: 0,
-            compared: false,
+            comparison: Comparison::None,
+            cut_short: false,
         }
     }
 
@@ -182,7 +195,13 @@ impl BucketReducer {
     ) -> Result<Vec<(usize, Tensor, [f32; 2])>> {
         let size = self.communicator.size();
         let dtype = self.parameters[members[0]].dtype;
-        let reduced = kernels::in_dtype(&reduced.flatten_all()?, dtype)?;
+        let reduced = reduced.flatten_all()?;
+        // What a reduce-scatter leaves in F32, an all-reduce has rounded to send it: the same bits either way.
+        let reduced = match dtype {
+            DType::F32 => kernels::in_dtype(&reduced, self.config.wire_dtype)?,
+            _ => reduced,
+        };
+        let reduced = kernels::in_dtype(&reduced, dtype)?;
         let mut start = 0;
         let mut averages = Vec::with_capacity(members.len());
         for &at in members {
@@ -250,9 +269,14 @@ pub(super) fn in_shards(flat: &Tensor, size: usize) -> Result<Tensor> {
 
 impl Reducer for BucketReducer {
     fn begin(&mut self, scale: &dyn Fn() -> Option<LossScale>) -> Result<()> {
-        self.compared = !self.paused && self.passes.is_multiple_of(self.config.check_every);
-        if self.compared {
+        if self.comparison == Comparison::Made {
+            self.comparison = Comparison::None;
+        }
+        let is_due = self.passes.is_multiple_of(self.config.check_every);
+        if !self.paused && (is_due || self.cut_short) {
+            // Where one rank alone was cut short, the others' next call is another one, which is an error.
             self.check(scale())?;
+            (self.comparison, self.cut_short) = (Comparison::Due, false);
         }
         let left = self.buckets.members.iter().map(Vec::len).collect();
         self.pass = Pass { left, ..Pass::default() };
@@ -290,7 +314,7 @@ impl Reducer for BucketReducer {
         }
         if self.paused {
             let Pass { gradients, .. } = std::mem::take(&mut self.pass);
-            if gradients.is_empty() {
+            if gradients.is_empty() && !self.config.allow_unused {
                 return Err(crate::error::GraphError::NoGradient.into());
             }
             self.held
@@ -323,6 +347,7 @@ impl Reducer for BucketReducer {
     }
 
     fn abort(&mut self) {
+        self.cut_short |= !self.pass.started.is_empty();
         self.pass = Pass::default();
     }
 
@@ -344,14 +369,20 @@ impl Reducer for BucketReducer {
         });
     }
 
-    fn check_optimizer(&self, facts: &dyn Fn() -> Result<Vec<(String, String)>>) -> Result<()> {
-        match self.compared && self.communicator.size() > 1 {
-            true => {
-                let facts = facts()?.into_iter().collect();
-                compare(&*self.communicator, "the optimizer", &facts, &self.device())
-            }
-            false => Ok(()),
+    fn check_optimizer(
+        &mut self,
+        takes_shards: bool,
+        facts: &dyn Fn() -> Result<Vec<(String, String)>>,
+    ) -> Result<()> {
+        if self.sharded && !takes_shards {
+            return Err(ParallelError::Whole.into());
         }
+        if self.comparison == Comparison::None || self.communicator.size() == 1 {
+            return Ok(());
+        }
+        self.comparison = Comparison::Made;
+        let facts = facts()?.into_iter().collect();
+        compare(&*self.communicator, "the optimizer", &facts, &self.device())
     }
 
     fn agree(&self, found: FoundInf) -> Result<FoundInf> {
@@ -388,7 +419,9 @@ impl NormOfRanks for BucketReducer {
         if !self.sharded {
             return Ok(norm);
         }
-        let squares = norm.sqr()?.reshape(1)?;
-        self.communicator.all_reduce(&squares, Reduction::Sum)?.sqrt()?.reshape(())
+        // In F64, where no square of an F32 norm overflows.
+        let squares = norm.to_dtype(DType::F64)?.sqr()?.reshape(1)?;
+        let sum = self.communicator.all_reduce(&squares, Reduction::Sum)?;
+        sum.sqrt()?.to_dtype(norm.dtype())?.reshape(())
     }
 }

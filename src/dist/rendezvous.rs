@@ -8,7 +8,7 @@
 //! The numbers are little-endian. Nothing else travels, and the connections end.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use crate::error::{DistError, Result};
@@ -83,9 +83,14 @@ fn serve(
     }
     // A machine may have its own name at an address that others do not reach, so that all of its addresses are listened
     // to, but for a group on one machine.
-    let is_local = |address: &SocketAddr| address.ip() == IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let local = place.addresses().is_ok_and(|all| all.iter().all(is_local));
-    let at = if local { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+    let addresses = place.addresses().unwrap_or_default();
+    let all = |has: fn(&SocketAddr) -> bool| !addresses.is_empty() && addresses.iter().all(has);
+    let at = match (all(SocketAddr::is_ipv6), all(|address| address.ip().is_loopback())) {
+        (false, true) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        (false, false) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        (true, true) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        (true, false) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
     let listener = TcpListener::bind((at, port)).and_then(|listener| {
         listener.set_nonblocking(true)?;
         Ok(listener)

@@ -121,9 +121,12 @@ impl Sampler {
     /// The next samples of this rank: `batch` of them, or what is left of the epoch. `None` at its end; the call after
     /// that begins the next epoch.
     pub fn next_batch(&mut self, batch: usize) -> Option<Vec<usize>> {
-        let total = self.samples_per_rank() * self.size;
-        // After a resume on another number of ranks, a turn may have begun before.
-        let left = total.saturating_sub(self.taken).div_ceil(self.size);
+        // Not a multiple of the turns where another number of ranks has taken some.
+        let rest = self.samples.saturating_sub(self.taken);
+        let left = match self.uneven {
+            Uneven::Repeat => rest.div_ceil(self.size),
+            Uneven::Drop => rest / self.size,
+        };
         if left == 0 {
             self.set_epoch(self.epoch + 1);
             return None;
@@ -294,6 +297,19 @@ mod tests {
         }
         seen.sort_unstable();
         assert_eq!(seen, (0..24).collect::<Vec<_>>());
+        // Seven of nine are taken: four ranks repeat two more, or drop the last two.
+        let mut one = samplers(1, 9);
+        let taken = together(&mut one, 7).unwrap();
+        let state = one[0].save().unwrap();
+        for (uneven, more) in [(Uneven::Repeat, 4), (Uneven::Drop, 0)] {
+            let four = samplers(4, 9).into_iter().map(|four| four.with_uneven(uneven).unwrap());
+            let mut four: Vec<Sampler> = four.collect();
+            four.iter_mut().for_each(|sampler| sampler.load(&state).unwrap());
+            let rest = together(&mut four, 3).unwrap_or_default();
+            assert_eq!(rest.len(), more, "{uneven:?}");
+            let new = rest.iter().filter(|sample| !taken.contains(sample)).count();
+            assert_eq!(new, more.min(2), "{uneven:?}");
+        }
         let other = Sampler::new(&Single, 23, 3).unwrap();
         assert!(other.check(&state).unwrap_err().to_string().contains("24"));
     }

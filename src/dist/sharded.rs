@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor, TensorId, Var};
 
 use super::data_parallel::DataParallel;
 use super::reducer::in_shards;
-use crate::autograd::version;
+use crate::autograd::{is_frozen, version};
 use crate::error::ParallelError;
 use crate::optim::{
     Config, Group, LearningRate, Masters, Optim, Step, UnscaledGradients, Variables,
@@ -32,6 +32,13 @@ use crate::{Result, autocast, kernels};
 /// ten million: squares are added in `F64` rank by rank, not tensor by tensor, and the norm is rounded to `F32`.
 /// [`Masters::Stochastic`] draws other random bits. [`Lamb`](crate::optim::Lamb) needs norms of whole tensors, and is
 /// refused.
+///
+/// # Which variables
+///
+/// The scaler that `parallel` is attached to has parts of all gradients from then on. So all variables that are trained belong
+/// to `Sharded` optimizers, and the step of another one is an error. Variables that are frozen when this is made have no master.
+/// Parts are copies: after a write to an `F32` variable too, call [`reload_masters`](Self::reload_masters), or the next step
+/// undoes it.
 ///
 /// # What the scaler sees
 ///
@@ -154,7 +161,7 @@ impl<C: Config> Sharded<C> {
         for Group { parameters: Variables(variables), config } in groups {
             let mut parts = Vec::new();
             for (_, variable) in variables {
-                if !variable.dtype().is_float() {
+                if !variable.dtype().is_float() || is_frozen(&variable) {
                     continue;
                 }
                 let number = match numbers.get(&variable.id()) {
@@ -190,7 +197,7 @@ impl<C: Config> Sharded<C> {
         self.inner.masters()
     }
 
-    /// The bytes of this rank's masters and states. They are made at the first step.
+    /// The bytes of this rank's masters and states. States are made at the first step.
     pub fn bytes(&self) -> usize {
         let parts = self.shards.iter().map(|Shard { part, .. }| part);
         let parts = parts.map(|part| part.elem_count() * part.dtype().size_in_bytes());
@@ -301,5 +308,9 @@ impl<C: Config> Step for Sharded<C> {
 
     fn skips_on_device(&self) -> bool {
         self.inner.skips_on_device()
+    }
+
+    fn takes_shards(&self) -> bool {
+        true
     }
 }

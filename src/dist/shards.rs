@@ -15,6 +15,7 @@ use crate::optim::Config;
 impl<C: Config> Stateful for Sharded<C> {
     fn save(&self) -> Result<State> {
         let communicator = self.parallel.communicator();
+        communicator.synchronize()?; // else a read of what a failed call has left would wait
         let mut state = self.inner.save()?;
         for shard in self.shards.iter().filter(|shard| shard.is_master()) {
             if state.values.contains_key(&format!("steps.{}", shard.name)) {

@@ -1,6 +1,6 @@
 //! Errors of optimizers and moving averages.
 
-use candle_core::DType;
+use candle_core::{DType, Shape};
 
 /// An optimizer, or a moving average of weights, refuses a call.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +37,15 @@ pub enum OptimizerError {
     Unnamed {
         /// The method called.
         call: &'static str,
+    },
+    /// A 16-bit variable was written after its master.
+    #[error(
+        "a 16-bit variable of shape {shape:?} was written after its master, which this step would put back in its \
+         place: call `reload_masters` to go on from the variables, or `refresh` to go on from the masters"
+    )]
+    StaleMaster {
+        /// Of the variable.
+        shape: Shape,
     },
     /// A moving average is in place of the weights, where the weights are needed.
     #[error("`{call}` while the averages are in place of the weights: call `swap_out` first")]

@@ -29,8 +29,8 @@ pub enum ParallelError {
     },
     /// A gradient of a variable that is not shared with the other ranks.
     #[error(
-        "a loss depends on a variable of shape {shape:?} that is not among the parameters given to `DataParallel`: \
-         ranks would train it apart; give all parameters, or freeze it"
+        "a loss depends on a variable of shape {shape:?} that is not among the parameters given to `DataParallel`, or \
+         was frozen when that was made: ranks would train it apart; give all parameters that are trained, or freeze it"
     )]
     UnknownVariable {
         /// Of the variable.
@@ -53,6 +53,12 @@ pub enum ParallelError {
         /// Its name.
         optimizer: &'static str,
     },
+    /// An optimizer that is not sharded, where each rank has parts of the gradients.
+    #[error(
+        "`Sharded::new` gives each rank a part of every gradient of this scaler, and this optimizer steps whole \
+         variables: give all variables to `Sharded`, in groups if settings differ"
+    )]
+    Whole,
     /// A variable of a sharded optimizer that is not one of the ranks' parameters, or has no name.
     #[error(
         "a sharded optimizer was given a variable that is not among the parameters of its `DataParallel`"

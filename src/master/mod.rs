@@ -7,13 +7,15 @@ mod refreshing;
 mod vars;
 
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::backprop::GradStore;
-use candle_core::{DType, Result, Tensor, TensorId, Var};
+use candle_core::{DType, Device, Result, Tensor, TensorId, Var};
 use candle_nn::Optimizer;
 
 use crate::autograd::version;
-use crate::scaler::{Step, UnscaledGradients};
+use crate::error::OptimizerError;
+use crate::scaler::{Step, UnscaledGradients, facts_of_candles};
 use crate::{autocast, kernels};
 
 pub use as_candle::AsCandle;
@@ -64,6 +66,13 @@ fn pairs(variables: Vec<Var>) -> Result<Vec<Pair>> {
 ///
 /// [`GradScaler::step`]: crate::GradScaler::step
 ///
+/// # Writes to the variables
+///
+/// A step rewrites the variables from the masters. Where something of this crate has written another value to one since (a
+/// checkpoint, [`DataParallel::new`](crate::dist::DataParallel::new)), the step is an error, until
+/// [`reload_masters`](Self::reload_masters) takes the masters from the variables. Nobody sees candle's `Var::set` and
+/// `VarMap::load`: call it after them too, or the next step undoes what they wrote.
+///
 /// # Examples
 ///
 /// ```
@@ -83,6 +92,8 @@ fn pairs(variables: Vec<Var>) -> Result<Vec<Pair>> {
 pub struct MasterWeights<O> {
     optimizer: O,
     pairs: Vec<Pair>,
+    /// When variables and masters were last the same.
+    at: AtomicU64,
 }
 
 impl<O: Optimizer> MasterWeights<O> {
@@ -95,19 +106,22 @@ impl<O: Optimizer> MasterWeights<O> {
     pub fn new(variables: Vec<Var>, config: O::Config) -> Result<Self> {
         let pairs = pairs(variables)?;
         let masters = pairs.iter().map(|pair| pair.master.clone()).collect();
-        Ok(Self { optimizer: O::new(masters, config)?, pairs })
+        let at = version::tick().into();
+        Ok(Self { optimizer: O::new(masters, config)?, pairs, at })
     }
 
     /// Steps with gradients keyed by the model's variables, in any floating-point dtype.
     ///
     /// # Errors
     ///
-    /// Whatever the optimizer returns.
+    /// Whatever the optimizer returns; [`OptimizerError::StaleMaster`] after a
+    /// [write to a variable](Self#writes-to-the-variables).
     pub fn step(&mut self, gradients: &GradStore) -> Result<()> {
         self.step_with(|variable| gradients.get(variable))
     }
 
     fn step_with<'a>(&mut self, gradient: impl Fn(&Tensor) -> Option<&'a Tensor>) -> Result<()> {
+        self.check_masters()?;
         let mut store = GradStore::default();
         for Pair { variable, master } in &self.pairs {
             if let Some(gradient) = gradient(variable) {
@@ -145,7 +159,37 @@ impl<O: Optimizer> MasterWeights<O> {
     fn rewrite(&self) -> Result<()> {
         let pairs = self.copies().map(|pair| (pair.variable.as_tensor(), pair.master.as_tensor()));
         kernels::cast_all(&pairs.collect::<Vec<_>>())?;
+        self.at.store(version::tick(), Ordering::Relaxed);
         autocast::clear_cast_cache();
+        Ok(())
+    }
+
+    /// Takes the masters from the variables: after writing to variables by hand.
+    ///
+    /// # Errors
+    ///
+    /// What the copy meets.
+    pub fn reload_masters(&mut self) -> Result<()> {
+        let pairs = self.copies().map(|pair| (pair.master.as_tensor(), pair.variable.as_tensor()));
+        kernels::cast_all(&pairs.collect::<Vec<_>>())?;
+        version::written(self.copies().map(|pair| pair.master.as_tensor()));
+        self.at.store(version::tick(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Fails where a variable was written, and is not its master, rounded. An average that was in place of the weights and
+    /// is no more has written too.
+    fn check_masters(&self) -> Result<()> {
+        let at = self.at.load(Ordering::Relaxed);
+        let written = |pair: &&Pair| version::is_written_since(at, &pair.variable);
+        for Pair { variable, master } in self.copies().filter(written) {
+            let rounded = kernels::cast(master, variable.dtype())?.to_device(&Device::Cpu)?;
+            let on_host = variable.as_detached_tensor().to_device(&Device::Cpu)?;
+            if kernels::fingerprint(&rounded)? != kernels::fingerprint(&on_host.contiguous()?)? {
+                let shape = variable.shape().clone();
+                return Err(OptimizerError::StaleMaster { shape }.into());
+            }
+        }
         Ok(())
     }
 
@@ -190,6 +234,10 @@ impl<O: Optimizer> MasterWeights<O> {
 impl<O: Optimizer> Step for MasterWeights<O> {
     fn variables(&self) -> Option<Vec<TensorId>> {
         Some(self.pairs.iter().map(|pair| pair.variable.id()).collect())
+    }
+
+    fn common_facts(&self) -> crate::Result<Vec<(String, String)>> {
+        Ok(facts_of_candles(&self.optimizer))
     }
 
     fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> Result<()> {

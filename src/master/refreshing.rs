@@ -32,6 +32,14 @@ impl<S: Step> Step for Refreshing<'_, S> {
         Some(self.ids())
     }
 
+    fn common_facts(&self) -> crate::Result<Vec<(String, String)>> {
+        self.optimizer.common_facts()
+    }
+
+    fn takes_shards(&self) -> bool {
+        self.optimizer.takes_shards()
+    }
+
     fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> Result<()> {
         let stepped = self.optimizer.apply(gradients);
         // After a failure too: some variables may have been updated.

@@ -26,6 +26,7 @@ pub use loss_scale::{LossScale, ScaleConfig};
 pub use outcome::StepOutcome;
 pub(crate) use reducer::{Reducer, SharedReducer};
 pub use scaled_loss::ScaledLoss;
+pub(crate) use step::facts_of_candles;
 pub use step::{Bound, Step, UnscaledGradients};
 
 /// Scales the loss, so that small 16-bit gradients do not vanish, and holds the gradients between `backward` and the
@@ -143,11 +144,11 @@ impl GradScaler {
         self.reducer.as_ref().map_or(Ok(()), |it| reducer::lock(it).check_synchronised(call))
     }
 
-    /// What one rank found, as all ranks see it.
+    /// What one rank found, as all ranks see it. Without a scale no rank looks.
     fn agree(&self, found: FoundInf) -> Result<FoundInf> {
         match &self.reducer {
-            Some(reducer) => reducer::lock(reducer).agree(found),
-            None => Ok(found),
+            Some(reducer) if self.is_enabled() => reducer::lock(reducer).agree(found),
+            _ => Ok(found),
         }
     }
 
@@ -352,7 +353,8 @@ impl GradScaler {
             _ => {}
         }
         if let Some(reducer) = &self.reducer {
-            reducer::lock(reducer).check_optimizer(&|| optimizer.common_facts())?;
+            let (takes_shards, facts) = (optimizer.takes_shards(), || optimizer.common_facts());
+            reducer::lock(reducer).check_optimizer(takes_shards, &facts)?;
         }
         self.unscale_chosen(&chosen)?;
         if self.is_enabled() && optimizer.rounds_gradients() {

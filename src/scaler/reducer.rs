@@ -34,8 +34,13 @@ pub(crate) trait Reducer: NormOfRanks + Debug + Send {
     /// Drops what was accumulated for `variables`, or everything.
     fn forget(&mut self, variables: Option<&HashSet<TensorId>>);
 
-    /// Compares an optimizer that is to step with those of other ranks, should it be compared: what `facts` says of it.
-    fn check_optimizer(&self, facts: &dyn Fn() -> Result<Vec<(String, String)>>) -> Result<()>;
+    /// Checks that an optimizer that is to step [takes](crate::scaler::Step::takes_shards) what ranks are given; compares
+    /// it with those of other ranks, should it be compared: what `facts` says of it.
+    fn check_optimizer(
+        &mut self,
+        takes_shards: bool,
+        facts: &dyn Fn() -> Result<Vec<(String, String)>>,
+    ) -> Result<()>;
 
     /// Whether a gradient of any rank is not finite.
     fn agree(&self, found: FoundInf) -> Result<FoundInf>;

@@ -46,6 +46,12 @@ pub trait Step {
         Ok(Vec::new())
     }
 
+    /// Whether it steps the part of each variable that its rank has, as [`Sharded`](crate::dist::Sharded) does.
+    #[doc(hidden)]
+    fn takes_shards(&self) -> bool {
+        false
+    }
+
     /// Updates the variables from unscaled, finite gradients; or not, where
     /// [`skip`](UnscaledGradients::skip) says so.
     ///
@@ -103,6 +109,11 @@ fn cast(gradient: &Tensor, dtype: DType) -> candle_core::Result<Tensor> {
     if gradient.dtype() == dtype { Ok(gradient.clone()) } else { kernels::cast(gradient, dtype) }
 }
 
+/// What can be known of an optimizer of candle's.
+pub(crate) fn facts_of_candles(optimizer: &impl Optimizer) -> Vec<(String, String)> {
+    vec![("learning rate".to_owned(), optimizer.learning_rate().to_string())]
+}
+
 impl<O: Optimizer> Step for O {
     fn variables(&self) -> Option<Vec<TensorId>> {
         None
@@ -110,6 +121,10 @@ impl<O: Optimizer> Step for O {
 
     fn rounds_gradients(&self) -> bool {
         true
+    }
+
+    fn common_facts(&self) -> crate::Result<Vec<(String, String)>> {
+        Ok(facts_of_candles(self))
     }
 
     fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()> {
@@ -158,6 +173,10 @@ impl<O: Optimizer> Step for Bound<'_, O> {
 
     fn rounds_gradients(&self) -> bool {
         true
+    }
+
+    fn common_facts(&self) -> crate::Result<Vec<(String, String)>> {
+        Ok(facts_of_candles(self.optimizer))
     }
 
     fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()> {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use launch::Launch;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use ranks::trajectory;
 
 /// How long a test of failure lets a call wait.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -28,12 +29,13 @@ fn main() {
     if arguments.next().as_deref() == Some("rank") {
         return rank::run(&arguments.next().expect("a role"));
     }
-    let cases: [(&str, fn()); 10] = [
+    let cases: [(&str, fn()); 11] = [
         ("results", results),
         ("training", training),
         ("resume on other ranks", resume),
         ("differing calls", differing_calls),
         ("a rank that fails", failing),
+        ("a rank that has no more data", leaving),
         ("a rank that panics", panicking),
         ("a rank that hangs", hanging),
         ("a rank that goes on after an error", going_on),
@@ -89,6 +91,12 @@ fn failing() {
     ended.says("out of data");
 }
 
+fn leaving() {
+    let ended = Launch::new(2, "leave").start().end(END);
+    assert!(!ended.success, "{ended:?}");
+    ended.says("rank 0 of 2, call 2, barrier: rank 1 ");
+}
+
 fn panicking() {
     let ended = Launch::new(2, "panic").start().end(END);
     assert!(!ended.success, "{ended:?}");
@@ -110,7 +118,7 @@ fn going_on() {
 }
 
 fn interrupted() {
-    let mut running = Launch::new(4, "train").start();
+    let mut running = Launch::new(4, "exchange").start();
     let pids = running.pids(4);
     launch::signal("INT", running.id());
     let ended = running.end(END);
@@ -118,14 +126,18 @@ fn interrupted() {
     launch::assert_gone(&pids);
 }
 
-/// Kills a rank at a random moment, `CANDLE_AMP_KILLS` times: between calls or within one.
+/// Kills a rank at a random moment, `CANDLE_AMP_KILLS` times: between calls, within one, or while it trains or saves.
 fn killed() {
     let kills = std::env::var("CANDLE_AMP_KILLS")
         .map_or(5, |kills| kills.parse().expect("CANDLE_AMP_KILLS: a number"));
     let mut rng = ChaCha8Rng::seed_from_u64(29);
+    let mut left = 0;
     for kill in 0..kills {
-        let size = if kill % 2 == 0 { 2 } else { 4 };
-        let mut running = Launch::new(size, "train").timeout(TIMEOUT).start();
+        let (size, trains) = (if kill % 2 == 0 { 2 } else { 4 }, kill % 4 < 2);
+        let folder =
+            std::env::temp_dir().join(format!("candle-amp-killed-{}-{kill}", std::process::id()));
+        let role = if trains { "train" } else { "exchange" };
+        let mut running = Launch::new(size, role).folder(&folder).timeout(TIMEOUT).start();
         let pids = running.pids(size);
         std::thread::sleep(Duration::from_micros(rng.random_range(0..300_000)));
         let victim = rng.random_range(0..size);
@@ -133,6 +145,12 @@ fn killed() {
         let ended = running.end(END);
         assert!(!ended.success, "kill {kill}, rank {victim} of {size}: {ended:?}");
         launch::assert_gone(&pids);
+        if trains {
+            let saved = trajectory::check_saved(&folder, size);
+            let what = format!("kill {kill}, rank {victim} of {size}: {ended:?}");
+            left += u32::from(saved.unwrap_or_else(|error| panic!("{error}: {what}")));
+            std::fs::remove_dir_all(&folder).expect("the folder");
+        }
     }
-    println!("mpi: {kills} ranks killed");
+    println!("mpi: {kills} ranks killed, and {left} trainings go on from what they had saved");
 }

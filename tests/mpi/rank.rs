@@ -94,7 +94,14 @@ fn play(role: &str) -> Result<()> {
             assert!(ranks.all_gather(&shape).is_err());
             std::thread::sleep(Duration::from_secs(3600));
         }
-        "train" => loop {
+        "leave" => {
+            ranks.barrier()?;
+            if rank == 0 {
+                ranks.barrier()?;
+            }
+        }
+        "train" => trajectory::train_and_save(&ranks, &folder())?,
+        "exchange" => loop {
             // Several calls at once, as gradients are reduced.
             let gradient = Tensor::ones(100_000, DType::F32, &Device::Cpu)?;
             let pending: Vec<_> = (0..4)

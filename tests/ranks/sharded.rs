@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle_amp::dist::{Communicator, Sharded};
+use candle_amp::dist::{Communicator, DataParallelConfig, Sharded};
 use candle_amp::optim::{AdamWConfig, Config, LionConfig, Masters, Optim, SgdConfig, Step};
 use candle_amp::{GradScaler, Parameters, Result, ops};
 use candle_core::{DType, Tensor, Var};
@@ -41,11 +41,13 @@ fn train<C: Config>(
     dtype: DType,
     config: C,
     masters: Masters,
+    wire_dtype: DType,
     sharded: bool,
 ) -> Result<End> {
     let place = [communicator.rank(), communicator.size()];
     let (vars, parameters) = layers(dtype, place[0])?;
-    let (parallel, mut scaler) = attached(communicator.clone(), &parameters, small_buckets())?;
+    let buckets = DataParallelConfig { wire_dtype, ..small_buckets() };
+    let (parallel, mut scaler) = attached(communicator.clone(), &parameters, buckets)?;
     let outcomes = if sharded {
         let mut optimizer = Sharded::new(&parallel, &parameters, config, masters)?;
         steps(&mut scaler, &mut optimizer, &vars, place, 0)?
@@ -62,11 +64,13 @@ fn compare_one<C: Config>(
     dtype: DType,
     config: C,
     masters: Masters,
+    wire: DType,
 ) -> Result<()> {
     let (expected, plain_outcomes, plain_scale) =
-        train(communicator, dtype, config, masters, false)?;
-    let (weights, outcomes, scale) = train(communicator, dtype, config, masters, true)?;
-    let what = format!("{config:?}, {dtype:?}, {masters:?}, {} ranks", communicator.size());
+        train(communicator, dtype, config, masters, wire, false)?;
+    let (weights, outcomes, scale) = train(communicator, dtype, config, masters, wire, true)?;
+    let size = communicator.size();
+    let what = format!("{config:?}, {dtype:?}, {masters:?}, {wire:?} on the wire, {size} ranks");
     assert_eq!((scale, scale), (plain_scale, 32768.0), "{what}");
     for (step, (own, other)) in outcomes.iter().zip(&plain_outcomes).enumerate() {
         assert_eq!(own.0, step == 2, "{what}");
@@ -87,11 +91,12 @@ pub(crate) fn compare(communicator: &Arc<dyn Communicator>) -> Result<()> {
     let sgd = SgdConfig { lr: 0.5, momentum: 0.9, ..Default::default() };
     let lion = LionConfig { lr: 1e-3, ..Default::default() };
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        compare_one(communicator, dtype, adamw, Masters::F32)?;
-        compare_one(communicator, dtype, sgd, Masters::F32)?;
-        compare_one(communicator, dtype, lion, Masters::F32)?;
+        compare_one(communicator, dtype, adamw, Masters::F32, DType::F32)?;
+        compare_one(communicator, dtype, sgd, Masters::F32, DType::F32)?;
+        compare_one(communicator, dtype, lion, Masters::F32, DType::F32)?;
     }
-    compare_one(communicator, DType::BF16, adamw, Masters::Remainder)
+    compare_one(communicator, DType::F32, sgd, Masters::F32, DType::BF16)?;
+    compare_one(communicator, DType::BF16, adamw, Masters::Remainder, DType::F32)
 }
 
 /// An infinity that only the last rank sees, and only in the part of the last rank: all skip that step.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use candle_amp::checkpoints::{Checkpoint, State, Stateful};
+use candle_amp::checkpoints::{Checkpoint, Checkpointer, State, Stateful};
 use candle_amp::dist::{self, Communicator, DataParallel, Sampler, Sharded, Single};
 use candle_amp::optim::{AdamW, AdamWConfig, Masters, Step};
 use candle_amp::{Autocast, GradScaler, Parameters, Result, ScaleConfig, nn, ops};
@@ -198,6 +198,48 @@ pub(crate) fn save_half(
         .with("skipped", &skipped)?
         .save(file(folder, dtype, communicator.rank()))?;
     Ok(())
+}
+
+/// Trains in shards without end, and saves after each step: each rank in a folder of its own.
+pub(crate) fn train_and_save(communicator: &Arc<dyn Communicator>, folder: &Path) -> Result<()> {
+    let mut training = Training::new(communicator.clone(), DType::F16)?;
+    let mut adamw = training.sharded()?;
+    let checkpointer = Checkpointer::new(folder.join(communicator.rank().to_string()))?;
+    loop {
+        training.run(&mut adamw, training.step + 1)?;
+        let checkpoint = Checkpoint::new(training.step as u64)
+            .with("model", &training.parameters)?
+            .with("optimizer", &adamw)?;
+        checkpointer.save(&checkpoint)?;
+    }
+}
+
+/// Checks what `size` ranks have left that were ended at any moment: whole checkpoints, of the same step. Whether there are any.
+pub(crate) fn check_saved(folder: &Path, size: usize) -> Result<bool> {
+    let steps = |rank: usize| Checkpointer::new(folder.join(rank.to_string()))?.steps();
+    let all = (0..size).map(steps).collect::<Result<Vec<_>>>()?;
+    let Some(step) = all[0].iter().rev().find(|step| all.iter().all(|all| all.contains(step)))
+    else {
+        assert!(all.iter().any(|steps| steps.len() < 2), "no common step: {all:?}");
+        return Ok(false);
+    };
+    let mut training = Training::new(Arc::new(Single), DType::F16)?;
+    let mut adamw = training.sharded()?;
+    let mut shards = vec![State::default(); size];
+    for (rank, shard) in shards.iter_mut().enumerate() {
+        let folder = folder.join(rank.to_string());
+        for entry in std::fs::read_dir(&folder).expect("the folder") {
+            let path = entry.expect("a file").path();
+            if path.extension().is_some_and(|extension| extension == "safetensors") {
+                Checkpoint::open(&path)?;
+            }
+        }
+        let saved = Checkpoint::open(folder.join(format!("step-{step:08}.safetensors")))?;
+        saved.load(&mut [("optimizer", shard), ("model", &mut training.parameters)])?;
+    }
+    adamw.load_shards(&shards)?;
+    training.run(&mut adamw, 1)?;
+    Ok(true)
 }
 
 /// Goes on with what `saved` ranks have saved, and compares with one rank that was not interrupted.

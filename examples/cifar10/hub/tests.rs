@@ -1,13 +1,18 @@
 use std::{
     io::Write,
     net::TcpListener,
+    process::{Command, Stdio, exit},
     thread::{self, JoinHandle},
 };
 
 use flate2::{Compression, write::GzEncoder};
 
 use super::*;
-use crate::{data, testing::Folder};
+use crate::{
+    common::{exit::BadData, start, testing},
+    data,
+    testing::Folder,
+};
 
 /// The archive, of `count` files with one image each.
 fn archive(count: usize) -> Result<Vec<u8>> {
@@ -113,5 +118,50 @@ fn without_a_network_the_error_is_a_line() -> Result<()> {
     let error = fetch(Source { url: &url, sha256: "" }, &parent.path("x"));
     let text = format!("{:#}", error.expect_err("nobody listens"));
     assert!(!text.contains('\n') && text.to_lowercase().contains("refused"), "{text}");
+    Ok(())
+}
+
+/// A program that downloads an archive, the first argument, to a folder, the second, where a test runs it.
+#[test]
+fn program() {
+    let Some(line) = testing::command_line() else { return };
+    let line: Vec<String> =
+        line.into_iter().map(|word| word.into_string().expect("a word")).collect();
+    exit(start(|| Ok(line), |line| into(&line[1], &line[2])).into());
+}
+
+fn into(url: &str, folder: &str) -> Result<()> {
+    fetch(Source { url, sha256: "" }, Path::new(folder)).map_err(BadData::of)
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_a_download_and_leaves_nothing() -> Result<()> {
+    let parent = Folder::new()?;
+    let folder = parent.path("cifar10");
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let line = format!("http://{}/x {}", listener.local_addr()?, folder.display());
+    let mut child =
+        testing::command("hub::tests::program", &line, None)?.stderr(Stdio::piped()).spawn()?;
+    let (mut stream, _) = listener.accept()?;
+    let mut request = [0; 1024];
+    ensure!(stream.read(&mut request)? > 0, "a request");
+    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")?;
+    // The head of an archive whose first file never ends.
+    let mut tar = tar::Builder::new(GzEncoder::new(&mut stream, Compression::none()));
+    let mut header = tar::Header::new_gnu();
+    header.set_size(900_000_000);
+    header.set_mode(0o644);
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status()?;
+    ensure!(killed.success(), "no signal was sent");
+    // It breaks off while the bytes still come.
+    tar.append_data(&mut header, FILES[0], io::repeat(7).take(900_000_000))
+        .expect_err("nobody reads any more");
+    drop(tar);
+    let status = child.wait()?;
+    let mut text = String::new();
+    child.stderr.take().context("a pipe")?.read_to_string(&mut text)?;
+    assert_eq!((status.code(), text.as_str()), (Some(130), "error: --data hub: interrupted\n"));
+    assert_eq!(fs::read_dir(parent.path(""))?.count(), 0);
     Ok(())
 }

@@ -1,12 +1,13 @@
 //! What ranks must have in common.
 
 use candle_amp::dist::{DataParallelConfig, Sharded};
-use candle_amp::optim::{Masters, Sgd, SgdConfig};
-use candle_amp::{Parameters, Result, ops, random};
+use candle_amp::optim::{Masters, Sgd, SgdConfig, Step};
+use candle_amp::{MasterWeights, Parameters, Result, ops, random as generator};
 use candle_core::{DType, Tensor, Var};
+use candle_nn::Optimizer;
 
 use super::{attached, cpu, layers, loss, on_ranks, samples, small_buckets};
-use crate::util::assert_same;
+use crate::util::{assert_same, random};
 
 #[test]
 fn all_ranks_start_with_the_weights_of_rank_0() -> Result<()> {
@@ -80,8 +81,8 @@ fn a_rank_whose_state_went_apart_is_named() -> Result<()> {
     let run = |what: &'static str| {
         on_ranks(3, move |communicator| {
             let rank = communicator.rank();
-            random::fork_rng(|| {
-                random::manual_seed(5);
+            generator::fork_rng(|| {
+                generator::manual_seed(5);
                 let (vars, parameters) = layers(DType::F32, rank)?;
                 let config = DataParallelConfig { check_every: 2, ..small_buckets() };
                 let (_, mut scaler) = attached(communicator, &parameters, config)?;
@@ -92,7 +93,7 @@ fn a_rank_whose_state_went_apart_is_named() -> Result<()> {
                             "weights" => vars[2].set(&(vars[2].as_tensor() * 1.000001)?)?,
                             "scale" => scaler
                                 .load_state(Some(scaler.state().expect("enabled").after(true)))?,
-                            "seed" => random::manual_seed(99),
+                            "seed" => generator::manual_seed(99),
                             _ => {}
                         }
                     }
@@ -184,6 +185,153 @@ fn an_optimizer_that_went_apart_is_named() -> Result<()> {
             assert!(message.contains(expected), "{message}");
         }
     }
+    Ok(())
+}
+
+/// The messages of two ranks whose learning rates differ from the second step on. Each step has two backward passes.
+fn of_rates<S: Step>(
+    make: impl Fn(&Parameters) -> Result<S> + Sync,
+    set: impl Fn(&mut S, f64) + Sync,
+) -> Result<()> {
+    let all = on_ranks(2, |communicator| {
+        let rank = communicator.rank();
+        let (vars, parameters) = layers(DType::F32, 0)?;
+        let config = DataParallelConfig { check_every: 4, ..small_buckets() };
+        let (_, mut scaler) = attached(communicator, &parameters, config)?;
+        let mut optimizer = make(&parameters)?;
+        let mut messages = Vec::new();
+        for step in 0..3 {
+            if step == 1 && rank == 1 {
+                set(&mut optimizer, 1e-30);
+            }
+            for _ in 0..2 {
+                scaler.scale(&loss(&vars, &samples(rank, DType::F32))?)?.backward()?;
+            }
+            messages.push(scaler.step(&mut optimizer).err().map(|error| error.to_string()));
+            scaler.zero_grad();
+        }
+        Ok(messages)
+    })?;
+    for messages in all {
+        assert_eq!(messages[..2], [None, None]);
+        let message = messages[2].clone().unwrap_or_default();
+        assert!(message.contains("the optimizer of rank 1 differs"), "{message}");
+        assert!(message.contains("1e-30") || message.contains("0.0000000000"), "{message}");
+    }
+    Ok(())
+}
+
+#[test]
+fn learning_rates_are_compared_whoever_steps() -> Result<()> {
+    let config = SgdConfig { lr: 0.0, ..Default::default() };
+    of_rates(|parameters| Sgd::new(parameters, config), Sgd::set_learning_rate)?;
+    let candles = |parameters: &Parameters| Ok(candle_nn::SGD::new(parameters.vars(), 0.0)?);
+    of_rates(candles, candle_nn::SGD::set_learning_rate)?;
+    let masters =
+        |parameters: &Parameters| Ok(MasterWeights::<candle_nn::SGD>::new(parameters.vars(), 0.0)?);
+    of_rates(masters, MasterWeights::set_learning_rate)
+}
+
+/// Masters are copies: those from before the ranks had one model are not put back in its place.
+#[test]
+fn masters_from_before_are_an_error() -> Result<()> {
+    let all = on_ranks(2, |communicator| {
+        let rank = communicator.rank();
+        let (vars, parameters) = layers(DType::BF16, rank)?;
+        let mut sgd = MasterWeights::<candle_nn::SGD>::new(vars.clone(), 0.5)?;
+        let (_, mut scaler) = attached(communicator, &parameters, small_buckets())?;
+        scaler.scale(&loss(&vars, &samples(rank, DType::BF16))?)?.backward()?;
+        if rank > 0 {
+            let error = scaler.step(&mut sgd).unwrap_err().to_string();
+            assert!(error.contains("written after its master"), "{error}");
+            assert_same("untouched", &vars[0], &layers(DType::BF16, 0)?.0[0]);
+            sgd.reload_masters()?;
+        }
+        assert!(!scaler.step(&mut sgd)?.skipped()?);
+        Ok(vars)
+    })?;
+    for (own, first) in all[1].iter().zip(&all[0]) {
+        assert_same("the same step", own, first);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_frozen_does_not_travel() -> Result<()> {
+    let messages = on_ranks(2, |communicator| {
+        let rank = communicator.rank();
+        let var = |seed: usize| Var::from_tensor(&random_tensor((seed + rank) as u64, 3));
+        let (a, b) = (var(1)?, var(5)?);
+        let parameters = Parameters::named([("a", a.clone()), ("b", b.clone())])?;
+        let frozen = Parameters::named([("b", b.clone())])?;
+        frozen.freeze();
+        // A gradient of `b` on the wire would be one too many, and none is asked for.
+        let (parallel, mut scaler) = attached(communicator, &parameters, small_buckets())?;
+        let mut sharded = Sharded::new(&parallel, &parameters, SgdConfig::default(), Masters::F32)?;
+        assert_same("rank 0's", &b, &random_tensor(5, 3));
+        scaler.scale(&ops::sum(&ops::mul(&a, &b)?)?)?.backward()?;
+        assert!(!scaler.step(&mut sharded)?.skipped()?);
+        scaler.update()?;
+        assert_same("frozen", &b, &random_tensor(5, 3));
+        frozen.unfreeze();
+        let error = scaler.scale(&ops::sum(&ops::mul(&a, &b)?)?)?.backward().unwrap_err();
+        Ok(error.to_string())
+    })?;
+    assert!(messages[0].contains("was frozen when that was made"), "{}", messages[0]);
+    let differ = message(|other| {
+        let a = Parameters::named([("a", Var::zeros(3, DType::F32, &cpu())?)])?;
+        if other {
+            a.freeze();
+        }
+        Ok((a, DataParallelConfig::default()))
+    })?;
+    assert!(
+        differ[0].contains("parameter `a`: F32 [3], frozen, on rank 0 F32 [3]"),
+        "{}",
+        differ[0]
+    );
+    Ok(())
+}
+
+fn random_tensor(seed: u64, len: usize) -> Tensor {
+    random(seed, len, DType::F32)
+}
+
+/// A pass that fails on one rank leaves it a bucket behind the others, whose next bucket has the same length.
+#[test]
+fn a_pass_that_fails_on_one_rank_does_not_mix_buckets() -> Result<()> {
+    let messages = on_ranks(2, |communicator| {
+        let rank = communicator.rank();
+        let vars: Vec<Var> =
+            (0..3).map(|at| Var::from_tensor(&random_tensor(at, 2))).collect::<Result<_, _>>()?;
+        let named = vars.iter().enumerate().map(|(at, var)| (format!("w{at}"), var.clone()));
+        let parameters = Parameters::named(named)?;
+        let config = DataParallelConfig { bucket_bytes: 1, ..small_buckets() };
+        let config = DataParallelConfig { first_bucket_bytes: 1, ..config };
+        let (_, mut scaler) = attached(communicator, &parameters, config)?;
+        let unknown = Var::from_tensor(&random_tensor(9, 2))?;
+        let mut pass = |fails: bool| -> Result<()> {
+            // The gradients come last to first, that of the unknown variable after two of them.
+            let mut y = vars[0].as_tensor().clone();
+            if fails {
+                y = ops::mul(&y, &unknown)?;
+            }
+            for var in &vars[1..] {
+                y = ops::mul(&y, var)?;
+            }
+            scaler.scale(&ops::sum(&y)?)?.backward()?;
+            scaler.zero_grad();
+            Ok(())
+        };
+        let first = pass(rank == 1);
+        let second = pass(false);
+        Ok([first, second].map(|pass| pass.err().map(|error| error.to_string())))
+    })?;
+    let text = |rank: usize, pass: usize| messages[rank][pass].clone().unwrap_or_default();
+    assert!(text(1, 0).contains("not among the parameters"), "{messages:?}");
+    // One of the two is in its first pass still.
+    assert!(text(0, 0).contains("the peers' call differs"), "{messages:?}");
+    assert!(text(1, 1).contains("the peers' call differs"), "{messages:?}");
     Ok(())
 }
 

@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use candle_amp::autograd::{Backward, Gradient, Operator, apply};
 use candle_amp::dist::{
-    Communicator, DataParallel, DataParallelConfig, Pending, Reduction, Single,
+    Communicator, DataParallel, DataParallelConfig, Pending, Reduction, Sharded, Single,
 };
+use candle_amp::optim::{Masters, SgdConfig};
 use candle_amp::{Cast, GradScaler, Op, Parameters, Result, ops};
 use candle_core::{Tensor, Var};
 
@@ -87,6 +88,25 @@ fn happens(bucket_bytes: usize) -> Result<Vec<Vec<String>>> {
         scaler.zero_grad();
     }
     Ok(passes)
+}
+
+/// Without a loss scale nothing is looked for, so that ranks have nothing to agree on.
+#[test]
+fn a_step_without_a_scale_sends_nothing_more() -> Result<()> {
+    for (mut scaler, calls) in [(GradScaler::disabled(), 0), (GradScaler::default(), 1)] {
+        let log = Log::default();
+        let w = Var::new(&[1f32, 2.0], &cpu())?;
+        let parameters = Parameters::named([("w", w.clone())])?;
+        let parallel = DataParallel::new(Arc::new(Recording(log.clone())), &parameters)?;
+        parallel.attach(&mut scaler)?;
+        let mut sgd = Sharded::new(&parallel, &parameters, SgdConfig::default(), Masters::F32)?;
+        scaler.scale(&ops::sum(&w)?)?.backward()?;
+        log.lock().unwrap().clear();
+        assert!(!scaler.step(&mut sgd)?.skipped()?);
+        scaler.update()?;
+        assert_eq!(*log.lock().unwrap(), vec!["all_reduce of 1"; calls]);
+    }
+    Ok(())
 }
 
 #[test]

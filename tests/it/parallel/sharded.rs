@@ -2,7 +2,7 @@
 
 use candle_amp::checkpoints::{Checkpoint, State, Stateful};
 use candle_amp::dist::{DataParallelConfig, Sharded};
-use candle_amp::optim::{AdamW, AdamWConfig, LambConfig, Masters, SgdConfig};
+use candle_amp::optim::{AdamW, AdamWConfig, LambConfig, Masters, Sgd, SgdConfig};
 use candle_amp::{Parameters, Result, ops};
 use candle_core::{DType, Tensor, Var};
 
@@ -185,6 +185,57 @@ fn a_parameter_that_no_rank_used_is_left_alone() -> Result<()> {
         assert_ne!(a.to_vec1::<f32>()?, [1.0, 2.0, 3.0]);
         Ok(())
     })?;
+    Ok(())
+}
+
+/// The parts of a tensor of one element look like wholes.
+#[test]
+fn an_optimizer_of_whole_variables_is_refused_beside_shards() -> Result<()> {
+    on_ranks(2, |communicator| {
+        let (a, b) = (Var::new(&[1f32, 2.0, 3.0], &cpu())?, Var::new(&[1f32], &cpu())?);
+        let named = |name: &str, var: &Var| Parameters::named([(name, var.clone())]);
+        let parameters = Parameters::named([("a", a.clone()), ("b", b.clone())])?;
+        let (parallel, mut scaler) = attached(communicator, &parameters, small_buckets())?;
+        let config = SgdConfig::default();
+        let mut parts = Sharded::new(&parallel, &named("a", &a)?, config, Masters::F32)?;
+        let mut whole = Sgd::new(&named("b", &b)?, config)?;
+        scaler.scale(&ops::sum(&ops::mul(&a, &b)?)?)?.backward()?;
+        let error = scaler.step(&mut whole).unwrap_err().to_string();
+        assert!(error.contains("give all variables to `Sharded`"), "{error}");
+        assert_eq!(b.to_vec1::<f32>()?, [1.0]);
+        assert!(!scaler.step(&mut parts)?.skipped()?);
+        Ok(())
+    })?;
+    Ok(())
+}
+
+#[test]
+fn micro_batches_accumulate_into_shards() -> Result<()> {
+    let run = |sharded: bool| {
+        on_ranks(2, move |communicator| {
+            let rank = communicator.rank();
+            let (vars, parameters) = layers(DType::F32, 0)?;
+            let (parallel, mut scaler) = attached(communicator, &parameters, small_buckets())?;
+            let config = SgdConfig { lr: 0.5, ..Default::default() };
+            let parts = || Sharded::new(&parallel, &parameters, config, Masters::F32);
+            let mut parts = if sharded { Some(parts()?) } else { None };
+            let mut whole = Sgd::new(&parameters, config)?;
+            for step in 0..2 {
+                let loss = |micro: usize| loss(&vars, &samples(10 * step + micro, DType::F32));
+                parallel.no_sync(|| scaler.scale(&loss(2 + rank)?)?.backward())?;
+                scaler.scale(&loss(4 + rank)?)?.backward()?;
+                match &mut parts {
+                    Some(parts) => scaler.step(parts)?,
+                    None => scaler.step(&mut whole)?,
+                };
+                scaler.update()?;
+            }
+            Ok(vars.iter().map(|var| var.copy()).collect::<Result<Vec<_>, _>>()?)
+        })
+    };
+    for (parts, whole) in run(true)?.concat().iter().zip(&run(false)?.concat()) {
+        assert_same("accumulated", parts, whole);
+    }
     Ok(())
 }
 
