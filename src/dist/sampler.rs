@@ -282,6 +282,23 @@ mod tests {
         assert_eq!(sorted.next_batch(9).unwrap(), [0, 1, 2, 3, 4]);
     }
 
+    /// One rank has taken seven of nine: four ranks repeat two more, or drop the last two.
+    #[test]
+    fn what_is_left_after_a_resume_is_repeated_or_dropped() {
+        let mut one = samplers(1, 9);
+        let taken = together(&mut one, 7).unwrap();
+        let state = one[0].save().unwrap();
+        for (uneven, more) in [(Uneven::Repeat, 4), (Uneven::Drop, 0)] {
+            let four = samplers(4, 9).into_iter().map(|four| four.with_uneven(uneven).unwrap());
+            let mut four: Vec<Sampler> = four.collect();
+            four.iter_mut().for_each(|sampler| sampler.load(&state).unwrap());
+            let rest = together(&mut four, 3).unwrap_or_default();
+            assert_eq!(rest.len(), more, "{uneven:?}");
+            let new = rest.iter().filter(|sample| !taken.contains(sample)).count();
+            assert_eq!(new, more.min(2), "{uneven:?}");
+        }
+    }
+
     #[test]
     fn it_resumes_in_the_middle_on_another_number_of_ranks() {
         let mut two = samplers(2, 24);
@@ -297,19 +314,6 @@ mod tests {
         }
         seen.sort_unstable();
         assert_eq!(seen, (0..24).collect::<Vec<_>>());
-        // Seven of nine are taken: four ranks repeat two more, or drop the last two.
-        let mut one = samplers(1, 9);
-        let taken = together(&mut one, 7).unwrap();
-        let state = one[0].save().unwrap();
-        for (uneven, more) in [(Uneven::Repeat, 4), (Uneven::Drop, 0)] {
-            let four = samplers(4, 9).into_iter().map(|four| four.with_uneven(uneven).unwrap());
-            let mut four: Vec<Sampler> = four.collect();
-            four.iter_mut().for_each(|sampler| sampler.load(&state).unwrap());
-            let rest = together(&mut four, 3).unwrap_or_default();
-            assert_eq!(rest.len(), more, "{uneven:?}");
-            let new = rest.iter().filter(|sample| !taken.contains(sample)).count();
-            assert_eq!(new, more.min(2), "{uneven:?}");
-        }
         let other = Sampler::new(&Single, 23, 3).unwrap();
         assert!(other.check(&state).unwrap_err().to_string().contains("24"));
     }
