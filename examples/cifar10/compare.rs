@@ -208,6 +208,18 @@ impl Comparison {
         if self.summaries().iter().any(|summary| summary.seeds.len() > 1) {
             notes.push("± is the standard deviation over seeds.".to_owned());
         }
+        for run in self.runs.iter().filter(|run| run.test_images_of_nan > 0) {
+            let (precision, seed, nan) = (&run.precision, run.seed, count(run.test_images_of_nan));
+            notes.push(format!(
+                "{precision}, seed {seed}: NaN for {nan} test images. Training has diverged; lower --lr."
+            ));
+        }
+        if self.complete().any(|run| run.peak_rss_bytes.is_none()) {
+            notes.push(
+                "Peak memory is unknown where as much was held before the run, or nothing tells."
+                    .to_owned(),
+            );
+        }
         if complete < self.planned {
             notes.push(format!("Cut short: {complete} of {} runs are complete.", self.planned));
         }

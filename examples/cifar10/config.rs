@@ -23,6 +23,10 @@ const NOT_IN_FILES: [&str; 8] =
 /// Those that a run may go on with differently. Images in another place are compared with the old ones.
 const FREE: [&str; 2] = ["data", "report"];
 
+/// What follows the options in the folder of a run: their checksum.
+const SEAL: &str =
+    "# CRC-32 of the lines above, by which --resume knows that they are those it began with: ";
+
 /// Where the folder of `--out` has the options.
 pub(crate) fn file_in(dir: &Path) -> PathBuf {
     dir.join("options.toml")
@@ -103,6 +107,13 @@ fn read(path: &Path, resumed: Option<&Path>) -> Result<Table> {
         ))),
         (Err(error), None) => bail!(Usage(format!("--config {}: {error}", path.display()))),
     };
+    if let Some(dir) = resumed.filter(|_| !is_sealed(&text)) {
+        bail!(Usage(format!(
+            "--resume {}: options.toml was changed, and a run goes on with the options it began with; to train with \
+             others, give the file to --config and another folder to --out",
+            dir.display()
+        )));
+    }
     text.parse().map_err(|error: toml::de::Error| {
         let line = error.span().map(|span| 1 + text[..span.start].matches('\n').count());
         let place = line.map_or(String::new(), |line| format!("line {line}: "));
@@ -131,6 +142,10 @@ fn arguments(file: &Table, path: &Path, wanted: impl Fn(&Arg) -> bool) -> Result
             let kind = value.type_str();
             Usage(format!("{shown}: {key} is of type {kind}, expected a text, number or yes or no"))
         })?;
+        ensure!(
+            !text.is_empty() || value.is_array(),
+            Usage(format!("{shown}: {key} is empty; leave it out for its default"))
+        );
         if wanted(arg) && !text.is_empty() {
             arguments.push(format!("--{key}={text}").into());
         }
@@ -181,8 +196,27 @@ pub(crate) fn facts(options: &Options) -> Result<BTreeMap<String, String>> {
     Ok(facts)
 }
 
+/// Whether a file of [`save_sealed`] is as it was written.
+fn is_sealed(text: &str) -> bool {
+    text.rsplit_once(SEAL).is_some_and(|(text, sum)| sum.trim_end() == checksum(text))
+}
+
+fn checksum(text: &str) -> String {
+    format!("{:08x}", crc32fast::hash(text.as_bytes()))
+}
+
 /// Writes them to `path`.
 pub(crate) fn save(options: &Options, path: &Path) -> Result<()> {
+    report::write(path, to_toml(options)?)
+}
+
+/// Writes them to the folder of a run, which goes on with these and no others.
+pub(crate) fn save_sealed(options: &Options, path: &Path) -> Result<()> {
+    let text = to_toml(options)?;
+    report::write(path, format!("{text}{SEAL}{}\n", checksum(&text)))
+}
+
+fn to_toml(options: &Options) -> Result<String> {
     let mut table = table(options)?;
     if let Some(data) = options.data.as_ref().filter(|data| data.exists() && !options.downloads()) {
         // Whoever reads the file may be elsewhere.
@@ -190,7 +224,7 @@ pub(crate) fn save(options: &Options, path: &Path) -> Result<()> {
         let data = data.context("--data: a TOML file needs a path in UTF-8")?;
         table.insert("data".to_owned(), data.into());
     }
-    report::write(path, &toml::to_string(&table)?)
+    Ok(toml::to_string(&table)?)
 }
 
 /// Checks that a run goes on as it began.
@@ -207,7 +241,7 @@ fn check_same_run(dir: &Path, old: &Table, new: &Table) -> Result<()> {
         let (asked, had, dir) = (spelt(key, new), spelt(key, old), dir.display());
         let why = match key.as_str() {
             "epochs" | "steps" | "batch-size" => {
-                "; its learning rate falls to zero by its last step, so a longer or shorter run is \
+                "; its learning rate follows a schedule of that length, so a longer or shorter run is \
                  another one, from its first step on"
             }
             _ => "",

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 
 use crate::{
     augment::{Augment, Crop},
+    common::progress::{count, print},
     rng::{Stream, rng},
 };
 
@@ -20,6 +21,9 @@ pub(crate) const PLANE: usize = SIDE * SIDE;
 pub(crate) const PIXELS: usize = 3 * PLANE;
 /// Number of classes.
 pub(crate) const CLASSES: usize = 10;
+
+/// The training images of CIFAR-10.
+const WHOLE: usize = 50_000;
 
 /// A record of the binary format: the label, then the image.
 const RECORD: usize = 1 + PIXELS;
@@ -158,8 +162,15 @@ pub(crate) fn read_cifar10(dir: &Path) -> Result<Dataset> {
         bail!("{shown} has no training file, data_batch_1.bin to data_batch_5.bin{hint}");
     }
     let mut train = Images::default();
-    for file in files {
-        read_file(&file, &mut train)?;
+    for file in &files {
+        read_file(file, &mut train)?;
+    }
+    if train.len() != WHOLE {
+        let (found, files) = (count(train.len()), files.len());
+        print(&format!(
+            "note: {shown} has {found} of the {} training images, in {files} of 5 files\n",
+            count(WHOLE)
+        ));
     }
     let mut test = Images::default();
     let file = dir.join("test_batch.bin");

@@ -25,6 +25,8 @@ pub(crate) struct Answer {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Score {
     pub(crate) confusion: Confusion,
+    /// Images of which the network computed NaN, by class. They are in no confusion.
+    unanswered: [usize; CLASSES],
     loss: f64,
     /// The least probable labels, the lowest probability first.
     pub(crate) worst: Vec<Answer>,
@@ -37,7 +39,10 @@ impl Score {
             let (label, prediction) = (label as usize, largest(logits));
             let loss = cross_entropy(logits, label);
             let probability = if loss.is_nan() { 0. } else { (-loss).exp() };
-            self.confusion[label][prediction] += 1;
+            match loss.is_nan() {
+                true => self.unanswered[label] += 1,
+                false => self.confusion[label][prediction] += 1,
+            }
             self.loss += loss;
             self.worst.push(Answer { index: first + at, label, prediction, probability });
         }
@@ -46,7 +51,12 @@ impl Score {
     }
 
     fn images(&self) -> usize {
-        self.confusion.iter().flatten().sum()
+        self.confusion.iter().flatten().sum::<usize>() + self.unanswered()
+    }
+
+    /// How many images the network computed NaN of: none unless training has diverged. They count as not recognised.
+    pub(crate) fn unanswered(&self) -> usize {
+        self.unanswered.iter().sum()
     }
 
     /// The mean over all images.
@@ -63,7 +73,8 @@ impl Score {
     /// The fraction recognised of every class; 0 for a class without images.
     pub(crate) fn by_class(&self) -> [f64; CLASSES] {
         std::array::from_fn(|class| {
-            ratio(self.confusion[class][class], self.confusion[class].iter().sum())
+            let images = self.confusion[class].iter().sum::<usize>() + self.unanswered[class];
+            ratio(self.confusion[class][class], images)
         })
     }
 }
@@ -77,7 +88,7 @@ fn largest(logits: &[f32]) -> usize {
     (0..logits.len()).fold(0, |best, at| if logits[at] > logits[best] { at } else { best })
 }
 
-/// In F64: the loss that training minimises, without rounding of its own.
+/// In F64, without rounding of its own and without label smoothing.
 fn cross_entropy(logits: &[f32], label: usize) -> f64 {
     let highest = f64::from(logits[largest(logits)]);
     let sum: f64 = logits.iter().map(|&logit| (f64::from(logit) - highest).exp()).sum();
@@ -121,5 +132,9 @@ mod tests {
         score.add(99, &[4], &[vec![f32::NAN; CLASSES]]);
         assert_eq!((score.worst[0].index, score.worst[0].probability), (99, 0.));
         assert!(score.loss().is_nan(), "a test with NaN has no loss");
+        // NaN is no answer, not even to an image of the first class.
+        let mut score = Score::default();
+        score.add(0, &[0, 0], &[vec![f32::NAN; CLASSES], logits(0, 0.9)]);
+        assert_eq!((score.accuracy(), score.by_class()[0], score.unanswered()), (0.5, 0.5, 1));
     }
 }

@@ -7,13 +7,17 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Error, Result, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use flate2::read::GzDecoder;
 use sha2::{Digest, Sha256};
 use tar::Archive;
 use ureq::Agent;
 
-use crate::common::{exit::Interrupted, interrupted, progress::print};
+use crate::common::{
+    exit::Interrupted,
+    interrupted,
+    progress::{print, reading},
+};
 
 /// An archive, and the SHA-256 of all its bytes.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +45,9 @@ const FILES: [&str; 6] = [
 /// How long a server may take to connect, and then to answer.
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(20));
 
+/// How long it may take to send all, at 100 kB a second.
+const IN_ALL: Option<Duration> = Some(Duration::from_secs(30 * 60));
+
 /// The folder with the images, which are downloaded once: `CANDLE_AMP_DATA`, or one in the user's cache.
 pub(crate) fn folder() -> Result<PathBuf> {
     let named = |name: &str| env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -55,8 +62,13 @@ pub(crate) fn folder() -> Result<PathBuf> {
 
 /// Downloads `source` to `folder`, unless its files are there. All of them are there afterwards, or none.
 fn fetch(source: Source<'_>, folder: &Path) -> Result<()> {
-    if FILES.iter().all(|file| folder.join(file).is_file()) {
-        return Ok(());
+    let missing = FILES.iter().find(|file| !folder.join(file).is_file());
+    let Some(missing) = missing else { return Ok(()) };
+    if fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
+        bail!(
+            "--data hub: {} is not empty, and has no {missing}; empty it, or name another folder in CANDLE_AMP_DATA",
+            folder.display()
+        );
     }
     download(source, folder).map_err(|error| match interrupted() {
         true => Error::new(Interrupted).context("--data hub"),
@@ -68,22 +80,24 @@ fn fetch(source: Source<'_>, folder: &Path) -> Result<()> {
     })
 }
 
+/// Downloads to a folder that is new or empty: whose else its files are, nobody knows.
 fn download(source: Source<'_>, folder: &Path) -> Result<()> {
     print(&format!("downloading {} to {}\n", source.url, folder.display()));
     let config = Agent::config_builder().timeout_connect(PATIENCE).timeout_recv_response(PATIENCE);
+    let config = config.timeout_recv_body(IN_ALL);
     let mut response = config.build().new_agent().get(source.url).call()?;
     let name = folder.file_name().context("no name of a folder")?.to_string_lossy();
     let scratch = folder.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
-    let unpacked =
-        unpack(response.body_mut().as_reader(), source.sha256, &scratch).and_then(|()| {
-            if folder.exists() {
-                // Its files are not all there; whose else they are, nobody knows.
-                fs::remove_dir(folder)
-                    .with_context(|| format!("{} is not empty", folder.display()))?;
-            }
-            Ok(fs::rename(&scratch, folder)?)
-        });
+    let (len, body) = (response.body().content_length(), response.body_mut().as_reader());
+    let unpacked = reading(body, len, |body| unpack(body, source.sha256, &scratch));
+    let unpacked = unpacked.and_then(|()| {
+        if folder.exists() {
+            let taken = || format!("{} is not empty any more", folder.display());
+            fs::remove_dir(folder).with_context(taken)?;
+        }
+        Ok(fs::rename(&scratch, folder)?)
+    });
     unpacked.inspect_err(|_| drop(fs::remove_dir_all(&scratch)))
 }
 

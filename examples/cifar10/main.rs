@@ -90,6 +90,8 @@ fn run_until(options: &Options, stop: fn(usize) -> bool) -> Result<()> {
         ranks::same(&origin.map(|(name, value)| (name.to_owned(), value)).into())?;
     }
     let folder = Folder::of(options)?;
+    let file = options.save_config.as_ref();
+    ranks::on_first(|| file.map_or(Ok(()), |path| config::save(options, path)))?;
     let (data, device, folder) = (&data, &device, folder.as_ref());
     let all = All { options, data, schedule, device, folder, stop };
     let is_complete = if options.compares() { all.compare()? } else { all.alone()? };
@@ -111,15 +113,18 @@ fn prepare(options: &Options) -> Result<(Device, Dataset, Schedule)> {
     common::options::check_ranks(ranks::count(), options.batch_size(), options.gpu)?;
     let device = common::options::device(options.gpu)?;
     let profile = options.profile.clone().flatten();
-    for (option, path) in [("--report", &options.report), ("--profile", &profile)] {
+    for (option, path) in [
+        ("--report", &options.report),
+        ("--profile", &profile),
+        ("--save-config", &options.save_config),
+    ] {
         let path = path.as_ref().filter(|_| ranks::is_first());
+        // The folder of --out will be there.
+        let path = path.filter(|path| options.out.as_deref() != path.parent());
         path.map_or(Ok(()), |path| report::check_writable(option, path))?;
     }
     let data = load(options).map_err(BadData::of)?;
     let schedule = Schedule::new(options, data.train.len())?;
-    if let Some(path) = options.save_config.as_ref().filter(|_| ranks::is_first()) {
-        config::save(options, path)?;
-    }
     Ok((device, data, schedule))
 }
 

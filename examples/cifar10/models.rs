@@ -145,7 +145,11 @@ impl FromStr for Architecture {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let found = Self::all().find(|architecture| architecture.name() == text);
-        found.ok_or_else(|| format!("expected one of {}", names()))
+        let near = || {
+            let all = Self::all().map(Self::name);
+            all.min_by_key(|name| strsim::damerau_levenshtein(name, text)).unwrap_or_default()
+        };
+        found.ok_or_else(|| format!("the nearest is {}; expected one of {}", near(), names()))
     }
 }
 

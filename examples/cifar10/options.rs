@@ -69,7 +69,8 @@ pub(crate) struct Options {
     pub(crate) list_models: bool,
 
     /// What convolutions and matrix products compute in. bf16 has the range of f32 in half the bytes;
-    /// f16 has more digits, and needs a loss scale. Without any option, f32 and bf16 are compared
+    /// f16 has more digits, and needs a loss scale. Without any option but --smoke, f32 and bf16 are
+    /// compared
     #[arg(long, value_enum, default_value_t = Precision::Bf16)]
     #[arg(help_heading = PRECISION)]
     pub(crate) precision: Precision,
@@ -146,7 +147,7 @@ pub(crate) struct Options {
     pub(crate) recipe: Recipe,
 
     /// Of initial weights, order, augmentation and drawn images, which all runs of --seeds share
-    #[arg(long, value_name = "N", default_value = "0")]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = seed)]
     #[arg(help_heading = TRAINING)]
     #[serde(serialize_with = "whole_number")]
     pub(crate) seed: u64,
@@ -162,8 +163,8 @@ pub(crate) struct Options {
     pub(crate) report: Option<PathBuf>,
 
     /// Write options, history, checkpoints, report and a page with pictures to this folder, which must
-    /// be new or empty [default: a new one in cargo's target folder if no option is given, otherwise
-    /// none]
+    /// be new or empty [default: a new one in cargo's target folder if no option but --smoke is given,
+    /// otherwise none]
     #[arg(long, value_name = "DIR")]
     #[arg(help_heading = RESULTS)]
     #[serde(skip)]
@@ -237,10 +238,14 @@ fn count(text: &str) -> Result<usize, String> {
     number.ok_or_else(|| "expected a whole number above zero".to_owned())
 }
 
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("expected a whole number from 0 to {}", u64::MAX))
+}
+
 /// A number from 0 up to, but not including, 1.
 pub(crate) fn fraction(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (0. ..1.).contains(number));
-    number.ok_or_else(|| "expected a number from 0 up to 1".to_owned())
+    number.ok_or_else(|| "expected a number from 0 to below 1".to_owned())
 }
 
 impl Options {

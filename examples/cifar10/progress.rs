@@ -44,7 +44,11 @@ impl Progress {
         let (step, epoch) = (history.steps.count(), history.epochs.len() + 1);
         let status = status(&history.steps, RECENT, "", self.batch_size, "images");
         let (done, left) = (step - self.begun, self.schedule.steps - step);
-        let status = format!("{status}{}", remaining(self.began.elapsed(), done, left));
+        let mut remaining = remaining(self.began.elapsed(), done, left);
+        if !(self.prefix.is_empty() || remaining.is_empty()) {
+            remaining += " of this run"; // of several
+        }
+        let status = format!("{status}{remaining}");
         let line = format!("{}  step {step}/{}  {status}\n", self.prefix, self.schedule.steps);
         let prefix = format!("{}epoch {epoch}/{} ", self.prefix, self.schedule.epochs);
         self.display.step(step, prefix, status, &line);
@@ -131,8 +135,12 @@ pub(crate) fn closing(report: &Report, classes: &[&str]) -> String {
     let interrupted = if report.interrupted { ", then interrupted" } else { "" };
     let memory = report.peak_rss_bytes.map_or("unknown".into(), |b| BinaryBytes(b).to_string());
     let (steps, skipped) = (report.steps, report.skipped_steps);
+    let diverged = match report.test_images_of_nan {
+        0 => String::new(),
+        nan => format!(", and NaN for {} images: training has diverged; lower --lr", count(nan)),
+    };
     let mut text = table(&[
-        ("test accuracy", format!("{:.2} %", 100. * report.test_accuracy)),
+        ("test accuracy", format!("{:.2} %{diverged}", 100. * report.test_accuracy)),
         ("median step", format!("{:.1} ms", 1000. * report.median_step_seconds)),
         ("speed", format!("{:.0} images/s", report.images_per_second)),
         ("peak memory", memory),

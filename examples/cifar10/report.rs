@@ -42,6 +42,9 @@ pub(crate) struct Report {
     pub(crate) test_accuracy: f64,
     pub(crate) test_accuracy_per_epoch: Vec<f64>,
     pub(crate) test_accuracy_per_class: [f64; CLASSES],
+    /// Test images of which the network computed NaN: none unless training has diverged. Not recognised.
+    #[serde(default)]
+    pub(crate) test_images_of_nan: usize,
     /// From making the batch to moving the scale.
     pub(crate) median_step_seconds: f64,
     /// Of all steps together, without evaluation.
@@ -96,6 +99,7 @@ impl Report {
             test_accuracy: score.accuracy(),
             test_accuracy_per_epoch: each(|epoch| epoch.test_accuracy),
             test_accuracy_per_class: score.by_class(),
+            test_images_of_nan: score.unanswered(),
             median_step_seconds: history.median_step().as_secs_f64(),
             images_per_second: history.steps.rate(usize::MAX) * options.batch_size() as f64,
             peak_rss_bytes: peak_rss_bytes(),

@@ -163,14 +163,23 @@ pub(crate) fn advice(options: &Options) -> String {
     let dir = dir.display().to_string();
     let plain = dir.chars().all(|c| c.is_alphanumeric() || "/._-+".contains(c));
     let dir = if plain { dir } else { format!("'{}'", dir.replace('\'', r"'\''")) };
-    let (launcher, features) = match ranks::count() {
-        1 if options.gpu => (String::new(), " --features cuda"),
-        1 => (String::new(), ""),
-        count => (format!("mpirun -n {count} "), " --features mpi"),
+    let launcher = match ranks::count() {
+        1 => String::new(),
+        count => format!("mpirun -n {count} "),
     };
+    let features = features(options, ranks::count());
     format!(
         "\nTo go on:\n  {launcher}cargo run --release --example cifar10{features} -- --resume {dir}\n"
     )
+}
+
+/// cargo's option for the features that a run on so many ranks needs.
+fn features(options: &Options, ranks: usize) -> String {
+    let gpu = if cfg!(feature = "cudnn") { "cudnn" } else { "cuda" };
+    let all = [(options.gpu, gpu), (ranks > 1, "mpi"), (options.downloads(), "hub")];
+    let needed: Vec<&str> =
+        all.iter().filter(|(needed, _)| *needed).map(|(_, name)| *name).collect();
+    if needed.is_empty() { String::new() } else { format!(" --features {}", needed.join(",")) }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     io::{IsTerminal, Write, stdout},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -15,6 +16,12 @@ const QUIET: Duration = Duration::from_secs(10);
 
 /// Steps whose loss and speed are averaged for display.
 pub(crate) const RECENT: usize = 20;
+
+/// Columns below which a line has no room for a bar.
+const WIDE: u16 = 120;
+
+/// The bar on the terminal: whatever else is printed makes it step aside, from whatever thread, or it would be drawn over.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 /// Shows how training goes.
 #[derive(Debug)]
@@ -29,11 +36,12 @@ impl Display {
             return Self::Lines { last: Instant::now() };
         }
         let target = ProgressDrawTarget::stdout_with_hz(10);
+        let template = match target.width() {
+            Some(columns) if columns < WIDE => "{prefix} {pos}/{len}  {wide_msg}",
+            _ => "{prefix}{wide_bar} {pos}/{len}  {msg}",
+        };
         let bar = ProgressBar::with_draw_target(Some(steps as u64), target);
-        let style = ProgressStyle::with_template("{prefix}{wide_bar} {pos}/{len}  {msg}")
-            .unwrap_or_else(|_| ProgressStyle::default_bar());
-        bar.set_style(style.progress_chars("=> "));
-        Self::Bar(bar)
+        Self::Bar(shown(bar, template))
     }
 
     /// Shows `step`: a bar between `prefix` and `status`, or now and then `line`.
@@ -52,7 +60,7 @@ impl Display {
     /// Prints a line that stays.
     pub(crate) fn line(&mut self, line: &str) {
         match self {
-            Self::Bar(bar) => bar.suspend(|| print(line)),
+            Self::Bar(_) => print(line),
             Self::Lines { last } => {
                 print(line);
                 *last = Instant::now();
@@ -65,9 +73,21 @@ impl Drop for Display {
     /// Leaves the terminal clean, after an error too.
     fn drop(&mut self) {
         if let Self::Bar(bar) = self {
-            bar.finish_and_clear();
+            cleared(bar);
         }
     }
+}
+
+fn shown(bar: ProgressBar, template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template);
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
+    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+    bar
+}
+
+fn cleared(bar: &ProgressBar) {
+    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    bar.finish_and_clear();
 }
 
 /// True when a bar can be drawn, and redrawn, on the standard output.
@@ -84,8 +104,30 @@ pub(crate) fn print(text: &str) {
     if cfg!(test) {
         return print!("{text}"); // which a test's harness captures
     }
-    let mut stdout = stdout().lock();
-    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    let write = || {
+        let mut stdout = stdout().lock();
+        let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    };
+    match &*BAR.lock().unwrap_or_else(PoisonError::into_inner) {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
+}
+
+/// What `read` gives from a source of `len` bytes, shown on a terminal as they come.
+#[cfg(feature = "hub")]
+pub(crate) fn reading<T>(
+    source: impl std::io::Read,
+    len: Option<u64>,
+    read: impl FnOnce(Box<dyn std::io::Read + '_>) -> T,
+) -> T {
+    let Some(len) = len.filter(|_| interactive()) else { return read(Box::new(source)) };
+    let target = ProgressDrawTarget::stdout_with_hz(10);
+    let bar = ProgressBar::with_draw_target(Some(len), target);
+    let bar = shown(bar, "{wide_bar} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}");
+    let result = read(Box::new(bar.wrap_read(source)));
+    cleared(&bar);
+    result
 }
 
 /// The last `recent` steps, each of `items` that `unit` names, in a few words, with `more` after the

@@ -112,7 +112,7 @@ fn create(path: &Path, options: &Options) -> Result<()> {
         }
         Err(error) => return Err(error).with_context(asked),
     };
-    let written = config::save(options, &file);
+    let written = config::save_sealed(options, &file);
     if written.is_err() && is_new {
         let _ = fs::remove_dir(path);
     }

@@ -22,6 +22,7 @@ pub(crate) fn sample() -> Report {
         losses: vec![2.25, 1.5, 0.875],
         test_accuracy: 0.625,
         test_accuracy_per_epoch: vec![0.25, 0.5, 0.625],
+        test_images_of_nan: 21,
         test_accuracy_per_class: [0., 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.],
         median_step_seconds: 0.0625,
         images_per_second: 250.5,
@@ -53,7 +54,7 @@ fn the_report_holds_every_field_and_replaces_what_was_there() -> Result<()> {
         "final_scale": 4096.0, "final_loss": 0.75, "losses": [2.25, 1.5, 0.875],
         "test_accuracy": 0.625, "test_accuracy_per_epoch": [0.25, 0.5, 0.625],
         "test_accuracy_per_class": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0],
-        "median_step_seconds": 0.0625, "images_per_second": 250.5,
+        "test_images_of_nan": 21, "median_step_seconds": 0.0625, "images_per_second": 250.5,
         "peak_rss_bytes": 128974848, "weight_bytes": 156084, "interrupted": true,
     });
     assert_eq!(json, expected);

@@ -262,7 +262,7 @@ fn a_run_goes_on_as_it_began_or_not_at_all() -> Result<()> {
         (
             "--epochs 9",
             "--epochs 9 does not go with --resume DIR: that run has --epochs 3; its learning rate \
-             falls to zero by its last step, so a longer or shorter run is another one, from its \
+             follows a schedule of that length, so a longer or shorter run is another one, from its \
              first step on",
         ),
     ] {
@@ -277,6 +277,23 @@ fn a_run_goes_on_as_it_began_or_not_at_all() -> Result<()> {
 
     let error = train(&parse(&format!("{LENGTH} --out {shown}"))?, |_| false).expect_err("taken");
     assert!(error.to_string().contains("this folder holds a run"), "{error}");
+
+    // Nor does it go on as somebody edits it. A changed end of line is a change, too.
+    let file = dir.join("options.toml");
+    let text = fs::read_to_string(&file)?;
+    for changed in [
+        text.replace("lr = 0.01", "lr = 0.3"),
+        text.replace("precision = \"bf16\"", "precision = \"f32\""),
+        text.replace('\n', "\r\n"),
+        text.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n"),
+    ] {
+        assert_ne!(changed, text);
+        fs::write(&file, changed)?;
+        let error = resumed(&dir, "").expect_err("a changed file");
+        assert!(error.to_string().contains("options.toml was changed"), "{error}");
+    }
+    fs::write(&file, text)?;
+    resumed(&dir, "")?;
     Ok(())
 }
 
@@ -365,5 +382,15 @@ fn advice_can_be_pasted_into_a_shell() -> Result<()> {
     assert!(advice_of("runs/a-1")?.ends_with("cifar10 -- --resume runs/a-1\n"));
     assert!(advice_of("my run's")?.ends_with("-- --resume 'my run'\\''s'\n"));
     assert!(advice(&parse("")?).starts_with("\nNothing was saved to go on from"));
+    // The build that can go on is that which was interrupted.
+    let gpu = if cfg!(feature = "cudnn") { "cudnn" } else { "cuda" };
+    for (line, ranks, expected) in [
+        ("", 1, String::new()),
+        ("--data hub", 1, " --features hub".to_owned()),
+        ("--gpu", 1, format!(" --features {gpu}")),
+        ("--data hub", 2, " --features mpi,hub".to_owned()),
+    ] {
+        assert_eq!(features(&parse(line)?, ranks), expected);
+    }
     Ok(())
 }

@@ -6,9 +6,7 @@ use plotters::{
     style::text_anchor::{HPos, Pos, VPos},
 };
 
-use super::{
-    Colour, DOTS, INK, LETTERS, LINES, MUTED, PAPER, Picture, WARNING, draw, heading, text,
-};
+use super::{Colour, DOTS, INK, LETTERS, LINES, MUTED, Picture, WARNING, draw, heading, text};
 use crate::{data::CLASSES, out::run::Test};
 
 const SIDE: i32 = 420 * DOTS as i32;
@@ -16,6 +14,8 @@ const SIDE: i32 = 420 * DOTS as i32;
 const LEFT: i32 = 92 * DOTS as i32;
 const TOP: i32 = 46 * DOTS as i32;
 const CELL: i32 = 31 * DOTS as i32;
+/// How opaque the colour of a full cell is: numbers stay legible on it, dark ones on light paper and light ones on dark.
+const FULL: f64 = 0.55;
 /// The height of the whole: what is under the cells are names, upright.
 const HEIGHT: i32 = TOP + CELL * CLASSES as i32 + 78 * DOTS as i32;
 
@@ -43,11 +43,10 @@ pub(crate) fn confusion(precision: &str, test: &Test) -> Result<Picture> {
                 let share = count as f64 / images;
                 let colour = if label == prediction { Colour::of(precision) } else { WARNING };
                 let cell = [(x, y), (x + CELL, y + CELL)];
-                area.draw(&Rectangle::new(cell, colour.light.mix(share.sqrt()).filled()))?;
+                area.draw(&Rectangle::new(cell, colour.light.mix(FULL * share.sqrt()).filled()))?;
                 area.draw(&Rectangle::new(cell, LINES.light.stroke_width(DOTS)))?;
                 if count > 0 {
-                    let colour = if share > 0.35 { PAPER } else { INK };
-                    let style = text(LETTERS, colour).pos(Pos::new(HPos::Center, VPos::Center));
+                    let style = text(LETTERS, INK).pos(Pos::new(HPos::Center, VPos::Center));
                     let place = (x + CELL / 2, y + CELL / 2);
                     area.draw(&Text::new(count.to_string(), place, style))?;
                 }

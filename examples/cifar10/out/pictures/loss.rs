@@ -41,7 +41,7 @@ pub(super) fn picture(runs: &[Finished]) -> Result<Picture> {
         }
         Ok(())
     })?;
-    let mut caption = "Lines: training, the mean of neighbouring steps. Dots: test.".to_owned();
+    let mut caption = "Lines: training, the mean of neighbouring steps, with label smoothing if the run has any. Dots: test, without.".to_owned();
     if above > 0 {
         caption += &format!(" {above} tests are above the picture.");
     }
