@@ -1,4 +1,6 @@
 //! Attention on tensor cores, without the scores in memory: forward in one launch, backward in two.
+//!
+//! Forward is by `mma.sync`, or by `wgmma` where there is that ([`Products`]). Both keep the same for backward.
 
 use candle_core::{DType, IndexOp, Result, Tensor};
 
@@ -10,7 +12,12 @@ use crate::kernels::{cast, in_dtype};
 
 static FORWARD: Source = Source {
     name: "flash",
-    code: concat!(include_str!("scores.cuh"), include_str!("tiles.cuh"), include_str!("flash.cu")),
+    code: concat!(
+        include_str!("scores.cuh"),
+        include_str!("tiles.cuh"),
+        include_str!("wgmma.cuh"),
+        include_str!("flash.cu")
+    ),
 };
 static BACKWARD: Source = Source {
     name: "flash_backward",
@@ -21,12 +28,40 @@ static BACKWARD: Source = Source {
     ),
 };
 
-/// Queries, or keys, of a block, as in the sources.
+/// Queries, or keys, of a block of four warps, as in the sources.
 const ROWS: usize = 64;
-/// Threads of a block.
+/// Its threads.
 const THREADS: usize = 128;
 /// The widest heads there are kernels for.
 const WIDEST: usize = 128;
+
+/// What multiplies in forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Products {
+    /// A warp, by `mma.sync`.
+    OfWarps,
+    /// Four warps together, by `wgmma`, which compute capability 9.0 has, and no later one.
+    OfGroups,
+}
+
+impl Products {
+    pub(super) fn of(gpu: &Gpu) -> Result<Self> {
+        let hopper = gpu.compute_capability()? == (9, 0);
+        Ok(if hopper { Self::OfGroups } else { Self::OfWarps })
+    }
+
+    /// The kernel for heads of up to `wide` elements, and a grid of its blocks for so many heads of `queries` each.
+    fn forward(self, wide: usize, heads: usize, queries: usize) -> (&'static str, Grid) {
+        let (name, rows, shared) = match self {
+            Self::OfWarps => ("flash", ROWS, 0),
+            // Two tiles of 64 keys and two of as many values, from a multiple of 1024 bytes on.
+            Self::OfGroups => {
+                ("flash_groups", if wide == WIDEST { 192 } else { 128 }, 4 * 64 * 2 * wide + 1024)
+            }
+        };
+        (name, Grid { shared, ..Grid::flat(heads * queries.div_ceil(rows), 2 * rows) })
+    }
+}
 
 /// Whether it is meant for attention of these queries.
 pub(super) fn is_for(q: &Tensor) -> bool {
@@ -55,10 +90,14 @@ fn lies_well(x: &Tensor) -> Result<bool> {
     Ok(rows && last == [1] && start(x)?.is_multiple_of(16))
 }
 
+/// The width of the kernels for heads as wide as those of `q`.
+fn wide(q: &Tensor) -> Result<usize> {
+    Ok(if q.dim(3)? <= 64 { 64 } else { WIDEST })
+}
+
 /// The kernel `name` for heads as wide as those of `q`.
 fn launch(gpu: &Gpu, source: &'static Source, name: &str, q: &Tensor) -> Result<Launch> {
-    let wide = if q.dim(3)? <= 64 { 64 } else { WIDEST };
-    gpu.launch(source, &format!("{name}_{wide}_{}", suffix(q.dtype())?))
+    gpu.launch(source, &format!("{name}_{}_{}", wide(q)?, suffix(q.dtype())?))
 }
 
 /// Adds `x`, and the strides of a row of it.
@@ -84,6 +123,7 @@ fn attention(
 /// `(b, t, h, d)`.
 pub(super) fn forward(
     gpu: &Gpu,
+    products: Products,
     [q, k, v]: [&Tensor; 3],
     mask: Option<&Tensor>,
     settings: Settings,
@@ -98,10 +138,10 @@ pub(super) fn forward(
     let (max, inverse_sum) = (gpu.empty((b, h, t), DType::F32)?, gpu.empty((b, h, t), DType::F32)?);
     let mask = Mask::of(mask, [b, h, t, s], DType::F32)?;
     // Queries before `t` are written, at the same places of both.
-    let launch = launch(gpu, &FORWARD, "flash", q)?.write_strided(&out)?;
+    let (name, grid) = products.forward(wide(q)?, b * h, t);
+    let launch = launch(gpu, &FORWARD, name, q)?.write_strided(&out)?;
     let launch = launch.write_strided(&unrounded)?.sizes(&out.stride()[..3]);
-    attention(launch.write(&max)?.write(&inverse_sum)?, [q, k, v], &mask, settings)?
-        .run(Grid::flat(b * h * t.div_ceil(ROWS), THREADS))?;
+    attention(launch.write(&max)?.write(&inverse_sum)?, [q, k, v], &mask, settings)?.run(grid)?;
     Ok((out, Kept { max, inverse_sum, unrounded: Some(unrounded) }))
 }
 

@@ -43,7 +43,7 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *maxima, c
         size_t at = sizes.at(batch, head, block.row[i]);
         base[i] = in.base(maxima[at]), share[i] = shares[at];
     }
-    size_t end = sizes.end(block);
+    size_t end = sizes.end(block.after());
     in.template fetch<D>(key_tiles[0], value_tiles[0], batch, shared, 0);
     int stage = 0;
     for (size_t first = 0; first < end; first += KEYS, stage ^= 1) {

@@ -1,5 +1,5 @@
-// What attention's kernels on tensor cores share: blocks of four warps with 64 rows, 16 each, times tiles
-// of other rows in shared memory. Products and sums are F32.
+// What attention's kernels on tensor cores share: blocks of warps with 16 rows each, times tiles of other rows in
+// shared memory. Products and sums are F32.
 
 template <class T> constexpr bool IS_F16 = false;
 template <> constexpr bool IS_F16<f16> = true;
@@ -94,20 +94,25 @@ template <class T> struct Heads {
     DEVICE T *head(size_t batch, size_t head) const { return from + batch * s0 + head * s1; }
 };
 
-// The 64 rows of one head that a block has, and the two of them that a lane has.
+// The rows of one head that a block has, 64 or more, and the two of them that a lane has.
 struct Block {
     size_t tile, batch, head, row[2];
+    int size;
 
     // The grid is flat, of all tiles of all heads, a tile of every head after another.
-    DEVICE Block(size_t rows, size_t heads, bool last_first) {
-        size_t tiles = (rows + 63) / 64, all = gridDim.x / tiles;
+    DEVICE Block(size_t rows, size_t heads, bool last_first, int size = 64) : size(size) {
+        size_t tiles = (rows + size - 1) / size, all = gridDim.x / tiles;
         tile = last_first ? tiles - 1 - blockIdx.x / all : blockIdx.x / all;
         batch = blockIdx.x % all / heads, head = blockIdx.x % heads;
         row[0] = first() + threadIdx.x % 32 / 4, row[1] = row[0] + 8;
     }
 
     // The first row of the 16 that a warp has.
-    DEVICE size_t first() const { return tile * 64 + threadIdx.x / 32 * 16; }
+    DEVICE size_t first() const { return tile * size + threadIdx.x / 32 * 16; }
+
+    // The row after the last one, of the block and of the warpgroup.
+    DEVICE size_t after() const { return (tile + 1) * size; }
+    DEVICE size_t after_group() const { return tile * size + threadIdx.x / 128 * 64 + 64; }
 };
 
 struct Sizes {
@@ -123,12 +128,9 @@ struct Sizes {
         return key + count > keys || (causal && key + count - 1 > query);
     }
 
-    // The end of the keys that a block of queries sees, and the first query that sees a block of keys.
-    DEVICE size_t end(const Block &block) const {
-        size_t after = (block.tile + 1) * 64;
-        return causal && after < keys ? after : keys;
-    }
-    DEVICE size_t begin(const Block &block) const { return causal ? block.tile * 64 : 0; }
+    // The end of the keys that queries before `after` see, and the first query that sees a block of keys.
+    DEVICE size_t end(size_t after) const { return causal && after < keys ? after : keys; }
+    DEVICE size_t begin(const Block &block) const { return causal ? block.tile * block.size : 0; }
 
     // Where a query's numbers are.
     DEVICE size_t at(size_t batch, size_t head, size_t query) const { return (batch * heads + head) * queries + query; }

@@ -20,6 +20,15 @@ enum class Ptx {
     wait_for_copies,
     store_4,
     store_2,
+    nothing,
+    fence_copies,
+    fence_registers,
+    group_f16,
+    group_turned_f16,
+    group_bf16,
+    group_turned_bf16,
+    commit_products,
+    wait_for_products,
 };
 
 // An opcode, and its operands: a `%` for each number, without spaces.
@@ -29,6 +38,13 @@ struct Opcode {
 };
 
 #define EMULATED_MMA "{%,%,%,%},{%,%,%,%},{%,%},{%,%,%,%};"
+#define EMULATED_16 "%,%,%,%,%,%,%,%,%,%,%,%,%,%,%,%"
+// scale-d, imm-scale-a, imm-scale-b and imm-trans-b are constants.
+#define EMULATED_WGMMA(TYPE, TURNED, WHAT)                                                                             \
+    {"wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE,                                                      \
+     "{" EMULATED_16 "," EMULATED_16 "},{%,%,%,%},%,1,1,1," TURNED ";", WHAT},                                         \
+        {"wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE,                                                 \
+         "{" EMULATED_16 "," EMULATED_16 "," EMULATED_16 "," EMULATED_16 "},{%,%,%,%},%,1,1,1," TURNED ";", WHAT},
 constexpr Opcode OPCODES[] = {
     {"cvt.f32.f16", "%,%;", Ptx::f32_of_f16},
     {"cvt.rn.f16.f32", "%,%;", Ptx::f16_of_f32},
@@ -45,19 +61,33 @@ constexpr Opcode OPCODES[] = {
     {"cp.async.wait_all", ";", Ptx::wait_for_copies},
     {"st.global.v4.u32", "[%],{%,%,%,%};", Ptx::store_4},
     {"st.global.v2.u32", "[%],{%,%};", Ptx::store_2},
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    {"fence.proxy.async.shared::cta", ";", Ptx::fence_copies},
+    {"wgmma.fence.sync.aligned", ";", Ptx::fence_registers},
+    EMULATED_WGMMA("f16", "0", Ptx::group_f16)
+    EMULATED_WGMMA("f16", "1", Ptx::group_turned_f16)
+    EMULATED_WGMMA("bf16", "0", Ptx::group_bf16)
+    EMULATED_WGMMA("bf16", "1", Ptx::group_turned_bf16)
+    {"wgmma.commit_group.sync.aligned", ";", Ptx::commit_products},
+    {"wgmma.wait_group.sync.aligned", "0;", Ptx::wait_for_products},
+#endif
 };
 #undef EMULATED_MMA
+#undef EMULATED_16
+#undef EMULATED_WGMMA
 
 // What to do, and which operand of the `asm` each number in the text is.
 struct Instruction {
     Ptx what;
-    int count, at[16];
+    int count, at[72];
 };
 
 // Not a constant: a compiler that comes here says so.
 inline Instruction ptx_that_is_not_emulated() { return {}; }
 
 constexpr Instruction decode(const char *text) {
+    if (!*text) // keeps a compiler from moving what its operands are
+        return {Ptx::nothing, 0, {}};
     for (const Opcode &opcode : OPCODES) {
         const char *c = text;
         Instruction found{opcode.what, 0, {}};
@@ -182,6 +212,25 @@ template <Ptx What, int N> void execute(const Instruction &instruction, Operand 
                                                   unsigned(bits(4))};
     } else if constexpr (What == Ptx::store_2) {
         *aligned_pointer<uint2 *>(bits(0), 8) = {unsigned(bits(1)), unsigned(bits(2))};
+    } else if constexpr (What == Ptx::fence_copies) {
+        emulated_fence_copies();
+    } else if constexpr (What == Ptx::fence_registers) {
+        emulated_fence_registers();
+    } else if constexpr (What == Ptx::group_f16 || What == Ptx::group_turned_f16 || What == Ptx::group_bf16 ||
+                         What == Ptx::group_turned_bf16) {
+        constexpr bool turned = What == Ptx::group_turned_f16 || What == Ptx::group_turned_bf16;
+        constexpr bool is_f16 = What == Ptx::group_f16 || What == Ptx::group_turned_f16;
+        const int own = instruction.count - 5; // numbers of d that a thread has
+        GroupProduct product{bits(own + 4), {}, 2 * own, turned, is_f16 ? half_value : bfloat_value, {}};
+        for (int i = 0; i < 4; i++)
+            product.left[i] = bits(own + i);
+        for (int i = 0; i < own; i++)
+            product.results[i] = static_cast<float *>(operands[instruction.at[i]].to);
+        emulated_begin_product(product);
+    } else if constexpr (What == Ptx::commit_products) {
+        emulated_commit_products();
+    } else if constexpr (What == Ptx::wait_for_products) {
+        emulated_wait_for_products(0);
     }
 }
 

@@ -2,27 +2,58 @@
 
 use candle_core::IndexOp;
 
-use super::super::{backward_packed, flash};
+use super::super::flash::{self, Products};
+use super::super::{Algorithm, backward_packed};
 use super::*;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::devices::devices;
 
 /// `b, h, h_kv, t, s, d, dv`: around blocks of queries and keys, for kernels of both widths.
-const SIZES: [[usize; 7]; 5] = [
+const SIZES: [[usize; 7]; 6] = [
     [2, 2, 2, 63, 65, 64, 64],
     [1, 4, 2, 64, 64, 40, 40],
     [1, 2, 1, 130, 130, 8, 8],
     [1, 1, 1, 65, 63, 128, 128],
     [1, 2, 2, 130, 63, 72, 72],
+    [1, 2, 1, 195, 200, 128, 128],
 ];
 const SMALL: [usize; 7] = [1, 2, 1, 70, 66, 8, 8];
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
 
 type Wants = [Option<DType>; 3];
 
+/// Each device, by each kind of products that its forward may use.
+fn ways() -> Vec<(Device, Option<Products>)> {
+    let of = |device: Device| match Gpu::of(&device) {
+        None => vec![(device, None)],
+        Some(gpu) => match Products::of(&gpu).unwrap() {
+            Products::OfWarps => vec![(device, Some(Products::OfWarps))],
+            Products::OfGroups => [Products::OfWarps, Products::OfGroups]
+                .map(|products| (device.clone(), Some(products)))
+                .to_vec(),
+        },
+    };
+    devices().into_iter().flat_map(of).collect()
+}
+
+/// [`forward`], by such products.
+fn forward_by(
+    products: Option<Products>,
+    [q, k, v]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    settings: Settings,
+) -> (Tensor, Kept) {
+    match (products, Gpu::of(q.device())) {
+        (Some(products), Some(gpu)) if flash::fits(&gpu, q, k, v).unwrap() => {
+            flash::forward(&gpu, products, [q, k, v], mask, settings, false).unwrap()
+        }
+        _ => forward(q, k, v, mask, settings).unwrap(),
+    }
+}
+
 /// The gradients there, and back on the CPU.
 fn on(
-    device: &Device,
+    (device, products): &(Device, Option<Products>),
     all: &[Tensor; 4],
     mask: Option<&Tensor>,
     settings: Settings,
@@ -35,7 +66,7 @@ fn on(
         assert_eq!(flash::fits(&gpu, q, k, v).unwrap(), able);
     }
     let mask = mask.as_ref();
-    let kept = &forward(q, k, v, mask, settings).unwrap().1;
+    let kept = &forward_by(*products, [q, k, v], mask, settings).1;
     let saved = Saved { q, k, v, mask, kept, grad };
     let [dq, dk, dv, _] = backward(saved, settings, [dq, dk, dv, None]).unwrap();
     let home = |x: Option<Tensor>| x.map(|x| x.to_device(&Device::Cpu).unwrap());
@@ -54,8 +85,8 @@ fn exact(all: &[Tensor; 4], mask: Option<&Tensor>, settings: Settings) -> [Vec<f
 #[track_caller]
 fn assert_exact(all: &[Tensor; 4], mask: Option<&Tensor>, settings: Settings, wants: Wants) {
     let expected = exact(all, mask, settings);
-    for device in devices() {
-        let actual = on(&device, all, mask, settings, wants);
+    for way in ways() {
+        let actual = on(&way, all, mask, settings, wants);
         for (i, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
             let actual = actual.as_ref().unwrap();
             assert_eq!((Some(actual.dtype()), actual.dims()), (wants[i], all[i].dims()));
@@ -98,6 +129,53 @@ fn gradients_are_those_of_f64() {
     }
 }
 
+/// Outputs, in both dtypes, and the two numbers a query.
+#[test]
+fn outputs_are_those_of_f64() {
+    for dtype in HALVES {
+        for sizes in SIZES {
+            let scale = 1.0 / (sizes[5] as f64).sqrt();
+            let [q, k, v, _] = inputs(sizes, dtype);
+            let cases = more_masks(sizes, dtype).into_iter().zip([PLAIN, CAUSAL, CAPPED].into_iter().cycle());
+            for (mask, settings) in cases {
+                let settings = Settings { scale, ..settings };
+                let expected = naive(&q, &k, &v, mask.as_ref(), settings);
+                let oracle = forward(&q, &k, &v, mask.as_ref(), settings).unwrap().1;
+                for (device, products) in ways() {
+                    let [q, k, v] = &[&q, &k, &v].map(|x| on_device(x, &device));
+                    let mask = mask.as_ref().map(|mask| on_device(mask, &device));
+                    let (out, kept) = forward_by(products, [q, k, v], mask.as_ref(), settings);
+                    let home = |x: &Tensor| x.to_device(&Device::Cpu).unwrap();
+                    assert_within(&home(&out), &expected, dtype, 2.0);
+                    if let Some(unrounded) = &kept.unrounded {
+                        assert_eq!(unrounded.dtype(), DType::F32);
+                        assert_within(&home(unrounded), &expected, dtype, 2.0);
+                    }
+                    for (actual, expected) in
+                        [(&kept.max, &oracle.max), (&kept.inverse_sum, &oracle.inverse_sum)]
+                    {
+                        assert_within(&home(actual), &values(expected), DType::F32, 64.0);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_algorithm_is_the_cards() {
+    for device in devices() {
+        let Some(gpu) = Gpu::of(&device) else { continue };
+        let [q, k, v, _] = inputs(SMALL, DType::BF16).map(|x| on_device(&x, &device));
+        let expected = match gpu.compute_capability().unwrap() {
+            (9, 0) => "flash, wgmma",
+            capability if capability >= (8, 0) => "flash",
+            _ => "products",
+        };
+        assert_eq!(Algorithm::of(&q, &k, &v).unwrap().name(), expected);
+    }
+}
+
 /// With a sum over the rounded output, they would be off by 40 epsilons, and by 60 in F16.
 #[test]
 fn gradients_of_values_far_from_zero_are_as_good() {
@@ -120,11 +198,11 @@ fn a_negative_scale_turns_scores_around() {
 
 #[test]
 fn gradients_that_nobody_wants_change_no_other() {
-    for device in devices() {
+    for way in ways() {
         for dtype in HALVES {
             let all = inputs(SMALL, dtype);
             let some = |wants| {
-                let got = on(&device, &all, None, CAPPED, wants);
+                let got = on(&way, &all, None, CAPPED, wants);
                 got.map(|got| got.as_ref().map(values))
             };
             let want = Some(dtype);
@@ -140,14 +218,14 @@ fn gradients_that_nobody_wants_change_no_other() {
 
 #[test]
 fn nan_reaches_its_query_and_every_key_it_sees() {
-    for device in devices() {
+    for way in ways() {
         for dtype in HALVES {
             let mut all = inputs(SMALL, dtype);
             let [_, heads, _, queries, _, width, _] = SMALL;
             let mut q = values(&all[0]);
             q[(queries + 65) * width] = f64::NAN; // in the second head's second block
             all[0] = of(q, &[1, heads, queries, width], dtype);
-            let [dq, dk, dv] = on(&device, &all, None, PLAIN, [Some(dtype); 3]);
+            let [dq, dk, dv] = on(&way, &all, None, PLAIN, [Some(dtype); 3]);
             for (row, dq) in values(&dq.unwrap()).chunks(width).enumerate() {
                 assert!(dq.iter().all(|x| x.is_nan() == (row == queries + 65)), "{row} {dq:?}");
             }
@@ -160,7 +238,7 @@ fn nan_reaches_its_query_and_every_key_it_sees() {
             let mut v = values(&all[2]);
             v[65 * width] = f64::INFINITY;
             all[2] = of(v, &[1, 1, keys, width], dtype);
-            let [dq, dk, dv] = on(&device, &all, None, PLAIN, [Some(dtype); 3]);
+            let [dq, dk, dv] = on(&way, &all, None, PLAIN, [Some(dtype); 3]);
             assert!(values(&dq.unwrap()).iter().all(|x| x.is_nan()));
             assert!(values(&dk.unwrap()).iter().all(|x| x.is_nan()));
             assert!(values(&dv.unwrap()).iter().all(|x| x.is_finite()));
@@ -173,7 +251,7 @@ fn nan_reaches_its_query_and_every_key_it_sees() {
             };
             change(0, &|i, x| if i % width == 0 { x.abs() + 0.5 } else { x });
             change(1, &|i, x| if i == 5 * width { f64::NEG_INFINITY } else { x });
-            let [_, _, dv] = on(&device, &all, None, PLAIN, [Some(dtype); 3]);
+            let [_, _, dv] = on(&way, &all, None, PLAIN, [Some(dtype); 3]);
             assert!(values(&dv.unwrap()).iter().all(|x| x.is_finite()));
         }
     }
