@@ -135,7 +135,7 @@ mistakes! {
         "__syncthreads();" => "",
         CUDA_ERROR_LAUNCH_FAILED, "wgmma reads what cp.async has copied";
     shared_memory_that_is_written_too_soon:
-        "MEANWHILE" => "tile[thread * 64] ^= 1;",
+        "MEANWHILE" => "tile[2048 + thread] ^= 1;",
         CUDA_ERROR_LAUNCH_FAILED, "was written before anybody waited";
     a_result_that_is_written_too_soon:
         "MEANWHILE" => "c[3] = 1;",
@@ -177,7 +177,8 @@ fn a_wrong_place_is_a_wrong_result() -> Result<()> {
             ("(1024ull >> 4)", "(128ull >> 4)"),
             ("tile + 16", "tile + 32"),
             ("(pack ^ row % 8)", "pack"),
-            (if turned { ", 1;" } else { ", 0;" }, if turned { ", 0;" } else { ", 1;" }),
+            // The other way round, rows from the 16th on would be more than there are.
+            if turned { ("(1024ull >> 4)", "(256ull >> 4)") } else { (", 0;", ", 1;") },
         ] {
             assert!(source.contains(from), "{from}");
             let [_, _, wrong] = product(&source.replacen(from, to, 1))?;

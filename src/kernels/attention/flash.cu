@@ -8,7 +8,7 @@
 
 // How a block of four warps multiplies: each by itself, by `mma.sync`.
 template <int D, class T> struct OfWarps {
-    static constexpr int ROWS = 64, KEYS = TILE<D>;
+    static constexpr int ROWS = 64, KEYS = TILE<D, T>;
     typedef T Rows[KEYS][D + 8];
     struct Tiles {
         Rows keys[2], values[2];
@@ -29,13 +29,13 @@ template <int D, class T> struct OfWarps {
     }
 
     // p = left keys^T
-    DEVICE static void scores(float (&p)[KEYS / 8][4], const u32 (&left)[D / 16][4], const Rows &keys) {
+    DEVICE static void scores(float (&p)[KEYS / 8][4], const Left<D, T> &left, const Rows &keys) {
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++) times_turned<D>(p[n], left, keys, n * 8);
     }
 
     // result += weights values
-    DEVICE static void add(float (&result)[D / 8][4], const u32 (&weights)[KEYS / 16][4], const Rows &values) {
+    DEVICE static void add(float (&result)[D / 8][4], const Left<16, T> (&weights)[KEYS / 16], const Rows &values) {
 #pragma unroll
         for (int step = 0; step < KEYS / 16; step++) times<D>(result, weights[step], values, step * 16);
     }
@@ -50,13 +50,18 @@ DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *sha
     Block block(sizes.queries, sizes.heads, true, Products::ROWS);
     size_t batch = block.batch, head = block.head, shared = head / sizes.group;
     int t = threadIdx.x % 4;
-    u32 left[D / 16][4];
-    load_left<D>(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
+    Left<D, T> left;
+    load_left(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
 
     // `base`: what exponents are relative to. It is rounded, so that nothing may be made relative to another one.
     float sum[2] = {0, 0}, most[2] = {-infinity<float>(), -infinity<float>()}, base[2] = {0, 0};
     float result[D / 8][4] = {}, rounded_sum[4] = {};
-    u32 one = pack<T>(1, 1);
+    u32 one;
+    if constexpr (IS_WIDE<T>) {
+        one = __float_as_uint(1);
+    } else {
+        one = pack<T>(1, 1);
+    }
     auto fetch = [&](int stage, size_t first) {
         Products::fetch(tiles.keys[stage], in.k.head(batch, shared), in.k.s2, first, sizes.keys, sizes.width);
         Products::fetch(tiles.values[stage], in.v.head(batch, shared), in.v.s2, first, sizes.keys, sizes.width);
@@ -103,11 +108,12 @@ DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *sha
                 sum[e / 2] += p[n][e];
             }
         }
-        u32 weights[KEYS / 16][4];
+        Left<16, T> weights[KEYS / 16];
 #pragma unroll
         for (int step = 0; step < KEYS / 16; step++) {
-            as_left<T>(weights[step], p[2 * step], p[2 * step + 1]);
-            multiply<T>(rounded_sum, weights[step], one, one);
+            as_left(weights[step], p[2 * step], p[2 * step + 1]);
+#pragma unroll
+            for (auto &part : weights[step].at) multiply<T>(rounded_sum, part, one, one);
         }
         Products::add(result, weights, tiles.values[stage]);
     }
@@ -138,6 +144,7 @@ DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *sha
     FLASH(flash_64_##t, OfWarps, T, 64, 128, 3) FLASH(flash_128_##t, OfWarps, T, 128, 128, 3)
 OF_F16(FLASH_WARPS(f16, f16))
 OF_BF16(FLASH_WARPS(bf16, bf16))
+OF_F32(FLASH(flash_64_f32, OfWarps, float, 64, 128, 2) FLASH(flash_64_tf32_f32, OfWarps, tf32, 64, 128, 3))
 #ifdef HOPPER
 #define FLASH_GROUPS(t, T)                                                                        \
     FLASH(flash_groups_64_##t, OfGroups, T, 64, 256, 2) FLASH(flash_groups_128_##t, OfGroups, T, 128, 384, 1)

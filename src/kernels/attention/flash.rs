@@ -1,4 +1,5 @@
-//! Attention on tensor cores, without the scores in memory: forward in one launch, backward in two.
+//! Attention on tensor cores, without the scores in memory: forward in one launch, backward in two. F32 is a sum of two
+//! numbers of TF32, or is rounded to one where [`allow_tf32`] is set.
 //!
 //! Forward is by `mma.sync`, or by `wgmma` where there is that ([`Products`]). Both keep the same for backward.
 
@@ -8,6 +9,7 @@ use super::mask::Mask;
 use super::{Kept, Saved, Settings};
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, start, suffix};
 use crate::kernels::elementwise::plain;
+use crate::kernels::tf32::allow_tf32;
 use crate::kernels::{cast, in_dtype};
 
 static FORWARD: Source = Source {
@@ -45,9 +47,9 @@ pub(super) enum Products {
 }
 
 impl Products {
-    pub(super) fn of(gpu: &Gpu) -> Result<Self> {
+    pub(super) fn of(gpu: &Gpu, dtype: DType) -> Result<Self> {
         let hopper = gpu.compute_capability()? == (9, 0);
-        Ok(if hopper { Self::OfGroups } else { Self::OfWarps })
+        Ok(if hopper && dtype != DType::F32 { Self::OfGroups } else { Self::OfWarps })
     }
 
     /// The kernel for heads of up to `wide` elements, and a grid of its blocks for so many heads of `queries` each.
@@ -63,19 +65,27 @@ impl Products {
     }
 }
 
-/// Whether it is meant for attention of these queries.
+/// The widest of F32, whose gradients of keys and values take as many registers.
+const WIDEST_F32: usize = 64;
+
+/// Whether it is meant for attention of these queries, whatever their width.
 pub(super) fn is_for(q: &Tensor) -> bool {
     matches!(q.dtype(), DType::F16 | DType::BF16) && q.elem_count() > 0
 }
 
-/// Whether there are kernels for these: halves, on compute capability 8.0 and later, in heads of at
-/// most 128 elements that start at multiples of 16 bytes, keys and values alike, and not none.
+/// Whether there are kernels for these: F32 in heads of at most 64 elements or 16 bits in heads of at most 128, that start
+/// at multiples of 16 bytes, on compute capability 8.0 and later, keys and values alike, and not none.
 pub(super) fn fits(gpu: &Gpu, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<bool> {
     let d = q.dim(3)?;
-    Ok(is_for(q)
+    let widest = match q.dtype() {
+        DType::F16 | DType::BF16 => WIDEST,
+        DType::F32 => WIDEST_F32,
+        _ => return Ok(false),
+    };
+    Ok(q.elem_count() > 0
         && k.elem_count() > 0
-        && d.is_multiple_of(8)
-        && d <= WIDEST
+        && d.is_multiple_of(16 / q.dtype().size_in_bytes())
+        && d <= widest
         && v.dim(3)? == d
         && lies_well(q)?
         && lies_well(k)?
@@ -86,7 +96,8 @@ pub(super) fn fits(gpu: &Gpu, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<bool
 /// Whether rows are read 16 bytes at a time.
 fn lies_well(x: &Tensor) -> Result<bool> {
     let (strides, last) = x.stride().split_at(3);
-    let rows = strides.iter().all(|stride| stride.is_multiple_of(8));
+    let pack = 16 / x.dtype().size_in_bytes();
+    let rows = strides.iter().all(|stride| stride.is_multiple_of(pack));
     Ok(rows && last == [1] && start(x)?.is_multiple_of(16))
 }
 
@@ -97,7 +108,8 @@ fn wide(q: &Tensor) -> Result<usize> {
 
 /// The kernel `name` for heads as wide as those of `q`.
 fn launch(gpu: &Gpu, source: &'static Source, name: &str, q: &Tensor) -> Result<Launch> {
-    gpu.launch(source, &format!("{name}_{}_{}", wide(q)?, suffix(q.dtype())?))
+    let rounded = if q.dtype() == DType::F32 && allow_tf32() { "tf32_" } else { "" };
+    gpu.launch(source, &format!("{name}_{}_{rounded}{}", wide(q)?, suffix(q.dtype())?))
 }
 
 /// Adds `x`, and the strides of a row of it.

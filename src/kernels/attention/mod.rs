@@ -91,7 +91,7 @@ impl Algorithm {
     fn of(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Self> {
         let algorithm = match Gpu::of(q.device()) {
             Some(gpu) if flash::fits(&gpu, q, k, v)? => {
-                let products = flash::Products::of(&gpu)?;
+                let products = flash::Products::of(&gpu, q.dtype())?;
                 Self::Flash(gpu, products)
             }
             Some(gpu) => Self::Products(gpu),

@@ -22,9 +22,8 @@ template <int N> DEVICE void settle(u32 (&a)[N][4]) {
 }
 
 // Before the first product that reads or adds to registers which others have written.
-template <int N, int M> DEVICE void begin_products(float (&c)[N][4], u32 (&a)[M][4]) {
+template <int N> DEVICE void begin_products(float (&c)[N][4]) {
     settle(c);
-    settle(a);
     asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
 }
 
@@ -125,21 +124,24 @@ template <int D, class T> struct OfGroups {
     }
 
     // p = left keys^T
-    DEVICE static void scores(float (&p)[KEYS / 8][4], u32 (&left)[D / 16][4], const Rows &keys) {
-        begin_products(p, left);
+    DEVICE static void scores(float (&p)[KEYS / 8][4], Left<D, T> &left, const Rows &keys) {
+        settle(left.at);
+        begin_products(p);
 #pragma unroll
         for (int step = 0; step < D / 16; step++) {
-            multiply_group<T, false>(p, left[step], matrix_at(&keys[step / 4][0][step % 4 * 16], 16));
+            multiply_group<T, false>(p, left.at[step], matrix_at(&keys[step / 4][0][step % 4 * 16], 16));
         }
         end_products(p);
     }
 
     // result += weights values
-    DEVICE static void add(float (&result)[D / 8][4], u32 (&weights)[KEYS / 16][4], const Rows &values) {
-        begin_products(result, weights);
+    DEVICE static void add(float (&result)[D / 8][4], Left<16, T> (&weights)[KEYS / 16], const Rows &values) {
+#pragma unroll
+        for (auto &part : weights) settle(part.at);
+        begin_products(result);
 #pragma unroll
         for (int step = 0; step < KEYS / 16; step++) {
-            multiply_group<T, true>(result, weights[step], matrix_at(&values[0][step * 16][0], COLUMNS));
+            multiply_group<T, true>(result, weights[step].at[0], matrix_at(&values[0][step * 16][0], COLUMNS));
         }
         end_products(result);
     }

@@ -15,6 +15,8 @@ enum class Ptx {
     load_turned_matrices,
     multiply_f16,
     multiply_bf16,
+    multiply_tf32,
+    tf32_of_f32,
     copy_16,
     copy_4,
     wait_for_copies,
@@ -56,6 +58,8 @@ constexpr Opcode OPCODES[] = {
     {"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "{%,%,%,%},[%];", Ptx::load_turned_matrices},
     {"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", EMULATED_MMA, Ptx::multiply_f16},
     {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", EMULATED_MMA, Ptx::multiply_bf16},
+    {"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", EMULATED_MMA, Ptx::multiply_tf32},
+    {"cvt.rna.tf32.f32", "%,%;", Ptx::tf32_of_f32},
     {"cp.async.cg.shared.global", "[%],[%],16,%;", Ptx::copy_16},
     {"cp.async.ca.shared.global", "[%],[%],4,%;", Ptx::copy_4},
     {"cp.async.wait_all", ";", Ptx::wait_for_copies},
@@ -166,6 +170,16 @@ template <class F> float product(const Lanes (&a)[2], const Lanes &b, float c, i
     return c;
 }
 
+// Those of m16n8k8: a (16, 8) in four registers, b (8, 8) in two, a number each. What is below TF32's bits is ignored.
+inline float product_of_tf32(const Lanes (&a)[2], const Lanes &b, float c, int row, int column) {
+    auto value = [](unsigned long long bits) { return bits_float(bits & 0xffffe000); };
+    for (int k = 0; k < 8; k++) {
+        int left = row % 8 * 4 + k % 4, right = column * 4 + k % 4;
+        c += value(a[k / 4].value[left] >> row / 8 * 32) * value(b.value[right] >> k / 4 * 32);
+    }
+    return c;
+}
+
 template <Ptx What, int N> void execute(const Instruction &instruction, Operand (&operands)[N]) {
     auto bits = [&](int i) { return operands[instruction.at[i]].bits; };
     auto number = [&](int i) { return from_bits<float>(bits(i)); };
@@ -199,6 +213,15 @@ template <Ptx What, int N> void execute(const Instruction &instruction, Operand 
         for (int e = 0; e < 4; e++)
             set(e, product(a, b, number(10 + e), g + e / 2 * 8, 2 * t + e % 2,
                            What == Ptx::multiply_f16 ? half_value : bfloat_value));
+    } else if constexpr (What == Ptx::multiply_tf32) {
+        const int lane = emulated_lane(), g = lane / 4, t = lane % 4;
+        auto both = [&](int i) { return emulated_exchange(Warp::matrix, ~0u, bits(i) | bits(i + 1) << 32); };
+        Lanes a[2] = {both(4), both(6)}, b = both(8);
+        for (int e = 0; e < 4; e++)
+            set(e, product_of_tf32(a, b, number(10 + e), g + e / 2 * 8, 2 * t + e % 2));
+    } else if constexpr (What == Ptx::tf32_of_f32) { // to nearest, ties away from zero
+        unsigned x = bits(1);
+        set(0, (x & 0x7fffffff) >= 0x7f800000 ? x : (x + 0x1000) & 0xffffe000);
     } else if constexpr (What == Ptx::copy_16 || What == Ptx::copy_4) {
         constexpr unsigned size = What == Ptx::copy_16 ? 16 : 4;
         if (bits(2) && bits(2) != size)
