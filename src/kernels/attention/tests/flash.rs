@@ -25,7 +25,7 @@ const FLOATS: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
 /// Epsilons of the inputs' dtype, relative to the largest and to 1. Of 16 bits what is multiplied, and the result, are within
 /// half of one; of F32 sums round, too.
 fn slack(dtype: DType) -> f64 {
-    if dtype == DType::F32 { 8.0 } else { 2.0 }
+    if dtype == DType::F32 { 16.0 } else { 2.0 }
 }
 
 type Wants = [Option<DType>; 3];
