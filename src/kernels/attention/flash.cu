@@ -147,7 +147,7 @@ OF_BF16(FLASH_WARPS(bf16, bf16))
 OF_F32(FLASH(flash_64_f32, OfWarps, float, 64, 128, 2) FLASH(flash_64_tf32_f32, OfWarps, tf32, 64, 128, 3))
 #ifdef HOPPER
 #define FLASH_GROUPS(t, T)                                                                        \
-    FLASH(flash_groups_64_##t, OfGroups, T, 64, 256, 2) FLASH(flash_groups_128_##t, OfGroups, T, 128, 384, 1)
+    FLASH(flash_groups_64_##t, OfGroups, T, 64, 384, 1) FLASH(flash_groups_128_##t, OfGroups, T, 128, 256, 1)
 OF_F16(FLASH_GROUPS(f16, f16))
 OF_BF16(FLASH_GROUPS(bf16, bf16))
 #endif

@@ -58,7 +58,7 @@ impl Products {
             Self::OfWarps => ("flash", ROWS, 0),
             // Two tiles of 64 keys and two of as many values, from a multiple of 1024 bytes on.
             Self::OfGroups => {
-                ("flash_groups", if wide == WIDEST { 192 } else { 128 }, 4 * 64 * 2 * wide + 1024)
+                ("flash_groups", if wide == WIDEST { 128 } else { 192 }, 4 * 64 * 2 * wide + 1024)
             }
         };
         (name, Grid { shared, ..Grid::flat(heads * queries.div_ceil(rows), 2 * rows) })

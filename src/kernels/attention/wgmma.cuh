@@ -87,10 +87,10 @@ template <class T, bool TURNED, int N> DEVICE void multiply_group(float (&c)[N][
     }
 }
 
-// How a block of two or three warpgroups multiplies: tiles of keys and values are read by all of them, so that fewer of
-// them come from the cache of the card.
+// How a block of two or three warpgroups, as many as there are registers for, multiplies: tiles of keys and values are read
+// by all of them, so that fewer of them come from the cache of the card.
 template <int D, class T> struct OfGroups {
-    static constexpr int ROWS = D == 64 ? 128 : 192, KEYS = 64;
+    static constexpr int ROWS = D == 64 ? 192 : 128, KEYS = 64;
     // Columns by 64. Packs of 16 bytes of a row are at other places in each of eight rows: eight of one column are in
     // different banks.
     typedef T Rows[D / 64][KEYS][64];
