@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compiles every CUDA kernel of the crate with NVRTC, for each architecture; no GPU is needed.
 
-    scripts/compile-kernels.py [--arch sm_75 sm_80 sm_90] [--keep FOLDER] [NAME ...]
+    scripts/compile-kernels.py [--arch sm_75 sm_80 sm_90a] [--keep FOLDER] [NAME ...]
 
 NVRTC comes from the Python package nvidia-cuda-nvrtc; scripts/compile-kernels.sh installs it.
 """
@@ -65,7 +65,7 @@ def compile_for(task: tuple[pathlib.Path, str], keep: pathlib.Path | None) -> tu
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="kernel folders; all by default")
-    parser.add_argument("--arch", nargs="+", default=["sm_75", "sm_80", "sm_90"])
+    parser.add_argument("--arch", nargs="+", default=["sm_75", "sm_80", "sm_90a"])
     parser.add_argument("--keep", type=pathlib.Path, help="a folder for the machine code, for nvdisasm, say")
     args = parser.parse_args()
     if args.keep:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Fills a kernel cache, as the crate would on a GPU of that architecture, with NVRTC and without a GPU.
 
-    scripts/fill-kernel-cache.py FOLDER [--arch sm_90] [--nvrtc LIBRARY]
-    scripts/fill-kernel-cache.py --keys sm_90 13.0
+    scripts/fill-kernel-cache.py FOLDER [--arch sm_90a] [--nvrtc LIBRARY]
+    scripts/fill-kernel-cache.py --keys sm_90a 13.0
 
 The second prints a checksum of the key of each kernel: of that architecture and NVRTC's version. A test compares them
 with the crate's own. The optimizers, whose sources are made by a macro, are left to the machine with the GPU. NVRTC comes
@@ -80,7 +80,7 @@ def fill(task: tuple[pathlib.Path, str, str, str, str, str | None]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=pathlib.Path)
-    parser.add_argument("--arch", default="sm_90")
+    parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--nvrtc", help="the library, else that of the Python package")
     parser.add_argument("--only", nargs="+", help="names of sources; all by default")
     parser.add_argument("--keys", nargs=2, metavar=("ARCH", "VERSION"))

@@ -81,6 +81,10 @@ macro_rules! ops {
                 match self { $(Op::$op => $name,)* Op::User(name, _) => name }
             }
 
+            /// The rules of [`ALL`](Self::ALL), in tables: a training step may make an autocast of its own.
+            const DEFAULT_RULES: [Cast; Self::ALL.len()] = [$(Cast::$default,)*];
+            const PYTORCH_RULES: [Cast; Self::ALL.len()] = [$(Cast::$pytorch,)*];
+
             /// The rule of the crate's own preset.
             pub const fn default_cast(self) -> Cast {
                 match self { $(Op::$op => Cast::$default,)* Op::User(_, cast) => cast }
@@ -272,7 +276,7 @@ impl Default for Policy {
     /// The crate's own preset: PyTorch's lists, with 16-bit results where only the
     /// arithmetic needs `F32`, and `F32` where a 16-bit sum would saturate.
     fn default() -> Self {
-        Self::preset(Op::default_cast)
+        Self::preset(Op::DEFAULT_RULES)
     }
 }
 
@@ -286,11 +290,11 @@ impl Policy {
     /// assert_eq!(Policy::default().cast(Op::Softmax), Cast::FullMath); // F32 inside
     /// ```
     pub fn pytorch() -> Self {
-        Self::preset(Op::pytorch_cast)
+        Self::preset(Op::PYTORCH_RULES)
     }
 
-    fn preset(rule: impl Fn(Op) -> Cast) -> Self {
-        Self { rules: std::array::from_fn(|i| rule(Op::ALL[i])), user: Arc::default() }
+    fn preset(rules: [Cast; Op::ALL.len()]) -> Self {
+        Self { rules, user: Arc::default() }
     }
 
     /// The rule `op` follows.

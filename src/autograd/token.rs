@@ -18,7 +18,6 @@
 //! candle walks a graph by recursion. A chain of more than [`MAX_DEPTH`] tokens is therefore cut: candle sees a token
 //! there that depends on nothing else. A scaler's backward goes on below it by itself; candle's own is an error.
 
-use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, Weak};
 
 use candle_core::{
@@ -31,7 +30,7 @@ use super::below::Below;
 use super::marker::{TOKEN_SHAPE, one_element_op};
 use super::node::{Consumed, Edge, LEAF, Node, Saved, Target};
 use super::reclaim::drop_later;
-use super::storage::{into_storage, lock, place};
+use super::storage::{ByPlace, into_storage, lock, place};
 use super::version::{self, Read, Source};
 use super::view::View;
 use super::{Gradient, Trust, pass};
@@ -43,7 +42,7 @@ use crate::error::bail;
 pub(super) const MAX_DEPTH: usize = 3000;
 
 /// The outputs that are alive, by where their storage is: no other has that place meanwhile.
-static OUTPUTS: LazyLock<Mutex<HashMap<usize, Weak<Output>>>> = LazyLock::new(Mutex::default);
+static OUTPUTS: LazyLock<Mutex<ByPlace<Weak<Output>>>> = LazyLock::new(Mutex::default);
 
 /// What an output keeps alive, and consumers find.
 struct Output {

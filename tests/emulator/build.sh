@@ -66,7 +66,7 @@ stubs cudnn 3000
 stubs nccl 3
 
 after=()
-link cuda 1 {fibers,races,faults,memory,memory_calls,context,streams,graphs,modules,compiler,rewrite}.o driver-stubs.o
+link cuda 1 {fibers,products,races,faults,memory,memory_calls,context,streams,graphs,modules,compiler,rewrite}.o driver-stubs.o
 link nvrtc 13 {nvrtc,compiler,rewrite}.o nvrtc-stubs.o
 link cudart 13 runtime-stubs.o
 after=(-lcuda)

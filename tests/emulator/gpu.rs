@@ -17,7 +17,7 @@ pub(crate) fn stream() -> Result<Arc<CudaStream>> {
 
 /// The kernel `k` of a source.
 pub(crate) fn compile(stream: &CudaStream, source: &str) -> Result<CudaFunction> {
-    let options = CompileOptions { arch: Some("sm_90"), ..Default::default() };
+    let options = CompileOptions { arch: Some("sm_90a"), ..Default::default() };
     let ptx =
         nvrtc::compile_ptx_with_opts(source, options).map_err(|error| anyhow!("{error:?}"))?;
     Ok(stream.context().load_module(ptx)?.load_function("k")?)

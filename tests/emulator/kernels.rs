@@ -162,6 +162,48 @@ fn matrices_are_multiplied_from_registers_as_ptx_lays_them_out() -> Result<()> {
     Ok(())
 }
 
+/// PTX's own picture of m16n8k8, and of rounding to TF32: to nearest, ties away from zero.
+#[test]
+fn matrices_of_tf32_are_multiplied_as_ptx_lays_them_out() -> Result<()> {
+    let stream = stream()?;
+    let source = r#"extern "C" __global__ void k(float *data, int length) {
+        int lane = threadIdx.x, group = lane >> 2, in_group = lane % 4;
+        const float *a = data, *b = data + 128; // (16, 8) and (8, 8), row by row
+        float *c = data + 192;                  // (16, 8)
+        unsigned left[4], right[2];
+        for (int i = 0; i < 4; i++) {
+            int row = i % 2 == 0 ? group : group + 8, column = in_group + (i < 2 ? 0 : 4);
+            asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(left[i]) : "f"(a[row * 8 + column]));
+        }
+        // Bits below TF32's count for nothing.
+        for (int i = 0; i < 2; i++) right[i] = __float_as_uint(b[(in_group + i * 4) * 8 + group]) | 0x1fff;
+        float d[4], *at[4];
+        for (int i = 0; i < 4; i++) {
+            at[i] = c + (i < 2 ? group : group + 8) * 8 + in_group * 2 + (i & 1);
+            d[i] = *at[i];
+        }
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+                     "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
+        for (int i = 0; i < 4; i++) *at[i] = d[i];
+    }"#;
+    let kernel = compile(&stream, source)?;
+    let mut values: Vec<f32> = (0..320).map(|i| ((i * 37 + i / 7) % 23) as f32 - 11.0).collect();
+    // Between two numbers of TF32, and just below the middle.
+    (values[0], values[9]) = (1.0 + 1.0 / 2048.0, -1.0 - 1.0 / 2048.0 + 1.0 / 8192.0);
+    let mut data = stream.clone_htod(&values)?;
+    run(&stream, &kernel, grid(1, 32), &mut data)?;
+    (values[0], values[9]) = (1.0 + 1.0 / 1024.0, -1.0);
+    let (a, b, c) = (&values[..128], &values[128..192], &values[192..]);
+    let expected = (0..128).map(|i| {
+        let (row, column) = (i / 8, i % 8);
+        c[i] + (0..8).map(|k| a[row * 8 + k] * b[k * 8 + column]).sum::<f32>()
+    });
+    assert_eq!(stream.clone_dtoh(&data)?[192..], expected.collect::<Vec<_>>());
+    Ok(())
+}
+
 #[test]
 fn ptx_that_is_not_emulated_or_has_other_operands_does_not_compile() {
     let compiles = |asm: &str| {

@@ -8,3 +8,4 @@ mod gpu;
 mod graphs;
 mod kernels;
 mod streams;
+mod warpgroups;

@@ -1,40 +1,83 @@
-// Attention forward without the scores in memory, on tensor cores: a block has 64 queries of one head,
-// each of its four warps 16 of them, and goes through the keys a tile at a time. Scores, softmax and sums
+// Attention forward without the scores in memory, on tensor cores: a block has 64 queries of one head, or more,
+// each of its warps 16 of them, and goes through the keys a tile at a time. Scores, softmax and sums
 // are F32, exponents those of two; probabilities, relative to the largest score so far, are rounded to the
 // inputs' dtype for the second product. Tri Dao, FlashAttention-2.
 //
 // The output is divided by the sum of what was multiplied, the rounded probabilities, so that it is a mean of the
 // values whatever the rounding: backward needs that, of the output before it is rounded.
 
-template <int D, class T>
+// How a block of four warps multiplies: each by itself, by `mma.sync`.
+template <int D, class T> struct OfWarps {
+    static constexpr int ROWS = 64, KEYS = TILE<D, T>;
+    typedef T Rows[KEYS][D + 8];
+    struct Tiles {
+        Rows keys[2], values[2];
+    };
+
+    DEVICE static Tiles &tiles() {
+        __shared__ __align__(16) Tiles all;
+        return all;
+    }
+
+    DEVICE static void fetch(Rows &to, const T *from, size_t stride, size_t first, size_t rows, size_t width) {
+        fetch_rows<D>(to, from, stride, first, rows, width);
+    }
+
+    DEVICE static void wait_for_tile() {
+        arrived();
+        __syncthreads();
+    }
+
+    // p = left keys^T
+    DEVICE static void scores(float (&p)[KEYS / 8][4], const Left<D, T> &left, const Rows &keys) {
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) times_turned<D>(p[n], left, keys, n * 8);
+    }
+
+    // result += weights values
+    DEVICE static void add(float (&result)[D / 8][4], const Left<16, T> (&weights)[KEYS / 16], const Rows &values) {
+#pragma unroll
+        for (int step = 0; step < KEYS / 16; step++) times<D>(result, weights[step], values, step * 16);
+    }
+};
+
+template <class Products, int D, class T>
 DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *shares, const Attention<T> &in) {
-    constexpr int KEYS = TILE<D>;
-    __shared__ __align__(16) T key_tiles[2][KEYS][D + 8], value_tiles[2][KEYS][D + 8];
+    constexpr int KEYS = Products::KEYS;
+    auto &tiles = Products::tiles();
     const Sizes &sizes = in.sizes;
     // The last queries first: with `causal`, they see the most.
-    Block block(sizes.queries, sizes.heads, true);
+    Block block(sizes.queries, sizes.heads, true, Products::ROWS);
     size_t batch = block.batch, head = block.head, shared = head / sizes.group;
     int t = threadIdx.x % 4;
-    u32 left[D / 16][4];
-    load_left<D>(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
+    Left<D, T> left;
+    load_left(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
 
     // `base`: what exponents are relative to. It is rounded, so that nothing may be made relative to another one.
     float sum[2] = {0, 0}, most[2] = {-infinity<float>(), -infinity<float>()}, base[2] = {0, 0};
     float result[D / 8][4] = {}, rounded_sum[4] = {};
-    u32 one = pack<T>(1, 1);
-    size_t end = sizes.end(block);
+    u32 one;
+    if constexpr (IS_WIDE<T>) {
+        one = __float_as_uint(1);
+    } else {
+        one = pack<T>(1, 1);
+    }
+    auto fetch = [&](int stage, size_t first) {
+        Products::fetch(tiles.keys[stage], in.k.head(batch, shared), in.k.s2, first, sizes.keys, sizes.width);
+        Products::fetch(tiles.values[stage], in.v.head(batch, shared), in.v.s2, first, sizes.keys, sizes.width);
+    };
+    size_t end = sizes.end(block.after()), end_of_group = sizes.end(block.after_group());
     float unit = in.unit();
-    in.template fetch<D>(key_tiles[0], value_tiles[0], batch, shared, 0);
+    fetch(0, 0);
     int stage = 0;
     for (size_t first = 0; first < end; first += KEYS, stage ^= 1) {
-        arrived();
-        __syncthreads(); // and nobody reads the other stage any more
+        Products::wait_for_tile(); // and nobody reads the other stage any more
         size_t next = first + KEYS;
-        if (next < end) in.template fetch<D>(key_tiles[stage ^ 1], value_tiles[stage ^ 1], batch, shared, next);
+        if (next < end) fetch(stage ^ 1, next);
+        if (Products::ROWS > 64 && first >= end_of_group) continue;
 
         float p[KEYS / 8][4] = {}, derivatives[KEYS / 8][4], largest[2] = {most[0], most[1]};
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) times_turned<D>(p[n], left, key_tiles[stage], n * 8);
+        Products::scores(p, left, tiles.keys[stage]);
         in.score(p, derivatives, batch, head, sizes.is_edge(block.first(), first, KEYS), [&](int n, int e) {
             return Seen{block.row[e / 2], first + n * 8 + 2 * t + e % 2};
         });
@@ -65,13 +108,14 @@ DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *sha
                 sum[e / 2] += p[n][e];
             }
         }
+        Left<16, T> weights[KEYS / 16];
 #pragma unroll
         for (int step = 0; step < KEYS / 16; step++) {
-            u32 weights[4];
-            as_left<T>(weights, p[2 * step], p[2 * step + 1]);
-            multiply<T>(rounded_sum, weights, one, one);
-            times<D>(result, weights, value_tiles[stage], step * 16);
+            as_left(weights[step], p[2 * step], p[2 * step + 1]);
+#pragma unroll
+            for (auto &part : weights[step].at) multiply<T>(rounded_sum, part, one, one);
         }
+        Products::add(result, weights, tiles.values[stage]);
     }
 
 #pragma unroll
@@ -89,11 +133,21 @@ DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *sha
     Output{unrounded, out.s0, out.s1, out.s2, 1}.store<T>(result, block, sizes.queries, sizes.width);
 }
 
-#define FLASH(t, T, D)                                                                            \
-    extern "C" __global__ void __launch_bounds__(128, 3) flash_##D##_##t(                         \
+#define FLASH(name, Products, T, D, threads, blocks)                                              \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(                           \
         T *out, float *unrounded, size_t o0, size_t o1, size_t o2, float *maxima, float *shares,  \
         ATTENTION(T)) {                                                                           \
-        flash<D, T>({out, o0, o1, o2, 0}, unrounded, maxima, shares, ATTENDED);                   \
+        static_assert(threads == 2 * Products<D, T>::ROWS, "a warp has 16 rows");                 \
+        flash<Products<D, T>, D, T>({out, o0, o1, o2, 0}, unrounded, maxima, shares, ATTENDED);   \
     }
-OF_F16(FLASH(f16, f16, 64) FLASH(f16, f16, 128))
-OF_BF16(FLASH(bf16, bf16, 64) FLASH(bf16, bf16, 128))
+#define FLASH_WARPS(t, T)                                                                         \
+    FLASH(flash_64_##t, OfWarps, T, 64, 128, 3) FLASH(flash_128_##t, OfWarps, T, 128, 128, 3)
+OF_F16(FLASH_WARPS(f16, f16))
+OF_BF16(FLASH_WARPS(bf16, bf16))
+OF_F32(FLASH(flash_64_f32, OfWarps, float, 64, 128, 2) FLASH(flash_64_tf32_f32, OfWarps, tf32, 64, 128, 3))
+#ifdef HOPPER
+#define FLASH_GROUPS(t, T)                                                                        \
+    FLASH(flash_groups_64_##t, OfGroups, T, 64, 384, 1) FLASH(flash_groups_128_##t, OfGroups, T, 128, 256, 1)
+OF_F16(FLASH_GROUPS(f16, f16))
+OF_BF16(FLASH_GROUPS(bf16, bf16))
+#endif

@@ -1,4 +1,7 @@
-//! Attention on tensor cores, without the scores in memory: forward in one launch, backward in two.
+//! Attention on tensor cores, without the scores in memory: forward in one launch, backward in two. F32 is a sum of two
+//! numbers of TF32, or is rounded to one where [`allow_tf32`] is set.
+//!
+//! Forward is by `mma.sync`, or by `wgmma` where there is that ([`Products`]). Both keep the same for backward.
 
 use candle_core::{DType, IndexOp, Result, Tensor};
 
@@ -6,11 +9,17 @@ use super::mask::Mask;
 use super::{Kept, Saved, Settings};
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, start, suffix};
 use crate::kernels::elementwise::plain;
+use crate::kernels::tf32::allow_tf32;
 use crate::kernels::{cast, in_dtype};
 
 static FORWARD: Source = Source {
     name: "flash",
-    code: concat!(include_str!("scores.cuh"), include_str!("tiles.cuh"), include_str!("flash.cu")),
+    code: concat!(
+        include_str!("scores.cuh"),
+        include_str!("tiles.cuh"),
+        include_str!("wgmma.cuh"),
+        include_str!("flash.cu")
+    ),
 };
 static BACKWARD: Source = Source {
     name: "flash_backward",
@@ -21,26 +30,62 @@ static BACKWARD: Source = Source {
     ),
 };
 
-/// Queries, or keys, of a block, as in the sources.
+/// Queries, or keys, of a block of four warps, as in the sources.
 const ROWS: usize = 64;
-/// Threads of a block.
+/// Its threads.
 const THREADS: usize = 128;
 /// The widest heads there are kernels for.
 const WIDEST: usize = 128;
 
-/// Whether it is meant for attention of these queries.
+/// What multiplies in forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Products {
+    /// A warp, by `mma.sync`.
+    OfWarps,
+    /// Four warps together, by `wgmma`, which compute capability 9.0 has, and no later one.
+    OfGroups,
+}
+
+impl Products {
+    pub(super) fn of(gpu: &Gpu, dtype: DType) -> Result<Self> {
+        let hopper = gpu.compute_capability()? == (9, 0);
+        Ok(if hopper && dtype != DType::F32 { Self::OfGroups } else { Self::OfWarps })
+    }
+
+    /// The kernel for heads of up to `wide` elements, and a grid of its blocks for so many heads of `queries` each.
+    fn forward(self, wide: usize, heads: usize, queries: usize) -> (&'static str, Grid) {
+        let (name, rows, shared) = match self {
+            Self::OfWarps => ("flash", ROWS, 0),
+            // Two tiles of 64 keys and two of as many values, from a multiple of 1024 bytes on.
+            Self::OfGroups => {
+                ("flash_groups", if wide == WIDEST { 128 } else { 192 }, 4 * 64 * 2 * wide + 1024)
+            }
+        };
+        (name, Grid { shared, ..Grid::flat(heads * queries.div_ceil(rows), 2 * rows) })
+    }
+}
+
+/// The widest of F32, whose gradients of keys and values take as many registers.
+const WIDEST_F32: usize = 64;
+
+/// Whether it is meant for attention of these queries, whatever their width.
 pub(super) fn is_for(q: &Tensor) -> bool {
     matches!(q.dtype(), DType::F16 | DType::BF16) && q.elem_count() > 0
 }
 
-/// Whether there are kernels for these: halves, on compute capability 8.0 and later, in heads of at
-/// most 128 elements that start at multiples of 16 bytes, keys and values alike, and not none.
+/// Whether there are kernels for these: F32 in heads of at most 64 elements or 16 bits in heads of at most 128, that start
+/// at multiples of 16 bytes, on compute capability 8.0 and later, keys and values alike, and not none.
 pub(super) fn fits(gpu: &Gpu, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<bool> {
     let d = q.dim(3)?;
-    Ok(is_for(q)
+    let widest = match q.dtype() {
+        DType::F16 | DType::BF16 => WIDEST,
+        DType::F32 => WIDEST_F32,
+        _ => return Ok(false),
+    };
+    Ok(q.elem_count() > 0
         && k.elem_count() > 0
-        && d.is_multiple_of(8)
-        && d <= WIDEST
+        && d.is_multiple_of(16 / q.dtype().size_in_bytes())
+        && d <= widest
         && v.dim(3)? == d
         && lies_well(q)?
         && lies_well(k)?
@@ -51,14 +96,20 @@ pub(super) fn fits(gpu: &Gpu, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<bool
 /// Whether rows are read 16 bytes at a time.
 fn lies_well(x: &Tensor) -> Result<bool> {
     let (strides, last) = x.stride().split_at(3);
-    let rows = strides.iter().all(|stride| stride.is_multiple_of(8));
+    let pack = 16 / x.dtype().size_in_bytes();
+    let rows = strides.iter().all(|stride| stride.is_multiple_of(pack));
     Ok(rows && last == [1] && start(x)?.is_multiple_of(16))
+}
+
+/// The width of the kernels for heads as wide as those of `q`.
+fn wide(q: &Tensor) -> Result<usize> {
+    Ok(if q.dim(3)? <= 64 { 64 } else { WIDEST })
 }
 
 /// The kernel `name` for heads as wide as those of `q`.
 fn launch(gpu: &Gpu, source: &'static Source, name: &str, q: &Tensor) -> Result<Launch> {
-    let wide = if q.dim(3)? <= 64 { 64 } else { WIDEST };
-    gpu.launch(source, &format!("{name}_{wide}_{}", suffix(q.dtype())?))
+    let rounded = if q.dtype() == DType::F32 && allow_tf32() { "tf32_" } else { "" };
+    gpu.launch(source, &format!("{name}_{}_{rounded}{}", wide(q)?, suffix(q.dtype())?))
 }
 
 /// Adds `x`, and the strides of a row of it.
@@ -84,6 +135,7 @@ fn attention(
 /// `(b, t, h, d)`.
 pub(super) fn forward(
     gpu: &Gpu,
+    products: Products,
     [q, k, v]: [&Tensor; 3],
     mask: Option<&Tensor>,
     settings: Settings,
@@ -98,10 +150,10 @@ pub(super) fn forward(
     let (max, inverse_sum) = (gpu.empty((b, h, t), DType::F32)?, gpu.empty((b, h, t), DType::F32)?);
     let mask = Mask::of(mask, [b, h, t, s], DType::F32)?;
     // Queries before `t` are written, at the same places of both.
-    let launch = launch(gpu, &FORWARD, "flash", q)?.write_strided(&out)?;
+    let (name, grid) = products.forward(wide(q)?, b * h, t);
+    let launch = launch(gpu, &FORWARD, name, q)?.write_strided(&out)?;
     let launch = launch.write_strided(&unrounded)?.sizes(&out.stride()[..3]);
-    attention(launch.write(&max)?.write(&inverse_sum)?, [q, k, v], &mask, settings)?
-        .run(Grid::flat(b * h * t.div_ceil(ROWS), THREADS))?;
+    attention(launch.write(&max)?.write(&inverse_sum)?, [q, k, v], &mask, settings)?.run(grid)?;
     Ok((out, Kept { max, inverse_sum, unrounded: Some(unrounded) }))
 }
 

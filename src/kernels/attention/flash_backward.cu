@@ -18,32 +18,32 @@ DEVICE float gradient(float p, float dp, float average, float derivative) {
 template <int D, class T>
 DEVICE void of_queries(const Output &dq, float *averages, const float *maxima, const float *shares,
                        const Heads<const T> &grad, const Heads<const float> &output, const Attention<T> &in) {
-    constexpr int KEYS = TILE<D>;
+    constexpr int KEYS = TILE<D, T>;
     __shared__ __align__(16) T key_tiles[2][KEYS][D + 8], value_tiles[2][KEYS][D + 8];
     const Sizes &sizes = in.sizes;
     Block block(sizes.queries, sizes.heads, true);
     size_t batch = block.batch, head = block.head, shared = head / sizes.group;
     int t = threadIdx.x % 4;
-    u32 left[D / 16][4], grad_left[D / 16][4];
-    load_left<D>(grad_left, grad.head(batch, head), grad.s2, block, sizes.queries, sizes.width);
+    Left<D, T> left, grad_left;
+    load_left(grad_left, grad.head(batch, head), grad.s2, block, sizes.queries, sizes.width);
     float average[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         bool there = block.row[i] < sizes.queries;
         const float *row = output.head(batch, head) + block.row[i] * output.s2;
-        average[i] = row_sum(times_left<D, T>(grad_left, i, row, there ? sizes.width : 0));
+        average[i] = row_sum(times_left(grad_left, i, row, there ? sizes.width : 0));
         if (t == 0 && there) averages[sizes.at(batch, head, block.row[i])] = average[i];
     }
     if (!dq.to) return;
 
-    load_left<D>(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
+    load_left(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
     float base[2] = {0, 0}, share[2] = {0, 0}, result[D / 8][4] = {}, unit = in.unit();
     for (int i = 0; i < 2; i++) {
         if (block.row[i] >= sizes.queries) continue;
         size_t at = sizes.at(batch, head, block.row[i]);
         base[i] = in.base(maxima[at]), share[i] = shares[at];
     }
-    size_t end = sizes.end(block);
+    size_t end = sizes.end(block.after());
     in.template fetch<D>(key_tiles[0], value_tiles[0], batch, shared, 0);
     int stage = 0;
     for (size_t first = 0; first < end; first += KEYS, stage ^= 1) {
@@ -70,8 +70,8 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *maxima, c
                     dp[half][e] = gradient(weight, dp[half][e], average[e / 2], derivatives[half][e]);
                 }
             }
-            u32 weights[4];
-            as_left<T>(weights, dp[0], dp[1]);
+            Left<16, T> weights;
+            as_left(weights, dp[0], dp[1]);
             times<D>(result, weights, key_tiles[stage], from);
         }
     }
@@ -83,7 +83,7 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *maxima, c
 template <int D, class T>
 DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, const float *maxima,
                     const float *shares, const Heads<const T> &grad, const Attention<T> &in) {
-    constexpr int QUERIES = TILE<D>;
+    constexpr int QUERIES = TILE<D, T>;
     __shared__ __align__(16) T query_tiles[2][QUERIES][D + 8], grad_tiles[2][QUERIES][D + 8];
     __shared__ float largest[2][QUERIES], share[2][QUERIES], average[2][QUERIES];
     const Sizes &sizes = in.sizes;
@@ -102,9 +102,9 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
         }
     };
     float unit = in.unit();
-    u32 left[D / 16][4], value_left[D / 16][4];
-    load_left<D>(left, in.k.head(batch, block.head), in.k.s2, block, sizes.keys, sizes.width);
-    load_left<D>(value_left, in.v.head(batch, block.head), in.v.s2, block, sizes.keys, sizes.width);
+    Left<D, T> left, value_left;
+    load_left(left, in.k.head(batch, block.head), in.k.s2, block, sizes.keys, sizes.width);
+    load_left(value_left, in.v.head(batch, block.head), in.v.s2, block, sizes.keys, sizes.width);
     float keys[D / 8][4] = {}, values[D / 8][4] = {};
     size_t head = block.head * sizes.group, last = head + sizes.group, first = begin;
     if (begin >= sizes.queries) head = last; // no query sees these keys
@@ -135,10 +135,10 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
                     dp[half][e] = gradient(p[half][e], dp[half][e], average[stage][at], derivatives[half][e]);
                 }
             }
-            u32 weights[4];
-            as_left<T>(weights, p[0], p[1]);
+            Left<16, T> weights;
+            as_left(weights, p[0], p[1]);
             if (dv.to) times<D>(values, weights, grad_tiles[stage], from);
-            as_left<T>(weights, dp[0], dp[1]);
+            as_left(weights, dp[0], dp[1]);
             if (dk.to) times<D>(keys, weights, query_tiles[stage], from);
         }
         head = its_head, first = next;
@@ -157,7 +157,7 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
         of_queries<D, T>(STORED(dq), averages, maxima, shares, {grad, g0, g1, g2},                \
                          {output, o0, o1, o2}, ATTENDED);                                         \
     }                                                                                             \
-    extern "C" __global__ void __launch_bounds__(128, 192 / D) flash_keys_##D##_##t(              \
+    extern "C" __global__ void __launch_bounds__(128, 384 / sizeof(T) / D) flash_keys_##D##_##t(              \
         OUTPUT(dk), OUTPUT(dv), const float *averages, const float *maxima,                       \
         const float *shares, const T *grad, size_t g0, size_t g1, size_t g2, ATTENTION(T)) {      \
         of_keys<D, T>(STORED(dk), STORED(dv), averages, maxima, shares, {grad, g0, g1, g2},       \
@@ -165,3 +165,4 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
     }
 OF_F16(FLASH(f16, f16, 64) FLASH(f16, f16, 128))
 OF_BF16(FLASH(bf16, bf16, 64) FLASH(bf16, bf16, 128))
+OF_F32(FLASH(f32, float, 64) FLASH(tf32_f32, tf32, 64))

@@ -66,7 +66,9 @@ fn run(
     settings: Settings,
 ) -> Result<(Tensor, Kept)> {
     match algorithm {
-        Algorithm::Flash(gpu) => flash::forward(&gpu, [q, k, v], mask, settings, false),
+        Algorithm::Flash(gpu, products) => {
+            flash::forward(&gpu, products, [q, k, v], mask, settings, false)
+        }
         Algorithm::Products(gpu) => cuda::forward(&gpu, q, k, v, mask, settings),
         Algorithm::Blocks => cpu::forward(q, k, v, mask, settings),
         Algorithm::Portable => portable::forward(q, k, v, mask, settings),
@@ -76,7 +78,7 @@ fn run(
 /// How attention is computed.
 enum Algorithm {
     /// On a GPU, by one kernel that keeps no scores.
-    Flash(Gpu),
+    Flash(Gpu, flash::Products),
     /// On a GPU, by two products and a softmax between them.
     Products(Gpu),
     /// On the CPU, a block of queries at a time.
@@ -88,7 +90,10 @@ enum Algorithm {
 impl Algorithm {
     fn of(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Self> {
         let algorithm = match Gpu::of(q.device()) {
-            Some(gpu) if flash::fits(&gpu, q, k, v)? => Self::Flash(gpu),
+            Some(gpu) if flash::fits(&gpu, q, k, v)? => {
+                let products = flash::Products::of(&gpu, q.dtype())?;
+                Self::Flash(gpu, products)
+            }
             Some(gpu) => Self::Products(gpu),
             None if q.device().is_cpu() => Self::Blocks,
             None => Self::Portable,
@@ -106,7 +111,8 @@ impl Algorithm {
     /// What a trace shows.
     fn name(&self) -> &'static str {
         match self {
-            Self::Flash(_) => "flash",
+            Self::Flash(_, flash::Products::OfWarps) => "flash",
+            Self::Flash(_, flash::Products::OfGroups) => "flash, wgmma",
             Self::Products(_) => "products",
             Self::Blocks => "blocks",
             Self::Portable => "candle",
@@ -122,7 +128,9 @@ pub(crate) fn forward_rows(
     settings: Settings,
 ) -> Result<(Tensor, Kept)> {
     let (out, kept) = match Algorithm::of(q, k, v)? {
-        Algorithm::Flash(gpu) => flash::forward(&gpu, [q, k, v], None, settings, true)?,
+        Algorithm::Flash(gpu, products) => {
+            flash::forward(&gpu, products, [q, k, v], None, settings, true)?
+        }
         algorithm => run(algorithm, [q, k, v], None, settings)?,
     };
     Ok((plain(&out.transpose(1, 2)?)?.flatten_from(2)?, kept))

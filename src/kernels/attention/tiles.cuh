@@ -1,10 +1,20 @@
-// What attention's kernels on tensor cores share: blocks of four warps with 64 rows, 16 each, times tiles
-// of other rows in shared memory. Products and sums are F32.
+// What attention's kernels on tensor cores share: blocks of warps with 16 rows each, times tiles of other rows in
+// shared memory. Products and sums are F32.
 
 template <class T> constexpr bool IS_F16 = false;
 template <> constexpr bool IS_F16<f16> = true;
 
 #define LOG2_E 1.44269504f
+
+// F32 numbers that products round to TF32. Of `float`, products are F32: see `multiply`.
+struct tf32 {
+    float number;
+};
+template <class T> constexpr bool IS_WIDE = sizeof(T) == 4;
+template <class T> constexpr bool IS_TF32 = false;
+template <> constexpr bool IS_TF32<tf32> = true;
+// What one product of tensor cores adds up.
+template <class T> constexpr int STEP = 32 / sizeof(T);
 
 // Two numbers, rounded to T.
 template <class T> DEVICE u32 pack(float low, float high) {
@@ -48,9 +58,58 @@ template <bool TURNED> DEVICE void load_matrices(u32 (&to)[4], const void *row) 
     }
 }
 
-// c (16, 8) += a (16, 16) b (16, 8), a warp together. Lane 4 g + t has rows g and g + 8 of a and c,
-// column g of b, and of the dimension that is summed, or of c's columns, 2 t and 2 t + 1, and 8 further.
+// c (16, 8) += a (16, 8) b (8, 8) of TF32, a warp together: bits below TF32's count for nothing. As `multiply`.
+DEVICE void multiply_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#ifdef AMPERE
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    __trap(); // nobody launches this below 8.0
+#endif
+}
+
+// To nearest.
+DEVICE u32 as_tf32(u32 bits) {
+    u32 rounded = bits;
+#ifdef AMPERE
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
+#endif
+    return rounded;
+}
+
+// A number is the sum of two of TF32, to 2^-22 of it: its upper bits, and this. Never zero where the number is not, of the
+// same sign, and infinite where that is: so that infinity times it is what infinity times the number is.
+DEVICE u32 lower_tf32(u32 bits) {
+    float x = __uint_as_float(bits), upper = __uint_as_float(bits & 0xffffe000);
+    return as_tf32(__float_as_uint(upper == x ? x * 9.31322575e-10f : x - upper)); // 2^-30
+}
+
+// c (16, 8) += a (16, STEP) b (STEP, 8), a warp together. Lane 4 g + t has rows g and g + 8 of a and c, column g of b, and
+// of the dimension that is summed, or of c's columns, 2 t and 2 t + 1, and of 16 bits 8 further. In F32 that is another
+// order of what is summed than the instruction's own: of both matrices the same.
 template <class T> DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if constexpr (IS_WIDE<T>) {
+        u32 upper[4], lower[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            upper[i] = IS_TF32<T> ? as_tf32(a[i]) : a[i] & 0xffffe000;
+            lower[i] = lower_tf32(a[i]);
+        }
+        if constexpr (IS_TF32<T>) {
+            multiply_tf32(c, upper, as_tf32(b0), as_tf32(b1));
+        } else {
+            // The smallest first.
+            u32 lower0 = lower_tf32(b0), lower1 = lower_tf32(b1);
+            b0 &= 0xffffe000, b1 &= 0xffffe000;
+            multiply_tf32(c, lower, lower0, lower1);
+            multiply_tf32(c, lower, b0, b1);
+            multiply_tf32(c, upper, lower0, lower1);
+            multiply_tf32(c, upper, b0, b1);
+        }
+        return;
+    }
 #ifdef AMPERE
 #define MULTIPLY(type)                                                                            \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 "                   \
@@ -94,20 +153,25 @@ template <class T> struct Heads {
     DEVICE T *head(size_t batch, size_t head) const { return from + batch * s0 + head * s1; }
 };
 
-// The 64 rows of one head that a block has, and the two of them that a lane has.
+// The rows of one head that a block has, 64 or more, and the two of them that a lane has.
 struct Block {
     size_t tile, batch, head, row[2];
+    int size;
 
     // The grid is flat, of all tiles of all heads, a tile of every head after another.
-    DEVICE Block(size_t rows, size_t heads, bool last_first) {
-        size_t tiles = (rows + 63) / 64, all = gridDim.x / tiles;
+    DEVICE Block(size_t rows, size_t heads, bool last_first, int size = 64) : size(size) {
+        size_t tiles = (rows + size - 1) / size, all = gridDim.x / tiles;
         tile = last_first ? tiles - 1 - blockIdx.x / all : blockIdx.x / all;
         batch = blockIdx.x % all / heads, head = blockIdx.x % heads;
         row[0] = first() + threadIdx.x % 32 / 4, row[1] = row[0] + 8;
     }
 
     // The first row of the 16 that a warp has.
-    DEVICE size_t first() const { return tile * 64 + threadIdx.x / 32 * 16; }
+    DEVICE size_t first() const { return tile * size + threadIdx.x / 32 * 16; }
+
+    // The row after the last one, of the block and of the warpgroup.
+    DEVICE size_t after() const { return (tile + 1) * size; }
+    DEVICE size_t after_group() const { return tile * size + threadIdx.x / 128 * 64 + 64; }
 };
 
 struct Sizes {
@@ -123,30 +187,28 @@ struct Sizes {
         return key + count > keys || (causal && key + count - 1 > query);
     }
 
-    // The end of the keys that a block of queries sees, and the first query that sees a block of keys.
-    DEVICE size_t end(const Block &block) const {
-        size_t after = (block.tile + 1) * 64;
-        return causal && after < keys ? after : keys;
-    }
-    DEVICE size_t begin(const Block &block) const { return causal ? block.tile * 64 : 0; }
+    // The end of the keys that queries before `after` see, and the first query that sees a block of keys.
+    DEVICE size_t end(size_t after) const { return causal && after < keys ? after : keys; }
+    DEVICE size_t begin(const Block &block) const { return causal ? block.tile * block.size : 0; }
 
     // Where a query's numbers are.
     DEVICE size_t at(size_t batch, size_t head, size_t query) const { return (batch * heads + head) * queries + query; }
 };
 
 // Rows of a tile: of two tiles in two stages, one that is read and one on its way, there is room for as many.
-template <int D> constexpr int TILE = 4096 / D;
+template <int D, class T> constexpr int TILE = 8192 / sizeof(T) / D;
 
 // The rows of a tile begin to come, of `width` elements, zeros where there are none. A row has 8 more than D,
-// so that eight rows start in different banks.
+// so that eight rows start in different banks, or four of F32.
 template <int D, class T>
 DEVICE void fetch_rows(T (*to)[D + 8], const T *from, size_t stride, size_t first, size_t rows, size_t width) {
-    constexpr int APART = 1024 / D; // rows, from one pack of a thread to the next
-    int row = threadIdx.x / (D / 8), column = threadIdx.x % (D / 8) * 8;
-    int there = column >= width ? 0 : rows - first < TILE<D> ? (int)(rows - first) : TILE<D>;
+    constexpr int PACK = 16 / sizeof(T), APART = 128 * PACK / D; // rows, from one pack of a thread to the next
+    constexpr int ROWS = TILE<D, T>;
+    int row = threadIdx.x / (D / PACK), column = threadIdx.x % (D / PACK) * PACK;
+    int there = column >= width ? 0 : rows - first < ROWS ? (int)(rows - first) : ROWS;
     from += (first + row) * stride + column;
 #pragma unroll
-    for (int i = 0; i < TILE<D>; i += APART) {
+    for (int i = 0; i < ROWS; i += APART) {
         copy_async<16>(&to[row + i][column], from + i * stride, row + i < there);
     }
 }
@@ -213,65 +275,112 @@ template <class T> struct Attention {
     }
 };
 
-// The 16 rows of a warp, as the left one of a product, zeros where there are none.
+// The left one of a product, (16, N), in the registers of a warp.
+template <int N, class T> struct Left {
+    u32 at[N / STEP<T>][4];
+};
+
+// The 16 rows of a warp, zeros where there are none.
 template <int D, class T>
-DEVICE void load_left(u32 (&left)[D / 16][4], const T *from, size_t stride, const Block &block, size_t rows,
-                      size_t width) {
+DEVICE void load_left(Left<D, T> &left, const T *from, size_t stride, const Block &block, size_t rows, size_t width) {
 #pragma unroll
-    for (int step = 0; step < D / 16; step++) {
+    for (int pair = 0; pair < D / 8; pair++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            size_t row = block.row[i % 2], column = step * 16 + i / 2 * 8 + threadIdx.x % 4 * 2;
+        for (int i = 0; i < 2; i++) {
+            size_t row = block.row[i], column = pair * 8 + threadIdx.x % 4 * 2;
             bool there = row < rows && column < width;
-            left[step][i] = there ? *(const u32 *)(from + row * stride + column) : 0;
+            const T *at = from + row * stride + column;
+            if constexpr (IS_WIDE<T>) {
+                uint2 both = there ? *(const uint2 *)at : make_uint2(0, 0);
+                left.at[pair][i] = both.x, left.at[pair][i + 2] = both.y;
+            } else {
+                left.at[pair / 2][i + pair % 2 * 2] = there ? *(const u32 *)at : 0;
+            }
         }
     }
 }
 
 // A lane's part of the sum, over the elements, of row `i` of the two it has of `left` and of a row of F32.
 template <int D, class T>
-DEVICE float times_left(const u32 (&left)[D / 16][4], int i, const float *row, size_t width) {
+DEVICE float times_left(const Left<D, T> &left, int i, const float *row, size_t width) {
     float sum = 0;
 #pragma unroll
     for (int at = 0; at < D / 8; at++) {
         size_t column = at * 8 + threadIdx.x % 4 * 2;
         if (column >= width) continue;
         float2 pair = *(const float2 *)(row + column);
-        u32 both = left[at / 2][i + at % 2 * 2];
-        sum += widen(T{(u16)both}) * pair.x + widen(T{(u16)(both >> 16)}) * pair.y;
+        if constexpr (IS_WIDE<T>) {
+            sum += __uint_as_float(left.at[at][i]) * pair.x + __uint_as_float(left.at[at][i + 2]) * pair.y;
+        } else {
+            u32 both = left.at[at / 2][i + at % 2 * 2];
+            sum += widen(T{(u16)both}) * pair.x + widen(T{(u16)(both >> 16)}) * pair.y;
+        }
     }
     return sum;
 }
 
 // c (16, 8) += left (16, D) times eight rows of a tile, turned.
 template <int D, class T>
-DEVICE void times_turned(float (&c)[4], const u32 (&left)[D / 16][4], const T (*tile)[D + 8], int first) {
+DEVICE void times_turned(float (&c)[4], const Left<D, T> &left, const T (*tile)[D + 8], int first) {
     int lane = threadIdx.x % 32;
+    if constexpr (IS_WIDE<T>) {
 #pragma unroll
-    for (int step = 0; step < D / 16; step += 2) {
-        u32 right[4];
-        load_matrices<false>(right, &tile[first + lane % 8][step * 16 + lane / 8 * 8]);
-        multiply<T>(c, left[step], right[0], right[1]);
-        multiply<T>(c, left[step + 1], right[2], right[3]);
+        for (int step = 0; step < D / 8; step++) {
+            uint2 right = *(const uint2 *)&tile[first + lane / 4][step * 8 + lane % 4 * 2];
+            multiply<T>(c, left.at[step], right.x, right.y);
+        }
+    } else {
+#pragma unroll
+        for (int step = 0; step < D / 16; step += 2) {
+            u32 right[4];
+            load_matrices<false>(right, &tile[first + lane % 8][step * 16 + lane / 8 * 8]);
+            multiply<T>(c, left.at[step], right[0], right[1]);
+            multiply<T>(c, left.at[step + 1], right[2], right[3]);
+        }
     }
 }
 
 // Weights (16, 16), whose halves are as products leave them, rounded to T: the left one of a product.
-template <class T> DEVICE void as_left(u32 (&left)[4], const float (&w0)[4], const float (&w1)[4]) {
-    left[0] = pack<T>(w0[0], w0[1]), left[1] = pack<T>(w0[2], w0[3]);
-    left[2] = pack<T>(w1[0], w1[1]), left[3] = pack<T>(w1[2], w1[3]);
+template <class T> DEVICE void as_left(Left<16, T> &left, const float (&w0)[4], const float (&w1)[4]) {
+    if constexpr (IS_WIDE<T>) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            left.at[0][i] = __float_as_uint(w0[i % 2 * 2 + i / 2]);
+            left.at[1][i] = __float_as_uint(w1[i % 2 * 2 + i / 2]);
+        }
+    } else {
+        left.at[0][0] = pack<T>(w0[0], w0[1]), left.at[0][1] = pack<T>(w0[2], w0[3]);
+        left.at[0][2] = pack<T>(w1[0], w1[1]), left.at[0][3] = pack<T>(w1[2], w1[3]);
+    }
 }
 
 // c (16, D) += weights (16, 16) times sixteen rows of a tile.
 template <int D, class T>
-DEVICE void times(float (&c)[D / 8][4], const u32 (&weights)[4], const T (*tile)[D + 8], int first) {
+DEVICE void times(float (&c)[D / 8][4], const Left<16, T> &weights, const T (*tile)[D + 8], int first) {
     int lane = threadIdx.x % 32;
+    if constexpr (IS_WIDE<T>) {
+        const T(*rows)[D + 8] = tile + first + lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < D / 8; n += 2) {
-        u32 right[4];
-        load_matrices<true>(right, &tile[first + lane % 16][(n + lane / 16) * 8]);
-        multiply<T>(c[n], weights, right[0], right[1]);
-        multiply<T>(c[n + 1], weights, right[2], right[3]);
+        for (int n = 0; n < D / 8; n++) {
+            // By itself first: tensor cores round their sums towards zero, which adds up.
+            float sum[4] = {};
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const u32 *b0 = (const u32 *)&rows[half * 8][n * 8 + lane / 4];
+                const u32 *b1 = (const u32 *)&rows[half * 8 + 1][n * 8 + lane / 4];
+                multiply<T>(sum, weights.at[half], *b0, *b1);
+            }
+#pragma unroll
+            for (int e = 0; e < 4; e++) c[n][e] += sum[e];
+        }
+    } else {
+#pragma unroll
+        for (int n = 0; n < D / 8; n += 2) {
+            u32 right[4];
+            load_matrices<true>(right, &tile[first + lane % 16][(n + lane / 16) * 8]);
+            multiply<T>(c[n], weights.at[0], right[0], right[1]);
+            multiply<T>(c[n + 1], weights.at[0], right[2], right[3]);
+        }
     }
 }
 
@@ -299,9 +408,9 @@ struct Output {
                 size_t column = n * 8 + threadIdx.x % 4 * 2;
                 if (column >= width) continue;
                 float a = c[n][2 * i], b = c[n][2 * i + 1];
-                if (wide) {
+                if (IS_WIDE<T> || wide) {
                     *(float2 *)((float *)to + first + column) = make_float2(a, b);
-                } else {
+                } else if constexpr (!IS_WIDE<T>) {
                     *(u32 *)((T *)to + first + column) = pack<T>(a, b);
                 }
             }

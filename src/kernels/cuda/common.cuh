@@ -14,6 +14,9 @@ struct __align__(2) bf16 { u16 bits; };
 #if __CUDA_ARCH__ >= 800
 #define AMPERE // instructions that there are from compute capability 8.0 on
 #endif
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define HOPPER // instructions that there are with compute capability 9.0 alone
+#endif
 
 // Arithmetic is F32, of F64 tensors F64.
 template <class T> struct Wide { typedef float type; };

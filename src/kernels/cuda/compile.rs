@@ -87,9 +87,9 @@ pub(super) fn function(
     }
     let (key, unit) = ((in_thread.0, source.name), unit(name));
     let module = MODULES.get_or_make((key, unit), || {
-        let (major, minor) = context.compute_capability().w()?;
+        let capability = context.compute_capability().w()?;
         check_driver()?;
-        let job = Job::new(source, unit, format!("sm_{major}{minor}"));
+        let job = Job::new(source, unit, architecture(capability));
         context.load_module(Ptx::from_binary(job.code(CACHE.as_ref())?)).w()
     })?;
     let function = module.load_function(name).w()?;
@@ -97,6 +97,12 @@ pub(super) fn function(
         all.entry(in_thread).or_default().insert(name.to_owned(), function.clone());
     });
     Ok(function)
+}
+
+/// What NVRTC calls a compute capability, with the instructions that it has and later ones have not.
+fn architecture((major, minor): (i32, i32)) -> String {
+    let alone = if (major, minor) == (9, 0) { "a" } else { "" };
+    format!("sm_{major}{minor}{alone}")
 }
 
 /// Fails where the driver is too old to launch the kernels.
@@ -247,12 +253,12 @@ mod tests {
     fn what_one_lookup_has_compiled_the_next_one_reads() -> Result<()> {
         let folder = format!("candle-amp-compile-{}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
-        let job = job("sm_90");
+        let job = job("sm_90a");
         let compiled = job.code(Some(&Cache::new(folder.clone())))?;
         assert!(!compiled.is_empty());
         // As another process: with a cache that has seen nothing.
         let read = Cache::new(folder.clone())
-            .get_or("nothing_bf16-sm_90", &job.key()?, || bail!("it is compiled again"))?;
+            .get_or("nothing_bf16-sm_90a", &job.key()?, || bail!("it is compiled again"))?;
         assert_eq!(read, compiled);
         std::fs::remove_dir_all(folder)?;
         Ok(())
@@ -269,9 +275,15 @@ mod tests {
             assert!(check_version("NVRTC is of CUDA", new).is_ok());
         }
         use sys::nvrtcResult as Status;
-        let says = |status| job("sm_90").explain(nvrtc::NvrtcError(status)).to_string();
+        let says = |status| job("sm_90a").explain(nvrtc::NvrtcError(status)).to_string();
         assert!(says(Status::NVRTC_ERROR_INVALID_OPTION).contains("newer CUDA toolkit"));
         assert!(!says(Status::NVRTC_ERROR_COMPILATION).contains("newer CUDA toolkit"));
+    }
+
+    #[test]
+    fn only_hopper_is_asked_for_instructions_of_its_own() {
+        let names = [(7, 5), (8, 0), (9, 0), (10, 0), (12, 0)].map(architecture);
+        assert_eq!(names, ["sm_75", "sm_80", "sm_90a", "sm_100", "sm_120"]);
     }
 
     #[test]
@@ -300,20 +312,21 @@ mod tests {
             code: concat!(
                 include_str!("../attention/scores.cuh"),
                 include_str!("../attention/tiles.cuh"),
+                include_str!("../attention/wgmma.cuh"),
                 include_str!("../attention/flash.cu")
             ),
         };
         let package = std::env::var_os("CARGO_MANIFEST_DIR");
         let package = package.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
         let script = std::path::Path::new(&package).join("scripts/fill-kernel-cache.py");
-        let (major, minor) = job("sm_90").compiler()?;
+        let (major, minor) = job("sm_90a").compiler()?;
         let output = std::process::Command::new("python3")
             .arg(script)
-            .args(["--keys", "sm_90", &format!("{major}.{minor}")])
+            .args(["--keys", "sm_90a", &format!("{major}.{minor}")])
             .output()?;
         let keys = String::from_utf8_lossy(&output.stdout).into_owned();
         for (source, unit) in [(&EMBEDDING, "bf16"), (&EMBEDDING, "f32"), (&FLASH, "f16")] {
-            let job = Job::new(source, unit, "sm_90".to_owned());
+            let job = Job::new(source, unit, "sm_90a".to_owned());
             let line = format!("{} {:08x}\n", job.name, crc32fast::hash(job.key()?.as_bytes()));
             assert!(keys.contains(&line), "{line} is not in {keys}{output:?}");
         }
@@ -322,14 +335,14 @@ mod tests {
 
     #[test]
     fn a_key_has_all_that_machine_code_depends_on() -> Result<()> {
-        let key = job("sm_90").key()?;
+        let key = job("sm_90a").key()?;
         let first = format!("candle-amp {}, NVRTC ", env!("CARGO_PKG_VERSION"));
         assert!(key.starts_with(&first), "{key}");
-        for part in ["--gpu-architecture=sm_90 --std", "--fmad=false", COMMON, SOURCE.code] {
+        for part in ["--gpu-architecture=sm_90a --std", "--fmad=false", COMMON, SOURCE.code] {
             assert!(key.contains(part), "{part}");
         }
         assert_ne!(key, job("sm_80").key()?);
-        assert_ne!(key, Job::new(&SOURCE, "f16", "sm_90".to_owned()).key()?);
+        assert_ne!(key, Job::new(&SOURCE, "f16", "sm_90a".to_owned()).key()?);
         Ok(())
     }
 }

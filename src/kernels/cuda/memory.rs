@@ -1,7 +1,6 @@
 //! Memory of a device: without events, and kept for what comes next.
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, Error, Result};
@@ -11,11 +10,12 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaContext, CudaStream, DeviceRepr, DriverError};
 
+use super::threads::DEVICES;
 use super::{is_of_each_thread, wait_for_other_threads};
 use crate::kernels::capture;
 
-/// That stream in contexts of this crate's own, by ordinal.
-static STREAMS: LazyLock<Mutex<HashMap<usize, Arc<CudaStream>>>> = LazyLock::new(Mutex::default);
+/// That stream in contexts of this crate's own, by ordinal: each allocation asks for it.
+static STREAMS: [OnceLock<Arc<CudaStream>>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 
 /// Memory for the caller's kernel to write.
 #[allow(unsafe_code)]
@@ -48,25 +48,23 @@ fn without_events(stream: Arc<CudaStream>) -> Result<Arc<CudaStream>> {
     if !is_of_each_thread(&stream) || !context.is_event_tracking() {
         return Ok(stream);
     }
-    let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(own) = streams.get(&context.ordinal()) {
+    let Some(known) = STREAMS.get(context.ordinal()) else { return Ok(stream) };
+    if let Some(own) = known.get() {
         return Ok(own.clone());
     }
     let own = CudaContext::new(context.ordinal()).w()?;
     // SAFETY: nobody else has this object, and nothing is done with it but to allocate. What is allocated
     // is used on the device's one stream, in order, as all that this crate launches.
     unsafe { own.disable_event_tracking() };
-    let own = own.per_thread_stream();
-    streams.insert(context.ordinal(), own.clone());
-    Ok(own)
+    Ok(known.get_or_init(|| own.per_thread_stream()).clone())
 }
 
 /// Forgets the errors of calls that could not return them, such as a free in a capture that has failed: the next call
 /// would.
 pub(super) fn forget_errors(stream: &CudaStream) {
     let _ = stream.context().check_err();
-    let streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(own) = streams.get(&stream.context().ordinal()) {
+    let own = STREAMS.get(stream.context().ordinal()).and_then(OnceLock::get);
+    if let Some(own) = own {
         let _ = own.context().check_err();
     }
 }

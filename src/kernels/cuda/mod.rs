@@ -64,6 +64,8 @@ pub(crate) struct Gpu(CudaDevice);
 
 thread_local! {
     static READS: Cell<u64> = const { Cell::new(0) };
+    /// The capability of the context that was asked last, so that attention asks the driver once.
+    static CAPABILITY: Cell<Option<(usize, (i32, i32))>> = const { Cell::new(None) };
 }
 
 /// How often this thread has waited for a GPU to read from it, in this crate.
@@ -87,7 +89,16 @@ impl Gpu {
 
     /// Major and minor: `(9, 0)` for Hopper.
     pub(crate) fn compute_capability(&self) -> Result<(i32, i32)> {
-        self.0.cuda_stream().context().compute_capability().w()
+        let stream = self.0.cuda_stream();
+        let context = stream.context().cu_ctx().addr();
+        if let Some((asked, capability)) = CAPABILITY.get()
+            && asked == context
+        {
+            return Ok(capability);
+        }
+        let capability = stream.context().compute_capability().w()?;
+        CAPABILITY.set(Some((context, capability)));
+        Ok(capability)
     }
 
     /// The kernel `name` of `source`, which is compiled for this device the first time.

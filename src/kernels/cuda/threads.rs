@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// More than a machine has.
-const DEVICES: usize = 64;
+pub(super) const DEVICES: usize = 64;
 
 /// What all threads have launched, by the device's ordinal.
 static LAUNCHES: [AtomicU64; DEVICES] = [const { AtomicU64::new(0) }; DEVICES];

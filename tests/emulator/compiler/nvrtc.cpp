@@ -52,6 +52,8 @@ bool understand(std::string option, const char *next, bool &used_next, emulated:
         if (digits == std::string::npos)
             return false;
         arch = value.substr(digits, value.find_first_not_of("0123456789", digits) - digits) + "0";
+        if (value.back() == 'a') // what later architectures lack
+            source.flags.push_back("-D__CUDA_ARCH_FEAT_SM" + value.substr(digits, arch.size() - 1) + "_ALL=1");
     } else {
         static const char *const ignored[] = {"use_fast_math",
                                               "ftz",

@@ -47,6 +47,17 @@ struct Copy {
     bool reads;
 };
 
+// A product that the threads of a warpgroup begin together, d (64, columns) += a (64, 16) b, as one of them gives it: its
+// registers of a and of d, and what describes where b is in shared memory.
+struct GroupProduct {
+    unsigned long long right;
+    unsigned left[4];
+    int columns;
+    bool turned;
+    float (*value)(unsigned short);
+    float *results[64];
+};
+
 constexpr int ILLEGAL_ADDRESS = 700, ASSERT = 710, MISALIGNED_ADDRESS = 716, LAUNCH_FAILED = 719;
 
 // What the compiler appends for a kernel: `emulated_kernel_NAME`.
@@ -74,6 +85,13 @@ void *emulated_shared_pointer(unsigned address);
 void emulated_begin_copy(const Copy &copy);
 // Takes one of them; false where there is none.
 bool emulated_next_copy(Copy *copy);
+// `fence.proxy.async`: what the thread has copied is there for tensor cores once the block has met at a barrier.
+void emulated_fence_copies();
+// `wgmma.fence`, `wgmma.mma_async`, `wgmma.commit_group`, and `wgmma.wait_group` for all but so many groups.
+void emulated_fence_registers();
+void emulated_begin_product(const GroupProduct &product);
+void emulated_commit_products();
+void emulated_wait_for_products(unsigned groups);
 // Ends the launch with one of the driver's errors.
 [[noreturn]] void emulated_fail(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 }

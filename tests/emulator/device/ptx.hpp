@@ -15,11 +15,22 @@ enum class Ptx {
     load_turned_matrices,
     multiply_f16,
     multiply_bf16,
+    multiply_tf32,
+    tf32_of_f32,
     copy_16,
     copy_4,
     wait_for_copies,
     store_4,
     store_2,
+    nothing,
+    fence_copies,
+    fence_registers,
+    group_f16,
+    group_turned_f16,
+    group_bf16,
+    group_turned_bf16,
+    commit_products,
+    wait_for_products,
 };
 
 // An opcode, and its operands: a `%` for each number, without spaces.
@@ -29,6 +40,13 @@ struct Opcode {
 };
 
 #define EMULATED_MMA "{%,%,%,%},{%,%,%,%},{%,%},{%,%,%,%};"
+#define EMULATED_16 "%,%,%,%,%,%,%,%,%,%,%,%,%,%,%,%"
+// scale-d, imm-scale-a, imm-scale-b and imm-trans-b are constants.
+#define EMULATED_WGMMA(TYPE, TURNED, WHAT)                                                                             \
+    {"wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE,                                                      \
+     "{" EMULATED_16 "," EMULATED_16 "},{%,%,%,%},%,1,1,1," TURNED ";", WHAT},                                         \
+        {"wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE,                                                 \
+         "{" EMULATED_16 "," EMULATED_16 "," EMULATED_16 "," EMULATED_16 "},{%,%,%,%},%,1,1,1," TURNED ";", WHAT},
 constexpr Opcode OPCODES[] = {
     {"cvt.f32.f16", "%,%;", Ptx::f32_of_f16},
     {"cvt.rn.f16.f32", "%,%;", Ptx::f16_of_f32},
@@ -40,24 +58,40 @@ constexpr Opcode OPCODES[] = {
     {"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", "{%,%,%,%},[%];", Ptx::load_turned_matrices},
     {"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", EMULATED_MMA, Ptx::multiply_f16},
     {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", EMULATED_MMA, Ptx::multiply_bf16},
+    {"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", EMULATED_MMA, Ptx::multiply_tf32},
+    {"cvt.rna.tf32.f32", "%,%;", Ptx::tf32_of_f32},
     {"cp.async.cg.shared.global", "[%],[%],16,%;", Ptx::copy_16},
     {"cp.async.ca.shared.global", "[%],[%],4,%;", Ptx::copy_4},
     {"cp.async.wait_all", ";", Ptx::wait_for_copies},
     {"st.global.v4.u32", "[%],{%,%,%,%};", Ptx::store_4},
     {"st.global.v2.u32", "[%],{%,%};", Ptx::store_2},
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    {"fence.proxy.async.shared::cta", ";", Ptx::fence_copies},
+    {"wgmma.fence.sync.aligned", ";", Ptx::fence_registers},
+    EMULATED_WGMMA("f16", "0", Ptx::group_f16)
+    EMULATED_WGMMA("f16", "1", Ptx::group_turned_f16)
+    EMULATED_WGMMA("bf16", "0", Ptx::group_bf16)
+    EMULATED_WGMMA("bf16", "1", Ptx::group_turned_bf16)
+    {"wgmma.commit_group.sync.aligned", ";", Ptx::commit_products},
+    {"wgmma.wait_group.sync.aligned", "0;", Ptx::wait_for_products},
+#endif
 };
 #undef EMULATED_MMA
+#undef EMULATED_16
+#undef EMULATED_WGMMA
 
 // What to do, and which operand of the `asm` each number in the text is.
 struct Instruction {
     Ptx what;
-    int count, at[16];
+    int count, at[72];
 };
 
 // Not a constant: a compiler that comes here says so.
 inline Instruction ptx_that_is_not_emulated() { return {}; }
 
 constexpr Instruction decode(const char *text) {
+    if (!*text) // keeps a compiler from moving what its operands are
+        return {Ptx::nothing, 0, {}};
     for (const Opcode &opcode : OPCODES) {
         const char *c = text;
         Instruction found{opcode.what, 0, {}};
@@ -136,6 +170,16 @@ template <class F> float product(const Lanes (&a)[2], const Lanes &b, float c, i
     return c;
 }
 
+// Those of m16n8k8: a (16, 8) in four registers, b (8, 8) in two, a number each. What is below TF32's bits is ignored.
+inline float product_of_tf32(const Lanes (&a)[2], const Lanes &b, float c, int row, int column) {
+    auto value = [](unsigned long long bits) { return bits_float(bits & 0xffffe000); };
+    for (int k = 0; k < 8; k++) {
+        int left = row % 8 * 4 + k % 4, right = column * 4 + k % 4;
+        c += value(a[k / 4].value[left] >> row / 8 * 32) * value(b.value[right] >> k / 4 * 32);
+    }
+    return c;
+}
+
 template <Ptx What, int N> void execute(const Instruction &instruction, Operand (&operands)[N]) {
     auto bits = [&](int i) { return operands[instruction.at[i]].bits; };
     auto number = [&](int i) { return from_bits<float>(bits(i)); };
@@ -169,6 +213,15 @@ template <Ptx What, int N> void execute(const Instruction &instruction, Operand 
         for (int e = 0; e < 4; e++)
             set(e, product(a, b, number(10 + e), g + e / 2 * 8, 2 * t + e % 2,
                            What == Ptx::multiply_f16 ? half_value : bfloat_value));
+    } else if constexpr (What == Ptx::multiply_tf32) {
+        const int lane = emulated_lane(), g = lane / 4, t = lane % 4;
+        auto both = [&](int i) { return emulated_exchange(Warp::matrix, ~0u, bits(i) | bits(i + 1) << 32); };
+        Lanes a[2] = {both(4), both(6)}, b = both(8);
+        for (int e = 0; e < 4; e++)
+            set(e, product_of_tf32(a, b, number(10 + e), g + e / 2 * 8, 2 * t + e % 2));
+    } else if constexpr (What == Ptx::tf32_of_f32) { // to nearest, ties away from zero
+        unsigned x = bits(1);
+        set(0, (x & 0x7fffffff) >= 0x7f800000 ? x : (x + 0x1000) & 0xffffe000);
     } else if constexpr (What == Ptx::copy_16 || What == Ptx::copy_4) {
         constexpr unsigned size = What == Ptx::copy_16 ? 16 : 4;
         if (bits(2) && bits(2) != size)
@@ -182,6 +235,25 @@ template <Ptx What, int N> void execute(const Instruction &instruction, Operand 
                                                   unsigned(bits(4))};
     } else if constexpr (What == Ptx::store_2) {
         *aligned_pointer<uint2 *>(bits(0), 8) = {unsigned(bits(1)), unsigned(bits(2))};
+    } else if constexpr (What == Ptx::fence_copies) {
+        emulated_fence_copies();
+    } else if constexpr (What == Ptx::fence_registers) {
+        emulated_fence_registers();
+    } else if constexpr (What == Ptx::group_f16 || What == Ptx::group_turned_f16 || What == Ptx::group_bf16 ||
+                         What == Ptx::group_turned_bf16) {
+        constexpr bool turned = What == Ptx::group_turned_f16 || What == Ptx::group_turned_bf16;
+        constexpr bool is_f16 = What == Ptx::group_f16 || What == Ptx::group_turned_f16;
+        const int own = instruction.count - 5; // numbers of d that a thread has
+        GroupProduct product{bits(own + 4), {}, 2 * own, turned, is_f16 ? half_value : bfloat_value, {}};
+        for (int i = 0; i < 4; i++)
+            product.left[i] = bits(own + i);
+        for (int i = 0; i < own; i++)
+            product.results[i] = static_cast<float *>(operands[instruction.at[i]].to);
+        emulated_begin_product(product);
+    } else if constexpr (What == Ptx::commit_products) {
+        emulated_commit_products();
+    } else if constexpr (What == Ptx::wait_for_products) {
+        emulated_wait_for_products(0);
     }
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "memory.hpp"
+#include "products.hpp"
 #include "races.hpp"
 
 extern "C" {
@@ -68,7 +69,7 @@ struct Exchange {
     races::Clocks met;
 };
 
-enum class State { ready, barrier, exchange, done };
+enum class State { ready, barrier, exchange, warpgroup, done };
 
 struct Fiber {
     State state;
@@ -92,8 +93,8 @@ struct Block {
     std::vector<Warps> warps;
     std::vector<unsigned char *> free_stacks;
     std::vector<std::pair<void *, size_t>> shared;
-    size_t shared_bytes;
-    unsigned alive, waiting, current;
+    size_t shared_bytes, dynamic_shared;
+    unsigned alive, waiting, current, barriers;
     void *scheduler;
     void *scheduler_fake;
     const void *scheduler_bottom;
@@ -188,18 +189,22 @@ void release_barrier() {
             fiber.state = State::ready;
         }
     block.waiting = 0;
+    block.barriers++;
     races::barrier();
 }
 
 std::string stuck() {
-    unsigned at_warp = 0, first = block.fibers.size();
+    unsigned at_warp = 0, at_group = 0, first = block.fibers.size();
     for (unsigned i = 0; i < block.fibers.size(); i++)
-        if (block.fibers[i].state == State::exchange) {
+        if (block.fibers[i].state == State::warpgroup) {
+            at_group++;
+        } else if (block.fibers[i].state == State::exchange) {
             at_warp++;
             first = std::min(first, i);
         }
     std::string text = "threads wait for one another: " + std::to_string(block.waiting) + " at a barrier, " +
                        std::to_string(at_warp) + " at a warp function, " +
+                       (at_group ? std::to_string(at_group) + " at products that their warpgroup has not begun, " : "") +
                        std::to_string(block.fibers.size() - block.alive) + " have ended";
     if (at_warp) {
         char mask[160];
@@ -223,6 +228,8 @@ void schedule(Random *random) {
         for (unsigned thread : order) {
             Fiber &fiber = block.fibers[thread];
             if (fiber.state == State::exchange && complete(*fiber.exchange, block.warps[thread / 32]))
+                fiber.state = State::ready;
+            if (fiber.state == State::warpgroup && products::begun(thread))
                 fiber.state = State::ready;
             if (fiber.state != State::ready)
                 continue;
@@ -252,6 +259,8 @@ void start_block(unsigned threads) {
     block.waiting = 0;
     block.shared.clear();
     block.shared_bytes = 0;
+    block.barriers = 0;
+    products::begin_block();
     races::begin_block();
 }
 
@@ -269,6 +278,21 @@ void end_block() {
 bool in_kernel() { return running_here; }
 
 unsigned current_thread() { return block.current; }
+unsigned threads() { return block.fibers.size(); }
+unsigned barriers() { return block.barriers; }
+void wait_for_warpgroup() { wait(State::warpgroup); }
+
+const unsigned char *shared_byte(unsigned address) {
+    auto within = [&](const void *start, size_t size) {
+        auto first = static_cast<const unsigned char *>(start);
+        size_t at = (address - reinterpret_cast<size_t>(first)) & 0x3ffff;
+        return at < size ? first + at : nullptr;
+    };
+    const unsigned char *byte = within(emulated_dynamic_shared, block.dynamic_shared);
+    for (auto &[variable, size] : block.shared)
+        byte = byte ? byte : within(variable, size);
+    return byte;
+}
 
 bool on_stack(unsigned long address) {
     return reinterpret_cast<unsigned long>(block.fibers[block.current].stack) - address < STACK;
@@ -286,6 +310,7 @@ Outcome run(const Launch &launch, unsigned long long seed) {
     if (seed)
         std::shuffle(blocks.begin(), blocks.end(), random);
     DynamicShared dynamic(launch.dynamic_shared);
+    block.dynamic_shared = launch.dynamic_shared;
     emulated_dynamic_shared = dynamic.start;
     races::begin_launch(dynamic.start, launch.dynamic_shared);
     block.error = 0;
@@ -340,7 +365,10 @@ unsigned emulated_shared_address(const void *pointer) {
 
 void *emulated_shared_pointer(unsigned address) { return reinterpret_cast<void *>(shared_window << 32 | address); }
 
-void emulated_begin_copy(const Copy &copy) { block.fibers[block.current].copies.push_back(copy); }
+void emulated_begin_copy(const Copy &copy) {
+    products::copy_begins(copy.to);
+    block.fibers[block.current].copies.push_back(copy);
+}
 
 bool emulated_next_copy(Copy *copy) {
     auto &copies = block.fibers[block.current].copies;
@@ -348,6 +376,7 @@ bool emulated_next_copy(Copy *copy) {
         return false;
     *copy = copies.back();
     copies.pop_back();
+    products::copy_arrives(copy->to);
     return true;
 }
 

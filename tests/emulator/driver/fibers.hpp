@@ -32,6 +32,16 @@ bool in_kernel();
 unsigned current_thread();
 bool on_stack(unsigned long address);
 
+// How many threads the block has, and how often all of them have met at a barrier.
+unsigned threads();
+unsigned barriers();
+
+// The byte of shared memory with these lowest 18 bits of an address; null where there is none.
+const unsigned char *shared_byte(unsigned address);
+
+// The current thread goes on when `products::begun` says so.
+void wait_for_warpgroup();
+
 // Ends the launch, from within one of its threads: also from a signal handler.
 [[noreturn]] void fail(int error, const std::string &message);
 

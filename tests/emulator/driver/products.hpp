@@ -1,0 +1,14 @@
+// Products of warpgroups, `wgmma`: begun by all threads of four warps, and there when each has waited for them.
+#pragma once
+#include "fibers.hpp"
+
+namespace emulated::products {
+
+void begin_block();
+// Whether the warpgroup of a thread has begun what the thread waits for.
+bool begun(unsigned thread);
+// By `cp.async`, of the current thread.
+void copy_begins(const void *to);
+void copy_arrives(const void *to);
+
+} // namespace emulated::products
