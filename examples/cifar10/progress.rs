@@ -48,10 +48,12 @@ impl Progress {
         if !(self.prefix.is_empty() || remaining.is_empty()) {
             remaining += " of this run"; // of several
         }
-        let status = format!("{status}{remaining}");
-        let line = format!("{}  step {step}/{}  {status}\n", self.prefix, self.schedule.steps);
-        let prefix = format!("{}epoch {epoch}/{} ", self.prefix, self.schedule.epochs);
-        self.display.step(step, prefix, status, &line);
+        let (prefix, schedule) = (&self.prefix, &self.schedule);
+        let line = format!("{prefix}  step {step}/{}  {status}{remaining}\n", schedule.steps);
+        let prefix = format!("{prefix}epoch {epoch}/{} ", schedule.epochs);
+        let remaining = remaining.trim_start();
+        let gap = if remaining.is_empty() { "" } else { "  " };
+        self.display.step(step, prefix, format!("{remaining}{gap}{status}"), &line);
     }
 
     /// After every epoch and its test.

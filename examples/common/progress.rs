@@ -17,9 +17,6 @@ const QUIET: Duration = Duration::from_secs(10);
 /// Steps whose loss and speed are averaged for display.
 pub(crate) const RECENT: usize = 20;
 
-/// Columns below which a line has no room for a bar.
-const WIDE: u16 = 120;
-
 /// The bar on the terminal: whatever else is printed makes it step aside, from whatever thread, or it would be drawn over.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
@@ -36,12 +33,9 @@ impl Display {
             return Self::Lines { last: Instant::now() };
         }
         let target = ProgressDrawTarget::stdout_with_hz(10);
-        let template = match target.width() {
-            Some(columns) if columns < WIDE => "{prefix} {pos}/{len}  {wide_msg}",
-            _ => "{prefix}{wide_bar} {pos}/{len}  {msg}",
-        };
         let bar = ProgressBar::with_draw_target(Some(steps as u64), target);
-        Self::Bar(shown(bar, template))
+        // In one row: what does not fit is left out.
+        Self::Bar(shown(bar, "{prefix}{bar:12} {pos}/{len}  {wide_msg}"))
     }
 
     /// Shows `step`: a bar between `prefix` and `status`, or now and then `line`.
