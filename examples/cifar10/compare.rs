@@ -214,12 +214,6 @@ impl Comparison {
                 "{precision}, seed {seed}: NaN for {nan} test images. Training has diverged; lower --lr."
             ));
         }
-        if self.complete().any(|run| run.peak_rss_bytes.is_none()) {
-            notes.push(
-                "Peak memory is unknown where as much was held before the run, or nothing tells."
-                    .to_owned(),
-            );
-        }
         if complete < self.planned {
             notes.push(format!("Cut short: {complete} of {} runs are complete.", self.planned));
         }

@@ -137,17 +137,18 @@ pub(crate) fn closing(report: &Report, classes: &[&str]) -> String {
     let interrupted = if report.interrupted { ", then interrupted" } else { "" };
     let memory = report.peak_rss_bytes.map_or("unknown".into(), |b| BinaryBytes(b).to_string());
     let (steps, skipped) = (report.steps, report.skipped_steps);
-    let diverged = match report.test_images_of_nan {
-        0 => String::new(),
-        nan => format!(", and NaN for {} images: training has diverged; lower --lr", count(nan)),
-    };
-    let mut text = table(&[
-        ("test accuracy", format!("{:.2} %{diverged}", 100. * report.test_accuracy)),
+    let mut rows = vec![("test accuracy", format!("{:.2} %", 100. * report.test_accuracy))];
+    if report.test_images_of_nan > 0 {
+        let nan = count(report.test_images_of_nan);
+        rows.push(("diverged", format!("NaN for {nan} test images; lower --lr")));
+    }
+    rows.extend([
         ("median step", format!("{:.1} ms", 1000. * report.median_step_seconds)),
         ("speed", format!("{:.0} images/s", report.images_per_second)),
         ("peak memory", memory),
         ("steps", format!("{steps}, {skipped} skipped{interrupted}")),
     ]);
+    let mut text = table(&rows);
     text += "\nCorrect by class, in per cent:\n";
     let accuracies = report.test_accuracy_per_class.chunks(5);
     for (classes, accuracies) in classes.chunks(5).zip(accuracies) {

@@ -16,6 +16,7 @@ fn run(precision: &str, seed: u64, speed: f64, test_accuracy: f64) -> Report {
         peak_rss_bytes: Some((100 + seed) << 20),
         final_scale: if precision == "f32" { 1. } else { 32768. * (1 + seed) as f32 },
         interrupted: false,
+        test_images_of_nan: 0,
         ..sample()
     }
 }
@@ -57,6 +58,14 @@ fn a_duration_has_a_unit_that_suits_its_mean() {
     assert_eq!(spread(0.25, 0.0123), "250 ± 12 ms");
     assert_eq!(spread(2.5, 0.5), "2.50 ± 0.50 s");
     assert_eq!(spread(92., 1.6), "1 min 32 s ± 2 s");
+}
+
+#[test]
+fn a_run_that_diverged_is_named() {
+    let mut comparison = Comparison::new(1);
+    comparison.add(Report { test_images_of_nan: 1234, ..run("f16", 3, 500., 0.1) });
+    let note = "f16, seed 3: NaN for 1,234 test images. Training has diverged; lower --lr.";
+    assert_eq!(comparison.notes(), [note]);
 }
 
 #[test]

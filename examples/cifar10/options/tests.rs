@@ -26,12 +26,12 @@ fn numbers_out_of_range_are_refused_by_name() {
         ("--lr inf", "'inf' for '--lr <X>': expected a number above zero"),
         ("--lr NaN", "'NaN' for '--lr <X>': expected a number above zero"),
         ("--init-scale 0", "'0' for '--init-scale <X>': expected a number above zero"),
-        ("--momentum 1", "'1' for '--momentum <X>': expected a number from 0 up to 1"),
-        ("--ema 1", "'1' for '--ema <X>': expected a number from 0 up to 1"),
+        ("--momentum 1", "'1' for '--momentum <X>': expected a number from 0 to below 1"),
+        ("--ema 1", "'1' for '--ema <X>': expected a number from 0 to below 1"),
         ("--shift 17", "'17' for '--shift <N>': expected a whole number from 0 to 16"),
         ("--shift -1", "'-1' for '--shift <N>': expected a whole number from 0 to 16"),
         ("--bias-lr 0", "'0' for '--bias-lr <X>': expected a number above zero"),
-        ("--weight-decay -1", "'-1' for '--weight-decay <X>': expected a number from 0 up to 1"),
+        ("--weight-decay -1", "'-1' for '--weight-decay <X>': expected a number from 0 to below 1"),
     ] {
         assert_eq!(refusal(arguments), format!("error: invalid value {message}"));
     }
@@ -114,9 +114,11 @@ fn an_unknown_model_is_refused_in_one_line_with_the_names() {
         let error = Options::try_parse_from(["cifar10", "--model", name]).expect_err("no model");
         let text = error.to_string();
         let line = text.lines().next().unwrap_or_default();
-        let start =
-            "error: invalid value '{}' for '--model <NAME>': expected one of mlp, resnet8, ";
-        assert!(line.starts_with(&start.replace("{}", name)) || name.is_empty(), "{line}");
+        let near = if name == "resnet19" { "resnet18" } else { "resnet20" };
+        let start = format!(
+            "error: invalid value '{name}' for '--model <NAME>': the nearest is {near}; expected one of mlp, resnet8, "
+        );
+        assert!(line.starts_with(&start) || name.is_empty(), "{line}");
         for architecture in Architecture::all() {
             assert!(line.contains(&format!(" {architecture}")), "{architecture}: {line}");
         }

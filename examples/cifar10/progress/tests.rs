@@ -62,6 +62,7 @@ fn the_closing_tells_accuracy_by_class() {
     assert_plain(&text);
     for part in [
         "test accuracy  62.50 %\n",
+        "diverged       NaN for 21 test images; lower --lr\n",
         "median step    62.5 ms\n",
         "speed          250 images/s\n",
         "peak memory    123.00 MiB\n",
