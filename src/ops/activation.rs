@@ -71,7 +71,10 @@ pointwise!(functions []);
 
 /// `f`, which is pointwise, of `x` in the order of its memory: the result has the strides of `x`, and no element is moved.
 /// Of what has gaps or repeats elements, `f` makes a copy.
-fn in_order_of_memory(x: &Tensor, f: &dyn Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+pub(super) fn in_order_of_memory(
+    x: &Tensor,
+    f: &dyn Fn(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
     if x.is_contiguous() {
         return f(x);
     }

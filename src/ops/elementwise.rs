@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
+use super::activation::in_order_of_memory;
 use super::{check_dims, check_operand};
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
@@ -9,6 +10,8 @@ use crate::kernels::{contiguous, elementwise};
 use crate::{Op, autocast, random};
 
 /// `max(x, 0)`; NaN stays NaN.
+///
+/// The result has the strides of `x`; it is contiguous where `x` has gaps or repeats elements.
 ///
 /// # Precision
 ///
@@ -19,7 +22,7 @@ use crate::{Op, autocast, random};
 ///
 /// `torch.relu`.
 pub fn relu(x: &Tensor) -> Result<Tensor> {
-    apply(Relu, &[x])
+    in_order_of_memory(x, &|x| apply(Relu, &[x]))
 }
 
 struct Relu;

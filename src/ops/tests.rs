@@ -252,25 +252,27 @@ fn activations_keep_the_strides_of_what_has_no_gaps() -> Result<()> {
     let turned: [View<'_>; 3] = [&|x| x.transpose(1, 3), &|x| x.permute((2, 0, 3, 1)), &|x| {
         x.narrow(0, 1, 2)?.permute((3, 1, 0, 2))
     }];
-    for turn in turned {
-        let x = turn(&root)?;
-        let weights = random(x.dims(), DType::F32, 2);
-        let run = |x: &Tensor| -> Result<(Tensor, Vec<f64>)> {
-            let y = ops::silu(x)?;
-            let gradients = ops::sum(&ops::mul(&y, &weights)?)?.backward()?;
-            Ok((y, values(gradients.get(&root).unwrap())))
-        };
-        let (y, gradient) = run(&x)?;
-        assert_eq!((y.dims(), y.stride()), (x.dims(), x.stride()));
-        let (expected, expected_gradient) = run(&x.contiguous()?)?;
-        assert_eq!(values(&y), values(&expected));
-        assert_eq!(gradient, expected_gradient);
-    }
-    for gaps in [root.narrow(3, 1, 5)?.t()?, root.narrow(1, 0, 1)?.broadcast_as((3, 5, 4, 7))?.t()?]
-    {
-        let y = ops::silu(&gaps)?;
-        assert!(y.is_contiguous());
-        assert_eq!(values(&y), values(&ops::silu(&gaps.contiguous()?)?));
+    for f in [ops::silu, ops::relu] {
+        for turn in turned {
+            let x = turn(&root)?;
+            let weights = random(x.dims(), DType::F32, 2);
+            let run = |x: &Tensor| -> Result<(Tensor, Vec<f64>)> {
+                let y = f(x)?;
+                let gradients = ops::sum(&ops::mul(&y, &weights)?)?.backward()?;
+                Ok((y, values(gradients.get(&root).unwrap())))
+            };
+            let (y, gradient) = run(&x)?;
+            assert_eq!((y.dims(), y.stride()), (x.dims(), x.stride()));
+            let (expected, expected_gradient) = run(&x.contiguous()?)?;
+            assert_eq!(values(&y), values(&expected));
+            assert_eq!(gradient, expected_gradient);
+        }
+        let repeated = root.narrow(1, 0, 1)?.broadcast_as((3, 5, 4, 7))?.t()?;
+        for gaps in [root.narrow(3, 1, 5)?.t()?, repeated] {
+            let y = f(&gaps)?;
+            assert!(y.is_contiguous());
+            assert_eq!(values(&y), values(&f(&gaps.contiguous()?)?));
+        }
     }
     Ok(())
 }
