@@ -33,6 +33,9 @@ pub(super) enum Algorithm {
     /// The same a row of vectors at a time, for the usual kernels.
     #[cfg(target_arch = "x86_64")]
     DepthwiseRows(Vectors),
+    /// With a channel in each lane, for small planes and strides.
+    #[cfg(target_arch = "x86_64")]
+    DepthwiseLanes(Vectors),
     /// As a matrix product.
     Product,
     /// By packed GEMM, from NCHW images.
@@ -78,6 +81,9 @@ impl Algorithm {
 
     #[cfg(target_arch = "x86_64")]
     fn depthwise(shape: &Shape) -> Self {
+        if let Some(vectors) = depthwise::lanes::vectors(shape) {
+            return Self::DepthwiseLanes(vectors);
+        }
         depthwise::rows::vectors(shape).map_or(Self::Depthwise, Self::DepthwiseRows)
     }
 
@@ -116,9 +122,10 @@ impl Algorithm {
             Self::Im2col => "im2col",
             Self::Depthwise => "depthwise",
             #[cfg(target_arch = "x86_64")]
-            Self::DepthwiseRows(Vectors::Avx512) => "depthwise, avx512",
-            #[cfg(target_arch = "x86_64")]
-            Self::DepthwiseRows(Vectors::Avx2) => "depthwise, avx2",
+            Self::DepthwiseRows(vectors) | Self::DepthwiseLanes(vectors) => match vectors {
+                Vectors::Avx512 => "depthwise, avx512",
+                Vectors::Avx2 => "depthwise, avx2",
+            },
             Self::Product => "product",
             #[cfg(target_arch = "x86_64")]
             Self::Packed(isa) | Self::PackedNhwc(isa) => isa.name(),

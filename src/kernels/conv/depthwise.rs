@@ -11,8 +11,11 @@
 //! product of the gradient with the phase for each tap. Planes stay in the first-level cache. Sums are in F32, and of
 //! blocks in F64, in an order that does not depend on the number of threads.
 //!
-//! The usual ones, of stride 1, are faster by [`rows`], on processors with vectors that it knows.
+//! On processors with vectors that they know, [`rows`] takes the usual ones of stride 1, and [`lanes`] small planes and
+//! strides. What is left are large planes, other kernels, and weights that are not finite.
 
+#[cfg(target_arch = "x86_64")]
+pub(super) mod lanes;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod rows;
 

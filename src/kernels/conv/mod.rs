@@ -111,6 +111,13 @@ pub(crate) fn forward(
         Algorithm::DepthwiseRows(v) => {
             with_single!(near, O => depthwise::rows::forward::<O>(x, weight, bias, &shape, v))
         }
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::DepthwiseLanes(v) => with_single!(near, O => {
+            match depthwise::lanes::forward::<O>(x, weight, bias, &shape, v)? {
+                Some(y) => Ok(y),
+                None => depthwise::forward::<O>(x, weight, bias, &shape),
+            }
+        }),
         _ => with_element!(near, O => cpu::forward::<O>(x, weight, bias, &shape)),
     };
     y?.to_dtype(out)
@@ -181,6 +188,16 @@ pub(crate) fn dgrad(
                 None => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
             }
         }
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::DepthwiseLanes(v) => {
+            let dx = with_single!(near, O => {
+                depthwise::lanes::dgrad::<O>(grad, weight, bias, &shape, v)
+            })?;
+            match dx {
+                Some(dx) => Ok(dx),
+                None => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
+            }
+        }
         _ => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
     };
     dx?.to_dtype(out)
@@ -224,6 +241,11 @@ pub(crate) fn wgrad(
         Algorithm::Depthwise => depthwise::wgrad(x, grad, &shape),
         #[cfg(target_arch = "x86_64")]
         Algorithm::DepthwiseRows(v) => match depthwise::rows::wgrad(x, grad, &shape, v)? {
+            Some(dw) => Ok(dw),
+            None => depthwise::wgrad(x, grad, &shape),
+        },
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::DepthwiseLanes(v) => match depthwise::lanes::wgrad(x, grad, &shape, v)? {
             Some(dw) => Ok(dw),
             None => depthwise::wgrad(x, grad, &shape),
         },
