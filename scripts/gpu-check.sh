@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
 folder=${2:-$CARGO_TARGET_DIR/gpu-check}
 cuda=$CARGO_TARGET_DIR/cuda-13.0
-most=60000000 # bytes of the folder
+most=55000000 # bytes of the folder
 
 # Sets of features. GPU_CHECK_FEATURES=cudnn, say, leaves the others out.
 read -ra variants <<<"${GPU_CHECK_FEATURES:-cudnn cuda nccl}"

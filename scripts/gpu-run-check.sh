@@ -38,11 +38,14 @@ wrong() { echo "gpu-run.sh: $*" >&2 && cat "$folder/output" >&2 && exit 1; }
 ((status == 1)) || wrong "its status is $status, and some tests failed"
 ((SECONDS - start <= 30)) || wrong "it took $((SECONDS - start)) seconds, of 15"
 for line in '139  lib-cudnn' '0  lib-cudnn-alone-b__four' '0  lib-cudnn-alone-b__five' '101  lib-cudnn-alone-b__three' \
-    'lib-cudnn: of 3 tests that did not pass, 2 pass alone' '0  it-cudnn' '0  nccl' 'nccl: skipped: one rank a GPU' '124  lib-cuda' 'it-cuda: no time left'; do
+    'lib-cudnn: of 3 tests that did not pass, 2 pass alone, and 0 had no time' '0  it-cudnn' '0  nccl' 'nccl: skipped: one rank a GPU' '124  lib-cuda' '0  it-cuda'; do
     grep -q -- " $line\$" "$folder/out/tests.txt" || wrong "the summary lacks \"$line\""
 done
 [[ $(ls "$folder/out") == $'tests.tar.gz\ntests.txt' ]] || wrong "it leaves other files: $(ls "$folder/out")"
 tar -tzf "$folder/out/tests.tar.gz" | grep -q lib-cudnn-alone-b__three.log || wrong "the archive lacks a log"
 tail -n 3 "$folder/output" | grep -qF "$(tail -n 3 "$folder/out/tests.txt" | head -n 1)" ||
     wrong "its output does not end in the summary"
+# A step that hangs has left time to those after it. Where there is none, that is said.
+SECONDS_A_CALL=4 "$folder/run.sh" tests "$folder/short" >"$folder/output" 2>&1 || true
+grep -q -- ' it-cuda: no time left$' "$folder/short/tests.txt" || wrong "it says nothing of steps without time"
 if "$folder/run.sh" nothing >/dev/null 2>&1; then wrong "it takes a call that it does not know"; fi

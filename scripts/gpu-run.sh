@@ -11,8 +11,8 @@
 #
 # OUT (./out) gets two files, CALL.tar.gz with all output and CALL.txt, the summary that also ends this
 # output. Both are written anew after each step, so that a call that is cut short leaves what it has.
-# A call takes at most SECONDS_A_CALL (560), whatever its steps do: what there is no time for is listed. All steps
-# run, whatever became of those before; the exit status says whether one failed.
+# A call takes at most SECONDS_A_CALL (560), whatever its steps do, and each step its share of that: what there is no
+# time for is listed. All steps run, whatever became of those before; the exit status says whether one failed.
 #
 # FEATURES ("cudnn cuda") are the variants, the first the most thorough. BENCH_OPTIONS goes to the benchmark; CIFAR10 is
 # a folder of that data set, without which the example draws its images. Compiled kernels are kept in CANDLE_AMP_CACHE,
@@ -61,10 +61,11 @@ note() { # seconds, status, name
     save
 }
 
-# Runs a command for so many seconds, or as many as are left; output goes to the name's log.
+# Runs a command for so many seconds of 560, or as many as are left; output goes to the name's log.
 step() { # name, seconds at most, command...
-    local name=$1 most=$2 start=$SECONDS left=$((in_all - SECONDS)) status=0
+    local name=$1 most=$(($2 * in_all / 560)) start=$SECONDS left=$((in_all - SECONDS)) status=0
     shift 2
+    ((most >= 5)) || most=5
     ((left >= most)) || most=$left
     ((most >= 5)) || { note - - "$name: no time left" && return 1; }
     printf '\n=== %s\n' "$name"
@@ -88,17 +89,30 @@ machine() {
 }
 
 # An illegal access spoils the device for every later test of its process. So each test that failed, or that a process
-# which died never came to, runs once more by itself.
+# which died never came to, runs once more by itself, several at once, and all of them in a fourth of the call.
 one_by_one() { # name of the step that failed, program, options...
-    local name=$1 program=$2 log=$logs/$1.log test again=() ok=0
+    local name=$1 program=$2 log=$logs/$1.log most=$((in_all / 4)) status test again=() ok=0 ran=0
     shift 2
     mapfile -t again < <(comm -23 <(timeout 10 "$program" --list "$@" 2>/dev/null | sed -n 's/: test$//p' | sort) \
         <(sed -n 's/^test \(.*\) \.\.\. \(ok\|ignored.*\)$/\1/p' "$log" | sort))
-    for test in "${again[@]}"; do
-        LINES_SHOWN=15 step "$name-alone-${test//:/_}" 60 "$program" --exact "$test" --nocapture && ok=$((ok + 1))
-        ((in_all - SECONDS > 5)) || break
-    done
-    note - - "$name: of ${#again[@]} tests that did not pass, $ok pass alone"
+    ((in_all - SECONDS >= most)) || most=$((in_all - SECONDS))
+    : >"$logs/$name-alone.txt"
+    printf '%s\0' "${again[@]}" |
+        timeout --kill-after=5 "$((most > 1 ? most : 1))" xargs -0 -r -P 8 -I{} bash -c 'alone "$@"' _ "$name" "$program" {}
+    while read -r status test; do
+        ran=$((ran + 1))
+        if ((status == 0)); then ok=$((ok + 1)); else bad=1; fi
+        note - "$status" "$name-alone-${test//:/_}"
+        ((status == 0)) || tail -n 15 "$logs/$name-alone-${test//:/_}.log"
+    done < <(sort "$logs/$name-alone.txt")
+    note - - "$name: of ${#again[@]} tests that did not pass, $ok pass alone, and $((${#again[@]} - ran)) had no time"
+}
+
+# Runs a test by itself, and adds its status to the list of them.
+alone() { # name of the step that failed, program, test
+    local status=0
+    timeout --kill-after=5 60 "$2" --exact "$3" --nocapture >"$logs/$1-alone-${3//:/_}.log" 2>&1 || status=$?
+    echo "$status $3" >>"$logs/$1-alone.txt"
 }
 
 tests() { # variant's folder
@@ -112,12 +126,17 @@ tests() { # variant's folder
 }
 
 sanitize() { # variant's folder
-    local tool filter
+    local tool filter name
     command -v compute-sanitizer >/dev/null || { note - - "compute-sanitizer is not installed" && return; }
-    for tool in memcheck synccheck racecheck; do
+    for tool in memcheck racecheck synccheck; do
         for filter in kernels::attention kernels::multi_tensor kernels::batch_norm kernels::conv::tests::gpus; do
-            step "$tool-${filter//:/_}" 120 compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
-                "$1/lib" "$filter"
+            name=$tool-${filter//:/_}
+            # What the driver and libraries answer is asked for, as memory that is no longer there: not reported.
+            step "$name" 90 compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 \
+                --target-processes all "$1/lib" "$filter"
+            if grep -qis "device not supported" "$logs/$name.log"; then
+                note - - "compute-sanitizer does not support this device" && return
+            fi
         done
     done
 }
@@ -126,26 +145,28 @@ sanitize() { # variant's folder
 nccl() {
     [[ -x $here/bin/nccl/lib ]] || { note - - "nccl: was not built" && return; }
     step nccl 120 env NCCL_MULTI_RANK_GPU_ENABLE=1 "$here/bin/nccl/lib" --nocapture dist::nccl
-    ! grep -q '^skipped: ' "$logs/nccl.log" || note - - "nccl: $(grep -m1 '^skipped: ' "$logs/nccl.log")"
+    ! grep -qs '^skipped: ' "$logs/nccl.log" || note - - "nccl: $(grep -m1 '^skipped: ' "$logs/nccl.log")"
 }
 
-benchmark() { # parts
+benchmark() { # part, seconds at most
     # shellcheck disable=SC2086 # options, as one types them
-    LINES_SHOWN=300 step "bench-$1" "$in_all" env "CARGO_MANIFEST_DIR=$here/benches" "$best/gpu" --python "$python" \
-        --part "$1" --json "$logs/bench-$1.json" ${BENCH_OPTIONS:-}
+    LINES_SHOWN=300 step "bench-$1" "$2" env "CARGO_MANIFEST_DIR=$here/benches" "$best/gpu" --python "$python" \
+        --part "$1" --json "$logs/bench-$1.json" ${BENCH_OPTIONS:---seconds 0.2}
 }
 
 cifar10() {
     local data=()
     [[ -z ${CIFAR10:-} ]] || data=(--data "$CIFAR10")
-    step cifar10 300 "$python" "$here/cifar10-table.py" --program "$best/cifar10" --seeds 1 --gpu \
+    step cifar10 160 "$python" "$here/cifar10-table.py" --program "$best/cifar10" --seeds 1 --gpu \
         --json "$logs/cifar10.json" "${data[@]}"
     # The same run in PyTorch, for its times.
-    step cifar10-torch 90 "$python" "$here/benches/gpu/cifar10_twin.py" --json "$logs/cifar10-torch.json"
+    step cifar10-torch 60 "$python" "$here/benches/gpu/cifar10_twin.py" --json "$logs/cifar10-torch.json"
+    step cifar10-torch-compiled 90 "$python" "$here/benches/gpu/cifar10_twin.py" --compile \
+        --json "$logs/cifar10-torch-compiled.json"
 }
 
-export here python
-export -f machine
+export here python logs
+export -f machine alone
 read -ra variants <<<"${FEATURES:-cudnn cuda}"
 best=$here/bin/${variants[0]}
 # What programs read lies where it does in the repository; CARGO_MANIFEST_DIR says where that is.
@@ -158,12 +179,12 @@ case $call in
         sanitize "$best"
         for variant in "${variants[@]:1}"; do tests "$here/bin/$variant"; done ;;
     gpt2)
-        benchmark gpt2
-        benchmark operators
-        benchmark passes ;;
+        benchmark gpt2 180
+        benchmark passes 140
+        benchmark operators 560 ;;
     resnets)
-        cifar10
-        benchmark resnets ;;
+        benchmark resnets 300
+        cifar10 ;;
 esac
 
 printf '\n' && cat "$out/$call.txt"

@@ -55,7 +55,7 @@ impl Card {
     }
 }
 
-/// The rows of these parts.
+/// The rows of these parts. A run that is cut short has the first ones: what counts most comes first.
 pub(crate) fn groups(parts: &[Part], card: &Card) -> Vec<Group> {
     let rows = |part: &Part| match part {
         Part::Passes => passes(card.copied),
@@ -101,8 +101,8 @@ fn passes(copied: f64) -> Vec<Group> {
 
 fn resnets() -> Vec<Group> {
     let mut groups = Vec::new();
-    for (name, size) in [("resnet18", ResNetSize::RESNET18), ("resnet50", ResNetSize::RESNET50)] {
-        for channels_last in [false, true] {
+    for (name, size) in [("resnet50", ResNetSize::RESNET50), ("resnet18", ResNetSize::RESNET18)] {
+        for channels_last in [true, false] {
             groups.extend([128, 512].map(|batch| resnet(name, size, batch, channels_last)));
         }
         let batch = 128;
@@ -136,7 +136,7 @@ fn gpt2() -> Vec<Group> {
         group.row(format!("gpt2 {precision}"), work.at(precision), Peer::Torch, Some(1.0));
         group
     };
-    let mut groups: Vec<_> = [F32, Tf32, Bf16, F16].map(beside).into();
+    let mut groups: Vec<_> = [Bf16, F16, Tf32, F32].map(beside).into();
     let graphed = Work::GraphedGpt { size: GptSize::SMALL, batch: 8 };
     groups.extend(by_a_graph("gpt2", graphed, work));
     groups
@@ -155,7 +155,7 @@ fn by_a_graph(name: &str, graphed: Work, eager: Work) -> [Group; 2] {
 fn resnet(name: &str, size: ResNetSize, batch: usize, channels_last: bool) -> Group {
     let (mut group, work) = (Group::default(), Work::Resnet { size, batch, channels_last });
     let name = if channels_last { format!("{name} channels-last") } else { name.to_owned() };
-    for precision in [F32, Tf32, F16, Bf16] {
+    for precision in [Bf16, F16, Tf32, F32] {
         let name = format!("{name} batch {batch} {precision}");
         group.row(name, work.at(precision), Peer::Torch, Some(1.0));
     }

@@ -100,7 +100,7 @@ fn play(role: &str) -> Result<()> {
                 ranks.barrier()?;
             }
         }
-        "train" => trajectory::train_and_save(&ranks, &folder())?,
+        "train" => trajectory::train_and_save(&ranks, &folder(), usize::MAX)?,
         "exchange" => loop {
             // Several calls at once, as gradients are reduced.
             let gradient = Tensor::ones(100_000, DType::F32, &Device::Cpu)?;

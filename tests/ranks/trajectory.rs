@@ -200,18 +200,23 @@ pub(crate) fn save_half(
     Ok(())
 }
 
-/// Trains in shards without end, and saves after each step: each rank in a folder of its own.
-pub(crate) fn train_and_save(communicator: &Arc<dyn Communicator>, folder: &Path) -> Result<()> {
+/// Trains in shards, and saves after each step: each rank in a folder of its own.
+pub(crate) fn train_and_save(
+    communicator: &Arc<dyn Communicator>,
+    folder: &Path,
+    steps: usize,
+) -> Result<()> {
     let mut training = Training::new(communicator.clone(), DType::F16)?;
     let mut adamw = training.sharded()?;
     let checkpointer = Checkpointer::new(folder.join(communicator.rank().to_string()))?;
-    loop {
+    while training.step < steps {
         training.run(&mut adamw, training.step + 1)?;
         let checkpoint = Checkpoint::new(training.step as u64)
             .with("model", &training.parameters)?
             .with("optimizer", &adamw)?;
         checkpointer.save(&checkpoint)?;
     }
+    Ok(())
 }
 
 /// Checks what `size` ranks have left that were ended at any moment: whole checkpoints, of the same step. Whether there are any.

@@ -2,11 +2,12 @@
 //! that gets a tensor from another one could read it before it is written.
 //!
 //! So every thread counts what it launches. Before a thread takes the address of a tensor or memory for a new one, it
-//! waits for the device if others have launched anything since it last did. With one thread that never happens. Threads
+//! waits for the device if others have launched anything since it last did, and the first time in any case, for what
+//! candle has launched in other threads before. With one thread that is all. Threads
 //! that launch at the same time wait for one another all the time: for them there is
 //! `Device::new_cuda_with_stream`, one stream for all threads.
 //!
-//! What candle's own operators launch is not counted.
+//! What candle's own operators launch later is not counted.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +17,9 @@ pub(super) const DEVICES: usize = 64;
 
 /// What all threads have launched, by the device's ordinal.
 static LAUNCHES: [AtomicU64; DEVICES] = [const { AtomicU64::new(0) }; DEVICES];
+
+/// The count of a thread that has not waited yet.
+const NEVER: u64 = u64::MAX;
 
 /// Of one thread.
 #[derive(Clone, Copy)]
@@ -27,7 +31,7 @@ struct Own {
 
 thread_local! {
     static OWN: [Cell<Own>; DEVICES] =
-        const { [const { Cell::new(Own { launches: 0, waited_for: 0 }) }; DEVICES] };
+        const { [const { Cell::new(Own { launches: 0, waited_for: NEVER }) }; DEVICES] };
 }
 
 /// Says that this thread has launched something: after it has.
@@ -76,6 +80,7 @@ mod tests {
     #[test]
     fn a_thread_waits_once_for_what_others_launched_and_never_for_itself() {
         let ordinal = 63;
+        assert!(waits(ordinal), "for what nobody has counted");
         launched(ordinal);
         assert!(!waits(ordinal));
         thread::scope(|scope| {
@@ -86,7 +91,7 @@ mod tests {
             });
         });
         assert!(waits(ordinal) && !waits(ordinal));
-        assert!(!waits(62), "another device");
+        assert!(waits(62) && !waits(62), "another device");
     }
 
     #[test]

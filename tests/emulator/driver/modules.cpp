@@ -140,7 +140,11 @@ int launch(void *handle, dim3 grid, dim3 block, unsigned dynamic_shared, void *s
 
 extern "C" {
 
-int cuModuleLoadData(Module **module, const void *image) { return load(module, static_cast<const char *>(image)); }
+int cuModuleLoadData(Module **module, const void *image) {
+    if (int error = not_while_capturing("cuModuleLoadData"))
+        return error;
+    return load(module, static_cast<const char *>(image));
+}
 int cuModuleLoadDataEx(Module **module, const void *image, unsigned, int *, void **) {
     return cuModuleLoadData(module, image);
 }

@@ -175,7 +175,11 @@ impl Gpu {
         let plan = match known {
             Some(plan) => plan,
             None => {
-                let plan = supported(graph::Plan::choose(library.handle, &key)?)?.flatten();
+                // Whatever cuDNN has against the graph, the older calls may do the same convolution.
+                let plan = graph::Plan::choose(library.handle, &key)?.unwrap_or_else(|error| {
+                    tracing::warn!(target: "candle_amp::cudnn", ?key, %error, "no cuDNN graph");
+                    None
+                });
                 let plan = plan.map(Rc::new);
                 library.graphs.borrow_mut().insert(key, plan.clone());
                 plan
