@@ -16,7 +16,7 @@ use ureq::Agent;
 use crate::common::{
     exit::Interrupted,
     interrupted,
-    progress::{print, reading},
+    progress::{Display, print},
 };
 
 /// An archive, and the SHA-256 of all its bytes.
@@ -90,8 +90,8 @@ fn download(source: Source<'_>, folder: &Path) -> Result<()> {
     let scratch = folder.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
     let (len, body) = (response.body().content_length(), response.body_mut().as_reader());
-    let unpacked = reading(body, len, |body| unpack(body, source.sha256, &scratch));
-    let unpacked = unpacked.and_then(|()| {
+    let body = Shown { bytes: body, read: 0, display: Display::new(mib(len.unwrap_or(0))) };
+    let unpacked = unpack(body, source.sha256, &scratch).and_then(|()| {
         if folder.exists() {
             let taken = || format!("{} is not empty any more", folder.display());
             fs::remove_dir(folder).with_context(taken)?;
@@ -121,6 +121,28 @@ fn unpack(archive: impl Read, sha256: &str, folder: &Path) -> Result<()> {
     ensure!(found == sha256, "the archive's SHA-256 is {found}, expected {sha256}");
     ensure!(count == FILES.len(), "the archive has {count} of {} files", FILES.len());
     Ok(())
+}
+
+fn mib(bytes: u64) -> usize {
+    (bytes >> 20) as usize
+}
+
+/// Bytes on their way, and how many have passed, where somebody looks.
+struct Shown<R> {
+    bytes: R,
+    read: u64,
+    display: Display,
+}
+
+impl<R: Read> Read for Shown<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.bytes.read(into)?;
+        self.read += count as u64;
+        let (prefix, status) = ("downloading ".to_owned(), "MiB".to_owned());
+        let line = format!("{} MiB\n", mib(self.read));
+        self.display.step(mib(self.read), prefix, status, &line);
+        Ok(count)
+    }
 }
 
 /// Bytes on their way, and the checksum of those that have passed. Ctrl-C ends them.

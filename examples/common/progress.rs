@@ -35,7 +35,10 @@ impl Display {
         let target = ProgressDrawTarget::stdout_with_hz(10);
         let bar = ProgressBar::with_draw_target(Some(steps as u64), target);
         // In one row: what does not fit is left out.
-        Self::Bar(shown(bar, "{prefix}{bar:12} {pos}/{len}  {wide_msg}"))
+        let style = ProgressStyle::with_template("{prefix}{bar:12} {pos}/{len}  {wide_msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
+        *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+        Self::Bar(bar)
     }
 
     /// Shows `step`: a bar between `prefix` and `status`, or now and then `line`.
@@ -67,21 +70,10 @@ impl Drop for Display {
     /// Leaves the terminal clean, after an error too.
     fn drop(&mut self) {
         if let Self::Bar(bar) = self {
-            cleared(bar);
+            *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            bar.finish_and_clear();
         }
     }
-}
-
-fn shown(bar: ProgressBar, template: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template(template);
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
-    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
-    bar
-}
-
-fn cleared(bar: &ProgressBar) {
-    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    bar.finish_and_clear();
 }
 
 /// True when a bar can be drawn, and redrawn, on the standard output.
@@ -106,22 +98,6 @@ pub(crate) fn print(text: &str) {
         Some(bar) => bar.suspend(write),
         None => write(),
     }
-}
-
-/// What `read` gives from a source of `len` bytes, shown on a terminal as they come.
-#[cfg(feature = "hub")]
-pub(crate) fn reading<T>(
-    source: impl std::io::Read,
-    len: Option<u64>,
-    read: impl FnOnce(Box<dyn std::io::Read + '_>) -> T,
-) -> T {
-    let Some(len) = len.filter(|_| interactive()) else { return read(Box::new(source)) };
-    let target = ProgressDrawTarget::stdout_with_hz(10);
-    let bar = ProgressBar::with_draw_target(Some(len), target);
-    let bar = shown(bar, "{wide_bar} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}");
-    let result = read(Box::new(bar.wrap_read(source)));
-    cleared(&bar);
-    result
 }
 
 /// The last `recent` steps, each of `items` that `unit` names, in a few words, with `more` after the
