@@ -134,7 +134,7 @@ fn convolve<O: Rounded>(
 }
 
 /// See [`super::super::wgrad`]; operands as [`super::wgrad`] takes them. `None` where a sum is not finite: padding may
-/// have met an infinity.
+/// have met an infinity. Nor where an output pixel meets padding alone, as no sum would show its infinity.
 pub(in super::super) fn wgrad(
     x: &Tensor,
     grad: &Tensor,
@@ -144,6 +144,11 @@ pub(in super::super) fn wgrad(
     let taps = shape.kernel_height * shape.kernel_width;
     let list = Sums::new(shape, taps, |x, tap, y| (tap, x, y));
     let (image, pixels, channels) = (shape.height * shape.width, shape.pixels(), shape.c_in);
+    let mut met = vec![false; pixels];
+    list.pairs.iter().for_each(|pair| met[usize::from(pair[1])] = true);
+    if met.contains(&false) {
+        return Ok(None);
+    }
     let blocks = channels.div_ceil(LANES);
     // Of few channels, images are cut into runs too.
     let run = shape.batch.div_ceil((RUNS / blocks).max(1));

@@ -155,7 +155,10 @@ fn lanes_of_channels_are_plain_loops() -> Result<()> {
                 let mut above = dx.clone();
                 above.iter_mut().for_each(|sum| sum.add(1.0));
                 check(&raised.unwrap(), &above, &inputs, &what);
-                check(&lanes::wgrad(&x, &grad, &shape, set)?.unwrap(), &dw, &inputs, &what);
+                match lanes::wgrad(&x, &grad, &shape, set)? {
+                    Some(sums) => check(&sums, &dw, &inputs, &what),
+                    None => assert!(padding >= rows, "{what}"), // pixels of padding alone
+                }
                 Ok(())
             })?;
         }
