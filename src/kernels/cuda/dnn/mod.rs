@@ -175,11 +175,13 @@ impl Gpu {
         let plan = match known {
             Some(plan) => plan,
             None => {
-                // Whatever cuDNN has against the graph, the older calls may do the same convolution.
-                let plan = graph::Plan::choose(library.handle, &key)?.unwrap_or_else(|error| {
+                // Whatever else cuDNN has against the graph, the older calls may do the same convolution.
+                let chosen = supported(graph::Plan::choose(library.handle, &key)?);
+                let plan = chosen.unwrap_or_else(|error| {
                     tracing::warn!(target: "candle_amp::cudnn", ?key, %error, "no cuDNN graph");
                     None
                 });
+                let plan = plan.flatten();
                 let plan = plan.map(Rc::new);
                 library.graphs.borrow_mut().insert(key, plan.clone());
                 plan
