@@ -181,13 +181,15 @@ fn wait_for_other_threads(stream: &CudaStream) -> Result<()> {
         return Ok(());
     }
     let context = stream.context();
-    threads::wait_for_others(context.ordinal(), || {
-        WARNED.call_once(|| {
-            tracing::warn!(
-                "several threads use a CUDA device whose streams are each one thread's: they wait for one another; \
-                 Device::new_cuda_with_stream makes a device with one stream for all threads"
-            );
-        });
+    threads::wait_for_others(context.ordinal(), |others| {
+        if others {
+            WARNED.call_once(|| {
+                tracing::warn!(
+                    "several threads use a CUDA device whose streams are each one thread's: they wait for one another; \
+                     Device::new_cuda_with_stream makes a device with one stream for all threads"
+                );
+            });
+        }
         context.synchronize().w()
     })
 }

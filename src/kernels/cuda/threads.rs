@@ -43,10 +43,11 @@ pub(super) fn launched(ordinal: usize) {
     LAUNCHES[ordinal % DEVICES].fetch_add(1, Ordering::Release);
 }
 
-/// Calls `wait` where other threads have launched something since this one last waited.
+/// Calls `wait` where other threads have launched something since this one last waited, and where it never has; says
+/// whether it is known that others have launched anything.
 pub(super) fn wait_for_others<E>(
     ordinal: usize,
-    wait: impl FnOnce() -> Result<(), E>,
+    wait: impl FnOnce(bool) -> Result<(), E>,
 ) -> Result<(), E> {
     OWN.with(|own| {
         let own = &own[ordinal % DEVICES];
@@ -54,7 +55,7 @@ pub(super) fn wait_for_others<E>(
         let all = LAUNCHES[ordinal % DEVICES].load(Ordering::Acquire);
         let others = all.wrapping_sub(own.get().launches);
         if others != own.get().waited_for {
-            wait()?;
+            wait(others > 0)?;
             own.set(Own { waited_for: others, ..own.get() });
         }
         Ok(())
@@ -70,7 +71,7 @@ mod tests {
     /// Whether this thread waits, on a device that no test has.
     fn waits(ordinal: usize) -> bool {
         let mut waited = false;
-        let Ok(()) = wait_for_others(ordinal, || {
+        let Ok(()) = wait_for_others(ordinal, |_| {
             waited = true;
             Ok::<_, std::convert::Infallible>(())
         });
@@ -92,6 +93,12 @@ mod tests {
         });
         assert!(waits(ordinal) && !waits(ordinal));
         assert!(waits(62) && !waits(62), "another device");
+        // Alone, a thread is not told of others.
+        launched(60);
+        assert_eq!(wait_for_others(60, Err), Err(false));
+        thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(wait_for_others(60, Err), Err(true)));
+        });
     }
 
     #[test]
@@ -100,7 +107,7 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| launched(ordinal));
         });
-        assert_eq!(wait_for_others(ordinal, || Err("no device")), Err("no device"));
+        assert_eq!(wait_for_others(ordinal, |_| Err("no device")), Err("no device"));
         assert!(waits(ordinal) && !waits(ordinal));
     }
 
