@@ -242,6 +242,25 @@ fn modules_have_variables_of_their_own() -> Result<()> {
     Ok(())
 }
 
+/// As programs and tests do whose threads all begin with the same kernel.
+#[test]
+fn threads_compile_one_source_at_the_same_time() {
+    let source = format!(
+        "// not in the cache: {} {:?}\nextern \"C\" __global__ void k(float *x, int n) {{}}",
+        std::process::id(),
+        std::time::SystemTime::now()
+    );
+    std::thread::scope(|scope| {
+        let compiled: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| compile_ptx(&source).map_err(|error| error.to_string())))
+            .collect();
+        for thread in compiled {
+            let ptx = thread.join().expect("no panic").expect("compiles");
+            assert!(ptx.to_src().contains("// object "));
+        }
+    });
+}
+
 #[test]
 fn nvrtc_tells_what_it_lacks() {
     let missing = |source: &str| compile_ptx(source).expect_err("should not compile").to_string();

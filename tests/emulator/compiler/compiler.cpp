@@ -161,7 +161,8 @@ Compiled compile(const Source &source) {
         result.log = "no temporary folder\n";
         return result;
     }
-    std::string at = std::string(folder) + "/", log = at + "log", made = path + "." + std::to_string(getpid());
+    // The folder's name, as two threads of one process may compile one source at the same time.
+    std::string at = std::string(folder) + "/", log = at + "log", made = path + strrchr(folder, '-');
     size_t slash = source.name.rfind('/');
     std::string name = slash == std::string::npos ? source.name : source.name.substr(slash + 1);
     write(at + name, source.text);
@@ -200,6 +201,8 @@ Compiled compile(const Source &source) {
         result.log.erase(found, at.size());
     if (well && rename(made.c_str(), path.c_str()) == 0)
         result.object = path;
+    else if (well)
+        result.log += path + ": " + strerror(errno) + "\n";
     if (getenv("EMULATED_GPU_KEEP"))
         fprintf(stderr, "emulated GPU: %s is in %s\n", name.c_str(), folder);
     else {
