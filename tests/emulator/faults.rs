@@ -145,6 +145,28 @@ fn an_index_beyond_shared_memory() -> Result<()> {
 }
 
 #[test]
+fn a_product_of_a_warp_that_some_have_left() -> Result<()> {
+    let source = r#"extern "C" __global__ void k(float *data, int length) {
+        if (threadIdx.x == 5)
+            return;
+        float sums[4] = {}, *s = sums;
+        asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%10, %11, %12, %13};"
+            : "=f"(s[0]), "=f"(s[1]), "=f"(s[2]), "=f"(s[3])
+            : "r"(0u), "r"(0u), "r"(0u), "r"(0u), "r"(0u), "r"(0u), "f"(s[0]), "f"(s[1]), "f"(s[2]), "f"(s[3]));
+        data[threadIdx.x] = s[0];
+    }"#;
+    fails(
+        "a_product_of_a_warp_that_some_have_left",
+        source,
+        grid(1, 32),
+        32,
+        CUresult::CUDA_ERROR_LAUNCH_FAILED,
+        "mma.sync needs all lanes of a warp, and has 0xffffffdf",
+    )
+}
+
+#[test]
 fn a_barrier_that_some_never_reach() -> Result<()> {
     let source = r#"extern "C" __global__ void k(float *data, int length) {
         if (threadIdx.x < 16)

@@ -28,9 +28,10 @@ namespace emulated {
 // Says that a thread has come to a warp function, so that lanes that come to different ones are told.
 enum class Warp : int { sync, shuffle, vote, match, reduce, matrix };
 
-// The values of all lanes that took part.
+// The values of all lanes that took part, and whether this one is the first to go on.
 struct Lanes {
     unsigned present;
+    bool first;
     unsigned long long value[32];
 };
 
@@ -45,6 +46,14 @@ struct Copy {
     const void *from;
     unsigned size;
     bool reads;
+};
+
+// A product of a warp, `mma.sync`, as one lane gives it and gets it: its registers of a and b, and its sums. Without `value`,
+// a and b are TF32, a number a register; else a register has two numbers of 16 bits.
+struct WarpProduct {
+    unsigned left[4], right[2];
+    float sums[4];
+    float (*value)(unsigned short);
 };
 
 // A product that the threads of a warpgroup begin together, d (64, columns) += a (64, 16) b, as one of them gives it: its
@@ -85,6 +94,8 @@ void *emulated_shared_pointer(unsigned address);
 void emulated_begin_copy(const Copy &copy);
 // Takes one of them; false where there is none.
 bool emulated_next_copy(Copy *copy);
+// Adds a product to the sums of all lanes.
+void emulated_multiply(WarpProduct &product);
 // `fence.proxy.async`: what the thread has copied is there for tensor cores once the block has met at a barrier.
 void emulated_fence_copies();
 // `wgmma.fence`, `wgmma.mma_async`, `wgmma.commit_group`, and `wgmma.wait_group` for all but so many groups.

@@ -155,31 +155,6 @@ template <class T> T aligned_pointer(unsigned long long address, unsigned bytes)
     return reinterpret_cast<T>(address);
 }
 
-// One of the two 16-bit numbers of a register.
-inline unsigned short half_of(unsigned long long bits, int which) { return bits >> 16 * which; }
-
-// The fragments of m16n8k16, as PTX defines them: a (16, 16) in four registers of each lane, b (16, 8) in two, and c and
-// d (16, 8) in four, a number each.
-template <class F> float product(const Lanes (&a)[2], const Lanes &b, float c, int row, int column, F value) {
-    for (int k = 0; k < 16; k++) {
-        int left = row % 8 * 4 + k % 8 / 2, of_left = row / 8 + k / 8 * 2;
-        int right = column * 4 + k % 8 / 2, of_right = k / 8;
-        unsigned x = a[of_left / 2].value[left] >> of_left % 2 * 32, y = b.value[right] >> of_right * 32;
-        c += value(half_of(x, k % 2)) * value(half_of(y, k % 2));
-    }
-    return c;
-}
-
-// Those of m16n8k8: a (16, 8) in four registers, b (8, 8) in two, a number each. What is below TF32's bits is ignored.
-inline float product_of_tf32(const Lanes (&a)[2], const Lanes &b, float c, int row, int column) {
-    auto value = [](unsigned long long bits) { return bits_float(bits & 0xffffe000); };
-    for (int k = 0; k < 8; k++) {
-        int left = row % 8 * 4 + k % 4, right = column * 4 + k % 4;
-        c += value(a[k / 4].value[left] >> row / 8 * 32) * value(b.value[right] >> k / 4 * 32);
-    }
-    return c;
-}
-
 template <Ptx What, int N> void execute(const Instruction &instruction, Operand (&operands)[N]) {
     auto bits = [&](int i) { return operands[instruction.at[i]].bits; };
     auto number = [&](int i) { return from_bits<float>(bits(i)); };
@@ -206,19 +181,17 @@ template <Ptx What, int N> void execute(const Instruction &instruction, Operand 
             set(i, What == Ptx::load_matrices ? row(g)[2 * t] | unsigned(row(g)[2 * t + 1]) << 16
                                               : row(2 * t)[g] | unsigned(row(2 * t + 1)[g]) << 16);
         }
-    } else if constexpr (What == Ptx::multiply_f16 || What == Ptx::multiply_bf16) {
-        const int lane = emulated_lane(), g = lane / 4, t = lane % 4;
-        auto both = [&](int i) { return emulated_exchange(Warp::matrix, ~0u, bits(i) | bits(i + 1) << 32); };
-        Lanes a[2] = {both(4), both(6)}, b = both(8);
-        for (int e = 0; e < 4; e++)
-            set(e, product(a, b, number(10 + e), g + e / 2 * 8, 2 * t + e % 2,
-                           What == Ptx::multiply_f16 ? half_value : bfloat_value));
-    } else if constexpr (What == Ptx::multiply_tf32) {
-        const int lane = emulated_lane(), g = lane / 4, t = lane % 4;
-        auto both = [&](int i) { return emulated_exchange(Warp::matrix, ~0u, bits(i) | bits(i + 1) << 32); };
-        Lanes a[2] = {both(4), both(6)}, b = both(8);
-        for (int e = 0; e < 4; e++)
-            set(e, product_of_tf32(a, b, number(10 + e), g + e / 2 * 8, 2 * t + e % 2));
+    } else if constexpr (What == Ptx::multiply_f16 || What == Ptx::multiply_bf16 || What == Ptx::multiply_tf32) {
+        WarpProduct product{{}, {}, {}, nullptr};
+        if (What != Ptx::multiply_tf32)
+            product.value = What == Ptx::multiply_f16 ? half_value : bfloat_value;
+        for (int i = 0; i < 4; i++)
+            product.left[i] = bits(4 + i), product.sums[i] = number(10 + i);
+        for (int i = 0; i < 2; i++)
+            product.right[i] = bits(8 + i);
+        emulated_multiply(product);
+        for (int i = 0; i < 4; i++)
+            set(i, product.sums[i]);
     } else if constexpr (What == Ptx::tf32_of_f32) { // to nearest, ties away from zero
         unsigned x = bits(1);
         set(0, (x & 0x7fffffff) >= 0x7f800000 ? x : (x + 0x1000) & 0xffffe000);

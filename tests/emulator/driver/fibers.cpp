@@ -92,6 +92,7 @@ struct Block {
     std::vector<Fiber> fibers;
     std::vector<Warps> warps;
     std::vector<unsigned char *> free_stacks;
+    std::vector<Exchange *> free_exchanges;
     std::vector<std::pair<void *, size_t>> shared;
     size_t shared_bytes, dynamic_shared;
     unsigned alive, waiting, current, barriers;
@@ -270,7 +271,22 @@ void end_block() {
             block.free_stacks.push_back(fiber.stack);
     for (Warps &warp : block.warps)
         for (Exchange *exchange : warp.exchanges)
-            delete exchange;
+            block.free_exchanges.push_back(exchange);
+}
+
+Exchange *new_exchange(Warp function, unsigned mask) {
+    Exchange *exchange;
+    if (block.free_exchanges.empty()) {
+        exchange = new Exchange;
+    } else {
+        exchange = block.free_exchanges.back();
+        block.free_exchanges.pop_back();
+    }
+    exchange->function = function, exchange->mask = mask;
+    exchange->arrived = exchange->left = 0;
+    if (function == Warp::sync)
+        exchange->met = {};
+    return exchange;
 }
 
 } // namespace
@@ -396,7 +412,7 @@ Lanes emulated_exchange(Warp function, unsigned mask, unsigned long long value) 
         if (open->mask == mask && !(open->arrived >> lane & 1) && !complete(*open, warp))
             exchange = open;
     if (!exchange) {
-        exchange = new Exchange{function, mask, 0, 0, {}, {}};
+        exchange = new_exchange(function, mask);
         warp.exchanges.push_back(exchange);
     }
     if (exchange->function != function)
@@ -409,7 +425,8 @@ Lanes emulated_exchange(Warp function, unsigned mask, unsigned long long value) 
     fiber.exchange = exchange;
     if (!complete(*exchange, warp))
         wait(State::exchange);
-    Lanes lanes{exchange->arrived, {}};
+    Lanes lanes;
+    lanes.present = exchange->arrived, lanes.first = !exchange->left;
     memcpy(lanes.value, exchange->value, sizeof lanes.value);
     if (function == Warp::sync)
         races::leave(exchange->met);
@@ -417,7 +434,7 @@ Lanes emulated_exchange(Warp function, unsigned mask, unsigned long long value) 
     if (exchange->left == exchange->arrived) {
         auto &all = block.warps[block.current / 32].exchanges;
         all.erase(std::find(all.begin(), all.end(), exchange));
-        delete exchange;
+        block.free_exchanges.push_back(exchange);
     }
     return lanes;
 }

@@ -1,4 +1,4 @@
-// As PTX defines them: "Asynchronous Warpgroup Level Matrix Instructions". A product is computed when the first thread waits
+// Products on tensor cores, as PTX defines them. "Asynchronous Warpgroup Level Matrix Instructions". A product is computed when the first thread waits
 // for it, from what shared memory has then, which must be what it had when the last thread began it. Until a thread has
 // waited, its results are garbage, which nobody may write to.
 #include "products.hpp"
@@ -159,6 +159,57 @@ void take(Warpgroup &group, size_t number, size_t begun) {
     product.taken++;
 }
 
+// Adds a (16, K) times b (K, 8) to the sums of the lanes.
+template <int K> void add_product(WarpProduct *const (&lanes)[32], const float (&a)[16][K], const float (&b)[K][8]) {
+    for (int row = 0; row < 16; row++) {
+        float *pairs[4], sums[8];
+        for (int i = 0; i < 4; i++) {
+            pairs[i] = lanes[row % 8 * 4 + i]->sums + row / 8 * 2;
+            memcpy(sums + 2 * i, pairs[i], 2 * sizeof(float));
+        }
+        for (int k = 0; k < K; k++)
+            for (int column = 0; column < 8; column++)
+                sums[column] += a[row][k] * b[k][column];
+        for (int i = 0; i < 4; i++)
+            memcpy(pairs[i], sums + 2 * i, 2 * sizeof(float));
+    }
+}
+
+// The fragments of m16n8k16, as PTX defines them: a (16, 16) in four registers of each lane, b (16, 8) in two, two numbers
+// each, and sums (16, 8) in four.
+void multiply_halves(WarpProduct *const (&lanes)[32]) {
+    float a[16][16], b[16][8];
+    auto value = lanes[0]->value;
+    for (int lane = 0; lane < 32; lane++)
+        for (int half = 0; half < 2; half++) {
+            int g = lane / 4, k = lane % 4 * 2 + half;
+            for (int i = 0; i < 4; i++)
+                a[g + i % 2 * 8][k + i / 2 * 8] = value(lanes[lane]->left[i] >> 16 * half);
+            for (int i = 0; i < 2; i++)
+                b[k + i * 8][g] = value(lanes[lane]->right[i] >> 16 * half);
+        }
+    add_product(lanes, a, b);
+}
+
+// Those of m16n8k8: a (16, 8) in four registers, b (8, 8) in two, a number each. What is below TF32's bits is ignored.
+void multiply_tf32(WarpProduct *const (&lanes)[32]) {
+    float a[16][8], b[8][8];
+    auto value = [](unsigned bits) {
+        float number;
+        bits &= 0xffffe000;
+        memcpy(&number, &bits, sizeof number);
+        return number;
+    };
+    for (int lane = 0; lane < 32; lane++) {
+        int g = lane / 4, k = lane % 4;
+        for (int i = 0; i < 4; i++)
+            a[g + i % 2 * 8][k + i / 2 * 4] = value(lanes[lane]->left[i]);
+        for (int i = 0; i < 2; i++)
+            b[k + i * 4][g] = value(lanes[lane]->right[i]);
+    }
+    add_product(lanes, a, b);
+}
+
 } // namespace
 
 void begin_block() {
@@ -177,6 +228,21 @@ void copy_arrives(const void *to) {
 }
 
 extern "C" {
+
+void emulated_multiply(WarpProduct &mine) {
+    Lanes met = emulated_exchange(Warp::matrix, ~0u, reinterpret_cast<size_t>(&mine));
+    if (met.present != ~0u)
+        emulated_fail(LAUNCH_FAILED, "mma.sync needs all lanes of a warp, and has %#x", met.present);
+    if (!met.first) // it has computed what all get
+        return;
+    WarpProduct *lanes[32];
+    for (int lane = 0; lane < 32; lane++) {
+        lanes[lane] = reinterpret_cast<WarpProduct *>(met.value[lane]);
+        if (lanes[lane]->value != mine.value)
+            emulated_fail(LAUNCH_FAILED, "lanes of one warp are at mma.sync of different types");
+    }
+    mine.value ? multiply_halves(lanes) : multiply_tf32(lanes);
+}
 
 void emulated_fence_copies() {
     for (size_t at : mine().arrived)

@@ -1,4 +1,5 @@
-// Products of warpgroups, `wgmma`: begun by all threads of four warps, and there when each has waited for them.
+// Products on tensor cores: of a warp, `mma.sync`, and of a warpgroup, `wgmma`, which is begun by all threads of four warps,
+// and there when each has waited for it.
 #pragma once
 #include "fibers.hpp"
 
