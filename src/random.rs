@@ -31,7 +31,9 @@ pub struct RandomState {
     pub draws: u64,
 }
 
-/// The process's generator, as a part of a [`Checkpoint`](crate::checkpoints::Checkpoint).
+/// The generator that this thread draws from, as a part of a [`Checkpoint`](crate::checkpoints::Checkpoint): the
+/// process's, or within [`fork_rng`] the fork. What was saved within a fork is not loaded outside of one: that is
+/// [`CheckpointError::State`](crate::error::CheckpointError::State).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Generator;
 
@@ -52,6 +54,11 @@ fn with_state<T>(f: impl FnOnce(&mut RandomState) -> T) -> T {
         }
         None => f(&mut STATE.lock().unwrap_or_else(PoisonError::into_inner)),
     }
+}
+
+/// Whether this thread draws from a fork.
+pub(crate) fn is_forked() -> bool {
+    FORK.get().is_some()
 }
 
 /// Starts the process's generator, or [the thread's own](fork_rng), over from `seed`. Without it the seed
@@ -142,8 +149,8 @@ impl Drop for ForkRngGuard {
 enum Tape {
     /// Notes them.
     Record(Vec<RandomState>),
-    /// Gives them again.
-    Replay(VecDeque<RandomState>),
+    /// Gives them again, and counts what was asked for beyond them.
+    Replay { draws: VecDeque<RandomState>, beyond: usize },
 }
 
 thread_local! {
@@ -175,17 +182,27 @@ pub(crate) fn record<T>(f: impl FnOnce() -> T) -> (T, Vec<RandomState>) {
     }
 }
 
-/// Runs `f` with the draws of another time. The process's generator stays where it is.
-pub(crate) fn replay<T>(draws: &[RandomState], f: impl FnOnce() -> T) -> T {
-    with_tape(Tape::Replay(draws.iter().copied().collect()), f).0
+/// Runs `f` with the draws of another time, and says how many it took. The process's generator stays where it is.
+pub(crate) fn replay<T>(draws: &[RandomState], f: impl FnOnce() -> T) -> (T, usize) {
+    let tape = Tape::Replay { draws: draws.iter().copied().collect(), beyond: 0 };
+    match with_tape(tape, f) {
+        (result, Some(Tape::Replay { draws: left, beyond })) => {
+            (result, draws.len() - left.len() + beyond)
+        }
+        (result, _) => (result, 0),
+    }
 }
 
 /// A generator of its own for the next tensor.
 pub(crate) fn next_stream() -> ChaCha8Rng {
     let drawn = TAPES.with_borrow_mut(|tapes| {
-        let replay = tapes.iter().rposition(|tape| matches!(tape, Tape::Replay(_)));
+        let replay = tapes.iter().rposition(|tape| matches!(tape, Tape::Replay { .. }));
         let again = match replay.map(|at| &mut tapes[at]) {
-            Some(Tape::Replay(draws)) => draws.pop_front(),
+            Some(Tape::Replay { draws, beyond }) => {
+                let again = draws.pop_front();
+                *beyond += usize::from(again.is_none());
+                again
+            }
             _ => None,
         };
         let drawn = again.unwrap_or_else(|| {

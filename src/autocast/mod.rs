@@ -4,7 +4,7 @@ mod cache;
 mod policy;
 pub(crate) mod trace;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,8 +19,10 @@ pub use policy::{Cast, Op, Policy};
 pub use trace::{Trace, TraceRow};
 
 thread_local! {
-    /// The scopes entered on this thread, innermost last.
-    static SCOPES: RefCell<Vec<Autocast>> = const { RefCell::new(Vec::new()) };
+    /// The scopes entered on this thread, innermost last, and the number of each one's guard.
+    static SCOPES: RefCell<Vec<(u64, Autocast)>> = const { RefCell::new(Vec::new()) };
+    /// The guards made on this thread.
+    static GUARDS: Cell<u64> = const { Cell::new(0) };
     static CACHE: RefCell<CastCache> = RefCell::new(CastCache::default());
 }
 
@@ -90,8 +92,9 @@ impl Autocast {
     }
 
     /// Drops the 16-bit copies of variables that the scopes of every thread keep. Needed only after a
-    /// variable was written by hand inside a scope: [`Var::set`](candle_core::Var::set) keeps its id. Steps,
-    /// `update` and backward do it themselves.
+    /// variable was written inside a scope by other means than this crate's: [`Var::set`](candle_core::Var::set), and the steps
+    /// of candle's optimizers that no scaler takes. The crate's steps, `update`, backward, and the end of
+    /// [`no_grad`](crate::no_grad) do it themselves.
     ///
     /// `torch.clear_autocast_cache`.
     pub fn clear_cache() {
@@ -101,7 +104,8 @@ impl Autocast {
     /// The autocast active on this thread, to enter on another; [`disabled`](Self::disabled)
     /// outside any scope.
     pub fn current() -> Self {
-        SCOPES.with_borrow(|scopes| scopes.last().cloned()).unwrap_or_else(Self::disabled)
+        let innermost = SCOPES.with_borrow(|scopes| scopes.last().map(|(_, amp)| amp.clone()));
+        innermost.unwrap_or_else(Self::disabled)
     }
 
     /// The same autocast under another policy.
@@ -149,15 +153,14 @@ impl Autocast {
     /// Prefer [`scope`](Self::scope), which cannot be misused. Bind the guard to a name:
     /// `let _ = amp.enter();` drops it, and ends the scope, at once.
     pub fn enter(&self) -> AutocastGuard {
-        let depth = SCOPES.with_borrow_mut(|scopes| {
-            scopes.push(self.clone());
-            scopes.len() - 1
-        });
-        AutocastGuard { depth, _not_send: PhantomData }
+        let number = GUARDS.replace(GUARDS.get() + 1);
+        SCOPES.with_borrow_mut(|scopes| scopes.push((number, self.clone())));
+        AutocastGuard { number, _not_send: PhantomData }
     }
 }
 
-/// Keeps an [`Autocast`] active; dropping it ends that scope and any entered inside it.
+/// Keeps an [`Autocast`] active; dropping it ends that scope, and no other: in `guard = amp.enter()`, the new scope is
+/// entered before the old one ends.
 ///
 /// The guard belongs to the thread that made it:
 ///
@@ -168,16 +171,14 @@ impl Autocast {
 #[derive(Debug)]
 #[must_use = "autocast ends as soon as the guard is dropped; bind it to a name"]
 pub struct AutocastGuard {
-    /// How many scopes to leave on the stack.
-    depth: usize,
+    number: u64,
     _not_send: PhantomData<*mut ()>,
 }
 
 impl Drop for AutocastGuard {
     fn drop(&mut self) {
-        // Truncating, not popping: no order of drops can leave a scope behind.
         let outermost = SCOPES.with_borrow_mut(|scopes| {
-            scopes.truncate(self.depth);
+            scopes.retain(|(number, _)| *number != self.number);
             scopes.is_empty()
         });
         if outermost {
@@ -189,7 +190,7 @@ impl Drop for AutocastGuard {
 /// Leaves all scopes of this thread until the guard is dropped.
 pub(crate) fn suspend() -> Option<AutocastGuard> {
     let is_active =
-        SCOPES.with_borrow(|scopes| scopes.last().is_some_and(|amp| amp.dtype.is_some()));
+        SCOPES.with_borrow(|scopes| scopes.last().is_some_and(|(_, amp)| amp.dtype.is_some()));
     is_active.then(|| Autocast::disabled().enter())
 }
 
@@ -200,7 +201,7 @@ fn check(dtype: DType) -> Result<()> {
 /// The dtype to cast the inputs of `op` to under the active scope, or `None` to leave them alone.
 pub(crate) fn target(op: Op, inputs: impl Iterator<Item = DType> + Clone) -> Result<Option<DType>> {
     let rule: Option<(DType, Cast)> = SCOPES.with_borrow(|scopes| {
-        let amp = scopes.last()?;
+        let (_, amp) = scopes.last()?;
         Some((amp.dtype?, amp.policy.cast(op)))
     });
     let Some((compute, cast)) = rule else { return Ok(None) };
@@ -242,7 +243,8 @@ pub(crate) fn clear_cast_cache() {
     CACHE_EPOCH.fetch_add(1, Ordering::Release);
 }
 
-/// Drops this thread's copies now: memory that a graph is to free, or must not.
+/// Drops this thread's copies now: memory that a graph is to free, or must not; and at the end of `no_grad`, within which
+/// an evaluation between backward and a step of candle's, which tells nobody, may have made copies of the old weights.
 pub(crate) fn drop_cast_cache() {
     CACHE.with_borrow_mut(CastCache::clear);
 }
@@ -280,9 +282,21 @@ mod tests {
         let outer = Autocast::new(DType::F16).enter();
         let inner = Autocast::new(DType::BF16).enter();
         drop(outer);
-        assert_eq!(matmul_dtype(), None);
+        assert_eq!(matmul_dtype(), Some(DType::BF16));
         drop(inner);
         assert_eq!(matmul_dtype(), None);
+    }
+
+    /// The new guard is made before the old one is dropped.
+    #[test]
+    fn a_guard_is_replaced_by_another() {
+        let _outer = Autocast::new(DType::F16).enter();
+        let mut part = Some(Autocast::new(DType::BF16).enter());
+        assert_eq!((matmul_dtype(), part.is_some()), (Some(DType::BF16), true));
+        part = Some(Autocast::disabled().enter());
+        assert_eq!((matmul_dtype(), part.is_some()), (None, true));
+        drop(part);
+        assert_eq!(matmul_dtype(), Some(DType::F16));
     }
 
     #[test]

@@ -100,8 +100,7 @@ pub trait Operator: Send + Sync + 'static {
     /// a scaler's backward has gone through.
     type Saved: Send + Sync + 'static;
 
-    /// Whether `backward` needs the output. It must not be put into [`Saved`](Self::Saved), whose
-    /// storage it is taken from.
+    /// Whether `backward` needs the output. In [`Saved`](Self::Saved) it would be kept twice.
     const KEEPS_OUTPUT: bool = false;
 
     /// The row of the policy table it follows.
@@ -131,7 +130,8 @@ pub trait Operator: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Computes the output from detached inputs, and what backward needs of them.
+    /// Computes the output from detached inputs, and what backward needs of them. Where a graph is made, the output is
+    /// copied: it may be an input, a view of one, or a tensor that the operator keeps.
     ///
     /// # Errors
     ///
@@ -334,7 +334,9 @@ fn run(
         return Ok((output, algorithm));
     }
     operator.trim(&wanted)?;
-    let aliased = cast_inputs.iter().any(|input| storage::share_storage(input, &output));
+    // Nobody knows what else an operator of a user holds: the storage of its output will be taken.
+    let aliased =
+        !trust.owned || cast_inputs.iter().any(|input| storage::share_storage(input, &output));
     let inputs = inputs.iter().zip(&cast_inputs).enumerate().map(|(at, (tensor, cast))| {
         // A copy that was cast is not read where the input is.
         let read = tensor.dtype() == cast.dtype() && operator.reads(at, &wanted);

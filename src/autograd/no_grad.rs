@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
+use crate::autocast;
+
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
@@ -60,5 +62,6 @@ pub struct NoGradGuard {
 impl Drop for NoGradGuard {
     fn drop(&mut self) {
         DEPTH.set(DEPTH.get() - 1);
+        autocast::drop_cast_cache();
     }
 }

@@ -36,8 +36,9 @@ pub(crate) fn is_active() -> bool {
 /// forward pass had, wherever it is called, and batch norm does not average its statistics twice.
 /// Gradients reach `x` and the variables that `f` uses, the same numbers as without.
 ///
-/// `f` is called twice and must do the same both times. It is kept until backward: give it clones
-/// of the layers, which share their variables. A tracked tensor that `f` captures gets its gradient by a backward pass within
+/// `f` is called twice and must do the same both times. Random numbers have to come from this crate, on the thread that
+/// calls `f`: `candle_nn::Dropout` would draw others the second time, and nobody could see that the gradient is wrong.
+/// `f` is kept until backward: give it clones of the layers, which share their variables. A tracked tensor that `f` captures gets its gradient by a backward pass within
 /// backward, through all that it was computed from: hand a recurrent state in as `x` instead.
 ///
 /// # Precision
@@ -46,8 +47,9 @@ pub(crate) fn is_active() -> bool {
 ///
 /// # Errors
 ///
-/// Those of `f`, when it is called and in backward; in backward, also a result of another shape or
-/// dtype than the first, and
+/// Those of `f`, when it is called and in backward. In backward, also
+/// [`GraphError::Differs`](crate::error::GraphError::Differs) where the second run had a result of another shape or
+/// dtype, drew more or fewer random tensors, or used a variable that the first did not; and
 /// [`GraphError::Recomputed`](crate::error::GraphError::Recomputed) where an operator of this crate within `f` read a tensor
 /// that has been written in place since. What candle's operators read is not checked, except for variables.
 ///
@@ -156,15 +158,10 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
         }
         let graph = Graph::freed_from_here();
         let y = self.recompute(&x)?;
-        if (y.shape(), y.dtype()) != (ctx.gradient.shape(), ctx.gradient.dtype()) {
-            bail!(
-                "checkpoint: recomputed {:?} of shape {:?}, the first time it was {:?} of {:?}: the \
-                 function must do the same both times",
-                y.dtype(),
-                y.shape(),
-                ctx.gradient.dtype(),
-                ctx.gradient.shape()
-            )
+        let facts = |y: &Tensor| format!("a result of {:?} and shape {:?}", y.dtype(), y.shape());
+        let (first, second) = (facts(ctx.gradient), facts(&y));
+        if first != second {
+            return Err(GraphError::Differs { first, second }.into());
         }
         let gradients = autograd::backward_from(&y, ctx.gradient.clone(), graph)?;
         if gradients.saw_f16 {
@@ -174,9 +171,16 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
         let mut leaves: HashMap<_, _> = leaves.map(|(var, g)| (var.id(), g)).collect();
         let inputs = std::iter::once(&x).chain(self.below.variables());
         let gradients = inputs.zip(ctx.wants);
-        Ok(gradients
+        let gradients = gradients
             .map(|(input, want)| leaves.remove(&input.id()).filter(|_| want.is_some()))
-            .collect())
+            .collect();
+        if let Some(gradient) = leaves.into_values().next() {
+            let shape = format!("{:?}", gradient.into_tensor().shape());
+            let first = format!("no variable of shape {shape} among those it used");
+            let second = format!("another variable of shape {shape}");
+            return Err(GraphError::Differs { first, second }.into());
+        }
+        Ok(gradients)
     }
 }
 
@@ -195,6 +199,14 @@ impl<F: Fn(&Tensor) -> Result<Tensor>> Checkpoint<F> {
         }
         RECOMPUTING.set(RECOMPUTING.get() + 1);
         let _level = Level;
-        random::replay(&self.draws, || self.autocast.scope(|| (self.f)(x)))
+        let run = || self.autocast.scope(|| (self.f)(x));
+        let (y, draws) = random::replay(&self.draws, run);
+        let y = y?;
+        if draws != self.draws.len() {
+            let facts = |count| format!("{count} random tensors");
+            let (first, second) = (facts(self.draws.len()), facts(draws));
+            return Err(GraphError::Differs { first, second }.into());
+        }
+        Ok(y)
     }
 }

@@ -40,6 +40,20 @@ struct Write {
     /// candle's number of the tensor that was written, which its views exceed. A tensor in this place with a lower number
     /// had an earlier storage, which is gone.
     tensor: u64,
+    /// When the storage was last written before.
+    before: u64,
+    /// The time of the write whose effect this one has undone.
+    undone: Option<u64>,
+}
+
+impl Write {
+    /// Whether what was there at `time` is not there any more.
+    fn is_change_since(&self, time: u64) -> bool {
+        match self.undone {
+            Some(undone) if time < undone => self.before > time,
+            _ => self.at > time,
+        }
+    }
 }
 
 /// A 16-bit tensor and the master that it is rewritten from.
@@ -87,17 +101,31 @@ pub(crate) fn now() -> u64 {
     CLOCK.load(Ordering::Relaxed)
 }
 
-/// Notes that each of `tensors` has just been written in place. They have to be the variables themselves, not views.
-pub(crate) fn written<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) {
+/// Notes that each of `tensors` has just been written in place, and returns the time. They have to be the variables
+/// themselves, not views.
+pub(crate) fn written<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> u64 {
+    note(tensors, None)
+}
+
+/// Notes that each of `tensors` has just got back the value that it had before `time`, when it was last written.
+pub(crate) fn put_back<'a>(tensors: impl IntoIterator<Item = &'a Tensor>, time: u64) {
+    note(tensors, Some(time));
+}
+
+fn note<'a>(tensors: impl IntoIterator<Item = &'a Tensor>, undone: Option<u64>) -> u64 {
     // Each tensor's lock before that of the versions, never within it.
     let tensors: Vec<&Tensor> = tensors.into_iter().collect();
     capture::writes(tensors.iter().copied());
     let reads: Vec<Read> = tensors.into_iter().map(Read::of).collect();
     let (at, newest) = (tick(), newest());
-    let writes =
-        reads.into_iter().map(|Read { place, tensor }| (place, Write { at, newest, tensor }));
-    lock(&VERSIONS).writes.extend(writes);
+    let writes = &mut lock(&VERSIONS).writes;
+    for Read { place, tensor } in reads {
+        let earlier = writes.get(&place).filter(|earlier| earlier.tensor <= tensor);
+        let before = earlier.map_or(0, |e| if undone.is_some() { e.before } else { e.at });
+        writes.insert(place, Write { at, newest, tensor, before, undone });
+    }
     LATEST.fetch_max(at, Ordering::Relaxed);
+    at
 }
 
 /// Notes that `copy` has just been written, or rewritten, from `master`; `name` is for errors.
@@ -111,6 +139,12 @@ pub(crate) fn refreshed(copy: &Tensor, master: &Tensor, name: &str) {
 /// The master that `copy` is rewritten from, if it is a copy.
 pub(super) fn master_of(copy: &Tensor) -> Option<TensorId> {
     lock(&VERSIONS).copies.get(&copy.id()).map(|copy| copy.of)
+}
+
+/// The variables that a copy elsewhere is rewritten from.
+pub(crate) fn masters() -> HashSet<TensorId> {
+    let versions = lock(&VERSIONS);
+    versions.copies.values().filter(|copy| copy.master.is_some()).map(|copy| copy.of).collect()
 }
 
 /// Forgets `copy`, which is not rewritten any more.
@@ -158,6 +192,16 @@ pub(super) fn written_since(time: u64, mut reads: impl Iterator<Item = Read>) ->
 /// Whether `tensor` has been written since `time`.
 pub(crate) fn is_written_since(time: u64, tensor: &Tensor) -> bool {
     written_since(time, std::iter::once(Read::of(tensor))).is_some()
+}
+
+/// Whether `tensor` has other values than at `time`: writes that were undone do not count.
+pub(crate) fn has_changed_since(time: u64, tensor: &Tensor) -> bool {
+    let Read { place, tensor } = Read::of(tensor);
+    LATEST.load(Ordering::Relaxed) > time
+        && lock(&VERSIONS)
+            .writes
+            .get(&place)
+            .is_some_and(|write| write.is_change_since(time) && write.tensor <= tensor)
 }
 
 /// Fails where a node of candle's among `nodes`, those of a loss, was computed from what has been written since;
@@ -273,6 +317,26 @@ mod tests {
         Ok(())
     }
 
+    /// What was read before the averages came is there again once they have gone, and what was read meanwhile is not.
+    #[test]
+    fn a_write_that_is_undone_counts_for_those_who_saw_it() -> Result<()> {
+        let x = Tensor::zeros(1, DType::F32, &Device::Cpu)?;
+        let first = tick();
+        let step = written([&x]);
+        let before = tick();
+        let swap = written([&x]);
+        let between = tick();
+        put_back([&x], swap);
+        let after = tick();
+        assert!(step < swap);
+        let has_changed = |time| has_changed_since(time, &x);
+        assert_eq!([first, before, between, after].map(has_changed), [true, false, true, false]);
+        assert!(is_written_since(before, &x));
+        written([&x]);
+        assert_eq!([before, after].map(has_changed), [true; 2]);
+        Ok(())
+    }
+
     /// A storage in the place of one that is gone is another one.
     #[test]
     fn a_place_that_is_used_again_is_another_storage() -> Result<()> {
@@ -280,7 +344,7 @@ mod tests {
         let (read, time) = (Read::of(&x), tick());
         let at = tick();
         LATEST.fetch_max(at, Ordering::Relaxed);
-        let later = Write { at, newest: newest(), tensor: newest() };
+        let later = Write { at, newest: newest(), tensor: newest(), before: 0, undone: None };
         lock(&VERSIONS).writes.insert(read.place, later);
         assert_eq!(written_since(time, [read].into_iter()), None);
         written([&x]);

@@ -244,9 +244,11 @@ impl SavedCheckpoint {
             part.check(&state).map_err(|error| error.in_part(name))?;
         }
         let mut states = Vec::with_capacity(parts.len());
-        for (name, _) in parts.iter() {
+        for (name, part) in parts.iter() {
             let tensors = self.reader.tensors(&format!("{name}."))?;
-            states.push(State { tensors, values: self.values(name) });
+            let state = State { tensors, values: self.values(name) };
+            part.check(&state).map_err(|error| error.in_part(name))?;
+            states.push(state);
         }
         for ((name, part), state) in parts.iter_mut().zip(states) {
             part.load(&state).map_err(|error| error.in_part(name))?;

@@ -1,8 +1,8 @@
 //! The parts this crate has.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use candle_core::{DType, Shape, Var};
+use candle_core::{DType, Shape, TensorId, Var};
 
 use super::state::{State, Stateful};
 use crate::autograd::version;
@@ -12,9 +12,33 @@ use crate::optim::{
     Scheduler,
 };
 use crate::random::{self, RandomState};
-use crate::{GradScaler, LossScale, MasterVars, Parameters, Result, ScaleConfig, autocast};
+use crate::{
+    GradScaler, LossScale, MasterVars, Parameters, Result, ScaleConfig, autocast, kernels,
+};
 
-/// Weights and buffers, each in its own dtype.
+/// One variable has one value, whatever the number of its names.
+fn check_tied(parameters: &Parameters, state: &State) -> Result<()> {
+    let mut first: HashMap<TensorId, (&str, Option<u64>)> = HashMap::new();
+    for (name, variable) in parameters.iter().chain(parameters.buffers()) {
+        let Some(tensor) = state.tensors.get(name) else { continue };
+        match first.get(&variable.id()) {
+            None => {
+                first.insert(variable.id(), (name, kernels::fingerprint(tensor)?));
+            }
+            Some((other, found)) if *found != kernels::fingerprint(tensor)? => {
+                let got = format!("another tensor than `{other}`");
+                let expected = "the same: both are names of one variable here".to_owned();
+                let name = format!("`{name}`");
+                return Err(CheckpointError::State { name, got, expected }.into());
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Weights and buffers, each in its own dtype. Where one variable has several names, the tensors of all of them must be
+/// the same.
 impl Stateful for Parameters {
     fn save(&self) -> Result<State> {
         let all = self.iter().chain(self.buffers());
@@ -26,7 +50,8 @@ impl Stateful for Parameters {
         let expected = |(name, var): (_, &'_ Var)| (name, var.dtype(), var.shape().clone());
         let all: Vec<(&str, DType, Shape)> =
             self.iter().map(expected).chain(self.buffers().map(expected)).collect();
-        state.expect(all.iter().map(|(name, dtype, shape)| (*name, *dtype, shape)), &[])
+        state.expect(all.iter().map(|(name, dtype, shape)| (*name, *dtype, shape)), &[])?;
+        check_tied(self, state)
     }
 
     fn load(&mut self, state: &State) -> Result<()> {
@@ -144,15 +169,25 @@ fn count(state: &State, name: &str) -> Result<u64> {
     Err(CheckpointError::State { name: format!("`{name}`"), got: got.to_string(), expected }.into())
 }
 
-/// Where the process's generator stands.
+/// Where the generator stands that this thread draws from.
 impl Stateful for random::Generator {
     fn save(&self) -> Result<State> {
         let RandomState { seed, draws } = random::state();
-        Ok(State::default().with("seed", seed).with("draws", draws))
+        let state = State::default().with("seed", seed).with("draws", draws);
+        Ok(if random::is_forked() { state.with("fork", true) } else { state })
     }
 
     fn check(&self, state: &State) -> Result<()> {
-        state.expect([], &["seed", "draws"])?;
+        let is_fork = state.values.contains_key("fork");
+        if is_fork && !random::is_forked() {
+            let name = "the generator".to_owned();
+            let (got, expected) = (
+                "that of a `fork_rng` that it was saved in".to_owned(),
+                "the process's: save it outside, or load it within a fork".to_owned(),
+            );
+            return Err(CheckpointError::State { name, got, expected }.into());
+        }
+        state.expect([], if is_fork { &["seed", "draws", "fork"] } else { &["seed", "draws"] })?;
         state.value::<u64>("seed").and_then(|_| count(state, "draws")).map(|_| ())
     }
 
@@ -289,14 +324,17 @@ fn plateau_state(state: &State) -> Result<PlateauState> {
     Ok(PlateauState { best, bad: state.value("bad")?, cooldown: state.value("cooldown")? })
 }
 
-/// The averages, and how many updates they are of.
+/// The averages, and how many updates they are of. Not while they are in place of the weights, which would be saved as if
+/// they were.
 impl Stateful for Ema {
     fn save(&self) -> Result<State> {
+        self.check_out("save")?;
         let EmaState { averages, updates } = self.state()?;
         Ok(State { tensors: averages, values: BTreeMap::new() }.with("updates", updates))
     }
 
     fn check(&self, state: &State) -> Result<()> {
+        self.check_out("load")?;
         let expected = self.averages().map(|(name, a)| (name, a.dtype(), a.shape()));
         state.expect(expected, &["updates"])?;
         count(state, "updates").map(|_| ())

@@ -38,8 +38,8 @@ pub trait Stateful {
     /// A part that cannot be saved, or not now.
     fn save(&self) -> Result<State>;
 
-    /// Whether [`load`](Self::load) would succeed. The tensors have the shapes and dtypes of those
-    /// that will be loaded, but not their values.
+    /// Whether [`load`](Self::load) would succeed. It is asked twice: first with tensors of the shapes and dtypes of those
+    /// that will be loaded, which have strides and values of 0, and then with those themselves.
     ///
     /// # Errors
     ///

@@ -66,6 +66,17 @@ pub enum GraphError {
          would be another function. Run the forward pass again after every step"
     )]
     Recomputed,
+    /// A checkpoint whose function did something else when it was computed again.
+    #[error(
+        "backward through `checkpoint`, whose function had {second} when it was computed again, and {first} the first \
+         time: it must do the same both times"
+    )]
+    Differs {
+        /// What it had the first time.
+        first: String,
+        /// What it had the second time.
+        second: String,
+    },
     /// Recursion that would end the stack: candle's backward through a chain of operators, or checkpoints whose functions
     /// captured one another's results.
     #[error(

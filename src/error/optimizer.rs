@@ -47,6 +47,24 @@ pub enum OptimizerError {
         /// Of the variable.
         shape: Shape,
     },
+    /// Weights were written while a moving average was in their place.
+    #[error(
+        "`{name}` was written, by a step or a checkpoint, while the averages were in place of the weights: it has that \
+         value now, and the weight from before is lost. Call `swap_out` before anything writes"
+    )]
+    WrittenMeanwhile {
+        /// The first such variable.
+        name: String,
+    },
+    /// A moving average of masters, which the model does not read.
+    #[error(
+        "`{name}` is a master of `MasterVars`, and the model reads a copy of it, which would not follow: make the \
+         average by `Ema::of_masters`"
+    )]
+    AverageOfMasters {
+        /// The first such variable.
+        name: String,
+    },
     /// A moving average is in place of the weights, where the weights are needed.
     #[error("`{call}` while the averages are in place of the weights: call `swap_out` first")]
     AveragesInPlace {

@@ -49,6 +49,15 @@ pub enum ScalerError {
          in `MasterWeights` or with `parameters.bind(&mut optimizer)`"
     )]
     SecondForeignStep,
+    /// A gradient of weights that are not there any more.
+    #[error(
+        "a variable of shape {shape:?} was written (by a checkpoint that was loaded, for one) after its gradient was \
+         computed, which is of the old value: call `zero_grad`, and run forward and backward again"
+    )]
+    StaleGradient {
+        /// Of the variable.
+        shape: Shape,
+    },
     /// `update` with nothing checked for overflow.
     #[error("`update` found no checked gradients: call `step` or `unscale` first")]
     NothingChecked,

@@ -1,7 +1,8 @@
 //! Whether a tensor has been written: a number that changes with its elements.
 
-use candle_core::{Result, Tensor};
+use candle_core::{Device, Result, Tensor};
 
+use crate::kernels::cast;
 use crate::kernels::cpu::dtype::{Elements, Real, with_element};
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::parallel;
@@ -20,6 +21,13 @@ pub(crate) fn fingerprint(x: &Tensor) -> Result<Option<u64>> {
     Ok(Some(chunks.into_iter().fold(0, |all, chunk| {
         (all ^ u64::from(chunk)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
     })))
+}
+
+/// Whether `rounded` is `exact` in its own dtype, on any device: reading from a GPU waits.
+pub(crate) fn is_rounded(rounded: &Tensor, exact: &Tensor) -> Result<bool> {
+    let expected = cast(exact, rounded.dtype())?.to_device(&Device::Cpu)?;
+    let found = rounded.detach().to_device(&Device::Cpu)?.contiguous()?;
+    Ok(fingerprint(&expected)? == fingerprint(&found)?)
 }
 
 fn of_chunks<T: Lane>(x: &[T]) -> Vec<u32> {
@@ -44,7 +52,7 @@ fn of_chunks<T: Lane>(x: &[T]) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{DType, Device};
+    use candle_core::DType;
 
     use super::*;
     use crate::kernels::elementwise::testing::{DTYPES, of, random, values};

@@ -29,9 +29,9 @@ pub struct InstructionSets {
 /// looks at the processor and the environment, and takes some 100 µs where it has to measure.
 ///
 /// The best are taken: AMX where the system grants it, then AVX-512, then AVX2. AVX512-BF16 is measured, as on some
-/// processors its instruction takes longer than two of F32. The environment variable `CANDLE_AMP_CPU` names the best
-/// that may be taken, so that one machine can run and compare the paths of others; results differ from set to set by
-/// rounding. Set it before the process starts: it is read once.
+/// processors its instruction takes as long as two of F32. The environment variable `CANDLE_AMP_CPU` names the best
+/// that may be taken, so that one machine can run and compare the paths of others; `avx512-bf16` is then taken without
+/// measuring. Results differ from set to set by rounding. Set it before the process starts: it is read once.
 ///
 /// # Examples
 ///

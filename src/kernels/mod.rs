@@ -48,5 +48,5 @@ pub(crate) mod tf32;
 pub(crate) use cast::{accumulator, cast, cast_all, in_dtype};
 pub(crate) use contiguous::{cat, contiguous};
 pub(crate) use elementwise::{add, add_assign};
-pub(crate) use fingerprint::fingerprint;
+pub(crate) use fingerprint::{fingerprint, is_rounded};
 pub(crate) use handle::WeakTensor;

@@ -7,8 +7,8 @@ use crate::scaler::{Step, UnscaledGradients};
 
 /// An optimizer of [`MasterVars`], whose steps rewrite the 16-bit tensors; see [`MasterVars::bind`].
 ///
-/// An optimizer that keeps its variables to itself is given the gradients of all masters. Several
-/// optimizers each have their [`Parameters`](crate::Parameters):
+/// An optimizer that keeps its variables to itself, as candle's do, is given every gradient, also those of variables that
+/// are no masters. Several optimizers each have their [`Parameters`](crate::Parameters):
 /// `masters.bind(&mut body.bind(&mut adamw))`.
 #[derive(Debug)]
 pub struct Refreshing<'a, S> {
@@ -20,16 +20,15 @@ impl<'a, S: Step> Refreshing<'a, S> {
     pub(super) fn new(masters: &'a MasterVars, optimizer: &'a mut S) -> Self {
         Self { masters, optimizer }
     }
-
-    fn ids(&self) -> Vec<TensorId> {
-        let all = || self.masters.parameters().vars().iter().map(|var| var.id()).collect();
-        self.optimizer.variables().unwrap_or_else(all)
-    }
 }
 
 impl<S: Step> Step for Refreshing<'_, S> {
     fn variables(&self) -> Option<Vec<TensorId>> {
-        Some(self.ids())
+        self.optimizer.variables()
+    }
+
+    fn rounds_gradients(&self) -> bool {
+        self.optimizer.rounds_gradients()
     }
 
     fn common_facts(&self) -> crate::Result<Vec<(String, String)>> {
@@ -43,8 +42,10 @@ impl<S: Step> Step for Refreshing<'_, S> {
     fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> Result<()> {
         let stepped = self.optimizer.apply(gradients);
         // After a failure too: some variables may have been updated.
-        let ids = self.ids();
-        self.masters.refresh_of(|id| ids.contains(&id))?;
+        match self.optimizer.variables() {
+            Some(ids) => self.masters.refresh_of(|id| ids.contains(&id))?,
+            None => self.masters.refresh()?,
+        }
         stepped
     }
 }

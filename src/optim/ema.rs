@@ -1,6 +1,6 @@
 //! A moving average of a model's weights.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use candle_core::{DType, Tensor, Var};
 
@@ -9,7 +9,7 @@ use crate::autograd::version;
 use crate::error::OptimizerError;
 use crate::kernels::multi_tensor::Multiplier;
 use crate::kernels::{self, multi_tensor::optimizer as kernel};
-use crate::{Parameters, Result, autocast};
+use crate::{MasterVars, Parameters, Result, autocast};
 
 /// The settings of an [`Ema`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,7 +41,7 @@ impl Default for EmaConfig {
 ///
 /// The average and its arithmetic are `F32` (`F64` for `F64` variables). In half the change, a
 /// thousandth of a difference, would be lost. What is averaged are the variables it is given: of a 16-bit model
-/// with masters, the rounded ones.
+/// with masters in its optimizer, the rounded ones; of [`MasterVars`], by [`of_masters`](Self::of_masters), the masters.
 ///
 /// # Examples
 ///
@@ -70,8 +70,10 @@ pub struct Ema {
     config: EmaConfig,
     averages: Vec<Average>,
     updates: u64,
-    /// The weights, while the averages are in their place.
-    weights: Option<Vec<Tensor>>,
+    /// The weights, while the averages are in their place, and since when.
+    weights: Option<(Vec<Tensor>, u64)>,
+    /// What the model's tensors are rewritten by.
+    masters: Option<MasterVars>,
 }
 
 #[derive(Debug)]
@@ -107,7 +109,18 @@ impl Ema {
             let average = kernels::cast(variable, kernels::accumulator(variable.dtype()))?;
             averages.push(Average { name: name.to_owned(), variable: variable.clone(), average });
         }
-        Ok(Self { config, averages, updates: 0, weights: None })
+        Ok(Self { config, averages, updates: 0, weights: None, masters: None })
+    }
+
+    /// The average of masters. Whenever the average is put in their place, or they come back, the tensors that the model
+    /// has are rewritten from them.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn of_masters(masters: &MasterVars, config: EmaConfig) -> Result<Self> {
+        let ema = Self::new(&masters.parameters(), config)?;
+        Ok(Self { masters: Some(masters.clone()), ..ema })
     }
 
     /// Moves the average towards the weights: after every step that was taken.
@@ -117,9 +130,7 @@ impl Ema {
     /// [`OptimizerError::AveragesInPlace`] between [`swap_in`](Self::swap_in) and
     /// [`swap_out`](Self::swap_out).
     pub fn update(&mut self) -> Result<()> {
-        if self.weights.is_some() {
-            return Err(OptimizerError::AveragesInPlace { call: "update" }.into());
-        }
+        self.check_out("update")?;
         let rule = kernel::Rule::Average(1.0 - self.decay());
         let slot = |Average { variable, average, .. }: &'_ Average| {
             let wanted = average.dtype();
@@ -173,7 +184,7 @@ impl Ema {
     ///
     /// # Errors
     ///
-    /// As [`swap_in`](Self::swap_in) and [`swap_out`](Self::swap_out).
+    /// As [`swap_in`](Self::swap_in) and [`swap_out`](Self::swap_out); not seen where `f` panics.
     pub fn scope<T>(&mut self, f: impl FnOnce() -> T) -> Result<T> {
         /// Puts the weights back.
         struct Out<'a>(&'a mut Ema);
@@ -193,15 +204,20 @@ impl Ema {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError::AveragesInPlace`] where they are already.
+    /// [`OptimizerError::AveragesInPlace`] where they are already; [`OptimizerError::AverageOfMasters`] where a model
+    /// reads copies of the weights, which would stay what they are.
     pub fn swap_in(&mut self) -> Result<()> {
-        if self.weights.is_some() {
-            return Err(OptimizerError::AveragesInPlace { call: "swap_in" }.into());
-        }
+        self.check_out("swap_in")?;
+        self.check_masters()?;
         let keep = |a: &Average| a.variable.detach().copy();
-        self.weights =
-            Some(self.averages.iter().map(keep).collect::<candle_core::Result<Vec<_>>>()?);
-        self.write().or_else(|error| self.swap_out().and(Err(error)))
+        let weights = self.averages.iter().map(keep).collect::<candle_core::Result<_>>()?;
+        self.weights = Some((weights, version::tick()));
+        let written = self.write();
+        if let Some((_, since)) = &mut self.weights {
+            *since = version::written(self.averages.iter().map(|a| a.variable.as_tensor()));
+        }
+        let written = written.and_then(|()| self.refresh());
+        written.or_else(|error| self.swap_out().and(Err(error)))
     }
 
     /// Puts the weights back, bit for bit. Without [`swap_in`](Self::swap_in) before it nothing
@@ -209,13 +225,21 @@ impl Ema {
     ///
     /// # Errors
     ///
-    /// What the copy meets.
+    /// What the copy meets. [`OptimizerError::WrittenMeanwhile`] where this crate has written to weights while the averages
+    /// were in their place: a step, a checkpoint. What was written stays, and the other weights are back.
     pub fn swap_out(&mut self) -> Result<()> {
-        let Some(weights) = self.weights.take() else { return Ok(()) };
-        let pairs = self.averages.iter().zip(&weights).map(|(to, w)| (to.variable.as_tensor(), w));
+        let Some((weights, since)) = self.weights.take() else { return Ok(()) };
+        let all = self.averages.iter().zip(&weights);
+        let is_written = |a: &Average| version::is_written_since(since, &a.variable);
+        let (lost, back): (Vec<_>, Vec<_>) = all.partition(|(to, _)| is_written(to));
+        let pairs = back.iter().map(|(to, weight)| (to.variable.as_tensor(), *weight));
         kernels::cast_all(&pairs.collect::<Vec<_>>())?;
-        self.written();
-        Ok(())
+        version::put_back(back.iter().map(|(to, _)| to.variable.as_tensor()), since);
+        self.refresh()?;
+        match lost.first() {
+            Some((to, _)) => Err(OptimizerError::WrittenMeanwhile { name: to.name.clone() }.into()),
+            None => Ok(()),
+        }
     }
 
     /// Overwrites the weights with the averages for good: at the end of training. A 16-bit variable's
@@ -224,25 +248,45 @@ impl Ema {
     /// # Errors
     ///
     /// [`OptimizerError::AveragesInPlace`] between [`swap_in`](Self::swap_in) and
-    /// [`swap_out`](Self::swap_out).
+    /// [`swap_out`](Self::swap_out); [`OptimizerError::AverageOfMasters`] as there.
     pub fn copy_to(&self) -> Result<()> {
-        if self.weights.is_some() {
-            return Err(OptimizerError::AveragesInPlace { call: "copy_to" }.into());
-        }
-        self.write()
+        self.check_out("copy_to")?;
+        self.check_masters()?;
+        let written = self.write();
+        version::written(self.averages.iter().map(|a| a.variable.as_tensor()));
+        written.and_then(|()| self.refresh())
     }
 
+    /// The averages to the weights, of which nobody is told yet.
     fn write(&self) -> Result<()> {
         let pairs = self.averages.iter().map(|a| (a.variable.as_tensor(), &a.average));
-        kernels::cast_all(&pairs.collect::<Vec<_>>())?;
-        self.written();
-        Ok(())
+        Ok(kernels::cast_all(&pairs.collect::<Vec<_>>())?)
     }
 
-    /// Notes that the weights have other values now.
-    fn written(&self) {
-        version::written(self.averages.iter().map(|a| a.variable.as_tensor()));
+    /// What is computed from the weights elsewhere follows them.
+    fn refresh(&self) -> Result<()> {
         autocast::clear_cast_cache();
+        self.masters.as_ref().map_or(Ok(()), |masters| Ok(masters.refresh()?))
+    }
+
+    /// Fails where copies of the weights would not follow.
+    fn check_masters(&self) -> Result<()> {
+        if self.masters.is_some() {
+            return Ok(());
+        }
+        let masters: HashSet<_> = version::masters();
+        match self.averages.iter().find(|a| masters.contains(&a.variable.id())) {
+            Some(a) => Err(OptimizerError::AverageOfMasters { name: a.name.clone() }.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails between [`swap_in`](Self::swap_in) and [`swap_out`](Self::swap_out).
+    pub(crate) fn check_out(&self, call: &'static str) -> Result<()> {
+        match self.weights {
+            Some(_) => Err(OptimizerError::AveragesInPlace { call }.into()),
+            None => Ok(()),
+        }
     }
 
     /// The averages themselves, by name.
@@ -265,9 +309,10 @@ impl Ema {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::State`](crate::error::CheckpointError::State) where names, shapes or dtypes do not fit;
-    /// nothing is changed then.
+    /// [`CheckpointError::State`](crate::error::CheckpointError::State) where names, shapes or dtypes do not fit,
+    /// [`OptimizerError::AveragesInPlace`]; nothing is changed then.
     pub fn load_state(&mut self, state: &EmaState) -> Result<()> {
+        self.check_out("load_state")?;
         let names: Vec<&String> = self.averages.iter().map(|a| &a.name).collect();
         let found: Vec<&String> = state.averages.keys().collect();
         super::state::expect("the averages", &found, &names)?;

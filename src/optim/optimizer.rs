@@ -10,6 +10,7 @@ use super::config::{Config, check};
 use super::masters::Masters;
 use super::parameters::{Group, Variables};
 use super::slot::{Slot, label};
+use crate::autograd::version;
 use crate::error::{ArgumentError, OptimizerError};
 use crate::kernels::multi_tensor::Multiplier;
 use crate::kernels::multi_tensor::optimizer as kernel;
@@ -34,8 +35,10 @@ use crate::{Error, Result};
 /// # State
 ///
 /// Masters and states are made at a variable's first step: what is written to a variable before
-/// (loaded weights) counts. What is written later to a 16-bit variable with a master is lost, unless
-/// [`reload_masters`](Self::reload_masters) follows. A variable without a gradient is left alone,
+/// (loaded weights) counts. What is written later to a 16-bit variable with an `F32` master would be lost. Where this crate
+/// has written it (a checkpoint, an average), the next step is
+/// [`OptimizerError::StaleMaster`], until [`reload_masters`](Self::reload_masters) takes the masters from the variables.
+/// Nobody sees candle's `Var::set` and `VarMap::load`: call it after them too. A variable without a gradient is left alone,
 /// and its step is not counted.
 ///
 /// # Groups
@@ -82,6 +85,8 @@ pub struct Optim<C> {
     pub(super) addresses: Vec<usize>,
     /// `U32` on a GPU: how many steps of each slot were skipped there, of those it counts.
     pub(super) skips: Option<Tensor>,
+    /// When variables and masters were last the same.
+    pub(super) current: u64,
 }
 
 /// The settings of a group.
@@ -148,7 +153,8 @@ impl<C: Config> Optim<C> {
             slots.iter().map(|slot| kernel::address(&slot.variable)).collect();
         addresses.sort_unstable();
         let (masters, state_dtype) = (Masters::F32, DType::F32);
-        Ok(Self { groups: settings, slots, masters, state_dtype, addresses, skips: None })
+        let current = version::tick();
+        Ok(Self { groups: settings, slots, masters, state_dtype, addresses, skips: None, current })
     }
 
     /// The same with another way to keep 16-bit variables.
@@ -200,8 +206,8 @@ impl<C: Config> Optim<C> {
     ///
     /// # Errors
     ///
-    /// A gradient of another shape than its variable, on another device, or of integers; nothing is
-    /// updated then.
+    /// A gradient of another shape than its variable, on another device, or of integers; [`OptimizerError::StaleMaster`]
+    /// ([state](Self#state)). Nothing is updated then.
     pub fn step(&mut self, gradients: &GradStore) -> candle_core::Result<()> {
         self.step_with(|variable| Some((gradients.get(variable)?, &Multiplier::ONE)), None)
     }
@@ -240,7 +246,8 @@ impl<C: Config> Optim<C> {
         self.groups.iter().map(|group| &group.config)
     }
 
-    /// Gives the group `number` other settings; a schedule goes on from this learning rate.
+    /// Gives the group `number` other settings, from now on. A schedule goes on from this learning rate: where it would
+    /// have halved that of the group, it halves this one.
     ///
     /// # Errors
     ///
@@ -250,7 +257,15 @@ impl<C: Config> Optim<C> {
         let groups = self.groups.len();
         let exists = number < groups;
         check("group", number as f64, exists, "less than the number of groups")?;
-        self.groups[number] = Settings { config, base_lr: config.lr() };
+        // What a schedule has made of the first group's rate so far, it has made of each.
+        let Settings { base_lr: base, config: first } = &self.groups[0];
+        let (base, factor) = (*base, first.lr() / base);
+        let group = &mut self.groups[number];
+        if config.lr() != group.config.lr() {
+            let known = base != 0.0 && factor != 0.0;
+            group.base_lr = if known { config.lr() / factor } else { config.lr() };
+        }
+        group.config = config;
         Ok(())
     }
 
@@ -279,6 +294,7 @@ impl<C: Config> Optim<C> {
         for (slot, master) in self.slots.iter_mut().zip(masters) {
             slot.master = master;
         }
+        self.current = version::tick();
         Ok(())
     }
 

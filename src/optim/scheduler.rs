@@ -68,6 +68,13 @@ impl<O: Optimizer> LearningRate for MasterWeights<O> {
 /// # Ok::<(), candle_amp::Error>(())
 /// ```
 ///
+/// # Beside others
+///
+/// A rate that something else has set since, [`ReduceOnPlateau`](super::ReduceOnPlateau) or another scheduler for one,
+/// counts as a factor on all that follow: the next step multiplies [`base_lr`](Self::base_lr) by it. So schedules can be
+/// chained, as PyTorch's can. A scheduler that was loaded or resumed since does not know of such a change: let it take
+/// one more step before it is saved.
+///
 /// To save one, save [`taken`](Self::taken), or the whole with the feature `serde`;
 /// [`resume`](Self::resume) goes on from there.
 #[derive(Clone, Debug)]
@@ -80,6 +87,8 @@ pub struct Scheduler {
     taken: u64,
     /// The last step, if a GPU had not decided yet whether it was taken.
     late: Option<StepOutcome>,
+    /// The rate that it set last. An optimizer with another one has it from somebody else.
+    set: Option<f64>,
 }
 
 impl PartialEq for Scheduler {
@@ -123,10 +132,8 @@ impl Scheduler {
     ///
     /// [`ArgumentError::Setting`](crate::error::ArgumentError::Setting) for a number outside its range.
     pub fn new(schedule: Schedule, optimizer: &mut impl LearningRate) -> Result<Self> {
-        schedule.validate()?;
-        let (base_lr, taken) = (optimizer.learning_rate(), 0);
-        let scheduler = Self { schedule, base_lr, taken, late: None };
-        optimizer.set_learning_rate(scheduler.learning_rate());
+        let mut scheduler = Self::at(schedule, optimizer.learning_rate(), 0)?;
+        scheduler.set(optimizer);
         Ok(scheduler)
     }
 
@@ -142,8 +149,8 @@ impl Scheduler {
         taken: u64,
         optimizer: &mut impl LearningRate,
     ) -> Result<Self> {
-        let scheduler = Self::at(schedule, base_lr, taken)?;
-        optimizer.set_learning_rate(scheduler.learning_rate());
+        let mut scheduler = Self::at(schedule, base_lr, taken)?;
+        scheduler.set(optimizer);
         Ok(scheduler)
     }
 
@@ -151,7 +158,24 @@ impl Scheduler {
     pub(crate) fn at(schedule: Schedule, base_lr: f64, taken: u64) -> Result<Self> {
         schedule.validate()?;
         check_settings([("base_lr", base_lr)])?;
-        Ok(Self { schedule, base_lr, taken, late: None })
+        Ok(Self { schedule, base_lr, taken, late: None, set: None })
+    }
+
+    fn set(&mut self, optimizer: &mut impl LearningRate) {
+        let rate = self.learning_rate();
+        optimizer.set_learning_rate(rate);
+        self.set = Some(rate);
+    }
+
+    /// Takes over what somebody else has made of the rate.
+    fn take_over(&mut self, now: f64) {
+        /// Beyond what an optimizer that keeps its rate in `F32` makes of it.
+        const CHANGED: f64 = 1e-6;
+        let Some(set) = self.set else { return };
+        if (now - set).abs() <= CHANGED * set.abs() {
+            return;
+        }
+        self.base_lr = if set == 0.0 { now } else { self.base_lr * (now / set) };
     }
 
     /// After a step of a scaler: counts it if it was taken, and sets the next learning rate.
@@ -177,8 +201,9 @@ impl Scheduler {
 
     /// The same where no scaler is: `taken` says whether the step was taken.
     pub fn after(&mut self, taken: bool, optimizer: &mut impl LearningRate) {
+        self.take_over(optimizer.learning_rate());
         self.taken = self.taken.saturating_add(u64::from(taken));
-        optimizer.set_learning_rate(self.learning_rate());
+        self.set(optimizer);
     }
 
     /// The learning rate of the next step.
@@ -192,7 +217,8 @@ impl Scheduler {
         self.taken - u64::from(skipped)
     }
 
-    /// What the factors are taken of.
+    /// What the factors are taken of: the rate that the optimizer had at first, and what [others](Self#beside-others) have
+    /// made of it since.
     pub fn base_lr(&self) -> f64 {
         self.base_lr
     }

@@ -6,6 +6,7 @@ use candle_core::{DType, Shape, Tensor};
 
 use super::config::Config;
 use super::optimizer::{Optim, Settings};
+use crate::autograd::version;
 use crate::error::{CheckpointError, OptimizerError};
 use crate::kernels::cuda::Gpu;
 use crate::{Error, Result};
@@ -109,7 +110,7 @@ impl<C: Config> Optim<C> {
             let states = states.into_iter().map(|state| own(state, device));
             copies.push((count, master, states.collect::<candle_core::Result<_>>()?));
         }
-        (self.groups, self.skips) = (settings, None);
+        (self.groups, self.skips, self.current) = (settings, None, version::tick());
         for (slot, (count, master, states)) in self.slots.iter_mut().zip(copies) {
             (slot.steps, slot.master, slot.states) = (count, master, states);
         }

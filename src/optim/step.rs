@@ -8,7 +8,7 @@ use super::masters::Masters;
 use super::optimizer::{Optim, dtype};
 use super::slot::{Slot, label};
 use crate::autograd::version;
-use crate::error::ArgumentError;
+use crate::error::{ArgumentError, OptimizerError};
 use crate::kernels::multi_tensor::ScaledGradient;
 use crate::kernels::{self, capture, multi_tensor::optimizer as kernel};
 use crate::scaler::{Step, UnscaledGradients};
@@ -31,6 +31,7 @@ impl<C: Config> Optim<C> {
             };
             gradients.push(checked);
         }
+        self.check_masters(&gradients)?;
         let (masters, dtype) = (self.masters, self.state_dtype);
         let mut new = Vec::with_capacity(gradients.len());
         for (slot, gradient) in self.slots.iter_mut().zip(&gradients) {
@@ -78,7 +79,24 @@ impl<C: Config> Optim<C> {
         // Where a GPU decides whether to skip, asking would wait: a graph from before is refused either way.
         let stepped = self.slots.iter().zip(&gradients).filter(|(_, g)| g.is_some());
         version::written(stepped.map(|(slot, _)| slot.variable.as_tensor()));
+        self.current = version::tick();
         autocast::clear_cast_cache();
+        Ok(())
+    }
+
+    /// Fails where a variable with a gradient was written, and is not its master, rounded.
+    fn check_masters<T>(&self, gradients: &[Option<T>]) -> candle_core::Result<()> {
+        if self.masters != Masters::F32 || capture::is_active() {
+            return Ok(());
+        }
+        for (slot, _) in self.slots.iter().zip(gradients).filter(|(_, g)| g.is_some()) {
+            let Some(master) = &slot.master else { continue };
+            let is_written = version::has_changed_since(self.current, &slot.variable);
+            if is_written && !kernels::is_rounded(&slot.variable, master)? {
+                let shape = slot.variable.shape().clone();
+                return Err(OptimizerError::StaleMaster { shape }.into());
+            }
+        }
         Ok(())
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor, TensorId};
 
-use crate::autograd::{self, Graph};
-use crate::error::GraphError;
+use crate::autograd::{self, Graph, version};
+use crate::error::{GraphError, ScalerError};
 use crate::kernels::multi_tensor::{
     self, Clip, DeviceFoundInf, FoundInf, Multiplier, NormOfRanks, Number, ScaledGradient,
 };
@@ -30,6 +30,8 @@ pub(crate) struct Entry {
     /// that in its own pass.
     by: Multiplier,
     pub(crate) stage: Stage,
+    /// When the first backward pass began whose gradient is in it.
+    since: u64,
     /// Infinities and NaN of the unscaled gradient, before it was clipped, as far as the host has counted them.
     non_finite: Option<NonFinite>,
     /// Where a GPU counts them.
@@ -181,6 +183,7 @@ impl Collected {
         unscale: &Unscale,
         reducer: Option<&SharedReducer>,
     ) -> Result<bool> {
+        let since = version::tick();
         let on_complete = reducer.map(reducer::on_complete);
         let passed = autograd::backward_with(loss, graph, on_complete);
         let (arrived, saw_f16) = match reducer {
@@ -204,12 +207,18 @@ impl Collected {
             }
         };
         for (variable, gradient) in arrived {
-            self.add(variable, gradient, unscale)?;
+            self.add(variable, gradient, since, unscale)?;
         }
         Ok(saw_f16)
     }
 
-    fn add(&mut self, variable: Tensor, gradient: Tensor, unscale: &Unscale) -> Result<()> {
+    fn add(
+        &mut self,
+        variable: Tensor,
+        gradient: Tensor,
+        since: u64,
+        unscale: &Unscale,
+    ) -> Result<()> {
         let Some(&at) = self.index.get(&variable.id()) else {
             self.index.insert(variable.id(), self.entries.len());
             self.entries.push(Entry {
@@ -217,6 +226,7 @@ impl Collected {
                 gradient,
                 by: Multiplier::ONE,
                 stage: Stage::Scaled,
+                since,
                 non_finite: None,
                 flags: Vec::new(),
                 clipped_with: Vec::new(),
@@ -253,6 +263,18 @@ impl Collected {
                 && wanted.as_ref().is_none_or(|ids| ids.contains(&entry.variable.id()))
         };
         (0..self.entries.len()).filter(|&at| chosen(&self.entries[at])).collect()
+    }
+
+    /// Fails where one of the variables of `chosen` has been written since its gradient was computed.
+    pub(crate) fn check_current(&self, chosen: &[usize]) -> Result<()> {
+        let mut entries = chosen.iter().map(|&at| &self.entries[at]);
+        match entries.find(|entry| version::has_changed_since(entry.since, &entry.variable)) {
+            Some(entry) => {
+                let shape = entry.variable.shape().clone();
+                Err(ScalerError::StaleGradient { shape }.into())
+            }
+            None => Ok(()),
+        }
     }
 
     /// Unscales those of `chosen` that are not yet, noting which overflowed: one pass that reads.
@@ -345,10 +367,10 @@ impl Collected {
         let found = chosen.iter().zip(found).filter(|(at, _)| fresh(**at));
         let found = found.map(|(_, found)| found).collect();
         self.unscaled(&scaled, by, found)?;
-        // Only measured. A norm beyond `F32` is infinite, and would make NaN of finite gradients.
+        // Else it is only measured.
         if max_norm.is_finite() {
             for &at in chosen {
-                self.entries[at].by.clip = Some(Clip { norm: norm.clone(), max_norm });
+                self.entries[at].by.clip = Some(Clip { norm: norm.exact.clone(), max_norm });
             }
         }
         let findings: Arc<[Finding]> = self.findings(chosen).into();
@@ -358,7 +380,7 @@ impl Collected {
                 self.entries[at].clipped_with.push(findings.clone());
             }
         }
-        Ok(norm)
+        Ok(norm.rounded)
     }
 
     /// Of `entries` alone.

@@ -255,7 +255,9 @@ impl GradScaler {
     /// most `max_norm`; unscales them first. Returns the norm before, an `F32` scalar.
     ///
     /// With an infinite `max_norm` it only measures. Where a gradient overflowed, the norm is
-    /// infinite or NaN, and `step` will skip, for every optimizer that has one of these gradients.
+    /// infinite or NaN, and `step` will skip, for every optimizer that has one of these gradients. The norm of finite
+    /// gradients can be beyond `F32`: what is returned is infinite then, and the gradients are scaled down all the same
+    /// (on Metal, where there is no `F64`, to zeros).
     ///
     /// # Errors
     ///
@@ -327,7 +329,9 @@ impl GradScaler {
     /// # Errors
     ///
     /// [`ScalerError::NoBackward`], [`ScalerError::NoGradientForOptimizer`], [`ScalerError::AlreadyStepped`],
-    /// [`ScalerError::SecondForeignStep`], before anything has changed; and whatever `optimizer` returns.
+    /// [`ScalerError::SecondForeignStep`]; [`ScalerError::StaleGradient`] where this crate has written a variable since its
+    /// gradient was computed (`Var::set` leaves no trace). These come before anything has changed. And whatever
+    /// `optimizer` returns.
     pub fn step<S: Step>(&mut self, optimizer: &mut S) -> Result<StepOutcome> {
         self.check_synchronised("step")?;
         if self.collected.is_empty() {
@@ -352,6 +356,7 @@ impl GradScaler {
             _ if chosen.is_empty() => return Err(ScalerError::AlreadyStepped.into()),
             _ => {}
         }
+        self.collected.check_current(&chosen)?;
         if let Some(reducer) = &self.reducer {
             let (takes_shards, facts) = (optimizer.takes_shards(), || optimizer.common_facts());
             reducer::lock(reducer).check_optimizer(takes_shards, &facts)?;

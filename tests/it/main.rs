@@ -13,6 +13,7 @@ mod devices;
 mod dtype_flow;
 mod edges;
 mod faults;
+mod forgotten;
 mod frozen;
 mod golden;
 mod gradients;

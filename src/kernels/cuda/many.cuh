@@ -33,7 +33,7 @@ template <class Row> DEVICE size_t end_of(const Row &row) {
 struct Multiplier {
     const float *inverse_at;
     double inverse;
-    const float *norm;
+    const double *norm;
     double max_norm;
 };
 
@@ -41,7 +41,7 @@ struct Multiplier {
 template <class A> struct Factors {
     A inverse, clip;
     DEVICE Factors(const Multiplier &by) : inverse((A)(by.inverse_at ? *by.inverse_at : by.inverse)), clip(1) {
-        double share = by.norm ? by.max_norm / ((double)*by.norm + 1e-6) : 1.0;
+        double share = by.norm ? by.max_norm / (*by.norm + 1e-6) : 1.0;
         // Not `share < 1`: a NaN norm must reach the gradients.
         if (!(share >= 1.0)) clip = (A)share;
     }

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use super::{DeviceFoundInf, Growth, Multiplier, ScaledGradient, tensors};
+use super::{DeviceFoundInf, Growth, Multiplier, Norm, ScaledGradient, tensors};
 use crate::error::bail;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Many, Source, address, address_mut};
 
@@ -86,7 +86,7 @@ pub(super) fn overflows_f16(gpu: &Gpu, gradients: &[&Tensor]) -> Result<Vec<Devi
 pub(super) fn norm(
     gpu: &Gpu,
     gradients: &[ScaledGradient<'_>],
-) -> Result<(Tensor, Vec<DeviceFoundInf>)> {
+) -> Result<(Norm, Vec<DeviceFoundInf>)> {
     let blocks = |part: &[&Tensor]| -> usize {
         part.iter().map(|gradient| Rows::blocks_of(gradient.elem_count())).sum()
     };
@@ -97,10 +97,10 @@ pub(super) fn norm(
         let sums = sums.narrow(0, blocks(&all[..first]), own.max(1))?;
         launch.write(&counts_from(&found, first)?)?.write(&sums)
     })?;
-    let norm = gpu.empty((), DType::F32)?;
+    let (exact, rounded) = (gpu.empty((), DType::F64)?, gpu.empty((), DType::F32)?);
     let launch = gpu.launch(&SOURCE, "norm_of")?;
-    launch.read(&sums)?.size(blocks(&all)).write(&norm)?.run(ONE)?;
-    Ok((norm, flags(&found)))
+    launch.read(&sums)?.size(blocks(&all)).write(&exact)?.write(&rounded)?.run(ONE)?;
+    Ok((Norm { exact, rounded }, flags(&found)))
 }
 
 /// See [`super::clip_value`].

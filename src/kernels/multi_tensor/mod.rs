@@ -13,7 +13,7 @@ pub(crate) mod optimizer;
 mod portable;
 mod scale;
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{DType, Device, Error, Result, Tensor};
 
 pub(crate) use multiplier::{Clip, Multiplier, Number};
 pub(crate) use scale::{DeviceScale, Growth};
@@ -159,19 +159,34 @@ pub(crate) trait NormOfRanks {
     /// The sum of `squares` of all ranks.
     fn sum_of_squares(&self, squares: f64) -> Result<f64>;
 
-    /// The norm of all ranks' gradients, where each rank's have this one: an `F32` scalar on their device.
+    /// The norm of all ranks' gradients, where each rank's have this one: a scalar of its dtype on their device.
     fn norm(&self, norm: Tensor) -> Result<Tensor>;
 }
 
-/// The L2 norm of all gradients together, multiplied, an `F32` scalar, and what [`check`] finds, in
+/// A norm of gradients.
+#[derive(Clone, Debug)]
+pub(crate) struct Norm {
+    /// To clip by: `F64` on the CPU and on CUDA, so that none of finite `F32` gradients is infinite.
+    pub(crate) exact: Tensor,
+    /// An `F32` scalar.
+    pub(crate) rounded: Tensor,
+}
+
+/// The L2 norm of all gradients together, multiplied, and what [`check`] finds, in
 /// the same pass. Squares are summed in `f64` on the CPU and on CUDA, in `F32` elsewhere. With `ranks`, the norm is of
 /// the gradients of all of them, and what is found is this rank's.
 pub(crate) fn norm(
     gradients: &[ScaledGradient<'_>],
     ranks: Option<&dyn NormOfRanks>,
-) -> Result<(Tensor, Vec<FoundInf>)> {
+) -> Result<(Norm, Vec<FoundInf>)> {
     let all = tensors(gradients);
-    let of_ranks = |norm: Tensor| ranks.map_or(Ok(norm.clone()), |ranks| ranks.norm(norm));
+    let of_ranks = |norm: Norm| match ranks {
+        None => Ok(norm),
+        Some(ranks) => {
+            let exact = ranks.norm(norm.exact)?;
+            Ok::<_, Error>(Norm { rounded: exact.to_dtype(DType::F32)?, exact })
+        }
+    };
     if let Some(gpu) = gpu_of(&all)? {
         let (norm, flags) = cuda::norm(&gpu, gradients)?;
         Ok((of_ranks(norm)?, flags.into_iter().map(FoundInf::Device).collect()))
@@ -180,9 +195,13 @@ pub(crate) fn norm(
         let sum: f64 = squares.iter().map(|(sum, _)| sum).sum();
         let sum = ranks.map_or(Ok(sum), |ranks| ranks.sum_of_squares(sum))?;
         let found = squares.into_iter().map(|(_, found)| FoundInf::Host(found)).collect();
-        Ok((Tensor::new(sum.sqrt() as f32, &Device::Cpu)?, found))
+        let norm = sum.sqrt();
+        let (exact, rounded) =
+            (Tensor::new(norm, &Device::Cpu)?, Tensor::new(norm as f32, &Device::Cpu)?);
+        Ok((Norm { exact, rounded }, found))
     } else {
-        Ok((of_ranks(portable::norm(gradients)?)?, check(gradients)?))
+        let norm = portable::norm(gradients)?;
+        Ok((of_ranks(Norm { exact: norm.clone(), rounded: norm })?, check(gradients)?))
     }
 }
 

@@ -121,12 +121,15 @@ KERNEL squares(const __grid_constant__ Table<Row> table, u32 *found, double *sum
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-// The root of their sum. One block.
-KERNEL norm_of(const double *sums, size_t len, float *to) {
+// The root of their sum, and that rounded. One block.
+KERNEL norm_of(const double *sums, size_t len, double *exact, float *rounded) {
     double sum = 0.0;
     for (size_t i = threadIdx.x; i < len; i += blockDim.x) sum += sums[i];
     sum = block_reduce<Sum>(sum, 0.0);
-    if (threadIdx.x == 0) *to = (float)sqrt(sum);
+    if (threadIdx.x == 0) {
+        *exact = sqrt(sum);
+        *rounded = (float)*exact;
+    }
 }
 
 struct Clamp {

@@ -1,6 +1,6 @@
 //! What a gradient is to be multiplied by, which is left to whoever reads it next.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use crate::error::bail;
 use crate::kernels::cuda::{Gpu, address};
@@ -61,7 +61,7 @@ impl Multiplier {
         };
         let clip = match &self.clip {
             Some(Clip { norm, max_norm }) => {
-                max_norm / (f64::from(norm.to_scalar::<f32>()?) + 1e-6)
+                max_norm / (norm.to_dtype(DType::F64)?.to_scalar::<f64>()? + 1e-6)
             }
             None => 1.0,
         };
@@ -75,7 +75,8 @@ impl Multiplier {
         let [inverse, _] = self.on_host()?;
         let clip = match &self.clip {
             Some(Clip { norm, max_norm }) => {
-                Some(Clip { norm: norm.to_device(device)?, max_norm: *max_norm })
+                let norm = norm.to_dtype(DType::F64)?.to_device(device)?;
+                Some(Clip { norm, max_norm: *max_norm })
             }
             None => None,
         };

@@ -14,8 +14,12 @@ pub(super) fn multiplied(gradient: &Tensor, by: &Multiplier) -> Result<Tensor> {
         }
     };
     let Some(clip) = &by.clip else { return Ok(unscaled) };
-    let norm = clip.norm.to_dtype(gradient.dtype())?;
-    let share = ((norm + 1e-6)?.recip()? * clip.max_norm)?;
+    // In F64 where there is one: in F32 it may be infinite.
+    let norm = match gradient.dtype() {
+        DType::F64 => clip.norm.to_dtype(DType::F64)?,
+        _ => clip.norm.clone(),
+    };
+    let share = ((norm + 1e-6)?.recip()? * clip.max_norm)?.to_dtype(gradient.dtype())?;
     // where, not minimum: a NaN norm must reach the gradients.
     let share = share.ge(1.0)?.where_cond(&share.ones_like()?, &share)?;
     unscaled.broadcast_mul(&share)

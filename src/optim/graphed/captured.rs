@@ -180,6 +180,7 @@ impl Captured {
             optimizer.stepped(&stepped.places);
         }
         version::written(&self.recording.written);
+        optimizer.current = version::tick();
         scaler.replayed(&self.variables)?;
         Ok((copy(&self.loss)?, self.outcome.with_tensors(copy)?))
     }

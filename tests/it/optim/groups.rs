@@ -58,7 +58,7 @@ fn one_learning_rate_keeps_the_groups_apart() -> candle_amp::Result<()> {
     assert_eq!(rates(&sgd), [0.15, 0.3, 0.9]);
     scheduler.after(true, &mut sgd);
     let near = |(a, b): (f64, f64)| (a - b).abs() <= 2.0 * f64::EPSILON;
-    assert!(rates(&sgd).into_iter().zip([0.075, 0.15, 0.225]).all(near), "{:?}", rates(&sgd));
+    assert!(rates(&sgd).into_iter().zip([0.075, 0.15, 0.45]).all(near), "{:?}", rates(&sgd));
     assert_eq!(sgd.configs().last().map(|config| config.momentum), Some(0.5));
     for (group, config) in
         [(3, SgdConfig::default()), (0, SgdConfig { lr: -1.0, ..Default::default() })]
@@ -69,6 +69,29 @@ fn one_learning_rate_keeps_the_groups_apart() -> candle_amp::Result<()> {
             Err(Error::Argument(ArgumentError::Setting { .. }))
         ));
         assert_eq!(rates(&sgd), before);
+    }
+    Ok(())
+}
+
+/// Weight decay is raised in the middle of a warm-up.
+#[test]
+fn settings_read_and_written_back_keep_the_schedule() -> candle_amp::Result<()> {
+    for number in [0, 1] {
+        let group = || Group::new(Vec::<Var>::new(), SgdConfig { lr: 1.0, ..Default::default() });
+        let mut sgd = Sgd::from_groups(vec![group(), group()])?;
+        let rates = |sgd: &Sgd| sgd.configs().map(|config| config.lr).collect::<Vec<_>>();
+        let mut scheduler = Scheduler::new(Schedule::constant().with_warm_up(3), &mut sgd)?;
+        assert_eq!(rates(&sgd), [0.25; 2]);
+        let now = *sgd.configs().nth(number).expect("two groups");
+        sgd.set_config(number, SgdConfig { weight_decay: 0.1, ..now })?;
+        scheduler.after(true, &mut sgd);
+        assert_eq!(rates(&sgd), [0.5; 2], "group {number}");
+        // Half of what the schedule has made of it, from here on too.
+        sgd.set_config(number, SgdConfig { lr: 0.25, ..now })?;
+        scheduler.after(true, &mut sgd);
+        let mut expected = [0.75; 2];
+        expected[number] = 0.375;
+        assert_eq!(rates(&sgd), expected, "group {number}");
     }
     Ok(())
 }

@@ -1,7 +1,10 @@
 //! Schedules in a run: groups, any optimizer, skipped steps, going on.
 
 use candle_amp::error::ArgumentError;
-use candle_amp::optim::{AdamW, AdamWConfig, LearningRate, Schedule, Scheduler, Shape};
+use candle_amp::optim::{
+    AdamW, AdamWConfig, LearningRate, PlateauConfig, ReduceOnPlateau, Schedule, Scheduler, Sgd,
+    SgdConfig, Shape,
+};
 use candle_amp::{Error, GradScaler, MasterWeights, ops};
 use candle_core::{DType, Device, Var};
 use candle_nn::{Optimizer, SGD};
@@ -53,6 +56,41 @@ fn a_schedule_goes_on_where_it_was_saved() -> candle_amp::Result<()> {
     let second = Scheduler::resume(schedule, first.base_lr(), first.taken(), &mut other)?;
     assert_eq!(second, first);
     assert_eq!(Optimizer::learning_rate(&other), Optimizer::learning_rate(&sgd));
+    Ok(())
+}
+
+/// Schedules are chained, as PyTorch's are, and what was set by hand is a factor too.
+#[test]
+fn what_others_make_of_the_rate_stays() -> candle_amp::Result<()> {
+    let mut sgd = Sgd::new(vec![], SgdConfig { lr: 1.0, ..Default::default() })?;
+    let mut warm_up = Scheduler::new(Schedule::constant().with_warm_up(3), &mut sgd)?;
+    let mut plateau = ReduceOnPlateau::new(PlateauConfig { patience: 0, ..Default::default() })?;
+    for loss in [2.0, 2.0] {
+        plateau.step(loss, &mut sgd);
+    }
+    let near = |rate: f64, expected: f64| (rate - expected).abs() <= 4.0 * f64::EPSILON;
+    assert!(near(sgd.learning_rate(), 0.025));
+    for expected in [0.05, 0.075, 0.1, 0.1] {
+        warm_up.after(true, &mut sgd);
+        assert!(near(sgd.learning_rate(), expected), "{}", sgd.learning_rate());
+    }
+    assert!(near(warm_up.base_lr(), 0.1));
+    let mut halves = Scheduler::new(Schedule::step(1, 0.5), &mut sgd)?;
+    for expected in [0.05, 0.025] {
+        halves.after(true, &mut sgd);
+        warm_up.after(true, &mut sgd);
+        assert!(near(sgd.learning_rate(), expected), "{}", sgd.learning_rate());
+    }
+    sgd.set_learning_rate(0.5);
+    halves.after(true, &mut sgd);
+    assert!(near(sgd.learning_rate(), 0.25), "{}", sgd.learning_rate());
+    // Not one that a factor of 0 came from.
+    let mut line = Scheduler::new(Schedule::linear(2), &mut sgd)?;
+    line.after(true, &mut sgd);
+    line.after(true, &mut sgd);
+    assert_eq!(sgd.learning_rate(), 0.0);
+    line.after(true, &mut sgd);
+    assert_eq!(sgd.learning_rate(), 0.0);
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use candle_core::{DType, Tensor};
 
 use super::calibrate::bf16_over_f32;
-use crate::kernels::cpu::limit::Limit;
+use crate::kernels::cpu::limit::{Limit, VARIABLE};
 use crate::kernels::cpu::vector::Vectors;
 
 /// A kind of instruction.
@@ -54,8 +54,13 @@ impl InstructionSet {
             Some(Self::AmxBf16 | Self::AmxBf16x3) => {
                 "tile registers, which the system grants".to_owned()
             }
-            _ => ratio()
-                .unwrap_or_else(|| "without instructions for BF16: widened to F32".to_owned()),
+            _ if is_asked_for() => format!("{VARIABLE} asks for it"),
+            _ => ratio().unwrap_or_else(|| match Limit::get() {
+                limit if limit < Limit::Avx512Bf16 && is_x86_feature_detected!("avx512bf16") => {
+                    format!("{VARIABLE}={limit} allows no instructions for BF16: widened to F32")
+                }
+                _ => "without instructions for BF16: widened to F32".to_owned(),
+            }),
         }
     }
 
@@ -163,8 +168,16 @@ impl InstructionSet {
     }
 }
 
-/// Where it is faster than sums of twice as many words in F32, with a margin for what is measured.
+/// Whether the environment names AVX512-BF16, which then is not measured.
+fn is_asked_for() -> bool {
+    Limit::get() == Limit::Avx512Bf16 && InstructionSet::Avx512Bf16.is_available()
+}
+
+/// Where it is faster than sums of twice as many words in F32, with a margin for what is measured, or asked for.
 fn avx512_bf16() -> Option<InstructionSet> {
     const MOST: f64 = 1.75;
+    if is_asked_for() {
+        return Some(InstructionSet::Avx512Bf16);
+    }
     bf16_over_f32().filter(|&ratio| ratio < MOST).map(|_| InstructionSet::Avx512Bf16)
 }

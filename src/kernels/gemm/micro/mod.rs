@@ -117,6 +117,14 @@ impl Tile<'_> {
         }
     }
 
+    /// As [`Self::write_to`], over sums of before.
+    fn copy_to(&self, sums: &mut [f32], columns: usize) {
+        for (row, line) in self.sums.iter().enumerate().take(self.rows) {
+            let start = (self.row + row) * columns + self.column;
+            sums[start..start + self.columns].copy_from_slice(&line[..self.columns]);
+        }
+    }
+
     /// Adds it to sums of the whole product, whose rows have `columns` elements.
     pub(in crate::kernels) fn add_to(&self, sums: &mut [f32], columns: usize) {
         vectorise(

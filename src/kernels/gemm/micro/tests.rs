@@ -2,7 +2,11 @@
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use half::{bf16, f16};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 
 use super::{Bf16Terms, InstructionSet, MatrixView, PackedGemm, split};
 use crate::kernels::cpu::testing::unless_miri;
@@ -106,6 +110,60 @@ fn sums(gemm: &PackedGemm<'_>, isa: InstructionSet) -> Vec<f32> {
     let mut sums = vec![0f32; gemm.rows * gemm.columns];
     gemm.multiply(isa, |tile| tile.add_to(&mut sums, gemm.columns));
     sums
+}
+
+/// A row's bits do not depend on the rows that are computed with it: threads may cut them anywhere.
+#[test]
+fn sums_do_not_depend_on_their_neighbours() {
+    const WORDS: usize = 24;
+    let isa = InstructionSet::AmxBf16;
+    if !isa.is_runnable() {
+        return;
+    }
+    let mut rng = ChaCha8Rng::seed_from_u64(5);
+    let mut words = |count: usize| -> Vec<u32> {
+        let mut half = || u32::from(bf16::from_f32(rng.random_range(-1.0..1.0)).to_bits());
+        (0..count).map(|_| half() | half() << 16).collect()
+    };
+    for [lines, columns] in [[40, 16], [24, 33], [70, 20], [48, 64]] {
+        let (left, right) = (words(lines * WORDS), words(columns.next_multiple_of(16) * WORDS));
+        let of = |rows: Range<usize>, columns: usize, sums: &mut [f32]| {
+            // Rows of words, up to a whole block.
+            let mut part = left[rows.start * WORDS..rows.end * WORDS].to_vec();
+            part.resize(rows.len().next_multiple_of(16) * WORDS, 0);
+            let gemm = PackedGemm {
+                left: &part,
+                left_block: 16 * WORDS,
+                left_row: WORDS,
+                left_step: 1,
+                left_starts: &[0],
+                right: &right,
+                right_block: 16 * WORDS,
+                right_step: 16,
+                right_starts: &[0],
+                rows: rows.len(),
+                columns,
+                depth: WORDS,
+                terms: 1,
+                row_panels: false,
+            };
+            gemm.add_to(isa, sums, columns);
+        };
+        // Of no power of two.
+        let earlier: Vec<f32> =
+            (0..lines * columns).map(|i| (i as f32 * 0.37).sin() * 9.0).collect();
+        let mut whole = earlier.clone();
+        of(0..lines, columns, &mut whole);
+        assert_ne!(whole, earlier);
+        for cut in [16, 32, lines - 8].into_iter().filter(|&cut| cut < lines) {
+            let mut parts = earlier.clone();
+            let (above, below) = parts.split_at_mut(cut * columns);
+            of(0..cut, columns, above);
+            of(cut..lines, columns, below);
+            let bits = |sums: &[f32]| sums.iter().map(|sum| sum.to_bits()).collect::<Vec<_>>();
+            assert!(bits(&whole) == bits(&parts), "{lines} x {columns}, cut at {cut}");
+        }
+    }
 }
 
 /// The bits that a third term has under 2^-110 would be OR-ed into the element 16 before it.

@@ -173,7 +173,8 @@ fn multiply_on<I: TileRegisters>(gemm: &PackedGemm<'_>, mut to: Output<'_>) {
     let (row_blocks, blocks) = (gemm.rows.div_ceil(ROWS), gemm.columns.div_ceil(WORDS));
     let mut run = |rows: Range<usize>, columns: Range<usize>| {
         let run = kernel(rows.len(), columns.len(), whole);
-        let (row, column) = (rows.start * ROWS, columns.start * WORDS);
+        let first_block = columns.start;
+        let (row, column) = (rows.start * ROWS, first_block * WORDS);
         let size = [ROWS * rows.len(), WORDS * columns.len()];
         if let Output::Sums(sums, stride) = &mut to
             && row + size[0] <= gemm.rows
@@ -184,19 +185,27 @@ fn multiply_on<I: TileRegisters>(gemm: &PackedGemm<'_>, mut to: Output<'_>) {
             let sums = sums.as_mut_ptr().wrapping_add(first);
             let place = Accumulators { sums, stride: *stride, add: true };
             // SAFETY: configured above; whole blocks lie in the slices, and in the sums as asserted.
-            unsafe { run(gemm, rows.start, columns.start, place) };
+            unsafe { run(gemm, rows.start, first_block, place) };
             return;
         }
-        let place = Accumulators { sums: sums.0.as_mut_ptr().cast(), stride: WIDTH, add: false };
-        // SAFETY: configured above; whole blocks of rows and columns lie in the slices, four in `sums`.
-        unsafe { run(gemm, rows.start, columns.start, place) };
         let columns = size[1].min(gemm.columns - column);
+        // To sums of before, as the whole blocks above: a row's bits do not depend on the rows beside it.
+        let add = matches!(to, Output::Sums(..));
+        if let Output::Sums(earlier, stride) = &to {
+            let kept = sums.0.as_flattened_mut().iter_mut();
+            for (kept, row) in kept.zip(row..gemm.rows.min(row + size[0])) {
+                kept[..columns].copy_from_slice(&earlier[row * *stride + column..][..columns]);
+            }
+        }
+        let place = Accumulators { sums: sums.0.as_mut_ptr().cast(), stride: WIDTH, add };
+        // SAFETY: configured above; whole blocks of rows and columns lie in the slices, four in `sums`.
+        unsafe { run(gemm, rows.start, first_block, place) };
         for (sums, row) in sums.0.iter().zip(rows) {
             let row = row * ROWS;
             let tile = Tile { row, column, rows: ROWS.min(gemm.rows - row), columns, sums };
             match &mut to {
                 Output::Tiles(f) => f(tile),
-                Output::Sums(sums, stride) => tile.add_to(sums, *stride),
+                Output::Sums(sums, stride) => tile.copy_to(sums, *stride),
             }
         }
     };
