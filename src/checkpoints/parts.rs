@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use candle_core::{DType, Shape, TensorId, Var};
+use candle_core::{DType, Shape, Tensor, TensorId, Var};
 
 use super::state::{State, Stateful};
 use crate::autograd::version;
@@ -18,23 +18,26 @@ use crate::{
 
 /// One variable has one value, whatever the number of its names.
 fn check_tied(parameters: &Parameters, state: &State) -> Result<()> {
-    let mut first: HashMap<TensorId, (&str, Option<u64>)> = HashMap::new();
+    let mut first: HashMap<TensorId, (&str, &Tensor)> = HashMap::new();
     for (name, variable) in parameters.iter().chain(parameters.buffers()) {
         let Some(tensor) = state.tensors.get(name) else { continue };
-        match first.get(&variable.id()) {
-            None => {
-                first.insert(variable.id(), (name, kernels::fingerprint(tensor)?));
-            }
-            Some((other, found)) if *found != kernels::fingerprint(tensor)? => {
-                let got = format!("another tensor than `{other}`");
-                let expected = "the same: both are names of one variable here".to_owned();
-                let name = format!("`{name}`");
-                return Err(CheckpointError::State { name, got, expected }.into());
-            }
-            Some(_) => {}
+        let &mut (other, found) = first.entry(variable.id()).or_insert((name, tensor));
+        if other != name && !is_same(found, tensor)? {
+            let got = format!("another tensor than `{other}`");
+            let expected = "the same: both are names of one variable here".to_owned();
+            return Err(CheckpointError::State { name: format!("`{name}`"), got, expected }.into());
         }
     }
     Ok(())
+}
+
+/// Whether two tensors of one shape and dtype have the same bits.
+fn is_same(a: &Tensor, b: &Tensor) -> candle_core::Result<bool> {
+    if a.dtype().is_float() {
+        return Ok(kernels::fingerprint(a)? == kernels::fingerprint(b)?);
+    }
+    let integers = |x: &Tensor| x.to_dtype(DType::I64)?.flatten_all()?.to_vec1::<i64>();
+    Ok(integers(a)? == integers(b)?)
 }
 
 /// Weights and buffers, each in its own dtype. Where one variable has several names, the tensors of all of them must be

@@ -87,9 +87,12 @@ impl Every {
         for var in self.model.vars() {
             gradients.insert(&var, var.ones_like()?);
         }
+        // Each writes what is the master of another.
+        self.adamw.reload_masters()?;
         self.adamw.step(&gradients)?;
         self.sgd.step(&gradients)?;
         self.lion.step(&gradients)?;
+        self.lamb.reload_masters()?;
         self.lamb.step(&gradients)?;
         let first = self.model.vars().into_iter().find(|var| var.dtype() == DType::F32);
         if let Some(var) = first {

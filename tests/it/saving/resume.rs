@@ -193,5 +193,6 @@ fn a_resumed_run_is_the_run_bit_for_bit() -> Result<()> {
 #[test]
 #[ignore = "the other half of the test above, which runs it"]
 fn the_second_half() -> Result<()> {
+    let _fork = random::fork_rng_guard();
     for_each_case(&Half(&workplace()))
 }
