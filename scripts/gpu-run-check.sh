@@ -24,6 +24,15 @@ real() {
     # Shows only that there are such tests: what they do on the emulated GPU is checked elsewhere.
     printf '#!/usr/bin/env bash\nwhile [[ $1 != */lib ]]; do shift; done\nexec "$1" --list "$2"\n' \
         >"$folder/cuda/tools/compute-sanitizer"
+    # The programs are to find the emulated libraries, and no package of real ones; PyTorch is not to find them.
+    cat >"$folder/cuda/tools/python" <<'END'
+#!/usr/bin/env bash
+case "$*" in
+    *find_spec*) exit ;;
+    *torch* | *twin*) unset LD_LIBRARY_PATH ;;
+esac
+exec "$REAL_PYTHON" "$@"
+END
     chmod +x "$folder"/cuda/tools/*
     cat >"$folder/calls.sh" <<'END'
 set -uo pipefail
@@ -38,13 +47,12 @@ for call in tests gpt2 resnets; do
 done
 exit "$status"
 END
-    local hidden=("$PWD" "$CARGO_TARGET_DIR") path variable status=0
+    local hidden=("$PWD" "$CARGO_TARGET_DIR") path status=0
     for path in "${CARGO_HOME:-$HOME/.cargo}" "${RUSTUP_HOME:-$HOME/.rustup}"; do
         [[ ! -d $path ]] || hidden+=("$path")
     done
-    local kept=("HOME=$HOME" "PATH=$PATH" "SMOKE=1" "FEATURES=$GPU_CHECK_FEATURES"
-        "TESTS=${TESTS:-golden documents fuzz saving readable cache graphed blas gpus}")
-    for variable in PYTHON TMPDIR; do [[ -z ${!variable:-} ]] || kept+=("$variable=${!variable}"); done
+    local kept=("HOME=$HOME" "PATH=$PATH" "PYTHON=$folder/cuda/tools/python" "REAL_PYTHON=${PYTHON:-python3}" "SMOKE=1"
+        "FEATURES=${GPU_CHECK_FEATURES% nccl}" "TESTS=${TESTS:-golden modules:: corpus candle_methods public_api operator_table readme errors instructions:: kernels::cuda::}")
     (cd "$folder" && unshare --mount --net env -i "${kept[@]}" bash calls.sh "${hidden[@]}") || status=1
     [[ -z ${OUT:-} ]] || cp -r "$folder/out" "$OUT"
     ((status == 0)) || exit 1
@@ -70,7 +78,7 @@ for call, names in wanted.items():
             wrong.append(f"{call}: no row {name!r}{' beside PyTorch' if found else ''}, of {len(rows)}")
 sys.exit("\n".join(wrong))
 END
-    if grep -h 'no time left\|no test has that name\|was not built\|is not installed' "$folder"/out/*.txt; then exit 1; fi
+    if grep -h 'no time left\|no test has that name\|is not installed' "$folder"/out/*.txt; then exit 1; fi
 }
 
 [[ ${1:-} != --real ]] || { real && exit; }

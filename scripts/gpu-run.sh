@@ -46,7 +46,7 @@ import glob, importlib.util
 spec = importlib.util.find_spec("nvidia")
 roots = spec.submodule_search_locations if spec else []
 print(":".join(sorted(lib for root in roots for lib in glob.glob(f"{root}/*/lib"))))')
-export LD_LIBRARY_PATH=$packages${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export LD_LIBRARY_PATH=$packages${LD_LIBRARY_PATH:+${packages:+:}$LD_LIBRARY_PATH}
 export RUST_BACKTRACE=1 REQUIRE_CUDA=1
 export CANDLE_AMP_CACHE=${CANDLE_AMP_CACHE-$here/cache}
 
@@ -163,8 +163,9 @@ benchmark() { # part, seconds at most
 cifar10() {
     local data=()
     [[ -z ${CIFAR10:-} ]] || data=(--data "$CIFAR10")
-    step cifar10 160 "$python" "$here/cifar10-table.py" --program "$best/cifar10" --seeds 1 --gpu \
-        --json "$logs/cifar10.json" "${data[@]}" "${smoke[@]}"
+    # As its twin: F32 variables, channels last.
+    step cifar10 160 "$python" "$here/cifar10-table.py" --program "$best/cifar10" --seeds 1 --gpu --autocast \
+        --channels-last --json "$logs/cifar10.json" "${data[@]}" "${smoke[@]}"
     # The same run in PyTorch, for its times.
     step cifar10-torch 60 "$python" "$here/benches/gpu/cifar10_twin.py" --json "$logs/cifar10-torch.json" "${smoke[@]}"
     step cifar10-torch-compiled 90 "$python" "$here/benches/gpu/cifar10_twin.py" --compile \

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail, ensure};
 use candle_amp_benches::list::{Group, Peer, Row};
-use candle_amp_benches::measure::{self, Settings, Workload};
+use candle_amp_benches::measure::{self, Settings, Times, Workload};
 use candle_amp_benches::table::{Line, Table, Unit};
 use candle_amp_benches::torch::{self, Request, Torch};
 use candle_core::Device;
@@ -118,7 +118,7 @@ fn run(options: &Options) -> Result<()> {
         copy.shrink();
     }
     let times = measure::group(&copy, &device, settings, &mut torch)?;
-    let copied = times.first().and_then(|times| Some(times.spec.amount()?.0 / times.ours));
+    let copied = times.first().and_then(rate);
     for row in copy.rows.iter().filter(|row| row.name.contains(&options.filter)) {
         Line::of(row, &times, &[])?.into_iter().try_for_each(|line| table.print(line))?;
     }
@@ -134,12 +134,8 @@ fn run(options: &Options) -> Result<()> {
         for row in &products.rows {
             Line::of(row, &times, &[])?.into_iter().try_for_each(|line| table.print(line))?;
         }
-        for times in times {
-            // The card can do what either side did.
-            let fastest = times.torch.iter().fold(times.ours, |most, t| most.min(t.seconds));
-            let rate = times.spec.amount().map(|(amount, _)| amount / fastest);
-            card.products.extend(rate.map(|rate| (times.spec.precision, rate)));
-        }
+        let known = times.iter().filter_map(|times| Some((times.spec.precision, rate(times)?)));
+        card.products.extend(known);
     }
     for mut group in list::groups(parts, &card) {
         group.retain(&options.filter);
@@ -160,6 +156,12 @@ fn run(options: &Options) -> Result<()> {
     }
     ensure!(failed == 0, "{failed} groups of rows could not be measured");
     Ok(())
+}
+
+/// What the card gets through in a second: it can do what either side did.
+fn rate(times: &Times<Spec>) -> Option<f64> {
+    let fastest = times.torch.iter().fold(times.ours, |least, torch| least.min(torch.seconds));
+    times.spec.amount().map(|(amount, _)| amount / fastest)
 }
 
 /// Prints the times of a group's rows, then the details of its training steps.

@@ -18,6 +18,8 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channel
 DTYPES = {"f32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 HELD = 4 << 30  # bytes of gradients that a run has at most, as on the other side
 COPIES = 20  # as on the other side
+# As CUDA graphs; the CPU's compiler takes a minute, to no purpose.
+COMPILE = {"mode": "reduce-overhead"} if DEVICE.type == "cuda" else {"backend": "aot_eager"}
 RUN = 0.05  # seconds of steps before somebody waits, as on the other side
 
 
@@ -158,16 +160,20 @@ def training(work, model, loss_of, optimizer, max_norm=None):
     return runs(work, step)
 
 
+def set_tf32(work):
+    """F32 is F32 on both sides: PyTorch lets convolutions round to TF32 by itself."""
+    allow_tf32 = work["precision"] == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+    torch.backends.cudnn.allow_tf32 = allow_tf32
+
+
 def runs(work, step):
     """Runs of as many steps as RUN has, from the second on."""
     count = 1
 
     def run():
         nonlocal count
-        # F32 is F32 on both sides: PyTorch lets convolutions round to TF32 by itself.
-        allow_tf32 = work["precision"] == "tf32"
-        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
-        torch.backends.cudnn.allow_tf32 = allow_tf32
+        set_tf32(work)
         each = timed(step, count)
         count = max(1, min(100, int(RUN / each)))
         return each
@@ -206,7 +212,8 @@ def compiled(make):
     def made(work, layout):
         what, start = f"torch.compile of {work['kind']}, {work['precision']}", time.perf_counter()
         try:
-            run = make(work, layout, lambda loss: torch.compile(loss, mode="reduce-overhead"))
+            run = make(work, layout, lambda loss: torch.compile(loss, **COMPILE))
+            set_tf32(work)  # with another setting it would be compiled again
             for i in range(3):  # compiles, records, replays
                 run.step(i)
             wait()
