@@ -29,7 +29,7 @@ real() {
 #!/usr/bin/env bash
 case "$*" in
     *find_spec*) exit ;;
-    *torch* | *twin*) unset LD_LIBRARY_PATH ;;
+    *torch* | *twin*) unset LD_LIBRARY_PATH && export OMP_NUM_THREADS=1 ;;
 esac
 exec "$REAL_PYTHON" "$@"
 END

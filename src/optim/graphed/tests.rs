@@ -29,15 +29,15 @@ struct Kind {
     /// Of the variables.
     dtype: DType,
     masters: Masters,
-    /// Whether there is a loss scale.
-    enabled: bool,
-    init_scale: f64,
+    /// The loss scale's, if there is one.
+    scale: Option<ScaleConfig>,
     amp: DType,
     channels_last: bool,
 }
 
-const fn kind(dtype: DType, masters: Masters, enabled: bool) -> Kind {
-    Kind { dtype, masters, enabled, init_scale: 1024.0, amp: DType::BF16, channels_last: false }
+fn kind(dtype: DType, masters: Masters, enabled: bool) -> Kind {
+    let scale = enabled.then(config);
+    Kind { dtype, masters, scale, amp: DType::BF16, channels_last: false }
 }
 
 /// Two convolutions, batch norm, dropout, two linear layers.
@@ -119,14 +119,13 @@ struct Trained {
 fn train<C: Config>(device: &Device, kind: Kind, config_of: C, graphed: bool) -> Result<Trained> {
     let _fork = random::fork_rng_guard();
     random::manual_seed(3);
-    let Kind { masters, enabled, init_scale, amp, .. } = kind;
+    let Kind { masters, scale, amp, .. } = kind;
     let net = Net::new(kind, device)?;
     let parameters = Parameters::from_varmap(&net.varmap);
     let trained = parameters.filter(|name| !name.contains("running"));
     let mut optimizer = Optim::new(&trained, config_of)?.with_masters(masters)?;
     let mut scheduler = Scheduler::new(Schedule::cosine(20).with_warm_up(4), &mut optimizer)?;
-    let scale = ScaleConfig { init_scale, ..config() };
-    let mut scaler = if enabled { GradScaler::new(scale)? } else { GradScaler::disabled() };
+    let mut scaler = scale.map_or_else(|| Ok(GradScaler::disabled()), GradScaler::new)?;
     let amp = Autocast::new(amp);
     let calls = Cell::new(0);
     let forward = |inputs: &[Tensor]| {
@@ -137,7 +136,7 @@ fn train<C: Config>(device: &Device, kind: Kind, config_of: C, graphed: bool) ->
     let (mut losses, mut told) = (Vec::new(), Vec::new());
     let mut late = Vec::new();
     for number in 0..STEPS {
-        let inputs = batch(number, enabled && BAD.contains(&number), device)?;
+        let inputs = batch(number, scale.is_some() && BAD.contains(&number), device)?;
         let (loss, outcome) = match graphed {
             true => step.run(&mut scaler, &mut optimizer, &inputs)?,
             false => step.eager(&mut scaler, &mut optimizer, &inputs)?,
@@ -210,7 +209,7 @@ fn a_graph_of_channels_last_does_what_the_step_does_to_the_bit() -> Result<()> {
     let bf16 = Kind { channels_last: true, ..kind(DType::BF16, Masters::Stochastic, true) };
     let f16 = Kind {
         amp: DType::F16,
-        init_scale: f64::from(1 << 24),
+        scale: Some(ScaleConfig { init_scale: 16_777_216.0, growth_interval: 100, ..config() }),
         channels_last: true,
         ..kind(DType::F32, Masters::F32, true)
     };
@@ -462,7 +461,7 @@ fn other_work_between_replays_does_not_disturb_them() -> Result<()> {
         let run = |graphed: bool| -> Result<_> {
             let _fork = random::fork_rng_guard();
             random::manual_seed(5);
-            let net = Net::new(DType::F32, &device)?;
+            let net = Net::new(kind(DType::F32, Masters::F32, true), &device)?;
             let parameters = Parameters::from_varmap(&net.varmap);
             let trained = parameters.filter(|name| !name.contains("running"));
             let mut lamb = Lamb::new(&trained, LambConfig::default())?;
