@@ -51,9 +51,9 @@ for message in map(json.loads, sys.stdin):
         while read -r name path; do strip -o "$into/$name" "$path"; done
 }
 
-profile=(--release)
+profile=(--release) level=-6
 if [[ ${GPU_CHECK_EMULATED:-0} == 1 ]]; then # with the variables of emulated-gpu.sh
-    profile=()
+    profile=() level=-1 most=1000000000 # larger programs, which travel nowhere
     export CUDA_HOME=$CARGO_TARGET_DIR/emulated-gpu
     tests/emulator/build.sh "$CUDA_HOME" "$(cudarc)"
     export NVCC=$CUDA_HOME/bin/nvcc CUDA_COMPUTE_CAP=98
@@ -95,7 +95,7 @@ echo "libraries that the programs ask for, with the newest version of glibc:"
 readelf -d "$folder"/bin/*/* | sed -n 's/.*(NEEDED).*\[\(.*\)\]/  \1/p' | sort -u
 readelf -V "$folder"/bin/*/* | grep -o 'GLIBC_[0-9.]*' | sort -uV | sed 's/^/  /' | tail -n 1
 # Of a program of 30 MB, 4 are left: most of it is PTX, and tests that resemble one another.
-XZ_OPT=-T0 tar -C "$folder" --remove-files -cJf "$folder/bin.tar.xz" bin cache
+XZ_OPT="-T0 $level" tar -C "$folder" --remove-files -cJf "$folder/bin.tar.xz" bin cache
 bytes=$(du -sb "$folder" | cut -f1)
 echo "$folder: $((bytes / 1000000)) MB"
 ((bytes <= most)) || { echo "more than $((most / 1000000)) MB" >&2 && exit 1; }
