@@ -48,7 +48,8 @@ done
 exit "$status"
 END
     local hidden=("$PWD" "$CARGO_TARGET_DIR") path status=0
-    for path in "${CARGO_HOME:-$HOME/.cargo}" "${RUSTUP_HOME:-$HOME/.rustup}"; do
+    # Not cargo's registry: emulated, candle's kernels are compiled from there when they are loaded.
+    for path in "${CARGO_HOME:-$HOME/.cargo}/bin" "${RUSTUP_HOME:-$HOME/.rustup}"; do
         [[ ! -d $path ]] || hidden+=("$path")
     done
     local kept=("HOME=$HOME" "PATH=$PATH" "PYTHON=$folder/cuda/tools/python" "REAL_PYTHON=${PYTHON:-python3}" "SMOKE=1"
