@@ -77,7 +77,7 @@ for call, names in wanted.items():
         found = [row for row in rows if name in row["name"]]
         if not found or beside_torch and not any(row["peer"] for row in found):
             wrong.append(f"{call}: no row {name!r}{' beside PyTorch' if found else ''}, of {len(rows)}")
-sys.exit("\n".join(wrong))
+sys.exit("\n".join(wrong) or None)
 END
     if grep -h 'no time left\|no test has that name\|is not installed' "$folder"/out/*.txt; then exit 1; fi
 }
