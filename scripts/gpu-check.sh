@@ -7,6 +7,9 @@
 # kernels compiled, in an archive; what they read; and run.sh, which needs the driver, the CUDA libraries, a Python with PyTorch and
 # room for the programs, a quarter of a GB; no Rust toolchain. CUDA_COMPUTE_CAP is what candle's kernels are
 # compiled for, 90 by default.
+#
+# GPU_CHECK_EMULATED=1 builds for the emulated GPU instead, without optimisation and compiled kernels: scripts/gpu-run-check.sh
+# rehearses with that.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -48,12 +51,21 @@ for message in map(json.loads, sys.stdin):
         while read -r name path; do strip -o "$into/$name" "$path"; done
 }
 
-[[ -e $cuda/installed-with-nvrtc ]] || install_nvcc
-scripts/cuda-stubs.py "$(cudarc)" "$cuda/stubs"
-CUDA_HOME=$(echo "$cuda"/venv/lib/python3*/site-packages/nvidia/cu13)
-export CUDA_HOME REAL_NVCC=$CUDA_HOME/bin/nvcc NVCC=$PWD/scripts/nvcc-stand-in
-export CUDA_COMPUTE_CAP=${CUDA_COMPUTE_CAP:-90} CUDARC_CUDA_VERSION=13000
-export LIBRARY_PATH=$cuda/stubs${LIBRARY_PATH:+:$LIBRARY_PATH}
+profile=(--release) level=-6
+if [[ ${GPU_CHECK_EMULATED:-0} == 1 ]]; then # with the variables of emulated-gpu.sh
+    profile=() level=-1 most=1000000000 # larger programs, which travel nowhere
+    export CUDA_HOME=$CARGO_TARGET_DIR/emulated-gpu
+    tests/emulator/build.sh "$CUDA_HOME" "$(cudarc)"
+    export NVCC=$CUDA_HOME/bin/nvcc CUDA_COMPUTE_CAP=98
+else
+    [[ -e $cuda/installed-with-nvrtc ]] || install_nvcc
+    scripts/cuda-stubs.py "$(cudarc)" "$cuda/stubs"
+    CUDA_HOME=$(echo "$cuda"/venv/lib/python3*/site-packages/nvidia/cu13)
+    export CUDA_HOME REAL_NVCC=$CUDA_HOME/bin/nvcc NVCC=$PWD/scripts/nvcc-stand-in
+    export CUDA_COMPUTE_CAP=${CUDA_COMPUTE_CAP:-90}
+    export LIBRARY_PATH=$cuda/stubs${LIBRARY_PATH:+:$LIBRARY_PATH}
+fi
+export CUDARC_CUDA_VERSION=13000
 
 # What programs read at run time lies where it does in the repository, so that one variable,
 # CARGO_MANIFEST_DIR, tells them where that is.
@@ -70,17 +82,20 @@ for features in "${variants[@]}"; do
         continue
     fi
     executables "$bin" test --no-run --features "$features" --lib --test it
-    executables "$bin" build --release --features "$features" --example cifar10
-    executables "$bin" build --release --features "$features" --manifest-path benches/Cargo.toml --bin gpu
+    executables "$bin" build "${profile[@]}" --features "$features" --example cifar10
+    executables "$bin" build "${profile[@]}" --features "$features" --manifest-path benches/Cargo.toml --bin gpu
 done
 
+mkdir "$folder/cache"
 # NVRTC of the version that is there, as the key of a compiled kernel says it.
-"$cuda/venv/bin/python" scripts/fill-kernel-cache.py "$folder/cache" --arch "sm_$CUDA_COMPUTE_CAP"
+[[ ${GPU_CHECK_EMULATED:-0} == 1 ]] ||
+    "$cuda/venv/bin/python" scripts/fill-kernel-cache.py "$folder/cache" --arch "sm_$CUDA_COMPUTE_CAP"
 
-echo "libraries that the programs ask for:"
+echo "libraries that the programs ask for, with the newest version of glibc:"
 readelf -d "$folder"/bin/*/* | sed -n 's/.*(NEEDED).*\[\(.*\)\]/  \1/p' | sort -u
+readelf -V "$folder"/bin/*/* | grep -o 'GLIBC_[0-9.]*' | sort -uV | sed 's/^/  /' | tail -n 1
 # Of a program of 30 MB, 4 are left: most of it is PTX, and tests that resemble one another.
-XZ_OPT=-T0 tar -C "$folder" --remove-files -cJf "$folder/bin.tar.xz" bin cache
+XZ_OPT="-T0 $level" tar -C "$folder" --remove-files -cJf "$folder/bin.tar.xz" bin cache
 bytes=$(du -sb "$folder" | cut -f1)
 echo "$folder: $((bytes / 1000000)) MB"
 ((bytes <= most)) || { echo "more than $((most / 1000000)) MB" >&2 && exit 1; }

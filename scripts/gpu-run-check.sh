@@ -1,10 +1,89 @@
 #!/usr/bin/env bash
-# Rehearses scripts/gpu-run.sh, whose real run needs a GPU, with programs that stand in for the tests: one that dies,
-# one that hangs. Says what is wrong, and fails.
+# Rehearses scripts/gpu-run.sh, whose real run needs a GPU. Says what is wrong, and fails.
+#
+#   gpu-run-check.sh          with programs that stand in for the tests: one that dies, one that hangs
+#   gpu-run-check.sh --real   with the folder that gpu-check.sh builds, on the emulated GPU; needs to be root
+#
+# --real takes a quarter of an hour and more, most of it to compile. It unpacks and runs the folder where there is no
+# checkout, no toolchain and no network: the three calls, each within ten minutes. PYTHON is the one with PyTorch; TESTS are
+# those that read files or start programs, and GPU_CHECK_FEATURES is "cudnn", unless said otherwise. OUT keeps what
+# the calls leave.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+
+# The calls, in a place of their own.
+real() {
+    export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target} GPU_CHECK_FEATURES=${GPU_CHECK_FEATURES:-cudnn}
+    GPU_CHECK_EMULATED=1 scripts/gpu-check.sh build "$folder/travels"
+    # What that machine has: CUDA's libraries, of which the emulated ones need their headers; and its tools.
+    mkdir -p "$folder"/cuda/tools
+    cp -r "$CARGO_TARGET_DIR"/emulated-gpu/{lib,device,include,cache} "$folder/cuda"
+    printf '#!/usr/bin/env bash\necho "Emulated GPU"\n' >"$folder/cuda/tools/nvidia-smi"
+    # Shows only that there are such tests: what they do on the emulated GPU is checked elsewhere.
+    printf '#!/usr/bin/env bash\nwhile [[ $1 != */lib ]]; do shift; done\nexec "$1" --list "$2"\n' \
+        >"$folder/cuda/tools/compute-sanitizer"
+    # The programs are to find the emulated libraries, and no package of real ones; PyTorch is not to find them.
+    cat >"$folder/cuda/tools/python" <<'END'
+#!/usr/bin/env bash
+case "$*" in
+    *find_spec*) exit ;;
+    *torch* | *twin*) unset LD_LIBRARY_PATH && export OMP_NUM_THREADS=1 ;;
+esac
+exec "$REAL_PYTHON" "$@"
+END
+    chmod +x "$folder"/cuda/tools/*
+    cat >"$folder/calls.sh" <<'END'
+set -uo pipefail
+hidden=("$@") folder=$PWD
+cd /
+for path in "${hidden[@]}"; do mount -t tmpfs none "$path" || exit; done
+ip link set lo up 2>/dev/null # for ranks that meet there
+status=0
+for call in tests gpt2 resnets; do
+    (cd "$folder" && timeout 600 env PATH="$folder/cuda/tools:$PATH" LD_LIBRARY_PATH="$folder/cuda/lib" \
+        travels/run.sh "$call" out) || { echo "$call: status $?" >&2 && status=1; }
+done
+exit "$status"
+END
+    local hidden=("$PWD" "$CARGO_TARGET_DIR") path status=0
+    # Not cargo's registry: emulated, candle's kernels are compiled from there when they are loaded.
+    for path in "${CARGO_HOME:-$HOME/.cargo}/bin" "${RUSTUP_HOME:-$HOME/.rustup}"; do
+        [[ ! -d $path ]] || hidden+=("$path")
+    done
+    local kept=("HOME=$HOME" "PATH=$PATH" "PYTHON=$folder/cuda/tools/python" "REAL_PYTHON=${PYTHON:-python3}" "SMOKE=1"
+        "FEATURES=${GPU_CHECK_FEATURES% nccl}" "TESTS=${TESTS:-golden modules:: corpus candle_methods public_api operator_table readme errors instructions:: kernels::cuda::}")
+    (cd "$folder" && unshare --mount --net env -i "${kept[@]}" bash calls.sh "${hidden[@]}") || status=1
+    [[ -z ${OUT:-} ]] || cp -r "$folder/out" "$OUT"
+    ((status == 0)) || exit 1
+    "${PYTHON:-python3}" - "$folder/out" <<'END'
+import json, sys, tarfile
+wanted = {  # by call: what a row's name has in it, and whether PyTorch has to stand beside it
+    "gpt2": {"gpt2 bf16": True, "by a graph": False, "by a graph / torch.compile": False, "copy 1 GiB": True,
+             "product 8192 f16": True, "conv dgrad by cudnn graph, engine ": False, "conv forward by cudnn, ": False,
+             "share of convolutions that fell back": False, "adamw, gpt2": True},
+    "resnets": {"resnet50 channels-last batch 128 bf16": True, "conv wgrad by cudnn graph, engine ": False,
+                "resnet18 bf16, by a graph / torch.compile": False},
+}
+wrong = []
+for call, names in wanted.items():
+    rows = []
+    with tarfile.open(f"{sys.argv[1]}/{call}.tar.gz") as archive:
+        for member in archive.getmembers():
+            if member.name.startswith("./bench-") and member.name.endswith(".json"):
+                rows += json.load(archive.extractfile(member))
+    for name, beside_torch in names.items():
+        found = [row for row in rows if name in row["name"]]
+        if not found or beside_torch and not any(row["peer"] for row in found):
+            wrong.append(f"{call}: no row {name!r}{' beside PyTorch' if found else ''}, of {len(rows)}")
+sys.exit("\n".join(wrong) or None)
+END
+    if grep -h 'no time left\|no test has that name\|is not installed' "$folder"/out/*.txt; then exit 1; fi
+}
+
+[[ ${1:-} != --real ]] || { real && exit; }
+(($# == 0)) || { sed -n '2,/^[^#]/s/^# \?//p' "$0" >&2 && exit 2; }
 mkdir -p "$folder"/bin/{cudnn,cuda,nccl}
 cp scripts/gpu-run.sh "$folder/run.sh"
 

@@ -5,6 +5,8 @@
 #   run.sh gpt2 [OUT]      the benchmark: GPT-2, operators, passes over all parameters
 #   run.sh resnets [OUT]   the benchmark: ResNets; the cifar10 example in F32, F16 and BF16, and in PyTorch
 #
+# What torch.compile takes a minute each to compile comes last.
+#
 # Lies in the folder that scripts/gpu-check.sh has built, with all that it needs but a CUDA 13 driver and
 # CUDA's libraries. Those come from LD_LIBRARY_PATH, or from the Python packages that PyTorch's wheels
 # bring. PYTHON, python3 by default, is the one whose PyTorch is measured beside the crate.
@@ -14,9 +16,10 @@
 # A call takes at most SECONDS_A_CALL (560), whatever its steps do, and each step its share of that: what there is no
 # time for is listed. All steps run, whatever became of those before; the exit status says whether one failed.
 #
-# FEATURES ("cudnn cuda") are the variants, the first the most thorough. BENCH_OPTIONS goes to the benchmark; CIFAR10 is
-# a folder of that data set, without which the example draws its images. Compiled kernels are kept in CANDLE_AMP_CACHE,
-# beside this script unless said otherwise. CANDLE_AMP_LINEINFO=1 has compute-sanitizer name lines.
+# FEATURES ("cudnn cuda") are the variants, the first the most thorough. TESTS, words, leaves out the tests whose names have
+# none of them. BENCH_OPTIONS goes to the benchmark; CIFAR10 is a folder of that data set, without which the example draws
+# its images. SMOKE=1 has benchmark and example do little, to see that they run. Compiled kernels are kept in
+# CANDLE_AMP_CACHE, beside this script unless said otherwise. CANDLE_AMP_LINEINFO=1 has compute-sanitizer name lines.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 call=${1:-}
@@ -43,7 +46,7 @@ import glob, importlib.util
 spec = importlib.util.find_spec("nvidia")
 roots = spec.submodule_search_locations if spec else []
 print(":".join(sorted(lib for root in roots for lib in glob.glob(f"{root}/*/lib"))))')
-export LD_LIBRARY_PATH=$packages${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export LD_LIBRARY_PATH=$packages${LD_LIBRARY_PATH:+${packages:+:}$LD_LIBRARY_PATH}
 export RUST_BACKTRACE=1 REQUIRE_CUDA=1
 export CANDLE_AMP_CACHE=${CANDLE_AMP_CACHE-$here/cache}
 
@@ -119,7 +122,7 @@ tests() { # variant's folder
     local features=${1##*/} name options
     for name in lib it; do
         # Rules for the repository, which is not here.
-        options=() && [[ $name == it ]] && options=(--skip tidy::)
+        options=("${wanted[@]}") && [[ $name == it ]] && options+=(--skip tidy::)
         step "$name-$features" 240 "$1/$name" "${options[@]}" ||
             one_by_one "$name-$features" "$1/$name" "${options[@]}"
     done
@@ -134,6 +137,9 @@ sanitize() { # variant's folder
             # What the driver and libraries answer is asked for, as memory that is no longer there: not reported.
             step "$name" 90 compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 \
                 --target-processes all "$1/lib" "$filter"
+            if grep -qsE '^(running )?0 tests' "$logs/$name.log"; then
+                bad=1 && note - 1 "$name: no test has that name"
+            fi
             if grep -qis "device not supported" "$logs/$name.log"; then
                 note - - "compute-sanitizer does not support this device" && return
             fi
@@ -151,23 +157,26 @@ nccl() {
 benchmark() { # part, seconds at most
     # shellcheck disable=SC2086 # options, as one types them
     LINES_SHOWN=300 step "bench-$1" "$2" env "CARGO_MANIFEST_DIR=$here/benches" "$best/gpu" --python "$python" \
-        --part "$1" --json "$logs/bench-$1.json" ${BENCH_OPTIONS:---seconds 0.2}
+        --part "$1" --json "$logs/bench-$1.json" ${BENCH_OPTIONS:---seconds 0.2} "${smoke[@]}"
 }
 
 cifar10() {
     local data=()
     [[ -z ${CIFAR10:-} ]] || data=(--data "$CIFAR10")
-    step cifar10 160 "$python" "$here/cifar10-table.py" --program "$best/cifar10" --seeds 1 --gpu \
-        --json "$logs/cifar10.json" "${data[@]}"
+    # As its twin: F32 variables, channels last.
+    step cifar10 160 "$python" "$here/cifar10-table.py" --program "$best/cifar10" --seeds 1 --gpu --autocast \
+        --channels-last --json "$logs/cifar10.json" "${data[@]}" "${smoke[@]}"
     # The same run in PyTorch, for its times.
-    step cifar10-torch 60 "$python" "$here/benches/gpu/cifar10_twin.py" --json "$logs/cifar10-torch.json"
+    step cifar10-torch 60 "$python" "$here/benches/gpu/cifar10_twin.py" --json "$logs/cifar10-torch.json" "${smoke[@]}"
     step cifar10-torch-compiled 90 "$python" "$here/benches/gpu/cifar10_twin.py" --compile \
-        --json "$logs/cifar10-torch-compiled.json"
+        --json "$logs/cifar10-torch-compiled.json" "${smoke[@]}"
 }
 
 export here python logs
 export -f machine alone
 read -ra variants <<<"${FEATURES:-cudnn cuda}"
+read -ra wanted <<<"${TESTS:-}"
+smoke=() && [[ ${SMOKE:-0} != 1 ]] || smoke=(--smoke)
 best=$here/bin/${variants[0]}
 # What programs read lies where it does in the repository; CARGO_MANIFEST_DIR says where that is.
 export CARGO_MANIFEST_DIR=$here
@@ -181,10 +190,12 @@ case $call in
     gpt2)
         benchmark gpt2 180
         benchmark passes 140
-        benchmark operators 560 ;;
+        benchmark operators 280
+        benchmark gpt2-compiled 560 ;;
     resnets)
         benchmark resnets 300
-        cifar10 ;;
+        cifar10
+        benchmark resnets-compiled 560 ;;
 esac
 
 printf '\n' && cat "$out/$call.txt"

@@ -29,7 +29,8 @@ def typical_of(run, seconds, fastest):
 def answer(request, built, make, layouts_of, numbers):
     """The reply to one request.
 
-    `make(work, layout)` returns a function that does the work once and returns the seconds it took;
+    `make(work, layout)` returns a function that does the work once and returns the seconds it took, or None where
+    the work cannot be done here and `make` has said why;
     `layouts_of(work)` the layouts to try, by name; `numbers` has by name what else can be asked for:
     functions of `make` and how many runs, which return None where nobody counts, and a dictionary where there
     are several.
@@ -45,7 +46,7 @@ def answer(request, built, make, layouts_of, numbers):
     key = json.dumps(request, sort_keys=True)
     if key not in built:
         built[key] = {name: make(request, layout) for name, layout in layouts.items()}
-    return {name: typical_of(run, seconds, fastest) * 1e3 for name, run in built[key].items()}
+    return {name: typical_of(run, seconds, fastest) * 1e3 for name, run in built[key].items() if run}
 
 
 def serve(make, layouts_of, numbers, dropped=lambda: None):

@@ -1,6 +1,7 @@
-//! What is asked of a device that candle does not ask: a plain copy, its name, its memory.
+//! What is asked of a device that candle does not ask: a plain copy, its name; and its memory.
 
 use anyhow::Result;
+use candle_amp::backend::{memory_stats, reset_peak_memory};
 use candle_amp_benches::measure::{Runner, seconds};
 use candle_core::Device;
 
@@ -43,12 +44,13 @@ pub(crate) fn name(device: &Device) -> Result<String> {
 /// Forgets how much memory was in use at most before now; `false` where nobody counts.
 pub(crate) fn peak_from_here(device: &Device) -> Result<bool> {
     device.synchronize()?;
-    gpu::peak_from_here(device)
+    Ok(reset_peak_memory(device).is_ok())
 }
 
-/// The most bytes that tensors have had since, without what the CUDA libraries keep for themselves.
+/// The most bytes that tensors and graphs have had since, without what the CUDA libraries keep for themselves.
 pub(crate) fn peak(device: &Device) -> Result<Option<f64>> {
-    Ok(gpu::peak(device)?.filter(|bytes| *bytes > 0.0)) // 0 where the driver does not count
+    let peak = memory_stats(device)?.map(|memory| memory.peak_used as f64);
+    Ok(peak.filter(|bytes| *bytes > 0.0)) // 0 where the driver does not count
 }
 
 /// Does one copy.
@@ -56,11 +58,8 @@ type Copy = Box<dyn FnMut() -> Result<()>>;
 
 #[cfg(feature = "cuda")]
 mod cuda {
-    use std::ffi::c_void;
-
     use anyhow::Result;
-    use candle_core::cuda_backend::cudarc::driver::sys::{self, CUmemPool_attribute as Attribute};
-    use candle_core::{CudaDevice, Device};
+    use candle_core::Device;
 
     use super::Copy;
 
@@ -74,40 +73,6 @@ mod cuda {
     pub(super) fn name(device: &Device) -> Result<Option<String>> {
         let Device::Cuda(device) = device else { return Ok(None) };
         Ok(Some(device.cuda_stream().context().name()?))
-    }
-
-    pub(super) fn peak_from_here(device: &Device) -> Result<bool> {
-        let Device::Cuda(device) = device else { return Ok(false) };
-        Ok(set(device, Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH, 0).is_ok())
-    }
-
-    #[allow(unsafe_code)]
-    pub(super) fn peak(device: &Device) -> Result<Option<f64>> {
-        let Device::Cuda(device) = device else { return Ok(None) };
-        let mut bytes = 0u64;
-        let into = (&raw mut bytes).cast::<c_void>();
-        let attribute = Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
-        // SAFETY: the pool is the device's own, and this attribute is 64 bits.
-        unsafe { sys::cuMemPoolGetAttribute(pool(device)?, attribute, into) }.result()?;
-        Ok(Some(bytes as f64))
-    }
-
-    #[allow(unsafe_code)]
-    fn set(device: &CudaDevice, attribute: Attribute, mut value: u64) -> Result<()> {
-        let from = (&raw mut value).cast::<c_void>();
-        // SAFETY: the pool is the device's own, and the attributes set here are 64 bits.
-        unsafe { sys::cuMemPoolSetAttribute(pool(device)?, attribute, from) }.result()?;
-        Ok(())
-    }
-
-    /// Where candle's allocations come from.
-    #[allow(unsafe_code)]
-    fn pool(device: &CudaDevice) -> Result<sys::CUmemoryPool> {
-        let stream = device.cuda_stream();
-        let mut pool = std::ptr::null_mut();
-        // SAFETY: the device is there, and `pool` is there to be written.
-        unsafe { sys::cuDeviceGetMemPool(&raw mut pool, stream.context().cu_device()) }.result()?;
-        Ok(pool)
     }
 }
 
@@ -124,14 +89,6 @@ mod no_cuda {
     }
 
     pub(super) fn name(_: &Device) -> Result<Option<String>> {
-        Ok(None)
-    }
-
-    pub(super) fn peak_from_here(_: &Device) -> Result<bool> {
-        Ok(false)
-    }
-
-    pub(super) fn peak(_: &Device) -> Result<Option<f64>> {
         Ok(None)
     }
 }

@@ -37,6 +37,10 @@ pub(crate) enum Part {
     Gpt2,
     /// Training steps of residual networks.
     Resnets,
+    /// Steps of GPT-2 as one CUDA graph, beside `torch.compile`, which takes a minute each to compile.
+    Gpt2Compiled,
+    /// The same of residual networks.
+    ResnetsCompiled,
 }
 
 /// What the card gets through in a second, as it was measured.
@@ -62,6 +66,11 @@ pub(crate) fn groups(parts: &[Part], card: &Card) -> Vec<Group> {
         Part::Operators => operator_rows::groups(|unit, precision| card.rate(unit, precision)),
         Part::Gpt2 => gpt2(),
         Part::Resnets => resnets(),
+        Part::Gpt2Compiled => beside_compiled(&[("gpt2", GRAPHED_GPT2)]),
+        Part::ResnetsCompiled => {
+            let graphed = |(name, size)| (name, Work::GraphedResnet { size, batch: 128 });
+            beside_compiled(&RESNETS.map(graphed))
+        }
     };
     parts.iter().flat_map(rows).collect()
 }
@@ -99,9 +108,14 @@ fn passes(copied: f64) -> Vec<Group> {
     groups
 }
 
+const GRAPHED_GPT2: Work = Work::GraphedGpt { size: GptSize::SMALL, batch: 8 };
+
+const RESNETS: [(&str, ResNetSize); 2] =
+    [("resnet50", ResNetSize::RESNET50), ("resnet18", ResNetSize::RESNET18)];
+
 fn resnets() -> Vec<Group> {
     let mut groups = Vec::new();
-    for (name, size) in [("resnet50", ResNetSize::RESNET50), ("resnet18", ResNetSize::RESNET18)] {
+    for (name, size) in RESNETS {
         for channels_last in [true, false] {
             groups.extend([128, 512].map(|batch| resnet(name, size, batch, channels_last)));
         }
@@ -137,8 +151,7 @@ fn gpt2() -> Vec<Group> {
         group
     };
     let mut groups: Vec<_> = [Bf16, F16, Tf32, F32].map(beside).into();
-    let graphed = Work::GraphedGpt { size: GptSize::SMALL, batch: 8 };
-    groups.extend(by_a_graph("gpt2", graphed, work));
+    groups.extend(by_a_graph("gpt2", GRAPHED_GPT2, work));
     groups
 }
 
@@ -150,6 +163,19 @@ fn by_a_graph(name: &str, graphed: Work, eager: Work) -> [Group; 2] {
         group.row(format!("{name} {precision}, by a graph"), graphed.at(precision), peer, None);
         group
     })
+}
+
+/// A step as one CUDA graph, beside `torch.compile`'s, which is two.
+fn beside_compiled(steps: &[(&str, Work)]) -> Vec<Group> {
+    let all =
+        [Bf16, F16].into_iter().flat_map(|precision| steps.iter().map(move |s| (precision, s)));
+    let group = |(precision, &(name, work)): (Precision, &(&str, Work))| {
+        let mut group = Group::default();
+        let name = format!("{name} {precision}, by a graph / torch.compile");
+        group.row(name, work.at(precision), Peer::Torch, Some(1.0));
+        group
+    };
+    all.map(group).collect()
 }
 
 fn resnet(name: &str, size: ResNetSize, batch: usize, channels_last: bool) -> Group {

@@ -6,6 +6,7 @@
 //! cargo run --manifest-path benches/Cargo.toml --bin gpu -- --smoke
 //! ```
 
+mod algorithms;
 mod device;
 mod list;
 mod operator_rows;
@@ -19,14 +20,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail, ensure};
-use candle_amp::diagnostics::ProfileRow;
 use candle_amp_benches::list::{Group, Peer, Row};
-use candle_amp_benches::measure::{self, Settings, Workload};
+use candle_amp_benches::measure::{self, Settings, Times, Workload};
 use candle_amp_benches::table::{Line, Table, Unit};
 use candle_amp_benches::torch::{self, Request, Torch};
 use candle_core::Device;
 use clap::{Parser, ValueEnum};
 
+use algorithms::Chosen;
 use list::{Card, Part};
 use steps::TrainingStep;
 use workload::{Spec, Work};
@@ -117,7 +118,7 @@ fn run(options: &Options) -> Result<()> {
         copy.shrink();
     }
     let times = measure::group(&copy, &device, settings, &mut torch)?;
-    let copied = times.first().and_then(|times| Some(times.spec.amount()?.0 / times.ours));
+    let copied = times.first().and_then(rate);
     for row in copy.rows.iter().filter(|row| row.name.contains(&options.filter)) {
         Line::of(row, &times, &[])?.into_iter().try_for_each(|line| table.print(line))?;
     }
@@ -129,15 +130,12 @@ fn run(options: &Options) -> Result<()> {
         if options.smoke {
             products.shrink();
         }
-        for times in measure::group(&products, &device, settings, &mut torch)? {
-            let rate = times.spec.amount().map(|(amount, _)| amount / times.ours);
-            println!(
-                "product in {}: {:.1} TFLOP/s",
-                times.spec.precision,
-                rate.unwrap_or(f64::NAN)
-            );
-            card.products.extend(rate.map(|rate| (times.spec.precision, rate)));
+        let times = measure::group(&products, &device, settings, &mut torch)?;
+        for row in &products.rows {
+            Line::of(row, &times, &[])?.into_iter().try_for_each(|line| table.print(line))?;
         }
+        let known = times.iter().filter_map(|times| Some((times.spec.precision, rate(times)?)));
+        card.products.extend(known);
     }
     for mut group in list::groups(parts, &card) {
         group.retain(&options.filter);
@@ -160,6 +158,12 @@ fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// What the card gets through in a second: it can do what either side did.
+fn rate(times: &Times<Spec>) -> Option<f64> {
+    let fastest = times.torch.iter().fold(times.ours, |least, torch| least.min(torch.seconds));
+    times.spec.amount().map(|(amount, _)| amount / fastest)
+}
+
 /// Prints the times of a group's rows, then the details of its training steps.
 fn measured(
     group: &Group<Spec>,
@@ -172,7 +176,11 @@ fn measured(
     for row in &group.rows {
         Line::of(row, &times, &[])?.into_iter().try_for_each(|line| table.print(line))?;
     }
-    let has_details = |row: &&Row<Spec>| matches!(row.peer, Peer::Torch) || row.ours.is_graphed();
+    // A graph's are those of its row beside the step as always.
+    let has_details = |row: &&Row<Spec>| match row.peer {
+        Peer::Torch => !row.ours.is_graphed(),
+        _ => row.ours.is_graphed(),
+    };
     for row in group.rows.iter().filter(has_details) {
         for line in details(&row.name, &row.ours, device, torch)? {
             table.print(line)?;
@@ -187,28 +195,27 @@ const STEPS: usize = 3;
 /// Of so many steps the host's part is the median.
 const HOST_STEPS: usize = 20;
 
-/// The share of the convolutions in a step, forward and backward, that ran by a slower algorithm than the one meant for
-/// them; `None` without any.
-fn fallen_back(step: &mut TrainingStep, device: &Device) -> Result<Option<f64>> {
+/// The algorithms that a step runs by, and the share of its convolutions, forward and backward, that ran by a slower one
+/// than was meant for them; `None` without any.
+fn chosen(step: &mut TrainingStep, device: &Device) -> Result<(Chosen, Option<f64>)> {
+    let is_convolution = |pass: &str| pass.starts_with("conv");
     let fallen = || -> u64 {
         let all = candle_amp::backend::fallbacks();
-        all.iter().filter(|f| f.pass.starts_with("conv")).map(|f| f.count).sum()
+        all.iter().filter(|f| is_convolution(f.pass)).map(|f| f.count).sum()
     };
     let before = fallen();
-    let (done, profile) = candle_amp::diagnostics::profile(device, step)?;
-    done?;
-    let passes = |row: &ProfileRow| match row.backward {
-        // Those of the image and of the weight.
-        true => row.wanted.iter().take(2).filter(|wanted| **wanted).count(),
-        false => 1,
-    };
-    let convolutions = profile.rows().iter().filter(|row| row.name.starts_with("conv"));
-    let all: usize = convolutions.map(passes).sum();
-    Ok((all > 0).then(|| (fallen() - before) as f64 / all as f64))
+    // In a profile, a step that is a graph runs operator by operator.
+    let (done, chosen) = algorithms::chosen(|| candle_amp::diagnostics::profile(device, step));
+    done?.0?;
+    let convolutions = chosen.iter().filter(|([pass, _], _)| is_convolution(pass));
+    let all: u64 = convolutions.map(|(_, count)| count).sum();
+    let share = (all > 0).then(|| (fallen() - before) as f64 / all as f64);
+    Ok((chosen, share))
 }
 
 /// Of a training step on a GPU: its peak memory and the host's part beside PyTorch's, how often the crate waits for the
-/// device in it, and the share of its convolutions that fell back. Of an operator the last two.
+/// device in it, which algorithms it runs by, and the share of its convolutions that fell back. Of an operator the host's
+/// part and the last two.
 fn details(name: &str, spec: &Spec, device: &Device, torch: &mut [Torch]) -> Result<Vec<Line>> {
     let counted = device::peak_from_here(device)?;
     let Some(mut step) = spec.step(device)?.filter(|_| device.is_cuda()) else {
@@ -226,10 +233,14 @@ fn details(name: &str, spec: &Spec, device: &Device, torch: &mut [Torch]) -> Res
         host.push(measure::seconds(&mut step)?);
     }
     device.synchronize()?;
-    let fallen = fallen_back(&mut step, device)?;
+    let (chosen, fallen) = chosen(&mut step, device)?;
     drop(step);
     let name = |what: &str| format!("{what}, {name}");
     let mut lines = Vec::new();
+    for ([pass, algorithm], count) in chosen {
+        let what = name(&format!("{pass} by {algorithm}"));
+        lines.push(Line::new(what, Unit::Count, count as f64, None, None));
+    }
     if let Some(share) = fallen {
         let what = name("share of convolutions that fell back");
         lines.push(Line::new(what, Unit::Count, share, None, None));

@@ -3,7 +3,7 @@
 //! A second row of each compares it with what the card can do: with a copy, or with a large matrix product.
 
 use anyhow::Result;
-use candle_amp::{Op, autograd, nn, ops};
+use candle_amp::{Op, autograd, nn, no_grad, ops};
 use candle_amp_benches::precision::Precision;
 use candle_amp_benches::{loss_with, tracked};
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor, Var};
@@ -192,8 +192,12 @@ impl Operator {
         precision: Precision,
         device: &Device,
     ) -> Result<TrainingStep> {
-        let run = self.forward(pass, precision.dtype(), device)?;
-        let run = move || precision.autocast().scope(&run);
+        let forward = self.forward(pass, precision.dtype(), device)?;
+        let run = move || {
+            let all = || precision.autocast().scope(&forward);
+            // Parameters of a norm are variables in any case: without backward there is to be no graph.
+            if pass == Pass::Forward { no_grad(all) } else { all() }
+        };
         let y = run()?;
         // Handed to backward as they are: a sum would read all of the result.
         let ones = Tensor::ones(y.shape(), y.dtype(), device)?;

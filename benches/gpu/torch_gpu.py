@@ -1,4 +1,4 @@
-"""The workloads of `gpu`, in PyTorch: eager, under autocast, with fused optimizers."""
+"""The workloads of `gpu`, in PyTorch: under autocast, with fused optimizers; eager, unless the other side has a graph."""
 
 import statistics
 import sys
@@ -18,6 +18,8 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channel
 DTYPES = {"f32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 HELD = 4 << 30  # bytes of gradients that a run has at most, as on the other side
 COPIES = 20  # as on the other side
+# As CUDA graphs; the CPU's compiler takes a minute, to no purpose.
+COMPILE = {"mode": "reduce-overhead"} if DEVICE.type == "cuda" else {"backend": "aot_eager"}
 RUN = 0.05  # seconds of steps before somebody waits, as on the other side
 
 
@@ -158,16 +160,20 @@ def training(work, model, loss_of, optimizer, max_norm=None):
     return runs(work, step)
 
 
+def set_tf32(work):
+    """F32 is F32 on both sides: PyTorch lets convolutions round to TF32 by itself."""
+    allow_tf32 = work["precision"] == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+    torch.backends.cudnn.allow_tf32 = allow_tf32
+
+
 def runs(work, step):
     """Runs of as many steps as RUN has, from the second on."""
     count = 1
 
     def run():
         nonlocal count
-        # F32 is F32 on both sides: PyTorch lets convolutions round to TF32 by itself.
-        allow_tf32 = work["precision"] == "tf32"
-        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
-        torch.backends.cudnn.allow_tf32 = allow_tf32
+        set_tf32(work)
         each = timed(step, count)
         count = max(1, min(100, int(RUN / each)))
         return each
@@ -176,22 +182,55 @@ def runs(work, step):
     return run
 
 
-def gpt(work, _):
+def as_it_is(function):
+    return function
+
+
+def gpt(work, _, prepared=as_it_is):
     size, batch = work["size"], work["batch"]
     model = Gpt(size).to(DEVICE)
     draw = lambda *shape: torch.randint(size["vocabulary"], shape, device=DEVICE)
     x, y = draw(batch, size["context"]), draw(batch * size["context"])
-    loss_of = lambda: F.cross_entropy(model(x), y)
+    loss = prepared(lambda x, y: F.cross_entropy(model(x), y))
+    loss_of = lambda: loss(x, y)
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     return training(work, model, loss_of, adamw, max_norm=1.0)
 
 
-def resnet(work, layout):
+def resnet(work, layout, prepared=as_it_is):
     model = ResNet(work["size"]).to(DEVICE, memory_format=layout)
     x = torch.randn(work["batch"], 3, 32, 32, device=DEVICE).to(memory_format=layout)
     y = torch.arange(work["batch"], device=DEVICE) % 10
-    loss_of = lambda: F.cross_entropy(model(x), y)
+    loss = prepared(lambda x, y: F.cross_entropy(model(x), y))
+    loss_of = lambda: loss(x, y)
     return training(work, model, loss_of, torch.optim.SGD(model.parameters(), **SGD))
+
+
+def compiled(make):
+    """The steps of `make` with a compiled loss, forward and backward each as one CUDA graph. Compiling is not timed."""
+
+    def made(work, layout):
+        what, start = f"torch.compile of {work['kind']}, {work['precision']}", time.perf_counter()
+        try:
+            run = make(work, layout, lambda loss: torch.compile(loss, **COMPILE))
+            set_tf32(work)  # with another setting it would be compiled again
+            for i in range(3):  # compiles, records, replays
+                run.step(i)
+            wait()
+        except Exception as error:  # no C compiler, no Triton
+            print(f"{what} is not possible here, and not measured: {error!r}", file=sys.stderr, flush=True)
+            return None
+        print(f"{what} took {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+        return run
+
+    return made
+
+
+def dropped():
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # what is compiled keeps the memory of its graphs
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def operator(work, _):
@@ -212,11 +251,14 @@ WORK = {
     "refresh_vars": refresh,
     "gpt": gpt,
     "resnet": resnet,
+    "graphed_gpt": compiled(gpt),
+    "graphed_resnet": compiled(resnet),
 }
 
 
 def layouts_of(work):
-    name = "channels-last" if work["kind"] == "resnet" else "contiguous"
+    last = work["kind"] == "graphed_resnet" or work.get("channels_last", False)
+    name = "channels-last" if last else "contiguous"
     return {name: LAYOUTS[name]}
 
 
@@ -249,4 +291,4 @@ def host(make, steps):
 
 if __name__ == "__main__":
     torch.backends.cudnn.benchmark = "--cudnn-benchmark" in sys.argv
-    serve(make, layouts_of, {"peak": peak, "host": host}, dropped=torch.cuda.empty_cache)
+    serve(make, layouts_of, {"peak": peak, "host": host}, dropped)

@@ -53,9 +53,9 @@ pub(crate) enum Work {
     Gpt { size: GptSize, batch: usize },
     /// A training step of a residual network on images of 32x32.
     Resnet { size: ResNetSize, batch: usize, channels_last: bool },
-    /// A training step of GPT-2 as one CUDA graph.
+    /// A training step of GPT-2 as one CUDA graph. PyTorch's is by `torch.compile`, with CUDA graphs.
     GraphedGpt { size: GptSize, batch: usize },
-    /// A training step of a residual network as one CUDA graph, channels last.
+    /// A training step of a residual network as one CUDA graph, channels last; PyTorch's the same.
     GraphedResnet { size: ResNetSize, batch: usize },
     /// A training step of a residual network on candle's own operators.
     CandleResnet { size: ResNetSize, batch: usize },
@@ -120,14 +120,19 @@ impl Spec {
         }))
     }
 
-    /// Whether it is a step as one CUDA graph, which PyTorch's side does not have.
+    /// Whether it is a step as one CUDA graph.
     pub(crate) fn is_graphed(&self) -> bool {
         matches!(self.work, Work::GraphedGpt { .. } | Work::GraphedResnet { .. })
     }
 
-    /// The one that PyTorch's side uses for it.
+    /// The one that PyTorch's side uses for it: this side's.
     pub(crate) fn layout(&self) -> &'static str {
-        if matches!(self.work, Work::Resnet { .. }) { "channels-last" } else { "contiguous" }
+        match self.work {
+            Work::Resnet { channels_last: true, .. } | Work::GraphedResnet { .. } => {
+                "channels-last"
+            }
+            _ => "contiguous",
+        }
     }
 }
 

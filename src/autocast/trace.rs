@@ -124,7 +124,9 @@ impl Autocast {
     /// | `im2col`, `gemm crate` | CPU | operands widened to F32, and the product of the `gemm` crate |
     /// | `im2col, f64`, `gemm crate, f64` | CPU | the same in F64 |
     /// | `blocks` | CPU | attention, a block of queries at a time |
-    /// | `cudnn`, `cublas`, `cublaslt` | CUDA | the library named |
+    /// | `cudnn, FWD_ALGO_GEMM, TENSOR_OP_MATH` | CUDA | cuDNN's older functions, with its names of algorithm and math type |
+    /// | `cudnn graph, engine 7, tensor cores` | CUDA | an engine of cuDNN's graph API, with its number |
+    /// | `cublas`, `cublaslt` | CUDA | the library named |
     /// | `im2col, cublas` | CUDA | a convolution that cuDNN did not take |
     /// | `depthwise kernel` | CUDA | a kernel of this crate |
     /// | `flash`, `products` | CUDA | attention in one kernel, or as two products and a softmax |

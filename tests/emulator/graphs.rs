@@ -5,8 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::Result;
 
 use crate::gpu::{assert_error, compile, cudarc, grid, run, stream};
+use cudarc::cublas::{CudaBlas, Gemm, GemmConfig, sys as cublas};
+use cudarc::driver::DevicePtr;
 use cudarc::driver::sys::{
-    CUgraphInstantiate_flags as Flags, CUresult, CUstreamCaptureMode as Mode,
+    self, CUgraphInstantiate_flags as Flags, CUresult, CUstreamCaptureMode as Mode,
 };
 
 /// Who waits for the context spoils the captures of all threads.
@@ -62,6 +64,50 @@ fn a_capture_allows_no_waiting() -> Result<()> {
         assert_error(captured, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     }
     stream.synchronize()?;
+    Ok(())
+}
+
+/// cuBLAS takes the memory of a captured product from the graph, unless its handle has a workspace: of which a stream that
+/// is set later knows nothing.
+#[test]
+fn a_captured_product_allocates_unless_its_handle_has_a_workspace() -> Result<()> {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let stream = stream()?;
+    // SAFETY: there is one stream.
+    unsafe { stream.context().disable_event_tracking() };
+    let blas = CudaBlas::new(stream.clone())?;
+    let (a, mut c) = (stream.alloc_zeros::<f32>(4)?, stream.alloc_zeros::<f32>(4)?);
+    const SIZE: usize = 1 << 20;
+    let workspace = stream.alloc_zeros::<u8>(SIZE)?;
+    let address = workspace.device_ptr(&stream).0;
+    let set = |from: u64, size: usize| {
+        // SAFETY: the handle is alive, and no product is under way.
+        unsafe { cublas::cublasSetWorkspace_v2(*blas.handle(), from as *mut _, size) }.result()
+    };
+    let mut nodes = || -> Result<usize> {
+        stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        let n = cublas::cublasOperation_t::CUBLAS_OP_N;
+        let (transa, transb, m, n, k) = (n, n, 2, 2, 2);
+        let (lda, ldb, ldc, alpha, beta) = (2, 2, 2, 1.0, 0.0);
+        let config = GemmConfig { transa, transb, m, n, k, alpha, lda, ldb, beta, ldc };
+        // SAFETY: the matrices are of these sizes.
+        unsafe { blas.gemm(config, &a, &a, &mut c) }?;
+        let graph = stream.end_capture(Flags(0))?.expect("something was captured");
+        let mut count = 0;
+        // SAFETY: the graph is alive, and only its nodes are counted.
+        unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &mut count) }
+            .result()?;
+        graph.launch()?;
+        graph.launch()?;
+        Ok(count)
+    };
+    assert_eq!(nodes()?, 3);
+    set(address, SIZE)?;
+    assert_eq!(nodes()?, 1);
+    // SAFETY: the stream outlives the handle.
+    unsafe { cublas::cublasSetStream_v2(*blas.handle(), stream.cu_stream().cast()) }.result()?;
+    assert_eq!(nodes()?, 3);
+    assert!(set(address + 16, SIZE - 16).is_err() && set(address, SIZE + 256).is_err());
     Ok(())
 }
 

@@ -8,6 +8,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::GraphedStep;
+use crate::kernels::cuda::Gpu;
 use crate::kernels::devices::{devices, gpus};
 use crate::kernels::own_process::in_own_process;
 use crate::optim::{
@@ -22,23 +23,47 @@ const STEPS: u64 = 14;
 /// Steps whose batch holds an infinity: before the capture, at it, and after.
 const BAD: [u64; 4] = [1, 4, 6, 7];
 
-/// Convolution, batch norm, dropout, two linear layers.
+/// What is trained, and how.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    /// Of the variables.
+    dtype: DType,
+    masters: Masters,
+    /// The loss scale's, if there is one.
+    scale: Option<ScaleConfig>,
+    amp: DType,
+    channels_last: bool,
+}
+
+fn kind(dtype: DType, masters: Masters, enabled: bool) -> Kind {
+    let scale = enabled.then(config);
+    Kind { dtype, masters, scale, amp: DType::BF16, channels_last: false }
+}
+
+/// Two convolutions, batch norm, dropout, two linear layers.
 struct Net {
+    channels_last: bool,
     varmap: nn::VarMap,
     conv: nn::Conv2d,
+    deep: nn::Conv2d,
     norm: nn::BatchNorm,
     hidden: nn::Linear,
     out: nn::Linear,
 }
 
 impl Net {
-    fn new(dtype: DType, device: &Device) -> Result<Self> {
+    fn new(Kind { dtype, channels_last, .. }: Kind, device: &Device) -> Result<Self> {
         let varmap = nn::VarMap::new();
         let vb = nn::var_builder(&varmap, dtype, device);
         let config = candle_nn::Conv2dConfig { padding: 1, ..Default::default() };
+        let conv = nn::conv2d(3, 8, 3, config, vb.pp("conv"))?;
+        let deep = nn::conv2d(8, 8, 3, config, vb.pp("deep"))?;
+        let norm = nn::batch_norm(8, candle_nn::BatchNormConfig::default(), vb.pp("norm"))?;
         Ok(Self {
-            conv: nn::conv2d(3, 8, 3, config, vb.pp("conv"))?,
-            norm: nn::batch_norm(8, candle_nn::BatchNormConfig::default(), vb.pp("norm"))?,
+            channels_last,
+            conv: if channels_last { conv.channels_last() } else { conv },
+            deep: if channels_last { deep.channels_last() } else { deep },
+            norm: if channels_last { norm.channels_last() } else { norm },
             hidden: nn::linear(8 * 36, 32, vb.pp("hidden"))?,
             out: nn::linear(32, 5, vb.pp("out"))?,
             varmap,
@@ -46,8 +71,9 @@ impl Net {
     }
 
     fn loss(&self, x: &Tensor, y: &Tensor) -> candle_core::Result<Tensor> {
-        let x =
-            ops::relu(&candle_core::ModuleT::forward_t(&self.norm, &self.conv.forward(x)?, true)?)?;
+        let x = if self.channels_last { x.permute((0, 2, 3, 1))? } else { x.clone() };
+        let x = self.deep.forward(&self.conv.forward(&x)?)?;
+        let x = ops::relu(&candle_core::ModuleT::forward_t(&self.norm, &x, true)?)?;
         let x = ops::dropout(&x.flatten_from(1)?, 0.25)?;
         let x = ops::dropout(&ops::relu(&self.hidden.forward(&x)?)?, 0.5)?;
         ops::cross_entropy(&self.out.forward(&x)?, y)
@@ -90,21 +116,17 @@ struct Trained {
 }
 
 /// Trains; as always, or by a graph.
-fn train<C: Config>(
-    device: &Device,
-    (dtype, masters, enabled): (DType, Masters, bool),
-    config_of: C,
-    graphed: bool,
-) -> Result<Trained> {
+fn train<C: Config>(device: &Device, kind: Kind, config_of: C, graphed: bool) -> Result<Trained> {
     let _fork = random::fork_rng_guard();
     random::manual_seed(3);
-    let net = Net::new(dtype, device)?;
+    let Kind { masters, scale, amp, .. } = kind;
+    let net = Net::new(kind, device)?;
     let parameters = Parameters::from_varmap(&net.varmap);
     let trained = parameters.filter(|name| !name.contains("running"));
     let mut optimizer = Optim::new(&trained, config_of)?.with_masters(masters)?;
     let mut scheduler = Scheduler::new(Schedule::cosine(20).with_warm_up(4), &mut optimizer)?;
-    let mut scaler = if enabled { GradScaler::new(config())? } else { GradScaler::disabled() };
-    let amp = Autocast::new(DType::BF16);
+    let mut scaler = scale.map_or_else(|| Ok(GradScaler::disabled()), GradScaler::new)?;
+    let amp = Autocast::new(amp);
     let calls = Cell::new(0);
     let forward = |inputs: &[Tensor]| {
         calls.set(calls.get() + 1);
@@ -114,7 +136,7 @@ fn train<C: Config>(
     let (mut losses, mut told) = (Vec::new(), Vec::new());
     let mut late = Vec::new();
     for number in 0..STEPS {
-        let inputs = batch(number, enabled && BAD.contains(&number), device)?;
+        let inputs = batch(number, scale.is_some() && BAD.contains(&number), device)?;
         let (loss, outcome) = match graphed {
             true => step.run(&mut scaler, &mut optimizer, &inputs)?,
             false => step.eager(&mut scaler, &mut optimizer, &inputs)?,
@@ -146,13 +168,14 @@ fn train<C: Config>(
     })
 }
 
-fn same<C: Config>(kind: (DType, Masters, bool), config: C) -> Result<()> {
+/// The same bits by a graph as without; the steps that were skipped are those of `skipped`.
+fn same<C: Config>(kind: Kind, config: C, skipped: &[u64]) -> Result<()> {
     for device in devices() {
         let (eager, graphed) =
             (train(&device, kind, config, false)?, train(&device, kind, config, true)?);
         assert_eq!(eager, graphed, "{kind:?} {config:?}");
-        let skipped = eager.told.iter().filter(|told| told.starts_with("true")).count();
-        assert_eq!(skipped, if kind.2 { BAD.len() } else { 0 });
+        let told = (0..).zip(&eager.told).filter(|(_, told)| told.starts_with("true"));
+        assert_eq!(told.map(|(step, _)| step).collect::<Vec<_>>(), skipped, "{kind:?}");
     }
     Ok(())
 }
@@ -165,12 +188,46 @@ fn a_graph_does_what_the_step_does_to_the_bit() -> Result<()> {
     }
     let momentum = SgdConfig { lr: 0.05, momentum: 0.9, nesterov: true, ..Default::default() };
     let adamw = AdamWConfig { lr: 0.01, ..Default::default() };
-    same((DType::F32, Masters::F32, true), adamw)?;
-    same((DType::F32, Masters::F32, false), AdamWConfig { amsgrad: true, ..adamw })?;
-    same((DType::BF16, Masters::Remainder, true), momentum)?;
-    same((DType::BF16, Masters::Stochastic, true), adamw)?;
-    same((DType::BF16, Masters::F32, true), LionConfig { lr: 0.001, ..Default::default() })?;
-    same((DType::F32, Masters::F32, true), LambConfig { lr: 0.01, ..Default::default() })
+    let lion = LionConfig { lr: 0.001, ..Default::default() };
+    same(kind(DType::F32, Masters::F32, true), adamw, &BAD)?;
+    same(kind(DType::F32, Masters::F32, false), AdamWConfig { amsgrad: true, ..adamw }, &[])?;
+    same(kind(DType::BF16, Masters::Remainder, true), momentum, &BAD)?;
+    same(kind(DType::BF16, Masters::Stochastic, true), adamw, &BAD)?;
+    same(kind(DType::BF16, Masters::F32, true), lion, &BAD)?;
+    same(kind(DType::F32, Masters::F32, true), LambConfig { lr: 0.01, ..Default::default() }, &BAD)
+}
+
+/// 16-bit convolutions with channels last, by engines of cuDNN's graph API where it is there. In F16 a scale that is too
+/// large overflows in the arithmetic itself: before the capture, at it, and after.
+#[test]
+fn a_graph_of_channels_last_does_what_the_step_does_to_the_bit() -> Result<()> {
+    let test = format!("{HERE}a_graph_of_channels_last_does_what_the_step_does_to_the_bit");
+    if !in_own_process(&test, &[]) {
+        return Ok(());
+    }
+    let adamw = AdamWConfig { lr: 0.01, ..Default::default() };
+    let bf16 = Kind { channels_last: true, ..kind(DType::BF16, Masters::Stochastic, true) };
+    let f16 = Kind {
+        amp: DType::F16,
+        scale: Some(ScaleConfig { init_scale: 16_777_216.0, growth_interval: 100, ..config() }),
+        channels_last: true,
+        ..kind(DType::F32, Masters::F32, true)
+    };
+    for kind in [bf16, f16] {
+        for device in gpus() {
+            let (net, [x, y]) = (Net::new(kind, &device)?, batch(0, false, &device)?);
+            let (loss, trace) = Autocast::new(kind.amp).trace(|| net.loss(&x, &y));
+            loss?;
+            let convolutions = trace.rows().iter().filter(|row| row.op.name() == "conv2d");
+            let by: Vec<_> = convolutions.filter_map(|row| row.algorithm).collect();
+            let engine = |by: &&str| by.starts_with("cudnn graph, engine ");
+            assert_eq!(by.len(), 2);
+            let by_cudnn = Gpu::of(&device).is_some_and(|gpu| gpu.has_convolutions());
+            assert!(!by_cudnn || by.iter().all(engine), "{by:?}");
+        }
+    }
+    same(bf16, adamw, &BAD)?;
+    same(f16, adamw, &[0, 1, 2, 3, 4, 5, 6, 7])
 }
 
 /// With streams that are behind: inputs and words are not those of a later step.
@@ -180,7 +237,8 @@ fn a_graph_that_is_behind_has_its_own_inputs() -> Result<()> {
     if gpus().is_empty() || !in_own_process(&test, &[("EMULATED_GPU_DELAY", "5")]) {
         return Ok(());
     }
-    same((DType::F32, Masters::F32, true), AdamWConfig { lr: 0.01, ..Default::default() })
+    let adamw = AdamWConfig { lr: 0.01, ..Default::default() };
+    same(kind(DType::F32, Masters::F32, true), adamw, &BAD)
 }
 
 fn linear(device: &Device) -> Result<(nn::VarMap, nn::Linear)> {
@@ -403,7 +461,7 @@ fn other_work_between_replays_does_not_disturb_them() -> Result<()> {
         let run = |graphed: bool| -> Result<_> {
             let _fork = random::fork_rng_guard();
             random::manual_seed(5);
-            let net = Net::new(DType::F32, &device)?;
+            let net = Net::new(kind(DType::F32, Masters::F32, true), &device)?;
             let parameters = Parameters::from_varmap(&net.varmap);
             let trained = parameters.filter(|name| !name.contains("running"));
             let mut lamb = Lamb::new(&trained, LambConfig::default())?;

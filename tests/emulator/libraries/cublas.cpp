@@ -7,10 +7,37 @@
 namespace emulated {
 namespace {
 
+// What a handle takes for itself where its user gives it none, as on Hopper.
+constexpr size_t WORKSPACE = 32 << 20;
+constexpr size_t ALIGNMENT = 256;
+
 struct Handle {
     void *stream = nullptr;
     int pointer_mode = 0, math_mode = 0;
+    // The user's: none where the size is 0.
+    unsigned char *workspace = nullptr;
+    size_t workspace_size = 0;
 };
+
+// Gives work to the handle's stream, with the memory that it runs in. A captured stream gets that for each product, as
+// part of its graph, unless the user has given some.
+int in_workspace(const Handle *handle, const char *name, Work work) {
+    void *workspace = handle->workspace;
+    size_t size = handle->workspace_size;
+    const bool of_graph = !size && capturing(handle->stream);
+    if (of_graph)
+        if (int error = allocate_in_capture(handle->stream, size = WORKSPACE, &workspace))
+            return error;
+    int error = submit(handle->stream, name, [=] {
+        auto start = static_cast<unsigned char *>(workspace);
+        if (size && !memory::valid(start, size))
+            return sticky = complain(ILLEGAL_ADDRESS, "%s: its workspace is no longer allocated", name);
+        for (size_t i = 0; i < std::min(size, ALIGNMENT); i++) // so that nobody keeps there what is of use
+            start[i] = start[size - 1 - i] = GARBAGE;
+        return work();
+    });
+    return error ?: of_graph ? release_in_capture(handle->stream, workspace) : int(SUCCESS);
+}
 
 double scalar(const Handle *handle, const void *pointer, int type) {
     if (handle->pointer_mode == 1 && !memory::valid(pointer, size_of(type))) {
@@ -43,7 +70,7 @@ int product(Handle *handle, const char *name, Product p, const void *alpha, cons
         p.beta = load(beta, type, 0);
     }
     Handle copy = *handle;
-    return status_of(submit(handle->stream, name, [=]() mutable {
+    return status_of(in_workspace(handle, name, [=]() mutable {
         if (!on_host) {
             p.alpha = scalar(&copy, alpha, type);
             p.beta = scalar(&copy, beta, type);
@@ -142,7 +169,7 @@ template <class T> int sum_of_absolutes(Handle *handle, int n, const T *x, int s
 extern "C" {
 
 int cublasCreate_v2(Handle **handle) {
-    if (sticky)
+    if (sticky || not_while_capturing("cublasCreate")) // it allocates
         return BLAS_NOT_INITIALIZED;
     *handle = new Handle;
     return BLAS_SUCCESS;
@@ -157,6 +184,7 @@ int cublasGetVersion_v2(Handle *, int *version) {
 }
 int cublasSetStream_v2(Handle *handle, void *stream) {
     handle->stream = stream;
+    handle->workspace_size = 0; // as the real one does
     return BLAS_SUCCESS;
 }
 int cublasGetStream_v2(Handle *handle, void **stream) {
@@ -181,8 +209,13 @@ int cublasGetMathMode(Handle *handle, int *mode) {
 }
 int cublasSetAtomicsMode(Handle *, int) { return BLAS_SUCCESS; }
 int cublasSetSmCountTarget(Handle *, int) { return BLAS_SUCCESS; }
-int cublasSetWorkspace_v2(Handle *, void *workspace, size_t size) {
-    return !size || memory::valid(workspace, size) ? BLAS_SUCCESS : BLAS_INVALID_VALUE;
+int cublasSetWorkspace_v2(Handle *handle, void *workspace, size_t size) {
+    if (size && (reinterpret_cast<size_t>(workspace) % ALIGNMENT || !memory::valid(workspace, size)))
+        return complain(BLAS_INVALID_VALUE, "cublasSetWorkspace: %zu bytes that are not allocated, or not aligned to %zu",
+                        size, ALIGNMENT);
+    handle->workspace = static_cast<unsigned char *>(workspace);
+    handle->workspace_size = size;
+    return BLAS_SUCCESS;
 }
 const char *cublasGetStatusName(int status) {
     return status == 0    ? "CUBLAS_STATUS_SUCCESS"

@@ -246,7 +246,7 @@ int cudnnGetProperty(int which, int *value) {
 }
 const char *cudnnGetErrorString(int status) { return status ? "CUDNN_STATUS_NOT_SUCCESS" : "CUDNN_STATUS_SUCCESS"; }
 int cudnnCreate(Handle **handle) {
-    if (sticky)
+    if (sticky || not_while_capturing("cudnnCreate"))
         return DNN_NOT_INITIALIZED;
     *handle = new Handle;
     return DNN_SUCCESS;

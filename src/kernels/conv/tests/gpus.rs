@@ -122,18 +122,25 @@ fn halves_with_channels_last_go_to_the_graph_api() -> Result<()> {
             let mut on = |dims: &[usize]| random(&mut rng, dims, dtype).to_device(&device);
             let (x, weight, grad) = (on(&dims)?, on(&w_dims)?, on(&[2, 16, 6, 7])?);
             let (bias, back_bias) = (on(&[16])?, on(&[8])?);
-            let graph = if dtype == DType::F32 { "cudnn" } else { "cudnn graph" };
+            let is_16_bit = dtype != DType::F32;
             let expect = |by: &str| assert_eq!(take(), Some(by), "{dtype:?}");
+            let of = |pass: &str| match is_16_bit {
+                true => "cudnn graph, engine 2, tensor cores".to_owned(),
+                false => format!("cudnn, {pass}, FMA_MATH"),
+            };
             for exact in [false, true] {
                 crate::kernels::cudnn::set_cudnn_f32_weight_gradients(exact);
                 forward_last(&x, &weight, Some(&bias), geometry, dtype)?;
-                expect(graph);
+                expect(&of("FWD_ALGO_IMPLICIT_PRECOMP_GEMM"));
                 input_gradient_last(&grad, &weight, Some(&back_bias), &dims, geometry, dtype)?;
-                expect(graph);
+                expect(&of("BWD_DATA_ALGO_1"));
                 weight_gradient_last(&x, &grad, &w_dims, geometry, DType::F32)?;
-                expect(graph);
+                expect(&of("BWD_FILTER_ALGO_1"));
                 wgrad(&x, &grad, &w_dims, geometry, dtype)?;
-                expect("cudnn");
+                expect(match is_16_bit {
+                    true => "cudnn, BWD_FILTER_ALGO_1, TENSOR_OP_MATH",
+                    false => "cudnn, BWD_FILTER_ALGO_1, FMA_MATH",
+                });
             }
             crate::kernels::cudnn::set_cudnn_f32_weight_gradients(false);
         }

@@ -13,9 +13,6 @@ use super::{Handles, Operand, Product, Scalar, Sizes, of};
 use crate::error::bail;
 use crate::kernels::cuda::{Gpu, address, address_mut, launched};
 
-/// Memory for products that are cut along the sum: what NVIDIA recommends, for Hopper and before.
-const WORKSPACE: [usize; 2] = [32 << 20, 4 << 20];
-
 #[derive(Debug)]
 struct Handle {
     handle: sys::cublasLtHandle_t,
@@ -150,9 +147,7 @@ impl Gpu {
     pub(crate) fn biased_product(&self, product: &Product<'_>, bias: &Tensor) -> Result<bool> {
         thread_local!(static HANDLES: Handles<Handle> = RefCell::default());
         let new = |stream: Arc<CudaStream>| {
-            let [hopper, before] = WORKSPACE;
-            let size = if self.compute_capability()?.0 >= 9 { hopper } else { before };
-            let workspace = self.empty(size, DType::U8)?;
+            let workspace = self.workspace()?;
             stream.context().bind_to_thread().w()?;
             Ok(Handle { handle: lt::create_handle().map_err(Error::wrap)?, workspace, stream })
         };

@@ -4,6 +4,8 @@
 //! for as `rhsᵀ · lhsᵀ`, and nothing is copied.
 
 mod biased;
+#[cfg(test)]
+mod tests;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,31 +14,42 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use candle_core::cuda_backend::WrapErr;
-use candle_core::{DType, Result};
+use candle_core::{DType, Result, Tensor};
 use cudarc::cublas::{result as cublas, sys};
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaStream, sys::CUstreamCaptureStatus};
 
 use super::{Gpu, Matrices, Product, address_mut, launched, start};
 use crate::error::bail;
+
+/// Bytes of memory for products that are cut along the sum: what NVIDIA recommends, from Hopper on and before.
+const WORKSPACE: [usize; 2] = [32 << 20, 4 << 20];
+/// The place of that in [`Gpu::scratch`].
+const PLACE: usize = 4;
 
 /// A library handle on a stream. One a thread: a handle's workspace is for one product at a time.
 #[derive(Debug)]
 struct Handle {
     handle: sys::cublasHandle_t,
     /// Kept alive as long as the handle names it.
+    _workspace: Tensor,
+    /// Kept alive as long as the handle names it.
     stream: Arc<CudaStream>,
 }
 
 #[allow(unsafe_code)]
 impl Handle {
-    fn new(stream: Arc<CudaStream>) -> Result<Self> {
+    fn new(gpu: &Gpu, stream: Arc<CudaStream>) -> Result<Self> {
+        let workspace = gpu.workspace()?;
+        let (start, size) = (address_mut(&workspace)? as *mut c_void, workspace.elem_count());
         stream.context().bind_to_thread().w()?;
-        let this = Self { handle: cublas::create_handle().w()?, stream };
+        let this = Self { handle: cublas::create_handle().w()?, _workspace: workspace, stream };
         // Where a sum is cut into parts, the parts are added up in F32 too.
         let mode = sys::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
-        // SAFETY: the handle was made above, and the stream lives as long as it.
+        // SAFETY: the handle was made above. The stream and the workspace live as long as it. A stream takes a workspace
+        // that was set before it back.
         unsafe {
             cublas::set_stream(this.handle, this.stream.cu_stream().cast()).w()?;
+            sys::cublasSetWorkspace_v2(this.handle, start, size).result().w()?;
             sys::cublasSetMathMode(this.handle, mode).result().w()?;
         }
         Ok(this)
@@ -54,7 +67,7 @@ impl Drop for Handle {
 
 type Handles<T> = RefCell<HashMap<(usize, usize), Rc<T>>>;
 
-/// The thread's handle on the stream of `gpu`, made by `new` the first time.
+/// The thread's handle on the stream of `gpu`, made by `new` the first time: not in a capture, whose memory is the graph's.
 fn of<T>(
     handles: &Handles<T>,
     gpu: &Gpu,
@@ -65,17 +78,31 @@ fn of<T>(
     if let Some(handle) = handles.borrow().get(&key) {
         return Ok(handle.clone());
     }
+    if stream.capture_status().w()? != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+        bail!(
+            "a product that no step before the capture had: cuBLAS allocates its memory at the first one"
+        );
+    }
     let handle = Rc::new(new(stream)?);
     handles.borrow_mut().insert(key, handle.clone());
     Ok(handle)
 }
 
 impl Gpu {
+    /// Memory for one product at a time, whichever library computes it: the thread's products follow one another on the
+    /// stream.
+    fn workspace(&self) -> Result<Tensor> {
+        let [hopper, before] = WORKSPACE;
+        let size = if self.compute_capability()?.0 >= 9 { hopper } else { before };
+        self.scratch(PLACE, size, DType::U8)
+    }
+
     /// Computes `product`.
     #[allow(unsafe_code)]
     pub(crate) fn product(&self, product: &Product<'_>) -> Result<()> {
         thread_local!(static HANDLES: Handles<Handle> = RefCell::default());
-        let handle = HANDLES.with(|handles| of(handles, self, Handle::new))?;
+        let handle =
+            HANDLES.with(|handles| of(handles, self, |stream| Handle::new(self, stream)))?;
         let Sizes { batch, m, n, k, a, b, ldc, stride_c } = Sizes::of(product)?;
         let dtype = product.lhs.tensor.dtype();
         let (one, zero) = (Scalar::of(dtype, 1.0), Scalar::of(dtype, 0.0));

@@ -20,9 +20,9 @@ use cudarc::cudnn::sys::{
     cudnnBackendHeurMode_t as Mode, cudnnBackendNumericalNote_t as Note,
 };
 
-use super::WORKSPACE;
 use super::backend::{Answer, Descriptor, Raw};
 use super::descriptors::data_type;
+use super::{WORKSPACE, lasting};
 use crate::kernels::cuda::{Convolution, Pass};
 use crate::kernels::format::Format;
 
@@ -96,6 +96,8 @@ impl Key {
 pub(super) struct Plan {
     plan: Descriptor,
     pub(super) workspace: usize,
+    /// The engine, as a trace shows it.
+    pub(super) name: &'static str,
     /// What it was made of, and may refer to.
     _parts: Vec<Descriptor>,
 }
@@ -113,12 +115,12 @@ impl Plan {
         for mode in [Mode::CUDNN_HEUR_MODE_A, Mode::CUDNN_HEUR_MODE_FALLBACK] {
             let Ok(configurations) = proposed(&graph, mode) else { continue };
             for configuration in configurations {
-                let Ok(Some((plan, workspace, engine))) = set_up(handle, &configuration) else {
+                let Ok(Some((plan, workspace, name))) = set_up(handle, &configuration) else {
                     continue;
                 };
-                tracing::debug!(target: "candle_amp::cudnn", ?key, engine, workspace, "cuDNN graph");
+                tracing::debug!(target: "candle_amp::cudnn", ?key, name, workspace, "cuDNN graph");
                 parts.extend([graph, configuration]);
-                return Ok(Ok(Some(Self { plan, workspace, _parts: parts })));
+                return Ok(Ok(Some(Self { plan, workspace, name, _parts: parts })));
             }
         }
         Ok(Ok(None))
@@ -154,15 +156,17 @@ fn proposed(graph: &Descriptor, mode: Mode) -> Answer<Vec<Descriptor>> {
     heuristic.descriptors(name, kind, ENGINES)
 }
 
-/// A plan of this engine, its workspace in bytes, and the engine's number; `None` if it is not to be used.
+/// A plan of this engine, its workspace in bytes, and the engine's name; `None` if it is not to be used.
 fn set_up(
     handle: sys::cudnnHandle_t,
     configuration: &Descriptor,
-) -> Answer<Option<(Descriptor, usize, i64)>> {
+) -> Answer<Option<(Descriptor, usize, &'static str)>> {
     let (name, kind) = (Name::CUDNN_ATTR_ENGINECFG_ENGINE, Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     let engines = configuration.descriptors(name, kind, 1)?;
     let Some(engine) = engines.first() else { return Ok(None) };
-    if engine.notes()?.iter().any(|&note| REFUSED.iter().any(|&refused| refused as u32 == note)) {
+    let notes = engine.notes()?;
+    let has = |note: &Note| notes.contains(&(*note as u32));
+    if REFUSED.iter().any(has) {
         return Ok(None);
     }
     let plan = Descriptor::new(Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
@@ -170,8 +174,11 @@ fn set_up(
         .with(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[configuration.raw()])?
         .finish()?;
     let workspace = plan.number(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)?.max(0) as usize;
-    let engine = engine.number(Name::CUDNN_ATTR_ENGINE_GLOBAL_INDEX)?;
-    Ok((workspace <= WORKSPACE).then_some((plan, workspace, engine)))
+    let number = engine.number(Name::CUDNN_ATTR_ENGINE_GLOBAL_INDEX)?;
+    let tensor_cores = has(&Note::CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
+    let cores = if tensor_cores { "tensor cores" } else { "no tensor cores" };
+    let name = lasting(format!("cudnn graph, engine {number}, {cores}"));
+    Ok((workspace <= WORKSPACE).then_some((plan, workspace, name)))
 }
 
 impl Key {

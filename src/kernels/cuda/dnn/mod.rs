@@ -10,10 +10,10 @@ mod plan;
 mod status;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_void;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::cuda_backend::DeviceId;
 use candle_core::cuda_backend::WrapErr;
@@ -116,8 +116,11 @@ impl Gpu {
         let dtype = tensors[0].dtype();
         let addresses = Addresses::of(pass, tensors)?;
         // What the graph API's engines would be measured by is not written.
-        if !measured && self.by_graph(&library, (convolution, pass), tensors, addresses, bias)? {
-            return Ok(Some("cudnn graph"));
+        if !measured {
+            let by = self.by_graph(&library, (convolution, pass), tensors, addresses, bias)?;
+            if by.is_some() {
+                return Ok(by);
+            }
         }
         if tensors.iter().any(|tensor| tensor.dtype() != dtype) {
             return Ok(None);
@@ -153,10 +156,10 @@ impl Gpu {
         if !done {
             refused(&key, if adds { "run with a bias" } else { "run" });
         }
-        Ok(done.then_some("cudnn"))
+        Ok(done.then_some(plan.name))
     }
 
-    /// Whether the graph API has computed it.
+    /// The engine of the graph API that has computed it, if one has.
     fn by_graph(
         &self,
         library: &Library,
@@ -164,12 +167,12 @@ impl Gpu {
         tensors: [&Tensor; 3],
         addresses: Addresses,
         bias: Option<&Bias<'_>>,
-    ) -> Result<bool> {
+    ) -> Result<Option<&'static str>> {
         let bias = bias.map(|bias| bias.values);
         let mut all = addresses.0.to_vec();
         all.extend(bias.map(address).transpose()?);
         let Some(key) = graph::Key::of(convolution, pass, tensors, bias, &all) else {
-            return Ok(false);
+            return Ok(None);
         };
         let known = library.graphs.borrow().get(&key).cloned();
         let plan = match known {
@@ -187,7 +190,7 @@ impl Gpu {
                 plan
             }
         };
-        let Some(plan) = plan else { return Ok(false) };
+        let Some(plan) = plan else { return Ok(None) };
         let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
         let run = plan.run(library.handle, &all, address_mut(&scratch)?);
         let done = supported(run)?.is_some();
@@ -195,7 +198,7 @@ impl Gpu {
         if !done {
             library.graphs.borrow_mut().insert(key, None);
         }
-        Ok(done)
+        Ok(done.then_some(plan.name))
     }
 
     /// This thread's handle of the device.
@@ -211,6 +214,18 @@ impl Gpu {
             Ok(library)
         })
     }
+}
+
+/// `name`, kept for as long as the process runs. cuDNN has so many engines, and no more.
+fn lasting(name: String) -> &'static str {
+    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = names.get(name.as_str()) {
+        return known;
+    }
+    let name: &'static str = name.leak();
+    names.insert(name);
+    name
 }
 
 /// Logs that cuDNN does not support a convolution: once, as it is remembered.

@@ -17,7 +17,7 @@ use cudarc::cudnn::{result as cudnn, sys};
 
 use super::descriptors::{Descriptors, math};
 use super::status::supported;
-use super::{Addresses, Key, PLACE, WORKSPACE};
+use super::{Addresses, Key, PLACE, WORKSPACE, lasting};
 use crate::kernels::cuda::{Gpu, Pass, address_mut};
 
 /// cuDNN's name of an algorithm: each pass has an enumeration of its own.
@@ -29,6 +29,15 @@ pub(super) enum Algorithm {
 }
 
 impl Algorithm {
+    fn name(self) -> String {
+        let name = match self {
+            Self::Forward(algorithm) => format!("{algorithm:?}"),
+            Self::Dgrad(algorithm) => format!("{algorithm:?}"),
+            Self::Wgrad(algorithm) => format!("{algorithm:?}"),
+        };
+        name.trim_start_matches("CUDNN_CONVOLUTION_").to_owned()
+    }
+
     /// Whether it sums the products of inputs and weights themselves. Winograd and Fourier transforms round
     /// differently, and are left out.
     fn is_direct(self) -> bool {
@@ -62,6 +71,8 @@ impl Algorithm {
 pub(super) struct Plan {
     pub(super) descriptors: Descriptors,
     pub(super) algorithm: Algorithm,
+    /// That and the math type, as a trace shows them: cuDNN's words, without what they begin with.
+    pub(super) name: &'static str,
     /// The workspace that it needs, in bytes.
     pub(super) workspace: usize,
     /// Whether it adds to what is there: until cuDNN has said that it does not.
@@ -111,8 +122,11 @@ impl Plan {
         let workspace = set.and_then(|()| workspace(handle, &descriptors, best.algorithm));
         let Some(workspace) = supported(workspace)? else { return Ok(None) };
         let algorithm = best.algorithm;
-        tracing::debug!(target: "candle_amp::cudnn", ?pass, ?dtype, ?convolution, ?algorithm, ?math, "cuDNN");
-        Ok(Some(Self { descriptors, algorithm, workspace, adds: Cell::new(true) }))
+        let math = format!("{math:?}");
+        let math = math.trim_start_matches("CUDNN_");
+        let name = lasting(format!("cudnn, {}, {math}", algorithm.name()));
+        tracing::debug!(target: "candle_amp::cudnn", ?pass, ?dtype, ?convolution, name, "cuDNN");
+        Ok(Some(Self { descriptors, algorithm, name, workspace, adds: Cell::new(true) }))
     }
 }
 
