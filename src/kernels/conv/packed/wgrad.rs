@@ -82,7 +82,12 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
     let taps = Taps::forward(shape);
     let (ins, outs) = (shape.group_in(), shape.group_out());
     let run = match how {
-        How::RowPanels(_) => shape.batch.div_ceil(runs(shape.c_out * shape.taps())),
+        How::RowPanels(_) => {
+            // Blocks of channels are tasks too: fewer runs are fewer sums to add up.
+            let blocks = shape.geometry.groups * outs.div_ceil(block(outs));
+            let runs = runs(shape.c_out * shape.taps()).min((16 / blocks).max(2));
+            shape.batch.div_ceil(runs)
+        }
         How::Tiles(_) => winograd::Wgrad::run_images(shape),
     };
     let run = run.max(1);

@@ -5,6 +5,8 @@
 //! and all images, so that its sums stay in a cache until they are weights.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{Result, Tensor};
 use half::bf16;
@@ -17,7 +19,7 @@ use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
-use crate::kernels::cpu::vector::{first_lanes, with_bf16_vectors};
+use crate::kernels::cpu::vector::with_bf16_vectors;
 use crate::kernels::gemm::micro::{InstructionSet, KeptWords, PackedGemm, equal_parts, with_words};
 
 /// Output channels of a task.
@@ -51,7 +53,8 @@ pub(in super::super::super) fn wgrad(
         return Ok(None);
     }
     let runs: Vec<_> = pairs.iter().map(|pairs| runs(pairs)).collect();
-    let group = (NEAR / from.max(to)).next_multiple_of(2).min(shape.batch.next_multiple_of(2));
+    let images = (NEAR / from.max(to)).clamp(2, shape.batch.max(2));
+    let group = images.next_multiple_of(2);
     let _held = hold([x, grad]);
     let (x, grad): (&[bf16], &[bf16]) = (&Elements::of(x)?, &Elements::of(grad)?);
     let side = |pixels, channels| Side { pixels, channels, group, batch: shape.batch };
@@ -60,10 +63,10 @@ pub(in super::super::super) fn wgrad(
     let tasks = Tasks { isa, left, right, grad: grad.as_slice(), x: x.as_slice(), runs: &runs };
     let count = shape.c_out * shape.taps();
     let weights = try_uninit_vec(count, |weights: &mut [MaybeUninit<f32>]| {
-        let finite = std::sync::atomic::AtomicBool::new(true);
+        let finite = AtomicBool::new(true);
         parallel::for_each_chunk(weights, OUTS * shape.taps(), |task, weights| {
             if !tasks.run(task * OUTS, weights) {
-                finite.store(false, std::sync::atomic::Ordering::Relaxed);
+                finite.store(false, Ordering::Relaxed);
             }
         });
         finite.into_inner()
@@ -203,7 +206,7 @@ impl Tasks<'_> {
         &self,
         (group, images): (usize, usize),
         (first, outs): (usize, usize),
-        vectors: std::ops::Range<usize>,
+        vectors: Range<usize>,
         tap: usize,
         sums: &mut [f32],
     ) {
