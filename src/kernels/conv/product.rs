@@ -7,6 +7,8 @@ use super::shape::Shape;
 use crate::kernels::cuda::Pass;
 use crate::kernels::format::{Format, to_nchw, to_nhwc};
 use crate::kernels::gemm::gemm;
+#[cfg(target_arch = "x86_64")]
+use crate::kernels::gemm::micro::InstructionSet;
 
 /// Whether this module computes such a pass, of a bias or without.
 pub(super) fn suits(
@@ -23,14 +25,27 @@ pub(super) fn suits(
     let fits = match geometry.format {
         Format::ChannelsLast => true,
         Format::ChannelsFirst if is_small(shape) => true,
-        // One sum over all images, moved to channels last; with channels first each image would be packed by itself.
+        // One sum over all images, moved to channels last, where with channels first each image would be packed by itself.
         Format::ChannelsFirst if pass == Pass::Wgrad => {
-            shape.pixels() <= 256 && operands.iter().all(|x| x.dtype() == DType::BF16)
+            let bf16 = operands.iter().all(|x| x.dtype() == DType::BF16);
+            shape.pixels() <= 256 && bf16 && !reads_in_place(operands)
+        }
+        // A product transposes the weights for each image.
+        Format::ChannelsFirst if pass == Pass::Dgrad && reads_in_place(operands) => {
+            bias.is_none() && shape.pixels() <= 256
         }
         // The bias of a product is one number a column, and here columns are pixels.
         Format::ChannelsFirst => bias.is_none(),
     };
     one_tap && fits
+}
+
+/// Whether packed GEMM reads the images of wgrad where they lie.
+fn reads_in_place(operands: [&Tensor; 2]) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return InstructionSet::of(operands) == Some(InstructionSet::Avx512Bf16);
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 /// Whether an image has so few pixels that a product of each would read the weights for little: then all are moved to

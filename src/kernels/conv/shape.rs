@@ -150,6 +150,29 @@ impl Shape {
         self.group_in() * self.kernel_width
     }
 
+    /// Calls `f` with every tap, and a pixel of the input and of the output, by their numbers in a plane, that meet there:
+    /// none of padding. Returns how often that was.
+    pub(super) fn meetings(&self, mut f: impl FnMut(usize, usize, usize)) -> usize {
+        let Geometry { stride, padding, dilation, .. } = self.geometry;
+        let meets = |out: usize, tap: usize, padding: usize, size: usize| {
+            let at = (out * stride + tap * dilation).checked_sub(padding)?;
+            (at < size).then_some(at)
+        };
+        let mut count = 0;
+        for tap in 0..self.kernel_height * self.kernel_width {
+            let (down, across) = (tap / self.kernel_width, tap % self.kernel_width);
+            for y in 0..self.out_height {
+                let Some(row) = meets(y, down, padding.0, self.height) else { continue };
+                for x in 0..self.out_width {
+                    let Some(column) = meets(x, across, padding.1, self.width) else { continue };
+                    f(tap, row * self.width + column, y * self.out_width + x);
+                    count += 1;
+                }
+            }
+        }
+        count
+    }
+
     /// Whether every one of several groups has one input channel.
     pub(super) fn depthwise(&self) -> bool {
         self.geometry.groups == self.c_in && self.c_in > 1

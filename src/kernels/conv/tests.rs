@@ -9,6 +9,8 @@ use crate::kernels::format::{Format, to_nchw, to_nhwc};
 mod depthwise;
 mod gpus;
 #[cfg(target_arch = "x86_64")]
+mod lanes;
+#[cfg(target_arch = "x86_64")]
 mod split;
 #[cfg(target_arch = "x86_64")]
 mod winograd;
@@ -241,9 +243,12 @@ fn batches_tiles_and_kernels_that_are_not_square() {
         ([0, 3, 5, 5], 4, [3, 3]),
         ([1, 3, 33, 33], 7, [3, 3]), // tiles of a few rows
         ([5, 3, 33, 32], 7, [3, 3]),
-        ([5, 4, 32, 32], 2, [1, 1]), // the image as it is
-        ([5, 4, 3, 7], 6, [1, 1]),   // moved to channels last
-        ([40, 3, 8, 8], 3, [3, 3]),  // tiles of several images, and fewer in the last
+        ([5, 4, 32, 32], 2, [1, 1]),  // the image as it is
+        ([5, 4, 3, 7], 6, [1, 1]),    // moved to channels last
+        ([5, 8, 8, 8], 32, [1, 1]),   // wgrad without copies, of several images
+        ([2, 8, 48, 32], 16, [1, 1]), // the same, an image in parts
+        ([2, 140, 5, 5], 6, [3, 3]),  // weights of several blocks together
+        ([40, 3, 8, 8], 3, [3, 3]),   // tiles of several images, and fewer in the last
         ([35, 2, 1, 1], 3, [3, 3]),
         ([5, 2, 9, 6], 3, [1, 3]),
         ([5, 2, 9, 6], 3, [4, 1]),

@@ -221,25 +221,11 @@ impl Sums {
         count: usize,
         place: impl Fn(usize, usize, usize) -> (usize, usize, usize),
     ) -> Self {
-        let geometry = shape.geometry;
-        let meets = |out: usize, tap: usize, padding: usize, size: usize| {
-            let at = (out * geometry.stride + tap * geometry.dilation).checked_sub(padding)?;
-            (at < size).then_some(at)
-        };
         let mut lists = vec![Vec::new(); count];
-        for tap in 0..shape.kernel_height * shape.kernel_width {
-            let (down, across) = (tap / shape.kernel_width, tap % shape.kernel_width);
-            for y in 0..shape.out_height {
-                let Some(row) = meets(y, down, geometry.padding.0, shape.height) else { continue };
-                for x in 0..shape.out_width {
-                    let column = meets(x, across, geometry.padding.1, shape.width);
-                    let Some(column) = column else { continue };
-                    let pixels = (row * shape.width + column, y * shape.out_width + x);
-                    let (sum, left, right) = place(pixels.0, tap, pixels.1);
-                    lists[sum].push([left as u16, right as u16]);
-                }
-            }
-        }
+        shape.meetings(|tap, input, output| {
+            let (sum, left, right) = place(input, tap, output);
+            lists[sum].push([left as u16, right as u16]);
+        });
         let ends = lists.iter().scan(0, |end, list| {
             *end += list.len();
             Some(*end)

@@ -11,9 +11,11 @@
 //!
 //! dgrad, the gradient by the input, is the same loop over the output's gradient. With a stride, input pixels fall
 //! into up to `stride²` phases that meet different taps. Each is a convolution; their results are interleaved.
-//! wgrad, the gradient by the weight, has loops of its own. Plain 3 × 3 convolutions in F32 take Winograd's.
+//! wgrad, the gradient by the weight, has loops of its own. Plain 3 × 3 convolutions in F32 take Winograd's, and small
+//! images in BF16 those of [`lanes`].
 #![allow(unsafe_code)]
 
+pub(super) mod lanes;
 mod layout;
 pub(super) mod nhwc;
 mod rows;
@@ -37,7 +39,7 @@ use layout::{Cut, Part, RowPanels, Taps};
 pub(super) use rows::Stored;
 use source::NchwImages;
 use store::{NchwStore, Runs};
-use weights::Order;
+pub(super) use weights::Order;
 pub(super) use wgrad::wgrad;
 
 /// The instruction set for these operands; `None` where this module does not convolve them.
@@ -67,6 +69,13 @@ pub(super) fn forward<O: Rounded>(
             return Ok(tensor::<O>(data, &shape.out_dims()));
         }
     }
+    if lanes::suits(shape, Order::Forward, isa) {
+        let bias = bias.as_deref();
+        let data = lanes::convolve::<O>(x, weight, bias, shape, Order::Forward, isa)?;
+        if let Some(data) = data {
+            return Ok(tensor(data, &shape.out_dims()));
+        }
+    }
     let taps = Taps::forward(shape);
     let weight = weights::pack(weight, shape, &taps, Order::Forward, isa)?;
     let pass = ConvPass::forward(shape, isa);
@@ -84,6 +93,13 @@ pub(super) fn dgrad<O: Rounded>(
     isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
     let bias = bias.map(weights::widened).transpose()?;
+    if lanes::suits(shape, Order::Backward, isa) {
+        let bias = bias.as_deref();
+        let data = lanes::convolve::<O>(grad, weight, bias, shape, Order::Backward, isa)?;
+        if let Some(data) = data {
+            return Ok(Some(tensor(data, &shape.input_dims())));
+        }
+    }
     if meets_padding(weight, shape)? {
         return Ok(None);
     }

@@ -5,6 +5,7 @@
 //! dgrad sums over output channels instead of input channels: [`Order`] exchanges the two strides.
 #![allow(unsafe_code)]
 
+use std::array::from_fn;
 use std::mem::MaybeUninit;
 
 use candle_core::{Result, Tensor};
@@ -20,7 +21,7 @@ use crate::kernels::gemm::micro::{InstructionSet, KeptWords, first_term, padded_
 
 /// Which channels are summed over.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Order {
+pub(in super::super) enum Order {
     /// The input's.
     Forward,
     /// The output's: for the gradient by the input.
@@ -110,30 +111,50 @@ fn arrange<S: Stored>(
     let (row, channel) = if order == Order::Forward { (row, kernel) } else { (kernel, row) };
     let used = used.enumerate().map(|(index, tap)| (tap, index * column * across)).collect();
     let arrangement = Arrangement { isa, ins, row, channel, kernel, used, across, down };
-    let pack = |block: usize, places: &mut [u32]| {
-        let (group, first) = (block / blocks, block % blocks * rows);
-        let start = group * shape.group_out() * shape.group_in() * kernel + first * row;
-        let (weight, count) = (&weight[start..], rows.min(outs - first));
-        if count < rows || isa.terms() > 1 {
-            places.fill(0); // between rows and registers
-        }
+    // Backward, a channel's kernels of neighbouring blocks are neighbours in memory, and those of the next channel far away.
+    let side_by_side = order == Order::Backward && !lines && shape.geometry.groups == 1;
+    let together = if side_by_side { (blocks / 8).clamp(1, 64 / rows) } else { 1 };
+    let size = (rows * sum).max(1);
+    let pack = |chunk: usize, places: &mut [u32]| {
+        let mut parts: Vec<_> = (chunk * together..)
+            .zip(places.chunks_mut(size))
+            .map(|(block, places)| {
+                let (group, first) = (block / blocks, block % blocks * rows);
+                let start = group * shape.group_out() * shape.group_in() * kernel + first * row;
+                let count = rows.min(outs - first);
+                if count < rows || isa.terms() > 1 {
+                    places.fill(0); // between rows and registers
+                }
+                Block { weight: &weight[start..], rows: count, places }
+            })
+            .collect();
         match isa {
-            InstructionSet::Avx2F32 => arrangement.fill_singly(weight, count, places),
+            InstructionSet::Avx2F32 => {
+                parts.iter_mut().for_each(|block| arrangement.fill_singly(block))
+            }
             _ => with_bf16_vectors!(V => {
                 // SAFETY: the features of the vectors.
-                unsafe { arrangement.fill::<S, V>(weight, count, places) }
+                unsafe { arrangement.fill::<S, V>(&mut parts) }
             }),
         }
     };
-    let (places, block) = (shape.geometry.groups * blocks * rows * sum, (rows * sum).max(1));
-    let places = &mut packed.as_mut_slice()[..places];
-    match places.len() > SHORT {
-        true => parallel::for_each_chunk(places, block, pack),
+    let len = shape.geometry.groups * blocks * rows * sum;
+    let places = &mut packed.as_mut_slice()[..len];
+    match len > SHORT {
+        true => parallel::for_each_chunk(places, together * size, pack),
         false => {
-            places.chunks_mut(block).enumerate().for_each(|(block, places)| pack(block, places))
+            let chunks = places.chunks_mut(together * size).enumerate();
+            chunks.for_each(|(chunk, places)| pack(chunk, places));
         }
     }
     packed
+}
+
+/// A block of rows: the weights from its first one on, and where they go.
+struct Block<'a, S> {
+    weight: &'a [S],
+    rows: usize,
+    places: &'a mut [u32],
 }
 
 /// Where weights come from, and where their words go in a block.
@@ -153,45 +174,69 @@ struct Arrangement {
 }
 
 impl Arrangement {
-    /// Packs so many rows, the first of which `weight` starts with.
+    /// Packs blocks, a few words of each in turns.
     ///
     /// # Safety
     /// The features of `V`.
     #[inline(always)]
-    unsafe fn fill<S: Stored, V: Vector>(&self, weight: &[S], rows: usize, places: &mut [u32]) {
+    unsafe fn fill<S: Stored, V: Vector>(&self, blocks: &mut [Block<'_, S>]) {
         let (per, terms) = (self.isa.per_word(), self.isa.terms());
         let words = self.ins.div_ceil(per);
-        // A vector is the same word of all rows, or else words of a row, the last of which may have one channel.
-        let side = self.across > 1;
-        for row in 0..if side { 1 } else { rows } {
-            for word in (0..words).step_by(if side { 1 } else { 16 }) {
-                let channels = (self.ins - per * word).min(16 * per);
-                let (step, counts) = match side {
-                    true => (self.row, [rows, if channels > 1 { rows } else { 0 }]),
-                    false => (per * self.channel, [channels.div_ceil(per), channels / 2]),
-                };
-                let from = (row * self.row + per * word * self.channel, step);
-                let at = row * self.down + first_term(word, terms) * self.across;
-                // SAFETY: the caller's.
-                unsafe { self.vectors::<S, V>(weight, from, counts, &mut places[at..]) };
+        if self.across == 1 {
+            // A vector is words of a row, the last of which may have one channel.
+            let offsets = from_fn(|i| i * per * self.channel);
+            for Block { weight, rows, places } in blocks {
+                for row in 0..*rows {
+                    for word in (0..words).step_by(16) {
+                        let channels = (self.ins - per * word).min(16 * per);
+                        let counts = [channels.div_ceil(per), channels / 2];
+                        let from = row * self.row + per * word * self.channel;
+                        let at = row * self.down + first_term(word, terms);
+                        // SAFETY: the caller's.
+                        unsafe {
+                            self.vectors::<S, V>(weight, from, &offsets, counts, &mut places[at..])
+                        };
+                    }
+                }
+            }
+            return;
+        }
+        // A vector is the same word of all rows, and the next word of eight: a cache line is written as a whole.
+        let whole = 16 / self.across;
+        let offset = |i: usize| i % self.across * self.row + i / self.across * per * self.channel;
+        let offsets = from_fn(offset);
+        for first in (0..words).step_by(whole) {
+            for Block { weight, rows, places } in &mut *blocks {
+                let together = if *rows == self.across { whole.min(words - first) } else { 1 };
+                for word in (first..words.min(first + whole)).step_by(together) {
+                    let pairs = together.min((self.ins - per * word) / per);
+                    let counts = [together * *rows, pairs * *rows];
+                    let at = first_term(word, terms) * self.across;
+                    let from = per * word * self.channel;
+                    // SAFETY: the caller's.
+                    unsafe {
+                        self.vectors::<S, V>(weight, from, &offsets, counts, &mut places[at..])
+                    };
+                }
             }
         }
     }
 
     /// [`Self::fill`] with words of F32, one at a time, for AVX2.
-    fn fill_singly<S: Stored>(&self, weight: &[S], rows: usize, places: &mut [u32]) {
+    fn fill_singly<S: Stored>(&self, block: &mut Block<'_, S>) {
+        let Block { weight, rows, places } = block;
         for &(tap, start) in &self.used {
             for channel in 0..self.ins {
                 let from = channel * self.channel + tap;
                 let at = start + channel * self.across;
-                for row in 0..rows {
+                for row in 0..*rows {
                     places[at + row * self.down] = weight[from + row * self.row].widen().to_bits();
                 }
             }
         }
     }
 
-    /// The vector of every tap: `count` words of weights `step` apart, `pairs` of them with the next channel's.
+    /// The vector of every tap: `count` words of weights at these offsets, `pairs` of them with the next channel's.
     ///
     /// # Safety
     /// The features of `V`.
@@ -199,13 +244,16 @@ impl Arrangement {
     unsafe fn vectors<S: Stored, V: Vector>(
         &self,
         weight: &[S],
-        (from, step): (usize, usize),
+        from: usize,
+        offsets: &[usize; 16],
         [count, pairs]: [usize; 2],
         places: &mut [u32],
     ) {
         let pairs = if self.isa.is_bf16() { pairs } else { 0 };
-        let reach = |count: usize| (count - 1) * step + self.kernel;
         assert!(1 <= count && pairs <= count && count <= 16);
+        let reach = |count: usize| {
+            offsets[..count].iter().fold(0, |most, offset| most.max(*offset)) + self.kernel
+        };
         assert!(from + reach(count) <= weight.len());
         assert!(pairs == 0 || from + self.channel + reach(pairs) <= weight.len());
         let mask = first_lanes(count);
@@ -214,8 +262,8 @@ impl Arrangement {
             let at = weight.as_ptr().wrapping_add(from + first);
             // SAFETY: the caller's; these taps of as many kernels are in `weight`, as asserted of the last kernels.
             let (low, high): ([V; 16], [V; 16]) = unsafe {
-                let low = kernels(at, step, count, taps);
-                (low, kernels(at.wrapping_add(self.channel), step, pairs, taps))
+                let low = kernels(at, &offsets[..count], taps);
+                (low, kernels(at.wrapping_add(self.channel), &offsets[..pairs], taps))
             };
             for term in 0..self.isa.terms() {
                 // SAFETY: the caller's.
@@ -249,22 +297,17 @@ impl Arrangement {
     }
 }
 
-/// The taps of `mask` of `count` kernels, `step` apart: a vector a kernel.
+/// The taps of `mask` of the kernels at these offsets: a vector a kernel.
 ///
 /// # Safety
 /// The features of `V`; the taps can be read.
 #[inline(always)]
-unsafe fn kernels<S: Stored, V: Vector>(
-    at: *const S,
-    step: usize,
-    count: usize,
-    mask: u16,
-) -> [V; 16] {
+unsafe fn kernels<S: Stored, V: Vector>(at: *const S, offsets: &[usize], mask: u16) -> [V; 16] {
     // SAFETY: the caller's.
     let mut kernels = [unsafe { V::zero() }; 16];
-    for (i, kernel) in kernels.iter_mut().enumerate().take(count) {
+    for (kernel, offset) in kernels.iter_mut().zip(offsets) {
         // SAFETY: the caller's.
-        *kernel = unsafe { S::load(at.wrapping_add(i * step), mask) };
+        *kernel = unsafe { S::load(at.wrapping_add(*offset), mask) };
     }
     kernels
 }

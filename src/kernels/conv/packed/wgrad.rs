@@ -12,11 +12,12 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use candle_core::{Result, Tensor};
+use half::bf16;
 
 use super::layout::{Cut, Part, RowPanels, Taps};
 use super::rows::Stored;
-use super::source::NchwImages;
-use super::{Shape, winograd, with_stored};
+use super::source::{NchwImages, as_bf16};
+use super::{Shape, lanes, winograd, with_stored};
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
@@ -44,6 +45,11 @@ pub(in crate::kernels::conv) fn wgrad(
     isa: InstructionSet,
 ) -> Result<Tensor> {
     if let Some(sums) = by_tiles(x, grad, shape, isa)? {
+        return Ok(sums);
+    }
+    if lanes::wgrad_suits(shape, isa)
+        && let Some(sums) = lanes::wgrad(x, grad, shape, isa)?
+    {
         return Ok(sums);
     }
     Ok(tensor(total(x, grad, shape, How::RowPanels(isa))?, &shape.weight_dims()))
@@ -76,7 +82,12 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
     let taps = Taps::forward(shape);
     let (ins, outs) = (shape.group_in(), shape.group_out());
     let run = match how {
-        How::RowPanels(_) => shape.batch.div_ceil(runs(shape.c_out * shape.taps())),
+        How::RowPanels(_) => {
+            // Blocks of channels are tasks too: fewer runs are fewer sums to add up.
+            let blocks = shape.geometry.groups * outs.div_ceil(block(outs));
+            let runs = runs(shape.c_out * shape.taps()).min((16 / blocks).max(2));
+            shape.batch.div_ceil(runs)
+        }
         How::Tiles(_) => winograd::Wgrad::run_images(shape),
     };
     let run = run.max(1);
@@ -149,7 +160,7 @@ fn regroup(runs: &[Vec<f32>], [taps, ins, outs]: [usize; 3], weights: &mut [Mayb
 /// The features of `V`.
 #[inline(always)]
 pub(super) unsafe fn write_kernels<V: Vector>(
-    runs: &[Vec<f32>],
+    runs: &[impl AsRef<[f32]>],
     offsets: &[usize],
     base: usize,
     count: usize,
@@ -165,7 +176,7 @@ pub(super) unsafe fn write_kernels<V: Vector>(
             let mut taps = [V::zero(); 16];
             for (tap, offset) in taps.iter_mut().zip(offsets) {
                 for (number, run) in runs.iter().enumerate() {
-                    let sums = &run[base + offset..][..count];
+                    let sums = &run.as_ref()[base + offset..][..count];
                     let sums = V::load_masked(sums.as_ptr(), lanes);
                     *tap = if number == 0 { sums } else { tap.add(sums) };
                 }
@@ -225,6 +236,9 @@ impl Wgrad<'_> {
         before: bool,
         sums: &mut [MaybeUninit<f32>],
     ) {
+        if let Some((x, grad)) = self.in_place(x, grad, part) {
+            return self.run_in_place(x, grad, part, before, sums);
+        }
         let (shape, isa) = (self.shape, self.isa);
         let (ins, outs) = (shape.group_in(), self.channels.len());
         let per_word = isa.per_word();
@@ -273,12 +287,94 @@ impl Wgrad<'_> {
                     terms: 1,
                     row_panels: false,
                 };
-                match before {
-                    // SAFETY: the part before has written them all.
-                    true => gemm.add_to(isa, unsafe { sums.assume_init_mut() }, outs),
-                    false => gemm.write_to(isa, sums, outs),
-                }
+                self.put(gemm, before, sums);
             }
         });
+    }
+
+    /// The words of both operands, where they can be read as they lie: of whole images, or rows of one, that a single tap
+    /// meets pixel by pixel, in whole blocks.
+    fn in_place<'d, S: 'static, G: 'static>(
+        &self,
+        x: &'d [S],
+        grad: &'d [G],
+        part: &Part,
+    ) -> Option<(&'d [u32], &'d [u32])> {
+        let shape = self.shape;
+        let whole = shape.pointwise()
+            && self.isa == InstructionSet::Avx512Bf16
+            && part.columns.len() == shape.width
+            && shape.pixels().is_multiple_of(2)
+            && (part.rows.start * shape.width).is_multiple_of(2)
+            && (part.rows.len() * shape.width).is_multiple_of(32)
+            && shape.group_in().is_multiple_of(self.isa.rows())
+            && self.channels.len().is_multiple_of(16);
+        if !whole {
+            return None;
+        }
+        fn words(data: &[bf16]) -> Option<&[u32]> {
+            // SAFETY: two BF16 are a word of their bits, the lower one first.
+            match unsafe { data.align_to::<u32>() } {
+                ([], words, []) => Some(words),
+                _ => None,
+            }
+        }
+        Some((words(as_bf16(x)?)?, words(as_bf16(grad)?)?))
+    }
+
+    /// [`Self::run_part`] of such words: only the gradient is copied, as it is transposed. A sum has a segment for each
+    /// image.
+    fn run_in_place(
+        &self,
+        x: &[u32],
+        grad: &[u32],
+        part: &Part,
+        before: bool,
+        sums: &mut [MaybeUninit<f32>],
+    ) {
+        let (shape, isa, outs) = (self.shape, self.isa, self.channels.len());
+        let (ins, row) = (shape.group_in(), shape.pixels() / 2);
+        let (start, depth) = (part.rows.start * shape.width / 2, part.rows.len() * shape.width / 2);
+        let block = 16 * part.images * depth;
+        let first = self.group * shape.group_out() + self.channels.start;
+        with_words([outs / 16 * block], |[right]| {
+            for image in 0..part.images {
+                for (channel, right) in (first..).step_by(16).zip(right.chunks_exact_mut(block)) {
+                    let from = &grad[image * shape.out_image() / 2 + channel * row + start..];
+                    let to = &mut right[image * depth * 16..];
+                    transpose(from, 16, row, depth, to, isa.vectors());
+                }
+            }
+            let channel = self.group * ins * row + start;
+            let left_starts: Vec<_> =
+                (0..part.images).map(|image| image * shape.image() / 2 + channel).collect();
+            let right_starts: Vec<_> = (0..part.images).map(|image| image * depth * 16).collect();
+            let gemm = PackedGemm {
+                left: x,
+                left_block: isa.rows() * row,
+                left_row: row,
+                left_step: 1,
+                left_starts: &left_starts,
+                right,
+                right_block: block,
+                right_step: 16,
+                right_starts: &right_starts,
+                rows: ins,
+                columns: outs,
+                depth,
+                terms: 1,
+                row_panels: false,
+            };
+            self.put(gemm, before, sums);
+        });
+    }
+
+    /// Adds a product to sums, or writes it.
+    fn put(&self, gemm: PackedGemm<'_>, before: bool, sums: &mut [MaybeUninit<f32>]) {
+        match before {
+            // SAFETY: the part before has written them all.
+            true => gemm.add_to(self.isa, unsafe { sums.assume_init_mut() }, gemm.columns),
+            false => gemm.write_to(self.isa, sums, gemm.columns),
+        }
     }
 }

@@ -179,7 +179,10 @@ impl PackedGemm<'_> {
 
 /// `0..len` in parts of at most `most`, as equal as can be.
 #[cfg(target_arch = "x86_64")]
-fn equal_parts(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+pub(in crate::kernels) fn equal_parts(
+    len: usize,
+    most: usize,
+) -> impl Iterator<Item = Range<usize>> {
     let count = len.div_ceil(most);
     let bound = move |part: usize| part * len / count;
     (0..count).map(move |part| bound(part)..bound(part + 1))
