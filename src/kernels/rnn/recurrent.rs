@@ -70,9 +70,11 @@ pub(super) mod packed {
         /// Of a weight `(depth, columns)` for `hidden` units; `None` where something else multiplies it.
         pub(in super::super) fn of(weight: &Tensor, hidden: usize) -> Result<Option<Self>> {
             let isa = InstructionSet::best_for_bf16().filter(|isa| isa.is_bf16());
-            let Some(isa) = isa.filter(|_| weight.dtype() == DType::BF16 && hidden <= UNITS) else {
-                return Ok(None);
-            };
+            let isa = isa.filter(|_| weight.dtype() == DType::BF16 && hidden <= UNITS);
+            isa.map(|isa| Self::new(weight, isa)).transpose()
+        }
+
+        fn new(weight: &Tensor, isa: InstructionSet) -> Result<Self> {
             let (depth, columns) = weight.dims2()?;
             let (dense, line_stride, depth_stride) = match weight.is_contiguous() {
                 true => (weight.clone(), 1, columns),
@@ -82,7 +84,7 @@ pub(super) mod packed {
             let view = MatrixView { data: &data, lines: columns, depth, line_stride, depth_stride };
             let mut packed = PackedWords::new(columns.next_multiple_of(16) * view.words());
             view.pack_blocks(packed.as_mut_slice());
-            Ok(Some(Self { weight: packed, words: view.words(), columns, isa }))
+            Ok(Self { weight: packed, words: view.words(), columns, isa })
         }
     }
 
@@ -128,6 +130,62 @@ pub(super) mod packed {
                 };
                 gemm.multiply(self.isa, |tile| tile.add_to(dst, row_stride));
             });
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+        use crate::kernels::elementwise::testing::{of, random, values};
+
+        /// Of small whole numbers, whose sums are exact in any order.
+        #[test]
+        fn packed_weights_multiply_as_unpacked_ones() {
+            let whole = |dims: &[usize], seed| {
+                let numbers = random(dims, DType::F64, seed);
+                values(&numbers).into_iter().map(|x| (4.0 * x).round()).collect::<Vec<_>>()
+            };
+            for isa in [InstructionSet::Avx512Bf16, InstructionSet::AmxBf16] {
+                if !isa.is_runnable() {
+                    continue;
+                }
+                for [rows, depth, columns] in [[1, 1, 1], [7, 33, 50], [19, 64, 17]] {
+                    let (states, weight) = (whole(&[rows, depth], 1), whole(&[depth, columns], 2));
+                    let tensor = of(weight.clone(), &[depth, columns], DType::BF16);
+                    let turned = tensor.t().unwrap().force_contiguous().unwrap().t().unwrap();
+                    for (tensor, accumulate) in
+                        [(&tensor, false), (&tensor, true), (&turned, false), (&turned, true)]
+                    {
+                        // Rows of either side begin further apart than they are long.
+                        let (gap, stride) = (depth + 3, columns + 2);
+                        let mut data = vec![0.5f32; rows * gap];
+                        for (i, state) in states.iter().enumerate() {
+                            data[i / depth * gap + i % depth] = *state as f32;
+                        }
+                        let matrix = Matrix {
+                            data: &data,
+                            rows,
+                            cols: depth,
+                            row_stride: gap,
+                            col_stride: 1,
+                        };
+                        let mut dst = vec![2f32; rows * stride];
+                        let packed = Packed::new(tensor, isa).unwrap();
+                        packed.multiply(matrix, &mut dst, stride, accumulate);
+                        for (i, &actual) in dst.iter().enumerate() {
+                            let (row, column) = (i / stride, i % stride);
+                            let product =
+                                |k| states[row * depth + k] * weight[k * columns + column];
+                            let expected = match (column < columns, accumulate) {
+                                (false, _) => 2.0,
+                                (true, false) => (0..depth).map(product).sum(),
+                                (true, true) => 2.0 + (0..depth).map(product).sum::<f64>(),
+                            };
+                            assert_eq!(f64::from(actual), expected, "{isa:?} {row} {column}");
+                        }
+                    }
+                }
+            }
         }
     }
 }
