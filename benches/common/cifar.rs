@@ -3,6 +3,8 @@
 
 #![expect(dead_code, reason = "the example has more networks of a family")]
 
+#[path = "../../examples/cifar10/models/airbench.rs"]
+mod airbench;
 #[path = "../../examples/cifar10/models/densenet.rs"]
 mod densenet;
 #[path = "../../examples/cifar10/models/dla.rs"]
@@ -31,7 +33,12 @@ mod senet;
 mod shufflenet;
 #[path = "../../examples/cifar10/models/vgg.rs"]
 mod vgg;
+#[path = "../../examples/cifar10/models/vit.rs"]
+mod vit;
+#[path = "../../examples/cifar10/models/whitening.rs"]
+mod whitening;
 
+use candle_amp::Parameters;
 use candle_amp::nn::{BatchNorm, ModuleT, SequentialT};
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
@@ -41,6 +48,7 @@ use net::Net;
 
 /// What the files above take from the example's.
 const CLASSES: usize = 10;
+const SIDE: usize = 32;
 
 /// One process trains here.
 fn sync_batch_norm(norm: BatchNorm) -> BatchNorm {
@@ -62,18 +70,31 @@ pub enum Model {
     Resnext29,
     Dpn26,
     Mobilenet,
+    MobilenetV2,
     ShufflenetG2,
     ShufflenetV2X1,
     EfficientnetB0,
     #[serde(rename = "regnetx-200mf")]
     Regnetx200mf,
+    #[serde(rename = "regnety-400mf")]
+    Regnety400mf,
     DlaSimple,
+    VitTiny,
+    Airbench,
 }
 
 impl Model {
     /// Whether it drops out at random in training: both sides then draw for themselves.
     pub fn drops_out(self) -> bool {
         self == Self::EfficientnetB0
+    }
+
+    /// Sets what a new network begins with besides random numbers, and freezes what it is not to learn.
+    pub(crate) fn prepare(self, parameters: &Parameters, images: &Tensor) -> Result<()> {
+        match self {
+            Self::Airbench => airbench::prepare(parameters, images),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -94,11 +115,15 @@ impl Trained {
             Model::Resnext29 => resnext::resnext29(net, 32, 4),
             Model::Dpn26 => dpn::dpn(net, &[2; 4]),
             Model::Mobilenet => mobilenet::mobilenet(net),
+            Model::MobilenetV2 => mobilenet::mobilenet_v2(net),
             Model::ShufflenetG2 => shufflenet::shufflenet(net, &[200, 400, 800], 2),
             Model::ShufflenetV2X1 => shufflenet::shufflenet_v2(net, &[116, 232, 464, 1024]),
             Model::EfficientnetB0 => efficientnet::efficientnet_b0(net),
             Model::Regnetx200mf => regnet::regnet(net, regnet::X_200MF),
+            Model::Regnety400mf => regnet::regnet(net, regnet::Y_400MF),
             Model::DlaSimple => dla::dla(net, true),
+            Model::VitTiny => vit::vit(net, 12),
+            Model::Airbench => airbench::airbench(net, &[64, 256, 256]),
         };
         layers.map(Self)
     }

@@ -313,6 +313,36 @@ def shuffle(groups):
     return lambda x: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
 
 
+class Inverted(Path):
+    def forward(self, x):
+        return super().forward(x) + self.around(x)
+
+
+def mobilenet_v2():
+    of = 32
+    network = Network().add("stem", conv_relu(3, of, 3))
+    settings = [
+        (1, 16, 1, 1),
+        (6, 24, 2, 1),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    ]
+    for stage, (times, to, count, first) in enumerate(settings):
+        for i in range(count):
+            inner, stride = times * of, first if i == 0 else 1
+            projection = ConvNorm(of, to, 1) if stride == 1 and of != to else None
+            path = Inverted(projection) if stride == 1 else Network()
+            path.add("expand", conv_relu(of, inner, 1))
+            path.add("depthwise", conv_relu(inner, inner, 3, stride=stride, groups=inner))
+            path.add("project", ConvNorm(inner, to, 1))
+            network.add(f"stage{stage + 1}.{i}", path)
+            of = to
+    return network.add("last", conv_relu(of, 1280, 1)).classify(1280)
+
+
 class Unit(Network):
     def __init__(self, halves):
         super().__init__()
@@ -405,23 +435,21 @@ def efficientnet_b0():
     return network.then(lambda x: F.dropout(x.mean((2, 3)), 0.2)).add("head", nn.Linear(of, 10))
 
 
-def regnetx_200mf():
+def regnet(widths, depths, group, gated):
     of = 64
 
     def block(to, stride):
         nonlocal of
         projection = ConvNorm(of, to, 1, stride=stride) if (of, stride) != (to, 1) else None
-        made = (
-            Residual(projection)
-            .add("1", conv_relu(of, to, 1))
-            .add("2", conv_relu(to, to, 3, stride=stride, groups=to // 8))
-            .add("3", ConvNorm(to, to, 1))
-        )
+        made = Residual(projection).add("1", conv_relu(of, to, 1))
+        made.add("2", conv_relu(to, to, 3, stride=stride, groups=to // group))
+        if gated:
+            made.add("gate", SqueezeExcite(to, (of + 2) // 4))
         of = to
-        return made
+        return made.add("3", ConvNorm(to, to, 1))
 
     network = Network().add("stem", conv_relu(3, 64, 3))
-    return stages(network, [24, 56, 152, 368], [1, 1, 4, 7], block, strided=2).classify(368)
+    return stages(network, widths, depths, block, strided=2).classify(widths[-1])
 
 
 class Tree(nn.Module):
@@ -449,6 +477,60 @@ def dla_simple():
     return network.classify(of)
 
 
+class Vit(nn.Module):
+    """Patches of 4x4 and a token for the class."""
+
+    def __init__(self, layers):
+        super().__init__()
+        width, patch = 192, 4
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        token = lambda count: nn.Parameter(0.02 * torch.randn(1, count, width))
+        self.register_parameter("class", token(1))
+        self.positions = token(1 + (32 // patch) ** 2)
+        settings = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+        layer = nn.TransformerEncoderLayer(width, 3, 4 * width, **settings)
+        norm = nn.LayerNorm(width)
+        self.encoder = nn.TransformerEncoder(layer, layers, norm, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x):
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        token = self.get_parameter("class").expand(len(x), -1, -1)
+        return self.head(self.encoder(torch.cat([token, tokens], 1) + self.positions)[:, 0])
+
+
+def gelu(x):
+    return F.gelu(x, approximate="tanh")
+
+
+class PooledBlock(nn.Module):
+    """Two convolutions, each with a norm whose weight is frozen; a pool after the first."""
+
+    def __init__(self, of, to):
+        super().__init__()
+        for name, width in (("1", of), ("2", to)):
+            part = conv(width, to, 3)
+            part.norm = nn.BatchNorm2d(to)
+            part.norm.weight.requires_grad_(False)
+            self.add_module(name, part)
+
+    def forward(self, x):
+        first, second = self._modules["1"], self._modules["2"]
+        x = gelu(first.norm(F.max_pool2d(first(x), 2)))
+        return gelu(second.norm(second(x)))
+
+
+def airbench():
+    of = 24
+    whitening = nn.Conv2d(3, of, 2, bias=False).requires_grad_(False)
+    network = Network().add("whitening", whitening).then(gelu)
+    for i, to in enumerate([64, 256, 256]):
+        network.add(f"block{i + 1}", PooledBlock(of, to))
+        of = to
+    network.then(lambda x: F.max_pool2d(x, 3).flatten(1))
+    return network.add("head", nn.Linear(of, 10, bias=False)).then(lambda x: x / 9)
+
+
 MODELS = {
     "vgg11": vgg11,
     "resnet18": resnet18,
@@ -459,9 +541,13 @@ MODELS = {
     "resnext29-32x4d": resnext29,
     "dpn26": dpn26,
     "mobilenet": mobilenet,
+    "mobilenet-v2": mobilenet_v2,
     "shufflenet-g2": shufflenet_g2,
     "shufflenet-v2-x1": shufflenet_v2,
     "efficientnet-b0": efficientnet_b0,
-    "regnetx-200mf": regnetx_200mf,
+    "regnetx-200mf": lambda: regnet([24, 56, 152, 368], [1, 1, 4, 7], 8, False),
+    "regnety-400mf": lambda: regnet([32, 64, 160, 384], [1, 2, 7, 12], 16, True),
     "dla-simple": dla_simple,
+    "vit-tiny": lambda: Vit(12),
+    "airbench": airbench,
 }

@@ -113,7 +113,7 @@ impl Network {
                 (size.layers, size.width, size.context, *batch) = (1, 48, 16, 2);
             }
             Self::LstmLm { width, context, batch, .. } => (*width, *context, *batch) = (16, 5, 2),
-            Self::Cifar { batch, .. } => *batch = 2,
+            Self::Cifar { batch, .. } => *batch = 4,
             Self::Densenet { depth, batch, .. } => (*depth, *batch) = (10, 2),
             Self::Unet { channels, size, batch } => (*channels, *size, *batch) = (4, 16, 2),
         }
@@ -172,7 +172,9 @@ impl Training {
                 sgd(classification(DenseNet::new(depth, growth, vb)?, batch, device)?)
             }
             Network::Cifar { model, batch } => {
-                sgd(classification(cifar::Trained::new(model, vb)?, batch, device)?)
+                let network = cifar::Trained::new(model, vb)?;
+                model.prepare(&parameters(), &noise((batch, 3, 32, 32), 0, device)?)?;
+                sgd(classification(network, batch, device)?)
             }
             Network::Unet { channels, size, batch } => {
                 adamw(segmentation(UNet::new(channels, vb)?, batch, size, device)?)

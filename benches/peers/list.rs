@@ -227,7 +227,7 @@ pub(crate) fn zoo_networks() -> [(&'static str, Network, usize); 7] {
 }
 
 /// One network of each family of the cifar10 example, with how many parameters PyTorch counts in it.
-pub(crate) fn families() -> [(&'static str, Network, usize); 14] {
+pub(crate) fn families() -> [(&'static str, Network, usize); 18] {
     use Model::*;
     let cifar = |model, batch| Network::Cifar { model, batch };
     [
@@ -240,11 +240,15 @@ pub(crate) fn families() -> [(&'static str, Network, usize); 14] {
         ("resnext29-32x4d", cifar(Resnext29, 8), 4_774_218),
         ("dpn26", cifar(Dpn26, 8), 11_574_842),
         ("mobilenet", cifar(Mobilenet, 64), 3_217_226),
+        ("mobilenet-v2", cifar(MobilenetV2, 32), 2_296_922),
         ("shufflenet-g2", cifar(ShufflenetG2, 64), 887_582),
         ("shufflenet-v2-x1", cifar(ShufflenetV2X1, 64), 1_263_854),
         ("efficientnet-b0", cifar(EfficientnetB0, 64), 3_598_598),
         ("regnetx-200mf", cifar(Regnetx200mf, 32), 2_321_946),
+        ("regnety-400mf", cifar(Regnety400mf, 16), 5_714_362),
         ("dla-simple", cifar(DlaSimple, 8), 15_142_970),
+        ("vit-tiny", cifar(VitTiny, 16), 5_362_762),
+        ("airbench", cifar(Airbench, 64), 1_972_768),
     ]
 }
 

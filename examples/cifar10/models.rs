@@ -29,7 +29,10 @@ use candle_amp::nn::{ModuleT, SequentialT, VarBuilder};
 use candle_core::{Result, Tensor};
 use serde::{Serialize, Serializer};
 
-use crate::{data::CLASSES, ranks::sync_batch_norm};
+use crate::{
+    data::{CLASSES, SIDE},
+    ranks::sync_batch_norm,
+};
 pub(crate) use cost::{list, products};
 use net::Net;
 use resnet::{BOTTLENECK, PLAIN};

@@ -144,7 +144,7 @@ pointwise!(with_pointwise [
     /// [`ops::conv_transpose2d`](crate::ops::conv_transpose2d).
     ConvTranspose2d "conv_transpose2d" Lower Lower "a convolution's gradient, a matrix product too";
     /// [`ops::lstm`](crate::ops::lstm).
-    Lstm "lstm" Lower Lower "products a step; gates and states stay F32 inside";
+    Lstm "lstm" Lower Lower "products a step; gates and cell states stay F32 inside";
     /// [`ops::gru`](crate::ops::gru).
     Gru "gru" Lower Lower "products a step; gates and states stay F32 inside";
     /// [`ops::batch_norm`](crate::ops::batch_norm).

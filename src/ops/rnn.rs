@@ -35,8 +35,9 @@ pub struct RecurrentWeights<'a> {
 /// # Precision
 ///
 /// Under autocast all are cast to the compute dtype. Outside, all but the biases share a dtype.
-/// Products, gates and the states handed from step to step are `F32`; the results are rounded once,
-/// to the dtype of `x`. What goes into the gates is saved in that dtype, and the gates are computed
+/// Gates and the states handed from step to step are `F32`; the results are rounded once, to the dtype of `x`.
+/// Sums of products are `F32`. Where the processor multiplies `BF16`, products of up to 512 units round the hidden
+/// state to it, as PyTorch does, and those that give gradients the gradients of the gates. What goes into the gates is saved in that dtype, and the gates are computed
 /// again by backward, because a rounded gate near 1 has lost its derivative. Gradients run back through
 /// time in `F32`; those of weights and biases are accumulated in `F32` over all steps of the batch,
 /// in one order for any number of threads.

@@ -8,9 +8,9 @@ use candle_amp::nn::{
 use candle_amp::{Parameters, ops};
 use candle_core::{DType, Result, Tensor, Var};
 
+use super::CLASSES;
 use super::net::{Net, kernel};
 use super::whitening::{self, PATCH, SIDE};
-use crate::data::CLASSES;
 
 pub(super) const PAPER: &str = "https://arxiv.org/abs/2404.00498";
 
@@ -87,48 +87,4 @@ fn identity(weight: &Var) -> Result<Tensor> {
         kernel[channel * area + area / 2] = 1.;
     }
     Tensor::from_vec(values, (outputs, inputs, height, width), weight.device())
-}
-
-#[cfg(test)]
-mod tests {
-    use candle_amp::{nn, random};
-    use candle_core::Device;
-    use candle_nn::VarMap;
-
-    use super::*;
-    use crate::models::{Architecture, Model};
-
-    #[test]
-    fn a_prepared_network_begins_as_it_should() -> anyhow::Result<()> {
-        let _fork = random::fork_rng_guard();
-        random::manual_seed(4);
-        let varmap = VarMap::new();
-        let vb = nn::var_builder(&varmap, DType::BF16, &Device::Cpu);
-        let architecture: Architecture = "airbench".parse().map_err(anyhow::Error::msg)?;
-        Model::new(architecture, vb, false)?;
-        let parameters = Parameters::from_varmap(&varmap);
-        let images = Tensor::randn(0f32, 1., (20, 3, 8, 8), &Device::Cpu)?;
-        architecture.prepare(&parameters, || Ok(images.clone()))?;
-
-        let trained: Vec<String> = parameters.trainable().names().map(str::to_owned).collect();
-        let is_frozen = |name: &&str| !trained.iter().any(|trained| trained == name);
-        let frozen: Vec<&str> = parameters.names().filter(is_frozen).collect();
-        assert_eq!(frozen.len(), 7, "{frozen:?}");
-        assert!(frozen.contains(&WHITENING) && frozen.contains(&"block3.2.norm.weight"));
-        for (name, var) in parameters.iter() {
-            let first = match name {
-                WHITENING => whitening::filters(&images)?.to_dtype(DType::BF16)?,
-                "block2.1.weight" => {
-                    let kernel = |at| f32::from(u8::from(at % (65 * 9) == 4));
-                    let values: Vec<f32> = (0..64 * 64 * 9).map(kernel).collect();
-                    Tensor::from_vec(values, (64, 64, 3, 3), &Device::Cpu)?.to_dtype(DType::BF16)?
-                }
-                _ => continue,
-            };
-            let begins = var.narrow(0, 0, first.dim(0)?)?;
-            let difference = (begins.to_dtype(DType::F32)? - first.to_dtype(DType::F32)?)?;
-            assert_eq!(difference.abs()?.max_all()?.to_scalar::<f32>()?, 0., "{name}");
-        }
-        Ok(())
-    }
 }

@@ -4,8 +4,8 @@ use candle_amp::{Autocast, Parameters, diagnostics::TraceRow, ops};
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::{Init, VarBuilder, VarMap, var_builder::SimpleBackend};
 
-use super::{Architecture, Model};
-use crate::{common::progress::count, data::SIDE};
+use super::{Architecture, Model, SIDE};
+use crate::common::progress::count;
 
 #[derive(Debug)]
 pub(super) struct Cost {

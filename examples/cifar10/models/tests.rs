@@ -235,3 +235,37 @@ fn costs_are_counted_by_hand() -> Result<()> {
     assert_eq!(vgg.flops, 2 * (products + 512 * 10));
     Ok(())
 }
+
+#[test]
+fn a_prepared_airbench_begins_as_it_should() -> anyhow::Result<()> {
+    let _fork = random::fork_rng_guard();
+    random::manual_seed(4);
+    let varmap = VarMap::new();
+    let vb = nn::var_builder(&varmap, DType::BF16, &Device::Cpu);
+    let architecture = named("airbench");
+    Model::new(architecture, vb, false)?;
+    let parameters = Parameters::from_varmap(&varmap);
+    let images = Tensor::randn(0f32, 1., (20, 3, 8, 8), &Device::Cpu)?;
+    architecture.prepare(&parameters, || Ok(images.clone()))?;
+
+    let trained: Vec<String> = parameters.trainable().names().map(str::to_owned).collect();
+    let is_frozen = |name: &&str| !trained.iter().any(|trained| trained == name);
+    let frozen: Vec<&str> = parameters.names().filter(is_frozen).collect();
+    assert_eq!(frozen.len(), 7, "{frozen:?}");
+    assert!(frozen.contains(&"whitening.weight") && frozen.contains(&"block3.2.norm.weight"));
+    for (name, var) in parameters.iter() {
+        let first = match name {
+            "whitening.weight" => whitening::filters(&images)?.to_dtype(DType::BF16)?,
+            "block2.1.weight" => {
+                let kernel = |at| f32::from(u8::from(at % (65 * 9) == 4));
+                let values: Vec<f32> = (0..64 * 64 * 9).map(kernel).collect();
+                Tensor::from_vec(values, (64, 64, 3, 3), &Device::Cpu)?.to_dtype(DType::BF16)?
+            }
+            _ => continue,
+        };
+        let begins = var.narrow(0, 0, first.dim(0)?)?;
+        let difference = (begins.to_dtype(DType::F32)? - first.to_dtype(DType::F32)?)?;
+        assert_eq!(difference.abs()?.max_all()?.to_scalar::<f32>()?, 0., "{name}");
+    }
+    Ok(())
+}

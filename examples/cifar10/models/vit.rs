@@ -12,7 +12,7 @@ use candle_amp::ops;
 use candle_core::{Result, Tensor};
 
 use super::net::Net;
-use crate::data::{CLASSES, SIDE};
+use super::{CLASSES, SIDE};
 
 pub(super) const PAPER: &str = "https://arxiv.org/abs/2010.11929";
 

@@ -5,7 +5,8 @@ use std::mem::MaybeUninit;
 
 use candle_core::{Result, Tensor};
 
-use super::functions::{derivatives, sigmoid, values};
+use super::functions::sigmoid;
+use super::lookup::{Computed, Of, Tables};
 use super::math::Math;
 use super::{Pointwise, half_dims};
 use crate::kernels::cpu::dtype::{Elements, tensor, with_element};
@@ -15,8 +16,9 @@ use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{BLOCK, GRAIN, for_each_chunk, generate, generate_in_place, runs};
 
 pub(super) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane<Acc: Math>>(function: Pointwise, x: &Tensor) -> Result<Tensor> {
+    fn typed<T: Tables>(function: Pointwise, x: &Tensor) -> Result<Tensor> {
         let data: &[T] = &Elements::of(x)?;
+        let computed = Computed::<T>::new(function, Of::Value, data.len());
         let y = generate_in_place(
             data.len(),
             #[inline(always)]
@@ -24,8 +26,7 @@ pub(super) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
                 for (out, x) in out.chunks_mut(BLOCK).zip(data[start..].chunks(BLOCK)) {
                     let mut wide = [T::Acc::default(); BLOCK];
                     let wide = &mut wide[..out.len()];
-                    widen(wide, x);
-                    values(function, wide);
+                    computed.write(x, wide);
                     for (out, wide) in out.iter_mut().zip(wide) {
                         out.write(T::narrowed(*wide));
                     }
@@ -38,9 +39,10 @@ pub(super) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn derivative(function: Pointwise, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    fn typed<T: Lane<Acc: Math>>(function: Pointwise, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+    fn typed<T: Tables>(function: Pointwise, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
         let _held = hold([x, grad]);
         let (data, grad): (&[T], &[T]) = (&Elements::of(x)?, &Elements::of(grad)?);
+        let computed = Computed::<T>::new(function, Of::Derivative, data.len());
         let dx = generate_in_place(
             data.len(),
             #[inline(always)]
@@ -49,8 +51,7 @@ pub(super) fn derivative(function: Pointwise, x: &Tensor, grad: &Tensor) -> Resu
                 for (out, (x, grad)) in out.chunks_mut(BLOCK).zip(inputs) {
                     let mut wide = [T::Acc::default(); BLOCK];
                     let wide = &mut wide[..out.len()];
-                    widen(wide, x);
-                    derivatives(function, wide);
+                    computed.write(x, wide);
                     for ((out, wide), grad) in out.iter_mut().zip(wide).zip(grad) {
                         out.write(T::narrowed(*wide * grad.widened()));
                     }
@@ -63,8 +64,9 @@ pub(super) fn derivative(function: Pointwise, x: &Tensor, grad: &Tensor) -> Resu
 }
 
 pub(super) fn derivative_assign(function: Pointwise, grad: &Tensor, x: &Tensor) -> Result<()> {
-    fn typed<T: Lane<Acc: Math>>(function: Pointwise, grad: &Tensor, x: &Tensor) -> Result<()> {
+    fn typed<T: Tables>(function: Pointwise, grad: &Tensor, x: &Tensor) -> Result<()> {
         let data: &[T] = &Elements::of(x)?;
+        let computed = Computed::<T>::new(function, Of::Derivative, data.len());
         write(grad, |grad: &mut [T]| {
             for_each_chunk::<T::Acc, _>(
                 grad,
@@ -75,8 +77,7 @@ pub(super) fn derivative_assign(function: Pointwise, grad: &Tensor, x: &Tensor) 
                     {
                         let mut wide = [T::Acc::default(); BLOCK];
                         let wide = &mut wide[..grad.len()];
-                        widen(wide, x);
-                        derivatives(function, wide);
+                        computed.write(x, wide);
                         for (grad, wide) in grad.iter_mut().zip(wide) {
                             *grad = T::narrowed(*wide * grad.widened());
                         }
@@ -86,13 +87,6 @@ pub(super) fn derivative_assign(function: Pointwise, grad: &Tensor, x: &Tensor) 
         })
     }
     with_element!(x.dtype(), T => typed::<T>(function, grad, x))
-}
-
-#[inline(always)]
-fn widen<T: Lane>(wide: &mut [T::Acc], x: &[T]) {
-    for (wide, x) in wide.iter_mut().zip(x) {
-        *wide = x.widened();
-    }
 }
 
 pub(super) fn swiglu(x: &Tensor) -> Result<Tensor> {

@@ -5,6 +5,7 @@
 mod cpu;
 mod cuda;
 mod functions;
+mod lookup;
 mod math;
 mod portable;
 pub(crate) mod prelu;

@@ -1,4 +1,4 @@
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 
 use super::*;
 use crate::kernels::devices::devices;
@@ -345,6 +345,41 @@ fn derivatives_far_from_zero_are_those_of_the_asymptotes() {
                 let dx = derivative(function, &x, &grad).unwrap();
                 assert_close(&dx, &expected.repeat(8), 2.0);
             }
+        }
+    }
+}
+
+/// Large tensors take results from a table, small ones compute them.
+#[test]
+fn every_16_bit_number_has_the_same_bits_in_large_and_small_tensors() {
+    let size = 1 << 16;
+    let bits = |tensor: &Tensor| {
+        let wide = tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap();
+        let bits = |x: f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
+        wide.to_vec1::<f32>().unwrap().into_iter().map(bits).collect::<Vec<_>>()
+    };
+    let all = || 0..=u16::MAX;
+    let numbers = [
+        Tensor::from_iter(all().map(half::bf16::from_bits), &Device::Cpu).unwrap(),
+        Tensor::from_iter(all().map(half::f16::from_bits), &Device::Cpu).unwrap(),
+    ];
+    for x in numbers {
+        let grad = random(&[size], x.dtype(), 3);
+        for Row { function, name, .. } in ROWS {
+            let run = |start, len| {
+                let part = |t: &Tensor| t.narrow(0, start, len).unwrap();
+                let (x, grad) = (part(&x), part(&grad));
+                let dx = derivative(*function, &x, &grad).unwrap();
+                let over = derivative_assign(*function, grad.force_contiguous().unwrap(), &x);
+                [value(*function, &x).unwrap(), dx, over.unwrap()].map(|result| bits(&result))
+            };
+            let large = run(0, size);
+            let mut small: [Vec<u32>; 3] = Default::default();
+            for start in (0..size).step_by(size / 2) {
+                let parts = run(start, size / 2);
+                small.iter_mut().zip(parts).for_each(|(all, part)| all.extend(part));
+            }
+            assert!(large == small, "{name} {:?}", x.dtype());
         }
     }
 }

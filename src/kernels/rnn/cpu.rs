@@ -4,10 +4,11 @@ use candle_core::{Result, Tensor};
 
 use super::Dims;
 use super::gate::Gate;
+use super::recurrent::Recurrent;
 use crate::kernels::contiguous;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::GRAIN;
-use crate::kernels::gemm::{Matrix, Threads, product};
+use crate::kernels::gemm::Matrix;
 
 /// Units of a state whose gates are worth another thread.
 const UNITS: usize = GRAIN / 8;
@@ -54,32 +55,29 @@ pub(super) fn runs_mut<const N: usize, T>(row: &mut [T], len: usize) -> [&mut [T
     })
 }
 
-/// `dst += state × weight` of one step: `dst` holds the gates of all steps, `(b, t, gates)`, and
+/// `dst += state × weight` of one step: `dst` holds all `gates` of all steps, `(b, t, gates)`, and
 /// `weight` is `(n, gates)`.
 pub(super) fn add_recurrent<A: Gate>(
     state: &[A],
-    weight: &[A],
-    dst: &mut [A],
+    weight: &dyn Recurrent<A>,
+    (dst, gates): (&mut [A], usize),
     step: usize,
     dims: Dims,
 ) {
-    let gates = weight.len() / dims.hidden;
     let state = Matrix::new(state, dims.batch, dims.hidden);
-    let weight = Matrix::new(weight, dims.hidden, gates);
-    product(state, weight, &mut dst[step * gates..], dims.steps * gates, true, Threads::All);
+    weight.multiply(state, &mut dst[step * gates..], dims.steps * gates, true);
 }
 
-/// `dst (b, n) = gate_gradients × weight` of one step, or `+=`: `gate_gradients` holds those of all steps, `(b, t,
-/// gates)`, and `weight` is `(gates, n)`.
+/// `dst (b, n) = gate_gradients × weight` of one step, or `+=`: `gate_gradients` holds those of all `gates` of all
+/// steps, `(b, t, gates)`, and `weight` is `(gates, n)`.
 pub(super) fn recurrent_gradient<A: Gate>(
-    gate_gradients: &[A],
-    weight: &[A],
+    (gate_gradients, gates): (&[A], usize),
+    weight: &dyn Recurrent<A>,
     dst: &mut [A],
     step: usize,
     accumulate: bool,
     dims: Dims,
 ) {
-    let gates = weight.len() / dims.hidden;
     let gate_gradients = Matrix {
         data: &gate_gradients[step * gates..],
         rows: dims.batch,
@@ -87,6 +85,5 @@ pub(super) fn recurrent_gradient<A: Gate>(
         row_stride: dims.steps * gates,
         col_stride: 1,
     };
-    let weight = Matrix::new(weight, gates, dims.hidden);
-    product(gate_gradients, weight, dst, dims.hidden, accumulate, Threads::All);
+    weight.multiply(gate_gradients, dst, dims.hidden, accumulate);
 }

@@ -4,6 +4,7 @@ use candle_core::{Result, Tensor};
 
 use super::cpu::{add_recurrent, for_each_row, recurrent_gradient, runs, runs_mut, widened};
 use super::gate::Gate;
+use super::recurrent::Widened;
 use super::{Dims, GateGradients, Saved, Sequence, portable};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
@@ -39,7 +40,7 @@ pub(crate) fn gru_backward(
 fn forward<T: Lane<Acc: Gate>>(of: &Sequence, gates: &Tensor) -> Result<(Tensor, Tensor)> {
     let dims = of.dims()?;
     let Dims { batch, steps, hidden: n, .. } = dims;
-    let (weight, mut h) = (widened::<T::Acc>(&of.w_hh.t()?)?, widened::<T::Acc>(&of.h0)?);
+    let (weight, mut h) = (Widened::<T::Acc>::of(&of.w_hh.t()?)?, widened::<T::Acc>(&of.h0)?);
     let bias = match &of.b_hh {
         Some(bias) => widened(&bias.to_dtype(of.wide())?)?,
         None => vec![T::Acc::of(0.0); 3 * n],
@@ -54,7 +55,7 @@ fn forward<T: Lane<Acc: Gate>>(of: &Sequence, gates: &Tensor) -> Result<(Tensor,
     in_place::write(gates, |gates: &mut [T::Acc]| {
         for step in dims.order() {
             of_h.chunks_exact_mut(3 * n).for_each(|row| row.copy_from_slice(&bias));
-            add_recurrent(&h, &weight, &mut of_h, 0, Dims { steps: 1, ..dims });
+            add_recurrent(&h, &weight, (&mut of_h, 3 * n), 0, Dims { steps: 1, ..dims });
             let products = gates.chunks_mut(steps * 3 * n).zip(of_h.chunks(3 * n));
             let outputs = y.chunks_mut(steps * n).zip(inner.chunks_mut(steps * n));
             let rows = products.zip(h.chunks_mut(n)).zip(outputs);
@@ -97,7 +98,7 @@ fn backward<T: Lane<Acc: Gate>>(
 ) -> Result<GateGradients> {
     let dims = of.dims()?;
     let Dims { batch, steps, hidden: n, .. } = dims;
-    let (weight, h0) = (widened::<T::Acc>(&of.w_hh)?, of.h0.contiguous()?);
+    let (weight, h0) = (Widened::<T::Acc>::of(&of.w_hh)?, of.h0.contiguous()?);
     let _held = hold([&h0, &saved.gates, y, &saved.inner, grad]);
     let (h0, gates) = (&*Elements::<T>::of(&h0)?, &*Elements::<T>::of(&saved.gates)?);
     let (y, inner) = (&*Elements::<T>::of(y)?, &*Elements::<T>::of(&saved.inner)?);
@@ -123,7 +124,7 @@ fn backward<T: Lane<Acc: Gate>>(
                 || unit_backward(values, dh, of_x, of_h),
             );
         });
-        recurrent_gradient(&of_h, &weight, &mut dh, step, true, dims);
+        recurrent_gradient((&of_h, 3 * n), &weight, &mut dh, step, true, dims);
     }
     let gate_gradients =
         [of_x, of_h].map(|gate_gradients| tensor(gate_gradients, &[batch * steps, 3 * n]));

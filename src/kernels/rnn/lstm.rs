@@ -9,6 +9,7 @@ use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::in_place;
 use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise_in;
 
 /// Hidden and cell states after every step, `(2, b, t, n)`, and what goes into the gates' functions,
@@ -47,7 +48,7 @@ pub(crate) fn lstm_backward(
 fn forward<T: Lane<Acc: Gate>>(of: &Sequence, c0: &Tensor, gates: &Tensor) -> Result<Tensor> {
     let dims = of.dims()?;
     let Dims { batch, steps, hidden: n, .. } = dims;
-    let weight = widened::<T::Acc>(&of.w_hh.t()?)?;
+    let weight = T::Acc::recurrent(&of.w_hh.t()?, n)?;
     let (mut h, mut c) = (widened::<T::Acc>(&of.h0)?, widened::<T::Acc>(c0)?);
     let mut y = vec![T::default(); 2 * batch * steps * n];
     if y.is_empty() {
@@ -55,24 +56,32 @@ fn forward<T: Lane<Acc: Gate>>(of: &Sequence, c0: &Tensor, gates: &Tensor) -> Re
     }
     let (y_h, y_c) = y.split_at_mut(batch * steps * n);
     in_place::write(gates, |gates: &mut [T::Acc]| {
-        for step in dims.order() {
-            add_recurrent(&h, &weight, gates, step, dims);
-            let states = h.chunks_mut(n).zip(c.chunks_mut(n));
-            let outputs = y_h.chunks_mut(steps * n).zip(y_c.chunks_mut(steps * n));
-            let rows = gates.chunks(steps * 4 * n).zip(states.zip(outputs));
-            for_each_row(dims, rows, |(gates, ((h, c), (y_h, y_c)))| {
-                let gates = &gates[step * 4 * n..][..4 * n];
-                let (y_h, y_c) = (&mut y_h[step * n..][..n], &mut y_c[step * n..][..n]);
-                vectorise_in::<T::Acc>(
-                    #[inline(always)]
-                    || {
-                        unit(gates, h, c);
-                        T::narrow(h, y_h);
-                        T::narrow(c, y_c);
-                    },
-                );
-            });
-        }
+        // Rows of a batch have nothing to do with each other.
+        let units = weight.rows(dims) * n;
+        let states = h.chunks_mut(units).zip(c.chunks_mut(units));
+        let outputs = y_h.chunks_mut(steps * units).zip(y_c.chunks_mut(steps * units));
+        let groups = gates.chunks_mut(steps * 4 * units).zip(states.zip(outputs));
+        parallel::for_each_item(groups, |(gates, ((h, c), (y_h, y_c)))| {
+            let dims = Dims { batch: h.len() / n, ..dims };
+            for step in dims.order() {
+                add_recurrent(h, &*weight, (&mut *gates, 4 * n), step, dims);
+                let states = h.chunks_mut(n).zip(c.chunks_mut(n));
+                let outputs = y_h.chunks_mut(steps * n).zip(y_c.chunks_mut(steps * n));
+                let rows = gates.chunks(steps * 4 * n).zip(states.zip(outputs));
+                for_each_row(dims, rows, |(gates, ((h, c), (y_h, y_c)))| {
+                    let gates = &gates[step * 4 * n..][..4 * n];
+                    let (y_h, y_c) = (&mut y_h[step * n..][..n], &mut y_c[step * n..][..n]);
+                    vectorise_in::<T::Acc>(
+                        #[inline(always)]
+                        || {
+                            unit(gates, h, c);
+                            T::narrow(h, y_h);
+                            T::narrow(c, y_c);
+                        },
+                    );
+                });
+            }
+        });
     })?;
     Ok(tensor(y, &[2, batch, steps, n]))
 }
@@ -98,7 +107,7 @@ fn backward<T: Lane<Acc: Gate>>(
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let dims = of.dims()?;
     let Dims { batch, steps, hidden: n, .. } = dims;
-    let weight = widened::<T::Acc>(&of.w_hh)?;
+    let weight = T::Acc::recurrent(&of.w_hh, n)?;
     let c0 = c0.contiguous()?;
     let _held = hold([&c0, gates, y, grad]);
     let (c0, gates) = (&*Elements::<T>::of(&c0)?, &*Elements::<T>::of(gates)?);
@@ -107,25 +116,35 @@ fn backward<T: Lane<Acc: Gate>>(
     let (grad_h, grad_c) = grad.split_at(batch * steps * n);
     let mut gate_gradients = vec![T::Acc::of(0.0); batch * steps * 4 * n];
     let (mut dh, mut dc) = (vec![T::Acc::of(0.0); batch * n], vec![T::Acc::of(0.0); batch * n]);
-    for step in dims.order().rev() {
-        let rows = dh.chunks(n).zip(dc.chunks_mut(n)).zip(gate_gradients.chunks_mut(steps * 4 * n));
-        for_each_row(dims, rows.enumerate(), |(row, ((dh, dc), gate_gradients))| {
-            let at = |step| (row * steps + step) * n;
-            let before = match dims.before(step) {
-                Some(before) => &y_c[at(before)..][..n],
-                None => &c0[row * n..][..n],
-            };
-            let cells = [before, &y_c[at(step)..][..n]];
-            let grads = [&grad_h[at(step)..][..n], &grad_c[at(step)..][..n]];
-            let gates = runs(&gates[4 * at(step)..], n);
-            let gate_gradients = &mut gate_gradients[step * 4 * n..][..4 * n];
-            vectorise_in::<T::Acc>(
-                #[inline(always)]
-                || unit_backward(gates, cells, grads, dh, dc, gate_gradients),
-            );
-        });
-        recurrent_gradient(&gate_gradients, &weight, &mut dh, step, false, dims);
-    }
+    let size = weight.rows(dims);
+    // Without steps there is nothing to cut.
+    let all_steps = gate_gradients.chunks_mut((size * steps * 4 * n).max(1));
+    let states = dh.chunks_mut(size * n).zip(dc.chunks_mut(size * n));
+    parallel::for_each_item(states.zip(all_steps).enumerate(), |(group, states)| {
+        let ((dh, dc), gate_gradients) = states;
+        let dims = Dims { batch: dh.len() / n, ..dims };
+        for step in dims.order().rev() {
+            let states = dh.chunks(n).zip(dc.chunks_mut(n));
+            let rows = states.zip(gate_gradients.chunks_mut(steps * 4 * n)).enumerate();
+            for_each_row(dims, rows, |(row, ((dh, dc), gate_gradients))| {
+                let row = group * size + row;
+                let at = |step| (row * steps + step) * n;
+                let before = match dims.before(step) {
+                    Some(before) => &y_c[at(before)..][..n],
+                    None => &c0[row * n..][..n],
+                };
+                let cells = [before, &y_c[at(step)..][..n]];
+                let grads = [&grad_h[at(step)..][..n], &grad_c[at(step)..][..n]];
+                let gates = runs(&gates[4 * at(step)..], n);
+                let gate_gradients = &mut gate_gradients[step * 4 * n..][..4 * n];
+                vectorise_in::<T::Acc>(
+                    #[inline(always)]
+                    || unit_backward(gates, cells, grads, dh, dc, gate_gradients),
+                );
+            });
+            recurrent_gradient((&*gate_gradients, 4 * n), &*weight, dh, step, false, dims);
+        }
+    });
     let gate_gradients = tensor(gate_gradients, &[batch * steps, 4 * n]);
     Ok((gate_gradients, tensor(dh, &[batch, n]), tensor(dc, &[batch, n])))
 }

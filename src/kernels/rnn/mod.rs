@@ -3,7 +3,8 @@
 //! Sequences are `(batch, steps, features)`, of one float dtype with the states and the weights.
 //! The projection of all inputs is one product, each step one more, and each gradient of a
 //! parameter one over all steps. Gates are computed, and states handed from step to step, in F32
-//! (F64 for F64). Backward recomputes the gates from what went into their sigmoids and tangents,
+//! (F64 for F64). Where the processor multiplies BF16, products of BF16 weights round the hidden state of an LSTM,
+//! and the gradients of its gates, to BF16. Backward recomputes the gates from what went into their sigmoids and tangents,
 //! saved in the dtype of `x`: a gate near 1, rounded itself, would lose its derivative, `gate (1 -
 //! gate)`.
 
@@ -12,6 +13,7 @@ mod gate;
 mod gru;
 mod lstm;
 mod portable;
+mod recurrent;
 #[cfg(test)]
 mod tests;
 
@@ -154,11 +156,18 @@ pub(crate) struct Gradients {
 impl GateGradients {
     /// The gradients wanted, each over all steps at once; `h` are the states the steps ended in.
     pub(crate) fn gradients(&self, of: &Sequence, h: &Tensor, wants: Wants) -> Result<Gradients> {
-        let x = wants
-            .x
-            .map(|want| gemm(&self.of_x, &of.w_ih.detach(), None, want)?.reshape(of.x.shape()));
-        let w_ih = wants.w_ih.map(|want| gemm(&self.of_x.t()?, &of.rows()?, None, want));
-        let w_hh = wants.w_hh.map(|want| gemm(&self.of_h.t()?, &of.previous(h)?, None, want));
+        // As what flows back into any product of BF16.
+        let rounded = |gate_gradients: &Tensor| match of.x.dtype() {
+            DType::BF16 => cast(gate_gradients, DType::BF16),
+            _ => Ok(gate_gradients.clone()),
+        };
+        let of_x = rounded(&self.of_x)?;
+        let same = self.of_x.id() == self.of_h.id();
+        let of_h = if same { of_x.clone() } else { rounded(&self.of_h)? };
+        let x =
+            wants.x.map(|want| gemm(&of_x, &of.w_ih.detach(), None, want)?.reshape(of.x.shape()));
+        let w_ih = wants.w_ih.map(|want| gemm(&of_x.t()?, &of.rows()?, None, want));
+        let w_hh = wants.w_hh.map(|want| gemm(&of_h.t()?, &of.previous(h)?, None, want));
         let bias = |gate_gradients, want| reduce::sum_to_channel(gate_gradients, 1, want);
         Ok(Gradients {
             x: x.transpose()?,
