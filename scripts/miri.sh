@@ -2,7 +2,8 @@
 # Runs unit tests under Miri, which finds undefined behaviour: accesses out of bounds, aliasing, data races, reads of what
 # nobody wrote. `--all` runs more tests, some of them for minutes. Needs a nightly's `miri` and `rust-src`, and installs them.
 #
-# The AVX2 kernels run, as Miri knows their instructions, but for one (`rounded_to_f16`). AMX runs on its stand-in. Left out:
+# AVX2's vectors run, as Miri knows their instructions, but for one (`rounded_to_f16`); its micro-kernel and convolutions do
+# not. AMX runs on its stand-in. Left out:
 #   - AVX-512, AMX's assembly, CUDA, the `gemm` crate's vectors: instructions and foreign functions that Miri lacks.
 #   - Most of what needs no `unsafe`, and every test of large sizes: Miri is some thousand times slower.
 #

@@ -64,6 +64,9 @@ pub(crate) struct Options {
     /// Also measures PyTorch without the settings that make glibc keep memory
     #[arg(long)]
     default_allocator: bool,
+    /// This side without `on_workers`: as a program that does not call it
+    #[arg(long)]
+    without_workers: bool,
     /// Peak memory of training steps, instead of times
     #[arg(long)]
     memory: bool,
@@ -182,7 +185,10 @@ fn compare(options: &Options, table: &mut Table) -> Result<()> {
             group.shrink();
         }
         let measure = || measure::group(&group, &Device::Cpu, options.settings(), &mut peers);
-        let times = candle_amp::backend::on_workers(measure)?;
+        let times = match options.without_workers {
+            true => measure()?,
+            false => candle_amp::backend::on_workers(measure)?,
+        };
         for row in &group.rows {
             for line in Line::of(row, &times, &["", ", its default allocator"])? {
                 table.print(line)?;
