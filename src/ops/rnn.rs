@@ -36,9 +36,10 @@ pub struct RecurrentWeights<'a> {
 ///
 /// Under autocast all are cast to the compute dtype. Outside, all but the biases share a dtype.
 /// Gates and the states handed from step to step are `F32`; the results are rounded once, to the dtype of `x`.
-/// Sums of products are `F32`. Where the processor multiplies `BF16`, products of up to 512 units round the hidden
-/// state to it, as PyTorch does, and those that give gradients the gradients of the gates. What goes into the gates is saved in that dtype, and the gates are computed
-/// again by backward, because a rounded gate near 1 has lost its derivative. Gradients run back through
+/// Sums of products are `F32`. In `BF16`, the products that give the gradients of `x` and of the weights round the
+/// gradients of the gates to it. On a CPU that multiplies `BF16`, the products of steps of up to 512 units round too: the
+/// hidden state forward, as PyTorch does, and the gradients of the gates backward. What goes into the gates is saved in
+/// the dtype of `x`, and the gates are computed again by backward, because a rounded gate near 1 has lost its derivative. Gradients run back through
 /// time in `F32`; those of weights and biases are accumulated in `F32` over all steps of the batch,
 /// in one order for any number of threads.
 ///
@@ -68,7 +69,7 @@ pub fn lstm(
 ///
 /// # Precision
 ///
-/// As [`lstm`].
+/// As [`lstm`], but for the products of steps, which are `F32` always.
 ///
 /// # Errors
 ///

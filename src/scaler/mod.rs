@@ -257,7 +257,8 @@ impl GradScaler {
     /// With an infinite `max_norm` it only measures. Where a gradient overflowed, the norm is
     /// infinite or NaN, and `step` will skip, for every optimizer that has one of these gradients. The norm of finite
     /// gradients can be beyond `F32`: what is returned is infinite then, and the gradients are scaled down all the same
-    /// (on Metal, where there is no `F64`, to zeros).
+    /// (on Metal, where there is no `F64`, to zeros). So are, to zeros, those of `F64` variables beyond `1e154`, whose
+    /// squares are infinite.
     ///
     /// # Errors
     ///

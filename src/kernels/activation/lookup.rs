@@ -65,12 +65,13 @@ tables!(bf16);
 tables!(f16);
 
 fn made(function: Pointwise, of: Of, widen: impl Fn(u16) -> f32) -> Box<[f32; COUNT]> {
-    let mut results = Box::new([0.0; COUNT]);
-    for (bits, result) in (0..=u16::MAX).zip(results.iter_mut()) {
-        *result = widen(bits);
+    // Not an array first, which has no room on a small stack.
+    let mut results: Box<[f32]> = (0..=u16::MAX).map(widen).collect();
+    compute(function, of, &mut results);
+    match results.try_into() {
+        Ok(results) => results,
+        Err(_) => unreachable!("as many results as numbers of 16 bits"),
     }
-    compute(function, of, &mut results[..]);
-    results
 }
 
 fn compute<A: Math>(function: Pointwise, of: Of, wide: &mut [A]) {

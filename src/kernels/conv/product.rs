@@ -28,10 +28,14 @@ pub(super) fn suits(
         // One sum over all images, moved to channels last, where with channels first each image would be packed by itself.
         Format::ChannelsFirst if pass == Pass::Wgrad => {
             let bf16 = operands.iter().all(|x| x.dtype() == DType::BF16);
-            shape.pixels() <= 256 && bf16 && !reads_in_place(operands)
+            let in_place = multiplies_pairs(operands, shape)
+                && shape.pixels().is_multiple_of(32)
+                && shape.c_in.is_multiple_of(8)
+                && shape.c_out.is_multiple_of(16);
+            shape.pixels() <= 256 && bf16 && !in_place
         }
         // A product transposes the weights for each image.
-        Format::ChannelsFirst if pass == Pass::Dgrad && reads_in_place(operands) => {
+        Format::ChannelsFirst if pass == Pass::Dgrad && multiplies_pairs(operands, shape) => {
             bias.is_none() && shape.pixels() <= 256
         }
         // The bias of a product is one number a column, and here columns are pixels.
@@ -40,12 +44,16 @@ pub(super) fn suits(
     one_tap && fits
 }
 
-/// Whether packed GEMM reads the images of wgrad where they lie.
-fn reads_in_place(operands: [&Tensor; 2]) -> bool {
+/// Whether packed GEMM multiplies pairs of BF16, which it reads in wgrad where they lie, if their numbers suit.
+fn multiplies_pairs(operands: [&Tensor; 2], shape: &Shape) -> bool {
     #[cfg(target_arch = "x86_64")]
-    return InstructionSet::of(operands) == Some(InstructionSet::Avx512Bf16);
+    return shape.c_in.min(shape.c_out) > 1
+        && InstructionSet::of(operands) == Some(InstructionSet::Avx512Bf16);
     #[cfg(not(target_arch = "x86_64"))]
-    false
+    {
+        let _ = (operands, shape);
+        false
+    }
 }
 
 /// Whether an image has so few pixels that a product of each would read the weights for little: then all are moved to

@@ -28,7 +28,7 @@ impl Number {
 /// `min(1, max_norm / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_`; NaN where `norm` is.
 #[derive(Clone, Debug)]
 pub(crate) struct Clip {
-    /// `F32`, a scalar, perhaps still on its way.
+    /// A scalar, perhaps still on its way: `F64` on the CPU and on CUDA.
     pub(crate) norm: Tensor,
     pub(crate) max_norm: f64,
 }
@@ -91,6 +91,9 @@ impl Multiplier {
             Number::Device(inverse) => (address(inverse)?, 1.0),
         };
         let (norm, max_norm) = match &self.clip {
+            Some(Clip { norm, .. }) if norm.dtype() != DType::F64 => {
+                bail!("a kernel reads a norm of F64, not of {:?}", norm.dtype())
+            }
             Some(Clip { norm, max_norm }) => (address(norm)?, *max_norm),
             None => (0, 0.0),
         };

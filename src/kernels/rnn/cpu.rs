@@ -21,13 +21,14 @@ pub(super) fn widened<A: Gate>(tensor: &Tensor) -> Result<Vec<A>> {
     Ok(data)
 }
 
-/// Calls `f` for the rows of a batch, on several threads where that is worth it.
+/// Calls `f` for the rows of a batch, on several threads where that is worth it, and they do not have `others` to do.
 pub(super) fn for_each_row<I: Send>(
     dims: Dims,
+    others: bool,
     rows: impl Iterator<Item = I>,
     f: impl Fn(I) + Sync + Send,
 ) {
-    if dims.batch * dims.hidden < 2 * UNITS {
+    if others || dims.batch * dims.hidden < 2 * UNITS {
         rows.for_each(f);
     } else {
         let (mut rows, few) = (rows.peekable(), UNITS.div_ceil(dims.hidden));

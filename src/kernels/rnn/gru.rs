@@ -59,7 +59,7 @@ fn forward<T: Lane<Acc: Gate>>(of: &Sequence, gates: &Tensor) -> Result<(Tensor,
             let products = gates.chunks_mut(steps * 3 * n).zip(of_h.chunks(3 * n));
             let outputs = y.chunks_mut(steps * n).zip(inner.chunks_mut(steps * n));
             let rows = products.zip(h.chunks_mut(n)).zip(outputs);
-            for_each_row(dims, rows, |(((gates, of_h), h), (y, inner))| {
+            for_each_row(dims, false, rows, |(((gates, of_h), h), (y, inner))| {
                 let gates = &mut gates[step * 3 * n..][..3 * n];
                 let (y, inner) = (&mut y[step * n..][..n], &mut inner[step * n..][..n]);
                 vectorise_in::<T::Acc>(
@@ -109,7 +109,7 @@ fn backward<T: Lane<Acc: Gate>>(
     for step in dims.order().rev() {
         let gate_gradients = of_x.chunks_mut(steps * 3 * n).zip(of_h.chunks_mut(steps * 3 * n));
         let rows = dh.chunks_mut(n).zip(gate_gradients).enumerate();
-        for_each_row(dims, rows, |(row, (dh, (of_x, of_h)))| {
+        for_each_row(dims, false, rows, |(row, (dh, (of_x, of_h)))| {
             let at = |step| (row * steps + step) * n;
             let before = match dims.before(step) {
                 Some(before) => &y[at(before)..][..n],

@@ -57,7 +57,7 @@ fn forward<T: Lane<Acc: Gate>>(of: &Sequence, c0: &Tensor, gates: &Tensor) -> Re
     let (y_h, y_c) = y.split_at_mut(batch * steps * n);
     in_place::write(gates, |gates: &mut [T::Acc]| {
         // Rows of a batch have nothing to do with each other.
-        let units = weight.rows(dims) * n;
+        let (units, others) = (weight.rows(dims) * n, weight.rows(dims) < batch);
         let states = h.chunks_mut(units).zip(c.chunks_mut(units));
         let outputs = y_h.chunks_mut(steps * units).zip(y_c.chunks_mut(steps * units));
         let groups = gates.chunks_mut(steps * 4 * units).zip(states.zip(outputs));
@@ -68,7 +68,7 @@ fn forward<T: Lane<Acc: Gate>>(of: &Sequence, c0: &Tensor, gates: &Tensor) -> Re
                 let states = h.chunks_mut(n).zip(c.chunks_mut(n));
                 let outputs = y_h.chunks_mut(steps * n).zip(y_c.chunks_mut(steps * n));
                 let rows = gates.chunks(steps * 4 * n).zip(states.zip(outputs));
-                for_each_row(dims, rows, |(gates, ((h, c), (y_h, y_c)))| {
+                for_each_row(dims, others, rows, |(gates, ((h, c), (y_h, y_c)))| {
                     let gates = &gates[step * 4 * n..][..4 * n];
                     let (y_h, y_c) = (&mut y_h[step * n..][..n], &mut y_c[step * n..][..n]);
                     vectorise_in::<T::Acc>(
@@ -116,7 +116,7 @@ fn backward<T: Lane<Acc: Gate>>(
     let (grad_h, grad_c) = grad.split_at(batch * steps * n);
     let mut gate_gradients = vec![T::Acc::of(0.0); batch * steps * 4 * n];
     let (mut dh, mut dc) = (vec![T::Acc::of(0.0); batch * n], vec![T::Acc::of(0.0); batch * n]);
-    let size = weight.rows(dims);
+    let (size, others) = (weight.rows(dims), weight.rows(dims) < batch);
     // Without steps there is nothing to cut.
     let all_steps = gate_gradients.chunks_mut((size * steps * 4 * n).max(1));
     let states = dh.chunks_mut(size * n).zip(dc.chunks_mut(size * n));
@@ -126,7 +126,7 @@ fn backward<T: Lane<Acc: Gate>>(
         for step in dims.order().rev() {
             let states = dh.chunks(n).zip(dc.chunks_mut(n));
             let rows = states.zip(gate_gradients.chunks_mut(steps * 4 * n)).enumerate();
-            for_each_row(dims, rows, |(row, ((dh, dc), gate_gradients))| {
+            for_each_row(dims, others, rows, |(row, ((dh, dc), gate_gradients))| {
                 let row = group * size + row;
                 let at = |step| (row * steps + step) * n;
                 let before = match dims.before(step) {

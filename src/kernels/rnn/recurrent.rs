@@ -57,7 +57,7 @@ pub(super) mod packed {
     const UNITS: usize = 512;
 
     /// A weight of BF16. Rows are rounded to BF16 too, and a thread takes one block of them through all steps: it
-    /// waits for nobody, and the weight stays in its second-level cache.
+    /// waits for nobody, and a weight of up to 360 units stays in a second-level cache of 1 MiB.
     pub(in super::super) struct Packed {
         weight: PackedWords,
         /// Words of a column.

@@ -191,23 +191,30 @@ fn gates_near_one_keep_their_slope() {
 
 #[test]
 fn one_result_for_any_number_of_threads() {
-    let (of, c0, grad) = sequence([70, 3, 9, 67], 4, DType::F32, false);
-    let results = [1, 2, 3].map(|threads| {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        let results = pool.install(|| run_lstm(&of, &c0, &grad, DType::F32, false));
-        results.iter().map(values).collect::<Vec<_>>()
-    });
-    assert_eq!(results[0], results[1]);
-    assert_eq!(results[0], results[2]);
+    // Of BF16, each thread takes some rows through all steps, up to 512 units.
+    for (size, dtype) in [
+        ([70, 3, 9, 67], DType::F32),
+        ([70, 3, 9, 67], DType::BF16),
+        ([37, 2, 5, 512], DType::BF16),
+        ([5, 2, 5, 513], DType::BF16),
+    ] {
+        let (of, c0, grad) = sequence(size, 4, dtype, false);
+        let results = [1, 2, 3].map(|threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let results = pool.install(|| run_lstm(&of, &c0, &grad, DType::F32, false));
+            results.iter().map(values).collect::<Vec<_>>()
+        });
+        assert!(results[0] == results[1] && results[0] == results[2], "{size:?} {dtype:?}");
+    }
 }
 
 #[test]
 fn nan_stays_in_its_row_of_the_batch() {
-    for gates in [3, 4] {
-        let (mut of, c0, _) = sequence([3, 4, 2, 5], gates, DType::F16, false);
+    for (gates, dtype) in [(3, DType::F16), (4, DType::F16), (3, DType::BF16), (4, DType::BF16)] {
+        let (mut of, c0, _) = sequence([3, 4, 2, 5], gates, dtype, false);
         let mut x = values(&of.x);
         x[2 * 4 + 1] = f64::NAN; // the second row's first step
-        of.x = self::of(x, &[3, 4, 2], DType::F16);
+        of.x = self::of(x, &[3, 4, 2], dtype);
         let y = match gates {
             4 => lstm(&of, &c0).unwrap().0.get(0).unwrap(),
             _ => gru(&of).unwrap().0,
