@@ -72,8 +72,12 @@ impl RunFolder {
             return Ok(None);
         }
         let text = read(&path)?;
-        let report: Report = serde_json::from_slice(&text)
-            .with_context(|| format!("{}: no report of a run", path.display()))?;
+        let report: Report = serde_json::from_slice(&text).with_context(|| {
+            let path = path.display();
+            format!(
+                "{path}: no report of a run; without this file, the last checkpoint is tested again"
+            )
+        })?;
         if report.interrupted {
             return Ok(None);
         }

@@ -183,7 +183,13 @@ fn a_run_that_has_ended_is_taken_as_it_is() -> Result<()> {
     assert_eq!(all["runs"][0]["final_scale"], 3.);
     assert!(dir.join("index.html").exists(), "the page is written again");
 
-    // Ended by a crash after its last checkpoint: it is only tested again.
+    // Ended by a crash in or after its last checkpoint: it is only tested again.
+    fs::write(&file, &text[..text.len() / 2])?;
+    let error =
+        format!("{:#}", train(&resumed(&dir, "")?, |_| panic!("a step")).expect_err("half a file"));
+    let says =
+        "report.json: no report of a run; without this file, the last checkpoint is tested again";
+    assert!(error.contains(says), "{error}");
     fs::remove_file(&file)?;
     let again = train(&resumed(&dir, "")?, |_| panic!("a step"))?;
     assert!(!again.interrupted && again.steps == 10 && again.final_scale == 1.);
