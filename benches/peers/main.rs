@@ -184,7 +184,7 @@ fn compare(options: &Options, table: &mut Table) -> Result<()> {
             group.rows.retain(|row| runs(&row.name));
             group.shrink();
         }
-        let measure = || measure::group(&group, &Device::Cpu, options.settings(), &mut peers);
+        let mut measure = || measure::group(&group, &Device::Cpu, options.settings(), &mut peers);
         let times = match options.without_workers {
             true => measure()?,
             false => candle_amp::backend::on_workers(measure)?,

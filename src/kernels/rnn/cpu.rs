@@ -4,11 +4,9 @@ use candle_core::{Result, Tensor};
 
 use super::Dims;
 use super::gate::Gate;
-use super::recurrent::Recurrent;
 use crate::kernels::contiguous;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::GRAIN;
-use crate::kernels::gemm::Matrix;
 
 /// Units of a state whose gates are worth another thread.
 const UNITS: usize = GRAIN / 8;
@@ -54,37 +52,4 @@ pub(super) fn runs_mut<const N: usize, T>(row: &mut [T], len: usize) -> [&mut [T
         rest = after;
         run
     })
-}
-
-/// `dst += state × weight` of one step: `dst` holds all `gates` of all steps, `(b, t, gates)`, and
-/// `weight` is `(n, gates)`.
-pub(super) fn add_recurrent<A: Gate>(
-    state: &[A],
-    weight: &dyn Recurrent<A>,
-    (dst, gates): (&mut [A], usize),
-    step: usize,
-    dims: Dims,
-) {
-    let state = Matrix::new(state, dims.batch, dims.hidden);
-    weight.multiply(state, &mut dst[step * gates..], dims.steps * gates, true);
-}
-
-/// `dst (b, n) = gate_gradients × weight` of one step, or `+=`: `gate_gradients` holds those of all `gates` of all
-/// steps, `(b, t, gates)`, and `weight` is `(gates, n)`.
-pub(super) fn recurrent_gradient<A: Gate>(
-    (gate_gradients, gates): (&[A], usize),
-    weight: &dyn Recurrent<A>,
-    dst: &mut [A],
-    step: usize,
-    accumulate: bool,
-    dims: Dims,
-) {
-    let gate_gradients = Matrix {
-        data: &gate_gradients[step * gates..],
-        rows: dims.batch,
-        cols: gates,
-        row_stride: dims.steps * gates,
-        col_stride: 1,
-    };
-    weight.multiply(gate_gradients, dst, dims.hidden, accumulate);
 }

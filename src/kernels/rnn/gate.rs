@@ -1,6 +1,3 @@
-use candle_core::{Result, Tensor};
-
-use super::recurrent::{Recurrent, Widened};
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::gemm::Arithmetic;
 use crate::kernels::softmax::cpu::Exp;
@@ -9,8 +6,6 @@ use crate::kernels::softmax::cpu::Exp;
 pub(super) trait Gate: Arithmetic + Lane + Exp {
     fn sigmoid(self) -> Self;
     fn tangent(self) -> Self;
-    /// A weight `(depth, columns)` of so many hidden units, for the products of all steps.
-    fn recurrent(weight: &Tensor, hidden: usize) -> Result<Box<dyn Recurrent<Self>>>;
 }
 
 impl Gate for f64 {
@@ -21,9 +16,6 @@ impl Gate for f64 {
     #[inline(always)]
     fn tangent(self) -> f64 {
         self.tanh()
-    }
-    fn recurrent(weight: &Tensor, _: usize) -> Result<Box<dyn Recurrent<f64>>> {
-        Ok(Box::new(Widened::of(weight)?))
     }
 }
 
@@ -46,16 +38,6 @@ impl Gate for f32 {
         let p = p * square - 3.333_328e-1;
         let near = p * square * self + self;
         if size < 0.625 { near } else { far.copysign(self) }
-    }
-
-    fn recurrent(weight: &Tensor, hidden: usize) -> Result<Box<dyn Recurrent<f32>>> {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(packed) = super::recurrent::packed::Packed::of(weight, hidden)? {
-            return Ok(Box::new(packed));
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = hidden;
-        Ok(Box::new(Widened::of(weight)?))
     }
 }
 

@@ -2,9 +2,9 @@
 
 use candle_core::{Result, Tensor};
 
-use super::cpu::{add_recurrent, for_each_row, recurrent_gradient, runs, runs_mut, widened};
+use super::cpu::{for_each_row, runs, runs_mut, widened};
 use super::gate::Gate;
-use super::recurrent::Widened;
+use super::recurrent::{Widened, add_recurrent, recurrent_gradient};
 use super::{Dims, GateGradients, Saved, Sequence, portable};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;

@@ -2,8 +2,9 @@
 
 use candle_core::{Result, Tensor};
 
-use super::cpu::{add_recurrent, for_each_row, recurrent_gradient, runs, runs_mut, widened};
+use super::cpu::{for_each_row, runs, runs_mut, widened};
 use super::gate::Gate;
+use super::recurrent::{Multiply, add_recurrent, recurrent_gradient};
 use super::{Dims, GateGradients, Sequence, portable};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
@@ -45,7 +46,7 @@ pub(crate) fn lstm_backward(
 }
 
 /// Completes the gates, to which each step adds its part.
-fn forward<T: Lane<Acc: Gate>>(of: &Sequence, c0: &Tensor, gates: &Tensor) -> Result<Tensor> {
+fn forward<T: Lane<Acc: Multiply>>(of: &Sequence, c0: &Tensor, gates: &Tensor) -> Result<Tensor> {
     let dims = of.dims()?;
     let Dims { batch, steps, hidden: n, .. } = dims;
     let weight = T::Acc::recurrent(&of.w_hh.t()?, n)?;
@@ -98,7 +99,7 @@ fn unit<A: Gate>(gates: &[A], h: &mut [A], c: &mut [A]) {
 }
 
 /// Slopes of the gates, `(b t, 4 n)`, and gradients of `h0` and `c0`.
-fn backward<T: Lane<Acc: Gate>>(
+fn backward<T: Lane<Acc: Multiply>>(
     of: &Sequence,
     c0: &Tensor,
     gates: &Tensor,
@@ -150,7 +151,7 @@ fn backward<T: Lane<Acc: Gate>>(
 }
 
 #[inline(always)]
-fn unit_backward<T: Lane<Acc: Gate>>(
+fn unit_backward<T: Lane<Acc: Multiply>>(
     gates: [&[T]; 4],
     cells: [&[T]; 2],
     grads: [&[T]; 2],

@@ -40,8 +40,65 @@ impl<A: Gate> Recurrent<A> for Widened<A> {
     }
 }
 
+/// A type of arithmetic, and what multiplies in it.
+pub(super) trait Multiply: Gate {
+    /// A weight `(depth, columns)` of so many hidden units, for the products of all steps.
+    fn recurrent(weight: &Tensor, hidden: usize) -> Result<Box<dyn Recurrent<Self>>>;
+}
+
+impl Multiply for f64 {
+    fn recurrent(weight: &Tensor, _: usize) -> Result<Box<dyn Recurrent<f64>>> {
+        Ok(Box::new(Widened::of(weight)?))
+    }
+}
+
+impl Multiply for f32 {
+    fn recurrent(weight: &Tensor, hidden: usize) -> Result<Box<dyn Recurrent<f32>>> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(packed) = packed::Packed::of(weight, hidden)? {
+            return Ok(Box::new(packed));
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = hidden;
+        Ok(Box::new(Widened::of(weight)?))
+    }
+}
+
+/// `dst += state × weight` of one step: `dst` holds all `gates` of all steps, `(b, t, gates)`, and
+/// `weight` is `(n, gates)`.
+pub(super) fn add_recurrent<A: Gate>(
+    state: &[A],
+    weight: &dyn Recurrent<A>,
+    (dst, gates): (&mut [A], usize),
+    step: usize,
+    dims: Dims,
+) {
+    let state = Matrix::new(state, dims.batch, dims.hidden);
+    weight.multiply(state, &mut dst[step * gates..], dims.steps * gates, true);
+}
+
+/// `dst (b, n) = gate_gradients × weight` of one step, or `+=`: `gate_gradients` holds those of all `gates` of all
+/// steps, `(b, t, gates)`, and `weight` is `(gates, n)`.
+pub(super) fn recurrent_gradient<A: Gate>(
+    (gate_gradients, gates): (&[A], usize),
+    weight: &dyn Recurrent<A>,
+    dst: &mut [A],
+    step: usize,
+    accumulate: bool,
+    dims: Dims,
+) {
+    let gate_gradients = Matrix {
+        data: &gate_gradients[step * gates..],
+        rows: dims.batch,
+        cols: gates,
+        row_stride: dims.steps * gates,
+        col_stride: 1,
+    };
+    weight.multiply(gate_gradients, dst, dims.hidden, accumulate);
+}
+
 #[cfg(target_arch = "x86_64")]
-pub(super) mod packed {
+mod packed {
     use candle_core::{DType, Result, Tensor};
     use half::bf16;
 

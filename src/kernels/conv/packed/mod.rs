@@ -15,6 +15,7 @@
 //! images in BF16 those of [`lanes`].
 #![allow(unsafe_code)]
 
+mod kernels;
 pub(super) mod lanes;
 mod layout;
 pub(super) mod nhwc;

@@ -14,6 +14,7 @@ use std::ops::Range;
 use candle_core::{Result, Tensor};
 use half::bf16;
 
+use super::kernels::write_kernels;
 use super::layout::{Cut, Part, RowPanels, Taps};
 use super::rows::Stored;
 use super::source::{NchwImages, as_bf16};
@@ -22,7 +23,7 @@ use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::uninit_vec;
-use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
+use crate::kernels::cpu::vector::{Vectors, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, PackedGemm, transpose, with_words};
 
 /// Output channels of a task: a multiple of the columns of all tiles. Each task packs the image, so that there are more
@@ -151,43 +152,6 @@ fn regroup(runs: &[Vec<f32>], [taps, ins, outs]: [usize; 3], weights: &mut [Mayb
             }
         }
     });
-}
-
-/// Adds up the runs of `count` kernels, at most 16, and writes them `stride` apart: tap `i` of theirs lies from `base +
-/// offsets[i]` on in each run.
-///
-/// # Safety
-/// The features of `V`.
-#[inline(always)]
-pub(super) unsafe fn write_kernels<V: Vector>(
-    runs: &[impl AsRef<[f32]>],
-    offsets: &[usize],
-    base: usize,
-    count: usize,
-    kernels: &mut [MaybeUninit<f32>],
-    stride: usize,
-) {
-    let lanes = first_lanes(count);
-    assert!((1..=16).contains(&count) && (count - 1) * stride + offsets.len() <= kernels.len());
-    for (first, offsets) in offsets.chunks(16).enumerate() {
-        // SAFETY: the features; masks have no more elements than the runs have from there on, and the kernels taps, as
-        // asserted.
-        unsafe {
-            let mut taps = [V::zero(); 16];
-            for (tap, offset) in taps.iter_mut().zip(offsets) {
-                for (number, run) in runs.iter().enumerate() {
-                    let sums = &run.as_ref()[base + offset..][..count];
-                    let sums = V::load_masked(sums.as_ptr(), lanes);
-                    *tap = if number == 0 { sums } else { tap.add(sums) };
-                }
-            }
-            let mask = first_lanes(offsets.len());
-            for (i, kernel) in V::transpose(taps).into_iter().enumerate().take(count) {
-                let at = kernels.as_mut_ptr().add(i * stride + first * 16);
-                kernel.store_masked(at.cast(), mask);
-            }
-        }
-    }
 }
 
 /// A group's sums for some of its output channels.

@@ -143,3 +143,32 @@ fn small_images_go_to_lanes() -> Result<()> {
     assert_eq!(suits([32, 256, 512, 8, 8, 1, 1, 1, 0, 1], ISA)?, [false; 3]);
     Ok(())
 }
+
+/// By lanes, and of images that are read where they lie.
+#[test]
+fn one_result_for_any_number_of_threads() -> Result<()> {
+    let mut rng = generator(107);
+    for (dims, outs, size) in
+        [([50, 16, 4, 4], 96, 3), ([40, 16, 8, 8], 32, 1), ([9, 8, 16, 18], 16, 1)]
+    {
+        let [b, ins, height, width] = dims;
+        let x = random(&mut rng, &dims, DType::BF16);
+        let weight = random(&mut rng, &[outs, ins, size, size], DType::BF16);
+        let grad = random(&mut rng, &[b, outs, height, width], DType::BF16);
+        let results = [1, 2, 3].map(|threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let geometry = geometry(1, size / 2, 1, 1);
+            let all = || {
+                [
+                    wgrad(&x, &grad, weight.dims(), geometry, DType::F32).unwrap(),
+                    forward(&x, &weight, None, geometry, DType::F32).unwrap(),
+                    dgrad(&grad, &weight, None, &dims, geometry, DType::F32).unwrap(),
+                ]
+                .map(|tensor| doubles(&tensor))
+            };
+            pool.install(all)
+        });
+        assert!(results[0] == results[1] && results[0] == results[2], "{dims:?} {outs} {size}");
+    }
+    Ok(())
+}

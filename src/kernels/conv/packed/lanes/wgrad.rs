@@ -12,8 +12,8 @@ use candle_core::{Result, Tensor};
 use half::bf16;
 
 use super::{LANES, ROWS, Rows, Shape, is_small};
+use crate::kernels::conv::packed::kernels::write_kernels;
 use crate::kernels::conv::packed::source::as_f32_mut;
-use crate::kernels::conv::packed::wgrad::write_kernels;
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
