@@ -46,32 +46,36 @@ fn variables(parameters: Parameters, dtype: DType, device: &Device) -> Result<Ve
     parameters.lengths().into_iter().map(variable).collect()
 }
 
-/// Times `pass` on the gradients of `variables` in scalers that `make` makes.
-fn on_gradients(
+/// Times the passes that `pass` makes of sets of variables, on their gradients in scalers that `make` makes. Each set has
+/// its own: what one pass writes has no gradient from before.
+fn on_gradients<P: FnMut(&mut GradScaler) -> Result<()> + 'static>(
     parameters: Parameters,
-    variables: Vec<Var>,
+    dtype: DType,
     device: &Device,
     make: impl Fn() -> Result<GradScaler>,
-    mut pass: impl FnMut(&mut GradScaler) -> Result<()> + 'static,
+    pass: impl Fn(Vec<Var>) -> Result<P>,
 ) -> Result<Runner> {
     let gradients = parameters.lengths().into_iter().map(|length| normal(length, device));
     let gradients = gradients.collect::<Result<Vec<_>>>()?;
-    let scalers = (0..sets(parameters)).map(|_| make());
-    let mut scalers = scalers.collect::<Result<Vec<_>>>()?;
+    let set = |_| {
+        let variables = variables(parameters, dtype, device)?;
+        Ok((variables.clone(), make()?, pass(variables)?))
+    };
+    let mut sets = (0..sets(parameters)).map(set).collect::<Result<Vec<_>>>()?;
     let device = device.clone();
     Ok(Box::new(move || {
-        let inputs: Vec<&Tensor> = variables.iter().map(Var::as_tensor).collect();
-        for scaler in &mut scalers {
+        for (variables, scaler, _) in &mut sets {
+            let inputs: Vec<&Tensor> = variables.iter().map(Var::as_tensor).collect();
             let loss = loss_with(&inputs, gradients.clone())?;
             scaler.scale(&loss)?.backward()?;
         }
         device.synchronize()?;
         let all = seconds(|| {
-            scalers.iter_mut().try_for_each(&mut pass)?;
+            sets.iter_mut().try_for_each(|(_, scaler, pass)| pass(scaler))?;
             Ok(device.synchronize()?)
         })?;
-        scalers.iter_mut().for_each(GradScaler::zero_grad);
-        Ok(all / scalers.len() as f64)
+        sets.iter_mut().for_each(|(_, scaler, _)| scaler.zero_grad());
+        Ok(all / sets.len() as f64)
     }))
 }
 
@@ -93,8 +97,8 @@ fn alone(
 }
 
 pub(crate) fn unscale(parameters: Parameters, device: &Device) -> Result<Runner> {
-    let variables = variables(parameters, DType::F32, device)?;
-    on_gradients(parameters, variables, device, scaler, |scaler| Ok(scaler.unscale()?))
+    let pass = |_| Ok(|scaler: &mut GradScaler| Ok(scaler.unscale()?));
+    on_gradients(parameters, DType::F32, device, scaler, pass)
 }
 
 fn scaler() -> Result<GradScaler> {
@@ -103,55 +107,53 @@ fn scaler() -> Result<GradScaler> {
 
 /// Of gradients far longer than they may be.
 pub(crate) fn clip(parameters: Parameters, device: &Device) -> Result<Runner> {
-    let variables = variables(parameters, DType::F32, device)?;
-    on_gradients(parameters, variables, device, scaler, |scaler| {
-        scaler.clip_grad_norm(1.0)?;
-        Ok(())
-    })
+    let pass = |_| Ok(|scaler: &mut GradScaler| Ok(scaler.clip_grad_norm(1.0).map(drop)?));
+    on_gradients(parameters, DType::F32, device, scaler, pass)
 }
 
-fn optimizer(
+/// A step of what `make` makes of variables.
+fn optimizer<S: Step + 'static>(
     parameters: Parameters,
-    variables: Vec<Var>,
+    dtype: DType,
     device: &Device,
-    mut optimizer: impl Step + 'static,
+    make: impl Fn(Vec<Var>) -> candle_amp::Result<S>,
 ) -> Result<Runner> {
-    let step = move |scaler: &mut GradScaler| {
-        let _ = scaler.step(&mut optimizer)?;
-        Ok(())
+    let step = |variables| {
+        let mut optimizer = make(variables)?;
+        Ok(move |scaler: &mut GradScaler| {
+            let _ = scaler.step(&mut optimizer)?;
+            Ok(())
+        })
     };
-    on_gradients(parameters, variables, device, || Ok(GradScaler::disabled()), step)
+    on_gradients(parameters, dtype, device, || Ok(GradScaler::disabled()), step)
 }
 
 /// Of gradients far longer than they may be, where they are clipped.
 pub(crate) fn update(parameters: Parameters, clip: bool, device: &Device) -> Result<Runner> {
-    let variables = variables(parameters, DType::F32, device)?;
-    let mut adamw = AdamW::new(variables.clone(), AdamWConfig::default())?;
-    on_gradients(parameters, variables, device, scaler, move |scaler| {
-        if clip {
-            scaler.clip_grad_norm(1.0)?;
-        }
-        let _ = scaler.step(&mut adamw)?;
-        Ok(())
+    on_gradients(parameters, DType::F32, device, scaler, |variables| {
+        let mut adamw = AdamW::new(variables, AdamWConfig::default())?;
+        Ok(move |scaler: &mut GradScaler| {
+            if clip {
+                scaler.clip_grad_norm(1.0)?;
+            }
+            let _ = scaler.step(&mut adamw)?;
+            Ok(())
+        })
     })
 }
 
 pub(crate) fn sgd(parameters: Parameters, device: &Device) -> Result<Runner> {
-    let variables = variables(parameters, DType::F32, device)?;
-    let sgd = Sgd::new(variables.clone(), SGD)?;
-    optimizer(parameters, variables, device, sgd)
+    optimizer(parameters, DType::F32, device, |variables| Sgd::new(variables, SGD))
 }
 
 pub(crate) fn lion(parameters: Parameters, device: &Device) -> Result<Runner> {
-    let variables = variables(parameters, DType::F32, device)?;
-    let lion = Lion::new(variables.clone(), LionConfig::default())?;
-    optimizer(parameters, variables, device, lion)
+    let make = |variables| Lion::new(variables, LionConfig::default());
+    optimizer(parameters, DType::F32, device, make)
 }
 
 pub(crate) fn lamb(parameters: Parameters, device: &Device) -> Result<Runner> {
-    let variables = variables(parameters, DType::F32, device)?;
-    let lamb = Lamb::new(variables.clone(), LambConfig::default())?;
-    optimizer(parameters, variables, device, lamb)
+    let make = |variables| Lamb::new(variables, LambConfig::default());
+    optimizer(parameters, DType::F32, device, make)
 }
 
 pub(crate) fn adamw(parameters: Parameters, storage: Storage, device: &Device) -> Result<Runner> {
@@ -160,9 +162,9 @@ pub(crate) fn adamw(parameters: Parameters, storage: Storage, device: &Device) -
         Storage::Bf16Masters => (DType::BF16, Masters::F32),
         Storage::Bf16Remainder => (DType::BF16, Masters::Remainder),
     };
-    let variables = variables(parameters, dtype, device)?;
-    let adamw = AdamW::new(variables.clone(), AdamWConfig::default())?.with_masters(masters)?;
-    optimizer(parameters, variables, device, adamw)
+    optimizer(parameters, dtype, device, |variables| {
+        AdamW::new(variables, AdamWConfig::default())?.with_masters(masters)
+    })
 }
 
 pub(crate) fn ema(parameters: Parameters, device: &Device) -> Result<Runner> {
