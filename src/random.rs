@@ -110,8 +110,9 @@ pub fn fork_rng<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// As [`fork_rng`], for the block that the returned guard lives in: a generator of this thread's own until the guard is dropped, from where it stands now: what is
-/// drawn or seeded meanwhile, on this thread or another, does not disturb the other side.
+/// As [`fork_rng`], for the block that the returned guard lives in: a generator of this thread's own until the guard is
+/// dropped, from where it stands now. What is drawn or seeded meanwhile, on this thread or another, does not disturb the
+/// other side.
 ///
 /// Guards are dropped in the reverse order of their making.
 ///

@@ -62,6 +62,8 @@ pub struct NoGradGuard {
 impl Drop for NoGradGuard {
     fn drop(&mut self) {
         DEPTH.set(DEPTH.get() - 1);
-        autocast::drop_cast_cache();
+        if !is_active() {
+            autocast::drop_cast_cache();
+        }
     }
 }

@@ -38,8 +38,9 @@ pub(crate) fn is_active() -> bool {
 ///
 /// `f` is called twice and must do the same both times. Random numbers have to come from this crate, on the thread that
 /// calls `f`: `candle_nn::Dropout` would draw others the second time, and nobody could see that the gradient is wrong.
-/// `f` is kept until backward: give it clones of the layers, which share their variables. A tracked tensor that `f` captures gets its gradient by a backward pass within
-/// backward, through all that it was computed from: hand a recurrent state in as `x` instead.
+/// `f` is kept until backward: give it clones of the layers, which share their variables. A tracked tensor that `f`
+/// captures gets its gradient by a backward pass within backward, through all that it was computed from: hand a recurrent
+/// state in as `x` instead.
 ///
 /// # Precision
 ///

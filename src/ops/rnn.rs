@@ -39,8 +39,8 @@ pub struct RecurrentWeights<'a> {
 /// Sums of products are `F32`. In `BF16`, the products that give the gradients of `x` and of the weights round the
 /// gradients of the gates to it. On a CPU that multiplies `BF16`, the products of steps of up to 512 units round too: the
 /// hidden state forward, as PyTorch does, and the gradients of the gates backward. What goes into the gates is saved in
-/// the dtype of `x`, and the gates are computed again by backward, because a rounded gate near 1 has lost its derivative. Gradients run back through
-/// time in `F32`; those of weights and biases are accumulated in `F32` over all steps of the batch,
+/// the dtype of `x`, and the gates are computed again by backward, because a rounded gate near 1 has lost its derivative.
+/// Gradients run back through time in `F32`; those of weights and biases are accumulated in `F32` over all steps of the batch,
 /// in one order for any number of threads.
 ///
 /// # Errors

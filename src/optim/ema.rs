@@ -257,7 +257,7 @@ impl Ema {
         written.and_then(|()| self.refresh())
     }
 
-    /// The averages to the weights, of which nobody is told yet.
+    /// Copies the averages to the weights. The caller notes the write.
     fn write(&self) -> Result<()> {
         let pairs = self.averages.iter().map(|a| (a.variable.as_tensor(), &a.average));
         Ok(kernels::cast_all(&pairs.collect::<Vec<_>>())?)
