@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from zoo_networks import MobileNet
+
 
 def add(module, path, part):
     """Makes `part` the one at `path` in `module`, such as `stage1.0.conv`."""
@@ -321,16 +323,7 @@ class Inverted(Path):
 def mobilenet_v2():
     of = 32
     network = Network().add("stem", conv_relu(3, of, 3))
-    settings = [
-        (1, 16, 1, 1),
-        (6, 24, 2, 1),
-        (6, 32, 3, 2),
-        (6, 64, 4, 2),
-        (6, 96, 3, 1),
-        (6, 160, 3, 2),
-        (6, 320, 1, 1),
-    ]
-    for stage, (times, to, count, first) in enumerate(settings):
+    for stage, (times, to, count, first) in enumerate(MobileNet.STAGES):
         for i in range(count):
             inner, stride = times * of, first if i == 0 else 1
             projection = ConvNorm(of, to, 1) if stride == 1 and of != to else None
