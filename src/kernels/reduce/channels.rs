@@ -17,6 +17,8 @@ const COLUMNS: usize = 64;
 const PANEL: usize = 64;
 /// Below this, a channel's contiguous run is too short to be worth a loop of its own.
 const SHORT: usize = 64;
+/// Partial sums of a row shorter than that.
+const FEW: usize = 8;
 
 /// The shape of a contiguous tensor around one dimension.
 #[derive(Clone, Copy, Debug)]
@@ -96,6 +98,9 @@ impl Channels {
 
     /// For every channel, the sum of its elements.
     pub(crate) fn sum<T: Lane>(self, x: &[T]) -> Vec<f64> {
+        if self.outer == 1 && (1..SHORT).contains(&self.inner) {
+            return self.short_sums(x);
+        }
         let sums = self.sums::<T, 1, 0, 1>(
             [x],
             [],
@@ -103,6 +108,36 @@ impl Channels {
             |x, []| x,
         );
         sums.into_iter().map(|[sum]| sum).collect()
+    }
+
+    /// [`Channels::sum`] of rows so short that adding up the lanes of a block would take longer than filling them.
+    fn short_sums<T: Lane>(self, x: &[T]) -> Vec<f64> {
+        let mut sums = vec![0.0; self.channels];
+        let per_task = GRAIN.div_ceil(self.inner);
+        for_each_chunk::<T::Acc, _>(
+            &mut sums,
+            per_task,
+            #[inline(always)]
+            |task, sums| {
+                let start = (task * per_task * self.inner).min(x.len());
+                for (sum, row) in sums.iter_mut().zip(x[start..].chunks(self.inner)) {
+                    let (blocks, rest) = row.as_chunks::<FEW>();
+                    let mut lanes = [T::Acc::zero(); FEW];
+                    for block in blocks {
+                        for lane in 0..FEW {
+                            lanes[lane] += block[lane].widened();
+                        }
+                    }
+                    for lane in 0..rest.len() {
+                        lanes[lane] += rest[lane].widened();
+                    }
+                    let lanes: [f64; FEW] = from_fn(|lane| lanes[lane].to_double());
+                    let pair = |i: usize| (lanes[i] + lanes[i + 4]) + (lanes[i + 2] + lanes[i + 6]);
+                    *sum = pair(0) + pair(1);
+                }
+            },
+        );
+        sums
     }
 
     #[inline(always)]
