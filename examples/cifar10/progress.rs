@@ -160,6 +160,17 @@ pub(crate) fn closing(report: &Report, classes: &[&str]) -> String {
     format!("\n{text}")
 }
 
+/// Of a run that ended before, what the options ask for in vain: it has no step left to measure.
+pub(crate) fn of_ended(run: &Options) -> String {
+    let asked = [(run.profile.is_some(), "--profile"), (run.trace, "--trace")];
+    let asked: Vec<_> = asked.iter().filter(|(asked, _)| *asked).map(|(_, name)| *name).collect();
+    if asked.is_empty() {
+        return String::new();
+    }
+    let (asked, precision, seed) = (asked.join(" and "), run.precision, run.seed);
+    format!("{precision}, seed {seed} had ended: {asked} need a new run, whose --out has another folder\n")
+}
+
 /// Where the page of pictures is, as short as that can be said.
 pub(crate) fn page(path: &Path) -> String {
     let here = std::env::current_dir().unwrap_or_default();

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{
+    common::options::Usage,
     data::{CLASSES, Dataset},
     evaluation::Score,
     history::{Epoch, History},
@@ -130,7 +131,8 @@ pub(crate) fn write(path: &Path, text: impl AsRef<[u8]>) -> Result<()> {
 
 /// Checks, before hours of training, that the file of `option` can be written.
 pub(crate) fn check_writable(option: &str, path: &Path) -> Result<()> {
-    ensure!(!path.is_dir(), "{option} {}: this is a folder", path.display());
+    let folder = || Usage(format!("{option} {}: this is a folder", path.display()));
+    ensure!(!path.is_dir(), folder());
     let scratch = scratch_file(path)?;
     fs::write(&scratch, "")
         .and_then(|()| fs::remove_file(&scratch))

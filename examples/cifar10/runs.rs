@@ -101,6 +101,10 @@ impl All<'_> {
 
     /// What a run ended with, if it did so before.
     fn ended(&self, folder: Option<&RunFolder>, run: &Options) -> Result<Option<Report>> {
-        ranks::agree(folder.map_or(Ok(None), |folder| folder.ended(run, self.data)))
+        let report = ranks::agree(folder.map_or(Ok(None), |folder| folder.ended(run, self.data)))?;
+        if report.is_some() {
+            print(&progress::of_ended(run));
+        }
+        Ok(report)
     }
 }

@@ -32,6 +32,14 @@ fn an_epoch_is_one_line_about_its_own_steps() -> anyhow::Result<()> {
 }
 
 #[test]
+fn a_run_that_has_ended_says_that_it_measures_nothing() {
+    assert_eq!(of_ended(&options("")), "");
+    let line = of_ended(&options("--profile --trace --precision f16 --seed 3"));
+    let says = "f16, seed 3 had ended: --profile and --trace need a new run, whose --out has another folder\n";
+    assert_eq!(line, says);
+}
+
+#[test]
 fn the_opening_names_what_runs() -> anyhow::Result<()> {
     let data = synthetic::dataset(1300, 30, 0);
     for (arguments, precision) in [

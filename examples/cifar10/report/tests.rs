@@ -80,4 +80,5 @@ fn a_report_that_cannot_be_written_is_refused_early() {
     assert_eq!(error.to_string(), format!("--report {}: cannot write there", missing.display()));
     let error = check_writable("--report", &std::env::temp_dir()).expect_err("a folder");
     assert!(error.to_string().ends_with(": this is a folder"), "{error}");
+    assert!(error.is::<Usage>(), "its exit code is that of wrong options");
 }
