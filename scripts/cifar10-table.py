@@ -54,15 +54,18 @@ class DevicePeak(threading.Thread):
         return self.most
 
 
-def run(command: list[str], arguments: list[str]) -> dict:
-    """The report of one run, with its time and GPU memory as seen from outside."""
+def run(command: list[str], arguments: list[str]) -> dict | None:
+    """The report of one run, with its time and GPU memory as seen from outside; None if it failed."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
         peak, start = DevicePeak(), time.monotonic()
         peak.start()
-        done = subprocess.run([*command, *arguments, "--report", str(report)], stdout=subprocess.DEVNULL)
+        command = [*command, *arguments, "--report", str(report)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
         if done.returncode:
-            sys.exit(f"ended with {done.returncode}: {' '.join([*command, *arguments])}")
+            peak.end()
+            print(f"ended with {done.returncode}: {' '.join(command)}\n{done.stdout[-2000:]}", flush=True)
+            return None
         seconds, memory = time.monotonic() - start, peak.end()
         return {**json.loads(report.read_text()), "seconds": seconds, "peak_device_bytes": memory}
 
@@ -78,9 +81,12 @@ def epoch_seconds(report: dict) -> float:
     return report["train_images"] / report["images_per_second"]
 
 
-def row(name: str, reports: list[dict], f32: list[dict]) -> str:
+def row(name: str, reports: list[dict], f32: list[dict] | None) -> str:
     accuracy = [100 * report["test_accuracy"] for report in reports]
-    off = statistics.mean(accuracy) - statistics.mean(100 * report["test_accuracy"] for report in f32)
+    off = ""
+    if f32 and f32 is not reports:
+        beside = statistics.mean(100 * report["test_accuracy"] for report in f32)
+        off = f"{statistics.mean(accuracy) - beside:+.2f}"
     peaks = [max(report[key] or 0 for report in reports) for key in ("peak_device_bytes", "peak_rss_bytes")]
     cells = [
         name,
@@ -88,7 +94,7 @@ def row(name: str, reports: list[dict], f32: list[dict]) -> str:
         f"{reports[0]['weight_bytes'] / MIB:.2f} MiB",
         *(f"{peak / MIB:.0f} MiB" if peak else "" for peak in peaks),
         spread(accuracy, 2, "%"),
-        "" if reports is f32 else f"{off:+.2f}",
+        off,
         spread([report["final_loss"] for report in reports], 3, "").strip(),
         ", ".join(str(report["skipped_steps"]) for report in reports),
     ]
@@ -108,26 +114,31 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path, help="also writes the nine reports")
     options, arguments = parser.parse_known_args()
     command = [options.program] if options.program else build(arguments)
-    reports = {}
+    reports, failed = {}, 0
     for name, precision in RUNS.items():
         half = [] if name == "f32" or options.autocast else ["--master-weights"]
         for seed in options.seeds:
             print(f"{name}, seed {seed} ...", end=" ", flush=True)
-            reports.setdefault(name, []).append(
-                run(command, [*arguments, *precision, *half, "--seed", str(seed)])
-            )
-            last = reports[name][-1]
+            last = run(command, [*arguments, *precision, *half, "--seed", str(seed)])
+            if last is None:
+                failed += 1
+                continue
+            reports.setdefault(name, []).append(last)
             print(f"{100 * last['test_accuracy']:.2f} % in {last['seconds']:.1f} s", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(reports, indent=2) + "\n")
-    first = reports["f32"][0]
+            if options.json:  # each as it is measured
+                options.json.write_text(json.dumps(reports, indent=2) + "\n")
+    if not reports:
+        sys.exit("every run failed")
+    first = next(iter(reports.values()))[0]
     print(
         f"\n{first['model']}, {first['data']}, {first['train_images']} images, {first['epochs']} epochs, "
         f"batches of {first['batch_size']}, on {first['device']}\n"
     )
     print(f"| {HEAD} |\n|{'---|' * (HEAD.count('|') + 1)}")
-    for name in RUNS:
-        print(row(name, reports[name], reports["f32"]))
+    for name in reports:
+        print(row(name, reports[name], reports.get("f32")))
+    if failed:
+        sys.exit(f"{failed} of {len(RUNS) * len(options.seeds)} runs failed")
 
 
 def build(arguments: list[str]) -> list[str]:

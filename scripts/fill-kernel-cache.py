@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Fills a kernel cache, as the crate would on a GPU of that architecture, with NVRTC and without a GPU.
 
-    scripts/fill-kernel-cache.py FOLDER [--arch sm_90a] [--nvrtc LIBRARY]
-    scripts/fill-kernel-cache.py --keys sm_90a 13.0
+    scripts/fill-kernel-cache.py FOLDER [--capability 90] [--nvrtc LIBRARY]
+    scripts/fill-kernel-cache.py --keys 90 13.0
 
-The second prints a checksum of the key of each kernel: of that architecture and NVRTC's version. A test compares them
+The second prints a checksum of the key of each kernel: of that compute capability and NVRTC's version. A test compares them
 with the crate's own. The optimizers, whose sources are made by a macro, are left to the machine with the GPU. NVRTC comes
 from the Python package nvidia-cuda-nvrtc unless LIBRARY is named; its version must be the one of that machine.
 """
@@ -32,6 +32,11 @@ def beside(name: str):
 
 
 compiler = beside("compile-kernels")
+
+
+def architecture(capability: str) -> str:
+    """What NVRTC calls it, as in compile.rs: 9.0 alone has instructions that later ones have not."""
+    return f"sm_{capability}{'a' if capability == '90' else ''}"
 
 
 def sources() -> dict[str, str]:
@@ -80,22 +85,22 @@ def fill(task: tuple[pathlib.Path, str, str, str, str, str | None]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=pathlib.Path)
-    parser.add_argument("--arch", default="sm_90a")
+    parser.add_argument("--capability", default="90", help="of the GPU, without its dot")
     parser.add_argument("--nvrtc", help="the library, else that of the Python package")
     parser.add_argument("--only", nargs="+", help="names of sources; all by default")
-    parser.add_argument("--keys", nargs=2, metavar=("ARCH", "VERSION"))
+    parser.add_argument("--keys", nargs=2, metavar=("CAPABILITY", "VERSION"))
     args = parser.parse_args()
     chosen = {name: code for name, code in sources().items() if not args.only or name in args.only}
     units = [(name, unit, code) for name, code in chosen.items() for unit in UNITS]
     if args.keys:
         for name, unit, code in units:
-            _, _, key = job(name, unit, code, *args.keys)
+            _, _, key = job(name, unit, code, architecture(args.keys[0]), args.keys[1])
             print(f"{name}_{unit} {zlib.crc32(key.encode()):08x}")
         return
     if not args.folder:
         parser.error("a folder is needed")
     args.folder.mkdir(parents=True, exist_ok=True)
-    tasks = [(args.folder, *unit, args.arch, args.nvrtc) for unit in units]
+    tasks = [(args.folder, *unit, architecture(args.capability), args.nvrtc) for unit in units]
     with multiprocessing.Pool() as pool:
         files = pool.map(fill, tasks, chunksize=1)
     print(f"{len(files)} kernels, {sum((args.folder / file).stat().st_size for file in files) // 1000000} MB")

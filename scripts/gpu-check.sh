@@ -89,7 +89,7 @@ done
 mkdir "$folder/cache"
 # NVRTC of the version that is there, as the key of a compiled kernel says it.
 [[ ${GPU_CHECK_EMULATED:-0} == 1 ]] ||
-    "$cuda/venv/bin/python" scripts/fill-kernel-cache.py "$folder/cache" --arch "sm_$CUDA_COMPUTE_CAP"
+    "$cuda/venv/bin/python" scripts/fill-kernel-cache.py "$folder/cache" --capability "$CUDA_COMPUTE_CAP"
 
 echo "libraries that the programs ask for, with the newest version of glibc:"
 readelf -d "$folder"/bin/*/* | sed -n 's/.*(NEEDED).*\[\(.*\)\]/  \1/p' | sort -u

@@ -13,6 +13,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
+# Whether what the calls leave can be fetched: 8 files of 16 MiB.
+files_fit() { # folder
+    (($(find "$1" -type f | wc -l) <= 8)) && [[ -z $(find "$1" -type f -size +16M) ]]
+}
+
 # The calls, in a place of their own.
 real() {
     export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target} GPU_CHECK_FEATURES=${GPU_CHECK_FEATURES:-cudnn}
@@ -79,6 +84,7 @@ for call, names in wanted.items():
             wrong.append(f"{call}: no row {name!r}{' beside PyTorch' if found else ''}, of {len(rows)}")
 sys.exit("\n".join(wrong) or None)
 END
+    files_fit "$folder/out" || { echo "more than 8 files, or one of more than 16 MiB" >&2 && exit 1; }
     if grep -h 'no time left\|no test has that name\|is not installed' "$folder"/out/*.txt; then exit 1; fi
 }
 
@@ -106,16 +112,53 @@ cat >"$folder/bin/nccl/lib" <<'END'
 #!/usr/bin/env bash
 [[ $NCCL_MULTI_RANK_GPU_ENABLE == 1 && $* == "--nocapture dist::nccl" ]] && echo "skipped: one rank a GPU"
 END
+# Measures three groups of rows. Of those of GPT-2, the second ends the process, and the third is measured by another one.
+cat >"$folder/bin/cudnn/gpu" <<'END'
+#!/usr/bin/env bash
+while (($#)); do
+    case $1 in
+        --part) part=$2 ;;
+        --json) json=$2 ;;
+        --progress) progress=$2 ;;
+    esac
+    shift
+done
+for ((group = $(cat "$progress" 2>/dev/null || echo 0); group < 3; group++)); do
+    echo $((group + 1)) >"$progress"
+    [[ $part != gpt2 || $group != 1 ]] || kill -SEGV $$
+    echo "$part group $group" | tee -a "$json"
+done
+printf end >"$progress"
+END
+# Trains, but not in F16.
+cat >"$folder/bin/cudnn/cifar10" <<'END'
+#!/usr/bin/env bash
+while (($#)); do
+    case $1 in
+        --precision) precision=$2 ;;
+        --report) report=$2 ;;
+    esac
+    shift
+done
+[[ $precision != f16 ]] || { echo "out of memory" && exit 1; }
+cat >"$report" <<'JSON'
+{"model": "resnet20", "data": "synthetic", "train_images": 64, "epochs": 2, "batch_size": 16, "device": "cuda",
+ "test_accuracy": 0.5, "images_per_second": 32, "weight_bytes": 1, "peak_rss_bytes": 1, "final_loss": 1, "skipped_steps": 0}
+JSON
+END
+mkdir -p "$folder/benches/gpu"
+cp scripts/cifar10-table.py "$folder"
+echo 'print("PyTorch")' >"$folder/benches/gpu/cifar10_twin.py"
 # Never ends.
 printf '#!/usr/bin/env bash\n[[ $1 == --list ]] || exec sleep 1000\n' >"$folder/bin/cuda/lib"
 cp "$folder/bin/cudnn/it" "$folder/bin/cuda/it"
 chmod +x "$folder"/bin/*/*
 
 start=$SECONDS status=0
-SECONDS_A_CALL=15 "$folder/run.sh" tests "$folder/out" >"$folder/output" 2>&1 || status=$?
+SECONDS_A_CALL=24 "$folder/run.sh" tests "$folder/out" >"$folder/output" 2>&1 || status=$?
 wrong() { echo "gpu-run.sh: $*" >&2 && cat "$folder/output" >&2 && exit 1; }
 ((status == 1)) || wrong "its status is $status, and some tests failed"
-((SECONDS - start <= 30)) || wrong "it took $((SECONDS - start)) seconds, of 15"
+((SECONDS - start <= 40)) || wrong "it took $((SECONDS - start)) seconds, of 24"
 for line in '139  lib-cudnn' '0  lib-cudnn-alone-b__four' '0  lib-cudnn-alone-b__five' '101  lib-cudnn-alone-b__three' \
     'lib-cudnn: of 3 tests that did not pass, 2 pass alone, and 0 had no time' '0  it-cudnn' '0  nccl' 'nccl: skipped: one rank a GPU' '124  lib-cuda' '0  it-cuda'; do
     grep -q -- " $line\$" "$folder/out/tests.txt" || wrong "the summary lacks \"$line\""
@@ -127,4 +170,23 @@ tail -n 3 "$folder/output" | grep -qF "$(tail -n 3 "$folder/out/tests.txt" | hea
 # A step that hangs has left time to those after it. Where there is none, that is said.
 SECONDS_A_CALL=4 "$folder/run.sh" tests "$folder/short" >"$folder/output" 2>&1 || true
 grep -q -- ' it-cuda: no time left$' "$folder/short/tests.txt" || wrong "it says nothing of steps without time"
+
+# The other calls: what ended a process does not take along what comes after.
+for call in gpt2 resnets; do
+    status=0
+    SECONDS_A_CALL=30 FEATURES=cudnn "$folder/run.sh" "$call" "$folder/out" >"$folder/output" 2>&1 || status=$?
+    ((status == 1)) || wrong "$call: its status is $status, and some steps failed"
+done
+rows=$(tar -xzOf "$folder/out/gpt2.tar.gz" ./bench-gpt2.json | tr '\n' ,)
+[[ $rows == "gpt2 group 0,gpt2 group 2," ]] || wrong "rows after those that end the process: $rows"
+for line in '139  bench-gpt2' '0  bench-gpt2-after-2' '0  bench-passes' '0  bench-operators' '0  bench-gpt2-compiled'; do
+    grep -q -- " $line\$" "$folder/out/gpt2.txt" || wrong "the summary of gpt2 lacks \"$line\""
+done
+for line in '0  bench-resnets' '1  cifar10' '0  cifar10-torch' '0  bench-resnets-compiled'; do
+    grep -q -- " $line\$" "$folder/out/resnets.txt" || wrong "the summary of resnets lacks \"$line\""
+done
+tar -xzOf "$folder/out/resnets.tar.gz" ./cifar10.log >"$folder/output"
+grep -q '^| bf16 | 2.00 s ' "$folder/output" || wrong "no table of the precisions that could be trained"
+grep -q '^out of memory' "$folder/output" || wrong "nothing says why a precision could not be trained"
+files_fit "$folder/out" || wrong "more than 8 files, or one of more than 16 MiB"
 if "$folder/run.sh" nothing >/dev/null 2>&1; then wrong "it takes a call that it does not know"; fi

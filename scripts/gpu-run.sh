@@ -84,11 +84,12 @@ machine() {
     nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit,mig.mode.current \
         --format=csv
     "$python" -c 'import torch; print("PyTorch", torch.__version__, "CUDA", torch.version.cuda)'
-    local program
-    for program in "$here"/bin/*/*; do
-        ldd "$program" | grep "not found" | sed "s|^|$program:|"
-    done
     nproc
+    local program missing
+    missing=$(for program in "$here"/bin/*/*; do
+        ldd "$program" | grep "not found" | sed "s|^|$program:|"
+    done)
+    [[ -z $missing ]] || { echo "$missing" && return 1; }
 }
 
 # An illegal access spoils the device for every later test of its process. So each test that failed, or that a process
@@ -96,25 +97,27 @@ machine() {
 one_by_one() { # name of the step that failed, program, options...
     local name=$1 program=$2 log=$logs/$1.log most=$((in_all / 4)) status test again=() ok=0 ran=0
     shift 2
+    [[ -e $log ]] || return # it had no time
     mapfile -t again < <(comm -23 <(timeout 10 "$program" --list "$@" 2>/dev/null | sed -n 's/: test$//p' | sort) \
         <(sed -n 's/^test \(.*\) \.\.\. \(ok\|ignored.*\)$/\1/p' "$log" | sort))
     ((in_all - SECONDS >= most)) || most=$((in_all - SECONDS))
     : >"$logs/$name-alone.txt"
-    printf '%s\0' "${again[@]}" |
+    ((${#again[@]} == 0)) || printf '%s\0' "${again[@]}" |
         timeout --kill-after=5 "$((most > 1 ? most : 1))" xargs -0 -r -P 8 -I{} bash -c 'alone "$@"' _ "$name" "$program" {}
     while read -r status test; do
         ran=$((ran + 1))
         if ((status == 0)); then ok=$((ok + 1)); else bad=1; fi
-        note - "$status" "$name-alone-${test//:/_}"
+        # Saved once for all: there may be a thousand.
+        table+=$(printf '%8s  %6s  %s' - "$status" "$name-alone-${test//:/_}")$'\n'
         ((status == 0)) || tail -n 15 "$logs/$name-alone-${test//:/_}.log"
     done < <(sort "$logs/$name-alone.txt")
     note - - "$name: of ${#again[@]} tests that did not pass, $ok pass alone, and $((${#again[@]} - ran)) had no time"
 }
 
-# Runs a test by itself, and adds its status to the list of them.
+# Runs a test by itself, and adds its status to the list of them. In the foreground, so that it ends with all of them.
 alone() { # name of the step that failed, program, test
     local status=0
-    timeout --kill-after=5 60 "$2" --exact "$3" --nocapture >"$logs/$1-alone-${3//:/_}.log" 2>&1 || status=$?
+    timeout --foreground --kill-after=5 60 "$2" --exact "$3" --nocapture >"$logs/$1-alone-${3//:/_}.log" 2>&1 || status=$?
     echo "$status $3" >>"$logs/$1-alone.txt"
 }
 
@@ -154,20 +157,30 @@ nccl() {
     ! grep -qs '^skipped: ' "$logs/nccl.log" || note - - "nccl: $(grep -m1 '^skipped: ' "$logs/nccl.log")"
 }
 
+# Rows that end the process, or spoil the device for it, do not take those after them along: another process goes on.
 benchmark() { # part, seconds at most
-    # shellcheck disable=SC2086 # options, as one types them
-    LINES_SHOWN=300 step "bench-$1" "$2" env "CARGO_MANIFEST_DIR=$here/benches" "$best/gpu" --python "$python" \
-        --part "$1" --json "$logs/bench-$1.json" ${BENCH_OPTIONS:---seconds 0.2} "${smoke[@]}"
+    local begun=$SECONDS left=$2 before="" next="" again=""
+    while ((left > 0)); do
+        # shellcheck disable=SC2086 # options, as one types them
+        LINES_SHOWN=300 step "bench-$1$again" "$left" env "CARGO_MANIFEST_DIR=$here/benches" "$best/gpu" \
+            --python "$python" --part "$1" --json "$logs/bench-$1.json" --progress "$logs/bench-$1.next" \
+            --group-seconds 120 ${BENCH_OPTIONS:---seconds 0.2} "${smoke[@]}"
+        before=$next
+        next=$(cat "$logs/bench-$1.next" 2>/dev/null)
+        [[ $next != end && $next != "$before" && $next != 0 ]] || return
+        again=-after-$next
+        left=$(($2 - (SECONDS - begun) * 560 / in_all))
+    done
 }
 
 cifar10() {
     local data=()
     [[ -z ${CIFAR10:-} ]] || data=(--data "$CIFAR10")
     # As its twin: F32 variables, channels last.
-    step cifar10 160 "$python" "$here/cifar10-table.py" --program "$best/cifar10" --seeds 1 --gpu --autocast \
+    step cifar10 120 "$python" "$here/cifar10-table.py" --program "$best/cifar10" --seeds 1 --gpu --autocast \
         --channels-last --json "$logs/cifar10.json" "${data[@]}" "${smoke[@]}"
     # The same run in PyTorch, for its times.
-    step cifar10-torch 60 "$python" "$here/benches/gpu/cifar10_twin.py" --json "$logs/cifar10-torch.json" "${smoke[@]}"
+    step cifar10-torch 40 "$python" "$here/benches/gpu/cifar10_twin.py" --json "$logs/cifar10-torch.json" "${smoke[@]}"
     step cifar10-torch-compiled 90 "$python" "$here/benches/gpu/cifar10_twin.py" --compile \
         --json "$logs/cifar10-torch-compiled.json" "${smoke[@]}"
 }
@@ -188,12 +201,12 @@ case $call in
         sanitize "$best"
         for variant in "${variants[@]:1}"; do tests "$here/bin/$variant"; done ;;
     gpt2)
-        benchmark gpt2 180
-        benchmark passes 140
-        benchmark operators 280
+        benchmark gpt2 150
+        benchmark passes 110
+        benchmark operators 200
         benchmark gpt2-compiled 560 ;;
     resnets)
-        benchmark resnets 300
+        benchmark resnets 240
         cifar10
         benchmark resnets-compiled 560 ;;
 esac

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::list::{Peer, Row};
 use crate::measure::{Times, Workload};
@@ -101,6 +102,8 @@ impl Line {
 #[derive(Debug)]
 pub struct Table {
     file: Option<PathBuf>,
+    /// Lines of the file that an earlier process wrote.
+    earlier: Vec<Value>,
     lines: Vec<Line>,
 }
 
@@ -114,7 +117,23 @@ impl Table {
         if let Some(path) = file {
             File::create(path).with_context(|| format!("writing {}", path.display()))?;
         }
-        Ok(Self { file: file.map(Path::to_path_buf), lines: Vec::new() })
+        Ok(Self { file: file.map(Path::to_path_buf), earlier: Vec::new(), lines: Vec::new() })
+    }
+
+    /// A table that goes on after the lines in `file`.
+    ///
+    /// # Errors
+    ///
+    /// Where there is no such file, or it has no lines.
+    pub fn go_on(file: &Path) -> Result<Self> {
+        let reading = || format!("reading {}", file.display());
+        let text = fs::read_to_string(file).with_context(reading)?;
+        // A process that ended before its first line left an empty file.
+        let earlier = match text.is_empty() {
+            true => Vec::new(),
+            false => serde_json::from_str(&text).with_context(reading)?,
+        };
+        Ok(Self { file: Some(file.to_path_buf()), earlier, lines: Vec::new() })
     }
 
     /// Prints a line, after the head if it is the first.
@@ -150,7 +169,9 @@ impl Table {
         println!("{}", text.trim_end());
         self.lines.push(line);
         let Some(path) = &self.file else { return Ok(()) };
-        let json = serde_json::to_string_pretty(&self.lines)?;
+        let lines = self.lines.iter().map(serde_json::to_value);
+        let all = self.earlier.iter().cloned().map(Ok).chain(lines);
+        let json = serde_json::to_string_pretty(&all.collect::<Result<Vec<_>, _>>()?)?;
         fs::write(path, json).with_context(|| format!("writing {}", path.display()))
     }
 

@@ -59,13 +59,17 @@ impl Card {
     }
 }
 
-/// The rows of these parts. A run that is cut short has the first ones: what counts most comes first.
-pub(crate) fn groups(parts: &[Part], card: &Card) -> Vec<Group> {
+/// The batches of ResNets.
+pub(crate) const BATCHES: [usize; 2] = [128, 512];
+
+/// The rows of these parts, of ResNets in these batches. A run that is cut short has the first ones: what counts most comes
+/// first.
+pub(crate) fn groups(parts: &[Part], card: &Card, batches: &[usize]) -> Vec<Group> {
     let rows = |part: &Part| match part {
         Part::Passes => passes(card.copied),
         Part::Operators => operator_rows::groups(|unit, precision| card.rate(unit, precision)),
         Part::Gpt2 => gpt2(),
-        Part::Resnets => resnets(),
+        Part::Resnets => resnets(batches),
         Part::Gpt2Compiled => beside_compiled(&[("gpt2", GRAPHED_GPT2)]),
         Part::ResnetsCompiled => {
             let graphed = |(name, size)| (name, Work::GraphedResnet { size, batch: 128 });
@@ -113,11 +117,12 @@ const GRAPHED_GPT2: Work = Work::GraphedGpt { size: GptSize::SMALL, batch: 8 };
 const RESNETS: [(&str, ResNetSize); 2] =
     [("resnet50", ResNetSize::RESNET50), ("resnet18", ResNetSize::RESNET18)];
 
-fn resnets() -> Vec<Group> {
+fn resnets(batches: &[usize]) -> Vec<Group> {
     let mut groups = Vec::new();
     for (name, size) in RESNETS {
         for channels_last in [true, false] {
-            groups.extend([128, 512].map(|batch| resnet(name, size, batch, channels_last)));
+            let of = |&batch: &usize| resnet(name, size, batch, channels_last);
+            groups.extend(batches.iter().map(of));
         }
         let batch = 128;
         let eager = Work::Resnet { size, batch, channels_last: true };

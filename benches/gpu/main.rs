@@ -13,6 +13,7 @@ mod operator_rows;
 mod operators;
 mod parameters;
 mod passes;
+mod progress;
 mod steps;
 mod workload;
 
@@ -29,6 +30,7 @@ use clap::{Parser, ValueEnum};
 
 use algorithms::Chosen;
 use list::{Card, Part};
+use progress::{Progress, Watch};
 use steps::TrainingStep;
 use workload::{Spec, Work};
 
@@ -56,6 +58,13 @@ struct Options {
     /// Also writes the rows as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Keeps in FILE where the run is. Where it has begun, it goes on after the last group of rows that it came to, which
+    /// may have ended it, and adds to the file of --json
+    #[arg(long, value_name = "FILE", requires = "json")]
+    progress: Option<PathBuf>,
+    /// Ends the program, with status 124, when one group of rows takes longer than so many seconds
+    #[arg(long, value_name = "SECONDS")]
+    group_seconds: Option<u64>,
     /// Lets the driver take back what was freed whenever the host waits, as candle leaves it
     #[arg(long)]
     release_memory: bool,
@@ -110,52 +119,78 @@ fn run(options: &Options) -> Result<()> {
     let Options { rounds, seconds, fastest, .. } = *options;
     let (rounds, seconds) = if options.smoke { (1, 0.0) } else { (rounds, seconds) };
     let settings = Settings { rounds, seconds, fastest };
-    let mut table = Table::new(options.json.as_deref())?;
-
-    // Measured first, whatever the filter says: passes over memory are judged by it.
-    let mut copy = list::copy();
-    if options.smoke {
-        copy.shrink();
-    }
-    let times = measure::group(&copy, &device, settings, &mut torch)?;
-    let copied = times.first().and_then(rate);
-    for row in copy.rows.iter().filter(|row| row.name.contains(&options.filter)) {
-        Line::of(row, &times, &[])?.into_iter().try_for_each(|line| table.print(line))?;
-    }
-    let mut failed = 0;
+    let mut progress = Progress::of(options.progress.as_deref())?;
+    let mut table = match &options.json {
+        Some(file) if progress.has_begun() => Table::go_on(file)?,
+        file => Table::new(file.as_deref())?,
+    };
+    let watch = Watch::new(options.group_seconds);
     let parts = if options.part.is_empty() { Part::value_variants() } else { &options.part };
-    let mut card = Card { copied: copied.unwrap_or(f64::NAN), products: Vec::new() };
-    if parts.contains(&Part::Operators) {
-        let mut products = operator_rows::products();
+    let mut failed = 0;
+
+    // Measured first, whatever the filter says, and by each process: others are judged by it.
+    let mut card = Card { copied: f64::NAN, products: Vec::new() };
+    let mut scales = vec![list::copy()];
+    scales.extend(parts.contains(&Part::Operators).then(operator_rows::products));
+    for mut group in scales {
         if options.smoke {
-            products.shrink();
+            group.shrink();
         }
-        let times = measure::group(&products, &device, settings, &mut torch)?;
-        for row in &products.rows {
+        watch.group();
+        let times = match measure::group(&group, &device, settings, &mut torch) {
+            Ok(times) => times,
+            Err(error) => {
+                eprintln!("error: {}: {error:#}", names(&group));
+                torch.iter_mut().try_for_each(Torch::forget)?;
+                failed += 1;
+                continue;
+            }
+        };
+        let is_shown = |row: &&Row<Spec>| {
+            let is_copy = matches!(row.ours.work, Work::Copy { .. });
+            !progress.has_begun() && (!is_copy || row.name.contains(&options.filter))
+        };
+        for row in group.rows.iter().filter(is_shown) {
             Line::of(row, &times, &[])?.into_iter().try_for_each(|line| table.print(line))?;
         }
-        let known = times.iter().filter_map(|times| Some((times.spec.precision, rate(times)?)));
-        card.products.extend(known);
+        for (spec, rate) in times.iter().filter_map(|times| Some((times.spec, rate(times)?))) {
+            match spec.work {
+                Work::Copy { .. } => card.copied = rate,
+                _ => card.products.push((spec.precision, rate)),
+            }
+        }
     }
-    for mut group in list::groups(parts, &card) {
+    // Shrunk, all batches are one.
+    let batches = if options.smoke { &list::BATCHES[..1] } else { &list::BATCHES };
+    let groups = list::groups(parts, &card, batches);
+    for (number, mut group) in groups.into_iter().enumerate().skip(progress.next()) {
         group.retain(&options.filter);
         if options.smoke {
             group.shrink();
         }
+        progress.begin(number)?;
+        watch.group();
         // A machine with a GPU is rare: what else there is to measure is measured all the same.
         if let Err(error) = measured(&group, &device, settings, &mut torch, &mut table) {
-            let names: Vec<_> = group.rows.iter().map(|row| row.name.as_str()).collect();
-            eprintln!("error: {}: {error:#}", names.join("; "));
-            torch.iter_mut().try_for_each(Torch::forget)?;
+            eprintln!("error: {}: {error:#}", names(&group));
             failed += 1;
+            // After an illegal access nothing more works in this process.
+            ensure!(device.synchronize().is_ok(), "the device is of no more use to this process");
+            torch.iter_mut().try_for_each(Torch::forget)?;
         }
     }
+    progress.end()?;
     table.finish();
     for fallback in candle_amp::backend::fallbacks() {
         println!("fell back: {fallback}");
     }
     ensure!(failed == 0, "{failed} groups of rows could not be measured");
     Ok(())
+}
+
+fn names(group: &Group<Spec>) -> String {
+    let names: Vec<_> = group.rows.iter().map(|row| row.name.as_str()).collect();
+    names.join("; ")
 }
 
 /// What the card gets through in a second: it can do what either side did.
