@@ -7,6 +7,7 @@ use candle_amp_benches::precision::Precision;
 use candle_amp_benches::zoo::Network;
 
 use crate::operators::Operator;
+use crate::targets::Targets;
 use crate::workload::{Spec, Work};
 
 use Precision::{Bf16, Bf16Masters, F16, F32};
@@ -26,7 +27,8 @@ fn beside_torch(
 }
 
 pub(crate) fn groups() -> Vec<Group> {
-    let mut groups = vec![resnet20(), wide(), blocks(), gemm()];
+    let targets = Targets::of_this_processor();
+    let mut groups = vec![resnet20(targets), wide(targets), blocks(targets), gemm(targets)];
     groups.extend(convolutions());
     groups.extend([batch_norm(), updates(), backward(), autocast()]);
     groups.extend(zoo());
@@ -40,24 +42,26 @@ const fn resnet(size: ResNetSize, batch: usize, channels_last: bool) -> Work {
     Work::Resnet { size, batch, channels_last }
 }
 
-fn resnet20() -> Group {
-    network("resnet20", ResNetSize::cifar(16, 3), 128)
+fn resnet20(targets: Targets) -> Group {
+    network("resnet20", ResNetSize::cifar(16, 3), 128, targets)
 }
 
-fn wide() -> Group {
-    network("wide", ResNetSize::cifar(64, 1), 64)
+fn wide(targets: Targets) -> Group {
+    network("wide", ResNetSize::cifar(64, 1), 64, targets)
 }
 
-fn network(name: &str, size: ResNetSize, batch: usize) -> Group {
+fn network(name: &str, size: ResNetSize, batch: usize, targets: Targets) -> Group {
+    let [in_f32, in_bf16] = targets.resnets.map(Some);
     let mut group = Group::default();
     let [work, turned] = [false, true].map(|last| resnet(size, batch, last));
     let f32 = Peer::Own(work.at(F32), "own f32");
-    beside_torch(&mut group, name, work, F32, Some(0.85));
-    beside_torch(&mut group, name, work, Bf16, Some(0.75));
+    beside_torch(&mut group, name, work, F32, in_f32);
+    beside_torch(&mut group, name, work, Bf16, in_bf16);
     let last = format!("{name} channels-last");
-    beside_torch(&mut group, &last, turned, F32, Some(0.85));
-    beside_torch(&mut group, &last, turned, Bf16, Some(0.75));
-    group.row(format!("{name} bf16 / own f32"), work.at(Bf16), f32, Some(1.0 / 1.6));
+    beside_torch(&mut group, &last, turned, F32, in_f32);
+    beside_torch(&mut group, &last, turned, Bf16, in_bf16);
+    let over = Some(targets.bf16_over_f32);
+    group.row(format!("{name} bf16 / own f32"), work.at(Bf16), f32, over);
     let bf16 = Peer::Own(work.at(Bf16), "own bf16");
     group.row(format!("{name} bf16 masters / own bf16"), work.at(Bf16Masters), bf16, None);
     group.row(format!("{name} f16 / own f32"), work.at(F16), f32, Some(1.3));
@@ -67,25 +71,19 @@ fn network(name: &str, size: ResNetSize, batch: usize) -> Group {
     group
 }
 
-fn blocks() -> Group {
+fn blocks(targets: Targets) -> Group {
     let mut group = Group::default();
+    let mlp = Work::Mlp { layers: 8, width: 512, batch: 64 };
     let block = Work::GptBlock { width: 256, heads: 4, context: 128, batch: 16 };
-    for precision in [F32, Bf16] {
-        beside_torch(
-            &mut group,
-            "mlp",
-            Work::Mlp { layers: 8, width: 512, batch: 64 },
-            precision,
-            Some(1.0),
-        );
-    }
-    for precision in [F32, Bf16] {
-        beside_torch(&mut group, "gpt_block", block, precision, Some(1.0));
+    for (name, work, in_f32) in [("mlp", mlp, targets.mlp), ("gpt_block", block, targets.gpt_block)]
+    {
+        beside_torch(&mut group, name, work, F32, Some(in_f32));
+        beside_torch(&mut group, name, work, Bf16, Some(1.0));
     }
     group
 }
 
-fn gemm() -> Group {
+fn gemm(targets: Targets) -> Group {
     let mut group = Group::default();
     let shapes =
         [[1024; 3], [2048, 256, 768], [2048, 256, 1024], [2048, 1024, 256], [64, 512, 512]];
@@ -93,7 +91,7 @@ fn gemm() -> Group {
         for weight_gradient in [false, true] {
             let form = if weight_gradient { " weight gradient" } else { "" };
             let name = format!("gemm {m}x{k}x{n}{form}");
-            for (precision, target) in [(F32, 1.0), (Bf16, 1.0 / 0.9)] {
+            for (precision, target) in [(F32, targets.products), (Bf16, 1.0 / 0.9)] {
                 let work = Work::Gemm { m, k, n, weight_gradient };
                 beside_torch(&mut group, &name, work, precision, Some(target));
             }
@@ -109,8 +107,8 @@ fn convolutions() -> Vec<Group> {
         let batch = if batch == 128 { String::new() } else { format!(" batch {batch}") };
         let name = format!("conv {from}->{to} {size}x{size} {kernel}x{kernel}{stride}{batch}");
         let mut group = Group::default();
-        beside_torch(&mut group, &name, work, F32, None);
-        beside_torch(&mut group, &name, work, Bf16, None);
+        beside_torch(&mut group, &name, work, F32, Some(1.0));
+        beside_torch(&mut group, &name, work, Bf16, Some(1.0));
         group
     };
     vec![

@@ -16,6 +16,7 @@ mod networks;
 mod operators;
 mod products;
 mod scopes;
+mod targets;
 mod updates;
 mod workload;
 mod zoo;

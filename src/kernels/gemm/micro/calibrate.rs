@@ -27,7 +27,7 @@ pub(super) fn bf16_over_f32() -> Option<f64> {
 fn ratio([mut first, mut second]: [impl FnMut() -> Duration; 2]) -> f64 {
     const UNSURE: Range<f64> = 1.2..1.8;
     let (mut a, mut b, mut ratio) = (Duration::MAX, Duration::MAX, 0.0);
-    for _ in 0..20 {
+    for _ in 0..6 {
         for _ in 0..12 {
             (a, b) = (a.min(first()), b.min(second()));
         }
