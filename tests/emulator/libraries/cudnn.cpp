@@ -13,7 +13,11 @@ constexpr int ALGORITHMS = 2; // those proposed: the second needs a workspace, a
 
 } // namespace
 
-int refusal() { return refuses() ? int(DNN_NOT_SUPPORTED) + int(choice(14)) : int(DNN_SUCCESS); }
+static int refused(bool refused) { return refused ? int(DNN_NOT_SUPPORTED) + int(choice(14)) : int(DNN_SUCCESS); }
+
+int refusal() { return refused(refuses()); }
+
+int refusal_of_graph() { return refused(refuses_graphs()); }
 
 namespace {
 

@@ -70,6 +70,7 @@ struct Task {
 
 // Success, or by chance one of the codes of what is not supported.
 int refusal();
+int refusal_of_graph();
 
 // Describes a tensor of cuDNN's type, packed if there are no strides.
 int set(Tensor *tensor, int type, int rank, const int *size, const int *stride);

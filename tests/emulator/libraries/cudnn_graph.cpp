@@ -347,7 +347,7 @@ int cudnnBackendFinalize(Descriptor *descriptor) {
     }
     const bool may_refuse = descriptor->kind == GRAPH || descriptor->kind == HEURISTIC || descriptor->kind == PLAN;
     if (!status && may_refuse)
-        status = refusal();
+        status = refusal_of_graph();
     descriptor->finished = !status;
     return status;
 }
@@ -398,7 +398,7 @@ int cudnnBackendExecute(Handle *handle, Descriptor *plan, Descriptor *pack) {
     if (plan->engine < SINGLE)
         return complain(DNN_EXECUTION_FAILED, "cuDNN graph: engine %d transforms, or is not deterministic",
                         plan->engine);
-    if (int status = refusal())
+    if (int status = refusal_of_graph())
         return status;
     auto ids = pack->all<int64_t>(1000);
     auto pointers = pack->all<char *>(1001);

@@ -1,5 +1,6 @@
 #include "product.hpp"
 
+#include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <random>
@@ -18,7 +19,14 @@ unsigned choice(unsigned count) {
 bool refuses() {
     static const char *const seed = getenv("EMULATED_GPU_REFUSE");
     static const bool all = seed && !strcmp(seed, "all");
-    return all || (seed && *seed && choice(2));
+    static const bool by_chance = seed && isdigit(static_cast<unsigned char>(*seed));
+    return all || (by_chance && choice(2));
+}
+
+bool refuses_graphs() {
+    static const char *const seed = getenv("EMULATED_GPU_REFUSE");
+    static const bool graphs = seed && !strcmp(seed, "graphs");
+    return graphs || refuses();
 }
 
 size_t size_of(int type) { return type == R_64F ? 8 : type == R_32F ? 4 : 2; }

@@ -63,6 +63,8 @@ struct Product {
 // With EMULATED_GPU_REFUSE=seed, whether a library does not support what it is asked for: every other time, by chance;
 // with `all`, every time.
 bool refuses();
+// The same of cuDNN's graph API, which alone may be told to.
+bool refuses_graphs();
 // Below `count`, by the same chance.
 unsigned choice(unsigned count);
 

@@ -245,8 +245,45 @@ fn what_cudnn_does_not_support_is_remembered_and_logged_once() -> Result<()> {
             })
         };
         assert_eq!((count(1)?, count(3)?), (2, 2));
-        let counted = fallbacks().into_iter().filter(|f| f.wanted == "cudnn");
-        assert_eq!(counted.map(|f| f.count).collect::<Vec<_>>(), [4, 4]);
+        let counted = |wanted: &str| -> Vec<u64> {
+            let all = fallbacks().into_iter().filter(|f| f.wanted == wanted);
+            all.map(|f| f.count).collect()
+        };
+        assert_eq!(counted("cudnn"), [4, 4]);
+        assert!(counted("cudnn graph").is_empty(), "it is for channels last");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_the_graph_api_does_not_support_is_logged_once_and_counted() -> Result<()> {
+    let test =
+        "kernels::conv::tests::gpus::what_the_graph_api_does_not_support_is_logged_once_and_counted";
+    if gpus().is_empty() || !in_own_process(test, &[("EMULATED_GPU_REFUSE", "graphs")]) {
+        return Ok(());
+    }
+    for device in gpus() {
+        let by_cudnn = Gpu::of(&device).is_some_and(|gpu| gpu.has_convolutions());
+        if !(is_emulated(&device)? && by_cudnn) {
+            continue;
+        }
+        let mut rng = generator(36);
+        let x = random(&mut rng, &[2, 8, 5, 7], DType::F16).to_device(&device)?;
+        let weight = random(&mut rng, &[16, 8, 3, 3], DType::F16).to_device(&device)?;
+        let warnings = tracing::Dispatch::new(Warnings(std::sync::atomic::AtomicUsize::new(0)));
+        tracing::dispatcher::with_default(&warnings, || -> Result<()> {
+            for _ in 0..3 {
+                let y = forward_last(&x, &weight, None, geometry(1, 1, 1, 1), DType::F16)?;
+                assert_eq!(y.dtype(), DType::F16);
+            }
+            Ok(())
+        })?;
+        let seen = warnings.downcast_ref::<Warnings>().expect("made above");
+        assert_eq!(seen.0.load(std::sync::atomic::Ordering::Relaxed), 1);
+        let all = fallbacks();
+        let counted: Vec<_> = all.iter().map(|f| (f.pass, f.wanted, f.count)).collect();
+        assert_eq!(counted, [("conv forward", "cudnn graph", 3)]);
+        assert!(all[0].ran.starts_with("cudnn, "), "{all:?}");
     }
     Ok(())
 }

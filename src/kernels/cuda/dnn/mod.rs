@@ -12,6 +12,7 @@ mod status;
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_void;
+use std::fmt::Debug;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -23,6 +24,7 @@ use cudarc::cudnn::sys;
 use cudarc::driver::CudaStream;
 
 use super::{Bias, Convolution, Gpu, Pass, address, address_mut, launched};
+use crate::kernels::algorithm::fell_back;
 use plan::{Algorithm, Plan};
 use status::supported;
 
@@ -40,6 +42,17 @@ struct Library {
     /// `None` where the library has nothing that will do.
     plans: RefCell<HashMap<Key, Option<Rc<Plan>>>>,
     graphs: RefCell<HashMap<graph::Key, Option<Rc<graph::Plan>>>>,
+}
+
+/// What came of the graph API.
+#[derive(Clone, Copy, PartialEq)]
+enum ByGraph {
+    /// An engine has computed it.
+    Done(&'static str),
+    /// No engine does.
+    Refused,
+    /// The older functions are for it.
+    NotMeant,
 }
 
 /// Convolution, pass, dtype, and whether the choice was by measuring.
@@ -116,11 +129,12 @@ impl Gpu {
         let dtype = tensors[0].dtype();
         let addresses = Addresses::of(pass, tensors)?;
         // What the graph API's engines would be measured by is not written.
-        if !measured {
-            let by = self.by_graph(&library, (convolution, pass), tensors, addresses, bias)?;
-            if by.is_some() {
-                return Ok(by);
-            }
+        let by_graph = match measured {
+            true => ByGraph::NotMeant,
+            false => self.by_graph(&library, (convolution, pass), tensors, addresses, bias)?,
+        };
+        if let ByGraph::Done(engine) = by_graph {
+            return Ok(Some(engine));
         }
         if tensors.iter().any(|tensor| tensor.dtype() != dtype) {
             return Ok(None);
@@ -155,11 +169,13 @@ impl Gpu {
         }
         if !done {
             refused(&key, if adds { "run with a bias" } else { "run" });
+        } else if by_graph == ByGraph::Refused {
+            fell_back(pass.name(), "cudnn graph", plan.name, convolution);
         }
         Ok(done.then_some(plan.name))
     }
 
-    /// The engine of the graph API that has computed it, if one has.
+    /// Computes it by an engine of the graph API, if that is meant for it.
     fn by_graph(
         &self,
         library: &Library,
@@ -167,12 +183,20 @@ impl Gpu {
         tensors: [&Tensor; 3],
         addresses: Addresses,
         bias: Option<&Bias<'_>>,
-    ) -> Result<Option<&'static str>> {
+    ) -> Result<ByGraph> {
         let bias = bias.map(|bias| bias.values);
         let mut all = addresses.0.to_vec();
         all.extend(bias.map(address).transpose()?);
         let Some(key) = graph::Key::of(convolution, pass, tensors, bias, &all) else {
-            return Ok(None);
+            return Ok(ByGraph::NotMeant);
+        };
+        let no_engine = |why: &dyn Debug| {
+            tracing::warn!(
+                target: "candle_amp::cudnn",
+                ?key,
+                ?why,
+                "no engine of cuDNN's graph API for this convolution: its older functions compute it from now on"
+            );
         };
         let known = library.graphs.borrow().get(&key).cloned();
         let plan = match known {
@@ -180,25 +204,30 @@ impl Gpu {
             None => {
                 // Whatever else cuDNN has against the graph, the older calls may do the same convolution.
                 let chosen = supported(graph::Plan::choose(library.handle, &key)?);
-                let plan = chosen.unwrap_or_else(|error| {
-                    tracing::warn!(target: "candle_amp::cudnn", ?key, %error, "no cuDNN graph");
-                    None
-                });
-                let plan = plan.flatten();
-                let plan = plan.map(Rc::new);
+                let plan = match chosen {
+                    Ok(plan) => plan.flatten().map(Rc::new).or_else(|| {
+                        no_engine(&"not supported");
+                        None
+                    }),
+                    Err(error) => {
+                        no_engine(&error);
+                        None
+                    }
+                };
                 library.graphs.borrow_mut().insert(key, plan.clone());
                 plan
             }
         };
-        let Some(plan) = plan else { return Ok(None) };
+        let Some(plan) = plan else { return Ok(ByGraph::Refused) };
         let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
         let run = plan.run(library.handle, &all, address_mut(&scratch)?);
         let done = supported(run)?.is_some();
         launched(&library.stream);
         if !done {
+            no_engine(&"not supported, when it ran");
             library.graphs.borrow_mut().insert(key, None);
         }
-        Ok(done.then_some(plan.name))
+        Ok(if done { ByGraph::Done(plan.name) } else { ByGraph::Refused })
     }
 
     /// This thread's handle of the device.
