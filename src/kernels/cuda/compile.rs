@@ -6,9 +6,9 @@ use std::ffi::{CStr, CString};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, LazyLock};
 
+use candle_core::Result;
 use candle_core::cuda_backend::WrapErr;
-use candle_core::{CudaDevice, Result};
-use cudarc::driver::{CudaFunction, CudaModule, sys as driver};
+use cudarc::driver::{CudaFunction, CudaModule, CudaStream, sys as driver};
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 
 use super::Source;
@@ -25,15 +25,45 @@ const UNITS: [&str; 4] = ["f16", "bf16", "f64", "f32"];
 /// A source in a context, as several devices can be of different architectures.
 type InContext = (usize, &'static str);
 
-/// By context, source and name.
-type Functions = HashMap<(usize, usize), HashMap<String, CudaFunction, Quick>, Quick>;
+/// What a kernel is called: these with `_` between them, without the empty ones. A launch puts no text together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Name([&'static str; Name::PARTS]);
+
+impl Name {
+    const PARTS: usize = 4;
+
+    fn text(self) -> String {
+        let parts: Vec<_> = self.0.into_iter().filter(|part| !part.is_empty()).collect();
+        parts.join("_")
+    }
+}
+
+impl<const N: usize> From<[&'static str; N]> for Name {
+    fn from(parts: [&'static str; N]) -> Self {
+        const { assert!(N <= Self::PARTS) }
+        let mut all = [""; Self::PARTS];
+        all[..N].copy_from_slice(&parts);
+        Self(all)
+    }
+}
+
+impl From<&'static str> for Name {
+    fn from(name: &'static str) -> Self {
+        [name].into()
+    }
+}
+
+/// Where context, source and the parts of the name are, and how long those: text of a program stays where it is. What is
+/// in two places is kept twice.
+#[derive(PartialEq, Eq, Hash)]
+struct Place(usize, usize, [(usize, usize); Name::PARTS]);
 
 thread_local! {
     /// So that a launch asks neither the driver nor a lock. Of each thread: it has every function once.
-    static FUNCTIONS: RefCell<Functions> = RefCell::default();
+    static FUNCTIONS: RefCell<HashMap<Place, CudaFunction, Quick>> = RefCell::default();
 }
 
-/// FNV-1a: a launch hashes a name of some twenty bytes, which are the crate's own. The default hash takes ten times as long.
+/// FNV-1a, a word at a time. The default hash takes ten times as long.
 #[derive(Clone, Copy, Debug)]
 struct Fnv(u64);
 
@@ -47,9 +77,7 @@ impl Default for Fnv {
 
 impl Hasher for Fnv {
     fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        }
+        bytes.iter().for_each(|&byte| self.write_usize(byte.into()));
     }
 
     fn write_usize(&mut self, number: usize) {
@@ -72,30 +100,29 @@ const OLDEST_CUDA: (i32, i32) = (12, 1);
 /// The machine code that earlier processes have compiled.
 static CACHE: LazyLock<Option<Cache>> = LazyLock::new(Cache::from_env);
 
-/// The kernel `name` of `source`, on `device`.
+/// The kernel `name` of `source`, for `stream`.
 pub(super) fn function(
-    device: &CudaDevice,
+    stream: &CudaStream,
     source: &'static Source,
-    name: &str,
+    name: Name,
 ) -> Result<CudaFunction> {
-    let stream = device.cuda_stream();
     let context = stream.context();
-    let in_thread = (context.cu_ctx().addr(), std::ptr::from_ref(source).addr());
-    let known = FUNCTIONS.with_borrow(|all| all.get(&in_thread)?.get(name).cloned());
+    let parts = name.0.map(|part| (part.as_ptr().addr(), part.len()));
+    let place = Place(context.cu_ctx().addr(), std::ptr::from_ref(source).addr(), parts);
+    let known = FUNCTIONS.with_borrow(|all| all.get(&place).cloned());
     if let Some(function) = known {
         return Ok(function);
     }
-    let (key, unit) = ((in_thread.0, source.name), unit(name));
+    let name = name.text();
+    let (key, unit) = ((place.0, source.name), unit(&name));
     let module = MODULES.get_or_make((key, unit), || {
         let capability = context.compute_capability().w()?;
         check_driver()?;
         let job = Job::new(source, unit, architecture(capability));
         context.load_module(Ptx::from_binary(job.code(CACHE.as_ref())?)).w()
     })?;
-    let function = module.load_function(name).w()?;
-    FUNCTIONS.with_borrow_mut(|all| {
-        all.entry(in_thread).or_default().insert(name.to_owned(), function.clone());
-    });
+    let function = module.load_function(&name).w()?;
+    FUNCTIONS.with_borrow_mut(|all| all.insert(place, function.clone()));
     Ok(function)
 }
 

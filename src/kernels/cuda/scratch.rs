@@ -27,10 +27,15 @@ impl Gpu {
     ///
     /// The most that was ever asked for stays allocated.
     pub(crate) fn scratch(&self, place: usize, len: usize, dtype: DType) -> Result<Tensor> {
+        self.scratch_from(place, len, dtype)?.narrow(0, 0, len)
+    }
+
+    /// The same, `len` elements or more: no view has to be made of them.
+    pub(crate) fn scratch_from(&self, place: usize, len: usize, dtype: DType) -> Result<Tensor> {
         KEPT.with_borrow_mut(|kept| {
             let key = (self.0.id(), place, dtype);
             if let Some(kept) = kept.get(&key).filter(|kept| kept.elem_count() >= len) {
-                return kept.narrow(0, 0, len);
+                return Ok(kept.clone());
             }
             let fresh = self.empty(len, dtype)?;
             kept.insert(key, fresh.clone());

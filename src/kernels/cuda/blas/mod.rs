@@ -18,7 +18,7 @@ use candle_core::{DType, Result, Tensor};
 use cudarc::cublas::{result as cublas, sys};
 use cudarc::driver::{CudaStream, sys::CUstreamCaptureStatus};
 
-use super::{Gpu, Matrices, Product, address_mut, launched, start};
+use super::{Gpu, Matrices, Product, address, launched, start};
 use crate::error::bail;
 
 /// Bytes of memory for products that are cut along the sum: what NVIDIA recommends, from Hopper on and before.
@@ -40,7 +40,7 @@ struct Handle {
 impl Handle {
     fn new(gpu: &Gpu, stream: Arc<CudaStream>) -> Result<Self> {
         let workspace = gpu.workspace()?;
-        let (start, size) = (address_mut(&workspace)? as *mut c_void, workspace.elem_count());
+        let (start, size) = (address(&workspace)? as *mut c_void, workspace.elem_count());
         stream.context().bind_to_thread().w()?;
         let this = Self { handle: cublas::create_handle().w()?, _workspace: workspace, stream };
         // Where a sum is cut into parts, the parts are added up in F32 too.
@@ -106,7 +106,7 @@ impl Gpu {
         let Sizes { batch, m, n, k, a, b, ldc, stride_c } = Sizes::of(product)?;
         let dtype = product.lhs.tensor.dtype();
         let (one, zero) = (Scalar::of(dtype, 1.0), Scalar::of(dtype, 0.0));
-        let out = address_mut(product.out.tensor)?;
+        let out = address(product.out.tensor)?;
         // SAFETY: `Sizes` says what its reads and writes are; the caller's tensors hold that much,
         // as `Matrices` and `Product` ask for and `gemm` sees to, on the stream of the handle. The
         // scalars are of the type of the arithmetic, and read before the call returns.

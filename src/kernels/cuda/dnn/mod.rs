@@ -22,7 +22,7 @@ use cudarc::cudnn::result::{self as cudnn, CudnnError};
 use cudarc::cudnn::sys;
 use cudarc::driver::CudaStream;
 
-use super::{Bias, Convolution, Gpu, Pass, address, address_mut, launched};
+use super::{Bias, Convolution, Gpu, Pass, address, launched};
 use plan::{Algorithm, Plan};
 use status::supported;
 
@@ -74,17 +74,8 @@ impl Drop for Library {
 struct Addresses([u64; 3]);
 
 impl Addresses {
-    fn of(pass: Pass, tensors: [&Tensor; 3]) -> Result<Self> {
-        let written = match pass {
-            Pass::Forward => 2,
-            Pass::Dgrad => 0,
-            Pass::Wgrad => 1,
-        };
-        let mut addresses = [0; 3];
-        for (i, (at, tensor)) in addresses.iter_mut().zip(tensors).enumerate() {
-            *at = if i == written { address_mut(tensor)? } else { address(tensor)? };
-        }
-        Ok(Self(addresses))
+    fn of([input, weight, output]: [&Tensor; 3]) -> Result<Self> {
+        Ok(Self([address(input)?, address(weight)?, address(output)?]))
     }
 
     fn at(self, index: usize) -> *mut c_void {
@@ -100,6 +91,7 @@ impl Gpu {
 
     /// Computes the one of `[input, weight, output]` that `pass` says from the others, and returns the name of what did
     /// it. All are contiguous, of the shapes of `convolution`, and of F16, BF16 or F32.
+    /// Nobody else has the one that is written.
     ///
     /// It is added, before the one rounding, to the bias. That may be spread over the result, once it is known how to
     /// compute it: the library may try that there.
@@ -114,7 +106,7 @@ impl Gpu {
     ) -> Result<Option<&'static str>> {
         let (library, measured) = (self.library()?, crate::kernels::cudnn::cudnn_benchmark());
         let dtype = tensors[0].dtype();
-        let addresses = Addresses::of(pass, tensors)?;
+        let addresses = Addresses::of(tensors)?;
         // What the graph API's engines would be measured by is not written.
         if !measured {
             let by = self.by_graph(&library, (convolution, pass), tensors, addresses, bias)?;
@@ -144,7 +136,7 @@ impl Gpu {
             (bias.spread)()?;
         }
         let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
-        let work = (&*plan, address_mut(&scratch)? as *mut c_void);
+        let work = (&*plan, address(&scratch)? as *mut c_void);
         let done = supported(run(library.handle, work, addresses, adds))?.is_some();
         launched(&library.stream);
         // A heuristic may propose what the library then does not do: it is not asked for that again.
@@ -192,7 +184,7 @@ impl Gpu {
         };
         let Some(plan) = plan else { return Ok(None) };
         let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
-        let run = plan.run(library.handle, &all, address_mut(&scratch)?);
+        let run = plan.run(library.handle, &all, address(&scratch)?);
         let done = supported(run)?.is_some();
         launched(&library.stream);
         if !done {
