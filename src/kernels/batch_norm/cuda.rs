@@ -106,21 +106,20 @@ pub(super) fn backward_eval(
     weight: Option<&Tensor>,
     running: Running<'_>,
 ) -> Result<Gradients> {
+    let wide = accumulator(tensors[0].dtype());
+    let near = |vector: &Tensor| plain(&in_dtype(vector, wide)?);
+    let (mean, var) = (&near(running.mean)?, &near(running.var)?);
+    let by = NormalisedBy::Running(Running { mean, var, ..running });
     let affine = Affine { weight, bias: None };
-    gradients(gpu, tensors, layout, NormalisedBy::Running(running), affine, false)
+    gradients(gpu, tensors, layout, by, affine, false)
 }
 
 impl Statistics {
     /// Adds all three for `kernel` to write.
     fn written(&self, kernel: Launch) -> Result<Launch> {
-        [Self::MEAN, Self::VAR, Self::INV_STD]
-            .into_iter()
-            .try_fold(kernel, |kernel, at| kernel.part(&self.0, at, 3))
+        kernel.parts(&self.0, 3, [Self::MEAN, Self::VAR, Self::INV_STD])
     }
 }
-
-/// A vector that is part `.1` of `.2` of a tensor.
-type Part = (Tensor, usize, usize);
 
 /// The statistics that `x` was normalised by.
 #[derive(Clone, Copy)]
@@ -131,19 +130,31 @@ enum NormalisedBy<'a> {
 }
 
 impl NormalisedBy<'_> {
-    /// What kernels are given: the mean, the spread (`1 / std` of a batch, else the variance), whether they
-    /// are of the batch, and epsilon.
-    fn parts(self, wide: DType) -> Result<(Part, Part, i32, f64)> {
-        Ok(match self {
+    /// Adds the mean for `kernel` to read, and the spread: `1 / std` of a batch, else the variance. A running one is in
+    /// the dtype of the arithmetic.
+    fn read(self, kernel: Launch) -> Result<Launch> {
+        match self {
             Self::Batch(Statistics(all)) => {
-                let part = |at| (all.clone(), at, 3);
-                (part(Statistics::MEAN), part(Statistics::INV_STD), 1, 0.0)
+                kernel.parts(all, 3, [Statistics::MEAN, Statistics::INV_STD])
             }
-            Self::Running(Running { mean, var, eps }) => {
-                let whole = |vector| Ok::<_, Error>((plain(&in_dtype(vector, wide)?)?, 0, 1));
-                (whole(mean)?, whole(var)?, 0, eps)
-            }
-        })
+            Self::Running(Running { mean, var, .. }) => kernel.read(mean)?.read(var),
+        }
+    }
+
+    /// The spread alone.
+    fn read_spread(self, kernel: Launch) -> Result<Launch> {
+        match self {
+            Self::Batch(Statistics(all)) => kernel.parts(all, 3, [Statistics::INV_STD]),
+            Self::Running(Running { var, .. }) => kernel.read(var),
+        }
+    }
+
+    /// Whether they are of the batch, and epsilon.
+    fn settings(self) -> (i32, f64) {
+        match self {
+            Self::Batch(_) => (1, 0.0),
+            Self::Running(Running { eps, .. }) => (0, eps),
+        }
     }
 }
 
@@ -160,12 +171,11 @@ fn gradients(
         return rows::gradients(gpu, [x, grad], layout, by, affine, relu);
     }
     let plan = Plan::new(gpu, x, layout);
-    let (mean, spread, train, eps) = by.parts(accumulator(x.dtype()))?;
+    let (train, eps) = by.settings();
     let parts = plan.partials(2)?;
     let (weight, bias) = (plan.parameter(affine.weight)?, plan.parameter(affine.bias)?);
     let gated = |kernel: Launch| {
-        let kernel = kernel.part(&mean.0, mean.1, mean.2)?.part(&spread.0, spread.1, spread.2)?;
-        let kernel = kernel.read_or_null(weight.as_ref())?;
+        let kernel = by.read(kernel)?.read_or_null(weight.as_ref())?;
         Ok::<_, Error>(kernel.read_or_null(bias.as_ref())?.int(relu.into()))
     };
     let kernel = gated(plan.kernel("gradient_sums")?.read(x)?.read(grad)?)?;
@@ -189,7 +199,7 @@ pub(super) fn average(
     let channels = mean.elem_count();
     let kernel = gpu.launch(&SOURCE, ["average", suffix(mean.dtype())?])?;
     let kernel = kernel.write(mean)?.write(var)?;
-    let kernel = kernel.part(batch, Statistics::MEAN, 3)?.part(batch, Statistics::VAR, 3)?;
+    let kernel = kernel.parts(batch, 3, [Statistics::MEAN, Statistics::VAR])?;
     let kernel = kernel.double(kept).double(of_mean).double(of_var).size(channels);
     kernel.run(Grid::over(channels, 1))
 }

@@ -541,7 +541,9 @@ fn channels_last_are_rows() -> Result<()> {
             };
             let all = |(a, b): (Gradients, Gradients)| {
                 assert_eq!(a.0.dims(), shape);
-                [(&a.0, &b.0), (&a.1, &b.1), (&a.2, &b.2)].map(|(a, b)| same(a, b));
+                for (a, b) in [(&a.0, &b.0), (&a.1, &b.1), (&a.2, &b.2)] {
+                    same(a, b);
+                }
             };
 
             let (y, s) = super::forward_train(LAST, &x, affine, Finish::AddRelu(&residual), EPS)?;

@@ -177,6 +177,10 @@ pub(crate) fn address(_: &Tensor) -> Result<u64> {
     bail!("this program was built without the feature `cuda`")
 }
 
+pub(crate) fn is_aligned(tensor: &Tensor) -> Result<bool> {
+    address(tensor).map(|address| address.is_multiple_of(16))
+}
+
 pub(crate) fn start(tensor: &Tensor) -> Result<u64> {
     address(tensor)
 }
@@ -226,7 +230,7 @@ impl Launch {
         Ok(self)
     }
 
-    pub(crate) fn part(self, _: &Tensor, _: usize, _: usize) -> Result<Self> {
+    pub(crate) fn parts<const N: usize>(self, _: &Tensor, _: usize, _: [usize; N]) -> Result<Self> {
         Ok(self)
     }
 

@@ -1,9 +1,7 @@
 //! From source to a function on a device, once a process; compiled once a machine.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ffi::{CStr, CString};
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, LazyLock};
 
 use candle_core::Result;
@@ -14,6 +12,7 @@ use cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 use super::Source;
 use super::cache::Cache;
 use super::once::OncePerKey;
+use super::quick::Quick;
 use crate::error::bail;
 
 /// What every source begins with.
@@ -60,34 +59,7 @@ struct Place(usize, usize, [(usize, usize); Name::PARTS]);
 
 thread_local! {
     /// So that a launch asks neither the driver nor a lock. Of each thread: it has every function once.
-    static FUNCTIONS: RefCell<HashMap<Place, CudaFunction, Quick>> = RefCell::default();
-}
-
-/// FNV-1a, a word at a time. The default hash takes ten times as long.
-#[derive(Clone, Copy, Debug)]
-struct Fnv(u64);
-
-type Quick = BuildHasherDefault<Fnv>;
-
-impl Default for Fnv {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Hasher for Fnv {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_usize(byte.into()));
-    }
-
-    fn write_usize(&mut self, number: usize) {
-        self.0 = (self.0 ^ number as u64).wrapping_mul(0x100_0000_01b3);
-    }
-
-    fn finish(&self) -> u64 {
-        // The map looks at the highest bits, too.
-        self.0 ^ self.0.rotate_left(32)
-    }
+    static FUNCTIONS: RefCell<Quick<Place, CudaFunction>> = RefCell::default();
 }
 
 /// By source and unit. What one thread compiles, no other one waits for, unless it wants the same.
@@ -305,6 +277,17 @@ mod tests {
         let says = |status| job("sm_90a").explain(nvrtc::NvrtcError(status)).to_string();
         assert!(says(Status::NVRTC_ERROR_INVALID_OPTION).contains("newer CUDA toolkit"));
         assert!(!says(Status::NVRTC_ERROR_COMPILATION).contains("newer CUDA toolkit"));
+    }
+
+    #[test]
+    fn a_name_is_its_parts_that_are_not_empty() {
+        for (name, expected) in [
+            (Name::from("keep_mask"), "keep_mask"),
+            (["cast", "bf16", "f32"].into(), "cast_bf16_f32"),
+            (["flash", "64", "", "bf16"].into(), "flash_64_bf16"),
+        ] {
+            assert_eq!(name.text(), expected);
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use candle_core::cuda_backend::WrapErr;
 use candle_core::{Result, Tensor};
 use cudarc::driver::{CudaFunction, CudaStream, result, sys};
 
-use super::{Grid, address, address_mut, launched, start};
+use super::{Grid, address_mut, launched, start_unwaited, unwaited, wait_for_other_threads};
 use crate::error::bail;
 
 /// Shared memory that every kernel may have without asking.
@@ -74,7 +74,7 @@ impl Launch {
     }
 
     pub(crate) fn read(self, tensor: &Tensor) -> Result<Self> {
-        Ok(self.with(Value::Word(address(tensor)?)))
+        Ok(self.with(Value::Word(unwaited(tensor)?)))
     }
 
     pub(crate) fn write(self, tensor: &Tensor) -> Result<Self> {
@@ -88,7 +88,7 @@ impl Launch {
 
     /// Of any strides: they are other arguments.
     pub(crate) fn read_strided(self, tensor: &Tensor) -> Result<Self> {
-        Ok(self.with(Value::Word(start(tensor)?)))
+        Ok(self.with(Value::Word(start_unwaited(tensor)?)))
     }
 
     /// Of any strides, and in storage that nobody else has.
@@ -96,14 +96,22 @@ impl Launch {
         self.read_strided(tensor)
     }
 
-    /// Part `at` of so many equal parts of a contiguous tensor, without a view of it.
-    pub(crate) fn part(self, tensor: &Tensor, at: usize, parts: usize) -> Result<Self> {
-        let bytes = tensor.elem_count() / parts * at * tensor.dtype().size_in_bytes();
-        Ok(self.with(Value::Word(address(tensor)? + bytes as u64)))
+    /// Those of so many equal parts of a contiguous tensor that `at` names, without views of it.
+    pub(crate) fn parts<const N: usize>(
+        self,
+        tensor: &Tensor,
+        parts: usize,
+        at: [usize; N],
+    ) -> Result<Self> {
+        let bytes = tensor.elem_count() / parts * tensor.dtype().size_in_bytes();
+        let start = unwaited(tensor)?;
+        Ok(at
+            .into_iter()
+            .fold(self, |launch, at| launch.with(Value::Word(start + (at * bytes) as u64))))
     }
 
     pub(crate) fn read_or_null(self, tensor: Option<&Tensor>) -> Result<Self> {
-        Ok(self.with(Value::Word(tensor.map_or(Ok(0), address)?)))
+        Ok(self.with(Value::Word(tensor.map_or(Ok(0), unwaited)?)))
     }
 
     pub(crate) fn write_or_null(self, tensor: Option<&Tensor>) -> Result<Self> {
@@ -154,6 +162,7 @@ impl Launch {
             self.function.set_attribute(limit, shared as i32).w()?;
         }
         let mut places: Vec<_> = self.values.iter_mut().map(Value::place).collect();
+        wait_for_other_threads(&self.stream)?;
         self.stream.context().bind_to_thread().w()?;
         let (function, stream) = (self.function.cu_function(), self.stream.cu_stream());
         // SAFETY: the kernel is one of this crate's. Its folder's `cuda.rs` gives the arguments in

@@ -21,6 +21,7 @@ mod memory;
 mod nccl;
 mod once;
 mod product;
+mod quick;
 mod scratch;
 mod strided;
 mod threads;
@@ -203,7 +204,7 @@ fn is_of_each_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD && !stream.context().is_in_multi_stream_mode()
 }
 
-/// Called before a tensor is used and before memory is taken.
+/// Called before a launch, before a tensor is used otherwise, and before memory is taken.
 fn wait_for_other_threads(stream: &CudaStream) -> Result<()> {
     static WARNED: Once = Once::new();
     if !is_of_each_thread(stream) {
@@ -248,18 +249,40 @@ pub(crate) fn len(storage: &CudaStorage) -> usize {
 /// The address stays good while the tensor lives: candle frees storage in stream order.
 pub(crate) fn address(tensor: &Tensor) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
-    match &*storage {
-        Storage::Cuda(storage) => first(storage, layout),
-        _ => bail!("expected a CUDA tensor, found one on {:?}", tensor.device().location()),
-    }
+    let storage = on_gpu(&storage)?;
+    wait_for_other_threads(&storage.device.cuda_stream())?;
+    first(storage, layout)
 }
 
 /// Where the first element of a CUDA tensor is, of any strides.
 pub(crate) fn start(tensor: &Tensor) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
-    match &*storage {
-        Storage::Cuda(storage) => at(storage, layout.start_offset()),
-        _ => bail!("expected a CUDA tensor, found one on {:?}", tensor.device().location()),
+    let storage = on_gpu(&storage)?;
+    wait_for_other_threads(&storage.device.cuda_stream())?;
+    at(storage, layout.start_offset())
+}
+
+/// [`address`], for who uses it after having waited for other threads.
+fn unwaited(tensor: &Tensor) -> Result<u64> {
+    let (storage, layout) = tensor.storage_and_layout();
+    first(on_gpu(&storage)?, layout)
+}
+
+/// [`start`] likewise.
+fn start_unwaited(tensor: &Tensor) -> Result<u64> {
+    let (storage, layout) = tensor.storage_and_layout();
+    at(on_gpu(&storage)?, layout.start_offset())
+}
+
+/// Whether 16 bytes may be read from the first element of a contiguous CUDA tensor on.
+pub(crate) fn is_aligned(tensor: &Tensor) -> Result<bool> {
+    Ok(unwaited(tensor)?.is_multiple_of(16))
+}
+
+fn on_gpu(storage: &Storage) -> Result<&CudaStorage> {
+    match storage {
+        Storage::Cuda(storage) => Ok(storage),
+        _ => bail!("expected a CUDA tensor, found one on {:?}", storage.device().location()),
     }
 }
 
@@ -279,6 +302,7 @@ pub(crate) fn address_mut(tensor: &Tensor) -> Result<u64> {
         }
 
         fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+            wait_for_other_threads(&storage.device.cuda_stream())?;
             self.0.store(first(storage, layout)?, Ordering::Relaxed);
             Ok(())
         }
@@ -288,15 +312,12 @@ pub(crate) fn address_mut(tensor: &Tensor) -> Result<u64> {
     Ok(locate.0.into_inner())
 }
 
-fn base<T>(slice: &CudaSlice<T>, device: &CudaDevice) -> Result<u64> {
-    // The device's own would have to be cloned.
-    if is_of_each_thread(slice.stream()) {
-        wait_for_other_threads(slice.stream())?;
-        return Ok(slice.device_ptr(slice.stream()).0);
+fn base<T>(slice: &CudaSlice<T>, device: &CudaDevice) -> u64 {
+    match is_of_each_thread(slice.stream()) {
+        // The device's own would have to be cloned.
+        true => slice.device_ptr(slice.stream()).0,
+        false => slice.device_ptr(&device.cuda_stream()).0,
     }
-    let stream = device.cuda_stream();
-    wait_for_other_threads(&stream)?;
-    Ok(slice.device_ptr(&stream).0)
 }
 
 fn first(storage: &CudaStorage, layout: &Layout) -> Result<u64> {
@@ -310,7 +331,7 @@ fn at(storage: &CudaStorage, start: usize) -> Result<u64> {
     macro_rules! pointer {
         ($($kind:ident),*) => {
             match &storage.slice {
-                $(CudaStorageSlice::$kind(slice) => base(slice, &storage.device)?,)*
+                $(CudaStorageSlice::$kind(slice) => base(slice, &storage.device),)*
                 _ => bail!("no kernel reads {:?}", storage.slice),
             }
         };

@@ -1,15 +1,15 @@
 //! Memory that an operator needs until its last launch, kept for the next one.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 
 use candle_core::cuda_backend::DeviceId;
 use candle_core::{DType, Result, Tensor};
 
 use super::Gpu;
+use super::quick::Quick;
 
 /// By device, which has a stream, place and dtype. One a thread: what two threads launch has no order.
-type Kept = HashMap<(DeviceId, usize, DType), Tensor>;
+type Kept = Quick<(DeviceId, usize, DType), Tensor>;
 
 thread_local!(static KEPT: RefCell<Kept> = RefCell::default());
 

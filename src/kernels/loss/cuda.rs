@@ -15,6 +15,16 @@ static SOURCE: Source = Source { name: "loss", code: include_str!("loss.cu") };
 /// Blocks that add up the terms of a loss, at most.
 const BLOCKS: usize = 1024;
 
+/// The places of terms in [`Gpu::scratch`]: the losses of rows, or of parts, and the weights of rows.
+const LOSSES: usize = 7;
+const WEIGHTS: usize = 8;
+
+/// The losses of so many rows, and their weights where a loss adds those up: until the next call.
+fn rows_of(gpu: &Gpu, loss: &ClassLoss, rows: usize) -> Result<(Tensor, Option<Tensor>)> {
+    let weights = loss.sums_weights().then(|| gpu.scratch(WEIGHTS, rows, DType::F64));
+    Ok((gpu.scratch(LOSSES, rows, DType::F64)?, weights.transpose()?))
+}
+
 /// The kernel `name` of what it reads and, where kernels differ by that, of what it writes.
 fn launch(gpu: &Gpu, name: &'static str, read: DType, written: Option<DType>) -> Result<Launch> {
     let written = written.map_or(Ok(""), suffix)?;
@@ -78,8 +88,8 @@ pub(super) fn cross_entropy_forward(
     targets: &Tensor,
 ) -> Result<(Reduced, Tensor)> {
     let ((rows, apart), wide) = (logits.dims2()?, accumulator(logits.dtype()));
-    let (losses, log_sums) = (gpu.empty(rows, DType::F64)?, gpu.empty((2, rows), wide)?);
-    let row_weights = loss.sums_weights().then(|| gpu.empty(rows, DType::F64)).transpose()?;
+    let (losses, row_weights) = rows_of(gpu, loss, rows)?;
+    let log_sums = gpu.empty((2, rows), wide)?;
     let (grid, team) = Grid::rows(rows, loss.classes);
     // Rows before `rows` of logits, targets and results; of a row, what is before the classes.
     launch(gpu, "cross_entropy", logits.dtype(), None)?
@@ -144,8 +154,7 @@ pub(super) fn nll_forward(
     targets: &Tensor,
 ) -> Result<Reduced> {
     let rows = log_probs.dim(0)?;
-    let losses = gpu.empty(rows, DType::F64)?;
-    let row_weights = loss.sums_weights().then(|| gpu.empty(rows, DType::F64)).transpose()?;
+    let (losses, row_weights) = rows_of(gpu, loss, rows)?;
     launch(gpu, "pick", log_probs.dtype(), None)?
         .write_new(&losses)?
         .write_or_null(row_weights.as_ref())?
@@ -211,7 +220,7 @@ pub(super) fn pairwise_forward(
         return Ok(y);
     }
     let grid = Grid::flat(grid.blocks[0].min(BLOCKS), grid.threads);
-    let parts = gpu.empty(grid.blocks[0], DType::F64)?;
+    let parts = gpu.scratch(LOSSES, grid.blocks[0], DType::F64)?;
     let launch =
         launch(gpu, "pairwise", dtype, None)?.write_new(&parts)?.read(input)?.read(target)?;
     launch.size(n).int(kind).double(delta).run(grid)?;

@@ -1,6 +1,6 @@
 use candle_core::{DType, Result, Tensor};
 
-use crate::kernels::cuda::{Gpu, Grid, Source, address, pack, suffix};
+use crate::kernels::cuda::{Gpu, Grid, Source, is_aligned, pack, suffix};
 
 static SOURCE: Source = Source { name: "reduce", code: include_str!("reduce.cu") };
 
@@ -65,8 +65,7 @@ impl Tiling {
     pub(crate) fn over(tensors: &[&Tensor], rows: usize, columns: usize) -> Result<Self> {
         let mut each = 1;
         for (i, tensor) in tensors.iter().enumerate() {
-            let aligned = address(tensor)?.is_multiple_of(16);
-            let own = if aligned { pack(tensor.dtype(), tensor.dtype()) } else { 1 };
+            let own = if is_aligned(tensor)? { pack(tensor.dtype(), tensor.dtype()) } else { 1 };
             each = if i == 0 { own } else { own.min(each) };
         }
         Ok(Self::of(rows, columns, each))

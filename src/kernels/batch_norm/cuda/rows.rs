@@ -50,7 +50,9 @@ pub(super) fn forward_eval(
     affine: Affine<'_>,
 ) -> Result<Tensor> {
     let plan = Plan::new(gpu, x, layout);
-    plan.normalise(x, None, affine, NormalisedBy::Running(running), 0)
+    let (mean, var) = (&plan.widened(running.mean)?, &plan.widened(running.var)?);
+    let by = NormalisedBy::Running(Running { mean, var, ..running });
+    plan.normalise(x, None, affine, by, 0)
 }
 
 pub(super) fn gradients(
@@ -62,11 +64,10 @@ pub(super) fn gradients(
     relu: bool,
 ) -> Result<Gradients> {
     let plan = Plan::new(gpu, x, layout);
-    let (mean, spread, train, eps) = by.parts(plan.wide)?;
+    let (train, eps) = by.settings();
     let (weight, bias) = (plan.parameter(affine.weight)?, plan.parameter(affine.bias)?);
     let gated = |kernel: Launch| {
-        let kernel = kernel.part(&mean.0, mean.1, mean.2)?.part(&spread.0, spread.1, spread.2)?;
-        let kernel = kernel.read_or_null(weight.as_ref())?;
+        let kernel = by.read(kernel)?.read_or_null(weight.as_ref())?;
         Ok::<_, Error>(kernel.read_or_null(bias.as_ref())?.int(relu.into()))
     };
     let tiling = plan.tiling(&[x, grad])?;
@@ -76,11 +77,8 @@ pub(super) fn gradients(
     let [dweight, dbias] = plan.vectors()?;
     let factors = gpu.scratch_from(FACTORS, 3 * plan.channels, plan.wide)?;
     let kernel = plan.kernel("merge_gradients")?.read(&sums)?.read_or_null(weight.as_ref())?;
-    let kernel = kernel
-        .part(&spread.0, spread.1, spread.2)?
-        .write_new(&dweight)?
-        .write_new(&dbias)?
-        .write_new(&factors)?;
+    let kernel = by.read_spread(kernel)?;
+    let kernel = kernel.write_new(&dweight)?.write_new(&dbias)?.write_new(&factors)?;
     let sizes = [plan.rows, plan.channels, tiling.parts];
     plan.merge(kernel.int(train).double(eps), &sizes)?;
     let dx = gpu.empty(x.shape(), x.dtype())?;
@@ -135,12 +133,14 @@ impl<'a> Plan<'a> {
     ) -> Result<Tensor> {
         let y = self.gpu.empty(x.shape(), x.dtype())?;
         let (weight, bias) = (self.parameter(affine.weight)?, self.parameter(affine.bias)?);
-        let tiling = self.tiling(&[x, &y, residual.unwrap_or(x)])?;
+        let tiling = match residual {
+            Some(residual) => self.tiling(&[x, &y, residual])?,
+            None => self.tiling(&[x, &y])?,
+        };
         let kernel =
             self.kernel("normalise_rows")?.read(x)?.read_or_null(residual)?.write_new(&y)?;
         let kernel = kernel.read_or_null(weight.as_ref())?.read_or_null(bias.as_ref())?;
-        let (mean, spread, train, eps) = by.parts(self.wide)?;
-        let kernel = kernel.part(&mean.0, mean.1, mean.2)?.part(&spread.0, spread.1, spread.2)?;
+        let (kernel, (train, eps)) = (by.read(kernel)?, by.settings());
         self.run(kernel.int(finish).int(train).double(eps), tiling)?;
         Ok(y)
     }

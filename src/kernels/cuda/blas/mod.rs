@@ -8,7 +8,6 @@ mod biased;
 mod tests;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,6 +17,7 @@ use candle_core::{DType, Result, Tensor};
 use cudarc::cublas::{result as cublas, sys};
 use cudarc::driver::{CudaStream, sys::CUstreamCaptureStatus};
 
+use super::quick::Quick;
 use super::{Gpu, Matrices, Product, address, launched, start};
 use crate::error::bail;
 
@@ -65,7 +65,7 @@ impl Drop for Handle {
     }
 }
 
-type Handles<T> = RefCell<HashMap<(usize, usize), Rc<T>>>;
+type Handles<T> = RefCell<Quick<(usize, usize), Rc<T>>>;
 
 /// The thread's handle on the stream of `gpu`, made by `new` the first time: not in a capture, whose memory is the graph's.
 fn of<T>(

@@ -10,7 +10,7 @@ mod plan;
 mod status;
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +22,7 @@ use cudarc::cudnn::result::{self as cudnn, CudnnError};
 use cudarc::cudnn::sys;
 use cudarc::driver::CudaStream;
 
+use super::quick::Quick;
 use super::{Bias, Convolution, Gpu, Pass, address, launched};
 use plan::{Algorithm, Plan};
 use status::supported;
@@ -38,8 +39,8 @@ struct Library {
     /// Kept alive as long as the handle names it.
     stream: Arc<CudaStream>,
     /// `None` where the library has nothing that will do.
-    plans: RefCell<HashMap<Key, Option<Rc<Plan>>>>,
-    graphs: RefCell<HashMap<graph::Key, Option<Rc<graph::Plan>>>>,
+    plans: RefCell<Quick<Key, Option<Rc<Plan>>>>,
+    graphs: RefCell<Quick<graph::Key, Option<Rc<graph::Plan>>>>,
 }
 
 /// Convolution, pass, dtype, and whether the choice was by measuring.
@@ -195,7 +196,7 @@ impl Gpu {
 
     /// This thread's handle of the device.
     fn library(&self) -> Result<Rc<Library>> {
-        thread_local!(static LIBRARIES: RefCell<HashMap<DeviceId, Rc<Library>>> = RefCell::default());
+        thread_local!(static LIBRARIES: RefCell<Quick<DeviceId, Rc<Library>>> = RefCell::default());
         LIBRARIES.with(|libraries| {
             let id = self.0.id();
             if let Some(library) = libraries.borrow().get(&id) {
