@@ -8,6 +8,7 @@
 
 mod algorithms;
 mod device;
+mod host;
 mod list;
 mod operator_rows;
 mod operators;
@@ -29,7 +30,9 @@ use candle_core::Device;
 use clap::{Parser, ValueEnum};
 
 use algorithms::Chosen;
+use host::HostPart;
 use list::{Card, Part};
+use operators::Pass;
 use progress::{Progress, Watch};
 use steps::TrainingStep;
 use workload::{Spec, Work};
@@ -250,7 +253,7 @@ fn chosen(step: &mut TrainingStep, device: &Device) -> Result<(Chosen, Option<f6
 
 /// Of a training step on a GPU: its peak memory and the host's part beside PyTorch's, how often the crate waits for the
 /// device in it, which algorithms it runs by, and the share of its convolutions that fell back. Of an operator the host's
-/// part and the last two.
+/// part, those of its own passes, and the last two.
 fn details(name: &str, spec: &Spec, device: &Device, torch: &mut [Torch]) -> Result<Vec<Line>> {
     let counted = device::peak_from_here(device)?;
     let Some(mut step) = spec.step(device)?.filter(|_| device.is_cuda()) else {
@@ -301,5 +304,15 @@ fn details(name: &str, spec: &Spec, device: &Device, torch: &mut [Torch]) -> Res
     }
     let host = measure::median(host);
     lines.push(Line::new(name("host's part"), Unit::Seconds, host, peer, None));
+    if let Work::Operator { operator, pass } = spec.work
+        && pass != Pass::Forward
+    {
+        let own = HostPart::of(operator, pass, spec.precision, device)?;
+        let own = [("forward", own.forward), ("backward", own.backward)];
+        lines.extend(own.map(|(of, seconds)| {
+            let what = name(&format!("host's part of its own {of}"));
+            Line::new(what, Unit::Seconds, seconds, None, None)
+        }));
+    }
     Ok(lines)
 }

@@ -2,6 +2,8 @@
 //!
 //! A second row of each compares it with what the card can do: with a copy, or with a large matrix product.
 
+use std::cell::RefCell;
+
 use anyhow::Result;
 use candle_amp::{Op, autograd, nn, no_grad, ops};
 use candle_amp_benches::precision::Precision;
@@ -92,6 +94,16 @@ pub(crate) enum Pass {
 use Operator::{
     Attention, BatchNorm, Cast, Conv, CrossEntropy, Embedding, GroupNorm, Head, LayerNorm, Linear,
 };
+
+/// Runs forward once.
+pub(crate) type Forward = Box<dyn Fn() -> CandleResult<Tensor>>;
+
+/// An operator with its inputs.
+pub(crate) struct Applied {
+    pub(crate) forward: Forward,
+    /// The inputs that get a gradient in the pass.
+    pub(crate) wanted: Vec<Tensor>,
+}
 
 /// An operator that only has its input cast.
 struct Casted;
@@ -192,7 +204,7 @@ impl Operator {
         precision: Precision,
         device: &Device,
     ) -> Result<TrainingStep> {
-        let forward = self.forward(pass, precision.dtype(), device)?;
+        let Applied { forward, .. } = self.applied(pass, precision.dtype(), device)?;
         let run = move || {
             let all = || precision.autocast().scope(&forward);
             // Parameters of a norm are variables in any case: without backward there is to be no graph.
@@ -214,19 +226,20 @@ impl Operator {
         }))
     }
 
-    fn forward(
-        self,
-        pass: Pass,
-        dtype: DType,
-        device: &Device,
-    ) -> Result<Box<dyn Fn() -> CandleResult<Tensor>>> {
+    /// The operator, applied to inputs of its own.
+    pub(crate) fn applied(self, pass: Pass, dtype: DType, device: &Device) -> Result<Applied> {
         let draw = |shape: &[usize]| Tensor::randn(0f32, 1.0, shape, device)?.to_dtype(dtype);
+        let wanted = RefCell::new(Vec::new());
+        let noted = |tensor: Tensor| {
+            wanted.borrow_mut().push(tensor.clone());
+            tensor
+        };
         let input = |shape: &[usize]| match pass {
-            Pass::Dgrad | Pass::Both => tracked(&draw(shape)?),
+            Pass::Dgrad | Pass::Both => tracked(&draw(shape)?).map(noted),
             _ => draw(shape),
         };
         let weight = |shape: &[usize]| match pass {
-            Pass::Wgrad | Pass::Both => Ok(Var::from_tensor(&draw(shape)?)?.into_inner()),
+            Pass::Wgrad | Pass::Both => Ok(noted(Var::from_tensor(&draw(shape)?)?.into_inner())),
             _ => draw(shape),
         };
         let numbers = |count: usize, below: usize| {
@@ -235,7 +248,7 @@ impl Operator {
         };
         let norm_vars = nn::VarMap::new();
         let norm_vb = nn::var_builder(&norm_vars, DType::F32, device);
-        Ok(match self {
+        let forward: Forward = match self {
             Conv { batch, channels, outs, size, kernel, stride } => {
                 let x = input(&[batch, size, size, channels])?;
                 let w = weight(&[outs, channels, kernel, kernel])?;
@@ -284,6 +297,15 @@ impl Operator {
                 let x = Tensor::randn(0f32, 1.0, elements, device)?;
                 Box::new(move || autograd::apply(Casted, &[&x]))
             }
-        })
+        };
+        let mut wanted = wanted.take();
+        if let (BatchNorm { .. } | GroupNorm { .. }, Pass::Both) = (self, pass) {
+            for name in ["weight", "bias"] {
+                wanted.extend(
+                    norm_vars.data().lock().unwrap().get(name).map(|var| var.as_tensor().clone()),
+                );
+            }
+        }
+        Ok(Applied { forward, wanted })
     }
 }

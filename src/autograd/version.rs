@@ -11,9 +11,9 @@ use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
-use candle_core::{DType, Device, Shape, Tensor, TensorId};
+use candle_core::{DType, Device, Shape, Tensor, TensorId, Var};
 
-use super::storage::{lock, place, share_storage};
+use super::storage::{ByPlace, lock, place, share_storage};
 use crate::error::GraphError;
 use crate::kernels::capture;
 
@@ -28,7 +28,7 @@ static VERSIONS: LazyLock<Mutex<Versions>> = LazyLock::new(Mutex::default);
 #[derive(Default)]
 struct Versions {
     /// The last write, by where the storage is.
-    writes: HashMap<usize, Write>,
+    writes: ByPlace<Write>,
     /// Tensors that are rewritten from another after each step, by their id.
     copies: HashMap<TensorId, Copy>,
 }
@@ -174,8 +174,10 @@ pub(crate) fn number(tensor: &Tensor) -> u64 {
 
 /// candle's number for a tensor that is made now.
 fn newest() -> u64 {
+    // A view of it is a new tensor, and no new memory.
+    thread_local!(static ANY: Option<Var> = Var::zeros((), DType::U8, &Device::Cpu).ok());
     // Should there be none, every tensor counts as older: an error too many, not one too few.
-    Tensor::zeros((), DType::U8, &Device::Cpu).map_or(u64::MAX, |tensor| number(&tensor))
+    ANY.with(|any| any.as_ref().map_or(u64::MAX, |any| number(&any.as_detached_tensor())))
 }
 
 /// Which of `reads`, storages that a node of this time reads, has been written since.

@@ -8,12 +8,12 @@ use super::exchange::on_host;
 use super::{Communicator, Reduction};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
-use crate::error::{ArgumentError, bail};
+use crate::error::ArgumentError;
 use crate::kernels::accumulator;
 use crate::kernels::batch_norm::{self as kernel, Affine, Running, Statistics};
 use crate::kernels::format::Format;
 use crate::nn::{self, OverRanks};
-use crate::ops::BatchStatistics;
+use crate::ops::OfBatch;
 
 /// The layer `norm`, which normalises in training by the mean and variance of the batches of all ranks.
 ///
@@ -75,16 +75,13 @@ impl OverRanks for SyncBatchNorm {
         Affine { weight, bias }: Affine<'_>,
         eps: f64,
         format: Format,
-    ) -> Result<(Tensor, BatchStatistics)> {
+    ) -> Result<(Tensor, OfBatch)> {
         let statistics = Arc::new(OnceLock::new());
         let inputs: Vec<&Tensor> = [Some(x), weight, bias].into_iter().flatten().collect();
         let (communicator, out) = (self.0.clone(), statistics.clone());
         let (weight, bias) = (weight.is_some(), bias.is_some());
         let y = apply(Normalise { communicator, eps, format, weight, bias, out }, &inputs)?;
-        match statistics.get() {
-            Some(statistics) => Ok((y, statistics.clone())),
-            None => bail!("batch norm left no statistics"),
-        }
+        Ok((y, OfBatch::taken(&statistics)?))
     }
 }
 
@@ -96,7 +93,7 @@ struct Normalise {
     weight: bool,
     bias: bool,
     /// Where forward leaves what the running averages are updated from.
-    out: Arc<OnceLock<BatchStatistics>>,
+    out: Arc<OnceLock<OfBatch>>,
 }
 
 struct Saved {
@@ -170,10 +167,8 @@ impl Normalise {
         let here = |values: Vec<f64>| {
             Tensor::new(values, &candle_core::Device::Cpu)?.to_dtype(dtype)?.to_device(x.device())
         };
-        Ok((
-            Statistics { mean: here(mean)?, var: here(var)?, inv_std: here(inv_std)? },
-            count as usize,
-        ))
+        let statistics = Statistics::new(&here(mean)?, &here(var)?, &here(inv_std)?)?;
+        Ok((statistics, count as usize))
     }
 
     fn check(&self, x: &Tensor, parameters: &[Tensor]) -> Result<()> {
@@ -207,10 +202,10 @@ impl Operator for Normalise {
         let (statistics, count) = self.statistics(&x)?;
         let weight = if self.weight { parameters.first() } else { None };
         let bias = if self.bias { parameters.last() } else { None };
-        let running = Running { mean: &statistics.mean, var: &statistics.var, eps: self.eps };
-        let y = kernel::forward_eval(&x, running, Affine { weight, bias })?;
-        let (mean, var) = (statistics.mean.clone(), statistics.var.clone());
-        self.out.get_or_init(|| BatchStatistics { mean, var, count });
+        let (mean, var) = (&statistics.mean()?, &statistics.var()?);
+        let running = Running { mean, var, eps: self.eps };
+        let y = kernel::forward_eval(Format::ChannelsFirst, &x, running, Affine { weight, bias })?;
+        self.out.get_or_init(|| OfBatch { statistics: statistics.clone(), count });
         let saved = Saved { x: given.clone(), weight: weight.cloned(), statistics, count };
         Ok((y.reshape(given.dims())?, saved))
     }

@@ -43,7 +43,7 @@ pub(crate) trait OverRanks: Debug + Send + Sync {
         affine: Affine<'_>,
         eps: f64,
         format: Format,
-    ) -> Result<(Tensor, ops::BatchStatistics)>;
+    ) -> Result<(Tensor, ops::OfBatch)>;
 }
 
 impl BatchNorm {
@@ -162,13 +162,10 @@ impl BatchNorm {
     /// Those of [`ops::batch_norm`]; the averages are untouched then.
     pub fn forward_train(&self, x: &Tensor) -> Result<Tensor> {
         let (weight, bias) = self.weight_and_bias().unzip();
-        let normalise = match self.format {
-            Format::ChannelsFirst => ops::batch_norm,
-            Format::ChannelsLast => ops::channels_last::batch_norm,
-        };
+        let affine = Affine { weight, bias };
         let (y, statistics) = match &self.ranks {
-            Some(ranks) => ranks.batch_norm(x, Affine { weight, bias }, self.eps, self.format)?,
-            None => normalise(x, weight, bias, self.eps)?,
+            Some(ranks) => ranks.batch_norm(x, affine, self.eps, self.format)?,
+            None => ops::batch_norm_of(self.format, x, affine, self.eps)?,
         };
         self.remember(&statistics)?;
         Ok(y)
@@ -188,11 +185,9 @@ impl BatchNorm {
     ) -> Result<Tensor> {
         if train && self.ranks.is_none() {
             let (weight, bias) = self.weight_and_bias().unzip();
-            let normalise = match self.format {
-                Format::ChannelsFirst => ops::batch_norm_relu,
-                Format::ChannelsLast => ops::channels_last::batch_norm_relu,
-            };
-            let (y, statistics) = normalise(x, weight, bias, residual, self.eps)?;
+            let affine = Affine { weight, bias };
+            let (y, statistics) =
+                ops::batch_norm_relu_of(self.format, x, affine, residual, self.eps)?;
             self.remember(&statistics)?;
             return Ok(y);
         }
@@ -204,16 +199,15 @@ impl BatchNorm {
     }
 
     /// Updates the running averages.
-    fn remember(&self, statistics: &ops::BatchStatistics) -> Result<()> {
+    fn remember(&self, of: &ops::OfBatch) -> Result<()> {
         if autograd::is_recomputing() {
             return Ok(());
         }
-        let count = statistics.count as f64;
+        let count = of.count as f64;
         let unbiased = self.momentum * count / (count - 1.0);
         let running = [&self.running_mean, &self.running_var];
-        let batch = [&statistics.mean, &statistics.var];
-        let weights = [self.momentum, unbiased];
-        let averaged = kernels::batch_norm::average(running, batch, 1.0 - self.momentum, weights);
+        let (kept, weights) = (1.0 - self.momentum, [self.momentum, unbiased]);
+        let averaged = kernels::batch_norm::average(running, &of.statistics, kept, weights);
         // On an error too: one of the two may have been written.
         version::written(running.map(Var::as_tensor));
         averaged

@@ -165,7 +165,8 @@ pub fn batch_norm(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, BatchStatistics)> {
-    norm::batch_norm_of(ChannelsLast, x, Affine { weight, bias }, eps)
+    let (y, of) = norm::batch_norm_of(ChannelsLast, x, Affine { weight, bias }, eps)?;
+    Ok((y, of.vectors()?))
 }
 
 /// [`ops::batch_norm_relu`](super::batch_norm_relu): `x (n, …, c)`, `residual` as `x`.
@@ -180,7 +181,9 @@ pub fn batch_norm_relu(
     residual: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, BatchStatistics)> {
-    norm::batch_norm_relu_of(ChannelsLast, x, Affine { weight, bias }, residual, eps)
+    let affine = Affine { weight, bias };
+    let (y, of) = norm::batch_norm_relu_of(ChannelsLast, x, affine, residual, eps)?;
+    Ok((y, of.vectors()?))
 }
 
 /// [`ops::batch_norm_eval`](super::batch_norm_eval): `x (n, …, c)`.

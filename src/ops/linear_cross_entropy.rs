@@ -111,13 +111,9 @@ impl Operator for LinearCrossEntropy {
         let classes = product::outputs(self.op(), x, weight, bias)?;
         let dims = &x.dims()[..x.rank() - 1];
         let (loss, targets) = self.0.of_rows(self.op(), ("x", x), classes, targets, dims)?;
-        let more = loss::room(classes, x.device()) - classes;
-        let roomy = |of: &Tensor| match more {
-            0 => Ok(of.clone()),
-            more => of.pad_with_zeros(0, 0, more),
-        };
-        let weight = roomy(weight)?;
-        let bias = bias.map(roomy).transpose()?;
+        let room = loss::room(classes, x.device());
+        let weight = loss::with_room(weight, room)?;
+        let bias = bias.map(|bias| loss::with_room(bias, room)).transpose()?;
         let logits = gemm(&product::rows(x)?, &weight.t()?, bias.as_ref(), x.dtype())?;
         let (reduced, log_sum_exp) = loss::cross_entropy_forward(&loss, &logits, &targets)?;
         let y = of_targets(&loss, reduced.loss, dims)?;

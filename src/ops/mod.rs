@@ -66,6 +66,7 @@ pub use linear_cross_entropy::{linear_cross_entropy, linear_cross_entropy_smooth
 pub(crate) use loss::{ClassSettings, cross_entropy_with, nll_with};
 pub use loss::{cross_entropy, cross_entropy_smoothed, nll};
 pub use norm::{BatchStatistics, batch_norm, batch_norm_eval, batch_norm_relu};
+pub(crate) use norm::{OfBatch, batch_norm_of, batch_norm_relu_of};
 pub use packed_attention::sdpa_packed;
 pub use pairwise::{binary_cross_entropy, binary_cross_entropy_with_logit, huber, kl_div, l1, mse};
 pub(crate) use pairwise::{huber_with, pair_loss, probabilities};

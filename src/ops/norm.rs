@@ -51,25 +51,41 @@ pub fn batch_norm(
     bias: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, BatchStatistics)> {
-    batch_norm_of(Format::ChannelsFirst, x, Affine { weight, bias }, eps)
+    let (y, of) = batch_norm_of(Format::ChannelsFirst, x, Affine { weight, bias }, eps)?;
+    Ok((y, of.vectors()?))
 }
 
-pub(super) fn batch_norm_of(
+pub(crate) fn batch_norm_of(
     format: Format,
     x: &Tensor,
     affine: Affine<'_>,
     eps: f64,
-) -> Result<(Tensor, BatchStatistics)> {
+) -> Result<(Tensor, OfBatch)> {
     let statistics = Arc::new(OnceLock::new());
     let mode = Mode::Train(statistics.clone());
     let y = run(format, x, affine, eps, mode)?;
-    Ok((y, taken(&statistics)?))
+    Ok((y, OfBatch::taken(&statistics)?))
 }
 
-fn taken(statistics: &OnceLock<BatchStatistics>) -> Result<BatchStatistics> {
-    match statistics.get() {
-        Some(statistics) => Ok(statistics.clone()),
-        None => bail!("batch_norm left no statistics"),
+/// [`BatchStatistics`] as kernels leave them.
+#[derive(Clone, Debug)]
+pub(crate) struct OfBatch {
+    pub(crate) statistics: kernel::Statistics,
+    pub(crate) count: usize,
+}
+
+impl OfBatch {
+    /// What forward has left.
+    pub(crate) fn taken(left: &OnceLock<Self>) -> Result<Self> {
+        match left.get() {
+            Some(left) => Ok(left.clone()),
+            None => bail!("batch_norm left no statistics"),
+        }
+    }
+
+    pub(super) fn vectors(self) -> Result<BatchStatistics> {
+        let Self { statistics, count } = self;
+        Ok(BatchStatistics { mean: statistics.mean()?, var: statistics.var()?, count })
     }
 }
 
@@ -113,16 +129,18 @@ pub fn batch_norm_relu(
     residual: Option<&Tensor>,
     eps: f64,
 ) -> Result<(Tensor, BatchStatistics)> {
-    batch_norm_relu_of(Format::ChannelsFirst, x, Affine { weight, bias }, residual, eps)
+    let affine = Affine { weight, bias };
+    let (y, of) = batch_norm_relu_of(Format::ChannelsFirst, x, affine, residual, eps)?;
+    Ok((y, of.vectors()?))
 }
 
-pub(super) fn batch_norm_relu_of(
+pub(crate) fn batch_norm_relu_of(
     format: Format,
     x: &Tensor,
     Affine { weight, bias }: Affine<'_>,
     residual: Option<&Tensor>,
     eps: f64,
-) -> Result<(Tensor, BatchStatistics)> {
+) -> Result<(Tensor, OfBatch)> {
     check_eps(eps)?;
     let statistics = Arc::new(OnceLock::new());
     let (mode, weighted) = (Mode::Train(statistics.clone()), weight.is_some());
@@ -130,7 +148,7 @@ pub(super) fn batch_norm_relu_of(
     let norm = BatchNorm { op, format, eps, mode, weight: weighted };
     let inputs: Vec<&Tensor> = [Some(x), residual, weight, bias].into_iter().flatten().collect();
     let y = apply(BatchNormRelu { norm, residual: residual.is_some() }, &inputs)?;
-    Ok((y, taken(&statistics)?))
+    Ok((y, OfBatch::taken(&statistics)?))
 }
 
 /// Its inputs are `x`, the residual if any, and the parameters.
@@ -239,7 +257,7 @@ struct BatchNorm {
 }
 
 enum Mode {
-    Train(Arc<OnceLock<BatchStatistics>>),
+    Train(Arc<OnceLock<OfBatch>>),
     Eval {
         mean: Tensor,
         var: Tensor,
@@ -287,24 +305,24 @@ impl BatchNorm {
         y: Option<&Tensor>,
     ) -> Result<Vec<Option<Gradient>>> {
         let Saved { x, weight, bias, statistics } = ctx.saved;
-        let (weight, bias, dims) = (weight.as_ref(), bias.as_ref(), x.dims());
-        let [x, gradient] = [&self.seen(x)?, &self.seen(ctx.gradient)?];
+        let (weight, bias, format) = (weight.as_ref(), bias.as_ref(), self.format);
+        let gradient = ctx.gradient;
         let (dx, dweight, dbias) = match (&self.mode, statistics) {
             (Mode::Eval { mean, var, .. }, _) => {
                 let [mean, var] = self.given(x, mean, var)?;
                 let running = Running { mean: &mean, var: &var, eps: self.eps };
-                kernel::backward_eval(x, gradient, weight, running)?
+                kernel::backward_eval(format, x, gradient, weight, running)?
             }
             (_, Some(statistics)) => match y {
                 Some(y) => {
                     let affine = Affine { weight, bias };
-                    kernel::backward_relu(x, &self.seen(y)?, gradient, affine, statistics)?
+                    kernel::backward_relu(format, [x, y], gradient, affine, statistics)?
                 }
-                None => kernel::backward_train(x, gradient, weight, statistics)?,
+                None => kernel::backward_train(format, x, gradient, weight, statistics)?,
             },
             (_, None) => bail!("batch_norm saved no statistics"),
         };
-        let mut gradients = vec![dx.reshape(dims)?];
+        let mut gradients = vec![dx];
         gradients.extend(self.weight.then_some(dweight));
         if gradients.len() < ctx.wants.len() {
             gradients.push(dbias);
@@ -328,7 +346,6 @@ impl BatchNorm {
                 return shape_error(self.op(), "x", x, "(n, …, c)".into());
             }
         };
-        let (given, x) = (x, &self.seen(x)?);
         let mut parameters = parameters.iter();
         let weight = if self.weight { parameters.next() } else { None };
         let affine = Affine { weight, bias: parameters.next() };
@@ -344,17 +361,9 @@ impl BatchNorm {
                     let expected = "more than one value a channel to take a variance of";
                     return shape_error(self.op(), "x", x, expected.into());
                 }
-                let turned;
-                let finish = match finish {
-                    kernel::Finish::AddRelu(residual) => {
-                        turned = self.seen(residual)?;
-                        kernel::Finish::AddRelu(&turned)
-                    }
-                    finish => finish,
-                };
-                let (y, statistics) = kernel::forward_train(x, affine, finish, self.eps)?;
-                let (mean, var) = (statistics.mean.clone(), statistics.var.clone());
-                out.get_or_init(|| BatchStatistics { mean, var, count });
+                let (y, statistics) =
+                    kernel::forward_train(self.format, x, affine, finish, self.eps)?;
+                out.get_or_init(|| OfBatch { statistics: statistics.clone(), count });
                 (y, Some(statistics))
             }
             Mode::Eval { mean, var, .. } => {
@@ -364,20 +373,11 @@ impl BatchNorm {
                 }
                 let [mean, var] = self.given(x, mean, var)?;
                 let running = Running { mean: &mean, var: &var, eps: self.eps };
-                (kernel::forward_eval(x, running, affine)?, None)
+                (kernel::forward_eval(self.format, x, running, affine)?, None)
             }
         };
-        let y = y.reshape(given.dims())?;
         let (weight, bias) = (weight.cloned(), affine.bias.cloned());
-        Ok((y, Saved { x: given.clone(), weight, bias, statistics }))
-    }
-
-    /// A tensor whose second dimension has the channels.
-    fn seen(&self, x: &Tensor) -> Result<Tensor> {
-        match self.format {
-            Format::ChannelsFirst => Ok(x.clone()),
-            Format::ChannelsLast => x.detach().flatten_to(x.rank() - 2),
-        }
+        Ok((y, Saved { x: x.clone(), weight, bias, statistics }))
     }
 
     /// Given statistics in the dtype of the arithmetic.

@@ -330,7 +330,7 @@ impl Collected {
         let gradients = self.gradients(&half);
         let gradients: Vec<&Tensor> = gradients.iter().collect();
         if let Some(gpu) = multi_tensor::gpu_of(&gradients)? {
-            let flags = multi_tensor::overflows_f16(&gpu, &gradients)?;
+            let flags = multi_tensor::overflows_f16(gpu, &gradients)?;
             let found = flags.into_iter().map(FoundInf::Device).zip(&half);
             return found.into_iter().try_for_each(|(f, &at)| self.entries[at].found(f));
         }

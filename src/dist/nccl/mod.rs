@@ -164,7 +164,7 @@ impl Rank {
         answer.recv().map_err(|_| start("the thread for the calls panicked".to_owned()))??;
         let (jobs, thread) = (Some(jobs), Some(thread));
         let device = device.clone();
-        Ok(Self { rank, size, device, gpu, jobs, thread, failure, _beside: beside })
+        Ok(Self { rank, size, device, gpu: gpu.clone(), jobs, thread, failure, _beside: beside })
     }
 
     /// Starts a call as `plan` says, for a copy of `x` on the device.
@@ -196,7 +196,7 @@ impl Rank {
         };
         let x = kernels::contiguous(&x)?;
         // Of the tensor's stream.
-        let gpu = Gpu::of(x.device()).unwrap_or_else(|| self.gpu.clone());
+        let gpu = Gpu::of(x.device()).unwrap_or(&self.gpu).clone();
         let Plan { steps, kept, result } = plan(&gpu, &x)?;
         let ready = gpu.record()?;
         let result = Arc::new(Mutex::new(Some(result)));

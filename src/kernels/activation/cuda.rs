@@ -8,8 +8,8 @@ use crate::kernels::cuda::{Gpu, Grid, Launch, Source, pack, suffix};
 
 static SOURCE: Source = Source { name: "activation", code: include_str!("activation.cu") };
 
-fn launch(gpu: &Gpu, name: &str, dtype: DType) -> Result<Launch> {
-    gpu.launch(&SOURCE, &format!("{name}_{}", suffix(dtype)?))
+fn launch(gpu: &Gpu, name: &'static str, dtype: DType) -> Result<Launch> {
+    gpu.launch(&SOURCE, [name, suffix(dtype)?])
 }
 
 fn over(x: &Tensor, count: usize) -> Grid {
@@ -19,7 +19,7 @@ fn over(x: &Tensor, count: usize) -> Grid {
 pub(super) fn value(gpu: &Gpu, function: Pointwise, x: &Tensor) -> Result<Tensor> {
     let (y, n) = (gpu.empty(x.shape(), x.dtype())?, x.elem_count());
     let (number, [a, b]) = function.number();
-    let launch = launch(gpu, "value", x.dtype())?.write(&y)?.read(x)?.size(n);
+    let launch = launch(gpu, "value", x.dtype())?.write_new(&y)?.read(x)?.size(n);
     launch.int(number).double(a).double(b).run(over(x, n))?;
     Ok(y)
 }
@@ -54,14 +54,19 @@ pub(super) fn swiglu(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
     let (y, width) = (gpu.empty(dims.as_slice(), x.dtype())?, dims[dims.len() - 1]);
     let n = y.elem_count();
     // Element `i < n` of `y` has row `i / width` of `x`, of twice that.
-    launch(gpu, "swiglu", x.dtype())?.write(&y)?.read(x)?.size(n).size(width).run(over(x, n))?;
+    launch(gpu, "swiglu", x.dtype())?
+        .write_new(&y)?
+        .read(x)?
+        .size(n)
+        .size(width)
+        .run(over(x, n))?;
     Ok(y)
 }
 
 pub(super) fn swiglu_backward(gpu: &Gpu, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let (dx, n) = (gpu.empty(x.shape(), x.dtype())?, grad.elem_count());
     let dims = half_dims(x);
-    let launch = launch(gpu, "swiglu_backward", x.dtype())?.write(&dx)?.read(x)?.read(grad)?;
+    let launch = launch(gpu, "swiglu_backward", x.dtype())?.write_new(&dx)?.read(x)?.read(grad)?;
     launch.size(n).size(dims[dims.len() - 1]).run(over(x, n))?;
     Ok(dx)
 }
@@ -81,7 +86,7 @@ pub(super) fn prelu(
 ) -> Result<Tensor> {
     let (y, n) = (gpu.empty(x.shape(), x.dtype())?, x.elem_count());
     let name = if grad.is_some() { "prelu_backward" } else { "prelu" };
-    let mut launch = launch(gpu, name, x.dtype())?.write(&y)?.read(x)?;
+    let mut launch = launch(gpu, name, x.dtype())?.write_new(&y)?.read(x)?;
     if let Some(grad) = grad {
         launch = launch.read(grad)?;
     }
@@ -93,7 +98,7 @@ pub(super) fn prelu(
 /// `min(x, 0) grad`, in the dtype of the arithmetic.
 pub(super) fn prelu_terms(gpu: &Gpu, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let (y, n) = (gpu.empty(x.shape(), accumulator(x.dtype()))?, x.elem_count());
-    let launch = launch(gpu, "prelu_terms", x.dtype())?.write(&y)?.read(x)?.read(grad)?;
+    let launch = launch(gpu, "prelu_terms", x.dtype())?.write_new(&y)?.read(x)?.read(grad)?;
     launch.size(n).run(over(x, n))?;
     Ok(y)
 }

@@ -63,7 +63,7 @@ table::pointwise!(operators []);
 pub(crate) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
     let x = plain(x)?;
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::value(&gpu, function, &x);
+        return cuda::value(gpu, function, &x);
     }
     if x.device().is_cpu() { cpu::value(function, &x) } else { portable::value(function, &x) }
 }
@@ -72,7 +72,7 @@ pub(crate) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
 pub(crate) fn derivative(function: Pointwise, x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let (x, grad) = (plain(x)?, plain(grad)?);
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::derivative(&gpu, function, &x, &grad);
+        return cuda::derivative(gpu, function, &x, &grad);
     }
     if x.device().is_cpu() {
         cpu::derivative(function, &x, &grad)
@@ -88,7 +88,7 @@ pub(crate) fn derivative_assign(function: Pointwise, grad: Tensor, x: &Tensor) -
     }
     let x = plain(x)?;
     if let Some(gpu) = Gpu::of(x.device()).filter(|_| grad.is_contiguous()) {
-        cuda::derivative_over(&gpu, function, &x, &grad, &grad)?;
+        cuda::derivative_over(gpu, function, &x, &grad, &grad)?;
         return Ok(grad);
     }
     if x.device().is_cpu() && grad.is_contiguous() {
@@ -102,7 +102,7 @@ pub(crate) fn derivative_assign(function: Pointwise, grad: Tensor, x: &Tensor) -
 pub(crate) fn swiglu(x: &Tensor) -> Result<Tensor> {
     let x = plain(x)?;
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::swiglu(&gpu, &x);
+        return cuda::swiglu(gpu, &x);
     }
     if x.device().is_cpu() { cpu::swiglu(&x) } else { portable::swiglu(&x) }
 }
@@ -111,7 +111,7 @@ pub(crate) fn swiglu(x: &Tensor) -> Result<Tensor> {
 pub(crate) fn swiglu_backward(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let (x, grad) = (plain(x)?, plain(grad)?);
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::swiglu_backward(&gpu, &x, &grad);
+        return cuda::swiglu_backward(gpu, &x, &grad);
     }
     if x.device().is_cpu() {
         cpu::swiglu_backward(&x, &grad)

@@ -29,7 +29,7 @@ pub(crate) fn prelu(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     }
     let (x, weight) = (plain(x)?, wide(x, weight)?);
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::prelu(&gpu, &x, &weight, None);
+        return cuda::prelu(gpu, &x, &weight, None);
     }
     if x.device().is_cpu() {
         return with_element!(x.dtype(), T => typed::<T>(&x, &weight));
@@ -55,7 +55,7 @@ pub(crate) fn input_gradient(x: &Tensor, weight: &Tensor, grad: &Tensor) -> Resu
     }
     let (x, grad, weight) = (plain(x)?, plain(grad)?, wide(x, weight)?);
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::prelu(&gpu, &x, &weight, Some(&grad));
+        return cuda::prelu(gpu, &x, &weight, Some(&grad));
     }
     if x.device().is_cpu() {
         return with_element!(x.dtype(), T => typed::<T>(&x, &weight, &grad));
@@ -88,7 +88,7 @@ pub(crate) fn weight_gradient(
         return Tensor::new(sums, x.device())?.to_dtype(out);
     }
     let product = match Gpu::of(x.device()) {
-        Some(gpu) => cuda::prelu_terms(&gpu, &x, &grad)?,
+        Some(gpu) => cuda::prelu_terms(gpu, &x, &grad)?,
         None => (at_most(&upcast(&x)?, 0.0)? * upcast(&grad)?)?,
     };
     match count {

@@ -76,7 +76,7 @@ pub(super) fn forward(
     let mask = Mask::of(mask, [b, h, t, s], wide)?;
     let (grid, team) = Grid::rows(b * h * t, s);
     // Rows before `b * h * t` of `s`, each read and written by one team; the mask by its strides.
-    let launch = gpu.launch(&SOURCE, &format!("probabilities_{}", suffix(q.dtype())?))?;
+    let launch = gpu.launch(&SOURCE, ["probabilities", suffix(q.dtype())?])?;
     mask.settings(launch.write(&p)?.write(&max)?.write(&inverse_sum)?.read(&products)?, settings)?
         .sizes(&[b * h * t, h, t, s])
         .int(settings.causal.into())
@@ -136,7 +136,7 @@ pub(super) fn backward(
     let spread = Mask::of(mask, [b, h, t, s], wide)?;
     let (grid, team) = Grid::rows(b * h * t, s);
     // As forward.
-    let launch = gpu.launch(&SOURCE, &format!("slopes_{}", suffix(q.dtype())?))?;
+    let launch = gpu.launch(&SOURCE, ["slopes", suffix(q.dtype())?])?;
     let launch = launch.write(&p)?.write(&dx)?.write_or_null(dmask.as_ref())?;
     let launch = launch.read(&products)?.read(&dp)?;
     let launch = launch.read(&plain(&kept.max)?)?.read(&plain(&kept.inverse_sum)?)?;

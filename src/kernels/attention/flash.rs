@@ -107,9 +107,10 @@ fn wide(q: &Tensor) -> Result<usize> {
 }
 
 /// The kernel `name` for heads as wide as those of `q`.
-fn launch(gpu: &Gpu, source: &'static Source, name: &str, q: &Tensor) -> Result<Launch> {
-    let rounded = if q.dtype() == DType::F32 && allow_tf32() { "tf32_" } else { "" };
-    gpu.launch(source, &format!("{name}_{}_{rounded}{}", wide(q)?, suffix(q.dtype())?))
+fn launch(gpu: &Gpu, source: &'static Source, name: &'static str, q: &Tensor) -> Result<Launch> {
+    let width = if wide(q)? == WIDEST { "128" } else { "64" };
+    let rounded = if q.dtype() == DType::F32 && allow_tf32() { "tf32" } else { "" };
+    gpu.launch(source, [name, width, rounded, suffix(q.dtype())?])
 }
 
 /// Adds `x`, and the strides of a row of it.
@@ -147,13 +148,15 @@ pub(super) fn forward(
         false => gpu.empty((b, h, t, d), dtype),
     };
     let (out, unrounded) = (output(q.dtype())?, output(DType::F32)?);
-    let (max, inverse_sum) = (gpu.empty((b, h, t), DType::F32)?, gpu.empty((b, h, t), DType::F32)?);
+    let sums = gpu.empty((2 * b, h, t), DType::F32)?;
+    let (max, inverse_sum) = (sums.narrow(0, 0, b)?, sums.narrow(0, b, b)?);
     let mask = Mask::of(mask, [b, h, t, s], DType::F32)?;
     // Queries before `t` are written, at the same places of both.
     let (name, grid) = products.forward(wide(q)?, b * h, t);
     let launch = launch(gpu, &FORWARD, name, q)?.write_strided(&out)?;
     let launch = launch.write_strided(&unrounded)?.sizes(&out.stride()[..3]);
-    attention(launch.write(&max)?.write(&inverse_sum)?, [q, k, v], &mask, settings)?.run(grid)?;
+    attention(launch.write_new(&max)?.write_new(&inverse_sum)?, [q, k, v], &mask, settings)?
+        .run(grid)?;
     Ok((out, Kept { max, inverse_sum, unrounded: Some(unrounded) }))
 }
 

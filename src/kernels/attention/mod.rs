@@ -60,38 +60,38 @@ pub(crate) fn forward(
 }
 
 fn run(
-    algorithm: Algorithm,
+    algorithm: Algorithm<'_>,
     [q, k, v]: [&Tensor; 3],
     mask: Option<&Tensor>,
     settings: Settings,
 ) -> Result<(Tensor, Kept)> {
     match algorithm {
         Algorithm::Flash(gpu, products) => {
-            flash::forward(&gpu, products, [q, k, v], mask, settings, false)
+            flash::forward(gpu, products, [q, k, v], mask, settings, false)
         }
-        Algorithm::Products(gpu) => cuda::forward(&gpu, q, k, v, mask, settings),
+        Algorithm::Products(gpu) => cuda::forward(gpu, q, k, v, mask, settings),
         Algorithm::Blocks => cpu::forward(q, k, v, mask, settings),
         Algorithm::Portable => portable::forward(q, k, v, mask, settings),
     }
 }
 
 /// How attention is computed.
-enum Algorithm {
+enum Algorithm<'a> {
     /// On a GPU, by one kernel that keeps no scores.
-    Flash(Gpu, flash::Products),
+    Flash(&'a Gpu, flash::Products),
     /// On a GPU, by two products and a softmax between them.
-    Products(Gpu),
+    Products(&'a Gpu),
     /// On the CPU, a block of queries at a time.
     Blocks,
     /// By candle's operators, on devices that this crate has no kernels for.
     Portable,
 }
 
-impl Algorithm {
-    fn of(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Self> {
+impl<'a> Algorithm<'a> {
+    fn of(q: &'a Tensor, k: &Tensor, v: &Tensor) -> Result<Self> {
         let algorithm = match Gpu::of(q.device()) {
-            Some(gpu) if flash::fits(&gpu, q, k, v)? => {
-                let products = flash::Products::of(&gpu, q.dtype())?;
+            Some(gpu) if flash::fits(gpu, q, k, v)? => {
+                let products = flash::Products::of(gpu, q.dtype())?;
                 Self::Flash(gpu, products)
             }
             Some(gpu) => Self::Products(gpu),
@@ -129,7 +129,7 @@ pub(crate) fn forward_rows(
 ) -> Result<(Tensor, Kept)> {
     let (out, kept) = match Algorithm::of(q, k, v)? {
         Algorithm::Flash(gpu, products) => {
-            flash::forward(&gpu, products, [q, k, v], None, settings, true)?
+            flash::forward(gpu, products, [q, k, v], None, settings, true)?
         }
         algorithm => run(algorithm, [q, k, v], None, settings)?,
     };
@@ -157,7 +157,7 @@ pub(crate) fn backward(
     wants: [Option<DType>; 4],
 ) -> Result<[Option<Tensor>; 4]> {
     if let Some(gpu) = Gpu::of(saved.q.device()) {
-        return cuda::backward(&gpu, saved, settings, wants);
+        return cuda::backward(gpu, saved, settings, wants);
     }
     if saved.q.device().is_cpu() {
         backward::backward(saved, settings, wants)
@@ -170,7 +170,7 @@ pub(crate) fn backward(
 /// keys and values one after another, `(b, t, 3 * h * d)`.
 pub(crate) fn backward_packed(saved: Saved<'_>, settings: Settings, want: DType) -> Result<Tensor> {
     if let Some(gpu) = Gpu::of(saved.q.device())
-        && let Some(joined) = cuda::backward_packed(&gpu, saved, settings, want)?
+        && let Some(joined) = cuda::backward_packed(gpu, saved, settings, want)?
     {
         return Ok(joined);
     }

@@ -34,10 +34,10 @@ pub(super) fn forward_train(
         let (mean, var) = moments::<T>(&elements, layout);
         let inv_std: Vec<_> = var.iter().map(|&v| inv_std::<T::Acc>(v, eps)).collect();
         let y = normalised::<T>(x.dims(), &elements, &mean, &inv_std, affine, finish)?;
-        let c = &[layout.channels];
-        let var = var.into_iter().map(T::Acc::of).collect();
-        let (mean, inv_std) = (tensor(mean, c), tensor(inv_std, c));
-        Ok((y, Statistics { mean, var: tensor::<T::Acc>(var, c), inv_std }))
+        let mut all = mean;
+        all.extend(var.into_iter().map(T::Acc::of));
+        all.extend(inv_std);
+        Ok((y, Statistics(tensor(all, &[3 * layout.channels]))))
     }
     with_element!(x.dtype(), T => typed::<T>(x, affine, finish, eps))
 }
@@ -83,9 +83,9 @@ fn through<T: Lane>(
     let layout = Channels::of(x.dims(), 1);
     let _held = hold([x, grad]);
     let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
-    let mean = vector::<T::Acc>(&statistics.mean)?;
+    let mean = vector::<T::Acc>(&statistics.mean()?)?;
     // As it was multiplied by in [`normalised`], for the same numbers to be positive.
-    let scale = scales::<T::Acc>(affine.weight, &vector(&statistics.inv_std)?)?;
+    let scale = scales::<T::Acc>(affine.weight, &vector(&statistics.inv_std()?)?)?;
     let bias = shift::<T::Acc>(affine.bias, layout)?;
     let sums = match relu {
         false => layout.gradient_sums::<T>(&x_data, &grad_data, &mean),
@@ -100,7 +100,7 @@ fn through<T: Lane>(
         ),
     };
     // dx = weight * inv_std * (g - average(g) - normalised * average(g * normalised))
-    let inv_std = vector::<f64>(&statistics.inv_std)?;
+    let inv_std = vector::<f64>(&statistics.inv_std()?)?;
     let count = layout.count() as f64;
     let per_channel = |f: &dyn Fn(usize, f64) -> f64| -> Vec<T::Acc> {
         let scale = scale.iter().map(|scale| scale.to_double());
@@ -181,9 +181,9 @@ pub(super) fn parameter_gradients_of(
     with_element!(x.dtype(), T => {
         let _held = hold([x, grad]);
         let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
-        let (layout, mean) = (Channels::of(x.dims(), 1), vector(&statistics.mean)?);
+        let (layout, mean) = (Channels::of(x.dims(), 1), vector(&statistics.mean()?)?);
         let sums = layout.gradient_sums::<T>(&x_data, &grad_data, &mean);
-        Ok(parameter_gradients::<T>(&sums, &vector(&statistics.inv_std)?))
+        Ok(parameter_gradients::<T>(&sums, &vector(&statistics.inv_std()?)?))
     })
 }
 
@@ -206,9 +206,9 @@ pub(super) fn backward_part(
         let layout = Channels::of(x.dims(), 1);
         let _held = hold([x, grad]);
         let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
-        let mean = vector::<T::Acc>(&statistics.mean)?;
-        let scale = scales::<T::Acc>(weight, &vector(&statistics.inv_std)?)?;
-        let inv_std = vector::<f64>(&statistics.inv_std)?;
+        let mean = vector::<T::Acc>(&statistics.mean()?)?;
+        let scale = scales::<T::Acc>(weight, &vector(&statistics.inv_std()?)?)?;
+        let inv_std = vector::<f64>(&statistics.inv_std()?)?;
         let per_channel = |sum: usize| -> Vec<T::Acc> {
             let all = scale.iter().zip(sums).zip(&inv_std);
             let per = all.map(|((scale, sums), inv_std)| {

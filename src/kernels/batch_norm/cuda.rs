@@ -3,7 +3,7 @@
 
 mod rows;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Error, Result, Tensor};
 
 use super::{Affine, Finish, Running, Statistics};
 use crate::kernels::accumulator;
@@ -13,6 +13,10 @@ use crate::kernels::in_dtype;
 use crate::kernels::reduce::channels::Channels;
 
 type Gradients = (Tensor, Tensor, Tensor);
+
+/// The places of partial results in [`Gpu::scratch`]: of parts of channels, and of channels.
+const PARTS: usize = 5;
+const FACTORS: usize = 6;
 
 static SOURCE: Source = Source {
     name: "batch_norm",
@@ -35,83 +39,86 @@ impl<'a> Finish<'a> {
     }
 }
 
-/// `x` is contiguous and has elements; so is a residual, of its shape and dtype.
+/// `x` is contiguous, of this layout, and has elements; so has a residual, of its shape and dtype.
 pub(super) fn forward_train(
     gpu: &Gpu,
     x: &Tensor,
+    layout: Channels,
     affine: Affine<'_>,
     finish: Finish<'_>,
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
-    if rows::suits(x) {
-        return rows::forward_train(gpu, x, affine, finish, eps);
+    if rows::suits(layout) {
+        return rows::forward_train(gpu, x, layout, affine, finish, eps);
     }
-    let plan = Plan::new(gpu, x);
+    let plan = Plan::new(gpu, x, layout);
     let parts = plan.partials(3)?;
-    plan.run(plan.kernel("moments")?.read(x)?.write(&parts)?)?;
-    let [mean, var, inv_std] = plan.vectors()?;
-    let y = gpu.empty(x.dims(), x.dtype())?;
+    plan.run(plan.kernel("moments")?.read(x)?.write_new(&parts)?)?;
+    let statistics = plan.statistics()?;
+    let y = gpu.empty(x.shape(), x.dtype())?;
     let (residual, finish) = finish.parts();
     let (weight, bias) = (plan.parameter(affine.weight)?, plan.parameter(affine.bias)?);
-    let kernel = plan.kernel("normalise")?.read(x)?.read_or_null(residual)?.write(&y)?;
+    let kernel = plan.kernel("normalise")?.read(x)?.read_or_null(residual)?.write_new(&y)?;
     let kernel = kernel.read_or_null(weight.as_ref())?.read_or_null(bias.as_ref())?;
-    let kernel = kernel.read(&parts)?.write(&mean)?.write(&var)?.write(&inv_std)?;
+    let kernel = statistics.written(kernel.read(&parts)?)?;
     plan.run(kernel.int(finish).double(eps))?;
-    Ok((y, Statistics { mean, var, inv_std }))
+    Ok((y, statistics))
 }
 
 pub(super) fn forward_eval(
     gpu: &Gpu,
     x: &Tensor,
+    layout: Channels,
     running: Running<'_>,
     affine: Affine<'_>,
 ) -> Result<Tensor> {
-    if rows::suits(x) {
-        return rows::forward_eval(gpu, x, running, affine);
+    if rows::suits(layout) {
+        return rows::forward_eval(gpu, x, layout, running, affine);
     }
-    let plan = Plan::new(gpu, x);
-    let y = gpu.empty(x.dims(), x.dtype())?;
+    let plan = Plan::new(gpu, x, layout);
+    let y = gpu.empty(x.shape(), x.dtype())?;
     let (weight, bias) = (plan.parameter(affine.weight)?, plan.parameter(affine.bias)?);
     let (mean, var) = (plan.wide(running.mean)?, plan.wide(running.var)?);
-    let kernel = plan.kernel("normalise")?.read(x)?.read_or_null(None)?.write(&y)?;
+    let kernel = plan.kernel("normalise")?.read(x)?.read_or_null(None)?.write_new(&y)?;
     let kernel = kernel.read_or_null(weight.as_ref())?.read_or_null(bias.as_ref())?;
     let kernel = kernel.read_or_null(None)?.read(&mean)?.read(&var)?.write_or_null(None)?;
     plan.run(kernel.int(0).double(running.eps))?;
     Ok(y)
 }
 
-/// `x` and `grad` are contiguous, of one shape and dtype, and have elements.
-pub(super) fn backward_train(
+/// `x` and `grad` are contiguous, of one shape and dtype, and have elements. With `relu`, `grad` is the gradient of
+/// what relu left.
+pub(super) fn backward(
     gpu: &Gpu,
-    x: &Tensor,
-    grad: &Tensor,
-    weight: Option<&Tensor>,
+    tensors: [&Tensor; 2],
+    layout: Channels,
     statistics: &Statistics,
-) -> Result<Gradients> {
-    let affine = Affine { weight, bias: None };
-    backward(gpu, x, grad, NormalisedBy::Batch(statistics), affine, false)
-}
-
-/// The same from the gradient of what relu left.
-pub(super) fn backward_relu(
-    gpu: &Gpu,
-    x: &Tensor,
-    grad: &Tensor,
     affine: Affine<'_>,
-    statistics: &Statistics,
+    relu: bool,
 ) -> Result<Gradients> {
-    backward(gpu, x, grad, NormalisedBy::Batch(statistics), affine, true)
+    gradients(gpu, tensors, layout, NormalisedBy::Batch(statistics), affine, relu)
 }
 
 pub(super) fn backward_eval(
     gpu: &Gpu,
-    x: &Tensor,
-    grad: &Tensor,
+    tensors: [&Tensor; 2],
+    layout: Channels,
     weight: Option<&Tensor>,
     running: Running<'_>,
 ) -> Result<Gradients> {
+    let wide = accumulator(tensors[0].dtype());
+    let near = |vector: &Tensor| plain(&in_dtype(vector, wide)?);
+    let (mean, var) = (&near(running.mean)?, &near(running.var)?);
+    let by = NormalisedBy::Running(Running { mean, var, ..running });
     let affine = Affine { weight, bias: None };
-    backward(gpu, x, grad, NormalisedBy::Running(running), affine, false)
+    gradients(gpu, tensors, layout, by, affine, false)
+}
+
+impl Statistics {
+    /// Adds all three for `kernel` to write.
+    fn written(&self, kernel: Launch) -> Result<Launch> {
+        kernel.parts(&self.0, 3, [Self::MEAN, Self::VAR, Self::INV_STD])
+    }
 }
 
 /// The statistics that `x` was normalised by.
@@ -122,59 +129,77 @@ enum NormalisedBy<'a> {
     Running(Running<'a>),
 }
 
-impl<'a> NormalisedBy<'a> {
-    /// What kernels are given: the mean, the spread (`1 / std` of a batch, else the variance), whether they
-    /// are of the batch, and epsilon.
-    fn parts(self) -> (&'a Tensor, &'a Tensor, i32, f64) {
+impl NormalisedBy<'_> {
+    /// Adds the mean for `kernel` to read, and the spread: `1 / std` of a batch, else the variance. A running one is in
+    /// the dtype of the arithmetic.
+    fn read(self, kernel: Launch) -> Result<Launch> {
         match self {
-            Self::Batch(Statistics { mean, inv_std, .. }) => (mean, inv_std, 1, 0.0),
-            Self::Running(Running { mean, var, eps }) => (mean, var, 0, eps),
+            Self::Batch(Statistics(all)) => {
+                kernel.parts(all, 3, [Statistics::MEAN, Statistics::INV_STD])
+            }
+            Self::Running(Running { mean, var, .. }) => kernel.read(mean)?.read(var),
+        }
+    }
+
+    /// The spread alone.
+    fn read_spread(self, kernel: Launch) -> Result<Launch> {
+        match self {
+            Self::Batch(Statistics(all)) => kernel.parts(all, 3, [Statistics::INV_STD]),
+            Self::Running(Running { var, .. }) => kernel.read(var),
+        }
+    }
+
+    /// Whether they are of the batch, and epsilon.
+    fn settings(self) -> (i32, f64) {
+        match self {
+            Self::Batch(_) => (1, 0.0),
+            Self::Running(Running { eps, .. }) => (0, eps),
         }
     }
 }
 
 /// The gradients of what was normalised `by` statistics; with `relu`, `grad` is that of relu's result.
-fn backward(
+fn gradients(
     gpu: &Gpu,
-    x: &Tensor,
-    grad: &Tensor,
+    [x, grad]: [&Tensor; 2],
+    layout: Channels,
     by: NormalisedBy<'_>,
     affine: Affine<'_>,
     relu: bool,
 ) -> Result<Gradients> {
-    if rows::suits(x) {
-        return rows::backward(gpu, x, grad, by, affine, relu);
+    if rows::suits(layout) {
+        return rows::gradients(gpu, [x, grad], layout, by, affine, relu);
     }
-    let plan = Plan::new(gpu, x);
-    let (mean, spread, train, eps) = by.parts();
-    let (mean, spread) = (plan.wide(mean)?, plan.wide(spread)?);
+    let plan = Plan::new(gpu, x, layout);
+    let (train, eps) = by.settings();
     let parts = plan.partials(2)?;
     let (weight, bias) = (plan.parameter(affine.weight)?, plan.parameter(affine.bias)?);
     let gated = |kernel: Launch| {
-        let kernel = kernel.read(&mean)?.read(&spread)?.read_or_null(weight.as_ref())?;
-        Ok::<_, candle_core::Error>(kernel.read_or_null(bias.as_ref())?.int(relu.into()))
+        let kernel = by.read(kernel)?.read_or_null(weight.as_ref())?;
+        Ok::<_, Error>(kernel.read_or_null(bias.as_ref())?.int(relu.into()))
     };
     let kernel = gated(plan.kernel("gradient_sums")?.read(x)?.read(grad)?)?;
-    plan.run(kernel.write(&parts)?)?;
-    let dx = gpu.empty(x.dims(), x.dtype())?;
+    plan.run(kernel.write_new(&parts)?)?;
+    let dx = gpu.empty(x.shape(), x.dtype())?;
     let [dweight, dbias] = plan.vectors()?;
-    let kernel = gated(plan.kernel("input_gradient")?.read(x)?.read(grad)?.write(&dx)?)?;
-    let kernel = kernel.read(&parts)?.write(&dweight)?.write(&dbias)?;
+    let kernel = gated(plan.kernel("input_gradient")?.read(x)?.read(grad)?.write_new(&dx)?)?;
+    let kernel = kernel.read(&parts)?.write_new(&dweight)?.write_new(&dbias)?;
     plan.run(kernel.int(train).double(eps))?;
     Ok((dx, dweight, dbias))
 }
 
-/// Contiguous vectors of one length and dtype, `F32` or `F64`.
+/// Contiguous vectors of one length and dtype.
 pub(super) fn average(
     gpu: &Gpu,
     [mean, var]: [&Tensor; 2],
-    [batch_mean, batch_var]: [&Tensor; 2],
+    Statistics(batch): &Statistics,
     kept: f64,
     [of_mean, of_var]: [f64; 2],
 ) -> Result<()> {
     let channels = mean.elem_count();
-    let kernel = gpu.launch(&SOURCE, &format!("average_{}", suffix(mean.dtype())?))?;
-    let kernel = kernel.write(mean)?.write(var)?.read(batch_mean)?.read(batch_var)?;
+    let kernel = gpu.launch(&SOURCE, ["average", suffix(mean.dtype())?])?;
+    let kernel = kernel.write(mean)?.write(var)?;
+    let kernel = kernel.parts(batch, 3, [Statistics::MEAN, Statistics::VAR])?;
     let kernel = kernel.double(kept).double(of_mean).double(of_var).size(channels);
     kernel.run(Grid::over(channels, 1))
 }
@@ -188,15 +213,14 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn new(gpu: &'a Gpu, x: &Tensor) -> Self {
-        let layout = Channels::of(x.dims(), 1);
+    fn new(gpu: &'a Gpu, x: &Tensor, layout: Channels) -> Self {
         let most = layout.count() / (Grid::THREADS * GRAIN);
         let parts = BLOCKS.div_ceil(layout.channels).min(most).max(1);
         Self { gpu, layout, parts, dtype: x.dtype() }
     }
 
-    fn kernel(&self, name: &str) -> Result<Launch> {
-        self.gpu.launch(&SOURCE, &format!("{name}_{}", suffix(self.dtype)?))
+    fn kernel(&self, name: &'static str) -> Result<Launch> {
+        self.gpu.launch(&SOURCE, [name, suffix(self.dtype)?])
     }
 
     /// One block a part of a channel. A kernel reads and writes the elements of its part in tensors
@@ -207,14 +231,18 @@ impl<'a> Plan<'a> {
         kernel.run(Grid::flat(channels * self.parts, Grid::THREADS))
     }
 
-    /// `values` of every part of every channel.
+    /// `values` of every part of every channel, until the next call.
     fn partials(&self, values: usize) -> Result<Tensor> {
-        let shape = (self.parts, self.layout.channels, values);
-        self.gpu.empty(shape, accumulator(self.dtype))
+        let len = self.parts * self.layout.channels * values;
+        self.gpu.scratch_from(PARTS, len, accumulator(self.dtype))
     }
 
     fn vectors<const N: usize>(&self) -> Result<[Tensor; N]> {
         self.gpu.vectors(self.layout.channels, accumulator(self.dtype))
+    }
+
+    fn statistics(&self) -> Result<Statistics> {
+        self.gpu.empty(3 * self.layout.channels, accumulator(self.dtype)).map(Statistics)
     }
 
     fn parameter(&self, parameter: Option<&Tensor>) -> Result<Option<Tensor>> {

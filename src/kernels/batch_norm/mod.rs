@@ -1,6 +1,6 @@
-//! Batch normalisation over every dimension but the second.
+//! Batch normalisation over every dimension but that of the channels.
 //!
-//! `x` is `(n, c)` or `(n, c, ...)`. Weight, bias and statistics are `(c)`: statistics and the
+//! `x` is `(n, c)`, `(n, c, ...)` or, as its `Format` says, `(n, ..., c)`; without one, `(n, c, ...)`. Weight, bias and statistics are `(c)`: statistics and the
 //! gradients of weight and bias are F32 (F64 where `x` is F64), as is the arithmetic; weight and
 //! bias may have any float dtype; `y` and `dx` have `x`'s.
 
@@ -10,20 +10,48 @@ mod portable;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{DType, Result, Tensor, Var};
+use candle_core::{Result, Tensor, Var};
 
-use crate::kernels::cast;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::{plain, relu_backward};
+use crate::kernels::format::Format;
+use crate::kernels::reduce::channels::Channels;
+use crate::kernels::{cast, in_dtype};
 
-/// What a batch's normalisation was made from.
+/// What a batch's normalisation was made from: three vectors, one after the other in one tensor, so that a GPU allocates
+/// once and the host makes no views.
 #[derive(Clone, Debug)]
-pub(crate) struct Statistics {
-    pub(crate) mean: Tensor,
+pub(crate) struct Statistics(Tensor);
+
+impl Statistics {
+    /// Where the vectors are among three.
+    const MEAN: usize = 0;
+    const VAR: usize = 1;
+    const INV_STD: usize = 2;
+
+    /// Of vectors of one dtype.
+    pub(crate) fn new(mean: &Tensor, var: &Tensor, inv_std: &Tensor) -> Result<Self> {
+        Tensor::cat(&[mean, var, inv_std], 0).map(Self)
+    }
+
+    fn vector(&self, at: usize) -> Result<Tensor> {
+        let channels = self.0.elem_count() / 3;
+        self.0.narrow(0, at * channels, channels)
+    }
+
+    pub(crate) fn mean(&self) -> Result<Tensor> {
+        self.vector(Self::MEAN)
+    }
+
     /// The biased variance: the mean square distance from the mean.
-    pub(crate) var: Tensor,
+    pub(crate) fn var(&self) -> Result<Tensor> {
+        self.vector(Self::VAR)
+    }
+
     /// `1 / sqrt(var + eps)`
-    pub(crate) inv_std: Tensor,
+    pub(crate) fn inv_std(&self) -> Result<Tensor> {
+        self.vector(Self::INV_STD)
+    }
 }
 
 /// What a normalised channel is multiplied by, and what is added then.
@@ -51,8 +79,22 @@ pub(crate) enum Finish<'a> {
     AddRelu(&'a Tensor),
 }
 
+/// `x` with its channels in the second dimension.
+fn channels_second(format: Format, x: &Tensor) -> Result<Tensor> {
+    match format {
+        Format::ChannelsFirst => Ok(x.clone()),
+        Format::ChannelsLast => x.flatten_to(x.rank() - 2),
+    }
+}
+
+/// The shape of `x` around its channels.
+fn channels(format: Format, x: &Tensor) -> Channels {
+    Channels::of(x.dims(), format.channels(x.rank()))
+}
+
 /// Normalises with the statistics of `x` itself, and returns them.
 pub(crate) fn forward_train(
+    format: Format,
     x: &Tensor,
     affine: Affine<'_>,
     finish: Finish<'_>,
@@ -67,54 +109,91 @@ pub(crate) fn forward_train(
         }
         finish => finish,
     };
-    match Gpu::of(x.device()) {
-        _ if x.device().is_cpu() => cpu::forward_train(&x, affine, finish, eps),
-        Some(gpu) if x.elem_count() > 0 => cuda::forward_train(&gpu, &x, affine, finish, eps),
-        _ => portable::forward_train(&x, affine, finish, eps),
+    if let Some(gpu) = Gpu::of(x.device()).filter(|_| x.elem_count() > 0) {
+        return cuda::forward_train(gpu, &x, channels(format, &x), affine, finish, eps);
     }
+    let given = x.dims();
+    let x = channels_second(format, &x)?;
+    let residual;
+    let finish = match finish {
+        Finish::AddRelu(given) => {
+            residual = channels_second(format, given)?;
+            Finish::AddRelu(&residual)
+        }
+        finish => finish,
+    };
+    let (y, statistics) = if x.device().is_cpu() {
+        cpu::forward_train(&x, affine, finish, eps)?
+    } else {
+        portable::forward_train(&x, affine, finish, eps)?
+    };
+    Ok((y.reshape(given)?, statistics))
 }
 
 /// Normalises with given statistics.
-pub(crate) fn forward_eval(x: &Tensor, running: Running<'_>, affine: Affine<'_>) -> Result<Tensor> {
+pub(crate) fn forward_eval(
+    format: Format,
+    x: &Tensor,
+    running: Running<'_>,
+    affine: Affine<'_>,
+) -> Result<Tensor> {
     let x = plain(x)?;
-    match Gpu::of(x.device()) {
-        _ if x.device().is_cpu() => cpu::forward_eval(&x, running, affine),
-        Some(gpu) if x.elem_count() > 0 => cuda::forward_eval(&gpu, &x, running, affine),
-        _ => portable::forward_eval(&x, running, affine),
+    if let Some(gpu) = Gpu::of(x.device()).filter(|_| x.elem_count() > 0) {
+        return cuda::forward_eval(gpu, &x, channels(format, &x), running, affine);
     }
+    let given = x.dims();
+    let x = channels_second(format, &x)?;
+    let y = if x.device().is_cpu() {
+        cpu::forward_eval(&x, running, affine)?
+    } else {
+        portable::forward_eval(&x, running, affine)?
+    };
+    y.reshape(given)
 }
 
 /// The gradients `(dx, dweight, dbias)` of [`forward_train`], through the statistics too.
 pub(crate) fn backward_train(
+    format: Format,
     x: &Tensor,
     grad: &Tensor,
     weight: Option<&Tensor>,
     statistics: &Statistics,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
-    match Gpu::of(x.device()) {
-        _ if x.device().is_cpu() => cpu::backward_train(&x, &grad, weight, statistics),
-        Some(gpu) if x.elem_count() > 0 => {
-            cuda::backward_train(&gpu, &x, &grad, weight, statistics)
-        }
-        _ => portable::backward_train(&x, &grad, weight, statistics),
+    let (x, grad) = (plain(x)?, plain(&in_dtype(grad, x.dtype())?)?);
+    if let Some(gpu) = Gpu::of(x.device()).filter(|_| x.elem_count() > 0) {
+        let affine = Affine { weight, bias: None };
+        return cuda::backward(gpu, [&x, &grad], channels(format, &x), statistics, affine, false);
     }
+    let given = x.dims();
+    let [x, grad] = [channels_second(format, &x)?, channels_second(format, &grad)?];
+    let (dx, dweight, dbias) = if x.device().is_cpu() {
+        cpu::backward_train(&x, &grad, weight, statistics)?
+    } else {
+        portable::backward_train(&x, &grad, weight, statistics)?
+    };
+    Ok((dx.reshape(given)?, dweight, dbias))
 }
 
 /// The gradients `(dx, dweight, dbias)` of [`forward_train`] with [`Finish::Relu`], which gave `y`.
 pub(crate) fn backward_relu(
-    x: &Tensor,
-    y: &Tensor,
+    format: Format,
+    [x, y]: [&Tensor; 2],
     grad: &Tensor,
     affine: Affine<'_>,
     statistics: &Statistics,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    let [x, own] = [plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?];
-    match Gpu::of(x.device()) {
-        _ if x.device().is_cpu() => cpu::backward_relu(&x, &own, affine, statistics),
-        Some(gpu) if x.elem_count() > 0 => cuda::backward_relu(&gpu, &x, &own, affine, statistics),
-        _ => portable::backward_train(&x, &relu_backward(y, &own)?, affine.weight, statistics),
+    let (x, grad) = (plain(x)?, plain(&in_dtype(grad, x.dtype())?)?);
+    if let Some(gpu) = Gpu::of(x.device()).filter(|_| x.elem_count() > 0) {
+        return cuda::backward(gpu, [&x, &grad], channels(format, &x), statistics, affine, true);
     }
+    if !x.device().is_cpu() {
+        let grad = relu_backward(y, &grad)?;
+        return backward_train(format, &x, &grad, affine.weight, statistics);
+    }
+    let given = x.dims();
+    let [x, grad] = [channels_second(format, &x)?, channels_second(format, &grad)?];
+    let (dx, dweight, dbias) = cpu::backward_relu(&x, &grad, affine, statistics)?;
+    Ok((dx.reshape(given)?, dweight, dbias))
 }
 
 /// The mean and the biased variance of every channel of `x`, which has elements.
@@ -123,9 +202,9 @@ pub(crate) fn statistics(x: &Tensor) -> Result<(Tensor, Tensor)> {
     if x.device().is_cpu() {
         return cpu::statistics(&x);
     }
-    let (_, Statistics { mean, var, .. }) =
-        forward_train(&x, Affine::default(), Finish::Plain, 0.0)?;
-    Ok((mean, var))
+    let (_, statistics) =
+        forward_train(Format::ChannelsFirst, &x, Affine::default(), Finish::Plain, 0.0)?;
+    Ok((statistics.mean()?, statistics.var()?))
 }
 
 /// `(dweight, dbias)` of `x` alone, which was normalised by these statistics.
@@ -161,23 +240,24 @@ pub(crate) fn backward_part(
 /// `running = running · kept + batch · weight`, in place, for a mean and a variance with a weight each.
 pub(crate) fn average(
     running: [&Var; 2],
-    batch: [&Tensor; 2],
+    batch: &Statistics,
     kept: f64,
     weights: [f64; 2],
 ) -> Result<()> {
-    let [mean, var] = running.map(Var::as_tensor);
-    let is_like_mean = |v: &&Tensor| {
-        v.dims() == mean.dims()
-            && v.dtype() == mean.dtype()
-            && v.device().same_device(mean.device())
+    let all = &batch.0;
+    let is_like_batch = |v: &&Tensor| {
+        3 * v.elem_count() == all.elem_count()
+            && v.dtype() == all.dtype()
+            && v.device().same_device(all.device())
             && v.is_contiguous()
     };
-    let is_one_launch = matches!(mean.dtype(), DType::F32 | DType::F64)
-        && [mean, var, batch[0], batch[1]].iter().all(is_like_mean);
+    let [mean, var] = running.map(Var::as_tensor);
+    let is_one_launch = [mean, var].iter().all(is_like_batch);
     if let Some(gpu) = Gpu::of(mean.device()).filter(|_| is_one_launch) {
-        return cuda::average(&gpu, [mean, var], batch, kept, weights);
+        return cuda::average(gpu, [mean, var], batch, kept, weights);
     }
-    for ((running, batch), weight) in running.into_iter().zip(batch).zip(weights) {
+    let batch = [batch.mean()?, batch.var()?];
+    for ((running, batch), weight) in running.into_iter().zip(&batch).zip(weights) {
         let batch = cast(batch, running.dtype())?;
         let before = running.as_detached_tensor().affine(kept, 0.0)?;
         running.set(&(before + batch.affine(weight, 0.0)?)?)?;
@@ -187,15 +267,22 @@ pub(crate) fn average(
 
 /// The gradients `(dx, dweight, dbias)` of [`forward_eval`]; the statistics are constants.
 pub(crate) fn backward_eval(
+    format: Format,
     x: &Tensor,
     grad: &Tensor,
     weight: Option<&Tensor>,
     running: Running<'_>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
-    match Gpu::of(x.device()) {
-        _ if x.device().is_cpu() => cpu::backward_eval(&x, &grad, weight, running),
-        Some(gpu) if x.elem_count() > 0 => cuda::backward_eval(&gpu, &x, &grad, weight, running),
-        _ => portable::backward_eval(&x, &grad, weight, running),
+    let (x, grad) = (plain(x)?, plain(&in_dtype(grad, x.dtype())?)?);
+    if let Some(gpu) = Gpu::of(x.device()).filter(|_| x.elem_count() > 0) {
+        return cuda::backward_eval(gpu, [&x, &grad], channels(format, &x), weight, running);
     }
+    let given = x.dims();
+    let [x, grad] = [channels_second(format, &x)?, channels_second(format, &grad)?];
+    let (dx, dweight, dbias) = if x.device().is_cpu() {
+        cpu::backward_eval(&x, &grad, weight, running)?
+    } else {
+        portable::backward_eval(&x, &grad, weight, running)?
+    };
+    Ok((dx.reshape(given)?, dweight, dbias))
 }

@@ -22,7 +22,7 @@ pub(super) fn forward_train(
         Finish::Relu => relu(&y)?,
         Finish::AddRelu(residual) => relu(&(y + upcast(residual)?)?)?,
     };
-    Ok((y.to_dtype(x.dtype())?, Statistics { mean, var, inv_std }))
+    Ok((y.to_dtype(x.dtype())?, Statistics::new(&mean, &var, &inv_std)?))
 }
 
 pub(super) fn forward_eval(x: &Tensor, running: Running<'_>, affine: Affine<'_>) -> Result<Tensor> {
@@ -47,8 +47,8 @@ pub(super) fn parameter_gradients(
     grad: &Tensor,
     statistics: &Statistics,
 ) -> Result<(Tensor, Tensor)> {
-    let Statistics { mean, inv_std, .. } = statistics;
-    let (normalised, grad) = (normalise(x, mean, inv_std)?, upcast(grad)?);
+    let (mean, inv_std) = (statistics.mean()?, statistics.inv_std()?);
+    let (normalised, grad) = (normalise(x, &mean, &inv_std)?, upcast(grad)?);
     Ok((sum(&(&grad * &normalised)?)?, sum(&grad)?))
 }
 
@@ -60,12 +60,12 @@ pub(super) fn input_gradient(
     [dweight, dbias]: [&Tensor; 2],
     count: f64,
 ) -> Result<Tensor> {
-    let Statistics { mean, inv_std, .. } = statistics;
-    let (normalised, grad) = (normalise(x, mean, inv_std)?, upcast(grad)?);
+    let (mean, inv_std) = (statistics.mean()?, statistics.inv_std()?);
+    let (normalised, grad) = (normalise(x, &mean, &inv_std)?, upcast(grad)?);
     let through_mean = along(&(dbias / count)?, x)?;
     let through_std = normalised.broadcast_mul(&along(&(dweight / count)?, x)?)?;
     let centred = grad.broadcast_sub(&through_mean)?.sub(&through_std)?;
-    let dx = centred.broadcast_mul(&along(&scale(inv_std, weight, x)?, x)?)?;
+    let dx = centred.broadcast_mul(&along(&scale(&inv_std, weight, x)?, x)?)?;
     dx.to_dtype(x.dtype())
 }
 

@@ -7,6 +7,51 @@ use crate::kernels::elementwise::testing::*;
 
 const EPS: f64 = 1e-5;
 
+type Gradients = (Tensor, Tensor, Tensor);
+
+// Of channels in the second dimension.
+
+fn forward_train(
+    x: &Tensor,
+    affine: Affine<'_>,
+    finish: Finish<'_>,
+    eps: f64,
+) -> Result<(Tensor, Statistics)> {
+    super::forward_train(Format::ChannelsFirst, x, affine, finish, eps)
+}
+
+fn forward_eval(x: &Tensor, running: Running<'_>, affine: Affine<'_>) -> Result<Tensor> {
+    super::forward_eval(Format::ChannelsFirst, x, running, affine)
+}
+
+fn backward_train(
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    statistics: &Statistics,
+) -> Result<Gradients> {
+    super::backward_train(Format::ChannelsFirst, x, grad, weight, statistics)
+}
+
+fn backward_relu(
+    x: &Tensor,
+    y: &Tensor,
+    grad: &Tensor,
+    affine: Affine<'_>,
+    statistics: &Statistics,
+) -> Result<Gradients> {
+    super::backward_relu(Format::ChannelsFirst, [x, y], grad, affine, statistics)
+}
+
+fn backward_eval(
+    x: &Tensor,
+    grad: &Tensor,
+    weight: Option<&Tensor>,
+    running: Running<'_>,
+) -> Result<Gradients> {
+    super::backward_eval(Format::ChannelsFirst, x, grad, weight, running)
+}
+
 /// Both loops, columns and runs; more than one block, panel and task of each.
 const SHAPES: [&[usize]; 8] = [
     &[3, 1],
@@ -66,10 +111,11 @@ fn training_matches_a_loop() {
             assert!(ours.0.is_contiguous() && ours.0.dims() == shape && ours.0.dtype() == dtype);
             for ((y, statistics), count) in [(ours, 8.0), (oracle, 64.0)] {
                 let count = count * naive_slack(dtype, x.elem_count());
-                assert_eq!(statistics.mean.dtype(), wide);
-                assert_close(&statistics.var, &var, count);
+                assert_eq!(statistics.mean().unwrap().dtype(), wide);
+                assert_close(&statistics.var().unwrap(), &var, count);
                 // The mean is close to 0: its errors are relative to the spread.
-                let distance = (statistics.mean - of(mean.clone(), &[shape[1]], wide)).unwrap();
+                let distance =
+                    (statistics.mean().unwrap() - of(mean.clone(), &[shape[1]], wide)).unwrap();
                 assert!(values(&distance).iter().all(|d| d.abs() <= count * epsilon(wide)));
                 assert_close(&y, &expected, if wide == dtype { count } else { 1.0 });
             }
@@ -93,7 +139,9 @@ fn running_averages_match_a_loop_on_every_device() -> Result<()> {
                 let [mean, var] = vars.map(|var| var.unwrap());
                 let of_batch = [vector(batch, 3)?, vector(batch, 4)?];
                 let before = [values(&mean), values(&var)];
-                average([&mean, &var], [&of_batch[0], &of_batch[1]], kept, weights)?;
+                let [of_mean, of_var] = &of_batch;
+                let statistics = Statistics::new(of_mean, of_var, of_var)?;
+                average([&mean, &var], &statistics, kept, weights)?;
                 for ((before, after), (batch, weight)) in
                     before.iter().zip([&mean, &var]).zip(of_batch.iter().zip(weights))
                 {
@@ -149,7 +197,7 @@ fn a_large_mean_does_not_drown_the_variance() {
         let x = x.to_dtype(DType::F32).unwrap();
         let (_, var) = naive_statistics(&x);
         let (_, statistics) = forward_train(&x, Affine::default(), Finish::Plain, EPS).unwrap();
-        assert_close(&statistics.var, &var, 16.0);
+        assert_close(&statistics.var().unwrap(), &var, 16.0);
     }
 }
 
@@ -161,14 +209,16 @@ fn a_misleading_first_sample_does_not_spoil_the_variance() {
     let x = x.to_dtype(DType::F32).unwrap();
     let (_, var) = naive_statistics(&x);
     let (_, statistics) = forward_train(&x, Affine::default(), Finish::Plain, EPS).unwrap();
-    assert_close(&statistics.var, &var, 16.0);
+    assert_close(&statistics.var().unwrap(), &var, 16.0);
 }
 
 #[test]
 fn a_constant_channel_has_no_variance() {
     let x = of(vec![0.1; 33 * 2 * 9], &[33, 2, 3, 3], DType::F32);
     let (y, statistics) = forward_train(&x, Affine::default(), Finish::Plain, EPS).unwrap();
-    assert!(values(&statistics.var).iter().all(|v| (0.0..=epsilon(DType::F32)).contains(v)));
+    assert!(
+        values(&statistics.var().unwrap()).iter().all(|v| (0.0..=epsilon(DType::F32)).contains(v))
+    );
     assert!(values(&y).iter().all(|y| y.abs() <= epsilon(DType::F32) / EPS.sqrt()));
 }
 
@@ -179,7 +229,7 @@ fn nan_stays_in_its_channel() {
     let (y, statistics) =
         forward_train(&of(data, &[5, 3, 7], DType::F32), Affine::default(), Finish::Plain, EPS)
             .unwrap();
-    let nan: Vec<bool> = values(&statistics.var).iter().map(|v| v.is_nan()).collect();
+    let nan: Vec<bool> = values(&statistics.var().unwrap()).iter().map(|v| v.is_nan()).collect();
     assert_eq!(nan, [false, true, false]);
     for (i, y) in values(&y).iter().enumerate() {
         assert_eq!(y.is_nan(), i / 7 % 3 == 1);
@@ -212,7 +262,11 @@ fn training_gradients_are_slopes() {
             &numeric_gradient(&bias, &grad, |b| forward(&x, &weight, b).0),
             tolerance,
         );
-        let running = Running { mean: &statistics.mean, var: &statistics.var, eps: EPS };
+        let running = Running {
+            mean: &statistics.mean().unwrap(),
+            var: &statistics.var().unwrap(),
+            eps: EPS,
+        };
         let eval =
             |x: &Tensor, w: &Tensor, b: &Tensor| forward_eval(x, running, both(w, b)).unwrap();
         let (dx, dw, db) = backward_eval(&x, &grad, Some(&weight), running).unwrap();
@@ -236,7 +290,11 @@ fn gradients_in_every_dtype_are_those_of_f64() {
             let oracle = portable::backward_train(&x, &grad, Some(&weight), &statistics).unwrap();
             check_gradients(&ours, &expected, dtype);
             check_gradients(&oracle, &expected, dtype);
-            let running = Running { mean: &statistics.mean, var: &statistics.var, eps: EPS };
+            let running = Running {
+                mean: &statistics.mean().unwrap(),
+                var: &statistics.var().unwrap(),
+                eps: EPS,
+            };
             let expected = backward_eval(&x64, &grad64, Some(&weight64), running).unwrap();
             let ours = backward_eval(&x, &grad, Some(&weight), running).unwrap();
             let oracle = portable::backward_eval(&x, &grad, Some(&weight), running).unwrap();
@@ -390,8 +448,8 @@ fn gpus_agree() {
             let (residual, grad) = (strided(shape, dtype, 32), strided(shape, dtype, 33));
             let (weight, bias) = affine_parameters(shape[1], dtype);
             let (_, statistics) = forward_train(&x, Affine::default(), Finish::Plain, EPS).unwrap();
-            let Statistics { mean, var, inv_std } = statistics;
-            let inputs = [&x, &residual, &grad, &weight, &bias, &mean, &var, &inv_std];
+            let (mean, var) = (statistics.mean().unwrap(), statistics.var().unwrap());
+            let inputs = [&x, &residual, &grad, &weight, &bias, &mean, &var, &statistics.0];
             // Of the mean's epsilons, where the spread is that much less than the mean.
             let terms = (x.elem_count() as f64).sqrt();
             let count = if half { 2.0 } else { 64.0 * (1.0 + offset) };
@@ -400,11 +458,7 @@ fn gpus_agree() {
                     let affine = if has_affine { both(&t[3], &t[4]) } else { Affine::default() };
                     (affine, Running { mean: &t[5], var: &t[6], eps: EPS })
                 }
-                let statistics = |t: &[Tensor]| Statistics {
-                    mean: t[5].clone(),
-                    var: t[6].clone(),
-                    inv_std: t[7].clone(),
-                };
+                let statistics = |t: &[Tensor]| Statistics(t[7].clone());
                 assert_gpus_agree(&inputs, count, |t| {
                     let (affine, running) = parameters(t, has_affine);
                     let forward = |finish| {
@@ -429,7 +483,7 @@ fn gpus_agree() {
             assert_gpus_agree(&[&x], 16.0, |t| {
                 let (_, s) = forward_train(&t[0], Affine::default(), Finish::Plain, EPS)?;
                 // A mean may be close to 0: its errors are relative to the spread.
-                Ok(vec![(s.mean + 4.0)?, s.var, s.inv_std])
+                Ok(vec![(s.mean()? + 4.0)?, s.var()?, s.inv_std()?])
             });
         }
     }
@@ -448,7 +502,7 @@ fn on_every_device_nan_stays_in_its_channel_and_a_first_element_costs_nothing() 
                     let (y, statistics) =
                         forward_train(&x, Affine::default(), finish, EPS).unwrap();
                     let nan: Vec<bool> =
-                        values(&statistics.var).iter().map(|v| v.is_nan()).collect();
+                        values(&statistics.var().unwrap()).iter().map(|v| v.is_nan()).collect();
                     assert_eq!(nan, [false, true, false]);
                     for (i, y) in values(&y).iter().enumerate() {
                         assert_eq!(y.is_nan(), i / inner % 3 == 1);
@@ -464,8 +518,60 @@ fn on_every_device_nan_stays_in_its_channel_and_a_first_element_costs_nothing() 
             let (means, vars) = naive_statistics(&x);
             let x = x.to_device(&device).unwrap();
             let (_, statistics) = forward_train(&x, Affine::default(), Finish::Plain, EPS).unwrap();
-            assert_close(&statistics.mean, &means, 4.0);
-            assert_close(&statistics.var, &vars, 64.0);
+            assert_close(&statistics.mean().unwrap(), &means, 4.0);
+            assert_close(&statistics.var().unwrap(), &vars, 64.0);
         }
     }
+}
+
+/// `(n, …, c)` is `(rows, c)` of another shape: the same bits of everything.
+#[test]
+fn channels_last_are_rows() -> Result<()> {
+    const LAST: Format = Format::ChannelsLast;
+    for device in devices() {
+        for (shape, rows) in [(&[5, 3, 7][..], 15), (&[2, 9, 5, 8], 90), (&[33, 4, 16], 132)] {
+            let c = shape[shape.len() - 1];
+            let of = |seed| on_device(&random(shape, DType::BF16, seed), &device);
+            let [x, residual, grad] = [of(1), of(2), of(3)];
+            let flat = |x: &Tensor| x.reshape((rows, c));
+            let [weight, bias] = [4, 5].map(|s| on_device(&random(&[c], DType::F32, s), &device));
+            let affine = both(&weight, &bias);
+            let same = |a: &Tensor, b: &Tensor| {
+                assert_eq!(values(&a.flatten_all().unwrap()), values(&b.flatten_all().unwrap()));
+            };
+            let all = |(a, b): (Gradients, Gradients)| {
+                assert_eq!(a.0.dims(), shape);
+                for (a, b) in [(&a.0, &b.0), (&a.1, &b.1), (&a.2, &b.2)] {
+                    same(a, b);
+                }
+            };
+
+            let (y, s) = super::forward_train(LAST, &x, affine, Finish::AddRelu(&residual), EPS)?;
+            let finish = Finish::AddRelu(&flat(&residual)?);
+            let (expected, t) = forward_train(&flat(&x)?, affine, finish, EPS)?;
+            assert_eq!(y.dims(), shape);
+            same(&y, &expected);
+            same(&s.0, &t.0);
+
+            let (x2, grad2) = (flat(&x)?, flat(&grad)?);
+            all((
+                super::backward_train(LAST, &x, &grad, affine.weight, &s)?,
+                backward_train(&x2, &grad2, affine.weight, &s)?,
+            ));
+            all((
+                super::backward_relu(LAST, [&x, &y], &grad, affine, &s)?,
+                backward_relu(&x2, &flat(&y)?, &grad2, affine, &s)?,
+            ));
+            let running = Running { mean: &s.mean()?, var: &s.var()?, eps: EPS };
+            same(
+                &super::forward_eval(LAST, &x, running, affine)?,
+                &forward_eval(&x2, running, affine)?,
+            );
+            all((
+                super::backward_eval(LAST, &x, &grad, affine.weight, running)?,
+                backward_eval(&x2, &grad2, affine.weight, running)?,
+            ));
+        }
+    }
+    Ok(())
 }

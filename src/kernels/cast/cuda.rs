@@ -1,7 +1,9 @@
 use candle_core::{DType, Result, Tensor};
 
 use crate::error::bail;
-use crate::kernels::cuda::{Gpu, Grid, Many, Source, Strided, address, address_mut, pack, suffix};
+use crate::kernels::cuda::{
+    Gpu, Grid, Launch, Many, Source, Strided, address, address_mut, pack, suffix,
+};
 
 static SOURCE: Source = Source { name: "cast", code: include_str!("cast.cu") };
 static MANY: Source = Source { name: "cast_many", code: include_str!("many.cu") };
@@ -12,24 +14,33 @@ type Rows = Many<5>;
 /// `x`, of any strides, in `dtype`: a new tensor, in one launch.
 pub(super) fn cast(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Tensor> {
     let y = gpu.empty(x.shape(), dtype)?;
-    cast_into(gpu, &y, x)?;
+    cast_to(gpu, &y, x, Launch::write_new)?;
     Ok(y)
 }
 
 /// Overwrites `y`, contiguous, with `x`.
 pub(super) fn cast_into(gpu: &Gpu, y: &Tensor, x: &Tensor) -> Result<()> {
+    cast_to(gpu, y, x, Launch::write)
+}
+
+/// The same, with `y` among the arguments by `write`.
+fn cast_to(
+    gpu: &Gpu,
+    y: &Tensor,
+    x: &Tensor,
+    write: fn(Launch, &Tensor) -> Result<Launch>,
+) -> Result<()> {
     let (from, to, n) = (suffix(x.dtype())?, suffix(y.dtype())?, x.elem_count());
     let each = pack(x.dtype(), y.dtype());
     // Elements `i` of both are there for `i < n`, the number of elements of both: that of `x` at
     // `i`, or where its dimensions and strides say.
     if x.is_contiguous() {
-        let launch = gpu.launch(&SOURCE, &format!("cast_{from}_{to}"))?.write(y)?.read(x)?;
+        let launch = write(gpu.launch(&SOURCE, ["cast", from, to])?, y)?.read(x)?;
         return launch.size(n).run(Grid::over(n, each));
     }
-    let Some(view) = Strided::of([x]) else { return cast_into(gpu, y, &x.contiguous()?) };
+    let Some(view) = Strided::of([x]) else { return cast_to(gpu, y, &x.contiguous()?, write) };
     let packs = view.packs(each);
-    gpu.launch(&SOURCE, &format!("cast_strided_{from}_{to}"))?
-        .write(y)?
+    write(gpu.launch(&SOURCE, ["cast_strided", from, to])?, y)?
         .read_strided(x)?
         .size(n)
         .int(packs.into())

@@ -26,7 +26,7 @@ pub(crate) fn accumulator(dtype: DType) -> DType {
 pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let x = x.detach();
     if let Some(gpu) = Gpu::of(x.device()).filter(|_| x.dtype().is_float()) {
-        return cuda::cast(&gpu, &x, dtype);
+        return cuda::cast(gpu, &x, dtype);
     }
     if !x.device().is_cpu() || !x.dtype().is_float() {
         return x.to_dtype(dtype);
@@ -56,7 +56,7 @@ pub(crate) fn in_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
 /// Overwrites `dst` with `src` in `dst`'s dtype. Same shape, no shared storage.
 pub(crate) fn cast_into(dst: &Tensor, src: &Tensor) -> Result<()> {
     if let Some(gpu) = Gpu::of(dst.device()) {
-        return cuda::cast_into(&gpu, dst, &src.detach());
+        return cuda::cast_into(gpu, dst, &src.detach());
     }
     let src = contiguous(src)?;
     if !dst.device().is_cpu() {
@@ -88,7 +88,7 @@ pub(crate) fn cast_all(pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
         all.all(|t| t.device().location() == place && t.is_contiguous())
     });
     match together {
-        Some(gpu) => cuda::cast_all(&gpu, pairs),
+        Some(gpu) => cuda::cast_all(gpu, pairs),
         None => pairs.iter().try_for_each(|(dst, src)| cast_into(dst, src)),
     }
 }

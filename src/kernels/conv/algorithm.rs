@@ -17,9 +17,9 @@ use crate::kernels::gemm::arithmetic;
 use crate::kernels::gemm::micro::InstructionSet;
 
 /// How a pass is computed.
-pub(super) enum Algorithm {
+pub(super) enum Algorithm<'a> {
     /// On a GPU: `cuda` chooses further, as it has to ask cuDNN.
-    Cuda(Gpu),
+    Cuda(&'a Gpu),
     /// By candle's operators, on devices that this crate has no kernels for.
     Portable,
     /// In NCHW, and moved there and back.
@@ -46,11 +46,11 @@ pub(super) enum Algorithm {
     PackedNhwc(InstructionSet),
 }
 
-impl Algorithm {
+impl<'a> Algorithm<'a> {
     /// The algorithm for a pass over these operands, the image or its gradient first.
     pub(super) fn of(
         pass: Pass,
-        operands: [&Tensor; 2],
+        operands: [&'a Tensor; 2],
         bias: Option<&Tensor>,
         shape: &Shape,
     ) -> Self {
@@ -59,7 +59,7 @@ impl Algorithm {
         algorithm
     }
 
-    fn choose(pass: Pass, operands: [&Tensor; 2], bias: Option<&Tensor>, shape: &Shape) -> Self {
+    fn choose(pass: Pass, operands: [&'a Tensor; 2], bias: Option<&Tensor>, shape: &Shape) -> Self {
         let nhwc = shape.geometry.format == Format::ChannelsLast;
         let empty = shape.input_dims().contains(&0) || shape.out_dims().contains(&0);
         if let Some(gpu) = Gpu::of(operands[0].device()).filter(|_| !empty) {

@@ -62,9 +62,9 @@ pub(super) fn forward(
     if shape.depthwise() {
         chosen(Pass::Forward.name(), "depthwise kernel", shape);
         let y = gpu.empty(&shape.out_dims(), if out == dtype { out } else { wide })?;
-        let name = format!("depthwise_{}_{}", suffix(dtype)?, suffix(y.dtype())?);
+        let name = ["depthwise", suffix(dtype)?, suffix(y.dtype())?];
         // A thread writes one of `y`'s elements, and reads those of its channels in its image.
-        let kernel = gpu.launch(&SOURCE, &name)?.read(&x)?.read(&weight)?;
+        let kernel = gpu.launch(&SOURCE, name)?.read(&x)?.read(&weight)?;
         let kernel = kernel.read_or_null(bias.as_ref())?.write(&y)?.size(shape.batch);
         kernel.sizes(&sizes(shape)).run(Grid::over(y.elem_count(), 1))?;
         return in_dtype(&y, out);
@@ -97,7 +97,7 @@ pub(super) fn forward(
     let tiles = Tiles::new(shape, dtype, product_dtype);
     let columns = gpu.scratch(0, tiles.columns(), dtype)?;
     let products = gpu.scratch(1, tiles.outputs(), product_dtype)?;
-    let from_rows = format!("from_rows_{}_{}", suffix(product_dtype)?, suffix(y.dtype())?);
+    let from_rows = ["from_rows", suffix(product_dtype)?, suffix(y.dtype())?];
     for tile in tiles.all() {
         tile.im2col(gpu, &x, &columns)?;
         gpu.product(&Product {
@@ -109,7 +109,7 @@ pub(super) fn forward(
             rhs: rows(&columns, tiles.ld, taps * tiles.ld),
             out: rows(&products, tile.count, outs * tile.count),
         })?;
-        let kernel = gpu.launch(&SOURCE, &from_rows)?.read(&products)?.write(&y)?;
+        let kernel = gpu.launch(&SOURCE, from_rows)?.read(&products)?.write(&y)?;
         // As below, an element a thread.
         let kernel = tile.rows(kernel.read_or_null(bias.as_ref())?, tile.count);
         kernel.run(tile.grid(shape.c_out, 1))?;
@@ -139,9 +139,9 @@ pub(super) fn dgrad(
     if shape.depthwise() {
         chosen(Pass::Dgrad.name(), "depthwise kernel", shape);
         let dx = gpu.empty(&shape.input_dims(), if out == dtype { out } else { wide })?;
-        let name = format!("depthwise_dgrad_{}_{}", suffix(dtype)?, suffix(dx.dtype())?);
+        let name = ["depthwise_dgrad", suffix(dtype)?, suffix(dx.dtype())?];
         // A thread writes one of `dx`'s elements, and reads those of its channels in its image.
-        let kernel = gpu.launch(&SOURCE, &name)?.read(&grad)?.read(&weight)?;
+        let kernel = gpu.launch(&SOURCE, name)?.read(&grad)?.read(&weight)?;
         let kernel = kernel.read_or_null(bias.as_ref())?.write(&dx)?.size(shape.batch);
         kernel.sizes(&sizes(shape)).run(Grid::over(dx.elem_count(), 1))?;
         return in_dtype(&dx, out);
@@ -174,7 +174,7 @@ pub(super) fn dgrad(
     let tiles = Tiles::of_images(shape, wide, dtype);
     let columns = gpu.scratch(0, tiles.columns(), wide)?;
     let outputs = gpu.scratch(1, tiles.outputs(), dtype)?;
-    let col2im = format!("col2im_{}_{}", suffix(wide)?, suffix(dx.dtype())?);
+    let col2im = ["col2im", suffix(wide)?, suffix(dx.dtype())?];
     for tile in tiles.all() {
         tile.to_rows(gpu, &grad, &outputs)?;
         gpu.product(&Product {
@@ -188,7 +188,7 @@ pub(super) fn dgrad(
         })?;
         let images = tile.count / shape.pixels();
         // A thread writes one element of the tile's images, from those of their columns.
-        let kernel = gpu.launch(&SOURCE, &col2im)?.read(&columns)?.write(&dx)?;
+        let kernel = gpu.launch(&SOURCE, col2im)?.read(&columns)?.write(&dx)?;
         let kernel = kernel.read_or_null(bias.as_ref())?;
         let kernel = kernel.sizes(&[tile.first / shape.pixels(), images, tile.count]);
         kernel.sizes(&sizes(shape)).run(Grid::over(images * shape.image(), 1))?;
@@ -214,7 +214,7 @@ pub(super) fn wgrad(
     if shape.depthwise() {
         chosen(Pass::Wgrad.name(), "depthwise kernel", shape);
         // A block writes one of `dw`'s elements, and reads those of its channels.
-        let kernel = gpu.launch(&SOURCE, &format!("depthwise_wgrad_{}", suffix(dtype)?))?;
+        let kernel = gpu.launch(&SOURCE, ["depthwise_wgrad", suffix(dtype)?])?;
         let kernel = kernel.read(&x)?.read(&grad)?.write(&dw)?.size(shape.batch);
         let grid = Grid::flat(dw.elem_count(), Grid::THREADS);
         kernel.sizes(&sizes(shape)).run(grid)?;
@@ -465,7 +465,7 @@ struct Tile<'a> {
 
 impl Tile<'_> {
     fn im2col(&self, gpu: &Gpu, x: &Tensor, columns: &Tensor) -> Result<()> {
-        let kernel = gpu.launch(&SOURCE, &format!("im2col_{}", suffix(x.dtype())?))?;
+        let kernel = gpu.launch(&SOURCE, ["im2col", suffix(x.dtype())?])?;
         // Row by row of as many columns as the tile has pixels, from pixels inside images.
         let rows = self.shape.taps() * self.shape.geometry.groups;
         let kernel = self.rows(kernel.read(x)?.write(columns)?, self.ld);
@@ -473,7 +473,7 @@ impl Tile<'_> {
     }
 
     fn to_rows(&self, gpu: &Gpu, images: &Tensor, rows: &Tensor) -> Result<()> {
-        let kernel = gpu.launch(&SOURCE, &format!("to_rows_{}", suffix(images.dtype())?))?;
+        let kernel = gpu.launch(&SOURCE, ["to_rows", suffix(images.dtype())?])?;
         // A row a channel, of the tile's pixels, which the images have.
         let kernel = self.rows(kernel.read(images)?.write(rows)?, self.ld);
         kernel.run(self.grid(self.shape.c_out, pack(images.dtype(), images.dtype())))

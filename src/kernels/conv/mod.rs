@@ -80,7 +80,7 @@ pub(crate) fn forward(
     let shape = Shape::new(x.dims(), weight.dims(), geometry)?;
     let algorithm = Algorithm::of(Pass::Forward, [x, weight], bias, &shape);
     match algorithm {
-        Algorithm::Cuda(gpu) => return cuda::forward(&gpu, x, weight, bias, &shape, out),
+        Algorithm::Cuda(gpu) => return cuda::forward(gpu, x, weight, bias, &shape, out),
         Algorithm::Portable => return portable::forward(x, weight, bias, &shape, out),
         Algorithm::ViaNchw => {
             return to_nhwc(&forward(&to_nchw(x)?, weight, bias, geometry.channels_first(), out)?);
@@ -143,7 +143,7 @@ pub(crate) fn dgrad(
         to_nhwc(&dgrad(&grad, weight, bias, &dims, geometry, out)?)
     };
     match algorithm {
-        Algorithm::Cuda(gpu) => return cuda::dgrad(&gpu, grad, weight, bias, &shape, out),
+        Algorithm::Cuda(gpu) => return cuda::dgrad(gpu, grad, weight, bias, &shape, out),
         Algorithm::Portable => return portable::dgrad(grad, weight, bias, &shape, out),
         Algorithm::ViaNchw => return via_nchw(),
         _ => {}
@@ -217,7 +217,7 @@ pub(crate) fn wgrad(
     let shape = Shape::new(x.dims(), weight_dims, geometry)?;
     let algorithm = Algorithm::of(Pass::Wgrad, [x, grad], None, &shape);
     match algorithm {
-        Algorithm::Cuda(gpu) => return cuda::wgrad(&gpu, x, grad, &shape, out),
+        Algorithm::Cuda(gpu) => return cuda::wgrad(gpu, x, grad, &shape, out),
         Algorithm::Portable => return portable::wgrad(x, grad, &shape, out),
         Algorithm::ViaNchw => {
             let (x, grad) = (to_nchw(x)?, to_nchw(grad)?);

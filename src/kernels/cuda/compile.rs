@@ -1,19 +1,18 @@
 //! From source to a function on a device, once a process; compiled once a machine.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ffi::{CStr, CString};
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, LazyLock};
 
+use candle_core::Result;
 use candle_core::cuda_backend::WrapErr;
-use candle_core::{CudaDevice, Result};
-use cudarc::driver::{CudaFunction, CudaModule, sys as driver};
+use cudarc::driver::{CudaFunction, CudaModule, CudaStream, sys as driver};
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 
 use super::Source;
 use super::cache::Cache;
 use super::once::OncePerKey;
+use super::quick::Quick;
 use crate::error::bail;
 
 /// What every source begins with.
@@ -25,41 +24,42 @@ const UNITS: [&str; 4] = ["f16", "bf16", "f64", "f32"];
 /// A source in a context, as several devices can be of different architectures.
 type InContext = (usize, &'static str);
 
-/// By context, source and name.
-type Functions = HashMap<(usize, usize), HashMap<String, CudaFunction, Quick>, Quick>;
+/// What a kernel is called: these with `_` between them, without the empty ones. A launch puts no text together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Name([&'static str; Name::PARTS]);
+
+impl Name {
+    const PARTS: usize = 4;
+
+    fn text(self) -> String {
+        let parts: Vec<_> = self.0.into_iter().filter(|part| !part.is_empty()).collect();
+        parts.join("_")
+    }
+}
+
+impl<const N: usize> From<[&'static str; N]> for Name {
+    fn from(parts: [&'static str; N]) -> Self {
+        const { assert!(N <= Self::PARTS) }
+        let mut all = [""; Self::PARTS];
+        all[..N].copy_from_slice(&parts);
+        Self(all)
+    }
+}
+
+impl From<&'static str> for Name {
+    fn from(name: &'static str) -> Self {
+        [name].into()
+    }
+}
+
+/// Where context, source and the parts of the name are, and how long those: text of a program stays where it is. What is
+/// in two places is kept twice.
+#[derive(PartialEq, Eq, Hash)]
+struct Place(usize, usize, [(usize, usize); Name::PARTS]);
 
 thread_local! {
     /// So that a launch asks neither the driver nor a lock. Of each thread: it has every function once.
-    static FUNCTIONS: RefCell<Functions> = RefCell::default();
-}
-
-/// FNV-1a: a launch hashes a name of some twenty bytes, which are the crate's own. The default hash takes ten times as long.
-#[derive(Clone, Copy, Debug)]
-struct Fnv(u64);
-
-type Quick = BuildHasherDefault<Fnv>;
-
-impl Default for Fnv {
-    fn default() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Hasher for Fnv {
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        }
-    }
-
-    fn write_usize(&mut self, number: usize) {
-        self.0 = (self.0 ^ number as u64).wrapping_mul(0x100_0000_01b3);
-    }
-
-    fn finish(&self) -> u64 {
-        // The map looks at the highest bits, too.
-        self.0 ^ self.0.rotate_left(32)
-    }
+    static FUNCTIONS: RefCell<Quick<Place, CudaFunction>> = RefCell::default();
 }
 
 /// By source and unit. What one thread compiles, no other one waits for, unless it wants the same.
@@ -72,30 +72,29 @@ const OLDEST_CUDA: (i32, i32) = (12, 1);
 /// The machine code that earlier processes have compiled.
 static CACHE: LazyLock<Option<Cache>> = LazyLock::new(Cache::from_env);
 
-/// The kernel `name` of `source`, on `device`.
+/// The kernel `name` of `source`, for `stream`.
 pub(super) fn function(
-    device: &CudaDevice,
+    stream: &CudaStream,
     source: &'static Source,
-    name: &str,
+    name: Name,
 ) -> Result<CudaFunction> {
-    let stream = device.cuda_stream();
     let context = stream.context();
-    let in_thread = (context.cu_ctx().addr(), std::ptr::from_ref(source).addr());
-    let known = FUNCTIONS.with_borrow(|all| all.get(&in_thread)?.get(name).cloned());
+    let parts = name.0.map(|part| (part.as_ptr().addr(), part.len()));
+    let place = Place(context.cu_ctx().addr(), std::ptr::from_ref(source).addr(), parts);
+    let known = FUNCTIONS.with_borrow(|all| all.get(&place).cloned());
     if let Some(function) = known {
         return Ok(function);
     }
-    let (key, unit) = ((in_thread.0, source.name), unit(name));
+    let name = name.text();
+    let (key, unit) = ((place.0, source.name), unit(&name));
     let module = MODULES.get_or_make((key, unit), || {
         let capability = context.compute_capability().w()?;
         check_driver()?;
         let job = Job::new(source, unit, architecture(capability));
         context.load_module(Ptx::from_binary(job.code(CACHE.as_ref())?)).w()
     })?;
-    let function = module.load_function(name).w()?;
-    FUNCTIONS.with_borrow_mut(|all| {
-        all.entry(in_thread).or_default().insert(name.to_owned(), function.clone());
-    });
+    let function = module.load_function(&name).w()?;
+    FUNCTIONS.with_borrow_mut(|all| all.insert(place, function.clone()));
     Ok(function)
 }
 
@@ -278,6 +277,17 @@ mod tests {
         let says = |status| job("sm_90a").explain(nvrtc::NvrtcError(status)).to_string();
         assert!(says(Status::NVRTC_ERROR_INVALID_OPTION).contains("newer CUDA toolkit"));
         assert!(!says(Status::NVRTC_ERROR_COMPILATION).contains("newer CUDA toolkit"));
+    }
+
+    #[test]
+    fn a_name_is_its_parts_that_are_not_empty() {
+        for (name, expected) in [
+            (Name::from("keep_mask"), "keep_mask"),
+            (["cast", "bf16", "f32"].into(), "cast_bf16_f32"),
+            (["flash", "64", "", "bf16"].into(), "flash_64_bf16"),
+        ] {
+            assert_eq!(name.text(), expected);
+        }
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! One launch of a kernel: its arguments in order, and the grid.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use candle_core::cuda_backend::WrapErr;
 use candle_core::{Result, Tensor};
-use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg, sys};
+use cudarc::driver::{CudaFunction, CudaStream, result, sys};
 
-use super::{Grid, address, address_mut, launched, start};
+use super::{Grid, address_mut, launched, start_unwaited, unwaited, wait_for_other_threads};
 use crate::error::bail;
 
 /// Shared memory that every kernel may have without asking.
@@ -39,6 +40,19 @@ enum Value {
     Table(Table),
 }
 
+impl Value {
+    /// What a launch is given: where it is.
+    fn place(&mut self) -> *mut c_void {
+        match self {
+            Self::Word(word) => std::ptr::from_mut(word).cast(),
+            Self::Int(int) => std::ptr::from_mut(int).cast(),
+            Self::Float(float) => std::ptr::from_mut(float).cast(),
+            Self::Double(double) => std::ptr::from_mut(double).cast(),
+            Self::Table(Table(words)) => std::ptr::from_mut(&mut **words).cast(),
+        }
+    }
+}
+
 /// A kernel and the arguments it has so far. A tensor goes in as the address of its first element,
 /// and is contiguous.
 #[derive(Debug)]
@@ -50,8 +64,8 @@ pub(crate) struct Launch {
 
 impl Launch {
     pub(super) fn new(function: CudaFunction, stream: Arc<CudaStream>) -> Self {
-        // As many as most kernels have, without growing.
-        Self { function, stream, values: Vec::with_capacity(16) }
+        // As many as nearly all kernels have, without growing.
+        Self { function, stream, values: Vec::with_capacity(40) }
     }
 
     fn with(mut self, value: Value) -> Self {
@@ -60,16 +74,21 @@ impl Launch {
     }
 
     pub(crate) fn read(self, tensor: &Tensor) -> Result<Self> {
-        Ok(self.with(Value::Word(address(tensor)?)))
+        Ok(self.with(Value::Word(unwaited(tensor)?)))
     }
 
     pub(crate) fn write(self, tensor: &Tensor) -> Result<Self> {
         Ok(self.with(Value::Word(address_mut(tensor)?)))
     }
 
+    /// Of memory that nobody else holds, as what was made for this launch: candle's lock for writers is not asked.
+    pub(crate) fn write_new(self, tensor: &Tensor) -> Result<Self> {
+        self.read(tensor)
+    }
+
     /// Of any strides: they are other arguments.
     pub(crate) fn read_strided(self, tensor: &Tensor) -> Result<Self> {
-        Ok(self.with(Value::Word(start(tensor)?)))
+        Ok(self.with(Value::Word(start_unwaited(tensor)?)))
     }
 
     /// Of any strides, and in storage that nobody else has.
@@ -77,8 +96,22 @@ impl Launch {
         self.read_strided(tensor)
     }
 
+    /// Those of so many equal parts of a contiguous tensor that `at` names, without views of it.
+    pub(crate) fn parts<const N: usize>(
+        self,
+        tensor: &Tensor,
+        parts: usize,
+        at: [usize; N],
+    ) -> Result<Self> {
+        let bytes = tensor.elem_count() / parts * tensor.dtype().size_in_bytes();
+        let start = unwaited(tensor)?;
+        Ok(at
+            .into_iter()
+            .fold(self, |launch, at| launch.with(Value::Word(start + (at * bytes) as u64))))
+    }
+
     pub(crate) fn read_or_null(self, tensor: Option<&Tensor>) -> Result<Self> {
-        Ok(self.with(Value::Word(tensor.map_or(Ok(0), address)?)))
+        Ok(self.with(Value::Word(tensor.map_or(Ok(0), unwaited)?)))
     }
 
     pub(crate) fn write_or_null(self, tensor: Option<&Tensor>) -> Result<Self> {
@@ -114,7 +147,7 @@ impl Launch {
     /// Launches. An empty grid is nothing to do. Returns at once; what the kernel meets shows in a
     /// later call.
     #[allow(unsafe_code)]
-    pub(crate) fn run(self, grid: Grid) -> Result<()> {
+    pub(crate) fn run(mut self, grid: Grid) -> Result<()> {
         if grid.blocks.contains(&0) {
             return Ok(());
         }
@@ -128,27 +161,21 @@ impl Launch {
             let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             self.function.set_attribute(limit, shared as i32).w()?;
         }
-        let config = LaunchConfig {
-            grid_dim: (x, y, z),
-            block_dim: (threads, 1, 1),
-            shared_mem_bytes: shared,
-        };
-        let mut launch = self.stream.launch_builder(&self.function);
-        for value in &self.values {
-            match value {
-                Value::Word(word) => launch.arg(word),
-                Value::Int(int) => launch.arg(int),
-                Value::Float(float) => launch.arg(float),
-                Value::Double(double) => launch.arg(double),
-                Value::Table(table) => launch.arg(&*table.0),
-            };
-        }
+        let mut places: Vec<_> = self.values.iter_mut().map(Value::place).collect();
+        wait_for_other_threads(&self.stream)?;
+        self.stream.context().bind_to_thread().w()?;
+        let (function, stream) = (self.function.cu_function(), self.stream.cu_stream());
         // SAFETY: the kernel is one of this crate's. Its folder's `cuda.rs` gives the arguments in
         // the order and of the types its `.cu` declares, addresses of tensors as long as the sizes
         // beside them say, and a grid from which the kernel reaches nothing beyond those: each says
         // so where it launches, and its tests compare every launch with the CPU's result. The
-        // tensors are alive here and freed in stream order, so after the kernel.
-        unsafe { launch.launch(config) }.w()?;
+        // tensors are alive here and freed in stream order, so after the kernel. The values stay
+        // where they are until the call returns, which has copied them.
+        unsafe {
+            let threads = (threads, 1, 1);
+            result::launch_kernel(function, (x, y, z), threads, shared, stream, &mut places)
+        }
+        .w()?;
         launched(&self.stream);
         Ok(())
     }

@@ -23,8 +23,9 @@ pub(super) fn alloc<T: DeviceRepr + CudaDType>(
     device: &CudaDevice,
     len: usize,
 ) -> Result<CudaStorage> {
-    wait_for_other_threads(&device.cuda_stream())?;
-    let stream = without_events(device.cuda_stream())?;
+    let stream = device.cuda_stream();
+    wait_for_other_threads(&stream)?;
+    let stream = without_events(&stream)?;
     // SAFETY: nobody reads the elements before the kernel that the memory is for has written them, on
     // the same stream; and any bits are a number. One element at least, as a driver refuses to allocate
     // nothing.
@@ -43,20 +44,20 @@ pub(super) fn alloc<T: DeviceRepr + CudaDType>(
 /// The same stream, in a context whose allocations come without events, where there is no other stream that
 /// events could order it with: two calls of the driver to make them, and two to destroy them, each time.
 #[allow(unsafe_code)]
-fn without_events(stream: Arc<CudaStream>) -> Result<Arc<CudaStream>> {
+fn without_events(stream: &Arc<CudaStream>) -> Result<&Arc<CudaStream>> {
     let context = stream.context();
-    if !is_of_each_thread(&stream) || !context.is_event_tracking() {
+    if !is_of_each_thread(stream) || !context.is_event_tracking() {
         return Ok(stream);
     }
     let Some(known) = STREAMS.get(context.ordinal()) else { return Ok(stream) };
     if let Some(own) = known.get() {
-        return Ok(own.clone());
+        return Ok(own);
     }
     let own = CudaContext::new(context.ordinal()).w()?;
     // SAFETY: nobody else has this object, and nothing is done with it but to allocate. What is allocated
     // is used on the device's one stream, in order, as all that this crate launches.
     unsafe { own.disable_event_tracking() };
-    Ok(known.get_or_init(|| own.per_thread_stream()).clone())
+    Ok(known.get_or_init(|| own.per_thread_stream()))
 }
 
 /// Forgets the errors of calls that could not return them, such as a free in a capture that has failed: the next call
@@ -76,7 +77,7 @@ pub(crate) fn of_one(storage: &CudaStorage) -> Result<CudaStorage> {
 
 /// Takes the memory out of a tensor's storage, and leaves a byte there: nobody may look at it again.
 pub(crate) fn take(storage: &mut CudaStorage) -> Result<CudaStorage> {
-    let rest = alloc::<u8>(&storage.device.clone(), 1)?;
+    let rest = alloc::<u8>(&storage.device, 1)?;
     Ok(std::mem::replace(storage, rest))
 }
 
@@ -190,15 +191,17 @@ mod tests {
     fn memory_comes_without_events_where_a_device_has_one_stream() -> Result<()> {
         for device in gpus() {
             let Device::Cuda(device) = device else { continue };
-            let (given, used) = (device.cuda_stream(), without_events(device.cuda_stream())?);
+            let given = device.cuda_stream();
+            let used = without_events(&given)?;
             assert_eq!(used.cu_stream(), given.cu_stream());
             assert_eq!(used.context(), given.context());
             assert!(given.context().is_event_tracking() && !used.context().is_event_tracking());
 
             let several = Device::new_cuda_with_stream(0)?;
             let Device::Cuda(several) = several else { continue };
-            let (given, used) = (several.cuda_stream(), without_events(several.cuda_stream())?);
-            assert!(Arc::ptr_eq(&used, &given) && used.context().is_event_tracking());
+            let given = several.cuda_stream();
+            let used = without_events(&given)?;
+            assert!(Arc::ptr_eq(used, &given) && used.context().is_event_tracking());
         }
         Ok(())
     }

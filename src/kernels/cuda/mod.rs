@@ -21,6 +21,7 @@ mod memory;
 mod nccl;
 mod once;
 mod product;
+mod quick;
 mod scratch;
 mod strided;
 mod threads;
@@ -34,7 +35,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{
     CudaDevice, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
 };
-use cudarc::driver::{CudaStream, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
 use half::{bf16, f16};
 
 pub(crate) use convolution::{Bias, Convolution, Pass};
@@ -48,6 +49,7 @@ pub(crate) use product::{Matrices, Product};
 pub(crate) use strided::Strided;
 
 use crate::error::bail;
+use compile::Name;
 use memory::alloc;
 
 /// The source of a kernel folder: `name` is unique in the crate, `code` goes after `common.cuh` and
@@ -58,8 +60,9 @@ pub(crate) struct Source {
     pub(crate) code: &'static str,
 }
 
-/// A CUDA device.
+/// A CUDA device. Cloning one counts seven owners up, and dropping it down: kernels are given a reference.
 #[derive(Clone, Debug)]
+#[repr(transparent)]
 pub(crate) struct Gpu(CudaDevice);
 
 thread_local! {
@@ -75,11 +78,11 @@ pub(crate) fn reads() -> u64 {
 
 impl Gpu {
     /// `device`, if it is a CUDA device.
-    pub(crate) fn of(device: &Device) -> Option<Self> {
-        match device {
-            Device::Cuda(device) => Some(Self(device.clone())),
-            _ => None,
-        }
+    #[allow(unsafe_code)]
+    pub(crate) fn of(device: &Device) -> Option<&Self> {
+        let Device::Cuda(device) = device else { return None };
+        // SAFETY: a `Gpu` is in memory what its only field is.
+        Some(unsafe { &*std::ptr::from_ref(device).cast::<Self>() })
     }
 
     /// What candle calls it.
@@ -102,8 +105,9 @@ impl Gpu {
     }
 
     /// The kernel `name` of `source`, which is compiled for this device the first time.
-    pub(crate) fn launch(&self, source: &'static Source, name: &str) -> Result<Launch> {
-        Ok(Launch::new(compile::function(&self.0, source, name)?, self.0.cuda_stream()))
+    pub(crate) fn launch(&self, source: &'static Source, name: impl Into<Name>) -> Result<Launch> {
+        let stream = self.0.cuda_stream();
+        Ok(Launch::new(compile::function(&stream, source, name.into())?, stream))
     }
 
     /// A tensor whose elements are whatever was there: the caller's kernel writes all of them.
@@ -131,6 +135,32 @@ impl Gpu {
         let all = self.empty(N * stride, dtype)?;
         let parts = (0..N).map(|i| all.narrow(0, i * stride, len)).collect::<Result<Vec<_>>>()?;
         parts.try_into().map_err(|_| candle_core::Error::Msg("as many parts as were made".into()))
+    }
+
+    /// `x`, contiguous, and rows of zeros after its own: `rows` in all. Copied and filled without a kernel.
+    #[allow(unsafe_code)]
+    pub(crate) fn padded(&self, x: &Tensor, rows: usize) -> Result<Tensor> {
+        let mut dims = x.dims().to_vec();
+        match dims.first_mut() {
+            Some(own) if *own <= rows => *own = rows,
+            _ => bail!("{:?} has no room in {rows} rows", x.shape()),
+        }
+        let y = self.empty(dims, x.dtype())?;
+        let [own, all] = [x, &y].map(|t| t.elem_count() * t.dtype().size_in_bytes());
+        let (from, to, stream) = (address(x)?, address(&y)?, self.0.cuda_stream());
+        stream.context().bind_to_thread().w()?;
+        if own > 0 {
+            // SAFETY: both tensors have so many bytes, and live until the copy is done, as they are freed in the order of
+            // the stream. Nobody else has `y`.
+            unsafe { result::memcpy_dtod_async(to, from, own, stream.cu_stream()) }.w()?;
+        }
+        if all > own {
+            // SAFETY: these are the bytes of `y` after those above.
+            unsafe { result::memset_d8_async(to + own as u64, 0, all - own, stream.cu_stream()) }
+                .w()?;
+        }
+        launched(&stream);
+        Ok(y)
     }
 
     /// A tensor of zeros; of no elements too, for which a driver has no memory.
@@ -174,7 +204,7 @@ fn is_of_each_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD && !stream.context().is_in_multi_stream_mode()
 }
 
-/// Called before a tensor is used and before memory is taken.
+/// Called before a launch, before a tensor is used otherwise, and before memory is taken.
 fn wait_for_other_threads(stream: &CudaStream) -> Result<()> {
     static WARNED: Once = Once::new();
     if !is_of_each_thread(stream) {
@@ -219,18 +249,40 @@ pub(crate) fn len(storage: &CudaStorage) -> usize {
 /// The address stays good while the tensor lives: candle frees storage in stream order.
 pub(crate) fn address(tensor: &Tensor) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
-    match &*storage {
-        Storage::Cuda(storage) => first(storage, layout),
-        _ => bail!("expected a CUDA tensor, found one on {:?}", tensor.device().location()),
-    }
+    let storage = on_gpu(&storage)?;
+    wait_for_other_threads(&storage.device.cuda_stream())?;
+    first(storage, layout)
 }
 
 /// Where the first element of a CUDA tensor is, of any strides.
 pub(crate) fn start(tensor: &Tensor) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
-    match &*storage {
-        Storage::Cuda(storage) => at(storage, layout.start_offset()),
-        _ => bail!("expected a CUDA tensor, found one on {:?}", tensor.device().location()),
+    let storage = on_gpu(&storage)?;
+    wait_for_other_threads(&storage.device.cuda_stream())?;
+    at(storage, layout.start_offset())
+}
+
+/// [`address`], for who uses it after having waited for other threads.
+fn unwaited(tensor: &Tensor) -> Result<u64> {
+    let (storage, layout) = tensor.storage_and_layout();
+    first(on_gpu(&storage)?, layout)
+}
+
+/// [`start`] likewise.
+fn start_unwaited(tensor: &Tensor) -> Result<u64> {
+    let (storage, layout) = tensor.storage_and_layout();
+    at(on_gpu(&storage)?, layout.start_offset())
+}
+
+/// Whether 16 bytes may be read from the first element of a contiguous CUDA tensor on.
+pub(crate) fn is_aligned(tensor: &Tensor) -> Result<bool> {
+    Ok(unwaited(tensor)?.is_multiple_of(16))
+}
+
+fn on_gpu(storage: &Storage) -> Result<&CudaStorage> {
+    match storage {
+        Storage::Cuda(storage) => Ok(storage),
+        _ => bail!("expected a CUDA tensor, found one on {:?}", storage.device().location()),
     }
 }
 
@@ -250,6 +302,7 @@ pub(crate) fn address_mut(tensor: &Tensor) -> Result<u64> {
         }
 
         fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+            wait_for_other_threads(&storage.device.cuda_stream())?;
             self.0.store(first(storage, layout)?, Ordering::Relaxed);
             Ok(())
         }
@@ -257,6 +310,14 @@ pub(crate) fn address_mut(tensor: &Tensor) -> Result<u64> {
     let locate = Locate(AtomicU64::new(0));
     tensor.inplace_op1(&locate)?;
     Ok(locate.0.into_inner())
+}
+
+fn base<T>(slice: &CudaSlice<T>, device: &CudaDevice) -> u64 {
+    match is_of_each_thread(slice.stream()) {
+        // The device's own would have to be cloned.
+        true => slice.device_ptr(slice.stream()).0,
+        false => slice.device_ptr(&device.cuda_stream()).0,
+    }
 }
 
 fn first(storage: &CudaStorage, layout: &Layout) -> Result<u64> {
@@ -267,12 +328,10 @@ fn first(storage: &CudaStorage, layout: &Layout) -> Result<u64> {
 }
 
 fn at(storage: &CudaStorage, start: usize) -> Result<u64> {
-    let stream = storage.device.cuda_stream();
-    wait_for_other_threads(&stream)?;
     macro_rules! pointer {
         ($($kind:ident),*) => {
             match &storage.slice {
-                $(CudaStorageSlice::$kind(slice) => slice.device_ptr(&stream).0,)*
+                $(CudaStorageSlice::$kind(slice) => base(slice, &storage.device),)*
                 _ => bail!("no kernel reads {:?}", storage.slice),
             }
         };

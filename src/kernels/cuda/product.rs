@@ -16,7 +16,8 @@ pub(crate) struct Matrices<'a> {
 
 /// `out = lhs · rhs`: `batch` products of `(m, k)` and `(k, n)`, none of them 0.
 ///
-/// `lhs` and `rhs` are of one dtype; `out`, a contiguous tensor and not transposed, of that or of F32.
+/// `lhs` and `rhs` are of one dtype; `out`, a contiguous tensor and not transposed, of that or of F32, which
+/// nobody else has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Product<'a> {
     pub(crate) batch: usize,

@@ -1,15 +1,15 @@
 //! Memory that an operator needs until its last launch, kept for the next one.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 
 use candle_core::cuda_backend::DeviceId;
 use candle_core::{DType, Result, Tensor};
 
 use super::Gpu;
+use super::quick::Quick;
 
 /// By device, which has a stream, place and dtype. One a thread: what two threads launch has no order.
-type Kept = HashMap<(DeviceId, usize, DType), Tensor>;
+type Kept = Quick<(DeviceId, usize, DType), Tensor>;
 
 thread_local!(static KEPT: RefCell<Kept> = RefCell::default());
 
@@ -27,10 +27,15 @@ impl Gpu {
     ///
     /// The most that was ever asked for stays allocated.
     pub(crate) fn scratch(&self, place: usize, len: usize, dtype: DType) -> Result<Tensor> {
+        self.scratch_from(place, len, dtype)?.narrow(0, 0, len)
+    }
+
+    /// The same, `len` elements or more: no view has to be made of them.
+    pub(crate) fn scratch_from(&self, place: usize, len: usize, dtype: DType) -> Result<Tensor> {
         KEPT.with_borrow_mut(|kept| {
             let key = (self.0.id(), place, dtype);
             if let Some(kept) = kept.get(&key).filter(|kept| kept.elem_count() >= len) {
-                return kept.narrow(0, 0, len);
+                return Ok(kept.clone());
             }
             let fresh = self.empty(len, dtype)?;
             kept.insert(key, fresh.clone());

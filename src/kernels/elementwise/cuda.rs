@@ -24,12 +24,18 @@ pub(crate) fn in_dtype(
     if near == out { Ok(y) } else { cast(&y, out) }
 }
 
-fn named(name: &str, t: DType, o: DType) -> Result<String> {
-    Ok(format!("{name}_{}_{}", suffix(t)?, suffix(o)?))
+fn named(name: &'static str, t: DType, o: DType) -> Result<[&'static str; 3]> {
+    Ok([name, suffix(t)?, suffix(o)?])
 }
 
 /// `name` of `a` and `b`, of any strides, in `out`.
-pub(super) fn binary(gpu: &Gpu, name: &str, a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
+pub(super) fn binary(
+    gpu: &Gpu,
+    name: &'static str,
+    a: &Tensor,
+    b: &Tensor,
+    out: DType,
+) -> Result<Tensor> {
     in_dtype(a.dtype(), out, |out| {
         if a.is_contiguous() && b.is_contiguous() {
             return flat(gpu, name, a, b, out);
@@ -40,8 +46,8 @@ pub(super) fn binary(gpu: &Gpu, name: &str, a: &Tensor, b: &Tensor, out: DType) 
         let (y, n) = (gpu.empty(a.shape(), out)?, a.elem_count());
         let each = pack(a.dtype(), out);
         let packs = view.packs(each);
-        gpu.launch(&SOURCE, &named(&format!("{name}_strided"), a.dtype(), out)?)?
-            .write(&y)?
+        gpu.launch(&SOURCE, [name, "strided", suffix(a.dtype())?, suffix(out)?])?
+            .write_new(&y)?
             .read_strided(a)?
             .read_strided(b)?
             .size(n)
@@ -53,34 +59,45 @@ pub(super) fn binary(gpu: &Gpu, name: &str, a: &Tensor, b: &Tensor, out: DType) 
 }
 
 /// `name` of `a` and `b`, both contiguous.
-pub(super) fn flat(gpu: &Gpu, name: &str, a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
+pub(super) fn flat(
+    gpu: &Gpu,
+    name: &'static str,
+    a: &Tensor,
+    b: &Tensor,
+    out: DType,
+) -> Result<Tensor> {
     let (y, n) = (gpu.empty(a.shape(), out)?, a.elem_count());
-    let launch = gpu.launch(&SOURCE, &named(name, a.dtype(), out)?)?;
-    let launch = launch.write(&y)?.read(a)?.read(b)?.size(n);
+    let launch = gpu.launch(&SOURCE, named(name, a.dtype(), out)?)?;
+    let launch = launch.write_new(&y)?.read(a)?.read(b)?.size(n);
     launch.run(Grid::over(n, pack(a.dtype(), out)))?;
     Ok(y)
 }
 
 /// As [`flat`], all of one dtype, in the place of `y`, one of the two: each thread reads an element before it writes it.
-pub(super) fn flat_over(gpu: &Gpu, name: &str, [a, b]: [&Tensor; 2], y: &Tensor) -> Result<()> {
+pub(super) fn flat_over(
+    gpu: &Gpu,
+    name: &'static str,
+    [a, b]: [&Tensor; 2],
+    y: &Tensor,
+) -> Result<()> {
     let (dtype, n) = (y.dtype(), y.elem_count());
-    let launch = gpu.launch(&SOURCE, &named(name, dtype, dtype)?)?;
+    let launch = gpu.launch(&SOURCE, named(name, dtype, dtype)?)?;
     launch.write(y)?.read(a)?.read(b)?.size(n).run(Grid::over(n, pack(dtype, dtype)))
 }
 
 /// `a`, `F32`, and `b`, of 16 bits, both contiguous.
 pub(super) fn add_mixed(gpu: &Gpu, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (y, n) = (gpu.empty(a.shape(), a.dtype())?, a.elem_count());
-    let launch = gpu.launch(&SOURCE, &format!("add_mixed_{}", suffix(b.dtype())?))?;
-    let launch = launch.write(&y)?.read(a)?.read(b)?.size(n);
+    let launch = gpu.launch(&SOURCE, ["add_mixed", suffix(b.dtype())?])?;
+    let launch = launch.write_new(&y)?.read(a)?.read(b)?.size(n);
     launch.run(Grid::over(n, pack(a.dtype(), b.dtype())))?;
     Ok(y)
 }
 
 pub(super) fn relu(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
     let (y, n) = (gpu.empty(x.shape(), x.dtype())?, x.elem_count());
-    let launch = gpu.launch(&SOURCE, &format!("relu_{}", suffix(x.dtype())?))?;
-    launch.write(&y)?.read(x)?.size(n).run(Grid::over(n, pack(x.dtype(), x.dtype())))?;
+    let launch = gpu.launch(&SOURCE, ["relu", suffix(x.dtype())?])?;
+    launch.write_new(&y)?.read(x)?.size(n).run(Grid::over(n, pack(x.dtype(), x.dtype())))?;
     Ok(y)
 }
 
@@ -91,8 +108,8 @@ pub(super) fn divisor_gradient(
 ) -> Result<Tensor> {
     in_dtype(a.dtype(), out, |out| {
         let (y, n) = (gpu.empty(a.shape(), out)?, a.elem_count());
-        let launch = gpu.launch(&SOURCE, &named("divisor", a.dtype(), out)?)?;
-        let launch = launch.write(&y)?.read(a)?.read(b)?.read(grad)?.size(n);
+        let launch = gpu.launch(&SOURCE, named("divisor", a.dtype(), out)?)?;
+        let launch = launch.write_new(&y)?.read(a)?.read(b)?.read(grad)?.size(n);
         launch.run(Grid::over(n, pack(a.dtype(), out)))?;
         Ok(y)
     })
@@ -100,29 +117,28 @@ pub(super) fn divisor_gradient(
 
 pub(super) fn selection_gradient(gpu: &Gpu, [a, b, grad]: [&Tensor; 3]) -> Result<Tensor> {
     let (y, n) = (gpu.empty(a.shape(), a.dtype())?, a.elem_count());
-    let launch = gpu.launch(&SOURCE, &format!("selection_{}", suffix(a.dtype())?))?;
-    let launch = launch.write(&y)?.read(a)?.read(b)?.read(grad)?.size(n);
+    let launch = gpu.launch(&SOURCE, ["selection", suffix(a.dtype())?])?;
+    let launch = launch.write_new(&y)?.read(a)?.read(b)?.read(grad)?.size(n);
     launch.run(Grid::over(n, pack(a.dtype(), a.dtype())))?;
     Ok(y)
 }
 
 /// `dst` is contiguous, and `src` of its dtype, or cast to that of its arithmetic.
-pub(super) fn add_assign(gpu: &Gpu, dst: Tensor, src: &Tensor) -> Result<Tensor> {
+pub(super) fn add_assign(gpu: &Gpu, dst: &Tensor, src: &Tensor) -> Result<()> {
     let wide = accumulator(dst.dtype());
     if src.dtype() != dst.dtype() && src.dtype() != wide {
         return add_assign(gpu, dst, &cast(src, wide)?);
     }
     let n = dst.elem_count();
-    let launch = gpu.launch(&SOURCE, &named("add_assign", dst.dtype(), src.dtype())?)?;
-    let launch = launch.write(&dst)?.read(src)?.size(n);
-    launch.run(Grid::over(n, pack(dst.dtype(), src.dtype())))?;
-    Ok(dst)
+    let launch = gpu.launch(&SOURCE, named("add_assign", dst.dtype(), src.dtype())?)?;
+    let launch = launch.write(dst)?.read(src)?.size(n);
+    launch.run(Grid::over(n, pack(dst.dtype(), src.dtype())))
 }
 
 pub(super) fn dropout(gpu: &Gpu, x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
     let (y, n) = (gpu.empty(x.shape(), x.dtype())?, x.elem_count());
-    gpu.launch(&SOURCE, &format!("dropout_{}", suffix(x.dtype())?))?
-        .write(&y)?
+    gpu.launch(&SOURCE, ["dropout", suffix(x.dtype())?])?
+        .write_new(&y)?
         .read(x)?
         .read(keep)?
         .double(scale)
@@ -142,7 +158,7 @@ pub(super) fn keep_mask(
     let words = capture::draw_words(rng);
     // 16 elements a thread, those before `n`.
     gpu.launch(&SOURCE, "keep_mask")?
-        .write(&y)?
+        .write_new(&y)?
         .size(n)
         .size(threshold as usize)
         .sizes(&words.map(|word| word as usize))

@@ -27,17 +27,16 @@ use super::cuda::Gpu;
 
 /// `x`, detached and contiguous, as kernels take their arguments.
 pub(crate) fn plain(x: &Tensor) -> Result<Tensor> {
-    let x = x.detach();
     // In one launch, where candle's own copy uploads the strides first.
     let gpu = Gpu::of(x.device()).filter(|_| !x.is_contiguous() && x.dtype().is_float());
-    if gpu.is_some() { super::cast(&x, x.dtype()) } else { contiguous(&x) }
+    if gpu.is_some() { super::cast(x, x.dtype()) } else { contiguous(x) }
 }
 
 /// `max(x, 0)`; NaN stays NaN.
 pub(crate) fn relu(x: &Tensor) -> Result<Tensor> {
     let x = plain(x)?;
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::relu(&gpu, &x);
+        return cuda::relu(gpu, &x);
     }
     if x.device().is_cpu() { cpu::relu(&x) } else { portable::relu(&x) }
 }
@@ -46,7 +45,7 @@ pub(crate) fn relu(x: &Tensor) -> Result<Tensor> {
 pub(crate) fn relu_backward(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let (y, grad) = (plain(y)?, plain(grad)?);
     if let Some(gpu) = Gpu::of(y.device()) {
-        return cuda::flat(&gpu, "relu_backward", &y, &grad, y.dtype());
+        return cuda::flat(gpu, "relu_backward", &y, &grad, y.dtype());
     }
     if y.device().is_cpu() {
         cpu::relu_backward(&y, &grad)
@@ -62,7 +61,7 @@ pub(crate) fn relu_backward_assign(grad: Tensor, y: &Tensor) -> Result<Tensor> {
     }
     let y = plain(y)?;
     if let Some(gpu) = Gpu::of(y.device()).filter(|_| grad.is_contiguous()) {
-        cuda::flat_over(&gpu, "relu_backward", [&y, &grad], &grad)?;
+        cuda::flat_over(gpu, "relu_backward", [&y, &grad], &grad)?;
         return Ok(grad);
     }
     if y.device().is_cpu() && grad.is_contiguous() {
@@ -79,7 +78,7 @@ pub(crate) fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
         return add_mixed(wide, narrow);
     }
     if let Some(gpu) = Gpu::of(a.device()) {
-        return cuda::binary(&gpu, "add", a, b, a.dtype());
+        return cuda::binary(gpu, "add", a, b, a.dtype());
     }
     let (a, b) = (plain(a)?, plain(b)?);
     if a.device().is_cpu() { cpu::add(&a, &b) } else { portable::add(&a, &b) }
@@ -93,7 +92,7 @@ fn add_mixed(a: &Tensor, b: &Tensor) -> Result<Tensor> {
         return add(a, &super::cast(b, DType::F32)?);
     }
     match gpu {
-        Some(gpu) => cuda::add_mixed(&gpu, a, b),
+        Some(gpu) => cuda::add_mixed(gpu, a, b),
         None => cpu::add_mixed(a, b),
     }
 }
@@ -101,7 +100,7 @@ fn add_mixed(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// `a - b`.
 pub(crate) fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if let Some(gpu) = Gpu::of(a.device()) {
-        return cuda::binary(&gpu, "sub", a, b, a.dtype());
+        return cuda::binary(gpu, "sub", a, b, a.dtype());
     }
     let (a, b) = (plain(a)?, plain(b)?);
     if a.device().is_cpu() { cpu::sub(&a, &b) } else { portable::sub(&a, &b) }
@@ -110,7 +109,7 @@ pub(crate) fn sub(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// `a * b`, in `out`.
 pub(crate) fn mul(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
     if let Some(gpu) = Gpu::of(a.device()) {
-        return cuda::binary(&gpu, "mul", a, b, out);
+        return cuda::binary(gpu, "mul", a, b, out);
     }
     let (a, b) = (plain(a)?, plain(b)?);
     if a.device().is_cpu() { cpu::mul(&a, &b, out) } else { portable::mul(&a, &b, out) }
@@ -138,7 +137,7 @@ pub(crate) fn mul_assign(a: Tensor, b: &Tensor) -> Result<Tensor> {
     }
     let b = plain(b)?;
     if let Some(gpu) = Gpu::of(b.device()).filter(|_| a.is_contiguous()) {
-        cuda::flat_over(&gpu, "mul", [&a, &b], &a)?;
+        cuda::flat_over(gpu, "mul", [&a, &b], &a)?;
         return Ok(a);
     }
     if b.device().is_cpu() && a.is_contiguous() {
@@ -151,7 +150,7 @@ pub(crate) fn mul_assign(a: Tensor, b: &Tensor) -> Result<Tensor> {
 /// `a / b`, in `out`.
 pub(crate) fn div(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
     if let Some(gpu) = Gpu::of(a.device()) {
-        return cuda::binary(&gpu, "div", a, b, out);
+        return cuda::binary(gpu, "div", a, b, out);
     }
     let (a, b) = (plain(a)?, plain(b)?);
     if a.device().is_cpu() { cpu::div(&a, &b, out) } else { portable::div(&a, &b, out) }
@@ -160,7 +159,7 @@ pub(crate) fn div(a: &Tensor, b: &Tensor, out: DType) -> Result<Tensor> {
 /// The larger of `a` and `b`; NaN where either is.
 pub(crate) fn maximum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if let Some(gpu) = Gpu::of(a.device()) {
-        return cuda::binary(&gpu, "maximum", a, b, a.dtype());
+        return cuda::binary(gpu, "maximum", a, b, a.dtype());
     }
     let (a, b) = (plain(a)?, plain(b)?);
     if a.device().is_cpu() { cpu::maximum(&a, &b) } else { portable::maximum(&a, &b) }
@@ -169,7 +168,7 @@ pub(crate) fn maximum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// The smaller of `a` and `b`; NaN where either is.
 pub(crate) fn minimum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     if let Some(gpu) = Gpu::of(a.device()) {
-        return cuda::binary(&gpu, "minimum", a, b, a.dtype());
+        return cuda::binary(gpu, "minimum", a, b, a.dtype());
     }
     let (a, b) = (plain(a)?, plain(b)?);
     if a.device().is_cpu() { cpu::minimum(&a, &b) } else { portable::minimum(&a, &b) }
@@ -180,7 +179,7 @@ pub(crate) fn minimum(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 pub(crate) fn selection_gradient(a: &Tensor, b: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let (a, b, grad) = (plain(a)?, plain(b)?, plain(grad)?);
     if let Some(gpu) = Gpu::of(a.device()) {
-        return cuda::selection_gradient(&gpu, [&a, &b, &grad]);
+        return cuda::selection_gradient(gpu, [&a, &b, &grad]);
     }
     if a.device().is_cpu() {
         cpu::selection_gradient(&a, &b, &grad)
@@ -198,7 +197,7 @@ pub(crate) fn divisor_gradient(
 ) -> Result<Tensor> {
     let (a, b, grad) = (plain(a)?, plain(b)?, plain(grad)?);
     if let Some(gpu) = Gpu::of(a.device()) {
-        return cuda::divisor_gradient(&gpu, [&a, &b, &grad], out);
+        return cuda::divisor_gradient(gpu, [&a, &b, &grad], out);
     }
     if a.device().is_cpu() {
         cpu::divisor_gradient(&a, &b, &grad, out)
@@ -211,7 +210,7 @@ pub(crate) fn divisor_gradient(
 pub(crate) fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (a, b) = (plain(a)?, plain(b)?);
     if let Some(gpu) = Gpu::of(a.device()) {
-        return cuda::flat(&gpu, "add_relu", &a, &b, a.dtype());
+        return cuda::flat(gpu, "add_relu", &a, &b, a.dtype());
     }
     if a.device().is_cpu() { cpu::add_relu(&a, &b) } else { portable::add_relu(&a, &b) }
 }
@@ -226,7 +225,8 @@ pub(crate) fn add_assign(dst: Tensor, src: &Tensor) -> Result<Tensor> {
     }
     let src = plain(src)?;
     if let Some(gpu) = Gpu::of(dst.device()).filter(|_| dst.is_contiguous()) {
-        return cuda::add_assign(&gpu, dst, &src);
+        cuda::add_assign(gpu, &dst, &src)?;
+        return Ok(dst);
     }
     if dst.device().is_cpu() && dst.is_contiguous() {
         cpu::add_assign(dst, &src)
@@ -240,7 +240,7 @@ pub(crate) fn add_assign(dst: Tensor, src: &Tensor) -> Result<Tensor> {
 pub(crate) fn dropout(x: &Tensor, keep: &Tensor, scale: f64) -> Result<Tensor> {
     let (x, keep) = (plain(x)?, plain(keep)?);
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::dropout(&gpu, &x, &keep, scale);
+        return cuda::dropout(gpu, &x, &keep, scale);
     }
     if x.device().is_cpu() {
         cpu::dropout(&x, &keep, scale)
@@ -258,7 +258,7 @@ pub(crate) fn keep_mask(
     device: &Device,
 ) -> Result<Tensor> {
     if let Some(gpu) = Gpu::of(device) {
-        return cuda::keep_mask(&gpu, shape, threshold, &rng);
+        return cuda::keep_mask(gpu, shape, threshold, &rng);
     }
     let keep = |_| u8::from(u64::from(rng.random::<u32>()) < threshold);
     let mask: Vec<u8> = (0..shape.elem_count()).map(keep).collect();

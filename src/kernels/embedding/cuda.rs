@@ -15,8 +15,8 @@ pub(super) fn gather(gpu: &Gpu, ids: &Tensor, table: &Tensor) -> Result<Tensor> 
     let ((rows, d), n, dtype) = (table.dims2()?, ids.elem_count(), table.dtype());
     let y = gpu.empty((n, d), dtype)?;
     // Element `i < n * d` of `y`, and rows of the table that are before `rows`.
-    gpu.launch(&SOURCE, &format!("gather_{}", suffix(dtype)?))?
-        .write(&y)?
+    gpu.launch(&SOURCE, ["gather", suffix(dtype)?])?
+        .write_new(&y)?
         .read(ids)?
         .read(table)?
         .sizes(&[n, rows, d])
@@ -52,8 +52,8 @@ pub(super) fn scatter_add(
             let parts = gpu.empty((pieces, 2, d), DType::F64)?;
             let each = if d.is_multiple_of(pack(dtype, dtype)) { pack(dtype, dtype) } else { 1 };
             // Places before `len`, rows before `rows`, and columns before `d`, of all three.
-            gpu.launch(&SOURCE, &format!("scatter_add_{}_{}", suffix(dtype)?, suffix(out)?))?
-                .write(&y)?
+            gpu.launch(&SOURCE, ["scatter_add", suffix(dtype)?, suffix(out)?])?
+                .write_new(&y)?
                 .write(&parts)?
                 .read(&order)?
                 .read(&ids)?
@@ -63,8 +63,8 @@ pub(super) fn scatter_add(
             if pieces == 1 {
                 continue; // nothing reaches into another
             }
-            gpu.launch(&SOURCE, &format!("join_parts_{}_{}", suffix(dtype)?, suffix(out)?))?
-                .write(&y)?
+            gpu.launch(&SOURCE, ["join_parts", suffix(dtype)?, suffix(out)?])?
+                .write_new(&y)?
                 .read(&parts)?
                 .read(&order)?
                 .read(&ids)?
@@ -84,6 +84,6 @@ pub(super) fn numbers(gpu: &Gpu, ids: &Tensor) -> Result<Tensor> {
         DType::U8 => "numbers_u8",
         other => bail!("expected numbers of U8, U32 or I64, got {other:?}"),
     };
-    gpu.launch(&SOURCE, name)?.write(&y)?.read(ids)?.size(n).run(Grid::over(n, 1))?;
+    gpu.launch(&SOURCE, name)?.write_new(&y)?.read(ids)?.size(n).run(Grid::over(n, 1))?;
     Ok(y)
 }

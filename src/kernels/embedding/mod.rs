@@ -19,7 +19,7 @@ use crate::kernels::elementwise::plain;
 pub(crate) fn numbers(ids: &Tensor) -> Result<Tensor> {
     let ids = ids.detach().contiguous()?;
     match Gpu::of(ids.device()) {
-        Some(gpu) if ids.dtype() != DType::U32 => cuda::numbers(&gpu, &ids),
+        Some(gpu) if ids.dtype() != DType::U32 => cuda::numbers(gpu, &ids),
         _ => ids.to_dtype(DType::U32),
     }
 }
@@ -28,7 +28,7 @@ pub(crate) fn numbers(ids: &Tensor) -> Result<Tensor> {
 pub(crate) fn gather(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
     let table = plain(table)?;
     if let Some(gpu) = Gpu::of(table.device()) {
-        return cuda::gather(&gpu, ids, &table);
+        return cuda::gather(gpu, ids, &table);
     }
     if table.device().is_cpu() { cpu::gather(ids, &table) } else { portable::gather(ids, &table) }
 }
@@ -39,7 +39,7 @@ pub(crate) fn gather(ids: &Tensor, table: &Tensor) -> Result<Tensor> {
 pub(crate) fn scatter_add(ids: &Tensor, grad: &Tensor, rows: usize, out: DType) -> Result<Tensor> {
     let grad = plain(grad)?;
     if let Some(gpu) = Gpu::of(grad.device()) {
-        return cuda::scatter_add(&gpu, ids, &grad, rows, out);
+        return cuda::scatter_add(gpu, ids, &grad, rows, out);
     }
     if grad.device().is_cpu() {
         cpu::scatter_add(ids, &grad, rows, out)

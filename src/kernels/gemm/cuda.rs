@@ -100,8 +100,8 @@ pub(in crate::kernels) fn add_bias(
     let (y, n) = (gpu.empty(shape.as_slice(), out)?, shape[shape.len() - 1]);
     let count = y.elem_count();
     // Element `i < count` of `x` and `y`, and `i % n` of the bias, which has `n`.
-    gpu.launch(&SOURCE, &format!("bias_{}_{}", suffix(wide)?, suffix(out)?))?
-        .write(&y)?
+    gpu.launch(&SOURCE, ["bias", suffix(wide)?, suffix(out)?])?
+        .write_new(&y)?
         .read_or_null(x)?
         .read_or_null(bias)?
         .size(count)

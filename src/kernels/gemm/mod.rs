@@ -41,7 +41,7 @@ pub(crate) fn gemm(
     check_size(lhs, rhs)?;
     let near = if is_near(lhs.dtype(), out) { out } else { DType::F32 };
     let product = match Algorithm::of(lhs, rhs, bias) {
-        Algorithm::Cuda(gpu) => return cuda::gemm(&gpu, lhs, rhs, bias, out),
+        Algorithm::Cuda(gpu) => return cuda::gemm(gpu, lhs, rhs, bias, out),
         Algorithm::Portable => return portable::gemm(lhs, rhs, bias, out),
         Algorithm::GemmCrateF64 => {
             let bias = bias.map(exact).transpose()?;
@@ -60,8 +60,8 @@ pub(crate) fn gemm(
 }
 
 /// How a product is computed.
-enum Algorithm {
-    Cuda(Gpu),
+enum Algorithm<'a> {
+    Cuda(&'a Gpu),
     /// By candle's operators, on devices that this crate has no kernels for.
     Portable,
     /// By the `gemm` crate, in F64.
@@ -73,14 +73,14 @@ enum Algorithm {
     Packed(micro::InstructionSet),
 }
 
-impl Algorithm {
-    fn of(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>) -> Self {
+impl<'a> Algorithm<'a> {
+    fn of(lhs: &'a Tensor, rhs: &Tensor, bias: Option<&Tensor>) -> Self {
         let algorithm = Self::choose(lhs, rhs, bias);
         chosen("gemm", algorithm.name(), &[lhs.shape(), rhs.shape()]);
         algorithm
     }
 
-    fn choose(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>) -> Self {
+    fn choose(lhs: &'a Tensor, rhs: &Tensor, bias: Option<&Tensor>) -> Self {
         if let Some(gpu) = Gpu::of(lhs.device()) {
             return Self::Cuda(gpu);
         }

@@ -25,7 +25,7 @@ pub(crate) fn forward(
 ) -> Result<(Tensor, Tensor)> {
     let x = plain(x)?;
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::forward(&gpu, &x, groups, [weight, bias], eps);
+        return cuda::forward(gpu, &x, groups, [weight, bias], eps);
     }
     if x.device().is_cpu() {
         cpu::forward(&x, groups, weight, bias, eps)
@@ -45,7 +45,7 @@ pub(crate) fn backward(
 ) -> Result<[Option<Tensor>; 3]> {
     let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::backward(&gpu, [&x, &grad, statistics], groups, weight, wants);
+        return cuda::backward(gpu, [&x, &grad, statistics], groups, weight, wants);
     }
     if x.device().is_cpu() {
         cpu::backward(&x, &grad, groups, weight, statistics, wants)

@@ -16,8 +16,8 @@ pub(super) fn forward(gpu: &Gpu, x: &Tensor, grid: &Grid) -> Result<Tensor> {
     let (n, c, h, w) = x.dims4()?;
     let (oh, ow) = grid.size();
     let y = gpu.empty((n, c, oh, ow), x.dtype())?;
-    let kernel = gpu.launch(&SOURCE, &format!("forward_{}", suffix(x.dtype())?))?;
-    run(kernel.read(x)?.write(&y)?, (n, c, h, w), grid, y.elem_count())?;
+    let kernel = gpu.launch(&SOURCE, ["forward", suffix(x.dtype())?])?;
+    run(kernel.read(x)?.write_new(&y)?, (n, c, h, w), grid, y.elem_count())?;
     Ok(y)
 }
 
@@ -31,8 +31,8 @@ pub(super) fn backward(
 ) -> Result<Tensor> {
     let dtype = if out == grad.dtype() { out } else { accumulator(grad.dtype()) };
     let dx = gpu.empty(dims, dtype)?;
-    let name = format!("backward_{}_{}", suffix(grad.dtype())?, suffix(dtype)?);
-    let kernel = gpu.launch(&SOURCE, &name)?.read(grad)?.write(&dx)?;
+    let name = ["backward", suffix(grad.dtype())?, suffix(dtype)?];
+    let kernel = gpu.launch(&SOURCE, name)?.read(grad)?.write_new(&dx)?;
     run(kernel, dims, grid, dx.elem_count())?;
     in_dtype(&dx, out)
 }

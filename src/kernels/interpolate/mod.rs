@@ -107,7 +107,7 @@ pub(crate) fn forward(x: &Tensor, grid: &Grid) -> Result<Tensor> {
     let x = plain(x)?;
     match Gpu::of(x.device()) {
         _ if x.device().is_cpu() => cpu::forward(&x, grid),
-        Some(gpu) if x.elem_count() > 0 => cuda::forward(&gpu, &x, grid),
+        Some(gpu) if x.elem_count() > 0 => cuda::forward(gpu, &x, grid),
         _ => portable::forward(&x, grid),
     }
 }
@@ -122,7 +122,7 @@ pub(crate) fn backward(
     let grad = plain(grad)?;
     match Gpu::of(grad.device()) {
         _ if grad.device().is_cpu() => cpu::backward(&grad, input_dims, grid, out),
-        Some(gpu) if grad.elem_count() > 0 => cuda::backward(&gpu, &grad, input_dims, grid, out),
+        Some(gpu) if grad.elem_count() > 0 => cuda::backward(gpu, &grad, input_dims, grid, out),
         _ => portable::backward(&grad, input_dims, grid, out),
     }
 }

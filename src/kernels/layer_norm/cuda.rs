@@ -60,9 +60,9 @@ pub(crate) fn forward(
     let (grid, team) = Grid::rows(rows.count, rows.columns);
     // Rows before `count`, columns before `columns`, channels before `groups * columns / inner`,
     // which weight and bias have.
-    gpu.launch(&SOURCE, &format!("norm_{}_{}", suffix(x.dtype())?, suffix(dtype)?))?
-        .write(&y)?
-        .write(&statistics)?
+    gpu.launch(&SOURCE, ["norm", suffix(x.dtype())?, suffix(dtype)?])?
+        .write_new(&y)?
+        .write_new(&statistics)?
         .read(x)?
         .read_or_null(weight.as_ref())?
         .read_or_null(bias.as_ref())?
@@ -89,10 +89,10 @@ pub(crate) fn input_gradient(
     in_dtype(x.dtype(), out, |out| {
         let dx = gpu.empty(x.shape(), out)?;
         let (grid, team) = Grid::rows(rows.count, rows.columns);
-        let kinds = [suffix(x.dtype())?, suffix(dtype)?, suffix(out)?].join("_");
+        let name = ["norm_backward", suffix(x.dtype())?, suffix(dtype)?, suffix(out)?];
         // As forward.
-        gpu.launch(&SOURCE, &format!("norm_backward_{kinds}"))?
-            .write(&dx)?
+        gpu.launch(&SOURCE, name)?
+            .write_new(&dx)?
             .read(x)?
             .read(grad)?
             .read_or_null(weight.as_ref())?
@@ -145,8 +145,8 @@ pub(super) fn backward(
     let sums = gpu.empty((tiling.parts, 2, columns), DType::F64)?;
     // Block `p * tiles + t` reads rows before `count` and columns before `columns`, and writes those
     // columns of part `p`.
-    gpu.launch(&SOURCE, &format!("norm_columns_{}", suffix(x.dtype())?))?
-        .write(&sums)?
+    gpu.launch(&SOURCE, ["norm_columns", suffix(x.dtype())?])?
+        .write_new(&sums)?
         .read(x)?
         .read(grad)?
         .read(statistics)?
@@ -170,8 +170,8 @@ pub(crate) fn group_parameters(
     let sums = gpu.empty((samples, 2, channels), DType::F64)?;
     let (grid, team) = Grid::rows(samples * channels, inner);
     // A team has a plane of `inner` elements, of `samples * channels`, and writes its two sums.
-    gpu.launch(&SOURCE, &format!("norm_planes_{}", suffix(x.dtype())?))?
-        .write(&sums)?
+    gpu.launch(&SOURCE, ["norm_planes", suffix(x.dtype())?])?
+        .write_new(&sums)?
         .read(x)?
         .read(grad)?
         .read(statistics)?

@@ -27,7 +27,7 @@ pub(crate) fn forward(
 ) -> Result<(Tensor, Tensor)> {
     let x = plain(x)?;
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::forward(&gpu, &x, cuda::Rows::of(&x)?, [weight, bias], eps, centred);
+        return cuda::forward(gpu, &x, cuda::Rows::of(&x)?, [weight, bias], eps, centred);
     }
     if x.device().is_cpu() {
         cpu::forward(&x, weight, bias, eps, centred)
@@ -54,7 +54,7 @@ pub(crate) fn backward(
 ) -> Result<[Option<Tensor>; 3]> {
     let (x, grad) = (plain(x)?, plain(&grad.detach().to_dtype(x.dtype())?)?);
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::backward(&gpu, [&x, &grad, statistics], weight, centred, wants, pending);
+        return cuda::backward(gpu, [&x, &grad, statistics], weight, centred, wants, pending);
     }
     if x.device().is_cpu() {
         cpu::backward(&x, &grad, weight, statistics, centred, wants, pending)

@@ -15,15 +15,26 @@ static SOURCE: Source = Source { name: "loss", code: include_str!("loss.cu") };
 /// Blocks that add up the terms of a loss, at most.
 const BLOCKS: usize = 1024;
 
-fn launch(gpu: &Gpu, name: &str, dtypes: &[DType]) -> Result<Launch> {
-    let kinds = dtypes.iter().map(|&dtype| suffix(dtype)).collect::<Result<Vec<_>>>()?;
-    gpu.launch(&SOURCE, &format!("{name}_{}", kinds.join("_")))
+/// The places of terms in [`Gpu::scratch`]: the losses of rows, or of parts, and the weights of rows.
+const LOSSES: usize = 7;
+const WEIGHTS: usize = 8;
+
+/// The losses of so many rows, and their weights where a loss adds those up: until the next call.
+fn rows_of(gpu: &Gpu, loss: &ClassLoss, rows: usize) -> Result<(Tensor, Option<Tensor>)> {
+    let weights = loss.sums_weights().then(|| gpu.scratch(WEIGHTS, rows, DType::F64));
+    Ok((gpu.scratch(LOSSES, rows, DType::F64)?, weights.transpose()?))
+}
+
+/// The kernel `name` of what it reads and, where kernels differ by that, of what it writes.
+fn launch(gpu: &Gpu, name: &'static str, read: DType, written: Option<DType>) -> Result<Launch> {
+    let written = written.map_or(Ok(""), suffix)?;
+    gpu.launch(&SOURCE, [name, suffix(read)?, written])
 }
 
 /// The sum of `terms`, F64, over `count`, in `out`.
 fn mean(gpu: &Gpu, terms: &Tensor, count: f64, out: DType) -> Result<Tensor> {
     let y = gpu.empty((), out)?;
-    let launch = launch(gpu, "mean", &[out])?.write(&y)?.write_or_null(None)?;
+    let launch = launch(gpu, "mean", out, None)?.write_new(&y)?.write_or_null(None)?;
     let launch = launch.read(terms)?.read_or_null(None)?;
     launch.size(terms.elem_count()).double(count).run(Grid::flat(1, 512))?;
     Ok(y)
@@ -45,7 +56,7 @@ fn reduce(
         return Ok(Reduced { loss: mean(gpu, losses, loss.count(rows), out)?, total: None });
     };
     let (y, total) = (gpu.empty((), out)?, gpu.empty((), out)?);
-    let launch = launch(gpu, "mean", &[out])?.write(&y)?.write(&total)?;
+    let launch = launch(gpu, "mean", out, None)?.write_new(&y)?.write_new(&total)?;
     let launch = launch.read(losses)?.read(row_weights)?.size(rows).double(0.0);
     launch.run(Grid::flat(1, 512))?;
     Ok(Reduced { loss: y, total: Some(total) })
@@ -60,7 +71,7 @@ fn widened(numbers: &Tensor, dtype: DType) -> Result<Tensor> {
 /// See [`super::class_targets`].
 pub(super) fn targets(gpu: &Gpu, targets: &Tensor, ignored: i64, number: u32) -> Result<Tensor> {
     let (y, n) = (gpu.empty(targets.shape(), DType::U32)?, targets.elem_count());
-    let launch = gpu.launch(&SOURCE, "targets_i64")?.write(&y)?.read(targets)?.size(n);
+    let launch = gpu.launch(&SOURCE, "targets_i64")?.write_new(&y)?.read(targets)?.size(n);
     launch.size(ignored as usize).size(number as usize).run(Grid::over(n, 1))?;
     Ok(y)
 }
@@ -77,14 +88,14 @@ pub(super) fn cross_entropy_forward(
     targets: &Tensor,
 ) -> Result<(Reduced, Tensor)> {
     let ((rows, apart), wide) = (logits.dims2()?, accumulator(logits.dtype()));
-    let (losses, log_sums) = (gpu.empty(rows, DType::F64)?, gpu.empty((2, rows), wide)?);
-    let row_weights = loss.sums_weights().then(|| gpu.empty(rows, DType::F64)).transpose()?;
+    let (losses, row_weights) = rows_of(gpu, loss, rows)?;
+    let log_sums = gpu.empty((2, rows), wide)?;
     let (grid, team) = Grid::rows(rows, loss.classes);
     // Rows before `rows` of logits, targets and results; of a row, what is before the classes.
-    launch(gpu, "cross_entropy", &[logits.dtype()])?
-        .write(&losses)?
+    launch(gpu, "cross_entropy", logits.dtype(), None)?
+        .write_new(&losses)?
         .write_or_null(row_weights.as_ref())?
-        .write(&log_sums)?
+        .write_new(&log_sums)?
         .read(logits)?
         .read(targets)?
         .read_or_null(loss.weights.as_ref())?
@@ -118,7 +129,7 @@ pub(super) fn cross_entropy_backward_into(
     let gradient = widened(of.gradient, dtype)?;
     let (grid, team) = Grid::rows(rows, loss.classes);
     // As forward; zeros after the classes.
-    launch(gpu, "cross_entropy_backward", &[dtype, dx.dtype()])?
+    launch(gpu, "cross_entropy_backward", dtype, Some(dx.dtype()))?
         .write(&dx)?
         .read(logits)?
         .read(of.targets)?
@@ -143,10 +154,9 @@ pub(super) fn nll_forward(
     targets: &Tensor,
 ) -> Result<Reduced> {
     let rows = log_probs.dim(0)?;
-    let losses = gpu.empty(rows, DType::F64)?;
-    let row_weights = loss.sums_weights().then(|| gpu.empty(rows, DType::F64)).transpose()?;
-    launch(gpu, "pick", &[log_probs.dtype()])?
-        .write(&losses)?
+    let (losses, row_weights) = rows_of(gpu, loss, rows)?;
+    launch(gpu, "pick", log_probs.dtype(), None)?
+        .write_new(&losses)?
         .write_or_null(row_weights.as_ref())?
         .read(log_probs)?
         .read(targets)?
@@ -168,8 +178,8 @@ pub(super) fn nll_backward(
     let (weights, total) = (wide(loss.weights.as_ref())?, wide(total)?);
     let dx = gpu.empty((rows, loss.classes), out)?;
     let (grid, team) = Grid::rows(rows, loss.classes);
-    launch(gpu, "pick_backward", &[out])?
-        .write(&dx)?
+    launch(gpu, "pick_backward", out, None)?
+        .write_new(&dx)?
         .read(targets)?
         .read_or_null(weights.as_ref())?
         .read(&gradient)?
@@ -205,13 +215,14 @@ pub(super) fn pairwise_forward(
     let ((kind, delta), grid) = (number(loss), Grid::over(n, pack(dtype, dtype)));
     if reduction == Reduction::None {
         let y = gpu.empty(input.shape(), accumulator(dtype))?;
-        let launch = launch(gpu, "pairwise_terms", &[dtype])?.write(&y)?.read(input)?;
+        let launch = launch(gpu, "pairwise_terms", dtype, None)?.write_new(&y)?.read(input)?;
         launch.read(target)?.size(n).int(kind).double(delta).run(grid)?;
         return Ok(y);
     }
     let grid = Grid::flat(grid.blocks[0].min(BLOCKS), grid.threads);
-    let parts = gpu.empty(grid.blocks[0], DType::F64)?;
-    let launch = launch(gpu, "pairwise", &[dtype])?.write(&parts)?.read(input)?.read(target)?;
+    let parts = gpu.scratch(LOSSES, grid.blocks[0], DType::F64)?;
+    let launch =
+        launch(gpu, "pairwise", dtype, None)?.write_new(&parts)?.read(input)?.read(target)?;
     launch.size(n).int(kind).double(delta).run(grid)?;
     mean(gpu, &parts, count(reduction, n), accumulator(dtype))
 }
@@ -228,8 +239,8 @@ pub(super) fn pairwise_backward(
     let (kind, delta) = number(loss);
     in_dtype(dtype, out, |out| {
         let dx = gpu.empty(input.shape(), out)?;
-        launch(gpu, "pairwise_backward", &[dtype, out])?
-            .write(&dx)?
+        launch(gpu, "pairwise_backward", dtype, Some(out))?
+            .write_new(&dx)?
             .read(input)?
             .read(target)?
             .read(&gradient)?

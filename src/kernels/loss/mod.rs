@@ -46,7 +46,7 @@ pub(crate) fn cross_entropy_forward(
 ) -> Result<(Reduced, Tensor)> {
     let (logits, targets) = (plain(logits)?, plain(targets)?);
     if let Some(gpu) = Gpu::of(logits.device()) {
-        return cuda::cross_entropy_forward(&gpu, loss, &logits, &targets);
+        return cuda::cross_entropy_forward(gpu, loss, &logits, &targets);
     }
     check_targets("cross_entropy", loss, &targets)?;
     if logits.device().is_cpu() {
@@ -61,6 +61,16 @@ pub(crate) fn cross_entropy_forward(
 pub(crate) fn room(classes: usize, device: &Device) -> usize {
     const MANY: usize = 1024;
     if classes < MANY || Gpu::of(device).is_none() { classes } else { classes.next_multiple_of(64) }
+}
+
+/// `x` with as many rows as there is [`room`] for: zeros after its own.
+pub(crate) fn with_room(x: &Tensor, rows: usize) -> Result<Tensor> {
+    let more = rows.saturating_sub(x.dim(0)?);
+    match Gpu::of(x.device()) {
+        _ if more == 0 => Ok(x.clone()),
+        Some(gpu) => gpu.padded(&plain(x)?, rows),
+        None => x.pad_with_zeros(0, 0, more),
+    }
 }
 
 /// What backward of [`cross_entropy_forward`] reads.
@@ -88,7 +98,7 @@ pub(crate) fn cross_entropy_backward(of: LogitsGradient<'_>, out: DType) -> Resu
         ..of
     };
     if let Some(gpu) = Gpu::of(logits.device()) {
-        return cuda::cross_entropy_backward(&gpu, of, out);
+        return cuda::cross_entropy_backward(gpu, of, out);
     }
     if logits.device().is_cpu() {
         cpu::cross_entropy_backward(of, out)
@@ -109,7 +119,7 @@ pub(crate) fn cross_entropy_backward_assign(of: LogitsGradient<'_>) -> Result<Te
     let of =
         LogitsGradient { targets: &targets, log_sum_exp: &log_sum_exp, gradient: &gradient, ..of };
     match gpu {
-        Some(gpu) => cuda::cross_entropy_backward_into(&gpu, of, logits.detach()),
+        Some(gpu) => cuda::cross_entropy_backward_into(gpu, of, logits.detach()),
         None => cpu::cross_entropy_backward_assign(of),
     }
 }
@@ -123,7 +133,7 @@ pub(crate) fn nll_forward(
 ) -> Result<Reduced> {
     let (log_probs, targets) = (plain(log_probs)?, plain(targets)?);
     if let Some(gpu) = Gpu::of(log_probs.device()) {
-        return cuda::nll_forward(&gpu, loss, &log_probs, &targets);
+        return cuda::nll_forward(gpu, loss, &log_probs, &targets);
     }
     check_targets("nll", loss, &targets)?;
     if log_probs.device().is_cpu() {
@@ -143,7 +153,7 @@ pub(crate) fn nll_backward(
 ) -> Result<Tensor> {
     let (targets, gradient) = (plain(targets)?, plain(gradient)?);
     match Gpu::of(targets.device()) {
-        Some(gpu) => cuda::nll_backward(&gpu, loss, [&targets, &gradient], total, out),
+        Some(gpu) => cuda::nll_backward(gpu, loss, [&targets, &gradient], total, out),
         None => portable::nll_backward(loss, [&targets, &gradient], total, out),
     }
 }
@@ -160,7 +170,7 @@ pub(crate) fn pairwise_forward(
         _ if input.elem_count() == 0 => {
             portable::pairwise_forward(loss, reduction, &input, &target)
         }
-        Some(gpu) => cuda::pairwise_forward(&gpu, loss, reduction, [&input, &target]),
+        Some(gpu) => cuda::pairwise_forward(gpu, loss, reduction, [&input, &target]),
         None if input.device().is_cpu() => {
             cpu_pairwise::pairwise_forward(loss, reduction, &input, &target)
         }
@@ -180,7 +190,7 @@ pub(crate) fn pairwise_backward(
     let tensors = [&input, &target, &gradient];
     match Gpu::of(input.device()) {
         _ if input.elem_count() == 0 => portable::pairwise_backward(of, reduction, tensors, out),
-        Some(gpu) => cuda::pairwise_backward(&gpu, of, reduction, tensors, out),
+        Some(gpu) => cuda::pairwise_backward(gpu, of, reduction, tensors, out),
         None if input.device().is_cpu() => {
             cpu_pairwise::pairwise_backward(of, reduction, tensors, out)
         }

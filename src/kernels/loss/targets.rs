@@ -22,7 +22,7 @@ pub(crate) fn class_targets(
     let outside = ignore_index.filter(|_| fitting.is_none() && targets.dtype() == DType::I64);
     if let (Some(gpu), Some(index)) = (Gpu::of(targets.device()), outside) {
         let targets = targets.detach().contiguous()?;
-        return Ok((cuda::targets(&gpu, &targets, index, IGNORED)?, Some(IGNORED)));
+        return Ok((cuda::targets(gpu, &targets, index, IGNORED)?, Some(IGNORED)));
     }
     if targets.dtype() != DType::I64 || targets.device().is_cuda() {
         return Ok((embedding::numbers(targets)?, fitting));

@@ -495,3 +495,23 @@ fn an_offset_of_the_logits_does_not_matter() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn room_is_rows_of_zeros_on_every_device() -> Result<()> {
+    for device in devices() {
+        for dtype in [DType::BF16, DType::F32] {
+            let x = on_device(&random(&[5, 3], dtype, 1), &device);
+            let bias = on_device(&random(&[5], dtype, 2), &device);
+            for x in [&x, &x.t()?, &bias] {
+                let rows = x.dim(0)?;
+                assert_eq!(with_room(x, rows)?.dims(), x.dims());
+                let y = with_room(x, rows + 4)?;
+                assert_eq!(y.dim(0)?, rows + 4);
+                let all: Vec<f64> =
+                    values(x).into_iter().chain(vec![0.0; 4 * x.elem_count() / rows]).collect();
+                assert_eq!(values(&y), all);
+            }
+        }
+    }
+    Ok(())
+}

@@ -18,7 +18,7 @@ const ONE: Grid = Grid { blocks: [1, 1, 1], threads: Grid::THREADS, shared: 0 };
 /// table, for the launch that starts at gradient `.1` and has `.2` blocks.
 fn each(
     gpu: &Gpu,
-    kernel: &str,
+    kernel: &'static str,
     gradients: &[ScaledGradient<'_>],
     arguments: impl Fn(Launch, usize, usize) -> Result<Launch>,
 ) -> Result<()> {

@@ -80,7 +80,7 @@ pub(crate) enum FoundInf {
 }
 
 /// The GPU that all of `tensors` are on.
-pub(crate) fn gpu_of(tensors: &[&Tensor]) -> Result<Option<Gpu>> {
+pub(crate) fn gpu_of<'a>(tensors: &[&'a Tensor]) -> Result<Option<&'a Gpu>> {
     let Some(first) = tensors.first() else { return Ok(None) };
     let place = first.device().location();
     match tensors.iter().find(|other| other.device().location() != place) {
@@ -111,7 +111,7 @@ fn on_cpu(gradients: &[&Tensor]) -> bool {
 pub(crate) fn check(gradients: &[ScaledGradient<'_>]) -> Result<Vec<FoundInf>> {
     let all = tensors(gradients);
     if let Some(gpu) = gpu_of(&all)? {
-        return Ok(cuda::check(&gpu, gradients)?.into_iter().map(FoundInf::Device).collect());
+        return Ok(cuda::check(gpu, gradients)?.into_iter().map(FoundInf::Device).collect());
     }
     let found = if on_cpu(&all) { cpu::check(gradients)? } else { portable::check(gradients)? };
     Ok(found.into_iter().map(FoundInf::Host).collect())
@@ -126,7 +126,7 @@ pub(crate) fn apply_scale(
         gradients.iter().zip(multipliers.iter().copied()).collect();
     let all = tensors(&scaled_gradients);
     if let Some(gpu) = gpu_of(&all)? {
-        cuda::apply_scale(&gpu, &scaled_gradients)?;
+        cuda::apply_scale(gpu, &scaled_gradients)?;
     } else if on_cpu(&all) {
         cpu::apply_scale(&scaled_gradients)?;
     } else {
@@ -149,7 +149,7 @@ pub(crate) fn overflows_f16(gpu: &Gpu, gradients: &[&Tensor]) -> Result<Vec<Devi
 pub(crate) fn any(flags: &[&DeviceFoundInf]) -> Result<DeviceFoundInf> {
     let counts: Vec<&Tensor> = flags.iter().map(|flag| &flag.counts).collect();
     match gpu_of(&counts)? {
-        Some(gpu) => cuda::any(&gpu, flags).map(DeviceFoundInf::of_one),
+        Some(gpu) => cuda::any(gpu, flags).map(DeviceFoundInf::of_one),
         None => bail!("flags are on a GPU, and there are some"),
     }
 }
@@ -188,7 +188,7 @@ pub(crate) fn norm(
         }
     };
     if let Some(gpu) = gpu_of(&all)? {
-        let (norm, flags) = cuda::norm(&gpu, gradients)?;
+        let (norm, flags) = cuda::norm(gpu, gradients)?;
         Ok((of_ranks(norm)?, flags.into_iter().map(FoundInf::Device).collect()))
     } else if on_cpu(&all) {
         let squares = cpu::squares(gradients)?;
@@ -209,7 +209,7 @@ pub(crate) fn norm(
 pub(crate) fn clip_value(gradients: Vec<Tensor>, limit: f64) -> Result<Vec<Tensor>> {
     let all: Vec<&Tensor> = gradients.iter().collect();
     if let Some(gpu) = gpu_of(&all)? {
-        cuda::clip_value(&gpu, &all, limit)?;
+        cuda::clip_value(gpu, &all, limit)?;
         Ok(gradients)
     } else if on_cpu(&all) {
         cpu::clip_value(&all, limit)?;

@@ -36,11 +36,11 @@ impl DeviceScale {
     pub(crate) const LOG: usize = 1024;
 
     /// On `gpu`, in the state that the host has.
-    pub(crate) fn new(gpu: Gpu, scale: f32, inverse: f32, trackers: [u32; 2]) -> Result<Self> {
+    pub(crate) fn new(gpu: &Gpu, scale: f32, inverse: f32, trackers: [u32; 2]) -> Result<Self> {
         let words = [scale.to_bits(), inverse.to_bits(), trackers[0], trackers[1], 0];
         let state = cuda::upload(&gpu.device(), words)?;
         let log = gpu.empty(Self::LOG, candle_core::DType::U32)?;
-        Ok(Self { gpu, state, log, updates: 0, unread: 0 })
+        Ok(Self { gpu: gpu.clone(), state, log, updates: 0, unread: 0 })
     }
 
     pub(crate) fn gpu(&self) -> &Gpu {

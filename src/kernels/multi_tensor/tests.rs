@@ -245,7 +245,7 @@ fn cuda_finds_what_f16_cannot_hold() -> Result<()> {
         let gpu = Gpu::of(&device).unwrap();
         let values = [65519.9f32, 65520.0, -65520.0, -1e30, f32::INFINITY, f32::NAN, 1.0];
         let x = Tensor::new(&values, &device)?;
-        let flags = super::overflows_f16(&gpu, &[&x, &x.narrow(0, 6, 1)?])?;
+        let flags = super::overflows_f16(gpu, &[&x, &x.narrow(0, 6, 1)?])?;
         assert_eq!(DeviceFoundInf::read(&flags.iter().collect::<Vec<_>>())?, [[3, 0], [0, 0]]);
     }
     Ok(())
@@ -342,8 +342,7 @@ fn cuda_moves_the_scale_as_the_host() -> Result<()> {
             let start = LossScale::new(config).unwrap();
             for sequence in 0..1u32 << 12 {
                 let mut scale = start;
-                let mut device =
-                    DeviceScale::new(gpu.clone(), scale.get(), scale.inverse(), [0, 0])?;
+                let mut device = DeviceScale::new(gpu, scale.get(), scale.inverse(), [0, 0])?;
                 for step in 0..12 {
                     let found = sequence >> step & 1;
                     scale = scale.after(found == 1);

@@ -49,10 +49,10 @@ impl Images {
         self.sizes[2] * self.sizes[3]
     }
 
-    fn launch(self, gpu: &Gpu, name: &str, types: &str) -> Result<Launch> {
+    fn launch(self, gpu: &Gpu, name: &'static str, types: [&'static str; 2]) -> Result<Launch> {
         match self.format {
-            Format::ChannelsFirst => gpu.launch(&SOURCE, &format!("{name}_{types}")),
-            Format::ChannelsLast => gpu.launch(&LAST, &format!("{name}_last_{types}")),
+            Format::ChannelsFirst => gpu.launch(&SOURCE, [name, types[0], types[1]]),
+            Format::ChannelsLast => gpu.launch(&LAST, [name, "last", types[0], types[1]]),
         }
     }
 
@@ -81,8 +81,8 @@ pub(super) fn max_forward(gpu: &Gpu, x: &Tensor, window: Window) -> Result<(Tens
     let images = Images::of(x.dims4()?, window.format);
     let dims = images.pooled(window).dims();
     let (y, index) = (gpu.empty(&dims, x.dtype())?, gpu.empty(&dims, DType::U32)?);
-    let kernel = images.launch(gpu, "max_forward", suffix(x.dtype())?)?;
-    let kernel = kernel.read(x)?.write(&y)?.write(&index)?;
+    let kernel = images.launch(gpu, "max_forward", [suffix(x.dtype())?, ""])?;
+    let kernel = kernel.read(x)?.write_new(&y)?.write_new(&index)?;
     images.run(kernel, window, (y.elem_count(), x.dtype()))?;
     Ok((y, index))
 }
@@ -97,8 +97,8 @@ pub(super) fn max_backward(
     out: DType,
 ) -> Result<Tensor> {
     let (images, dx) = (Images::of(dims, window.format), gradient(gpu, grad, dims, out)?);
-    let kernel = images.launch(gpu, "max_backward", &types(grad, &dx)?)?;
-    let kernel = kernel.read(grad)?.read(index)?.write(&dx)?;
+    let kernel = images.launch(gpu, "max_backward", types(grad, &dx)?)?;
+    let kernel = kernel.read(grad)?.read(index)?.write_new(&dx)?;
     images.run(kernel, window, (dx.elem_count(), grad.dtype()))?;
     in_dtype(&dx, out)
 }
@@ -106,8 +106,8 @@ pub(super) fn max_backward(
 pub(super) fn avg_forward(gpu: &Gpu, x: &Tensor, window: Window) -> Result<Tensor> {
     let images = Images::of(x.dims4()?, window.format);
     let y = gpu.empty(&images.pooled(window).dims(), x.dtype())?;
-    let kernel = images.launch(gpu, "avg_forward", suffix(x.dtype())?)?;
-    images.run(kernel.read(x)?.write(&y)?, window, (y.elem_count(), x.dtype()))?;
+    let kernel = images.launch(gpu, "avg_forward", [suffix(x.dtype())?, ""])?;
+    images.run(kernel.read(x)?.write_new(&y)?, window, (y.elem_count(), x.dtype()))?;
     Ok(y)
 }
 
@@ -120,8 +120,8 @@ pub(super) fn avg_backward(
     out: DType,
 ) -> Result<Tensor> {
     let (images, dx) = (Images::of(dims, window.format), gradient(gpu, grad, dims, out)?);
-    let kernel = images.launch(gpu, "avg_backward", &types(grad, &dx)?)?;
-    let kernel = kernel.read(grad)?.write(&dx)?;
+    let kernel = images.launch(gpu, "avg_backward", types(grad, &dx)?)?;
+    let kernel = kernel.read(grad)?.write_new(&dx)?;
     images.run(kernel, window, (dx.elem_count(), grad.dtype()))?;
     in_dtype(&dx, out)
 }
@@ -130,8 +130,8 @@ pub(super) fn global_avg_forward(gpu: &Gpu, x: &Tensor, format: Format) -> Resul
     let images = Images::of(x.dims4()?, format);
     let [n, c, ..] = images.sizes;
     let y = gpu.empty((n, c), x.dtype())?;
-    let kernel = images.launch(gpu, "global_avg_forward", suffix(x.dtype())?)?;
-    let kernel = kernel.read(x)?.write(&y)?.size(images.area());
+    let kernel = images.launch(gpu, "global_avg_forward", [suffix(x.dtype())?, ""])?;
+    let kernel = kernel.read(x)?.write_new(&y)?.size(images.area());
     match format {
         Format::ChannelsFirst => kernel.run(planes(images))?,
         Format::ChannelsLast => {
@@ -153,8 +153,8 @@ pub(super) fn global_avg_backward(
     out: DType,
 ) -> Result<Tensor> {
     let (images, dx) = (Images::of(dims, format), gradient(gpu, grad, dims, out)?);
-    let kernel = images.launch(gpu, "global_avg_backward", &types(grad, &dx)?)?;
-    let kernel = kernel.read(grad)?.write(&dx)?;
+    let kernel = images.launch(gpu, "global_avg_backward", types(grad, &dx)?)?;
+    let kernel = kernel.read(grad)?.write_new(&dx)?;
     match format {
         Format::ChannelsFirst => kernel.size(images.area()).run(planes(images))?,
         Format::ChannelsLast => {
@@ -173,8 +173,8 @@ fn gradient(gpu: &Gpu, grad: &Tensor, dims: Dims, out: DType) -> Result<Tensor> 
     gpu.empty(dims, dtype)
 }
 
-fn types(grad: &Tensor, dx: &Tensor) -> Result<String> {
-    Ok(format!("{}_{}", suffix(grad.dtype())?, suffix(dx.dtype())?))
+fn types(grad: &Tensor, dx: &Tensor) -> Result<[&'static str; 2]> {
+    Ok([suffix(grad.dtype())?, suffix(dx.dtype())?])
 }
 
 /// A block for every plane, of as many threads as keep busy.

@@ -57,7 +57,7 @@ impl Window {
 pub(crate) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)> {
     let x = plain(x)?;
     if let Some(gpu) = gpu_of(&x) {
-        return cuda::max_forward(&gpu, &x, window);
+        return cuda::max_forward(gpu, &x, window);
     }
     if window.format == Format::ChannelsLast {
         if x.device().is_cpu() {
@@ -83,7 +83,7 @@ pub(crate) fn max_backward(
 ) -> Result<Tensor> {
     let (grad, index) = (plain(grad)?, plain(index)?);
     if let Some(gpu) = gpu_of(&grad) {
-        return cuda::max_backward(&gpu, &grad, &index, input_dims, window, out);
+        return cuda::max_backward(gpu, &grad, &index, input_dims, window, out);
     }
     if window.format == Format::ChannelsLast {
         if grad.device().is_cpu() {
@@ -119,7 +119,7 @@ pub(crate) fn max_scatter(
 pub(crate) fn avg_forward(x: &Tensor, window: Window) -> Result<Tensor> {
     let x = plain(x)?;
     if let Some(gpu) = gpu_of(&x) {
-        return cuda::avg_forward(&gpu, &x, window);
+        return cuda::avg_forward(gpu, &x, window);
     }
     if window.format == Format::ChannelsLast {
         if x.device().is_cpu() {
@@ -143,7 +143,7 @@ pub(crate) fn avg_backward(
 ) -> Result<Tensor> {
     let grad = plain(grad)?;
     if let Some(gpu) = gpu_of(&grad) {
-        return cuda::avg_backward(&gpu, &grad, input_dims, window, out);
+        return cuda::avg_backward(gpu, &grad, input_dims, window, out);
     }
     if window.format == Format::ChannelsLast {
         if grad.device().is_cpu() {
@@ -163,7 +163,7 @@ pub(crate) fn avg_backward(
 pub(crate) fn global_avg_forward(x: &Tensor, format: Format) -> Result<Tensor> {
     let x = plain(x)?;
     if let Some(gpu) = gpu_of(&x) {
-        return cuda::global_avg_forward(&gpu, &x, format);
+        return cuda::global_avg_forward(gpu, &x, format);
     }
     if format == Format::ChannelsLast {
         if x.device().is_cpu() {
@@ -183,7 +183,7 @@ pub(crate) fn global_avg_backward(
 ) -> Result<Tensor> {
     let grad = plain(grad)?;
     if let Some(gpu) = gpu_of(&grad) {
-        return cuda::global_avg_backward(&gpu, &grad, input_dims, format, out);
+        return cuda::global_avg_backward(gpu, &grad, input_dims, format, out);
     }
     if format == Format::ChannelsLast {
         if grad.device().is_cpu() {
@@ -201,6 +201,6 @@ pub(crate) fn global_avg_backward(
 }
 
 /// Where a tensor is, if that is a GPU and there is something of it.
-fn gpu_of(x: &Tensor) -> Option<Gpu> {
+fn gpu_of(x: &Tensor) -> Option<&Gpu> {
     Gpu::of(x.device()).filter(|_| x.elem_count() > 0)
 }

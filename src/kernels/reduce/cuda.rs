@@ -1,6 +1,6 @@
 use candle_core::{DType, Result, Tensor};
 
-use crate::kernels::cuda::{Gpu, Grid, Source, address, pack, suffix};
+use crate::kernels::cuda::{Gpu, Grid, Source, is_aligned, pack, suffix};
 
 static SOURCE: Source = Source { name: "reduce", code: include_str!("reduce.cu") };
 
@@ -25,8 +25,8 @@ pub(super) fn sums(gpu: &Gpu, x: &Tensor, out: DType) -> Result<Tensor> {
     let parts = gpu.empty((count, channels), DType::F64)?;
     // Block `p * channels + c` writes that element of the parts, and reads runs before `runs`, each
     // of `inner` elements of its channel at most.
-    gpu.launch(&SOURCE, &format!("sum_runs_{}", suffix(x.dtype())?))?
-        .write(&parts)?
+    gpu.launch(&SOURCE, ["sum_runs", suffix(x.dtype())?])?
+        .write_new(&parts)?
         .read(x)?
         .sizes(&[outer, channels, inner, count])
         .run(Grid::flat(count * channels, inner.next_multiple_of(32).clamp(32, 256)))?;
@@ -65,8 +65,7 @@ impl Tiling {
     pub(crate) fn over(tensors: &[&Tensor], rows: usize, columns: usize) -> Result<Self> {
         let mut each = 1;
         for (i, tensor) in tensors.iter().enumerate() {
-            let aligned = address(tensor)?.is_multiple_of(16);
-            let own = if aligned { pack(tensor.dtype(), tensor.dtype()) } else { 1 };
+            let own = if is_aligned(tensor)? { pack(tensor.dtype(), tensor.dtype()) } else { 1 };
             each = if i == 0 { own } else { own.min(each) };
         }
         Ok(Self::of(rows, columns, each))
@@ -83,8 +82,8 @@ fn columns(gpu: &Gpu, x: &Tensor, rows: usize, columns: usize) -> Result<Tensor>
     let parts = gpu.empty((tiling.parts, columns), DType::F64)?;
     // Block `p * tiles + t` reads rows before `rows` and columns before `columns`, and writes those
     // columns of part `p`.
-    gpu.launch(&SOURCE, &format!("sum_columns_{}", suffix(x.dtype())?))?
-        .write(&parts)?
+    gpu.launch(&SOURCE, ["sum_columns", suffix(x.dtype())?])?
+        .write_new(&parts)?
         .read(x)?
         .sizes(&[rows, columns, tiling.parts, tiling.tiles])
         .int(tiling.packed.into())
@@ -102,8 +101,8 @@ pub(crate) fn finish(
 ) -> Result<Tensor> {
     let y = gpu.empty(channels, out)?;
     // A warp writes an element of `channels`, from as many of the parts as there are.
-    gpu.launch(&SOURCE, &format!("finish_{}", suffix(out)?))?
-        .write(&y)?
+    gpu.launch(&SOURCE, ["finish", suffix(out)?])?
+        .write_new(&y)?
         .read(parts)?
         .size(parts.elem_count() / (channels * inner).max(1))
         .size(channels)

@@ -32,11 +32,11 @@ pub(super) fn rotate(
         let packed = half.is_multiple_of(each)
             && x3 == 1
             && [x0, x1, x2].iter().all(|stride| stride.is_multiple_of(each));
-        let kinds = [suffix(x.dtype())?, suffix(angles)?, suffix(out)?].join("_");
+        let name = ["rotate", suffix(x.dtype())?, suffix(angles)?, suffix(out)?];
         // Each thread has pairs of a row of `x` and `y`, of `b * first * second` rows of `2 * half`,
         // and their angles, of `positions` rows of `half`, which are no fewer than those of `x`.
-        gpu.launch(&SOURCE, &format!("rotate_{kinds}"))?
-            .write(&y)?
+        gpu.launch(&SOURCE, name)?
+            .write_new(&y)?
             .read_strided(x)?
             .read(&cos)?
             .read(&sin)?

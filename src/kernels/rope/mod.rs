@@ -34,7 +34,7 @@ pub(crate) fn rotate(
     out: DType,
 ) -> Result<Tensor> {
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::rotate(&gpu, &x.detach(), [cos, sin], form, back, out);
+        return cuda::rotate(gpu, &x.detach(), [cos, sin], form, back, out);
     }
     let wide = accumulator(x.dtype());
     let (x, cos, sin) = (x.detach(), cast(cos, wide)?, cast(sin, wide)?);

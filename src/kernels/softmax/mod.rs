@@ -31,7 +31,7 @@ macro_rules! on_cpu {
 /// `exp(x) / sum(exp(x))` along `dim`. A line with an infinity or NaN, or of negative infinities, is NaN.
 pub(crate) fn softmax(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
     along(dim, [x], |[x], dim| match Gpu::of(x.device()) {
-        Some(gpu) => cuda::rows(&gpu, "softmax", &[x], out),
+        Some(gpu) => cuda::rows(gpu, "softmax", &[x], out),
         None if x.device().is_cpu() => on_cpu!(x, dim, out, softmax(x)),
         None => portable::softmax(x, out),
     })
@@ -41,7 +41,7 @@ pub(crate) fn softmax(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
 pub(crate) fn softmax_backward(y: &Tensor, grad: &Tensor, dim: usize) -> Result<Tensor> {
     let grad = grad.detach().to_dtype(y.dtype())?;
     along(dim, [y, &grad], |[y, grad], dim| match Gpu::of(y.device()) {
-        Some(gpu) => cuda::rows(&gpu, "softmax_backward", &[y, grad], y.dtype()),
+        Some(gpu) => cuda::rows(gpu, "softmax_backward", &[y, grad], y.dtype()),
         None if y.device().is_cpu() => {
             with_element!(y.dtype(), T => match Lines::of(y.dims(), dim) {
                 Some(lines) => lines::softmax_backward::<T>(y, grad, lines),
@@ -55,7 +55,7 @@ pub(crate) fn softmax_backward(y: &Tensor, grad: &Tensor, dim: usize) -> Result<
 /// `x - ln(sum(exp(x)))` along `dim`.
 pub(crate) fn log_softmax(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
     along(dim, [x], |[x], dim| match Gpu::of(x.device()) {
-        Some(gpu) => cuda::rows(&gpu, "log_softmax", &[x], out),
+        Some(gpu) => cuda::rows(gpu, "log_softmax", &[x], out),
         None if x.device().is_cpu() => on_cpu!(x, dim, out, log_softmax(x)),
         None => portable::log_softmax(x, out),
     })
@@ -70,7 +70,7 @@ pub(crate) fn log_softmax_backward(
 ) -> Result<Tensor> {
     let grad = grad.detach().to_dtype(y.dtype())?;
     along(dim, [y, &grad], |[y, grad], dim| match Gpu::of(y.device()) {
-        Some(gpu) => cuda::rows(&gpu, "log_softmax_backward", &[y, grad], out),
+        Some(gpu) => cuda::rows(gpu, "log_softmax_backward", &[y, grad], out),
         None if y.device().is_cpu() => on_cpu!(y, dim, out, log_softmax_backward(y, grad)),
         None => portable::log_softmax_backward(y, grad, out),
     })

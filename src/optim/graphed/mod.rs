@@ -194,7 +194,8 @@ impl<F: FnMut(&[Tensor]) -> candle_core::Result<Tensor>> GraphedStep<F> {
             _ => {}
         }
         let observed = no_grad_is_active() || profile::is_active() || autocast::trace::is_active();
-        let gpu = optimizer.device().and_then(|device| Gpu::of(&device)).filter(|_| !observed);
+        let device = optimizer.device();
+        let gpu = device.as_ref().and_then(Gpu::of).filter(|_| !observed);
         let Some(gpu) = gpu else {
             let stepped = self.eager(scaler, optimizer, inputs)?;
             self.inputs = Some(given);
@@ -214,10 +215,10 @@ impl<F: FnMut(&[Tensor]) -> candle_core::Result<Tensor>> GraphedStep<F> {
             let step = |scaler: &mut GradScaler, optimizer: &mut Optim<C>, inputs: &[Tensor]| {
                 step(forward, max_norm, scaler, optimizer, inputs)
             };
-            self.captured = Some(rehearsed.capture(&gpu, scaler, optimizer, inputs, step)?);
+            self.captured = Some(rehearsed.capture(gpu, scaler, optimizer, inputs, step)?);
         }
         if let Some(captured) = &mut self.captured {
-            return captured.replay(&gpu, scaler, optimizer, inputs);
+            return captured.replay(gpu, scaler, optimizer, inputs);
         }
         let (stepped, recording) = crate::kernels::capture::record(None, || {
             gpu.rehearse(|| self.eager(scaler, optimizer, inputs))

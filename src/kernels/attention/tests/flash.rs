@@ -37,7 +37,7 @@ type Wants = [Option<DType>; 3];
 fn ways() -> Vec<(Device, Option<Products>)> {
     let of = |device: Device| match Gpu::of(&device) {
         None => vec![(device, None)],
-        Some(gpu) => match Products::of(&gpu, DType::F16).unwrap() {
+        Some(gpu) => match Products::of(gpu, DType::F16).unwrap() {
             Products::OfWarps => vec![(device, Some(Products::OfWarps))],
             Products::OfGroups => [Products::OfWarps, Products::OfGroups]
                 .map(|products| (device.clone(), Some(products)))
@@ -55,9 +55,9 @@ fn forward_by(
     settings: Settings,
 ) -> (Tensor, Kept) {
     match (products, Gpu::of(q.device())) {
-        (Some(products), Some(gpu)) if flash::fits(&gpu, q, k, v).unwrap() => {
+        (Some(products), Some(gpu)) if flash::fits(gpu, q, k, v).unwrap() => {
             let products = if q.dtype() == DType::F32 { Products::OfWarps } else { products };
-            flash::forward(&gpu, products, [q, k, v], mask, settings, false).unwrap()
+            flash::forward(gpu, products, [q, k, v], mask, settings, false).unwrap()
         }
         _ => forward(q, k, v, mask, settings).unwrap(),
     }
@@ -76,7 +76,7 @@ fn on(
     if let Some(gpu) = Gpu::of(device) {
         let able = gpu.compute_capability().unwrap() >= (8, 0);
         let able = able && (q.dtype() != DType::F32 || q.dim(3).unwrap() <= 64);
-        assert_eq!(flash::fits(&gpu, q, k, v).unwrap(), able);
+        assert_eq!(flash::fits(gpu, q, k, v).unwrap(), able);
     }
     let mask = mask.as_ref();
     let kept = &forward_by(*products, [q, k, v], mask, settings).1;

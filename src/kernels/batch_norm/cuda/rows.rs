@@ -1,8 +1,8 @@
 //! Of `(rows, channels)`, where the elements of a channel are far apart and channels side by side.
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Error, Result, Tensor};
 
-use super::{Affine, Finish, Gradients, NormalisedBy, Running, Statistics};
+use super::{Affine, FACTORS, Finish, Gradients, NormalisedBy, PARTS, Running, Statistics};
 use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
 use crate::kernels::elementwise::plain;
@@ -16,70 +16,74 @@ static SOURCE: Source = Source {
 };
 
 /// Whether an element's neighbours are of other channels.
-pub(super) fn suits(x: &Tensor) -> bool {
-    Channels::of(x.dims(), 1).inner == 1
+pub(super) fn suits(layout: Channels) -> bool {
+    layout.inner == 1
 }
 
 pub(super) fn forward_train(
     gpu: &Gpu,
     x: &Tensor,
+    layout: Channels,
     affine: Affine<'_>,
     finish: Finish<'_>,
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
-    let plan = Plan::new(gpu, x);
+    let plan = Plan::new(gpu, x, layout);
     let tiling = plan.tiling(&[x])?;
-    let parts = gpu.empty((tiling.parts, plan.channels, 3), plan.wide)?;
-    plan.run(plan.kernel("row_moments")?.read(x)?.write(&parts)?, tiling)?;
-    let [mean, var, inv_std] = plan.vectors()?;
+    let parts = gpu.scratch_from(PARTS, tiling.parts * plan.channels * 3, plan.wide)?;
+    plan.run(plan.kernel("row_moments")?.read(x)?.write_new(&parts)?, tiling)?;
+    let statistics = Statistics(gpu.empty(3 * plan.channels, plan.wide)?);
     let kernel = plan.kernel("merge_moments")?.read(x)?.read(&parts)?;
-    let kernel = kernel.write(&mean)?.write(&var)?.write(&inv_std)?.double(eps);
+    let kernel = statistics.written(kernel)?.double(eps);
     plan.merge(kernel, &[plan.channels, tiling.parts])?;
     let (residual, code) = finish.parts();
-    let y = plan.normalise(x, residual, affine, [&mean, &inv_std], [code, 1], eps)?;
-    Ok((y, Statistics { mean, var, inv_std }))
+    let by = NormalisedBy::Batch(&statistics);
+    let y = plan.normalise(x, residual, affine, by, code)?;
+    Ok((y, statistics))
 }
 
 pub(super) fn forward_eval(
     gpu: &Gpu,
     x: &Tensor,
+    layout: Channels,
     running: Running<'_>,
     affine: Affine<'_>,
 ) -> Result<Tensor> {
-    let plan = Plan::new(gpu, x);
-    let [mean, var] = [plan.widened(running.mean)?, plan.widened(running.var)?];
-    plan.normalise(x, None, affine, [&mean, &var], [0, 0], running.eps)
+    let plan = Plan::new(gpu, x, layout);
+    let (mean, var) = (&plan.widened(running.mean)?, &plan.widened(running.var)?);
+    let by = NormalisedBy::Running(Running { mean, var, ..running });
+    plan.normalise(x, None, affine, by, 0)
 }
 
-pub(super) fn backward(
+pub(super) fn gradients(
     gpu: &Gpu,
-    x: &Tensor,
-    grad: &Tensor,
+    [x, grad]: [&Tensor; 2],
+    layout: Channels,
     by: NormalisedBy<'_>,
     affine: Affine<'_>,
     relu: bool,
 ) -> Result<Gradients> {
-    let plan = Plan::new(gpu, x);
-    let (mean, spread, train, eps) = by.parts();
-    let (mean, spread) = (plan.widened(mean)?, plan.widened(spread)?);
+    let plan = Plan::new(gpu, x, layout);
+    let (train, eps) = by.settings();
     let (weight, bias) = (plan.parameter(affine.weight)?, plan.parameter(affine.bias)?);
     let gated = |kernel: Launch| {
-        let kernel = kernel.read(&mean)?.read(&spread)?.read_or_null(weight.as_ref())?;
-        Ok::<_, candle_core::Error>(kernel.read_or_null(bias.as_ref())?.int(relu.into()))
+        let kernel = by.read(kernel)?.read_or_null(weight.as_ref())?;
+        Ok::<_, Error>(kernel.read_or_null(bias.as_ref())?.int(relu.into()))
     };
     let tiling = plan.tiling(&[x, grad])?;
-    let sums = gpu.empty((tiling.parts, 2, plan.channels), DType::F64)?;
-    let kernel = plan.kernel("row_gradient_sums")?.write(&sums)?.read(x)?.read(grad)?;
+    let sums = gpu.scratch_from(PARTS, tiling.parts * 2 * plan.channels, DType::F64)?;
+    let kernel = plan.kernel("row_gradient_sums")?.write_new(&sums)?.read(x)?.read(grad)?;
     plan.run(gated(kernel)?, tiling)?;
     let [dweight, dbias] = plan.vectors()?;
-    let factors = gpu.empty((3, plan.channels), plan.wide)?;
+    let factors = gpu.scratch_from(FACTORS, 3 * plan.channels, plan.wide)?;
     let kernel = plan.kernel("merge_gradients")?.read(&sums)?.read_or_null(weight.as_ref())?;
-    let kernel = kernel.read(&spread)?.write(&dweight)?.write(&dbias)?.write(&factors)?;
+    let kernel = by.read_spread(kernel)?;
+    let kernel = kernel.write_new(&dweight)?.write_new(&dbias)?.write_new(&factors)?;
     let sizes = [plan.rows, plan.channels, tiling.parts];
     plan.merge(kernel.int(train).double(eps), &sizes)?;
-    let dx = gpu.empty(x.dims(), x.dtype())?;
+    let dx = gpu.empty(x.shape(), x.dtype())?;
     let tiling = plan.tiling(&[x, grad, &dx])?;
-    let kernel = plan.kernel("row_input_gradient")?.read(x)?.read(grad)?.write(&dx)?;
+    let kernel = plan.kernel("row_input_gradient")?.read(x)?.read(grad)?.write_new(&dx)?;
     plan.run(gated(kernel)?.read(&factors)?.int(train), tiling)?;
     Ok((dx, dweight, dbias))
 }
@@ -94,8 +98,8 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn new(gpu: &'a Gpu, x: &Tensor) -> Self {
-        let Channels { outer: rows, channels, .. } = Channels::of(x.dims(), 1);
+    fn new(gpu: &'a Gpu, x: &Tensor, layout: Channels) -> Self {
+        let Channels { outer: rows, channels, .. } = layout;
         Self { gpu, rows, channels, dtype: x.dtype(), wide: accumulator(x.dtype()) }
     }
 
@@ -103,8 +107,8 @@ impl<'a> Plan<'a> {
         Tiling::over(tensors, self.rows, self.channels)
     }
 
-    fn kernel(&self, name: &str) -> Result<Launch> {
-        self.gpu.launch(&SOURCE, &format!("{name}_{}", suffix(self.dtype)?))
+    fn kernel(&self, name: &'static str) -> Result<Launch> {
+        self.gpu.launch(&SOURCE, [name, suffix(self.dtype)?])
     }
 
     /// Block `p * tiles + t` has the rows of part `p` and the columns of tile `t`. It reads and writes
@@ -124,17 +128,20 @@ impl<'a> Plan<'a> {
         x: &Tensor,
         residual: Option<&Tensor>,
         affine: Affine<'_>,
-        [mean, spread]: [&Tensor; 2],
-        [finish, train]: [i32; 2],
-        eps: f64,
+        by: NormalisedBy<'_>,
+        finish: i32,
     ) -> Result<Tensor> {
-        let y = self.gpu.empty(x.dims(), x.dtype())?;
+        let y = self.gpu.empty(x.shape(), x.dtype())?;
         let (weight, bias) = (self.parameter(affine.weight)?, self.parameter(affine.bias)?);
-        let tiling = self.tiling(&[x, &y, residual.unwrap_or(x)])?;
-        let kernel = self.kernel("normalise_rows")?.read(x)?.read_or_null(residual)?.write(&y)?;
+        let tiling = match residual {
+            Some(residual) => self.tiling(&[x, &y, residual])?,
+            None => self.tiling(&[x, &y])?,
+        };
+        let kernel =
+            self.kernel("normalise_rows")?.read(x)?.read_or_null(residual)?.write_new(&y)?;
         let kernel = kernel.read_or_null(weight.as_ref())?.read_or_null(bias.as_ref())?;
-        let kernel = kernel.read(mean)?.read(spread)?.int(finish).int(train).double(eps);
-        self.run(kernel, tiling)?;
+        let (kernel, (train, eps)) = (by.read(kernel)?, by.settings());
+        self.run(kernel.int(finish).int(train).double(eps), tiling)?;
         Ok(y)
     }
 

@@ -114,13 +114,13 @@ pub(super) fn dgrad(
     }
     let near = if wide == DType::F32 && out != DType::F64 { out } else { wide };
     let dx = gpu.empty(&dims, near)?;
-    let row2im = format!("row2im_{}_{}", suffix(wide)?, suffix(near)?);
+    let row2im = ["row2im", suffix(wide)?, suffix(near)?];
     let columns = gpu.scratch(0, tiles.elements(), wide)?;
     for tile in tiles.all() {
         of(&tile, &tile.of(grad)?, rows(&columns, groups * tiles.row, tiles.row), None)?;
         let images = tile.count / shape.pixels();
         // A thread writes a few channels of a pixel of the tile's images, from those of its rows.
-        let kernel = gpu.launch(&SOURCE, &row2im)?.read(&columns)?.write(&dx)?;
+        let kernel = gpu.launch(&SOURCE, row2im)?.read(&columns)?.write(&dx)?;
         let kernel = kernel.read_or_null(bias)?;
         let kernel = kernel.sizes(&[tile.first / shape.pixels(), images, tiles.row, groups]);
         let each = pack(wide, wide);
@@ -208,8 +208,8 @@ fn turn(
     near(from.dtype(), out, |out| {
         let to = gpu.empty((count, lds[1]), out)?;
         // A thread writes an element, of those that its matrix has or zero.
-        let name = format!("turn_{}_{}", suffix(from.dtype())?, suffix(out)?);
-        let kernel = gpu.launch(&SOURCE, &name)?.read(from)?.write(&to)?;
+        let name = ["turn", suffix(from.dtype())?, suffix(out)?];
+        let kernel = gpu.launch(&SOURCE, name)?.read(from)?.write(&to)?;
         kernel.sizes(&[count, a, b]).sizes(&lds).run(Grid::over(to.elem_count(), 1))?;
         Ok(to)
     })
@@ -218,7 +218,7 @@ fn turn(
 /// The pass `name` of what is read, the weight and what is written.
 fn depthwise(
     gpu: &Gpu,
-    name: &str,
+    name: &'static str,
     [from, weight, to]: [&Tensor; 3],
     bias: Option<&Tensor>,
     shape: &Shape,
@@ -227,9 +227,9 @@ fn depthwise(
     let taps = shape.kernel_height * shape.kernel_width;
     let lds = [0, weight.elem_count()];
     let weight = turn(gpu, weight, [1, shape.c_out, taps], lds, weight.dtype())?;
-    let name = format!("{name}_{}_{}", suffix(from.dtype())?, suffix(to.dtype())?);
+    let name = [name, suffix(from.dtype())?, suffix(to.dtype())?];
     // A thread writes elements of a pixel, and reads those of their channels in its image.
-    let kernel = gpu.launch(&SOURCE, &name)?.read(from)?.read(&weight)?;
+    let kernel = gpu.launch(&SOURCE, name)?.read(from)?.read(&weight)?;
     let kernel = kernel.read_or_null(bias)?.write(to)?.size(shape.batch);
     kernel.sizes(&sizes(shape)).run(Grid::over(to.elem_count(), 1))?;
     in_dtype(to, out)
@@ -250,14 +250,14 @@ fn depthwise_wgrad(
     let sums = gpu.empty((taps, tiling.parts, shape.c_out), DType::F64)?;
     // Block `p * tiles + t` of row `y` has tap `y`: it reads pixels of part `p` and channels of tile `t`,
     // and writes its sums of those.
-    let kernel = gpu.launch(&SOURCE, &format!("depthwise_wgrad_{}", suffix(x.dtype())?))?;
+    let kernel = gpu.launch(&SOURCE, ["depthwise_wgrad", suffix(x.dtype())?])?;
     let kernel = kernel.write(&sums)?.read(x)?.read(grad)?.size(shape.batch);
     let kernel = kernel.sizes(&[tiling.parts, tiling.tiles]).int(tiling.packed.into());
     let grid = tiling.grid();
     kernel.sizes(&sizes(shape)).run(Grid { blocks: [grid.blocks[0], taps, 1], ..grid })?;
     let dw = gpu.empty(&shape.weight_dims()[..], wide)?;
     // A warp reads the parts of an element, and writes that.
-    let kernel = gpu.launch(&SOURCE, &format!("depthwise_merge_{}", suffix(wide)?))?;
+    let kernel = gpu.launch(&SOURCE, ["depthwise_merge", suffix(wide)?])?;
     let kernel = kernel.read(&sums)?.write(&dw)?.sizes(&[taps, tiling.parts, shape.c_out]);
     kernel.run(Grid::flat(dw.elem_count().div_ceil(8), 256))?;
     Ok(dw)
@@ -385,7 +385,7 @@ impl<'a> Tiles<'a> {
         }
         let tensor = gpu.scratch(0, self.elements(), x.dtype())?;
         // A thread writes a few elements of a few rows, of the tile's, from pixels inside images.
-        let kernel = gpu.launch(&SOURCE, &format!("im2row_{}", suffix(x.dtype())?))?;
+        let kernel = gpu.launch(&SOURCE, ["im2row", suffix(x.dtype())?])?;
         let kernel = kernel.read(x)?.write(&tensor)?;
         let kernel = kernel.sizes(&[tile.first, tile.count, self.row, groups]);
         let elements = tile.count.div_ceil(PIXELS) * self.row * groups;

@@ -11,7 +11,7 @@ use cudarc::driver::CudaStream;
 
 use super::{Handles, Operand, Product, Scalar, Sizes, of};
 use crate::error::bail;
-use crate::kernels::cuda::{Gpu, address, address_mut, launched};
+use crate::kernels::cuda::{Gpu, address, launched};
 
 #[derive(Debug)]
 struct Handle {
@@ -158,7 +158,7 @@ impl Gpu {
         }
         let handle = HANDLES.with(|handles| of(handles, self, new))?;
         let Sizes { batch, m, n, k, a, b, ldc, stride_c } = Sizes::of(product)?;
-        let out = address_mut(product.out.tensor)?;
+        let out = address(product.out.tensor)?;
         let a_layout = Layout::operand(dtype, &a, n, k, batch)?;
         let b_layout = Layout::operand(dtype, &b, k, m, batch)?;
         let c_layout = Layout::of(product.out.tensor.dtype(), [n, m], ldc, (batch, stride_c))?;
@@ -198,7 +198,7 @@ impl Gpu {
                 out as *mut c_void,
                 c_layout.0,
                 &found.algo,
-                address_mut(&handle.workspace)? as *mut c_void,
+                address(&handle.workspace)? as *mut c_void,
                 size,
                 handle.stream.cu_stream().cast(),
             )

@@ -8,7 +8,6 @@ mod biased;
 mod tests;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,7 +17,8 @@ use candle_core::{DType, Result, Tensor};
 use cudarc::cublas::{result as cublas, sys};
 use cudarc::driver::{CudaStream, sys::CUstreamCaptureStatus};
 
-use super::{Gpu, Matrices, Product, address_mut, launched, start};
+use super::quick::Quick;
+use super::{Gpu, Matrices, Product, address, launched, start};
 use crate::error::bail;
 
 /// Bytes of memory for products that are cut along the sum: what NVIDIA recommends, from Hopper on and before.
@@ -40,7 +40,7 @@ struct Handle {
 impl Handle {
     fn new(gpu: &Gpu, stream: Arc<CudaStream>) -> Result<Self> {
         let workspace = gpu.workspace()?;
-        let (start, size) = (address_mut(&workspace)? as *mut c_void, workspace.elem_count());
+        let (start, size) = (address(&workspace)? as *mut c_void, workspace.elem_count());
         stream.context().bind_to_thread().w()?;
         let this = Self { handle: cublas::create_handle().w()?, _workspace: workspace, stream };
         // Where a sum is cut into parts, the parts are added up in F32 too.
@@ -65,7 +65,7 @@ impl Drop for Handle {
     }
 }
 
-type Handles<T> = RefCell<HashMap<(usize, usize), Rc<T>>>;
+type Handles<T> = RefCell<Quick<(usize, usize), Rc<T>>>;
 
 /// The thread's handle on the stream of `gpu`, made by `new` the first time: not in a capture, whose memory is the graph's.
 fn of<T>(
@@ -106,7 +106,7 @@ impl Gpu {
         let Sizes { batch, m, n, k, a, b, ldc, stride_c } = Sizes::of(product)?;
         let dtype = product.lhs.tensor.dtype();
         let (one, zero) = (Scalar::of(dtype, 1.0), Scalar::of(dtype, 0.0));
-        let out = address_mut(product.out.tensor)?;
+        let out = address(product.out.tensor)?;
         // SAFETY: `Sizes` says what its reads and writes are; the caller's tensors hold that much,
         // as `Matrices` and `Product` ask for and `gemm` sees to, on the stream of the handle. The
         // scalars are of the type of the arithmetic, and read before the call returns.

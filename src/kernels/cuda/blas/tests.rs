@@ -40,11 +40,11 @@ fn captured_products_take_no_memory() -> Result<()> {
         let Some(gpu) = Gpu::of(&device) else { continue };
         let tensors = tensors(&device)?;
         crate::backend::keep_memory(&device)?;
-        both(&gpu, &tensors)?;
+        both(gpu, &tensors)?;
         device.synchronize()?;
         crate::backend::reset_peak_memory(&device)?;
         let before = crate::backend::memory_stats(&device)?;
-        let graph = capture(&gpu, &tensors)?;
+        let graph = capture(gpu, &tensors)?;
         for _ in 0..2 {
             gpu.replay(&graph)?;
         }
@@ -66,10 +66,10 @@ fn a_thread_s_first_product_is_not_captured() -> Result<()> {
     for device in gpus() {
         let Some(gpu) = Gpu::of(&device) else { continue };
         let tensors = tensors(&device)?;
-        let refused = capture(&gpu, &tensors).unwrap_err().to_string();
+        let refused = capture(gpu, &tensors).unwrap_err().to_string();
         assert!(refused.contains("a product that no step before the capture had"), "{refused}");
-        both(&gpu, &tensors)?;
-        gpu.replay(&capture(&gpu, &tensors)?)?;
+        both(gpu, &tensors)?;
+        gpu.replay(&capture(gpu, &tensors)?)?;
         assert_eq!(tensors[1].sum_all()?.to_scalar::<f32>()?, 65.0 * 64.0 * 64.0);
     }
     Ok(())

@@ -10,7 +10,7 @@ mod plan;
 mod status;
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::fmt::Debug;
 use std::rc::Rc;
@@ -23,7 +23,8 @@ use cudarc::cudnn::result::{self as cudnn, CudnnError};
 use cudarc::cudnn::sys;
 use cudarc::driver::CudaStream;
 
-use super::{Bias, Convolution, Gpu, Pass, address, address_mut, launched};
+use super::quick::Quick;
+use super::{Bias, Convolution, Gpu, Pass, address, launched};
 use crate::kernels::algorithm::fell_back;
 use plan::{Algorithm, Plan};
 use status::supported;
@@ -40,8 +41,8 @@ struct Library {
     /// Kept alive as long as the handle names it.
     stream: Arc<CudaStream>,
     /// `None` where the library has nothing that will do.
-    plans: RefCell<HashMap<Key, Option<Rc<Plan>>>>,
-    graphs: RefCell<HashMap<graph::Key, Option<Rc<graph::Plan>>>>,
+    plans: RefCell<Quick<Key, Option<Rc<Plan>>>>,
+    graphs: RefCell<Quick<graph::Key, Option<Rc<graph::Plan>>>>,
 }
 
 /// What came of the graph API.
@@ -87,17 +88,8 @@ impl Drop for Library {
 struct Addresses([u64; 3]);
 
 impl Addresses {
-    fn of(pass: Pass, tensors: [&Tensor; 3]) -> Result<Self> {
-        let written = match pass {
-            Pass::Forward => 2,
-            Pass::Dgrad => 0,
-            Pass::Wgrad => 1,
-        };
-        let mut addresses = [0; 3];
-        for (i, (at, tensor)) in addresses.iter_mut().zip(tensors).enumerate() {
-            *at = if i == written { address_mut(tensor)? } else { address(tensor)? };
-        }
-        Ok(Self(addresses))
+    fn of([input, weight, output]: [&Tensor; 3]) -> Result<Self> {
+        Ok(Self([address(input)?, address(weight)?, address(output)?]))
     }
 
     fn at(self, index: usize) -> *mut c_void {
@@ -113,6 +105,7 @@ impl Gpu {
 
     /// Computes the one of `[input, weight, output]` that `pass` says from the others, and returns the name of what did
     /// it. All are contiguous, of the shapes of `convolution`, and of F16, BF16 or F32.
+    /// Nobody else has the one that is written.
     ///
     /// It is added, before the one rounding, to the bias. That may be spread over the result, once it is known how to
     /// compute it: the library may try that there.
@@ -127,7 +120,7 @@ impl Gpu {
     ) -> Result<Option<&'static str>> {
         let (library, measured) = (self.library()?, crate::kernels::cudnn::cudnn_benchmark());
         let dtype = tensors[0].dtype();
-        let addresses = Addresses::of(pass, tensors)?;
+        let addresses = Addresses::of(tensors)?;
         // What the graph API's engines would be measured by is not written.
         let by_graph = match measured {
             true => ByGraph::NotMeant,
@@ -158,7 +151,7 @@ impl Gpu {
             (bias.spread)()?;
         }
         let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
-        let work = (&*plan, address_mut(&scratch)? as *mut c_void);
+        let work = (&*plan, address(&scratch)? as *mut c_void);
         let done = supported(run(library.handle, work, addresses, adds))?.is_some();
         launched(&library.stream);
         // A heuristic may propose what the library then does not do: it is not asked for that again.
@@ -220,7 +213,7 @@ impl Gpu {
         };
         let Some(plan) = plan else { return Ok(ByGraph::Refused) };
         let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
-        let run = plan.run(library.handle, &all, address_mut(&scratch)?);
+        let run = plan.run(library.handle, &all, address(&scratch)?);
         let done = supported(run)?.is_some();
         launched(&library.stream);
         if !done {
@@ -232,7 +225,7 @@ impl Gpu {
 
     /// This thread's handle of the device.
     fn library(&self) -> Result<Rc<Library>> {
-        thread_local!(static LIBRARIES: RefCell<HashMap<DeviceId, Rc<Library>>> = RefCell::default());
+        thread_local!(static LIBRARIES: RefCell<Quick<DeviceId, Rc<Library>>> = RefCell::default());
         LIBRARIES.with(|libraries| {
             let id = self.0.id();
             if let Some(library) = libraries.borrow().get(&id) {

@@ -18,7 +18,7 @@ use cudarc::cudnn::{result as cudnn, sys};
 use super::descriptors::{Descriptors, math};
 use super::status::supported;
 use super::{Addresses, Key, PLACE, WORKSPACE, lasting};
-use crate::kernels::cuda::{Gpu, Pass, address_mut};
+use crate::kernels::cuda::{Gpu, Pass, address};
 
 /// cuDNN's name of an algorithm: each pass has an enumeration of its own.
 #[derive(Clone, Copy, Debug)]
@@ -257,7 +257,7 @@ fn measured(
 ) -> Result<Found> {
     let ((x, w, y, convolution), most) = (descriptors.raw(), MOST as c_int);
     let scratch = gpu.scratch(PLACE, WORKSPACE, DType::U8)?;
-    let workspace = address_mut(&scratch)? as *mut c_void;
+    let workspace = address(&scratch)? as *mut c_void;
     let [input, weight, output] = [tensors.at(0), tensors.at(1), tensors.at(2)];
     // SAFETY: as in `expected`; the tensors are those of the convolution that comes next, of which
     // the one it writes is written, and the workspace is as large as it says.

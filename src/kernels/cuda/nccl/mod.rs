@@ -204,16 +204,17 @@ impl Link {
     fn combine(&self, combine: &Combine) -> Result<()> {
         let Combine { to, parts, count, piece, dtype, out, max } = *combine;
         let op = if max { "max" } else { "sum" };
-        let name = match dtype {
-            _ if dtype.is_float() => format!("combine_{op}_{}_{}", suffix(dtype)?, suffix(out)?),
-            DType::U8 => format!("combine_{op}_u8"),
-            DType::U32 => format!("combine_{op}_u32"),
-            DType::I16 => format!("combine_{op}_i16"),
-            DType::I32 => format!("combine_{op}_i32"),
-            DType::I64 => format!("combine_{op}_i64"),
+        let kinds = match dtype {
+            _ if dtype.is_float() => [suffix(dtype)?, suffix(out)?],
+            DType::U8 => ["u8", ""],
+            DType::U32 => ["u32", ""],
+            DType::I16 => ["i16", ""],
+            DType::I32 => ["i32", ""],
+            DType::I64 => ["i64", ""],
             _ => bail!("no kernel combines {dtype:?}"),
         };
-        let function = compile::function(&self.device, &SOURCE, &name)?;
+        let name = ["combine", op, kinds[0], kinds[1]].into();
+        let function = compile::function(&self.device.cuda_stream(), &SOURCE, name)?;
         // Addresses as words: whoever asks a tensor for its address may have to wait for other threads.
         let launch =
             Launch::new(function, self.stream.clone()).sizes(&[to as usize, parts as usize]);

@@ -17,7 +17,7 @@ pub(super) fn exponents(gpu: &Gpu, x: &Tensor, factor: f32) -> Result<Counts> {
     let n = x.elem_count();
     let counts = gpu.zeros(BINS * 3 + 3, DType::I64)?;
     // Elements before `n`; as many counts as the kernel has.
-    gpu.launch(&SOURCE, &format!("exponents_{}", suffix(x.dtype())?))?
+    gpu.launch(&SOURCE, ["exponents", suffix(x.dtype())?])?
         .write(&counts)?
         .read(x)?
         .size(n)

@@ -55,7 +55,7 @@ impl Counts {
 /// One read of the counts on a GPU. From other devices all is copied to the CPU.
 pub(crate) fn exponents(tensor: &Tensor, factor: f32) -> Result<Counts> {
     if let Some(gpu) = Gpu::of(tensor.device()) {
-        return cuda::exponents(&gpu, &plain(tensor)?, factor);
+        return cuda::exponents(gpu, &plain(tensor)?, factor);
     }
     let dtype = accumulator(tensor.dtype());
     let tensor = tensor.detach().to_device(&Device::Cpu)?.to_dtype(dtype)?.contiguous()?;
@@ -72,7 +72,7 @@ pub(crate) fn exponents(tensor: &Tensor, factor: f32) -> Result<Counts> {
 /// One read on a GPU.
 pub(crate) fn non_finite(tensor: &Tensor) -> Result<[usize; 2]> {
     if let Some(gpu) = Gpu::of(tensor.device()) {
-        let counts = cuda::exponents(&gpu, &plain(tensor)?, 1.0)?;
+        let counts = cuda::exponents(gpu, &plain(tensor)?, 1.0)?;
         return Ok([counts.infinite as usize, counts.nan as usize]);
     }
     match (tensor.device().is_cpu(), tensor.dtype()) {

@@ -73,8 +73,8 @@ fn launch(
     let captured = capture::rows(numbers.collect(), per_step)? as usize;
     let suffix = if double { "f64" } else { "f32" };
     // Every tensor of a row has as many elements as its `len`: `Slot` says so.
-    let start = |source, name: &str, table| {
-        let launch = gpu.launch(source, &format!("{name}_{suffix}"))?.table(table);
+    let start = |source, name: &'static str, table| {
+        let launch = gpu.launch(source, [name, suffix])?.table(table);
         let launch = launch.read_or_null(skip.map(|skip| skip.flag))?;
         Ok::<_, Error>(launch.write_or_null(skip.map(|skip| skip.counts))?.size(captured))
     };

@@ -75,7 +75,7 @@ pub(crate) fn step(mut slots: Vec<Slot<'_>>, skip: Option<Skip<'_>>) -> Result<(
         let here = |slot: &Slot<'_>| slot.variable.device().location() == device.location();
         let (chosen, others): (Vec<_>, Vec<_>) = slots.into_iter().partition(here);
         match Gpu::of(&device) {
-            Some(gpu) => cuda::step(&gpu, &chosen, skip)?,
+            Some(gpu) => cuda::step(gpu, &chosen, skip)?,
             None => step_on_host(chosen)?,
         }
         slots = others;
@@ -108,7 +108,7 @@ pub(crate) fn per_step(rule: Rule, seed: u64) -> [u64; capture::ROW] {
 /// The `F32` value of a `BF16` tensor and its remainder, on any device.
 pub(crate) fn rebuild(rounded: &Tensor, rest: &Tensor) -> Result<Tensor> {
     match Gpu::of(rounded.device()) {
-        Some(gpu) => cuda::rebuild(&gpu, rounded, rest),
+        Some(gpu) => cuda::rebuild(gpu, rounded, rest),
         None => portable::rebuild(rounded, rest),
     }
 }
