@@ -84,8 +84,8 @@ pub(crate) use token::live_nodes;
 ///     }
 ///
 ///     fn backward(&self, ctx: &Backward<'_, Tensor>) -> Result<Vec<Option<Gradient>>> {
-///         let slope = ctx.saved.affine(2.0, 0.0)?;
-///         Ok(vec![Some(Gradient::owned((slope * ctx.gradient)?))])
+///         let derivative = ctx.saved.affine(2.0, 0.0)?;
+///         Ok(vec![Some(Gradient::owned((derivative * ctx.gradient)?))])
 ///     }
 /// }
 ///

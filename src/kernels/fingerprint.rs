@@ -11,8 +11,8 @@ use crate::kernels::cpu::simd::vectorise;
 /// Elements whose sum is one task's.
 const CHUNK: usize = 1 << 16;
 
-/// Of two tensors that differ in any bit, two numbers, but for one pair in four thousand million. `None` of a tensor that is
-/// not on a CPU: reading it would wait.
+/// A checksum of the tensor's bits: two tensors that differ have the same one by a chance of 2^-32. `None` for a tensor that is
+/// not on a CPU, as reading it would wait.
 pub(crate) fn fingerprint(x: &Tensor) -> Result<Option<u64>> {
     if !x.device().is_cpu() || !x.is_contiguous() || x.elem_count() == 0 {
         return Ok(None);

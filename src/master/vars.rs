@@ -24,7 +24,7 @@ type InitRule = dyn Fn(&str, Init) -> Option<Init> + Send + Sync;
 /// Give the model [`var_builder`](Self::var_builder) in place of candle's. It makes a variable in
 /// `F32` for each name and hands out a 16-bit tensor cast from it, so that the model computes in
 /// 16 bits, and backward, candle's own too, gives the variable an `F32` gradient. Layers that ask for
-/// one name share one tensor: tied weights have one gradient. [`bind`](Self::bind) has the half
+/// one name share one tensor: tied weights have one gradient. [`bind`](Self::bind) has the 16-bit
 /// tensors rewritten in place after every step.
 ///
 /// The variables are a `VarMap`'s. It can be saved and read like any other.
@@ -32,7 +32,7 @@ type InitRule = dyn Fn(&str, Init) -> Option<Init> + Send + Sync;
 /// # Precision
 ///
 /// The model's operators stay candle's: they compute in the dtype of what they are given and, on a
-/// CPU, add up in half. Cast the input yourself, and reduce the loss in `F32`, as those in
+/// CPU, add up in 16 bits. Cast the input yourself, and reduce the loss in `F32`, as those in
 /// [`ops`](crate::ops) do. Gradients are rounded to 16 bits once more where they leave the 16-bit
 /// tensor. Memory is 4 + 2 bytes a parameter, without optimizer state.
 ///

@@ -22,7 +22,7 @@ use crate::{kernels, ops};
 /// statistics are `F32` whatever the builder's dtype (`F64` in a builder of `F64`): a variance
 /// underflows in `F16`, and `(c)` numbers save nothing.
 ///
-/// candle_nn's fails in half precision, in training or in evaluation.
+/// candle_nn's fails in 16 bits, in training or in evaluation.
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
     running_mean: Var,

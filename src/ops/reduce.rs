@@ -44,7 +44,7 @@ pub fn mean(x: &Tensor) -> Result<Tensor> {
     apply(Sum { mean: true, to: Vec::new() }, &[x])
 }
 
-/// The sums over `dims`, which the result has not.
+/// The sums over `dims`, which the result lacks.
 ///
 /// # Shapes
 ///
@@ -53,11 +53,11 @@ pub fn mean(x: &Tensor) -> Result<Tensor> {
 ///
 /// # Precision
 ///
-/// As [`sum`]. candle adds up halves in half, on a CPU as on CUDA.
+/// As [`sum`]. candle adds up 16-bit numbers in 16 bits, on a CPU as on CUDA.
 ///
 /// # Errors
 ///
-/// A dimension that there is not, or twice.
+/// A dimension that `x` lacks, or one named twice.
 ///
 /// # Examples
 ///

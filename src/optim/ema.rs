@@ -39,7 +39,7 @@ impl Default for EmaConfig {
 ///
 /// # Precision
 ///
-/// The average and its arithmetic are `F32` (`F64` for `F64` variables). In half the change, a
+/// The average and its arithmetic are `F32` (`F64` for `F64` variables). In 16 bits the change, a
 /// thousandth of a difference, would be lost. What is averaged are the variables it is given: of a 16-bit model
 /// with masters in its optimizer, the rounded ones; of [`MasterVars`], by [`of_masters`](Self::of_masters), the masters.
 ///

@@ -1,7 +1,7 @@
 //! Optimizers whose state is `F32`, for 16-bit and `F32` variables; parameter groups, schedules, and averages of the
 //! weights.
 //!
-//! | | state | numbers per parameter, beyond the weight |
+//! | | state | F32 numbers that the state has for each parameter |
 //! |---|---|---|
 //! | [`Sgd`] | momentum, if any | 0 or 1 |
 //! | [`AdamW`] | two moments, three with AMSGrad | 2 or 3 |

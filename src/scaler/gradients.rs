@@ -388,7 +388,7 @@ impl Collected {
         entries.iter().map(|&at| self.entries[at].finding()).collect()
     }
 
-    /// Of `chosen`, and of what they were clipped with: one norm, one fate.
+    /// Of `chosen`, and of what they were clipped with: they share one norm, and are skipped together.
     pub(crate) fn concerned(&self, chosen: &[usize]) -> Vec<Finding> {
         let mut all = self.findings(chosen);
         let mut seen: HashSet<TensorId> = all.iter().map(|finding| finding.variable).collect();

@@ -38,7 +38,7 @@ const VECTORS: usize = 3;
 /// Pixels of an image, at most, and words of one: more are streamed by im2col just as well.
 const PIXELS: usize = 64;
 const WORDS: usize = 1 << 14;
-/// Channels on either side, at least: of fewer, sums are short.
+/// Channels on either side, at least: with fewer, sums are too short to pay for the transposes.
 const CHANNELS: usize = 128;
 /// Output channels of a task.
 const TASK: usize = 32;
