@@ -114,7 +114,8 @@ pub(super) fn backward(
     // The gradient of a mask has the size of the scores: nothing is saved by not having those.
     if let (None, Some(output)) = (wants[3], &kept.unrounded) {
         let wants = [wants[0], wants[1], wants[2]];
-        let [dq, dk, dv] = flash::backward(gpu, saved, output, settings, wants)?;
+        let products = flash::Products::of(gpu, q.dtype())?;
+        let [dq, dk, dv] = flash::backward(gpu, products, saved, output, settings, wants)?;
         return Ok([dq, dk, dv, None]);
     }
     if flash::is_for(q) {

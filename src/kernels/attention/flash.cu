@@ -6,44 +6,9 @@
 // The output is divided by the sum of what was multiplied, the rounded probabilities, so that it is a mean of the
 // values whatever the rounding: backward needs that, of the output before it is rounded.
 
-// How a block of four warps multiplies: each by itself, by `mma.sync`.
-template <int D, class T> struct OfWarps {
-    static constexpr int ROWS = 64, KEYS = TILE<D, T>;
-    typedef T Rows[KEYS][D + 8];
-    struct Tiles {
-        Rows keys[2], values[2];
-    };
-
-    DEVICE static Tiles &tiles() {
-        __shared__ __align__(16) Tiles all;
-        return all;
-    }
-
-    DEVICE static void fetch(Rows &to, const T *from, size_t stride, size_t first, size_t rows, size_t width) {
-        fetch_rows<D>(to, from, stride, first, rows, width);
-    }
-
-    DEVICE static void wait_for_tile() {
-        arrived();
-        __syncthreads();
-    }
-
-    // p = left keys^T
-    DEVICE static void scores(float (&p)[KEYS / 8][4], const Left<D, T> &left, const Rows &keys) {
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) times_turned<D>(p[n], left, keys, n * 8);
-    }
-
-    // result += weights values
-    DEVICE static void add(float (&result)[D / 8][4], const Left<16, T> (&weights)[KEYS / 16], const Rows &values) {
-#pragma unroll
-        for (int step = 0; step < KEYS / 16; step++) times<D>(result, weights[step], values, step * 16);
-    }
-};
-
 template <class Products, int D, class T>
 DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *shares, const Attention<T> &in) {
-    constexpr int KEYS = Products::KEYS;
+    constexpr int KEYS = Products::TILE_ROWS;
     auto &tiles = Products::tiles();
     const Sizes &sizes = in.sizes;
     // The last queries first: with `causal`, they see the most.
@@ -63,8 +28,8 @@ DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *sha
         one = pack<T>(1, 1);
     }
     auto fetch = [&](int stage, size_t first) {
-        Products::fetch(tiles.keys[stage], in.k.head(batch, shared), in.k.s2, first, sizes.keys, sizes.width);
-        Products::fetch(tiles.values[stage], in.v.head(batch, shared), in.v.s2, first, sizes.keys, sizes.width);
+        Products::fetch(tiles.first[stage], in.k.head(batch, shared), in.k.s2, first, sizes.keys, sizes.width);
+        Products::fetch(tiles.second[stage], in.v.head(batch, shared), in.v.s2, first, sizes.keys, sizes.width);
     };
     size_t end = sizes.end(block.after()), end_of_group = sizes.end(block.after_group());
     float unit = in.unit();
@@ -76,11 +41,10 @@ DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *sha
         if (next < end) fetch(stage ^ 1, next);
         if (Products::ROWS > 64 && first >= end_of_group) continue;
 
-        float p[KEYS / 8][4] = {}, derivatives[KEYS / 8][4], largest[2] = {most[0], most[1]};
-        Products::scores(p, left, tiles.keys[stage]);
-        in.score(p, derivatives, batch, head, sizes.is_edge(block.first(), first, KEYS), [&](int n, int e) {
-            return Seen{block.row[e / 2], first + n * 8 + 2 * t + e % 2};
-        });
+        float p[KEYS / 8][4] = {}, largest[2] = {most[0], most[1]};
+        Products::scores(p, left, tiles.first[stage]);
+        auto place = [&](int n, int e) { return Seen{block.row[e / 2], first + n * 8 + 2 * t + e % 2}; };
+        in.score(p, batch, head, sizes.is_edge(block.first(), first, KEYS), place, [](int, int, float) {});
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
@@ -115,7 +79,7 @@ DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *sha
 #pragma unroll
             for (auto &part : weights[step].at) multiply<T>(rounded_sum, part, one, one);
         }
-        Products::add(result, weights, tiles.values[stage]);
+        Products::add(result, weights, tiles.second[stage], 0);
     }
 
 #pragma unroll
@@ -146,6 +110,7 @@ OF_F16(FLASH_WARPS(f16, f16))
 OF_BF16(FLASH_WARPS(bf16, bf16))
 OF_F32(FLASH(flash_64_f32, OfWarps, float, 64, 128, 2) FLASH(flash_64_tf32_f32, OfWarps, tf32, 64, 128, 3))
 #ifdef HOPPER
+template <int D, class T> using OfGroups = Groups<D, T, D == 64 ? 3 : 2>;
 #define FLASH_GROUPS(t, T)                                                                        \
     FLASH(flash_groups_64_##t, OfGroups, T, 64, 384, 1) FLASH(flash_groups_128_##t, OfGroups, T, 128, 256, 1)
 OF_F16(FLASH_GROUPS(f16, f16))

@@ -1,7 +1,7 @@
 //! Attention on tensor cores, without the scores in memory: forward in one launch, backward in two. F32 is a sum of two
 //! numbers of TF32, or is rounded to one where [`allow_tf32`] is set.
 //!
-//! Forward is by `mma.sync`, or by `wgmma` where there is that ([`Products`]). Both keep the same for backward.
+//! Both are by `mma.sync`, or by `wgmma` where there is that ([`Products`]), and keep the same in between.
 
 use candle_core::{DType, IndexOp, Result, Tensor};
 
@@ -17,6 +17,7 @@ static FORWARD: Source = Source {
     code: concat!(
         include_str!("scores.cuh"),
         include_str!("tiles.cuh"),
+        include_str!("warps.cuh"),
         include_str!("wgmma.cuh"),
         include_str!("flash.cu")
     ),
@@ -26,18 +27,16 @@ static BACKWARD: Source = Source {
     code: concat!(
         include_str!("scores.cuh"),
         include_str!("tiles.cuh"),
+        include_str!("warps.cuh"),
+        include_str!("wgmma.cuh"),
         include_str!("flash_backward.cu")
     ),
 };
 
-/// Queries, or keys, of a block of four warps, as in the sources.
-const ROWS: usize = 64;
-/// Its threads.
-const THREADS: usize = 128;
 /// The widest heads there are kernels for.
 const WIDEST: usize = 128;
 
-/// What multiplies in forward.
+/// What multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Products {
     /// A warp, by `mma.sync`.
@@ -52,16 +51,18 @@ impl Products {
         Ok(if hopper && dtype != DType::F32 { Self::OfGroups } else { Self::OfWarps })
     }
 
-    /// The kernel for heads of up to `wide` elements, and a grid of its blocks for so many heads of `queries` each.
-    fn forward(self, wide: usize, heads: usize, queries: usize) -> (&'static str, Grid) {
-        let (name, rows, shared) = match self {
-            Self::OfWarps => ("flash", ROWS, 0),
-            // Two tiles of 64 keys and two of as many values, from a multiple of 1024 bytes on.
+    /// The grid for so many heads of `rows` each, up to `wide` elements, of kernels whose blocks have `own` matrices of their
+    /// rows in shared memory, as in the sources.
+    fn grid(self, wide: usize, heads: usize, rows: usize, own: usize) -> Grid {
+        let (block, shared) = match self {
+            Self::OfWarps => (64, 0),
             Self::OfGroups => {
-                ("flash_groups", if wide == WIDEST { 128 } else { 192 }, 4 * 64 * 2 * wide + 1024)
+                let block = if own == 0 && wide < WIDEST { 192 } else { 128 };
+                // With two tiles of 64 rows of each of two tensors, from a multiple of 1024 bytes on.
+                (block, (4 * 64 + own * block) * 2 * wide + 1024)
             }
         };
-        (name, Grid { shared, ..Grid::flat(heads * queries.div_ceil(rows), 2 * rows) })
+        Grid { shared, ..Grid::flat(heads * rows.div_ceil(block), 2 * block) }
     }
 }
 
@@ -70,7 +71,7 @@ const WIDEST_F32: usize = 64;
 
 /// Whether it is meant for attention of these queries, whatever their width.
 pub(super) fn is_for(q: &Tensor) -> bool {
-    matches!(q.dtype(), DType::F16 | DType::BF16) && q.elem_count() > 0
+    matches!(q.dtype(), DType::F16 | DType::BF16 | DType::F32) && q.elem_count() > 0
 }
 
 /// Whether there are kernels for these: F32 in heads of at most 64 elements or 16 bits in heads of at most 128, that start
@@ -107,10 +108,17 @@ fn wide(q: &Tensor) -> Result<usize> {
 }
 
 /// The kernel `name` for heads as wide as those of `q`.
-fn launch(gpu: &Gpu, source: &'static Source, name: &'static str, q: &Tensor) -> Result<Launch> {
+fn launch(
+    gpu: &Gpu,
+    source: &'static Source,
+    products: Products,
+    name: &'static str,
+    q: &Tensor,
+) -> Result<Launch> {
+    let groups = if products == Products::OfGroups { "groups" } else { "" };
     let width = if wide(q)? == WIDEST { "128" } else { "64" };
     let rounded = if q.dtype() == DType::F32 && allow_tf32() { "tf32" } else { "" };
-    gpu.launch(source, [name, width, rounded, suffix(q.dtype())?])
+    gpu.launch(source, [name, groups, width, rounded, suffix(q.dtype())?])
 }
 
 /// Adds `x`, and the strides of a row of it.
@@ -152,8 +160,8 @@ pub(super) fn forward(
     let (max, inverse_sum) = (sums.narrow(0, 0, b)?, sums.narrow(0, b, b)?);
     let mask = Mask::of(mask, [b, h, t, s], DType::F32)?;
     // Queries before `t` are written, at the same places of both.
-    let (name, grid) = products.forward(wide(q)?, b * h, t);
-    let launch = launch(gpu, &FORWARD, name, q)?.write_strided(&out)?;
+    let grid = products.grid(wide(q)?, b * h, t, 0);
+    let launch = launch(gpu, &FORWARD, products, "flash", q)?.write_strided(&out)?;
     let launch = launch.write_strided(&unrounded)?.sizes(&out.stride()[..3]);
     attention(launch.write_new(&max)?.write_new(&inverse_sum)?, [q, k, v], &mask, settings)?
         .run(grid)?;
@@ -163,6 +171,7 @@ pub(super) fn forward(
 /// See [`super::backward`], of what [`fits`] and has the `output` in F32.
 pub(super) fn backward(
     gpu: &Gpu,
+    products: Products,
     saved: Saved<'_>,
     output: &Tensor,
     settings: Settings,
@@ -172,7 +181,7 @@ pub(super) fn backward(
         wants[i].map(|want| gpu.empty(like.shape(), written(saved.q, want))).transpose()
     };
     let all = [of(0, saved.q)?, of(1, saved.k)?, of(2, saved.v)?];
-    write(gpu, saved, output, settings, all.each_ref().map(Option::as_ref))?;
+    write(gpu, products, saved, output, settings, all.each_ref().map(Option::as_ref))?;
     let as_wanted = |i: usize| match (&all[i], wants[i]) {
         (Some(gradient), Some(want)) => in_dtype(gradient, want).map(Some),
         _ => Ok(None),
@@ -192,7 +201,8 @@ pub(super) fn backward_packed(
     let all = gpu.empty((b, t, 3, h, d), written(saved.q, want))?;
     let part = |i| all.i((.., .., i))?.transpose(1, 2);
     let parts = [part(0)?, part(1)?, part(2)?];
-    write(gpu, saved, output, settings, parts.each_ref().map(Some))?;
+    let products = Products::of(gpu, saved.q.dtype())?;
+    write(gpu, products, saved, output, settings, parts.each_ref().map(Some))?;
     in_dtype(&all.flatten_from(2)?, want)
 }
 
@@ -205,6 +215,7 @@ fn written(q: &Tensor, want: DType) -> DType {
 /// or of the dtype of `q`, in rows that start at even elements.
 fn write(
     gpu: &Gpu,
+    products: Products,
     saved: Saved<'_>,
     output: &Tensor,
     settings: Settings,
@@ -225,18 +236,22 @@ fn write(
     if dq.is_some() || dk.is_some() {
         // Rows before `t` of `dq` and the averages are written, and as many maxima, shares and rows of the output
         // read.
-        let launch = into(launch(gpu, &BACKWARD, "flash_queries", q)?, dq)?;
+        let launch = into(launch(gpu, &BACKWARD, products, "flash_queries", q)?, dq)?;
         let launch = read_rows(launch.write(&averages)?.read(&max)?.read(&inverse_sum)?, &grad)?;
         let launch = read_rows(launch, output)?;
-        attention(launch, [q, k, v], &mask, settings)?
-            .run(Grid::flat(b * h * t.div_ceil(ROWS), THREADS))?;
+        attention(launch, [q, k, v], &mask, settings)?.run(products.grid(wide(q)?, b * h, t, 2))?;
     }
     if dk.is_some() || dv.is_some() {
         // Rows before `s` of `dk` and `dv` are written, and averages read where there is a `dk`.
-        let launch = into(into(launch(gpu, &BACKWARD, "flash_keys", q)?, dk)?, dv)?;
+        let launch = launch(gpu, &BACKWARD, products, "flash_keys", q)?;
+        let launch = into(into(launch, dk)?, dv)?;
         let launch = read_rows(launch.read(&averages)?.read(&max)?.read(&inverse_sum)?, &grad)?;
-        attention(launch, [q, k, v], &mask, settings)?
-            .run(Grid::flat(b * kv_heads * s.div_ceil(ROWS), THREADS))?;
+        attention(launch, [q, k, v], &mask, settings)?.run(products.grid(
+            wide(q)?,
+            b * kv_heads,
+            s,
+            2,
+        ))?;
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
 // What attention's kernels on tensor cores share: blocks of warps with 16 rows each, times tiles of other rows in
-// shared memory. Products and sums are F32.
+// shared memory, by the products of warps.cuh or wgmma.cuh. Products and sums are F32.
 
 template <class T> constexpr bool IS_F16 = false;
 template <> constexpr bool IS_F16<f16> = true;
@@ -40,22 +40,6 @@ DEVICE float power_of_two(float x) {
 #else
     return exp2f(x);
 #endif
-}
-
-// Four matrices of 8 x 8 halves out of shared memory, a register each. Lane i says where row i % 8 of matrix
-// i / 8 is. Lane 4 g + t gets the elements 2 t and 2 t + 1 of row g, or of column g where TURNED.
-template <bool TURNED> DEVICE void load_matrices(u32 (&to)[4], const void *row) {
-    u32 at = (u32)__cvta_generic_to_shared(row);
-#define LOAD(turned)                                                                              \
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4" turned ".shared.b16 {%0, %1, %2, %3}, [%4];"     \
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])                             \
-                 : "r"(at)                                                                        \
-                 : "memory")
-    if constexpr (TURNED) {
-        LOAD(".trans");
-    } else {
-        LOAD("");
-    }
 }
 
 // c (16, 8) += a (16, 8) b (8, 8) of TF32, a warp together: bits below TF32's count for nothing. As `multiply`.
@@ -169,9 +153,10 @@ struct Block {
     // The first row of the 16 that a warp has.
     DEVICE size_t first() const { return tile * size + threadIdx.x / 32 * 16; }
 
-    // The row after the last one, of the block and of the warpgroup.
+    // The row after the last one of the block, and the first of a warpgroup and the one after its last.
     DEVICE size_t after() const { return (tile + 1) * size; }
-    DEVICE size_t after_group() const { return tile * size + threadIdx.x / 128 * 64 + 64; }
+    DEVICE size_t first_of_group() const { return tile * size + threadIdx.x / 128 * 64; }
+    DEVICE size_t after_group() const { return first_of_group() + 64; }
 };
 
 struct Sizes {
@@ -194,24 +179,6 @@ struct Sizes {
     // Where a query's numbers are.
     DEVICE size_t at(size_t batch, size_t head, size_t query) const { return (batch * heads + head) * queries + query; }
 };
-
-// Rows of a tile: of two tiles in two stages, one that is read and one on its way, there is room for as many.
-template <int D, class T> constexpr int TILE = 8192 / sizeof(T) / D;
-
-// The rows of a tile begin to come, of `width` elements, zeros where there are none. A row has 8 more than D,
-// so that eight rows start in different banks, or four of F32.
-template <int D, class T>
-DEVICE void fetch_rows(T (*to)[D + 8], const T *from, size_t stride, size_t first, size_t rows, size_t width) {
-    constexpr int PACK = 16 / sizeof(T), APART = 128 * PACK / D; // rows, from one pack of a thread to the next
-    constexpr int ROWS = TILE<D, T>;
-    int row = threadIdx.x / (D / PACK), column = threadIdx.x % (D / PACK) * PACK;
-    int there = column >= width ? 0 : rows - first < ROWS ? (int)(rows - first) : ROWS;
-    from += (first + row) * stride + column;
-#pragma unroll
-    for (int i = 0; i < ROWS; i += APART) {
-        copy_async<16>(&to[row + i][column], from + i * stride, row + i < there);
-    }
-}
 
 struct Seen {
     size_t query, key;
@@ -238,38 +205,33 @@ template <class T> struct Attention {
     // bit, as its rounding, of a large score, would be seen in the probabilities.
     DEVICE float base(float largest) const { return largest * LOG2_E; }
 
-    // The keys and the values of a tile begin to come, from `first` on.
-    template <int D>
-    DEVICE void fetch(T (*keys)[D + 8], T (*values)[D + 8], size_t batch, size_t head, size_t first) const {
-        fetch_rows<D>(keys, k.head(batch, head), k.s2, first, sizes.keys, sizes.width);
-        fetch_rows<D>(values, v.head(batch, head), v.s2, first, sizes.keys, sizes.width);
-    }
-
     // From products to scores: -infinity where a query does not see a key, which is looked at where the
     // tile is at an `edge` of what is seen. `place` says of which query and which key a product is;
-    // derivatives are those of scores, in units of e, by products.
-    template <int N, class P>
-    DEVICE void score(float (&x)[N][4], float (&derivatives)[N][4], size_t batch, size_t head, bool edge,
-                      const P &place) const {
+    // `slope` gets the derivative of each score, in units of e, by its product.
+    template <int N, class P, class S>
+    DEVICE void score(float (&x)[N][4], size_t batch, size_t head, bool edge, const P &place, const S &slope) const {
         bool simple = plain();
+        if (simple && !edge) {
 #pragma unroll
-        for (int n = 0; n < N; n++) {
+            for (int n = 0; n < N; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) derivatives[n][e] = scores.scale;
+                for (int e = 0; e < 4; e++) slope(n, e, scores.scale);
+            }
+            return;
         }
-        if (simple && !edge) return;
 #pragma unroll
         for (int n = 0; n < N; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 Seen at = place(n, e);
+                float derivative = 1;
                 if (!sizes.sees(at.query, at.key)) {
                     x[n][e] = -infinity<float>();
                 } else if (!simple) {
                     size_t row = scores.mask.row(batch, head, at.query);
-                    x[n][e] = scores.of(x[n][e], row, at.key, derivatives[n][e]);
-                    derivatives[n][e] *= scores.scale;
+                    x[n][e] = scores.of(x[n][e], row, at.key, derivative);
                 }
+                slope(n, e, derivative * scores.scale);
             }
         }
     }
@@ -319,27 +281,6 @@ DEVICE float times_left(const Left<D, T> &left, int i, const float *row, size_t 
     return sum;
 }
 
-// c (16, 8) += left (16, D) times eight rows of a tile, turned.
-template <int D, class T>
-DEVICE void times_turned(float (&c)[4], const Left<D, T> &left, const T (*tile)[D + 8], int first) {
-    int lane = threadIdx.x % 32;
-    if constexpr (IS_WIDE<T>) {
-#pragma unroll
-        for (int step = 0; step < D / 8; step++) {
-            uint2 right = *(const uint2 *)&tile[first + lane / 4][step * 8 + lane % 4 * 2];
-            multiply<T>(c, left.at[step], right.x, right.y);
-        }
-    } else {
-#pragma unroll
-        for (int step = 0; step < D / 16; step += 2) {
-            u32 right[4];
-            load_matrices<false>(right, &tile[first + lane % 8][step * 16 + lane / 8 * 8]);
-            multiply<T>(c, left.at[step], right[0], right[1]);
-            multiply<T>(c, left.at[step + 1], right[2], right[3]);
-        }
-    }
-}
-
 // Weights (16, 16), whose halves are as products leave them, rounded to T: the left one of a product.
 template <class T> DEVICE void as_left(Left<16, T> &left, const float (&w0)[4], const float (&w1)[4]) {
     if constexpr (IS_WIDE<T>) {
@@ -351,36 +292,6 @@ template <class T> DEVICE void as_left(Left<16, T> &left, const float (&w0)[4], 
     } else {
         left.at[0][0] = pack<T>(w0[0], w0[1]), left.at[0][1] = pack<T>(w0[2], w0[3]);
         left.at[0][2] = pack<T>(w1[0], w1[1]), left.at[0][3] = pack<T>(w1[2], w1[3]);
-    }
-}
-
-// c (16, D) += weights (16, 16) times sixteen rows of a tile.
-template <int D, class T>
-DEVICE void times(float (&c)[D / 8][4], const Left<16, T> &weights, const T (*tile)[D + 8], int first) {
-    int lane = threadIdx.x % 32;
-    if constexpr (IS_WIDE<T>) {
-        const T(*rows)[D + 8] = tile + first + lane % 4 * 2;
-#pragma unroll
-        for (int n = 0; n < D / 8; n++) {
-            // By itself first: tensor cores round their sums towards zero, which adds up.
-            float sum[4] = {};
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const u32 *b0 = (const u32 *)&rows[half * 8][n * 8 + lane / 4];
-                const u32 *b1 = (const u32 *)&rows[half * 8 + 1][n * 8 + lane / 4];
-                multiply<T>(sum, weights.at[half], *b0, *b1);
-            }
-#pragma unroll
-            for (int e = 0; e < 4; e++) c[n][e] += sum[e];
-        }
-    } else {
-#pragma unroll
-        for (int n = 0; n < D / 8; n += 2) {
-            u32 right[4];
-            load_matrices<true>(right, &tile[first + lane % 16][(n + lane / 16) * 8]);
-            multiply<T>(c[n], weights.at[0], right[0], right[1]);
-            multiply<T>(c[n + 1], weights.at[0], right[2], right[3]);
-        }
     }
 }
 

@@ -322,6 +322,7 @@ mod tests {
             code: concat!(
                 include_str!("../attention/scores.cuh"),
                 include_str!("../attention/tiles.cuh"),
+                include_str!("../attention/warps.cuh"),
                 include_str!("../attention/wgmma.cuh"),
                 include_str!("../attention/flash.cu")
             ),

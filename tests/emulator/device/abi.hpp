@@ -57,9 +57,9 @@ struct WarpProduct {
 };
 
 // A product that the threads of a warpgroup begin together, d (64, columns) += a (64, 16) b, as one of them gives it: its
-// registers of a and of d, and what describes where b is in shared memory.
+// registers of a and of d, and what describes where b is in shared memory. Where a is there, too, so does `left_matrix`.
 struct GroupProduct {
-    unsigned long long right;
+    unsigned long long right, left_matrix; // 0: a is in registers
     unsigned left[4];
     int columns;
     bool turned;
@@ -96,8 +96,8 @@ void emulated_begin_copy(const Copy &copy);
 bool emulated_next_copy(Copy *copy);
 // Adds a product to the sums of all lanes.
 void emulated_multiply(WarpProduct &product);
-// `fence.proxy.async`: what the thread has copied is there for tensor cores once the block has met at a barrier.
-void emulated_fence_copies();
+// `fence.proxy.async`: what the thread has written is there for tensor cores once the block has met at a barrier.
+void emulated_fence_writes();
 // `wgmma.fence`, `wgmma.mma_async`, `wgmma.commit_group`, and `wgmma.wait_group` for all but so many groups.
 void emulated_fence_registers();
 void emulated_begin_product(const GroupProduct &product);

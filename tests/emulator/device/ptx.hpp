@@ -23,12 +23,14 @@ enum class Ptx {
     store_4,
     store_2,
     nothing,
-    fence_copies,
+    fence_writes,
     fence_registers,
     group_f16,
     group_turned_f16,
     group_bf16,
     group_turned_bf16,
+    group_shared_f16,
+    group_shared_bf16,
     commit_products,
     wait_for_products,
 };
@@ -47,6 +49,10 @@ struct Opcode {
      "{" EMULATED_16 "," EMULATED_16 "},{%,%,%,%},%,1,1,1," TURNED ";", WHAT},                                         \
         {"wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE,                                                 \
          "{" EMULATED_16 "," EMULATED_16 "," EMULATED_16 "," EMULATED_16 "},{%,%,%,%},%,1,1,1," TURNED ";", WHAT},
+// a in shared memory; imm-trans-a, too, is a constant.
+#define EMULATED_WGMMA_SHARED(TYPE, WHAT)                                                                              \
+    {"wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE, "{" EMULATED_16 "," EMULATED_16 "},%,%,1,1,1,0,0;",  \
+     WHAT},
 constexpr Opcode OPCODES[] = {
     {"cvt.f32.f16", "%,%;", Ptx::f32_of_f16},
     {"cvt.rn.f16.f32", "%,%;", Ptx::f16_of_f32},
@@ -66,12 +72,14 @@ constexpr Opcode OPCODES[] = {
     {"st.global.v4.u32", "[%],{%,%,%,%};", Ptx::store_4},
     {"st.global.v2.u32", "[%],{%,%};", Ptx::store_2},
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    {"fence.proxy.async.shared::cta", ";", Ptx::fence_copies},
+    {"fence.proxy.async.shared::cta", ";", Ptx::fence_writes},
     {"wgmma.fence.sync.aligned", ";", Ptx::fence_registers},
     EMULATED_WGMMA("f16", "0", Ptx::group_f16)
     EMULATED_WGMMA("f16", "1", Ptx::group_turned_f16)
     EMULATED_WGMMA("bf16", "0", Ptx::group_bf16)
     EMULATED_WGMMA("bf16", "1", Ptx::group_turned_bf16)
+    EMULATED_WGMMA_SHARED("f16", Ptx::group_shared_f16)
+    EMULATED_WGMMA_SHARED("bf16", Ptx::group_shared_bf16)
     {"wgmma.commit_group.sync.aligned", ";", Ptx::commit_products},
     {"wgmma.wait_group.sync.aligned", "0;", Ptx::wait_for_products},
 #endif
@@ -79,6 +87,7 @@ constexpr Opcode OPCODES[] = {
 #undef EMULATED_MMA
 #undef EMULATED_16
 #undef EMULATED_WGMMA
+#undef EMULATED_WGMMA_SHARED
 
 // What to do, and which operand of the `asm` each number in the text is.
 struct Instruction {
@@ -208,8 +217,8 @@ template <Ptx What, int N> void execute(const Instruction &instruction, Operand 
                                                   unsigned(bits(4))};
     } else if constexpr (What == Ptx::store_2) {
         *aligned_pointer<uint2 *>(bits(0), 8) = {unsigned(bits(1)), unsigned(bits(2))};
-    } else if constexpr (What == Ptx::fence_copies) {
-        emulated_fence_copies();
+    } else if constexpr (What == Ptx::fence_writes) {
+        emulated_fence_writes();
     } else if constexpr (What == Ptx::fence_registers) {
         emulated_fence_registers();
     } else if constexpr (What == Ptx::group_f16 || What == Ptx::group_turned_f16 || What == Ptx::group_bf16 ||
@@ -217,9 +226,16 @@ template <Ptx What, int N> void execute(const Instruction &instruction, Operand 
         constexpr bool turned = What == Ptx::group_turned_f16 || What == Ptx::group_turned_bf16;
         constexpr bool is_f16 = What == Ptx::group_f16 || What == Ptx::group_turned_f16;
         const int own = instruction.count - 5; // numbers of d that a thread has
-        GroupProduct product{bits(own + 4), {}, 2 * own, turned, is_f16 ? half_value : bfloat_value, {}};
+        GroupProduct product{bits(own + 4), 0, {}, 2 * own, turned, is_f16 ? half_value : bfloat_value, {}};
         for (int i = 0; i < 4; i++)
             product.left[i] = bits(own + i);
+        for (int i = 0; i < own; i++)
+            product.results[i] = static_cast<float *>(operands[instruction.at[i]].to);
+        emulated_begin_product(product);
+    } else if constexpr (What == Ptx::group_shared_f16 || What == Ptx::group_shared_bf16) {
+        const int own = instruction.count - 2;
+        auto value = What == Ptx::group_shared_f16 ? half_value : bfloat_value;
+        GroupProduct product{bits(own + 1), bits(own), {}, 2 * own, false, value, {}};
         for (int i = 0; i < own; i++)
             product.results[i] = static_cast<float *>(operands[instruction.at[i]].to);
         emulated_begin_product(product);

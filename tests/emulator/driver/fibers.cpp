@@ -189,6 +189,7 @@ void release_barrier() {
             fiber.votes = votes;
             fiber.state = State::ready;
         }
+    products::barrier(block.waiting);
     block.waiting = 0;
     block.barriers++;
     races::barrier();
@@ -297,6 +298,14 @@ unsigned current_thread() { return block.current; }
 unsigned threads() { return block.fibers.size(); }
 unsigned barriers() { return block.barriers; }
 void wait_for_warpgroup() { wait(State::warpgroup); }
+
+std::vector<std::pair<const unsigned char *, size_t>> shared_memory() {
+    std::vector<std::pair<const unsigned char *, size_t>> all;
+    for (auto &[variable, size] : block.shared)
+        all.emplace_back(static_cast<const unsigned char *>(variable), size);
+    all.emplace_back(emulated_dynamic_shared, block.dynamic_shared);
+    return all;
+}
 
 const unsigned char *shared_byte(unsigned address) {
     auto within = [&](const void *start, size_t size) {

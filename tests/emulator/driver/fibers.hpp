@@ -1,6 +1,7 @@
 #pragma once
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "../device/abi.hpp"
 
@@ -35,6 +36,9 @@ bool on_stack(unsigned long address);
 // How many threads the block has, and how often all of them have met at a barrier.
 unsigned threads();
 unsigned barriers();
+
+// All of its shared memory.
+std::vector<std::pair<const unsigned char *, size_t>> shared_memory();
 
 // The byte of shared memory with these lowest 18 bits of an address; null where there is none.
 const unsigned char *shared_byte(unsigned address);

@@ -31,11 +31,11 @@ bool sanitized() {
 
 } // namespace
 
-Guarded::Guarded(size_t size, size_t alignment) : size(size) {
+Guarded::Guarded(size_t size, size_t alignment, size_t window) : size(size) {
     if (sanitized()) {
         length = 0;
         void *memory = nullptr;
-        if (posix_memalign(&memory, 256, size ? size : 1))
+        if (posix_memalign(&memory, std::max<size_t>(256, window), size ? size : 1))
             throw std::bad_alloc();
         start = pages = static_cast<unsigned char *>(memory);
         memset(start, GARBAGE, size);
@@ -43,12 +43,20 @@ Guarded::Guarded(size_t size, size_t alignment) : size(size) {
     }
     size_t inner = round_up(round_up(size, alignment), PAGE);
     length = inner + 2 * PAGE;
-    void *all = mmap(nullptr, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (all == MAP_FAILED || mprotect(static_cast<unsigned char *>(all) + PAGE, inner, PROT_READ | PROT_WRITE)) {
+    void *all = mmap(nullptr, length + window, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    pages = static_cast<unsigned char *>(all);
+    if (size_t first = reinterpret_cast<size_t>(pages) + PAGE; window && first % window + inner > window)
+        pages += round_up(first, window) - first;
+    if (all == MAP_FAILED || mprotect(pages + PAGE, inner, PROT_READ | PROT_WRITE)) {
         perror("emulated GPU: device memory");
         throw std::bad_alloc();
     }
-    pages = static_cast<unsigned char *>(all);
+    if (size_t before = pages - static_cast<unsigned char *>(all); window) {
+        if (before)
+            munmap(all, before);
+        if (before < window)
+            munmap(pages + length, window - before);
+    }
     start = pages + PAGE + inner - round_up(size, alignment);
     if (!idle()) // nobody reads it then
         accessible(true);

@@ -9,7 +9,8 @@ namespace emulated {
 // Memory that ends at a page which cannot be touched, up to `alignment`, and begins after one.
 class Guarded {
   public:
-    explicit Guarded(size_t size, size_t alignment = 16);
+    // No multiple of `window`, if it is not 0, comes after its first byte: an address's lowest bits never begin anew.
+    explicit Guarded(size_t size, size_t alignment = 16, size_t window = 0);
     ~Guarded();
     Guarded(const Guarded &) = delete;
 
@@ -28,9 +29,9 @@ class Guarded {
     bool open = false;
 };
 
-// The dynamic shared memory of a launch.
+// The dynamic shared memory of a launch, of whose addresses descriptors of matrices have 18 bits.
 struct DynamicShared : Guarded {
-    explicit DynamicShared(size_t size) : Guarded(size) {}
+    explicit DynamicShared(size_t size) : Guarded(size, 16, 1 << 18) {}
 };
 
 namespace memory {

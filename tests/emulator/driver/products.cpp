@@ -1,5 +1,5 @@
 // Products on tensor cores, as PTX defines them. "Asynchronous Warpgroup Level Matrix Instructions". A product is computed when the first thread waits
-// for it, from what shared memory has then, which must be what it had when the last thread began it. Until a thread has
+// for it, from what shared memory has then, which must be what it had when the first thread began it. Until a thread has
 // waited, its results are garbage, which nobody may write to.
 #include "products.hpp"
 
@@ -21,14 +21,23 @@ struct Part {
     size_t follows; // the product whose results it adds to, one more than its number; 0: what was in the registers
 };
 
-struct Product {
-    unsigned long long right;
+// One of shared memory: a, turned, is (16, 64), and b is (16, columns).
+struct Matrix {
+    char name;
+    unsigned long long descriptor; // 0: there is none
     int columns;
     bool turned;
+    bool operator!=(const Matrix &other) const {
+        return descriptor != other.descriptor || columns != other.columns || turned != other.turned;
+    }
+};
+
+struct Product {
+    Matrix left, right;
     float (*value)(unsigned short);
     unsigned at_barrier, begun = 0, taken = 0;
     bool computed = false;
-    std::vector<unsigned short> b; // (16, columns)
+    std::vector<unsigned short> a, b;
     Part parts[GROUP];
     std::vector<float> results; // of each thread, one after another
 };
@@ -41,6 +50,7 @@ struct Warpgroup {
 
 struct Thread {
     bool fenced = false;
+    unsigned fenced_before = 0; // the number of the barrier that its last `fence.proxy.async` came before, from 1 on
     size_t begun = 0, taken = 0, waits_for = 0;
     std::vector<size_t> groups; // the number of products begun at each commit
     std::vector<size_t> arrived; // copies for which there was no fence
@@ -57,36 +67,40 @@ std::vector<Warpgroup> warpgroups;
 std::vector<Thread> all_threads;
 std::unordered_map<size_t, Copied> copies; // by address / 16
 
+// Shared memory as tensor cores know it, by the lowest bits of addresses: all of it as it is at a barrier before which every
+// thread has had a `fence.proxy.async`; how many had since the last barrier.
+unsigned char known[1 << 18];
+unsigned fences;
+
 Thread &mine() {
     if (all_threads.empty()) {
         all_threads.resize(threads());
         warpgroups.resize(threads() / GROUP);
+        memset(known, GARBAGE, sizeof known);
+        fences = 0;
     }
     return all_threads[current_thread()];
 }
 
 size_t piece(const void *address) { return reinterpret_cast<size_t>(address) / 16; }
 
-// One element of b: row and column of a matrix whose rows are 128 bytes, swizzled. The leading dimension's offset is from 64
-// columns to the next if it is turned, and else unused; the stride dimension's is from eight rows to the next.
-const unsigned char *element(const Product &product, int k, int n) {
-    unsigned long long right = product.right;
-    auto field = [&](int bit) { return static_cast<unsigned>(right >> bit & 0x3fff) << 4; };
+// The address, in shared memory, of row k, column n of a matrix whose rows are 128 bytes, swizzled. The leading dimension's
+// offset is from 64 columns to the next if it is turned, and else unused; the stride dimension's is from eight rows to the next.
+unsigned address(const Matrix &matrix, int k, int n) {
+    auto field = [&](int bit) { return static_cast<unsigned>(matrix.descriptor >> bit & 0x3fff) << 4; };
     unsigned start = field(0), leading = field(16), stride = field(32);
-    unsigned at = product.turned ? start + n / 64 * leading + n % 64 * 2 + k / 8 * stride + k % 8 * 128
-                                 : start + n / 8 * stride + n % 8 * 128 + k * 2;
-    at ^= (at >> 7 & 7) << 4;
-    auto byte = shared_byte(at & 0x3ffff);
-    if (!byte)
-        emulated_fail(ILLEGAL_ADDRESS, "wgmma: row %d, column %d of b is not in shared memory, by descriptor %#llx", k, n, right);
-    return byte;
+    unsigned at = matrix.turned ? start + n / 64 * leading + n % 64 * 2 + k / 8 * stride + k % 8 * 128
+                                : start + n / 8 * stride + n % 8 * 128 + k * 2;
+    return (at ^ (at >> 7 & 7) << 4) & 0x3ffff;
 }
 
-void check_descriptor(unsigned long long right) {
-    if (right >> 62 != 1)
-        emulated_fail(LAUNCH_FAILED, "wgmma: descriptor %#llx: only 128 bytes of swizzle are emulated", right);
-    if (right & 0x3fff'c000'c000'c000)
-        emulated_fail(LAUNCH_FAILED, "wgmma: descriptor %#llx has a base offset, or bits that mean nothing", right);
+void check_descriptor(unsigned long long descriptor) {
+    if (descriptor >> 62 != 1)
+        emulated_fail(LAUNCH_FAILED, "wgmma: descriptor %#llx: only 128 bytes of swizzle are emulated", descriptor);
+    if (descriptor & 0x3fff'c000'c000'c000)
+        emulated_fail(LAUNCH_FAILED, "wgmma: descriptor %#llx has a base offset, or bits that mean nothing", descriptor);
+    if (descriptor & 0x38)
+        emulated_fail(LAUNCH_FAILED, "wgmma: descriptor %#llx begins within eight rows: it needs a base offset", descriptor);
 }
 
 // That copies which it needs are there, and that tensor cores know.
@@ -103,31 +117,50 @@ void check_copied(const unsigned char *byte) {
         emulated_fail(LAUNCH_FAILED, "wgmma reads what cp.async has copied, and %s", missing);
 }
 
-std::vector<unsigned short> read(const Product &product) {
-    std::vector<unsigned short> b(16 * product.columns);
-    for (int k = 0; k < 16; k++)
-        for (int n = 0; n < product.columns; n++) {
-            auto byte = element(product, k, n);
-            memcpy(&b[k * product.columns + n], byte, 2);
-            check_copied(byte);
-        }
-    return b;
+// Packs of eight numbers, which the swizzle leaves together. With `check`, they must be those that tensor cores know of.
+std::vector<unsigned short> read(const Matrix &matrix, bool check) {
+    if (!matrix.descriptor)
+        return {};
+    std::vector<unsigned short> all(16 * matrix.columns);
+    for (int pack = 0; pack < 2 * matrix.columns; pack++) {
+        int k = matrix.turned ? pack % 16 : pack % 2 * 8, n = matrix.turned ? pack / 16 * 8 : pack / 2;
+        unsigned at = address(matrix, k, n);
+        auto bytes = shared_byte(at);
+        if (!bytes || !shared_byte(at + 15))
+            emulated_fail(ILLEGAL_ADDRESS, "wgmma: row %d, column %d of %c is not in shared memory, by descriptor %#llx", k, n,
+                          matrix.name, matrix.descriptor);
+        check_copied(bytes);
+        if (check && memcmp(bytes, known + at, 16))
+            emulated_fail(LAUNCH_FAILED, "wgmma reads what was stored to shared memory, and there was no barrier since that "
+                                         "before which each thread had a fence.proxy.async");
+        unsigned short numbers[8];
+        memcpy(numbers, bytes, sizeof numbers);
+        for (int i = 0; i < 8; i++)
+            all[matrix.turned ? k * matrix.columns + n + i : (k + i) * matrix.columns + n] = numbers[i];
+    }
+    return all;
+}
+
+void check_unchanged(const Product &product) {
+    if (read(product.left, false) != product.a || read(product.right, false) != product.b)
+        emulated_fail(LAUNCH_FAILED, "shared memory that a wgmma reads was written before anybody waited for the wgmma");
 }
 
 void compute(Warpgroup &group, size_t number) {
     Product &product = group.at(number);
-    if (read(product) != product.b)
-        emulated_fail(LAUNCH_FAILED, "shared memory that a wgmma reads was written before anybody waited for the wgmma");
+    check_unchanged(product);
     float a[64][16];
     for (unsigned thread = 0; thread < GROUP; thread++)
         for (int i = 0; i < 8; i++) {
             int row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, column = thread % 4 * 2 + i % 2 + i / 4 * 8;
-            a[row][column] = product.value(product.parts[thread].left[i / 2] >> i % 2 * 16);
+            unsigned bits = product.left.descriptor ? product.a[column * 64 + row]
+                                                    : product.parts[thread].left[i / 2] >> i % 2 * 16;
+            a[row][column] = product.value(bits);
         }
     std::vector<float> b(product.b.size());
     for (size_t i = 0; i < b.size(); i++)
         b[i] = product.value(product.b[i]);
-    int own = product.columns / 2;
+    int columns = product.right.columns, own = columns / 2;
     product.results.resize(GROUP * own);
     for (unsigned thread = 0; thread < GROUP; thread++)
         for (int i = 0; i < own; i++) {
@@ -135,7 +168,7 @@ void compute(Warpgroup &group, size_t number) {
             int row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
             float sum = part.follows ? group.at(part.follows - 1).results[thread * own + i] : part.before[i];
             for (int k = 0; k < 16; k++)
-                sum += a[row][k] * b[k * product.columns + column];
+                sum += a[row][k] * b[k * columns + column];
             product.results[thread * own + i] = sum;
         }
     product.computed = true;
@@ -149,12 +182,13 @@ void take(Warpgroup &group, size_t number, size_t begun) {
     bool last = true;
     for (size_t later = number + 1; later < begun; later++)
         last &= group.at(later).parts[in_group].follows != number + 1;
-    for (int i = 0; last && i < product.columns / 2; i++) {
+    int own = product.right.columns / 2;
+    for (int i = 0; last && i < own; i++) {
         unsigned bits;
         memcpy(&bits, part.results[i], sizeof bits);
         if (bits != ~0u)
             emulated_fail(LAUNCH_FAILED, "a result of a wgmma was written to before the thread waited for the wgmma");
-        *part.results[i] = product.results[in_group * product.columns / 2 + i];
+        *part.results[i] = product.results[in_group * own + i];
     }
     product.taken++;
 }
@@ -227,6 +261,16 @@ void copy_arrives(const void *to) {
     mine().arrived.push_back(piece(to));
 }
 
+void barrier(unsigned met) {
+    if (fences && fences == met)
+        for (auto [start, size] : shared_memory()) {
+            size_t at = reinterpret_cast<size_t>(start) % sizeof known, first = std::min(size, sizeof known - at);
+            memcpy(known + at, start, first);
+            memcpy(known, start + first, size - first);
+        }
+    fences = 0;
+}
+
 extern "C" {
 
 void emulated_multiply(WarpProduct &mine) {
@@ -244,10 +288,13 @@ void emulated_multiply(WarpProduct &mine) {
     mine.value ? multiply_halves(lanes) : multiply_tf32(lanes);
 }
 
-void emulated_fence_copies() {
-    for (size_t at : mine().arrived)
+void emulated_fence_writes() {
+    Thread &thread = mine();
+    for (size_t at : thread.arrived)
         copies[at] = {Copied::fenced, barriers()};
-    mine().arrived.clear();
+    thread.arrived.clear();
+    fences += thread.fenced_before != barriers() + 1;
+    thread.fenced_before = barriers() + 1;
 }
 
 void emulated_fence_registers() { mine().fenced = true; }
@@ -259,18 +306,20 @@ void emulated_begin_product(const GroupProduct &given) {
         emulated_fail(LAUNCH_FAILED, "wgmma in a warpgroup of fewer than %u threads", GROUP);
     if (!thread.fenced)
         emulated_fail(LAUNCH_FAILED, "wgmma without a wgmma.fence since the thread last waited for one");
-    check_descriptor(given.right);
+    Matrix left{'a', given.left_matrix, 64, false}, right{'b', given.right, given.columns, given.turned};
+    check_descriptor(right.descriptor);
+    if (left.descriptor)
+        check_descriptor(left.descriptor);
     Warpgroup &group = warpgroups[current_thread() / GROUP];
     size_t number = thread.begun++;
     if (number == group.first + group.products.size()) {
         group.products.emplace_back();
         Product &fresh = group.products.back();
-        fresh.right = given.right, fresh.columns = given.columns, fresh.turned = given.turned;
-        fresh.value = given.value, fresh.at_barrier = barriers();
+        fresh.left = left, fresh.right = right, fresh.value = given.value, fresh.at_barrier = barriers();
+        fresh.a = read(left, true), fresh.b = read(right, true);
     }
     Product &product = group.at(number);
-    if (product.right != given.right || product.columns != given.columns || product.turned != given.turned ||
-        product.value != given.value || product.at_barrier != barriers())
+    if (product.left != left || product.right != right || product.value != given.value || product.at_barrier != barriers())
         emulated_fail(LAUNCH_FAILED, "threads of a warpgroup begin different products");
     Part &part = product.parts[in_group];
     memcpy(part.left, given.left, sizeof part.left);
@@ -279,14 +328,14 @@ void emulated_begin_product(const GroupProduct &given) {
     for (size_t earlier = thread.taken; earlier < number; earlier++)
         if (group.at(earlier).parts[in_group].results[0] == part.results[0])
             part.follows = earlier + 1;
-    if (part.follows && group.at(part.follows - 1).columns != product.columns)
+    if (part.follows && group.at(part.follows - 1).right.columns != right.columns)
         emulated_fail(LAUNCH_FAILED, "wgmma adds to results, not waited for, of another shape");
-    for (int i = 0; i < product.columns / 2; i++) {
+    for (int i = 0; i < right.columns / 2; i++) {
         part.before[i] = *part.results[i];
         memset(part.results[i], GARBAGE, sizeof(float));
     }
     if (++product.begun == GROUP)
-        product.b = read(product);
+        check_unchanged(product);
 }
 
 void emulated_commit_products() { mine().groups.push_back(mine().begun); }

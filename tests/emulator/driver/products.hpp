@@ -8,6 +8,8 @@ namespace emulated::products {
 void begin_block();
 // Whether the warpgroup of a thread has begun what the thread waits for.
 bool begun(unsigned thread);
+// So many threads, all that there are, have met.
+void barrier(unsigned met);
 // By `cp.async`, of the current thread.
 void copy_begins(const void *to);
 void copy_arrives(const void *to);
