@@ -118,7 +118,7 @@ macro_rules! with_pointwise {
     ([$($given:tt)*] $(
         $(#[$doc:meta])* $name:ident => $op:ident $parameters:tt, {
             rule: $default:ident, pytorch: $pytorch:ident, reason: $reason:literal
-        }, $facts:tt;
+        }, $facts:tt, $arithmetic:tt;
     )*) => {
         ops! {
             $($given)*

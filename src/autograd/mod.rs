@@ -12,6 +12,7 @@ mod pass;
 pub(crate) mod profile;
 mod reclaim;
 mod recompute;
+mod scopes;
 pub(crate) mod second_order;
 mod stack;
 mod storage;

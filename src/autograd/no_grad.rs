@@ -1,16 +1,12 @@
 //! Computing without a graph.
 
-use std::cell::Cell;
 use std::marker::PhantomData;
 
+use super::scopes;
 use crate::autocast;
 
-thread_local! {
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
-}
-
 pub(crate) fn is_active() -> bool {
-    DEPTH.get() > 0
+    scopes::current().no_grad > 0
 }
 
 /// Runs `f` without tracking this crate's operators, on this thread: for evaluation, where the
@@ -35,20 +31,22 @@ pub fn no_grad<T>(f: impl FnOnce() -> T) -> T {
 /// Tracks operators again until the guard is dropped, whatever the caller's scope: a backward pass that builds a
 /// graph of its own must not depend on where it is called.
 pub(super) fn enable_grad() -> EnableGrad {
-    EnableGrad(DEPTH.replace(0))
+    let before = scopes::current().no_grad;
+    scopes::change(|scopes| scopes.no_grad = 0);
+    EnableGrad(before)
 }
 
-pub(super) struct EnableGrad(u32);
+pub(super) struct EnableGrad(usize);
 
 impl Drop for EnableGrad {
     fn drop(&mut self) {
-        DEPTH.set(self.0);
+        scopes::change(|scopes| scopes.no_grad = self.0);
     }
 }
 
 /// As [`no_grad`], until the returned guard is dropped.
 pub fn no_grad_guard() -> NoGradGuard {
-    DEPTH.set(DEPTH.get() + 1);
+    scopes::change(|scopes| scopes.no_grad += 1);
     NoGradGuard { _not_send: PhantomData }
 }
 
@@ -61,7 +59,7 @@ pub struct NoGradGuard {
 
 impl Drop for NoGradGuard {
     fn drop(&mut self) {
-        DEPTH.set(DEPTH.get() - 1);
+        scopes::change(|scopes| scopes.no_grad -= 1);
         if !is_active() {
             autocast::drop_cast_cache();
         }

@@ -1,6 +1,5 @@
 //! Activation checkpointing: memory for arithmetic.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -8,7 +7,7 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::below::Below;
 use super::stack::with_deep_stack;
-use super::{token, version};
+use super::{scopes, token, version};
 use crate::autograd::{self, Backward, Gradient, Graph, Operator, Trust};
 use crate::error::GraphError;
 use crate::error::bail;
@@ -18,15 +17,10 @@ use crate::{Autocast, Cast, Op};
 /// Checkpoints within one another: each level of recomputing takes stack.
 const MAX_LEVELS: usize = 32;
 
-thread_local! {
-    /// How many functions this thread is recomputing, one within the backward of another.
-    static RECOMPUTING: Cell<usize> = const { Cell::new(0) };
-}
-
 /// Whether this thread is computing what it has computed before: effects on anything but the result
 /// have been had.
 pub(crate) fn is_active() -> bool {
-    RECOMPUTING.get() > 0
+    scopes::current().recomputing > 0
 }
 
 /// `f(x)`, whose intermediate tensors are not kept: backward computes them once more.
@@ -195,13 +189,13 @@ impl<F: Fn(&Tensor) -> Result<Tensor>> Checkpoint<F> {
         struct Level;
         impl Drop for Level {
             fn drop(&mut self) {
-                RECOMPUTING.set(RECOMPUTING.get() - 1);
+                scopes::change(|scopes| scopes.recomputing -= 1);
             }
         }
-        if RECOMPUTING.get() == MAX_LEVELS {
+        if scopes::current().recomputing == MAX_LEVELS {
             return Err(GraphError::TooDeep { op: "checkpoint" }.into());
         }
-        RECOMPUTING.set(RECOMPUTING.get() + 1);
+        scopes::change(|scopes| scopes.recomputing += 1);
         let _level = Level;
         let run = || self.autocast.scope(|| (self.f)(x));
         let (y, draws) = random::replay(&self.draws, run);

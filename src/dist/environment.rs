@@ -1,15 +1,11 @@
-//! The engine for how this process was started.
+//! How this process was started, and the engine for that.
 
 use std::sync::Arc;
 
-use candle_core::Device;
-
 use super::communicator::Communicator;
-use super::nccl::Nccl;
 use super::rendezvous::Place;
 use super::single::Single;
 use crate::error::{DistError, Result};
-use crate::kernels::cuda::HAS_NCCL;
 
 /// The variables by which a launcher tells each process about the others.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,17 +51,9 @@ pub fn from_environment() -> Result<Arc<dyn Communicator>> {
     }
 }
 
-/// The engine for tensors on `device`, for how this process was started: several processes that each have a CUDA device
-/// exchange tensors by [`Nccl`] (feature `nccl`). All else is as [`from_environment`] says.
-///
-/// # Errors
-///
-/// As [`from_environment`] and [`Nccl::init`].
-pub fn from_environment_on(device: &Device) -> Result<Arc<dyn Communicator>> {
-    match (device, launched(&variable)?) {
-        (Device::Cuda(_), Some(_)) if HAS_NCCL => Nccl::init(device),
-        _ => from_environment(),
-    }
+/// Whether a launcher has started several processes.
+pub(super) fn is_launched() -> Result<bool> {
+    Ok(launched(&variable)?.is_some())
 }
 
 /// The number of this process among those of its machine, and 0 without a launcher: which GPU to take.

@@ -17,7 +17,9 @@ mod arguments;
 mod batch_norm;
 mod buckets;
 mod communicator;
+mod config;
 mod data_parallel;
+mod engine;
 mod environment;
 mod exchange;
 mod host;
@@ -35,8 +37,10 @@ mod timeout;
 
 pub use batch_norm::sync_batch_norm;
 pub use communicator::{Communicator, Pending, Reduction};
-pub use data_parallel::{DataParallel, DataParallelConfig};
-pub use environment::{from_environment, from_environment_on, local_rank};
+pub use config::DataParallelConfig;
+pub use data_parallel::DataParallel;
+pub use engine::from_environment_on;
+pub use environment::{from_environment, local_rank};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
 pub use nccl::Nccl;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor, TensorId};
 
 use super::buckets::{Buckets, Parameter, shard_len};
-use super::data_parallel::DataParallelConfig;
+use super::config::DataParallelConfig;
 use super::exchange::{Facts, compare, on_host};
 use super::{Communicator, Pending, Reduction};
 use crate::autograd::{Gradient, is_frozen};

@@ -1,17 +1,36 @@
-//! How [`MasterVars`] serves a `VarBuilder`.
+//! The masters of [`MasterVars`](super::MasterVars), and how they serve a `VarBuilder`.
 
 use std::collections::HashMap;
-use std::sync::PoisonError;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use candle_core::{DType, Device, Result, Shape, Tensor, Var};
-use candle_nn::Init;
+use candle_core::{DType, Device, Result, Shape, Tensor, TensorId, Var};
 use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarMap};
 
-use super::MasterVars;
 use crate::autograd::version;
 use crate::error::bail;
 use crate::parameters::is_buffer;
-use crate::{kernels, random};
+use crate::{autocast, kernels, random};
+
+pub(super) type DTypeRule = dyn Fn(&str, DType) -> DType + Send + Sync;
+pub(super) type InitRule = dyn Fn(&str, Init) -> Option<Init> + Send + Sync;
+
+/// The masters, and what was handed out of them.
+#[derive(Clone)]
+pub(super) struct Store {
+    pub(super) varmap: VarMap,
+    pub(super) dtypes: Arc<DTypeRule>,
+    pub(super) init: Arc<InitRule>,
+    pub(super) state: Arc<Mutex<State>>,
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.state().handed.iter().map(|one| one.name.clone()).collect();
+        f.debug_struct("Store").field("handed_out", &names).finish_non_exhaustive()
+    }
+}
 
 #[derive(Default)]
 pub(super) struct State {
@@ -41,7 +60,31 @@ impl Drop for Handed {
     }
 }
 
-impl MasterVars {
+impl Store {
+    pub(super) fn new(varmap: VarMap) -> Self {
+        let (dtypes, init) =
+            (Arc::new(|_: &str, dtype| dtype), Arc::new(|_: &str, init| Some(init)));
+        Self { varmap, dtypes, init, state: Arc::default() }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Rewrites the 16-bit tensors of the masters that have `stepped`.
+    pub(super) fn refresh_of(&self, stepped: impl Fn(TensorId) -> bool) -> Result<()> {
+        autocast::clear_cast_cache();
+        let state = self.state();
+        let ours = || state.handed.iter().filter(|one| stepped(one.master.id()));
+        let copies = ours().filter(|one| one.tensor.id() != one.master.id());
+        let copies = copies.filter(|one| one.tensor.dtype().is_float());
+        let pairs: Vec<(&Tensor, &Tensor)> =
+            copies.map(|one| (&one.tensor, one.master.as_tensor())).collect();
+        kernels::cast_all(&pairs)?;
+        ours().for_each(Handed::written);
+        Ok(())
+    }
+
     /// The variable `name`, made if there is none.
     fn master(
         &self,
@@ -124,7 +167,7 @@ impl MasterVars {
 }
 
 /// The `VarBuilder`'s side.
-pub(super) struct Backend(pub(super) MasterVars);
+pub(super) struct Backend(pub(super) Store);
 
 impl SimpleBackend for Backend {
     fn get(
@@ -153,7 +196,7 @@ fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
-/// See [`MasterVars::new`].
+/// See [`MasterVars::new`](super::MasterVars::new).
 fn or_default(asked: Init, name: &str, shape: &Shape) -> Init {
     match asked {
         Init::Const(0.0) if shape.rank() >= 2 => Init::Randn { mean: 0.0, stdev: 0.02 },

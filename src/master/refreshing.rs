@@ -2,22 +2,23 @@
 
 use candle_core::{Result, TensorId};
 
-use super::MasterVars;
+use super::backend::Store;
 use crate::scaler::{Step, UnscaledGradients};
 
-/// An optimizer of [`MasterVars`], whose steps rewrite the 16-bit tensors; see [`MasterVars::bind`].
+/// An optimizer of [`MasterVars`](super::MasterVars), whose steps rewrite the 16-bit tensors; see
+/// [`MasterVars::bind`](super::MasterVars::bind).
 ///
 /// An optimizer that keeps its variables to itself, as candle's do, is given every gradient, also those of variables that
 /// are no masters. Several optimizers each have their [`Parameters`](crate::Parameters):
 /// `masters.bind(&mut body.bind(&mut adamw))`.
 #[derive(Debug)]
 pub struct Refreshing<'a, S> {
-    masters: &'a MasterVars,
+    masters: &'a Store,
     optimizer: &'a mut S,
 }
 
 impl<'a, S: Step> Refreshing<'a, S> {
-    pub(super) fn new(masters: &'a MasterVars, optimizer: &'a mut S) -> Self {
+    pub(super) fn new(masters: &'a Store, optimizer: &'a mut S) -> Self {
         Self { masters, optimizer }
     }
 }
@@ -44,7 +45,7 @@ impl<S: Step> Step for Refreshing<'_, S> {
         // After a failure too: some variables may have been updated.
         match self.optimizer.variables() {
             Some(ids) => self.masters.refresh_of(|id| ids.contains(&id))?,
-            None => self.masters.refresh()?,
+            None => self.masters.refresh_of(|_| true)?,
         }
         stepped
     }

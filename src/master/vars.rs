@@ -2,21 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
-use candle_core::{DType, Device, Result, Tensor, TensorId, Var, safetensors};
+use candle_core::{DType, Device, Result, Tensor, Var, safetensors};
 use candle_nn::{Init, VarBuilder, VarMap};
 
-use super::backend::{Backend, Handed, State, converted};
+use super::backend::{Backend, Store, converted};
 use super::{MissingGradients, Refreshing};
+use crate::Parameters;
 use crate::autograd::version;
 use crate::error::ArgumentError;
 use crate::error::bail;
 use crate::scaler::Step;
-use crate::{Parameters, autocast, kernels};
-
-type DTypeRule = dyn Fn(&str, DType) -> DType + Send + Sync;
-type InitRule = dyn Fn(&str, Init) -> Option<Init> + Send + Sync;
 
 /// `F32` masters that a model gets 16-bit copies of: mixed precision for a model that cannot be
 /// edited, such as those of `candle-transformers`.
@@ -82,17 +79,14 @@ type InitRule = dyn Fn(&str, Init) -> Option<Init> + Send + Sync;
 /// ```
 #[derive(Clone)]
 pub struct MasterVars {
-    pub(super) varmap: VarMap,
+    store: Store,
     dtype: DType,
     device: Device,
-    pub(super) dtypes: Arc<DTypeRule>,
-    pub(super) init: Arc<InitRule>,
-    state: Arc<Mutex<State>>,
 }
 
 impl std::fmt::Debug for MasterVars {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names: Vec<_> = self.state().handed.iter().map(|one| one.name.clone()).collect();
+        let names: Vec<_> = self.store.state().handed.iter().map(|one| one.name.clone()).collect();
         let mut s = f.debug_struct("MasterVars");
         s.field("dtype", &self.dtype).field("device", &self.device).field("handed_out", &names);
         s.finish_non_exhaustive()
@@ -119,14 +113,7 @@ impl MasterVars {
     /// Masters that are the variables of `varmap`, which must not have 16 bits. What a model asks for
     /// besides is added to the map, with initial values as in [`new`](Self::new).
     pub fn from_varmap(varmap: &VarMap, dtype: DType, device: &Device) -> Self {
-        Self {
-            varmap: varmap.clone(),
-            dtype,
-            device: device.clone(),
-            dtypes: Arc::new(|_, dtype| dtype),
-            init: Arc::new(|_, init| Some(init)),
-            state: Arc::default(),
-        }
+        Self { store: Store::new(varmap.clone()), dtype, device: device.clone() }
     }
 
     /// Masters with the values in safetensors files, of any floating-point dtype. What a model
@@ -143,7 +130,7 @@ impl MasterVars {
         let masters = Self::new(dtype, device).init(|_, _| None);
         for path in paths {
             for (name, tensor) in safetensors::load(path, &Device::Cpu)? {
-                if masters.state().files.insert(name.clone(), tensor).is_some() {
+                if masters.store.state().files.insert(name.clone(), tensor).is_some() {
                     return Err(ArgumentError::DuplicateName { name }.into());
                 }
             }
@@ -166,7 +153,7 @@ impl MasterVars {
     /// ```
     #[must_use]
     pub fn dtypes(self, rule: impl Fn(&str, DType) -> DType + Send + Sync + 'static) -> Self {
-        Self { dtypes: Arc::new(rule), ..self }
+        Self { store: Store { dtypes: Arc::new(rule), ..self.store }, ..self }
     }
 
     /// Gives each new variable the initial value that `rule` gives for its name and the one it
@@ -182,29 +169,29 @@ impl MasterVars {
     /// ```
     #[must_use]
     pub fn init(self, rule: impl Fn(&str, Init) -> Option<Init> + Send + Sync + 'static) -> Self {
-        Self { init: Arc::new(rule), ..self }
+        Self { store: Store { init: Arc::new(rule), ..self.store }, ..self }
     }
 
     /// What a model is built from. Set the rules before.
     pub fn var_builder(&self) -> VarBuilder<'static> {
-        let backend = Box::new(Backend(self.clone()));
+        let backend = Box::new(Backend(self.store.clone()));
         VarBuilder::from_backend(backend, self.dtype, self.device.clone())
     }
 
     /// The masters.
     pub fn varmap(&self) -> &VarMap {
-        &self.varmap
+        &self.store.varmap
     }
 
     /// The masters by name, for the optimizer and for reports.
     pub fn parameters(&self) -> Parameters {
-        Parameters::from_varmap(&self.varmap)
+        Parameters::from_varmap(&self.store.varmap)
     }
 
     /// `optimizer`, with a [`refresh`](Self::refresh) after every step, for
     /// [`GradScaler::step`](crate::GradScaler::step).
     pub fn bind<'a, S: Step>(&'a self, optimizer: &'a mut S) -> Refreshing<'a, S> {
-        Refreshing::new(self, optimizer)
+        Refreshing::new(&self.store, optimizer)
     }
 
     /// Rewrites the 16-bit tensors from their masters: after a step of an optimizer that is not
@@ -214,25 +201,12 @@ impl MasterVars {
     ///
     /// What the copy meets.
     pub fn refresh(&self) -> Result<()> {
-        self.refresh_of(|_| true)
-    }
-
-    pub(super) fn refresh_of(&self, stepped: impl Fn(TensorId) -> bool) -> Result<()> {
-        autocast::clear_cast_cache();
-        let state = self.state();
-        let ours = || state.handed.iter().filter(|one| stepped(one.master.id()));
-        let copies = ours().filter(|one| one.tensor.id() != one.master.id());
-        let copies = copies.filter(|one| one.tensor.dtype().is_float());
-        let pairs: Vec<(&Tensor, &Tensor)> =
-            copies.map(|one| (&one.tensor, one.master.as_tensor())).collect();
-        kernels::cast_all(&pairs)?;
-        ours().for_each(Handed::written);
-        Ok(())
+        self.store.refresh_of(|_| true)
     }
 
     /// The variables that get no gradient from `loss`, and what can be said of why.
     pub fn missing(&self, loss: &Tensor) -> MissingGradients {
-        MissingGradients::of(loss, &self.state().handed, &self.parameters())
+        MissingGradients::of(loss, &self.store.state().handed, &self.parameters())
     }
 
     /// Writes the masters to a safetensors file.
@@ -241,7 +215,7 @@ impl MasterVars {
     ///
     /// What writing meets.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        self.varmap.save(path)
+        self.store.varmap.save(path)
     }
 
     /// Reads the masters that there are from a safetensors file of any floating-point dtype, and
@@ -254,7 +228,7 @@ impl MasterVars {
     pub fn load(&self, path: impl AsRef<Path>) -> Result<()> {
         let file = safetensors::load(path, &Device::Cpu)?;
         let mut values = Vec::new();
-        for (name, var) in sorted(&self.varmap) {
+        for (name, var) in sorted(&self.store.varmap) {
             let Some(value) = file.get(&name) else { bail!("the file has no `{name}`") };
             values.push((converted(&name, value, var.shape(), var.dtype())?, var));
         }
@@ -263,10 +237,6 @@ impl MasterVars {
             version::written([var.as_tensor()]);
         }
         self.refresh()
-    }
-
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -31,7 +31,7 @@ macro_rules! functions {
             example: $x:literal, $y:literal;
             value: [$($value:expr),*];
             derivative: [$($derivative:expr),*];
-        };
+        }, $arithmetic:tt;
     )*) => { $(
         $(#[$doc])*
         ///

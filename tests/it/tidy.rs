@@ -2,6 +2,8 @@
 //!
 //! They hold in a checkout and in the unpacked package, which has no history and fewer files.
 
+mod imports;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, io};

@@ -26,7 +26,7 @@ macro_rules! operators {
     ([] $(
         $(#[$doc:meta])* $name:ident => $variant:ident (
             $($parameter:ident: $type:ty = $sample:literal),*
-        ), $policy:tt, { $($facts:tt)* };
+        ), $policy:tt, { $($facts:tt)* }, $arithmetic:tt;
     )*) => {
         /// A pointwise operator: a row of the table, with its parameters.
         #[derive(Clone, Copy, Debug, PartialEq)]

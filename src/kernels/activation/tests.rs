@@ -220,6 +220,31 @@ fn small_logarithms_keep_their_digits() {
     }
 }
 
+/// Of all that go through 0 there: what is small is not what is left of a difference.
+#[test]
+fn small_inputs_keep_their_digits() {
+    let small = [0.01, -0.01, 1e-4, -1e-4, 1e-6, -1e-6];
+    let x = of(small.repeat(6), &[36], DType::F32);
+    let through_0 = |row: &&Row| row.value[1] == 0.0 && row.derivative[1].abs() > 0.0;
+    let rows: Vec<&Row> =
+        ROWS.iter().filter(through_0).filter(|row| row.derivative[1] < INF).collect();
+    assert!(rows.iter().any(|row| row.name == "Log1p"));
+    for device in devices() {
+        for row in &rows {
+            let exact = values(&portable::value(row.function, &double(&x)).unwrap());
+            let y = value(row.function, &x.to_device(&device).unwrap()).unwrap();
+            for (exact, y) in exact.iter().zip(values(&y.to_device(&Device::Cpu).unwrap())) {
+                let error = (y - exact).abs();
+                let name = row.name;
+                assert!(
+                    error <= 8.0 * epsilon(DType::F32) * exact.abs(),
+                    "{name}: {y}, not {exact}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn large_inputs_stay_finite() {
     for dtype in DTYPES {

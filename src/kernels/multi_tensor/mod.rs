@@ -15,8 +15,8 @@ mod scale;
 
 use candle_core::{DType, Device, Error, Result, Tensor};
 
-pub(crate) use multiplier::{Clip, Multiplier, Number};
-pub(crate) use scale::{DeviceScale, Growth};
+pub(crate) use multiplier::{Clip, Growth, Multiplier, Number};
+pub(crate) use scale::DeviceScale;
 
 use super::cuda::Gpu;
 use crate::error::bail;

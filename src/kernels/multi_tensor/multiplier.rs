@@ -1,4 +1,4 @@
-//! What a gradient is to be multiplied by, which is left to whoever reads it next.
+//! Scales: what a gradient is to be multiplied by, which is left to whoever reads it next, and the rule by which it moves.
 
 use candle_core::{DType, Result, Tensor};
 
@@ -23,6 +23,17 @@ impl Number {
             }
         }
     }
+}
+
+/// When a scale moves: the settings of `ScaleConfig`, as the kernel takes them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Growth {
+    pub(crate) growth_factor: f64,
+    pub(crate) backoff_factor: f64,
+    pub(crate) growth_interval: u32,
+    pub(crate) hysteresis: u32,
+    pub(crate) min_scale: f32,
+    pub(crate) max_scale: f32,
 }
 
 /// `min(1, max_norm / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_`; NaN where `norm` is.

@@ -2,20 +2,9 @@
 
 use candle_core::{Result, Tensor, TensorId};
 
-use super::{Number, cuda};
+use super::{Growth, Number, cuda};
 use crate::kernels::capture;
 use crate::kernels::cuda::Gpu;
-
-/// When a scale moves: the settings of `ScaleConfig`, as the kernel takes them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Growth {
-    pub(crate) growth_factor: f64,
-    pub(crate) backoff_factor: f64,
-    pub(crate) growth_interval: u32,
-    pub(crate) hysteresis: u32,
-    pub(crate) min_scale: f32,
-    pub(crate) max_scale: f32,
-}
 
 /// The scale, its inverse and its two trackers on a GPU, which moves them; and a log of the flags
 /// that moved them, from which the host's own copy of the rule follows when somebody asks.

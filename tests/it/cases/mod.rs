@@ -6,7 +6,7 @@ mod sequence;
 mod sizes;
 mod statistics;
 #[path = "../../../src/kernels/activation/table.rs"]
-mod table;
+pub(crate) mod table;
 mod transformer;
 mod vision;
 

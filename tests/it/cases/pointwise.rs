@@ -21,7 +21,8 @@ macro_rules! rows {
     ([] $(
         $(#[$doc:meta])* $name:ident => $op:ident ($($parameter:ident: $type:ty = $sample:literal),*),
         $policy:tt,
-        { torch: $torch:literal, reference: $reference:literal, inputs: $low:literal, $high:literal; $($rest:tt)* };
+        { torch: $torch:literal, reference: $reference:literal, inputs: $low:literal, $high:literal; $($rest:tt)* },
+        $arithmetic:tt;
     )*) => {
         pub(crate) const ROWS: &[Row] = &[$(Row {
             op: Op::$op,

@@ -1,10 +1,13 @@
 //! Functions of one number.
 
+use std::f64::consts::FRAC_2_SQRT_PI;
+
 use candle_amp::{Op, ops, random as generator};
 use candle_core::Tensor;
 
-use super::super::program::Row;
-use super::{alone, row};
+use super::super::program::{Call, Row};
+use super::{Draft, alone, row};
+use crate::cases::table::pointwise;
 
 /// The error function, as a series of positive terms: nothing cancels.
 fn erf(x: f64) -> f64 {
@@ -15,7 +18,7 @@ fn erf(x: f64) -> f64 {
         odd += 2.0;
         term *= 2.0 * z * z / odd;
     }
-    (2.0 / std::f64::consts::PI.sqrt() * (-z * z).exp() * sum).copysign(x)
+    (FRAC_2_SQRT_PI * (-z * z).exp() * sum).copysign(x)
 }
 
 /// Value and derivative of the normal distribution.
@@ -45,104 +48,70 @@ fn elu(x: f64, alpha: f64) -> (f64, f64) {
     if x > 0.0 { (x, 1.0) } else { (alpha * x.exp_m1(), alpha * x.exp()) }
 }
 
-macro_rules! curve {
-    ($op:ident, $name:literal, [$($kink:literal),*], $run:expr, $f:expr) => {
-        row(
-            Some(Op::$op),
-            $name,
-            alone,
-            |t, _| $run(&t[0]),
-            |tape, x, _| x[0].each(|x| tape.kinked(x, &[$($kink),*], $f)),
-        )
+/// The rows of the table of pointwise operators.
+macro_rules! curves {
+    ([] $(
+        $(#[$doc:meta])* $name:ident => $op:ident ($($parameter:ident: $type:ty = $sample:literal),*),
+        $policy:tt,
+        { torch: $torch:literal, reference: $reference:literal, inputs: $low:literal, $high:literal; $($facts:tt)* },
+        {
+            cpu: |$number:ident| $of_number:expr, $slope_of_number:expr;
+            candle: |$tensor:ident| $of_tensor:expr, $slope_of_tensor:expr;
+            f64: |$x:ident| $value:expr, $derivative:expr;
+            kinks: [$($kink:expr),*]; exact: $exact:literal;
+        };
+    )*) => {
+        fn curves() -> Vec<Row> {
+            vec![$({
+                let row = row(
+                    Some(Op::$op),
+                    stringify!($name),
+                    if $low <= -4.0 { alone } else { of_positive },
+                    |t, _| ops::$name(&t[0] $(, $sample)*),
+                    |tape, x, _| {
+                        $(let $parameter: f64 = $sample;)*
+                        x[0].each(|x| tape.kinked(x, &[$($kink),*], |$x: f64| ($value, $derivative)))
+                    },
+                );
+                Row { exact: $exact, ..row }
+            }),*]
+        }
     };
 }
+pointwise!(curves []);
 
-macro_rules! of_positive {
-    ($op:ident, $name:literal, $run:expr, $f:expr) => {
-        row(
-            Some(Op::$op),
-            $name,
-            |d, x| Some((vec![positive(d, x)?], vec![])),
-            |t, _| $run(&t[0]),
-            |tape, x, _| x[0].map(tape, $f),
-        )
-    };
+/// On a value above 0.
+fn of_positive(d: &mut Draft, x: usize) -> Option<Call> {
+    Some((vec![positive(d, x)?], vec![]))
 }
 
 pub(super) fn rows() -> Vec<Row> {
-    vec![
-        curve!(Relu, "relu", [0.0], ops::relu, |x| (x.max(0.0), f64::from(x > 0.0))).exact(),
-        curve!(Relu6, "relu6", [0.0, 6.0], ops::relu6, |x| {
-            (x.clamp(0.0, 6.0), f64::from(x > 0.0 && x < 6.0))
+    let mut curves = curves();
+    // By steps, as 1 and the tangent cancel in the tail.
+    let gelu = curves.iter_mut().find(|row| row.op == Some(Op::GeluTanh)).expect("a row");
+    gelu.reference = |tape, x, _| {
+        x[0].each(|x| {
+            let tangent = tape.map(x, gelu_tangent);
+            let product = tape.mul(x, tangent);
+            tape.linear(&[(x, 0.5), (product, 0.5)])
         })
-        .exact(),
-        curve!(Relu2, "relu2", [], ops::relu2, |x| (x.max(0.0).powi(2), 2.0 * x.max(0.0))),
+    };
+    curves.extend(others());
+    curves
+}
+
+fn others() -> Vec<Row> {
+    vec![
         row(
-            Some(Op::GeluTanh),
-            "gelu_tanh",
+            Some(Op::Relu),
+            "relu",
             alone,
-            |t, _| ops::gelu_tanh(&t[0]),
-            // By steps, as 1 and the tangent cancel in the tail.
+            |t, _| ops::relu(&t[0]),
             |tape, x, _| {
-                x[0].each(|x| {
-                    let tangent = tape.map(x, gelu_tangent);
-                    let product = tape.mul(x, tangent);
-                    tape.linear(&[(x, 0.5), (product, 0.5)])
-                })
+                x[0].each(|x| tape.kinked(x, &[0.0], |x| (x.max(0.0), f64::from(x > 0.0))))
             },
-        ),
-        curve!(GeluErf, "gelu_erf", [], ops::gelu_erf, |x| {
-            let (p, density) = normal(x);
-            (x * p, p + x * density)
-        }),
-        curve!(Silu, "silu", [], ops::silu, |x| {
-            let (s, slope) = sigmoid(x);
-            (x * s, s + x * slope)
-        }),
-        curve!(Sigmoid, "sigmoid", [], ops::sigmoid, sigmoid),
-        curve!(Tanh, "tanh", [], ops::tanh, |x| (x.tanh(), 1.0 - x.tanh().powi(2))),
-        curve!(HardSigmoid, "hard_sigmoid", [-3.0, 3.0], ops::hard_sigmoid, |x| {
-            ((x / 6.0 + 0.5).clamp(0.0, 1.0), if x.abs() < 3.0 { 1.0 / 6.0 } else { 0.0 })
-        }),
-        curve!(HardSwish, "hard_swish", [-3.0, 3.0], ops::hard_swish, |x| {
-            let slope = if x.abs() < 3.0 { x / 3.0 + 0.5 } else { f64::from(x > 0.0) };
-            (x * (x / 6.0 + 0.5).clamp(0.0, 1.0), slope)
-        }),
-        curve!(Mish, "mish", [], ops::mish, mish),
-        curve!(Softplus, "softplus", [], ops::softplus, |x| (x.exp().ln_1p(), sigmoid(x).0)),
-        curve!(Elu, "elu", [0.0], |x| ops::elu(x, 0.75), |x| elu(x, 0.75)),
-        curve!(Selu, "selu", [0.0], |x| ops::selu(x, 1.5, 1.25), |x| {
-            let (value, slope) = elu(x, 1.5);
-            (1.25 * value, 1.25 * slope)
-        }),
-        curve!(LeakyRelu, "leaky_relu", [0.0], |x| ops::leaky_relu(x, 0.25), |x| {
-            if x > 0.0 { (x, 1.0) } else { (0.25 * x, 0.25) }
-        }),
-        curve!(Exp, "exp", [], ops::exp, |x| (x.exp(), x.exp())),
-        curve!(Square, "square", [], ops::square, |x| (x * x, 2.0 * x)),
-        curve!(Abs, "abs", [0.0], ops::abs, |x| (x.abs(), x.signum())).exact(),
-        curve!(Neg, "neg", [], ops::neg, |x| (-x, -1.0)).exact(),
-        curve!(Affine, "affine", [], |x| ops::affine(x, -0.75, 0.3), |x| (0.3 - 0.75 * x, -0.75)),
-        curve!(Clamp, "clamp", [-0.75, 1.25], |x| ops::clamp(x, -0.75, 1.25), |x| {
-            (x.clamp(-0.75, 1.25), f64::from((-0.75..=1.25).contains(&x)))
-        }),
-        curve!(Sin, "sin", [], ops::sin, |x| (x.sin(), x.cos())),
-        curve!(Cos, "cos", [], ops::cos, |x| (x.cos(), -x.sin())),
-        curve!(Erf, "erf", [], ops::erf, |x| {
-            (erf(x), 2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp())
-        }),
-        of_positive!(Sqrt, "sqrt", ops::sqrt, |x| (x.sqrt(), 0.5 / x.sqrt())),
-        of_positive!(Rsqrt, "rsqrt", ops::rsqrt, |x| (1.0 / x.sqrt(), -0.5 / (x * x.sqrt()))),
-        of_positive!(Recip, "recip", ops::recip, |x| (1.0 / x, -1.0 / (x * x))),
-        of_positive!(Powf, "powf", |x| ops::powf(x, 1.7), |x| (x.powf(1.7), 1.7 * x.powf(0.7))),
-        of_positive!(Log1p, "log1p", ops::log1p, |x| (x.ln_1p(), 1.0 / (1.0 + x))),
-        row(
-            Some(Op::Log),
-            "log",
-            |d, x| Some((vec![positive(d, x)?], vec![])),
-            |t, _| ops::log(&t[0]),
-            |tape, x, _| x[0].map(tape, |x| (x.ln(), 1.0 / x)),
-        ),
+        )
+        .exact(),
         row(
             Some(Op::Dropout),
             "dropout",
@@ -208,7 +177,7 @@ fn dropout(x: &Tensor, seed: usize) -> candle_core::Result<Tensor> {
 }
 
 /// A value above 0, made of `x` by candle's operators.
-pub(super) fn positive(d: &mut super::Draft, x: usize) -> Option<usize> {
+pub(super) fn positive(d: &mut Draft, x: usize) -> Option<usize> {
     let square = d.push("sqr", &[x], &[])?;
     d.push("affine", &[square], &[2, 3])
 }

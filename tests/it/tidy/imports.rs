@@ -1,0 +1,281 @@
+//! Imports run downward: among the modules of a folder is no circle.
+//!
+//! What lies within a module counts as that module. A module and one that it lies in may name one another: a `mod.rs` has
+//! what its children share, and chooses among them. Imports of tests do not count.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::{assert_none, read, sources, split_tests, test_modules};
+
+/// Circles that are known, to be taken out of here with the last import that closes them.
+const KNOWN: [&[&str]; 2] = [
+    &["kernels/conv/packed/wgrad", "kernels/conv/packed/winograd"],
+    &[
+        "kernels/gemm/micro/amx",
+        "kernels/gemm/micro/calibrate",
+        "kernels/gemm/micro/epilogue",
+        "kernels/gemm/micro/isa",
+    ],
+];
+
+/// The names from the crate's root: none for the root itself.
+type Module = Vec<String>;
+/// From one module to another, with the path that says so.
+type Imports = BTreeMap<Module, BTreeMap<Module, String>>;
+
+/// `text` without comments, and without what strings hold.
+fn without_text(text: &str) -> String {
+    let (mut code, mut rest) = (String::new(), text);
+    while let Some(next) = rest.chars().next() {
+        let end = |closing: &str, from: usize| {
+            rest[from..].find(closing).map_or(rest.len(), |at| from + at + closing.len())
+        };
+        let skipped = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("'\"'") {
+            3
+        } else if rest.starts_with("'\\") {
+            end("'", 3)
+        } else if rest.starts_with("r#\"") {
+            end("\"#", 3)
+        } else if next == '"' {
+            let mut escaped = false;
+            let closing = |c: char| {
+                let closes = c == '"' && !escaped;
+                escaped = c == '\\' && !escaped;
+                closes
+            };
+            rest[1..].find(closing).map_or(rest.len(), |at| at + 2)
+        } else {
+            code.push(next);
+            rest = &rest[next.len_utf8()..];
+            continue;
+        };
+        code.extend(rest[..skipped].chars().filter(|c| *c == '\n'));
+        rest = &rest[skipped..];
+    }
+    code
+}
+
+/// A module's imports, each a path and the name that it has here, and the other paths in its code.
+#[derive(Default)]
+struct Names {
+    imports: Vec<(Vec<String>, String)>,
+    paths: Vec<Vec<String>>,
+}
+
+impl Names {
+    fn of(text: &str) -> Self {
+        let text = without_text(text);
+        let (built, _) = split_tests(&text);
+        let (mut names, mut lines) = (Self::default(), built.into_iter().map(|(_, line)| line));
+        while let Some(line) = lines.next() {
+            let visible = line.trim_start().strip_prefix("pub").map_or(line.trim_start(), |rest| {
+                let rest = if rest.starts_with('(') { rest.split_once(')') } else { None }
+                    .map_or(rest, |(_, rest)| rest);
+                rest.trim_start()
+            });
+            match visible.strip_prefix("use ") {
+                Some(tree) => {
+                    let mut tree = tree.to_owned();
+                    while !tree.contains(';') {
+                        tree += lines.next().expect("an import ends");
+                    }
+                    names.add(tree.split(';').next().unwrap_or_default(), &[]);
+                }
+                None => names.paths.extend(paths(line)),
+            }
+        }
+        names
+    }
+
+    /// Adds what `a::{b, c as d}` imports.
+    fn add(&mut self, tree: &str, before: &[String]) {
+        let (path, inner) = match tree.split_once('{') {
+            Some((path, inner)) => (path, inner.rsplit_once('}').map(|(inner, _)| inner)),
+            None => (tree, None),
+        };
+        let (path, alias) = path.split_once(" as ").unwrap_or((path, ""));
+        let segments = path.split("::").map(|name| name.trim().to_owned());
+        let mut path = before.to_vec();
+        path.extend(
+            segments.filter(|name| !name.is_empty() && name != "self" || before.is_empty()),
+        );
+        path.retain(|name| !name.is_empty());
+        let Some(inner) = inner else {
+            let name =
+                if alias.is_empty() { path.last().cloned() } else { Some(alias.trim().into()) };
+            self.imports.extend(name.map(|name| (path, name)));
+            return;
+        };
+        let (mut depth, mut from) = (0, 0);
+        for (at, c) in inner.char_indices().chain([(inner.len(), ',')]) {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 0 => {
+                    if !inner[from..at].trim().is_empty() {
+                        self.add(&inner[from..at], &path);
+                    }
+                    from = (at + 1).min(inner.len());
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The paths in a line of code that begin at a module.
+fn paths(line: &str) -> impl Iterator<Item = Vec<String>> {
+    let words = line.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
+    let paths = words.map(|word| word.split("::").filter(|name| !name.is_empty()));
+    let paths = paths.map(|names| names.map(str::to_owned).collect::<Vec<_>>());
+    paths.filter(|path| path.len() > 1 && ["crate", "super", "self"].contains(&path[0].as_str()))
+}
+
+/// The modules of a crate.
+struct Modules(BTreeMap<Module, Names>);
+
+impl Modules {
+    fn of_the_library() -> Self {
+        let sources = sources();
+        let of_tests: Vec<PathBuf> = sources.iter().flat_map(|path| test_modules(path)).collect();
+        let built = sources.iter().filter(|path| !of_tests.iter().any(|of| path.starts_with(of)));
+        Self(built.map(|path| (module(path), Names::of(&read(path)))).collect())
+    }
+
+    /// Where `path`, as written in `from`, begins, and what follows; `None` of another crate.
+    fn begin<'a>(&self, from: &Module, path: &'a [String]) -> Option<(Module, &'a [String])> {
+        let supers = path.iter().take_while(|name| *name == "super").count();
+        match path.first()?.as_str() {
+            "crate" => Some((Module::new(), &path[1..])),
+            "self" => Some((from.clone(), &path[1..])),
+            "super" => Some((from[..from.len().saturating_sub(supers)].to_vec(), &path[supers..])),
+            child => {
+                let is_child = self.0.contains_key(&[&from[..], &[child.to_owned()]].concat());
+                is_child.then(|| (from.clone(), path))
+            }
+        }
+    }
+
+    /// The module that has what `path` names, where `within` imports it too; `None` of another crate.
+    fn owner(&self, mut within: Module, mut path: &[String], steps: usize) -> Option<Module> {
+        while let [name, rest @ ..] = path {
+            let child = [&within[..], std::slice::from_ref(name)].concat();
+            if !self.0.contains_key(&child) {
+                let imports = &self.0.get(&within)?.imports;
+                let Some((other, _)) = imports.iter().find(|(_, here)| here == name) else { break };
+                let other = [&other[..], rest].concat();
+                let (begin, other) = self.begin(&within, &other)?;
+                return if steps == 0 { None } else { self.owner(begin, other, steps - 1) };
+            }
+            (within, path) = (child, rest);
+        }
+        Some(within)
+    }
+
+    /// Who imports whom among the modules of one folder.
+    fn imports(&self) -> Imports {
+        let mut all = Imports::new();
+        for (from, names) in &self.0 {
+            let paths = names.imports.iter().map(|(path, _)| path).chain(&names.paths);
+            for path in paths {
+                let begin = self.begin(from, path);
+                let Some(to) = begin.and_then(|(at, path)| self.owner(at, path, 9)) else {
+                    continue;
+                };
+                let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+                if common < from.len() && common < to.len() {
+                    let [of, imported] = [from, &to].map(|module| module[..=common].to_vec());
+                    let text = format!("{} names {}", from.join("/"), path.join("::"));
+                    all.entry(of).or_default().entry(imported).or_insert(text);
+                }
+            }
+        }
+        all
+    }
+}
+
+/// `["kernels", "gemm"]` of `src/kernels/gemm/mod.rs`.
+fn module(path: &Path) -> Module {
+    let path = path.strip_prefix("src").unwrap_or(path).with_extension("");
+    let mut names: Module = path.iter().map(|name| name.to_string_lossy().into_owned()).collect();
+    if names.last().is_some_and(|name| name == "mod" || name == "lib") {
+        names.pop();
+    }
+    names
+}
+
+/// What is imported from `from`, by way of others too.
+fn reached<'a>(imports: &'a Imports, from: &'a Module) -> BTreeSet<&'a Module> {
+    let (mut found, mut next) = (BTreeSet::new(), vec![from]);
+    while let Some(module) = next.pop() {
+        let new = imports.get(module).into_iter().flatten().map(|(to, _)| to);
+        next.extend(new.filter(|to| found.insert(*to)));
+    }
+    found
+}
+
+/// The groups of modules that import one another, and by what.
+fn circles(imports: &Imports) -> BTreeMap<Vec<String>, Vec<String>> {
+    let reached: BTreeMap<_, _> =
+        imports.keys().map(|from| (from, reached(imports, from))).collect();
+    let mut circles = BTreeMap::new();
+    for (from, of) in reached.iter().filter(|(from, of)| of.contains(**from)) {
+        let back = |to: &&&Module| reached.get(**to).is_some_and(|of| of.contains(*from));
+        let members: BTreeSet<&Module> = of.iter().filter(back).copied().collect();
+        let among = members.iter().filter_map(|from| imports.get(*from)).flatten();
+        let closing = among.filter(|(to, _)| members.contains(to)).map(|(_, text)| text.clone());
+        circles.insert(members.iter().map(|one| one.join("/")).collect(), closing.collect());
+    }
+    circles
+}
+
+#[test]
+fn imports_run_downward() {
+    let found = circles(&Modules::of_the_library().imports());
+    let known = KNOWN.map(|circle| circle.iter().map(|&one| one.to_owned()).collect::<Vec<_>>());
+    let new = found.iter().filter(|(circle, _)| !known.contains(circle));
+    let new = new.map(|(circle, closing)| format!("{circle:?}:\n    {}", closing.join("\n    ")));
+    assert_none(new.collect(), "modules that import one another; move down what both need");
+    let gone = known.iter().filter(|circle| !found.contains_key(*circle));
+    assert_none(
+        gone.map(|circle| format!("{circle:?}")).collect(),
+        "no circles any more: forget them",
+    );
+}
+
+#[test]
+fn circles_are_found_through_other_names_and_folders() {
+    let circles_of = |texts: &[(&str, &str)]| {
+        let modules = texts.iter().map(|(path, text)| (module(Path::new(path)), Names::of(text)));
+        circles(&Modules(modules.collect()).imports()).into_keys().collect::<Vec<_>>()
+    };
+    let none: [Vec<String>; 0] = [];
+    let root = ("src/lib.rs", "mod a;\nmod b;\npub use b::Below as Named;\n");
+    let b = ("src/b/mod.rs", "mod c;\npub use c::{\n    Below,\n    Other,\n};\n");
+    let c = (
+        "src/b/c.rs",
+        "use super::Shared;\n// use crate::a::X;\nconst A: &str = \"crate::a::X\";\n",
+    );
+    let down = ("src/a.rs", "use crate::Named;\nfn f() { crate::b::f() }\n");
+    assert_eq!(circles_of(&[root, b, c, down]), none);
+    // By an import, by a path in code, and by a child of a folder.
+    for up in ["use crate::a;\n", "fn f() { crate::a::f() }\n", "pub(super) use crate::{a::X};\n"] {
+        assert_eq!(circles_of(&[root, b, ("src/b/c.rs", up), down]), [["a", "b"]]);
+        let test = format!("#[cfg(test)]\nmod tests {{\n    {up}}}\n");
+        assert_eq!(circles_of(&[root, b, ("src/b/c.rs", &test), down]), none);
+    }
+    // Of three, between siblings.
+    let three = [
+        ("src/x.rs", "use super::y::Y;\n"),
+        ("src/y.rs", "use crate::z;\n"),
+        ("src/z.rs", "use super::{q, x as w};\n"),
+        ("src/q.rs", "\n"),
+    ];
+    assert_eq!(circles_of(&three), [["x", "y", "z"]]);
+    // A folder and what lies in it.
+    let within = [("src/b/mod.rs", "mod c;\nuse c::X;\n"), ("src/b/c.rs", "use super::Y;\n")];
+    assert_eq!(circles_of(&within), none);
+}
