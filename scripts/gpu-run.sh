@@ -17,8 +17,8 @@
 # time for is listed. All steps run, whatever became of those before; the exit status says whether one failed.
 #
 # FEATURES ("cudnn cuda") are the variants, the first the most thorough. TESTS, words, leaves out the tests whose names have
-# none of them. BENCH_OPTIONS goes to the benchmark; CIFAR10 is a folder of that data set, without which the example draws
-# its images. SMOKE=1 has benchmark and example do little, to see that they run. Compiled kernels are kept in
+# none of them. BENCH_OPTIONS goes to the benchmark; CIFAR10 is a folder with all of that data set, without which the
+# example draws its images. SMOKE=1 has benchmark and example do little, to see that they run. Compiled kernels are kept in
 # CANDLE_AMP_CACHE, beside this script unless said otherwise. CANDLE_AMP_LINEINFO=1 has compute-sanitizer name lines.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -7,7 +7,7 @@ use indicatif::BinaryBytes;
 use serde::Serialize;
 
 use crate::{
-    common::progress::{count, short},
+    common::progress::{count, counted, short},
     report::{self, Report},
 };
 
@@ -224,12 +224,12 @@ impl Comparison {
     pub(crate) fn caption(&self) -> Option<String> {
         let Report { model, device, data, epochs, batch_size, train_images, .. } =
             self.runs.first()?;
-        let images = count(*train_images);
-        let epochs = if *epochs == 1 { "1 epoch".to_owned() } else { format!("{epochs} epochs") };
+        let images = counted(*train_images, "training image");
+        let epochs = counted(*epochs, "epoch");
         let masters = self.runs.iter().any(|run| run.master_weights);
         let masters = if masters { ", F32 masters of 16-bit weights" } else { "" };
         Some(format!(
-            "{model} on {data}: {images} training images, batches of {batch_size}, {epochs}, \
+            "{model} on {data}: {images}, batches of {batch_size}, {epochs}, \
              {device}{masters}."
         ))
     }

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -14,7 +14,11 @@ use clap::{
 };
 use toml::{Table, Value};
 
-use crate::{common::options::Usage, options::Options, report};
+use crate::{
+    common::{exit::one_line, options::Usage},
+    options::Options,
+    report,
+};
 
 /// Those that say what to do with a run, not what it is.
 const NOT_IN_FILES: [&str; 8] =
@@ -47,11 +51,7 @@ pub(crate) fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Options>
     let of_file = arguments(&file, &path, |_| true)?;
     let old = matches(&[vec![OsString::from("cifar10")], of_file].concat())
         .and_then(|found| Options::from_arg_matches(&found));
-    let old = old.map_err(|error| {
-        let text = error.to_string();
-        let line = text.lines().next().unwrap_or_default();
-        Usage(format!("{}: {}", path.display(), line.trim_start_matches("error: ")))
-    })?;
+    let old = old.map_err(|error| Usage(format!("{}: {}", path.display(), one_line(&error))))?;
 
     let mut all: Vec<OsString> = line.first().cloned().into_iter().collect();
     let command = Options::command();
@@ -101,10 +101,17 @@ fn is_overridden(command: &Command, arg: &Arg, given: &ArgMatches) -> bool {
 fn read(path: &Path, resumed: Option<&Path>) -> Result<Table> {
     let text = match (fs::read_to_string(path), resumed) {
         (Ok(text), _) => text,
-        (Err(error), Some(dir)) => bail!(Usage(format!(
-            "--resume {}: not a folder of --out, whose options cannot be read: {error}",
-            dir.display()
-        ))),
+        (Err(error), Some(dir)) => {
+            let why = match error.kind() {
+                io::ErrorKind::NotFound if !dir.exists() => "no such folder".to_owned(),
+                io::ErrorKind::NotFound => {
+                    "no folder of --out, for it has no options.toml".to_owned()
+                }
+                _ if dir.is_file() => "this is a file, no folder of --out".to_owned(),
+                _ => format!("cannot read options.toml: {error}"),
+            };
+            bail!(Usage(format!("--resume {}: {why}", dir.display())))
+        }
         (Err(error), None) => bail!(Usage(format!("--config {}: {error}", path.display()))),
     };
     if let Some(dir) = resumed.filter(|_| !is_sealed(&text)) {
@@ -115,9 +122,15 @@ fn read(path: &Path, resumed: Option<&Path>) -> Result<Table> {
         )));
     }
     text.parse().map_err(|error: toml::de::Error| {
-        let line = error.span().map(|span| 1 + text[..span.start].matches('\n').count());
-        let place = line.map_or(String::new(), |line| format!("line {line}: "));
-        Usage(format!("{}: {place}{}", path.display(), error.message().replace('\n', ", "))).into()
+        let number = error.span().map(|span| 1 + text[..span.start].matches('\n').count());
+        let place = number.map_or(String::new(), |number| format!("line {number}: "));
+        let line = number.and_then(|number| text.lines().nth(number - 1)).unwrap_or_default();
+        // The parser takes a value that is missing for a text without quotes.
+        let what = match line.split('#').next().and_then(|line| line.split_once('=')) {
+            Some((key, value)) if value.trim().is_empty() => format!("{} has no value", key.trim()),
+            _ => error.message().replace('\n', ", "),
+        };
+        Usage(format!("{}: {place}{what}", path.display())).into()
     })
 }
 

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use crate::{
     augment::{Augment, Crop},
-    common::progress::{count, print},
+    common::progress::count,
     rng::{Stream, rng},
 };
 
@@ -22,8 +22,8 @@ pub(crate) const PIXELS: usize = 3 * PLANE;
 /// Number of classes.
 pub(crate) const CLASSES: usize = 10;
 
-/// The training images of CIFAR-10.
-const WHOLE: usize = 50_000;
+/// The training images of CIFAR-10, and its test images.
+const WHOLE: (usize, usize) = (50_000, 10_000);
 
 /// A record of the binary format: the label, then the image.
 const RECORD: usize = 1 + PIXELS;
@@ -142,9 +142,9 @@ impl Norm {
     }
 }
 
-/// Reads `data_batch_1.bin` to `data_batch_5.bin`, as many of them as there are, and
-/// `test_batch.bin` from `dir`.
-pub(crate) fn read_cifar10(dir: &Path) -> Result<Dataset> {
+/// Reads `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin` from `dir`: all images or, if `may_lack`,
+/// those that are there.
+pub(crate) fn read_cifar10(dir: &Path, may_lack: bool) -> Result<Dataset> {
     let shown = dir.display();
     ensure!(dir.exists(), "{shown}: no such folder");
     ensure!(dir.is_dir(), "{shown} is a file, not a folder of CIFAR-10 files");
@@ -165,17 +165,20 @@ pub(crate) fn read_cifar10(dir: &Path) -> Result<Dataset> {
     for file in &files {
         read_file(file, &mut train)?;
     }
-    if train.len() != WHOLE {
-        let (found, files) = (count(train.len()), files.len());
-        print(&format!(
-            "note: {shown} has {found} of the {} training images, in {files} of 5 files\n",
-            count(WHOLE)
-        ));
-    }
     let mut test = Images::default();
     let file = dir.join("test_batch.bin");
     ensure!(file.exists(), "{shown} has no test_batch.bin");
     read_file(&file, &mut test)?;
+    ensure!(
+        may_lack || (train.len(), test.len()) == WHOLE,
+        "{shown} has {} of {} training images, in {} of 5 files, and {} of {} test images; to train on a \
+         part, give --train-images",
+        count(train.len()),
+        count(WHOLE.0),
+        files.len(),
+        count(test.len()),
+        count(WHOLE.1)
+    );
     let classes =
         ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"];
     Ok(Dataset { name: "CIFAR-10".to_owned(), classes, train, test, norm: Norm::cifar10() })

@@ -1,7 +1,7 @@
 //! Trains a network in mixed precision: one loop, whatever the network and the precision.
 //!
 //! ```text
-//! cargo run --release --example cifar10                     # drawn shapes, in F32 and BF16
+//! cargo run --release --example cifar10                     # synthetic images, in F32 and BF16
 //! cargo run --release --example cifar10 -- --help
 //! cargo run --release --example cifar10 -- --list-models
 //! cargo run --release --example cifar10 -- --data DIR       # the real CIFAR-10, binary version
@@ -15,10 +15,15 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use candle_core::Device;
 
-use common::{exit::BadData, interrupted, progress::print};
+use common::{
+    exit::BadData,
+    interrupted,
+    options::Usage,
+    progress::{counted, print},
+};
 use data::Dataset;
 use options::Options;
 use out::Folder;
@@ -110,7 +115,9 @@ fn run_until(options: &Options, stop: fn(usize) -> bool) -> Result<()> {
 /// Where to train, on what, and for how long: all that can fail before hours of training.
 fn prepare(options: &Options) -> Result<(Device, Dataset, Schedule)> {
     options.check()?;
-    common::options::check_ranks(ranks::count(), options.batch_size(), options.gpu)?;
+    // One rank may go on with what several began.
+    let shares = options.sharded && options.resume.is_none();
+    common::options::check_ranks(ranks::count(), options.batch_size(), options.gpu, shares)?;
     let device = common::options::device(options.gpu)?;
     let profile = options.profile.clone().flatten();
     for (option, path) in [
@@ -131,13 +138,20 @@ fn prepare(options: &Options) -> Result<(Device, Dataset, Schedule)> {
 /// The images to train on and to test with.
 fn load(options: &Options) -> Result<Dataset> {
     let Some(dir) = &options.data else {
-        let (train, test) = options.drawn_images();
+        let (train, test) = options.synthetic_images();
         return Ok(synthetic::dataset(train, test, options.seed));
     };
     #[cfg(feature = "hub")]
     let dir = &if options.downloads() { ranks::first_on_first(hub::folder)? } else { dir.clone() };
-    let mut data = data::read_cifar10(dir)?;
     let (train, test) = options.images();
+    let mut data = data::read_cifar10(dir, train.is_some())?;
+    if let Some(asked) = options.train_images {
+        let (dir, found) = (dir.display(), counted(data.train.len(), "training image"));
+        ensure!(
+            asked <= data.train.len(),
+            Usage(format!("--train-images is {asked}, but {dir} has {found}"))
+        );
+    }
     data.train.truncate(train.unwrap_or(usize::MAX));
     data.test.truncate(test.unwrap_or(usize::MAX));
     Ok(data)

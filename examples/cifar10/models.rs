@@ -148,11 +148,11 @@ impl FromStr for Architecture {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let found = Self::all().find(|architecture| architecture.name() == text);
-        let near = || {
-            let all = Self::all().map(Self::name);
-            all.min_by_key(|name| strsim::damerau_levenshtein(name, text)).unwrap_or_default()
-        };
-        found.ok_or_else(|| format!("the nearest is {}; expected one of {}", near(), names()))
+        found.ok_or_else(|| {
+            let mut all: Vec<_> = Self::all().map(Self::name).collect();
+            all.sort_by_key(|name| strsim::damerau_levenshtein(name, &text.to_lowercase()));
+            format!("the nearest are {}; --list-models has all", all[..3].join(", "))
+        })
     }
 }
 

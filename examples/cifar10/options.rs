@@ -8,13 +8,15 @@ use serde::{Serialize, Serializer};
 
 use crate::{
     choices::LossScale,
-    common::options::{Precision, Usage, check_gpu, positive, up_to_a_million},
+    common::options::{
+        INIT_SCALE, Precision, Usage, check_gpu, check_init_scale, positive, up_to_a_million,
+    },
     models::{self, Architecture},
     recipe::Recipe,
 };
 
-/// Images drawn for training when nobody says how many.
-const DRAWN_IMAGES: usize = 5_000;
+/// Synthetic images to train on when nobody says how many.
+const SYNTHETIC_IMAGES: usize = 5_000;
 
 /// What stands below the options in `--help`.
 const MORE: &str = "\
@@ -45,13 +47,13 @@ const RESULTS: &str = "Results";
 const INSIGHT: &str = "Insight";
 const FILES: &str = "Options in a file";
 
-/// Trains a small network in mixed precision on CIFAR-10 or, without a download, on drawn shapes.
+/// Trains a small network in mixed precision on CIFAR-10 or, without a download, on synthetic images.
 #[derive(Clone, Debug, Parser, Serialize)]
 #[command(name = "cifar10", max_term_width = 100, allow_negative_numbers = true, after_help = MORE)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Options {
     /// Folder of CIFAR-10's binary version, data_batch_*.bin and test_batch.bin; hub downloads it,
-    /// once, in a build with --features hub [default: shapes are drawn]
+    /// once, in a build with --features hub [default: synthetic images]
     #[arg(long, value_name = "DIR")]
     #[arg(help_heading = DATA)]
     pub(crate) data: Option<PathBuf>,
@@ -92,7 +94,7 @@ pub(crate) struct Options {
     #[arg(help_heading = PRECISION)]
     pub(crate) seeds: usize,
 
-    /// Keep the model in the half precision, and F32 masters of its weights in the optimizer
+    /// Keep the model in 16 bits, and F32 masters of its weights in the optimizer
     #[arg(long)]
     #[arg(help_heading = PRECISION)]
     pub(crate) master_weights: bool,
@@ -108,7 +110,7 @@ pub(crate) struct Options {
     pub(crate) loss_scale: Option<LossScale>,
 
     /// Where a dynamic scale starts
-    #[arg(long, value_name = "X", default_value = "65536", value_parser = positive)]
+    #[arg(long, value_name = "X", default_value_t = INIT_SCALE, value_parser = positive)]
     #[arg(help_heading = PRECISION)]
     pub(crate) init_scale: f64,
 
@@ -117,7 +119,7 @@ pub(crate) struct Options {
     #[arg(help_heading = TRAINING)]
     pub(crate) epochs: Option<usize>,
 
-    /// Stop after this many steps
+    /// Stop after this many steps, if --epochs does not end before
     #[arg(long, value_name = "N", value_parser = count)]
     #[arg(help_heading = TRAINING)]
     pub(crate) steps: Option<usize>,
@@ -146,7 +148,8 @@ pub(crate) struct Options {
     #[serde(flatten)]
     pub(crate) recipe: Recipe,
 
-    /// Of initial weights, order, augmentation and drawn images, which all runs of --seeds share
+    /// Of initial weights, order, augmentation and synthetic images; all runs of --seeds have the same
+    /// images
     #[arg(long, value_name = "N", default_value = "0", value_parser = seed)]
     #[arg(help_heading = TRAINING)]
     #[serde(serialize_with = "whole_number")]
@@ -177,7 +180,7 @@ pub(crate) struct Options {
     #[serde(skip)]
     pub(crate) resume: Option<PathBuf>,
 
-    /// Train on this many images only, or draw this many [default: all, or 5000 drawn]
+    /// Train on this many images only, or make this many [default: all, or 5000 synthetic ones]
     #[arg(long, value_name = "N", value_parser = up_to_a_million)]
     #[arg(help_heading = DATA)]
     pub(crate) train_images: Option<usize>,
@@ -276,6 +279,8 @@ impl Options {
             !self.compares() || !matches!(self.profile, Some(Some(_))),
             Usage("--profile=FILE has room for one run: leave --compare and --seeds out".into())
         );
+        let mut each = self.runs().take(precisions.len());
+        check_init_scale(self.init_scale, each.any(|run| run.loss_scale() == LossScale::Dynamic))?;
         self.recipe.check(self.momentum)?;
         ensure!(
             !self.downloads() || cfg!(feature = "hub"),
@@ -335,16 +340,16 @@ impl Options {
         self.batch_size.unwrap_or(if self.smoke { 16 } else { 128 })
     }
 
-    /// How many training and test images to draw, or to keep of those there are.
+    /// How many training and test images to make, or to keep of those there are.
     pub(crate) fn images(&self) -> (Option<usize>, Option<usize>) {
         let smoke = |len| self.smoke.then_some(len);
         (self.train_images.or(smoke(64)), smoke(40))
     }
 
-    /// How many training and test images to draw.
-    pub(crate) fn drawn_images(&self) -> (usize, usize) {
+    /// How many training and test images to make.
+    pub(crate) fn synthetic_images(&self) -> (usize, usize) {
         let (train, test) = self.images();
-        (train.unwrap_or(DRAWN_IMAGES), test.unwrap_or(1_000))
+        (train.unwrap_or(SYNTHETIC_IMAGES), test.unwrap_or(1_000))
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 use indicatif::BinaryBytes;
 
 use crate::{
-    common::progress::{Display, RECENT, count, device, precision, print, status, table},
+    common::progress::{Display, RECENT, count, counted, device, precision, print, status, table},
     data::Dataset,
     history::History,
     options::Options,
@@ -100,11 +100,9 @@ pub(crate) fn opening(
     parameters: usize,
 ) -> String {
     let (train, test) = (count(data.train.len()), count(data.test.len()));
-    let steps = count(schedule.steps);
-    let epochs = match schedule.epochs {
-        1 => "1 epoch".to_owned(),
-        more => format!("{more} epochs"),
-    };
+    let steps = counted(schedule.steps, "step");
+    let images = counted(options.batch_size(), "image");
+    let epochs = counted(schedule.epochs, "epoch");
     let mut rows = vec![("model", format!("{}, {} parameters", options.model, count(parameters)))];
     for (index, run) in options.runs().take(options.precisions().len()).enumerate() {
         let text = precision(run.precision, run.master_weights, run.loss_scale());
@@ -113,8 +111,12 @@ pub(crate) fn opening(
     rows.extend([
         ("device", device(options.gpu)),
         ("data", format!("{}, {train} to train on, {test} to test with", data.name)),
-        ("training", format!("{steps} steps of {} images, {epochs}", options.batch_size())),
+        ("training", format!("{steps} of {images}, {epochs}")),
     ]);
+    if let Some(asked) = options.steps.filter(|&asked| asked > schedule.steps) {
+        let asked = counted(asked, "step");
+        rows.push(("", format!("--epochs ends it before the {asked} of --steps")));
+    }
     if let Some(recipe) = options.recipe.summary() {
         rows.push(("recipe", recipe));
     }
@@ -168,7 +170,9 @@ pub(crate) fn of_ended(run: &Options) -> String {
         return String::new();
     }
     let (asked, precision, seed) = (asked.join(" and "), run.precision, run.seed);
-    format!("{precision}, seed {seed} had ended: {asked} need a new run, whose --out has another folder\n")
+    format!(
+        "{precision}, seed {seed} had ended: {asked} need a new run, whose --out has another folder\n"
+    )
 }
 
 /// Where the page of pictures is, as short as that can be said.

@@ -1,8 +1,12 @@
 //! What a run ended with, and the file of `--report`.
 
-use std::{fs, path::Path};
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{
@@ -120,27 +124,74 @@ pub(crate) fn json(value: &impl Serialize) -> Result<String> {
     Ok(serde_json::to_string_pretty(value)? + "\n")
 }
 
-/// Writes `text`, or other bytes, to `path`, which holds all of it or what it held before.
+/// What a path leads to, behind links.
+#[derive(Debug)]
+enum Target {
+    /// A regular file, there or not. Another one takes its place, so that it is never half written.
+    File(PathBuf),
+    /// A pipe or a device, which takes bytes, and stays.
+    Stream,
+}
+
+impl Target {
+    /// That of `path`, or why nothing can be written there.
+    fn of(path: &Path) -> Result<Self, &'static str> {
+        match fs::metadata(path) {
+            Ok(found) if found.is_dir() => Err("this is a folder"),
+            Ok(found) if found.is_file() && !is_standard(path) => {
+                let file = fs::canonicalize(path).map_err(|_| "this link cannot be followed")?;
+                Ok(Self::File(file))
+            }
+            Ok(_) => Ok(Self::Stream),
+            Err(_) if path.is_symlink() => Err("this link leads to no file"),
+            Err(_) => Ok(Self::File(path.to_owned())), // if it cannot be made, writing says why
+        }
+    }
+}
+
+/// Whether `path` is what the program prints to.
+fn is_standard(path: &Path) -> bool {
+    matches!(path.to_str(), Some("/dev/stdout" | "/dev/stderr"))
+}
+
+/// Writes `text`, or other bytes, to `path`. A file holds all of it or what it held before.
 pub(crate) fn write(path: &Path, text: impl AsRef<[u8]>) -> Result<()> {
-    let scratch = scratch_file(path)?;
-    let written = fs::write(&scratch, text).and_then(|()| fs::rename(&scratch, path));
-    written
-        .inspect_err(|_| drop(fs::remove_file(&scratch)))
-        .with_context(|| format!("cannot write {}", path.display()))
+    let shown = path.display();
+    let target = Target::of(path).map_err(|why| Usage(format!("cannot write {shown}: {why}")))?;
+    let written = match target {
+        Target::Stream => stream(path, text.as_ref()),
+        Target::File(file) => {
+            let scratch = scratch_file(&file)?;
+            let written = fs::write(&scratch, text).and_then(|()| fs::rename(&scratch, &file));
+            written.inspect_err(|_| drop(fs::remove_file(&scratch)))
+        }
+    };
+    written.with_context(|| format!("cannot write {shown}"))
+}
+
+fn stream(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    match path.to_str() {
+        // Redirected to a file and opened again, they would be written from the file's start.
+        Some("/dev/stdout") => io::stdout().write_all(bytes),
+        Some("/dev/stderr") => io::stderr().write_all(bytes),
+        _ => OpenOptions::new().write(true).open(path)?.write_all(bytes),
+    }
 }
 
 /// Checks, before hours of training, that the file of `option` can be written.
 pub(crate) fn check_writable(option: &str, path: &Path) -> Result<()> {
-    let folder = || Usage(format!("{option} {}: this is a folder", path.display()));
-    ensure!(!path.is_dir(), folder());
-    let scratch = scratch_file(path)?;
+    let shown = path.display();
+    let target = Target::of(path).map_err(|why| Usage(format!("{option} {shown}: {why}")))?;
+    // Opening a pipe would wait for its reader.
+    let Target::File(file) = target else { return Ok(()) };
+    let scratch = scratch_file(&file)?;
     fs::write(&scratch, "")
         .and_then(|()| fs::remove_file(&scratch))
-        .with_context(|| format!("{option} {}: cannot write there", path.display()))
+        .with_context(|| format!("{option} {shown}: cannot write there"))
 }
 
 /// A file beside `path`, so that renaming it to `path` replaces it at once.
-fn scratch_file(path: &Path) -> Result<std::path::PathBuf> {
+fn scratch_file(path: &Path) -> Result<PathBuf> {
     let name = path.file_name().with_context(|| format!("{}: no file name", path.display()))?;
     let scratch = format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id());
     Ok(path.with_file_name(scratch))

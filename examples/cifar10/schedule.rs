@@ -1,8 +1,11 @@
 //! How long to train.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, bail};
 
-use crate::{common::options::Usage, options::Options};
+use crate::{
+    common::{exit::BadData, options::Usage, progress::counted},
+    options::Options,
+};
 
 /// The length of a training.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,10 +21,17 @@ impl Schedule {
     pub(crate) fn new(options: &Options, train_images: usize) -> Result<Self> {
         let batch = options.batch_size();
         let steps_per_epoch = train_images / batch;
-        ensure!(
-            steps_per_epoch > 0,
-            Usage(format!("--batch-size is {batch}, but there are {train_images} training images"))
-        );
+        if steps_per_epoch == 0 {
+            let has = format!("has {}", counted(train_images, "training image"));
+            // A folder that lacks images is no fault of the options.
+            match options.data.as_ref().filter(|_| options.images().0 > Some(train_images)) {
+                Some(dir) => bail!(BadData::of(anyhow!(
+                    "{} {has}, fewer than a batch of {batch}",
+                    dir.display()
+                ))),
+                None => bail!(Usage(format!("--batch-size is {batch}, but the set {has}"))),
+            }
+        }
         let steps = options.steps.or(options.smoke.then_some(6));
         let epochs = match (options.epochs, steps) {
             (Some(epochs), _) => epochs,
@@ -64,6 +74,13 @@ mod tests {
         let options = Options::parse_from(["cifar10", "--batch-size", "65"]);
         let error = Schedule::new(&options, 64).expect_err("65 of 64 images");
         assert!(error.is::<Usage>());
-        assert_eq!(error.to_string(), "--batch-size is 65, but there are 64 training images");
+        assert_eq!(error.to_string(), "--batch-size is 65, but the set has 64 training images");
+        let error = Schedule::new(&options, 1).expect_err("65 of 1 image");
+        assert_eq!(error.to_string(), "--batch-size is 65, but the set has 1 training image");
+        // --smoke takes 64 images, which this folder does not have.
+        let options = Options::parse_from(["cifar10", "--smoke", "--data", "DIR"]);
+        let error = Schedule::new(&options, 1).expect_err("16 of 1 image");
+        assert!(error.is::<BadData>(), "{error:?}");
+        assert_eq!(error.to_string(), "DIR has 1 training image, fewer than a batch of 16");
     }
 }

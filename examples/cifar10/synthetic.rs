@@ -1,4 +1,4 @@
-//! A drawn image set of ten shapes and textures, for training without a download.
+//! Synthetic images of ten shapes and textures, for training without a download.
 //!
 //! It takes real learning. A shape has any position, size and angle; it is brighter or darker than
 //! its background in every channel at random, so that neither colour nor mean tells the class; and
@@ -56,7 +56,7 @@ pub(crate) fn dataset(train: usize, test: usize, seed: u64) -> Dataset {
     let test = draw(Stream::DrawTest, test, seed);
     let norm = Norm::of(&train);
     let classes = KINDS.map(|(_, name)| name);
-    Dataset { name: "drawn shapes".to_owned(), classes, train, test, norm }
+    Dataset { name: "synthetic images".to_owned(), classes, train, test, norm }
 }
 
 /// Draws `len` images, the classes in turn.

@@ -11,9 +11,13 @@ use super::{interrupted, options::Usage};
 pub(crate) struct BadData(String);
 
 impl BadData {
-    /// What went wrong while data were read. Ctrl-C stays what it is.
+    /// What went wrong while data were read. Ctrl-C and a wrong option stay what they are.
     pub(crate) fn of(error: Error) -> Error {
-        if error.is::<Interrupted>() { error } else { Self(format!("{error:#}")).into() }
+        if error.is::<Interrupted>() || error.is::<Usage>() {
+            error
+        } else {
+            Self(format!("{error:#}")).into()
+        }
     }
 }
 
@@ -72,11 +76,27 @@ pub(crate) fn code_of(error: &Error) -> u8 {
     }
 }
 
+/// What clap finds wrong, what would do, and its tip.
+pub(crate) fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let ends = |line: &str| line.starts_with("Usage: ") || line.starts_with("For more information");
+    let mut all = String::new();
+    for line in lines.take_while(|line| !ends(line)) {
+        let starts = ["error: ", "tip: "].iter();
+        let said = starts.filter_map(|start| line.strip_prefix(start)).next().unwrap_or(line);
+        all += if all.is_empty() || said.starts_with('[') { " " } else { "; " };
+        all += said;
+    }
+    all.trim_start().to_owned()
+}
+
 /// Prints what went wrong, if anything did. The exit code.
 pub(crate) fn end(result: &Result<()>) -> u8 {
     if let Err(error) = result {
         match error.downcast_ref::<clap::Error>() {
-            Some(error) => drop(error.print()), // in colours, and help to the standard output
+            Some(help) if !help.use_stderr() => drop(help.print()),
+            Some(error) => eprintln!("error: {}; for more, try --help", one_line(error)),
             None if error.is::<Told>() => {}
             None => eprintln!("error: {error:#}"),
         }
@@ -87,7 +107,7 @@ pub(crate) fn end(result: &Result<()>) -> u8 {
 #[cfg(test)]
 mod tests {
     use anyhow::{Context, anyhow};
-    use clap::Command;
+    use clap::{Arg, Command};
 
     use super::*;
 
@@ -107,6 +127,19 @@ mod tests {
         assert_eq!(error("--bad").map(of), Some(2), "in a context, too");
         // A failure outlives Ctrl-C.
         assert_eq!(code(&Err(anyhow!("no space left")), true), 1);
+    }
+
+    #[test]
+    fn what_clap_finds_wrong_is_one_line() {
+        let says = |argument: &str| {
+            let dtype = Arg::new("dtype").long("dtype").value_parser(["f32", "bf16"]);
+            let error = Command::new("x").arg(dtype).try_get_matches_from(["x", argument]);
+            one_line(&error.expect_err("a wrong option"))
+        };
+        let values = "invalid value 'x' for '--dtype <dtype>' [possible values: f32, bf16]";
+        assert_eq!(says("--dtype=x"), values);
+        let tip = "unexpected argument '--dtypo' found; a similar argument exists: '--dtype'";
+        assert_eq!(says("--dtypo"), tip);
     }
 
     #[test]

@@ -74,8 +74,28 @@ impl fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// Checks what several ranks ask of the options.
-pub(crate) fn check_ranks(ranks: usize, batch_size: usize, gpu: bool) -> Result<()> {
+/// Where a dynamic loss scale starts if `--init-scale` does not say.
+pub(crate) const INIT_SCALE: f64 = 65536.;
+
+/// Checks that there is a loss scale to start where `--init-scale` says.
+pub(crate) fn check_init_scale(init_scale: f64, is_dynamic: bool) -> Result<()> {
+    ensure!(
+        is_dynamic || init_scale == INIT_SCALE,
+        Usage("--init-scale needs a dynamic loss scale, such as that of --precision f16".into())
+    );
+    Ok(())
+}
+
+/// Checks what ranks and options ask of each other.
+pub(crate) fn check_ranks(ranks: usize, batch_size: usize, gpu: bool, sharded: bool) -> Result<()> {
+    ensure!(
+        ranks > 1 || !sharded,
+        Usage(
+            "--sharded divides the optimizer's state among ranks: start several by mpirun -n N, in a \
+             build with --features mpi"
+                .into()
+        )
+    );
     ensure!(
         batch_size.is_multiple_of(ranks),
         Usage(format!(

@@ -117,6 +117,11 @@ pub(crate) fn count(number: usize) -> HumanCount {
     HumanCount(number as u64)
 }
 
+/// `1 step`, `2 steps`.
+pub(crate) fn counted(number: usize, what: &str) -> String {
+    format!("{} {what}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
 /// What a run computes in, for a table.
 pub(crate) fn precision(
     precision: Precision,
@@ -135,7 +140,7 @@ pub(crate) fn device(gpu: bool) -> String {
     let threads = rayon::current_num_threads();
     let device = match gpu {
         true => "cuda".to_owned(),
-        false => format!("cpu, {threads} thread{}", if threads == 1 { "" } else { "s" }),
+        false => format!("cpu, {}", counted(threads, "thread")),
     };
     match ranks::count() {
         1 => device,

@@ -51,7 +51,12 @@ fn run(options: &Options) -> Result<()> {
 /// Where to train, and on what.
 fn prepare(options: &Options) -> Result<(Device, Corpus)> {
     options.check()?;
-    common::options::check_ranks(ranks::count(), options.batch_size(), options.gpu)?;
+    common::options::check_ranks(
+        ranks::count(),
+        options.batch_size(),
+        options.gpu,
+        options.sharded,
+    )?;
     Ok((common::options::device(options.gpu)?, load(options)?))
 }
 

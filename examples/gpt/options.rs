@@ -7,7 +7,9 @@ use clap::Parser;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::common::options::{Precision, Usage, check_gpu, positive, up_to_a_million};
+use crate::common::options::{
+    INIT_SCALE, Precision, Usage, check_gpu, check_init_scale, positive, up_to_a_million,
+};
 
 /// What stands below the options in `--help`.
 const MORE: &str = "\
@@ -28,11 +30,11 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value_t = Precision::Bf16)]
     pub(crate) precision: Precision,
 
-    /// Train in f32, bf16 and f16, one after the other, and fail if a half is more than 2 % off
+    /// Train in f32, bf16 and f16, one after the other, and fail if bf16 or f16 is more than 2 % off
     #[arg(long, conflicts_with_all = ["precision", "sample"])]
     pub(crate) report: bool,
 
-    /// Keep the model in the half precision, and F32 masters of its weights in the optimizer
+    /// Keep the model in 16 bits, and F32 masters of its weights in the optimizer
     #[arg(long)]
     pub(crate) master_weights: bool,
 
@@ -77,7 +79,7 @@ pub(crate) struct Options {
     pub(crate) clip: f64,
 
     /// Where the loss scale of f16 starts
-    #[arg(long, value_name = "X", default_value = "65536", value_parser = positive)]
+    #[arg(long, value_name = "X", default_value_t = INIT_SCALE, value_parser = positive)]
     pub(crate) init_scale: f64,
 
     /// Of initial weights, windows and the sample
@@ -132,6 +134,7 @@ impl Options {
             !(self.master_weights && self.precision == Precision::F32) || self.report,
             Usage("--master-weights needs --precision bf16 or f16: f32 weights are masters".into())
         );
+        check_init_scale(self.init_scale, self.precisions().contains(&Precision::F16))?;
         check_gpu(self.gpu)
     }
 

@@ -3,7 +3,7 @@
 use crate::{
     common::{
         options::Precision,
-        progress::{self, Display, RECENT, count, device, short, table},
+        progress::{self, Display, RECENT, count, counted, device, short, table},
         steps::Steps,
     },
     data::Corpus,
@@ -61,7 +61,9 @@ pub(crate) fn opening(
     let precision = progress::precision(precision, options.master_weights, scale);
     let (train, held_out) = (count(corpus.train.len()), count(corpus.held_out.len()));
     let characters = count(corpus.characters());
-    let (steps, batch) = (count(options.steps()), options.batch_size());
+    let steps = counted(options.steps(), "step");
+    let batch = counted(options.batch_size(), "window");
+    let context = counted(context, "character");
     let parameters = count(parameters);
     table(&[
         ("model", format!("{layers} layers of {width}, {heads} heads, {parameters} parameters")),
@@ -69,7 +71,7 @@ pub(crate) fn opening(
         ("device", device(options.gpu)),
         ("text", format!("{}, {characters} different characters", corpus.name)),
         ("", format!("{train} to train on, {held_out} held out")),
-        ("training", format!("{steps} steps of {batch} windows of {context} characters")),
+        ("training", format!("{steps} of {batch} of {context}")),
     ]) + "\n"
 }
 

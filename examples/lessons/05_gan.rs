@@ -10,9 +10,8 @@ pub(crate) fn main() -> candle_amp::Result<()> {
     let varmap = VarMap::new();
     let vb = nn::var_builder(&varmap, DType::F32, &Device::Cpu);
     let generator = nn::linear(1, 1, vb.pp("generator"))?;
-    let hidden = nn::linear(1, 16, vb.pp("critic.hidden"))?;
-    let out = nn::linear(16, 1, vb.pp("critic.out"))?;
-    let critic = nn::seq().add(hidden).add(Activation::LeakyRelu(0.2)).add(out);
+    let (one, two) = (nn::linear(1, 16, vb.pp("critic.1"))?, nn::linear(16, 1, vb.pp("critic.2"))?);
+    let critic = nn::seq().add(one).add(Activation::LeakyRelu(0.2)).add(two);
     let all = Parameters::from_varmap(&varmap);
     let config = AdamWConfig { lr: 0.02, beta1: 0.0, ..Default::default() };
     let mut of_generator = AdamW::new(all.filter(|n| n.starts_with("generator.")), config)?;
@@ -33,6 +32,7 @@ pub(crate) fn main() -> candle_amp::Result<()> {
         if step % 200 == 0 {
             let mean = fake.to_dtype(DType::F32)?.mean_all()?.to_scalar::<f32>()?;
             println!("step {step:4}: generated numbers have a mean of {mean:.2}, real ones of 3");
+            assert!(step < 1000 || (mean - 3.0).abs() < 1.0);
         }
     }
     Ok(())

@@ -10,7 +10,6 @@ struct Cauchy;
 
 impl Operator for Cauchy {
     type Saved = Tensor; // what backward needs
-
     fn op(&self) -> Op {
         Op::user("cauchy", Cast::Full) // in F32, whatever the scope
     }
@@ -20,8 +19,8 @@ impl Operator for Cauchy {
     }
 
     fn backward(&self, ctx: &Backward<'_, Tensor>) -> Result<Vec<Option<Gradient>>> {
-        let slope = ((ctx.saved * 2.0)? / (ctx.saved.sqr()? + 1.0)?)?;
-        Ok(vec![Some(Gradient::owned((slope * ctx.gradient)?))])
+        let derivative = ((ctx.saved * 2.0)? / (ctx.saved.sqr()? + 1.0)?)?;
+        Ok(vec![Some(Gradient::owned((derivative * ctx.gradient)?))])
     }
 }
 
@@ -35,5 +34,6 @@ pub(crate) fn main() -> candle_amp::Result<()> {
     }
     let (mean, centre) = (data.mean_all()?.to_scalar::<f32>()?, centre.to_vec1::<f32>()?[0]);
     println!("of 1.9, 2.0, 2.1 and 50.0, the mean is {mean}, the centre by this loss {centre:.2}");
+    assert!((centre - 2.0).abs() < 0.1);
     Ok(())
 }

@@ -26,10 +26,14 @@ pub(crate) fn main() -> candle_amp::Result<()> {
         }
         let outcome = scaler.step(&mut sgd)?;
         if outcome.skipped()? {
-            println!("step {step}, {}\n", outcome.report(&all)?);
+            let report = outcome.report(&all)?;
+            println!("step {step}, {report}\n");
+            assert!(report.iter().any(|(name, _)| name == Some("out.weight")));
         }
         scaler.update()?;
     }
-    println!("{}", scaler.history());
+    let history = scaler.history();
+    println!("{history}");
+    assert!(history.iter().any(|step| step.skipped) && history.total_skipped() < 20);
     Ok(())
 }

@@ -107,7 +107,7 @@ fn markdown_says_what_was_trained() {
     comparison.add(run("f32", 0, 400., 0.9));
     comparison.add(run("f16", 0, 500., 0.91));
     let expected =
-        "resnet8 on drawn shapes: 1,050 training images, batches of 100, 3 epochs, cpu, \
+        "resnet8 on synthetic images: 1,050 training images, batches of 100, 3 epochs, cpu, \
                     F32 masters of 16-bit weights.
 
 | | f32 | f16 |

@@ -81,6 +81,12 @@ fn what_is_wrong_with_a_file_is_told_with_its_name() {
         ("lr = {}", "lr is of type table, expected a text, number or yes or no"),
         ("lr = 1\nlr = 2", "line 2: duplicate key"),
         ("lr = 1\n\nepochs 2", "line 3: "),
+        ("lr =", "line 1: lr has no value"),
+        ("epochs = 2\nlr = # later\nmodel = \"mlp\"\n", "line 2: lr has no value"),
+        (
+            "precision = \"f64\"",
+            "invalid value 'f64' for '--precision <PRECISION>' [possible values: ",
+        ),
     ] {
         let text = wrong(file, "");
         assert!(text.starts_with(message), "{text}");

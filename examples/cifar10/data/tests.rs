@@ -19,7 +19,7 @@ impl Folder {
     /// What reading the folder fails with, without the folder's own path.
     #[track_caller]
     fn error(&self) -> String {
-        let error = read_cifar10(&self.0).expect_err("the folder is bad");
+        let error = read_cifar10(&self.0, true).expect_err("the folder is bad");
         format!("{error:#}").replace(&self.0.display().to_string(), "DIR")
     }
 }
@@ -46,13 +46,39 @@ fn reads_the_training_files_present_and_the_test_file() -> Result<()> {
     dir.write("data_batch_5.bin", &records(&[0], 7));
     dir.write("test_batch.bin", &records(&[5], 11));
     dir.write("batches.meta.txt", b"airplane\n");
-    let data = read_cifar10(&dir.0)?;
+    let data = read_cifar10(&dir.0, true)?;
     assert_eq!(data.train.labels(), [3, 9, 0]);
     assert_eq!(data.train.image(1)[..3], [0, 1, 2]);
     assert_eq!(data.train.image(2)[..3], [7, 8, 9]);
     assert_eq!(data.test.labels(), [5]);
     assert_eq!(data.test.image(0)[PIXELS - 1], ((11 + PIXELS - 1) % 251) as u8);
     assert_eq!(data.classes[5], "dog");
+    Ok(())
+}
+
+#[test]
+fn a_part_is_no_whole_set() -> Result<()> {
+    let dir = Folder::new("part");
+    for number in 1..=5 {
+        dir.write(&format!("data_batch_{number}.bin"), &vec![0; 10_000 * RECORD]);
+    }
+    dir.write("test_batch.bin", &vec![0; 10_000 * RECORD]);
+    let data = read_cifar10(&dir.0, false)?;
+    assert_eq!((data.train.len(), data.test.len()), WHOLE);
+    let error = || {
+        let error = read_cifar10(&dir.0, false).expect_err("a part").to_string();
+        let (has, cure) = error.split_once("; ").expect("a cure");
+        assert_eq!(cure, "to train on a part, give --train-images");
+        has.replace(&dir.0.display().to_string(), "DIR")
+    };
+    dir.write("test_batch.bin", &vec![0; RECORD]);
+    let has =
+        "DIR has 50,000 of 50,000 training images, in 5 of 5 files, and 1 of 10,000 test images";
+    assert_eq!(error(), has);
+    fs::remove_file(dir.0.join("data_batch_3.bin"))?;
+    dir.write("test_batch.bin", &vec![0; 10_000 * RECORD]);
+    let has = "DIR has 40,000 of 50,000 training images, in 4 of 5 files, and 10,000 of 10,000 test images";
+    assert_eq!(error(), has);
     Ok(())
 }
 

@@ -60,7 +60,7 @@ fn what_is_downloaded_is_read_and_not_downloaded_again() -> Result<()> {
     let source = Source { url: &url, sha256: &sha256 };
     fetch(source, &folder)?;
     server.join().expect("the server ends");
-    let data = data::read_cifar10(&folder)?;
+    let data = data::read_cifar10(&folder, true)?;
     assert_eq!((data.train.labels(), data.test.labels()), (&[0, 1, 2, 3, 4][..], &[5][..]));
     assert!(data.train.pixels().iter().all(|&byte| byte == 7));
     fetch(source, &folder) // nobody is there any more

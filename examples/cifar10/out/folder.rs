@@ -10,7 +10,7 @@
 //!     checkpoints/step-*       the last one, and that of the epoch with the best accuracy
 //!     profile.json             where the time of some steps went, with --profile
 //!     report.json              what the run ended with
-//!     test.json                what was taken for what, and the worst images
+//!     test.json                the confusion matrix, and the worst images
 //!     worst-*.png              those images
 //! ```
 

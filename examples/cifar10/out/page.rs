@@ -59,7 +59,7 @@ impl<'a> Page<'a> {
             self.comparison.notes().iter().map(|note| paragraph(note)).collect(),
             figures(&self.charts),
             self.gradients(),
-            section("What is taken for what", &figures(&self.confusions)),
+            section("Confusion matrix", &figures(&self.confusions)),
             self.worst(),
             self.all_runs(),
         ]

@@ -124,7 +124,9 @@ impl Rows {
         ensure!(
             has == (steps, epochs),
             "{path}: rows of {found} steps and {tests} epochs, expected those of {steps} and \
-             {epochs}, as in the checkpoint"
+             {epochs}, as in the checkpoint; bring back the file that was there, or delete {}: \
+             then this run begins anew",
+            self.path.parent().unwrap_or(&self.path).display()
         );
         self.file.set_len(len).with_context(|| format!("cannot write {path}"))?;
         self.len = len;
@@ -222,8 +224,9 @@ mod tests {
         let before = fs::read(&path)?;
         let error = rows.cut(3, 1).expect_err("there are no such rows");
         let message =
-            "rows of 0 steps and 0 epochs, expected those of 3 and 1, as in the checkpoint";
-        assert_eq!(error.to_string(), format!("{}: {message}", path.display()));
+            "rows of 0 steps and 0 epochs, expected those of 3 and 1, as in the checkpoint; ";
+        let start = format!("{}: {message}", path.display());
+        assert!(error.to_string().starts_with(&start), "{error}");
         assert_eq!(fs::read(&path)?, before);
         Ok(())
     }

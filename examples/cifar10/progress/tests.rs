@@ -56,8 +56,28 @@ fn the_opening_names_what_runs() -> anyhow::Result<()> {
         assert_plain(&text);
         assert!(text.contains("model          resnet20, 272,474 parameters\n"), "{text}");
         assert!(text.contains(&format!("precision      {precision}\n")), "{text}");
-        assert!(text.contains("drawn shapes, 1,300 to train on, 30 to test with\n"), "{text}");
+        assert!(text.contains("synthetic images, 1,300 to train on, 30 to test with\n"), "{text}");
         assert!(text.contains(" steps of 128 images, "), "{text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_opening_says_which_of_epochs_and_steps_ends_the_run() -> anyhow::Result<()> {
+    let data = synthetic::dataset(8, 2, 0);
+    for (arguments, training) in [
+        ("--steps 1 --batch-size 1", "1 step of 1 image, 1 epoch\n"),
+        ("--steps 9 --batch-size 4", "9 steps of 4 images, 5 epochs\n"),
+        ("--steps 9 --batch-size 4 --epochs 5", "9 steps of 4 images, 5 epochs\n"),
+        (
+            "--steps 9 --batch-size 4 --epochs 2",
+            "4 steps of 4 images, 2 epochs\n               --epochs ends it before the 9 steps of --steps\n",
+        ),
+    ] {
+        let options = options(arguments);
+        let text = opening(&options, &data, &Schedule::new(&options, 8)?, 272_474);
+        assert_plain(&text);
+        assert!(text.ends_with(&format!("training       {training}\n")), "{text}");
     }
     Ok(())
 }

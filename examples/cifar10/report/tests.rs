@@ -1,4 +1,5 @@
 use super::*;
+use crate::testing::Folder;
 
 /// A report in which no two numbers are alike.
 pub(crate) fn sample() -> Report {
@@ -6,7 +7,7 @@ pub(crate) fn sample() -> Report {
         model: "resnet8".to_owned(),
         precision: "f16".to_owned(),
         device: "cpu".to_owned(),
-        data: "drawn shapes".to_owned(),
+        data: "synthetic images".to_owned(),
         train_images: 1234,
         epochs: 3,
         batch_size: 17,
@@ -48,7 +49,7 @@ fn the_report_holds_every_field_and_replaces_what_was_there() -> Result<()> {
 
     assert_eq!(names, ["run.json"], "no scratch file stays behind");
     let expected = serde_json::json!({
-        "model": "resnet8", "precision": "f16", "device": "cpu", "data": "drawn shapes",
+        "model": "resnet8", "precision": "f16", "device": "cpu", "data": "synthetic images",
         "train_images": 1234, "epochs": 3, "batch_size": 17, "lr": 0.25, "seed": 9,
         "master_weights": true, "channels_last": true, "loss_scale": "dynamic", "steps": 216, "skipped_steps": 4,
         "final_scale": 4096.0, "final_loss": 0.75, "losses": [2.25, 1.5, 0.875],
@@ -81,4 +82,62 @@ fn a_report_that_cannot_be_written_is_refused_early() {
     let error = check_writable("--report", &std::env::temp_dir()).expect_err("a folder");
     assert!(error.to_string().ends_with(": this is a folder"), "{error}");
     assert!(error.is::<Usage>(), "its exit code is that of wrong options");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_stays_a_link_and_its_file_is_written() -> Result<()> {
+    let folder = Folder::new()?;
+    let (file, link) = (folder.path("file.json"), folder.path("link.json"));
+    fs::write(&file, "old")?;
+    std::os::unix::fs::symlink("file.json", &link)?;
+    check_writable("--report", &link)?;
+    write(&link, "new")?;
+    assert!(link.is_symlink());
+    assert_eq!(fs::read_to_string(&file)?, "new");
+
+    fs::remove_file(&file)?;
+    let error = check_writable("--report", &link).expect_err("no file");
+    assert!(error.is::<Usage>(), "{error}");
+    assert!(error.to_string().ends_with("link.json: this link leads to no file"), "{error}");
+    assert!(write(&link, "new").is_err() && link.is_symlink());
+    Ok(())
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_is_written_to() -> Result<()> {
+    let folder = Folder::new()?;
+    let pipe = folder.path("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status()?.success());
+    check_writable("--report", &pipe)?;
+    let reader = std::thread::spawn({
+        let pipe = pipe.clone();
+        move || fs::read_to_string(pipe)
+    });
+    write(&pipe, "a report")?;
+    assert_eq!(reader.join().expect("no panic")?, "a report");
+    assert!(!fs::metadata(&pipe)?.is_file());
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_device_stays_a_device() -> Result<()> {
+    let folder = Folder::new()?;
+    let link = folder.path("full"); // a link, so that no fault of `write` replaces the device
+    std::os::unix::fs::symlink("/dev/full", &link)?;
+    check_writable("--report", &link)?;
+    let error = format!("{:#}", write(&link, "a report").expect_err("a full device"));
+    assert!(error.ends_with(": No space left on device (os error 28)"), "{error}");
+    assert!(link.is_symlink());
+    Ok(())
+}
+
+#[test]
+fn a_folder_is_not_written_to() -> Result<()> {
+    let folder = Folder::new()?;
+    let error = write(&folder.path(""), "a report").expect_err("a folder");
+    assert!(error.is::<Usage>() && error.to_string().ends_with(": this is a folder"), "{error}");
+    Ok(())
 }

@@ -307,10 +307,13 @@ fn a_run_goes_on_as_it_began_or_not_at_all() -> Result<()> {
 fn a_folder_that_is_none_is_told_so() -> Result<()> {
     let folder = Folder::new()?;
     let error = resumed(&folder.path("nothing"), "").expect_err("no folder");
-    assert!(
-        error.is::<Usage>() && error.to_string().contains(": not a folder of --out"),
-        "{error}"
-    );
+    assert!(error.is::<Usage>() && error.to_string().ends_with(": no such folder"), "{error}");
+    fs::create_dir(folder.path("nothing"))?;
+    let error = resumed(&folder.path("nothing"), "").expect_err("an empty folder").to_string();
+    assert!(error.ends_with(": no folder of --out, for it has no options.toml"), "{error}");
+    fs::write(folder.path("file"), "")?;
+    let error = resumed(&folder.path("file"), "").expect_err("a file").to_string();
+    assert!(error.ends_with(": this is a file, no folder of --out"), "{error}");
 
     let dir = folder.path("run");
     let options = parse::<Options>(&format!("{LENGTH} --out {}", dir.display()))?;
@@ -342,6 +345,10 @@ fn a_folder_that_is_none_is_told_so() -> Result<()> {
     fs::write(run_folder(&dir)?.join("history.jsonl"), "")?;
     let error = again("no rows")?;
     assert!(error.contains("rows of 0 steps and 0 epochs, expected those of 1 and 0"), "{error}");
+    assert!(error.contains(&format!("delete {}", run_folder(&dir)?.display())), "{error}");
+    // Which is what it says to do.
+    fs::remove_dir_all(run_folder(&dir)?)?;
+    assert_eq!(train(&resumed(&dir, "")?, |step| step == 2)?.steps, 2);
     Ok(())
 }
 

@@ -44,7 +44,9 @@ fn options_that_do_not_go_together_are_usage_errors() -> anyhow::Result<()> {
     if !candle_core::utils::cuda_is_available() {
         assert!(usage("--gpu").starts_with("--gpu needs a build with CUDA"));
     }
-    parse("--report --master-weights")?.check()?;
+    assert!(usage("--init-scale 8").starts_with("--init-scale needs a dynamic loss scale"));
+    parse("--precision f16 --init-scale 8")?.check()?;
+    parse("--report --master-weights --init-scale 8")?.check()?;
     parse("--weight-decay 0 --sample 0")?.check()
 }
 
@@ -91,7 +93,7 @@ fn ranks_compare_every_option_but_where_the_text_is() -> Result<()> {
 #[test]
 fn ranks_divide_the_batch_and_train_on_the_host() {
     let check = |ranks, batch_size, gpu| {
-        let checked = crate::common::options::check_ranks(ranks, batch_size, gpu);
+        let checked = crate::common::options::check_ranks(ranks, batch_size, gpu, ranks > 1);
         checked.err().map(|error| error.to_string())
     };
     assert_eq!([check(1, 7, true), check(2, 8, false)], [None, None]);
@@ -99,4 +101,6 @@ fn ranks_divide_the_batch_and_train_on_the_host() {
     assert_eq!(check(3, 16, false).as_deref(), Some(message));
     let message = "--gpu trains on one device: start one process, without mpirun";
     assert_eq!(check(2, 8, true).as_deref(), Some(message));
+    let error = crate::common::options::check_ranks(1, 8, false, true).expect_err("one rank");
+    assert!(error.is::<Usage>() && error.to_string().starts_with("--sharded divides"), "{error}");
 }
