@@ -23,7 +23,7 @@ use std::sync::LazyLock;
 
 use super::{PackedGemm, Rounded, Tile, WIDTH};
 use instructions::{Amx, TileRegisters};
-pub(super) use rounded::BLOCK;
+pub(in crate::kernels::gemm::micro) use rounded::BLOCK;
 use tile::{Accumulators, kernel};
 
 const ROWS: usize = 16;
