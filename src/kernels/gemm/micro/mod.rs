@@ -75,6 +75,7 @@ pub(in crate::kernels) struct PackedGemm<'a> {
     pub(in crate::kernels) terms: usize,
     /// Whether columns are positions whose words lie apart, along row panels: tiles of AMX are as wide as can be, and those
     /// of AVX-512 go along rows.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "read by those two"))]
     pub(in crate::kernels) row_panels: bool,
 }
 
@@ -124,14 +125,6 @@ impl Tile<'_> {
         for (row, line) in self.sums.iter().enumerate().take(self.rows) {
             let start = (self.row + row) * columns + self.column;
             sums[start..start + self.columns].write_copy_of_slice(&line[..self.columns]);
-        }
-    }
-
-    /// As [`Self::write_to`], over sums of before.
-    fn copy_to(&self, sums: &mut [f32], columns: usize) {
-        for (row, line) in self.sums.iter().enumerate().take(self.rows) {
-            let start = (self.row + row) * columns + self.column;
-            sums[start..start + self.columns].copy_from_slice(&line[..self.columns]);
         }
     }
 

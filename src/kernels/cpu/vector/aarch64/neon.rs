@@ -175,12 +175,11 @@ impl Vector for Neon {
 
     #[inline(always)]
     unsafe fn store_bf16(self, at: *mut bf16, mask: u16) {
-        // SAFETY: the caller's.
-        unsafe {
-            let [a, b, c, d] = each!(i => rounded_to_bf16(self.0[i]));
-            // The upper halves.
-            store_halves([vuzp2q_u16(a, b), vuzp2q_u16(c, d)], at.cast(), mask);
-        }
+        let [a, b, c, d] = self.0;
+        let (a, b) = (rounded_to_bf16(a), rounded_to_bf16(b));
+        let (c, d) = (rounded_to_bf16(c), rounded_to_bf16(d));
+        // SAFETY: the caller's; these are the upper halves.
+        unsafe { store_halves([vuzp2q_u16(a, b), vuzp2q_u16(c, d)], at.cast(), mask) }
     }
 
     #[inline(always)]
@@ -255,14 +254,12 @@ impl Vector for Neon {
     #[inline(always)]
     unsafe fn nearest_bf16(self) -> Self {
         let bits = self.bits();
+        let up = Self::of(each!(i => {
+            let is_number = vceqq_f32(self.0[i], self.0[i]);
+            vaddq_u32(bits[i], vandq_u32(vdupq_n_u32(0x8000), is_number))
+        }));
         // SAFETY: the caller's.
-        unsafe {
-            Self::of(each!(i => {
-                let is_number = vceqq_f32(self.0[i], self.0[i]);
-                vaddq_u32(bits[i], vandq_u32(vdupq_n_u32(0x8000), is_number))
-            }))
-            .upper()
-        }
+        unsafe { up.upper() }
     }
 
     #[inline(always)]
@@ -458,14 +455,15 @@ fn transposed([a, b, c, d]: [float32x4_t; 4]) -> [float32x4_t; 4] {
     // SAFETY: every processor of this target has NEON.
     unsafe {
         // Columns 0 and 2 of two rows in turns, and columns 1 and 3.
-        let pairs = [vtrn1q_f32(a, b), vtrn2q_f32(a, b), vtrn1q_f32(c, d), vtrn2q_f32(c, d)];
-        let [even, odd, below_even, below_odd] = each!(i => vreinterpretq_f64_f32(pairs[i]));
-        let columns = [
-            vzip1q_f64(even, below_even),
-            vzip1q_f64(odd, below_odd),
-            vzip2q_f64(even, below_even),
-            vzip2q_f64(odd, below_odd),
-        ];
-        each!(i => vreinterpretq_f32_f64(columns[i]))
+        let even = vreinterpretq_f64_f32(vtrn1q_f32(a, b));
+        let odd = vreinterpretq_f64_f32(vtrn2q_f32(a, b));
+        let below_even = vreinterpretq_f64_f32(vtrn1q_f32(c, d));
+        let below_odd = vreinterpretq_f64_f32(vtrn2q_f32(c, d));
+        [
+            vreinterpretq_f32_f64(vzip1q_f64(even, below_even)),
+            vreinterpretq_f32_f64(vzip1q_f64(odd, below_odd)),
+            vreinterpretq_f32_f64(vzip2q_f64(even, below_even)),
+            vreinterpretq_f32_f64(vzip2q_f64(odd, below_odd)),
+        ]
     }
 }

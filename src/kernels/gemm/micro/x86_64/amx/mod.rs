@@ -157,6 +157,16 @@ pub(super) unsafe fn rounded<O: Rounded>(
     unsafe { rounded::rounded::<Amx, O>(gemm, bias, out, stride) };
 }
 
+impl Tile<'_> {
+    /// Writes it over sums of the whole product, whose rows have `columns` elements.
+    fn copy_to(&self, sums: &mut [f32], columns: usize) {
+        for (row, line) in self.sums.iter().enumerate().take(self.rows) {
+            let start = (self.row + row) * columns + self.column;
+            sums[start..start + self.columns].copy_from_slice(&line[..self.columns]);
+        }
+    }
+}
+
 fn multiply_on<I: TileRegisters>(gemm: &PackedGemm<'_>, mut to: Output<'_>) {
     #[repr(C, align(64))]
     struct Sums([[[f32; WIDTH]; ROWS]; TALL]);
