@@ -3,12 +3,14 @@
 use std::fmt;
 
 use super::cpu::limit::{Limit, VARIABLE};
+use super::cpu::vector::Vectors;
+use super::gemm::micro::InstructionSet;
 
 /// The instruction sets that the CPU's kernels use in this process.
 ///
-/// Names are those of the variable `CANDLE_AMP_CPU`: `baseline`, `avx2`, `avx512`, `avx512-bf16` and `amx`. The baseline is
-/// what every processor of the target has; there, and where it says `gemm crate`, that crate computes products with the
-/// instructions that it finds itself. What is displayed says why each was chosen.
+/// Names are those of the variable `CANDLE_AMP_CPU`: `baseline`, `avx2`, `avx512`, `avx512-bf16` and `amx`, or on ARM
+/// `baseline` and `neon`. The baseline is what every processor of the target has; there, and where it says `gemm crate`, that
+/// crate computes products with the instructions that it finds itself. What is displayed says why each was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InstructionSets {
@@ -28,7 +30,7 @@ pub struct InstructionSets {
 /// The instruction sets that the CPU's kernels use in this process. The first call, or the first operator that asks,
 /// looks at the processor and the environment, and takes some 100 µs where it has to measure.
 ///
-/// The best are taken: AMX where the system grants it, then AVX-512, then AVX2. AVX512-BF16 is measured, as on some
+/// The best are taken: AMX where the system grants it, then AVX-512, then AVX2; on ARM NEON. AVX512-BF16 is measured, as on some
 /// processors its instruction takes as long as two of F32. The environment variable `CANDLE_AMP_CPU` names the best
 /// that may be taken, so that one machine can run and compare the paths of others; `avx512-bf16` is then taken without
 /// measuring. Results differ from set to set by rounding. Set it before the process starts: it is read once.
@@ -38,42 +40,22 @@ pub struct InstructionSets {
 /// ```
 /// let sets = candle_amp::backend::instruction_sets();
 /// println!("{sets}");
-/// assert!(["baseline", "avx2", "avx512"].contains(&sets.loops));
+/// assert!(["baseline", "neon", "avx2", "avx512"].contains(&sets.loops));
 /// ```
 ///
 /// # References
 ///
 /// PyTorch: `torch.backends.cpu.get_cpu_capability()`, and the environment variable `ATEN_CPU_CAPABILITY`.
 pub fn instruction_sets() -> InstructionSets {
-    sets()
-}
-
-#[cfg(target_arch = "x86_64")]
-fn sets() -> InstructionSets {
-    use super::cpu::vector::Vectors;
-    use super::gemm::micro::InstructionSet;
-
     let [f32, bf16] = [InstructionSet::best_for_f32(), InstructionSet::best_for_bf16()];
     let tiles = Some(InstructionSet::AmxBf16x3).filter(|isa| isa.is_available());
     InstructionSets {
-        loops: Vectors::widest().map_or(BASELINE, Vectors::name),
+        loops: Vectors::widest().map_or(BASELINE, |vectors| vectors.names().set),
         f32_convolutions: f32.map_or(BASELINE, InstructionSet::set),
         bf16_convolutions: bf16.map_or(BASELINE, InstructionSet::set),
         f32_products: tiles.map_or(GEMM_CRATE, InstructionSet::set),
         bf16_products: bf16.filter(|isa| isa.is_bf16()).map_or(GEMM_CRATE, InstructionSet::set),
         bf16_reason: InstructionSet::bf16_reason(),
-    }
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn sets() -> InstructionSets {
-    InstructionSets {
-        loops: BASELINE,
-        f32_convolutions: BASELINE,
-        bf16_convolutions: BASELINE,
-        f32_products: GEMM_CRATE,
-        bf16_products: GEMM_CRATE,
-        bf16_reason: "there are no kernels of this target's own".to_owned(),
     }
 }
 
@@ -83,9 +65,9 @@ const GEMM_CRATE: &str = "gemm crate";
 impl fmt::Display for InstructionSets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let limit = Limit::get();
-        let why = match limit {
-            Limit::Amx => "the best of this processor".to_owned(),
-            _ => format!("the best that {VARIABLE}={limit} allows"),
+        let why = match limit == Limit::BEST {
+            true => "the best of this processor".to_owned(),
+            false => format!("the best that {VARIABLE}={limit} allows"),
         };
         let own = format!("its own choice, which {VARIABLE} does not bound");
         let of_products = |set, why: &String| match set {

@@ -8,6 +8,12 @@
 //! accepts any strides, returns contiguous tensors, and does its arithmetic in `f32` (`f64` for
 //! `f64` tensors) whatever the storage dtype.
 
+// Without vectors, what is built on them is compiled for nobody.
+#![cfg_attr(
+    not(any(target_arch = "aarch64", target_arch = "x86_64")),
+    allow(dead_code, unused_imports, unused_macros, unused_variables)
+)]
+
 pub(crate) mod activation;
 pub(crate) mod algorithm;
 pub(crate) mod attention;

@@ -3,17 +3,14 @@
 use candle_core::{DType, Tensor};
 
 use super::depthwise;
-#[cfg(target_arch = "x86_64")]
 use super::packed;
 use super::product;
 use super::shape::Shape;
 use crate::kernels::algorithm::chosen;
-#[cfg(target_arch = "x86_64")]
 use crate::kernels::cpu::vector::Vectors;
 use crate::kernels::cuda::{Gpu, Pass};
 use crate::kernels::format::Format;
 use crate::kernels::gemm::arithmetic;
-#[cfg(target_arch = "x86_64")]
 use crate::kernels::gemm::micro::InstructionSet;
 
 /// How a pass is computed.
@@ -31,18 +28,14 @@ pub(super) enum Algorithm<'a> {
     /// By shifted planes, from NCHW images whose every channel is a group, in F32.
     Depthwise,
     /// The same a row of vectors at a time, for the usual kernels.
-    #[cfg(target_arch = "x86_64")]
     DepthwiseRows(Vectors),
     /// With a channel in each lane, for small planes and strides.
-    #[cfg(target_arch = "x86_64")]
     DepthwiseLanes(Vectors),
     /// As a matrix product.
     Product,
     /// By packed GEMM, from NCHW images.
-    #[cfg(target_arch = "x86_64")]
     Packed(InstructionSet),
     /// By packed GEMM, from NHWC images.
-    #[cfg(target_arch = "x86_64")]
     PackedNhwc(InstructionSet),
 }
 
@@ -79,7 +72,6 @@ impl<'a> Algorithm<'a> {
         }
     }
 
-    #[cfg(target_arch = "x86_64")]
     fn depthwise(shape: &Shape) -> Self {
         if let Some(vectors) = depthwise::lanes::vectors(shape) {
             return Self::DepthwiseLanes(vectors);
@@ -87,29 +79,12 @@ impl<'a> Algorithm<'a> {
         depthwise::rows::vectors(shape).map_or(Self::Depthwise, Self::DepthwiseRows)
     }
 
-    #[cfg(target_arch = "x86_64")]
     fn nhwc(pass: Pass, operands: [&Tensor; 2], shape: &Shape) -> Option<Self> {
         packed::nhwc::isa(pass, operands, shape).map(Self::PackedNhwc)
     }
 
-    #[cfg(target_arch = "x86_64")]
     fn nchw(operands: [&Tensor; 2], shape: &Shape) -> Option<Self> {
         packed::isa(operands, shape).map(Self::Packed)
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn depthwise(_: &Shape) -> Self {
-        Self::Depthwise
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn nhwc(_: Pass, _: [&Tensor; 2], _: &Shape) -> Option<Self> {
-        None
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn nchw(_: [&Tensor; 2], _: &Shape) -> Option<Self> {
-        None
     }
 
     /// What a trace shows.
@@ -121,13 +96,10 @@ impl<'a> Algorithm<'a> {
             Self::Im2colF64 => "im2col, f64",
             Self::Im2col => "im2col",
             Self::Depthwise => "depthwise",
-            #[cfg(target_arch = "x86_64")]
-            Self::DepthwiseRows(vectors) | Self::DepthwiseLanes(vectors) => match vectors {
-                Vectors::Avx512 => "depthwise, avx512",
-                Vectors::Avx2 => "depthwise, avx2",
-            },
+            Self::DepthwiseRows(vectors) | Self::DepthwiseLanes(vectors) => {
+                vectors.names().depthwise
+            }
             Self::Product => "product",
-            #[cfg(target_arch = "x86_64")]
             Self::Packed(isa) | Self::PackedNhwc(isa) => isa.name(),
         }
     }

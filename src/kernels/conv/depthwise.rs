@@ -14,9 +14,7 @@
 //! On processors with vectors that they know, [`rows`] takes the usual ones of stride 1, and [`lanes`] small planes and
 //! strides. What is left are large planes, other kernels, and weights that are not finite.
 
-#[cfg(target_arch = "x86_64")]
 pub(super) mod lanes;
-#[cfg(target_arch = "x86_64")]
 pub(super) mod rows;
 
 use std::mem::MaybeUninit;

@@ -11,7 +11,6 @@ mod columns;
 mod cpu;
 mod cuda;
 mod depthwise;
-#[cfg(target_arch = "x86_64")]
 mod packed;
 mod portable;
 mod product;
@@ -95,11 +94,9 @@ pub(crate) fn forward(
             let bias = bias.map(exact).transpose()?;
             cpu::forward::<f64>(&exact(x)?, &exact(weight)?, bias.as_ref(), &shape)
         }
-        #[cfg(target_arch = "x86_64")]
         Algorithm::Packed(isa) => {
             with_single!(near, O => packed::forward::<O>(x, weight, bias, &shape, isa))
         }
-        #[cfg(target_arch = "x86_64")]
         Algorithm::PackedNhwc(isa) => {
             with_single!(near, O => packed::nhwc::forward::<O>(x, weight, bias, &shape, isa))
         }
@@ -107,11 +104,9 @@ pub(crate) fn forward(
         Algorithm::Depthwise => {
             with_single!(near, O => depthwise::forward::<O>(x, weight, bias, &shape))
         }
-        #[cfg(target_arch = "x86_64")]
         Algorithm::DepthwiseRows(v) => {
             with_single!(near, O => depthwise::rows::forward::<O>(x, weight, bias, &shape, v))
         }
-        #[cfg(target_arch = "x86_64")]
         Algorithm::DepthwiseLanes(v) => with_single!(near, O => {
             match depthwise::lanes::forward::<O>(x, weight, bias, &shape, v)? {
                 Some(y) => Ok(y),
@@ -156,14 +151,12 @@ pub(crate) fn dgrad(
             let bias = bias.map(exact).transpose()?;
             cpu::dgrad::<f64>(&exact(grad)?, &exact(weight)?, bias.as_ref(), &shape)
         }
-        #[cfg(target_arch = "x86_64")]
         Algorithm::Packed(isa) => {
             match with_single!(near, O => packed::dgrad::<O>(grad, weight, bias, &shape, isa))? {
                 Some(dx) => Ok(dx),
                 None => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
             }
         }
-        #[cfg(target_arch = "x86_64")]
         Algorithm::PackedNhwc(isa) => {
             match with_single!(near, O => packed::nhwc::dgrad::<O>(grad, weight, bias, &shape, isa))?
             {
@@ -178,7 +171,6 @@ pub(crate) fn dgrad(
                 None => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
             }
         }
-        #[cfg(target_arch = "x86_64")]
         Algorithm::DepthwiseRows(v) => {
             let dx = with_single!(near, O => {
                 depthwise::rows::dgrad::<O>(grad, weight, bias, &shape, v)
@@ -188,7 +180,6 @@ pub(crate) fn dgrad(
                 None => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
             }
         }
-        #[cfg(target_arch = "x86_64")]
         Algorithm::DepthwiseLanes(v) => {
             let dx = with_single!(near, O => {
                 depthwise::lanes::dgrad::<O>(grad, weight, bias, &shape, v)
@@ -233,18 +224,14 @@ pub(crate) fn wgrad(
     let (x, grad) = (&x, &grad);
     let dw = match algorithm {
         Algorithm::Im2colF64 => cpu::wgrad::<f64>(&exact(x)?, &exact(grad)?, &shape),
-        #[cfg(target_arch = "x86_64")]
         Algorithm::Packed(isa) => packed::wgrad(x, grad, &shape, isa),
-        #[cfg(target_arch = "x86_64")]
         Algorithm::PackedNhwc(isa) => packed::nhwc::wgrad(x, grad, &shape, isa),
         Algorithm::Product => return product::wgrad(x, grad, &shape, out),
         Algorithm::Depthwise => depthwise::wgrad(x, grad, &shape),
-        #[cfg(target_arch = "x86_64")]
         Algorithm::DepthwiseRows(v) => match depthwise::rows::wgrad(x, grad, &shape, v)? {
             Some(dw) => Ok(dw),
             None => depthwise::wgrad(x, grad, &shape),
         },
-        #[cfg(target_arch = "x86_64")]
         Algorithm::DepthwiseLanes(v) => match depthwise::lanes::wgrad(x, grad, &shape, v)? {
             Some(dw) => Ok(dw),
             None => depthwise::wgrad(x, grad, &shape),

@@ -7,7 +7,6 @@ use super::shape::Shape;
 use crate::kernels::cuda::Pass;
 use crate::kernels::format::{Format, to_nchw, to_nhwc};
 use crate::kernels::gemm::gemm;
-#[cfg(target_arch = "x86_64")]
 use crate::kernels::gemm::micro::InstructionSet;
 
 /// Whether this module computes such a pass, of a bias or without.
@@ -46,14 +45,8 @@ pub(super) fn suits(
 
 /// Whether packed GEMM multiplies pairs of BF16, which it reads in wgrad where they lie, if their numbers suit.
 fn multiplies_pairs(operands: [&Tensor; 2], shape: &Shape) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return shape.c_in.min(shape.c_out) > 1
-        && InstructionSet::of(operands) == Some(InstructionSet::Avx512Bf16);
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        let _ = (operands, shape);
-        false
-    }
+    shape.c_in.min(shape.c_out) > 1
+        && InstructionSet::of(operands) == Some(InstructionSet::Avx512Bf16)
 }
 
 /// Whether an image has so few pixels that a product of each would read the weights for little: then all are moved to

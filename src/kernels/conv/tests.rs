@@ -5,14 +5,10 @@ use super::shape::Shape;
 use super::{Geometry, dgrad, forward, portable, wgrad};
 use crate::kernels::format::{Format, to_nchw, to_nhwc};
 
-#[cfg(target_arch = "x86_64")]
 mod depthwise;
 mod gpus;
-#[cfg(target_arch = "x86_64")]
 mod lanes;
-#[cfg(target_arch = "x86_64")]
 mod split;
-#[cfg(target_arch = "x86_64")]
 mod winograd;
 
 const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
@@ -111,10 +107,7 @@ fn pairs(rows: usize, cols: usize) -> impl Iterator<Item = (usize, usize)> {
 
 /// Sums whose tolerance is that of the CPU's F32 kernels.
 fn tolerant(sums: [&[Sum]; 3], operands: [&[f64]; 3], shape: &Shape) -> [Vec<Sum>; 3] {
-    #[cfg(target_arch = "x86_64")]
-    return winograd::tolerant(sums, operands, shape);
-    #[cfg(not(target_arch = "x86_64"))]
-    sums.map(<[Sum]>::to_vec)
+    winograd::tolerant(sums, operands, shape)
 }
 
 /// All three passes against plain loops, and the portable version against the same.
@@ -479,7 +472,6 @@ fn one_result_for_any_number_of_threads() -> Result<()> {
 }
 
 /// Sizes around the edges of tiles, blocks, lines and parts: images, output channels, kernel, geometry.
-#[cfg(target_arch = "x86_64")]
 fn edges() -> Vec<([usize; 4], usize, usize, Geometry)> {
     let small = [
         ([2, 2, 1, 1], 2, 1, geometry(1, 0, 1, 1)),
@@ -509,7 +501,6 @@ fn edges() -> Vec<([usize; 4], usize, usize, Geometry)> {
 
 /// Every unit of this processor, and the products that stand in where there is none, on sizes around
 /// the edges of tiles, blocks, lines and parts.
-#[cfg(target_arch = "x86_64")]
 #[test]
 fn every_unit_agrees_with_plain_loops() -> Result<()> {
     use super::packed;
@@ -518,13 +509,9 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
 
     // Weights are packed into memory of any value.
     KeptWords::new(1 << 16).as_mut_slice().fill(u32::MAX);
-    let isas = [
-        InstructionSet::Avx2F32,
-        InstructionSet::Avx512F32,
-        InstructionSet::Avx512Bf16,
-        InstructionSet::AmxBf16,
-    ];
-    let isas: Vec<_> = isas.into_iter().filter(|isa| isa.is_runnable()).collect();
+    let of_bf16 = [InstructionSet::Avx512Bf16, InstructionSet::AmxBf16];
+    let of_bf16 = of_bf16.into_iter().filter(|isa| isa.is_runnable());
+    let isas: Vec<_> = InstructionSet::of_f32().chain(of_bf16).collect();
     let mut rng = generator(21);
     for (dims, c_out, kernel, geometry) in edges() {
         let weight_dims = [c_out, dims[1] / geometry.groups, kernel, kernel];

@@ -262,7 +262,6 @@ macro_rules! with_single {
 pub(crate) use with_single;
 
 /// [`with_single`], of dtypes that [are near](is_near) to the dtype of `$O`.
-#[cfg(target_arch = "x86_64")]
 macro_rules! with_near {
     ($dtype:expr, $O:ident, $T:ident => $body:expr) => {
         $crate::kernels::cpu::dtype::with_single!($dtype, $T => {
@@ -275,7 +274,6 @@ macro_rules! with_near {
         })
     };
 }
-#[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) use with_near;
 
 #[cfg(test)]

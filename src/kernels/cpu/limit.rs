@@ -7,11 +7,13 @@ use std::sync::LazyLock;
 /// The variable that names the best one.
 pub(crate) const VARIABLE: &str = "CANDLE_AMP_CPU";
 
-/// The best instruction set that may be used; each has those before it.
+/// The best instruction set that may be used; each has those of its target before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Limit {
     /// What every processor of the target has.
     Baseline,
+    /// On ARM, where loops use it anyway, also convolutions.
+    Neon,
     Avx2,
     Avx512,
     Avx512Bf16,
@@ -19,35 +21,44 @@ pub(crate) enum Limit {
 }
 
 impl Limit {
-    const ALL: [Self; 5] = [Self::Baseline, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
+    /// Those that processors of this target may have, the best one last.
+    const ALL: &[Self] = if cfg!(target_arch = "x86_64") {
+        &[Self::Baseline, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx]
+    } else if cfg!(target_arch = "aarch64") {
+        &[Self::Baseline, Self::Neon]
+    } else {
+        &[Self::Baseline]
+    };
+    pub(crate) const BEST: Self = Self::ALL[Self::ALL.len() - 1];
 
     /// [`VARIABLE`]'s, read once; the best there is where it is unset, empty or unknown.
     pub(crate) fn get() -> Self {
         static LIMIT: LazyLock<Limit> = LazyLock::new(|| {
-            let best = Limit::Amx;
             let Some(value) = env::var_os(VARIABLE).filter(|value| !value.is_empty()) else {
-                return best;
+                return Limit::BEST;
             };
             let value = value.to_string_lossy();
             Limit::parse(&value).unwrap_or_else(|| {
-                let known = Limit::ALL.map(Limit::name).join(", ");
+                let known: Vec<_> = Limit::ALL.iter().map(|limit| limit.name()).collect();
+                let known = known.join(", ");
                 tracing::warn!(
                     target: "candle_amp::backend",
                     "{VARIABLE}={value} is ignored: it is none of {known}",
                 );
-                best
+                Limit::BEST
             })
         });
         *LIMIT
     }
 
     fn parse(value: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|limit| limit.name().eq_ignore_ascii_case(value.trim()))
+        Self::ALL.iter().copied().find(|limit| limit.name().eq_ignore_ascii_case(value.trim()))
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",
+            Self::Neon => "neon",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512-bf16",
@@ -68,7 +79,7 @@ mod tests {
 
     #[test]
     fn every_name_is_read_back() {
-        for limit in Limit::ALL {
+        for &limit in Limit::ALL {
             assert_eq!(
                 Limit::parse(&format!(" {} ", limit.to_string().to_uppercase())),
                 Some(limit)
@@ -76,5 +87,9 @@ mod tests {
         }
         assert!(Limit::ALL.is_sorted());
         assert_eq!(Limit::parse("avx"), None);
+        let [x86, arm] = [cfg!(target_arch = "x86_64"), cfg!(target_arch = "aarch64")];
+        for (name, known) in [("baseline", true), ("avx2", x86), ("amx", x86), ("neon", arm)] {
+            assert_eq!(Limit::parse(name).is_some(), known, "{name}");
+        }
     }
 }

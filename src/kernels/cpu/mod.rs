@@ -14,5 +14,4 @@ pub(in crate::kernels) mod simd;
 pub(in crate::kernels) mod testing;
 pub(in crate::kernels) mod tile;
 pub(in crate::kernels) mod uninit;
-#[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) mod vector;

@@ -15,3 +15,17 @@ pub(in crate::kernels) fn prefetch<T>(data: &[T], at: usize, count: usize) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (data, at, count);
 }
+
+/// Asks for the cache line of an address, to be written. The standard library's function gives the instruction for reading.
+/// Elsewhere than on x86-64 it asks for nothing.
+#[inline(always)]
+pub(in crate::kernels) fn prefetch_to_write<T>(at: *const T) {
+    // SAFETY: a hint, of any address; every processor with AVX2 takes it, and others of this target do nothing.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        use std::arch::asm;
+        asm!("prefetchw [{}]", in(reg) at, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}

@@ -20,7 +20,8 @@ pub(crate) const GRAIN: usize = 16 * BLOCK;
 
 /// Runs `f`, and what is inlined into it, compiled for the widest vectors of the processor.
 ///
-/// `f` and the closures it calls must be `#[inline(always)]`.
+/// `f` and the closures it calls must be `#[inline(always)]`. On targets whose every processor has NEON, or whose vectors
+/// this crate does not know, the compiler's choice for all of the crate is the widest.
 #[inline(always)]
 pub(crate) fn vectorise(mut f: impl FnMut()) {
     #[cfg(target_arch = "x86_64")]

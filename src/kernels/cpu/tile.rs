@@ -3,9 +3,10 @@
 
 use std::mem::MaybeUninit;
 
+use half::bf16;
+
 use super::dtype::Element;
-#[cfg(target_arch = "x86_64")]
-use super::vector::Vector;
+use super::vector::{Vector, Vectors, with_vectors};
 
 /// The side of a tile: a cache line of `F32`.
 pub(in crate::kernels) const TILE: usize = 16;
@@ -15,17 +16,12 @@ pub(in crate::kernels) const TILE: usize = 16;
 ///
 /// # Panics
 /// When the tile lies beyond a slice.
-#[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) fn transpose<T: Element>(
     from: &[T],
     from_stride: usize,
     to: &mut [MaybeUninit<T>],
     to_stride: usize,
 ) -> bool {
-    use half::bf16;
-
-    use super::vector::{Vectors, with_vectors};
-
     let Some(vectors) = Vectors::widest() else { return false };
     let last = |stride: usize| (TILE - 1) * stride + TILE;
     assert!(last(from_stride) <= from.len() && last(to_stride) <= to.len(), "no whole tile");
@@ -60,7 +56,6 @@ pub(in crate::kernels) fn transpose<T: Element>(
 ///
 /// # Safety
 /// The features of `V`; 16 rows of 16 words, of any bits, can be read and written.
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(in crate::kernels) unsafe fn transpose_words<V: Vector>(
     from: *const f32,
@@ -80,24 +75,13 @@ pub(in crate::kernels) unsafe fn transpose_words<V: Vector>(
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-pub(in crate::kernels) fn transpose<T: Element>(
-    _: &[T],
-    _: usize,
-    _: &mut [MaybeUninit<T>],
-    _: usize,
-) -> bool {
-    false
-}
-
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
 mod tests {
-    use half::{bf16, f16};
+    use half::f16;
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use crate::kernels::cpu::vector::Vectors;
 
     fn check<T: Element>(bits: impl Fn(T) -> u64, any: impl Fn(u64) -> T) {
         let mut rng = ChaCha8Rng::seed_from_u64(31);

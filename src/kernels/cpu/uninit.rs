@@ -25,7 +25,6 @@ pub(in crate::kernels) fn zeroed<T: Copy + Default>(part: &mut [MaybeUninit<T>])
 }
 
 /// As [`uninit_vec`], where `fill` says that it has written every element; else nothing.
-#[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) fn try_uninit_vec<T: Copy>(
     len: usize,
     fill: impl FnOnce(&mut [MaybeUninit<T>]) -> bool,

@@ -109,7 +109,6 @@ impl Operand {
 
     /// As [`Self::of`], and copied where neither the elements of a row nor those of a column follow
     /// each other.
-    #[cfg(target_arch = "x86_64")]
     pub(super) fn with_unit_stride(tensor: &Tensor) -> Result<Self> {
         let operand = Self::of(tensor)?;
         let last = operand.strides.len() - 1;

@@ -3,10 +3,8 @@
 mod cpu;
 mod cuda;
 mod layout;
-#[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) mod micro;
 mod operand;
-#[cfg(target_arch = "x86_64")]
 mod packed;
 mod portable;
 mod product;
@@ -22,7 +20,6 @@ pub(super) use product::{Matrix, Threads, product};
 use super::algorithm::chosen;
 use super::cuda::Gpu;
 use crate::error::bail;
-#[cfg(target_arch = "x86_64")]
 use crate::kernels::cpu::dtype::with_single;
 use crate::kernels::cpu::dtype::{is_near, with_element};
 
@@ -47,7 +44,6 @@ pub(crate) fn gemm(
             let bias = bias.map(exact).transpose()?;
             cpu::gemm::<f64>(&exact(lhs)?, &exact(rhs)?, bias.as_ref())?
         }
-        #[cfg(target_arch = "x86_64")]
         Algorithm::Packed(isa) => {
             match with_single!(near, O => packed::gemm::<O>(lhs, rhs, bias, isa))? {
                 Some(product) => product,
@@ -69,7 +65,6 @@ enum Algorithm<'a> {
     /// The same in F32.
     GemmCrate,
     /// By packed GEMM, and again by the `gemm` crate where a BF16x3 sum is not finite.
-    #[cfg(target_arch = "x86_64")]
     Packed(micro::InstructionSet),
 }
 
@@ -90,7 +85,6 @@ impl<'a> Algorithm<'a> {
         if arithmetic([Some(lhs), Some(rhs), bias]) == DType::F64 {
             return Self::GemmCrateF64;
         }
-        #[cfg(target_arch = "x86_64")]
         if let Some(isa) = packed::isa(lhs, rhs) {
             return Self::Packed(isa);
         }
@@ -104,7 +98,6 @@ impl<'a> Algorithm<'a> {
             Self::Portable => "candle",
             Self::GemmCrateF64 => "gemm crate, f64",
             Self::GemmCrate => "gemm crate",
-            #[cfg(target_arch = "x86_64")]
             Self::Packed(isa) => isa.name(),
         }
     }

@@ -20,7 +20,6 @@ pub(in crate::kernels) fn random(rng: &mut ChaCha8Rng, dims: &[usize], dtype: DT
 }
 
 /// As [`random`], but one of eight is small: of any exponent under 2^-99, subnormal or zero.
-#[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) fn mixed(rng: &mut ChaCha8Rng, dims: &[usize], dtype: DType) -> Tensor {
     let mut number = |_| match rng.random_ratio(1, 8) {
         true => f32::from_bits(rng.random_range(0..28 << 23) | rng.random_range(0..2) << 31),
@@ -31,7 +30,6 @@ pub(in crate::kernels) fn mixed(rng: &mut ChaCha8Rng, dims: &[usize], dtype: DTy
 }
 
 /// Numbers of every exponent, with first, last and random bits below it, of both signs; and NaNs.
-#[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) fn every_exponent() -> Vec<f32> {
     let mut rng = generator(71);
     let mut numbers = Vec::new();
@@ -67,7 +65,6 @@ impl Sum {
     }
 
     /// The same sum, as exact as one of `terms` terms and this magnitude at least.
-    #[cfg(target_arch = "x86_64")]
     pub(in crate::kernels) fn with_error_of(&self, magnitude: f64, terms: f64) -> Self {
         Self {
             magnitude: self.magnitude.max(magnitude + self.value.abs()),
@@ -347,7 +344,6 @@ fn a_view_beyond_its_data_panics() {
 
 /// Every unit that multiplies pairs, over sizes around the edges of blocks, both ways each operand can
 /// lie in memory, and sums longer than a part.
-#[cfg(target_arch = "x86_64")]
 #[test]
 fn every_unit_agrees_with_plain_loops() -> Result<()> {
     use super::packed;
@@ -426,7 +422,6 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
 }
 
 /// Single terms: what three terms leave out is 2^-23 of a product at most, and its last rounding 2^-24.
-#[cfg(target_arch = "x86_64")]
 #[test]
 fn planes_leave_out_less_than_f32_rounds() -> Result<()> {
     use super::packed;

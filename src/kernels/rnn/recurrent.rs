@@ -54,12 +54,9 @@ impl Multiply for f64 {
 
 impl Multiply for f32 {
     fn recurrent(weight: &Tensor, hidden: usize) -> Result<Box<dyn Recurrent<f32>>> {
-        #[cfg(target_arch = "x86_64")]
         if let Some(packed) = packed::Packed::of(weight, hidden)? {
             return Ok(Box::new(packed));
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = hidden;
         Ok(Box::new(Widened::of(weight)?))
     }
 }
@@ -97,7 +94,6 @@ pub(super) fn recurrent_gradient<A: Gate>(
     weight.multiply(gate_gradients, dst, dims.hidden, accumulate);
 }
 
-#[cfg(target_arch = "x86_64")]
 mod packed {
     use candle_core::{DType, Result, Tensor};
     use half::bf16;

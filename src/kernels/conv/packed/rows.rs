@@ -72,7 +72,7 @@ pub(super) fn widen_into<S: Stored>(from: &[S], to: &mut [MaybeUninit<f32>]) {
         }
     }
     assert!(from.len() == to.len());
-    let vectors = Vectors::widest().unwrap_or(Vectors::Avx2);
+    let vectors = Vectors::known();
     // SAFETY: the features of the vectors; the lengths, as asserted.
     with_vectors!(vectors, V => unsafe { run::<S, V>(from, to) });
 }

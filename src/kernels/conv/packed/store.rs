@@ -1,7 +1,7 @@
 //! Rounds tiles of sums into NCHW images.
 #![allow(unsafe_code)]
 
-use crate::kernels::cpu::vector::{Avx512, Vector, with_vectors};
+use crate::kernels::cpu::vector::{Vector, with_ftz_vectors, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, Rounded, Tile};
 
 /// A part of a vector of sums that goes to consecutive pixels.
@@ -79,7 +79,9 @@ impl NchwStore {
         // SAFETY: an `InstructionSet` has the features; the caller's.
         unsafe {
             match isa.rounds_ftz() {
-                true => self.write_ftz(tile, bias, out, len),
+                true => with_ftz_vectors!(V => {
+                    self.write::<O, V, true>(tile, bias, out, len)
+                }),
                 false => with_vectors!(isa.vectors(), V => {
                     self.write::<O, V, false>(tile, bias, out, len)
                 }),
@@ -87,24 +89,10 @@ impl NchwStore {
         }
     }
 
-    /// # Safety
-    /// As [`Self::write`].
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn write_ftz<O: Rounded>(
-        &self,
-        tile: &Tile<'_>,
-        bias: Option<&[f32]>,
-        out: *mut O,
-        len: usize,
-    ) {
-        // SAFETY: the caller's.
-        unsafe { self.write::<O, Avx512, true>(tile, bias, out, len) }
-    }
-
     /// Inlined where the features are.
     ///
     /// # Safety
-    /// The features of `V`, and AVX-512 BF16 if `FTZ`; all places of the tile lie in `len` elements from `out` on.
+    /// The features of `V`, within `with_ftz_vectors!` if `FTZ`; all places of the tile lie in `len` elements from `out` on.
     #[inline(always)]
     unsafe fn write<O: Rounded, V: Vector, const FTZ: bool>(
         &self,

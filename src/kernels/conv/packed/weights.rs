@@ -45,7 +45,7 @@ pub(super) fn widened(tensor: &Tensor) -> Result<Vec<f32>> {
 /// Whether no weight is infinite or NaN.
 pub(super) fn are_finite<S: Stored>(weight: &[S]) -> bool {
     let mut finite = true;
-    let vectors = Vectors::widest().unwrap_or(Vectors::Avx2);
+    let vectors = Vectors::known();
     with_vectors!(vectors, V => {
         for weight in weight.chunks(16) {
             let mask = first_lanes(weight.len());
@@ -129,7 +129,7 @@ fn arrange<S: Stored>(
             })
             .collect();
         match isa {
-            InstructionSet::Avx2F32 => {
+            InstructionSet::F32(vectors) if !vectors.hold_squares() => {
                 parts.iter_mut().for_each(|block| arrangement.fill_singly(block))
             }
             _ => with_bf16_vectors!(V => {
@@ -270,7 +270,7 @@ impl Arrangement {
                 let words = unsafe {
                     let mut words = low;
                     match self.isa {
-                        InstructionSet::Avx2F32 | InstructionSet::Avx512F32 => {}
+                        InstructionSet::F32(_) => {}
                         // These are BF16, so that nothing is rounded.
                         InstructionSet::Avx512Bf16 | InstructionSet::AmxBf16 => {
                             for (word, high) in words.iter_mut().zip(high) {

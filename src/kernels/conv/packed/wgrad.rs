@@ -140,7 +140,7 @@ fn regroup(runs: &[Vec<f32>], [taps, ins, outs]: [usize; 3], weights: &mut [Mayb
     // Of one tap, the channels are what lies together.
     let [taps, ins] = if taps == 1 { [ins, 1] } else { [taps, ins] };
     let offsets: Vec<_> = (0..taps).map(|tap| tap * ins * outs).collect();
-    let vectors = Vectors::widest().unwrap_or(Vectors::Avx2);
+    let vectors = Vectors::known();
     with_vectors!(vectors, V => {
         for out in (0..outs).step_by(16) {
             for channel in 0..ins {

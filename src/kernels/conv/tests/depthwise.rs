@@ -11,8 +11,7 @@ use crate::kernels::cpu::vector::Vectors;
 use crate::kernels::gemm::tests::check;
 
 fn for_each_set(mut f: impl FnMut(Vectors) -> Result<()>) -> Result<()> {
-    let sets = [Vectors::Avx2, Vectors::Avx512].into_iter().filter(|set| set.is_available());
-    sets.into_iter().try_for_each(&mut f)
+    Vectors::ALL.into_iter().filter(|set| set.is_available()).try_for_each(&mut f)
 }
 
 /// Batch, channels, height, width, kernel, padding.

@@ -171,12 +171,7 @@ fn tiles_are_chosen_by_shape() {
 
 #[test]
 fn tiles_agree_with_plain_loops() -> Result<()> {
-    for isa in [InstructionSet::Avx2F32, InstructionSet::Avx512F32] {
-        if isa.is_available() {
-            tiles_agree(isa)?;
-        }
-    }
-    Ok(())
+    InstructionSet::of_f32().try_for_each(tiles_agree)
 }
 
 fn tiles_agree(isa: InstructionSet) -> Result<()> {
@@ -225,12 +220,7 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
 
 #[test]
 fn tiles_of_channels_last_agree_with_plain_loops() -> Result<()> {
-    for isa in [InstructionSet::Avx2F32, InstructionSet::Avx512F32] {
-        if isa.is_available() {
-            tiles_of_channels_last_agree(isa)?;
-        }
-    }
-    Ok(())
+    InstructionSet::of_f32().try_for_each(tiles_of_channels_last_agree)
 }
 
 fn tiles_of_channels_last_agree(isa: InstructionSet) -> Result<()> {
@@ -286,10 +276,7 @@ fn tiles_of_channels_last_agree(isa: InstructionSet) -> Result<()> {
 /// Of ones, results are numbers of taps and pixels, which are exact.
 #[test]
 fn ones_are_counted() -> Result<()> {
-    for isa in [InstructionSet::Avx2F32, InstructionSet::Avx512F32] {
-        if !isa.is_available() {
-            continue;
-        }
+    for isa in InstructionSet::of_f32() {
         let (batch, channels, size) = (8, 8, 8);
         let shape = shape([batch, channels, size, size], channels, (1, 1));
         assert!(suits(&shape) && suits_wgrad(&shape));

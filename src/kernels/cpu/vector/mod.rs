@@ -1,73 +1,65 @@
 //! Vectors of sixteen F32, whatever the processor's registers hold.
 //!
 //! An algorithm is written once over [`Vector`]. Each instruction set implements the trait in a file of its own, with
-//! little more than its instructions: one register of AVX-512, two of AVX2. [`with_vectors`] compiles the algorithm
-//! for each of them, and runs the one that its caller chose.
+//! little more than its instructions: one register of AVX-512, two of AVX2, four of NEON. The folder of a target lists
+//! its sets, as `Vectors`, and has the macros that compile an algorithm for them:
+//!
+//! - `with_vectors!(vectors, V => body)` runs `body` with `V` bound to the [`Vector`] of `vectors`, compiled for that set.
+//! - `with_bf16_vectors!(V => body)` does so for the set of `Vectors::for_bf16`.
+//! - `with_ftz_vectors!(V => body)` does so for the set whose [`Vector::store_bf16_ftz`] may be called.
+//!
+//! `body` becomes a closure that is called once, but may not move out of what it captures. What it calls must be
+//! `#[inline(always)]`, closures too, or else calls a function for every instruction. `map` of an array is not. All three
+//! panic when the processor has no such instruction set.
 #![allow(unsafe_code)]
 
-mod avx2;
-mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
+mod absent;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
 
+use std::ptr::copy_nonoverlapping;
 use std::sync::LazyLock;
 
 use half::{bf16, f16};
 
-use super::limit::Limit;
-pub(in crate::kernels) use avx2::Avx2;
-pub(in crate::kernels) use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub(in crate::kernels) use aarch64::*;
+#[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
+pub(in crate::kernels) use absent::*;
+#[cfg(target_arch = "x86_64")]
+pub(in crate::kernels) use x86_64::*;
 
-/// The instruction sets that vectors are made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Vectors {
-    Avx2,
-    Avx512,
+/// What instruction sets are called.
+pub(in crate::kernels) struct Names {
+    /// As [`VARIABLE`](super::limit::VARIABLE) has it.
+    pub(in crate::kernels) set: &'static str,
+    /// As a trace shows it of packed GEMM, and of depthwise convolutions.
+    pub(in crate::kernels) packed: &'static str,
+    pub(in crate::kernels) depthwise: &'static str,
 }
 
 impl Vectors {
-    // Neither this nor `is_available` is inlined: both are asked before every loop, and were a part of each.
+    // Not inlined: it is asked before every loop, and was a part of each.
     /// The widest of this processor.
     #[inline(never)]
     pub(crate) fn widest() -> Option<Self> {
-        static WIDEST: LazyLock<Option<Vectors>> = LazyLock::new(|| {
-            [Vectors::Avx512, Vectors::Avx2].into_iter().find(|v| v.is_available())
-        });
+        static WIDEST: LazyLock<Option<Vectors>> =
+            LazyLock::new(|| Vectors::ALL.into_iter().rev().find(|set| set.is_available()));
         *WIDEST
     }
 
-    /// What packs BF16, and F32 as sums of it: AVX-512, which every processor that multiplies them has. Tests pack for
-    /// the stand-in of tile registers, and with AVX2 where there is no AVX-512.
-    pub(in crate::kernels) fn for_bf16() -> Self {
-        if cfg!(test) && !Self::Avx512.is_available() { Self::Avx2 } else { Self::Avx512 }
-    }
-
-    /// Whether the processor has what [`Vector`] asks for, and it may be used.
-    #[inline(never)]
-    pub(in crate::kernels) fn is_available(self) -> bool {
-        match self {
-            Self::Avx2 => {
-                Limit::get() >= Limit::Avx2
-                    && is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
-            Self::Avx512 => {
-                Limit::get() >= Limit::Avx512
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512dq")
-            }
-        }
-    }
-
-    /// As [`VARIABLE`](super::limit::VARIABLE) has it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Avx2 => "avx2",
-            Self::Avx512 => "avx512",
-        }
+    /// The widest, for what runs only on processors that have some.
+    ///
+    /// # Panics
+    /// On others.
+    pub(in crate::kernels) fn known() -> Self {
+        let Some(widest) = Self::widest() else { panic!("the processor has no vectors") };
+        widest
     }
 }
 
@@ -80,7 +72,7 @@ pub(in crate::kernels) fn first_lanes(count: usize) -> u16 {
 ///
 /// # Safety
 /// Of all methods: the instruction set's features, which the function that they are inlined into enables
-/// ([`with_vectors`]). Of loads and stores: the elements of the mask, or all 16, can be read or written. No other
+/// (`with_vectors!`). Of loads and stores: the elements of the mask, or all 16, can be read or written. No other
 /// element is touched.
 pub(in crate::kernels) trait Vector: Copy {
     unsafe fn zero() -> Self;
@@ -101,7 +93,7 @@ pub(in crate::kernels) trait Vector: Copy {
     unsafe fn store_masked(self, at: *mut f32, mask: u16);
     /// The same, rounded to nearest even. A NaN keeps its sign and upper bits, and becomes quiet.
     unsafe fn store_bf16(self, at: *mut bf16, mask: u16);
-    /// As [`Self::store_bf16`], but a subnormal may become zero. Needs AVX-512 BF16, where these vectors are AVX-512's.
+    /// As [`Self::store_bf16`], but a subnormal may become zero. Within `with_ftz_vectors!` only.
     #[inline(always)]
     unsafe fn store_bf16_ftz(self, at: *mut bf16, mask: u16) {
         // SAFETY: the caller's.
@@ -172,58 +164,13 @@ pub(in crate::kernels) trait Vector: Copy {
     );
 }
 
-/// Runs `$body` with `$V` bound to the [`Vector`] of `$vectors`, compiled for its instruction set.
+/// Copies the elements of a mask, which is a run.
 ///
-/// `$body` is a closure that is called once, but may not move out of what it captures. What it calls must be
-/// `#[inline(always)]`, closures too, or else calls a function for every instruction. `map` of an array is not.
-///
-/// # Panics
-/// When the processor has no such instruction set.
-macro_rules! with_vectors {
-    ($vectors:expr, $V:ident => $body:expr) => {
-        match $vectors {
-            $crate::kernels::cpu::vector::Vectors::Avx512 => {
-                #[allow(dead_code)]
-                type $V = $crate::kernels::cpu::vector::Avx512;
-                <$V>::run(
-                    #[inline(always)]
-                    || $body,
-                )
-            }
-            $crate::kernels::cpu::vector::Vectors::Avx2 => {
-                #[allow(dead_code)]
-                type $V = $crate::kernels::cpu::vector::Avx2;
-                <$V>::run(
-                    #[inline(always)]
-                    || $body,
-                )
-            }
-        }
-    };
+/// # Safety
+/// They can be read and written.
+#[inline(always)]
+unsafe fn copy_run<T: Copy>(from: *const T, to: *mut T, mask: u16) {
+    let (first, count) = (mask.trailing_zeros() as usize, mask.count_ones() as usize);
+    // SAFETY: the caller's; of an empty mask there are none.
+    unsafe { copy_nonoverlapping(from.wrapping_add(first), to.wrapping_add(first), count) };
 }
-pub(in crate::kernels) use with_vectors;
-
-/// [`with_vectors`] of [`Vectors::for_bf16`]. Only tests compile the body for AVX2.
-macro_rules! with_bf16_vectors {
-    ($V:ident => $body:expr) => {
-        match $crate::kernels::cpu::vector::Vectors::for_bf16() {
-            $crate::kernels::cpu::vector::Vectors::Avx2 if cfg!(test) => {
-                #[allow(dead_code)]
-                type $V = $crate::kernels::cpu::vector::Avx2;
-                <$V>::run(
-                    #[inline(always)]
-                    || $body,
-                )
-            }
-            _ => {
-                #[allow(dead_code)]
-                type $V = $crate::kernels::cpu::vector::Avx512;
-                <$V>::run(
-                    #[inline(always)]
-                    || $body,
-                )
-            }
-        }
-    };
-}
-pub(in crate::kernels) use with_bf16_vectors;

@@ -45,8 +45,7 @@ fn assert_bits(actual: [f32; 16], expected: [u32; 16], what: &str) {
 
 /// Calls `f` with each instruction set that the processor has.
 fn for_each_set(mut f: impl FnMut(Vectors)) {
-    let sets = [Vectors::Avx2, Vectors::Avx512].into_iter().filter(|set| set.is_available());
-    sets.for_each(&mut f);
+    Vectors::ALL.into_iter().filter(|set| set.is_available()).for_each(&mut f);
 }
 
 /// `f` of vectors, in an array.

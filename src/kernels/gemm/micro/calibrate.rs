@@ -14,9 +14,9 @@ use super::{InstructionSet, PackedGemm};
 /// `None` where the processor does not have both.
 pub(super) fn bf16_over_f32() -> Option<f64> {
     static RATIO: LazyLock<Option<f64>> = LazyLock::new(|| {
-        let both = [InstructionSet::Avx512Bf16, InstructionSet::Avx512F32];
-        let there = both.iter().all(|isa| isa.is_available());
-        there.then(|| ratio(both.map(|isa| move || time(isa))))
+        let pairs = InstructionSet::Avx512Bf16;
+        let time = |isa| move || time(isa);
+        pairs.is_available().then(|| ratio([time(pairs), time(pairs.without_terms())]))
     });
     *RATIO
 }
@@ -97,9 +97,8 @@ mod tests {
     /// Every unit can be timed; a tile takes longer than a clock's tick, and no milliseconds.
     #[test]
     fn a_tile_takes_microseconds() {
-        let units =
-            [InstructionSet::Avx2F32, InstructionSet::Avx512F32, InstructionSet::Avx512Bf16];
-        for isa in units.into_iter().filter(|isa| isa.is_available()) {
+        let units = InstructionSet::of_f32().chain([InstructionSet::Avx512Bf16]);
+        for isa in units.filter(|isa| isa.is_available()) {
             assert!(time(isa) > Duration::ZERO, "{isa:?}");
         }
         let both = InstructionSet::Avx512Bf16.is_available();

@@ -1,7 +1,6 @@
 //! Sums, rounded into results.
 #![allow(unsafe_code)]
 
-use std::arch::asm;
 use std::mem::MaybeUninit;
 use std::slice::from_raw_parts_mut;
 
@@ -9,9 +8,10 @@ use half::{bf16, f16};
 
 use super::{InstructionSet, Tile};
 use crate::kernels::cpu::lane::Lane;
+use crate::kernels::cpu::prefetch::prefetch_to_write;
 #[cfg(doc)]
 use crate::kernels::cpu::vector::Vectors;
-use crate::kernels::cpu::vector::{Avx512, Vector, first_lanes, with_bf16_vectors};
+use crate::kernels::cpu::vector::{Vector, first_lanes, with_bf16_vectors, with_ftz_vectors};
 
 /// What sums are rounded to.
 pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
@@ -24,7 +24,7 @@ pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
     /// As [`Self::store`], but a subnormal may become zero.
     ///
     /// # Safety
-    /// As there, and AVX-512 BF16.
+    /// As there, and within `with_ftz_vectors!`.
     #[inline(always)]
     unsafe fn store_ftz<V: Vector>(at: *mut Self, mask: u16, sums: V) {
         // SAFETY: the caller's.
@@ -47,7 +47,7 @@ pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
     /// As [`Self::store_pair`], but a subnormal may become zero.
     ///
     /// # Safety
-    /// As there, and AVX-512 BF16.
+    /// As there, and within `with_ftz_vectors!`.
     #[inline(always)]
     unsafe fn store_ftz_pair<V: Vector>(at: *mut Self, sums: [V; 2]) {
         // SAFETY: the caller's.
@@ -73,7 +73,9 @@ pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
         // SAFETY: the features, as asked for, and the caller's.
         unsafe {
             match InstructionSet::Avx512Bf16.is_available() {
-                true => store_ftz_tile(tile, bias, out, stride),
+                true => with_ftz_vectors!(V => {
+                    store_tile::<Self, V, true>(tile, bias, out, stride)
+                }),
                 false => with_bf16_vectors!(V => {
                     store_tile::<Self, V, false>(tile, bias, out, stride)
                 }),
@@ -93,26 +95,10 @@ pub(in crate::kernels) trait Rounded: Lane<Acc = f32> {
     }
 }
 
-/// [`store_tile`] with the instruction that rounds to BF16, where rounding takes a dozen otherwise; it
-/// takes subnormals for zero.
-///
-/// # Safety
-/// As there, and AVX-512 BF16.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn store_ftz_tile<O: Rounded>(
-    tile: &Tile<'_>,
-    bias: Option<*const f32>,
-    out: *mut MaybeUninit<O>,
-    stride: usize,
-) {
-    // SAFETY: the caller's.
-    unsafe { store_tile::<O, Avx512, true>(tile, bias, out, stride) }
-}
-
 /// See [`Rounded::store_tile`]. Inlined where the features are.
 ///
 /// # Safety
-/// The features of `V`, and AVX-512 BF16 if `FTZ`; places for every row, and numbers in the bias.
+/// The features of `V`, within `with_ftz_vectors!` if `FTZ`; places for every row, and numbers in the bias.
 #[inline(always)]
 unsafe fn store_tile<O: Rounded, V: Vector, const FTZ: bool>(
     tile: &Tile<'_>,
@@ -122,13 +108,9 @@ unsafe fn store_tile<O: Rounded, V: Vector, const FTZ: bool>(
 ) {
     for (row, sums) in tile.sums.iter().enumerate().take(tile.rows) {
         let at = out.wrapping_add(row * stride);
-        // Most often the next tile's: the line comes, to be written, while that is computed. The standard
-        // library's function gives the instruction for reading.
+        // Most often the next tile's: the line comes, to be written, while that is computed.
         let next = at.wrapping_add(tile.columns);
-        // SAFETY: a hint, of any address; every processor with AVX2 takes it.
-        unsafe {
-            asm!("prefetchw [{}]", in(reg) next, options(nostack, readonly, preserves_flags))
-        };
+        prefetch_to_write(next);
         // SAFETY: the caller's.
         unsafe {
             let out = from_raw_parts_mut(at, tile.columns);
@@ -140,7 +122,7 @@ unsafe fn store_tile<O: Rounded, V: Vector, const FTZ: bool>(
 /// See [`Rounded::store_all`]. Inlined where the features are.
 ///
 /// # Safety
-/// The features of `V`, and AVX-512 BF16 if `FTZ`; as many sums, and numbers in the bias, as places.
+/// The features of `V`, within `with_ftz_vectors!` if `FTZ`; as many sums, and numbers in the bias, as places.
 #[inline(always)]
 pub(in crate::kernels) unsafe fn store_all<O: Rounded, V: Vector, const FTZ: bool>(
     sums: *const f32,

@@ -5,16 +5,15 @@ use std::sync::LazyLock;
 use candle_core::{DType, Tensor};
 
 use super::calibrate::bf16_over_f32;
+use super::target;
 use crate::kernels::cpu::limit::{Limit, VARIABLE};
 use crate::kernels::cpu::vector::Vectors;
 
 /// A kind of instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::kernels) enum InstructionSet {
-    /// F32 words, AVX2's multiply-add.
-    Avx2F32,
-    /// F32 words, AVX-512's multiply-add.
-    Avx512F32,
+    /// F32 words, the multiply-add of these vectors.
+    F32(Vectors),
     /// Pairs of BF16, `vdpbf16ps`. Subnormal elements and sums count as zero.
     Avx512Bf16,
     /// Pairs of BF16, AMX's `tdpbf16ps`. Subnormal elements and sums count as zero.
@@ -39,9 +38,15 @@ impl InstructionSet {
         *BEST
     }
 
+    /// Those of F32 that this processor has.
+    #[cfg(test)]
+    pub(in crate::kernels) fn of_f32() -> impl Iterator<Item = Self> {
+        Vectors::ALL.into_iter().filter(|set| set.is_available()).map(Self::F32)
+    }
+
     /// The best for products of F32, and of F16 widened.
     pub(in crate::kernels) fn best_for_f32() -> Option<Self> {
-        [Self::Avx512F32, Self::Avx2F32].into_iter().find(|isa| isa.is_available())
+        Vectors::widest().map(Self::F32)
     }
 
     /// Why [`Self::best_for_bf16`] is what it is.
@@ -56,7 +61,7 @@ impl InstructionSet {
             }
             _ if is_asked_for() => format!("{VARIABLE} asks for it"),
             _ => ratio().unwrap_or_else(|| match Limit::get() {
-                limit if limit < Limit::Avx512Bf16 && is_x86_feature_detected!("avx512bf16") => {
+                limit if limit < Limit::Avx512Bf16 && target::has_bf16() => {
                     format!("{VARIABLE}={limit} allows no instructions for BF16: widened to F32")
                 }
                 _ => "without instructions for BF16: widened to F32".to_owned(),
@@ -66,20 +71,17 @@ impl InstructionSet {
 
     /// Its name in [`Limit`].
     pub(in crate::kernels) fn set(self) -> &'static str {
-        let limit = match self {
-            Self::Avx2F32 => Limit::Avx2,
-            Self::Avx512F32 => Limit::Avx512,
-            Self::Avx512Bf16 => Limit::Avx512Bf16,
-            Self::AmxBf16 | Self::AmxBf16x3 => Limit::Amx,
-        };
-        limit.name()
+        match self {
+            Self::F32(vectors) => vectors.names().set,
+            Self::Avx512Bf16 => Limit::Avx512Bf16.name(),
+            Self::AmxBf16 | Self::AmxBf16x3 => Limit::Amx.name(),
+        }
     }
 
     /// What a trace shows of packed GEMM.
     pub(in crate::kernels) fn name(self) -> &'static str {
         match self {
-            Self::Avx2F32 => "packed, avx2",
-            Self::Avx512F32 => "packed, avx512",
+            Self::F32(vectors) => vectors.names().packed,
             Self::Avx512Bf16 => "packed, avx512-bf16",
             Self::AmxBf16 => "packed, amx-bf16",
             Self::AmxBf16x3 => "packed, amx-bf16x3",
@@ -88,7 +90,7 @@ impl InstructionSet {
 
     /// Whether a word is an F32.
     pub(in crate::kernels) fn is_f32(self) -> bool {
-        matches!(self, Self::Avx2F32 | Self::Avx512F32)
+        matches!(self, Self::F32(_))
     }
 
     /// Whether a word is a pair of BF16.
@@ -99,18 +101,14 @@ impl InstructionSet {
     /// What packs its words and rounds its sums.
     pub(in crate::kernels) fn vectors(self) -> Vectors {
         match self {
-            Self::Avx2F32 => Vectors::Avx2,
-            Self::Avx512F32 | Self::Avx512Bf16 => Vectors::Avx512,
-            Self::AmxBf16 | Self::AmxBf16x3 => Vectors::for_bf16(),
+            Self::F32(vectors) => vectors,
+            Self::Avx512Bf16 | Self::AmxBf16 | Self::AmxBf16x3 => Vectors::for_bf16(),
         }
     }
 
     /// What sums in F32 where sums of terms are not finite.
     pub(in crate::kernels) fn without_terms(self) -> Self {
-        match self.vectors() {
-            Vectors::Avx2 => Self::Avx2F32,
-            Vectors::Avx512 => Self::Avx512F32,
-        }
+        Self::F32(self.vectors())
     }
 
     /// Elements of a word.
@@ -140,31 +138,17 @@ impl InstructionSet {
     }
 
     pub(in crate::kernels) fn is_available(self) -> bool {
-        static AVAILABLE: LazyLock<[bool; 5]> = LazyLock::new(|| {
-            let avx512 = Vectors::Avx512.is_available();
-            let limit = Limit::get();
-            let dot =
-                avx512 && limit >= Limit::Avx512Bf16 && is_x86_feature_detected!("avx512bf16");
-            let tiles = avx512 && limit >= Limit::Amx && super::amx::enable();
-            [Vectors::Avx2.is_available(), avx512, dot, tiles, tiles]
-        });
-        AVAILABLE[self as usize]
+        match self {
+            Self::F32(vectors) => vectors.is_available(),
+            Self::Avx512Bf16 => target::has_pairs(),
+            Self::AmxBf16 | Self::AmxBf16x3 => target::has_tiles(),
+        }
     }
 
     /// Whether products can be computed with it: in tests also where a stand-in takes the place of tile registers.
     pub(in crate::kernels) fn is_runnable(self) -> bool {
-        self.is_available() || cfg!(test) && self.is_amx() && self.vectors().is_available()
-    }
-
-    pub(super) fn multiply(self, gemm: &super::PackedGemm<'_>, f: &mut dyn FnMut(super::Tile<'_>)) {
-        match self {
-            Self::Avx2F32 => super::avx2::multiply(gemm, f),
-            Self::Avx512F32 => super::avx512::fma(gemm, f),
-            Self::Avx512Bf16 => super::avx512::dot(gemm, f),
-            Self::AmxBf16 | Self::AmxBf16x3 => {
-                super::amx::multiply(gemm, super::amx::Output::Tiles(f))
-            }
-        }
+        let stand_in = cfg!(all(test, target_arch = "x86_64")) && self.is_amx();
+        self.is_available() || stand_in && self.vectors().is_available()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Packed GEMM for AVX2, AVX-512 and AMX: the innermost loops of matrix products and convolutions.
+//! Packed GEMM for NEON, AVX2, AVX-512 and AMX: the innermost loops of matrix products and convolutions.
 //!
 //! Packing copies both matrices into the order in which a micro-kernel reads them. The unit is a VNNI word of 32
 //! bits: one F32, or two BF16 that are neighbours along the depth. `vdpbf16ps` and `tdpbf16ps` multiply such
@@ -14,9 +14,10 @@
 //!
 //! Other processors use the `gemm` crate. The tests compare with it.
 
-mod amx;
-mod avx2;
-mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(not(target_arch = "x86_64"))]
+mod absent;
 mod bf16x3;
 mod buffer;
 mod calibrate;
@@ -26,16 +27,25 @@ mod pack;
 mod results;
 #[cfg(test)]
 mod tests;
+mod tiles;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use crate::kernels::cpu::simd::vectorise;
+#[cfg(target_arch = "aarch64")]
+use aarch64 as target;
+#[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
+use absent as target;
 pub(in crate::kernels) use bf16x3::split;
 pub(in crate::kernels) use buffer::{KeptWords, PackedWords, with_words};
 pub(in crate::kernels) use epilogue::{Rounded, store_all};
 pub(in crate::kernels) use isa::InstructionSet;
 pub(in crate::kernels) use pack::{Bf16Terms, MatrixView, transpose};
+#[cfg(target_arch = "x86_64")]
+use x86_64 as target;
 
 /// `left (rows × depth) × right (depth × columns)`, the depth in equal segments.
 ///
@@ -65,6 +75,7 @@ pub(in crate::kernels) struct PackedGemm<'a> {
     pub(in crate::kernels) terms: usize,
     /// Whether columns are positions whose words lie apart, along row panels: tiles of AMX are as wide as can be, and those
     /// of AVX-512 go along rows.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "read by those two"))]
     pub(in crate::kernels) row_panels: bool,
 }
 
@@ -117,14 +128,6 @@ impl Tile<'_> {
         }
     }
 
-    /// As [`Self::write_to`], over sums of before.
-    fn copy_to(&self, sums: &mut [f32], columns: usize) {
-        for (row, line) in self.sums.iter().enumerate().take(self.rows) {
-            let start = (self.row + row) * columns + self.column;
-            sums[start..start + self.columns].copy_from_slice(&line[..self.columns]);
-        }
-    }
-
     /// Adds it to sums of the whole product, whose rows have `columns` elements.
     pub(in crate::kernels) fn add_to(&self, sums: &mut [f32], columns: usize) {
         vectorise(
@@ -152,7 +155,7 @@ impl PackedGemm<'_> {
         }
         self.check(isa);
         // The kernels are compiled once, not for every `f`: a tile is long beside a call.
-        isa.multiply(self, &mut f);
+        target::multiply(isa, self, &mut f);
     }
 
     fn check(&self, isa: InstructionSet) {
@@ -178,7 +181,6 @@ impl PackedGemm<'_> {
 }
 
 /// `0..len` in parts of at most `most`, as equal as can be.
-#[cfg(target_arch = "x86_64")]
 pub(in crate::kernels) fn equal_parts(
     len: usize,
     most: usize,

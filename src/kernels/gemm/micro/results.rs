@@ -3,7 +3,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::{InstructionSet, PackedGemm, Rounded, amx};
+use super::{InstructionSet, PackedGemm, Rounded, target};
 use crate::kernels::cpu::uninit::zeroed;
 
 impl PackedGemm<'_> {
@@ -18,7 +18,7 @@ impl PackedGemm<'_> {
         }
         assert!(isa.is_runnable(), "{isa:?} is not available");
         self.check(isa);
-        amx::multiply(self, amx::Output::Sums(sums, columns));
+        target::add_to_tiles(self, sums, columns);
     }
 
     /// As [`Self::add_to`], to sums of no value yet.
@@ -59,13 +59,14 @@ impl PackedGemm<'_> {
             && self.left_starts.len() == 1
             && self.depth.is_multiple_of(16)
             && isa.rounds_ftz();
-        let whole = |lines: usize| if interleaved { lines / amx::BLOCK * amx::BLOCK } else { 0 };
+        let block = target::BLOCK;
+        let whole = |lines: usize| if interleaved { lines / block * block } else { 0 };
         let (rows, columns) = (whole(self.rows), whole(self.columns));
         if rows * columns > 0 {
             self.check(isa);
             let whole = PackedGemm { rows, columns, ..*self };
             // SAFETY: an `InstructionSet` has tiles; what else is asked for, as just seen, and the caller's.
-            unsafe { amx::rounded(&whole, bias, out, stride) };
+            unsafe { target::round_tiles(&whole, bias, out, stride) };
         }
         // What is left of the columns, and of the rows.
         let columns = if rows > 0 { columns } else { 0 };

@@ -68,7 +68,7 @@ fn pack_singly<T: Single>(elements: &[T], depth: usize) -> Vec<u32> {
 
 /// The instruction sets of this processor.
 fn sets() -> impl Iterator<Item = Vectors> {
-    [Vectors::Avx2, Vectors::Avx512].into_iter().filter(|set| set.is_available())
+    Vectors::ALL.into_iter().filter(|set| set.is_available())
 }
 
 /// `left` and `right`, both lines of 32 elements, packed and multiplied: `(line of left, line of right)`.

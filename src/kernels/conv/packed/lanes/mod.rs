@@ -26,7 +26,7 @@ use crate::kernels::cpu::dtype::Elements;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
-use crate::kernels::cpu::vector::{Avx512, Vector, first_lanes, with_bf16_vectors};
+use crate::kernels::cpu::vector::{Vector, first_lanes, with_bf16_vectors, with_ftz_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, KeptWords, PackedGemm, Rounded, with_words};
 pub(in super::super) use wgrad::{suits as wgrad_suits, wgrad};
 
@@ -327,8 +327,10 @@ impl Pass<'_> {
                 for (block, sums) in sums.chunks_exact(size).enumerate() {
                     let first = images.start + block * LANES;
                     let count = (images.end - first).min(LANES);
-                    // SAFETY: an `InstructionSet` has the features, and this task alone these channels of these images.
-                    unsafe { self.store::<O>(sums, row..row + rows, first, count, out) };
+                    // SAFETY: the features, and this task alone has these channels of these images.
+                    with_ftz_vectors!(V => unsafe {
+                        self.store::<O, V>(sums, row..row + rows, first, count, out);
+                    });
                 }
             }
             true
@@ -338,9 +340,9 @@ impl Pass<'_> {
     /// Rounds sums `(row, pixel, lane)`, plus the bias of each row, to images from `first` on.
     ///
     /// # Safety
-    /// AVX-512 BF16; nobody else reads or writes these channels of these images.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn store<O: Rounded>(
+    /// Within `with_ftz_vectors!`; nobody else reads or writes these channels of these images.
+    #[inline(always)]
+    unsafe fn store<O: Rounded, V: Vector>(
         &self,
         sums: &[u32],
         rows: Range<usize>,
@@ -356,15 +358,15 @@ impl Pass<'_> {
             let places = (len - at).min(LANES);
             // SAFETY: the features. So many vectors lie in `sums`, and places from there on in every image, as asserted.
             unsafe {
-                let mut vectors = [Avx512::zero(); LANES];
+                let mut vectors = [V::zero(); LANES];
                 for (i, vector) in vectors.iter_mut().enumerate().take(places) {
-                    *vector = Avx512::load(sums.as_ptr().add((at + i) * LANES).cast());
+                    *vector = V::load(sums.as_ptr().add((at + i) * LANES).cast());
                     if let Some(bias) = self.bias {
                         let bias = bias[rows.start + (at + i) / self.to];
-                        *vector = vector.add(Avx512::splat(bias));
+                        *vector = vector.add(V::splat(bias));
                     }
                 }
-                let vectors = Avx512::transpose(vectors);
+                let vectors = V::transpose(vectors);
                 for (lane, vector) in vectors.into_iter().enumerate().take(count) {
                     let to = out.at.wrapping_add((first + lane) * image + start + at);
                     O::store_ftz(to, first_lanes(places), vector);

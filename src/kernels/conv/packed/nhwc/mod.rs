@@ -51,7 +51,7 @@ pub(in crate::kernels::conv) fn isa(
         Pass::Forward | Pass::Dgrad => pays(shape.group_in()) && pays(shape.group_out()),
         Pass::Wgrad => shape.group_out() >= 16,
     };
-    let faster = |isa| isa == InstructionSet::Avx512F32 && bf16x3 && AmxBf16x3.is_available();
+    let faster = |isa: InstructionSet| isa.is_f32() && bf16x3 && AmxBf16x3.is_available();
     super::isa(operands, shape).map(|isa| if faster(isa) { AmxBf16x3 } else { isa })
 }
 

@@ -3,7 +3,7 @@
 
 use std::mem::MaybeUninit;
 
-use crate::kernels::cpu::vector::{Avx512, Vector, with_vectors};
+use crate::kernels::cpu::vector::{Vector, with_ftz_vectors, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, Rounded, Tile, store_all};
 
 /// Where positions go. Of each line of `positions`, the first `columns` are output pixels.
@@ -39,7 +39,9 @@ impl NhwcStore {
         // SAFETY: an `InstructionSet` has the features. The last pixel of the last line is in `out`, as asserted.
         unsafe {
             match isa.rounds_ftz() {
-                true => self.write_ftz::<O>(tile, from, bias, out),
+                true => with_ftz_vectors!(V => {
+                    self.write::<O, V, true>(tile, from, bias, out)
+                }),
                 false => with_vectors!(isa.vectors(), V => {
                     self.write::<O, V, false>(tile, from, bias, out)
                 }),
@@ -47,24 +49,10 @@ impl NhwcStore {
         }
     }
 
-    /// # Safety
-    /// As [`Self::write`].
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn write_ftz<O: Rounded>(
-        &self,
-        tile: &Tile<'_>,
-        from: usize,
-        bias: Option<*const f32>,
-        out: *mut O,
-    ) {
-        // SAFETY: the caller's.
-        unsafe { self.write::<O, Avx512, true>(tile, from, bias, out) }
-    }
-
     /// Inlined where the features are.
     ///
     /// # Safety
-    /// The features of `V`, and AVX-512 BF16 if `FTZ`; the pixels of all lines of the tile in `out`, the bias of
+    /// The features of `V`, within `with_ftz_vectors!` if `FTZ`; the pixels of all lines of the tile in `out`, the bias of
     /// its columns.
     #[inline(always)]
     unsafe fn write<O: Rounded, V: Vector, const FTZ: bool>(

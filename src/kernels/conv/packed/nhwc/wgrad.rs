@@ -70,7 +70,7 @@ pub(in crate::kernels::conv) fn wgrad(
     let gather = |out: usize, places: &mut [MaybeUninit<f32>]| {
         let (group, out) = (out / outs, out % outs);
         let sums = &sums[group * runs..][..runs];
-        let vectors = Vectors::widest().unwrap_or(Vectors::Avx2);
+        let vectors = Vectors::known();
         with_vectors!(vectors, V => {
             let kernels = places.chunks_mut(16 * offsets.len()).enumerate();
             for (block, kernels) in kernels {

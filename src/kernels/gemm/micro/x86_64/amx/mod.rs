@@ -23,7 +23,7 @@ use std::sync::LazyLock;
 
 use super::{PackedGemm, Rounded, Tile, WIDTH};
 use instructions::{Amx, TileRegisters};
-pub(super) use rounded::BLOCK;
+pub(in crate::kernels::gemm::micro) use rounded::BLOCK;
 use tile::{Accumulators, kernel};
 
 const ROWS: usize = 16;
@@ -155,6 +155,16 @@ pub(super) unsafe fn rounded<O: Rounded>(
     }
     // SAFETY: the caller's.
     unsafe { rounded::rounded::<Amx, O>(gemm, bias, out, stride) };
+}
+
+impl Tile<'_> {
+    /// Writes it over sums of the whole product, whose rows have `columns` elements.
+    fn copy_to(&self, sums: &mut [f32], columns: usize) {
+        for (row, line) in self.sums.iter().enumerate().take(self.rows) {
+            let start = (self.row + row) * columns + self.column;
+            sums[start..start + self.columns].copy_from_slice(&line[..self.columns]);
+        }
+    }
 }
 
 fn multiply_on<I: TileRegisters>(gemm: &PackedGemm<'_>, mut to: Output<'_>) {

@@ -2,10 +2,10 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
-use std::ptr::copy_nonoverlapping;
 
 use half::{bf16, f16};
 
+use super::super::copy_run;
 use super::{Vector, Vectors};
 
 /// Sixteen F32 in two registers: AVX2, FMA and F16C.
@@ -472,17 +472,6 @@ unsafe fn store_halves(x: __m256i, at: *mut u16, mask: u16) {
         _mm256_storeu_si256(elements.as_mut_ptr().cast(), x);
         copy_run(elements.as_ptr(), at, mask);
     }
-}
-
-/// Copies the elements of a mask, which is a run.
-///
-/// # Safety
-/// They can be read and written.
-#[inline(always)]
-unsafe fn copy_run<T: Copy>(from: *const T, to: *mut T, mask: u16) {
-    let (first, count) = (mask.trailing_zeros() as usize, mask.count_ones() as usize);
-    // SAFETY: the caller's; of an empty mask there are none.
-    unsafe { copy_nonoverlapping(from.wrapping_add(first), to.wrapping_add(first), count) };
 }
 
 /// Pairs of lanes 0, 2, 1 and 3: undoes what an instruction does that takes each half of a register by itself.

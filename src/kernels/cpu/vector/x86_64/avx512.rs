@@ -46,6 +46,23 @@ impl Avx512 {
         unsafe { run(f) }
     }
 
+    /// As [`Self::run`], with the instruction that rounds to BF16, where rounding takes a dozen otherwise; it takes
+    /// subnormals for zero.
+    ///
+    /// # Panics
+    /// When the processor does not have it.
+    #[inline]
+    pub(in crate::kernels) fn run_ftz<R>(f: impl FnMut() -> R) -> R {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+        fn run<R>(mut f: impl FnMut() -> R) -> R {
+            f()
+        }
+        let there = Vectors::Avx512.is_available() && is_x86_feature_detected!("avx512bf16");
+        assert!(there, "the processor has no AVX512-BF16");
+        // SAFETY: the features, as asserted.
+        unsafe { run(f) }
+    }
+
     #[inline(always)]
     unsafe fn bits(self) -> __m512i {
         // SAFETY: the caller's.
