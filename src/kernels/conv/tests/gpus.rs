@@ -257,8 +257,7 @@ fn what_cudnn_does_not_support_is_remembered_and_logged_once() -> Result<()> {
 
 #[test]
 fn what_the_graph_api_does_not_support_is_logged_once_and_counted() -> Result<()> {
-    let test =
-        "kernels::conv::tests::gpus::what_the_graph_api_does_not_support_is_logged_once_and_counted";
+    let test = "kernels::conv::tests::gpus::what_the_graph_api_does_not_support_is_logged_once_and_counted";
     if gpus().is_empty() || !in_own_process(test, &[("EMULATED_GPU_REFUSE", "graphs")]) {
         return Ok(());
     }
