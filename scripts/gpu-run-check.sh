@@ -88,7 +88,10 @@ END
     if grep -h 'no time left\|no test has that name\|is not installed' "$folder"/out/*.txt; then exit 1; fi
 }
 
-[[ ${1:-} != --real ]] || { real && exit; }
+if [[ ${1:-} == --real ]]; then
+    real # and not `real && exit`, within which an error would not end it
+    exit
+fi
 (($# == 0)) || { sed -n '2,/^[^#]/s/^# \?//p' "$0" >&2 && exit 2; }
 mkdir -p "$folder"/bin/{cudnn,cuda,nccl}
 cp scripts/gpu-run.sh "$folder/run.sh"

@@ -29,7 +29,7 @@ type InContext = (usize, &'static str);
 pub(crate) struct Name([&'static str; Name::PARTS]);
 
 impl Name {
-    const PARTS: usize = 4;
+    const PARTS: usize = 5;
 
     fn text(self) -> String {
         let parts: Vec<_> = self.0.into_iter().filter(|part| !part.is_empty()).collect();
