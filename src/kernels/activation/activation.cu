@@ -119,6 +119,7 @@ POINTWISE(Sin, sine(x), cosine(x))
 POINTWISE(Cos, cosine(x), -sine(x))
 POINTWISE(Erf, error_function(x), A(TWO_BY_ROOT_PI) * exponential(-x * x))
 POINTWISE(Log1p, one_more(x), A(1) / (A(1) + x))
+POINTWISE(Expm1, less_one(x), exponential(x))
 constexpr int FUNCTIONS = __LINE__ - FIRST;
 
 // Calls f with the function of that number.

@@ -434,6 +434,22 @@ macro_rules! pointwise {
             candle: |x| log1p(x)?, (x + 1.0)?.recip()?;
             f64: |x| x.ln_1p(), 1.0 / (1.0 + x); kinks: []; exact: false;
         };
+    /// `exp(x) - 1`, without the cancellation near 0.
+    expm1 => Expm1 (),
+        { rule: Full, pytorch: Full, reason: "exp(x) - 1 overflows F16 above 11.09" },
+        {
+            torch: "expm1", reference: "`torch.expm1`",
+            inputs: -6.0, 6.0; example: 1.0, 1.718282;
+            value: [-1.0, 0.0, INF, NAN]; derivative: [0.0, 1.0, INF, NAN];
+        },
+        {
+            cpu: |x| if x > A::one() { x.exponential() - A::one() } else { exp_less_one(x) }, x.exponential();
+            candle: |x| {
+                let half = (x * 0.5)?.tanh()?;
+                x.le(1.0)?.where_cond(&((&half + &half)? / half.affine(-1.0, 1.0)?)?, &(x.exp()? - 1.0)?)?
+            }, x.exp()?;
+            f64: |x| x.exp_m1(), x.exp(); kinks: []; exact: false;
+        };
     } };
 }
 pub(crate) use pointwise;
