@@ -5,6 +5,12 @@ use std::mem::MaybeUninit;
 
 use crate::kernels::cpu::vector::{Vector, first_lanes};
 
+/// How many runs of images have sums of their own: enough for the threads of most processors, and few enough that
+/// the sums stay small beside the images.
+pub(super) fn runs(weights: usize) -> usize {
+    ((1 << 20) / weights.max(1)).clamp(2, 16)
+}
+
 /// Adds up the runs of `count` kernels, at most 16, and writes them `stride` apart: tap `i` of theirs lies from `base +
 /// offsets[i]` on in each run.
 ///

@@ -14,7 +14,7 @@ use std::ops::Range;
 use candle_core::{Result, Tensor};
 use half::bf16;
 
-use super::kernels::write_kernels;
+use super::kernels::{runs, write_kernels};
 use super::layout::{Cut, Part, RowPanels, Taps};
 use super::rows::Stored;
 use super::source::{NchwImages, as_bf16};
@@ -30,12 +30,6 @@ use crate::kernels::gemm::micro::{InstructionSet, PackedGemm, transpose, with_wo
 /// where tasks are enough.
 fn block(outs: usize) -> usize {
     if outs >= 512 { 128 } else { 64 }
-}
-
-/// How many runs of images have sums of their own: enough for the threads of most processors, and few enough that
-/// the sums stay small beside the images.
-pub(super) fn runs(weights: usize) -> usize {
-    ((1 << 20) / weights.max(1)).clamp(2, 16)
 }
 
 /// See [`super::super::wgrad`]; contiguous operands, no F64; in F32.

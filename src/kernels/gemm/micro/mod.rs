@@ -18,6 +18,7 @@
 mod aarch64;
 #[cfg(not(target_arch = "x86_64"))]
 mod absent;
+mod best;
 mod bf16x3;
 mod buffer;
 mod calibrate;

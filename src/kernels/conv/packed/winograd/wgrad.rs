@@ -48,7 +48,7 @@ impl Wgrad<'_> {
             Format::ChannelsFirst => grid(shape).together,
             Format::ChannelsLast => 1,
         };
-        let most = super::super::wgrad::runs(shape.c_out * shape.taps());
+        let most = super::super::kernels::runs(shape.c_out * shape.taps());
         let runs = (vectors(shape) / 24).clamp(2, most);
         shape.batch.div_ceil(runs).next_multiple_of(together).max(1)
     }
