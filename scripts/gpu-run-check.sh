@@ -57,7 +57,7 @@ END
     for path in "${CARGO_HOME:-$HOME/.cargo}/bin" "${RUSTUP_HOME:-$HOME/.rustup}"; do
         [[ ! -d $path ]] || hidden+=("$path")
     done
-    local kept=("HOME=$HOME" "PATH=$PATH" "PYTHON=$folder/cuda/tools/python" "REAL_PYTHON=${PYTHON:-python3}" "SMOKE=1"
+    local kept=("HOME=$HOME" "PATH=$PATH" "PYTHON=$folder/cuda/tools/python" "REAL_PYTHON=${PYTHON:-python3}" "SMOKE=1" "SECONDS_A_GROUP=240"
         "FEATURES=${GPU_CHECK_FEATURES% nccl}" "TESTS=${TESTS:-golden modules:: corpus candle_methods public_api operator_table readme errors instructions:: kernels::cuda::}")
     (cd "$folder" && unshare --mount --net env -i "${kept[@]}" bash calls.sh "${hidden[@]}") || status=1
     [[ -z ${OUT:-} ]] || cp -r "$folder/out" "$OUT"

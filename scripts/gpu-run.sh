@@ -19,7 +19,8 @@
 # FEATURES ("cudnn cuda") are the variants, the first the most thorough. TESTS, words, leaves out the tests whose names have
 # none of them. BENCH_OPTIONS goes to the benchmark; CIFAR10 is a folder with all of that data set, without which the
 # example draws its images. SMOKE=1 has benchmark and example do little, to see that they run. Compiled kernels are kept in
-# CANDLE_AMP_CACHE, beside this script unless said otherwise. CANDLE_AMP_LINEINFO=1 has compute-sanitizer name lines.
+# CANDLE_AMP_CACHE, beside this script unless said otherwise. A group of rows that takes longer than SECONDS_A_GROUP (120) is
+# given up. CANDLE_AMP_LINEINFO=1 has compute-sanitizer name lines.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 call=${1:-}
@@ -164,7 +165,7 @@ benchmark() { # part, seconds at most
         # shellcheck disable=SC2086 # options, as one types them
         LINES_SHOWN=300 step "bench-$1$again" "$left" env "CARGO_MANIFEST_DIR=$here/benches" "$best/gpu" \
             --python "$python" --part "$1" --json "$logs/bench-$1.json" --progress "$logs/bench-$1.next" \
-            --group-seconds 120 ${BENCH_OPTIONS:---seconds 0.2} "${smoke[@]}"
+            --group-seconds "${SECONDS_A_GROUP:-120}" ${BENCH_OPTIONS:---seconds 0.2} "${smoke[@]}"
         before=$next
         next=$(cat "$logs/bench-$1.next" 2>/dev/null)
         [[ $next != end && $next != "$before" && $next != 0 ]] || return
