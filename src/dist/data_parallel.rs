@@ -129,8 +129,8 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// [`ParallelError::Differs`](crate::error::ParallelError::Differs), [`ArgumentError`] for settings that do not
-    /// fit, those of the communicator.
+    /// [`ParallelError::Differs`](crate::error::ParallelError::Differs),
+    /// [`ArgumentError`](crate::error::ArgumentError) for settings that do not fit, those of the communicator.
     pub fn with_config(
         communicator: Arc<dyn Communicator>,
         parameters: &Parameters,
