@@ -1,4 +1,4 @@
-//! No micro-kernels, nor any for BF16, on targets other than x86-64.
+//! In place of micro-kernels where a target has none. ARM takes those for BF16 and for tile registers from here.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;

@@ -29,7 +29,7 @@ pub(super) type Add = unsafe fn(
 );
 
 /// Calls `f` with every tile. `kernel` has the function for up to three registers of `lanes` columns, and how many rows
-/// it takes; it is told whether rows are neighbours.
+/// it takes; its second argument says whether rows are neighbours.
 ///
 /// # Safety
 /// The instructions of the kernels; [`PackedGemm::check`] has passed.
