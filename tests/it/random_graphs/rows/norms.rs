@@ -331,7 +331,11 @@ pub(super) fn rows() -> Vec<Row> {
             },
             |t, args| ops::var_dims(&t[0], args.to_vec()),
             |tape, x, args| {
-                let mean = x[0].reduce(args, |group| tape.mean(&group));
+                // The derivative in the mean is 0, and nobody computes it: no rounding cancels by way of it.
+                let mean = x[0].reduce(args, |group| {
+                    let mean = tape.mean(&group);
+                    tape.cut(mean)
+                });
                 let centred = x[0].zip(&mean, |x, mean| tape.sub(x, mean));
                 let var = centred.reduce(args, |group| {
                     let share = 1.0 / (group.len() - 1) as f64;
