@@ -50,15 +50,6 @@ pub mod diagnostics {
     };
 }
 
-/// What this crate's own tests count, and no other code should: it may change in any release.
-#[doc(hidden)]
-pub mod testing {
-    /// How many graph nodes are alive, over all threads.
-    pub fn live_nodes() -> usize {
-        crate::autograd::live_nodes()
-    }
-}
-
 /// Compiles the programs in `docs/porting.md`.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/porting.md")]

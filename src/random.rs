@@ -91,7 +91,7 @@ pub fn set_state(state: RandomState) {
     with_state(|current| *current = state);
 }
 
-/// Runs `f` with a generator of this thread's own, from where the generator stands now: what `f` draws or seeds
+/// Runs `f` with a generator of this thread's own, from where the generator stands now. What `f` draws or seeds
 /// does not disturb the process's generator, and what others draw meanwhile does not disturb `f`.
 ///
 /// For samples and evaluations in the middle of a training, and for tests, which run side by side.

@@ -35,31 +35,17 @@ impl<C: Config> Step for Optimizer<C> {
         }
     }
 
-    fn common_facts(&self) -> candle_amp::Result<Vec<(String, String)>> {
-        match self {
-            Self::Whole(whole) => whole.common_facts(),
-            Self::Sharded(sharded) => sharded.common_facts(),
-        }
-    }
-
-    fn takes_shards(&self) -> bool {
-        match self {
-            Self::Whole(whole) => whole.takes_shards(),
-            Self::Sharded(sharded) => sharded.takes_shards(),
-        }
+    fn inner(&self) -> Option<&dyn Step> {
+        Some(match self {
+            Self::Whole(whole) => whole,
+            Self::Sharded(sharded) => sharded,
+        })
     }
 
     fn skips_on_device(&self) -> bool {
         match self {
             Self::Whole(whole) => whole.skips_on_device(),
             Self::Sharded(sharded) => sharded.skips_on_device(),
-        }
-    }
-
-    fn multiplies(&self) -> bool {
-        match self {
-            Self::Whole(whole) => whole.multiplies(),
-            Self::Sharded(sharded) => sharded.multiplies(),
         }
     }
 

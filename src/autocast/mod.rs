@@ -31,11 +31,11 @@ static CACHE_EPOCH: AtomicU64 = AtomicU64::new(0);
 
 /// Chooses, operator by operator, the dtype a forward pass runs in.
 ///
-/// An `Autocast` is a plain value. It does nothing until it is entered with
-/// [`scope`](Self::scope) or [`enter`](Self::enter), and then only on the current thread, and only
-/// to this crate's operators and layers: candle's own ask nobody for their dtype. Scopes nest; the
-/// innermost wins. Run forward pass and loss inside, `backward` outside; backward runs in the
-/// dtypes the forward pass chose, wherever it is called.
+/// An `Autocast` is a plain value. It does nothing until it is entered with [`scope`](Self::scope)
+/// or [`enter`](Self::enter), and then only on the current thread. It acts on this crate's
+/// operators and layers only: candle's own ask nobody for their dtype. Scopes nest; the innermost
+/// wins. Run forward pass and loss inside, `backward` outside; backward runs in the dtypes the
+/// forward pass chose, wherever it is called.
 ///
 /// # Precision
 ///
@@ -141,7 +141,7 @@ impl Autocast {
 
     /// Runs `f` under this autocast and restores what was active before, even if `f` panics.
     ///
-    /// In a task of a rayon pool, `f` should not wait in rayon, as candle's own `matmul` does on a CPU: another
+    /// In a task of a rayon pool, `f` should not wait in rayon, as candle's own `matmul` does on a CPU. Another
     /// task that runs on the thread meanwhile would run in this scope. The crate's operators do not wait there.
     pub fn scope<T>(&self, f: impl FnOnce() -> T) -> T {
         let _guard = self.enter();
@@ -237,14 +237,15 @@ pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> candle_core::Result<(Tensor
 /// Forgets the 16-bit copies of variables that autocast scopes hold, on every thread.
 ///
 /// Needed only after writing to a variable *inside* a scope by other means than this crate
-/// (`Var::set` leaves no trace that could be seen): the end of the outermost scope, every backward
+/// (`Var::set` leaves no trace that could be seen). The end of the outermost scope, every backward
 /// of a crate operator, and every scaler or optimizer step of the crate do it themselves.
 pub(crate) fn clear_cast_cache() {
     CACHE_EPOCH.fetch_add(1, Ordering::Release);
 }
 
-/// Drops this thread's copies now: memory that a graph is to free, or must not; and at the end of `no_grad`, within which
-/// an evaluation between backward and a step of candle's, which tells nobody, may have made copies of the old weights.
+/// Drops this thread's copies now. A graph that is captured must not find them or free them. And an evaluation under
+/// `no_grad`, between backward and a step of candle's, may have made copies of weights that the step then changes without
+/// a trace.
 pub(crate) fn drop_cast_cache() {
     CACHE.with_borrow_mut(CastCache::clear);
 }

@@ -15,7 +15,7 @@ thread_local! {
 }
 
 /// An activation that backward keeps.
-pub(crate) struct Kept {
+pub(crate) struct KeptActivation {
     /// Where its storage is.
     pub(crate) place: usize,
     /// Those of its storage.
@@ -40,10 +40,10 @@ pub struct TraceRow {
     pub output: DType,
     /// The shape that came out.
     pub output_shape: Shape,
-    /// The bytes of activations that backward keeps for this operator, in the dtype they were cast to: the storages of the
-    /// inputs and the output that it reads, except variables, their casts, and anything counted by an earlier row. Views of
-    /// variables count. Tensors that an operator makes for its backward do not: statistics, masks, indices, gates of
-    /// recurrent layers, the logits of `linear_cross_entropy`.
+    /// The bytes of activations that backward keeps for this operator, in the dtype they were cast to. They are the
+    /// storages of the inputs and the output that it reads, except variables, their casts, and anything counted by an
+    /// earlier row. Views of variables count. Tensors that an operator makes for its backward do not: statistics, masks,
+    /// indices, gates of recurrent layers, the logits of `linear_cross_entropy`.
     pub saved_bytes: usize,
     /// 16-bit copies of variables that were found in the cache of the scope rather than made.
     pub cache_hits: usize,
@@ -132,8 +132,8 @@ impl Autocast {
     /// | `flash`, `products` | CUDA | attention in one kernel, or as two products and a softmax |
     /// | `candle` | other devices | candle's operators |
     ///
-    /// Backward has no rows, but its convolutions and products are logged by the same names: each choice is a `tracing` event of level `TRACE` and target
-    /// `candle_amp::algorithm`, with the fields `pass`, `algorithm` and `sizes`.
+    /// Backward has no rows, but its convolutions and products are logged by the same names. Each choice is a `tracing` event
+    /// of level `TRACE` and target `candle_amp::algorithm`, with the fields `pass`, `algorithm` and `sizes`.
     ///
     /// # Examples
     ///
@@ -180,7 +180,7 @@ pub(crate) fn is_active() -> bool {
 }
 
 /// Adds a row to every trace being taken.
-pub(crate) fn record(row: &TraceRow, kept: &[Kept]) {
+pub(crate) fn record(row: &TraceRow, kept: &[KeptActivation]) {
     TRACES.with_borrow_mut(|traces| {
         for (trace, counted) in traces {
             let new = kept

@@ -74,7 +74,7 @@ impl Below {
                 continue;
             };
             if own {
-                let reads = saved.sources.iter().map(|source| (node.number, source.read));
+                let reads = saved.dependencies.iter().map(|read| (node.number, read.read));
                 self.reads.extend(reads);
             }
             for Edge { target, .. } in &saved.edges {

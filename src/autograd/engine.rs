@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor};
 
-use super::node::{Graph, Node};
+use super::node::{GraphMode, Node};
 use super::pass::{self, OnComplete, Pass};
 use super::stack::with_deep_stack;
 use super::{Backward, Gradient, Operator, frozen, token, version};
@@ -26,7 +26,7 @@ pub(crate) struct Gradients {
 /// and without recursion. Otherwise candle schedules.
 pub(crate) fn backward_with(
     loss: &Tensor,
-    graph: Graph,
+    graph: GraphMode,
     on_complete: Option<OnComplete>,
 ) -> crate::Result<Gradients> {
     match token::whole_node(loss) {
@@ -39,7 +39,7 @@ pub(crate) fn backward_with(
 fn run(
     loss: &Tensor,
     whole: Option<Arc<Node>>,
-    graph: Graph,
+    graph: GraphMode,
     on_complete: Option<OnComplete>,
 ) -> crate::Result<Gradients> {
     let mut pass = Pass::collecting(graph);
@@ -81,7 +81,7 @@ fn run(
 pub(crate) fn backward_from(
     y: &Tensor,
     gradient: Tensor,
-    graph: Graph,
+    graph: GraphMode,
 ) -> crate::Result<Gradients> {
     /// A number whose gradient in `y` is the given one.
     struct Seed(Tensor);

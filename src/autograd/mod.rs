@@ -27,8 +27,8 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::autocast;
 use crate::autocast::Op;
-use crate::autocast::trace::{self, Kept, TraceRow};
-use crate::kernels::algorithm;
+use crate::autocast::trace::{self, KeptActivation, TraceRow};
+use crate::kernels::choice::algorithm;
 use applied::{AnyOperator, Applied};
 use node::Consumed;
 use profile::Timer;
@@ -38,14 +38,13 @@ pub(crate) use frozen::is_frozen;
 pub use gradient::Gradient;
 pub(crate) use no_grad::is_active as no_grad_is_active;
 pub use no_grad::{NoGradGuard, no_grad, no_grad_guard};
-pub(crate) use node::Graph;
+pub(crate) use node::GraphMode;
 pub(crate) use pass::OnComplete;
 pub use recompute::checkpoint;
 pub(crate) use recompute::is_active as is_recomputing;
 pub(crate) use stack::with_deep_stack;
 pub(crate) use storage::share_storage;
 pub(crate) use token::is_output;
-pub(crate) use token::live_nodes;
 
 /// A differentiable operator: its forward, its backward, and what one hands to the other.
 ///
@@ -55,10 +54,10 @@ pub(crate) use token::live_nodes;
 ///
 /// # Precision
 ///
-/// `forward` sees inputs already cast and chooses the dtype it returns. `backward` gets the
-/// gradient of the output in the output's dtype, and for each input the dtype in which its gradient is wanted:
-/// that of the input *before* the cast, so that an `F32` variable gets an `F32` gradient, straight
-/// from the accumulator, of a product computed in 16 bits.
+/// `forward` sees inputs already cast and chooses the dtype it returns. `backward` gets the gradient of the
+/// output in the output's dtype, and for each input the dtype in which its gradient is wanted. That is the
+/// dtype of the input *before* the cast, so that an `F32` variable gets an `F32` gradient, straight from the
+/// accumulator, of a product computed in 16 bits.
 ///
 /// Within both, autocast is off, whatever scope is active: an operator says by [`op`](Self::op) what it is
 /// computed in. PyTorch has `custom_fwd(cast_inputs=…)` and `custom_bwd` for that.
@@ -212,9 +211,9 @@ impl<S> Backward<'_, S> {
         self.output.ok_or_else(|| candle_core::Error::Msg("this operator keeps no output".into()))
     }
 
-    /// The sum of the gradients that other operators have already sent for an input, contiguous, in the input's
-    /// shape and the dtype it is wanted in: to be added to the one that [`Operator::backward`] returns for that
-    /// input, where that costs less than another pass over both. `None` where there is none, and for a
+    /// The sum of the gradients that other operators have already sent for an input. It is contiguous, in the
+    /// input's shape and the dtype it is wanted in. Add it to the one that [`Operator::backward`] returns for
+    /// that input, where that costs less than another pass over both. `None` where there is none, and for a
     /// variable.
     ///
     /// Whoever takes it has to return it within the input's gradient.
@@ -357,9 +356,9 @@ fn run(
 }
 
 /// What a trace counts of an activation.
-fn kept(activation: &Tensor) -> Kept {
+fn kept(activation: &Tensor) -> KeptActivation {
     let (place, bytes) = (storage::place(activation), storage::bytes(activation));
-    Kept { place, bytes, handle: activation.detach() }
+    KeptActivation { place, bytes, handle: activation.detach() }
 }
 
 /// Whether those that are floating point are all F16, or all BF16.

@@ -7,20 +7,20 @@ use candle_core::{DType, Result, Shape, Tensor};
 use super::applied::Run;
 use super::reclaim::drop_later;
 use super::storage::lock;
-use super::version::{self, Source};
+use super::version::{self, Dependency};
 use super::view::View;
 use crate::error::GraphError;
 
 /// What a pass leaves of the graph it goes through.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Graph {
+pub(crate) enum GraphMode {
     /// All of it, as candle does.
     Kept,
     /// Nodes created before this time. It frees the others once no consumer needs them.
     FreedFrom(u64),
 }
 
-impl Graph {
+impl GraphMode {
     pub(crate) const FREED: Self = Self::FreedFrom(0);
 
     /// What exists by now is kept.
@@ -56,7 +56,7 @@ pub(super) struct Node {
 pub(super) struct Saved {
     /// One for each input.
     pub(super) edges: Vec<Edge>,
-    pub(super) sources: Vec<Source>,
+    pub(super) dependencies: Vec<Dependency>,
     /// Nodes that backward goes through in a pass of its own: they count as consumed until then.
     pub(super) captured: Vec<Consumed>,
     pub(super) run: Run,
@@ -133,7 +133,7 @@ impl Node {
 
     /// What backward needs, and whether this is its last use. If the pass frees the graph and no consumer is left but
     /// `own`, which the pass has had pending, the node gives it up.
-    pub(super) fn begin(&self, graph: Graph, own: Consumed) -> Result<(Arc<Saved>, bool)> {
+    pub(super) fn begin(&self, graph: GraphMode, own: Consumed) -> Result<(Arc<Saved>, bool)> {
         let mut saved = lock(&self.saved);
         // Under the lock: of two passes that begin at once, the first still counts the second.
         drop(own);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use candle_core::{DType, Result, Tensor, TensorId};
 
 use super::no_grad::{EnableGrad, enable_grad};
-use super::node::{Consumed, Edge, Graph, Target};
+use super::node::{Consumed, Edge, GraphMode, Target};
 use super::{Gradient, marker};
 use crate::autocast::{self, AutocastGuard};
 use crate::error::bail;
@@ -15,14 +15,14 @@ use crate::error::bail;
 /// One backward pass: the gradients on their way, and where those of variables go.
 ///
 /// It is handed from node to node. Where candle schedules the nodes, through callbacks that it hands nothing of ours,
-/// it lies in the thread's place between them; see [`within`]. A pass that fails is dropped with all it holds.
+/// a thread-local has it between them; see [`within`]. A pass that fails is dropped with all it holds.
 pub(super) struct Pass {
     /// The gradients that nodes have yet to receive, by the node's number. The consumers of a node have higher numbers,
     /// except for a leaf's only one.
-    pending: BTreeMap<u64, Pending>,
+    pending: BTreeMap<u64, PendingNode>,
     /// The gradients of variables; `None` where candle's store takes them.
     pub(super) leaves: Option<Leaves>,
-    pub(super) graph: Graph,
+    pub(super) graph: GraphMode,
     /// What candle walks. A scaler's pass begins with all of it; candle's own tells with its first callback.
     covered: HashSet<TensorId>,
     /// Tokens that have a gradient in candle's store. One is enough: it is never read.
@@ -37,7 +37,7 @@ pub(super) struct Pass {
 }
 
 /// What a node has yet to receive. It counts as a consumer of the node, so that no other pass frees that meanwhile.
-pub(super) struct Pending {
+pub(super) struct PendingNode {
     pub(super) node: Consumed,
     /// `None` where its consumers sent none.
     pub(super) gradient: Option<Gradient>,
@@ -48,14 +48,14 @@ pub(super) struct Pending {
 pub(super) struct Leaves {
     gradients: Vec<(Tensor, Gradient)>,
     index: HashMap<TensorId, usize>,
-    watch: Option<Watch>,
+    watch: Option<CompletionHook>,
 }
 
 /// Is given the gradient of a variable as soon as nothing more is added to it, while the pass goes on.
 pub(crate) type OnComplete = Box<dyn FnMut(&Tensor, Gradient) -> crate::Result<()>>;
 
 /// Who is waiting for complete gradients.
-struct Watch {
+struct CompletionHook {
     /// How many uses of each variable have not run backward yet.
     uses: HashMap<TensorId, usize>,
     on_complete: OnComplete,
@@ -81,12 +81,12 @@ impl Leaves {
 
     /// Has `on_complete` take gradients as soon as all `uses` of their variables have run backward.
     pub(super) fn watch(&mut self, uses: HashMap<TensorId, usize>, on_complete: OnComplete) {
-        self.watch = Some(Watch { uses, on_complete });
+        self.watch = Some(CompletionHook { uses, on_complete });
     }
 
     /// A use of `variable` has run backward, or was skipped. `true` if its gradient was complete, and is gone.
     pub(super) fn used(&mut self, variable: &Tensor) -> Result<bool> {
-        let Some(Watch { uses, on_complete }) = &mut self.watch else { return Ok(false) };
+        let Some(CompletionHook { uses, on_complete }) = &mut self.watch else { return Ok(false) };
         let Some(left) = uses.get_mut(&variable.id()) else { return Ok(false) };
         *left = left.saturating_sub(1);
         if *left > 0 {
@@ -108,7 +108,7 @@ impl Leaves {
 
 impl Pass {
     /// A pass that collects the gradients of variables.
-    pub(super) fn collecting(graph: Graph) -> Self {
+    pub(super) fn collecting(graph: GraphMode) -> Self {
         Self { leaves: Some(Leaves::default()), graph, ..Self::of_candle() }
     }
 
@@ -117,7 +117,7 @@ impl Pass {
         Self {
             pending: BTreeMap::new(),
             leaves: None,
-            graph: Graph::Kept,
+            graph: GraphMode::Kept,
             covered: HashSet::new(),
             given: HashSet::new(),
             ran: HashSet::new(),
@@ -142,7 +142,7 @@ impl Pass {
     }
 
     /// Whether candle still holds a gradient of a pass that it has begun. As long as a node that candle will run has a
-    /// pending gradient, the node's token has a gradient in candle's store, which candle takes out when it runs the token.
+    /// pending gradient, the node's token has a gradient in candle's store. candle takes it out when it runs the token.
     fn is_alive(&self) -> bool {
         self.leaves.is_some()
             || self.alive.as_ref().is_some_and(|alive| Arc::strong_count(alive) > 1)
@@ -151,7 +151,7 @@ impl Pass {
     /// Adds to what `node` receives.
     pub(super) fn send(&mut self, node: &Consumed, gradient: Option<Gradient>) -> Result<()> {
         let pending = self.pending.entry(node.number());
-        let pending = pending.or_insert_with(|| Pending { node: node.clone(), gradient: None });
+        let pending = pending.or_insert_with(|| PendingNode { node: node.clone(), gradient: None });
         pending.gradient = match (pending.gradient.take(), gradient) {
             (Some(before), Some(gradient)) => Some(before.add(gradient)?),
             (before, gradient) => before.or(gradient),
@@ -160,7 +160,7 @@ impl Pass {
     }
 
     /// What a node receives, which leaves the pass.
-    pub(super) fn take(&mut self, number: u64) -> Option<Pending> {
+    pub(super) fn take(&mut self, number: u64) -> Option<PendingNode> {
         self.pending.remove(&number)
     }
 
@@ -183,7 +183,7 @@ impl Pass {
     }
 
     /// The node whose consumers have all run: the latest.
-    pub(super) fn next(&mut self) -> Option<Pending> {
+    pub(super) fn next(&mut self) -> Option<PendingNode> {
         self.pending.pop_last().map(|(_, pending)| pending)
     }
 
@@ -203,7 +203,7 @@ impl Pass {
     /// An operator's backward was given a gradient in F16, which needs a loss scale.
     pub(super) fn note_f16(&mut self) {
         self.saw_f16 = true;
-        let warned = || PLACE.with_borrow_mut(|place| std::mem::replace(&mut place.warned, true));
+        let warned = || PASS.with_borrow_mut(|thread| std::mem::replace(&mut thread.warned, true));
         if self.leaves.is_none() && !warned() {
             tracing::warn!(
                 "F16 gradients without a GradScaler: those below 2^-25 become zero; run backward \
@@ -213,19 +213,19 @@ impl Pass {
     }
 }
 
-/// A thread's place for the pass that candle walks.
-struct Place {
+/// Where a thread keeps the pass that candle walks, between callbacks.
+struct ThreadPass {
     pass: Option<Pass>,
     /// Whether this thread has warned of F16 gradients without a scaler.
     warned: bool,
 }
 
 thread_local! {
-    static PLACE: RefCell<Place> = const { RefCell::new(Place { pass: None, warned: false }) };
+    static PASS: RefCell<ThreadPass> = const { RefCell::new(ThreadPass { pass: None, warned: false }) };
 }
 
 fn replace(pass: Option<Pass>) -> Option<Pass> {
-    PLACE.with_borrow_mut(|place| std::mem::replace(&mut place.pass, pass))
+    PASS.with_borrow_mut(|thread| std::mem::replace(&mut thread.pass, pass))
 }
 
 /// Keeps the caller's autocast scope and `no_grad` from a user's backward, of this crate's operators or of candle's, which
@@ -237,7 +237,7 @@ pub(super) fn alone() -> (Option<AutocastGuard>, EnableGrad) {
 /// Gives `f`, one of candle's callbacks, the pass that candle walks: a scaler's, or candle's own. Of candle's own it
 /// is a new one if the last has ended.
 ///
-/// Meanwhile the thread's place is empty, so that a backward pass that `f` runs has one of its own.
+/// Meanwhile the thread-local is empty, so that a backward pass that `f` runs has one of its own.
 pub(super) fn within<T>(f: impl FnOnce(&mut Pass) -> Result<T>) -> Result<T> {
     let mut pass = replace(None).filter(Pass::is_alive).unwrap_or_else(Pass::of_candle);
     let result = f(&mut pass);

@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 use super::below::Below;
 use super::stack::with_deep_stack;
 use super::{scopes, token, version};
-use crate::autograd::{self, Backward, Gradient, Graph, Operator, Trust};
+use crate::autograd::{self, Backward, Gradient, GraphMode, Operator, Trust};
 use crate::error::GraphError;
 use crate::error::bail;
 use crate::random::{self, RandomState};
@@ -43,8 +43,8 @@ pub(crate) fn is_active() -> bool {
 /// # Errors
 ///
 /// Those of `f`, when it is called and in backward. In backward, also
-/// [`GraphError::Differs`](crate::error::GraphError::Differs) where the second run had a result of another shape or
-/// dtype, drew more or fewer random tensors, or used a variable that the first did not; and
+/// [`GraphError::Differs`](crate::error::GraphError::Differs) where the second run had a result of another shape or dtype,
+/// drew more or fewer random tensors, or used a variable that the first did not. Also
 /// [`GraphError::Recomputed`](crate::error::GraphError::Recomputed) where an operator of this crate within `f` read a tensor
 /// that has been written in place since. What candle's operators read is not checked, except for variables.
 ///
@@ -112,10 +112,10 @@ where
     }
     let inputs: Vec<&Tensor> = inputs.iter().collect();
     let trust = Trust { captured: below.take_captured(), owned: true };
-    autograd::apply_with(Checkpoint { f, autocast, draws, below, result }, &inputs, trust)
+    autograd::apply_with(Recomputed { f, autocast, draws, below, result }, &inputs, trust)
 }
 
-struct Checkpoint<F> {
+struct Recomputed<F> {
     f: F,
     autocast: Autocast,
     /// The random numbers of the first pass.
@@ -126,7 +126,7 @@ struct Checkpoint<F> {
     result: Mutex<Option<Tensor>>,
 }
 
-impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Checkpoint<F> {
+impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Recomputed<F> {
     /// The first input.
     type Saved = Tensor;
 
@@ -153,7 +153,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
         }
         // What it makes itself, such as a variable of its own, nobody else has.
         let before = version::number(&Tensor::zeros((), DType::U8, &Device::Cpu)?);
-        let graph = Graph::freed_from_here();
+        let graph = GraphMode::freed_from_here();
         let y = self.recompute(&x)?;
         let facts = |y: &Tensor| format!("a result of {:?} and shape {:?}", y.dtype(), y.shape());
         let (first, second) = (facts(ctx.gradient), facts(&y));
@@ -182,7 +182,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Chec
     }
 }
 
-impl<F: Fn(&Tensor) -> Result<Tensor>> Checkpoint<F> {
+impl<F: Fn(&Tensor) -> Result<Tensor>> Recomputed<F> {
     /// `f(x)` as the first time.
     fn recompute(&self, x: &Tensor) -> Result<Tensor> {
         /// Leaves a level of recomputing, on error and panic too.

@@ -31,7 +31,7 @@ use super::marker::{TOKEN_SHAPE, one_element_op};
 use super::node::{Consumed, Edge, LEAF, Node, Saved, Target};
 use super::reclaim::drop_later;
 use super::storage::{ByPlace, into_storage, lock, place};
-use super::version::{self, Read, Source};
+use super::version::{self, Dependency, Read};
 use super::view::View;
 use super::{Gradient, Trust, pass};
 use crate::error::GraphError;
@@ -147,17 +147,19 @@ pub(super) fn link(
     Trust { captured, owned }: Trust,
     output: Tensor,
 ) -> Result<Tensor> {
-    let mut sources = Vec::new();
+    let mut dependencies = Vec::new();
     for in_backward in [false, true] {
-        sources.extend(operator.captured(in_backward).iter().enumerate().map(|(at, tensor)| {
-            let (read, shape) = (Read::of(tensor), Some(tensor.shape().clone()));
-            Source { read, input: inputs.len() + at, shape, in_backward }
-        }));
+        dependencies.extend(operator.captured(in_backward).iter().enumerate().map(
+            |(at, tensor)| {
+                let (read, shape) = (Read::of(tensor), Some(tensor.shape().clone()));
+                Dependency { read, input: inputs.len() + at, shape, in_backward }
+            },
+        ));
     }
     let kept = operator.keeps_output().then(|| Arc::new(OnceLock::<Tensor>::new()));
     let name = operator.op().name();
     let run = Run::Operator { operator, output: kept.clone(), owned };
-    let made = join(name, number, run, inputs, sources, captured)?;
+    let made = join(name, number, run, inputs, dependencies, captured)?;
     let output = emit(made, output)?;
     if let Some(kept) = kept {
         kept.get_or_init(|| output.detach());
@@ -165,13 +167,13 @@ pub(super) fn link(
     Ok(output)
 }
 
-/// The node of an operator over `inputs`, and over other `sources`, which has `captured` other nodes; and its token.
+/// The node of an operator over `inputs`, and over other `dependencies`, which has `captured` other nodes; and its token.
 fn join(
     name: &'static str,
     number: u64,
     run: Run,
     inputs: &[Input<'_>],
-    mut sources: Vec<Source>,
+    mut dependencies: Vec<Dependency>,
     captured: Vec<Consumed>,
 ) -> Result<Output> {
     // candle's custom ops have at most three arguments. With more, inputs without a token get one,
@@ -183,7 +185,12 @@ fn join(
         let (dtype, shape) = (input.dtype(), input.shape().clone());
         let output = if wanted { Output::of(input) } else { None };
         if output.is_none() {
-            sources.push(Source { read: Read::of(input), input: number, shape: None, in_backward });
+            dependencies.push(Dependency {
+                read: Read::of(input),
+                input: number,
+                shape: None,
+                in_backward,
+            });
         }
         if !wanted {
             edges.push(Edge { dtype, shape, target: Target::Nowhere });
@@ -209,7 +216,7 @@ fn join(
         };
         edges.push(Edge { dtype, shape, target });
     }
-    let saved = Saved { edges, sources, captured, run };
+    let saved = Saved { edges, dependencies, captured, run };
     let node = Node::new(name, number, saved, MAX_DEPTH);
     if node.is_cut {
         args = match args.first() {
@@ -342,11 +349,6 @@ impl CustomOp1 for Emit {
     }
 }
 
-/// How many operators have a live output. For tests: nothing may be alive after drop.
-pub(crate) fn live_nodes() -> usize {
-    lock(&OUTPUTS).len()
-}
-
 #[cfg(test)]
 mod tests {
     use candle_core::{Device, Var};
@@ -377,6 +379,32 @@ mod tests {
         assert!(
             !is_output(&copied) && !is_output(&x) && is_output(&flat) && is_output(&output.t()?)
         );
+        Ok(())
+    }
+
+    #[test]
+    fn every_operator_of_a_graph_is_registered_until_it_is_dropped() -> Result<()> {
+        let v = Var::randn(0f32, 1.0, 5, &Device::Cpu)?;
+        let all: Vec<Tensor> = (0..40).map(|_| ops::tanh(&v)).collect::<Result<_>>()?;
+        let outputs: Vec<Weak<Output>> =
+            all.iter().map(|y| lock(&OUTPUTS)[&place(y)].clone()).collect();
+        let nodes: Vec<Weak<Node>> = outputs
+            .iter()
+            .map(|output| Arc::downgrade(&output.upgrade().expect("alive").node))
+            .collect();
+        let alive = || nodes.iter().filter(|node| node.strong_count() > 0).count();
+        let places: Vec<usize> = all.iter().map(place).collect();
+        let loss = all.iter().try_fold(ops::tanh(&v)?, |sum, y| ops::add(&sum, y))?;
+        drop(all);
+        assert!(outputs.iter().all(|output| output.strong_count() == 0), "nobody has them");
+        assert_eq!(alive(), 40, "while a loss needs them");
+        drop(loss);
+        assert_eq!(alive(), 0, "once nothing does");
+        for (place, output) in places.iter().zip(&outputs) {
+            // Another thread's tensor may have the place by now.
+            let there = lock(&OUTPUTS).get(place).cloned();
+            assert!(!there.is_some_and(|there| there.ptr_eq(output)), "left in the table");
+        }
         Ok(())
     }
 }

@@ -30,7 +30,7 @@ struct Versions {
     /// The last write, by where the storage is.
     writes: ByPlace<Write>,
     /// Tensors that are rewritten from another after each step, by their id.
-    copies: HashMap<TensorId, Copy>,
+    copies: HashMap<TensorId, MasterCopy>,
 }
 
 struct Write {
@@ -57,7 +57,7 @@ impl Write {
 }
 
 /// A 16-bit tensor and the master that it is rewritten from.
-struct Copy {
+struct MasterCopy {
     name: String,
     at: u64,
     newest: u64,
@@ -75,7 +75,7 @@ pub(super) struct Read {
 }
 
 /// What a node was computed from, unless an operator of this crate has made it.
-pub(super) struct Source {
+pub(super) struct Dependency {
     pub(super) read: Read,
     /// The number of the input; those that the operator captured follow.
     pub(super) input: usize,
@@ -132,7 +132,7 @@ fn note<'a>(tensors: impl IntoIterator<Item = &'a Tensor>, undone: Option<u64>) 
 pub(crate) fn refreshed(copy: &Tensor, master: &Tensor, name: &str) {
     let of = master.id();
     let master = (!share_storage(copy, master)).then(|| place(master));
-    let note = Copy { name: name.to_owned(), at: tick(), newest: newest(), of, master };
+    let note = MasterCopy { name: name.to_owned(), at: tick(), newest: newest(), of, master };
     lock(&VERSIONS).copies.insert(copy.id(), note);
 }
 
@@ -175,9 +175,10 @@ pub(crate) fn number(tensor: &Tensor) -> u64 {
 /// candle's number for a tensor that is made now.
 fn newest() -> u64 {
     // A view of it is a new tensor, and no new memory.
-    thread_local!(static ANY: Option<Var> = Var::zeros((), DType::U8, &Device::Cpu).ok());
+    static ANY: LazyLock<Option<Var>> =
+        LazyLock::new(|| Var::zeros((), DType::U8, &Device::Cpu).ok());
     // Should there be none, every tensor counts as older: an error too many, not one too few.
-    ANY.with(|any| any.as_ref().map_or(u64::MAX, |any| number(&any.as_detached_tensor())))
+    ANY.as_ref().map_or(u64::MAX, |any| number(&any.as_detached_tensor()))
 }
 
 /// Which of `reads`, storages that a node of this time reads, has been written since.

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use candle_core::{DType, Result, Tensor, TensorId};
 
 use super::node::{Edge, LEAF, Node, Saved, Target};
-use super::pass::{self, Pass, Pending};
+use super::pass::{self, Pass, PendingNode};
 use super::profile::Timer;
-use super::version::{self, Source};
+use super::version::{self, Dependency};
 use super::{Arrivals, Arrive, Backward, Gradient, frozen, second_order};
 use crate::autocast;
 use crate::error::GraphError;
-use crate::kernels::{accumulator, algorithm};
+use crate::kernels::accumulator;
+use crate::kernels::choice::algorithm;
 
 impl Node {
     /// Computes the gradients of the inputs from that of the output, and sends them on. Returns those for candle, with
@@ -28,9 +29,9 @@ impl Node {
         if second_order::is_wanted() && pass.leaves.is_none() {
             return Err(GraphError::SecondOrder { op: self.name }.into());
         }
-        let read = || saved.sources.iter().filter(|source| source.in_backward);
+        let read = || saved.dependencies.iter().filter(|one| one.in_backward);
         let written = version::written_since(self.number, read().map(|source| source.read));
-        if let Some(Source { input, shape, .. }) = written.and_then(|at| read().nth(at)) {
+        if let Some(Dependency { input, shape, .. }) = written.and_then(|at| read().nth(at)) {
             let (op, input) = (self.name, *input);
             let shape = shape.clone().or_else(|| Some(saved.edges.get(input)?.shape.clone()));
             let shape = shape.unwrap_or_else(|| ().into());
@@ -115,7 +116,7 @@ impl Node {
         }
         // Whoever gave the token a gradient has sent something, if only that there is none.
         let pending = pass.take(self.number).filter(|_| pass.runs(self.number));
-        let Some(Pending { node, gradient }) = pending else {
+        let Some(PendingNode { node, gradient }) = pending else {
             return Err(GraphError::Nested { op: self.name }.into());
         };
         let (saved, last) = self.begin(pass.graph, node)?;

@@ -6,8 +6,8 @@ use crate::Result;
 use crate::kernels::cuda;
 
 /// Keeps memory that tensors on `device` have left for the next ones, as PyTorch does: for this process, from
-/// here on. Without it the driver takes all of that back whenever the host waits, as it does to read a loss,
-/// and the next step has to ask for it again, in milliseconds.
+/// here on. Without it the driver takes all of that back whenever the host waits, as it does to read a loss.
+/// The next step then has to ask for it again, in milliseconds.
 ///
 /// `nvidia-smi` then shows the most that was ever in use, and other processes cannot have it. Does nothing
 /// without a GPU.

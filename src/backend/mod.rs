@@ -3,13 +3,13 @@
 mod memory;
 mod threads;
 
-pub use crate::kernels::algorithm::{Fallback, fallbacks};
-pub use crate::kernels::cudnn::{
+pub use crate::kernels::choice::algorithm::{Fallback, fallbacks};
+pub use crate::kernels::choice::cudnn::{
     cudnn_benchmark, cudnn_f32_weight_gradients, set_cudnn_benchmark,
     set_cudnn_f32_weight_gradients,
 };
+pub use crate::kernels::choice::tf32::{allow_tf32, set_allow_tf32};
 pub use crate::kernels::instructions::{InstructionSets, instruction_sets};
-pub use crate::kernels::tf32::{allow_tf32, set_allow_tf32};
 pub use memory::{MemoryStats, keep_memory, memory_stats, release_memory, reset_peak_memory};
 pub use threads::on_workers;
 

@@ -9,7 +9,7 @@ const STACK_BYTES: usize = 8 << 20;
 ///
 /// Call it once, around a training loop. An operator does its arithmetic on the thread that calls it, and asks the
 /// free threads of rayon's current pool to help. From another thread, such as that of `main`, it asks through a
-/// queue that all threads share, and the pool is the program's: whatever else runs there is in the way.
+/// queue that all threads share. And the pool is the program's: whatever else runs there is in the way.
 ///
 /// The threads are this call's: `rayon::current_num_threads()` (`RAYON_NUM_THREADS`, or else the
 /// processor's), with 8 MiB of stack, and have ended when it returns. So no other work comes between two
@@ -49,7 +49,7 @@ pub fn on_workers<R: Send>(f: impl FnOnce() -> R + Send) -> R {
     if rayon::current_thread_index().is_some() {
         return f();
     }
-    let mut threads = Threads(Vec::new());
+    let mut threads = JoinOnDrop(Vec::new());
     let pool = rayon::ThreadPoolBuilder::new().num_threads(rayon::current_num_threads());
     let pool = pool.spawn_handler(|worker| {
         let thread = thread::Builder::new().stack_size(STACK_BYTES);
@@ -66,9 +66,9 @@ pub fn on_workers<R: Send>(f: impl FnOnce() -> R + Send) -> R {
 
 /// Threads that are waited for: what belongs to them, such as a GPU's memory, is not to be freed while the
 /// process exits.
-struct Threads(Vec<JoinHandle<()>>);
+struct JoinOnDrop(Vec<JoinHandle<()>>);
 
-impl Drop for Threads {
+impl Drop for JoinOnDrop {
     fn drop(&mut self) {
         for thread in self.0.drain(..) {
             // Its panic would have been the call's.

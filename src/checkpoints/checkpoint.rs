@@ -111,9 +111,9 @@ impl Checkpoint {
         Ok(self)
     }
 
-    /// Writes it to `path`, over what is there, in one step. Where the folder cannot be synced to
-    /// the disk, that is a warning through `tracing`: the new file is there, and the old one may
-    /// come back if the system stops.
+    /// Writes it to `path`, over what is there, in one step. If the folder cannot be synced to the
+    /// disk, `tracing` gets a warning. The new file is there, but the old one may come back if the
+    /// system stops.
     ///
     /// # Synchronisation
     ///

@@ -8,10 +8,9 @@ use super::file::export;
 use crate::{Parameters, Result};
 
 impl Parameters {
-    /// Writes the weights to a safetensors file, in `dtype`, rounded once to nearest even, and the
-    /// buffers in their own: for inference, in half the size. candle's `VarBuilder` reads it under
-    /// the names it has here. The file is written in one step, as [`Checkpoint`](crate::checkpoints::Checkpoint)s
-    /// are.
+    /// Writes the weights to a safetensors file, in `dtype`, rounded once to nearest even, and the buffers in
+    /// their own: for inference, in half the size. A `VarBuilder` of candle reads it under the names it has here.
+    /// The file is written in one step, as [`Checkpoint`](crate::checkpoints::Checkpoint)s are.
     ///
     /// # Errors
     ///

@@ -85,7 +85,7 @@ pub(super) fn open(path: &Path) -> Result<SavedCheckpoint> {
 }
 
 /// The metric that a checkpoint claims to have: that of the whole file, where it was read or written
-/// before and has not changed since; else what its header says, which nobody has verified.
+/// before and has not changed since. Else it is what the header says, which nobody has verified.
 pub(super) fn claim(path: &Path) -> Option<f64> {
     match known(path) {
         Some(Verdict::Whole(metric)) => metric,

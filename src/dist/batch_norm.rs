@@ -11,7 +11,7 @@ use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
 use crate::kernels::accumulator;
 use crate::kernels::batch_norm::{self as kernel, Affine, Running, Statistics};
-use crate::kernels::format::Format;
+use crate::kernels::tensors::format::Format;
 use crate::nn::{self, OverRanks};
 use crate::ops::OfBatch;
 

@@ -14,16 +14,16 @@ use crate::{GradScaler, Parameters, Result, autocast};
 /// Averages the gradients of a [`GradScaler`] over all ranks, while backward goes on.
 ///
 /// Every rank has the whole model and a part of the batch. Made from a communicator and the model's parameters, then
-/// [attached](Self::attach) to the scaler, it leaves the loop as it is: when `backward` returns, the scaler has
-/// the average of all ranks' gradients, the same bits on each.
+/// [attached](Self::attach) to the scaler, it leaves the loop as it is. When `backward` returns, the scaler has the
+/// average of all ranks' gradients, the same bits on each.
 ///
 /// # Ranks
 ///
-/// All ranks run the same program: they make the same calls in the same order. Making this compares the crate's
-/// version, the settings, and the names, shapes and dtypes of parameters and buffers, and gives all ranks the weights
-/// and buffers of rank 0. Every [`check_every`](DataParallelConfig::check_every) passes they compare the loss scale,
-/// the generator's seed and the weights, and at the step after it the optimizer: its settings and steps, or the learning
-/// rate alone of one of candle's. An optimizer of your own that implements [`Step`](crate::optim::Step) is not compared.
+/// All ranks run the same program: they make the same calls in the same order. Making this compares the crate's version,
+/// the settings, and the names, shapes and dtypes of parameters and buffers, and gives all ranks the weights and buffers
+/// of rank 0. Every [`check_every`](DataParallelConfig::check_every) passes they compare the loss scale, the generator's
+/// seed and the weights. At the step after it they compare the optimizer: its settings and steps, or the learning rate
+/// alone of one of candle's. An optimizer of your own that implements [`Step`](crate::optim::Step) is not compared.
 ///
 /// Without [`attach`](Self::attach) nothing is averaged, and each rank trains alone, without an error. So does an optimizer's
 /// own `backward_step`.
@@ -68,7 +68,7 @@ use crate::{GradScaler, Parameters, Result, autocast};
 ///
 /// Of `backward`: [`ParallelError`](crate::error::ParallelError) on all ranks, where a rank has no gradient of a
 /// parameter ([`Unused`](crate::error::ParallelError::Unused)), where a variable is not among the parameters, or where
-/// the comparison finds a difference; those of the communicator.
+/// the comparison finds a difference. Also those of the communicator.
 ///
 /// # Examples
 ///

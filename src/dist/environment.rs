@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::communicator::Communicator;
-use super::rendezvous::Place;
+use super::rendezvous::Rendezvous;
 use super::single::Single;
 use crate::error::{DistError, Result};
 
@@ -93,7 +93,7 @@ fn variable(name: &str) -> Option<String> {
 /// How the processes of `Nccl` find one another.
 pub(super) enum Start {
     Communicator(Arc<dyn Communicator>),
-    Place(Place),
+    Rendezvous(Rendezvous),
 }
 
 pub(super) fn start() -> Result<Start> {
@@ -104,11 +104,11 @@ pub(super) fn start() -> Result<Start> {
     if cfg!(feature = "mpi") && has_mpi && launcher != &TORCHRUN {
         return Ok(Start::Communicator(by_mpi(launcher, size)?));
     }
-    Ok(Start::Place(place(&variable, launcher, size)?))
+    Ok(Start::Rendezvous(place(&variable, launcher, size)?))
 }
 
 /// Where rank 0 is, by the variables of torchrun, which scripts set for other launchers too, or by Slurm's.
-fn place(variable: &Variable<'_>, launcher: &Launcher, size: usize) -> Result<Place> {
+fn place(variable: &Variable<'_>, launcher: &Launcher, size: usize) -> Result<Rendezvous> {
     let rank = number(variable, launcher.rank)?;
     if rank >= size {
         return Err(error(format!("{} is {rank}, and there are {size} processes", launcher.rank)));
@@ -122,7 +122,7 @@ fn place(variable: &Variable<'_>, launcher: &Launcher, size: usize) -> Result<Pl
             launcher.size
         )));
     };
-    Ok(Place { rank, size, address, port: port(variable)? })
+    Ok(Rendezvous { rank, size, address, port: port(variable)? })
 }
 
 /// The port at which rank 0 listens.
@@ -294,8 +294,12 @@ mod tests {
         let place_of = |launcher, extra: &[_], variables: &[_]| {
             place(&of(&[variables, extra].concat()), launcher, 4)
         };
-        let expected =
-            |rank, address: &str, port| Place { rank, size: 4, address: address.to_owned(), port };
+        let expected = |rank, address: &str, port| Rendezvous {
+            rank,
+            size: 4,
+            address: address.to_owned(),
+            port,
+        };
         let found = place_of(&TORCHRUN, &[], &torchrun).unwrap();
         assert_eq!(found, expected(2, "node7", 29_500));
         let taken = [("TORCHELASTIC_USE_AGENT_STORE", "True")];

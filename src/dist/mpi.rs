@@ -40,8 +40,8 @@ impl Mpi {
     /// # Errors
     ///
     /// If MPI is initialised already, or cannot be called from a process with several threads. Calls wait as long as
-    /// the environment variable `CANDLE_AMP_DIST_TIMEOUT` says, in seconds, or 30 minutes. 30 seconds after a call
-    /// has failed, or as long as the timeout if that is shorter, a process that still lives ends itself and, by
+    /// the environment variable `CANDLE_AMP_DIST_TIMEOUT` says, in seconds, or 30 minutes. If a call fails, a
+    /// process that still lives 30 seconds later (or the timeout, if that is shorter) ends itself and, by
     /// `MPI_Abort`, all others.
     pub fn init() -> Result<Arc<dyn Communicator>> {
         Self::init_within(timeout()?)

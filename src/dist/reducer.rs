@@ -12,7 +12,7 @@ use super::{Communicator, Pending, Reduction};
 use crate::autograd::{Gradient, is_frozen};
 use crate::error::ParallelError;
 use crate::kernels::multi_tensor::{DeviceFoundInf, FoundInf, NormOfRanks};
-use crate::scaler::Reducer;
+use crate::scaler::{OptimizerFacts, Reducer};
 use crate::{LossScale, Parameters, Result, kernels, random};
 
 /// Averages gradients over the ranks.
@@ -31,7 +31,7 @@ pub(super) struct BucketReducer {
     pub(super) paused: bool,
     /// What passes have accumulated, by the number of the parameter.
     held: HashMap<usize, Tensor>,
-    pass: Pass,
+    pass: PassState,
     /// Passes whose gradients were averaged.
     passes: u64,
     /// Whether the optimizers of this step are compared.
@@ -55,7 +55,7 @@ type Averages = Vec<(Tensor, Tensor)>;
 
 /// One backward pass.
 #[derive(Debug, Default)]
-struct Pass {
+struct PassState {
     /// Gradients whose bucket has not started. Their claims keep the pass from writing over shared storage.
     gradients: HashMap<usize, Gradient>,
     /// The parameters that have a gradient, in the order in which it was complete.
@@ -91,7 +91,7 @@ impl BucketReducer {
             sharded: false,
             paused: false,
             held: HashMap::new(),
-            pass: Pass::default(),
+            pass: PassState::default(),
             passes: 0,
             comparison: Comparison::None,
             cut_short: false,
@@ -279,7 +279,7 @@ impl Reducer for BucketReducer {
             (self.comparison, self.cut_short) = (Comparison::Due, false);
         }
         let left = self.buckets.members.iter().map(Vec::len).collect();
-        self.pass = Pass { left, ..Pass::default() };
+        self.pass = PassState { left, ..PassState::default() };
         Ok(())
     }
 
@@ -313,7 +313,7 @@ impl Reducer for BucketReducer {
             self.complete(&variable, gradient)?;
         }
         if self.paused {
-            let Pass { gradients, .. } = std::mem::take(&mut self.pass);
+            let PassState { gradients, .. } = std::mem::take(&mut self.pass);
             if gradients.is_empty() && !self.config.allow_unused {
                 return Err(crate::error::GraphError::NoGradient.into());
             }
@@ -348,7 +348,7 @@ impl Reducer for BucketReducer {
 
     fn abort(&mut self) {
         self.cut_short |= !self.pass.started.is_empty();
-        self.pass = Pass::default();
+        self.pass = PassState::default();
     }
 
     fn check_synchronised(&self, call: &'static str) -> Result<()> {
@@ -372,7 +372,7 @@ impl Reducer for BucketReducer {
     fn check_optimizer(
         &mut self,
         takes_shards: bool,
-        facts: &dyn Fn() -> Result<Vec<(String, String)>>,
+        facts: &dyn Fn() -> Result<OptimizerFacts>,
     ) -> Result<()> {
         if self.sharded && !takes_shards {
             return Err(ParallelError::Whole.into());
@@ -381,7 +381,7 @@ impl Reducer for BucketReducer {
             return Ok(());
         }
         self.comparison = Comparison::Made;
-        let facts = facts()?.into_iter().collect();
+        let facts = facts()?.0.into_iter().collect();
         compare(&*self.communicator, "the optimizer", &facts, &self.device())
     }
 

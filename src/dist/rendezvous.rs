@@ -27,7 +27,7 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// Where the ranks meet, and which this one is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Rendezvous {
     pub(super) rank: usize,
     pub(super) size: usize,
     /// The name or address of rank 0's machine.
@@ -37,7 +37,7 @@ pub(super) struct Place {
 
 /// The id that rank 0 makes.
 pub(super) fn exchange(
-    place: &Place,
+    place: &Rendezvous,
     timeout: Duration,
     make_id: impl FnOnce() -> Result<Id>,
 ) -> Result<Id> {
@@ -46,7 +46,7 @@ pub(super) fn exchange(
 
 fn exchange_as(
     version: &str,
-    place: &Place,
+    place: &Rendezvous,
     timeout: Duration,
     make_id: impl FnOnce() -> Result<Id>,
 ) -> Result<Id> {
@@ -57,7 +57,7 @@ fn exchange_as(
     ask(version, place, until, timeout).map_err(|reason| place.error(&reason))
 }
 
-impl Place {
+impl Rendezvous {
     fn error(&self, reason: &str) -> crate::Error {
         let Self { rank, size, address, port } = self;
         let reason = format!("rank {rank} of {size}, at {address} port {port}: {reason}");
@@ -72,12 +72,12 @@ impl Place {
 /// Rank 0's part.
 fn serve(
     version: &str,
-    place: &Place,
+    place: &Rendezvous,
     until: Instant,
     timeout: Duration,
     make_id: impl FnOnce() -> Result<Id>,
 ) -> Result<Id> {
-    let Place { size, port, .. } = *place;
+    let Rendezvous { size, port, .. } = *place;
     if size == 1 {
         return make_id();
     }
@@ -163,7 +163,7 @@ fn greeting(stream: &mut TcpStream, until: Instant) -> io::Result<[u8; GREETING]
     }
 }
 
-fn write_greeting(version: &str, place: &Place) -> [u8; GREETING] {
+fn write_greeting(version: &str, place: &Rendezvous) -> [u8; GREETING] {
     let mut greeting = [0; GREETING];
     greeting[..16].copy_from_slice(MAGIC);
     for (to, byte) in greeting[16..48].iter_mut().zip(version.bytes()) {
@@ -213,7 +213,7 @@ fn answer(stream: &mut TcpStream, id: std::result::Result<&Id, &str>) -> io::Res
 /// The part of every other rank.
 fn ask(
     version: &str,
-    place: &Place,
+    place: &Rendezvous,
     until: Instant,
     timeout: Duration,
 ) -> std::result::Result<Id, String> {
@@ -257,7 +257,7 @@ fn ask(
     Err(String::from_utf8_lossy(&text).into_owned())
 }
 
-fn connect(place: &Place) -> io::Result<TcpStream> {
+fn connect(place: &Rendezvous) -> io::Result<TcpStream> {
     let mut failure = io::Error::from(io::ErrorKind::NotFound);
     for address in place.addresses()? {
         match TcpStream::connect_timeout(&address, SILENCE) {

@@ -11,6 +11,7 @@ use crate::error::ParallelError;
 use crate::optim::{
     Config, Group, LearningRate, Masters, Optim, Step, UnscaledGradients, Variables,
 };
+use crate::scaler::{Internals, OptimizerFacts};
 use crate::{Result, autocast, kernels};
 
 /// An optimizer of the crate's, of which each rank has a part: ZeRO, stage 1.
@@ -21,18 +22,17 @@ use crate::{Result, autocast, kernels};
 ///
 /// # Memory
 ///
-/// With [`AdamW`](crate::optim::AdamW) and 16-bit weights, `N` ranks take `6 + 12 / N` bytes a parameter each: 2 for the
-/// weight and 4 for its gradient during backward, then 4 for the master and 8 for two moments, of one part in `N`. A
-/// part of an `F32` variable takes 4 more.
+/// With [`AdamW`](crate::optim::AdamW) and 16-bit weights, `N` ranks take `6 + 12 / N` bytes a parameter each. The
+/// weight takes 2, and its gradient 4 during backward. The master takes 4 and two moments 8, of one part in `N`. A part
+/// of an `F32` variable takes 4 more.
 ///
 /// # Precision
 ///
 /// Weights are bit for bit those of the optimizer with `DataParallel` alone, with [`Masters::F32`] and
-/// [`Masters::Remainder`]. After [`clip_grad_norm`](crate::GradScaler::clip_grad_norm) they are but for one case in some
-/// ten million: squares are added in `F64` rank by rank, not tensor by tensor, and the norm is rounded to `F32`. On a GPU the
-/// norm of each rank is rounded to `F32` before, so that the last bit of the norm differs more often.
-/// [`Masters::Stochastic`] draws other random bits. [`Lamb`](crate::optim::Lamb) needs norms of whole tensors, and is
-/// refused.
+/// [`Masters::Remainder`]. After [`clip_grad_norm`](crate::GradScaler::clip_grad_norm) they are but for one case in some ten
+/// million: squares are added in `F64` rank by rank, not tensor by tensor. The norm is rounded to `F32`. On a GPU the norm of
+/// each rank is rounded to `F32` before, so that the last bit of the norm differs more often. [`Masters::Stochastic`] draws
+/// other random bits. [`Lamb`](crate::optim::Lamb) needs norms of whole tensors, and is refused.
 ///
 /// # Which variables
 ///
@@ -299,11 +299,7 @@ impl<C: Config> Step for Sharded<C> {
         Ok(self.gather(&stepped)?)
     }
 
-    fn multiplies(&self) -> bool {
-        true
-    }
-
-    fn common_facts(&self) -> Result<Vec<(String, String)>> {
+    fn common_facts(&self) -> Result<OptimizerFacts> {
         self.inner.common_facts()
     }
 
@@ -311,7 +307,7 @@ impl<C: Config> Step for Sharded<C> {
         self.inner.skips_on_device()
     }
 
-    fn takes_shards(&self) -> bool {
-        true
+    fn internals(&self) -> Internals {
+        Internals { multiplies: true, takes_shards: true }
     }
 }

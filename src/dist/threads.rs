@@ -125,11 +125,11 @@ fn message(panic: &(dyn Any + Send)) -> String {
 struct Exchange {
     size: usize,
     timeout: Duration,
-    state: Mutex<State>,
+    state: Mutex<ExchangeState>,
     changed: Condvar,
 }
 
-struct State {
+struct ExchangeState {
     /// What each rank has brought, until every rank has taken all.
     parcels: Vec<Option<Arc<[u8]>>>,
     takers: usize,
@@ -140,7 +140,7 @@ struct State {
 
 impl Exchange {
     fn new(size: usize, timeout: Duration) -> Self {
-        let state = State {
+        let state = ExchangeState {
             parcels: vec![None; size],
             takers: 0,
             ended: vec![None; size],
@@ -150,7 +150,7 @@ impl Exchange {
     }
 
     /// The state is whole between any two statements, so that a panic elsewhere does it no harm.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ExchangeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -163,8 +163,8 @@ impl Exchange {
             self.wait(self.state(), began, |state| state.parcels[rank].is_some(), |_, _| true)?;
         state.parcels[rank] = Some(mine);
         self.changed.notify_all();
-        let is_missing = |state: &State, peer: usize| state.parcels[peer].is_none();
-        let any_missing = |state: &State| state.parcels.iter().any(Option::is_none);
+        let is_missing = |state: &ExchangeState, peer: usize| state.parcels[peer].is_none();
+        let any_missing = |state: &ExchangeState| state.parcels.iter().any(Option::is_none);
         match self.wait(state, began, any_missing, is_missing) {
             Ok(mut state) => {
                 let all = state.parcels.iter().flatten().cloned().collect();
@@ -186,11 +186,11 @@ impl Exchange {
     /// Waits while `blocked`, on ranks of which `awaited` is true, until one of these has ended or the time is over.
     fn wait<'a>(
         &self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, ExchangeState>,
         began: Instant,
-        blocked: impl Fn(&State) -> bool,
-        awaited: impl Fn(&State, usize) -> bool,
-    ) -> Result<MutexGuard<'a, State>, Fault> {
+        blocked: impl Fn(&ExchangeState) -> bool,
+        awaited: impl Fn(&ExchangeState, usize) -> bool,
+    ) -> Result<MutexGuard<'a, ExchangeState>, Fault> {
         while blocked(&state) {
             let ranks = || (0..self.size).filter(|peer| awaited(&state, *peer));
             for peer in ranks() {

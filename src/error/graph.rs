@@ -34,8 +34,8 @@ pub enum GraphError {
         /// The variable.
         name: String,
     },
-    /// Backward through an operator whose variable was written in place since its forward pass: by an optimizer's
-    /// step, an average that was put in its place, a checkpoint that was loaded.
+    /// Backward through an operator whose variable was written in place since its forward pass. An optimizer's
+    /// step writes it, or an average that takes its place, or a checkpoint that is loaded.
     #[error(
         "backward through `{op}`, whose input {input}, a variable or a view of one, of shape {shape:?}, was written in \
          place since (by an optimizer's step, for one): its old values are gone, and the gradients would be wrong. Run \

@@ -1,9 +1,9 @@
 //! What a captured step reads anew at each replay.
 //!
 //! A CUDA graph repeats launches with the arguments that they had. What differs from step to step goes through words in
-//! a buffer on the device, which the host rewrites before each replay: the key and stream of a random draw, and the
-//! settings of each row of an optimizer's launch. Kernels take the address of their words, or null, where they read
-//! their arguments.
+//! a buffer on the device, which the host rewrites before each replay. They are the key and stream of a random draw,
+//! and the settings of each row of an optimizer's launch. Kernels take the address of their words, or null, where they
+//! read their arguments.
 //!
 //! A thread *rehearses* a step before it captures one: the step runs as always, and its words are counted.
 

@@ -22,18 +22,18 @@ pub(super) struct Store {
     pub(super) varmap: VarMap,
     pub(super) dtypes: Arc<DTypeRule>,
     pub(super) init: Arc<InitRule>,
-    pub(super) state: Arc<Mutex<State>>,
+    pub(super) inventory: Arc<Mutex<Inventory>>,
 }
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.state().handed.iter().map(|one| one.name.clone()).collect();
+        let names: Vec<_> = self.inventory().handed.iter().map(|one| one.name.clone()).collect();
         f.debug_struct("Store").field("handed_out", &names).finish_non_exhaustive()
     }
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct Inventory {
     /// In the order they were asked for.
     pub(super) handed: Vec<Handed>,
     /// What the files hold, less what was asked for.
@@ -64,18 +64,18 @@ impl Store {
     pub(super) fn new(varmap: VarMap) -> Self {
         let (dtypes, init) =
             (Arc::new(|_: &str, dtype| dtype), Arc::new(|_: &str, init| Some(init)));
-        Self { varmap, dtypes, init, state: Arc::default() }
+        Self { varmap, dtypes, init, inventory: Arc::default() }
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn inventory(&self) -> MutexGuard<'_, Inventory> {
+        self.inventory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Rewrites the 16-bit tensors of the masters that have `stepped`.
     pub(super) fn refresh_of(&self, stepped: impl Fn(TensorId) -> bool) -> Result<()> {
         autocast::clear_cast_cache();
-        let state = self.state();
-        let ours = || state.handed.iter().filter(|one| stepped(one.master.id()));
+        let inventory = self.inventory();
+        let ours = || inventory.handed.iter().filter(|one| stepped(one.master.id()));
         let copies = ours().filter(|one| one.tensor.id() != one.master.id());
         let copies = copies.filter(|one| one.tensor.dtype().is_float());
         let pairs: Vec<(&Tensor, &Tensor)> =
@@ -88,7 +88,7 @@ impl Store {
     /// The variable `name`, made if there is none.
     fn master(
         &self,
-        state: &mut State,
+        inventory: &mut Inventory,
         name: &str,
         wanted: Option<(&Shape, Init)>,
         init: Option<Init>,
@@ -108,7 +108,7 @@ impl Store {
             return Ok(var.clone());
         }
         let dtype = if is_half(dtype) { DType::F32 } else { dtype };
-        let value = match (state.files.get(name), wanted) {
+        let value = match (inventory.files.get(name), wanted) {
             (Some(value), _) => {
                 let shape = wanted.map_or(value.shape(), |(shape, _)| shape);
                 let dtype = if value.dtype().is_float() { dtype } else { value.dtype() };
@@ -122,7 +122,7 @@ impl Store {
         };
         let var = Var::from_tensor(&value.to_device(device)?)?;
         data.insert(name.to_owned(), var.clone());
-        state.files.remove(name);
+        inventory.files.remove(name);
         Ok(var)
     }
 
@@ -130,7 +130,7 @@ impl Store {
     /// variables, so nothing is locked meanwhile.
     fn init_of(&self, name: &str, wanted: Option<(&Shape, Init)>) -> Option<Init> {
         let (shape, init) = wanted?;
-        let in_file = self.state().files.contains_key(name);
+        let in_file = self.inventory().files.contains_key(name);
         let data = self.varmap.data();
         let made = data.lock().unwrap_or_else(PoisonError::into_inner).contains_key(name);
         if in_file || made { None } else { (self.init)(name, or_default(init, name, shape)) }
@@ -146,14 +146,14 @@ impl Store {
         let default = if is_buffer(name) && is_half(dtype) { DType::F32 } else { dtype };
         let dtype = (self.dtypes)(name, default);
         let init = self.init_of(name, wanted);
-        let state = &mut *self.state();
-        let master = self.master(state, name, wanted, init, dtype, device)?;
+        let inventory = &mut *self.inventory();
+        let master = self.master(inventory, name, wanted, init, dtype, device)?;
         if !master.device().same_device(device) {
             let (held, asked) = (master.device().location(), device.location());
             bail!("`{name}` was asked for on {asked:?}, and is on {held:?}");
         }
         let made = |one: &&Handed| one.master.id() == master.id() && one.tensor.dtype() == dtype;
-        if let Some(one) = state.handed.iter().find(made) {
+        if let Some(one) = inventory.handed.iter().find(made) {
             return Ok(one.tensor.clone());
         }
         let tensor = master.to_dtype(dtype)?;
@@ -161,7 +161,7 @@ impl Store {
         if one.tensor.id() != one.master.id() {
             one.written();
         }
-        state.handed.push(one);
+        inventory.handed.push(one);
         Ok(tensor)
     }
 }
@@ -186,7 +186,7 @@ impl SimpleBackend for Backend {
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        let in_file = self.0.state().files.contains_key(name);
+        let in_file = self.0.inventory().files.contains_key(name);
         let data = self.0.varmap.data().lock().unwrap_or_else(PoisonError::into_inner);
         in_file || data.contains_key(name)
     }

@@ -15,7 +15,7 @@ use candle_nn::Optimizer;
 
 use crate::autograd::version;
 use crate::error::OptimizerError;
-use crate::scaler::{Step, UnscaledGradients, facts_of_candles};
+use crate::scaler::{OptimizerFacts, Step, UnscaledGradients, facts_of_candles};
 use crate::{autocast, kernels};
 
 pub use as_candle::AsCandle;
@@ -58,8 +58,8 @@ fn pairs(variables: Vec<Var>) -> Result<Vec<Pair>> {
 ///
 /// Masters are `F32` tensors, always: the optimizer inside wants variables. The crate's own
 /// optimizers ([`optim`](crate::optim)) keep 16-bit variables themselves, in 6, 4 or 2 bytes a
-/// parameter ([`Masters`](crate::optim::Masters)), update everything in one pass, and their state can
-/// be saved; they need no `MasterWeights`.
+/// parameter ([`Masters`](crate::optim::Masters)), update everything in one pass, and can be saved.
+/// They need no `MasterWeights`.
 ///
 /// It implements [`Step`], not candle's `Optimizer`, so that [`GradScaler::step`] can hand it `F32`
 /// gradients; [`as_candle`](Self::as_candle) is for code that asks for candle's trait.
@@ -233,7 +233,7 @@ impl<O: Optimizer> Step for MasterWeights<O> {
         Some(self.pairs.iter().map(|pair| pair.variable.id()).collect())
     }
 
-    fn common_facts(&self) -> crate::Result<Vec<(String, String)>> {
+    fn common_facts(&self) -> crate::Result<OptimizerFacts> {
         Ok(facts_of_candles(&self.optimizer))
     }
 

@@ -32,12 +32,8 @@ impl<S: Step> Step for Refreshing<'_, S> {
         self.optimizer.rounds_gradients()
     }
 
-    fn common_facts(&self) -> crate::Result<Vec<(String, String)>> {
-        self.optimizer.common_facts()
-    }
-
-    fn takes_shards(&self) -> bool {
-        self.optimizer.takes_shards()
+    fn inner(&self) -> Option<&dyn Step> {
+        Some(&*self.optimizer)
     }
 
     fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> Result<()> {

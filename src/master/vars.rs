@@ -19,10 +19,10 @@ use crate::scaler::Step;
 /// edited, such as those of `candle-transformers`.
 ///
 /// Give the model [`var_builder`](Self::var_builder) in place of candle's. It makes a variable in
-/// `F32` for each name and hands out a 16-bit tensor cast from it, so that the model computes in
-/// 16 bits, and backward, candle's own too, gives the variable an `F32` gradient. Layers that ask for
-/// one name share one tensor: tied weights have one gradient. [`bind`](Self::bind) has the 16-bit
-/// tensors rewritten in place after every step.
+/// `F32` for each name and hands out a 16-bit tensor cast from it. So the model computes in 16 bits,
+/// and backward, candle's own too, gives the variable an `F32` gradient. Layers that ask for one name
+/// share one tensor: tied weights have one gradient. [`bind`](Self::bind) has the 16-bit tensors
+/// rewritten in place after every step.
 ///
 /// The variables are a `VarMap`'s. It can be saved and read like any other.
 ///
@@ -86,7 +86,8 @@ pub struct MasterVars {
 
 impl std::fmt::Debug for MasterVars {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names: Vec<_> = self.store.state().handed.iter().map(|one| one.name.clone()).collect();
+        let names: Vec<_> =
+            self.store.inventory().handed.iter().map(|one| one.name.clone()).collect();
         let mut s = f.debug_struct("MasterVars");
         s.field("dtype", &self.dtype).field("device", &self.device).field("handed_out", &names);
         s.finish_non_exhaustive()
@@ -130,7 +131,7 @@ impl MasterVars {
         let masters = Self::new(dtype, device).init(|_, _| None);
         for path in paths {
             for (name, tensor) in safetensors::load(path, &Device::Cpu)? {
-                if masters.store.state().files.insert(name.clone(), tensor).is_some() {
+                if masters.store.inventory().files.insert(name.clone(), tensor).is_some() {
                     return Err(ArgumentError::DuplicateName { name }.into());
                 }
             }
@@ -206,7 +207,7 @@ impl MasterVars {
 
     /// The variables that get no gradient from `loss`, and what can be said of why.
     pub fn missing(&self, loss: &Tensor) -> MissingGradients {
-        MissingGradients::of(loss, &self.store.state().handed, &self.parameters())
+        MissingGradients::of(loss, &self.store.inventory().handed, &self.parameters())
     }
 
     /// Writes the masters to a safetensors file.

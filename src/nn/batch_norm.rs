@@ -10,7 +10,7 @@ use crate::autograd::{self, version};
 use crate::error::ArgumentError;
 use crate::kernels::accumulator;
 use crate::kernels::batch_norm::Affine;
-use crate::kernels::format::Format;
+use crate::kernels::tensors::format::Format;
 use crate::{kernels, ops};
 
 /// [`ops::batch_norm`] with its parameters `weight` and `bias`, and the running averages

@@ -6,7 +6,7 @@ use candle_nn::{
     VarBuilder,
 };
 
-use crate::kernels::format::Format;
+use crate::kernels::tensors::format::Format;
 use crate::ops;
 
 /// A convolution with its parameters: a [`Conv1d`], [`Conv2d`], [`ConvTranspose1d`] or [`ConvTranspose2d`].

@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor, ToUsize2};
 use candle_nn::Module;
 
-use crate::kernels::format::Format;
+use crate::kernels::tensors::format::Format;
 use crate::ops;
 
 /// [`ops::max_pool2d`] as a layer.

@@ -116,7 +116,7 @@ fn stack(states: &[(&Tensor, &Option<Origin>)]) -> Result<Tensor> {
 
 /// What both layers are made of.
 #[derive(Clone, Debug)]
-struct Parameters {
+struct RnnWeights {
     w_ih: Tensor,
     w_hh: Tensor,
     b_ih: Option<Tensor>,
@@ -126,7 +126,7 @@ struct Parameters {
     dtype: DType,
 }
 
-impl Parameters {
+impl RnnWeights {
     fn weights(&self, direction: Direction) -> RecurrentWeights<'_> {
         let Self { w_ih, w_hh, b_ih, b_hh, .. } = self;
         let (b_ih, b_hh) = (b_ih.as_ref(), b_hh.as_ref());
@@ -150,7 +150,7 @@ impl Parameters {
 /// reversed by the caller. [`sequence`](Self::sequence) does as the configuration says.
 #[derive(Clone, Debug)]
 pub struct LSTM {
-    parameters: Parameters,
+    parameters: RnnWeights,
     config: LSTMConfig,
 }
 
@@ -173,7 +173,7 @@ impl LSTM {
         let name = |what: &str| format!("{what}_l{}{direction}", config.layer_idx);
         let rows = 4 * hidden_dim;
         let bias = |what, init| vb.get_with_hints(rows, &name(what), init);
-        let parameters = Parameters {
+        let parameters = RnnWeights {
             w_ih: vb.get_with_hints((rows, in_dim), &name("weight_ih"), config.w_ih_init)?,
             w_hh: vb.get_with_hints((rows, hidden_dim), &name("weight_hh"), config.w_hh_init)?,
             b_ih: config.b_ih_init.map(|init| bias("bias_ih", init)).transpose()?,
@@ -326,7 +326,7 @@ pub fn lstm(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder
 /// `seq` and `seq_init` of [`RNN`] are one operator over all steps, as those of [`LSTM`].
 #[derive(Clone, Debug)]
 pub struct GRU {
-    parameters: Parameters,
+    parameters: RnnWeights,
     config: GRUConfig,
 }
 
@@ -344,7 +344,7 @@ impl GRU {
     ) -> Result<Self> {
         let rows = 3 * hidden_dim;
         let bias = |name, init| vb.get_with_hints(rows, name, init);
-        let parameters = Parameters {
+        let parameters = RnnWeights {
             w_ih: vb.get_with_hints((rows, in_dim), "weight_ih_l0", config.w_ih_init)?,
             w_hh: vb.get_with_hints((rows, hidden_dim), "weight_hh_l0", config.w_hh_init)?,
             b_ih: config.b_ih_init.map(|init| bias("bias_ih_l0", init)).transpose()?,

@@ -7,8 +7,8 @@ use super::{check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
-use crate::kernels::format::{Format, to_nchw, to_nhwc};
 use crate::kernels::pool::{self, Window};
+use crate::kernels::tensors::format::{Format, to_nchw, to_nhwc};
 use crate::kernels::{accumulator, cast, cat, reduce};
 
 /// The averages of windows of `x`, so many that the output has the size asked for.

@@ -1,11 +1,10 @@
 //! Operators on images and sequences whose channels come last: `(b, h, w, c)`, `(b, l, c)`, by shape.
 //!
 //! What tensor cores and CPU tiles like best: a row of a kernel meets numbers that follow each other.
-//! The layout is a choice of the model's, once, where images enter: everything but these operators
-//! (activations, additions, losses) is the same for both, and weights keep their shape,
-//! `(c_out, c_in / groups, kh, kw)`, so that a checkpoint loads in either. PyTorch's `channels_last` is
-//! a matter of strides, which an operator may lose without a word; here a shape that does not fit is an
-//! error.
+//! The model chooses the layout once, where images enter. All other operators (activations, additions,
+//! losses) are the same for both. Weights keep their shape, `(c_out, c_in / groups, kh, kw)`, so that a
+//! checkpoint loads in either. PyTorch's `channels_last` is a matter of strides, which an operator may
+//! lose without a word; here a shape that does not fit is an error.
 //!
 //! These have kernels of their own on CUDA, and on a CPU: convolutions there where it has AVX-512, for all
 //! but `F64` and groups of one channel. Elsewhere convolutions and pools turn the images to channels first
@@ -39,7 +38,7 @@ use candle_nn::{Conv1dConfig, Conv2dConfig, ConvTranspose1dConfig, ConvTranspose
 use super::BatchStatistics;
 use super::{adaptive_pool, conv, conv_transpose, elementwise, norm, pool};
 use crate::kernels::batch_norm::{Affine, Running};
-use crate::kernels::format::Format::ChannelsLast;
+use crate::kernels::tensors::format::Format::ChannelsLast;
 
 /// [`ops::conv2d`](super::conv2d): `x (b, h, w, c_in)`, `weight (c_out, c_in / groups, kh, kw)`,
 /// `bias (c_out)` → `(b, h_out, w_out, c_out)`.

@@ -8,8 +8,8 @@ use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
 use crate::kernels::conv::{self, Geometry};
-use crate::kernels::format::Format;
 use crate::kernels::reduce;
+use crate::kernels::tensors::format::Format;
 
 /// The cross-correlation of sequences with `weight`, plus `bias`.
 ///
@@ -59,10 +59,10 @@ pub(super) fn conv1d_of(
 ///
 /// # Precision
 ///
-/// Under autocast all are cast to the compute dtype. Outside, `x` and `weight` share a dtype;
-/// `bias` may have any. Products and sums in `F32` over all channels and taps, rounded once to the
-/// dtype of `x`. The gradients of weight and bias are accumulated in `F32` over the whole batch, in
-/// one order for any number of threads. cuDNN rounds the gradient of a 16-bit weight to 16 bits once, unless
+/// Under autocast all are cast to the compute dtype. Outside, `x` and `weight` share a dtype; `bias` may
+/// have any. Products and sums in `F32` over all channels and taps, rounded once to the dtype of `x`. The
+/// gradients of weight and bias are accumulated in `F32` over the whole batch, in one order for any number
+/// of threads. On a GPU, cuDNN rounds the gradient of a 16-bit weight to 16 bits once, unless
 /// [`set_cudnn_f32_weight_gradients`](crate::backend::set_cudnn_f32_weight_gradients) says otherwise.
 ///
 /// # Errors

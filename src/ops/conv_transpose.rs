@@ -10,8 +10,8 @@ use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
 use crate::kernels::contiguous;
 use crate::kernels::conv::{self, Geometry};
-use crate::kernels::format::Format;
 use crate::kernels::reduce;
+use crate::kernels::tensors::format::Format;
 
 /// The transposed cross-correlation of sequences with `weight`, plus `bias`.
 ///
@@ -65,8 +65,8 @@ pub(super) fn conv_transpose1d_of(
 /// # Precision
 ///
 /// As [`conv2d`](super::conv2d): cast to the compute dtype under autocast, sums in `F32` over all
-/// channels and taps, rounded once, the gradients of weight and bias accumulated in `F32` over the
-/// batch.
+/// channels and taps, rounded once. The gradients of weight and bias are accumulated in `F32` over
+/// the batch.
 ///
 /// # Errors
 ///
@@ -193,8 +193,8 @@ impl ConvTranspose {
         Some((height, axis(size.1, kernel.1, padding.1, added.1)?))
     }
 
-    /// The image, with zeros below and to the right where `output_padding` makes room for them:
-    /// the output is the input gradient of a convolution, which has a position wherever one fits.
+    /// The image, with zeros below and to the right where `output_padding` makes room for them. The
+    /// output is the input gradient of a convolution, which has a position wherever one fits.
     fn extend(&self, image: &Tensor) -> Result<Tensor> {
         let (below, right) = self.output_padding();
         let Geometry { stride, format, .. } = self.geometry;

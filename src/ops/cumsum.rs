@@ -16,9 +16,10 @@ use crate::kernels::cumsum as kernel;
 ///
 /// # Precision
 ///
-/// Under autocast `F32` in and out; outside, the dtype of `x`. Added up in `F64` on a CPU and in `F32` elsewhere, forward
-/// and backward, and each sum is rounded once. An infinity or NaN affects only the sums from its position on. candle multiplies
-/// by a triangle of ones, which gives NaN before an infinity as well, and takes memory for the square of the length.
+/// Under autocast `F32` in and out; outside, the dtype of `x`. Added up in `F64` on a CPU and in `F32` elsewhere, forward and
+/// backward, and each sum is rounded once. An infinity or NaN affects only the sums from its position on. The `cumsum` of
+/// candle multiplies by a triangle of ones, which gives NaN before an infinity as well, and takes memory for the square of the
+/// length.
 ///
 /// # Errors
 ///

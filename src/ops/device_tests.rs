@@ -6,8 +6,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::kernels::cuda::Gpu;
-use crate::kernels::devices::gpus;
-use crate::kernels::own_process::in_own_process;
+use crate::kernels::testing::devices::gpus;
+use crate::kernels::testing::own_process::in_own_process;
 use crate::optim::{
     AdamW, AdamWConfig, Lamb, LambConfig, Masters, Schedule, Scheduler, Sgd, SgdConfig,
 };

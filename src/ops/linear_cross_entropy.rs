@@ -12,8 +12,8 @@ use crate::kernels::loss::{self, ClassLoss, LogitsGradient};
 /// The mean cross entropy of `x · weightᵀ + bias` with the classes `targets`.
 ///
 /// [`linear`](super::linear) and [`cross_entropy`](super::cross_entropy) in one, with the same numbers. Nobody else sees
-/// the logits, so that they can lie as products like them: on a GPU 1,024 classes and more, if they are no multiple of
-/// 64, get zeros up to one, because tensor cores are at their best with sizes that are. GPT-2 has 50,257.
+/// the logits, so they can have the size that is fastest. On a GPU, 1,024 classes and more are padded with zeros to a
+/// multiple of 64, which tensor cores need for their full speed. GPT-2 has 50,257.
 ///
 /// [`nn::CrossEntropyLoss::forward_linear`](crate::nn::CrossEntropyLoss::forward_linear) has an `ignore_index`, class weights
 /// and other reductions.

@@ -10,7 +10,7 @@ use crate::Op;
 use crate::autograd::{self, Backward, Gradient, Operator, apply};
 use crate::error::bail;
 use crate::kernels::batch_norm::{self as kernel, Affine, Running};
-use crate::kernels::format::Format;
+use crate::kernels::tensors::format::Format;
 use crate::kernels::{accumulator, cast};
 
 /// The statistics of one batch, for running averages: `F32`, `(c)`, detached.

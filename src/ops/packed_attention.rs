@@ -11,7 +11,7 @@ use crate::kernels::attention::{self as kernel, Kept, Settings};
 /// [`sdpa`](super::sdpa) of queries, keys and values that one linear layer made, one after another
 /// in the last dimension, each of `heads` heads.
 ///
-/// The same numbers as splitting, moving the heads, attending and moving them back: but candle's
+/// The same numbers as splitting, moving the heads, attending and moving them back. But candle's
 /// views cost backward a tensor of zeros and a sum for each, in the size of `qkv`, and this none.
 ///
 /// # Shapes

@@ -6,8 +6,8 @@ use super::{check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
-use crate::kernels::format::Format;
 use crate::kernels::pool::{self, Window};
+use crate::kernels::tensors::format::Format;
 
 /// The maximum of every window of `x`.
 ///

@@ -34,14 +34,13 @@ pub struct RecurrentWeights<'a> {
 ///
 /// # Precision
 ///
-/// Under autocast all are cast to the compute dtype. Outside, all but the biases share a dtype.
-/// Gates and the states handed from step to step are `F32`; the results are rounded once, to the dtype of `x`.
-/// Sums of products are `F32`. In `BF16`, the products that give the gradients of `x` and of the weights round the
-/// gradients of the gates to it. On a CPU that multiplies `BF16`, the products of steps of up to 512 units round too: the
-/// hidden state forward, as PyTorch does, and the gradients of the gates backward. What goes into the gates is saved in
-/// the dtype of `x`, and the gates are computed again by backward, because a rounded gate near 1 has lost its derivative.
-/// Gradients run back through time in `F32`; those of weights and biases are accumulated in `F32` over all steps of the batch,
-/// in one order for any number of threads.
+/// Under autocast all are cast to the compute dtype. Outside, all but the biases share a dtype. Gates and the states handed
+/// from step to step are `F32`; the results are rounded once, to the dtype of `x`. Sums of products are `F32`. In `BF16`, the
+/// products that give the gradients of `x` and of the weights round the gradients of the gates to it. On a CPU that multiplies
+/// `BF16`, the products of steps of up to 512 units round too. Forward they round the hidden state, as PyTorch does; backward
+/// the gradients of the gates. What goes into the gates is saved in the dtype of `x`, and the gates are computed again by
+/// backward, because a rounded gate near 1 has lost its derivative. Gradients run back through time in `F32`; those of weights
+/// and biases are accumulated in `F32` over all steps of the batch, in one order for any number of threads.
 ///
 /// # Errors
 ///
@@ -57,7 +56,10 @@ pub fn lstm(
     weights: RecurrentWeights<'_>,
 ) -> Result<(Tensor, Tensor)> {
     let states = run(Op::Lstm, x, &[h0, c0], weights)?;
-    Ok((apply(State { number: 0 }, &[&states])?, apply(State { number: 1 }, &[&states])?))
+    Ok((
+        apply(SelectState { number: 0 }, &[&states])?,
+        apply(SelectState { number: 1 }, &[&states])?,
+    ))
 }
 
 /// Gated recurrent units over the steps of `x`: the states after each.
@@ -180,11 +182,11 @@ impl Settings {
 }
 
 /// One of two states. candle's view of it would add its gradient to zeros as large as both.
-struct State {
+struct SelectState {
     number: usize,
 }
 
-impl Operator for State {
+impl Operator for SelectState {
     type Saved = ();
 
     fn op(&self) -> Op {

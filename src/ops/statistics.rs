@@ -237,8 +237,8 @@ impl Statistic {
         elementwise::where_cond(&max.abs()?.lt(f64::INFINITY)?, &max, &max.zeros_like()?)
     }
 
-    /// What is added up, or its square: `x` less its mean for a variance, the exponential of `x` less its maximum, and
-    /// for a norm `x` divided by its largest magnitude, so that no square overflows or vanishes.
+    /// What is added up, or its square: `x` less its mean for a variance, the exponential of `x` less its maximum; for
+    /// a norm `x` divided by its largest magnitude, so that no square overflows or vanishes.
     fn terms(&self, x: &Tensor, offset: Option<&Tensor>) -> Result<Tensor> {
         let wide = kernels::cast(x, accumulator(x.dtype()))?;
         let Some(offset) = offset else { return Ok(wide) };

@@ -2,8 +2,8 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 
 use crate::autograd::{Backward, Gradient, Operator, apply, share_storage};
 use crate::kernels::cuda::reads;
-use crate::kernels::devices::{devices, gpus};
 use crate::kernels::elementwise::testing::*;
+use crate::kernels::testing::devices::{devices, gpus};
 use crate::ops::product;
 use crate::optim::{Sgd, SgdConfig};
 use crate::{Cast, GradScaler, Op, ScaleConfig, ops};

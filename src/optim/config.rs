@@ -94,7 +94,7 @@ pub(crate) fn fits_f32(number: f64) -> bool {
 }
 
 /// That what a rule makes of the learning rate is finite in `F32` too: its product with the weight
-/// decay, and, for rules that correct the bias of a mean, the first step's size.
+/// decay. So must be the first step's size, for rules that correct the bias of a mean.
 pub(crate) fn check_lr(lr: f64, weight_decay: f64, beta1: f64) -> Result<()> {
     let expected = "a rate whose product with weight_decay ends below 3.4e38, where F32 ends";
     check("lr", lr, fits_f32(lr * weight_decay), expected)?;

@@ -30,7 +30,7 @@ impl Default for LrFinderConfig {
 /// A good rate is where the loss falls fastest.
 ///
 /// It changes weights and optimizer, and restores nothing: save a [`Checkpoint`](crate::checkpoints::Checkpoint) of
-/// weights, optimizer and scaler before, and load it afterwards; or test on a model that you then build anew.
+/// weights, optimizer and scaler before, and load it afterwards. Or test on a model that you then build anew.
 ///
 /// # Examples
 ///

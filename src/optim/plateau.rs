@@ -69,7 +69,7 @@ impl Default for PlateauConfig {
 /// `torch.optim.lr_scheduler.ReduceLROnPlateau`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(try_from = "Saved"))]
+#[cfg_attr(feature = "serde", serde(try_from = "Unchecked"))]
 pub struct ReduceOnPlateau {
     config: PlateauConfig,
     state: PlateauState,
@@ -78,16 +78,16 @@ pub struct ReduceOnPlateau {
 /// A [`ReduceOnPlateau`] that nobody has checked yet.
 #[cfg(feature = "serde")]
 #[derive(serde::Deserialize)]
-struct Saved {
+struct Unchecked {
     config: PlateauConfig,
     state: PlateauState,
 }
 
 #[cfg(feature = "serde")]
-impl TryFrom<Saved> for ReduceOnPlateau {
+impl TryFrom<Unchecked> for ReduceOnPlateau {
     type Error = crate::Error;
 
-    fn try_from(Saved { config, state }: Saved) -> Result<Self> {
+    fn try_from(Unchecked { config, state }: Unchecked) -> Result<Self> {
         Self::restore(config, state)
     }
 }

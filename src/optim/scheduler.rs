@@ -79,7 +79,7 @@ impl<O: Optimizer> LearningRate for MasterWeights<O> {
 /// [`resume`](Self::resume) goes on from there.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(into = "Saved", try_from = "Saved"))]
+#[cfg_attr(feature = "serde", serde(into = "SavedSchedule", try_from = "SavedSchedule"))]
 pub struct Scheduler {
     schedule: Schedule,
     base_lr: f64,
@@ -101,14 +101,14 @@ impl PartialEq for Scheduler {
 /// What is saved of one.
 #[cfg(feature = "serde")]
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Saved {
+struct SavedSchedule {
     schedule: Schedule,
     base_lr: f64,
     taken: u64,
 }
 
 #[cfg(feature = "serde")]
-impl From<Scheduler> for Saved {
+impl From<Scheduler> for SavedSchedule {
     fn from(scheduler: Scheduler) -> Self {
         let taken = scheduler.taken();
         Self { schedule: scheduler.schedule, base_lr: scheduler.base_lr, taken }
@@ -116,10 +116,10 @@ impl From<Scheduler> for Saved {
 }
 
 #[cfg(feature = "serde")]
-impl TryFrom<Saved> for Scheduler {
+impl TryFrom<SavedSchedule> for Scheduler {
     type Error = crate::Error;
 
-    fn try_from(Saved { schedule, base_lr, taken }: Saved) -> Result<Self> {
+    fn try_from(SavedSchedule { schedule, base_lr, taken }: SavedSchedule) -> Result<Self> {
         Self::at(schedule, base_lr, taken)
     }
 }

@@ -11,7 +11,7 @@ use crate::autograd::version;
 use crate::error::{ArgumentError, OptimizerError};
 use crate::kernels::multi_tensor::ScaledGradient;
 use crate::kernels::{self, capture, multi_tensor::optimizer as kernel};
-use crate::scaler::{Step, UnscaledGradients};
+use crate::scaler::{Internals, OptimizerFacts, Step, UnscaledGradients};
 use crate::{autocast, random};
 
 impl<C: Config> Optim<C> {
@@ -155,11 +155,11 @@ impl<C: Config> Step for Optim<C> {
         self.step_with(|variable| gradients.scaled_gradient(variable), gradients.skip())
     }
 
-    fn multiplies(&self) -> bool {
-        true
+    fn internals(&self) -> Internals {
+        Internals { multiplies: true, ..Internals::default() }
     }
 
-    fn common_facts(&self) -> crate::Result<Vec<(String, String)>> {
+    fn common_facts(&self) -> crate::Result<OptimizerFacts> {
         let groups = self.groups.iter().enumerate();
         let settings = groups.map(|(at, group)| {
             (format!("settings of the optimizer's group {at}"), format!("{:?}", group.config))
@@ -168,7 +168,7 @@ impl<C: Config> Step for Optim<C> {
         let steps = steps.map(|(at, (steps, slot))| {
             (format!("steps of {}", label(slot.name.as_deref(), at)), steps.to_string())
         });
-        Ok(settings.chain(steps).collect())
+        Ok(OptimizerFacts(settings.chain(steps).collect()))
     }
 
     fn skips_on_device(&self) -> bool {

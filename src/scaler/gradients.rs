@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor, TensorId};
 
-use crate::autograd::{self, Graph, version};
+use crate::autograd::{self, GraphMode, version};
 use crate::error::{GraphError, ScalerError};
 use crate::kernels::multi_tensor::{
     self, Clip, DeviceFoundInf, FoundInf, Multiplier, NormOfRanks, Number, ScaledGradient,
@@ -179,7 +179,7 @@ impl Collected {
     pub(crate) fn backward(
         &mut self,
         loss: &Tensor,
-        graph: Graph,
+        graph: GraphMode,
         unscale: &Unscale,
         reducer: Option<&SharedReducer>,
     ) -> Result<bool> {

@@ -15,10 +15,10 @@ use crate::{Cast, Error, LossScale, Op, Result};
 /// On a GPU the state moves there, by flags that the host has not seen. The host reads them when
 /// somebody asks for the scale or its history, or every 1,024 updates, and applies the same rule.
 #[derive(Debug)]
-pub(crate) struct LiveScale(Mutex<State>);
+pub(crate) struct LiveScale(Mutex<ScaleState>);
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct ScaleState {
     /// As of the last flag read; `None` when disabled.
     pub(crate) rule: Option<LossScale>,
     device: Option<DeviceScale>,
@@ -50,10 +50,10 @@ impl Operator for Times {
 impl LiveScale {
     pub(crate) fn new(rule: Option<LossScale>) -> Self {
         let (device, watch, failure) = (None, Watch::default(), None);
-        Self(Mutex::new(State { rule, device, watch, failure }))
+        Self(Mutex::new(ScaleState { rule, device, watch, failure }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ScaleState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -61,13 +61,13 @@ impl LiveScale {
         self.lock().rule.is_some()
     }
 
-    pub(crate) fn state_mut(&mut self) -> &mut State {
+    pub(crate) fn state_mut(&mut self) -> &mut ScaleState {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The state after the last update. Waits for a GPU that has it; where that cannot be read, what
     /// was known before, and the error waits for [`check`](Self::check).
-    pub(crate) fn synchronised(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn synchronised(&self) -> MutexGuard<'_, ScaleState> {
         let mut state = self.lock();
         if let Err(error) = state.synchronise() {
             state.failure = Some(error);
@@ -165,7 +165,7 @@ impl LiveScale {
     }
 }
 
-impl State {
+impl ScaleState {
     fn after(&mut self, found_inf: bool) {
         self.watch.after_update(self.rule, found_inf);
         self.rule = self.rule.map(|rule| rule.after(found_inf));

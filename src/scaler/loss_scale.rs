@@ -109,7 +109,7 @@ fn order(low_name: &'static str, low: f32, high_name: &'static str, high: f32) -
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(try_from = "Saved"))]
+#[cfg_attr(feature = "serde", serde(try_from = "Unchecked"))]
 pub struct LossScale {
     config: ScaleConfig,
     scale: f32,
@@ -120,7 +120,7 @@ pub struct LossScale {
 /// A [`LossScale`] that nobody has checked yet.
 #[cfg(feature = "serde")]
 #[derive(serde::Deserialize)]
-struct Saved {
+struct Unchecked {
     config: ScaleConfig,
     scale: f32,
     growth_tracker: u32,
@@ -129,10 +129,10 @@ struct Saved {
 }
 
 #[cfg(feature = "serde")]
-impl TryFrom<Saved> for LossScale {
+impl TryFrom<Unchecked> for LossScale {
     type Error = crate::Error;
 
-    fn try_from(saved: Saved) -> Result<Self> {
+    fn try_from(saved: Unchecked) -> Result<Self> {
         let trackers = [saved.growth_tracker, saved.hysteresis_tracker];
         Self::saved(saved.config, saved.scale, trackers)
     }

@@ -26,8 +26,8 @@ pub use loss_scale::{LossScale, ScaleConfig};
 pub use outcome::StepOutcome;
 pub(crate) use reducer::{Reducer, SharedReducer};
 pub use scaled_loss::ScaledLoss;
-pub(crate) use step::facts_of_candles;
 pub use step::{Bound, Step, UnscaledGradients};
+pub(crate) use step::{Internals, OptimizerFacts, facts_of_candles};
 
 /// Scales the loss, so that small 16-bit gradients do not vanish, and holds the gradients between `backward` and the
 /// optimizer.
@@ -36,7 +36,7 @@ pub use step::{Bound, Step, UnscaledGradients};
 /// [`update`](Self::update) drops them. Calling `backward` again before
 /// `step` accumulates, over micro-batches or over several losses.
 ///
-/// It collects the gradients of variables only, in `F32`, whatever the variable's dtype: a gradient that an operator of
+/// It collects the gradients of variables only, in `F32`, whatever the variable's dtype. A gradient that an operator of
 /// this crate computed for a 16-bit variable is never rounded to 16 bits.
 ///
 /// | call | gradients | scale |
@@ -161,7 +161,7 @@ impl GradScaler {
     ///
     /// # Synchronisation
     ///
-    /// None on a CPU. On a GPU, where the scale moves by itself, one read after an `update`; should
+    /// None on a CPU. On a GPU, where the scale moves by itself, one read after an `update`. Should
     /// that fail, the answer is the last known scale, and the next `scale` or `update` returns the
     /// error. [`state`](Self::state) and [`history`](Self::history) are alike.
     pub fn current_scale(&self) -> f32 {
@@ -254,11 +254,11 @@ impl GradScaler {
     /// Scales all gradients that no optimizer has had down together, so that their L2 norm is at
     /// most `max_norm`; unscales them first. Returns the norm before, an `F32` scalar.
     ///
-    /// With an infinite `max_norm` it only measures. Where a gradient overflowed, the norm is
-    /// infinite or NaN, and `step` will skip, for every optimizer that has one of these gradients. The norm of finite
-    /// gradients can be beyond `F32`: what is returned is infinite then, and the gradients are scaled down all the same
-    /// (on Metal, where there is no `F64`, to zeros). So are, to zeros, those of `F64` variables beyond `1e154`, whose
-    /// squares are infinite.
+    /// With an infinite `max_norm` it only measures. Where a gradient overflowed, the norm is infinite or NaN, and
+    /// `step` will skip, for every optimizer that has one of these gradients. The norm of finite gradients can be
+    /// beyond `F32`: then the result is infinite. The gradients are scaled down all the same (on Metal, where there
+    /// is no `F64`, to zeros). So are, to zeros, those of `F64` variables beyond `1e154`, whose squares are
+    /// infinite.
     ///
     /// # Errors
     ///
@@ -359,8 +359,9 @@ impl GradScaler {
         }
         self.collected.check_current(&chosen)?;
         if let Some(reducer) = &self.reducer {
-            let (takes_shards, facts) = (optimizer.takes_shards(), || optimizer.common_facts());
-            reducer::lock(reducer).check_optimizer(takes_shards, &facts)?;
+            let takes_shards = optimizer.internals().takes_shards;
+            let mut reducer = reducer::lock(reducer);
+            reducer.check_optimizer(takes_shards, &|| optimizer.common_facts())?;
         }
         self.unscale_chosen(&chosen)?;
         if self.is_enabled() && optimizer.rounds_gradients() {
@@ -371,7 +372,7 @@ impl GradScaler {
         let outcome = StepOutcome::new(self.scale.snapshot()?, chosen.len(), found_inf, findings);
         let flag = outcome.flag().filter(|_| optimizer.skips_on_device());
         if flag.is_some() || !outcome.skipped()? {
-            if !optimizer.multiplies() {
+            if !optimizer.internals().multiplies {
                 self.collected.apply_scale(&chosen)?;
             }
             let entries = chosen.iter().map(|&at| &self.collected.entries()[at]);

@@ -43,12 +43,12 @@ pub struct StepOutcome {
     findings: Vec<Finding>,
     /// The thread that stepped on a GPU: each has a stream of its own there.
     stepped: Option<(ThreadId, Device)>,
-    read: Read,
+    read: Known,
 }
 
 /// What has been read of it.
 #[derive(Clone, Debug, Default)]
-struct Read {
+struct Known {
     scale: OnceLock<f32>,
     skipped: OnceLock<bool>,
     non_finite: OnceLock<Vec<(TensorId, NonFinite)>>,
@@ -78,7 +78,7 @@ impl StepOutcome {
             FoundInf::Device(flag) => Some(flag.tensor().device().clone()),
         };
         let stepped = device.map(|device| (thread::current().id(), device));
-        Self { scale, checked, found_inf, findings, stepped, read: Read::default() }
+        Self { scale, checked, found_inf, findings, stepped, read: Known::default() }
     }
 
     /// The same outcome with other tensors on the GPU, each that `f` gives for one: of a step that was captured. Nothing of

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candle_core::{Tensor, TensorId};
 
+use super::step::OptimizerFacts;
 use crate::autograd::{Gradient, OnComplete};
 use crate::kernels::multi_tensor::{FoundInf, NormOfRanks};
 use crate::{LossScale, Result};
@@ -34,12 +35,12 @@ pub(crate) trait Reducer: NormOfRanks + Debug + Send {
     /// Drops what was accumulated for `variables`, or everything.
     fn forget(&mut self, variables: Option<&HashSet<TensorId>>);
 
-    /// Checks that an optimizer that is to step [takes](crate::scaler::Step::takes_shards) what ranks are given; compares
+    /// Checks that an optimizer that is to step takes what ranks are given; compares
     /// it with those of other ranks, should it be compared: what `facts` says of it.
     fn check_optimizer(
         &mut self,
         takes_shards: bool,
-        facts: &dyn Fn() -> Result<Vec<(String, String)>>,
+        facts: &dyn Fn() -> Result<OptimizerFacts>,
     ) -> Result<()>;
 
     /// Whether a gradient of any rank is not finite.

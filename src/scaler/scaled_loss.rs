@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor};
 
 use super::{GradScaler, reducer};
 use crate::Result;
-use crate::autograd::Graph;
+use crate::autograd::GraphMode;
 use crate::error::{ArgumentError, ScalerError};
 
 impl GradScaler {
@@ -29,7 +29,7 @@ impl GradScaler {
         if self.is_enabled() && !matches!(loss.dtype(), DType::F32 | DType::F64) {
             return Err(ScalerError::LossDType { got: loss.dtype() }.into());
         }
-        Ok(ScaledLoss { loss: self.scale.multiply(loss)?, graph: Graph::FREED, scaler: self })
+        Ok(ScaledLoss { loss: self.scale.multiply(loss)?, graph: GraphMode::FREED, scaler: self })
     }
 }
 
@@ -38,7 +38,7 @@ impl GradScaler {
 #[must_use = "call `backward`, or the loss was scaled for nothing"]
 pub struct ScaledLoss<'a> {
     loss: Tensor,
-    graph: Graph,
+    graph: GraphMode,
     scaler: &'a mut GradScaler,
 }
 
@@ -51,7 +51,7 @@ impl ScaledLoss<'_> {
     /// Has [`backward`](Self::backward) keep the graph, for the loss, or another computed from the same
     /// tensors later, to go back once more: PyTorch's `backward(retain_graph=True)`.
     pub fn retain_graph(self) -> Self {
-        Self { graph: Graph::Kept, ..self }
+        Self { graph: GraphMode::Kept, ..self }
     }
 
     /// Back-propagates, and adds the gradients of the loss's variables to those in the scaler. A

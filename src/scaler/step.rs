@@ -34,22 +34,23 @@ pub trait Step {
         false
     }
 
-    /// Whether [`apply`](Self::apply) multiplies by what [`UnscaledGradients::scaled_gradient`] gives.
-    #[doc(hidden)]
-    fn multiplies(&self) -> bool {
-        false
+    /// For a wrapper whose [`apply`](Self::apply) hands the gradients on as they are: the optimizer that gets them. If that
+    /// is one of this crate's, it then multiplies them as it reads them, may be [sharded](crate::dist::Sharded), and is
+    /// compared over ranks. `None` unless said otherwise; the methods above are not taken from it.
+    fn inner(&self) -> Option<&dyn Step> {
+        None
     }
 
-    /// What it has in common with the optimizers of other ranks, by name: settings, and steps taken.
+    /// For this crate's optimizers alone: no other crate can name what it returns, and so override it.
     #[doc(hidden)]
-    fn common_facts(&self) -> crate::Result<Vec<(String, String)>> {
-        Ok(Vec::new())
+    fn internals(&self) -> Internals {
+        self.inner().map_or_else(Internals::default, Step::internals)
     }
 
-    /// Whether it steps the part of each variable that its rank has, as [`Sharded`](crate::dist::Sharded) does.
+    /// What the optimizers of all ranks have in common. Like [`internals`](Self::internals), no other crate overrides it.
     #[doc(hidden)]
-    fn takes_shards(&self) -> bool {
-        false
+    fn common_facts(&self) -> crate::Result<OptimizerFacts> {
+        self.inner().map_or_else(|| Ok(OptimizerFacts::default()), Step::common_facts)
     }
 
     /// Updates the variables from unscaled, finite gradients; or not, where
@@ -60,6 +61,20 @@ pub trait Step {
     /// Whatever the update meets.
     fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()>;
 }
+
+/// How one of this crate's optimizers steps.
+// Public in a private module, so that `Step` can return it and nobody else can name it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Internals {
+    /// Whether [`Step::apply`] multiplies by what [`UnscaledGradients::scaled_gradient`] gives.
+    pub(crate) multiplies: bool,
+    /// Whether it steps the part of each variable that its rank has, as [`Sharded`](crate::dist::Sharded) does.
+    pub(crate) takes_shards: bool,
+}
+
+/// Settings of an optimizer and steps taken, by name.
+#[derive(Debug, Default)]
+pub struct OptimizerFacts(pub(crate) Vec<(String, String)>);
 
 /// Unscaled gradients by variable, as an optimizer gets them: `F32`, whatever the dtype of the
 /// variable (`F64` for `F64` ones), contiguous.
@@ -78,7 +93,7 @@ impl<'a> UnscaledGradients<'a> {
     }
 
     /// The gradient of `variable`, and what it is to be multiplied by: for an optimizer that
-    /// [does so](Step::multiplies) in the pass that reads it. For others it is multiplied already.
+    /// [does so](Internals::multiplies) in the pass that reads it. For others it is multiplied already.
     pub(crate) fn scaled_gradient(&self, variable: &Tensor) -> Option<ScaledGradient<'a>> {
         self.by_variable.get(&variable.id()).map(|(_, due)| *due)
     }
@@ -110,8 +125,8 @@ fn cast(gradient: &Tensor, dtype: DType) -> candle_core::Result<Tensor> {
 }
 
 /// What can be known of an optimizer of candle's.
-pub(crate) fn facts_of_candles(optimizer: &impl Optimizer) -> Vec<(String, String)> {
-    vec![("learning rate".to_owned(), optimizer.learning_rate().to_string())]
+pub(crate) fn facts_of_candles(optimizer: &impl Optimizer) -> OptimizerFacts {
+    OptimizerFacts(vec![("learning rate".to_owned(), optimizer.learning_rate().to_string())])
 }
 
 impl<O: Optimizer> Step for O {
@@ -123,7 +138,7 @@ impl<O: Optimizer> Step for O {
         true
     }
 
-    fn common_facts(&self) -> crate::Result<Vec<(String, String)>> {
+    fn common_facts(&self) -> crate::Result<OptimizerFacts> {
         Ok(facts_of_candles(self))
     }
 
@@ -175,7 +190,7 @@ impl<O: Optimizer> Step for Bound<'_, O> {
         true
     }
 
-    fn common_facts(&self) -> crate::Result<Vec<(String, String)>> {
+    fn common_facts(&self) -> crate::Result<OptimizerFacts> {
         Ok(facts_of_candles(self.optimizer))
     }
 

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use candle_amp::autograd::{Backward, Gradient, Operator, apply};
-use candle_amp::testing::live_nodes;
 use candle_amp::{Cast, GradScaler, Op, ScaleConfig, ops};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use rand::{Rng, SeedableRng};
@@ -302,7 +301,6 @@ fn nothing_is_alive_after_drop() -> Result<()> {
     let loss = ops::sum(&x)?;
     let grads = loss.backward()?;
     assert_eq!(*ALIVE.lock().unwrap(), 10);
-    assert!(live_nodes() > 0);
     drop((x, loss));
     assert_eq!(*ALIVE.lock().unwrap(), 0, "what operators saved outlived the graph");
     assert!(grads.get(&v).is_some());
@@ -395,14 +393,6 @@ fn each_operator_goes_back_once_when_all_its_consumers_have() -> Result<()> {
     let mut scaler = GradScaler::default();
     scaler.scale(&loss)?.backward()?;
     assert_eq!(counts.map(|count| count.load(Relaxed)), [1; 3]);
-    Ok(())
-}
-
-#[test]
-fn live_nodes_counts_every_operator_of_a_graph() -> Result<()> {
-    let v = Var::from_tensor(&random(1, 5, DType::F32))?;
-    let all: Vec<Tensor> = (0..40).map(|_| ops::tanh(&v)).collect::<Result<_>>()?;
-    assert!(live_nodes() >= all.len()); // other tests have theirs
     Ok(())
 }
 

@@ -8,7 +8,7 @@ mod candle_methods;
 mod cases;
 mod checkpoint;
 mod deep_graphs;
-#[path = "../../src/kernels/devices.rs"]
+#[path = "../../src/kernels/testing/devices.rs"]
 mod devices;
 mod dtype_flow;
 mod edges;
@@ -63,3 +63,4 @@ mod util;
 mod versions;
 
 mod workers;
+mod wrapper;

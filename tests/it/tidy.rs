@@ -277,3 +277,26 @@ fn errors_are_made_without_backtraces() {
     };
     assert_none(offences(breaks), "use `crate::error::bail`, `Error::Msg` and `Error::Wrapped`");
 }
+
+/// Each needs a reason why a caller cannot hand on what it holds.
+#[test]
+fn design_md_explains_the_thread_locals_of_autograd() {
+    let mut found = Vec::new();
+    for path in sources().iter().filter(|path| path.starts_with("src/autograd")) {
+        let text = read(path);
+        let count = code(&text).filter(|(_, line)| line.contains("thread_local!")).count();
+        let file = path.file_name().expect("a file").to_string_lossy().into_owned();
+        found.extend(std::iter::repeat_n(file, count));
+    }
+    let design = read("docs/design.md");
+    let (_, section) =
+        design.split_once("### Which thread-locals has `autograd`").expect("the section");
+    let rows = section.lines().take_while(|line| !line.starts_with("###"));
+    let mut explained: Vec<String> = rows
+        .filter_map(|row| row.strip_prefix("| `")?.split_once(".rs`, `"))
+        .map(|(file, _)| format!("{file}.rs"))
+        .collect();
+    found.sort();
+    explained.sort();
+    assert_eq!(found, explained, "thread-locals in src/autograd, and those in docs/design.md");
+}

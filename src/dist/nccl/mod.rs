@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 
-use self::plan::Plan;
+use self::plan::DeviceCall;
 use self::worker::{Failure, Job, Work, Worker};
 use super::arguments::{can_combine, can_travel, is_rank, joined, share};
 use super::communicator::{Communicator, Pending, Reduction};
@@ -41,9 +41,9 @@ impl Nccl {
     /// # Errors
     ///
     /// If the environment does not name the ranks, or if they do not meet: within the seconds that the environment
-    /// variable `CANDLE_AMP_DIST_TIMEOUT` says, or 30 minutes. Calls wait as long. 30 seconds after a call has
-    /// failed, or as long as the timeout if that is shorter, a process in which nothing has returned the error prints
-    /// it and ends itself by `abort`.
+    /// variable `CANDLE_AMP_DIST_TIMEOUT` says, or 30 minutes. Calls wait as long. If a call fails and nothing
+    /// returns the error for 30 seconds (or the timeout, if that is shorter), the process prints it and ends itself
+    /// by `abort`.
     pub fn init(device: &Device) -> Result<Arc<dyn Communicator>> {
         Self::init_within(timeout()?, device)
     }
@@ -57,7 +57,7 @@ impl Nccl {
         is_gpu(device)?;
         match environment::start()? {
             Start::Communicator(ranks) => Self::over_within(timeout, ranks, device),
-            Start::Place(place) => {
+            Start::Rendezvous(place) => {
                 let id = rendezvous::exchange(&place, timeout, make_id)?;
                 Ok(Arc::new(Rank::join(timeout, device, [place.rank, place.size], id, None)?))
             }
@@ -173,7 +173,7 @@ impl Rank {
         op: &'static str,
         kind: Kind,
         x: &Tensor,
-        plan: impl FnOnce(&Gpu, &Tensor) -> Result<Plan>,
+        plan: impl FnOnce(&Gpu, &Tensor) -> Result<DeviceCall>,
     ) -> Result<Pending> {
         let call = Call::with(op, kind, x)?;
         self.check(&call.to_string())?;
@@ -197,7 +197,7 @@ impl Rank {
         let x = kernels::contiguous(&x)?;
         // Of the tensor's stream.
         let gpu = Gpu::of(x.device()).unwrap_or(&self.gpu).clone();
-        let Plan { steps, kept, result } = plan(&gpu, &x)?;
+        let DeviceCall { steps, kept, result } = plan(&gpu, &x)?;
         let ready = gpu.record()?;
         let result = Arc::new(Mutex::new(Some(result)));
         let name = call.to_string();

@@ -1,6 +1,6 @@
 //! What each call does on the device.
 //!
-//! Reductions are not NCCL's, whose order of sums depends on the machine: pieces travel as they are, and each rank adds
+//! Reductions are not NCCL's, whose order of sums depends on the machine. Pieces travel as they are, and each rank adds
 //! those it gets in the order of the ranks, as the engines on the host do.
 
 use candle_core::{DType, Tensor};
@@ -17,7 +17,7 @@ const SMALL: usize = 4096;
 const ALIGNED: usize = 16;
 
 /// The steps of a call, in memory of its own.
-pub(super) struct Plan {
+pub(super) struct DeviceCall {
     pub(super) steps: Vec<Step>,
     /// What the steps use and nobody else.
     pub(super) kept: Vec<Tensor>,
@@ -42,10 +42,10 @@ pub(super) fn all_reduce(
     reduction: Reduction,
     rank: usize,
     size: usize,
-) -> Result<Plan> {
+) -> Result<DeviceCall> {
     let (len, dtype, max) = (x.elem_count(), x.dtype(), reduction == Reduction::Max);
     if len == 0 {
-        return Ok(Plan {
+        return Ok(DeviceCall {
             steps: Vec::new(),
             kept: Vec::new(),
             result: copy(gpu, x, 0)?.reshape(x.shape())?,
@@ -75,7 +75,7 @@ pub(super) fn all_reduce(
         ]
     };
     let result = buffer.narrow(0, 0, len)?.reshape(x.shape())?;
-    Ok(Plan { steps, kept: vec![parts], result })
+    Ok(DeviceCall { steps, kept: vec![parts], result })
 }
 
 pub(super) fn reduce_scatter(
@@ -84,13 +84,13 @@ pub(super) fn reduce_scatter(
     reduction: Reduction,
     size: usize,
     share: Vec<usize>,
-) -> Result<Plan> {
+) -> Result<DeviceCall> {
     let (dtype, max) = (x.dtype(), reduction == Reduction::Max);
     let out = wide(dtype);
     let result = gpu.empty(share, out)?;
     let piece = result.elem_count();
     if piece == 0 {
-        return Ok(Plan { steps: Vec::new(), kept: Vec::new(), result });
+        return Ok(DeviceCall { steps: Vec::new(), kept: Vec::new(), result });
     }
     let buffer = copy(gpu, x, piece * size)?;
     let received = gpu.empty(piece * size, dtype)?;
@@ -99,22 +99,22 @@ pub(super) fn reduce_scatter(
         Step::AllToAll { from: address(&buffer)?, to: parts, bytes: bytes(piece, dtype) },
         Step::Combine(Combine { to, parts, count: piece, piece, dtype, out, max }),
     ];
-    Ok(Plan { steps, kept: vec![buffer, received], result })
+    Ok(DeviceCall { steps, kept: vec![buffer, received], result })
 }
 
-pub(super) fn all_gather(gpu: &Gpu, x: &Tensor, joined: Vec<usize>) -> Result<Plan> {
+pub(super) fn all_gather(gpu: &Gpu, x: &Tensor, joined: Vec<usize>) -> Result<DeviceCall> {
     let result = gpu.empty(joined, x.dtype())?;
     let len = x.elem_count();
     if len == 0 {
-        return Ok(Plan { steps: Vec::new(), kept: Vec::new(), result });
+        return Ok(DeviceCall { steps: Vec::new(), kept: Vec::new(), result });
     }
     let buffer = copy(gpu, x, len)?;
     let (from, to) = (address(&buffer)?, address_mut(&result)?);
     let steps = vec![Step::AllGather { from, to, bytes: bytes(len, x.dtype()) }];
-    Ok(Plan { steps, kept: vec![buffer], result })
+    Ok(DeviceCall { steps, kept: vec![buffer], result })
 }
 
-pub(super) fn broadcast(gpu: &Gpu, x: &Tensor, root: usize) -> Result<Plan> {
+pub(super) fn broadcast(gpu: &Gpu, x: &Tensor, root: usize) -> Result<DeviceCall> {
     let len = x.elem_count();
     let buffer = copy(gpu, x, len)?;
     let steps = match len {
@@ -123,5 +123,5 @@ pub(super) fn broadcast(gpu: &Gpu, x: &Tensor, root: usize) -> Result<Plan> {
             vec![Step::Broadcast { at: address_mut(&buffer)?, bytes: bytes(len, x.dtype()), root }]
         }
     };
-    Ok(Plan { steps, kept: Vec::new(), result: buffer.reshape(x.shape())? })
+    Ok(DeviceCall { steps, kept: Vec::new(), result: buffer.reshape(x.shape())? })
 }

@@ -19,8 +19,8 @@ use crate::dist::{
 use crate::error::{DistError, Error, Result};
 use crate::kernels::capture;
 use crate::kernels::cuda::{Gpu, HAS_NCCL};
-use crate::kernels::devices::gpus;
-use crate::kernels::own_process::in_own_process;
+use crate::kernels::testing::devices::gpus;
+use crate::kernels::testing::own_process::in_own_process;
 use crate::optim::{AdamW, AdamWConfig, Masters, Step};
 use crate::{GradScaler, Parameters, nn, ops};
 

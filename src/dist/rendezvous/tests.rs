@@ -14,8 +14,8 @@ fn free_port() -> u16 {
     listener.local_addr().unwrap().port()
 }
 
-fn place(rank: usize, size: usize, port: u16) -> Place {
-    Place { rank, size, address: "127.0.0.1".to_owned(), port }
+fn place(rank: usize, size: usize, port: u16) -> Rendezvous {
+    Rendezvous { rank, size, address: "127.0.0.1".to_owned(), port }
 }
 
 fn id() -> Result<Id> {

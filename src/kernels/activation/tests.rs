@@ -1,8 +1,8 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::*;
-use crate::kernels::devices::devices;
 use crate::kernels::elementwise::testing::*;
+use crate::kernels::testing::devices::devices;
 
 /// What the table says of an operator, with the parameters it has in tests.
 pub(super) struct Row {

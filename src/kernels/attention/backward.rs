@@ -1,9 +1,9 @@
 //! The gradients of attention on the CPU, a head of keys and all its queries at a time.
 //!
-//! A task has one head of keys, because every query that attends to it adds to the gradients of `k` and `v`: with
-//! one thread a head, the sums need no locks and have one order. It goes through its queries block by block. For
-//! each block it computes the probabilities `p` again, from the saved statistics of their rows, and then
-//! `dv += pᵀ × dy`, `dp = dy × vᵀ`, `ds = p ⊙ (dp - sum(p ⊙ dp))`, `dq = ds × k` and `dk += dsᵀ × q`.
+//! Every query that attends to a head of keys adds to the gradients of `k` and `v`. So a task has one such head:
+//! its sums need no locks and have one order. It goes through its queries block by block. For each block it
+//! computes the probabilities `p` again, from the saved statistics of their rows, and then `dv += pᵀ × dy`, `dp =
+//! dy × vᵀ`, `ds = p ⊙ (dp - sum(p ⊙ dp))`, `dq = ds × k` and `dk += dsᵀ × q`.
 
 use std::ops::Range;
 
@@ -16,10 +16,10 @@ use super::{Saved, Settings, sum_to};
 use crate::kernels::activation::Math;
 use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
+use crate::kernels::cpu::heads::{Heads, View};
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{BLOCK, for_each_task, pieces, vectorise_in};
 use crate::kernels::gemm::{Arithmetic, Matrix, Threads, narrow, product};
-use crate::kernels::heads::{Heads, View};
 use crate::kernels::reduce::channels::block_sums;
 
 pub(super) fn backward(
@@ -70,7 +70,7 @@ where
         let _held = hold([q, k, v, saved.grad].into_iter().chain(&mask));
         let mask_view = mask.as_ref().map(View::of).transpose()?;
         let views = views([q, k, v, saved.grad])?;
-        let work = Backward::<T> {
+        let work = HeadsBackward::<T> {
             sizes,
             settings,
             q: views[0].heads()?,
@@ -103,7 +103,7 @@ where
     Ok([of(wants[0], dq, q)?, of(wants[1], dk, k)?, of(wants[2], dv, v)?, dmask])
 }
 
-struct Backward<'a, T: Lane> {
+struct HeadsBackward<'a, T: Lane> {
     sizes: Sizes,
     settings: Settings,
     q: Heads<'a, T>,
@@ -116,7 +116,7 @@ struct Backward<'a, T: Lane> {
     threads: Threads,
 }
 
-impl<T: Lane<Acc: Arithmetic + Math>> Backward<'_, T> {
+impl<T: Lane<Acc: Arithmetic + Math>> HeadsBackward<'_, T> {
     fn unit<O: Lane<Acc = T::Acc>>(&self, unit: Unit<'_, O, T::Acc>) {
         let Sizes { kv_heads, queries, keys, width, value_width, .. } = self.sizes;
         let block = self.sizes.block().min(queries);

@@ -17,11 +17,11 @@ use super::{Kept, Settings, unrepeated};
 use crate::kernels::activation::Math;
 use crate::kernels::cpu::dtype::{Element, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
+use crate::kernels::cpu::heads::View;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::parallel::threads as threads_of_pool;
 use crate::kernels::cpu::simd::{for_each_task, vectorise_in};
 use crate::kernels::gemm::{Arithmetic, Matrix, Threads, product};
-use crate::kernels::heads::View;
 
 /// The sizes of an attention.
 #[derive(Clone, Copy)]

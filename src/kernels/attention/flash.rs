@@ -7,9 +7,9 @@ use candle_core::{DType, IndexOp, Result, Tensor};
 
 use super::mask::Mask;
 use super::{Kept, Saved, Settings};
+use crate::kernels::choice::tf32::allow_tf32;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, start, suffix};
 use crate::kernels::elementwise::plain;
-use crate::kernels::tf32::allow_tf32;
 use crate::kernels::{cast, in_dtype};
 
 static FORWARD: Source = Source {
@@ -74,8 +74,8 @@ pub(super) fn is_for(q: &Tensor) -> bool {
     matches!(q.dtype(), DType::F16 | DType::BF16 | DType::F32) && q.elem_count() > 0
 }
 
-/// Whether there are kernels for these: F32 in heads of at most 64 elements or 16 bits in heads of at most 128, that start
-/// at multiples of 16 bytes, on compute capability 8.0 and later, keys and values alike, and not none.
+/// Whether there are kernels for these, on compute capability 8.0 and later. F32 heads have at most 64 elements, 16-bit
+/// heads at most 128; they start at multiples of 16 bytes. Keys and values have one size, which is not 0.
 pub(super) fn fits(gpu: &Gpu, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<bool> {
     let d = q.dim(3)?;
     let widest = match q.dtype() {

@@ -16,7 +16,7 @@ mod tests;
 
 use candle_core::{D, DType, Result, Tensor};
 
-use crate::kernels::algorithm::{chosen, fell_back};
+use crate::kernels::choice::algorithm::{chosen, fell_back};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 use crate::kernels::{cat, contiguous, in_dtype};

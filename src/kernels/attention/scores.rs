@@ -2,8 +2,8 @@
 
 use super::Settings;
 use crate::kernels::activation::Math;
+use crate::kernels::cpu::heads::Heads;
 use crate::kernels::cpu::simd::BLOCK;
-use crate::kernels::heads::Heads;
 use crate::kernels::reduce::channels::block_sums;
 use crate::kernels::softmax::cpu::{Exp, largest};
 

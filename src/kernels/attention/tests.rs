@@ -4,8 +4,8 @@ use candle_core::{DType, Device, Tensor};
 
 use super::*;
 use crate::kernels::accumulator;
-use crate::kernels::devices::devices;
 use crate::kernels::elementwise::testing::*;
+use crate::kernels::testing::devices::devices;
 
 const PLAIN: Settings = Settings { scale: 0.5, causal: false, softcap: None };
 const CAUSAL: Settings = Settings { causal: true, ..PLAIN };
@@ -389,7 +389,7 @@ fn gpus_give_zeros_to_a_query_that_sees_nothing() {
 #[test]
 fn rows_of_heads_are_those_of_every_head() {
     let [_, _, v, _] = inputs([2, 3, 3, 70, 70, 8, 16], DType::F16);
-    for device in crate::kernels::devices::devices() {
+    for device in crate::kernels::testing::devices::devices() {
         let v = v.to_device(&device).unwrap();
         let (rows, kept) = forward_rows(&v, &v, &v, CAUSAL).unwrap();
         let (heads, other) = forward(&v, &v, &v, None, CAUSAL).unwrap();

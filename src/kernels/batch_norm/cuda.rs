@@ -51,17 +51,17 @@ pub(super) fn forward_train(
     if rows::suits(layout) {
         return rows::forward_train(gpu, x, layout, affine, finish, eps);
     }
-    let plan = Plan::new(gpu, x, layout);
-    let parts = plan.partials(3)?;
-    plan.run(plan.kernel("moments")?.read(x)?.write_new(&parts)?)?;
-    let statistics = plan.statistics()?;
+    let blocks = ChannelBlocks::new(gpu, x, layout);
+    let parts = blocks.partials(3)?;
+    blocks.run(blocks.kernel("moments")?.read(x)?.write_new(&parts)?)?;
+    let statistics = blocks.statistics()?;
     let y = gpu.empty(x.shape(), x.dtype())?;
     let (residual, finish) = finish.parts();
-    let (weight, bias) = (plan.parameter(affine.weight)?, plan.parameter(affine.bias)?);
-    let kernel = plan.kernel("normalise")?.read(x)?.read_or_null(residual)?.write_new(&y)?;
+    let (weight, bias) = (blocks.parameter(affine.weight)?, blocks.parameter(affine.bias)?);
+    let kernel = blocks.kernel("normalise")?.read(x)?.read_or_null(residual)?.write_new(&y)?;
     let kernel = kernel.read_or_null(weight.as_ref())?.read_or_null(bias.as_ref())?;
     let kernel = statistics.written(kernel.read(&parts)?)?;
-    plan.run(kernel.int(finish).double(eps))?;
+    blocks.run(kernel.int(finish).double(eps))?;
     Ok((y, statistics))
 }
 
@@ -75,14 +75,14 @@ pub(super) fn forward_eval(
     if rows::suits(layout) {
         return rows::forward_eval(gpu, x, layout, running, affine);
     }
-    let plan = Plan::new(gpu, x, layout);
+    let blocks = ChannelBlocks::new(gpu, x, layout);
     let y = gpu.empty(x.shape(), x.dtype())?;
-    let (weight, bias) = (plan.parameter(affine.weight)?, plan.parameter(affine.bias)?);
-    let (mean, var) = (plan.wide(running.mean)?, plan.wide(running.var)?);
-    let kernel = plan.kernel("normalise")?.read(x)?.read_or_null(None)?.write_new(&y)?;
+    let (weight, bias) = (blocks.parameter(affine.weight)?, blocks.parameter(affine.bias)?);
+    let (mean, var) = (blocks.wide(running.mean)?, blocks.wide(running.var)?);
+    let kernel = blocks.kernel("normalise")?.read(x)?.read_or_null(None)?.write_new(&y)?;
     let kernel = kernel.read_or_null(weight.as_ref())?.read_or_null(bias.as_ref())?;
     let kernel = kernel.read_or_null(None)?.read(&mean)?.read(&var)?.write_or_null(None)?;
-    plan.run(kernel.int(0).double(running.eps))?;
+    blocks.run(kernel.int(0).double(running.eps))?;
     Ok(y)
 }
 
@@ -170,21 +170,21 @@ fn gradients(
     if rows::suits(layout) {
         return rows::gradients(gpu, [x, grad], layout, by, affine, relu);
     }
-    let plan = Plan::new(gpu, x, layout);
+    let blocks = ChannelBlocks::new(gpu, x, layout);
     let (train, eps) = by.settings();
-    let parts = plan.partials(2)?;
-    let (weight, bias) = (plan.parameter(affine.weight)?, plan.parameter(affine.bias)?);
+    let parts = blocks.partials(2)?;
+    let (weight, bias) = (blocks.parameter(affine.weight)?, blocks.parameter(affine.bias)?);
     let gated = |kernel: Launch| {
         let kernel = by.read(kernel)?.read_or_null(weight.as_ref())?;
         Ok::<_, Error>(kernel.read_or_null(bias.as_ref())?.int(relu.into()))
     };
-    let kernel = gated(plan.kernel("gradient_sums")?.read(x)?.read(grad)?)?;
-    plan.run(kernel.write_new(&parts)?)?;
+    let kernel = gated(blocks.kernel("gradient_sums")?.read(x)?.read(grad)?)?;
+    blocks.run(kernel.write_new(&parts)?)?;
     let dx = gpu.empty(x.shape(), x.dtype())?;
-    let [dweight, dbias] = plan.vectors()?;
-    let kernel = gated(plan.kernel("input_gradient")?.read(x)?.read(grad)?.write_new(&dx)?)?;
+    let [dweight, dbias] = blocks.vectors()?;
+    let kernel = gated(blocks.kernel("input_gradient")?.read(x)?.read(grad)?.write_new(&dx)?)?;
     let kernel = kernel.read(&parts)?.write_new(&dweight)?.write_new(&dbias)?;
-    plan.run(kernel.int(train).double(eps))?;
+    blocks.run(kernel.int(train).double(eps))?;
     Ok((dx, dweight, dbias))
 }
 
@@ -205,14 +205,14 @@ pub(super) fn average(
 }
 
 /// How the elements of a tensor are shared out: so many blocks a channel.
-struct Plan<'a> {
+struct ChannelBlocks<'a> {
     gpu: &'a Gpu,
     layout: Channels,
     parts: usize,
     dtype: DType,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> ChannelBlocks<'a> {
     fn new(gpu: &'a Gpu, x: &Tensor, layout: Channels) -> Self {
         let most = layout.count() / (Grid::THREADS * GRAIN);
         let parts = BLOCKS.div_ceil(layout.channels).min(most).max(1);

@@ -1,8 +1,8 @@
 //! Batch normalisation over every dimension but that of the channels.
 //!
-//! `x` is `(n, c)`, `(n, c, ...)` or, as its `Format` says, `(n, ..., c)`; without one, `(n, c, ...)`. Weight, bias and statistics are `(c)`: statistics and the
-//! gradients of weight and bias are F32 (F64 where `x` is F64), as is the arithmetic; weight and
-//! bias may have any float dtype; `y` and `dx` have `x`'s.
+//! `x` is `(n, c)`, `(n, c, ...)` or, as its `Format` says, `(n, ..., c)`; without one, `(n, c, ...)`. Weight, bias and
+//! statistics are `(c)`: statistics and the gradients of weight and bias are F32 (F64 where `x` is F64), as is the arithmetic.
+//! Weight and bias may have any float dtype; `y` and `dx` have `x`'s.
 
 mod cpu;
 mod cuda;
@@ -14,8 +14,8 @@ use candle_core::{Result, Tensor, Var};
 
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::{plain, relu_backward};
-use crate::kernels::format::Format;
 use crate::kernels::reduce::channels::Channels;
+use crate::kernels::tensors::format::Format;
 use crate::kernels::{cast, in_dtype};
 
 /// What a batch's normalisation was made from: three vectors, one after the other in one tensor, so that a GPU allocates

@@ -2,8 +2,8 @@ use candle_core::{DType, Tensor};
 
 use super::*;
 use crate::kernels::accumulator;
-use crate::kernels::devices::devices;
 use crate::kernels::elementwise::testing::*;
+use crate::kernels::testing::devices::devices;
 
 const EPS: f64 = 1e-5;
 

@@ -1,8 +1,8 @@
 use candle_core::Tensor;
 
 use super::*;
-use crate::kernels::devices::gpus;
 use crate::kernels::elementwise::testing::*;
+use crate::kernels::testing::devices::gpus;
 
 /// Of one, odd, around a pack, past a block.
 const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 7], [31, 33], [4, 16], [2, 1025], [9, 1023]];

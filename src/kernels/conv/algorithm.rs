@@ -6,12 +6,12 @@ use super::depthwise;
 use super::packed;
 use super::product;
 use super::shape::Shape;
-use crate::kernels::algorithm::chosen;
+use crate::kernels::choice::algorithm::chosen;
 use crate::kernels::cpu::vector::Vectors;
-use crate::kernels::cuda::{Gpu, Pass};
-use crate::kernels::format::Format;
+use crate::kernels::cuda::{Gpu, PassKind};
 use crate::kernels::gemm::arithmetic;
 use crate::kernels::gemm::micro::InstructionSet;
+use crate::kernels::tensors::format::Format;
 
 /// How a pass is computed.
 pub(super) enum Algorithm<'a> {
@@ -42,7 +42,7 @@ pub(super) enum Algorithm<'a> {
 impl<'a> Algorithm<'a> {
     /// The algorithm for a pass over these operands, the image or its gradient first.
     pub(super) fn of(
-        pass: Pass,
+        pass: PassKind,
         operands: [&'a Tensor; 2],
         bias: Option<&Tensor>,
         shape: &Shape,
@@ -52,7 +52,12 @@ impl<'a> Algorithm<'a> {
         algorithm
     }
 
-    fn choose(pass: Pass, operands: [&'a Tensor; 2], bias: Option<&Tensor>, shape: &Shape) -> Self {
+    fn choose(
+        pass: PassKind,
+        operands: [&'a Tensor; 2],
+        bias: Option<&Tensor>,
+        shape: &Shape,
+    ) -> Self {
         let nhwc = shape.geometry.format == Format::ChannelsLast;
         let empty = shape.input_dims().contains(&0) || shape.out_dims().contains(&0);
         if let Some(gpu) = Gpu::of(operands[0].device()).filter(|_| !empty) {
@@ -79,7 +84,7 @@ impl<'a> Algorithm<'a> {
         depthwise::rows::vectors(shape).map_or(Self::Depthwise, Self::DepthwiseRows)
     }
 
-    fn nhwc(pass: Pass, operands: [&Tensor; 2], shape: &Shape) -> Option<Self> {
+    fn nhwc(pass: PassKind, operands: [&Tensor; 2], shape: &Shape) -> Option<Self> {
         packed::nhwc::isa(pass, operands, shape).map(Self::PackedNhwc)
     }
 

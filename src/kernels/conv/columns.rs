@@ -44,12 +44,12 @@ pub(super) fn crop<A: Real>(padded: &[A], shape: &Shape, image: &mut [A]) {
 
 /// Some output pixels of an image: whole rows, or a part of one row.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct PixelBlock {
     pub(super) rows: Range<usize>,
     pub(super) columns: Range<usize>,
 }
 
-impl Part {
+impl PixelBlock {
     /// The number of pixels.
     pub(super) fn len(&self) -> usize {
         self.rows.len() * self.columns.len()
@@ -64,19 +64,19 @@ impl Part {
 /// The layout of a group's row panels: `(channel, kernel column, phase, row, image, output column)`.
 ///
 /// Row `r` of the kernel meets rows `r * dilation` of the padded images, a stride apart. Those with one remainder by the
-/// stride are a phase: row `q` of it is the `q * stride`th after its first, so that the rows that a row of the kernel meets
-/// lie one after the other. Remainders that no row of the kernel has, of which a large stride has many, take no room.
+/// stride are a phase: row `q` of it is the `q * stride`th after its first. So the rows that a row of the kernel meets lie
+/// one after the other. Remainders that no row of the kernel has, of which a large stride has many, take no room.
 #[derive(Clone, Debug)]
 pub(super) struct RowPanels {
     images: usize,
     /// The output pixels they serve.
-    part: Part,
+    part: PixelBlock,
     /// Rows of each phase.
     depth: usize,
 }
 
 impl RowPanels {
-    pub(super) fn new(shape: &Shape, images: usize, part: Part) -> Self {
+    pub(super) fn new(shape: &Shape, images: usize, part: PixelBlock) -> Self {
         let reach = (shape.kernel_height - 1) * shape.geometry.dilation;
         Self { images, depth: part.rows.len() + reach / shape.geometry.stride, part }
     }

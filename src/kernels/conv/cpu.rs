@@ -6,20 +6,20 @@
 //! kernel share the row panels: see [`super::columns`].
 //!
 //! dgrad at stride 1 is a convolution with the kernel turned by 180°. At other strides it is a product with the
-//! transposed weights, scattered back (col2im). wgrad is a product over pixels; runs of images have sums of their own,
-//! which are added in a fixed order. Images are spread over the threads.
+//! transposed weights, scattered back (col2im). The gradient of the weight (wgrad) is a product over pixels. Runs of
+//! images have sums of their own, which are added in a fixed order. Images are spread over the threads.
 
 use std::ops::Range;
 
 use candle_core::{Result, Tensor};
 
-use super::columns::{Part, RowPanels, crop, pad};
+use super::columns::{PixelBlock, RowPanels, crop, pad};
 use super::shape::Shape;
 use crate::kernels::cpu::dtype::{Element, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
-use crate::kernels::gemm::{Arithmetic, Matrix, Source, Threads, narrow, product};
+use crate::kernels::gemm::{Arithmetic, ElementsAs, Matrix, Threads, narrow, product};
 
 /// See [`super::forward`]; the operands are contiguous and of formats whose arithmetic is `O::Acc`.
 pub(super) fn forward<O: Element>(
@@ -89,7 +89,7 @@ fn turned<A: Arithmetic>(weight: &[A], shape: &Shape) -> Vec<A> {
 
 /// The size of a tile: what a thread works on at a time.
 #[derive(Clone, Copy, Debug)]
-struct Tile {
+struct TileSize {
     images: usize,
     /// Output rows; fewer than all only where `images` is 1.
     rows: usize,
@@ -107,7 +107,7 @@ const LEAST: usize = 64;
 /// Elements of a tile's row panels: half of a level 2 cache of 2 MiB, in F32.
 const ROW_PANELS: usize = 1 << 18;
 
-impl Tile {
+impl TileSize {
     /// About [`PIXELS`] output pixels, or fewer where their row panels take too much memory.
     fn new(shape: &Shape) -> Self {
         let wanted = PIXELS.min(ROW_PANELS / (shape.row_taps() * RowPanels::phases(shape))).max(1);
@@ -133,24 +133,28 @@ impl Tile {
     }
 
     fn largest(&self, shape: &Shape) -> RowPanels {
-        RowPanels::new(shape, self.images, Part { rows: 0..self.rows, columns: 0..self.columns })
+        RowPanels::new(
+            shape,
+            self.images,
+            PixelBlock { rows: 0..self.rows, columns: 0..self.columns },
+        )
     }
 
     /// The tiles of an image, or of all where there are several images.
-    fn parts(&self, shape: &Shape) -> impl Iterator<Item = Part> {
+    fn parts(&self, shape: &Shape) -> impl Iterator<Item = PixelBlock> {
         let ranges = |len: usize, step: usize| {
             (0..len).step_by(step).map(move |start| start..len.min(start + step))
         };
         let (columns, width) = (self.columns, shape.out_width);
         ranges(shape.out_height, self.rows).flat_map(move |rows| {
-            ranges(width, columns).map(move |columns| Part { rows: rows.clone(), columns })
+            ranges(width, columns).map(move |columns| PixelBlock { rows: rows.clone(), columns })
         })
     }
 }
 
 /// Calls `f` with the padded images of `range`, widened.
 fn with_images<A: Arithmetic>(
-    source: &dyn Source<A>,
+    source: &dyn ElementsAs<A>,
     range: Range<usize>,
     shape: &Shape,
     f: impl FnOnce(&[A]),
@@ -175,7 +179,7 @@ fn matrices<'a, A: Arithmetic>(
     padded: &'a [A],
     images: usize,
     group: usize,
-    part: Part,
+    part: PixelBlock,
     shape: &'a Shape,
     buffer: &'a mut [A],
 ) -> impl Iterator<Item = Matrix<'a, A>> {
@@ -216,7 +220,7 @@ fn by_kernel_row<A: Arithmetic>(weight: &[A], shape: &Shape) -> Vec<A> {
 
 /// `weight × columns + bias`, rounded.
 fn convolve<O: Element>(
-    x: &dyn Source<O::Acc>,
+    x: &dyn ElementsAs<O::Acc>,
     weight: &[O::Acc],
     bias: Option<&[O::Acc]>,
     shape: &Shape,
@@ -230,7 +234,7 @@ where
     }
     let (taps, outs) = (shape.row_taps(), shape.group_out());
     let weight = by_kernel_row(weight, shape);
-    let tile = Tile::new(shape);
+    let tile = TileSize::new(shape);
     let threads = threads(shape.batch.div_ceil(tile.images));
     parallel::for_each_chunk(&mut out, tile.images * shape.out_image(), |block, out| {
         let images = out.len() / shape.out_image();
@@ -271,7 +275,13 @@ fn threads(tasks: usize) -> Threads {
 }
 
 /// Rounds a tile of a group's channels, `(channels, rows, images, width)`, into output images.
-fn store<O: Element>(tile: &[O::Acc], group: usize, part: Part, shape: &Shape, out: &mut [O]) {
+fn store<O: Element>(
+    tile: &[O::Acc],
+    group: usize,
+    part: PixelBlock,
+    shape: &Shape,
+    out: &mut [O],
+) {
     let (images, width) = (out.len() / shape.out_image(), shape.out_width);
     // Of one image, all rows are one run.
     let (lines, run) =
@@ -295,7 +305,7 @@ fn store<O: Element>(tile: &[O::Acc], group: usize, part: Part, shape: &Shape, o
 
 /// `weightᵀ × grad + bias`, each column added back to the pixels it would be gathered from, rounded.
 fn scatter<O: Element>(
-    grad: &dyn Source<O::Acc>,
+    grad: &dyn ElementsAs<O::Acc>,
     weight: &[O::Acc],
     bias: Option<&[O::Acc]>,
     shape: &Shape,
@@ -309,7 +319,7 @@ where
     }
     let (taps, outs) = (shape.row_taps(), shape.group_out());
     let weight = by_kernel_row(weight, shape);
-    let tile = Tile { images: 1, ..Tile::new(shape) };
+    let tile = TileSize { images: 1, ..TileSize::new(shape) };
     let threads = threads(shape.batch);
     parallel::for_each_chunk(&mut out, shape.image(), |index, out| {
         let space = tile.largest(shape).len(shape);
@@ -349,7 +359,12 @@ where
 }
 
 /// A part of a group's channels of one output image, `(channels, pixels)`.
-fn output_part<'a, A>(image: &'a [A], group: usize, part: &Part, shape: &Shape) -> Matrix<'a, A> {
+fn output_part<'a, A>(
+    image: &'a [A],
+    group: usize,
+    part: &PixelBlock,
+    shape: &Shape,
+) -> Matrix<'a, A> {
     let start = group * shape.group_out() * shape.pixels() + part.start(shape);
     Matrix {
         data: &image[start..],
@@ -365,7 +380,11 @@ fn output_part<'a, A>(image: &'a [A], group: usize, part: &Part, shape: &Shape) 
 const RUNS: usize = 16;
 
 /// `columns × gradᵀ` over the batch, transposed.
-fn wgrad_batch<A: Arithmetic>(x: &dyn Source<A>, grad: &dyn Source<A>, shape: &Shape) -> Vec<A> {
+fn wgrad_batch<A: Arithmetic>(
+    x: &dyn ElementsAs<A>,
+    grad: &dyn ElementsAs<A>,
+    shape: &Shape,
+) -> Vec<A> {
     let outs = shape.group_out();
     let mut weight = vec![A::zero(); shape.c_out * shape.taps()];
     if shape.batch * shape.pixels() == 0 {
@@ -393,14 +412,14 @@ fn wgrad_batch<A: Arithmetic>(x: &dyn Source<A>, grad: &dyn Source<A>, shape: &S
 
 /// The sum over some images, `(groups, kh, c_in / groups, kw, c_out / groups)`.
 fn wgrad_run<A: Arithmetic>(
-    x: &dyn Source<A>,
-    grad: &dyn Source<A>,
+    x: &dyn ElementsAs<A>,
+    grad: &dyn ElementsAs<A>,
     images: Range<usize>,
     shape: &Shape,
 ) -> Vec<A> {
     let (taps, outs) = (shape.taps(), shape.group_out());
     let mut sums = vec![A::zero(); shape.c_out * taps];
-    let tile = Tile::new(shape);
+    let tile = TileSize::new(shape);
     let plain = if grad.borrowed().is_some() { 0 } else { tile.images * shape.out_image() };
     let space = tile.row_panels(shape);
     for first in images.clone().step_by(tile.images) {
@@ -436,7 +455,7 @@ fn wgrad_run<A: Arithmetic>(
 fn by_pixel<'a, A: Arithmetic>(
     images: &[A],
     group: usize,
-    part: &Part,
+    part: &PixelBlock,
     shape: &Shape,
     turned: &'a mut [A],
 ) -> Matrix<'a, A> {

@@ -3,15 +3,15 @@
 //! The first of these that applies computes a pass:
 //!
 //! 1. A kernel of this crate, if each group has one input channel (depthwise).
-//! 2. cuDNN, if it can be loaded and has a deterministic algorithm without transforms: 16 bits with channels last by an
-//!    engine of its graph API, all else by its older functions.
+//! 2. cuDNN, if it can be loaded and has a deterministic algorithm without transforms. 16 bits with channels last run
+//!    by an engine of its graph API, all else by its older functions.
 //! 3. cuBLAS on the images as they are, if they are their own columns (1 × 1 kernels) and there is no bias.
 //! 4. im2col and cuBLAS: a kernel writes the columns of a tile of output pixels, so many that they fit
 //!    [`WORKSPACE`], and cuBLAS multiplies them by the weights. The product is `(channels, pixels of all images)`, so
 //!    another kernel moves it into NCHW, and adds the bias.
 //!
-//! Forward, dgrad and wgrad are mirror images: the product of the three matrices weights, columns and outputs that
-//! has the wanted one as its result. dgrad ends in col2im, which adds each pixel's columns.
+//! Forward, dgrad and wgrad are mirror images. Each multiplies two of the matrices weights, columns and outputs,
+//! and the third is the result. For dgrad, col2im follows, which adds each pixel's columns.
 //!
 //! Products read 16-bit operands if both have the same 16-bit dtype, else F32 (F64), and sum in F32 (F64). The sums
 //! are rounded once: to 16 bits if nothing is added to them later, else to F32.
@@ -23,14 +23,14 @@ use candle_core::{DType, Result, Tensor};
 use super::super::gemm::arithmetic;
 use super::Geometry;
 use super::shape::Shape;
-use crate::kernels::algorithm::{chosen, fell_back};
 use crate::kernels::cast::cast_into;
+use crate::kernels::choice::algorithm::{chosen, fell_back};
 use crate::kernels::cuda::{
-    Bias, Convolution, Gpu, Grid, Launch, Matrices, Pass, Product, Source, pack, suffix,
+    Bias, Convolution, Gpu, Grid, Launch, Matrices, PassKind, Product, Source, pack, suffix,
 };
 use crate::kernels::elementwise::{add, add_assign, plain};
-use crate::kernels::format::Format;
 use crate::kernels::in_dtype;
+use crate::kernels::tensors::format::Format;
 
 static SOURCE: Source =
     Source { name: "conv2d", code: concat!(include_str!("shape.cuh"), include_str!("conv2d.cu")) };
@@ -51,7 +51,7 @@ pub(super) fn forward(
 ) -> Result<Tensor> {
     let wide = arithmetic([Some(x), Some(weight), bias]);
     let [x, weight] = operands(gpu, [x, weight], wide)?;
-    if let Some(y) = biased_library(gpu, Pass::Forward, shape, [&x, &weight], bias, out)? {
+    if let Some(y) = biased_library(gpu, PassKind::Forward, shape, [&x, &weight], bias, out)? {
         return Ok(y);
     }
     let bias = bias.map(|bias| plain(&in_dtype(bias, wide)?)).transpose()?;
@@ -60,7 +60,7 @@ pub(super) fn forward(
     }
     let dtype = x.dtype();
     if shape.depthwise() {
-        chosen(Pass::Forward.name(), "depthwise kernel", shape);
+        chosen(PassKind::Forward.name(), "depthwise kernel", shape);
         let y = gpu.empty(&shape.out_dims(), if out == dtype { out } else { wide })?;
         let name = ["depthwise", suffix(dtype)?, suffix(y.dtype())?];
         // A thread writes one of `y`'s elements, and reads those of its channels in its image.
@@ -72,11 +72,11 @@ pub(super) fn forward(
     let (outs, taps) = (shape.group_out(), shape.taps());
     // What a product writes may be the result; what a bias is added to may not be rounded.
     let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
-    if let Some(y) = library(gpu, Pass::Forward, shape, [&x, &weight], product_dtype, None)? {
+    if let Some(y) = library(gpu, PassKind::Forward, shape, [&x, &weight], product_dtype, None)? {
         return finish(&y, bias.as_ref(), out);
     }
     if bias.is_none() && images_are_matrices(shape) {
-        without_cudnn(gpu, Pass::Forward, "cublas", shape, dtype);
+        without_cudnn(gpu, PassKind::Forward, "cublas", shape, dtype);
         let y = gpu.empty(&shape.out_dims(), product_dtype)?;
         gpu.product(&Product {
             batch: shape.batch,
@@ -89,12 +89,12 @@ pub(super) fn forward(
         })?;
         return in_dtype(&y, out);
     }
-    without_cudnn(gpu, Pass::Forward, "im2col, cublas", shape, dtype);
+    without_cudnn(gpu, PassKind::Forward, "im2col, cublas", shape, dtype);
     let y = gpu.empty(
         &shape.out_dims(),
         if wide == DType::F32 && out != DType::F64 { out } else { wide },
     )?;
-    let tiles = Tiles::new(shape, dtype, product_dtype);
+    let tiles = ImageTiles::new(shape, dtype, product_dtype);
     let columns = gpu.scratch(0, tiles.columns(), dtype)?;
     let products = gpu.scratch(1, tiles.outputs(), product_dtype)?;
     let from_rows = ["from_rows", suffix(product_dtype)?, suffix(y.dtype())?];
@@ -128,7 +128,7 @@ pub(super) fn dgrad(
 ) -> Result<Tensor> {
     let wide = arithmetic([Some(grad), Some(weight), bias]);
     let [grad, weight] = operands(gpu, [grad, weight], wide)?;
-    if let Some(dx) = biased_library(gpu, Pass::Dgrad, shape, [&grad, &weight], bias, out)? {
+    if let Some(dx) = biased_library(gpu, PassKind::Dgrad, shape, [&grad, &weight], bias, out)? {
         return Ok(dx);
     }
     let bias = bias.map(|bias| plain(&in_dtype(bias, wide)?)).transpose()?;
@@ -137,7 +137,7 @@ pub(super) fn dgrad(
     }
     let dtype = grad.dtype();
     if shape.depthwise() {
-        chosen(Pass::Dgrad.name(), "depthwise kernel", shape);
+        chosen(PassKind::Dgrad.name(), "depthwise kernel", shape);
         let dx = gpu.empty(&shape.input_dims(), if out == dtype { out } else { wide })?;
         let name = ["depthwise_dgrad", suffix(dtype)?, suffix(dx.dtype())?];
         // A thread writes one of `dx`'s elements, and reads those of its channels in its image.
@@ -148,11 +148,11 @@ pub(super) fn dgrad(
     }
     let (outs, taps) = (shape.group_out(), shape.taps());
     let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
-    if let Some(dx) = library(gpu, Pass::Dgrad, shape, [&grad, &weight], product_dtype, None)? {
+    if let Some(dx) = library(gpu, PassKind::Dgrad, shape, [&grad, &weight], product_dtype, None)? {
         return finish(&dx, bias.as_ref(), out);
     }
     if bias.is_none() && images_are_matrices(shape) {
-        without_cudnn(gpu, Pass::Dgrad, "cublas", shape, dtype);
+        without_cudnn(gpu, PassKind::Dgrad, "cublas", shape, dtype);
         let dx = gpu.empty(&shape.input_dims(), product_dtype)?;
         gpu.product(&Product {
             batch: shape.batch,
@@ -165,13 +165,13 @@ pub(super) fn dgrad(
         })?;
         return in_dtype(&dx, out);
     }
-    without_cudnn(gpu, Pass::Dgrad, "im2col, cublas", shape, dtype);
+    without_cudnn(gpu, PassKind::Dgrad, "im2col, cublas", shape, dtype);
     let dx = gpu.empty(
         &shape.input_dims(),
         if wide == DType::F32 && out != DType::F64 { out } else { wide },
     )?;
     // Summed after the product, so not rounded by it.
-    let tiles = Tiles::of_images(shape, wide, dtype);
+    let tiles = ImageTiles::of_images(shape, wide, dtype);
     let columns = gpu.scratch(0, tiles.columns(), wide)?;
     let outputs = gpu.scratch(1, tiles.outputs(), dtype)?;
     let col2im = ["col2im", suffix(wide)?, suffix(dx.dtype())?];
@@ -212,7 +212,7 @@ pub(super) fn wgrad(
     let dtype = x.dtype();
     let dw = gpu.empty(&shape.weight_dims(), wide)?;
     if shape.depthwise() {
-        chosen(Pass::Wgrad.name(), "depthwise kernel", shape);
+        chosen(PassKind::Wgrad.name(), "depthwise kernel", shape);
         // A block writes one of `dw`'s elements, and reads those of its channels.
         let kernel = gpu.launch(&SOURCE, ["depthwise_wgrad", suffix(dtype)?])?;
         let kernel = kernel.read(&x)?.read(&grad)?.write(&dw)?.size(shape.batch);
@@ -222,11 +222,11 @@ pub(super) fn wgrad(
     }
     let (outs, taps) = (shape.group_out(), shape.taps());
     let written = library_gradient(dtype, out, wide);
-    if let Some(dw) = library(gpu, Pass::Wgrad, shape, [&x, &grad], written, None)? {
+    if let Some(dw) = library(gpu, PassKind::Wgrad, shape, [&x, &grad], written, None)? {
         return in_dtype(&dw, out);
     }
-    without_cudnn(gpu, Pass::Wgrad, "im2col, cublas", shape, dtype);
-    let tiles = Tiles::new(shape, dtype, dtype);
+    without_cudnn(gpu, PassKind::Wgrad, "im2col, cublas", shape, dtype);
+    let tiles = ImageTiles::new(shape, dtype, dtype);
     let columns = gpu.scratch(0, tiles.columns(), dtype)?;
     let outputs = gpu.scratch(1, tiles.outputs(), dtype)?;
     let mut sum: Option<Tensor> = None;
@@ -259,7 +259,7 @@ pub(super) fn wgrad(
 /// cuDNN adds to it before it rounds. So 16-bit outputs need no F32 copy.
 fn biased_library(
     gpu: &Gpu,
-    pass: Pass,
+    pass: PassKind,
     shape: &Shape,
     tensors: [&Tensor; 2],
     bias: Option<&Tensor>,
@@ -277,7 +277,7 @@ fn biased_library(
 /// A weight's gradient has the layout of cuDNN's weights. `None` if cuDNN does not do it.
 fn library(
     gpu: &Gpu,
-    pass: Pass,
+    pass: PassKind,
     shape: &Shape,
     tensors: [&Tensor; 2],
     written: DType,
@@ -290,7 +290,9 @@ fn library(
     // The channels of a tap lie side by side where those of a pixel do.
     let [a, b] = tensors;
     let b = match format {
-        Format::ChannelsLast if pass != Pass::Wgrad => &nhwc::to_taps(gpu, b, shape, shape.taps())?,
+        Format::ChannelsLast if pass != PassKind::Wgrad => {
+            &nhwc::to_taps(gpu, b, shape, shape.taps())?
+        }
         _ => b,
     };
     let Geometry { stride, padding: (above, left), dilation, groups, .. } = shape.geometry;
@@ -307,9 +309,9 @@ fn library(
         tf32,
     };
     let (dims, order) = match pass {
-        Pass::Forward => (shape.out_dims(), [0, 1, 2]),
-        Pass::Dgrad => (shape.input_dims(), [2, 1, 0]),
-        Pass::Wgrad => (shape.weight_dims(), [0, 2, 1]),
+        PassKind::Forward => (shape.out_dims(), [0, 1, 2]),
+        PassKind::Dgrad => (shape.input_dims(), [2, 1, 0]),
+        PassKind::Wgrad => (shape.weight_dims(), [0, 2, 1]),
     };
     let result = gpu.empty(&dims, written)?;
     // A number for each channel, at all pixels.
@@ -328,7 +330,7 @@ fn library(
         let all = [operands[0], operands[1], &result];
         gpu.convolution(pass, &convolution(tf32), order.map(|at| all[at]), bias.as_ref())
     };
-    let mut done = done_by([a, b], crate::kernels::tf32::allow_tf32())?;
+    let mut done = done_by([a, b], crate::kernels::choice::tf32::allow_tf32())?;
     // From 16-bit operands cuDNN may have no algorithm that writes F32. But a 16-bit number is exact in TF32, and from
     // TF32 operands it has.
     if done.is_none() && dtype != written && gpu.compute_capability()? >= (8, 0) {
@@ -341,7 +343,7 @@ fn library(
 }
 
 /// Says that `pass` runs by `algorithm`, and counts it where cuDNN was there to do it.
-fn without_cudnn(gpu: &Gpu, pass: Pass, algorithm: &'static str, shape: &Shape, dtype: DType) {
+fn without_cudnn(gpu: &Gpu, pass: PassKind, algorithm: &'static str, shape: &Shape, dtype: DType) {
     if gpu.has_convolutions() && dtype != DType::F64 {
         fell_back(pass.name(), "cudnn", algorithm, shape);
     } else {
@@ -352,7 +354,7 @@ fn without_cudnn(gpu: &Gpu, pass: Pass, algorithm: &'static str, shape: &Shape, 
 /// What the library writes a weight gradient in, from operands in `dtype`: where `out` is wider than those, in
 /// one pass over them, unless that is to be exact.
 fn library_gradient(dtype: DType, out: DType, wide: DType) -> DType {
-    let exact = out != dtype && crate::kernels::cudnn::cudnn_f32_weight_gradients();
+    let exact = out != dtype && crate::kernels::choice::cudnn::cudnn_f32_weight_gradients();
     if exact { wide } else { dtype }
 }
 
@@ -406,14 +408,14 @@ fn sizes(shape: &Shape) -> [usize; 12] {
 }
 
 /// Tiles of output pixels, which are numbered through the batch.
-struct Tiles<'a> {
+struct ImageTiles<'a> {
     shape: &'a Shape,
     count: usize,
     /// Elements from a row to the next. It is padded so that cuBLAS gets aligned rows.
     ld: usize,
 }
 
-impl<'a> Tiles<'a> {
+impl<'a> ImageTiles<'a> {
     /// Of columns and of outputs in these dtypes.
     fn new(shape: &'a Shape, columns: DType, outputs: DType) -> Self {
         let all = shape.batch * shape.pixels();
@@ -439,9 +441,9 @@ impl<'a> Tiles<'a> {
         self.shape.c_out * self.ld
     }
 
-    fn all(&self) -> impl Iterator<Item = Tile<'_>> {
+    fn all(&self) -> impl Iterator<Item = ImageTile<'_>> {
         let end = self.shape.batch * self.shape.pixels();
-        (0..end).step_by(self.count).map(move |first| Tile {
+        (0..end).step_by(self.count).map(move |first| ImageTile {
             shape: self.shape,
             first,
             count: self.count.min(end - first),
@@ -456,14 +458,14 @@ fn pixel_bytes(shape: &Shape, columns: DType, outputs: DType) -> usize {
     taps * columns.size_in_bytes() + shape.c_out * outputs.size_in_bytes()
 }
 
-struct Tile<'a> {
+struct ImageTile<'a> {
     shape: &'a Shape,
     first: usize,
     count: usize,
     ld: usize,
 }
 
-impl Tile<'_> {
+impl ImageTile<'_> {
     fn im2col(&self, gpu: &Gpu, x: &Tensor, columns: &Tensor) -> Result<()> {
         let kernel = gpu.launch(&SOURCE, ["im2col", suffix(x.dtype())?])?;
         // Row by row of as many columns as the tile has pixels, from pixels inside images.

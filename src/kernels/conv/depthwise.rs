@@ -1,8 +1,8 @@
 //! Depthwise NCHW convolutions, by sums of shifted planes: every input channel is a group of its own.
 //!
 //! A plane is one channel of one image. Where rows keep their padding, an output plane at stride 1 is a sum of shifted
-//! copies of the input plane, one for each tap, over the whole plane at once: a long loop, however narrow the image.
-//! What it computes at the end of each row, from two rows, is dropped.
+//! copies of the input plane, one for each tap. A loop goes over the whole plane at once, so it is a long loop,
+//! however narrow the image. What it computes at the end of each row, from two rows, is dropped.
 //!
 //! With a stride, a tap meets only the pixels whose row and column leave one remainder: a *phase* of the plane. Phases
 //! are stored apart, and each is then shifted like a plane at stride 1.

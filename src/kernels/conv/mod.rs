@@ -21,9 +21,9 @@ mod tests;
 use candle_core::{DType, Result, Tensor};
 
 use super::contiguous;
-use super::cuda::Pass;
-use super::format::{Format, to_nchw, to_nhwc};
+use super::cuda::PassKind;
 use super::gemm::exact;
+use super::tensors::format::{Format, to_nchw, to_nhwc};
 use crate::kernels::cast;
 use crate::kernels::cpu::dtype::{is_near, with_element, with_single};
 use algorithm::Algorithm;
@@ -77,7 +77,7 @@ pub(crate) fn forward(
     out: DType,
 ) -> Result<Tensor> {
     let shape = Shape::new(x.dims(), weight.dims(), geometry)?;
-    let algorithm = Algorithm::of(Pass::Forward, [x, weight], bias, &shape);
+    let algorithm = Algorithm::of(PassKind::Forward, [x, weight], bias, &shape);
     match algorithm {
         Algorithm::Cuda(gpu) => return cuda::forward(gpu, x, weight, bias, &shape, out),
         Algorithm::Portable => return portable::forward(x, weight, bias, &shape, out),
@@ -131,7 +131,7 @@ pub(crate) fn dgrad(
     out: DType,
 ) -> Result<Tensor> {
     let shape = Shape::new(input_dims, weight.dims(), geometry)?;
-    let algorithm = Algorithm::of(Pass::Dgrad, [grad, weight], bias, &shape);
+    let algorithm = Algorithm::of(PassKind::Dgrad, [grad, weight], bias, &shape);
     let via_nchw = || {
         let dims = [shape.batch, shape.c_in, shape.height, shape.width];
         let (grad, geometry) = (to_nchw(grad)?, geometry.channels_first());
@@ -206,7 +206,7 @@ pub(crate) fn wgrad(
     out: DType,
 ) -> Result<Tensor> {
     let shape = Shape::new(x.dims(), weight_dims, geometry)?;
-    let algorithm = Algorithm::of(Pass::Wgrad, [x, grad], None, &shape);
+    let algorithm = Algorithm::of(PassKind::Wgrad, [x, grad], None, &shape);
     match algorithm {
         Algorithm::Cuda(gpu) => return cuda::wgrad(gpu, x, grad, &shape, out),
         Algorithm::Portable => return portable::wgrad(x, grad, &shape, out),

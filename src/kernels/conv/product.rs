@@ -4,14 +4,14 @@ use candle_core::{DType, Result, Tensor};
 
 use super::Geometry;
 use super::shape::Shape;
-use crate::kernels::cuda::Pass;
-use crate::kernels::format::{Format, to_nchw, to_nhwc};
+use crate::kernels::cuda::PassKind;
 use crate::kernels::gemm::gemm;
 use crate::kernels::gemm::micro::InstructionSet;
+use crate::kernels::tensors::format::{Format, to_nchw, to_nhwc};
 
 /// Whether this module computes such a pass, of a bias or without.
 pub(super) fn suits(
-    pass: Pass,
+    pass: PassKind,
     operands: [&Tensor; 2],
     bias: Option<&Tensor>,
     shape: &Shape,
@@ -25,7 +25,7 @@ pub(super) fn suits(
         Format::ChannelsLast => true,
         Format::ChannelsFirst if is_small(shape) => true,
         // One sum over all images, moved to channels last, where with channels first each image would be packed by itself.
-        Format::ChannelsFirst if pass == Pass::Wgrad => {
+        Format::ChannelsFirst if pass == PassKind::Wgrad => {
             let bf16 = operands.iter().all(|x| x.dtype() == DType::BF16);
             let in_place = multiplies_pairs(operands, shape)
                 && shape.pixels().is_multiple_of(32)
@@ -34,7 +34,7 @@ pub(super) fn suits(
             shape.pixels() <= 256 && bf16 && !in_place
         }
         // A product transposes the weights for each image.
-        Format::ChannelsFirst if pass == Pass::Dgrad && multiplies_pairs(operands, shape) => {
+        Format::ChannelsFirst if pass == PassKind::Dgrad && multiplies_pairs(operands, shape) => {
             bias.is_none() && shape.pixels() <= 256
         }
         // The bias of a product is one number a column, and here columns are pixels.

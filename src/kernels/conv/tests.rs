@@ -3,7 +3,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use super::super::gemm::tests::{Sum, check, doubles, generator, random};
 use super::shape::Shape;
 use super::{Geometry, dgrad, forward, portable, wgrad};
-use crate::kernels::format::{Format, to_nchw, to_nhwc};
+use crate::kernels::tensors::format::{Format, to_nchw, to_nhwc};
 
 mod depthwise;
 mod gpus;

@@ -1,6 +1,6 @@
 //! The four number formats, and how a CPU kernel reads and writes them.
 //!
-//! A kernel is written once, over the arithmetic type: 16-bit formats are storage, and are widened
+//! A kernel is written once, over the arithmetic type. 16-bit formats are storage. They are widened
 //! to `f32` on the way in and rounded once, to nearest even, on the way out.
 
 #![allow(unsafe_code)]

@@ -11,12 +11,11 @@
 //!
 //! 1. **A thread has one guard a storage.** [`guard`] finds those that its thread has, by where the storage
 //!    is, and shares them.
-//! 2. **A kernel that reads several tensors takes all guards first, by [`hold`].** That waits in line for
-//!    each, holding nothing, and then takes all but the first past writers that wait meanwhile
-//!    (`read_recursive`, which candle's own operators use for all). So a thread that holds a guard waits only for a writer that *has* a
-//!    lock, not for one that wants it.
+//! 2. **A kernel that reads several tensors takes all guards first, by [`hold`].** That waits in line for each, holding
+//!    nothing. Then it takes all but the first past writers that wait meanwhile (`read_recursive`, which candle's own operators
+//!    use for all). So a thread that holds a guard waits only for a writer that *has* a lock, not for one that wants it.
 //! 3. **A writer that has a lock waits for nothing.** It took all its locks without waiting while it had one
-//!    ([`in_place::lock_sets`](super::in_place::lock_sets)), and computes meanwhile: loops under a lock wait for
+//!    ([`in_place::lock_sets`](super::in_place::lock_sets)). It computes meanwhile: loops under a lock wait for
 //!    running code alone ([`parallel`](super::parallel)).
 //!
 //! Each wait of a thread that has a lock is therefore for one that goes on, and ends. Tensors that a kernel has

@@ -4,6 +4,7 @@ pub(in crate::kernels) mod array;
 mod convert;
 pub(in crate::kernels) mod dtype;
 pub(in crate::kernels) mod guard;
+pub(in crate::kernels) mod heads;
 pub(in crate::kernels) mod in_place;
 pub(in crate::kernels) mod lane;
 pub(crate) mod limit;

@@ -191,8 +191,8 @@ pub(crate) fn runs(
 }
 
 /// Runs `$body`, a `Result<Tensor>`, with `$O` bound to a type the result can be written in, where
-/// `$T` is the type of the input: the one of `$out` if that is `$T` or its arithmetic type, else
-/// the arithmetic type. Other pairs are rare, and not worth a compiled loop each.
+/// `$T` is the type of the input. `$O` is the type of `$out` if that is `$T` or its arithmetic
+/// type, else the arithmetic type. Other pairs are rare, and not worth a compiled loop each.
 macro_rules! with_output {
     ($T:ident, $out:expr, $O:ident => $body:expr) => {
         if $out == <$T as candle_core::WithDType>::DTYPE {

@@ -14,7 +14,7 @@ mod threads;
 use crate::error::{CaptureError, bail};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Result, Shape, Tensor};
 
-pub(crate) use convolution::{Bias, Convolution, Pass};
+pub(crate) use convolution::{Bias, Convolution, PassKind};
 pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use many::Many;
 pub(crate) use nccl::{Combine, Event, HAS_NCCL, ID, Id, Link, Step, new_id};
@@ -109,7 +109,7 @@ impl Gpu {
 
     pub(crate) fn convolution(
         &self,
-        _: Pass,
+        _: PassKind,
         _: &Convolution,
         [_, _, _]: [&Tensor; 3],
         _: Option<&Bias<'_>>,

@@ -5,11 +5,11 @@
 //! ```
 //!
 //! The numbers are little-endian. What is damaged is compiled anew, as what is not there. The whole key
-//! is in the file and is compared, so that no two keys can be taken for one another; the file's name has
-//! a sum of it, by which two keys at worst replace each other.
+//! is in the file and is compared, so that no two keys can be taken for one another. The file's name has
+//! a checksum of it; two keys with one checksum replace each other.
 //!
-//! What nobody has asked for in [`KEPT`] goes when something else is compiled: a key has the source and
-//! the compiler's version in it, so that every update leaves files behind.
+//! A file that nobody has asked for in [`KEPT`] goes when something else is compiled. For a key has the
+//! source and the compiler's version in it, so every update leaves files behind.
 
 use std::ffi::OsString;
 use std::hash::{BuildHasher, Hasher, RandomState};

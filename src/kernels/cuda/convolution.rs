@@ -2,11 +2,11 @@
 
 use candle_core::{Result, Tensor};
 
-use crate::kernels::format::Format;
+use crate::kernels::tensors::format::Format;
 
 /// Which of a convolution's three tensors is made of the other two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Pass {
+pub(crate) enum PassKind {
     /// The output.
     Forward,
     /// The gradient of the input.
@@ -15,7 +15,7 @@ pub(crate) enum Pass {
     Wgrad,
 }
 
-impl Pass {
+impl PassKind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Forward => "conv forward",

@@ -42,7 +42,8 @@ pub(super) fn alloc<T: DeviceRepr + CudaDType>(
 }
 
 /// The same stream, in a context whose allocations come without events, where there is no other stream that
-/// events could order it with: two calls of the driver to make them, and two to destroy them, each time.
+/// events could order it with. Events cost two calls of the driver to make them, and two to destroy them,
+/// each time.
 #[allow(unsafe_code)]
 fn without_events(stream: &Arc<CudaStream>) -> Result<&Arc<CudaStream>> {
     let context = stream.context();
@@ -184,8 +185,8 @@ mod tests {
 
     use super::*;
     use crate::kernels::cuda::Gpu;
-    use crate::kernels::devices::gpus;
-    use crate::kernels::own_process::in_own_process;
+    use crate::kernels::testing::devices::gpus;
+    use crate::kernels::testing::own_process::in_own_process;
 
     #[test]
     fn memory_comes_without_events_where_a_device_has_one_stream() -> Result<()> {

@@ -38,7 +38,7 @@ use candle_core::{
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result};
 use half::{bf16, f16};
 
-pub(crate) use convolution::{Bias, Convolution, Pass};
+pub(crate) use convolution::{Bias, Convolution, PassKind};
 pub(crate) use graph::Graph;
 pub(crate) use grid::{Grid, pack, suffix};
 pub(crate) use launch::{Launch, Table};

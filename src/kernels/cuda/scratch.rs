@@ -22,7 +22,7 @@ impl Gpu {
         KEPT.with_borrow(|kept| kept.iter().filter_map(here).collect())
     }
 
-    /// `len` elements of any value, which the next call for the same `place` hands out again: what is
+    /// `len` elements of any value, which the next call for the same `place` hands out again. What is
     /// launched before that call may use them, as launches go on in order.
     ///
     /// The most that was ever asked for stays allocated.

@@ -2,10 +2,10 @@
 //! that gets a tensor from another one could read it before it is written.
 //!
 //! So every thread counts what it launches. Before a thread takes the address of a tensor or memory for a new one, it
-//! waits for the device if others have launched anything since it last did, and the first time in any case, for what
-//! candle has launched in other threads before. With one thread that is all. Threads
-//! that launch at the same time wait for one another all the time: for them there is
-//! `Device::new_cuda_with_stream`, one stream for all threads.
+//! waits for the device if others have launched anything since it last did. The first time it waits in any case, for
+//! what candle has launched in other threads before. With one thread that is all. Threads that launch at the same
+//! time wait for one another all the time: for them there is `Device::new_cuda_with_stream`, one stream for all
+//! threads.
 //!
 //! What candle's own operators launch later is not counted.
 
@@ -114,9 +114,9 @@ mod tests {
     mod on_gpus {
         use candle_core::{DType, Device, Result, Tensor};
 
-        use crate::kernels::devices::gpus;
         use crate::kernels::elementwise::add;
-        use crate::kernels::own_process::in_own_process;
+        use crate::kernels::testing::devices::gpus;
+        use crate::kernels::testing::own_process::in_own_process;
 
         /// With streams that are behind, where the GPU is emulated.
         const BEHIND: [(&str, &str); 1] = [("EMULATED_GPU_DELAY", "3")];

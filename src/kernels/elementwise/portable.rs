@@ -7,7 +7,7 @@ pub(crate) fn upcast(x: &Tensor) -> Result<Tensor> {
 }
 
 /// The elements that are larger than `bound`, and for the others `bound`. candle's `maximum` and `minimum` take tensors or
-/// numbers, and are compiled once more, for every dtype, in each crate that calls them; what broadcasts is not.
+/// numbers. They are compiled once more, for every dtype, in each crate that calls them. What broadcasts is not.
 pub(in crate::kernels) fn at_least(x: &Tensor, bound: f64) -> Result<Tensor> {
     x.broadcast_maximum(&number(bound, x)?)
 }

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::kernels::devices::gpus;
+use crate::kernels::testing::devices::gpus;
 
 pub(crate) const DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 
@@ -125,8 +125,8 @@ pub(crate) fn assert_gpus_near(
     });
 }
 
-/// `f` of the same tensors on every GPU gives what it gives on the CPU: the same dtypes and shapes,
-/// and each value within `count` epsilons of its dtype, relative to the largest.
+/// `f` of the same tensors on every GPU gives what it gives on the CPU. Dtypes and shapes are the
+/// same, and each value is within `count` epsilons of its dtype, relative to the largest.
 #[track_caller]
 pub(crate) fn assert_gpus_agree(
     inputs: &[&Tensor],

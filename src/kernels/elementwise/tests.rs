@@ -2,7 +2,7 @@ use candle_core::{DType, Device, Tensor};
 
 use super::testing::*;
 use super::*;
-use crate::kernels::devices::devices;
+use crate::kernels::testing::devices::devices;
 
 /// Around every block size, and past the size at which threads share the work.
 const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 1], [17, 33], [25, 41], [1025, 4], [4099, 9]];

@@ -1,9 +1,9 @@
 //! Embedding lookup and its gradient on the CPU.
 //!
-//! The gradient adds the rows of `grad` to the rows of the table that they were read from. Threads that took rows of
-//! `grad` would write the same rows. So the ids are first sorted by row with a counting sort, and each thread takes
-//! some rows of the table and adds what belongs to them, in the order of the batch. That needs no locks, and gives the same
-//! sum on any number of threads.
+//! The gradient adds the rows of `grad` to the rows of the table that they were read from. Threads that took rows of `grad`
+//! would write the same rows. So the ids are first sorted by row with a counting sort. Then each thread takes some rows of
+//! the table and adds what belongs to them, in the order of the batch. That needs no locks, and gives the same sum on any
+//! number of threads.
 
 use candle_core::{DType, Result, Tensor};
 use num_traits::Zero;

@@ -142,7 +142,7 @@ fn gpus_agree_where_one_number_comes_often() {
 
 #[test]
 fn numbers_of_no_row_read_nan_on_gpus() {
-    for gpu in crate::kernels::devices::gpus() {
+    for gpu in crate::kernels::testing::devices::gpus() {
         let wrong = Tensor::new(&[-1i64, 1, 4, 1 << 32], &gpu).unwrap();
         let numbers = super::numbers(&wrong).unwrap();
         assert_eq!(numbers.to_vec1::<u32>().unwrap(), [u32::MAX, 1, 4, u32::MAX]);

@@ -3,8 +3,8 @@ use candle_core::{DType, Result, Tensor};
 use super::arithmetic;
 use super::layout::readable;
 use crate::error::bail;
-use crate::kernels::algorithm::{chosen, fell_back};
 use crate::kernels::cast;
+use crate::kernels::choice::algorithm::{chosen, fell_back};
 use crate::kernels::cuda::{Gpu, Grid, Matrices, Product, Source, pack, suffix};
 
 static SOURCE: Source = Source { name: "gemm", code: include_str!("gemm.cu") };

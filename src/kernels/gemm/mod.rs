@@ -14,10 +14,10 @@ pub(super) mod tests;
 use candle_core::{DType, Result, Tensor};
 
 pub(super) use cuda::add_bias;
-pub(super) use operand::{Arithmetic, Source, narrow};
+pub(super) use operand::{Arithmetic, ElementsAs, narrow};
 pub(super) use product::{Matrix, Threads, product};
 
-use super::algorithm::chosen;
+use super::choice::algorithm::chosen;
 use super::cuda::Gpu;
 use crate::error::bail;
 use crate::kernels::cpu::dtype::with_single;

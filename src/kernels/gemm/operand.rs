@@ -12,14 +12,14 @@ use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 
 /// The elements of a contiguous CPU tensor, as `A`.
-pub(in crate::kernels) trait Source<A>: Sync {
+pub(in crate::kernels) trait ElementsAs<A>: Sync {
     /// All elements, where they are stored as `A`.
     fn borrowed(&self) -> Option<&[A]>;
     /// Writes the elements from `start` on to `dst`, exactly.
     fn widen(&self, start: usize, dst: &mut [A]);
 }
 
-impl<'a, A: Arithmetic> dyn Source<A> + 'a {
+impl<'a, A: Arithmetic> dyn ElementsAs<A> + 'a {
     /// The elements of `range`: borrowed, or else widened into `scratch`, of the same length.
     pub(in crate::kernels) fn read<'s>(
         &'s self,
@@ -62,7 +62,7 @@ pub(in crate::kernels) fn narrow<O: Element>(src: &[O::Acc], dst: &mut [O]) {
 
 macro_rules! stored_narrow {
     ($ty:ty) => {
-        impl Source<f32> for Elements<'_, $ty> {
+        impl ElementsAs<f32> for Elements<'_, $ty> {
             fn borrowed(&self) -> Option<&[f32]> {
                 None
             }
@@ -79,7 +79,7 @@ macro_rules! stored_narrow {
 stored_narrow!(f16);
 stored_narrow!(bf16);
 
-impl<A: Real> Source<A> for Elements<'_, A> {
+impl<A: Real> ElementsAs<A> for Elements<'_, A> {
     fn borrowed(&self) -> Option<&[A]> {
         Some(self)
     }
@@ -91,7 +91,7 @@ impl<A: Real> Source<A> for Elements<'_, A> {
 /// An arithmetic type with its storage formats and its scratch memory.
 pub(in crate::kernels) trait Arithmetic: Real {
     /// Opens a contiguous CPU tensor: F16, BF16 or F32 for `f32`, F64 for `f64`.
-    fn open(tensor: &Tensor) -> Result<Box<dyn Source<Self> + '_>>;
+    fn open(tensor: &Tensor) -> Result<Box<dyn ElementsAs<Self> + '_>>;
 
     /// Calls `f` with `len` elements of unspecified value, from memory the thread keeps: fresh
     /// memory costs page faults, which can take longer than the arithmetic.
@@ -104,7 +104,7 @@ const KEPT: usize = 1 << 24;
 macro_rules! arithmetic {
     ($ty:ty, $($dtype:ident: $stored:ty),*) => {
         impl Arithmetic for $ty {
-            fn open(tensor: &Tensor) -> Result<Box<dyn Source<Self> + '_>> {
+            fn open(tensor: &Tensor) -> Result<Box<dyn ElementsAs<Self> + '_>> {
                 Ok(match tensor.dtype() {
                     $(DType::$dtype => Box::new(Elements::<$stored>::of(tensor)?),)*
                     other => bail!("{other:?} elements are not read as {:?}", Self::DTYPE),

@@ -121,8 +121,8 @@ const CUT: usize = 1 << 20;
 /// Rows or columns of a part, at least, but for the last: a part packs the other side for itself.
 const PART: usize = 128;
 /// Rows and columns, and elements, up to which the `gemm` crate adds up terms in other ways. Beyond, the order
-/// depends on the number of terms alone, so that a product's bits depend neither on where it is cut nor on how
-/// many threads there are; `cuts_do_not_change_a_bit` tests it.
+/// depends on the number of terms alone. So a product's bits depend neither on where it is cut nor on how many
+/// threads there are; `cuts_do_not_change_a_bit` tests it.
 const ALONE: usize = 64;
 const FEW: usize = 256;
 /// Rows and columns from which on packing is so little that there are two parts a thread, which end together.

@@ -166,8 +166,8 @@ fn threads_share_small_products() -> Result<()> {
     Ok(())
 }
 
-/// One thread, several, and parts of a product have the same bits, with and without something to add to: at the edges of
-/// what the `gemm` crate adds up in its own ways.
+/// One thread, several, and parts of a product have the same bits, with and without something to add to. The sizes are
+/// at the edges of what the `gemm` crate adds up in its own ways.
 #[test]
 fn bits_do_not_depend_on_who_multiplies() -> Result<()> {
     let mut rng = generator(43);
@@ -481,7 +481,7 @@ fn products_of_what_is_not_finite_are_those_of_f32() -> Result<()> {
 /// As on the CPU, within what sums of another order differ by.
 #[track_caller]
 fn compare_on_gpus(lhs: &Tensor, rhs: &Tensor, bias: Option<&Tensor>, out: DType) {
-    for gpu in crate::kernels::devices::gpus() {
+    for gpu in crate::kernels::testing::devices::gpus() {
         let expected = naive(lhs, rhs, bias);
         let mut inputs = vec![lhs.dtype(), rhs.dtype()];
         inputs.extend(bias.map(Tensor::dtype));

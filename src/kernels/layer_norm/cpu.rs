@@ -135,7 +135,7 @@ pub(super) fn backward(
 ) -> Result<[Option<Tensor>; 3]> {
     let _held = hold([x, grad, statistics]);
     let (dx, sums) = with_element!(x.dtype(), T => {
-        let backward = Backward::<T> {
+        let backward = RowsBackward::<T> {
             x: &Elements::of(x)?,
             grad: &Elements::of(grad)?,
             weight: vector(weight, x.dim(D::Minus1)?, 1.0)?,
@@ -158,7 +158,7 @@ pub(super) fn backward(
     Ok([dx, sum(dweight, wants[1])?, sum(dbias, wants[2])?])
 }
 
-struct Backward<'a, T: Lane<Acc: Lane>> {
+struct RowsBackward<'a, T: Lane<Acc: Lane>> {
     x: &'a [T],
     grad: &'a [T],
     weight: Vec<T::Acc>,
@@ -169,7 +169,7 @@ struct Backward<'a, T: Lane<Acc: Lane>> {
     affine: bool,
 }
 
-impl<T: Lane<Acc: Lane>> Backward<'_, T> {
+impl<T: Lane<Acc: Lane>> RowsBackward<'_, T> {
     fn with_input<O: Lane<Acc = T::Acc>>(
         &self,
         dims: &[usize],

@@ -5,8 +5,8 @@ use candle_core::{DType, Device, Result, Tensor};
 use super::class::{ClassLoss, Reduction};
 use super::*;
 use crate::kernels::accumulator;
-use crate::kernels::devices::{devices, gpus};
 use crate::kernels::elementwise::testing::*;
+use crate::kernels::testing::devices::{devices, gpus};
 
 const SHAPES: [[usize; 2]; 4] = [[3, 17], [33, 10], [1025, 3], [2, 4099]];
 

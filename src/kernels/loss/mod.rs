@@ -37,7 +37,7 @@ pub(crate) struct Reduced {
 ///
 /// The target distribution gives each class `label_smoothing / classes`, and the target the rest; each class times its
 /// weight. A target that is neither a class nor ignored is an error; on a GPU, where naming it would wait, its loss is
-/// NaN, as is a mean of no rows. There rows may be longer than the classes: [`room`] says when, and no more of them is
+/// NaN. So is a mean of no rows. There rows may be longer than the classes: [`room`] says when, and no more of them is
 /// read.
 pub(crate) fn cross_entropy_forward(
     loss: &ClassLoss,
@@ -56,8 +56,8 @@ pub(crate) fn cross_entropy_forward(
     }
 }
 
-/// How long rows of logits are to be for products on this device to be fast, which want all sizes to be multiples of
-/// 128 bytes: at least the `classes`, and those alone where they are few.
+/// How long rows of logits are to be: at least the `classes`. Products on a GPU are fast if all sizes are multiples
+/// of 128 bytes, so many classes are padded to that.
 pub(crate) fn room(classes: usize, device: &Device) -> usize {
     const MANY: usize = 1024;
     if classes < MANY || Gpu::of(device).is_none() { classes } else { classes.next_multiple_of(64) }

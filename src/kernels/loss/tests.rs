@@ -2,8 +2,8 @@ use candle_core::{DType, Device, Tensor};
 
 use super::*;
 use crate::kernels::accumulator;
-use crate::kernels::devices::devices;
 use crate::kernels::elementwise::testing::*;
+use crate::kernels::testing::devices::devices;
 
 const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 17], [33, 10], [1025, 3], [3, 4099], [300, 130]];
 
@@ -395,7 +395,7 @@ fn gpus_agree() {
 #[test]
 fn rows_on_gpus_may_be_longer_than_their_classes() -> Result<()> {
     assert_eq!(room(50257, &Device::Cpu), 50257);
-    for gpu in crate::kernels::devices::gpus() {
+    for gpu in crate::kernels::testing::devices::gpus() {
         assert_eq!([1, 1023, 1024, 1025].map(|n| room(n, &gpu)), [1, 1023, 1024, 1088]);
         for dtype in DTYPES {
             for [n, classes, apart] in [[3, 17, 24], [2, 1025, 1088], [5, 1031, 1033]] {
@@ -428,7 +428,7 @@ fn rows_on_gpus_may_be_longer_than_their_classes() -> Result<()> {
 
 #[test]
 fn a_target_that_is_no_class_is_nan_on_gpus() {
-    for gpu in crate::kernels::devices::gpus() {
+    for gpu in crate::kernels::testing::devices::gpus() {
         let x = random(&[2, 3], DType::F16, 8).to_device(&gpu).unwrap();
         let targets = Tensor::new(&[0u32, 3], &gpu).unwrap();
         let (loss, sums) = forward(&x, &targets, 0.0).unwrap();

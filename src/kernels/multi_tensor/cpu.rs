@@ -16,8 +16,8 @@ enum Typed<A, B> {
     F64(B),
 }
 
-type Part<'a> = Typed<&'a [f32], &'a [f64]>;
-type PartMut<'a> = Typed<&'a mut [f32], &'a mut [f64]>;
+type GradientChunk<'a> = Typed<&'a [f32], &'a [f64]>;
+type GradientChunkMut<'a> = Typed<&'a mut [f32], &'a mut [f64]>;
 
 impl<A: AsRef<[f32]>, B: AsRef<[f64]>> Typed<A, B> {
     fn len(&self) -> usize {
@@ -55,7 +55,7 @@ macro_rules! with_part {
 /// What `f` returns for the parts of each gradient, in their order: the same on any number of threads.
 fn of_parts<R: Send>(
     gradients: &[ScaledGradient<'_>],
-    f: impl Fn(Part<'_>, [f64; 2]) -> Option<R> + Sync,
+    f: impl Fn(GradientChunk<'_>, [f64; 2]) -> Option<R> + Sync,
 ) -> Result<Vec<Vec<R>>> {
     let factors: Vec<_> = gradients.iter().map(|(_, by)| by.on_host()).collect::<Result<_>>()?;
     let set = gradients.iter().map(|(gradient, _)| Access::Read(gradient)).collect();
@@ -80,7 +80,7 @@ fn of_parts<R: Send>(
 }
 
 /// Calls `f` with the parts of each tensor, and its number.
-fn each_part(tensors: &[&Tensor], f: impl Fn(usize, PartMut<'_>) + Sync) -> Result<()> {
+fn each_part(tensors: &[&Tensor], f: impl Fn(usize, GradientChunkMut<'_>) + Sync) -> Result<()> {
     fn cut<'a, T: Element>(x: &'a mut Locked<'_>) -> Result<impl Iterator<Item = &'a mut [T]>> {
         Ok(x.elements_mut::<T>()?.chunks_mut(TASK))
     }

@@ -1,8 +1,8 @@
 //! What happens to gradients between backward and the step: check, measure, clip. Each is one pass
-//! over memory on the CPU, and none but the clipping of elements writes: what gradients are to be
+//! over memory on the CPU, and none but the clipping of elements writes. What gradients are to be
 //! multiplied by goes with them, to the optimizer's pass.
 //!
-//! Gradients are `F32` (`F64` for `F64` variables), contiguous, in storage of their own; where they
+//! Gradients are `F32` (`F64` for `F64` variables), contiguous, in storage of their own. Where they
 //! are written they are taken and given back, because only on the CPU and on CUDA is that in place.
 
 mod cpu;

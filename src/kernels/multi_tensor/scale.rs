@@ -6,8 +6,8 @@ use super::{Growth, Number, cuda};
 use crate::kernels::capture;
 use crate::kernels::cuda::Gpu;
 
-/// The scale, its inverse and its two trackers on a GPU, which moves them; and a log of the flags
-/// that moved them, from which the host's own copy of the rule follows when somebody asks.
+/// The scale, its inverse and its two trackers on a GPU, which moves them. A log has the flags that
+/// moved them: the host's own copy of the rule follows it when somebody asks.
 #[derive(Debug)]
 pub(crate) struct DeviceScale {
     gpu: Gpu,

@@ -10,7 +10,7 @@ use super::{
     clip_value, multiplied, portable,
 };
 use crate::kernels::cuda::Gpu;
-use crate::kernels::devices::gpus;
+use crate::kernels::testing::devices::gpus;
 use crate::{LossScale, ScaleConfig};
 
 /// Shorter and longer than a vector, a block and a task, and none of their multiples.

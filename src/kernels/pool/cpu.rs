@@ -255,7 +255,7 @@ fn run_planes<A: Real, O: Lane<Acc = A>, S: Send>(
 
 /// Goes over the elements of all windows in strips: up to [`STRIP`] windows side by side, and one
 /// element of the kernel. `f` is given the windows that have it outside the padding, and where the
-/// first of them has it in the plane; each next window has it a horizontal stride further.
+/// first of them has it in the plane. Each next window has it a horizontal stride further.
 #[inline(always)]
 fn for_each_strip((h, w): (usize, usize), window: Window, mut f: impl FnMut(Range<usize>, usize)) {
     let (oh, ow) = window.out_size((h, w));

@@ -5,9 +5,9 @@ use candle_core::{DType, Result, Tensor};
 use super::Window;
 use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, pack, suffix};
-use crate::kernels::format::Format;
 use crate::kernels::in_dtype;
 use crate::kernels::reduce::cuda::Tiling;
+use crate::kernels::tensors::format::Format;
 
 type Dims = (usize, usize, usize, usize);
 

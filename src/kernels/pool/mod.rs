@@ -15,7 +15,7 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
-use crate::kernels::format::{self, Format};
+use crate::kernels::tensors::format::{self, Format};
 
 /// Where windows lie: `(vertical, horizontal)` pairs, `padding` on both sides.
 #[derive(Clone, Copy, Debug)]

@@ -1,9 +1,9 @@
 use candle_core::{DType, Device, Tensor};
 
 use super::*;
-use crate::kernels::devices::devices;
 use crate::kernels::elementwise::testing::*;
-use crate::kernels::format::{self, Format};
+use crate::kernels::tensors::format::{self, Format};
+use crate::kernels::testing::devices::devices;
 
 const fn window(kernel: usize, stride: usize, padding: usize) -> Window {
     let (kernel, stride, padding) = ((kernel, kernel), (stride, stride), (padding, padding));

@@ -1,11 +1,13 @@
-//! Sums that do not saturate.
+//! Sums that do not saturate, and a number that changes with the elements.
 //!
-//! A 16-bit tensor is widened before it is added up; blocks are added up in F32 (F64 for
-//! F64), blocks in F64 and in a fixed order, and the sum is rounded once to the dtype asked for.
+//! A 16-bit tensor is widened before it is added up. Each block is added up in F32 (F64 for F64),
+//! and the sums of blocks in F64, in a fixed order. The result is rounded once to the dtype asked
+//! for.
 
 pub(crate) mod channels;
 mod cpu;
 pub(crate) mod cuda;
+pub(crate) mod fingerprint;
 pub(crate) mod lines;
 mod norm;
 mod portable;

@@ -1,12 +1,11 @@
 //! LSTM and GRU over all steps of a sequence, and back through time.
 //!
-//! Sequences are `(batch, steps, features)`, of one float dtype with the states and the weights.
-//! The projection of all inputs is one product, each step one more, and each gradient of a
-//! parameter one over all steps. Gates are computed, and states handed from step to step, in F32
-//! (F64 for F64). In BF16, products over all steps round the gradients of the gates to it, and where the processor
-//! multiplies BF16, those of the steps of a small LSTM round the hidden state and these gradients. Backward recomputes the
-//! gates from what went into their sigmoids and tangents, saved in the dtype of `x`: a gate near 1, rounded itself, would
-//! lose its derivative, `gate (1 - gate)`.
+//! Sequences are `(batch, steps, features)`, of one float dtype with the states and the weights. The projection of all
+//! inputs is one product, each step one more, and each gradient of a parameter one over all steps. Gates are computed, and
+//! states handed from step to step, in F32 (F64 for F64). In BF16, products over all steps round the gradients of the
+//! gates to it. Where the processor multiplies BF16, those of the steps of a small LSTM round the hidden state and these
+//! gradients. Backward recomputes the gates from what went into their sigmoids and tangents, saved in the dtype of `x`: a
+//! gate near 1, rounded itself, would lose its derivative, `gate (1 - gate)`.
 
 mod cpu;
 mod gate;

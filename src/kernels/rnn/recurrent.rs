@@ -109,7 +109,7 @@ mod packed {
     /// Units up to which a thread multiplies its rows at every step alone: a longer product is worth all threads.
     const UNITS: usize = 512;
 
-    /// A weight of BF16. Rows are rounded to BF16 too, and a thread takes one block of them through all steps: it
+    /// A weight of BF16. Rows are rounded to BF16 too, and a thread takes one block of them through all steps. It
     /// waits for nobody, and a weight of up to 360 units stays in a second-level cache of 1 MiB.
     pub(in super::super) struct Packed {
         weight: PackedWords,

@@ -8,9 +8,9 @@ use candle_core::{D, DType, Result, Tensor};
 use super::Form;
 use crate::kernels::cpu::dtype::{Elements, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
+use crate::kernels::cpu::heads::View;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{GRAIN, for_each_chunk, with_output};
-use crate::kernels::heads::View;
 
 /// Cosines and sines are in the type of the arithmetic, contiguous.
 pub(super) fn rotate(

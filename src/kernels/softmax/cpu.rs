@@ -1,10 +1,10 @@
-//! Softmax and log-softmax along the last dimension on the CPU, a row at a time: it is read from memory once, and stays in
-//! the cache until its result is written.
+//! Softmax and log-softmax along the last dimension on the CPU, a row at a time. A row is read from memory once, and stays
+//! in the cache until its result is written.
 //!
 //! The largest element is subtracted before the exponential, so that nothing overflows. Exponentials are computed into
 //! memory of the first-level cache and summed after, because a loop with both does not vectorise. Sums of blocks are in F64.
-//! log-softmax subtracts the largest element and the logarithm of the sum one after the other: their sum, rounded,
-//! would lose the digits of small differences between large logits.
+//! Log-softmax subtracts the largest element and the logarithm of the sum one after the other. Their sum, rounded, would
+//! lose the digits of small differences between large logits.
 //!
 //! Backward needs only the output: a sum over each row, then one pass.
 

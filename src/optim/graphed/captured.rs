@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor, TensorId};
 use rand::Rng;
 
-use super::{Bound, Stepped};
+use super::{GraphKey, Stepped};
 use crate::autograd::version;
 use crate::error::CaptureError;
 use crate::kernels::capture::{self, Recording};
@@ -15,7 +15,7 @@ use crate::{GradScaler, Result, StepOutcome, autocast, random};
 
 /// What a capture needs of the step before it, which ran as always.
 pub(super) struct Rehearsed {
-    pub(super) bound: Bound,
+    pub(super) bound: GraphKey,
     /// How many words a step asks for.
     words: usize,
     /// Of the shapes that a captured step returns.
@@ -25,7 +25,7 @@ pub(super) struct Rehearsed {
 
 /// A graph, and all that it reads and writes.
 pub(super) struct Captured {
-    pub(super) bound: Bound,
+    pub(super) bound: GraphKey,
     // First, as it names what follows.
     graph: Graph,
     inputs: Vec<Tensor>,
@@ -64,7 +64,7 @@ impl Rehearsed {
         loss: &Tensor,
         outcome: &StepOutcome,
         words: usize,
-        bound: Bound,
+        bound: GraphKey,
     ) -> Result<Self> {
         Ok(Self { bound, words, loss: copy(loss)?, outcome: outcome.with_tensors(copy)? })
     }
@@ -105,7 +105,7 @@ impl Rehearsed {
         let after = random::state();
         random::set_state(before);
         let ((), graph) = captured?;
-        let unchanged = Bound::to(scaler, optimizer) == self.bound;
+        let unchanged = GraphKey::to(scaler, optimizer) == self.bound;
         if !unchanged || recording.words.len() != self.words {
             return Err(CaptureError::Differs.into());
         }
@@ -216,7 +216,7 @@ impl Captured {
 
 impl<C: Config> Optim<C> {
     /// Drops master and states that a capture has made, in memory that nobody has written.
-    fn drop_new_state(&mut self, bound: &Bound) {
+    fn drop_new_state(&mut self, bound: &GraphKey) {
         let old = |tensor: &Tensor| bound.optimizer.contains(&tensor.id());
         for slot in self.slots.iter_mut().filter(|slot| slot.steps == 0) {
             slot.master = slot.master.take().filter(old);

@@ -12,8 +12,8 @@ use candle_core::{DType, Device, Shape, Tensor, TensorId};
 use super::{Config, Optim, Step};
 use crate::autograd::{is_frozen, no_grad_is_active, profile};
 use crate::error::{CaptureError, ScalerError};
+use crate::kernels::choice::{cudnn, tf32};
 use crate::kernels::cuda::Gpu;
-use crate::kernels::{cudnn, tf32};
 use crate::{Autocast, GradScaler, Result, StepOutcome, autocast};
 use captured::{Captured, Rehearsed};
 
@@ -46,9 +46,9 @@ type Stepped = (Tensor, StepOutcome);
 /// Where it does so through candle or this crate, the capture is refused. It may not run an optimizer of candle's: a
 /// scaler refuses that, but a direct `backward_step` of candle's `AdamW` would repeat one step's bias correction.
 ///
-/// A graph is made anew, after a step that runs as always, when what it is bound to has changed: an optimizer or scaler
-/// that loaded a state, frozen variables, the active [`Autocast`], TF32 and cuDNN settings. It stays on the thread that
-/// made it.
+/// A graph is made anew, after a step that runs as always, when what it is bound to has changed. That is an optimizer
+/// or scaler that loaded a state, frozen variables, the active [`Autocast`], TF32 and cuDNN settings. It stays on the
+/// thread that made it.
 ///
 /// # Memory
 ///
@@ -112,7 +112,7 @@ impl<F> fmt::Debug for GraphedStep<F> {
 
 /// What a graph depends on besides its inputs: with another, it would be another graph.
 #[derive(Clone, Debug, PartialEq)]
-struct Bound {
+struct GraphKey {
     optimizer: Vec<TensorId>,
     frozen: Vec<bool>,
     scaler: (bool, Option<TensorId>),
@@ -120,7 +120,7 @@ struct Bound {
     settings: [bool; 3],
 }
 
-impl Bound {
+impl GraphKey {
     fn to<C: Config>(scaler: &GradScaler, optimizer: &Optim<C>) -> Self {
         let frozen = optimizer.slots.iter().map(|slot| is_frozen(&slot.variable));
         let settings =
@@ -204,7 +204,7 @@ impl<F: FnMut(&[Tensor]) -> candle_core::Result<Tensor>> GraphedStep<F> {
         if scaler.has_gradients() {
             return Err(ScalerError::PendingGradients { call: "GraphedStep::run" }.into());
         }
-        let bound = Bound::to(scaler, optimizer);
+        let bound = GraphKey::to(scaler, optimizer);
         if self.captured.as_ref().is_some_and(|captured| captured.bound != bound) {
             self.captured = None;
         }
@@ -227,7 +227,7 @@ impl<F: FnMut(&[Tensor]) -> candle_core::Result<Tensor>> GraphedStep<F> {
         self.inputs = Some(given);
         self.warm = self.warm.saturating_add(1);
         if self.warm >= self.warm_up {
-            let bound = Bound::to(scaler, optimizer);
+            let bound = GraphKey::to(scaler, optimizer);
             self.rehearsed = Some(Rehearsed::new(&loss, &outcome, recording.words.len(), bound)?);
         }
         Ok((loss, outcome))

@@ -9,8 +9,8 @@ use rand_chacha::ChaCha8Rng;
 
 use super::GraphedStep;
 use crate::kernels::cuda::Gpu;
-use crate::kernels::devices::{devices, gpus};
-use crate::kernels::own_process::in_own_process;
+use crate::kernels::testing::devices::{devices, gpus};
+use crate::kernels::testing::own_process::in_own_process;
 use crate::optim::{
     AdamW, AdamWConfig, Config, Ema, EmaConfig, Lamb, LambConfig, Lion, LionConfig, Masters, Optim,
     Schedule, Scheduler, Sgd, SgdConfig,

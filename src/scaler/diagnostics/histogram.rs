@@ -150,7 +150,8 @@ impl Exponents {
     /// `None` where all gradients are zero or not finite.
     ///
     /// Gradients differ from step to step, and are largest at the start: merge the histograms of
-    /// many, or leave headroom. 3, a factor of 8, is little; 7 is safe for most models.
+    /// many, or leave headroom. A headroom of 3, a factor of 8, is little; 7 is safe for most
+    /// models.
     pub fn suggested_scale(&self, headroom: u32) -> Option<f32> {
         let largest = self.0.bins.iter().rposition(|bin| bin.iter().any(|&count| count > 0))?;
         let rounds_up = self.0.bins[largest][2] > 0;

@@ -36,7 +36,7 @@ pub struct ScaleStep {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(from = "Saved"))]
+#[cfg_attr(feature = "serde", serde(from = "Unchecked"))]
 pub struct ScaleHistory {
     capacity: usize,
     steps: VecDeque<ScaleStep>,
@@ -47,7 +47,7 @@ pub struct ScaleHistory {
 /// A [`ScaleHistory`] that may not be one.
 #[cfg(feature = "serde")]
 #[derive(serde::Deserialize)]
-struct Saved {
+struct Unchecked {
     capacity: usize,
     steps: VecDeque<ScaleStep>,
     total: u64,
@@ -56,9 +56,9 @@ struct Saved {
 
 /// With the last steps that it has room for.
 #[cfg(feature = "serde")]
-impl From<Saved> for ScaleHistory {
-    fn from(saved: Saved) -> Self {
-        let Saved { capacity, mut steps, total, total_skipped } = saved;
+impl From<Unchecked> for ScaleHistory {
+    fn from(saved: Unchecked) -> Self {
+        let Unchecked { capacity, mut steps, total, total_skipped } = saved;
         let capacity = capacity.max(1);
         steps.drain(..steps.len().saturating_sub(capacity));
         Self { capacity, steps, total, total_skipped }

@@ -2,9 +2,11 @@
 
 use candle_amp::checkpoints::{Checkpoint, State, Stateful};
 use candle_amp::dist::{DataParallelConfig, Sharded};
-use candle_amp::optim::{AdamW, AdamWConfig, LambConfig, Masters, Sgd, SgdConfig};
+use candle_amp::optim::{
+    AdamW, AdamWConfig, LambConfig, Masters, Sgd, SgdConfig, Step, UnscaledGradients,
+};
 use candle_amp::{Parameters, Result, ops};
-use candle_core::{DType, Tensor, Var};
+use candle_core::{DType, Tensor, TensorId, Var};
 
 use super::{attached, cpu, layers, loss, on_ranks, samples, small_buckets};
 use crate::ranks::sharded::{compare, one_infinity_skips_everywhere, steps};
@@ -204,6 +206,40 @@ fn an_optimizer_of_whole_variables_is_refused_beside_shards() -> Result<()> {
         assert!(error.contains("give all variables to `Sharded`"), "{error}");
         assert_eq!(b.to_vec1::<f32>()?, [1.0]);
         assert!(!scaler.step(&mut parts)?.skipped()?);
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// Hands shards on, and says to whom or does not.
+struct Wrapper<'a>(&'a mut Sharded<SgdConfig>, bool);
+
+impl Step for Wrapper<'_> {
+    fn variables(&self) -> Option<Vec<TensorId>> {
+        self.0.variables()
+    }
+    fn inner(&self) -> Option<&dyn Step> {
+        if self.1 { Some(&*self.0) } else { None }
+    }
+    fn apply(&mut self, gradients: &UnscaledGradients<'_>) -> candle_core::Result<()> {
+        self.0.apply(gradients)
+    }
+}
+
+#[test]
+fn a_wrapper_takes_shards_if_it_names_the_optimizer_within() -> Result<()> {
+    on_ranks(2, |communicator| {
+        let w = Var::new(&[1f32, 2.0, 3.0], &cpu())?;
+        let parameters = Parameters::named([("w", w.clone())])?;
+        let (parallel, mut scaler) = attached(communicator, &parameters, small_buckets())?;
+        let config = SgdConfig { lr: 0.5, ..Default::default() };
+        let mut sgd = Sharded::new(&parallel, &parameters, config, Masters::F32)?;
+        scaler.scale(&ops::sum(&ops::mul(&w, &w)?)?)?.backward()?;
+        let error = scaler.step(&mut Wrapper(&mut sgd, false)).unwrap_err().to_string();
+        assert!(error.contains("give all variables to `Sharded`"), "{error}");
+        assert_eq!(w.to_vec1::<f32>()?, [1.0, 2.0, 3.0]);
+        assert!(!scaler.step(&mut Wrapper(&mut sgd, true))?.skipped()?);
+        assert_eq!(w.to_vec1::<f32>()?, [0.0; 3]);
         Ok(())
     })?;
     Ok(())

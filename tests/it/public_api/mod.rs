@@ -147,7 +147,7 @@ struct Listing<'a> {
 impl Listing<'_> {
     fn module(&mut self, path: &[String], public: &str) {
         let items = self.krate.modules.get(path).cloned().unwrap_or_default();
-        for item in items.iter().filter(|item| item.is_public() && !item.is_hidden()) {
+        for item in items.iter().filter(|item| item.is_public() && !item.is_for_tests()) {
             if !Crate::is_use(item) {
                 let name = item.name().map(|(_, name)| name.to_owned()).unwrap_or_default();
                 self.item(path, item, &format!("{public}::{name}"));
@@ -170,7 +170,7 @@ impl Listing<'_> {
         if kind == "mod" {
             let mut path = module.to_vec();
             path.push(name.to_owned());
-            self.lines.insert(format!("pub mod {public}"));
+            self.lines.insert(format!("{}pub mod {public}", item.mark()));
             return self.module(&path, public);
         }
         if self.types.iter().any(|(at, own, _)| at == module && own == name) {
@@ -187,7 +187,7 @@ impl Listing<'_> {
         };
         let exhaustive =
             if item.attributes.contains("non_exhaustive") { "#[non_exhaustive] " } else { "" };
-        self.lines.insert(format!("{exhaustive}pub {head}"));
+        self.lines.insert(format!("{}{exhaustive}pub {head}", item.mark()));
         if !["struct", "enum", "trait"].contains(&kind) {
             return;
         }
@@ -245,9 +245,8 @@ impl Listing<'_> {
 
     /// The members of an impl or, where `all`, of a trait.
     fn members(&mut self, body: &str, public: &str, all: bool) {
-        for member in
-            items(body).iter().filter(|item| (all || item.is_public()) && !item.is_hidden())
-        {
+        let listed = |item: &&Item| (all || item.is_public()) && !item.is_for_tests();
+        for member in items(body).iter().filter(listed) {
             let Some((kind, name)) = member.name() else { continue };
             let head = member.head.strip_prefix("pub ").unwrap_or(&member.head);
             let head =
@@ -255,7 +254,7 @@ impl Listing<'_> {
             let head =
                 if kind == "const" { head.split('=').next().unwrap_or_default() } else { &head };
             let provided = if all && !member.body.is_empty() { " (provided)" } else { "" };
-            self.lines.insert(format!("pub {}{provided}", head.trim()));
+            self.lines.insert(format!("{}pub {}{provided}", member.mark(), head.trim()));
         }
     }
 

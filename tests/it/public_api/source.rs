@@ -90,8 +90,13 @@ impl Item {
         self.head.starts_with("pub ")
     }
 
-    pub(super) fn is_hidden(&self) -> bool {
-        self.attributes.contains("doc(hidden)") || self.attributes.contains("cfg(test)")
+    pub(super) fn is_for_tests(&self) -> bool {
+        self.attributes.contains("cfg(test)")
+    }
+
+    /// What the listing writes before the item: hidden items can be named, and so are listed too.
+    pub(super) fn mark(&self) -> &'static str {
+        if self.attributes.contains("doc(hidden)") { "#[doc(hidden)] " } else { "" }
     }
 
     /// Such as `fn` and `new`.

@@ -40,7 +40,7 @@ const OTHER: &str = "
     impl Deep { pub fn get(&self) -> u8 { 0 } }
 ";
 const SHOWN: &str = "
-    pub trait Act { const N: usize; fn act(&mut self); fn rest(&self) -> bool { false } #[doc(hidden)] fn not(&self) {} }
+    pub trait Act { const N: usize; fn act(&mut self); fn rest(&self) -> bool { false } #[doc(hidden)] fn not(&self) -> bool { true } }
     impl Act for super::inner::Thing<u8> { fn act(&mut self) {} }
     macro_rules! make { ($($x:ident)*) => { pub const fn made() -> u8 { $($x)* 1 } }; }
     make!();
@@ -56,6 +56,8 @@ fn listing(change: impl Fn(&str) -> String) -> Vec<String> {
 #[test]
 fn all_that_is_public_is_listed_and_nothing_else() {
     let expected = [
+        "#[doc(hidden)] pub fn candle_amp::shown::Act::not(&self) -> bool (provided)",
+        "#[doc(hidden)] pub mod candle_amp::testing",
         "#[non_exhaustive] pub enum candle_amp::Deep",
         "impl Clone for candle_amp::Thing",
         "impl Debug for candle_amp::Thing",
@@ -70,6 +72,7 @@ fn all_that_is_public_is_listed_and_nothing_else() {
         "pub fn candle_amp::freed<F>(f: F) -> [u8; 2] where F: FnOnce() -> u8",
         "pub fn candle_amp::shown::Act::act(&mut self)",
         "pub fn candle_amp::shown::Act::rest(&self) -> bool (provided)",
+        "pub fn candle_amp::testing::internal()",
         "pub mod candle_amp::shown",
         "pub struct candle_amp::Thing<T>",
         "pub trait candle_amp::shown::Act",
@@ -99,8 +102,10 @@ fn a_new_a_changed_and_a_removed_item_are_seen() {
         (", C }", " }", 1, 0),
         ("derive(Clone, Debug)", "derive(Debug)", 1, 0),
         ("{ false }", ";", 1, 1),
-        ("pub mod shown", "mod shown", 7, 0),
+        ("pub mod shown", "mod shown", 8, 0),
         (", other::Deep", "", 5, 0),
+        ("#[doc(hidden)]\n    pub mod", "pub mod", 1, 1),
+        ("#[doc(hidden)] fn not", "fn not", 1, 1),
     ] {
         let after = listing(|text| text.replace(from, to));
         let missing = before.iter().filter(|line| !after.contains(line)).count();

@@ -5,10 +5,10 @@ use candle_core::IndexOp;
 use super::super::flash::{self, Products};
 use super::super::{Algorithm, backward_packed};
 use super::*;
+use crate::kernels::choice::tf32::set_allow_tf32;
 use crate::kernels::cuda::Gpu;
-use crate::kernels::devices::{devices, gpus};
-use crate::kernels::own_process::in_own_process;
-use crate::kernels::tf32::set_allow_tf32;
+use crate::kernels::testing::devices::{devices, gpus};
+use crate::kernels::testing::own_process::in_own_process;
 
 /// `b, h, h_kv, t, s, d, dv`: around blocks of queries and keys, for kernels of both widths.
 const SIZES: [[usize; 7]; 5] = [

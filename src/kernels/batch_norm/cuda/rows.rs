@@ -28,17 +28,17 @@ pub(super) fn forward_train(
     finish: Finish<'_>,
     eps: f64,
 ) -> Result<(Tensor, Statistics)> {
-    let plan = Plan::new(gpu, x, layout);
-    let tiling = plan.tiling(&[x])?;
-    let parts = gpu.scratch_from(PARTS, tiling.parts * plan.channels * 3, plan.wide)?;
-    plan.run(plan.kernel("row_moments")?.read(x)?.write_new(&parts)?, tiling)?;
-    let statistics = Statistics(gpu.empty(3 * plan.channels, plan.wide)?);
-    let kernel = plan.kernel("merge_moments")?.read(x)?.read(&parts)?;
+    let blocks = RowBlocks::new(gpu, x, layout);
+    let tiling = blocks.tiling(&[x])?;
+    let parts = gpu.scratch_from(PARTS, tiling.parts * blocks.channels * 3, blocks.wide)?;
+    blocks.run(blocks.kernel("row_moments")?.read(x)?.write_new(&parts)?, tiling)?;
+    let statistics = Statistics(gpu.empty(3 * blocks.channels, blocks.wide)?);
+    let kernel = blocks.kernel("merge_moments")?.read(x)?.read(&parts)?;
     let kernel = statistics.written(kernel)?.double(eps);
-    plan.merge(kernel, &[plan.channels, tiling.parts])?;
+    blocks.merge(kernel, &[blocks.channels, tiling.parts])?;
     let (residual, code) = finish.parts();
     let by = NormalisedBy::Batch(&statistics);
-    let y = plan.normalise(x, residual, affine, by, code)?;
+    let y = blocks.normalise(x, residual, affine, by, code)?;
     Ok((y, statistics))
 }
 
@@ -49,10 +49,10 @@ pub(super) fn forward_eval(
     running: Running<'_>,
     affine: Affine<'_>,
 ) -> Result<Tensor> {
-    let plan = Plan::new(gpu, x, layout);
-    let (mean, var) = (&plan.widened(running.mean)?, &plan.widened(running.var)?);
+    let blocks = RowBlocks::new(gpu, x, layout);
+    let (mean, var) = (&blocks.widened(running.mean)?, &blocks.widened(running.var)?);
     let by = NormalisedBy::Running(Running { mean, var, ..running });
-    plan.normalise(x, None, affine, by, 0)
+    blocks.normalise(x, None, affine, by, 0)
 }
 
 pub(super) fn gradients(
@@ -63,32 +63,32 @@ pub(super) fn gradients(
     affine: Affine<'_>,
     relu: bool,
 ) -> Result<Gradients> {
-    let plan = Plan::new(gpu, x, layout);
+    let blocks = RowBlocks::new(gpu, x, layout);
     let (train, eps) = by.settings();
-    let (weight, bias) = (plan.parameter(affine.weight)?, plan.parameter(affine.bias)?);
+    let (weight, bias) = (blocks.parameter(affine.weight)?, blocks.parameter(affine.bias)?);
     let gated = |kernel: Launch| {
         let kernel = by.read(kernel)?.read_or_null(weight.as_ref())?;
         Ok::<_, Error>(kernel.read_or_null(bias.as_ref())?.int(relu.into()))
     };
-    let tiling = plan.tiling(&[x, grad])?;
-    let sums = gpu.scratch_from(PARTS, tiling.parts * 2 * plan.channels, DType::F64)?;
-    let kernel = plan.kernel("row_gradient_sums")?.write_new(&sums)?.read(x)?.read(grad)?;
-    plan.run(gated(kernel)?, tiling)?;
-    let [dweight, dbias] = plan.vectors()?;
-    let factors = gpu.scratch_from(FACTORS, 3 * plan.channels, plan.wide)?;
-    let kernel = plan.kernel("merge_gradients")?.read(&sums)?.read_or_null(weight.as_ref())?;
+    let tiling = blocks.tiling(&[x, grad])?;
+    let sums = gpu.scratch_from(PARTS, tiling.parts * 2 * blocks.channels, DType::F64)?;
+    let kernel = blocks.kernel("row_gradient_sums")?.write_new(&sums)?.read(x)?.read(grad)?;
+    blocks.run(gated(kernel)?, tiling)?;
+    let [dweight, dbias] = blocks.vectors()?;
+    let factors = gpu.scratch_from(FACTORS, 3 * blocks.channels, blocks.wide)?;
+    let kernel = blocks.kernel("merge_gradients")?.read(&sums)?.read_or_null(weight.as_ref())?;
     let kernel = by.read_spread(kernel)?;
     let kernel = kernel.write_new(&dweight)?.write_new(&dbias)?.write_new(&factors)?;
-    let sizes = [plan.rows, plan.channels, tiling.parts];
-    plan.merge(kernel.int(train).double(eps), &sizes)?;
+    let sizes = [blocks.rows, blocks.channels, tiling.parts];
+    blocks.merge(kernel.int(train).double(eps), &sizes)?;
     let dx = gpu.empty(x.shape(), x.dtype())?;
-    let tiling = plan.tiling(&[x, grad, &dx])?;
-    let kernel = plan.kernel("row_input_gradient")?.read(x)?.read(grad)?.write_new(&dx)?;
-    plan.run(gated(kernel)?.read(&factors)?.int(train), tiling)?;
+    let tiling = blocks.tiling(&[x, grad, &dx])?;
+    let kernel = blocks.kernel("row_input_gradient")?.read(x)?.read(grad)?.write_new(&dx)?;
+    blocks.run(gated(kernel)?.read(&factors)?.int(train), tiling)?;
     Ok((dx, dweight, dbias))
 }
 
-struct Plan<'a> {
+struct RowBlocks<'a> {
     gpu: &'a Gpu,
     rows: usize,
     channels: usize,
@@ -97,7 +97,7 @@ struct Plan<'a> {
     wide: DType,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> RowBlocks<'a> {
     fn new(gpu: &'a Gpu, x: &Tensor, layout: Channels) -> Self {
         let Channels { outer: rows, channels, .. } = layout;
         Self { gpu, rows, channels, dtype: x.dtype(), wide: accumulator(x.dtype()) }

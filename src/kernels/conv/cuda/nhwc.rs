@@ -7,8 +7,8 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{Shape, WORKSPACE, library, library_gradient, rows, sizes, without_cudnn};
-use crate::kernels::algorithm::chosen;
-use crate::kernels::cuda::{Gpu, Grid, Matrices, Pass, Product, Source, pack, suffix};
+use crate::kernels::choice::algorithm::chosen;
+use crate::kernels::cuda::{Gpu, Grid, Matrices, PassKind, Product, Source, pack, suffix};
 use crate::kernels::elementwise::cuda::in_dtype as near;
 use crate::kernels::elementwise::{add_assign, plain};
 use crate::kernels::gemm::add_bias;
@@ -34,16 +34,16 @@ pub(super) fn forward(
 ) -> Result<Tensor> {
     let (dtype, dims) = (x.dtype(), shape.out_dims());
     if shape.depthwise() {
-        chosen(Pass::Forward.name(), "depthwise kernel", shape);
+        chosen(PassKind::Forward.name(), "depthwise kernel", shape);
         let y = gpu.empty(&dims, if out == dtype { out } else { wide })?;
         return depthwise(gpu, "depthwise", [x, weight, &y], bias, shape, out);
     }
     let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
-    if let Some(y) = library(gpu, Pass::Forward, shape, [x, weight], product_dtype, None)? {
+    if let Some(y) = library(gpu, PassKind::Forward, shape, [x, weight], product_dtype, None)? {
         return biased(gpu, &y, bias, out);
     }
-    without_cudnn(gpu, Pass::Forward, "im2col, cublas", shape, dtype);
-    let tiles = Tiles::new(shape, dtype);
+    without_cudnn(gpu, PassKind::Forward, "im2col, cublas", shape, dtype);
+    let tiles = ImageTiles::new(shape, dtype);
     let weight = tiles.weight(gpu, weight)?;
     let groups = shape.geometry.groups;
     with_bias(gpu, &dims, [dtype, wide, out], bias, groups, |y, bias| {
@@ -81,20 +81,20 @@ pub(super) fn dgrad(
 ) -> Result<Tensor> {
     let (dtype, dims) = (grad.dtype(), shape.input_dims());
     if shape.depthwise() {
-        chosen(Pass::Dgrad.name(), "depthwise kernel", shape);
+        chosen(PassKind::Dgrad.name(), "depthwise kernel", shape);
         let dx = gpu.empty(&dims, if out == dtype { out } else { wide })?;
         return depthwise(gpu, "depthwise_dgrad", [grad, weight, &dx], bias, shape, out);
     }
     let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
-    if let Some(dx) = library(gpu, Pass::Dgrad, shape, [grad, weight], product_dtype, None)? {
+    if let Some(dx) = library(gpu, PassKind::Dgrad, shape, [grad, weight], product_dtype, None)? {
         return biased(gpu, &dx, bias, out);
     }
     // Summed after the product, so not rounded by it.
-    without_cudnn(gpu, Pass::Dgrad, "im2col, cublas", shape, dtype);
-    let tiles = Tiles::of_images(shape, wide);
+    without_cudnn(gpu, PassKind::Dgrad, "im2col, cublas", shape, dtype);
+    let tiles = ImageTiles::of_images(shape, wide);
     let weight = tiles.weight(gpu, weight)?;
     let (groups, outs) = (shape.geometry.groups, shape.group_out());
-    let of = |tile: &Tile, grad: &Tensor, to: Matrices<'_>, bias: Option<&Tensor>| {
+    let of = |tile: &ImageTile, grad: &Tensor, to: Matrices<'_>, bias: Option<&Tensor>| {
         let product_of = Product {
             batch: groups,
             m: tile.count,
@@ -108,7 +108,7 @@ pub(super) fn dgrad(
     };
     if shape.pointwise() {
         return with_bias(gpu, &dims, [dtype, wide, out], bias, groups, |dx, bias| {
-            let tile = Tile { first: 0, count: shape.batch * shape.pixels() };
+            let tile = ImageTile { first: 0, count: shape.batch * shape.pixels() };
             of(&tile, grad, rows(dx, shape.c_in, shape.group_in()), bias)
         });
     }
@@ -139,15 +139,15 @@ pub(super) fn wgrad(
 ) -> Result<Tensor> {
     let dtype = x.dtype();
     if shape.depthwise() {
-        chosen(Pass::Wgrad.name(), "depthwise kernel", shape);
+        chosen(PassKind::Wgrad.name(), "depthwise kernel", shape);
         return in_dtype(&depthwise_wgrad(gpu, x, grad, shape, wide)?, out);
     }
     let written = library_gradient(dtype, out, wide);
-    if let Some(dw) = library(gpu, Pass::Wgrad, shape, [x, grad], written, None)? {
+    if let Some(dw) = library(gpu, PassKind::Wgrad, shape, [x, grad], written, None)? {
         return from_taps(gpu, &dw, shape, shape.taps(), out);
     }
-    without_cudnn(gpu, Pass::Wgrad, "im2col, cublas", shape, dtype);
-    let tiles = Tiles::new(shape, dtype);
+    without_cudnn(gpu, PassKind::Wgrad, "im2col, cublas", shape, dtype);
+    let tiles = ImageTiles::new(shape, dtype);
     let (groups, outs) = (shape.geometry.groups, shape.group_out());
     let mut sum: Option<Tensor> = None;
     for tile in tiles.all() {
@@ -307,7 +307,7 @@ fn biased(gpu: &Gpu, y: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Te
 }
 
 /// Tiles of a batch's pixels, small enough for their rows to fit the workspace.
-struct Tiles<'a> {
+struct ImageTiles<'a> {
     shape: &'a Shape,
     /// Elements of a group's row: its taps, or so many that each row begins as matrices like it.
     row: usize,
@@ -315,7 +315,7 @@ struct Tiles<'a> {
     count: usize,
 }
 
-struct Tile {
+struct ImageTile {
     first: usize,
     count: usize,
 }
@@ -333,7 +333,7 @@ impl Columns {
     }
 }
 
-impl<'a> Tiles<'a> {
+impl<'a> ImageTiles<'a> {
     fn new(shape: &'a Shape, dtype: DType) -> Self {
         let all = shape.batch * shape.pixels();
         if shape.pointwise() {
@@ -364,9 +364,9 @@ impl<'a> Tiles<'a> {
         self.count * self.row * self.shape.geometry.groups
     }
 
-    fn all(&self) -> impl Iterator<Item = Tile> + use<> {
+    fn all(&self) -> impl Iterator<Item = ImageTile> + use<> {
         let (end, count) = (self.shape.batch * self.shape.pixels(), self.count);
-        (0..end).step_by(count).map(move |first| Tile { first, count: count.min(end - first) })
+        (0..end).step_by(count).map(move |first| ImageTile { first, count: count.min(end - first) })
     }
 
     fn weight(&self, gpu: &Gpu, weight: &Tensor) -> Result<Tensor> {
@@ -378,7 +378,7 @@ impl<'a> Tiles<'a> {
     }
 
     /// The im2row matrix of a tile of `x`.
-    fn columns(&self, gpu: &Gpu, x: &Tensor, tile: &Tile) -> Result<Columns> {
+    fn columns(&self, gpu: &Gpu, x: &Tensor, tile: &ImageTile) -> Result<Columns> {
         let (shape, groups) = (self.shape, self.shape.geometry.groups);
         if shape.pointwise() {
             return Ok(Columns { tensor: tile.of(x)?, ld: shape.c_in, stride: shape.group_in() });
@@ -394,7 +394,7 @@ impl<'a> Tiles<'a> {
     }
 }
 
-impl Tile {
+impl ImageTile {
     /// The tile's pixels of `images`: `(count, c)`.
     fn of(&self, images: &Tensor) -> Result<Tensor> {
         let channels = images.dim(3)?;

@@ -1,15 +1,15 @@
 //! Depthwise NCHW convolutions of stride 1 by 3x3 or 5x5 taps, in vectors.
 //!
 //! A plane, one channel of one image, is widened into a buffer with its padding. The loop then goes down a block of
-//! columns. It loads a row of the buffer once for each tap of a row of the kernel, and adds the products to as many rows
+//! columns. It loads a row of the buffer once for each tap of a row of the kernel. It adds the products to as many rows
 //! of the output as the kernel is high:
 //!
 //! ```text
 //!   row y of the plane  ──▶  output rows  y (taps' row 0),  y - 1 (row 1),  y - 2 (row 2): complete, is stored
 //! ```
 //!
-//! dgrad is the same convolution of the gradient by the turned kernel. wgrad goes down the plane too, with a sum for every
-//! tap in registers, and the last rows of the gradient.
+//! dgrad is the same convolution of the gradient by the turned kernel. In wgrad the loop goes down the plane too.
+//! Registers hold a sum for every tap, and the last rows of the gradient.
 //!
 //! Sums are in F32, in the order of the taps; those of wgrad are of at most [`STRIP`] terms in a lane before they are
 //! added up in F64. No order depends on the number of threads.

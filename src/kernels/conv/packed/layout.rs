@@ -1,7 +1,8 @@
 //! Index arithmetic of a convolution: which input rows and columns meet which taps, and where im2col puts them.
 //!
-//! Nothing here touches data. `Taps` has the offsets of a kernel's rows and columns, `Part` a block of output
-//! pixels, `Cut` how large blocks are, and `RowPanels` where each input row of a block is in the row panels.
+//! Nothing here touches data. `Taps` has the offsets of a kernel's rows and columns. `Part` is a block of
+//! output pixels, `Cut` says how large blocks are, and `RowPanels` where each input row of a block is in the
+//! row panels.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -216,7 +217,7 @@ impl Cut {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::format::Format;
+    use crate::kernels::tensors::format::Format;
 
     /// Every product of a transposed convolution belongs to one phase, which has it once.
     #[test]

@@ -1,7 +1,7 @@
 //! NCHW convolutions by packed GEMM, on processors with AVX2.
 //!
 //! The weights are the left matrix, packed once a pass. The right matrix is im2col of the image, and a thread makes
-//! it block by block: it takes some output pixels, and packs the input rows that they need into row panels that
+//! it block by block. It takes some output pixels, and packs the input rows that they need into row panels that
 //! stay in its second-level cache.
 //!
 //! A row panel holds one input channel as one *column* of the kernel sees it. Rows of the kernel need no copies of

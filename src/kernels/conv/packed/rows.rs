@@ -98,9 +98,9 @@ pub(super) fn bits(from: isize, to: isize) -> u64 {
     below(to) & !below(from)
 }
 
-/// The moves of some positions of a line, `step` pixels apart, of a row of `width` pixels: of
-/// `len` positions from `position` of the line on, the first of which is pixel `first`. Each is one
-/// of at most `lanes` positions, and of one block of positions.
+/// The moves of `len` positions of a line, from `position` on, out of a row of `width` pixels. The
+/// first position is pixel `first`, and the next are `step` pixels apart. Each is one of at most
+/// `lanes` positions, and of one block of positions.
 pub(super) fn moves(
     (first, step, width): (isize, usize, usize),
     (position, len): (usize, usize),
@@ -127,14 +127,14 @@ pub(super) fn moves(
 /// # Safety
 /// Of all methods: the features of `V`. A row has the pixels that a move has inside; `dst` the places.
 pub(super) trait RowPanel {
-    type Source: Copy + Sync;
+    type Input: Copy + Sync;
     type Place: Copy;
     /// Positions of a vector.
     const LANES: usize;
     /// Whether its words are those of [`Vectors::for_bf16`].
     const BF16: bool;
     unsafe fn copy_row<V: Vector>(
-        rows: [Option<*const Self::Source>; 2],
+        rows: [Option<*const Self::Input>; 2],
         by: Move,
         step: usize,
         dst: *mut Self::Place,
@@ -146,7 +146,7 @@ pub(super) trait RowPanel {
 pub(super) struct Widened<S>(std::marker::PhantomData<S>);
 
 impl<S: Stored> RowPanel for Widened<S> {
-    type Source = S;
+    type Input = S;
     type Place = f32;
     const LANES: usize = 16;
     const BF16: bool = false;
@@ -195,7 +195,7 @@ unsafe fn inside<S: Stored, V: Vector>(row: *const S, by: Move, at: isize) -> V 
 pub(super) struct Bf16Rows;
 
 impl RowPanel for Bf16Rows {
-    type Source = bf16;
+    type Input = bf16;
     type Place = bf16;
     const LANES: usize = 32;
     const BF16: bool = true;
@@ -244,7 +244,7 @@ unsafe fn inside_pairs<V: Vector>(row: *const bf16, by: Move, at: isize) -> V {
 pub(super) struct Bf16Pairs;
 
 impl RowPanel for Bf16Pairs {
-    type Source = bf16;
+    type Input = bf16;
     type Place = u32;
     const LANES: usize = 16;
     const BF16: bool = true;

@@ -67,7 +67,7 @@ impl<S: Stored + 'static> NchwImages<'_, S> {
     /// Fills row panels of `per` channels each.
     fn pack<L: RowPanel>(
         &self,
-        x: &[L::Source],
+        x: &[L::Input],
         taps: &Taps,
         part: &Part,
         row_panels: &RowPanels,
@@ -122,7 +122,7 @@ impl<S: Stored + 'static> NchwImages<'_, S> {
 #[inline(always)]
 #[allow(clippy::type_complexity)]
 unsafe fn pack<L: RowPanel, V: Vector>(
-    (x, image, channel): (*const L::Source, usize, usize),
+    (x, image, channel): (*const L::Input, usize, usize),
     &(ref channels, per, (height, width), step): &(Range<usize>, usize, (usize, usize), usize),
     (slots, row_panel, line): (&[isize], usize, usize),
     moves_of: &[Vec<Move>],

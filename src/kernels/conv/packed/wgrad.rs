@@ -250,8 +250,8 @@ impl Wgrad<'_> {
         });
     }
 
-    /// The words of both operands, where they can be read as they lie: of whole images, or rows of one, that a single tap
-    /// meets pixel by pixel, in whole blocks.
+    /// The words of both operands, where they can be read as they lie. Those are whole images, or rows of one, that a
+    /// single tap meets pixel by pixel, in whole blocks.
     fn in_place<'d, S: 'static, G: 'static>(
         &self,
         x: &'d [S],

@@ -3,11 +3,11 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::*;
-use crate::kernels::algorithm::fallbacks;
+use crate::kernels::choice::algorithm::fallbacks;
 use crate::kernels::cuda::Gpu;
-use crate::kernels::devices::gpus;
 use crate::kernels::elementwise::testing::{assert_gpus_agree, epsilon, values};
-use crate::kernels::own_process::in_own_process;
+use crate::kernels::testing::devices::gpus;
+use crate::kernels::testing::own_process::in_own_process;
 
 /// Held by tests that change how weight gradients are written.
 static WRITTEN: Mutex<()> = Mutex::new(());
@@ -15,7 +15,7 @@ static WRITTEN: Mutex<()> = Mutex::new(());
 #[test]
 fn gpus_agree() {
     let _held = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
-    crate::kernels::cudnn::set_cudnn_f32_weight_gradients(true);
+    crate::kernels::choice::cudnn::set_cudnn_f32_weight_gradients(true);
     let mut rng = generator(31);
     let uneven = Geometry { padding: (0, 2), ..geometry(2, 0, 1, 1) };
     for (dims, c_out, kernel, geometry) in [
@@ -86,7 +86,7 @@ fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> 
         let largest = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
         let (x, grad) = (x.to_device(device)?, grad.to_device(device)?);
         for exact in [false, true] {
-            crate::kernels::cudnn::set_cudnn_f32_weight_gradients(exact);
+            crate::kernels::choice::cudnn::set_cudnn_f32_weight_gradients(exact);
             for dw in [
                 wgrad(&x, &grad, &dims, geometry, DType::F32)?,
                 weight_gradient_last(&x, &grad, &dims, geometry, DType::F32)?,
@@ -102,14 +102,14 @@ fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> 
             }
         }
     }
-    crate::kernels::cudnn::set_cudnn_f32_weight_gradients(false);
+    crate::kernels::choice::cudnn::set_cudnn_f32_weight_gradients(false);
     Ok(())
 }
 
 /// Channels last, halves go to cuDNN's graph API, which adds the bias and may write F32; all else to the older functions.
 #[test]
 fn halves_with_channels_last_go_to_the_graph_api() -> Result<()> {
-    use crate::kernels::algorithm::take;
+    use crate::kernels::choice::algorithm::take;
     let _held = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut rng = generator(36);
     let (geometry, dims, w_dims) = (geometry(1, 1, 1, 1), [2, 8, 6, 7], [16, 8, 3, 3]);
@@ -129,7 +129,7 @@ fn halves_with_channels_last_go_to_the_graph_api() -> Result<()> {
                 false => format!("cudnn, {pass}, FMA_MATH"),
             };
             for exact in [false, true] {
-                crate::kernels::cudnn::set_cudnn_f32_weight_gradients(exact);
+                crate::kernels::choice::cudnn::set_cudnn_f32_weight_gradients(exact);
                 forward_last(&x, &weight, Some(&bias), geometry, dtype)?;
                 expect(&of("FWD_ALGO_IMPLICIT_PRECOMP_GEMM"));
                 input_gradient_last(&grad, &weight, Some(&back_bias), &dims, geometry, dtype)?;
@@ -142,7 +142,7 @@ fn halves_with_channels_last_go_to_the_graph_api() -> Result<()> {
                     false => "cudnn, BWD_FILTER_ALGO_1, FMA_MATH",
                 });
             }
-            crate::kernels::cudnn::set_cudnn_f32_weight_gradients(false);
+            crate::kernels::choice::cudnn::set_cudnn_f32_weight_gradients(false);
         }
     }
     Ok(())
@@ -162,7 +162,7 @@ fn gpus_agree_whatever_their_libraries_do_not_support() -> Result<()> {
     }
     let mut rng = generator(34);
     for round in 0..12 {
-        crate::kernels::cudnn::set_cudnn_benchmark(round % 2 == 1);
+        crate::kernels::choice::cudnn::set_cudnn_benchmark(round % 2 == 1);
         let dtype = DTYPES[round % DTYPES.len()];
         let [channels, size] = [8 + round, 5 + round / 4];
         let (dims, w_dims) = ([2, channels, size, 7], [6, channels, 3, 3]);
@@ -300,7 +300,7 @@ fn gpus_agree_on_mixed_and_strided_operands() {
     for (measured, (left, right)) in
         [false, true].into_iter().flat_map(|measured| pairs.map(|pair| (measured, pair)))
     {
-        crate::kernels::cudnn::set_cudnn_benchmark(measured);
+        crate::kernels::choice::cudnn::set_cudnn_benchmark(measured);
         let x = random(&mut rng, &[2, 7, 6, 4], left).permute((0, 3, 1, 2)).unwrap();
         let weight = random(&mut rng, &[4, 5, 3, 3], right).transpose(0, 1).unwrap();
         let grad = random(&mut rng, &[5, 2, 7, 6], right).transpose(0, 1).unwrap();
@@ -315,7 +315,7 @@ fn gpus_agree_on_mixed_and_strided_operands() {
             ])
         });
     }
-    crate::kernels::cudnn::set_cudnn_benchmark(false);
+    crate::kernels::choice::cudnn::set_cudnn_benchmark(false);
 }
 
 #[test]

@@ -92,7 +92,9 @@ fn description(dtype: DType, a: &Operand, b: &Operand, bias: u64) -> Result<Desc
     use sys::cublasComputeType_t as Compute;
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
     let compute = match dtype {
-        DType::F32 if crate::kernels::tf32::allow_tf32() => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
+        DType::F32 if crate::kernels::choice::tf32::allow_tf32() => {
+            Compute::CUBLAS_COMPUTE_32F_FAST_TF32
+        }
         _ => Compute::CUBLAS_COMPUTE_32F,
     };
     let scale = sys::cudaDataType_t::CUDA_R_32F;

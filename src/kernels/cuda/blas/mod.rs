@@ -234,7 +234,7 @@ fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
 fn compute_type(dtype: DType) -> sys::cublasComputeType_t {
     match dtype {
         DType::F64 => sys::cublasComputeType_t::CUBLAS_COMPUTE_64F,
-        DType::F32 if crate::kernels::tf32::allow_tf32() => {
+        DType::F32 if crate::kernels::choice::tf32::allow_tf32() => {
             sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
         }
         _ => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,

@@ -5,8 +5,8 @@ use candle_core::{DType, Device, Tensor};
 use super::*;
 use crate::Result;
 use crate::kernels::cuda::Graph;
-use crate::kernels::devices::gpus;
-use crate::kernels::own_process::in_own_process;
+use crate::kernels::testing::devices::gpus;
+use crate::kernels::testing::own_process::in_own_process;
 
 const HERE: &str = "kernels::cuda::blas::tests::";
 

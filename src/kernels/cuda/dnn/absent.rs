@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Bias, Convolution, Gpu, Pass};
+use super::{Bias, Convolution, Gpu, PassKind};
 
 impl Gpu {
     pub(crate) fn has_convolutions(&self) -> bool {
@@ -11,7 +11,7 @@ impl Gpu {
 
     pub(crate) fn convolution(
         &self,
-        _: Pass,
+        _: PassKind,
         _: &Convolution,
         [_, _, _]: [&Tensor; 3],
         bias: Option<&Bias<'_>>,

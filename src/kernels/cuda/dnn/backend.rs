@@ -131,7 +131,7 @@ impl Descriptor {
     /// Runs this plan on what `pack` names.
     pub(super) fn execute(&self, handle: sys::cudnnHandle_t, pack: &Self) -> Answer<()> {
         // SAFETY: the handle, the plan and the pack are alive. That the pack's addresses are those of the plan's tensors
-        // is what `graph::Plan::run` asks of its caller.
+        // is what `graph::ExecutionPlan::run` asks of its caller.
         unsafe { sys::cudnnBackendExecute(handle, self.0.0, pack.0.0) }.result()
     }
 }

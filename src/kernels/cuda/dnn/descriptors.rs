@@ -9,7 +9,7 @@ use cudarc::cudnn::sys;
 use super::status::supported;
 use crate::error::bail;
 use crate::kernels::cuda::Convolution;
-use crate::kernels::format::Format;
+use crate::kernels::tensors::format::Format;
 
 /// Declares an owner of a descriptor, which destroys it.
 macro_rules! owned {

@@ -23,8 +23,8 @@ use cudarc::cudnn::sys::{
 use super::backend::{Answer, Descriptor, Raw};
 use super::descriptors::data_type;
 use super::{WORKSPACE, lasting};
-use crate::kernels::cuda::{Convolution, Pass};
-use crate::kernels::format::Format;
+use crate::kernels::cuda::{Convolution, PassKind};
+use crate::kernels::tensors::format::Format;
 
 /// The engines that a heuristic is asked for.
 const ENGINES: usize = 16;
@@ -54,7 +54,7 @@ const REFUSED: [Note; 8] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     convolution: Convolution,
-    pass: Pass,
+    pass: PassKind,
     /// Of what is read, and of what is written.
     dtypes: [DType; 2],
     bias: Option<DType>,
@@ -66,16 +66,16 @@ impl Key {
     /// `None` where the graph API is not asked.
     pub(super) fn of(
         convolution: &Convolution,
-        pass: Pass,
+        pass: PassKind,
         tensors: [&Tensor; 3],
         bias: Option<&Tensor>,
         addresses: &[u64],
     ) -> Option<Self> {
         let [input, weight, output] = tensors.map(Tensor::dtype);
         let (read, written) = match pass {
-            Pass::Forward => ([input, weight], output),
-            Pass::Dgrad => ([weight, output], input),
-            Pass::Wgrad => ([input, output], weight),
+            PassKind::Forward => ([input, weight], output),
+            PassKind::Dgrad => ([weight, output], input),
+            PassKind::Wgrad => ([input, output], weight),
         };
         let is_16_bit = matches!(read[0], DType::F16 | DType::BF16) && read[0] == read[1];
         let known = is_16_bit && (written == read[0] || written == DType::F32);
@@ -93,7 +93,7 @@ impl Key {
 
 /// An engine that has been set up for a graph.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct ExecutionPlan {
     plan: Descriptor,
     pub(super) workspace: usize,
     /// The engine, as a trace shows it.
@@ -102,7 +102,7 @@ pub(super) struct Plan {
     _parts: Vec<Descriptor>,
 }
 
-impl Plan {
+impl ExecutionPlan {
     /// The first engine that will do; `None` if there is none.
     ///
     /// An engine that cannot be set up, for whatever reason, is passed over.
@@ -127,7 +127,7 @@ impl Plan {
     }
 
     /// Computes the pass. The addresses are those of the convolution's input, weight and output, as large as the key
-    /// says; then of the bias, if it has one; and of as many bytes of workspace as this plan needs.
+    /// says. Then come those of the bias, if it has one, and of as many bytes of workspace as this plan needs.
     pub(super) fn run(
         &self,
         handle: sys::cudnnHandle_t,
@@ -200,10 +200,10 @@ impl Key {
             raw
         };
         Ok((|| {
-            let x = keep(self.tensor(INPUT, input, of(pass == Pass::Dgrad), false)?);
-            let w = keep(self.tensor(WEIGHT, weight, of(pass == Pass::Wgrad), false)?);
-            let y = keep(self.tensor(OUTPUT, output, of(pass == Pass::Forward), false)?);
-            let result_dims = if pass == Pass::Dgrad { input } else { output };
+            let x = keep(self.tensor(INPUT, input, of(pass == PassKind::Dgrad), false)?);
+            let w = keep(self.tensor(WEIGHT, weight, of(pass == PassKind::Wgrad), false)?);
+            let y = keep(self.tensor(OUTPUT, output, of(pass == PassKind::Forward), false)?);
+            let result_dims = if pass == PassKind::Dgrad { input } else { output };
             let sum = match bias {
                 Some(_) => Some(keep(self.tensor(SUM, result_dims, single, true)?)),
                 None => None,
@@ -225,9 +225,9 @@ impl Key {
             );
             // What the sums go to.
             let [x, w, y, result] = match pass {
-                Pass::Forward => [x, w, sum.unwrap_or(y), y],
-                Pass::Dgrad => [sum.unwrap_or(x), w, y, x],
-                Pass::Wgrad => [x, w, y, w],
+                PassKind::Forward => [x, w, sum.unwrap_or(y), y],
+                PassKind::Dgrad => [sum.unwrap_or(x), w, y, x],
+                PassKind::Wgrad => [x, w, y, w],
             };
             let operation = Operation::of(pass);
             let mut operations = vec![keep(
@@ -299,9 +299,9 @@ struct Operation {
 }
 
 impl Operation {
-    fn of(pass: Pass) -> Self {
+    fn of(pass: PassKind) -> Self {
         match pass {
-            Pass::Forward => Self {
+            PassKind::Forward => Self {
                 kind: Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
                 input: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
                 weight: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
@@ -310,7 +310,7 @@ impl Operation {
                 alpha: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
                 beta: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA,
             },
-            Pass::Dgrad => Self {
+            PassKind::Dgrad => Self {
                 kind: Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
                 input: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
                 weight: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
@@ -319,7 +319,7 @@ impl Operation {
                 alpha: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
                 beta: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA,
             },
-            Pass::Wgrad => Self {
+            PassKind::Wgrad => Self {
                 kind: Kind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
                 input: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
                 weight: Name::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,

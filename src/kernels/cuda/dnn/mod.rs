@@ -24,8 +24,8 @@ use cudarc::cudnn::sys;
 use cudarc::driver::CudaStream;
 
 use super::quick::Quick;
-use super::{Bias, Convolution, Gpu, Pass, address, launched};
-use crate::kernels::algorithm::fell_back;
+use super::{Bias, Convolution, Gpu, PassKind, address, launched};
+use crate::kernels::choice::algorithm::fell_back;
 use plan::{Algorithm, Plan};
 use status::supported;
 
@@ -42,7 +42,7 @@ struct Library {
     stream: Arc<CudaStream>,
     /// `None` where the library has nothing that will do.
     plans: RefCell<Quick<Key, Option<Rc<Plan>>>>,
-    graphs: RefCell<Quick<graph::Key, Option<Rc<graph::Plan>>>>,
+    graphs: RefCell<Quick<graph::Key, Option<Rc<graph::ExecutionPlan>>>>,
 }
 
 /// What came of the graph API.
@@ -57,7 +57,7 @@ enum ByGraph {
 }
 
 /// Convolution, pass, dtype, and whether the choice was by measuring.
-type Key = (Convolution, Pass, DType, bool);
+type Key = (Convolution, PassKind, DType, bool);
 
 #[allow(unsafe_code)]
 impl Library {
@@ -113,12 +113,13 @@ impl Gpu {
     /// `None` where the library has no algorithm for it, and nothing was computed.
     pub(crate) fn convolution(
         &self,
-        pass: Pass,
+        pass: PassKind,
         convolution: &Convolution,
         tensors: [&Tensor; 3],
         bias: Option<&Bias<'_>>,
     ) -> Result<Option<&'static str>> {
-        let (library, measured) = (self.library()?, crate::kernels::cudnn::cudnn_benchmark());
+        let (library, measured) =
+            (self.library()?, crate::kernels::choice::cudnn::cudnn_benchmark());
         let dtype = tensors[0].dtype();
         let addresses = Addresses::of(tensors)?;
         // What the graph API's engines would be measured by is not written.
@@ -172,7 +173,7 @@ impl Gpu {
     fn by_graph(
         &self,
         library: &Library,
-        (convolution, pass): (&Convolution, Pass),
+        (convolution, pass): (&Convolution, PassKind),
         tensors: [&Tensor; 3],
         addresses: Addresses,
         bias: Option<&Bias<'_>>,
@@ -196,7 +197,7 @@ impl Gpu {
             Some(plan) => plan,
             None => {
                 // Whatever else cuDNN has against the graph, the older calls may do the same convolution.
-                let chosen = supported(graph::Plan::choose(library.handle, &key)?);
+                let chosen = supported(graph::ExecutionPlan::choose(library.handle, &key)?);
                 let plan = match chosen {
                     Ok(plan) => plan.flatten().map(Rc::new).or_else(|| {
                         no_engine(&"not supported");

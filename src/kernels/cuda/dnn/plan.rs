@@ -18,7 +18,7 @@ use cudarc::cudnn::{result as cudnn, sys};
 use super::descriptors::{Descriptors, math};
 use super::status::supported;
 use super::{Addresses, Key, PLACE, WORKSPACE, lasting};
-use crate::kernels::cuda::{Gpu, Pass, address};
+use crate::kernels::cuda::{Gpu, PassKind, address};
 
 /// cuDNN's name of an algorithm: each pass has an enumeration of its own.
 #[derive(Clone, Copy, Debug)]
@@ -194,13 +194,13 @@ macro_rules! candidates {
 
 /// cuDNN's heuristics: nothing runs on the device.
 #[allow(unsafe_code)]
-fn expected(handle: sys::cudnnHandle_t, pass: Pass, descriptors: &Descriptors) -> Found {
+fn expected(handle: sys::cudnnHandle_t, pass: PassKind, descriptors: &Descriptors) -> Found {
     let ((x, w, y, convolution), most) = (descriptors.raw(), MOST as c_int);
     // SAFETY: the descriptors are alive, and there is room for as many answers as are asked for, of
     // which zeros are some.
     unsafe {
         match pass {
-            Pass::Forward => {
+            PassKind::Forward => {
                 candidates!(sys::cudnnConvolutionFwdAlgoPerf_t, Forward, |count, answers| {
                     sys::cudnnGetConvolutionForwardAlgorithm_v7(
                         handle,
@@ -214,7 +214,7 @@ fn expected(handle: sys::cudnnHandle_t, pass: Pass, descriptors: &Descriptors) -
                     )
                 })
             }
-            Pass::Dgrad => {
+            PassKind::Dgrad => {
                 candidates!(sys::cudnnConvolutionBwdDataAlgoPerf_t, Dgrad, |count, answers| {
                     sys::cudnnGetConvolutionBackwardDataAlgorithm_v7(
                         handle,
@@ -228,7 +228,7 @@ fn expected(handle: sys::cudnnHandle_t, pass: Pass, descriptors: &Descriptors) -
                     )
                 })
             }
-            Pass::Wgrad => {
+            PassKind::Wgrad => {
                 candidates!(sys::cudnnConvolutionBwdFilterAlgoPerf_t, Wgrad, |count, answers| {
                     sys::cudnnGetConvolutionBackwardFilterAlgorithm_v7(
                         handle,
@@ -251,7 +251,7 @@ fn expected(handle: sys::cudnnHandle_t, pass: Pass, descriptors: &Descriptors) -
 fn measured(
     gpu: &Gpu,
     handle: sys::cudnnHandle_t,
-    pass: Pass,
+    pass: PassKind,
     descriptors: &Descriptors,
     tensors: Addresses,
 ) -> Result<Found> {
@@ -263,7 +263,7 @@ fn measured(
     // the one it writes is written, and the workspace is as large as it says.
     Ok(unsafe {
         match pass {
-            Pass::Forward => {
+            PassKind::Forward => {
                 candidates!(sys::cudnnConvolutionFwdAlgoPerf_t, Forward, |count, answers| {
                     sys::cudnnFindConvolutionForwardAlgorithmEx(
                         handle,
@@ -282,7 +282,7 @@ fn measured(
                     )
                 })
             }
-            Pass::Dgrad => {
+            PassKind::Dgrad => {
                 candidates!(sys::cudnnConvolutionBwdDataAlgoPerf_t, Dgrad, |count, answers| {
                     sys::cudnnFindConvolutionBackwardDataAlgorithmEx(
                         handle,
@@ -301,7 +301,7 @@ fn measured(
                     )
                 })
             }
-            Pass::Wgrad => {
+            PassKind::Wgrad => {
                 candidates!(sys::cudnnConvolutionBwdFilterAlgoPerf_t, Wgrad, |count, answers| {
                     sys::cudnnFindConvolutionBackwardFilterAlgorithmEx(
                         handle,

@@ -22,8 +22,8 @@ pub(super) fn bf16_over_f32() -> Option<f64> {
 }
 
 /// The ratio of two times: of the shortest of each, as others only lengthen them. They are measured in turns, so that
-/// what takes a processor away for long takes it from both; and again while the ratio is none of a processor's, which are
-/// 1 and 2.
+/// what takes a processor away for long takes it from both. They are measured again while the ratio is none of a
+/// processor's, which are 1 and 2.
 fn ratio([mut first, mut second]: [impl FnMut() -> Duration; 2]) -> f64 {
     const UNSURE: Range<f64> = 1.2..1.8;
     let (mut a, mut b, mut ratio) = (Duration::MAX, Duration::MAX, 0.0);

@@ -61,8 +61,8 @@ impl<'a, T: Bf16Terms> MatrixView<'a, T> {
         self.depth.div_ceil(2).next_multiple_of(16) * T::COUNT
     }
 
-    /// Words of lines, and how many from a line to the next, where they can be read as they lie: pairs
-    /// along the sum, in whole blocks of 16 lines that begin on cache lines.
+    /// Words of lines, and how many from a line to the next, where they can be read as they lie. Those
+    /// are pairs along the sum, in whole blocks of 16 lines that begin on cache lines.
     pub(in crate::kernels) fn as_packed(&self) -> Option<(&'a [u32], usize)> {
         let pairs = T::COUNT == 1 && self.depth_stride == 1 && self.depth.is_multiple_of(2);
         let blocks = self.lines.is_multiple_of(16) && self.line_stride.is_multiple_of(32);

@@ -221,7 +221,7 @@ fn terms_add_up_to_the_element() {
 }
 
 /// Each instruction set packs what one element at a time gives, both ways a matrix can lie in memory and both ways it
-/// can be packed: of any size, beside other elements, into memory of any value.
+/// can be packed. Sizes are any, other elements lie beside, and the memory has any values.
 fn packs_what_single_elements_give<T: Single>(numbers: &[T], other: T) {
     let sizes = [[16, 32], [1, 1], [5, 31], [16, 33], [17, 2], [33, 70], [70, 40]];
     let whole = (0..unless_miri(numbers.len() / 512, 1)).map(|part| (part * 512, sizes[0]));

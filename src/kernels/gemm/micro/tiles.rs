@@ -1,6 +1,6 @@
 //! Tiles of 32 rows, for micro-kernels whose registers have fewer lanes than a vector.
 //!
-//! Up to 128 words of some columns stay in a first-level cache of 32 KiB while all rows of a tile pass, so that the
+//! Up to 128 words of some columns stay in a first-level cache of 32 KiB while all rows of a tile pass. So the
 //! second-level cache is read once for 32 rows.
 #![allow(unsafe_code)]
 
@@ -15,8 +15,8 @@ const TILE_ROWS: usize = 4 * ROWS;
 /// grows with the terms added one after the other.
 const LONGEST: usize = 128;
 
-/// Adds a stretch of the sums to some rows and registers of columns: of the rows from one on, of the registers from one
-/// on, to the lines, from a column on; or writes the first stretch.
+/// Adds a stretch of the sums to the lines, from a column on, or writes the first stretch. The sums are of some rows,
+/// from one on, and some registers of columns, from one on.
 ///
 /// # Safety
 /// The instructions, and the rows and the columns in the slices.

@@ -3,8 +3,8 @@
 use crate::kernels::cpu::parallel;
 use crate::kernels::gemm::micro::{Bf16Terms, MatrixView, with_words};
 
-/// Elements of a sum taken at a time: a block of 64 columns of them is half of a second-level cache: of 1
-/// MiB, or of 2 with tile registers, which alone take terms.
+/// Elements of a sum taken at a time. A block of 64 columns of them is half of a second-level cache: of 1
+/// MiB, or of 2 MiB with tile registers, which alone take terms.
 const DEPTH: [usize; 3] = [4096, 4096, 2720];
 
 /// A side as the micro-kernel reads it, for a part of the sum.

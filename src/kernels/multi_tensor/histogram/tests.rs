@@ -70,7 +70,7 @@ fn f64_beyond_the_counted_exponents_counts_as_the_last() -> Result<()> {
 
 #[test]
 fn gpus_count_as_the_cpu_does() -> Result<()> {
-    for gpu in crate::kernels::devices::gpus() {
+    for gpu in crate::kernels::testing::devices::gpus() {
         for len in [0, 1, 33, 20_003] {
             for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
                 let x = Tensor::new(wild(len), &Device::Cpu)?.to_dtype(dtype)?;

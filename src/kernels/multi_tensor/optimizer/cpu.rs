@@ -3,7 +3,7 @@
 use candle_core::{DType, Result};
 
 use super::rule::{Rule, Squares};
-use super::storage::{Gradient, GradientSlice, Number, Part};
+use super::storage::{Chunk, FromSlice, Gradient, GradientSlice};
 use super::{Master, Slot};
 use crate::error::bail;
 use crate::kernels::cpu::in_place::{Access, Locked, SliceMut, lock_sets};
@@ -51,8 +51,8 @@ fn accesses<'a>(slot: &Slot<'a>) -> Vec<Access<'a>> {
 
 /// A part of a slot, in the type of its arithmetic.
 enum Typed<'a> {
-    F32(Part<'a, f32>),
-    F64(Part<'a, f64>),
+    F32(Chunk<'a, f32>),
+    F64(Chunk<'a, f64>),
 }
 
 impl Typed<'_> {
@@ -88,7 +88,7 @@ fn update(slots: &[Slot<'_>], locked: &mut [Vec<Locked<'_>>]) -> Result<Vec<Squa
 }
 
 /// All of a slot.
-fn part<'a, T: Number>(slot: &Slot<'_>, locked: &'a mut [Locked<'_>]) -> Result<Part<'a, T>> {
+fn part<'a, T: FromSlice>(slot: &Slot<'_>, locked: &'a mut [Locked<'_>]) -> Result<Chunk<'a, T>> {
     let [variable, gradient, others @ ..] = locked else { bail!("a variable and its gradient") };
     let source = match slot.gradient.dtype() {
         DType::F16 => GradientSlice::F16(gradient.slice()?),
@@ -107,11 +107,11 @@ fn part<'a, T: Number>(slot: &Slot<'_>, locked: &'a mut [Locked<'_>]) -> Result<
     for (place, other) in slices[first..].iter_mut().zip(others) {
         *place = other.slice_mut()?;
     }
-    Part::new(slices, gradient, slot.variable.elem_count(), slot.seed)
+    Chunk::new(slices, gradient, slot.variable.elem_count(), slot.seed)
 }
 
 /// Cuts a part where multiples of a task's size fall.
-fn cut<'a, T: Number>(mut part: Part<'a, T>, mut each: impl FnMut(Part<'a, T>)) {
+fn cut<'a, T: FromSlice>(mut part: Chunk<'a, T>, mut each: impl FnMut(Chunk<'a, T>)) {
     while part.len() > TASK {
         let (first, rest) = part.split_at(TASK);
         each(first);
@@ -120,7 +120,7 @@ fn cut<'a, T: Number>(mut part: Part<'a, T>, mut each: impl FnMut(Part<'a, T>)) 
     each(part);
 }
 
-fn run<T: Number>(part: Part<'_, T>, rule: Rule) -> Squares {
+fn run<T: FromSlice>(part: Chunk<'_, T>, rule: Rule) -> Squares {
     let (mut part, mut squares) = (Some(part), [0.0; 2]);
     vectorise_in::<T>(
         #[inline(always)]

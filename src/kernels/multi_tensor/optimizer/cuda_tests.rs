@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use super::tests::{KINDS, LENGTHS, Start, close, rules};
 use super::{AdamW, Rule, Skip};
-use crate::kernels::devices::gpus;
+use crate::kernels::testing::devices::gpus;
 
 impl Start {
     fn to(&self, device: &Device) -> Result<Self> {

@@ -40,8 +40,8 @@ pub(crate) struct Slot<'a> {
     pub(crate) variable: &'a Tensor,
     pub(crate) master: Master<'a>,
     /// In the order the rule names them, `F32` (`F64` for `F64` variables) or `BF16`, which is
-    /// rounded at random: to nearest, a second moment would stop at a size where a thousandth of it
-    /// is below the last bit.
+    /// rounded at random. Rounded to nearest, a second moment would stop at a size where a
+    /// thousandth of it is below the last bit.
     pub(crate) states: &'a [Tensor],
     /// `F64` for an `F64` variable, else `F32`, `F16` or `BF16`.
     pub(crate) gradient: &'a Tensor,

@@ -7,8 +7,8 @@ use crate::kernels::cpu::lane::Lane;
 /// The bits of an `F32` as a `BF16`, its nearest, and what is left over, so that [`rebuild`] gives
 /// the same bits again.
 ///
-/// A tie goes away from zero, and must: of the `F32` numbers 65,537 round to an even `BF16` where
-/// ties go to even, one more than 16 bits can tell apart. That is another `BF16` than rounding to
+/// A tie goes away from zero, and must. If ties went to even, 65,537 `F32` numbers would round to
+/// an even `BF16`: one more than 16 bits can tell apart. That is another `BF16` than rounding to
 /// even gives in one of 2¹⁷ numbers. NaN stays NaN; a payload in the low 16 bits alone comes back
 /// with the quiet bit set.
 #[inline(always)]

@@ -5,9 +5,9 @@
 //! type are updated where they are, without a buffer.
 //!
 //! A weight in F16 or BF16 needs more bits than it has, because an update is often smaller than half its last place.
-//! There are three ways to keep them: an F32 master; for BF16 the remainder, the 16 bits of an F32 that BF16 lacks
-//! ([`split`]); or no bits, but rounding up or down at random so that the mean is right. States may be BF16 too,
-//! and are then rounded at random.
+//! There are three ways to keep them. An F32 master has all of them. For BF16 a remainder has the 16 bits of an F32
+//! that BF16 lacks ([`split`]). The third way keeps no bits, and rounds up or down at random so that the mean is
+//! right. States may be BF16 too, and are then rounded at random.
 
 use candle_core::Result;
 use half::{bf16, f16};
@@ -22,19 +22,19 @@ use crate::kernels::cpu::lane::Lane;
 /// Elements at a time: five buffers of these stay in the first-level cache.
 const BLOCK: usize = 1024;
 
-/// The type of the arithmetic.
-pub(super) trait Number: Real {
+/// The type of the arithmetic, `f32` or `f64`.
+pub(super) trait FromSlice: Real {
     /// The elements of a slice of this type, or what it was.
     fn own(slice: SliceMut<'_>) -> std::result::Result<&mut [Self], SliceMut<'_>>;
 }
 
-impl Number for f32 {
+impl FromSlice for f32 {
     fn own(slice: SliceMut<'_>) -> std::result::Result<&mut [f32], SliceMut<'_>> {
         if let SliceMut::F32(x) = slice { Ok(x) } else { Err(slice) }
     }
 }
 
-impl Number for f64 {
+impl FromSlice for f64 {
     fn own(slice: SliceMut<'_>) -> std::result::Result<&mut [f64], SliceMut<'_>> {
         if let SliceMut::F64(x) = slice { Ok(x) } else { Err(slice) }
     }
@@ -73,7 +73,7 @@ enum Weight<'a, T> {
     Stochastic(Reduced<'a>, Key),
 }
 
-impl<'a, T: Number> Weight<'a, T> {
+impl<'a, T: FromSlice> Weight<'a, T> {
     fn new(weight: SliceMut<'a>, master: SliceMut<'a>, key: Key) -> Result<Self> {
         let reduced = match T::own(weight) {
             Ok(own) => return Ok(Self::Own(own)),
@@ -185,15 +185,15 @@ fn at_random<T: Real, H: Stochastic>(src: &[T], dst: &mut [H], key: Key, start: 
     H::round_all(block, dst, key, start);
 }
 
-/// How a state is stored.
+/// One state of an optimizer, as it is stored.
 #[derive(Debug)]
-enum State<'a, T> {
+enum StateSlice<'a, T> {
     None,
     Own(&'a mut [T]),
     BF16(&'a mut [bf16], Key),
 }
 
-impl<'a, T: Number> State<'a, T> {
+impl<'a, T: FromSlice> StateSlice<'a, T> {
     fn new(slice: SliceMut<'a>, key: Key) -> Result<Self> {
         match T::own(slice) {
             Ok(own) => Ok(Self::Own(own)),
@@ -263,7 +263,7 @@ pub(super) struct Gradient<'a, T> {
     pub(super) by: [T; 2],
 }
 
-impl<T: Number> Gradient<'_, T> {
+impl<T: FromSlice> Gradient<'_, T> {
     #[inline(always)]
     fn load<'b>(&'b self, start: usize, block: &'b mut [T]) -> &'b [T] {
         let range = start..start + block.len();
@@ -283,16 +283,16 @@ impl<T: Number> Gradient<'_, T> {
 
 /// A range of a tensor's elements: weight, states and gradient.
 #[derive(Debug)]
-pub(super) struct Part<'a, T> {
+pub(super) struct Chunk<'a, T> {
     weight: Weight<'a, T>,
-    states: [State<'a, T>; 3],
+    states: [StateSlice<'a, T>; 3],
     gradient: Gradient<'a, T>,
     /// Where in its tensor it starts.
     first: usize,
     len: usize,
 }
 
-impl<'a, T: Number> Part<'a, T> {
+impl<'a, T: FromSlice> Chunk<'a, T> {
     /// Of `slices`: the weight, its master or remainder or nothing, and the states.
     pub(super) fn new(
         slices: [SliceMut<'a>; 5],
@@ -304,7 +304,11 @@ impl<'a, T: Number> Part<'a, T> {
         let key = |number| Key::new(seed, number);
         Ok(Self {
             weight: Weight::new(weight, master, key(0))?,
-            states: [State::new(a, key(1))?, State::new(b, key(2))?, State::new(c, key(3))?],
+            states: [
+                StateSlice::new(a, key(1))?,
+                StateSlice::new(b, key(2))?,
+                StateSlice::new(c, key(3))?,
+            ],
             gradient,
             first: 0,
             len,

@@ -96,7 +96,7 @@ pub(in super::super) fn convolve<O: Rounded>(
     let images = Images { pixels: from, channels: ins, batch: shape.batch };
     let packed = images.pack(x);
     let taps = shape.kernel_height * shape.kernel_width;
-    let pass = Pass {
+    let pass = TaskInputs {
         isa,
         weight: weight.as_slice(),
         block: ROWS * taps * words,
@@ -251,7 +251,7 @@ impl Rows {
 }
 
 /// What all tasks of a pass read.
-struct Pass<'a> {
+struct TaskInputs<'a> {
     isa: InstructionSet,
     /// Blocks of rows, each `block` words: `(tap, channel / 2, row)`.
     weight: &'a [u32],
@@ -268,7 +268,7 @@ struct Pass<'a> {
     bias: Option<&'a [f32]>,
 }
 
-impl Pass<'_> {
+impl TaskInputs<'_> {
     /// Writes some channels of some images, the first of which is the first of a block; or returns false, where a weight
     /// is not finite.
     fn run<O: Rounded>(

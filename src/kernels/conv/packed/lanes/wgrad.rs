@@ -34,8 +34,8 @@ pub(in super::super::super) fn suits(shape: &Shape, isa: InstructionSet) -> bool
     is_small(shape, isa) && shape.c_out >= TASKS * OUTS
 }
 
-/// See [`super::super::wgrad`]; `None` where a sum is not finite, as padding may have met an infinity, and where a pixel
-/// of `grad` meets padding alone, as no sum would show its infinity.
+/// See [`super::super::wgrad`]; `None` where a sum is not finite, as padding may have met an infinity. Also where a
+/// pixel of `grad` meets padding alone, as no sum would show its infinity.
 pub(in super::super::super) fn wgrad(
     x: &Tensor,
     grad: &Tensor,

@@ -3,8 +3,8 @@
 use crate::kernels::conv::packed::layout::{Part, RowPanels, Taps};
 
 /// Input rows that some positions meet, a line each: pixels of `words` words, with padding. Rows that a
-/// kernel row meets one after the other are lines one after the other, so that all positions of a part
-/// are one sequence; between two rows of it are positions of nothing.
+/// kernel row meets one after the other are lines one after the other. So all positions of a part are
+/// one sequence; positions between two of its rows belong to nothing.
 #[derive(Clone, Debug)]
 pub(super) struct Lines {
     /// The input row of each line; beyond the image where it is padding.

@@ -29,7 +29,7 @@ use super::{ConvPass, Shape, meets_padding, winograd, with_stored};
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
-use crate::kernels::cuda::Pass;
+use crate::kernels::cuda::PassKind;
 use crate::kernels::gemm::micro::InstructionSet::{self, AmxBf16x3};
 use crate::kernels::gemm::micro::{KeptWords, PackedGemm, Rounded, padded_words, with_words};
 use lines::Lines;
@@ -42,14 +42,14 @@ pub(in crate::kernels::conv) use wgrad::wgrad;
 /// BF16x3 for F32 and F16 where it is faster: a pixel is padded to whole registers of 32 channels, and in wgrad an
 /// output channel is a row of the product.
 pub(in crate::kernels::conv) fn isa(
-    pass: Pass,
+    pass: PassKind,
     operands: [&Tensor; 2],
     shape: &Shape,
 ) -> Option<InstructionSet> {
     let pays = |channels: usize| 2 * channels.next_multiple_of(32) <= 3 * channels;
     let bf16x3 = match pass {
-        Pass::Forward | Pass::Dgrad => pays(shape.group_in()) && pays(shape.group_out()),
-        Pass::Wgrad => shape.group_out() >= 16,
+        PassKind::Forward | PassKind::Dgrad => pays(shape.group_in()) && pays(shape.group_out()),
+        PassKind::Wgrad => shape.group_out() >= 16,
     };
     let faster = |isa: InstructionSet| isa.is_f32() && bf16x3 && AmxBf16x3.is_available();
     super::isa(operands, shape).map(|isa| if faster(isa) { AmxBf16x3 } else { isa })

@@ -1,7 +1,7 @@
 //! Which tiles share a vector.
 
-/// Images cut into tiles of two by two output pixels, sixteen a vector: tiles of one row of one
-/// image, of two images where these are at most 16 pixels wide, of four where at most 8.
+/// Images cut into tiles of two by two output pixels, sixteen a vector. These are tiles of one row
+/// of one image; of two images that are at most 16 pixels wide, of four that are at most 8.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grid {
     pub(super) batch: usize,

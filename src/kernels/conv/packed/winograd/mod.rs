@@ -2,8 +2,8 @@
 //! where a tile of two by two pixels takes thirty-six.
 //!
 //! For NCHW images, each lane holds one tile; for NHWC images, one channel (see `nhwc`). A thread transforms three
-//! vectors of tiles of all channels, into memory that stays in its cache, multiplies them by the transformed weights,
-//! one product for each place of a transformed tile, and transforms the sums back.
+//! vectors of tiles of all channels, into memory that stays in its cache. It multiplies them by the transformed
+//! weights, one product for each place of a transformed tile. Then it transforms the sums back.
 //!
 //! Infinities, and sums of the transform that overflow, come out as NaN where they enter a result,
 //! and nowhere else. A pass that meets a result that is not finite is taken again without tiles, so
@@ -30,8 +30,8 @@ use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
-use crate::kernels::format::Format;
 use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_words};
+use crate::kernels::tensors::format::Format;
 use grid::{Grid, VectorTiles};
 pub(super) use nhwc::convolve_nhwc;
 use tiles::Tiles;

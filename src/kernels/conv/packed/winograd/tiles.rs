@@ -23,7 +23,7 @@ pub(super) struct Tiles {
 
 /// A tile's image, and its first pixel in what is written.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tile {
+pub(super) struct WinogradTile {
     image: usize,
     row: usize,
     column: usize,
@@ -49,15 +49,15 @@ impl Tiles {
     }
 
     /// Tile `index` of [`Self::count`].
-    pub(super) fn tile(&self, index: usize) -> Tile {
+    pub(super) fn tile(&self, index: usize) -> WinogradTile {
         let line = index / self.columns;
         let (row, column) = (2 * (line % self.rows), 2 * (index % self.columns));
-        Tile { image: line / self.rows, row, column }
+        WinogradTile { image: line / self.rows, row, column }
     }
 
     /// The pixels that a tile reads.
     #[inline(always)]
-    pub(super) fn read(&self, tile: Tile) -> Pixels<4> {
+    pub(super) fn read(&self, tile: WinogradTile) -> Pixels<4> {
         let ((height, width), padding) = (self.size, self.padding);
         let mut pixels = [[None; 4]; 4];
         for (i, pixels) in pixels.iter_mut().enumerate() {
@@ -74,7 +74,7 @@ impl Tiles {
 
     /// The pixels that a tile writes.
     #[inline(always)]
-    pub(super) fn written(&self, tile: Tile) -> Pixels<2> {
+    pub(super) fn written(&self, tile: WinogradTile) -> Pixels<2> {
         let (height, width) = self.out_size;
         let mut pixels = [[None; 2]; 2];
         for (i, pixels) in pixels.iter_mut().enumerate() {

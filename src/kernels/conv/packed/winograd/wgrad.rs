@@ -15,8 +15,8 @@ use super::{
     ROWS, TILE_ELEMENTS, TILES, VECTORS, enough_channels, grid, is_plain, pays, transform, vectors,
 };
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
-use crate::kernels::format::Format;
 use crate::kernels::gemm::micro::with_words;
+use crate::kernels::tensors::format::Format;
 
 /// Whether tiles are faster for the gradient. The sums of each run are transformed, as long as a few
 /// vectors.

@@ -29,8 +29,8 @@ pub(super) fn multiply(gemm: &PackedGemm<'_>, f: &mut dyn FnMut(Tile<'_>)) {
     unsafe { tiles::multiply(gemm, LANES, kernel, f) }
 }
 
-/// Adds a stretch of the sums of a block of rows, from `row` on, and of `COUNT` registers of columns, from `register` on, to
-/// `out`, from column `to` on, or writes the `first` one.
+/// Adds a stretch of sums to `out`, from column `to` on, or writes the `first` one. They are of a block of rows, from `row`
+/// on, and of `COUNT` registers of columns, from `register` on.
 ///
 /// # Safety
 /// The rows and the columns in the slices.

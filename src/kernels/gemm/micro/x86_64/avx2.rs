@@ -30,8 +30,8 @@ pub(super) fn multiply(gemm: &PackedGemm<'_>, f: &mut dyn FnMut(Tile<'_>)) {
     unsafe { tiles::multiply(gemm, 8, kernel, f) }
 }
 
-/// Adds a stretch of the sums of `TALL` rows, from `row` on, and of `VECTORS` vectors of columns, from `vector` on, to
-/// `out`, from column `to` on, or writes the `first` one.
+/// Adds a stretch of sums to `out`, from column `to` on, or writes the `first` one. They are of `TALL` rows, from
+/// `row` on, and of `VECTORS` vectors of columns, from `vector` on.
 ///
 /// # Safety
 /// AVX2 and FMA; the rows and the columns in the slices.

@@ -7,8 +7,8 @@ use super::Configuration;
 /// What multiplies tiles: the processor, or in tests a stand-in for it.
 ///
 /// # Safety
-/// Of all functions but [`configure`](Self::configure): the thread has configured its tiles; as many rows,
-/// `stride` bytes apart, as the register is configured for can be read or written; and no other code uses the
+/// Of all functions but [`configure`](Self::configure): The thread has configured its tiles. As many rows,
+/// `stride` bytes apart, as the register is configured for can be read or written. No other code uses the
 /// registers.
 pub(super) trait TileRegisters {
     /// # Safety

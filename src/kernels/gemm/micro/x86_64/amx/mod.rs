@@ -2,8 +2,8 @@
 //!
 //! A thread must ask Linux for the registers once ([`enable`]), configure them before use, and release them after,
 //! because the system saves configured registers at every switch of threads. [`multiply`] chooses the order of
-//! tiles so that what several tiles read stays in the nearest caches; `tile.rs` has the loop along the depth;
-//! `rounded.rs` also rounds the sums of one block while the next one is multiplied.
+//! tiles so that what several tiles read stays in the nearest caches. `tile.rs` has the loop along the depth; that
+//! in `rounded.rs` also rounds the sums of one block while the next one is multiplied.
 //!
 //! The standard library has no stable AMX intrinsics, so [`instructions`] has the instructions themselves. Tests
 //! without AMX run the same code on a stand-in for the registers.

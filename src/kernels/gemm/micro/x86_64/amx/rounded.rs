@@ -1,7 +1,7 @@
 //! Rounds the sums of one block into the output while AMX multiplies the next block.
 //!
 //! AMX runs beside the vector units. Rounding a whole block at once is as many instructions as the processor's
-//! reorder window holds, so the tile registers would stand idle: a third of the time at a depth of 256. So the
+//! reorder window holds. So the tile registers would stand idle, a third of the time at a depth of 256. So the
 //! loop along the depth rounds four rows of the block before at each step, between two tile instructions.
 
 use std::arch::asm;

@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::contiguous;
+use super::contiguous::contiguous;
 
 /// The order of an image's dimensions, by shape: no tensor is strided for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

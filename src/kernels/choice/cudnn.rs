@@ -36,7 +36,7 @@ pub fn cudnn_benchmark() -> bool {
 ///
 /// cuDNN sums in `F32` either way, but rounds the result to its operands' dtype. With this set, it is asked for an engine
 /// that writes `F32` from 16-bit operands (channels last). Where it has none, it gets copies of both operands in `F32`,
-/// and multiplies in TF32, which holds 16-bit numbers exactly; the pass then reads and writes five times as many bytes.
+/// and multiplies in TF32, which holds 16-bit numbers exactly. The pass then reads and writes five times as many bytes.
 ///
 /// A gradient's relative error goes from 2⁻⁹ (`BF16`) or 2⁻¹² (`F16`) to that of an `F32` sum, and `F16` gradients
 /// neither overflow nor underflow. Convolutions without cuDNN write `F32` in any case.

@@ -15,13 +15,13 @@ thread_local! {
 static FALLBACKS: Mutex<BTreeMap<[&'static str; 3], u64>> = Mutex::new(BTreeMap::new());
 
 /// Says that `pass` of these `sizes` runs by `algorithm`. Of several choices for one operator, the last one counts.
-pub(super) fn chosen(pass: &'static str, algorithm: &'static str, sizes: &dyn Debug) {
+pub(in crate::kernels) fn chosen(pass: &'static str, algorithm: &'static str, sizes: &dyn Debug) {
     CHOSEN.set(Some(algorithm));
     tracing::trace!(target: "candle_amp::algorithm", pass, algorithm, ?sizes);
 }
 
 /// [`chosen`], where `wanted` is the algorithm for it, and cannot do it.
-pub(super) fn fell_back(
+pub(in crate::kernels) fn fell_back(
     pass: &'static str,
     wanted: &'static str,
     algorithm: &'static str,

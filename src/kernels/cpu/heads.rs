@@ -15,7 +15,7 @@ use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::vectorise_in;
 
 /// A CPU tensor of rank 4, of any strides.
-pub(super) struct View<'a> {
+pub(in crate::kernels) struct View<'a> {
     guard: Rc<Guard>,
     start: usize,
     strides: [usize; 4],
@@ -23,7 +23,7 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    pub(super) fn of(tensor: &'a Tensor) -> Result<Self> {
+    pub(in crate::kernels) fn of(tensor: &'a Tensor) -> Result<Self> {
         fn strides(layout: &Layout) -> Result<[usize; 4]> {
             match *layout.stride() {
                 [a, b, c, d] => Ok([a, b, c, d]),
@@ -35,7 +35,7 @@ impl<'a> View<'a> {
         Ok(Self { guard: guard(tensor), start, strides, _tensor: PhantomData })
     }
 
-    pub(super) fn heads<T: WithDType>(&self) -> Result<Heads<'_, T>> {
+    pub(in crate::kernels) fn heads<T: WithDType>(&self) -> Result<Heads<'_, T>> {
         match self.guard.storage() {
             Storage::Cpu(cpu) => {
                 let data = &T::cpu_storage_as_slice(cpu)?[self.start..];
@@ -48,7 +48,7 @@ impl<'a> View<'a> {
 
 /// The elements of a [`View`].
 #[derive(Clone, Copy)]
-pub(super) struct Heads<'a, T> {
+pub(in crate::kernels) struct Heads<'a, T> {
     data: &'a [T],
     strides: [usize; 4],
 }
@@ -56,13 +56,18 @@ pub(super) struct Heads<'a, T> {
 impl<'a, T: Copy> Heads<'a, T> {
     /// A row's elements, from its first to the end of the data, and the stride between them.
     #[inline(always)]
-    pub(super) fn row(&self, batch: usize, head: usize, row: usize) -> (&'a [T], usize) {
+    pub(in crate::kernels) fn row(
+        &self,
+        batch: usize,
+        head: usize,
+        row: usize,
+    ) -> (&'a [T], usize) {
         let [b, h, n, d] = self.strides;
         (&self.data[batch * b + head * h + row * n..], d)
     }
 
     /// Writes some rows of a head, widened, one after the other; each has `width` elements.
-    pub(super) fn read(
+    pub(in crate::kernels) fn read(
         &self,
         [batch, head]: [usize; 2],
         rows: Range<usize>,

@@ -1,7 +1,7 @@
 //! Copies of strided tensors, in the order of their shape.
 //!
 //! candle copies an element at a time, on one thread. On a CPU, this copies rows where the last dimension is dense,
-//! and else square tiles, so that both sides are read and written by whole cache lines, on all threads.
+//! else square tiles. So both sides are read and written by whole cache lines, on all threads.
 
 use std::mem::MaybeUninit;
 
