@@ -81,11 +81,14 @@ fn serve(
     if size == 1 {
         return make_id();
     }
-    // A machine may have its own name at an address that others do not reach, so that all of its addresses are listened
-    // to, but for a group on one machine.
+    // A machine may have its own name at an address that others do not reach, as at 127.0.1.1. So all of its addresses
+    // are listened to, unless the place is "this machine" for everybody.
     let addresses = place.addresses().unwrap_or_default();
     let all = |has: fn(&SocketAddr) -> bool| !addresses.is_empty() && addresses.iter().all(has);
-    let at = match (all(SocketAddr::is_ipv6), all(|address| address.ip().is_loopback())) {
+    let is_local = |address: &SocketAddr| {
+        [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)].contains(&address.ip())
+    };
+    let at = match (all(SocketAddr::is_ipv6), all(is_local)) {
         (false, true) => IpAddr::V4(Ipv4Addr::LOCALHOST),
         (false, false) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         (true, true) => IpAddr::V6(Ipv6Addr::LOCALHOST),

@@ -56,6 +56,18 @@ fn every_rank_gets_the_id_of_rank_0() {
     assert_eq!(exchange(&place(0, 1, free_port()), LONG, id).unwrap(), id().unwrap());
 }
 
+/// Debian has the machine's own name at 127.0.1.1, where other ranks of it look for rank 0.
+#[test]
+fn the_own_name_may_be_at_any_loopback_address() {
+    let port = free_port();
+    let place = |rank| Rendezvous { address: "127.0.1.1".to_owned(), ..place(rank, 2, port) };
+    let ids = thread::scope(|scope| {
+        let other = scope.spawn(|| exchange(&place(1), LONG, none));
+        [exchange(&place(0), LONG, id), other.join().unwrap()]
+    });
+    assert_eq!(ids.map(Result::unwrap), [id().unwrap(); 2]);
+}
+
 #[test]
 fn ranks_that_differ_in_version_size_or_number_are_told_so() {
     for (other, says) in [
