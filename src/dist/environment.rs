@@ -78,10 +78,11 @@ pub fn local_rank() -> Result<usize> {
 
 fn local_rank_of(variable: &Variable<'_>) -> Result<usize> {
     let Some((launcher, _)) = launched(variable)? else { return Ok(0) };
-    // Slurm can start processes in the manner of MPICH, and numbers them itself.
-    let is_set = |name: &&str| variable(name).is_some();
-    let name = [launcher.local_rank, SLURM.local_rank].into_iter().find(is_set);
-    number(variable, name.unwrap_or(launcher.local_rank))
+    // Slurm can start processes in the manner of MPICH, and numbers them itself. In a shell of its own, from which other
+    // launchers start some, it has numbered the shell.
+    let is_set = |launcher: &Launcher| variable(launcher.local_rank).is_some();
+    let by_slurm = launcher == &MPICH && !is_set(&MPICH) && is_set(&SLURM);
+    number(variable, if by_slurm { SLURM.local_rank } else { launcher.local_rank })
 }
 
 type Variable<'a> = dyn Fn(&str) -> Option<String> + 'a;
@@ -276,6 +277,8 @@ mod tests {
         assert_eq!(local_rank_of(&of(&slurm)).unwrap(), 3);
         for (variables, expected) in [
             (vec![("WORLD_SIZE", "8")], "LOCAL_RANK is not set"),
+            (vec![("WORLD_SIZE", "8"), ("SLURM_LOCALID", "0")], "LOCAL_RANK is not set"),
+            (vec![("PMI_SIZE", "8"), ("PMI_RANK", "1")], "MPI_LOCALRANKID is not set"),
             (vec![("WORLD_SIZE", "8"), ("LOCAL_RANK", "x")], "LOCAL_RANK is `x`"),
         ] {
             let message = local_rank_of(&of(&variables)).unwrap_err().to_string();
