@@ -30,7 +30,7 @@ use crate::{Result, autocast, kernels};
 ///
 /// Weights are bit for bit those of the optimizer with `DataParallel` alone, with [`Masters::F32`] and
 /// [`Masters::Remainder`]. After [`clip_grad_norm`](crate::GradScaler::clip_grad_norm) they are but for one case in some ten
-/// million: squares are added in `F64` rank by rank, not tensor by tensor. The norm is rounded to `F32`. On a GPU the norm of
+/// million: squares are added in `F64` rank by rank, not tensor by tensor. The norm is rounded to `F32`. On Metal the norm of
 /// each rank is rounded to `F32` before, so that the last bit of the norm differs more often. [`Masters::Stochastic`] draws
 /// other random bits. [`Lamb`](crate::optim::Lamb) needs norms of whole tensors, and is refused.
 ///
