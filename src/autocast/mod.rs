@@ -247,7 +247,8 @@ pub(crate) fn clear_cast_cache() {
 /// `no_grad`, between backward and a step of candle's, may have made copies of weights that the step then changes without
 /// a trace.
 pub(crate) fn drop_cast_cache() {
-    CACHE.with_borrow_mut(CastCache::clear);
+    // At the end of a thread, where a guard of `no_grad` may be dropped too, it can be gone already.
+    let _ = CACHE.try_with(|cache| cache.borrow_mut().clear());
 }
 
 #[cfg(test)]

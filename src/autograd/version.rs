@@ -40,19 +40,36 @@ struct Write {
     /// candle's number of the tensor that was written, which its views exceed. A tensor in this place with a lower number
     /// had an earlier storage, which is gone.
     tensor: u64,
-    /// When the storage was last written before.
-    before: u64,
-    /// The time of the write whose effect this one has undone.
-    undone: Option<u64>,
+    /// What it wrote, and what was there before.
+    value: Value,
+    before: Value,
 }
 
-impl Write {
-    /// Whether what was there at `time` is not there any more.
-    fn is_change_since(&self, time: u64) -> bool {
-        match self.undone {
-            Some(undone) if time < undone => self.before > time,
-            _ => self.at > time,
+/// When a storage has had the value that it has.
+#[derive(Clone, Default)]
+struct Value {
+    /// The time from which on, except for some spans of time.
+    since: u64,
+    /// From a write to its undoing, in order.
+    away: Vec<[u64; 2]>,
+}
+
+impl Value {
+    /// The spans that are kept. A time in an older one counts as before the value: an error too many, not one too few.
+    const SPANS: usize = 64;
+
+    /// Whether another one was there at `time`.
+    fn is_other_than_at(&self, time: u64) -> bool {
+        self.since > time || self.away.iter().any(|&[from, to]| from <= time && time < to)
+    }
+
+    /// Put back at `now`, after a write at `from`.
+    fn restored(mut self, from: u64, now: u64) -> Self {
+        if self.away.len() == Self::SPANS {
+            self.since = self.away.remove(0)[1];
         }
+        self.away.push([from, now]);
+        self
     }
 }
 
@@ -121,8 +138,16 @@ fn note<'a>(tensors: impl IntoIterator<Item = &'a Tensor>, undone: Option<u64>) 
     let writes = &mut lock(&VERSIONS).writes;
     for Read { place, tensor } in reads {
         let earlier = writes.get(&place).filter(|earlier| earlier.tensor <= tensor);
-        let before = earlier.map_or(0, |e| if undone.is_some() { e.before } else { e.at });
-        writes.insert(place, Write { at, newest, tensor, before, undone });
+        let (value, before) = match (earlier, undone) {
+            (Some(earlier), Some(time)) if earlier.at == time => {
+                (earlier.before.clone().restored(time, at), Value::default())
+            }
+            (earlier, _) => {
+                let before = earlier.map(|earlier| earlier.value.clone()).unwrap_or_default();
+                (Value { since: at, away: Vec::new() }, before)
+            }
+        };
+        writes.insert(place, Write { at, newest, tensor, value, before });
     }
     LATEST.fetch_max(at, Ordering::Relaxed);
     at
@@ -204,7 +229,7 @@ pub(crate) fn has_changed_since(time: u64, tensor: &Tensor) -> bool {
         && lock(&VERSIONS)
             .writes
             .get(&place)
-            .is_some_and(|write| write.is_change_since(time) && write.tensor <= tensor)
+            .is_some_and(|write| write.value.is_other_than_at(time) && write.tensor <= tensor)
 }
 
 /// Fails where a node of candle's among `nodes`, those of a loss, was computed from what has been written since;
@@ -335,6 +360,18 @@ mod tests {
         let has_changed = |time| has_changed_since(time, &x);
         assert_eq!([first, before, between, after].map(has_changed), [true, false, true, false]);
         assert!(is_written_since(before, &x));
+        // As often as one likes, if not for ever.
+        let mut swaps = Vec::new();
+        for _ in 1..Value::SPANS {
+            let swap = written([&x]);
+            swaps.push(tick());
+            put_back([&x], swap);
+        }
+        assert_eq!([first, before, between, after].map(has_changed), [true, false, true, false]);
+        assert!(swaps.iter().all(|&time| has_changed(time)));
+        let swap = written([&x]);
+        put_back([&x], swap);
+        assert_eq!([before, between, after].map(has_changed), [true, true, false]);
         written([&x]);
         assert_eq!([before, after].map(has_changed), [true; 2]);
         Ok(())
@@ -347,7 +384,8 @@ mod tests {
         let (read, time) = (Read::of(&x), tick());
         let at = tick();
         LATEST.fetch_max(at, Ordering::Relaxed);
-        let later = Write { at, newest: newest(), tensor: newest(), before: 0, undone: None };
+        let (value, before) = (Value { since: at, away: Vec::new() }, Value::default());
+        let later = Write { at, newest: newest(), tensor: newest(), value, before };
         lock(&VERSIONS).writes.insert(read.place, later);
         assert_eq!(written_since(time, [read].into_iter()), None);
         written([&x]);

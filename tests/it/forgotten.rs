@@ -1,6 +1,8 @@
 //! What a program may forget, or do between two calls: an error, or the result that it would have otherwise.
 
-use candle_amp::autograd::{Backward, Gradient, Operator, apply, checkpoint};
+use candle_amp::autograd::{
+    Backward, Gradient, NoGradGuard, Operator, apply, checkpoint, no_grad_guard,
+};
 use candle_amp::checkpoints::Checkpoint;
 use candle_amp::optim::{AdamW, AdamWConfig, Ema, EmaConfig, Sgd, SgdConfig};
 use candle_amp::{
@@ -81,7 +83,9 @@ fn an_evaluation_by_averages_may_come_between_backward_and_step() -> candle_amp:
     let mut scaler = GradScaler::default();
     let loss = || ops::sum(&ops::mul(&w, &w)?);
     scaler.scale(&loss()?)?.backward()?;
-    ema.scope(|| to_vec(&w))?;
+    for _ in 0..3 {
+        ema.scope(|| to_vec(&w))?;
+    }
     let _ = scaler.step(&mut sgd(&w)?)?;
     scaler.update()?;
     assert_eq!(to_vec(&w), [0.0]);
@@ -90,6 +94,23 @@ fn an_evaluation_by_averages_may_come_between_backward_and_step() -> candle_amp:
     within?;
     assert_says(scaler.step(&mut sgd(&w)?).map(drop), "after its gradient");
     Ok(())
+}
+
+/// What a thread keeps is dropped at its end, in an order that nobody chooses. A panic there would end the process.
+#[test]
+fn a_guard_of_no_grad_may_end_with_its_thread() {
+    use std::cell::RefCell;
+    thread_local! {
+        static KEPT: RefCell<Option<NoGradGuard>> = const { RefCell::new(None) };
+    }
+    let work = || {
+        KEPT.set(Some(no_grad_guard()));
+        let _amp = Autocast::new(DType::BF16).enter();
+        let w = Var::ones((2, 2), DType::F32, &CPU)?;
+        ops::matmul(&w, &w)
+    };
+    let product = std::thread::spawn(work).join().expect("no panic").expect("a product");
+    assert_eq!(to_vec(&product), [2.0; 4]);
 }
 
 #[test]
