@@ -86,10 +86,22 @@ impl<C: Config> Optim<C> {
 
     /// Fails where a variable with a gradient was written, and is not its master, rounded.
     fn check_masters<T>(&self, gradients: &[Option<T>]) -> candle_core::Result<()> {
-        if self.masters != Masters::F32 || capture::is_active() {
+        if capture::is_active() {
             return Ok(());
         }
-        for (slot, _) in self.slots.iter().zip(gradients).filter(|(_, g)| g.is_some()) {
+        let slots = self.slots.iter().zip(gradients).filter(|(_, g)| g.is_some());
+        self.check_masters_of(slots.map(|(slot, _)| slot))
+    }
+
+    /// The same, of these.
+    pub(super) fn check_masters_of<'a>(
+        &self,
+        slots: impl Iterator<Item = &'a Slot>,
+    ) -> candle_core::Result<()> {
+        if self.masters != Masters::F32 {
+            return Ok(());
+        }
+        for slot in slots {
             let Some(master) = &slot.master else { continue };
             let is_written = version::has_changed_since(self.current, &slot.variable);
             if is_written && !kernels::is_rounded(&slot.variable, master)? {

@@ -169,6 +169,9 @@ impl Captured {
         optimizer: &mut Optim<C>,
         inputs: &[Tensor],
     ) -> Result<Stepped> {
+        if let Some(stepped) = &self.recording.stepped {
+            optimizer.check_masters_of(stepped.places.iter().map(|&at| &optimizer.slots[at]))?;
+        }
         self.set_words(optimizer)?;
         for (own, given) in self.inputs.iter().zip(inputs) {
             copy_into(own, given)?;

@@ -173,7 +173,8 @@ impl<F: FnMut(&[Tensor]) -> candle_core::Result<Tensor>> GraphedStep<F> {
     ///
     /// # Synchronisation
     ///
-    /// None, but for the warm-up's first use of kernels and libraries.
+    /// None, but for the warm-up's first use of kernels and libraries, and where something else than a step has written
+    /// variables that have masters: these are read then.
     ///
     /// # Errors
     ///

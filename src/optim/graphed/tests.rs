@@ -450,6 +450,44 @@ fn a_replay_makes_older_graphs_stale() -> Result<()> {
     Ok(())
 }
 
+/// Weights that were loaded are not lost to the masters of before.
+#[test]
+fn a_replay_sees_that_weights_were_written() -> Result<()> {
+    let test = format!("{HERE}a_replay_sees_that_weights_were_written");
+    if gpus().is_empty() || !in_own_process(&test, &[]) {
+        return Ok(());
+    }
+    for device in gpus() {
+        let varmap = nn::VarMap::new();
+        let layer = nn::linear(4, 3, nn::var_builder(&varmap, DType::BF16, &device))?;
+        let parameters = Parameters::from_varmap(&varmap);
+        let config = AdamWConfig { lr: 0.1, ..AdamWConfig::default() };
+        let mut adamw = AdamW::new(parameters.clone(), config)?;
+        let ema = Ema::new(&parameters, EmaConfig::default())?;
+        let mut scaler = GradScaler::disabled();
+        let mut step = GraphedStep::new(|inputs: &[Tensor]| ops::mean(&layer.forward(&inputs[0])?));
+        let mut run = |number: u64, adamw: &mut AdamW| {
+            let _amp = Autocast::new(DType::BF16).enter();
+            step.run(&mut scaler, adamw, &[rows(number, 2, &device)?]).map(drop)?;
+            Ok::<_, Error>(step.is_captured())
+        };
+        let weights = || parameters.iter().map(|(_, var)| bits(var)).collect::<Result<Vec<_>>>();
+        for number in 0..6 {
+            assert_eq!(run(number, &mut adamw)?, number > 2, "step {number}");
+        }
+        // As they were before the first step.
+        ema.copy_to()?;
+        let loaded = weights()?;
+        let error = run(6, &mut adamw).unwrap_err().to_string();
+        assert!(error.contains("reload_masters"), "{error}");
+        assert_eq!(weights()?, loaded);
+        adamw.reload_masters()?;
+        assert!(run(7, &mut adamw)?);
+        assert_ne!(weights()?, loaded);
+    }
+    Ok(())
+}
+
 /// Memory that eager steps reuse may be replaced by a larger piece, and the cast cache may hold copies of its own.
 #[test]
 fn other_work_between_replays_does_not_disturb_them() -> Result<()> {
