@@ -38,8 +38,12 @@ impl Score {
         for (at, (&label, logits)) in labels.iter().zip(logits).enumerate() {
             let (label, prediction) = (label as usize, largest(logits));
             let loss = cross_entropy(logits, label);
-            let probability = if loss.is_nan() { 0. } else { (-loss).exp() };
-            match loss.is_nan() {
+            // Of an infinite logit, which is an answer, the loss is NaN too.
+            let probability = match (loss.is_nan(), prediction == label) {
+                (false, _) => (-loss).exp(),
+                (true, is_right) => f64::from(u8::from(is_right && logits[label].is_infinite())),
+            };
+            match logits.iter().any(|logit| logit.is_nan()) {
                 true => self.unanswered[label] += 1,
                 false => self.confusion[label][prediction] += 1,
             }
@@ -116,6 +120,23 @@ mod tests {
         assert_eq!(score.images(), 4);
         let expected = -(0.5f64.ln() + (0.1f64 / 9.).ln() + 0.8f64.ln() + 0.01f64.ln()) / 4.;
         assert!((score.loss() - expected).abs() < 1e-6, "{} for {expected}", score.loss());
+    }
+
+    /// Its loss is NaN, and its answer is not.
+    #[test]
+    fn an_infinite_logit_is_an_answer() {
+        let mut score = Score::default();
+        let infinite = |class: usize| {
+            (0..CLASSES).map(|at| if at == class { f32::INFINITY } else { 1. }).collect()
+        };
+        let nan = vec![f32::NAN; CLASSES];
+        score.add(0, &[2, 2, 2], &[infinite(2), infinite(5), nan]);
+        assert_eq!((score.unanswered(), score.confusion[2][2], score.confusion[2][5]), (1, 1, 1));
+        assert_eq!(score.accuracy(), 1. / 3.);
+        assert_eq!(
+            score.worst.last().map(|answer| (answer.index, answer.probability)),
+            Some((0, 1.))
+        );
     }
 
     #[test]
