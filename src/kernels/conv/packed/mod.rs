@@ -11,10 +11,11 @@
 //!
 //! dgrad, the gradient by the input, is the same loop over the output's gradient. With a stride, input pixels fall
 //! into up to `stride²` phases that meet different taps. Each is a convolution; their results are interleaved.
-//! wgrad, the gradient by the weight, has loops of its own. Plain 3 × 3 convolutions in F32 take Winograd's, and small
-//! images in BF16 those of [`lanes`].
+//! wgrad, the gradient by the weight, has loops of its own. Plain 3 × 3 convolutions in F32 take Winograd's, those of
+//! few channels [`few_channels`], and small images in BF16 those of [`lanes`].
 #![allow(unsafe_code)]
 
+pub(super) mod few_channels;
 mod kernels;
 pub(super) mod lanes;
 mod layout;
@@ -63,6 +64,12 @@ pub(super) fn forward<O: Rounded>(
     isa: InstructionSet,
 ) -> Result<Tensor> {
     let bias = bias.map(weights::widened).transpose()?;
+    if isa.is_f32()
+        && few_channels::suits(shape)
+        && let Some(data) = few_channels::forward::<O>(x, weight, bias.as_deref(), shape, isa)?
+    {
+        return Ok(tensor(data, &shape.out_dims()));
+    }
     if isa.is_f32() && winograd::suits(shape) {
         let (weight, bias) = (weights::widened(weight)?, bias.as_deref());
         let data = winograd::convolve(x, &weight, bias, shape, Order::Forward, isa)?;
@@ -206,8 +213,8 @@ impl ConvPass {
                 parallel::for_each_chunk(out, images * out_image, |i, out| {
                     let x = &x[i * images * image..][..out.len() / out_image * image];
                     match (phases, cuts.as_slice()) {
-                        ([Phase { taps, weight, .. }], [cut]) if taps.out_step == 1 => {
-                            self.images(x, taps, weight, *cut, bias, out);
+                        ([phase], [cut]) if phase.taps.out_step == 1 => {
+                            self.images(x, &[(phase, OutputImages::of(out))], *cut, bias);
                         }
                         _ => self.interleaved(x, phases, &cuts, bias, out),
                     }
@@ -224,7 +231,7 @@ impl ConvPass {
         Cut::new(taps.grid, self.batch, self.words() * taps.columns.len() * taps.step)
     }
 
-    /// Convolves each phase by itself, then takes their pixels in turn.
+    /// Convolves the phases, those that meet the same columns together, then takes their pixels in turn.
     fn interleaved<S: Stored + 'static, O: Rounded>(
         &self,
         x: &[S],
@@ -254,16 +261,24 @@ impl ConvPass {
         with_words([out.len()], |[scratch]| {
             let mut rest = &mut as_elements::<O>(scratch)[..out.len()];
             let mut pixels = Vec::with_capacity(phases.len());
-            for (Phase { taps, weight, .. }, cut) in phases.iter().zip(cuts) {
+            for Phase { taps, .. } in phases {
                 let (rows, columns) = taps.grid;
-                let len = images * self.groups * self.outs * rows * columns;
+                let len = images * channels * rows * columns;
                 let (own, after) = rest.split_at_mut(len);
                 rest = after;
-                let pass = ConvPass { out_size: taps.grid, ..*self };
-                if len > 0 {
-                    pass.images(x, taps, weight, *cut, bias, own);
+                pixels.push(own);
+            }
+            for column in 0..across {
+                // Where images are of odd height, the first phases have a row more than the others.
+                let alike = |a: &usize, b: &usize| phases[*a].taps.grid == phases[*b].taps.grid;
+                let places: Vec<_> = (column..phases.len()).step_by(across).collect();
+                for places in places.chunk_by(alike) {
+                    let of =
+                        |&place: &usize| (&phases[place], OutputImages::of(&mut *pixels[place]));
+                    let together: Vec<_> = places.iter().map(of).collect();
+                    let pass = ConvPass { out_size: phases[places[0]].taps.grid, ..*self };
+                    pass.images(x, &together, cuts[places[0]], bias);
                 }
-                pixels.push(&*own);
             }
             vectorise(
                 #[inline(always)]
@@ -286,26 +301,30 @@ impl ConvPass {
         });
     }
 
+    /// Convolves images by phases of one grid that meet the same columns, each into its own.
     fn images<S: Stored + 'static, O: Rounded>(
         &self,
         x: &[S],
-        taps: &Taps,
-        weight: &KeptWords,
+        phases: &[(&Phase, OutputImages<O>)],
         cut: Cut,
         bias: Option<&[f32]>,
-        out: &mut [MaybeUninit<O>],
     ) {
         let image = self.groups * self.ins * self.size.0 * self.size.1;
         let out_image = self.groups * self.outs * self.out_size.0 * self.out_size.1;
-        let weight = weight.as_slice();
-        for (x, out) in x.chunks(cut.images * image).zip(out.chunks_mut(cut.images * out_image)) {
-            let images = out.len() / out_image;
-            let place = OutputImages { at: out.as_mut_ptr().cast::<O>(), len: out.len() };
-            let parts = cut.parts(taps.grid, images);
+        let Some((Phase { taps, .. }, _)) = phases.first() else { return };
+        if out_image == 0 {
+            return;
+        }
+        // What all of them meet.
+        let rows = phases.iter().flat_map(|(phase, _)| phase.taps.rows.iter().copied());
+        let taps = Taps { rows: rows.collect(), ..taps.clone() };
+        for (i, x) in x.chunks(cut.images * image).enumerate() {
+            let out = i * cut.images * out_image;
+            let parts = cut.parts(taps.grid, x.len() / image);
             let tasks =
                 parts.flat_map(|part| (0..self.groups).map(move |group| (part.clone(), group)));
             let work = |(part, group): (Part, usize)| {
-                self.run_part(x, taps, weight, &part, group, bias, &place);
+                self.run_part(x, &taps, phases, &part, group, (bias, out));
             };
             // Few images do not keep all threads busy by themselves.
             if self.batch < parallel::threads() {
@@ -316,18 +335,16 @@ impl ConvPass {
         }
     }
 
-    /// Convolves one block of output pixels of one group: packs its row panels, multiplies the weights by them, and
-    /// rounds the sums into `out`.
-    #[allow(clippy::too_many_arguments)]
+    /// Convolves one block of output pixels of one group: packs its row panels, multiplies the weights of each phase by
+    /// them, and rounds the sums into its images from `out` on.
     fn run_part<S: Stored + 'static, O: Rounded>(
         &self,
         x: &[S],
         taps: &Taps,
-        weight: &[u32],
+        phases: &[(&Phase, OutputImages<O>)],
         part: &Part,
         group: usize,
-        bias: Option<&[f32]>,
-        out: &OutputImages<O>,
+        (bias, out): (Option<&[f32]>, usize),
     ) {
         let (words, rows) = (self.words(), self.isa.rows());
         let depth = if taps.is_empty() { 0 } else { words * taps.columns.len() };
@@ -353,33 +370,38 @@ impl ConvPass {
         };
         let places = NchwStore::new(&runs, positions, height * width);
         let blocks = self.outs.div_ceil(rows);
-        let block = rows * depth * taps.rows.len();
         let bias = bias.map(|bias| &bias[group * self.outs..]);
-        let out = out.from(group * self.outs * height * width);
         let segment = if self.isa.is_amx() { depth } else { rows * depth };
-        let left_starts: Vec<_> = (0..taps.rows.len()).map(|row| row * segment).collect();
         with_words([row_panels.slots.len() * row_panels.slot + 16], |[right]| {
             source.fill(taps, part, &row_panels, self.isa, right);
-            let gemm = PackedGemm {
-                left: &weight[group * blocks * block..],
-                left_block: block,
-                left_row: if self.isa.is_amx() { depth * taps.rows.len() } else { 1 },
-                left_step: if self.isa.is_amx() { 1 } else { rows },
-                left_starts: &left_starts,
-                right,
-                right_block: row_panels.block,
-                right_step: row_panels.row_panel,
-                right_starts: &row_panels.starts,
-                rows: self.outs,
-                columns: positions,
-                depth,
-                terms: 1,
-                row_panels: true,
-            };
-            gemm.multiply(self.isa, |tile| {
-                // SAFETY: `store` checks that the places lie in `out`; other parts and groups have others.
-                unsafe { places.store::<O>(self.isa, &tile, bias, out.at, out.len) }
-            });
+            let mut starts = row_panels.starts.as_slice();
+            for (Phase { taps, weight, .. }, images) in phases {
+                let (own, rest) = starts.split_at(taps.rows.len());
+                starts = rest;
+                let left_starts: Vec<_> = (0..own.len()).map(|row| row * segment).collect();
+                let block = rows * depth * own.len();
+                let out = images.from(out + group * self.outs * height * width);
+                let gemm = PackedGemm {
+                    left: &weight.as_slice()[group * blocks * block..],
+                    left_block: block,
+                    left_row: if self.isa.is_amx() { depth * own.len() } else { 1 },
+                    left_step: if self.isa.is_amx() { 1 } else { rows },
+                    left_starts: &left_starts,
+                    right,
+                    right_block: row_panels.block,
+                    right_step: row_panels.row_panel,
+                    right_starts: own,
+                    rows: self.outs,
+                    columns: positions,
+                    depth,
+                    terms: 1,
+                    row_panels: true,
+                };
+                gemm.multiply(self.isa, |tile| {
+                    // SAFETY: `store` checks that the places lie in `out`; other parts, groups and phases have others.
+                    unsafe { places.store::<O>(self.isa, &tile, bias, out.at, out.len) }
+                });
+            }
         });
     }
 }
@@ -395,6 +417,10 @@ struct OutputImages<O> {
 unsafe impl<O: Send> Sync for OutputImages<O> {}
 
 impl<O> OutputImages<O> {
+    fn of(out: &mut [MaybeUninit<O>]) -> Self {
+        Self { at: out.as_mut_ptr().cast(), len: out.len() }
+    }
+
     /// The elements from `start` on.
     fn from(&self, start: usize) -> Self {
         assert!(start <= self.len);

@@ -18,7 +18,7 @@ use super::kernels::{runs, write_kernels};
 use super::layout::{Cut, Part, RowPanels, Taps};
 use super::rows::Stored;
 use super::source::{NchwImages, as_bf16};
-use super::{Shape, lanes, winograd, with_stored};
+use super::{Shape, few_channels, lanes, winograd, with_stored};
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
@@ -42,6 +42,12 @@ pub(in crate::kernels::conv) fn wgrad(
     if let Some(sums) = by_tiles(x, grad, shape, isa)? {
         return Ok(sums);
     }
+    if isa.is_f32()
+        && few_channels::suits(shape)
+        && let Some(sums) = finite(x, grad, shape, How::FewChannels(isa.vectors()))?
+    {
+        return Ok(sums);
+    }
     if lanes::wgrad_suits(shape, isa)
         && let Some(sums) = lanes::wgrad(x, grad, shape, isa)?
     {
@@ -60,7 +66,12 @@ pub(super) fn by_tiles(
     if !isa.is_f32() || !winograd::suits_wgrad(shape) {
         return Ok(None);
     }
-    let total = total(x, grad, shape, How::Tiles(isa.vectors()))?;
+    finite(x, grad, shape, How::Tiles(isa.vectors()))
+}
+
+/// The sums, if all are finite.
+fn finite(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Option<Tensor>> {
+    let total = total(x, grad, shape, how)?;
     let finite = total.iter().all(|sum| sum.is_finite());
     Ok(finite.then(|| tensor(total, &shape.weight_dims())))
 }
@@ -71,13 +82,15 @@ enum How {
     RowPanels(InstructionSet),
     /// Winograd's.
     Tiles(Vectors),
+    /// By strips of first layers.
+    FewChannels(Vectors),
 }
 
 fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>> {
     let taps = Taps::forward(shape);
     let (ins, outs) = (shape.group_in(), shape.group_out());
     let run = match how {
-        How::RowPanels(_) => {
+        How::RowPanels(_) | How::FewChannels(_) => {
             // Blocks of channels are tasks too: fewer runs are fewer sums to add up.
             let blocks = shape.geometry.groups * outs.div_ceil(block(outs));
             let runs = runs(shape.c_out * shape.taps()).min((16 / blocks).max(2));
@@ -108,6 +121,9 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
                 }
                 How::Tiles(vectors) => {
                     winograd::Wgrad { shape, channels, vectors }.run(x, grad, images)
+                }
+                How::FewChannels(vectors) => {
+                    few_channels::Wgrad { shape, channels, vectors }.run(x, grad, images)
                 }
             }
         })

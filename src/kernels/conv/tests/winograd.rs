@@ -1,5 +1,6 @@
 //! Convolutions by tiles: [`packed::winograd`].
 
+use super::super::packed::few_channels;
 use super::super::packed::winograd::{suits, suits_wgrad};
 use super::super::packed::{self, dgrad, forward, wgrad};
 use super::*;
@@ -132,7 +133,7 @@ fn turned(weight: &[f64], shape: &Shape) -> Vec<f64> {
 pub(super) fn tolerant(sums: [&[Sum]; 3], operands: [&[f64]; 3], shape: &Shape) -> [Vec<Sum>; 3] {
     let ([y, dx, dw], [x, weight, grad]) = (sums, operands);
     let mut result = [y.to_vec(), dx.to_vec(), dw.to_vec()];
-    if suits(shape) {
+    if suits(shape) && !few_channels::suits(shape) {
         result[0] = loosened(y, &magnitudes(x, weight, shape), shape.c_in);
     }
     if let Some(back) = shape.transposed().filter(suits) {

@@ -75,6 +75,9 @@ pub(in crate::kernels) fn first_lanes(count: usize) -> u16 {
 /// (`with_vectors!`). Of loads and stores: the elements of the mask, or all 16, can be read or written. No other
 /// element is touched.
 pub(in crate::kernels) trait Vector: Copy {
+    /// Whether it is one register, of 32: tiles can be larger then.
+    const WIDE: bool;
+
     unsafe fn zero() -> Self;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(at: *const f32) -> Self;

@@ -47,7 +47,7 @@ const TILES: usize = 16 * VECTORS;
 const TILE_ELEMENTS: usize = 16;
 
 /// Whether a convolution is of the kind taken here.
-fn is_plain(shape: &Shape) -> bool {
+pub(super) fn is_plain(shape: &Shape) -> bool {
     let kernel = (shape.kernel_height, shape.kernel_width);
     let geometry = shape.geometry;
     kernel == (3, 3) && (geometry.stride, geometry.dilation, geometry.groups) == (1, 1, 1)

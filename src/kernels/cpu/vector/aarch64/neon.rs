@@ -82,6 +82,8 @@ impl Neon {
 }
 
 impl Vector for Neon {
+    const WIDE: bool = false;
+
     #[inline(always)]
     unsafe fn zero() -> Self {
         Self(each!(_i => vdupq_n_f32(0.0)))

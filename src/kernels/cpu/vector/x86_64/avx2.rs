@@ -42,6 +42,8 @@ impl Avx2 {
 }
 
 impl Vector for Avx2 {
+    const WIDE: bool = false;
+
     #[inline(always)]
     unsafe fn zero() -> Self {
         // SAFETY: the caller's.

@@ -86,6 +86,8 @@ impl Avx512 {
 }
 
 impl Vector for Avx512 {
+    const WIDE: bool = true;
+
     #[inline(always)]
     unsafe fn zero() -> Self {
         // SAFETY: the caller's.
