@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=aarch64-unknown-linux-gnu
 
 has_target() {
-    [[ -d $(rustc --print sysroot)/lib/rustlib/$target ]] || rustup target add $target
+    [[ -d $(rustc --print sysroot)/lib/rustlib/$target ]] || timeout 300 rustup target add $target
 }
 
 check() {

@@ -133,11 +133,11 @@ tests() { # variant's folder
 }
 
 sanitize() { # variant's folder
-    local tool filter name
+    local tool filter name before
     command -v compute-sanitizer >/dev/null || { note - - "compute-sanitizer is not installed" && return; }
     for tool in memcheck racecheck synccheck; do
         for filter in kernels::attention kernels::multi_tensor kernels::batch_norm kernels::conv::tests::gpus; do
-            name=$tool-${filter//:/_}
+            name=$tool-${filter//:/_} before=$bad
             # What the driver and libraries answer is asked for, as memory that is no longer there: not reported.
             step "$name" 90 compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 \
                 --target-processes all "$1/lib" "$filter"
@@ -145,7 +145,7 @@ sanitize() { # variant's folder
                 bad=1 && note - 1 "$name: no test has that name"
             fi
             if grep -qis "device not supported" "$logs/$name.log"; then
-                note - - "compute-sanitizer does not support this device" && return
+                bad=$before && note - - "compute-sanitizer does not support this device" && return
             fi
         done
     done
