@@ -195,11 +195,11 @@ def main() -> None:
                     wrong.append(f"{name} for {arch} does not compile")
                     parts.append(f"{arch} FAILED")
                     continue
-                for kernel in kernels:
-                    wrong += faults(kernel, spills.pop((arch, kernel.name), (0, 0)))
-                    rows.append(as_row(compiled, kernel))
-                most = max(kernel.registers for kernel in kernels)
-                spilling = sum(kernel.stored + kernel.loaded > 0 for kernel in kernels)
+                for one in kernels:
+                    wrong += faults(one, spills.pop((arch, one.name), (0, 0)))
+                    rows.append(as_row(compiled, one))
+                most = max(one.registers for one in kernels)
+                spilling = sum(one.stored + one.loaded > 0 for one in kernels)
                 spill = f", {spilling} spill" if spilling else ""
                 parts.append(f"{arch} {compiled.size // 1024} KiB, {most} registers{spill}")
             print(f"{name}: {'; '.join(parts)}", flush=True)
