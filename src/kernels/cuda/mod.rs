@@ -250,7 +250,7 @@ pub(crate) fn len(storage: &CudaStorage) -> usize {
 pub(crate) fn address(tensor: &Tensor) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
     let storage = on_gpu(&storage)?;
-    wait_for_other_threads(&storage.device.cuda_stream())?;
+    wait_for_other_threads(stream(storage)?)?;
     first(storage, layout)
 }
 
@@ -258,7 +258,7 @@ pub(crate) fn address(tensor: &Tensor) -> Result<u64> {
 pub(crate) fn start(tensor: &Tensor) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
     let storage = on_gpu(&storage)?;
-    wait_for_other_threads(&storage.device.cuda_stream())?;
+    wait_for_other_threads(stream(storage)?)?;
     at(storage, layout.start_offset())
 }
 
@@ -302,7 +302,7 @@ pub(crate) fn address_mut(tensor: &Tensor) -> Result<u64> {
         }
 
         fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
-            wait_for_other_threads(&storage.device.cuda_stream())?;
+            wait_for_other_threads(stream(storage)?)?;
             self.0.store(first(storage, layout)?, Ordering::Relaxed);
             Ok(())
         }
@@ -310,6 +310,19 @@ pub(crate) fn address_mut(tensor: &Tensor) -> Result<u64> {
     let locate = Locate(AtomicU64::new(0));
     tensor.inplace_op1(&locate)?;
     Ok(locate.0.into_inner())
+}
+
+/// The stream that a tensor was allocated on. Its device's own would have to be cloned.
+fn stream(storage: &CudaStorage) -> Result<&CudaStream> {
+    macro_rules! stream {
+        ($($kind:ident),*) => {
+            match &storage.slice {
+                $(CudaStorageSlice::$kind(slice) => slice.stream(),)*
+                _ => bail!("no kernel reads {:?}", storage.slice),
+            }
+        };
+    }
+    Ok(stream!(U8, U32, I16, I32, I64, F16, BF16, F32, F64))
 }
 
 fn base<T>(slice: &CudaSlice<T>, device: &CudaDevice) -> u64 {
