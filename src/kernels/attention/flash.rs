@@ -72,6 +72,9 @@ impl Products {
 /// The widest of F32, whose gradients of keys and values take as many registers.
 const WIDEST_F32: usize = 64;
 
+/// The most queries, and keys, of a head: kernels count rows in 32 bits, which takes fewer registers.
+const MOST_ROWS: usize = i32::MAX as usize;
+
 /// Whether it is meant for attention of these queries, whatever their width.
 pub(super) fn is_for(q: &Tensor) -> bool {
     matches!(q.dtype(), DType::F16 | DType::BF16 | DType::F32) && q.elem_count() > 0
@@ -91,6 +94,7 @@ pub(super) fn fits(gpu: &Gpu, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<bool
         && d.is_multiple_of(16 / q.dtype().size_in_bytes())
         && d <= widest
         && v.dim(3)? == d
+        && q.dim(2)?.max(k.dim(2)?) <= MOST_ROWS
         && lies_well(q)?
         && lies_well(k)?
         && lies_well(v)?
