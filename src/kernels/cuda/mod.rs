@@ -179,11 +179,12 @@ impl Gpu {
         self.0.cuda_stream().context().synchronize().w()
     }
 
-    /// The elements of `tensor` on the host: waits for all that was launched before.
+    /// The elements of `tensor` on the host: waits for all that was launched before, in other threads too.
     ///
     /// The one way from a device to the host in this crate; [`reads`] counts.
     pub(crate) fn to_host<T: candle_core::WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
         READS.set(READS.get() + 1);
+        start(tensor)?; // candle's copy is in this thread's stream, whoever made the tensor
         tensor.flatten_all()?.to_vec1()
     }
 }

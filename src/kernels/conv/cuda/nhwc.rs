@@ -200,7 +200,9 @@ pub(super) fn to_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize) -> 
 /// What [`to_taps`] turned, turned back: `(c_out, c_in / groups, kh, kw)`, in `out`.
 fn from_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize, out: DType) -> Result<Tensor> {
     if !turns(shape, row) {
-        return in_dtype(&weight.reshape(&shape.weight_dims()[..])?, out);
+        let dims = shape.weight_dims();
+        let weight = if weight.dims() == dims { weight } else { &weight.reshape(&dims[..])? };
+        return in_dtype(weight, out);
     }
     let taps = shape.kernel_height * shape.kernel_width;
     near(weight.dtype(), out, |out| {
