@@ -15,6 +15,7 @@ type Group = list::Group<Spec>;
 
 const EACH: &[Pass] = &[Pass::Forward, Pass::Both];
 const CONV: &[Pass] = &[Pass::Forward, Pass::Dgrad, Pass::Wgrad, Pass::Both];
+const ATTENTION: &[Pass] = &[Pass::Forward, Pass::Backward, Pass::Both];
 
 const fn conv(sizes: [usize; 5], stride: usize) -> Operator {
     let [batch, channels, outs, size, kernel] = sizes;
@@ -30,8 +31,8 @@ const ALL: &[(&str, Operator, &[Pass])] = &[
     ("conv 3x3, 512", conv([128, 512, 512, 4, 3], 1), CONV),
     ("conv 3x3, stride 2", conv([128, 128, 256, 16, 3], 2), CONV),
     ("conv 1x1", conv([128, 256, 64, 32, 1], 1), CONV),
-    ("attention, 1024", Attention { batch: 8, heads: 12, length: 1024, width: 64 }, EACH),
-    ("attention, wide", Attention { batch: 4, heads: 8, length: 2048, width: 128 }, EACH),
+    ("attention, 1024", Attention { batch: 8, heads: 12, length: 1024, width: 64 }, ATTENTION),
+    ("attention, wide", Attention { batch: 4, heads: 8, length: 2048, width: 128 }, ATTENTION),
     ("layer norm", LayerNorm { rows: 8192, width: 768 }, EACH),
     ("batch norm", BatchNorm { batch: 128, channels: 64, size: 32 }, EACH),
     ("group norm", GroupNorm { batch: 32, channels: 128, size: 32, groups: 32 }, EACH),

@@ -5,9 +5,10 @@ import torch.nn.functional as F
 
 
 def operator_step(sizes, which, dtype, device):
-    """A function that does the pass once: forward, and backward to what it says."""
+    """A function that does the pass once: forward, backward to what it says, or both."""
     kind = sizes["operator"]
-    of_input, of_weight = which in ("dgrad", "both"), which in ("wgrad", "both")
+    alone = which in ("dgrad", "wgrad", "backward")
+    of_input, of_weight = which in ("dgrad", "backward", "both"), which in ("wgrad", "backward", "both")
     leaves = []
 
     def given(shape, wanted, dtype=dtype):
@@ -72,8 +73,12 @@ def operator_step(sizes, which, dtype, device):
     with torch.no_grad():
         ones = torch.ones_like(run())
 
+    y = run() if alone else None
+
     def step(_):
-        if leaves:
+        if alone:
+            torch.autograd.grad(y, leaves, ones, retain_graph=True)
+        elif leaves:
             torch.autograd.grad(run(), leaves, ones)
         else:
             run()

@@ -85,9 +85,11 @@ pub(crate) enum Pass {
     Forward,
     /// Forward, and backward to the input and the weights.
     Both,
-    /// Forward, and backward to the input alone.
+    /// Backward alone, to the input and the weights: again and again through the graph of one forward.
+    Backward,
+    /// The same to the input alone.
     Dgrad,
-    /// Forward, and backward to the weights alone.
+    /// The same to the weights alone.
     Wgrad,
 }
 
@@ -132,9 +134,23 @@ impl Pass {
         match self {
             Self::Forward => "forward",
             Self::Both => "forward+backward",
-            Self::Dgrad => "forward+dgrad",
-            Self::Wgrad => "forward+wgrad",
+            Self::Backward => "backward",
+            Self::Dgrad => "dgrad",
+            Self::Wgrad => "wgrad",
         }
+    }
+
+    /// Whether forward is none of it.
+    fn is_backward(self) -> bool {
+        matches!(self, Self::Backward | Self::Dgrad | Self::Wgrad)
+    }
+
+    fn wants_input(self) -> bool {
+        matches!(self, Self::Both | Self::Backward | Self::Dgrad)
+    }
+
+    fn wants_weight(self) -> bool {
+        matches!(self, Self::Both | Self::Backward | Self::Wgrad)
     }
 }
 
@@ -163,15 +179,37 @@ impl Operator {
         }
     }
 
-    /// What is got through in a second. `None` where backward's bytes are another matter than forward's.
+    /// Bytes that backward must read and write, over those of forward: gradients and inputs are as large as outputs.
+    /// `None` of products.
+    fn backward_bytes(self, element: usize) -> Option<f64> {
+        match self {
+            // What forward read, the gradient of what it wrote, and that of what it read.
+            LayerNorm { .. } | BatchNorm { .. } | GroupNorm { .. } => Some(3.0 / 2.0),
+            // The logits, and their gradient.
+            CrossEntropy { .. } => Some(2.0),
+            // The gradient of what was looked up, and that of all rows, in F32.
+            Embedding { numbers, rows, .. } => {
+                let table = (rows * size_of::<f32>()) as f64 / (numbers * element) as f64;
+                Some((1.0 + table) / 2.0)
+            }
+            Conv { .. } | Attention { .. } | Head { .. } | Linear { .. } | Cast { .. } => None,
+        }
+    }
+
+    /// What is got through in a second.
     pub(crate) fn amount(self, pass: Pass, precision: Precision) -> Option<(f64, &'static str)> {
-        let (amount, unit) = self.work(precision.dtype().size_in_bytes());
-        // Each gradient of a product is a product of as much work.
-        let passes = match (pass, unit) {
-            (Pass::Forward, _) => 1.0,
-            (Pass::Dgrad | Pass::Wgrad, "TFLOP/s") => 2.0,
-            (Pass::Both, "TFLOP/s") => 3.0,
-            _ => return None,
+        let element = precision.dtype().size_in_bytes();
+        let (amount, unit) = self.work(element);
+        let backward = match unit {
+            // Each gradient of a product is a product of as much work.
+            "TFLOP/s" => 2.0,
+            _ => self.backward_bytes(element).unwrap_or(0.0),
+        };
+        let passes = match pass {
+            Pass::Forward => 1.0,
+            Pass::Both => 1.0 + backward,
+            Pass::Backward => backward,
+            Pass::Dgrad | Pass::Wgrad => backward / 2.0,
         };
         Some((amount * passes, unit))
     }
@@ -215,6 +253,14 @@ impl Operator {
         let ones = Tensor::ones(y.shape(), y.dtype(), device)?;
         drop(y);
         let mut scaler = candle_amp::GradScaler::disabled();
+        if pass.is_backward() {
+            let loss = loss_with(&[&run()?], vec![ones])?;
+            return Ok(Box::new(move || {
+                scaler.scale(&loss)?.retain_graph().backward()?;
+                scaler.zero_grad();
+                Ok(())
+            }));
+        }
         Ok(Box::new(move || {
             let y = run()?;
             if pass != Pass::Forward {
@@ -234,13 +280,13 @@ impl Operator {
             wanted.borrow_mut().push(tensor.clone());
             tensor
         };
-        let input = |shape: &[usize]| match pass {
-            Pass::Dgrad | Pass::Both => tracked(&draw(shape)?).map(noted),
-            _ => draw(shape),
+        let input = |shape: &[usize]| match pass.wants_input() {
+            true => tracked(&draw(shape)?).map(noted),
+            false => draw(shape),
         };
-        let weight = |shape: &[usize]| match pass {
-            Pass::Wgrad | Pass::Both => Ok(noted(Var::from_tensor(&draw(shape)?)?.into_inner())),
-            _ => draw(shape),
+        let weight = |shape: &[usize]| match pass.wants_weight() {
+            true => Ok(noted(Var::from_tensor(&draw(shape)?)?.into_inner())),
+            false => draw(shape),
         };
         let numbers = |count: usize, below: usize| {
             let numbers = (0..count).map(|i| (i * 7919 % below) as u32);
@@ -299,7 +345,7 @@ impl Operator {
             }
         };
         let mut wanted = wanted.take();
-        if let (BatchNorm { .. } | GroupNorm { .. }, Pass::Both) = (self, pass) {
+        if matches!(self, BatchNorm { .. } | GroupNorm { .. }) && pass.wants_weight() {
             for name in ["weight", "bias"] {
                 wanted.extend(
                     norm_vars.data().lock().unwrap().get(name).map(|var| var.as_tensor().clone()),
@@ -307,5 +353,66 @@ impl Operator {
             }
         }
         Ok(Applied { forward, wanted })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a row's unit, what a pass gets through.
+    fn amount(operator: Operator, pass: Pass) -> (f64, &'static str) {
+        operator.amount(pass, Precision::Bf16).expect("every pass has an amount")
+    }
+
+    #[test]
+    fn backward_does_what_its_gradients_take() {
+        let conv = Conv { batch: 2, channels: 3, outs: 5, size: 8, kernel: 3, stride: 1 };
+        let forward = 2e-12 * (2 * 5 * 64 * 3 * 9) as f64;
+        for (pass, times) in [
+            (Pass::Forward, 1.0),
+            (Pass::Dgrad, 1.0),
+            (Pass::Wgrad, 1.0),
+            (Pass::Backward, 2.0),
+            (Pass::Both, 3.0),
+        ] {
+            assert_eq!(amount(conv, pass), (forward * times, "TFLOP/s"), "{pass:?}");
+        }
+        let bytes = |operator, pass| {
+            let (amount, unit) = amount(operator, pass);
+            assert_eq!(unit, "GB/s");
+            (amount * 1e9).round() as usize
+        };
+        let norm = LayerNorm { rows: 10, width: 8 };
+        assert_eq!(bytes(norm, Pass::Forward), 2 * 80 * 2);
+        assert_eq!(bytes(norm, Pass::Backward), 3 * 80 * 2);
+        assert_eq!(bytes(norm, Pass::Both), 5 * 80 * 2);
+        let loss = CrossEntropy { rows: 10, classes: 8 };
+        assert_eq!(bytes(loss, Pass::Both), 3 * 80 * 2);
+        // Read and written in BF16; a gradient of BF16, and one of F32 for all rows.
+        let table = Embedding { numbers: 10, rows: 100, width: 8, hot: false };
+        assert_eq!(bytes(table, Pass::Forward), 2 * 80 * 2);
+        assert_eq!(bytes(table, Pass::Backward), 80 * 2 + 800 * 4);
+    }
+
+    /// Through one graph as often as asked: nothing of it is freed or written over.
+    #[test]
+    fn backward_alone_runs_again_and_again() -> Result<()> {
+        let mut conv = Conv { batch: 1, channels: 1, outs: 1, size: 1, kernel: 3, stride: 1 };
+        let mut attention = Attention { batch: 1, heads: 1, length: 1, width: 1 };
+        conv.shrink();
+        attention.shrink();
+        for (operator, pass) in [
+            (conv, Pass::Dgrad),
+            (conv, Pass::Wgrad),
+            (conv, Pass::Backward),
+            (attention, Pass::Backward),
+        ] {
+            let mut step = operator.step(pass, Precision::F32, &Device::Cpu)?;
+            for _ in 0..3 {
+                step()?;
+            }
+        }
+        Ok(())
     }
 }

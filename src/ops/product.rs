@@ -273,7 +273,12 @@ pub(super) struct Linear;
 
 /// `x` with all leading dimensions in one.
 pub(super) fn rows(x: &Tensor) -> Result<Tensor> {
-    x.reshape(((), x.dim(candle_core::D::Minus1)?))
+    if x.rank() == 2 { Ok(x.clone()) } else { x.reshape(((), x.dim(candle_core::D::Minus1)?)) }
+}
+
+/// `x` in the shape `dims`: itself where it has that, as each of candle's views counts the owners of a device up.
+fn shaped(x: Tensor, dims: &[usize]) -> Result<Tensor> {
+    if x.dims() == dims { Ok(x) } else { x.reshape(dims) }
 }
 
 impl Operator for Linear {
@@ -297,7 +302,7 @@ impl Operator for Linear {
         let y = kernels::gemm::gemm(&rows(x)?, &weight.t()?, bias, x.dtype())?;
         let mut dims = x.dims().to_vec();
         dims[x.rank() - 1] = n;
-        Ok((y.reshape(dims)?, (x.clone(), weight.clone())))
+        Ok((shaped(y, &dims)?, (x.clone(), weight.clone())))
     }
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
@@ -334,8 +339,8 @@ pub(super) fn gradients(
     gradient: &Tensor,
     wants: [Option<DType>; 3],
 ) -> Result<[Option<Tensor>; 3]> {
-    let dx = wants[0]
-        .map(|dtype| kernels::gemm::gemm(gradient, weight, None, dtype)?.reshape(x.shape()));
+    let dx =
+        wants[0].map(|dtype| shaped(kernels::gemm::gemm(gradient, weight, None, dtype)?, x.dims()));
     let dweight = wants[1].map(|dtype| kernels::gemm::gemm(&gradient.t()?, &rows(x)?, None, dtype));
     let dbias = wants[2].map(|dtype| kernels::reduce::sum_to_channel(gradient, 1, dtype));
     Ok([dx.transpose()?, dweight.transpose()?, dbias.transpose()?])

@@ -13,7 +13,7 @@ DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *sha
     const Sizes &sizes = in.sizes;
     // The last queries first: with `causal`, they see the most.
     Block block(sizes.queries, sizes.heads, true, Products::ROWS);
-    size_t batch = block.batch, head = block.head, shared = head / sizes.group;
+    u32 batch = block.batch, head = block.head, shared = head / sizes.group;
     int t = threadIdx.x % 4;
     Left<D, T> left;
     load_left(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
@@ -27,17 +27,17 @@ DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *sha
     } else {
         one = pack<T>(1, 1);
     }
-    auto fetch = [&](int stage, size_t first) {
+    auto fetch = [&](int stage, u32 first) {
         Products::fetch(tiles.first[stage], in.k.head(batch, shared), in.k.s2, first, sizes.keys, sizes.width);
         Products::fetch(tiles.second[stage], in.v.head(batch, shared), in.v.s2, first, sizes.keys, sizes.width);
     };
-    size_t end = sizes.end(block.after()), end_of_group = sizes.end(block.after_group());
+    u32 end = sizes.end(block.after()), end_of_group = sizes.end(block.after_group());
     float unit = in.unit();
     fetch(0, 0);
     int stage = 0;
-    for (size_t first = 0; first < end; first += KEYS, stage ^= 1) {
+    for (u32 first = 0; first < end; first += KEYS, stage ^= 1) {
         Products::wait_for_tile(); // and nobody reads the other stage any more
-        size_t next = first + KEYS;
+        u32 next = first + KEYS;
         if (next < end) fetch(stage ^ 1, next);
         if (Products::ROWS > 64 && first >= end_of_group) continue;
 

@@ -8,7 +8,7 @@ use candle_core::{DType, IndexOp, Result, Tensor};
 use super::mask::Mask;
 use super::{Kept, Saved, Settings};
 use crate::kernels::choice::tf32::allow_tf32;
-use crate::kernels::cuda::{Gpu, Grid, Launch, Source, start, suffix};
+use crate::kernels::cuda::{Gpu, Grid, Launch, Source, address, start, suffix};
 use crate::kernels::elementwise::plain;
 use crate::kernels::{cast, in_dtype};
 
@@ -32,6 +32,9 @@ static BACKWARD: Source = Source {
         include_str!("flash_backward.cu")
     ),
 };
+
+/// The place of backward's averages in [`Gpu::scratch`].
+const AVERAGES: usize = 11;
 
 /// The widest heads there are kernels for.
 const WIDEST: usize = 128;
@@ -69,6 +72,9 @@ impl Products {
 /// The widest of F32, whose gradients of keys and values take as many registers.
 const WIDEST_F32: usize = 64;
 
+/// The most queries, and keys, of a head: kernels count rows in 32 bits, which takes fewer registers.
+const MOST_ROWS: usize = i32::MAX as usize;
+
 /// Whether it is meant for attention of these queries, whatever their width.
 pub(super) fn is_for(q: &Tensor) -> bool {
     matches!(q.dtype(), DType::F16 | DType::BF16 | DType::F32) && q.elem_count() > 0
@@ -88,6 +94,7 @@ pub(super) fn fits(gpu: &Gpu, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<bool
         && d.is_multiple_of(16 / q.dtype().size_in_bytes())
         && d <= widest
         && v.dim(3)? == d
+        && q.dim(2)?.max(k.dim(2)?) <= MOST_ROWS
         && lies_well(q)?
         && lies_well(k)?
         && lies_well(v)?
@@ -96,10 +103,33 @@ pub(super) fn fits(gpu: &Gpu, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<bool
 
 /// Whether rows are read 16 bytes at a time.
 fn lies_well(x: &Tensor) -> Result<bool> {
+    Ok(lies_well_from(x, start(x)?))
+}
+
+/// The same, of a tensor that is known to start there.
+fn lies_well_from(x: &Tensor, start: u64) -> bool {
     let (strides, last) = x.stride().split_at(3);
     let pack = 16 / x.dtype().size_in_bytes();
     let rows = strides.iter().all(|stride| stride.is_multiple_of(pack));
-    Ok(rows && last == [1] && start(x)?.is_multiple_of(16))
+    rows && last == [1] && start.is_multiple_of(16)
+}
+
+/// Where the rows of a tensor are: asked for once for both kernels of backward, which both read them.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    start: u64,
+    strides: &'a [usize],
+}
+
+impl<'a> Rows<'a> {
+    fn of(x: &'a Tensor) -> Result<Self> {
+        Ok(Self { start: start(x)?, strides: &x.stride()[..3] })
+    }
+
+    /// Adds the address, and the strides of a row.
+    fn read(self, launch: Launch) -> Launch {
+        launch.address(self.start).sizes(self.strides)
+    }
 }
 
 /// The width of the kernels for heads as wide as those of `q`.
@@ -121,21 +151,17 @@ fn launch(
     gpu.launch(source, [name, groups, width, rounded, suffix(q.dtype())?])
 }
 
-/// Adds `x`, and the strides of a row of it.
-fn read_rows(launch: Launch, x: &Tensor) -> Result<Launch> {
-    Ok(launch.read_strided(x)?.sizes(&x.stride()[..3]))
-}
-
 /// Adds what all kernels take: queries before `t`, keys before `s` and columns before `d` are read;
 /// head `i` has keys of head `i / (h / kv_heads)`.
 fn attention(
     launch: Launch,
-    [q, k, v]: [&Tensor; 3],
+    [q, k]: [&Tensor; 2],
+    rows: [Rows<'_>; 3],
     mask: &Mask,
     settings: Settings,
 ) -> Result<Launch> {
     let ((_, h, t, d), (_, kv_heads, s, _)) = (q.dims4()?, k.dims4()?);
-    let launch = [q, k, v].into_iter().try_fold(launch, read_rows)?;
+    let launch = rows.into_iter().fold(launch, |launch, rows| rows.read(launch));
     let launch = mask.settings(launch, settings)?.sizes(&[h, h / kv_heads, t, s, d]);
     Ok(launch.int(settings.causal.into()))
 }
@@ -163,8 +189,9 @@ pub(super) fn forward(
     let grid = products.grid(wide(q)?, b * h, t, 0);
     let launch = launch(gpu, &FORWARD, products, "flash", q)?.write_strided(&out)?;
     let launch = launch.write_strided(&unrounded)?.sizes(&out.stride()[..3]);
-    attention(launch.write_new(&max)?.write_new(&inverse_sum)?, [q, k, v], &mask, settings)?
-        .run(grid)?;
+    let launch = launch.write_new(&max)?.write_new(&inverse_sum)?;
+    let rows = [Rows::of(q)?, Rows::of(k)?, Rows::of(v)?];
+    attention(launch, [q, k], rows, &mask, settings)?.run(grid)?;
     Ok((out, Kept { max, inverse_sum, unrounded: Some(unrounded) }))
 }
 
@@ -223,10 +250,17 @@ fn write(
 ) -> Result<()> {
     let Saved { q, k, v, mask, kept, grad } = saved;
     let ((b, h, t, _), (_, kv_heads, s, _)) = (q.dims4()?, k.dims4()?);
-    let grad = in_dtype(grad, q.dtype())?;
-    let grad = if lies_well(&grad)? { grad } else { cast(&grad, q.dtype())? };
+    let copy;
+    let mut grad_rows = Rows::of(grad)?;
+    if grad.dtype() != q.dtype() || !lies_well_from(grad, grad_rows.start) {
+        copy = cast(grad, q.dtype())?;
+        grad_rows = Rows::of(&copy)?;
+    }
     let (max, inverse_sum) = (plain(&kept.max)?, plain(&kept.inverse_sum)?);
-    let averages = gpu.empty((b, h, t), DType::F32)?;
+    let averages = gpu.scratch_from(AVERAGES, b * h * t, DType::F32)?;
+    let [averages_at, max_at, inverse_sum_at] =
+        [address(&averages)?, address(&max)?, address(&inverse_sum)?];
+    let rows = [Rows::of(q)?, Rows::of(k)?, Rows::of(v)?];
     let mask = Mask::of(mask, [b, h, t, s], DType::F32)?;
     let into = |launch: Launch, x: Option<&Tensor>| {
         let Some(x) = x else { return Ok(launch.write_or_null(None)?.sizes(&[0; 3]).int(0)) };
@@ -237,16 +271,22 @@ fn write(
         // Rows before `t` of `dq` and the averages are written, and as many maxima, shares and rows of the output
         // read.
         let launch = into(launch(gpu, &BACKWARD, products, "flash_queries", q)?, dq)?;
-        let launch = read_rows(launch.write(&averages)?.read(&max)?.read(&inverse_sum)?, &grad)?;
-        let launch = read_rows(launch, output)?;
-        attention(launch, [q, k, v], &mask, settings)?.run(products.grid(wide(q)?, b * h, t, 2))?;
+        let launch = launch.address(averages_at).address(max_at).address(inverse_sum_at);
+        let launch = Rows::of(output)?.read(grad_rows.read(launch));
+        attention(launch, [q, k], rows, &mask, settings)?.run(products.grid(
+            wide(q)?,
+            b * h,
+            t,
+            2,
+        ))?;
     }
     if dk.is_some() || dv.is_some() {
         // Rows before `s` of `dk` and `dv` are written, and averages read where there is a `dk`.
         let launch = launch(gpu, &BACKWARD, products, "flash_keys", q)?;
         let launch = into(into(launch, dk)?, dv)?;
-        let launch = read_rows(launch.read(&averages)?.read(&max)?.read(&inverse_sum)?, &grad)?;
-        attention(launch, [q, k, v], &mask, settings)?.run(products.grid(
+        let launch = launch.address(averages_at).address(max_at).address(inverse_sum_at);
+        let launch = grad_rows.read(launch);
+        attention(launch, [q, k], rows, &mask, settings)?.run(products.grid(
             wide(q)?,
             b * kv_heads,
             s,

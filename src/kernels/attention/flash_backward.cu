@@ -26,7 +26,7 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *maxima, c
     auto &tiles = Products::tiles();
     const Sizes &sizes = in.sizes;
     Block block(sizes.queries, sizes.heads, true, Products::ROWS);
-    size_t batch = block.batch, head = block.head, shared = head / sizes.group;
+    u32 batch = block.batch, head = block.head, shared = head / sizes.group;
     int t = threadIdx.x % 4;
     Left<D, T> query_rows, grad_rows;
     load_left(grad_rows, grad.head(batch, head), grad.s2, block, sizes.queries, sizes.width);
@@ -48,16 +48,16 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *maxima, c
         size_t at = sizes.at(batch, head, block.row[i]);
         base[i] = in.base(maxima[at]), share[i] = shares[at];
     }
-    auto fetch = [&](int stage, size_t first) {
+    auto fetch = [&](int stage, u32 first) {
         Products::fetch(tiles.first[stage], in.k.head(batch, shared), in.k.s2, first, sizes.keys, sizes.width);
         Products::fetch(tiles.second[stage], in.v.head(batch, shared), in.v.s2, first, sizes.keys, sizes.width);
     };
-    size_t end = sizes.end(block.after()), end_of_group = sizes.end(block.after_group());
+    u32 end = sizes.end(block.after()), end_of_group = sizes.end(block.after_group());
     fetch(0, 0);
     int stage = 0;
-    for (size_t first = 0; first < end; first += KEYS, stage ^= 1) {
+    for (u32 first = 0; first < end; first += KEYS, stage ^= 1) {
         Products::wait_for_tile(); // and nobody reads the other stage any more
-        size_t next = first + KEYS;
+        u32 next = first + KEYS;
         if (next < end) fetch(stage ^ 1, next);
         if (Products::ROWS > 64 && first >= end_of_group) continue;
         auto &keys = tiles.first[stage], &values = tiles.second[stage];
@@ -97,9 +97,9 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
     auto &tiles = Products::tiles();
     const Sizes &sizes = in.sizes;
     Block block(sizes.keys, sizes.heads / sizes.group, false, Products::ROWS);
-    size_t batch = block.batch, begin = sizes.begin(block);
+    u32 batch = block.batch, begin = sizes.begin(block);
     int t = threadIdx.x % 4;
-    auto fetch = [&](int stage, size_t head, size_t first) {
+    auto fetch = [&](int stage, u32 head, u32 first) {
         Products::fetch(tiles.first[stage], in.q.head(batch, head), in.q.s2, first, sizes.queries, sizes.width);
         Products::fetch(tiles.second[stage], grad.head(batch, head), grad.s2, first, sizes.queries, sizes.width);
         if (threadIdx.x < QUERIES) {
@@ -116,12 +116,12 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
     load_left(value_rows, in.v.head(batch, block.head), in.v.s2, block, sizes.keys, sizes.width);
     const auto &left = Products::keep(0, key_rows), &value_left = Products::keep(1, value_rows);
     float keys[D / 8][4] = {}, values[D / 8][4] = {};
-    size_t head = block.head * sizes.group, last = head + sizes.group, first = begin;
+    u32 head = block.head * sizes.group, last = head + sizes.group, first = begin;
     if (begin >= sizes.queries) head = last; // no query sees these keys
     if (head < last) fetch(0, head, first);
     for (int stage = 0; head < last; stage ^= 1) {
         Products::wait_for_tile(); // and nobody reads the other stage any more
-        size_t next = first + QUERIES < sizes.queries ? first + QUERIES : begin, its_head = head + (next == begin);
+        u32 next = first + QUERIES < sizes.queries ? first + QUERIES : begin, its_head = head + (next == begin);
         if (its_head < last) fetch(stage ^ 1, its_head, next);
         auto &queries = tiles.first[stage], &gradients = tiles.second[stage];
         bool seen = Products::ROWS == 64 || !sizes.causal || first + QUERIES > block.first_of_group();
@@ -159,8 +159,10 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
 
 #define OUTPUT(x) void *x, size_t x##0, size_t x##1, size_t x##2, int x##_wide
 #define STORED(x) {x, x##0, x##1, x##2, x##_wide}
-#define FLASH(kind, Products, T, D, threads, blocks)                                              \
-    extern "C" __global__ void __launch_bounds__(threads) flash_queries_##kind(                   \
+// Launch bounds of either kernel. Without a number of blocks, ptxas decides itself how few registers are enough, which for
+// queries of 16 bits in narrow heads are too few: they spilled.
+#define FLASH(kind, Products, T, D, threads, of_queries_bounds, of_keys_bounds)                    \
+    extern "C" __global__ void __launch_bounds__ of_queries_bounds flash_queries_##kind(          \
         OUTPUT(dq), float *averages, const float *maxima, const float *shares, const T *grad,     \
         size_t g0, size_t g1, size_t g2, const float *output, size_t o0, size_t o1, size_t o2,    \
         ATTENTION(T)) {                                                                           \
@@ -168,22 +170,24 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
         of_queries<Products<D, T>, D, T>(STORED(dq), averages, maxima, shares,                    \
                                          {grad, g0, g1, g2}, {output, o0, o1, o2}, ATTENDED);     \
     }                                                                                             \
-    extern "C" __global__ void __launch_bounds__(threads, blocks) flash_keys_##kind(              \
+    extern "C" __global__ void __launch_bounds__ of_keys_bounds flash_keys_##kind(                \
         OUTPUT(dk), OUTPUT(dv), const float *averages, const float *maxima,                       \
         const float *shares, const T *grad, size_t g0, size_t g1, size_t g2, ATTENTION(T)) {      \
         of_keys<Products<D, T>, D, T>(STORED(dk), STORED(dv), averages, maxima, shares,           \
                                       {grad, g0, g1, g2}, ATTENDED);                              \
     }
 #define FLASH_WARPS(t, T)                                                                         \
-    FLASH(64_##t, OfWarps, T, 64, 128, 3) FLASH(128_##t, OfWarps, T, 128, 128, 1)
+    FLASH(64_##t, OfWarps, T, 64, 128, (128, 3), (128, 3)) FLASH(128_##t, OfWarps, T, 128, 128, (128), (128, 1))
 OF_F16(FLASH_WARPS(f16, f16))
 OF_BF16(FLASH_WARPS(bf16, bf16))
-OF_F32(FLASH(64_f32, OfWarps, float, 64, 128, 1) FLASH(64_tf32_f32, OfWarps, tf32, 64, 128, 1))
+OF_F32(FLASH(64_f32, OfWarps, float, 64, 128, (128), (128, 1))
+           FLASH(64_tf32_f32, OfWarps, tf32, 64, 128, (128), (128, 1)))
 #ifdef HOPPER
 // Three would have too few registers in narrow heads, too.
 template <int D, class T> using OfGroups = Groups<D, T, 2>;
 #define FLASH_GROUPS(t, T)                                                                        \
-    FLASH(groups_64_##t, OfGroups, T, 64, 256, 1) FLASH(groups_128_##t, OfGroups, T, 128, 256, 1)
+    FLASH(groups_64_##t, OfGroups, T, 64, 256, (256), (256, 1))                                   \
+    FLASH(groups_128_##t, OfGroups, T, 128, 256, (256), (256, 1))
 OF_F16(FLASH_GROUPS(f16, f16))
 OF_BF16(FLASH_GROUPS(bf16, bf16))
 #endif

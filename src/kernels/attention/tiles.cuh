@@ -139,49 +139,49 @@ template <class T> struct Heads {
 
 // The rows of one head that a block has, 64 or more, and the two of them that a lane has.
 struct Block {
-    size_t tile, batch, head, row[2];
+    u32 tile, batch, head, row[2];
     int size;
 
     // The grid is flat, of all tiles of all heads, a tile of every head after another.
-    DEVICE Block(size_t rows, size_t heads, bool last_first, int size = 64) : size(size) {
-        size_t tiles = (rows + size - 1) / size, all = gridDim.x / tiles;
+    DEVICE Block(u32 rows, u32 heads, bool last_first, int size = 64) : size(size) {
+        u32 tiles = (rows + size - 1) / size, all = gridDim.x / tiles;
         tile = last_first ? tiles - 1 - blockIdx.x / all : blockIdx.x / all;
         batch = blockIdx.x % all / heads, head = blockIdx.x % heads;
         row[0] = first() + threadIdx.x % 32 / 4, row[1] = row[0] + 8;
     }
 
     // The first row of the 16 that a warp has.
-    DEVICE size_t first() const { return tile * size + threadIdx.x / 32 * 16; }
+    DEVICE u32 first() const { return tile * size + threadIdx.x / 32 * 16; }
 
     // The row after the last one of the block, and the first of a warpgroup and the one after its last.
-    DEVICE size_t after() const { return (tile + 1) * size; }
-    DEVICE size_t first_of_group() const { return tile * size + threadIdx.x / 128 * 64; }
-    DEVICE size_t after_group() const { return first_of_group() + 64; }
+    DEVICE u32 after() const { return (tile + 1) * size; }
+    DEVICE u32 first_of_group() const { return tile * size + threadIdx.x / 128 * 64; }
+    DEVICE u32 after_group() const { return first_of_group() + 64; }
 };
 
 struct Sizes {
-    size_t heads, group, queries, keys, width;
+    u32 heads, group, queries, keys, width;
     int causal;
 
-    DEVICE bool sees(size_t query, size_t key) const {
+    DEVICE bool sees(u32 query, u32 key) const {
         return query < queries && key < keys && (!causal || key <= query);
     }
 
     // Whether any of 16 queries does not see all of `count` keys.
-    DEVICE bool is_edge(size_t query, size_t key, size_t count) const {
+    DEVICE bool is_edge(u32 query, u32 key, u32 count) const {
         return key + count > keys || (causal && key + count - 1 > query);
     }
 
     // The end of the keys that queries before `after` see, and the first query that sees a block of keys.
-    DEVICE size_t end(size_t after) const { return causal && after < keys ? after : keys; }
-    DEVICE size_t begin(const Block &block) const { return causal ? block.tile * block.size : 0; }
+    DEVICE u32 end(u32 after) const { return causal && after < keys ? after : keys; }
+    DEVICE u32 begin(const Block &block) const { return causal ? block.tile * block.size : 0; }
 
     // Where a query's numbers are.
-    DEVICE size_t at(size_t batch, size_t head, size_t query) const { return (batch * heads + head) * queries + query; }
+    DEVICE size_t at(size_t batch, u32 head, u32 query) const { return (batch * heads + head) * queries + query; }
 };
 
 struct Seen {
-    size_t query, key;
+    u32 query, key;
 };
 
 // What is attended: head `i` of q sees head `i / group` of k and v.
@@ -209,7 +209,7 @@ template <class T> struct Attention {
     // tile is at an `edge` of what is seen. `place` says of which query and which key a product is;
     // `slope` gets the derivative of each score, in units of e, by its product.
     template <int N, class P, class S>
-    DEVICE void score(float (&x)[N][4], size_t batch, size_t head, bool edge, const P &place, const S &slope) const {
+    DEVICE void score(float (&x)[N][4], u32 batch, u32 head, bool edge, const P &place, const S &slope) const {
         bool simple = plain();
         if (simple && !edge) {
 #pragma unroll
@@ -244,12 +244,12 @@ template <int N, class T> struct Left {
 
 // The 16 rows of a warp, zeros where there are none.
 template <int D, class T>
-DEVICE void load_left(Left<D, T> &left, const T *from, size_t stride, const Block &block, size_t rows, size_t width) {
+DEVICE void load_left(Left<D, T> &left, const T *from, size_t stride, const Block &block, u32 rows, u32 width) {
 #pragma unroll
     for (int pair = 0; pair < D / 8; pair++) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            size_t row = block.row[i], column = pair * 8 + threadIdx.x % 4 * 2;
+            u32 row = block.row[i], column = pair * 8 + threadIdx.x % 4 * 2;
             bool there = row < rows && column < width;
             const T *at = from + row * stride + column;
             if constexpr (IS_WIDE<T>) {
@@ -264,11 +264,11 @@ DEVICE void load_left(Left<D, T> &left, const T *from, size_t stride, const Bloc
 
 // A lane's part of the sum, over the elements, of row `i` of the two it has of `left` and of a row of F32.
 template <int D, class T>
-DEVICE float times_left(const Left<D, T> &left, int i, const float *row, size_t width) {
+DEVICE float times_left(const Left<D, T> &left, int i, const float *row, u32 width) {
     float sum = 0;
 #pragma unroll
     for (int at = 0; at < D / 8; at++) {
-        size_t column = at * 8 + threadIdx.x % 4 * 2;
+        u32 column = at * 8 + threadIdx.x % 4 * 2;
         if (column >= width) continue;
         float2 pair = *(const float2 *)(row + column);
         if constexpr (IS_WIDE<T>) {
@@ -309,14 +309,14 @@ struct Output {
 
     // The rows of a block.
     template <class T, int N>
-    DEVICE void store(const float (&c)[N][4], const Block &block, size_t rows, size_t width) const {
+    DEVICE void store(const float (&c)[N][4], const Block &block, u32 rows, u32 width) const {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             if (block.row[i] >= rows) continue;
             size_t first = block.batch * s0 + block.head * s1 + block.row[i] * s2;
 #pragma unroll
             for (int n = 0; n < N; n++) {
-                size_t column = n * 8 + threadIdx.x % 4 * 2;
+                u32 column = n * 8 + threadIdx.x % 4 * 2;
                 if (column >= width) continue;
                 float a = c[n][2 * i], b = c[n][2 * i + 1];
                 if (IS_WIDE<T> || wide) {
@@ -340,5 +340,5 @@ struct Output {
     {                                                                                             \
         {q, q0, q1, q2}, {k, k0, k1, k2}, {v, v0, v1, v2},                                        \
             {(float)scale, (float)cap, {mask, s0, s1, s2, s3, kind}},                             \
-            {heads, group, queries, keys, width, causal},                                         \
+            {(u32)heads, (u32)group, (u32)queries, (u32)keys, (u32)width, causal},                                         \
     }

@@ -313,7 +313,13 @@ fn library(
         PassKind::Dgrad => (shape.input_dims(), [2, 1, 0]),
         PassKind::Wgrad => (shape.weight_dims(), [0, 2, 1]),
     };
-    let result = gpu.empty(&dims, written)?;
+    // A gradient that is laid out anew is no result yet.
+    let result = match (pass, format) {
+        (PassKind::Wgrad, Format::ChannelsLast) if nhwc::turns(shape, shape.taps()) => {
+            gpu.scratch_from(nhwc::TURNED, dims.iter().product(), written)?
+        }
+        _ => gpu.empty(&dims, written)?,
+    };
     // A number for each channel, at all pixels.
     let spread = bias.map(|bias| {
         let bias = match format {
@@ -334,6 +340,10 @@ fn library(
     // From 16-bit operands cuDNN may have no algorithm that writes F32. But a 16-bit number is exact in TF32, and from
     // TF32 operands it has.
     if done.is_none() && dtype != written && gpu.compute_capability()? >= (8, 0) {
+        let b = match pass {
+            PassKind::Wgrad => b,
+            _ => &b.flatten_all()?.narrow(0, 0, shape.c_out * shape.taps())?,
+        };
         done = done_by([&in_dtype(a, written)?, &in_dtype(b, written)?], true)?;
     }
     if let Some(by) = done {

@@ -250,6 +250,10 @@ impl Launch {
         self
     }
 
+    pub(crate) fn address(self, _: u64) -> Self {
+        self
+    }
+
     pub(crate) fn int(self, _: i32) -> Self {
         self
     }

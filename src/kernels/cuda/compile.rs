@@ -1,7 +1,8 @@
 //! From source to a function on a device, once a process; compiled once a machine.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString};
+use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
 
 use candle_core::Result;
@@ -59,7 +60,32 @@ struct Place(usize, usize, [(usize, usize); Name::PARTS]);
 
 thread_local! {
     /// So that a launch asks neither the driver nor a lock. Of each thread: it has every function once.
-    static FUNCTIONS: RefCell<Quick<Place, CudaFunction>> = RefCell::default();
+    static FUNCTIONS: RefCell<Quick<Place, Rc<Function>>> = RefCell::default();
+}
+
+/// Shared memory that every kernel may have without asking.
+const SHARED: u32 = 48 << 10;
+
+/// A kernel on a device.
+#[derive(Debug)]
+pub(super) struct Function {
+    function: CudaFunction,
+    /// Bytes of dynamic shared memory that it may have, as this thread knows. A kernel always asks for as many, so that no
+    /// other thread has told the driver otherwise.
+    shared: Cell<u32>,
+}
+
+impl Function {
+    /// The driver's, which may have so many bytes of dynamic shared memory: it is told only if they are more than before.
+    pub(super) fn with_shared(&self, bytes: u32) -> Result<driver::CUfunction> {
+        if bytes > self.shared.get() {
+            let most =
+                driver::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            self.function.set_attribute(most, bytes as i32).w()?;
+            self.shared.set(bytes);
+        }
+        Ok(self.function.cu_function())
+    }
 }
 
 /// By source and unit. What one thread compiles, no other one waits for, unless it wants the same.
@@ -77,7 +103,7 @@ pub(super) fn function(
     stream: &CudaStream,
     source: &'static Source,
     name: Name,
-) -> Result<CudaFunction> {
+) -> Result<Rc<Function>> {
     let context = stream.context();
     let parts = name.0.map(|part| (part.as_ptr().addr(), part.len()));
     let place = Place(context.cu_ctx().addr(), std::ptr::from_ref(source).addr(), parts);
@@ -94,6 +120,7 @@ pub(super) fn function(
         context.load_module(Ptx::from_binary(job.code(CACHE.as_ref())?)).w()
     })?;
     let function = module.load_function(&name).w()?;
+    let function = Rc::new(Function { function, shared: Cell::new(SHARED) });
     FUNCTIONS.with_borrow_mut(|all| all.insert(place, function.clone()));
     Ok(function)
 }

@@ -1,17 +1,16 @@
 //! One launch of a kernel: its arguments in order, and the grid.
 
 use std::ffi::c_void;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use candle_core::cuda_backend::WrapErr;
 use candle_core::{Result, Tensor};
-use cudarc::driver::{CudaFunction, CudaStream, result, sys};
+use cudarc::driver::{CudaStream, result};
 
+use super::compile::Function;
 use super::{Grid, address_mut, launched, start_unwaited, unwaited, wait_for_other_threads};
 use crate::error::bail;
-
-/// Shared memory that every kernel may have without asking.
-const SHARED: usize = 48 << 10;
 
 /// A struct of 64-bit words that a kernel takes by value: no copy to the device, and no wait.
 ///
@@ -30,6 +29,9 @@ impl Table {
         Self(table)
     }
 }
+
+/// The arguments of a kernel, at most.
+const MOST: usize = 64;
 
 #[derive(Debug)]
 enum Value {
@@ -57,15 +59,14 @@ impl Value {
 /// and is contiguous.
 #[derive(Debug)]
 pub(crate) struct Launch {
-    function: CudaFunction,
+    function: Rc<Function>,
     stream: Arc<CudaStream>,
     values: Vec<Value>,
 }
 
 impl Launch {
-    pub(super) fn new(function: CudaFunction, stream: Arc<CudaStream>) -> Self {
-        // As many as nearly all kernels have, without growing.
-        Self { function, stream, values: Vec::with_capacity(40) }
+    pub(super) fn new(function: Rc<Function>, stream: Arc<CudaStream>) -> Self {
+        Self { function, stream, values: Vec::with_capacity(MOST) }
     }
 
     fn with(mut self, value: Value) -> Self {
@@ -124,8 +125,14 @@ impl Launch {
     }
 
     /// A `size_t` each.
-    pub(crate) fn sizes(self, sizes: &[usize]) -> Self {
-        sizes.iter().fold(self, |launch, &size| launch.size(size))
+    pub(crate) fn sizes(mut self, sizes: &[usize]) -> Self {
+        self.values.extend(sizes.iter().map(|&size| Value::Word(size as u64)));
+        self
+    }
+
+    /// An address that was asked for before, of a tensor that lives until the launch.
+    pub(crate) fn address(self, address: u64) -> Self {
+        self.with(Value::Word(address))
     }
 
     pub(crate) fn int(self, int: i32) -> Self {
@@ -157,14 +164,17 @@ impl Launch {
         else {
             bail!("{grid:?} is more than a launch can have")
         };
-        if grid.shared > SHARED {
-            let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            self.function.set_attribute(limit, shared as i32).w()?;
+        let function = self.function.with_shared(shared)?;
+        let mut places = [std::ptr::null_mut(); MOST];
+        let Some(places) = places.get_mut(..self.values.len()) else {
+            bail!("a kernel takes {MOST} arguments, and not {}", self.values.len())
+        };
+        for (place, value) in places.iter_mut().zip(&mut self.values) {
+            *place = value.place();
         }
-        let mut places: Vec<_> = self.values.iter_mut().map(Value::place).collect();
         wait_for_other_threads(&self.stream)?;
         self.stream.context().bind_to_thread().w()?;
-        let (function, stream) = (self.function.cu_function(), self.stream.cu_stream());
+        let stream = self.stream.cu_stream();
         // SAFETY: the kernel is one of this crate's. Its folder's `cuda.rs` gives the arguments in
         // the order and of the types its `.cu` declares, addresses of tensors as long as the sizes
         // beside them say, and a grid from which the kernel reaches nothing beyond those: each says
@@ -173,7 +183,7 @@ impl Launch {
         // where they are until the call returns, which has copied them.
         unsafe {
             let threads = (threads, 1, 1);
-            result::launch_kernel(function, (x, y, z), threads, shared, stream, &mut places)
+            result::launch_kernel(function, (x, y, z), threads, shared, stream, places)
         }
         .w()?;
         launched(&self.stream);

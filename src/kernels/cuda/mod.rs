@@ -179,11 +179,12 @@ impl Gpu {
         self.0.cuda_stream().context().synchronize().w()
     }
 
-    /// The elements of `tensor` on the host: waits for all that was launched before.
+    /// The elements of `tensor` on the host: waits for all that was launched before, in other threads too.
     ///
     /// The one way from a device to the host in this crate; [`reads`] counts.
     pub(crate) fn to_host<T: candle_core::WithDType>(tensor: &Tensor) -> Result<Vec<T>> {
         READS.set(READS.get() + 1);
+        start(tensor)?; // candle's copy is in this thread's stream, whoever made the tensor
         tensor.flatten_all()?.to_vec1()
     }
 }
@@ -250,7 +251,7 @@ pub(crate) fn len(storage: &CudaStorage) -> usize {
 pub(crate) fn address(tensor: &Tensor) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
     let storage = on_gpu(&storage)?;
-    wait_for_other_threads(&storage.device.cuda_stream())?;
+    wait_for_other_threads(stream(storage)?)?;
     first(storage, layout)
 }
 
@@ -258,7 +259,7 @@ pub(crate) fn address(tensor: &Tensor) -> Result<u64> {
 pub(crate) fn start(tensor: &Tensor) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
     let storage = on_gpu(&storage)?;
-    wait_for_other_threads(&storage.device.cuda_stream())?;
+    wait_for_other_threads(stream(storage)?)?;
     at(storage, layout.start_offset())
 }
 
@@ -302,7 +303,7 @@ pub(crate) fn address_mut(tensor: &Tensor) -> Result<u64> {
         }
 
         fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
-            wait_for_other_threads(&storage.device.cuda_stream())?;
+            wait_for_other_threads(stream(storage)?)?;
             self.0.store(first(storage, layout)?, Ordering::Relaxed);
             Ok(())
         }
@@ -310,6 +311,19 @@ pub(crate) fn address_mut(tensor: &Tensor) -> Result<u64> {
     let locate = Locate(AtomicU64::new(0));
     tensor.inplace_op1(&locate)?;
     Ok(locate.0.into_inner())
+}
+
+/// The stream that a tensor was allocated on. Its device's own would have to be cloned.
+fn stream(storage: &CudaStorage) -> Result<&CudaStream> {
+    macro_rules! stream {
+        ($($kind:ident),*) => {
+            match &storage.slice {
+                $(CudaStorageSlice::$kind(slice) => slice.stream(),)*
+                _ => bail!("no kernel reads {:?}", storage.slice),
+            }
+        };
+    }
+    Ok(stream!(U8, U32, I16, I32, I64, F16, BF16, F32, F64))
 }
 
 fn base<T>(slice: &CudaSlice<T>, device: &CudaDevice) -> u64 {

@@ -8,6 +8,25 @@
 //! threads.
 //!
 //! What candle's own operators launch later is not counted.
+//!
+//! # Tensors that are dropped on another thread
+//!
+//! On candle's default device, a tensor is freed in the stream of the thread that drops it, maybe before a kernel of another
+//! thread has read it. The crate's operators never see what that breaks: whoever asks for memory waits first, as above,
+//! so that freed memory is not handed out before the kernels that were launched until then are done. candle's own operators
+//! do not wait: they may get the memory too soon. Nor does the driver: it may give what is freed back to the system.
+//!
+//! The crate can neither order such a free nor refuse it:
+//!
+//! - It is not asked. candle's `Tensor` is an `Arc` of its storage, and the last owner drops cudarc's `CudaSlice`, which
+//!   frees by `cuMemFreeAsync` in its stream: the handle 2, which is another stream on each thread. A `CudaSlice` knows no
+//!   thread, and neither type has a place for code of others.
+//! - cudarc orders a free by events, if its context has several streams (`is_managing_stream_synchronization`). A context of
+//!   the crate's own could say so. But each tensor would have two events, four calls of the driver; and an event is
+//!   recorded when its guard is dropped, `SyncOnDrop`, so that guards of all arguments would have to outlive each launch.
+//! - In the legacy default stream, a free waits for all threads' streams and holds them all up. A capture refuses it.
+//!
+//! So `docs/tuning.md` asks for one stream: on a device of `Device::new_cuda_with_stream` every free is in order.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -114,6 +133,7 @@ mod tests {
     mod on_gpus {
         use candle_core::{DType, Device, Result, Tensor};
 
+        use crate::kernels::cuda::Gpu;
         use crate::kernels::elementwise::add;
         use crate::kernels::testing::devices::gpus;
         use crate::kernels::testing::own_process::in_own_process;
@@ -140,6 +160,23 @@ mod tests {
                 let many = many.join().expect("nothing panics")?;
                 let more = doubled(&many, 1)?;
                 assert_eq!(more.to_vec1::<f32>()?, [512.0; 1 << 16]);
+            }
+            Ok(())
+        }
+
+        /// Not by an operator, which would have waited by itself.
+        #[test]
+        fn a_thread_reads_what_another_one_has_made() -> Result<()> {
+            let name = "a_thread_reads_what_another_one_has_made";
+            if gpus().is_empty() || !in_own_process(&format!("{HERE}{name}"), &BEHIND) {
+                return Ok(());
+            }
+            let device = Device::new_cuda(0)?;
+            let ones = Tensor::ones(1 << 16, DType::F32, &device)?;
+            for _ in 0..20 {
+                let eight = doubled(&ones, 3)?;
+                let read = std::thread::spawn(move || Gpu::to_host::<f32>(&eight));
+                assert_eq!(read.join().expect("nothing panics")?, [8.0; 1 << 16]);
             }
             Ok(())
         }

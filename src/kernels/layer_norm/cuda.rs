@@ -115,7 +115,7 @@ fn affine(
 ) -> Result<[Option<Tensor>; 2]> {
     // One launch for both, which mostly are of one dtype.
     let Some(dtype) = wants[0].or(wants[1]) else { return Ok([None, None]) };
-    let both = reduce::finish(gpu, sums, 2 * channels, 1, dtype)?;
+    let both = reduce::finish(gpu, sums, [sums.dim(0)?, 2 * channels, 1], dtype)?;
     let half = |at: usize, want: Option<DType>| {
         let Some(want) = want else { return Ok(None) };
         let half = both.narrow(0, at * channels, channels)?;

@@ -19,10 +19,10 @@ const BLOCKS: usize = 1024;
 const LOSSES: usize = 7;
 const WEIGHTS: usize = 8;
 
-/// The losses of so many rows, and their weights where a loss adds those up: until the next call.
+/// Room for the losses of so many rows, and for their weights where a loss adds those up: until the next call.
 fn rows_of(gpu: &Gpu, loss: &ClassLoss, rows: usize) -> Result<(Tensor, Option<Tensor>)> {
-    let weights = loss.sums_weights().then(|| gpu.scratch(WEIGHTS, rows, DType::F64));
-    Ok((gpu.scratch(LOSSES, rows, DType::F64)?, weights.transpose()?))
+    let weights = loss.sums_weights().then(|| gpu.scratch_from(WEIGHTS, rows, DType::F64));
+    Ok((gpu.scratch_from(LOSSES, rows, DType::F64)?, weights.transpose()?))
 }
 
 /// The kernel `name` of what it reads and, where kernels differ by that, of what it writes.
@@ -31,29 +31,30 @@ fn launch(gpu: &Gpu, name: &'static str, read: DType, written: Option<DType>) ->
     gpu.launch(&SOURCE, [name, suffix(read)?, written])
 }
 
-/// The sum of `terms`, F64, over `count`, in `out`.
-fn mean(gpu: &Gpu, terms: &Tensor, count: f64, out: DType) -> Result<Tensor> {
+/// The sum of the first `number` of `terms`, F64, over `count`, in `out`.
+fn mean(gpu: &Gpu, terms: &Tensor, number: usize, count: f64, out: DType) -> Result<Tensor> {
     let y = gpu.empty((), out)?;
     let launch = launch(gpu, "mean", out, None)?.write_new(&y)?.write_or_null(None)?;
     let launch = launch.read(terms)?.read_or_null(None)?;
-    launch.size(terms.elem_count()).double(count).run(Grid::flat(1, 512))?;
+    launch.size(number).double(count).run(Grid::flat(1, 512))?;
     Ok(y)
 }
 
-/// The losses of rows, F64, reduced; by the weights of the rows, F64, where there are any.
+/// The losses of `rows`, F64, reduced; by the weights of the rows, F64, where there are any.
 fn reduce(
     gpu: &Gpu,
     loss: &ClassLoss,
     losses: &Tensor,
     row_weights: Option<&Tensor>,
+    rows: usize,
     out: DType,
 ) -> Result<Reduced> {
-    let rows = losses.elem_count();
     if loss.reduction == Reduction::None {
-        return Ok(Reduced { loss: cast(losses, out)?, total: None });
+        return Ok(Reduced { loss: cast(&losses.narrow(0, 0, rows)?, out)?, total: None });
     }
     let Some(row_weights) = row_weights else {
-        return Ok(Reduced { loss: mean(gpu, losses, loss.count(rows), out)?, total: None });
+        let loss = mean(gpu, losses, rows, loss.count(rows), out)?;
+        return Ok(Reduced { loss, total: None });
     };
     let (y, total) = (gpu.empty((), out)?, gpu.empty((), out)?);
     let launch = launch(gpu, "mean", out, None)?.write_new(&y)?.write_new(&total)?;
@@ -104,7 +105,7 @@ pub(super) fn cross_entropy_forward(
         .double(loss.label_smoothing)
         .int(team)
         .run(grid)?;
-    Ok((reduce(gpu, loss, &losses, row_weights.as_ref(), wide)?, log_sums))
+    Ok((reduce(gpu, loss, &losses, row_weights.as_ref(), rows, wide)?, log_sums))
 }
 
 pub(super) fn cross_entropy_backward(
@@ -163,7 +164,7 @@ pub(super) fn nll_forward(
         .read_or_null(loss.weights.as_ref())?
         .sizes(&sizes(loss, rows))
         .run(Grid::over(rows, 1))?;
-    reduce(gpu, loss, &losses, row_weights.as_ref(), accumulator(log_probs.dtype()))
+    reduce(gpu, loss, &losses, row_weights.as_ref(), rows, accumulator(log_probs.dtype()))
 }
 
 pub(super) fn nll_backward(
@@ -220,11 +221,12 @@ pub(super) fn pairwise_forward(
         return Ok(y);
     }
     let grid = Grid::flat(grid.blocks[0].min(BLOCKS), grid.threads);
-    let parts = gpu.scratch(LOSSES, grid.blocks[0], DType::F64)?;
+    let blocks = grid.blocks[0];
+    let parts = gpu.scratch_from(LOSSES, blocks, DType::F64)?;
     let launch =
         launch(gpu, "pairwise", dtype, None)?.write_new(&parts)?.read(input)?.read(target)?;
     launch.size(n).int(kind).double(delta).run(grid)?;
-    mean(gpu, &parts, count(reduction, n), accumulator(dtype))
+    mean(gpu, &parts, blocks, count(reduction, n), accumulator(dtype))
 }
 
 pub(super) fn pairwise_backward(

@@ -1,5 +1,6 @@
 use candle_core::{DType, Result, Tensor};
 
+use super::channels::Channels;
 use crate::kernels::cuda::{Gpu, Grid, Source, is_aligned, pack, suffix};
 
 static SOURCE: Source = Source { name: "reduce", code: include_str!("reduce.cu") };
@@ -13,16 +14,19 @@ const RUN: usize = 8192;
 /// Rows of a part for every thread, at least.
 const ROWS: usize = 8;
 
-/// The sums of each channel of `x (outer, channels, inner)`, contiguous: `(channels)`, in `out`.
-pub(super) fn sums(gpu: &Gpu, x: &Tensor, out: DType) -> Result<Tensor> {
-    let (outer, channels, inner) = x.dims3()?;
+/// The place of the parts of sums in [`Gpu::scratch`].
+const PARTS: usize = 9;
+
+/// The sums of each channel of `x`, contiguous: `(channels)`, in `out`.
+pub(super) fn sums(gpu: &Gpu, x: &Tensor, layout: Channels, out: DType) -> Result<Tensor> {
+    let Channels { outer, channels, inner } = layout;
     if inner < SHORT && channels * inner > 1 {
-        let parts = columns(gpu, x, outer, channels * inner)?;
-        return finish(gpu, &parts, channels, inner, out);
+        let (parts, count) = columns(gpu, x, outer, channels * inner)?;
+        return finish(gpu, &parts, [count, channels, inner], out);
     }
     let runs = outer * inner.div_ceil(RUN);
     let count = BLOCKS.div_ceil(channels.max(1)).clamp(1, runs.max(1));
-    let parts = gpu.empty((count, channels), DType::F64)?;
+    let parts = gpu.scratch_from(PARTS, count * channels, DType::F64)?;
     // Block `p * channels + c` writes that element of the parts, and reads runs before `runs`, each
     // of `inner` elements of its channel at most.
     gpu.launch(&SOURCE, ["sum_runs", suffix(x.dtype())?])?
@@ -30,7 +34,7 @@ pub(super) fn sums(gpu: &Gpu, x: &Tensor, out: DType) -> Result<Tensor> {
         .read(x)?
         .sizes(&[outer, channels, inner, count])
         .run(Grid::flat(count * channels, inner.next_multiple_of(32).clamp(32, 256)))?;
-    finish(gpu, &parts, channels, 1, out)
+    finish(gpu, &parts, [count, channels, 1], out)
 }
 
 /// Threads of a block that goes over columns.
@@ -76,10 +80,10 @@ impl Tiling {
     }
 }
 
-/// Sums of `rows` of `columns` in parts: `(parts, columns)`, F64.
-fn columns(gpu: &Gpu, x: &Tensor, rows: usize, columns: usize) -> Result<Tensor> {
+/// Sums of `rows` of `columns` in parts, F64, one after another, and how many parts there are: until the next call.
+fn columns(gpu: &Gpu, x: &Tensor, rows: usize, columns: usize) -> Result<(Tensor, usize)> {
     let tiling = Tiling::over(&[x], rows, columns)?;
-    let parts = gpu.empty((tiling.parts, columns), DType::F64)?;
+    let parts = gpu.scratch_from(PARTS, tiling.parts * columns, DType::F64)?;
     // Block `p * tiles + t` reads rows before `rows` and columns before `columns`, and writes those
     // columns of part `p`.
     gpu.launch(&SOURCE, ["sum_columns", suffix(x.dtype())?])?
@@ -88,15 +92,14 @@ fn columns(gpu: &Gpu, x: &Tensor, rows: usize, columns: usize) -> Result<Tensor>
         .sizes(&[rows, columns, tiling.parts, tiling.tiles])
         .int(tiling.packed.into())
         .run(tiling.grid())?;
-    Ok(parts)
+    Ok((parts, tiling.parts))
 }
 
-/// The sums over the first and the last dimension of `parts (count, channels, inner)`, in `out`.
+/// The sums over the first and the last dimension of parts, `(count, channels, inner)`, in `out`.
 pub(crate) fn finish(
     gpu: &Gpu,
     parts: &Tensor,
-    channels: usize,
-    inner: usize,
+    [count, channels, inner]: [usize; 3],
     out: DType,
 ) -> Result<Tensor> {
     let y = gpu.empty(channels, out)?;
@@ -104,9 +107,7 @@ pub(crate) fn finish(
     gpu.launch(&SOURCE, ["finish", suffix(out)?])?
         .write_new(&y)?
         .read(parts)?
-        .size(parts.elem_count() / (channels * inner).max(1))
-        .size(channels)
-        .size(inner)
+        .sizes(&[count, channels, inner])
         .run(Grid::flat(channels.div_ceil(8), 256))?;
     Ok(y)
 }

@@ -25,7 +25,7 @@ use lines::Lines;
 pub(crate) fn sum_all(x: &Tensor, out: DType) -> Result<Tensor> {
     let x = plain(x)?;
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::sums(gpu, &x.reshape((1, 1, ()))?, out)?.reshape(());
+        return cuda::sums(gpu, &x, Channels::rows(1, x.elem_count()), out)?.reshape(());
     }
     if x.device().is_cpu() { cpu::sum_all(&x, out) } else { portable::sum_all(&x, out) }
 }
@@ -34,8 +34,7 @@ pub(crate) fn sum_all(x: &Tensor, out: DType) -> Result<Tensor> {
 pub(crate) fn sum_to_channel(x: &Tensor, dim: usize, out: DType) -> Result<Tensor> {
     let x = plain(x)?;
     if let Some(gpu) = Gpu::of(x.device()) {
-        let Channels { outer, channels, inner } = Channels::of(x.dims(), dim);
-        return cuda::sums(gpu, &x.reshape((outer, channels, inner))?, out);
+        return cuda::sums(gpu, &x, Channels::of(x.dims(), dim), out);
     }
     if x.device().is_cpu() {
         cpu::sum_to_channel(&x, dim, out)

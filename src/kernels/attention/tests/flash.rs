@@ -49,6 +49,25 @@ fn ways() -> Vec<Way> {
     devices().into_iter().flat_map(of).collect()
 }
 
+/// Kernels count rows in 32 bits.
+#[test]
+fn more_rows_than_kernels_count_are_for_products() -> Result<()> {
+    for device in gpus() {
+        let Some(gpu) = Gpu::of(&device) else { continue };
+        let row = Tensor::zeros((1, 1, 1, 8), DType::F16, &device)?;
+        let fits = |[t, s]: [usize; 2]| {
+            let (q, k) = (row.broadcast_as((1, 1, t, 8))?, row.broadcast_as((1, 1, s, 8))?);
+            flash::fits(gpu, &q, &k, &k)
+        };
+        let most = i32::MAX as usize;
+        assert_eq!(
+            [fits([most, most])?, fits([most + 1, 1])?, fits([1, most + 1])?],
+            [true, false, false]
+        );
+    }
+    Ok(())
+}
+
 /// By such products, where there is a choice for this tensor.
 fn products_for(products: Option<Products>, q: &Tensor) -> Option<(&Gpu, Products)> {
     let products = if q.dtype() == DType::F32 { Products::OfWarps } else { products? };

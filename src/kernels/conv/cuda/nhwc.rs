@@ -177,42 +177,53 @@ pub(super) fn wgrad(
     from_taps(gpu, &sum, shape, tiles.row, out)
 }
 
-/// Transposes `weight` so that the channels of a tap are contiguous, and pads each row with zeros to `row` elements.
+/// The place of a weight with the channels of a tap side by side in [`Gpu::scratch`], or of its gradient.
+pub(super) const TURNED: usize = 10;
+
+/// Whether weights in rows of so many elements lie otherwise than the operator's.
+pub(super) fn turns(shape: &Shape, row: usize) -> bool {
+    shape.kernel_height * shape.kernel_width != 1 || row != shape.taps()
+}
+
+/// Transposes `weight` so that the channels of a tap are contiguous, and pads each row with zeros to `row` elements. They
+/// are the first elements of the result, which is there until the next call.
 pub(super) fn to_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize) -> Result<Tensor> {
-    let taps = shape.kernel_height * shape.kernel_width;
-    if taps == 1 && row == shape.taps() {
+    if !turns(shape, row) {
         return Ok(weight.clone());
     }
-    let dims = [shape.c_out, shape.group_in(), taps];
-    turn(gpu, weight, dims, [shape.taps(), row], weight.dtype())
+    let taps = shape.kernel_height * shape.kernel_width;
+    let to = gpu.scratch_from(TURNED, shape.c_out * row, weight.dtype())?;
+    turn(gpu, weight, [shape.c_out, shape.group_in(), taps], [shape.taps(), row], &to)?;
+    Ok(to)
 }
 
 /// What [`to_taps`] turned, turned back: `(c_out, c_in / groups, kh, kw)`, in `out`.
 fn from_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize, out: DType) -> Result<Tensor> {
-    let taps = shape.kernel_height * shape.kernel_width;
-    if taps == 1 && row == shape.taps() {
-        return in_dtype(&weight.reshape(&shape.weight_dims()[..])?, out);
+    if !turns(shape, row) {
+        let dims = shape.weight_dims();
+        let weight = if weight.dims() == dims { weight } else { &weight.reshape(&dims[..])? };
+        return in_dtype(weight, out);
     }
-    let dims = [shape.c_out, taps, shape.group_in()];
-    turn(gpu, weight, dims, [row, shape.taps()], out)?.reshape(&shape.weight_dims()[..])
+    let taps = shape.kernel_height * shape.kernel_width;
+    near(weight.dtype(), out, |out| {
+        let to = gpu.empty(&shape.weight_dims()[..], out)?;
+        turn(gpu, weight, [shape.c_out, taps, shape.group_in()], [row, shape.taps()], &to)?;
+        Ok(to)
+    })
 }
 
-/// Transposes each of `count` matrices `(a, b)`, whose rows are `lds` elements apart, into `out`.
+/// Transposes each of `count` matrices `(a, b)`, `lds` elements apart before and after, into `to`.
 fn turn(
     gpu: &Gpu,
     from: &Tensor,
     [count, a, b]: [usize; 3],
     lds: [usize; 2],
-    out: DType,
-) -> Result<Tensor> {
-    near(from.dtype(), out, |out| {
-        let to = gpu.empty((count, lds[1]), out)?;
-        // A thread writes an element, of those that its matrix has or zero.
-        let name = ["turn", suffix(from.dtype())?, suffix(out)?];
-        let kernel = gpu.launch(&SOURCE, name)?.read(from)?.write(&to)?;
-        kernel.sizes(&[count, a, b]).sizes(&lds).run(Grid::over(to.elem_count(), 1))?;
-        Ok(to)
-    })
+    to: &Tensor,
+) -> Result<()> {
+    // A thread writes an element, of those that its matrix has or zero: `lds[1]` for each matrix.
+    let name = ["turn", suffix(from.dtype())?, suffix(to.dtype())?];
+    let kernel = gpu.launch(&SOURCE, name)?.read(from)?.write_new(to)?;
+    kernel.sizes(&[count, a, b]).sizes(&lds).run(Grid::over(count * lds[1], 1))
 }
 
 /// The pass `name` of what is read, the weight and what is written.
@@ -226,10 +237,11 @@ fn depthwise(
 ) -> Result<Tensor> {
     let taps = shape.kernel_height * shape.kernel_width;
     let lds = [0, weight.elem_count()];
-    let weight = turn(gpu, weight, [1, shape.c_out, taps], lds, weight.dtype())?;
+    let turned = gpu.scratch_from(TURNED, lds[1], weight.dtype())?;
+    turn(gpu, weight, [1, shape.c_out, taps], lds, &turned)?;
     let name = [name, suffix(from.dtype())?, suffix(to.dtype())?];
     // A thread writes elements of a pixel, and reads those of their channels in its image.
-    let kernel = gpu.launch(&SOURCE, name)?.read(from)?.read(&weight)?;
+    let kernel = gpu.launch(&SOURCE, name)?.read(from)?.read(&turned)?;
     let kernel = kernel.read_or_null(bias)?.write(to)?.size(shape.batch);
     kernel.sizes(&sizes(shape)).run(Grid::over(to.elem_count(), 1))?;
     in_dtype(to, out)

@@ -134,11 +134,15 @@ impl ExecutionPlan {
         addresses: &[u64],
         workspace: u64,
     ) -> Answer<()> {
-        let pointers: Vec<_> = addresses.iter().map(|&address| address as *mut c_void).collect();
-        let ids = &[INPUT, WEIGHT, OUTPUT, BIAS][..pointers.len()];
+        let ids = [INPUT, WEIGHT, OUTPUT, BIAS];
+        let mut pointers = [std::ptr::null_mut::<c_void>(); 4];
+        let count = addresses.len().min(pointers.len());
+        for (pointer, &address) in pointers.iter_mut().zip(addresses) {
+            *pointer = address as *mut c_void;
+        }
         let pack = Descriptor::new(Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?
-            .with(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, ids)?
-            .with(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, &pointers)?
+            .with(Name::CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, &ids[..count])?
+            .with(Name::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, &pointers[..count])?
             .with(Name::CUDNN_ATTR_VARIANT_PACK_WORKSPACE, &[workspace as *mut c_void])?
             .finish()?;
         self.plan.execute(handle, &pack)

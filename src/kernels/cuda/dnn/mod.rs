@@ -151,7 +151,7 @@ impl Gpu {
         if let Some(bias) = bias {
             (bias.spread)()?;
         }
-        let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
+        let scratch = self.scratch_from(PLACE, plan.workspace.max(1), DType::U8)?;
         let work = (&*plan, address(&scratch)? as *mut c_void);
         let done = supported(run(library.handle, work, addresses, adds))?.is_some();
         launched(&library.stream);
@@ -179,9 +179,10 @@ impl Gpu {
         bias: Option<&Bias<'_>>,
     ) -> Result<ByGraph> {
         let bias = bias.map(|bias| bias.values);
-        let mut all = addresses.0.to_vec();
-        all.extend(bias.map(address).transpose()?);
-        let Some(key) = graph::Key::of(convolution, pass, tensors, bias, &all) else {
+        let [input, weight, output] = addresses.0;
+        let all = [input, weight, output, bias.map(address).transpose()?.unwrap_or(0)];
+        let all = &all[..3 + usize::from(bias.is_some())];
+        let Some(key) = graph::Key::of(convolution, pass, tensors, bias, all) else {
             return Ok(ByGraph::NotMeant);
         };
         let no_engine = |why: &dyn Debug| {
@@ -213,8 +214,8 @@ impl Gpu {
             }
         };
         let Some(plan) = plan else { return Ok(ByGraph::Refused) };
-        let scratch = self.scratch(PLACE, plan.workspace.max(1), DType::U8)?;
-        let run = plan.run(library.handle, &all, address(&scratch)?);
+        let scratch = self.scratch_from(PLACE, plan.workspace.max(1), DType::U8)?;
+        let run = plan.run(library.handle, all, address(&scratch)?);
         let done = supported(run)?.is_some();
         launched(&library.stream);
         if !done {
