@@ -190,7 +190,8 @@ impl Gpu {
                 target: "candle_amp::cudnn",
                 ?key,
                 ?why,
-                "no engine of cuDNN's graph API for this convolution: its older functions compute it from now on"
+                "no engine of cuDNN's graph API for this convolution: cuDNN's older functions, or else kernels of this crate, \
+                 compute it from now on"
             );
         };
         let known = library.graphs.borrow().get(&key).cloned();
