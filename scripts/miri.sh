@@ -19,7 +19,7 @@ filters=(
     autograd::
     checkpoints::
     gemm::layout
-    kernels::handle
+    tensors::handle
     cpu::guard
     cpu::in_place
     cpu::parallel::tests::a_busy_pool

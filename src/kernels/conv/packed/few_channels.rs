@@ -1,4 +1,5 @@
-//! First layers: convolutions of at most four channels, in F32, by three by three weights at stride 1.
+//! First layers: convolutions of at most four channels by three by three weights at stride 1. Products are of F32, also of
+//! BF16: two of these in an instruction are no gain where sums are short, but for tile registers.
 //!
 //! Their sums have 27 or 36 terms. To pack operands for so few, or to transform tiles, takes as long as the products.
 //! Here a thread widens some rows of an image into a *strip*, padding included, which stays in its nearest cache. Each
@@ -21,7 +22,7 @@ use super::rows::{Stored, bits};
 use super::{Shape, weights, winograd, with_stored};
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
-use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
+use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_ftz_vectors, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_words};
 use crate::kernels::tensors::format::Format;
 
@@ -31,9 +32,10 @@ const BLOCK: usize = 8;
 const STRIP: usize = 5120;
 
 /// Whether the convolution is such a first layer, and its rows fill most lanes.
-pub(in crate::kernels::conv) fn suits(shape: &Shape) -> bool {
+pub(in crate::kernels::conv) fn suits(shape: &Shape, isa: InstructionSet) -> bool {
     let lanes = shape.out_width.next_multiple_of(16);
-    winograd::is_plain(shape)
+    !isa.is_amx()
+        && winograd::is_plain(shape)
         && shape.geometry.format == Format::ChannelsFirst
         && shape.c_in <= 4
         && shape.c_out >= BLOCK
@@ -52,7 +54,7 @@ pub(super) fn forward<O: Rounded>(
     let pass = Forward { strips: Strips::new(shape), weight: weight.as_slice(), bias };
     let len = shape.batch * shape.out_image();
     Ok(with_stored!(x, O, x => {
-        try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out, isa.vectors()))
+        try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out, isa))
     }))
 }
 
@@ -156,7 +158,7 @@ impl Forward<'_> {
         &self,
         x: &[S],
         out: &mut [MaybeUninit<O>],
-        vectors: Vectors,
+        isa: InstructionSet,
     ) -> bool {
         let (strips, shape) = (&self.strips, self.strips.shape);
         assert_eq!(x.len(), shape.batch * shape.image());
@@ -175,10 +177,16 @@ impl Forward<'_> {
                 let x = x.as_ptr().wrapping_add(image * shape.image());
                 let out = out.0.wrapping_add(image * shape.out_image());
                 // SAFETY: the features of the vectors; images of the batch, and a strip as long as they fill.
-                let all = with_vectors!(vectors, V => unsafe {
-                    strips.fill::<V, S>(x, &rows, strip);
-                    self.strip::<V, O>(strip, &rows, out)
-                });
+                let all = match isa.rounds_ftz() {
+                    true => with_ftz_vectors!(V => unsafe {
+                        strips.fill::<V, S>(x, &rows, strip);
+                        self.strip::<V, O, true>(strip, &rows, out)
+                    }),
+                    false => with_vectors!(isa.vectors(), V => unsafe {
+                        strips.fill::<V, S>(x, &rows, strip);
+                        self.strip::<V, O, false>(strip, &rows, out)
+                    }),
+                };
                 if !all {
                     finite.store(false, Ordering::Relaxed);
                 }
@@ -190,9 +198,9 @@ impl Forward<'_> {
     /// Convolves a strip. Whether the results are finite.
     ///
     /// # Safety
-    /// The features of `V`; `strip` filled for these rows, and an image at `out`, which nobody else writes these rows of.
+    /// The features of `V`, within `with_ftz_vectors!` if `FTZ`; `strip` filled for these rows, and an image at `out`, which nobody else writes these rows of.
     #[inline(always)]
-    unsafe fn strip<V: Vector, O: Rounded>(
+    unsafe fn strip<V: Vector, O: Rounded, const FTZ: bool>(
         &self,
         strip: *const f32,
         rows: &Range<usize>,
@@ -213,12 +221,12 @@ impl Forward<'_> {
                     // SAFETY: the caller's; vectors up to the last that has a pixel.
                     unsafe {
                         if V::WIDE && left > 16 {
-                            self.tile::<V, O, BLOCK, 2>(at, first, left, out, &mut check);
+                            self.tile::<V, O, BLOCK, 2, FTZ>(at, first, left, out, &mut check);
                         } else if V::WIDE {
-                            self.tile::<V, O, BLOCK, 1>(at, first, left, out, &mut check);
+                            self.tile::<V, O, BLOCK, 1, FTZ>(at, first, left, out, &mut check);
                         } else {
-                            self.tile::<V, O, 4, 1>(at, first, left, out, &mut check);
-                            self.tile::<V, O, 4, 1>(at, first + half, left, next, &mut check);
+                            self.tile::<V, O, 4, 1, FTZ>(at, first, left, out, &mut check);
+                            self.tile::<V, O, 4, 1, FTZ>(at, first + half, left, next, &mut check);
                         }
                     }
                     column += if V::WIDE { 32 } else { 16 };
@@ -235,7 +243,13 @@ impl Forward<'_> {
     /// # Safety
     /// As [`Self::strip`]'s; the pixels at `line` in the strip, and at `out` in an output plane, if there is one.
     #[inline(always)]
-    unsafe fn tile<V: Vector, O: Rounded, const ROWS: usize, const COUNT: usize>(
+    unsafe fn tile<
+        V: Vector,
+        O: Rounded,
+        const ROWS: usize,
+        const COUNT: usize,
+        const FTZ: bool,
+    >(
         &self,
         line: *const f32,
         first: usize,
@@ -283,7 +297,12 @@ impl Forward<'_> {
                 }
                 for (n, sum) in sums.into_iter().enumerate() {
                     let at = out.wrapping_add(row * shape.pixels() + 16 * n);
-                    O::store(at, first_lanes(left - 16 * n), sum);
+                    let mask = first_lanes(left - 16 * n);
+                    if FTZ {
+                        O::store_ftz(at, mask, sum)
+                    } else {
+                        O::store(at, mask, sum)
+                    };
                     *check = sum.mul_add(V::zero(), *check);
                 }
             }

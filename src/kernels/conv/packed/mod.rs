@@ -64,8 +64,7 @@ pub(super) fn forward<O: Rounded>(
     isa: InstructionSet,
 ) -> Result<Tensor> {
     let bias = bias.map(weights::widened).transpose()?;
-    if isa.is_f32()
-        && few_channels::suits(shape)
+    if few_channels::suits(shape, isa)
         && let Some(data) = few_channels::forward::<O>(x, weight, bias.as_deref(), shape, isa)?
     {
         return Ok(tensor(data, &shape.out_dims()));

@@ -42,8 +42,7 @@ pub(in crate::kernels::conv) fn wgrad(
     if let Some(sums) = by_tiles(x, grad, shape, isa)? {
         return Ok(sums);
     }
-    if isa.is_f32()
-        && few_channels::suits(shape)
+    if few_channels::suits(shape, isa)
         && let Some(sums) = finite(x, grad, shape, How::FewChannels(isa.vectors()))?
     {
         return Ok(sums);

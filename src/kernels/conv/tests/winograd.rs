@@ -133,7 +133,7 @@ fn turned(weight: &[f64], shape: &Shape) -> Vec<f64> {
 pub(super) fn tolerant(sums: [&[Sum]; 3], operands: [&[f64]; 3], shape: &Shape) -> [Vec<Sum>; 3] {
     let ([y, dx, dw], [x, weight, grad]) = (sums, operands);
     let mut result = [y.to_vec(), dx.to_vec(), dw.to_vec()];
-    if suits(shape) && !few_channels::suits(shape) {
+    if suits(shape) && !InstructionSet::of_f32().all(|isa| few_channels::suits(shape, isa)) {
         result[0] = loosened(y, &magnitudes(x, weight, shape), shape.c_in);
     }
     if let Some(back) = shape.transposed().filter(suits) {

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use super::{Names, Vector};
 use crate::kernels::cpu::limit::Limit;
-pub(in crate::kernels) use avx2::Avx2;
+pub(in crate::kernels) use avx2::{Avx2, add_products};
 pub(in crate::kernels) use avx512::Avx512;
 
 /// The instruction sets that vectors are made of.

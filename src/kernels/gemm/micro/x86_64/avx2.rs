@@ -7,6 +7,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use crate::kernels::cpu::vector::add_products;
 use crate::kernels::gemm::micro::tiles::{self, Add, ROWS};
 use crate::kernels::gemm::micro::{PackedGemm, Tile, WIDTH};
 
@@ -56,7 +57,24 @@ unsafe fn add<const VECTORS: usize, const TALL: usize, const CLOSE: bool>(
         let (left, right) = (gemm.left_starts[segment], gemm.right_starts[segment]);
         let mut left = gemm.left.as_ptr().wrapping_add(left_at + left).cast::<f32>();
         let mut right = gemm.right.as_ptr().wrapping_add(right_at + right).cast::<f32>();
-        for _ in words.clone() {
+        let mut steps = words.len();
+        // More than the compiler finds registers for.
+        if VECTORS == 3 && TALL == 4 {
+            let (own, next) =
+                (columns_at[0], [1, 2].map(|v| columns_at[v % VECTORS] - columns_at[0]));
+            let mut all = [[_mm256_setzero_ps(); 3]; 4];
+            for (all, sums) in all.iter_mut().zip(&sums) {
+                all[..VECTORS].copy_from_slice(sums);
+            }
+            let (left, right) = ((left, across, step), (right.wrapping_add(own), next, down));
+            // SAFETY: these words are columns and rows of the product.
+            unsafe { add_products(&mut all, left, right, steps) };
+            for (sums, all) in sums.iter_mut().zip(all) {
+                sums.copy_from_slice(&all[..VECTORS]);
+            }
+            steps = 0;
+        }
+        for _ in 0..steps {
             let mut columns = [_mm256_setzero_ps(); VECTORS];
             for (column, at) in columns.iter_mut().zip(columns_at) {
                 // SAFETY: these 8 words are columns of the product.
