@@ -177,15 +177,17 @@ impl Forward<'_> {
                 let x = x.as_ptr().wrapping_add(image * shape.image());
                 let out = out.0.wrapping_add(image * shape.out_image());
                 // SAFETY: the features of the vectors; images of the batch, and a strip as long as they fill.
-                let all = match isa.rounds_ftz() {
-                    true => with_ftz_vectors!(V => unsafe {
-                        strips.fill::<V, S>(x, &rows, strip);
-                        self.strip::<V, O, true>(strip, &rows, out)
-                    }),
-                    false => with_vectors!(isa.vectors(), V => unsafe {
-                        strips.fill::<V, S>(x, &rows, strip);
-                        self.strip::<V, O, false>(strip, &rows, out)
-                    }),
+                let all = unsafe {
+                    match isa.rounds_ftz() {
+                        true => with_ftz_vectors!(V => {
+                            strips.fill::<V, S>(x, &rows, strip);
+                            self.strip::<V, O, true>(strip, &rows, out)
+                        }),
+                        false => with_vectors!(isa.vectors(), V => {
+                            strips.fill::<V, S>(x, &rows, strip);
+                            self.strip::<V, O, false>(strip, &rows, out)
+                        }),
+                    }
                 };
                 if !all {
                     finite.store(false, Ordering::Relaxed);
