@@ -2,13 +2,15 @@
 
 mod avx2;
 mod avx512;
+mod products;
 
 use std::sync::LazyLock;
 
 use super::{Names, Vector};
 use crate::kernels::cpu::limit::Limit;
-pub(in crate::kernels) use avx2::{Avx2, add_products};
+pub(in crate::kernels) use avx2::Avx2;
 pub(in crate::kernels) use avx512::Avx512;
+pub(in crate::kernels) use products::add_products;
 
 /// The instruction sets that vectors are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
