@@ -76,7 +76,8 @@ pub(super) struct Function {
 }
 
 impl Function {
-    /// The driver's, which may have so many bytes of dynamic shared memory: it is told only if they are more than before.
+    /// The driver's, which may have so many bytes of dynamic shared memory. The attribute is set only if they are more than
+    /// before.
     pub(super) fn with_shared(&self, bytes: u32) -> Result<driver::CUfunction> {
         if bytes > self.shared.get() {
             let most =

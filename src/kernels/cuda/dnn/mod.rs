@@ -26,6 +26,7 @@ use cudarc::driver::CudaStream;
 use super::quick::Quick;
 use super::{Bias, Convolution, Gpu, PassKind, address, launched};
 use crate::kernels::choice::algorithm::fell_back;
+use crate::kernels::choice::cudnn::cudnn_benchmark;
 use plan::{Algorithm, Plan};
 use status::supported;
 
@@ -118,8 +119,7 @@ impl Gpu {
         tensors: [&Tensor; 3],
         bias: Option<&Bias<'_>>,
     ) -> Result<Option<&'static str>> {
-        let (library, measured) =
-            (self.library()?, crate::kernels::choice::cudnn::cudnn_benchmark());
+        let (library, measured) = (self.library()?, cudnn_benchmark());
         let dtype = tensors[0].dtype();
         let addresses = Addresses::of(tensors)?;
         // What the graph API's engines would be measured by is not written.
