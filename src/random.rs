@@ -77,6 +77,10 @@ pub(crate) fn is_forked() -> bool {
 /// assert_ne!(first, second);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
+///
+/// # References
+///
+/// `torch.manual_seed`.
 pub fn manual_seed(seed: u64) {
     set_state(RandomState { seed, draws: 0 });
 }

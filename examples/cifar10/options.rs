@@ -99,7 +99,7 @@ pub(crate) struct Options {
     #[arg(help_heading = PRECISION)]
     pub(crate) master_weights: bool,
 
-    /// Turn images once, to (n, height, width, channels), for a network in that order: any but mlp
+    /// Transpose images once, to (n, height, width, channels), for a network in that order: any but mlp
     #[arg(long)]
     #[arg(help_heading = NETWORK)]
     pub(crate) channels_last: bool,

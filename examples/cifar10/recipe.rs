@@ -39,7 +39,7 @@ pub(crate) struct Recipe {
     #[arg(help_heading = RECIPE)]
     pub(crate) nesterov: bool,
 
-    /// How many times the learning rate biases take; their weight decay is divided by it
+    /// Factor on the learning rate of biases; their weight decay is divided by it
     #[arg(long, value_name = "X", default_value = "1", value_parser = positive)]
     #[arg(help_heading = RECIPE)]
     pub(crate) bias_lr: f64,
@@ -49,8 +49,7 @@ pub(crate) struct Recipe {
     #[arg(help_heading = RECIPE)]
     pub(crate) label_smoothing: f64,
 
-    /// Test with a moving average of weights and running statistics, which keeps this much of itself in
-    /// each step: 0 for none
+    /// Test with a moving average of weights and running statistics; this is its decay: 0 for none
     #[arg(long, value_name = "X", default_value = "0", value_parser = fraction)]
     #[arg(help_heading = RECIPE)]
     pub(crate) ema: f64,

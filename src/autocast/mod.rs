@@ -39,8 +39,8 @@ static CACHE_EPOCH: AtomicU64 = AtomicU64::new(0);
 ///
 /// # Precision
 ///
-/// The output of an operator is that of casting its inputs by hand, bit for bit. A variable stays
-/// in its own dtype, and its gradient has that dtype too: `F32` variables get `F32` gradients.
+/// The output of an operator is that of casting its inputs by hand, bit for bit. A variable stays in its own dtype. Under plain
+/// `backward` its gradient has that dtype; under a [`GradScaler`](crate::GradScaler) it is `F32` (`F64` for `F64`).
 ///
 /// # Examples
 ///
@@ -57,6 +57,10 @@ static CACHE_EPOCH: AtomicU64 = AtomicU64::new(0);
 /// assert_eq!(y.dtype(), DType::F32);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
+///
+/// # References
+///
+/// `torch.autocast`; `jmp.Policy`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Autocast {
     /// `None` when disabled.

@@ -118,9 +118,13 @@ impl Autocast {
     ///
     /// | algorithm | runs on | is |
     /// |---|---|---|
-    /// | `packed, avx512` | CPU | packed GEMM in F32, AVX-512; for convolutions direct or Winograd's |
+    /// | `packed, avx512`, `packed, avx2`, `packed, neon` | CPU | convolutions by packed GEMM in F32, direct or Winograd's |
     /// | `packed, avx512-bf16`, `packed, amx-bf16` | CPU | packed GEMM of BF16 pairs, by the instructions named |
-    /// | `packed, amx-bf16x3` | CPU | F32 or F16 as sums of three BF16 terms, on AMX; computed again in F32 if a sum is not finite |
+    /// | `packed, amx-bf16x3` | CPU | F32 as sums of three BF16 terms, on AMX; F16 of two, in convolutions of three (see below) |
+    /// | `depthwise, avx512`, `depthwise, avx2`, `depthwise, neon` | CPU | a group for each channel, by the instructions named |
+    /// | `depthwise` | CPU | the same, by the compiler's loops |
+    /// | `product` | CPU | a 1x1 convolution as a matrix product |
+    /// | `via nchw` | CPU | a channels-last convolution in channels first, moved there and back |
     /// | `im2col`, `gemm crate` | CPU | operands widened to F32, and the product of the `gemm` crate |
     /// | `im2col, f64`, `gemm crate, f64` | CPU | the same in F64 |
     /// | `blocks` | CPU | attention, a block of queries at a time |
@@ -129,11 +133,14 @@ impl Autocast {
     /// | `cublas`, `cublaslt` | CUDA | the library named |
     /// | `im2col, cublas` | CUDA | a convolution that cuDNN did not take |
     /// | `depthwise kernel` | CUDA | a kernel of this crate |
-    /// | `flash`, `products` | CUDA | attention in one kernel, or as two products and a softmax |
+    /// | `flash, wgmma`, `flash` | CUDA | attention in one kernel: of 16 bits on Hopper, and other |
+    /// | `products` | CUDA | attention as two products and a softmax |
     /// | `candle` | other devices | candle's operators |
     ///
+    /// With `amx-bf16x3`, a product is computed again in F32 if a sum is not finite.
+    ///
     /// Backward has no rows, but its convolutions and products are logged by the same names. Each choice is a `tracing` event
-    /// of level `TRACE` and target `candle_amp::algorithm`, with the fields `pass`, `algorithm` and `sizes`.
+    /// of level `TRACE` and target `candle_amp::algorithm`. Its fields are `pass` (such as `conv dgrad`), `algorithm` and `sizes`.
     ///
     /// # Examples
     ///

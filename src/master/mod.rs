@@ -70,8 +70,18 @@ fn pairs(variables: Vec<Var>) -> Result<Vec<Pair>> {
 ///
 /// A step rewrites the variables from the masters. Where something of this crate has written another value to one since (a
 /// checkpoint, [`DataParallel::new`](crate::dist::DataParallel::new)), the step is an error, until
-/// [`reload_masters`](Self::reload_masters) takes the masters from the variables. Nobody sees candle's `Var::set` and
-/// `VarMap::load`: call it after them too, or the next step undoes what they wrote.
+/// [`reload_masters`](Self::reload_masters) takes the masters from the variables. The crate cannot detect candle's `Var::set`
+/// and `VarMap::load`: call it after them too, or the next step undoes what they wrote.
+///
+/// # Precision
+///
+/// The optimizer inside gets `F32` gradients of 16-bit variables, without rounding from a [`GradScaler`](crate::GradScaler). It
+/// computes as candle does, in the dtype of the masters. A variable is its master, rounded once to nearest even.
+///
+/// # Synchronisation
+///
+/// None by itself. On a GPU, [`GradScaler::step`] reads once whether a gradient overflowed. After a
+/// [write to a variable](#writes-to-the-variables) the next step reads whether the variable still is its master, rounded.
 ///
 /// # Examples
 ///
@@ -88,6 +98,11 @@ fn pairs(variables: Vec<Var>) -> Result<Vec<Pair>> {
 /// assert!((w.to_dtype(DType::F32)?.to_vec1::<f32>()?[0] - 0.9).abs() < 4e-3);
 /// # Ok::<(), candle_core::Error>(())
 /// ```
+///
+/// # References
+///
+/// Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740), section 3.1; `apex.amp` with
+/// `opt_level="O2"`.
 #[derive(Debug)]
 pub struct MasterWeights<O> {
     optimizer: O,

@@ -23,6 +23,10 @@ use crate::{kernels, ops};
 /// underflows in `F16`, and `(c)` numbers save nothing.
 ///
 /// candle_nn's fails in 16 bits, in training or in evaluation.
+///
+/// # References
+///
+/// `torch.nn.BatchNorm1d`, `BatchNorm2d`, `BatchNorm3d`.
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
     running_mean: Var,
@@ -235,7 +239,14 @@ impl ModuleT for BatchNorm {
 }
 
 /// Batch norm over `num_features` channels; variables `weight`, `bias` (unless the configuration
-/// says otherwise), `running_mean` and `running_var`, `F32` even in a 16-bit builder.
+/// says otherwise), `running_mean` and `running_var`, `F32` even in a 16-bit builder. Initial weights and variances are 1,
+/// biases and means 0.
+///
+/// # Errors
+///
+/// A setting outside its range; those of the builder.
+///
+/// # Examples
 ///
 /// ```
 /// use candle_amp::nn;

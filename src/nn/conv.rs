@@ -10,6 +10,10 @@ use crate::kernels::tensors::format::Format;
 use crate::ops;
 
 /// A convolution with its parameters: a [`Conv1d`], [`Conv2d`], [`ConvTranspose1d`] or [`ConvTranspose2d`].
+///
+/// # Errors
+///
+/// Of `forward`: those of the operator.
 #[derive(Clone, Debug)]
 pub struct Convolution<C> {
     weight: Tensor,
@@ -19,18 +23,38 @@ pub struct Convolution<C> {
 }
 
 /// [`ops::conv1d`] with its weight `(c_out, c_in / groups, k)` and bias `(c_out)`.
+///
+/// # References
+///
+/// `torch.nn.Conv1d`, with zeros as padding.
 pub type Conv1d = Convolution<Conv1dConfig>;
 
 /// [`ops::conv2d`] with its weight `(c_out, c_in / groups, k, k)` and bias `(c_out)`.
+///
+/// # References
+///
+/// `torch.nn.Conv2d` with a square kernel, and with zeros as padding.
 pub type Conv2d = Convolution<Conv2dConfig>;
 
 /// [`ops::conv_transpose1d`] with its weight `(c_in, c_out / groups, k)` and bias `(c_out)`.
+///
+/// # References
+///
+/// `torch.nn.ConvTranspose1d`.
 pub type ConvTranspose1d = Convolution<ConvTranspose1dConfig>;
 
 /// [`ops::conv_transpose2d`] with its weight `(c_in, c_out, k, k)` and bias `(c_out)`.
+///
+/// # References
+///
+/// `torch.nn.ConvTranspose2d` with a square kernel and without groups.
 pub type ConvTranspose2d = Convolution<ConvTranspose2dConfig>;
 
 /// [`ops::conv_transpose2d_grouped`] with its weight `(c_in, c_out / groups, k, k)` and bias `(c_out)`.
+///
+/// # References
+///
+/// `torch.nn.ConvTranspose2d` with a square kernel.
 pub type GroupedConvTranspose2d = Convolution<GroupedConvTranspose2dConfig>;
 
 /// Settings of a [`GroupedConvTranspose2d`]: candle's configuration has no groups.
@@ -127,6 +151,16 @@ fn uniform(fan_in: usize) -> Init {
 }
 
 /// A convolution of sequences with a bias; parameters `weight` and `bias`.
+///
+/// # Initial values
+///
+/// candle_nn's: the weight is normal, of standard deviation `sqrt(2 / fan_in)` with `fan_in = in_channels / groups *
+/// kernel_size`. The bias is uniform within `1 / sqrt(in_channels * kernel_size)` of 0. PyTorch's are both uniform within
+/// `1 / sqrt(fan_in)`.
+///
+/// # Errors
+///
+/// Those of the builder, such as a parameter of another shape in a file.
 pub fn conv1d(
     in_channels: usize,
     out_channels: usize,
@@ -138,7 +172,11 @@ pub fn conv1d(
     layer.with_bias(out_channels, uniform(in_channels * kernel_size), vb)
 }
 
-/// A convolution of sequences with no bias; parameter `weight`.
+/// A convolution of sequences with no bias; parameter `weight`, with the initial values of [`conv1d`].
+///
+/// # Errors
+///
+/// Those of the builder, such as a parameter of another shape in a file.
 pub fn conv1d_no_bias(
     in_channels: usize,
     out_channels: usize,
@@ -152,6 +190,34 @@ pub fn conv1d_no_bias(
 }
 
 /// A convolution with a square kernel and a bias; parameters `weight` and `bias`.
+///
+/// # Initial values
+///
+/// As those of [`conv1d`], with `kernel_size * kernel_size` for `kernel_size`.
+///
+/// # Errors
+///
+/// Those of the builder, such as a parameter of another shape in a file.
+///
+/// # Examples
+///
+/// Pixels that no whole stride reaches are left out. The layer of the other layout has the same parameters:
+///
+/// ```
+/// use candle_amp::nn::{self, Conv2dConfig};
+/// use candle_core::{DType, Device, Module, Tensor};
+///
+/// let vb = nn::var_builder(&nn::VarMap::new(), DType::F32, &Device::Cpu);
+/// let config = Conv2dConfig { padding: 1, stride: 2, ..Default::default() };
+/// let layer = nn::conv2d(3, 8, 3, config, vb)?;
+/// let x = Tensor::ones((2, 3, 6, 6), DType::F32, &Device::Cpu)?;
+/// assert_eq!(layer.forward(&x)?.dims(), [2, 8, 3, 3]); // (6 + 2 - 3) / 2, rounded down, and 1
+///
+/// let pixels = Tensor::ones((2, 6, 6, 3), DType::F32, &Device::Cpu)?;
+/// assert!(layer.forward(&pixels).is_err());
+/// assert_eq!(layer.channels_last().forward(&pixels)?.dims(), [2, 3, 3, 8]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 pub fn conv2d(
     in_channels: usize,
     out_channels: usize,
@@ -163,7 +229,11 @@ pub fn conv2d(
     layer.with_bias(out_channels, uniform(in_channels * kernel_size * kernel_size), vb)
 }
 
-/// A convolution with a square kernel and no bias; parameter `weight`.
+/// A convolution with a square kernel and no bias; parameter `weight`, with the initial values of [`conv2d`].
+///
+/// # Errors
+///
+/// Those of the builder, such as a parameter of another shape in a file.
 pub fn conv2d_no_bias(
     in_channels: usize,
     out_channels: usize,
@@ -177,6 +247,15 @@ pub fn conv2d_no_bias(
 }
 
 /// A transposed convolution of sequences with a bias; parameters `weight` and `bias`.
+///
+/// # Initial values
+///
+/// candle_nn's: both are uniform within `1 / sqrt(out_channels * kernel_size)` of 0. In PyTorch `out_channels` is divided by the
+/// groups.
+///
+/// # Errors
+///
+/// Those of the builder, such as a parameter of another shape in a file.
 pub fn conv_transpose1d(
     in_channels: usize,
     out_channels: usize,
@@ -189,7 +268,11 @@ pub fn conv_transpose1d(
     layer.with_bias(out_channels, uniform(out_channels * kernel_size), vb)
 }
 
-/// A transposed convolution of sequences with no bias; parameter `weight`.
+/// A transposed convolution of sequences with no bias; parameter `weight`, with the initial values of [`conv_transpose1d`].
+///
+/// # Errors
+///
+/// Those of the builder, such as a parameter of another shape in a file.
 pub fn conv_transpose1d_no_bias(
     in_channels: usize,
     out_channels: usize,
@@ -203,6 +286,14 @@ pub fn conv_transpose1d_no_bias(
 }
 
 /// A transposed convolution with a square kernel and a bias; parameters `weight` and `bias`.
+///
+/// # Initial values
+///
+/// As those of [`conv_transpose1d`], with `kernel_size * kernel_size` for `kernel_size`.
+///
+/// # Errors
+///
+/// Those of the builder, such as a parameter of another shape in a file.
 pub fn conv_transpose2d(
     in_channels: usize,
     out_channels: usize,
@@ -215,7 +306,12 @@ pub fn conv_transpose2d(
     layer.with_bias(out_channels, uniform(out_channels * kernel_size * kernel_size), vb)
 }
 
-/// A transposed convolution with a square kernel and no bias; parameter `weight`.
+/// A transposed convolution with a square kernel and no bias; parameter `weight`, with the initial values of
+/// [`conv_transpose2d`].
+///
+/// # Errors
+///
+/// Those of the builder, such as a parameter of another shape in a file.
 pub fn conv_transpose2d_no_bias(
     in_channels: usize,
     out_channels: usize,
@@ -230,6 +326,10 @@ pub fn conv_transpose2d_no_bias(
 
 /// A transposed convolution of groups of channels with a square kernel and a bias; parameters `weight` and `bias`, with
 /// PyTorch's initial values.
+///
+/// # Errors
+///
+/// Those of the builder, such as a parameter of another shape in a file.
 pub fn grouped_conv_transpose2d(
     in_channels: usize,
     out_channels: usize,
@@ -248,6 +348,10 @@ pub fn grouped_conv_transpose2d(
 }
 
 /// A transposed convolution of groups of channels with a square kernel and no bias; parameter `weight`.
+///
+/// # Errors
+///
+/// Those of the builder, such as a parameter of another shape in a file.
 pub fn grouped_conv_transpose2d_no_bias(
     in_channels: usize,
     out_channels: usize,

@@ -7,6 +7,14 @@ use crate::error::ArgumentError;
 use crate::ops;
 
 /// [`ops::group_norm`] with its parameters `weight` and `bias`.
+///
+/// # Errors
+///
+/// Of `forward`: another number of channels; those of [`ops::group_norm`].
+///
+/// # References
+///
+/// `torch.nn.GroupNorm`.
 #[derive(Clone, Debug)]
 pub struct GroupNorm {
     weight: Tensor,
@@ -49,6 +57,28 @@ impl Module for GroupNorm {
 }
 
 /// Group norm over `num_channels` in `num_groups`; parameters `weight` and `bias`.
+///
+/// # Initial values
+///
+/// 1 and 0, as in PyTorch.
+///
+/// # Errors
+///
+/// A `num_groups` that does not divide `num_channels`; those of the builder.
+///
+/// # Examples
+///
+/// ```
+/// use candle_amp::nn;
+/// use candle_core::{DType, Device, Module, Tensor};
+///
+/// let vb = nn::var_builder(&nn::VarMap::new(), DType::F32, &Device::Cpu);
+/// let norm = nn::group_norm(2, 4, 0.0, vb.pp("norm"))?;
+/// let x = Tensor::new(&[[[1f32], [3.0], [10.0], [20.0]]], &Device::Cpu)?; // two channels a group
+/// assert_eq!(norm.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, [-1.0, 1.0, -1.0, 1.0]);
+/// assert!(nn::group_norm(3, 4, 0.0, vb.pp("other")).is_err()); // 3 does not divide 4
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 pub fn group_norm(
     num_groups: usize,
     num_channels: usize,

@@ -9,6 +9,14 @@ use crate::ops;
 /// [`ops::rms_norm`].
 ///
 /// candle_nn's gives no gradient where it has a bias and a contiguous input.
+///
+/// # Errors
+///
+/// Of `forward`: those of [`ops::layer_norm`].
+///
+/// # References
+///
+/// `torch.nn.LayerNorm` over one dimension.
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
     weight: Tensor,
@@ -61,7 +69,13 @@ impl Module for LayerNorm {
 }
 
 /// Layer norm over a last dimension of `size`; parameters `weight` and, unless the configuration
-/// says otherwise, `bias`. Parameters stored as `gamma` and `beta` are found too.
+/// says otherwise, `bias`. Parameters stored as `gamma` and `beta` are found too. The initial weight is 1, the bias 0.
+///
+/// # Errors
+///
+/// Those of the builder, such as a parameter of another shape in a file.
+///
+/// # Examples
 ///
 /// ```
 /// use candle_amp::nn::{self, Module, VarMap};
@@ -97,6 +111,14 @@ pub fn layer_norm_no_bias(size: usize, eps: f64, vb: VarBuilder) -> Result<Layer
 /// [`ops::rms_norm`] with its parameter `weight`.
 ///
 /// candle_nn's gives no gradient where its input is contiguous.
+///
+/// # Errors
+///
+/// Of `forward`: those of [`ops::rms_norm`].
+///
+/// # References
+///
+/// `torch.nn.RMSNorm` over one dimension.
 #[derive(Clone, Debug)]
 pub struct RmsNorm(LayerNorm);
 

@@ -148,6 +148,10 @@ impl RnnWeights {
 /// As candle_nn's, `step`, `seq` and `seq_init` run forward also where the configuration says
 /// [`Direction::Backward`], which only names the weights (`weight_ih_l0_reverse`): the input is
 /// reversed by the caller. [`sequence`](Self::sequence) does as the configuration says.
+///
+/// # References
+///
+/// `torch.nn.LSTM` of one layer and one direction, with `batch_first=True`.
 #[derive(Clone, Debug)]
 pub struct LSTM {
     parameters: RnnWeights,
@@ -303,6 +307,17 @@ impl RNN for LSTM {
 
 /// An LSTM of `hidden_dim` units.
 ///
+/// # Initial values
+///
+/// Those of the configuration. Its default is candle_nn's: weights uniform, of standard deviation `sqrt(2 / fan_in)`, and biases
+/// of 0. PyTorch's are uniform within `1 / sqrt(hidden_dim)` of 0.
+///
+/// # Errors
+///
+/// Those of the builder.
+///
+/// # Examples
+///
 /// ```
 /// use candle_amp::nn::{self, RNN};
 /// use candle_core::{DType, Device, Tensor};
@@ -324,6 +339,10 @@ pub fn lstm(in_dim: usize, hidden_dim: usize, config: LSTMConfig, vb: VarBuilder
 /// `bias_ih_l0` and `bias_hh_l0`, `(3 n)`.
 ///
 /// `seq` and `seq_init` of [`RNN`] are one operator over all steps, as those of [`LSTM`].
+///
+/// # References
+///
+/// `torch.nn.GRU` of one layer, with `batch_first=True`.
 #[derive(Clone, Debug)]
 pub struct GRU {
     parameters: RnnWeights,
@@ -428,6 +447,33 @@ impl RNN for GRU {
 }
 
 /// A GRU of `hidden_dim` units.
+///
+/// # Initial values
+///
+/// As those of [`lstm`].
+///
+/// # Errors
+///
+/// Those of the builder.
+///
+/// # Examples
+///
+/// A long sequence in two pieces. `states_to_tensor` has the states side by side, as candle_nn's has for a GRU:
+///
+/// ```
+/// use candle_amp::nn::{self, RNN, VarMap};
+/// use candle_core::{DType, Device, Tensor};
+///
+/// let vb = nn::var_builder(&VarMap::new(), DType::F32, &Device::Cpu);
+/// let gru = nn::gru(3, 5, Default::default(), vb)?;
+/// let x = Tensor::ones((2, 7, 3), DType::F32, &Device::Cpu)?;
+/// let (states, last) = gru.sequence(&x, None)?;
+/// assert_eq!(states.dims(), [2, 7, 5]);
+/// let (more, _) = gru.sequence(&x, Some(&last.detach()))?; // backward ends here
+/// assert_eq!(more.dims(), [2, 7, 5]);
+/// assert_eq!(gru.states_to_tensor(&gru.seq(&x)?)?.dims(), [2, 35]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 pub fn gru(in_dim: usize, hidden_dim: usize, config: GRUConfig, vb: VarBuilder) -> Result<GRU> {
     GRU::new(in_dim, hidden_dim, config, vb)
 }

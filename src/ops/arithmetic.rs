@@ -19,8 +19,8 @@ use crate::{Op, autocast};
 ///
 /// Under autocast, operands of different dtypes are cast to the wider (`F16` with `BF16` to
 /// `F32`); outside they share a dtype. The sum in `F32`, rounded once. Where an operand was
-/// broadcast its gradient is summed in `F32`, over however many repeats; elsewhere it is handed on
-/// as it is.
+/// broadcast its gradient is summed over the repeats, in `F32` within a block of elements and in `F64` over the blocks;
+/// elsewhere it is handed on as it is.
 ///
 /// # Errors
 ///
@@ -278,7 +278,7 @@ fn common_dims(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
 ///
 /// Under autocast, the two are cast to the wider of their dtypes (`F16` with `BF16` to `F32`); outside they share a
 /// dtype. Nothing else is rounded. The gradient of each is that of the output where it was chosen, and 0 elsewhere;
-/// where it was broadcast, they are summed in `F32`.
+/// where it was broadcast, they are summed as by [`add`].
 ///
 /// # Errors
 ///

@@ -61,8 +61,9 @@ pub(super) fn conv1d_of(
 ///
 /// Under autocast all are cast to the compute dtype. Outside, `x` and `weight` share a dtype; `bias` may
 /// have any. Products and sums in `F32` over all channels and taps, rounded once to the dtype of `x`. The
-/// gradients of weight and bias are accumulated in `F32` over the whole batch, in one order for any number
-/// of threads. On a GPU, cuDNN rounds the gradient of a 16-bit weight to 16 bits once, unless
+/// gradient of the weight is accumulated in `F32` over the whole batch. That of the bias is summed in `F32` within a block of
+/// pixels, and in `F64` over the blocks. Both have one order for any number of threads. On a GPU, cuDNN rounds the gradient of a
+/// 16-bit weight to 16 bits once, unless
 /// [`set_cudnn_f32_weight_gradients`](crate::backend::set_cudnn_f32_weight_gradients) says otherwise.
 ///
 /// # Errors

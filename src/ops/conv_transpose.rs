@@ -65,8 +65,7 @@ pub(super) fn conv_transpose1d_of(
 /// # Precision
 ///
 /// As [`conv2d`](super::conv2d): cast to the compute dtype under autocast, sums in `F32` over all
-/// channels and taps, rounded once. The gradients of weight and bias are accumulated in `F32` over
-/// the batch.
+/// channels and taps, rounded once. Gradients of weight and bias are accumulated as there.
 ///
 /// # Errors
 ///

@@ -11,7 +11,9 @@ use crate::{Op, autocast, random};
 
 /// `max(x, 0)`; NaN stays NaN.
 ///
-/// The result has the strides of `x`; it is contiguous where `x` has gaps or repeats elements.
+/// # Shapes
+///
+/// `x` of any shape → the same. The result has the strides of `x`; it is contiguous where `x` has gaps or repeats elements.
 ///
 /// # Precision
 ///
@@ -58,7 +60,11 @@ pub(super) fn relu_backward<S>(ctx: &Backward<'_, S>) -> Result<Tensor> {
     }
 }
 
-/// `max(a + b, 0)`, of one shape: how a residual block ends, in one pass.
+/// `max(a + b, 0)`: how a residual block ends, in one pass.
+///
+/// # Shapes
+///
+/// Two of one shape → the same. Nothing is broadcast.
 ///
 /// # Precision
 ///
@@ -68,6 +74,10 @@ pub(super) fn relu_backward<S>(ctx: &Backward<'_, S>) -> Result<Tensor> {
 /// # Errors
 ///
 /// Shapes, dtypes or devices that differ.
+///
+/// # References
+///
+/// `torch.nn.functional.relu(a + b)`.
 pub fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     apply(AddRelu, &[a, b])
 }
@@ -101,6 +111,12 @@ impl Operator for AddRelu {
 }
 
 /// `x` with each element dropped with probability `p`, and the rest divided by `1 - p`.
+///
+/// # Shapes
+///
+/// `x` of any shape → the same.
+///
+/// # Random numbers
 ///
 /// Which are dropped is drawn from the crate's generator, [`random`](crate::random). With a `p` of 0 nothing is drawn,
 /// and the result is `x` itself, unless the policy casts it.
@@ -163,12 +179,20 @@ impl Operator for Dropout {
     }
 }
 
-/// `x (n, …)` as `(n, product of the rest)`. One dimension stays as it is, and none becomes one of 1.
+/// All dimensions but the first as one.
+///
+/// # Shapes
+///
+/// `x (n, …)` → `(n, product of the rest)`. One dimension stays as it is, and none becomes one of 1.
 ///
 /// # Precision
 ///
 /// The dtype of `x` in and out. A tracked `x` is copied, so that its gradient need not travel
 /// candle's edges.
+///
+/// # References
+///
+/// `torch.flatten` with `start_dim=1`.
 pub fn flatten(x: &Tensor) -> Result<Tensor> {
     apply(Flatten, &[x])
 }

@@ -18,8 +18,8 @@ use crate::kernels::embedding as kernel;
 /// # Precision
 ///
 /// `ids` in `U8`, `U32` or `I64`, `table` in any floating-point dtype, which the result has too:
-/// nothing is rounded, and autocast casts nothing. The gradient of the table is added up in `F32`
-/// over all `ids`, in their order, whatever the dtypes. So a row named 4,096 times gets 4,096 times
+/// nothing is rounded, and autocast casts nothing. The gradient of the table is added up in the order of `ids`, whatever the
+/// dtypes: in `F32` over 64 of them, and these sums in `F64`. So a row named 4,096 times gets 4,096 times
 /// the gradient; candle's gives 2,048 times in `F16`.
 ///
 /// # Errors

@@ -18,7 +18,8 @@ use crate::kernels::{self, accumulator, cast, contiguous, elementwise, embedding
 /// # Precision
 ///
 /// `ids` in `U8`, `U32` or `I64`, `x` in any floating-point dtype, which the result has too: nothing is rounded, and autocast
-/// casts nothing. The gradient is added up in `F32` over all `ids`, in their order; candle's in the dtype of `x`.
+/// casts nothing. The gradient is added up in the order of `ids`: in `F32` over 64 of them, and these sums in `F64`. candle's is
+/// added up in the dtype of `x`.
 ///
 /// # Errors
 ///
@@ -188,7 +189,8 @@ impl Operator for Gather {
 /// # Precision
 ///
 /// Under autocast, operands of different dtypes are cast to the wider (`F16` with `BF16` to `F32`); outside they share a
-/// dtype. What is added is summed in `F32`, in the order of `source`, on every device, and rounded once. The gradient of `x`
+/// dtype. What is added is summed in the order of `source`, on every device: in `F32` over 64 elements, and these sums in `F64`.
+/// Then `x` is added in `F32`, and the result rounded once. The gradient of `x`
 /// is that of the result, and that of `source` is gathered from it. In candle, elements of `x` that received an
 /// addition get a gradient of 0, and a `source` of another size than `x` is an error.
 ///

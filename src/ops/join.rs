@@ -141,8 +141,8 @@ impl Operator for Cat {
 ///
 /// # Precision
 ///
-/// The dtype of `x` in and out, nothing is rounded. The gradient is summed over the repeats in `F32`. candle's
-/// `broadcast_as` sums it in the dtype of `x`.
+/// The dtype of `x` in and out, nothing is rounded. The gradient is summed over the repeats, in `F32` within a
+/// block of elements and in `F64` over the blocks. candle's `broadcast_as` sums it in the dtype of `x`.
 ///
 /// # Errors
 ///

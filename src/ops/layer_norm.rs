@@ -17,10 +17,12 @@ use crate::kernels::layer_norm as kernel;
 /// # Precision
 ///
 /// `x` in any floating-point dtype, which the result has too; `weight` and `bias` in any.
-/// Statistics, in two passes, so that a large mean costs no digits, normalisation and all gradients
-/// in `F32`; rounded once, together with that of a residual which left `x` before. The gradients of weight and
-/// bias are summed in `F32` over all rows, in one order for any number of threads. Under PyTorch's lists, `F32`
-/// in and out.
+/// Statistics are taken in two passes, so that a large mean costs no digits. They, the normalisation and all gradients are
+/// in `F32`. Rounded once, together with that of a residual which left `x` before.
+///
+/// On a CPU, the sums of a row are `F32` within a block of elements and `F64` over the blocks; elsewhere they are `F32`. The
+/// gradients of weight and bias are summed in `F32` over a few rows, and these sums in `F64`, in one order for any number of
+/// threads. Under PyTorch's lists, `F32` in and out.
 ///
 /// # Errors
 ///

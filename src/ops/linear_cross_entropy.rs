@@ -26,7 +26,7 @@ use crate::kernels::loss::{self, ClassLoss, LogitsGradient};
 ///
 /// Under autocast `x`, `weight` and `bias` are cast to the compute dtype. Outside, `x` and `weight` share a dtype;
 /// `bias` may have any. Products, sums and the bias are added up in `F32`, and the logits rounded once to the dtype of
-/// `x`, as are their gradients. Exponentials, logarithm and mean in `F32`; the loss is `F32` (`F64` for `F64`).
+/// `x`, as are their gradients. From there on as [`cross_entropy`](super::cross_entropy); the loss is `F32` (`F64` for `F64`).
 ///
 /// # Errors
 ///

@@ -20,8 +20,9 @@ use crate::kernels::{accumulator, cast, contiguous};
 ///
 /// # Precision
 ///
-/// `logits` in any floating-point dtype, `targets` in `U8`, `U32` or `I64`. Exponentials,
-/// logarithm and mean in `F32`; the loss is `F32` even for 16-bit logits.
+/// `logits` in any floating-point dtype, `targets` in `U8`, `U32` or `I64`. Exponentials are `F32`. On a CPU their sum is
+/// `F32` within a block of elements and `F64` over the blocks; elsewhere it is `F32`. Logarithms and the mean are `F64` on a
+/// CPU and on CUDA. The loss is `F32` even for 16-bit logits (`F64` for `F64`).
 ///
 /// # Errors
 ///
@@ -245,8 +246,8 @@ fn from_rows(rows: Tensor, dims: &[usize]) -> Result<Tensor> {
 ///
 /// # Precision
 ///
-/// `log_probs` in any floating-point dtype, `targets` in `U8`, `U32` or `I64`; the mean and the
-/// loss in `F32`.
+/// `log_probs` in any floating-point dtype, `targets` in `U8`, `U32` or `I64`. The mean is summed in `F64` on a CPU and on
+/// CUDA. The loss is `F32` (`F64` for `F64`).
 ///
 /// # Errors
 ///

@@ -35,7 +35,8 @@ pub struct BatchStatistics {
 ///
 /// `x` in any floating-point dtype, which the result has too; `weight` and `bias` in any.
 /// Statistics (taken about a shift, so that a large mean costs no digits), normalisation and all
-/// gradients in `F32`; rounded once.
+/// gradients in `F32`; rounded once. Sums over a channel, in the statistics and in the gradients, are `F32` within a block
+/// of elements and `F64` over the blocks.
 ///
 /// # Errors
 ///
@@ -98,7 +99,7 @@ impl OfBatch {
 ///
 /// # Precision
 ///
-/// As [`batch_norm`]; `residual` in the dtype of `x`. Everything is in `F32`, and rounded once, where
+/// As [`batch_norm`]; `residual` in the dtype of `x`. All arithmetic on elements is in `F32`, and rounded once, where
 /// three operators round three times. Where the result is NaN its gradient is passed on, as by
 /// [`relu`](super::relu).
 ///

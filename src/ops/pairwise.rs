@@ -16,8 +16,9 @@ use crate::kernels::loss::{self, Pairwise, Side};
 ///
 /// # Precision
 ///
-/// Under autocast both are cast to `F32`; outside they share a dtype. Differences, squares and
-/// mean in `F32`; the loss is `F32` even for 16-bit inputs. Both get gradients.
+/// Under autocast both are cast to `F32`; outside they share a dtype. Differences and squares are `F32`. Their sum is `F32`
+/// within a block of elements and `F64` over the blocks. The loss is `F32` even for 16-bit inputs (`F64` for `F64`). Both
+/// get gradients.
 ///
 /// # Errors
 ///

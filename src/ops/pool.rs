@@ -92,7 +92,8 @@ pub(super) fn avg_pool2d_of(
 ///
 /// # Precision
 ///
-/// The dtype of `x` in and out; sums in `F32`, rounded once.
+/// The dtype of `x` in and out, rounded once. On a CPU, with channels first, the sum of an image is `F32` within a block of
+/// elements and `F64` over the blocks. With channels last, and elsewhere, it is `F32`.
 ///
 /// # References
 ///

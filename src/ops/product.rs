@@ -253,7 +253,8 @@ impl Operator for Matmul {
 ///
 /// Under autocast all are cast to the compute dtype. Outside, `x` and `weight` share a dtype;
 /// `bias` may have any. Products, sums and the bias are added up in `F32`, rounded once to the
-/// dtype of `x`. The gradients of weight and bias are accumulated in `F32` over all rows.
+/// dtype of `x`. The gradient of the weight is accumulated in `F32` over all rows. That of the bias is summed in `F32`
+/// within a block of rows, and in `F64` over the blocks.
 ///
 /// # Errors
 ///

@@ -39,8 +39,9 @@ pub struct RecurrentWeights<'a> {
 /// products that give the gradients of `x` and of the weights round the gradients of the gates to it. On a CPU that multiplies
 /// `BF16`, the products of steps of up to 512 units round too. Forward they round the hidden state, as PyTorch does; backward
 /// the gradients of the gates. What goes into the gates is saved in the dtype of `x`, and the gates are computed again by
-/// backward, because a rounded gate near 1 has lost its derivative. Gradients run back through time in `F32`; those of weights
-/// and biases are accumulated in `F32` over all steps of the batch, in one order for any number of threads.
+/// backward, because a rounded gate near 1 has lost its derivative. Gradients run back through time in `F32`. Those of weights
+/// are accumulated in `F32` over all steps of the batch. Those of biases are summed in `F32` within a block of steps, and in
+/// `F64` over the blocks. Both have one order for any number of threads.
 ///
 /// # Errors
 ///

@@ -10,10 +10,19 @@ use crate::kernels::softmax as kernel;
 
 /// `exp(x) / sum(exp(x))` along `dim`.
 ///
+/// # Shapes
+///
+/// `x` of any shape → the same.
+///
 /// # Precision
 ///
-/// Exponentials and sum in `F32`, rounded once to the dtype of `x`, so that 16-bit probabilities sum
-/// to 1 however many there are. Under PyTorch's lists, `F32` in and out.
+/// Exponentials in `F32`. On a CPU their sum is `F32` within a block of elements and `F64` over the blocks; elsewhere it is
+/// `F32`. Rounded once to the dtype of `x`, so that 16-bit probabilities sum to 1 however many there are. Under PyTorch's
+/// lists, `F32` in and out.
+///
+/// # Errors
+///
+/// A dimension that there is not; an `x` of integers.
 ///
 /// # References
 ///
@@ -25,10 +34,18 @@ pub fn softmax<D: Dim>(x: &Tensor, dim: D) -> Result<Tensor> {
 
 /// `x - ln(sum(exp(x)))` along `dim`.
 ///
+/// # Shapes
+///
+/// `x` of any shape → the same.
+///
 /// # Precision
 ///
 /// Under autocast `F32` in and out; outside, computed in `F32` and rounded once to the dtype of
-/// `x`.
+/// `x`. The sum is that of [`softmax`].
+///
+/// # Errors
+///
+/// As [`softmax`].
 ///
 /// # References
 ///

@@ -103,15 +103,15 @@ impl Formula for LambConfig {
 /// w = w - lr * trust * r,   trust = |w| / |r|
 /// ```
 ///
-/// The norms are those of the whole tensor, their squares summed in `F64` on the CPU. `trust` is 1
+/// The norms are those of the whole tensor, their squares summed in `F64` where the device has it. `trust` is 1
 /// where one of them is 0; and where `weight_decay` is 0, unless `always_adapt`, as in NVIDIA's and
 /// timm's implementations: [`decay_groups`](super::decay_groups) thereby exempts norms and biases
 /// from both. Gradients are not clipped first, as those two do:
 /// [`GradScaler::clip_grad_norm`](crate::GradScaler::clip_grad_norm) does that. The moments are
 /// bias-corrected, as in the paper.
 ///
-/// Precision, and everything else, is that of [`Optim`]. On devices other than the CPU a step waits
-/// for the norms, once a tensor.
+/// Precision, and everything else, is that of [`Optim`]. On a CPU and on CUDA no step waits. On another GPU a step waits for the
+/// norms of each tensor.
 ///
 /// # Examples
 ///

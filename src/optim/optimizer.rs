@@ -38,8 +38,8 @@ use crate::{Error, Result};
 /// (loaded weights) counts. What is written later to a 16-bit variable with an `F32` master would be lost. Where this crate
 /// has written it (a checkpoint, an average), the next step is
 /// [`OptimizerError::StaleMaster`], until [`reload_masters`](Self::reload_masters) takes the masters from the variables.
-/// Nobody sees candle's `Var::set` and `VarMap::load`: call it after them too. A variable without a gradient is left alone,
-/// and its step is not counted.
+/// The crate cannot detect candle's `Var::set` and `VarMap::load`: call it after them too. A variable without a gradient is
+/// left alone, and its step is not counted.
 ///
 /// # Groups
 ///
@@ -179,7 +179,7 @@ impl<C: Config> Optim<C> {
     /// The same with state in `dtype`, `F32` or `BF16`; that of `F64` variables stays `F64`.
     ///
     /// BF16 state is rounded at random, as [`Masters::Stochastic`] does with weights: AdamW's second
-    /// moment changes by a thousandth at a step, and BF16 has 256 steps to the next power of two, so
+    /// moment changes by a thousandth at a step, and BF16 has 128 numbers between powers of two, so
     /// that rounded to nearest it would stop.
     ///
     /// # Errors

@@ -260,6 +260,14 @@ impl GradScaler {
     /// is no `F64`, to zeros). So are, to zeros, those of `F64` variables beyond `1e154`, whose squares are
     /// infinite.
     ///
+    /// # Precision
+    ///
+    /// Squares in `F64` on a CPU and on CUDA, in `F32` elsewhere.
+    ///
+    /// # Synchronisation
+    ///
+    /// None on a CPU or on CUDA; the norm stays on the device. One read on another GPU.
+    ///
     /// # Errors
     ///
     /// [`ScalerError::NoBackward`]; [`ArgumentError::Setting`] for a `max_norm` that is negative or NaN.

@@ -10,6 +10,10 @@ use crate::error::{ArgumentError, ScalerError};
 impl GradScaler {
     /// Multiplies `loss` by the current scale, in its own dtype.
     ///
+    /// # Synchronisation
+    ///
+    /// None while the losses stay on one device. A loss on another device than the GPU that has the scale waits for it.
+    ///
     /// # Errors
     ///
     /// [`ScalerError::LossDType`]: a 16-bit loss must have been reduced in `F32`, before it got
@@ -49,7 +53,7 @@ impl ScaledLoss<'_> {
     }
 
     /// Has [`backward`](Self::backward) keep the graph, for the loss, or another computed from the same
-    /// tensors later, to go back once more: PyTorch's `backward(retain_graph=True)`.
+    /// tensors later, to run backward again: PyTorch's `backward(retain_graph=True)`.
     pub fn retain_graph(self) -> Self {
         Self { graph: GraphMode::Kept, ..self }
     }
@@ -63,12 +67,17 @@ impl ScaledLoss<'_> {
     /// What it shares with the graph of another loss stays until that loss has run backward too, or is dropped.
     /// [`retain_graph`](Self::retain_graph) keeps everything, as candle's own `backward` does.
     ///
+    /// # Synchronisation
+    ///
+    /// None on a CPU or on CUDA. On another GPU one read for each gradient that is added to one unscaled before. With
+    /// [`DataParallel`](crate::dist::DataParallel) it waits for the other ranks.
+    ///
     /// # Errors
     ///
     /// [`GraphError::NoGradient`](crate::error::GraphError::NoGradient),
     /// [`GraphError::Stale`](crate::error::GraphError::Stale),
     /// [`GraphError::Freed`](crate::error::GraphError::Freed), and whatever backward meets; nothing is added then,
-    /// but the loss may not go back again.
+    /// but the loss may not run backward again.
     pub fn backward(self) -> Result<()> {
         let Self { loss, graph, scaler } = self;
         let unscaling = scaler.unscaling(loss.device())?;

@@ -29,6 +29,19 @@ Arithmetic is `F32` under every rule. Integers and `F64` are never cast, and an 
 in `F64`. The losses return `F32` under every rule (`F64` for `F64` inputs). `pixel_shuffle`, `pixel_unshuffle` and
 `replication_pad2d` are candle's, and ignore scopes.
 
+Variants have no row, and follow that of their operator:
+
+| variants | follow |
+|---|---|
+| `adaptive_avg_pool2d`, `adaptive_max_pool2d` | `avg_pool2d`, `max_pool2d` |
+| `batch_norm_eval` | `batch_norm` |
+| `conv_transpose2d_grouped` | `conv_transpose2d` |
+| `rope_i`, `rope_thd` | `rope` |
+| `sdpa_packed`, `sdpa_softcapped` | `sdpa` |
+| `upsample_bilinear2d_with_scale` | `upsample_bilinear2d` |
+| names that end in `_smoothed`, `_dims` or `_keepdim` | the name without that end |
+| functions of `ops::channels_last` | the function of that name in `ops` |
+
 For contributors: `tests/it/dtype_flow.rs` tests every rule, for every input dtype. `tests/it/gradients.rs` tests every
 gradient, in every dtype and layout, on the cases in the last column.
 

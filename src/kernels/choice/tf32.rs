@@ -10,9 +10,9 @@ static ALLOWED: AtomicBool = AtomicBool::new(false);
 /// # Precision
 ///
 /// TF32 has the range of `F32` and 10 bits after the leading one, as many as `F16`. Products have a
-/// relative error of up to 2⁻¹⁰, and are up to eight times as fast from compute capability 8.0 on.
-/// Sums stay `F32`, and so does what is stored. Products of halves and of `F64`, and the CPU's, are
-/// as they were. Candle's own products follow candle's own setting.
+/// relative error of up to 2⁻¹⁰. From compute capability 8.0 on, the hardware's peak is up to eight times as high; no product
+/// was timed. Sums stay `F32`, and so does what is stored. 16-bit products, those of `F64`, and the CPU's do not change.
+/// candle's own products follow candle's own setting.
 ///
 /// ```
 /// assert!(!candle_amp::backend::allow_tf32());
