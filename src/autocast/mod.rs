@@ -181,12 +181,14 @@ pub struct AutocastGuard {
 
 impl Drop for AutocastGuard {
     fn drop(&mut self) {
-        let outermost = SCOPES.with_borrow_mut(|scopes| {
+        // At the end of a thread, where a guard may be dropped too, the scopes can be gone already.
+        let outermost = SCOPES.try_with(|scopes| {
+            let mut scopes = scopes.borrow_mut();
             scopes.retain(|(number, _)| *number != self.number);
             scopes.is_empty()
         });
-        if outermost {
-            CACHE.with_borrow_mut(CastCache::clear);
+        if outermost.unwrap_or(false) {
+            drop_cast_cache();
         }
     }
 }
@@ -251,7 +253,7 @@ pub(crate) fn clear_cast_cache() {
 /// `no_grad`, between backward and a step of candle's, may have made copies of weights that the step then changes without
 /// a trace.
 pub(crate) fn drop_cast_cache() {
-    // At the end of a thread, where a guard of `no_grad` may be dropped too, it can be gone already.
+    // At the end of a thread, where a guard may be dropped too, it can be gone already.
     let _ = CACHE.try_with(|cache| cache.borrow_mut().clear());
 }
 

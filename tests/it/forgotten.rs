@@ -6,7 +6,8 @@ use candle_amp::autograd::{
 use candle_amp::checkpoints::Checkpoint;
 use candle_amp::optim::{AdamW, AdamWConfig, Ema, EmaConfig, Sgd, SgdConfig};
 use candle_amp::{
-    Autocast, Cast, GradScaler, MasterVars, Op, Parameters, ScaleConfig, nn, no_grad, ops, random,
+    Autocast, AutocastGuard, Cast, GradScaler, MasterVars, Op, Parameters, ScaleConfig, nn,
+    no_grad, ops, random,
 };
 use candle_core::{DType, Device, Module, ModuleT, Result, Tensor, Var};
 use candle_nn::{Optimizer, SGD};
@@ -111,6 +112,27 @@ fn a_guard_of_no_grad_may_end_with_its_thread() {
     };
     let product = std::thread::spawn(work).join().expect("no panic").expect("a product");
     assert_eq!(to_vec(&product), [2.0; 4]);
+}
+
+/// Whether the thread has its scopes and copies before it has what keeps the guard, or after.
+#[test]
+fn a_guard_of_autocast_may_end_with_its_thread() {
+    use std::cell::RefCell;
+    thread_local! {
+        static KEPT: RefCell<Option<AutocastGuard>> = const { RefCell::new(None) };
+    }
+    for first in [false, true] {
+        let work = move || {
+            if first {
+                KEPT.set(None);
+            }
+            KEPT.set(Some(Autocast::new(DType::BF16).enter()));
+            let w = Var::ones((2, 2), DType::F32, &CPU)?;
+            ops::matmul(&w, &w)
+        };
+        let product = std::thread::spawn(work).join().expect("no panic").expect("a product");
+        assert_eq!(product.dtype(), DType::BF16);
+    }
 }
 
 #[test]
