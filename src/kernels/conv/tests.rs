@@ -259,6 +259,17 @@ fn batches_tiles_and_kernels_that_are_not_square() {
     }
 }
 
+/// Columns of the output meet one tap or two, so that 32 images of the former are as much as 16 of the latter.
+#[test]
+fn phases_take_images_in_blocks_of_their_own() {
+    let mut rng = generator(14);
+    let x = random(&mut rng, &[40, 2, 6, 6], DType::F32);
+    let weight = random(&mut rng, &[300, 2, 3, 3], DType::F32);
+    // With more threads, each has fewer images.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    pool.install(|| compare(&x, &weight, None, DType::F32, geometry(2, 1, 1, 1), DType::F32));
+}
+
 /// Images of one row.
 #[test]
 fn sequences() {
