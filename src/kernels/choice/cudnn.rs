@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static MEASURED: AtomicBool = AtomicBool::new(false);
 static F32_WEIGHT_GRADIENTS: AtomicBool = AtomicBool::new(false);
 
-/// Lets cuDNN choose the algorithm of every new convolution by running all it has, for all threads
-/// from now on. `false` at the start: it chooses by rules of its own.
+/// Chooses the algorithm of every new convolution by running those that cuDNN has, for all threads from now on. `false`
+/// at the start: cuDNN's heuristics choose.
 ///
-/// A choice is made once for a shape, a dtype and a pass, and remembered. What is measured are cuDNN's older functions,
-/// not the engines of its graph API. Measured, it takes some
-/// tenths of a second, waits for the device, and may be another one in the next run. That is worth it
-/// where images have one size, and not where every batch has its own. Without the feature `cudnn`
+/// Of the engines of cuDNN's graph API, ten at most are timed; of its older functions, all. Only deterministic ones that
+/// transform nothing are chosen. A choice is made once for a shape, a dtype and a pass, and remembered. Measured, it
+/// takes some tenths of a second or more, waits for the device, and may be another one in the next run. That is worth
+/// it where images have one size, and not where every batch has its own. A
+/// [`GraphedStep`](crate::optim::GraphedStep) measures in the steps before its capture. Without the feature `cudnn`
 /// nothing is chosen.
 ///
 /// ```

@@ -227,7 +227,10 @@ fn a_graph_of_channels_last_does_what_the_step_does_to_the_bit() -> Result<()> {
         }
     }
     same(bf16, adamw, &BAD)?;
-    same(f16, adamw, &[0, 1, 2, 3, 4, 5, 6, 7])
+    same(f16, adamw, &[0, 1, 2, 3, 4, 5, 6, 7])?;
+    // By the engines that the first steps have measured.
+    crate::backend::set_cudnn_benchmark(true);
+    same(bf16, adamw, &BAD)
 }
 
 /// With streams that are behind: inputs and words are not those of a later step.

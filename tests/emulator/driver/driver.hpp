@@ -69,6 +69,9 @@ int finish_all();
 // A call that waits for the device, or that may, which a capture forbids.
 int not_while_capturing(const char *name);
 
+// Has events that are recorded later count so much more time.
+void spend(long long nanoseconds);
+
 // Held while anything runs: one kernel, or one copy, at a time.
 std::recursive_mutex &device_lock();
 

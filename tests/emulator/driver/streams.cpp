@@ -122,6 +122,9 @@ long long now() {
     return time.tv_sec * 1000000000ll + time.tv_nsec;
 }
 
+// What events count beside the host's time.
+long long spent = 0;
+
 // What a stream's capture does not survive.
 int invalidate(Capture &capture, int error, const char *name) {
     capture.invalid = true;
@@ -208,6 +211,11 @@ bool capturing(void *handle) {
     std::lock_guard guard(device_lock());
     Stream *stream = stream_of(handle);
     return stream && stream->capture;
+}
+
+void spend(long long nanoseconds) {
+    std::lock_guard guard(device_lock());
+    spent += nanoseconds;
 }
 
 int not_while_capturing(const char *name) {
@@ -331,7 +339,7 @@ int cuEventRecord(void *handle, void *in) {
         if (int error = implicit("cuEventRecord"))
             return error;
     event->recorded = true;
-    event->nanoseconds = now();
+    event->nanoseconds = now() + spent;
     event->stream = stream;
     event->after = stream->given;
     event->capture = stream->capture;

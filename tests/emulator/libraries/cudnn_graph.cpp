@@ -108,8 +108,10 @@ const Rule RULES[] = {
     {PACK, 1003, POINTER, 1},
 };
 
-// Engines. The first two are to be passed over; the third needs a workspace, and sums in F32.
+// Engines. The first two are to be passed over; the third needs a workspace, sums in F32, and takes longer than the heuristic
+// expects.
 enum Engine { NONDETERMINISTIC, WINOGRAD, SINGLE, EXACT };
+constexpr long long LONGER = 1'000'000'000; // nanoseconds
 
 // Where a tensor of a graph is.
 struct Place {
@@ -420,6 +422,8 @@ int cudnnBackendExecute(Handle *handle, Descriptor *plan, Descriptor *pack) {
         return wrong("the bias has no address");
     auto *workspace = pack->one<void *>(1003);
     size_t needed = plan->engine == SINGLE ? WORKSPACE : 0;
+    if (plan->engine == SINGLE && !capturing(handle->stream))
+        spend(LONGER);
     return launch(handle->stream, "cudnnBackendExecute", task, needed, workspace, needed);
 }
 }

@@ -3,18 +3,19 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::*;
+use crate::kernels::capture;
 use crate::kernels::choice::algorithm::fallbacks;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::testing::{assert_gpus_agree, epsilon, values};
 use crate::kernels::testing::devices::gpus;
 use crate::kernels::testing::own_process::in_own_process;
 
-/// Held by tests that change how weight gradients are written.
-static WRITTEN: Mutex<()> = Mutex::new(());
+/// Held by tests that change how weight gradients are written or algorithms chosen, and by those that check them.
+static SET: Mutex<()> = Mutex::new(());
 
 #[test]
 fn gpus_agree() {
-    let _held = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _held = SET.lock().unwrap_or_else(PoisonError::into_inner);
     crate::kernels::choice::cudnn::set_cudnn_f32_weight_gradients(true);
     let mut rng = generator(31);
     let uneven = Geometry { padding: (0, 2), ..geometry(2, 0, 1, 1) };
@@ -75,7 +76,7 @@ fn gpus_agree() {
 /// By cuDNN, unless `set_cudnn_f32_weight_gradients` is on; all other algorithms write F32.
 #[test]
 fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> {
-    let _held = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _held = SET.lock().unwrap_or_else(PoisonError::into_inner);
     let mut rng = generator(33);
     let geometry = geometry(1, 1, 1, 1);
     for (device, dtype) in gpus().iter().flat_map(|d| [DType::F16, DType::BF16].map(|t| (d, t))) {
@@ -110,7 +111,7 @@ fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> 
 #[test]
 fn halves_with_channels_last_go_to_the_graph_api() -> Result<()> {
     use crate::kernels::choice::algorithm::take;
-    let _held = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _held = SET.lock().unwrap_or_else(PoisonError::into_inner);
     let mut rng = generator(36);
     let (geometry, dims, w_dims) = (geometry(1, 1, 1, 1), [2, 8, 6, 7], [16, 8, 3, 3]);
     for device in gpus() {
@@ -144,6 +145,63 @@ fn halves_with_channels_last_go_to_the_graph_api() -> Result<()> {
             }
             crate::kernels::choice::cudnn::set_cudnn_f32_weight_gradients(false);
         }
+    }
+    Ok(())
+}
+
+/// Whoever measures takes the fastest engine that may run, and not the heuristic's first. An emulated GPU's clock says that
+/// the two differ.
+#[test]
+fn engines_of_the_graph_api_are_measured() -> Result<()> {
+    use crate::kernels::choice::algorithm::take;
+    use crate::kernels::choice::cudnn::set_cudnn_benchmark;
+    let test = "kernels::conv::tests::gpus::engines_of_the_graph_api_are_measured";
+    if gpus().is_empty() || !in_own_process(test, &[]) {
+        return Ok(());
+    }
+    let mut rng = generator(37);
+    let (geometry, dims, w_dims) = (geometry(1, 1, 1, 1), [2, 8, 6, 7], [16, 8, 3, 3]);
+    for device in gpus() {
+        let by_cudnn = Gpu::of(&device).is_some_and(|gpu| gpu.has_convolutions());
+        if !(is_emulated(&device)? && by_cudnn) {
+            continue;
+        }
+        let mut on = |dims: &[usize]| random(&mut rng, dims, DType::BF16);
+        let (x, weight, grad) = (on(&dims), on(&w_dims), on(&[2, 16, 6, 7]));
+        let (bias, back_bias) = (on(&[16]), on(&[8]));
+        let inputs = [&x, &weight, &grad, &bias, &back_bias];
+        let by = |engine: &str| {
+            // The second time, the choice is known.
+            for _ in 0..2 {
+                assert_gpus_agree(&inputs, 1.0, |t| {
+                    let expect = |result: Tensor| {
+                        let by = take();
+                        assert!(result.device().is_cpu() || by == Some(engine), "{by:?}");
+                        result
+                    };
+                    let (w, b, of) = (&t[1], Some(&t[4]), DType::BF16);
+                    Ok(vec![
+                        expect(forward_last(&t[0], w, Some(&t[3]), geometry, of)?),
+                        expect(input_gradient_last(&t[2], w, b, &dims, geometry, of)?),
+                        expect(weight_gradient_last(&t[0], &t[2], &w_dims, geometry, of)?),
+                    ])
+                });
+            }
+        };
+        by("cudnn graph, engine 2, tensor cores");
+        set_cudnn_benchmark(true);
+        by("cudnn graph, engine 3, no tensor cores");
+        // Measuring waits, which ends a capture: there, a new shape goes to the heuristic's first.
+        let (x, weight) = (on(&[3, 6, 7, 8]).to_device(&device)?, weight.to_device(&device)?);
+        let (turned, Some(gpu)) = (turned(geometry), Gpu::of(&device)) else { continue };
+        let run = |x: &Tensor| forward(x, &weight, None, turned, DType::BF16).map(drop);
+        run(&x.narrow(0, 0, 2)?)?; // handles and scratch memory are no graph's
+        assert_eq!(take(), Some("cudnn graph, engine 3, no tensor cores"));
+        let (captured, _) = capture::record(Some((8, 0)), || gpu.capture(|| Ok(run(&x)?)));
+        captured.expect("nothing waits");
+        assert_eq!(take(), Some("cudnn graph, engine 2, tensor cores"));
+        set_cudnn_benchmark(false);
+        by("cudnn graph, engine 2, tensor cores");
     }
     Ok(())
 }
@@ -294,6 +352,7 @@ fn is_emulated(device: &Device) -> Result<bool> {
 /// Whoever chooses cuDNN's algorithms, where they are cuDNN's.
 #[test]
 fn gpus_agree_on_mixed_and_strided_operands() {
+    let _held = SET.lock().unwrap_or_else(PoisonError::into_inner);
     let mut rng = generator(32);
     let geometry = geometry(1, 1, 1, 1);
     let pairs = [(DType::F16, DType::BF16), (DType::BF16, DType::F32)];

@@ -1,9 +1,10 @@
 //! Convolutions of 16 bits, channels last, by cuDNN's graph API: what its newer engines are asked by.
 //!
 //! A pass is a graph of one operation, or of two: a bias is added to the sums in F32, before they are rounded once. A
-//! weight gradient may be wider than what it is computed from. cuDNN's heuristics name engines, fastest first; the
-//! choice is the first that is deterministic, fits the workspace, and sums the products themselves. Where there is
-//! none, the older functions are asked: see [`super::plan`].
+//! weight gradient may be wider than what it is computed from. cuDNN's heuristics name engines, fastest first. Those that
+//! are deterministic, fit the workspace, and sum the products themselves will do. The choice is the first of them, or
+//! the fastest of those that [`super::measure`] has timed. Where there is none, the older functions are asked: see
+//! [`super::plan`].
 //!
 //! Statistics of a batch norm are not fused in: cuDNN's are sums of squares in F32, which lose the variance of numbers
 //! far from zero.
@@ -13,6 +14,7 @@
 //! cuDNN's developer guide, "Graph API"; `cudnn-frontend`.
 
 use std::ffi::c_void;
+use std::rc::Rc;
 
 use candle_core::{DType, Result, Tensor};
 use cudarc::cudnn::sys::{
@@ -60,6 +62,8 @@ pub(super) struct Key {
     bias: Option<DType>,
     /// What all addresses are a multiple of, in bytes.
     alignment: u64,
+    /// Whether engines are timed.
+    pub(super) measured: bool,
 }
 
 impl Key {
@@ -70,6 +74,7 @@ impl Key {
         tensors: [&Tensor; 3],
         bias: Option<&Tensor>,
         addresses: &[u64],
+        measured: bool,
     ) -> Option<Self> {
         let [input, weight, output] = tensors.map(Tensor::dtype);
         let (read, written) = match pass {
@@ -87,6 +92,7 @@ impl Key {
             dtypes: [read[0], written],
             bias: bias.map(Tensor::dtype),
             alignment: 1 << all.trailing_zeros(),
+            measured,
         })
     }
 }
@@ -98,32 +104,44 @@ pub(super) struct ExecutionPlan {
     pub(super) workspace: usize,
     /// The engine, as a trace shows it.
     pub(super) name: &'static str,
-    /// What it was made of, and may refer to.
-    _parts: Vec<Descriptor>,
+    /// What it was made of, and may refer to: the graph's parts, and its own configuration.
+    _parts: (Rc<Vec<Descriptor>>, Descriptor),
 }
 
 impl ExecutionPlan {
-    /// The first engine that will do; `None` if there is none.
+    /// The first engines that will do, `most` at most, by the heuristics' order.
     ///
     /// An engine that cannot be set up, for whatever reason, is passed over.
-    pub(super) fn choose(handle: sys::cudnnHandle_t, key: &Key) -> Result<Answer<Option<Self>>> {
+    pub(super) fn first(
+        handle: sys::cudnnHandle_t,
+        key: &Key,
+        most: usize,
+    ) -> Result<Answer<Vec<Self>>> {
         let mut parts = Vec::new();
         let graph = match key.graph(handle, &mut parts)? {
             Ok(graph) => graph,
             Err(error) => return Ok(Err(error)),
         };
+        let raw = graph.raw();
+        parts.push(graph);
+        let (parts, mut plans) = (Rc::new(parts), Vec::new());
         for mode in [Mode::CUDNN_HEUR_MODE_A, Mode::CUDNN_HEUR_MODE_FALLBACK] {
-            let Ok(configurations) = proposed(&graph, mode) else { continue };
+            let Ok(configurations) = proposed(raw, mode) else { continue };
             for configuration in configurations {
-                let Ok(Some((plan, workspace, name))) = set_up(handle, &configuration) else {
-                    continue;
-                };
-                tracing::debug!(target: "candle_amp::cudnn", ?key, name, workspace, "cuDNN graph");
-                parts.extend([graph, configuration]);
-                return Ok(Ok(Some(Self { plan, workspace, name, _parts: parts })));
+                if plans.len() >= most {
+                    return Ok(Ok(plans));
+                }
+                if let Ok(Some((plan, workspace, name))) = set_up(handle, &configuration) {
+                    plans.push(Self {
+                        plan,
+                        workspace,
+                        name,
+                        _parts: (parts.clone(), configuration),
+                    });
+                }
             }
         }
-        Ok(Ok(None))
+        Ok(Ok(plans))
     }
 
     /// Computes the pass. The addresses are those of the convolution's input, weight and output, as large as the key
@@ -150,9 +168,9 @@ impl ExecutionPlan {
 }
 
 /// The engines that a heuristic proposes, fastest first.
-fn proposed(graph: &Descriptor, mode: Mode) -> Answer<Vec<Descriptor>> {
+fn proposed(graph: Raw, mode: Mode) -> Answer<Vec<Descriptor>> {
     let heuristic = Descriptor::new(Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
-        .with(Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[graph.raw()])?
+        .with(Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[graph])?
         .with(Name::CUDNN_ATTR_ENGINEHEUR_MODE, &[mode])?
         .finish()?;
     let (name, kind) =

@@ -6,6 +6,7 @@
 mod backend;
 mod descriptors;
 mod graph;
+mod measure;
 mod plan;
 mod status;
 
@@ -25,8 +26,10 @@ use cudarc::driver::CudaStream;
 
 use super::quick::Quick;
 use super::{Bias, Convolution, Gpu, PassKind, address, launched};
+use crate::kernels::capture;
 use crate::kernels::choice::algorithm::fell_back;
 use crate::kernels::choice::cudnn::cudnn_benchmark;
+use backend::Answer;
 use plan::{Algorithm, Plan};
 use status::supported;
 
@@ -122,11 +125,8 @@ impl Gpu {
         let (library, measured) = (self.library()?, cudnn_benchmark());
         let dtype = tensors[0].dtype();
         let addresses = Addresses::of(tensors)?;
-        // What the graph API's engines would be measured by is not written.
-        let by_graph = match measured {
-            true => ByGraph::NotMeant,
-            false => self.by_graph(&library, (convolution, pass), tensors, addresses, bias)?,
-        };
+        let pass_of = (convolution, pass, measured);
+        let by_graph = self.by_graph(&library, pass_of, tensors, addresses, bias)?;
         if let ByGraph::Done(engine) = by_graph {
             return Ok(Some(engine));
         }
@@ -138,7 +138,9 @@ impl Gpu {
         let plan = match known {
             Some(plan) => plan,
             None => {
-                let plan = Plan::choose(self, library.handle, key, addresses)?.map(Rc::new);
+                let measures = may_measure(measured);
+                let asked = (*convolution, pass, dtype, measures);
+                let plan = Plan::choose(self, library.handle, asked, addresses)?.map(Rc::new);
                 if plan.is_none() {
                     refused(&key, "chosen");
                 }
@@ -173,7 +175,7 @@ impl Gpu {
     fn by_graph(
         &self,
         library: &Library,
-        (convolution, pass): (&Convolution, PassKind),
+        (convolution, pass, measured): (&Convolution, PassKind, bool),
         tensors: [&Tensor; 3],
         addresses: Addresses,
         bias: Option<&Bias<'_>>,
@@ -182,7 +184,7 @@ impl Gpu {
         let [input, weight, output] = addresses.0;
         let all = [input, weight, output, bias.map(address).transpose()?.unwrap_or(0)];
         let all = &all[..3 + usize::from(bias.is_some())];
-        let Some(key) = graph::Key::of(convolution, pass, tensors, bias, all) else {
+        let Some(key) = graph::Key::of(convolution, pass, tensors, bias, all, measured) else {
             return Ok(ByGraph::NotMeant);
         };
         let no_engine = |why: &dyn Debug| {
@@ -199,7 +201,7 @@ impl Gpu {
             Some(plan) => plan,
             None => {
                 // Whatever else cuDNN has against the graph, the older calls may do the same convolution.
-                let chosen = supported(graph::ExecutionPlan::choose(library.handle, &key)?);
+                let chosen = supported(self.engine(library, &key, all)?);
                 let plan = match chosen {
                     Ok(plan) => plan.flatten().map(Rc::new).or_else(|| {
                         no_engine(&"not supported");
@@ -226,6 +228,34 @@ impl Gpu {
         Ok(if done { ByGraph::Done(plan.name) } else { ByGraph::Refused })
     }
 
+    /// The engine for a convolution: the heuristics' first one, or the fastest on these addresses.
+    fn engine(
+        &self,
+        library: &Library,
+        key: &graph::Key,
+        addresses: &[u64],
+    ) -> Result<Answer<Option<graph::ExecutionPlan>>> {
+        let measures = may_measure(key.measured);
+        let most = if measures { measure::MOST } else { 1 };
+        let plans = match graph::ExecutionPlan::first(library.handle, key, most)? {
+            Ok(plans) => plans,
+            Err(error) => return Ok(Err(error)),
+        };
+        let (time, plan) = if measures {
+            let most = plans.iter().map(|plan| plan.workspace).max().unwrap_or(0);
+            let scratch = self.scratch_from(PLACE, most.max(1), DType::U8)?;
+            let workspace = address(&scratch)?;
+            let run = |plan: &graph::ExecutionPlan| plan.run(library.handle, addresses, workspace);
+            measure::fastest(&library.stream, plans, run)?.unzip()
+        } else {
+            (None, plans.into_iter().next())
+        };
+        if let Some(graph::ExecutionPlan { name, workspace, .. }) = &plan {
+            tracing::debug!(target: "candle_amp::cudnn", ?key, name, workspace, ?time, "cuDNN graph");
+        }
+        Ok(Ok(plan))
+    }
+
     /// This thread's handle of the device.
     fn library(&self) -> Result<Rc<Library>> {
         thread_local!(static LIBRARIES: RefCell<Quick<DeviceId, Rc<Library>>> = RefCell::default());
@@ -239,6 +269,11 @@ impl Gpu {
             Ok(library)
         })
     }
+}
+
+/// Whether what is `wanted`, to measure, can be done: it waits for the device, which ends a capture.
+fn may_measure(wanted: bool) -> bool {
+    wanted && !capture::is_active()
 }
 
 /// `name`, kept for as long as the process runs. cuDNN has so many engines, and no more.
