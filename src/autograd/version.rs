@@ -1,10 +1,10 @@
 //! Versions: when each tensor's storage was last written, on the clock that numbers the nodes of a graph.
 //!
-//! An operator keeps the tensors that backward needs, not copies of them. Once one is written in place, backward
-//! would differentiate a function that was never computed. PyTorch gives each tensor a version counter and compares it in
-//! backward. Here whatever of this crate writes in place (an optimizer's step, an average put in place of the
-//! weights, batch norm's running statistics, a checkpoint that is loaded) calls [`written`]. A node that reads a storage whose last write is later than
-//! the node itself refuses to run.
+//! An operator keeps the tensors that backward needs, not copies of them. Once one is written in place, backward would
+//! differentiate a function that was never computed. PyTorch gives each tensor a version counter and compares it in
+//! backward. Here whatever of this crate writes in place (an optimizer's step, an average put in place of the weights,
+//! batch norm's running statistics, a checkpoint that is loaded) calls [`written`]. A node that reads a storage whose
+//! last write is later than the node itself refuses to run.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{Hash, Hasher};
@@ -37,8 +37,8 @@ struct Write {
     at: u64,
     /// What candle had numbered by then: tensors with lower numbers existed before.
     newest: u64,
-    /// candle's number of the tensor that was written, which its views exceed. A tensor in this place with a lower number
-    /// had an earlier storage, which is gone.
+    /// candle's number of the tensor that was written, which its views exceed. A tensor in this place with a lower
+    /// number had an earlier storage, which is gone.
     tensor: u64,
     /// What it wrote, and what was there before.
     value: Value,

@@ -1,6 +1,6 @@
 // Products of a warp by itself, by `mma.sync`: 16 rows in its registers times rows of tiles in shared memory.
 
-// Four matrices of 8 x 8 halves out of shared memory, a register each. Lane i says where row i % 8 of matrix
+// Four matrices of 8 x 8 16-bit numbers out of shared memory, a register each. Lane i says where row i % 8 of matrix
 // i / 8 is. Lane 4 g + t gets the elements 2 t and 2 t + 1 of row g, or of column g where TURNED.
 template <bool TURNED> DEVICE void load_matrices(u32 (&to)[4], const void *row) {
     u32 at = (u32)__cvta_generic_to_shared(row);

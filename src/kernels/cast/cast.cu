@@ -1,5 +1,5 @@
-// Between dtypes, through F32, or F64 where one side is; rounded to nearest even. Of F64 to a half,
-// twice, as the processor does.
+// Between dtypes, through F32, or F64 where one side is; rounded to nearest even. From F64 to 16 bits that is twice,
+// through F32, as on the CPU.
 
 template <class S, class D> DEVICE void cast(D *y, const S *x, size_t n) {
     along<PACK<S, D>>(n, aligned(x) && aligned(y), global_thread(), global_threads(), [&](size_t i, auto width) {

@@ -20,7 +20,8 @@ pub(crate) fn accumulator(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// `x`, detached and contiguous, in the floating-point `dtype`; rounded once to nearest even.
+/// `x`, detached and contiguous, in the floating-point `dtype`; rounded to nearest even, once, but from F64 to 16 bits
+/// twice, through F32.
 ///
 /// Overflow gives an infinity, NaN stays NaN.
 pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
@@ -97,8 +98,8 @@ pub(crate) fn cast_all(pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
 #[inline(always)]
 fn convert<S: Lane, D: Lane>(src: &[S], dst: &mut [D]) {
     for (dst, src) in dst.iter_mut().zip(src) {
-        // Of two `f32`, the way there and back is nothing. From `f64` to a half this rounds twice, as
-        // `half` does on x86.
+        // Of two `f32`, the way there and back is nothing. From `f64` to a 16-bit number this rounds twice, as the
+        // `half` crate does on x86.
         *dst = D::narrowed(D::Acc::of(src.widened().to_double()));
     }
 }

@@ -1,4 +1,16 @@
-//! From source to a function on a device, once a process; compiled once a machine.
+//! Compiles CUDA sources by NVRTC and finds their kernels: compiled once a machine, loaded once a process.
+//!
+//! The sources are text in the library, so a build needs no nvcc. A lookup has three levels:
+//!
+//! 1. Functions of this thread, by the addresses of context, source and name. A launch takes no lock and does not ask
+//!    the driver.
+//! 2. Modules of the process, by context, source and dtype. A thread that compiles one holds up only threads that want
+//!    the same one.
+//! 3. Machine code on disk ([`Cache`]). Its key has all that the code depends on: source, options and versions.
+//!
+//! A module has the kernels of one dtype, because a program uses two or three dtypes of four and compiling takes long.
+//! The output is machine code, because a driver refuses PTX of a newer compiler. `--fmad=false` leaves products and
+//! sums apart unless a kernel fuses them, as on the CPU.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString};
@@ -53,8 +65,8 @@ impl From<&'static str> for Name {
     }
 }
 
-/// Where context, source and the parts of the name are, and how long those: text of a program stays where it is. What is
-/// in two places is kept twice.
+/// Where context, source and the parts of the name are, and how long those: text of a program stays where it is. What
+/// is in two places is kept twice.
 #[derive(PartialEq, Eq, Hash)]
 struct Place(usize, usize, [(usize, usize); Name::PARTS]);
 
@@ -70,14 +82,14 @@ const SHARED: u32 = 48 << 10;
 #[derive(Debug)]
 pub(super) struct Function {
     function: CudaFunction,
-    /// Bytes of dynamic shared memory that it may have, as this thread knows. A kernel always asks for as many, so that no
-    /// other thread has told the driver otherwise.
+    /// Bytes of dynamic shared memory that it may have, as this thread knows. A kernel always asks for as many, so that
+    /// no other thread has told the driver otherwise.
     shared: Cell<u32>,
 }
 
 impl Function {
-    /// The driver's, which may have so many bytes of dynamic shared memory. The attribute is set only if they are more than
-    /// before.
+    /// The driver's, which may have so many bytes of dynamic shared memory. The attribute is set only if they are more
+    /// than before.
     pub(super) fn with_shared(&self, bytes: u32) -> Result<driver::CUfunction> {
         if bytes > self.shared.get() {
             let most =

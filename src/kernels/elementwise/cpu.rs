@@ -1,3 +1,13 @@
+//! Element-wise kernels on the CPU: one pass that reads each operand once and writes the result once.
+//!
+//! A kernel is a closure over numbers. It is compiled for each dtype and, except in F64, for each instruction set. The
+//! loop widens elements to F32 (F64 stays F64), applies the closure and rounds to the result's dtype, all in registers.
+//! A result of any other dtype than the operands' or the arithmetic's takes a second pass, candle's cast.
+//!
+//! Threads take chunks of [`GRAIN`] elements. An element depends on its own position alone, so the number of threads
+//! changes no bit. The `_assign` forms overwrite their first operand: they need no memory for a result, and so have no
+//! page faults. Maximum, minimum and ReLU compare, and do not call `max`, which would drop NaN.
+
 use candle_core::{DType, Result, Tensor, WithDType};
 use half::{bf16, f16};
 use num_traits::Zero;

@@ -1,5 +1,17 @@
-//! Matrix products of BF16 on processors that multiply pairs of it, and of F16 and F32 where they do so in
-//! tiles.
+//! Matrix products by packed GEMM: BF16 by AVX512-BF16 or AMX, F16 and F32 by AMX as sums of BF16 terms.
+//!
+//! Both operands are packed into the VNNI words that the micro-kernel reads. A BF16 left operand whose rows are such
+//! words already is read in place. Sums and bias are F32, and each result is rounded and written once. A sum longer
+//! than 4096 terms (2720 of F32) is cut, so that packed blocks stay in a second-level cache. Its parts then meet in an
+//! F32 buffer.
+//!
+//! How threads share a product depends on its size ([`Sharing`]). Waking a thread costs more than a short product. In
+//! a medium one, each thread packs all that it multiplies, as a barrier costs more than packing twice. In a long one,
+//! all threads pack one side together. Then they take blocks of the other side, each packed into the cache of the
+//! thread that multiplies it. A batch of at least as many matrices as threads is one matrix a task.
+//!
+//! Without AMX, F16 and F32 stay with the `gemm` crate, which is faster there. It also repeats a product with a BF16x3
+//! sum that is not finite.
 #![allow(unsafe_code)]
 
 mod pack;
@@ -21,7 +33,7 @@ use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::gemm::micro::{Bf16Terms, InstructionSet, MatrixView, PackedGemm, Rounded};
 use pack::{Packed, with_packed};
 
-/// The unit that multiplies these operands, where this module does.
+/// The instruction set for these operands; `None` where this module does not multiply them.
 pub(super) fn isa(lhs: &Tensor, rhs: &Tensor) -> Option<InstructionSet> {
     if lhs.dims().contains(&0) || rhs.dims().contains(&0) {
         return None;
@@ -126,9 +138,9 @@ enum Sharing {
     Alone,
     /// Each packs what it multiplies, so that nobody waits between the two.
     Parts,
-    /// All lay out the right side first, and then take rows as they come.
+    /// All pack the right side first, and then take rows as they come.
     Rows,
-    /// All lay out the left side first, and then take columns as they come.
+    /// All pack the left side first, and then take columns as they come.
     Columns,
 }
 
@@ -140,7 +152,7 @@ impl Sharing {
         match terms {
             _ if parallel::threads() == 1 || terms <= short => Self::Alone,
             _ if terms <= 16 * short => Self::Parts,
-            // The larger side is laid out where it is multiplied: by the smaller one, from a cache.
+            // The larger side is packed where it is multiplied: by the smaller one, from a cache.
             _ if rows < columns && rows.saturating_mul(depth * bf16_terms) <= NEAR => Self::Columns,
             _ => Self::Rows,
         }
@@ -177,7 +189,7 @@ struct Product<'a, T, O> {
     bias: Option<&'a [f32]>,
     isa: InstructionSet,
     output: &'a OutputMatrix<O>,
-    /// Whether all sums are, of a unit for which that matters.
+    /// Whether all sums are, of an instruction set for which that matters.
     finite: &'a AtomicBool,
 }
 

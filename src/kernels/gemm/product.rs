@@ -1,4 +1,14 @@
-//! The one call into the `gemm` crate, behind checked slices.
+//! Matrix products by the `gemm` crate, in F32 or F64: those that packed GEMM does not take.
+//!
+//! Operands and sums have one type. The crate reads operands by their strides and packs what it has to, so a transpose
+//! costs no pass of its own. It runs on the calling thread. Its own threads are rayon's, which take other tasks while
+//! they wait, and callers hold storage locks ([`parallel`] says why that matters).
+//!
+//! So threads share a product here. The longer side is cut in halves until there are enough parts, and each part is
+//! one call. A part packs all of the other side for itself, so parts keep at least [`PART`] rows or columns. The cuts
+//! change no order in which the crate adds up terms: bits depend neither on the cuts nor on the number of threads.
+//!
+//! This module has the only call into the crate, whose pointers it takes from slices with checked bounds.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;

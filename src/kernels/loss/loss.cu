@@ -1,5 +1,15 @@
-// Losses: terms are summed in F64 across rows or blocks, and the mean rounded once. A target that is
-// neither a class nor ignored makes the loss and the gradients of its row NaN: to name it would be to wait for it.
+// Losses of rows of classes, and of pairs of elements; cuda.rs says which launches they take.
+//
+// Cross entropy has a warp or a block for each row, and reads the logits once. Each thread keeps the largest logit
+// and the sum of exponentials relative to it (online softmax), and the team joins them. It writes the row's loss in
+// F64 and its log-sum-exp, but no softmax. Backward reads the logits once more, recomputes the softmax and writes the
+// gradient; a thread reads an element before it writes it, so that both may have one buffer. Pairwise losses are
+// element-wise: a thread takes packs of 16 bytes.
+//
+// Elements are widened to F32 (F64 for F64). The sums of a row have that type, and so has the sum of each 64 terms of a
+// thread in a pairwise loss. Across rows, threads of a pairwise loss, and blocks, sums are F64, and the mean is rounded
+// once. A target that is neither a class nor ignored makes the loss and the gradients of its row NaN: naming it in an
+// error would make the host wait.
 
 template <class A> DEVICE A nan_of() { return infinity<A>() - infinity<A>(); }
 

@@ -1,4 +1,14 @@
-//! The CPU side: one pass over memory each, on all cores.
+//! Checks, measures, scales and clips gradients on the CPU, many tensors in one parallel loop.
+//!
+//! Gradients and arithmetic are F32 or F64; squares are summed in F64. Tensors are cut into chunks of [`TASK`]
+//! elements, and small neighbours are one task together, so many small tensors cost few tasks. Results are kept by
+//! chunk and added up in that order: the norm has the same bits on any number of threads.
+//!
+//! [`check`] and [`squares`] read each gradient once and write nothing. They multiply it by its factors, of the loss
+//! scale and of clipping, in registers; the optimizer will do the same. Only where a sum of squares is not finite,
+//! a second pass looks for what is not. Memory limits both, so [`fold`] reads four places side by side and prefetches
+//! each. [`apply_scale`] and [`clip_value`] read and write once, in place; [`apply_scale`] leaves out gradients whose
+//! factors are 1.
 
 use candle_core::{DType, Result, Tensor};
 

@@ -1,3 +1,14 @@
+//! Pooling out of candle's operators, on devices that this crate has no kernels for.
+//!
+//! candle's own pooling has neither padding nor the indices that backward needs. Here a window is taken apart into its
+//! taps. For each tap, `index_select` gathers the pixel that it meets in every window, and an element-wise maximum or
+//! sum joins that with the taps before. Backward scatters: `scatter_add` to the maxima, `index_add` for each tap of an
+//! average. Index lists come from the host, and each tap is several launches and passes over tensors as large as the
+//! result. That is slow, but works wherever candle does.
+//!
+//! Planes are NCHW; callers move NHWC there and back. Arithmetic is F32 (F64 for F64), and results are rounded once.
+//! Padding is masked: minus infinity for a maximum, zero for an average. NaN wins over every maximum, as in PyTorch.
+
 use candle_core::{DType, Result, Tensor};
 
 use super::Window;

@@ -1,4 +1,15 @@
 //! A tensor seen as `(outer, channels, inner)`: sums per channel, and maps with channel parameters.
+//!
+//! Plain sums, batch norm, PReLU, pooling and losses share these loops. Each input is read once and widened to F32 (F64
+//! stays F64). A lane adds up at most 64 terms in that type, and the rest is F64. So a long sum has hardly more error
+//! than a short one, and the loop still runs at the speed of F32.
+//!
+//! There are two ways to sum. Where a channel's elements follow each other, as in NCHW, blocks of one channel fill 32
+//! lanes; rows of fewer than 64 elements have eight. Where they lie apart, as in NHWC or the columns of a tall matrix,
+//! a lane is a column, so that memory is read row by row and not by strides.
+//!
+//! Threads make F64 partial sums of parts that depend on the shape alone, and the caller adds these up in order. So the
+//! number of threads changes no bit. A map reads its inputs once, and rounds and writes its result once.
 
 use std::mem::MaybeUninit;
 
@@ -380,7 +391,8 @@ fn add_block<T: Lane, const M: usize, const K: usize>(
 
 /// The sum of all lanes: by eights, as one addition waits for the one before.
 ///
-/// Not inlined: the compiler would arrange the lanes for these few additions, and leave the loop that fills them scalar.
+/// Not inlined: the compiler would arrange the lanes for these few additions, and leave the loop that fills them
+/// scalar.
 #[inline(never)]
 fn total<A: Real>(lanes: &[A; LANES]) -> f64 {
     let mut sums = [0.0; 8];

@@ -1,4 +1,15 @@
-//! The weight of the states, prepared once for the products of all steps.
+//! The recurrent products of LSTM and GRU, `states × weight` once a step, by a weight that is prepared once.
+//!
+//! A step needs the result of the one before, so its product is small, and every step reads the whole weight. There are
+//! two ways to multiply, forward and backward:
+//!
+//! - [`Widened`]: the weight in F32 (F64 for F64), multiplied by the `gemm` crate. All threads share each step.
+//! - `Packed`, for LSTM: a BF16 weight of at most 512 units, where BF16 is multiplied by AVX512-BF16 or AMX. It is
+//!   packed once. Each step rounds its rows to BF16 and packs them. A thread takes one block of the micro-kernel, 8 or
+//!   16 rows of the batch, through all steps. So threads do not meet at every step, and a small weight stays in a
+//!   cache.
+//!
+//! Sums are F32 (F64 for F64) both ways, and are not rounded: they go into or onto states and gates of that type.
 
 use candle_core::{Result, Tensor};
 

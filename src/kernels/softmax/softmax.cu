@@ -1,6 +1,13 @@
-// Rows of the last dimension. A row is read twice: for its largest element and the sum of
-// exponentials relative to that, which are kept up together, and for the results. Sums are F32 in a
-// thread and F64 across threads.
+// Softmax and log-softmax of contiguous rows. A team of threads, a warp or a block, has a row at a time.
+//
+// Forward reads a row twice and writes it once. First each thread keeps the largest element and the sum of
+// exponentials relative to it in one pass (online softmax), and the team joins them. Then it computes the results. Rows
+// may have any length, so none is kept in registers or shared memory: of short rows, the second read comes from a
+// cache. Backward also has two passes, one for the sum and one for the results. It reads the gradient in both, and
+// the result in both for softmax, only in the second for log-softmax.
+//
+// Elements are widened to F32 (F64 for F64) and rounded once. Forward's sum has that type, in a thread and across
+// threads. Backward's has that type in a thread, and is F64 across threads.
 
 template <bool LOG, class T, class O>
 DEVICE void softmax(O *y, const T *x, size_t rows, size_t columns, int size) {

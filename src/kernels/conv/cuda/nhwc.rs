@@ -23,7 +23,7 @@ static SOURCE: Source = Source {
 /// Pixels a thread lays out, as in the source.
 const PIXELS: usize = 4;
 
-/// See [`super::forward`], of operands in `wide` or a half.
+/// See [`super::forward`], of operands in `wide` or a 16-bit dtype.
 pub(super) fn forward(
     gpu: &Gpu,
     [x, weight]: [&Tensor; 2],
@@ -70,7 +70,7 @@ pub(super) fn forward(
     })
 }
 
-/// See [`super::dgrad`], of operands in `wide` or a half.
+/// See [`super::dgrad`], of operands in `wide` or a 16-bit dtype.
 pub(super) fn dgrad(
     gpu: &Gpu,
     [grad, weight]: [&Tensor; 2],
@@ -129,7 +129,7 @@ pub(super) fn dgrad(
     in_dtype(&dx, out)
 }
 
-/// See [`super::wgrad`], of operands in `wide` or a half.
+/// See [`super::wgrad`], of operands in `wide` or a 16-bit dtype.
 pub(super) fn wgrad(
     gpu: &Gpu,
     [x, grad]: [&Tensor; 2],
@@ -185,8 +185,8 @@ pub(super) fn turns(shape: &Shape, row: usize) -> bool {
     shape.kernel_height * shape.kernel_width != 1 || row != shape.taps()
 }
 
-/// Transposes `weight` so that the channels of a tap are contiguous, and pads each row with zeros to `row` elements. They
-/// are the first elements of the result, which is there until the next call.
+/// Transposes `weight` so that the channels of a tap are contiguous, and pads each row with zeros to `row` elements.
+/// They are the first elements of the result, which is there until the next call.
 pub(super) fn to_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize) -> Result<Tensor> {
     if !turns(shape, row) {
         return Ok(weight.clone());

@@ -1,7 +1,8 @@
-//! First layers: convolutions of at most four channels by three by three weights at stride 1. Products are of F32, also of
-//! BF16: two of these in an instruction are no gain where sums are short, but for tile registers.
+//! First layers: convolutions of two to four channels by three by three weights at stride 1. A single channel does not
+//! come here: [`super::isa`] leaves it to other algorithms. Products are in F32, for BF16 too: where sums are so short,
+//! AVX512-BF16's pairs are no gain. AMX is faster, so it multiplies BF16 by packed GEMM.
 //!
-//! Their sums have 27 or 36 terms. To pack operands for so few, or to transform tiles, takes as long as the products.
+//! Their sums have 18 to 36 terms. To pack operands for so few, or to transform tiles, takes as long as the products.
 //! Here a thread widens some rows of an image into a *strip*, padding included, which stays in its nearest cache. Each
 //! tap reads the strip at an offset of its own: a vector is sixteen neighbouring pixels, from any pixel on.
 //!
@@ -200,7 +201,8 @@ impl Forward<'_> {
     /// Convolves a strip. Whether the results are finite.
     ///
     /// # Safety
-    /// The features of `V`, within `with_ftz_vectors!` if `FTZ`; `strip` filled for these rows, and an image at `out`, which nobody else writes these rows of.
+    /// The features of `V`, within `with_ftz_vectors!` if `FTZ`; `strip` filled for these rows, and an image at `out`,
+    /// which nobody else writes these rows of.
     #[inline(always)]
     unsafe fn strip<V: Vector, O: Rounded, const FTZ: bool>(
         &self,
@@ -262,8 +264,8 @@ impl Forward<'_> {
         let (strips, shape) = (&self.strips, self.strips.shape);
         let block = first / BLOCK * shape.taps() * BLOCK + first % BLOCK;
         let mut weight = self.weight.as_ptr().cast::<f32>().wrapping_add(block);
-        // SAFETY: the features; taps reach one vector beyond the last in a strip, and weights have whole blocks. Only the
-        // pixels of output channels that exist are written.
+        // SAFETY: the features; taps reach one vector beyond the last in a strip, and weights have whole blocks. Only
+        // the pixels of output channels that exist are written.
         unsafe {
             let mut sums = [[V::zero(); COUNT]; ROWS];
             for (row, sums) in sums.iter_mut().enumerate() {

@@ -1,4 +1,18 @@
-//! Copies rows of images into row panels, sixteen or thirty-two elements at a time.
+//! Copies rows of NCHW images into row panels: the innermost loop of im2col.
+//!
+//! [`moves`] turns a row into a list of vectors: which pixels each loads, which of them are padding, and where it goes.
+//! All channels and rows of a block share the list, so the loop over them is loads and stores. Masks stand for padding:
+//! what lies outside of the row is not read, and becomes zero. There are three kinds of row panels:
+//!
+//! ```text
+//! Widened     F32, F16 or BF16, widened to F32           16 positions a vector
+//! Bf16Pairs   BF16 of two channels in a word             16 positions a vector, forward and dgrad
+//! Bf16Rows    BF16 of neighbouring positions in a word   32 positions a vector, wgrad
+//! ```
+//!
+//! Nothing is rounded. Stride 1 is a load, stride 2 every other element of one or two loads, and larger strides go
+//! pixel by pixel. A block reads a pixel at most once for each kernel column. Rows are not parallel: the thread that
+//! packs a block also multiplies it, while it is in that thread's second-level cache.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;

@@ -1,4 +1,14 @@
-//! Sums, rounded into results.
+//! The epilogue of packed GEMM: adds the bias to F32 sums, rounds them once, to nearest even, and stores them.
+//!
+//! The thread that has multiplied a tile of at most 32 × 64 sums stores it at once, from its first-level cache. So the
+//! F32 sums need no pass over memory of their own, unless they were cut and met in a buffer. Results are F32, F16 or
+//! BF16: [`Rounded`] has the stores of each. The loop takes 32 elements, as many BF16 as an AVX-512 register has. Masks
+//! cover what is left of a row, and nothing beyond it is touched. While one tile is stored, the place of the next is
+//! prefetched.
+//!
+//! AVX512-BF16 rounds 32 elements to BF16 in one instruction, which makes subnormals zero. Tiles use it where the
+//! processor has it, as the instructions that multiply BF16 count subnormals as zero anyway. [`Rounded::store_all`],
+//! for sums from a buffer, keeps them.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;

@@ -51,7 +51,7 @@ use x86_64 as target;
 /// `left (rows × depth) × right (depth × columns)`, the depth in equal segments.
 ///
 /// In words, element `(m, k)` of segment `s` is at `left[m / R * left_block + m % R * left_row +
-/// k * left_step + left_starts[s]]`, `R` being [`Unit::rows`], and element `(k, n)` is at
+/// k * left_step + left_starts[s]]`, `R` being [`InstructionSet::rows`], and element `(k, n)` is at
 /// `right[n / 16 * right_block + n % 16 + k * right_step + right_starts[s]]`.
 ///
 /// Rows are read in whole blocks of `R`, columns in whole blocks of 16; what is there beyond the
@@ -74,8 +74,8 @@ pub(in crate::kernels) struct PackedGemm<'a> {
     pub(in crate::kernels) depth: usize,
     /// More than one for [`InstructionSet::AmxBf16x3`] only, and in whole registers.
     pub(in crate::kernels) terms: usize,
-    /// Whether columns are positions whose words lie apart, along row panels: tiles of AMX are as wide as can be, and those
-    /// of AVX-512 go along rows.
+    /// Whether columns are positions whose words lie apart, along row panels: tiles of AMX are as wide as can be, and
+    /// those of AVX-512 go along rows.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "read by those two"))]
     pub(in crate::kernels) row_panels: bool,
 }

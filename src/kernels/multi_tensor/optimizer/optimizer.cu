@@ -1,7 +1,16 @@
-// One step of many tensors. A block works on a chunk of one of them; the table says which.
+// One step of an optimizer for many tensors in one launch. A block has a chunk of one tensor, which the table names,
+// and a thread takes four elements at a time.
 //
-// The arithmetic is that of rule.rs, operation by operation: the same bits. A step that is skipped
-// is decided here, from a flag on the device, and so is the number of steps that were not.
+// Weight, gradient and states are read once, and weight and states written once. LAMB takes two launches, as its
+// update needs norms over the whole tensor: it reads weight and moments twice. Arithmetic is F32 (F64 for F64). The
+// table says in which dtype each tensor is stored and how the exact weight is kept. These are branches, not
+// templates: all threads of a block take the same one, memory is the limit anyway, and kernels for every combination
+// would take long to compile.
+//
+// The operations are those of rule.rs, in its order, and so give the same bits as the CPU. Exceptions are LAMB's
+// norms, which are summed in another order, and bias corrections after a skipped step, which use the GPU's F64 `pow`.
+// Whether a step is skipped is read here, from a flag on the device, and skipped steps are counted here. So the host
+// does not wait, and a step can be captured in a graph.
 
 enum Kind { F32 = 0, F16 = 1, BF16 = 2, F64 = 3 };
 enum Keep { ITSELF = 0, MASTER = 1, REMAINDER = 2, STOCHASTIC = 3 };
@@ -422,7 +431,7 @@ OF_F32(LAMB(f32, float))
 OF_F64(LAMB(f64, double))
 #endif
 
-// ---- The remainder, on its own: the F32 that the two halves hold.
+// ---- The remainder, on its own: the F32 that a BF16 weight and its remainder hold.
 #if !defined(ONLY) || ONLY == 5
 KERNEL rebuild_bf16(const bf16 *rounded, const u16 *rest, float *to, size_t len) {
     for (size_t i = global_thread(); i < len; i += global_threads()) to[i] = rebuild(rounded[i], rest[i]);

@@ -1,4 +1,19 @@
-//! Copies rows of NHWC images with their padding, widened to F32, kept as BF16, or split into BF16x3.
+//! Copies rows of NHWC images, with their padding, into scratch that the micro-kernel reads.
+//!
+//! In NHWC, channels follow each other, and sums go along them. So there is no im2col: a block copies each input row
+//! that it meets once, and all taps read that copy. The copy has zeros for padding, so the micro-kernel needs no
+//! bounds. Its words are those of the instruction set:
+//!
+//! ```text
+//! F32                F32, widened from F32, F16 or BF16
+//! AVX512-BF16, AMX   BF16 as they are, two channels in a word
+//! AMX-BF16x3         three BF16 terms an element: 32 channels of the first term, then those of the others
+//! ```
+//!
+//! Pixels are filled up with zeros to whole words, and to whole registers for BF16x3. Where the group has all
+//! channels and nothing is filled up, a row of the image is one copy. A few channels go channel by channel, as a call
+//! for each pixel would take longer than its copy. The thread that copies a block also multiplies it: as it is in
+//! forward and dgrad, while wgrad transposes it first.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
