@@ -175,6 +175,18 @@ tail -n 3 "$folder/output" | grep -qF "$(tail -n 3 "$folder/out/tests.txt" | hea
 SECONDS_A_CALL=4 "$folder/run.sh" tests "$folder/short" >"$folder/output" 2>&1 || true
 grep -q -- ' it-cuda: no time left$' "$folder/short/tests.txt" || wrong "it says nothing of steps without time"
 
+# Tests that hang leave time to memcheck.
+mkdir "$folder/tools" "$folder/bin/slow"
+cp "$folder/bin/cuda/lib" "$folder/bin/slow/lib"
+cp "$folder/bin/cuda/lib" "$folder/bin/slow/it"
+printf '#!/usr/bin/env bash\n[[ "$*" == *"/bin/slow/lib kernels::"* ]] && echo "running 3 tests"\n' >"$folder/tools/compute-sanitizer"
+chmod +x "$folder/tools/compute-sanitizer"
+SECONDS_A_CALL=24 FEATURES=slow PATH=$folder/tools:$PATH "$folder/run.sh" tests "$folder/out" >"$folder/output" 2>&1 || true
+for line in '124  lib-slow' '0  memcheck-kernels__attention' '0  memcheck-kernels__multi_tensor' \
+    '0  memcheck-kernels__batch_norm' '0  memcheck-kernels__conv__tests__gpus' '124  it-slow'; do
+    grep -q -- " $line\$" "$folder/out/tests.txt" || wrong "with tests that hang, the summary lacks \"$line\""
+done
+
 # The other calls: what ended a process does not take along what comes after.
 for call in gpt2 resnets; do
     status=0

@@ -51,7 +51,7 @@ export LD_LIBRARY_PATH=$packages${LD_LIBRARY_PATH:+${packages:+:}$LD_LIBRARY_PAT
 export RUST_BACKTRACE=1 REQUIRE_CUDA=1
 export CANDLE_AMP_CACHE=${CANDLE_AMP_CACHE-$here/cache}
 
-bad=0 table=""
+bad=0 table="" sanitizes=1
 
 # What there is so far, to OUT.
 save() {
@@ -94,9 +94,9 @@ machine() {
 }
 
 # An illegal access spoils the device for every later test of its process. So each test that failed, or that a process
-# which died never came to, runs once more by itself, several at once, and all of them in a fourth of the call.
+# which died never came to, runs once more by itself, several at once, and all of them in a seventh of the call.
 one_by_one() { # name of the step that failed, program, options...
-    local name=$1 program=$2 log=$logs/$1.log most=$((in_all / 4)) status test again=() ok=0 ran=0
+    local name=$1 program=$2 log=$logs/$1.log most=$((in_all / 7)) status test again=() ok=0 ran=0
     shift 2
     [[ -e $log ]] || return # it had no time
     mapfile -t again < <(comm -23 <(timeout 10 "$program" --list "$@" 2>/dev/null | sed -n 's/: test$//p' | sort) \
@@ -122,30 +122,29 @@ alone() { # name of the step that failed, program, test
     echo "$status $3" >>"$logs/$1-alone.txt"
 }
 
-tests() { # variant's folder
-    local features=${1##*/} name options
-    for name in lib it; do
-        # Rules for the repository, which is not here.
-        options=("${wanted[@]}") && [[ $name == it ]] && options+=(--skip tidy::)
-        step "$name-$features" 240 "$1/$name" "${options[@]}" ||
-            one_by_one "$name-$features" "$1/$name" "${options[@]}"
-    done
+tests() { # variant's folder, lib or it, seconds at most
+    local name=$2-${1##*/} options=("${wanted[@]}")
+    # Rules for the repository, which is not here.
+    [[ $2 != it ]] || options+=(--skip tidy::)
+    step "$name" "$3" "$1/$2" "${options[@]}" || one_by_one "$name" "$1/$2" "${options[@]}"
 }
 
-sanitize() { # variant's folder
-    local tool filter name before
-    command -v compute-sanitizer >/dev/null || { note - - "compute-sanitizer is not installed" && return; }
-    for tool in memcheck racecheck synccheck; do
+sanitize() { # variant's folder, seconds a step at most, tools...
+    local program=$1/lib most=$2 tool filter name before
+    shift 2
+    [[ $sanitizes == 1 ]] || return
+    command -v compute-sanitizer >/dev/null || { sanitizes=0 && note - - "compute-sanitizer is not installed" && return; }
+    for tool; do
         for filter in kernels::attention kernels::multi_tensor kernels::batch_norm kernels::conv::tests::gpus; do
             name=$tool-${filter//:/_} before=$bad
             # What the driver and libraries answer is asked for, as memory that is no longer there: not reported.
-            step "$name" 90 compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 \
-                --target-processes all "$1/lib" "$filter"
+            step "$name" "$most" compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 \
+                --target-processes all "$program" "$filter"
             if grep -qsE '^(running )?0 tests' "$logs/$name.log"; then
                 bad=1 && note - 1 "$name: no test has that name"
             fi
             if grep -qis "device not supported" "$logs/$name.log"; then
-                bad=$before && note - - "compute-sanitizer does not support this device" && return
+                bad=$before sanitizes=0 && note - - "compute-sanitizer does not support this device" && return
             fi
         done
     done
@@ -154,7 +153,7 @@ sanitize() { # variant's folder
 # Ranks that share the GPU, which NCCL allows from 2.30 on. It says so where it does not.
 nccl() {
     [[ -x $here/bin/nccl/lib ]] || { note - - "nccl: was not built" && return; }
-    step nccl 120 env NCCL_MULTI_RANK_GPU_ENABLE=1 "$here/bin/nccl/lib" --nocapture dist::nccl
+    step nccl 60 env NCCL_MULTI_RANK_GPU_ENABLE=1 "$here/bin/nccl/lib" --nocapture dist::nccl
     ! grep -qs '^skipped: ' "$logs/nccl.log" || note - - "nccl: $(grep -m1 '^skipped: ' "$logs/nccl.log")"
 }
 
@@ -197,10 +196,15 @@ export CARGO_MANIFEST_DIR=$here
 step machine 60 bash -c machine
 case $call in
     tests)
-        tests "$best"
+        # What says most of an illegal access comes before what there may be no time for.
+        tests "$best" lib 170
+        sanitize "$best" 30 memcheck
+        tests "$best" it 150
         nccl
-        sanitize "$best"
-        for variant in "${variants[@]:1}"; do tests "$here/bin/$variant"; done ;;
+        sanitize "$best" 60 racecheck synccheck
+        for variant in "${variants[@]:1}"; do
+            for name in lib it; do tests "$here/bin/$variant" "$name" 150; done
+        done ;;
     gpt2)
         benchmark gpt2 150
         benchmark passes 110
