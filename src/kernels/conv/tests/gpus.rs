@@ -200,6 +200,12 @@ fn engines_of_the_graph_api_are_measured() -> Result<()> {
         let (captured, _) = capture::record(Some((8, 0)), || gpu.capture(|| Ok(run(&x)?)));
         captured.expect("nothing waits");
         assert_eq!(take(), Some("cudnn graph, engine 2, tensor cores"));
+        // That is not remembered as what was measured; what was measured is, in a capture too.
+        run(&x)?;
+        assert_eq!(take(), Some("cudnn graph, engine 3, no tensor cores"));
+        let (captured, _) = capture::record(Some((8, 0)), || gpu.capture(|| Ok(run(&x)?)));
+        captured.expect("nothing waits");
+        assert_eq!(take(), Some("cudnn graph, engine 3, no tensor cores"));
         set_cudnn_benchmark(false);
         by("cudnn graph, engine 2, tensor cores");
     }

@@ -133,14 +133,13 @@ impl Gpu {
         if tensors.iter().any(|tensor| tensor.dtype() != dtype) {
             return Ok(None);
         }
-        let key = (*convolution, pass, dtype, measured);
+        let mut key = (*convolution, pass, dtype, measured);
+        key.3 = by_measuring(measured, || library.plans.borrow().get(&key).is_some());
         let known = library.plans.borrow().get(&key).cloned();
         let plan = match known {
             Some(plan) => plan,
             None => {
-                let measures = may_measure(measured);
-                let asked = (*convolution, pass, dtype, measures);
-                let plan = Plan::choose(self, library.handle, asked, addresses)?.map(Rc::new);
+                let plan = Plan::choose(self, library.handle, key, addresses)?.map(Rc::new);
                 if plan.is_none() {
                     refused(&key, "chosen");
                 }
@@ -184,9 +183,10 @@ impl Gpu {
         let [input, weight, output] = addresses.0;
         let all = [input, weight, output, bias.map(address).transpose()?.unwrap_or(0)];
         let all = &all[..3 + usize::from(bias.is_some())];
-        let Some(key) = graph::Key::of(convolution, pass, tensors, bias, all, measured) else {
+        let Some(mut key) = graph::Key::of(convolution, pass, tensors, bias, all, measured) else {
             return Ok(ByGraph::NotMeant);
         };
+        key.measured = by_measuring(measured, || library.graphs.borrow().get(&key).is_some());
         let no_engine = |why: &dyn Debug| {
             tracing::warn!(
                 target: "candle_amp::cudnn",
@@ -235,18 +235,21 @@ impl Gpu {
         key: &graph::Key,
         addresses: &[u64],
     ) -> Result<Answer<Option<graph::ExecutionPlan>>> {
-        let measures = may_measure(key.measured);
-        let most = if measures { measure::MOST } else { 1 };
+        let most = if key.measured { measure::MOST } else { 1 };
         let plans = match graph::ExecutionPlan::first(library.handle, key, most)? {
             Ok(plans) => plans,
             Err(error) => return Ok(Err(error)),
         };
-        let (time, plan) = if measures {
-            let most = plans.iter().map(|plan| plan.workspace).max().unwrap_or(0);
-            let scratch = self.scratch_from(PLACE, most.max(1), DType::U8)?;
-            let workspace = address(&scratch)?;
+        let most = plans.iter().map(|plan| plan.workspace).max().unwrap_or(0);
+        // Not what is kept: the fastest may need less. Where memory is short, nothing is measured.
+        let workspace = key.measured.then(|| self.empty(most.max(1), DType::U8));
+        let (time, plan) = if let Some(Ok(workspace)) = workspace {
+            let workspace = address(&workspace)?;
             let run = |plan: &graph::ExecutionPlan| plan.run(library.handle, addresses, workspace);
-            measure::fastest(&library.stream, plans, run)?.unzip()
+            match measure::fastest(&library.stream, plans, run)? {
+                Ok(fastest) => fastest.unzip(),
+                Err(error) => return Ok(Err(error)),
+            }
         } else {
             (None, plans.into_iter().next())
         };
@@ -271,9 +274,10 @@ impl Gpu {
     }
 }
 
-/// Whether what is `wanted`, to measure, can be done: it waits for the device, which ends a capture.
-fn may_measure(wanted: bool) -> bool {
-    wanted && !capture::is_active()
+/// Whether a choice is by measuring, if that is `wanted`: it waits for the device, which ends a capture. There, what has
+/// been measured before is used, and for all else a choice is made without, and not remembered as one that was measured.
+fn by_measuring(wanted: bool, known: impl FnOnce() -> bool) -> bool {
+    wanted && (!capture::is_active() || known())
 }
 
 /// `name`, kept for as long as the process runs. cuDNN has so many engines, and no more.
