@@ -8,15 +8,11 @@ use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result, Storage, 
 
 use crate::error::bail;
 use crate::kernels::cuda;
+pub(super) use crate::kernels::place;
 
 /// A panic elsewhere leaves nothing half written in what these locks guard.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Where a tensor's storage is, which its views share.
-pub(super) fn place(tensor: &Tensor) -> usize {
-    std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
 }
 
 /// The bytes of a tensor's storage, which may hold more than the tensor.

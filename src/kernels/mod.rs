@@ -46,4 +46,4 @@ pub(crate) mod testing;
 pub(crate) use cast::{accumulator, cast, cast_all, in_dtype};
 pub(crate) use elementwise::{add, add_assign};
 pub(crate) use reduce::fingerprint::{fingerprint, is_rounded};
-pub(crate) use tensors::{WeakTensor, cat, contiguous};
+pub(crate) use tensors::{WeakTensor, cat, contiguous, place};

@@ -12,8 +12,8 @@ use super::parameters::{Group, Variables};
 use super::slot::{Slot, label};
 use crate::autograd::version;
 use crate::error::{ArgumentError, OptimizerError};
+use crate::kernels;
 use crate::kernels::multi_tensor::Multiplier;
-use crate::kernels::multi_tensor::optimizer as kernel;
 use crate::{Error, Result};
 
 /// An optimizer of this crate: [`Sgd`](super::Sgd), [`AdamW`](super::AdamW), [`Lion`](super::Lion)
@@ -150,7 +150,7 @@ impl<C: Config> Optim<C> {
             }
         }
         let mut addresses: Vec<usize> =
-            slots.iter().map(|slot| kernel::address(&slot.variable)).collect();
+            slots.iter().map(|slot| kernels::place(&slot.variable)).collect();
         addresses.sort_unstable();
         let (masters, state_dtype) = (Masters::F32, DType::F32);
         let current = version::tick();

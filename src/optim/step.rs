@@ -140,7 +140,7 @@ impl<C: Config> Optim<C> {
             return kernels::cast(gradient, wanted);
         }
         let gradient = kernels::contiguous(gradient)?;
-        match self.addresses.binary_search(&kernel::address(&gradient)) {
+        match self.addresses.binary_search(&kernels::place(&gradient)) {
             Ok(_) => gradient.copy(),
             Err(_) => Ok(gradient),
         }

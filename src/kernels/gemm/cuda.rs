@@ -3,9 +3,9 @@ use candle_core::{DType, Result, Tensor};
 use super::arithmetic;
 use super::layout::readable;
 use crate::error::bail;
-use crate::kernels::cast;
 use crate::kernels::choice::algorithm::{chosen, fell_back};
 use crate::kernels::cuda::{Gpu, Grid, Matrices, Product, Source, pack, suffix};
+use crate::kernels::{cast, in_dtype};
 
 static SOURCE: Source = Source { name: "gemm", code: include_str!("gemm.cu") };
 
@@ -82,10 +82,6 @@ pub(super) fn gemm(
     let (y, bias) = (into(wide)?, in_dtype(bias, wide)?.contiguous()?);
     product(&y, None)?;
     add_bias(gpu, Some(&y), Some(&bias), wide, shape, out)
-}
-
-fn in_dtype(x: &Tensor, dtype: DType) -> Result<Tensor> {
-    if x.dtype() == dtype { Ok(x.detach()) } else { cast(x, dtype) }
 }
 
 /// `x + bias`, in `out`: `x` is of the shape, or zeros, and both are `wide` and contiguous.

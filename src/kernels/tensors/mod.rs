@@ -4,5 +4,12 @@ mod contiguous;
 pub(crate) mod format;
 mod handle;
 
+use candle_core::Tensor;
+
 pub(crate) use contiguous::{cat, contiguous};
 pub(crate) use handle::WeakTensor;
+
+/// Where a tensor's storage is: the same for its views, and as long as it lives.
+pub(crate) fn place(tensor: &Tensor) -> usize {
+    std::ptr::from_ref(&*tensor.storage_and_layout().0).addr()
+}

@@ -113,12 +113,6 @@ pub(crate) fn rebuild(rounded: &Tensor, rest: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Where a tensor's storage is: the same for its views, and as long as it lives.
-pub(crate) fn address(tensor: &Tensor) -> usize {
-    let (storage, _) = tensor.storage_and_layout();
-    std::ptr::from_ref(&*storage).addr()
-}
-
 #[cfg(test)]
 mod cuda_tests;
 #[cfg(test)]
