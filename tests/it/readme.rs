@@ -26,3 +26,8 @@ fn the_readme_s_first_program_is_the_quickstart() {
     }
     assert_eq!(shown.len(), run.len(), "lines of README.md's first program and of the quickstart");
 }
+
+#[test]
+fn the_readme_is_read_in_one_go() {
+    assert!(read("README.md").lines().count() <= 200, "README.md has more than 200 lines");
+}

@@ -4,6 +4,7 @@
 //! what its children share, and chooses among them. Imports of tests do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{assert_none, read, sources, split_tests, test_modules};
@@ -228,6 +229,37 @@ fn imports_run_downward() {
     let found =
         found.map(|(circle, closing)| format!("{circle:?}:\n    {}", closing.join("\n    ")));
     assert_none(found.collect(), "modules that import one another; move down what both need");
+}
+
+/// docs/architecture.md lists them from the top down.
+#[test]
+fn folders_import_those_below_them() {
+    let page = read("docs/architecture.md");
+    let list = page.lines().skip_while(|line| !line.starts_with("```")).skip(1);
+    let list =
+        list.take_while(|line| !line.starts_with("```")).filter(|line| !line.starts_with(' '));
+    let folders: Vec<&str> =
+        list.filter_map(|line| line.split_once("  ")?.0.split(',').next()).collect();
+    assert!(folders.first() == Some(&"dist") && folders.contains(&"kernels"), "{folders:?}");
+    let level = |module: &Module| folders.iter().position(|name| module[..] == [*name]);
+    let mut wrong = Vec::new();
+    for (from, to) in Modules::of_the_library().imports() {
+        for (to, text) in to {
+            if let (Some(from), Some(to)) = (level(&from), level(&to))
+                && to < from
+            {
+                wrong.push(text);
+            }
+        }
+    }
+    assert_none(wrong, "imports that run upward in the list of docs/architecture.md");
+    let files = fs::read_dir("src").unwrap().map(|entry| entry.unwrap());
+    let mut files: Vec<_> = files
+        .filter(|entry| entry.file_type().unwrap().is_file())
+        .map(|entry| entry.file_name())
+        .collect();
+    files.sort();
+    assert_eq!(files, ["lib.rs", "parameters.rs", "random.rs"], "loose files of src");
 }
 
 #[test]
