@@ -118,13 +118,16 @@ impl Autocast {
     ///
     /// | algorithm | runs on | is |
     /// |---|---|---|
-    /// | `packed, avx512`, `packed, avx2`, `packed, neon` | CPU | convolutions by packed GEMM in F32, direct or Winograd's |
+    /// | `packed, avx512`, `packed, avx2`, `packed, neon` | CPU | convolutions by packed GEMM in F32 |
+    /// | `winograd, avx512`, `winograd, avx2` | CPU | 3x3 convolutions by Winograd's tiles in F32 |
+    /// | `few channels, avx512`, `few channels, avx2` | CPU | first layers, whose vectors run along rows of the image |
+    /// | `images in lanes, avx512-bf16` | CPU | convolutions of small images in BF16, sixteen images in the lanes of a vector |
     /// | `packed, avx512-bf16`, `packed, amx-bf16` | CPU | packed GEMM of BF16 pairs, by the instructions named |
     /// | `packed, amx-bf16x3` | CPU | F32 as sums of three BF16 terms, on AMX; F16 of two, in convolutions of three (see below) |
     /// | `depthwise, avx512`, `depthwise, avx2`, `depthwise, neon` | CPU | a group for each channel, by the instructions named |
     /// | `depthwise` | CPU | the same, by the compiler's loops |
     /// | `product` | CPU | a 1x1 convolution as a matrix product |
-    /// | `via nchw` | CPU | a channels-last convolution in channels first, moved there and back |
+    /// | `via nchw` | CPU | in the log: a channels-last convolution is moved to channels first and back; what computes it there is next |
     /// | `im2col`, `gemm crate` | CPU | operands widened to F32, and the product of the `gemm` crate |
     /// | `im2col, f64`, `gemm crate, f64` | CPU | the same in F64 |
     /// | `blocks` | CPU | attention, a block of queries at a time |
@@ -137,10 +140,12 @@ impl Autocast {
     /// | `products` | CUDA | attention as two products and a softmax |
     /// | `candle` | other devices | candle's operators |
     ///
-    /// With `amx-bf16x3`, a product is computed again in F32 if a sum is not finite.
+    /// Some compute again by another algorithm if a result is not finite, and a row has the name of what did. With `amx-bf16x3`
+    /// products do so in F32.
     ///
     /// Backward has no rows, but its convolutions and products are logged by the same names. Each choice is a `tracing` event
     /// of level `TRACE` and target `candle_amp::algorithm`. Its fields are `pass` (such as `conv dgrad`), `algorithm` and `sizes`.
+    /// Of several for one pass, the last one is what computed it.
     ///
     /// # Examples
     ///

@@ -33,9 +33,10 @@ pub(super) enum Algorithm<'a> {
     DepthwiseLanes(Vectors),
     /// As a matrix product.
     Product,
-    /// By packed GEMM, from NCHW images.
+    /// By packed GEMM, from NCHW images, or by what `packed` has for some shapes, where the results are finite. A trace
+    /// names what did it.
     Packed(InstructionSet),
-    /// By packed GEMM, from NHWC images.
+    /// The same from NHWC images.
     PackedNhwc(InstructionSet),
 }
 
@@ -50,6 +51,11 @@ impl<'a> Algorithm<'a> {
         let algorithm = Self::choose(pass, operands, bias, shape);
         chosen(pass.name(), algorithm.name(), shape);
         algorithm
+    }
+
+    /// Says that it computes the pass, as what was chosen cannot with these operands.
+    pub(super) fn stands_in(&self, pass: PassKind, shape: &Shape) {
+        chosen(pass.name(), self.name(), shape);
     }
 
     fn choose(

@@ -110,7 +110,10 @@ pub(crate) fn forward(
         Algorithm::DepthwiseLanes(v) => with_single!(near, O => {
             match depthwise::lanes::forward::<O>(x, weight, bias, &shape, v)? {
                 Some(y) => Ok(y),
-                None => depthwise::forward::<O>(x, weight, bias, &shape),
+                None => {
+                    Algorithm::Depthwise.stands_in(PassKind::Forward, &shape);
+                    depthwise::forward::<O>(x, weight, bias, &shape)
+                }
             }
         }),
         _ => with_element!(near, O => cpu::forward::<O>(x, weight, bias, &shape)),
@@ -146,16 +149,18 @@ pub(crate) fn dgrad(
     let (grad, weight) = (&contiguous(grad)?, &contiguous(weight)?);
     let bias = bias.map(Tensor::contiguous).transpose()?;
     let (bias, near) = (bias.as_ref(), near(grad, out));
+    let im2col = || {
+        Algorithm::Im2col.stands_in(PassKind::Dgrad, &shape);
+        with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape))
+    };
     let dx = match algorithm {
         Algorithm::Im2colF64 => {
             let bias = bias.map(exact).transpose()?;
             cpu::dgrad::<f64>(&exact(grad)?, &exact(weight)?, bias.as_ref(), &shape)
         }
         Algorithm::Packed(isa) => {
-            match with_single!(near, O => packed::dgrad::<O>(grad, weight, bias, &shape, isa))? {
-                Some(dx) => Ok(dx),
-                None => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
-            }
+            let dx = with_single!(near, O => packed::dgrad::<O>(grad, weight, bias, &shape, isa))?;
+            dx.map_or_else(im2col, Ok)
         }
         Algorithm::PackedNhwc(isa) => {
             match with_single!(near, O => packed::nhwc::dgrad::<O>(grad, weight, bias, &shape, isa))?
@@ -166,28 +171,20 @@ pub(crate) fn dgrad(
         }
         Algorithm::Product => return product::dgrad(grad, weight, bias, &shape, out),
         Algorithm::Depthwise => {
-            match with_single!(near, O => depthwise::dgrad::<O>(grad, weight, bias, &shape))? {
-                Some(dx) => Ok(dx),
-                None => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
-            }
+            let dx = with_single!(near, O => depthwise::dgrad::<O>(grad, weight, bias, &shape))?;
+            dx.map_or_else(im2col, Ok)
         }
         Algorithm::DepthwiseRows(v) => {
             let dx = with_single!(near, O => {
                 depthwise::rows::dgrad::<O>(grad, weight, bias, &shape, v)
             })?;
-            match dx {
-                Some(dx) => Ok(dx),
-                None => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
-            }
+            dx.map_or_else(im2col, Ok)
         }
         Algorithm::DepthwiseLanes(v) => {
             let dx = with_single!(near, O => {
                 depthwise::lanes::dgrad::<O>(grad, weight, bias, &shape, v)
             })?;
-            match dx {
-                Some(dx) => Ok(dx),
-                None => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
-            }
+            dx.map_or_else(im2col, Ok)
         }
         _ => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
     };
@@ -222,20 +219,22 @@ pub(crate) fn wgrad(
         (x, grad) = (cast(&x, DType::F32)?, cast(&grad, DType::F32)?);
     }
     let (x, grad) = (&x, &grad);
+    let by_planes = || {
+        Algorithm::Depthwise.stands_in(PassKind::Wgrad, &shape);
+        depthwise::wgrad(x, grad, &shape)
+    };
     let dw = match algorithm {
         Algorithm::Im2colF64 => cpu::wgrad::<f64>(&exact(x)?, &exact(grad)?, &shape),
         Algorithm::Packed(isa) => packed::wgrad(x, grad, &shape, isa),
         Algorithm::PackedNhwc(isa) => packed::nhwc::wgrad(x, grad, &shape, isa),
         Algorithm::Product => return product::wgrad(x, grad, &shape, out),
         Algorithm::Depthwise => depthwise::wgrad(x, grad, &shape),
-        Algorithm::DepthwiseRows(v) => match depthwise::rows::wgrad(x, grad, &shape, v)? {
-            Some(dw) => Ok(dw),
-            None => depthwise::wgrad(x, grad, &shape),
-        },
-        Algorithm::DepthwiseLanes(v) => match depthwise::lanes::wgrad(x, grad, &shape, v)? {
-            Some(dw) => Ok(dw),
-            None => depthwise::wgrad(x, grad, &shape),
-        },
+        Algorithm::DepthwiseRows(v) => {
+            depthwise::rows::wgrad(x, grad, &shape, v)?.map_or_else(by_planes, Ok)
+        }
+        Algorithm::DepthwiseLanes(v) => {
+            depthwise::lanes::wgrad(x, grad, &shape, v)?.map_or_else(by_planes, Ok)
+        }
         _ => cpu::wgrad::<f32>(x, grad, &shape),
     };
     dw?.to_dtype(out)

@@ -8,6 +8,7 @@ use crate::kernels::tensors::format::{Format, to_nchw, to_nhwc};
 mod depthwise;
 mod gpus;
 mod lanes;
+mod names;
 mod split;
 mod winograd;
 

@@ -47,7 +47,11 @@ pub(crate) fn gemm(
         Algorithm::Packed(isa) => {
             match with_single!(near, O => packed::gemm::<O>(lhs, rhs, bias, isa))? {
                 Some(product) => product,
-                None => with_element!(near, O => cpu::gemm::<O>(lhs, rhs, bias))?,
+                None => {
+                    let name = Algorithm::GemmCrate.name();
+                    chosen("gemm", name, &[lhs.shape(), rhs.shape()]);
+                    with_element!(near, O => cpu::gemm::<O>(lhs, rhs, bias))?
+                }
             }
         }
         Algorithm::GemmCrate => with_element!(near, O => cpu::gemm::<O>(lhs, rhs, bias))?,

@@ -32,10 +32,12 @@ use std::mem::MaybeUninit;
 use candle_core::{DType, Result, Tensor};
 
 use super::shape::Shape;
+use crate::kernels::choice::algorithm::chosen;
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::uninit_vec;
+use crate::kernels::cuda::PassKind;
 use crate::kernels::gemm::micro::{InstructionSet, KeptWords, PackedGemm, Rounded, with_words};
 use layout::{Cut, Part, RowPanels, Taps};
 pub(super) use rows::Stored;
@@ -67,12 +69,14 @@ pub(super) fn forward<O: Rounded>(
     if few_channels::suits(shape, isa)
         && let Some(data) = few_channels::forward::<O>(x, weight, bias.as_deref(), shape, isa)?
     {
+        chosen(PassKind::Forward.name(), isa.vectors().names().few_channels, shape);
         return Ok(tensor(data, &shape.out_dims()));
     }
     if isa.is_f32() && winograd::suits(shape) {
         let (weight, bias) = (weights::widened(weight)?, bias.as_deref());
         let data = winograd::convolve(x, &weight, bias, shape, Order::Forward, isa)?;
         if let Some(data) = data {
+            chosen(PassKind::Forward.name(), isa.vectors().names().winograd, shape);
             return Ok(tensor::<O>(data, &shape.out_dims()));
         }
     }
@@ -80,6 +84,7 @@ pub(super) fn forward<O: Rounded>(
         let bias = bias.as_deref();
         let data = lanes::convolve::<O>(x, weight, bias, shape, Order::Forward, isa)?;
         if let Some(data) = data {
+            chosen(PassKind::Forward.name(), lanes::NAME, shape);
             return Ok(tensor(data, &shape.out_dims()));
         }
     }
@@ -104,6 +109,7 @@ pub(super) fn dgrad<O: Rounded>(
         let bias = bias.as_deref();
         let data = lanes::convolve::<O>(grad, weight, bias, shape, Order::Backward, isa)?;
         if let Some(data) = data {
+            chosen(PassKind::Dgrad.name(), lanes::NAME, shape);
             return Ok(Some(tensor(data, &shape.input_dims())));
         }
     }
@@ -114,6 +120,7 @@ pub(super) fn dgrad<O: Rounded>(
         let (weight, bias) = (weights::widened(weight)?, bias.as_deref());
         let data = winograd::convolve(grad, &weight, bias, &back, Order::Backward, isa)?;
         if let Some(data) = data {
+            chosen(PassKind::Dgrad.name(), isa.vectors().names().winograd, shape);
             return Ok(Some(tensor::<O>(data, &shape.input_dims())));
         }
     }

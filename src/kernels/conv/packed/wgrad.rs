@@ -19,11 +19,13 @@ use super::layout::{Cut, Part, RowPanels, Taps};
 use super::rows::Stored;
 use super::source::{NchwImages, as_bf16};
 use super::{Shape, few_channels, lanes, winograd, with_stored};
+use crate::kernels::choice::algorithm::chosen;
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::cpu::vector::{Vectors, with_vectors};
+use crate::kernels::cuda::PassKind;
 use crate::kernels::gemm::micro::{InstructionSet, PackedGemm, transpose, with_words};
 
 /// Output channels of a task: a multiple of the columns of all tiles. Each task packs the image, so that there are more
@@ -50,6 +52,7 @@ pub(in crate::kernels::conv) fn wgrad(
     if lanes::wgrad_suits(shape, isa)
         && let Some(sums) = lanes::wgrad(x, grad, shape, isa)?
     {
+        chosen(PassKind::Wgrad.name(), lanes::NAME, shape);
         return Ok(sums);
     }
     Ok(tensor(total(x, grad, shape, How::RowPanels(isa))?, &shape.weight_dims()))
@@ -71,8 +74,11 @@ pub(super) fn by_tiles(
 /// The sums, if all are finite.
 fn finite(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Option<Tensor>> {
     let total = total(x, grad, shape, how)?;
-    let finite = total.iter().all(|sum| sum.is_finite());
-    Ok(finite.then(|| tensor(total, &shape.weight_dims())))
+    if !total.iter().all(|sum| sum.is_finite()) {
+        return Ok(None);
+    }
+    chosen(PassKind::Wgrad.name(), how.name(), shape);
+    Ok(Some(tensor(total, &shape.weight_dims())))
 }
 
 /// The algorithm.
@@ -83,6 +89,17 @@ enum How {
     Tiles(Vectors),
     /// By strips of first layers.
     FewChannels(Vectors),
+}
+
+impl How {
+    /// What a trace shows.
+    fn name(self) -> &'static str {
+        match self {
+            Self::RowPanels(isa) => isa.name(),
+            Self::Tiles(vectors) => vectors.names().winograd,
+            Self::FewChannels(vectors) => vectors.names().few_channels,
+        }
+    }
 }
 
 fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>> {

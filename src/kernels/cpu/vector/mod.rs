@@ -38,10 +38,27 @@ pub(in crate::kernels) use x86_64::*;
 pub(in crate::kernels) struct Names {
     /// As [`VARIABLE`](super::limit::VARIABLE) has it.
     pub(in crate::kernels) set: &'static str,
-    /// As a trace shows it of packed GEMM, and of depthwise convolutions.
+    /// As a trace shows it, of each algorithm.
     pub(in crate::kernels) packed: &'static str,
+    pub(in crate::kernels) winograd: &'static str,
+    pub(in crate::kernels) few_channels: &'static str,
     pub(in crate::kernels) depthwise: &'static str,
 }
+
+/// The [`Names`] of an instruction set.
+macro_rules! names {
+    ($set:literal) => {
+        crate::kernels::cpu::vector::Names {
+            set: $set,
+            packed: concat!("packed, ", $set),
+            winograd: concat!("winograd, ", $set),
+            few_channels: concat!("few channels, ", $set),
+            depthwise: concat!("depthwise, ", $set),
+        }
+    };
+}
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+use names;
 
 impl Vectors {
     // Not inlined: it is asked before every loop, and was a part of each.

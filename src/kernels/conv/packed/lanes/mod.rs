@@ -45,6 +45,9 @@ const TASK: usize = 32;
 /// Words of a channel that a task transposes.
 const PACKED: usize = 16;
 
+/// What a trace shows.
+pub(super) const NAME: &str = "images in lanes, avx512-bf16";
+
 /// Whether forward or dgrad of this shape is faster so: where lanes without an image are fewer than products with padding.
 pub(in super::super) fn suits(shape: &Shape, order: Order, isa: InstructionSet) -> bool {
     let [from, _] = sizes(shape, order);

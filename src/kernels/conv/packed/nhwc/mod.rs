@@ -26,6 +26,7 @@ use super::layout::{Part, Taps};
 use super::rows::Stored;
 use super::weights::{self, Order};
 use super::{ConvPass, Shape, meets_padding, winograd, with_stored};
+use crate::kernels::choice::algorithm::chosen;
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
@@ -70,6 +71,7 @@ pub(in crate::kernels::conv) fn forward<O: Rounded>(
         let bias = bias.as_deref();
         let data = winograd::convolve_nhwc(x, &kernel, bias, shape, Order::Forward, isa)?;
         if let Some(data) = data {
+            chosen(PassKind::Forward.name(), isa.vectors().names().winograd, shape);
             return Ok(tensor::<O>(data, &shape.out_dims()));
         }
     }
@@ -77,7 +79,11 @@ pub(in crate::kernels::conv) fn forward<O: Rounded>(
     let phases = vec![Phase::new(taps, (0, 0), weight, shape, Order::Forward, isa)?];
     match Phases::new(pass, phases).run::<O>(x, bias)? {
         Some(data) => Ok(tensor(data, &shape.out_dims())),
-        None => forward::<O>(x, weight, bias, shape, isa.without_terms()),
+        None => {
+            let isa = isa.without_terms();
+            chosen(PassKind::Forward.name(), isa.name(), shape);
+            forward::<O>(x, weight, bias, shape, isa)
+        }
     }
 }
 
@@ -99,6 +105,7 @@ pub(in crate::kernels::conv) fn dgrad<O: Rounded>(
         let bias = bias.as_deref();
         let data = winograd::convolve_nhwc(grad, &kernel, bias, &back, Order::Backward, isa)?;
         if let Some(data) = data {
+            chosen(PassKind::Dgrad.name(), isa.vectors().names().winograd, shape);
             return Ok(Some(tensor::<O>(data, &shape.input_dims())));
         }
     }
@@ -106,7 +113,11 @@ pub(in crate::kernels::conv) fn dgrad<O: Rounded>(
     let phases = phases.map(|(at, taps)| Phase::new(taps, at, weight, shape, Order::Backward, isa));
     match Phases::new(pass, phases.collect::<Result<_>>()?).run::<O>(grad, bias)? {
         Some(data) => Ok(Some(tensor(data, &shape.input_dims()))),
-        None => dgrad::<O>(grad, weight, bias, shape, isa.without_terms()),
+        None => {
+            let isa = isa.without_terms();
+            chosen(PassKind::Dgrad.name(), isa.name(), shape);
+            dgrad::<O>(grad, weight, bias, shape, isa)
+        }
     }
 }
 

@@ -25,6 +25,7 @@ use half::bf16;
 use super::lines::Lines;
 use super::rows::{NhwcImage, copy};
 use super::{Shape, weights, with_stored};
+use crate::kernels::choice::algorithm::chosen;
 use crate::kernels::conv::packed::kernels::runs;
 use crate::kernels::conv::packed::kernels::write_kernels;
 use crate::kernels::conv::packed::layout::{Cut, Part, RowPanels, Taps};
@@ -36,6 +37,7 @@ use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::cpu::vector::{Vectors, with_vectors};
+use crate::kernels::cuda::PassKind;
 use crate::kernels::gemm::micro::{
     Bf16Terms, InstructionSet, MatrixView, PackedGemm, Tile, with_words,
 };
@@ -92,7 +94,9 @@ pub(in crate::kernels::conv) fn wgrad(
         }
     });
     if isa == InstructionSet::AmxBf16x3 && !total.iter().all(|sum| sum.is_finite()) {
-        return wgrad(x, grad, shape, isa.without_terms());
+        let isa = isa.without_terms();
+        chosen(PassKind::Wgrad.name(), isa.name(), shape);
+        return wgrad(x, grad, shape, isa);
     }
     Ok(tensor(total, &shape.weight_dims()))
 }

@@ -32,7 +32,7 @@ impl Vectors {
     }
 
     pub(in crate::kernels) fn names(self) -> Names {
-        Names { set: "neon", packed: "packed, neon", depthwise: "depthwise, neon" }
+        super::names!("neon")
     }
 }
 

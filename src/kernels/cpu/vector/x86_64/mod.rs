@@ -53,12 +53,8 @@ impl Vectors {
 
     pub(in crate::kernels) fn names(self) -> Names {
         match self {
-            Self::Avx2 => {
-                Names { set: "avx2", packed: "packed, avx2", depthwise: "depthwise, avx2" }
-            }
-            Self::Avx512 => {
-                Names { set: "avx512", packed: "packed, avx512", depthwise: "depthwise, avx512" }
-            }
+            Self::Avx2 => super::names!("avx2"),
+            Self::Avx512 => super::names!("avx512"),
         }
     }
 }

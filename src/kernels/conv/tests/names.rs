@@ -1,0 +1,54 @@
+//! What a trace says that has computed a pass.
+
+use super::*;
+use crate::kernels::choice::algorithm::take;
+use crate::kernels::conv::packed;
+use crate::kernels::cpu::vector::Vectors;
+use crate::kernels::elementwise::testing::{of, values};
+use crate::kernels::gemm::micro::InstructionSet;
+
+/// The algorithm of a pass that has run.
+fn by(pass: Result<Tensor>) -> &'static str {
+    pass.unwrap();
+    take().unwrap()
+}
+
+/// Winograd's tiles and first layers leave an infinity to others.
+#[test]
+fn a_pass_is_called_by_what_computed_it() {
+    let Some(vectors) = Vectors::widest() else { return };
+    let (names, mut rng) = (vectors.names(), generator(15));
+    let (geometry, f32) = (geometry(1, 1, 1, 1), DType::F32);
+    for (c_in, expected) in [(32, names.winograd), (3, names.few_channels)] {
+        let x = random(&mut rng, &[2, c_in, 32, 32], f32);
+        let weight = random(&mut rng, &[32, c_in, 3, 3], f32);
+        let grad = random(&mut rng, &[2, 32, 32, 32], f32);
+        let shape = Shape::new(x.dims(), weight.dims(), geometry).unwrap();
+        let Some(InstructionSet::F32(_)) = packed::isa([&x, &weight], &shape) else {
+            continue; // by AMX
+        };
+        assert_eq!(by(forward(&x, &weight, None, geometry, f32)), expected);
+        assert_eq!(by(wgrad(&x, &grad, weight.dims(), geometry, f32)), expected);
+        let dx = dgrad(&grad, &weight, None, x.dims(), geometry, f32);
+        assert!(by(dx) == names.winograd || c_in == 3);
+        let mut numbers = values(&x);
+        numbers[77] = f64::INFINITY;
+        let x = of(numbers, x.dims(), f32);
+        assert_eq!(by(forward(&x, &weight, None, geometry, f32)), names.packed);
+        assert_eq!(by(wgrad(&x, &grad, weight.dims(), geometry, f32)), names.packed);
+    }
+}
+
+/// Infinite weights are for loops that meet no padding.
+#[test]
+fn a_depthwise_gradient_is_called_by_what_computed_it() {
+    let mut rng = generator(16);
+    let x = random(&mut rng, &[2, 16, 9, 9], DType::F32);
+    let geometry = geometry(2, 1, 1, 16);
+    for (weight, im2col) in [(0.5f32, false), (f32::INFINITY, true)] {
+        let weight = Tensor::full(weight, (16, 1, 3, 3), &Device::Cpu).unwrap();
+        let grad = forward(&x, &weight, None, geometry, DType::F32).unwrap();
+        let dx = dgrad(&grad, &weight, None, x.dims(), geometry, DType::F32);
+        assert_eq!(by(dx) == "im2col", im2col);
+    }
+}
