@@ -121,7 +121,7 @@ fn a_row_names_the_algorithm_of_its_own_operator() -> Result<()> {
     let [Some(conv), None, Some("blocks"), None, Some("gemm crate, f64")] = named[..] else {
         panic!("{named:?}")
     };
-    assert!(["im2col", "packed, avx2", "packed, avx512"].contains(&conv), "{conv}");
+    assert!(["im2col", "winograd, avx2", "winograd, avx512"].contains(&conv), "{conv}");
     let table = format!("{trace:#}");
     assert!(table.contains("algorithm") && table.contains(conv), "{table}");
     assert!(!trace.to_string().contains(conv));
