@@ -7,6 +7,7 @@ use candle_nn::VarMap;
 
 use crate::Result;
 use crate::error::ArgumentError;
+use crate::lock::lock;
 
 /// The variables of a model by name, in the order of their names, and its other state (running statistics, integers)
 /// apart.
@@ -45,7 +46,7 @@ impl Parameters {
     /// The variables of a `VarMap`. Those named `running_mean`, `running_var` or
     /// `num_batches_tracked`, and those that are not floating point, are buffers.
     pub fn from_varmap(varmap: &VarMap) -> Self {
-        let data = varmap.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let data = lock(varmap.data());
         let sorted: BTreeMap<_, _> = data.iter().collect();
         let is_buffer = |(name, var): &(String, Var)| is_buffer(name) || !var.dtype().is_float();
         let (buffers, variables) =

@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::marker::PhantomData;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
@@ -17,6 +17,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 
 use crate::kernels;
+use crate::lock::lock;
 
 /// Where the generator stands: what to save to draw the same numbers again.
 ///
@@ -52,7 +53,7 @@ fn with_state<T>(f: impl FnOnce(&mut RandomState) -> T) -> T {
             FORK.set(Some(forked));
             result
         }
-        None => f(&mut STATE.lock().unwrap_or_else(PoisonError::into_inner)),
+        None => f(&mut lock(&STATE)),
     }
 }
 

@@ -6,9 +6,9 @@ use std::sync::{LazyLock, Mutex};
 
 use candle_core::{Tensor, TensorId};
 
-use super::storage::lock;
 use super::version;
 use crate::Parameters;
+use crate::lock::lock;
 
 /// candle numbers each tensor once, so that what is left of a variable that is gone means no other.
 static FROZEN: LazyLock<Mutex<HashSet<TensorId>>> = LazyLock::new(Mutex::default);

@@ -6,10 +6,10 @@ use candle_core::{DType, Result, Shape, Tensor};
 
 use super::applied::Run;
 use super::reclaim::drop_later;
-use super::storage::lock;
 use super::version::{self, Dependency};
 use super::view::View;
 use crate::error::GraphError;
+use crate::lock::lock;
 
 /// What a pass leaves of the graph it goes through.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! Activation checkpointing: memory for arithmetic.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
@@ -11,6 +11,7 @@ use super::{scopes, token, version};
 use crate::autograd::{self, Backward, Gradient, GraphMode, Operator, Trust};
 use crate::error::GraphError;
 use crate::error::bail;
+use crate::lock::lock;
 use crate::random::{self, RandomState};
 use crate::{Autocast, Cast, Op};
 
@@ -135,7 +136,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Reco
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Tensor)> {
-        let result = self.result.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let result = lock(&self.result).take();
         match result {
             Some(result) => Ok((result, inputs[0].clone())),
             None => bail!("a checkpoint was applied twice"),

@@ -2,18 +2,14 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result, Storage, Tensor};
 
 use crate::error::bail;
 use crate::kernels::cuda;
 pub(super) use crate::kernels::place;
-
-/// A panic elsewhere leaves nothing half written in what these locks guard.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::lock::lock;
 
 /// The bytes of a tensor's storage, which may hold more than the tensor.
 pub(super) fn bytes(tensor: &Tensor) -> usize {

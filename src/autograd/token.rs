@@ -30,12 +30,13 @@ use super::below::Below;
 use super::marker::{TOKEN_SHAPE, one_element_op};
 use super::node::{Consumed, Edge, LEAF, Node, Saved, Target};
 use super::reclaim::drop_later;
-use super::storage::{ByPlace, into_storage, lock, place};
+use super::storage::{ByPlace, into_storage, place};
 use super::version::{self, Dependency, Read};
 use super::view::View;
 use super::{Gradient, Trust, pass};
 use crate::error::GraphError;
 use crate::error::bail;
+use crate::lock::lock;
 
 /// Tokens above one another that candle walks. Its recursion takes some 200 bytes of stack for each, 600 unoptimised; a
 /// thread has 2 MiB or more.

@@ -13,9 +13,10 @@ use std::sync::{LazyLock, Mutex};
 
 use candle_core::{DType, Device, Shape, Tensor, TensorId, Var};
 
-use super::storage::{ByPlace, lock, place, share_storage};
+use super::storage::{ByPlace, place, share_storage};
 use crate::error::GraphError;
 use crate::kernels::capture;
+use crate::lock::lock;
 
 /// Counts nodes and writes.
 static CLOCK: AtomicU64 = AtomicU64::new(0);

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use crc32fast::Hasher;
@@ -15,6 +15,7 @@ use super::header::{Index, MAX_ENTRIES, Stored};
 use super::names;
 use super::state::State;
 use crate::error::{ArgumentError, CheckpointError};
+use crate::lock::lock;
 use crate::{Error, Result, kernels};
 
 /// Bytes read or written at a time.
@@ -281,7 +282,7 @@ impl Reader {
     /// Reads the whole file, and compares its checksum. Whatever bit has changed, this finds it.
     pub(super) fn verify(&self) -> Result<()> {
         let failed = io("cannot read", &self.path);
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = lock(&self.file);
         file.rewind().map_err(&failed)?;
         let mut head = vec![0; self.start as usize];
         file.read_exact(&mut head).map_err(&failed)?;
@@ -350,7 +351,7 @@ impl Reader {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(stored.size).map_err(|error| failed(io::Error::other(error)))?;
         bytes.resize(stored.size, 0);
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = lock(&self.file);
         file.seek(SeekFrom::Start(self.start + stored.start as u64)).map_err(&failed)?;
         file.read_exact(&mut bytes).map_err(&failed)?;
         drop(file);

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::fs::Metadata;
 use std::path::{Path, PathBuf};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::SystemTime;
 
 use super::checkpoint::{Checkpoint, SavedCheckpoint};
 use crate::Error;
 use crate::Result;
 use crate::error::CheckpointError;
+use crate::lock::lock;
 
 /// What a file was found to be, all of it read and its checksum compared.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,7 +41,7 @@ const MOST: usize = 4096;
 static SEEN: LazyLock<Mutex<HashMap<PathBuf, (Stamp, Verdict)>>> = LazyLock::new(Mutex::default);
 
 fn seen() -> MutexGuard<'static, HashMap<PathBuf, (Stamp, Verdict)>> {
-    SEEN.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&SEEN)
 }
 
 /// The same for every working folder.

@@ -1,6 +1,6 @@
 //! One model on several ranks, which see different samples.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use candle_core::Var;
 
@@ -9,6 +9,7 @@ use super::config::DataParallelConfig;
 use super::exchange::{Facts, compare};
 use super::reducer::BucketReducer;
 use crate::autograd::{is_frozen, version};
+use crate::lock::lock;
 use crate::{GradScaler, Parameters, Result, autocast};
 
 /// Averages the gradients of a [`GradScaler`] over all ranks, while backward goes on.
@@ -213,7 +214,7 @@ impl DataParallel {
     }
 
     pub(super) fn reducer(&self) -> MutexGuard<'_, BucketReducer> {
-        self.reducer.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.reducer)
     }
 
     fn broadcast<'a>(&self, variables: impl Iterator<Item = &'a Var>) -> Result<()> {

@@ -9,6 +9,7 @@ use super::communicator::Communicator;
 use super::host::{Fault, Host, SEGMENT, Stuck, Transport, left};
 use super::timeout::timeout;
 use crate::error::{ArgumentError, DistError, Error, Result};
+use crate::lock::lock;
 
 /// The stack of a rank: as much as a main thread has.
 const STACK: usize = 8 << 20;
@@ -151,7 +152,7 @@ impl Exchange {
 
     /// The state is whole between any two statements, so that a panic elsewhere does it no harm.
     fn state(&self) -> MutexGuard<'_, ExchangeState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Brings `mine`, waits for all ranks to bring theirs, and takes all.

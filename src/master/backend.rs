@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use candle_core::{DType, Device, Result, Shape, Tensor, TensorId, Var};
 use candle_nn::var_builder::SimpleBackend;
@@ -10,6 +10,7 @@ use candle_nn::{Init, VarMap};
 
 use crate::autograd::version;
 use crate::error::bail;
+use crate::lock::lock;
 use crate::parameters::is_buffer;
 use crate::{autocast, kernels, random};
 
@@ -68,7 +69,7 @@ impl Store {
     }
 
     pub(super) fn inventory(&self) -> MutexGuard<'_, Inventory> {
-        self.inventory.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inventory)
     }
 
     /// Rewrites the 16-bit tensors of the masters that have `stepped`.
@@ -95,7 +96,7 @@ impl Store {
         dtype: DType,
         device: &Device,
     ) -> Result<Var> {
-        let mut data = self.varmap.data().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut data = lock(self.varmap.data());
         if let Some(var) = data.get(name) {
             if let Some((shape, _)) = wanted
                 && var.shape() != shape
@@ -132,7 +133,7 @@ impl Store {
         let (shape, init) = wanted?;
         let in_file = self.inventory().files.contains_key(name);
         let data = self.varmap.data();
-        let made = data.lock().unwrap_or_else(PoisonError::into_inner).contains_key(name);
+        let made = lock(data).contains_key(name);
         if in_file || made { None } else { (self.init)(name, or_default(init, name, shape)) }
     }
 
@@ -187,7 +188,7 @@ impl SimpleBackend for Backend {
 
     fn contains_tensor(&self, name: &str) -> bool {
         let in_file = self.0.inventory().files.contains_key(name);
-        let data = self.0.varmap.data().lock().unwrap_or_else(PoisonError::into_inner);
+        let data = lock(self.0.varmap.data());
         in_file || data.contains_key(name)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor, Var, safetensors};
 use candle_nn::{Init, VarBuilder, VarMap};
@@ -13,6 +13,7 @@ use crate::Parameters;
 use crate::autograd::version;
 use crate::error::ArgumentError;
 use crate::error::bail;
+use crate::lock::lock;
 use crate::scaler::Step;
 
 /// `F32` masters that a model gets 16-bit copies of: mixed precision for a model that cannot be
@@ -242,6 +243,6 @@ impl MasterVars {
 }
 
 fn sorted(varmap: &VarMap) -> BTreeMap<String, Var> {
-    let data = varmap.data().lock().unwrap_or_else(PoisonError::into_inner);
+    let data = lock(varmap.data());
     data.iter().map(|(name, var)| (name.clone(), var.clone())).collect()
 }

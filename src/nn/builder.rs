@@ -1,12 +1,11 @@
 //! Seeded initial values.
 
-use std::sync::PoisonError;
-
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 
 use crate::error::bail;
+use crate::lock::lock;
 use crate::random;
 
 /// As `VarBuilder::from_varmap`, with initial values from the crate's generator: after the same
@@ -43,7 +42,7 @@ impl SimpleBackend for Seeded {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        let mut data = self.0.data().lock().unwrap_or_else(PoisonError::into_inner);
+        let mut data = lock(self.0.data());
         if let Some(var) = data.get(name) {
             if var.shape() != &shape || var.dtype() != dtype {
                 let (held, held_dtype) = (var.shape(), var.dtype());
@@ -61,7 +60,7 @@ impl SimpleBackend for Seeded {
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        let data = self.0.data().lock().unwrap_or_else(PoisonError::into_inner);
+        let data = lock(self.0.data());
         match data.get(name) {
             Some(var) => var.to_dtype(dtype)?.to_device(device),
             None => bail!("variable `{name}` is not in the map, and has no shape to be made with"),
@@ -69,6 +68,6 @@ impl SimpleBackend for Seeded {
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        self.0.data().lock().unwrap_or_else(PoisonError::into_inner).contains_key(name)
+        lock(self.0.data()).contains_key(name)
     }
 }

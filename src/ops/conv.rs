@@ -1,6 +1,6 @@
 //! Convolution.
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 use candle_nn::{Conv1dConfig, Conv2dConfig};
 
 use super::{check_dims, check_operand, reads_other_operand, shape_error, trim_operand};
@@ -235,16 +235,27 @@ impl Operator for Conv {
             .map(|out| conv::dgrad(&gradient, weight, None, x.dims(), self.geometry, out));
         let dweight =
             ctx.wants[1].map(|out| conv::wgrad(x, &gradient, weight.dims(), self.geometry, out));
-        let mut gradients = Vec::with_capacity(3);
-        for (gradient, format) in [(dx, format), (dweight, WEIGHTS)] {
-            let gradient = gradient.transpose()?.map(|g| of_rank(g, rank, format));
-            gradients.push(gradient.transpose()?);
-        }
-        if let Some(want) = ctx.wants.get(2) {
-            let channels = format.channels(gradient.rank());
-            let dbias = want.map(|out| reduce::sum_to_channel(&gradient, channels, out));
-            gradients.push(dbias.transpose()?);
-        }
-        Ok(gradients.into_iter().map(|g| g.map(Gradient::owned)).collect())
+        gradients([dx, dweight], &gradient, ctx.wants.get(2).copied(), rank, format)
     }
+}
+
+/// The gradients of image and weight in the user's `rank`, and the bias's, where there is one, from that of the output.
+pub(super) fn gradients(
+    [dx, dweight]: [Option<Result<Tensor>>; 2],
+    gradient: &Tensor,
+    bias: Option<Option<DType>>,
+    rank: usize,
+    format: Format,
+) -> Result<Vec<Option<Gradient>>> {
+    let mut gradients = Vec::with_capacity(3);
+    for (gradient, format) in [(dx, format), (dweight, WEIGHTS)] {
+        let gradient = gradient.transpose()?.map(|g| of_rank(g, rank, format));
+        gradients.push(gradient.transpose()?);
+    }
+    if let Some(want) = bias {
+        let channels = format.channels(gradient.rank());
+        let dbias = want.map(|out| reduce::sum_to_channel(gradient, channels, out));
+        gradients.push(dbias.transpose()?);
+    }
+    Ok(gradients.into_iter().map(|g| g.map(Gradient::owned)).collect())
 }

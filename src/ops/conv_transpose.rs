@@ -3,14 +3,13 @@
 use candle_core::{Result, Tensor};
 use candle_nn::{ConvTranspose1dConfig, ConvTranspose2dConfig};
 
-use super::conv::{FURTHEST, WEIGHTS, check_geometry, expected, images, of_rank};
+use super::conv::{FURTHEST, WEIGHTS, check_geometry, expected, gradients, images, of_rank};
 use super::{check_dims, check_operand, reads_other_operand, shape_error, trim_operand};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
 use crate::kernels::contiguous;
 use crate::kernels::conv::{self, Geometry};
-use crate::kernels::reduce;
 use crate::kernels::tensors::format::Format;
 
 /// The transposed cross-correlation of sequences with `weight`, plus `bias`.
@@ -271,16 +270,6 @@ impl Operator for ConvTranspose {
         });
         let dweight =
             ctx.wants[1].map(|out| conv::wgrad(&gradient, x, weight.dims(), self.geometry, out));
-        let mut gradients = Vec::with_capacity(3);
-        for (gradient, format) in [(dx, format), (dweight, WEIGHTS)] {
-            let gradient = gradient.transpose()?.map(|g| of_rank(g, rank, format));
-            gradients.push(gradient.transpose()?);
-        }
-        if let Some(want) = ctx.wants.get(2) {
-            let channels = format.channels(gradient.rank());
-            let dbias = want.map(|out| reduce::sum_to_channel(&gradient, channels, out));
-            gradients.push(dbias.transpose()?);
-        }
-        Ok(gradients.into_iter().map(|g| g.map(Gradient::owned)).collect())
+        gradients([dx, dweight], &gradient, ctx.wants.get(2).copied(), rank, format)
     }
 }

@@ -7,6 +7,7 @@ use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
 use crate::kernels::interpolate::{self, Grid};
+use crate::kernels::tensors::MOST_ELEMENTS;
 
 /// `x` stretched to `target_size`, each element the nearest one of `x`.
 ///
@@ -133,8 +134,7 @@ fn target(name: &'static str, size: usize) -> Result<usize> {
 /// Slices hold `planes` images of that height and width, and `U32` their rows and columns.
 fn check_size(op: Op, x: &Tensor, planes: usize, (height, width): (usize, usize)) -> Result<()> {
     let count = height.checked_mul(width).and_then(|pixels| pixels.checked_mul(planes.max(1)));
-    let most = isize::MAX as usize / 8;
-    if height.max(width) <= u32::MAX as usize && count.is_some_and(|count| count <= most) {
+    if height.max(width) <= u32::MAX as usize && count.is_some_and(|count| count <= MOST_ELEMENTS) {
         return Ok(());
     }
     let expected =

@@ -1,7 +1,7 @@
 //! Adam with decoupled weight decay.
 
 use super::Optim;
-use super::config::{Field, Formula, check_fractions, check_lr, check_settings};
+use super::config::{Field, Formula, check_adam};
 use crate::{Result, kernels::multi_tensor::optimizer as kernel};
 
 /// The settings of [`AdamW`], PyTorch's names and defaults.
@@ -54,10 +54,8 @@ impl Formula for AdamWConfig {
     }
 
     fn validate(&self) -> Result<()> {
-        let Self { lr, eps, weight_decay, .. } = *self;
-        check_settings([("lr", lr), ("eps", eps), ("weight_decay", weight_decay)])?;
-        check_fractions([("beta1", self.beta1), ("beta2", self.beta2)])?;
-        check_lr(lr, weight_decay, self.beta1)
+        let Self { lr, beta1, beta2, eps, weight_decay, .. } = *self;
+        check_adam(lr, [beta1, beta2], eps, weight_decay)
     }
 
     fn states(&self) -> &'static [&'static str] {

@@ -102,6 +102,13 @@ pub(crate) fn check_lr(lr: f64, weight_decay: f64, beta1: f64) -> Result<()> {
     check("lr", lr, fits_f32(lr / (1.0 - beta1)), expected)
 }
 
+/// [`check_lr`], and that Adam's other settings are what they can be.
+pub(crate) fn check_adam(lr: f64, betas: [f64; 2], eps: f64, weight_decay: f64) -> Result<()> {
+    check_settings([("lr", lr), ("eps", eps), ("weight_decay", weight_decay)])?;
+    check_fractions([("beta1", betas[0]), ("beta2", betas[1])])?;
+    check_lr(lr, weight_decay, betas[0])
+}
+
 /// That all of these are finite and not below zero.
 pub(crate) fn check_not_negative<const N: usize>(settings: [(&'static str, f64); N]) -> Result<()> {
     settings.into_iter().try_for_each(|(name, got)| {

@@ -1,7 +1,7 @@
 //! LAMB: Adam with a step length for every tensor.
 
 use super::Optim;
-use super::config::{Field, Formula, check_fractions, check_lr, check_settings};
+use super::config::{Field, Formula, check_adam};
 use crate::{Result, kernels::multi_tensor::optimizer as kernel};
 
 /// The settings of [`Lamb`].
@@ -60,10 +60,8 @@ impl Formula for LambConfig {
     }
 
     fn validate(&self) -> Result<()> {
-        let Self { lr, eps, weight_decay, .. } = *self;
-        check_settings([("lr", lr), ("eps", eps), ("weight_decay", weight_decay)])?;
-        check_fractions([("beta1", self.beta1), ("beta2", self.beta2)])?;
-        check_lr(lr, weight_decay, self.beta1)
+        let Self { lr, beta1, beta2, eps, weight_decay, .. } = *self;
+        check_adam(lr, [beta1, beta2], eps, weight_decay)
     }
 
     fn states(&self) -> &'static [&'static str] {

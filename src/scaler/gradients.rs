@@ -10,6 +10,7 @@ use crate::error::{GraphError, ScalerError};
 use crate::kernels::multi_tensor::{
     self, Clip, DeviceFoundInf, FoundInf, Multiplier, NormOfRanks, Number, ScaledGradient,
 };
+use crate::lock::lock;
 use crate::scaler::diagnostics::{Exponents, NonFinite};
 use crate::scaler::reducer::{self, SharedReducer};
 use crate::{Result, kernels};
@@ -199,7 +200,7 @@ impl Collected {
                 (arrived, saw_f16)
             }
             Some(reducer) => {
-                let mut reducer = reducer::lock(reducer);
+                let mut reducer = lock(reducer);
                 let finished = passed.and_then(|autograd::Gradients { leaves, saw_f16 }| {
                     Ok((reducer.finish(leaves)?, saw_f16))
                 });

@@ -7,6 +7,7 @@ use candle_core::{Device, Tensor, TensorId};
 use crate::autograd::{self, Backward, Gradient, Operator};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::multi_tensor::{DeviceScale, FoundInf, Growth, Number};
+use crate::lock::lock;
 use crate::scaler::diagnostics::warnings::Watch;
 use crate::{Cast, Error, LossScale, Op, Result};
 
@@ -54,7 +55,7 @@ impl LiveScale {
     }
 
     fn lock(&self) -> MutexGuard<'_, ScaleState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     pub(crate) fn is_enabled(&self) -> bool {

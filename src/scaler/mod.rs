@@ -17,6 +17,7 @@ use crate::autograd::is_frozen;
 use crate::error::{ArgumentError, CaptureError, ScalerError};
 use crate::kernels::capture;
 use crate::kernels::multi_tensor::{FoundInf, Multiplier, NormOfRanks};
+use crate::lock::lock;
 use crate::{Parameters, Result, autocast};
 use diagnostics::{GradientHistogram, ScaleHistory, Warnings};
 use gradients::{Collected, Finding, Stage, Unscale};
@@ -141,13 +142,13 @@ impl GradScaler {
     }
 
     fn check_synchronised(&self, call: &'static str) -> Result<()> {
-        self.reducer.as_ref().map_or(Ok(()), |it| reducer::lock(it).check_synchronised(call))
+        self.reducer.as_ref().map_or(Ok(()), |it| lock(it).check_synchronised(call))
     }
 
     /// What one rank found, as all ranks see it. Without a scale no rank looks.
     fn agree(&self, found: FoundInf) -> Result<FoundInf> {
         match &self.reducer {
-            Some(reducer) if self.is_enabled() => reducer::lock(reducer).agree(found),
+            Some(reducer) if self.is_enabled() => lock(reducer).agree(found),
             _ => Ok(found),
         }
     }
@@ -175,7 +176,7 @@ impl GradScaler {
 
     /// Whether it is between `backward` and `update`.
     pub(crate) fn has_gradients(&self) -> bool {
-        let held = |reducer: &SharedReducer| reducer::lock(reducer).has_unsynchronised();
+        let held = |reducer: &SharedReducer| lock(reducer).has_unsynchronised();
         !self.collected.is_empty() || self.reducer.as_ref().is_some_and(held)
     }
 
@@ -291,7 +292,7 @@ impl GradScaler {
         let Some(unscaling) = self.unscaling_of(&chosen)? else {
             return Ok(Tensor::new(0f32, &Device::Cpu)?);
         };
-        let reducer = self.reducer.as_ref().map(reducer::lock);
+        let reducer = self.reducer.as_ref().map(|reducer| lock(reducer));
         let ranks = reducer.as_deref().map(|reducer| reducer as &dyn NormOfRanks);
         self.collected.clip_norm(&chosen, max_norm, &unscaling, ranks)
     }
@@ -368,7 +369,7 @@ impl GradScaler {
         self.collected.check_current(&chosen)?;
         if let Some(reducer) = &self.reducer {
             let takes_shards = optimizer.internals().takes_shards;
-            let mut reducer = reducer::lock(reducer);
+            let mut reducer = lock(reducer);
             reducer.check_optimizer(takes_shards, &|| optimizer.common_facts())?;
         }
         self.unscale_chosen(&chosen)?;
@@ -455,7 +456,7 @@ impl GradScaler {
     pub fn zero_grad(&mut self) {
         self.collected.clear();
         if let Some(reducer) = &self.reducer {
-            reducer::lock(reducer).forget(None);
+            lock(reducer).forget(None);
         }
         (self.foreign_stepped, self.verdict) = (false, None);
         autocast::clear_cast_cache();
@@ -489,7 +490,7 @@ impl GradScaler {
         let ids: HashSet<_> = parameters.vars().iter().map(|var| var.id()).collect();
         self.collected.remove(&ids);
         if let Some(reducer) = &self.reducer {
-            reducer::lock(reducer).forget(Some(&ids));
+            lock(reducer).forget(Some(&ids));
         }
         // It names gradients by their places.
         self.verdict = None;

@@ -2,13 +2,14 @@
 
 use std::collections::HashSet;
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use candle_core::{Tensor, TensorId};
 
 use super::step::OptimizerFacts;
 use crate::autograd::{Gradient, OnComplete};
 use crate::kernels::multi_tensor::{FoundInf, NormOfRanks};
+use crate::lock::lock;
 use crate::{LossScale, Result};
 
 /// Combines the gradients of several ranks.
@@ -49,10 +50,6 @@ pub(crate) trait Reducer: NormOfRanks + Debug + Send {
 
 /// A reducer that the scaler shares with its owner.
 pub(crate) type SharedReducer = Arc<Mutex<dyn Reducer>>;
-
-pub(super) fn lock(reducer: &SharedReducer) -> MutexGuard<'_, dyn Reducer + 'static> {
-    reducer.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Hands complete gradients to `reducer`.
 pub(super) fn on_complete(reducer: &SharedReducer) -> OnComplete {

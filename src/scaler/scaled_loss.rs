@@ -2,10 +2,11 @@
 
 use candle_core::{DType, Tensor};
 
-use super::{GradScaler, reducer};
+use super::GradScaler;
 use crate::Result;
 use crate::autograd::GraphMode;
 use crate::error::{ArgumentError, ScalerError};
+use crate::lock::lock;
 
 impl GradScaler {
     /// Multiplies `loss` by the current scale, in its own dtype.
@@ -82,7 +83,7 @@ impl ScaledLoss<'_> {
         let Self { loss, graph, scaler } = self;
         let unscaling = scaler.unscaling(loss.device())?;
         if let Some(reducer) = &scaler.reducer {
-            reducer::lock(reducer).begin(&|| scaler.state())?;
+            lock(reducer).begin(&|| scaler.state())?;
         }
         let reducer = scaler.reducer.as_ref();
         let f16 = scaler.collected.backward(&loss, graph, &unscaling, reducer)?;

@@ -10,7 +10,7 @@ mod worker;
 
 use std::fmt;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,7 @@ use super::timeout::timeout;
 use crate::error::{ArgumentError, CaptureError, DistError, Result};
 use crate::kernels::cuda::{Event, Gpu, ID, Id, new_id};
 use crate::kernels::{self, capture};
+use crate::lock::lock;
 
 /// Ranks that NCCL connects, for tensors on CUDA devices: the feature `nccl`.
 #[derive(Clone, Copy, Debug)]
@@ -210,7 +211,7 @@ impl Rank {
             let done: Arc<Event> = waiting.answer(&starting)?;
             gpu.wait_for(&done)?;
             // Taken out, so that its memory is freed in the order of the stream that has waited.
-            let result = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let result = lock(&result).take();
             let Some(result) = result else { return Err(waiting.failed().into()) };
             match confirmed {
                 Some(confirmed) => {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
@@ -11,6 +11,7 @@ use candle_core::Tensor;
 use crate::dist::host::{Call, Fault, HEADER, Kind, before, compare, describe};
 use crate::error::{DistError, RankCall};
 use crate::kernels::cuda::{Event, Gpu, Id, Link, Step};
+use crate::lock::lock;
 
 /// How long a process may live after a call has failed and before something returned the error.
 const GRACE: Duration = Duration::from_secs(30);
@@ -34,7 +35,7 @@ pub(super) struct Failure {
 impl Failure {
     fn set(&self, error: DistError) {
         let text = error.to_string();
-        *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        *lock(&self.error) = Some(error);
         let _ = self.text.set(text);
     }
 
@@ -50,7 +51,7 @@ impl Failure {
     /// The error itself for whoever asks first, and after that its text.
     pub(super) fn tell(&self, rank: usize, size: usize, call: &str) -> DistError {
         self.told.store(true, Ordering::Release);
-        let first = self.error.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let first = lock(&self.error).take();
         first.unwrap_or_else(|| DistError::Failed {
             rank,
             size,

@@ -2,7 +2,7 @@ use candle_core::{Result, Tensor};
 
 use super::{Affine, Finish, Running, Statistics};
 use crate::kernels::accumulator;
-use crate::kernels::elementwise::portable::{relu, upcast};
+use crate::kernels::elementwise::portable::{along, relu, upcast};
 
 type Gradients = (Tensor, Tensor, Tensor);
 
@@ -111,13 +111,6 @@ fn scale(inv_std: &Tensor, weight: Option<&Tensor>, x: &Tensor) -> Result<Tensor
 
 fn inv_std(var: &Tensor, x: &Tensor, eps: f64) -> Result<Tensor> {
     (var.detach().to_dtype(accumulator(x.dtype()))? + eps)?.sqrt()?.recip()
-}
-
-/// A channel vector, shaped to broadcast over `x`, in the dtype of its arithmetic.
-fn along(vector: &Tensor, x: &Tensor) -> Result<Tensor> {
-    let mut shape = vec![1; x.rank()];
-    shape[1] = vector.elem_count();
-    vector.detach().to_dtype(accumulator(x.dtype()))?.reshape(shape)
 }
 
 /// Sums over every dimension but the second.

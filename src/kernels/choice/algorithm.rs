@@ -1,10 +1,11 @@
 //! The names of the algorithms that kernels choose, for [`Autocast::trace`](crate::Autocast::trace) and for a log; and how
 //! often one stood in for another.
 
+use crate::lock::lock;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 thread_local! {
     /// The last choice of this thread since [`take`].
@@ -28,7 +29,7 @@ pub(in crate::kernels) fn fell_back(
     sizes: &dyn Debug,
 ) {
     chosen(pass, algorithm, sizes);
-    let mut fallbacks = FALLBACKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut fallbacks = lock(&FALLBACKS);
     *fallbacks.entry([pass, wanted, algorithm]).or_default() += 1;
 }
 
@@ -78,7 +79,7 @@ impl fmt::Display for Fallback {
 /// }
 /// ```
 pub fn fallbacks() -> Vec<Fallback> {
-    let fallbacks = FALLBACKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let fallbacks = lock(&FALLBACKS);
     let fallback = |(&[pass, wanted, ran], &count): (&[&'static str; 3], &u64)| Fallback {
         pass,
         wanted,

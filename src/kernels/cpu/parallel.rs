@@ -23,9 +23,10 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
 
+use crate::lock::lock;
 use gate::Gate;
 
 /// Threads that share a loop that is run from here.
@@ -239,7 +240,7 @@ fn run(tasks: usize, f: &Body<'_>) {
         shared.offer();
         shared.work(f);
     }
-    let panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let panic = lock(&shared.panic).take();
     if let Some(panic) = panic {
         resume_unwind(panic);
     }
@@ -274,7 +275,7 @@ impl Loop {
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
             self.next.store(self.tasks, Ordering::Relaxed);
-            let mut first = self.panic.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut first = lock(&self.panic);
             match &*first {
                 None => *first = Some(panic),
                 // Dropping it might panic again, and helpers must not.

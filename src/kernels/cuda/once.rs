@@ -1,8 +1,9 @@
 //! A value for each key, made once, while others are made on other threads.
 
+use crate::lock::lock;
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Empty until its value is made; whoever makes it holds the lock.
 type Slot<V> = Arc<Mutex<Option<V>>>;
@@ -25,9 +26,8 @@ impl<K: Eq + Hash, V: Clone> OncePerKey<K, V> {
         key: K,
         make: impl FnOnce() -> Result<V, E>,
     ) -> Result<V, E> {
-        let slot =
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
-        let mut value = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = lock(&self.0).entry(key).or_default().clone();
+        let mut value = lock(&slot);
         match &*value {
             Some(value) => Ok(value.clone()),
             None => Ok(value.insert(make()?).clone()),

@@ -6,6 +6,13 @@ pub(crate) fn upcast(x: &Tensor) -> Result<Tensor> {
     x.detach().to_dtype(accumulator(x.dtype()))
 }
 
+/// A channel vector, shaped to broadcast over `x`, in the dtype of its arithmetic.
+pub(in crate::kernels) fn along(vector: &Tensor, x: &Tensor) -> Result<Tensor> {
+    let mut shape = vec![1; x.rank()];
+    shape[1] = vector.elem_count();
+    vector.detach().to_dtype(accumulator(x.dtype()))?.reshape(shape)
+}
+
 /// The elements that are larger than `bound`, and for the others `bound`. candle's `maximum` and `minimum` take tensors or
 /// numbers. They are compiled once more, for every dtype, in each crate that calls them. What broadcasts is not.
 pub(in crate::kernels) fn at_least(x: &Tensor, bound: f64) -> Result<Tensor> {

@@ -19,6 +19,7 @@ pub(super) use product::{Matrix, Threads, product};
 
 use super::choice::algorithm::chosen;
 use super::cuda::Gpu;
+use super::tensors::MOST_ELEMENTS;
 use crate::error::bail;
 use crate::kernels::cpu::dtype::with_single;
 use crate::kernels::cpu::dtype::{is_near, with_element};
@@ -111,7 +112,7 @@ impl<'a> Algorithm<'a> {
 fn check_size(lhs: &Tensor, rhs: &Tensor) -> Result<()> {
     let dims = lhs.dims().iter().rev().skip(1).chain(rhs.dims().last());
     let count = dims.clone().try_fold(1usize, |count, &size| count.checked_mul(size));
-    if dims.clone().any(|&size| size == 0) || count.is_some_and(|count| count <= MOST) {
+    if dims.clone().any(|&size| size == 0) || count.is_some_and(|count| count <= MOST_ELEMENTS) {
         return Ok(());
     }
     bail!(
@@ -120,9 +121,6 @@ fn check_size(lhs: &Tensor, rhs: &Tensor) -> Result<()> {
         rhs.shape()
     )
 }
-
-/// Elements that a slice can have, of any dtype.
-const MOST: usize = isize::MAX as usize / 8;
 
 /// What a product of these tensors is computed in: F64 where one of them is F64, else F32.
 pub(super) fn arithmetic<const N: usize>(operands: [Option<&Tensor>; N]) -> DType {

@@ -1,7 +1,6 @@
 use candle_core::{DType, Result, Tensor};
 
-use crate::kernels::accumulator;
-use crate::kernels::elementwise::portable::upcast;
+use crate::kernels::elementwise::portable::{along, upcast};
 
 pub(super) fn forward(
     x: &Tensor,
@@ -59,11 +58,4 @@ pub(super) fn backward(
         wants[1].map(dweight).transpose()?,
         wants[2].map(|dtype| sum(&grad, dtype)).transpose()?,
     ])
-}
-
-/// A channel vector, shaped to broadcast over `x`, in the dtype of its arithmetic.
-fn along(vector: &Tensor, x: &Tensor) -> Result<Tensor> {
-    let mut shape = vec![1; x.rank()];
-    shape[1] = vector.elem_count();
-    vector.detach().to_dtype(accumulator(x.dtype()))?.reshape(shape)
 }

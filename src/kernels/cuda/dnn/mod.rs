@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::fmt::Debug;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use candle_core::cuda_backend::DeviceId;
 use candle_core::cuda_backend::WrapErr;
@@ -29,6 +29,7 @@ use super::{Bias, Convolution, Gpu, PassKind, address, launched};
 use crate::kernels::capture;
 use crate::kernels::choice::algorithm::fell_back;
 use crate::kernels::choice::cudnn::cudnn_benchmark;
+use crate::lock::lock;
 use backend::Answer;
 use plan::{Algorithm, Plan};
 use status::supported;
@@ -283,7 +284,7 @@ fn by_measuring(wanted: bool, known: impl FnOnce() -> bool) -> bool {
 /// `name`, kept for as long as the process runs. cuDNN has so many engines, and no more.
 fn lasting(name: String) -> &'static str {
     static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = lock(&NAMES);
     if let Some(known) = names.get(name.as_str()) {
         return known;
     }
