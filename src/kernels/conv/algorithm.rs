@@ -1,9 +1,9 @@
 //! Which algorithm computes a pass of a convolution.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use super::depthwise;
-use super::packed;
+use super::packed::{self, Order, few_channels, lanes, winograd};
 use super::product;
 use super::shape::Shape;
 use crate::kernels::choice::algorithm::chosen;
@@ -14,6 +14,7 @@ use crate::kernels::gemm::micro::InstructionSet;
 use crate::kernels::tensors::format::Format;
 
 /// How a pass is computed.
+#[derive(Clone, Copy)]
 pub(super) enum Algorithm<'a> {
     /// On a GPU: `cuda` chooses further, as it has to ask cuDNN.
     Cuda(&'a Gpu),
@@ -33,11 +34,16 @@ pub(super) enum Algorithm<'a> {
     DepthwiseLanes(Vectors),
     /// As a matrix product.
     Product,
-    /// By packed GEMM, from NCHW images, or by what `packed` has for some shapes, where the results are finite. A trace
-    /// names what did it.
+    /// By packed GEMM, from NCHW images.
     Packed(InstructionSet),
     /// The same from NHWC images.
     PackedNhwc(InstructionSet),
+    /// By Winograd's transform, from images of either format, in F32.
+    Winograd(InstructionSet),
+    /// By strips of images that have few channels.
+    FewChannels(InstructionSet),
+    /// With a small image in each lane, in BF16.
+    ImagesInLanes(InstructionSet),
 }
 
 impl<'a> Algorithm<'a> {
@@ -53,9 +59,40 @@ impl<'a> Algorithm<'a> {
         algorithm
     }
 
-    /// Says that it computes the pass, as what was chosen cannot with these operands.
-    pub(super) fn stands_in(&self, pass: PassKind, shape: &Shape) {
-        chosen(pass.name(), self.name(), shape);
+    /// What this algorithm makes; where that is `None`, as it meets operands that it cannot compute with, what another
+    /// one makes. A trace names the one that did it.
+    pub(super) fn run(
+        mut self,
+        pass: PassKind,
+        shape: &Shape,
+        by: impl Fn(Self) -> Result<Option<Tensor>>,
+    ) -> Result<Tensor> {
+        loop {
+            if let Some(result) = by(self)? {
+                return Ok(result);
+            }
+            self = self.stand_in(pass, shape);
+            chosen(pass.name(), self.name(), shape);
+        }
+    }
+
+    /// What computes a pass that this algorithm gave up: in the end, algorithms that give none up.
+    fn stand_in(self, pass: PassKind, shape: &Shape) -> Self {
+        let nhwc = shape.geometry.format == Format::ChannelsLast;
+        match self {
+            Self::PackedNhwc(InstructionSet::AmxBf16x3) => {
+                Self::packed(pass, shape, InstructionSet::AmxBf16x3.without_terms())
+            }
+            Self::Winograd(isa) if nhwc => Self::PackedNhwc(isa),
+            Self::Winograd(isa) | Self::FewChannels(isa) | Self::ImagesInLanes(isa) => {
+                Self::Packed(isa)
+            }
+            Self::DepthwiseRows(_) | Self::DepthwiseLanes(_) if pass != PassKind::Dgrad => {
+                Self::Depthwise
+            }
+            _ if nhwc => Self::ViaNchw,
+            _ => Self::Im2col,
+        }
     }
 
     fn choose(
@@ -78,8 +115,35 @@ impl<'a> Algorithm<'a> {
             (false, true) => Self::Im2colF64,
             (false, false) if depthwise::suits(shape) && !empty => Self::depthwise(shape),
             (_, false) if product::suits(pass, operands, bias, shape) && !empty => Self::Product,
-            (true, false) => Self::nhwc(pass, operands, shape).unwrap_or(Self::ViaNchw),
-            (false, false) => Self::nchw(operands, shape).unwrap_or(Self::Im2col),
+            (nhwc, false) => match packed::isa(pass, operands, shape) {
+                Some(isa) => Self::packed(pass, shape, isa),
+                None if nhwc => Self::ViaNchw,
+                None => Self::Im2col,
+            },
+        }
+    }
+
+    /// Packed GEMM by this instruction set, or what is faster for some shapes.
+    pub(super) fn packed(pass: PassKind, shape: &Shape, isa: InstructionSet) -> Self {
+        let tiles = || match pass {
+            PassKind::Forward => winograd::suits(shape),
+            PassKind::Dgrad => shape.transposed().is_some_and(|back| winograd::suits(&back)),
+            PassKind::Wgrad => winograd::suits_wgrad(shape),
+        };
+        let in_lanes = || match pass {
+            PassKind::Forward => lanes::suits(shape, Order::Forward, isa),
+            PassKind::Dgrad => lanes::suits(shape, Order::Backward, isa),
+            PassKind::Wgrad => lanes::wgrad_suits(shape, isa),
+        };
+        match shape.geometry.format {
+            // Before Winograd's, which suits first layers too, and is slower there.
+            _ if pass != PassKind::Dgrad && few_channels::suits(shape, isa) => {
+                Self::FewChannels(isa)
+            }
+            _ if isa.is_f32() && tiles() => Self::Winograd(isa),
+            Format::ChannelsLast => Self::PackedNhwc(isa),
+            Format::ChannelsFirst if in_lanes() => Self::ImagesInLanes(isa),
+            Format::ChannelsFirst => Self::Packed(isa),
         }
     }
 
@@ -88,14 +152,6 @@ impl<'a> Algorithm<'a> {
             return Self::DepthwiseLanes(vectors);
         }
         depthwise::rows::vectors(shape).map_or(Self::Depthwise, Self::DepthwiseRows)
-    }
-
-    fn nhwc(pass: PassKind, operands: [&Tensor; 2], shape: &Shape) -> Option<Self> {
-        packed::nhwc::isa(pass, operands, shape).map(Self::PackedNhwc)
-    }
-
-    fn nchw(operands: [&Tensor; 2], shape: &Shape) -> Option<Self> {
-        packed::isa(operands, shape).map(Self::Packed)
     }
 
     /// What a trace shows.
@@ -112,6 +168,9 @@ impl<'a> Algorithm<'a> {
             }
             Self::Product => "product",
             Self::Packed(isa) | Self::PackedNhwc(isa) => isa.name(),
+            Self::Winograd(isa) => isa.vectors().names().winograd,
+            Self::FewChannels(isa) => isa.vectors().names().few_channels,
+            Self::ImagesInLanes(_) => "images in lanes, avx512-bf16",
         }
     }
 }

@@ -25,8 +25,9 @@ use super::cuda::PassKind;
 use super::gemm::exact;
 use super::tensors::format::{Format, to_nchw, to_nhwc};
 use crate::kernels::cast;
-use crate::kernels::cpu::dtype::{is_near, with_element, with_single};
+use crate::kernels::cpu::dtype::{is_near, with_single};
 use algorithm::Algorithm;
+use packed::{Order, few_channels, lanes, nhwc, winograd};
 use shape::Shape;
 
 /// How a kernel moves over an image. Of an image and a kernel of one row, which is how a sequence
@@ -81,44 +82,54 @@ pub(crate) fn forward(
     match algorithm {
         Algorithm::Cuda(gpu) => return cuda::forward(gpu, x, weight, bias, &shape, out),
         Algorithm::Portable => return portable::forward(x, weight, bias, &shape, out),
-        Algorithm::ViaNchw => {
-            return to_nhwc(&forward(&to_nchw(x)?, weight, bias, geometry.channels_first(), out)?);
-        }
         _ => {}
     }
+    algorithm.run(PassKind::Forward, &shape, |algorithm| {
+        forward_by(algorithm, x, weight, bias, &shape, out)
+    })
+}
+
+/// [`forward`] by this algorithm, if that can compute with these operands; not by those for other devices.
+fn forward_by(
+    algorithm: Algorithm,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    out: DType,
+) -> Result<Option<Tensor>> {
+    if let Algorithm::ViaNchw = algorithm {
+        let geometry = shape.geometry.channels_first();
+        return to_nhwc(&forward(&to_nchw(x)?, weight, bias, geometry, out)?).map(Some);
+    }
     let (x, weight) = (&contiguous(x)?, &contiguous(weight)?);
-    let bias = bias.map(Tensor::contiguous).transpose()?;
-    let (bias, near) = (bias.as_ref(), near(x, out));
+    let bias = bias.map(contiguous).transpose()?;
+    let bias = bias.as_ref();
     let y = match algorithm {
         Algorithm::Im2colF64 => {
             let bias = bias.map(exact).transpose()?;
-            cpu::forward::<f64>(&exact(x)?, &exact(weight)?, bias.as_ref(), &shape)
+            Some(cpu::forward::<f64>(&exact(x)?, &exact(weight)?, bias.as_ref(), shape)?)
         }
-        Algorithm::Packed(isa) => {
-            with_single!(near, O => packed::forward::<O>(x, weight, bias, &shape, isa))
-        }
-        Algorithm::PackedNhwc(isa) => {
-            with_single!(near, O => packed::nhwc::forward::<O>(x, weight, bias, &shape, isa))
-        }
-        Algorithm::Product => return product::forward(x, weight, bias, &shape, out),
-        Algorithm::Depthwise => {
-            with_single!(near, O => depthwise::forward::<O>(x, weight, bias, &shape))
-        }
-        Algorithm::DepthwiseRows(v) => {
-            with_single!(near, O => depthwise::rows::forward::<O>(x, weight, bias, &shape, v))
-        }
-        Algorithm::DepthwiseLanes(v) => with_single!(near, O => {
-            match depthwise::lanes::forward::<O>(x, weight, bias, &shape, v)? {
-                Some(y) => Ok(y),
-                None => {
-                    Algorithm::Depthwise.stands_in(PassKind::Forward, &shape);
-                    depthwise::forward::<O>(x, weight, bias, &shape)
-                }
+        Algorithm::Product => Some(product::forward(x, weight, bias, shape, out)?),
+        _ => with_single!(near(x, out), O => match algorithm {
+            Algorithm::Packed(isa) => Some(packed::forward::<O>(x, weight, bias, shape, isa)?),
+            Algorithm::PackedNhwc(isa) => nhwc::forward::<O>(x, weight, bias, shape, isa)?,
+            Algorithm::Winograd(isa) => winograd::forward::<O>(x, weight, bias, shape, isa)?,
+            Algorithm::FewChannels(isa) => few_channels::forward::<O>(x, weight, bias, shape, isa)?,
+            Algorithm::ImagesInLanes(isa) => {
+                lanes::convolve::<O>(x, weight, bias, shape, Order::Forward, isa)?
             }
+            Algorithm::Depthwise => Some(depthwise::forward::<O>(x, weight, bias, shape)?),
+            Algorithm::DepthwiseRows(v) => {
+                Some(depthwise::rows::forward::<O>(x, weight, bias, shape, v)?)
+            }
+            Algorithm::DepthwiseLanes(v) => {
+                depthwise::lanes::forward::<O>(x, weight, bias, shape, v)?
+            }
+            _ => Some(cpu::forward::<O>(x, weight, bias, shape)?),
         }),
-        _ => with_element!(near, O => cpu::forward::<O>(x, weight, bias, &shape)),
     };
-    y?.to_dtype(out)
+    y.map(|y| y.to_dtype(out)).transpose()
 }
 
 /// The gradient of [`forward`] by `x`, of dimensions `input_dims`, from `grad
@@ -135,60 +146,57 @@ pub(crate) fn dgrad(
 ) -> Result<Tensor> {
     let shape = Shape::new(input_dims, weight.dims(), geometry)?;
     let algorithm = Algorithm::of(PassKind::Dgrad, [grad, weight], bias, &shape);
-    let via_nchw = || {
-        let dims = [shape.batch, shape.c_in, shape.height, shape.width];
-        let (grad, geometry) = (to_nchw(grad)?, geometry.channels_first());
-        to_nhwc(&dgrad(&grad, weight, bias, &dims, geometry, out)?)
-    };
     match algorithm {
         Algorithm::Cuda(gpu) => return cuda::dgrad(gpu, grad, weight, bias, &shape, out),
         Algorithm::Portable => return portable::dgrad(grad, weight, bias, &shape, out),
-        Algorithm::ViaNchw => return via_nchw(),
         _ => {}
     }
+    algorithm.run(PassKind::Dgrad, &shape, |algorithm| {
+        dgrad_by(algorithm, grad, weight, bias, &shape, out)
+    })
+}
+
+/// [`dgrad`], as [`forward_by`].
+fn dgrad_by(
+    algorithm: Algorithm,
+    grad: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    out: DType,
+) -> Result<Option<Tensor>> {
+    if let Algorithm::ViaNchw = algorithm {
+        let dims = [shape.batch, shape.c_in, shape.height, shape.width];
+        let geometry = shape.geometry.channels_first();
+        return to_nhwc(&dgrad(&to_nchw(grad)?, weight, bias, &dims, geometry, out)?).map(Some);
+    }
     let (grad, weight) = (&contiguous(grad)?, &contiguous(weight)?);
-    let bias = bias.map(Tensor::contiguous).transpose()?;
-    let (bias, near) = (bias.as_ref(), near(grad, out));
-    let im2col = || {
-        Algorithm::Im2col.stands_in(PassKind::Dgrad, &shape);
-        with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape))
-    };
+    let bias = bias.map(contiguous).transpose()?;
+    let bias = bias.as_ref();
     let dx = match algorithm {
         Algorithm::Im2colF64 => {
             let bias = bias.map(exact).transpose()?;
-            cpu::dgrad::<f64>(&exact(grad)?, &exact(weight)?, bias.as_ref(), &shape)
+            Some(cpu::dgrad::<f64>(&exact(grad)?, &exact(weight)?, bias.as_ref(), shape)?)
         }
-        Algorithm::Packed(isa) => {
-            let dx = with_single!(near, O => packed::dgrad::<O>(grad, weight, bias, &shape, isa))?;
-            dx.map_or_else(im2col, Ok)
-        }
-        Algorithm::PackedNhwc(isa) => {
-            match with_single!(near, O => packed::nhwc::dgrad::<O>(grad, weight, bias, &shape, isa))?
-            {
-                Some(dx) => Ok(dx),
-                None => return via_nchw(),
+        Algorithm::Product => Some(product::dgrad(grad, weight, bias, shape, out)?),
+        _ => with_single!(near(grad, out), O => match algorithm {
+            Algorithm::Packed(isa) => packed::dgrad::<O>(grad, weight, bias, shape, isa)?,
+            Algorithm::PackedNhwc(isa) => nhwc::dgrad::<O>(grad, weight, bias, shape, isa)?,
+            Algorithm::Winograd(isa) => winograd::dgrad::<O>(grad, weight, bias, shape, isa)?,
+            Algorithm::ImagesInLanes(isa) => {
+                lanes::convolve::<O>(grad, weight, bias, shape, Order::Backward, isa)?
             }
-        }
-        Algorithm::Product => return product::dgrad(grad, weight, bias, &shape, out),
-        Algorithm::Depthwise => {
-            let dx = with_single!(near, O => depthwise::dgrad::<O>(grad, weight, bias, &shape))?;
-            dx.map_or_else(im2col, Ok)
-        }
-        Algorithm::DepthwiseRows(v) => {
-            let dx = with_single!(near, O => {
-                depthwise::rows::dgrad::<O>(grad, weight, bias, &shape, v)
-            })?;
-            dx.map_or_else(im2col, Ok)
-        }
-        Algorithm::DepthwiseLanes(v) => {
-            let dx = with_single!(near, O => {
-                depthwise::lanes::dgrad::<O>(grad, weight, bias, &shape, v)
-            })?;
-            dx.map_or_else(im2col, Ok)
-        }
-        _ => with_element!(near, O => cpu::dgrad::<O>(grad, weight, bias, &shape)),
+            Algorithm::Depthwise => depthwise::dgrad::<O>(grad, weight, bias, shape)?,
+            Algorithm::DepthwiseRows(v) => {
+                depthwise::rows::dgrad::<O>(grad, weight, bias, shape, v)?
+            }
+            Algorithm::DepthwiseLanes(v) => {
+                depthwise::lanes::dgrad::<O>(grad, weight, bias, shape, v)?
+            }
+            _ => Some(cpu::dgrad::<O>(grad, weight, bias, shape)?),
+        }),
     };
-    dx?.to_dtype(out)
+    dx.map(|dx| dx.to_dtype(out)).transpose()
 }
 
 /// The gradient of [`forward`] by the weight, of dimensions `weight_dims`, from `x (b,c_in,h,w)`
@@ -207,11 +215,22 @@ pub(crate) fn wgrad(
     match algorithm {
         Algorithm::Cuda(gpu) => return cuda::wgrad(gpu, x, grad, &shape, out),
         Algorithm::Portable => return portable::wgrad(x, grad, &shape, out),
-        Algorithm::ViaNchw => {
-            let (x, grad) = (to_nchw(x)?, to_nchw(grad)?);
-            return wgrad(&x, &grad, weight_dims, geometry.channels_first(), out);
-        }
         _ => {}
+    }
+    algorithm.run(PassKind::Wgrad, &shape, |algorithm| wgrad_by(algorithm, x, grad, &shape, out))
+}
+
+/// [`wgrad`], as [`forward_by`].
+fn wgrad_by(
+    algorithm: Algorithm,
+    x: &Tensor,
+    grad: &Tensor,
+    shape: &Shape,
+    out: DType,
+) -> Result<Option<Tensor>> {
+    if let Algorithm::ViaNchw = algorithm {
+        let (x, grad, geometry) = (to_nchw(x)?, to_nchw(grad)?, shape.geometry);
+        return wgrad(&x, &grad, &shape.weight_dims(), geometry.channels_first(), out).map(Some);
     }
     let (mut x, mut grad) = (contiguous(x)?, contiguous(grad)?);
     if x.dtype() != grad.dtype() && !matches!(algorithm, Algorithm::Im2colF64) {
@@ -219,25 +238,20 @@ pub(crate) fn wgrad(
         (x, grad) = (cast(&x, DType::F32)?, cast(&grad, DType::F32)?);
     }
     let (x, grad) = (&x, &grad);
-    let by_planes = || {
-        Algorithm::Depthwise.stands_in(PassKind::Wgrad, &shape);
-        depthwise::wgrad(x, grad, &shape)
-    };
     let dw = match algorithm {
-        Algorithm::Im2colF64 => cpu::wgrad::<f64>(&exact(x)?, &exact(grad)?, &shape),
-        Algorithm::Packed(isa) => packed::wgrad(x, grad, &shape, isa),
-        Algorithm::PackedNhwc(isa) => packed::nhwc::wgrad(x, grad, &shape, isa),
-        Algorithm::Product => return product::wgrad(x, grad, &shape, out),
-        Algorithm::Depthwise => depthwise::wgrad(x, grad, &shape),
-        Algorithm::DepthwiseRows(v) => {
-            depthwise::rows::wgrad(x, grad, &shape, v)?.map_or_else(by_planes, Ok)
-        }
-        Algorithm::DepthwiseLanes(v) => {
-            depthwise::lanes::wgrad(x, grad, &shape, v)?.map_or_else(by_planes, Ok)
-        }
-        _ => cpu::wgrad::<f32>(x, grad, &shape),
+        Algorithm::Im2colF64 => Some(cpu::wgrad::<f64>(&exact(x)?, &exact(grad)?, shape)?),
+        Algorithm::Product => Some(product::wgrad(x, grad, shape, out)?),
+        Algorithm::Packed(isa) => Some(packed::wgrad(x, grad, shape, isa)?),
+        Algorithm::PackedNhwc(isa) => nhwc::wgrad(x, grad, shape, isa)?,
+        Algorithm::Winograd(isa) => winograd::wgrad(x, grad, shape, isa)?,
+        Algorithm::FewChannels(isa) => few_channels::wgrad(x, grad, shape, isa)?,
+        Algorithm::ImagesInLanes(isa) => lanes::wgrad(x, grad, shape, isa)?,
+        Algorithm::Depthwise => Some(depthwise::wgrad(x, grad, shape)?),
+        Algorithm::DepthwiseRows(v) => depthwise::rows::wgrad(x, grad, shape, v)?,
+        Algorithm::DepthwiseLanes(v) => depthwise::lanes::wgrad(x, grad, shape, v)?,
+        _ => Some(cpu::wgrad::<f32>(x, grad, shape)?),
     };
-    dw?.to_dtype(out)
+    dw.map(|dw| dw.to_dtype(out)).transpose()
 }
 
 /// What a kernel with F32 sums writes of this operand, for a result in `out`.

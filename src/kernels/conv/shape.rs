@@ -4,9 +4,7 @@ use candle_core::Result;
 
 use super::Geometry;
 use crate::error::bail;
-
-/// Elements that a slice can have, of any dtype.
-const MOST: usize = isize::MAX as usize / 8;
+use crate::kernels::tensors::MOST_ELEMENTS;
 
 /// The dimensions of a convolution's input, weight and output.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +38,7 @@ impl Shape {
         let fits = |sizes: [Option<usize>; 4]| {
             let nothing = sizes.contains(&Some(0));
             let count = sizes.into_iter().try_fold(1usize, |count, size| count.checked_mul(size?));
-            nothing || count.is_some_and(|count| count <= MOST)
+            nothing || count.is_some_and(|count| count <= MOST_ELEMENTS)
         };
         if !fits([Some(batch), Some(c_in), padded_size.0, padded_size.1])
             || !fits([batch, c_out, out_height, out_width].map(Some))

@@ -9,6 +9,7 @@ mod depthwise;
 mod gpus;
 mod lanes;
 mod names;
+mod packed;
 mod split;
 mod winograd;
 
@@ -521,7 +522,6 @@ fn edges() -> Vec<([usize; 4], usize, usize, Geometry)> {
 /// the edges of tiles, blocks, lines and parts.
 #[test]
 fn every_unit_agrees_with_plain_loops() -> Result<()> {
-    use super::packed;
     use crate::kernels::gemm::micro::{InstructionSet, KeptWords};
     use half::bf16;
 
@@ -554,9 +554,9 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
             check(&single, y, &inputs, &what);
             let half = packed::forward::<bf16>(&x, &weight, Some(&bias), &shape, isa)?;
             check(&half, y, &inputs, &what);
-            let back = packed::dgrad::<f32>(&grad, &weight, None, &shape, isa)?.unwrap();
+            let back = packed::dgrad::<f32>(&grad, &weight, None, &shape, isa)?;
             check(&back, dx, &inputs, &what);
-            let back = packed::dgrad::<bf16>(&grad, &weight, None, &shape, isa)?.unwrap();
+            let back = packed::dgrad::<bf16>(&grad, &weight, None, &shape, isa)?;
             check(&back, dx, &inputs, &what);
             let dweight = packed::wgrad(&x, &grad, &shape, isa)?;
             check(&dweight, dw, &inputs, &what);
@@ -565,15 +565,15 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
             let [y, dx, dw] = of(&by_tiles_last);
             let [x, grad] = [to_nhwc(&x)?, to_nhwc(&grad)?];
             let shape = Shape::new(x.dims(), &weight_dims, turned(geometry))?;
-            let single = packed::nhwc::forward::<f32>(&x, &weight, Some(&bias), &shape, isa)?;
+            let single = packed::forward::<f32>(&x, &weight, Some(&bias), &shape, isa)?;
             check(&to_nchw(&single)?, y, &inputs, &what);
-            let half = packed::nhwc::forward::<bf16>(&x, &weight, Some(&bias), &shape, isa)?;
+            let half = packed::forward::<bf16>(&x, &weight, Some(&bias), &shape, isa)?;
             check(&to_nchw(&half)?, y, &inputs, &what);
-            let back = packed::nhwc::dgrad::<f32>(&grad, &weight, None, &shape, isa)?.unwrap();
+            let back = packed::dgrad::<f32>(&grad, &weight, None, &shape, isa)?;
             check(&to_nchw(&back)?, dx, &inputs, &what);
-            let back = packed::nhwc::dgrad::<bf16>(&grad, &weight, None, &shape, isa)?.unwrap();
+            let back = packed::dgrad::<bf16>(&grad, &weight, None, &shape, isa)?;
             check(&to_nchw(&back)?, dx, &inputs, &what);
-            let dweight = packed::nhwc::wgrad(&x, &grad, &shape, isa)?;
+            let dweight = packed::wgrad(&x, &grad, &shape, isa)?;
             check(&dweight, dw, &inputs, &what);
         }
         let what = format!("no unit {shape:?}");

@@ -400,6 +400,8 @@ int cudnnBackendExecute(Handle *handle, Descriptor *plan, Descriptor *pack) {
     if (plan->engine < SINGLE)
         return complain(DNN_EXECUTION_FAILED, "cuDNN graph: engine %d transforms, or is not deterministic",
                         plan->engine);
+    if (plan->engine == EXACT && refuses_exact_engine())
+        return DNN_EXECUTION_FAILED;
     if (int status = refusal_of_graph())
         return status;
     auto ids = pack->all<int64_t>(1000);

@@ -29,6 +29,11 @@ bool refuses_graphs() {
     return graphs || refuses();
 }
 
+bool refuses_exact_engine() {
+    static const char *const seed = getenv("EMULATED_GPU_REFUSE");
+    return seed && !strcmp(seed, "exact-engine");
+}
+
 size_t size_of(int type) { return type == R_64F ? 8 : type == R_32F ? 4 : 2; }
 
 double load(const void *data, int type, size_t index) {

@@ -65,6 +65,8 @@ struct Product {
 bool refuses();
 // The same of cuDNN's graph API, which alone may be told to.
 bool refuses_graphs();
+// With EMULATED_GPU_REFUSE=exact-engine, whether the graph API's engine without tensor cores fails when it runs.
+bool refuses_exact_engine();
 // Below `count`, by the same chance.
 unsigned choice(unsigned count);
 

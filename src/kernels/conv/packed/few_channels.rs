@@ -20,7 +20,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use candle_core::{Result, Tensor};
 
 use super::rows::{Stored, bits};
+use super::wgrad::{How, finite};
 use super::{Shape, weights, winograd, with_stored};
+use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_ftz_vectors, with_vectors};
@@ -43,20 +45,33 @@ pub(in crate::kernels::conv) fn suits(shape: &Shape, isa: InstructionSet) -> boo
         && 4 * shape.out_width >= 3 * lanes
 }
 
-/// The convolution; `None` where a result is not finite.
-pub(super) fn forward<O: Rounded>(
+/// See [`super::super::forward`]; `None` where a result is not finite.
+pub(in crate::kernels::conv) fn forward<O: Rounded>(
     x: &Tensor,
     weight: &Tensor,
-    bias: Option<&[f32]>,
+    bias: Option<&Tensor>,
     shape: &Shape,
     isa: InstructionSet,
-) -> Result<Option<Vec<O>>> {
+) -> Result<Option<Tensor>> {
     let weight = pack(&weights::widened(weight)?, shape);
+    let bias = bias.map(weights::widened).transpose()?;
+    let bias = bias.as_deref();
     let pass = Forward { strips: Strips::new(shape), weight: weight.as_slice(), bias };
     let len = shape.batch * shape.out_image();
-    Ok(with_stored!(x, O, x => {
+    let data = with_stored!(x, O, x => {
         try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out, isa))
-    }))
+    });
+    Ok(data.map(|data| tensor(data, &shape.out_dims())))
+}
+
+/// See [`super::super::wgrad`]; `None` where a sum is not finite.
+pub(in crate::kernels::conv) fn wgrad(
+    x: &Tensor,
+    grad: &Tensor,
+    shape: &Shape,
+    isa: InstructionSet,
+) -> Result<Option<Tensor>> {
+    finite(x, grad, shape, How::FewChannels(isa.vectors()))
 }
 
 /// Weights as `(block of output channels, channel, tap, output channel)`; zeros for those beyond the last.

@@ -11,8 +11,9 @@
 //!
 //! dgrad, the gradient by the input, is the same loop over the output's gradient. With a stride, input pixels fall
 //! into up to `stride²` phases that meet different taps. Each is a convolution; their results are interleaved.
-//! wgrad, the gradient by the weight, has loops of its own. Plain 3 × 3 convolutions in F32 take Winograd's, those of
-//! few channels [`few_channels`], and small images in BF16 those of [`lanes`].
+//! wgrad, the gradient by the weight, has loops of its own.
+//!
+//! [`winograd`], [`few_channels`] and [`lanes`] are faster for some shapes, and give up what is not finite.
 #![allow(unsafe_code)]
 
 pub(super) mod few_channels;
@@ -32,13 +33,13 @@ use std::mem::MaybeUninit;
 use candle_core::{DType, Result, Tensor};
 
 use super::shape::Shape;
-use crate::kernels::choice::algorithm::chosen;
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::cuda::PassKind;
-use crate::kernels::gemm::micro::{InstructionSet, KeptWords, PackedGemm, Rounded, with_words};
+use crate::kernels::gemm::micro::InstructionSet::{self, AmxBf16x3};
+use crate::kernels::gemm::micro::{KeptWords, PackedGemm, Rounded, with_words};
 use layout::{Cut, Part, RowPanels, Taps};
 pub(super) use rows::Stored;
 use source::NchwImages;
@@ -47,14 +48,18 @@ pub(super) use weights::Order;
 pub(super) use wgrad::wgrad;
 
 /// The instruction set for these operands; `None` where this module does not convolve them.
-pub(super) fn isa(operands: [&Tensor; 2], shape: &Shape) -> Option<InstructionSet> {
+pub(super) fn isa(pass: PassKind, operands: [&Tensor; 2], shape: &Shape) -> Option<InstructionSet> {
     let double = operands.iter().any(|operand| operand.dtype() == DType::F64);
     // One channel leaves most of a tile empty.
     let suits = shape.group_in().min(shape.group_out()) > 1
         && shape.batch > 0
         && shape.image() > 0
         && shape.pixels() > 0;
-    if double || !suits { None } else { InstructionSet::of(operands) }
+    if double || !suits {
+        return None;
+    }
+    let isa = InstructionSet::of(operands)?;
+    Some(if nhwc::prefers_terms(pass, shape, isa) { AmxBf16x3 } else { isa })
 }
 
 /// See [`super::forward`]; contiguous operands, no F64.
@@ -66,28 +71,6 @@ pub(super) fn forward<O: Rounded>(
     isa: InstructionSet,
 ) -> Result<Tensor> {
     let bias = bias.map(weights::widened).transpose()?;
-    if few_channels::suits(shape, isa)
-        && let Some(data) = few_channels::forward::<O>(x, weight, bias.as_deref(), shape, isa)?
-    {
-        chosen(PassKind::Forward.name(), isa.vectors().names().few_channels, shape);
-        return Ok(tensor(data, &shape.out_dims()));
-    }
-    if isa.is_f32() && winograd::suits(shape) {
-        let (weight, bias) = (weights::widened(weight)?, bias.as_deref());
-        let data = winograd::convolve(x, &weight, bias, shape, Order::Forward, isa)?;
-        if let Some(data) = data {
-            chosen(PassKind::Forward.name(), isa.vectors().names().winograd, shape);
-            return Ok(tensor::<O>(data, &shape.out_dims()));
-        }
-    }
-    if lanes::suits(shape, Order::Forward, isa) {
-        let bias = bias.as_deref();
-        let data = lanes::convolve::<O>(x, weight, bias, shape, Order::Forward, isa)?;
-        if let Some(data) = data {
-            chosen(PassKind::Forward.name(), lanes::NAME, shape);
-            return Ok(tensor(data, &shape.out_dims()));
-        }
-    }
     let taps = Taps::forward(shape);
     let weight = weights::pack(weight, shape, &taps, Order::Forward, isa)?;
     let pass = ConvPass::forward(shape, isa);
@@ -104,26 +87,10 @@ pub(super) fn dgrad<O: Rounded>(
     shape: &Shape,
     isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
-    let bias = bias.map(weights::widened).transpose()?;
-    if lanes::suits(shape, Order::Backward, isa) {
-        let bias = bias.as_deref();
-        let data = lanes::convolve::<O>(grad, weight, bias, shape, Order::Backward, isa)?;
-        if let Some(data) = data {
-            chosen(PassKind::Dgrad.name(), lanes::NAME, shape);
-            return Ok(Some(tensor(data, &shape.input_dims())));
-        }
-    }
     if meets_padding(weight, shape)? {
         return Ok(None);
     }
-    if let (true, Some(back)) = (isa.is_f32(), shape.transposed().filter(winograd::suits)) {
-        let (weight, bias) = (weights::widened(weight)?, bias.as_deref());
-        let data = winograd::convolve(grad, &weight, bias, &back, Order::Backward, isa)?;
-        if let Some(data) = data {
-            chosen(PassKind::Dgrad.name(), isa.vectors().names().winograd, shape);
-            return Ok(Some(tensor::<O>(data, &shape.input_dims())));
-        }
-    }
+    let bias = bias.map(weights::widened).transpose()?;
     let phases = Taps::backward(shape).into_iter().map(|(at, taps)| {
         let weight = weights::pack(weight, shape, &taps, Order::Backward, isa)?;
         Ok(Phase { at, taps, weight })

@@ -18,14 +18,12 @@ use super::kernels::{runs, write_kernels};
 use super::layout::{Cut, Part, RowPanels, Taps};
 use super::rows::Stored;
 use super::source::{NchwImages, as_bf16};
-use super::{Shape, few_channels, lanes, winograd, with_stored};
-use crate::kernels::choice::algorithm::chosen;
+use super::{Shape, few_channels, winograd, with_stored};
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::cpu::vector::{Vectors, with_vectors};
-use crate::kernels::cuda::PassKind;
 use crate::kernels::gemm::micro::{InstructionSet, PackedGemm, transpose, with_words};
 
 /// Output channels of a task: a multiple of the columns of all tiles. Each task packs the image, so that there are more
@@ -41,65 +39,24 @@ pub(in crate::kernels::conv) fn wgrad(
     shape: &Shape,
     isa: InstructionSet,
 ) -> Result<Tensor> {
-    if let Some(sums) = by_tiles(x, grad, shape, isa)? {
-        return Ok(sums);
-    }
-    if few_channels::suits(shape, isa)
-        && let Some(sums) = finite(x, grad, shape, How::FewChannels(isa.vectors()))?
-    {
-        return Ok(sums);
-    }
-    if lanes::wgrad_suits(shape, isa)
-        && let Some(sums) = lanes::wgrad(x, grad, shape, isa)?
-    {
-        chosen(PassKind::Wgrad.name(), lanes::NAME, shape);
-        return Ok(sums);
-    }
     Ok(tensor(total(x, grad, shape, How::RowPanels(isa))?, &shape.weight_dims()))
 }
 
-/// By Winograd's transform, of either format; `None` where that is slower, or a sum is not finite.
-pub(super) fn by_tiles(
-    x: &Tensor,
-    grad: &Tensor,
-    shape: &Shape,
-    isa: InstructionSet,
-) -> Result<Option<Tensor>> {
-    if !isa.is_f32() || !winograd::suits_wgrad(shape) {
-        return Ok(None);
-    }
-    finite(x, grad, shape, How::Tiles(isa.vectors()))
-}
-
-/// The sums, if all are finite.
-fn finite(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Option<Tensor>> {
+/// The same by runs of images whose sums are made otherwise; `None` where one is not finite.
+pub(super) fn finite(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Option<Tensor>> {
     let total = total(x, grad, shape, how)?;
-    if !total.iter().all(|sum| sum.is_finite()) {
-        return Ok(None);
-    }
-    chosen(PassKind::Wgrad.name(), how.name(), shape);
-    Ok(Some(tensor(total, &shape.weight_dims())))
+    let finite = total.iter().all(|sum| sum.is_finite());
+    Ok(finite.then(|| tensor(total, &shape.weight_dims())))
 }
 
-/// The algorithm.
+/// How the sums of a run are made.
 #[derive(Clone, Copy)]
-enum How {
+pub(super) enum How {
     RowPanels(InstructionSet),
-    /// Winograd's.
+    /// Winograd's, of either format.
     Tiles(Vectors),
     /// By strips of first layers.
     FewChannels(Vectors),
-}
-
-impl How {
-    /// What a trace shows.
-    fn name(self) -> &'static str {
-        match self {
-            Self::RowPanels(isa) => isa.name(),
-            Self::Tiles(vectors) => vectors.names().winograd,
-            Self::FewChannels(vectors) => vectors.names().few_channels,
-        }
-    }
 }
 
 fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>> {

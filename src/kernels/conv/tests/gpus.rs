@@ -1,6 +1,6 @@
 //! GPUs against the CPU.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::*;
 use crate::kernels::capture;
@@ -9,13 +9,14 @@ use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::testing::{assert_gpus_agree, epsilon, values};
 use crate::kernels::testing::devices::gpus;
 use crate::kernels::testing::own_process::in_own_process;
+use crate::lock::lock;
 
 /// Held by tests that change how weight gradients are written or algorithms chosen, and by those that check them.
 static SET: Mutex<()> = Mutex::new(());
 
 #[test]
 fn gpus_agree() {
-    let _held = SET.lock().unwrap_or_else(PoisonError::into_inner);
+    let _held = lock(&SET);
     crate::kernels::choice::cudnn::set_cudnn_f32_weight_gradients(true);
     let mut rng = generator(31);
     let uneven = Geometry { padding: (0, 2), ..geometry(2, 0, 1, 1) };
@@ -76,7 +77,7 @@ fn gpus_agree() {
 /// By cuDNN, unless `set_cudnn_f32_weight_gradients` is on; all other algorithms write F32.
 #[test]
 fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> {
-    let _held = SET.lock().unwrap_or_else(PoisonError::into_inner);
+    let _held = lock(&SET);
     let mut rng = generator(33);
     let geometry = geometry(1, 1, 1, 1);
     for (device, dtype) in gpus().iter().flat_map(|d| [DType::F16, DType::BF16].map(|t| (d, t))) {
@@ -111,7 +112,7 @@ fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> 
 #[test]
 fn halves_with_channels_last_go_to_the_graph_api() -> Result<()> {
     use crate::kernels::choice::algorithm::take;
-    let _held = SET.lock().unwrap_or_else(PoisonError::into_inner);
+    let _held = lock(&SET);
     let mut rng = generator(36);
     let (geometry, dims, w_dims) = (geometry(1, 1, 1, 1), [2, 8, 6, 7], [16, 8, 3, 3]);
     for device in gpus() {
@@ -319,6 +320,37 @@ fn what_cudnn_does_not_support_is_remembered_and_logged_once() -> Result<()> {
     Ok(())
 }
 
+/// The emulated GPU's fastest engine fails here; the other one's result is the convolution's.
+#[test]
+fn an_engine_that_fails_while_measured_is_passed_over() -> Result<()> {
+    use crate::kernels::choice::algorithm::take;
+    use crate::kernels::choice::cudnn::set_cudnn_benchmark;
+    let test = "kernels::conv::tests::gpus::an_engine_that_fails_while_measured_is_passed_over";
+    if gpus().is_empty() || !in_own_process(test, &[("EMULATED_GPU_REFUSE", "exact-engine")]) {
+        return Ok(());
+    }
+    set_cudnn_benchmark(true);
+    let mut rng = generator(38);
+    let mut on = |dims: &[usize]| random(&mut rng, dims, DType::BF16);
+    let (x, weight) = (on(&[2, 8, 6, 7]), on(&[16, 8, 3, 3]));
+    for device in gpus() {
+        let by_cudnn = Gpu::of(&device).is_some_and(|gpu| gpu.has_convolutions());
+        if !(is_emulated(&device)? && by_cudnn) {
+            continue;
+        }
+        assert_gpus_agree(&[&x, &weight], 1.0, |t| {
+            let y = forward_last(&t[0], &t[1], None, geometry(1, 1, 1, 1), DType::BF16)?;
+            let by = take();
+            assert!(
+                y.device().is_cpu() || by == Some("cudnn graph, engine 2, tensor cores"),
+                "{by:?}"
+            );
+            Ok(vec![y])
+        });
+    }
+    Ok(())
+}
+
 #[test]
 fn what_the_graph_api_does_not_support_is_logged_once_and_counted() -> Result<()> {
     let test = "kernels::conv::tests::gpus::what_the_graph_api_does_not_support_is_logged_once_and_counted";
@@ -358,7 +390,7 @@ fn is_emulated(device: &Device) -> Result<bool> {
 /// Whoever chooses cuDNN's algorithms, where they are cuDNN's.
 #[test]
 fn gpus_agree_on_mixed_and_strided_operands() {
-    let _held = SET.lock().unwrap_or_else(PoisonError::into_inner);
+    let _held = lock(&SET);
     let mut rng = generator(32);
     let geometry = geometry(1, 1, 1, 1);
     let pairs = [(DType::F16, DType::BF16), (DType::BF16, DType::F32)];

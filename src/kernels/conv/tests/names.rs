@@ -4,6 +4,7 @@ use super::*;
 use crate::kernels::choice::algorithm::take;
 use crate::kernels::conv::packed;
 use crate::kernels::cpu::vector::Vectors;
+use crate::kernels::cuda::PassKind;
 use crate::kernels::elementwise::testing::{of, values};
 use crate::kernels::gemm::micro::InstructionSet;
 
@@ -24,7 +25,8 @@ fn a_pass_is_called_by_what_computed_it() {
         let weight = random(&mut rng, &[32, c_in, 3, 3], f32);
         let grad = random(&mut rng, &[2, 32, 32, 32], f32);
         let shape = Shape::new(x.dims(), weight.dims(), geometry).unwrap();
-        let Some(InstructionSet::F32(_)) = packed::isa([&x, &weight], &shape) else {
+        let Some(InstructionSet::F32(_)) = packed::isa(PassKind::Forward, [&x, &weight], &shape)
+        else {
             continue; // by AMX
         };
         assert_eq!(by(forward(&x, &weight, None, geometry, f32)), expected);

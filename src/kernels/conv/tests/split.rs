@@ -3,8 +3,8 @@
 use candle_core::{DType, Device, Result, Tensor};
 use half::{bf16, f16};
 
+use super::packed::{dgrad, forward, wgrad};
 use super::{Shape, edges, geometry, plain_loops, to_nchw, to_nhwc, turned};
-use crate::kernels::conv::packed::nhwc::{dgrad, forward, wgrad};
 use crate::kernels::gemm::micro::InstructionSet;
 use crate::kernels::gemm::tests::{check, doubles, every_exponent, generator, mixed, random};
 
@@ -33,8 +33,7 @@ fn planes_agree_with_plain_loops() -> Result<()> {
             let shape = Shape::new(x.dims(), &weight_dims, turned(geometry))?;
             let single = forward::<f32>(&x, &weight, None, &shape, InstructionSet::AmxBf16x3)?;
             check(&to_nchw(&single)?, &y, &dtypes, &what);
-            let back =
-                dgrad::<f32>(&grad, &weight, None, &shape, InstructionSet::AmxBf16x3)?.unwrap();
+            let back = dgrad::<f32>(&grad, &weight, None, &shape, InstructionSet::AmxBf16x3)?;
             check(&to_nchw(&back)?, &dx, &dtypes, &what);
             check(&wgrad(&x, &grad, &shape, InstructionSet::AmxBf16x3)?, &dw, &dtypes, &what);
         }
@@ -62,7 +61,7 @@ fn picked(numbers: &Tensor) -> Result<Vec<Picked>> {
     let (image, unit_weight) = (numbers.reshape((1, 1, rows, 32))?, unit(&[32, 32, 1, 1], dtype)?);
     let mut all = vec![
         ("x", &image, forward::<f32>(&image, &unit_weight, None, &shape, isa)?),
-        ("grad of dgrad", &image, dgrad::<f32>(&image, &unit_weight, None, &shape, isa)?.unwrap()),
+        ("grad of dgrad", &image, dgrad::<f32>(&image, &unit_weight, None, &shape, isa)?),
     ];
     // 32 pixels with a one each, in and out.
     let unit_image = unit(&[1, 1, 32, 32], dtype)?;
@@ -77,7 +76,7 @@ fn picked(numbers: &Tensor) -> Result<Vec<Picked>> {
     all.push((
         "weight of dgrad",
         &wide_image,
-        dgrad::<f32>(&unit_image, &wide, None, &to_few, isa)?.unwrap(),
+        dgrad::<f32>(&unit_image, &wide, None, &to_few, isa)?,
     ));
     all.push(("x of wgrad", &wide_image, wgrad(&wide_image, &unit_image, &to_few, isa)?));
     let turned_wide = wgrad(&unit_image, &wide_image, &from_few, isa)?.reshape((rows, 32))?.t()?;
@@ -162,7 +161,7 @@ fn what_is_not_finite_in_planes_is_taken_again() -> Result<()> {
         let of = |isa: InstructionSet| -> Result<[Tensor; 3]> {
             Ok([
                 forward::<f32>(&x, &weight, None, &shape, isa)?,
-                dgrad::<f32>(&grad, &weight, None, &shape, isa)?.unwrap(),
+                dgrad::<f32>(&grad, &weight, None, &shape, isa)?,
                 wgrad(&x, &grad, &shape, isa)?,
             ])
         };
@@ -203,9 +202,9 @@ fn nans_of_f16_reach_what_planes_sum() -> Result<()> {
             assert!(any_nan(&wgrad(&y, &grad, &shape, isa)?), "{bits:x}");
             let y = spoil(&weight)?;
             assert!(any_nan(&forward::<f32>(&x, &y, None, &shape, isa)?), "{bits:x}");
-            assert!(any_nan(&dgrad::<f32>(&grad, &y, None, &shape, isa)?.unwrap()), "{bits:x}");
+            assert!(any_nan(&dgrad::<f32>(&grad, &y, None, &shape, isa)?), "{bits:x}");
             let y = spoil(&grad)?;
-            assert!(any_nan(&dgrad::<f32>(&y, &weight, None, &shape, isa)?.unwrap()), "{bits:x}");
+            assert!(any_nan(&dgrad::<f32>(&y, &weight, None, &shape, isa)?), "{bits:x}");
             assert!(any_nan(&wgrad(&x, &y, &shape, isa)?), "{bits:x}");
         }
     }

@@ -1,8 +1,8 @@
-//! Convolutions by tiles: [`packed::winograd`].
+//! Convolutions by tiles.
 
 use super::super::packed::few_channels;
 use super::super::packed::winograd::{suits, suits_wgrad};
-use super::super::packed::{self, dgrad, forward, wgrad};
+use super::packed::{dgrad, forward, wgrad};
 use super::*;
 use crate::kernels::cpu::dtype::with_single;
 use crate::kernels::gemm::micro::InstructionSet;
@@ -208,10 +208,9 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
         check(&single, &y, &inputs, &what);
         let half = with_single!(dtype, O => forward::<O>(&x, &weight, Some(&bias), &shape, isa)?);
         check(&half, &y, &inputs, &what);
-        let back = dgrad::<f32>(&grad, &weight, None, &shape, isa)?.unwrap();
+        let back = dgrad::<f32>(&grad, &weight, None, &shape, isa)?;
         check(&back, &dx, &inputs, &what);
-        let back =
-            with_single!(dtype, O => dgrad::<O>(&grad, &weight, None, &shape, isa)?.unwrap());
+        let back = with_single!(dtype, O => dgrad::<O>(&grad, &weight, None, &shape, isa)?);
         check(&back, &dx, &inputs, &what);
         check(&wgrad(&x, &grad, &shape, isa)?, &dw, &inputs, &what);
     }
@@ -225,7 +224,6 @@ fn tiles_of_channels_last_agree_with_plain_loops() -> Result<()> {
 }
 
 fn tiles_of_channels_last_agree(isa: InstructionSet) -> Result<()> {
-    use packed::nhwc::{dgrad, forward, wgrad};
     let mut rng = generator(33);
     let mut gradients = 0;
     let shapes = [
@@ -261,10 +259,10 @@ fn tiles_of_channels_last_agree(isa: InstructionSet) -> Result<()> {
         let half =
             with_single!(dtype, O => forward::<O>(&x, &weight, Some(&bias[0]), &shape, isa)?);
         check(&to_nchw(&half)?, &y, &inputs, &what);
-        let back = dgrad::<f32>(&grad, &weight, Some(&bias[1]), &shape, isa)?.unwrap();
+        let back = dgrad::<f32>(&grad, &weight, Some(&bias[1]), &shape, isa)?;
         check(&to_nchw(&back)?, &dx, &inputs, &what);
         let back = with_single!(dtype, O => {
-            dgrad::<O>(&grad, &weight, Some(&bias[1]), &shape, isa)?.unwrap()
+            dgrad::<O>(&grad, &weight, Some(&bias[1]), &shape, isa)?
         });
         check(&to_nchw(&back)?, &dx, &inputs, &what);
         check(&wgrad(&x, &grad, &shape, isa)?, &dw, &inputs, &what);
@@ -287,7 +285,7 @@ fn ones_are_counted() -> Result<()> {
         let of_channel = pairs(size, size).map(|(y, x)| (channels * taps(y) * taps(x)) as f64);
         let expected = of_channel.collect::<Vec<_>>().repeat(batch * channels);
         assert_eq!(doubles(&forward::<f32>(&x, &weight, None, &shape, isa)?), expected);
-        assert_eq!(doubles(&dgrad::<f32>(&x, &weight, None, &shape, isa)?.unwrap()), expected);
+        assert_eq!(doubles(&dgrad::<f32>(&x, &weight, None, &shape, isa)?), expected);
         let pixels = |tap: usize| if tap == 1 { size } else { size - 1 };
         let of_channel = pairs(3, 3).map(|(y, x)| (batch * pixels(y) * pixels(x)) as f64);
         let expected = of_channel.collect::<Vec<_>>().repeat(channels * channels);

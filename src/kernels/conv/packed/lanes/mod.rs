@@ -22,7 +22,7 @@ use super::OutputImages;
 use super::layout::Taps;
 use super::weights::{self, Order};
 use crate::kernels::conv::shape::Shape;
-use crate::kernels::cpu::dtype::Elements;
+use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
@@ -44,9 +44,6 @@ const CHANNELS: usize = 128;
 const TASK: usize = 32;
 /// Words of a channel that a task transposes.
 const PACKED: usize = 16;
-
-/// What a trace shows.
-pub(super) const NAME: &str = "images in lanes, avx512-bf16";
 
 /// Whether forward or dgrad of this shape is faster so: where lanes without an image are fewer than products with padding.
 pub(in super::super) fn suits(shape: &Shape, order: Order, isa: InstructionSet) -> bool {
@@ -73,15 +70,17 @@ fn sizes(shape: &Shape, order: Order) -> [usize; 2] {
     if order == Order::Forward { [input, output] } else { [output, input] }
 }
 
-/// Forward, or dgrad, of contiguous BF16; `None` where a weight is not finite.
+/// See [`super::super::forward`], or [`super::super::dgrad`], of contiguous BF16; `None` where a weight is not finite.
 pub(in super::super) fn convolve<O: Rounded>(
     x: &Tensor,
     weight: &Tensor,
-    bias: Option<&[f32]>,
+    bias: Option<&Tensor>,
     shape: &Shape,
     order: Order,
     isa: InstructionSet,
-) -> Result<Option<Vec<O>>> {
+) -> Result<Option<Tensor>> {
+    let bias = bias.map(weights::widened).transpose()?;
+    let bias = bias.as_deref();
     let weight = weights::pack(weight, shape, &Taps::forward(shape), order, isa)?;
     let x: &[bf16] = &Elements::of(x)?;
     let [from, to] = sizes(shape, order);
@@ -116,7 +115,7 @@ pub(in super::super) fn convolve<O: Rounded>(
     let together = blocks.div_ceil(blocks.div_ceil(VECTORS));
     let (groups, parts) = (blocks.div_ceil(together), outs.div_ceil(TASK));
     let finite = AtomicBool::new(true);
-    Ok(try_uninit_vec(shape.batch * outs * to, |out: &mut [MaybeUninit<O>]| {
+    let data = try_uninit_vec(shape.batch * outs * to, |out: &mut [MaybeUninit<O>]| {
         let out = OutputImages { at: out.as_mut_ptr().cast::<O>(), len: out.len() };
         parallel::for_each(groups * parts, |task| {
             let first = task / parts * together * LANES;
@@ -127,7 +126,9 @@ pub(in super::super) fn convolve<O: Rounded>(
             }
         });
         finite.load(Ordering::Relaxed)
-    }))
+    });
+    let dims = if order == Order::Forward { shape.out_dims() } else { shape.input_dims() };
+    Ok(data.map(|data| tensor(data, &dims)))
 }
 
 /// Pixels whose sums have the same taps, of pixels equally far apart: as many as make a tile.

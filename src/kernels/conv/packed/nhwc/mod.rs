@@ -9,8 +9,7 @@
 //! dropped, which costs less than leaving them out.
 //!
 //! F32 and F16 run on AMX as BF16x3 where the channels fill its registers. If a sum is not finite, the whole
-//! convolution is computed again in F32, because BF16x3 cannot tell infinity from NaN. Plain 3 × 3 convolutions in F32
-//! take Winograd's.
+//! convolution is computed again in F32, because BF16x3 cannot tell infinity from NaN.
 
 mod lines;
 mod rows;
@@ -25,69 +24,47 @@ use candle_core::{Result, Tensor};
 use super::layout::{Part, Taps};
 use super::rows::Stored;
 use super::weights::{self, Order};
-use super::{ConvPass, Shape, meets_padding, winograd, with_stored};
-use crate::kernels::choice::algorithm::chosen;
+use super::{ConvPass, Shape, meets_padding, with_stored};
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cuda::PassKind;
 use crate::kernels::gemm::micro::InstructionSet::{self, AmxBf16x3};
 use crate::kernels::gemm::micro::{KeptWords, PackedGemm, Rounded, padded_words, with_words};
+use crate::kernels::tensors::format::Format;
 use lines::Lines;
 use rows::NhwcImage;
 use store::NhwcStore;
 pub(in crate::kernels::conv) use wgrad::wgrad;
 
-/// The instruction set for these operands; `None` where this module does not convolve them.
-///
-/// BF16x3 for F32 and F16 where it is faster: a pixel is padded to whole registers of 32 channels, and in wgrad an
-/// output channel is a row of the product.
-pub(in crate::kernels::conv) fn isa(
-    pass: PassKind,
-    operands: [&Tensor; 2],
-    shape: &Shape,
-) -> Option<InstructionSet> {
+/// Whether F32 and F16 are faster as BF16x3: a pixel is padded to whole registers of 32 channels, and in wgrad an output
+/// channel is a row of the product.
+pub(super) fn prefers_terms(pass: PassKind, shape: &Shape, isa: InstructionSet) -> bool {
     let pays = |channels: usize| 2 * channels.next_multiple_of(32) <= 3 * channels;
     let bf16x3 = match pass {
         PassKind::Forward | PassKind::Dgrad => pays(shape.group_in()) && pays(shape.group_out()),
         PassKind::Wgrad => shape.group_out() >= 16,
     };
-    let faster = |isa: InstructionSet| isa.is_f32() && bf16x3 && AmxBf16x3.is_available();
-    super::isa(operands, shape).map(|isa| if faster(isa) { AmxBf16x3 } else { isa })
+    let nhwc = shape.geometry.format == Format::ChannelsLast;
+    nhwc && isa.is_f32() && bf16x3 && AmxBf16x3.is_available()
 }
 
-/// See [`super::forward`].
+/// See [`super::forward`]; `None` where a sum of BF16x3 is not finite.
 pub(in crate::kernels::conv) fn forward<O: Rounded>(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
     shape: &Shape,
     isa: InstructionSet,
-) -> Result<Tensor> {
+) -> Result<Option<Tensor>> {
     let pass = ConvPass::forward(shape, isa);
-    if isa.is_f32() && winograd::suits(shape) {
-        let kernel = weights::widened(weight)?;
-        let bias = bias.map(weights::widened).transpose()?;
-        let bias = bias.as_deref();
-        let data = winograd::convolve_nhwc(x, &kernel, bias, shape, Order::Forward, isa)?;
-        if let Some(data) = data {
-            chosen(PassKind::Forward.name(), isa.vectors().names().winograd, shape);
-            return Ok(tensor::<O>(data, &shape.out_dims()));
-        }
-    }
     let taps = Taps::forward(shape);
     let phases = vec![Phase::new(taps, (0, 0), weight, shape, Order::Forward, isa)?];
-    match Phases::new(pass, phases).run::<O>(x, bias)? {
-        Some(data) => Ok(tensor(data, &shape.out_dims())),
-        None => {
-            let isa = isa.without_terms();
-            chosen(PassKind::Forward.name(), isa.name(), shape);
-            forward::<O>(x, weight, bias, shape, isa)
-        }
-    }
+    let data = Phases::new(pass, phases).run::<O>(x, bias)?;
+    Ok(data.map(|data| tensor(data, &shape.out_dims())))
 }
 
-/// See [`super::dgrad`].
+/// See [`super::dgrad`]; `None` also where a sum of BF16x3 is not finite.
 pub(in crate::kernels::conv) fn dgrad<O: Rounded>(
     grad: &Tensor,
     weight: &Tensor,
@@ -95,30 +72,14 @@ pub(in crate::kernels::conv) fn dgrad<O: Rounded>(
     shape: &Shape,
     isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
-    let pass = ConvPass::backward(shape, isa);
     if meets_padding(weight, shape)? {
         return Ok(None);
     }
-    if let (true, Some(back)) = (isa.is_f32(), shape.transposed().filter(winograd::suits)) {
-        let kernel = weights::widened(weight)?;
-        let bias = bias.map(weights::widened).transpose()?;
-        let bias = bias.as_deref();
-        let data = winograd::convolve_nhwc(grad, &kernel, bias, &back, Order::Backward, isa)?;
-        if let Some(data) = data {
-            chosen(PassKind::Dgrad.name(), isa.vectors().names().winograd, shape);
-            return Ok(Some(tensor::<O>(data, &shape.input_dims())));
-        }
-    }
+    let pass = ConvPass::backward(shape, isa);
     let phases = Taps::backward(shape).into_iter();
     let phases = phases.map(|(at, taps)| Phase::new(taps, at, weight, shape, Order::Backward, isa));
-    match Phases::new(pass, phases.collect::<Result<_>>()?).run::<O>(grad, bias)? {
-        Some(data) => Ok(Some(tensor(data, &shape.input_dims()))),
-        None => {
-            let isa = isa.without_terms();
-            chosen(PassKind::Dgrad.name(), isa.name(), shape);
-            dgrad::<O>(grad, weight, bias, shape, isa)
-        }
-    }
+    let data = Phases::new(pass, phases.collect::<Result<_>>()?).run::<O>(grad, bias)?;
+    Ok(data.map(|data| tensor(data, &shape.input_dims())))
 }
 
 /// The output pixels that meet the same taps: in both directions every `out_step`th, from `at` on.

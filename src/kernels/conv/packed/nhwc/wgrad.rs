@@ -25,33 +25,27 @@ use half::bf16;
 use super::lines::Lines;
 use super::rows::{NhwcImage, copy};
 use super::{Shape, weights, with_stored};
-use crate::kernels::choice::algorithm::chosen;
 use crate::kernels::conv::packed::kernels::runs;
 use crate::kernels::conv::packed::kernels::write_kernels;
 use crate::kernels::conv::packed::layout::{Cut, Part, RowPanels, Taps};
 use crate::kernels::conv::packed::rows::{Stored, widen};
 use crate::kernels::conv::packed::source::{as_bf16, as_bf16_mut, as_f32_mut};
-use crate::kernels::conv::packed::wgrad::by_tiles;
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::uninit_vec;
 use crate::kernels::cpu::vector::{Vectors, with_vectors};
-use crate::kernels::cuda::PassKind;
 use crate::kernels::gemm::micro::{
     Bf16Terms, InstructionSet, MatrixView, PackedGemm, Tile, with_words,
 };
 
-/// See [`super::super::wgrad`].
+/// See [`super::super::wgrad`]; `None` where a sum of BF16x3 is not finite.
 pub(in crate::kernels::conv) fn wgrad(
     x: &Tensor,
     grad: &Tensor,
     shape: &Shape,
     isa: InstructionSet,
-) -> Result<Tensor> {
-    if let Some(sums) = by_tiles(x, grad, shape, isa)? {
-        return Ok(sums);
-    }
+) -> Result<Option<Tensor>> {
     let run = shape.batch.div_ceil(runs(shape.c_out * shape.taps())).max(1);
     let runs = shape.batch.div_ceil(run);
     let groups = shape.geometry.groups;
@@ -93,12 +87,8 @@ pub(in crate::kernels::conv) fn wgrad(
             outs.for_each(|(out, places)| gather(out, places));
         }
     });
-    if isa == InstructionSet::AmxBf16x3 && !total.iter().all(|sum| sum.is_finite()) {
-        let isa = isa.without_terms();
-        chosen(PassKind::Wgrad.name(), isa.name(), shape);
-        return wgrad(x, grad, shape, isa);
-    }
-    Ok(tensor(total, &shape.weight_dims()))
+    let exact = isa != InstructionSet::AmxBf16x3 || total.iter().all(|sum| sum.is_finite());
+    Ok(exact.then(|| tensor(total, &shape.weight_dims())))
 }
 
 struct Wgrad<'a> {

@@ -24,8 +24,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use candle_core::{Result, Tensor};
 
 use super::rows::Stored;
-use super::weights::Order;
+use super::weights::{self, Order};
+use super::wgrad::{How, finite};
 use super::{Shape, with_stored};
+use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
@@ -33,7 +35,7 @@ use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_words};
 use crate::kernels::tensors::format::Format;
 use grid::{Grid, VectorTiles};
-pub(super) use nhwc::convolve_nhwc;
+use nhwc::convolve_nhwc;
 use tiles::Tiles;
 pub(super) use wgrad::Wgrad;
 pub(in crate::kernels::conv) use wgrad::suits_wgrad;
@@ -83,9 +85,59 @@ fn grid(shape: &Shape) -> Grid {
     Grid::new(shape.batch, (shape.height, shape.width), out_size, shape.geometry.padding)
 }
 
-/// The convolution of `shape` by weights, which lie as `order` says; `None` where a result is not
-/// finite.
-pub(super) fn convolve<O: Rounded>(
+/// See [`super::super::forward`]; `None` where a result is not finite.
+pub(in crate::kernels::conv) fn forward<O: Rounded>(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    isa: InstructionSet,
+) -> Result<Option<Tensor>> {
+    pass::<O>(x, weight, bias, shape, Order::Forward, isa)
+}
+
+/// See [`super::super::dgrad`]; `None` where a result is not finite.
+pub(in crate::kernels::conv) fn dgrad<O: Rounded>(
+    grad: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    isa: InstructionSet,
+) -> Result<Option<Tensor>> {
+    let Some(back) = shape.transposed() else { return Ok(None) };
+    pass::<O>(grad, weight, bias, &back, Order::Backward, isa)
+}
+
+/// See [`super::super::wgrad`]; `None` where a sum is not finite.
+pub(in crate::kernels::conv) fn wgrad(
+    x: &Tensor,
+    grad: &Tensor,
+    shape: &Shape,
+    isa: InstructionSet,
+) -> Result<Option<Tensor>> {
+    finite(x, grad, shape, How::Tiles(isa.vectors()))
+}
+
+/// The convolution of `shape` by weights, which lie as `order` says; `None` where a result is not finite.
+fn pass<O: Rounded>(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    shape: &Shape,
+    order: Order,
+    isa: InstructionSet,
+) -> Result<Option<Tensor>> {
+    let weight = weights::widened(weight)?;
+    let bias = bias.map(weights::widened).transpose()?;
+    let data = match shape.geometry.format {
+        Format::ChannelsFirst => convolve::<O>(x, &weight, bias.as_deref(), shape, order, isa)?,
+        Format::ChannelsLast => convolve_nhwc::<O>(x, &weight, bias.as_deref(), shape, order, isa)?,
+    };
+    Ok(data.map(|data| tensor(data, &shape.out_dims())))
+}
+
+/// [`pass`] of channels first, by weights in F32.
+fn convolve<O: Rounded>(
     x: &Tensor,
     weight: &[f32],
     bias: Option<&[f32]>,

@@ -26,8 +26,8 @@ const TALL: usize = 16;
 /// Channels of a transformed tile that lie together: the depth of a product.
 const CHANNELS: usize = 64;
 
-/// The convolution of `shape` by weights, which lie as `order` says; `None` where a result is not finite.
-pub(in super::super) fn convolve_nhwc<O: Rounded>(
+/// [`super::pass`] of channels last, by weights in F32.
+pub(super) fn convolve_nhwc<O: Rounded>(
     x: &Tensor,
     weight: &[f32],
     bias: Option<&[f32]>,
