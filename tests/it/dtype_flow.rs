@@ -4,12 +4,11 @@
 use candle_amp::{Autocast, Cast, Op, Policy, ops};
 use candle_core::{DType, Result, Tensor, Var};
 
-use crate::cases;
+use crate::cases::{self, Case};
 use crate::util::{FLOATS, assert_absolute, assert_same, epsilon, largest, random};
 
 /// Runs `op` on inputs of `dtype`; the dtype that comes out.
-fn output(op: Op, dtype: DType) -> Result<DType> {
-    let cases = cases::all();
+fn output(cases: &[Case], op: Op, dtype: DType) -> Result<DType> {
     let case = cases.iter().find(|case| case.op == op);
     Ok(case.expect("every operator has a case").output(dtype)?.dtype())
 }
@@ -53,6 +52,7 @@ fn check(what: &str, got: Result<DType>, expected: Option<DType>) {
 
 #[test]
 fn every_operator_follows_its_rule() {
+    let cases = cases::all();
     for compute in [DType::F16, DType::BF16, DType::F32] {
         for (preset, policy, rule) in [
             ("default", Policy::default(), Op::default_cast as fn(Op) -> Cast),
@@ -63,7 +63,7 @@ fn every_operator_follows_its_rule() {
                 for input in FLOATS {
                     let expected = expected(op, rule(op), compute, input);
                     let what = format!("{op:?} of {input:?}, {preset}, {compute:?}");
-                    check(&what, amp.scope(|| output(op, input)), expected);
+                    check(&what, amp.scope(|| output(&cases, op, input)), expected);
                 }
             }
         }
@@ -95,6 +95,7 @@ const PYTORCH_FP32: [&str; 17] = [
 /// What PyTorch 2.15 gives on CUDA under autocast to half, for an input in half and in `F32`.
 #[test]
 fn the_pytorch_preset_gives_pytorchs_dtypes() {
+    let cases = cases::all();
     for half in [DType::F16, DType::BF16] {
         let amp = Autocast::new(half).with_policy(Policy::pytorch());
         for &op in Op::ALL {
@@ -144,7 +145,7 @@ fn the_pytorch_preset_gives_pytorchs_dtypes() {
             for (input, expected) in
                 [(half, expected.map(|e| e.0)), (DType::F32, expected.map(|e| e.1))]
             {
-                check(&format!("{op:?}"), amp.scope(|| output(op, input)), expected);
+                check(&format!("{op:?}"), amp.scope(|| output(&cases, op, input)), expected);
             }
         }
     }
@@ -152,6 +153,7 @@ fn the_pytorch_preset_gives_pytorchs_dtypes() {
 
 #[test]
 fn every_rule_can_be_given_to_every_operator() {
+    let cases = cases::all();
     for cast in [Cast::Lower, Cast::Full, Cast::FullMath, Cast::Promote, Cast::Keep, Cast::Banned] {
         for &op in Op::ALL {
             let policy = Policy::default().with(op, cast);
@@ -159,7 +161,7 @@ fn every_rule_can_be_given_to_every_operator() {
             for input in FLOATS {
                 let expected = expected(op, cast, DType::BF16, input);
                 let what = format!("{op:?} {cast:?} {input:?}");
-                check(&what, amp.scope(|| output(op, input)), expected);
+                check(&what, amp.scope(|| output(&cases, op, input)), expected);
             }
         }
     }
@@ -236,12 +238,13 @@ fn a_loss_that_is_to_be_computed_in_16_bits_has_its_inputs_cast() -> Result<()> 
 
 #[test]
 fn outside_a_scope_and_in_a_disabled_one_nothing_is_cast() -> Result<()> {
+    let cases = cases::all();
     for &op in Op::ALL {
         for input in FLOATS {
             let expected = expected(op, Cast::Keep, DType::F32, input);
-            assert_eq!(Some(output(op, input)?), expected, "{op:?} of {input:?}");
+            assert_eq!(Some(output(&cases, op, input)?), expected, "{op:?} of {input:?}");
             let disabled = Autocast::new(DType::F16)
-                .scope(|| Autocast::disabled().scope(|| output(op, input)))?;
+                .scope(|| Autocast::disabled().scope(|| output(&cases, op, input)))?;
             assert_eq!(Some(disabled), expected, "{op:?} of {input:?}, disabled");
         }
     }

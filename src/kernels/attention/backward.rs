@@ -38,7 +38,7 @@ pub(super) fn backward(
 }
 
 /// The gradients of one head of keys and of its queries; empty where not wanted.
-struct Unit<'a, O, A> {
+struct KeyHead<'a, O, A> {
     index: usize,
     dq: &'a mut [O],
     dk: &'a mut [O],
@@ -87,8 +87,9 @@ where
         let parts = parts.zip(pieces(&mut dk, keys * sizes.width, count));
         let parts = parts.zip(pieces(&mut dv, keys * sizes.value_width, count));
         let parts = parts.zip(pieces(&mut dmask, group * queries * keys, count)).enumerate();
-        let units = parts.map(|(index, (((dq, dk), dv), dmask))| Unit { index, dq, dk, dv, dmask });
-        for_each_task(units.collect(), |unit| work.unit(unit));
+        let heads =
+            parts.map(|(index, (((dq, dk), dv), dmask))| KeyHead { index, dq, dk, dv, dmask });
+        for_each_task(heads.collect(), |head| work.key_head(head));
     }
     let of = |want: Option<DType>, gradient: Vec<O>, like: &Tensor| {
         want.map(|dtype| tensor(gradient, like.dims()).to_dtype(dtype)).transpose()
@@ -117,7 +118,7 @@ struct HeadsBackward<'a, T: Lane> {
 }
 
 impl<T: Lane<Acc: Arithmetic + Math>> HeadsBackward<'_, T> {
-    fn unit<O: Lane<Acc = T::Acc>>(&self, unit: Unit<'_, O, T::Acc>) {
+    fn key_head<O: Lane<Acc = T::Acc>>(&self, own: KeyHead<'_, O, T::Acc>) {
         let Sizes { kv_heads, queries, keys, width, value_width, .. } = self.sizes;
         let block = self.sizes.block().min(queries);
         let (k_len, v_len) = (keys * width, keys * value_width);
@@ -125,12 +126,12 @@ impl<T: Lane<Acc: Arithmetic + Math>> HeadsBackward<'_, T> {
         let lengths = [k_len, v_len, k_len, v_len, rest];
         T::Acc::with_scratch(lengths.iter().sum(), |buffer| {
             let [k, v, dk, dv, rest] = split(buffer, lengths);
-            let [batch, kv_head] = [unit.index / kv_heads, unit.index % kv_heads];
+            let [batch, kv_head] = [own.index / kv_heads, own.index % kv_heads];
             self.k.read([batch, kv_head], 0..keys, width, k);
             self.v.read([batch, kv_head], 0..keys, value_width, v);
             dk.fill(T::Acc::zero());
             dv.fill(T::Acc::zero());
-            let Unit { dq, dmask, .. } = unit;
+            let KeyHead { dq, dmask, .. } = own;
             for member in 0..self.sizes.group() {
                 for first in (0..queries).step_by(block) {
                     let rows = block.min(queries - first);
@@ -140,13 +141,13 @@ impl<T: Lane<Acc: Arithmetic + Math>> HeadsBackward<'_, T> {
                     let parts = Parts {
                         dq: slice(dq, &part, width),
                         dmask: slice(dmask, &part, keys),
-                        dk: if unit.dk.is_empty() { &mut [] } else { &mut *dk },
-                        dv: if unit.dv.is_empty() { &mut [] } else { &mut *dv },
+                        dk: if own.dk.is_empty() { &mut [] } else { &mut *dk },
+                        dv: if own.dv.is_empty() { &mut [] } else { &mut *dv },
                     };
                     self.block(query, rows, k, v, parts, rest);
                 }
             }
-            for (wide, gradient) in [(&*dk, unit.dk), (&*dv, unit.dv)] {
+            for (wide, gradient) in [(&*dk, own.dk), (&*dv, own.dv)] {
                 if !gradient.is_empty() {
                     narrow(wide, gradient);
                 }

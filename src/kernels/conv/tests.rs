@@ -518,10 +518,10 @@ fn edges() -> Vec<([usize; 4], usize, usize, Geometry)> {
     [&small[..], &all].concat()
 }
 
-/// Every unit of this processor, and the products that stand in where there is none, on sizes around
+/// Every instruction set of this processor, and the products that stand in where there is none, on sizes around
 /// the edges of tiles, blocks, lines and parts.
 #[test]
-fn every_unit_agrees_with_plain_loops() -> Result<()> {
+fn every_instruction_set_agrees_with_plain_loops() -> Result<()> {
     use crate::kernels::gemm::micro::{InstructionSet, KeptWords};
     use half::bf16;
 
@@ -576,7 +576,7 @@ fn every_unit_agrees_with_plain_loops() -> Result<()> {
             let dweight = packed::wgrad(&x, &grad, &shape, isa)?;
             check(&dweight, dw, &inputs, &what);
         }
-        let what = format!("no unit {shape:?}");
+        let what = format!("no instruction set {shape:?}");
         let [y, dx, dw] = &exact;
         check(&super::cpu::forward::<bf16>(&x, &weight, Some(&bias), &shape)?, y, &inputs, &what);
         let back = super::cpu::dgrad::<bf16>(&grad, &weight, None, &shape)?;

@@ -141,7 +141,7 @@ template <class Op, class A> DEVICE A block_reduce(A x, A none) {
 #endif
 
 #define EACH_FLOAT(X) OF_F32(X(f32, float)) OF_F16(X(f16, f16)) OF_BF16(X(bf16, bf16)) OF_F64(X(f64, double))
-// A dtype with itself, and a half with F32.
+// A dtype with itself, and a 16-bit one with F32.
 #define EACH_PAIR(X)                                                                               \
     OF_F32(X(f32, float, f32, float)) OF_F16(X(f16, f16, f16, f16) X(f16, f16, f32, float))        \
     OF_BF16(X(bf16, bf16, bf16, bf16) X(bf16, bf16, f32, float)) OF_F64(X(f64, double, f64, double))

@@ -37,7 +37,7 @@ fn binary_kernels_match_the_exact_result() {
 }
 
 #[test]
-fn on_every_device_a_half_is_added_to_f32_as_its_copy_in_f32() -> Result<()> {
+fn on_every_device_16_bits_are_added_to_f32_as_its_copy_in_f32() -> Result<()> {
     for device in devices() {
         for half in [DType::F16, DType::BF16] {
             for [rows, columns] in SHAPES {

@@ -58,6 +58,7 @@ pub(in crate::kernels) struct Sum {
 }
 
 impl Sum {
+    #[inline]
     pub(in crate::kernels) fn add(&mut self, term: f64) {
         self.value += term;
         self.magnitude += term.abs();
@@ -342,10 +343,10 @@ fn a_view_beyond_its_data_panics() {
     product(wide, Matrix::new(&data, 3, 2), &mut [0.; 4], 2, false, Threads::One);
 }
 
-/// Every unit that multiplies pairs, over sizes around the edges of blocks, both ways each operand can
+/// Every instruction set that multiplies pairs, over sizes around the edges of blocks, both ways each operand can
 /// lie in memory, and sums longer than a part.
 #[test]
-fn every_unit_agrees_with_plain_loops() -> Result<()> {
+fn every_instruction_set_agrees_with_plain_loops() -> Result<()> {
     use super::packed;
     use crate::kernels::cpu::dtype::with_single;
     use crate::kernels::gemm::micro::InstructionSet;

@@ -190,18 +190,18 @@ impl<T: Lane<Acc: Lane>> RowsBackward<'_, T> {
         let rows = self.x.len() / columns.max(1);
         // Rows whose sums are kept apart: enough for the sums to be small beside them, and few
         // enough for several threads to have some.
-        let panel = GRAIN.div_ceil(columns.max(1)).clamp(8, 64);
-        let panels = rows.div_ceil(panel);
+        let block = GRAIN.div_ceil(columns.max(1)).clamp(8, 64);
+        let blocks = rows.div_ceil(block);
         let width = if self.affine { 2 * columns } else { 0 };
-        let mut sums = vec![T::Acc::zero(); panels * width];
-        let tasks = pieces(dx, panel * columns, panels).into_iter();
-        let tasks = tasks.zip(pieces(&mut sums, width, panels)).enumerate().collect();
+        let mut sums = vec![T::Acc::zero(); blocks * width];
+        let tasks = pieces(dx, block * columns, blocks).into_iter();
+        let tasks = tasks.zip(pieces(&mut sums, width, blocks)).enumerate().collect();
         for_each_task(tasks, |(number, (dx, sums))| {
-            let rows = number * panel..rows.min((number + 1) * panel);
+            let rows = number * block..rows.min((number + 1) * block);
             let (dx, mut scratch) = (zeroed(dx), vec![T::Acc::zero(); 2 * columns]);
             vectorise_in::<T::Acc>(
                 #[inline(always)]
-                || self.panel(rows.clone(), dx, pending, sums, &mut scratch),
+                || self.block(rows.clone(), dx, pending, sums, &mut scratch),
             );
         });
         let mut totals = vec![0.0; 2 * columns];
@@ -223,7 +223,7 @@ impl<T: Lane<Acc: Lane>> RowsBackward<'_, T> {
     }
 
     #[inline(always)]
-    fn panel<O: Lane<Acc = T::Acc>>(
+    fn block<O: Lane<Acc = T::Acc>>(
         &self,
         rows: std::ops::Range<usize>,
         dx: &mut [O],

@@ -6,7 +6,7 @@ use crate::kernels::elementwise::testing::*;
 
 const EPS: f64 = 1e-5;
 
-/// One row, one column, rows and columns past a block, and past a panel.
+/// One row, one column, rows and columns past a block of either.
 const SHAPES: [&[usize]; 7] =
     [&[1, 1], &[3, 17], &[2, 3, 33], &[131, 3], &[5, 1025], &[2, 4099], &[70, 300]];
 

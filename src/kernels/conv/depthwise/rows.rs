@@ -156,8 +156,8 @@ pub(in super::super) fn wgrad(
                             terms += rows;
                             let strip = Strip { first, rows, column };
                             match plane.kernel {
-                                3 => plane.correlate::<S, 3>(padded, grad, strip, lanes, vectors),
-                                _ => plane.correlate::<S, 5>(padded, grad, strip, lanes, vectors),
+                                3 => plane.wgrad::<S, 3>(padded, grad, strip, lanes, vectors),
+                                _ => plane.wgrad::<S, 5>(padded, grad, strip, lanes, vectors),
                             }
                         }
                     }
@@ -274,7 +274,7 @@ impl Plane {
     }
 
     /// Adds to the lanes of each tap the products of a strip of the gradient with the plane.
-    fn correlate<G: Stored, const K: usize>(
+    fn wgrad<G: Stored, const K: usize>(
         &self,
         padded: &[f32],
         grad: &[G],

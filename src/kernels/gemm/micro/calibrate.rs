@@ -94,11 +94,11 @@ mod tests {
         }
     }
 
-    /// Every unit can be timed; a tile takes longer than a clock's tick, and no milliseconds.
+    /// Every instruction set can be timed; a tile takes longer than a clock's tick, and no milliseconds.
     #[test]
     fn a_tile_takes_microseconds() {
-        let units = InstructionSet::of_f32().chain([InstructionSet::Avx512Bf16]);
-        for isa in units.filter(|isa| isa.is_available()) {
+        let sets = InstructionSet::of_f32().chain([InstructionSet::Avx512Bf16]);
+        for isa in sets.filter(|isa| isa.is_available()) {
             assert!(time(isa) > Duration::ZERO, "{isa:?}");
         }
         let both = InstructionSet::Avx512Bf16.is_available();

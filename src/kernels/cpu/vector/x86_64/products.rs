@@ -141,3 +141,77 @@ pub(super) unsafe fn block<const COUNT: usize, const LEFT: usize, const ADD: boo
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rand::{Rng, SeedableRng};
+
+    use super::*;
+
+    type Sums = [[[f32; 8]; 3]; 4];
+
+    /// # Safety
+    /// That of [`add_products`].
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn added(
+        mut sums: Sums,
+        left: (*const f32, usize, usize),
+        right: (*const f32, [usize; 2], usize),
+        times: usize,
+    ) -> Sums {
+        // SAFETY: a place has 8 elements; the rest is the caller's.
+        unsafe {
+            let mut all = sums.map(|row| row.map(|place| _mm256_loadu_ps(place.as_ptr())));
+            add_products(&mut all, left, right, times);
+            for (place, sum) in sums.iter_mut().flatten().zip(all.iter().flatten()) {
+                _mm256_storeu_ps(place.as_mut_ptr(), *sum);
+            }
+        }
+        sums
+    }
+
+    /// Of whole numbers, whose sums are exact.
+    #[test]
+    fn twelve_sums_agree_with_loops() {
+        if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")) {
+            return;
+        }
+        let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(22);
+        let mut whole = || f32::from(rng.random_range(-9i8..=9));
+        for (times, [across, left_step], [second, third], right_step) in [
+            (0, [1, 4], [8, 16], 24),
+            (1, [1, 4], [8, 16], 24),
+            (7, [13, 1], [8, 40], 16),
+            (33, [5, 21], [48, 8], 9),
+            (64, [64, 1], [100, 200], 8),
+        ] {
+            let mut numbers = |len: usize| (0..len).map(|_| whole()).collect::<Vec<f32>>();
+            let left = numbers(times * left_step + 3 * across + 1);
+            let right = numbers(times * right_step + second.max(third) + 8);
+            let before: Sums = std::array::from_fn(|_| {
+                std::array::from_fn(|_| numbers(8).try_into().expect("8 numbers"))
+            });
+            let mut expected = before;
+            for step in 0..times {
+                for (i, row) in expected.iter_mut().enumerate() {
+                    for (sums, at) in row.iter_mut().zip([0, second, third]) {
+                        let columns = &right[step * right_step + at..];
+                        for (sum, column) in sums.iter_mut().zip(columns) {
+                            *sum += left[step * left_step + i * across] * column;
+                        }
+                    }
+                }
+            }
+            // SAFETY: the features are there, and both slices reach beyond the last element that is named.
+            let actual = unsafe {
+                added(
+                    before,
+                    (left.as_ptr(), across, left_step),
+                    (right.as_ptr(), [second, third], right_step),
+                    times,
+                )
+            };
+            assert_eq!(actual, expected, "{times} times, {across} across");
+        }
+    }
+}

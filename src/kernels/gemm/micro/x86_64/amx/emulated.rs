@@ -17,6 +17,7 @@ struct Registers {
 
 pub(super) struct Emulated;
 
+#[inline]
 fn with<R>(f: impl FnOnce(&mut Registers) -> R) -> R {
     REGISTERS.with_borrow_mut(|registers| f(registers.as_mut().expect("tiles are not configured")))
 }
@@ -101,10 +102,12 @@ impl TileRegisters for Emulated {
 }
 
 /// The lower element first.
+#[inline]
 fn pair(word: u32) -> [f32; 2] {
     [word << 16, word & !0xffff].map(|bits| normal(f32::from_bits(bits)))
 }
 
+#[inline]
 fn normal(x: f32) -> f32 {
     if x.is_subnormal() { 0f32.copysign(x) } else { x }
 }
