@@ -27,7 +27,7 @@ use super::tensors::format::{Format, to_nchw, to_nhwc};
 use crate::kernels::cast;
 use crate::kernels::cpu::dtype::{is_near, with_single};
 use algorithm::Algorithm;
-use packed::{Order, few_channels, lanes, nhwc, winograd};
+use packed::{Order, RunSums, few_channels, lanes, nhwc, winograd};
 use shape::Shape;
 
 /// How a kernel moves over an image. Of an image and a kernel of one row, which is how a sequence
@@ -241,10 +241,12 @@ fn wgrad_by(
     let dw = match algorithm {
         Algorithm::Im2colF64 => Some(cpu::wgrad::<f64>(&exact(x)?, &exact(grad)?, shape)?),
         Algorithm::Product => Some(product::wgrad(x, grad, shape, out)?),
-        Algorithm::Packed(isa) => Some(packed::wgrad(x, grad, shape, isa)?),
+        Algorithm::Packed(isa) => packed::wgrad(x, grad, shape, RunSums::RowPanels(isa))?,
         Algorithm::PackedNhwc(isa) => nhwc::wgrad(x, grad, shape, isa)?,
-        Algorithm::Winograd(isa) => winograd::wgrad(x, grad, shape, isa)?,
-        Algorithm::FewChannels(isa) => few_channels::wgrad(x, grad, shape, isa)?,
+        Algorithm::Winograd(isa) => packed::wgrad(x, grad, shape, RunSums::Tiles(isa.vectors()))?,
+        Algorithm::FewChannels(isa) => {
+            packed::wgrad(x, grad, shape, RunSums::Strips(isa.vectors()))?
+        }
         Algorithm::ImagesInLanes(isa) => lanes::wgrad(x, grad, shape, isa)?,
         Algorithm::Depthwise => Some(depthwise::wgrad(x, grad, shape)?),
         Algorithm::DepthwiseRows(v) => depthwise::rows::wgrad(x, grad, shape, v)?,

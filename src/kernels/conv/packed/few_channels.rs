@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use candle_core::{Result, Tensor};
 
 use super::rows::{Stored, bits};
-use super::wgrad::{How, finite};
 use super::{Shape, weights, winograd, with_stored};
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
@@ -62,16 +61,6 @@ pub(in crate::kernels::conv) fn forward<O: Rounded>(
         try_uninit_vec(len, |out: &mut [MaybeUninit<O>]| pass.run(&x, out, isa))
     });
     Ok(data.map(|data| tensor(data, &shape.out_dims())))
-}
-
-/// See [`super::super::wgrad`]; `None` where a sum is not finite.
-pub(in crate::kernels::conv) fn wgrad(
-    x: &Tensor,
-    grad: &Tensor,
-    shape: &Shape,
-    isa: InstructionSet,
-) -> Result<Option<Tensor>> {
-    finite(x, grad, shape, How::FewChannels(isa.vectors()))
 }
 
 /// Weights as `(block of output channels, channel, tap, output channel)`; zeros for those beyond the last.

@@ -45,7 +45,7 @@ pub(super) use rows::Stored;
 use source::NchwImages;
 use store::{NchwStore, Runs};
 pub(super) use weights::Order;
-pub(super) use wgrad::wgrad;
+pub(super) use wgrad::{RunSums, wgrad};
 
 /// The instruction set for these operands; `None` where this module does not convolve them.
 pub(super) fn isa(pass: PassKind, operands: [&Tensor; 2], shape: &Shape) -> Option<InstructionSet> {

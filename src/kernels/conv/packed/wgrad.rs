@@ -32,44 +32,41 @@ fn block(outs: usize) -> usize {
     if outs >= 512 { 128 } else { 64 }
 }
 
-/// See [`super::super::wgrad`]; contiguous operands, no F64; in F32.
+/// See [`super::super::wgrad`]; contiguous operands of one dtype, no F64; in F32. `None` where tiles or strips make a sum
+/// that is not finite.
 pub(in crate::kernels::conv) fn wgrad(
     x: &Tensor,
     grad: &Tensor,
     shape: &Shape,
-    isa: InstructionSet,
-) -> Result<Tensor> {
-    Ok(tensor(total(x, grad, shape, How::RowPanels(isa))?, &shape.weight_dims()))
-}
-
-/// The same by runs of images whose sums are made otherwise; `None` where one is not finite.
-pub(super) fn finite(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Option<Tensor>> {
-    let total = total(x, grad, shape, how)?;
-    let finite = total.iter().all(|sum| sum.is_finite());
-    Ok(finite.then(|| tensor(total, &shape.weight_dims())))
+    sums: RunSums,
+) -> Result<Option<Tensor>> {
+    let total = total(x, grad, shape, sums)?;
+    let exact = matches!(sums, RunSums::RowPanels(_));
+    let done = exact || total.iter().all(|sum| sum.is_finite());
+    Ok(done.then(|| tensor(total, &shape.weight_dims())))
 }
 
 /// How the sums of a run are made.
 #[derive(Clone, Copy)]
-pub(super) enum How {
+pub(in crate::kernels::conv) enum RunSums {
     RowPanels(InstructionSet),
     /// Winograd's, of either format.
     Tiles(Vectors),
     /// By strips of first layers.
-    FewChannels(Vectors),
+    Strips(Vectors),
 }
 
-fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>> {
+fn total(x: &Tensor, grad: &Tensor, shape: &Shape, sums: RunSums) -> Result<Vec<f32>> {
     let taps = Taps::forward(shape);
     let (ins, outs) = (shape.group_in(), shape.group_out());
-    let run = match how {
-        How::RowPanels(_) | How::FewChannels(_) => {
+    let run = match sums {
+        RunSums::RowPanels(_) | RunSums::Strips(_) => {
             // Blocks of channels are tasks too: fewer runs are fewer sums to add up.
             let blocks = shape.geometry.groups * outs.div_ceil(block(outs));
             let runs = runs(shape.c_out * shape.taps()).min((16 / blocks).max(2));
             shape.batch.div_ceil(runs)
         }
-        How::Tiles(_) => winograd::Wgrad::run_images(shape),
+        RunSums::Tiles(_) => winograd::Wgrad::run_images(shape),
     };
     let run = run.max(1);
     let runs = shape.batch.div_ceil(run);
@@ -88,14 +85,14 @@ fn total(x: &Tensor, grad: &Tensor, shape: &Shape, how: How) -> Result<Vec<f32>>
             let (group, channels) = blocks[task / runs].clone();
             let first = task % runs * run;
             let images = first..shape.batch.min(first + run);
-            match how {
-                How::RowPanels(isa) => {
+            match sums {
+                RunSums::RowPanels(isa) => {
                     Wgrad { shape, taps: &taps, isa, group, channels }.run(x, grad, images)
                 }
-                How::Tiles(vectors) => {
+                RunSums::Tiles(vectors) => {
                     winograd::Wgrad { shape, channels, vectors }.run(x, grad, images)
                 }
-                How::FewChannels(vectors) => {
+                RunSums::Strips(vectors) => {
                     few_channels::Wgrad { shape, channels, vectors }.run(x, grad, images)
                 }
             }

@@ -25,7 +25,6 @@ use candle_core::{Result, Tensor};
 
 use super::rows::Stored;
 use super::weights::{self, Order};
-use super::wgrad::{How, finite};
 use super::{Shape, with_stored};
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
@@ -106,16 +105,6 @@ pub(in crate::kernels::conv) fn dgrad<O: Rounded>(
 ) -> Result<Option<Tensor>> {
     let Some(back) = shape.transposed() else { return Ok(None) };
     pass::<O>(grad, weight, bias, &back, Order::Backward, isa)
-}
-
-/// See [`super::super::wgrad`]; `None` where a sum is not finite.
-pub(in crate::kernels::conv) fn wgrad(
-    x: &Tensor,
-    grad: &Tensor,
-    shape: &Shape,
-    isa: InstructionSet,
-) -> Result<Option<Tensor>> {
-    finite(x, grad, shape, How::Tiles(isa.vectors()))
 }
 
 /// The convolution of `shape` by weights, which lie as `order` says; `None` where a result is not finite.
