@@ -114,7 +114,9 @@ fn forward_by(
         _ => with_single!(near(x, out), O => match algorithm {
             Algorithm::Packed(isa) => Some(packed::forward::<O>(x, weight, bias, shape, isa)?),
             Algorithm::PackedNhwc(isa) => nhwc::forward::<O>(x, weight, bias, shape, isa)?,
-            Algorithm::Winograd(isa) => winograd::forward::<O>(x, weight, bias, shape, isa)?,
+            Algorithm::Winograd(isa) => {
+                winograd::convolve::<O>(x, weight, bias, shape, Order::Forward, isa)?
+            }
             Algorithm::FewChannels(isa) => few_channels::forward::<O>(x, weight, bias, shape, isa)?,
             Algorithm::ImagesInLanes(isa) => {
                 lanes::convolve::<O>(x, weight, bias, shape, Order::Forward, isa)?
@@ -182,7 +184,9 @@ fn dgrad_by(
         _ => with_single!(near(grad, out), O => match algorithm {
             Algorithm::Packed(isa) => packed::dgrad::<O>(grad, weight, bias, shape, isa)?,
             Algorithm::PackedNhwc(isa) => nhwc::dgrad::<O>(grad, weight, bias, shape, isa)?,
-            Algorithm::Winograd(isa) => winograd::dgrad::<O>(grad, weight, bias, shape, isa)?,
+            Algorithm::Winograd(isa) => {
+                winograd::convolve::<O>(grad, weight, bias, shape, Order::Backward, isa)?
+            }
             Algorithm::ImagesInLanes(isa) => {
                 lanes::convolve::<O>(grad, weight, bias, shape, Order::Backward, isa)?
             }

@@ -84,31 +84,9 @@ fn grid(shape: &Shape) -> Grid {
     Grid::new(shape.batch, (shape.height, shape.width), out_size, shape.geometry.padding)
 }
 
-/// See [`super::super::forward`]; `None` where a result is not finite.
-pub(in crate::kernels::conv) fn forward<O: Rounded>(
-    x: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-    shape: &Shape,
-    isa: InstructionSet,
-) -> Result<Option<Tensor>> {
-    pass::<O>(x, weight, bias, shape, Order::Forward, isa)
-}
-
-/// See [`super::super::dgrad`]; `None` where a result is not finite.
-pub(in crate::kernels::conv) fn dgrad<O: Rounded>(
-    grad: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-    shape: &Shape,
-    isa: InstructionSet,
-) -> Result<Option<Tensor>> {
-    let Some(back) = shape.transposed() else { return Ok(None) };
-    pass::<O>(grad, weight, bias, &back, Order::Backward, isa)
-}
-
-/// The convolution of `shape` by weights, which lie as `order` says; `None` where a result is not finite.
-fn pass<O: Rounded>(
+/// See [`super::super::forward`], or [`super::super::dgrad`]; `None` where a result is not finite, or no convolution at
+/// stride 1 is the gradient.
+pub(in crate::kernels::conv) fn convolve<O: Rounded>(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
@@ -116,17 +94,19 @@ fn pass<O: Rounded>(
     order: Order,
     isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
-    let weight = weights::widened(weight)?;
-    let bias = bias.map(weights::widened).transpose()?;
-    let data = match shape.geometry.format {
-        Format::ChannelsFirst => convolve::<O>(x, &weight, bias.as_deref(), shape, order, isa)?,
-        Format::ChannelsLast => convolve_nhwc::<O>(x, &weight, bias.as_deref(), shape, order, isa)?,
+    let shape = if order == Order::Backward { shape.transposed() } else { Some(*shape) };
+    let Some(shape) = &shape else { return Ok(None) };
+    let (weight, bias) = (weights::widened(weight)?, bias.map(weights::widened).transpose()?);
+    let by = match shape.geometry.format {
+        Format::ChannelsFirst => convolve_nchw::<O>,
+        Format::ChannelsLast => convolve_nhwc::<O>,
     };
+    let data = by(x, &weight, bias.as_deref(), shape, order, isa)?;
     Ok(data.map(|data| tensor(data, &shape.out_dims())))
 }
 
-/// [`pass`] of channels first, by weights in F32.
-fn convolve<O: Rounded>(
+/// [`convolve`] of channels first: `shape` is that of the convolution, and weights in F32 lie as `order` says.
+fn convolve_nchw<O: Rounded>(
     x: &Tensor,
     weight: &[f32],
     bias: Option<&[f32]>,

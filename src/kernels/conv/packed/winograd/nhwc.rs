@@ -26,7 +26,7 @@ const TALL: usize = 16;
 /// Channels of a transformed tile that lie together: the depth of a product.
 const CHANNELS: usize = 64;
 
-/// [`super::pass`] of channels last, by weights in F32.
+/// [`super::convolve`] of channels last, as [`super::convolve_nchw`].
 pub(super) fn convolve_nhwc<O: Rounded>(
     x: &Tensor,
     weight: &[f32],
