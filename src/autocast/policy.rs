@@ -106,8 +106,8 @@ macro_rules! ops {
             }
 
             const fn index(self) -> Option<usize> {
-                enum Row { $($op,)* }
-                match self { $(Op::$op => Some(Row::$op as usize),)* Op::User(..) => None }
+                enum RowNumber { $($op,)* }
+                match self { $(Op::$op => Some(RowNumber::$op as usize),)* Op::User(..) => None }
             }
         }
     };

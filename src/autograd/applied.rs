@@ -21,7 +21,7 @@ pub(super) trait AnyOperator: Send + Sync {
 }
 
 /// A node's backward.
-pub(super) enum Run {
+pub(super) enum GradFn {
     /// Of a leaf: hands its gradient on.
     Leaf,
     Operator {
@@ -33,7 +33,7 @@ pub(super) enum Run {
     },
 }
 
-impl Run {
+impl GradFn {
     pub(super) fn is_user(&self) -> bool {
         matches!(self, Self::Operator { operator, .. } if operator.op().is_user())
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Result, Shape, Tensor};
 
-use super::applied::Run;
+use super::applied::GradFn;
 use super::reclaim::drop_later;
 use super::version::{self, Dependency};
 use super::view::View;
@@ -59,14 +59,14 @@ pub(super) struct Saved {
     pub(super) dependencies: Vec<Dependency>,
     /// Nodes that backward goes through in a pass of its own: they count as consumed until then.
     pub(super) captured: Vec<Consumed>,
-    pub(super) run: Run,
+    pub(super) grad_fn: GradFn,
 }
 
 impl Drop for Saved {
     fn drop(&mut self) {
         // What an operator saved may hold an earlier part of the graph too, as a checkpoint's function does.
-        let run = std::mem::replace(&mut self.run, Run::Leaf);
-        drop_later((std::mem::take(&mut self.edges), std::mem::take(&mut self.captured), run));
+        let grad_fn = std::mem::replace(&mut self.grad_fn, GradFn::Leaf);
+        drop_later((std::mem::take(&mut self.edges), std::mem::take(&mut self.captured), grad_fn));
     }
 }
 

@@ -25,7 +25,7 @@ use candle_core::{
     Shape, Storage, Tensor, TensorId, Var,
 };
 
-use super::applied::{AnyOperator, Run};
+use super::applied::{AnyOperator, GradFn};
 use super::below::Below;
 use super::marker::{TOKEN_SHAPE, one_element_op};
 use super::node::{Consumed, Edge, LEAF, Node, Saved, Target};
@@ -159,8 +159,8 @@ pub(super) fn link(
     }
     let kept = operator.keeps_output().then(|| Arc::new(OnceLock::<Tensor>::new()));
     let name = operator.op().name();
-    let run = Run::Operator { operator, output: kept.clone(), owned };
-    let made = join(name, number, run, inputs, dependencies, captured)?;
+    let grad_fn = GradFn::Operator { operator, output: kept.clone(), owned };
+    let made = join(name, number, grad_fn, inputs, dependencies, captured)?;
     let output = emit(made, output)?;
     if let Some(kept) = kept {
         kept.get_or_init(|| output.detach());
@@ -172,7 +172,7 @@ pub(super) fn link(
 fn join(
     name: &'static str,
     number: u64,
-    run: Run,
+    grad_fn: GradFn,
     inputs: &[Input<'_>],
     mut dependencies: Vec<Dependency>,
     captured: Vec<Consumed>,
@@ -217,7 +217,7 @@ fn join(
         };
         edges.push(Edge { dtype, shape, target });
     }
-    let saved = Saved { edges, dependencies, captured, run };
+    let saved = Saved { edges, dependencies, captured, grad_fn };
     let node = Node::new(name, number, saved, MAX_DEPTH);
     if node.is_cut {
         args = match args.first() {
@@ -251,7 +251,7 @@ fn token_over(args: &[Tensor], node: Option<Arc<Node>>) -> Result<Tensor> {
 /// A node that hands its gradient to `input`.
 fn leaf(input: &Tensor) -> Result<Output> {
     let input = Input { tensor: input, wanted: true, read: false };
-    join(LEAF, version::tick(), Run::Leaf, &[input], Vec::new(), Vec::new())
+    join(LEAF, version::tick(), GradFn::Leaf, &[input], Vec::new(), Vec::new())
 }
 
 /// The tensor that users get.

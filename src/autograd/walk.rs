@@ -52,7 +52,7 @@ impl Node {
             algorithm::take();
         }
         let gradients = {
-            let _alone = saved.run.is_user().then(pass::alone);
+            let _alone = saved.grad_fn.is_user().then(pass::alone);
             let ctx = Backward {
                 saved: &(),
                 output: None,
@@ -62,7 +62,7 @@ impl Node {
                 wants: &wants,
                 arrivals,
             };
-            saved.run.call(&gradient, ctx)?
+            saved.grad_fn.call(&gradient, ctx)?
         };
         if gradients.len() != wants.len() {
             let (got, expected) = (gradients.len(), wants.len());

@@ -50,7 +50,7 @@ pub fn upsample_nearest1d(x: &Tensor, target_size: usize) -> Result<Tensor> {
 /// `torch.nn.functional.interpolate`, mode `nearest`.
 pub fn upsample_nearest2d(x: &Tensor, target_h: usize, target_w: usize) -> Result<Tensor> {
     let size = (target("target_h", target_h)?, target("target_w", target_w)?);
-    apply(Upsample2d { op: Op::UpsampleNearest2d, size, kind: Kind::Nearest }, &[x])
+    apply(Upsample2d { op: Op::UpsampleNearest2d, size, mode: Interpolation::Nearest }, &[x])
 }
 
 /// `x` stretched to `(target_h, target_w)`, each pixel the average of the four around its place.
@@ -81,8 +81,8 @@ pub fn upsample_bilinear2d(
     align_corners: bool,
 ) -> Result<Tensor> {
     let size = (target("target_h", target_h)?, target("target_w", target_w)?);
-    let kind = Kind::Bilinear { align_corners, scales: None };
-    apply(Upsample2d { op: Op::UpsampleBilinear2d, size, kind }, &[x])
+    let mode = Interpolation::Bilinear { align_corners, scales: None };
+    apply(Upsample2d { op: Op::UpsampleBilinear2d, size, mode }, &[x])
 }
 
 /// As [`upsample_bilinear2d`], to the size of `x` times the scales, rounded down. Pixels are placed
@@ -120,8 +120,8 @@ pub fn upsample_bilinear2d_with_scale(
         return shape_error(Op::UpsampleBilinear2d, "x", x, expected);
     }
     let scales = if size == (h, w) { None } else { Some((scale_h, scale_w)) };
-    let kind = Kind::Bilinear { align_corners, scales };
-    apply(Upsample2d { op: Op::UpsampleBilinear2d, size, kind }, &[x])
+    let mode = Interpolation::Bilinear { align_corners, scales };
+    apply(Upsample2d { op: Op::UpsampleBilinear2d, size, mode }, &[x])
 }
 
 fn target(name: &'static str, size: usize) -> Result<usize> {
@@ -183,10 +183,10 @@ struct Upsample2d {
     op: Op,
     /// Height and width of the output.
     size: (usize, usize),
-    kind: Kind,
+    mode: Interpolation,
 }
 
-enum Kind {
+enum Interpolation {
     Nearest,
     Bilinear { align_corners: bool, scales: Option<(f64, f64)> },
 }
@@ -212,11 +212,11 @@ impl Operator for Upsample2d {
         };
         let planes = x.dims()[..2].iter().product::<usize>();
         check_size(self.op, x, planes, self.size)?;
-        let grid = match self.kind {
-            Kind::Nearest => Grid::nearest(from, self.size),
+        let grid = match self.mode {
+            Interpolation::Nearest => Grid::nearest(from, self.size),
             // Nothing to average: not even infinities with nothing.
-            Kind::Bilinear { .. } if from == self.size => Grid::nearest(from, self.size),
-            Kind::Bilinear { align_corners, scales } => {
+            Interpolation::Bilinear { .. } if from == self.size => Grid::nearest(from, self.size),
+            Interpolation::Bilinear { align_corners, scales } => {
                 Grid::linear(from, self.size, align_corners, scales)
             }
         };

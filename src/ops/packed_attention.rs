@@ -52,15 +52,15 @@ pub fn sdpa_packed(qkv: &Tensor, heads: usize, causal: bool, scale: f64) -> Resu
             ArgumentError::Setting { name: "heads", got: 0.0, expected: "at least 1" }.into()
         );
     }
-    apply(Packed { heads, settings: Settings { scale, causal, softcap: None } }, &[qkv])
+    apply(PackedAttention { heads, settings: Settings { scale, causal, softcap: None } }, &[qkv])
 }
 
-struct Packed {
+struct PackedAttention {
     heads: usize,
     settings: Settings,
 }
 
-impl Packed {
+impl PackedAttention {
     /// Views of the queries, keys and values, each `(b, heads, t, d)`.
     fn parts(&self, qkv: &Tensor) -> Result<[Tensor; 3]> {
         let (b, t, width) = qkv.dims3()?;
@@ -70,7 +70,7 @@ impl Packed {
     }
 }
 
-impl Operator for Packed {
+impl Operator for PackedAttention {
     /// The input, and what forward leaves.
     type Saved = (Tensor, Kept);
 

@@ -18,7 +18,7 @@ const DIMS: usize = 14;
 const NO_DTYPE: u8 = u8::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum Collective {
     AllReduce(Reduction),
     ReduceScatter(Reduction),
     AllGather,
@@ -33,7 +33,7 @@ pub(crate) enum Kind {
 /// A collective call. Those of all ranks must be equal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
-    pub(crate) kind: Kind,
+    pub(crate) kind: Collective,
     /// In the order of this rank's calls, from 1.
     pub(crate) number: u64,
     dtype: Option<DType>,
@@ -42,7 +42,7 @@ pub(crate) struct Call {
 
 impl Call {
     /// A call with a tensor; the rank numbers it when its turn comes.
-    pub(in crate::dist) fn with(op: &'static str, kind: Kind, x: &Tensor) -> Result<Self> {
+    pub(in crate::dist) fn with(op: &'static str, kind: Collective, x: &Tensor) -> Result<Self> {
         if x.rank() > DIMS {
             let (name, got) = ("x", x.shape().clone());
             let expected = format!("at most {DIMS} dimensions");
@@ -52,7 +52,7 @@ impl Call {
     }
 
     /// A call without a tensor.
-    pub(in crate::dist) fn bare(kind: Kind) -> Self {
+    pub(in crate::dist) fn bare(kind: Collective) -> Self {
         Self { kind, number: 0, dtype: None, dims: Vec::new() }
     }
 
@@ -63,12 +63,12 @@ impl Call {
     pub(in crate::dist) fn encode(&self) -> [u8; HEADER] {
         let sum = |reduction| u32::from(reduction == Reduction::Max);
         let (kind, detail) = match self.kind {
-            Kind::AllReduce(reduction) => (0, sum(reduction)),
-            Kind::ReduceScatter(reduction) => (1, sum(reduction)),
-            Kind::AllGather => (2, 0),
-            Kind::Broadcast { root } => (3, root),
-            Kind::Barrier => (4, 0),
-            Kind::Leave => (5, 0),
+            Collective::AllReduce(reduction) => (0, sum(reduction)),
+            Collective::ReduceScatter(reduction) => (1, sum(reduction)),
+            Collective::AllGather => (2, 0),
+            Collective::Broadcast { root } => (3, root),
+            Collective::Barrier => (4, 0),
+            Collective::Leave => (5, 0),
         };
         let dtype = DTYPES.iter().position(|dtype| Some(*dtype) == self.dtype);
         let mut header = [0; HEADER];
@@ -91,12 +91,12 @@ impl Call {
         let detail = u32::from_le_bytes([header[4], header[5], header[6], header[7]]);
         let reduction = if detail == 0 { Reduction::Sum } else { Reduction::Max };
         let kind = match header[0] {
-            0 => Kind::AllReduce(reduction),
-            1 => Kind::ReduceScatter(reduction),
-            2 => Kind::AllGather,
-            3 => Kind::Broadcast { root: detail },
-            4 => Kind::Barrier,
-            5 => Kind::Leave,
+            0 => Collective::AllReduce(reduction),
+            1 => Collective::ReduceScatter(reduction),
+            2 => Collective::AllGather,
+            3 => Collective::Broadcast { root: detail },
+            4 => Collective::Barrier,
+            5 => Collective::Leave,
             _ => return None,
         };
         let dtype = match header[1] {
@@ -116,12 +116,14 @@ impl fmt::Display for Call {
             Reduction::Max => "max",
         };
         match &self.kind {
-            Kind::AllReduce(reduction) => write!(f, "all_reduce ({})", name(reduction))?,
-            Kind::ReduceScatter(reduction) => write!(f, "reduce_scatter ({})", name(reduction))?,
-            Kind::AllGather => f.write_str("all_gather")?,
-            Kind::Broadcast { root } => write!(f, "broadcast from rank {root}")?,
-            Kind::Barrier => f.write_str("barrier")?,
-            Kind::Leave => f.write_str("the end of its calls")?,
+            Collective::AllReduce(reduction) => write!(f, "all_reduce ({})", name(reduction))?,
+            Collective::ReduceScatter(reduction) => {
+                write!(f, "reduce_scatter ({})", name(reduction))?
+            }
+            Collective::AllGather => f.write_str("all_gather")?,
+            Collective::Broadcast { root } => write!(f, "broadcast from rank {root}")?,
+            Collective::Barrier => f.write_str("barrier")?,
+            Collective::Leave => f.write_str("the end of its calls")?,
         }
         match self.dtype {
             Some(dtype) => write!(f, " of {dtype:?} {:?}", self.dims),
@@ -140,18 +142,18 @@ mod tests {
     fn a_call_survives_the_wire() {
         let x = Tensor::zeros((3, 0, 5), DType::BF16, &Device::Cpu).unwrap();
         let kinds = [
-            Kind::AllReduce(Reduction::Sum),
-            Kind::AllReduce(Reduction::Max),
-            Kind::ReduceScatter(Reduction::Max),
-            Kind::AllGather,
-            Kind::Broadcast { root: 70_000 },
+            Collective::AllReduce(Reduction::Sum),
+            Collective::AllReduce(Reduction::Max),
+            Collective::ReduceScatter(Reduction::Max),
+            Collective::AllGather,
+            Collective::Broadcast { root: 70_000 },
         ];
         for kind in kinds {
             let mut call = Call::with("test", kind, &x).unwrap();
             call.number = 1 << 40;
             assert_eq!(Call::decode(&call.encode()), Some(call));
         }
-        for kind in [Kind::Barrier, Kind::Leave] {
+        for kind in [Collective::Barrier, Collective::Leave] {
             let call = Call::bare(kind);
             assert_eq!(Call::decode(&call.encode()), Some(call));
         }
@@ -159,7 +161,7 @@ mod tests {
 
     #[test]
     fn what_is_no_call_is_not_read_as_one() {
-        let mut header = Call::bare(Kind::Barrier).encode();
+        let mut header = Call::bare(Collective::Barrier).encode();
         header[0] = 17;
         assert_eq!(Call::decode(&header), None);
         header[0] = 4;

@@ -21,7 +21,7 @@ use std::time::Duration;
 use candle_core::{DType, Device, Tensor};
 use safetensors::View;
 
-pub(crate) use self::call::Kind;
+pub(crate) use self::call::Collective;
 pub(super) use self::call::{Call, HEADER};
 pub(crate) use self::transport::{Fault, Stuck, Transport};
 use self::worker::{Job, Worker};
@@ -84,7 +84,7 @@ impl Host {
     /// Hands a call to the thread. The result has shape `dims`.
     fn begin(&self, call: Call, x: &Tensor, dims: Vec<usize>, dtype: DType) -> Result<Pending> {
         let bytes = match call.kind {
-            Kind::Broadcast { root } if root as usize != self.rank => {
+            Collective::Broadcast { root } if root as usize != self.rank => {
                 vec![0; x.elem_count() * x.dtype().size_in_bytes()]
             }
             _ => bytes(x)?,
@@ -126,32 +126,32 @@ impl Communicator for Host {
 
     fn start_all_reduce(&self, x: &Tensor, reduction: Reduction) -> Result<Pending> {
         can_combine("all_reduce", x)?;
-        let call = Call::with("all_reduce", Kind::AllReduce(reduction), x)?;
+        let call = Call::with("all_reduce", Collective::AllReduce(reduction), x)?;
         self.begin(call, x, x.dims().to_vec(), x.dtype())
     }
 
     fn start_reduce_scatter(&self, x: &Tensor, reduction: Reduction) -> Result<Pending> {
         can_combine("reduce_scatter", x)?;
         let share = share("reduce_scatter", x, self.size)?;
-        let call = Call::with("reduce_scatter", Kind::ReduceScatter(reduction), x)?;
+        let call = Call::with("reduce_scatter", Collective::ReduceScatter(reduction), x)?;
         self.begin(call, x, share, wide(x.dtype()))
     }
 
     fn start_all_gather(&self, x: &Tensor) -> Result<Pending> {
         can_travel("all_gather", x)?;
-        let call = Call::with("all_gather", Kind::AllGather, x)?;
+        let call = Call::with("all_gather", Collective::AllGather, x)?;
         self.begin(call, x, joined(x, self.size), x.dtype())
     }
 
     fn start_broadcast(&self, x: &Tensor, root: usize) -> Result<Pending> {
         can_travel("broadcast", x)?;
         is_rank(root, self.size)?;
-        let call = Call::with("broadcast", Kind::Broadcast { root: root as u32 }, x)?;
+        let call = Call::with("broadcast", Collective::Broadcast { root: root as u32 }, x)?;
         self.begin(call, x, x.dims().to_vec(), x.dtype())
     }
 
     fn barrier(&self) -> Result<()> {
-        self.submit(Call::bare(Kind::Barrier), Vec::new())?.wait()?;
+        self.submit(Call::bare(Collective::Barrier), Vec::new())?.wait()?;
         Ok(())
     }
 }

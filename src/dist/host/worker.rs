@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, OnceLock};
 
-use super::call::{Call, HEADER, Kind};
+use super::call::{Call, Collective, HEADER};
 use super::moves::Moves;
 use super::transport::{Fault, Transport};
 use crate::error::{DistError, RankCall};
@@ -49,7 +49,7 @@ impl<T: Transport> Worker<T> {
             }
             last = Some(call);
         }
-        let mut leave = Call::bare(Kind::Leave);
+        let mut leave = Call::bare(Collective::Leave);
         leave.number = calls + 1;
         let Self { transport, rank, size, failure, .. } = self;
         let this = || RankCall { rank, size, number: leave.number, call: leave.to_string() };
@@ -92,11 +92,11 @@ impl<T: Transport> Worker<T> {
         let piece = (*segment / size).next_multiple_of(8);
         let mut moves = Moves { transport, size, dtype: call.dtype(), piece, stuck: &stuck };
         let result = match call.kind {
-            Kind::Barrier | Kind::Leave => Ok(Some(Vec::new())),
-            Kind::Broadcast { root } => moves.broadcast(bytes, root as usize).map(Some),
-            Kind::AllGather => moves.all_gather(&bytes).map(Some),
-            Kind::AllReduce(reduction) => moves.all_reduce(bytes, reduction),
-            Kind::ReduceScatter(reduction) => moves.reduce_scatter(&bytes, reduction),
+            Collective::Barrier | Collective::Leave => Ok(Some(Vec::new())),
+            Collective::Broadcast { root } => moves.broadcast(bytes, root as usize).map(Some),
+            Collective::AllGather => moves.all_gather(&bytes).map(Some),
+            Collective::AllReduce(reduction) => moves.all_reduce(bytes, reduction),
+            Collective::ReduceScatter(reduction) => moves.reduce_scatter(&bytes, reduction),
         };
         match result {
             Ok(Some(result)) => Ok(result),
@@ -116,7 +116,7 @@ pub(in crate::dist) fn compare(
     for (peer, header) in headers.chunks_exact(HEADER).enumerate() {
         match Call::decode(header) {
             Some(theirs) if theirs == *call => {}
-            Some(theirs) if theirs.kind == Kind::Leave => {
+            Some(theirs) if theirs.kind == Collective::Leave => {
                 let reason = left(theirs.number.saturating_sub(1));
                 return Err(DistError::Left { call: this(), peer, reason });
             }

@@ -21,7 +21,7 @@ use self::worker::{Failure, Job, Work, Worker};
 use super::arguments::{can_combine, can_travel, is_rank, joined, share};
 use super::communicator::{Communicator, Pending, Reduction};
 use super::environment::{self, Start};
-use super::host::{Call, Kind};
+use super::host::{Call, Collective};
 use super::rendezvous;
 use super::timeout::timeout;
 use crate::error::{ArgumentError, CaptureError, DistError, Result};
@@ -172,7 +172,7 @@ impl Rank {
     fn begin(
         &self,
         op: &'static str,
-        kind: Kind,
+        kind: Collective,
         x: &Tensor,
         plan: impl FnOnce(&Gpu, &Tensor) -> Result<DeviceCall>,
     ) -> Result<Pending> {
@@ -290,7 +290,7 @@ impl Communicator for Rank {
         can_combine("all_reduce", x)?;
         let plan =
             |gpu: &Gpu, x: &Tensor| plan::all_reduce(gpu, x, reduction, self.rank, self.size);
-        self.begin("all_reduce", Kind::AllReduce(reduction), x, plan)
+        self.begin("all_reduce", Collective::AllReduce(reduction), x, plan)
     }
 
     fn start_reduce_scatter(&self, x: &Tensor, reduction: Reduction) -> Result<Pending> {
@@ -298,25 +298,25 @@ impl Communicator for Rank {
         let share = share("reduce_scatter", x, self.size)?;
         let plan =
             |gpu: &Gpu, x: &Tensor| plan::reduce_scatter(gpu, x, reduction, self.size, share);
-        self.begin("reduce_scatter", Kind::ReduceScatter(reduction), x, plan)
+        self.begin("reduce_scatter", Collective::ReduceScatter(reduction), x, plan)
     }
 
     fn start_all_gather(&self, x: &Tensor) -> Result<Pending> {
         can_travel("all_gather", x)?;
         let joined = joined(x, self.size);
         let plan = |gpu: &Gpu, x: &Tensor| plan::all_gather(gpu, x, joined);
-        self.begin("all_gather", Kind::AllGather, x, plan)
+        self.begin("all_gather", Collective::AllGather, x, plan)
     }
 
     fn start_broadcast(&self, x: &Tensor, root: usize) -> Result<Pending> {
         can_travel("broadcast", x)?;
         is_rank(root, self.size)?;
         let plan = |gpu: &Gpu, x: &Tensor| plan::broadcast(gpu, x, root);
-        self.begin("broadcast", Kind::Broadcast { root: root as u32 }, x, plan)
+        self.begin("broadcast", Collective::Broadcast { root: root as u32 }, x, plan)
     }
 
     fn barrier(&self) -> Result<()> {
-        let call = Call::bare(Kind::Barrier);
+        let call = Call::bare(Collective::Barrier);
         let name = call.to_string();
         self.check(&name)?;
         self.send(Job::Call(Work::bare(call)), &name)?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
 
-use crate::dist::host::{Call, Fault, HEADER, Kind, before, compare, describe};
+use crate::dist::host::{Call, Collective, Fault, HEADER, before, compare, describe};
 use crate::error::{DistError, RankCall};
 use crate::kernels::cuda::{Event, Gpu, Id, Link, Step};
 use crate::lock::lock;
@@ -335,7 +335,7 @@ impl Worker {
             self.look()?;
             std::thread::sleep(AWAITED);
         }
-        let mut call = Call::bare(Kind::Leave);
+        let mut call = Call::bare(Collective::Leave);
         call.number = self.calls + 1;
         let slot = self.free.pop().unwrap_or_default();
         let told = self.tell(&call, slot)?;

@@ -38,13 +38,13 @@ macro_rules! operators {
             /// The number of its row, which is that of its line in `activation.cu`, and its parameters, which are
             /// two at most.
             fn number(self) -> (i32, [f64; 2]) {
-                enum Row { $($variant),* }
+                enum RowNumber { $($variant),* }
                 let mut parameters = [0.0; 2];
                 let row = match self {
                     $(Self::$variant { $($parameter),* } => {
                         let given: &[f64] = &[$($parameter),*];
                         parameters.iter_mut().zip(given).for_each(|(to, from)| *to = *from);
-                        Row::$variant
+                        RowNumber::$variant
                     })*
                 };
                 (row as i32, parameters)
@@ -52,7 +52,7 @@ macro_rules! operators {
         }
 
         #[cfg(test)]
-        const ROWS: &[tests::Row] = &[$(
+        const ROWS: &[tests::TableRow] = &[$(
             tests::row!($variant { $($parameter: $sample),* } $($facts)*),
         )*];
     };

@@ -5,7 +5,7 @@ use crate::kernels::elementwise::testing::*;
 use crate::kernels::testing::devices::devices;
 
 /// What the table says of an operator, with the parameters it has in tests.
-pub(super) struct Row {
+pub(super) struct TableRow {
     pub(super) function: Pointwise,
     /// The operator's name in `activation.cu`.
     pub(super) name: &'static str,
@@ -24,7 +24,7 @@ macro_rules! row {
         value: [$($value:expr),*];
         derivative: [$($derivative:expr),*];
     ) => {
-        tests::Row {
+        tests::TableRow {
             function: Pointwise::$variant { $($parameter: $sample),* },
             name: stringify!($variant),
             inputs: [$low, $high],
@@ -43,7 +43,7 @@ pub(super) const NAN: f64 = f64::NAN;
 const EDGES: [f64; 4] = [-INF, 0.0, INF, NAN];
 
 /// Numbers of both signs, where the operator takes them, and of many magnitudes.
-fn inputs(row: &Row, dtype: DType) -> Tensor {
+fn inputs(row: &TableRow, dtype: DType) -> Tensor {
     let [low, high] = row.inputs;
     let x = strided(&[33, 131], DType::F64, 1).affine((high - low) / 4.0, (high + low) / 2.0);
     x.unwrap().to_dtype(dtype).unwrap()
@@ -105,7 +105,7 @@ fn a_derivative_in_the_place_of_the_gradient_is_the_same() {
     for dtype in DTYPES {
         let x = random(&[3, 17_000], dtype, 1).abs().unwrap();
         let grad = random(&[3, 17_000], dtype, 2);
-        for Row { function, name, .. } in ROWS {
+        for TableRow { function, name, .. } in ROWS {
             let bits = |x: &Tensor| values(x).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             let expected = bits(&derivative(*function, &x, &grad).unwrap());
             let whole = grad.force_contiguous().unwrap();
@@ -225,8 +225,8 @@ fn small_logarithms_keep_their_digits() {
 fn small_inputs_keep_their_digits() {
     let small = [0.01, -0.01, 1e-4, -1e-4, 1e-6, -1e-6];
     let x = of(small.repeat(6), &[36], DType::F32);
-    let through_0 = |row: &&Row| row.value[1] == 0.0 && row.derivative[1].abs() > 0.0;
-    let rows: Vec<&Row> =
+    let through_0 = |row: &&TableRow| row.value[1] == 0.0 && row.derivative[1].abs() > 0.0;
+    let rows: Vec<&TableRow> =
         ROWS.iter().filter(through_0).filter(|row| row.derivative[1] < INF).collect();
     assert!(rows.iter().any(|row| row.name == "Log1p"));
     for device in devices() {
@@ -250,7 +250,7 @@ fn large_inputs_stay_finite() {
     for dtype in DTYPES {
         let x = of(vec![60000.0, -60000.0, 90.0, -90.0], &[4], dtype);
         let ones = x.ones_like().unwrap();
-        for Row { function, name, inputs, .. } in ROWS {
+        for TableRow { function, name, inputs, .. } in ROWS {
             // What an F64 has and this dtype has too.
             let finite = |exact: Tensor, actual: Tensor| {
                 let exact = values(&exact.to_dtype(dtype).unwrap());
@@ -339,7 +339,7 @@ fn gpus_agree_on_infinities_and_large_numbers() {
     let edges = vec![inf, -inf, f64::NAN, 0.0, -0.0, 60000.0, -60000.0, 90.0, -90.0, 20.5];
     for dtype in DTYPES {
         let (x, ones) = (of(edges.clone(), &[10], dtype), of(vec![1.0; 10], &[10], dtype));
-        for Row { function, .. } in ROWS {
+        for TableRow { function, .. } in ROWS {
             assert_gpus_agree(&[&x, &ones], 4.0, |t| {
                 Ok(vec![value(*function, &t[0])?, derivative(*function, &t[0], &t[1])?])
             });
@@ -390,7 +390,7 @@ fn every_16_bit_number_has_the_same_bits_in_large_and_small_tensors() {
     ];
     for x in numbers {
         let grad = random(&[size], x.dtype(), 3);
-        for Row { function, name, .. } in ROWS {
+        for TableRow { function, name, .. } in ROWS {
             let run = |start, len| {
                 let part = |t: &Tensor| t.narrow(0, start, len).unwrap();
                 let (x, grad) = (part(&x), part(&grad));

@@ -116,12 +116,12 @@ fn lies_well_from(x: &Tensor, start: u64) -> bool {
 
 /// Where the rows of a tensor are: asked for once for both kernels of backward, which both read them.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+struct StridedRows<'a> {
     start: u64,
     strides: &'a [usize],
 }
 
-impl<'a> Rows<'a> {
+impl<'a> StridedRows<'a> {
     fn of(x: &'a Tensor) -> Result<Self> {
         Ok(Self { start: start(x)?, strides: &x.stride()[..3] })
     }
@@ -156,7 +156,7 @@ fn launch(
 fn attention(
     launch: Launch,
     [q, k]: [&Tensor; 2],
-    rows: [Rows<'_>; 3],
+    rows: [StridedRows<'_>; 3],
     mask: &Mask,
     settings: Settings,
 ) -> Result<Launch> {
@@ -190,7 +190,7 @@ pub(super) fn forward(
     let launch = launch(gpu, &FORWARD, products, "flash", q)?.write_strided(&out)?;
     let launch = launch.write_strided(&unrounded)?.sizes(&out.stride()[..3]);
     let launch = launch.write_new(&max)?.write_new(&inverse_sum)?;
-    let rows = [Rows::of(q)?, Rows::of(k)?, Rows::of(v)?];
+    let rows = [StridedRows::of(q)?, StridedRows::of(k)?, StridedRows::of(v)?];
     attention(launch, [q, k], rows, &mask, settings)?.run(grid)?;
     Ok((out, Kept { max, inverse_sum, unrounded: Some(unrounded) }))
 }
@@ -251,16 +251,16 @@ fn write(
     let Saved { q, k, v, mask, kept, grad } = saved;
     let ((b, h, t, _), (_, kv_heads, s, _)) = (q.dims4()?, k.dims4()?);
     let copy;
-    let mut grad_rows = Rows::of(grad)?;
+    let mut grad_rows = StridedRows::of(grad)?;
     if grad.dtype() != q.dtype() || !lies_well_from(grad, grad_rows.start) {
         copy = cast(grad, q.dtype())?;
-        grad_rows = Rows::of(&copy)?;
+        grad_rows = StridedRows::of(&copy)?;
     }
     let (max, inverse_sum) = (plain(&kept.max)?, plain(&kept.inverse_sum)?);
     let averages = gpu.scratch_from(AVERAGES, b * h * t, DType::F32)?;
     let [averages_at, max_at, inverse_sum_at] =
         [address(&averages)?, address(&max)?, address(&inverse_sum)?];
-    let rows = [Rows::of(q)?, Rows::of(k)?, Rows::of(v)?];
+    let rows = [StridedRows::of(q)?, StridedRows::of(k)?, StridedRows::of(v)?];
     let mask = Mask::of(mask, [b, h, t, s], DType::F32)?;
     let into = |launch: Launch, x: Option<&Tensor>| {
         let Some(x) = x else { return Ok(launch.write_or_null(None)?.sizes(&[0; 3]).int(0)) };
@@ -272,7 +272,7 @@ fn write(
         // read.
         let launch = into(launch(gpu, &BACKWARD, products, "flash_queries", q)?, dq)?;
         let launch = launch.address(averages_at).address(max_at).address(inverse_sum_at);
-        let launch = Rows::of(output)?.read(grad_rows.read(launch));
+        let launch = StridedRows::of(output)?.read(grad_rows.read(launch));
         attention(launch, [q, k], rows, &mask, settings)?.run(products.grid(
             wide(q)?,
             b * h,

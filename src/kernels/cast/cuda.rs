@@ -8,8 +8,8 @@ use crate::kernels::cuda::{
 static SOURCE: Source = Source { name: "cast", code: include_str!("cast.cu") };
 static MANY: Source = Source { name: "cast_many", code: include_str!("many.cu") };
 
-/// Of as many words as `Row` in `many.cu`.
-type Rows = Many<5>;
+/// Of as many words a tensor as `Row` in `many.cu`.
+type TensorList = Many<5>;
 
 /// `x`, of any strides, in `dtype`: a new tensor, in one launch.
 pub(super) fn cast(gpu: &Gpu, x: &Tensor, dtype: DType) -> Result<Tensor> {
@@ -59,8 +59,8 @@ pub(super) fn cast_all(gpu: &Gpu, pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
             other => bail!("expected a tensor of F16, BF16, F32 or F64, got {other:?}"),
         })
     };
-    for part in pairs.chunks(Rows::ROWS) {
-        let mut rows = Rows::new();
+    for part in pairs.chunks(TensorList::ROWS) {
+        let mut rows = TensorList::new();
         for (dst, src) in part {
             let kinds = code(src)? | code(dst)? << 4;
             rows.add(dst.elem_count(), &[address_mut(dst)?, address(src)?, kinds]);

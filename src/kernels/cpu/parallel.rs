@@ -49,15 +49,15 @@ pub(in crate::kernels) fn map<R: Send>(tasks: usize, f: impl Fn(usize) -> R + Sy
     // Here and below, all but `f` is compiled once for a type, and not for every `f`.
     fn all<R: Send>(tasks: usize, f: &(dyn Fn(usize) -> R + Sync)) -> Vec<R> {
         let mut results = Vec::new();
-        results.resize_with(tasks, || Slot::new(None));
+        results.resize_with(tasks, || TaskCell::new(None));
         run(tasks, &|task| {
             let result = f(task);
-            // SAFETY: each task is run once, and its slot is its own.
+            // SAFETY: each task is run once, and its cell is its own.
             unsafe { *results[task].0.get() = Some(result) };
         });
         let mut all = Vec::with_capacity(tasks);
-        for slot in results {
-            all.extend(slot.0.into_inner());
+        for cell in results {
+            all.extend(cell.0.into_inner());
         }
         all
     }
@@ -69,14 +69,14 @@ pub(in crate::kernels) fn for_each_item<T: Send>(
     items: impl IntoIterator<Item = T>,
     f: impl Fn(T) + Sync,
 ) {
-    fn all<T: Send>(items: &[Slot<T>], f: &(dyn Fn(T) + Sync)) {
+    fn all<T: Send>(items: &[TaskCell<T>], f: &(dyn Fn(T) + Sync)) {
         run(items.len(), &|task| {
             if let Some(item) = items[task].take() {
                 f(item);
             }
         });
     }
-    all(&Slot::all(items), &f);
+    all(&TaskCell::all(items), &f);
 }
 
 /// What `f` returns for each of `items`, in order. See [`for_each`].
@@ -84,7 +84,7 @@ pub(in crate::kernels) fn map_items<T: Send, R: Send>(
     items: impl IntoIterator<Item = T>,
     f: impl Fn(T) -> R + Sync,
 ) -> Vec<R> {
-    let items = Slot::all(items);
+    let items = TaskCell::all(items);
     map(items.len(), |task| items[task].take().map(&f)).into_iter().flatten().collect()
 }
 
@@ -162,9 +162,9 @@ struct Chunks<T>(*mut T);
 unsafe impl<T: Send> Sync for Chunks<T> {}
 
 /// What one task reads or writes.
-struct Slot<T>(UnsafeCell<Option<T>>);
+struct TaskCell<T>(UnsafeCell<Option<T>>);
 
-impl<T> Slot<T> {
+impl<T> TaskCell<T> {
     fn new(value: Option<T>) -> Self {
         Self(UnsafeCell::new(value))
     }
@@ -173,15 +173,15 @@ impl<T> Slot<T> {
         values.into_iter().map(|value| Self::new(Some(value))).collect()
     }
 
-    /// What the task of this slot's number reads, which is run once.
+    /// What the task of this cell's number reads, which is run once.
     fn take(&self) -> Option<T> {
-        // SAFETY: each task is run once, and its slot is its own.
+        // SAFETY: each task is run once, and its cell is its own.
         unsafe { (*self.0.get()).take() }
     }
 }
 
-// SAFETY: a slot is used by the task of its number alone, and by the caller before and after the loop.
-unsafe impl<T: Send> Sync for Slot<T> {}
+// SAFETY: a cell is used by the task of its number alone, and by the caller before and after the loop.
+unsafe impl<T: Send> Sync for TaskCell<T> {}
 
 type Body<'a> = dyn Fn(usize) + Sync + 'a;
 

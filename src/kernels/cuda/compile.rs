@@ -129,8 +129,8 @@ pub(super) fn function(
     let module = MODULES.get_or_make((key, unit), || {
         let capability = context.compute_capability().w()?;
         check_driver()?;
-        let job = Job::new(source, unit, architecture(capability));
-        context.load_module(Ptx::from_binary(job.code(CACHE.as_ref())?)).w()
+        let compilation = Compilation::new(source, unit, architecture(capability));
+        context.load_module(Ptx::from_binary(compilation.code(CACHE.as_ref())?)).w()
     })?;
     let function = module.load_function(&name).w()?;
     let function = Rc::new(Function { function, shared: Cell::new(SHARED) });
@@ -171,14 +171,14 @@ fn unit(name: &str) -> &'static str {
 }
 
 /// What NVRTC is to compile, and how.
-struct Job {
+struct Compilation {
     name: String,
     architecture: String,
     options: Vec<String>,
     text: String,
 }
 
-impl Job {
+impl Compilation {
     /// For machine code, not PTX: PTX of a newer compiler than the driver's is refused.
     fn new(source: &Source, unit: &str, architecture: String) -> Self {
         // Products and sums are fused where a kernel says so, as on the CPU.
@@ -284,20 +284,20 @@ mod tests {
     static SOURCE: Source =
         Source { name: "nothing", code: "extern \"C\" __global__ void nothing() {}\n" };
 
-    fn job(architecture: &str) -> Job {
-        Job::new(&SOURCE, "bf16", architecture.to_owned())
+    fn compilation(architecture: &str) -> Compilation {
+        Compilation::new(&SOURCE, "bf16", architecture.to_owned())
     }
 
     #[test]
     fn what_one_lookup_has_compiled_the_next_one_reads() -> Result<()> {
         let folder = format!("candle-amp-compile-{}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
-        let job = job("sm_90a");
-        let compiled = job.code(Some(&Cache::new(folder.clone())))?;
+        let one = compilation("sm_90a");
+        let compiled = one.code(Some(&Cache::new(folder.clone())))?;
         assert!(!compiled.is_empty());
         // As another process: with a cache that has seen nothing.
         let read = Cache::new(folder.clone())
-            .get_or("nothing_bf16-sm_90a", &job.key()?, || bail!("it is compiled again"))?;
+            .get_or("nothing_bf16-sm_90a", &one.key()?, || bail!("it is compiled again"))?;
         assert_eq!(read, compiled);
         std::fs::remove_dir_all(folder)?;
         Ok(())
@@ -314,7 +314,7 @@ mod tests {
             assert!(check_version("NVRTC is of CUDA", new).is_ok());
         }
         use sys::nvrtcResult as Status;
-        let says = |status| job("sm_90a").explain(nvrtc::NvrtcError(status)).to_string();
+        let says = |status| compilation("sm_90a").explain(nvrtc::NvrtcError(status)).to_string();
         assert!(says(Status::NVRTC_ERROR_INVALID_OPTION).contains("newer CUDA toolkit"));
         assert!(!says(Status::NVRTC_ERROR_COMPILATION).contains("newer CUDA toolkit"));
     }
@@ -370,15 +370,16 @@ mod tests {
         let package = std::env::var_os("CARGO_MANIFEST_DIR");
         let package = package.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
         let script = std::path::Path::new(&package).join("scripts/fill-kernel-cache.py");
-        let (major, minor) = job("sm_90a").compiler()?;
+        let (major, minor) = compilation("sm_90a").compiler()?;
         let output = std::process::Command::new("python3")
             .arg(script)
             .args(["--keys", "90", &format!("{major}.{minor}")])
             .output()?;
         let keys = String::from_utf8_lossy(&output.stdout).into_owned();
         for (source, unit) in [(&EMBEDDING, "bf16"), (&EMBEDDING, "f32"), (&FLASH, "f16")] {
-            let job = Job::new(source, unit, architecture((9, 0)));
-            let line = format!("{} {:08x}\n", job.name, crc32fast::hash(job.key()?.as_bytes()));
+            let compilation = Compilation::new(source, unit, architecture((9, 0)));
+            let key = crc32fast::hash(compilation.key()?.as_bytes());
+            let line = format!("{} {key:08x}\n", compilation.name);
             assert!(keys.contains(&line), "{line} is not in {keys}{output:?}");
         }
         Ok(())
@@ -386,14 +387,14 @@ mod tests {
 
     #[test]
     fn a_key_has_all_that_machine_code_depends_on() -> Result<()> {
-        let key = job("sm_90a").key()?;
+        let key = compilation("sm_90a").key()?;
         let first = format!("candle-amp {}, NVRTC ", env!("CARGO_PKG_VERSION"));
         assert!(key.starts_with(&first), "{key}");
         for part in ["--gpu-architecture=sm_90a --std", "--fmad=false", COMMON, SOURCE.code] {
             assert!(key.contains(part), "{part}");
         }
-        assert_ne!(key, job("sm_80").key()?);
-        assert_ne!(key, Job::new(&SOURCE, "f16", "sm_90a".to_owned()).key()?);
+        assert_ne!(key, compilation("sm_80").key()?);
+        assert_ne!(key, Compilation::new(&SOURCE, "f16", "sm_90a".to_owned()).key()?);
         Ok(())
     }
 }

@@ -6,11 +6,11 @@ use std::hash::Hash;
 use std::sync::{Arc, Mutex};
 
 /// Empty until its value is made; whoever makes it holds the lock.
-type Slot<V> = Arc<Mutex<Option<V>>>;
+type OnceValue<V> = Arc<Mutex<Option<V>>>;
 
 /// Values that take long to make, and are cheap to clone.
 #[derive(Debug)]
-pub(super) struct OncePerKey<K, V>(Mutex<HashMap<K, Slot<V>>>);
+pub(super) struct OncePerKey<K, V>(Mutex<HashMap<K, OnceValue<V>>>);
 
 impl<K, V> Default for OncePerKey<K, V> {
     fn default() -> Self {
@@ -26,8 +26,8 @@ impl<K: Eq + Hash, V: Clone> OncePerKey<K, V> {
         key: K,
         make: impl FnOnce() -> Result<V, E>,
     ) -> Result<V, E> {
-        let slot = lock(&self.0).entry(key).or_default().clone();
-        let mut value = lock(&slot);
+        let once = lock(&self.0).entry(key).or_default().clone();
+        let mut value = lock(&once);
         match &*value {
             Some(value) => Ok(value.clone()),
             None => Ok(value.insert(make()?).clone()),

@@ -4,16 +4,16 @@ use candle_core::{DType, Result, Tensor};
 
 use crate::error::bail;
 use crate::kernels::cuda::Gpu;
-use crate::kernels::layer_norm::cuda::{self as norm, Rows};
+use crate::kernels::layer_norm::cuda::{self as norm, RowShape};
 
-fn rows(x: &Tensor, groups: usize) -> Result<Rows> {
+fn rows(x: &Tensor, groups: usize) -> Result<RowShape> {
     let (samples, channels) = (x.dim(0)?, x.dim(1)?);
     let inner: usize = x.dims()[2..].iter().product();
     let (count, columns) = (samples * groups, channels / groups * inner);
     if u32::try_from(columns).is_err() {
         bail!("group norm of {columns} elements a group, more than 2^32 - 1")
     }
-    Ok(Rows { count, columns, groups, inner: inner.max(1) })
+    Ok(RowShape { count, columns, groups, inner: inner.max(1) })
 }
 
 pub(super) fn forward(

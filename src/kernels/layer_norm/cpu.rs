@@ -26,14 +26,14 @@ use crate::kernels::reduce::channels::block_sums;
 
 /// What a row is normalised by.
 #[derive(Clone, Copy)]
-struct Row<A> {
+struct RowStatistics<A> {
     mean: A,
     /// What rounding took from the mean: the exact one is about `mean + rest`.
     rest: A,
     inv_std: A,
 }
 
-impl<A: Real> Row<A> {
+impl<A: Real> RowStatistics<A> {
     #[inline(always)]
     fn normalise(self, x: A) -> A {
         ((x - self.mean) - self.rest) * self.inv_std
@@ -103,7 +103,7 @@ pub(super) fn forward(
                     || {
                         let rows = y.chunks_exact_mut(columns).zip(x.chunks_exact(columns));
                         for ((y, x), statistics) in rows.zip(statistics.chunks_exact_mut(3)) {
-                            let row = Row::of(x, eps, centred);
+                            let row = RowStatistics::of(x, eps, centred);
                             statistics.copy_from_slice(&[row.mean, row.rest, row.inv_std]);
                             each_lane(
                                 y,
@@ -239,7 +239,7 @@ impl<T: Lane<Acc: Lane>> RowsBackward<'_, T> {
             let x = &self.x[first..][..columns];
             let grad = &self.grad[first..][..columns];
             let &[mean, rest, inv_std] = &self.statistics[row * 3..][..3] else { return };
-            let row = Row { mean, rest, inv_std };
+            let row = RowStatistics { mean, rest, inv_std };
             for i in 0..columns {
                 normal[i] = row.normalise(x[i].widened());
                 gradient[i] = grad[i].widened() * weight[i];

@@ -13,14 +13,14 @@ static SOURCE: Source = Source { name: "layer_norm", code: include_str!("layer_n
 /// How the elements of a row belong to channels: `inner` follow each other for each, and rows go
 /// through all channels every `groups`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rows {
+pub(crate) struct RowShape {
     pub(crate) count: usize,
     pub(crate) columns: usize,
     pub(crate) groups: usize,
     pub(crate) inner: usize,
 }
 
-impl Rows {
+impl RowShape {
     pub(super) fn of(x: &Tensor) -> Result<Self> {
         let columns = x.dim(D::Minus1)?;
         Ok(Self { count: x.elem_count() / columns.max(1), columns, groups: 1, inner: 1 })
@@ -49,7 +49,7 @@ fn parameters<const N: usize>(
 pub(crate) fn forward(
     gpu: &Gpu,
     x: &Tensor,
-    rows: Rows,
+    rows: RowShape,
     affine: [Option<&Tensor>; 2],
     eps: f64,
     centred: bool,
@@ -79,7 +79,7 @@ pub(crate) fn forward(
 pub(crate) fn input_gradient(
     gpu: &Gpu,
     [x, grad, statistics]: [&Tensor; 3],
-    rows: Rows,
+    rows: RowShape,
     weight: Option<&Tensor>,
     centred: bool,
     out: DType,
@@ -134,13 +134,13 @@ pub(super) fn backward(
     pending: Option<&Tensor>,
 ) -> Result<[Option<Tensor>; 3]> {
     let [x, grad, statistics] = tensors;
-    let rows = Rows::of(x)?;
+    let rows = RowShape::of(x)?;
     let dx = |out| input_gradient(gpu, tensors, rows, weight, centred, out, pending);
     let dx = wants[0].map(dx).transpose()?;
     if wants[1].or(wants[2]).is_none() {
         return Ok([dx, None, None]);
     }
-    let Rows { count, columns, .. } = rows;
+    let RowShape { count, columns, .. } = rows;
     let tiling = reduce::Tiling::over(&[x, grad], count, columns)?;
     let sums = gpu.empty((tiling.parts, 2, columns), DType::F64)?;
     // Block `p * tiles + t` reads rows before `count` and columns before `columns`, and writes those

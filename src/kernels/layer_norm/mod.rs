@@ -27,7 +27,7 @@ pub(crate) fn forward(
 ) -> Result<(Tensor, Tensor)> {
     let x = plain(x)?;
     if let Some(gpu) = Gpu::of(x.device()) {
-        return cuda::forward(gpu, &x, cuda::Rows::of(&x)?, [weight, bias], eps, centred);
+        return cuda::forward(gpu, &x, cuda::RowShape::of(&x)?, [weight, bias], eps, centred);
     }
     if x.device().is_cpu() {
         cpu::forward(&x, weight, bias, eps, centred)

@@ -161,7 +161,7 @@ pub(super) fn cross_entropy_backward(of: LogitsGradient<'_>, out: DType) -> Resu
         let data: &[T] = &Elements::of(of.logits)?;
         let (parts, weights) = (Elements::of(of.log_sum_exp)?, weights(of.loss)?);
         let weights: Option<&[T::Acc]> = weights.as_deref();
-        let rows = Rows::<T::Acc>::new(of, &parts, targets, weights)?;
+        let rows = RowGradients::<T::Acc>::new(of, &parts, targets, weights)?;
         let dx = generate(
             n * classes,
             #[inline(always)]
@@ -205,7 +205,7 @@ pub(super) fn cross_entropy_backward(of: LogitsGradient<'_>, out: DType) -> Resu
 }
 
 /// What the gradients of all rows are computed from.
-struct Rows<'a, A> {
+struct RowGradients<'a, A> {
     targets: Targets<'a, A>,
     parts: &'a [A],
     /// Of each row's loss, or of all rows.
@@ -214,15 +214,15 @@ struct Rows<'a, A> {
     /// What the target distribution gives every class, and the target more than that.
     every: f64,
     more: f64,
-    /// A row where all classes weigh 1.
-    even: Row<A>,
+    /// Of a row where all classes weigh 1.
+    even: RowGradient<A>,
     /// The sum of the weights.
     sum: f64,
 }
 
 /// The gradient of a row's logits.
 #[derive(Clone, Copy)]
-struct Row<A> {
+struct RowGradient<A> {
     max: A,
     log_sum: A,
     scale: A,
@@ -234,7 +234,7 @@ struct Row<A> {
     more: A,
 }
 
-impl<'a, A: Exp> Rows<'a, A> {
+impl<'a, A: Exp> RowGradients<'a, A> {
     fn new(
         of: LogitsGradient<'_>,
         parts: &'a [A],
@@ -255,7 +255,7 @@ impl<'a, A: Exp> Rows<'a, A> {
             stride: loss.gradient_stride(),
             every,
             more,
-            even: Row {
+            even: RowGradient {
                 max: zero,
                 log_sum: zero,
                 scale: zero,
@@ -270,9 +270,9 @@ impl<'a, A: Exp> Rows<'a, A> {
 
     /// The class of a row that counts, and its gradient.
     #[inline(always)]
-    fn of(&self, row: usize) -> Option<(usize, Row<A>)> {
+    fn of(&self, row: usize) -> Option<(usize, RowGradient<A>)> {
         let (target, weight) = self.targets.of(row)?;
-        let own = Row {
+        let own = RowGradient {
             max: self.parts[row],
             log_sum: self.parts[self.targets.classes.len() + row],
             scale: self.scales[row * self.stride],
@@ -283,11 +283,11 @@ impl<'a, A: Exp> Rows<'a, A> {
         }
         let mass = A::of(self.more * weight + self.every * self.sum);
         let (of_target, more) = (A::of(self.every * weight), A::of(self.more * weight));
-        Some((target, Row { mass, target: of_target, more, ..own }))
+        Some((target, RowGradient { mass, target: of_target, more, ..own }))
     }
 }
 
-impl<A: Exp> Row<A> {
+impl<A: Exp> RowGradient<A> {
     #[inline(always)]
     fn probability(self, logit: A) -> A {
         (logit - self.max - self.log_sum).exponential()
@@ -316,7 +316,7 @@ pub(super) fn cross_entropy_backward_assign(of: LogitsGradient<'_>) -> Result<Te
         let (_, classes) = of.logits.dims2()?;
         let (parts, weights) = (Elements::of(of.log_sum_exp)?, weights(of.loss)?);
         let weights: Option<&[T::Acc]> = weights.as_deref();
-        let rows = Rows::<T::Acc>::new(of, &parts, targets, weights)?;
+        let rows = RowGradients::<T::Acc>::new(of, &parts, targets, weights)?;
         write(of.logits, |data: &mut [T]| {
             for_each_chunk::<T::Acc, _>(
                 data,

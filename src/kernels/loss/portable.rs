@@ -8,31 +8,31 @@ use super::{LogitsGradient, Reduced};
 use crate::kernels::accumulator;
 use crate::kernels::elementwise::portable::{at_least, clamped, upcast};
 
-/// What the rows count, as tensors `(n, 1)`.
-struct Rows {
+/// The targets of the rows, and how much each counts: tensors `(n, 1)`.
+struct Targets {
     /// 1 where a row counts.
     counted: Tensor,
     /// Its class, 0 where it does not.
-    targets: Tensor,
-    /// The weight of its target, 0 where it does not count.
+    classes: Tensor,
+    /// The weight of its class, 0 where it does not count.
     weights: Tensor,
 }
 
-impl Rows {
+impl Targets {
     fn of(loss: &ClassLoss, targets: &Tensor, wide: DType) -> Result<Self> {
         let targets = targets.detach();
         let counted = match loss.ignored {
             Some(ignored) => targets.ne(ignored)?,
             None => targets.ones_like()?.to_dtype(DType::U8)?,
         };
-        let targets = counted.where_cond(&targets, &targets.zeros_like()?)?;
+        let classes = counted.where_cond(&targets, &targets.zeros_like()?)?;
         let weights = match &loss.weights {
-            Some(weights) => weights.index_select(&targets, 0)?,
-            None => targets.ones_like()?.to_dtype(wide)?,
+            Some(weights) => weights.index_select(&classes, 0)?,
+            None => classes.ones_like()?.to_dtype(wide)?,
         };
         let weights = counted.where_cond(&weights, &weights.zeros_like()?)?;
         let column = |x: Tensor| x.unsqueeze(1);
-        Ok(Self { counted: column(counted)?, targets: column(targets)?, weights: column(weights)? })
+        Ok(Self { counted: column(counted)?, classes: column(classes)?, weights: column(weights)? })
     }
 
     /// `x`, `(n, m)`, and zeros where rows do not count.
@@ -74,12 +74,12 @@ pub(super) fn cross_entropy_forward(
     targets: &Tensor,
 ) -> Result<(Reduced, Tensor)> {
     let wide = upcast(logits)?;
-    let rows = Rows::of(loss, targets, wide.dtype())?;
+    let targets = Targets::of(loss, targets, wide.dtype())?;
     let max = wide.max_keepdim(1)?;
     let log_sum = wide.broadcast_sub(&max)?.exp()?.sum_keepdim(1)?.log()?;
     let log_sum_exp = (&max + &log_sum)?;
-    let of_target = (&log_sum_exp - wide.gather(&rows.targets, 1)?)?;
-    let mut losses = (of_target * &rows.weights)?.affine(1.0 - loss.label_smoothing, 0.0)?;
+    let of_target = (&log_sum_exp - wide.gather(&targets.classes, 1)?)?;
+    let mut losses = (of_target * &targets.weights)?.affine(1.0 - loss.label_smoothing, 0.0)?;
     if loss.label_smoothing != 0.0 {
         let mut all = wide.neg()?.broadcast_add(&log_sum_exp)?;
         if let Some(weights) = &loss.weights {
@@ -88,14 +88,14 @@ pub(super) fn cross_entropy_forward(
         losses = (losses + (all.mean_keepdim(1)? * loss.label_smoothing)?)?;
     }
     let log_sums = Tensor::stack(&[max.squeeze(1)?, log_sum.squeeze(1)?], 0)?;
-    Ok((rows.reduce(loss, &losses)?, log_sums))
+    Ok((targets.reduce(loss, &losses)?, log_sums))
 }
 
 pub(super) fn cross_entropy_backward(of: LogitsGradient<'_>, out: DType) -> Result<Tensor> {
     let LogitsGradient { loss, logits, targets, log_sum_exp, total, gradient } = of;
     let (n, classes) = logits.dims2()?;
     let wide = upcast(logits)?;
-    let rows = Rows::of(loss, targets, wide.dtype())?;
+    let targets = Targets::of(loss, targets, wide.dtype())?;
     let part = |i: usize| log_sum_exp.get(i)?.unsqueeze(1);
     let probabilities = wide.broadcast_sub(&part(0)?)?.broadcast_sub(&part(1)?)?.exp()?;
     let every = match &loss.weights {
@@ -103,12 +103,12 @@ pub(super) fn cross_entropy_backward(of: LogitsGradient<'_>, out: DType) -> Resu
         None => Tensor::ones(classes, wide.dtype(), wide.device())?,
     };
     let every = (every * (loss.label_smoothing / classes as f64))?;
-    let right = (&rows.weights * (1.0 - loss.label_smoothing))?;
+    let right = (&targets.weights * (1.0 - loss.label_smoothing))?;
     let mass = right.broadcast_add(&every.sum_all()?)?;
     let difference = probabilities.broadcast_mul(&mass)?.broadcast_sub(&every)?;
-    let difference = difference.scatter_add(&rows.targets, &right.neg()?, 1)?;
+    let difference = difference.scatter_add(&targets.classes, &right.neg()?, 1)?;
     let scales = scales(loss, n, total, gradient, wide.dtype())?;
-    rows.mask(&difference.broadcast_mul(&scales)?)?.to_dtype(out)
+    targets.mask(&difference.broadcast_mul(&scales)?)?.to_dtype(out)
 }
 
 pub(super) fn nll_forward(
@@ -117,9 +117,9 @@ pub(super) fn nll_forward(
     targets: &Tensor,
 ) -> Result<Reduced> {
     let wide = upcast(log_probs)?;
-    let rows = Rows::of(loss, targets, wide.dtype())?;
-    let losses = (wide.gather(&rows.targets, 1)?.neg()? * &rows.weights)?;
-    rows.reduce(loss, &losses)
+    let targets = Targets::of(loss, targets, wide.dtype())?;
+    let losses = (wide.gather(&targets.classes, 1)?.neg()? * &targets.weights)?;
+    targets.reduce(loss, &losses)
 }
 
 pub(super) fn nll_backward(
@@ -129,11 +129,11 @@ pub(super) fn nll_backward(
     out: DType,
 ) -> Result<Tensor> {
     let (n, wide) = (targets.dim(0)?, accumulator(out));
-    let rows = Rows::of(loss, targets, wide)?;
+    let targets = Targets::of(loss, targets, wide)?;
     let scales = scales(loss, n, total, gradient, wide)?;
-    let shares = rows.weights.to_dtype(wide)?.broadcast_mul(&scales)?.neg()?;
-    let zeros = Tensor::zeros((n, loss.classes), wide, targets.device())?;
-    zeros.scatter_add(&rows.targets, &rows.mask(&shares)?, 1)?.to_dtype(out)
+    let shares = targets.weights.to_dtype(wide)?.broadcast_mul(&scales)?.neg()?;
+    let zeros = Tensor::zeros((n, loss.classes), wide, shares.device())?;
+    zeros.scatter_add(&targets.classes, &targets.mask(&shares)?, 1)?.to_dtype(out)
 }
 
 /// The loss of each element.

@@ -1,4 +1,4 @@
-//! The CUDA side: one launch a pass for all tensors, up to [`Rows::ROWS`] of them. Nothing waits.
+//! The CUDA side: one launch a pass for all tensors, up to [`TensorList::ROWS`] of them. Nothing waits.
 
 use candle_core::{DType, Device, Result, Tensor};
 
@@ -8,13 +8,13 @@ use crate::kernels::cuda::{Gpu, Grid, Launch, Many, Source, address, address_mut
 
 static SOURCE: Source = Source { name: "multi_tensor", code: include_str!("multi_tensor.cu") };
 
-/// Of as many words as `Row` in the `.cu`.
-type Rows = Many<8>;
+/// Of as many words a tensor as `Row` in the `.cu`.
+type TensorList = Many<8>;
 /// As `Range`.
 type Ranges = Many<3>;
 const ONE: Grid = Grid { blocks: [1, 1, 1], threads: Grid::THREADS, shared: 0 };
 
-/// Launches `kernel` over `gradients`, once for every [`Rows::ROWS`]; `arguments` come after the
+/// Launches `kernel` over `gradients`, once for every [`TensorList::ROWS`]; `arguments` come after the
 /// table, for the launch that starts at gradient `.1` and has `.2` blocks.
 fn each(
     gpu: &Gpu,
@@ -22,8 +22,8 @@ fn each(
     gradients: &[ScaledGradient<'_>],
     arguments: impl Fn(Launch, usize, usize) -> Result<Launch>,
 ) -> Result<()> {
-    for (number, part) in gradients.chunks(Rows::ROWS).enumerate() {
-        let mut rows = Rows::new();
+    for (number, part) in gradients.chunks(TensorList::ROWS).enumerate() {
+        let mut rows = TensorList::new();
         for (gradient, by) in part {
             let double = match gradient.dtype() {
                 DType::F64 => 1,
@@ -36,7 +36,7 @@ fn each(
         }
         let launch = gpu.launch(&SOURCE, kernel)?.table(rows.table());
         let grid = rows.grid();
-        arguments(launch, number * Rows::ROWS, grid.blocks[0])?.run(grid)?;
+        arguments(launch, number * TensorList::ROWS, grid.blocks[0])?.run(grid)?;
     }
     Ok(())
 }
@@ -88,7 +88,7 @@ pub(super) fn norm(
     gradients: &[ScaledGradient<'_>],
 ) -> Result<(Norm, Vec<DeviceFoundInf>)> {
     let blocks = |part: &[&Tensor]| -> usize {
-        part.iter().map(|gradient| Rows::blocks_of(gradient.elem_count())).sum()
+        part.iter().map(|gradient| TensorList::blocks_of(gradient.elem_count())).sum()
     };
     let (all, found) = (tensors(gradients), counts(gpu, gradients.len())?);
     // One sum for every block of every launch.

@@ -20,12 +20,12 @@ static LAST: Source = Source {
 
 /// The sizes of some images, `[n, c, h, w]`, and the order a tensor has them in.
 #[derive(Clone, Copy)]
-struct Images {
+struct ImageShape {
     sizes: [usize; 4],
     format: Format,
 }
 
-impl Images {
+impl ImageShape {
     fn of((a, b, c, d): Dims, format: Format) -> Self {
         Self { sizes: format.split([a, b, c, d]), format }
     }
@@ -78,7 +78,7 @@ impl Images {
 }
 
 pub(super) fn max_forward(gpu: &Gpu, x: &Tensor, window: Window) -> Result<(Tensor, Tensor)> {
-    let images = Images::of(x.dims4()?, window.format);
+    let images = ImageShape::of(x.dims4()?, window.format);
     let dims = images.pooled(window).dims();
     let (y, index) = (gpu.empty(&dims, x.dtype())?, gpu.empty(&dims, DType::U32)?);
     let kernel = images.launch(gpu, "max_forward", [suffix(x.dtype())?, ""])?;
@@ -96,7 +96,7 @@ pub(super) fn max_backward(
     window: Window,
     out: DType,
 ) -> Result<Tensor> {
-    let (images, dx) = (Images::of(dims, window.format), gradient(gpu, grad, dims, out)?);
+    let (images, dx) = (ImageShape::of(dims, window.format), gradient(gpu, grad, dims, out)?);
     let kernel = images.launch(gpu, "max_backward", types(grad, &dx)?)?;
     let kernel = kernel.read(grad)?.read(index)?.write_new(&dx)?;
     images.run(kernel, window, (dx.elem_count(), grad.dtype()))?;
@@ -104,7 +104,7 @@ pub(super) fn max_backward(
 }
 
 pub(super) fn avg_forward(gpu: &Gpu, x: &Tensor, window: Window) -> Result<Tensor> {
-    let images = Images::of(x.dims4()?, window.format);
+    let images = ImageShape::of(x.dims4()?, window.format);
     let y = gpu.empty(&images.pooled(window).dims(), x.dtype())?;
     let kernel = images.launch(gpu, "avg_forward", [suffix(x.dtype())?, ""])?;
     images.run(kernel.read(x)?.write_new(&y)?, window, (y.elem_count(), x.dtype()))?;
@@ -119,7 +119,7 @@ pub(super) fn avg_backward(
     window: Window,
     out: DType,
 ) -> Result<Tensor> {
-    let (images, dx) = (Images::of(dims, window.format), gradient(gpu, grad, dims, out)?);
+    let (images, dx) = (ImageShape::of(dims, window.format), gradient(gpu, grad, dims, out)?);
     let kernel = images.launch(gpu, "avg_backward", types(grad, &dx)?)?;
     let kernel = kernel.read(grad)?.write_new(&dx)?;
     images.run(kernel, window, (dx.elem_count(), grad.dtype()))?;
@@ -127,7 +127,7 @@ pub(super) fn avg_backward(
 }
 
 pub(super) fn global_avg_forward(gpu: &Gpu, x: &Tensor, format: Format) -> Result<Tensor> {
-    let images = Images::of(x.dims4()?, format);
+    let images = ImageShape::of(x.dims4()?, format);
     let [n, c, ..] = images.sizes;
     let y = gpu.empty((n, c), x.dtype())?;
     let kernel = images.launch(gpu, "global_avg_forward", [suffix(x.dtype())?, ""])?;
@@ -152,7 +152,7 @@ pub(super) fn global_avg_backward(
     format: Format,
     out: DType,
 ) -> Result<Tensor> {
-    let (images, dx) = (Images::of(dims, format), gradient(gpu, grad, dims, out)?);
+    let (images, dx) = (ImageShape::of(dims, format), gradient(gpu, grad, dims, out)?);
     let kernel = images.launch(gpu, "global_avg_backward", types(grad, &dx)?)?;
     let kernel = kernel.read(grad)?.write_new(&dx)?;
     match format {
@@ -178,7 +178,7 @@ fn types(grad: &Tensor, dx: &Tensor) -> Result<[&'static str; 2]> {
 }
 
 /// A block for every plane, of as many threads as keep busy.
-fn planes(images: Images) -> Grid {
+fn planes(images: ImageShape) -> Grid {
     let threads = (images.area() / 8).next_power_of_two().clamp(32, 512);
     Grid::flat(images.planes(), threads)
 }

@@ -24,7 +24,7 @@ const BLOCK: usize = 32 * 1024;
 const NARROWEST: usize = 64;
 
 /// Parts of some rows, to be written.
-pub(crate) type Rows<'a, 'b, T> = &'a mut [&'b mut [MaybeUninit<T>]];
+pub(crate) type OutputRows<'a, 'b, T> = &'a mut [&'b mut [MaybeUninit<T>]];
 
 /// The shape of a contiguous tensor around the dimension that lines run along.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +74,10 @@ impl Lines {
 
     /// What `f` writes, in parallel, for lines side by side: it is given where the first one's elements begin, and the
     /// lines' part of each row. What it reads and writes stays in the second-level cache, and is read from memory once.
-    pub(crate) fn map_blocks<O: Lane>(self, f: &(dyn Fn(usize, Rows<'_, '_, O>) + Sync)) -> Vec<O> {
+    pub(crate) fn map_blocks<O: Lane>(
+        self,
+        f: &(dyn Fn(usize, OutputRows<'_, '_, O>) + Sync),
+    ) -> Vec<O> {
         let size = self.count * self.inner;
         let width = (BLOCK / self.count.max(1)).max(NARROWEST);
         uninit_vec(self.outer * size, |out| {

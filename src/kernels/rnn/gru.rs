@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 
 use super::cpu::{for_each_row, runs, runs_mut, widened};
 use super::gate::Gate;
-use super::recurrent::{Widened, add_recurrent, recurrent_gradient};
+use super::recurrent::{WidenedWeight, add_recurrent, recurrent_gradient};
 use super::{Dims, GateGradients, Saved, Sequence, portable};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
@@ -40,7 +40,7 @@ pub(crate) fn gru_backward(
 fn forward<T: Lane<Acc: Gate>>(of: &Sequence, gates: &Tensor) -> Result<(Tensor, Tensor)> {
     let dims = of.dims()?;
     let Dims { batch, steps, hidden: n, .. } = dims;
-    let (weight, mut h) = (Widened::<T::Acc>::of(&of.w_hh.t()?)?, widened::<T::Acc>(&of.h0)?);
+    let (weight, mut h) = (WidenedWeight::<T::Acc>::of(&of.w_hh.t()?)?, widened::<T::Acc>(&of.h0)?);
     let bias = match &of.b_hh {
         Some(bias) => widened(&bias.to_dtype(of.wide())?)?,
         None => vec![T::Acc::of(0.0); 3 * n],
@@ -98,7 +98,7 @@ fn backward<T: Lane<Acc: Gate>>(
 ) -> Result<GateGradients> {
     let dims = of.dims()?;
     let Dims { batch, steps, hidden: n, .. } = dims;
-    let (weight, h0) = (Widened::<T::Acc>::of(&of.w_hh)?, of.h0.contiguous()?);
+    let (weight, h0) = (WidenedWeight::<T::Acc>::of(&of.w_hh)?, of.h0.contiguous()?);
     let _held = hold([&h0, &saved.gates, y, &saved.inner, grad]);
     let (h0, gates) = (&*Elements::<T>::of(&h0)?, &*Elements::<T>::of(&saved.gates)?);
     let (y, inner) = (&*Elements::<T>::of(y)?, &*Elements::<T>::of(&saved.inner)?);

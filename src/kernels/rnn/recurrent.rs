@@ -3,9 +3,9 @@
 //! A step needs the result of the one before, so its product is small, and every step reads the whole weight. There are
 //! two ways to multiply, forward and backward:
 //!
-//! - [`Widened`]: the weight in F32 (F64 for F64), multiplied by the `gemm` crate. All threads share each step.
-//! - `Packed`, for LSTM: a BF16 weight of at most 512 units, where BF16 is multiplied by AVX512-BF16 or AMX. It is
-//!   packed once. Each step rounds its rows to BF16 and packs them. A thread takes one block of the micro-kernel, 8 or
+//! - [`WidenedWeight`]: the weight in F32 (F64 for F64), multiplied by the `gemm` crate. All threads share each step.
+//! - `PackedWeight`, for LSTM: a BF16 weight of at most 512 units, where BF16 is multiplied by AVX512-BF16 or AMX. It
+//!   is packed once. Each step rounds its rows to BF16 and packs them. A thread takes one block of the micro-kernel, 8 or
 //!   16 rows of the batch, through all steps. So threads do not meet at every step, and a small weight stays in a
 //!   cache.
 //!
@@ -28,19 +28,19 @@ pub(super) trait Recurrent<A>: Send + Sync {
 }
 
 /// A weight in the type of the arithmetic. All threads share the product of a step.
-pub(super) struct Widened<A> {
+pub(super) struct WidenedWeight<A> {
     weight: Vec<A>,
     columns: usize,
 }
 
-impl<A: Gate> Widened<A> {
+impl<A: Gate> WidenedWeight<A> {
     /// Of a weight `(n, columns)`.
     pub(super) fn of(weight: &Tensor) -> Result<Self> {
         Ok(Self { weight: widened(weight)?, columns: weight.dim(1)? })
     }
 }
 
-impl<A: Gate> Recurrent<A> for Widened<A> {
+impl<A: Gate> Recurrent<A> for WidenedWeight<A> {
     fn rows(&self, dims: Dims) -> usize {
         dims.batch.max(1)
     }
@@ -59,16 +59,16 @@ pub(super) trait Multiply: Gate {
 
 impl Multiply for f64 {
     fn recurrent(weight: &Tensor, _: usize) -> Result<Box<dyn Recurrent<f64>>> {
-        Ok(Box::new(Widened::of(weight)?))
+        Ok(Box::new(WidenedWeight::of(weight)?))
     }
 }
 
 impl Multiply for f32 {
     fn recurrent(weight: &Tensor, hidden: usize) -> Result<Box<dyn Recurrent<f32>>> {
-        if let Some(packed) = packed::Packed::of(weight, hidden)? {
+        if let Some(packed) = packed::PackedWeight::of(weight, hidden)? {
             return Ok(Box::new(packed));
         }
-        Ok(Box::new(Widened::of(weight)?))
+        Ok(Box::new(WidenedWeight::of(weight)?))
     }
 }
 
@@ -122,7 +122,7 @@ mod packed {
 
     /// A weight of BF16. Rows are rounded to BF16 too, and a thread takes one block of them through all steps. It
     /// waits for nobody, and a weight of up to 360 units stays in a second-level cache of 1 MiB.
-    pub(in super::super) struct Packed {
+    pub(in super::super) struct PackedWeight {
         weight: PackedWords,
         /// Words of a column.
         words: usize,
@@ -130,7 +130,7 @@ mod packed {
         isa: InstructionSet,
     }
 
-    impl Packed {
+    impl PackedWeight {
         /// Of a weight `(depth, columns)` for `hidden` units; `None` where something else multiplies it.
         pub(in super::super) fn of(weight: &Tensor, hidden: usize) -> Result<Option<Self>> {
             let isa = InstructionSet::best_for_bf16().filter(|isa| isa.is_bf16());
@@ -152,7 +152,7 @@ mod packed {
         }
     }
 
-    impl Recurrent<f32> for Packed {
+    impl Recurrent<f32> for PackedWeight {
         fn rows(&self, _: Dims) -> usize {
             self.isa.rows()
         }
@@ -234,7 +234,7 @@ mod packed {
                             col_stride: 1,
                         };
                         let mut dst = vec![2f32; rows * stride];
-                        let packed = Packed::new(tensor, isa).unwrap();
+                        let packed = PackedWeight::new(tensor, isa).unwrap();
                         packed.multiply(matrix, &mut dst, stride, accumulate);
                         for (i, &actual) in dst.iter().enumerate() {
                             let (row, column) = (i / stride, i % stride);

@@ -14,7 +14,7 @@ use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::{each_lane, vectorise_in};
 use crate::kernels::cpu::uninit::uninit_vec;
-use crate::kernels::reduce::lines::{Lines, PANEL, Rows, add_row};
+use crate::kernels::reduce::lines::{Lines, OutputRows, PANEL, add_row};
 
 pub(super) fn softmax<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
     x: &Tensor,
@@ -188,7 +188,7 @@ pub(super) fn log_softmax_backward<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
 }
 
 /// Reads a block of each tensor, and writes one of results.
-type Kernel<A, const M: usize> = fn([Block<'_, A>; M], Rows<'_, '_, A>);
+type Kernel<A, const M: usize> = fn([Block<'_, A>; M], OutputRows<'_, '_, A>);
 
 /// What `kernel` makes of the elements of `tensors`, block by block. It is compiled for the types of the arithmetic alone: a
 /// block of 16-bit elements is widened before, and the result is rounded after, in the second-level cache.

@@ -25,7 +25,7 @@ const BAD: [u64; 4] = [1, 4, 6, 7];
 
 /// What is trained, and how.
 #[derive(Clone, Copy, Debug)]
-struct Kind {
+struct Setup {
     /// Of the variables.
     dtype: DType,
     masters: Masters,
@@ -35,9 +35,9 @@ struct Kind {
     channels_last: bool,
 }
 
-fn kind(dtype: DType, masters: Masters, enabled: bool) -> Kind {
+fn setup(dtype: DType, masters: Masters, enabled: bool) -> Setup {
     let scale = enabled.then(config);
-    Kind { dtype, masters, scale, amp: DType::BF16, channels_last: false }
+    Setup { dtype, masters, scale, amp: DType::BF16, channels_last: false }
 }
 
 /// Two convolutions, batch norm, dropout, two linear layers.
@@ -52,7 +52,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(Kind { dtype, channels_last, .. }: Kind, device: &Device) -> Result<Self> {
+    fn new(Setup { dtype, channels_last, .. }: Setup, device: &Device) -> Result<Self> {
         let varmap = nn::VarMap::new();
         let vb = nn::var_builder(&varmap, dtype, device);
         let config = candle_nn::Conv2dConfig { padding: 1, ..Default::default() };
@@ -116,11 +116,11 @@ struct Trained {
 }
 
 /// Trains; as always, or by a graph.
-fn train<C: Config>(device: &Device, kind: Kind, config_of: C, graphed: bool) -> Result<Trained> {
+fn train<C: Config>(device: &Device, setup: Setup, config_of: C, graphed: bool) -> Result<Trained> {
     let _fork = random::fork_rng_guard();
     random::manual_seed(3);
-    let Kind { masters, scale, amp, .. } = kind;
-    let net = Net::new(kind, device)?;
+    let Setup { masters, scale, amp, .. } = setup;
+    let net = Net::new(setup, device)?;
     let parameters = Parameters::from_varmap(&net.varmap);
     let trained = parameters.filter(|name| !name.contains("running"));
     let mut optimizer = Optim::new(&trained, config_of)?.with_masters(masters)?;
@@ -169,13 +169,13 @@ fn train<C: Config>(device: &Device, kind: Kind, config_of: C, graphed: bool) ->
 }
 
 /// The same bits by a graph as without; the steps that were skipped are those of `skipped`.
-fn same<C: Config>(kind: Kind, config: C, skipped: &[u64]) -> Result<()> {
+fn same<C: Config>(setup: Setup, config: C, skipped: &[u64]) -> Result<()> {
     for device in devices() {
         let (eager, graphed) =
-            (train(&device, kind, config, false)?, train(&device, kind, config, true)?);
-        assert_eq!(eager, graphed, "{kind:?} {config:?}");
+            (train(&device, setup, config, false)?, train(&device, setup, config, true)?);
+        assert_eq!(eager, graphed, "{setup:?} {config:?}");
         let told = (0..).zip(&eager.told).filter(|(_, told)| told.starts_with("true"));
-        assert_eq!(told.map(|(step, _)| step).collect::<Vec<_>>(), skipped, "{kind:?}");
+        assert_eq!(told.map(|(step, _)| step).collect::<Vec<_>>(), skipped, "{setup:?}");
     }
     Ok(())
 }
@@ -189,12 +189,12 @@ fn a_graph_does_what_the_step_does_to_the_bit() -> Result<()> {
     let momentum = SgdConfig { lr: 0.05, momentum: 0.9, nesterov: true, ..Default::default() };
     let adamw = AdamWConfig { lr: 0.01, ..Default::default() };
     let lion = LionConfig { lr: 0.001, ..Default::default() };
-    same(kind(DType::F32, Masters::F32, true), adamw, &BAD)?;
-    same(kind(DType::F32, Masters::F32, false), AdamWConfig { amsgrad: true, ..adamw }, &[])?;
-    same(kind(DType::BF16, Masters::Remainder, true), momentum, &BAD)?;
-    same(kind(DType::BF16, Masters::Stochastic, true), adamw, &BAD)?;
-    same(kind(DType::BF16, Masters::F32, true), lion, &BAD)?;
-    same(kind(DType::F32, Masters::F32, true), LambConfig { lr: 0.01, ..Default::default() }, &BAD)
+    same(setup(DType::F32, Masters::F32, true), adamw, &BAD)?;
+    same(setup(DType::F32, Masters::F32, false), AdamWConfig { amsgrad: true, ..adamw }, &[])?;
+    same(setup(DType::BF16, Masters::Remainder, true), momentum, &BAD)?;
+    same(setup(DType::BF16, Masters::Stochastic, true), adamw, &BAD)?;
+    same(setup(DType::BF16, Masters::F32, true), lion, &BAD)?;
+    same(setup(DType::F32, Masters::F32, true), LambConfig { lr: 0.01, ..Default::default() }, &BAD)
 }
 
 /// 16-bit convolutions with channels last, by engines of cuDNN's graph API where it is there. In F16 a scale that is too
@@ -206,17 +206,17 @@ fn a_graph_of_channels_last_does_what_the_step_does_to_the_bit() -> Result<()> {
         return Ok(());
     }
     let adamw = AdamWConfig { lr: 0.01, ..Default::default() };
-    let bf16 = Kind { channels_last: true, ..kind(DType::BF16, Masters::Stochastic, true) };
-    let f16 = Kind {
+    let bf16 = Setup { channels_last: true, ..setup(DType::BF16, Masters::Stochastic, true) };
+    let f16 = Setup {
         amp: DType::F16,
         scale: Some(ScaleConfig { init_scale: 16_777_216.0, growth_interval: 100, ..config() }),
         channels_last: true,
-        ..kind(DType::F32, Masters::F32, true)
+        ..setup(DType::F32, Masters::F32, true)
     };
-    for kind in [bf16, f16] {
+    for setup in [bf16, f16] {
         for device in gpus() {
-            let (net, [x, y]) = (Net::new(kind, &device)?, batch(0, false, &device)?);
-            let (loss, trace) = Autocast::new(kind.amp).trace(|| net.loss(&x, &y));
+            let (net, [x, y]) = (Net::new(setup, &device)?, batch(0, false, &device)?);
+            let (loss, trace) = Autocast::new(setup.amp).trace(|| net.loss(&x, &y));
             loss?;
             let convolutions = trace.rows().iter().filter(|row| row.op.name() == "conv2d");
             let by: Vec<_> = convolutions.filter_map(|row| row.algorithm).collect();
@@ -241,7 +241,7 @@ fn a_graph_that_is_behind_has_its_own_inputs() -> Result<()> {
         return Ok(());
     }
     let adamw = AdamWConfig { lr: 0.01, ..Default::default() };
-    same(kind(DType::F32, Masters::F32, true), adamw, &BAD)
+    same(setup(DType::F32, Masters::F32, true), adamw, &BAD)
 }
 
 fn linear(device: &Device) -> Result<(nn::VarMap, nn::Linear)> {
@@ -503,7 +503,7 @@ fn other_work_between_replays_does_not_disturb_them() -> Result<()> {
         let run = |graphed: bool| -> Result<_> {
             let _fork = random::fork_rng_guard();
             random::manual_seed(5);
-            let net = Net::new(kind(DType::F32, Masters::F32, true), &device)?;
+            let net = Net::new(setup(DType::F32, Masters::F32, true), &device)?;
             let parameters = Parameters::from_varmap(&net.varmap);
             let trained = parameters.filter(|name| !name.contains("running"));
             let mut lamb = Lamb::new(&trained, LambConfig::default())?;

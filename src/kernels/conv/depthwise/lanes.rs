@@ -61,9 +61,9 @@ pub(in super::super) fn forward<O: Rounded>(
     shape: &Shape,
     vectors: Vectors,
 ) -> Result<Option<Tensor>> {
-    let sums = Sums::new(shape, shape.pixels(), |x, tap, y| (y, x, tap));
+    let list = PairList::new(shape, shape.pixels(), |x, tap, y| (y, x, tap));
     let sizes = [shape.height * shape.width, shape.pixels()];
-    let data = convolve::<O>(x, weight, bias, &sums, sizes, vectors)?;
+    let data = convolve::<O>(x, weight, bias, &list, sizes, vectors)?;
     Ok(data.map(|data| tensor(data, &shape.out_dims())))
 }
 
@@ -76,8 +76,8 @@ pub(in super::super) fn dgrad<O: Rounded>(
     vectors: Vectors,
 ) -> Result<Option<Tensor>> {
     let pixels = shape.height * shape.width;
-    let sums = Sums::new(shape, pixels, |x, tap, y| (x, y, tap));
-    let data = convolve::<O>(grad, weight, bias, &sums, [shape.pixels(), pixels], vectors)?;
+    let list = PairList::new(shape, pixels, |x, tap, y| (x, y, tap));
+    let data = convolve::<O>(grad, weight, bias, &list, [shape.pixels(), pixels], vectors)?;
     Ok(data.map(|data| tensor(data, &shape.input_dims())))
 }
 
@@ -86,7 +86,7 @@ fn convolve<O: Rounded>(
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    sums: &Sums,
+    list: &PairList,
     [from, to]: [usize; 2],
     vectors: Vectors,
 ) -> Result<Option<Vec<O>>> {
@@ -122,7 +122,7 @@ fn convolve<O: Rounded>(
                         let (weight, bias) = weights[at % channels / LANES];
                         let count = bias.len();
                         spread(&x[at * from..][..count * from], from, left, vectors);
-                        sums.run(left, weight, bias, result, vectors);
+                        list.run(left, weight, bias, result, vectors);
                         let out = rest.split_off_mut(..count * to).unwrap_or_default();
                         gather(result, to, out, vectors);
                         at += count;
@@ -142,7 +142,7 @@ pub(in super::super) fn wgrad(
     vectors: Vectors,
 ) -> Result<Option<Tensor>> {
     let taps = shape.kernel_height * shape.kernel_width;
-    let list = Sums::new(shape, taps, |x, tap, y| (tap, x, y));
+    let list = PairList::new(shape, taps, |x, tap, y| (tap, x, y));
     let (image, pixels, channels) = (shape.height * shape.width, shape.pixels(), shape.c_in);
     let mut met = vec![false; pixels];
     list.pairs.iter().for_each(|pair| met[usize::from(pair[1])] = true);
@@ -205,7 +205,7 @@ fn add_up(lanes: &mut [u32], sums: &mut [f64]) {
 }
 
 /// Which products each sum has: of a vector on the left and one on the right.
-struct Sums {
+struct PairList {
     /// Where the pairs of each sum end.
     ends: Vec<usize>,
     pairs: Vec<[u16; 2]>,
@@ -213,7 +213,7 @@ struct Sums {
     least: [usize; 2],
 }
 
-impl Sums {
+impl PairList {
     /// Of so many sums; `place` says of an input pixel, tap and output pixel that meet which sum has their product, and
     /// which vectors it multiplies.
     fn new(

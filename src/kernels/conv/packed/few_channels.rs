@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use candle_core::{Result, Tensor};
 
 use super::rows::{Stored, bits};
-use super::{Shape, weights, winograd, with_stored};
+use super::{OutputImages, Shape, weights, winograd, with_stored};
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
@@ -151,12 +151,6 @@ struct Forward<'a> {
     bias: Option<&'a [f32]>,
 }
 
-/// Images that threads write different rows of.
-struct Images<O>(*mut O);
-
-// SAFETY: no two threads write the same row, and none reads.
-unsafe impl<O: Send> Sync for Images<O> {}
-
 impl Forward<'_> {
     /// Whether all results are finite: then all are written.
     fn run<S: Stored, O: Rounded>(
@@ -169,8 +163,7 @@ impl Forward<'_> {
         assert_eq!(x.len(), shape.batch * shape.image());
         assert_eq!(out.len(), shape.batch * shape.out_image());
         assert!(shape.c_out.next_multiple_of(BLOCK) * shape.taps() <= self.weight.len());
-        let out = Images(out.as_mut_ptr().cast::<O>());
-        let out = &out;
+        let out = &OutputImages::of(out);
         let finite = AtomicBool::new(true);
         parallel::for_each(shape.batch * strips.an_image(), |task| {
             if !finite.load(Ordering::Relaxed) {
@@ -180,7 +173,7 @@ impl Forward<'_> {
             with_words([strips.len()], |[strip]| {
                 let strip = strip.as_mut_ptr().cast::<f32>();
                 let x = x.as_ptr().wrapping_add(image * shape.image());
-                let out = out.0.wrapping_add(image * shape.out_image());
+                let out = out.at.wrapping_add(image * shape.out_image());
                 // SAFETY: the features of the vectors; images of the batch, and a strip as long as they fill.
                 let all = unsafe {
                     match isa.rounds_ftz() {

@@ -77,12 +77,12 @@ pub(crate) struct Link {
     /// This rank's header, those of all ranks, and whether a sum has overflown.
     scratch: CudaSlice<u8>,
     /// For each slot: the same on the host.
-    slots: Vec<Slot>,
+    slots: Vec<PinnedBuffer>,
 }
 
 /// Memory of the host that the device reads and writes while the host goes on.
 #[derive(Debug)]
-struct Slot {
+struct PinnedBuffer {
     memory: PinnedHostSlice<u8>,
     start: *mut u8,
 }
@@ -108,7 +108,7 @@ impl Link {
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(of_driver)?;
         let scratch = stream.alloc_zeros(header * (size + 1) + 4).map_err(of_driver)?;
-        let slots = (0..slots).map(|_| Slot::new(&context, header * (size + 1) + 4));
+        let slots = (0..slots).map(|_| PinnedBuffer::new(&context, header * (size + 1) + 4));
         let slots = slots.collect::<Result<_, _>>().map_err(of_driver)?;
         let mut config =
             Config { size: size_of::<Config>(), magic: 0xcafe_beef, version: 21_400, blocking: 0 };
@@ -317,7 +317,7 @@ impl Drop for Link {
     }
 }
 
-impl Slot {
+impl PinnedBuffer {
     #[allow(unsafe_code)]
     fn new(context: &Arc<CudaContext>, len: usize) -> Result<Self, DriverError> {
         // SAFETY: nobody reads a byte that neither the host nor the device has written.
@@ -328,14 +328,14 @@ impl Slot {
 
     /// Where some of its bytes are.
     fn bytes(&self, start: usize, len: usize) -> *mut u8 {
-        assert!(start + len <= self.memory.len(), "within the slot");
+        assert!(start + len <= self.memory.len(), "within the buffer");
         self.start.wrapping_add(start)
     }
 
     /// Some of its bytes, which the stream has written.
     #[allow(unsafe_code)]
     fn read(&self, start: usize, len: usize) -> Vec<u8> {
-        // SAFETY: the slot has these bytes. The stream has written them, and does not write them now.
+        // SAFETY: the buffer has these bytes. The stream has written them, and does not write them now.
         unsafe { std::slice::from_raw_parts(self.bytes(start, len), len) }.to_vec()
     }
 }

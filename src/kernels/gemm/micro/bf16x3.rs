@@ -41,7 +41,7 @@ impl Bf16Terms for f16 {
 }
 
 /// What is split as F32.
-trait Widened: Bf16Terms {
+trait SplitAsF32: Bf16Terms {
     /// Zeros for the elements not in `mask`.
     ///
     /// # Safety
@@ -49,7 +49,7 @@ trait Widened: Bf16Terms {
     unsafe fn load<V: Vector>(at: *const Self, mask: u16) -> V;
 }
 
-impl Widened for f32 {
+impl SplitAsF32 for f32 {
     #[inline(always)]
     unsafe fn load<V: Vector>(at: *const Self, mask: u16) -> V {
         // SAFETY: the caller's.
@@ -57,7 +57,7 @@ impl Widened for f32 {
     }
 }
 
-impl Widened for f16 {
+impl SplitAsF32 for f16 {
     #[inline(always)]
     unsafe fn load<V: Vector>(at: *const Self, mask: u16) -> V {
         // SAFETY: the caller's.
@@ -71,7 +71,7 @@ impl Widened for f16 {
 /// # Safety
 /// As there.
 #[inline(always)]
-unsafe fn split_tile<T: Widened, V: Vector>(
+unsafe fn split_tile<T: SplitAsF32, V: Vector>(
     view: &MatrixView<'_, T>,
     [line, word]: [usize; 2],
     by_line: bool,

@@ -1,4 +1,4 @@
-//! The CUDA side: one launch for all tensors with the same formulas, up to [`Rows::ROWS`] of them; LAMB
+//! The CUDA side: one launch for all tensors with the same formulas, up to [`TensorList::ROWS`] of them; LAMB
 //! two. Nothing waits.
 
 use candle_core::{DType, Error, Result, Tensor};
@@ -25,8 +25,8 @@ static AVERAGE: Source = source!("average", 3);
 static LAMB: Source = source!("lamb", 4);
 static REBUILD: Source = source!("rebuild", 5);
 
-/// Of as many words as `Row` in the `.cu`.
-type Rows = Many<26>;
+/// Of as many words a tensor as `Row` in the `.cu`.
+type TensorList = Many<26>;
 
 /// One step of every slot, all on `gpu`.
 pub(super) fn step(gpu: &Gpu, slots: &[Slot<'_>], skip: Option<Skip<'_>>) -> Result<()> {
@@ -37,7 +37,7 @@ pub(super) fn step(gpu: &Gpu, slots: &[Slot<'_>], skip: Option<Skip<'_>>) -> Res
         let wanted = kind(first);
         let (chosen, others): (Vec<_>, _) =
             left.into_iter().partition(|(_, slot)| kind(slot) == wanted);
-        for rows in chosen.chunks(Rows::ROWS) {
+        for rows in chosen.chunks(TensorList::ROWS) {
             launch(gpu, first.rule, wanted.1, rows, skip)?;
         }
         left = others;
@@ -62,7 +62,7 @@ fn launch(
     slots: &[(usize, &Slot<'_>)],
     skip: Option<Skip<'_>>,
 ) -> Result<()> {
-    let mut rows = Rows::new();
+    let mut rows = TensorList::new();
     for &(number, slot) in slots {
         let place = skip.map_or(number, |skip| skip.places[number]);
         rows.add(slot.variable.elem_count(), &row(slot, place)?);

@@ -95,7 +95,7 @@ pub(in super::super) fn convolve<O: Rounded>(
         Order::Backward => met[input].push((tap, output)),
     });
     let sums = alike(&met, words);
-    let images = Images { pixels: from, channels: ins, batch: shape.batch };
+    let images = InputImages { pixels: from, channels: ins, batch: shape.batch };
     let packed = images.pack(x);
     let taps = shape.kernel_height * shape.kernel_width;
     let pass = TaskInputs {
@@ -175,13 +175,13 @@ fn alike(met: &[Vec<(usize, usize)>], words: usize) -> Vec<Alike> {
 }
 
 /// Images that are read.
-struct Images {
+struct InputImages {
     pixels: usize,
     channels: usize,
     batch: usize,
 }
 
-impl Images {
+impl InputImages {
     /// `(image / 16, pixel, channel / 2, image % 16)`, words of two channels.
     fn pack(&self, x: &[bf16]) -> KeptWords {
         let &Self { pixels, channels, batch } = self;
@@ -196,7 +196,7 @@ impl Images {
             let (image, places) = (block * LANES, places.from(block * pixels * words * LANES));
             with_bf16_vectors!(V => {
                 for word in first..words.min(first + PACKED) {
-                    let rows = Rows {
+                    let rows = RowPairs {
                         at: x.as_ptr().wrapping_add((image * channels + 2 * word) * pixels),
                         step: channels * pixels,
                         count: (batch - image).min(LANES),
@@ -216,7 +216,7 @@ impl Images {
 
 /// Up to sixteen rows of pixels, `step` elements apart, and for each a partner.
 #[derive(Clone, Copy)]
-struct Rows {
+struct RowPairs {
     at: *const bf16,
     step: usize,
     count: usize,
@@ -225,7 +225,7 @@ struct Rows {
     pixels: usize,
 }
 
-impl Rows {
+impl RowPairs {
     /// Writes a vector for each pixel, `step` words apart: a row in each lane, its element below its partner's. Zeros in
     /// other lanes.
     ///
@@ -260,7 +260,7 @@ struct TaskInputs<'a> {
     /// Blocks of rows, each `block` words: `(tap, channel / 2, row)`.
     weight: &'a [u32],
     block: usize,
-    /// Blocks of images, each `step` words: see [`Images::pack`].
+    /// Blocks of images, each `step` words: see [`InputImages::pack`].
     packed: &'a [u32],
     step: usize,
     /// Words of a tap.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use candle_core::{Result, Tensor};
 use half::bf16;
 
-use super::{LANES, ROWS, Rows, Shape, is_small};
+use super::{LANES, ROWS, RowPairs, Shape, is_small};
 use crate::kernels::conv::packed::kernels::write_kernels;
 use crate::kernels::conv::packed::source::as_f32_mut;
 use crate::kernels::cpu::dtype::{Elements, tensor};
@@ -132,7 +132,7 @@ impl Side {
             with_bf16_vectors!(V => {
                 for word in 0..words {
                     let image = first + 2 * word;
-                    let rows = Rows {
+                    let rows = RowPairs {
                         at: images.as_ptr().wrapping_add((image * channels + channel) * pixels),
                         step: pixels,
                         count: (channels - channel).min(LANES),

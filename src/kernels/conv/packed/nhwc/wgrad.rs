@@ -388,11 +388,11 @@ impl Wgrad<'_> {
         let channels = group * outs..(group + 1) * outs;
         let pixels = part.columns.start as isize;
         for (y, line) in part.rows.clone().zip(out.chunks_exact_mut(row_panels.line * outs)) {
-            let row = Row { width: self.shape.out_width, all: self.shape.c_out, step: 1 };
+            let packer = RowPacker { width: self.shape.out_width, all: self.shape.c_out, step: 1 };
             let grads = grad.chunks_exact(self.shape.out_image());
             let mut lines = line.chunks_exact_mut(part.columns.len() * outs);
             for (grad, line) in grads.zip(&mut lines) {
-                row.pack(grad, y, pixels, channels.clone(), zero, &convert, line);
+                packer.pack(grad, y, pixels, channels.clone(), zero, &convert, line);
             }
             lines.by_ref().for_each(|line| line.fill(zero));
             lines.into_remainder().fill(zero);
@@ -421,10 +421,10 @@ impl Wgrad<'_> {
                 line.fill(zero);
                 continue;
             };
-            let row = Row { width: shape.width, all: shape.c_in, step: self.taps.step };
+            let packer = RowPacker { width: shape.width, all: shape.c_in, step: self.taps.step };
             let mut lines = line.chunks_exact_mut(part.columns.len() * ins);
             for (x, line) in x.chunks_exact(shape.image()).zip(&mut lines) {
-                row.pack(x, y, first, channels.clone(), zero, &convert, line);
+                packer.pack(x, y, first, channels.clone(), zero, &convert, line);
             }
             lines.by_ref().for_each(|line| line.fill(zero));
             lines.into_remainder().fill(zero);
@@ -437,8 +437,8 @@ fn view<T>(data: &[T], lines: usize, depth: usize) -> MatrixView<'_, T> {
     MatrixView { data, lines, depth, line_stride: 1, depth_stride: lines }
 }
 
-/// How a row of an image is read.
-struct Row {
+/// Packs rows of an image.
+struct RowPacker {
     width: usize,
     /// Channels of a pixel.
     all: usize,
@@ -446,7 +446,7 @@ struct Row {
     step: usize,
 }
 
-impl Row {
+impl RowPacker {
     /// Some channels of every `step`th pixel of row `y` from `first` on; zeros beside the image.
     #[allow(clippy::too_many_arguments)]
     fn pack<S, P: Copy>(

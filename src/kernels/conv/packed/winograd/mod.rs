@@ -25,7 +25,7 @@ use candle_core::{Result, Tensor};
 
 use super::rows::Stored;
 use super::weights::{self, Order};
-use super::{Shape, with_stored};
+use super::{OutputImages, Shape, with_stored};
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
@@ -185,12 +185,6 @@ struct WinogradConv<'a> {
     vectors: Vectors,
 }
 
-/// Images that threads write different pixels of.
-struct Images<O>(*mut O);
-
-// SAFETY: no two threads write the same pixel, and none reads.
-unsafe impl<O: Send> Sync for Images<O> {}
-
 /// Calls `convolve` with every `block` of `count`, on all threads, and with scratch of these sizes, until a result is
 /// not finite. Whether all are finite.
 fn for_each_block(
@@ -233,7 +227,7 @@ impl WinogradConv<'_> {
         assert_eq!(x.len(), batch * self.ins * size.0 * size.1);
         assert_eq!(out.len(), batch * self.outs * out_size.0 * out_size.1);
         assert!(self.outs.div_ceil(ROWS) * TILE_ELEMENTS * self.ins * ROWS <= self.weight.len());
-        let out = Images(out.as_mut_ptr().cast::<O>());
+        let out = OutputImages::of(out);
         let sizes = [TILE_ELEMENTS * self.place(), TILE_ELEMENTS * ROWS * TILES];
         for_each_block(self.grid.vectors(), VECTORS, sizes, |vectors, [tiles, sums]| {
             // SAFETY: the features of the vectors, the sizes as asserted, and scratch as asked for.
@@ -255,7 +249,7 @@ impl WinogradConv<'_> {
         vectors: &Range<usize>,
         tiles: *mut f32,
         sums: *mut f32,
-        out: &Images<O>,
+        out: &OutputImages<O>,
     ) -> bool {
         let (size, out_size) = (self.grid.size, self.grid.out_size);
         let (pixels, out_pixels) = (size.0 * size.1, out_size.0 * out_size.1);
@@ -317,7 +311,7 @@ impl WinogradConv<'_> {
                         *y = unsafe { y.add(bias) };
                     }
                     let to = (place.image * self.outs + channel) * out_pixels;
-                    let out = out.0.wrapping_add(to);
+                    let out = out.at.wrapping_add(to);
                     // SAFETY: the images of a place are in the batch, and nobody else writes these
                     // tiles.
                     finite &= unsafe { self.grid.write(place, y, out, self.outs * out_pixels) };

@@ -14,7 +14,7 @@ use super::super::rows::Stored;
 use super::super::weights::Order;
 use super::super::{Shape, with_stored};
 use super::tiles::{Tiles, load};
-use super::{Images, ROWS, TILE_ELEMENTS, TILES, VECTORS, for_each_block, taps, transform};
+use super::{OutputImages, ROWS, TILE_ELEMENTS, TILES, VECTORS, for_each_block, taps, transform};
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
@@ -123,7 +123,7 @@ impl NhwcConv<'_> {
         let Columns { products, .. } = self.columns;
         assert!(products * TILE_ELEMENTS * self.ins * self.columns.width() <= self.weight.len());
         assert!(self.bias.is_none_or(|bias| bias.len() == self.outs));
-        let out = Images(out.as_mut_ptr().cast::<O>());
+        let out = OutputImages::of(out);
         let sizes = [TILE_ELEMENTS * self.place(), TILE_ELEMENTS * TILES * self.columns.width()];
         for_each_block(self.tiles.count(), TILES, sizes, |own, [tiles, sums]| {
             // SAFETY: the features of the vectors, the sizes as asserted, and scratch as asked for.
@@ -172,7 +172,7 @@ impl NhwcConv<'_> {
         own: Range<usize>,
         tiles: *const f32,
         sums: *mut f32,
-        out: &Images<O>,
+        out: &OutputImages<O>,
     ) -> bool {
         let width = self.columns.width();
         let mut finite = true;
@@ -239,7 +239,7 @@ impl NhwcConv<'_> {
                     let y = unsafe { transform::sums(m) };
                     for (y, pixel) in y.as_flattened().iter().zip(pixels.as_flattened()) {
                         let Some(pixel) = pixel else { continue };
-                        let at = out.0.wrapping_add(pixel * self.outs + channel);
+                        let at = out.at.wrapping_add(pixel * self.outs + channel);
                         // SAFETY: the pixel is in the images, and nobody else writes this tile.
                         unsafe {
                             let y = y.add(bias);
