@@ -6,16 +6,15 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Shape, WORKSPACE, library, library_gradient, rows, sizes, without_cudnn};
-use crate::kernels::choice::algorithm::chosen;
-use crate::kernels::cuda::{Gpu, Grid, Matrices, PassKind, Product, Source, pack, suffix};
+use super::{Pass, Shape, WORKSPACE, rows, sizes, sum_of_tiles};
+use crate::kernels::cuda::{Gpu, Grid, Matrices, Product, Source, pack, suffix};
 use crate::kernels::elementwise::cuda::in_dtype as near;
-use crate::kernels::elementwise::{add_assign, plain};
+use crate::kernels::elementwise::plain;
 use crate::kernels::gemm::add_bias;
 use crate::kernels::in_dtype;
 use crate::kernels::reduce::cuda::Tiling;
 
-static SOURCE: Source = Source {
+pub(super) static SOURCE: Source = Source {
     name: "conv2d_nhwc",
     code: concat!(include_str!("../shape.cuh"), include_str!("../conv2d_nhwc.cu")),
 };
@@ -23,36 +22,18 @@ static SOURCE: Source = Source {
 /// Pixels a thread lays out, as in the source.
 const PIXELS: usize = 4;
 
-/// See [`super::forward`], of operands in `wide` or a 16-bit dtype.
-pub(super) fn forward(
-    gpu: &Gpu,
-    [x, weight]: [&Tensor; 2],
-    bias: Option<&Tensor>,
-    shape: &Shape,
-    wide: DType,
-    out: DType,
-) -> Result<Tensor> {
-    let (dtype, dims) = (x.dtype(), shape.out_dims());
-    if shape.depthwise() {
-        chosen(PassKind::Forward.name(), "depthwise kernel", shape);
-        let y = gpu.empty(&dims, if out == dtype { out } else { wide })?;
-        return depthwise(gpu, "depthwise", [x, weight, &y], bias, shape, out);
-    }
-    let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
-    if let Some(y) = library(gpu, PassKind::Forward, shape, [x, weight], product_dtype, None)? {
-        return biased(gpu, &y, bias, out);
-    }
-    without_cudnn(gpu, PassKind::Forward, "im2col, cublas", shape, dtype);
-    let tiles = ImageTiles::new(shape, dtype);
+/// im2row and a product for each tile.
+pub(super) fn forward(pass: &Pass<'_>) -> Result<Tensor> {
+    let Pass { gpu, shape, operands: [x, weight], .. } = *pass;
+    let tiles = ImageTiles::new(shape, x.dtype());
     let weight = tiles.weight(gpu, weight)?;
-    let groups = shape.geometry.groups;
-    with_bias(gpu, &dims, [dtype, wide, out], bias, groups, |y, bias| {
+    with_bias(pass, |y, bias| {
         for tile in tiles.all() {
             let part = tile.of(y)?;
             let done = product(
                 gpu,
                 Product {
-                    batch: groups,
+                    batch: shape.geometry.groups,
                     m: tile.count,
                     k: tiles.row,
                     n: shape.group_out(),
@@ -70,27 +51,10 @@ pub(super) fn forward(
     })
 }
 
-/// See [`super::dgrad`], of operands in `wide` or a 16-bit dtype.
-pub(super) fn dgrad(
-    gpu: &Gpu,
-    [grad, weight]: [&Tensor; 2],
-    bias: Option<&Tensor>,
-    shape: &Shape,
-    wide: DType,
-    out: DType,
-) -> Result<Tensor> {
-    let (dtype, dims) = (grad.dtype(), shape.input_dims());
-    if shape.depthwise() {
-        chosen(PassKind::Dgrad.name(), "depthwise kernel", shape);
-        let dx = gpu.empty(&dims, if out == dtype { out } else { wide })?;
-        return depthwise(gpu, "depthwise_dgrad", [grad, weight, &dx], bias, shape, out);
-    }
-    let product_dtype = if bias.is_none() && out == dtype { dtype } else { wide };
-    if let Some(dx) = library(gpu, PassKind::Dgrad, shape, [grad, weight], product_dtype, None)? {
-        return biased(gpu, &dx, bias, out);
-    }
+/// A product and row2im for each tile. If a row is a pixel, the product is the result.
+pub(super) fn dgrad(pass: &Pass<'_>) -> Result<Tensor> {
+    let Pass { gpu, shape, operands: [grad, weight], bias, wide, .. } = *pass;
     // Summed after the product, so not rounded by it.
-    without_cudnn(gpu, PassKind::Dgrad, "im2col, cublas", shape, dtype);
     let tiles = ImageTiles::of_images(shape, wide);
     let weight = tiles.weight(gpu, weight)?;
     let (groups, outs) = (shape.geometry.groups, shape.group_out());
@@ -107,14 +71,13 @@ pub(super) fn dgrad(
         product(gpu, product_of, bias)
     };
     if shape.pointwise() {
-        return with_bias(gpu, &dims, [dtype, wide, out], bias, groups, |dx, bias| {
+        return with_bias(pass, |dx, bias| {
             let tile = ImageTile { first: 0, count: shape.batch * shape.pixels() };
             of(&tile, grad, rows(dx, shape.c_in, shape.group_in()), bias)
         });
     }
-    let near = if wide == DType::F32 && out != DType::F64 { out } else { wide };
-    let dx = gpu.empty(&dims, near)?;
-    let row2im = ["row2im", suffix(wide)?, suffix(near)?];
+    let dx = gpu.empty(&pass.result_dims(), pass.result_dtype())?;
+    let row2im = ["row2im", suffix(wide)?, suffix(dx.dtype())?];
     let columns = gpu.scratch(0, tiles.elements(), wide)?;
     for tile in tiles.all() {
         of(&tile, &tile.of(grad)?, rows(&columns, groups * tiles.row, tiles.row), None)?;
@@ -126,55 +89,28 @@ pub(super) fn dgrad(
         let each = pack(wide, wide);
         kernel.sizes(&sizes(shape)).run(Grid::over(images * shape.image(), each))?;
     }
-    in_dtype(&dx, out)
+    in_dtype(&dx, pass.out)
 }
 
-/// See [`super::wgrad`], of operands in `wide` or a 16-bit dtype.
-pub(super) fn wgrad(
-    gpu: &Gpu,
-    [x, grad]: [&Tensor; 2],
-    shape: &Shape,
-    wide: DType,
-    out: DType,
-) -> Result<Tensor> {
-    let dtype = x.dtype();
-    if shape.depthwise() {
-        chosen(PassKind::Wgrad.name(), "depthwise kernel", shape);
-        return in_dtype(&depthwise_wgrad(gpu, x, grad, shape, wide)?, out);
-    }
-    let written = library_gradient(dtype, out, wide);
-    if let Some(dw) = library(gpu, PassKind::Wgrad, shape, [x, grad], written, None)? {
-        return from_taps(gpu, &dw, shape, shape.taps(), out);
-    }
-    without_cudnn(gpu, PassKind::Wgrad, "im2col, cublas", shape, dtype);
-    let tiles = ImageTiles::new(shape, dtype);
-    let (groups, outs) = (shape.geometry.groups, shape.group_out());
-    let mut sum: Option<Tensor> = None;
-    for tile in tiles.all() {
-        let dims = (shape.c_out, tiles.row);
-        let part = match &sum {
-            None => gpu.empty(dims, wide)?,
-            Some(_) => gpu.scratch(2, shape.c_out * tiles.row, wide)?.reshape(dims)?,
-        };
+/// The sum over tiles of their outputs' gradients times their rows.
+pub(super) fn wgrad(pass: &Pass<'_>) -> Result<Tensor> {
+    let Pass { gpu, shape, operands: [x, grad], .. } = *pass;
+    let tiles = ImageTiles::new(shape, x.dtype());
+    let outs = shape.group_out();
+    let dw = sum_of_tiles(pass, &[shape.c_out, tiles.row], tiles.all(), |tile, part| {
         let outputs = tile.of(grad)?;
         let columns = tiles.columns(gpu, x, &tile)?;
         gpu.product(&Product {
-            batch: groups,
+            batch: shape.geometry.groups,
             m: outs,
             k: tile.count,
             n: tiles.row,
             lhs: Matrices { transposed: true, ..rows(&outputs, shape.c_out, outs) },
             rhs: columns.matrices(),
-            out: tiles.weights(&part),
-        })?;
-        // One tile after the other.
-        sum = Some(match sum {
-            None => part,
-            Some(sum) => add_assign(sum, &part)?,
-        });
-    }
-    let Some(sum) = sum else { return gpu.zeros(&shape.weight_dims()[..], out) };
-    from_taps(gpu, &sum, shape, tiles.row, out)
+            out: tiles.weights(part),
+        })
+    })?;
+    from_taps(pass, &dw, tiles.row)
 }
 
 /// The place of a weight with the channels of a tap side by side in [`Gpu::scratch`], or of its gradient.
@@ -197,8 +133,9 @@ pub(super) fn to_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize) -> 
     Ok(to)
 }
 
-/// What [`to_taps`] turned, turned back: `(c_out, c_in / groups, kh, kw)`, in `out`.
-fn from_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize, out: DType) -> Result<Tensor> {
+/// The weight's gradient in rows as [`to_taps`] makes them, turned back: `(c_out, c_in / groups, kh, kw)`, in `out`.
+pub(super) fn from_taps(pass: &Pass<'_>, weight: &Tensor, row: usize) -> Result<Tensor> {
+    let Pass { gpu, shape, out, .. } = *pass;
     if !turns(shape, row) {
         let dims = shape.weight_dims();
         let weight = if weight.dims() == dims { weight } else { &weight.reshape(&dims[..])? };
@@ -226,34 +163,19 @@ fn turn(
     kernel.sizes(&[count, a, b]).sizes(&lds).run(Grid::over(count * lds[1], 1))
 }
 
-/// The pass `name` of what is read, the weight and what is written.
-fn depthwise(
-    gpu: &Gpu,
-    name: &'static str,
-    [from, weight, to]: [&Tensor; 3],
-    bias: Option<&Tensor>,
-    shape: &Shape,
-    out: DType,
-) -> Result<Tensor> {
+/// The weight of a depthwise pass as `(kh, kw, c_out)`, which is there until the next call.
+pub(super) fn depthwise_taps(pass: &Pass<'_>) -> Result<Tensor> {
+    let Pass { gpu, shape, operands: [_, weight], .. } = *pass;
     let taps = shape.kernel_height * shape.kernel_width;
     let lds = [0, weight.elem_count()];
     let turned = gpu.scratch_from(TURNED, lds[1], weight.dtype())?;
     turn(gpu, weight, [1, shape.c_out, taps], lds, &turned)?;
-    let name = [name, suffix(from.dtype())?, suffix(to.dtype())?];
-    // A thread writes elements of a pixel, and reads those of their channels in its image.
-    let kernel = gpu.launch(&SOURCE, name)?.read(from)?.read(&turned)?;
-    let kernel = kernel.read_or_null(bias)?.write(to)?.size(shape.batch);
-    kernel.sizes(&sizes(shape)).run(Grid::over(to.elem_count(), 1))?;
-    in_dtype(to, out)
+    Ok(turned)
 }
 
-fn depthwise_wgrad(
-    gpu: &Gpu,
-    x: &Tensor,
-    grad: &Tensor,
-    shape: &Shape,
-    wide: DType,
-) -> Result<Tensor> {
+/// Sums of parts of the pixels and then of those parts, where each group has one input channel.
+pub(super) fn depthwise_wgrad(pass: &Pass<'_>) -> Result<Tensor> {
+    let Pass { gpu, shape, operands: [x, grad], wide, .. } = *pass;
     let (pixels, taps) = (shape.batch * shape.pixels(), shape.kernel_height * shape.kernel_width);
     let tiling = match shape.c_in == shape.c_out {
         true => Tiling::over(&[x, grad], pixels, shape.c_out)?,
@@ -272,7 +194,7 @@ fn depthwise_wgrad(
     let kernel = gpu.launch(&SOURCE, ["depthwise_merge", suffix(wide)?])?;
     let kernel = kernel.read(&sums)?.write(&dw)?.sizes(&[taps, tiling.parts, shape.c_out]);
     kernel.run(Grid::flat(dw.elem_count().div_ceil(8), 256))?;
-    Ok(dw)
+    in_dtype(&dw, pass.out)
 }
 
 /// Multiplies, and adds the bias of each column if there is one. Returns `false` and does nothing if cuBLASLt cannot.
@@ -286,34 +208,29 @@ fn product(gpu: &Gpu, product: Product<'_>, bias: Option<&Tensor>) -> Result<boo
 /// What `products` write, with a bias for each channel, rounded once: in the products where they can,
 /// which is where they are of one group.
 fn with_bias(
-    gpu: &Gpu,
-    dims: &[usize],
-    [dtype, wide, out]: [DType; 3],
-    bias: Option<&Tensor>,
-    groups: usize,
+    pass: &Pass<'_>,
     products: impl Fn(&Tensor, Option<&Tensor>) -> Result<bool>,
 ) -> Result<Tensor> {
-    // What a product writes: the dtype of what it reads, or the widest.
-    let near = if out == dtype { dtype } else { wide };
-    let Some(bias) = bias else {
-        let y = gpu.empty(dims, near)?;
+    let Pass { gpu, shape, wide, out, .. } = *pass;
+    let (dims, near) = (pass.result_dims(), pass.near_dtype());
+    let Some(bias) = pass.bias else {
+        let y = gpu.empty(&dims, near)?;
         products(&y, None)?;
         return in_dtype(&y, out);
     };
-    if groups == 1 && (bias.dtype() == near || near == DType::F32) {
-        let (y, bias) = (gpu.empty(dims, near)?, plain(&in_dtype(bias, near)?)?);
+    if shape.geometry.groups == 1 && (bias.dtype() == near || near == DType::F32) {
+        let (y, bias) = (gpu.empty(&dims, near)?, plain(&in_dtype(bias, near)?)?);
         if products(&y, Some(&bias))? {
             return in_dtype(&y, out);
         }
     }
-    let y = gpu.empty(dims, wide)?;
+    let y = gpu.empty(&dims, wide)?;
     products(&y, None)?;
-    biased(gpu, &y, Some(bias), out)
+    biased(gpu, &y, bias, out)
 }
 
 /// `y + bias`, a number for each channel, in `out`.
-fn biased(gpu: &Gpu, y: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
-    let Some(bias) = bias else { return in_dtype(y, out) };
+pub(super) fn biased(gpu: &Gpu, y: &Tensor, bias: &Tensor, out: DType) -> Result<Tensor> {
     let bias = plain(&in_dtype(bias, y.dtype())?)?;
     add_bias(gpu, Some(y), Some(&bias), y.dtype(), y.dims().to_vec(), out)
 }
