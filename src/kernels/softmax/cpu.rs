@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use candle_core::{Result, Tensor};
 use num_traits::{Float, Zero};
 
-pub(crate) use super::exp::{Exp, small_exponential};
+pub(crate) use super::exp::Exp;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;

@@ -9,7 +9,7 @@ pub(crate) trait Exp: Real + Lane {
 /// 2^n * e^r with |r| <= ln(2) / 2, of `x` below the logarithm of the largest number. Results below the smallest normal
 /// number are 0. What it makes of NaN is not specified.
 #[inline(always)]
-pub(crate) fn small_exponential(x: f32) -> f32 {
+fn small_exponential(x: f32) -> f32 {
     /// Adding it leaves the nearest integer in the low bits of the sum.
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
     /// The logarithm of the smallest normal number.
