@@ -7,7 +7,8 @@ use crate::operators::{Operator, Pass};
 use crate::workload::{Spec, Work};
 
 use Operator::{
-    Attention, BatchNorm, Cast, Conv, CrossEntropy, Embedding, GroupNorm, Head, LayerNorm, Linear,
+    Attention, BatchNorm, Cast, Conv, CrossEntropy, Dropout, Embedding, Gelu, GroupNorm, Head,
+    LayerNorm, Linear, Lstm, MaxPool, Softmax,
 };
 
 type Peer = list::Peer<Spec>;
@@ -41,6 +42,11 @@ const ALL: &[(&str, Operator, &[Pass])] = &[
     ("linear", Linear { rows: 8192, ins: 768, outs: 3072 }, EACH),
     ("embedding", embedding(false), EACH),
     ("embedding, hot", embedding(true), EACH),
+    ("gelu", Gelu { elements: 8192 * 3072 }, EACH),
+    ("softmax", Softmax { rows: 8192, width: 1024 }, EACH),
+    ("max pool", MaxPool { batch: 128, channels: 64, size: 32 }, EACH),
+    ("dropout", Dropout { elements: 8192 * 768 }, EACH),
+    ("lstm", Lstm { batch: 64, length: 64, width: 512 }, EACH),
     ("cast from F32", Cast { elements: 1 << 26 }, &[Pass::Forward]),
 ];
 

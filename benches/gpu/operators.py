@@ -64,6 +64,25 @@ def operator_step(sizes, which, dtype, device):
     elif kind == "embedding":
         table, ids = given((s["rows"], s["width"]), of_weight), numbers(s["numbers"], 1 if s["hot"] else s["rows"])
         run = lambda: F.embedding(ids, table)
+    elif kind == "gelu":
+        x = given((s["elements"],), of_input)
+        run = lambda: F.gelu(x, approximate="tanh")
+    elif kind == "softmax":
+        x = given((s["rows"], s["width"]), of_input)
+        # Under autocast PyTorch's softmax is F32.
+        run = lambda: F.softmax(x.float(), 1)
+    elif kind == "max_pool":
+        x = images(s["batch"], s["channels"], s["size"], of_input)
+        run = lambda: F.max_pool2d(x, 2)
+    elif kind == "dropout":
+        x = given((s["elements"],), of_input)
+        run = lambda: F.dropout(x, 0.1)
+    elif kind == "lstm":
+        x = given((s["batch"], s["length"], s["width"]), of_input)
+        lstm = torch.nn.LSTM(s["width"], s["width"], batch_first=True).to(device, dtype).requires_grad_(of_weight)
+        leaves.extend(lstm.parameters() if of_weight else ())
+        state = [given((1, s["batch"], s["width"]), False) for _ in range(2)]
+        run = lambda: lstm(x, state)[0]
     elif kind == "cast":
         x = torch.randn(s["elements"], device=device)
         run = lambda: x.to(dtype)

@@ -5,10 +5,12 @@
 use std::cell::RefCell;
 
 use anyhow::Result;
-use candle_amp::{Op, autograd, nn, no_grad, ops};
+use candle_amp::ops::{self, RecurrentWeights};
+use candle_amp::{Op, autograd, nn, no_grad};
 use candle_amp_benches::precision::Precision;
 use candle_amp_benches::{loss_with, tracked};
 use candle_core::{DType, Device, Module, Result as CandleResult, Tensor, Var};
+use candle_nn::rnn::Direction;
 use serde::Serialize;
 
 use crate::steps::TrainingStep;
@@ -76,6 +78,31 @@ pub(crate) enum Operator {
     Cast {
         elements: usize,
     },
+    /// By its approximation with `tanh`.
+    Gelu {
+        elements: usize,
+    },
+    /// Over the last dimension.
+    Softmax {
+        rows: usize,
+        width: usize,
+    },
+    /// Channels last, of windows of 2x2 that do not overlap.
+    MaxPool {
+        batch: usize,
+        channels: usize,
+        size: usize,
+    },
+    /// With a probability of 0.1.
+    Dropout {
+        elements: usize,
+    },
+    /// As many features as units, with both biases.
+    Lstm {
+        batch: usize,
+        length: usize,
+        width: usize,
+    },
 }
 
 /// What of an operator is timed.
@@ -94,7 +121,8 @@ pub(crate) enum Pass {
 }
 
 use Operator::{
-    Attention, BatchNorm, Cast, Conv, CrossEntropy, Embedding, GroupNorm, Head, LayerNorm, Linear,
+    Attention, BatchNorm, Cast, Conv, CrossEntropy, Dropout, Embedding, Gelu, GroupNorm, Head,
+    LayerNorm, Linear, Lstm, MaxPool, Softmax,
 };
 
 /// Runs forward once.
@@ -167,13 +195,18 @@ impl Operator {
             Attention { batch, heads, length, width } => {
                 flops(batch * heads * length.pow(2) * width)
             }
-            LayerNorm { rows, width } => bytes(2 * rows * width),
+            LayerNorm { rows, width } | Softmax { rows, width } => bytes(2 * rows * width),
+            Gelu { elements } | Dropout { elements } => bytes(2 * elements),
+            // A quarter is left.
+            MaxPool { batch, channels, size } => bytes(batch * channels * size.pow(2) / 4 * 5),
             BatchNorm { batch, channels, size } | GroupNorm { batch, channels, size, .. } => {
                 bytes(2 * batch * channels * size.pow(2))
             }
             CrossEntropy { rows, classes } => bytes(rows * classes),
             Head { rows, width, classes } => flops(rows * width * classes),
             Linear { rows, ins, outs } => flops(rows * ins * outs),
+            // Four gates, of the features and of the state.
+            Lstm { batch, length, width } => flops(batch * length * 8 * width.pow(2)),
             Embedding { numbers, width, .. } => bytes(2 * numbers * width),
             Cast { elements } => (1e-9 * (elements * (4 + element)) as f64, "GB/s"),
         }
@@ -184,7 +217,15 @@ impl Operator {
     fn backward_bytes(self, element: usize) -> Option<f64> {
         match self {
             // What forward read, the gradient of what it wrote, and that of what it read.
-            LayerNorm { .. } | BatchNorm { .. } | GroupNorm { .. } => Some(3.0 / 2.0),
+            LayerNorm { .. }
+            | BatchNorm { .. }
+            | GroupNorm { .. }
+            | Gelu { .. }
+            | Softmax { .. } => Some(3.0 / 2.0),
+            // The same, of which one has a quarter.
+            MaxPool { .. } => Some(9.0 / 5.0),
+            // Gradients alone.
+            Dropout { .. } => Some(1.0),
             // The logits, and their gradient.
             CrossEntropy { .. } => Some(2.0),
             // The gradient of what was looked up, and that of all rows, in F32.
@@ -192,7 +233,12 @@ impl Operator {
                 let table = (rows * size_of::<f32>()) as f64 / (numbers * element) as f64;
                 Some((1.0 + table) / 2.0)
             }
-            Conv { .. } | Attention { .. } | Head { .. } | Linear { .. } | Cast { .. } => None,
+            Conv { .. }
+            | Attention { .. }
+            | Head { .. }
+            | Linear { .. }
+            | Lstm { .. }
+            | Cast { .. } => None,
         }
     }
 
@@ -222,8 +268,10 @@ impl Operator {
             Attention { batch, heads, length, width } => {
                 (*batch, *heads, *length, *width) = (1, 2, 16, 16);
             }
-            LayerNorm { rows, width } => (*rows, *width) = (4, 16),
-            BatchNorm { batch, channels, size } => (*batch, *channels, *size) = (2, 8, 4),
+            LayerNorm { rows, width } | Softmax { rows, width } => (*rows, *width) = (4, 16),
+            BatchNorm { batch, channels, size } | MaxPool { batch, channels, size } => {
+                (*batch, *channels, *size) = (2, 8, 4);
+            }
             GroupNorm { batch, channels, size, groups } => {
                 (*batch, *channels, *size, *groups) = (2, 8, 4, 4);
             }
@@ -231,7 +279,8 @@ impl Operator {
             Head { rows, width, classes } => (*rows, *width, *classes) = (4, 16, 17),
             Linear { rows, ins, outs } => (*rows, *ins, *outs) = (4, 16, 24),
             Embedding { numbers, rows, width, .. } => (*numbers, *rows, *width) = (80, 17, 16),
-            Cast { elements } => *elements = 1025,
+            Cast { elements } | Gelu { elements } | Dropout { elements } => *elements = 1025,
+            Lstm { batch, length, width } => (*batch, *length, *width) = (2, 3, 16),
         }
     }
 
@@ -338,6 +387,38 @@ impl Operator {
                 let table = weight(&[rows, width])?;
                 let ids = numbers(count, if hot { 1 } else { rows })?;
                 Box::new(move || ops::embedding(&ids, &table))
+            }
+            Gelu { elements } => {
+                let x = input(&[elements])?;
+                Box::new(move || ops::gelu_tanh(&x))
+            }
+            Softmax { rows, width } => {
+                let x = input(&[rows, width])?;
+                Box::new(move || ops::softmax(&x, 1))
+            }
+            MaxPool { batch, channels, size } => {
+                let x = input(&[batch, size, size, channels])?;
+                Box::new(move || ops::channels_last::max_pool2d(&x, 2, 2, 0))
+            }
+            Dropout { elements } => {
+                let x = input(&[elements])?;
+                Box::new(move || ops::dropout(&x, 0.1))
+            }
+            Lstm { batch, length, width } => {
+                let x = input(&[batch, length, width])?;
+                let (h0, c0) = (draw(&[batch, width])?, draw(&[batch, width])?);
+                let (w_ih, w_hh) = (weight(&[4 * width, width])?, weight(&[4 * width, width])?);
+                let (b_ih, b_hh) = (weight(&[4 * width])?, weight(&[4 * width])?);
+                Box::new(move || {
+                    let weights = RecurrentWeights {
+                        w_ih: &w_ih,
+                        w_hh: &w_hh,
+                        b_ih: Some(&b_ih),
+                        b_hh: Some(&b_hh),
+                        direction: Direction::Forward,
+                    };
+                    Ok(ops::lstm(&x, &h0, &c0, weights)?.0)
+                })
             }
             Cast { elements } => {
                 let x = Tensor::randn(0f32, 1.0, elements, device)?;
