@@ -5,8 +5,8 @@
 //! 1. A kernel of this crate, if each group has one input channel (depthwise).
 //! 2. cuDNN, if it can be loaded and has a deterministic algorithm without transforms. 16 bits with channels last run
 //!    by an engine of its graph API, all else by its older functions.
-//! 3. cuBLAS on NCHW images as they are, if they are their own columns (1 × 1 kernels) and there is no bias; not for
-//!    wgrad.
+//! 3. cuBLAS on NCHW images as they are, a product for each image, if these are their own columns (1 × 1 kernels of
+//!    one group) and large enough, and there is no bias; not for wgrad.
 //! 4. im2col and cuBLAS: a kernel writes the columns of a tile of output pixels, so many that they fit
 //!    [`WORKSPACE`], and cuBLAS multiplies them by the weights. [`nchw`] and [`nhwc`] say how.
 //!
@@ -23,13 +23,13 @@ mod nhwc;
 
 use candle_core::{DType, Result, Tensor};
 
-use super::super::gemm::arithmetic;
 use super::Geometry;
 use super::shape::Shape;
 use crate::kernels::choice::algorithm::chosen;
 use crate::kernels::choice::cudnn::cudnn_f32_weight_gradients;
 use crate::kernels::cuda::{Gpu, Grid, Matrices, PassKind, suffix};
 use crate::kernels::elementwise::{add_assign, plain};
+use crate::kernels::gemm::arithmetic;
 use crate::kernels::in_dtype;
 use crate::kernels::tensors::format::Format;
 use cudnn::{convolve, without_cudnn};
@@ -37,43 +37,8 @@ use cudnn::{convolve, without_cudnn};
 /// Bytes of columns at a time, unless a single image has more.
 const WORKSPACE: usize = 256 << 20;
 
-/// See [`super::forward`]. Nothing is empty.
-pub(super) fn forward(
-    gpu: &Gpu,
-    x: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-    shape: &Shape,
-    out: DType,
-) -> Result<Tensor> {
-    run(gpu, PassKind::Forward, [x, weight], bias, shape, out)
-}
-
-/// See [`super::dgrad`]. Nothing is empty.
-pub(super) fn dgrad(
-    gpu: &Gpu,
-    grad: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-    shape: &Shape,
-    out: DType,
-) -> Result<Tensor> {
-    run(gpu, PassKind::Dgrad, [grad, weight], bias, shape, out)
-}
-
-/// See [`super::wgrad`]. Nothing is empty.
-pub(super) fn wgrad(
-    gpu: &Gpu,
-    x: &Tensor,
-    grad: &Tensor,
-    shape: &Shape,
-    out: DType,
-) -> Result<Tensor> {
-    run(gpu, PassKind::Wgrad, [x, grad], None, shape, out)
-}
-
-/// All three passes. In wgrad there is no bias.
-fn run(
+/// See [`super::forward`], [`super::dgrad`] and [`super::wgrad`], which has no bias. Nothing is empty.
+pub(super) fn run(
     gpu: &Gpu,
     kind: PassKind,
     tensors: [&Tensor; 2],
@@ -133,7 +98,7 @@ impl Pass<'_> {
                 (_, None) => in_dtype(&y, out),
             };
         }
-        if nchw::images_are_matrices(self) {
+        if nchw::goes_by_images(self) {
             without_cudnn(self, "cublas");
             return nchw::products_of_images(self);
         }
@@ -174,12 +139,12 @@ impl Pass<'_> {
         }
     }
 
-    /// What a kernel or a product that reads the operands writes: `out` if they have that dtype, else `wide`.
+    /// What a kernel that reads the operands writes: `out` if they have that dtype, else `wide`.
     fn near_dtype(&self) -> DType {
         if self.out == self.operands[0].dtype() { self.out } else { self.wide }
     }
 
-    /// What a product writes: it may be the result, but what a bias is added to may not be rounded.
+    /// What a product of the operands writes: the same, but what a bias is added to later may not be rounded.
     fn product_dtype(&self) -> DType {
         if self.bias.is_none() { self.near_dtype() } else { self.wide }
     }
@@ -195,8 +160,8 @@ impl Pass<'_> {
         }
     }
 
-    /// What a kernel that reads products, and may add a bias, writes: `out`, unless that or `wide` is F64. Then `wide`.
-    fn result_dtype(&self) -> DType {
+    /// What a kernel that moves products into place, and may add a bias, writes: `out`, but `wide` if either is F64.
+    fn moved_dtype(&self) -> DType {
         if self.wide == DType::F32 && self.out != DType::F64 { self.out } else { self.wide }
     }
 }

@@ -80,7 +80,9 @@ pub(crate) fn forward(
     let shape = Shape::new(x.dims(), weight.dims(), geometry)?;
     let algorithm = Algorithm::of(PassKind::Forward, [x, weight], bias, &shape);
     match algorithm {
-        Algorithm::Cuda(gpu) => return cuda::forward(gpu, x, weight, bias, &shape, out),
+        Algorithm::Cuda(gpu) => {
+            return cuda::run(gpu, PassKind::Forward, [x, weight], bias, &shape, out);
+        }
         Algorithm::Portable => return portable::forward(x, weight, bias, &shape, out),
         _ => {}
     }
@@ -149,7 +151,9 @@ pub(crate) fn dgrad(
     let shape = Shape::new(input_dims, weight.dims(), geometry)?;
     let algorithm = Algorithm::of(PassKind::Dgrad, [grad, weight], bias, &shape);
     match algorithm {
-        Algorithm::Cuda(gpu) => return cuda::dgrad(gpu, grad, weight, bias, &shape, out),
+        Algorithm::Cuda(gpu) => {
+            return cuda::run(gpu, PassKind::Dgrad, [grad, weight], bias, &shape, out);
+        }
         Algorithm::Portable => return portable::dgrad(grad, weight, bias, &shape, out),
         _ => {}
     }
@@ -217,7 +221,9 @@ pub(crate) fn wgrad(
     let shape = Shape::new(x.dims(), weight_dims, geometry)?;
     let algorithm = Algorithm::of(PassKind::Wgrad, [x, grad], None, &shape);
     match algorithm {
-        Algorithm::Cuda(gpu) => return cuda::wgrad(gpu, x, grad, &shape, out),
+        Algorithm::Cuda(gpu) => {
+            return cuda::run(gpu, PassKind::Wgrad, [x, grad], None, &shape, out);
+        }
         Algorithm::Portable => return portable::wgrad(x, grad, &shape, out),
         _ => {}
     }

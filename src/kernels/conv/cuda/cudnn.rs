@@ -5,13 +5,15 @@ use candle_core::{DType, Result, Tensor};
 use super::{Geometry, Pass, Shape, nhwc};
 use crate::kernels::cast::cast_into;
 use crate::kernels::choice::algorithm::{chosen, fell_back};
+use crate::kernels::choice::tf32::allow_tf32;
 use crate::kernels::cuda::{Bias, Convolution, PassKind};
 use crate::kernels::elementwise::plain;
 use crate::kernels::in_dtype;
 use crate::kernels::tensors::format::Format;
 
-/// Asks cuDNN for the pass, in the dtype `written`, with a bias of that dtype if there is one. cuDNN adds it before it
-/// rounds. A weight's gradient has the layout of cuDNN's weights. `None` if cuDNN does not do it.
+/// Asks cuDNN for the pass, in the dtype `written`, with `bias`, of that dtype, if there is one. cuDNN adds it before it
+/// rounds. The pass's own bias is left to the caller. A weight's gradient has the layout of cuDNN's weights. `None` if
+/// cuDNN does not do it.
 pub(super) fn convolve(
     pass: &Pass<'_>,
     written: DType,
@@ -71,7 +73,7 @@ pub(super) fn convolve(
         let all = [operands[0], operands[1], &result];
         gpu.convolution(kind, &convolution(tf32), order.map(|at| all[at]), bias.as_ref())
     };
-    let mut done = done_by([a, b], crate::kernels::choice::tf32::allow_tf32())?;
+    let mut done = done_by([a, b], allow_tf32())?;
     // From 16-bit operands cuDNN may have no algorithm that writes F32. But a 16-bit number is exact in TF32, and from
     // TF32 operands it has.
     if done.is_none() && dtype != written && gpu.compute_capability()? >= (8, 0) {

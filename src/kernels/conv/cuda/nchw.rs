@@ -1,7 +1,7 @@
-//! NCHW convolutions on CUDA, where cuDNN does not do them.
+//! NCHW convolutions on CUDA: what cuDNN does not do of them.
 //!
 //! im2col writes a row for each tap of a tile of output pixels, as the weights lie. The product of the weights and the
-//! columns is `(channels, pixels of all images)`, so another kernel moves it into NCHW, and adds the bias. dgrad goes
+//! columns is `(channels, pixels of the tile)`, so another kernel moves it into NCHW, and adds the bias. dgrad goes
 //! the other way: its product is a gradient of columns, and col2im adds those of each pixel.
 
 use candle_core::{DType, Result, Tensor};
@@ -24,14 +24,14 @@ const LARGE: usize = 64;
 pub(super) fn forward(pass: &Pass<'_>) -> Result<Tensor> {
     let Pass { gpu, shape, operands: [x, _], bias, .. } = *pass;
     let (dtype, product_dtype) = (x.dtype(), pass.product_dtype());
-    let y = gpu.empty(&pass.result_dims(), pass.result_dtype())?;
+    let y = gpu.empty(&pass.result_dims(), pass.moved_dtype())?;
     let tiles = ImageTiles::new(shape, dtype, product_dtype);
     let columns = gpu.scratch(0, tiles.columns(), dtype)?;
     let products = gpu.scratch(1, tiles.outputs(), product_dtype)?;
     let from_rows = ["from_rows", suffix(product_dtype)?, suffix(y.dtype())?];
     for tile in tiles.all() {
         tile.im2col(gpu, x, &columns)?;
-        gpu.product(&product(pass, [&columns, &products], tile.count, tiles.ld))?;
+        gpu.product(&product_of(pass, [&columns, &products], tile.count, tiles.ld))?;
         let kernel = gpu.launch(&SOURCE, from_rows)?.read(&products)?.write(&y)?;
         // A row a channel, of the tile's pixels, which the images have; an element a thread.
         let kernel = tile.rows(kernel.read_or_null(bias)?, tile.count);
@@ -44,7 +44,7 @@ pub(super) fn forward(pass: &Pass<'_>) -> Result<Tensor> {
 pub(super) fn dgrad(pass: &Pass<'_>) -> Result<Tensor> {
     let Pass { gpu, shape, operands: [grad, _], bias, wide, .. } = *pass;
     let dtype = grad.dtype();
-    let dx = gpu.empty(&pass.result_dims(), pass.result_dtype())?;
+    let dx = gpu.empty(&pass.result_dims(), pass.moved_dtype())?;
     // Summed after the product, so not rounded by it.
     let tiles = ImageTiles::of_images(shape, wide, dtype);
     let columns = gpu.scratch(0, tiles.columns(), wide)?;
@@ -52,7 +52,7 @@ pub(super) fn dgrad(pass: &Pass<'_>) -> Result<Tensor> {
     let col2im = ["col2im", suffix(wide)?, suffix(dx.dtype())?];
     for tile in tiles.all() {
         tile.to_rows(gpu, grad, &outputs)?;
-        gpu.product(&product(pass, [&outputs, &columns], tile.count, tiles.ld))?;
+        gpu.product(&product_of(pass, [&outputs, &columns], tile.count, tiles.ld))?;
         let images = tile.count / shape.pixels();
         // A thread writes one element of the tile's images, from those of their columns.
         let kernel = gpu.launch(&SOURCE, col2im)?.read(&columns)?.write(&dx)?;
@@ -87,7 +87,12 @@ pub(super) fn wgrad(pass: &Pass<'_>) -> Result<Tensor> {
 }
 
 /// The weights, transposed in dgrad, times `n` columns of each group. In `from`, rows are `ld` elements apart.
-fn product<'t>(pass: &Pass<'t>, [from, to]: [&'t Tensor; 2], n: usize, ld: usize) -> Product<'t> {
+fn product_of<'t>(
+    pass: &Pass<'t>,
+    [from, to]: [&'t Tensor; 2],
+    n: usize,
+    ld: usize,
+) -> Product<'t> {
     let (outs, taps) = (pass.shape.group_out(), pass.shape.taps());
     let transposed = pass.kind == PassKind::Dgrad;
     let (m, k) = if transposed { (taps, outs) } else { (outs, taps) };
@@ -107,14 +112,15 @@ pub(super) fn products_of_images(pass: &Pass<'_>) -> Result<Tensor> {
     let Pass { gpu, shape, operands: [images, _], .. } = *pass;
     let (y, pixels) = (gpu.empty(&pass.result_dims(), pass.product_dtype())?, shape.pixels());
     // All images have the weights of the one group.
-    let one = product(pass, [images, &y], pixels, pixels);
+    let one = product_of(pass, [images, &y], pixels, pixels);
     let lhs = Matrices { stride: 0, ..one.lhs };
     gpu.product(&Product { batch: shape.batch, lhs, ..one })?;
     in_dtype(&y, pass.out)
 }
 
-/// Whether [`products_of_images`] computes the pass: of images large enough for a product of their own.
-pub(super) fn images_are_matrices(pass: &Pass<'_>) -> bool {
+/// Whether [`products_of_images`] computes the pass: NCHW images that are their own columns, and large enough for a
+/// product of their own.
+pub(super) fn goes_by_images(pass: &Pass<'_>) -> bool {
     let Geometry { format, groups, .. } = pass.shape.geometry;
     let pixels = pass.shape.pixels();
     let of_images = pass.kind != PassKind::Wgrad && pass.bias.is_none();

@@ -8,8 +8,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::{Pass, Shape, WORKSPACE, rows, sizes, sum_of_tiles};
 use crate::kernels::cuda::{Gpu, Grid, Matrices, Product, Source, pack, suffix};
-use crate::kernels::elementwise::cuda::in_dtype as near;
-use crate::kernels::elementwise::plain;
+use crate::kernels::elementwise::cuda::in_dtype as write_near;
 use crate::kernels::gemm::add_bias;
 use crate::kernels::in_dtype;
 use crate::kernels::reduce::cuda::Tiling;
@@ -54,7 +53,6 @@ pub(super) fn forward(pass: &Pass<'_>) -> Result<Tensor> {
 /// A product and row2im for each tile. If a row is a pixel, the product is the result.
 pub(super) fn dgrad(pass: &Pass<'_>) -> Result<Tensor> {
     let Pass { gpu, shape, operands: [grad, weight], bias, wide, .. } = *pass;
-    // Summed after the product, so not rounded by it.
     let tiles = ImageTiles::of_images(shape, wide);
     let weight = tiles.weight(gpu, weight)?;
     let (groups, outs) = (shape.geometry.groups, shape.group_out());
@@ -76,8 +74,9 @@ pub(super) fn dgrad(pass: &Pass<'_>) -> Result<Tensor> {
             of(&tile, grad, rows(dx, shape.c_in, shape.group_in()), bias)
         });
     }
-    let dx = gpu.empty(&pass.result_dims(), pass.result_dtype())?;
+    let dx = gpu.empty(&pass.result_dims(), pass.moved_dtype())?;
     let row2im = ["row2im", suffix(wide)?, suffix(dx.dtype())?];
+    // Summed after the product, so not rounded by it.
     let columns = gpu.scratch(0, tiles.elements(), wide)?;
     for tile in tiles.all() {
         of(&tile, &tile.of(grad)?, rows(&columns, groups * tiles.row, tiles.row), None)?;
@@ -122,7 +121,7 @@ pub(super) fn turns(shape: &Shape, row: usize) -> bool {
 }
 
 /// Transposes `weight` so that the channels of a tap are contiguous, and pads each row with zeros to `row` elements.
-/// They are the first elements of the result, which is there until the next call.
+/// They are the first elements of the result, which is there until [`TURNED`] is taken again.
 pub(super) fn to_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize) -> Result<Tensor> {
     if !turns(shape, row) {
         return Ok(weight.clone());
@@ -142,7 +141,7 @@ pub(super) fn from_taps(pass: &Pass<'_>, weight: &Tensor, row: usize) -> Result<
         return in_dtype(weight, out);
     }
     let taps = shape.kernel_height * shape.kernel_width;
-    near(weight.dtype(), out, |out| {
+    write_near(weight.dtype(), out, |out| {
         let to = gpu.empty(&shape.weight_dims()[..], out)?;
         turn(gpu, weight, [shape.c_out, taps, shape.group_in()], [row, shape.taps()], &to)?;
         Ok(to)
@@ -163,7 +162,8 @@ fn turn(
     kernel.sizes(&[count, a, b]).sizes(&lds).run(Grid::over(count * lds[1], 1))
 }
 
-/// The weight of a depthwise pass as `(kh, kw, c_out)`, which is there until the next call.
+/// The weight of a depthwise pass as `(kh, kw, c_out)`: the first elements of the result, which is there until
+/// [`TURNED`] is taken again.
 pub(super) fn depthwise_taps(pass: &Pass<'_>) -> Result<Tensor> {
     let Pass { gpu, shape, operands: [_, weight], .. } = *pass;
     let taps = shape.kernel_height * shape.kernel_width;
@@ -211,28 +211,22 @@ fn with_bias(
     pass: &Pass<'_>,
     products: impl Fn(&Tensor, Option<&Tensor>) -> Result<bool>,
 ) -> Result<Tensor> {
-    let Pass { gpu, shape, wide, out, .. } = *pass;
-    let (dims, near) = (pass.result_dims(), pass.near_dtype());
-    let Some(bias) = pass.bias else {
-        let y = gpu.empty(&dims, near)?;
-        products(&y, None)?;
+    let Pass { gpu, shape, bias, wide, out, .. } = *pass;
+    let y = gpu.empty(&pass.result_dims(), pass.product_dtype())?;
+    let can_add = shape.geometry.groups == 1 && pass.near_dtype() == wide;
+    if can_add && bias.is_some() && products(&y, bias)? {
         return in_dtype(&y, out);
-    };
-    if shape.geometry.groups == 1 && (bias.dtype() == near || near == DType::F32) {
-        let (y, bias) = (gpu.empty(&dims, near)?, plain(&in_dtype(bias, near)?)?);
-        if products(&y, Some(&bias))? {
-            return in_dtype(&y, out);
-        }
     }
-    let y = gpu.empty(&dims, wide)?;
     products(&y, None)?;
-    biased(gpu, &y, bias, out)
+    match bias {
+        Some(bias) => biased(gpu, &y, bias, out),
+        None => in_dtype(&y, out),
+    }
 }
 
-/// `y + bias`, a number for each channel, in `out`.
+/// `y + bias`, a number for each channel in the dtype of `y`, in `out`.
 pub(super) fn biased(gpu: &Gpu, y: &Tensor, bias: &Tensor, out: DType) -> Result<Tensor> {
-    let bias = plain(&in_dtype(bias, y.dtype())?)?;
-    add_bias(gpu, Some(y), Some(&bias), y.dtype(), y.dims().to_vec(), out)
+    add_bias(gpu, Some(y), Some(bias), y.dtype(), y.dims().to_vec(), out)
 }
 
 /// Tiles of a batch's pixels, small enough for their rows to fit the workspace.
