@@ -5,8 +5,7 @@
     scripts/fill-kernel-cache.py --keys 90 13.0
 
 The second prints a checksum of the key of each kernel: of that compute capability and NVRTC's version. A test compares them
-with the crate's own. The optimizers, whose sources are made by a macro, are left to the machine with the GPU. NVRTC comes
-from the Python package nvidia-cuda-nvrtc unless LIBRARY is named; its version must be the one of that machine.
+with the crate's own. NVRTC comes from the Python package nvidia-cuda-nvrtc unless LIBRARY is named; its version must be the one of that machine.
 """
 import argparse
 import ctypes
@@ -43,6 +42,10 @@ def sources() -> dict[str, str]:
     """The code of each `Source` of the crate, by its name."""
     found = {}
     for path in sorted((ROOT / "src/kernels").rglob("*.rs")):
+        # The optimizers': one file, of which each compiles a part.
+        for name, number in re.findall(r'= source!\("(\w+)", (\d+)\);', path.read_text()):
+            code = (path.parent / "optimizer.cu").read_text()
+            found[f"optimizer_{name}"] = f"#define ONLY {number}\n{code}"
         for name, code in re.findall(r'Source \{\s*name: "(\w+)",\s*code: (.*?)\s*,?\s*\};', path.read_text(), re.S):
             if parts := re.findall(r'include_str!\("([^"]+)"\)', code):
                 found[name] = "".join((path.parent / part).read_text() for part in parts)

@@ -133,6 +133,7 @@ sanitize() { # variant's folder, seconds a step at most, tools...
     local program=$1/lib most=$2 tool filter name before
     shift 2
     [[ $sanitizes == 1 ]] || return
+    PATH=$PATH:/usr/local/cuda/bin # where CUDA's packages put it
     command -v compute-sanitizer >/dev/null || { sanitizes=0 && note - - "compute-sanitizer is not installed" && return; }
     for tool; do
         for filter in kernels::attention kernels::multi_tensor kernels::batch_norm kernels::conv::tests::gpus; do
@@ -158,18 +159,19 @@ nccl() {
 }
 
 # Rows that end the process, or spoil the device for it, do not take those after them along: another process goes on.
-benchmark() { # part, seconds at most
-    local begun=$SECONDS left=$2 before="" next="" again=""
+benchmark() { # part, seconds at most, options...
+    local part=$1 most=$2 begun=$SECONDS left=$2 before="" next="" again="" options
+    shift 2
+    read -ra options <<<"${BENCH_OPTIONS:-$*}"
     while ((left > 0)); do
-        # shellcheck disable=SC2086 # options, as one types them
-        LINES_SHOWN=300 step "bench-$1$again" "$left" env "CARGO_MANIFEST_DIR=$here/benches" "$best/gpu" \
-            --python "$python" --part "$1" --json "$logs/bench-$1.json" --progress "$logs/bench-$1.next" \
-            --group-seconds "${SECONDS_A_GROUP:-120}" ${BENCH_OPTIONS:---seconds 0.2} "${smoke[@]}"
+        LINES_SHOWN=300 step "bench-$part$again" "$left" env "CARGO_MANIFEST_DIR=$here/benches" "$best/gpu" \
+            --python "$python" --part "$part" --json "$logs/bench-$part.json" --progress "$logs/bench-$part.next" \
+            --group-seconds "${SECONDS_A_GROUP:-120}" "${options[@]}" "${smoke[@]}"
         before=$next
-        next=$(cat "$logs/bench-$1.next" 2>/dev/null)
+        next=$(cat "$logs/bench-$part.next" 2>/dev/null)
         [[ $next != end && $next != "$before" && $next != 0 ]] || return
         again=-after-$next
-        left=$(($2 - (SECONDS - begun) * 560 / in_all))
+        left=$((most - (SECONDS - begun) * 560 / in_all))
     done
 }
 
@@ -206,14 +208,15 @@ case $call in
             for name in lib it; do tests "$here/bin/$variant" "$name" 150; done
         done ;;
     gpt2)
-        benchmark gpt2 150
-        benchmark passes 110
-        benchmark operators 200
-        benchmark gpt2-compiled 560 ;;
+        benchmark gpt2 150 --seconds 0.2
+        benchmark passes 110 --seconds 0.2
+        # 146 of them, each in turns with PyTorch's.
+        benchmark operators 200 --seconds 0.1 --rounds 2
+        benchmark gpt2-compiled 560 --seconds 0.2 ;;
     resnets)
-        benchmark resnets 240
+        benchmark resnets 240 --seconds 0.2
         cifar10
-        benchmark resnets-compiled 560 ;;
+        benchmark resnets-compiled 560 --seconds 0.2 ;;
 esac
 
 printf '\n' && cat "$out/$call.txt"

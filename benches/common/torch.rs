@@ -118,6 +118,11 @@ impl Torch {
         Ok(torch)
     }
 
+    /// Of its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// As PyTorch gives it.
     pub fn version(&self) -> &str {
         &self.version

@@ -127,7 +127,7 @@ fn run(options: &Options) -> Result<()> {
         Some(file) if progress.has_begun() => Table::go_on(file)?,
         file => Table::new(file.as_deref())?,
     };
-    let watch = Watch::new(options.group_seconds);
+    let watch = Watch::new(options.group_seconds, torch.iter().map(Torch::id).collect());
     let parts = if options.part.is_empty() { Part::value_variants() } else { &options.part };
     let mut failed = 0;
 
@@ -219,7 +219,7 @@ fn measured(
         Peer::Torch => !row.ours.is_graphed(),
         _ => row.ours.is_graphed(),
     };
-    for row in group.rows.iter().filter(has_details) {
+    for row in group.rows.iter().filter(has_details).filter(|row| row.ours.has_details()) {
         for line in details(&row.name, &row.ours, device, torch)? {
             table.print(line)?;
         }

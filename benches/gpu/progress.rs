@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
 
@@ -65,13 +66,15 @@ impl Progress {
     }
 }
 
-/// Ends the process when a group of rows takes too long: a kernel that hangs cannot be stopped in another way.
+/// Ends the process when a group of rows takes too long: a kernel that hangs cannot be stopped in another way. Those of
+/// PyTorch end with it, so that none is left beside what is measured next.
 #[derive(Debug)]
 pub(crate) struct Watch(Option<Sender<()>>);
 
 impl Watch {
-    pub(crate) fn new(seconds: Option<u64>) -> Self {
+    pub(crate) fn new(seconds: Option<u64>, torch: Vec<u32>) -> Self {
         let watch = |seconds| {
+            let torch: Vec<String> = torch.iter().map(u32::to_string).collect();
             let (sender, receiver) = mpsc::channel();
             let limit = Duration::from_secs(seconds);
             std::thread::spawn(move || {
@@ -81,6 +84,10 @@ impl Watch {
                         Err(RecvTimeoutError::Disconnected) => return,
                         Err(RecvTimeoutError::Timeout) => {
                             eprintln!("error: a group of rows took more than {seconds} seconds");
+                            if !torch.is_empty() {
+                                // One that has ended already is as good.
+                                let _ = Command::new("kill").arg("-9").args(&torch).status();
+                            }
                             std::process::exit(124);
                         }
                     }

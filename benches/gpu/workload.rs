@@ -125,6 +125,16 @@ impl Spec {
         matches!(self.work, Work::GraphedGpt { .. } | Work::GraphedResnet { .. })
     }
 
+    /// Whether there is more to say of it than its times: of steps, of convolutions, whose algorithms differ by precision, and
+    /// of other operators in one precision.
+    pub(crate) fn has_details(&self) -> bool {
+        match self.work {
+            Work::Operator { operator: Operator::Conv { .. }, .. } => true,
+            Work::Operator { .. } => self.precision == Precision::Bf16,
+            _ => true,
+        }
+    }
+
     /// The one that PyTorch's side uses for it: this side's.
     pub(crate) fn layout(&self) -> &'static str {
         match self.work {

@@ -367,6 +367,13 @@ mod tests {
                 include_str!("../attention/flash.cu")
             ),
         };
+        static ADAMW: Source = Source {
+            name: "optimizer_adamw",
+            code: concat!(
+                "#define ONLY 1\n",
+                include_str!("../multi_tensor/optimizer/optimizer.cu")
+            ),
+        };
         let package = std::env::var_os("CARGO_MANIFEST_DIR");
         let package = package.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
         let script = std::path::Path::new(&package).join("scripts/fill-kernel-cache.py");
@@ -376,7 +383,8 @@ mod tests {
             .args(["--keys", "90", &format!("{major}.{minor}")])
             .output()?;
         let keys = String::from_utf8_lossy(&output.stdout).into_owned();
-        for (source, unit) in [(&EMBEDDING, "bf16"), (&EMBEDDING, "f32"), (&FLASH, "f16")] {
+        let kernels = [(&EMBEDDING, "bf16"), (&EMBEDDING, "f32"), (&FLASH, "f16"), (&ADAMW, "f32")];
+        for (source, unit) in kernels {
             let compilation = Compilation::new(source, unit, architecture((9, 0)));
             let key = crc32fast::hash(compilation.key()?.as_bytes());
             let line = format!("{} {key:08x}\n", compilation.name);
