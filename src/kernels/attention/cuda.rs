@@ -7,10 +7,9 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::mask::Mask;
-use super::{Kept, Saved, Settings, flash, sum_to};
+use super::{Kept, Saved, Settings, sum_to};
 use crate::kernels::accumulator;
 use crate::kernels::cast;
-use crate::kernels::choice::algorithm::fell_back;
 use crate::kernels::cuda::{Gpu, Grid, Source, suffix};
 use crate::kernels::elementwise::plain;
 use crate::kernels::gemm::gemm;
@@ -37,7 +36,7 @@ fn by_group(x: &Tensor, kv_heads: usize) -> Result<Tensor> {
     plain(x)?.reshape((b, kv_heads, h / kv_heads * t, d))
 }
 
-/// See [`super::forward`]; where [`flash`] has no kernel.
+/// See [`super::forward`]; where [`flash`](super::flash) has no kernel.
 pub(super) fn forward(
     gpu: &Gpu,
     q: &Tensor,
@@ -95,6 +94,7 @@ fn sample(mask: &Tensor, first: usize, count: usize) -> Result<Tensor> {
     }
 }
 
+/// See [`super::backward`].
 pub(super) fn backward(
     gpu: &Gpu,
     saved: Saved<'_>,
@@ -110,16 +110,6 @@ pub(super) fn backward(
         };
         let dmask = mask.map(|mask| zeros(mask, wants[3])).transpose()?.flatten();
         return Ok([zeros(q, wants[0])?, zeros(k, wants[1])?, zeros(v, wants[2])?, dmask]);
-    }
-    // The gradient of a mask has the size of the scores: nothing is saved by not having those.
-    if let (None, Some(output)) = (wants[3], &kept.unrounded) {
-        let wants = [wants[0], wants[1], wants[2]];
-        let products = flash::Products::of(gpu, q.dtype())?;
-        let [dq, dk, dv] = flash::backward(gpu, products, saved, output, settings, wants)?;
-        return Ok([dq, dk, dv, None]);
-    }
-    if flash::is_for(q) {
-        fell_back("attention backward", "flash", "products", &[q.shape(), k.shape(), v.shape()]);
     }
     let step = samples(q, k)?;
     if step < b && wants[3].is_none() {
@@ -162,17 +152,6 @@ pub(super) fn backward(
         of(wants[2], &p.transpose(2, 3)?, &grad, v)?,
         dmask,
     ])
-}
-
-/// See [`super::backward_packed`]; `None` where there is no kernel for it.
-pub(super) fn backward_packed(
-    gpu: &Gpu,
-    saved: Saved<'_>,
-    settings: Settings,
-    want: DType,
-) -> Result<Option<Tensor>> {
-    let Some(output) = &saved.kept.unrounded else { return Ok(None) };
-    flash::backward_packed(gpu, saved, output, settings, want).map(Some)
 }
 
 /// [`backward`], `step` samples at a time.

@@ -1,7 +1,15 @@
-//! Attention on tensor cores, without the scores in memory: forward in one launch, backward in two. F32 is a sum of two
-//! numbers of TF32, or is rounded to one where [`allow_tf32`] is set.
+//! FlashAttention-2 (Tri Dao) on tensor cores: forward in one launch, backward in two.
 //!
-//! Both are by `mma.sync`, or by `wgmma` where there is that ([`Products`]), and keep the same in between.
+//! A forward block takes some queries of one head and reads the keys and values tile by tile. It keeps the largest
+//! score, the sum and the output in registers, so no score is written to memory.
+//!
+//! Backward recomputes the probabilities from the maximum and the inverse sum of each query. The first kernel writes
+//! the gradient of queries and, for each query, output times gradient; the second reads that for the gradient of keys.
+//! So one block adds up each gradient, in one order. The output is also kept in F32: rounded to 16 bits, its error
+//! would exceed the gradient of a score if values are far from zero.
+//!
+//! Products are by `mma.sync`, or by `wgmma` on Hopper ([`Products`]); both save the same for backward. An F32 operand
+//! is the sum of two TF32 terms, or is rounded to one where [`allow_tf32`] is set.
 
 use candle_core::{DType, IndexOp, Result, Tensor};
 
@@ -195,14 +203,14 @@ pub(super) fn forward(
     Ok((out, Kept { max, inverse_sum, unrounded: Some(unrounded) }))
 }
 
-/// See [`super::backward`], of what [`fits`] and has the `output` in F32.
+/// See [`super::backward`], of what [`fits`] and has the `output` in F32; no mask's gradient.
 pub(super) fn backward(
     gpu: &Gpu,
     products: Products,
     saved: Saved<'_>,
     output: &Tensor,
     settings: Settings,
-    wants: [Option<DType>; 3],
+    wants: [Option<DType>; 4],
 ) -> Result<[Option<Tensor>; 3]> {
     let of = |i: usize, like: &Tensor| {
         wants[i].map(|want| gpu.empty(like.shape(), written(saved.q, want))).transpose()
@@ -219,6 +227,7 @@ pub(super) fn backward(
 /// See [`super::backward_packed`], of what [`fits`] and has the `output` in F32.
 pub(super) fn backward_packed(
     gpu: &Gpu,
+    products: Products,
     saved: Saved<'_>,
     output: &Tensor,
     settings: Settings,
@@ -228,7 +237,6 @@ pub(super) fn backward_packed(
     let all = gpu.empty((b, t, 3, h, d), written(saved.q, want))?;
     let part = |i| all.i((.., .., i))?.transpose(1, 2);
     let parts = [part(0)?, part(1)?, part(2)?];
-    let products = Products::of(gpu, saved.q.dtype())?;
     write(gpu, products, saved, output, settings, parts.each_ref().map(Some))?;
     in_dtype(&all.flatten_from(2)?, want)
 }

@@ -48,7 +48,7 @@ pub(crate) struct Kept {
 /// `softmax(scores) v`, `(b, h, t, dv)`, in the dtype of `q`.
 ///
 /// `mask` broadcasts to `(b, h, t, s)`: U8, where 0 hides, or a float to add. A query that sees no
-/// key gets zeros, and a share of 0.
+/// key gets zeros; its `max` and `inverse_sum` are 0.
 pub(crate) fn forward(
     q: &Tensor,
     k: &Tensor,
@@ -66,7 +66,7 @@ fn run(
     settings: Settings,
 ) -> Result<(Tensor, Kept)> {
     match algorithm {
-        Algorithm::Flash(gpu, products) => {
+        Algorithm::Flash(gpu, products, ()) => {
             flash::forward(gpu, products, [q, k, v], mask, settings, false)
         }
         Algorithm::Products(gpu) => cuda::forward(gpu, q, k, v, mask, settings),
@@ -75,11 +75,11 @@ fn run(
     }
 }
 
-/// How attention is computed.
-enum Algorithm<'a> {
-    /// On a GPU, by one kernel that keeps no scores.
-    Flash(&'a Gpu, flash::Products),
-    /// On a GPU, by two products and a softmax between them.
+/// How a pass of attention is computed. `O` is what flash attention needs besides: backward the output in F32.
+enum Algorithm<'a, O = ()> {
+    /// On a GPU, by kernels that keep no scores.
+    Flash(&'a Gpu, flash::Products, O),
+    /// On a GPU, by products and a kernel for the rows of scores between them.
     Products(&'a Gpu),
     /// On the CPU, a block of queries at a time.
     Blocks,
@@ -89,21 +89,41 @@ enum Algorithm<'a> {
 
 impl<'a> Algorithm<'a> {
     fn of(q: &'a Tensor, k: &Tensor, v: &Tensor) -> Result<Self> {
+        Self::choose("attention", q, [k, v], |gpu| Ok(flash::fits(gpu, q, k, v)?.then_some(())))
+    }
+}
+
+impl<'a> Algorithm<'a, &'a Tensor> {
+    /// Flash attention if forward was, but not for the gradient of a mask: that has the size of the scores, so not keeping
+    /// those saves nothing.
+    fn of_backward(saved: Saved<'a>, wants_mask: bool) -> Result<Self> {
+        let output = saved.kept.unrounded.as_ref().filter(|_| !wants_mask);
+        Self::choose("attention backward", saved.q, [saved.k, saved.v], |_| Ok(output))
+    }
+}
+
+impl<'a, O> Algorithm<'a, O> {
+    /// `flash` says whether it can do the pass.
+    fn choose(
+        pass: &'static str,
+        q: &'a Tensor,
+        [k, v]: [&Tensor; 2],
+        flash: impl FnOnce(&Gpu) -> Result<Option<O>>,
+    ) -> Result<Self> {
         let algorithm = match Gpu::of(q.device()) {
-            Some(gpu) if flash::fits(gpu, q, k, v)? => {
-                let products = flash::Products::of(gpu, q.dtype())?;
-                Self::Flash(gpu, products)
-            }
-            Some(gpu) => Self::Products(gpu),
+            Some(gpu) => match flash(gpu)? {
+                Some(output) => Self::Flash(gpu, flash::Products::of(gpu, q.dtype())?, output),
+                None => Self::Products(gpu),
+            },
             None if q.device().is_cpu() => Self::Blocks,
             None => Self::Portable,
         };
         let sizes = [q.shape(), k.shape(), v.shape()];
         match algorithm {
             Self::Products(_) if flash::is_for(q) => {
-                fell_back("attention", "flash", algorithm.name(), &sizes);
+                fell_back(pass, "flash", algorithm.name(), &sizes);
             }
-            _ => chosen("attention", algorithm.name(), &sizes),
+            _ => chosen(pass, algorithm.name(), &sizes),
         }
         Ok(algorithm)
     }
@@ -111,8 +131,8 @@ impl<'a> Algorithm<'a> {
     /// What a trace shows.
     fn name(&self) -> &'static str {
         match self {
-            Self::Flash(_, flash::Products::OfWarps) => "flash",
-            Self::Flash(_, flash::Products::OfGroups) => "flash, wgmma",
+            Self::Flash(_, flash::Products::OfWarps, _) => "flash",
+            Self::Flash(_, flash::Products::OfGroups, _) => "flash, wgmma",
             Self::Products(_) => "products",
             Self::Blocks => "blocks",
             Self::Portable => "candle",
@@ -128,7 +148,7 @@ pub(crate) fn forward_rows(
     settings: Settings,
 ) -> Result<(Tensor, Kept)> {
     let (out, kept) = match Algorithm::of(q, k, v)? {
-        Algorithm::Flash(gpu, products) => {
+        Algorithm::Flash(gpu, products, ()) => {
             flash::forward(gpu, products, [q, k, v], None, settings, true)?
         }
         algorithm => run(algorithm, [q, k, v], None, settings)?,
@@ -156,26 +176,36 @@ pub(crate) fn backward(
     settings: Settings,
     wants: [Option<DType>; 4],
 ) -> Result<[Option<Tensor>; 4]> {
-    if let Some(gpu) = Gpu::of(saved.q.device()) {
-        return cuda::backward(gpu, saved, settings, wants);
-    }
-    if saved.q.device().is_cpu() {
-        backward::backward(saved, settings, wants)
-    } else {
-        portable::backward(saved, settings, wants)
+    run_backward(Algorithm::of_backward(saved, wants[3].is_some())?, saved, settings, wants)
+}
+
+fn run_backward(
+    algorithm: Algorithm<'_, &Tensor>,
+    saved: Saved<'_>,
+    settings: Settings,
+    wants: [Option<DType>; 4],
+) -> Result<[Option<Tensor>; 4]> {
+    match algorithm {
+        Algorithm::Flash(gpu, products, output) => {
+            let [dq, dk, dv] = flash::backward(gpu, products, saved, output, settings, wants)?;
+            Ok([dq, dk, dv, None])
+        }
+        Algorithm::Products(gpu) => cuda::backward(gpu, saved, settings, wants),
+        Algorithm::Blocks => backward::backward(saved, settings, wants),
+        Algorithm::Portable => portable::backward(saved, settings, wants),
     }
 }
 
 /// [`backward`] without a mask, of as many heads of keys as of queries: the gradients of queries,
 /// keys and values one after another, `(b, t, 3 * h * d)`.
 pub(crate) fn backward_packed(saved: Saved<'_>, settings: Settings, want: DType) -> Result<Tensor> {
-    if let Some(gpu) = Gpu::of(saved.q.device())
-        && let Some(joined) = cuda::backward_packed(gpu, saved, settings, want)?
-    {
-        return Ok(joined);
+    let algorithm = Algorithm::of_backward(saved, false)?;
+    if let Algorithm::Flash(gpu, products, output) = algorithm {
+        return flash::backward_packed(gpu, products, saved, output, settings, want);
     }
     let saved = Saved { grad: &contiguous(saved.grad)?, ..saved };
-    let parts = backward(saved, settings, [Some(want), Some(want), Some(want), None])?;
+    let wants = [Some(want), Some(want), Some(want), None];
+    let parts = run_backward(algorithm, saved, settings, wants)?;
     let parts = parts.into_iter().flatten();
     let parts = parts.map(|part| contiguous(&part.transpose(1, 2)?)?.flatten_from(D::Minus2));
     let joined = cat(&parts.collect::<Result<Vec<_>>>()?, 2)?;

@@ -109,7 +109,7 @@ fn on(
     let saved = Saved { q, k, v, mask, kept, grad };
     let [dq, dk, dv] = match (products_for(*products, q), &kept.unrounded) {
         (Some((gpu, products)), Some(output)) => {
-            flash::backward(gpu, products, saved, output, settings, [dq, dk, dv]).unwrap()
+            flash::backward(gpu, products, saved, output, settings, [dq, dk, dv, None]).unwrap()
         }
         _ => {
             let [dq, dk, dv, _] = backward(saved, settings, [dq, dk, dv, None]).unwrap();
