@@ -250,7 +250,7 @@ pub fn apply<O: Operator>(operator: O, inputs: &[&Tensor]) -> Result<Tensor> {
     apply_with(operator, inputs, trust)
 }
 
-/// What is known of an operator of the crate alone.
+/// What [`apply`] may assume only about the crate's own operators.
 struct Trust {
     /// The nodes that its backward goes through in a pass of its own.
     captured: Vec<Consumed>,
@@ -361,11 +361,11 @@ fn kept(activation: &Tensor) -> KeptActivation {
     KeptActivation { place, bytes, handle: activation.detach() }
 }
 
-/// Whether those that are floating point are all F16, or all BF16.
-pub(crate) fn of_one_half(dtypes: &[DType]) -> bool {
+/// Whether the floating-point ones are all F16, or all BF16.
+pub(crate) fn of_one_16_bit_dtype(dtypes: &[DType]) -> bool {
     let mut floats = dtypes.iter().filter(|dtype| dtype.is_float());
     match floats.next() {
-        Some(half @ (DType::F16 | DType::BF16)) => floats.all(|dtype| dtype == half),
+        Some(first @ (DType::F16 | DType::BF16)) => floats.all(|dtype| dtype == first),
         _ => false,
     }
 }

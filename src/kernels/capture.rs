@@ -103,7 +103,7 @@ pub(crate) fn draw_words(rng: &ChaCha8Rng) -> [u64; DRAW] {
     words
 }
 
-/// Where a captured draw with these words finds them; 0 for a launch that has them as arguments.
+/// The device address of a captured draw's words; 0 if the launch passes them as arguments.
 pub(crate) fn draw(words: [u64; DRAW]) -> Result<u64> {
     with_recorder(
         |recorder| {

@@ -103,12 +103,12 @@ impl Store {
             {
                 bail!("`{name}` was asked for as {shape:?}, and is {:?}", var.shape());
             }
-            if is_half(var.dtype()) {
+            if is_16_bit(var.dtype()) {
                 bail!("`{name}` is a {:?} variable: a master must be F32 or F64", var.dtype());
             }
             return Ok(var.clone());
         }
-        let dtype = if is_half(dtype) { DType::F32 } else { dtype };
+        let dtype = if is_16_bit(dtype) { DType::F32 } else { dtype };
         let value = match (inventory.files.get(name), wanted) {
             (Some(value), _) => {
                 let shape = wanted.map_or(value.shape(), |(shape, _)| shape);
@@ -144,7 +144,7 @@ impl Store {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        let default = if is_buffer(name) && is_half(dtype) { DType::F32 } else { dtype };
+        let default = if is_buffer(name) && is_16_bit(dtype) { DType::F32 } else { dtype };
         let dtype = (self.dtypes)(name, default);
         let init = self.init_of(name, wanted);
         let inventory = &mut *self.inventory();
@@ -193,7 +193,7 @@ impl SimpleBackend for Backend {
     }
 }
 
-fn is_half(dtype: DType) -> bool {
+fn is_16_bit(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 

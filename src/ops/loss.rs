@@ -4,7 +4,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::{check_dims, check_operand, shape_error};
 use crate::Op;
-use crate::autograd::{Backward, Gradient, Operator, apply, of_one_half};
+use crate::autograd::{Backward, Gradient, Operator, apply, of_one_16_bit_dtype};
 use crate::error::{ArgumentError, bail};
 use crate::kernels::loss::{self, ClassLoss, LogitsGradient, Reduction};
 use crate::kernels::{accumulator, cast, contiguous};
@@ -179,7 +179,7 @@ impl Operator for CrossEntropy {
     }
 
     fn widens(&self, inputs: &[DType]) -> bool {
-        of_one_half(inputs)
+        of_one_16_bit_dtype(inputs)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Saved)> {
@@ -292,7 +292,7 @@ impl Operator for Nll {
     }
 
     fn widens(&self, inputs: &[DType]) -> bool {
-        of_one_half(inputs)
+        of_one_16_bit_dtype(inputs)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, NllSaved)> {

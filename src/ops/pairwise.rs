@@ -4,7 +4,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::{Reduction, check_dims, check_operand, shape_error};
 use crate::Op;
-use crate::autograd::{Backward, Gradient, Operator, apply, of_one_half};
+use crate::autograd::{Backward, Gradient, Operator, apply, of_one_16_bit_dtype};
 use crate::error::ArgumentError;
 use crate::kernels::loss::{self, Pairwise, Side};
 
@@ -221,7 +221,7 @@ impl Operator for PairLoss {
     }
 
     fn widens(&self, inputs: &[DType]) -> bool {
-        of_one_half(inputs)
+        of_one_16_bit_dtype(inputs)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Self::Saved)> {

@@ -4,7 +4,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::{Reduction, check_dims, check_operand, mean, sum};
 use crate::Op;
-use crate::autograd::{Backward, Gradient, Operator, apply, of_one_half};
+use crate::autograd::{Backward, Gradient, Operator, apply, of_one_16_bit_dtype};
 use crate::error::bail;
 use crate::kernels::loss::{Pairwise, Side, pairwise_backward, pairwise_forward};
 use crate::kernels::{cast, contiguous};
@@ -50,7 +50,7 @@ impl Operator for PositiveWeighted {
     }
 
     fn widens(&self, inputs: &[DType]) -> bool {
-        of_one_half(inputs)
+        of_one_16_bit_dtype(inputs)
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<(Tensor, Saved)> {

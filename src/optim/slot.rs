@@ -18,15 +18,15 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    pub(super) fn is_half(&self) -> bool {
+    pub(super) fn is_16_bit(&self) -> bool {
         matches!(self.variable.dtype(), DType::F16 | DType::BF16)
     }
 
     /// The dtype of the tensor beside the variable, and what it is called, if there is one.
     pub(super) fn master_dtype(&self, masters: Masters) -> Option<(&'static str, DType)> {
         match masters {
-            Masters::F32 if self.is_half() => Some(("master", DType::F32)),
-            Masters::Remainder if self.is_half() => Some(("remainder", DType::I16)),
+            Masters::F32 if self.is_16_bit() => Some(("master", DType::F32)),
+            Masters::Remainder if self.is_16_bit() => Some(("remainder", DType::I16)),
             _ => None,
         }
     }
@@ -66,7 +66,7 @@ impl Slot {
         match (&self.master, masters) {
             (Some(master), Masters::F32) => kernel::Master::Full(master),
             (Some(rest), Masters::Remainder) => kernel::Master::Remainder(rest),
-            _ if self.is_half() => kernel::Master::Stochastic,
+            _ if self.is_16_bit() => kernel::Master::Stochastic,
             _ => kernel::Master::Itself,
         }
     }

@@ -135,8 +135,8 @@ impl<C: Config> Optim<C> {
             return Err(dtype::<C>("a gradient", gradient.dtype()).into());
         }
         let wanted = kernels::accumulator(variable.dtype());
-        let half = matches!(gradient.dtype(), DType::F16 | DType::BF16);
-        if gradient.dtype() != wanted && !(half && wanted == DType::F32) {
+        let is_16_bit = matches!(gradient.dtype(), DType::F16 | DType::BF16);
+        if gradient.dtype() != wanted && !(is_16_bit && wanted == DType::F32) {
             return kernels::cast(gradient, wanted);
         }
         let gradient = kernels::contiguous(gradient)?;
@@ -148,8 +148,8 @@ impl<C: Config> Optim<C> {
 
     /// Whether a step draws random bits.
     fn is_random(&self) -> bool {
-        let half = self.masters == Masters::Stochastic && self.slots.iter().any(Slot::is_half);
-        half || self.state_dtype == DType::BF16
+        let rounds = self.masters == Masters::Stochastic && self.slots.iter().any(Slot::is_16_bit);
+        rounds || self.state_dtype == DType::BF16
     }
 }
 

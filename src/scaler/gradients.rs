@@ -37,8 +37,7 @@ pub(crate) struct Entry {
     non_finite: Option<NonFinite>,
     /// Where a GPU counts them.
     flags: Vec<DeviceFoundInf>,
-    /// What was found in those it was clipped with, by then: where the norm is not finite because of
-    /// one of them, none is worth a step.
+    /// Findings of the gradients clipped by the same norm. If one is not finite, the norm is not, and all skip.
     clipped_with: Vec<Arc<[Finding]>>,
 }
 
@@ -296,7 +295,7 @@ impl Collected {
         chosen.iter().copied().filter(scaled).collect()
     }
 
-    /// From here on `entries` are to be multiplied by `by`; `found` is of each, or of none.
+    /// Marks `entries` unscaled, with factor `by`. `found` has one item per entry, or is empty.
     fn unscaled(&mut self, entries: &[usize], by: Multiplier, found: Vec<FoundInf>) -> Result<()> {
         for &at in entries {
             let entry = &mut self.entries[at];

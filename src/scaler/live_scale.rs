@@ -24,7 +24,7 @@ pub(crate) struct ScaleState {
     pub(crate) rule: Option<LossScale>,
     device: Option<DeviceScale>,
     pub(crate) watch: Watch,
-    /// What reading met in a call that cannot return it.
+    /// An error from reading the device, kept until a call can return it.
     failure: Option<Error>,
 }
 

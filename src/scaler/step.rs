@@ -99,8 +99,8 @@ impl<'a> UnscaledGradients<'a> {
     }
 
     /// A flag on the GPU of the gradients, one `U32`: unless it is 0, a gradient is not finite, and
-    /// nothing may be written. `None` where the step is taken; and always, unless the optimizer
-    /// [asks for it](Step::skips_on_device).
+    /// nothing may be written. `None` if the step is taken, and for optimizers whose
+    /// [`skips_on_device`](Step::skips_on_device) is false.
     pub fn skip(&self) -> Option<&'a Tensor> {
         self.skip
     }

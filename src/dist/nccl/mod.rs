@@ -89,8 +89,8 @@ impl Nccl {
         let made = if place[0] == 0 { make_id() } else { Ok([0; ID]) };
         // All zeros where rank 0 has none, so that no rank waits for it.
         let id = made.as_ref().unwrap_or(&[0; ID]);
-        let told = ranks.broadcast(&Tensor::new(&id[..], &Device::Cpu)?, 0)?;
-        let id = Id::try_from(told.to_vec1::<u8>()?);
+        let received = ranks.broadcast(&Tensor::new(&id[..], &Device::Cpu)?, 0)?;
+        let id = Id::try_from(received.to_vec1::<u8>()?);
         match (made, id) {
             (Err(error), _) => Err(error),
             (Ok(_), Ok(id)) if id != [0; ID] => {
@@ -273,7 +273,7 @@ impl Waiting {
     }
 
     fn failed(&self) -> DistError {
-        self.failure.tell(self.rank, self.size, &self.call)
+        self.failure.report(self.rank, self.size, &self.call)
     }
 }
 
@@ -343,7 +343,7 @@ impl Drop for Rank {
             && !std::thread::panicking()
         {
             let mut failed = None;
-            while !thread.is_finished() && !self.failure.is_untold() {
+            while !thread.is_finished() && !self.failure.is_unreported() {
                 let failed =
                     self.failure.is_set().then(|| *failed.get_or_insert_with(Instant::now));
                 if failed.is_some_and(|failed| failed.elapsed() > ABORT) {
@@ -352,7 +352,7 @@ impl Drop for Rank {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        if self.failure.is_untold() {
+        if self.failure.is_unreported() {
             tracing::error!(
                 "rank {} of {} ends after an error that no call returned",
                 self.rank,

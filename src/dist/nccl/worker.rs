@@ -27,9 +27,9 @@ const UNAWAITED: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub(super) struct Failure {
     text: OnceLock<String>,
-    /// Until somebody was told.
+    /// Until a call returns it.
     error: Mutex<Option<DistError>>,
-    told: AtomicBool,
+    reported: AtomicBool,
 }
 
 impl Failure {
@@ -39,9 +39,9 @@ impl Failure {
         let _ = self.text.set(text);
     }
 
-    /// Whether there is an error that nobody was told.
-    pub(super) fn is_untold(&self) -> bool {
-        self.is_set() && !self.told.load(Ordering::Acquire)
+    /// Whether there is an error that has not been reported.
+    pub(super) fn is_unreported(&self) -> bool {
+        self.is_set() && !self.reported.load(Ordering::Acquire)
     }
 
     pub(super) fn is_set(&self) -> bool {
@@ -49,8 +49,8 @@ impl Failure {
     }
 
     /// The error itself for whoever asks first, and after that its text.
-    pub(super) fn tell(&self, rank: usize, size: usize, call: &str) -> DistError {
-        self.told.store(true, Ordering::Release);
+    pub(super) fn report(&self, rank: usize, size: usize, call: &str) -> DistError {
+        self.reported.store(true, Ordering::Release);
         let first = lock(&self.error).take();
         first.unwrap_or_else(|| DistError::Failed {
             rank,
@@ -100,7 +100,7 @@ struct Flight {
     slot: usize,
     ready: Option<Event>,
     /// When the headers of all ranks are here.
-    told: Event,
+    headers: Event,
     done: Arc<Event>,
     adds_integers: bool,
     /// Whether all ranks make this call.
@@ -174,7 +174,7 @@ impl Worker {
             // Nobody waits for this one's error, nor for a result.
             if let Err(error) = self.part() {
                 tracing::error!("{error}");
-                self.failure.told.store(true, Ordering::Release);
+                self.failure.reported.store(true, Ordering::Release);
                 self.failure.set(error);
             } else if let Err(reason) = self.link.leave() {
                 tracing::error!("{reason}");
@@ -185,9 +185,9 @@ impl Worker {
         self.failure.set(error);
         self.starting = None;
         self.confirmations.clear();
-        // What the stream writes is not to be read: it stays as it is until somebody was told.
+        // What the stream writes is not to be read: it stays as it is until the error is reported.
         let failed = Instant::now();
-        while self.failure.is_untold() {
+        while self.failure.is_unreported() {
             while queue.try_recv().is_ok() {}
             if failed.elapsed() > GRACE.min(self.timeout) {
                 eprintln!("{why}. No call has returned this error: the process ends");
@@ -227,7 +227,7 @@ impl Worker {
                 None => std::thread::sleep(AWAITED),
             }
         };
-        let told = self.tell(&call, slot)?;
+        let headers = self.exchange_headers(&call, slot)?;
         let mut adds_integers = false;
         let refused = |worker: &Self, reason| worker.refused(&call, reason);
         if let Some(ready) = &ready {
@@ -250,7 +250,7 @@ impl Worker {
             call,
             slot,
             ready,
-            told,
+            headers,
             done,
             adds_integers,
             is_agreed: false,
@@ -261,8 +261,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Starts to tell all ranks of a call; the event is when theirs are here.
-    fn tell(&mut self, call: &Call, slot: usize) -> Result<Event, DistError> {
+    /// Starts to exchange the headers of a call; the event is when those of all ranks are here.
+    fn exchange_headers(&mut self, call: &Call, slot: usize) -> Result<Event, DistError> {
         let header = call.encode();
         self.link.start_headers(slot, &header).map_err(|reason| self.refused(call, reason))?;
         self.settle(call)?;
@@ -292,7 +292,7 @@ impl Worker {
                 event.is_done().map_err(|reason| self.refused(&flight.call, reason))
             };
             let (mut is_agreed, mut since) = (flight.is_agreed, flight.since);
-            if !is_agreed && is_done(&flight.told)? {
+            if !is_agreed && is_done(&flight.headers)? {
                 let headers = self.link.headers(flight.slot);
                 compare(&flight.call, &headers, || self.this(&flight.call))?;
                 (is_agreed, since) = (true, Instant::now());
@@ -338,9 +338,9 @@ impl Worker {
         let mut call = Call::bare(Collective::Leave);
         call.number = self.calls + 1;
         let slot = self.free.pop().unwrap_or_default();
-        let told = self.tell(&call, slot)?;
+        let headers = self.exchange_headers(&call, slot)?;
         let began = Instant::now();
-        while !told.is_done().map_err(|reason| self.refused(&call, reason))? {
+        while !headers.is_done().map_err(|reason| self.refused(&call, reason))? {
             self.check_time(began, &call, self.last.as_ref())?;
             self.link.is_settled().map_err(|reason| self.refused(&call, reason))?;
             std::thread::sleep(UNAWAITED);

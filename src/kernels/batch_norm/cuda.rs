@@ -1,5 +1,12 @@
-//! On CUDA: two launches forward, two backward; of `(n, c)`, whose channels lie side by side, three
+//! Batch norm on CUDA. In training, two launches forward and two backward; [`rows`] takes `(rows, channels)` in three
 //! each.
+//!
+//! Each channel is cut into parts, one block each; their number depends on the shape alone. Forward, the first launch
+//! computes the moments of each part, about the channel's first element, so that a large mean costs no digits. In the
+//! second, each warp merges the parts of its channel in F64 before it normalises, which saves a launch.
+//!
+//! Backward is alike: sums of the parts, then `dx`, `dweight` and `dbias`. It computes a fused relu's result again from
+//! `x`, so that no gradient between the two is written.
 
 mod rows;
 
@@ -23,7 +30,7 @@ static SOURCE: Source = Source {
     code: concat!(include_str!("merge.cuh"), include_str!("batch_norm.cu")),
 };
 
-/// Blocks that keep any GPU busy. Not those of this one: the order of a sum is one everywhere.
+/// Enough blocks for any GPU. A constant, so that sums have the same order on every GPU.
 const BLOCKS: usize = 1024;
 /// Elements a thread, at least: below, merging parts takes longer than making them.
 const GRAIN: usize = 16;

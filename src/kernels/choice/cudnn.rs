@@ -9,11 +9,10 @@ static F32_WEIGHT_GRADIENTS: AtomicBool = AtomicBool::new(false);
 /// at the start: cuDNN's heuristics choose.
 ///
 /// Of the engines of cuDNN's graph API, ten at most are timed; of its older functions, all. Only deterministic ones that
-/// transform nothing are chosen. A choice is made once for a shape, a dtype and a pass, and remembered. Measured, it
-/// takes some tenths of a second or more, waits for the device, and may be another one in the next run. That is worth
-/// it where images have one size, and not where every batch has its own. A
-/// [`GraphedStep`](crate::optim::GraphedStep) measures in the steps before its capture. Without the feature `cudnn`
-/// nothing is chosen.
+/// transform nothing are chosen. A choice is made once for a shape, a dtype and a pass, and remembered. Measuring
+/// takes tenths of a second or more and synchronises. The next run may choose another algorithm. Measure if images have
+/// one size, not if every batch has its own. A [`GraphedStep`](crate::optim::GraphedStep) measures in the steps before
+/// its capture. Without the feature `cudnn` nothing is chosen.
 ///
 /// ```
 /// candle_amp::backend::set_cudnn_benchmark(true);

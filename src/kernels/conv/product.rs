@@ -1,4 +1,11 @@
-//! Convolutions by one tap, which are matrix products: each pixel's channels times the weights.
+//! 1 × 1 convolutions of stride 1 without padding, as matrix products: each pixel's channels times the weights.
+//!
+//! With channels last, the pixels of all images are the rows of one product. With channels first, each image is one
+//! product of a batch, `weights × image (channels × pixels)`. A product reads all weights, so images with few pixels
+//! are moved to channels last, for one product. wgrad always is: its sum is over the pixels of all images.
+//!
+//! [`suits`] leaves the other cases to packed convolutions. With channels first a column is a pixel, so a product
+//! cannot add a bias. For some passes in BF16, packed convolutions avoid copies or transposes that a product makes.
 
 use candle_core::{DType, Result, Tensor};
 

@@ -1,3 +1,12 @@
+//! Matrix products on CUDA, by cuBLAS and cuBLASLt.
+//!
+//! Operands of one dtype are multiplied in it, others in F32 (F64 where one is F64). The libraries read transposed and
+//! batched operands by their strides; other layouts are copied, see [`readable`]. If all matrices of a batch share the
+//! right operand, the batch is one product with more rows.
+//!
+//! Every result is rounded once. cuBLASLt adds the bias if it can, and if the dtype that it writes holds the bias
+//! exactly. Otherwise the product is written in F32 (F64), and [`add_bias`] adds the bias and rounds.
+
 use candle_core::{DType, Result, Tensor};
 
 use super::arithmetic;
@@ -9,8 +18,8 @@ use crate::kernels::{cast, in_dtype};
 
 static SOURCE: Source = Source { name: "gemm", code: include_str!("gemm.cu") };
 
-/// See [`super::gemm`]. One product of cuBLAS's, with the bias in it where the library can, and no
-/// copies of operands of one dtype whose rows or columns follow each other.
+/// See [`super::gemm`]. One cuBLAS product. cuBLASLt adds the bias if it can. Operands of one dtype with contiguous
+/// rows or columns are not copied.
 pub(super) fn gemm(
     gpu: &Gpu,
     lhs: &Tensor,
@@ -19,8 +28,8 @@ pub(super) fn gemm(
     out: DType,
 ) -> Result<Tensor> {
     let wide = arithmetic([Some(lhs), Some(rhs), bias]);
-    let halves = lhs.dtype() == rhs.dtype() && wide == DType::F32;
-    let dtype = if halves { lhs.dtype() } else { wide };
+    let keeps_dtype = lhs.dtype() == rhs.dtype() && wide == DType::F32;
+    let dtype = if keeps_dtype { lhs.dtype() } else { wide };
     if dtype == DType::BF16 && gpu.compute_capability()? < (8, 0) {
         bail!(
             "a product of BF16 tensors needs a GPU of compute capability 8.0 (Ampere) or later, this \

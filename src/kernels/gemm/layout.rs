@@ -19,7 +19,7 @@ impl Layout {
     fn of(tensor: &Tensor) -> Option<Self> {
         let (batch, &[rows, columns]) = tensor.dims().split_last_chunk::<2>()?;
         let (batch_strides, &[down, right]) = tensor.stride().split_last_chunk::<2>()?;
-        // The strides of one row or column are any, and no library accepts any.
+        // With one row or column its stride is arbitrary, and BLAS rejects some values.
         let (transposed, ld) = match (down, right) {
             (_, 1) if rows <= 1 => (false, columns.max(1)),
             (down, 1) if down >= columns => (false, down),

@@ -1,4 +1,11 @@
-//! One launch forward, three backward. Group norm's rows are these too: channels repeat along them.
+//! Layer, RMS and group norm on CUDA: one launch forward, three backward.
+//!
+//! A team of threads normalises a row: a warp if rows are short, else a block. It reads the row for the mean, then for
+//! the distances from it, so that a large mean costs no digits. Group norm uses the same kernels: a row is one group of
+//! a sample, and [`RowShape`] says to which channel an element belongs.
+//!
+//! Backward, one launch computes `dx` row by row. The gradients of weight and bias are sums over rows: one launch sums
+//! the columns of parts of the rows, another adds the parts in F64. For group norm, each sample is a part.
 
 use candle_core::{D, DType, Result, Tensor};
 

@@ -7,7 +7,7 @@ static SOURCE: Source = Source { name: "reduce", code: include_str!("reduce.cu")
 
 /// Below this, the elements of a channel that follow each other are too few for a block.
 const SHORT: usize = 64;
-/// Blocks that keep any GPU busy. Not those of this one: the order of a sum is one everywhere.
+/// Enough blocks for any GPU. A constant, so that sums have the same order on every GPU.
 const BLOCKS: usize = 1024;
 /// Elements of a run, as in the source.
 const RUN: usize = 8192;

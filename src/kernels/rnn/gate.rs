@@ -1,3 +1,9 @@
+//! Sigmoid and tanh of the gates.
+//!
+//! The compiler cannot vectorise calls of libm. So those of F32 are made of [`Exp::exponential`], and inlined into
+//! loops over the units. tanh is `1 - 2 / (1 + exp(2 |x|))`, or near zero, where that difference cancels, a polynomial.
+//! Both parts are computed, and each lane selects one. F64 calls the standard library.
+
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::gemm::Arithmetic;
 use crate::kernels::softmax::cpu::Exp;

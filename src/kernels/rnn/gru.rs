@@ -1,4 +1,15 @@
 //! The GRU: gates `r`, `z`, `n`; `n = tanh(n_x + r n_h)`, `h' = (1 - z) n + z h`.
+//!
+//! `r` multiplies `n_h`, the product with the state plus its bias. So the products with inputs and states cannot go
+//! into one sum as those of the LSTM: each step computes the second in a buffer of its own, and forward saves `n_h`
+//! too.
+//!
+//! Backward goes from the last step to the first. The gradients of the two products differ only in `n`:
+//!
+//! ```text
+//! dn = dh' (1 - z) (1 - n²)     dz = dh' (h - n) z (1 - z)     dr = dn n_h r (1 - r)
+//! of inputs (dr, dz, dn)        of states (dr, dz, dn r)       dh = dh' z + (dr, dz, dn r) × w_hh
+//! ```
 
 use candle_core::{Result, Tensor};
 

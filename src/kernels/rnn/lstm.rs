@@ -1,4 +1,17 @@
 //! The LSTM: gates `i`, `f`, `g`, `o`; `c' = f c + i g`, `h' = o tanh(c')`.
+//!
+//! The two biases only occur as a sum, so the projection of the inputs adds both. Each step adds its product with the
+//! state to the gates in place. The rows of a batch are independent: a thread may take some rows through all steps, and
+//! then waits for no other thread (see [`super::recurrent`]).
+//!
+//! Forward saves the states after every step and what goes into the gates' functions. Backward goes from the last step
+//! to the first:
+//!
+//! ```text
+//! dc' += dh' o (1 - tanh²(c'))     di = dc' g i (1 - i)     dg = dc' i (1 - g²)
+//! dc   = dc' f                     df = dc' c f (1 - f)     do = dh' tanh(c') o (1 - o)
+//! dh   = (di, df, dg, do) × w_hh
+//! ```
 
 use candle_core::{Result, Tensor};
 

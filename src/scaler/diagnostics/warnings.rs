@@ -29,7 +29,7 @@ pub struct Warnings {
     /// How far back skipped steps are counted; at least `skipped`, and what the history has room
     /// for. Default `100`.
     pub of_last: usize,
-    /// Updates without a gradient that a watched variable is given; at least 1. Default `100`.
+    /// Updates that a watched variable may go without a gradient before the warning; at least 1. Default `100`.
     pub missing_after: u64,
 }
 

@@ -1,4 +1,10 @@
-//! Of `(rows, channels)`, where the elements of a channel are far apart and channels side by side.
+//! Batch norm of `(rows, channels)`: inputs `(n, c)` and channels-last images.
+//!
+//! Neighbours in memory are different channels, so a block per channel would read a few bytes of each row. Instead, a
+//! thread has the same few channels in every row of its part, and a warp reads neighbouring channels.
+//!
+//! A block therefore has many channels. Merging their parts is a launch of its own, with one warp per channel.
+//! Backward, that launch also computes three factors per channel, so that `dx` takes two multiply-adds per element.
 
 use candle_core::{DType, Error, Result, Tensor};
 

@@ -41,7 +41,7 @@ const TERMS: usize = 128;
 /// Columns of the output from which on rows fill most lanes.
 const NARROW: usize = 8;
 
-/// What convolves such a shape, where this module does.
+/// The vectors to use for this shape; `None` if this module or the CPU does not support it.
 pub(in super::super) fn vectors(shape: &Shape) -> Option<Vectors> {
     let pairs = shape.pixels().saturating_mul(shape.kernel_height * shape.kernel_width);
     let suits = super::suits(shape)

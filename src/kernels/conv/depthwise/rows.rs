@@ -37,7 +37,7 @@ const LANES: usize = 16;
 /// Rows of the output whose products a lane adds up in F32.
 const STRIP: usize = 128;
 
-/// What convolves such a shape, where this module does.
+/// The vectors to use for this shape; `None` if this module or the CPU does not support it.
 pub(in super::super) fn vectors(shape: &Shape) -> Option<Vectors> {
     let geometry = shape.geometry;
     let square = shape.kernel_height == shape.kernel_width && [3, 5].contains(&shape.kernel_width);
@@ -121,8 +121,8 @@ fn convolve<O: Rounded>(
     })
 }
 
-/// See [`super::super::wgrad`]; operands as [`super::wgrad`] takes them. `None` where a sum is not finite: what is beyond an
-/// edge may have met an infinity.
+/// See [`super::super::wgrad`]; operands as [`super::wgrad`] takes them. `None` if a sum is not finite: padding (0)
+/// times infinity is NaN.
 pub(in super::super) fn wgrad(
     x: &Tensor,
     grad: &Tensor,
@@ -196,7 +196,7 @@ struct Strip {
     column: usize,
 }
 
-/// A plane with its padding. Its rows are long enough for whole vectors of the output, whose last ones meet zeros.
+/// A plane with its padding. Its rows are padded to whole output vectors; lanes past the edge read zeros.
 struct Plane {
     kernel: usize,
     size: (usize, usize),

@@ -64,7 +64,7 @@ impl NchwStore {
         Self { pieces, starts, end, channel }
     }
 
-    /// Writes a tile of a unit, plus the bias of each row, to `out`, which starts with the channel of row 0.
+    /// Writes a tile that `isa` computed, plus the bias of each row, to `out`, which starts with the channel of row 0.
     ///
     /// # Safety
     /// All places of the tile lie in `len` elements from `out` on.

@@ -1,8 +1,13 @@
 //! Packs weights, once a pass, in the order in which the micro-kernel reads them.
 //!
-//! The elements of one word or row are `kernel` or `channels × kernel` apart in memory, and the taps of a kernel follow
-//! each other. So sixteen kernels are read as rows of taps, and transposed in registers: a vector a tap.
-//! dgrad sums over output channels instead of input channels: [`Order`] exchanges the two strides.
+//! The weights of a tap are `kernel` or `channels × kernel` elements apart in memory, but the taps of a kernel are
+//! contiguous. So sixteen kernels are loaded as rows of taps, and a transpose in registers gives one vector per tap.
+//! Before it, weights of two channels are joined into words if these are of BF16. BF16x3 splits them first.
+//!
+//! dgrad sums over output channels instead of input channels: [`Order`] exchanges the two strides. The weights of one
+//! channel for neighbouring blocks are then contiguous, so a thread packs several blocks in turns.
+//!
+//! AVX2 and NEON have too few registers for the transpose, and copy one weight at a time.
 #![allow(unsafe_code)]
 
 use std::array::from_fn;

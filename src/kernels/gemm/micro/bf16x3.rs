@@ -1,5 +1,10 @@
-//! F32 and F16 as sums of BF16, which tile registers multiply: Henry, Tang and Heinecke,
-//! arXiv:1904.06376.
+//! Splits F32 and F16 into BF16 terms, for AMX: Henry, Tang and Heinecke, arXiv:1904.06376.
+//!
+//! The first term is the nearest BF16, the next the nearest to the remainder, the third what is left. The subtractions
+//! between are exact in F32. Three terms of 8 bits hold the 24 bits of an F32; the 11 bits of an F16 take two.
+//!
+//! Splitting is part of packing. A tile of 16 lines by 32 elements is loaded, transposed in registers if its memory has
+//! the other order, split, and stored: each term where the product reads it.
 #![allow(unsafe_code)]
 
 use half::f16;

@@ -21,7 +21,7 @@ impl PackedGemm<'_> {
         target::add_to_tiles(self, sums, columns);
     }
 
-    /// As [`Self::add_to`], to sums of no value yet.
+    /// As [`Self::add_to`], but overwrites sums, which may be uninitialised.
     ///
     /// # Panics
     /// As there.

@@ -45,7 +45,8 @@ const TASK: usize = 32;
 /// Words of a channel that a task transposes.
 const PACKED: usize = 16;
 
-/// Whether forward or dgrad of this shape is faster so: where lanes without an image are fewer than products with padding.
+/// Whether forward or dgrad of this shape is faster this way: if empty lanes waste less work than multiplying padding
+/// would.
 pub(in super::super) fn suits(shape: &Shape, order: Order, isa: InstructionSet) -> bool {
     let [from, _] = sizes(shape, order);
     let lanes = shape.batch.next_multiple_of(LANES);
@@ -131,7 +132,7 @@ pub(in super::super) fn convolve<O: Rounded>(
     Ok(data.map(|data| tensor(data, &dims)))
 }
 
-/// Pixels whose sums have the same taps, of pixels equally far apart: as many as make a tile.
+/// Result pixels that one tile computes: they use the same taps, and read pixels at one constant distance.
 #[derive(Debug)]
 struct Alike {
     pixels: Vec<usize>,
@@ -142,14 +143,14 @@ struct Alike {
     right: Vec<usize>,
 }
 
-/// All pixels, of each of which the taps are known and the pixels that they meet.
+/// Groups all result pixels into [`Alike`]s. `met` has, for each, its (tap, pixel read) pairs.
 fn alike(met: &[Vec<(usize, usize)>], words: usize) -> Vec<Alike> {
     let mut classes = BTreeMap::<Vec<usize>, Vec<usize>>::new();
     for (pixel, met) in met.iter().enumerate() {
         let taps = met.iter().map(|&(tap, _)| tap).collect();
         classes.entry(taps).or_default().push(pixel);
     }
-    // How much further another pixel's sum reads, where that is the same for each of its taps.
+    // The distance between what two pixels read; `None` if it is negative or differs between taps.
     let further = |from: usize, to: usize| {
         let mut steps = met[from].iter().zip(&met[to]).map(|(from, to)| to.1.checked_sub(from.1));
         let first = steps.next().unwrap_or(Some(0))?;

@@ -1,8 +1,13 @@
-//! wgrad of small images: a product for each tap, `grad (channels × pixels) × x (pixels × channels)`.
+//! wgrad of small images: for each tap one product, `grad (channels × pixels) × x (pixels × channels)`.
 //!
-//! The sum of a tap is over the pixels that it meets, and for each of them over pairs of images. Both operands are packed
-//! alike, once for all tasks: `(channel / 16, pixel, image / 2, channel % 16)`. A task has some output channels, all taps
-//! and all images, so that its sums stay in a cache until they are weights.
+//! The sum of a tap is over the (input, output) pixel pairs it connects, and for each over pairs of images, which are
+//! the words. Padding adds no terms. Pairs that are neighbours in both images are one segment of the sum, see [`runs`].
+//!
+//! Both operands are packed alike, once for all tasks: `(channel / 16, pixel, image / 2, channel % 16)`. Images are
+//! packed in groups, so that the blocks which a tile reads stay in a second-level cache while it goes through all taps.
+//!
+//! A task has some output channels, all taps and all images. So no sums are added across threads, and they stay in a
+//! cache until they are written as weights. With few output channels there would be too few tasks, see [`suits`].
 
 use std::mem::MaybeUninit;
 use std::ops::Range;

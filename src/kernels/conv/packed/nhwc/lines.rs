@@ -2,9 +2,9 @@
 
 use crate::kernels::conv::packed::layout::{Part, RowPanels, Taps};
 
-/// Input rows that some positions meet, a line each: pixels of `words` words, with padding. Rows that a
-/// kernel row meets one after the other are lines one after the other. So all positions of a part are
-/// one sequence; positions between two of its rows belong to nothing.
+/// Each input row that a part reads is one line: `pixels` padded pixels of `words` words. The input rows that a kernel
+/// row reads are consecutive lines, and lines are contiguous. So all positions of the part form one sequence; those
+/// between two output rows are dropped.
 #[derive(Clone, Debug)]
 pub(super) struct Lines {
     /// The input row of each line; beyond the image where it is padding.
@@ -32,7 +32,8 @@ impl Lines {
         let offset = |column: Option<&(isize, usize)>| column.map_or(0, |column| column.0);
         let (first, last) = (offset(taps.columns.first()), offset(taps.columns.last()));
         let reach = (last - first) as usize + 1;
-        // Of one position a line, the next is that of the next line, however large the step.
+        // With one position per line, the next position is on the next line, so the step need not exceed the kernel's
+        // reach.
         let step = if taps.grid.1 > 1 { taps.step } else { taps.step.min(reach) };
         let pixels = (taps.grid.1.saturating_sub(1) * step + reach).next_multiple_of(step);
         let run = if Self::close(taps) { taps.columns.len() } else { 1 };

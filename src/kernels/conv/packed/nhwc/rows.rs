@@ -96,7 +96,7 @@ impl<S: Stored + 'static> NhwcImage<'_, S> {
         }
     }
 
-    /// What becomes of many channels of some pixels, or of each.
+    /// Converts the channels of a row's pixels: all of a pixel by `many`, or one by one by `each` if they are few.
     fn convert<P: Copy>(
         &self,
         row: &[S],

@@ -6,7 +6,8 @@ use std::mem::MaybeUninit;
 use crate::kernels::cpu::vector::{Vector, with_ftz_vectors, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, Rounded, Tile, store_all};
 
-/// Where positions go. Of each line of `positions`, the first `columns` are output pixels.
+/// Maps the product's rows to output pixels: of every `positions` rows, the first `columns` are pixels, the rest are
+/// dropped.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NhwcStore {
     pub(super) positions: usize,
@@ -21,7 +22,7 @@ pub(super) struct NhwcStore {
 }
 
 impl NhwcStore {
-    /// Writes a tile of a unit, plus the bias of each column, to the channels from `from` on.
+    /// Writes a tile that `isa` computed, plus the bias of each column, to the channels from `from` on.
     pub(super) fn store<O: Rounded>(
         &self,
         isa: InstructionSet,

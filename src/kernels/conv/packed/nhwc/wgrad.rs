@@ -174,7 +174,7 @@ impl Wgrad<'_> {
         let (ins, outs) = (shape.group_in(), shape.group_out());
         let positions = part.rows.len() * row_panels.line;
         let met = row_panels.slots.len() * row_panels.line;
-        let x_cells = view::<bf16>(&[], ins, met).words();
+        let x_words = view::<bf16>(&[], ins, met).words();
         let lines = Lines::new(self.taps, part, ins.div_ceil(2));
         // Rows without a gap are packed straight from the tensor.
         let whole = part.columns.len() == shape.out_width && row_panels.line == shape.out_width;
@@ -198,12 +198,12 @@ impl Wgrad<'_> {
                     all: shape.c_in,
                 };
                 of_image.fill(&lines, self.isa, straight);
-                self.pack_shifted(&lines, as_bf16_mut(straight), x_cells, right);
+                self.pack_shifted(&lines, as_bf16_mut(straight), x_words, right);
             } else {
                 for column in 0..shape.kernel_width {
                     let places = &mut as_bf16_mut(straight)[..met * ins];
                     self.pack_x(x, group, part, &row_panels, column, bf16::ZERO, copy, places);
-                    view(places, ins, met).pack_blocks(&mut right[column * self.wide * x_cells..]);
+                    view(places, ins, met).pack_blocks(&mut right[column * self.wide * x_words..]);
                 }
             }
         };
@@ -227,7 +227,7 @@ impl Wgrad<'_> {
         let (ins, outs) = (shape.group_in(), shape.group_out());
         let positions = part.rows.len() * row_panels.line;
         let met = row_panels.slots.len() * row_panels.line;
-        let x_cells = view::<f32>(&[], ins, met).words();
+        let x_words = view::<f32>(&[], ins, met).words();
         let pack = |i: usize, stride: usize, [straight, left, right]: [&mut [u32]; 3]| {
             let (first, end) = (i * together, images.min((i + 1) * together));
             let x = &x[first * shape.image()..end * shape.image()];
@@ -238,7 +238,7 @@ impl Wgrad<'_> {
             for column in 0..shape.kernel_width {
                 let places = &mut as_f32_mut(straight)[..met * ins];
                 self.pack_x(x, group, part, &row_panels, column, 0.0, widen, places);
-                view(places, ins, met).pack_blocks(&mut right[column * self.wide * x_cells..]);
+                view(places, ins, met).pack_blocks(&mut right[column * self.wide * x_words..]);
             }
         };
         let straight = (met * ins).max(positions * outs);
@@ -260,14 +260,14 @@ impl Wgrad<'_> {
         let (ins, outs) = (shape.group_in(), shape.group_out());
         let positions = part.rows.len() * row_panels.line;
         let met = row_panels.slots.len() * row_panels.line;
-        let x_cells = view::<T>(&[], ins, met).words();
+        let x_words = view::<T>(&[], ins, met).words();
         let words = view::<T>(&[], outs, positions).words();
         let stride = match segments * words {
             words if words.is_multiple_of(256) => words + 16,
             words => words,
         };
-        let (block, depth) = (16 * x_cells, positions.div_ceil(2) * T::COUNT);
-        let each = shape.kernel_width * self.wide * x_cells;
+        let (block, depth) = (16 * x_words, positions.div_ceil(2) * T::COUNT);
+        let each = shape.kernel_width * self.wide * x_words;
         let sizes = [
             straight,
             outs.next_multiple_of(16) * stride + segments * words,

@@ -1,8 +1,14 @@
-//! Winograd's convolution of NHWC images: lanes are channels.
+//! Winograd's convolution of NHWC images: a lane is a channel.
 //!
-//! A thread transforms some tiles of all channels, multiplies them by the transformed weights, one product for each
-//! place of a transformed tile, and transforms the sums back. The rows of a product are tiles, its columns output
-//! channels. Neither images nor results are transposed.
+//! The channels of an NHWC pixel are contiguous, so vectors are loaded and stored as they lie. Neither images nor
+//! results are transposed.
+//!
+//! A thread transforms up to [`TILES`] tiles of all channels into scratch. For each of the 16 elements of a transformed
+//! tile it multiplies them by the transformed weights: rows are tiles, columns output channels. Then it transforms the
+//! sums back, adds the bias and rounds them into pixels.
+//!
+//! Output channels are cut into products of about equal width, at most [`VECTORS`] vectors. Where that is one vector, a
+//! product has [`TALL`] rows: with fewer sums, a multiply-add would wait for the one before.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;

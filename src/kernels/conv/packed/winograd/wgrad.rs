@@ -1,8 +1,14 @@
 //! wgrad, the gradient by the weight, in Winograd's transform.
 //!
-//! Images and gradients are transformed tile by tile. Each of the 16 elements of a tile gives one product, `channels
-//! × tiles` by `tiles × output channels`, summed over all tiles of a run of images. Only these sums are transformed
-//! back, once a run, so the inverse transform costs little.
+//! Images and gradients are transformed tile by tile. Each of the 16 elements of a tile gives one product, `channels ×
+//! tiles` by `tiles × output channels`, summed over all tiles of a run of images. Only these sums are transformed back,
+//! once a run, so the inverse transform costs little.
+//!
+//! Tiles are taken [`TILES`] at a time and channels [`CHANNELS`] at a time, so that the sums stay in a second-level
+//! cache.
+//!
+//! In NCHW a lane is a tile, and transposes of the gradient make lanes of output channels, as the product needs them.
+//! In NHWC lanes are channels already, and nothing is transposed.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
