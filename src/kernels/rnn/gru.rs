@@ -17,6 +17,7 @@ use super::cpu::{for_each_row, runs, runs_mut, widened};
 use super::gate::Gate;
 use super::recurrent::{WidenedWeight, add_recurrent, recurrent_gradient};
 use super::{Dims, GateGradients, Saved, Sequence, portable};
+use crate::kernels::choice::algorithm::chosen;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::in_place;
@@ -28,6 +29,7 @@ pub(crate) fn gru(of: &Sequence) -> Result<(Tensor, Saved)> {
     let Dims { batch, steps, hidden, .. } = of.dims()?;
     let gates = of.project(of.b_ih.as_ref())?.reshape((batch, steps, 3 * hidden))?;
     if !of.x.device().is_cpu() {
+        chosen("gru", "candle", of.x.shape());
         return portable::gru(of, &gates);
     }
     let (y, inner) = with_element!(of.x.dtype(), T => forward::<T>(of, &gates)?);

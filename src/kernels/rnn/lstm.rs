@@ -19,6 +19,7 @@ use super::cpu::{for_each_row, runs, runs_mut, widened};
 use super::gate::Gate;
 use super::recurrent::{Multiply, add_recurrent, recurrent_gradient};
 use super::{Dims, GateGradients, Sequence, portable};
+use crate::kernels::choice::algorithm::chosen;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::in_place;
@@ -36,6 +37,7 @@ pub(crate) fn lstm(of: &Sequence, c0: &Tensor) -> Result<(Tensor, Tensor)> {
     };
     let gates = of.project(bias.as_ref())?.reshape((batch, steps, 4 * hidden))?;
     if !of.x.device().is_cpu() {
+        chosen("lstm", "candle", of.x.shape());
         return portable::lstm(of, c0, &gates);
     }
     let y = with_element!(of.x.dtype(), T => forward::<T>(of, c0, &gates)?);
