@@ -92,11 +92,12 @@ def operator_step(sizes, which, dtype, device):
     with torch.no_grad():
         ones = torch.ones_like(run())
 
-    y = run() if alone else None
+    # Not `y`, which `run` may read.
+    output = run() if alone else None
 
     def step(_):
         if alone:
-            torch.autograd.grad(y, leaves, ones, retain_graph=True)
+            torch.autograd.grad(output, leaves, ones, retain_graph=True)
         elif leaves:
             torch.autograd.grad(run(), leaves, ones)
         else:
