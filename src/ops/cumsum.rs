@@ -16,10 +16,10 @@ use crate::kernels::cumsum as kernel;
 ///
 /// # Precision
 ///
-/// Under autocast `F32` in and out; outside, the dtype of `x`. Added up in `F64` on a CPU and in `F32` elsewhere, forward and
-/// backward, and each sum is rounded once. An infinity or NaN affects only the sums from its position on. The `cumsum` of
-/// candle multiplies by a triangle of ones, which gives NaN before an infinity as well, and takes memory for the square of the
-/// length.
+/// Under autocast `F32` in and out; outside, the dtype of `x`. Added up in `F64`, forward and backward; each sum is rounded
+/// to `F32`, except in `F64`, and then to its dtype. On a device other than a CPU or CUDA, `F32` sums of what is not `F64`. An
+/// infinity or NaN affects only the sums from its position on. The `cumsum` of candle multiplies by a triangle of ones, which
+/// gives NaN before an infinity as well, and takes memory for the square of the length.
 ///
 /// # Errors
 ///

@@ -4,8 +4,6 @@
 // same for a whole launch. A thread reads a pack, branches to the operator, and writes the pack, so that reading
 // and writing are compiled once a dtype.
 
-DEVICE float tangent(float x) { return tanhf(x); }
-DEVICE double tangent(double x) { return tanh(x); }
 DEVICE float less_one(float x) { return expm1f(x); }
 DEVICE double less_one(double x) { return expm1(x); }
 DEVICE float one_more(float x) { return log1pf(x); }
@@ -23,8 +21,6 @@ DEVICE double error_function(double x) { return erf(x); }
 // The probability that a normal number is below x.
 DEVICE float probability(float x) { return 0.5f * erfcf(x * -0.70710678118654752f); }
 DEVICE double probability(double x) { return 0.5 * erfc(x * -0.70710678118654752); }
-
-template <class A> DEVICE A sigmoid(A x) { return A(1) / (A(1) + exponential(-x)); }
 
 // NaN stays NaN.
 template <class A> DEVICE A limit(A x, A low, A high) {

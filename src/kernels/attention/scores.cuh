@@ -1,8 +1,5 @@
 // From products of queries and keys to scores, as in scores.rs.
 
-DEVICE float tangent(float x) { return tanhf(x); }
-DEVICE double tangent(double x) { return tanh(x); }
-
 // What hides keys, or is added to their scores: of strides that broadcast it to (b, h, t, s).
 struct Mask {
     const void *from;

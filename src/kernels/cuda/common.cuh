@@ -290,6 +290,9 @@ DEVICE float logarithm(float x) { return logf(x); }
 DEVICE double logarithm(double x) { return log(x); }
 DEVICE float root(float x) { return sqrtf(x); }
 DEVICE double root(double x) { return sqrt(x); }
+DEVICE float tangent(float x) { return tanhf(x); }
+DEVICE double tangent(double x) { return tanh(x); }
+template <class A> DEVICE A sigmoid(A x) { return A(1) / (A(1) + exponential(-x)); }
 
 template <class A> DEVICE A infinity();
 template <> DEVICE float infinity<float>() { return __uint_as_float(0x7f800000u); }

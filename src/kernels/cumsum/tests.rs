@@ -2,9 +2,10 @@ use candle_core::{DType, Device, Tensor};
 
 use super::*;
 use crate::kernels::elementwise::testing::*;
+use crate::kernels::testing::devices::devices;
 
-/// Shapes and a dimension: of one, past a block, past a task.
-const SIZES: [(&[usize], usize); 7] = [
+/// Shapes and a dimension: of one, past a block, past a task, and past what a team or a block of threads has at a time.
+const SIZES: [(&[usize], usize); 9] = [
     (&[1], 0),
     (&[7], 0),
     (&[5, 3], 0),
@@ -12,6 +13,8 @@ const SIZES: [(&[usize], usize); 7] = [
     (&[2, 33, 7], 1),
     (&[3, 4099], 1),
     (&[4099, 17], 0),
+    (&[6, 130], 1),
+    (&[2, 9001], 1),
 ];
 
 /// Term by term, in F64.
@@ -73,8 +76,35 @@ fn an_infinity_reaches_what_is_behind_it_alone() {
         for (from_end, sums) in
             [(false, [1.0, 3.0, inf, inf, nan, nan]), (true, [nan, nan, nan, -inf, -inf, 1.0])]
         {
-            assert_close(&cumsum(&x, 0, from_end, dtype).unwrap(), &sums, 0.0);
-            assert_close(&portable::cumsum(&x, 0, from_end, dtype).unwrap(), &sums, 0.0);
+            for device in devices() {
+                let x = on_device(&x, &device);
+                assert_close(&cumsum(&x, 0, from_end, dtype).unwrap(), &sums, 0.0);
+                assert_close(&portable::cumsum(&x, 0, from_end, dtype).unwrap(), &sums, 0.0);
+            }
+        }
+    }
+}
+
+/// In the middle of a long row, which threads share, and of a line beside others.
+#[test]
+fn an_infinity_reaches_what_is_behind_it_in_a_long_line() {
+    for device in devices() {
+        for (dims, dim) in [([2, 4100], 1), ([2, 9001], 1), ([9001, 2], 0)] {
+            let (count, at) = (dims[dim], dims[dim] / 2 + 1);
+            let place =
+                |line: usize, i: usize| if dim == 1 { line * count + i } else { i * 2 + line };
+            let mut x = vec![1.0; 2 * count];
+            x[place(1, at)] = f64::INFINITY;
+            let x = on_device(&of(x, &dims, DType::F32), &device);
+            for from_end in [false, true] {
+                let y = values(&cumsum(&x, dim, from_end, DType::F32).unwrap());
+                for i in 0..count {
+                    let terms = (if from_end { count - i } else { i + 1 }) as f64;
+                    let behind = if from_end { i <= at } else { i >= at };
+                    assert_eq!(y[place(0, i)], terms);
+                    assert_eq!(y[place(1, i)], if behind { f64::INFINITY } else { terms });
+                }
+            }
         }
     }
 }
@@ -93,7 +123,8 @@ fn gpus_agree() {
     for dtype in DTYPES {
         for (dims, dim) in SIZES {
             let x = random(dims, dtype, 1);
-            let roundings = if dtype == DType::F64 { 128.0 } else { 16.0 };
+            // F64 sums, in another order.
+            let roundings = if dtype == DType::F64 { 128.0 } else { 1.0 };
             assert_gpus_agree(&[&x], roundings, |t| {
                 Ok(vec![cumsum(&t[0], dim, false, dtype)?, cumsum(&t[0], dim, true, DType::F32)?])
             });

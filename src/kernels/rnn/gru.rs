@@ -16,18 +16,24 @@ use candle_core::{Result, Tensor};
 use super::cpu::{for_each_row, runs, runs_mut, widened};
 use super::gate::Gate;
 use super::recurrent::{WidenedWeight, add_recurrent, recurrent_gradient};
-use super::{Dims, GateGradients, Saved, Sequence, portable};
+use super::{CELL_KERNEL, Dims, GateGradients, Saved, Sequence, cuda, portable};
 use crate::kernels::choice::algorithm::chosen;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::in_place;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::vectorise_in;
+use crate::kernels::cuda::Gpu;
 
 /// The state after every step, `(b, t, n)`, and what backward needs, all in the dtype of `x`.
 pub(crate) fn gru(of: &Sequence) -> Result<(Tensor, Saved)> {
     let Dims { batch, steps, hidden, .. } = of.dims()?;
     let gates = of.project(of.b_ih.as_ref())?.reshape((batch, steps, 3 * hidden))?;
+    if let Some(gpu) = Gpu::of(of.x.device()) {
+        chosen("gru", CELL_KERNEL, of.x.shape());
+        let (y, inner) = cuda::gru(gpu, of, &gates)?;
+        return Ok((y, Saved { gates: of.save(gates)?, inner }));
+    }
     if !of.x.device().is_cpu() {
         chosen("gru", "candle", of.x.shape());
         return portable::gru(of, &gates);
@@ -43,6 +49,9 @@ pub(crate) fn gru_backward(
     y: &Tensor,
     grad: &Tensor,
 ) -> Result<GateGradients> {
+    if let Some(gpu) = Gpu::of(of.x.device()) {
+        return cuda::gru_backward(gpu, of, saved, y, grad);
+    }
     if !of.x.device().is_cpu() {
         return portable::gru_backward(of, saved, y, grad);
     }

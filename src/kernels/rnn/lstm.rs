@@ -18,7 +18,7 @@ use candle_core::{Result, Tensor};
 use super::cpu::{for_each_row, runs, runs_mut, widened};
 use super::gate::Gate;
 use super::recurrent::{Multiply, add_recurrent, recurrent_gradient};
-use super::{Dims, GateGradients, Sequence, portable};
+use super::{CELL_KERNEL, Dims, GateGradients, Sequence, cuda, portable};
 use crate::kernels::choice::algorithm::chosen;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
@@ -26,6 +26,7 @@ use crate::kernels::cpu::in_place;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise_in;
+use crate::kernels::cuda::Gpu;
 
 /// Hidden and cell states after every step, `(2, b, t, n)`, and what goes into the gates' functions,
 /// `(b, t, 4 n)`, both in the dtype of `x`.
@@ -36,6 +37,10 @@ pub(crate) fn lstm(of: &Sequence, c0: &Tensor) -> Result<(Tensor, Tensor)> {
         (a, b) => a.as_ref().or(b.as_ref()).cloned(),
     };
     let gates = of.project(bias.as_ref())?.reshape((batch, steps, 4 * hidden))?;
+    if let Some(gpu) = Gpu::of(of.x.device()) {
+        chosen("lstm", CELL_KERNEL, of.x.shape());
+        return Ok((cuda::lstm(gpu, of, c0, &gates)?, of.save(gates)?));
+    }
     if !of.x.device().is_cpu() {
         chosen("lstm", "candle", of.x.shape());
         return portable::lstm(of, c0, &gates);
@@ -52,6 +57,9 @@ pub(crate) fn lstm_backward(
     y: &Tensor,
     grad: &Tensor,
 ) -> Result<(GateGradients, Tensor)> {
+    if let Some(gpu) = Gpu::of(of.x.device()) {
+        return cuda::lstm_backward(gpu, of, c0, gates, y, grad);
+    }
     if !of.x.device().is_cpu() {
         return portable::lstm_backward(of, c0, gates, y, grad);
     }

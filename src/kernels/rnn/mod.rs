@@ -4,10 +4,11 @@
 //! inputs is one product, each step one more, and each gradient of a parameter one over all steps. Gates are computed, and
 //! states handed from step to step, in F32 (F64 for F64). In BF16, products over all steps round the gradients of the
 //! gates to it. Where the processor multiplies BF16, those of the steps of a small LSTM round the hidden state and these
-//! gradients. Backward recomputes the gates from what went into their sigmoids and tangents, saved in the dtype of `x`: a
+//! gradients. On a GPU those of the steps are TF32 inside, where `backend::set_allow_tf32` says so. Backward recomputes the gates from what went into their sigmoids and tangents, saved in the dtype of `x`: a
 //! gate near 1, rounded itself, would lose its derivative, `gate (1 - gate)`.
 
 mod cpu;
+mod cuda;
 mod gate;
 mod gru;
 mod lstm;
@@ -23,6 +24,9 @@ use super::{cast, reduce};
 use crate::kernels::accumulator;
 pub(crate) use gru::{gru, gru_backward};
 pub(crate) use lstm::{lstm, lstm_backward};
+
+/// What a trace calls the steps on CUDA.
+const CELL_KERNEL: &str = "cublas, cell kernel";
 
 /// What backward needs of [`gru`].
 #[derive(Clone, Debug)]
@@ -108,8 +112,8 @@ impl Sequence {
     /// The state every step started from, `(b t, n)`, of the states it ended in, `(b, t, n)`.
     fn previous(&self, h: &Tensor) -> Result<Tensor> {
         let Dims { batch, steps, hidden, reverse } = self.dims()?;
-        if steps == 0 {
-            return h.reshape((0, hidden));
+        if batch * steps == 0 {
+            return h.reshape((0, hidden)); // a GPU has no memory of no bytes to put parts together in
         }
         let first = self.h0.reshape((batch, 1, hidden))?;
         let states = if reverse {
