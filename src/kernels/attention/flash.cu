@@ -109,6 +109,7 @@ DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *sha
 OF_F16(FLASH_WARPS(f16, f16))
 OF_BF16(FLASH_WARPS(bf16, bf16))
 OF_F32(FLASH(flash_64_f32, OfWarps, float, 64, 128, 2) FLASH(flash_64_tf32_f32, OfWarps, tf32, 64, 128, 3))
+OF_F32(FLASH(flash_128_f32, OfWarps, float, 128, 128, 2) FLASH(flash_128_tf32_f32, OfWarps, tf32, 128, 128, 2))
 #ifdef HOPPER
 template <int D, class T> using OfGroups = Groups<D, T, D == 64 ? 3 : 2>;
 #define FLASH_GROUPS(t, T)                                                                        \

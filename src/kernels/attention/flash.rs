@@ -62,23 +62,22 @@ impl Products {
         Ok(if hopper && dtype != DType::F32 { Self::OfGroups } else { Self::OfWarps })
     }
 
-    /// The grid for so many heads of `rows` each, up to `wide` elements, of kernels whose blocks have `own` matrices of their
-    /// rows in shared memory, as in the sources.
-    fn grid(self, wide: usize, heads: usize, rows: usize, own: usize) -> Grid {
+    /// The grid for so many heads of `rows` each, as wide as those of `q`, of kernels whose blocks have `own` matrices of
+    /// their rows in shared memory, as in the sources.
+    fn grid(self, q: &Tensor, heads: usize, rows: usize, own: usize) -> Result<Grid> {
+        let wide = wide(q)?;
         let (block, shared) = match self {
-            Self::OfWarps => (64, 0),
+            Self::OfWarps if q.dtype() == DType::F32 && wide == WIDEST => (64, own * 64 * 4 * wide),
+            Self::OfWarps => (64, 0), // in registers
             Self::OfGroups => {
                 let block = if own == 0 && wide < WIDEST { 192 } else { 128 };
                 // With two tiles of 64 rows of each of two tensors, from a multiple of 1024 bytes on.
                 (block, (4 * 64 + own * block) * 2 * wide + 1024)
             }
         };
-        Grid { shared, ..Grid::flat(heads * rows.div_ceil(block), 2 * block) }
+        Ok(Grid { shared, ..Grid::flat(heads * rows.div_ceil(block), 2 * block) })
     }
 }
-
-/// The widest of F32, whose gradients of keys and values take as many registers.
-const WIDEST_F32: usize = 64;
 
 /// The most queries, and keys, of a head: kernels count rows in 32 bits, which takes fewer registers.
 const MOST_ROWS: usize = i32::MAX as usize;
@@ -88,19 +87,14 @@ pub(super) fn is_for(q: &Tensor) -> bool {
     matches!(q.dtype(), DType::F16 | DType::BF16 | DType::F32) && q.elem_count() > 0
 }
 
-/// Whether there are kernels for these, on compute capability 8.0 and later. F32 heads have at most 64 elements, 16-bit
-/// heads at most 128; they start at multiples of 16 bytes. Keys and values have one size, which is not 0.
+/// Whether there are kernels for these, on compute capability 8.0 and later. Heads of F32 or 16 bits have at most 128
+/// elements and start at multiples of 16 bytes. Keys and values have one size, which is not 0.
 pub(super) fn fits(gpu: &Gpu, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<bool> {
     let d = q.dim(3)?;
-    let widest = match q.dtype() {
-        DType::F16 | DType::BF16 => WIDEST,
-        DType::F32 => WIDEST_F32,
-        _ => return Ok(false),
-    };
-    Ok(q.elem_count() > 0
+    Ok(is_for(q)
         && k.elem_count() > 0
         && d.is_multiple_of(16 / q.dtype().size_in_bytes())
-        && d <= widest
+        && d <= WIDEST
         && v.dim(3)? == d
         && q.dim(2)?.max(k.dim(2)?) <= MOST_ROWS
         && lies_well(q)?
@@ -194,7 +188,7 @@ pub(super) fn forward(
     let (max, inverse_sum) = (sums.narrow(0, 0, b)?, sums.narrow(0, b, b)?);
     let mask = Mask::of(mask, [b, h, t, s], DType::F32)?;
     // Queries before `t` are written, at the same places of both.
-    let grid = products.grid(wide(q)?, b * h, t, 0);
+    let grid = products.grid(q, b * h, t, 0)?;
     let launch = launch(gpu, &FORWARD, products, "flash", q)?.write_strided(&out)?;
     let launch = launch.write_strided(&unrounded)?.sizes(&out.stride()[..3]);
     let launch = launch.write_new(&max)?.write_new(&inverse_sum)?;
@@ -281,12 +275,8 @@ fn write(
         let launch = into(launch(gpu, &BACKWARD, products, "flash_queries", q)?, dq)?;
         let launch = launch.address(averages_at).address(max_at).address(inverse_sum_at);
         let launch = StridedRows::of(output)?.read(grad_rows.read(launch));
-        attention(launch, [q, k], rows, &mask, settings)?.run(products.grid(
-            wide(q)?,
-            b * h,
-            t,
-            2,
-        ))?;
+        let grid = products.grid(q, b * h, t, 2)?;
+        attention(launch, [q, k], rows, &mask, settings)?.run(grid)?;
     }
     if dk.is_some() || dv.is_some() {
         // Rows before `s` of `dk` and `dv` are written, and averages read where there is a `dk`.
@@ -294,12 +284,8 @@ fn write(
         let launch = into(into(launch, dk)?, dv)?;
         let launch = launch.address(averages_at).address(max_at).address(inverse_sum_at);
         let launch = grad_rows.read(launch);
-        attention(launch, [q, k], rows, &mask, settings)?.run(products.grid(
-            wide(q)?,
-            b * kv_heads,
-            s,
-            2,
-        ))?;
+        let grid = products.grid(q, b * kv_heads, s, 2)?;
+        attention(launch, [q, k], rows, &mask, settings)?.run(grid)?;
     }
     Ok(())
 }

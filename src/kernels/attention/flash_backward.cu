@@ -40,8 +40,9 @@ DEVICE void of_queries(const Output &dq, float *averages, const float *maxima, c
     }
     if (!dq.to) return;
 
+    const auto &grad_left = Products::keep(1, grad_rows);
     load_left(query_rows, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
-    const auto &left = Products::keep(0, query_rows), &grad_left = Products::keep(1, grad_rows);
+    const auto &left = Products::keep(0, query_rows);
     float base[2] = {0, 0}, share[2] = {0, 0}, result[D / 8][4] = {}, unit = in.unit();
     for (int i = 0; i < 2; i++) {
         if (block.row[i] >= sizes.queries) continue;
@@ -113,8 +114,9 @@ DEVICE void of_keys(const Output &dk, const Output &dv, const float *averages, c
     float unit = in.unit();
     Left<D, T> key_rows, value_rows;
     load_left(key_rows, in.k.head(batch, block.head), in.k.s2, block, sizes.keys, sizes.width);
+    const auto &left = Products::keep(0, key_rows);
     load_left(value_rows, in.v.head(batch, block.head), in.v.s2, block, sizes.keys, sizes.width);
-    const auto &left = Products::keep(0, key_rows), &value_left = Products::keep(1, value_rows);
+    const auto &value_left = Products::keep(1, value_rows);
     float keys[D / 8][4] = {}, values[D / 8][4] = {};
     u32 head = block.head * sizes.group, last = head + sizes.group, first = begin;
     if (begin >= sizes.queries) head = last; // no query sees these keys
@@ -182,6 +184,8 @@ OF_F16(FLASH_WARPS(f16, f16))
 OF_BF16(FLASH_WARPS(bf16, bf16))
 OF_F32(FLASH(64_f32, OfWarps, float, 64, 128, (128), (128, 1))
            FLASH(64_tf32_f32, OfWarps, tf32, 64, 128, (128), (128, 1)))
+OF_F32(FLASH(128_f32, OfWarps, float, 128, 128, (128, 1), (128, 1))
+           FLASH(128_tf32_f32, OfWarps, tf32, 128, 128, (128, 1), (128, 1)))
 #ifdef HOPPER
 // Three would have too few registers in narrow heads, too.
 template <int D, class T> using OfGroups = Groups<D, T, 2>;

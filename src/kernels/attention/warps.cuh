@@ -34,6 +34,19 @@ DEVICE void fetch_rows(T (*to)[D + 8], const T *from, size_t stride, size_t firs
     }
 }
 
+// The left one of a product in shared memory, for which there are no registers: each lane has its own part there.
+template <int D> struct KeptLeft {
+    uint4 (*at)[128];
+
+    template <class T> DEVICE KeptLeft(uint4 (*at)[128], const Left<D, T> &left) : at(at) {
+#pragma unroll
+        for (int step = 0; step < D / 8; step++) {
+            const u32(&part)[4] = left.at[step];
+            at[step][threadIdx.x] = make_uint4(part[0], part[1], part[2], part[3]);
+        }
+    }
+};
+
 // c (16, 8) += left (16, D) times eight rows of a tile, turned.
 template <int D, class T>
 DEVICE void times_turned(float (&c)[4], const Left<D, T> &left, const T (*tile)[D + 8], int first) {
@@ -52,6 +65,18 @@ DEVICE void times_turned(float (&c)[4], const Left<D, T> &left, const T (*tile)[
             multiply<T>(c, left.at[step], right[0], right[1]);
             multiply<T>(c, left.at[step + 1], right[2], right[3]);
         }
+    }
+}
+
+// The same, of what lies in shared memory.
+template <int D, class T>
+DEVICE void times_turned(float (&c)[4], const KeptLeft<D> &left, const T (*tile)[D + 8], int first) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int step = 0; step < D / 8; step++) {
+        uint4 own = left.at[step][threadIdx.x];
+        uint2 right = *(const uint2 *)&tile[first + lane / 4][step * 8 + lane % 4 * 2];
+        multiply<T>(c, {own.x, own.y, own.z, own.w}, right.x, right.y);
     }
 }
 
@@ -99,8 +124,16 @@ template <int D, class T> struct OfWarps {
         return all;
     }
 
-    // The rows of a block, where products take them from in backward: they stay in registers.
-    DEVICE static const Left<D, T> &keep(int, const Left<D, T> &left) { return left; }
+    // The rows of a block, where products take them from in backward. They stay in registers; but the wide ones of F32 in
+    // one of two places of shared memory.
+    DEVICE static decltype(auto) keep(int which, const Left<D, T> &left) {
+        if constexpr (IS_WIDE<T> && D > 64) {
+            extern __shared__ __align__(16) unsigned char kept_rows[];
+            return KeptLeft<D>((uint4 (*)[128])kept_rows + which * (D / 8), left);
+        } else {
+            return (left); // a reference
+        }
+    }
 
     DEVICE static void fetch(Rows &to, const T *from, size_t stride, size_t first, size_t rows, size_t width) {
         fetch_rows<D>(to, from, stride, first, rows, width);
@@ -118,8 +151,9 @@ template <int D, class T> struct OfWarps {
     }
 
     // p = left rows^T, and dp alike, of `AT_ONCE` rows of tiles.
-    DEVICE static void both(float (&p)[AT_ONCE / 8][4], const Left<D, T> &left, const Rows &rows,
-                            float (&dp)[AT_ONCE / 8][4], const Left<D, T> &other, const Rows &other_rows, int from) {
+    template <class L>
+    DEVICE static void both(float (&p)[AT_ONCE / 8][4], const L &left, const Rows &rows, float (&dp)[AT_ONCE / 8][4],
+                            const L &other, const Rows &other_rows, int from) {
 #pragma unroll
         for (int n = 0; n < AT_ONCE / 8; n++) {
             times_turned<D>(p[n], left, rows, from + n * 8);
