@@ -38,11 +38,12 @@ pub struct RecurrentWeights<'a> {
 /// handed from step to step are `F32`; the results are rounded once, to the dtype of `x`. Sums of products are `F32`;
 /// on a GPU `F32` products are `TF32` inside, where [`crate::backend::set_allow_tf32`] says so. In `BF16`, the products
 /// that give the gradients of `x` and of the weights round the gradients of the gates to it. On a CPU that multiplies
-/// `BF16`, the products of steps of up to 512 units round too. Forward they round the hidden state, as PyTorch does;
-/// backward the gradients of the gates. What goes into the gates is saved in the dtype of `x`, and the gates are
-/// computed again by backward, because a rounded gate near 1 has lost its derivative. Gradients run back through time
-/// in `F32`. Those of weights are accumulated in `F32` over all steps of the batch. Those of biases are summed in `F32`
-/// within a block of steps, and in `F64` over the blocks. Both have one order for any number of threads.
+/// `BF16`, the products of steps of up to 512 units round too; on a GPU, of any size. Forward they round the hidden
+/// state, as PyTorch does; backward the gradients of the gates. What goes into the gates is saved in the dtype of `x`,
+/// and the gates are computed again by backward, because a rounded gate near 1 has lost its derivative. Gradients run
+/// back through time in `F32`. Those of weights are accumulated in `F32` over all steps of the batch. Those of biases
+/// are summed in `F32` within a block of steps, and in `F64` over the blocks. Both have one order for any number of
+/// threads.
 ///
 /// # Errors
 ///
@@ -73,7 +74,7 @@ pub fn lstm(
 ///
 /// # Precision
 ///
-/// As [`lstm`], but the products of steps never round to `BF16`.
+/// As [`lstm`]; but on a CPU the products of steps never round to `BF16`.
 ///
 /// # Errors
 ///

@@ -1,6 +1,9 @@
 //! The steps on CUDA: each is a product, by cuBLAS, and one launch for all else.
 //!
 //! Steps share the buffers of states and products. The stream keeps their order, so no step allocates memory.
+//!
+//! Products are in F32 (F64 for F64); those of BF16 in BF16, for the tensor cores, with F32 results. A launch writes what
+//! the next product multiplies, the states or the gradients of one step, in that dtype: its `operand`.
 
 use candle_core::{DType, Result, Tensor};
 
@@ -16,15 +19,14 @@ pub(super) fn lstm(gpu: &Gpu, of: &Sequence, c0: &Tensor, gates: &Tensor) -> Res
     let steps = Steps::new(gpu, of, 4)?;
     let Dims { batch, steps: t, hidden, .. } = steps.dims;
     let y = gpu.empty((2, batch, t, hidden), steps.dtype)?;
-    let [h, c] = [steps.empty(1)?, steps.empty(1)?];
-    let product = steps.empty(4)?;
-    let (mut h_before, mut c_before) = (steps.widened(&of.h0)?, steps.widened(c0)?);
+    let (operand, c, product) = (steps.operand(1)?, steps.empty(1)?, steps.empty(4)?);
+    let mut before = [plain_in(&of.h0, steps.multiplied)?, plain_in(c0, steps.wide)?];
     for step in steps.dims.order() {
-        steps.project(&h_before, &product)?;
+        steps.project(&before[0], &product)?;
         let launch = steps.launch("lstm")?.parts(&y, 2, [0, 1])?.write_new(gates)?;
-        let launch = launch.write_new(&h)?.write_new(&c)?.read(&c_before)?.read(&product)?;
+        let launch = launch.write_new(&operand)?.write_new(&c)?.read(&before[1])?.read(&product)?;
         steps.run(launch.sizes(&[batch, t, hidden, step]))?;
-        (h_before, c_before) = (h.clone(), c.clone());
+        before = [operand.clone(), c.clone()];
     }
     Ok(y)
 }
@@ -41,14 +43,14 @@ pub(super) fn lstm_backward(
     let steps = Steps::new(gpu, of, 4)?;
     let Dims { batch, steps: t, hidden, .. } = steps.dims;
     let (c0, grad) = (plain(c0)?, plain(grad)?);
-    let gradients = steps.gradients()?;
+    let (gradients, operand) = (steps.gradients()?, steps.operand(4)?);
     let [dh, dc] = [steps.zeros()?, steps.zeros()?];
     for step in steps.dims.order().rev() {
-        let launch = steps.launch("lstm_backward")?.write_new(&gradients)?.write_new(&dc)?;
-        let launch = launch.read(&dh)?.read(gates)?.parts(y, 2, [1])?.read(&c0)?;
-        let launch = launch.parts(&grad, 2, [0, 1])?.sizes(&[batch, t, hidden, step]);
-        steps.run(steps.before(launch, step))?;
-        steps.back(&gradients, step, &dh)?;
+        let launch = steps.launch("lstm_backward")?.write_new(&gradients)?.write_new(&operand)?;
+        let launch = launch.write_new(&dc)?.read(&dh)?.read(gates)?.parts(y, 2, [1])?;
+        let launch = launch.read(&c0)?.parts(&grad, 2, [0, 1])?;
+        steps.run(steps.before(launch.sizes(&[batch, t, hidden, step]), step))?;
+        steps.back(&operand, &dh)?;
     }
     let gradients = gradients.reshape((batch * t, 4 * hidden))?;
     Ok((GateGradients { of_h: gradients.clone(), of_x: gradients, h0: dh }, dc))
@@ -61,16 +63,16 @@ pub(super) fn gru(gpu: &Gpu, of: &Sequence, gates: &Tensor) -> Result<(Tensor, T
     let Dims { batch, steps: t, hidden, .. } = steps.dims;
     let outputs = || gpu.empty((batch, t, hidden), steps.dtype);
     let (y, inner) = (outputs()?, outputs()?);
-    let (h, product) = (steps.empty(1)?, steps.empty(3)?);
-    let bias = of.b_hh.as_ref().map(|bias| steps.widened(bias)).transpose()?;
-    let mut h_before = steps.widened(&of.h0)?;
+    let (operand, h, product) = (steps.operand(1)?, steps.empty(1)?, steps.empty(3)?);
+    let bias = of.b_hh.as_ref().map(|bias| plain_in(bias, steps.wide)).transpose()?;
+    let mut before = [plain_in(&of.h0, steps.multiplied)?, plain_in(&of.h0, steps.wide)?];
     for step in steps.dims.order() {
-        steps.project(&h_before, &product)?;
+        steps.project(&before[0], &product)?;
         let launch = steps.launch("gru")?.write_new(&y)?.write_new(&inner)?.write_new(gates)?;
-        let launch = launch.write_new(&h)?.read(&h_before)?.read(&product)?;
+        let launch = launch.write_new(&operand)?.write_new(&h)?.read(&before[1])?.read(&product)?;
         let launch = launch.read_or_null(bias.as_ref())?;
         steps.run(launch.sizes(&[batch, t, hidden, step]))?;
-        h_before = h.clone();
+        before = [operand.clone(), h.clone()];
     }
     Ok((y, inner))
 }
@@ -86,15 +88,15 @@ pub(super) fn gru_backward(
     let steps = Steps::new(gpu, of, 3)?;
     let Dims { batch, steps: t, hidden, .. } = steps.dims;
     let (h0, grad) = (plain(&of.h0)?, plain(grad)?);
-    let [of_x, of_h] = [steps.gradients()?, steps.gradients()?];
+    let (of_x, of_h, operand) = (steps.gradients()?, steps.gradients()?, steps.operand(3)?);
     let [kept, product] = [steps.zeros()?, steps.zeros()?];
     for step in steps.dims.order().rev() {
         let launch = steps.launch("gru_backward")?.write_new(&of_x)?.write_new(&of_h)?;
-        let launch = launch.write_new(&kept)?.read(&product)?.read(&saved.gates)?;
-        let launch = launch.read(&saved.inner)?.read(y)?.read(&h0)?.read(&grad)?;
-        let launch = launch.sizes(&[batch, t, hidden, step]);
+        let launch = launch.write_new(&operand)?.write_new(&kept)?.read(&product)?;
+        let launch = launch.read(&saved.gates)?.read(&saved.inner)?.read(y)?.read(&h0)?;
+        let launch = launch.read(&grad)?.sizes(&[batch, t, hidden, step]);
         steps.run(steps.before(launch, step))?;
-        steps.back(&of_h, step, &product)?;
+        steps.back(&operand, &product)?;
     }
     let rows = (batch * t, 3 * hidden);
     let (of_x, of_h) = (of_x.reshape(rows)?, of_h.reshape(rows)?);
@@ -107,25 +109,30 @@ struct Steps<'a> {
     dims: Dims,
     gates: usize,
     dtype: DType,
+    /// Of the arithmetic.
     wide: DType,
-    /// `w_hh` in the dtype of the arithmetic, `(gates n, n)`.
+    /// Of what products multiply, as `Operand` in the source.
+    multiplied: DType,
+    /// `w_hh` in that dtype, `(gates n, n)`.
     weight: Tensor,
 }
 
 impl<'a> Steps<'a> {
     fn new(gpu: &'a Gpu, of: &Sequence, gates: usize) -> Result<Self> {
         let (dims, dtype, wide) = (of.dims()?, of.x.dtype(), of.wide());
-        let weight = plain(&in_dtype(&of.w_hh, wide)?)?;
-        Ok(Self { gpu, dims, gates, dtype, wide, weight })
-    }
-
-    fn widened(&self, x: &Tensor) -> Result<Tensor> {
-        plain(&in_dtype(x, self.wide)?)
+        let multiplied = if dtype == DType::BF16 { dtype } else { wide };
+        let weight = plain_in(&of.w_hh, multiplied)?;
+        Ok(Self { gpu, dims, gates, dtype, wide, multiplied, weight })
     }
 
     /// `(batch, parts n)`: so many numbers for each unit, of one step.
     fn empty(&self, parts: usize) -> Result<Tensor> {
         self.gpu.empty((self.dims.batch, parts * self.dims.hidden), self.wide)
+    }
+
+    /// The same, of what a product multiplies.
+    fn operand(&self, parts: usize) -> Result<Tensor> {
+        self.gpu.empty((self.dims.batch, parts * self.dims.hidden), self.multiplied)
     }
 
     /// Gradients of a state: zeros, as backward begins with the last step.
@@ -146,14 +153,11 @@ impl<'a> Steps<'a> {
         self.multiply([self.dims.batch, n, columns], rows(states, n), weight, rows(out, columns))
     }
 
-    /// `out (b, n) = gradients (b, gates n) × weight`, of the gradients of one step.
-    fn back(&self, gradients: &Tensor, step: usize, out: &Tensor) -> Result<()> {
+    /// `out (b, n) = gradients (b, gates n) × weight`
+    fn back(&self, gradients: &Tensor, out: &Tensor) -> Result<()> {
         let (n, columns) = (self.dims.hidden, self.gates * self.dims.hidden);
-        let of_step = gradients.narrow(1, step, 1)?;
-        // A single row has no distance to the next, which BLAS might not be able to count.
-        let ld = if self.dims.batch == 1 { columns } else { self.dims.steps * columns };
-        let of_step = rows(&of_step, ld);
-        self.multiply([self.dims.batch, columns, n], of_step, rows(&self.weight, n), rows(out, n))
+        let (gradients, weight) = (rows(gradients, columns), rows(&self.weight, n));
+        self.multiply([self.dims.batch, columns, n], gradients, weight, rows(out, n))
     }
 
     fn multiply(
@@ -181,6 +185,11 @@ impl<'a> Steps<'a> {
     fn run(&self, launch: Launch) -> Result<()> {
         launch.run(Grid::over(self.dims.batch * self.dims.hidden, 1))
     }
+}
+
+/// `x`, contiguous and in that dtype.
+fn plain_in(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    plain(&in_dtype(x, dtype)?)
 }
 
 /// One matrix, whose rows begin `ld` elements apart.

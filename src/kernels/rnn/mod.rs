@@ -4,7 +4,7 @@
 //! inputs is one product, each step one more, and each gradient of a parameter one over all steps. Gates are computed, and
 //! states handed from step to step, in F32 (F64 for F64). In BF16, products over all steps round the gradients of the
 //! gates to it. Where the processor multiplies BF16, those of the steps of a small LSTM round the hidden state and these
-//! gradients. On a GPU those of the steps are TF32 inside, where `backend::set_allow_tf32` says so. Backward recomputes the gates from what went into their sigmoids and tangents, saved in the dtype of `x`: a
+//! gradients; on a GPU all do. Others are F32, on a GPU TF32 inside where `backend::set_allow_tf32` says so. Backward recomputes the gates from what went into their sigmoids and tangents, saved in the dtype of `x`: a
 //! gate near 1, rounded itself, would lose its derivative, `gate (1 - gate)`.
 
 mod cpu;
