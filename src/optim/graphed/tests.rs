@@ -1,5 +1,7 @@
 //! A captured step against the same step as always: the same bits; and what cannot be captured.
 
+mod language;
+
 use std::cell::Cell;
 
 use candle_core::{DType, Device, Module, Tensor, Var};
