@@ -20,7 +20,7 @@
 # none of them. BENCH_OPTIONS goes to the benchmark; CIFAR10 is a folder with all of that data set, without which the
 # example draws its images. SMOKE=1 has benchmark and example do little, to see that they run. Compiled kernels are kept in
 # CANDLE_AMP_CACHE, beside this script unless said otherwise. A group of rows that takes longer than SECONDS_A_GROUP (120) is
-# given up. CANDLE_AMP_LINEINFO=1 has compute-sanitizer name lines.
+# given up; of a shorter call, after its share of that. CANDLE_AMP_LINEINFO=1 has compute-sanitizer name lines.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 call=${1:-}
@@ -166,7 +166,7 @@ benchmark() { # part, seconds at most, options...
     while ((left > 0)); do
         LINES_SHOWN=300 step "bench-$part$again" "$left" env "CARGO_MANIFEST_DIR=$here/benches" "$best/gpu" \
             --python "$python" --part "$part" --json "$logs/bench-$part.json" --progress "$logs/bench-$part.next" \
-            --group-seconds "${SECONDS_A_GROUP:-120}" "${options[@]}" "${smoke[@]}"
+            --group-seconds "$((${SECONDS_A_GROUP:-120} * in_all / 560))" "${options[@]}" "${smoke[@]}"
         before=$next
         next=$(cat "$logs/bench-$part.next" 2>/dev/null)
         [[ $next != end && $next != "$before" && $next != 0 ]] || return
