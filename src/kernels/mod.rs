@@ -4,9 +4,10 @@
 //! implementation by device; `cpu.rs`; and `portable.rs`, the same result out of candle's own
 //! tensor operators. That serves every other device, and is the oracle of the CPU version's tests.
 //!
-//! The caller has checked shapes, dtypes and devices. A kernel takes and returns detached tensors,
-//! accepts any strides, returns contiguous tensors, and does its arithmetic in `f32` (`f64` for
-//! `f64` tensors) whatever the storage dtype.
+//! The caller has checked shapes, dtypes and devices. A kernel takes and returns detached tensors
+//! and accepts any strides. It returns contiguous tensors, but for pointwise operators, which keep
+//! the strides of a permuted input. Its arithmetic is in `f32` (`f64` for `f64` tensors) whatever
+//! the storage dtype.
 
 // Without vectors, what is built on them is compiled for nobody.
 #![cfg_attr(

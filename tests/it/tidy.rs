@@ -268,6 +268,24 @@ fn no_file_names_a_place_on_somebody_s_machine() {
 
 /// candle's `bail!`, `msg` and `wrap` end a message in a backtrace where `RUST_BACKTRACE` is set.
 #[test]
+fn every_record_is_in_the_list_of_records() {
+    let folder = Path::new("benches/record");
+    let records = files().into_iter().filter(|path| path.starts_with(folder));
+    let records: Vec<_> =
+        records.filter(|path| path.extension().is_some_and(|e| e == "tsv")).collect();
+    if records.is_empty() {
+        return; // the package has none
+    }
+    let list = read(folder.join("README.md"));
+    let missing = records.iter().map(|path| path.display().to_string());
+    let missing = missing.filter(|path| {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        !list.contains(&format!("({name})"))
+    });
+    assert_none(missing.collect(), "benches/record/README.md lists every record");
+}
+
+#[test]
 fn errors_are_made_without_backtraces() {
     let breaks = |path: &Path, line: &str| {
         let own = line.contains("crate::error") || path.ends_with("error/mod.rs");

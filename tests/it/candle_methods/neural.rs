@@ -135,16 +135,10 @@ fn functions() -> Vec<Row> {
             "candle_nn::ops::hard_sigmoid(x)",
             &[&[X]],
             |t| nn::hard_sigmoid(&t[0]),
-            "`ops::clamp` of `ops::affine`",
+            "`ops::hard_sigmoid`",
             STEPS,
         ),
-        row(
-            "candle_nn::ops::mish(x)",
-            &[&[X]],
-            |t| nn::mish(&t[0]),
-            "`ops::mul(&x, &ops::tanh(&ops::softplus(&x)?)?)`",
-            STEPS,
-        ),
+        row("candle_nn::ops::mish(x)", &[&[X]], |t| nn::mish(&t[0]), "`ops::mish`", STEPS),
         row("candle_nn::ops::silu(x)", &[&[X]], |t| nn::silu(&t[0]), "`ops::silu`", STEPS),
         row(
             "candle_nn::ops::swiglu(x)",
@@ -187,7 +181,7 @@ fn functions() -> Vec<Row> {
             "Activation::HardSwish",
             &[&[X]],
             |t| Activation::HardSwish.forward(&t[0]),
-            "`ops::mul` of `x` and `ops::clamp`",
+            "`ops::hard_swish`",
             STEPS,
         ),
     ]
