@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor};
 
+use super::apply::apply;
 use super::node::{GraphMode, Node};
 use super::pass::{self, OnComplete, Pass};
 use super::stack::with_deep_stack;
@@ -97,6 +98,6 @@ pub(crate) fn backward_from(
             Ok(vec![Some(Gradient::shared(self.0.clone()))])
         }
     }
-    let seed = super::apply(Seed(gradient), &[y])?;
+    let seed = apply(Seed(gradient), &[y])?;
     backward_with(&seed, graph, None)
 }

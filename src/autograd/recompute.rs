@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
+use super::apply::apply_with;
 use super::below::Below;
 use super::stack::with_deep_stack;
 use super::{scopes, token, version};
@@ -113,7 +114,7 @@ where
     }
     let inputs: Vec<&Tensor> = inputs.iter().collect();
     let trust = Trust { captured: below.take_captured(), owned: true };
-    autograd::apply_with(Recomputed { f, autocast, draws, below, result }, &inputs, trust)
+    apply_with(Recomputed { f, autocast, draws, below, result }, &inputs, trust)
 }
 
 struct Recomputed<F> {

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use candle_core::{D, Result, Tensor};
 
-use super::{check_operand, shape_error};
+use super::check::{check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply, share_storage};
 use crate::kernels::activation::table::pointwise;

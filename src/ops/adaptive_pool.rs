@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Result, Tensor, ToUsize2};
 
+use super::check::{check_operand, shape_error};
 use super::pool::{avg_pool2d_of, global_avg_pool2d_of, max_pool2d_of, shape_of};
-use super::{check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;

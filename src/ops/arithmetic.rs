@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{check_operand, reads_other_operand, shape_error};
+use super::check::{check_operand, shape_error};
+use super::wants::reads_other_operand;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
 use crate::kernels::accumulator;

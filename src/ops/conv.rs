@@ -3,7 +3,8 @@
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Conv1dConfig, Conv2dConfig};
 
-use super::{check_dims, check_operand, reads_other_operand, shape_error, trim_operand};
+use super::check::{check_dims, check_operand, shape_error};
+use super::wants::{reads_other_operand, trim_operand};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;

@@ -3,8 +3,9 @@
 use candle_core::{Result, Tensor};
 use candle_nn::{ConvTranspose1dConfig, ConvTranspose2dConfig};
 
+use super::check::{check_dims, check_operand, shape_error};
 use super::conv::{FURTHEST, WEIGHTS, check_geometry, expected, gradients, images, of_rank};
-use super::{check_dims, check_operand, reads_other_operand, shape_error, trim_operand};
+use super::wants::{reads_other_operand, trim_operand};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;

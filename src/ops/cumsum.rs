@@ -3,7 +3,7 @@
 use candle_core::shape::Dim;
 use candle_core::{Result, Tensor};
 
-use super::check_operand;
+use super::check::check_operand;
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::cumsum as kernel;

@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::activation::in_order_of_memory;
-use super::{check_dims, check_operand};
+use super::check::{check_dims, check_operand};
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
 use crate::kernels::{contiguous, elementwise};

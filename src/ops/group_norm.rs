@@ -2,7 +2,8 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{affine_wants, check_dims, check_eps, check_operand, shape_error};
+use super::check::{check_dims, check_eps, check_operand, shape_error};
+use super::wants::affine_wants;
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;

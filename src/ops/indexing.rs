@@ -3,8 +3,8 @@
 use candle_core::shape::Dim;
 use candle_core::{DType, Result, Tensor};
 
+use super::check::{check_dims, check_operand, shape_error};
 use super::embedding::{MOST, check_ids, check_ids_dtype};
-use super::{check_dims, check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::{self, accumulator, cast, contiguous, elementwise, embedding as kernel};

@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{check_operand, shape_error};
+use super::check::{check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;

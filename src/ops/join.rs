@@ -3,7 +3,7 @@
 use candle_core::shape::Dim;
 use candle_core::{Result, Shape, Tensor};
 
-use super::{check_operand, shape_error};
+use super::check::{check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::bail;

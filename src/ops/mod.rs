@@ -11,6 +11,7 @@ mod adaptive_pool;
 mod arithmetic;
 mod attention;
 pub mod channels_last;
+mod check;
 mod conv;
 mod conv_transpose;
 mod cumsum;
@@ -38,11 +39,7 @@ mod softmax;
 mod statistics;
 #[cfg(test)]
 mod tests;
-
-use candle_core::{DType, Result, Tensor};
-
-use crate::Op;
-use crate::error::ArgumentError;
+mod wants;
 
 pub use activation::*;
 pub use adaptive_pool::{adaptive_avg_pool2d, adaptive_max_pool2d};
@@ -83,76 +80,3 @@ pub use crate::kernels::loss::Reduction;
 
 /// candle's own, which only move: their gradients are right in every dtype, and they ask no scope.
 pub use candle_nn::ops::{pixel_shuffle, pixel_unshuffle, replication_pad2d};
-
-fn shape_error<T>(op: Op, name: &'static str, got: &Tensor, expected: String) -> Result<T> {
-    let got = got.shape().clone();
-    Err(ArgumentError::Shape { op: op.name(), name, got, expected }.into())
-}
-
-/// What backward of a product reads: an operand, where the gradient of the other one is wanted, and no bias.
-fn reads_other_operand(input: usize, wanted: &[bool]) -> bool {
-    input < 2 && wanted.get(1 - input).is_some_and(|&wanted| wanted)
-}
-
-/// Puts a tensor of its shape, without elements of its own, in the place of operand `input` if backward does not read it.
-fn trim_operand(operand: &mut Tensor, input: usize, wanted: &[bool]) -> Result<()> {
-    if !reads_other_operand(input, wanted) {
-        let zero = Tensor::zeros((), operand.dtype(), operand.device())?;
-        *operand = zero.broadcast_as(operand.shape())?;
-    }
-    Ok(())
-}
-
-/// `got` is floating point, on the device of `first` and, where `same_dtype`, of its dtype.
-fn check_operand(
-    op: Op,
-    first: &Tensor,
-    name: &'static str,
-    got: &Tensor,
-    same_dtype: bool,
-) -> Result<()> {
-    let op = op.name();
-    if !matches!(got.dtype(), DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
-        let expected = "F16, BF16, F32 or F64".to_string();
-        return Err(ArgumentError::DType { op, name, got: got.dtype(), expected }.into());
-    }
-    if same_dtype && got.dtype() != first.dtype() {
-        let cure = match (got.dtype(), first.dtype()) {
-            (DType::F64, _) | (_, DType::F64) => "cast one, for no scope casts F64",
-            _ => "run it in an `Autocast` scope, which casts, or cast one",
-        };
-        let expected = format!("{:?} as the first argument: {cure}", first.dtype());
-        return Err(ArgumentError::DType { op, name, got: got.dtype(), expected }.into());
-    }
-    let (got, expected) = (got.device().location(), first.device().location());
-    if got != expected {
-        return Err(ArgumentError::Device { op, name, got, expected }.into());
-    }
-    Ok(())
-}
-
-/// What is wanted of `x`, weight and bias, and which of them there are, where a norm's inputs are
-/// `x` and those of the others that there are.
-fn affine_wants(wants: &[Option<DType>], weight: bool) -> ([Option<DType>; 3], [bool; 3]) {
-    let bias = 1 + usize::from(weight);
-    let given = [true, weight, wants.len() > bias];
-    let dbias = wants.get(bias).copied().flatten();
-    ([wants[0], wants[1..bias].first().copied().flatten(), dbias], given)
-}
-
-/// `eps`, which is added to a variance, is finite and not below zero.
-fn check_eps(eps: f64) -> Result<()> {
-    if eps >= 0.0 && eps.is_finite() {
-        return Ok(());
-    }
-    let expected = "a finite number, not below zero";
-    Err(ArgumentError::Setting { name: "eps", got: eps, expected }.into())
-}
-
-/// `got` has exactly the dimensions `expected`.
-fn check_dims(op: Op, name: &'static str, got: &Tensor, expected: &[usize]) -> Result<()> {
-    if got.dims() == expected {
-        return Ok(());
-    }
-    shape_error(op, name, got, format!("{expected:?}"))
-}

@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{Result, Tensor};
 
+use super::check::{check_dims, check_eps, check_operand, shape_error};
 use super::elementwise::relu_backward;
-use super::{check_dims, check_eps, check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{self, Backward, Gradient, Operator, apply};
 use crate::error::bail;

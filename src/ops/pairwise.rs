@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Reduction, check_dims, check_operand, shape_error};
+use super::Reduction;
+use super::check::{check_dims, check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply, of_one_16_bit_dtype};
 use crate::error::ArgumentError;

@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Reduction, check_dims, check_operand, mean, sum};
+use super::check::{check_dims, check_operand, shape_error};
+use super::{Reduction, mean, sum};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply, of_one_16_bit_dtype};
 use crate::error::bail;
@@ -63,7 +64,7 @@ impl Operator for PositiveWeighted {
         let target = cast(target, wide)?;
         let Ok(spread) = pos_weight.broadcast_as(logits.shape()) else {
             let expected = format!("one that broadcasts to that of input, {:?}", logits.shape());
-            return super::shape_error(self.op(), "pos_weight", pos_weight, expected);
+            return shape_error(self.op(), "pos_weight", pos_weight, expected);
         };
         let positive = (&target * cast(&contiguous(&spread)?, wide)?)?;
         let parts =

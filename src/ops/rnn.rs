@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 use candle_nn::rnn::Direction;
 
-use super::{check_dims, check_operand, shape_error};
+use super::check::{check_dims, check_operand, shape_error};
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::bail;
 use crate::kernels;

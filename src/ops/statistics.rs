@@ -3,8 +3,8 @@
 use candle_core::shape::Dims;
 use candle_core::{Result, Tensor};
 
+use super::check::{check_operand, shape_error};
 use super::reduce::{kept, without};
-use super::{check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::kernels::activation::{self, Pointwise};

@@ -11,8 +11,9 @@ use candle_core::{DType, Result, Tensor, WithDType};
 use num_traits::Zero;
 
 use super::cpu::{Sizes, opened, split, spread, threads, views};
+use super::repeated::sum_to;
 use super::scores::{Mask, Query, probabilities, score};
-use super::{Saved, Settings, sum_to};
+use super::{Saved, Settings};
 use crate::kernels::activation::Math;
 use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;

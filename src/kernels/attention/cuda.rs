@@ -7,7 +7,8 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::mask::Mask;
-use super::{Kept, Saved, Settings, sum_to};
+use super::repeated::sum_to;
+use super::{Kept, Saved, Settings};
 use crate::kernels::accumulator;
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Source, suffix};

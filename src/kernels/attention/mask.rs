@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Settings, unrepeated};
+use super::Settings;
+use super::repeated::unrepeated;
 use crate::kernels::cast;
 use crate::kernels::cuda::Launch;
 

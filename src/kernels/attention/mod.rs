@@ -10,6 +10,7 @@ mod cuda;
 mod flash;
 mod mask;
 mod portable;
+mod repeated;
 mod scores;
 #[cfg(test)]
 mod tests;
@@ -210,27 +211,4 @@ pub(crate) fn backward_packed(saved: Saved<'_>, settings: Settings, want: DType)
     let parts = parts.map(|part| contiguous(&part.transpose(1, 2)?)?.flatten_from(D::Minus2));
     let joined = cat(&parts.collect::<Result<Vec<_>>>()?, 2)?;
     in_dtype(&joined, want)
-}
-
-/// `x` detached, and one index of each dimension that is repeated.
-fn unrepeated(x: &Tensor) -> Result<Tensor> {
-    let mut once = x.detach();
-    for (dim, (&stride, &size)) in x.stride().iter().zip(x.dims()).enumerate() {
-        if stride == 0 && size > 1 {
-            once = once.narrow(dim, 0, 1)?;
-        }
-    }
-    Ok(once)
-}
-
-/// The sum of `x` over what was repeated to get its shape from `dims`.
-fn sum_to(x: Tensor, dims: &[usize]) -> Result<Tensor> {
-    let extra = x.rank() - dims.len();
-    let mut sum = x;
-    for dim in 0..sum.rank() {
-        if (dim < extra || dims[dim - extra] == 1) && sum.dim(dim)? != 1 {
-            sum = sum.sum_keepdim(dim)?;
-        }
-    }
-    sum.reshape(dims)
 }

@@ -1,6 +1,7 @@
 use candle_core::{D, DType, Result, Tensor};
 
-use super::{Kept, Saved, Settings, sum_to};
+use super::repeated::sum_to;
+use super::{Kept, Saved, Settings};
 use crate::kernels::accumulator;
 use crate::kernels::elementwise::portable::upcast;
 

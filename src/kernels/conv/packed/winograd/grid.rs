@@ -1,5 +1,7 @@
 //! Which tiles share a vector.
 
+use super::super::Shape;
+
 /// Images cut into tiles of two by two output pixels, sixteen a vector. These are tiles of one row
 /// of one image; of two images that are at most 16 pixels wide, of four that are at most 8.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +30,13 @@ pub(super) struct VectorTiles {
 }
 
 impl Grid {
-    pub(super) fn new(
+    /// That of a convolution.
+    pub(super) fn of(shape: &Shape) -> Self {
+        let out_size = (shape.out_height, shape.out_width);
+        Self::new(shape.batch, (shape.height, shape.width), out_size, shape.geometry.padding)
+    }
+
+    fn new(
         batch: usize,
         size: (usize, usize),
         out_size: (usize, usize),

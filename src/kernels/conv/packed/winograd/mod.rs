@@ -13,6 +13,7 @@
 mod grid;
 mod nhwc;
 mod pixels;
+mod suits;
 mod tiles;
 mod transform;
 mod wgrad;
@@ -35,7 +36,8 @@ use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_wor
 use crate::kernels::tensors::format::Format;
 use grid::{Grid, VectorTiles};
 use nhwc::convolve_nhwc;
-use tiles::Tiles;
+pub(super) use suits::is_plain;
+pub(in crate::kernels::conv) use suits::suits;
 pub(super) use wgrad::Wgrad;
 pub(in crate::kernels::conv) use wgrad::suits_wgrad;
 
@@ -46,43 +48,6 @@ const VECTORS: usize = 3;
 const TILES: usize = 16 * VECTORS;
 /// Products for a tile, channel and output channel.
 const TILE_ELEMENTS: usize = 16;
-
-/// Whether a convolution is of the kind taken here.
-pub(super) fn is_plain(shape: &Shape) -> bool {
-    let kernel = (shape.kernel_height, shape.kernel_width);
-    let geometry = shape.geometry;
-    kernel == (3, 3) && (geometry.stride, geometry.dilation, geometry.groups) == (1, 1, 1)
-}
-
-/// Whether tiles are faster than row panels.
-pub(in crate::kernels::conv) fn suits(shape: &Shape) -> bool {
-    let channels = shape.geometry.format == Format::ChannelsFirst || enough_channels(shape);
-    is_plain(shape) && channels && pays(vectors(shape), 1.2, shape)
-}
-
-/// Whether there are enough channels to fill most lanes.
-fn enough_channels(shape: &Shape) -> bool {
-    shape.c_in.min(shape.c_out) >= 8
-}
-
-/// The number of vectors of tiles; for NHWC, sixteen tiles count as one.
-fn vectors(shape: &Shape) -> usize {
-    match shape.geometry.format {
-        Format::ChannelsFirst => grid(shape).vectors(),
-        Format::ChannelsLast => Tiles::new(shape).count().div_ceil(16),
-    }
-}
-
-/// Whether the products of so many vectors are at most `share` of a direct convolution's: not where
-/// tiles leave lanes empty, or many reach beyond the image.
-fn pays(vectors: usize, share: f64, shape: &Shape) -> bool {
-    (TILE_ELEMENTS * 16 * vectors) as f64 <= share * (9 * shape.batch * shape.pixels()) as f64
-}
-
-fn grid(shape: &Shape) -> Grid {
-    let out_size = (shape.out_height, shape.out_width);
-    Grid::new(shape.batch, (shape.height, shape.width), out_size, shape.geometry.padding)
-}
 
 /// See [`super::super::forward`], or [`super::super::dgrad`]; `None` where a result is not finite, or no convolution at
 /// stride 1 is the gradient.
@@ -115,7 +80,7 @@ fn convolve_nchw<O: Rounded>(
     isa: InstructionSet,
 ) -> Result<Option<Vec<O>>> {
     let weight = pack(weight, shape, order);
-    let grid = grid(shape);
+    let grid = Grid::of(shape);
     let pass = WinogradConv {
         ins: shape.c_in,
         outs: shape.c_out,

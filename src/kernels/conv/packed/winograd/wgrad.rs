@@ -16,10 +16,9 @@ use std::ops::Range;
 use super::super::Shape;
 use super::super::rows::Stored;
 use super::grid::{Grid, VectorTiles};
+use super::suits::{enough_channels, is_plain, pays, vectors};
 use super::tiles::{Tiles, load};
-use super::{
-    ROWS, TILE_ELEMENTS, TILES, VECTORS, enough_channels, grid, is_plain, pays, transform, vectors,
-};
+use super::{ROWS, TILE_ELEMENTS, TILES, VECTORS, transform};
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::gemm::micro::with_words;
 use crate::kernels::tensors::format::Format;
@@ -51,7 +50,7 @@ impl Wgrad<'_> {
     /// transforming the sums is little beside.
     pub(in super::super) fn run_images(shape: &Shape) -> usize {
         let together = match shape.geometry.format {
-            Format::ChannelsFirst => grid(shape).together,
+            Format::ChannelsFirst => Grid::of(shape).together,
             Format::ChannelsLast => 1,
         };
         let most = super::super::kernels::runs(shape.c_out * shape.taps());
@@ -68,7 +67,7 @@ impl Wgrad<'_> {
     ) -> Vec<f32> {
         let shape = self.shape;
         assert!(self.channels.end <= shape.c_out);
-        let of_x = Grid { batch: images.len(), ..grid(shape) };
+        let of_x = Grid { batch: images.len(), ..Grid::of(shape) };
         let of_grad = Grid { size: of_x.out_size, padding: (0, 0), ..of_x };
         let tiles = Tiles::new(&Shape { batch: images.len(), ..*shape });
         let ins = shape.c_in.min(CHANNELS).next_multiple_of(16);
