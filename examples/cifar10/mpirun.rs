@@ -124,7 +124,7 @@ fn ranks_end_together_and_go_on() -> Result<()> {
 }
 
 #[test]
-fn what_is_wrong_is_told_once() -> Result<()> {
+fn an_error_is_reported_once() -> Result<()> {
     let fails = |line: &str, other: Option<&str>, message: &str| -> Result<()> {
         // Rank 1 takes another line, if there is one.
         let script = TWO_RANKS.replace(

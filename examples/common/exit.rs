@@ -44,17 +44,17 @@ impl std::error::Error for Interrupted {}
 /// The exit code of Ctrl-C, as a shell says it.
 const INTERRUPTED: u8 = 130;
 
-/// An error that another rank tells, with its exit code.
+/// An error that another rank reports, with its exit code.
 #[derive(Debug)]
-pub(crate) struct Told(pub(crate) u8);
+pub(crate) struct PeerFailure(pub(crate) u8);
 
-impl fmt::Display for Told {
+impl fmt::Display for PeerFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("another rank failed")
     }
 }
 
-impl std::error::Error for Told {}
+impl std::error::Error for PeerFailure {}
 
 /// The exit code of a program that ended so.
 pub(crate) fn code(result: &Result<()>, interrupted: bool) -> u8 {
@@ -72,7 +72,7 @@ pub(crate) fn code_of(error: &Error) -> u8 {
         None if error.is::<Usage>() => 2,
         None if error.is::<BadData>() => 3,
         None if error.is::<Interrupted>() => INTERRUPTED,
-        None => error.downcast_ref::<Told>().map_or(1, |told| told.0),
+        None => error.downcast_ref::<PeerFailure>().map_or(1, |failure| failure.0),
     }
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn end(result: &Result<()>) -> u8 {
         match error.downcast_ref::<clap::Error>() {
             Some(help) if !help.use_stderr() => drop(help.print()),
             Some(error) => eprintln!("error: {}; for more, try --help", one_line(error)),
-            None if error.is::<Told>() => {}
+            None if error.is::<PeerFailure>() => {}
             None => eprintln!("error: {error:#}"),
         }
     }
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(of(anyhow!("no space left")), 1);
         assert_eq!(of(Usage("no such option".into()).into()), 2);
         assert_eq!(of(BadData::of(anyhow!("truncated").context("data.bin"))), 3);
-        assert_eq!(of(Told(3).into()), 3);
+        assert_eq!(of(PeerFailure(3).into()), 3);
         assert_eq!(of(BadData::of(Error::new(Interrupted).context("--data hub"))), 130);
         let clap = |argument: &str| Command::new("x").try_get_matches_from(["x", argument]);
         let error = |argument: &str| clap(argument).map(drop).context("").err();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_data_are_told_in_one_line() {
+    fn bad_data_are_reported_in_one_line() {
         let error = BadData::of(anyhow!("no such file").context("cannot read test_batch.bin"));
         assert_eq!(error.to_string(), "cannot read test_batch.bin: no such file");
     }

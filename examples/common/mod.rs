@@ -44,7 +44,7 @@ pub(crate) fn start<O>(
 ) -> u8 {
     let result = ranks::join().and_then(|()| finish_on_ctrl_c());
     let code = exit::end(&result.and_then(|()| on_workers(|| run(&options()?))));
-    ranks::leave(); // after an error is told: it may wait for the other ranks
+    ranks::leave(); // after an error is reported: it may wait for the other ranks
     code
 }
 

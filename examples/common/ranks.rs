@@ -15,7 +15,7 @@ use candle_amp::{
 use candle_core::{Device, Tensor};
 
 use super::{
-    exit::{self, Told},
+    exit::{self, PeerFailure},
     options::Usage,
 };
 
@@ -54,7 +54,7 @@ pub(crate) fn is_first() -> bool {
     communicator().rank() == 0
 }
 
-/// The result, if all ranks have one. Otherwise an error on all, which the first rank that failed tells.
+/// The result, if all ranks have one. Otherwise an error on all, which the first rank that failed reports.
 pub(crate) fn agree<T>(result: Result<T>) -> Result<T> {
     let ranks = communicator();
     let (rank, size) = (ranks.rank(), ranks.size());
@@ -67,7 +67,7 @@ pub(crate) fn agree<T>(result: Result<T>) -> Result<T> {
         None => result,
         Some(0) if rank == 0 => result,
         Some(first) if first == rank => result.with_context(|| format!("rank {rank} of {size}")),
-        Some(first) => Err(Told(all[2 * first + 1] as u8).into()),
+        Some(first) => Err(PeerFailure(all[2 * first + 1] as u8).into()),
     }
 }
 

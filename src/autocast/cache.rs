@@ -10,7 +10,7 @@ use crate::kernels::WeakTensor;
 #[derive(Default)]
 pub(super) struct CastCache {
     epoch: u64,
-    casts: HashMap<(TensorId, DType), Entry>,
+    casts: HashMap<(TensorId, DType), CachedCast>,
     /// What may be done before the next sweep; see [`HIT`].
     credit: usize,
     /// How many entries sweeps have looked at.
@@ -18,7 +18,7 @@ pub(super) struct CastCache {
     swept: usize,
 }
 
-struct Entry {
+struct CachedCast {
     /// Weak, so that a variable that its model has dropped is freed within the scope.
     variable: Option<WeakTensor>,
     cast: Tensor,
@@ -49,7 +49,7 @@ impl CastCache {
     pub(super) fn insert(&mut self, variable: &Tensor, cast: Tensor) {
         let key = (variable.id(), cast.dtype());
         let variable = WeakTensor::of(variable);
-        self.casts.insert(key, Entry { variable, cast });
+        self.casts.insert(key, CachedCast { variable, cast });
     }
 
     pub(super) fn clear(&mut self) {

@@ -30,14 +30,14 @@ pub(crate) struct Recording {
     /// The places of rows, each of [`ROW`] words, and their numbers among the slots of the step.
     pub(crate) rows: Vec<(usize, usize)>,
     /// The optimizer's step.
-    pub(crate) stepped: Option<Stepped>,
+    pub(crate) stepped: Option<OptimizerStep>,
     /// What was written in place.
     pub(crate) written: Vec<Tensor>,
 }
 
 /// What an optimizer says before its launch.
 #[derive(Clone, Debug)]
-pub(crate) struct Stepped {
+pub(crate) struct OptimizerStep {
     /// Where each slot of the step is among those of the optimizer.
     pub(crate) places: Vec<usize>,
     /// The stream that the seed of its random bits was drawn from, if it has any.
@@ -131,7 +131,7 @@ pub(crate) fn rows(slots: Vec<usize>, words: impl Iterator<Item = u64>) -> Resul
 }
 
 /// Notes the step of an optimizer: once in a capture.
-pub(crate) fn stepping(stepped: impl FnOnce() -> Stepped) -> Result<()> {
+pub(crate) fn stepping(stepped: impl FnOnce() -> OptimizerStep) -> Result<()> {
     with_recorder(
         |recorder| match recorder.recording.stepped {
             Some(_) if recorder.buffer != 0 => Err(CaptureError::SecondStep.into()),
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(draw([7; DRAW])?, 0);
         let step = || -> Result<[u64; 3]> {
             let first = draw([1, 2, 3, 4, 5])?;
-            stepping(|| Stepped { places: vec![4, 6], stream: None })?;
+            stepping(|| OptimizerStep { places: vec![4, 6], stream: None })?;
             let rows = rows(vec![0, 1], 0..2 * ROW as u64)?;
             Ok([first, rows, draw([9; DRAW])?])
         };
@@ -184,7 +184,7 @@ mod tests {
         let more = capture(|| draw([0; DRAW]).and_then(|_| draw([0; DRAW])).map(drop));
         assert!(more.contains("than in the rehearsal"), "{more}");
         let second = capture(|| {
-            let stepped = || Stepped { places: Vec::new(), stream: None };
+            let stepped = || OptimizerStep { places: Vec::new(), stream: None };
             stepping(stepped).and_then(|()| stepping(stepped))
         });
         assert!(second.contains("a second step"), "{second}");

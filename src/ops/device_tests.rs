@@ -106,7 +106,7 @@ fn a_run_on_a_gpu_is_that_on_the_cpu_and_waits_for_nothing() -> Result<()> {
                     run.scaler.update().unwrap();
                 }
                 assert_eq!(device_reads(), before, "a step waited");
-                let told: Vec<String> = outcomes
+                let reports: Vec<String> = outcomes
                     .iter()
                     .map(|outcome| {
                         let skipped = outcome.skipped().unwrap();
@@ -115,7 +115,7 @@ fn a_run_on_a_gpu_is_that_on_the_cpu_and_waits_for_nothing() -> Result<()> {
                     })
                     .collect();
                 let state = adamw.state().unwrap();
-                (run.values(), told, run.scaler.state(), run.scaler.history(), state.steps)
+                (run.values(), reports, run.scaler.state(), run.scaler.history(), state.steps)
             };
             assert_eq!(run(&gpu), run(&Device::Cpu), "{dtype:?} {masters:?} {clip:?}");
         }
@@ -137,12 +137,12 @@ fn an_outcome_may_be_read_on_another_thread() -> Result<()> {
             run.scaler.update()?;
             let elsewhere = outcome.clone();
             let parameters = &run.parameters;
-            let told = std::thread::scope(|scope| {
+            let reported = std::thread::scope(|scope| {
                 let reader =
                     scope.spawn(move || elsewhere.report(parameters).map(|r| r.to_string()));
                 reader.join().expect("it does not panic")
             })?;
-            assert_eq!(told, outcome.report(parameters)?.to_string());
+            assert_eq!(reported, outcome.report(parameters)?.to_string());
             assert_eq!(outcome.skipped()?, bad);
         }
     }

@@ -6,7 +6,7 @@ use super::check::{check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
-use crate::kernels::interpolate::{self, Grid};
+use crate::kernels::interpolate::{self, SamplingGrid};
 use crate::kernels::tensors::MOST_ELEMENTS;
 
 /// `x` stretched to `target_size`, each element the nearest one of `x`.
@@ -147,7 +147,7 @@ struct UpsampleNearest1d(usize);
 
 impl Operator for UpsampleNearest1d {
     /// The dimensions of the input as an image of one row, and the places in it.
-    type Saved = ((usize, usize, usize, usize), Grid);
+    type Saved = ((usize, usize, usize, usize), SamplingGrid);
 
     fn op(&self) -> Op {
         Op::UpsampleNearest1d
@@ -165,7 +165,7 @@ impl Operator for UpsampleNearest1d {
             _ => return shape_error(self.op(), "x", x, "(b, c, l), at least one element".into()),
         };
         check_size(self.op(), x, b * c, (1, self.0))?;
-        let grid = Grid::nearest((1, l), (1, self.0));
+        let grid = SamplingGrid::nearest((1, l), (1, self.0));
         let y = interpolate::forward(&x.unsqueeze(2)?, &grid)?.squeeze(2)?;
         Ok((y, ((b, c, 1, l), grid)))
     }
@@ -193,7 +193,7 @@ enum Interpolation {
 
 impl Operator for Upsample2d {
     /// The dimensions of the input, and the places in it.
-    type Saved = ((usize, usize, usize, usize), Grid);
+    type Saved = ((usize, usize, usize, usize), SamplingGrid);
 
     fn op(&self) -> Op {
         self.op
@@ -213,11 +213,13 @@ impl Operator for Upsample2d {
         let planes = x.dims()[..2].iter().product::<usize>();
         check_size(self.op, x, planes, self.size)?;
         let grid = match self.mode {
-            Interpolation::Nearest => Grid::nearest(from, self.size),
+            Interpolation::Nearest => SamplingGrid::nearest(from, self.size),
             // Nothing to average: not even infinities with nothing.
-            Interpolation::Bilinear { .. } if from == self.size => Grid::nearest(from, self.size),
+            Interpolation::Bilinear { .. } if from == self.size => {
+                SamplingGrid::nearest(from, self.size)
+            }
             Interpolation::Bilinear { align_corners, scales } => {
-                Grid::linear(from, self.size, align_corners, scales)
+                SamplingGrid::linear(from, self.size, align_corners, scales)
             }
         };
         Ok((interpolate::forward(x, &grid)?, (x.dims4()?, grid)))

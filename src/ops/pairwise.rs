@@ -7,7 +7,7 @@ use super::check::{check_dims, check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply, of_one_16_bit_dtype};
 use crate::error::ArgumentError;
-use crate::kernels::loss::{self, Pairwise, Side};
+use crate::kernels::loss::{self, LossArgument, Pairwise};
 
 /// The mean of `(input - target)²`.
 ///
@@ -239,11 +239,11 @@ impl Operator for PairLoss {
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
         let (input, target) = ctx.saved;
-        let sides = [Side::Input, Side::Target].into_iter().zip(ctx.wants);
-        let gradients = sides.map(|(side, want)| {
+        let arguments = [LossArgument::Input, LossArgument::Target].into_iter().zip(ctx.wants);
+        let gradients = arguments.map(|(argument, want)| {
             let tensors = [input, target, ctx.gradient];
             let derivative =
-                |out| loss::pairwise_backward((self.loss, side), self.reduction, tensors, out);
+                |out| loss::pairwise_backward((self.loss, argument), self.reduction, tensors, out);
             want.map(derivative).transpose().map(|derivative| derivative.map(Gradient::owned))
         });
         gradients.collect()

@@ -6,7 +6,7 @@ use super::check::{check_operand, shape_error};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
-use crate::kernels::pool::{self, Window};
+use crate::kernels::pool::{self, Dims4, Window};
 use crate::kernels::tensors::format::Format;
 
 /// The maximum of every window of `x`.
@@ -106,9 +106,6 @@ pub(super) fn global_avg_pool2d_of(format: Format, x: &Tensor) -> Result<Tensor>
     apply(GlobalAvgPool2d(format), &[x])
 }
 
-/// The input's, as it has them.
-type Dims = (usize, usize, usize, usize);
-
 fn window(
     format: Format,
     kernel: impl ToUsize2,
@@ -166,7 +163,7 @@ struct MaxPool2d(Window);
 
 impl Operator for MaxPool2d {
     /// Where each maximum was, and the dimensions of the input.
-    type Saved = (Tensor, Dims);
+    type Saved = (Tensor, Dims4);
 
     fn op(&self) -> Op {
         Op::MaxPool2d
@@ -195,7 +192,7 @@ struct AvgPool2d(Window);
 
 impl Operator for AvgPool2d {
     /// The dimensions of the input.
-    type Saved = Dims;
+    type Saved = Dims4;
 
     fn op(&self) -> Op {
         Op::AvgPool2d
@@ -221,7 +218,7 @@ struct GlobalAvgPool2d(Format);
 
 impl Operator for GlobalAvgPool2d {
     /// The dimensions of the input.
-    type Saved = Dims;
+    type Saved = Dims4;
 
     fn op(&self) -> Op {
         Op::GlobalAvgPool2d

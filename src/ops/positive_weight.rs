@@ -7,7 +7,7 @@ use super::{Reduction, mean, sum};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply, of_one_16_bit_dtype};
 use crate::error::bail;
-use crate::kernels::loss::{Pairwise, Side, pairwise_backward, pairwise_forward};
+use crate::kernels::loss::{LossArgument, Pairwise, pairwise_backward, pairwise_forward};
 use crate::kernels::{cast, contiguous};
 
 /// The binary cross entropy of `σ(logits)` with `target`, where the part of a positive target counts `pos_weight` times.
@@ -84,7 +84,7 @@ impl Operator for PositiveWeighted {
         let part = |(target, factor): &(Tensor, Tensor)| {
             let gradient = (ctx.gradient * factor)?;
             let tensors = [logits, target, &gradient];
-            pairwise_backward((LOSS, Side::Input), Reduction::None, tensors, wide)
+            pairwise_backward((LOSS, LossArgument::Input), Reduction::None, tensors, wide)
         };
         let dx = cast(&(part(none)? + part(all)?)?, out)?;
         Ok(vec![Some(Gradient::owned(dx)), None, None])

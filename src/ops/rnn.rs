@@ -89,7 +89,7 @@ pub fn gru(x: &Tensor, h0: &Tensor, weights: RecurrentWeights<'_>) -> Result<Ten
 
 fn run(op: Op, x: &Tensor, states: &[&Tensor], weights: RecurrentWeights<'_>) -> Result<Tensor> {
     let RecurrentWeights { w_ih, w_hh, b_ih, b_hh, direction } = weights;
-    let settings = Settings {
+    let settings = RnnSettings {
         op,
         b_ih: b_ih.is_some(),
         b_hh: b_hh.is_some(),
@@ -105,7 +105,7 @@ fn run(op: Op, x: &Tensor, states: &[&Tensor], weights: RecurrentWeights<'_>) ->
 
 /// What the inputs of an operator are: `x`, `w_ih`, `w_hh`, the biases there are, the states.
 #[derive(Clone, Copy)]
-struct Settings {
+struct RnnSettings {
     op: Op,
     b_ih: bool,
     b_hh: bool,
@@ -123,7 +123,7 @@ struct Operands<T> {
     c0: Option<T>,
 }
 
-impl Settings {
+impl RnnSettings {
     /// Names one item for each input.
     fn split<T: Clone>(&self, items: &[T]) -> Result<Operands<T>> {
         let mut items = items.iter().cloned();
@@ -213,7 +213,7 @@ impl Operator for SelectState {
     }
 }
 
-struct Lstm(Settings);
+struct Lstm(RnnSettings);
 
 impl Operator for Lstm {
     /// The sequence, `c0`, and what goes into the gates.
@@ -244,7 +244,7 @@ impl Operator for Lstm {
     }
 }
 
-struct Gru(Settings);
+struct Gru(RnnSettings);
 
 impl Operator for Gru {
     type Saved = (Sequence, rnn::Saved);

@@ -77,7 +77,7 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct Optim<C> {
-    pub(super) groups: Vec<Settings<C>>,
+    pub(super) groups: Vec<GroupSettings<C>>,
     pub(super) slots: Vec<Slot>,
     pub(super) masters: Masters,
     pub(super) state_dtype: DType,
@@ -91,7 +91,7 @@ pub struct Optim<C> {
 
 /// The settings of a group.
 #[derive(Debug)]
-pub(super) struct Settings<C> {
+pub(super) struct GroupSettings<C> {
     pub(super) config: C,
     /// What a schedule's factor is taken of.
     pub(super) base_lr: f64,
@@ -123,7 +123,7 @@ impl<C: Config> Optim<C> {
             groups.into_iter().enumerate()
         {
             config.validate()?;
-            settings.push(Settings { config, base_lr: config.lr() });
+            settings.push(GroupSettings { config, base_lr: config.lr() });
             for (number, (name, variable)) in variables.into_iter().enumerate() {
                 match seen.insert(variable.id(), group) {
                     Some(first) if first == group => continue,
@@ -258,7 +258,7 @@ impl<C: Config> Optim<C> {
         let exists = number < groups;
         check("group", number as f64, exists, "less than the number of groups")?;
         // What a schedule has made of the first group's rate so far, it has made of each.
-        let Settings { base_lr: base, config: first } = &self.groups[0];
+        let GroupSettings { base_lr: base, config: first } = &self.groups[0];
         let (base, factor) = (*base, first.lr() / base);
         let group = &mut self.groups[number];
         if config.lr() != group.config.lr() {

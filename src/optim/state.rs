@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Shape, Tensor};
 
 use super::config::Config;
-use super::optimizer::{Optim, Settings};
+use super::optimizer::{GroupSettings, Optim};
 use crate::autograd::version;
 use crate::error::{CheckpointError, OptimizerError};
 use crate::kernels::cuda::Gpu;
@@ -65,7 +65,7 @@ impl<C: Config> Optim<C> {
             steps: BTreeMap::new(),
             groups: Vec::new(),
         };
-        for Settings { config, base_lr } in &self.groups {
+        for GroupSettings { config, base_lr } in &self.groups {
             let settings = config.settings().into_iter().map(|(name, x)| (name.to_owned(), x));
             let (base_lr, settings) = (*base_lr, settings.collect());
             state.groups.push(GroupState { base_lr, settings, variables: Vec::new() });
@@ -134,7 +134,7 @@ impl<C: Config> Optim<C> {
     }
 
     /// What there is in `state` for each group and slot, all of it looked at.
-    fn fitting(&self, state: &OptimizerState) -> Result<(Vec<Settings<C>>, Vec<Loaded>)> {
+    fn fitting(&self, state: &OptimizerState) -> Result<(Vec<GroupSettings<C>>, Vec<Loaded>)> {
         let settings = self.check_settings(state)?;
         let mut loaded = Vec::with_capacity(self.slots.len());
         let (mut tensors, mut steps) = (0, 0);
@@ -168,7 +168,7 @@ impl<C: Config> Optim<C> {
     }
 
     /// The settings of `state`, after a look at everything that is not a tensor.
-    fn check_settings(&self, state: &OptimizerState) -> Result<Vec<Settings<C>>> {
+    fn check_settings(&self, state: &OptimizerState) -> Result<Vec<GroupSettings<C>>> {
         expect("the optimizer", &state.optimizer, &C::NAME)?;
         expect("the number of groups", &state.groups.len(), &self.groups.len())?;
         let mut all = Vec::with_capacity(self.groups.len());
@@ -191,7 +191,7 @@ impl<C: Config> Optim<C> {
             });
             config.validate()?;
             super::config::check_settings([("base_lr", saved.base_lr)])?;
-            all.push(Settings { config, base_lr: saved.base_lr });
+            all.push(GroupSettings { config, base_lr: saved.base_lr });
         }
         Ok(all)
     }

@@ -71,7 +71,7 @@ impl<C: Config> Optim<C> {
         }
         let skip = skip.zip(self.skips.as_ref());
         let skip = skip.map(|(flag, counts)| kernel::Skip { flag, counts, places: &places });
-        capture::stepping(|| capture::Stepped { places: places.clone(), stream })?;
+        capture::stepping(|| capture::OptimizerStep { places: places.clone(), stream })?;
         kernel::step(slots, skip)?;
         if !capture::is_active() {
             self.stepped(&places);

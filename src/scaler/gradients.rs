@@ -18,12 +18,12 @@ use crate::{Result, kernels};
 /// Gradients of variables, in the order backward first reached them.
 #[derive(Debug, Default)]
 pub(crate) struct Collected {
-    entries: Vec<Entry>,
+    entries: Vec<CollectedGradient>,
     index: HashMap<TensorId, usize>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct CollectedGradient {
     pub(crate) variable: Tensor,
     /// `F32`, or `F64` for an `F64` variable; contiguous, in storage of its own.
     gradient: Tensor,
@@ -85,7 +85,7 @@ impl Finding {
     }
 }
 
-impl Entry {
+impl CollectedGradient {
     /// The gradient as it is in memory, and what it is to be multiplied by.
     pub(crate) fn scaled_gradient(&self) -> ScaledGradient<'_> {
         (&self.gradient, &self.by)
@@ -159,7 +159,7 @@ impl Collected {
         self.index = places.collect();
     }
 
-    pub(crate) fn entries(&self) -> &[Entry] {
+    pub(crate) fn entries(&self) -> &[CollectedGradient] {
         &self.entries
     }
 
@@ -167,7 +167,7 @@ impl Collected {
         self.entries.iter().map(|entry| entry.variable.id())
     }
 
-    pub(crate) fn get(&self, variable: &Tensor) -> Option<&Entry> {
+    pub(crate) fn get(&self, variable: &Tensor) -> Option<&CollectedGradient> {
         self.index.get(&variable.id()).map(|&at| &self.entries[at])
     }
 
@@ -221,7 +221,7 @@ impl Collected {
     ) -> Result<()> {
         let Some(&at) = self.index.get(&variable.id()) else {
             self.index.insert(variable.id(), self.entries.len());
-            self.entries.push(Entry {
+            self.entries.push(CollectedGradient {
                 variable,
                 gradient,
                 by: Multiplier::ONE,
@@ -258,7 +258,7 @@ impl Collected {
     /// The entries of `variables`, or of all where those are `None`, that no optimizer has had.
     pub(crate) fn select(&self, variables: Option<&[TensorId]>) -> Vec<usize> {
         let wanted: Option<HashSet<_>> = variables.map(|ids| ids.iter().collect());
-        let chosen = |entry: &Entry| {
+        let chosen = |entry: &CollectedGradient| {
             entry.stage != Stage::Stepped
                 && wanted.as_ref().is_none_or(|ids| ids.contains(&entry.variable.id()))
         };
@@ -322,7 +322,7 @@ impl Collected {
     /// Notes which of the unscaled gradients of `chosen` would overflow in their variable's dtype.
     pub(crate) fn check_rounding(&mut self, chosen: &[usize]) -> Result<()> {
         let half = chosen.iter().copied().filter(|&at| {
-            let Entry { variable, non_finite, .. } = &self.entries[at];
+            let CollectedGradient { variable, non_finite, .. } = &self.entries[at];
             variable.dtype() == DType::F16 && non_finite.is_none()
         });
         let half: Vec<usize> = half.collect();

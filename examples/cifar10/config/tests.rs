@@ -70,7 +70,7 @@ fn the_command_line_wins() -> Result<()> {
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_told_with_its_name() {
+fn an_error_in_a_file_is_reported_with_its_name() {
     for (file, message) in [
         ("weight-deacy = 1", "no option is called weight-deacy; the nearest is weight-decay"),
         ("epoch = 1", "no option is called epoch; the nearest is epochs"),

@@ -139,7 +139,7 @@ fn an_unknown_model_is_refused_with_the_nearest_names() {
 }
 
 #[test]
-fn only_f16_scales_its_loss_unless_told() -> anyhow::Result<()> {
+fn only_f16_scales_its_loss_by_default() -> anyhow::Result<()> {
     for (arguments, expected) in [
         ("", LossScale::None),
         ("--precision f32", LossScale::None),

@@ -81,11 +81,11 @@ fn check(arguments: &str, stops: &[fn(usize) -> bool]) -> Result<BTreeMap<String
     let differ = left.iter().filter(|(name, bytes)| right[*name] != **bytes);
     let differ: Vec<_> = differ.map(|(name, _)| name).collect();
     assert!(differ.is_empty(), "{arguments}: {differ:?} differ");
-    let told = |report: &Report| {
+    let reported = |report: &Report| {
         let Report { losses, test_accuracy_per_epoch, test_accuracy_per_class, .. } = report;
         (losses.clone(), test_accuracy_per_epoch.clone(), *test_accuracy_per_class)
     };
-    assert_eq!(told(&report), told(&expected), "{arguments}");
+    assert_eq!(reported(&report), reported(&expected), "{arguments}");
     assert_eq!((report.steps, report.skipped_steps), (expected.steps, expected.skipped_steps));
 
     let rows = |dir: &Path| rows_without_times(&run_folder(dir)?);
@@ -304,7 +304,7 @@ fn a_run_goes_on_as_it_began_or_not_at_all() -> Result<()> {
 }
 
 #[test]
-fn a_folder_that_is_none_is_told_so() -> Result<()> {
+fn a_folder_without_a_run_is_reported() -> Result<()> {
     let folder = Folder::new()?;
     let error = resumed(&folder.path("nothing"), "").expect_err("no folder");
     assert!(error.is::<Usage>() && error.to_string().ends_with(": no such folder"), "{error}");

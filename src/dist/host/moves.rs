@@ -19,7 +19,7 @@ pub(super) struct Moves<'a, T> {
 }
 
 /// The result, or `None` where it does not fit its dtype.
-type Reduced = Result<Option<Vec<u8>>, Fault>;
+type ReducedBytes = Result<Option<Vec<u8>>, Fault>;
 
 impl<T: Transport> Moves<'_, T> {
     pub(super) fn broadcast(&mut self, mut bytes: Vec<u8>, root: usize) -> Result<Vec<u8>, Fault> {
@@ -44,7 +44,7 @@ impl<T: Transport> Moves<'_, T> {
         Ok(joined)
     }
 
-    pub(super) fn all_reduce(&mut self, mut bytes: Vec<u8>, reduction: Reduction) -> Reduced {
+    pub(super) fn all_reduce(&mut self, mut bytes: Vec<u8>, reduction: Reduction) -> ReducedBytes {
         if bytes.len() <= SMALL.min(self.piece) {
             let all = self.gathered(&bytes)?;
             return Ok(self.combined(all, reduction, false));
@@ -61,7 +61,7 @@ impl<T: Transport> Moves<'_, T> {
         Ok(Some(bytes))
     }
 
-    pub(super) fn reduce_scatter(&mut self, bytes: &[u8], reduction: Reduction) -> Reduced {
+    pub(super) fn reduce_scatter(&mut self, bytes: &[u8], reduction: Reduction) -> ReducedBytes {
         let share = bytes.len() / self.size;
         if share <= self.piece {
             let parts = self.exchanged(bytes)?;

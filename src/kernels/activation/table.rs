@@ -31,7 +31,7 @@
 //! ```
 //!
 //! Longer arithmetic is a function in `functions.rs`, in `portable.rs`, and of the tests in
-//! `tests/it/random_graphs/rows/curves.rs`.
+//! `tests/it/random_graphs/rows/activations.rs`.
 
 macro_rules! pointwise {
     ($callback:ident [$($given:tt)*]) => { $callback! { [$($given)*]

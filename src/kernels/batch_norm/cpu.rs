@@ -7,14 +7,12 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Affine, Finish, Running, Statistics};
+use super::{Affine, Finish, Gradients, Running, Statistics};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::elementwise::cpu::{rectified_gradient, rectify};
 use crate::kernels::reduce::channels::Channels;
-
-type Gradients = (Tensor, Tensor, Tensor);
 
 pub(super) fn forward_train(
     x: &Tensor,

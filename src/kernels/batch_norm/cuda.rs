@@ -12,14 +12,12 @@ mod rows;
 
 use candle_core::{DType, Error, Result, Tensor};
 
-use super::{Affine, Finish, Running, Statistics};
+use super::{Affine, Finish, Gradients, Running, Statistics};
 use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
 use crate::kernels::elementwise::plain;
 use crate::kernels::in_dtype;
 use crate::kernels::reduce::channels::Channels;
-
-type Gradients = (Tensor, Tensor, Tensor);
 
 /// The places of partial results in [`Gpu::scratch`]: of parts of channels, and of channels.
 const PARTS: usize = 5;

@@ -18,6 +18,9 @@ use crate::kernels::reduce::channels::Channels;
 use crate::kernels::tensors::format::Format;
 use crate::kernels::{cast, in_dtype};
 
+/// `(dx, dweight, dbias)`.
+type Gradients = (Tensor, Tensor, Tensor);
+
 /// What a batch's normalisation was made from: three vectors, one after the other in one tensor, so that a GPU allocates
 /// once and the host makes no views.
 #[derive(Clone, Debug)]
@@ -158,7 +161,7 @@ pub(crate) fn backward_train(
     grad: &Tensor,
     weight: Option<&Tensor>,
     statistics: &Statistics,
-) -> Result<(Tensor, Tensor, Tensor)> {
+) -> Result<Gradients> {
     let (x, grad) = (plain(x)?, plain(&in_dtype(grad, x.dtype())?)?);
     if let Some(gpu) = Gpu::of(x.device()).filter(|_| x.elem_count() > 0) {
         let affine = Affine { weight, bias: None };
@@ -181,7 +184,7 @@ pub(crate) fn backward_relu(
     grad: &Tensor,
     affine: Affine<'_>,
     statistics: &Statistics,
-) -> Result<(Tensor, Tensor, Tensor)> {
+) -> Result<Gradients> {
     let (x, grad) = (plain(x)?, plain(&in_dtype(grad, x.dtype())?)?);
     if let Some(gpu) = Gpu::of(x.device()).filter(|_| x.elem_count() > 0) {
         return cuda::backward(gpu, [&x, &grad], channels(format, &x), statistics, affine, true);
@@ -272,7 +275,7 @@ pub(crate) fn backward_eval(
     grad: &Tensor,
     weight: Option<&Tensor>,
     running: Running<'_>,
-) -> Result<(Tensor, Tensor, Tensor)> {
+) -> Result<Gradients> {
     let (x, grad) = (plain(x)?, plain(&in_dtype(grad, x.dtype())?)?);
     if let Some(gpu) = Gpu::of(x.device()).filter(|_| x.elem_count() > 0) {
         return cuda::backward_eval(gpu, [&x, &grad], channels(format, &x), weight, running);

@@ -1,10 +1,8 @@
 use candle_core::{Result, Tensor};
 
-use super::{Affine, Finish, Running, Statistics};
+use super::{Affine, Finish, Gradients, Running, Statistics};
 use crate::kernels::accumulator;
 use crate::kernels::elementwise::portable::{along, relu, upcast};
-
-type Gradients = (Tensor, Tensor, Tensor);
 
 pub(super) fn forward_train(
     x: &Tensor,

@@ -7,8 +7,6 @@ use crate::kernels::testing::devices::devices;
 
 const EPS: f64 = 1e-5;
 
-type Gradients = (Tensor, Tensor, Tensor);
-
 // Of channels in the second dimension.
 
 fn forward_train(
@@ -305,11 +303,7 @@ fn gradients_in_every_dtype_are_those_of_f64() {
 }
 
 #[track_caller]
-fn check_gradients(
-    ours: &(Tensor, Tensor, Tensor),
-    expected: &(Tensor, Tensor, Tensor),
-    dtype: DType,
-) {
+fn check_gradients(ours: &Gradients, expected: &Gradients, dtype: DType) {
     let wide = accumulator(dtype);
     assert_eq!((ours.0.dtype(), ours.1.dtype(), ours.2.dtype()), (dtype, wide, wide));
     assert_close(&ours.0, &values(&expected.0), 16.0);

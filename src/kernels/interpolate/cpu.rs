@@ -7,14 +7,14 @@
 use candle_core::{DType, Result, Tensor};
 use num_traits::Zero;
 
-use super::{Between, Grid};
+use super::{Between, Dims4, SamplingGrid};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::with_output;
 use crate::kernels::pool::cpu::planes;
 
-pub(super) fn forward(x: &Tensor, grid: &Grid) -> Result<Tensor> {
-    fn typed<T: Lane>(x: &Tensor, grid: &Grid) -> Result<Tensor> {
+pub(super) fn forward(x: &Tensor, grid: &SamplingGrid) -> Result<Tensor> {
+    fn typed<T: Lane>(x: &Tensor, grid: &SamplingGrid) -> Result<Tensor> {
         let (n, c, h, w) = x.dims4()?;
         let (oh, ow) = grid.size();
         let data: &[T] = &Elements::of(x)?;
@@ -28,7 +28,7 @@ pub(super) fn forward(x: &Tensor, grid: &Grid) -> Result<Tensor> {
             |plane, _, wide, out| {
                 T::widen(&data[plane * h * w..][..h * w], wide);
                 match grid {
-                    Grid::Nearest { rows, columns, .. } => {
+                    SamplingGrid::Nearest { rows, columns, .. } => {
                         for (&row, out) in rows.iter().zip(out.chunks_exact_mut(ow)) {
                             let row = &wide[row * w..][..w];
                             for (out, &column) in out.iter_mut().zip(columns) {
@@ -36,7 +36,7 @@ pub(super) fn forward(x: &Tensor, grid: &Grid) -> Result<Tensor> {
                             }
                         }
                     }
-                    Grid::Linear { rows, columns, .. } => {
+                    SamplingGrid::Linear { rows, columns, .. } => {
                         let rows = rows.iter().zip(&weights.rows);
                         for ((row, down), out) in rows.zip(out.chunks_exact_mut(ow)) {
                             let (top, bottom) = (&wide[row.low * w..], &wide[row.high * w..]);
@@ -59,14 +59,14 @@ pub(super) fn forward(x: &Tensor, grid: &Grid) -> Result<Tensor> {
 
 pub(super) fn backward(
     grad: &Tensor,
-    dims: (usize, usize, usize, usize),
-    grid: &Grid,
+    dims: Dims4,
+    grid: &SamplingGrid,
     out: DType,
 ) -> Result<Tensor> {
     fn typed<G: Lane, O: Lane<Acc = G::Acc>>(
         grad: &Tensor,
-        (n, c, h, w): (usize, usize, usize, usize),
-        grid: &Grid,
+        (n, c, h, w): Dims4,
+        grid: &SamplingGrid,
     ) -> Result<Tensor> {
         let (oh, ow) = grid.size();
         let grad: &[G] = &Elements::of(grad)?;
@@ -81,7 +81,7 @@ pub(super) fn backward(
                 G::widen(&grad[plane * oh * ow..][..oh * ow], wide);
                 out.fill(G::Acc::zero());
                 match grid {
-                    Grid::Nearest { rows, columns, .. } => {
+                    SamplingGrid::Nearest { rows, columns, .. } => {
                         for (&row, grad) in rows.iter().zip(wide.chunks_exact(ow)) {
                             let row = &mut out[row * w..][..w];
                             for (&grad, &column) in grad.iter().zip(columns) {
@@ -89,7 +89,7 @@ pub(super) fn backward(
                             }
                         }
                     }
-                    Grid::Linear { rows, columns, .. } => {
+                    SamplingGrid::Linear { rows, columns, .. } => {
                         let rows = rows.iter().zip(&weights.rows);
                         for ((row, down), grad) in rows.zip(wide.chunks_exact(ow)) {
                             let sides = [(row.low, down.low), (row.high, down.high)];
@@ -135,14 +135,14 @@ struct Weights<A> {
 }
 
 impl<A: Real> Weights<A> {
-    fn of(grid: &Grid) -> Self {
+    fn of(grid: &SamplingGrid) -> Self {
         let weights = |places: &[Between]| {
             let weight = |b: &Between| Weight { low: A::of(1.0 - b.weight), high: A::of(b.weight) };
             places.iter().map(weight).collect()
         };
         match grid {
-            Grid::Nearest { .. } => Self { rows: Vec::new(), columns: Vec::new() },
-            Grid::Linear { rows, columns, .. } => {
+            SamplingGrid::Nearest { .. } => Self { rows: Vec::new(), columns: Vec::new() },
+            SamplingGrid::Linear { rows, columns, .. } => {
                 Self { rows: weights(rows), columns: weights(columns) }
             }
         }

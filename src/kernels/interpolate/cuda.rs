@@ -2,17 +2,15 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Grid, Rule};
+use super::{Dims4, Rule, SamplingGrid};
 use crate::kernels::accumulator;
 use crate::kernels::cuda::{self, Gpu, Launch, Source, suffix};
 use crate::kernels::in_dtype;
 
 static SOURCE: Source = Source { name: "interpolate", code: include_str!("interpolate.cu") };
 
-type Dims = (usize, usize, usize, usize);
-
 /// `x` is contiguous, and as high and wide as `grid` was made for.
-pub(super) fn forward(gpu: &Gpu, x: &Tensor, grid: &Grid) -> Result<Tensor> {
+pub(super) fn forward(gpu: &Gpu, x: &Tensor, grid: &SamplingGrid) -> Result<Tensor> {
     let (n, c, h, w) = x.dims4()?;
     let (oh, ow) = grid.size();
     let y = gpu.empty((n, c, oh, ow), x.dtype())?;
@@ -25,8 +23,8 @@ pub(super) fn forward(gpu: &Gpu, x: &Tensor, grid: &Grid) -> Result<Tensor> {
 pub(super) fn backward(
     gpu: &Gpu,
     grad: &Tensor,
-    dims: Dims,
-    grid: &Grid,
+    dims: Dims4,
+    grid: &SamplingGrid,
     out: DType,
 ) -> Result<Tensor> {
     let dtype = if out == grad.dtype() { out } else { accumulator(grad.dtype()) };
@@ -39,11 +37,11 @@ pub(super) fn backward(
 
 /// A thread for each of `count` elements, which are those of the output, or of the input. It reads
 /// its plane on the other side, where places are cut to what is there.
-fn run(kernel: Launch, (n, c, h, w): Dims, grid: &Grid, count: usize) -> Result<()> {
+fn run(kernel: Launch, (n, c, h, w): Dims4, grid: &SamplingGrid, count: usize) -> Result<()> {
     let (oh, ow) = grid.size();
     let (Rule { steps: (down, across), centre }, linear) = match *grid {
-        Grid::Nearest { rule, .. } => (rule, 0),
-        Grid::Linear { rule, .. } => (rule, 1),
+        SamplingGrid::Nearest { rule, .. } => (rule, 0),
+        SamplingGrid::Linear { rule, .. } => (rule, 1),
     };
     let kernel = kernel.sizes(&[n * c, h, w, oh, ow]);
     let kernel = kernel.double(down).double(across).double(centre).int(linear);

@@ -14,9 +14,12 @@ use candle_core::{DType, Result, Tensor};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 
+/// The sizes of an input: `(n, c, h, w)`.
+type Dims4 = (usize, usize, usize, usize);
+
 /// Which input pixels an output pixel is made of, row by row and column by column.
 #[derive(Clone, Debug)]
-pub(crate) enum Grid {
+pub(crate) enum SamplingGrid {
     /// The pixel at that row and column.
     Nearest { rows: Vec<usize>, columns: Vec<usize>, rule: Rule },
     /// The average of four pixels.
@@ -46,7 +49,7 @@ pub(crate) struct Between {
     weight: f64,
 }
 
-impl Grid {
+impl SamplingGrid {
     /// From `(height, width)` to `(height, width)`, as candle and PyTorch place the pixels.
     pub(crate) fn nearest(from: (usize, usize), to: (usize, usize)) -> Self {
         let steps = (from.0 as f64 / to.0 as f64, from.1 as f64 / to.1 as f64);
@@ -103,7 +106,7 @@ impl Grid {
 }
 
 /// `x` at the places of `grid`.
-pub(crate) fn forward(x: &Tensor, grid: &Grid) -> Result<Tensor> {
+pub(crate) fn forward(x: &Tensor, grid: &SamplingGrid) -> Result<Tensor> {
     let x = plain(x)?;
     match Gpu::of(x.device()) {
         _ if x.device().is_cpu() => cpu::forward(&x, grid),
@@ -115,8 +118,8 @@ pub(crate) fn forward(x: &Tensor, grid: &Grid) -> Result<Tensor> {
 /// The gradient of [`forward`], of dimensions `input_dims`.
 pub(crate) fn backward(
     grad: &Tensor,
-    input_dims: (usize, usize, usize, usize),
-    grid: &Grid,
+    input_dims: Dims4,
+    grid: &SamplingGrid,
     out: DType,
 ) -> Result<Tensor> {
     let grad = plain(grad)?;

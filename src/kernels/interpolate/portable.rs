@@ -1,18 +1,18 @@
 use candle_core::{DType, Result, Tensor};
 
-use super::{Between, Grid};
+use super::{Between, Dims4, SamplingGrid};
 use crate::kernels::elementwise::portable::upcast;
 
-/// The two sides of a place: which neighbour, and what it counts.
-type Side = (fn(&Between) -> usize, fn(&Between) -> f64);
-const SIDES: [Side; 2] = [(|b| b.low, |b| 1.0 - b.weight), (|b| b.high, |b| b.weight)];
+/// A neighbour of a place: which one, and its weight.
+type Neighbour = (fn(&Between) -> usize, fn(&Between) -> f64);
+const NEIGHBOURS: [Neighbour; 2] = [(|b| b.low, |b| 1.0 - b.weight), (|b| b.high, |b| b.weight)];
 
-pub(super) fn forward(x: &Tensor, grid: &Grid) -> Result<Tensor> {
+pub(super) fn forward(x: &Tensor, grid: &SamplingGrid) -> Result<Tensor> {
     match grid {
-        Grid::Nearest { rows, columns, .. } => {
+        SamplingGrid::Nearest { rows, columns, .. } => {
             x.index_select(&index(rows, x)?, 2)?.index_select(&index(columns, x)?, 3)
         }
-        Grid::Linear { rows, columns, .. } => {
+        SamplingGrid::Linear { rows, columns, .. } => {
             let across = blend(&upcast(x)?, columns, 3)?;
             blend(&across, rows, 2)?.to_dtype(x.dtype())
         }
@@ -21,18 +21,20 @@ pub(super) fn forward(x: &Tensor, grid: &Grid) -> Result<Tensor> {
 
 pub(super) fn backward(
     grad: &Tensor,
-    (_, _, h, w): (usize, usize, usize, usize),
-    grid: &Grid,
+    (_, _, h, w): Dims4,
+    grid: &SamplingGrid,
     out: DType,
 ) -> Result<Tensor> {
     let grad = upcast(grad)?;
     let dx = match grid {
-        Grid::Nearest { rows, columns, .. } => {
+        SamplingGrid::Nearest { rows, columns, .. } => {
             let (rows, columns) = (index(rows, &grad)?, index(columns, &grad)?);
             let tall = resized(&grad, 3, w)?.index_add(&columns, &grad, 3)?;
             resized(&tall, 2, h)?.index_add(&rows, &tall, 2)?
         }
-        Grid::Linear { rows, columns, .. } => spread(&spread(&grad, columns, 3, w)?, rows, 2, h)?,
+        SamplingGrid::Linear { rows, columns, .. } => {
+            spread(&spread(&grad, columns, 3, w)?, rows, 2, h)?
+        }
     };
     dx.to_dtype(out)
 }
@@ -42,11 +44,11 @@ fn blend(x: &Tensor, places: &[Between], dim: usize) -> Result<Tensor> {
     if x.dim(dim)? == places.len() {
         return Ok(x.clone());
     }
-    let part = |(at, count): Side| {
+    let part = |(at, count): Neighbour| {
         let picked = x.index_select(&index(&places.iter().map(at).collect::<Vec<_>>(), x)?, dim)?;
         picked.broadcast_mul(&weights(places, count, dim, x)?)
     };
-    part(SIDES[0])? + part(SIDES[1])?
+    part(NEIGHBOURS[0])? + part(NEIGHBOURS[1])?
 }
 
 /// The gradient of [`blend`], over `size` neighbours.
@@ -55,7 +57,7 @@ fn spread(grad: &Tensor, places: &[Between], dim: usize, size: usize) -> Result<
         return Ok(grad.clone());
     }
     let mut sum = resized(grad, dim, size)?;
-    for (at, count) in SIDES {
+    for (at, count) in NEIGHBOURS {
         let index = index(&places.iter().map(at).collect::<Vec<_>>(), grad)?;
         let part = grad.broadcast_mul(&weights(places, count, dim, grad)?)?;
         sum = sum.index_add(&index, &part, dim)?;

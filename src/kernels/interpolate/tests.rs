@@ -1,6 +1,6 @@
 use candle_core::{DType, Device, Tensor};
 
-use super::{Grid, backward, forward, portable};
+use super::{SamplingGrid, backward, forward, portable};
 use crate::kernels::elementwise::testing::{
     DTYPES, assert_close, assert_gpus_agree, difference_tolerance, double, epsilon,
     numeric_gradient, of, random, strided, values,
@@ -17,14 +17,14 @@ const SIZES: [((usize, usize), (usize, usize)); 8] = [
     ((33, 40), (66, 41)),
 ];
 
-fn grids(from: (usize, usize), to: (usize, usize)) -> Vec<Grid> {
+fn grids(from: (usize, usize), to: (usize, usize)) -> Vec<SamplingGrid> {
     let scale = |from: usize, to: usize| (to as f64 + 0.3) / from as f64;
     let scales = (scale(from.0, to.0), scale(from.1, to.1));
     vec![
-        Grid::nearest(from, to),
-        Grid::linear(from, to, false, None),
-        Grid::linear(from, to, true, None),
-        Grid::linear(from, to, false, Some(scales)),
+        SamplingGrid::nearest(from, to),
+        SamplingGrid::linear(from, to, false, None),
+        SamplingGrid::linear(from, to, true, None),
+        SamplingGrid::linear(from, to, false, Some(scales)),
     ]
 }
 
@@ -37,7 +37,11 @@ fn results_are_candles() {
             assert_close(&forward(&x, &grids(from, to)[grid]).unwrap(), &values(&expected), 8.0);
         }
         let expected = x.upsample_nearest2d(to.0, to.1).unwrap();
-        assert_close(&forward(&x, &Grid::nearest(from, to)).unwrap(), &values(&expected), 0.0);
+        assert_close(
+            &forward(&x, &SamplingGrid::nearest(from, to)).unwrap(),
+            &values(&expected),
+            0.0,
+        );
     }
 }
 
@@ -115,7 +119,7 @@ fn nearest_moves_infinities_and_nan() {
     let (inf, nan) = (f64::INFINITY, f64::NAN);
     for dtype in DTYPES {
         let x = of(vec![1.0, inf, nan, -inf], &[1, 1, 2, 2], dtype);
-        let grid = Grid::nearest((2, 2), (2, 4));
+        let grid = SamplingGrid::nearest((2, 2), (2, 4));
         let expected = [1.0, 1.0, inf, inf, nan, nan, -inf, -inf];
         assert_close(&forward(&x, &grid).unwrap(), &expected, 0.0);
         assert_close(&portable::forward(&x, &grid).unwrap(), &expected, 0.0);

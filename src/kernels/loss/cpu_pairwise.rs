@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Result, Tensor, WithDType};
 
 use super::class::{Reduction, count};
-use super::pairwise::{self, Pairwise, Side};
+use super::pairwise::{self, LossArgument, Pairwise};
 use crate::kernels::activation::Math;
 use crate::kernels::cast;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
@@ -46,13 +46,13 @@ pub(super) fn pairwise_forward(
 }
 
 pub(super) fn pairwise_backward(
-    of: (Pairwise, Side),
+    of: (Pairwise, LossArgument),
     reduction: Reduction,
     tensors: [&Tensor; 3],
     out: DType,
 ) -> Result<Tensor> {
     fn typed<T: Lane<Acc: Math>, O: Lane<Acc = T::Acc>>(
-        (loss, side): (Pairwise, Side),
+        (loss, argument): (Pairwise, LossArgument),
         reduction: Reduction,
         [input, target, gradient]: [&Tensor; 3],
     ) -> Result<Tensor> {
@@ -69,7 +69,7 @@ pub(super) fn pairwise_backward(
                 let [mut derivatives, mut wide] = [[T::Acc::default(); BLOCK]; 2];
                 let wide = widened(&b[start..], &mut wide[..out.len()]);
                 let derivatives = widened(&a[start..], &mut derivatives[..out.len()]);
-                pairwise::derivatives(loss, side, derivatives, wide);
+                pairwise::derivatives(loss, argument, derivatives, wide);
                 match each {
                     None => {
                         for (out, derivative) in out.iter_mut().zip(derivatives) {

@@ -12,7 +12,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::class::{ClassLoss, Reduction, count};
-use super::pairwise::{Pairwise, Side};
+use super::pairwise::{LossArgument, Pairwise};
 use super::{LogitsGradient, Reduced};
 use crate::kernels::accumulator;
 use crate::kernels::cast;
@@ -240,7 +240,7 @@ pub(super) fn pairwise_forward(
 
 pub(super) fn pairwise_backward(
     gpu: &Gpu,
-    (loss, side): (Pairwise, Side),
+    (loss, argument): (Pairwise, LossArgument),
     reduction: Reduction,
     [input, target, gradient]: [&Tensor; 3],
     out: DType,
@@ -259,7 +259,7 @@ pub(super) fn pairwise_backward(
             .double(count(reduction, n))
             .size(n)
             .int(kind)
-            .int((side == Side::Target).into())
+            .int((argument == LossArgument::Target).into())
             .double(delta)
             .run(Grid::over(n, pack(dtype, out)))?;
         Ok(dx)

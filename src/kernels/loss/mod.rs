@@ -16,7 +16,7 @@ use candle_core::{DType, Device, Result, Tensor};
 
 pub(crate) use class::ClassLoss;
 pub use class::Reduction;
-pub(crate) use pairwise::{Pairwise, Side};
+pub(crate) use pairwise::{LossArgument, Pairwise};
 pub(crate) use targets::class_targets;
 
 use crate::kernels::cuda::Gpu;
@@ -178,10 +178,10 @@ pub(crate) fn pairwise_forward(
     }
 }
 
-/// The gradient of [`pairwise_forward`] in one side, in `out`, from that of the loss, which has one element or, of
-/// [`Reduction::None`], as many as the sides.
+/// The gradient of [`pairwise_forward`] by one argument, in `out`, from that of the loss, which has one element or, of
+/// [`Reduction::None`], as many as the arguments.
 pub(crate) fn pairwise_backward(
-    of: (Pairwise, Side),
+    of: (Pairwise, LossArgument),
     reduction: Reduction,
     [input, target, gradient]: [&Tensor; 3],
     out: DType,

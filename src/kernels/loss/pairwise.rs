@@ -21,7 +21,7 @@ pub(crate) enum Pairwise {
 
 /// Which argument a gradient is for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Side {
+pub(crate) enum LossArgument {
     Input,
     Target,
 }
@@ -93,24 +93,24 @@ pub(super) fn terms<A: Math>(loss: Pairwise, a: &mut [A], b: &[A]) {
 }
 
 /// Overwrites `a` with the derivatives of the losses in one of the arguments.
-pub(super) fn derivatives<A: Math>(loss: Pairwise, side: Side, a: &mut [A], b: &[A]) {
+pub(super) fn derivatives<A: Math>(loss: Pairwise, argument: LossArgument, a: &mut [A], b: &[A]) {
     let (one, two) = (A::one(), A::of(2.0));
-    match (loss, side) {
-        (Pairwise::Mse, Side::Input) => each(
+    match (loss, argument) {
+        (Pairwise::Mse, LossArgument::Input) => each(
             a,
             b,
             #[inline(always)]
             |a, b| two * (a - b),
         ),
-        (Pairwise::Mse, Side::Target) => each(
+        (Pairwise::Mse, LossArgument::Target) => each(
             a,
             b,
             #[inline(always)]
             |a, b| two * (b - a),
         ),
-        (Pairwise::Huber { delta }, side) => {
+        (Pairwise::Huber { delta }, argument) => {
             let delta = A::of(delta);
-            let sign = if side == Side::Input { one } else { -one };
+            let sign = if argument == LossArgument::Input { one } else { -one };
             each(
                 a,
                 b,
@@ -122,7 +122,7 @@ pub(super) fn derivatives<A: Math>(loss: Pairwise, side: Side, a: &mut [A], b: &
                 },
             );
         }
-        (Pairwise::BinaryCrossEntropy, Side::Input) => each(
+        (Pairwise::BinaryCrossEntropy, LossArgument::Input) => each(
             a,
             b,
             #[inline(always)]
@@ -132,7 +132,7 @@ pub(super) fn derivatives<A: Math>(loss: Pairwise, side: Side, a: &mut [A], b: &
                 (a - b) / if variance < least { least } else { variance }
             },
         ),
-        (Pairwise::BinaryCrossEntropy, Side::Target) => {
+        (Pairwise::BinaryCrossEntropy, LossArgument::Target) => {
             each(
                 a,
                 b,
@@ -140,7 +140,7 @@ pub(super) fn derivatives<A: Math>(loss: Pairwise, side: Side, a: &mut [A], b: &
                 |a, _| bounded_log(one - a) - bounded_log(a),
             );
         }
-        (Pairwise::BinaryCrossEntropyWithLogit, Side::Input) => {
+        (Pairwise::BinaryCrossEntropyWithLogit, LossArgument::Input) => {
             each(
                 a,
                 b,
@@ -148,7 +148,7 @@ pub(super) fn derivatives<A: Math>(loss: Pairwise, side: Side, a: &mut [A], b: &
                 |a, b| one / (one + (-a).exponential()) - b,
             );
         }
-        (Pairwise::BinaryCrossEntropyWithLogit, Side::Target) => {
+        (Pairwise::BinaryCrossEntropyWithLogit, LossArgument::Target) => {
             each(
                 a,
                 b,
@@ -156,8 +156,8 @@ pub(super) fn derivatives<A: Math>(loss: Pairwise, side: Side, a: &mut [A], b: &
                 |a, _| -a,
             );
         }
-        (Pairwise::L1, side) => {
-            let sign = if side == Side::Input { one } else { -one };
+        (Pairwise::L1, argument) => {
+            let sign = if argument == LossArgument::Input { one } else { -one };
             each(
                 a,
                 b,
@@ -170,25 +170,25 @@ pub(super) fn derivatives<A: Math>(loss: Pairwise, side: Side, a: &mut [A], b: &
                 },
             );
         }
-        (Pairwise::KlDiv { log_target: false }, Side::Input) => each(
+        (Pairwise::KlDiv { log_target: false }, LossArgument::Input) => each(
             a,
             b,
             #[inline(always)]
             |_, b| -b,
         ),
-        (Pairwise::KlDiv { log_target: false }, Side::Target) => each(
+        (Pairwise::KlDiv { log_target: false }, LossArgument::Target) => each(
             a,
             b,
             #[inline(always)]
             |a, b| b.ln() + one - a,
         ),
-        (Pairwise::KlDiv { log_target: true }, Side::Input) => each(
+        (Pairwise::KlDiv { log_target: true }, LossArgument::Input) => each(
             a,
             b,
             #[inline(always)]
             |_, b| -b.exponential(),
         ),
-        (Pairwise::KlDiv { log_target: true }, Side::Target) => each(
+        (Pairwise::KlDiv { log_target: true }, LossArgument::Target) => each(
             a,
             b,
             #[inline(always)]

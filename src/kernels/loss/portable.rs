@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::class::{ClassLoss, Reduction, count};
-use super::pairwise::{LEAST_VARIANCE, LOWEST_LOG, Pairwise, Side};
+use super::pairwise::{LEAST_VARIANCE, LOWEST_LOG, LossArgument, Pairwise};
 use super::{LogitsGradient, Reduced};
 use crate::kernels::accumulator;
 use crate::kernels::elementwise::portable::{at_least, clamped, upcast};
@@ -178,41 +178,43 @@ pub(super) fn pairwise_forward(
     }
 }
 
-/// The derivative of each element's loss in one side.
+/// The derivative of each element's loss by one argument.
 fn pairwise_derivatives(
-    (loss, side): (Pairwise, Side),
+    (loss, argument): (Pairwise, LossArgument),
     input: &Tensor,
     target: &Tensor,
 ) -> Result<Tensor> {
     let (a, b) = (upcast(input)?, upcast(target)?);
-    let sign = if side == Side::Input { 1.0 } else { -1.0 };
-    match (loss, side) {
+    let sign = if argument == LossArgument::Input { 1.0 } else { -1.0 };
+    match (loss, argument) {
         (Pairwise::Mse, _) => a.sub(&b)? * (2.0 * sign),
         (Pairwise::Huber { delta }, _) => clamped(&a.sub(&b)?, -delta, delta)? * sign,
-        (Pairwise::BinaryCrossEntropy, Side::Input) => {
+        (Pairwise::BinaryCrossEntropy, LossArgument::Input) => {
             a.sub(&b)? / at_least(&(&a * one_minus(&a)?)?, LEAST_VARIANCE)?
         }
-        (Pairwise::BinaryCrossEntropy, Side::Target) => {
+        (Pairwise::BinaryCrossEntropy, LossArgument::Target) => {
             bounded_log(&one_minus(&a)?)? - bounded_log(&a)?
         }
-        (Pairwise::BinaryCrossEntropyWithLogit, Side::Input) => {
+        (Pairwise::BinaryCrossEntropyWithLogit, LossArgument::Input) => {
             (a.neg()?.exp()? + 1.0)?.recip()? - b
         }
-        (Pairwise::BinaryCrossEntropyWithLogit, Side::Target) => a.neg(),
+        (Pairwise::BinaryCrossEntropyWithLogit, LossArgument::Target) => a.neg(),
         (Pairwise::L1, _) => {
             let d = a.sub(&b)?;
             let up = d.gt(0.0)?.where_cond(&d.ones_like()?, &d)?;
             d.lt(0.0)?.where_cond(&d.ones_like()?.neg()?, &up)? * sign
         }
-        (Pairwise::KlDiv { log_target: false }, Side::Input) => b.neg(),
-        (Pairwise::KlDiv { log_target: false }, Side::Target) => (b.log()? + 1.0)? - a,
-        (Pairwise::KlDiv { log_target: true }, Side::Input) => b.exp()?.neg(),
-        (Pairwise::KlDiv { log_target: true }, Side::Target) => b.exp()? * (b.sub(&a)? + 1.0)?,
+        (Pairwise::KlDiv { log_target: false }, LossArgument::Input) => b.neg(),
+        (Pairwise::KlDiv { log_target: false }, LossArgument::Target) => (b.log()? + 1.0)? - a,
+        (Pairwise::KlDiv { log_target: true }, LossArgument::Input) => b.exp()?.neg(),
+        (Pairwise::KlDiv { log_target: true }, LossArgument::Target) => {
+            b.exp()? * (b.sub(&a)? + 1.0)?
+        }
     }
 }
 
 pub(super) fn pairwise_backward(
-    of: (Pairwise, Side),
+    of: (Pairwise, LossArgument),
     reduction: Reduction,
     [input, target, gradient]: [&Tensor; 3],
     out: DType,

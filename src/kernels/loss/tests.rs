@@ -234,16 +234,16 @@ fn pairwise_losses_match_a_loop() {
 #[test]
 fn pairwise_gradients_are_slopes_in_every_dtype() {
     for loss in PAIRWISE {
-        for side in [Side::Input, Side::Target] {
+        for argument in [LossArgument::Input, LossArgument::Target] {
             let (a, b) = pair(loss, &[3, 11], DType::F64);
             let derivative = |a: &Tensor, b: &Tensor, out| {
                 let scale = of(vec![3.0], &[], DType::F32);
-                pairwise_backward((loss, side), Reduction::Mean, [a, b, &scale], out).unwrap()
+                pairwise_backward((loss, argument), Reduction::Mean, [a, b, &scale], out).unwrap()
             };
             let weight = of(vec![3.0], &[], DType::F64);
-            let moved = if side == Side::Input { &a } else { &b };
+            let moved = if argument == LossArgument::Input { &a } else { &b };
             let expected = numeric_gradient(moved, &weight, |x| {
-                let (a, b) = if side == Side::Input { (x, &b) } else { (&a, x) };
+                let (a, b) = if argument == LossArgument::Input { (x, &b) } else { (&a, x) };
                 pairwise_forward(loss, Reduction::Mean, a, b).unwrap()
             });
             assert_close(&derivative(&a, &b, DType::F64), &expected, difference_tolerance(99.0));
@@ -258,7 +258,7 @@ fn pairwise_gradients_are_slopes_in_every_dtype() {
                         let ours = derivative(&a, &b, out);
                         assert_eq!((ours.dtype(), ours.dims()), (out, &shape[..]));
                         assert_close(&ours, &exact, count);
-                        let kind = (loss, side);
+                        let kind = (loss, argument);
                         let oracle = portable::pairwise_backward(
                             kind,
                             Reduction::Mean,
@@ -278,7 +278,7 @@ fn certain_probabilities_cost_a_hundred_at_most() {
     let (p, t) = (of(vec![0.0, 1.0], &[2], DType::F32), of(vec![1.0, 1.0], &[2], DType::F32));
     let loss = pairwise_forward(Pairwise::BinaryCrossEntropy, Reduction::Mean, &p, &t).unwrap();
     assert_eq!(values(&loss), [50.0]);
-    let kind = (Pairwise::BinaryCrossEntropy, Side::Input);
+    let kind = (Pairwise::BinaryCrossEntropy, LossArgument::Input);
     let derivative =
         pairwise_backward(kind, Reduction::Mean, [&p, &t, &one(DType::F32)], DType::F32).unwrap();
     assert!(values(&derivative).iter().all(|x| x.is_finite()));
@@ -293,28 +293,28 @@ fn certain_probabilities_cost_a_hundred_at_most() {
 #[test]
 fn pairwise_losses_at_their_edges() {
     let (inf, nan) = (f64::INFINITY, f64::NAN);
-    let pairs = |loss, side, a: &[f64], b: &[f64]| {
+    let pairs = |loss, argument, a: &[f64], b: &[f64]| {
         let (a, b) =
             (of(a.to_vec(), &[a.len()], DType::F32), of(b.to_vec(), &[b.len()], DType::F32));
         let n = [a.elem_count() as f64];
         let scale = of(n.to_vec(), &[], DType::F32);
-        let kind = (loss, side);
+        let kind = (loss, argument);
         let ours = pairwise_backward(kind, Reduction::Mean, [&a, &b, &scale], DType::F32).unwrap();
         let oracle =
             portable::pairwise_backward(kind, Reduction::Mean, [&a, &b, &scale], DType::F32)
                 .unwrap();
         let terms = pairwise_forward(loss, Reduction::None, &a, &b).unwrap();
         let text = |t: &Tensor| format!("{:?}", values(t));
-        assert_eq!(text(&ours), text(&oracle), "{loss:?} {side:?}");
+        assert_eq!(text(&ours), text(&oracle), "{loss:?} {argument:?}");
         (text(&terms), text(&ours))
     };
     let (terms, slopes) =
-        pairs(Pairwise::L1, Side::Input, &[2.0, 1.0, -inf, nan], &[2.0, 3.0, 1.0, 1.0]);
+        pairs(Pairwise::L1, LossArgument::Input, &[2.0, 1.0, -inf, nan], &[2.0, 3.0, 1.0, 1.0]);
     assert_eq!((&*terms, &*slopes), ("[0.0, 2.0, inf, NaN]", "[0.0, -1.0, -1.0, NaN]"));
     let kl = |log_target| Pairwise::KlDiv { log_target };
-    let (terms, slopes) = pairs(kl(false), Side::Target, &[-1.0, nan], &[0.0, 1.0]);
+    let (terms, slopes) = pairs(kl(false), LossArgument::Target, &[-1.0, nan], &[0.0, 1.0]);
     assert_eq!((&*terms, &*slopes), ("[0.0, NaN]", "[-inf, NaN]"));
-    let (terms, slopes) = pairs(kl(true), Side::Input, &[-1.0, 0.0], &[-1.0, nan]);
+    let (terms, slopes) = pairs(kl(true), LossArgument::Input, &[-1.0, 0.0], &[-1.0, nan]);
     assert!(terms.starts_with("[0.0, NaN") && slopes.ends_with("NaN]"), "{terms} {slopes}");
 }
 
@@ -377,9 +377,9 @@ fn gpus_agree() {
                     let gradient = if reduction == Reduction::None { &each } else { &scale };
                     assert_gpus_near(&[&a, &b, gradient], 64.0, |t| {
                         let mut all = vec![pairwise_forward(loss, reduction, &t[0], &t[1])?];
-                        for side in [Side::Input, Side::Target] {
+                        for argument in [LossArgument::Input, LossArgument::Target] {
                             for out in [DType::F32, dtype] {
-                                let (of, t) = ((loss, side), [&t[0], &t[1], &t[2]]);
+                                let (of, t) = ((loss, argument), [&t[0], &t[1], &t[2]]);
                                 all.push(pairwise_backward(of, reduction, t, out)?);
                             }
                         }

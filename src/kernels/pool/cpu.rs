@@ -10,7 +10,7 @@ use std::ops::Range;
 use candle_core::{DType, Device, Result, Tensor};
 use num_traits::{Float, Zero};
 
-use super::Window;
+use super::{Dims4, Window};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
@@ -23,8 +23,6 @@ use crate::kernels::reduce::channels::Channels;
 const STRIP: usize = 64;
 /// Windows compared in one vector operation.
 const CHUNK: usize = 8;
-
-type Dims = (usize, usize, usize, usize);
 
 pub(super) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)> {
     fn typed<T: Lane>(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)> {
@@ -61,13 +59,13 @@ pub(super) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)
 pub(super) fn max_backward(
     grad: &Tensor,
     index: &Tensor,
-    (n, c, h, w): Dims,
+    (n, c, h, w): Dims4,
     out: DType,
 ) -> Result<Tensor> {
     fn typed<G: Lane, O: Lane<Acc = G::Acc>>(
         grad: &Tensor,
         index: &[u32],
-        (n, c, h, w): Dims,
+        (n, c, h, w): Dims4,
     ) -> Result<Tensor> {
         let windows = index.len() / (n * c).max(1);
         let grad: &[G] = &Elements::of(grad)?;
@@ -133,13 +131,13 @@ pub(super) fn avg_forward(x: &Tensor, window: Window) -> Result<Tensor> {
 
 pub(super) fn avg_backward(
     grad: &Tensor,
-    dims: Dims,
+    dims: Dims4,
     window: Window,
     out: DType,
 ) -> Result<Tensor> {
     fn typed<G: Lane, O: Lane<Acc = G::Acc>>(
         grad: &Tensor,
-        (n, c, h, w): Dims,
+        (n, c, h, w): Dims4,
         window: Window,
     ) -> Result<Tensor> {
         let (oh, ow) = window.out_size((h, w));
@@ -187,8 +185,12 @@ pub(super) fn global_avg_forward(x: &Tensor) -> Result<Tensor> {
     with_element!(x.dtype(), T => typed::<T>(x))
 }
 
-pub(super) fn global_avg_backward(grad: &Tensor, (n, c, h, w): Dims, out: DType) -> Result<Tensor> {
-    fn typed<G: Lane, O: Lane<Acc = G::Acc>>(grad: &Tensor, (n, c, h, w): Dims) -> Result<Tensor> {
+pub(super) fn global_avg_backward(
+    grad: &Tensor,
+    (n, c, h, w): Dims4,
+    out: DType,
+) -> Result<Tensor> {
+    fn typed<G: Lane, O: Lane<Acc = G::Acc>>(grad: &Tensor, (n, c, h, w): Dims4) -> Result<Tensor> {
         let mut share = vec![G::Acc::zero(); n * c];
         G::widen(&Elements::<G>::of(grad)?, &mut share);
         let area = G::Acc::of((h * w) as f64);

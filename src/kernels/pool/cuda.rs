@@ -2,14 +2,12 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::Window;
+use super::{Dims4, Window};
 use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, pack, suffix};
 use crate::kernels::in_dtype;
 use crate::kernels::reduce::cuda::Tiling;
 use crate::kernels::tensors::format::Format;
-
-type Dims = (usize, usize, usize, usize);
 
 static SOURCE: Source =
     Source { name: "pool", code: concat!(include_str!("windows.cuh"), include_str!("pool.cu")) };
@@ -26,7 +24,7 @@ struct ImageShape {
 }
 
 impl ImageShape {
-    fn of((a, b, c, d): Dims, format: Format) -> Self {
+    fn of((a, b, c, d): Dims4, format: Format) -> Self {
         Self { sizes: format.split([a, b, c, d]), format }
     }
 
@@ -92,7 +90,7 @@ pub(super) fn max_backward(
     gpu: &Gpu,
     grad: &Tensor,
     index: &Tensor,
-    dims: Dims,
+    dims: Dims4,
     window: Window,
     out: DType,
 ) -> Result<Tensor> {
@@ -115,7 +113,7 @@ pub(super) fn avg_forward(gpu: &Gpu, x: &Tensor, window: Window) -> Result<Tenso
 pub(super) fn avg_backward(
     gpu: &Gpu,
     grad: &Tensor,
-    dims: Dims,
+    dims: Dims4,
     window: Window,
     out: DType,
 ) -> Result<Tensor> {
@@ -148,7 +146,7 @@ pub(super) fn global_avg_forward(gpu: &Gpu, x: &Tensor, format: Format) -> Resul
 pub(super) fn global_avg_backward(
     gpu: &Gpu,
     grad: &Tensor,
-    dims: Dims,
+    dims: Dims4,
     format: Format,
     out: DType,
 ) -> Result<Tensor> {
@@ -168,7 +166,7 @@ pub(super) fn global_avg_backward(
 }
 
 /// In `out`, or where no kernel writes that, in the dtype of the arithmetic, to be rounded after.
-fn gradient(gpu: &Gpu, grad: &Tensor, dims: Dims, out: DType) -> Result<Tensor> {
+fn gradient(gpu: &Gpu, grad: &Tensor, dims: Dims4, out: DType) -> Result<Tensor> {
     let dtype = if out == grad.dtype() { out } else { accumulator(grad.dtype()) };
     gpu.empty(dims, dtype)
 }

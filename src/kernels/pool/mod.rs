@@ -17,6 +17,9 @@ use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 use crate::kernels::tensors::format::{self, Format};
 
+/// The sizes of an input, in the order that its layout has them.
+pub(crate) type Dims4 = (usize, usize, usize, usize);
+
 /// Where windows lie: `(vertical, horizontal)` pairs, `padding` on both sides.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
@@ -77,7 +80,7 @@ pub(crate) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)
 pub(crate) fn max_backward(
     grad: &Tensor,
     index: &Tensor,
-    input_dims: (usize, usize, usize, usize),
+    input_dims: Dims4,
     window: Window,
     out: DType,
 ) -> Result<Tensor> {
@@ -105,7 +108,7 @@ pub(crate) fn max_backward(
 pub(crate) fn max_scatter(
     grad: &Tensor,
     index: &Tensor,
-    input_dims: (usize, usize, usize, usize),
+    input_dims: Dims4,
     out: DType,
 ) -> Result<Tensor> {
     let (grad, index) = (plain(grad)?, plain(index)?);
@@ -137,7 +140,7 @@ pub(crate) fn avg_forward(x: &Tensor, window: Window) -> Result<Tensor> {
 /// The gradient of [`avg_forward`].
 pub(crate) fn avg_backward(
     grad: &Tensor,
-    input_dims: (usize, usize, usize, usize),
+    input_dims: Dims4,
     window: Window,
     out: DType,
 ) -> Result<Tensor> {
@@ -177,7 +180,7 @@ pub(crate) fn global_avg_forward(x: &Tensor, format: Format) -> Result<Tensor> {
 /// The gradient of [`global_avg_forward`]: `(n, c)` to `input_dims`.
 pub(crate) fn global_avg_backward(
     grad: &Tensor,
-    input_dims: (usize, usize, usize, usize),
+    input_dims: Dims4,
     format: Format,
     out: DType,
 ) -> Result<Tensor> {

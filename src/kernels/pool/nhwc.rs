@@ -5,16 +5,13 @@ use std::ops::Range;
 use candle_core::{DType, Device, Result, Tensor};
 use num_traits::{Float, Zero};
 
-use super::Window;
 use super::cpu::{keep_larger, planes};
+use super::{Dims4, Window};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::with_output;
 use crate::kernels::elementwise::cpu::with_slice;
-
-/// `(n, h, w, c)`
-type Dims = (usize, usize, usize, usize);
 
 /// Pixels added up before their sum is.
 const RUN: usize = 128;
@@ -55,13 +52,13 @@ pub(super) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)
 pub(super) fn max_backward(
     grad: &Tensor,
     index: &Tensor,
-    dims: Dims,
+    dims: Dims4,
     out: DType,
 ) -> Result<Tensor> {
     fn typed<G: Lane, O: Lane<Acc = G::Acc>>(
         grad: &Tensor,
         index: &[u32],
-        (n, h, w, c): Dims,
+        (n, h, w, c): Dims4,
     ) -> Result<Tensor> {
         let results = index.len() / n.max(1);
         let grad: &[G] = &Elements::of(grad)?;
@@ -120,13 +117,13 @@ pub(super) fn avg_forward(x: &Tensor, window: Window) -> Result<Tensor> {
 
 pub(super) fn avg_backward(
     grad: &Tensor,
-    dims: Dims,
+    dims: Dims4,
     window: Window,
     out: DType,
 ) -> Result<Tensor> {
     fn typed<G: Lane, O: Lane<Acc = G::Acc>>(
         grad: &Tensor,
-        (n, h, w, c): Dims,
+        (n, h, w, c): Dims4,
         window: Window,
     ) -> Result<Tensor> {
         let (oh, ow) = window.out_size((h, w));
@@ -184,8 +181,12 @@ pub(super) fn global_avg_forward(x: &Tensor) -> Result<Tensor> {
     with_element!(x.dtype(), T => typed::<T>(x))
 }
 
-pub(super) fn global_avg_backward(grad: &Tensor, (n, h, w, c): Dims, out: DType) -> Result<Tensor> {
-    fn typed<G: Lane, O: Lane<Acc = G::Acc>>(grad: &Tensor, (n, h, w, c): Dims) -> Result<Tensor> {
+pub(super) fn global_avg_backward(
+    grad: &Tensor,
+    (n, h, w, c): Dims4,
+    out: DType,
+) -> Result<Tensor> {
+    fn typed<G: Lane, O: Lane<Acc = G::Acc>>(grad: &Tensor, (n, h, w, c): Dims4) -> Result<Tensor> {
         let grad: &[G] = &Elements::of(grad)?;
         let area = G::Acc::of((h * w) as f64);
         let dx = planes(

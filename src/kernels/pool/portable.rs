@@ -11,11 +11,9 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::Window;
+use super::{Dims4, Window};
 use crate::error::bail;
 use crate::kernels::elementwise::portable::upcast;
-
-type Dims = (usize, usize, usize, usize);
 
 pub(super) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)> {
     let (_, _, h, w) = x.dims4()?;
@@ -50,7 +48,7 @@ pub(super) fn max_forward(x: &Tensor, window: Window) -> Result<(Tensor, Tensor)
 pub(super) fn max_backward(
     grad: &Tensor,
     index: &Tensor,
-    (n, c, h, w): Dims,
+    (n, c, h, w): Dims4,
     out: DType,
 ) -> Result<Tensor> {
     let grad = upcast(grad)?.flatten_from(2)?;
@@ -74,7 +72,7 @@ pub(super) fn avg_forward(x: &Tensor, window: Window) -> Result<Tensor> {
 
 pub(super) fn avg_backward(
     grad: &Tensor,
-    (n, c, h, w): Dims,
+    (n, c, h, w): Dims4,
     window: Window,
     out: DType,
 ) -> Result<Tensor> {
@@ -92,7 +90,11 @@ pub(super) fn global_avg_forward(x: &Tensor) -> Result<Tensor> {
     upcast(x)?.flatten_from(2)?.mean(2)?.to_dtype(x.dtype())
 }
 
-pub(super) fn global_avg_backward(grad: &Tensor, (n, c, h, w): Dims, out: DType) -> Result<Tensor> {
+pub(super) fn global_avg_backward(
+    grad: &Tensor,
+    (n, c, h, w): Dims4,
+    out: DType,
+) -> Result<Tensor> {
     let share = (upcast(grad)? / (h * w) as f64)?.to_dtype(out)?;
     share.reshape((n, c, 1, 1))?.broadcast_as((n, c, h, w))?.contiguous()
 }

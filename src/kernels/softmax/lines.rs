@@ -20,7 +20,7 @@ pub(super) fn softmax<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
     x: &Tensor,
     lines: Lines,
 ) -> Result<Tensor> {
-    fn kernel<A: Exp>([x]: [Block<'_, A>; 1], y: &mut [&mut [MaybeUninit<A>]]) {
+    fn kernel<A: Exp>([x]: [LineBlock<'_, A>; 1], y: &mut [&mut [MaybeUninit<A>]]) {
         vectorise_in::<A>(
             #[inline(always)]
             || {
@@ -72,7 +72,7 @@ pub(super) fn softmax_backward<T: Lane<Acc: Exp>>(
     grad: &Tensor,
     lines: Lines,
 ) -> Result<Tensor> {
-    fn kernel<A: Exp>([y, g]: [Block<'_, A>; 2], dx: &mut [&mut [MaybeUninit<A>]]) {
+    fn kernel<A: Exp>([y, g]: [LineBlock<'_, A>; 2], dx: &mut [&mut [MaybeUninit<A>]]) {
         vectorise_in::<A>(
             #[inline(always)]
             || {
@@ -111,7 +111,7 @@ pub(super) fn log_softmax<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
     x: &Tensor,
     lines: Lines,
 ) -> Result<Tensor> {
-    fn kernel<A: Exp>([x]: [Block<'_, A>; 1], y: &mut [&mut [MaybeUninit<A>]]) {
+    fn kernel<A: Exp>([x]: [LineBlock<'_, A>; 1], y: &mut [&mut [MaybeUninit<A>]]) {
         vectorise_in::<A>(
             #[inline(always)]
             || {
@@ -152,7 +152,7 @@ pub(super) fn log_softmax_backward<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
     grad: &Tensor,
     lines: Lines,
 ) -> Result<Tensor> {
-    fn kernel<A: Exp>([y, g]: [Block<'_, A>; 2], dx: &mut [&mut [MaybeUninit<A>]]) {
+    fn kernel<A: Exp>([y, g]: [LineBlock<'_, A>; 2], dx: &mut [&mut [MaybeUninit<A>]]) {
         vectorise_in::<A>(
             #[inline(always)]
             || {
@@ -188,7 +188,7 @@ pub(super) fn log_softmax_backward<T: Lane<Acc: Exp>, O: Lane<Acc = T::Acc>>(
 }
 
 /// Reads a block of each tensor, and writes one of results.
-type Kernel<A, const M: usize> = fn([Block<'_, A>; M], OutputRows<'_, '_, A>);
+type Kernel<A, const M: usize> = fn([LineBlock<'_, A>; M], OutputRows<'_, '_, A>);
 
 /// What `kernel` makes of the elements of `tensors`, block by block. It is compiled for the types of the arithmetic alone: a
 /// block of 16-bit elements is widened before, and the result is rounded after, in the second-level cache.
@@ -206,8 +206,8 @@ fn each_block<T: Lane, O: Lane<Acc = T::Acc>, const M: usize>(
             .map(|x| widened::<T>(&x[from..], lines.stride(), [count, width]))
             .collect();
         let blocks = from_fn(|m| match T::as_wide(&elements[m][from..]) {
-            Some(data) => Block { data, stride: lines.stride(), width },
-            None => Block { data: &wide[m], stride: width, width },
+            Some(data) => LineBlock { data, stride: lines.stride(), width },
+            None => LineBlock { data: &wide[m], stride: width, width },
         });
         let mut own: Vec<_> = y.iter_mut().filter_map(|row| O::as_wide_mut(row)).collect();
         if !own.is_empty() {
@@ -252,14 +252,14 @@ fn widened<T: Lane>(x: &[T], stride: usize, [count, width]: [usize; 2]) -> Vec<T
 
 /// Lines side by side: their part of each row.
 #[derive(Clone, Copy)]
-struct Block<'a, A> {
+struct LineBlock<'a, A> {
     /// From the first line's first element on.
     data: &'a [A],
     stride: usize,
     width: usize,
 }
 
-impl<'a, A: Real> Block<'a, A> {
+impl<'a, A: Real> LineBlock<'a, A> {
     #[inline(always)]
     fn row(self, index: usize) -> &'a [A] {
         &self.data[index * self.stride..][..self.width]

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor, TensorId};
 use rand::Rng;
 
-use super::{GraphKey, Stepped};
+use super::{GraphKey, LossAndOutcome};
 use crate::autograd::version;
 use crate::error::CaptureError;
 use crate::kernels::capture::{self, Recording};
@@ -76,7 +76,7 @@ impl Rehearsed {
         scaler: &mut GradScaler,
         optimizer: &mut Optim<C>,
         inputs: &[Tensor],
-        step: impl FnOnce(&mut GradScaler, &mut Optim<C>, &[Tensor]) -> Result<Stepped>,
+        step: impl FnOnce(&mut GradScaler, &mut Optim<C>, &[Tensor]) -> Result<LossAndOutcome>,
     ) -> Result<Captured> {
         let device = gpu.device();
         let own = |x: &Tensor| copy(&x.to_device(&device)?);
@@ -143,7 +143,11 @@ impl Rehearsed {
 }
 
 /// Copies what a captured step returns to where each replay leaves it.
-fn returned((loss, outcome): &Stepped, to_loss: &Tensor, to_outcome: &StepOutcome) -> Result<()> {
+fn returned(
+    (loss, outcome): &LossAndOutcome,
+    to_loss: &Tensor,
+    to_outcome: &StepOutcome,
+) -> Result<()> {
     let (mut from, mut to) = (vec![loss.clone()], vec![to_loss.clone()]);
     let all = |outcome: &StepOutcome, list: &mut Vec<Tensor>| {
         outcome.with_tensors(|tensor| {
@@ -168,7 +172,7 @@ impl Captured {
         scaler: &mut GradScaler,
         optimizer: &mut Optim<C>,
         inputs: &[Tensor],
-    ) -> Result<Stepped> {
+    ) -> Result<LossAndOutcome> {
         if let Some(stepped) = &self.recording.stepped {
             optimizer.check_masters_of(stepped.places.iter().map(|&at| &optimizer.slots[at]))?;
         }

@@ -18,7 +18,7 @@ use crate::{Autocast, GradScaler, Result, StepOutcome, autocast};
 use captured::{Captured, Rehearsed};
 
 /// What a step returns: the loss, detached, and what became of the step.
-type Stepped = (Tensor, StepOutcome);
+type LossAndOutcome = (Tensor, StepOutcome);
 
 /// A whole training step that a GPU repeats as one CUDA graph: forward, backward, unscaling, clipping, the optimizer, and
 /// the scale's move. The host then launches one graph instead of some hundred kernels. That makes steps faster where
@@ -262,7 +262,7 @@ fn step<C: Config>(
     scaler: &mut GradScaler,
     optimizer: &mut Optim<C>,
     inputs: &[Tensor],
-) -> Result<Stepped> {
+) -> Result<LossAndOutcome> {
     let mut all = || {
         let loss = forward(inputs)?;
         scaler.scale(&loss)?.backward()?;

@@ -107,7 +107,7 @@ fn config() -> ScaleConfig {
 #[derive(Debug, PartialEq)]
 struct Trained {
     losses: Vec<Vec<u64>>,
-    told: Vec<String>,
+    reports: Vec<String>,
     weights: Vec<(String, Vec<u64>)>,
     states: Vec<(String, Vec<u64>)>,
     steps: Vec<(String, u64)>,
@@ -135,7 +135,7 @@ fn train<C: Config>(device: &Device, setup: Setup, config_of: C, graphed: bool) 
         amp.scope(|| net.loss(&inputs[0], &inputs[1]))
     };
     let mut step = GraphedStep::new(forward).with_clip_grad_norm(1.0);
-    let (mut losses, mut told) = (Vec::new(), Vec::new());
+    let (mut losses, mut reports) = (Vec::new(), Vec::new());
     let mut late = Vec::new();
     for number in 0..STEPS {
         let inputs = batch(number, scale.is_some() && BAD.contains(&number), device)?;
@@ -152,14 +152,14 @@ fn train<C: Config>(device: &Device, setup: Setup, config_of: C, graphed: bool) 
     // Each step's own, though read at the end.
     for (loss, outcome) in late {
         losses.push(bits(&loss)?);
-        told.push(format!("{} {}", outcome.skipped()?, outcome.report(&parameters)?));
+        reports.push(format!("{} {}", outcome.skipped()?, outcome.report(&parameters)?));
     }
     let named = parameters.iter().map(|(name, var)| Ok((name.to_owned(), bits(var)?)));
     let state = optimizer.state()?;
     let tensors = state.tensors.iter().map(|(name, tensor)| Ok((name.clone(), bits(tensor)?)));
     Ok(Trained {
         losses,
-        told,
+        reports,
         weights: named.collect::<Result<_>>()?,
         states: tensors.collect::<Result<_>>()?,
         steps: state.steps.into_iter().collect(),
@@ -176,8 +176,8 @@ fn same<C: Config>(setup: Setup, config: C, skipped: &[u64]) -> Result<()> {
         let (eager, graphed) =
             (train(&device, setup, config, false)?, train(&device, setup, config, true)?);
         assert_eq!(eager, graphed, "{setup:?} {config:?}");
-        let told = (0..).zip(&eager.told).filter(|(_, told)| told.starts_with("true"));
-        assert_eq!(told.map(|(step, _)| step).collect::<Vec<_>>(), skipped, "{setup:?}");
+        let skips = (0..).zip(&eager.reports).filter(|(_, report)| report.starts_with("true"));
+        assert_eq!(skips.map(|(step, _)| step).collect::<Vec<_>>(), skipped, "{setup:?}");
     }
     Ok(())
 }

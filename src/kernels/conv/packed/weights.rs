@@ -130,7 +130,7 @@ fn arrange<S: Stored>(
                 if count < rows || isa.terms() > 1 {
                     places.fill(0); // between rows and registers
                 }
-                Block { weight: &weight[start..], rows: count, places }
+                RowBlock { weight: &weight[start..], rows: count, places }
             })
             .collect();
         match isa {
@@ -156,7 +156,7 @@ fn arrange<S: Stored>(
 }
 
 /// A block of rows: the weights from its first one on, and where they go.
-struct Block<'a, S> {
+struct RowBlock<'a, S> {
     weight: &'a [S],
     rows: usize,
     places: &'a mut [u32],
@@ -184,13 +184,13 @@ impl Arrangement {
     /// # Safety
     /// The features of `V`.
     #[inline(always)]
-    unsafe fn fill<S: Stored, V: Vector>(&self, blocks: &mut [Block<'_, S>]) {
+    unsafe fn fill<S: Stored, V: Vector>(&self, blocks: &mut [RowBlock<'_, S>]) {
         let (per, terms) = (self.isa.per_word(), self.isa.terms());
         let words = self.ins.div_ceil(per);
         if self.across == 1 {
             // A vector is words of a row, the last of which may have one channel.
             let offsets = from_fn(|i| i * per * self.channel);
-            for Block { weight, rows, places } in blocks {
+            for RowBlock { weight, rows, places } in blocks {
                 for row in 0..*rows {
                     for word in (0..words).step_by(16) {
                         let channels = (self.ins - per * word).min(16 * per);
@@ -211,7 +211,7 @@ impl Arrangement {
         let offset = |i: usize| i % self.across * self.row + i / self.across * per * self.channel;
         let offsets = from_fn(offset);
         for first in (0..words).step_by(whole) {
-            for Block { weight, rows, places } in &mut *blocks {
+            for RowBlock { weight, rows, places } in &mut *blocks {
                 let together = if *rows == self.across { whole.min(words - first) } else { 1 };
                 for word in (first..words.min(first + whole)).step_by(together) {
                     let pairs = together.min((self.ins - per * word) / per);
@@ -228,8 +228,8 @@ impl Arrangement {
     }
 
     /// [`Self::fill`] with words of F32, one at a time, for AVX2.
-    fn fill_singly<S: Stored>(&self, block: &mut Block<'_, S>) {
-        let Block { weight, rows, places } = block;
+    fn fill_singly<S: Stored>(&self, block: &mut RowBlock<'_, S>) {
+        let RowBlock { weight, rows, places } = block;
         for &(tap, start) in &self.used {
             for channel in 0..self.ins {
                 let from = channel * self.channel + tap;

@@ -54,7 +54,7 @@ const REFUSED: [Note; 8] = [
 
 /// What a plan is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct ExecutionPlanKey {
     convolution: Convolution,
     pass: PassKind,
     /// Of what is read, and of what is written.
@@ -66,7 +66,7 @@ pub(super) struct Key {
     pub(super) measured: bool,
 }
 
-impl Key {
+impl ExecutionPlanKey {
     /// `None` where the graph API is not asked.
     pub(super) fn of(
         convolution: &Convolution,
@@ -114,7 +114,7 @@ impl ExecutionPlan {
     /// An engine that cannot be set up, for whatever reason, is passed over.
     pub(super) fn first(
         handle: sys::cudnnHandle_t,
-        key: &Key,
+        key: &ExecutionPlanKey,
         most: usize,
     ) -> Result<Answer<Vec<Self>>> {
         let mut parts = Vec::new();
@@ -203,7 +203,7 @@ fn set_up(
     Ok((workspace <= WORKSPACE).then_some((plan, workspace, name)))
 }
 
-impl Key {
+impl ExecutionPlanKey {
     /// The graph of the pass. Its parts go into `parts`.
     fn graph(
         &self,

@@ -46,8 +46,8 @@ struct Library {
     /// Kept alive as long as the handle names it.
     stream: Arc<CudaStream>,
     /// `None` where the library has nothing that will do.
-    plans: RefCell<Quick<Key, Option<Rc<Plan>>>>,
-    graphs: RefCell<Quick<graph::Key, Option<Rc<graph::ExecutionPlan>>>>,
+    plans: RefCell<Quick<PlanKey, Option<Rc<Plan>>>>,
+    graphs: RefCell<Quick<graph::ExecutionPlanKey, Option<Rc<graph::ExecutionPlan>>>>,
 }
 
 /// What came of the graph API.
@@ -62,7 +62,7 @@ enum ByGraph {
 }
 
 /// Convolution, pass, dtype, and whether the choice was by measuring.
-type Key = (Convolution, PassKind, DType, bool);
+type PlanKey = (Convolution, PassKind, DType, bool);
 
 #[allow(unsafe_code)]
 impl Library {
@@ -184,7 +184,9 @@ impl Gpu {
         let [input, weight, output] = addresses.0;
         let all = [input, weight, output, bias.map(address).transpose()?.unwrap_or(0)];
         let all = &all[..3 + usize::from(bias.is_some())];
-        let Some(mut key) = graph::Key::of(convolution, pass, tensors, bias, all, measured) else {
+        let Some(mut key) =
+            graph::ExecutionPlanKey::of(convolution, pass, tensors, bias, all, measured)
+        else {
             return Ok(ByGraph::NotMeant);
         };
         key.measured = by_measuring(measured, || library.graphs.borrow().get(&key).is_some());
@@ -233,7 +235,7 @@ impl Gpu {
     fn engine(
         &self,
         library: &Library,
-        key: &graph::Key,
+        key: &graph::ExecutionPlanKey,
         addresses: &[u64],
     ) -> Result<Answer<Option<graph::ExecutionPlan>>> {
         let most = if key.measured { measure::MOST } else { 1 };
@@ -294,7 +296,7 @@ fn lasting(name: String) -> &'static str {
 }
 
 /// Logs that cuDNN does not support a convolution: once, as it is remembered.
-fn refused((convolution, pass, dtype, _): &Key, step: &str) {
+fn refused((convolution, pass, dtype, _): &PlanKey, step: &str) {
     tracing::warn!(
         ?pass,
         ?dtype,

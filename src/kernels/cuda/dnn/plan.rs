@@ -17,7 +17,7 @@ use cudarc::cudnn::{result as cudnn, sys};
 
 use super::descriptors::{Descriptors, math};
 use super::status::supported;
-use super::{Addresses, Key, PLACE, WORKSPACE, lasting};
+use super::{Addresses, PLACE, PlanKey, WORKSPACE, lasting};
 use crate::kernels::cuda::{Gpu, PassKind, address};
 
 /// cuDNN's name of an algorithm: each pass has an enumeration of its own.
@@ -98,7 +98,7 @@ impl Plan {
     pub(super) fn choose(
         gpu: &Gpu,
         handle: sys::cudnnHandle_t,
-        (convolution, pass, dtype, measure): Key,
+        (convolution, pass, dtype, measure): PlanKey,
         tensors: Addresses,
     ) -> Result<Option<Self>> {
         let Some(descriptors) = Descriptors::of(&convolution, dtype)? else { return Ok(None) };

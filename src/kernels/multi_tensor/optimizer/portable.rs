@@ -87,10 +87,10 @@ fn overwrite(dst: &Tensor, src: &Tensor) -> Result<()> {
 }
 
 /// The new weight and states, and the sums of squares.
-type Stepped = (Tensor, Vec<Tensor>, Squares);
+type Updated = (Tensor, Vec<Tensor>, Squares);
 
 impl Rule {
-    fn apply(self, w: Tensor, g: Tensor, states: Vec<Tensor>) -> Result<Stepped> {
+    fn apply(self, w: Tensor, g: Tensor, states: Vec<Tensor>) -> Result<Updated> {
         let nothing = [0.0; 2];
         match (self, states.as_slice()) {
             (Rule::Sgd(rule), states) => {

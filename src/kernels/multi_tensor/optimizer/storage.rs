@@ -55,7 +55,7 @@ fn single<T: Real>(x: T) -> f32 {
 
 /// A weight in 16 bits: F16 or BF16.
 #[derive(Debug)]
-enum Reduced<'a> {
+enum ReducedWeight<'a> {
     F16(&'a mut [f16]),
     BF16(&'a mut [bf16]),
 }
@@ -66,24 +66,24 @@ enum Weight<'a, T> {
     /// In the arithmetic's type.
     Own(&'a mut [T]),
     /// In 16 bits, beside a master in the arithmetic's type.
-    Master(&'a mut [T], Reduced<'a>),
+    Master(&'a mut [T], ReducedWeight<'a>),
     /// In BF16, with the remainder that makes it an F32.
     Remainder(&'a mut [bf16], &'a mut [i16]),
     /// In 16 bits, rounded at random.
-    Stochastic(Reduced<'a>, Key),
+    Stochastic(ReducedWeight<'a>, Key),
 }
 
 impl<'a, T: FromSlice> Weight<'a, T> {
     fn new(weight: SliceMut<'a>, master: SliceMut<'a>, key: Key) -> Result<Self> {
         let reduced = match T::own(weight) {
             Ok(own) => return Ok(Self::Own(own)),
-            Err(SliceMut::F16(x)) => Reduced::F16(x),
-            Err(SliceMut::BF16(x)) => Reduced::BF16(x),
+            Err(SliceMut::F16(x)) => ReducedWeight::F16(x),
+            Err(SliceMut::BF16(x)) => ReducedWeight::BF16(x),
             Err(other) => bail!("no weight of an optimizer: {other:?}"),
         };
         match (reduced, T::own(master)) {
             (reduced, Ok(master)) => Ok(Self::Master(master, reduced)),
-            (Reduced::BF16(reduced), Err(SliceMut::I16(remainder))) => {
+            (ReducedWeight::BF16(reduced), Err(SliceMut::I16(remainder))) => {
                 Ok(Self::Remainder(reduced, remainder))
             }
             (reduced, Err(SliceMut::None)) => Ok(Self::Stochastic(reduced, key)),
@@ -103,8 +103,8 @@ impl<'a, T: FromSlice> Weight<'a, T> {
                     *d = T::of(rebuild(*h, *r).to_double());
                 }
             }
-            Self::Stochastic(Reduced::F16(x), _) => widen_into(&x[range], block),
-            Self::Stochastic(Reduced::BF16(x), _) => widen_into(&x[range], block),
+            Self::Stochastic(ReducedWeight::F16(x), _) => widen_into(&x[range], block),
+            Self::Stochastic(ReducedWeight::BF16(x), _) => widen_into(&x[range], block),
         }
         block
     }
@@ -115,10 +115,10 @@ impl<'a, T: FromSlice> Weight<'a, T> {
         let range = start..start + block.len();
         match self {
             Self::Own(_) => {}
-            Self::Master(x, Reduced::F16(reduced)) => {
+            Self::Master(x, ReducedWeight::F16(reduced)) => {
                 narrow_into(&x[range.clone()], &mut reduced[range])
             }
-            Self::Master(x, Reduced::BF16(reduced)) => {
+            Self::Master(x, ReducedWeight::BF16(reduced)) => {
                 narrow_into(&x[range.clone()], &mut reduced[range])
             }
             Self::Remainder(reduced, remainder) => {
@@ -127,24 +127,24 @@ impl<'a, T: FromSlice> Weight<'a, T> {
                     (*h, *r) = split(single(*x));
                 }
             }
-            Self::Stochastic(Reduced::F16(x), key) => {
+            Self::Stochastic(ReducedWeight::F16(x), key) => {
                 at_random(block, &mut x[range], *key, first + start);
             }
-            Self::Stochastic(Reduced::BF16(x), key) => {
+            Self::Stochastic(ReducedWeight::BF16(x), key) => {
                 at_random(block, &mut x[range], *key, first + start);
             }
         }
     }
 
     fn split_at(self, mid: usize) -> (Self, Self) {
-        let split_reduced = |reduced: Reduced<'a>| match reduced {
-            Reduced::F16(x) => {
+        let split_reduced = |reduced: ReducedWeight<'a>| match reduced {
+            ReducedWeight::F16(x) => {
                 let (a, b) = x.split_at_mut(mid);
-                (Reduced::F16(a), Reduced::F16(b))
+                (ReducedWeight::F16(a), ReducedWeight::F16(b))
             }
-            Reduced::BF16(x) => {
+            ReducedWeight::BF16(x) => {
                 let (a, b) = x.split_at_mut(mid);
-                (Reduced::BF16(a), Reduced::BF16(b))
+                (ReducedWeight::BF16(a), ReducedWeight::BF16(b))
             }
         };
         match self {

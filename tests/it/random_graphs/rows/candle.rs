@@ -4,7 +4,7 @@ use candle_core::{DType, Tensor, Var};
 
 use super::super::array::Array;
 use super::super::program::Row;
-use super::curves::{positive, sigmoid};
+use super::activations::{positive, sigmoid};
 use super::pairs::{self, add, div, mul, sub};
 use super::{alone, row};
 

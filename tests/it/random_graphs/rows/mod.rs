@@ -2,10 +2,10 @@
 //!
 //! A new operator wants a row here.
 
+mod activations;
 mod attention;
 mod candle;
 mod conv;
-mod curves;
 mod indexing;
 mod losses;
 mod norms;
@@ -32,7 +32,7 @@ pub(super) fn rows() -> &'static [Row] {
             attention::rows(),
             candle::rows(),
             conv::rows(),
-            curves::rows(),
+            activations::rows(),
             indexing::rows(),
             losses::rows(),
             norms::rows(),

@@ -32,7 +32,7 @@ pub(super) fn pair(d: &mut Draft, x: usize) -> Option<Call> {
 /// The same, the second made positive.
 pub(super) fn quotient(d: &mut Draft, x: usize) -> Option<Call> {
     let (pair, args) = pair(d, x)?;
-    let divisor = super::curves::positive(d, pair[1])?;
+    let divisor = super::activations::positive(d, pair[1])?;
     Some((vec![pair[0], divisor], args))
 }
 

@@ -9,7 +9,7 @@ use super::super::array::Array;
 use super::super::draft::Draft;
 use super::super::program::{Call, Row};
 use super::super::tape::Tape;
-use super::curves::sigmoid;
+use super::activations::sigmoid;
 use super::pairs::{add, linear, mul, sub};
 use super::row;
 

@@ -62,8 +62,8 @@ pub(in super::super::super) fn wgrad(
     let group = images.next_multiple_of(2);
     let _held = hold([x, grad]);
     let (x, grad): (&[bf16], &[bf16]) = (&Elements::of(x)?, &Elements::of(grad)?);
-    let side = |pixels, channels| Side { pixels, channels, group, batch: shape.batch };
-    let (left, right) = (side(to, shape.c_out), side(from, shape.c_in));
+    let layout = |pixels, channels| OperandLayout { pixels, channels, group, batch: shape.batch };
+    let (left, right) = (layout(to, shape.c_out), layout(from, shape.c_in));
     let (grad, x) = (left.pack(grad), right.pack(x));
     let tasks = Tasks { isa, left, right, grad: grad.as_slice(), x: x.as_slice(), runs: &runs };
     let count = shape.c_out * shape.taps();
@@ -93,16 +93,16 @@ fn greatest_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { greatest_divisor(b, a % b) }
 }
 
-/// Images of one side of the products, in groups of `group`.
+/// How the images of one operand of the products are packed, in groups of `group`.
 #[derive(Clone, Copy)]
-struct Side {
+struct OperandLayout {
     pixels: usize,
     channels: usize,
     group: usize,
     batch: usize,
 }
 
-impl Side {
+impl OperandLayout {
     /// Words of a pixel, in all groups but perhaps the last.
     fn words(&self) -> usize {
         self.group / 2
@@ -158,8 +158,8 @@ impl Side {
 /// What all tasks read.
 struct Tasks<'a> {
     isa: InstructionSet,
-    left: Side,
-    right: Side,
+    left: OperandLayout,
+    right: OperandLayout,
     grad: &'a [u32],
     x: &'a [u32],
     /// Of each tap.

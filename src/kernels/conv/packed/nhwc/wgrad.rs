@@ -50,7 +50,6 @@ pub(in crate::kernels::conv) fn wgrad(
     let runs = shape.batch.div_ceil(run);
     let groups = shape.geometry.groups;
     let (taps, wide) = (Taps::forward(shape), shape.group_in().next_multiple_of(16));
-    let weight_sums = Wgrad { shape, taps: &taps, isa, wide };
     let _held = hold([x, grad]);
     let sums: Vec<Vec<f32>> = with_stored!(x, x => {
         // Of one dtype.
@@ -58,7 +57,8 @@ pub(in crate::kernels::conv) fn wgrad(
         let (x, grad): (&[_], &[_]) = (x, grad);
         parallel::map(runs * groups, |task| {
             let first = task % runs * run;
-            weight_sums.run(x, grad, task / runs, first..shape.batch.min(first + run))
+            let wgrad = Wgrad { shape, taps: &taps, isa, wide, group: task / runs };
+            wgrad.run(x, grad, first..shape.batch.min(first + run))
         })
     });
     let (outs, width) = (shape.group_out(), shape.kernel_width * wide);
@@ -91,21 +91,22 @@ pub(in crate::kernels::conv) fn wgrad(
     Ok(exact.then(|| tensor(total, &shape.weight_dims())))
 }
 
+/// The gradient of one group.
 struct Wgrad<'a> {
     shape: &'a Shape,
     taps: &'a Taps,
     isa: InstructionSet,
     /// Input channels of a group, in whole vectors.
     wide: usize,
+    group: usize,
 }
 
 impl Wgrad<'_> {
-    /// The sums of a group over some images: `(kernel row, out, kernel column, channel)`.
+    /// The sums over some images: `(kernel row, out, kernel column, channel)`.
     fn run<S: Stored + 'static, G: Stored + 'static>(
         &self,
         x: &[S],
         grad: &[G],
-        group: usize,
         images: Range<usize>,
     ) -> Vec<f32> {
         let shape = self.shape;
@@ -120,7 +121,7 @@ impl Wgrad<'_> {
             let x = &x[first * shape.image()..end * shape.image()];
             let grad = &grad[first * shape.out_image()..end * shape.out_image()];
             for part in cut.parts(self.taps.grid, 1) {
-                self.run_part(x, grad, group, &part, &mut sums);
+                self.run_part(x, grad, &part, &mut sums);
             }
         }
         sums
@@ -130,19 +131,18 @@ impl Wgrad<'_> {
         &self,
         x: &[S],
         grad: &[G],
-        group: usize,
         part: &Part,
         sums: &mut [f32],
     ) {
         match (self.isa, as_bf16(x), as_bf16(grad)) {
-            (InstructionSet::AmxBf16x3, ..) => self.of_bf16x3(x, grad, group, part, sums),
+            (InstructionSet::AmxBf16x3, ..) => self.of_bf16x3(x, grad, part, sums),
             (InstructionSet::Avx512Bf16 | InstructionSet::AmxBf16, Some(x), Some(grad)) => {
-                self.of_bf16(x, grad, group, part, sums);
+                self.of_bf16(x, grad, part, sums);
             }
             _ => {
                 let images = x.chunks_exact(self.shape.image().max(1));
                 let grads = grad.chunks_exact(self.shape.out_image().max(1));
-                images.zip(grads).for_each(|(x, grad)| self.of_f32(x, grad, group, part, sums));
+                images.zip(grads).for_each(|(x, grad)| self.of_f32(x, grad, part, sums));
             }
         }
     }
@@ -169,7 +169,7 @@ impl Wgrad<'_> {
 
     /// BF16. All images are segments of one sum: one small image has few terms, and the sums would be loaded and
     /// stored for each.
-    fn of_bf16(&self, x: &[bf16], grad: &[bf16], group: usize, part: &Part, sums: &mut [f32]) {
+    fn of_bf16(&self, x: &[bf16], grad: &[bf16], part: &Part, sums: &mut [f32]) {
         let (shape, row_panels) = (self.shape, self.row_panels(part, 1));
         let (ins, outs) = (shape.group_in(), shape.group_out());
         let positions = part.rows.len() * row_panels.line;
@@ -182,19 +182,19 @@ impl Wgrad<'_> {
             let x = &x[i * shape.image()..][..shape.image()];
             let grad = &grad[i * shape.out_image()..][..shape.out_image()];
             if whole {
-                let first = part.rows.start * shape.out_width * shape.c_out + group * outs;
+                let first = part.rows.start * shape.out_width * shape.c_out + self.group * outs;
                 let of_grad = view(&grad[first..], outs, positions);
                 MatrixView { depth_stride: shape.c_out, ..of_grad }.pack_lines(stride, left);
             } else {
                 let places = &mut as_bf16_mut(straight)[..positions * outs];
-                self.pack_grad(grad, group, part, &row_panels, bf16::ZERO, copy, places);
+                self.pack_grad(grad, part, &row_panels, copy, places);
                 view(places, outs, positions).pack_lines(stride, left);
             }
             if whole && self.taps.step == 1 && shape.out_width >= 16 {
                 let of_image = NhwcImage {
                     x,
                     size: (shape.height, shape.width),
-                    channels: group * ins..(group + 1) * ins,
+                    channels: self.group * ins..(self.group + 1) * ins,
                     all: shape.c_in,
                 };
                 of_image.fill(&lines, self.isa, straight);
@@ -202,7 +202,7 @@ impl Wgrad<'_> {
             } else {
                 for column in 0..shape.kernel_width {
                     let places = &mut as_bf16_mut(straight)[..met * ins];
-                    self.pack_x(x, group, part, &row_panels, column, bf16::ZERO, copy, places);
+                    self.pack_x(x, part, &row_panels, column, copy, places);
                     view(places, ins, met).pack_blocks(&mut right[column * self.wide * x_words..]);
                 }
             }
@@ -216,7 +216,6 @@ impl Wgrad<'_> {
         &self,
         x: &[S],
         grad: &[G],
-        group: usize,
         part: &Part,
         sums: &mut [f32],
     ) {
@@ -233,11 +232,11 @@ impl Wgrad<'_> {
             let x = &x[first * shape.image()..end * shape.image()];
             let grad = &grad[first * shape.out_image()..end * shape.out_image()];
             let places = &mut as_f32_mut(straight)[..positions * outs];
-            self.pack_grad(grad, group, part, &row_panels, 0.0, widen, places);
+            self.pack_grad(grad, part, &row_panels, widen, places);
             view(places, outs, positions).pack_lines(stride, left);
             for column in 0..shape.kernel_width {
                 let places = &mut as_f32_mut(straight)[..met * ins];
-                self.pack_x(x, group, part, &row_panels, column, 0.0, widen, places);
+                self.pack_x(x, part, &row_panels, column, widen, places);
                 view(places, ins, met).pack_blocks(&mut right[column * self.wide * x_words..]);
             }
         };
@@ -328,7 +327,6 @@ impl Wgrad<'_> {
         &self,
         x: &[S],
         grad: &[G],
-        group: usize,
         part: &Part,
         sums: &mut [f32],
     ) {
@@ -340,11 +338,11 @@ impl Wgrad<'_> {
         let sizes = [positions * outs + 16, met * ins + self.wide];
         with_words(sizes, |[left, right]| {
             let places = &mut as_f32_mut(left)[..positions * outs];
-            self.pack_grad(grad, group, part, &row_panels, 0.0, widen, places);
+            self.pack_grad(grad, part, &row_panels, widen, places);
             let columns = shape.kernel_width * self.wide;
             for column in 0..shape.kernel_width {
                 let places = &mut as_f32_mut(right)[..met * ins];
-                self.pack_x(x, group, part, &row_panels, column, 0.0, widen, places);
+                self.pack_x(x, part, &row_panels, column, widen, places);
                 for (row, start) in row_panels.starts.iter().enumerate() {
                     let sums = &mut sums[row * outs * columns..][..outs * columns];
                     let gemm = PackedGemm {
@@ -373,61 +371,63 @@ impl Wgrad<'_> {
     }
 
     /// Copies the gradient at each position of some images: `(line, image, position, out)`.
-    #[allow(clippy::too_many_arguments)]
-    fn pack_grad<G, P: Copy>(
+    fn pack_grad<G, P: Copy + Default>(
         &self,
         grad: &[G],
-        group: usize,
         part: &Part,
         row_panels: &RowPanels,
-        zero: P,
         convert: impl Fn(&[G], &mut [P]),
         out: &mut [P],
     ) {
         let outs = self.shape.group_out();
-        let channels = group * outs..(group + 1) * outs;
+        let packer = RowPacker {
+            width: self.shape.out_width,
+            all: self.shape.c_out,
+            channels: self.group * outs..(self.group + 1) * outs,
+            step: 1,
+        };
         let pixels = part.columns.start as isize;
         for (y, line) in part.rows.clone().zip(out.chunks_exact_mut(row_panels.line * outs)) {
-            let packer = RowPacker { width: self.shape.out_width, all: self.shape.c_out, step: 1 };
             let grads = grad.chunks_exact(self.shape.out_image());
             let mut lines = line.chunks_exact_mut(part.columns.len() * outs);
             for (grad, line) in grads.zip(&mut lines) {
-                packer.pack(grad, y, pixels, channels.clone(), zero, &convert, line);
+                packer.pack(grad, y, pixels, &convert, line);
             }
-            lines.by_ref().for_each(|line| line.fill(zero));
-            lines.into_remainder().fill(zero);
+            lines.by_ref().for_each(|line| line.fill(P::default()));
+            lines.into_remainder().fill(P::default());
         }
     }
 
     /// Copies the pixels that a kernel column meets at each position of some images: `(line, image, position,
     /// channel)`.
-    #[allow(clippy::too_many_arguments)]
-    fn pack_x<S, P: Copy>(
+    fn pack_x<S, P: Copy + Default>(
         &self,
         x: &[S],
-        group: usize,
         part: &Part,
         row_panels: &RowPanels,
         column: usize,
-        zero: P,
         convert: impl Fn(&[S], &mut [P]),
         out: &mut [P],
     ) {
         let (shape, ins) = (self.shape, self.shape.group_in());
-        let channels = group * ins..(group + 1) * ins;
+        let packer = RowPacker {
+            width: shape.width,
+            all: shape.c_in,
+            channels: self.group * ins..(self.group + 1) * ins,
+            step: self.taps.step,
+        };
         let first = (part.columns.start * self.taps.step) as isize + self.taps.columns[column].0;
         for (&y, line) in row_panels.slots.iter().zip(out.chunks_exact_mut(row_panels.line * ins)) {
             let Some(y) = usize::try_from(y).ok().filter(|&y| y < shape.height) else {
-                line.fill(zero);
+                line.fill(P::default());
                 continue;
             };
-            let packer = RowPacker { width: shape.width, all: shape.c_in, step: self.taps.step };
             let mut lines = line.chunks_exact_mut(part.columns.len() * ins);
             for (x, line) in x.chunks_exact(shape.image()).zip(&mut lines) {
-                packer.pack(x, y, first, channels.clone(), zero, &convert, line);
+                packer.pack(x, y, first, &convert, line);
             }
-            lines.by_ref().for_each(|line| line.fill(zero));
-            lines.into_remainder().fill(zero);
+            lines.by_ref().for_each(|line| line.fill(P::default()));
+            lines.into_remainder().fill(P::default());
         }
     }
 }
@@ -437,30 +437,29 @@ fn view<T>(data: &[T], lines: usize, depth: usize) -> MatrixView<'_, T> {
     MatrixView { data, lines, depth, line_stride: 1, depth_stride: lines }
 }
 
-/// Packs rows of an image.
+/// Packs some channels of an image's rows.
 struct RowPacker {
     width: usize,
     /// Channels of a pixel.
     all: usize,
+    /// Those that are packed.
+    channels: Range<usize>,
     /// Pixels from a position to the next.
     step: usize,
 }
 
 impl RowPacker {
-    /// Some channels of every `step`th pixel of row `y` from `first` on; zeros beside the image.
-    #[allow(clippy::too_many_arguments)]
-    fn pack<S, P: Copy>(
+    /// The channels of every `step`th pixel of row `y` from `first` on; zeros beside the image.
+    fn pack<S, P: Copy + Default>(
         &self,
         x: &[S],
         y: usize,
         first: isize,
-        channels: Range<usize>,
-        zero: P,
         convert: &impl Fn(&[S], &mut [P]),
         line: &mut [P],
     ) {
         let row = &x[y * self.width * self.all..][..self.width * self.all];
-        let own = channels.len();
+        let own = self.channels.len();
         if self.step == 1 && own == self.all {
             let count = line.len() / own;
             let before = ((-first).max(0) as usize).min(count);
@@ -468,16 +467,16 @@ impl RowPacker {
             let inside = (self.width - from).min(count - before);
             let (left, rest) = line.split_at_mut(before * own);
             let (middle, right) = rest.split_at_mut(inside * own);
-            left.fill(zero);
-            right.fill(zero);
+            left.fill(P::default());
+            right.fill(P::default());
             convert(&row[from * own..][..inside * own], middle);
             return;
         }
         for (position, place) in line.chunks_exact_mut(own).enumerate() {
             let at = first + (position * self.step) as isize;
             match usize::try_from(at).ok().filter(|&at| at < self.width) {
-                Some(at) => convert(&row[at * self.all..][channels.clone()], place),
-                None => place.fill(zero),
+                Some(at) => convert(&row[at * self.all..][self.channels.clone()], place),
+                None => place.fill(P::default()),
             }
         }
     }

@@ -5,7 +5,7 @@ use super::super::Shape;
 /// Images cut into tiles of two by two output pixels, sixteen a vector. These are tiles of one row
 /// of one image; of two images that are at most 16 pixels wide, of four that are at most 8.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Grid {
+pub(super) struct TileGrid {
     pub(super) batch: usize,
     /// Height and width of the images read, without padding.
     pub(super) size: (usize, usize),
@@ -21,7 +21,7 @@ pub(super) struct Grid {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct VectorTiles {
     pub(super) image: usize,
-    /// The images there are, at most [`Grid::together`].
+    /// The images there are, at most [`TileGrid::together`].
     pub(super) images: usize,
     /// The row of tiles.
     pub(super) row: usize,
@@ -29,7 +29,7 @@ pub(super) struct VectorTiles {
     pub(super) column: usize,
 }
 
-impl Grid {
+impl TileGrid {
     /// That of a convolution.
     pub(super) fn of(shape: &Shape) -> Self {
         let out_size = (shape.out_height, shape.out_width);

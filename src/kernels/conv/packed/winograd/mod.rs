@@ -34,7 +34,7 @@ use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_words};
 use crate::kernels::tensors::format::Format;
-use grid::{Grid, VectorTiles};
+use grid::{TileGrid, VectorTiles};
 use nhwc::convolve_nhwc;
 pub(super) use suits::is_plain;
 pub(in crate::kernels::conv) use suits::suits;
@@ -80,7 +80,7 @@ fn convolve_nchw<O: Rounded>(
     isa: InstructionSet,
 ) -> Result<Option<Vec<O>>> {
     let weight = pack(weight, shape, order);
-    let grid = Grid::of(shape);
+    let grid = TileGrid::of(shape);
     let pass = WinogradConv {
         ins: shape.c_in,
         outs: shape.c_out,
@@ -144,7 +144,7 @@ fn taps<const N: usize>(
 struct WinogradConv<'a> {
     ins: usize,
     outs: usize,
-    grid: Grid,
+    grid: TileGrid,
     weight: &'a [u32],
     bias: Option<&'a [f32]>,
     vectors: Vectors,

@@ -2,11 +2,11 @@
 #![allow(unsafe_code)]
 
 use super::super::rows::{Stored, bits};
-use super::grid::{Grid, VectorTiles};
+use super::grid::{TileGrid, VectorTiles};
 use crate::kernels::cpu::vector::Vector;
 use crate::kernels::gemm::micro::Rounded;
 
-impl Grid {
+impl TileGrid {
     /// Tiles of a channel, `N` rows of `N` pixels each: four, or the two that are not halo.
     ///
     /// Pixels of the padding are zero. So are those of lanes without a tile, or they are others of
@@ -22,7 +22,7 @@ impl Grid {
         x: *const S,
         image: usize,
     ) -> [[V; N]; N] {
-        let Grid { size: (height, width), padding, together, .. } = *self;
+        let TileGrid { size: (height, width), padding, together, .. } = *self;
         // SAFETY: the features.
         let zero = unsafe { V::zero() };
         let mut tile = [[zero; N]; N];
@@ -77,7 +77,7 @@ impl Grid {
         out: *mut O,
         image: usize,
     ) -> bool {
-        let Grid { out_size: (height, width), together, .. } = *self;
+        let TileGrid { out_size: (height, width), together, .. } = *self;
         let first = 2 * place.column;
         let inside = bits(0, (width - first) as isize);
         let mut finite = true;

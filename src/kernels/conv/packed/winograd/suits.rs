@@ -2,7 +2,7 @@
 
 use super::super::Shape;
 use super::TILE_ELEMENTS;
-use super::grid::Grid;
+use super::grid::TileGrid;
 use super::tiles::Tiles;
 use crate::kernels::tensors::format::Format;
 
@@ -27,7 +27,7 @@ pub(super) fn enough_channels(shape: &Shape) -> bool {
 /// The number of vectors of tiles; for NHWC, sixteen tiles count as one.
 pub(super) fn vectors(shape: &Shape) -> usize {
     match shape.geometry.format {
-        Format::ChannelsFirst => Grid::of(shape).vectors(),
+        Format::ChannelsFirst => TileGrid::of(shape).vectors(),
         Format::ChannelsLast => Tiles::new(shape).count().div_ceil(16),
     }
 }

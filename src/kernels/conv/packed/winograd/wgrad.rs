@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use super::super::Shape;
 use super::super::rows::Stored;
-use super::grid::{Grid, VectorTiles};
+use super::grid::{TileGrid, VectorTiles};
 use super::suits::{enough_channels, is_plain, pays, vectors};
 use super::tiles::{Tiles, load};
 use super::{ROWS, TILE_ELEMENTS, TILES, VECTORS, transform};
@@ -50,7 +50,7 @@ impl Wgrad<'_> {
     /// transforming the sums is little beside.
     pub(in super::super) fn run_images(shape: &Shape) -> usize {
         let together = match shape.geometry.format {
-            Format::ChannelsFirst => Grid::of(shape).together,
+            Format::ChannelsFirst => TileGrid::of(shape).together,
             Format::ChannelsLast => 1,
         };
         let most = super::super::kernels::runs(shape.c_out * shape.taps());
@@ -67,8 +67,8 @@ impl Wgrad<'_> {
     ) -> Vec<f32> {
         let shape = self.shape;
         assert!(self.channels.end <= shape.c_out);
-        let of_x = Grid { batch: images.len(), ..Grid::of(shape) };
-        let of_grad = Grid { size: of_x.out_size, padding: (0, 0), ..of_x };
+        let of_x = TileGrid { batch: images.len(), ..TileGrid::of(shape) };
+        let of_grad = TileGrid { size: of_x.out_size, padding: (0, 0), ..of_x };
         let tiles = Tiles::new(&Shape { batch: images.len(), ..*shape });
         let ins = shape.c_in.min(CHANNELS).next_multiple_of(16);
         let outs = self.channels.len().next_multiple_of(16);
@@ -139,8 +139,8 @@ struct Work<'a, S, G> {
     channels: Range<usize>,
     x: &'a [S],
     grad: &'a [G],
-    of_x: Grid,
-    of_grad: Grid,
+    of_x: TileGrid,
+    of_grad: TileGrid,
     /// Those that there is room for, in whole products.
     ins: usize,
     outs: usize,

@@ -49,7 +49,7 @@ fn elu(x: f64, alpha: f64) -> (f64, f64) {
 }
 
 /// The rows of the table of pointwise operators.
-macro_rules! curves {
+macro_rules! activations {
     ([] $(
         $(#[$doc:meta])* $name:ident => $op:ident ($($parameter:ident: $type:ty = $sample:literal),*),
         $policy:tt,
@@ -61,7 +61,7 @@ macro_rules! curves {
             kinks: [$($kink:expr),*]; exact: $exact:literal;
         };
     )*) => {
-        fn curves() -> Vec<Row> {
+        fn activations() -> Vec<Row> {
             vec![$({
                 let row = row(
                     Some(Op::$op),
@@ -78,7 +78,7 @@ macro_rules! curves {
         }
     };
 }
-pointwise!(curves []);
+pointwise!(activations []);
 
 /// On a value above 0.
 fn of_positive(d: &mut Draft, x: usize) -> Option<Call> {
@@ -86,9 +86,9 @@ fn of_positive(d: &mut Draft, x: usize) -> Option<Call> {
 }
 
 pub(super) fn rows() -> Vec<Row> {
-    let mut curves = curves();
+    let mut activations = activations();
     // By steps, as 1 and the tangent cancel in the tail.
-    let gelu = curves.iter_mut().find(|row| row.op == Some(Op::GeluTanh)).expect("a row");
+    let gelu = activations.iter_mut().find(|row| row.op == Some(Op::GeluTanh)).expect("a row");
     gelu.reference = |tape, x, _| {
         x[0].each(|x| {
             let tangent = tape.map(x, gelu_tangent);
@@ -96,8 +96,8 @@ pub(super) fn rows() -> Vec<Row> {
             tape.linear(&[(x, 0.5), (product, 0.5)])
         })
     };
-    curves.extend(others());
-    curves
+    activations.extend(others());
+    activations
 }
 
 fn others() -> Vec<Row> {
