@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor, TensorId};
 
 use crate::kernels::WeakTensor;
 
-/// 16-bit copies of variables, made once a scope, and freed some casts after their variable.
+/// 16-bit copies of variables, made once per scope, and freed some casts after their variable.
 #[derive(Default)]
 pub(super) struct CastCache {
     epoch: u64,

@@ -221,7 +221,7 @@ pub(crate) fn target(op: Op, inputs: impl Iterator<Item = DType> + Clone) -> Res
 }
 
 /// `tensor` in `dtype`, detached, and whether it was found rather than cast. A variable is cast
-/// once a scope.
+/// once per scope.
 pub(crate) fn cast(tensor: &Tensor, dtype: DType) -> candle_core::Result<(Tensor, bool)> {
     if tensor.dtype() == dtype || !is_castable(tensor.dtype()) {
         return Ok((tensor.detach(), false));

@@ -1,4 +1,4 @@
-//! What ran in which dtype.
+//! Traces of a forward pass: which operator ran in which dtype.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

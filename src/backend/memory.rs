@@ -1,4 +1,4 @@
-//! What is done with a GPU's memory once a tensor is dropped.
+//! GPU memory: caches it once a tensor is dropped, gives it back, and counts it.
 
 use candle_core::Device;
 

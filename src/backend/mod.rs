@@ -1,4 +1,4 @@
-//! What a user sets for a machine: threads, memory, and how a GPU's libraries compute.
+//! Settings for a machine: threads, memory, and how a GPU's libraries compute.
 
 mod memory;
 mod threads;

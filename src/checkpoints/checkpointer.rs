@@ -103,7 +103,7 @@ impl Checkpointer {
     /// a process that was stopped left half written. Where it is.
     ///
     /// None is removed on the word of a file that was not read whole: the others that it counts are
-    /// verified, once a process. A damaged one counts as neither the last nor the best; in the way
+    /// verified, once per process. A damaged one counts as neither the last nor the best; in the way
     /// of the new one, or older than the last, it is renamed to `*.damaged`. What cannot be removed
     /// or renamed stays, with a warning through `tracing`: the checkpoint is saved all the same.
     ///

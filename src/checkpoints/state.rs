@@ -1,4 +1,4 @@
-//! What a part of a run is on disk: tensors and short values, by name.
+//! The saved form of a part of a run: tensors and short values, by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;

@@ -1,4 +1,4 @@
-//! What the engines ask of their arguments.
+//! Checks of the arguments that all engines share: dtypes and shapes.
 
 use candle_core::{DType, Tensor};
 

@@ -1,4 +1,4 @@
-//! What ranks exchange: one trait, which each engine implements.
+//! The collective calls by which ranks exchange tensors: one trait, which each engine implements.
 
 use std::fmt;
 

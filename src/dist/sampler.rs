@@ -19,7 +19,7 @@ pub enum Uneven {
     Drop,
 }
 
-/// Deals a data set's samples out to the ranks: every sample once an epoch, each to one rank.
+/// Deals a data set's samples out to the ranks: every sample once per epoch, each to one rank.
 ///
 /// The order of an epoch is that of its number and the seed, the same on all ranks. Ranks take turns: `N` ranks with
 /// batches of `B / N` see, batch by batch, the samples that one rank sees in batches of `B`. All ranks have the

@@ -22,7 +22,7 @@ use crate::{Result, autocast, kernels};
 ///
 /// # Memory
 ///
-/// With [`AdamW`](crate::optim::AdamW) and 16-bit weights, `N` ranks take `6 + 12 / N` bytes a parameter each. The
+/// With [`AdamW`](crate::optim::AdamW) and 16-bit weights, `N` ranks take `6 + 12 / N` bytes per parameter each. The
 /// weight takes 2, and its gradient 4 during backward. The master takes 4 and two moments 8, of one part in `N`. A part
 /// of an `F32` variable takes 4 more.
 ///

@@ -1,4 +1,4 @@
-//! What can go wrong, in groups: [`Error`] has a variant for each, with an enum of the cases.
+//! The errors of this crate, in groups: [`Error`] has a variant for each group, with an enum of the cases.
 //!
 //! ```
 //! use candle_amp::error::{Error, ScalerError};

@@ -1,4 +1,4 @@
-//! What a captured step reads anew at each replay.
+//! The values that a captured step reads anew at each replay.
 //!
 //! A CUDA graph repeats launches with the arguments that they had. What differs from step to step goes through words in
 //! a buffer on the device, which the host rewrites before each replay. They are the key and stream of a random draw,

@@ -32,7 +32,7 @@ use crate::scaler::Step;
 /// The model's operators stay candle's: they compute in the dtype of what they are given and, on a
 /// CPU, add up in 16 bits. Cast the input yourself, and reduce the loss in `F32`, as those in
 /// [`ops`](crate::ops) do. Gradients are rounded to 16 bits once more where they leave the 16-bit
-/// tensor. Memory is 4 + 2 bytes a parameter, without optimizer state.
+/// tensor. Memory is 4 + 2 bytes per parameter, without optimizer state.
 ///
 /// What was asked for in `F32`, or is kept so by [`dtypes`](Self::dtypes), is the variable itself:
 /// running statistics are written to where they are saved from.

@@ -102,7 +102,7 @@ impl From<candle_nn::Activation> for Activation {
     }
 }
 
-/// [`ops::prelu`] with its weight, of one element or one a channel.
+/// [`ops::prelu`] with its weight, of one element or one per channel.
 #[derive(Clone, Debug)]
 pub struct PReLU {
     weight: Tensor,

@@ -74,7 +74,7 @@ impl Module for GroupNorm {
 ///
 /// let vb = nn::var_builder(&nn::VarMap::new(), DType::F32, &Device::Cpu);
 /// let norm = nn::group_norm(2, 4, 0.0, vb.pp("norm"))?;
-/// let x = Tensor::new(&[[[1f32], [3.0], [10.0], [20.0]]], &Device::Cpu)?; // two channels a group
+/// let x = Tensor::new(&[[[1f32], [3.0], [10.0], [20.0]]], &Device::Cpu)?; // two channels per group
 /// assert_eq!(norm.forward(&x)?.flatten_all()?.to_vec1::<f32>()?, [-1.0, 1.0, -1.0, 1.0]);
 /// assert!(nn::group_norm(3, 4, 0.0, vb.pp("other")).is_err()); // 3 does not divide 4
 /// # Ok::<(), candle_core::Error>(())

@@ -205,7 +205,7 @@ impl Operator for Swiglu {
 ///
 /// # Errors
 ///
-/// A `weight` that has neither one element nor one a channel.
+/// A `weight` that has neither one element nor one per channel.
 ///
 /// # References
 ///

@@ -1,6 +1,6 @@
 //! Operators on images and sequences whose channels come last: `(b, h, w, c)`, `(b, l, c)`, by shape.
 //!
-//! What tensor cores and CPU tiles like best: a row of a kernel meets numbers that follow each other.
+//! This layout suits tensor cores and CPU tiles best: a row of a kernel meets contiguous elements.
 //! The model chooses the layout once, where images enter. All other operators (activations, additions,
 //! losses) are the same for both. Weights keep their shape, `(c_out, c_in / groups, kh, kw)`, so that a
 //! checkpoint loads in either. PyTorch's `channels_last` is a matter of strides, which an operator may

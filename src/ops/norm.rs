@@ -40,7 +40,7 @@ pub struct BatchStatistics {
 ///
 /// # Errors
 ///
-/// Shapes, dtypes or devices that do not fit; only one value a channel, which has no variance.
+/// Shapes, dtypes or devices that do not fit; only one value per channel, which has no variance.
 ///
 /// # References
 ///

@@ -1,4 +1,4 @@
-//! What an optimizer's settings say to the one core all of them have.
+//! The settings of an optimizer, and the trait by which the one core of all optimizers reads them.
 
 use std::fmt::Debug;
 

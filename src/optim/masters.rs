@@ -2,7 +2,7 @@
 
 /// How a 16-bit variable keeps its exact value between steps. `F32` and `F64` variables are their own.
 ///
-/// | | bytes a parameter, variable included | for | the exact value |
+/// | | bytes per parameter, variable included | for | the exact value |
 /// |---|---|---|---|
 /// | `F32` | 6 | F16, BF16 | an `F32` master |
 /// | `Remainder` | 4 | BF16 | the variable and 16 bits more |

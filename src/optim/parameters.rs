@@ -1,4 +1,4 @@
-//! What an optimizer is made of: variables, with names or without, in groups.
+//! The arguments that optimizers are made from: variables, with names or without, in groups.
 
 use candle_core::Var;
 

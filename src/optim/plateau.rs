@@ -42,7 +42,7 @@ impl Default for PlateauConfig {
     }
 }
 
-/// Lowers the learning rate when a measure (a validation loss, once an epoch) has not improved for a
+/// Lowers the learning rate when a measure (a validation loss, once per epoch) has not improved for a
 /// while. A measure of NaN is no improvement.
 ///
 /// It knows no steps, so skipped ones do not concern it. Where an optimizer has groups, `min_lr` and

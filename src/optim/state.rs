@@ -1,4 +1,4 @@
-//! What an optimizer remembers, to save and to go on from.
+//! The saved state of an optimizer, from which training resumes.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What became of a step.
+//! The outcome of a step: taken or skipped, and why.
 
 use std::sync::OnceLock;
 use std::thread::{self, ThreadId};

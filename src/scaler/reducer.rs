@@ -1,4 +1,4 @@
-//! What the scaler asks of whoever combines the gradients of several ranks.
+//! The trait by which the scaler has the gradients of several ranks combined.
 
 use std::collections::HashSet;
 use std::fmt::Debug;

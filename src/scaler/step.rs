@@ -1,4 +1,4 @@
-//! What the scaler asks of an optimizer, and tells of a step.
+//! The trait by which the scaler steps an optimizer, and the gradients that it hands over.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! What a rank tells its peers of a call before any data moves.
+//! The header of a call, which a rank sends its peers before any data moves.
 
 use std::fmt;
 

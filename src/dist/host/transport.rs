@@ -1,4 +1,4 @@
-//! What an engine on the host must be able to move.
+//! The trait by which an engine on the host moves bytes between ranks.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What each call does on the device.
+//! Plans each call as steps on the device.
 //!
 //! Reductions are not NCCL's, whose order of sums depends on the machine. Pieces travel as they are, and each rank adds
 //! those it gets in the order of the ranks, as the engines on the host do.

@@ -77,7 +77,7 @@ fn inner(x: &Tensor) -> usize {
 }
 
 /// [`super::prelu::prelu`], or its gradient where there is a `grad`; `weight` in the dtype of the
-/// arithmetic, one or one a channel.
+/// arithmetic, one or one per channel.
 pub(super) fn prelu(
     gpu: &Gpu,
     x: &Tensor,

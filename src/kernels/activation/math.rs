@@ -1,4 +1,4 @@
-//! What pointwise operators are made of, in forms that loops over them vectorise with.
+//! Elementary functions for pointwise operators, in forms that loops vectorise with.
 
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::softmax::cpu::Exp;

@@ -1,4 +1,4 @@
-//! A leaky relu whose slope is a parameter: one, or one a channel, of dimension 1.
+//! A leaky relu whose slope is a parameter: one, or one per channel, of dimension 1.
 
 use candle_core::{DType, Result, Tensor};
 use num_traits::Zero;

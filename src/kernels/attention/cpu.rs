@@ -3,7 +3,7 @@
 //! For a block, `q × kᵀ` gives all its scores at once: about half a megabyte, which stays in the second-level
 //! cache. A row of scores is scaled, masked and turned into exponentials relative to its largest, and `scores × v`
 //! gives the output. The division by the sum of the exponentials comes last, on the output: it has `dv` elements a
-//! row, where the scores have one a key. So scores never reach main memory, and there is no online softmax, as a
+//! row, where the scores have one per key. So scores never reach main memory, and there is no online softmax, as a
 //! block sees all its keys.
 //!
 //! Only the statistics of each row's softmax are saved. Backward computes the scores again and gets the probabilities
@@ -84,7 +84,7 @@ pub(super) fn opened<'a, A: Element>(
     }
 }
 
-/// One thread a task where there are enough tasks.
+/// One thread per task where there are enough tasks.
 pub(super) fn threads(tasks: usize) -> Threads {
     if tasks < threads_of_pool() { Threads::All } else { Threads::One }
 }

@@ -1,5 +1,15 @@
-// What attention's kernels on tensor cores share: blocks of warps with 16 rows each, times tiles of other rows in
-// shared memory, by the products of warps.cuh or wgmma.cuh. Products and sums are F32.
+// Parts that attention's tensor-core kernels share: fragments, tiles, scores and output. Tri Dao, FlashAttention-2.
+//
+// A block has 64 rows of one head, or more, and each of its warps has 16 of them. Rows of the other operand come into
+// shared memory one tile at a time. Scores exist for one tile only, in registers, so memory never holds them.
+//
+// A warp multiplies its rows by a tile with `mma.sync` (warps.cuh), or a Hopper warpgroup with `wgmma` (wgmma.cuh).
+// Both leave the result in the same registers: of rows g and g + 8 and every 8 columns, lane 4 g + t has columns 2 t
+// and 2 t + 1. A left operand has that layout too, so probabilities go into the next product without a shuffle.
+//
+// Sums are F32. Tensor cores have no F32 operands, so an F32 number is the sum of two TF32 terms, and a product takes
+// four instructions; of the type `tf32` it is rounded to one term. Exponentials are powers of two, because the hardware
+// computes those. Where scores are products times a scale, log2(e) and the scale are one factor (`unit`).
 
 template <class T> constexpr bool IS_F16 = false;
 template <> constexpr bool IS_F16<f16> = true;
@@ -281,7 +291,7 @@ DEVICE float times_left(const Left<D, T> &left, int i, const float *row, u32 wid
     return sum;
 }
 
-// Weights (16, 16), whose halves are as products leave them, rounded to T: the left one of a product.
+// Weights (16, 16), in two parts as products leave them, rounded to T: the left operand of a product.
 template <class T> DEVICE void as_left(Left<16, T> &left, const float (&w0)[4], const float (&w1)[4]) {
     if constexpr (IS_WIDE<T>) {
 #pragma unroll

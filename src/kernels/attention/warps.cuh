@@ -1,4 +1,14 @@
-// Products of a warp by itself, by `mma.sync`: 16 rows in its registers times rows of tiles in shared memory.
+// Products of one warp, by `mma.sync`: its 16 rows times the rows of a tile in shared memory. For compute capability
+// 8.0 and later; on Hopper for F32 only.
+//
+// The warp's rows are the left operand. Forward keeps them in registers. Backward needs more, so it multiplies 16 rows
+// of a tile at a time, and keeps the wide rows of F32 in shared memory.
+//
+// `mma.sync` takes the right operand by columns. Rows times a transposed tile therefore read the tile as it is, and
+// weights times a tile read it transposed. `ldmatrix` does both for 16-bit numbers, ordinary loads for F32.
+//
+// `cp.async` fills one stage of tiles while products read the other; both stages take 36 KiB of shared memory at most.
+// Rows are padded by 8 elements, so that the rows which are read together start in different banks.
 
 // Four matrices of 8 x 8 16-bit numbers out of shared memory, a register each. Lane i says where row i % 8 of matrix
 // i / 8 is. Lane 4 g + t gets the elements 2 t and 2 t + 1 of row g, or of column g where TURNED.
@@ -34,7 +44,7 @@ DEVICE void fetch_rows(T (*to)[D + 8], const T *from, size_t stride, size_t firs
     }
 }
 
-// The left one of a product in shared memory, for which there are no registers: each lane has its own part there.
+// The left operand of a product in shared memory, if registers are short: each lane reads its own part there.
 template <int D> struct KeptLeft {
     uint4 (*at)[128];
 
@@ -47,7 +57,7 @@ template <int D> struct KeptLeft {
     }
 };
 
-// c (16, 8) += left (16, D) times eight rows of a tile, turned.
+// c (16, 8) += left (16, D) times eight rows of a tile, transposed.
 template <int D, class T>
 DEVICE void times_turned(float (&c)[4], const Left<D, T> &left, const T (*tile)[D + 8], int first) {
     int lane = threadIdx.x % 32;

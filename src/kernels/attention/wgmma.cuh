@@ -1,6 +1,14 @@
-// Products of a warpgroup, Hopper's: four warps with 64 rows multiply them with a matrix that lies in shared memory, by
-// `wgmma`, and wait for the result. It is at places in registers that `mma.sync` has too. PTX ISA, "Asynchronous
-// Warpgroup Level Matrix Instructions".
+// Products of a Hopper warpgroup, by `wgmma`: four warps multiply 64 rows by a tile in shared memory. For 16-bit inputs
+// on compute capability 9.0. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
+//
+// The instruction reads the tile from shared memory by a descriptor, so the tile takes no registers. Two or three
+// warpgroups of a block share each tile, so fewer tiles come from the L2 cache. Backward's own rows lie in shared
+// memory too. Rows have 128 bytes and the 128-byte swizzle: pack p of 16 bytes of row r is at p ^ r % 8. So eight packs
+// of one column are in different banks, without padding.
+//
+// `wgmma` is asynchronous, and the compiler does not know when it accesses its registers. `begin_products` and
+// `end_products` therefore enclose each chain of products and wait for its result, and `settle` pins the registers. The
+// result is in the registers where `mma.sync` leaves it, so the kernels are written once for both.
 #ifdef HOPPER
 
 // Registers have their values here, and not only further on: the compiler knows of none that is read or written between
@@ -35,7 +43,8 @@ template <class... C> DEVICE void end_products(C &...results) {
 }
 
 // Where a matrix is in shared memory whose rows are 128 bytes, swizzled, in blocks of eight. `columns` apart, in bytes, are
-// 64 columns and the next 64 of one that is turned. The matrix that is n bytes further is at this plus `further(n)`.
+// 64 columns and the next 64 of one that is transposed. The matrix that is n bytes further is at this plus
+// `further(n)`.
 DEVICE u64 matrix_at(const void *first, u32 columns) {
     constexpr u64 EIGHT_ROWS = 1024, SWIZZLED_128 = 1;
     u64 address = (u32)__cvta_generic_to_shared(first) & 0x3ffff;

@@ -1,6 +1,6 @@
 //! Batch norm on the CPU: sums for each channel, then one pass over the elements.
 //!
-//! All that depends on the channel alone is computed once a channel: forward is then `(x - mean) * scale + bias`,
+//! All that depends on the channel alone is computed once per channel: forward is then `(x - mean) * scale + bias`,
 //! backward a linear function of `x` and its gradient. A fused ReLU, with or without a residual, is part of the same
 //! pass, so that nothing in between is written. Backward finds out again from `x` where ReLU was
 //! positive. It uses the same numbers in the same order as forward, so both agree.

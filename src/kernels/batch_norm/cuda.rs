@@ -209,7 +209,7 @@ pub(super) fn average(
     kernel.run(Grid::over(channels, 1))
 }
 
-/// How the elements of a tensor are shared out: so many blocks a channel.
+/// How the elements of a tensor are shared out: so many blocks per channel.
 struct ChannelBlocks<'a> {
     gpu: &'a Gpu,
     layout: Channels,
@@ -228,7 +228,7 @@ impl<'a> ChannelBlocks<'a> {
         self.gpu.launch(&SOURCE, [name, suffix(self.dtype)?])
     }
 
-    /// One block a part of a channel. A kernel reads and writes the elements of its part in tensors
+    /// One block per part of a channel. A kernel reads and writes the elements of its part in tensors
     /// of `layout`'s size, the elements of its channel in vectors, and its own of the partials.
     fn run(&self, kernel: Launch) -> Result<()> {
         let Channels { outer, channels, inner } = self.layout;

@@ -223,7 +223,7 @@ pub(crate) fn parameter_gradients(
     portable::parameter_gradients(&x, &grad, statistics)
 }
 
-/// `dx` where `x` is a part of what the statistics are of: all of that has `count` values a channel, and these
+/// `dx` where `x` is a part of what the statistics are of: all of that has `count` values per channel, and these
 /// gradients of weight and bias.
 pub(crate) fn backward_part(
     x: &Tensor,

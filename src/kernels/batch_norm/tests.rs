@@ -415,7 +415,7 @@ fn the_gradient_through_relu_is_that_of_its_parts() -> Result<()> {
 
 /// The layouts a GPU takes its own ways: whole packs and not, runs of one, parts of a channel.
 ///
-/// Of two values a channel, gradients cancel to nothing.
+/// Of two values per channel, gradients cancel to nothing.
 const GPU_SHAPES: [&[usize]; 12] = [
     &[5, 1],
     &[1025, 3],
@@ -436,7 +436,7 @@ fn gpus_agree() {
     for dtype in DTYPES {
         let half = epsilon(dtype) > 1e-6;
         for (shape, offset) in GPU_SHAPES.into_iter().flat_map(|s| [(s, 0.0), (s, 1e4)]) {
-            // Halves have no room beside a mean of 10,000.
+            // 16-bit dtypes have no room beside a mean of 10,000.
             let offset = if half { offset / 1e3 } else { offset };
             let x = (strided(shape, DType::F64, 31) + offset).unwrap().to_dtype(dtype).unwrap();
             let (residual, grad) = (strided(shape, dtype, 32), strided(shape, dtype, 33));

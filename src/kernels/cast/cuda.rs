@@ -8,7 +8,7 @@ use crate::kernels::cuda::{
 static SOURCE: Source = Source { name: "cast", code: include_str!("cast.cu") };
 static MANY: Source = Source { name: "cast_many", code: include_str!("many.cu") };
 
-/// Of as many words a tensor as `Row` in `many.cu`.
+/// Of as many words per tensor as `Row` in `many.cu`.
 type TensorList = Many<5>;
 
 /// `x`, of any strides, in `dtype`: a new tensor, in one launch.

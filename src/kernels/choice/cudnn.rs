@@ -1,4 +1,4 @@
-//! What cuDNN may do: try its algorithms, round weight gradients.
+//! Settings of cuDNN: whether it times its algorithms, and whether it rounds weight gradients.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

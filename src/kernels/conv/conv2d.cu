@@ -1,7 +1,7 @@
-// What surrounds the matrix products of a convolution, and convolutions of one channel a group.
+// What surrounds the matrix products of a convolution, and convolutions of one channel per group.
 //
 // Between the products, pixels are counted through the whole batch, image by image: a tile is
-// `count` of them from `first` on, and a matrix has a row a channel or a tap, `ld` elements apart.
+// `count` of them from `first` on, and a matrix has a row per channel or tap, `ld` elements apart.
 
 // Elements a thread has of a row, stored at once where that can be.
 template <class T> constexpr int RUN = Pack<T>::LEN;
@@ -25,7 +25,7 @@ template <class T> DEVICE void store_run(T *row, const Pack<T> &pack, size_t fro
     }
 }
 
-// A row a tap of an input channel, as weights lie: what each output pixel sees there; padding is 0.
+// A row per tap of an input channel, as weights lie: what each output pixel sees there; padding is 0.
 template <class T>
 DEVICE void im2col(const T *x, T *columns, size_t first, size_t count, size_t ld, const Shape &of) {
     Run run(count, RUN<T>);
@@ -45,7 +45,7 @@ DEVICE void im2col(const T *x, T *columns, size_t first, size_t count, size_t ld
     store_run(columns + run.row * ld, pack, run.from, count);
 }
 
-// A row an output channel, out of images (n, c_out, oh, ow).
+// A row per output channel, out of images (n, c_out, oh, ow).
 template <class T>
 DEVICE void to_rows(const T *images, T *rows, size_t first, size_t count, size_t ld, const Shape &of) {
     Run run(count, RUN<T>);
@@ -95,7 +95,7 @@ DEVICE void col2im(const A *columns, O *dx, const A *bias, size_t first_image, s
     }
 }
 
-// One input channel a group. A thread has an output pixel.
+// One input channel per group. A thread has an output pixel.
 template <class T, class O>
 DEVICE void depthwise(const T *x, const T *weight, const Acc<T> *bias, O *y, size_t batch, const Shape &of) {
     size_t each = of.c_out / of.c_in;

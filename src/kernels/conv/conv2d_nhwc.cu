@@ -1,8 +1,19 @@
-// Convolutions of images (n, h, w, c): as conv2d.cu has them, but threads that follow each other have
-// channels that do. A matrix has a row a pixel of the batch.
+// NHWC convolutions: the kernels around their matrix products, and depthwise convolutions.
+//
+// `im2row` writes a row for each output pixel: its taps, in the order (kh, kw, channels), padded with zeros to the
+// length that the products want. `turn` transposes the weights to that order. Then rows x weights^T is the output in
+// NHWC, so nothing has to be moved after the product. In dgrad the product gives gradients of such rows, and `row2im`
+// gathers those of each input pixel: without atomics, so that a sum has one order.
+//
+// A depthwise convolution has one input channel per group. A product would sum over kh * kw terms only, so threads sum
+// the taps themselves. wgrad sums parts of the batch's pixels, and `depthwise_merge` adds the parts in F64.
+//
+// Neighbouring threads have neighbouring channels, so that their accesses coalesce. A thread has a pack of V of them
+// where channels and addresses are multiples of 16 bytes. `im2row` does the divisions of an index once per PIXELS
+// pixels.
 
-// Each of `count` matrices (a, b), transposed: rows `from_ld` elements apart become rows of `to_ld`, of
-// which what there is nothing for is 0.
+// Transposes each of `count` matrices (a, b). Matrices are `from_ld` elements apart before and `to_ld` after; zeros
+// fill up each matrix of the result.
 template <class T, class O>
 DEVICE void turn(const T *from, O *to, size_t count, size_t a, size_t b, size_t from_ld, size_t to_ld) {
     for (size_t i = global_thread(); i < count * to_ld; i += global_threads()) {
@@ -67,7 +78,7 @@ DEVICE void row2im(const A *rows, O *dx, const A *bias, size_t first_image, size
     }
 }
 
-// One input channel a group; `weight` is (kh, kw, c_out). A thread has V channels of an output pixel:
+// One input channel per group; `weight` is (kh, kw, c_out). A thread has V channels of an output pixel:
 // more than one where each input channel has one output channel.
 template <int V, class T, class O>
 DEVICE void depthwise(const T *x, const T *weight, const Acc<T> *bias, O *y, size_t batch, const Shape &of) {

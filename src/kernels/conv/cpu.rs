@@ -173,7 +173,7 @@ fn with_images<A: Arithmetic>(
     });
 }
 
-/// The matrices of a tile of padded images, one a row of the kernel, each `(row_taps, pixels)`;
+/// The matrices of a tile of padded images, one per row of the kernel, each `(row_taps, pixels)`;
 /// gathered into `buffer` where they are not the image itself.
 fn matrices<'a, A: Arithmetic>(
     padded: &'a [A],
@@ -269,7 +269,7 @@ where
     out
 }
 
-/// One thread a task where there are enough tasks.
+/// One thread per task where there are enough tasks.
 fn threads(tasks: usize) -> Threads {
     if tasks < parallel::threads() { Threads::All } else { Threads::One }
 }

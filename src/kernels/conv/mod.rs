@@ -4,7 +4,8 @@
 //! Weights are `(c_out, c_in / groups, kh, kw)`. Every argument is F16, BF16, F32 or F64, not necessarily the same →
 //! F64 where one of them is F64, else F32 → rounded once to `out`.
 //!
-//! As in cuDNN, *dgrad* is the gradient by the data, which is the input, and *wgrad* is the gradient by the weight.
+//! As in cuDNN, *dgrad* is the gradient with respect to the data, which is the input, and *wgrad* is the gradient with
+//! respect to the weight.
 
 mod algorithm;
 mod columns;
@@ -207,7 +208,7 @@ fn dgrad_by(
     dx.map(|dx| dx.to_dtype(out)).transpose()
 }
 
-/// The gradient of [`forward`] by the weight, of dimensions `weight_dims`, from `x (b,c_in,h,w)`
+/// The gradient of [`forward`] with respect to the weight, of dimensions `weight_dims`, from `x (b,c_in,h,w)`
 /// and `grad (b,c_out,h_out,w_out)`.
 ///
 /// The sum over the batch has one order, whatever the number of threads.

@@ -44,7 +44,7 @@ pub(super) fn suits(
         Format::ChannelsFirst if pass == PassKind::Dgrad && multiplies_pairs(operands, shape) => {
             bias.is_none() && shape.pixels() <= 256
         }
-        // The bias of a product is one number a column, and here columns are pixels.
+        // The bias of a product is one number per column, and here columns are pixels.
         Format::ChannelsFirst => bias.is_none(),
     };
     one_tap && fits

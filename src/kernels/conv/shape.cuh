@@ -1,4 +1,4 @@
-// What the kernels of convolutions are told of one, and where its pixels are.
+// Sizes of a convolution, as its kernels' arguments, and the coordinates of pixels.
 
 struct Shape {
     size_t c_in, c_out, h, w, oh, ow, kh, kw, stride, ph, pw, dilation;

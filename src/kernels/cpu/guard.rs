@@ -1,4 +1,4 @@
-//! Read access to the storage of tensors: one guard a storage and thread.
+//! Read access to the storage of tensors: one guard per storage and thread.
 //!
 //! candle keeps a tensor's elements behind a lock for readers and writers, and hands its guard out. Two
 //! facts of that lock make a rule necessary.
@@ -9,7 +9,7 @@
 //!
 //! Therefore:
 //!
-//! 1. **A thread has one guard a storage.** [`guard`] finds those that its thread has, by where the storage
+//! 1. **A thread has one guard per storage.** [`guard`] finds those that its thread has, by where the storage
 //!    is, and shares them.
 //! 2. **A kernel that reads several tensors takes all guards first, by [`hold`].** That waits in line for each, holding
 //!    nothing. Then it takes all but the first past writers that wait meanwhile (`read_recursive`, which candle's own operators

@@ -1,4 +1,15 @@
-//! Writing into a tensor that exists: the one door to candle's mutable storage.
+//! Writes to existing CPU tensors: all CPU kernels that write in place go through here.
+//!
+//! candle keeps a tensor's elements behind a reader-writer lock. [`write`] locks one tensor, such as a result that
+//! nobody else has. [`lock_sets`] locks sets of tensors, some to read and some to write, such as an optimizer's
+//! variables, moments and gradients.
+//!
+//! Threads may lock the same tensors in any order. So that none waits for another in a circle, a thread that has a lock
+//! never waits for one. If a lock is taken, it gives back its own, waits for that one alone, and tries again. It waits
+//! for the first set only; of the others it takes those that are free, and the caller comes back for the rest.
+//!
+//! A thread that waits for itself would hang. Where a set writes a storage that it also names otherwise, or that the
+//! thread reads, the answer is an error instead.
 
 use candle_core::{
     CpuStorage, DType, InplaceOp1, Layout, Result, Storage, StorageMutRef, StorageRef, Tensor,

@@ -1,4 +1,4 @@
-//! What the CPU's kernels share: element types, vector instructions, threads and memory.
+//! Parts that the CPU's kernels share: element types, vector instructions, threads and memory.
 
 pub(in crate::kernels) mod array;
 mod convert;

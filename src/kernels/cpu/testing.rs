@@ -1,4 +1,4 @@
-//! What the tests of several files here share.
+//! Helpers that the tests of several files here share.
 
 use std::panic::resume_unwind;
 use std::sync::mpsc;

@@ -1,4 +1,4 @@
-//! What `cuda` is without the feature of that name: the same items, and never a device.
+//! The stand-in for `cuda` without the feature of that name: the same items, and never a device.
 
 mod cache;
 mod convolution;

@@ -1,4 +1,4 @@
-//! Machine code on disk, so that a source is compiled once a machine, not once a process.
+//! Machine code on disk, so that a source is compiled once per machine, not once per process.
 //!
 //! ```text
 //! a file: MAGIC, length of the key and of the code (u64), key, code, CRC-32 of all that

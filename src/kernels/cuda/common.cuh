@@ -1,5 +1,5 @@
 // What every kernel of candle-amp begins with. NVRTC compiles it without a single header, so that a
-// machine with a driver alone will do: halves are their bits, converted here.
+// machine with a driver alone will do: 16-bit numbers are their bits, converted here.
 
 typedef unsigned char u8;
 typedef unsigned short u16;

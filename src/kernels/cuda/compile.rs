@@ -1,4 +1,4 @@
-//! Compiles CUDA sources by NVRTC and finds their kernels: compiled once a machine, loaded once a process.
+//! Compiles CUDA sources by NVRTC and finds their kernels: compiled once per machine, loaded once per process.
 //!
 //! The sources are text in the library, so a build needs no nvcc. A lookup has three levels:
 //!

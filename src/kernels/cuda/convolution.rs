@@ -37,13 +37,13 @@ pub(crate) struct Convolution {
     pub(crate) stride: usize,
     pub(crate) dilation: usize,
     pub(crate) groups: usize,
-    /// Whether F32 values are rounded to TF32: of halves, that is exact.
+    /// Whether F32 values are rounded to TF32: of 16-bit values, that is exact.
     pub(crate) tf32: bool,
 }
 
 /// What is added to each channel of a convolution's result, before the one rounding.
 pub(crate) struct Bias<'a> {
-    /// A number a channel, contiguous.
+    /// A number per channel, contiguous.
     pub(crate) values: &'a Tensor,
     /// Writes them to all pixels of the result, for a library that can only add to what is there.
     pub(crate) spread: &'a dyn Fn() -> Result<()>,

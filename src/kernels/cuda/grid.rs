@@ -1,9 +1,9 @@
-//! What a launch is made of beside its arguments: the grid, and names by dtype.
+//! The grid of a launch, and the names of kernels by dtype.
 
 use crate::error::bail;
 use candle_core::{DType, Result};
 
-/// Blocks, threads a block, and bytes of dynamic shared memory a block.
+/// Blocks, threads per block, and bytes of dynamic shared memory per block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
     pub(crate) blocks: [usize; 3],

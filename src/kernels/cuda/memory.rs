@@ -1,4 +1,15 @@
-//! Memory of a device: without events, and kept for what comes next.
+//! Allocates GPU memory without events, caches what tensors free, and counts both.
+//!
+//! Allocations come from the driver's memory pool. By default the driver takes freed memory back whenever the host
+//! synchronises. [`keep`] leaves it in the pool for later tensors, as PyTorch's caching allocator does. If memory runs
+//! out, [`alloc`] gives back what the pool caches and asks once more, because the cached pieces may be too small. A
+//! capture cannot do that, because it synchronises.
+//!
+//! cudarc creates two events for each allocation, to order streams by. Where candle uses one stream per thread, it
+//! orders none of them, so the events serve nothing. [`alloc`] then takes memory through a second context object of the
+//! same device, which creates none: four driver calls fewer per allocation.
+//!
+//! Captured CUDA graphs have memory of their own, outside the pool. Statistics add it, and [`trim`] gives it back too.
 
 use std::sync::{Arc, OnceLock};
 

@@ -8,7 +8,7 @@ use candle_core::{DType, Result, Tensor};
 use super::Gpu;
 use super::quick::Quick;
 
-/// By device, which has a stream, place and dtype. One a thread: what two threads launch has no order.
+/// By device, which has a stream, place and dtype. One per thread: what two threads launch has no order.
 type Kept = Quick<(DeviceId, usize, DType), Tensor>;
 
 thread_local!(static KEPT: RefCell<Kept> = RefCell::default());

@@ -7,7 +7,7 @@
 //! time wait for one another all the time: for them there is `Device::new_cuda_with_stream`, one stream for all
 //! threads.
 //!
-//! What candle's own operators launch later is not counted.
+//! Later launches by candle's own operators are not counted.
 //!
 //! # Tensors that are dropped on another thread
 //!

@@ -156,7 +156,7 @@ pub(super) fn keep_mask(
 ) -> Result<Tensor> {
     let (y, n) = (gpu.empty(shape, DType::U8)?, shape.elem_count());
     let words = capture::draw_words(rng);
-    // 16 elements a thread, those before `n`.
+    // 16 elements per thread, those before `n`.
     gpu.launch(&SOURCE, "keep_mask")?
         .write_new(&y)?
         .size(n)

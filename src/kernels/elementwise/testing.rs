@@ -1,4 +1,4 @@
-//! What the tests of kernels share: random tensors, comparison, numeric gradients.
+//! Helpers that the tests of kernels share: random tensors, comparison, numeric gradients.
 
 use candle_core::{DType, Device, Result, Tensor};
 use rand::{Rng, SeedableRng};

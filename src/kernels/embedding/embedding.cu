@@ -1,5 +1,14 @@
-// Rows of a table by number, and sums of rows with one number. A number that names no row reads NaN,
-// and is summed nowhere: to report it would be to wait for it.
+// Embedding: rows of a table by number, and in backward sums of the gradient's rows by number.
+//
+// A number that names no row reads NaN, and its gradient is dropped: an error would have to wait for the device.
+//
+// Backward adds all gradient rows with one number. Atomics would add them in another order every time. So `sort_places`
+// sorts the places by number first. Each thread counts the numbers that come before its own, and that count is its
+// place in the order. That compares every number with every other, so the host limits how many are sorted at a time.
+//
+// `scatter_add` then sums neighbours of one number, and adds the sum to that row of the result. A frequent number may
+// have all rows, so work is cut by place and not by number: a warp has PIECE places. `join_parts` adds the sums of a
+// number that reaches over several pieces.
 
 template <class T> DEVICE void gather(T *y, const u32 *ids, const T *table, size_t n, size_t rows, size_t d) {
     constexpr int V = PACK<T>;

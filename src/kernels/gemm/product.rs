@@ -135,7 +135,7 @@ const PART: usize = 128;
 /// threads there are; `cuts_do_not_change_a_bit` tests it.
 const ALONE: usize = 64;
 const FEW: usize = 256;
-/// Rows and columns from which on packing is so little that there are two parts a thread, which end together.
+/// Rows and columns from which on packing is so little that there are two parts per thread, which end together.
 const LARGE: usize = 512;
 
 /// The parts of a product of `m` rows and `n` columns for so many threads: of how many rows, and columns.

@@ -1,11 +1,11 @@
 //! Group norm on the CPU.
 //!
 //! The tensor is read as two matrices. For the statistics, a row is a group of a sample. For weight and bias, a row
-//! is a plane: one channel of one sample. Mean, `weight / std` and shift are computed once a plane, in F64, so that
+//! is a plane: one channel of one sample. Mean, `weight / std` and shift are computed once per plane, in F64, so that
 //! the pass over the elements is `(x - mean) * scale + shift`.
 //!
-//! Backward sums the gradient and its product with `x` once a plane. The sums of a group's planes give `dx`, those of a
-//! channel's planes give the gradients of weight and bias.
+//! Backward sums the gradient and its product with `x` once per plane. The sums of a group's planes give `dx`, those of
+//! a channel's planes give the gradients of weight and bias.
 
 use candle_core::{DType, Result, Tensor};
 

@@ -136,7 +136,7 @@ fn gpus_agree() {
             for grid in grids(from, to) {
                 assert_gpus_agree(&[&x], 0.0, |t| Ok(vec![forward(&t[0], &grid)?]));
                 for out in DTYPES {
-                    // candle's cast of F64 to a half on the CPU looks at the upper bits alone.
+                    // candle's cast of F64 to a 16-bit dtype on the CPU looks at the upper bits alone.
                     let count = if dtype == DType::F64 { 1.0 } else { 0.0 };
                     assert_gpus_agree(&[&grad], count, |t| {
                         Ok(vec![backward(&t[0], dims, &grid, out)?])

@@ -162,7 +162,7 @@ struct RowsBackward<'a, T: Lane<Acc: Lane>> {
     x: &'a [T],
     grad: &'a [T],
     weight: Vec<T::Acc>,
-    /// Three numbers a row.
+    /// Three numbers per row.
     statistics: &'a [T::Acc],
     centred: bool,
     /// Whether the gradients of weight and bias are wanted.

@@ -1,6 +1,16 @@
-// Rows normalised about their mean, or about zero, scaled and shifted by channel: element i of row r
-// is of channel r % groups * (columns / inner) + i / inner. Of layer norm, inner and groups are 1; of
-// group norm, a row is a group of a sample. Statistics and sums are in the type of the arithmetic.
+// Layer, RMS and group norm: forward, dx, and sums for the gradients of weight and bias.
+//
+// A team of threads, a warp or a block, has a row at a time. Element i of row r is of channel
+// r % groups * (columns / inner) + i / inner. In layer and RMS norm, inner and groups are 1; in group norm, a row is a
+// group of a sample. RMS norm is not `centred`: its mean is 0.
+//
+// Forward reads a row for the mean, then for the distances from it, then to write the result. The shorter formula, the
+// mean of squares minus the squared mean, would cancel where the mean is large. The average distance is the part of the
+// mean that rounding lost (`rest`). It is saved with the mean and 1 / std, so that backward normalises as forward did.
+//
+// `norm_backward` reads x and the gradient twice: for two averages of a row, then for dx. Weight and bias need sums
+// over rows: `norm_columns` sums columns of parts of the rows, `norm_planes` sums planes. Another launch adds these, in
+// F64. Statistics and the averages are in the type of the arithmetic.
 
 struct Channels {
     size_t first, inner;

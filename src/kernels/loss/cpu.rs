@@ -1,6 +1,6 @@
 //! Losses of classes on the CPU.
 //!
-//! Cross entropy never stores probabilities. Forward keeps two numbers a row: the largest logit, and the logarithm of
+//! Cross entropy never stores probabilities. Forward keeps two numbers per row: the largest logit, and the logarithm of
 //! the sum of exponentials relative to it. Backward gets each probability from these as `exp((x - largest) - log_sum)`,
 //! and turns it into the gradient in the same pass. If nothing else needs the logits, it overwrites them, which saves
 //! the largest buffer of a language model's step.

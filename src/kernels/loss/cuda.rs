@@ -2,8 +2,8 @@
 //!
 //! Forward, the first launch writes F64 terms to scratch: one for each row of a class loss, or for each block of a
 //! pairwise loss. The second, of one block, adds them up and writes the mean, rounded once. Without a reduction, a
-//! pairwise loss is one launch. Cross entropy reads the logits once and keeps two numbers a row, its log-sum-exp in two
-//! parts. Backward recomputes the softmax from these and the logits, whose buffer may take the gradient.
+//! pairwise loss is one launch. Cross entropy reads the logits once and keeps two numbers per row, its log-sum-exp in
+//! two parts. Backward recomputes the softmax from these and the logits, whose buffer may take the gradient.
 //!
 //! Arithmetic on elements is F32 (F64 for F64). There are no atomics: the order of every sum depends on shapes and
 //! alignment, and not on the GPU. A target that is no class makes a loss NaN, as an error would have to wait for the

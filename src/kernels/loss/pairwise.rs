@@ -1,4 +1,13 @@
-//! Losses of an input and a target of one shape, element by element.
+//! Element-wise losses of an input and a target of one shape: their formulas and derivatives on the CPU.
+//!
+//! `terms` and `derivatives` overwrite a block that the caller has widened to F32 or F64 and that it then sums or
+//! rounds. So each pass reads the input and the target once, and stores no widened copy of them. The loss is selected
+//! outside the loop, and each loop is vectorised by itself. CUDA has the same formulas in `loss.cu`.
+//!
+//! Bounds are selections, not `min` or `max`, which may drop a NaN: a NaN in either argument stays one where the
+//! formula reads it. They are PyTorch's: logarithms of a probability are at least -100, and `p (1 - p)` is at least
+//! 1e-12. Cross entropy with logits needs neither. It is `max(a, 0) - a b + ln(1 + exp(-|a|))`, whose exponential never
+//! overflows.
 
 use crate::kernels::activation::Math;
 use crate::kernels::cpu::simd::vectorise_in;

@@ -195,7 +195,7 @@ fn exact(loss: Pairwise, a: f64, b: f64) -> f64 {
     }
 }
 
-/// Inputs from -2 to 2, or probabilities away from 0 and 1, where halves are coarse.
+/// Inputs from -2 to 2, or probabilities away from 0 and 1, where 16-bit dtypes are coarse.
 fn pair(loss: Pairwise, shape: &[usize], dtype: DType) -> (Tensor, Tensor) {
     let (a, b) = (strided(shape, DType::F64, 5), random(shape, DType::F64, 6));
     let probability = |x: Tensor| x.affine(0.2, 0.5).unwrap();

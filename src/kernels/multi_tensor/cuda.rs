@@ -1,4 +1,4 @@
-//! The CUDA side: one launch a pass for all tensors, up to [`TensorList::ROWS`] of them. Nothing waits.
+//! The CUDA side: one launch per pass for all tensors, up to [`TensorList::ROWS`] of them. Nothing waits.
 
 use candle_core::{DType, Device, Result, Tensor};
 
@@ -8,7 +8,7 @@ use crate::kernels::cuda::{Gpu, Grid, Launch, Many, Source, address, address_mut
 
 static SOURCE: Source = Source { name: "multi_tensor", code: include_str!("multi_tensor.cu") };
 
-/// Of as many words a tensor as `Row` in the `.cu`.
+/// Of as many words per tensor as `Row` in the `.cu`.
 type TensorList = Many<8>;
 /// As `Range`.
 type Ranges = Many<3>;

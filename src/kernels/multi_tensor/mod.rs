@@ -1,4 +1,4 @@
-//! What happens to gradients between backward and the step: check, measure, clip. Each is one pass
+//! Works on gradients between backward and the step: checks, measures, clips. Each is one pass
 //! over memory on the CPU, and none but the clipping of elements writes. What gradients are to be
 //! multiplied by goes with them, to the optimizer's pass.
 //!

@@ -1,6 +1,17 @@
-// Gradients between backward and the step, many tensors a launch; and the loss scale itself.
+// Gradients between backward and the step, many tensors per launch: check, norm, clip. Also updates the loss scale.
 //
-// Gradients are F32 or F64, and so is the arithmetic.
+// A table in the launch's arguments has a row per tensor (many.cuh). Each block has one chunk of one tensor, so a model
+// of many small tensors takes a few launches instead of one per tensor. Gradients are F32 or F64, and so is the
+// arithmetic.
+//
+// A row also has the factors that its gradient is yet to be multiplied by: the inverse scale and the clipping factor.
+// Kernels apply them to what they read, so `check` and `squares` write no gradient. `apply_scale` and `clip_value` do.
+//
+// Results do not depend on the order of blocks. Counts of infinities and NaN are integers, which atomics may add in any
+// order. Squares are summed in F64, block by block, and one more block adds these sums.
+//
+// Nothing waits for the host. `update_scale` changes the scale on the device, and logs whether the step overflowed, for
+// the host to read later.
 
 struct Row {
     u64 first_block, len, address, is_double;
@@ -84,7 +95,7 @@ KERNEL apply_scale(const __grid_constant__ Table<Row> table) {
 
 struct RoundsToInfinity {
     u32 count;
-    // The largest half and half a step.
+    // The largest F16 and half a step.
     template <class T> DEVICE void operator()(T &x) {
         if (is_finite(x) && (x >= (T)65520 || x <= (T)-65520)) count++;
     }

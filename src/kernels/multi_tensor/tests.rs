@@ -118,7 +118,7 @@ fn the_norm_is_that_of_all_tensors_together() -> Result<()> {
     let got = f64::from(norm(&tensors, &by)?);
     assert!((got / squares.sqrt() - 1.0).abs() <= f64::from(f32::EPSILON));
     let portable = f64::from(portable::norm(&due(&tensors[1..], &by))?.to_scalar::<f32>()?);
-    // Summed in F32, in whatever order: half an epsilon a doubling, and one a square and a root.
+    // Summed in F32, in whatever order: half an epsilon per doubling, and one per square and root.
     assert!((portable / squares.sqrt() - 1.0).abs() <= 20.0 * f64::from(f32::EPSILON));
     // Squares beyond F32 are no overflow here.
     let large = [tensor(&[3e30, 4e30], DType::F32)?];

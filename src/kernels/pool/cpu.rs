@@ -238,7 +238,7 @@ fn run_planes<A: Real, O: Lane<Acc = A>, S: Send>(
     f: &Plane<A, O, S>,
 ) -> Vec<O> {
     let mut result = vec![O::default(); count * output];
-    // Few tasks a thread, as each has buffers of its own.
+    // Few tasks per thread, as each has buffers of its own.
     let few = count.div_ceil(4 * parallel::threads());
     let per_task = GRAIN.div_ceil(input.max(output).max(1)).max(few);
     let task = per_task * output.max(1);

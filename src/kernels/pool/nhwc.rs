@@ -1,4 +1,14 @@
-//! Pooling of `(n, h, w, c)`: an image at a time, all channels of a pixel together.
+//! Pooling of `(n, h, w, c)` on the CPU: one image at a time, all channels of a pixel together.
+//!
+//! [`planes`] shares the images among threads. For each it has two buffers in the type of the arithmetic: one for the
+//! widened input and one for the result, which it rounds once. Per pixel of a window, a loop goes over the channels.
+//! They are contiguous, so it vectorises for any window and stride.
+//!
+//! The forward pass of max pooling keeps the pixel of each largest element, per channel. The first of equal ones wins,
+//! and NaN wins over all. Backward adds each gradient to that pixel's. Average pooling divides by the whole window, so
+//! padding counts as zeros.
+//!
+//! One thread computes all of an image, in one order. So results do not depend on the number of threads.
 
 use std::ops::Range;
 

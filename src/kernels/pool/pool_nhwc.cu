@@ -1,5 +1,14 @@
-// Pooling of (n, h, w, c): as pool.cu, but a thread has V channels of a pixel, and its neighbours those
-// beside them.
+// Pooling of (n, h, w, c). A thread has V channels of one pixel, and its neighbours have the channels beside them, so
+// that accesses coalesce. V is a pack of 16 bytes where channels and addresses allow it, else 1.
+//
+// Forward goes over the pixels of a window. Max pooling keeps the pixel of each largest element: the first of equal
+// ones, and NaN wins. Average pooling divides by the whole window, so padding counts as zeros.
+//
+// Backward gathers. A thread has a pixel of the input, goes over the windows that cover it, and adds their gradients;
+// of a max pool, those whose kept pixel is its own. So it needs no atomics, and each sum has one order.
+//
+// Global average pooling has a block for an image's tile of channels. Its threads share the pixels and join their sums
+// in shared memory. Indices are 32-bit where they fit, because 64-bit division is slow.
 
 template <class I> struct Last {
     Window<I> of;

@@ -218,7 +218,7 @@ fn gpus_agree() {
                 (strided(index.dims(), dtype, 6), strided(&[shape[0], shape[1]], dtype, 8));
             for out in DTYPES {
                 let dims = dims(shape);
-                // candle's cast of F64 to a half on the CPU looks at the upper bits alone.
+                // candle's cast of F64 to a 16-bit dtype on the CPU looks at the upper bits alone.
                 let count = if dtype == DType::F64 { 1.0 } else { 0.0 };
                 assert_gpus_agree(&[&grad, &index, &plane], count, |t| {
                     Ok(vec![

@@ -1,4 +1,4 @@
-//! What batch norm and group norm have in common: sums about a mean for each channel, and linear maps. They are compiled
+//! Parts that batch norm and group norm share: sums about a mean for each channel, and linear maps. They are compiled
 //! once for each dtype, and not in every kernel.
 
 use super::channels::Channels;

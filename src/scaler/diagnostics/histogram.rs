@@ -1,4 +1,4 @@
-//! What sizes gradients have, and what `F16` makes of them.
+//! Histograms of the sizes of gradients, and how well these fit `F16`.
 
 use std::collections::BTreeMap;
 use std::fmt;

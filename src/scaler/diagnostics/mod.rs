@@ -1,4 +1,4 @@
-//! What a scaler can say about skipped steps and lost gradients.
+//! Diagnostics of a scaler: skipped steps and lost gradients.
 
 mod histogram;
 mod history;

@@ -20,7 +20,7 @@ use crate::{LossScale, Parameters, Result};
 /// | a variable given to [`GradScaler::watch`](crate::GradScaler::watch) has had no gradient in `missing_after` updates | [`GradScaler::missing`](crate::GradScaler::missing), or freezing it on purpose |
 ///
 /// `F16` gradients of this crate's operators under candle's own `backward`, without any scaler, are
-/// warned of once a thread.
+/// warned of once per thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Warnings {
     /// Skipped steps among the last `of_last` that are worth a warning; at least 1. Default `25`:

@@ -177,7 +177,7 @@ fn gradients_are_those_of_f64() {
     }
 }
 
-/// Outputs, in both dtypes, and the two numbers a query.
+/// Outputs, in both dtypes, and the two numbers per query.
 #[test]
 fn outputs_are_those_of_f64() {
     for dtype in FLOATS {

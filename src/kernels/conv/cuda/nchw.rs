@@ -17,7 +17,7 @@ pub(super) static SOURCE: Source = Source {
     code: concat!(include_str!("../shape.cuh"), include_str!("../conv2d.cu")),
 };
 
-/// From this many pixels of an output channel on, one product an image is large enough to use the GPU well.
+/// From this many pixels of an output channel on, one product per image is large enough to use the GPU well.
 const LARGE: usize = 64;
 
 /// im2col, a product, and its rows moved into images.
@@ -33,7 +33,7 @@ pub(super) fn forward(pass: &Pass<'_>) -> Result<Tensor> {
         tile.im2col(gpu, x, &columns)?;
         gpu.product(&product_of(pass, [&columns, &products], tile.count, tiles.ld))?;
         let kernel = gpu.launch(&SOURCE, from_rows)?.read(&products)?.write(&y)?;
-        // A row a channel, of the tile's pixels, which the images have; an element a thread.
+        // A row per channel, of the tile's pixels, which the images have; an element per thread.
         let kernel = tile.rows(kernel.read_or_null(bias)?, tile.count);
         kernel.run(tile.grid(shape.c_out, 1))?;
     }
@@ -214,7 +214,7 @@ impl ImageTile<'_> {
 
     fn to_rows(&self, gpu: &Gpu, images: &Tensor, rows: &Tensor) -> Result<()> {
         let kernel = gpu.launch(&SOURCE, ["to_rows", suffix(images.dtype())?])?;
-        // A row a channel, of the tile's pixels, which the images have.
+        // A row per channel, of the tile's pixels, which the images have.
         let kernel = self.rows(kernel.read(images)?.write(rows)?, self.ld);
         kernel.run(self.grid(self.shape.c_out, pack(images.dtype(), images.dtype())))
     }

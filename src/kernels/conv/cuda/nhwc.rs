@@ -132,7 +132,7 @@ pub(super) fn to_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize) -> 
     Ok(to)
 }
 
-/// The weight's gradient in rows as [`to_taps`] makes them, turned back: `(c_out, c_in / groups, kh, kw)`, in `out`.
+/// The gradient of the weight from rows as [`to_taps`] makes them: `(c_out, c_in / groups, kh, kw)`, in `out`.
 pub(super) fn from_taps(pass: &Pass<'_>, weight: &Tensor, row: usize) -> Result<Tensor> {
     let Pass { gpu, shape, out, .. } = *pass;
     if !turns(shape, row) {

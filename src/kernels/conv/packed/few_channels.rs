@@ -7,7 +7,8 @@
 //! tap reads the strip at an offset of its own: a vector is sixteen neighbouring pixels, from any pixel on.
 //!
 //! Forward keeps the sums of some output channels in registers over all taps. wgrad has a lane for each pixel, and
-//! keeps the sums of some output channels and taps in registers over a strip; lanes are added up once a run of images.
+//! keeps the sums of some output channels and taps in registers over a strip; lanes are added up once per run of
+//! images.
 //!
 //! Lanes beyond a row see what lies beside it. They are not written, and wgrad multiplies them by zero, which makes NaN
 //! of an infinity. So a pass whose results are not all finite is taken again by another algorithm.

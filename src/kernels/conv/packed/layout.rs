@@ -41,7 +41,7 @@ impl Taps {
         }
     }
 
-    /// The gradient by the input: the input pixels that lie `row, column` beyond a multiple of the
+    /// The gradient with respect to the input: the input pixels that lie `row, column` beyond a multiple of the
     /// stride, a phase, meet the taps that do. The phases with their taps, row by row, as many columns in each: those
     /// that have a pixel and meet a tap. Pixels of others meet none.
     pub(super) fn backward(shape: &Shape) -> Vec<((usize, usize), Self)> {

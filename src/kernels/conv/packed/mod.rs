@@ -1,6 +1,6 @@
 //! NCHW convolutions by packed GEMM, on processors with AVX2.
 //!
-//! The weights are the left matrix, packed once a pass. The right matrix is im2col of the image, and a thread makes
+//! The weights are the left matrix, packed once per pass. The right matrix is im2col of the image, and a thread makes
 //! it block by block. It takes some output pixels, and packs the input rows that they need into row panels that
 //! stay in its second-level cache.
 //!
@@ -9,9 +9,9 @@
 //! kernel's height. The micro-kernel takes the rows as segments of one sum, so every output element is summed in
 //! registers over all taps and rounded once.
 //!
-//! dgrad, the gradient by the input, is the same loop over the output's gradient. With a stride, input pixels fall
-//! into up to `stride²` phases that meet different taps. Each is a convolution; their results are interleaved.
-//! wgrad, the gradient by the weight, has loops of its own.
+//! dgrad, the gradient with respect to the input, is the same loop over the output's gradient. With a stride, input
+//! pixels fall into up to `stride²` phases that meet different taps. Each is a convolution; their results are
+//! interleaved. wgrad, the gradient with respect to the weight, has loops of its own.
 //!
 //! [`winograd`], [`few_channels`] and [`lanes`] are faster for some shapes, and give up what is not finite.
 #![allow(unsafe_code)]
@@ -331,7 +331,7 @@ impl ConvPass {
         let (height, width) = self.out_size;
         let columns = part.columns.len();
         let positions = part.rows.len() * row_panels.line;
-        // The block covers whole rows of one image, which are contiguous: one run instead of one a row.
+        // The block covers whole rows of one image, which are contiguous: one run instead of one per row.
         let whole = part.images == 1 && columns == width && row_panels.line == width;
         let runs = Runs {
             run: if whole { positions } else { columns },

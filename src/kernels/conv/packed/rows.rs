@@ -5,9 +5,9 @@
 //! what lies outside of the row is not read, and becomes zero. There are three kinds of row panels:
 //!
 //! ```text
-//! Widened     F32, F16 or BF16, widened to F32           16 positions a vector
-//! Bf16Pairs   BF16 of two channels in a word             16 positions a vector, forward and dgrad
-//! Bf16Rows    BF16 of neighbouring positions in a word   32 positions a vector, wgrad
+//! Widened     F32, F16 or BF16, widened to F32           16 positions per vector
+//! Bf16Pairs   BF16 of two channels in a word             16 positions per vector, forward and dgrad
+//! Bf16Rows    BF16 of neighbouring positions in a word   32 positions per vector, wgrad
 //! ```
 //!
 //! Nothing is rounded. Stride 1 is a load, stride 2 every other element of one or two loads, and larger strides go

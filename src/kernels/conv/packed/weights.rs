@@ -1,4 +1,4 @@
-//! Packs weights, once a pass, in the order in which the micro-kernel reads them.
+//! Packs weights, once per pass, in the order in which the micro-kernel reads them.
 //!
 //! The weights of a tap are `kernel` or `channels × kernel` elements apart in memory, but the taps of a kernel are
 //! contiguous. So sixteen kernels are loaded as rows of taps, and a transpose in registers gives one vector per tap.
@@ -29,7 +29,7 @@ use crate::kernels::gemm::micro::{InstructionSet, KeptWords, first_term, padded_
 pub(in super::super) enum Order {
     /// The input's.
     Forward,
-    /// The output's: for the gradient by the input.
+    /// The output's: for the gradient with respect to the input.
     Backward,
 }
 
@@ -302,7 +302,7 @@ impl Arrangement {
     }
 }
 
-/// The taps of `mask` of the kernels at these offsets: a vector a kernel.
+/// The taps of `mask` of the kernels at these offsets: a vector per kernel.
 ///
 /// # Safety
 /// The features of `V`; the taps can be read.

@@ -1,4 +1,5 @@
-//! wgrad, the gradient by the weight, of NCHW images: `x (taps × positions) × gradᵀ (positions × channels)`.
+//! wgrad, the gradient with respect to the weight, of NCHW images:
+//! `x (taps × positions) × gradᵀ (positions × channels)`.
 //!
 //! The depth of this product is the positions of all images: long, where the result is small. So threads take runs
 //! of images, each with sums of its own, and the sums are added in a fixed order. The number of runs depends on

@@ -28,7 +28,7 @@ fn gpus_agree() {
         ([3, 8, 8, 8], 5, [1, 1], geometry(1, 0, 1, 1)), // images are matrices
         ([3, 8, 9, 8], 6, [1, 1], geometry(2, 0, 1, 2)),
         ([2, 4, 7, 7], 6, [3, 3], geometry(1, 2, 2, 2)),
-        ([2, 3, 8, 7], 3, [3, 3], geometry(1, 1, 1, 3)), // a channel a group
+        ([2, 3, 8, 7], 3, [3, 3], geometry(1, 1, 1, 3)), // a channel per group
         ([2, 2, 9, 9], 6, [5, 3], geometry(2, 2, 1, 2)),
         ([2, 3, 1, 70], 4, [1, 5], uneven),
         ([1, 1, 12, 12], 3, [4, 4], geometry(3, 0, 1, 1)),
@@ -45,7 +45,7 @@ fn gpus_agree() {
             let x = random(&mut rng, &dims, dtype);
             let weight = random(&mut rng, &weight_dims, dtype);
             let grad = random(&mut rng, &shape.out_dims(), dtype);
-            // Biases wider than a half, and like all else, which cuDNN adds by itself.
+            // Biases wider than 16 bits, and like all else, which cuDNN adds by itself.
             let outs = DTYPES.map(|out| (out, DType::F32)).into_iter().chain([(dtype, dtype)]);
             for (out, of_bias) in outs {
                 let bias = random(&mut rng, &[c_out], of_bias);
@@ -108,7 +108,8 @@ fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> 
     Ok(())
 }
 
-/// Channels last, halves go to cuDNN's graph API, which adds the bias and may write F32; all else to the older functions.
+/// Channels last, 16-bit dtypes go to cuDNN's graph API, which adds the bias and may write F32; all else to the older
+/// functions.
 #[test]
 fn halves_with_channels_last_go_to_the_graph_api() -> Result<()> {
     use crate::kernels::choice::algorithm::take;

@@ -1,4 +1,4 @@
-//! What a trace says that has computed a pass.
+//! Tests the names by which a trace says which algorithm computed a pass.
 
 use super::*;
 use crate::kernels::choice::algorithm::take;

@@ -90,7 +90,7 @@ pub(super) fn magnitudes(x: &[f64], weight: &[f64], shape: &Shape) -> Vec<f64> {
     magnitudes
 }
 
-/// The same of the gradient by the weight.
+/// The same of the gradient with respect to the weight.
 fn gradient_magnitudes(x: &[f64], grad: &[f64], shape: &Shape) -> Vec<f64> {
     let (ins, outs) = (shape.c_in, shape.c_out);
     let mut products = vec![[[0.; 4]; 4]; outs * ins];
@@ -119,7 +119,7 @@ fn gradient_magnitudes(x: &[f64], grad: &[f64], shape: &Shape) -> Vec<f64> {
     products.iter().flat_map(back).collect()
 }
 
-/// Weights as the gradient by the input meets them.
+/// Weights as the gradient with respect to the input meets them.
 fn turned(weight: &[f64], shape: &Shape) -> Vec<f64> {
     let mut turned = vec![0.; weight.len()];
     for (index, &w) in weight.iter().enumerate() {
@@ -179,12 +179,12 @@ fn tiles_agree(isa: InstructionSet) -> Result<()> {
     let mut rng = generator(31);
     let mut gradients = 0;
     let shapes = [
-        ([1, 2, 20, 64], 3, (1, 1)),   // two whole vectors a row
+        ([1, 2, 20, 64], 3, (1, 1)),   // two whole vectors per row
         ([3, 9, 15, 33], 17, (1, 1)),  // a vector of one tile
         ([2, 8, 31, 39], 10, (0, 2)),  // beyond the image by two columns
-        ([9, 16, 13, 16], 33, (1, 1)), // two images a vector, and one in the last
+        ([9, 16, 13, 16], 33, (1, 1)), // two images per vector, and one in the last
         ([6, 8, 14, 14], 24, (2, 0)),
-        ([15, 24, 8, 8], 49, (1, 1)), // four images a vector, and three in the last
+        ([15, 24, 8, 8], 49, (1, 1)), // four images per vector, and three in the last
         ([40, 11, 7, 6], 8, (2, 2)),
         ([8, 130, 8, 8], 17, (1, 1)), // more channels than are summed at a time
         ([36, 8, 12, 10], 65, (1, 2)),

@@ -1,4 +1,14 @@
-//! Products with a bias, added in F32 before the one rounding, by cuBLASLt.
+//! Matrix products with a bias, by cuBLASLt, which adds the bias in F32 before it rounds the result.
+//!
+//! cuBLAS has no product with a bias. To add one afterwards takes another pass over the output. It also rounds a 16-bit
+//! result twice, or needs the product in F32 first.
+//!
+//! BLAS matrices are column-major. A row-major product is therefore computed as its transpose, with the operands
+//! exchanged. The bias has one element per output column, which is a row there, as cuBLASLt's epilogue wants it.
+//!
+//! Each call asks cuBLASLt for an algorithm, by sizes, alignment and workspace. Algorithms that cut a sum into parts
+//! must add these in F32. Where there is none, as for F64, `biased_product` returns `false`, and the caller adds the
+//! bias.
 
 use std::cell::RefCell;
 use std::ffi::c_void;

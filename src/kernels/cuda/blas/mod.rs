@@ -26,7 +26,7 @@ const WORKSPACE: [usize; 2] = [32 << 20, 4 << 20];
 /// The place of that in [`Gpu::scratch`].
 const PLACE: usize = 4;
 
-/// A library handle on a stream. One a thread: a handle's workspace is for one product at a time.
+/// A library handle on a stream. One per thread: a handle's workspace is for one product at a time.
 #[derive(Debug)]
 struct Handle {
     handle: sys::cublasHandle_t,

@@ -1,4 +1,4 @@
-//! What `dnn` is without the feature `cudnn`: no library has a convolution.
+//! The stand-in for `dnn` without the feature `cudnn`: no library has a convolution.
 
 use candle_core::{Result, Tensor};
 

@@ -129,7 +129,7 @@ impl Descriptors {
     }
 }
 
-/// Halves on tensor cores, F32 as F32 unless TF32 may stand in.
+/// 16-bit dtypes on tensor cores, F32 as F32 unless TF32 may stand in.
 pub(super) fn math(dtype: DType, tf32: bool) -> sys::cudnnMathType_t {
     match dtype {
         DType::F32 if tf32 => sys::cudnnMathType_t::CUDNN_DEFAULT_MATH,

@@ -1,7 +1,7 @@
 //! Convolutions by cuDNN: sums in F32, in an order that is the same every time, and of the products
 //! themselves: no Winograd and no Fourier transforms, whose roundings are others.
 //!
-//! What an algorithm is chosen by, and how, is remembered: once for every shape, dtype and pass.
+//! Each choice of an algorithm is cached, by shape, dtype and pass.
 
 mod backend;
 mod descriptors;
@@ -39,7 +39,7 @@ const WORKSPACE: usize = 256 << 20;
 /// The place of that in [`Gpu::scratch`].
 const PLACE: usize = 3;
 
-/// A library handle on a stream, and what was chosen with it. One a thread, as the library asks.
+/// A library handle on a stream, and what was chosen with it. One per thread, as the library asks.
 #[derive(Debug)]
 struct Library {
     handle: sys::cudnnHandle_t,

@@ -2,7 +2,7 @@
 //!
 //! cuDNN answers with a list of algorithms, fastest first: by its heuristics, or by running each
 //! (`backend::set_cudnn_benchmark`). The choice is the first that is deterministic, fits the workspace, and sums the
-//! products themselves rather than their Winograd or Fourier transforms. It is made once a shape and remembered.
+//! products themselves rather than their Winograd or Fourier transforms. It is made once per shape and remembered.
 //!
 //! cuDNN has one function a pass for the heuristics, for the measurement and for the workspace's size, each with
 //! enumerations of its own and with the tensors in another order. So three matches over the pass stand here;

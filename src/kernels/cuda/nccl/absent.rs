@@ -1,4 +1,4 @@
-//! What `nccl` is without the feature of that name: no ranks.
+//! The stand-in for `nccl` without the feature of that name: no ranks.
 
 mod step;
 

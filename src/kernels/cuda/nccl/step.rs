@@ -1,4 +1,4 @@
-//! What NCCL is asked for, with and without the feature of its name.
+//! The steps that NCCL is asked for, with and without the feature of its name.
 
 use candle_core::DType;
 

@@ -29,7 +29,7 @@ pub(in crate::kernels) trait Bf16Terms: Copy + Send + Sync {
     /// How many terms.
     const COUNT: usize;
 
-    /// Writes 16 lines by 16 words of each term: a row a line, or else a row a word, `stride` words
+    /// Writes 16 lines by 16 words of each term: a row per line, or else a row per word, `stride` words
     /// apart; zeros beyond the matrix. The next term's are after those, 16 words or 16 rows further.
     ///
     /// # Safety
@@ -165,7 +165,7 @@ impl Bf16Terms for bf16 {
 }
 
 impl MatrixView<'_, bf16> {
-    /// A row a line, 16 words from `word` on; zeros beyond the matrix.
+    /// A row per line, 16 words from `word` on; zeros beyond the matrix.
     ///
     /// # Safety
     /// The features of `V`; elements along the sum follow each other.
@@ -183,7 +183,7 @@ impl MatrixView<'_, bf16> {
         tile
     }
 
-    /// A row a word, 16 lines from `line` on; zeros beyond the matrix.
+    /// A row per word, 16 lines from `line` on; zeros beyond the matrix.
     ///
     /// # Safety
     /// The features of `V`; elements of consecutive lines follow each other.

@@ -1,4 +1,4 @@
-//! What size the elements of a gradient are: counts by exponent, and of what is not finite.
+//! Histogram of a gradient's elements: counts by exponent, and of zeros, infinities and NaN.
 
 mod cpu;
 mod cuda;

@@ -25,7 +25,7 @@ static AVERAGE: Source = source!("average", 3);
 static LAMB: Source = source!("lamb", 4);
 static REBUILD: Source = source!("rebuild", 5);
 
-/// Of as many words a tensor as `Row` in the `.cu`.
+/// Of as many words per tensor as `Row` in the `.cu`.
 type TensorList = Many<26>;
 
 /// One step of every slot, all on `gpu`.

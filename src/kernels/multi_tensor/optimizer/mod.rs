@@ -2,7 +2,7 @@
 //! memory on the CPU.
 //!
 //! Arithmetic is `F32` (`F64` for `F64` variables), in the order of [`rule`], which holds the
-//! formulas. What is kept in half is widened on the way in and rounded once on the way out.
+//! formulas. What is kept in 16 bits is widened on the way in and rounded once on the way out.
 
 mod cpu;
 mod cuda;

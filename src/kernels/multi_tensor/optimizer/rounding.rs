@@ -3,7 +3,7 @@
 //! Rounded to nearest, a BF16 weight would lose every update that is less than half of its last bit. Two ways keep
 //! such updates:
 //!
-//! - [`split`]: the weight in BF16 and an I16 remainder, together the exact F32. That is 4 bytes a weight, where a
+//! - [`split`]: the weight in BF16 and an I16 remainder, together the exact F32. That is 4 bytes per weight, where a
 //!   BF16 weight with an F32 master has 6.
 //! - [`Stochastic`]: F16 or BF16, rounded up or down at random, so that the mean is the F32. That is 2 bytes.
 //!

@@ -189,7 +189,7 @@ fn the_cpu_does_what_the_portable_side_does() -> Result<()> {
 }
 
 /// Within eight roundings of the values' own size (weights start within 2): the order of one or two
-/// operations differs. A half may be its neighbour.
+/// operations differs. A 16-bit number may be its neighbour.
 #[track_caller]
 pub(super) fn close(what: &str, ours: &Tensor, theirs: &Tensor) {
     let (ours_values, theirs_values) = (values(ours), values(theirs));

@@ -7,7 +7,7 @@
 //! ```text
 //! F32                F32, widened from F32, F16 or BF16
 //! AVX512-BF16, AMX   BF16 as they are, two channels in a word
-//! AMX-BF16x3         three BF16 terms an element: 32 channels of the first term, then those of the others
+//! AMX-BF16x3         three BF16 terms per element: 32 channels of the first term, then those of the others
 //! ```
 //!
 //! Pixels are filled up with zeros to whole words, and to whole registers for BF16x3. Where the group has all

@@ -1,4 +1,4 @@
-//! wgrad, the gradient by the weight, of NHWC images.
+//! wgrad, the gradient with respect to the weight, of NHWC images.
 //!
 //! For each row of the kernel it is one product: `gradᵀ (outs × positions) × x (positions × kw · channels)`. As for
 //! NCHW, threads take runs of images with sums of their own, which are then added in a fixed order.

@@ -234,7 +234,7 @@ impl WinogradConv<'_> {
                 let v = unsafe { transform::pixels(d) };
                 for (i, v) in v.as_flattened().iter().enumerate() {
                     let at = tiles.wrapping_add(i * self.place() + (channel * count + n) * 16);
-                    // SAFETY: a place has `TILES` elements a channel.
+                    // SAFETY: a place has `TILES` elements per channel.
                     unsafe { v.store(at) };
                 }
             }

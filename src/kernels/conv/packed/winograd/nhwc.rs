@@ -161,7 +161,7 @@ impl NhwcConv<'_> {
                 };
                 let at = first / CHANNELS * TILES * CHANNELS + row * CHANNELS + first % CHANNELS;
                 for (i, v) in v.as_flattened().iter().enumerate() {
-                    // SAFETY: a place has `CHANNELS` elements a tile, of which 16 are left.
+                    // SAFETY: a place has `CHANNELS` elements per tile, of which 16 are left.
                     unsafe { v.store(tiles.wrapping_add(i * place + at)) };
                 }
             }

@@ -1,8 +1,8 @@
-//! wgrad, the gradient by the weight, in Winograd's transform.
+//! wgrad, the gradient with respect to the weight, in Winograd's transform.
 //!
 //! Images and gradients are transformed tile by tile. Each of the 16 elements of a tile gives one product, `channels ×
 //! tiles` by `tiles × output channels`, summed over all tiles of a run of images. Only these sums are transformed back,
-//! once a run, so the inverse transform costs little.
+//! once per run, so the inverse transform costs little.
 //!
 //! Tiles are taken [`TILES`] at a time and channels [`CHANNELS`] at a time, so that the sums stay in a second-level
 //! cache.
@@ -172,7 +172,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
             let v = unsafe { transform::pixels(d) };
             for (i, v) in v.as_flattened().iter().enumerate() {
                 let at = self.left.wrapping_add(i * self.left_place + index * TILES + n * 16);
-                // SAFETY: a place has `TILES` elements a channel.
+                // SAFETY: a place has `TILES` elements per channel.
                 unsafe { v.store(at) };
             }
         }
@@ -205,7 +205,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
                 let m = unsafe { transform::sums_gradient([[*a, *b], [*c, *d]]) };
                 for (i, m) in m.as_flattened().iter().enumerate() {
                     let at = i * self.right_place + (n * 16 + tile) * self.outs + block;
-                    // SAFETY: a place has `outs` elements a tile.
+                    // SAFETY: a place has `outs` elements per tile.
                     unsafe { m.store(self.right.wrapping_add(at)) };
                 }
             }
@@ -225,7 +225,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
                 };
                 let at = index * self.ins + first - self.inputs.start;
                 for (i, v) in v.as_flattened().iter().enumerate() {
-                    // SAFETY: a place has `ins` elements a tile, whole vectors.
+                    // SAFETY: a place has `ins` elements per tile, whole vectors.
                     unsafe { v.store(self.left.wrapping_add(i * self.left_place + at)) };
                 }
             }
@@ -246,7 +246,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
                 };
                 let at = index * self.outs + first - self.channels.start;
                 for (i, m) in m.as_flattened().iter().enumerate() {
-                    // SAFETY: a place has `outs` elements a tile, whole vectors.
+                    // SAFETY: a place has `outs` elements per tile, whole vectors.
                     unsafe { m.store(self.right.wrapping_add(i * self.right_place + at)) };
                 }
             }
@@ -301,7 +301,7 @@ impl<S: Stored, G: Stored> Work<'_, S, G> {
                 let mut u = unsafe { [[V::zero(); 4]; 4] };
                 for (i, u) in u.as_flattened_mut().iter_mut().enumerate() {
                     let at = (i * self.ins + index) * self.outs + out;
-                    // SAFETY: a place has `outs` elements a channel.
+                    // SAFETY: a place has `outs` elements per channel.
                     *u = unsafe { V::load(self.products.wrapping_add(at)) };
                 }
                 let mask = first_lanes(outs - out);
