@@ -7,7 +7,7 @@ use candle_amp::{
     Parameters,
     dist::DataParallel,
     ops,
-    optim::{Ema, EmaConfig, Group, Schedule, SgdConfig, Shape},
+    optim::{Ema, EmaConfig, Group, Schedule, ScheduleShape, SgdConfig},
 };
 use candle_core::Tensor;
 use clap::{Args, ValueEnum};
@@ -114,7 +114,7 @@ impl Recipe {
             Rates::Triangle => {
                 let warm_up = 23 * steps / 100;
                 let rest = (steps - warm_up).max(1) as u64;
-                let shape = Shape::Linear { steps: rest, end: 0.07 };
+                let shape = ScheduleShape::Linear { steps: rest, end: 0.07 };
                 Schedule { warm_up: warm_up as u64, shape }
             }
         }

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 use candle_amp::{
     GradScaler, Parameters,
-    dist::{self, Communicator, DataParallel, Reduction, Single},
+    dist::{self, Communicator, DataParallel, ReduceOp, Single},
 };
 use candle_core::{Device, Tensor};
 
@@ -116,7 +116,7 @@ pub(crate) fn mean_and_any(loss: &Tensor, stop: bool) -> Result<(Tensor, bool)> 
         return Ok((loss.clone(), stop));
     }
     let stop = Tensor::new(f32::from(u8::from(stop)), loss.device())?;
-    let sums = ranks.all_reduce(&Tensor::stack(&[&loss.detach(), &stop], 0)?, Reduction::Sum)?;
+    let sums = ranks.all_reduce(&Tensor::stack(&[&loss.detach(), &stop], 0)?, ReduceOp::Sum)?;
     let loss = (sums.get(0)? / ranks.size() as f64)?;
     Ok((loss, sums.get(1)?.to_scalar::<f32>()? > 0.))
 }
@@ -124,7 +124,7 @@ pub(crate) fn mean_and_any(loss: &Tensor, stop: bool) -> Result<(Tensor, bool)> 
 /// Whether it is so on any rank.
 pub(crate) fn any(here: bool) -> Result<bool> {
     let here = Tensor::new(&[u8::from(here)], &Device::Cpu)?;
-    Ok(communicator().all_reduce(&here, Reduction::Max)?.to_vec1::<u8>()? == [1])
+    Ok(communicator().all_reduce(&here, ReduceOp::Max)?.to_vec1::<u8>()? == [1])
 }
 
 /// This rank's part of `items`: all parts have as many, the last ones repeat the last item if need be.

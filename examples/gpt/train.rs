@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::Result;
 use candle_amp::{
     Autocast, GradScaler, Parameters, ScaleConfig,
-    dist::Reduction,
+    dist::ReduceOp,
     nn, no_grad, ops,
     optim::{AdamWConfig, Group, Scheduler},
     random,
@@ -121,7 +121,7 @@ fn judge(amp: &Autocast, model: &Gpt, windows: &[&[u32]], device: &Device) -> Re
         let loss = no_grad(|| amp.scope(|| ops::cross_entropy(&model.forward(&x)?, &y)))?;
         sum += f64::from(loss.to_scalar::<f32>()?) * part.len() as f64;
     }
-    let sum = ranks.all_reduce(&Tensor::new(&[sum], &Device::Cpu)?, Reduction::Sum)?;
+    let sum = ranks.all_reduce(&Tensor::new(&[sum], &Device::Cpu)?, ReduceOp::Sum)?;
     Ok(sum.to_vec1::<f64>()?[0] / windows.len() as f64)
 }
 

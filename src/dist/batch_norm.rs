@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use candle_core::{DType, Result, Tensor};
 
 use super::exchange::on_host;
-use super::{Communicator, Reduction};
+use super::{Communicator, ReduceOp};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;
@@ -218,7 +218,7 @@ impl Operator for Normalise {
         let mut gradients = vec![None];
         if ctx.wants[0].is_some() {
             let sums = Tensor::cat(&[&dweight, &dbias], 0)?;
-            let sums = self.communicator.all_reduce(&sums, Reduction::Sum)?;
+            let sums = self.communicator.all_reduce(&sums, ReduceOp::Sum)?;
             let sums = [&sums.narrow(0, 0, c)?, &sums.narrow(0, c, c)?];
             let dx = kernel::backward_part(
                 &x,

@@ -8,7 +8,7 @@ use crate::error::Result;
 
 /// How a reduction combines the numbers of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reduction {
+pub enum ReduceOp {
     /// Their sum, in the order of the ranks: the same bits on every rank and in every run.
     Sum,
     /// The largest. NaN wins over every number.
@@ -41,11 +41,11 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     /// Starts to combine `x` of all ranks, element by element, into a tensor that every rank gets.
     ///
     /// F16 and BF16 travel as they are, are added in F32, and the sum is rounded once.
-    fn start_all_reduce(&self, x: &Tensor, reduction: Reduction) -> Result<Pending>;
+    fn start_all_reduce(&self, x: &Tensor, reduction: ReduceOp) -> Result<Pending>;
 
     /// Starts to combine `x` of all ranks; each rank gets its share, the `rank`-th of `size` equal parts of the
     /// first dimension, in F32 for F16 and BF16.
-    fn start_reduce_scatter(&self, x: &Tensor, reduction: Reduction) -> Result<Pending>;
+    fn start_reduce_scatter(&self, x: &Tensor, reduction: ReduceOp) -> Result<Pending>;
 
     /// Starts to join `x` of all ranks along the first dimension, in the order of the ranks. Numbers become a vector.
     fn start_all_gather(&self, x: &Tensor) -> Result<Pending>;
@@ -64,12 +64,12 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     }
 
     /// [`start_all_reduce`](Self::start_all_reduce), waited for.
-    fn all_reduce(&self, x: &Tensor, reduction: Reduction) -> Result<Tensor> {
+    fn all_reduce(&self, x: &Tensor, reduction: ReduceOp) -> Result<Tensor> {
         self.start_all_reduce(x, reduction)?.wait()
     }
 
     /// [`start_reduce_scatter`](Self::start_reduce_scatter), waited for.
-    fn reduce_scatter(&self, x: &Tensor, reduction: Reduction) -> Result<Tensor> {
+    fn reduce_scatter(&self, x: &Tensor, reduction: ReduceOp) -> Result<Tensor> {
         self.start_reduce_scatter(x, reduction)?.wait()
     }
 

@@ -1,12 +1,12 @@
 //! Several processes, or threads, that train one model together.
 //!
 //! ```
-//! use candle_amp::dist::{Communicator, Reduction, Threads};
+//! use candle_amp::dist::{Communicator, ReduceOp, Threads};
 //! use candle_core::{Device, Tensor};
 //!
 //! let sums = Threads::run(4, |communicator| {
 //!     let mine = Tensor::new(communicator.rank() as f32, &Device::Cpu)?;
-//!     let sum = communicator.all_reduce(&mine, Reduction::Sum)?;
+//!     let sum = communicator.all_reduce(&mine, ReduceOp::Sum)?;
 //!     Ok(sum.to_scalar::<f32>()?)
 //! })?;
 //! assert_eq!(sums, [6.0; 4]);
@@ -36,7 +36,7 @@ mod threads;
 mod timeout;
 
 pub use batch_norm::sync_batch_norm;
-pub use communicator::{Communicator, Pending, Reduction};
+pub use communicator::{Communicator, Pending, ReduceOp};
 pub use config::DataParallelConfig;
 pub use data_parallel::DataParallel;
 pub use engine::from_environment_on;

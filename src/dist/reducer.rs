@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor, TensorId};
 use super::buckets::{Buckets, Parameter, shard_len};
 use super::config::DataParallelConfig;
 use super::exchange::{Facts, compare, on_host};
-use super::{Communicator, Pending, Reduction};
+use super::{Communicator, Pending, ReduceOp};
 use crate::autograd::{Gradient, is_frozen};
 use crate::error::ParallelError;
 use crate::kernels::multi_tensor::{DeviceFoundInf, FoundInf, NormOfRanks};
@@ -182,8 +182,8 @@ impl BucketReducer {
             _ => flat,
         };
         match self.sharded {
-            true => self.communicator.start_reduce_scatter(&flat, Reduction::Sum),
-            false => self.communicator.start_all_reduce(&flat, Reduction::Sum),
+            true => self.communicator.start_reduce_scatter(&flat, ReduceOp::Sum),
+            false => self.communicator.start_all_reduce(&flat, ReduceOp::Sum),
         }
     }
 
@@ -392,13 +392,13 @@ impl Reducer for BucketReducer {
         match found {
             FoundInf::Host(found) => {
                 let flag = Tensor::new(&[f32::from(u8::from(found))], &self.device())?;
-                let flag = self.communicator.all_reduce(&flag, Reduction::Max)?;
+                let flag = self.communicator.all_reduce(&flag, ReduceOp::Max)?;
                 let flag: Vec<f32> = on_host(&*self.communicator, &flag)?;
                 Ok(FoundInf::Host(flag.iter().any(|&flag| flag != 0.0)))
             }
             FoundInf::Device(found) => {
                 let flag = found.tensor().to_dtype(DType::F32)?;
-                let flag = self.communicator.all_reduce(&flag, Reduction::Max)?;
+                let flag = self.communicator.all_reduce(&flag, ReduceOp::Max)?;
                 Ok(FoundInf::Device(DeviceFoundInf::of_one(flag.to_dtype(DType::U32)?)))
             }
         }
@@ -411,7 +411,7 @@ impl NormOfRanks for BucketReducer {
             return Ok(squares);
         }
         let squares = Tensor::new(&[squares], &Device::Cpu)?;
-        let sum = self.communicator.all_reduce(&squares, Reduction::Sum)?;
+        let sum = self.communicator.all_reduce(&squares, ReduceOp::Sum)?;
         Ok(on_host(&*self.communicator, &sum)?[0])
     }
 
@@ -421,7 +421,7 @@ impl NormOfRanks for BucketReducer {
         }
         // In F64, where no square of an F32 norm overflows.
         let squares = norm.to_dtype(DType::F64)?.sqr()?.reshape(1)?;
-        let sum = self.communicator.all_reduce(&squares, Reduction::Sum)?;
+        let sum = self.communicator.all_reduce(&squares, ReduceOp::Sum)?;
         sum.sqrt()?.to_dtype(norm.dtype())?.reshape(())
     }
 }

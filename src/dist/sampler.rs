@@ -185,7 +185,7 @@ impl Stateful for Sampler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dist::{Pending, Reduction, Single};
+    use crate::dist::{Pending, ReduceOp, Single};
     use candle_core::Tensor;
 
     /// A rank that exchanges nothing.
@@ -199,10 +199,10 @@ mod tests {
         fn size(&self) -> usize {
             self.1
         }
-        fn start_all_reduce(&self, _: &Tensor, _: Reduction) -> Result<Pending> {
+        fn start_all_reduce(&self, _: &Tensor, _: ReduceOp) -> Result<Pending> {
             unreachable!()
         }
-        fn start_reduce_scatter(&self, _: &Tensor, _: Reduction) -> Result<Pending> {
+        fn start_reduce_scatter(&self, _: &Tensor, _: ReduceOp) -> Result<Pending> {
             unreachable!()
         }
         fn start_all_gather(&self, _: &Tensor) -> Result<Pending> {

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::arguments::{can_combine, can_travel, is_rank, joined, share, wide};
-use super::communicator::{Communicator, Pending, Reduction};
+use super::communicator::{Communicator, Pending, ReduceOp};
 use crate::error::Result;
 
 /// A group of one rank, so that one program serves one rank or many.
@@ -21,12 +21,12 @@ impl Communicator for Single {
         1
     }
 
-    fn start_all_reduce(&self, x: &Tensor, _: Reduction) -> Result<Pending> {
+    fn start_all_reduce(&self, x: &Tensor, _: ReduceOp) -> Result<Pending> {
         can_combine("all_reduce", x)?;
         done(copy(x)?)
     }
 
-    fn start_reduce_scatter(&self, x: &Tensor, _: Reduction) -> Result<Pending> {
+    fn start_reduce_scatter(&self, x: &Tensor, _: ReduceOp) -> Result<Pending> {
         can_combine("reduce_scatter", x)?;
         share("reduce_scatter", x, 1)?;
         done(copy(x)?.to_dtype(wide(x.dtype()))?)

@@ -46,7 +46,7 @@ pub use masters::Masters;
 pub use optimizer::Optim;
 pub use parameters::{Group, Variables, decay_groups};
 pub use plateau::{PlateauConfig, PlateauState, ReduceOnPlateau};
-pub use schedule::{Schedule, Shape};
+pub use schedule::{Schedule, ScheduleShape};
 pub use scheduler::{LearningRate, Scheduler};
 pub use sgd::{Sgd, SgdConfig};
 pub use state::{GroupState, OptimizerState};

@@ -29,13 +29,13 @@ pub struct Schedule {
     /// of the rate. 0 for none, the default.
     pub warm_up: u64,
     /// What follows, its steps counted from the end of the warm-up.
-    pub shape: Shape,
+    pub shape: ScheduleShape,
 }
 
 /// The shape of a [`Schedule`], once warmed up.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub enum Shape {
+pub enum ScheduleShape {
     /// Always 1.
     Constant,
     /// Half a cosine from 1 to `end` over `steps`, and `end` from there on. PyTorch's
@@ -87,36 +87,36 @@ pub enum Shape {
 }
 
 impl Schedule {
-    /// [`Shape::Constant`].
+    /// [`ScheduleShape::Constant`].
     pub fn constant() -> Self {
-        Self { warm_up: 0, shape: Shape::Constant }
+        Self { warm_up: 0, shape: ScheduleShape::Constant }
     }
 
-    /// [`Shape::Cosine`] to 0 in `steps`, a warm-up not counted.
+    /// [`ScheduleShape::Cosine`] to 0 in `steps`, a warm-up not counted.
     pub fn cosine(steps: u64) -> Self {
-        Self { warm_up: 0, shape: Shape::Cosine { steps, end: 0.0 } }
+        Self { warm_up: 0, shape: ScheduleShape::Cosine { steps, end: 0.0 } }
     }
 
-    /// [`Shape::Linear`] to 0 in `steps`, a warm-up not counted. With a warm-up it is a triangle.
+    /// [`ScheduleShape::Linear`] to 0 in `steps`, a warm-up not counted. With a warm-up it is a triangle.
     pub fn linear(steps: u64) -> Self {
-        Self { warm_up: 0, shape: Shape::Linear { steps, end: 0.0 } }
+        Self { warm_up: 0, shape: ScheduleShape::Linear { steps, end: 0.0 } }
     }
 
-    /// [`Shape::OneCycle`] of `steps`, with PyTorch's defaults.
+    /// [`ScheduleShape::OneCycle`] of `steps`, with PyTorch's defaults.
     pub fn one_cycle(steps: u64) -> Self {
         let (pct_start, div_factor, final_div_factor) = (0.3, 25.0, 1e4);
-        let shape = Shape::OneCycle { steps, pct_start, div_factor, final_div_factor };
+        let shape = ScheduleShape::OneCycle { steps, pct_start, div_factor, final_div_factor };
         Self { warm_up: 0, shape }
     }
 
-    /// [`Shape::Step`]: times `gamma` after every `size` steps.
+    /// [`ScheduleShape::Step`]: times `gamma` after every `size` steps.
     pub fn step(size: u64, gamma: f64) -> Self {
-        Self { warm_up: 0, shape: Shape::Step { size, gamma } }
+        Self { warm_up: 0, shape: ScheduleShape::Step { size, gamma } }
     }
 
-    /// [`Shape::MultiStep`]: times `gamma` at each of `milestones`.
+    /// [`ScheduleShape::MultiStep`]: times `gamma` at each of `milestones`.
     pub fn multi_step(milestones: Vec<u64>, gamma: f64) -> Self {
-        Self { warm_up: 0, shape: Shape::MultiStep { milestones, gamma } }
+        Self { warm_up: 0, shape: ScheduleShape::MultiStep { milestones, gamma } }
     }
 
     /// The same after `steps` of a linear rise.
@@ -136,12 +136,12 @@ impl Schedule {
     pub(super) fn validate(&self) -> Result<()> {
         let some = |name, steps: u64| check(name, steps as f64, steps > 0, "at least 1");
         match &self.shape {
-            Shape::Constant => Ok(()),
-            Shape::Cosine { steps, end } | Shape::Linear { steps, end } => {
+            ScheduleShape::Constant => Ok(()),
+            ScheduleShape::Cosine { steps, end } | ScheduleShape::Linear { steps, end } => {
                 some("steps", *steps)?;
                 check_not_negative([("end", *end)])
             }
-            Shape::OneCycle { steps, pct_start, div_factor, final_div_factor } => {
+            ScheduleShape::OneCycle { steps, pct_start, div_factor, final_div_factor } => {
                 some("steps", *steps)?;
                 check_fractions([("pct_start", *pct_start)])?;
                 for (name, x) in
@@ -151,11 +151,11 @@ impl Schedule {
                 }
                 Ok(())
             }
-            Shape::Step { size, gamma } => {
+            ScheduleShape::Step { size, gamma } => {
                 some("size", *size)?;
                 check_not_negative([("gamma", *gamma)])
             }
-            Shape::MultiStep { milestones, gamma } => {
+            ScheduleShape::MultiStep { milestones, gamma } => {
                 let fall = milestones.windows(2).find(|pair| pair[0] > pair[1]);
                 let at = fall.map_or(0.0, |pair| pair[1] as f64);
                 check("milestones", at, fall.is_none(), "steps in ascending order")?;
@@ -170,7 +170,7 @@ fn anneal(from: f64, to: f64, progress: f64) -> f64 {
     to + (from - to) / 2.0 * (1.0 + (PI * progress).cos())
 }
 
-impl Shape {
+impl ScheduleShape {
     fn factor(&self, taken: u64) -> f64 {
         match self {
             Self::Constant => 1.0,

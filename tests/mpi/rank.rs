@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use candle_amp::Result;
-use candle_amp::dist::{Communicator, Mpi, Reduction, Threads, from_environment};
+use candle_amp::dist::{Communicator, Mpi, ReduceOp, Threads, from_environment};
 use candle_core::{DType, Device, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -63,7 +63,7 @@ fn play(role: &str) -> Result<()> {
             ranks.barrier()?;
             let result = match rank {
                 2 => ranks.barrier(),
-                _ => ranks.all_reduce(&x, Reduction::Sum).map(drop),
+                _ => ranks.all_reduce(&x, ReduceOp::Sum).map(drop),
             };
             // So that each can say so before mpirun ends all.
             eprintln!("{}", result.as_ref().unwrap_err());
@@ -105,7 +105,7 @@ fn play(role: &str) -> Result<()> {
             // Several calls at once, as gradients are reduced.
             let gradient = Tensor::ones(100_000, DType::F32, &Device::Cpu)?;
             let pending: Vec<_> = (0..4)
-                .map(|_| ranks.start_all_reduce(&gradient, Reduction::Sum))
+                .map(|_| ranks.start_all_reduce(&gradient, ReduceOp::Sum))
                 .collect::<Result<_>>()?;
             for pending in pending {
                 pending.wait()?;
@@ -148,7 +148,7 @@ fn results(ranks: &dyn Communicator) -> Result<Vec<Vec<u8>>> {
             }
             let x = Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(dtype)?;
             let mut pending = Vec::new();
-            for reduction in [Reduction::Sum, Reduction::Max] {
+            for reduction in [ReduceOp::Sum, ReduceOp::Max] {
                 pending.push(ranks.start_all_reduce(&x, reduction)?);
                 if shape.len() == 2 {
                     pending.push(ranks.start_reduce_scatter(&x, reduction)?);

@@ -5,7 +5,7 @@ use std::fmt;
 use candle_core::{DType, Tensor};
 
 use crate::dist::arguments::DTYPES;
-use crate::dist::communicator::Reduction;
+use crate::dist::communicator::ReduceOp;
 use crate::error::{ArgumentError, Result};
 
 /// The bytes of a [`Call`] on the wire: 16, and 8 for each of [`DIMS`] dimensions.
@@ -19,8 +19,8 @@ const NO_DTYPE: u8 = u8::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Collective {
-    AllReduce(Reduction),
-    ReduceScatter(Reduction),
+    AllReduce(ReduceOp),
+    ReduceScatter(ReduceOp),
     AllGather,
     Broadcast {
         root: u32,
@@ -61,7 +61,7 @@ impl Call {
     }
 
     pub(in crate::dist) fn encode(&self) -> [u8; HEADER] {
-        let sum = |reduction| u32::from(reduction == Reduction::Max);
+        let sum = |reduction| u32::from(reduction == ReduceOp::Max);
         let (kind, detail) = match self.kind {
             Collective::AllReduce(reduction) => (0, sum(reduction)),
             Collective::ReduceScatter(reduction) => (1, sum(reduction)),
@@ -89,7 +89,7 @@ impl Call {
         let (words, _) = header.as_chunks::<8>();
         let [_, number, dims @ ..] = words else { return None };
         let detail = u32::from_le_bytes([header[4], header[5], header[6], header[7]]);
-        let reduction = if detail == 0 { Reduction::Sum } else { Reduction::Max };
+        let reduction = if detail == 0 { ReduceOp::Sum } else { ReduceOp::Max };
         let kind = match header[0] {
             0 => Collective::AllReduce(reduction),
             1 => Collective::ReduceScatter(reduction),
@@ -111,9 +111,9 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |reduction: &Reduction| match reduction {
-            Reduction::Sum => "sum",
-            Reduction::Max => "max",
+        let name = |reduction: &ReduceOp| match reduction {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Max => "max",
         };
         match &self.kind {
             Collective::AllReduce(reduction) => write!(f, "all_reduce ({})", name(reduction))?,
@@ -142,9 +142,9 @@ mod tests {
     fn a_call_survives_the_wire() {
         let x = Tensor::zeros((3, 0, 5), DType::BF16, &Device::Cpu).unwrap();
         let kinds = [
-            Collective::AllReduce(Reduction::Sum),
-            Collective::AllReduce(Reduction::Max),
-            Collective::ReduceScatter(Reduction::Max),
+            Collective::AllReduce(ReduceOp::Sum),
+            Collective::AllReduce(ReduceOp::Max),
+            Collective::ReduceScatter(ReduceOp::Max),
             Collective::AllGather,
             Collective::Broadcast { root: 70_000 },
         ];

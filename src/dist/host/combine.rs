@@ -4,7 +4,7 @@ use candle_core::DType;
 use half::{bf16, f16};
 use num_traits::Float;
 
-use crate::dist::communicator::Reduction;
+use crate::dist::communicator::ReduceOp;
 
 /// Combines the equal parts of `parts`, one of each rank, in the order of the ranks.
 ///
@@ -14,7 +14,7 @@ pub(super) fn combine(
     mut parts: Vec<u8>,
     ranks: usize,
     dtype: DType,
-    reduction: Reduction,
+    reduction: ReduceOp,
     wide: bool,
 ) -> Option<Vec<u8>> {
     Some(match dtype {
@@ -48,7 +48,7 @@ pub(super) fn combine(
 fn in_place<T: Float, const N: usize>(
     parts: &mut Vec<u8>,
     ranks: usize,
-    reduction: Reduction,
+    reduction: ReduceOp,
     read: impl Fn([u8; N]) -> T,
     write: impl Fn(T) -> [u8; N],
 ) {
@@ -57,8 +57,8 @@ fn in_place<T: Float, const N: usize>(
     for part in rest.chunks_exact(len.max(1)) {
         let pairs = first.as_chunks_mut().0.iter_mut().zip(part.as_chunks().0);
         match reduction {
-            Reduction::Sum => pairs.for_each(|(to, from)| *to = write(read(*to) + read(*from))),
-            Reduction::Max => {
+            ReduceOp::Sum => pairs.for_each(|(to, from)| *to = write(read(*to) + read(*from))),
+            ReduceOp::Max => {
                 pairs.for_each(|(to, from)| *to = write(larger(read(*to), read(*from))))
             }
         }
@@ -69,14 +69,14 @@ fn in_place<T: Float, const N: usize>(
 fn sixteen_bits(
     parts: &[u8],
     ranks: usize,
-    reduction: Reduction,
+    reduction: ReduceOp,
     wide: bool,
     read: impl Fn([u8; 2]) -> f32,
     write: impl Fn(f32) -> [u8; 2],
 ) -> Vec<u8> {
     let results = match reduction {
-        Reduction::Sum => fold(parts, ranks, read, |a, b| a + b),
-        Reduction::Max => fold(parts, ranks, read, larger),
+        ReduceOp::Sum => fold(parts, ranks, read, |a, b| a + b),
+        ReduceOp::Max => fold(parts, ranks, read, larger),
     };
     if wide { flatten(results, f32::to_ne_bytes) } else { flatten(results, write) }
 }
@@ -89,7 +89,7 @@ fn larger<T: Float>(a: T, b: T) -> T {
 fn integers<T, const N: usize>(
     parts: &[u8],
     ranks: usize,
-    reduction: Reduction,
+    reduction: ReduceOp,
     read: fn([u8; N]) -> T,
     write: fn(T) -> [u8; N],
 ) -> Option<Vec<u8>>
@@ -98,8 +98,8 @@ where
 {
     let read = |bytes| read(bytes).into();
     let results = match reduction {
-        Reduction::Sum => fold(parts, ranks, read, |a: i128, b| a + b),
-        Reduction::Max => fold(parts, ranks, read, i128::max),
+        ReduceOp::Sum => fold(parts, ranks, read, |a: i128, b| a + b),
+        ReduceOp::Max => fold(parts, ranks, read, i128::max),
     };
     let fitting = results.into_iter().map(|result| T::try_from(result).ok());
     Some(flatten(fitting.collect::<Option<Vec<T>>>()?, write))

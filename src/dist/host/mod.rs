@@ -27,7 +27,7 @@ pub(crate) use self::transport::{Fault, Stuck, Transport};
 use self::worker::{Job, Worker};
 pub(super) use self::worker::{before, compare, describe, left};
 use super::arguments::{can_combine, can_travel, is_rank, joined, share, wide};
-use super::communicator::{Communicator, Pending, Reduction};
+use super::communicator::{Communicator, Pending, ReduceOp};
 use crate::error::{DistError, Result};
 use crate::kernels;
 
@@ -124,13 +124,13 @@ impl Communicator for Host {
         self.size
     }
 
-    fn start_all_reduce(&self, x: &Tensor, reduction: Reduction) -> Result<Pending> {
+    fn start_all_reduce(&self, x: &Tensor, reduction: ReduceOp) -> Result<Pending> {
         can_combine("all_reduce", x)?;
         let call = Call::with("all_reduce", Collective::AllReduce(reduction), x)?;
         self.begin(call, x, x.dims().to_vec(), x.dtype())
     }
 
-    fn start_reduce_scatter(&self, x: &Tensor, reduction: Reduction) -> Result<Pending> {
+    fn start_reduce_scatter(&self, x: &Tensor, reduction: ReduceOp) -> Result<Pending> {
         can_combine("reduce_scatter", x)?;
         let share = share("reduce_scatter", x, self.size)?;
         let call = Call::with("reduce_scatter", Collective::ReduceScatter(reduction), x)?;

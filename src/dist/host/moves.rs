@@ -4,7 +4,7 @@ use candle_core::DType;
 
 use super::combine::combine;
 use super::transport::{Fault, Stuck, Transport};
-use crate::dist::communicator::Reduction;
+use crate::dist::communicator::ReduceOp;
 
 /// Up to here every rank gets all and adds itself, in one exchange in place of two.
 const SMALL: usize = 4096;
@@ -44,7 +44,7 @@ impl<T: Transport> Moves<'_, T> {
         Ok(joined)
     }
 
-    pub(super) fn all_reduce(&mut self, mut bytes: Vec<u8>, reduction: Reduction) -> ReducedBytes {
+    pub(super) fn all_reduce(&mut self, mut bytes: Vec<u8>, reduction: ReduceOp) -> ReducedBytes {
         if bytes.len() <= SMALL.min(self.piece) {
             let all = self.gathered(&bytes)?;
             return Ok(self.combined(all, reduction, false));
@@ -61,7 +61,7 @@ impl<T: Transport> Moves<'_, T> {
         Ok(Some(bytes))
     }
 
-    pub(super) fn reduce_scatter(&mut self, bytes: &[u8], reduction: Reduction) -> ReducedBytes {
+    pub(super) fn reduce_scatter(&mut self, bytes: &[u8], reduction: ReduceOp) -> ReducedBytes {
         let share = bytes.len() / self.size;
         if share <= self.piece {
             let parts = self.exchanged(bytes)?;
@@ -93,7 +93,7 @@ impl<T: Transport> Moves<'_, T> {
         Ok(all)
     }
 
-    fn combined(&self, parts: Vec<u8>, reduction: Reduction, wide: bool) -> Option<Vec<u8>> {
+    fn combined(&self, parts: Vec<u8>, reduction: ReduceOp, wide: bool) -> Option<Vec<u8>> {
         combine(parts, self.size, self.dtype, reduction, wide)
     }
 }

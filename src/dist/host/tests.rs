@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::dist::arguments::{DTYPES, wide};
-use crate::dist::{Communicator, Reduction, Single, Threads};
+use crate::dist::{Communicator, ReduceOp, Single, Threads};
 use crate::error::{DistError, Error, Result};
 
 const CPU: &Device = &Device::Cpu;
@@ -64,14 +64,14 @@ pub(in crate::dist) fn assert_same(got: &Tensor, expected: &Tensor, what: &str) 
 }
 
 /// The parts combined by candle's operators, in the order of the ranks, in the dtype in which ranks add.
-fn expected(parts: &[Tensor], reduction: Reduction) -> Tensor {
+fn expected(parts: &[Tensor], reduction: ReduceOp) -> Tensor {
     let sum_dtype = wide(parts[0].dtype());
     let mut parts = parts.iter().map(|part| part.to_dtype(sum_dtype).unwrap());
     let first = parts.next().unwrap();
     parts.fold(first, |so_far, part| match reduction {
-        Reduction::Sum => (so_far + part).unwrap(),
-        Reduction::Max if !sum_dtype.is_float() => so_far.maximum(&part).unwrap(),
-        Reduction::Max => {
+        ReduceOp::Sum => (so_far + part).unwrap(),
+        ReduceOp::Max if !sum_dtype.is_float() => so_far.maximum(&part).unwrap(),
+        ReduceOp::Max => {
             let is_nan = |x: &Tensor| x.ne(x).unwrap();
             let larger = so_far.maximum(&part).unwrap();
             let larger = is_nan(&part).where_cond(&part, &larger).unwrap();
@@ -84,8 +84,8 @@ fn combinable() -> impl Iterator<Item = DType> {
     DTYPES.into_iter().filter(|dtype| *dtype != DType::F8E4M3)
 }
 
-fn both(check: impl Fn(Reduction)) {
-    [Reduction::Sum, Reduction::Max].into_iter().for_each(check);
+fn both(check: impl Fn(ReduceOp)) {
+    [ReduceOp::Sum, ReduceOp::Max].into_iter().for_each(check);
 }
 
 /// Runs on one rank alone, and on 1 to 4 threads.
@@ -153,8 +153,8 @@ fn gathers_and_broadcasts_keep_every_dtype_and_shape() {
 fn a_strided_tensor_is_read_in_the_order_of_its_shape() {
     on_all_sizes(|ranks| {
         let x = mine(0, &[5, 4], DType::F32).t()?;
-        let sum = expected(&vec![x.contiguous()?; ranks.size()], Reduction::Sum);
-        assert_same(&ranks.all_reduce(&x, Reduction::Sum)?, &sum, "all_reduce");
+        let sum = expected(&vec![x.contiguous()?; ranks.size()], ReduceOp::Sum);
+        assert_same(&ranks.all_reduce(&x, ReduceOp::Sum)?, &sum, "all_reduce");
         assert_same(&ranks.broadcast(&x, 0)?, &x.contiguous()?, "broadcast");
         Ok(())
     });
@@ -178,7 +178,7 @@ fn calls_that_have_started_run_beside_each_other_and_may_be_dropped() {
     on_all_sizes(|ranks| {
         let x = |i: usize| Tensor::full(i as f32, 3000, CPU);
         let pending: Vec<_> = (0..20)
-            .map(|i| ranks.start_all_reduce(&x(i)?, Reduction::Sum))
+            .map(|i| ranks.start_all_reduce(&x(i)?, ReduceOp::Sum))
             .collect::<Result<_>>()?;
         drop(ranks.start_all_gather(&x(1)?)?);
         // Waited for in another order than started.
@@ -218,7 +218,7 @@ fn what_is_larger_than_a_segment_goes_in_several() {
 #[test]
 fn sums_of_integers_that_do_not_fit_are_errors() {
     let error =
-        Threads::run(2, |ranks| ranks.all_reduce(&Tensor::full(200u8, 3, CPU)?, Reduction::Sum));
+        Threads::run(2, |ranks| ranks.all_reduce(&Tensor::full(200u8, 3, CPU)?, ReduceOp::Sum));
     let message = error.unwrap_err().to_string();
     assert!(
         message.contains("call 1, all_reduce (sum) of U8 [3]: the sum of all ranks does not fit"),
@@ -232,22 +232,22 @@ fn arguments_that_do_not_fit_are_errors_on_every_engine() {
         let message = |result: Result<Tensor>| result.unwrap_err().to_string();
         let x = mine(0, &[5, 2], DType::F8E4M3);
         assert!(
-            message(ranks.all_reduce(&x, Reduction::Sum))
+            message(ranks.all_reduce(&x, ReduceOp::Sum))
                 .contains("all_reduce: x is F8E4M3, expected F64")
         );
         assert!(
-            message(ranks.reduce_scatter(&x, Reduction::Sum))
+            message(ranks.reduce_scatter(&x, ReduceOp::Sum))
                 .contains("reduce_scatter: x is F8E4M3")
         );
         assert!(message(ranks.broadcast(&x, 9)).contains("root is 9"));
         let scalar = mine(0, &[], DType::F32);
         assert!(
-            message(ranks.reduce_scatter(&scalar, Reduction::Sum))
+            message(ranks.reduce_scatter(&scalar, ReduceOp::Sum))
                 .contains("a first dimension that")
         );
         if ranks.size() > 1 {
             let x = mine(0, &[25, 2], DType::F32);
-            let message = message(ranks.reduce_scatter(&x.narrow(0, 0, 23)?, Reduction::Sum));
+            let message = message(ranks.reduce_scatter(&x.narrow(0, 0, 23)?, ReduceOp::Sum));
             assert!(
                 message.contains(&format!(
                     "shape [23, 2], expected a first dimension that {}",
@@ -289,15 +289,15 @@ fn calls_that_differ_are_an_error_on_every_rank() {
     type Differing<'a> = &'a (dyn Fn(&dyn Communicator) -> Result<()> + Sync);
     let cases: [(Differing<'_>, &str); 6] = [
         (
-            &|ranks| ranks.all_reduce(&x(&[4], f32), Reduction::Max).map(drop),
+            &|ranks| ranks.all_reduce(&x(&[4], f32), ReduceOp::Max).map(drop),
             "all_reduce (max) of F32 [4]",
         ),
         (
-            &|ranks| ranks.all_reduce(&x(&[2, 2], f32), Reduction::Sum).map(drop),
+            &|ranks| ranks.all_reduce(&x(&[2, 2], f32), ReduceOp::Sum).map(drop),
             "all_reduce (sum) of F32 [2, 2]",
         ),
         (
-            &|ranks| ranks.all_reduce(&x(&[4], DType::F16), Reduction::Sum).map(drop),
+            &|ranks| ranks.all_reduce(&x(&[4], DType::F16), ReduceOp::Sum).map(drop),
             "all_reduce (sum) of F16 [4]",
         ),
         (&|ranks| ranks.all_gather(&x(&[4], f32)).map(drop), "all_gather of F32 [4]"),
@@ -309,7 +309,7 @@ fn calls_that_differ_are_an_error_on_every_rank() {
             ranks.barrier()?;
             match ranks.rank() {
                 2 => differing(&**ranks),
-                _ => ranks.all_reduce(&x(&[4], f32), Reduction::Sum).map(drop),
+                _ => ranks.all_reduce(&x(&[4], f32), ReduceOp::Sum).map(drop),
             }
         });
         let peer = format!("rank 2 makes call 2, {call}. Every rank");
@@ -334,7 +334,7 @@ fn calls_that_differ_are_an_error_on_every_rank() {
 fn no_call_succeeds_after_one_failed() {
     let after = errors(2, |ranks| {
         let x = mine(0, &[ranks.rank()], DType::F32);
-        let later = ranks.start_all_reduce(&x, Reduction::Sum)?;
+        let later = ranks.start_all_reduce(&x, ReduceOp::Sum)?;
         // By itself it would do.
         let queued = ranks.start_all_gather(&mine(0, &[3], DType::F32));
         assert!(later.wait().is_err());
@@ -432,7 +432,7 @@ fn the_sum_of_ranks_is_the_sum_over_a_new_dimension() {
     let parts: Vec<_> = (0..4).map(|rank| mine(rank + 2, &[6], DType::F64)).collect();
     let sum = Tensor::stack(&parts, D::Minus1).unwrap().sum(D::Minus1).unwrap();
     let sums =
-        Threads::run(4, |ranks| ranks.all_reduce(&parts[ranks.rank()], Reduction::Sum)).unwrap();
+        Threads::run(4, |ranks| ranks.all_reduce(&parts[ranks.rank()], ReduceOp::Sum)).unwrap();
     let difference =
         (&sums[0] - sum).unwrap().abs().unwrap().max(0).unwrap().to_scalar::<f64>().unwrap();
     assert!(difference < 1e-12, "{difference}");

@@ -19,7 +19,7 @@ use candle_core::{DType, Device, Tensor};
 use self::plan::DeviceCall;
 use self::worker::{Failure, Job, Work, Worker};
 use super::arguments::{can_combine, can_travel, is_rank, joined, share};
-use super::communicator::{Communicator, Pending, Reduction};
+use super::communicator::{Communicator, Pending, ReduceOp};
 use super::environment::{self, Start};
 use super::host::{Call, Collective};
 use super::rendezvous;
@@ -286,14 +286,14 @@ impl Communicator for Rank {
         self.size
     }
 
-    fn start_all_reduce(&self, x: &Tensor, reduction: Reduction) -> Result<Pending> {
+    fn start_all_reduce(&self, x: &Tensor, reduction: ReduceOp) -> Result<Pending> {
         can_combine("all_reduce", x)?;
         let plan =
             |gpu: &Gpu, x: &Tensor| plan::all_reduce(gpu, x, reduction, self.rank, self.size);
         self.begin("all_reduce", Collective::AllReduce(reduction), x, plan)
     }
 
-    fn start_reduce_scatter(&self, x: &Tensor, reduction: Reduction) -> Result<Pending> {
+    fn start_reduce_scatter(&self, x: &Tensor, reduction: ReduceOp) -> Result<Pending> {
         can_combine("reduce_scatter", x)?;
         let share = share("reduce_scatter", x, self.size)?;
         let plan =

@@ -6,7 +6,7 @@
 use candle_core::{DType, Tensor};
 
 use crate::dist::arguments::wide;
-use crate::dist::communicator::Reduction;
+use crate::dist::communicator::ReduceOp;
 use crate::error::Result;
 use crate::kernels::cuda::{Combine, Gpu, Step, address, address_mut};
 
@@ -39,11 +39,11 @@ fn bytes(count: usize, dtype: DType) -> usize {
 pub(super) fn all_reduce(
     gpu: &Gpu,
     x: &Tensor,
-    reduction: Reduction,
+    reduction: ReduceOp,
     rank: usize,
     size: usize,
 ) -> Result<DeviceCall> {
-    let (len, dtype, max) = (x.elem_count(), x.dtype(), reduction == Reduction::Max);
+    let (len, dtype, max) = (x.elem_count(), x.dtype(), reduction == ReduceOp::Max);
     if len == 0 {
         return Ok(DeviceCall {
             steps: Vec::new(),
@@ -81,11 +81,11 @@ pub(super) fn all_reduce(
 pub(super) fn reduce_scatter(
     gpu: &Gpu,
     x: &Tensor,
-    reduction: Reduction,
+    reduction: ReduceOp,
     size: usize,
     share: Vec<usize>,
 ) -> Result<DeviceCall> {
-    let (dtype, max) = (x.dtype(), reduction == Reduction::Max);
+    let (dtype, max) = (x.dtype(), reduction == ReduceOp::Max);
     let out = wide(dtype);
     let result = gpu.empty(share, out)?;
     let piece = result.elem_count();

@@ -13,7 +13,7 @@ use super::Nccl;
 use crate::dist::arguments::DTYPES;
 use crate::dist::host::tests::{assert_same, bits, mine};
 use crate::dist::{
-    Communicator, DataParallel, DataParallelConfig, Pending, Reduction, Sharded, Threads,
+    Communicator, DataParallel, DataParallelConfig, Pending, ReduceOp, Sharded, Threads,
     from_environment_on, sync_batch_norm,
 };
 use crate::error::{DistError, Error, Result};
@@ -82,7 +82,7 @@ fn all_calls_give_the_bits_of_the_host_in_every_dtype_and_shape() {
                         (0, Some(gpu)) => gpu.empty(shape, dtype)?,
                         _ => x.to_device(&device)?,
                     };
-                    for reduction in [Reduction::Sum, Reduction::Max] {
+                    for reduction in [ReduceOp::Sum, ReduceOp::Max] {
                         let what = format!("{reduction:?} of {dtype:?} {shape:?}, {size} ranks");
                         let pending = nccl.start_all_reduce(&on_gpu, reduction)?;
                         started.push((what.clone(), pending, host.all_reduce(&x, reduction)?));
@@ -113,11 +113,10 @@ fn all_calls_give_the_bits_of_the_host_in_every_dtype_and_shape() {
 fn strided_tensors_and_tensors_of_the_host_travel_too() {
     on_ranks(LONG, 3, |Place { nccl, host, device }| {
         let x = mine(host.rank(), &[6, 700], DType::BF16).t()?;
-        let expected = host.all_reduce(&x, Reduction::Sum)?;
-        let got =
-            nccl.all_reduce(&x.to_device(&device)?.t()?.contiguous()?.t()?, Reduction::Sum)?;
+        let expected = host.all_reduce(&x, ReduceOp::Sum)?;
+        let got = nccl.all_reduce(&x.to_device(&device)?.t()?.contiguous()?.t()?, ReduceOp::Sum)?;
         assert_same(&on_host(&got), &expected, "strided");
-        let got = nccl.all_reduce(&x, Reduction::Sum)?;
+        let got = nccl.all_reduce(&x, ReduceOp::Sum)?;
         assert!(got.device().is_cpu());
         assert_same(&got, &expected, "of the host");
         assert_same(&nccl.all_gather(&x)?, &host.all_gather(&x)?, "of the host");
@@ -141,9 +140,9 @@ fn calls_and_work_on_candles_stream_wait_for_one_another() {
                 |x: &Tensor, times: usize| (0..times).try_fold(x.clone(), |x, _| ops::add(&x, &x));
             let x = Var::from_tensor(&start.to_device(&device)?)?;
             let computed = twice(&x, 3)?;
-            let first = nccl.start_all_reduce(&computed, Reduction::Sum)?;
+            let first = nccl.start_all_reduce(&computed, ReduceOp::Sum)?;
             let second = nccl.start_all_gather(&x)?;
-            drop(nccl.start_reduce_scatter(&computed, Reduction::Max)?);
+            drop(nccl.start_reduce_scatter(&computed, ReduceOp::Max)?);
             // Copied before the calls returned.
             drop(computed);
             x.set(&x.zeros_like()?)?;
@@ -250,7 +249,7 @@ fn calls_that_differ_are_an_error_on_every_rank() {
     let errors = errors(name, &[], LONG, 3, |Place { nccl, device, .. }| {
         let x = Tensor::ones(4, DType::F32, device)?;
         nccl.all_gather(&x)?;
-        let reduction = if nccl.rank() == 2 { Reduction::Max } else { Reduction::Sum };
+        let reduction = if nccl.rank() == 2 { ReduceOp::Max } else { ReduceOp::Sum };
         let result = nccl.all_reduce(&x, reduction);
         // The stream's wait for the result is no error yet.
         let error = result.and_then(|_| nccl.synchronize());
@@ -297,7 +296,7 @@ fn a_rank_that_hangs_ends_the_others_in_time() {
             hung.lock().unwrap().recv().unwrap();
             return nccl.barrier();
         }
-        let result = nccl.all_reduce(&x, Reduction::Sum).and_then(|_| nccl.synchronize());
+        let result = nccl.all_reduce(&x, ReduceOp::Sum).and_then(|_| nccl.synchronize());
         given_up.send(()).unwrap();
         result
     });
@@ -338,9 +337,9 @@ fn sums_of_integers_that_do_not_fit_are_errors() {
     let name = "sums_of_integers_that_do_not_fit_are_errors";
     let errors = errors(name, &[], LONG, 2, |Place { nccl, device, .. }| {
         let half = Tensor::full(i64::MAX / 2, 3, device)?;
-        nccl.all_reduce(&half, Reduction::Sum)?;
+        nccl.all_reduce(&half, ReduceOp::Sum)?;
         nccl.synchronize()?;
-        nccl.all_reduce(&(half + 1f64)?, Reduction::Sum)?;
+        nccl.all_reduce(&(half + 1f64)?, ReduceOp::Sum)?;
         nccl.synchronize()
     });
     let Some(errors) = errors else { return };
@@ -356,7 +355,7 @@ fn arguments_that_do_not_fit_are_errors_before_anything_is_sent() {
         let message = |result: Result<Tensor>| result.unwrap_err().to_string();
         let x = Tensor::ones((3, 2), DType::F32, &device)?;
         assert!(message(nccl.broadcast(&x, 2)).contains("root is 2"));
-        assert!(message(nccl.reduce_scatter(&x, Reduction::Sum)).contains("2 ranks divide"));
+        assert!(message(nccl.reduce_scatter(&x, ReduceOp::Sum)).contains("2 ranks divide"));
         let eighths = mine(0, &[4], DType::F8E4M3);
         assert!(message(nccl.all_gather(&eighths)).contains("`Nccl` has no F8E4M3"));
         let (captured, _) = capture::record(Some((8, 0)), || nccl.all_gather(&x));
@@ -423,7 +422,7 @@ fn a_process_that_reads_what_never_comes_ends_with_the_error() {
     }
     on_ranks(Duration::from_secs(1), 2, |Place { nccl, device, .. }| {
         if nccl.rank() == 0 {
-            let sum = nccl.all_reduce(&Tensor::ones(4, DType::F32, &device)?, Reduction::Sum)?;
+            let sum = nccl.all_reduce(&Tensor::ones(4, DType::F32, &device)?, ReduceOp::Sum)?;
             let never = sum.to_vec1::<f32>()?;
             panic!("there is no sum, and this is not read: {never:?}");
         }

@@ -3,7 +3,7 @@
 use candle_amp::Parameters;
 use candle_amp::optim::{
     AdamWConfig, Config, Ema, EmaConfig, Optim, PlateauConfig, ReduceOnPlateau, Schedule,
-    Scheduler, Sgd, SgdConfig, Shape,
+    ScheduleShape, Scheduler, Sgd, SgdConfig,
 };
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
@@ -89,9 +89,9 @@ fn assert_rates(name: &str, ours: &[f64], theirs: &Tensor) {
 fn schedules_have_pytorchs_rates() -> candle_amp::Result<()> {
     let golden = golden();
     let (pct_start, div_factor, final_div_factor) = (0.45, 5.0, 20.0);
-    let short = Shape::OneCycle { steps: 40, pct_start, div_factor, final_div_factor };
+    let short = ScheduleShape::OneCycle { steps: 40, pct_start, div_factor, final_div_factor };
     let schedules = [
-        ("cosine", Schedule { warm_up: 0, shape: Shape::Cosine { steps: 39, end: 0.1 } }),
+        ("cosine", Schedule { warm_up: 0, shape: ScheduleShape::Cosine { steps: 39, end: 0.1 } }),
         ("one_cycle", Schedule::one_cycle(40)),
         ("one_cycle_short", Schedule { warm_up: 0, shape: short }),
         ("step", Schedule::step(7, 0.5)),

@@ -2,8 +2,8 @@
 
 use candle_amp::error::ArgumentError;
 use candle_amp::optim::{
-    AdamW, AdamWConfig, LearningRate, PlateauConfig, ReduceOnPlateau, Schedule, Scheduler, Sgd,
-    SgdConfig, Shape,
+    AdamW, AdamWConfig, LearningRate, PlateauConfig, ReduceOnPlateau, Schedule, ScheduleShape,
+    Scheduler, Sgd, SgdConfig,
 };
 use candle_amp::{Error, GradScaler, MasterWeights, ops};
 use candle_core::{DType, Device, Var};
@@ -104,7 +104,7 @@ fn a_warm_up_rises_to_the_whole_rate() {
 /// `LinearLR(sgd, start_factor=1, end_factor=0.07, total_iters=4)` of PyTorch 2.15, at a rate of 1.
 #[test]
 fn a_line_is_pytorchs_linear_lr() {
-    let schedule = Schedule { warm_up: 0, shape: Shape::Linear { steps: 4, end: 0.07 } };
+    let schedule = Schedule { warm_up: 0, shape: ScheduleShape::Linear { steps: 4, end: 0.07 } };
     for (taken, expected) in [1.0, 0.7675, 0.535, 0.3025, 0.07, 0.07].into_iter().enumerate() {
         let factor = schedule.factor(taken as u64);
         assert!((factor - expected).abs() < 1e-12, "step {taken}: {factor} for {expected}");
@@ -121,8 +121,12 @@ fn a_line_is_pytorchs_linear_lr() {
 fn no_schedule_leaves_its_range() {
     for steps in [1, 2, 3, 7, 1000] {
         for pct_start in [0.0, 0.3, 0.5, 0.99] {
-            let shape =
-                Shape::OneCycle { steps, pct_start, div_factor: 25.0, final_div_factor: 1e4 };
+            let shape = ScheduleShape::OneCycle {
+                steps,
+                pct_start,
+                div_factor: 25.0,
+                final_div_factor: 1e4,
+            };
             for schedule in
                 [Schedule { warm_up: 2, shape }, Schedule::cosine(steps), Schedule::linear(steps)]
             {
@@ -141,7 +145,7 @@ fn no_schedule_leaves_its_range() {
 #[test]
 fn bad_schedules_name_the_setting() -> candle_amp::Result<()> {
     let mut sgd = SGD::new(vec![], 0.3)?;
-    let one_cycle = |div_factor, final_div_factor| Shape::OneCycle {
+    let one_cycle = |div_factor, final_div_factor| ScheduleShape::OneCycle {
         steps: 9,
         pct_start: 0.5,
         div_factor,
@@ -160,7 +164,7 @@ fn bad_schedules_name_the_setting() -> candle_amp::Result<()> {
         (
             Schedule {
                 warm_up: 0,
-                shape: Shape::OneCycle {
+                shape: ScheduleShape::OneCycle {
                     steps: 9,
                     pct_start: 1.5,
                     div_factor: 25.0,

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_amp::autograd::{Backward, Gradient, Operator, apply};
 use candle_amp::dist::{
-    Communicator, DataParallel, DataParallelConfig, Pending, Reduction, Sharded, Single,
+    Communicator, DataParallel, DataParallelConfig, Pending, ReduceOp, Sharded, Single,
 };
 use candle_amp::optim::{Masters, SgdConfig};
 use candle_amp::{Cast, GradScaler, Op, Parameters, Result, ops};
@@ -25,11 +25,11 @@ impl Communicator for Recording {
     fn size(&self) -> usize {
         1
     }
-    fn start_all_reduce(&self, x: &Tensor, reduction: Reduction) -> Result<Pending> {
+    fn start_all_reduce(&self, x: &Tensor, reduction: ReduceOp) -> Result<Pending> {
         self.0.lock().unwrap().push(format!("all_reduce of {}", x.elem_count()));
         Single.start_all_reduce(x, reduction)
     }
-    fn start_reduce_scatter(&self, x: &Tensor, reduction: Reduction) -> Result<Pending> {
+    fn start_reduce_scatter(&self, x: &Tensor, reduction: ReduceOp) -> Result<Pending> {
         Single.start_reduce_scatter(x, reduction)
     }
     fn start_all_gather(&self, x: &Tensor) -> Result<Pending> {
