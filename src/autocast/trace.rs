@@ -138,7 +138,8 @@ impl Autocast {
     /// | `depthwise kernel` | CUDA | a kernel of this crate |
     /// | `flash, wgmma`, `flash` | CUDA | attention in one kernel: of 16 bits on Hopper, and other |
     /// | `products` | CUDA | attention as two products and a softmax |
-    /// | `candle` | CUDA; other devices | candle's operators: LSTM and GRU on a GPU; everything on other devices |
+    /// | `cublas, cell kernel` | CUDA | LSTM and GRU: a product and a kernel of this crate per step |
+    /// | `candle` | other devices | candle's operators |
     ///
     /// Some compute again by another algorithm if a result is not finite, and a row has the name of what did. With `amx-bf16x3`
     /// products do so in F32.

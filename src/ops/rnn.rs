@@ -34,16 +34,16 @@ pub struct RecurrentWeights<'a> {
 ///
 /// # Precision
 ///
-/// Under autocast all are cast to the compute dtype. Outside, all but the biases share a dtype. Gates and the states
-/// handed from step to step are `F32`; the results are rounded once, to the dtype of `x`. Sums of products are `F32`;
-/// on a GPU `F32` products are `TF32` inside, where [`crate::backend::set_allow_tf32`] says so. In `BF16`, the products
-/// that give the gradients of `x` and of the weights round the gradients of the gates to it. On a CPU that multiplies
-/// `BF16`, the products of steps of up to 512 units round too; on a GPU, of any size. Forward they round the hidden
-/// state, as PyTorch does; backward the gradients of the gates. What goes into the gates is saved in the dtype of `x`,
-/// and the gates are computed again by backward, because a rounded gate near 1 has lost its derivative. Gradients run
-/// back through time in `F32`. Those of weights are accumulated in `F32` over all steps of the batch. Those of biases
-/// are summed in `F32` within a block of steps, and in `F64` over the blocks. Both have one order for any number of
-/// threads.
+/// Under autocast all are cast to the compute dtype. Outside, all but the biases share a dtype. Gates and the cell
+/// states handed from step to step are `F32`, and so are the states of [`gru`]; the results are rounded once, to the
+/// dtype of `x`. Sums of products are `F32`; on a GPU `F32` products are `TF32` inside, where
+/// [`crate::backend::set_allow_tf32`] says so. In `BF16`, the products that give the gradients of `x` and of the
+/// weights round the gradients of the gates to it. On a CPU that multiplies `BF16`, the products of steps of up to 512
+/// units round too; on a GPU, of any size. Forward they round the hidden state, as PyTorch does; backward the gradients
+/// of the gates. What goes into the gates is saved in the dtype of `x`, and the gates are computed again by backward,
+/// because a rounded gate near 1 has lost its derivative. Gradients run back through time in `F32`. Those of weights
+/// are accumulated in `F32` over all steps of the batch. Those of biases are summed in `F32` within a block of steps,
+/// and in `F64` over the blocks. Both have one order for any number of threads.
 ///
 /// # Errors
 ///

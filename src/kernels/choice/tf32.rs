@@ -11,8 +11,9 @@ static ALLOWED: AtomicBool = AtomicBool::new(false);
 ///
 /// TF32 has the range of `F32` and 10 bits after the leading one, as many as `F16`. Products have a
 /// relative error of up to 2⁻¹⁰. From compute capability 8.0 on, the hardware's peak is up to eight times as high; no product
-/// was timed. Sums stay `F32`, and so does what is stored. 16-bit products, those of `F64`, and the CPU's do not change.
-/// candle's own products follow candle's own setting.
+/// was timed. Sums stay `F32`, and so does what is stored. 16-bit products, those of `F64`, and the CPU's do not change;
+/// but the products of `lstm` and `gru` from step to step are `F32` in `F16` too. candle's own products follow candle's own
+/// setting.
 ///
 /// ```
 /// assert!(!candle_amp::backend::allow_tf32());
