@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Fills a kernel cache, as the crate would on a GPU of that architecture, with NVRTC and without a GPU.
 
-    scripts/fill-kernel-cache.py FOLDER [--capability 90] [--nvrtc LIBRARY]
-    scripts/fill-kernel-cache.py --keys 90 13.0
+    scripts/fill-kernel-cache.py FOLDER [--capability 90] [--nvrtc LIBRARY] [--lines]
+    scripts/fill-kernel-cache.py --keys 90 13.0 [--lines]
 
 The second prints a checksum of the key of each kernel: of that compute capability and NVRTC's version. A test compares them
 with the crate's own. NVRTC comes from the Python package nvidia-cuda-nvrtc unless LIBRARY is named; its version must be the one of that machine.
@@ -52,9 +52,9 @@ def sources() -> dict[str, str]:
     return found
 
 
-def job(name: str, unit: str, code: str, arch: str, version: str) -> tuple[str, list[str], str]:
+def job(name: str, unit: str, code: str, arch: str, version: str, lines: bool) -> tuple[str, list[str], str]:
     """The text that is compiled, the options, and the key of the cache."""
-    options = [f"--gpu-architecture={arch}", *compiler.OPTIONS]
+    options = [f"--gpu-architecture={arch}", *compiler.OPTIONS, *(["--generate-line-info"] if lines else [])]
     others = "".join(f"#define OF_{other.upper()}(...)\n" for other in UNITS if other != unit)
     text = others + "".join(header.read_text() for header in compiler.COMMON) + code
     manifest = (ROOT / "Cargo.toml").read_text()
@@ -62,12 +62,12 @@ def job(name: str, unit: str, code: str, arch: str, version: str) -> tuple[str, 
     return text, options, f"candle-amp {crate}, NVRTC {version}, {' '.join(options)}\n{text}"
 
 
-def fill(task: tuple[pathlib.Path, str, str, str, str, str | None]) -> str:
-    folder, name, unit, code, arch, library = task
+def fill(task: tuple[pathlib.Path, str, str, str, str, str | None, bool]) -> str:
+    folder, name, unit, code, arch, library, lines = task
     nvrtc = ctypes.CDLL(library) if library else compiler.nvrtc()
     major, minor = ctypes.c_int(), ctypes.c_int()
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-    text, options, key = job(name, unit, code, arch, f"{major.value}.{minor.value}")
+    text, options, key = job(name, unit, code, arch, f"{major.value}.{minor.value}", lines)
     program = ctypes.c_void_p()
     title = f"candle_amp_{name}_{unit}.cu".encode()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), title, 0, None, None)
@@ -91,19 +91,20 @@ def main() -> None:
     parser.add_argument("--capability", default="90", help="of the GPU, without its dot")
     parser.add_argument("--nvrtc", help="the library, else that of the Python package")
     parser.add_argument("--only", nargs="+", help="names of sources; all by default")
+    parser.add_argument("--lines", action="store_true", help="with line numbers, as CANDLE_AMP_LINEINFO=1 asks for them")
     parser.add_argument("--keys", nargs=2, metavar=("CAPABILITY", "VERSION"))
     args = parser.parse_args()
     chosen = {name: code for name, code in sources().items() if not args.only or name in args.only}
     units = [(name, unit, code) for name, code in chosen.items() for unit in UNITS]
     if args.keys:
         for name, unit, code in units:
-            _, _, key = job(name, unit, code, architecture(args.keys[0]), args.keys[1])
+            _, _, key = job(name, unit, code, architecture(args.keys[0]), args.keys[1], args.lines)
             print(f"{name}_{unit} {zlib.crc32(key.encode()):08x}")
         return
     if not args.folder:
         parser.error("a folder is needed")
     args.folder.mkdir(parents=True, exist_ok=True)
-    tasks = [(args.folder, *unit, architecture(args.capability), args.nvrtc) for unit in units]
+    tasks = [(args.folder, *unit, architecture(args.capability), args.nvrtc, args.lines) for unit in units]
     with multiprocessing.Pool() as pool:
         files = pool.map(fill, tasks, chunksize=1)
     print(f"{len(files)} kernels, {sum((args.folder / file).stat().st_size for file in files) // 1000000} MB")

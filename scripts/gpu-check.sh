@@ -87,9 +87,15 @@ for features in "${variants[@]}"; do
 done
 
 mkdir "$folder/cache"
-# NVRTC of the version that is there, as the key of a compiled kernel says it.
-[[ ${GPU_CHECK_EMULATED:-0} == 1 ]] ||
-    "$cuda/venv/bin/python" scripts/fill-kernel-cache.py "$folder/cache" --capability "$CUDA_COMPUTE_CAP"
+# NVRTC of the version that is there, as the key of a compiled kernel says it. All once more with line numbers, for
+# compute-sanitizer: compiled there, they would take more time than it has.
+fill_cache() { # option...
+    "$cuda/venv/bin/python" scripts/fill-kernel-cache.py "$folder/cache" --capability "$CUDA_COMPUTE_CAP" "$@"
+}
+[[ ${GPU_CHECK_EMULATED:-0} == 1 ]] || {
+    fill_cache
+    fill_cache --lines
+}
 
 echo "libraries that the programs ask for, with the newest version of glibc:"
 readelf -d "$folder"/bin/*/* | sed -n 's/.*(NEEDED).*\[\(.*\)\]/  \1/p' | sort -u

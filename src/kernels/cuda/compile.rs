@@ -129,7 +129,8 @@ pub(super) fn function(
     let module = MODULES.get_or_make((key, unit), || {
         let capability = context.compute_capability().w()?;
         check_driver()?;
-        let compilation = Compilation::new(source, unit, architecture(capability));
+        let lines = std::env::var_os("CANDLE_AMP_LINEINFO").is_some_and(|set| set == "1");
+        let compilation = Compilation::new(source, unit, architecture(capability), lines);
         context.load_module(Ptx::from_binary(compilation.code(CACHE.as_ref())?)).w()
     })?;
     let function = module.load_function(&name).w()?;
@@ -179,8 +180,9 @@ struct Compilation {
 }
 
 impl Compilation {
-    /// For machine code, not PTX: PTX of a newer compiler than the driver's is refused.
-    fn new(source: &Source, unit: &str, architecture: String) -> Self {
+    /// For machine code, not PTX: PTX of a newer compiler than the driver's is refused. With `lines` tools can say in which
+    /// one a kernel goes wrong. Not for all: it is another key of the cache.
+    fn new(source: &Source, unit: &str, architecture: String, lines: bool) -> Self {
         // Products and sums are fused where a kernel says so, as on the CPU.
         let mut options = vec![
             format!("--gpu-architecture={architecture}"),
@@ -189,8 +191,6 @@ impl Compilation {
             // Lambdas in kernels are the device's, as all of a source is.
             "--device-as-default-execution-space".to_owned(),
         ];
-        // For tools that say in which line a kernel goes wrong. Not for all: it is another key of the cache.
-        let lines = std::env::var_os("CANDLE_AMP_LINEINFO").is_some_and(|set| set == "1");
         options.extend(lines.then(|| "--generate-line-info".to_owned()));
         // The macros of common.cuh around kernels of the other dtypes.
         let others = UNITS.into_iter().filter(|&other| other != unit);
@@ -285,7 +285,7 @@ mod tests {
         Source { name: "nothing", code: "extern \"C\" __global__ void nothing() {}\n" };
 
     fn compilation(architecture: &str) -> Compilation {
-        Compilation::new(&SOURCE, "bf16", architecture.to_owned())
+        Compilation::new(&SOURCE, "bf16", architecture.to_owned(), false)
     }
 
     #[test]
@@ -378,17 +378,21 @@ mod tests {
         let package = package.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
         let script = std::path::Path::new(&package).join("scripts/fill-kernel-cache.py");
         let (major, minor) = compilation("sm_90a").compiler()?;
-        let output = std::process::Command::new("python3")
-            .arg(script)
-            .args(["--keys", "90", &format!("{major}.{minor}")])
-            .output()?;
-        let keys = String::from_utf8_lossy(&output.stdout).into_owned();
-        let kernels = [(&EMBEDDING, "bf16"), (&EMBEDDING, "f32"), (&FLASH, "f16"), (&ADAMW, "f32")];
-        for (source, unit) in kernels {
-            let compilation = Compilation::new(source, unit, architecture((9, 0)));
-            let key = crc32fast::hash(compilation.key()?.as_bytes());
-            let line = format!("{} {key:08x}\n", compilation.name);
-            assert!(keys.contains(&line), "{line} is not in {keys}{output:?}");
+        for lines in [false, true] {
+            let output = std::process::Command::new("python3")
+                .arg(&script)
+                .args(["--keys", "90", &format!("{major}.{minor}")])
+                .args(lines.then_some("--lines"))
+                .output()?;
+            let keys = String::from_utf8_lossy(&output.stdout).into_owned();
+            for (source, unit) in
+                [(&EMBEDDING, "bf16"), (&EMBEDDING, "f32"), (&FLASH, "f16"), (&ADAMW, "f32")]
+            {
+                let compilation = Compilation::new(source, unit, architecture((9, 0)), lines);
+                let key = crc32fast::hash(compilation.key()?.as_bytes());
+                let line = format!("{} {key:08x}\n", compilation.name);
+                assert!(keys.contains(&line), "{line} is not in {keys}{output:?}");
+            }
         }
         Ok(())
     }
@@ -402,7 +406,8 @@ mod tests {
             assert!(key.contains(part), "{part}");
         }
         assert_ne!(key, compilation("sm_80").key()?);
-        assert_ne!(key, Compilation::new(&SOURCE, "f16", "sm_90a".to_owned()).key()?);
+        assert_ne!(key, Compilation::new(&SOURCE, "f16", "sm_90a".to_owned(), false).key()?);
+        assert_ne!(key, Compilation::new(&SOURCE, "bf16", "sm_90a".to_owned(), true).key()?);
         Ok(())
     }
 }
