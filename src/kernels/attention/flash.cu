@@ -77,7 +77,7 @@ DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *sha
         for (int step = 0; step < KEYS / 16; step++) {
             as_left(weights[step], p[2 * step], p[2 * step + 1]);
 #pragma unroll
-            for (auto &part : weights[step].at) multiply<T>(rounded_sum, part, one, one);
+            for (auto &part : weights[step].at) multiply_to_nearest<T>(rounded_sum, part, one, one);
         }
         Products::add(result, weights, tiles.second[stage], 0);
     }

@@ -120,6 +120,19 @@ template <class T> DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0
 #endif
 }
 
+// The same, but what this product adds up is added to c by an addition, which rounds to nearest. Tensor cores round towards
+// zero: over many products that adds up to more than F32's own rounding. Where bits are dropped anyway, it does not matter.
+template <class T> DEVICE void multiply_to_nearest(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if constexpr (IS_WIDE<T> && !IS_TF32<T>) {
+        float sum[4] = {};
+        multiply<T>(sum, a, b0, b1);
+#pragma unroll
+        for (int e = 0; e < 4; e++) c[e] += sum[e];
+    } else {
+        multiply<T>(c, a, b0, b1);
+    }
+}
+
 // Begins to copy 16 or 4 bytes into shared memory; zeros, where there are none. They are there once the thread
 // has called `arrived`, for others of its block after a barrier too.
 template <int BYTES> DEVICE void copy_async(void *to, const void *from, bool there) {

@@ -65,7 +65,7 @@ DEVICE void times_turned(float (&c)[4], const Left<D, T> &left, const T (*tile)[
 #pragma unroll
         for (int step = 0; step < D / 8; step++) {
             uint2 right = *(const uint2 *)&tile[first + lane / 4][step * 8 + lane % 4 * 2];
-            multiply<T>(c, left.at[step], right.x, right.y);
+            multiply_to_nearest<T>(c, left.at[step], right.x, right.y);
         }
     } else {
 #pragma unroll
@@ -86,7 +86,7 @@ DEVICE void times_turned(float (&c)[4], const KeptLeft<D> &left, const T (*tile)
     for (int step = 0; step < D / 8; step++) {
         uint4 own = left.at[step][threadIdx.x];
         uint2 right = *(const uint2 *)&tile[first + lane / 4][step * 8 + lane % 4 * 2];
-        multiply<T>(c, {own.x, own.y, own.z, own.w}, right.x, right.y);
+        multiply_to_nearest<T>(c, {own.x, own.y, own.z, own.w}, right.x, right.y);
     }
 }
 
@@ -98,7 +98,7 @@ DEVICE void times(float (&c)[D / 8][4], const Left<16, T> &weights, const T (*ti
         const T(*rows)[D + 8] = tile + first + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
-            // By itself first: tensor cores round their sums towards zero, which adds up.
+            // By itself first, as in `multiply_to_nearest`, but 16 rows at once.
             float sum[4] = {};
 #pragma unroll
             for (int half = 0; half < 2; half++) {

@@ -3,6 +3,7 @@
 // waited, its results are garbage, which nobody may write to.
 #include "products.hpp"
 
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -13,6 +14,12 @@ namespace emulated::products {
 namespace {
 
 constexpr unsigned GROUP = 128; // threads
+
+// As tensor cores round what they add up: seen on an H200, where sums of many products were too small.
+float towards_zero(double sum) {
+    float nearest = sum;
+    return std::abs(nearest) > std::abs(sum) ? std::nextafter(nearest, 0.f) : nearest;
+}
 
 struct Part {
     unsigned left[4];
@@ -166,10 +173,10 @@ void compute(Warpgroup &group, size_t number) {
         for (int i = 0; i < own; i++) {
             const Part &part = product.parts[thread];
             int row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2 + i % 2;
-            float sum = part.follows ? group.at(part.follows - 1).results[thread * own + i] : part.before[i];
+            double sum = part.follows ? group.at(part.follows - 1).results[thread * own + i] : part.before[i];
             for (int k = 0; k < 16; k++)
-                sum += a[row][k] * b[k * columns + column];
-            product.results[thread * own + i] = sum;
+                sum += double(a[row][k]) * b[k * columns + column];
+            product.results[thread * own + i] = towards_zero(sum);
         }
     product.computed = true;
 }
@@ -196,16 +203,17 @@ void take(Warpgroup &group, size_t number, size_t begun) {
 // Adds a (16, K) times b (K, 8) to the sums of the lanes.
 template <int K> void add_product(WarpProduct *const (&lanes)[32], const float (&a)[16][K], const float (&b)[K][8]) {
     for (int row = 0; row < 16; row++) {
-        float *pairs[4], sums[8];
-        for (int i = 0; i < 4; i++) {
-            pairs[i] = lanes[row % 8 * 4 + i]->sums + row / 8 * 2;
-            memcpy(sums + 2 * i, pairs[i], 2 * sizeof(float));
+        float *pairs[4];
+        double sums[8];
+        for (int i = 0; i < 8; i++) {
+            pairs[i / 2] = lanes[row % 8 * 4 + i / 2]->sums + row / 8 * 2;
+            sums[i] = pairs[i / 2][i % 2];
         }
         for (int k = 0; k < K; k++)
             for (int column = 0; column < 8; column++)
-                sums[column] += a[row][k] * b[k][column];
-        for (int i = 0; i < 4; i++)
-            memcpy(pairs[i], sums + 2 * i, 2 * sizeof(float));
+                sums[column] += double(a[row][k]) * b[k][column];
+        for (int i = 0; i < 8; i++)
+            pairs[i / 2][i % 2] = towards_zero(sums[i]);
     }
 }
 
