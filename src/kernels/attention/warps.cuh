@@ -78,11 +78,11 @@ DEVICE void times_turned(float (&c)[4], const Left<D, T> &left, const T (*tile)[
     }
 }
 
-// The same, of what lies in shared memory.
+// The same, of what lies in shared memory. Not unrolled more: what is read ahead would spill.
 template <int D, class T>
 DEVICE void times_turned(float (&c)[4], const KeptLeft<D> &left, const T (*tile)[D + 8], int first) {
     int lane = threadIdx.x % 32;
-#pragma unroll
+#pragma unroll 4
     for (int step = 0; step < D / 8; step++) {
         uint4 own = left.at[step][threadIdx.x];
         uint2 right = *(const uint2 *)&tile[first + lane / 4][step * 8 + lane % 4 * 2];
