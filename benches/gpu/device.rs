@@ -1,7 +1,7 @@
 //! What is asked of a device that candle does not ask: a plain copy, its name; and its memory.
 
 use anyhow::Result;
-use candle_amp::backend::{memory_stats, reset_peak_memory};
+use candle_amp::backend::{memory_stats, release_memory, reset_peak_memory};
 use candle_amp_benches::measure::{Runner, seconds};
 use candle_core::Device;
 
@@ -43,7 +43,8 @@ pub(crate) fn name(device: &Device) -> Result<String> {
 
 /// Forgets how much memory was in use at most before now; `false` where nobody counts.
 pub(crate) fn peak_from_here(device: &Device) -> Result<bool> {
-    device.synchronize()?;
+    // A driver counts what graphs had as used, until it is given back.
+    release_memory(device)?;
     Ok(reset_peak_memory(device).is_ok())
 }
 

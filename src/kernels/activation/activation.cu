@@ -41,12 +41,24 @@ template <class A> DEVICE A hard_sigmoid(A x) { return limit(x * A(1.0 / 6) + A(
 constexpr double GELU_INNER = 0.79788456080286536, GELU_CUBE = 0.044715, DENSITY_AT_0 = 0.39894228040143268,
                  TWO_BY_ROOT_PI = 1.1283791670955126;
 
-template <class A> DEVICE A gelu_tangent(A x) { return tangent(A(GELU_INNER) * (x + A(GELU_CUBE) * x * x * x)); }
+// The sigmoid of x, and what is left to 1: by one exponential, and neither cancels.
+template <class A> struct Shares {
+    A share, rest;
+    DEVICE explicit Shares(A x) {
+        A e = exponential(-magnitude(x)), larger = A(1) / (A(1) + e);
+        share = x < A(0) ? e * larger : larger, rest = x < A(0) ? larger : e * larger;
+    }
+};
+
+// (1 + tanh(u)) / 2 is the sigmoid of 2 u.
+template <class A> DEVICE Shares<A> gelu_shares(A x) {
+    return Shares<A>(A(2 * GELU_INNER) * (x + A(GELU_CUBE) * x * x * x));
+}
 
 template <class A> DEVICE A gelu_derivative(A x) {
-    A t = gelu_tangent(x);
-    A inner = A(GELU_INNER) * (A(1) + A(3 * GELU_CUBE) * x * x);
-    return A(0.5) * (A(1) + t) + A(0.5) * x * (A(1) - t * t) * inner;
+    Shares<A> of = gelu_shares(x);
+    A inner = A(2 * GELU_INNER) * (A(1) + A(3 * GELU_CUBE) * x * x);
+    return of.share + x * (of.share * of.rest) * inner;
 }
 
 template <class A> DEVICE A silu_derivative(A x) {
@@ -86,7 +98,7 @@ template <int NUMBER, class A> struct Function;
 
 // A line each, so that a row's line numbers it.
 constexpr int FIRST = __LINE__ + 1;
-POINTWISE(GeluTanh, A(0.5) * x * (A(1) + gelu_tangent(x)), gelu_derivative(x))
+POINTWISE(GeluTanh, x * gelu_shares(x).share, gelu_derivative(x))
 POINTWISE(GeluErf, x * probability(x), probability(x) + x * (A(DENSITY_AT_0) * exponential(A(-0.5) * x * x)))
 POINTWISE(Silu, x * sigmoid(x), silu_derivative(x))
 POINTWISE(Sigmoid, sigmoid(x), sigmoid(x) * sigmoid(-x)) // not s (1 - s), which is zero where s rounds to 1

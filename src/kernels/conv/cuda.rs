@@ -3,8 +3,8 @@
 //! The first of these that applies computes a pass:
 //!
 //! 1. A kernel of this crate, if each group has one input channel (depthwise).
-//! 2. cuDNN, if it can be loaded and has a deterministic algorithm without transforms. 16 bits with channels last run
-//!    by an engine of its graph API, all else by its older functions.
+//! 2. cuDNN, if it can be loaded and has a deterministic algorithm without transforms: an engine of its graph API, or
+//!    what its older functions have.
 //! 3. cuBLAS on NCHW images as they are, a product for each image, if these are their own columns (1 × 1 kernels of
 //!    one group) and large enough, and there is no bias; not for wgrad.
 //! 4. im2col and cuBLAS: a kernel writes the columns of a tile of output pixels, so many that they fit

@@ -26,9 +26,9 @@ mod scratch;
 mod strided;
 mod threads;
 
-use std::cell::Cell;
-use std::sync::Once;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 
 use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
 use candle_core::op::BackpropOp;
@@ -226,9 +226,32 @@ fn wait_for_other_threads(stream: &CudaStream) -> Result<()> {
 }
 
 /// Called after something was launched on `stream`.
-fn launched(stream: &CudaStream) {
+fn launched(stream: &Arc<CudaStream>) {
     if is_of_each_thread(stream) {
         threads::launched(stream.context().ordinal());
+        LEAVING.with(|leaving| {
+            let all = &mut *leaving.0.borrow_mut();
+            let context = stream.context().cu_ctx();
+            if !all.iter().any(|other| other.context().cu_ctx() == context) {
+                all.push(stream.clone());
+            }
+        });
+    }
+}
+
+/// This thread's stream of each device that it has launched something on. A thread that ends waits for them: its own stream ends
+/// with it, and on an H200 the next thread that waited for the device waited forever if there was work left in it.
+#[derive(Debug, Default)]
+struct Leaving(RefCell<Vec<Arc<CudaStream>>>);
+
+thread_local!(static LEAVING: Leaving = Leaving::default());
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        for stream in self.0.take() {
+            // At the end of a process there may be no driver any more. Nobody is left to tell.
+            let _ = stream.synchronize();
+        }
     }
 }
 

@@ -193,9 +193,13 @@ KERNEL keep_mask(u8 *y, size_t n, u64 threshold, u64 k0, u64 k1, u64 k2, u64 k3,
             quarter(x[0], x[5], x[10], x[15]), quarter(x[1], x[6], x[11], x[12]);
             quarter(x[2], x[7], x[8], x[13]), quarter(x[3], x[4], x[9], x[14]);
         }
+        u32 kept[4] = {};
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
-            if (block * 16 + i < n) y[block * 16 + i] = x[i] + start[i] < threshold;
+        for (int i = 0; i < 16; i++) kept[i / 4] |= (u32)(x[i] + start[i] < threshold) << (i % 4 * 8);
+        if (block * 16 + 16 <= n) {
+            *(uint4 *)(y + block * 16) = make_uint4(kept[0], kept[1], kept[2], kept[3]); // memory of its own
+        } else {
+            for (u64 i = 0; block * 16 + i < n; i++) y[block * 16 + i] = (u8)(kept[i / 4] >> (i % 4 * 8));
         }
     }
 }

@@ -108,10 +108,10 @@ fn a_weight_gradient_of_halves_is_rounded_to_them_once_by_cudnn() -> Result<()> 
     Ok(())
 }
 
-/// Channels last, 16-bit dtypes go to cuDNN's graph API, which adds the bias and may write F32; all else to the older
-/// functions.
+/// In both formats and every dtype, which adds the bias and may write F32. F32 itself, which tensor cores would round, goes to
+/// engines without them.
 #[test]
-fn halves_with_channels_last_go_to_the_graph_api() -> Result<()> {
+fn convolutions_go_to_the_graph_api() -> Result<()> {
     use crate::kernels::choice::algorithm::take;
     let _held = lock(&SET);
     let mut rng = generator(36);
@@ -125,25 +125,27 @@ fn halves_with_channels_last_go_to_the_graph_api() -> Result<()> {
             let mut on = |dims: &[usize]| random(&mut rng, dims, dtype).to_device(&device);
             let (x, weight, grad) = (on(&dims)?, on(&w_dims)?, on(&[2, 16, 6, 7])?);
             let (bias, back_bias) = (on(&[16])?, on(&[8])?);
-            let is_16_bit = dtype != DType::F32;
-            let expect = |by: &str| assert_eq!(take(), Some(by), "{dtype:?}");
-            let of = |pass: &str| match is_16_bit {
-                true => "cudnn graph, engine 2, tensor cores".to_owned(),
-                false => format!("cudnn, {pass}, FMA_MATH"),
+            let by = match dtype {
+                DType::F32 => "cudnn graph, engine 3, no tensor cores",
+                _ => "cudnn graph, engine 2, tensor cores",
             };
+            let expect = || assert_eq!(take(), Some(by), "{dtype:?}");
             for exact in [false, true] {
                 crate::kernels::choice::cudnn::set_cudnn_f32_weight_gradients(exact);
+                forward(&x, &weight, Some(&bias), geometry, dtype)?;
+                expect();
                 forward_last(&x, &weight, Some(&bias), geometry, dtype)?;
-                expect(&of("FWD_ALGO_IMPLICIT_PRECOMP_GEMM"));
+                expect();
+                dgrad(&grad, &weight, Some(&back_bias), &dims, geometry, dtype)?;
+                expect();
                 input_gradient_last(&grad, &weight, Some(&back_bias), &dims, geometry, dtype)?;
-                expect(&of("BWD_DATA_ALGO_1"));
-                weight_gradient_last(&x, &grad, &w_dims, geometry, DType::F32)?;
-                expect(&of("BWD_FILTER_ALGO_1"));
-                wgrad(&x, &grad, &w_dims, geometry, dtype)?;
-                expect(match is_16_bit {
-                    true => "cudnn, BWD_FILTER_ALGO_1, TENSOR_OP_MATH",
-                    false => "cudnn, BWD_FILTER_ALGO_1, FMA_MATH",
-                });
+                expect();
+                for out in [dtype, DType::F32] {
+                    wgrad(&x, &grad, &w_dims, geometry, out)?;
+                    expect();
+                    weight_gradient_last(&x, &grad, &w_dims, geometry, out)?;
+                    expect();
+                }
             }
             crate::kernels::choice::cudnn::set_cudnn_f32_weight_gradients(false);
         }
@@ -310,13 +312,17 @@ fn what_cudnn_does_not_support_is_remembered_and_logged_once() -> Result<()> {
                 Ok(seen.0.load(std::sync::atomic::Ordering::Relaxed))
             })
         };
-        assert_eq!((count(1)?, count(3)?), (2, 2));
+        assert_eq!(
+            (count(1)?, count(3)?),
+            (4, 4),
+            "for two passes, of the graph API and of the older functions"
+        );
         let counted = |wanted: &str| -> Vec<u64> {
             let all = fallbacks().into_iter().filter(|f| f.wanted == wanted);
             all.map(|f| f.count).collect()
         };
         assert_eq!(counted("cudnn"), [4, 4]);
-        assert!(counted("cudnn graph").is_empty(), "it is for channels last");
+        assert!(counted("cudnn graph").is_empty(), "the older functions do not do it, either");
     }
     Ok(())
 }

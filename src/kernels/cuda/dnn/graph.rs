@@ -1,8 +1,9 @@
-//! Convolutions of 16 bits, channels last, by cuDNN's graph API: what its newer engines are asked by.
+//! Convolutions by cuDNN's graph API: what its newer engines are asked by.
 //!
 //! A pass is a graph of one operation, or of two: a bias is added to the sums in F32, before they are rounded once. A
 //! weight gradient may be wider than what it is computed from. cuDNN's heuristics name engines, fastest first. Those that
-//! are deterministic, fit the workspace, and sum the products themselves will do. The choice is the first of them, or
+//! are deterministic, fit the workspace, and sum the products themselves will do; of F32, unless TF32 is allowed, those that
+//! do not use tensor cores. The choice is the first of them, or
 //! the fastest of those that [`super::measure`] has timed. Where there is none, the older functions are asked: see
 //! [`super::plan`].
 //!
@@ -67,7 +68,7 @@ pub(super) struct ExecutionPlanKey {
 }
 
 impl ExecutionPlanKey {
-    /// `None` where the graph API is not asked.
+    /// `None` where the graph API is not asked: for other dtypes, or where it would have to convert.
     pub(super) fn of(
         convolution: &Convolution,
         pass: PassKind,
@@ -82,9 +83,8 @@ impl ExecutionPlanKey {
             PassKind::Dgrad => ([weight, output], input),
             PassKind::Wgrad => ([input, output], weight),
         };
-        let is_16_bit = matches!(read[0], DType::F16 | DType::BF16) && read[0] == read[1];
-        let known = is_16_bit && (written == read[0] || written == DType::F32);
-        let wanted = convolution.format == Format::ChannelsLast && known;
+        let known = matches!(read[0], DType::F16 | DType::BF16 | DType::F32) && read[0] == read[1];
+        let wanted = known && (written == read[0] || written == DType::F32);
         let all = addresses.iter().fold(ALIGNMENT, |all, address| all | address);
         wanted.then(|| Self {
             convolution: *convolution,
@@ -131,7 +131,7 @@ impl ExecutionPlan {
                 if plans.len() >= most {
                     return Ok(Ok(plans));
                 }
-                if let Ok(Some((plan, workspace, name))) = set_up(handle, &configuration) {
+                if let Ok(Some((plan, workspace, name))) = set_up(handle, key, &configuration) {
                     plans.push(Self {
                         plan,
                         workspace,
@@ -181,6 +181,7 @@ fn proposed(graph: Raw, mode: Mode) -> Answer<Vec<Descriptor>> {
 /// A plan of this engine, its workspace in bytes, and the engine's name; `None` if it is not to be used.
 fn set_up(
     handle: sys::cudnnHandle_t,
+    key: &ExecutionPlanKey,
     configuration: &Descriptor,
 ) -> Answer<Option<(Descriptor, usize, &'static str)>> {
     let (name, kind) = (Name::CUDNN_ATTR_ENGINECFG_ENGINE, Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR);
@@ -188,7 +189,8 @@ fn set_up(
     let Some(engine) = engines.first() else { return Ok(None) };
     let notes = engine.notes()?;
     let has = |note: &Note| notes.contains(&(*note as u32));
-    if REFUSED.iter().any(has) {
+    let tensor_cores = has(&Note::CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
+    if REFUSED.iter().any(has) || (tensor_cores && key.is_exact_f32()) {
         return Ok(None);
     }
     let plan = Descriptor::new(Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
@@ -197,13 +199,17 @@ fn set_up(
         .finish()?;
     let workspace = plan.number(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)?.max(0) as usize;
     let number = engine.number(Name::CUDNN_ATTR_ENGINE_GLOBAL_INDEX)?;
-    let tensor_cores = has(&Note::CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
     let cores = if tensor_cores { "tensor cores" } else { "no tensor cores" };
     let name = lasting(format!("cudnn graph, engine {number}, {cores}"));
     Ok((workspace <= WORKSPACE).then_some((plan, workspace, name)))
 }
 
 impl ExecutionPlanKey {
+    /// Whether tensor cores would round what is read.
+    fn is_exact_f32(&self) -> bool {
+        self.dtypes[0] == DType::F32 && !self.convolution.tf32
+    }
+
     /// The graph of the pass. Its parts go into `parts`.
     fn graph(
         &self,
@@ -289,7 +295,7 @@ impl ExecutionPlanKey {
         })())
     }
 
-    /// A tensor of sizes `[n, c, h, w]`, channels last. A virtual one is never in memory.
+    /// A tensor of sizes `[n, c, h, w]`, in the convolution's format. A virtual one is never in memory.
     fn tensor(
         &self,
         id: i64,
@@ -298,11 +304,15 @@ impl ExecutionPlanKey {
         is_virtual: bool,
     ) -> Answer<Descriptor> {
         let [n, c, h, w] = sizes.map(|size| size as i64);
+        let strides = match self.convolution.format {
+            Format::ChannelsFirst => [c * h * w, h * w, w, 1],
+            Format::ChannelsLast => [h * w * c, 1, w * c, c],
+        };
         Descriptor::new(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
             .with(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, &[id])?
             .with(Name::CUDNN_ATTR_TENSOR_DATA_TYPE, &[dtype])?
             .with(Name::CUDNN_ATTR_TENSOR_DIMENSIONS, &[n, c, h, w])?
-            .with(Name::CUDNN_ATTR_TENSOR_STRIDES, &[h * w * c, 1, w * c, c])?
+            .with(Name::CUDNN_ATTR_TENSOR_STRIDES, &strides)?
             .with(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, &[self.alignment as i64])?
             .with(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, &[is_virtual])?
             .finish()
