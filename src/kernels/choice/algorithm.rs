@@ -66,7 +66,7 @@ impl fmt::Display for Fallback {
 /// | pass | wanted | why it may not run |
 /// |---|---|---|
 /// | convolutions | `cudnn` | cuDNN has no deterministic algorithm for the shape; each shape is logged once, as a warning |
-/// | convolutions of 16 bits, channels last | `cudnn graph` | cuDNN's graph API has no engine for the shape; logged as above |
+/// | convolutions | `cudnn graph` | cuDNN's graph API has no engine for the shape; logged as above |
 /// | `attention` | `flash` | heads wider than 128 elements, or not of whole 16 bytes; compute capability below 8.0 |
 /// | `attention backward` | `flash` | the same; or a mask wants a gradient |
 /// | `gemm` | `cublaslt` | cuBLASLt has no product with a bias for the shape |

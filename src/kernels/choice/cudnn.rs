@@ -35,7 +35,7 @@ pub fn cudnn_benchmark() -> bool {
 /// now on. `false` at the start: they are rounded to 16 bits once, as PyTorch's always are.
 ///
 /// cuDNN sums in `F32` either way, but rounds the result to its operands' dtype. With this set, it is asked for an engine
-/// that writes `F32` from 16-bit operands (channels last). Where it has none, it gets copies of both operands in `F32`,
+/// that writes `F32` from 16-bit operands. Where it has none, it gets copies of both operands in `F32`,
 /// and multiplies in TF32, which holds 16-bit numbers exactly. The pass then reads and writes five times as many bytes.
 ///
 /// A gradient's relative error goes from 2⁻⁹ (`BF16`) or 2⁻¹² (`F16`) to that of an `F32` sum, and `F16` gradients
