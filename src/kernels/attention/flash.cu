@@ -15,8 +15,9 @@ DEVICE void flash(const Output &out, float *unrounded, float *maxima, float *sha
     Block block(sizes.queries, sizes.heads, true, Products::ROWS);
     u32 batch = block.batch, head = block.head, shared = head / sizes.group;
     int t = threadIdx.x % 4;
-    Left<D, T> left;
-    load_left(left, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
+    Left<D, T> query_rows;
+    load_left(query_rows, in.q.head(batch, head), in.q.s2, block, sizes.queries, sizes.width);
+    const auto &left = Products::keep_for_scores(query_rows);
 
     // `base`: what exponents are relative to. It is rounded, so that nothing may be made relative to another one.
     float sum[2] = {0, 0}, most[2] = {-infinity<float>(), -infinity<float>()}, base[2] = {0, 0};
@@ -111,9 +112,10 @@ OF_BF16(FLASH_WARPS(bf16, bf16))
 OF_F32(FLASH(flash_64_f32, OfWarps, float, 64, 128, 2) FLASH(flash_64_tf32_f32, OfWarps, tf32, 64, 128, 3))
 OF_F32(FLASH(flash_128_f32, OfWarps, float, 128, 128, 2) FLASH(flash_128_tf32_f32, OfWarps, tf32, 128, 128, 2))
 #ifdef HOPPER
-template <int D, class T> using OfGroups = Groups<D, T, D == 64 ? 3 : 2>;
+// Two blocks of narrow heads fit into a multiprocessor: one multiplies while the other one computes exponentials.
+template <int D, class T> using OfGroups = Groups<D, T, D == 64 ? 2 : 3>;
 #define FLASH_GROUPS(t, T)                                                                        \
-    FLASH(flash_groups_64_##t, OfGroups, T, 64, 384, 1) FLASH(flash_groups_128_##t, OfGroups, T, 128, 256, 1)
+    FLASH(flash_groups_64_##t, OfGroups, T, 64, 256, 2) FLASH(flash_groups_128_##t, OfGroups, T, 128, 384, 1)
 OF_F16(FLASH_GROUPS(f16, f16))
 OF_BF16(FLASH_GROUPS(bf16, bf16))
 #endif

@@ -62,15 +62,16 @@ impl Products {
         Ok(if hopper && dtype != DType::F32 { Self::OfGroups } else { Self::OfWarps })
     }
 
-    /// The grid for so many heads of `rows` each, as wide as those of `q`, of kernels whose blocks have `own` matrices of
-    /// their rows in shared memory, as in the sources.
-    fn grid(self, q: &Tensor, heads: usize, rows: usize, own: usize) -> Result<Grid> {
-        let wide = wide(q)?;
+    /// The grid for so many heads of `rows` each, as wide as those of `q`. Blocks have matrices of their own rows in shared
+    /// memory, one in forward and two in backward, or none, as in the sources.
+    fn grid(self, q: &Tensor, heads: usize, rows: usize, is_backward: bool) -> Result<Grid> {
+        let (wide, is_f32) = (wide(q)?, q.dtype() == DType::F32);
         let (block, shared) = match self {
-            Self::OfWarps if q.dtype() == DType::F32 && wide == WIDEST => (64, own * 64 * 4 * wide),
+            Self::OfWarps if is_f32 && wide == WIDEST && is_backward => (64, 2 * 64 * 4 * wide),
             Self::OfWarps => (64, 0), // in registers
             Self::OfGroups => {
-                let block = if own == 0 && wide < WIDEST { 192 } else { 128 };
+                let block = if is_backward == (wide == WIDEST) { 128 } else { 192 };
+                let own = if is_backward { 2 } else { 1 };
                 // With two tiles of 64 rows of each of two tensors, from a multiple of 1024 bytes on.
                 (block, (4 * 64 + own * block) * 2 * wide + 1024)
             }
@@ -188,7 +189,7 @@ pub(super) fn forward(
     let (max, inverse_sum) = (sums.narrow(0, 0, b)?, sums.narrow(0, b, b)?);
     let mask = Mask::of(mask, [b, h, t, s], DType::F32)?;
     // Queries before `t` are written, at the same places of both.
-    let grid = products.grid(q, b * h, t, 0)?;
+    let grid = products.grid(q, b * h, t, false)?;
     let launch = launch(gpu, &FORWARD, products, "flash", q)?.write_strided(&out)?;
     let launch = launch.write_strided(&unrounded)?.sizes(&out.stride()[..3]);
     let launch = launch.write_new(&max)?.write_new(&inverse_sum)?;
@@ -275,7 +276,7 @@ fn write(
         let launch = into(launch(gpu, &BACKWARD, products, "flash_queries", q)?, dq)?;
         let launch = launch.address(averages_at).address(max_at).address(inverse_sum_at);
         let launch = StridedRows::of(output)?.read(grad_rows.read(launch));
-        let grid = products.grid(q, b * h, t, 2)?;
+        let grid = products.grid(q, b * h, t, true)?;
         attention(launch, [q, k], rows, &mask, settings)?.run(grid)?;
     }
     if dk.is_some() || dv.is_some() {
@@ -284,7 +285,7 @@ fn write(
         let launch = into(into(launch, dk)?, dv)?;
         let launch = launch.address(averages_at).address(max_at).address(inverse_sum_at);
         let launch = grad_rows.read(launch);
-        let grid = products.grid(q, b * kv_heads, s, 2)?;
+        let grid = products.grid(q, b * kv_heads, s, true)?;
         attention(launch, [q, k], rows, &mask, settings)?.run(grid)?;
     }
     Ok(())

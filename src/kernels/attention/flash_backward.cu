@@ -187,10 +187,9 @@ OF_F32(FLASH(64_f32, OfWarps, float, 64, 128, (128), (128, 1))
 OF_F32(FLASH(128_f32, OfWarps, float, 128, 128, (128, 1), (128, 1))
            FLASH(128_tf32_f32, OfWarps, tf32, 128, 128, (128, 1), (128, 1)))
 #ifdef HOPPER
-// Three would have too few registers in narrow heads, too.
-template <int D, class T> using OfGroups = Groups<D, T, 2>;
+template <int D, class T> using OfGroups = Groups<D, T, D == 64 ? 3 : 2>;
 #define FLASH_GROUPS(t, T)                                                                        \
-    FLASH(groups_64_##t, OfGroups, T, 64, 256, (256), (256, 1))                                   \
+    FLASH(groups_64_##t, OfGroups, T, 64, 384, (384), (384, 1))                                   \
     FLASH(groups_128_##t, OfGroups, T, 128, 256, (256), (256, 1))
 OF_F16(FLASH_GROUPS(f16, f16))
 OF_BF16(FLASH_GROUPS(bf16, bf16))

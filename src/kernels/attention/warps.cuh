@@ -145,6 +145,9 @@ template <int D, class T> struct OfWarps {
         }
     }
 
+    // The same in forward, which has registers for them.
+    DEVICE static const Left<D, T> &keep_for_scores(const Left<D, T> &left) { return left; }
+
     DEVICE static void fetch(Rows &to, const T *from, size_t stride, size_t first, size_t rows, size_t width) {
         fetch_rows<D>(to, from, stride, first, rows, width);
     }

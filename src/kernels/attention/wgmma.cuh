@@ -56,18 +56,18 @@ DEVICE constexpr u64 further(int bytes) { return bytes >> 4; }
 #define RESULTS_64                                                                                   \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                         \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define MULTIPLY_64(type, turned)                                                                    \
+#define MULTIPLY_64(type)                                                                            \
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " "                     \
-                 "{" RESULTS_64 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, " turned ";"                 \
+                 "{" RESULTS_64 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"                          \
                  : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7)            \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right)                            \
                  : "memory")
-#define MULTIPLY_128(type, turned)                                                                   \
+#define MULTIPLY_128(type)                                                                           \
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " "                    \
                  "{" RESULTS_64 ", "                                                                 \
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
-                 "{%64, %65, %66, %67}, %68, 1, 1, 1, " turned ";"                                   \
+                 "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                            \
                  : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7),           \
                    FOUR(8), FOUR(9), FOUR(10), FOUR(11), FOUR(12), FOUR(13), FOUR(14), FOUR(15)      \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(right)                            \
@@ -79,27 +79,19 @@ DEVICE constexpr u64 further(int bytes) { return bytes >> 4; }
                  : "l"(left), "l"(right)                                                             \
                  : "memory")
 
-// Begins c (64, 8 N) += a (64, 16) b (16, 8 N). Of b, columns follow one another in memory if `TURNED`, and else rows.
-template <class T, bool TURNED, int N> DEVICE void multiply_group(float (&c)[N][4], const u32 (&a)[4], u64 right) {
-    static_assert(N == 8 || (N == 16 && TURNED), "no such product");
+// Begins c (64, 8 N) += a (64, 16) b (16, 8 N). Columns of b follow one another in memory.
+template <class T, int N> DEVICE void multiply_group(float (&c)[N][4], const u32 (&a)[4], u64 right) {
+    static_assert(N == 8 || N == 16, "no such product");
     if constexpr (N == 16) {
         if constexpr (IS_F16<T>) {
-            MULTIPLY_128("f16", "1");
+            MULTIPLY_128("f16");
         } else {
-            MULTIPLY_128("bf16", "1");
+            MULTIPLY_128("bf16");
         }
-    } else if constexpr (TURNED) {
-        if constexpr (IS_F16<T>) {
-            MULTIPLY_64("f16", "1");
-        } else {
-            MULTIPLY_64("bf16", "1");
-        }
+    } else if constexpr (IS_F16<T>) {
+        MULTIPLY_64("f16");
     } else {
-        if constexpr (IS_F16<T>) {
-            MULTIPLY_64("f16", "0");
-        } else {
-            MULTIPLY_64("bf16", "0");
-        }
+        MULTIPLY_64("bf16");
     }
 }
 
@@ -124,7 +116,7 @@ template <int D, class T, int GROUPS> struct Groups {
     struct Tiles {
         Rows first[2], second[2];
     };
-    // Backward has the block's own rows there as well, for which it lacks registers.
+    // The block's own rows are there as well, for want of registers: in forward those of queries, in backward of two tensors.
     struct Memory {
         Tiles tiles;
         Swizzled<ROWS> own[2];
@@ -143,7 +135,7 @@ template <int D, class T, int GROUPS> struct Groups {
 
     DEVICE static Tiles &tiles() { return memory().tiles; }
 
-    // The rows of a block, where products take them from in backward: in one of two matrices, after `wait_for_tile`.
+    // The rows of a block, where products take them from: in one of two matrices, after `wait_for_tile`.
     DEVICE static Own keep(int which, const Left<D, T> &left) {
         auto &own = memory().own[which];
         int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -157,6 +149,8 @@ template <int D, class T, int GROUPS> struct Groups {
         }
         return {&own[0][threadIdx.x / 128 * 64][0]};
     }
+
+    DEVICE static Own keep_for_scores(const Left<D, T> &left) { return keep(0, left); }
 
     DEVICE static void fetch(Rows &to, const T *from, size_t stride, size_t first, size_t rows, size_t width) {
         constexpr int PACKS = D / 8, APART = 2 * ROWS / PACKS; // rows, from one pack of a thread to the next
@@ -182,12 +176,12 @@ template <int D, class T, int GROUPS> struct Groups {
     template <int N> DEVICE static constexpr u64 columns(int step) { return further(step / 4 * N * 128 + step % 4 * 32); }
 
     // p = left keys^T
-    DEVICE static void scores(float (&p)[TILE_ROWS / 8][4], Left<D, T> &left, const Rows &keys) {
-        u64 right = matrix_at(keys, 16);
-        begin_products(left.at, p);
+    DEVICE static void scores(float (&p)[TILE_ROWS / 8][4], Own left, const Rows &keys) {
+        u64 at = matrix_at(left.first, 16), right = matrix_at(keys, 16);
+        begin_products(p);
 #pragma unroll
         for (int step = 0; step < D / 16; step++) {
-            multiply_group<T, false>(p, left.at[step], right + columns<TILE_ROWS>(step));
+            multiply_group<T>(p, at + columns<ROWS>(step), right + columns<TILE_ROWS>(step));
         }
         end_products(p);
     }
@@ -217,7 +211,7 @@ template <int D, class T, int GROUPS> struct Groups {
         begin_products(result);
 #pragma unroll
         for (int step = 0; step < TILE_ROWS / 16; step++) {
-            multiply_group<T, true>(result, weights[step].at[0], right + further(step * 16 * 128));
+            multiply_group<T>(result, weights[step].at[0], right + further(step * 16 * 128));
         }
         end_products(result);
     }
