@@ -239,8 +239,9 @@ fn launched(stream: &Arc<CudaStream>) {
     }
 }
 
-/// This thread's stream of each device that it has launched something on. A thread that ends waits for them: its own stream ends
-/// with it, and on an H200 the next thread that waited for the device waited forever if there was work left in it.
+/// This thread's stream of each device that it has launched something on. A thread that ends waits for them, because they end
+/// with it: no work is left in a stream that is no more. On an H200 a test that left some there did not end; whether for this,
+/// nobody has seen yet.
 #[derive(Debug, Default)]
 struct Leaving(RefCell<Vec<Arc<CudaStream>>>);
 
