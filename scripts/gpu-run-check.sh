@@ -69,7 +69,7 @@ END
 import json, sys, tarfile
 wanted = {  # by call: what a row's name has in it, and whether PyTorch has to stand beside it
     "gpt2": {"gpt2 bf16": True, "by a graph": False, "by a graph / torch.compile": False, "copy 1 GiB": True,
-             "product 8192 f16": True, "conv dgrad by cudnn graph, engine ": False, "conv forward by cudnn, ": False,
+             "product 8192 f16": True, "conv dgrad by cudnn graph, engine ": False, "conv forward by cudnn graph, engine ": False,
              "share of convolutions that fell back": False, "adamw, gpt2": True},
     "resnets": {"resnet50 channels-last batch 128 bf16": True, "conv wgrad by cudnn graph, engine ": False,
                 "resnet18 bf16, by a graph / torch.compile": False},
@@ -177,7 +177,7 @@ tail -n 3 "$folder/output" | grep -qF "$(tail -n 3 "$folder/out/tests.txt" | hea
 SECONDS_A_CALL=4 "$folder/run.sh" tests "$folder/short" >"$folder/output" 2>&1 || true
 grep -q -- ' it-cuda: no time left$' "$folder/short/tests.txt" || wrong "it says nothing of steps without time"
 
-# Tests that hang leave time to memcheck.
+# Tests that hang leave time to compute-sanitizer.
 mkdir "$folder/tools" "$folder/bin/slow"
 cp "$folder/bin/cuda/lib" "$folder/bin/slow/lib"
 cp "$folder/bin/cuda/lib" "$folder/bin/slow/it"
@@ -185,7 +185,8 @@ printf '#!/usr/bin/env bash\n[[ "$*" == *"/bin/slow/lib kernels::"* ]] && echo "
 chmod +x "$folder/tools/compute-sanitizer"
 SECONDS_A_CALL=24 FEATURES=slow PATH=$folder/tools:$PATH "$folder/run.sh" tests "$folder/out" >"$folder/output" 2>&1 || true
 for line in '124  lib-slow' '0  memcheck-kernels__attention' '0  memcheck-kernels__multi_tensor' \
-    '0  memcheck-kernels__batch_norm' '0  memcheck-kernels__conv__tests__gpus' '124  it-slow'; do
+    '0  memcheck-kernels__batch_norm' '0  memcheck-kernels__conv__tests__gpus' '0  racecheck-kernels__attention' \
+    '0  synccheck-kernels__batch_norm' '124  it-slow'; do
     grep -q -- " $line\$" "$folder/out/tests.txt" || wrong "with tests that hang, the summary lacks \"$line\""
 done
 

@@ -51,7 +51,7 @@ export LD_LIBRARY_PATH=$packages${LD_LIBRARY_PATH:+${packages:+:}$LD_LIBRARY_PAT
 export RUST_BACKTRACE=1 REQUIRE_CUDA=1
 export CANDLE_AMP_CACHE=${CANDLE_AMP_CACHE-$here/cache}
 
-bad=0 table="" sanitizes=1
+bad=0 table=""
 
 # What there is so far, to OUT.
 save() {
@@ -129,26 +129,41 @@ tests() { # variant's folder, lib or it, seconds at most
     step "$name" "$3" "$1/$2" "${options[@]}" || one_by_one "$name" "$1/$2" "${options[@]}"
 }
 
-sanitize() { # variant's folder, seconds a step at most, tools...
-    local program=$1/lib most=$2 tool filter name before
+# All at once, as each keeps one core and little of the GPU busy: an H200 took 27 to 51 seconds for three of them.
+sanitize() { # variant's folder, seconds at most, tools...
+    local program=$1/lib most=$(($2 * in_all / 560)) tool filter pairs=() names=() name line
     shift 2
-    [[ $sanitizes == 1 ]] || return
     PATH=$PATH:/usr/local/cuda/bin # where CUDA's packages put it
-    command -v compute-sanitizer >/dev/null || { sanitizes=0 && note - - "compute-sanitizer is not installed" && return; }
+    command -v compute-sanitizer >/dev/null || { note - - "compute-sanitizer is not installed" && return; }
     for tool; do
         for filter in kernels::attention kernels::multi_tensor kernels::batch_norm kernels::conv::tests::gpus; do
-            name=$tool-${filter//:/_} before=$bad
-            # What the driver and libraries answer is asked for, as memory that is no longer there: not reported.
-            step "$name" "$most" compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 \
-                --target-processes all "$program" "$filter"
-            if grep -qsE '^(running )?0 tests' "$logs/$name.log"; then
-                bad=1 && note - 1 "$name: no test has that name"
-            fi
-            if grep -qis "device not supported" "$logs/$name.log"; then
-                bad=$before sanitizes=0 && note - - "compute-sanitizer does not support this device" && return
-            fi
+            pairs+=("$tool" "$filter") names+=("$tool-${filter//:/_}")
         done
     done
+    ((most >= 5)) || most=5
+    ((in_all - SECONDS >= most)) || most=$((in_all - SECONDS))
+    : >"$logs/sanitized.txt"
+    printf '%s\0' "${pairs[@]}" |
+        timeout --kill-after=5 "$((most > 1 ? most : 1))" xargs -0 -n 2 -P 12 bash -c 'sanitized "$@"' _ "$program"
+    if grep -qis "device not supported" "${names[@]/#/$logs/}"*; then
+        note - - "compute-sanitizer does not support this device" && return
+    fi
+    for name in "${names[@]}"; do
+        line=$(grep " $name\$" "$logs/sanitized.txt" || echo "$most 124 $name")
+        [[ $line == *" 0 $name" ]] || bad=1
+        # shellcheck disable=SC2086
+        note $line
+        ! grep -qsE '^(running )?0 tests' "$logs/$name.log" || { bad=1 && note - 1 "$name: no test has that name"; }
+    done
+}
+
+# A tool on the tests of a filter. What the driver and libraries answer is asked for, as memory that is no longer there: not
+# reported.
+sanitized() { # program, tool, filter
+    local name=$2-${3//:/_} status=0 start=$SECONDS
+    compute-sanitizer --tool "$2" --report-api-errors no --error-exitcode 9 --target-processes all "$1" "$3" \
+        >"$logs/$name.log" 2>&1 || status=$?
+    echo "$((SECONDS - start)) $status $name" >>"$logs/sanitized.txt"
 }
 
 # Ranks that share the GPU, which NCCL allows from 2.30 on. It says so where it does not.
@@ -188,7 +203,7 @@ cifar10() {
 }
 
 export here python logs
-export -f machine alone
+export -f machine alone sanitized
 read -ra variants <<<"${FEATURES:-cudnn cuda}"
 read -ra wanted <<<"${TESTS:-}"
 smoke=() && [[ ${SMOKE:-0} != 1 ]] || smoke=(--smoke)
@@ -200,10 +215,9 @@ case $call in
     tests)
         # What says most of an illegal access comes before what there may be no time for.
         tests "$best" lib 170
-        sanitize "$best" 30 memcheck
-        tests "$best" it 150
+        sanitize "$best" 130 memcheck racecheck synccheck
+        tests "$best" it 100
         nccl
-        sanitize "$best" 60 racecheck synccheck
         for variant in "${variants[@]:1}"; do
             for name in lib it; do tests "$here/bin/$variant" "$name" 150; done
         done ;;
