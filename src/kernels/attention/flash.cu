@@ -112,7 +112,7 @@ OF_BF16(FLASH_WARPS(bf16, bf16))
 OF_F32(FLASH(flash_64_f32, OfWarps, float, 64, 128, 2) FLASH(flash_64_tf32_f32, OfWarps, tf32, 64, 128, 3))
 OF_F32(FLASH(flash_128_f32, OfWarps, float, 128, 128, 2) FLASH(flash_128_tf32_f32, OfWarps, tf32, 128, 128, 2))
 #ifdef HOPPER
-// Two blocks of narrow heads fit into a multiprocessor: one multiplies while the other one computes exponentials.
+// Two blocks of narrow heads fit into a multiprocessor: one may multiply while the other one computes exponentials.
 template <int D, class T> using OfGroups = Groups<D, T, D == 64 ? 2 : 3>;
 #define FLASH_GROUPS(t, T)                                                                        \
     FLASH(flash_groups_64_##t, OfGroups, T, 64, 256, 2) FLASH(flash_groups_128_##t, OfGroups, T, 128, 384, 1)

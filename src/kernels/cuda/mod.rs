@@ -229,7 +229,8 @@ fn wait_for_other_threads(stream: &CudaStream) -> Result<()> {
 fn launched(stream: &Arc<CudaStream>) {
     if is_of_each_thread(stream) {
         threads::launched(stream.context().ordinal());
-        LEAVING.with(|leaving| {
+        // Where the thread is ending already, nobody waits.
+        let _ = LEAVING.try_with(|leaving| {
             let all = &mut *leaving.0.borrow_mut();
             let context = stream.context().cu_ctx();
             if !all.iter().any(|other| other.context().cu_ctx() == context) {
@@ -240,7 +241,7 @@ fn launched(stream: &Arc<CudaStream>) {
 }
 
 /// This thread's stream of each device that it has launched something on. A thread that ends waits for them, because they end
-/// with it: no work is left in a stream that is no more. On an H200 a test that left some there did not end; whether for this,
+/// with it: no kernel is left in a stream that is no more. On an H200 a test that left some there did not end; whether for this,
 /// nobody has seen yet.
 #[derive(Debug, Default)]
 struct Leaving(RefCell<Vec<Arc<CudaStream>>>);
@@ -250,8 +251,8 @@ thread_local!(static LEAVING: Leaving = Leaving::default());
 impl Drop for Leaving {
     fn drop(&mut self) {
         for stream in self.0.take() {
-            // At the end of a process there may be no driver any more. Nobody is left to tell.
-            let _ = stream.synchronize();
+            // The next call of another thread says so.
+            stream.context().record_err(stream.synchronize());
         }
     }
 }

@@ -199,7 +199,10 @@ KERNEL keep_mask(u8 *y, size_t n, u64 threshold, u64 k0, u64 k1, u64 k2, u64 k3,
         if (block * 16 + 16 <= n) {
             *(uint4 *)(y + block * 16) = make_uint4(kept[0], kept[1], kept[2], kept[3]); // memory of its own
         } else {
-            for (u64 i = 0; block * 16 + i < n; i++) y[block * 16 + i] = (u8)(kept[i / 4] >> (i % 4 * 8));
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                if (block * 16 + i < n) y[block * 16 + i] = (u8)(kept[i / 4] >> (i % 4 * 8));
+            }
         }
     }
 }

@@ -18,7 +18,8 @@ constexpr unsigned GROUP = 128; // threads
 // As tensor cores round what they add up: seen on an H200, where sums of many products were too small.
 float towards_zero(double sum) {
     float nearest = sum;
-    return std::abs(nearest) > std::abs(sum) ? std::nextafter(nearest, 0.f) : nearest;
+    bool beyond = std::abs(nearest) > std::abs(sum) && !std::isinf(nearest);
+    return beyond ? std::nextafter(nearest, 0.f) : nearest;
 }
 
 struct Part {

@@ -29,8 +29,8 @@ use super::{WORKSPACE, lasting};
 use crate::kernels::cuda::{Convolution, PassKind};
 use crate::kernels::tensors::format::Format;
 
-/// The engines that a heuristic is asked for.
-const ENGINES: usize = 16;
+/// The engines that a heuristic is asked for: more than it has, as those that are not to be used may come first.
+const ENGINES: usize = 64;
 /// Bytes that addresses are a multiple of, where engines make use of it.
 const ALIGNMENT: u64 = 16;
 
