@@ -1,8 +1,8 @@
 // Pointwise operators and their derivatives, as functions.rs has them for a CPU (but GELU by tanh, which is a sigmoid
-// here): computed in the type of the arithmetic, rounded once. A line is POINTWISE(name, value of x, derivative at x); `a` and `b` are an operator's
-// parameters, if it has any. Their order is that of table.rs: a line's number chooses the operator, which is the
-// same for a whole launch. A thread reads a pack, branches to the operator, and writes the pack, so that reading
-// and writing are compiled once per dtype.
+// here): computed in the type of the arithmetic, rounded once. A line is POINTWISE(name, value of x, derivative at x);
+// `a` and `b` are an operator's parameters, if it has any. Their order is that of table.rs: a line's number chooses
+// the operator, which is the same for a whole launch. A thread reads a pack, branches to the operator, and writes the
+// pack, so that reading and writing are compiled once per dtype.
 
 DEVICE float less_one(float x) { return expm1f(x); }
 DEVICE double less_one(double x) { return expm1(x); }
