@@ -2,9 +2,9 @@
 // on compute capability 9.0. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
 //
 // The instruction reads the tile from shared memory by a descriptor, so the tile takes no registers. Two or three
-// warpgroups of a block share each tile, so fewer tiles come from the L2 cache. A block's own rows lie in shared
-// memory too: queries in forward, those of both operands in backward. Rows have 128 bytes and the 128-byte swizzle: pack p of 16 bytes of row r is at p ^ r % 8. So eight packs
-// of one column are in different banks, without padding.
+// warpgroups of a block share each tile, so fewer tiles come from the L2 cache. A block's own rows lie in shared memory
+// too: queries in forward, those of both operands in backward. Rows have 128 bytes and the 128-byte swizzle: pack p of
+// 16 bytes of row r is at p ^ r % 8. So eight packs of one column are in different banks, without padding.
 //
 // `wgmma` is asynchronous, and the compiler does not know when it accesses its registers. `begin_products` and
 // `end_products` therefore enclose each chain of products and wait for its result, and `settle` pins the registers. The
