@@ -199,8 +199,8 @@ fn a_graph_does_what_the_step_does_to_the_bit() -> Result<()> {
     same(setup(DType::F32, Masters::F32, true), LambConfig { lr: 0.01, ..Default::default() }, &BAD)
 }
 
-/// Convolutions of 16 bits with channels last. In F16 a scale that is too
-/// large overflows in the arithmetic itself: before the capture, at it, and after.
+/// Convolutions of 16 bits with channels last. In F16 a scale that is too large overflows in the arithmetic itself: before
+/// the capture, at it, and after.
 #[test]
 fn a_graph_of_channels_last_does_what_the_step_does_to_the_bit() -> Result<()> {
     let test = format!("{HERE}a_graph_of_channels_last_does_what_the_step_does_to_the_bit");

@@ -259,7 +259,7 @@ fn hostile_files_take_no_memory() {
     let folder = Folder::new();
     let inner = elsewhere("saving::damage::in_little_memory", &folder.0);
     let mut shell = std::process::Command::new("sh");
-    let kibibytes = 1_500_000 + mapped_files() / 1024;
+    let kibibytes = 1_500_000 + mapped_libraries() / 1024;
     shell.args(["-c", &format!("ulimit -v {kibibytes} && exec \"$@\""), "sh"]);
     shell.arg(inner.get_program()).args(inner.get_args());
     shell.env(super::WORKPLACE, &folder.0).env("RAYON_NUM_THREADS", "1");
@@ -267,17 +267,11 @@ fn hostile_files_take_no_memory() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// The bytes of addresses that this process has for the program and its libraries.
+/// The bytes of addresses that this process has for its libraries.
 #[cfg(target_os = "linux")]
-fn mapped_files() -> u64 {
+fn mapped_libraries() -> u64 {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
-    let own = std::env::current_exe().unwrap();
-    let of_files = maps.lines().filter(|line| {
-        // Not of devices, whose addresses CUDA takes by the terabyte.
-        let path = line.find('/').map_or("", |at| &line[at..]);
-        path.contains(".so") || std::path::Path::new(path) == own
-    });
-    let bytes = of_files.map(|line| {
+    let bytes = maps.lines().filter(|line| line.contains(".so")).map(|line| {
         let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
         u64::from_str_radix(to, 16).unwrap() - u64::from_str_radix(from, 16).unwrap()
     });

@@ -2,10 +2,9 @@
 //!
 //! A pass is a graph of one operation, or of two: a bias is added to the sums in F32, before they are rounded once. A
 //! weight gradient may be wider than what it is computed from. cuDNN's heuristics name engines, fastest first. Those that
-//! are deterministic, fit the workspace, and sum the products themselves will do; of F32, unless TF32 is allowed, those that
-//! do not use tensor cores. The choice is the first of them, or
-//! the fastest of those that [`super::measure`] has timed. Where there is none, the older functions are asked: see
-//! [`super::plan`].
+//! are deterministic, fit the workspace, and sum the products themselves will do; of F32, unless TF32 is allowed, those
+//! that do not use tensor cores. The choice is the first of them, or the fastest of those that [`super::measure`] has
+//! timed. Where there is none, the older functions are asked: see [`super::plan`].
 //!
 //! Statistics of a batch norm are not fused in: cuDNN's are sums of squares in F32, which lose the variance of numbers
 //! far from zero.
@@ -68,7 +67,7 @@ pub(super) struct ExecutionPlanKey {
 }
 
 impl ExecutionPlanKey {
-    /// `None` where the graph API is not asked: for other dtypes, or where it would have to convert.
+    /// `None` where the graph API is not asked: for other dtypes.
     pub(super) fn of(
         convolution: &Convolution,
         pass: PassKind,
