@@ -13,8 +13,7 @@ use std::mem::MaybeUninit;
 use candle_core::{Result, Tensor, WithDType};
 
 use super::operand::{Arithmetic, BLOCK, narrow};
-use super::product::product_uninit;
-use super::{Matrix, Threads, product};
+use super::product::{Matrix, Threads, product, product_uninit};
 use crate::kernels::contiguous;
 use crate::kernels::cpu::dtype::{Element, tensor};
 use crate::kernels::cpu::guard::hold;

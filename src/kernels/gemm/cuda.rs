@@ -9,8 +9,8 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::arithmetic;
 use super::layout::readable;
+use super::operand::arithmetic;
 use crate::error::bail;
 use crate::kernels::choice::algorithm::{chosen, fell_back};
 use crate::kernels::cuda::{Gpu, Grid, Matrices, Product, Source, pack, suffix};

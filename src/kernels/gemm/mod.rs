@@ -14,7 +14,7 @@ pub(super) mod tests;
 use candle_core::{DType, Result, Tensor};
 
 pub(super) use cuda::add_bias;
-pub(super) use operand::{Arithmetic, ElementsAs, narrow};
+pub(super) use operand::{Arithmetic, ElementsAs, arithmetic, narrow};
 pub(super) use product::{Matrix, Threads, product};
 
 use super::choice::algorithm::chosen;
@@ -120,12 +120,6 @@ fn check_size(lhs: &Tensor, rhs: &Tensor) -> Result<()> {
         lhs.shape(),
         rhs.shape()
     )
-}
-
-/// What a product of these tensors is computed in: F64 where one of them is F64, else F32.
-pub(super) fn arithmetic<const N: usize>(operands: [Option<&Tensor>; N]) -> DType {
-    let double = operands.iter().flatten().any(|operand| operand.dtype() == DType::F64);
-    if double { DType::F64 } else { DType::F32 }
 }
 
 /// `tensor` in F64, detached.

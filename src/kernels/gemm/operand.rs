@@ -136,3 +136,9 @@ macro_rules! arithmetic {
 }
 arithmetic!(f32, F16: f16, BF16: bf16, F32: f32);
 arithmetic!(f64, F64: f64);
+
+/// What a product of these tensors is computed in: F64 where one of them is F64, else F32.
+pub(in crate::kernels) fn arithmetic<const N: usize>(operands: [Option<&Tensor>; N]) -> DType {
+    let double = operands.iter().flatten().any(|operand| operand.dtype() == DType::F64);
+    if double { DType::F64 } else { DType::F32 }
+}

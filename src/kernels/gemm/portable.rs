@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::arithmetic;
+use super::operand::arithmetic;
 
 /// See [`super::gemm`].
 pub(super) fn gemm(

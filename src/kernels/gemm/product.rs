@@ -14,7 +14,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::Arithmetic;
+use super::operand::Arithmetic;
 use crate::kernels::cpu::parallel;
 
 /// A view of `rows × cols` elements of a slice: element `(i, j)` is `data[i * row_stride + j *

@@ -3,7 +3,9 @@
 
 use std::mem::MaybeUninit;
 
-use super::{InstructionSet, PackedGemm, Rounded, Tile};
+use super::epilogue::Rounded;
+use super::isa::InstructionSet;
+use super::product::{PackedGemm, Tile};
 
 /// See [`PackedGemm::multiply`].
 pub(super) fn multiply(isa: InstructionSet, _: &PackedGemm<'_>, _: &mut dyn FnMut(Tile<'_>)) {

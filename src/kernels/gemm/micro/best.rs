@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 use candle_core::{DType, Tensor};
 
 use super::calibrate::bf16_over_f32;
-use super::{InstructionSet, target};
+use super::isa::InstructionSet;
+use super::target;
 use crate::kernels::cpu::limit::{Limit, VARIABLE};
 use crate::kernels::cpu::vector::Vectors;
 

@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use super::{InstructionSet, PackedGemm};
+use super::isa::InstructionSet;
+use super::product::PackedGemm;
 
 /// The time of an AVX512-BF16 instruction over that of an F32 multiply-add, measured at the first call, in some 100 µs;
 /// `None` where the processor does not have both.

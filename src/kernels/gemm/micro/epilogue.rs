@@ -16,7 +16,8 @@ use std::slice::from_raw_parts_mut;
 
 use half::{bf16, f16};
 
-use super::{InstructionSet, Tile};
+use super::isa::InstructionSet;
+use super::product::Tile;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::prefetch::prefetch_to_write;
 #[cfg(doc)]

@@ -3,7 +3,10 @@
 
 use std::mem::MaybeUninit;
 
-use super::{InstructionSet, PackedGemm, Rounded, target};
+use super::epilogue::Rounded;
+use super::isa::InstructionSet;
+use super::product::PackedGemm;
+use super::target;
 use crate::kernels::cpu::uninit::zeroed;
 
 impl PackedGemm<'_> {

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::{PackedGemm, Tile, WIDTH, equal_parts};
+use super::product::{PackedGemm, Tile, WIDTH, equal_parts};
 
 /// Rows of a block of the left matrix, and of a tile.
 pub(super) const ROWS: usize = 8;

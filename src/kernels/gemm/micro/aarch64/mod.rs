@@ -2,7 +2,9 @@
 
 mod neon;
 
-use super::{InstructionSet, PackedGemm, Tile, absent};
+use super::absent;
+use super::isa::InstructionSet;
+use super::product::{PackedGemm, Tile};
 pub(super) use absent::{BLOCK, add_to_tiles, has_bf16, has_pairs, has_tiles, round_tiles};
 
 /// See [`PackedGemm::multiply`], which checks what this relies on.

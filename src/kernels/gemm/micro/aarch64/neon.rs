@@ -7,8 +7,8 @@
 use std::arch::aarch64::*;
 use std::ops::Range;
 
+use crate::kernels::gemm::micro::product::{PackedGemm, Tile, WIDTH};
 use crate::kernels::gemm::micro::tiles::{self, Add, ROWS};
-use crate::kernels::gemm::micro::{PackedGemm, Tile, WIDTH};
 
 /// Lanes of a register.
 const LANES: usize = 4;

@@ -8,8 +8,8 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use crate::kernels::cpu::vector::add_products;
+use crate::kernels::gemm::micro::product::{PackedGemm, Tile, WIDTH};
 use crate::kernels::gemm::micro::tiles::{self, Add, ROWS};
-use crate::kernels::gemm::micro::{PackedGemm, Tile, WIDTH};
 
 /// Rows whose sums registers hold.
 const TALL: usize = 4;

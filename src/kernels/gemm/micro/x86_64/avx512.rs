@@ -14,7 +14,7 @@ use std::arch::x86_64::{
 use std::mem::transmute;
 use std::ops::Range;
 
-use super::{PackedGemm, Tile, WIDTH, equal_parts};
+use crate::kernels::gemm::micro::product::{PackedGemm, Tile, WIDTH, equal_parts};
 
 const ROWS: usize = 8;
 /// Words added up in a register, before their sum is added to those of earlier ones: the error of a sum

@@ -8,7 +8,9 @@ mod avx512;
 use std::mem::MaybeUninit;
 use std::sync::LazyLock;
 
-use super::{InstructionSet, PackedGemm, Rounded, Tile, WIDTH, equal_parts};
+use super::epilogue::Rounded;
+use super::isa::InstructionSet;
+use super::product::{PackedGemm, Tile};
 use crate::kernels::cpu::limit::Limit;
 use crate::kernels::cpu::vector::Vectors;
 pub(super) use amx::BLOCK;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::instructions::TileRegisters;
-use super::{Configuration, ROWS, WORDS};
+use super::registers::{Configuration, ROWS, WORDS};
 
 thread_local!(static REGISTERS: RefCell<Option<Registers>> = const { RefCell::new(None) });
 

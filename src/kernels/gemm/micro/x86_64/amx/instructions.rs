@@ -2,7 +2,7 @@
 
 use std::arch::asm;
 
-use super::Configuration;
+use super::registers::Configuration;
 
 /// What multiplies tiles: the processor, or in tests a stand-in for it.
 ///

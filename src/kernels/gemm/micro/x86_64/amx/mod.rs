@@ -9,9 +9,11 @@
 //! without AMX run the same code on a stand-in for the registers.
 #![allow(unsafe_code)]
 
+mod blocks;
 #[cfg(test)]
 mod emulated;
 mod instructions;
+mod registers;
 mod rounded;
 mod tile;
 
@@ -21,14 +23,13 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::LazyLock;
 
-use super::{PackedGemm, Rounded, Tile, WIDTH};
+use crate::kernels::gemm::micro::epilogue::Rounded;
+use crate::kernels::gemm::micro::product::{PackedGemm, Tile, WIDTH};
+use blocks::{NEAR, parts};
 use instructions::{Amx, TileRegisters};
+use registers::{Configuration, ROWS, WORDS};
 pub(in crate::kernels::gemm::micro) use rounded::BLOCK;
 use tile::{Accumulators, kernel};
-
-const ROWS: usize = 16;
-/// Words of a row of a tile register.
-const WORDS: usize = 16;
 
 /// Whether the processor has tiles of BF16, allowed or not.
 pub(super) fn exists() -> bool {
@@ -84,37 +85,6 @@ fn request() -> bool {
     false
 }
 
-/// What `ldtilecfg` reads: the number of the palette, and the size of each register.
-#[repr(C, align(64))]
-struct Configuration {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    row_bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
-impl Configuration {
-    /// Registers 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns; where there is a tail, 5 is rows and 7
-    /// columns of so many words.
-    fn new(tail: usize) -> Self {
-        let mut configuration =
-            Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-        for register in 0..8 {
-            configuration.row_bytes[register] = 64;
-            configuration.rows[register] = 16;
-        }
-        if tail > 0 {
-            configuration.row_bytes[5] = tail as u16 * 4;
-            configuration.rows[7] = tail as u8;
-        }
-        configuration
-    }
-}
-
-/// Words of the right matrix that stay in the second-level cache while all rows pass: half of 1 MiB.
-const NEAR: usize = 1 << 17;
-
 /// Words that stay in the first-level cache of 48 KiB.
 const NEAREST: usize = 10 << 10;
 
@@ -132,7 +102,7 @@ pub(super) enum Output<'a> {
 /// Multiplies in the processor's registers, or in tests where it has none in the stand-in.
 pub(super) fn multiply(gemm: &PackedGemm<'_>, to: Output<'_>) {
     #[cfg(test)]
-    if !super::InstructionSet::AmxBf16.is_available() {
+    if !crate::kernels::gemm::micro::isa::InstructionSet::AmxBf16.is_available() {
         return multiply_on::<emulated::Emulated>(gemm, to);
     }
     multiply_on::<Amx>(gemm, to);
@@ -149,7 +119,7 @@ pub(super) unsafe fn rounded<O: Rounded>(
     stride: usize,
 ) {
     #[cfg(test)]
-    if !super::InstructionSet::AmxBf16.is_available() {
+    if !crate::kernels::gemm::micro::isa::InstructionSet::AmxBf16.is_available() {
         // SAFETY: the caller's.
         return unsafe { rounded::rounded::<emulated::Emulated, O>(gemm, bias, out, stride) };
     }
@@ -242,10 +212,4 @@ fn multiply_on<I: TileRegisters>(gemm: &PackedGemm<'_>, mut to: Output<'_>) {
     }
     // SAFETY: configured above.
     unsafe { I::release() };
-}
-
-/// `range` in parts of `each`, and what is left.
-fn parts(range: Range<usize>, each: usize) -> impl Iterator<Item = Range<usize>> {
-    let end = range.end;
-    range.step_by(each).map(move |first| first..end.min(first + each))
 }

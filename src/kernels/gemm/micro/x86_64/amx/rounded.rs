@@ -8,10 +8,13 @@ use std::arch::asm;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::blocks::{NEAR, parts};
 use super::instructions::TileRegisters;
-use super::{Configuration, NEAR, ROWS, WORDS, parts};
+use super::registers::{Configuration, ROWS, WORDS};
 use crate::kernels::cpu::vector::{Avx512, Vector};
-use crate::kernels::gemm::micro::{PackedGemm, Rounded, with_words};
+use crate::kernels::gemm::micro::buffer::with_words;
+use crate::kernels::gemm::micro::epilogue::Rounded;
+use crate::kernels::gemm::micro::product::PackedGemm;
 
 /// Rows and columns of a block.
 pub(in crate::kernels::gemm::micro) const BLOCK: usize = 2 * ROWS;

@@ -14,14 +14,15 @@
 //! ```
 //!
 //! One by four and four by one tiles use the same four registers of sums. They reload an operand's register for
-//! each product. A rest of the depth takes registers 5 and 7, which [`super::Configuration`] makes that much smaller.
+//! each product. A rest of the depth takes registers 5 and 7, which [`super::registers::Configuration`] makes that
+//! much smaller.
 //!
 //! An F32 operand is a sum of three BF16 terms. The kernel multiplies six of the nine pairs of terms. They are
 //! ordered so that each pair shares an operand with the one before, and the largest product comes last.
 
 use super::instructions::TileRegisters;
-use super::{ROWS, WORDS};
-use crate::kernels::gemm::micro::PackedGemm;
+use super::registers::{ROWS, WORDS};
+use crate::kernels::gemm::micro::product::PackedGemm;
 
 /// The pairs of BF16 terms, left and right, that are multiplied. The three of nine that are left out add up to at
 /// most 2^-23 of a product.
