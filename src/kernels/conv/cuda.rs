@@ -8,7 +8,7 @@
 //! 3. cuBLAS on NCHW images as they are, a product for each image, if these are their own columns (1 × 1 kernels of
 //!    one group) and large enough, and there is no bias; not for wgrad.
 //! 4. im2col and cuBLAS: a kernel writes the columns of a tile of output pixels, so many that they fit
-//!    [`WORKSPACE`], and cuBLAS multiplies them by the weights. [`nchw`] and [`nhwc`] say how.
+//!    [`WORKSPACE`](pass::WORKSPACE), and cuBLAS multiplies them by the weights. [`nchw`] and [`nhwc`] say how.
 //!
 //! Forward, dgrad and wgrad are mirror images, so a [`Pass`] is any of them. Each multiplies two of the matrices
 //! weights, columns and outputs, and the third is the result. For dgrad, col2im follows, which adds each pixel's
@@ -20,22 +20,19 @@
 mod cudnn;
 mod nchw;
 mod nhwc;
+mod pass;
 
 use candle_core::{DType, Result, Tensor};
 
-use super::Geometry;
 use super::shape::Shape;
 use crate::kernels::choice::algorithm::chosen;
-use crate::kernels::choice::cudnn::cudnn_f32_weight_gradients;
-use crate::kernels::cuda::{Gpu, Grid, Matrices, PassKind, suffix};
-use crate::kernels::elementwise::{add_assign, plain};
+use crate::kernels::cuda::{Gpu, Grid, PassKind, suffix};
+use crate::kernels::elementwise::plain;
 use crate::kernels::gemm::arithmetic;
 use crate::kernels::in_dtype;
 use crate::kernels::tensors::format::Format;
 use cudnn::{convolve, without_cudnn};
-
-/// Bytes of columns at a time, unless a single image has more.
-const WORKSPACE: usize = 256 << 20;
+use pass::{Pass, sizes};
 
 /// See [`super::forward`], [`super::dgrad`] and [`super::wgrad`], which has no bias. Nothing is empty.
 pub(super) fn run(
@@ -59,20 +56,6 @@ pub(super) fn run(
         return Ok(y);
     }
     Pass { bias: Some(&plain(&in_dtype(bias, wide)?)?), ..pass }.run()
-}
-
-/// One pass, and all that its algorithms need to know.
-struct Pass<'a> {
-    gpu: &'a Gpu,
-    kind: PassKind,
-    shape: &'a Shape,
-    /// What the pass reads, as [`operands`] makes it: `x` or `grad`, and the weight; in wgrad `x` and `grad`.
-    operands: [&'a Tensor; 2],
-    /// A number for each channel of the images that the pass writes, contiguous and in `wide`.
-    bias: Option<&'a Tensor>,
-    /// The dtype of the arithmetic.
-    wide: DType,
-    out: DType,
 }
 
 impl Pass<'_> {
@@ -130,64 +113,6 @@ impl Pass<'_> {
         kernel.sizes(&sizes(shape)).run(Grid::over(y.elem_count(), 1))?;
         in_dtype(&y, self.out)
     }
-
-    fn result_dims(&self) -> [usize; 4] {
-        match self.kind {
-            PassKind::Forward => self.shape.out_dims(),
-            PassKind::Dgrad => self.shape.input_dims(),
-            PassKind::Wgrad => self.shape.weight_dims(),
-        }
-    }
-
-    /// What a kernel that reads the operands writes: `out` if they have that dtype, else `wide`.
-    fn near_dtype(&self) -> DType {
-        if self.out == self.operands[0].dtype() { self.out } else { self.wide }
-    }
-
-    /// What a product of the operands writes: the same, but what a bias is added to later may not be rounded.
-    fn product_dtype(&self) -> DType {
-        if self.bias.is_none() { self.near_dtype() } else { self.wide }
-    }
-
-    /// What cuDNN writes: the same as a product. But a weight's gradient is in the operands' dtype even if `out`
-    /// is wider, in one pass over them, unless it is to be exact.
-    fn cudnn_dtype(&self) -> DType {
-        let dtype = self.operands[0].dtype();
-        match self.kind {
-            PassKind::Wgrad if self.out != dtype && cudnn_f32_weight_gradients() => self.wide,
-            PassKind::Wgrad => dtype,
-            _ => self.product_dtype(),
-        }
-    }
-
-    /// What a kernel that moves products into place, and may add a bias, writes: `out`, but `wide` if either is F64.
-    fn moved_dtype(&self) -> DType {
-        if self.wide == DType::F32 && self.out != DType::F64 { self.out } else { self.wide }
-    }
-}
-
-/// The sum in `wide` of what `write` makes of each tile, of these dimensions.
-fn sum_of_tiles<T>(
-    pass: &Pass<'_>,
-    dims: &[usize],
-    tiles: impl Iterator<Item = T>,
-    write: impl Fn(T, &Tensor) -> Result<()>,
-) -> Result<Tensor> {
-    let Pass { gpu, wide, .. } = *pass;
-    let mut sum: Option<Tensor> = None;
-    for tile in tiles {
-        let part = match &sum {
-            None => gpu.empty(dims, wide)?,
-            Some(_) => gpu.scratch(2, dims.iter().product(), wide)?.reshape(dims)?,
-        };
-        write(tile, &part)?;
-        // One tile after the other.
-        sum = Some(match sum {
-            None => part,
-            Some(sum) => add_assign(sum, &part)?,
-        });
-    }
-    sum.map_or_else(|| gpu.zeros(dims, wide), Ok)
 }
 
 /// Both operands, contiguous and in the dtype that products read.
@@ -199,16 +124,4 @@ fn operands(gpu: &Gpu, tensors: [&Tensor; 2], wide: DType) -> Result<[Tensor; 2]
         if wide == DType::F32 && a.dtype() == b.dtype() && known { a.dtype() } else { wide };
     let operand = |x: &Tensor| plain(&in_dtype(x, dtype)?);
     Ok([operand(a)?, operand(b)?])
-}
-
-fn rows(tensor: &Tensor, ld: usize, stride: usize) -> Matrices<'_> {
-    Matrices { tensor, transposed: false, ld, stride }
-}
-
-/// The sizes in the order of the kernels' parameters.
-fn sizes(shape: &Shape) -> [usize; 12] {
-    let Geometry { stride, padding: (above, left), dilation, .. } = shape.geometry;
-    let Shape { c_in, c_out, height, width, out_height, out_width, .. } = *shape;
-    let (kh, kw) = (shape.kernel_height, shape.kernel_width);
-    [c_in, c_out, height, width, out_height, out_width, kh, kw, stride, above, left, dilation]
 }

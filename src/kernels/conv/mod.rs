@@ -1,8 +1,8 @@
 //! Two-dimensional convolutions and their gradients.
 //!
-//! Images are `(batch, channels, height, width)` or `(batch, height, width, channels)`, as their [`Format`] says.
-//! Weights are `(c_out, c_in / groups, kh, kw)`. Every argument is F16, BF16, F32 or F64, not necessarily the same →
-//! F64 where one of them is F64, else F32 → rounded once to `out`.
+//! Images are `(batch, channels, height, width)` or `(batch, height, width, channels)`, as their
+//! [`Format`](super::tensors::format::Format) says. Weights are `(c_out, c_in / groups, kh, kw)`. Every argument is F16,
+//! BF16, F32 or F64, not necessarily the same → F64 where one of them is F64, else F32 → rounded once to `out`.
 //!
 //! As in cuDNN, *dgrad* is the gradient with respect to the data, which is the input, and *wgrad* is the gradient with
 //! respect to the weight.
@@ -12,6 +12,7 @@ mod columns;
 mod cpu;
 mod cuda;
 mod depthwise;
+mod geometry;
 mod packed;
 mod portable;
 mod product;
@@ -24,49 +25,13 @@ use candle_core::{DType, Result, Tensor};
 use super::contiguous;
 use super::cuda::PassKind;
 use super::gemm::exact;
-use super::tensors::format::{Format, to_nchw, to_nhwc};
+use super::tensors::format::{to_nchw, to_nhwc};
 use crate::kernels::cast;
 use crate::kernels::cpu::dtype::{is_near, with_single};
 use algorithm::Algorithm;
+pub(crate) use geometry::Geometry;
 use packed::{Order, RunSums, few_channels, lanes, nhwc, winograd};
 use shape::Shape;
-
-/// How a kernel moves over an image. Of an image and a kernel of one row, which is how a sequence
-/// is convolved, stride and dilation say nothing vertically.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Geometry {
-    /// Pixels between two positions of the kernel.
-    pub stride: usize,
-    /// Zeros above and below the image, and left and right of it.
-    pub padding: (usize, usize),
-    /// Pixels between two taps of the kernel.
-    pub dilation: usize,
-    /// Parts the channels are split into, each convolved by itself.
-    pub groups: usize,
-    pub format: Format,
-}
-
-impl Geometry {
-    fn channels_first(self) -> Self {
-        Self { format: Format::ChannelsFirst, ..self }
-    }
-
-    /// Positions of a kernel of `(rows, columns)` taps on an image of `(height, width)`, vertically
-    /// and horizontally; none where it does not fit.
-    pub(crate) fn out_size(
-        &self,
-        (height, width): (usize, usize),
-        (rows, columns): (usize, usize),
-    ) -> (usize, usize) {
-        let positions = |input: usize, padding: usize, kernel: usize| {
-            let reach = self.dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
-            let room = padding.checked_mul(2)?.checked_add(input)?.checked_sub(reach)?;
-            (room / self.stride).checked_add(1)
-        };
-        let positions = |input, padding, kernel| positions(input, padding, kernel).unwrap_or(0);
-        (positions(height, self.padding.0, rows), positions(width, self.padding.1, columns))
-    }
-}
 
 /// `x (b,c_in,h,w) ⋆ weight + bias (c_out) → (b,c_out,h_out,w_out)`.
 ///

@@ -9,7 +9,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::Geometry;
+use super::geometry::Geometry;
 use super::shape::Shape;
 use crate::kernels::cuda::PassKind;
 use crate::kernels::gemm::gemm;

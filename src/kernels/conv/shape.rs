@@ -2,7 +2,7 @@
 
 use candle_core::Result;
 
-use super::Geometry;
+use super::geometry::Geometry;
 use crate::error::bail;
 use crate::kernels::tensors::MOST_ELEMENTS;
 

@@ -2,10 +2,13 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Geometry, Pass, Shape, nhwc};
+use super::nhwc;
+use super::pass::Pass;
 use crate::kernels::cast::cast_into;
 use crate::kernels::choice::algorithm::{chosen, fell_back};
 use crate::kernels::choice::tf32::allow_tf32;
+use crate::kernels::conv::geometry::Geometry;
+use crate::kernels::conv::shape::Shape;
 use crate::kernels::cuda::{Bias, Convolution, PassKind};
 use crate::kernels::elementwise::plain;
 use crate::kernels::in_dtype;

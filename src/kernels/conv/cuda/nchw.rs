@@ -6,7 +6,9 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Geometry, Pass, Shape, WORKSPACE, rows, sizes, sum_of_tiles};
+use super::pass::{Pass, WORKSPACE, rows, sizes, sum_of_tiles};
+use crate::kernels::conv::geometry::Geometry;
+use crate::kernels::conv::shape::Shape;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Matrices, PassKind, Product, Source, pack, suffix};
 use crate::kernels::elementwise::add;
 use crate::kernels::in_dtype;

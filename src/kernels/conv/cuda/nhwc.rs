@@ -6,7 +6,8 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Pass, Shape, WORKSPACE, rows, sizes, sum_of_tiles};
+use super::pass::{Pass, WORKSPACE, rows, sizes, sum_of_tiles};
+use crate::kernels::conv::shape::Shape;
 use crate::kernels::cuda::{Gpu, Grid, Matrices, Product, Source, pack, suffix};
 use crate::kernels::elementwise::cuda::in_dtype as write_near;
 use crate::kernels::gemm::add_bias;

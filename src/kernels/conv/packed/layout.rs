@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::kernels::conv::Geometry;
+use crate::kernels::conv::geometry::Geometry;
 use crate::kernels::conv::shape::Shape;
 
 /// Sums over some taps at a grid of positions: a whole convolution, or one phase of dgrad.
