@@ -20,8 +20,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{Result, Tensor};
 
-use super::rows::{Stored, bits};
-use super::{OutputImages, Shape, weights, winograd, with_stored};
+use super::rows::{Stored, bits, with_stored};
+use super::store::OutputImages;
+use super::{weights, winograd};
+use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;

@@ -21,6 +21,7 @@ mod kernels;
 pub(super) mod lanes;
 mod layout;
 pub(super) mod nhwc;
+mod pass;
 mod rows;
 mod source;
 mod store;
@@ -41,9 +42,11 @@ use crate::kernels::cuda::PassKind;
 use crate::kernels::gemm::micro::InstructionSet::{self, AmxBf16x3};
 use crate::kernels::gemm::micro::{KeptWords, PackedGemm, Rounded, with_words};
 use layout::{Cut, Part, RowPanels, Taps};
+use pass::ConvPass;
 pub(super) use rows::Stored;
+use rows::with_stored;
 use source::NchwImages;
-use store::{NchwStore, Runs};
+use store::{NchwStore, OutputImages, Runs};
 pub(super) use weights::Order;
 pub(super) use wgrad::{RunSums, wgrad};
 
@@ -79,7 +82,7 @@ pub(super) fn forward<O: Rounded>(
 }
 
 /// See [`super::dgrad`]; contiguous operands, no F64. `None` where an infinite weight would meet padding that im2col has
-/// not: see [`meets_padding`].
+/// not: see [`weights::meets_padding`].
 pub(super) fn dgrad<O: Rounded>(
     grad: &Tensor,
     weight: &Tensor,
@@ -87,7 +90,7 @@ pub(super) fn dgrad<O: Rounded>(
     shape: &Shape,
     isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
-    if meets_padding(weight, shape)? {
+    if weights::meets_padding(weight, shape)? {
         return Ok(None);
     }
     let bias = bias.map(weights::widened).transpose()?;
@@ -101,33 +104,6 @@ pub(super) fn dgrad<O: Rounded>(
     Ok(Some(tensor(data, &shape.input_dims())))
 }
 
-/// Whether zeros around the gradient, which a phase reads and col2im does not, would make NaN where the gradient has none:
-/// times a weight that is not finite.
-fn meets_padding(weight: &Tensor, shape: &Shape) -> Result<bool> {
-    if shape.transposed().is_some() {
-        return Ok(false);
-    }
-    Ok(with_stored!(weight, weight => !weights::are_finite(&weight)))
-}
-
-/// Runs `$body` with `$data` bound to the elements of a tensor; of one that [is near](is_near) to `$O`, if that is named.
-macro_rules! with_stored {
-    ($tensor:expr, $data:ident => $body:expr) => {
-        $crate::kernels::cpu::dtype::with_single!($tensor.dtype(), S => {
-            let $data = $crate::kernels::cpu::dtype::Elements::<S>::of($tensor)?;
-            $body
-        })
-    };
-    ($tensor:expr, $O:ident, $data:ident => $body:expr) => {
-        $crate::kernels::cpu::dtype::with_near!($tensor.dtype(), $O, S => {
-            let $data = $crate::kernels::cpu::dtype::Elements::<S>::of($tensor)?;
-            $body
-        })
-    };
-}
-
-use with_stored;
-
 /// The output pixels that meet the same taps: every `out_step`th from `at` on, in both directions.
 struct Phase {
     at: (usize, usize),
@@ -135,36 +111,7 @@ struct Phase {
     weight: KeptWords,
 }
 
-/// Channels of a group, sizes of images, and their number.
-struct ConvPass {
-    isa: InstructionSet,
-    groups: usize,
-    ins: usize,
-    outs: usize,
-    size: (usize, usize),
-    out_size: (usize, usize),
-    batch: usize,
-}
-
 impl ConvPass {
-    fn forward(shape: &Shape, isa: InstructionSet) -> Self {
-        Self {
-            isa,
-            groups: shape.geometry.groups,
-            ins: shape.group_in(),
-            outs: shape.group_out(),
-            size: (shape.height, shape.width),
-            out_size: (shape.out_height, shape.out_width),
-            batch: shape.batch,
-        }
-    }
-
-    /// dgrad: from the output's gradient to the input's.
-    fn backward(shape: &Shape, isa: InstructionSet) -> Self {
-        let Self { ins, outs, size, out_size, .. } = Self::forward(shape, isa);
-        Self { ins: outs, outs: ins, size: out_size, out_size: size, ..Self::forward(shape, isa) }
-    }
-
     /// Convolves by phases. Pixels of no phase are the bias, or zeros.
     fn run<O: Rounded>(
         &self,
@@ -376,28 +323,6 @@ impl ConvPass {
                 });
             }
         });
-    }
-}
-
-/// Output images that several threads write, each other elements.
-#[derive(Debug)]
-struct OutputImages<O> {
-    at: *mut O,
-    len: usize,
-}
-
-// SAFETY: no two parts write the same place, and none reads.
-unsafe impl<O: Send> Sync for OutputImages<O> {}
-
-impl<O> OutputImages<O> {
-    fn of(out: &mut [MaybeUninit<O>]) -> Self {
-        Self { at: out.as_mut_ptr().cast(), len: out.len() }
-    }
-
-    /// The elements from `start` on.
-    fn from(&self, start: usize) -> Self {
-        assert!(start <= self.len);
-        Self { at: self.at.wrapping_add(start), len: self.len - start }
     }
 }
 

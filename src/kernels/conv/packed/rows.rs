@@ -64,6 +64,25 @@ impl Stored for f16 {
     }
 }
 
+/// Runs `$body` with `$data` bound to the elements of a tensor; of one that
+/// [is near](crate::kernels::cpu::dtype::is_near) to `$O`, if that is named.
+macro_rules! with_stored {
+    ($tensor:expr, $data:ident => $body:expr) => {
+        $crate::kernels::cpu::dtype::with_single!($tensor.dtype(), S => {
+            let $data = $crate::kernels::cpu::dtype::Elements::<S>::of($tensor)?;
+            $body
+        })
+    };
+    ($tensor:expr, $O:ident, $data:ident => $body:expr) => {
+        $crate::kernels::cpu::dtype::with_near!($tensor.dtype(), $O, S => {
+            let $data = $crate::kernels::cpu::dtype::Elements::<S>::of($tensor)?;
+            $body
+        })
+    };
+}
+
+pub(super) use with_stored;
+
 /// Writes elements, widened, to as many places.
 pub(super) fn widen<S: Stored>(from: &[S], to: &mut [f32]) {
     // SAFETY: F32 of any value, of which none is made uninitialised.

@@ -1,5 +1,7 @@
-//! Rounds tiles of sums into NCHW images.
+//! Output images, which several threads write, and how tiles of sums are rounded into those in NCHW.
 #![allow(unsafe_code)]
+
+use std::mem::MaybeUninit;
 
 use crate::kernels::cpu::vector::{Vector, with_ftz_vectors, with_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, Rounded, Tile};
@@ -124,5 +126,27 @@ impl NchwStore {
                 }
             }
         }
+    }
+}
+
+/// Output images that several threads write, each other elements.
+#[derive(Debug)]
+pub(super) struct OutputImages<O> {
+    pub(super) at: *mut O,
+    pub(super) len: usize,
+}
+
+// SAFETY: no two parts write the same place, and none reads.
+unsafe impl<O: Send> Sync for OutputImages<O> {}
+
+impl<O> OutputImages<O> {
+    pub(super) fn of(out: &mut [MaybeUninit<O>]) -> Self {
+        Self { at: out.as_mut_ptr().cast(), len: out.len() }
+    }
+
+    /// The elements from `start` on.
+    pub(super) fn from(&self, start: usize) -> Self {
+        assert!(start <= self.len);
+        Self { at: self.at.wrapping_add(start), len: self.len - start }
     }
 }

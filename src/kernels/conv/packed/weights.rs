@@ -16,8 +16,7 @@ use std::mem::MaybeUninit;
 use candle_core::{Result, Tensor};
 
 use super::layout::Taps;
-use super::rows::{Stored, widen_into};
-use super::with_stored;
+use super::rows::{Stored, widen_into, with_stored};
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::uninit_vec;
@@ -47,8 +46,17 @@ pub(super) fn widened(tensor: &Tensor) -> Result<Vec<f32>> {
     }))
 }
 
+/// Whether zeros around the gradient, which a phase reads and col2im does not, would make NaN where the gradient has none:
+/// times a weight that is not finite.
+pub(super) fn meets_padding(weight: &Tensor, shape: &Shape) -> Result<bool> {
+    if shape.transposed().is_some() {
+        return Ok(false);
+    }
+    Ok(with_stored!(weight, weight => !are_finite(&weight)))
+}
+
 /// Whether no weight is infinite or NaN.
-pub(super) fn are_finite<S: Stored>(weight: &[S]) -> bool {
+fn are_finite<S: Stored>(weight: &[S]) -> bool {
     let mut finite = true;
     let vectors = Vectors::known();
     with_vectors!(vectors, V => {

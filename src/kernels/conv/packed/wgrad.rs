@@ -17,9 +17,10 @@ use half::bf16;
 
 use super::kernels::{runs, write_kernels};
 use super::layout::{Cut, Part, RowPanels, Taps};
-use super::rows::Stored;
+use super::rows::{Stored, with_stored};
 use super::source::{NchwImages, as_bf16};
-use super::{Shape, few_channels, winograd, with_stored};
+use super::{few_channels, winograd};
+use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;

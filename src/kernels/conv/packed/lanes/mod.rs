@@ -8,6 +8,7 @@
 //! A weight that is not finite makes NaN of padding, so that [`convolve`] leaves it to im2col.
 #![allow(unsafe_code)]
 
+mod images;
 mod wgrad;
 
 use std::collections::BTreeMap;
@@ -18,8 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use candle_core::{Result, Tensor};
 use half::bf16;
 
-use super::OutputImages;
 use super::layout::Taps;
+use super::store::OutputImages;
 use super::weights::{self, Order};
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::{Elements, tensor};
@@ -28,18 +29,13 @@ use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, first_lanes, with_bf16_vectors, with_ftz_vectors};
 use crate::kernels::gemm::micro::{InstructionSet, KeptWords, PackedGemm, Rounded, with_words};
+use images::{LANES, ROWS, RowPairs, is_small};
 pub(in super::super) use wgrad::{suits as wgrad_suits, wgrad};
 
-/// Lanes of a vector: the images of a block.
-const LANES: usize = 16;
-/// A tile: rows, which are output channels, and vectors, of pixels or of blocks of images.
-const ROWS: usize = 8;
+/// Vectors of a tile, of pixels or of blocks of images.
 const VECTORS: usize = 3;
-/// Pixels of an image, at most, and words of one: more are streamed by im2col just as well.
-const PIXELS: usize = 64;
+/// Words of an image, at most: more are streamed by im2col just as well.
 const WORDS: usize = 1 << 14;
-/// Channels on either side, at least: with fewer, sums are too short to pay for the transposes.
-const CHANNELS: usize = 128;
 /// Output channels of a task.
 const TASK: usize = 32;
 /// Words of a channel that a task transposes.
@@ -54,15 +50,6 @@ pub(in super::super) fn suits(shape: &Shape, order: Order, isa: InstructionSet) 
     is_small(shape, isa)
         && from * shape.group_in().max(shape.group_out()).div_ceil(2) <= WORDS
         && 20 * lanes * shape.meetings(|_, _, _| ()) <= 19 * shape.batch * taps * shape.pixels()
-}
-
-fn is_small(shape: &Shape, isa: InstructionSet) -> bool {
-    isa == InstructionSet::Avx512Bf16
-        && shape.geometry.groups == 1
-        && !shape.pointwise()
-        && shape.c_in.min(shape.c_out) >= CHANNELS
-        && shape.pixels().max(shape.height * shape.width) <= PIXELS
-        && shape.kernel_height * shape.kernel_width <= PIXELS
 }
 
 /// Pixels that are read, and written.
@@ -212,46 +199,6 @@ impl InputImages {
             });
         });
         packed
-    }
-}
-
-/// Up to sixteen rows of pixels, `step` elements apart, and for each a partner.
-#[derive(Clone, Copy)]
-struct RowPairs {
-    at: *const bf16,
-    step: usize,
-    count: usize,
-    /// Elements from a row to its partner; zeros stand for none.
-    partner: Option<usize>,
-    pixels: usize,
-}
-
-impl RowPairs {
-    /// Writes a vector for each pixel, `step` words apart: a row in each lane, its element below its partner's. Zeros in
-    /// other lanes.
-    ///
-    /// # Safety
-    /// The features of `V`; the rows can be read, the vectors written.
-    #[inline(always)]
-    unsafe fn spread<V: Vector>(self, to: *mut u32, step: usize) {
-        for first in (0..self.pixels).step_by(LANES) {
-            let count = (self.pixels - first).min(LANES);
-            let mask = first_lanes(count);
-            // SAFETY: the caller's; the mask has no more elements than a row.
-            unsafe {
-                let mut rows = [V::zero(); LANES];
-                for (i, row) in rows.iter_mut().enumerate().take(self.count) {
-                    let at = self.at.wrapping_add(i * self.step + first);
-                    *row = V::load_bf16(at, mask).shift_down();
-                    if let Some(partner) = self.partner {
-                        *row = row.or(V::load_bf16(at.wrapping_add(partner), mask));
-                    }
-                }
-                for (i, pixel) in V::transpose(rows).iter().enumerate().take(count) {
-                    pixel.store(to.wrapping_add((first + i) * step).cast());
-                }
-            }
-        }
     }
 }
 

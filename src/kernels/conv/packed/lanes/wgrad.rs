@@ -16,9 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use candle_core::{Result, Tensor};
 use half::bf16;
 
-use super::{LANES, ROWS, RowPairs, Shape, is_small};
+use super::images::{LANES, ROWS, RowPairs, is_small};
 use crate::kernels::conv::packed::kernels::write_kernels;
 use crate::kernels::conv::packed::source::as_f32_mut;
+use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;

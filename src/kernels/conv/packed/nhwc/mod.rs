@@ -22,9 +22,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use candle_core::{Result, Tensor};
 
 use super::layout::{Part, Taps};
-use super::rows::Stored;
+use super::pass::ConvPass;
+use super::rows::{Stored, with_stored};
 use super::weights::{self, Order};
-use super::{ConvPass, Shape, meets_padding, with_stored};
+use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::uninit::try_uninit_vec;
@@ -72,7 +73,7 @@ pub(in crate::kernels::conv) fn dgrad<O: Rounded>(
     shape: &Shape,
     isa: InstructionSet,
 ) -> Result<Option<Tensor>> {
-    if meets_padding(weight, shape)? {
+    if weights::meets_padding(weight, shape)? {
         return Ok(None);
     }
     let pass = ConvPass::backward(shape, isa);

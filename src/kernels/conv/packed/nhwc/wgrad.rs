@@ -24,12 +24,13 @@ use half::bf16;
 
 use super::lines::Lines;
 use super::rows::{NhwcImage, copy};
-use super::{Shape, weights, with_stored};
 use crate::kernels::conv::packed::kernels::runs;
 use crate::kernels::conv::packed::kernels::write_kernels;
 use crate::kernels::conv::packed::layout::{Cut, Part, RowPanels, Taps};
-use crate::kernels::conv::packed::rows::{Stored, widen};
+use crate::kernels::conv::packed::rows::{Stored, widen, with_stored};
 use crate::kernels::conv::packed::source::{as_bf16, as_bf16_mut, as_f32_mut};
+use crate::kernels::conv::packed::weights;
+use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::{Elements, tensor};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::parallel;

@@ -1,6 +1,6 @@
 //! Which tiles share a vector.
 
-use super::super::Shape;
+use crate::kernels::conv::shape::Shape;
 
 /// Images cut into tiles of two by two output pixels, sixteen a vector. These are tiles of one row
 /// of one image; of two images that are at most 16 pixels wide, of four that are at most 8.

@@ -13,6 +13,7 @@
 mod grid;
 mod nhwc;
 mod pixels;
+mod products;
 mod suits;
 mod tiles;
 mod transform;
@@ -20,34 +21,27 @@ mod wgrad;
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{Result, Tensor};
 
-use super::rows::Stored;
+use super::rows::{Stored, with_stored};
+use super::store::OutputImages;
 use super::weights::{self, Order};
-use super::{OutputImages, Shape, with_stored};
+use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::dtype::tensor;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;
 use crate::kernels::cpu::vector::{Vector, Vectors, with_vectors};
-use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded, with_words};
+use crate::kernels::gemm::micro::{InstructionSet, PackedWords, Rounded};
 use crate::kernels::tensors::format::Format;
 use grid::{TileGrid, VectorTiles};
 use nhwc::convolve_nhwc;
+use products::{ROWS, TILE_ELEMENTS, TILES, VECTORS, for_each_block, taps};
 pub(super) use suits::is_plain;
 pub(in crate::kernels::conv) use suits::suits;
 pub(super) use wgrad::Wgrad;
 pub(in crate::kernels::conv) use wgrad::suits_wgrad;
-
-/// Output channels of a product.
-const ROWS: usize = 8;
-/// Vectors of tiles of a product, and those tiles.
-const VECTORS: usize = 3;
-const TILES: usize = 16 * VECTORS;
-/// Products for a tile, channel and output channel.
-const TILE_ELEMENTS: usize = 16;
 
 /// See [`super::super::forward`], or [`super::super::dgrad`]; `None` where a result is not finite, or no convolution at
 /// stride 1 is the gradient.
@@ -117,29 +111,6 @@ fn pack(weight: &[f32], shape: &Shape, order: Order) -> PackedWords {
     packed
 }
 
-/// The weights of a channel and `N` output channels from `first` on; zeros for those beyond the last.
-#[inline(always)]
-fn taps<const N: usize>(
-    weight: &[f32],
-    (ins, outs): (usize, usize),
-    order: Order,
-    channel: usize,
-    first: usize,
-) -> [[f32; N]; 9] {
-    let mut g = [[0f32; N]; 9];
-    for (row, out) in (first..outs).take(N).enumerate() {
-        // The gradient's are turned by half a turn, and channels exchanged.
-        let (from, turned) = match order {
-            Order::Forward => (out * ins + channel, false),
-            Order::Backward => (channel * outs + out, true),
-        };
-        for (tap, weight) in weight[from * 9..][..9].iter().enumerate() {
-            g[if turned { 8 - tap } else { tap }][row] = *weight;
-        }
-    }
-    g
-}
-
 /// A convolution of images of `ins` channels to images of `outs`.
 struct WinogradConv<'a> {
     ins: usize,
@@ -148,35 +119,6 @@ struct WinogradConv<'a> {
     weight: &'a [u32],
     bias: Option<&'a [f32]>,
     vectors: Vectors,
-}
-
-/// Calls `convolve` with every `block` of `count`, on all threads, and with scratch of these sizes, until a result is
-/// not finite. Whether all are finite.
-fn for_each_block(
-    count: usize,
-    block: usize,
-    sizes: [usize; 2],
-    convolve: impl Fn(Range<usize>, [*mut f32; 2]) -> bool + Sync,
-) -> bool {
-    let finite = AtomicBool::new(true);
-    // Enough for all threads to end together, in whole products.
-    let task = count.div_ceil(4 * parallel::threads());
-    let task = task.next_multiple_of(block).clamp(block, 16 * block);
-    parallel::for_each(count.div_ceil(task), |index| {
-        let last = count.min((index + 1) * task);
-        with_words(sizes, |scratch| {
-            let scratch = scratch.map(|words| words.as_mut_ptr().cast());
-            for first in (index * task..last).step_by(block) {
-                if !finite.load(Ordering::Relaxed) {
-                    return;
-                }
-                if !convolve(first..last.min(first + block), scratch) {
-                    finite.store(false, Ordering::Relaxed);
-                }
-            }
-        });
-    });
-    finite.into_inner()
 }
 
 impl WinogradConv<'_> {

@@ -16,11 +16,13 @@ use std::ops::Range;
 
 use candle_core::{Result, Tensor};
 
-use super::super::rows::Stored;
+use super::super::rows::{Stored, with_stored};
+use super::super::store::OutputImages;
 use super::super::weights::Order;
-use super::super::{Shape, with_stored};
+use super::products::{ROWS, TILE_ELEMENTS, TILES, VECTORS, for_each_block, taps};
 use super::tiles::{Tiles, load};
-use super::{OutputImages, ROWS, TILE_ELEMENTS, TILES, VECTORS, for_each_block, taps, transform};
+use super::transform;
+use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;
 use crate::kernels::cpu::uninit::try_uninit_vec;

@@ -1,9 +1,9 @@
 //! Which convolutions tiles can compute, and for which they are faster.
 
-use super::super::Shape;
-use super::TILE_ELEMENTS;
 use super::grid::TileGrid;
+use super::products::TILE_ELEMENTS;
 use super::tiles::Tiles;
+use crate::kernels::conv::shape::Shape;
 use crate::kernels::tensors::format::Format;
 
 /// Whether a convolution is of the kind taken here.

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use super::super::Shape;
 use super::super::rows::Stored;
+use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::vector::{Vector, first_lanes};
 
 /// The tiles of two by two output pixels of images, counted along rows.

@@ -13,12 +13,13 @@
 
 use std::ops::Range;
 
-use super::super::Shape;
 use super::super::rows::Stored;
 use super::grid::{TileGrid, VectorTiles};
+use super::products::{ROWS, TILE_ELEMENTS, TILES, VECTORS};
 use super::suits::{enough_channels, is_plain, pays, vectors};
 use super::tiles::{Tiles, load};
-use super::{ROWS, TILE_ELEMENTS, TILES, VECTORS, transform};
+use super::transform;
+use crate::kernels::conv::shape::Shape;
 use crate::kernels::cpu::vector::{Vector, Vectors, first_lanes, with_vectors};
 use crate::kernels::gemm::micro::with_words;
 use crate::kernels::tensors::format::Format;
