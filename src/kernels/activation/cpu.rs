@@ -6,9 +6,10 @@ use std::mem::MaybeUninit;
 use candle_core::{Result, Tensor};
 
 use super::functions::sigmoid;
+use super::halves::half_dims;
 use super::lookup::{Computed, Of, Tables};
 use super::math::Math;
-use super::{Pointwise, half_dims};
+use super::pointwise::Pointwise;
 use crate::kernels::cpu::dtype::{Elements, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::in_place::write;

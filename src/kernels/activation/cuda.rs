@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Pointwise, half_dims};
+use super::halves::half_dims;
+use super::pointwise::Pointwise;
 use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, pack, suffix};
 

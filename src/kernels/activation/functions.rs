@@ -12,8 +12,8 @@
 
 use std::f64::consts::FRAC_2_SQRT_PI;
 
-use super::Pointwise;
 use super::math::Math;
+use super::pointwise::Pointwise;
 use super::table::pointwise;
 
 /// Overwrites each of `x` with its value.

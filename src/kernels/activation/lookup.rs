@@ -8,9 +8,9 @@ use std::sync::OnceLock;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::Pointwise;
 use super::functions::{derivatives, values};
 use super::math::Math;
+use super::pointwise::Pointwise;
 use crate::kernels::cpu::lane::Lane;
 
 /// How many numbers 16 bits are.

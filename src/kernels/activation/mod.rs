@@ -5,8 +5,10 @@
 mod cpu;
 mod cuda;
 mod functions;
+mod halves;
 mod lookup;
 mod math;
+mod pointwise;
 mod portable;
 pub(crate) mod prelu;
 pub(crate) mod table;
@@ -16,48 +18,10 @@ mod tests;
 use candle_core::{Result, Tensor};
 
 pub(crate) use math::Math;
+pub(crate) use pointwise::Pointwise;
 
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
-#[cfg(test)]
-use tests::{FRAC_2_SQRT_PI, INF, LN_2, NAN};
-
-macro_rules! operators {
-    ([] $(
-        $(#[$doc:meta])* $name:ident => $variant:ident (
-            $($parameter:ident: $type:ty = $sample:literal),*
-        ), $policy:tt, { $($facts:tt)* }, $arithmetic:tt;
-    )*) => {
-        /// A pointwise operator: a row of the table, with its parameters.
-        #[derive(Clone, Copy, Debug, PartialEq)]
-        pub(crate) enum Pointwise {
-            $($(#[$doc])* $variant { $($parameter: f64),* },)*
-        }
-
-        impl Pointwise {
-            /// The number of its row, which is that of its line in `activation.cu`, and its parameters, which are
-            /// two at most.
-            fn number(self) -> (i32, [f64; 2]) {
-                enum RowNumber { $($variant),* }
-                let mut parameters = [0.0; 2];
-                let row = match self {
-                    $(Self::$variant { $($parameter),* } => {
-                        let given: &[f64] = &[$($parameter),*];
-                        parameters.iter_mut().zip(given).for_each(|(to, from)| *to = *from);
-                        RowNumber::$variant
-                    })*
-                };
-                (row as i32, parameters)
-            }
-        }
-
-        #[cfg(test)]
-        const ROWS: &[tests::TableRow] = &[$(
-            tests::row!($variant { $($parameter: $sample),* } $($facts)*),
-        )*];
-    };
-}
-table::pointwise!(operators []);
 
 /// `function(x)`, in the dtype of `x`.
 pub(crate) fn value(function: Pointwise, x: &Tensor) -> Result<Tensor> {
@@ -118,13 +82,4 @@ pub(crate) fn swiglu_backward(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     } else {
         portable::swiglu_backward(&x, &grad)
     }
-}
-
-/// The dtype and dimensions of half of the last dimension.
-fn half_dims(x: &Tensor) -> Vec<usize> {
-    let mut dims = x.dims().to_vec();
-    if let Some(last) = dims.last_mut() {
-        *last /= 2;
-    }
-    dims
 }

@@ -4,7 +4,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 use candle_core::{D, Result, Tensor};
 
-use super::Pointwise;
+use super::pointwise::Pointwise;
 use super::table::pointwise;
 use crate::kernels::elementwise::portable::{at_most, clamped, relu, upcast};
 

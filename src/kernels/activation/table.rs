@@ -3,7 +3,7 @@
 //! A row is all that is said of an operator, but for its line in `activation.cu`. Whoever needs a column gives
 //! [`pointwise`] a macro, which is called with whatever it was given in brackets, and with every row:
 //!
-//! - `kernels/activation/mod.rs` has a variant of each, and its number in `activation.cu`;
+//! - `kernels/activation/pointwise.rs` has a variant of each, and its number in `activation.cu`;
 //! - `kernels/activation/functions.rs` computes it on a CPU, and `portable.rs` by candle's operators;
 //! - `autocast/policy.rs` has its rules;
 //! - `ops/activation.rs` has its function, documented, with an example;

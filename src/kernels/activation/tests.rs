@@ -1,3 +1,5 @@
+use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
+
 use candle_core::{DType, Device, Tensor};
 
 use super::*;
@@ -5,15 +7,15 @@ use crate::kernels::elementwise::testing::*;
 use crate::kernels::testing::devices::devices;
 
 /// What the table says of an operator, with the parameters it has in tests.
-pub(super) struct TableRow {
-    pub(super) function: Pointwise,
+struct TableRow {
+    function: Pointwise,
     /// The operator's name in `activation.cu`.
-    pub(super) name: &'static str,
+    name: &'static str,
     /// The ends of random inputs.
-    pub(super) inputs: [f64; 2],
+    inputs: [f64; 2],
     /// At -∞, 0, ∞ and NaN.
-    pub(super) value: [f64; 4],
-    pub(super) derivative: [f64; 4],
+    value: [f64; 4],
+    derivative: [f64; 4],
 }
 
 macro_rules! row {
@@ -24,7 +26,7 @@ macro_rules! row {
         value: [$($value:expr),*];
         derivative: [$($derivative:expr),*];
     ) => {
-        tests::TableRow {
+        TableRow {
             function: Pointwise::$variant { $($parameter: $sample),* },
             name: stringify!($variant),
             inputs: [$low, $high],
@@ -33,12 +35,21 @@ macro_rules! row {
         }
     };
 }
-pub(super) use row;
+
+macro_rules! rows {
+    ([] $(
+        $(#[$doc:meta])* $name:ident => $variant:ident (
+            $($parameter:ident: $type:ty = $sample:literal),*
+        ), $policy:tt, { $($facts:tt)* }, $arithmetic:tt;
+    )*) => {
+        const ROWS: &[TableRow] = &[$(row!($variant { $($parameter: $sample),* } $($facts)*),)*];
+    };
+}
+super::table::pointwise!(rows []);
 
 /// As the table writes them.
-pub(super) use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
-pub(super) const INF: f64 = f64::INFINITY;
-pub(super) const NAN: f64 = f64::NAN;
+const INF: f64 = f64::INFINITY;
+const NAN: f64 = f64::NAN;
 
 const EDGES: [f64; 4] = [-INF, 0.0, INF, NAN];
 

@@ -12,8 +12,9 @@ use num_traits::Zero;
 
 use super::cpu::{Sizes, opened, split, spread, threads, views};
 use super::repeated::sum_to;
+use super::saved::Saved;
 use super::scores::{Mask, Query, probabilities, score};
-use super::{Saved, Settings};
+use super::settings::Settings;
 use crate::kernels::activation::Math;
 use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;

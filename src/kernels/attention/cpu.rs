@@ -13,8 +13,9 @@ use candle_core::{DType, Result, Tensor, WithDType};
 use num_traits::Zero;
 
 use super::repeated::unrepeated;
+use super::saved::Kept;
 use super::scores::{Mask, Query, exponentials, score};
-use super::{Kept, Settings};
+use super::settings::Settings;
 use crate::kernels::activation::Math;
 use crate::kernels::cpu::dtype::{Element, tensor, with_element};
 use crate::kernels::cpu::guard::hold;

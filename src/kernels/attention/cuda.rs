@@ -8,7 +8,8 @@ use candle_core::{DType, Result, Tensor};
 
 use super::mask::Mask;
 use super::repeated::sum_to;
-use super::{Kept, Saved, Settings};
+use super::saved::{Kept, Saved};
+use super::settings::Settings;
 use crate::kernels::accumulator;
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Source, suffix};

@@ -14,7 +14,8 @@
 use candle_core::{DType, IndexOp, Result, Tensor};
 
 use super::mask::Mask;
-use super::{Kept, Saved, Settings};
+use super::saved::{Kept, Saved};
+use super::settings::Settings;
 use crate::kernels::choice::tf32::allow_tf32;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, address, start, suffix};
 use crate::kernels::elementwise::plain;

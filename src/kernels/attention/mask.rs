@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::Settings;
 use super::repeated::unrepeated;
+use super::settings::Settings;
 use crate::kernels::cast;
 use crate::kernels::cuda::Launch;
 

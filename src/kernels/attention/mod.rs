@@ -11,40 +11,21 @@ mod flash;
 mod mask;
 mod portable;
 mod repeated;
+mod saved;
 mod scores;
+mod settings;
 #[cfg(test)]
 mod tests;
 
 use candle_core::{D, DType, Result, Tensor};
 
+pub(crate) use saved::{Kept, Saved};
+pub(crate) use settings::Settings;
+
 use crate::kernels::choice::algorithm::{chosen, fell_back};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 use crate::kernels::{cat, contiguous, in_dtype};
-
-/// How scores are made of products.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
-    pub(crate) scale: f64,
-    /// Query `i` sees keys `0..=i`.
-    pub(crate) causal: bool,
-    /// The scaled scores go through `cap * tanh(score / cap)`, before the mask.
-    pub(crate) softcap: Option<f64>,
-}
-
-/// What forward leaves for [`backward`].
-///
-/// The maximum and the sum are apart. Their logarithm, one number, would be rounded to the last place of the larger, so that
-/// `exp(score - log_sum_exp)` lost as many digits as the scores are far from 0.
-#[derive(Clone, Debug)]
-pub(crate) struct Kept {
-    /// The largest score of each query, `(b, h, t)`, in the dtype of the arithmetic; 0 where it sees no key.
-    pub(crate) max: Tensor,
-    /// One over the sum of `exp(scores - max)`, likewise.
-    pub(crate) inverse_sum: Tensor,
-    /// The output in `F32`, of kernels whose backward sums over it.
-    pub(crate) unrounded: Option<Tensor>,
-}
 
 /// `softmax(scores) v`, `(b, h, t, dv)`, in the dtype of `q`.
 ///
@@ -155,18 +136,6 @@ pub(crate) fn forward_rows(
         algorithm => run(algorithm, [q, k, v], None, settings)?,
     };
     Ok((plain(&out.transpose(1, 2)?)?.flatten_from(2)?, kept))
-}
-
-/// What [`backward`] goes by: the arguments of [`forward`], its second result, and the gradient of
-/// its first.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Saved<'a> {
-    pub(crate) q: &'a Tensor,
-    pub(crate) k: &'a Tensor,
-    pub(crate) v: &'a Tensor,
-    pub(crate) mask: Option<&'a Tensor>,
-    pub(crate) kept: &'a Kept,
-    pub(crate) grad: &'a Tensor,
 }
 
 /// The gradients of `q`, `k`, `v` and a float mask, each in the dtype it is wanted in.

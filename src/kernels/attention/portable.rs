@@ -1,7 +1,8 @@
 use candle_core::{D, DType, Result, Tensor};
 
 use super::repeated::sum_to;
-use super::{Kept, Saved, Settings};
+use super::saved::{Kept, Saved};
+use super::settings::Settings;
 use crate::kernels::accumulator;
 use crate::kernels::elementwise::portable::upcast;
 

@@ -1,6 +1,6 @@
 //! From products to probabilities, a row of scores at a time.
 
-use super::Settings;
+use super::settings::Settings;
 use crate::kernels::activation::Math;
 use crate::kernels::cpu::heads::Heads;
 use crate::kernels::cpu::simd::BLOCK;

@@ -7,7 +7,8 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Affine, Finish, Gradients, Running, Statistics};
+use super::affine::{Affine, Finish, Gradients};
+use super::statistics::{Running, Statistics};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;

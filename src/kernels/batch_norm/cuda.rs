@@ -8,20 +8,19 @@
 //! Backward is alike: sums of the parts, then `dx`, `dweight` and `dbias`. It computes a fused relu's result again from
 //! `x`, so that no gradient between the two is written.
 
+mod arguments;
 mod rows;
 
 use candle_core::{DType, Error, Result, Tensor};
 
-use super::{Affine, Finish, Gradients, Running, Statistics};
+use super::affine::{Affine, Finish, Gradients};
+use super::statistics::{Running, Statistics};
 use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
 use crate::kernels::elementwise::plain;
 use crate::kernels::in_dtype;
 use crate::kernels::reduce::channels::Channels;
-
-/// The places of partial results in [`Gpu::scratch`]: of parts of channels, and of channels.
-const PARTS: usize = 5;
-const FACTORS: usize = 6;
+use arguments::{NormalisedBy, PARTS};
 
 static SOURCE: Source = Source {
     name: "batch_norm",
@@ -32,17 +31,6 @@ static SOURCE: Source = Source {
 const BLOCKS: usize = 1024;
 /// Elements a thread, at least: below, merging parts takes longer than making them.
 const GRAIN: usize = 16;
-
-impl<'a> Finish<'a> {
-    /// The residual, and what kernels know it by.
-    fn parts(self) -> (Option<&'a Tensor>, i32) {
-        match self {
-            Self::Plain => (None, 0),
-            Self::Relu => (None, 1),
-            Self::AddRelu(residual) => (Some(residual), 2),
-        }
-    }
-}
 
 /// `x` is contiguous, of this layout, and has elements; so has a residual, of its shape and dtype.
 pub(super) fn forward_train(
@@ -117,50 +105,6 @@ pub(super) fn backward_eval(
     let by = NormalisedBy::Running(Running { mean, var, ..running });
     let affine = Affine { weight, bias: None };
     gradients(gpu, tensors, layout, by, affine, false)
-}
-
-impl Statistics {
-    /// Adds all three for `kernel` to write.
-    fn written(&self, kernel: Launch) -> Result<Launch> {
-        kernel.parts(&self.0, 3, [Self::MEAN, Self::VAR, Self::INV_STD])
-    }
-}
-
-/// The statistics that `x` was normalised by.
-#[derive(Clone, Copy)]
-enum NormalisedBy<'a> {
-    /// Of the batch itself, so that the gradient passes through them.
-    Batch(&'a Statistics),
-    Running(Running<'a>),
-}
-
-impl NormalisedBy<'_> {
-    /// Adds the mean for `kernel` to read, and the spread: `1 / std` of a batch, else the variance. A running one is in
-    /// the dtype of the arithmetic.
-    fn read(self, kernel: Launch) -> Result<Launch> {
-        match self {
-            Self::Batch(Statistics(all)) => {
-                kernel.parts(all, 3, [Statistics::MEAN, Statistics::INV_STD])
-            }
-            Self::Running(Running { mean, var, .. }) => kernel.read(mean)?.read(var),
-        }
-    }
-
-    /// The spread alone.
-    fn read_spread(self, kernel: Launch) -> Result<Launch> {
-        match self {
-            Self::Batch(Statistics(all)) => kernel.parts(all, 3, [Statistics::INV_STD]),
-            Self::Running(Running { var, .. }) => kernel.read(var),
-        }
-    }
-
-    /// Whether they are of the batch, and epsilon.
-    fn settings(self) -> (i32, f64) {
-        match self {
-            Self::Batch(_) => (1, 0.0),
-            Self::Running(Running { eps, .. }) => (0, eps),
-        }
-    }
 }
 
 /// The gradients of what was normalised `by` statistics; with `relu`, `grad` is that of relu's result.

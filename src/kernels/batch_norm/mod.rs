@@ -4,83 +4,25 @@
 //! statistics are `(c)`: statistics and the gradients of weight and bias are F32 (F64 where `x` is F64), as is the arithmetic.
 //! Weight and bias may have any float dtype; `y` and `dx` have `x`'s.
 
+mod affine;
 mod cpu;
 mod cuda;
 mod portable;
+mod statistics;
 #[cfg(test)]
 mod tests;
 
 use candle_core::{Result, Tensor, Var};
+
+pub(crate) use affine::{Affine, Finish};
+pub(crate) use statistics::{Running, Statistics};
 
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::{plain, relu_backward};
 use crate::kernels::reduce::channels::Channels;
 use crate::kernels::tensors::format::Format;
 use crate::kernels::{cast, in_dtype};
-
-/// `(dx, dweight, dbias)`.
-type Gradients = (Tensor, Tensor, Tensor);
-
-/// What a batch's normalisation was made from: three vectors, one after the other in one tensor, so that a GPU allocates
-/// once and the host makes no views.
-#[derive(Clone, Debug)]
-pub(crate) struct Statistics(Tensor);
-
-impl Statistics {
-    /// Where the vectors are among three.
-    const MEAN: usize = 0;
-    const VAR: usize = 1;
-    const INV_STD: usize = 2;
-
-    /// Of vectors of one dtype.
-    pub(crate) fn new(mean: &Tensor, var: &Tensor, inv_std: &Tensor) -> Result<Self> {
-        Tensor::cat(&[mean, var, inv_std], 0).map(Self)
-    }
-
-    fn vector(&self, at: usize) -> Result<Tensor> {
-        let channels = self.0.elem_count() / 3;
-        self.0.narrow(0, at * channels, channels)
-    }
-
-    pub(crate) fn mean(&self) -> Result<Tensor> {
-        self.vector(Self::MEAN)
-    }
-
-    /// The biased variance: the mean square distance from the mean.
-    pub(crate) fn var(&self) -> Result<Tensor> {
-        self.vector(Self::VAR)
-    }
-
-    /// `1 / sqrt(var + eps)`
-    pub(crate) fn inv_std(&self) -> Result<Tensor> {
-        self.vector(Self::INV_STD)
-    }
-}
-
-/// What a normalised channel is multiplied by, and what is added then.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Affine<'a> {
-    pub(crate) weight: Option<&'a Tensor>,
-    pub(crate) bias: Option<&'a Tensor>,
-}
-
-/// Statistics to normalise by that are not the batch's own: constants.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Running<'a> {
-    pub(crate) mean: &'a Tensor,
-    pub(crate) var: &'a Tensor,
-    /// Added to the variance.
-    pub(crate) eps: f64,
-}
-
-/// What follows the normalisation, before the one rounding.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Finish<'a> {
-    Plain,
-    Relu,
-    /// `relu(y + residual)`; of `x`'s shape and dtype.
-    AddRelu(&'a Tensor),
-}
+use affine::Gradients;
 
 /// `x` with its channels in the second dimension.
 fn channels_second(format: Format, x: &Tensor) -> Result<Tensor> {

@@ -1,6 +1,7 @@
 use candle_core::{Result, Tensor};
 
-use super::{Affine, Finish, Gradients, Running, Statistics};
+use super::affine::{Affine, Finish, Gradients};
+use super::statistics::{Running, Statistics};
 use crate::kernels::accumulator;
 use crate::kernels::elementwise::portable::{along, relu, upcast};
 

@@ -7,7 +7,7 @@
 use candle_core::{DType, Result, Tensor};
 use num_traits::Zero;
 
-use super::{Between, Dims4, SamplingGrid};
+use super::sampling_grid::{Between, Dims4, SamplingGrid};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::with_output;

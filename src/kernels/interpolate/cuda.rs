@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Dims4, Rule, SamplingGrid};
+use super::sampling_grid::{Dims4, Rule, SamplingGrid};
 use crate::kernels::accumulator;
 use crate::kernels::cuda::{self, Gpu, Launch, Source, suffix};
 use crate::kernels::in_dtype;

@@ -1,6 +1,6 @@
 use candle_core::{DType, Result, Tensor};
 
-use super::{Between, Dims4, SamplingGrid};
+use super::sampling_grid::{Between, Dims4, SamplingGrid};
 use crate::kernels::elementwise::portable::upcast;
 
 /// A neighbour of a place: which one, and its weight.

@@ -1,4 +1,5 @@
-//! Losses of rows of classes: which rows count and how much, and what becomes of their losses.
+//! Losses of rows of classes: which rows count and how much, what becomes of their losses, and what
+//! backward reads.
 
 use candle_core::Tensor;
 
@@ -44,6 +45,26 @@ impl ClassLoss {
     pub(super) fn gradient_stride(&self) -> usize {
         (self.reduction == Reduction::None).into()
     }
+}
+
+/// What forward of a class loss gives, all in the dtype of the arithmetic.
+pub(crate) struct Reduced {
+    /// `()`, or `(n)` of [`Reduction::None`].
+    pub(crate) loss: Tensor,
+    /// What a mean was divided by, `()`, where that is not the number of rows.
+    pub(crate) total: Option<Tensor>,
+}
+
+/// What backward of [`cross_entropy_forward`](super::cross_entropy_forward) reads.
+#[derive(Clone, Copy)]
+pub(crate) struct LogitsGradient<'a> {
+    pub(crate) loss: &'a ClassLoss,
+    pub(crate) logits: &'a Tensor,
+    pub(crate) targets: &'a Tensor,
+    pub(crate) log_sum_exp: &'a Tensor,
+    pub(crate) total: Option<&'a Tensor>,
+    /// That of the loss: one number, or `n`.
+    pub(crate) gradient: &'a Tensor,
 }
 
 /// What `terms` losses are divided by.

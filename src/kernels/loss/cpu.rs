@@ -7,8 +7,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::class::{ClassLoss, Reduction};
-use super::{LogitsGradient, Reduced};
+use super::class::{ClassLoss, LogitsGradient, Reduced, Reduction};
 use crate::kernels::cpu::dtype::{Element, Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::in_place::write;

@@ -11,9 +11,8 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::class::{ClassLoss, Reduction, count};
+use super::class::{ClassLoss, LogitsGradient, Reduced, Reduction, count};
 use super::pairwise::{LossArgument, Pairwise};
-use super::{LogitsGradient, Reduced};
 use crate::kernels::accumulator;
 use crate::kernels::cast;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, pack, suffix};

@@ -14,22 +14,14 @@ mod tests;
 
 use candle_core::{DType, Device, Result, Tensor};
 
-pub(crate) use class::ClassLoss;
 pub use class::Reduction;
+pub(crate) use class::{ClassLoss, LogitsGradient, Reduced};
 pub(crate) use pairwise::{LossArgument, Pairwise};
 pub(crate) use targets::class_targets;
 
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::plain;
 use targets::check_targets;
-
-/// What forward of a class loss gives, all in the dtype of the arithmetic.
-pub(crate) struct Reduced {
-    /// `()`, or `(n)` of [`Reduction::None`].
-    pub(crate) loss: Tensor,
-    /// What a mean was divided by, `()`, where that is not the number of rows.
-    pub(crate) total: Option<Tensor>,
-}
 
 /// The cross entropy of `logits` `(n, classes)` with the classes `targets` `(n)`, U32, and every row's
 /// `ln(sum(exp(logits)))` in the dtype of the arithmetic. The latter is in two parts, `(2, n)`, the maximum and the rest,
@@ -71,18 +63,6 @@ pub(crate) fn with_room(x: &Tensor, rows: usize) -> Result<Tensor> {
         Some(gpu) => gpu.padded(&plain(x)?, rows),
         None => x.pad_with_zeros(0, 0, more),
     }
-}
-
-/// What backward of [`cross_entropy_forward`] reads.
-#[derive(Clone, Copy)]
-pub(crate) struct LogitsGradient<'a> {
-    pub(crate) loss: &'a ClassLoss,
-    pub(crate) logits: &'a Tensor,
-    pub(crate) targets: &'a Tensor,
-    pub(crate) log_sum_exp: &'a Tensor,
-    pub(crate) total: Option<&'a Tensor>,
-    /// That of the loss: one number, or `n`.
-    pub(crate) gradient: &'a Tensor,
 }
 
 /// The gradient of the logits, in `out`: of each row that of its loss over the total, times

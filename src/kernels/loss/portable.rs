@@ -2,9 +2,8 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::class::{ClassLoss, Reduction, count};
+use super::class::{ClassLoss, LogitsGradient, Reduced, Reduction, count};
 use super::pairwise::{LEAST_VARIANCE, LOWEST_LOG, LossArgument, Pairwise};
-use super::{LogitsGradient, Reduced};
 use crate::kernels::accumulator;
 use crate::kernels::elementwise::portable::{at_least, clamped, upcast};
 

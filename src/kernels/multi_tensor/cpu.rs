@@ -12,7 +12,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::ScaledGradient;
+use super::multiplier::ScaledGradient;
 use crate::error::bail;
 use crate::kernels::cpu::dtype::{Element, Real};
 use crate::kernels::cpu::in_place::{Access, Locked, lock_sets};

@@ -2,7 +2,8 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use super::{DeviceFoundInf, Growth, Multiplier, Norm, ScaledGradient, tensors};
+use super::found::{DeviceFoundInf, Norm};
+use super::multiplier::{Growth, Multiplier, ScaledGradient, tensors};
 use crate::error::bail;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Many, Source, address, address_mut};
 

@@ -7,6 +7,7 @@
 
 mod cpu;
 mod cuda;
+mod found;
 pub(crate) mod histogram;
 mod multiplier;
 pub(crate) mod optimizer;
@@ -15,69 +16,14 @@ mod scale;
 
 use candle_core::{DType, Device, Error, Result, Tensor};
 
-pub(crate) use multiplier::{Clip, Growth, Multiplier, Number};
+pub(crate) use found::{DeviceFoundInf, FoundInf, Norm};
+pub(crate) use multiplier::{Clip, Growth, Multiplier, Number, ScaledGradient};
 pub(crate) use scale::DeviceScale;
 
-use super::cuda::Gpu;
 use crate::error::bail;
+use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::portable::clamped;
-
-/// A gradient, and what it is to be multiplied by.
-pub(crate) type ScaledGradient<'a> = (&'a Tensor, &'a Multiplier);
-
-/// Where a GPU counts what is not finite in a gradient, or says whether anything is in several.
-#[derive(Clone, Debug)]
-pub(crate) struct DeviceFoundInf {
-    /// `U32`: infinities and NaN of every gradient of a pass; or one number of [`any`], 0 where all are finite.
-    counts: Tensor,
-    at: usize,
-}
-
-impl DeviceFoundInf {
-    /// Of one number, in a tensor of its own.
-    pub(crate) fn of_one(found: Tensor) -> Self {
-        Self { counts: found, at: 0 }
-    }
-
-    /// The tensor that the flag is in.
-    pub(crate) fn tensor(&self) -> &Tensor {
-        &self.counts
-    }
-
-    /// The same flag in another tensor.
-    pub(crate) fn with_tensor(&self, counts: Tensor) -> Self {
-        Self { counts, at: self.at }
-    }
-
-    /// Whether the flag of [`any`] is set. Synchronises.
-    pub(crate) fn is_set(&self) -> Result<bool> {
-        Ok(Gpu::to_host::<u32>(&self.counts)?.iter().any(|&found| found != 0))
-    }
-
-    /// Infinities and NaN of each of `flags`, read together where they are of one pass.
-    pub(crate) fn read(flags: &[&Self]) -> Result<Vec<[usize; 2]>> {
-        let mut passes: Vec<(candle_core::TensorId, Vec<u32>)> = Vec::new();
-        let mut all = Vec::with_capacity(flags.len());
-        for flag in flags {
-            let id = flag.counts.id();
-            if !passes.iter().any(|(pass, _)| *pass == id) {
-                passes.push((id, Gpu::to_host(&flag.counts)?));
-            }
-            let counts = passes.iter().find(|(pass, _)| *pass == id).map(|(_, counts)| counts);
-            let count = |i| counts.and_then(|c| c.get(2 * flag.at + i)).map_or(0, |&c| c as usize);
-            all.push([count(0), count(1)]);
-        }
-        Ok(all)
-    }
-}
-
-/// Whether a gradient, or one of several, holds an infinity or NaN: PyTorch's `found_inf`.
-#[derive(Clone, Debug)]
-pub(crate) enum FoundInf {
-    Host(bool),
-    /// On the GPU of the gradients. Reading it synchronises.
-    Device(DeviceFoundInf),
-}
+use multiplier::tensors;
 
 /// The GPU that all of `tensors` are on.
 pub(crate) fn gpu_of<'a>(tensors: &[&'a Tensor]) -> Result<Option<&'a Gpu>> {
@@ -90,10 +36,6 @@ pub(crate) fn gpu_of<'a>(tensors: &[&'a Tensor]) -> Result<Option<&'a Gpu>> {
             other.device().location()
         ),
     }
-}
-
-fn tensors<'a>(gradients: &[ScaledGradient<'a>]) -> Vec<&'a Tensor> {
-    gradients.iter().map(|(gradient, _)| *gradient).collect()
 }
 
 fn on_cpu(gradients: &[&Tensor]) -> bool {
@@ -161,15 +103,6 @@ pub(crate) trait NormOfRanks {
 
     /// The norm of all ranks' gradients, where each rank's have this one: a scalar of its dtype on their device.
     fn norm(&self, norm: Tensor) -> Result<Tensor>;
-}
-
-/// A norm of gradients.
-#[derive(Clone, Debug)]
-pub(crate) struct Norm {
-    /// To clip by: `F64` on the CPU and on CUDA, so that none of finite `F32` gradients is infinite.
-    pub(crate) exact: Tensor,
-    /// An `F32` scalar.
-    pub(crate) rounded: Tensor,
 }
 
 /// The L2 norm of all gradients together, multiplied, and what [`check`] finds, in

@@ -111,3 +111,11 @@ impl Multiplier {
         Ok([inverse_at, inverse.to_bits(), norm, max_norm.to_bits()])
     }
 }
+
+/// A gradient, and what it is to be multiplied by.
+pub(crate) type ScaledGradient<'a> = (&'a Tensor, &'a Multiplier);
+
+/// The gradients themselves.
+pub(super) fn tensors<'a>(gradients: &[ScaledGradient<'a>]) -> Vec<&'a Tensor> {
+    gradients.iter().map(|(gradient, _)| *gradient).collect()
+}

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Multiplier, Number, ScaledGradient};
+use super::multiplier::{Multiplier, Number, ScaledGradient};
 
 /// Candle's scalar operators round the scalar to the tensor's dtype, here `F32` or `F64`.
 pub(super) fn multiplied(gradient: &Tensor, by: &Multiplier) -> Result<Tensor> {

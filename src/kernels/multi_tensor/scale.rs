@@ -2,7 +2,8 @@
 
 use candle_core::{Result, Tensor, TensorId};
 
-use super::{Growth, Number, cuda};
+use super::cuda;
+use super::multiplier::{Growth, Number};
 use crate::kernels::capture;
 use crate::kernels::cuda::Gpu;
 

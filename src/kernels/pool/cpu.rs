@@ -10,7 +10,7 @@ use std::ops::Range;
 use candle_core::{DType, Device, Result, Tensor};
 use num_traits::{Float, Zero};
 
-use super::{Dims4, Window};
+use super::window::{Dims4, Window};
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Dims4, Window};
+use super::window::{Dims4, Window};
 use crate::kernels::accumulator;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, pack, suffix};
 use crate::kernels::in_dtype;

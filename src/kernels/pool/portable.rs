@@ -11,7 +11,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Dims4, Window};
+use super::window::{Dims4, Window};
 use crate::error::bail;
 use crate::kernels::elementwise::portable::upcast;
 

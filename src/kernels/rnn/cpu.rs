@@ -2,8 +2,8 @@
 
 use candle_core::{Result, Tensor};
 
-use super::Dims;
 use super::gate::Gate;
+use super::sequence::Dims;
 use crate::kernels::contiguous;
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::GRAIN;

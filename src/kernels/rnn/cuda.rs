@@ -7,12 +7,16 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Dims, GateGradients, Saved, Sequence};
+use super::gradients::{GateGradients, Saved};
+use super::sequence::{Dims, Sequence};
 use crate::kernels::cuda::{Gpu, Grid, Launch, Matrices, Product, Source, suffix};
 use crate::kernels::elementwise::plain;
 use crate::kernels::{add, in_dtype};
 
 static SOURCE: Source = Source { name: "rnn", code: include_str!("rnn.cu") };
+
+/// What a trace calls the steps on CUDA.
+pub(super) const CELL_KERNEL: &str = "cublas, cell kernel";
 
 /// See [`super::lstm`]: the states. Completes `gates`, the projected inputs, `(b, t, 4 n)`, in place.
 pub(super) fn lstm(gpu: &Gpu, of: &Sequence, c0: &Tensor, gates: &Tensor) -> Result<Tensor> {

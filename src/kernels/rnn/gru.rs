@@ -15,8 +15,10 @@ use candle_core::{Result, Tensor};
 
 use super::cpu::{for_each_row, runs, runs_mut, widened};
 use super::gate::Gate;
+use super::gradients::{GateGradients, Saved};
 use super::recurrent::{WidenedWeight, add_recurrent, recurrent_gradient};
-use super::{CELL_KERNEL, Dims, GateGradients, Saved, Sequence, cuda, portable};
+use super::sequence::{Dims, Sequence};
+use super::{cuda, portable};
 use crate::kernels::choice::algorithm::chosen;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
@@ -30,7 +32,7 @@ pub(crate) fn gru(of: &Sequence) -> Result<(Tensor, Saved)> {
     let Dims { batch, steps, hidden, .. } = of.dims()?;
     let gates = of.project(of.b_ih.as_ref())?.reshape((batch, steps, 3 * hidden))?;
     if let Some(gpu) = Gpu::of(of.x.device()) {
-        chosen("gru", CELL_KERNEL, of.x.shape());
+        chosen("gru", cuda::CELL_KERNEL, of.x.shape());
         let (y, inner) = cuda::gru(gpu, of, &gates)?;
         return Ok((y, Saved { gates: of.save(gates)?, inner }));
     }

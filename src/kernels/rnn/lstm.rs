@@ -17,8 +17,10 @@ use candle_core::{Result, Tensor};
 
 use super::cpu::{for_each_row, runs, runs_mut, widened};
 use super::gate::Gate;
+use super::gradients::GateGradients;
 use super::recurrent::{Multiply, add_recurrent, recurrent_gradient};
-use super::{CELL_KERNEL, Dims, GateGradients, Sequence, cuda, portable};
+use super::sequence::{Dims, Sequence};
+use super::{cuda, portable};
 use crate::kernels::choice::algorithm::chosen;
 use crate::kernels::cpu::dtype::{Elements, Real, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
@@ -38,7 +40,7 @@ pub(crate) fn lstm(of: &Sequence, c0: &Tensor) -> Result<(Tensor, Tensor)> {
     };
     let gates = of.project(bias.as_ref())?.reshape((batch, steps, 4 * hidden))?;
     if let Some(gpu) = Gpu::of(of.x.device()) {
-        chosen("lstm", CELL_KERNEL, of.x.shape());
+        chosen("lstm", cuda::CELL_KERNEL, of.x.shape());
         return Ok((cuda::lstm(gpu, of, c0, &gates)?, of.save(gates)?));
     }
     if !of.x.device().is_cpu() {

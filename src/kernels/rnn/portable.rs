@@ -2,7 +2,8 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Dims, GateGradients, Saved, Sequence};
+use super::gradients::{GateGradients, Saved};
+use super::sequence::{Dims, Sequence};
 use crate::kernels::elementwise::portable::upcast;
 
 /// See [`super::lstm`]; `gates` are the projected inputs, `(b, t, 4 n)`.

@@ -13,9 +13,9 @@
 
 use candle_core::{Result, Tensor};
 
-use super::Dims;
 use super::cpu::widened;
 use super::gate::Gate;
+use super::sequence::Dims;
 use crate::kernels::gemm::{Matrix, Threads, product};
 
 /// Multiplies rows by a weight, step by step.
@@ -109,13 +109,14 @@ mod packed {
     use candle_core::{DType, Result, Tensor};
     use half::bf16;
 
-    use super::{Dims, Matrix, Recurrent};
     use crate::kernels::contiguous;
     use crate::kernels::cpu::dtype::Elements;
     use crate::kernels::gemm::micro::{
         InstructionSet, MatrixView, PackedGemm, PackedWords, with_words,
     };
-    use crate::kernels::gemm::narrow;
+    use crate::kernels::gemm::{Matrix, narrow};
+    use crate::kernels::rnn::recurrent::Recurrent;
+    use crate::kernels::rnn::sequence::Dims;
 
     /// Units up to which a thread multiplies its rows at every step alone: a longer product is worth all threads.
     const UNITS: usize = 512;

@@ -1,6 +1,7 @@
 use candle_core::{DType, Device, Tensor};
 
-use super::{Dims, Gradients, Sequence, Wants, gru, gru_backward, lstm, lstm_backward, portable};
+use super::sequence::Dims;
+use super::{Gradients, Sequence, Wants, gru, gru_backward, lstm, lstm_backward, portable};
 use crate::kernels::elementwise::testing::{
     DTYPES, double, epsilon, numeric_gradient, of, on_device, random, strided, values,
 };

@@ -5,7 +5,7 @@
 
 use candle_core::{D, DType, Result, Tensor};
 
-use super::Form;
+use super::form::Form;
 use crate::kernels::cpu::dtype::{Elements, tensor, with_element};
 use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::heads::View;

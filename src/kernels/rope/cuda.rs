@@ -1,6 +1,6 @@
 use candle_core::{D, DType, Result, Tensor};
 
-use super::Form;
+use super::form::Form;
 use crate::error::bail;
 use crate::kernels::accumulator;
 use crate::kernels::cast;

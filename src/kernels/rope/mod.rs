@@ -5,24 +5,18 @@
 
 mod cpu;
 mod cuda;
+mod form;
 mod portable;
 #[cfg(test)]
 mod tests;
 
 use candle_core::{DType, Result, Tensor};
 
+pub(crate) use form::Form;
+
 use crate::kernels::accumulator;
 use crate::kernels::cast;
 use crate::kernels::cuda::Gpu;
-
-/// What `x` looks like.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Form {
-    /// Elements `2i` and `2i + 1` are a pair, and not `i` and `i + d / 2`.
-    pub(crate) adjacent: bool,
-    /// `(b, positions, h, d)`, and not `(b, h, positions, d)`.
-    pub(crate) positions_first: bool,
-}
 
 /// `x`, of any strides, with its pairs turned; backwards where `back`. In `out`.
 pub(crate) fn rotate(

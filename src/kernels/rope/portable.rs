@@ -1,6 +1,6 @@
 use candle_core::{D, DType, Result, Tensor};
 
-use super::Form;
+use super::form::Form;
 use crate::kernels::elementwise::portable::upcast;
 
 pub(super) fn rotate(

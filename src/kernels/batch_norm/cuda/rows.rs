@@ -8,8 +8,10 @@
 
 use candle_core::{DType, Error, Result, Tensor};
 
-use super::{Affine, FACTORS, Finish, Gradients, NormalisedBy, PARTS, Running, Statistics};
+use super::arguments::{FACTORS, NormalisedBy, PARTS};
 use crate::kernels::accumulator;
+use crate::kernels::batch_norm::affine::{Affine, Finish, Gradients};
+use crate::kernels::batch_norm::statistics::{Running, Statistics};
 use crate::kernels::cuda::{Gpu, Grid, Launch, Source, suffix};
 use crate::kernels::elementwise::plain;
 use crate::kernels::in_dtype;

@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{BINS, Counts, HIGHEST, LOWEST};
+use super::counts::{BINS, Counts, HIGHEST, LOWEST};
 use crate::kernels::cpu::dtype::{Elements, Real};
 use crate::kernels::cpu::parallel;
 use crate::kernels::cpu::simd::vectorise;

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{BINS, Counts};
+use super::counts::{BINS, Counts};
 use crate::error::bail;
 use crate::kernels::cuda::{Gpu, Grid, Source, suffix};
 

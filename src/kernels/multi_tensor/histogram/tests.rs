@@ -2,6 +2,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::counts::BINS;
 use super::*;
 
 /// Values of every exponent of `F32`, subnormals, zeros, infinities and NaN among them.

@@ -3,8 +3,8 @@
 use candle_core::{DType, Result};
 
 use super::rule::{Rule, Squares};
+use super::slot::{Master, Slot};
 use super::storage::{Chunk, FromSlice, Gradient, GradientSlice};
-use super::{Master, Slot};
 use crate::error::bail;
 use crate::kernels::cpu::in_place::{Access, Locked, SliceMut, lock_sets};
 use crate::kernels::cpu::parallel::{TASK, map_sized};

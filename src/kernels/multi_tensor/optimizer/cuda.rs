@@ -4,7 +4,7 @@
 use candle_core::{DType, Error, Result, Tensor};
 
 use super::rule::Rule;
-use super::{Master, Skip, Slot};
+use super::slot::{Master, Skip, Slot};
 use crate::error::bail;
 use crate::kernels::capture;
 use crate::kernels::cuda::{Gpu, Grid, Many, Source, address, address_mut};

@@ -7,11 +7,11 @@ use half::bf16;
 
 use super::rounding::{Key, Stochastic, rebuild as join, split};
 use super::rule::{AdamW, Lamb, Lion, Rule, Sgd, Squares};
-use super::{Master, Slot};
+use super::slot::{Master, Slot};
 use crate::error::bail;
 use crate::kernels::accumulator;
 use crate::kernels::cast;
-use crate::kernels::multi_tensor::multiplied;
+use crate::kernels::multi_tensor::portable::multiplied;
 
 pub(super) fn update(slot: &Slot<'_>) -> Result<Squares> {
     let dtype = accumulator(slot.variable.dtype());
@@ -21,7 +21,7 @@ pub(super) fn update(slot: &Slot<'_>) -> Result<Squares> {
         Master::Remainder(rest) => rebuild(slot.variable, rest)?,
         Master::Stochastic => cast(slot.variable, dtype)?,
     };
-    let gradient = multiplied((&cast(slot.gradient, dtype)?, slot.by))?;
+    let gradient = multiplied(&cast(slot.gradient, dtype)?, slot.by)?;
     let states: Vec<Tensor> =
         slot.states.iter().map(|state| cast(state, dtype)).collect::<Result<_>>()?;
     let (weight, states, squares) = slot.rule.apply(weight, gradient, states)?;
