@@ -1,7 +1,7 @@
-//! Imports run downward: among the modules of a folder is no circle.
+//! Imports run downward: neither among files nor among the modules of a folder is a circle.
 //!
-//! What lies within a module counts as that module. A module and one that it lies in may name one another: a `mod.rs` has
-//! what its children share, and chooses among them. Imports of tests do not count.
+//! Between modules, what lies within a module counts as that module. Between files, a `mod.rs` is a file as any other: what
+//! its children share lies in a file beside them. Imports of tests do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -116,12 +116,16 @@ impl Names {
     }
 }
 
-/// The paths in a line of code that begin at a module.
+/// The paths in a line of code, without those that say who may see an item.
 fn paths(line: &str) -> impl Iterator<Item = Vec<String>> {
+    let line = match line.split_once("(in ") {
+        Some((_, rest)) => rest.split_once(')').map_or(rest, |(_, item)| item),
+        None => line,
+    };
     let words = line.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
     let paths = words.map(|word| word.split("::").filter(|name| !name.is_empty()));
     let paths = paths.map(|names| names.map(str::to_owned).collect::<Vec<_>>());
-    paths.filter(|path| path.len() > 1 && ["crate", "super", "self"].contains(&path[0].as_str()))
+    paths.filter(|path| path.len() > 1)
 }
 
 /// The modules of a crate.
@@ -165,20 +169,30 @@ impl Modules {
         Some(within)
     }
 
+    /// Who imports whom among the files.
+    fn imports_of_files(&self) -> Imports {
+        let mut all = Imports::new();
+        for (from, names) in &self.0 {
+            for path in names.imports.iter().map(|(path, _)| path).chain(&names.paths) {
+                let begin = self.begin(from, path);
+                let owner = begin.and_then(|(at, path)| self.owner(at, path, 9));
+                if let Some(to) = owner.filter(|to| to != from) {
+                    let text = format!("{} names {}", from.join("/"), path.join("::"));
+                    all.entry(from.clone()).or_default().entry(to).or_insert(text);
+                }
+            }
+        }
+        all
+    }
+
     /// Who imports whom among the modules of one folder.
     fn imports(&self) -> Imports {
         let mut all = Imports::new();
-        for (from, names) in &self.0 {
-            let paths = names.imports.iter().map(|(path, _)| path).chain(&names.paths);
-            for path in paths {
-                let begin = self.begin(from, path);
-                let Some(to) = begin.and_then(|(at, path)| self.owner(at, path, 9)) else {
-                    continue;
-                };
+        for (from, imported) in self.imports_of_files() {
+            for (to, text) in imported {
                 let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
                 if common < from.len() && common < to.len() {
-                    let [of, imported] = [from, &to].map(|module| module[..=common].to_vec());
-                    let text = format!("{} names {}", from.join("/"), path.join("::"));
+                    let [of, imported] = [&from, &to].map(|module| module[..=common].to_vec());
                     all.entry(of).or_default().entry(imported).or_insert(text);
                 }
             }
@@ -224,11 +238,15 @@ fn circles(imports: &Imports) -> BTreeMap<Vec<String>, Vec<String>> {
 
 #[test]
 fn imports_run_downward() {
-    let found = circles(&Modules::of_the_library().imports());
-    let found = found.iter();
-    let found =
-        found.map(|(circle, closing)| format!("{circle:?}:\n    {}", closing.join("\n    ")));
-    assert_none(found.collect(), "modules that import one another; move down what both need");
+    let library = Modules::of_the_library();
+    for (what, imports) in [("files", library.imports_of_files()), ("modules", library.imports())] {
+        let found = circles(&imports);
+        let text = |(circle, closing): (&Vec<String>, &Vec<String>)| {
+            format!("{circle:?}:\n    {}", closing.join("\n    "))
+        };
+        let rule = format!("{what} that import one another; move down what both need");
+        assert_none(found.iter().map(text).collect(), &rule);
+    }
 }
 
 /// docs/architecture.md lists them from the top down.
@@ -264,10 +282,14 @@ fn folders_import_those_below_them() {
 
 #[test]
 fn circles_are_found_through_other_names_and_folders() {
-    let circles_of = |texts: &[(&str, &str)]| {
-        let modules = texts.iter().map(|(path, text)| (module(Path::new(path)), Names::of(text)));
-        circles(&Modules(modules.collect()).imports()).into_keys().collect::<Vec<_>>()
+    let modules = |texts: &[(&str, &str)]| {
+        let names = texts.iter().map(|(path, text)| (module(Path::new(path)), Names::of(text)));
+        Modules(names.collect())
     };
+    type Text<'a> = (&'a str, &'a str);
+    let names = |imports: Imports| circles(&imports).into_keys().collect::<Vec<_>>();
+    let circles_of = |texts: &[Text<'_>]| names(modules(texts).imports());
+    let circles_of_files = |texts: &[Text<'_>]| names(modules(texts).imports_of_files());
     let none: [Vec<String>; 0] = [];
     let root = ("src/lib.rs", "mod a;\nmod b;\npub use b::Below as Named;\n");
     let b = ("src/b/mod.rs", "mod c;\npub use c::{\n    Below,\n    Other,\n};\n");
@@ -291,7 +313,15 @@ fn circles_are_found_through_other_names_and_folders() {
         ("src/q.rs", "\n"),
     ];
     assert_eq!(circles_of(&three), [["x", "y", "z"]]);
-    // A folder and what lies in it.
-    let within = [("src/b/mod.rs", "mod c;\nuse c::X;\n"), ("src/b/c.rs", "use super::Y;\n")];
-    assert_eq!(circles_of(&within), none);
+    // A folder and what lies in it: by an import, by a path in code, by another's name for it; not by who may see it.
+    let up = ("src/b/c.rs", "use super::Y;\n");
+    for down in ["use c::X;\n", "fn f() { c::f() }\n", "pub use c::X;\n"] {
+        let within = [("src/b/mod.rs", down), up];
+        assert_eq!(circles_of(&within), none);
+        assert_eq!(circles_of_files(&within), [["b", "b/c"]]);
+    }
+    let of_a_third = ("src/b/mod.rs", "use c::X;\npub use d::Y;\n");
+    assert_eq!(circles_of_files(&[of_a_third, up, ("src/b/d.rs", "pub struct Y;\n")]), none);
+    let visible = ("src/b/c.rs", "pub(in crate::b) fn f() {}\n");
+    assert_eq!(circles_of_files(&[("src/b/mod.rs", "use c::f;\n"), visible]), none);
 }
