@@ -26,7 +26,8 @@ impl From<&'static str> for Name {
     }
 }
 
-/// Never made, as no [`Gpu`](crate::kernels::cuda::Gpu) is; but not empty, so that what follows a launch counts as reachable.
+/// Never made, as no [`Gpu`](crate::kernels::cuda::Gpu) is; but not empty, so that what follows a launch counts as
+/// reachable.
 #[derive(Debug)]
 pub(crate) struct Launch;
 
