@@ -6,8 +6,8 @@ use std::fmt;
 
 use candle_core::{DType, Shape, Tensor};
 
-use crate::autocast::Autocast;
-use crate::autocast::Op;
+use super::policy::Op;
+use super::scope::Autocast;
 
 thread_local! {
     /// The traces being taken on this thread, innermost last, each with what it has counted, by place.

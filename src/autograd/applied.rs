@@ -4,7 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{Backward, Gradient, Operator};
+use super::gradient::Gradient;
+use super::operator::{Backward, Operator};
 use crate::autocast::Op;
 use crate::error::bail;
 

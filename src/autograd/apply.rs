@@ -4,8 +4,10 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::applied::{AnyOperator, Applied};
+use super::operator::Operator;
 use super::profile::Timer;
-use super::{Operator, Trust, frozen, no_grad, storage, token, version};
+use super::token::{self, Trust};
+use super::{frozen, no_grad, storage, version};
 use crate::autocast;
 use crate::autocast::trace::{self, KeptActivation, TraceRow};
 use crate::kernels::choice::algorithm;

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use candle_core::{DType, Result, Tensor};
 
 use super::apply::apply;
+use super::gradient::Gradient;
 use super::node::{GraphMode, Node};
+use super::operator::{Backward, Operator};
 use super::pass::{self, OnComplete, Pass};
 use super::stack::with_deep_stack;
-use super::{Backward, Gradient, Operator, frozen, token, version};
+use super::{frozen, token, version};
 use crate::kernels::accumulator;
 use crate::{Cast, Op};
 

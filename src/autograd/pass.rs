@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor, TensorId};
 
+use super::gradient::Gradient;
+use super::marker;
 use super::no_grad::{EnableGrad, enable_grad};
 use super::node::{Consumed, Edge, GraphMode, Target};
-use super::{Gradient, marker};
 use crate::autocast::{self, AutocastGuard};
 use crate::error::bail;
 

@@ -7,9 +7,13 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::apply::apply_with;
 use super::below::Below;
+use super::engine::backward_from;
+use super::gradient::Gradient;
+use super::node::GraphMode;
+use super::operator::{Backward, Operator};
 use super::stack::with_deep_stack;
-use super::{scopes, token, version};
-use crate::autograd::{self, Backward, Gradient, GraphMode, Operator, Trust};
+use super::token::{self, Trust};
+use super::{no_grad, scopes, version};
 use crate::error::GraphError;
 use crate::error::bail;
 use crate::lock::lock;
@@ -82,7 +86,7 @@ pub fn checkpoint<F>(f: F, x: &Tensor) -> Result<Tensor>
 where
     F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
 {
-    if autograd::no_grad_is_active() {
+    if no_grad::is_active() {
         return f(x);
     }
     let autocast = Autocast::current();
@@ -162,7 +166,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> Operator for Reco
         if first != second {
             return Err(GraphError::Differs { first, second }.into());
         }
-        let gradients = autograd::backward_from(&y, ctx.gradient.clone(), graph)?;
+        let gradients = backward_from(&y, ctx.gradient.clone(), graph)?;
         if gradients.saw_f16 {
             ctx.arrivals.0.note_f16();
         }

@@ -27,13 +27,14 @@ use candle_core::{
 
 use super::applied::{AnyOperator, GradFn};
 use super::below::Below;
+use super::gradient::Gradient;
 use super::marker::{TOKEN_SHAPE, one_element_op};
 use super::node::{Consumed, Edge, LEAF, Node, Saved, Target};
+use super::pass;
 use super::reclaim::drop_later;
 use super::storage::{ByPlace, into_storage, place};
 use super::version::{self, Dependency, Read};
 use super::view::View;
-use super::{Gradient, Trust, pass};
 use crate::error::GraphError;
 use crate::error::bail;
 use crate::lock::lock;
@@ -137,6 +138,14 @@ pub(super) struct Input<'a> {
     pub(super) wanted: bool,
     /// Whether backward reads it where it is.
     pub(super) read: bool,
+}
+
+/// What [`apply`](super::apply::apply) may assume only about the crate's own operators.
+pub(super) struct Trust {
+    /// The nodes that its backward goes through in a pass of its own.
+    pub(super) captured: Vec<Consumed>,
+    /// Whether nobody else holds the gradients that it calls owned.
+    pub(super) owned: bool,
 }
 
 /// Links `output` into the graph as the result of `operator` on `inputs`, at least one of which is

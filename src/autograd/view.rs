@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Shape, Tensor};
 
-use super::Gradient;
+use super::gradient::Gradient;
 
 /// How a view has the elements of a contiguous tensor.
 pub(super) struct View {

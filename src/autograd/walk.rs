@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor, TensorId};
 
+use super::gradient::Gradient;
 use super::node::{Edge, LEAF, Node, Saved, Target};
+use super::operator::{Arrivals, Arrive, Backward};
 use super::pass::{self, Pass, PendingNode};
 use super::profile::Timer;
 use super::version::{self, Dependency};
-use super::{Arrivals, Arrive, Backward, Gradient, frozen, second_order};
+use super::{frozen, second_order};
 use crate::autocast;
 use crate::error::GraphError;
 use crate::kernels::accumulator;

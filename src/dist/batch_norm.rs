@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{DType, Result, Tensor};
 
+use super::communicator::{Communicator, ReduceOp};
 use super::exchange::on_host;
-use super::{Communicator, ReduceOp};
 use crate::Op;
 use crate::autograd::{Backward, Gradient, Operator, apply};
 use crate::error::ArgumentError;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use candle_core::Var;
 
-use super::Communicator;
+use super::communicator::Communicator;
 use super::config::DataParallelConfig;
 use super::exchange::{Facts, compare};
 use super::reducer::BucketReducer;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor, WithDType};
 
-use super::Communicator;
+use super::communicator::Communicator;
 use crate::Result;
 use crate::error::ParallelError;
 use crate::kernels::cuda::Gpu;

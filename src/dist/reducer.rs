@@ -6,9 +6,9 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor, TensorId};
 
 use super::buckets::{Buckets, Parameter, shard_len};
+use super::communicator::{Communicator, Pending, ReduceOp};
 use super::config::DataParallelConfig;
 use super::exchange::{Facts, compare, on_host};
-use super::{Communicator, Pending, ReduceOp};
 use crate::autograd::{Gradient, is_frozen};
 use crate::error::ParallelError;
 use crate::kernels::multi_tensor::{DeviceFoundInf, FoundInf, NormOfRanks};

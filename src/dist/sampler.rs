@@ -4,7 +4,7 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
-use super::Communicator;
+use super::communicator::Communicator;
 use crate::Result;
 use crate::checkpoints::{State, Stateful};
 use crate::error::{ArgumentError, CheckpointError};

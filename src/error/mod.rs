@@ -16,22 +16,25 @@ mod argument;
 mod autocast;
 mod capture;
 mod checkpoint;
-mod dist;
 mod graph;
 mod optimizer;
 mod parallel;
+mod rank_call;
 mod scaler;
 
 use std::path::PathBuf;
+use std::time::Duration;
+
+use candle_core::DeviceLocation;
 
 pub use argument::ArgumentError;
 pub use autocast::AutocastError;
 pub use capture::CaptureError;
 pub use checkpoint::CheckpointError;
-pub use dist::{DistError, RankCall};
 pub use graph::GraphError;
 pub use optimizer::OptimizerError;
 pub use parallel::ParallelError;
+pub use rank_call::RankCall;
 pub use scaler::ScalerError;
 
 /// `Result` with this crate's [`Error`].
@@ -111,6 +114,122 @@ impl From<Error> for candle_core::Error {
             other => candle_core::Error::Wrapped(Box::new(other)),
         }
     }
+}
+
+// Not in a file of its own, because this error and `Error` hold one another.
+/// A rank cannot exchange tensors with its peers.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DistError {
+    /// The ranks made different calls, or gave tensors of different shapes or dtypes.
+    #[error(
+        "{call}: the peers' call differs: {peers}. Every rank makes the same calls in the same order"
+    )]
+    Mismatch {
+        /// The call of this rank.
+        call: RankCall,
+        /// What the others did instead.
+        peers: String,
+    },
+    /// Peers did not answer in time.
+    #[error(
+        "{call}: no answer in {:.1} s from {missing}; {before}. A rank hangs, is much slower, or makes fewer calls. \
+         The environment variable CANDLE_AMP_DIST_TIMEOUT sets the time in seconds",
+        waited.as_secs_f64()
+    )]
+    Timeout {
+        /// The call of this rank.
+        call: RankCall,
+        /// How long it waited.
+        waited: Duration,
+        /// The ranks that did not answer, where they are known.
+        missing: String,
+        /// What the ranks did last.
+        before: String,
+    },
+    /// A peer left or failed.
+    #[error("{call}: rank {peer} {reason}")]
+    Left {
+        /// The call of this rank.
+        call: RankCall,
+        /// The peer.
+        peer: usize,
+        /// How it ended.
+        reason: String,
+    },
+    /// A sum of integers that its dtype cannot hold.
+    #[error("{call}: the sum of all ranks does not fit the dtype: cast to I64 first")]
+    IntegerOverflow {
+        /// The call of this rank.
+        call: RankCall,
+    },
+    /// A tensor on another GPU than the rank's.
+    #[error(
+        "rank {rank} of {size}, {call}: the tensor is on {got:?}, and this rank exchanges tensors on {expected:?}: move \
+         it there"
+    )]
+    Device {
+        /// This rank.
+        rank: usize,
+        /// How many ranks there are.
+        size: usize,
+        /// The call.
+        call: String,
+        /// Where the tensor is.
+        got: DeviceLocation,
+        /// The device of the rank.
+        expected: DeviceLocation,
+    },
+    /// NCCL or CUDA met an error, which may be a peer's.
+    #[error("{call}: {reason}; {before}")]
+    Nccl {
+        /// The call of this rank.
+        call: RankCall,
+        /// What they say.
+        reason: String,
+        /// What the ranks did last.
+        before: String,
+    },
+    /// A call after another failed.
+    #[error(
+        "rank {rank} of {size}, {call}: an earlier call failed, and no later one can succeed: {first}"
+    )]
+    Failed {
+        /// This rank.
+        rank: usize,
+        /// How many ranks there are.
+        size: usize,
+        /// The call.
+        call: String,
+        /// The first error.
+        first: String,
+    },
+    /// The function of a rank failed, which ended the others.
+    #[error("rank {rank} of {size} failed: {source}")]
+    Rank {
+        /// The rank that failed first.
+        rank: usize,
+        /// How many ranks there are.
+        size: usize,
+        /// Its error.
+        source: Box<Error>,
+    },
+    /// The function of a rank panicked, which ended the others.
+    #[error("rank {rank} of {size} panicked: {message}")]
+    Panicked {
+        /// The rank that panicked first.
+        rank: usize,
+        /// How many ranks there are.
+        size: usize,
+        /// What it said.
+        message: String,
+    },
+    /// The ranks cannot be started.
+    #[error("cannot start the ranks: {reason}")]
+    Start {
+        /// Why, and what would do.
+        reason: String,
+    },
 }
 
 /// candle's `bail!` without its backtrace, which would follow the message where `RUST_BACKTRACE` is set.

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Tensor};
 
-use super::GradScaler;
+use super::grad_scaler::GradScaler;
 use crate::Result;
 use crate::autograd::GraphMode;
 use crate::error::{ArgumentError, ScalerError};

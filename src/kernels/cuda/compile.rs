@@ -22,11 +22,18 @@ use candle_core::cuda_backend::WrapErr;
 use cudarc::driver::{CudaFunction, CudaModule, CudaStream, sys as driver};
 use cudarc::nvrtc::{Ptx, result as nvrtc, sys};
 
-use super::Source;
 use super::cache::Cache;
 use super::once::OncePerKey;
 use super::quick::Quick;
 use crate::error::bail;
+
+/// The source of a kernel folder: `name` is unique in the crate, `code` goes after `common.cuh` and
+/// `many.cuh`.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) name: &'static str,
+    pub(crate) code: &'static str,
+}
 
 /// What every source begins with.
 const COMMON: &str = concat!(include_str!("common.cuh"), include_str!("many.cuh"));
@@ -105,7 +112,7 @@ impl Function {
 static MODULES: LazyLock<OncePerKey<(InContext, &'static str), Arc<CudaModule>>> =
     LazyLock::new(OncePerKey::default);
 
-/// Since then a launch carries the 32 KB of arguments that [`Table`](super::Table) has, and a compiler allows it.
+/// Since then a launch carries the 32 KB of arguments that [`Table`](super::launch::Table) has, and a compiler allows it.
 const OLDEST_CUDA: (i32, i32) = (12, 1);
 
 /// The machine code that earlier processes have compiled.

@@ -6,7 +6,9 @@ use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
 use candle_core::{CudaStorage, InplaceOp1, Layout, Result, Tensor};
 use cudarc::driver::{CudaGraph, CudaStream, sys};
 
-use super::{Gpu, launched, memory, wait_for_other_threads};
+use super::gpu::Gpu;
+use super::memory;
+use super::streams::{launched, wait_for_other_threads};
 use crate::error::{CaptureError, Error, bail};
 
 /// What a stream was given during a capture.

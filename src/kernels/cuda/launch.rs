@@ -8,8 +8,10 @@ use candle_core::cuda_backend::WrapErr;
 use candle_core::{Result, Tensor};
 use cudarc::driver::{CudaStream, result};
 
+use super::address::{address_mut, start_unwaited, unwaited};
 use super::compile::Function;
-use super::{Grid, address_mut, launched, start_unwaited, unwaited, wait_for_other_threads};
+use super::grid::Grid;
+use super::streams::{launched, wait_for_other_threads};
 use crate::error::bail;
 
 /// A struct of 64-bit words that a kernel takes by value: no copy to the device, and no wait.

@@ -1,6 +1,7 @@
 //! Many tensors in one launch: the Rust side of `many.cuh`.
 
-use super::{Grid, Table};
+use super::grid::Grid;
+use super::launch::Table;
 
 /// Elements of a block, as in the `.cuh`.
 const CHUNK: usize = 1 << 14;

@@ -21,8 +21,8 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaContext, CudaStream, DeviceRepr, DriverError};
 
+use super::streams::{is_of_each_thread, wait_for_other_threads};
 use super::threads::DEVICES;
-use super::{is_of_each_thread, wait_for_other_threads};
 use crate::kernels::capture;
 
 /// That stream in contexts of this crate's own, by ordinal: each allocation asks for it.

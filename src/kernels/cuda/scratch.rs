@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use candle_core::cuda_backend::DeviceId;
 use candle_core::{DType, Result, Tensor};
 
-use super::Gpu;
+use super::gpu::Gpu;
 use super::quick::Quick;
 
 /// By device, which has a stream, place and dtype. One per thread: what two threads launch has no order.

@@ -10,6 +10,7 @@
 //! Both operands of a binary kernel have one shape and, but for [`add_assign`], one dtype; the
 //! result has theirs, unless it is asked for in another.
 
+mod arguments;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod portable;
@@ -22,15 +23,8 @@ use candle_core::{DType, Device, Result, Shape, Tensor};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-use super::contiguous;
 use super::cuda::Gpu;
-
-/// `x`, detached and contiguous, as kernels take their arguments.
-pub(crate) fn plain(x: &Tensor) -> Result<Tensor> {
-    // In one launch, where candle's own copy uploads the strides first.
-    let gpu = Gpu::of(x.device()).filter(|_| !x.is_contiguous() && x.dtype().is_float());
-    if gpu.is_some() { super::cast(x, x.dtype()) } else { contiguous(x) }
-}
+pub(crate) use arguments::plain;
 
 /// `max(x, 0)`; NaN stays NaN.
 pub(crate) fn relu(x: &Tensor) -> Result<Tensor> {

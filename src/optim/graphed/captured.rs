@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor, TensorId};
 use rand::Rng;
 
-use super::{GraphKey, LossAndOutcome};
+use super::key::GraphKey;
 use crate::autograd::version;
 use crate::error::CaptureError;
 use crate::kernels::capture::{self, Recording};
@@ -12,6 +12,9 @@ use crate::kernels::multi_tensor::optimizer as kernel;
 use crate::optim::step::seed_of;
 use crate::optim::{Config, Optim};
 use crate::{GradScaler, Result, StepOutcome, autocast, random};
+
+/// What a step returns: the loss, detached, and what became of the step.
+pub(super) type LossAndOutcome = (Tensor, StepOutcome);
 
 /// What a capture needs of the step before it, which ran as always.
 pub(super) struct Rehearsed {

@@ -1,24 +1,22 @@
 //! A training step that a GPU repeats as one CUDA graph.
 
 mod captured;
+mod key;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 use std::marker::PhantomData;
 
-use candle_core::{DType, Device, Shape, Tensor, TensorId};
+use candle_core::{DType, Device, Shape, Tensor};
 
 use super::{Config, Optim, Step};
-use crate::autograd::{is_frozen, no_grad_is_active, profile};
+use crate::autograd::{no_grad_is_active, profile};
 use crate::error::{CaptureError, ScalerError};
-use crate::kernels::choice::{cudnn, tf32};
 use crate::kernels::cuda::Gpu;
-use crate::{Autocast, GradScaler, Result, StepOutcome, autocast};
-use captured::{Captured, Rehearsed};
-
-/// What a step returns: the loss, detached, and what became of the step.
-type LossAndOutcome = (Tensor, StepOutcome);
+use crate::{GradScaler, Result, StepOutcome, autocast};
+use captured::{Captured, LossAndOutcome, Rehearsed};
+use key::GraphKey;
 
 /// A whole training step that a GPU repeats as one CUDA graph: forward, backward, unscaling, clipping, the optimizer, and
 /// the scale's move. The host then launches one graph instead of some hundred kernels. That makes steps faster where
@@ -47,8 +45,8 @@ type LossAndOutcome = (Tensor, StepOutcome);
 /// scaler refuses that, but a direct `backward_step` of candle's `AdamW` would repeat one step's bias correction.
 ///
 /// A graph is made anew, after a step that runs as always, when what it is bound to has changed. That is an optimizer
-/// or scaler that loaded a state, frozen variables, the active [`Autocast`], TF32 and cuDNN settings. It stays on the
-/// thread that made it.
+/// or scaler that loaded a state, frozen variables, the active [`Autocast`](crate::Autocast), TF32 and cuDNN settings.
+/// It stays on the thread that made it.
 ///
 /// # Memory
 ///
@@ -107,31 +105,6 @@ impl<F> fmt::Debug for GraphedStep<F> {
             .field("max_norm", max_norm)
             .field("captured", &self.captured.is_some())
             .finish_non_exhaustive()
-    }
-}
-
-/// What a graph depends on besides its inputs: with another, it would be another graph.
-#[derive(Clone, Debug, PartialEq)]
-struct GraphKey {
-    optimizer: Vec<TensorId>,
-    frozen: Vec<bool>,
-    scaler: (bool, Option<TensorId>),
-    policy: Autocast,
-    settings: [bool; 3],
-}
-
-impl GraphKey {
-    fn to<C: Config>(scaler: &GradScaler, optimizer: &Optim<C>) -> Self {
-        let frozen = optimizer.slots.iter().map(|slot| is_frozen(&slot.variable));
-        let settings =
-            [tf32::allow_tf32(), cudnn::cudnn_benchmark(), cudnn::cudnn_f32_weight_gradients()];
-        Self {
-            optimizer: optimizer.tensors(),
-            frozen: frozen.collect(),
-            scaler: (scaler.is_enabled(), scaler.device_state()),
-            policy: Autocast::current(),
-            settings,
-        }
     }
 }
 
@@ -285,19 +258,5 @@ impl<C: Config> Optim<C> {
     fn device(&self) -> Option<Device> {
         let first = self.slots.first()?.variable.device();
         self.skips_on_device().then(|| first.clone())
-    }
-
-    /// What a captured step reads and writes, and a mark where a state is still missing.
-    fn tensors(&self) -> Vec<TensorId> {
-        let mut all = Vec::with_capacity(4 * self.slots.len());
-        for slot in &self.slots {
-            let states = self.groups[slot.group].config.states().len();
-            // A variable that is there twice stands for a state that is not.
-            let missing = states.saturating_sub(slot.states.len());
-            all.extend(std::iter::repeat_n(slot.variable.id(), 1 + missing));
-            all.extend(slot.master.iter().chain(&slot.states).map(|tensor| tensor.id()));
-        }
-        all.extend(self.skips.iter().map(|skips| skips.id()));
-        all
     }
 }

@@ -1,6 +1,6 @@
 //! No vectors, on targets that this crate knows none of: there loops are the compiler's, and products the `gemm` crate's.
 
-use super::Names;
+use super::names::Names;
 
 /// None.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

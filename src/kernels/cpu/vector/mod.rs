@@ -11,54 +11,31 @@
 //! `body` becomes a closure that is called once, but may not move out of what it captures. What it calls must be
 //! `#[inline(always)]`, closures too, or else calls a function for every instruction. `map` of an array is not. All three
 //! panic when the processor has no such instruction set.
-#![allow(unsafe_code)]
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
 mod absent;
+mod lanes;
+mod names;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-use std::ptr::copy_nonoverlapping;
 use std::sync::LazyLock;
 
-use half::{bf16, f16};
-
 #[cfg(target_arch = "aarch64")]
-pub(in crate::kernels) use aarch64::*;
+pub(in crate::kernels) use aarch64::{
+    Neon, Vectors, with_bf16_vectors, with_ftz_vectors, with_vectors,
+};
 #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
-pub(in crate::kernels) use absent::*;
+pub(in crate::kernels) use absent::{Vectors, with_bf16_vectors, with_ftz_vectors, with_vectors};
+pub(in crate::kernels) use lanes::{Vector, first_lanes};
 #[cfg(target_arch = "x86_64")]
-pub(in crate::kernels) use x86_64::*;
-
-/// What instruction sets are called.
-pub(in crate::kernels) struct Names {
-    /// As [`VARIABLE`](super::limit::VARIABLE) has it.
-    pub(in crate::kernels) set: &'static str,
-    /// As a trace shows it, of each algorithm.
-    pub(in crate::kernels) packed: &'static str,
-    pub(in crate::kernels) winograd: &'static str,
-    pub(in crate::kernels) few_channels: &'static str,
-    pub(in crate::kernels) depthwise: &'static str,
-}
-
-/// The [`Names`] of an instruction set.
-macro_rules! names {
-    ($set:literal) => {
-        crate::kernels::cpu::vector::Names {
-            set: $set,
-            packed: concat!("packed, ", $set),
-            winograd: concat!("winograd, ", $set),
-            few_channels: concat!("few channels, ", $set),
-            depthwise: concat!("depthwise, ", $set),
-        }
-    };
-}
-#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
-use names;
+pub(in crate::kernels) use x86_64::{
+    Avx2, Avx512, Vectors, add_products, with_bf16_vectors, with_ftz_vectors, with_vectors,
+};
 
 impl Vectors {
     // Not inlined: it is asked before every loop, and was a part of each.
@@ -78,119 +55,4 @@ impl Vectors {
         let Some(widest) = Self::widest() else { panic!("the processor has no vectors") };
         widest
     }
-}
-
-/// The mask of the first `count` lanes, or of all.
-pub(in crate::kernels) fn first_lanes(count: usize) -> u16 {
-    ((1u32 << count.min(16)) - 1) as u16
-}
-
-/// Sixteen F32. The lanes of a mask are a run: the lowest bit is lane 0.
-///
-/// # Safety
-/// Of all methods: the instruction set's features, which the function that they are inlined into enables
-/// (`with_vectors!`). Of loads and stores: the elements of the mask, or all 16, can be read or written. No other
-/// element is touched.
-pub(in crate::kernels) trait Vector: Copy {
-    /// Whether it is one register, of 32: tiles can be larger then.
-    const WIDE: bool;
-
-    unsafe fn zero() -> Self;
-    unsafe fn splat(x: f32) -> Self;
-    unsafe fn load(at: *const f32) -> Self;
-    unsafe fn store(self, at: *mut f32);
-
-    /// The elements of `mask`, and zeros for the others.
-    unsafe fn load_masked(at: *const f32, mask: u16) -> Self;
-    /// The same, widened.
-    unsafe fn load_bf16(at: *const bf16, mask: u16) -> Self;
-    /// The same, widened.
-    unsafe fn load_f16(at: *const f16, mask: u16) -> Self;
-    /// 32 elements as they are, two in a lane, the lower half first; zeros for those that are not in the mask.
-    unsafe fn load_pairs(at: *const bf16, mask: u32) -> Self;
-
-    /// Writes the elements of `mask`.
-    unsafe fn store_masked(self, at: *mut f32, mask: u16);
-    /// The same, rounded to nearest even. A NaN keeps its sign and upper bits, and becomes quiet.
-    unsafe fn store_bf16(self, at: *mut bf16, mask: u16);
-    /// As [`Self::store_bf16`], but a subnormal may become zero. Within `with_ftz_vectors!` only.
-    #[inline(always)]
-    unsafe fn store_bf16_ftz(self, at: *mut bf16, mask: u16) {
-        // SAFETY: the caller's.
-        unsafe { self.store_bf16(at, mask) }
-    }
-    /// 32 elements.
-    #[inline(always)]
-    unsafe fn store_bf16_pair([first, last]: [Self; 2], at: *mut bf16) {
-        // SAFETY: the caller's.
-        unsafe {
-            first.store_bf16(at, u16::MAX);
-            last.store_bf16(at.add(16), u16::MAX);
-        }
-    }
-    /// 32 elements, as [`Self::store_bf16_ftz`].
-    #[inline(always)]
-    unsafe fn store_bf16_ftz_pair(pair: [Self; 2], at: *mut bf16) {
-        // SAFETY: the caller's.
-        unsafe { Self::store_bf16_pair(pair, at) }
-    }
-    /// What [`Self::load_pairs`] loads.
-    unsafe fn store_pairs(self, at: *mut bf16, mask: u32);
-    /// The elements of `mask`, rounded to nearest even.
-    unsafe fn store_f16(self, at: *mut f16, mask: u16);
-
-    unsafe fn add(self, other: Self) -> Self;
-    unsafe fn sub(self, other: Self) -> Self;
-    unsafe fn mul(self, other: Self) -> Self;
-    /// `self * by + sum`, rounded once.
-    unsafe fn mul_add(self, by: Self, sum: Self) -> Self;
-    /// The bits of both.
-    unsafe fn or(self, other: Self) -> Self;
-    /// The upper halves of the bits, and zeros below: BF16, cut.
-    unsafe fn upper(self) -> Self;
-    /// The lower halves of the bits, moved up; zeros below.
-    unsafe fn shift_up(self) -> Self;
-    /// The upper halves of the bits, moved down; zeros above.
-    unsafe fn shift_down(self) -> Self;
-    /// The nearest BF16, and of two the larger in magnitude. A NaN is cut instead: rounded up, its payload could carry
-    /// into a zero.
-    unsafe fn nearest_bf16(self) -> Self;
-
-    /// The lower halves of these lanes and then of `high`, two in a lane.
-    unsafe fn lower_halves(self, high: Self) -> Self;
-    /// The upper halves.
-    unsafe fn upper_halves(self, high: Self) -> Self;
-
-    /// The lanes of even numbers, of these and then of `high`.
-    unsafe fn evens(self, high: Self) -> Self;
-    /// The lanes of odd numbers.
-    unsafe fn odds(self, high: Self) -> Self;
-    /// The lanes of both in turns: of their first halves, and of their last ones.
-    unsafe fn interleave(self, odds: Self) -> [Self; 2];
-    /// Sixteen rows of sixteen, with rows and columns exchanged.
-    unsafe fn transpose(rows: [Self; 16]) -> [Self; 16];
-
-    /// Whether no lane of `mask` is infinite or NaN.
-    unsafe fn is_finite(self, mask: u16) -> bool;
-
-    /// `ROWS` rows of the left matrix, elements `LEFT` apart from row to row, times `COUNT` vectors of columns of the
-    /// right one, over `depth`. Each pointer comes with a step: along the sum, and for `out` from row to row. Written
-    /// to rows of `out`, or added to them where `ADD`.
-    unsafe fn multiply<const ROWS: usize, const COUNT: usize, const LEFT: usize, const ADD: bool>(
-        left: (*const f32, usize),
-        right: (*const f32, usize),
-        depth: usize,
-        out: (*mut f32, usize),
-    );
-}
-
-/// Copies the elements of a mask, which is a run.
-///
-/// # Safety
-/// They can be read and written.
-#[inline(always)]
-unsafe fn copy_run<T: Copy>(from: *const T, to: *mut T, mask: u16) {
-    let (first, count) = (mask.trailing_zeros() as usize, mask.count_ones() as usize);
-    // SAFETY: the caller's; of an empty mask there are none.
-    unsafe { copy_nonoverlapping(from.wrapping_add(first), to.wrapping_add(first), count) };
 }

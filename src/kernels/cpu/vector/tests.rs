@@ -1,4 +1,5 @@
 //! Every method of every instruction set beside the same on arrays.
+#![allow(unsafe_code)]
 
 use std::array::from_fn;
 

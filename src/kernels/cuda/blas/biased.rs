@@ -21,7 +21,9 @@ use cudarc::driver::CudaStream;
 
 use super::{Handles, Operand, Product, Scalar, Sizes, of};
 use crate::error::bail;
-use crate::kernels::cuda::{Gpu, address, launched};
+use crate::kernels::cuda::address::address;
+use crate::kernels::cuda::gpu::Gpu;
+use crate::kernels::cuda::streams::launched;
 
 #[derive(Debug)]
 struct Handle {

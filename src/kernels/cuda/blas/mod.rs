@@ -17,8 +17,11 @@ use candle_core::{DType, Result, Tensor};
 use cudarc::cublas::{result as cublas, sys};
 use cudarc::driver::{CudaStream, sys::CUstreamCaptureStatus};
 
+use super::address::{address, start};
+use super::gpu::Gpu;
+use super::product::{Matrices, Product};
 use super::quick::Quick;
-use super::{Gpu, Matrices, Product, address, launched, start};
+use super::streams::launched;
 use crate::error::bail;
 
 /// Bytes of memory for products that are cut along the sum: what NVIDIA recommends, from Hopper on and before.

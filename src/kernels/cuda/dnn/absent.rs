@@ -2,7 +2,8 @@
 
 use candle_core::{Result, Tensor};
 
-use super::{Bias, Convolution, Gpu, PassKind};
+use crate::kernels::cuda::convolution::{Bias, Convolution, PassKind};
+use crate::kernels::cuda::gpu::Gpu;
 
 impl Gpu {
     pub(crate) fn has_convolutions(&self) -> bool {

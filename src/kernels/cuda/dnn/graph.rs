@@ -24,7 +24,8 @@ use cudarc::cudnn::sys::{
 
 use super::backend::{Answer, Descriptor, Raw};
 use super::descriptors::data_type;
-use super::{WORKSPACE, lasting};
+use super::memory::WORKSPACE;
+use super::names::lasting;
 use crate::kernels::cuda::{Convolution, PassKind};
 use crate::kernels::tensors::format::Format;
 

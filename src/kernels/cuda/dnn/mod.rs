@@ -7,15 +7,16 @@ mod backend;
 mod descriptors;
 mod graph;
 mod measure;
+mod memory;
+mod names;
 mod plan;
 mod status;
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::fmt::Debug;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use candle_core::cuda_backend::DeviceId;
 use candle_core::cuda_backend::WrapErr;
@@ -24,20 +25,18 @@ use cudarc::cudnn::result::{self as cudnn, CudnnError};
 use cudarc::cudnn::sys;
 use cudarc::driver::CudaStream;
 
+use super::address::address;
+use super::convolution::{Bias, Convolution, PassKind};
+use super::gpu::Gpu;
 use super::quick::Quick;
-use super::{Bias, Convolution, Gpu, PassKind, address, launched};
+use super::streams::launched;
 use crate::kernels::capture;
 use crate::kernels::choice::algorithm::fell_back;
 use crate::kernels::choice::cudnn::cudnn_benchmark;
-use crate::lock::lock;
 use backend::Answer;
-use plan::{Algorithm, Plan};
+use memory::{Addresses, PLACE};
+use plan::{Algorithm, Plan, PlanKey};
 use status::supported;
-
-/// Bytes that an algorithm may use beside its tensors.
-const WORKSPACE: usize = 256 << 20;
-/// The place of that in [`Gpu::scratch`].
-const PLACE: usize = 3;
 
 /// A library handle on a stream, and what was chosen with it. One per thread, as the library asks.
 #[derive(Debug)]
@@ -61,9 +60,6 @@ enum ByGraph {
     NotMeant,
 }
 
-/// Convolution, pass, dtype, and whether the choice was by measuring.
-type PlanKey = (Convolution, PassKind, DType, bool);
-
 #[allow(unsafe_code)]
 impl Library {
     fn new(stream: Arc<CudaStream>) -> Result<Self> {
@@ -85,20 +81,6 @@ impl Drop for Library {
         // SAFETY: made by `new`, and destroyed here alone. At the end of a process there may be
         // nothing left to destroy, which is no error.
         let _ = unsafe { cudnn::destroy_handle(self.handle) };
-    }
-}
-
-/// The addresses of a convolution's tensors: input, weight, output.
-#[derive(Clone, Copy)]
-struct Addresses([u64; 3]);
-
-impl Addresses {
-    fn of([input, weight, output]: [&Tensor; 3]) -> Result<Self> {
-        Ok(Self([address(input)?, address(weight)?, address(output)?]))
-    }
-
-    fn at(self, index: usize) -> *mut c_void {
-        self.0[index] as *mut c_void
     }
 }
 
@@ -281,18 +263,6 @@ impl Gpu {
 /// been measured before is used, and for all else a choice is made without, and not remembered as one that was measured.
 fn by_measuring(wanted: bool, known: impl FnOnce() -> bool) -> bool {
     wanted && (!capture::is_active() || known())
-}
-
-/// `name`, kept for as long as the process runs. cuDNN has so many engines, and no more.
-fn lasting(name: String) -> &'static str {
-    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
-    let mut names = lock(&NAMES);
-    if let Some(known) = names.get(name.as_str()) {
-        return known;
-    }
-    let name: &'static str = name.leak();
-    names.insert(name);
-    name
 }
 
 /// Logs that cuDNN does not support a convolution: once, as it is remembered.

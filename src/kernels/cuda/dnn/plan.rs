@@ -16,9 +16,13 @@ use candle_core::{DType, Result};
 use cudarc::cudnn::{result as cudnn, sys};
 
 use super::descriptors::{Descriptors, math};
+use super::memory::{Addresses, PLACE, WORKSPACE};
+use super::names::lasting;
 use super::status::supported;
-use super::{Addresses, PLACE, PlanKey, WORKSPACE, lasting};
-use crate::kernels::cuda::{Gpu, PassKind, address};
+use crate::kernels::cuda::{Convolution, Gpu, PassKind, address};
+
+/// Convolution, pass, dtype, and whether the choice was by measuring.
+pub(super) type PlanKey = (Convolution, PassKind, DType, bool);
 
 /// cuDNN's name of an algorithm: each pass has an enumeration of its own.
 #[derive(Clone, Copy, Debug)]

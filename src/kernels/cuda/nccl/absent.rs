@@ -4,7 +4,7 @@ mod step;
 
 use candle_core::{Error, Tensor};
 
-use super::Gpu;
+use crate::kernels::cuda::gpu::Gpu;
 pub(crate) use step::{Combine, Step};
 
 type Result<T, E = Error> = std::result::Result<T, E>;

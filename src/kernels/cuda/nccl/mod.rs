@@ -15,7 +15,12 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtr, P
 use cudarc::driver::{DriverError, result};
 use cudarc::nccl::sys::{self, ncclResult_t};
 
-use super::{Gpu, Grid, Launch, Source, address, address_mut, compile, launched, suffix};
+use super::address::{address, address_mut};
+use super::compile::{self, Source};
+use super::gpu::Gpu;
+use super::grid::{Grid, suffix};
+use super::launch::Launch;
+use super::streams::launched;
 use crate::error::bail;
 pub(crate) use step::{Combine, Step};
 

@@ -5,8 +5,8 @@ use std::arch::aarch64::*;
 
 use half::{bf16, f16};
 
-use super::super::copy_run;
-use super::{Vector, Vectors};
+use super::sets::Vectors;
+use crate::kernels::cpu::vector::lanes::{Vector, copy_run};
 
 /// The expression of each register's number. It calls instructions of NEON.
 macro_rules! each {

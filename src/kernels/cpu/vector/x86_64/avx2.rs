@@ -5,9 +5,9 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::super::copy_run;
 use super::products::block;
-use super::{Vector, Vectors};
+use super::sets::Vectors;
+use crate::kernels::cpu::vector::lanes::{Vector, copy_run};
 
 /// Sixteen F32 in two registers: AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]

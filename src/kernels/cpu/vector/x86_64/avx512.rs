@@ -6,7 +6,8 @@ use std::mem::transmute;
 
 use half::{bf16, f16};
 
-use super::{Vector, Vectors};
+use super::sets::Vectors;
+use crate::kernels::cpu::vector::lanes::Vector;
 
 /// Sixteen F32 in a register: AVX-512 F, BW, DQ and VL.
 #[derive(Clone, Copy, Debug)]

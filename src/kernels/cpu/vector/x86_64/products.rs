@@ -96,7 +96,7 @@ pub(in crate::kernels) unsafe fn add_products(
     }
 }
 
-/// [`Vector::multiply`](super::Vector::multiply) of four rows by so many registers of columns.
+/// [`Vector::multiply`](crate::kernels::cpu::vector::Vector::multiply) of four rows by so many registers of columns.
 ///
 /// # Safety
 /// As there.
