@@ -15,7 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # Each of these runs some test.
 filters=(
-    autocast::tests
+    autocast::scope::tests
     autograd::
     checkpoints::
     gemm::layout
