@@ -1,6 +1,7 @@
 //! The scaler: the scale, the gradients it collects, and the steps that it lets through.
 
 use std::collections::HashSet;
+use std::sync::Mutex;
 
 use candle_core::{Device, Tensor, TensorId};
 
@@ -15,7 +16,7 @@ use crate::autograd::is_frozen;
 use crate::error::{ArgumentError, CaptureError, ScalerError};
 use crate::kernels::capture;
 use crate::kernels::multi_tensor::{FoundInf, Multiplier, NormOfRanks};
-use crate::lock::lock;
+use crate::lock::{get_mut, lock};
 use crate::{Parameters, Result, autocast};
 
 /// Scales the loss, so that small 16-bit gradients do not vanish, and holds the gradients between `backward` and the
@@ -68,7 +69,8 @@ use crate::{Parameters, Result, autocast};
 /// `torch.amp.GradScaler`; Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740).
 #[derive(Debug)]
 pub struct GradScaler {
-    pub(super) scale: LiveScale,
+    /// Behind a lock, for whoever only asks for the scale may have to read a GPU's.
+    pub(super) scale: Mutex<LiveScale>,
     pub(super) collected: Collected,
     /// An optimizer that keeps its variables to itself was stepped since the last `update`.
     foreign_stepped: bool,
@@ -109,7 +111,7 @@ impl GradScaler {
     }
 
     fn following(scale: Option<LossScale>) -> Self {
-        let scale = LiveScale::new(scale);
+        let scale = Mutex::new(LiveScale::new(scale));
         Self {
             scale,
             collected: Collected::default(),
@@ -143,7 +145,7 @@ impl GradScaler {
 
     /// Whether it scales.
     pub fn is_enabled(&self) -> bool {
-        self.scale.is_enabled()
+        lock(&self.scale).rule.is_some()
     }
 
     /// The factor the next loss is multiplied by; 1 when disabled.
@@ -159,7 +161,7 @@ impl GradScaler {
 
     /// Scale, tracker and settings, to save; `None` when disabled. Take it after `update`.
     pub fn state(&self) -> Option<LossScale> {
-        self.scale.synchronised().rule
+        lock(&self.scale).synchronised().rule
     }
 
     /// Whether it is between `backward` and `update`.
@@ -177,11 +179,12 @@ impl GradScaler {
         if self.has_gradients() {
             return Err(ScalerError::PendingGradients { call: "load_state" }.into());
         }
-        self.scale.load(state)
+        get_mut(&mut self.scale).load(state)
     }
 
     pub(super) fn unscaling(&self, device: &Device) -> Result<Unscale> {
-        Ok(Unscale { factor: self.scale.factor(device)?, check: self.is_enabled() })
+        let check = self.is_enabled();
+        Ok(Unscale { factor: lock(&self.scale).factor(device)?, check })
     }
 
     /// Divides the collected gradients by the scale and notes which are infinite or NaN then.
@@ -366,7 +369,8 @@ impl GradScaler {
         }
         let findings = self.collected.concerned(&chosen);
         let found_inf = self.agree(Finding::any(&findings)?)?;
-        let outcome = StepOutcome::new(self.scale.snapshot()?, chosen.len(), found_inf, findings);
+        let outcome =
+            StepOutcome::new(lock(&self.scale).snapshot()?, chosen.len(), found_inf, findings);
         let flag = outcome.flag().filter(|_| optimizer.skips_on_device());
         if flag.is_some() || !outcome.skipped()? {
             if !optimizer.internals().multiplies {
@@ -400,7 +404,7 @@ impl GradScaler {
     /// None on a CPU. On CUDA the scale moves there; the host reads what became of it when it is
     /// asked for, or every 1,024 updates, and warns then of what [`Warnings`] names.
     pub fn update(&mut self) -> Result<()> {
-        self.scale.check()?;
+        get_mut(&mut self.scale).check()?;
         self.check_synchronised("update")?;
         let entries = self.collected.entries().iter().enumerate();
         let checked = entries.filter(|(_, entry)| entry.stage != Stage::Scaled).map(|(at, _)| at);
@@ -413,10 +417,10 @@ impl GradScaler {
             Some((chosen, found_inf)) if chosen == checked => found_inf,
             _ => self.agree(Finding::any(&self.collected.concerned(&checked))?)?,
         };
-        self.scale.update(found_inf)?;
+        get_mut(&mut self.scale).update(found_inf)?;
         match capture::is_active() {
             true => self.captured = self.collected.variables().collect(),
-            false => self.scale.state_mut().watch.saw(self.collected.variables()),
+            false => get_mut(&mut self.scale).watch.saw(self.collected.variables()),
         }
         self.zero_grad();
         Ok(())
@@ -424,7 +428,7 @@ impl GradScaler {
 
     /// What a captured step is bound to on the device; `None` where the scale is on the host.
     pub(crate) fn device_state(&self) -> Option<TensorId> {
-        self.scale.device_state()
+        lock(&self.scale).device_state()
     }
 
     /// The variables that had gradients at the last `update` within a capture.
@@ -434,8 +438,8 @@ impl GradScaler {
 
     /// Notes a captured step that has been replayed, with gradients of these variables.
     pub(crate) fn replayed(&mut self, variables: &[TensorId]) -> Result<()> {
-        self.scale.replayed()?;
-        self.scale.state_mut().watch.saw(variables.iter().copied());
+        get_mut(&mut self.scale).replayed()?;
+        get_mut(&mut self.scale).watch.saw(variables.iter().copied());
         autocast::clear_cast_cache();
         Ok(())
     }
@@ -538,12 +542,12 @@ impl GradScaler {
     /// The scale of the last steps, and which were skipped: a line for each `update`, also where
     /// only one of several optimizers was. A disabled scaler has none.
     pub fn history(&self) -> ScaleHistory {
-        self.scale.synchronised().watch.history().clone()
+        lock(&self.scale).synchronised().watch.history().clone()
     }
 
     /// Goes on with another history: a longer one, or one that was saved.
     pub fn set_history(&mut self, history: ScaleHistory) {
-        self.scale.state_mut().watch.set_history(history);
+        get_mut(&mut self.scale).watch.set_history(history);
     }
 
     /// When to warn, instead of the default.
@@ -552,13 +556,13 @@ impl GradScaler {
     ///
     /// [`ArgumentError::Setting`], [`ArgumentError::Order`] for settings outside their range.
     pub fn set_warnings(&mut self, warnings: Warnings) -> Result<()> {
-        self.scale.state_mut().watch.set_warnings(warnings)
+        get_mut(&mut self.scale).watch.set_warnings(warnings)
     }
 
     /// Warns of those `parameters` that never get a gradient, once enough updates have passed; see
     /// [`Warnings`].
     pub fn watch(&mut self, parameters: &Parameters) {
-        self.scale.state_mut().watch.set_parameters(parameters);
+        get_mut(&mut self.scale).watch.set_parameters(parameters);
     }
 }
 

@@ -1,13 +1,10 @@
 //! The loss scale of a run: on the host, or on the GPU the gradients are on, with the host following.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use candle_core::{Device, Tensor, TensorId};
 
 use crate::autograd::{self, Backward, Gradient, Operator};
 use crate::kernels::cuda::Gpu;
 use crate::kernels::multi_tensor::{DeviceScale, FoundInf, Growth, Number};
-use crate::lock::lock;
 use crate::scaler::diagnostics::warnings::Watch;
 use crate::{Cast, Error, LossScale, Op, Result};
 
@@ -16,10 +13,7 @@ use crate::{Cast, Error, LossScale, Op, Result};
 /// On a GPU the state moves there, by flags that the host has not seen. The host reads them when
 /// somebody asks for the scale or its history, or every 1,024 updates, and applies the same rule.
 #[derive(Debug)]
-pub(crate) struct LiveScale(Mutex<ScaleState>);
-
-#[derive(Debug)]
-pub(crate) struct ScaleState {
+pub(crate) struct LiveScale {
     /// As of the last flag read; `None` when disabled.
     pub(crate) rule: Option<LossScale>,
     device: Option<DeviceScale>,
@@ -50,50 +44,34 @@ impl Operator for Times {
 
 impl LiveScale {
     pub(crate) fn new(rule: Option<LossScale>) -> Self {
-        let (device, watch, failure) = (None, Watch::default(), None);
-        Self(Mutex::new(ScaleState { rule, device, watch, failure }))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ScaleState> {
-        lock(&self.0)
-    }
-
-    pub(crate) fn is_enabled(&self) -> bool {
-        self.lock().rule.is_some()
-    }
-
-    pub(crate) fn state_mut(&mut self) -> &mut ScaleState {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+        Self { rule, device: None, watch: Watch::default(), failure: None }
     }
 
     /// The state after the last update. Waits for a GPU that has it; where that cannot be read, what
     /// was known before, and the error waits for [`check`](Self::check).
-    pub(crate) fn synchronised(&self) -> MutexGuard<'_, ScaleState> {
-        let mut state = self.lock();
-        if let Err(error) = state.synchronise() {
-            state.failure = Some(error);
+    pub(crate) fn synchronised(&mut self) -> &Self {
+        if let Err(error) = self.synchronise() {
+            self.failure = Some(error);
         }
-        state
+        self
     }
 
     /// The error that a synchronisation could not return.
     pub(crate) fn check(&mut self) -> Result<()> {
-        self.state_mut().failure.take().map_or(Ok(()), Err)
+        self.failure.take().map_or(Ok(()), Err)
     }
 
     /// Goes on from another state.
     pub(crate) fn load(&mut self, rule: Option<LossScale>) -> Result<()> {
-        let state = self.state_mut();
-        state.synchronise()?;
-        (state.rule, state.device) = (rule, None);
+        self.synchronise()?;
+        (self.rule, self.device) = (rule, None);
         Ok(())
     }
 
     /// `loss` times the scale, in its dtype.
     pub(crate) fn multiply(&mut self, loss: &Tensor) -> Result<Tensor> {
-        let state = self.state_mut();
-        let Some(rule) = state.rule else { return Ok(loss.clone()) };
-        let scale = match state.on(loss.device())? {
+        let Some(rule) = self.rule else { return Ok(loss.clone()) };
+        let scale = match self.on(loss.device())? {
             Some(device) => device.scale()?,
             None => Tensor::full(rule.get(), loss.shape(), loss.device())?,
         };
@@ -105,10 +83,9 @@ impl LiveScale {
     }
 
     /// What unscales gradients on `device`.
-    pub(crate) fn factor(&self, device: &Device) -> Result<Number> {
-        let mut state = self.lock();
-        let Some(rule) = state.rule else { return Ok(Number::Host(1.0)) };
-        match state.on(device)? {
+    pub(crate) fn factor(&mut self, device: &Device) -> Result<Number> {
+        let Some(rule) = self.rule else { return Ok(Number::Host(1.0)) };
+        match self.on(device)? {
             Some(scale) => Ok(scale.inverse()?),
             None => Ok(Number::Host(rule.inverse())),
         }
@@ -116,8 +93,7 @@ impl LiveScale {
 
     /// The scale now: a copy on the GPU that has it.
     pub(crate) fn snapshot(&self) -> Result<Number> {
-        let state = self.lock();
-        Ok(match (&state.device, state.rule) {
+        Ok(match (&self.device, self.rule) {
             (Some(device), _) => device.snapshot()?,
             (None, rule) => Number::Host(rule.map_or(1.0, |rule| rule.get())),
         })
@@ -125,48 +101,44 @@ impl LiveScale {
 
     /// Which state of a device's this is; `None` on the host.
     pub(crate) fn device_state(&self) -> Option<TensorId> {
-        self.lock().device.as_ref().map(DeviceScale::id)
+        self.device.as_ref().map(DeviceScale::id)
     }
 
     /// Notes an update by a graph that a device has been given.
     pub(crate) fn replayed(&mut self) -> Result<()> {
-        let state = self.state_mut();
-        let Some(device) = state.device.as_mut().filter(|_| state.rule.is_some()) else {
+        let Some(device) = self.device.as_mut().filter(|_| self.rule.is_some()) else {
             return Ok(());
         };
         device.updated();
         if device.is_full() {
-            state.synchronise()?;
+            self.synchronise()?;
         }
         Ok(())
     }
 
     /// Moves the scale.
     pub(crate) fn update(&mut self, found: FoundInf) -> Result<()> {
-        let state = self.state_mut();
-        match (found, &mut state.device) {
+        match (found, &mut self.device) {
             (FoundInf::Device(found), Some(device)) => {
-                let Some(rule) = state.rule else { return Ok(()) };
+                let Some(rule) = self.rule else { return Ok(()) };
                 device.update(found.tensor(), &growth(&rule))?;
                 if device.is_full() {
-                    state.synchronise()?;
+                    self.synchronise()?;
                 }
             }
             (FoundInf::Device(found), None) => {
                 let found = found.is_set()?;
-                state.after(found);
+                self.after(found);
             }
             (FoundInf::Host(found), _) => {
-                state.synchronise()?;
-                state.device = None;
-                state.after(found);
+                self.synchronise()?;
+                self.device = None;
+                self.after(found);
             }
         }
         Ok(())
     }
-}
 
-impl ScaleState {
     fn after(&mut self, found_inf: bool) {
         self.watch.after_update(self.rule, found_inf);
         self.rule = self.rule.map(|rule| rule.after(found_inf));

@@ -6,7 +6,7 @@ use super::grad_scaler::GradScaler;
 use crate::Result;
 use crate::autograd::GraphMode;
 use crate::error::{ArgumentError, ScalerError};
-use crate::lock::lock;
+use crate::lock::{get_mut, lock};
 
 impl GradScaler {
     /// Multiplies `loss` by the current scale, in its own dtype.
@@ -21,7 +21,7 @@ impl GradScaler {
     /// here. A disabled scaler takes it, as PyTorch's does: it multiplies nothing.
     /// [`ScalerError::LossShape`]: `loss` is not one number. [`ArgumentError::DType`]: it is an integer.
     pub fn scale(&mut self, loss: &Tensor) -> Result<ScaledLoss<'_>> {
-        self.scale.check()?;
+        get_mut(&mut self.scale).check()?;
         if loss.elem_count() != 1 {
             return Err(ScalerError::LossShape { got: loss.shape().clone() }.into());
         }
@@ -34,7 +34,11 @@ impl GradScaler {
         if self.is_enabled() && !matches!(loss.dtype(), DType::F32 | DType::F64) {
             return Err(ScalerError::LossDType { got: loss.dtype() }.into());
         }
-        Ok(ScaledLoss { loss: self.scale.multiply(loss)?, graph: GraphMode::FREED, scaler: self })
+        Ok(ScaledLoss {
+            loss: get_mut(&mut self.scale).multiply(loss)?,
+            graph: GraphMode::FREED,
+            scaler: self,
+        })
     }
 }
 
@@ -88,7 +92,7 @@ impl ScaledLoss<'_> {
         let reducer = scaler.reducer.as_ref();
         let f16 = scaler.collected.backward(&loss, graph, &unscaling, reducer)?;
         let enabled = scaler.is_enabled();
-        scaler.scale.state_mut().watch.after_backward(f16, enabled);
+        get_mut(&mut scaler.scale).watch.after_backward(f16, enabled);
         Ok(())
     }
 }

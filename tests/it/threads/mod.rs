@@ -93,6 +93,7 @@ fn beside_writers<R>(progress: &Progress, variables: &[Var], f: impl FnOnce() ->
                     let value = variable.copy().unwrap();
                     while !stop.is_over() && !progress.is_over() {
                         variable.set(&value).unwrap();
+                        thread::yield_now(); // else the readers wait for a core rather than for a lock
                     }
                 });
             }
