@@ -8,7 +8,7 @@ use crate::cases;
 
 #[test]
 fn every_operator_reads_a_storage_once() {
-    let rounds = rounds(6);
+    let rounds = rounds(2, 6);
     let name = move |number: u64| {
         let all = cases::all();
         let case = &all[(number as usize / rounds).min(all.len() - 1)];

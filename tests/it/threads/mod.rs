@@ -77,10 +77,10 @@ fn pool(threads: usize) -> rayon::ThreadPool {
 /// twice waits for that one, which waits for the reader.
 const WRITERS: usize = 3;
 
-/// As many of `all` rounds as a test takes: a third, or all where `CANDLE_AMP_LOCK_ROUNDS=all` asks for that.
-fn rounds(all: usize) -> usize {
+/// How many rounds a test takes: `few`, or `all` where `CANDLE_AMP_LOCK_ROUNDS=all` asks for that.
+fn rounds(few: usize, all: usize) -> usize {
     let whole = std::env::var("CANDLE_AMP_LOCK_ROUNDS").is_ok_and(|value| value == "all");
-    if whole { all } else { all / 3 }
+    if whole { all } else { few }
 }
 
 /// Calls `f` while others write all of `variables`.
@@ -93,7 +93,6 @@ fn beside_writers<R>(progress: &Progress, variables: &[Var], f: impl FnOnce() ->
                     let value = variable.copy().unwrap();
                     while !stop.is_over() && !progress.is_over() {
                         variable.set(&value).unwrap();
-                        thread::yield_now(); // else the readers wait for a core rather than for a lock
                     }
                 });
             }
