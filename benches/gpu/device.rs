@@ -1,7 +1,7 @@
 //! What is asked of a device that candle does not ask: a plain copy, its name; and its memory.
 
 use anyhow::Result;
-use candle_amp::backend::{memory_stats, release_memory, reset_peak_memory};
+use candle_amp::backend::{empty_cache, memory_stats, reset_peak_memory_stats};
 use candle_amp_benches::measure::{Runner, seconds};
 use candle_core::Device;
 
@@ -45,7 +45,7 @@ pub(crate) fn name(device: &Device) -> Result<String> {
 pub(crate) fn peak_from_here(device: &Device) -> Result<bool> {
     device.synchronize()?;
     // On an H200 rows after a graph seemed to count the memory that it had.
-    Ok(release_memory(device).is_ok() && reset_peak_memory(device).is_ok())
+    Ok(empty_cache(device).is_ok() && reset_peak_memory_stats(device).is_ok())
 }
 
 /// The most bytes that tensors and graphs have had since, without what the CUDA libraries keep for themselves.

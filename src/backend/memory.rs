@@ -82,7 +82,7 @@ pub fn memory_stats(device: &Device) -> Result<Option<MemoryStats>> {
 /// # Errors
 ///
 /// A driver that has no memory pools.
-pub fn reset_peak_memory(device: &Device) -> Result<()> {
+pub fn reset_peak_memory_stats(device: &Device) -> Result<()> {
     match device {
         Device::Cuda(device) => Ok(cuda::forget_peaks(device)?),
         _ => Ok(()),
@@ -100,7 +100,7 @@ pub fn reset_peak_memory(device: &Device) -> Result<()> {
 /// # Errors
 ///
 /// A driver that has no memory pools.
-pub fn release_memory(device: &Device) -> Result<()> {
+pub fn empty_cache(device: &Device) -> Result<()> {
     match device {
         Device::Cuda(device) => Ok(cuda::trim(device)?),
         _ => Ok(()),

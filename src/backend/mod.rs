@@ -10,7 +10,7 @@ pub use crate::kernels::choice::cudnn::{
 };
 pub use crate::kernels::choice::tf32::{allow_tf32, set_allow_tf32};
 pub use crate::kernels::instructions::{InstructionSets, instruction_sets};
-pub use memory::{MemoryStats, keep_memory, memory_stats, release_memory, reset_peak_memory};
+pub use memory::{MemoryStats, empty_cache, keep_memory, memory_stats, reset_peak_memory_stats};
 pub use threads::on_workers;
 
 /// How often this thread has waited for a CUDA device, to read from it in this crate; 0 without the

@@ -12,7 +12,7 @@ pub(super) struct Padding {
     /// The last step of each, counted over the whole batch, `(b)`.
     last: Tensor,
     /// Where sequences run backward, the step that takes the place of each, counted likewise, `(b, t)`.
-    turned: Option<Tensor>,
+    reversed: Option<Tensor>,
 }
 
 impl Padding {
@@ -41,14 +41,14 @@ impl Padding {
         let place = |i: usize, step: usize| (i * t + step) as i64;
         let last: Vec<i64> = lengths.iter().enumerate().map(|(i, n)| place(i, n - 1)).collect();
         let device = x.device();
-        let turned = reverse.then(|| {
-            let turned = |(i, n, step)| place(i, if step < n { n - 1 - step } else { step });
-            Tensor::from_vec(steps().map(turned).collect(), (b, t), device)
+        let reversed = reverse.then(|| {
+            let reversed = |(i, n, step)| place(i, if step < n { n - 1 - step } else { step });
+            Tensor::from_vec(steps().map(reversed).collect(), (b, t), device)
         });
         Ok(Self {
             mask: Tensor::from_vec(mask, (b, t, 1), device)?,
             last: Tensor::from_vec(last, b, device)?,
-            turned: turned.transpose()?,
+            reversed: reversed.transpose()?,
         })
     }
 
@@ -57,10 +57,10 @@ impl Padding {
         ops::where_cond(&self.mask, x, &Tensor::zeros((), x.dtype(), x.device())?)
     }
 
-    /// `x (b, t, …)` in the order of the run, or what is in that order as it was: turning twice changes nothing.
-    pub(super) fn turned(&self, x: &Tensor) -> Result<Tensor> {
-        match &self.turned {
-            Some(turned) => ops::embedding(turned, &x.flatten(0, 1)?),
+    /// `x (b, t, …)` in the order of the run, or what is in that order as it was: reversing twice changes nothing.
+    pub(super) fn reversed(&self, x: &Tensor) -> Result<Tensor> {
+        match &self.reversed {
+            Some(reversed) => ops::embedding(reversed, &x.flatten(0, 1)?),
             None => Ok(x.clone()),
         }
     }

@@ -265,12 +265,12 @@ impl LSTM {
         let reverse = matches!(self.config.direction, Direction::Backward);
         let padding = Padding::new("lstm", x, lengths, reverse)?;
         let start = start(self, state, lengths.len())?;
-        // The operator runs forward, over sequences that are turned around: their ends are at different steps.
+        // The operator runs forward, over reversed sequences: their ends are at different steps.
         let weights = self.parameters.weights(Direction::Forward);
-        let x = padding.inside(&padding.turned(x)?)?;
+        let x = padding.inside(&padding.reversed(x)?)?;
         let (h, c) = ops::lstm(&x, &start.h, &start.c, weights)?;
         let last = LSTMState::new(padding.last(&h)?, padding.last(&c)?);
-        Ok((padding.inside(&padding.turned(&h)?)?, last))
+        Ok((padding.inside(&padding.reversed(&h)?)?, last))
     }
 }
 

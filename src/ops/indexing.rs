@@ -55,14 +55,14 @@ struct IndexSelect {
 impl IndexSelect {
     /// `x` as rows, one for each place along the dimension, and the dimensions that they are made of.
     fn rows(&self, x: &Tensor) -> Result<(Tensor, Vec<usize>)> {
-        let turned = contiguous(&x.transpose(0, self.dim)?)?;
-        let dims = turned.dims().to_vec();
+        let transposed = contiguous(&x.transpose(0, self.dim)?)?;
+        let dims = transposed.dims().to_vec();
         let rest = dims[1..].iter().product::<usize>();
-        Ok((turned.reshape((dims[0], rest))?, dims))
+        Ok((transposed.reshape((dims[0], rest))?, dims))
     }
 
     /// The opposite of [`rows`](Self::rows), for another number of rows.
-    fn turned_back(&self, rows: &Tensor, mut dims: Vec<usize>) -> Result<Tensor> {
+    fn of_rows(&self, rows: &Tensor, mut dims: Vec<usize>) -> Result<Tensor> {
         dims[0] = rows.dim(0)?;
         contiguous(&rows.reshape(dims)?.transpose(0, self.dim)?)
     }
@@ -94,14 +94,14 @@ impl Operator for IndexSelect {
         check_ids(self.op(), "slices", ids, size)?;
         let ids = kernel::numbers(ids)?;
         let (rows, dims) = self.rows(x)?;
-        Ok((self.turned_back(&kernel::gather(&ids, &rows)?, dims)?, (ids, size)))
+        Ok((self.of_rows(&kernel::gather(&ids, &rows)?, dims)?, (ids, size)))
     }
 
     fn backward(&self, ctx: &Backward<'_, Self::Saved>) -> Result<Vec<Option<Gradient>>> {
         let (ids, size) = ctx.saved;
         let dx = ctx.wants[0].map(|out| {
             let (rows, dims) = self.rows(ctx.gradient)?;
-            self.turned_back(&kernel::scatter_add(ids, &rows, *size, out)?, dims)
+            self.of_rows(&kernel::scatter_add(ids, &rows, *size, out)?, dims)
         });
         Ok(vec![dx.transpose()?.map(Gradient::owned), None])
     }

@@ -249,12 +249,12 @@ fn flatten_takes_any_rank() -> Result<()> {
 fn activations_keep_the_strides_of_what_has_no_gaps() -> Result<()> {
     let root = Var::from_tensor(&random(&[3, 5, 4, 7], DType::F32, 1))?;
     type View<'a> = &'a dyn Fn(&Tensor) -> Result<Tensor>;
-    let turned: [View<'_>; 3] = [&|x| x.transpose(1, 3), &|x| x.permute((2, 0, 3, 1)), &|x| {
+    let views: [View<'_>; 3] = [&|x| x.transpose(1, 3), &|x| x.permute((2, 0, 3, 1)), &|x| {
         x.narrow(0, 1, 2)?.permute((3, 1, 0, 2))
     }];
     for f in [ops::silu, ops::relu] {
-        for turn in turned {
-            let x = turn(&root)?;
+        for view in views {
+            let x = view(&root)?;
             let weights = random(x.dims(), DType::F32, 2);
             let run = |x: &Tensor| -> Result<(Tensor, Vec<f64>)> {
                 let y = f(x)?;

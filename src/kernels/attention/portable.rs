@@ -57,13 +57,13 @@ pub(super) fn backward(
     let dscores =
         (derivatives.map_or_else(|| Ok(dmask.clone()), |s| &dmask * s)? * settings.scale)?;
     let dscores = by_group(&dscores, k)?;
-    let turned = |x: &Tensor| x.transpose(2, 3)?.contiguous();
+    let transposed = |x: &Tensor| x.transpose(2, 3)?.contiguous();
     let dq = |dtype| {
         let dq = dscores.matmul(&upcast(k)?.contiguous()?)?;
         dq.reshape(q.shape())?.to_dtype(dtype)
     };
-    let dk = |dtype| turned(&dscores)?.matmul(&by_group(&upcast(q)?, k)?)?.to_dtype(dtype);
-    let dv = |dtype| turned(&by_group(&p, k)?)?.matmul(&grad)?.to_dtype(dtype);
+    let dk = |dtype| transposed(&dscores)?.matmul(&by_group(&upcast(q)?, k)?)?.to_dtype(dtype);
+    let dv = |dtype| transposed(&by_group(&p, k)?)?.matmul(&grad)?.to_dtype(dtype);
     let dmask = match (wants[3], mask) {
         (Some(dtype), Some(mask)) => Some(sum_to(dmask, mask.dims())?.to_dtype(dtype)?),
         _ => None,

@@ -24,14 +24,14 @@ const SIZES: [[usize; 7]; 6] = [
 
 fn inputs([b, h, h_kv, t, s, d, dv]: [usize; 7], dtype: DType) -> [Tensor; 4] {
     // Heads after positions in memory, as a model has them.
-    let turned = |dims: [usize; 4], seed| {
+    let transposed = |dims: [usize; 4], seed| {
         let [b, h, n, d] = dims;
         random(&[b, n, h, d], dtype, seed).transpose(1, 2).unwrap()
     };
     [
-        turned([b, h, t, d], 1),
-        turned([b, h_kv, s, d], 2),
-        turned([b, h_kv, s, dv], 3),
+        transposed([b, h, t, d], 1),
+        transposed([b, h_kv, s, d], 2),
+        transposed([b, h_kv, s, dv], 3),
         random(&[b, h, t, dv], dtype, 4),
     ]
 }
@@ -49,14 +49,14 @@ fn masks_of_every_kind([b, h, _, t, s, ..]: [usize; 7], dtype: DType) -> Vec<Opt
         Tensor::from_vec(keep, dims, &Device::Cpu).unwrap()
     };
     let expanded = keep(&[b, 1, 1, s]).broadcast_as((b, h, t, s)).unwrap();
-    let turned = random(&[s, t], dtype, 6).t().unwrap();
+    let transposed = random(&[s, t], dtype, 6).t().unwrap();
     vec![
         None,
         Some(keep(&[t, s])),
         Some(expanded),
         Some(random(&[h, 1, s], dtype, 5)),
         Some(random(&[b, 1, t, 1], dtype, 5)),
-        Some(turned),
+        Some(transposed),
     ]
 }
 
@@ -396,8 +396,8 @@ fn rows_of_heads_are_those_of_every_head() {
         let (sums, other) = (log_sum_exp(&kept), log_sum_exp(&other));
         let there = |t: &Tensor| values(&t.to_device(&Device::Cpu).unwrap());
         assert_eq!((rows.dims(), rows.is_contiguous()), (&[2, 70, 48][..], true));
-        let turned = heads.transpose(1, 2).unwrap().contiguous().unwrap();
-        assert_eq!((there(&rows), there(&sums)), (there(&turned), there(&other)));
+        let transposed = heads.transpose(1, 2).unwrap().contiguous().unwrap();
+        assert_eq!((there(&rows), there(&sums)), (there(&transposed), there(&other)));
     }
 }
 

@@ -105,17 +105,19 @@ fn through<T: Lane>(
         let scale = scale.iter().map(|scale| scale.to_double());
         scale.enumerate().map(|(c, scale)| T::Acc::of(f(c, scale))).collect()
     };
-    let slope = per_channel(&|c, scale| -scale * inv_std[c].powi(2) * sums[c][1] / count);
-    let back = per_channel(&|c, scale| -scale * sums[c][0] / count);
+    let deviation_scale = per_channel(&|c, scale| -scale * inv_std[c].powi(2) * sums[c][1] / count);
+    let shift = per_channel(&|c, scale| -scale * sums[c][0] / count);
     let dx = match relu {
-        false => layout.input_gradient(&x_data, &grad_data, [&mean, &scale, &slope, &back]),
+        false => {
+            layout.input_gradient(&x_data, &grad_data, [&mean, &scale, &deviation_scale, &shift])
+        }
         true => layout.map::<T, T, 2, 5>(
             [&x_data, &grad_data],
-            [&mean, &scale, &bias, &slope, &back],
+            [&mean, &scale, &bias, &deviation_scale, &shift],
             #[inline(always)]
-            |[x, g], [mean, scale, bias, slope, back]| {
+            |[x, g], [mean, scale, bias, deviation_scale, shift]| {
                 let g = flowing::<T>(x, g, [mean, scale, bias]);
-                (x - mean) * slope + (g * scale + back)
+                (x - mean) * deviation_scale + (g * scale + shift)
             },
         ),
     };
@@ -216,8 +218,8 @@ pub(super) fn backward_part(
             });
             per.collect()
         };
-        let (slope, back) = (per_channel(1), per_channel(0));
-        let parameters: [&[T::Acc]; 4] = [&mean, &scale, &slope, &back];
+        let (deviation_scale, shift) = (per_channel(1), per_channel(0));
+        let parameters: [&[T::Acc]; 4] = [&mean, &scale, &deviation_scale, &shift];
         let dx = layout.input_gradient::<T, T>(&x_data, &grad_data, parameters);
         Ok(tensor(dx, x.dims()))
     }

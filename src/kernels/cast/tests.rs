@@ -13,10 +13,10 @@ fn gpus_cast_every_pair_of_dtypes_exactly() {
         for to in DTYPES {
             for shape in SHAPES {
                 let (x, view) = (random(&shape, from, 1), strided(&shape, from, 2));
-                let turned = x.t().unwrap();
+                let transposed = x.t().unwrap();
                 let repeated = view.unsqueeze(1).unwrap();
                 let repeated = repeated.broadcast_as((shape[0], 3, shape[1])).unwrap();
-                assert_gpus_agree(&[&x, &view, &turned, &repeated], 0.0, |all| {
+                assert_gpus_agree(&[&x, &view, &transposed, &repeated], 0.0, |all| {
                     all.iter().map(|x| cast(x, to)).collect()
                 });
                 assert_gpus_agree(&[&x], 0.0, |x| {

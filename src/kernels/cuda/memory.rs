@@ -254,18 +254,18 @@ mod tests {
             let kept = stats()?;
             assert_eq!(kept.used, both.used - 256 * MIB as u64);
             assert_eq!((kept.reserved, kept.peak_used), (both.reserved, both.peak_used));
-            crate::backend::reset_peak_memory(&device)?;
+            crate::backend::reset_peak_memory_stats(&device)?;
             assert_eq!(stats()?.peak_used, kept.used);
             assert_eq!(stats()?.peak_reserved, kept.reserved);
-            crate::backend::release_memory(&device)?;
+            crate::backend::empty_cache(&device)?;
             let released = stats()?;
             assert_eq!(released.used, kept.used);
             assert!(released.reserved < kept.reserved && released.reserved >= released.used);
             drop(two);
         }
         assert_eq!(crate::backend::memory_stats(&Device::Cpu)?, None);
-        crate::backend::release_memory(&Device::Cpu)?;
-        crate::backend::reset_peak_memory(&Device::Cpu)?;
+        crate::backend::empty_cache(&Device::Cpu)?;
+        crate::backend::reset_peak_memory_stats(&Device::Cpu)?;
         Ok(())
     }
 

@@ -168,7 +168,7 @@ fn input_gradient<T: Lane, O: Lane<Acc = T::Acc>>(
         .collect();
     let mean = layouts.of_planes(statistics, |_, _, [mean, ..]| mean);
     let scale = layouts.of_planes(statistics, |_, c, [.., inv_std]| weight[c] * inv_std);
-    let slope = layouts.of_planes(statistics, |plane, _, [.., inv_std]| {
+    let deviation_scale = layouts.of_planes(statistics, |plane, _, [.., inv_std]| {
         -averages[plane / size][1] * inv_std * inv_std
     });
     let shift = layouts.of_planes(statistics, |plane, _, [_, rest, inv_std]| {
@@ -177,7 +177,7 @@ fn input_gradient<T: Lane, O: Lane<Acc = T::Acc>>(
     });
     let _held = hold([x, grad]);
     let (x_data, grad_data) = (Elements::<T>::of(x)?, Elements::<T>::of(grad)?);
-    let parameters: [&[T::Acc]; 4] = [&mean, &scale, &slope, &shift];
+    let parameters: [&[T::Acc]; 4] = [&mean, &scale, &deviation_scale, &shift];
     let dx = layouts.planes.input_gradient::<T, O>(&x_data, &grad_data, parameters);
     Ok(tensor(dx, x.dims()))
 }

@@ -42,7 +42,7 @@ impl Channels {
     }
 
     /// The gradient of [`Self::normalise`], where mean and scale depend on `x`:
-    /// `(x - mean) * slope + (grad * scale + back)`, of parameters in that order.
+    /// `(x - mean) * deviation_scale + (grad * scale + shift)`, of parameters in that order.
     pub(crate) fn input_gradient<T: Lane, O: Lane<Acc = T::Acc>>(
         self,
         x: &[T],
@@ -53,7 +53,9 @@ impl Channels {
             [x, grad],
             parameters,
             #[inline(always)]
-            |[x, g], [mean, scale, slope, back]| (x - mean) * slope + (g * scale + back),
+            |[x, g], [mean, scale, deviation_scale, shift]| {
+                (x - mean) * deviation_scale + (g * scale + shift)
+            },
         )
     }
 }

@@ -23,7 +23,7 @@ const LARGE: [usize; 7] = [1, 2, 1, 195, 200, 128, 128];
 const SMALL: [usize; 7] = [1, 2, 1, 70, 66, 8, 8];
 const FLOATS: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
 /// For what F32 itself is not as good at: large scores, and values far from zero.
-const HALVES: [DType; 2] = [DType::F16, DType::BF16];
+const HALF_PRECISION: [DType; 2] = [DType::F16, DType::BF16];
 
 /// Epsilons of the inputs' dtype, relative to the largest and to 1. Of 16 bits what is multiplied, and the result, are within
 /// half of one; of F32 sums round, too.
@@ -231,7 +231,7 @@ fn gradients_of_several_blocks_are_those_of_f64() {
 #[test]
 fn gradients_by_all_products_are_nearly_the_same() {
     let settings = Settings { scale: 0.125, ..CAUSAL };
-    for dtype in HALVES {
+    for dtype in HALF_PRECISION {
         let all = inputs([1, 2, 1, 70, 66, 64, 64], dtype);
         for ways in ways().chunk_by(|a, b| a.0.same_device(&b.0)) {
             let by = |way| on(way, &all, None, settings, [Some(DType::F32); 3]);
@@ -300,7 +300,7 @@ fn f32_is_rounded_to_tf32_where_that_is_allowed() {
 /// With a sum over the rounded output, they would be off by 40 epsilons, and by 60 in F16.
 #[test]
 fn gradients_of_values_far_from_zero_are_as_good() {
-    for dtype in HALVES {
+    for dtype in HALF_PRECISION {
         let [q, k, v, grad] = inputs([1, 2, 2, 65, 65, 64, 64], dtype);
         let v = (v.to_dtype(DType::F32).unwrap() + 200.0).unwrap().to_dtype(dtype).unwrap();
         let settings = Settings { scale: 0.125, ..PLAIN };
@@ -311,7 +311,7 @@ fn gradients_of_values_far_from_zero_are_as_good() {
 /// The largest product has the smallest score.
 #[test]
 fn a_negative_scale_turns_scores_around() {
-    for dtype in HALVES {
+    for dtype in HALF_PRECISION {
         let settings = Settings { scale: -4.0, ..PLAIN };
         assert_exact(&inputs(SMALL, dtype), None, settings, [Some(DType::F32); 3]);
     }

@@ -42,7 +42,7 @@ fn captured_products_take_no_memory() -> Result<()> {
         crate::backend::keep_memory(&device)?;
         both(gpu, &tensors)?;
         device.synchronize()?;
-        crate::backend::reset_peak_memory(&device)?;
+        crate::backend::reset_peak_memory_stats(&device)?;
         let before = crate::backend::memory_stats(&device)?;
         let graph = capture(gpu, &tensors)?;
         for _ in 0..2 {

@@ -24,7 +24,7 @@ use arguments::{NormalisedBy, PARTS};
 
 static SOURCE: Source = Source {
     name: "batch_norm",
-    code: concat!(include_str!("merge.cuh"), include_str!("batch_norm.cu")),
+    code: concat!(include_str!("../merge.cuh"), include_str!("../batch_norm.cu")),
 };
 
 /// Enough blocks for any GPU. A constant, so that sums have the same order on every GPU.
