@@ -79,12 +79,16 @@ def offences(page: pathlib.Path):
 
 
 def front_page():
-    """What src/lib.rs redefines for docs.rs are the README's pages, all of them."""
+    """What src/lib.rs redefines for docs.rs are the README's pages, all of them, and no link goes around that."""
     lib, readme = (ROOT / "src/lib.rs").read_text(), (ROOT / "README.md").read_text()
     at_docs_rs = {m[1] for line in lib.splitlines() if (m := DEFINITION.match(line)) and line.startswith("//!")}
     here = {m[1] for line in readme.splitlines() if (m := DEFINITION.match(line))}
     if at_docs_rs != here:
         yield f"src/lib.rs: pages of the README that it does not redefine, or more: {sorted(at_docs_rs ^ here)}"
+    for number, line in enumerate(readme.splitlines(), 1):
+        for target in INLINE.findall(line):
+            if "://" not in target and not target.startswith("#"):
+                yield f"README.md:{number}: ({target}) leads nowhere on docs.rs; write [text][page]"
 
 
 def main() -> None:

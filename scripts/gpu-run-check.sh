@@ -15,7 +15,7 @@ trap 'rm -rf "$folder"' EXIT
 
 # Whether what the calls leave can be fetched: 8 files of 16 MiB.
 files_fit() { # folder
-    (($(find "$1" -type f | wc -l) <= 8)) && [[ -z $(find "$1" -type f -size +16M) ]]
+    [[ -d $1 ]] && (($(find "$1" -type f | wc -l) <= 8)) && [[ -z $(find "$1" -type f -size +16M) ]]
 }
 
 # The calls, in a place of their own.
@@ -88,7 +88,9 @@ for call, names in wanted.items():
 sys.exit("\n".join(wrong) or None)
 END
     files_fit "$folder/out" || { echo "more than 8 files, or one of more than 16 MiB" >&2 && exit 1; }
-    if grep -h 'no time left\|no test has that name\|is not installed' "$folder"/out/*.txt; then exit 1; fi
+    local status=0
+    grep -h 'no time left\|no test has that name\|is not installed' "$folder"/out/*.txt || status=$?
+    ((status == 1)) || exit 1 # 1: there is no such line
 }
 
 if [[ ${1:-} == --real ]]; then
@@ -175,7 +177,9 @@ done
 [[ $(tail -n 3 "$folder/output") == "$(tail -n 3 "$folder/out/tests.txt")" ]] ||
     wrong "its output does not end in the summary"
 # A step that hangs has left time to those after it. Where there is none, that is said.
-SECONDS_A_CALL=4 "$folder/run.sh" tests "$folder/short" >"$folder/output" 2>&1 || true
+status=0
+SECONDS_A_CALL=4 "$folder/run.sh" tests "$folder/short" >"$folder/output" 2>&1 || status=$?
+((status == 1)) || wrong "its status is $status, and there was no time"
 grep -q -- ' it-cuda: no time left$' "$folder/short/tests.txt" || wrong "it says nothing of steps without time"
 
 # Tests that hang leave time to compute-sanitizer.
@@ -184,11 +188,13 @@ cp "$folder/bin/cuda/lib" "$folder/bin/slow/lib"
 cp "$folder/bin/cuda/lib" "$folder/bin/slow/it"
 printf '#!/usr/bin/env bash\n[[ "$*" == *"/bin/slow/lib kernels::"* ]] && echo "running 3 tests"\n' >"$folder/tools/compute-sanitizer"
 chmod +x "$folder/tools/compute-sanitizer"
-SECONDS_A_CALL=24 FEATURES=slow PATH=$folder/tools:$PATH "$folder/run.sh" tests "$folder/out" >"$folder/output" 2>&1 || true
+status=0
+SECONDS_A_CALL=24 FEATURES=slow PATH=$folder/tools:$PATH "$folder/run.sh" tests "$folder/slow" >"$folder/output" 2>&1 || status=$?
+((status == 1)) || wrong "its status is $status, and tests hung"
 for line in '124  lib-slow' '0  memcheck-kernels__attention' '0  memcheck-kernels__multi_tensor' \
     '0  memcheck-kernels__batch_norm' '0  memcheck-kernels__conv__tests__gpus' '0  racecheck-kernels__attention' \
     '0  synccheck-kernels__batch_norm' '124  it-slow'; do
-    grep -q -- " $line\$" "$folder/out/tests.txt" || wrong "with tests that hang, the summary lacks \"$line\""
+    grep -q -- " $line\$" "$folder/slow/tests.txt" || wrong "with tests that hang, the summary lacks \"$line\""
 done
 
 # The other calls: what ended a process does not take along what comes after.

@@ -14,7 +14,7 @@
 # OUT (./out) gets two files, CALL.tar.gz with all output and CALL.txt, the summary that also ends this
 # output. Both are written anew after each step, so that a call that is cut short leaves what it has.
 # A call takes at most SECONDS_A_CALL (560), whatever its steps do, and each step its share of that: what there is no
-# time for is listed. All steps run, whatever became of those before; the exit status says whether one failed.
+# time for is listed. All steps run, whatever became of those before; the exit status says whether one failed or had no time.
 #
 # FEATURES ("cudnn cuda") are the variants, the first the most thorough. TESTS, words, leaves out the tests whose names have
 # none of them. BENCH_OPTIONS goes to the benchmark; CIFAR10 is a folder with all of that data set, without which the
@@ -71,7 +71,7 @@ step() { # name, seconds at most, command...
     shift 2
     ((most >= 5)) || most=5
     ((left >= most)) || most=$left
-    ((most >= 5)) || { note - - "$name: no time left" && return 1; }
+    ((most >= 5)) || { bad=1 && note - - "$name: no time left" && return 1; }
     printf '\n=== %s\n' "$name"
     timeout --kill-after=5 "$most" "$@" >"$logs/$name.log" 2>&1 || status=$?
     tail -n "${LINES_SHOWN:-40}" "$logs/$name.log"
@@ -143,7 +143,7 @@ sanitize() { # variant's folder, seconds at most, tools...
     done
     ((most >= 5)) || most=5
     ((in_all - SECONDS >= most)) || most=$((in_all - SECONDS))
-    ((most >= 5)) || { note - - "compute-sanitizer: no time left" && return; }
+    ((most >= 5)) || { bad=1 && note - - "compute-sanitizer: no time left" && return; }
     : >"$logs/sanitized.txt"
     printf '%s\0' "${pairs[@]}" |
         timeout --kill-after=5 "$most" xargs -0 -n 2 -P 12 bash -c 'sanitized "$@"' _ "$program"

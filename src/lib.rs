@@ -24,7 +24,6 @@ pub mod checkpoints;
 pub mod dist;
 pub mod error;
 mod kernels;
-mod lock;
 mod master;
 pub mod nn;
 pub mod ops;

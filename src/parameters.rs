@@ -7,7 +7,7 @@ use candle_nn::VarMap;
 
 use crate::Result;
 use crate::error::ArgumentError;
-use crate::lock::lock;
+use crate::error::lock::lock;
 
 /// The variables of a model by name, in the order of their names, and its other state (running statistics, integers)
 /// apart.

@@ -16,8 +16,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 
+use crate::error::lock::lock;
 use crate::kernels;
-use crate::lock::lock;
 
 /// Where the generator stands: what to save to draw the same numbers again.
 ///

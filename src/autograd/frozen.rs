@@ -8,7 +8,7 @@ use candle_core::{Tensor, TensorId};
 
 use super::version;
 use crate::Parameters;
-use crate::lock::lock;
+use crate::error::lock::lock;
 
 /// candle numbers each tensor once, so that what is left of a variable that is gone means no other.
 static FROZEN: LazyLock<Mutex<HashSet<TensorId>>> = LazyLock::new(Mutex::default);

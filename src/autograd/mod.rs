@@ -1,4 +1,4 @@
-//! What an operator is, and how it joins candle's graph.
+//! Operators in candle's graph, and backward through it.
 
 mod applied;
 mod apply;

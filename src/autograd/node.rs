@@ -9,7 +9,7 @@ use super::reclaim::drop_later;
 use super::version::{self, Dependency};
 use super::view::View;
 use crate::error::GraphError;
-use crate::lock::lock;
+use crate::error::lock::lock;
 
 /// What a pass leaves of the graph it goes through.
 #[derive(Clone, Copy, Debug)]

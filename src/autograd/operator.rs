@@ -67,8 +67,8 @@ pub trait Operator: Send + Sync + 'static {
     /// The row of the policy table it follows.
     fn op(&self) -> Op;
 
-    /// Whether `forward` takes inputs of these dtypes for the `F32` numbers they are, and returns `F32`.
-    /// What a policy has computed in `F32` is then not copied there first, nor is the copy kept.
+    /// Whether `forward` takes inputs of these dtypes, 16-bit ones too, where the policy says `F32`, and returns `F32`.
+    /// Autocast then makes no `F32` copy of them, and backward keeps none.
     fn widens(&self, _inputs: &[DType]) -> bool {
         false
     }

@@ -16,7 +16,7 @@ use super::token::{self, Trust};
 use super::{no_grad, scopes, version};
 use crate::error::GraphError;
 use crate::error::bail;
-use crate::lock::lock;
+use crate::error::lock::lock;
 use crate::random::{self, RandomState};
 use crate::{Autocast, Cast, Op};
 

@@ -7,9 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result, Storage, Tensor};
 
 use crate::error::bail;
+use crate::error::lock::lock;
 use crate::kernels::cuda;
 pub(super) use crate::kernels::place;
-use crate::lock::lock;
 
 /// The bytes of a tensor's storage, which may hold more than the tensor.
 pub(super) fn bytes(tensor: &Tensor) -> usize {

@@ -37,7 +37,7 @@ use super::version::{self, Dependency, Read};
 use super::view::View;
 use crate::error::GraphError;
 use crate::error::bail;
-use crate::lock::lock;
+use crate::error::lock::lock;
 
 /// Tokens above one another that candle walks. Its recursion takes some 200 bytes of stack for each, 600 unoptimised; a
 /// thread has 2 MiB or more.
@@ -170,7 +170,7 @@ pub(super) fn link(
     let name = operator.op().name();
     let grad_fn = GradFn::Operator { operator, output: kept.clone(), owned };
     let made = join(name, number, grad_fn, inputs, dependencies, captured)?;
-    let output = emit(made, output)?;
+    let output = make_output(made, output)?;
     if let Some(kept) = kept {
         kept.get_or_init(|| output.detach());
     }
@@ -264,11 +264,11 @@ fn leaf(input: &Tensor) -> Result<Output> {
 }
 
 /// The tensor that users get.
-fn emit(output: Output, tensor: Tensor) -> Result<Tensor> {
+fn make_output(output: Output, tensor: Tensor) -> Result<Tensor> {
     let shape = tensor.shape().clone();
     let storage = Mutex::new(Some(into_storage(tensor)?));
     let output = Arc::new(output);
-    let tensor = output.token.apply_op1(Emit { output: output.clone(), storage, shape })?;
+    let tensor = output.token.apply_op1(OutputOp { output: output.clone(), storage, shape })?;
     let detached = tensor.detach();
     let place = place(&detached);
     lock(&OUTPUTS).insert(place, Arc::downgrade(&output));
@@ -308,21 +308,20 @@ one_element_op!(Token, CustomOp2, (s1 l1, s2 l2), (Option<Tensor>, Option<Tensor
 one_element_op!(Token, CustomOp3, (s1 l1, s2 l2, s3 l3), (Option<Tensor>, Option<Tensor>, Option<Tensor>));
 
 /// The custom op from a token to the operator's output.
-struct Emit {
+struct OutputOp {
     output: Arc<Output>,
     storage: Mutex<Option<Storage>>,
     shape: Shape,
 }
 
-impl Emit {
+impl OutputOp {
     fn take(&self) -> Result<Storage> {
         let storage = lock(&self.storage).take();
-        storage
-            .ok_or_else(|| candle_core::Error::Msg("an operator's output was emitted twice".into()))
+        storage.ok_or_else(|| candle_core::Error::Msg("an operator's output was made twice".into()))
     }
 }
 
-macro_rules! emit_on {
+macro_rules! output_on {
     ($fwd:ident, $storage:ty, $variant:ident) => {
         fn $fwd(&self, _: &$storage, _: &Layout) -> Result<($storage, Shape)> {
             match self.take()? {
@@ -333,13 +332,13 @@ macro_rules! emit_on {
     };
 }
 
-impl CustomOp1 for Emit {
+impl CustomOp1 for OutputOp {
     fn name(&self) -> &'static str {
         self.output.node.name
     }
-    emit_on!(cpu_fwd, CpuStorage, Cpu);
-    emit_on!(cuda_fwd, CudaStorage, Cuda);
-    emit_on!(metal_fwd, MetalStorage, Metal);
+    output_on!(cpu_fwd, CpuStorage, Cpu);
+    output_on!(cuda_fwd, CudaStorage, Cuda);
+    output_on!(metal_fwd, MetalStorage, Metal);
 
     fn bwd(&self, token: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         pass::within(|pass| {

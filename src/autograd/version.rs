@@ -15,8 +15,8 @@ use candle_core::{DType, Device, Shape, Tensor, TensorId, Var};
 
 use super::storage::{ByPlace, place, share_storage};
 use crate::error::GraphError;
+use crate::error::lock::lock;
 use crate::kernels::capture;
-use crate::lock::lock;
 
 /// Counts nodes and writes.
 static CLOCK: AtomicU64 = AtomicU64::new(0);

@@ -14,8 +14,8 @@ use safetensors::tensor::TensorInfo;
 use super::header::{Index, MAX_ENTRIES, Stored};
 use super::names;
 use super::state::State;
+use crate::error::lock::lock;
 use crate::error::{ArgumentError, CheckpointError};
-use crate::lock::lock;
 use crate::{Error, Result, kernels};
 
 /// Bytes read or written at a time.

@@ -1,4 +1,5 @@
-//! Saves a training run to one file, atomically, and resumes it.
+//! Saves a training run to one file, atomically, and resumes it. Activation checkpointing is another thing:
+//! [`autograd::checkpoint`](crate::autograd::checkpoint).
 //!
 //! - [`Checkpoint`] takes what a run consists of, each part under a name, and writes it. Its page has an example.
 //! - [`SavedCheckpoint`] reads such a file, and checks it before it changes anything.

@@ -10,7 +10,7 @@ use super::checkpoint::{Checkpoint, SavedCheckpoint};
 use crate::Error;
 use crate::Result;
 use crate::error::CheckpointError;
-use crate::lock::lock;
+use crate::error::lock::lock;
 
 /// What a file was found to be, all of it read and its checksum compared.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -9,7 +9,7 @@ use super::config::DataParallelConfig;
 use super::exchange::{Facts, compare};
 use super::reducer::BucketReducer;
 use crate::autograd::{is_frozen, version};
-use crate::lock::lock;
+use crate::error::lock::lock;
 use crate::{GradScaler, Parameters, Result, autocast};
 
 /// Averages the gradients of a [`GradScaler`] over all ranks, while backward goes on.

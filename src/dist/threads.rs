@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use super::communicator::Communicator;
 use super::host::{Fault, Host, SEGMENT, Stuck, Transport, left};
 use super::timeout::timeout;
+use crate::error::lock::lock;
 use crate::error::{ArgumentError, DistError, Error, Result};
-use crate::lock::lock;
 
 /// The stack of a rank: as much as a main thread has.
 const STACK: usize = 8 << 20;

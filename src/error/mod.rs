@@ -17,6 +17,7 @@ mod autocast;
 mod capture;
 mod checkpoint;
 mod graph;
+pub(crate) mod lock;
 mod optimizer;
 mod parallel;
 mod rank_call;

@@ -1,4 +1,4 @@
-//! A call of a rank, as errors name it.
+//! Which call of which rank an error is about.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
 //! The arithmetic, away from policy and autograd.
 //!
-//! One folder (or file, where it is short) a kernel. Each has `mod.rs`, which picks an
+//! One folder a kernel; `capture.rs` and `instructions.rs` are none. Each has `mod.rs`, which picks an
 //! implementation by device; `cpu.rs`; and `portable.rs`, the same result out of candle's own
 //! tensor operators. That serves every other device, and is the oracle of the CPU version's tests.
 //!

@@ -10,7 +10,7 @@ use candle_nn::{Init, VarMap};
 
 use crate::autograd::version;
 use crate::error::bail;
-use crate::lock::lock;
+use crate::error::lock::lock;
 use crate::parameters::is_buffer;
 use crate::{autocast, kernels, random};
 

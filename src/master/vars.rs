@@ -13,7 +13,7 @@ use crate::Parameters;
 use crate::autograd::version;
 use crate::error::ArgumentError;
 use crate::error::bail;
-use crate::lock::lock;
+use crate::error::lock::lock;
 use crate::scaler::Step;
 
 /// `F32` masters that a model gets 16-bit copies of: mixed precision for a model that cannot be

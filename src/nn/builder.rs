@@ -5,7 +5,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder, VarMap};
 
 use crate::error::bail;
-use crate::lock::lock;
+use crate::error::lock::lock;
 use crate::random;
 
 /// As `VarBuilder::from_varmap`, with initial values from the crate's generator: after the same

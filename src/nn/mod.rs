@@ -1,6 +1,6 @@
 //! Layers on this crate's operators, with candle_nn's names, constructors and parameter names. Import them from here
 //! instead of `candle_nn` to move a model; a checkpoint of one loads in the other. Optimizers stay in `candle_nn`, or are in
-//! [`optim`](crate::optim).
+//! [`optim`](crate::optim). Between layers, call [`ops`](crate::ops): candle's tensor methods ignore an autocast scope.
 
 mod activation;
 mod adaptive_pool;

@@ -13,10 +13,10 @@ use super::outcome::StepOutcome;
 use super::reducer::SharedReducer;
 use super::step::{Step, UnscaledGradients};
 use crate::autograd::is_frozen;
+use crate::error::lock::{get_mut, lock};
 use crate::error::{ArgumentError, CaptureError, ScalerError};
 use crate::kernels::capture;
 use crate::kernels::multi_tensor::{FoundInf, Multiplier, NormOfRanks};
-use crate::lock::{get_mut, lock};
 use crate::{Parameters, Result, autocast};
 
 /// Scales the loss, so that small 16-bit gradients do not vanish, and holds the gradients between `backward` and the
@@ -69,7 +69,7 @@ use crate::{Parameters, Result, autocast};
 /// `torch.amp.GradScaler`; Micikevicius et al., [Mixed Precision Training](https://arxiv.org/abs/1710.03740).
 #[derive(Debug)]
 pub struct GradScaler {
-    /// Behind a lock, for whoever only asks for the scale may have to read a GPU's.
+    /// Locked, because even `current_scale(&self)` may have to read it from a GPU.
     pub(super) scale: Mutex<LiveScale>,
     pub(super) collected: Collected,
     /// An optimizer that keeps its variables to itself was stepped since the last `update`.
@@ -183,11 +183,13 @@ impl GradScaler {
     }
 
     pub(super) fn unscaling(&self, device: &Device) -> Result<Unscale> {
+        // Not within the expression below, which holds the lock that this takes.
         let check = self.is_enabled();
         Ok(Unscale { factor: lock(&self.scale).factor(device)?, check })
     }
 
-    /// Divides the collected gradients by the scale and notes which are infinite or NaN then.
+    /// Checks which of the collected gradients are infinite or NaN, and marks them unscaled: whoever reads one next divides it
+    /// by the scale.
     ///
     /// Optional: `step` and the clipping calls do it themselves. A second call changes nothing;
     /// gradients that a later `backward` adds are unscaled as they arrive.
@@ -387,7 +389,7 @@ impl GradScaler {
         Ok(outcome)
     }
 
-    fn any_stepped(&self, ids: &[candle_core::TensorId]) -> bool {
+    fn any_stepped(&self, ids: &[TensorId]) -> bool {
         let stepped = self.collected.entries().iter().filter(|e| e.stage == Stage::Stepped);
         stepped.into_iter().any(|e| ids.contains(&e.variable.id()))
     }

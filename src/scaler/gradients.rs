@@ -6,11 +6,11 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor, TensorId};
 
 use crate::autograd::{self, GraphMode, version};
+use crate::error::lock::lock;
 use crate::error::{GraphError, ScalerError};
 use crate::kernels::multi_tensor::{
     self, Clip, DeviceFoundInf, FoundInf, Multiplier, NormOfRanks, Number, ScaledGradient,
 };
-use crate::lock::lock;
 use crate::scaler::diagnostics::{Exponents, NonFinite};
 use crate::scaler::reducer::{self, SharedReducer};
 use crate::{Result, kernels};

@@ -8,8 +8,8 @@ use candle_core::{Tensor, TensorId};
 
 use super::step::OptimizerFacts;
 use crate::autograd::{Gradient, OnComplete};
+use crate::error::lock::lock;
 use crate::kernels::multi_tensor::{FoundInf, NormOfRanks};
-use crate::lock::lock;
 use crate::{LossScale, Result};
 
 /// Combines the gradients of several ranks.

@@ -5,8 +5,8 @@ use candle_core::{DType, Tensor};
 use super::grad_scaler::GradScaler;
 use crate::Result;
 use crate::autograd::GraphMode;
+use crate::error::lock::{get_mut, lock};
 use crate::error::{ArgumentError, ScalerError};
-use crate::lock::{get_mut, lock};
 
 impl GradScaler {
     /// Multiplies `loss` by the current scale, in its own dtype.

@@ -24,10 +24,10 @@ use super::environment::{self, Start};
 use super::host::{Call, Collective};
 use super::rendezvous;
 use super::timeout::timeout;
+use crate::error::lock::lock;
 use crate::error::{ArgumentError, CaptureError, DistError, Result};
 use crate::kernels::cuda::{Event, Gpu, ID, Id, new_id};
 use crate::kernels::{self, capture};
-use crate::lock::lock;
 
 /// Ranks that NCCL connects, for tensors on CUDA devices: the feature `nccl`.
 #[derive(Clone, Copy, Debug)]

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use candle_core::Tensor;
 
 use crate::dist::host::{Call, Collective, Fault, HEADER, before, compare, describe};
+use crate::error::lock::lock;
 use crate::error::{DistError, RankCall};
 use crate::kernels::cuda::{Event, Gpu, Id, Link, Step};
-use crate::lock::lock;
 
 /// How long a process may live after a call has failed and before something returned the error.
 const GRACE: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Halves of the last dimension: the gates, and what they gate.
+//! The dimensions of half of a tensor, split along its last dimension.
 
 use candle_core::Tensor;
 

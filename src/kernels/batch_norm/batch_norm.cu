@@ -160,10 +160,10 @@ DEVICE void input_gradient(const T *x, const T *g, T *dx, const A *weight, const
     }
     double exact = weight ? weight[channel] * inv_std : inv_std, count = (double)rows * (double)inner;
     A mean = gate.mean, scale = (A)exact;
-    A slope = (A)(-exact * inv_std * inv_std * dot / count), shift = (A)(-exact * sum / count);
+    A deviation_scale = (A)(-exact * inv_std * inv_std * dot / count), shift = (A)(-exact * sum / count);
     auto one = [&](A x, A g) {
         A scaled = gate(x, g) * scale;
-        return train ? (x - mean) * slope + (scaled + shift) : scaled;
+        return train ? (x - mean) * deviation_scale + (scaled + shift) : scaled;
     };
     constexpr int LEN = Pack<T>::LEN;
     if (inner % LEN == 0 && aligned(x) && aligned(g) && aligned(dx)) {

@@ -197,11 +197,11 @@ DEVICE void row_input_gradient(const T *x, const T *g, T *dx, const A *means, co
     if (lines.row >= lines.end) return;
     Gate<T, A> gates[V];
     gates_of<V>(gates, means, inv_stds, weight, bias, relu, of.column);
-    A slope[V], scale[V], shift[V];
+    A deviation_scale[V], scale[V], shift[V];
 #pragma unroll
     for (int v = 0; v < V; v++) {
         size_t channel = of.column + v;
-        slope[v] = factors[channel];
+        deviation_scale[v] = factors[channel];
         scale[v] = factors[channels + channel];
         shift[v] = factors[2 * channels + channel];
     }
@@ -220,7 +220,7 @@ DEVICE void row_input_gradient(const T *x, const T *g, T *dx, const A *means, co
 #pragma unroll
             for (int v = 0; v < V; v++) {
                 A own = train ? gates[v](xs[r][v], gs[r][v]) : gs[r][v], scaled = own * scale[v];
-                gs[r][v] = train ? (xs[r][v] - gates[v].mean) * slope[v] + (scaled + shift[v]) : scaled;
+                gs[r][v] = train ? (xs[r][v] - gates[v].mean) * deviation_scale[v] + (scaled + shift[v]) : scaled;
             }
             write(dx + (row + r * of.lines) * channels + of.column, gs[r]);
         }

@@ -1,7 +1,7 @@
 //! The names of the algorithms that kernels choose, for [`Autocast::trace`](crate::Autocast::trace) and for a log; and how
 //! often one stood in for another.
 
-use crate::lock::lock;
+use crate::error::lock::lock;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};

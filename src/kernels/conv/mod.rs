@@ -102,7 +102,7 @@ fn forward_by(
     y.map(|y| y.to_dtype(out)).transpose()
 }
 
-/// The gradient of [`forward`] by `x`, of dimensions `input_dims`, from `grad
+/// The gradient of [`forward`] with respect to `x`, of dimensions `input_dims`, from `grad
 /// (b,c_out,h_out,w_out)`, plus `bias (c_in)`: a transposed convolution is this one's gradient.
 ///
 /// A bias wants a `grad` of at least one pixel.

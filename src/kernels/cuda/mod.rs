@@ -4,7 +4,7 @@
 //! that kernels' `cuda.rs` need no `cfg` and are type-checked on every machine.
 //!
 //! Everything runs on candle's stream of the device, in order. Only [`Gpu::to_host`] waits, and a thread
-//! that uses what another has launched: see `threads`.
+//! that uses what another has launched: see `streams` and `threads`.
 
 mod address;
 mod blas;

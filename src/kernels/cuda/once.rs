@@ -1,6 +1,6 @@
 //! A value for each key, made once, while others are made on other threads.
 
-use crate::lock::lock;
+use crate::error::lock::lock;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex};

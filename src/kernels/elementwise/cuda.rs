@@ -4,7 +4,7 @@
 use candle_core::{DType, Result, Shape, Tensor};
 use rand_chacha::ChaCha8Rng;
 
-use super::arguments::plain;
+use super::plain::plain;
 use crate::kernels::accumulator;
 use crate::kernels::capture;
 use crate::kernels::cast;

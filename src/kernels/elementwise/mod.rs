@@ -10,9 +10,9 @@
 //! Both operands of a binary kernel have one shape and, but for [`add_assign`], one dtype; the
 //! result has theirs, unless it is asked for in another.
 
-mod arguments;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
+mod plain;
 pub(crate) mod portable;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -24,7 +24,7 @@ use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use super::cuda::Gpu;
-pub(crate) use arguments::plain;
+pub(crate) use plain::plain;
 
 /// `max(x, 0)`; NaN stays NaN.
 pub(crate) fn relu(x: &Tensor) -> Result<Tensor> {

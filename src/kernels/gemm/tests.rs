@@ -182,7 +182,8 @@ fn bits_do_not_depend_on_who_multiplies() -> Result<()> {
         let more = if other > 65 { 60 } else { 700 };
         let k = if case % 4 == 0 { least } else { rng.random_range(least..least + more) };
         let (m, n) = if case % 2 == 0 { (lines, other) } else { (other, lines) };
-        let matrices = |rng: &mut _, rows: usize, columns: usize, turned: bool| match turned {
+        let matrices = |rng: &mut _, rows: usize, columns: usize, transposed: bool| match transposed
+        {
             true => random(rng, &[columns, rows], DType::F32).t(),
             false => Ok(random(rng, &[rows, columns], DType::F32)),
         };
@@ -371,17 +372,17 @@ fn every_instruction_set_agrees_with_plain_loops() -> Result<()> {
         ];
         for &[m, k, n] in unless_miri(&sizes[..], &sizes[1..2]) {
             let bias = random(&mut rng, &[n], DType::F32);
-            for turned in 0..4 {
+            for transposed in 0..4 {
                 let (mut lhs, mut rhs) =
                     (mixed(&mut rng, &[m, k], stored), mixed(&mut rng, &[k, n], stored));
-                if turned & 1 > 0 {
+                if transposed & 1 > 0 {
                     lhs = lhs.t()?.contiguous()?.t()?;
                 }
-                if turned & 2 > 0 {
+                if transposed & 2 > 0 {
                     rhs = rhs.t()?.contiguous()?.t()?;
                 }
                 let expected = naive(&lhs, &rhs, Some(&bias));
-                let what = format!("{isa:?} {m} {k} {n}, turned {turned}");
+                let what = format!("{isa:?} {m} {k} {n}, transposed {transposed}");
                 let inputs = [stored, DType::F32];
                 let y = packed::gemm::<f32>(&lhs, &rhs, Some(&bias), isa)?.unwrap();
                 check(&y, &expected, &inputs, &what);

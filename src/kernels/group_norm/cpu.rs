@@ -15,6 +15,7 @@ use crate::kernels::cpu::guard::hold;
 use crate::kernels::cpu::lane::Lane;
 use crate::kernels::cpu::simd::with_output;
 use crate::kernels::reduce::channels::Channels;
+use crate::kernels::reduce::norm::parameter;
 
 /// Two views of the images as matrices: a row per group, and a row per channel of each sample.
 struct Layouts {
@@ -73,8 +74,8 @@ pub(super) fn forward(
         Ok((tensor(y, x.dims()), tensor::<T::Acc>(statistics, &[rows, 3])))
     }
     let layouts = Layouts::of(x, groups)?;
-    let weight = vector(weight, layouts.channels, 1.0)?;
-    let bias = vector(bias, layouts.channels, 0.0)?;
+    let weight = parameter::<f64>(weight, layouts.channels, 1.0)?;
+    let bias = parameter::<f64>(bias, layouts.channels, 0.0)?;
     with_element!(x.dtype(), T => typed::<T>(x, layouts, weight, bias, eps))
 }
 
@@ -101,8 +102,8 @@ pub(super) fn backward(
     wants: [Option<DType>; 3],
 ) -> Result<[Option<Tensor>; 3]> {
     let layouts = Layouts::of(x, groups)?;
-    let weight = vector(weight, layouts.channels, 1.0)?;
-    let statistics = vector(Some(&statistics.flatten_all()?), 0, 0.0)?;
+    let weight = parameter::<f64>(weight, layouts.channels, 1.0)?;
+    let statistics = parameter::<f64>(Some(&statistics.flatten_all()?), 0, 0.0)?;
     let statistics = statistics.as_chunks::<3>().0;
     let sums = with_element!(x.dtype(), T => gradient_sums::<T>(x, grad, &layouts, statistics)?);
     let channels = layouts.channels;
@@ -180,12 +181,4 @@ fn input_gradient<T: Lane, O: Lane<Acc = T::Acc>>(
     let parameters: [&[T::Acc]; 4] = [&mean, &scale, &deviation_scale, &shift];
     let dx = layouts.planes.input_gradient::<T, O>(&x_data, &grad_data, parameters);
     Ok(tensor(dx, x.dims()))
-}
-
-/// A parameter in F64; `default` where there is none.
-fn vector(parameter: Option<&Tensor>, channels: usize, default: f64) -> Result<Vec<f64>> {
-    match parameter {
-        Some(parameter) => parameter.detach().to_dtype(DType::F64)?.to_vec1(),
-        None => Ok(vec![default; channels]),
-    }
 }

@@ -23,6 +23,7 @@ use crate::kernels::cpu::simd::{
 };
 use crate::kernels::cpu::uninit::{uninit_vec, zeroed};
 use crate::kernels::reduce::channels::block_sums;
+use crate::kernels::reduce::norm::parameter;
 
 /// What a row is normalised by.
 #[derive(Clone, Copy)]
@@ -87,8 +88,8 @@ pub(super) fn forward(
     ) -> Result<(Tensor, Tensor)> {
         let (data, columns) = (Elements::<T>::of(x)?, x.dim(D::Minus1)?);
         let rows = data.len() / columns.max(1);
-        let weight = vector::<T::Acc>(weight, columns, 1.0)?;
-        let bias = vector::<T::Acc>(bias, columns, 0.0)?;
+        let weight = parameter::<T::Acc>(weight, columns, 1.0)?;
+        let bias = parameter::<T::Acc>(bias, columns, 0.0)?;
         let mut statistics = vec![T::Acc::zero(); rows * 3];
         let per_task = GRAIN.div_ceil(columns.max(1));
         let y = uninit_vec(data.len(), |y| {
@@ -138,7 +139,7 @@ pub(super) fn backward(
         let backward = RowsBackward::<T> {
             x: &Elements::of(x)?,
             grad: &Elements::of(grad)?,
-            weight: vector(weight, x.dim(D::Minus1)?, 1.0)?,
+            weight: parameter(weight, x.dim(D::Minus1)?, 1.0)?,
             statistics: &Elements::of(statistics)?,
             centred,
             affine: wants[1].or(wants[2]).is_some(),
@@ -254,7 +255,7 @@ impl<T: Lane<Acc: Lane>> RowsBackward<'_, T> {
             if dx.is_empty() {
                 continue;
             }
-            // `gradient` is the gradient by `normal` here. The last loops turn it into `dx`, in the same scratch:
+            // `gradient` is the gradient with respect to `normal`, and
             // dx = (gradient - average(gradient) - normal * average(gradient * normal)) / std
             let (mut average, mut along) = (0.0, 0.0);
             for (gradient, normal) in gradient.chunks(BLOCK).zip(normal.chunks(BLOCK)) {
@@ -267,25 +268,18 @@ impl<T: Lane<Acc: Lane>> RowsBackward<'_, T> {
             }
             let average = if self.centred { average / columns as f64 } else { 0.0 };
             let (average, along) = (T::Acc::of(average), T::Acc::of(along / columns as f64));
-            for (gradient, normal) in gradient.iter_mut().zip(&*normal) {
-                *gradient = (*gradient - average - *normal * along) * inv_std;
+            let dx_wide = &mut *gradient; // in the same scratch
+            for (dx, normal) in dx_wide.iter_mut().zip(&*normal) {
+                *dx = (*dx - average - *normal * along) * inv_std;
             }
             if let Some(pending) = pending.get(first..first + columns) {
-                for (gradient, pending) in gradient.iter_mut().zip(pending) {
-                    *gradient += pending.widened();
+                for (dx, pending) in dx_wide.iter_mut().zip(pending) {
+                    *dx += pending.widened();
                 }
             }
-            for (dx, gradient) in dx[at * columns..][..columns].iter_mut().zip(&*gradient) {
-                *dx = O::narrowed(*gradient);
+            for (dx, wide) in dx[at * columns..][..columns].iter_mut().zip(&*dx_wide) {
+                *dx = O::narrowed(*wide);
             }
         }
-    }
-}
-
-/// A parameter in the type of the arithmetic; `default` where there is none.
-fn vector<A: Real>(parameter: Option<&Tensor>, columns: usize, default: f64) -> Result<Vec<A>> {
-    match parameter {
-        Some(parameter) => parameter.detach().to_dtype(A::DTYPE)?.to_vec1(),
-        None => Ok(vec![A::of(default); columns]),
     }
 }

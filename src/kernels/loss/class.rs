@@ -1,5 +1,5 @@
 //! Losses of rows of classes: which rows count and how much, what becomes of their losses, and what
-//! backward reads.
+//! backward needs.
 
 use candle_core::Tensor;
 

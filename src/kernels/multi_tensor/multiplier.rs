@@ -1,4 +1,5 @@
-//! Scales: what a gradient is to be multiplied by, which is left to whoever reads it next, and the rule by which it moves.
+//! What a gradient is to be multiplied by, which is left to whoever reads it next: a scale, on the host or on a device, and
+//! a clip. Also the settings by which a device moves its scale.
 
 use candle_core::{DType, Result, Tensor};
 

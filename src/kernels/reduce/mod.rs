@@ -9,7 +9,7 @@ mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod fingerprint;
 pub(crate) mod lines;
-mod norm;
+pub(in crate::kernels) mod norm;
 mod portable;
 #[cfg(test)]
 mod tests;

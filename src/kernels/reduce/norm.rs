@@ -1,8 +1,23 @@
-//! Parts that batch norm and group norm share: sums about a mean for each channel, and linear maps. They are compiled
-//! once for each dtype, and not in every kernel.
+//! Parts that norms share: sums about a mean for each channel, and linear maps. They are compiled once for each dtype,
+//! and not in every kernel.
+
+use candle_core::{Result, Tensor};
 
 use super::channels::Channels;
+use crate::kernels::cpu::dtype::Real;
 use crate::kernels::cpu::lane::Lane;
+
+/// A parameter of `len` elements in the type of the arithmetic; `default` where there is none.
+pub(crate) fn parameter<A: Real>(
+    parameter: Option<&Tensor>,
+    len: usize,
+    default: f64,
+) -> Result<Vec<A>> {
+    match parameter {
+        Some(parameter) => parameter.detach().to_dtype(A::DTYPE)?.to_vec1(),
+        None => Ok(vec![A::of(default); len]),
+    }
+}
 
 impl Channels {
     /// For every channel, the sums of the distances from `mean`, and of their squares.

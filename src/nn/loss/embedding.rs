@@ -4,6 +4,7 @@ use candle_core::{D, DType, Result, Tensor};
 
 use crate::Autocast;
 use crate::error::ArgumentError;
+use crate::kernels::accumulator;
 use crate::ops::{self, Reduction};
 
 /// One minus the cosine of the angle between two embeddings whose target is 1, and the cosine less `margin`, at least 0,
@@ -157,11 +158,7 @@ impl TripletMarginLoss {
 
 /// In the dtype of the arithmetic.
 fn wide(x: &Tensor) -> Result<Tensor> {
-    if matches!(x.dtype(), DType::F16 | DType::BF16) {
-        x.to_dtype(DType::F32)
-    } else {
-        Ok(x.clone())
-    }
+    x.to_dtype(accumulator(x.dtype()))
 }
 
 fn above_zero(x: &Tensor) -> Result<Tensor> {

@@ -1,4 +1,4 @@
-//! What a graph is bound to: with another, it has to be captured again.
+//! When a captured graph is out of date.
 
 use candle_core::TensorId;
 
@@ -7,7 +7,7 @@ use crate::kernels::choice::{cudnn, tf32};
 use crate::optim::{Config, Optim};
 use crate::{Autocast, GradScaler};
 
-/// What a graph depends on besides its inputs: with another, it would be another graph.
+/// What a captured graph depends on besides its inputs: if any of it changes, the step is captured again.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct GraphKey {
     pub(super) optimizer: Vec<TensorId>,

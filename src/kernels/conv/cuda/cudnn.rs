@@ -3,7 +3,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::nhwc;
-use super::pass::Pass;
+use super::pass::CudaPass;
 use crate::kernels::cast::cast_into;
 use crate::kernels::choice::algorithm::{chosen, fell_back};
 use crate::kernels::choice::tf32::allow_tf32;
@@ -18,11 +18,11 @@ use crate::kernels::tensors::format::Format;
 /// rounds. The pass's own bias is left to the caller. A weight's gradient has the layout of cuDNN's weights. `None` if
 /// cuDNN does not do it.
 pub(super) fn convolve(
-    pass: &Pass<'_>,
+    pass: &CudaPass<'_>,
     written: DType,
     bias: Option<&Tensor>,
 ) -> Result<Option<Tensor>> {
-    let Pass { gpu, kind, shape, operands: [a, b], .. } = *pass;
+    let CudaPass { gpu, kind, shape, operands: [a, b], .. } = *pass;
     let (dtype, format) = (a.dtype(), shape.geometry.format);
     if dtype == DType::F64 || !gpu.has_convolutions() {
         return Ok(None);
@@ -93,8 +93,8 @@ pub(super) fn convolve(
 }
 
 /// Says that `pass` runs by `algorithm`, and counts it where cuDNN was there to do it.
-pub(super) fn without_cudnn(pass: &Pass<'_>, algorithm: &'static str) {
-    let Pass { gpu, kind, shape, operands, .. } = *pass;
+pub(super) fn without_cudnn(pass: &CudaPass<'_>, algorithm: &'static str) {
+    let CudaPass { gpu, kind, shape, operands, .. } = *pass;
     if gpu.has_convolutions() && operands[0].dtype() != DType::F64 {
         fell_back(kind.name(), "cudnn", algorithm, shape);
     } else {

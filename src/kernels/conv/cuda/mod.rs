@@ -10,7 +10,7 @@
 //! 4. im2col and cuBLAS: a kernel writes the columns of a tile of output pixels, so many that they fit
 //!    [`WORKSPACE`](pass::WORKSPACE), and cuBLAS multiplies them by the weights. [`nchw`] and [`nhwc`] say how.
 //!
-//! Forward, dgrad and wgrad are mirror images, so a [`Pass`] is any of them. Each multiplies two of the matrices
+//! Forward, dgrad and wgrad are mirror images, so a [`CudaPass`] is any of them. Each multiplies two of the matrices
 //! weights, columns and outputs, and the third is the result. For dgrad, col2im follows, which adds each pixel's
 //! columns.
 //!
@@ -32,7 +32,7 @@ use crate::kernels::gemm::arithmetic;
 use crate::kernels::in_dtype;
 use crate::kernels::tensors::format::Format;
 use cudnn::{convolve, without_cudnn};
-use pass::{Pass, sizes};
+use pass::{CudaPass, sizes};
 
 /// See [`super::forward`], [`super::dgrad`] and [`super::wgrad`], which has no bias. Nothing is empty.
 pub(super) fn run(
@@ -45,7 +45,7 @@ pub(super) fn run(
 ) -> Result<Tensor> {
     let wide = arithmetic([Some(tensors[0]), Some(tensors[1]), bias]);
     let [a, b] = &operands(gpu, tensors, wide)?;
-    let pass = Pass { gpu, kind, shape, operands: [a, b], bias: None, wide, out };
+    let pass = CudaPass { gpu, kind, shape, operands: [a, b], bias: None, wide, out };
     let Some(bias) = bias else { return pass.run() };
     // cuDNN adds a bias before it rounds, if all have one dtype. So 16-bit results need no F32 copy.
     if bias.dtype() == out
@@ -55,10 +55,10 @@ pub(super) fn run(
     {
         return Ok(y);
     }
-    Pass { bias: Some(&plain(&in_dtype(bias, wide)?)?), ..pass }.run()
+    CudaPass { bias: Some(&plain(&in_dtype(bias, wide)?)?), ..pass }.run()
 }
 
-impl Pass<'_> {
+impl CudaPass<'_> {
     /// By the first algorithm that applies.
     fn run(&self) -> Result<Tensor> {
         let Self { gpu, kind, shape, bias, out, .. } = *self;

@@ -6,7 +6,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::pass::{Pass, WORKSPACE, rows, sizes, sum_of_tiles};
+use super::pass::{CudaPass, WORKSPACE, rows, sizes, sum_of_tiles};
 use crate::kernels::conv::geometry::Geometry;
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cuda::{Gpu, Grid, Launch, Matrices, PassKind, Product, Source, pack, suffix};
@@ -23,8 +23,8 @@ pub(super) static SOURCE: Source = Source {
 const LARGE: usize = 64;
 
 /// im2col, a product, and its rows moved into images.
-pub(super) fn forward(pass: &Pass<'_>) -> Result<Tensor> {
-    let Pass { gpu, shape, operands: [x, _], bias, .. } = *pass;
+pub(super) fn forward(pass: &CudaPass<'_>) -> Result<Tensor> {
+    let CudaPass { gpu, shape, operands: [x, _], bias, .. } = *pass;
     let (dtype, product_dtype) = (x.dtype(), pass.product_dtype());
     let y = gpu.empty(&pass.result_dims(), pass.moved_dtype())?;
     let tiles = ImageTiles::new(shape, dtype, product_dtype);
@@ -43,8 +43,8 @@ pub(super) fn forward(pass: &Pass<'_>) -> Result<Tensor> {
 }
 
 /// Images moved into rows, a product, and col2im.
-pub(super) fn dgrad(pass: &Pass<'_>) -> Result<Tensor> {
-    let Pass { gpu, shape, operands: [grad, _], bias, wide, .. } = *pass;
+pub(super) fn dgrad(pass: &CudaPass<'_>) -> Result<Tensor> {
+    let CudaPass { gpu, shape, operands: [grad, _], bias, wide, .. } = *pass;
     let dtype = grad.dtype();
     let dx = gpu.empty(&pass.result_dims(), pass.moved_dtype())?;
     // Summed after the product, so not rounded by it.
@@ -66,8 +66,8 @@ pub(super) fn dgrad(pass: &Pass<'_>) -> Result<Tensor> {
 }
 
 /// The sum over tiles of their outputs' gradients times their columns.
-pub(super) fn wgrad(pass: &Pass<'_>) -> Result<Tensor> {
-    let Pass { gpu, shape, operands: [x, grad], .. } = *pass;
+pub(super) fn wgrad(pass: &CudaPass<'_>) -> Result<Tensor> {
+    let CudaPass { gpu, shape, operands: [x, grad], .. } = *pass;
     let (dtype, outs, taps) = (x.dtype(), shape.group_out(), shape.taps());
     let tiles = ImageTiles::new(shape, dtype, dtype);
     let columns = gpu.scratch(0, tiles.columns(), dtype)?;
@@ -90,7 +90,7 @@ pub(super) fn wgrad(pass: &Pass<'_>) -> Result<Tensor> {
 
 /// The weights, transposed in dgrad, times `n` columns of each group. In `from`, rows are `ld` elements apart.
 fn product_of<'t>(
-    pass: &Pass<'t>,
+    pass: &CudaPass<'t>,
     [from, to]: [&'t Tensor; 2],
     n: usize,
     ld: usize,
@@ -110,8 +110,8 @@ fn product_of<'t>(
 }
 
 /// A product for each image, which is its own matrix of columns.
-pub(super) fn products_of_images(pass: &Pass<'_>) -> Result<Tensor> {
-    let Pass { gpu, shape, operands: [images, _], .. } = *pass;
+pub(super) fn products_of_images(pass: &CudaPass<'_>) -> Result<Tensor> {
+    let CudaPass { gpu, shape, operands: [images, _], .. } = *pass;
     let (y, pixels) = (gpu.empty(&pass.result_dims(), pass.product_dtype())?, shape.pixels());
     // All images have the weights of the one group.
     let one = product_of(pass, [images, &y], pixels, pixels);
@@ -122,7 +122,7 @@ pub(super) fn products_of_images(pass: &Pass<'_>) -> Result<Tensor> {
 
 /// Whether [`products_of_images`] computes the pass: NCHW images that are their own columns, and large enough for a
 /// product of their own.
-pub(super) fn goes_by_images(pass: &Pass<'_>) -> bool {
+pub(super) fn goes_by_images(pass: &CudaPass<'_>) -> bool {
     let Geometry { format, groups, .. } = pass.shape.geometry;
     let pixels = pass.shape.pixels();
     let of_images = pass.kind != PassKind::Wgrad && pass.bias.is_none();
@@ -131,8 +131,8 @@ pub(super) fn goes_by_images(pass: &Pass<'_>) -> bool {
 }
 
 /// A block for each weight, where each group has one input channel.
-pub(super) fn depthwise_wgrad(pass: &Pass<'_>) -> Result<Tensor> {
-    let Pass { gpu, shape, operands: [x, grad], .. } = *pass;
+pub(super) fn depthwise_wgrad(pass: &CudaPass<'_>) -> Result<Tensor> {
+    let CudaPass { gpu, shape, operands: [x, grad], .. } = *pass;
     let dw = gpu.empty(&shape.weight_dims(), pass.wide)?;
     // A block writes one of `dw`'s elements, and reads those of its channels.
     let kernel = gpu.launch(&SOURCE, ["depthwise_wgrad", suffix(x.dtype())?])?;

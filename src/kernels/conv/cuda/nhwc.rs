@@ -6,7 +6,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::pass::{Pass, WORKSPACE, rows, sizes, sum_of_tiles};
+use super::pass::{CudaPass, WORKSPACE, rows, sizes, sum_of_tiles};
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::cuda::{Gpu, Grid, Matrices, Product, Source, pack, suffix};
 use crate::kernels::elementwise::cuda::in_dtype as write_near;
@@ -23,8 +23,8 @@ pub(super) static SOURCE: Source = Source {
 const PIXELS: usize = 4;
 
 /// im2row and a product for each tile.
-pub(super) fn forward(pass: &Pass<'_>) -> Result<Tensor> {
-    let Pass { gpu, shape, operands: [x, weight], .. } = *pass;
+pub(super) fn forward(pass: &CudaPass<'_>) -> Result<Tensor> {
+    let CudaPass { gpu, shape, operands: [x, weight], .. } = *pass;
     let tiles = ImageTiles::new(shape, x.dtype());
     let weight = tiles.weight(gpu, weight)?;
     with_bias(pass, |y, bias| {
@@ -52,8 +52,8 @@ pub(super) fn forward(pass: &Pass<'_>) -> Result<Tensor> {
 }
 
 /// A product and row2im for each tile. If a row is a pixel, the product is the result.
-pub(super) fn dgrad(pass: &Pass<'_>) -> Result<Tensor> {
-    let Pass { gpu, shape, operands: [grad, weight], bias, wide, .. } = *pass;
+pub(super) fn dgrad(pass: &CudaPass<'_>) -> Result<Tensor> {
+    let CudaPass { gpu, shape, operands: [grad, weight], bias, wide, .. } = *pass;
     let tiles = ImageTiles::of_images(shape, wide);
     let weight = tiles.weight(gpu, weight)?;
     let (groups, outs) = (shape.geometry.groups, shape.group_out());
@@ -93,8 +93,8 @@ pub(super) fn dgrad(pass: &Pass<'_>) -> Result<Tensor> {
 }
 
 /// The sum over tiles of their outputs' gradients times their rows.
-pub(super) fn wgrad(pass: &Pass<'_>) -> Result<Tensor> {
-    let Pass { gpu, shape, operands: [x, grad], .. } = *pass;
+pub(super) fn wgrad(pass: &CudaPass<'_>) -> Result<Tensor> {
+    let CudaPass { gpu, shape, operands: [x, grad], .. } = *pass;
     let tiles = ImageTiles::new(shape, x.dtype());
     let outs = shape.group_out();
     let dw = sum_of_tiles(pass, &[shape.c_out, tiles.row], tiles.all(), |tile, part| {
@@ -134,8 +134,8 @@ pub(super) fn to_taps(gpu: &Gpu, weight: &Tensor, shape: &Shape, row: usize) -> 
 }
 
 /// The gradient of the weight from rows as [`to_taps`] makes them: `(c_out, c_in / groups, kh, kw)`, in `out`.
-pub(super) fn from_taps(pass: &Pass<'_>, weight: &Tensor, row: usize) -> Result<Tensor> {
-    let Pass { gpu, shape, out, .. } = *pass;
+pub(super) fn from_taps(pass: &CudaPass<'_>, weight: &Tensor, row: usize) -> Result<Tensor> {
+    let CudaPass { gpu, shape, out, .. } = *pass;
     if !turns(shape, row) {
         let dims = shape.weight_dims();
         let weight = if weight.dims() == dims { weight } else { &weight.reshape(&dims[..])? };
@@ -165,8 +165,8 @@ fn turn(
 
 /// The weight of a depthwise pass as `(kh, kw, c_out)`: the first elements of the result, which is there until
 /// [`TURNED`] is taken again.
-pub(super) fn depthwise_taps(pass: &Pass<'_>) -> Result<Tensor> {
-    let Pass { gpu, shape, operands: [_, weight], .. } = *pass;
+pub(super) fn depthwise_taps(pass: &CudaPass<'_>) -> Result<Tensor> {
+    let CudaPass { gpu, shape, operands: [_, weight], .. } = *pass;
     let taps = shape.kernel_height * shape.kernel_width;
     let lds = [0, weight.elem_count()];
     let turned = gpu.scratch_from(TURNED, lds[1], weight.dtype())?;
@@ -175,8 +175,8 @@ pub(super) fn depthwise_taps(pass: &Pass<'_>) -> Result<Tensor> {
 }
 
 /// Sums of parts of the pixels and then of those parts, where each group has one input channel.
-pub(super) fn depthwise_wgrad(pass: &Pass<'_>) -> Result<Tensor> {
-    let Pass { gpu, shape, operands: [x, grad], wide, .. } = *pass;
+pub(super) fn depthwise_wgrad(pass: &CudaPass<'_>) -> Result<Tensor> {
+    let CudaPass { gpu, shape, operands: [x, grad], wide, .. } = *pass;
     let (pixels, taps) = (shape.batch * shape.pixels(), shape.kernel_height * shape.kernel_width);
     let tiling = match shape.c_in == shape.c_out {
         true => Tiling::over(&[x, grad], pixels, shape.c_out)?,
@@ -209,10 +209,10 @@ fn product(gpu: &Gpu, product: Product<'_>, bias: Option<&Tensor>) -> Result<boo
 /// What `products` write, with a bias for each channel, rounded once: in the products where they can,
 /// which is where they are of one group.
 fn with_bias(
-    pass: &Pass<'_>,
+    pass: &CudaPass<'_>,
     products: impl Fn(&Tensor, Option<&Tensor>) -> Result<bool>,
 ) -> Result<Tensor> {
-    let Pass { gpu, shape, bias, wide, out, .. } = *pass;
+    let CudaPass { gpu, shape, bias, wide, out, .. } = *pass;
     let y = gpu.empty(&pass.result_dims(), pass.product_dtype())?;
     let can_add = shape.geometry.groups == 1 && pass.near_dtype() == wide;
     if can_add && bias.is_some() && products(&y, bias)? {

@@ -12,7 +12,7 @@ use crate::kernels::elementwise::add_assign;
 pub(super) const WORKSPACE: usize = 256 << 20;
 
 /// One pass, and all that its algorithms need to know.
-pub(super) struct Pass<'a> {
+pub(super) struct CudaPass<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) kind: PassKind,
     pub(super) shape: &'a Shape,
@@ -25,7 +25,7 @@ pub(super) struct Pass<'a> {
     pub(super) out: DType,
 }
 
-impl Pass<'_> {
+impl CudaPass<'_> {
     pub(super) fn result_dims(&self) -> [usize; 4] {
         match self.kind {
             PassKind::Forward => self.shape.out_dims(),
@@ -63,12 +63,12 @@ impl Pass<'_> {
 
 /// The sum in `wide` of what `write` makes of each tile, of these dimensions.
 pub(super) fn sum_of_tiles<T>(
-    pass: &Pass<'_>,
+    pass: &CudaPass<'_>,
     dims: &[usize],
     tiles: impl Iterator<Item = T>,
     write: impl Fn(T, &Tensor) -> Result<()>,
 ) -> Result<Tensor> {
-    let Pass { gpu, wide, .. } = *pass;
+    let CudaPass { gpu, wide, .. } = *pass;
     let mut sum: Option<Tensor> = None;
     for tile in tiles {
         let part = match &sum {

@@ -11,7 +11,7 @@
 //! images.
 //!
 //! Lanes beyond a row see what lies beside it. They are not written, and wgrad multiplies them by zero, which makes NaN
-//! of an infinity. So a pass whose results are not all finite is taken again by another algorithm.
+//! of an infinity. So a pass whose results are not all finite is repeated by another algorithm.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;

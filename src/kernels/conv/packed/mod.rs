@@ -361,7 +361,7 @@ mod tests {
     use super::interleave;
 
     #[test]
-    fn rows_are_woven_where_they_belong() {
+    fn rows_are_interleaved_where_they_belong() {
         for width in 1..9 {
             for stride in [1, 2, 3, 5, 100_000] {
                 let phases: Vec<usize> = (0..stride.min(width)).collect();

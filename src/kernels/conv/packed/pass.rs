@@ -1,4 +1,4 @@
-//! The sizes of a pass of a convolution, forward or dgrad, whichever way it goes.
+//! The sizes of a pass of a convolution, forward or dgrad.
 
 use crate::kernels::conv::shape::Shape;
 use crate::kernels::gemm::micro::InstructionSet;

@@ -3,13 +3,13 @@
 use std::sync::Mutex;
 
 use super::*;
+use crate::error::lock::lock;
 use crate::kernels::capture;
 use crate::kernels::choice::algorithm::fallbacks;
 use crate::kernels::cuda::Gpu;
 use crate::kernels::elementwise::testing::{assert_gpus_agree, epsilon, values};
 use crate::kernels::testing::devices::gpus;
 use crate::kernels::testing::own_process::in_own_process;
-use crate::lock::lock;
 
 /// Held by tests that change how weight gradients are written or algorithms chosen, and by those that check them.
 static SET: Mutex<()> = Mutex::new(());

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
 
-use crate::lock::lock;
+use crate::error::lock::lock;
 use gate::Gate;
 
 /// Threads that share a loop that is run from here.

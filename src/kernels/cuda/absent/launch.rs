@@ -97,7 +97,7 @@ impl Launch {
     }
 }
 
-/// As the one with a device.
+/// As `Table` in `cuda/launch.rs`.
 #[derive(Clone, Debug)]
 pub(crate) struct Table;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
-use crate::lock::lock;
+use crate::error::lock::lock;
 
 /// `name`, kept for as long as the process runs. cuDNN has so many engines, and no more.
 pub(super) fn lasting(name: String) -> &'static str {

@@ -103,14 +103,14 @@ fn products() -> Result<()> {
             for case in if isa.is_available() { 0..8 } else { one..one + 1 } {
                 let [on_line, left_turned, right_turned] =
                     [case & 1, case & 2, case & 4].map(|bit| bit == 0);
-                let mut view = |rows, columns, turned: bool, rare| {
-                    let dims = if turned { [columns, rows] } else { [rows, columns] };
+                let mut view = |rows, columns, transposed: bool, rare| {
+                    let dims = if transposed { [columns, rows] } else { [rows, columns] };
                     let view = match dtype {
                         DType::BF16 => whole::<bf16>(&mut rng, dims, on_line, None)?,
                         DType::F16 => whole::<f16>(&mut rng, dims, on_line, two)?,
                         _ => whole::<f32>(&mut rng, dims, on_line, rare)?,
                     };
-                    if turned { view.t() } else { Ok(view) }
+                    if transposed { view.t() } else { Ok(view) }
                 };
                 let rare = [[two, two], [three, None], [None, three]][(case + m) % 3];
                 let lhs = view(m, k, left_turned, rare[0])?;

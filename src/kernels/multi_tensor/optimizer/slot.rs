@@ -1,4 +1,4 @@
-//! A variable and what a step has to do with it; and a step that the GPU may skip.
+//! What a step is given for each variable, and the flag by which a GPU skips the step.
 
 use candle_core::Tensor;
 

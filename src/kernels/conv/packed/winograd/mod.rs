@@ -6,7 +6,7 @@
 //! weights, one product for each place of a transformed tile. Then it transforms the sums back.
 //!
 //! Infinities, and sums of the transform that overflow, come out as NaN where they enter a result,
-//! and nowhere else. A pass that meets a result that is not finite is taken again without tiles, so
+//! and nowhere else. A pass that meets a result that is not finite is repeated without tiles, so
 //! that it is infinite or NaN as it ought to be.
 #![allow(unsafe_code)]
 

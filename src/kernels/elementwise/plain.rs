@@ -1,4 +1,4 @@
-//! Tensors as kernels take them.
+//! A tensor as kernels take it.
 
 use candle_core::{Result, Tensor};
 
