@@ -1,5 +1,11 @@
-//! On a CPU: a block is widened to the arithmetic type, goes through its function there, and is rounded. Functions
-//! are compiled for the arithmetic types alone, and this for the dtypes.
+//! Pointwise operators and SwiGLU on the CPU: one pass that reads each input once and writes the result once.
+//!
+//! A block of 1024 elements is widened to F32 (F64 for F64) in the first-level cache. `functions.rs` overwrites it with
+//! values or derivatives there, and it is rounded once. So functions are compiled for the two arithmetic types, and
+//! only these loops for every dtype. Large 16-bit tensors look slow functions up in a table (`lookup.rs`).
+//!
+//! A derivative is multiplied by the gradient before it is rounded, and may overwrite the gradient. SwiGLU is one
+//! function, which is in its loops. Threads take chunks whose bounds depend on the length alone.
 
 use std::mem::MaybeUninit;
 

@@ -1,4 +1,8 @@
-//! One launch each: a thread's elements are those of its number, before the `n`-th.
+//! Pointwise operators, SwiGLU and PReLU on CUDA: one launch of `activation.cu` each.
+//!
+//! For a dtype, all operators share one kernel of values and one of derivatives. A launch passes the operator's number
+//! and parameters. A derivative may overwrite the gradient, because each thread reads an element before it writes it.
+//! The gradient of PReLU's weight takes one launch for its terms, which `reduce` adds up.
 
 use candle_core::{DType, Result, Tensor};
 

@@ -1,3 +1,13 @@
+//! Attention out of candle's operators, for devices without kernels and as what the tests compare with.
+//!
+//! Arithmetic is F32 (F64 for F64), and results are rounded once. All scores `(b, h, t, s)` are in memory, and each
+//! operator on them writes another such tensor. Query heads that share a head of keys are rows of one product, so keys
+//! are not repeated.
+//!
+//! Hidden scores are negative infinities. A query that sees no key gets a largest score and an inverse sum of 0, and so
+//! a result of zeros, not NaN. Of each query, forward saves only these two numbers. Backward computes the scores again,
+//! and gets the probabilities from them and these numbers.
+
 use candle_core::{D, DType, Result, Tensor};
 
 use super::repeated::sum_to;

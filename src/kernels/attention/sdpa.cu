@@ -1,5 +1,14 @@
-// Attention's rows of scores, between two matrix products: queries (b, h, t), each with `keys` products.
-// A query sees keys 0 to its own number where `causal`.
+// Attention's rows of scores, between two matrix products: queries (b, h, t), each with `keys` products. A query sees
+// keys 0 to its own number where `causal`.
+//
+// A team of threads, a warp or a block, has one row at a time, and reads it twice. In forward, the first pass keeps the
+// largest score and the sum of exponentials (online softmax), and the second writes the probabilities. Forward saves
+// the largest score and one over the sum. From these and the products, backward computes the probabilities again. Its
+// first pass sums probability times gradient, and its second writes probabilities and gradients.
+//
+// A team has finished its first pass before it writes, and a thread reads an element before it overwrites it. So
+// results may take the place of products. Products and sums are F32 (F64 for F64), what goes into the next product is
+// rounded once, and sums have one order. A query that sees no key gets zeros, not NaN.
 
 struct Query {
     size_t row, number, seen, mask_row;

@@ -1,3 +1,12 @@
+//! Batch norm out of candle's operators, for devices without kernels and as what the tests compare with.
+//!
+//! Arithmetic is F32 (F64 for F64), and results are rounded once. Channels are the second dimension: `mod.rs` flattens
+//! channels-last tensors to that. The variance is the mean of squared distances from the mean. The mean of squares less
+//! the square of the mean would cancel where the mean is large.
+//!
+//! Backward has two steps, the sums of each channel (the gradients of weight and bias) and from them `dx`. Batch norm
+//! over several ranks adds up the sums of all ranks in between. It uses these functions on CUDA too.
+
 use candle_core::{Result, Tensor};
 
 use super::affine::{Affine, Finish, Gradients};

@@ -1,3 +1,11 @@
+//! Casts on CUDA: one tensor in a launch (`cast.cu`), or many contiguous pairs in one (`many.cu`).
+//!
+//! A view is read by its strides in the launch that casts it, so that it is not copied first. [`Strided`] joins
+//! dimensions that one stride can walk. Only a view that then has more than four is copied.
+//!
+//! `cast.cu` has a kernel for each pair of dtypes. Pairs of one launch of `many.cu` may differ in dtypes: a table has
+//! both of each pair, and its blocks branch by them. A launch takes up to [`TensorList::ROWS`] pairs.
+
 use candle_core::{DType, Result, Tensor};
 
 use crate::error::bail;

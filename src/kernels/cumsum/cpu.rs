@@ -1,3 +1,12 @@
+//! Cumulative sums on the CPU, in one pass: each element is read once, and each sum is written once.
+//!
+//! Threads share the dimensions before `dim`, and no line is cut. So each sum has one order, from the line's start or
+//! from its end, on any number of threads. If `dim` is the first dimension, one thread does all the work.
+//!
+//! Lines that lie side by side advance together: a vector has the F64 sum of each, and the loop goes along a row of
+//! memory, one element of each line. A sum is rounded to F32 (not in F64) and then to the result's dtype. Nothing is
+//! subtracted, so an infinity or NaN reaches only the sums after it.
+
 use std::mem::MaybeUninit;
 
 use candle_core::{DType, Result, Tensor};

@@ -1,3 +1,8 @@
+//! Cumulative sums on CUDA: one launch of `cumsum.cu`, a team of threads for each row or a thread for each line.
+//!
+//! With few lines side by side, a thread for each would leave most of a GPU idle. If they are long too, they are
+//! transposed into rows, and the result is transposed back. [`MANY_LINES`] and [`LONG`] are the limits.
+
 use candle_core::{DType, Result, Tensor};
 
 use crate::kernels::cuda::{Gpu, Grid, Source, suffix};

@@ -1,4 +1,14 @@
-// Element-wise arithmetic: a thread reads a pack of 16 bytes of each operand, widens it, and rounds each result once.
+// Element-wise arithmetic, in one pass that reads each operand once and writes the result once.
+//
+// A thread takes as many elements at a time as 16 bytes hold in the narrowest of the float dtypes. It widens them to
+// F32 (F64 for F64), computes, and rounds each result once. At the end, and at addresses that are not multiples of 16,
+// it takes single elements. It reads its elements before it writes them, so a result may overwrite an operand.
+//
+// The `_strided` kernels read broadcast operands by their strides, so that these are not copied first. Maximum, minimum
+// and ReLU are comparisons that keep NaN, and ReLU's gradient passes where its result is NaN.
+//
+// `keep_mask` draws dropout's mask. ChaCha computes any block of 16 numbers from the key, the stream and the block's
+// number. So threads need no order, and the mask is the CPU's.
 
 struct Sub {
     template <class A> static DEVICE A of(A a, A b) { return a - b; }

@@ -1,3 +1,10 @@
+//! Element-wise arithmetic out of candle's operators, for devices without kernels and as what the tests compare with.
+//!
+//! Also the helpers that the `portable.rs` of other kernels share, such as [`upcast`].
+//!
+//! Operands are widened to F32 (F64 for F64), and the result is rounded once. Maximum, minimum and ReLU only select
+//! elements, so they stay in the dtype of their operands. They select by comparisons that keep NaN.
+
 use crate::kernels::accumulator;
 use candle_core::{DType, Device, Result, Tensor};
 

@@ -1,3 +1,12 @@
+//! Embedding lookup and its gradient on CUDA; the kernels are in `embedding.cu`.
+//!
+//! The lookup is one launch. The gradient clears its result and takes up to three launches for [`SORTED`] ids. They
+//! sort the positions of the ids by id, sum the gradient's rows of each id, and join sums that reach over several
+//! pieces. No launch uses atomics, so each sum has one order.
+//!
+//! The sort compares every id with every other, so more ids are sorted [`SORTED`] at a time. All add to one result. It
+//! then has the dtype of the arithmetic and is cast at the end: 16 bits would be rounded after each sort.
+
 use candle_core::{DType, Result, Tensor};
 
 use crate::error::bail;

@@ -1,5 +1,12 @@
-// Resampling of planes of (h, w). A thread has one pixel of the output, or one of the input, which
-// gathers its gradient in the order of the output. Places are computed in F64, as on the host.
+// Interpolation of planes of (h, w), nearest or bilinear. A thread has one pixel: of the output in forward, of the
+// input in backward.
+//
+// Backward gathers. `touched` gives a range of output pixels that has all those made of this input pixel and a few
+// more, and the thread adds the gradients of those that are. So it needs no atomics, and each sum has one order, the
+// CPU's. Sums are F32 (F64 for F64) and rounded once.
+//
+// Positions and weights are computed in F64 by the formulas of sampling_grid.rs, so that the CPU picks the same pixels.
+// Bilinear copies along an axis that keeps its size: an infinity times a weight of 0 would be NaN.
 
 template <class I> struct Between {
     I low, high;

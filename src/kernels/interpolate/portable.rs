@@ -1,3 +1,12 @@
+//! Interpolation out of candle's operators, for devices without kernels and as what the tests compare with.
+//!
+//! It goes one dimension at a time, because a pixel's weight is the product of its row's and its column's. Forward
+//! picks pixels by `index_select`; bilinear adds the two neighbours of each position by their weights. Backward is the
+//! transpose: `index_add` of each weighted gradient to these pixels. The host makes the indices and weights.
+//!
+//! Arithmetic is F32 (F64 for F64), and results are rounded once; nearest forward only copies. Bilinear leaves out a
+//! dimension that keeps its size: an infinity times a weight of 0 would be NaN.
+
 use candle_core::{DType, Result, Tensor};
 
 use super::sampling_grid::{Between, Dims4, SamplingGrid};

@@ -1,4 +1,11 @@
-//! The CUDA side: one launch per pass for all tensors, up to [`TensorList::ROWS`] of them. Nothing waits.
+//! Checks, norms, scaling and clipping of gradients on CUDA: the host side of `multi_tensor.cu`.
+//!
+//! A launch has a table among its arguments, with the address, length, dtype and factors of up to [`TensorList::ROWS`]
+//! gradients. So many small tensors take few launches, and the table needs no copy to the device.
+//!
+//! Nothing waits for the device. What a pass finds stays there, in two counts for each gradient. [`any`] makes one flag
+//! of several counts. A norm takes one more launch, in which one block adds up the F64 sums of all blocks, in one
+//! order.
 
 use candle_core::{DType, Device, Result, Tensor};
 

@@ -1,4 +1,8 @@
-//! On CUDA: one launch each.
+//! Pooling on CUDA: one launch for each pass, of `pool.cu` for NCHW or of `pool_nhwc.cu` for NHWC.
+//!
+//! Each layout has kernels of its own, so that no tensor is transposed. Max pooling saves the index of each maximum, so
+//! that backward does not read the input. Kernels write gradients in the dtype they come in or in the arithmetic's;
+//! another dtype takes a second launch, a cast.
 
 use candle_core::{DType, Result, Tensor};
 

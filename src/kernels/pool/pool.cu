@@ -1,5 +1,14 @@
-// Pooling over planes of (h, w). A thread has one output element, or one input element of a gradient,
-// which gathers: sums have one order, that of the windows.
+// Pooling of (n, c, h, w). A thread has one element: of the output in forward, of the input in backward.
+//
+// Forward goes over the elements of a window. Max pooling keeps the index of the largest: the first of equal ones, and
+// NaN wins. Average pooling divides by the whole window, so padding counts as zeros.
+//
+// Backward gathers. A thread goes over the windows that cover its element, and adds their gradients; of a max pool,
+// those whose kept index is its own. So it needs no atomics, and each sum has one order, the CPU's. The CPU adds
+// averages tap by tap, so here the windows of a row come from the last to the first.
+//
+// Sums are F32 (F64 for F64) and rounded once. Global average pooling has a block for a plane, and joins its threads'
+// sums by `block_reduce`. Indices are 32-bit where they fit, because 64-bit division is slow.
 
 // The first of the largest, as an index into the plane; NaN wins.
 template <class I, class T>

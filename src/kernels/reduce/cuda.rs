@@ -1,3 +1,13 @@
+//! Sums on CUDA, in two launches: partial sums in F64, and then all parts of each sum (`reduce.cu`).
+//!
+//! Memory decides which kernel makes the parts. If at least [`SHORT`] elements of a channel follow each other, as in
+//! NCHW, a block sums runs of one channel (`sum_runs`). Otherwise, as in NHWC, neighbouring threads sum neighbouring
+//! columns (`sum_columns`), so that their reads are contiguous. A column is then one element of `channels × inner`, and
+//! the second launch adds up a channel's columns too.
+//!
+//! How many parts there are depends on constants and on the tensor, not on the GPU. So every GPU adds in one order.
+//! Parts are in scratch memory, which is kept between calls.
+
 use candle_core::{DType, Result, Tensor};
 
 use super::channels::Channels;

@@ -1,5 +1,15 @@
-// Sums in two launches: parts in F64, then all parts of each sum. Which elements a part has depends
-// on the shape alone. A thread adds up at most 256 elements in F32 before its sum moves on to F64.
+// Sums in two launches, without atomics, so that each sum has one order. The first writes F64 sums of parts, and
+// `finish` adds up the parts of each sum, a warp for each.
+//
+// `sum_runs` is for channels whose elements follow each other: a block has a part of one channel. A thread adds up at
+// most 256 elements in F32 (F64 for F64) before its sum moves on to F64, so that a long sum has hardly more error than
+// a short one. The block joins its threads' sums in F64.
+//
+// `sum_columns` is for matrices whose columns are summed, and uses `column_sums` of common.cuh. A thread has a column,
+// or a pack of them where channels and addresses allow it, and at most 64 rows are added up in F32.
+//
+// Which elements a part has depends on shape, dtype and alignment, not on the GPU. A 16-bit result is rounded through
+// F32, as in cast.cu.
 
 constexpr size_t RUN = 8192;
 

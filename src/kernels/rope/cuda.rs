@@ -1,3 +1,9 @@
+//! Rotary position embedding on CUDA: one launch of `rope.cu`, which also turns backwards for the gradient.
+//!
+//! The kernel reads `x` by its strides, so that heads in a fused projection are not copied first. It takes cosines and
+//! sines in the dtype of `x` if both have it, else in the arithmetic's, to which others are cast. Threads take packs
+//! where sizes, strides and addresses allow it, else pairs one by one.
+
 use candle_core::{D, DType, Result, Tensor};
 
 use super::form::Form;

@@ -1,3 +1,7 @@
+//! Softmax on CUDA: one launch of `softmax.cu` for each pass, with a warp for a short row and a block for a long one.
+//!
+//! Kernels write the dtype of their input or that of the arithmetic. Another dtype takes a second launch, a cast.
+
 use candle_core::{D, DType, Result, Tensor};
 
 use crate::kernels::cuda::{Gpu, Grid, Source, suffix};

@@ -1,3 +1,12 @@
+//! The exponential of the CPU's kernels, in a form that loops vectorise with.
+//!
+//! The standard library's is a function call, which keeps a loop scalar. The one for F32 has no calls, and selections
+//! instead of branches. It splits `x` into `n ln(2) + r` with `|r| <= ln(2) / 2`. A polynomial gives `e^r`, and `n` is
+//! added to its exponent field.
+//!
+//! What overflows is infinite, results below the smallest normal number are 0, and NaN stays NaN. F64 calls the
+//! standard library: its loops are not compiled for wider vectors anyway (`vectorise_in` of `cpu/simd.rs`).
+
 use crate::kernels::cpu::dtype::Real;
 use crate::kernels::cpu::lane::Lane;
 

@@ -1,4 +1,11 @@
-//! The CPU side: each tensor's gradient, weight and states are read and written in one pass.
+//! Optimizer steps on the CPU: gradients, weights, masters and states of all tensors, in one pass over memory.
+//!
+//! Tensors are cut into chunks of [`TASK`] elements, and small neighbours are one task, so that many small tensors cost
+//! few tasks. `storage.rs` widens and rounds a chunk's elements, and `rule.rs` has the formulas. These multiply
+//! gradients by their factors where they read them, so that unscaling and clipping by norm take no pass of their own.
+//!
+//! LAMB takes two passes, because its update needs norms over a whole tensor. Chunks have F64 sums of squares, which
+//! are added pairwise in an order that depends on sizes alone. So the number of threads changes no bit.
 
 use candle_core::{DType, Result};
 

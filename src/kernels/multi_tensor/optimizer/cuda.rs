@@ -1,5 +1,11 @@
-//! The CUDA side: one launch for all tensors with the same formulas, up to [`TensorList::ROWS`] of them; LAMB
-//! two. Nothing waits.
+//! Optimizer steps on CUDA: the host side of `optimizer.cu`.
+//!
+//! Tensors are grouped by formulas and by arithmetic, F32 or F64; nearly always that is one group. A launch has a table
+//! of up to [`TensorList::ROWS`] tensors among its arguments, so many small tensors take few launches. LAMB takes two,
+//! because its update needs norms over a whole tensor. The first writes sums of squares, and the second reads them.
+//!
+//! Nothing waits for the device: kernels read there whether the step is skipped, and count skipped steps. Each formula
+//! is a program of its own, so only those in use are compiled.
 
 use candle_core::{DType, Error, Result, Tensor};
 
