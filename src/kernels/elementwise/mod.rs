@@ -2,12 +2,12 @@
 //!
 //! A kernel reads its operands once: elements are widened to F32 (F64 for F64), go through the operation in
 //! registers, and are rounded once. On a CPU a closure over numbers is compiled for each dtype and instruction set
-//! (`cpu/simd.rs`), and threads take blocks whose bounds depend on the length alone. On CUDA a thread takes a pack
-//! of 16 bytes; operands that were broadcast are read by their strides, and elsewhere are copied first. ReLU's
+//! (`cpu/simd.rs`), and threads take blocks whose bounds depend on the length alone. On CUDA a thread takes a pack,
+//! 16 bytes of the narrowest dtype; operands that were broadcast are read by their strides, and elsewhere are copied first. ReLU's
 //! gradient needs the result alone, and those of ReLU and of products can take the place of the gradient that
 //! they get. NaN is neither below nor above zero: a maximum keeps it, and ReLU passes its gradient on.
 //!
-//! Both operands of a binary kernel have one shape and, but for [`add_assign`], one dtype; the
+//! Both operands of a binary kernel have one shape and one dtype, but for [`add`] and [`add_assign`] of F32 and 16 bits; the
 //! result has theirs, unless it is asked for in another.
 
 pub(crate) mod cpu;

@@ -36,7 +36,7 @@ pub(super) fn gather(gpu: &Gpu, ids: &Tensor, table: &Tensor) -> Result<Tensor> 
 /// Places in their order, of one number or several, that a warp adds up, as in the source.
 const PIECE: usize = 64;
 
-/// See [`super::scatter_add`]; three launches, and zeros before them. However often a number comes, nobody adds up more
+/// See [`super::scatter_add`]; up to three launches for each [`SORTED`] ids, and zeros before them. However often a number comes, nobody adds up more
 /// than [`PIECE`] rows, or an eighth of as many sums as there are pieces.
 pub(super) fn scatter_add(
     gpu: &Gpu,

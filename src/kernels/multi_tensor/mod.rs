@@ -1,6 +1,6 @@
 //! Works on gradients between backward and the step: checks, measures, clips. Each is one pass
-//! over memory on the CPU, and none but the clipping of elements writes. What gradients are to be
-//! multiplied by goes with them, to the optimizer's pass.
+//! over memory on the CPU, and only two write: the clipping of elements, and [`apply_scale`] for optimizers that do not
+//! multiply. What gradients are to be multiplied by goes with them, to the optimizer's pass.
 //!
 //! Gradients are `F32` (`F64` for `F64` variables), contiguous, in storage of their own. Where they
 //! are written they are taken and given back, because only on the CPU and on CUDA is that in place.

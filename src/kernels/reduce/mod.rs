@@ -1,8 +1,8 @@
 //! Sums that do not saturate, and a number that changes with the elements.
 //!
 //! A 16-bit tensor is widened before it is added up. Each block is added up in F32 (F64 for F64),
-//! and the sums of blocks in F64, in a fixed order. The result is rounded once to the dtype asked
-//! for.
+//! and the sums of blocks in F64, in a fixed order. The result is rounded to the dtype
+//! asked for, on CUDA through F32 where that has 16 bits.
 
 pub(crate) mod channels;
 mod cpu;

@@ -120,9 +120,9 @@ impl Names {
 fn paths(line: &str) -> Vec<Vec<String>> {
     let (before, after) = line.split_once("(in ").unwrap_or((line, ""));
     let visible = after.split_once(')').map_or(after, |(_, item)| item);
-    let words = [before, visible].into_iter().flat_map(|code| {
-        code.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':')
-    });
+    let words = [before, visible]
+        .into_iter()
+        .flat_map(|code| code.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':'));
     let paths = words.map(|word| word.split("::").filter(|name| !name.is_empty()));
     let paths = paths.map(|names| names.map(str::to_owned).collect::<Vec<_>>());
     paths.filter(|path| path.len() > 1).collect()
