@@ -1,13 +1,16 @@
 //! The arithmetic, away from policy and autograd.
 //!
-//! One folder a kernel; `capture.rs` and `instructions.rs` are none. Each has `mod.rs`, which picks an
-//! implementation by device; `cpu.rs`; and `portable.rs`, the same result out of candle's own
-//! tensor operators. That serves every other device, and is the oracle of the CPU version's tests.
+//! Most folders hold one kernel. There `mod.rs` picks an implementation by device: `cpu.rs`, `cuda.rs` (or a folder
+//! `cuda`) or `portable.rs`, the same result out of candle's own tensor operators. Kernels share the folders `choice`,
+//! `cpu`, `cuda`, `tensors` and `testing`, and the files `capture.rs` and `instructions.rs`.
 //!
-//! The caller has checked shapes, dtypes and devices. A kernel takes and returns detached tensors
-//! and accepts any strides. It returns contiguous tensors, but for pointwise operators, which keep
-//! the strides of a permuted input. Its arithmetic is in `f32` (`f64` for `f64` tensors) whatever
-//! the storage dtype.
+//! `portable.rs` serves devices without kernels. On a CPU or GPU it serves passes that have no kernel there, such as
+//! the gradients of batch norm over several ranks on CUDA, and in some folders empty tensors. Tests compare the CPU
+//! kernel with it, or both with the same expected values.
+//!
+//! The caller has checked shapes, dtypes and devices. A kernel takes and returns detached tensors and accepts any
+//! strides. It returns contiguous tensors; for pointwise operators, `ops` keeps the strides of a permuted input. Its
+//! arithmetic is in `f32` (`f64` for `f64` tensors) whatever the storage dtype.
 
 // Without vectors, what is built on them is compiled for nobody.
 #![cfg_attr(

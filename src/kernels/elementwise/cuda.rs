@@ -1,5 +1,11 @@
-//! One launch each. Every tensor of a launch has `n` elements, and the kernel reaches those before
-//! the `n`-th alone: at their number, or where dimensions and strides of that many elements say.
+//! Element-wise arithmetic, ReLU and dropout on CUDA: one launch of `elementwise.cu` each, beside copies and casts.
+//!
+//! [`binary`] reads views by their strides, so that broadcast operands are not copied first. It copies only views that
+//! [`Strided`] cannot describe. The other functions take contiguous tensors. Kernels write the dtype of an operand or
+//! that of the arithmetic; for another dtype, [`in_dtype`] adds a cast.
+//!
+//! Every tensor of a launch has `n` elements, and the kernel reaches no others. It finds an element by its number, or
+//! by the dimensions and strides of a view of `n` elements.
 
 use candle_core::{DType, Result, Shape, Tensor};
 use rand_chacha::ChaCha8Rng;

@@ -1,3 +1,10 @@
+//! Embedding lookup and its gradient out of candle's operators, for devices without kernels. Tests check the gradient
+//! against the same values as `cpu.rs`.
+//!
+//! The lookup is an `index_select` in the dtype of the table. The gradient starts from zeros for every row of the
+//! table, and `index_add` adds each row of `grad` to the row of its id. That is in F32 (F64 for F64) and cast at the
+//! end: in 16 bits, each addition would be rounded.
+
 use candle_core::{DType, Result, Tensor};
 
 use crate::kernels::elementwise::portable::upcast;

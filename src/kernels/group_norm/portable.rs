@@ -1,3 +1,12 @@
+//! Group norm out of candle's operators, for devices without kernels. Tests check it against the same values as
+//! `cpu.rs`.
+//!
+//! Each group of a sample is a row. Arithmetic is F32 (F64 for F64), and results are rounded once. The mean is two
+//! numbers, the second what the first is short of: rounding would shift all distances from a large mean.
+//!
+//! Backward normalises `x` again. Of each row it computes `dx = (g - mean(g) - normal · mean(g · normal)) / std`, where
+//! `g = grad · weight`. The gradients of weight and bias are sums over the samples and pixels of a channel.
+
 use candle_core::{DType, Result, Tensor};
 
 use crate::kernels::elementwise::portable::{along, upcast};

@@ -1,4 +1,10 @@
-//! On CUDA: one launch each.
+//! Interpolation on CUDA: one launch of `interpolate.cu` for each pass, with a thread for each pixel that it writes.
+//!
+//! Both passes gather. In backward, the thread of an input pixel adds up the gradients of the output pixels made of it,
+//! weighted if bilinear. So it needs no atomics, and each sum has one order. Threads compute positions from the grid's
+//! [`Rule`], so the host's lists of rows and columns are not copied to the GPU.
+//!
+//! Backward writes the dtype of the gradient or that of the arithmetic. Another dtype takes a second launch, a cast.
 
 use candle_core::{DType, Result, Tensor};
 

@@ -1,3 +1,12 @@
+//! Layer norm and RMS norm out of candle's operators, for devices without kernels. Tests check it against the same
+//! values as `cpu.rs`.
+//!
+//! Arithmetic is F32 (F64 for F64), and results are rounded once. The mean is two numbers, the second what the first is
+//! short of: rounding would shift all distances from a large mean. RMS norm saves zeros for both.
+//!
+//! Backward normalises `x` again. Of each row it computes `dx = (g - mean(g) - normal · mean(g · normal)) / std`, where
+//! `g = grad · weight`; RMS norm has no `mean(g)`. The gradients of weight and bias are sums over rows.
+
 use candle_core::{D, DType, Result, Tensor};
 
 use crate::kernels::accumulator;

@@ -1,3 +1,12 @@
+//! Rotary position embedding out of candle's operators, for devices without kernels. Tests check it against the same
+//! values as `cpu.rs`.
+//!
+//! The first elements of all pairs are one tensor, `a`, the second ones another, `b`. The result is `a cos - b sin` and
+//! `a sin + b cos`, stacked if the elements of a pair are adjacent, else concatenated. Cosines and sines are broadcast
+//! over heads, and over the batch unless they have one. `mod.rs` widens them and, for backward, negates the sines.
+//!
+//! Arithmetic is F32 (F64 for F64), and the result is rounded once.
+
 use candle_core::{D, DType, Result, Tensor};
 
 use super::form::Form;

@@ -1,3 +1,12 @@
+//! Softmax and log-softmax along the last dimension out of candle's operators, for devices without kernels. Tests check
+//! it against the same values as `cpu.rs`.
+//!
+//! The largest element of a row is subtracted first, so that no exponential overflows. Log-softmax then subtracts the
+//! logarithm of the sum: the logarithm of softmax is minus infinity where softmax is rounded to 0. Backward needs only
+//! the output and the gradient, not the input.
+//!
+//! Arithmetic is F32 (F64 for F64), and results are rounded once.
+
 use candle_core::{D, DType, Result, Tensor};
 
 use crate::kernels::elementwise::portable::upcast;
