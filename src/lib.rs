@@ -11,6 +11,7 @@
 //! [docs/performance.md]: https://docs.rs/crate/candle-amp/latest/source/docs/performance.md
 //! [docs/architecture.md]: https://docs.rs/crate/candle-amp/latest/source/docs/architecture.md
 //! [docs/design.md]: https://docs.rs/crate/candle-amp/latest/source/docs/design.md
+//! [never run on a GPU]: https://docs.rs/crate/candle-amp/latest/source/docs/performance.md#never-run-on-a-gpu
 //! [CHANGELOG.md]: https://docs.rs/crate/candle-amp/latest/source/CHANGELOG.md
 //! [CONTRIBUTING.md]: https://docs.rs/crate/candle-amp/latest/source/CONTRIBUTING.md
 //! [SECURITY.md]: https://docs.rs/crate/candle-amp/latest/source/SECURITY.md
