@@ -1,8 +1,6 @@
 //! Sixteen lanes: the trait that each instruction set implements, and runs of lanes.
 #![allow(unsafe_code)]
 
-use std::ptr::copy_nonoverlapping;
-
 use half::{bf16, f16};
 
 /// The mask of the first `count` lanes, or of all.
@@ -116,6 +114,32 @@ pub(in crate::kernels) trait Vector: Copy {
 #[inline(always)]
 pub(super) unsafe fn copy_run<T: Copy>(from: *const T, to: *mut T, mask: u16) {
     let (first, count) = (mask.trailing_zeros() as usize, mask.count_ones() as usize);
-    // SAFETY: the caller's; of an empty mask there are none.
-    unsafe { copy_nonoverlapping(from.wrapping_add(first), to.wrapping_add(first), count) };
+    let (from, to) = (from.wrapping_add(first), to.wrapping_add(first));
+    // A call of `memcpy` would take longer than these few elements.
+    // SAFETY: the caller's, of as many elements as a length begins with.
+    unsafe {
+        match count {
+            0 => {}
+            1 => *to = *from,
+            2..4 => copy_ends::<T, 2>(from, to, count),
+            4..8 => copy_ends::<T, 4>(from, to, count),
+            8..16 => copy_ends::<T, 8>(from, to, count),
+            _ => copy_ends::<T, 16>(from, to, count),
+        }
+    }
+}
+
+/// Copies the first `N` and the last `N` of `count` elements, which may overlap.
+///
+/// # Safety
+/// There are at least `N`, and all can be read and written.
+#[inline(always)]
+unsafe fn copy_ends<T: Copy, const N: usize>(from: *const T, to: *mut T, count: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        let first = from.cast::<[T; N]>().read_unaligned();
+        let last = from.add(count - N).cast::<[T; N]>().read_unaligned();
+        to.cast::<[T; N]>().write_unaligned(first);
+        to.add(count - N).cast::<[T; N]>().write_unaligned(last);
+    }
 }

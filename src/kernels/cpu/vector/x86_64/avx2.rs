@@ -407,18 +407,57 @@ unsafe fn lanes(mask: u16) -> __m256i {
 /// AVX2; the elements of the mask can be read.
 #[inline(always)]
 unsafe fn load_halves(at: *const u16, mask: u16) -> [__m128i; 2] {
-    // SAFETY: the caller's; a vector has 16 elements.
+    let (first, count) = (mask.trailing_zeros() as isize, mask.count_ones() as usize);
+    let from = at.wrapping_offset(first);
+    // Loads that end with the run, moved to their lanes: a copy in memory would be waited for.
+    // SAFETY: the caller's. A vector has 16 elements; loads of the run have as many as it begins with; a run of 8
+    // begins at 8 and ends before 8 at most, one of 4 begins at 12 at most.
     unsafe {
-        let mut elements = [0u16; 16];
-        let at = match mask {
-            u16::MAX => at,
-            _ => {
-                copy_run(at, elements.as_mut_ptr(), mask);
-                elements.as_ptr()
+        match count {
+            16 => [_mm_loadu_si128(at.cast()), _mm_loadu_si128(at.add(8).cast())],
+            8..16 => {
+                let last = from.add(count - 8);
+                let end = first + count as isize;
+                [
+                    moved_up(_mm_loadu_si128(from.cast()), first),
+                    moved_up(_mm_loadu_si128(last.cast()), end - 16),
+                ]
             }
-        };
-        [_mm_loadu_si128(at.cast()), _mm_loadu_si128(at.add(8).cast())]
+            4..8 => {
+                let [first_four, last_four] =
+                    [from, from.add(count - 4)].map(|at| at.cast::<u64>().read_unaligned());
+                let run = u128::from(first_four) | u128::from(last_four) << (16 * (count - 4));
+                let run = _mm_set_epi64x((run >> 64) as i64, run as i64);
+                [moved_up(run, first.min(8)), moved_up(run, first - 8)]
+            }
+            _ => {
+                let mut elements = [0u16; 16];
+                copy_run(at, elements.as_mut_ptr(), mask);
+                let at = elements.as_ptr();
+                [_mm_loadu_si128(at.cast()), _mm_loadu_si128(at.add(8).cast())]
+            }
+        }
     }
+}
+
+/// Eight elements of 16 bits, so many lanes further up, or down if negative. Zeros come in.
+///
+/// # Safety
+/// AVX2; at most 8 lanes.
+#[inline(always)]
+unsafe fn moved_up(x: __m128i, lanes: isize) -> __m128i {
+    /// The bytes of a vector, in the middle; the highest bit stands for zero.
+    const BYTES: [u8; 48] = {
+        let mut bytes = [1 << 7; 48];
+        let mut byte = 0;
+        while byte < 16 {
+            bytes[16 + byte] = byte as u8;
+            byte += 1;
+        }
+        bytes
+    };
+    // SAFETY: the caller's; 16 bytes begin at most 16 before or after the middle ones.
+    unsafe { _mm_shuffle_epi8(x, _mm_loadu_si128(BYTES.as_ptr().offset(16 - 2 * lanes).cast())) }
 }
 
 /// Writes the elements of the mask, of sixteen of 16 bits.
