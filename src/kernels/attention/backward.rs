@@ -122,7 +122,7 @@ struct HeadsBackward<'a, T: Lane> {
 impl<T: Lane<Acc: Arithmetic + Math>> HeadsBackward<'_, T> {
     fn key_head<O: Lane<Acc = T::Acc>>(&self, own: KeyHead<'_, O, T::Acc>) {
         let Sizes { kv_heads, queries, keys, width, value_width, .. } = self.sizes;
-        let block = self.sizes.block().min(queries);
+        let block = self.sizes.block(self.settings);
         let (k_len, v_len) = (keys * width, keys * value_width);
         let rest = block * (2 * width + value_width + 3 * keys);
         let lengths = [k_len, v_len, k_len, v_len, rest];

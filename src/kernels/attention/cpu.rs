@@ -49,10 +49,13 @@ impl Sizes {
         self.heads / self.kv_heads
     }
 
-    /// Queries of a block: as many as have half a megabyte of F32 scores, but enough for the product to be worth
-    /// its packing.
-    pub(super) fn block(&self) -> usize {
-        ((1 << 17) / self.keys.max(1)).clamp(16, 64)
+    /// Queries of a block, of equal blocks: as many as have half a megabyte of F32 scores, but enough for the product to
+    /// be worth its packing. Under a causal mask, a longer block would meet more keys that its first queries do not see.
+    pub(super) fn block(&self, settings: Settings) -> usize {
+        let most = if settings.causal { 64 } else { 128 };
+        let most = ((1 << 17) / self.keys.max(1)).clamp(16, most);
+        let blocks = self.queries.div_ceil(most).max(1);
+        self.queries.div_ceil(blocks).max(1)
     }
 
     /// Keys that the queries before `end` see.
@@ -118,7 +121,7 @@ fn forward_typed<T: Lane<Acc: Arithmetic + Math>>(
         let (views, mask_view) = (views([q, k, v])?, mask.as_ref().map(View::of).transpose()?);
         let [q, k, v] = [views[0].heads::<T>()?, views[1].heads()?, views[2].heads()?];
         let mask = opened(mask_view.as_ref(), mask.as_ref().map(Tensor::dtype))?;
-        let block = sizes.block();
+        let block = sizes.block(settings);
         let outs = out.chunks_mut(queries * value_width);
         let tasks: Vec<_> = outs
             .zip(maxima.chunks_mut(queries).zip(inverse_sums.chunks_mut(queries)))

@@ -17,6 +17,7 @@ mod gate;
 mod gradients;
 mod gru;
 mod lstm;
+mod packed;
 mod portable;
 mod recurrent;
 mod sequence;

@@ -1,0 +1,184 @@
+//! The weight of an LSTM, packed once for the products of all steps.
+//!
+//! A BF16 weight is multiplied by AVX512-BF16 or AMX where these are the best for BF16: each step rounds its rows to
+//! BF16. Any other weight is widened to F32, and multiplied by the vectors of the processor.
+
+use candle_core::{DType, Result, Tensor};
+use half::bf16;
+
+use super::cpu::widened;
+use super::recurrent::Recurrent;
+use super::sequence::Dims;
+use crate::kernels::contiguous;
+use crate::kernels::cpu::dtype::Elements;
+use crate::kernels::cpu::parallel;
+use crate::kernels::gemm::micro::{
+    InstructionSet, MatrixView, PackedGemm, PackedWords, with_words,
+};
+use crate::kernels::gemm::{Matrix, narrow};
+
+/// Units up to which a thread multiplies its rows at every step alone: a longer product is worth all threads.
+const UNITS: usize = 512;
+
+/// A weight in words. In BF16, one of up to 360 units stays in a second-level cache of 1 MiB.
+pub(super) struct PackedWeight {
+    weight: PackedWords,
+    /// Words of a column.
+    words: usize,
+    columns: usize,
+    isa: InstructionSet,
+}
+
+impl PackedWeight {
+    /// Of a weight `(depth, columns)` for `hidden` units; `None` where the `gemm` crate multiplies it.
+    pub(super) fn of(weight: &Tensor, hidden: usize) -> Result<Option<Self>> {
+        let isa = InstructionSet::of([weight]).filter(|_| (1..=UNITS).contains(&hidden));
+        isa.map(|isa| Self::new(weight, isa)).transpose()
+    }
+
+    fn new(weight: &Tensor, isa: InstructionSet) -> Result<Self> {
+        if isa.is_bf16() { Self::of_bf16(weight, isa) } else { Self::of_f32(weight, isa) }
+    }
+
+    fn of_bf16(weight: &Tensor, isa: InstructionSet) -> Result<Self> {
+        let (depth, columns) = weight.dims2()?;
+        let (dense, line_stride, depth_stride) = match weight.is_contiguous() {
+            true => (weight.clone(), 1, columns),
+            false => (contiguous(&weight.t()?)?, depth, 1),
+        };
+        let data = Elements::<bf16>::of(&dense)?;
+        let view = MatrixView { data: &data, lines: columns, depth, line_stride, depth_stride };
+        let mut packed = PackedWords::new(columns.next_multiple_of(16) * view.words());
+        view.pack_blocks(packed.as_mut_slice());
+        Ok(Self { weight: packed, words: view.words(), columns, isa })
+    }
+
+    fn of_f32(weight: &Tensor, isa: InstructionSet) -> Result<Self> {
+        let (depth, columns) = weight.dims2()?;
+        let rows = widened::<f32>(weight)?;
+        let mut packed = PackedWords::new(columns.next_multiple_of(16) * depth);
+        for (row, elements) in rows.chunks_exact(columns).enumerate() {
+            for (block, elements) in elements.chunks(16).enumerate() {
+                let at = (block * depth + row) * 16;
+                let words = &mut packed.as_mut_slice()[at..][..16];
+                words[elements.len()..].fill(0);
+                words.iter_mut().zip(elements).for_each(|(word, x)| *word = x.to_bits());
+            }
+        }
+        Ok(Self { weight: packed, words: depth, columns, isa })
+    }
+
+    /// Packs rows, `self.words` words each, for the left side of a product.
+    fn pack(&self, states: Matrix<'_, f32>, words: &mut [u32]) {
+        let Matrix { rows, cols: depth, row_stride, .. } = states;
+        let state = |row: usize| &states.data[row * row_stride..][..depth];
+        if self.isa.is_f32() {
+            for (row, words) in words.chunks_exact_mut(depth).enumerate().take(rows) {
+                words.iter_mut().zip(state(row)).for_each(|(word, x)| *word = x.to_bits());
+            }
+            return;
+        }
+        let mut rounded = vec![bf16::ZERO; rows * depth];
+        for (row, rounded) in rounded.chunks_exact_mut(depth).enumerate() {
+            narrow(state(row), rounded);
+        }
+        let (data, lines) = (&rounded[..], rows);
+        let view = MatrixView { data, lines, depth, line_stride: depth, depth_stride: 1 };
+        view.pack_lines(self.words, words);
+    }
+}
+
+impl Recurrent<f32> for PackedWeight {
+    fn rows(&self, dims: Dims) -> usize {
+        let block = self.isa.rows();
+        match self.isa.is_f32() {
+            true => dims.batch.div_ceil(parallel::threads()).next_multiple_of(block),
+            false => block,
+        }
+        .max(1)
+    }
+
+    fn multiply(
+        &self,
+        states: Matrix<'_, f32>,
+        dst: &mut [f32],
+        row_stride: usize,
+        accumulate: bool,
+    ) {
+        let Matrix { rows, cols: depth, .. } = states;
+        if !accumulate {
+            dst.chunks_mut(row_stride).for_each(|row| row[..self.columns].fill(0.0));
+        }
+        with_words([rows.next_multiple_of(16) * self.words], |[words]| {
+            self.pack(states, words);
+            let gemm = PackedGemm {
+                left: words,
+                left_block: self.isa.rows() * self.words,
+                left_row: self.words,
+                left_step: 1,
+                left_starts: &[0],
+                right: self.weight.as_slice(),
+                right_block: 16 * self.words,
+                right_step: 16,
+                right_starts: &[0],
+                rows,
+                columns: self.columns,
+                depth: depth.div_ceil(self.isa.per_word()),
+                terms: 1,
+                row_panels: false,
+            };
+            gemm.multiply(self.isa, |tile| tile.add_to(dst, row_stride));
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::elementwise::testing::{of, random, values};
+
+    /// Of small whole numbers, whose sums are exact in any order.
+    #[test]
+    fn packed_weights_multiply_as_unpacked_ones() {
+        let whole = |dims: &[usize], seed| {
+            let numbers = random(dims, DType::F64, seed);
+            values(&numbers).into_iter().map(|x| (4.0 * x).round()).collect::<Vec<_>>()
+        };
+        let bf16 = [InstructionSet::Avx512Bf16, InstructionSet::AmxBf16];
+        for isa in InstructionSet::of_f32().chain(bf16) {
+            if !isa.is_runnable() {
+                continue;
+            }
+            for [rows, depth, columns] in [[1, 1, 1], [7, 33, 50], [19, 64, 17]] {
+                let (states, weight) = (whole(&[rows, depth], 1), whole(&[depth, columns], 2));
+                let tensor = of(weight.clone(), &[depth, columns], DType::BF16);
+                let turned = tensor.t().unwrap().force_contiguous().unwrap().t().unwrap();
+                for (tensor, accumulate) in
+                    [(&tensor, false), (&tensor, true), (&turned, false), (&turned, true)]
+                {
+                    // Rows of either side begin further apart than they are long.
+                    let (gap, stride) = (depth + 3, columns + 2);
+                    let mut data = vec![0.5f32; rows * gap];
+                    for (i, state) in states.iter().enumerate() {
+                        data[i / depth * gap + i % depth] = *state as f32;
+                    }
+                    let matrix =
+                        Matrix { data: &data, rows, cols: depth, row_stride: gap, col_stride: 1 };
+                    let mut dst = vec![2f32; rows * stride];
+                    let packed = PackedWeight::new(tensor, isa).unwrap();
+                    packed.multiply(matrix, &mut dst, stride, accumulate);
+                    for (i, &actual) in dst.iter().enumerate() {
+                        let (row, column) = (i / stride, i % stride);
+                        let product = |k| states[row * depth + k] * weight[k * columns + column];
+                        let expected = match (column < columns, accumulate) {
+                            (false, _) => 2.0,
+                            (true, false) => (0..depth).map(product).sum(),
+                            (true, true) => 2.0 + (0..depth).map(product).sum::<f64>(),
+                        };
+                        assert_eq!(f64::from(actual), expected, "{isa:?} {row} {column}");
+                    }
+                }
+            }
+        }
+    }
+}
