@@ -64,7 +64,8 @@ pub(crate) fn gru_backward(
 fn forward<T: Lane<Acc: Gate>>(of: &Sequence, gates: &Tensor) -> Result<(Tensor, Tensor)> {
     let dims = of.dims()?;
     let Dims { batch, steps, hidden: n, .. } = dims;
-    let (weight, mut h) = (WidenedWeight::<T::Acc>::of(&of.w_hh.t()?)?, widened::<T::Acc>(&of.h0)?);
+    let (weight, mut h) =
+        (WidenedWeight::<T::Acc>::of(&of.w_hh.t()?, dims)?, widened::<T::Acc>(&of.h0)?);
     let bias = match &of.b_hh {
         Some(bias) => widened(&bias.to_dtype(of.wide())?)?,
         None => vec![T::Acc::of(0.0); 3 * n],
@@ -122,7 +123,7 @@ fn backward<T: Lane<Acc: Gate>>(
 ) -> Result<GateGradients> {
     let dims = of.dims()?;
     let Dims { batch, steps, hidden: n, .. } = dims;
-    let (weight, h0) = (WidenedWeight::<T::Acc>::of(&of.w_hh)?, of.h0.contiguous()?);
+    let (weight, h0) = (WidenedWeight::<T::Acc>::of(&of.w_hh, dims)?, of.h0.contiguous()?);
     let _held = hold([&h0, &saved.gates, y, &saved.inner, grad]);
     let (h0, gates) = (&*Elements::<T>::of(&h0)?, &*Elements::<T>::of(&saved.gates)?);
     let (y, inner) = (&*Elements::<T>::of(y)?, &*Elements::<T>::of(&saved.inner)?);

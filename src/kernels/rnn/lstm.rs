@@ -74,7 +74,7 @@ pub(crate) fn lstm_backward(
 fn forward<T: Lane<Acc: Multiply>>(of: &Sequence, c0: &Tensor, gates: &Tensor) -> Result<Tensor> {
     let dims = of.dims()?;
     let Dims { batch, steps, hidden: n, .. } = dims;
-    let weight = T::Acc::recurrent(&of.w_hh.t()?, n)?;
+    let weight = T::Acc::recurrent(&of.w_hh.t()?, dims)?;
     let (mut h, mut c) = (widened::<T::Acc>(&of.h0)?, widened::<T::Acc>(c0)?);
     let mut y = vec![T::default(); 2 * batch * steps * n];
     if y.is_empty() {
@@ -83,7 +83,7 @@ fn forward<T: Lane<Acc: Multiply>>(of: &Sequence, c0: &Tensor, gates: &Tensor) -
     let (y_h, y_c) = y.split_at_mut(batch * steps * n);
     in_place::write(gates, |gates: &mut [T::Acc]| {
         // Rows of a batch have nothing to do with each other.
-        let (units, others) = (weight.rows(dims) * n, weight.rows(dims) < batch);
+        let (units, others) = (weight.rows() * n, weight.rows() < batch);
         let states = h.chunks_mut(units).zip(c.chunks_mut(units));
         let outputs = y_h.chunks_mut(steps * units).zip(y_c.chunks_mut(steps * units));
         let groups = gates.chunks_mut(steps * 4 * units).zip(states.zip(outputs));
@@ -133,7 +133,7 @@ fn backward<T: Lane<Acc: Multiply>>(
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let dims = of.dims()?;
     let Dims { batch, steps, hidden: n, .. } = dims;
-    let weight = T::Acc::recurrent(&of.w_hh, n)?;
+    let weight = T::Acc::recurrent(&of.w_hh, dims)?;
     let c0 = c0.contiguous()?;
     let _held = hold([&c0, gates, y, grad]);
     let (c0, gates) = (&*Elements::<T>::of(&c0)?, &*Elements::<T>::of(gates)?);
@@ -142,7 +142,7 @@ fn backward<T: Lane<Acc: Multiply>>(
     let (grad_h, grad_c) = grad.split_at(batch * steps * n);
     let mut gate_gradients = vec![T::Acc::of(0.0); batch * steps * 4 * n];
     let (mut dh, mut dc) = (vec![T::Acc::of(0.0); batch * n], vec![T::Acc::of(0.0); batch * n]);
-    let (size, others) = (weight.rows(dims), weight.rows(dims) < batch);
+    let (size, others) = (weight.rows(), weight.rows() < batch);
     // Without steps there is nothing to cut.
     let all_steps = gate_gradients.chunks_mut((size * steps * 4 * n).max(1));
     let states = dh.chunks_mut(size * n).zip(dc.chunks_mut(size * n));

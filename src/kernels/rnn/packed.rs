@@ -3,6 +3,8 @@
 //! A BF16 weight is multiplied by AVX512-BF16 or AMX where these are the best for BF16: each step rounds its rows to
 //! BF16. Any other weight is widened to F32, and multiplied by the vectors of the processor.
 
+use std::ops::Range;
+
 use candle_core::{DType, Result, Tensor};
 use half::bf16;
 
@@ -20,6 +22,13 @@ use crate::kernels::gemm::{Matrix, narrow};
 /// Units up to which a thread multiplies its rows at every step alone: a longer product is worth all threads.
 const UNITS: usize = 512;
 
+/// Rows of a batch from which on an F32 weight is packed: a product of few rows would leave most of a block empty.
+const FEW_ROWS: usize = 4;
+/// Terms of a step's product from which on threads share it: a smaller one takes a thread some 20 µs.
+const SHARED: usize = 1 << 20;
+/// Columns of a thread's part, or a multiple of them: those of a tile of results.
+const PART: usize = 64;
+
 /// A weight in words. In BF16, one of up to 360 units stays in a second-level cache of 1 MiB.
 pub(super) struct PackedWeight {
     weight: PackedWords,
@@ -27,20 +36,36 @@ pub(super) struct PackedWeight {
     words: usize,
     columns: usize,
     isa: InstructionSet,
+    /// Rows of the batch that go through all steps together.
+    rows: usize,
+    /// Threads that share the columns of a step.
+    threads: usize,
 }
 
 impl PackedWeight {
-    /// Of a weight `(depth, columns)` for `hidden` units; `None` where the `gemm` crate multiplies it.
-    pub(super) fn of(weight: &Tensor, hidden: usize) -> Result<Option<Self>> {
-        let isa = InstructionSet::of([weight]).filter(|_| (1..=UNITS).contains(&hidden));
-        isa.map(|isa| Self::new(weight, isa)).transpose()
+    /// Of a weight `(depth, columns)`; `None` where the `gemm` crate multiplies it.
+    pub(super) fn of(weight: &Tensor, dims: Dims) -> Result<Option<Self>> {
+        let suits = |isa: &InstructionSet| {
+            (1..=UNITS).contains(&dims.hidden) && (isa.is_bf16() || dims.batch >= FEW_ROWS)
+        };
+        let isa = InstructionSet::of([weight]).filter(suits);
+        isa.map(|isa| Self::new(weight, isa, dims.batch, parallel::threads())).transpose()
     }
 
-    fn new(weight: &Tensor, isa: InstructionSet) -> Result<Self> {
-        if isa.is_bf16() { Self::of_bf16(weight, isa) } else { Self::of_f32(weight, isa) }
+    fn new(weight: &Tensor, isa: InstructionSet, batch: usize, threads: usize) -> Result<Self> {
+        let block = isa.rows();
+        let (rows, threads) = match batch.div_ceil(block) {
+            _ if isa.is_bf16() => (block, 1),
+            blocks if blocks < threads => (batch.max(1), threads),
+            _ => (batch.div_ceil(threads).next_multiple_of(block), 1),
+        };
+        let pack = if isa.is_bf16() { Self::of_bf16 } else { Self::of_f32 };
+        let (weight, words, columns) = pack(weight)?;
+        Ok(Self { weight, words, columns, isa, rows, threads })
     }
 
-    fn of_bf16(weight: &Tensor, isa: InstructionSet) -> Result<Self> {
+    /// Its words, those of a column, and columns.
+    fn of_bf16(weight: &Tensor) -> Result<(PackedWords, usize, usize)> {
         let (depth, columns) = weight.dims2()?;
         let (dense, line_stride, depth_stride) = match weight.is_contiguous() {
             true => (weight.clone(), 1, columns),
@@ -50,10 +75,11 @@ impl PackedWeight {
         let view = MatrixView { data: &data, lines: columns, depth, line_stride, depth_stride };
         let mut packed = PackedWords::new(columns.next_multiple_of(16) * view.words());
         view.pack_blocks(packed.as_mut_slice());
-        Ok(Self { weight: packed, words: view.words(), columns, isa })
+        Ok((packed, view.words(), columns))
     }
 
-    fn of_f32(weight: &Tensor, isa: InstructionSet) -> Result<Self> {
+    /// As [`Self::of_bf16`].
+    fn of_f32(weight: &Tensor) -> Result<(PackedWords, usize, usize)> {
         let (depth, columns) = weight.dims2()?;
         let rows = widened::<f32>(weight)?;
         let mut packed = PackedWords::new(columns.next_multiple_of(16) * depth);
@@ -65,7 +91,7 @@ impl PackedWeight {
                 words.iter_mut().zip(elements).for_each(|(word, x)| *word = x.to_bits());
             }
         }
-        Ok(Self { weight: packed, words: depth, columns, isa })
+        Ok((packed, depth, columns))
     }
 
     /// Packs rows, `self.words` words each, for the left side of a product.
@@ -89,13 +115,8 @@ impl PackedWeight {
 }
 
 impl Recurrent<f32> for PackedWeight {
-    fn rows(&self, dims: Dims) -> usize {
-        let block = self.isa.rows();
-        match self.isa.is_f32() {
-            true => dims.batch.div_ceil(parallel::threads()).next_multiple_of(block),
-            false => block,
-        }
-        .max(1)
+    fn rows(&self) -> usize {
+        self.rows
     }
 
     fn multiply(
@@ -111,23 +132,43 @@ impl Recurrent<f32> for PackedWeight {
         }
         with_words([rows.next_multiple_of(16) * self.words], |[words]| {
             self.pack(states, words);
-            let gemm = PackedGemm {
-                left: words,
-                left_block: self.isa.rows() * self.words,
-                left_row: self.words,
-                left_step: 1,
-                left_starts: &[0],
-                right: self.weight.as_slice(),
-                right_block: 16 * self.words,
-                right_step: 16,
-                right_starts: &[0],
-                rows,
-                columns: self.columns,
-                depth: depth.div_ceil(self.isa.per_word()),
-                terms: 1,
-                row_panels: false,
+            let words = &*words;
+            let add = |columns: Range<usize>, dst: &mut [f32], row_stride: usize| {
+                let gemm = PackedGemm {
+                    left: words,
+                    left_block: self.isa.rows() * self.words,
+                    left_row: self.words,
+                    left_step: 1,
+                    left_starts: &[0],
+                    right: &self.weight.as_slice()[columns.start * self.words..],
+                    right_block: 16 * self.words,
+                    right_step: 16,
+                    right_starts: &[0],
+                    rows,
+                    columns: columns.len(),
+                    depth: depth.div_ceil(self.isa.per_word()),
+                    terms: 1,
+                    row_panels: false,
+                };
+                gemm.multiply(self.isa, |tile| tile.add_to(dst, row_stride));
             };
-            gemm.multiply(self.isa, |tile| tile.add_to(dst, row_stride));
+            if self.threads == 1 || rows * depth * self.columns < SHARED {
+                return add(0..self.columns, dst, row_stride);
+            }
+            // Cut by columns, which changes no sum.
+            let width = self.columns.div_ceil(self.threads).next_multiple_of(PART);
+            let parts = parallel::map(self.columns.div_ceil(width), |part| {
+                let columns = part * width..self.columns.min((part + 1) * width);
+                let mut sums = vec![0f32; rows * columns.len()];
+                add(columns.clone(), &mut sums, columns.len());
+                (columns, sums)
+            });
+            for (columns, sums) in parts {
+                for (row, sums) in sums.chunks_exact(columns.len()).enumerate() {
+                    let dst = &mut dst[row * row_stride..][columns.clone()];
+                    dst.iter_mut().zip(sums).for_each(|(dst, sum)| *dst += sum);
+                }
+            }
         });
     }
 }
@@ -149,7 +190,13 @@ mod tests {
             if !isa.is_runnable() {
                 continue;
             }
-            for [rows, depth, columns] in [[1, 1, 1], [7, 33, 50], [19, 64, 17]] {
+            for ([rows, depth, columns], threads) in [
+                ([1, 1, 1], 1),
+                ([7, 33, 50], 1),
+                ([19, 64, 17], 5),
+                ([19, 256, 250], 1),
+                ([19, 256, 250], 5),
+            ] {
                 let (states, weight) = (whole(&[rows, depth], 1), whole(&[depth, columns], 2));
                 let tensor = of(weight.clone(), &[depth, columns], DType::BF16);
                 let turned = tensor.t().unwrap().force_contiguous().unwrap().t().unwrap();
@@ -165,7 +212,7 @@ mod tests {
                     let matrix =
                         Matrix { data: &data, rows, cols: depth, row_stride: gap, col_stride: 1 };
                     let mut dst = vec![2f32; rows * stride];
-                    let packed = PackedWeight::new(tensor, isa).unwrap();
+                    let packed = PackedWeight::new(tensor, isa, rows, threads).unwrap();
                     packed.multiply(matrix, &mut dst, stride, accumulate);
                     for (i, &actual) in dst.iter().enumerate() {
                         let (row, column) = (i / stride, i % stride);
@@ -178,6 +225,19 @@ mod tests {
                         assert_eq!(f64::from(actual), expected, "{isa:?} {row} {column}");
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn threads_take_rows_or_share_columns() {
+        let weight = of(vec![1.0; 4], &[2, 2], DType::F32);
+        for isa in InstructionSet::of_f32() {
+            for (batch, threads, rows, shared_by) in
+                [(16, 1, 16, 1), (16, 2, 8, 1), (17, 2, 16, 1), (16, 4, 16, 4), (0, 2, 1, 2)]
+            {
+                let packed = PackedWeight::new(&weight, isa, batch, threads).unwrap();
+                assert_eq!((packed.rows, packed.threads), (rows, shared_by), "{batch}, {threads}");
             }
         }
     }

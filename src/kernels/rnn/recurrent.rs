@@ -5,7 +5,8 @@
 //!
 //! - [`WidenedWeight`]: the weight in F32 (F64 for F64), multiplied by the `gemm` crate. All threads share each step.
 //! - [`PackedWeight`], for an LSTM of at most 512 units: the weight is packed once, where the `gemm` crate would pack it
-//!   at every step. A thread takes some rows of the batch through all steps, so threads do not meet at every step.
+//!   at every step. A thread takes some rows of the batch through all steps, so threads do not meet at every step; but
+//!   where an F32 batch has too few rows for that, threads share the columns of each step.
 //!
 //! Sums are F32 (F64 for F64) both ways, and are not rounded: they go into or onto states and gates of that type.
 
@@ -19,8 +20,9 @@ use crate::kernels::gemm::{Matrix, Threads, product};
 
 /// Multiplies rows by a weight, step by step.
 pub(super) trait Recurrent<A>: Send + Sync {
-    /// How many rows of a batch go through all steps together; those of others go beside them, on other threads.
-    fn rows(&self, dims: Dims) -> usize;
+    /// How many rows of a batch, one at least, go through all steps together; those of others go beside them, on other
+    /// threads.
+    fn rows(&self) -> usize;
 
     /// `dst = states × weight`, or `+=`: rows of `dst` lie `row_stride` elements apart.
     fn multiply(&self, states: Matrix<'_, A>, dst: &mut [A], row_stride: usize, accumulate: bool);
@@ -30,18 +32,20 @@ pub(super) trait Recurrent<A>: Send + Sync {
 pub(super) struct WidenedWeight<A> {
     weight: Vec<A>,
     columns: usize,
+    rows: usize,
 }
 
 impl<A: Gate> WidenedWeight<A> {
     /// Of a weight `(n, columns)`.
-    pub(super) fn of(weight: &Tensor) -> Result<Self> {
-        Ok(Self { weight: widened(weight)?, columns: weight.dim(1)? })
+    pub(super) fn of(weight: &Tensor, dims: Dims) -> Result<Self> {
+        let rows = dims.batch.max(1);
+        Ok(Self { weight: widened(weight)?, columns: weight.dim(1)?, rows })
     }
 }
 
 impl<A: Gate> Recurrent<A> for WidenedWeight<A> {
-    fn rows(&self, dims: Dims) -> usize {
-        dims.batch.max(1)
+    fn rows(&self) -> usize {
+        self.rows
     }
 
     fn multiply(&self, states: Matrix<'_, A>, dst: &mut [A], row_stride: usize, accumulate: bool) {
@@ -52,22 +56,22 @@ impl<A: Gate> Recurrent<A> for WidenedWeight<A> {
 
 /// A type of arithmetic, and what multiplies in it.
 pub(super) trait Multiply: Gate {
-    /// A weight `(depth, columns)` of so many hidden units, for the products of all steps.
-    fn recurrent(weight: &Tensor, hidden: usize) -> Result<Box<dyn Recurrent<Self>>>;
+    /// A weight `(depth, columns)` for the products of all steps.
+    fn recurrent(weight: &Tensor, dims: Dims) -> Result<Box<dyn Recurrent<Self>>>;
 }
 
 impl Multiply for f64 {
-    fn recurrent(weight: &Tensor, _: usize) -> Result<Box<dyn Recurrent<f64>>> {
-        Ok(Box::new(WidenedWeight::of(weight)?))
+    fn recurrent(weight: &Tensor, dims: Dims) -> Result<Box<dyn Recurrent<f64>>> {
+        Ok(Box::new(WidenedWeight::of(weight, dims)?))
     }
 }
 
 impl Multiply for f32 {
-    fn recurrent(weight: &Tensor, hidden: usize) -> Result<Box<dyn Recurrent<f32>>> {
-        if let Some(packed) = PackedWeight::of(weight, hidden)? {
+    fn recurrent(weight: &Tensor, dims: Dims) -> Result<Box<dyn Recurrent<f32>>> {
+        if let Some(packed) = PackedWeight::of(weight, dims)? {
             return Ok(Box::new(packed));
         }
-        Ok(Box::new(WidenedWeight::of(weight)?))
+        Ok(Box::new(WidenedWeight::of(weight, dims)?))
     }
 }
 
