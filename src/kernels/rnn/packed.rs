@@ -1,15 +1,16 @@
-//! The weight of an LSTM, packed once for the products of all steps.
+//! The weight of an LSTM, packed once for the products of all steps, or else widened.
 //!
 //! A BF16 weight is multiplied by AVX512-BF16 or AMX where these are the best for BF16: each step rounds its rows to
 //! BF16. Any other weight is widened to F32, and multiplied by the vectors of the processor.
 
 use std::ops::Range;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{Result, Tensor};
 use half::bf16;
 
 use super::cpu::widened;
-use super::recurrent::Recurrent;
+use super::gate::Gate;
+use super::recurrent::{Recurrent, WidenedWeight};
 use super::sequence::Dims;
 use crate::kernels::contiguous;
 use crate::kernels::cpu::dtype::Elements;
@@ -18,6 +19,27 @@ use crate::kernels::gemm::micro::{
     InstructionSet, MatrixView, PackedGemm, PackedWords, with_words,
 };
 use crate::kernels::gemm::{Matrix, narrow};
+
+/// A type of arithmetic, and what multiplies in it.
+pub(super) trait Multiply: Gate {
+    /// A weight `(depth, columns)` for the products of all steps.
+    fn recurrent(weight: &Tensor, dims: Dims) -> Result<Box<dyn Recurrent<Self>>>;
+}
+
+impl Multiply for f64 {
+    fn recurrent(weight: &Tensor, dims: Dims) -> Result<Box<dyn Recurrent<f64>>> {
+        Ok(Box::new(WidenedWeight::of(weight, dims)?))
+    }
+}
+
+impl Multiply for f32 {
+    fn recurrent(weight: &Tensor, dims: Dims) -> Result<Box<dyn Recurrent<f32>>> {
+        if let Some(packed) = PackedWeight::of(weight, dims)? {
+            return Ok(Box::new(packed));
+        }
+        Ok(Box::new(WidenedWeight::of(weight, dims)?))
+    }
+}
 
 /// Units up to which a thread multiplies its rows at every step alone: a longer product is worth all threads.
 const UNITS: usize = 512;
@@ -30,7 +52,7 @@ const SHARED: usize = 1 << 20;
 const PART: usize = 64;
 
 /// A weight in words. In BF16, one of up to 360 units stays in a second-level cache of 1 MiB.
-pub(super) struct PackedWeight {
+struct PackedWeight {
     weight: PackedWords,
     /// Words of a column.
     words: usize,
@@ -44,7 +66,7 @@ pub(super) struct PackedWeight {
 
 impl PackedWeight {
     /// Of a weight `(depth, columns)`; `None` where the `gemm` crate multiplies it.
-    pub(super) fn of(weight: &Tensor, dims: Dims) -> Result<Option<Self>> {
+    fn of(weight: &Tensor, dims: Dims) -> Result<Option<Self>> {
         let suits = |isa: &InstructionSet| {
             (1..=UNITS).contains(&dims.hidden) && (isa.is_bf16() || dims.batch >= FEW_ROWS)
         };
@@ -175,6 +197,8 @@ impl Recurrent<f32> for PackedWeight {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::DType;
+
     use super::*;
     use crate::kernels::elementwise::testing::{of, random, values};
 

@@ -4,7 +4,7 @@
 //! two ways to multiply, forward and backward:
 //!
 //! - [`WidenedWeight`]: the weight in F32 (F64 for F64), multiplied by the `gemm` crate. All threads share each step.
-//! - [`PackedWeight`], for an LSTM of at most 512 units: the weight is packed once, where the `gemm` crate would pack it
+//! - [`super::packed`], for an LSTM of at most 512 units: the weight is packed once, where the `gemm` crate would pack it
 //!   at every step. A thread takes some rows of the batch through all steps, so threads do not meet at every step; but
 //!   where an F32 batch has too few rows for that, threads share the columns of each step.
 //!
@@ -14,7 +14,6 @@ use candle_core::{Result, Tensor};
 
 use super::cpu::widened;
 use super::gate::Gate;
-use super::packed::PackedWeight;
 use super::sequence::Dims;
 use crate::kernels::gemm::{Matrix, Threads, product};
 
@@ -51,27 +50,6 @@ impl<A: Gate> Recurrent<A> for WidenedWeight<A> {
     fn multiply(&self, states: Matrix<'_, A>, dst: &mut [A], row_stride: usize, accumulate: bool) {
         let weight = Matrix::new(&self.weight, states.cols, self.columns);
         product(states, weight, dst, row_stride, accumulate, Threads::All);
-    }
-}
-
-/// A type of arithmetic, and what multiplies in it.
-pub(super) trait Multiply: Gate {
-    /// A weight `(depth, columns)` for the products of all steps.
-    fn recurrent(weight: &Tensor, dims: Dims) -> Result<Box<dyn Recurrent<Self>>>;
-}
-
-impl Multiply for f64 {
-    fn recurrent(weight: &Tensor, dims: Dims) -> Result<Box<dyn Recurrent<f64>>> {
-        Ok(Box::new(WidenedWeight::of(weight, dims)?))
-    }
-}
-
-impl Multiply for f32 {
-    fn recurrent(weight: &Tensor, dims: Dims) -> Result<Box<dyn Recurrent<f32>>> {
-        if let Some(packed) = PackedWeight::of(weight, dims)? {
-            return Ok(Box::new(packed));
-        }
-        Ok(Box::new(WidenedWeight::of(weight, dims)?))
     }
 }
 
